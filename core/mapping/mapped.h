@@ -7,9 +7,12 @@
 
 /* A file of the mapped store whose bytes are made while they are read. */
 typedef struct tsr_computed {
-    enum { TSR_COMPUTED_CONSTANT, TSR_COMPUTED_CAST, TSR_COMPUTED_SCALED, TSR_COMPUTED_MXFP4 } kind;
+    enum { TSR_COMPUTED_CONSTANT, TSR_COMPUTED_CAST, TSR_COMPUTED_SCALED, TSR_COMPUTED_MXFP4, TSR_COMPUTED_BY } kind;
     tsr_dtype dtype;
     uint64_t elements;
+    /* by: elements [first, first + count) in `dtype`, row-major; called by several threads at once. */
+    tsr_status (*compute)(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
+    const void *ctx;
     const tsr_entry *input;  /* all but constants: of the mapped checkpoint, though not of its catalog */
     const tsr_entry *scale;  /* scaled, mxfp4 */
     uint64_t rows, columns;  /* scaled: the last two dims of the input, */
@@ -29,12 +32,14 @@ typedef struct tsr_mapped_row {
 
 typedef struct tsr_mapped {
     tsr_checkpoint *source, *own;
-    const tsr_mapping_rules *rules;
-    struct cJSON *config; /* config.json, or NULL */
+    const tsr_mapping_rules *rules; /* or NULL */
+    struct cJSON *config; /* config.json or params.json, or NULL */
+    const char *config_name;
     tsr_box_maker maker;
     tsr_vec rows;         /* of tsr_mapped_row */
     tsr_vec computed;     /* of tsr_computed: the files behind the source's */
     tsr_vec dropped;      /* of const tsr_entry * */
+    void *ctx;            /* of the scheme that filled the rows, in the arena; or NULL */
 } tsr_mapped;
 
 /* Where a chunk's elements come from. It is found by the chunk's offsets, which it holds, because chunks are copied. */
@@ -43,6 +48,15 @@ typedef struct tsr_chunk_origin {
     uint32_t ndim;
     uint64_t numbers[]; /* offsets, sizes, strides */
 } tsr_chunk_origin;
+
+/* What fills the rows of a mapped checkpoint. */
+typedef struct tsr_mapped_scheme {
+    tsr_status (*fill)(tsr_mapped *m, void *ctx, tsr_error *err);
+    void *ctx;
+    bool keeps_names; /* the rows are the source's entries in its order, under their names: its nesting and its parts stay */
+} tsr_mapped_scheme;
+/* mapping_open.c: as tsr_mapping_open, with rows that `scheme` fills. */
+tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *scheme, tsr_checkpoint **out, tsr_error *err);
 
 /* mapping_entry.c: a tensor as an entry of the mapped checkpoint, with the attributes of `like`. */
 tsr_status tsr_mapped_entry(tsr_mapped *m, const tsr_mapped_tensor *tensor, const tsr_entry *like, tsr_str fqn, tsr_entry *out,
@@ -62,16 +76,36 @@ tsr_status tsr_mapped_fill(tsr_mapped *m, double value, tsr_mapped_tensor *out, 
 tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, uint64_t first, size_t count, uint8_t *input, float *out,
                              tsr_error *err);
 tsr_computed *tsr_mapped_add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file, tsr_error *err);
+/* A row with the name, shape and nesting of `like`, whose elements `by` computes (its kind and elements are set here). *file is the
+ * computed file; where `shares` is set it is another row's, and nothing is added. */
+tsr_status tsr_mapped_compute(tsr_mapped *m, const tsr_entry *like, uint64_t order, const tsr_computed *by, bool shares, uint32_t *file,
+                              tsr_error *err);
 
+/* mapping_multiply.c: which numbers a scale is for. Fitting: what the shape of the scale says. */
+typedef struct tsr_scaling {
+    tsr_scale_scheme scheme;
+    tsr_dtype dtype; /* of the products */
+    uint64_t block[2];
+} tsr_scaling;
+/* float8 and int8. */
+bool tsr_mapped_is_scalable(tsr_dtype dtype);
+/* The entry's numbers times their scales, computed while they are read. Errors: TSR_E_FORMAT naming both where the shape or the dtype
+ * of the scale does not fit. */
+tsr_status tsr_mapped_multiply(tsr_mapped *m, const tsr_scaling *how, const tsr_entry *entry, const tsr_entry *scale,
+                               tsr_mapped_tensor *out, tsr_error *err);
 /* mapping_dequantize.c: the scheme of tsr_mapping_dequantize, in place of rules. */
 tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err);
 
 /* mapping_numbers.c. TSR_E_NOT_FOUND where config.json does not have it. */
 tsr_status tsr_mapped_load_config(tsr_mapped *m, tsr_error *err);
-/* The dtype that config.json states for the model, or TSR_DTYPE_NONE. */
-tsr_dtype tsr_mapped_config_dtype(const tsr_mapped *m);
+/* The member of config.json, or what corresponds to it in params.json; NULL where it is not there. */
+const struct cJSON *tsr_mapped_setting(const tsr_mapped *m, const char *name);
+/* The dtype of products that no option and no step states: that of config.json, otherwise bfloat16. */
+tsr_dtype tsr_mapped_product_dtype(const tsr_mapped *m);
 /* Two numbers, quantization_config.weight_block_size; 128 and 128 where it is not there. */
 tsr_status tsr_mapped_block(const tsr_mapped *m, uint64_t block[2], tsr_error *err);
+/* The rows of one attention head, where config.json states them. */
+bool tsr_mapped_head_dim(const tsr_mapped *m, uint64_t *out);
 tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, uint64_t *out, tsr_error *err);
 
 /* mapping_steps.c: `slots` in: one per pattern of `from`; out: one per pattern of `to`. A slot has one tensor, or one per value of

@@ -2,6 +2,7 @@
 #include "base/line.h"
 #include "base/try.h"
 #include "mapping/mapped.h"
+#include "tessera/sys/cast.h"
 
 static tsr_status add_row(tsr_mapped *m, const tsr_map_binding *binding, const tsr_entry *entry, tsr_error *err)
 {
@@ -63,9 +64,26 @@ static tsr_status check_dense(const tsr_entry *entry, tsr_error *err)
     return TSR_OK;
 }
 
+/* Where the rule dequantizes: the products instead of the numbers. */
+static tsr_status multiply(tsr_mapped *m, const tsr_map_rule *rule, const tsr_entry *entry, const tsr_entry *scale, tsr_mapped_tensor *out,
+                           tsr_error *err)
+{
+    const tsr_map_step *step = &rule->steps[0];
+    tsr_scaling how = {.scheme = step->scheme, .dtype = step->dtype};
+    if (how.dtype == TSR_DTYPE_NONE) how.dtype = tsr_mapped_product_dtype(m);
+    TSR_TRY(check_dense(scale, err));
+    TSR_TRY(tsr_mapped_block(m, how.block, err));
+    for (uint32_t i = 0; i < step->number_count; i++) TSR_TRY(tsr_mapped_number(m, &step->numbers[i], &how.block[i], err));
+    TSR_FAIL_IF(!how.block[0] || !how.block[1], err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': the step 'dequantize' has a block of size 0",
+                TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, how.dtype), err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': scaled numbers cannot become %s",
+                TSR_STR_ARG(entry->fqn), tsr_dtype_describe(how.dtype)->name);
+    return tsr_mapped_multiply(m, &how, entry, scale, out, err);
+}
+
 static tsr_status fill_slots(tsr_mapped *m, const tsr_map_binding *binding, tsr_map_slot **out, tsr_error *err)
 {
-    const uint32_t count = binding->rule->from_count;
+    const uint32_t count = binding->rule->from_count - binding->rule->scale_count;
     tsr_map_slot *slots = *out = tsr_arena_array(m->own->arena, count, sizeof *slots, err);
     if (!slots) return TSR_E_NOMEM;
     for (uint32_t s = 0; s < count; s++) {
@@ -75,7 +93,9 @@ static tsr_status fill_slots(tsr_mapped *m, const tsr_map_binding *binding, tsr_
         for (uint64_t i = 0; i < binding->members; i++) {
             const tsr_entry *entry = binding->sources[s * binding->members + i];
             TSR_TRY(check_dense(entry, err));
-            TSR_TRY(tsr_boxes_of_entry(&m->maker, entry, &slots[s].tensors[i]));
+            if (binding->rule->scale_count)
+                TSR_TRY(multiply(m, binding->rule, entry, binding->sources[(count + s) * binding->members + i], &slots[s].tensors[i], err));
+            else TSR_TRY(tsr_boxes_of_entry(&m->maker, entry, &slots[s].tensors[i]));
         }
     }
     return TSR_OK;
@@ -107,7 +127,7 @@ tsr_status tsr_mapped_build(tsr_mapped *m, const tsr_map_binding *binding, tsr_e
 {
     const tsr_map_rule *rule = binding->rule;
     tsr_map_slot *slots;
-    uint32_t count = rule->from_count;
+    uint32_t count = rule->from_count - rule->scale_count;
     if (!rule->step_count) return rename_all(m, binding, err);
     TSR_TRY(fill_slots(m, binding, &slots, err));
     TSR_TRY(tsr_mapped_steps(m, rule, &slots, &count, err));

@@ -46,6 +46,10 @@ tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err)
     TSR_FAIL_IF(!rule->to_count && rule->step_count, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': a rule that drops takes no steps",
                 TSR_STR_ARG(rule->from[0].text));
     if (!rule->to_count) return TSR_OK;
+    for (uint32_t i = 1; i < rule->step_count; i++)
+        TSR_FAIL_IF(rule->steps[i].kind == TSR_STEP_DEQUANTIZE, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "'%.*s': the step 'dequantize' must be the first, because scales are for tensors as they are stored",
+                    TSR_STR_ARG(rule->from[0].text));
     TSR_TRY(check_folds(rule, TSR_STEP_STACK, rule->folded, err));
     return check_folds(rule, TSR_STEP_UNSTACK, rule->unfolded, err);
 }

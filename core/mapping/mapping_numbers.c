@@ -1,21 +1,48 @@
-/* Numbers that a map takes from config.json. */
+/* Numbers that a map takes from config.json, or from the params.json of Meta's Llamas, which has other names for them. */
 #include "base/try.h"
 #include "codec/json.h"
 #include "mapping/mapped.h"
 
 #define CONFIG_NAME "config.json"
+#define PARAMS_NAME "params.json"
 
-tsr_status tsr_mapped_load_config(tsr_mapped *m, tsr_error *err)
+static tsr_status load(tsr_mapped *m, const char *name, tsr_error *err)
 {
     tsr_bytes bytes = {0};
-    const uint32_t file = tsr_store_find(m->source->store, TSR_STR(CONFIG_NAME));
+    const uint32_t file = tsr_store_find(m->source->store, tsr_str_from(name));
     if (file == TSR_NO_FILE) return TSR_OK;
+    m->config_name = name;
     const uint64_t size = m->source->store->files[file].size;
     tsr_status status = tsr_store_load(m->source->store, m->source->host, file, 0, size, &bytes, err);
     if (status == TSR_OK) status = tsr_json_parse(bytes.data, m->source->host, &m->config, err);
     tsr_bytes_free(&bytes);
-    if (status != TSR_OK) tsr_error_context(err, "%s", CONFIG_NAME);
+    if (status != TSR_OK) tsr_error_context(err, "%s", name);
     return status;
+}
+
+tsr_status tsr_mapped_load_config(tsr_mapped *m, tsr_error *err)
+{
+    TSR_TRY(load(m, CONFIG_NAME, err));
+    return m->config ? TSR_OK : load(m, PARAMS_NAME, err);
+}
+
+/* Source: write_model of transformers' convert_llama_weights_to_hf.py. */
+static const cJSON *find_param(const cJSON *params, const char *name)
+{
+    static const char *const names[][2] = {{"num_attention_heads", "n_heads"}, {"num_key_value_heads", "n_kv_heads"},
+                                           {"num_hidden_layers", "n_layers"}, {"hidden_size", "dim"}};
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(params, "model"), *item = NULL;
+    if (model) params = model;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(name, names[i][0])) item = cJSON_GetObjectItemCaseSensitive(params, names[i][1]);
+    if ((!item || cJSON_IsNull(item)) && !strcmp(name, "num_key_value_heads")) item = cJSON_GetObjectItemCaseSensitive(params, "n_heads");
+    return item;
+}
+
+const cJSON *tsr_mapped_setting(const tsr_mapped *m, const char *name)
+{
+    if (m->config && !strcmp(m->config_name, PARAMS_NAME)) return find_param(m->config, name);
+    return cJSON_GetObjectItemCaseSensitive(m->config, name);
 }
 
 tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, uint64_t *out, tsr_error *err)
@@ -26,17 +53,33 @@ tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, 
                 "the map takes '%.*s' from config.json, which is not next to the checkpoint's files; give the directory that has it, or "
                 "a map with the number",
                 TSR_STR_ARG(number->config));
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(m->config, number->config.data);
-    TSR_FAIL_IF(!item || !cJSON_IsNumber(item), err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "config.json has no number '%.*s', which the map needs",
-                TSR_STR_ARG(number->config));
-    return tsr_json_to_u64(item, CONFIG_NAME, out, err);
+    const cJSON *item = tsr_mapped_setting(m, number->config.data);
+    TSR_FAIL_IF(!item || !cJSON_IsNumber(item), err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "%s has no number '%.*s', which the map needs",
+                m->config_name, TSR_STR_ARG(number->config));
+    return tsr_json_to_u64(item, m->config_name, out, err);
 }
 
-tsr_dtype tsr_mapped_config_dtype(const tsr_mapped *m)
+static bool find_size(const tsr_mapped *m, const char *name, uint64_t *out)
+{
+    const cJSON *item = tsr_mapped_setting(m, name);
+    return cJSON_IsNumber(item) && tsr_json_to_u64(item, name, out, NULL) == TSR_OK;
+}
+
+bool tsr_mapped_head_dim(const tsr_mapped *m, uint64_t *out)
+{
+    uint64_t hidden, heads;
+    if (find_size(m, "head_dim", out)) return true;
+    if (!find_size(m, "hidden_size", &hidden) || !find_size(m, "num_attention_heads", &heads) || !heads) return false;
+    *out = hidden / heads;
+    return true;
+}
+
+tsr_dtype tsr_mapped_product_dtype(const tsr_mapped *m)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(m->config, "torch_dtype");
     if (!item) item = cJSON_GetObjectItemCaseSensitive(m->config, "dtype"); /* its name since transformers 5 */
-    return cJSON_IsString(item) ? tsr_dtype_from_name(tsr_json_text_of(item)) : TSR_DTYPE_NONE;
+    const tsr_dtype dtype = cJSON_IsString(item) ? tsr_dtype_from_name(tsr_json_text_of(item)) : TSR_DTYPE_NONE;
+    return dtype == TSR_DTYPE_NONE ? TSR_BFLOAT16 : dtype;
 }
 
 tsr_status tsr_mapped_block(const tsr_mapped *m, uint64_t block[2], tsr_error *err)

@@ -63,16 +63,18 @@ static tsr_status copy_missing(tsr_mapped *m, tsr_error *err)
     return TSR_OK;
 }
 
-/* What fills the rows: rules, or, where there are none, scales. */
-static tsr_status fill_rows(tsr_mapped *m, tsr_dtype *dtype, tsr_error *err)
+/* The nesting and the parts of the source, whose entries the rows are. */
+static void keep_nesting(tsr_mapped *m)
 {
-    if (m->rules) return tsr_mapped_apply(m, err);
-    if (*dtype == TSR_DTYPE_NONE) *dtype = tsr_mapped_config_dtype(m);
-    if (*dtype == TSR_DTYPE_NONE) *dtype = TSR_BFLOAT16;
-    return tsr_mapped_dequantize(m, *dtype, err);
+    const tsr_catalog *from = &m->source->catalog;
+    tsr_catalog *to = &m->own->catalog;
+    to->mappings = from->mappings;
+    to->mapping_count = from->mapping_count;
+    to->parts = from->parts;
+    to->part_count = from->part_count;
 }
 
-static tsr_status open_mapped(tsr_mapped *m, tsr_dtype *dtype, tsr_error *err)
+static tsr_status open_mapped(tsr_mapped *m, const tsr_mapped_scheme *scheme, tsr_error *err)
 {
     const tsr_host *host = m->own->host;
     m->maker = (tsr_box_maker){.arena = m->own->arena, .allocator = host->allocator, .left = host->limits.entries, .err = err};
@@ -86,16 +88,16 @@ static tsr_status open_mapped(tsr_mapped *m, tsr_dtype *dtype, tsr_error *err)
     m->own->state = m;
     m->own->reader = reader;
     TSR_TRY(tsr_mapped_load_config(m, err));
-    TSR_TRY(fill_rows(m, dtype, err));
+    TSR_TRY(scheme->fill(m, scheme->ctx, err));
     TSR_TRY(tsr_mapped_store_new(m, &m->own->store, err));
     TSR_TRY(copy_missing(m, err));
     TSR_TRY(fill_catalog(m, err));
+    if (scheme->keeps_names) keep_nesting(m);
     m->maker.err = NULL;
     return TSR_OK;
 }
 
-static tsr_status open_over(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_dtype *dtype, tsr_checkpoint **out,
-                            tsr_error *err)
+tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *scheme, tsr_checkpoint **out, tsr_error *err)
 {
     const tsr_host *host = source->host;
     *out = NULL;
@@ -108,24 +110,38 @@ static tsr_status open_over(tsr_checkpoint *source, const tsr_mapping_rules *rul
     if (m) {
         *m = (tsr_mapped){.source = source,
                           .own = own,
-                          .rules = rules,
                           .rows = tsr_vec_of(host->allocator, sizeof(tsr_mapped_row)),
                           .computed = tsr_vec_of(host->allocator, sizeof(tsr_computed)),
                           .dropped = tsr_vec_of(host->allocator, sizeof(tsr_entry *))};
     }
-    const tsr_status status = m ? open_mapped(m, dtype, err) : TSR_E_NOMEM;
+    const tsr_status status = m ? open_mapped(m, scheme, err) : TSR_E_NOMEM;
     if (status == TSR_OK) *out = own;
     else tsr_checkpoint_close(own);
     return status;
 }
 
+static tsr_status fill_by_rules(tsr_mapped *m, void *ctx, tsr_error *err)
+{
+    m->rules = ctx;
+    return tsr_mapped_apply(m, err);
+}
+
 tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err)
 {
-    return open_over(source, rules, NULL, out, err);
+    const tsr_mapped_scheme scheme = {.fill = fill_by_rules, .ctx = (void *)(uintptr_t)rules};
+    return tsr_mapped_open(source, &scheme, out, err);
+}
+
+static tsr_status fill_by_scales(tsr_mapped *m, void *ctx, tsr_error *err)
+{
+    tsr_dtype *dtype = ctx;
+    if (*dtype == TSR_DTYPE_NONE) *dtype = tsr_mapped_product_dtype(m);
+    return tsr_mapped_dequantize(m, *dtype, err);
 }
 
 tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_dtype *used, tsr_checkpoint **out, tsr_error *err)
 {
+    const tsr_mapped_scheme scheme = {.fill = fill_by_scales, .ctx = used};
     *used = dtype;
-    return open_over(source, NULL, used, out, err);
+    return tsr_mapped_open(source, &scheme, out, err);
 }

@@ -5,15 +5,6 @@
 
 enum { MOST_CAPTURES = 16 };
 
-static const char *const step_names[] = {"concat",  "split",        "interleave", "stack", "unstack", "transpose",
-                                         "reshape", "permute_rope", "trim",       "pad",   "cast"};
-enum { STEP_KINDS = sizeof step_names / sizeof *step_names };
-
-const char *tsr_step_name(tsr_step_kind kind)
-{
-    return step_names[kind];
-}
-
 typedef struct parser {
     tsr_arena *arena;
     tsr_error *err;
@@ -63,6 +54,12 @@ static tsr_status read_dtype(const parser *p, const cJSON *item, tsr_dtype *out)
     return TSR_OK;
 }
 
+static tsr_status unknown_member(const parser *p, const cJSON *item, tsr_step_kind kind)
+{
+    return tsr_raise(p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: unknown member '%s' of the step '%s'", p->where, item->string,
+                     tsr_step_name(kind));
+}
+
 /* A member of a step that does not name the step itself. */
 static tsr_status read_argument(const parser *p, const cJSON *item, tsr_map_step *step)
 {
@@ -80,8 +77,46 @@ static tsr_status read_argument(const parser *p, const cJSON *item, tsr_map_step
         step->has_value = true;
         return TSR_OK;
     }
-    return tsr_raise(p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: unknown member '%s' of the step '%s'", p->where, item->string,
-                     step_names[kind]);
+    return unknown_member(p, item, kind);
+}
+
+/* One pattern, or one per pattern of `from`. */
+static tsr_status read_scales(const parser *p, const cJSON *item, tsr_map_step *step)
+{
+    const bool list = cJSON_IsArray(item);
+    const int size = list ? cJSON_GetArraySize(item) : 1;
+    tsr_str *scales = tsr_arena_array(p->arena, (size_t)size, sizeof *scales, p->err);
+    if (!scales) return TSR_E_NOMEM;
+    step->scales = scales;
+    for (const cJSON *one = list ? item->child : item; one; one = list ? one->next : NULL) TSR_TRY(copy_text(p, one, &scales[step->scale_count++]));
+    return TSR_OK;
+}
+
+static tsr_status read_scheme(const parser *p, const cJSON *item, tsr_scale_scheme *out)
+{
+    static const char *const words[] = {"block", "row", "tensor", "mxfp4"};
+    TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, p->where, p->err));
+    for (unsigned i = 0; i < sizeof words / sizeof *words; i++) {
+        *out = (tsr_scale_scheme)(TSR_SCALES_BLOCK + i);
+        if (!strcmp(words[i], item->valuestring)) return TSR_OK;
+    }
+    return tsr_raise(p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the scheme is '%s'; allowed are block, row, tensor and mxfp4", p->where,
+                     item->valuestring);
+}
+
+/* {"scale": PATTERN, "scheme": …, "block": [ROWS, COLUMNS], "dtype": DTYPE} */
+static tsr_status read_dequantize(const parser *p, const cJSON *item, tsr_map_step *step)
+{
+    TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
+    for (const cJSON *member = item->child; member; member = member->next) {
+        const tsr_str key = tsr_json_key_of(member);
+        if (tsr_str_equal(key, TSR_STR("scale"))) TSR_TRY(read_scales(p, member, step));
+        else if (tsr_str_equal(key, TSR_STR("scheme"))) TSR_TRY(read_scheme(p, member, &step->scheme));
+        else if (tsr_str_equal(key, TSR_STR("block"))) TSR_TRY(read_numbers(p, member, &step->numbers, &step->number_count));
+        else if (tsr_str_equal(key, TSR_STR("dtype"))) TSR_TRY(read_dtype(p, member, &step->dtype));
+        else return unknown_member(p, member, step->kind);
+    }
+    return TSR_OK;
 }
 
 /* What stands behind the step's own name: a dim, a list, a dtype. */
@@ -92,6 +127,7 @@ static tsr_status read_main(const parser *p, const cJSON *item, tsr_map_step *st
     case TSR_STEP_TRANSPOSE:
     case TSR_STEP_RESHAPE: return read_numbers(p, item, &step->numbers, &step->number_count);
     case TSR_STEP_CAST: return read_dtype(p, item, &step->dtype);
+    case TSR_STEP_DEQUANTIZE: return read_dequantize(p, item, step);
     case TSR_STEP_PERMUTE_ROPE:
         TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
         heads = cJSON_GetObjectItemCaseSensitive(item, "heads");
@@ -115,8 +151,11 @@ static tsr_status check_step(const parser *p, const tsr_map_step *step)
     if (step->kind == TSR_STEP_INTERLEAVE && !is_given(&step->parts)) lacks = "parts";
     if ((step->kind == TSR_STEP_TRIM || step->kind == TSR_STEP_PAD) && !is_given(&step->to)) lacks = "to";
     if (step->kind == TSR_STEP_PAD && !step->has_value) lacks = "value";
+    if (step->kind == TSR_STEP_DEQUANTIZE && (!step->scale_count || step->scheme == TSR_SCALES_FITTING)) lacks = "scale and scheme";
+    if (step->kind == TSR_STEP_DEQUANTIZE && step->number_count && (step->number_count != 2 || step->scheme != TSR_SCALES_BLOCK))
+        lacks = "a block of two numbers, and only with the scheme block";
     if (step->kind == TSR_STEP_PERMUTE_ROPE && !is_given(&step->parts)) lacks = "heads of 1 or more";
-    TSR_FAIL_IF(lacks, p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the step '%s' needs %s", p->where, step_names[step->kind], lacks);
+    TSR_FAIL_IF(lacks, p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the step '%s' needs %s", p->where, tsr_step_name(step->kind), lacks);
     return TSR_OK;
 }
 
@@ -124,13 +163,13 @@ static tsr_status read_step(const parser *p, const cJSON *item, tsr_map_step *st
 {
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
     const cJSON *main = NULL;
-    for (unsigned kind = 0; kind < STEP_KINDS && !main; kind++) {
-        main = cJSON_GetObjectItemCaseSensitive(item, step_names[kind]);
+    for (unsigned kind = 0; kind < TSR_STEP_KINDS && !main; kind++) {
+        main = cJSON_GetObjectItemCaseSensitive(item, tsr_step_name((tsr_step_kind)kind));
         step->kind = (tsr_step_kind)kind;
     }
     TSR_FAIL_IF(!main, p->err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "%s: unknown step '%s'; allowed are concat, split, interleave, stack, unstack, transpose, reshape, permute_rope, trim, "
-                "pad and cast",
+                "pad, cast and dequantize",
                 p->where, item->child ? item->child->string : "");
     TSR_TRY(read_main(p, main, step));
     for (const cJSON *member = item->child; member; member = member->next)
@@ -165,6 +204,24 @@ static tsr_status read_steps(const parser *p, const cJSON *rule, tsr_map_rule *o
     return TSR_OK;
 }
 
+/* The scales of a dequantize step are sources too: the rule takes them, and lacks those that are not there. */
+static tsr_status add_scales(const parser *p, tsr_str *captures, tsr_map_rule *rule)
+{
+    const tsr_map_step *step = rule->step_count && rule->steps[0].kind == TSR_STEP_DEQUANTIZE ? &rule->steps[0] : NULL;
+    if (!step) return TSR_OK;
+    TSR_FAIL_IF(step->scale_count != rule->from_count, p->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "%s: the step 'dequantize' names %u scales for %u tensors", p->where, (unsigned)step->scale_count, (unsigned)rule->from_count);
+    tsr_name_pattern *all = tsr_arena_array(p->arena, 2 * (size_t)rule->from_count, sizeof *all, p->err);
+    if (!all) return TSR_E_NOMEM;
+    memcpy(all, rule->from, rule->from_count * sizeof *all);
+    for (uint32_t i = 0; i < step->scale_count; i++)
+        TSR_TRY(tsr_pattern_parse(step->scales[i], p->arena, captures, MOST_CAPTURES, &rule->capture_count, &all[rule->from_count + i], p->err));
+    rule->from = all;
+    rule->from_count += step->scale_count;
+    rule->scale_count = step->scale_count;
+    return TSR_OK;
+}
+
 static tsr_status check_members(const parser *p, const cJSON *object, const char *const *allowed)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -177,7 +234,7 @@ static tsr_status check_members(const parser *p, const cJSON *object, const char
 
 static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *rule)
 {
-    static const char *const members[] = {"from", "to", "do", NULL};
+    static const char *const members[] = {"from", "to", "do", "about", NULL};
     tsr_name_pattern *from, *to;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
     TSR_TRY(check_members(p, item, members));
@@ -189,6 +246,7 @@ static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *ru
     rule->from = from;
     rule->to = to;
     TSR_TRY(read_steps(p, item, rule));
+    TSR_TRY(add_scales(p, captures, rule));
     return tsr_map_rule_check(rule, p->err);
 }
 

@@ -34,27 +34,39 @@ typedef enum tsr_step_kind {
     TSR_STEP_PERMUTE_ROPE,
     TSR_STEP_TRIM,
     TSR_STEP_PAD,
-    TSR_STEP_CAST
+    TSR_STEP_CAST,
+    TSR_STEP_DEQUANTIZE
 } tsr_step_kind;
+
+enum { TSR_STEP_KINDS = TSR_STEP_DEQUANTIZE + 1 };
+/* mapping_step_name.c: "concat", as a map states it. */
+const char *tsr_step_name(tsr_step_kind kind);
+
+/* What shares a scale. */
+typedef enum tsr_scale_scheme { TSR_SCALES_FITTING, TSR_SCALES_BLOCK, TSR_SCALES_ROW, TSR_SCALES_TENSOR, TSR_SCALES_MXFP4 } tsr_scale_scheme;
 
 typedef struct tsr_map_step {
     tsr_step_kind kind;
     bool inverse;                /* interleave, permute_rope: the way back */
     bool has_value;              /* pad */
     int64_t dim;                 /* from the end where negative */
-    tsr_map_number *numbers;     /* split, concat: sizes; transpose; reshape */
+    tsr_map_number *numbers;     /* split, concat: sizes; transpose; reshape; dequantize: block */
     uint32_t number_count;
     tsr_map_number parts;        /* split, concat, interleave; 0: by sizes. permute_rope: heads */
     tsr_map_number to;           /* trim, pad */
     tsr_map_number *from;        /* what it was before, for the inverse: reshape's shape, the size of trim and pad */
     uint32_t from_count;
     double value;                /* pad */
-    tsr_dtype dtype;             /* cast */
+    tsr_dtype dtype;             /* cast; dequantize, where TSR_DTYPE_NONE is the model's */
+    tsr_scale_scheme scheme;     /* dequantize */
+    const tsr_str *scales;       /* dequantize: the names of the scales, one pattern per pattern of `from` */
+    uint32_t scale_count;
 } tsr_map_step;
 
 typedef struct tsr_map_rule {
     const tsr_name_pattern *from, *to;
     uint32_t from_count, to_count;
+    uint32_t scale_count; /* of `from`: the last ones are the scales of the others, for a dequantize step */
     const tsr_map_step *steps;
     uint32_t step_count;
     const tsr_str *captures; /* names */
@@ -81,6 +93,5 @@ tsr_str tsr_pattern_expand(const tsr_name_pattern *pattern, const tsr_str *value
                            tsr_error *err);
 /* mapping_invert.c: finds the folded and the unfolded capture and checks that the steps agree with them. */
 tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err);
-const char *tsr_step_name(tsr_step_kind kind);
 
 #endif

@@ -75,12 +75,23 @@ static tsr_status interleave(const runner *r, tsr_mapped_tensor *tensor)
     return exchange(r, tensor, dim, factors, 2);
 }
 
+/* Where the heads are those of config.json: that they have its size, too. */
+static tsr_status check_heads(const runner *r, const tsr_mapped_tensor *tensor, uint64_t heads)
+{
+    uint64_t size;
+    if (!r->step->parts.config.size || !tsr_mapped_head_dim(r->m, &size) || tensor->shape[0] / heads == size) return TSR_OK;
+    return tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' %s has %llu rows for each of %llu heads, but %s says %llu",
+                     TSR_STR_ARG(tensor->name), tsr_shape_of(tensor).text, (unsigned long long)(tensor->shape[0] / heads),
+                     (unsigned long long)heads, r->m->config_name, (unsigned long long)size);
+}
+
 static tsr_status permute_rope(const runner *r, tsr_mapped_tensor *tensor)
 {
     uint64_t heads;
     TSR_TRY(tsr_mapped_number(r->m, &r->step->parts, &heads, r->err));
     if (!tensor->ndim || !heads || tensor->shape[0] % heads || tensor->shape[0] / heads % 2)
         return misfit(r, tensor, "needs an even number of rows for each head; heads is", heads);
+    TSR_TRY(check_heads(r, tensor, heads));
     const uint64_t half = tensor->shape[0] / heads / 2;
     const uint64_t factors[] = {heads, r->step->inverse ? 2 : half, r->step->inverse ? half : 2};
     return exchange(r, tensor, 0, factors, 3);
@@ -129,6 +140,7 @@ static tsr_status change_one(const runner *r, tsr_mapped_tensor *tensor)
     case TSR_STEP_RESHAPE: return reshape(r, tensor);
     case TSR_STEP_TRIM: return trim(r, tensor);
     case TSR_STEP_PAD: return pad(r, tensor);
+    case TSR_STEP_DEQUANTIZE: return TSR_OK; /* the tensors came as products */
     default: return tensor->dtype == r->step->dtype ? TSR_OK : tsr_mapped_cast(r->m, tensor, r->step->dtype, tensor, r->err);
     }
 }

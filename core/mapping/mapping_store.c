@@ -6,6 +6,7 @@
 #include "tessera/sys/read_run.h"
 
 enum { STEP_ELEMENTS = 1 << 14, LARGEST = 16 }; /* elements at a time; bytes of the largest one */
+enum { RUN_ELEMENTS = 1 << 17 };                /* at a time, of what others compute */
 
 typedef struct mapped_store {
     tsr_store base; /* first */
@@ -48,11 +49,33 @@ static tsr_status read_computed(tsr_mapped *m, const tsr_computed *file, uint64_
     return status;
 }
 
+/* As read_computed, for what others compute: with less to do for each run, and without a copy where the bytes are whole elements. */
+static tsr_status read_by(const tsr_computed *file, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
+{
+    const uint32_t itemsize = tsr_dtype_size(file->dtype);
+    while (size) {
+        uint8_t edge[LARGEST];
+        const uint64_t first = offset / itemsize, skip = offset % itemsize;
+        const size_t whole = skip ? 0 : size / itemsize, count = whole > RUN_ELEMENTS ? RUN_ELEMENTS : whole;
+        size_t made = count * itemsize;
+        if (count) {
+            TSR_TRY(file->compute(file->ctx, first, count, buffer, err));
+        } else {
+            TSR_TRY(file->compute(file->ctx, first, 1, edge, err));
+            made = itemsize - (size_t)skip < size ? itemsize - (size_t)skip : size;
+            memcpy(buffer, edge + skip, made);
+        }
+        buffer += made, offset += made, size -= made;
+    }
+    return TSR_OK;
+}
+
 static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
     const mapped_store *s = (const mapped_store *)store;
     if (file < s->inner->file_count) return s->inner->read_at(s->inner, file, offset, buffer, size, err);
     const tsr_computed *computed = (const tsr_computed *)s->mapped->computed.items + (file - s->inner->file_count);
+    if (computed->kind == TSR_COMPUTED_BY) return read_by(computed, offset, buffer, size, err);
     if (computed->kind != TSR_COMPUTED_CONSTANT) return read_computed(s->mapped, computed, offset, buffer, size, err);
     memcpy(buffer, computed->constant + offset, size); /* tsr_store_read has compared the range with the file's size */
     return TSR_OK;
@@ -121,6 +144,29 @@ tsr_computed *tsr_mapped_add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file
     tsr_computed *computed = tsr_vec_push(&m->computed, err);
     if (computed) computed->dtype = dtype, computed->elements = 1;
     return computed;
+}
+
+tsr_status tsr_mapped_compute(tsr_mapped *m, const tsr_entry *like, uint64_t order, const tsr_computed *by, bool shares, uint32_t *file,
+                              tsr_error *err)
+{
+    tsr_mapped_tensor tensor = {.name = like->fqn, .dtype = by->dtype, .ndim = like->rank, .shape = (uint64_t *)(uintptr_t)like->shape};
+    const tsr_entry **sources = TSR_ARENA_NEW(m->own->arena, const tsr_entry *, err);
+    tsr_mapped_row *row = sources ? tsr_vec_push(&m->rows, err) : NULL;
+    tsr_computed *added = row && !shares ? tsr_mapped_add_file(m, by->dtype, file, err) : NULL;
+    if (!row || (!shares && !added)) return TSR_E_NOMEM;
+    *sources = like;
+    *row = (tsr_mapped_row){.order = order, .sources = sources, .source_count = 1};
+    if (added) {
+        *added = *by;
+        added->kind = TSR_COMPUTED_BY;
+        TSR_FAIL_IF(!tsr_entry_elements(like, &added->elements), err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has too many elements",
+                    TSR_STR_ARG(like->fqn));
+    }
+    TSR_TRY(tsr_boxes_of_file(&m->maker, *file, false, &tensor));
+    TSR_TRY(tsr_mapped_entry(m, &tensor, like, like->fqn, &row->entry, err));
+    row->entry.path = like->path;
+    row->entry.path_length = like->path_length;
+    return TSR_OK;
 }
 
 tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype dtype, tsr_mapped_tensor *out, tsr_error *err)

@@ -1,0 +1,134 @@
+/* How the shape of a scale fits that of its numbers: by tensor, row, group or block; and MXFP4. */
+#include "base/try.h"
+#include "mapping/mapped.h"
+#include "tessera/sys/cast.h"
+
+bool tsr_mapped_is_scalable(tsr_dtype dtype)
+{
+    return dtype == TSR_FLOAT8_E4M3FN || dtype == TSR_FLOAT8_E4M3FNUZ || dtype == TSR_FLOAT8_E5M2 || dtype == TSR_FLOAT8_E5M2FNUZ ||
+           dtype == TSR_INT8;
+}
+
+static tsr_status misfit(const tsr_entry *entry, const tsr_entry *scale, tsr_error *err)
+{
+    tsr_mapped_tensor a = {.ndim = entry->rank}, b = {.ndim = scale->rank};
+    a.shape = (uint64_t *)(uintptr_t)entry->shape;
+    b.shape = (uint64_t *)(uintptr_t)scale->shape;
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the scale '%.*s' %s does not fit '%.*s' %s", TSR_STR_ARG(scale->fqn),
+                     tsr_shape_of(&b).text, TSR_STR_ARG(entry->fqn), tsr_shape_of(&a).text);
+}
+
+static uint64_t count_blocks(uint64_t size, uint64_t block)
+{
+    return size / block + (size % block != 0);
+}
+
+/* How many of `size` elements share one of `scales` scales; 0: they do not fit. `block` is the size of a block along this dim. */
+static uint64_t share(uint64_t size, uint64_t scales, uint64_t block, bool groups)
+{
+    if (scales == 1) return size ? size : 1;
+    if (scales == size) return 1;
+    if (scales == count_blocks(size, block)) return block;
+    return groups && scales && size % scales == 0 ? size / scales : 0;
+}
+
+/* The scale is one number, one per row, or has the dims of the numbers. */
+static bool set_blocks(const tsr_scaling *how, const tsr_entry *entry, const tsr_entry *scale, tsr_computed *file)
+{
+    uint64_t count, matrices = 1;
+    const uint32_t ndim = entry->rank;
+    if (!tsr_entry_elements(scale, &count) || !count) return false;
+    file->columns = ndim ? entry->shape[ndim - 1] : 1;
+    file->rows = ndim > 1 ? entry->shape[ndim - 2] : 1;
+    const bool per_row = scale->rank == 1 && ndim == 2 && count == file->rows;
+    if (count != 1 && !per_row && (scale->rank != ndim || !ndim)) return false;
+    for (uint32_t d = 0; d + 2 < ndim; d++) {
+        if (count != 1 && scale->shape[d] != entry->shape[d]) return false;
+        matrices *= entry->shape[d];
+    }
+    if (count == 1) file->rows *= matrices;
+    file->scale_columns = count == 1 || per_row ? 1 : scale->shape[ndim - 1];
+    file->scale_rows = per_row ? count : count == 1 || ndim < 2 ? 1 : scale->shape[ndim - 2];
+    file->block_rows = share(file->rows, file->scale_rows, how->block[0], false);
+    file->block_columns = share(file->columns, file->scale_columns, how->block[1], true);
+    return file->block_rows && file->block_columns;
+}
+
+/* Whether the blocks are those that a scheme names. */
+static bool follows_scheme(const tsr_scaling *how, const tsr_computed *file)
+{
+    switch (how->scheme) {
+    case TSR_SCALES_BLOCK:
+        return file->scale_rows == count_blocks(file->rows, how->block[0]) && file->scale_columns == count_blocks(file->columns, how->block[1]);
+    case TSR_SCALES_ROW: return file->scale_rows == file->rows && file->scale_columns == 1;
+    case TSR_SCALES_TENSOR: return file->scale_rows == 1 && file->scale_columns == 1;
+    default: return true;
+    }
+}
+
+/* An entry of the source for reading through the mapped store. */
+static tsr_status borrow(tsr_mapped *m, const tsr_entry *entry, const tsr_entry **out, tsr_error *err)
+{
+    tsr_mapped_tensor tensor;
+    tsr_entry *copy = TSR_ARENA_NEW(m->own->arena, tsr_entry, err);
+    if (!copy) return TSR_E_NOMEM;
+    *out = copy;
+    TSR_TRY(tsr_boxes_of_entry(&m->maker, entry, &tensor));
+    return tsr_mapped_entry(m, &tensor, entry, entry->fqn, copy, err);
+}
+
+/* The tensor of the products, whose name, shape and dtype are set. */
+static tsr_status add_file(tsr_mapped *m, const tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
+{
+    uint32_t number;
+    const tsr_entry whole = {.shape = out->shape, .rank = out->ndim};
+    tsr_computed *added = tsr_mapped_add_file(m, out->dtype, &number, err);
+    if (!added) return TSR_E_NOMEM;
+    *added = *file;
+    TSR_FAIL_IF(!tsr_entry_elements(&whole, &added->elements), err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has too many elements",
+                TSR_STR_ARG(out->name));
+    return tsr_boxes_of_file(&m->maker, number, false, out);
+}
+
+static tsr_status multiply(const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
+{
+    const tsr_entry *entry = file->input, *scale = file->scale;
+    TSR_FAIL_IF(!tsr_mapped_is_scalable(entry->dtype), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s' is %s, but only float8 and int8 numbers are multiplied by a scale", TSR_STR_ARG(entry->fqn),
+                tsr_dtype_describe(entry->dtype)->name);
+    TSR_FAIL_IF(!tsr_cast_possible(scale->dtype, TSR_FLOAT32), err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is %s, which cannot be a scale",
+                TSR_STR_ARG(scale->fqn), tsr_dtype_describe(scale->dtype)->name);
+    if (!set_blocks(how, entry, scale, file) || !follows_scheme(how, file)) return misfit(entry, scale, err);
+    *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = how->dtype, .ndim = entry->rank};
+    out->shape = (uint64_t *)(uintptr_t)entry->shape;
+    return TSR_OK;
+}
+
+/* [experts, rows, groups, 16] pairs become [experts, rows, 32 · groups]. */
+static tsr_status unpack(tsr_mapped *m, const tsr_scaling *how, const tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
+{
+    const tsr_entry *entry = file->input, *scales = file->scale;
+    const uint32_t ndim = entry->rank ? entry->rank - 1 : 0;
+    uint64_t *shape = tsr_arena_array(m->own->arena, ndim, sizeof *shape, err);
+    if (!shape) return TSR_E_NOMEM;
+    const bool packed = ndim && entry->dtype == TSR_UINT8 && scales->dtype == TSR_UINT8 && entry->shape[ndim] == 16;
+    if (!packed || scales->rank != ndim || memcmp(scales->shape, entry->shape, ndim * sizeof *shape) != 0) return misfit(entry, scales, err);
+    memcpy(shape, entry->shape, ndim * sizeof *shape);
+    TSR_FAIL_IF(shape[ndim - 1] > UINT64_MAX / 32, err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has too many elements",
+                TSR_STR_ARG(entry->fqn));
+    shape[ndim - 1] *= 32;
+    *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = how->dtype, .ndim = ndim, .shape = shape};
+    if (tsr_str_ends(out->name, TSR_STR("_blocks"))) out->name.size -= sizeof "_blocks" - 1;
+    return TSR_OK;
+}
+
+tsr_status tsr_mapped_multiply(tsr_mapped *m, const tsr_scaling *how, const tsr_entry *entry, const tsr_entry *scale,
+                               tsr_mapped_tensor *out, tsr_error *err)
+{
+    const bool packed = how->scheme == TSR_SCALES_MXFP4;
+    tsr_computed file = {.kind = packed ? TSR_COMPUTED_MXFP4 : TSR_COMPUTED_SCALED, .dtype = how->dtype, .input = entry, .scale = scale};
+    TSR_TRY(packed ? unpack(m, how, &file, out, err) : multiply(how, &file, out, err));
+    TSR_TRY(borrow(m, entry, &file.input, err));
+    TSR_TRY(borrow(m, scale, &file.scale, err));
+    return add_file(m, &file, out, err);
+}

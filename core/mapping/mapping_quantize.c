@@ -1,0 +1,223 @@
+/* Which weights are quantized, and which stay as they are. */
+#include "mapping/mapping_quantize.h"
+
+#include "base/try.h"
+#include "tessera/sys/cast.h"
+#include "tessera/sys/options.h"
+
+#define ENDING ".weight"
+#define SCALE_ENDING "_scale_inv"
+
+typedef struct quantizer {
+    tsr_mapped *m;
+    tsr_quantize_options options;
+    tsr_quantizing *shared;
+    tsr_vec kept; /* of tsr_str */
+    tsr_quantized *out;
+    tsr_error *err;
+} quantizer;
+
+/* The last dotted component of the module's name. */
+static tsr_str last_component(tsr_str module)
+{
+    size_t at = module.size;
+    while (at && module.data[at - 1] != '.') at--;
+    return (tsr_str){module.data + at, module.size - at};
+}
+
+static bool contains(tsr_str text, tsr_str part)
+{
+    for (size_t i = 0; i + part.size <= text.size; i++)
+        if (!memcmp(text.data + i, part.data, part.size)) return true;
+    return false;
+}
+
+/* Modules that are not linear layers, or whose precision decides too much: embeddings, norms, output layers, routers. transformers
+ * knows them from the model's classes; here there are only names. */
+static bool is_delicate(tsr_str module)
+{
+    static const char *const parts[] = {"embed", "norm"};
+    static const char *const names[] = {"lm_head", "score", "classifier", "wte", "wpe", "gate", "router", "shared_expert_gate"};
+    const tsr_str last = last_component(module);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (contains(last, tsr_str_from(parts[i]))) return true;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (tsr_str_equal(last, tsr_str_from(names[i]))) return true;
+    return tsr_str_equal(module, TSR_STR("output")) || tsr_str_equal(module, TSR_STR("shared")); /* Meta's head; T5's embedding */
+}
+
+static bool is_float(const tsr_entry *entry)
+{
+    return entry->kind == TSR_ENTRY_TENSOR && tsr_dtype_size(entry->dtype) > 1 && tsr_cast_possible(entry->dtype, TSR_FLOAT32);
+}
+
+static bool asks(bool (*callback)(void *ctx, tsr_str fqn), void *ctx, tsr_str fqn)
+{
+    return !callback || callback(ctx, fqn);
+}
+
+/* Experts in one tensor hold most of a model: they are not passed over. */
+static tsr_status refuse_stacks(const quantizer *q, const tsr_entry *entry)
+{
+    TSR_FAIL_IF(is_float(entry) && entry->rank > 2 && contains(entry->fqn, TSR_STR("experts.")), q->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' holds several experts in one tensor, but --quantize makes blocks of two dims; take it apart with a map (such as "
+                "--map transformers-qwen3_moe --inverse), or leave it as it is with --no-quantize",
+                TSR_STR_ARG(entry->fqn));
+    return TSR_OK;
+}
+
+/* Whether the entry is quantized. Matrices that are left as they are, are listed. */
+static tsr_status decide(quantizer *q, const tsr_entry *entry, bool *out)
+{
+    const tsr_str ending = TSR_STR(ENDING);
+    *out = false;
+    if (!is_float(entry) || !asks(q->options.want, q->options.want_ctx, entry->fqn)) return TSR_OK;
+    const bool chosen = asks(q->options.quantize, q->options.quantize_ctx, entry->fqn);
+    if (chosen) TSR_TRY(refuse_stacks(q, entry));
+    if (entry->rank != 2 || !tsr_str_ends(entry->fqn, ending)) return TSR_OK;
+    *out = chosen && !is_delicate((tsr_str){entry->fqn.data, entry->fqn.size - ending.size});
+    if (*out) return TSR_OK;
+    tsr_str *kept = tsr_vec_push(&q->kept, q->err);
+    if (kept) *kept = entry->fqn;
+    return kept ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* The name of the weight's scale, which must be free, and selected like the weight. */
+static tsr_status name_scale(const quantizer *q, const tsr_entry *entry, tsr_str *out)
+{
+    *out = tsr_arena_format(q->m->own->arena, q->err, "%.*s" SCALE_ENDING, TSR_STR_ARG(entry->fqn));
+    if (!out->data) return TSR_E_NOMEM;
+    TSR_FAIL_IF(tsr_checkpoint_entry(q->m->source, *out), q->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' has a scale already, '%.*s'; pass --dequantize too, or leave it as it is with --no-quantize", TSR_STR_ARG(entry->fqn),
+                TSR_STR_ARG(*out));
+    TSR_FAIL_IF(!asks(q->options.want, q->options.want_ctx, *out), q->err, TSR_E_USAGE, TSR_NO_POSITION,
+                "--include and --exclude select '%.*s' without its scale '%.*s'; select both", TSR_STR_ARG(entry->fqn), TSR_STR_ARG(*out));
+    return TSR_OK;
+}
+
+/* The scale is in the same dict as its weight. */
+static tsr_status copy_path(const quantizer *q, const tsr_entry *weight, tsr_entry *scale)
+{
+    const uint32_t length = weight->path_length;
+    tsr_path_item *path = length ? tsr_arena_array(q->m->own->arena, length, sizeof *path, q->err) : NULL;
+    if (!length || weight->path[length - 1].kind != TSR_PATH_KEY) return TSR_OK;
+    if (!path) return TSR_E_NOMEM;
+    memcpy(path, weight->path, length * sizeof *path);
+    tsr_str *key = &path[length - 1].key;
+    *key = tsr_arena_format(q->m->own->arena, q->err, "%.*s" SCALE_ENDING, TSR_STR_ARG(*key));
+    scale->path = path;
+    scale->path_length = length;
+    return key->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status add_scales(quantizer *q, const tsr_quantized_weight *weight, uint64_t order)
+{
+    uint32_t file;
+    uint64_t shape[] = {weight->rows / TSR_TILE + (weight->rows % TSR_TILE != 0), weight->tiles};
+    tsr_entry like = {.kind = TSR_ENTRY_TENSOR, .shape = shape, .rank = 2};
+    const tsr_computed by = {.dtype = TSR_FLOAT32, .compute = tsr_quantize_scales, .ctx = weight};
+    TSR_TRY(name_scale(q, weight->entry, &like.fqn));
+    uint64_t *kept = tsr_arena_array(q->m->own->arena, 2, sizeof *kept, q->err);
+    tsr_entry *entry = kept ? TSR_ARENA_NEW(q->m->own->arena, tsr_entry, q->err) : NULL;
+    if (!entry) return TSR_E_NOMEM;
+    memcpy(kept, shape, sizeof shape);
+    *entry = like;
+    entry->shape = kept;
+    TSR_TRY(copy_path(q, weight->entry, entry));
+    return tsr_mapped_compute(q->m, entry, order, &by, false, &file, q->err);
+}
+
+static tsr_status quantize(quantizer *q, const tsr_entry *entry, uint64_t order)
+{
+    uint32_t file;
+    tsr_quantized_weight *weight = TSR_ARENA_NEW(q->m->own->arena, tsr_quantized_weight, q->err);
+    if (!weight) return TSR_E_NOMEM;
+    *weight = (tsr_quantized_weight){.shared = q->shared, .entry = entry, .rows = entry->shape[0], .columns = entry->shape[1]};
+    weight->tiles = weight->columns / TSR_TILE + (weight->columns % TSR_TILE != 0);
+    if (weight->tiles > q->shared->most_tiles) q->shared->most_tiles = weight->tiles;
+    const tsr_computed by = {.dtype = TSR_FLOAT8_E4M3FN, .compute = tsr_quantize_numbers, .ctx = weight};
+    TSR_TRY(tsr_mapped_compute(q->m, entry, order, &by, false, &file, q->err));
+    q->out->count++;
+    return add_scales(q, weight, order);
+}
+
+/* As it is, but for the dtype that was asked for. */
+static tsr_status keep(quantizer *q, const tsr_entry *entry, uint64_t order)
+{
+    const tsr_dtype dtype = q->options.dtype;
+    if (!is_float(entry) || dtype == TSR_DTYPE_NONE || dtype == entry->dtype) return tsr_mapped_keep(q->m, entry, order, q->err);
+    tsr_mapped_tensor tensor;
+    const tsr_entry **sources = TSR_ARENA_NEW(q->m->own->arena, const tsr_entry *, q->err);
+    tsr_mapped_row *row = sources ? tsr_vec_push(&q->m->rows, q->err) : NULL;
+    if (!row) return TSR_E_NOMEM;
+    *sources = entry;
+    *row = (tsr_mapped_row){.order = order, .sources = sources, .source_count = 1};
+    TSR_TRY(tsr_boxes_of_entry(&q->m->maker, entry, &tensor));
+    TSR_TRY(tsr_mapped_cast(q->m, &tensor, dtype, &tensor, q->err));
+    TSR_TRY(tsr_mapped_entry(q->m, &tensor, entry, entry->fqn, &row->entry, q->err));
+    row->entry.path = entry->path;
+    row->entry.path_length = entry->path_length;
+    return TSR_OK;
+}
+
+static tsr_status open_slots(quantizer *q)
+{
+    for (unsigned i = 0; i < TSR_BAND_SLOTS; i++) {
+        tsr_band_slot *slot = &q->shared->slots[i];
+        atomic_flag_clear(&slot->busy);
+        slot->maxima = tsr_arena_array(q->m->own->arena, (size_t)q->shared->most_tiles, sizeof *slot->maxima, q->err);
+        if (!slot->maxima) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+static tsr_status list_kept(quantizer *q)
+{
+    tsr_str *kept = tsr_arena_array(q->m->own->arena, q->kept.count, sizeof *kept, q->err);
+    if (!kept) return TSR_E_NOMEM;
+    if (q->kept.count) memcpy(kept, q->kept.items, q->kept.count * sizeof *kept);
+    q->out->kept = kept;
+    q->out->kept_count = q->kept.count;
+    return TSR_OK;
+}
+
+static tsr_status fill_entries(quantizer *q)
+{
+    const tsr_catalog *catalog = &q->m->source->catalog;
+    q->shared = TSR_ARENA_NEW(q->m->own->arena, tsr_quantizing, q->err);
+    if (!q->shared) return TSR_E_NOMEM;
+    *q->shared = (tsr_quantizing){.source = q->m->source, .dtype = q->options.dtype};
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        bool chosen;
+        TSR_TRY(decide(q, &catalog->entries[i], &chosen));
+        TSR_TRY(chosen ? quantize(q, &catalog->entries[i], i) : keep(q, &catalog->entries[i], i));
+    }
+    TSR_FAIL_IF(!q->out->count, q->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "--quantize: the checkpoint has no linear weights (floating-point tensors of two dims whose names end in " ENDING ")");
+    TSR_TRY(list_kept(q));
+    return open_slots(q);
+}
+
+static tsr_status fill(tsr_mapped *m, void *ctx, tsr_error *err)
+{
+    quantizer *q = ctx;
+    q->m = m;
+    q->err = err;
+    q->kept = tsr_vec_of(m->own->host->allocator, sizeof(tsr_str));
+    const tsr_status status = fill_entries(q);
+    tsr_vec_free(&q->kept);
+    return status;
+}
+
+tsr_status tsr_mapping_quantize(tsr_checkpoint *source, const tsr_quantize_options *options, tsr_quantized *quantized, tsr_checkpoint **out,
+                                tsr_error *err)
+{
+    quantizer q = {.out = quantized};
+    *out = NULL;
+    *quantized = (tsr_quantized){.count = 0};
+    TSR_TRY(TSR_OPTIONS_COPY(&q.options, options, tsr_quantize_options, err));
+    TSR_FAIL_IF(q.options.dtype != TSR_DTYPE_NONE && !tsr_cast_possible(q.options.dtype, TSR_FLOAT32), err, TSR_E_USAGE, TSR_NO_POSITION,
+                "%s is not a floating-point dtype", tsr_dtype_describe(q.options.dtype)->name);
+    const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &q};
+    return tsr_mapped_open(source, &scheme, out, err);
+}

@@ -1,0 +1,93 @@
+/* Which families of two checkpoints could be one, by their numbers and shapes. */
+#include "base/try.h"
+#include "suggest/map_suggest_parts.h"
+
+enum { MOST_HEADS = 256 };
+
+static const tsr_pattern_member *members_of(const tsr_name_family *family)
+{
+    return family->members.items;
+}
+
+/* Whether the numbers are equal when number `folded` of `a` is left out (TSR_MOST_NUMBERS: none is). */
+static bool same_numbers(const tsr_pattern_member *a, const tsr_pattern_member *b, uint32_t numbers, uint32_t folded)
+{
+    for (uint32_t i = 0, j = 0; i < numbers; i++)
+        if (i != folded && a->numbers[i] != b->numbers[j++]) return false;
+    return true;
+}
+
+static bool same_sizes(const tsr_entry *a, const tsr_entry *b, bool reversed)
+{
+    if (a->rank != b->rank || (reversed && a->rank != 2)) return false;
+    for (uint32_t d = 0; d < a->rank; d++)
+        if (a->shape[d] != b->shape[reversed ? a->rank - 1 - d : d]) return false;
+    return true;
+}
+
+static bool pairs(const tsr_name_family *a, const tsr_name_family *b, bool reversed)
+{
+    const tsr_pattern_member *x = members_of(a), *y = members_of(b);
+    if (a->numbers != b->numbers || a->members.count != b->members.count) return false;
+    for (size_t i = 0; i < a->members.count; i++)
+        if (!same_numbers(&x[i], &y[i], a->numbers, TSR_MOST_NUMBERS) || !same_sizes(x[i].entry, y[i].entry, reversed)) return false;
+    return true;
+}
+
+/* Whether members of `apart` that differ only in number `folded`, which counts from 0, are the first dim of each of `whole`. */
+static bool folds(const tsr_name_family *apart, const tsr_name_family *whole, uint32_t folded)
+{
+    const tsr_pattern_member *x = members_of(apart), *y = members_of(whole);
+    if (!apart->uniform || !whole->uniform || apart->numbers != whole->numbers + 1) return false;
+    const tsr_entry *part = x->entry, *all = y->entry;
+    if (all->rank != part->rank + 1 || (part->rank && memcmp(all->shape + 1, part->shape, part->rank * sizeof *part->shape))) return false;
+    const uint64_t size = all->shape[0], count = whole->members.count;
+    if (!size || apart->members.count % size || apart->members.count / size != count || folded + 1 != apart->numbers) return false;
+    for (size_t i = 0; i < apart->members.count; i++)
+        if (x[i].numbers[folded] != i % size || !same_numbers(&x[i], &y[i / size], apart->numbers, folded)) return false;
+    return true;
+}
+
+static tsr_status add(tsr_vec *out, const tsr_map_candidate *like, tsr_pairing how, uint64_t heads, tsr_error *err)
+{
+    tsr_map_candidate *added = tsr_vec_push(out, err);
+    if (!added) return TSR_E_NOMEM;
+    *added = *like;
+    added->how = how;
+    added->heads = heads;
+    return TSR_OK;
+}
+
+static tsr_status add_ropes(tsr_vec *out, const tsr_map_candidate *like, tsr_error *err)
+{
+    const tsr_entry *first = members_of(like->a)->entry;
+    const uint64_t rows = first->rank ? first->shape[0] : 0;
+    for (uint64_t heads = 1; like->a->uniform && heads <= MOST_HEADS && heads * 4 <= rows; heads++)
+        if (rows % (2 * heads) == 0) TSR_TRY(add(out, like, TSR_PAIR_ROPE, heads, err));
+    return TSR_OK;
+}
+
+/* A square matrix could be transposed, and any could be permuted; without values nothing would show it. */
+static tsr_status add_pair(tsr_vec *out, tsr_map_candidate *like, bool values, tsr_error *err)
+{
+    const bool plain = pairs(like->a, like->b, false), turned = pairs(like->a, like->b, true);
+    like->folded = like->a->numbers > like->b->numbers ? like->b->numbers : like->a->numbers;
+    if (plain) TSR_TRY(add(out, like, TSR_PAIR_PLAIN, 0, err));
+    if (turned && (values || !plain)) TSR_TRY(add(out, like, TSR_PAIR_TRANSPOSE, 0, err));
+    if (plain && values) TSR_TRY(add_ropes(out, like, err));
+    if (folds(like->a, like->b, like->folded)) TSR_TRY(add(out, like, TSR_PAIR_STACK, 0, err));
+    if (folds(like->b, like->a, like->folded)) TSR_TRY(add(out, like, TSR_PAIR_UNSTACK, 0, err));
+    return TSR_OK;
+}
+
+tsr_status tsr_candidates_find(const tsr_vec *a, const tsr_vec *b, bool values, tsr_vec *out, tsr_error *err)
+{
+    tsr_name_family *of_a = a->items, *of_b = b->items;
+    for (size_t j = 0; j < b->count; j++) {
+        for (size_t i = 0; i < a->count; i++) {
+            tsr_map_candidate like = {.a = &of_a[i], .b = &of_b[j], .score = tsr_families_likeness(&of_a[i], &of_b[j])};
+            TSR_TRY(add_pair(out, &like, values, err));
+        }
+    }
+    return TSR_OK;
+}

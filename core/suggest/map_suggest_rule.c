@@ -1,0 +1,127 @@
+/* A candidate as a rule of a map. */
+#include "base/try.h"
+#include "suggest/map_suggest_parts.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/json.h"
+
+const char *const tsr_captures[TSR_MOST_NUMBERS] = {"{layer}", "{index}", "{index2}", "{index3}"};
+
+tsr_str tsr_family_pattern(const tsr_name_family *family, const char *const *names, tsr_arena *arena, tsr_error *err)
+{
+    tsr_str out = TSR_STR("");
+    uint32_t number = 0;
+    for (size_t at = 0, end; at < family->key.size; at = end) {
+        for (end = at; end < family->key.size && family->key.data[end] != TSR_NUMBER_MARK;) end++;
+        const bool counts = end < family->key.size && number < family->numbers;
+        out = tsr_arena_format(arena, err, "%.*s%.*s%s", TSR_STR_ARG(out), (int)(end - at), family->key.data + at, counts ? names[number] : "");
+        if (!out.data) return out;
+        number += counts;
+        end += end < family->key.size;
+    }
+    return out;
+}
+
+static tsr_status write_text(void *ctx, const char *data, size_t size, tsr_error *err)
+{
+    tsr_vec *text = ctx;
+    TSR_TRY(tsr_vec_reserve(text, size, err));
+    memcpy((char *)text->items + text->count, data, size);
+    text->count += size;
+    return TSR_OK;
+}
+
+static void put_patterns(tsr_json *json, const char *key, const tsr_str *patterns, uint32_t count)
+{
+    tsr_json_key(json, key);
+    tsr_json_array(json);
+    for (uint32_t i = 0; i < count; i++) tsr_json_str(json, patterns[i]);
+    tsr_json_array_end(json);
+}
+
+static void put_step(tsr_json *json, const tsr_map_candidate *c)
+{
+    const uint64_t turned[] = {1, 0};
+    if (c->how == TSR_PAIR_PLAIN) return;
+    tsr_json_key(json, "do");
+    tsr_json_array(json);
+    tsr_json_object(json);
+    tsr_json_key(json, c->how == TSR_PAIR_TRANSPOSE ? "transpose" : c->how == TSR_PAIR_STACK ? "stack" : c->how == TSR_PAIR_UNSTACK ? "unstack" : "permute_rope");
+    if (c->how == TSR_PAIR_TRANSPOSE) tsr_json_u64s(json, turned, 2);
+    else if (c->how != TSR_PAIR_ROPE) tsr_json_uint(json, 0);
+    if (c->how == TSR_PAIR_ROPE) {
+        tsr_json_object(json);
+        tsr_json_key(json, "heads");
+        tsr_json_uint(json, c->heads);
+        tsr_json_object_end(json);
+    }
+    tsr_json_object_end(json);
+    tsr_json_array_end(json);
+}
+
+/* The text that was written, in the arena. */
+static tsr_status finish(tsr_json *json, tsr_vec *text, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    tsr_status status = tsr_json_finish(json);
+    while (text->count && ((char *)text->items)[text->count - 1] == '\n') text->count--;
+    if (status == TSR_OK) *out = tsr_arena_str(arena, (tsr_str){text->items, text->count}, err);
+    if (status == TSR_OK && !out->data) status = TSR_E_NOMEM;
+    tsr_vec_free(text);
+    return status;
+}
+
+tsr_status tsr_candidate_rule(const tsr_map_candidate *c, const char *about, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    tsr_json json;
+    tsr_vec text = tsr_vec_of(c->a->members.allocator, 1);
+    const tsr_str from = tsr_family_pattern(c->a, tsr_captures, arena, err), to = tsr_family_pattern(c->b, tsr_captures, arena, err);
+    if (!from.data || !to.data) return TSR_E_NOMEM;
+    tsr_json_start(&json, write_text, &text, 0, err);
+    tsr_json_object(&json);
+    put_patterns(&json, "from", &from, 1);
+    put_patterns(&json, "to", &to, 1);
+    put_step(&json, c);
+    if (about) tsr_json_key(&json, "about"), tsr_json_text(&json, about);
+    tsr_json_object_end(&json);
+    return finish(&json, &text, arena, out, err);
+}
+
+/* ---- parts behind each other ---- */
+
+static void put_fold(tsr_json *json, const char *step)
+{
+    tsr_json_object(json);
+    tsr_json_key(json, step);
+    tsr_json_uint(json, 0);
+    tsr_json_object_end(json);
+}
+
+static void put_fused_steps(tsr_json *json, const tsr_fused_rule *rule)
+{
+    tsr_json_key(json, "do");
+    tsr_json_array(json);
+    if (rule->folded && rule->splits) put_fold(json, "unstack");
+    tsr_json_object(json);
+    tsr_json_key(json, rule->splits ? "split" : "concat");
+    tsr_json_uint(json, rule->dim);
+    tsr_json_key(json, "sizes");
+    tsr_json_u64s(json, rule->sizes, rule->count);
+    tsr_json_object_end(json);
+    if (rule->folded && !rule->splits) put_fold(json, "stack");
+    tsr_json_array_end(json);
+}
+
+tsr_status tsr_fused_rule_text(const tsr_fused_rule *rule, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    tsr_json json;
+    tsr_vec text = tsr_vec_of(tsr_arena_allocator(arena), 1);
+    tsr_json_start(&json, write_text, &text, 0, err);
+    tsr_json_object(&json);
+    if (rule->splits) put_patterns(&json, "from", &rule->whole, 1);
+    else put_patterns(&json, "from", rule->parts, rule->count);
+    if (rule->splits) put_patterns(&json, "to", rule->parts, rule->count);
+    else put_patterns(&json, "to", &rule->whole, 1);
+    put_fused_steps(&json, rule);
+    if (rule->about) tsr_json_key(&json, "about"), tsr_json_text(&json, rule->about);
+    tsr_json_object_end(&json);
+    return finish(&json, &text, arena, out, err);
+}
