@@ -1,0 +1,267 @@
+/* Which tensors of an adapter change which of the base. */
+#include "base/try.h"
+#include "mapping/mapping_boxes.h"
+#include "merge/lora_parts.h"
+#include "tessera/sys/cast.h"
+#include "tessera/sys/map.h"
+#include "tessera/sys/options.h"
+
+typedef struct folding {
+    tsr_checkpoint *adapter;
+    tsr_lora_options options;
+    tsr_lora_config config;
+    tsr_mapped *m;
+    tsr_map *targets; /* name in the base → number of its fold */
+    tsr_vec folds;    /* of tsr_fold * */
+    tsr_error *err;
+} folding;
+
+/* ---- names ---- */
+
+static tsr_status join(const folding *f, tsr_str stem, const char *ending, tsr_str *out)
+{
+    *out = tsr_arena_format(f->m->own->arena, f->err, "%.*s%s", TSR_STR_ARG(stem), ending);
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static bool contains(tsr_str name, tsr_str part, size_t *at)
+{
+    for (*at = 0; *at + part.size <= name.size; ++*at)
+        if (!memcmp(name.data + *at, part.data, part.size)) return true;
+    return false;
+}
+
+/* The name in the base: without PEFT's prefix and the names of its wrappers. */
+static tsr_status base_name(const folding *f, tsr_str name, tsr_str *out)
+{
+    static const char *const wrappers[] = {".base_layer", ".modules_to_save"};
+    const tsr_str prefix = TSR_STR("base_model.model.");
+    size_t at;
+    *out = name;
+    if (tsr_str_starts(name, prefix)) out->data += prefix.size, out->size -= prefix.size;
+    for (unsigned i = 0; i < 2; i++) {
+        const tsr_str wrapper = tsr_str_from(wrappers[i]);
+        if (!contains(*out, wrapper, &at)) continue;
+        const tsr_str head = {out->data, at}, tail = {out->data + at + wrapper.size, out->size - at - wrapper.size};
+        *out = tsr_arena_format(f->m->own->arena, f->err, "%.*s%.*s", TSR_STR_ARG(head), TSR_STR_ARG(tail));
+        if (!out->data) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+/* ---- folds ---- */
+
+static tsr_status misfit(const folding *f, const tsr_entry *entry, const tsr_entry *weight)
+{
+    tsr_mapped_tensor a = {.ndim = entry->rank}, b = {.ndim = weight->rank};
+    a.shape = (uint64_t *)(uintptr_t)entry->shape;
+    b.shape = (uint64_t *)(uintptr_t)weight->shape;
+    return tsr_raise(f->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' %s of the adapter does not fit '%.*s' %s of the base",
+                     TSR_STR_ARG(entry->fqn), tsr_shape_of(&a).text, TSR_STR_ARG(weight->fqn), tsr_shape_of(&b).text);
+}
+
+/* The fold of the base's tensor `target`, for which the adapter has `entry`. */
+static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, tsr_fold **out)
+{
+    uint32_t *number;
+    bool inserted;
+    const tsr_entry *weight = tsr_checkpoint_entry(f->m->source, target);
+    TSR_FAIL_IF(!weight || weight->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                "'%.*s' of the adapter is for '%.*s', which the base does not have", TSR_STR_ARG(entry->fqn), TSR_STR_ARG(target));
+    const bool floats = tsr_cast_possible(weight->dtype, TSR_FLOAT32) && tsr_cast_possible(entry->dtype, TSR_FLOAT32);
+    TSR_FAIL_IF(!floats && weight->dtype != entry->dtype, f->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s' is %s in the adapter, but '%.*s' of the base is %s", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name,
+                TSR_STR_ARG(weight->fqn), tsr_dtype_describe(weight->dtype)->name);
+    TSR_TRY(tsr_map_put(f->targets, weight->fqn, (uint32_t)f->folds.count, &number, &inserted, f->err));
+    if (!inserted) {
+        *out = ((tsr_fold **)f->folds.items)[*number];
+        return TSR_OK;
+    }
+    tsr_fold **place = tsr_vec_push(&f->folds, f->err), *fold = place ? TSR_ARENA_NEW(f->m->own->arena, tsr_fold, f->err) : NULL;
+    if (!fold) return TSR_E_NOMEM;
+    *fold = (tsr_fold){.base = f->m->source, .adapter = f->adapter, .weight = weight, .scale = 1};
+    fold->dtype = floats && f->options.dtype ? f->options.dtype : weight->dtype;
+    *place = *out = fold;
+    return TSR_OK;
+}
+
+static tsr_status set_change(const folding *f, tsr_fold *fold, const tsr_entry *b)
+{
+    TSR_FAIL_IF(fold->b, f->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is changed twice by the adapter", TSR_STR_ARG(fold->weight->fqn));
+    TSR_FAIL_IF(!tsr_cast_possible(b->dtype, TSR_FLOAT32), f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' is %s; only floating-point matrices can be folded", TSR_STR_ARG(b->fqn), tsr_dtype_describe(b->dtype)->name);
+    fold->b = b;
+    return TSR_OK;
+}
+
+/* The other matrix of a pair. */
+static tsr_status find_pair(const folding *f, tsr_str stem, const char *ending, const tsr_entry *of, const tsr_entry **out)
+{
+    tsr_str name;
+    TSR_TRY(join(f, stem, ending, &name));
+    *out = tsr_checkpoint_entry(f->adapter, name);
+    TSR_FAIL_IF(!*out, f->err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "the adapter has '%.*s' but not '%.*s'", TSR_STR_ARG(of->fqn),
+                TSR_STR_ARG(name));
+    return TSR_OK;
+}
+
+static tsr_status set_sizes(const folding *f, tsr_fold *fold, bool transposed)
+{
+    const tsr_entry *a = fold->a, *b = fold->b, *w = fold->weight;
+    TSR_FAIL_IF(w->rank != 2, f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' is not a matrix; adapters of convolutions and of other layers are not supported", TSR_STR_ARG(w->fqn));
+    if (a->rank != 2) return misfit(f, a, w);
+    if (b->rank != 2 || b->shape[1] != a->shape[0]) return misfit(f, b, w);
+    TSR_FAIL_IF(a->shape[0] != fold->rank, f->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' has rank %llu, but adapter_config.json states %llu",
+                TSR_STR_ARG(a->fqn), (unsigned long long)a->shape[0], (unsigned long long)fold->rank);
+    const bool plain = w->shape[0] == b->shape[0] && w->shape[1] == a->shape[1];
+    const bool turned = w->shape[1] == b->shape[0] && w->shape[0] == a->shape[1];
+    if (!plain && !turned) return misfit(f, b, w);
+    fold->transposed = turned && (transposed || !plain);
+    return TSR_OK;
+}
+
+static tsr_status add_product(folding *f, const tsr_entry *b, const char *a_ending, size_t b_ending, bool embedding)
+{
+    const tsr_str stem = {b->fqn.data, b->fqn.size - b_ending};
+    const tsr_entry *a;
+    tsr_str module, target;
+    tsr_fold *fold = NULL;
+    TSR_TRY(find_pair(f, stem, a_ending, b, &a));
+    TSR_TRY(base_name(f, stem, &module));
+    TSR_TRY(join(f, module, ".weight", &target));
+    TSR_TRY(fold_of(f, b, target, &fold));
+    TSR_TRY(set_change(f, fold, b));
+    fold->a = a;
+    fold->rounds = embedding && fold->dtype == fold->weight->dtype;
+    TSR_FAIL_IF(!tsr_cast_possible(a->dtype, TSR_FLOAT32), f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is %s", TSR_STR_ARG(a->fqn),
+                tsr_dtype_describe(a->dtype)->name);
+    TSR_TRY(tsr_lora_scale(&f->config, module, &fold->scale, &fold->rank, f->err));
+    return set_sizes(f, fold, embedding || f->config.fan_in_fan_out);
+}
+
+static bool same_shape(const tsr_entry *a, const tsr_entry *b)
+{
+    return a->rank == b->rank && (!a->rank || !memcmp(a->shape, b->shape, a->rank * sizeof *a->shape));
+}
+
+/* modules_to_save, biases and embeddings, which adapters store whole. */
+static tsr_status add_whole(folding *f, const tsr_entry *entry)
+{
+    tsr_str target;
+    tsr_fold *fold = NULL;
+    TSR_TRY(base_name(f, entry->fqn, &target));
+    TSR_TRY(fold_of(f, entry, target, &fold));
+    TSR_FAIL_IF(fold->start, f->err, TSR_E_FORMAT, TSR_NO_POSITION, "the adapter has '%.*s' and '%.*s', both for '%.*s'",
+                TSR_STR_ARG(fold->start->fqn), TSR_STR_ARG(entry->fqn), TSR_STR_ARG(fold->weight->fqn));
+    fold->start = entry;
+    return same_shape(entry, fold->weight) ? TSR_OK : misfit(f, entry, fold->weight);
+}
+
+static tsr_status add_bias(folding *f, const tsr_entry *b, size_t ending)
+{
+    tsr_str module, target;
+    tsr_fold *fold = NULL;
+    TSR_TRY(base_name(f, (tsr_str){b->fqn.data, b->fqn.size - ending}, &module));
+    TSR_TRY(join(f, module, ".bias", &target));
+    TSR_TRY(fold_of(f, b, target, &fold));
+    TSR_TRY(set_change(f, fold, b));
+    if (!same_shape(b, fold->weight)) return misfit(f, b, fold->weight);
+    return tsr_lora_scale(&f->config, module, &fold->scale, &fold->rank, f->err);
+}
+
+/* One tensor of the adapter. Matrices A come with their B. */
+static tsr_status add_tensor(folding *f, const tsr_entry *entry)
+{
+    static const char a[] = ".lora_A.weight", b[] = ".lora_B.weight", bias[] = ".lora_B.bias";
+    static const char embedding_a[] = ".lora_embedding_A", embedding_b[] = ".lora_embedding_B";
+    const tsr_str name = entry->fqn;
+    const tsr_entry *pair;
+    size_t at;
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' of the adapter is not a tensor",
+                TSR_STR_ARG(name));
+    if (tsr_str_ends(name, TSR_STR(".lora_B.weight"))) return add_product(f, entry, a, sizeof b - 1, false);
+    if (tsr_str_ends(name, TSR_STR(".lora_embedding_B"))) return add_product(f, entry, embedding_a, sizeof embedding_b - 1, true);
+    if (tsr_str_ends(name, TSR_STR(".lora_A.weight"))) return find_pair(f, (tsr_str){name.data, name.size - (sizeof a - 1)}, b, entry, &pair);
+    if (tsr_str_ends(name, TSR_STR(".lora_embedding_A")))
+        return find_pair(f, (tsr_str){name.data, name.size - (sizeof embedding_a - 1)}, embedding_b, entry, &pair);
+    if (tsr_str_ends(name, TSR_STR(".lora_B.bias"))) return add_bias(f, entry, sizeof bias - 1);
+    TSR_FAIL_IF(contains(name, TSR_STR("lora_magnitude_vector"), &at), f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' is of a DoRA adapter, which is not supported", TSR_STR_ARG(name));
+    TSR_FAIL_IF(contains(name, TSR_STR(".lora_"), &at) || contains(name, TSR_STR("token_adapter"), &at), f->err, TSR_E_UNSUPPORTED,
+                TSR_NO_POSITION, "'%.*s' is not a tensor of plain LoRA", TSR_STR_ARG(name));
+    return add_whole(f, entry);
+}
+
+/* ---- the base ---- */
+
+/* A tensor that shares memory with a changed one would change with it in PEFT: which of both is meant is not known here. */
+static tsr_status check_ties(const folding *f)
+{
+    const tsr_catalog *catalog = &f->m->source->catalog;
+    tsr_fold *const *folds = f->folds.items;
+    for (size_t i = 0; i < f->folds.count; i++) {
+        const tsr_entry *weight = folds[i]->weight;
+        for (uint64_t e = 0; weight->storage_id && e < catalog->entry_count; e++) {
+            const tsr_entry *other = &catalog->entries[e];
+            TSR_FAIL_IF(other != weight && other->storage_id == weight->storage_id, f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                        "'%.*s', which the adapter changes, shares its memory with '%.*s'; convert the base to safetensors first",
+                        TSR_STR_ARG(weight->fqn), TSR_STR_ARG(other->fqn));
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_status fill_rows(folding *f)
+{
+    const tsr_catalog *catalog = &f->m->source->catalog;
+    tsr_fold *const *folds = f->folds.items;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        const uint32_t number = tsr_map_get(f->targets, entry->fqn, UINT32_MAX);
+        uint32_t file;
+        if (number == UINT32_MAX) {
+            TSR_TRY(tsr_mapped_keep(f->m, entry, i, f->err));
+            continue;
+        }
+        const tsr_computed by = {.dtype = folds[number]->dtype, .compute = tsr_lora_sum, .ctx = folds[number]};
+        TSR_TRY(tsr_mapped_compute(f->m, entry, i, &by, false, &file, f->err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status fold_all(folding *f)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(f->adapter);
+    TSR_FAIL_IF(!catalog->entry_count, f->err, TSR_E_FORMAT, TSR_NO_POSITION, "the adapter has no tensors");
+    for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_tensor(f, &catalog->entries[i]));
+    TSR_TRY(check_ties(f));
+    return fill_rows(f);
+}
+
+static tsr_status fill(tsr_mapped *m, void *ctx, tsr_error *err)
+{
+    folding *f = ctx;
+    f->m = m;
+    f->err = err;
+    f->folds = tsr_vec_of(m->own->host->allocator, sizeof(tsr_fold *));
+    f->targets = tsr_map_new(m->own->host->allocator, 0, err);
+    tsr_status status = f->targets ? tsr_lora_config_read(f->adapter, &f->config, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = fold_all(f);
+    tsr_lora_config_free(&f->config);
+    tsr_map_free(f->targets);
+    tsr_vec_free(&f->folds);
+    return status;
+}
+
+tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const tsr_lora_options *options, tsr_checkpoint **out,
+                         tsr_error *err)
+{
+    folding f = {.adapter = adapter};
+    const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &f, .keeps_names = true};
+    *out = NULL;
+    TSR_TRY(TSR_OPTIONS_COPY(&f.options, options, tsr_lora_options, err));
+    const tsr_status status = tsr_mapped_open(base, &scheme, out, err);
+    if (status != TSR_OK && f.options.name.size) tsr_error_context(err, "adapter %.*s", TSR_STR_ARG(f.options.name));
+    return status;
+}

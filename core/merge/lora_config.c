@@ -1,0 +1,120 @@
+/* adapter_config.json of PEFT. */
+#include <math.h>
+
+#include "base/try.h"
+#include "codec/json.h"
+#include "merge/lora_parts.h"
+
+#define CONFIG_NAME "adapter_config.json"
+
+/* Settings whose adapters are not W + B·A·scale, or are not for the base as it is stored. Source: peft.LoraConfig. */
+static const char *const settings[] = {
+    "use_dora",        "use_qalora",   "layer_replication", "target_parameters", "trainable_token_indices", "alora_invocation_tokens",
+    "use_bdlora",      "arrow_config", "velora_config",     "monteclora_config", "kasa_config",             "megatron_config"};
+/* Ways to start that change the base when the adapter is made and when it is loaded. */
+static const char *const changed_bases[] = {"pissa", "olora", "corda", "loftq", "lora_ga"};
+
+static bool is_set(const cJSON *item)
+{
+    if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item)) return false;
+    return !(cJSON_IsArray(item) || cJSON_IsObject(item)) || cJSON_GetArraySize(item) > 0;
+}
+
+static tsr_status refuse_others(const cJSON *tree, tsr_error *err)
+{
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(tree, "peft_type");
+    const cJSON *start = cJSON_GetObjectItemCaseSensitive(tree, "init_lora_weights");
+    TSR_FAIL_IF(!cJSON_IsString(type) || strcmp(type->valuestring, "LORA") != 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "peft_type is %s; only LORA adapters can be folded into a base", cJSON_IsString(type) ? type->valuestring : "missing");
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        TSR_FAIL_IF(is_set(cJSON_GetObjectItemCaseSensitive(tree, settings[i])), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                    "the adapter has %s, which is not supported; only plain LoRA can be folded into a base", settings[i]);
+    for (size_t i = 0; cJSON_IsString(start) && i < sizeof changed_bases / sizeof *changed_bases; i++)
+        TSR_FAIL_IF(!strncmp(start->valuestring, changed_bases[i], strlen(changed_bases[i])), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                    "init_lora_weights is %s, which changes the base; save the adapter with path_initial_model_for_weight_conversion, "
+                    "which makes it plain LoRA",
+                    start->valuestring);
+    return TSR_OK;
+}
+
+static tsr_status read_numbers(tsr_lora_config *c, tsr_error *err)
+{
+    const cJSON *alpha, *rank;
+    TSR_TRY(tsr_json_get(c->tree, "lora_alpha", TSR_JSON_NUMBER, "", &alpha, err));
+    TSR_TRY(tsr_json_get(c->tree, "r", TSR_JSON_NUMBER, "", &rank, err));
+    TSR_TRY(tsr_json_find(c->tree, "alpha_pattern", TSR_JSON_OBJECT, "", &c->alpha_pattern, err));
+    TSR_TRY(tsr_json_find(c->tree, "rank_pattern", TSR_JSON_OBJECT, "", &c->rank_pattern, err));
+    c->alpha = alpha->valuedouble;
+    c->rslora = is_set(cJSON_GetObjectItemCaseSensitive(c->tree, "use_rslora"));
+    c->fan_in_fan_out = is_set(cJSON_GetObjectItemCaseSensitive(c->tree, "fan_in_fan_out"));
+    return tsr_json_to_u64(rank, "r", &c->rank, err);
+}
+
+tsr_status tsr_lora_config_read(tsr_checkpoint *adapter, tsr_lora_config *out, tsr_error *err)
+{
+    tsr_bytes bytes = {0};
+    *out = (tsr_lora_config){.tree = NULL};
+    const uint32_t file = tsr_store_find(adapter->store, TSR_STR(CONFIG_NAME));
+    TSR_FAIL_IF(file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                CONFIG_NAME " is not next to the adapter's tensors; give the directory that PEFT saved");
+    tsr_status status = tsr_store_load(adapter->store, adapter->host, file, 0, adapter->store->files[file].size, &bytes, err);
+    if (status == TSR_OK) status = tsr_json_parse(bytes.data, adapter->host, &out->tree, err);
+    tsr_bytes_free(&bytes);
+    if (status == TSR_OK) status = tsr_json_expect(out->tree, TSR_JSON_OBJECT, "", err);
+    if (status == TSR_OK) status = refuse_others(out->tree, err);
+    if (status == TSR_OK) status = read_numbers(out, err);
+    if (status == TSR_OK) return TSR_OK;
+    tsr_error_context(err, CONFIG_NAME);
+    tsr_lora_config_free(out);
+    return status;
+}
+
+void tsr_lora_config_free(tsr_lora_config *config)
+{
+    cJSON_Delete(config->tree);
+    config->tree = NULL;
+}
+
+static bool is_plain(tsr_str key)
+{
+    for (size_t i = 0; i < key.size; i++) {
+        const char c = key.data[i];
+        const bool word = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+        if (!word && c != '_' && c != '.' && c != '-') return false;
+    }
+    return key.size > 0;
+}
+
+/* The value of the first key that is the module's name or, unless it begins with ^, the end of it; NULL: there is none. PEFT matches
+ * keys as regular expressions, of which those that are names are understood. */
+static tsr_status find_pattern(const cJSON *patterns, tsr_str module, const cJSON **out, tsr_error *err)
+{
+    const cJSON *item = NULL;
+    *out = NULL;
+    cJSON_ArrayForEach(item, patterns)
+    {
+        tsr_str key = tsr_json_key_of(item);
+        const bool anchored = tsr_str_starts(key, TSR_STR("^"));
+        if (anchored) key.data++, key.size--;
+        TSR_FAIL_IF(!is_plain(key), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                    CONFIG_NAME ": the pattern '%s' is a regular expression; only names of modules, whole or their last components, are understood", item->string);
+        const bool whole = tsr_str_equal(key, module);
+        const bool ends = !anchored && tsr_str_ends(module, key) && module.size > key.size && module.data[module.size - key.size - 1] == '.';
+        if (!*out && (whole || ends)) *out = item;
+    }
+    TSR_FAIL_IF(*out && !cJSON_IsNumber(*out), err, TSR_E_FORMAT, TSR_NO_POSITION, CONFIG_NAME ": the pattern '%s' is not a number",
+                (*out)->string);
+    return TSR_OK;
+}
+
+tsr_status tsr_lora_scale(const tsr_lora_config *config, tsr_str module, double *scale, uint64_t *rank, tsr_error *err)
+{
+    const cJSON *alpha, *r;
+    TSR_TRY(find_pattern(config->alpha_pattern, module, &alpha, err));
+    TSR_TRY(find_pattern(config->rank_pattern, module, &r, err));
+    *rank = config->rank;
+    if (r) TSR_TRY(tsr_json_to_u64(r, CONFIG_NAME, rank, err));
+    TSR_FAIL_IF(!*rank, err, TSR_E_FORMAT, TSR_NO_POSITION, CONFIG_NAME ": the rank of '%.*s' is 0", TSR_STR_ARG(module));
+    *scale = (alpha ? alpha->valuedouble : config->alpha) / (config->rslora ? sqrt((double)*rank) : (double)*rank);
+    return TSR_OK;
+}

@@ -1,0 +1,169 @@
+/* W + scale·(B·A), in blocks of bounded size. */
+#include "base/try.h"
+#include "merge/lora_parts.h"
+#include "tessera/read.h"
+#include "tessera/sys/cast.h"
+#include "tessera/sys/read_run.h"
+
+enum { RANKS = 128, ROWS = 128, COLUMNS = 1024 };
+
+/* Memory for one run. */
+typedef struct room {
+    double *sums;   /* of the run */
+    double *left;   /* ROWS × RANKS */
+    double *right;  /* RANKS × COLUMNS */
+    double *loaded; /* as many as the largest of both */
+    uint8_t *bytes; /* the same, as stored */
+} room;
+
+enum { LOADED = RANKS * COLUMNS, ROOM = ROWS * RANKS + 3 * LOADED };
+
+/* What of W a block is about: rows [row, row + rows), columns [column, column + columns), ranks [rank, rank + ranks). */
+typedef struct block {
+    uint64_t row, rows, column, columns, rank, ranks;
+} block;
+
+/* The box [x0, x0 + xs) × [y0, y0 + ys) of a matrix in float64, transposed where `turned`. */
+static tsr_status load(const tsr_fold *fold, const tsr_entry *entry, const uint64_t box[4], bool turned, const room *r, double *out,
+                       tsr_error *err)
+{
+    const uint64_t offsets[] = {box[0], box[2]}, sizes[] = {box[1], box[3]};
+    const size_t count = (size_t)(sizes[0] * sizes[1]);
+    TSR_TRY(tsr_read_box(fold->adapter, entry, (tsr_box){2, offsets, sizes}, r->bytes, count * tsr_dtype_size(entry->dtype), err));
+    double *to = turned ? r->loaded : out;
+    if (entry->dtype == TSR_FLOAT64) memcpy(to, r->bytes, count * sizeof *to);
+    else tsr_cast(entry->dtype, TSR_FLOAT64, r->bytes, count, (uint8_t *)to);
+    for (uint64_t x = 0; turned && x < sizes[0]; x++)
+        for (uint64_t y = 0; y < sizes[1]; y++) out[y * sizes[0] + x] = to[x * sizes[1] + y];
+    return TSR_OK;
+}
+
+static tsr_status load_left(const tsr_fold *fold, const block *b, const room *r, tsr_error *err)
+{
+    const uint64_t plain[] = {b->row, b->rows, b->rank, b->ranks}, turned[] = {b->rank, b->ranks, b->row, b->rows};
+    return load(fold, fold->transposed ? fold->a : fold->b, fold->transposed ? turned : plain, fold->transposed, r, r->left, err);
+}
+
+static tsr_status load_right(const tsr_fold *fold, const block *b, const room *r, tsr_error *err)
+{
+    const uint64_t plain[] = {b->rank, b->ranks, b->column, b->columns}, turned[] = {b->column, b->columns, b->rank, b->ranks};
+    return load(fold, fold->transposed ? fold->b : fold->a, fold->transposed ? turned : plain, fold->transposed, r, r->right, err);
+}
+
+/* Adds the block's products to those elements of the run that are in it. */
+static void add_block(const tsr_fold *fold, const block *b, const tsr_run *run, const room *r)
+{
+    const uint64_t width = fold->weight->shape[1], end = run->first + run->count;
+    for (uint64_t i = 0; i < b->rows; i++) {
+        const uint64_t at = (b->row + i) * width + b->column;
+        const uint64_t from = at < run->first ? run->first - at : 0, to = at >= end ? 0 : at + b->columns > end ? end - at : b->columns;
+        if (from >= to) continue;
+        double *sums = r->sums + (at + from - run->first);
+        for (uint64_t k = 0; k < b->ranks; k++) {
+            const double factor = r->left[i * b->ranks + k], *row = r->right + k * b->columns + from;
+            for (uint64_t j = 0; j < to - from; j++) sums[j] += factor * row[j];
+        }
+    }
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static tsr_status add_rows(const tsr_fold *fold, block *b, const tsr_run *run, const room *r, tsr_error *err)
+{
+    const uint64_t width = fold->weight->shape[1], last = (run->first + run->count - 1) / width;
+    TSR_TRY(load_right(fold, b, r, err));
+    for (b->row = run->first / width; b->row <= last; b->row += b->rows) {
+        b->rows = least(ROWS, last + 1 - b->row);
+        TSR_TRY(load_left(fold, b, r, err));
+        add_block(fold, b, run, r);
+    }
+    return TSR_OK;
+}
+
+static tsr_status add_products(const tsr_fold *fold, const tsr_run *run, const room *r, tsr_error *err)
+{
+    const uint64_t width = fold->weight->shape[1];
+    block b = {.rank = 0};
+    for (; b.rank < fold->rank; b.rank += b.ranks) {
+        b.ranks = least(RANKS, fold->rank - b.rank);
+        for (b.column = 0; b.column < width; b.column += b.columns) {
+            b.columns = least(COLUMNS, width - b.column);
+            TSR_TRY(add_rows(fold, &b, run, r, err));
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_as(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_run *run, tsr_dtype dtype, uint8_t *bytes,
+                          uint8_t *out, tsr_error *err)
+{
+    const size_t size = (size_t)run->count * tsr_dtype_size(entry->dtype);
+    if (entry->dtype == dtype) return tsr_read_run(checkpoint, entry, run, out, size, err);
+    TSR_TRY(tsr_read_run(checkpoint, entry, run, bytes, size, err));
+    tsr_cast(entry->dtype, dtype, bytes, (size_t)run->count, out);
+    return TSR_OK;
+}
+
+static tsr_status read_weight(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, const room *r, uint8_t *out, tsr_error *err)
+{
+    if (fold->start) return read_as(fold->adapter, fold->start, run, dtype, r->bytes, out, err);
+    return read_as(fold->base, fold->weight, run, dtype, r->bytes, out, err);
+}
+
+/* The change of the run, in r->sums, before it is scaled. */
+static tsr_status read_change(const tsr_fold *fold, const tsr_run *run, const room *r, tsr_error *err)
+{
+    if (!fold->a) return read_as(fold->adapter, fold->b, run, TSR_FLOAT64, r->bytes, (uint8_t *)r->sums, err);
+    memset(r->sums, 0, (size_t)run->count * sizeof *r->sums);
+    return add_products(fold, run, r, err);
+}
+
+/* r->sums, scaled and in the weight's dtype, in float64 again. */
+static void round_change(const tsr_fold *fold, size_t count, const room *r)
+{
+    const tsr_dtype dtype = fold->weight->dtype;
+    for (size_t i = 0; i < count; i++) r->sums[i] *= fold->scale;
+    if (dtype == TSR_FLOAT64) return;
+    tsr_cast(TSR_FLOAT64, dtype, (const uint8_t *)r->sums, count, r->bytes);
+    tsr_cast(dtype, TSR_FLOAT64, r->bytes, count, (uint8_t *)r->sums);
+}
+
+/* At most LOADED elements. As PyTorch does it: each operation rounds to float32, unless a tensor is float64. */
+static tsr_status sum_run(const tsr_fold *fold, const tsr_run *run, const room *r, uint8_t *out, tsr_error *err)
+{
+    const size_t count = (size_t)run->count;
+    const bool wide = fold->weight->dtype == TSR_FLOAT64, precise = fold->b->dtype == TSR_FLOAT64;
+    TSR_TRY(read_change(fold, run, r, err));
+    TSR_TRY(read_weight(fold, run, TSR_FLOAT64, r, (uint8_t *)r->loaded, err));
+    if (fold->rounds) round_change(fold, count, r);
+    for (size_t i = 0; i < count; i++) {
+        const double scale = fold->rounds ? 1 : fold->scale;
+        const double change = precise ? r->sums[i] * scale : (double)((float)r->sums[i] * (float)scale);
+        r->loaded[i] = wide || precise ? r->loaded[i] + change : (double)((float)r->loaded[i] + (float)change);
+    }
+    if (fold->dtype == TSR_FLOAT64) memcpy(out, r->loaded, count * sizeof *r->loaded);
+    else tsr_cast(TSR_FLOAT64, fold->dtype, (const uint8_t *)r->loaded, count, out);
+    return TSR_OK;
+}
+
+tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err)
+{
+    const tsr_fold *fold = ctx;
+    const tsr_allocator *allocator = tsr_checkpoint_host(fold->base)->allocator;
+    tsr_status status = TSR_OK;
+    double *memory = tsr_alloc(allocator, ROOM + LOADED, sizeof *memory, err);
+    if (!memory) return TSR_E_NOMEM;
+    const room r = {memory, memory + LOADED, memory + LOADED + ROWS * RANKS, memory + 2 * LOADED + ROWS * RANKS,
+                    (uint8_t *)(memory + 3 * LOADED + ROWS * RANKS)};
+    for (tsr_run run = {.first = first}; count && status == TSR_OK; run.first += run.count, count -= (size_t)run.count) {
+        run.count = least(LOADED, count);
+        if (!fold->b) status = read_weight(fold, &run, fold->dtype, &r, out, err);
+        else status = sum_run(fold, &run, &r, out, err);
+        out += (size_t)run.count * tsr_dtype_size(fold->dtype);
+    }
+    tsr_free(allocator, memory, ROOM + LOADED, sizeof *memory);
+    return status;
+}

@@ -1,0 +1,47 @@
+/* What the files of core/merge share. */
+#ifndef TSR_MERGE_MERGE_PARTS_H
+#define TSR_MERGE_MERGE_PARTS_H
+
+#include "mapping/mapped.h"
+#include "tessera/merge.h"
+#include "tessera/sys/read_run.h"
+
+/* Of two whole tensors: Σa², Σb², Σab, once `known` is not 0. */
+typedef struct tsr_angle {
+    double aa, bb, ab;
+    uint64_t known;
+} tsr_angle;
+
+typedef struct tsr_merge {
+    tsr_merge_method method;
+    const tsr_merge_input *inputs; /* of task arithmetic the last one is the base */
+    uint32_t count;                /* without it */
+    double divisor;                /* of linear; 1: none */
+    double t;
+    tsr_selection selection;
+    tsr_angle *angles; /* of slerp: by the first input's entries */
+    const struct tsr_merged **tensors; /* of slerp, the same; NULL: not merged */
+    uint64_t entry_count;
+} tsr_merge;
+
+/* One merged tensor: what its computed file needs. */
+typedef struct tsr_merged {
+    const tsr_merge *merge;
+    const tsr_entry *const *entries; /* by input */
+    tsr_dtype dtype;                 /* of the result */
+    uint64_t order;
+} tsr_merged;
+
+/* merge_read.c: elements [first, first + count) of an entry in float64 where `wide`, otherwise in float32; `bytes` has room for them as stored. */
+tsr_status tsr_merge_read(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_run *run, uint8_t *bytes, bool wide, void *out,
+                          tsr_error *err);
+
+/* merge_sum.c: a tsr_computed.compute; `ctx` is a tsr_merged. */
+tsr_status tsr_merge_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
+/* merge_slerp.c: the factors of the two inputs. Reads both tensors where they were not measured. */
+tsr_status tsr_merge_factors(const tsr_merged *tensor, double factors[2], tsr_error *err);
+/* merge_check.c: whether an entry that is not summed is the same in two inputs; an error names both where it is not. */
+tsr_status tsr_merge_check(const tsr_merge_input *a, const tsr_entry *of_a, const tsr_merge_input *b, const tsr_entry *of_b, tsr_ring *ring,
+                           tsr_error *err);
+
+#endif

@@ -1,0 +1,73 @@
+/* Weighted sums of runs of elements. */
+#include "base/try.h"
+#include "merge/merge_parts.h"
+#include "tessera/sys/cast.h"
+
+/* sum += factor · (x − base); `base` NULL: none. */
+static void add_floats(float *sum, float factor, const float *x, const float *base, size_t count)
+{
+    for (size_t i = 0; i < count && base; i++) sum[i] += factor * (x[i] - base[i]);
+    for (size_t i = 0; i < count && !base; i++) sum[i] += factor * x[i];
+}
+
+static void add_doubles(double *sum, double factor, const double *x, const double *base, size_t count)
+{
+    for (size_t i = 0; i < count && base; i++) sum[i] += factor * (x[i] - base[i]);
+    for (size_t i = 0; i < count && !base; i++) sum[i] += factor * x[i];
+}
+
+/* sum / divisor + base */
+static void finish_floats(float *sum, float divisor, const float *base, size_t count)
+{
+    for (size_t i = 0; i < count && divisor != 1; i++) sum[i] /= divisor;
+    for (size_t i = 0; i < count && base; i++) sum[i] += base[i];
+}
+
+static void finish_doubles(double *sum, double divisor, const double *base, size_t count)
+{
+    for (size_t i = 0; i < count && divisor != 1; i++) sum[i] /= divisor;
+    for (size_t i = 0; i < count && base; i++) sum[i] += base[i];
+}
+
+/* Room for one run: of the sum, one input, the base, and one input as it is stored, 8 bytes per element each. */
+typedef struct room {
+    void *sum, *x, *base;
+    uint8_t *bytes;
+} room;
+
+static tsr_status sum_run(const tsr_merged *tensor, const tsr_run *run, const room *r, tsr_error *err)
+{
+    const tsr_merge *merge = tensor->merge;
+    const bool wide = tensor->entries[0]->dtype == TSR_FLOAT64, has_base = merge->method == TSR_MERGE_TASK_ARITHMETIC;
+    const size_t count = (size_t)run->count;
+    const void *base = has_base ? r->base : NULL;
+    double factors[2] = {0};
+    if (merge->method == TSR_MERGE_SLERP) TSR_TRY(tsr_merge_factors(tensor, factors, err));
+    if (base) TSR_TRY(tsr_merge_read(merge->inputs[merge->count].checkpoint, tensor->entries[merge->count], run, r->bytes, wide, r->base, err));
+    memset(r->sum, 0, count * (wide ? sizeof(double) : sizeof(float)));
+    for (uint32_t i = 0; i < merge->count; i++) {
+        const double factor = merge->method == TSR_MERGE_SLERP ? factors[i] : merge->inputs[i].weight;
+        TSR_TRY(tsr_merge_read(merge->inputs[i].checkpoint, tensor->entries[i], run, r->bytes, wide, r->x, err));
+        if (wide) add_doubles(r->sum, factor, r->x, base, count);
+        else add_floats(r->sum, (float)factor, r->x, base, count);
+    }
+    if (wide) finish_doubles(r->sum, merge->divisor, base, count);
+    else finish_floats(r->sum, (float)merge->divisor, base, count);
+    return TSR_OK;
+}
+
+tsr_status tsr_merge_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err)
+{
+    const tsr_merged *tensor = ctx;
+    const tsr_dtype sums = tensor->entries[0]->dtype == TSR_FLOAT64 ? TSR_FLOAT64 : TSR_FLOAT32;
+    const tsr_allocator *allocator = tsr_checkpoint_host(tensor->merge->inputs[0].checkpoint)->allocator;
+    const tsr_run run = {.first = first, .count = count};
+    double *memory = tsr_alloc(allocator, count, 4 * sizeof *memory, err);
+    if (!memory) return TSR_E_NOMEM;
+    const room r = {memory, memory + count, memory + 2 * count, (uint8_t *)(memory + 3 * count)};
+    const tsr_status status = sum_run(tensor, &run, &r, err);
+    if (status == TSR_OK && sums != tensor->dtype) tsr_cast(sums, tensor->dtype, r.sum, count, out);
+    else if (status == TSR_OK) memcpy(out, r.sum, count * tsr_dtype_size(sums));
+    tsr_free(allocator, memory, count, 4 * sizeof *memory);
+    return status;
+}
