@@ -2,6 +2,7 @@
  * stage, laid out when it is needed; safetensors files are laid out together. */
 #include "base/try.h"
 #include "convert/rank_files.h"
+#include "formats/torch/torch_loadable.h"
 #include "write/safetensors_write.h"
 #include "write/torch_plan.h"
 

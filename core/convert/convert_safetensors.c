@@ -23,7 +23,8 @@ typedef struct plan {
 
 const char *tsr_safetensors_refusal(const tsr_converted *row)
 {
-    if (tsr_is_object(row->entry)) return "is an object, which safetensors cannot hold (drop objects, or put them aside)";
+    if (tsr_is_object(row->entry))
+        return "is an object, which safetensors cannot store (pass --objects drop or --objects sidecar)";
     if (row->entry->kind == TSR_ENTRY_OPAQUE) return tsr_opaque_refusal(row->entry);
     switch (row->dtype) {
     case TSR_COMPLEX32: return "is complex32, which safetensors does not have";
@@ -90,6 +91,19 @@ static tsr_status assign_files(plan *p, tsr_error *err)
     return TSR_OK;
 }
 
+/* The file states the part that it is, so that the directory opens as the same parts again. */
+static tsr_status name_part(plan *p, uint32_t f, tsr_error *err)
+{
+    const tsr_str part = p->parts[f].size ? p->parts[f] : TSR_STR("checkpoint");
+    tsr_safetensors_pair *pair = TSR_ARENA_NEW(p->job->arena, tsr_safetensors_pair, err);
+    if (!pair) return TSR_E_NOMEM;
+    *pair = (tsr_safetensors_pair){TSR_STR(TSR_SAFETENSORS_PART), p->parts[f].size ? p->parts[f] : TSR_STR("")};
+    p->files[f].pairs = pair;
+    p->files[f].pair_count = 1;
+    p->files[f].name = tsr_arena_format(p->job->arena, err, "%.*s.safetensors", TSR_STR_ARG(part));
+    return p->files[f].name.data ? TSR_OK : TSR_E_NOMEM;
+}
+
 static tsr_status name_files(plan *p, tsr_error *err)
 {
     tsr_arena *arena = p->job->arena;
@@ -100,8 +114,7 @@ static tsr_status name_files(plan *p, tsr_error *err)
     if (!p->files) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < p->file_count; f++) {
         if (p->parts) {
-            const tsr_str part = p->parts[f].size ? p->parts[f] : TSR_STR("checkpoint");
-            p->files[f].name = tsr_arena_format(arena, err, "%.*s.safetensors", TSR_STR_ARG(part));
+            TSR_TRY(name_part(p, f, err));
         } else if (!p->job->options->max_shard_size) {
             p->files[f].name = TSR_STR("");
         } else if (p->file_count == 1) {

@@ -2,16 +2,16 @@
  * as the data they were read as, and tensors that shared storage share it still. */
 #include "base/try.h"
 #include "convert/convert_to.h"
+#include "formats/torch/torch_loadable.h"
 #include "write/torch_plan.h"
 
 const char *tsr_torch_refusal(const tsr_converted *row)
 {
-    if (tsr_is_object(row->entry)) return row->entry->value ? NULL : "is an object that was not read";
+    if (tsr_is_object(row->entry)) return row->entry->value ? NULL : "is an object whose value was not read";
     if (row->entry->kind == TSR_ENTRY_OPAQUE)
         return row->entry->value && tsr_torch_is_subclass(row->entry->value) ? NULL : tsr_opaque_refusal(row->entry);
-    if (tsr_dtype_describe(row->dtype)->bits == 6) return "is of a float6 type, which torch does not have";
-    return tsr_dtype_describe(row->dtype)->kind == TSR_CLASS_QUANTIZED ? "is quantized, and its scale is not known here"
-                                                                       : NULL;
+    if (tsr_dtype_describe(row->dtype)->bits == 6) return "has a float6 type, which torch does not have";
+    return tsr_dtype_describe(row->dtype)->kind == TSR_CLASS_QUANTIZED ? "is quantized, and its scale is unknown" : NULL;
 }
 
 /* All written rows as one nested value. */

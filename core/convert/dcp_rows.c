@@ -3,6 +3,7 @@
 
 #include "base/try.h"
 #include "convert/reshard_to.h"
+#include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"
 #include "model/nest.h"
 #include "write/blit.h"
@@ -58,7 +59,10 @@ tsr_status tsr_dcp_rows_of(const tsr_conversion_job *job, const tsr_plan *plan, 
     if (plan) TSR_TRY(tsr_leave_unplanned(&out->chosen, plan, err));
     if (megatron) TSR_TRY(tsr_megatron_part_rows(out, err));
     out->first_source = tsr_arena_array(job->arena, (size_t)out->chosen.count + 1, sizeof *out->first_source, err);
-    return out->first_source ? make_sources(out, err) : TSR_E_NOMEM;
+    if (!out->first_source) return TSR_E_NOMEM;
+    TSR_TRY(make_sources(out, err));
+    const bool joins = job->options->for_torch && job->options->for_torch < TSR_TORCH_WITH_SPLIT_OBJECTS && !megatron;
+    return joins ? tsr_join_objects(out, err) : TSR_OK;
 }
 
 tsr_status tsr_dcp_rows_lay_out(tsr_dcp_rows *rows, const tsr_dcp_piece *pieces, size_t piece_count, const tsr_str *files,
@@ -72,7 +76,8 @@ tsr_status tsr_dcp_rows_lay_out(tsr_dcp_rows *rows, const tsr_dcp_piece *pieces,
                        .pieces = pieces,
                        .piece_count = piece_count,
                        .files = files,
-                       .file_count = file_count};
+                       .file_count = file_count,
+                       .for_torch = job->options->for_torch};
     TSR_TRY(tsr_dcp_lay_out(&dcp, out, err));
     *job->out = (tsr_conversion){.rows = rows->chosen.rows,
                                  .row_count = rows->chosen.count,

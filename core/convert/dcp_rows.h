@@ -1,5 +1,5 @@
 /* The rows of a conversion as the items of a DCP: what the writers for a whole checkpoint and for a mesh have in common, and
- * what a Megatron checkpoint has that a DCP has not. */
+ * the files that a Megatron checkpoint has in addition to those of a DCP. */
 #ifndef TSR_CONVERT_DCP_ROWS_H
 #define TSR_CONVERT_DCP_ROWS_H
 
@@ -21,6 +21,11 @@ tsr_status tsr_dcp_rows_of(const tsr_conversion_job *job, const tsr_plan *plan, 
 /* Lays out pieces of the sources in `files` (and what else the form has) and fills the conversion. */
 tsr_status tsr_dcp_rows_lay_out(tsr_dcp_rows *rows, const tsr_dcp_piece *pieces, size_t piece_count, const tsr_str *files,
                                 uint32_t file_count, tsr_writer *out, tsr_error *err);
+
+/* ---- whole_objects.c ---- */
+
+/* For PyTorch 2.3: makes one source of all objects that are in a dict or list without tensors. */
+tsr_status tsr_join_objects(tsr_dcp_rows *rows, tsr_error *err);
 
 /* ---- megatron_rows.c ---- */
 

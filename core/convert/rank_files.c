@@ -34,7 +34,8 @@ static tsr_status name_files(tsr_rank_files *f, tsr_error *err)
         f->names[i] = tsr_shards_name(pattern, &numbers, is_padded(pattern) ? padded : plain, arena, err);
         if (!f->names[i].data) return TSR_E_NOMEM;
         TSR_FAIL_IF(i && tsr_str_equal(f->names[i], f->names[i - 1]), err, TSR_E_USAGE, TSR_NO_POSITION,
-                    "ranks '%.*s' of %.*s names one file for several ranks: it needs {tp}, and {pp} where there are stages",
+                    "ranks '%.*s' of %.*s names one file for several ranks; it needs {tp}, and also {pp} if there are "
+                    "pipeline stages",
                     TSR_STR_ARG(pattern), TSR_STR_ARG(f->job->options->shards->name));
     }
     f->is_safetensors = tsr_str_ends(pattern, TSR_STR(".safetensors"));
@@ -45,9 +46,12 @@ tsr_status tsr_rank_files_open(const tsr_conversion_job *job, tsr_rank_files *ou
 {
     const tsr_shards *map = job->options->shards;
     const uint32_t world = job->options->world_size;
-    TSR_FAIL_IF(!map, err, TSR_E_USAGE, TSR_NO_POSITION, "writing ranks takes a map of how tensors are cut (--shards FILE)");
-    TSR_FAIL_IF(map->family, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "the built-in map '%.*s' only reads; writing ranks takes a tessera.shards/1 file", TSR_STR_ARG(map->name));
+    TSR_FAIL_IF(!map, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "writing one file per rank needs a map that describes how tensors are split; pass --shards FILE");
+    TSR_FAIL_IF(
+        map->family, err, TSR_E_USAGE, TSR_NO_POSITION,
+        "the built-in map '%.*s' can only be used for reading; to write one file per rank, pass a tessera.shards/1 file",
+        TSR_STR_ARG(map->name));
     out->job = job;
     out->stages = (tsr_shards_stages){.count = map->stage_count ? map->stage_count : 1, .layers = map->stage_layers};
     TSR_FAIL_IF(!world || world % out->stages.count, err, TSR_E_USAGE, TSR_NO_POSITION,

@@ -64,8 +64,8 @@ static tsr_status unit_name(const tsr_fsdp1_unit *unit, tsr_arena *arena, tsr_st
     bool literal = starred;
     for (size_t i = 0; i < module.size; i++) literal = literal && !memchr("*?[", module.data[i], 3);
     TSR_FAIL_IF(!literal, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "the unit '%.*s' names no one module, so its flat parameter has no name in a torch.save file: units must be "
-                "of the form MODULE.**",
+                "the unit '%.*s' does not name a single module, so its flat parameter has no name in a torch.save file; "
+                "units must have the form MODULE.**",
                 TSR_STR_ARG(unit->match));
     *out = tsr_arena_format(arena, err, "%.*s" FLAT_PARAM, TSR_STR_ARG(module));
     return out->data ? TSR_OK : TSR_E_NOMEM;
@@ -73,11 +73,10 @@ static tsr_status unit_name(const tsr_fsdp1_unit *unit, tsr_arena *arena, tsr_st
 
 static tsr_status check_loadable(const tsr_fsdp1_unit *unit, tsr_error *err)
 {
-    TSR_FAIL_IF(
-        unit->use_orig_params, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-        "'%.*s' would be part of a flat parameter, which FSDP1 with use_orig_params does not load from a rank's file: "
-        "set \"use_orig_params\": false in the strategy, or reshard to dcp",
-        TSR_STR_ARG(unit->entries[0]->fqn));
+    TSR_FAIL_IF(unit->use_orig_params, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' would be part of a flat parameter, which FSDP1 with use_orig_params does not load from a rank's "
+                "file; set \"use_orig_params\": false in the strategy, or reshard to dcp",
+                TSR_STR_ARG(unit->entries[0]->fqn));
     return TSR_OK;
 }
 

@@ -38,7 +38,7 @@ static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
     tsr_converted *row = tsr_row_of(&g->chosen, entry);
     if (!row) return TSR_OK;
     TSR_FAIL_IF(shard->box_count > 1, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s': rank %llu holds %llu separate pieces of it, and sharded safetensors have one a file",
+                "'%.*s': rank %llu holds %llu separate boxes of it, but sharded safetensors store one box per file",
                 TSR_STR_ARG(entry->fqn), (unsigned long long)owner, (unsigned long long)shard->box_count);
     owned *o = tsr_vec_push(&g->owned, err);
     uint64_t *box = tsr_arena_array(g->job->arena, 2 * (size_t)shard->rank, sizeof *box, err);

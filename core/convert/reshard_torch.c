@@ -3,6 +3,7 @@
  * stage, laid out in an arena of its own when it is needed. */
 #include "base/try.h"
 #include "convert/reshard_flat.h"
+#include "formats/torch/torch_loadable.h"
 #include "write/dtensor_value.h"
 #include "write/localize.h"
 #include "write/torch_plan.h"
@@ -162,6 +163,16 @@ static tsr_status prepare(ranks *r, tsr_error *err)
     return TSR_OK;
 }
 
+/* Every version before 2.13 pickles a mesh in a way of its own, and refuses that of the newer ones. */
+static tsr_status check_version(const ranks *r, tsr_error *err)
+{
+    const tsr_torch_version version = r->job->options->for_torch;
+    if (r->flat || !version || version >= TSR_TORCH_WITH_MESH_LAYOUT) return TSR_OK;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "PyTorch 2.%u cannot load DTensors as Tessera writes them, which takes 2.%d or newer; write DCP instead",
+                     (unsigned)version, TSR_TORCH_WITH_MESH_LAYOUT);
+}
+
 tsr_status tsr_reshard_to_torch(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err)
 {
     const uint32_t count = (uint32_t)tsr_plan_ranks(plan);
@@ -169,6 +180,7 @@ tsr_status tsr_reshard_to_torch(const tsr_conversion_job *job, const tsr_plan *p
     if (!r) return TSR_E_NOMEM;
     *r = (ranks){.job = job, .plan = plan};
     r->flat = tsr_plan_flat_units(plan, &r->flat_units) && tsr_plan_count(plan);
+    TSR_TRY(check_version(r, err));
     TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &r->chosen, err));
     TSR_TRY(tsr_leave_unplanned(&r->chosen, plan, err));
     if (r->flat) TSR_TRY(tsr_flat_rows_name(&r->chosen, plan, job->arena, err));

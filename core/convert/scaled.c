@@ -7,12 +7,12 @@
  * weights themselves, whatever is next to them. A scale counts even where it is not selected. */
 #include "base/line.h"
 #include "base/try.h"
-#include "tessera/sys/cast.h"
 #include "tessera/convert.h"
+#include "tessera/sys/cast.h"
+#include "tessera/sys/casts.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/vec.h"
-#include "tessera/sys/work.h"
 
 /* A scale has the name of its numbers, with the ending `data` replaced by `scale`. */
 typedef struct companion {
@@ -43,7 +43,8 @@ static const companion companions[] = {
 
 typedef struct search {
     const tsr_catalog *catalog;
-    const tsr_convert_options *options;
+    const tsr_convert_options *options; /* of a cast; */
+    const tsr_selection *selection;     /* otherwise, of what is merged */
     tsr_map *names; /* of all entries → index */
     tsr_vec text;
     const tsr_entry *data; /* the first that is refused */
@@ -75,6 +76,7 @@ static bool may_hold(tsr_dtype dtype, bool words)
 
 static bool is_wanted(const search *s, const tsr_entry *entry)
 {
+    if (s->selection) return tsr_selection_keeps(s->selection, entry->fqn);
     return !s->options->want || s->options->want(s->options->want_ctx, entry->fqn);
 }
 
@@ -82,6 +84,7 @@ static bool is_wanted(const search *s, const tsr_entry *entry)
  * asked for either. */
 static bool is_touched(const search *s, const tsr_entry *data, const tsr_entry *scale)
 {
+    if (s->selection) return is_wanted(s, data) || is_wanted(s, scale);
     const tsr_dtype dtype = s->options->dtype;
     if (is_wanted(s, data) && data->dtype != dtype) return true;
     return is_wanted(s, scale) && scale->dtype != dtype && tsr_cast_possible(scale->dtype, dtype);
@@ -172,37 +175,54 @@ static tsr_status fill_names(search *s)
 
 static tsr_status report(const search *s)
 {
-    const char *const dtype = tsr_dtype_describe(s->options->dtype)->name;
     char more[64] = "";
     if (s->count == 0) return TSR_OK;
     tsr_line line = tsr_line_on(more, sizeof more);
     if (s->count > 1) tsr_line_format(&line, " (and %llu more like it)", (unsigned long long)(s->count - 1));
+    TSR_FAIL_IF(s->selection, s->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' is scaled by '%.*s'%s, which a sum of the stored numbers would not apply; pass --dequantize",
+                TSR_STR_ARG(s->data->fqn), TSR_STR_ARG(s->scale), more);
+    const char *const dtype = tsr_dtype_describe(s->options->dtype)->name;
     return tsr_raise(s->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                      "'%.*s' is scaled by '%.*s'%s, which a cast to %s would not apply; pass --raw-cast to cast the stored "
                      "numbers as they are",
                      TSR_STR_ARG(s->data->fqn), TSR_STR_ARG(s->scale), more, dtype);
 }
 
-tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options *options, tsr_error *err)
+static tsr_status run_search(tsr_checkpoint *checkpoint, search *s)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
+    s->catalog = tsr_checkpoint_catalog(checkpoint);
+    s->text = tsr_vec_of(allocator, 1);
+    s->names = tsr_map_new(allocator, (size_t)s->catalog->entry_count, s->err);
+    tsr_status status = s->names ? fill_names(s) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = report(s);
+    tsr_map_free(s->names);
+    tsr_vec_free(&s->text);
+    return status;
+}
+
+tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options *options, tsr_error *err)
+{
     tsr_convert_options own;
     TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_convert_options, err));
-    search s = {.catalog = tsr_checkpoint_catalog(checkpoint), .options = &own, .text = tsr_vec_of(allocator, 1), .err = err};
+    search s = {.options = &own, .err = err};
     if (own.dtype == TSR_DTYPE_NONE || own.raw_cast) return TSR_OK;
-    s.names = tsr_map_new(allocator, (size_t)s.catalog->entry_count, err);
-    tsr_status status = s.names ? fill_names(&s) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = report(&s);
-    tsr_map_free(s.names);
-    tsr_vec_free(&s.text);
-    return status;
+    return run_search(checkpoint, &s);
+}
+
+tsr_status tsr_check_sums(tsr_checkpoint *checkpoint, const tsr_selection *selection, tsr_error *err)
+{
+    search s = {.selection = selection, .err = err};
+    return run_search(checkpoint, &s);
 }
 
 tsr_status tsr_cast_parse(tsr_str dtype, bool raw_cast, tsr_dtype *out, tsr_error *err)
 {
     *out = dtype.data ? tsr_dtype_from_name(dtype) : TSR_DTYPE_NONE;
     TSR_FAIL_IF(dtype.data && *out == TSR_DTYPE_NONE, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "there is no dtype '%.*s'; choose float32, bfloat16, float16, float8_e4m3fn, …", TSR_STR_ARG(dtype));
+                "unknown dtype '%.*s'; choose a floating-point dtype such as float32, bfloat16, float16 or float8_e4m3fn",
+                TSR_STR_ARG(dtype));
     TSR_FAIL_IF(raw_cast && !dtype.data, err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype");
     return TSR_OK;
 }

@@ -3,13 +3,13 @@
 
 #include "base/try.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/map.h"
-#include "tessera/sys/work.h"
 
 #define NAMED 5u /* entries that a refusal names; the rest is counted */
 
-const char tsr_put_aside[] = "put into the sidecar";
+const char tsr_put_aside[] = "written to the sidecar";
 
 /* Tensors that are not dense come as an OBJECT whose one part is a DICT of what was kept of them. */
 bool tsr_is_object(const tsr_entry *entry)
@@ -22,7 +22,7 @@ bool tsr_is_object(const tsr_entry *entry)
 
 const char *tsr_opaque_refusal(const tsr_entry *entry)
 {
-    return tsr_str_equal(entry->type, TSR_STR("missing")) ? "is in no file that is there" : "is no dense tensor";
+    return tsr_str_equal(entry->type, TSR_STR("missing")) ? "is not in any of the files" : "is not a dense tensor";
 }
 
 static tsr_status choose(const tsr_chosen *s, tsr_converted *row, tsr_error *err)
@@ -31,7 +31,7 @@ static tsr_status choose(const tsr_chosen *s, tsr_converted *row, tsr_error *err
     const tsr_entry *entry = row->entry;
     const bool drops = options->objects == TSR_OBJECTS_DROP || options->objects == TSR_OBJECTS_SIDECAR;
     if (options->want && !options->want(options->want_ctx, entry->fqn)) {
-        row->left_out = "not asked for";
+        row->left_out = "not selected";
         return TSR_OK;
     }
     if (drops && tsr_is_object(entry)) {
@@ -74,6 +74,8 @@ static tsr_status check_names(const tsr_chosen *s, tsr_error *err)
 static const char *reason(const tsr_chosen *s, const tsr_converted *row, const char *(*refusal)(const tsr_converted *row))
 {
     const bool object = tsr_is_object(row->entry);
+    if (row->entry->kind == TSR_ENTRY_TENSOR && !tsr_torch_version_has(s->options->for_torch, row->dtype))
+        return "has a dtype that this version of PyTorch does not have";
     return object && s->options->objects == TSR_OBJECTS_REFUSE ? "is an object" : refusal(row);
 }
 
@@ -129,7 +131,7 @@ tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *opt
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
     const bool known = options->dtype == TSR_DTYPE_NONE || tsr_cast_possible(options->dtype, options->dtype);
-    TSR_FAIL_IF(!known, err, TSR_E_USAGE, TSR_NO_POSITION, "tensors are cast to floating types only, not to %s",
+    TSR_FAIL_IF(!known, err, TSR_E_USAGE, TSR_NO_POSITION, "tensors can only be cast to floating-point types, not to %s",
                 tsr_dtype_describe(options->dtype)->name);
     TSR_FAIL_IF(catalog->entry_count > UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "too many entries to convert");
     tsr_converted *rows = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *rows, err);

@@ -11,19 +11,7 @@
 #include "base/try.h"
 #include "tessera/sys/vec.h"
 
-static const char model_prefix[] = "model.";
-
 /* ---- trained weights ---- */
-
-/* NAME of "model.NAME" and of "optim.state.NAME.KEY"; false for other rows. */
-bool tsr_universal_weight(const tsr_converted *row, tsr_str *name)
-{
-    const tsr_str prefix = tsr_str_from(model_prefix);
-    *name = row->name;
-    if (!row->written || row->entry->kind != TSR_ENTRY_TENSOR || !tsr_str_starts(row->name, prefix)) return false;
-    *name = (tsr_str){row->name.data + prefix.size, row->name.size - prefix.size};
-    return name->size > 0;
-}
 
 static bool state_of(const tsr_universal_making *m, const tsr_converted *row, tsr_str *name, tsr_str *key)
 {
@@ -35,11 +23,6 @@ static bool state_of(const tsr_universal_making *m, const tsr_converted *row, ts
     *key = (tsr_str){name->data + dot, name->size - dot};
     name->size = dot - 1;
     return key->size > 0;
-}
-
-tsr_status tsr_universal_note(tsr_universal_making *m, tsr_str name)
-{
-    return tsr_map_put(m->trained, name, 1, NULL, NULL, m->err);
 }
 
 /* Those that the parameter groups name, and those that have states. */
@@ -54,8 +37,8 @@ static tsr_status find_trained(tsr_universal_making *m)
     for (uint64_t i = 0; i < m->chosen->count; i++)
         if (state_of(m, &m->chosen->rows[i], &name, &key)) TSR_TRY(tsr_universal_note(m, name));
     TSR_FAIL_IF(tsr_map_count(m->trained) == 0, m->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "a universal checkpoint is made of a model and its optimizer's states, and there are no entries 'optim.state.NAME.KEY' or "
-                "'optimizer.state.NAME.KEY' here");
+                "a universal checkpoint consists of a model and its optimizer's states, but the source has no entries named "
+                "'optim.state.NAME.KEY' or 'optimizer.state.NAME.KEY'");
     return TSR_OK;
 }
 
@@ -77,14 +60,15 @@ static tsr_status add_state(tsr_universal_making *m, tsr_converted *row, tsr_str
     if (step) m->step = value;
     if (step) return tsr_universal_add(m, value, "%.*s/zero/%.*s/%.*s.pt", name, key);
     row->written = false; /* an optimizer's None, for which DeepSpeed has no file */
-    row->left_out = "is not a tensor, and universal checkpoints hold only tensors of a weight's states";
+    row->left_out = "is not a tensor; for the states of a weight, universal checkpoints store only tensors";
     return TSR_OK;
 }
 
 static tsr_status check_name(const tsr_universal_making *m, tsr_str name)
 {
     const bool plain = !memchr(name.data, '/', name.size) && !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
-    TSR_FAIL_IF(!plain, m->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the weight '%.*s' would be the name of a directory, which it cannot be", TSR_STR_ARG(name));
+    TSR_FAIL_IF(!plain, m->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "the name of the weight '%.*s' cannot be used as the name of a directory", TSR_STR_ARG(name));
     return TSR_OK;
 }
 
@@ -108,8 +92,10 @@ static tsr_status add_weights(tsr_universal_making *m)
         }
     }
     for (uint64_t i = 0; i < m->chosen->count; i++)
-        TSR_FAIL_IF(state_of(m, &m->chosen->rows[i], &name, &key) && tsr_map_get(m->trained, name, 0) != 2, m->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                    "'%.*s' is the state of a weight '%s%.*s' that is not there", TSR_STR_ARG(m->chosen->rows[i].name), model_prefix, TSR_STR_ARG(name));
+        TSR_FAIL_IF(state_of(m, &m->chosen->rows[i], &name, &key) && tsr_map_get(m->trained, name, 0) != 2, m->err,
+                    TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                    "'%.*s' is the state of a weight '" TSR_MODEL_PREFIX "%.*s', which is not in the checkpoint",
+                    TSR_STR_ARG(m->chosen->rows[i].name), TSR_STR_ARG(name));
     return TSR_OK;
 }
 
@@ -154,13 +140,6 @@ static const tsr_value *loss_scaler(const tsr_universal_making *m)
     object->text = tsr_dict_get(state, "cur_iter") ? TSR_STR("deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler")
                                           : TSR_STR("deepspeed.runtime.fp16.loss_scaler.LossScaler");
     return object;
-}
-
-const tsr_value *tsr_universal_version(const tsr_universal_making *m)
-{
-    const tsr_value *stated = tsr_dict_get(m->engine, "ds_version");
-    if (!stated) stated = tsr_dict_get(m->optim, "ds_version");
-    return stated ? stated : tsr_value_str(m->arena, TSR_STR("0.19.8"), m->err);
 }
 
 static tsr_status add_optimizer(tsr_universal_making *m)

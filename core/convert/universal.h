@@ -17,9 +17,9 @@ typedef struct tsr_universal {
     uint32_t count;
 } tsr_universal;
 
-/* From the written rows: weights "model.NAME" that are trained, states "optim.state.NAME.KEY" (or "optimizer."), parameter groups,
- * and everything else for the model states. `root` is what tsr_nest_rows made of the rows. Lives in `arena`. Errors:
- * TSR_E_UNSUPPORTED where there are no such weights or states, and for states of weights that are not there, by name. */
+/* From the written rows: weights "model.NAME" that are trained, states "optim.state.NAME.KEY" (or "optimizer."), parameter
+ * groups, and everything else for the model states. `root` is what tsr_nest_rows made of the rows. Lives in `arena`. Errors:
+ * TSR_E_UNSUPPORTED if there are no such weights or states, or if a state's weight is missing (the message names it). */
 tsr_status tsr_universal_files(const tsr_chosen *chosen, const tsr_value *root, tsr_arena *arena, tsr_universal *out, tsr_error *err);
 
 #endif

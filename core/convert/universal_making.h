@@ -1,11 +1,13 @@
 /* What the files that make a universal checkpoint share: universal.c (weights, states, optimizer), universal_model.c (model states)
- * and universal_values.c (dictionaries that grow). */
+ * and universal_values.c (dictionaries that grow, and what the two others both need). */
 #ifndef TSR_CONVERT_UNIVERSAL_MAKING_H
 #define TSR_CONVERT_UNIVERSAL_MAKING_H
 
 #include "convert/universal.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/vec.h"
+
+#define TSR_MODEL_PREFIX "model." /* of the names of weights */
 
 typedef struct tsr_universal_making {
     const tsr_chosen *chosen;

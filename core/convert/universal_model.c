@@ -5,8 +5,7 @@
 
 static bool is_same_tensor(const tsr_entry *a, const tsr_entry *b)
 {
-    return a->rank == b->rank && (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0) && a->chunk_count && b->chunk_count &&
-           a->chunks[0].file == b->chunks[0].file && a->chunks[0].byte_offset == b->chunks[0].byte_offset;
+    return tsr_entry_same_shape(a, b) && a->chunk_count && b->chunk_count && a->chunks[0].file == b->chunks[0].file && a->chunks[0].byte_offset == b->chunks[0].byte_offset;
 }
 
 /* They count as trained: what they name has a directory. */

@@ -1,4 +1,4 @@
-/* Dictionaries that grow, for the files of a universal checkpoint. */
+/* Dictionaries that grow, for the files of a universal checkpoint; and what both of its makers ask of rows and names. */
 #include "convert/universal_making.h"
 
 #include "base/try.h"
@@ -61,4 +61,25 @@ tsr_status tsr_universal_add(tsr_universal_making *m, const tsr_value *root, con
     if (!file) return TSR_E_NOMEM;
     *file = (tsr_universal_file){tsr_arena_format(m->arena, m->err, format, TSR_STR_ARG(m->tag), TSR_STR_ARG(a), TSR_STR_ARG(b)), root};
     return file->name.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+bool tsr_universal_weight(const tsr_converted *row, tsr_str *name)
+{
+    const tsr_str prefix = TSR_STR(TSR_MODEL_PREFIX);
+    *name = row->name;
+    if (!row->written || row->entry->kind != TSR_ENTRY_TENSOR || !tsr_str_starts(row->name, prefix)) return false;
+    *name = (tsr_str){row->name.data + prefix.size, row->name.size - prefix.size};
+    return name->size > 0;
+}
+
+tsr_status tsr_universal_note(tsr_universal_making *m, tsr_str name)
+{
+    return tsr_map_put(m->trained, name, 1, NULL, NULL, m->err);
+}
+
+const tsr_value *tsr_universal_version(const tsr_universal_making *m)
+{
+    const tsr_value *stated = tsr_dict_get(m->engine, "ds_version");
+    if (!stated) stated = tsr_dict_get(m->optim, "ds_version");
+    return stated ? stated : tsr_value_str(m->arena, TSR_STR("0.19.8"), m->err);
 }

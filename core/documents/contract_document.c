@@ -43,7 +43,7 @@ static tsr_status read_chunk(const contract_reader *r, const cJSON *item, const 
     TSR_TRY(read_numbers(r, item, "offsets", where, &chunk->offsets, &offsets));
     TSR_TRY(read_numbers(r, item, "sizes", where, &chunk->sizes, &sizes));
     TSR_FAIL_IF(offsets != rank || sizes != rank, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "layout: a chunk with %u offsets and %u sizes at %s; the shape has %u dimensions", offsets, sizes, where,
+                "layout: a chunk has %u offsets and %u sizes at %s, but the shape has %u dimensions", offsets, sizes, where,
                 rank);
     chunk->file = TSR_NO_FILE;
     return TSR_OK;
@@ -74,8 +74,8 @@ static tsr_status read_kind(const contract_reader *r, const cJSON *item, const c
         entry->kind = kinds[i].kind;
         return TSR_OK;
     }
-    return tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "layout: kind '%s' at %s; it is tensor, object or opaque",
-                     kind->valuestring, where);
+    return tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                     "layout: unknown kind '%s' at %s; expected tensor, object or opaque", kind->valuestring, where);
 }
 
 static tsr_status read_entry(const contract_reader *r, const cJSON *item, size_t index, tsr_entry *entry)
@@ -108,7 +108,7 @@ static tsr_status read_algorithm(const contract_reader *r, const cJSON *item, co
     const char *name = item->valuestring;
     *out = strcmp(name, "sha256") == 0 ? TSR_DIGEST_SHA256 : TSR_DIGEST_XXH3;
     TSR_FAIL_IF(*out == TSR_DIGEST_XXH3 && strcmp(name, "xxh3") != 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "layout: digest algorithm '%s' at %s; it is sha256 or xxh3", name, where);
+                "layout: unknown digest algorithm '%s' at %s; expected sha256 or xxh3", name, where);
     return TSR_OK;
 }
 
@@ -126,7 +126,8 @@ static tsr_status read_digest(const contract_reader *r, const cJSON *item, size_
     TSR_TRY(tsr_json_get(hash, "digest", TSR_JSON_STRING, where, &digest, r->err));
     TSR_TRY(read_algorithm(r, name, where, &algorithm));
     TSR_FAIL_IF(out->digests && algorithm != out->algorithm, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "layout: another digest algorithm at %s than before: one document has one", where);
+                "layout: the digest algorithm at %s differs from the one before; a document must use a single algorithm",
+                where);
     out->algorithm = algorithm;
     out->digests = digests;
     return copy_text(r, digest, &digests[index]);
@@ -142,7 +143,7 @@ static tsr_status read_allowed(const contract_reader *r, const cJSON *list, cons
         TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, where, r->err));
         const uint32_t bit = tsr_leniency_from_word(tsr_json_text_of(item));
         TSR_FAIL_IF(!bit, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "layout: '%s' cannot be allowed at %s; missing, extra, dtype, shape, chunks and value can",
+                    "layout: '%s' at %s cannot be allowed; choose missing, extra, dtype, shape, chunks or value",
                     item->valuestring, where);
         *out |= bit;
     }
@@ -289,7 +290,7 @@ static tsr_status read_names(const contract_reader *r, tsr_str text, tsr_vec *na
         at += line.size + 1;
         if (line.size && line.data[line.size - 1] == '\r') line.size--;
         TSR_FAIL_IF(memchr(line.data, 0, line.size), r->err, TSR_E_FORMAT, at - line.size - 1,
-                    "neither a document nor a list of names, one a line: a NUL stands in it");
+                    "expected a JSON document or a list of names, one per line; found a NUL character");
         if (line.size && line.data[0] != '#') TSR_TRY(add_name(r, names, line));
     }
     out->any_kind = true;
@@ -304,7 +305,7 @@ static tsr_status read_json(const contract_reader *r, tsr_str text, const cJSON 
     const char *name = schema->valuestring;
     if (strcmp(name, "tessera.modules/1") == 0) return read_modules(r, text, list, out);
     TSR_FAIL_IF(strcmp(name, "tessera.layout/1") != 0 && strcmp(name, "tessera.inspect/1") != 0, r->err, TSR_E_FORMAT,
-                TSR_NO_POSITION, "layout: schema '%s'; it must be tessera.layout/1 or tessera.modules/1", name);
+                TSR_NO_POSITION, "layout: unexpected schema '%s'; expected tessera.layout/1 or tessera.modules/1", name);
     return read_layout(r, root, out);
 }
 

@@ -62,7 +62,7 @@ static tsr_status find_pair(tsr_findings *findings, const tsr_diff_pair *pair, c
     }
     if (pair->what & TSR_DIFF_LAYOUT) {
         TSR_TRY(tsr_finding_add(findings, "diff/layout", place_of(pair->a), err,
-                                "the chunks of '%.*s' are other boxes: %llu in A, %llu in B", TSR_STR_ARG(pair->a->fqn),
+                                "'%.*s' is split into different chunks: %llu in A, %llu in B", TSR_STR_ARG(pair->a->fqn),
                                 (unsigned long long)pair->a->chunk_count, (unsigned long long)pair->b->chunk_count));
     }
     return pair->what & TSR_DIFF_VALUE && difference ? find_values(findings, pair, difference, err) : TSR_OK;

@@ -103,7 +103,7 @@ tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_convers
     if (counts.copied) {
         const tsr_str names = name_some(conversion, is_copied, arena, err), tensors = plural(counts.copied, "tensor", arena, err);
         TSR_TRY(add(warnings,
-                    tsr_arena_format(arena, err, "%.*s shared storage and %s now: %.*s", TSR_STR_ARG(tensors),
+                    tsr_arena_format(arena, err, "%.*s that shared storage %s now: %.*s", TSR_STR_ARG(tensors),
                                      counts.copied == 1 ? "is an independent copy" : "are independent copies",
                                      TSR_STR_ARG(names)),
                     err));
@@ -187,7 +187,7 @@ static void put_files(tsr_json *json, const tsr_conversion *conversion)
 
 tsr_status tsr_document_conversion(const tsr_conversion_document *document, tsr_json *json)
 {
-    static const char *const containers[] = {"safetensors", "torch", "dcp"};
+    static const char *const containers[] = {"safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal", "ranks"};
     const tsr_conversion *conversion = document->conversion;
     tsr_json_object(json);
     put_pair(json, "schema", document->schema);

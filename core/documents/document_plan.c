@@ -125,6 +125,11 @@ static void put_source(tsr_json *json, const tsr_plan_job *job)
     put_pair(json, "path", job->source_path);
     if (job->source_part.size) put_pair(json, "part", job->source_part);
     if (job->source_step.size) put_pair(json, "step", job->source_step);
+    if (job->source_map.size) put_pair(json, "map", job->source_map);
+    if (job->source_inverse) {
+        tsr_json_key(json, "inverse");
+        tsr_json_bool(json, true);
+    }
     put_pair(json, "format", job->source_format);
     tsr_json_key(json, "digest");
     tsr_json_object(json);
@@ -188,6 +193,16 @@ static void put_totals(tsr_json *json, const tsr_plan *plan, const tsr_plan_tota
     tsr_json_object_end(json);
 }
 
+/* null for what a map computes while it is read: such a file has a name that is not UTF-8. */
+static void put_file(tsr_json *json, const tsr_catalog *catalog, uint32_t file)
+{
+    const bool named = file < catalog->store->file_count;
+    const tsr_str name = named ? catalog->store->files[file].name : TSR_STR("");
+    tsr_json_key(json, "file");
+    if (!named || (name.size && (unsigned char)name.data[0] == 0xf8)) tsr_json_null(json);
+    else tsr_json_str(json, name);
+}
+
 static void put_loads(tsr_json *json, const tsr_plan_totals *totals, const tsr_catalog *catalog)
 {
     tsr_json_key(json, "ranks");
@@ -205,8 +220,7 @@ static void put_loads(tsr_json *json, const tsr_plan_totals *totals, const tsr_c
     for (uint32_t f = 0; f < totals->file_count && f < catalog->store->file_count; f++) {
         if (totals->per_file[f].reads == 0) continue;
         tsr_json_object(json);
-        tsr_json_key(json, "file");
-        tsr_json_str(json, catalog->store->files[f].name);
+        put_file(json, catalog, f);
         put_count(json, "reads", totals->per_file[f].reads);
         put_count(json, "bytes", totals->per_file[f].bytes);
         tsr_json_object_end(json);
@@ -230,9 +244,7 @@ static void put_item(tsr_json *json, const tsr_plan *plan, const tsr_read_item *
         const bool flat = i == 0 && tsr_plan_tensor_at(plan, item->tensor).layout->flat; /* its local tensor has one dim */
         tsr_json_u64s(json, lists[i].numbers, flat && item->entry->rank ? 1 : item->entry->rank);
     }
-    tsr_json_key(json, "file");
-    if (item->chunk->file < catalog->store->file_count) tsr_json_str(json, catalog->store->files[item->chunk->file].name);
-    else tsr_json_null(json);
+    put_file(json, catalog, item->chunk->file);
     tsr_json_object_end(json);
 }
 

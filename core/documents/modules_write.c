@@ -158,8 +158,7 @@ static tsr_status enter(writer *w, const tsr_module *const *module, tsr_str path
     if (!slot) return TSR_E_NOMEM;
     *slot = path;
     TSR_FAIL_IF(w->depth == MOST_LEVELS, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "modules: '%.*s' is nested deeper than the %u levels that a document is written with", TSR_STR_ARG(path),
-                MOST_LEVELS);
+                "modules: '%.*s' is nested deeper than %u levels, the limit for a document", TSR_STR_ARG(path), MOST_LEVELS);
     w->levels[w->depth++] = (level){*module, path, 0};
     open_node(&w->json, *module);
     return TSR_OK;

@@ -58,7 +58,7 @@ tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, 
     TSR_FAIL_IF(!d.ops, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build has no %s digest",
                 *algorithm == TSR_DIGEST_SHA256 ? "SHA-256" : "XXH3");
     d.state = d.ops->start();
-    TSR_FAIL_IF(!d.state, err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for a digest");
+    TSR_FAIL_IF(!d.state, err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a digest");
     feed_str(&d, tsr_str_from(tsr_format_name(catalog->format)));
     feed_u64(&d, catalog->entry_count);
     for (uint64_t i = 0; i < catalog->entry_count; i++) feed_entry(&d, catalog, &catalog->entries[i]);
@@ -74,6 +74,14 @@ static void mark_chunks(const tsr_chunk *chunks, uint64_t count, bool *used, uin
     }
 }
 
+/* What decides the values besides the tensors. */
+static bool is_read(const tsr_store *store, uint32_t file, const tsr_plan_job *job)
+{
+    const tsr_str name = store->files[file].name;
+    if (store->file_count == 1) return true;
+    return job->source_map.size && (tsr_str_equal(name, TSR_STR("config.json")) || tsr_str_equal(name, TSR_STR("params.json")));
+}
+
 static tsr_status list_files(const tsr_catalog *catalog, tsr_arena *arena, tsr_plan_job *out, tsr_error *err)
 {
     const tsr_store *store = catalog->store;
@@ -86,7 +94,7 @@ static tsr_status list_files(const tsr_catalog *catalog, tsr_arena *arena, tsr_p
         mark_chunks(catalog->entries[i].replicas, catalog->entries[i].replica_count, used, store->file_count);
     }
     for (uint32_t f = 0; f < store->file_count; f++) {
-        if (used[f] || store->file_count == 1)
+        if (used[f] || is_read(store, f, out))
             out->files[out->file_count++] = (tsr_plan_file){store->files[f].name, store->files[f].size, TSR_STR("")};
     }
     return TSR_OK;
@@ -116,7 +124,7 @@ tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host,
 static tsr_status check_text(const char *what, tsr_str planned, tsr_str found, tsr_error *err)
 {
     TSR_FAIL_IF(!tsr_str_equal(planned, found), err, TSR_E_CHANGED, TSR_NO_POSITION,
-                "the source changed since the plan was made: its %s is %.*s, the plan was made for %.*s", what,
+                "the source changed since the plan was made: its %s is %.*s, but the plan was made for %.*s", what,
                 TSR_STR_ARG(found), TSR_STR_ARG(planned));
     return TSR_OK;
 }
@@ -127,12 +135,12 @@ static tsr_status check_file(const tsr_plan_file *planned, const tsr_plan_file *
                 "the source changed since the plan was made: it has the file '%.*s' where the plan has '%.*s'",
                 TSR_STR_ARG(found->name), TSR_STR_ARG(planned->name));
     TSR_FAIL_IF(planned->bytes != found->bytes, err, TSR_E_CHANGED, TSR_NO_POSITION,
-                "the source changed since the plan was made: '%.*s' has %llu bytes, the plan was made for %llu",
+                "the source changed since the plan was made: '%.*s' has %llu bytes, but the plan was made for %llu",
                 TSR_STR_ARG(found->name), (unsigned long long)found->bytes, (unsigned long long)planned->bytes);
     const bool known = planned->modified.size && found->modified.size;
     TSR_FAIL_IF(
         known && !tsr_str_equal(planned->modified, found->modified), err, TSR_E_CHANGED, TSR_NO_POSITION,
-        "the source changed since the plan was made: '%.*s' was written at (or is version) %.*s, the plan was made for %.*s",
+        "the source changed since the plan was made: '%.*s' has the time or version %.*s, but the plan was made for %.*s",
         TSR_STR_ARG(found->name), TSR_STR_ARG(found->modified), TSR_STR_ARG(planned->modified));
     return TSR_OK;
 }
@@ -143,10 +151,10 @@ tsr_status tsr_plan_job_check(const tsr_plan_job *planned, const tsr_plan_job *f
     for (uint64_t i = 0; i < planned->file_count && i < found->file_count; i++)
         TSR_TRY(check_file(&planned->files[i], &found->files[i], err));
     TSR_FAIL_IF(planned->file_count != found->file_count, err, TSR_E_CHANGED, TSR_NO_POSITION,
-                "the source changed since the plan was made: it has %llu files of tensors, the plan was made for %llu",
+                "the source changed since the plan was made: it has %llu files with tensors, but the plan was made for %llu",
                 (unsigned long long)found->file_count, (unsigned long long)planned->file_count);
     TSR_FAIL_IF(!tsr_str_equal(planned->digest_algorithm, found->digest_algorithm), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "the plan's digest is of the kind %.*s, and this build makes %.*s", TSR_STR_ARG(planned->digest_algorithm),
+                "the plan has a %.*s digest, but this build computes %.*s", TSR_STR_ARG(planned->digest_algorithm),
                 TSR_STR_ARG(found->digest_algorithm));
     return check_text("metadata's digest", planned->digest, found->digest, err);
 }
@@ -196,10 +204,13 @@ static tsr_status read_files(const job_reader *r, const cJSON *list, tsr_plan_jo
 
 static tsr_status read_source(const job_reader *r, const cJSON *source, tsr_plan_job *out)
 {
-    const cJSON *digest, *files;
+    const cJSON *digest, *files, *inverse;
     TSR_TRY(get_text(r, source, "path", "source", true, &out->source_path));
     TSR_TRY(get_text(r, source, "part", "source", false, &out->source_part));
     TSR_TRY(get_text(r, source, "step", "source", false, &out->source_step));
+    TSR_TRY(get_text(r, source, "map", "source", false, &out->source_map));
+    TSR_TRY(tsr_json_find(source, "inverse", TSR_JSON_BOOL, "source", &inverse, r->err));
+    out->source_inverse = cJSON_IsTrue(inverse);
     TSR_TRY(get_text(r, source, "format", "source", true, &out->source_format));
     TSR_TRY(tsr_json_get(source, "digest", TSR_JSON_OBJECT, "source", &digest, r->err));
     TSR_TRY(get_text(r, digest, "algorithm", "source.digest", true, &out->digest_algorithm));
@@ -230,7 +241,7 @@ static tsr_status read_job(const job_reader *r, const cJSON *root, tsr_plan_job 
     *out = (tsr_plan_job){.file_count = 0};
     TSR_TRY(get_text(r, root, "schema", "", true, &schema));
     TSR_FAIL_IF(!tsr_str_equal(schema, TSR_STR("tessera.plan/1")), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "plan: schema '%.*s'; it must be tessera.plan/1", TSR_STR_ARG(schema));
+                "plan: unexpected schema '%.*s'; expected tessera.plan/1", TSR_STR_ARG(schema));
     TSR_TRY(tsr_json_get(root, "source", TSR_JSON_OBJECT, "", &source, r->err));
     TSR_TRY(tsr_json_get(root, "target", TSR_JSON_OBJECT, "", &target, r->err));
     TSR_TRY(tsr_json_get(root, "destination", TSR_JSON_OBJECT, "", &destination, r->err));

@@ -149,10 +149,10 @@ static tsr_status read_document(tsr_policy *policy, const cJSON *root, tsr_error
     const char *wanted = is_diff ? "tessera.diff/1" : "tessera.findings/1", *command = is_diff ? "diff" : "validate";
     const cJSON *schema = cJSON_IsObject(root) ? cJSON_GetObjectItemCaseSensitive(root, "schema") : NULL;
     TSR_FAIL_IF(!cJSON_IsString(schema), err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "baseline: not a %s document; --baseline takes what `tessera %s --json` wrote", wanted, command);
+                "baseline: not a %s document; --baseline expects the output of `tessera %s --json`", wanted, command);
     TSR_FAIL_IF(strcmp(schema->valuestring, wanted) != 0, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "baseline: the schema is '%.64s', not %s; --baseline takes what `tessera %s --json` wrote", schema->valuestring,
-                wanted, command);
+                "baseline: the schema is '%.64s', not %s; --baseline expects the output of `tessera %s --json`",
+                schema->valuestring, wanted, command);
     return is_diff ? read_diff(policy, root, err) : read_findings(policy, root, err);
 }
 

@@ -64,15 +64,15 @@ static tsr_status read_blocks(const shards_reader *r, const cJSON *item, tsr_sha
         TSR_TRY(read_sizes(r, blocks, "blocks", &rule->block_sizes, &rule->block_count));
     } else {
         if (blocks) TSR_TRY(read_small(r, blocks, "blocks", 1, &count));
-        TSR_FAIL_IF(count > UINT16_MAX, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s.blocks is %lld; at most %u are possible", r->where,
-                    (long long)count, (unsigned)UINT16_MAX);
+        TSR_FAIL_IF(count > UINT16_MAX, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s.blocks is %lld; at most %u are allowed",
+                    r->where, (long long)count, (unsigned)UINT16_MAX);
         rule->block_count = (uint32_t)count;
     }
     if (!shared) return TSR_OK;
     if (cJSON_IsArray(shared)) {
         TSR_TRY(read_sizes(r, shared, "copies", &rule->block_copies, &listed));
-        TSR_FAIL_IF(listed != rule->block_count, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s has %u copies for %u blocks", r->where,
-                    listed, rule->block_count);
+        TSR_FAIL_IF(listed != rule->block_count, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s lists %u copies for %u blocks",
+                    r->where, listed, rule->block_count);
         return TSR_OK;
     }
     TSR_TRY(read_small(r, shared, "copies", 1, &copies));
@@ -97,8 +97,9 @@ static tsr_status read_kind(const shards_reader *r, const cJSON *item, tsr_shard
         rule->kind = (tsr_shards_kind)k;
         given++;
     }
-    TSR_FAIL_IF(given != 1, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s has %s of concat, replicate, only_rank and stack; it needs one",
-                r->where, given ? "several" : "none");
+    TSR_FAIL_IF(given != 1, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "%s has %s of concat, replicate, only_rank and stack; exactly one is needed", r->where,
+                given ? "several" : "none");
     TSR_FAIL_IF(rule->kind == TSR_SHARDS_REPLICATE && !cJSON_IsTrue(value), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "%s.replicate can only be true", r->where);
     if (rule->kind == TSR_SHARDS_REPLICATE) return TSR_OK;
@@ -120,7 +121,7 @@ static tsr_status read_rule(const shards_reader *r, const cJSON *item, tsr_shard
     TSR_TRY(read_kind(r, item, rule));
     for (size_t k = 5; rule->kind != TSR_SHARDS_CONCAT && keys[k]; k++)
         TSR_FAIL_IF(cJSON_GetObjectItemCaseSensitive(item, keys[k]), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "%s.%s is only for a rule with concat", r->where, keys[k]);
+                    "%s.%s can only be used with concat", r->where, keys[k]);
     TSR_TRY(read_blocks(r, item, rule));
     TSR_TRY(tsr_json_find(item, "trim", TSR_JSON_NUMBER, r->where, &trim, r->err));
     rule->trims = trim != NULL;
@@ -167,7 +168,7 @@ static tsr_status read_map(shards_reader *r, const cJSON *root, tsr_shards *out)
     const cJSON *schema, *stages, *rules;
     TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, r->err));
     TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.shards/1") != 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "the schema is '%s'; it must be tessera.shards/1", schema->valuestring);
+                "unexpected schema '%s'; expected tessera.shards/1", schema->valuestring);
     TSR_TRY(check_keys(r, root, keys));
     TSR_TRY(read_text(r, root, "ranks", &out->ranks));
     const char *wrong = out->ranks.size ? tsr_shards_ranks_wrong(out->ranks) : NULL;

@@ -60,7 +60,8 @@ static tsr_status read_ranks(const target_reader *r, const cJSON *list, const ch
     const cJSON *item;
     uint64_t *ranks = tsr_arena_array(r->arena, (size_t)cJSON_GetArraySize(list), sizeof *ranks, r->err);
     if (!ranks) return TSR_E_NOMEM;
-    TSR_FAIL_IF(!list->child, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "target: %s.ranks is empty; a rule needs one rank", where);
+    TSR_FAIL_IF(!list->child, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "target: %s.ranks is empty; list at least one rank",
+                where);
     cJSON_ArrayForEach(item, list) TSR_TRY(tsr_json_to_u64(item, where, &ranks[rule->rank_count++], r->err));
     rule->ranks = ranks;
     return TSR_OK;
@@ -79,7 +80,7 @@ static tsr_status read_ranges(const target_reader *r, const cJSON *list, const c
         tsr_span *range = &ranges[rule->stage_range_count++];
         TSR_TRY(tsr_json_expect(item, TSR_JSON_ARRAY, where, r->err));
         TSR_FAIL_IF(cJSON_GetArraySize(item) != 2, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "target: %s.stage: a range of layers is a list of two numbers, [first, end)", where);
+                    "target: %s.stage: a range of layers must be a list of two numbers, [first, end)", where);
         TSR_TRY(tsr_json_to_u64(item->child, where, &range->offset, r->err));
         TSR_TRY(tsr_json_to_u64(item->child->next, where, &end, r->err));
         TSR_FAIL_IF(end < range->offset, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
@@ -109,8 +110,8 @@ static tsr_status read_holders(const target_reader *r, const cJSON *item, const 
     const cJSON *ranks, *stage, *placements;
     TSR_TRY(tsr_json_find(item, "ranks", TSR_JSON_ARRAY, where, &ranks, r->err));
     TSR_TRY(tsr_json_find(item, "stage", TSR_JSON_OBJECT, where, &stage, r->err));
-    TSR_FAIL_IF(ranks && stage, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "target: %s has ranks and a stage; a rule has one of them",
-                where);
+    TSR_FAIL_IF(ranks && stage, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "target: %s has both ranks and a stage; a rule can have only one of them", where);
     if (ranks) TSR_TRY(read_ranks(r, ranks, where, rule));
     if (stage) TSR_TRY(read_stage(r, stage, where, rule));
     if (ranks || stage) TSR_TRY(tsr_json_find(item, "placements", TSR_JSON_ARRAY, where, &placements, r->err));
@@ -165,7 +166,8 @@ static tsr_status read_strategy(const target_reader *r, const cJSON *strategy, t
     const cJSON *name, *orig;
     TSR_TRY(tsr_json_get(strategy, "name", TSR_JSON_STRING, "strategy", &name, r->err));
     TSR_FAIL_IF(strcmp(name->valuestring, "fsdp1") != 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "target: strategy '%s' is not known; fsdp1 is, the others are placements", name->valuestring);
+                "target: unknown strategy '%s'; the only one is fsdp1, and everything else is written as placements",
+                name->valuestring);
     TSR_TRY(tsr_json_find(strategy, "use_orig_params", TSR_JSON_BOOL, "strategy", &orig, r->err));
     out->fsdp1 = true;
     out->use_orig_params = !orig || cJSON_IsTrue(orig);
@@ -179,7 +181,7 @@ static tsr_status read_target(const target_reader *r, const cJSON *root, tsr_tar
     *out = (tsr_target_texts){.default_placements = TSR_STR("")};
     TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, r->err));
     TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.target/1") != 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "target: schema '%s'; it must be tessera.target/1", schema->valuestring);
+                "target: unexpected schema '%s'; expected tessera.target/1", schema->valuestring);
     TSR_TRY(tsr_json_get(root, "mesh", TSR_JSON_OBJECT, "", &mesh, r->err));
     TSR_TRY(read_mesh(r, mesh, &out->mesh));
     TSR_TRY(tsr_json_find(root, "rules", TSR_JSON_ARRAY, "", &rules, r->err));
@@ -188,7 +190,7 @@ static tsr_status read_target(const target_reader *r, const cJSON *root, tsr_tar
     if (others) TSR_TRY(join(r, others, "default", &out->default_placements));
     TSR_TRY(tsr_json_find(root, "strategy", TSR_JSON_OBJECT, "", &strategy, r->err));
     TSR_FAIL_IF(strategy && (out->rule_count || others), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "target: a strategy stands for rules and default; only one of them is taken");
+                "target: a strategy replaces rules and default; remove either of them");
     return strategy ? read_strategy(r, strategy, out) : TSR_OK;
 }
 

@@ -13,7 +13,7 @@ static tsr_status parse_list(const tsr_mesh *mesh, tsr_str text, tsr_str rule, t
     uint32_t count;
     TSR_TRY(tsr_placements_parse(text, arena, &list, &count, err));
     TSR_FAIL_IF(count != mesh->dim_count, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "'%.*s' has %u placements, the mesh has %u dims: one placement a mesh dim is needed, in the rule '%.*s'",
+                "'%.*s' has %u placements, but the mesh has %u dims; give one placement per mesh dim in the rule '%.*s'",
                 TSR_STR_ARG(text), count, mesh->dim_count, TSR_STR_ARG(rule));
     *out = list;
     return TSR_OK;
@@ -44,7 +44,7 @@ static tsr_status sort_ranks(const tsr_mesh *mesh, const tsr_target_rule_text *t
     qsort(ranks, (size_t)text->rank_count, sizeof *ranks, by_number);
     for (uint64_t i = 0; i < text->rank_count; i++) {
         TSR_FAIL_IF(ranks[i] >= tsr_mesh_ranks(mesh), err, TSR_E_USAGE, TSR_NO_POSITION,
-                    "the rule '%.*s' names rank %llu; the mesh has %llu ranks", TSR_STR_ARG(text->match),
+                    "the rule '%.*s' names rank %llu, but the mesh has only %llu ranks", TSR_STR_ARG(text->match),
                     (unsigned long long)ranks[i], (unsigned long long)tsr_mesh_ranks(mesh));
         TSR_FAIL_IF(i && ranks[i] == ranks[i - 1], err, TSR_E_USAGE, TSR_NO_POSITION, "the rule '%.*s' names rank %llu twice",
                     TSR_STR_ARG(text->match), (unsigned long long)ranks[i]);
@@ -76,7 +76,7 @@ static tsr_status parse_stage(const tsr_mesh *mesh, const tsr_target_rule_text *
     TSR_FAIL_IF(dim == mesh->dim_count, err, TSR_E_USAGE, TSR_NO_POSITION, "the rule '%.*s' has stages of the mesh dim '%.*s', which the mesh does not have",
                 TSR_STR_ARG(text->match), TSR_STR_ARG(text->stage_dim));
     TSR_FAIL_IF(!split_capture(text->stage_capture, stage), err, TSR_E_USAGE, TSR_NO_POSITION,
-                "the rule '%.*s' captures layers by '%.*s', which has no {n}", TSR_STR_ARG(text->match),
+                "the rule '%.*s' captures layers with '%.*s', which does not contain {n}", TSR_STR_ARG(text->match),
                 TSR_STR_ARG(text->stage_capture));
     TSR_FAIL_IF(text->stage_range_count != mesh->shape[dim], err, TSR_E_USAGE, TSR_NO_POSITION,
                 "the rule '%.*s' has %u ranges of layers for the %llu stages of '%.*s'", TSR_STR_ARG(text->match),

@@ -143,7 +143,7 @@ static tsr_status gather_blobs(tsr_comm *comm, tsr_str mine, tsr_comm_blobs *b, 
     size_t total = 0;
     for (uint32_t r = 0; r < b->count; r++) { /* the same on every rank, and so is its failure */
         TSR_FAIL_IF(b->sizes[r] > SIZE_MAX - total, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                    "comm: the ranks' blobs are too large together");
+                    "comm: the ranks' data is too large in total");
         total += b->sizes[r];
     }
     TSR_TRY(need(comm, b->allocator, total, 1, &memory, err));

@@ -28,7 +28,7 @@ static tsr_status broadcast(tsr_comm *comm, void *data, size_t size, uint32_t ro
     (void)data;
     (void)size;
     if (s->failed.status == TSR_OK && root != 0) {
-        tsr_raise(&s->failed, TSR_E_USAGE, TSR_NO_POSITION, "comm: rank %u is to broadcast, but there is rank 0 only",
+        tsr_raise(&s->failed, TSR_E_USAGE, TSR_NO_POSITION, "comm: rank %u cannot broadcast: there is only rank 0",
                   (unsigned)root);
     }
     return again(s, err);
@@ -41,10 +41,10 @@ static tsr_status move(const tsr_message *sends, size_t send_count, const tsr_me
                 "rank 0: comm: rank 0 sends %zu messages to rank 0, which expects %zu", send_count, receive_count);
     for (size_t i = 0; i < send_count; i++) {
         TSR_FAIL_IF(sends[i].peer || receives[i].peer, err, TSR_E_USAGE, TSR_NO_POSITION,
-                    "rank 0: comm: message %zu is with rank %u, but there is rank 0 only", i,
+                    "rank 0: comm: message %zu is for rank %u, but there is only rank 0", i,
                     (unsigned)(sends[i].peer ? sends[i].peer : receives[i].peer));
         TSR_FAIL_IF(sends[i].size != receives[i].size, err, TSR_E_USAGE, TSR_NO_POSITION,
-                    "rank 0: comm: message %zu sends %zu bytes to rank 0, which expects %zu", i, sends[i].size,
+                    "rank 0: comm: message %zu has %zu bytes for rank 0, which expects %zu", i, sends[i].size,
                     receives[i].size);
     }
     for (size_t i = 0; i < send_count; i++) {

@@ -25,7 +25,7 @@ static written_file *file_of(const tsr_output *output, uint32_t file)
 static tsr_status memory_create(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
 {
     memory_output *memory = (memory_output *)output;
-    TSR_FAIL_IF(tsr_output_memory_file(output, name).data, err, TSR_E_EXISTS, TSR_NO_POSITION, "%.*s exists already",
+    TSR_FAIL_IF(tsr_output_memory_file(output, name).data, err, TSR_E_EXISTS, TSR_NO_POSITION, "%.*s already exists",
                 TSR_STR_ARG(name));
     TSR_FAIL_IF(size > SIZE_MAX, err, TSR_E_NOMEM, TSR_NO_POSITION, "a file of %llu bytes does not fit in memory",
                 (unsigned long long)size);

@@ -23,10 +23,11 @@ uint32_t tsr_store_find(const tsr_store *store, tsr_str name)
 
 static tsr_status check_range(const tsr_store *store, uint32_t file, uint64_t offset, uint64_t size, tsr_error *err)
 {
-    TSR_FAIL_IF(file >= store->file_count, err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "file number %u does not exist", (unsigned)file);
+    TSR_FAIL_IF(file >= store->file_count, err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no file number %u",
+                (unsigned)file);
     const tsr_store_file *f = &store->files[file];
     TSR_FAIL_IF(offset > f->size || size > f->size - offset, err, TSR_E_IO, offset,
-                "%llu bytes at %llu are beyond the end (%llu bytes) of %.*s", (unsigned long long)size,
+                "a read of %llu bytes at byte %llu reaches beyond the end (%llu bytes) of %.*s", (unsigned long long)size,
                 (unsigned long long)offset, (unsigned long long)f->size, TSR_STR_ARG(f->name));
     return TSR_OK;
 }
@@ -43,7 +44,7 @@ tsr_status tsr_store_load(tsr_store *store, const tsr_host *host, uint32_t file,
     *out = (tsr_bytes){0};
     TSR_TRY(check_range(store, file, offset, size, err));
     TSR_FAIL_IF(size > host->limits.metadata_bytes || size > SIZE_MAX / 2, err, TSR_E_LIMIT, offset,
-                "%llu bytes of metadata in %.*s; the limit is %llu", (unsigned long long)size,
+                "reading %llu bytes of metadata from %.*s would exceed the limit of %llu", (unsigned long long)size,
                 TSR_STR_ARG(store->files[file].name), (unsigned long long)host->limits.metadata_bytes);
     if (store->map && store->map(store, file, &out->mapping, NULL) == TSR_OK) {
         out->mapped_store = store;

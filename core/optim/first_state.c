@@ -34,7 +34,7 @@ static tsr_status real_option(const tsr_value *options, const char *key, double 
     *out = 0;
     if (!v) return TSR_OK;
     TSR_FAIL_IF(!is_number(v), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "optim: '%s' is a %s; the first state is known for numbers only", key, tsr_value_kind_name(v));
+                "optim: '%s' is a %s; the first state is only known for numbers", key, tsr_value_kind_name(v));
     *out = number(v);
     return TSR_OK;
 }
@@ -45,8 +45,9 @@ static tsr_status beta(const tsr_value *options, size_t i, double *out, tsr_erro
     const tsr_value *betas = tsr_value_get(options, TSR_STR("betas"));
     *out = i ? 0.999 : 0.9;
     if (!betas) return TSR_OK;
-    TSR_FAIL_IF(betas->count != 2 || !is_number(betas->items[i]), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "optim: 'betas' is not a pair of numbers; with weight decay the first state is known for these only");
+    TSR_FAIL_IF(
+        betas->count != 2 || !is_number(betas->items[i]), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        "optim: 'betas' is not a pair of numbers; with weight decay, the first state is only known for a pair of numbers");
     *out = number(betas->items[i]);
     return TSR_OK;
 }
@@ -104,7 +105,7 @@ tsr_status tsr_optim_first_state(const tsr_first_step *step, const tsr_module_te
 {
     *count = 0;
     TSR_FAIL_IF(step->options->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: a param group is a %s, expected a dict", tsr_value_kind_name(step->options));
+                "optim: a param group is a %s; expected a dict", tsr_value_kind_name(step->options));
     if (!param->requires_grad) return TSR_OK;
     switch (step->algorithm) {
     case TSR_SGD: return sgd_state(step, param, out, count, err);
@@ -112,7 +113,8 @@ tsr_status tsr_optim_first_state(const tsr_first_step *step, const tsr_module_te
     case TSR_ADAMW: return adam_state(step, param, out, count, err);
     case TSR_OTHER_ALGORITHM: break;
     }
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "optim: the first state of this algorithm is the caller's to tell");
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "optim: the first state of this algorithm is unknown; the caller must provide it");
 }
 
 /* ---- a live optimizer ---- */
@@ -161,7 +163,7 @@ static tsr_status step_in_place(const tsr_live_optimizer *o, tsr_error *err)
 {
     size_t zeroed = 0;
     TSR_FAIL_IF(!o->set_lr || !o->set_gradients || !o->step, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "optim: an unknown algorithm's first state takes a step of it: set_lr, set_gradients and step are needed");
+                "optim: the first state of an unknown algorithm requires a step: provide set_lr, set_gradients and step");
     tsr_status status = o->set_gradients(o->ctx, true, err);
     if (status == TSR_OK) status = set_rates(o, true, &zeroed, err);
     if (status == TSR_OK) status = o->step(o->ctx, err);
@@ -179,7 +181,7 @@ tsr_status tsr_optim_init(const tsr_live_optimizer *optimizer, tsr_error *err)
 
 tsr_state_options tsr_state_options_default(void)
 {
-    return (tsr_state_options){.keep_submodule_prefixes = true, .strict = true};
+    return (tsr_state_options){.size = sizeof(tsr_state_options), .keep_submodule_prefixes = true, .strict = true};
 }
 
 tsr_fsdp_choice tsr_state_fsdp_choice(const tsr_state_options *options)
@@ -192,7 +194,7 @@ tsr_status tsr_state_options_check(const tsr_state_options *options, size_t opti
                                    tsr_error *err)
 {
     TSR_FAIL_IF(optimizers_only && optimizer_count == 0, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "state dict: only optimizer state is asked for, but there is no optimizer");
+                "state dict: only optimizer state is requested, but there is no optimizer");
     TSR_FAIL_IF(options->broadcast_from_rank0 && !options->full_state_dict, err, TSR_E_USAGE, TSR_NO_POSITION,
                 "state dict: broadcast_from_rank0 needs full_state_dict");
     return TSR_OK;

@@ -34,11 +34,12 @@ static size_t find_name(const nesting *n, tsr_str rest)
 static tsr_status add_pair(nesting *n, const tsr_value *key, const tsr_value *value, tsr_error *err)
 {
     TSR_FAIL_IF(key->kind != TSR_VALUE_STR || !tsr_str_starts(key->text, STATE), err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: '%.*s' is no key of a flat optimizer state", TSR_STR_ARG(key->text));
+                "optim: '%.*s' is not a key of a flat optimizer state", TSR_STR_ARG(key->text));
     tsr_str rest = {key->text.data + STATE.size, key->text.size - STATE.size};
     size_t at = find_name(n, rest);
     TSR_FAIL_IF(at == 0, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: '%.*s' names no parameter that the description's param groups hold", TSR_STR_ARG(key->text));
+                "optim: '%.*s' does not name a parameter in the param groups of the flat-params document",
+                TSR_STR_ARG(key->text));
     uint32_t *place;
     bool fresh;
     tsr_str fqn = {rest.data, at - 1};

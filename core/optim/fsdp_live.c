@@ -24,7 +24,7 @@ typedef struct wanted {
     char *to;
 } wanted;
 
-typedef struct meeting {
+typedef struct live_call {
     tsr_comm *comm;
     const tsr_host *host;
     tsr_arena *arena;
@@ -39,33 +39,34 @@ typedef struct meeting {
     size_t asked_size;
     tsr_message *messages;
     size_t message_size;
-} meeting;
+} live_call;
 
-static uint32_t scalar_file(const meeting *m)
+static uint32_t scalar_file(const live_call *m)
 {
     return m->comm->size;
 }
-static uint32_t zeros_file(const meeting *m)
+static uint32_t zeros_file(const live_call *m)
 {
     return m->comm->size + 1;
 }
 
-static meeting meet(tsr_comm *comm, const tsr_live *live, const tsr_host *host, tsr_arena *arena, tsr_live_state *out)
+static live_call start_call(tsr_comm *comm, const tsr_live *live, const tsr_host *host, tsr_arena *arena,
+                            tsr_live_state *out)
 {
     const tsr_allocator *a = host->allocator;
     *out = (tsr_live_state){.allocator = a};
-    return (meeting){.comm = comm,
-                     .host = host,
-                     .arena = arena,
-                     .live = live,
-                     .out = out,
-                     .bytes = tsr_vec_of(a, 1),
-                     .tensors = tsr_vec_of(a, sizeof(tsr_packed_tensor)),
-                     .scalars = tsr_vec_of(a, 1),
-                     .wants = tsr_vec_of(a, sizeof(wanted))};
+    return (live_call){.comm = comm,
+                       .host = host,
+                       .arena = arena,
+                       .live = live,
+                       .out = out,
+                       .bytes = tsr_vec_of(a, 1),
+                       .tensors = tsr_vec_of(a, sizeof(tsr_packed_tensor)),
+                       .scalars = tsr_vec_of(a, 1),
+                       .wants = tsr_vec_of(a, sizeof(wanted))};
 }
 
-static void part(meeting *m)
+static void end_call(live_call *m)
 {
     const tsr_allocator *a = m->host->allocator;
     tsr_free(a, m->messages, m->message_size, sizeof *m->messages);
@@ -79,14 +80,14 @@ static void part(meeting *m)
 
 static tsr_status same_scalar(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err)
 {
-    const meeting *m = ctx;
+    const live_call *m = ctx;
     const char *scalars = m->scalars.items;
     (void)err;
     *equal = memcmp(scalars + a->chunks->byte_offset, scalars + b->chunks->byte_offset, tsr_dtype_size(a->dtype)) == 0;
     return TSR_OK;
 }
 
-static tsr_fsdp_context context_of(meeting *m)
+static tsr_fsdp_context context_of(live_call *m)
 {
     return (tsr_fsdp_context){m->host, m->arena, zeros_file(m), same_scalar, m, false};
 }
@@ -94,7 +95,7 @@ static tsr_fsdp_context context_of(meeting *m)
 /* ---- what this rank wants ---- */
 
 /* `first_row`: of the buffer. */
-static tsr_status want_chunk(meeting *m, const tsr_entry *entry, const tsr_chunk *chunk, uint64_t first_row, char *buffer,
+static tsr_status want_chunk(live_call *m, const tsr_entry *entry, const tsr_chunk *chunk, uint64_t first_row, char *buffer,
                              tsr_error *err)
 {
     uint64_t size = tsr_dtype_size(entry->dtype), at = 0, row = 1, count = 1;
@@ -129,7 +130,7 @@ static void rows_of(const tsr_entry *entry, uint64_t *begin, uint64_t *end)
 }
 
 /* The chunk of a tensor that is received: the rows [begin, end). */
-static tsr_status received_chunk(const meeting *m, const tsr_entry *entry, uint64_t begin, uint64_t end, tsr_chunk **out,
+static tsr_status received_chunk(const live_call *m, const tsr_entry *entry, uint64_t begin, uint64_t end, tsr_chunk **out,
                                  tsr_error *err)
 {
     tsr_chunk *chunk = *out = TSR_ARENA_NEW(m->arena, tsr_chunk, err);
@@ -143,14 +144,14 @@ static tsr_status received_chunk(const meeting *m, const tsr_entry *entry, uint6
 
 /* Gives a tensor its buffer, zeroed, and asks for what goes there. The entry is this function's own to change: it came out
  * of a packed tree or of pieces. */
-static tsr_status want_tensor(meeting *m, tsr_entry *entry, tsr_vec *buffers, tsr_error *err)
+static tsr_status want_tensor(live_call *m, tsr_entry *entry, tsr_vec *buffers, tsr_error *err)
 {
     uint64_t bytes, begin = 0, end = 0;
     tsr_chunk *chunk;
     bool fits = tsr_entry_bytes(entry, &bytes);
     if (entry->rank) rows_of(entry, &begin, &end);
     if (fits && entry->rank) bytes = entry->shape[0] ? bytes / entry->shape[0] * (end - begin) : 0;
-    TSR_FAIL_IF(!fits || bytes > SIZE_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: '%.*s' is too large to be held",
+    TSR_FAIL_IF(!fits || bytes > SIZE_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: '%.*s' is too large for memory",
                 TSR_STR_ARG(entry->fqn));
     TSR_TRY(received_chunk(m, entry, begin, end, &chunk, err));
     chunk->file = (uint32_t)buffers->count;
@@ -181,7 +182,7 @@ static tsr_status push(walk *w, const tsr_value *value, tsr_error *err)
 }
 
 /* A tensor that stands in several places is received once. */
-static tsr_status visit_tensor(meeting *m, walk *w, const tsr_value *const *slot, tsr_error *err)
+static tsr_status visit_tensor(live_call *m, walk *w, const tsr_value *const *slot, tsr_error *err)
 {
     const tsr_str address = {(const char *)&(*slot)->as.tensor, sizeof(*slot)->as.tensor};
     bool fresh;
@@ -189,7 +190,7 @@ static tsr_status visit_tensor(meeting *m, walk *w, const tsr_value *const *slot
     return fresh ? want_tensor(m, (tsr_entry *)(*slot)->as.tensor, &w->buffers, err) : TSR_OK;
 }
 
-static tsr_status walk_tree(meeting *m, walk *w, const tsr_value *const *tree, tsr_error *err)
+static tsr_status walk_tree(live_call *m, walk *w, const tsr_value *const *tree, tsr_error *err)
 {
     TSR_TRY(push(w, *tree, err));
     while (w->stack.count) {
@@ -202,7 +203,7 @@ static tsr_status walk_tree(meeting *m, walk *w, const tsr_value *const *tree, t
     return TSR_OK;
 }
 
-static tsr_status want_tree(meeting *m, const tsr_value *tree, tsr_error *err)
+static tsr_status want_tree(live_call *m, const tsr_value *tree, tsr_error *err)
 {
     const tsr_allocator *a = m->host->allocator;
     walk w = {tsr_vec_of(a, sizeof tree), tsr_map_new(a, 0, err), tsr_vec_of(a, sizeof(tsr_live_buffer))};
@@ -232,7 +233,7 @@ static size_t sum(const size_t *counts, uint32_t count)
 }
 
 /* Everybody learns how much everybody else wants. */
-static tsr_status exchange_counts(meeting *m, tsr_error *err)
+static tsr_status exchange_counts(live_call *m, tsr_error *err)
 {
     uint32_t world = m->comm->size;
     m->message_size = 2 * (size_t)world;
@@ -249,7 +250,7 @@ static tsr_status exchange_counts(meeting *m, tsr_error *err)
 }
 
 /* Everybody learns what. */
-static tsr_status exchange_requests(meeting *m, tsr_error *err)
+static tsr_status exchange_requests(live_call *m, tsr_error *err)
 {
     uint32_t world = m->comm->size;
     size_t mine = sum(m->counts, world), theirs = sum(m->counts + world, world), at = 0, used = 0;
@@ -270,7 +271,7 @@ static tsr_status exchange_requests(meeting *m, tsr_error *err)
 }
 
 /* The bytes of this rank that another asks for; NULL when it has none such. */
-static void *answer(const meeting *m, const request *what)
+static void *answer(const live_call *m, const request *what)
 {
     const tsr_packed_tensor *tensors = m->tensors.items;
     size_t low = 0, high = m->tensors.count;
@@ -285,7 +286,7 @@ static void *answer(const meeting *m, const request *what)
     return (char *)m->live->bytes(m->live->ctx, tensors[low].entry) + inside;
 }
 
-static tsr_status exchange_elements(meeting *m, tsr_error *err)
+static tsr_status exchange_elements(live_call *m, tsr_error *err)
 {
     uint32_t world = m->comm->size;
     size_t mine = sum(m->counts, world), theirs = sum(m->counts + world, world), at = 0;
@@ -298,8 +299,8 @@ static tsr_status exchange_elements(meeting *m, tsr_error *err)
             const request *what = &m->asked[mine + at];
             m->messages[at] = (tsr_message){r, answer(m, what), (size_t)what->byte_length};
             if (!m->messages[at].data)
-                status =
-                    tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: rank %" PRIu32 " asks for bytes of no tensor", r);
+                status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
+                                   "optim: rank %" PRIu32 " requests bytes of a tensor that does not exist", r);
         }
     }
     for (uint32_t r = 0; r < world && status == TSR_OK; r++) {
@@ -313,7 +314,7 @@ static tsr_status exchange_elements(meeting *m, tsr_error *err)
 }
 
 /* `tree` (NULL: nothing is wanted here) with its tensors received. */
-static tsr_status fetch(meeting *m, const tsr_value *tree, tsr_error *err)
+static tsr_status fetch(live_call *m, const tsr_value *tree, tsr_error *err)
 {
     tsr_status status = tree ? want_tree(m, tree, err) : TSR_OK;
     TSR_TRY(tsr_comm_agree(m->comm, status, err));
@@ -324,7 +325,7 @@ static tsr_status fetch(meeting *m, const tsr_value *tree, tsr_error *err)
 
 /* ---- the two ways ---- */
 
-static tsr_status unpack_all(meeting *m, const tsr_comm_blobs *blobs, const tsr_value **ranks, tsr_error *err)
+static tsr_status unpack_all(live_call *m, const tsr_comm_blobs *blobs, const tsr_value **ranks, tsr_error *err)
 {
     for (uint32_t r = 0; r < m->comm->size; r++)
         TSR_TRY(tsr_tree_unpack(blobs->blobs[r], r, scalar_file(m), &m->scalars, m->host, m->arena, &ranks[r], err));
@@ -332,7 +333,7 @@ static tsr_status unpack_all(meeting *m, const tsr_comm_blobs *blobs, const tsr_
 }
 
 /* Every rank learns every rank's tree. */
-static tsr_status share_trees(meeting *m, const tsr_value *mine, const tsr_value ***out, tsr_error *err)
+static tsr_status share_trees(live_call *m, const tsr_value *mine, const tsr_value ***out, tsr_error *err)
 {
     tsr_comm_blobs blobs = {0};
     const tsr_value **ranks = *out = tsr_arena_array(m->arena, m->comm->size, sizeof *ranks, err);
@@ -345,7 +346,7 @@ static tsr_status share_trees(meeting *m, const tsr_value *mine, const tsr_value
 }
 
 /* `raw` with its state keyed by name: a number means another parameter on a rank with other param groups. */
-static tsr_status name_state(const meeting *m, const tsr_flat_params *flat, const tsr_value *raw, const tsr_value **out,
+static tsr_status name_state(const live_call *m, const tsr_flat_params *flat, const tsr_value *raw, const tsr_value **out,
                              tsr_error *err)
 {
     tsr_optim_parts parts;
@@ -367,12 +368,14 @@ static tsr_status name_state(const meeting *m, const tsr_flat_params *flat, cons
     return status == TSR_OK ? tsr_tree_optim(state, parts.groups, m->arena, out, err) : status;
 }
 
-static tsr_status unshard(meeting *m, const tsr_flat_params *flat, const tsr_value *raw, tsr_fsdp_full *full, tsr_error *err)
+static tsr_status unshard(live_call *m, const tsr_flat_params *flat, const tsr_value *raw, tsr_fsdp_full *full,
+                          tsr_error *err)
 {
     const tsr_value **ranks;
     const uint32_t rank = m->comm->rank;
     TSR_FAIL_IF(m->comm->size != flat->world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "optim: %" PRIu32 " ranks meet for state of %" PRIu32 " ranks", m->comm->size, flat->world_size);
+                "optim: %" PRIu32 " ranks take part, but the state is of %" PRIu32 " ranks", m->comm->size,
+                flat->world_size);
     TSR_TRY(tsr_comm_agree(m->comm, name_state(m, flat, raw, &raw, err), err));
     TSR_TRY(share_trees(m, raw, &ranks, err));
     tsr_fsdp_context context = context_of(m);
@@ -385,11 +388,11 @@ static tsr_status unshard(meeting *m, const tsr_flat_params *flat, const tsr_val
 tsr_status tsr_fsdp_gather(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *raw, const tsr_live *live,
                            uint32_t target, const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err)
 {
-    meeting m = meet(comm, live, host, arena, out);
+    live_call m = start_call(comm, live, host, arena, out);
     tsr_fsdp_full full;
     tsr_status status = unshard(&m, flat, raw, &full, err);
     if (status == TSR_OK) status = fetch(&m, target == TSR_ALL_RANKS || target == comm->rank ? full.optim : NULL, err);
-    part(&m);
+    end_call(&m);
     if (status != TSR_OK) tsr_live_state_free(out);
     return status;
 }
@@ -398,7 +401,7 @@ tsr_status tsr_fsdp_gather_rows(tsr_comm *comm, const tsr_flat_params *flat, con
                                 const tsr_mesh *mesh, const tsr_host *host, tsr_arena *arena, tsr_live_state *out,
                                 tsr_error *err)
 {
-    meeting m = meet(comm, live, host, arena, out);
+    live_call m = start_call(comm, live, host, arena, out);
     tsr_fsdp_full full;
     const tsr_value *rows = NULL;
     tsr_status status = unshard(&m, flat, raw, &full, err);
@@ -408,13 +411,13 @@ tsr_status tsr_fsdp_gather_rows(tsr_comm *comm, const tsr_flat_params *flat, con
         status = tsr_comm_agree(comm, tsr_fsdp_shard_rows(flat, full.optim, &options, &context, &rows, err), err);
     }
     if (status == TSR_OK) status = fetch(&m, rows, err);
-    part(&m);
+    end_call(&m);
     if (status != TSR_OK) tsr_live_state_free(out);
     return status;
 }
 
 /* Rank 0's packed tree on all ranks. */
-static tsr_status broadcast_tree(meeting *m, const tsr_value *full, tsr_error *err)
+static tsr_status broadcast_tree(live_call *m, const tsr_value *full, tsr_error *err)
 {
     tsr_comm *comm = m->comm;
     tsr_status status = comm->rank ? TSR_OK : tsr_tree_pack(full, m->live, m->host, &m->bytes, &m->tensors, err);
@@ -427,14 +430,15 @@ static tsr_status broadcast_tree(meeting *m, const tsr_value *full, tsr_error *e
     return comm->broadcast(comm, m->bytes.items, (size_t)size, 0, err);
 }
 
-static tsr_status broadcast(meeting *m, const tsr_flat_params *flat, const tsr_value *full, tsr_error *err)
+static tsr_status broadcast(live_call *m, const tsr_flat_params *flat, const tsr_value *full, tsr_error *err)
 {
     tsr_fsdp_context context = context_of(m);
     const tsr_value *tree = NULL, *raw = NULL;
     TSR_TRY(broadcast_tree(m, full, err));
     tsr_status status = tsr_tree_unpack((tsr_str){m->bytes.items, m->bytes.count}, 0, scalar_file(m), &m->scalars, m->host,
                                         m->arena, &tree, err);
-    if (status == TSR_OK) status = tsr_fsdp_shard(flat, tree, m->comm->size, m->comm->rank, &context, &raw, err);
+    if (status == TSR_OK) status = tsr_fsdp_shard(flat, tree, (tsr_fsdp_rank){m->comm->size, m->comm->rank}, &context, &raw,
+                                                  err);
     TSR_TRY(tsr_comm_agree(m->comm, status, err));
     return fetch(m, raw, err);
 }
@@ -442,9 +446,9 @@ static tsr_status broadcast(meeting *m, const tsr_flat_params *flat, const tsr_v
 tsr_status tsr_fsdp_broadcast(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *full, const tsr_live *live,
                               const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err)
 {
-    meeting m = meet(comm, live, host, arena, out);
+    live_call m = start_call(comm, live, host, arena, out);
     tsr_status status = broadcast(&m, flat, full, err);
-    part(&m);
+    end_call(&m);
     if (status != TSR_OK) tsr_live_state_free(out);
     return status;
 }
@@ -472,7 +476,7 @@ static void add_rows(tsr_chunk *chunks, size_t *count, const tsr_chunk *rows)
 }
 
 /* All ranks, this one first, then the others of its replica: where replicas differ, each keeps its own rows. */
-static tsr_status order_ranks(const meeting *m, const tsr_flat_params *flat, uint32_t **out, tsr_error *err)
+static tsr_status order_ranks(const live_call *m, const tsr_flat_params *flat, uint32_t **out, tsr_error *err)
 {
     const uint32_t world = m->comm->size, rank = m->comm->rank, shards = flat->shard_size;
     const uint32_t *groups = world == flat->world_size ? flat->shard_groups : NULL;
@@ -493,7 +497,7 @@ static tsr_status order_ranks(const meeting *m, const tsr_flat_params *flat, uin
 }
 
 /* A tensor with the rows of all ranks; `states` are the ranks' of its parameter, this rank's first, or NULL. */
-static tsr_status join_tensor(meeting *m, const tsr_value *own, const tsr_value *const *states, const tsr_value *key,
+static tsr_status join_tensor(live_call *m, const tsr_value *own, const tsr_value *const *states, const tsr_value *key,
                               size_t hint, const tsr_value **out, tsr_error *err)
 {
     const tsr_entry *mine = own->as.tensor;
@@ -508,9 +512,7 @@ static tsr_status join_tensor(meeting *m, const tsr_value *own, const tsr_value 
         const tsr_value *other = i ? find(states[i], key, hint) : own;
         if (!other || other->kind != TSR_VALUE_TENSOR) continue;
         const tsr_entry *e = other->as.tensor;
-        TSR_FAIL_IF(e->dtype != mine->dtype || e->rank != mine->rank ||
-                        memcmp(e->shape, mine->shape, e->rank * sizeof *e->shape) != 0,
-                    err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is %s %.*s here, and %s %.*s on another rank",
+        TSR_FAIL_IF(e->dtype != mine->dtype || !tsr_entry_same_shape(e, mine), err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is %s %.*s on this rank, but %s %.*s on another",
                     TSR_STR_ARG(key->text), tsr_dtype_describe(mine->dtype)->name,
                     TSR_STR_ARG(tsr_shape_brief(mine->rank, mine->shape, m->arena)), tsr_dtype_describe(e->dtype)->name,
                     TSR_STR_ARG(tsr_shape_brief(e->rank, e->shape, m->arena)));
@@ -523,7 +525,7 @@ static tsr_status join_tensor(meeting *m, const tsr_value *own, const tsr_value 
     return TSR_OK;
 }
 
-static tsr_status join_state(meeting *m, const tsr_value *own, const tsr_value *const *states, const tsr_value **out,
+static tsr_status join_state(live_call *m, const tsr_value *own, const tsr_value *const *states, const tsr_value **out,
                              tsr_error *err)
 {
     *out = own;
@@ -541,7 +543,7 @@ static tsr_status join_state(meeting *m, const tsr_value *own, const tsr_value *
 }
 
 /* This rank's tree whose tensors have all rows. */
-static tsr_status join(meeting *m, const tsr_flat_params *flat, const tsr_value *const *ranks, const tsr_value **out,
+static tsr_status join(live_call *m, const tsr_flat_params *flat, const tsr_value *const *ranks, const tsr_value **out,
                        tsr_error *err)
 {
     tsr_optim_parts own;
@@ -567,17 +569,18 @@ static tsr_status join(meeting *m, const tsr_flat_params *flat, const tsr_value 
 tsr_status tsr_fsdp_spread(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *state, const tsr_live *live,
                            const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err)
 {
-    meeting m = meet(comm, live, host, arena, out);
+    live_call m = start_call(comm, live, host, arena, out);
     const tsr_value **ranks, *full = NULL, *raw = NULL;
     tsr_status status = share_trees(&m, state, &ranks, err);
     if (status == TSR_OK) {
         const tsr_fsdp_context context = context_of(&m);
         status = join(&m, flat, ranks, &full, err);
-        if (status == TSR_OK) status = tsr_fsdp_shard(flat, full, comm->size, comm->rank, &context, &raw, err);
+        if (status == TSR_OK) status = tsr_fsdp_shard(flat, full, (tsr_fsdp_rank){comm->size, comm->rank}, &context, &raw,
+                                                      err);
         status = tsr_comm_agree(comm, status, err);
     }
     if (status == TSR_OK) status = fetch(&m, raw, err);
-    part(&m);
+    end_call(&m);
     if (status != TSR_OK) tsr_live_state_free(out);
     return status;
 }

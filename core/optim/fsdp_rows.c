@@ -111,7 +111,8 @@ static tsr_status tell_mesh(cutting *c, tsr_error *err)
     if (!mesh) return TSR_OK;
     TSR_FAIL_IF(mesh->dim_count == 0 || mesh->dim_count > 2 || tsr_mesh_ranks(mesh) != c->options->world_size, err,
                 TSR_E_USAGE, TSR_NO_POSITION,
-                "optim: FSDP's mesh has one dim, or two for hybrid strategies, and as many ranks as the world (%" PRIu32 ")",
+                "optim: FSDP needs a mesh with one dim (two for hybrid strategies) and as many ranks as the world (%" PRIu32
+                ")",
                 c->options->world_size);
     tsr_distribution *d = TSR_ARENA_NEW(c->arena, tsr_distribution, err);
     if (!d) return TSR_E_NOMEM;
@@ -136,7 +137,7 @@ tsr_status tsr_fsdp_shard_rows(const tsr_flat_params *flat, const tsr_value *ful
                                const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err)
 {
     TSR_FAIL_IF(options->rank >= options->world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "optim: rank %" PRIu32 " of %" PRIu32 " ranks", options->rank, options->world_size);
+                "optim: rank %" PRIu32 " is not one of the %" PRIu32 " ranks", options->rank, options->world_size);
     cutting c = {.flat = flat,
                  .options = options,
                  .host = context->host,

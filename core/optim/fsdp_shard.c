@@ -71,9 +71,10 @@ static tsr_status check_column(const sharding *s, const column *c, tsr_error *er
         if (equal && form == TSR_FORM_TENSOR) {
             const tsr_entry *e = value->as.tensor;
             TSR_FAIL_IF(
-                e->rank != param->rank || (e->rank && memcmp(e->shape, param->shape, e->rank * sizeof *e->shape) != 0), err,
-                TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' of '%.*s' has not the shape of its parameter: %.*s and %.*s",
-                TSR_STR_ARG(c->name), TSR_STR_ARG(param->fqn), TSR_STR_ARG(tsr_shape_brief(e->rank, e->shape, s->arena)),
+                !tsr_shape_equal(e->rank, e->shape, param->rank, param->shape), err,
+                TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: '%.*s' of '%.*s' does not have the shape of its parameter: %.*s and %.*s", TSR_STR_ARG(c->name),
+                TSR_STR_ARG(param->fqn), TSR_STR_ARG(tsr_shape_brief(e->rank, e->shape, s->arena)),
                 TSR_STR_ARG(tsr_shape_brief(param->rank, param->shape, s->arena)));
             equal = e->dtype == model->as.tensor->dtype;
         } else if (equal) {
@@ -82,8 +83,8 @@ static tsr_status check_column(const sharding *s, const column *c, tsr_error *er
                 TSR_TRY(s->context->same(s->context->ctx, model->as.tensor, value->as.tensor, &equal, err));
         }
         TSR_FAIL_IF(!equal, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' of '%.*s' and of '%.*s' differ in type, dtype or value (%.*s, %.*s), but are in one flat "
-                    "parameter",
+                    "optim: '%.*s' of '%.*s' and of '%.*s' differ in type, dtype or value (%.*s, %.*s), but are in the same "
+                    "flat parameter",
                     TSR_STR_ARG(c->name), TSR_STR_ARG(known), TSR_STR_ARG(param->fqn),
                     TSR_STR_ARG(tsr_value_brief(model, s->arena)), TSR_STR_ARG(tsr_value_brief(value, s->arena)));
     }
@@ -155,7 +156,7 @@ static tsr_status check_names(const tsr_flat_unit *unit, const tsr_value *const 
         for (size_t i = 0; same && states[p] && i < states[p]->count; i += 2)
             same = states[p]->items[i]->kind == TSR_VALUE_STR && tsr_value_get(states[first], states[p]->items[i]->text);
         TSR_FAIL_IF(!same, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' and '%.*s' are in one flat parameter, but have states of different names",
+                    "optim: '%.*s' and '%.*s' are in the same flat parameter, but their states have different names",
                     TSR_STR_ARG(unit->params[first].fqn), TSR_STR_ARG(unit->params[p].fqn));
     }
     return TSR_OK;
@@ -201,7 +202,7 @@ static tsr_status put_part(sharding *s, const tsr_flat_param *param, const tsr_v
     *shape = high - low;
     TSR_FAIL_IF(
         !tsr_entry_elements(source, &elements) || elements != param->flat_end - param->flat_begin, err, TSR_E_FORMAT,
-        TSR_NO_POSITION, "optim: the state '%.*s' of '%.*s' has not as many elements as its parameter: %.*s and %.*s",
+        TSR_NO_POSITION, "optim: the state '%.*s' of '%.*s' does not have as many elements as its parameter: %.*s and %.*s",
         TSR_STR_ARG(key->text), TSR_STR_ARG(param->fqn), TSR_STR_ARG(tsr_shape_brief(source->rank, source->shape, s->arena)),
         TSR_STR_ARG(tsr_shape_brief(param->rank, param->shape, s->arena)));
     tsr_pieces pieces;
@@ -279,8 +280,8 @@ static tsr_status put_ids(sharding *s, const tsr_value *params, size_t number, t
         const tsr_value *name = params->items[i];
         found[i] = name->kind == TSR_VALUE_STR ? tsr_map_get(s->keys.by_fqn, name->text, UINT32_MAX) : UINT32_MAX;
         TSR_FAIL_IF(found[i] == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: param_groups[%zu] lists '%.*s', which the description's param groups do not hold", number,
-                    TSR_STR_ARG(name->text));
+                    "optim: param_groups[%zu] lists '%.*s', which is not in the param groups of the flat-params document",
+                    number, TSR_STR_ARG(name->text));
     }
     if (params->count) qsort(found, params->count, sizeof *found, by_number);
     for (size_t i = 0; i < params->count; i++) {
@@ -313,17 +314,17 @@ static tsr_status run(sharding *s, const tsr_value **out, tsr_error *err)
     return tsr_tree_optim(state, groups, s->arena, out, err);
 }
 
-tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, uint32_t world_size, uint32_t rank,
+tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, tsr_fsdp_rank of,
                           const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err)
 {
-    TSR_FAIL_IF(world_size == 0 || rank >= world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "optim: rank %" PRIu32 " of %" PRIu32 " ranks", rank, world_size);
+    TSR_FAIL_IF(of.world_size == 0 || of.rank >= of.world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "optim: rank %" PRIu32 " is not one of the %" PRIu32 " ranks", of.rank, of.world_size);
     sharding s = {.flat = flat,
                   .context = context,
                   .host = context->host,
                   .arena = context->arena,
-                  .world = world_size,
-                  .rank = rank,
+                  .world = of.world_size,
+                  .rank = of.rank,
                   .state = tsr_tree_on(context->host, context->arena)};
     TSR_TRY(tsr_optim_take_apart(full, false, &s.full, err));
     s.state_of = tsr_map_new(context->host->allocator, tsr_value_pairs(s.full.state), err);

@@ -118,11 +118,11 @@ static tsr_status slice_of(const unsharding *u, uint32_t id, uint32_t rank, tsr_
     uint64_t elements = 0;
     bool fits = tsr_entry_elements(entry, &elements);
     TSR_FAIL_IF(!fits || elements != numel, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: '%.*s' of '%.*s' on rank %" PRIu32 " has %" PRIu64 " elements, expected %" PRIu64, TSR_STR_ARG(name),
+                "optim: '%.*s' of '%.*s' on rank %" PRIu32 " has %" PRIu64 " elements; expected %" PRIu64, TSR_STR_ARG(name),
                 TSR_STR_ARG(raw), rank, elements, numel);
     TSR_FAIL_IF(entry->dtype != dtype, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: '%.*s' of '%.*s' is %s on rank %" PRIu32 ", but %s before it", TSR_STR_ARG(name), TSR_STR_ARG(raw),
-                tsr_dtype_describe(entry->dtype)->name, rank, tsr_dtype_describe(dtype)->name);
+                "optim: '%.*s' of '%.*s' is %s on rank %" PRIu32 ", but %s on the ranks before it", TSR_STR_ARG(name),
+                TSR_STR_ARG(raw), tsr_dtype_describe(entry->dtype)->name, rank, tsr_dtype_describe(dtype)->name);
     *out = entry;
     return TSR_OK;
 }
@@ -221,7 +221,8 @@ static tsr_status put_scalar(unsharding *u, uint32_t id, uint32_t rank, const ts
     if (equal && earlier->kind == TSR_VALUE_TENSOR && u->context->same)
         TSR_TRY(u->context->same(u->context->ctx, earlier->as.tensor, named->value->as.tensor, &equal, err));
     TSR_FAIL_IF(!equal, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: '%.*s' of '%.*s' has another value on rank %" PRIu32 " (%.*s) than on the ranks before it (%.*s)",
+                "optim: '%.*s' of '%.*s' has a different value on rank %" PRIu32
+                " (%.*s) than on the ranks before it (%.*s)",
                 TSR_STR_ARG(named->name), TSR_STR_ARG(id_name(u, id)), rank,
                 TSR_STR_ARG(tsr_value_brief(named->value, u->arena)), TSR_STR_ARG(tsr_value_brief(earlier, u->arena)));
     return TSR_OK;
@@ -335,7 +336,8 @@ static tsr_status name_params(unsharding *u, const tsr_value *params, tsr_tree *
     for (size_t i = 0; i < params->count; i++) {
         uint32_t id = tsr_flat_keys_find(&u->keys, params->items[i]);
         TSR_FAIL_IF(id == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: a param group of rank %" PRIu32 " lists a parameter that the description does not", u->rank);
+                    "optim: a param group of rank %" PRIu32 " lists a parameter that is not in the flat-params document",
+                    u->rank);
         const tsr_flat_key *key = &u->keys.keys[id];
         uint32_t first = key->param == TSR_NO_PARAM ? 0 : key->param,
                  end = key->param == TSR_NO_PARAM ? (key->unit ? key->unit->param_count : 0) : first + 1;
@@ -399,8 +401,8 @@ static tsr_status run(unsharding *u, const tsr_value *const *ranks, tsr_fsdp_ful
 tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const *ranks, uint32_t rank,
                             const tsr_fsdp_context *context, tsr_fsdp_full *out, tsr_error *err)
 {
-    TSR_FAIL_IF(rank >= flat->world_size, err, TSR_E_USAGE, TSR_NO_POSITION, "optim: rank %" PRIu32 " of %" PRIu32 " ranks",
-                rank, flat->world_size);
+    TSR_FAIL_IF(rank >= flat->world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "optim: rank %" PRIu32 " is not one of the %" PRIu32 " ranks", rank, flat->world_size);
     unsharding u = {.flat = flat,
                     .context = context,
                     .host = context->host,

@@ -24,7 +24,7 @@ static tsr_status add_key(rekeying *r, const tsr_value *old, const tsr_value *ne
     if (!new) return TSR_E_NOMEM;
     TSR_TRY(tsr_key_text(old, r->arena, &text, err));
     TSR_TRY(tsr_map_put(r->places, text, (uint32_t)r->keys.count, NULL, &fresh, err));
-    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: parameter '%.*s' is in two places of the param groups",
+    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: parameter '%.*s' occurs twice in the param groups",
                 TSR_STR_ARG(text));
     const tsr_value **slot = tsr_vec_push(&r->keys, err);
     if (!slot) return TSR_E_NOMEM;
@@ -41,7 +41,7 @@ static tsr_status rekey_state(rekeying *r, const tsr_value *state, const tsr_val
         TSR_TRY(tsr_key_text(state->items[i], r->arena, &text, err));
         uint32_t place = tsr_map_get(r->places, text, UINT32_MAX);
         TSR_FAIL_IF(place == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: there is state for '%.*s', which no param group lists", TSR_STR_ARG(text));
+                    "optim: there is state for '%.*s', which is not in any param group", TSR_STR_ARG(text));
         items[i] = ((const tsr_value **)r->keys.items)[place];
         items[i + 1] = state->items[i + 1];
     }
@@ -95,7 +95,7 @@ tsr_status tsr_optim_to_fqn(const tsr_value *native, const tsr_name_list *names,
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(native, true, &parts, err));
     TSR_FAIL_IF(group_count != parts.groups->count, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: %zu param groups, but names for %zu", parts.groups->count, group_count);
+                "optim: there are %zu param groups, but names for %zu", parts.groups->count, group_count);
     return rekey(native, names, host, arena, out, err);
 }
 
@@ -134,7 +134,7 @@ static tsr_status canonicalize(const tsr_modules *modules, tsr_name_list *list, 
         tsr_name name;
         TSR_TRY(tsr_fqn_resolve(modules, list->names[i], NULL, arena, &name, err));
         TSR_FAIL_IF(name.fqn_count != 1, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' stands for %zu parameters: unshard its state first", TSR_STR_ARG(list->names[i]),
+                    "optim: '%.*s' represents %zu parameters; unshard its state first", TSR_STR_ARG(list->names[i]),
                     name.fqn_count);
         texts[i] = name.fqns[0];
     }
@@ -150,7 +150,7 @@ static tsr_status names_in_order(const tsr_modules *modules, size_t wanted, cons
     TSR_TRY(tsr_fqn_named_parameters(modules, host, arena, &items, &count, err));
     for (size_t i = 0; i < count; i++) trainable += items[i].tensor->requires_grad;
     TSR_FAIL_IF(wanted != count && wanted != trainable, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: the param group has %zu parameters, the module tree %zu (%zu with gradients)", wanted, count,
+                "optim: the param group has %zu parameters, but the module tree has %zu (%zu with gradients)", wanted, count,
                 trainable);
     tsr_str *names = tsr_arena_array(arena, wanted, sizeof *names, err);
     if (!names) return TSR_E_NOMEM;
@@ -172,8 +172,8 @@ static tsr_status name_group(const tsr_value *groups, size_t at, const tsr_modul
     }
     TSR_TRY(names_in_group(groups->items[at], at, arena, out, &found, err));
     TSR_FAIL_IF(!found && groups->count != 1, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "optim: %zu param groups without param_names: which parameters each holds must be told (\"groups\" of the "
-                "module tree document)",
+                "optim: %zu param groups have no param_names; list the parameters of each group under \"groups\" in the "
+                "module tree document",
                 groups->count);
     if (!found) TSR_TRY(names_in_order(modules, tsr_group_params(groups->items[at])->count, host, arena, out, err));
     return canonicalize(modules, out, arena, err);
@@ -187,7 +187,7 @@ tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_modules *mod
     TSR_TRY(tsr_optim_take_apart(native, true, &parts, err));
     *out_count = parts.groups->count;
     TSR_FAIL_IF(listed && listed_count != *out_count, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: %zu param groups, but the module tree document lists %zu", *out_count, listed_count);
+                "optim: there are %zu param groups, but the module tree document lists %zu", *out_count, listed_count);
     tsr_name_list *lists = tsr_arena_array(arena, *out_count, sizeof *lists, err);
     if (!lists) return TSR_E_NOMEM;
     for (size_t i = 0; i < *out_count; i++)

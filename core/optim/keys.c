@@ -159,7 +159,7 @@ static tsr_status index_names(rekeying *r, const tsr_group_names *names, tsr_err
             *name = names->groups[g].names[p];
             if (!r->how->raw_names) TSR_TRY(tsr_flat_clean_name(*name, r->arena, name, err));
             TSR_TRY(tsr_map_put(r->numbers, *name, (uint32_t)r->count++, NULL, &fresh, err));
-            TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: the param groups hold '%.*s' twice",
+            TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: the param groups list '%.*s' twice",
                         TSR_STR_ARG(*name));
         }
     }

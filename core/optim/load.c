@@ -33,11 +33,11 @@ static tsr_status check_shapes(const loading *l, const tsr_optim_read *read, con
                 "optim: '%.*s' has %" PRIu32 " dimensions, but the slice of '%.*s' has %" PRIu32, TSR_STR_ARG(entry->fqn),
                 entry->rank, TSR_STR_ARG(slice->fqn), slice->rank);
     for (uint32_t d = 0; d < entry->rank && slice->shape; d++)
-        TSR_FAIL_IF(slice->shape[d] != read->shape[d], err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' is %.*s in the checkpoint, but '%.*s' is %.*s in the model's state; a slice of one does "
-                    "not fit the other",
-                    TSR_STR_ARG(entry->fqn), TSR_STR_ARG(tsr_shape_brief(entry->rank, read->shape, l->arena)),
-                    TSR_STR_ARG(slice->fqn), TSR_STR_ARG(tsr_shape_brief(slice->rank, slice->shape, l->arena)));
+        TSR_FAIL_IF(
+            slice->shape[d] != read->shape[d], err, TSR_E_FORMAT, TSR_NO_POSITION,
+            "optim: '%.*s' is %.*s in the checkpoint, but '%.*s' is %.*s in the model's state; their slices do not match",
+            TSR_STR_ARG(entry->fqn), TSR_STR_ARG(tsr_shape_brief(entry->rank, read->shape, l->arena)),
+            TSR_STR_ARG(slice->fqn), TSR_STR_ARG(tsr_shape_brief(slice->rank, slice->shape, l->arena)));
     return TSR_OK;
 }
 
@@ -168,7 +168,7 @@ tsr_status tsr_optim_load(const tsr_catalog *catalog, tsr_str optimizer_key, con
                           tsr_optim_read **out, size_t *count, tsr_error *err)
 {
     TSR_FAIL_IF(mesh->data_rank >= mesh->data_world, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "optim: rank %" PRIu32 " of %" PRIu32 " ranks", mesh->data_rank, mesh->data_world);
+                "optim: rank %" PRIu32 " is not one of the %" PRIu32 " ranks", mesh->data_rank, mesh->data_world);
     loading l = {mesh, slices, tsr_map_new(allocator, slice_count, err), arena,
                  tsr_vec_of(allocator, sizeof(tsr_optim_read))};
     tsr_status status = l.by_fqn ? run(&l, catalog, optimizer_key, slice_count, out, count, err) : TSR_E_NOMEM;

@@ -92,7 +92,7 @@ static tsr_status take_name(splitting *s, const tsr_param *param, tsr_str fqn, u
     uint32_t at = tsr_map_get(s->state_of, fqn, NOWHERE);
     if (at != NOWHERE) return tsr_tree_put_key(&s->state, s->saved->state->items[at], s->saved->state->items[at + 1], err);
     TSR_FAIL_IF(s->strict, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "optim: no state is saved for '%.*s', which requires gradients", TSR_STR_ARG(fqn));
+                "optim: no state was saved for '%.*s', which requires gradients", TSR_STR_ARG(fqn));
     return TSR_OK;
 }
 
@@ -105,13 +105,13 @@ static tsr_status take_empty(splitting *s, uint32_t group, size_t group_count, t
         found = g;
         count++;
     }
-    TSR_FAIL_IF(
-        count != 1, err, TSR_E_FORMAT, TSR_NO_POSITION,
-        "optim: group %u of the optimizer has no parameters; that needs exactly one such group in the saved state, found %u",
-        group, count);
+    TSR_FAIL_IF(count != 1, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: group %u of the optimizer has no parameters, which requires exactly one such group in the saved "
+                "state; found %u",
+                group, count);
     TSR_FAIL_IF(s->saved->groups->count != group_count, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: group %u of the optimizer has no parameters; that goes with one optimizer only, but %zu groups are "
-                "saved for its %zu",
+                "optim: group %u of the optimizer has no parameters, which is only supported with one optimizer; %zu groups "
+                "were saved, but it has %zu",
                 group, s->saved->groups->count, group_count);
     s->target[found] = group;
     return TSR_OK;

@@ -23,7 +23,7 @@ tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena 
     *pieces->entry = (tsr_entry){.fqn = fqn, .kind = TSR_ENTRY_TENSOR, .dtype = dtype, .rank = rank, .shape = shape};
     TSR_FAIL_IF(rank > TSR_MAX_RANK || tsr_dtype_size(dtype) == 0 || !tsr_entry_elements(pieces->entry, &pieces->elements),
                 err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "optim: '%.*s' has too many dimensions or elements, or a dtype without whole bytes", TSR_STR_ARG(fqn));
+                "optim: '%.*s' has too many dimensions or elements, or a dtype that is not byte-aligned", TSR_STR_ARG(fqn));
     return TSR_OK;
 }
 
@@ -148,8 +148,8 @@ static tsr_status add_source_run(tsr_pieces *pieces, const tsr_entry *source, ui
     uint64_t index[TSR_MAX_RANK], rest = flat, element = 0, inside = 0, row = 1;
     for (uint32_t d = source->rank; d-- > 0; rest /= source->shape[d]) index[d] = rest % source->shape[d];
     const tsr_chunk *chunk = find_chunk(source, index, hint);
-    TSR_FAIL_IF(!chunk, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: element %" PRIu64 " of '%.*s' is in none of its chunks",
-                flat, TSR_STR_ARG(source->fqn));
+    TSR_FAIL_IF(!chunk, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: element %" PRIu64 " of '%.*s' is not covered by any chunk", flat, TSR_STR_ARG(source->fqn));
     TSR_FAIL_IF(chunk->file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
                 "optim: the file of a chunk of '%.*s' is missing", TSR_STR_ARG(source->fqn));
     if (chunk != open->chunk) open_chunk(source, chunk, open);
@@ -163,7 +163,7 @@ static tsr_status add_source_run(tsr_pieces *pieces, const tsr_entry *source, ui
     tsr_view view = open->view;
     view.byte_offset += element * tsr_dtype_size(source->dtype);
     TSR_FAIL_IF(pieces->chunks.count >= pieces->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "optim: '%.*s' is strided in too many runs", TSR_STR_ARG(source->fqn));
+                "optim: the strides of '%.*s' result in too many runs", TSR_STR_ARG(source->fqn));
     return add_run(pieces, view, open->step, *count, err);
 }
 
@@ -173,9 +173,9 @@ tsr_status tsr_pieces_add(tsr_pieces *pieces, const tsr_entry *source, uint64_t 
     if (flat_begin == flat_end) return TSR_OK;
     uint64_t elements, hint = 0;
     TSR_FAIL_IF(source->rank > TSR_MAX_RANK || tsr_dtype_size(source->dtype) == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "optim: '%.*s' has too many dimensions, or a dtype without whole bytes", TSR_STR_ARG(source->fqn));
+                "optim: '%.*s' has too many dimensions, or a dtype that is not byte-aligned", TSR_STR_ARG(source->fqn));
     TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || flat_end > elements, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: elements up to %" PRIu64 " of '%.*s' are wanted, beyond its end", flat_end,
+                "optim: elements up to %" PRIu64 " of '%.*s' are requested, beyond its end", flat_end,
                 TSR_STR_ARG(source->fqn));
     source_chunk open = {.chunk = NULL};
     for (uint64_t at = flat_begin, count; at < flat_end; at += count) {

@@ -59,7 +59,7 @@ tsr_status tsr_tree_optim(const tsr_value *state, const tsr_value *groups, tsr_a
 tsr_status tsr_check_state(const tsr_value *key, const tsr_value *state, tsr_error *err)
 {
     TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: the state of '%.*s' is a %s, expected a dict",
+                "optim: the state of '%.*s' is a %s; expected a dict",
                 TSR_STR_ARG(key->kind == TSR_VALUE_STR ? key->text : TSR_STR("(a number)")), tsr_value_kind_name(state));
     return TSR_OK;
 }
@@ -125,10 +125,10 @@ tsr_status tsr_optim_take_apart(const tsr_value *optim, bool groups, tsr_optim_p
                 "optim: expected a dict with 'state' and 'param_groups', found %s", tsr_value_kind_name(optim));
     *out = (tsr_optim_parts){tsr_value_get(optim, TSR_STR("state")), tsr_value_get(optim, TSR_STR("param_groups"))};
     TSR_FAIL_IF(!out->state || out->state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: no dict 'state' in the state dict");
+                "optim: the state dict has no dict 'state'");
     if (!out->groups && !groups) return TSR_OK;
     TSR_FAIL_IF(!out->groups || out->groups->kind != TSR_VALUE_LIST, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: no list 'param_groups' in the state dict");
+                "optim: the state dict has no list 'param_groups'");
     for (size_t i = 0; i < out->groups->count; i++) {
         const tsr_value *group = out->groups->items[i],
                         *params = group->kind == TSR_VALUE_DICT ? tsr_group_params(group) : NULL;
@@ -147,8 +147,8 @@ tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, ts
     case TSR_VALUE_NONE: *out = TSR_STR("None"); break;
     default:
         *out = (tsr_str){NULL, 0};
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "optim: a key is a %s; strings and ints can be flattened",
-                         tsr_value_kind_name(key));
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "optim: a key is a %s; only strings and ints can be flattened", tsr_value_kind_name(key));
     }
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }

@@ -62,7 +62,7 @@ static tsr_status put_tensor(packing *p, const tsr_entry *entry, tsr_error *err)
     if (part && all) bytes = bytes / all * rows;
     fits = fits && begin <= all && rows <= all - begin && tsr_add_u64(p->byte_at, bytes, &end);
     TSR_FAIL_IF(!fits || tsr_dtype_size(entry->dtype) == 0 || entry->rank > TSR_MAX_RANK, err, TSR_E_UNSUPPORTED,
-                TSR_NO_POSITION, "optim: '%.*s' is too large, or its dtype has no whole bytes", TSR_STR_ARG(entry->fqn));
+                TSR_NO_POSITION, "optim: '%.*s' is too large, or its dtype is not byte-aligned", TSR_STR_ARG(entry->fqn));
     TSR_TRY(put_text(p, entry->fqn, err));
     TSR_TRY(put_number(p, entry->dtype, 4, err));
     TSR_TRY(put_number(p, entry->rank, 4, err));
@@ -81,6 +81,7 @@ static tsr_status put_tensor(packing *p, const tsr_entry *entry, tsr_error *err)
 static tsr_status put_head(packing *p, const tsr_value *v, tsr_error *err)
 {
     TSR_TRY(put_number(p, v->kind, 1, err));
+    TSR_TRY(put_number(p, v->variant, 1, err));
     switch (v->kind) {
     case TSR_VALUE_NONE: return TSR_OK;
     case TSR_VALUE_BOOL: return put_number(p, v->as.boolean, 1, err);
@@ -102,7 +103,7 @@ static tsr_status put_head(packing *p, const tsr_value *v, tsr_error *err)
     case TSR_VALUE_OBJECT: break;
     }
     TSR_TRY(put_number(p, (unsigned)v->ordered_dict | (unsigned)v->called << 1, 1, err));
-    if (v->kind == TSR_VALUE_OBJECT) TSR_TRY(put_text(p, v->text, err));
+    if (v->kind == TSR_VALUE_OBJECT || v->variant == TSR_VARIANT_DEFAULTDICT) TSR_TRY(put_text(p, v->text, err));
     return put_number(p, v->count, 8, err);
 }
 
@@ -154,7 +155,7 @@ static tsr_status take_text(unpacking *u, tsr_str *out, tsr_error *err)
 {
     uint64_t size = tsr_cursor_u64(&u->cursor);
     const uint8_t *data = size <= SIZE_MAX ? tsr_cursor_take(&u->cursor, (size_t)size) : NULL;
-    if (!data) return tsr_raise(err, TSR_E_FORMAT, u->cursor.at, "optim: a rank sent a cut text");
+    if (!data) return tsr_raise(err, TSR_E_FORMAT, u->cursor.at, "optim: a rank sent a truncated string");
     *out = tsr_arena_str(u->arena, (tsr_str){(const char *)data, (size_t)size}, err);
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
@@ -170,7 +171,7 @@ static double take_real(unpacking *u)
 static tsr_status take_scalar(unpacking *u, tsr_chunk *chunk, size_t size, tsr_error *err)
 {
     const uint8_t *data = tsr_cursor_take(&u->cursor, size);
-    TSR_FAIL_IF(!data, err, TSR_E_FORMAT, u->cursor.at, "optim: a rank sent a cut tensor");
+    TSR_FAIL_IF(!data, err, TSR_E_FORMAT, u->cursor.at, "optim: a rank sent a truncated tensor");
     TSR_TRY(tsr_vec_reserve(u->scalars, size, err));
     chunk->file = u->scalar_file;
     chunk->byte_offset = u->scalars->count;
@@ -215,7 +216,7 @@ static tsr_status take_container(unpacking *u, tsr_value *v, tsr_error *err)
     uint8_t flags = tsr_cursor_u8(&u->cursor);
     v->ordered_dict = flags & 1;
     v->called = flags >> 1 & 1;
-    if (v->kind == TSR_VALUE_OBJECT) TSR_TRY(take_text(u, &v->text, err));
+    if (v->kind == TSR_VALUE_OBJECT || v->variant == TSR_VARIANT_DEFAULTDICT) TSR_TRY(take_text(u, &v->text, err));
     uint64_t count = tsr_cursor_u64(&u->cursor);
     TSR_FAIL_IF(count > tsr_cursor_left(&u->cursor) || (v->kind == TSR_VALUE_DICT && count % 2), err, TSR_E_FORMAT,
                 u->cursor.at, "optim: a rank sent %" PRIu64 " items in %zu bytes", count, tsr_cursor_left(&u->cursor));
@@ -234,11 +235,12 @@ static tsr_status take_container(unpacking *u, tsr_value *v, tsr_error *err)
 
 static tsr_status take_value(unpacking *u, const tsr_value **slot, tsr_error *err)
 {
-    uint8_t kind = tsr_cursor_u8(&u->cursor);
-    TSR_FAIL_IF(u->cursor.failed || kind > TSR_VALUE_OBJECT, err, TSR_E_FORMAT, u->cursor.at,
-                "optim: a rank sent no value of any kind");
+    const uint8_t kind = tsr_cursor_u8(&u->cursor), variant = tsr_cursor_u8(&u->cursor);
+    TSR_FAIL_IF(u->cursor.failed || kind > TSR_VALUE_OBJECT || variant > TSR_VARIANT_DEFAULTDICT, err, TSR_E_FORMAT, u->cursor.at,
+                "optim: a rank sent a value of an unknown kind");
     tsr_value *v = tsr_value_new(u->arena, (tsr_value_kind)kind, err);
     if (!v) return TSR_E_NOMEM;
+    v->variant = (tsr_value_variant)variant;
     *slot = v;
     switch (v->kind) {
     case TSR_VALUE_NONE: return TSR_OK;
@@ -272,7 +274,7 @@ tsr_status tsr_tree_unpack(tsr_str bytes, uint32_t file, uint32_t scalar_file, t
         else status = take_value(&u, &top->items[top->next++], err);
     }
     if (status == TSR_OK && (u.cursor.failed || tsr_cursor_left(&u.cursor)))
-        status = tsr_raise(err, TSR_E_FORMAT, u.cursor.at, "optim: a rank's tree ends early or late");
+        status = tsr_raise(err, TSR_E_FORMAT, u.cursor.at, "optim: the value tree of a rank has the wrong size");
     tsr_vec_free(&u.stack);
     return status;
 }

@@ -122,7 +122,7 @@ static tsr_status add_state(unflattening *u, uint32_t above, tsr_str key, size_t
         TSR_TRY(tsr_map_put(u->by_path, (tsr_str){key.data, end}, (uint32_t)u->items.count, &place, &fresh, err));
         uint32_t here = *place;
         TSR_FAIL_IF(!fresh && (!dot || item_at(u, here)->value), err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' is there twice, or once as a value and once as a dict", (int)end, key.data);
+                    "optim: '%.*s' occurs twice, or both as a value and as a dict", (int)end, key.data);
         if (fresh) TSR_TRY(new_item(u, (tsr_str){key.data + at, end - at}, dot ? NULL : value, above, &here, err));
         above = here;
         at = end + 1;
@@ -135,8 +135,8 @@ static tsr_status read_pair(unflattening *u, tsr_str key, const tsr_value *value
     size_t head = option ? GROUPS.size : STATE.size;
     tsr_str text = {key.data + head, key.size - head}, fqn, rest;
     TSR_FAIL_IF(!split_key(u, text, option, &fqn, &rest), err, TSR_E_FORMAT, TSR_NO_POSITION,
-                u->known ? "optim: '%.*s' begins with no parameter of the module tree"
-                         : "optim: '%.*s' belongs to no parameter of the param_groups keys",
+                u->known ? "optim: '%.*s' does not begin with a parameter of the module tree"
+                         : "optim: '%.*s' does not belong to a parameter of the param_groups keys",
                 TSR_STR_ARG(key));
     uint32_t index, ignored;
     TSR_TRY(find_param(u, fqn, &index, err));
@@ -156,7 +156,7 @@ static tsr_status read_keys(unflattening *u, const tsr_value *flat, tsr_error *e
             bool text = key->kind == TSR_VALUE_STR, is_option = text && tsr_str_starts(key->text, GROUPS);
             TSR_FAIL_IF(
                 !text || (!is_option && !tsr_str_starts(key->text, STATE)), err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: '%.*s' is no key of a flat optimizer state: it begins with neither 'state.' nor 'param_groups.'",
+                "optim: '%.*s' is not a key of a flat optimizer state: it begins with neither 'state.' nor 'param_groups.'",
                 TSR_STR_ARG(text ? key->text : TSR_STR("(not a string)")));
             if (is_option == option) TSR_TRY(read_pair(u, key->text, flat->items[i + 1], option, err));
         }
@@ -293,10 +293,10 @@ static tsr_status group_as_listed(unflattening *u, const tsr_name_list *list, ts
         const item *ours, *theirs;
         TSR_TRY(differing_option(u, first, p, &ours, &theirs, err));
         TSR_FAIL_IF(ours && ours == theirs, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' and '%.*s' are in one group, but only one of them has '%.*s'", TSR_STR_ARG(first->fqn),
-                    TSR_STR_ARG(p->fqn), TSR_STR_ARG(ours->name));
+                    "optim: '%.*s' and '%.*s' are in the same group, but only one of them has '%.*s'",
+                    TSR_STR_ARG(first->fqn), TSR_STR_ARG(p->fqn), TSR_STR_ARG(ours->name));
         TSR_FAIL_IF(ours, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' and '%.*s' are in one group, but differ in '%.*s': %.*s and %.*s",
+                    "optim: '%.*s' and '%.*s' are in the same group, but differ in '%.*s': %.*s and %.*s",
                     TSR_STR_ARG(first->fqn), TSR_STR_ARG(p->fqn), TSR_STR_ARG(ours->name),
                     TSR_STR_ARG(tsr_value_brief(ours->value, u->arena)),
                     TSR_STR_ARG(tsr_value_brief(theirs->value, u->arena)));
@@ -310,7 +310,7 @@ static tsr_status make_groups(unflattening *u, const tsr_name_list *groups, size
     for (uint32_t i = 0; i < u->params.count; i++) {
         const param *p = param_at(u, i);
         TSR_FAIL_IF(groups && !p->grouped, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' is in none of the listed groups", TSR_STR_ARG(p->fqn));
+                    "optim: '%.*s' is not in any of the listed groups", TSR_STR_ARG(p->fqn));
         if (!p->grouped) TSR_TRY(group_by_options(u, i, err));
     }
     return TSR_OK;

@@ -6,7 +6,6 @@
 
 #include "base/try.h"
 #include "optim_convert/optim_job.h"
-#include "tessera/compare.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/optim_request.h"
 #include "tessera/sys/suggest.h"
@@ -27,22 +26,6 @@ tsr_status tsr_optim_action_find(const char *name, tsr_optim_action *out, tsr_er
                      "optim has no action '%s'; choose flatten, unflatten, to-fqn, to-id, unshard or shard", name);
 }
 
-void tsr_optim_warn(const tsr_optim_job *job, tsr_str message)
-{
-    if (job->request.warn) job->request.warn(job->request.warn_ctx, message);
-}
-
-tsr_status tsr_optim_same_tensor(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err)
-{
-    static const tsr_tolerance exact = {.exact = true};
-    const tsr_optim_job *j = ctx;
-    tsr_checkpoint *checkpoint = j->trees.checkpoint;
-    tsr_difference difference;
-    const tsr_status status = tsr_compare_tensors(checkpoint, a, checkpoint, b, &exact, j->request.ring, &difference, err);
-    *equal = status == TSR_OK && difference.differing == 0;
-    return status;
-}
-
 /* ---- what is given next to the source ---- */
 
 static bool is_about_shards(const tsr_optim_request *r)
@@ -54,9 +37,11 @@ tsr_status tsr_optim_request_check(const tsr_optim_request *r, tsr_error *err)
 {
     const bool unshard = r->action == TSR_OPTIM_UNSHARD;
     TSR_FAIL_IF((unsigned)r->action >= TSR_OPTIM_ACTION_COUNT, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "there is no optimizer action %u", (unsigned)r->action);
+                "there is no optimizer action number %u", (unsigned)r->action);
     TSR_FAIL_IF(r->sharded && !unshard, err, TSR_E_USAGE, TSR_NO_POSITION, "--sharded can only be used with optim unshard");
     TSR_FAIL_IF(r->has_rank && !unshard, err, TSR_E_USAGE, TSR_NO_POSITION, "--rank can only be used with optim unshard");
+    TSR_FAIL_IF(r->part.data && unshard, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "--part cannot be used with optim unshard, which reads the files that FLAT.json lists");
     TSR_FAIL_IF(r->sharded && r->has_world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
                 "--sharded keeps the world size; remove --world-size");
     TSR_FAIL_IF(is_about_shards(r) && !r->flat_params.text.data, err, TSR_E_USAGE, TSR_NO_POSITION,
@@ -64,7 +49,7 @@ tsr_status tsr_optim_request_check(const tsr_optim_request *r, tsr_error *err)
     TSR_FAIL_IF(r->action == TSR_OPTIM_TO_FQN && !r->modules.text.data, err, TSR_E_USAGE, TSR_NO_POSITION,
                 "optim to-fqn needs --modules MODULES.json; see tessera help optim");
     TSR_FAIL_IF(r->has_world_size && (r->world_size == 0 || r->world_size > MOST_RANKS), err, TSR_E_USAGE, TSR_NO_POSITION,
-                "--world-size takes a number of ranks, not '%" PRIu64 "'", r->world_size);
+                "--world-size expects a number of ranks, not '%" PRIu64 "'", r->world_size);
     return TSR_OK;
 }
 
@@ -112,44 +97,12 @@ static tsr_status read_documents(tsr_optim_job *j, tsr_error *err)
     if (is_about_shards(r)) TSR_TRY(read_document(j, &r->flat_params, read_flat_params, err));
     if (r->sharded) TSR_TRY(tsr_optim_make_mesh(j, err));
     TSR_FAIL_IF(r->has_rank && r->rank >= j->flat.world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "--rank accepts a rank from 0 to %" PRIu32 ", not '%" PRIu64 "'", j->flat.world_size - 1, r->rank);
+                "--rank expects a rank from 0 to %" PRIu32 ", not '%" PRIu64 "'", j->flat.world_size - 1, r->rank);
     j->rank = (uint32_t)r->rank;
     return name_files(j, err);
 }
 
 /* ---- work on trees ---- */
-
-static bool has_ids(const tsr_value *optim)
-{
-    const tsr_value *groups = optim->kind == TSR_VALUE_DICT ? tsr_value_get(optim, TSR_STR("param_groups")) : NULL;
-    for (size_t i = 0; groups && groups->kind == TSR_VALUE_LIST && i < groups->count; i++) {
-        const tsr_value *params =
-            groups->items[i]->kind == TSR_VALUE_DICT ? tsr_value_get(groups->items[i], TSR_STR("params")) : NULL;
-        if (params && params->kind == TSR_VALUE_LIST && params->count) return params->items[0]->kind == TSR_VALUE_INT;
-    }
-    return false;
-}
-
-static tsr_status to_fqn(tsr_optim_job *j, const tsr_value *optim, const tsr_value **out, tsr_error *err)
-{
-    const tsr_name_list *names;
-    size_t count;
-    TSR_TRY(tsr_optim_name_groups(optim, j->modules, j->document.groups, j->document.group_count, j->host, j->arena, &names,
-                                  &count, err));
-    return tsr_optim_to_fqn(optim, names, count, j->host, j->arena, out, err);
-}
-
-static tsr_status flatten(tsr_optim_job *j, const tsr_value *optim, const tsr_value **out, tsr_error *err)
-{
-    if (j->modules && has_ids(optim)) TSR_TRY(to_fqn(j, optim, &optim, err));
-    return tsr_optim_flatten(optim, j->host, j->arena, out, err);
-}
-
-tsr_status tsr_optim_unflatten_tree(tsr_optim_job *j, const tsr_value *flat, const tsr_value **out, tsr_error *err)
-{
-    const tsr_unflatten how = {j->params, j->document.groups, j->document.group_count, tsr_optim_same_tensor, j};
-    return tsr_optim_unflatten(flat, &how, j->host, j->arena, out, err);
-}
 
 static tsr_status convert(tsr_optim_job *j, tsr_error *err)
 {
@@ -157,9 +110,9 @@ static tsr_status convert(tsr_optim_job *j, tsr_error *err)
     if (j->request.action == TSR_OPTIM_UNSHARD) return tsr_optim_unshard(j, &j->result, err);
     TSR_TRY(tsr_optim_find(j, j->trees.roots[0], &optim, err));
     switch (j->request.action) {
-    case TSR_OPTIM_FLATTEN: return flatten(j, optim, &j->result, err);
+    case TSR_OPTIM_FLATTEN: return tsr_optim_flatten_tree(j, optim, &j->result, err);
     case TSR_OPTIM_UNFLATTEN: return tsr_optim_unflatten_tree(j, optim, &j->result, err);
-    case TSR_OPTIM_TO_FQN: return to_fqn(j, optim, &j->result, err);
+    case TSR_OPTIM_TO_FQN: return tsr_optim_tree_to_fqn(j, optim, &j->result, err);
     case TSR_OPTIM_TO_ID: return tsr_optim_to_id(optim, j->host, j->arena, &j->result, err);
     default: return tsr_optim_nest(j, optim, &j->result, err);
     }

@@ -29,17 +29,21 @@ struct tsr_optim_job {
 };
 
 /* Tells the caller of something that is converted all the same. */
-void tsr_optim_warn(const tsr_optim_job *job, tsr_str message);
+static inline void tsr_optim_warn(const tsr_optim_job *job, tsr_str message)
+{
+    if (job->request.warn) job->request.warn(job->request.warn_ctx, message);
+}
 
 /* optim_source.c: opens the source, all ranks' files for unshard, and refuses one whose findings are errors. */
 tsr_status tsr_optim_open_source(tsr_optim_job *job, tsr_error *err);
 /* The optimizer in a training state: the root itself, the member that `at` names, or the only member that looks like one. */
 tsr_status tsr_optim_find(const tsr_optim_job *job, const tsr_value *root, const tsr_value **out, tsr_error *err);
 
-/* For tsr_unflatten and tsr_fsdp_context; `ctx` is the job. */
+/* optim_tree.c. For tsr_unflatten and tsr_fsdp_context; `ctx` is the job. */
 tsr_status tsr_optim_same_tensor(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err);
-
-/* tsr_optim_unflatten with what the documents of the job say. */
+/* tsr_optim_flatten, tsr_optim_to_fqn and tsr_optim_unflatten with what the documents of the job say. */
+tsr_status tsr_optim_flatten_tree(tsr_optim_job *job, const tsr_value *optim, const tsr_value **out, tsr_error *err);
+tsr_status tsr_optim_tree_to_fqn(tsr_optim_job *job, const tsr_value *optim, const tsr_value **out, tsr_error *err);
 tsr_status tsr_optim_unflatten_tree(tsr_optim_job *job, const tsr_value *flat, const tsr_value **out, tsr_error *err);
 
 /* optim_ranks.c: finds the optimizer of each rank and, unless each rank gets a file of its own, joins them. */

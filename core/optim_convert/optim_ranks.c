@@ -21,8 +21,8 @@ tsr_status tsr_optim_make_mesh(tsr_optim_job *j, tsr_error *err)
     const bool hybrid = flat->shard_groups != NULL;
     for (uint32_t i = 0; hybrid && i < flat->world_size; i++)
         TSR_FAIL_IF(flat->shard_groups[i] != i, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                    "--sharded writes DTensors over a mesh, whose replicas are ranks in a row; rank %" PRIu32
-                    " stands where rank %" PRIu32 " would",
+                    "--sharded writes DTensors over a mesh whose replicas consist of consecutive ranks, but rank %" PRIu32
+                    " is where rank %" PRIu32 " would be",
                     flat->shard_groups[i], i);
     j->mesh_shape[0] = hybrid ? flat->world_size / flat->shard_size : flat->world_size;
     j->mesh_shape[1] = flat->shard_size;
@@ -132,6 +132,6 @@ tsr_status tsr_optim_rank_tree(tsr_optim_job *j, uint32_t rank, tsr_arena *arena
 {
     const tsr_fsdp_context context = context_of(j, arena);
     if (j->request.action == TSR_OPTIM_SHARD)
-        return tsr_fsdp_shard(&j->flat, j->result, j->file_count, rank, &context, out, err);
+        return tsr_fsdp_shard(&j->flat, j->result, (tsr_fsdp_rank){j->file_count, rank}, &context, out, err);
     return rows_of_rank(j, rank, &context, out, err);
 }

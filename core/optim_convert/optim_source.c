@@ -9,7 +9,7 @@
 static tsr_status find_rank_files(const tsr_optim_job *j, uint32_t *files, tsr_error *err)
 {
     TSR_FAIL_IF(j->flat.file_count != j->flat.world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "the flat-params document does not list the ranks' files; name one per rank under \"files\"");
+                "the flat-params document does not list the ranks' files; list one per rank under \"files\"");
     for (uint32_t rank = 0; rank < j->flat.world_size; rank++) {
         files[rank] = tsr_store_find(j->store, j->flat.files[rank]);
         if (files[rank] != TSR_NO_FILE) continue;
@@ -41,7 +41,7 @@ tsr_status tsr_optim_open_source(tsr_optim_job *j, tsr_error *err)
         TSR_TRY(find_rank_files(j, files, err));
         TSR_TRY(tsr_trees_open(j->store, j->host, files, j->flat.world_size, &j->trees, err));
     } else {
-        TSR_TRY(tsr_trees_of(j->store, j->host, j->request.action == TSR_OPTIM_SHARD, &j->trees, err));
+        TSR_TRY(tsr_trees_of_part(j->store, j->host, j->request.part, j->request.action == TSR_OPTIM_SHARD, &j->trees, err));
     }
     return refuse_errors(j, err);
 }

@@ -121,7 +121,7 @@ static tsr_status new_job(state *s, tsr_blit *blit, const tsr_gather *gather, co
     const size_t cast = casts(blit, gather) ? bytes / gather->itemsize * tsr_dtype_size(blit->dtype) : 0;
     void *item;
     uint8_t *memory;
-    TSR_TRY(tsr_ring_job(s->run->ring, own + (cast ? cast + TSR_DODGE_BYTES : 0), &item, &memory, err));
+    TSR_TRY(tsr_ring_job(s->run->ring, own + (cast ? cast + TSR_COPY_SLACK : 0), &item, &memory, err));
     blit_job *job = item;
     *out = job;
     job->blit = blit;
@@ -130,7 +130,7 @@ static tsr_status new_job(state *s, tsr_blit *blit, const tsr_gather *gather, co
     job->out_at = at->first * (job->out_bytes / at->elements);
     const uint64_t write_at = blit->byte_offset + job->out_at;
     TSR_TRY(tsr_tile_start(&job->tile, gather, at, memory, cast ? TSR_NO_POSITION : write_at, err));
-    job->out = cast ? tsr_dodge(memory + own, TSR_NO_POSITION, write_at) : job->tile.data;
+    job->out = cast ? tsr_place_for_copy(memory + own, TSR_NO_POSITION, write_at) : job->tile.data;
     return TSR_OK;
 }
 

@@ -21,18 +21,18 @@ typedef struct item {
 } item;
 
 /* A storage on its way, and whose it is. */
-typedef struct errand {
+typedef struct write_item {
     tsr_blit blit;
     size_t source, piece;
     uint32_t storage;
-} errand;
+} write_item;
 
 typedef struct writer {
     tsr_dcp_job job;
     const tsr_host *host;
     item *items;      /* one a piece */
-    tsr_vec errands;  /* while laying out */
-    errand *sorted;   /* by source, so that each tensor is located once */
+    tsr_vec write_items; /* while laying out */
+    write_item *sorted;  /* by source, so that each tensor is located once */
     tsr_blit *blits;  /* theirs */
     size_t count;
     uint64_t room;    /* what the objects' pickles may still take */
@@ -65,11 +65,11 @@ static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, ts
     return tsr_torch_archive_plan(&tree, w->host, arena, out, err);
 }
 
-static tsr_status add_errand(writer *w, size_t piece, uint32_t storage, const tsr_blit *blit, tsr_error *err)
+static tsr_status add_write_item(writer *w, size_t piece, uint32_t storage, const tsr_blit *blit, tsr_error *err)
 {
-    errand *own = tsr_vec_push(&w->errands, err);
+    write_item *own = tsr_vec_push(&w->write_items, err);
     if (!own) return TSR_E_NOMEM;
-    *own = (errand){*blit, w->job.pieces[piece].source, piece, storage};
+    *own = (write_item){*blit, w->job.pieces[piece].source, piece, storage};
     w->job.byte_total += blit->byte_length;
     return TSR_OK;
 }
@@ -92,7 +92,7 @@ static tsr_status lay_out_tensor(writer *w, size_t i, tsr_error *err)
                                .file = piece->file,
                                .byte_offset = w->items[i].byte_offset + tsr_torch_storage_at(&archive, 0),
                                .byte_length = storage.byte_length};
-        status = add_errand(w, i, 0, &blit, err);
+        status = add_write_item(w, i, 0, &blit, err);
     }
     tsr_arena_free(passing);
     return status;
@@ -117,7 +117,7 @@ static tsr_status lay_out_object(writer *w, size_t i, tsr_error *err)
         tsr_blit blit = plan->blits[s];
         blit.file = piece->file;
         blit.byte_offset += w->items[i].byte_offset;
-        TSR_TRY(add_errand(w, i, s, &blit, err));
+        TSR_TRY(add_write_item(w, i, s, &blit, err));
     }
     return TSR_OK;
 }
@@ -191,7 +191,7 @@ static tsr_status finish_objects(const tsr_stage *stage, const tsr_sink *sink, t
         if (plan) w->content = tsr_crc32(NULL, w->content, plan->archive.pickle.data, plan->archive.pickle.size);
     }
     for (size_t i = 0; i < w->count; i++) {
-        const errand *e = &w->sorted[i];
+        const write_item *e = &w->sorted[i];
         tsr_torch_plan *plan = w->items[e->piece].plan;
         w->content = note(note(w->content, w->blits[i].crc), w->blits[i].byte_length);
         if (plan) plan->archive.members[plan->archive.first_storage + e->storage].crc32 = w->blits[i].crc;
@@ -206,7 +206,7 @@ static tsr_status finish_objects(const tsr_stage *stage, const tsr_sink *sink, t
 
 static int by_entry(const void *a, const void *b)
 {
-    const errand *x = a, *y = b;
+    const write_item *x = a, *y = b;
     const uint64_t keys[][2] = {{x->source, y->source}, {x->piece, y->piece}, {x->storage, y->storage}};
     for (size_t i = 0; i < 3; i++) {
         if (keys[i][0] != keys[i][1]) return keys[i][0] < keys[i][1] ? -1 : 1;
@@ -216,11 +216,11 @@ static int by_entry(const void *a, const void *b)
 
 static tsr_status order_blits(writer *w, tsr_error *err)
 {
-    w->count = w->errands.count;
+    w->count = w->write_items.count;
     w->sorted = tsr_arena_array(w->job.arena, w->count, sizeof *w->sorted, err);
     w->blits = tsr_arena_array(w->job.arena, w->count, sizeof *w->blits, err);
     if (!w->sorted || !w->blits) return TSR_E_NOMEM;
-    if (w->count) memcpy(w->sorted, w->errands.items, w->count * sizeof *w->sorted);
+    if (w->count) memcpy(w->sorted, w->write_items.items, w->count * sizeof *w->sorted);
     if (w->count) qsort(w->sorted, w->count, sizeof *w->sorted, by_entry);
     for (size_t i = 0; i < w->count; i++) w->blits[i] = w->sorted[i].blit;
     return TSR_OK;
@@ -342,7 +342,8 @@ static tsr_status write_metadata(void *ctx, tsr_output *output, uint32_t *marker
     const tsr_str id = tsr_dcp_save_id(entries, w->job.source_count, w->content, w->job.arena, err);
     if (!id.data) return TSR_E_NOMEM;
     tsr_vec text = tsr_vec_of(w->host->allocator, 1);
-    tsr_status status = tsr_dcp_metadata_write(entries, w->job.source_count, id, w->host, &text, err);
+    const tsr_dcp_new_metadata metadata = {entries, w->job.source_count, id, w->job.for_torch};
+    tsr_status status = tsr_dcp_metadata_write(&metadata, w->host, &text, err);
     if (status == TSR_OK) status = output->create(output, TSR_STR(".metadata"), text.count, marker, err);
     if (status == TSR_OK) status = output->write_at(output, *marker, 0, text.items, text.count, err);
     tsr_vec_free(&text);
@@ -370,11 +371,11 @@ tsr_status tsr_dcp_lay_out(tsr_dcp_job *job, tsr_writer *out, tsr_error *err)
     *w = (writer){.job = *job,
                   .host = host,
                   .items = items,
-                  .errands = tsr_vec_of(host->allocator, sizeof(errand)),
+                  .write_items = tsr_vec_of(host->allocator, sizeof(write_item)),
                   .room = tsr_torch_plan_room(job->checkpoint)};
     tsr_status status = lay_out(w, err);
     if (status == TSR_OK) status = order_blits(w, err);
-    tsr_vec_free(&w->errands);
+    tsr_vec_free(&w->write_items);
     job->byte_total = w->job.byte_total;
     *out = (tsr_writer){.stage_count = 1, .crc = true, .stage = stage_of, .finish = write_metadata, .ctx = w};
     return status;

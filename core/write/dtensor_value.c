@@ -1,11 +1,12 @@
-/* What PyTorch 2.13 pickles for a DTensor, and below for a ShardedTensor:
+/* What PyTorch 2.13 and newer pickle for a DTensor, and below for a ShardedTensor:
  *
  *   _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor,
  *                         (DTensor, dtype, size, stride, 0, layout, device, requires_grad),
  *                         (None or {"_is_param": True}, {"_local_tensor": …, "_spec": DTensorSpec}))
  *
  * Source: torch/_tensor.py (_reduce_ex_internal), torch/distributed/tensor/_dtensor_spec.py, device_mesh.py,
- * _mesh_layout.py, and what real ranks wrote. The hashes that these objects cache are left to be computed anew. */
+ * _mesh_layout.py, and what real ranks wrote. A mesh of 2.15 cannot be compared without `_preserve_rank_order`; 2.13 does
+ * not look at it. The hashes that these objects cache are left to be computed anew. */
 #include "write/dtensor_value.h"
 
 #include "base/try.h"
@@ -206,6 +207,7 @@ const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const tsr_e
         text(m, "_rank_map"), tensor_value(m, rank_map),
         text(m, "_mesh_dim_names"), dim_names(m, mesh),
         text(m, "_root_mesh"), none(m),
+        text(m, "_preserve_rank_order"), boolean(m, false),
         text(m, "_flatten_rank_map"), all_ranks(m, mesh),
         text(m, "_thread_id"), none(m),
         text(m, "_flatten_mapping"), dict(m, NULL, 0),

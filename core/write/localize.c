@@ -71,7 +71,7 @@ tsr_status tsr_localize(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
     tsr_gather *gather = NULL;
     if (!shape) return TSR_E_NOMEM;
     TSR_FAIL_IF(tsr_dtype_describe(entry->dtype)->bits == 6, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s': %s cannot be cut", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
+                "'%.*s': %s cannot be split", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
     if (shard->rank) memcpy(shape, shard->local_shape, shard->rank * sizeof *shape);
     if (shard->box_count) TSR_TRY(tsr_gather_open(checkpoint, entry, &hull, &gather, err));
     *out = (tsr_entry){.fqn = entry->fqn, .dtype = entry->dtype, .rank = shard->rank, .shape = shape};

@@ -10,8 +10,8 @@
 
 #include "base/cursor.h"
 #include "base/try.h"
+#include "formats/common/expansion.h"
 #include "formats/common/reader.h"
-#include "formats/torch/torch_survey.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/map.h"
 

@@ -31,8 +31,8 @@ static tsr_status make_dtensor(distributing *d, const tsr_entry *entry, const ts
     tsr_shard shard;
     tsr_entry *local = TSR_ARENA_NEW(d->arena, tsr_entry, err);
     if (!local) return TSR_E_NOMEM;
-    TSR_TRY(tsr_mesh_shard(d->of->mesh, d->of->placements, TSR_STRIDED_FSDP, entry->rank, entry->shape, d->of->rank,
-                           d->arena, &shard, err));
+    TSR_TRY(tsr_mesh_shard(&(tsr_sharding){d->of->mesh, d->of->placements, TSR_STRIDED_FSDP},
+                           (tsr_shape){entry->rank, entry->shape}, d->of->rank, d->arena, &shard, err));
     TSR_TRY(tsr_localize(d->checkpoint, entry, &shard, d->arena, local, err));
     const tsr_dtensor dtensor = {.mesh = d->of->mesh,
                                  .mesh_value = d->mesh_value,

@@ -32,10 +32,10 @@
  *   tsr_open_options options = TSR_OPTIONS(tsr_open_options);
  *   options.purpose = TSR_FOR_FINDINGS;
  *
- * A version that adds an option adds it at the end of its struct, with 0 for what was done before, so that programs which were
- * compiled without it go on as they did. A library that does not know an option which the program sets refuses it with
- * TSR_E_UNSUPPORTED. A size of 0 stands for the fields that the first version with this SOVERSION has (tessera/version.h): {0}
- * and designated initializers without a size keep working. */
+ * A version that adds an option adds it at the end of its struct, with 0 for what was done before, so that programs which
+ * were compiled without it keep working as before. A library that does not know an option which the program sets refuses it
+ * with TSR_E_UNSUPPORTED. A size of 0 stands for the fields that the first version with this SOVERSION has
+ * (tessera/version.h): {0} and designated initializers without a size keep working. */
 #ifdef __cplusplus
 #define TSR_OPTIONS(type)        \
     ([] {                        \

@@ -21,6 +21,12 @@ TSR_API_BEGIN
 #define TSR_MAX_RANK 64u /* torch's own bound */
 
 /* Borrows its arrays, each of `rank` numbers. `offsets` NULL stands for zeros, so {rank, NULL, shape} is a whole tensor. */
+/* The extents of a tensor. */
+typedef struct tsr_shape {
+    uint32_t ndim;
+    const uint64_t *sizes;
+} tsr_shape;
+
 typedef struct tsr_box {
     uint32_t rank;
     const uint64_t *offsets;
@@ -36,7 +42,7 @@ static inline uint64_t tsr_box_offset(tsr_box box, uint32_t dim)
 /* Elements; false on overflow. A box with a zero size has none, whatever its other sizes. */
 bool tsr_box_volume(tsr_box box, uint64_t *elements);
 bool tsr_box_is_empty(tsr_box box);
-/* Whether every offset + size of `inner` lies within `outer`; empty boxes at the far edge are within. */
+/* Whether every offset + size of `inner` is within `outer`; empty boxes at the far edge are within. */
 bool tsr_box_contains(tsr_box outer, tsr_box inner);
 /* The common part, in the coordinates of both; `offsets` and `sizes` have room for the rank. False when it is empty. */
 bool tsr_box_intersect(tsr_box a, tsr_box b, uint64_t *offsets, uint64_t *sizes);

@@ -19,13 +19,13 @@ TSR_API_BEGIN
 
 struct tsr_store;
 
-/* How a chunk's elements lie in a file. Element (i0, i1, …) of the chunk starts at
- * byte_offset + itemsize × (i0·strides[0] + i1·strides[1] + …). The reader has checked that the whole span lies inside
+/* How a chunk's elements are laid out in a file. Element (i0, i1, …) of the chunk starts at
+ * byte_offset + itemsize × (i0·strides[0] + i1·strides[1] + …). The reader has checked that the whole span is inside
  * the file (or, for zstd, will be checked against the decompressed size). */
 typedef struct tsr_view {
     uint32_t file;
     uint64_t byte_offset;    /* of the chunk's first element; for zstd: inside the decompressed stream */
-    const uint64_t *strides; /* elements, one a dim; NULL: contiguous row-major */
+    const uint64_t *strides; /* elements, one per dim; NULL: contiguous row-major */
     bool conj, neg;          /* the values are the conjugate / the negative of the stored ones */
     bool swap;               /* stored big-endian: swap tsr_dtype_info.swap_bytes units */
     bool zstd;               /* the bytes are inside a zstd stream at [stream_offset, +stream_length) of the file */
@@ -33,13 +33,13 @@ typedef struct tsr_view {
     uint64_t stream_length;
 } tsr_view;
 
-/* Whether the elements lie in the file just as they are, contiguous row-major. */
+/* Whether the elements are stored contiguously in row-major order. */
 static inline bool tsr_view_is_plain(const tsr_view *view)
 {
     return !view->strides && !view->conj && !view->neg && !view->swap && !view->zstd;
 }
 
-/* A box of a tensor and where its bytes lie. `offsets` and `sizes` have the tensor's rank, in elements, half-open. */
+/* A box of a tensor and where its bytes are. `offsets` and `sizes` have the tensor's rank, in elements, half-open. */
 typedef struct tsr_chunk {
     const uint64_t *offsets;
     const uint64_t *sizes;
@@ -57,7 +57,8 @@ typedef struct tsr_path_item {
     enum { TSR_PATH_KEY, TSR_PATH_INT_KEY, TSR_PATH_INDEX } kind; /* dict key str, dict key int, list position */
     tsr_str key;     /* TSR_PATH_KEY */
     int64_t integer; /* the others */
-    const tsr_value *value; /* TSR_PATH_KEY: the key itself where it is no str (True, None, 1.5, (1, 2)) and `key` its str(); else NULL */
+    const tsr_value *value; /* TSR_PATH_KEY: the key itself where it is not a str (True, None, 1.5, (1, 2)) and `key` its
+                               str(); otherwise NULL */
 } tsr_path_item;
 
 /* What is known of a tensor's distribution, as text ready to print: "dp=4,tp=2", "shard(0),replicate". May be empty. */
@@ -68,9 +69,9 @@ typedef struct tsr_distribution {
 
 struct tsr_entry;
 
-/* What each rank holds under one name where that is not one tensor for all of them: their plain tensors differ, or some
- * ranks have none. `tensors` has an element per rank, in the order of the ranks' files; NULL: that rank holds no tensor of
- * this name. The elements' chunks say where each rank's bytes are. */
+/* What each rank holds under one name if that is not a single tensor for all of them: their plain tensors differ, or some
+ * ranks have none. `tensors` has one element per rank, in the order of the ranks' files; NULL: that rank holds no tensor
+ * with this name. The elements' chunks say where each rank's bytes are. */
 typedef struct tsr_per_rank {
     const struct tsr_entry *const *tensors;
     uint32_t count;
@@ -91,15 +92,15 @@ typedef struct tsr_entry {
     uint32_t storage_id;       /* equal and non-zero: tensors on one storage (tied, views) */
     bool requires_grad;
     bool is_parameter;         /* torch.nn.Parameter */
-    bool is_sharded;           /* a DTensor or ShardedTensor, which says itself where its chunks are */
+    bool is_sharded;           /* a DTensor or ShardedTensor, which states where its chunks are */
     const tsr_distribution *distribution; /* or NULL */
-    const tsr_value *value;    /* objects: the data; opaque: what was kept of it (may be NULL) */
+    const tsr_value *value;               /* objects: the data; opaque: the data that could be kept (may be NULL) */
     tsr_str type;              /* objects and opaque: class or Python type name ("dict", "int", "argparse.Namespace") */
     const tsr_per_rank *per_rank; /* or NULL; otherwise the kind is OPAQUE, because there is no single tensor to read */
 } tsr_entry;
 
-/* A mapping of a nested state dict of which its entries' paths do not tell all: an OrderedDict, one with attributes, or one
- * that is empty. */
+/* A dict of a nested state dict that the paths of its entries do not describe fully: an OrderedDict,
+ * a Counter, one with attributes, or one without entries. */
 typedef struct tsr_mapping {
     tsr_str fqn;
     const tsr_path_item *path;
@@ -141,7 +142,7 @@ typedef struct tsr_part {
     uint64_t files;        /* how many files it is in */
     uint64_t first_entry;  /* of the catalog's entries */
     uint64_t entry_count;
-    bool own_names;        /* its names begin with the part's name by themselves; otherwise they were put below it */
+    bool own_names; /* its stored names already begin with the part's name; otherwise the name was prepended */
 } tsr_part;
 
 typedef struct tsr_catalog {
@@ -150,26 +151,26 @@ typedef struct tsr_catalog {
     uint64_t entry_count;
     const tsr_mapping *mappings; /* torch.save; of several files those of the first */
     uint64_t mapping_count;
-    const tsr_part *parts; /* in the order in which they were mounted; none: the checkpoint is not made of parts */
+    const tsr_part *parts; /* in the order in which they were mounted; none if the checkpoint does not consist of parts */
     uint32_t part_count;
-    bool compressed; /* chunks may lie inside zstd streams, which are read from their beginnings */
+    bool compressed; /* chunks may be inside zstd streams, which can only be read from the start */
     const struct tsr_store *store;
     const tsr_str *file_names; /* of the store's files, for messages; NULL: messages name no file */
 } tsr_catalog;
 
-/* Whether `entry` is one of the catalog's own, and not one that was made of some. */
+/* Whether `entry` is one of the catalog's own, as opposed to one that was derived from others. */
 static inline bool tsr_catalog_has(const tsr_catalog *catalog, const tsr_entry *entry)
 {
     return ((uintptr_t)entry - (uintptr_t)catalog->entries) / sizeof *entry < catalog->entry_count;
 }
 
-/* Which entries a job is about; `keeps` NULL: all. */
+/* Selects the entries of a job; `keeps` NULL: all. */
 typedef struct tsr_selection {
     bool (*keeps)(const void *ctx, tsr_str fqn);
     const void *ctx;
 } tsr_selection;
 
-/* Whether the job is about the entry of this name. */
+/* Whether the job includes the entry with this name. */
 static inline bool tsr_selection_keeps(const tsr_selection *selection, tsr_str fqn)
 {
     return !selection->keeps || selection->keeps(selection->ctx, fqn);
@@ -178,6 +179,10 @@ static inline bool tsr_selection_keeps(const tsr_selection *selection, tsr_str f
 /* Elements (false: overflow) and bytes of the whole tensor. */
 bool tsr_entry_elements(const tsr_entry *entry, uint64_t *elements);
 bool tsr_entry_bytes(const tsr_entry *entry, uint64_t *bytes);
+/* Whether two shapes have the same number of dimensions and the same sizes. */
+bool tsr_shape_equal(uint32_t a_ndim, const uint64_t *a, uint32_t b_ndim, const uint64_t *b);
+/* Whether two entries list the same shape; their dtypes may differ. */
+bool tsr_entry_same_shape(const tsr_entry *a, const tsr_entry *b);
 
 TSR_API_END
 

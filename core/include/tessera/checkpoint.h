@@ -1,5 +1,5 @@
 /* An opened checkpoint of any readable format: its catalog, what was found wrong with its metadata, and where the bytes
- * of each chunk lie. Opening reads metadata and headers only; memory is bounded by the metadata's size.
+ * of each chunk are. Opening reads metadata and headers only, so its memory is bounded by the size of the metadata.
  *
  * Missing or short data files, holes and other damage that still allows a listing are findings; input that cannot be
  * recognized or parsed is an error. Nothing that a pickle names is ever executed or imported.
@@ -34,23 +34,24 @@ typedef enum tsr_purpose {
 
 typedef struct tsr_open_options {
     size_t size; /* TSR_OPTIONS sets it */
-    bool skip_objects; /* leave object values unread where that costs extra reads (DCP byte items): entry.value is NULL */
+    bool skip_objects; /* do not read object values that cost extra reads (DCP byte items); their entry.value is NULL */
     tsr_purpose purpose;
-    /* The entries that will be used, by name; NULL: all. Tensors that differ between ranks do not matter if they are not
-     * among them. Only called while the checkpoint is opened. */
+    /* Returns true for the entries that will be used; NULL: all. Tensors that differ between ranks are tolerated if they are
+     * not among them. Only called while the checkpoint is opened. */
     bool (*selects)(const void *ctx, tsr_str fqn);
     const void *selects_ctx;
-    /* Open only this part of a checkpoint that is made of parts (tsr_catalog.parts): its entries, whose names lose the part's.
-     * NULL data: all of them. TSR_E_NOT_FOUND names the parts that there are. */
+    /* Open only this part of a checkpoint that consists of parts (tsr_catalog.parts); the part's name is stripped from its
+     * entries. NULL data: open all parts. Fails with TSR_E_NOT_FOUND, listing the parts, if there is no such part. */
     tsr_str part;
     /* Which checkpoint of a directory that holds several: "latest", a path below it or the last names of one ("step-100",
-     * "global_step_100/actor"), or the number at the end of such a name ("100"). TSR_E_NOT_FOUND where none fits, TSR_E_USAGE
-     * where several do, with their list. NULL data: the directory itself, or the one that its `latest` or
+     * "global_step_100/actor"), or the number at the end of such a name ("100"). Fails with TSR_E_NOT_FOUND if none matches,
+     * and with TSR_E_USAGE and a list if several match. NULL data: the directory itself, or the one that its `latest` or
      * `latest_checkpointed_iteration.txt` names. */
     tsr_str step;
-    bool stay; /* do not follow such a file: open the directory itself or nothing */
-    /* How the plain tensors of several ranks form whole ones (tessera/shards.h); borrowed until the checkpoint is closed. NULL:
-     * such tensors are listed per rank. Checkpoints whose tensors are whole do not need it (tsr_checkpoint_joined_ranks). */
+    bool stay; /* ignore such a file: open the directory itself or fail */
+    /* How the plain tensors of several ranks form whole ones (tessera/shards.h); borrowed until the checkpoint is closed.
+     * NULL: such tensors are listed per rank. Checkpoints whose tensors are whole do not need it
+     * (tsr_checkpoint_joined_ranks). */
     const struct tsr_shards *shards;
 } tsr_open_options;
 
@@ -59,31 +60,32 @@ typedef struct tsr_open_options {
  * TSR_E_LIMIT, TSR_E_IO, TSR_E_NOMEM; each names the file and, where there is one, the byte. */
 tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options,
                                tsr_checkpoint **out, tsr_error *err);
-void tsr_checkpoint_close(tsr_checkpoint *checkpoint); /* takes NULL */
+void tsr_checkpoint_close(tsr_checkpoint *checkpoint); /* accepts NULL */
 
-/* Whether the checkpoint, opened for less, can serve a purpose: TSR_E_UNSUPPORTED with what is missing, or with the names of
- * tensors that differ between ranks. tsr_checkpoint_open asks this for the purpose of its options. */
+/* Checks that a checkpoint that was opened for less can serve `purpose`. Fails with TSR_E_UNSUPPORTED and what is missing,
+ * or the names of tensors that differ between ranks. tsr_checkpoint_open makes this check for the purpose in its options. */
 tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose purpose, tsr_error *err);
 
-/* How many ranks, those of all pipeline stages together, the map of the open options joined: 0 without a map, and for a checkpoint
- * whose files are not those of ranks with plain tensors. */
+/* The number of ranks that the map in the open options joined, over all pipeline stages. 0 without a map, and for a
+ * checkpoint whose files are not those of ranks with plain tensors. */
 uint32_t tsr_checkpoint_joined_ranks(const tsr_checkpoint *checkpoint);
 
-/* What it holds; owned by the checkpoint, unchanged until it is closed. */
+/* The checkpoint's entries. Owned by the checkpoint and unchanged until it is closed. */
 const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint);
-/* Findings of opening and of the checks run since; owned by the checkpoint. */
+/* The findings of opening and of all checks run since. Owned by the checkpoint. */
 tsr_findings *tsr_checkpoint_findings(tsr_checkpoint *checkpoint);
 const tsr_host *tsr_checkpoint_host(const tsr_checkpoint *checkpoint);
 /* The directory below the root that was opened, and in *marker the file that named it; NULL data and NULL where it was the
- * root itself, or the step was asked for. */
+ * root itself, or if the caller chose the step. */
 tsr_str tsr_checkpoint_step(const tsr_checkpoint *checkpoint, const char **marker);
-/* Names, below the store's root, of files that the metadata needs and the store does not have; each is a finding too. */
+/* The names, relative to the store's root, of files that the metadata needs but the store does not have. Each is also a
+ * finding. */
 const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *count);
 
-/* Entry by exact FQN, or NULL. O(1). */
+/* The entry with exactly this FQN, or NULL. O(1). */
 const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str fqn);
 
-/* Where the bytes of one chunk (of `entry`) lie. For DCP this reads the head and the end of the item's blob and checks its
+/* Finds the bytes of one chunk of `entry`. For DCP this reads the head and the end of the item's blob and checks its
  * dtype, sizes and member structure against the metadata. `scratch` holds the strides. Thread-safe for different
  * scratch arenas. Errors as open, plus TSR_E_NOT_FOUND for a missing data file. */
 tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,

@@ -4,13 +4,13 @@
  * Every function is called by all ranks of a communicator, in the same order; it returns when the caller's buffers may be
  * used again. No rank waits for ever for one that failed:
  *
- *   - A rank whose own work failed either goes on calling until tsr_comm_agree tells everybody (the communicator stays
+ *   - A rank whose own work failed either continues calling until tsr_comm_agree tells everybody (the communicator stays
  *     good), or calls `poison` in place of its next call, whichever that is.
  *   - Ranks that contradict each other (kind of call, root, sizes) are told so, all of them: TSR_E_USAGE names two of them
  *     and what each does. Nothing has moved then.
  *   - A rank that closed the communicator, or is gone, is TSR_E_IO for the others.
  *
- * After any of these failures but that of agree the communicator is spent: each further call ends at once with the same
+ * After any of these failures but that of agree the communicator is spent: each further call fails immediately with the same
  * error, everywhere. Thread rule: one thread a rank.
  *
  * Example:

@@ -4,8 +4,9 @@
  *
  *     const tsr_tolerance close_enough = {.atol = 1e-6, .rtol = 1e-5};
  *     tsr_difference difference;
- *     status = tsr_compare_tensors(checkpoint, entry, other, tsr_checkpoint_entry(other, entry->fqn), &close_enough, ring,
- *                                  &difference, &err);
+ *     status = tsr_compare_tensors((tsr_stored_tensor){checkpoint, entry},
+ *                                  (tsr_stored_tensor){other, tsr_checkpoint_entry(other, entry->fqn)}, &close_enough,
+ *                                  ring, &difference, &err);
  *     if (status == TSR_OK) printf("%llu elements differ\n", (unsigned long long)difference.differing); */
 #ifndef TESSERA_COMPARE_H
 #define TESSERA_COMPARE_H
@@ -32,17 +33,29 @@ typedef struct tsr_difference {
     bool numeric;       /* max_abs was measured */
 } tsr_difference;
 
+/* A tensor and the checkpoint that it is in. */
+typedef struct tsr_stored_tensor {
+    tsr_checkpoint *checkpoint;
+    const tsr_entry *entry;
+} tsr_stored_tensor;
+
 /* Compares two entries of one dtype and shape (TSR_E_USAGE otherwise); each is read once, in tiles. The two checkpoints
  * may be the same. Errors as tsr_read_box, with the side ("a", "b") in the context. */
-tsr_status tsr_compare_tensors(tsr_checkpoint *checkpoint_a, const tsr_entry *a, tsr_checkpoint *checkpoint_b,
-                               const tsr_entry *b, const tsr_tolerance *tolerance, tsr_ring *ring, tsr_difference *out,
-                               tsr_error *err);
+tsr_status tsr_compare_tensors(tsr_stored_tensor a, tsr_stored_tensor b, const tsr_tolerance *tolerance, tsr_ring *ring,
+                               tsr_difference *out, tsr_error *err);
+
+/* How values are compared. */
+typedef struct tsr_value_comparison {
+    size_t size; /* TSR_OPTIONS sets it */
+    const tsr_tolerance *tolerance;
+    tsr_ring *ring;
+    const tsr_progress *progress; /* or NULL; tsr_diff_values alone */
+} tsr_value_comparison;
 
 /* Compares the values of every comparable pair of `diff` and sets TSR_DIFF_VALUE where they differ. `differences` has an
  * element a pair, zeroed. `progress` counts the bytes of A's tensors; it stops the job with TSR_E_CANCELLED. Errors as
  * tsr_compare_tensors. */
-tsr_status tsr_diff_values(tsr_checkpoint *checkpoint_a, tsr_checkpoint *checkpoint_b, tsr_diff *diff,
-                           const tsr_tolerance *tolerance, tsr_ring *ring, const tsr_progress *progress,
+tsr_status tsr_diff_values(tsr_checkpoint *a, tsr_checkpoint *b, tsr_diff *diff, const tsr_value_comparison *how,
                            tsr_difference *differences, tsr_error *err);
 
 TSR_API_END

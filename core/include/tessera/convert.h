@@ -17,22 +17,24 @@
 #include "tessera/plan.h"
 #include "tessera/read.h"
 #include "tessera/shards.h"
+#include "tessera/torch_version.h"
 
 TSR_API_BEGIN
 
 typedef enum tsr_container {
-    TSR_TO_SAFETENSORS, /* one file, or several and model.safetensors.index.json */
-    TSR_TO_TORCH,       /* one torch.save file */
-    TSR_TO_DCP,         /* a folder for torch.distributed.checkpoint */
-    TSR_TO_MEGATRON,    /* the same with what megatron.core.dist_checkpointing adds: the directory of an iteration */
+    TSR_TO_SAFETENSORS,         /* one file, or several and model.safetensors.index.json */
+    TSR_TO_TORCH,               /* one torch.save file */
+    TSR_TO_DCP,                 /* a directory for torch.distributed.checkpoint */
+    TSR_TO_MEGATRON,            /* the same with what megatron.core.dist_checkpointing adds: the directory of an iteration */
     TSR_TO_DEEPSPEED_UNIVERSAL, /* a directory for DeepSpeed's load_universal_checkpoint; tsr_convert only */
-    TSR_TO_RANKS        /* a directory with plain tensors in one file per rank, cut by a map of shards */
+    TSR_TO_RANKS                /* a directory with plain tensors in one file per rank, cut by a map of shards */
 } tsr_container;
 
-/* What a reshard writes where nothing else is asked for: dcp for dcp, megatron-dist for megatron-dist, safetensors for safetensors of any kind, else torch. */
+/* The container that a reshard writes by default: dcp for dcp, megatron-dist for megatron-dist, safetensors for
+ * safetensors of any kind, otherwise torch. */
 tsr_container tsr_container_for(tsr_format format);
 
-/* What happens to entries that are no tensors. Default: kept for dcp and torch, refused for safetensors. A sidecar is a
+/* What happens to entries that are not tensors. Default: kept for dcp and torch, refused for safetensors. A sidecar is a
  * JSON document (tsr_conversion.sidecar): {"schema": "tessera.objects/1", "objects": [{fqn, type, value or repr}]}. */
 typedef enum tsr_objects {
     TSR_OBJECTS_DEFAULT,
@@ -46,25 +48,26 @@ typedef struct tsr_convert_options {
     size_t size; /* TSR_OPTIONS sets it */
     tsr_container to;
     tsr_objects objects;
-    bool (*want)(void *ctx, tsr_str fqn); /* NULL: every entry. Sees the source's names */
+    bool (*want)(void *ctx, tsr_str fqn); /* returns true for entries to write, by their names in the source; NULL: all */
     void *want_ctx;
-    /* NULL: names stay. `*out` may be `fqn` itself or live in `arena`. */
+    /* Gives the name at the destination in `*out`, which may be `fqn` itself or live in `arena`. NULL: names stay. */
     tsr_status (*rename)(void *ctx, tsr_str fqn, tsr_arena *arena, tsr_str *out, tsr_error *err);
     void *rename_ctx;
     tsr_dtype dtype;         /* TSR_DTYPE_NONE, or what floating tensors become (tessera/sys/cast.h states the rounding) */
     bool raw_cast;           /* cast quantized numbers and their scales too, each by itself; otherwise that is refused */
-    uint64_t max_shard_size; /* safetensors: bytes of tensors a file; 0: one file named "" */
-    bool per_part;           /* safetensors: a directory with a file PART.safetensors per part, whose names lose the part's */
+    uint64_t max_shard_size; /* safetensors: most bytes of tensors per file; 0: a single file named "" */
+    bool per_part; /* safetensors: a directory with a file PART.safetensors per part, with the part's name stripped */
     size_t max_memory;       /* of the ring; 0: its default */
     uint64_t unit_bytes;     /* of work (work.h); 0: the default. Part of what a record means */
     const tsr_shards *shards; /* TSR_TO_RANKS: the map, which is not a built-in one */
     uint32_t world_size;      /* TSR_TO_RANKS: tensor-parallel ranks times pipeline stages */
-    bool ignore_crc;         /* do not compare what is read with the CRCs that the source states */
+    bool ignore_crc;          /* do not compare the bytes read with the CRCs that the source states */
     bool dry_run;            /* decide everything, write nothing; the output may be NULL */
     const tsr_progress *progress;
+    tsr_torch_version for_torch; /* not safetensors: which PyTorch must be able to load the output */
 } tsr_convert_options;
 
-/* What became of one entry of the source, in its order. */
+/* The outcome for one entry of the source. Rows are in the source's order. */
 typedef struct tsr_converted {
     const tsr_entry *entry;
     tsr_str name;    /* at the destination; empty when left out */
@@ -74,7 +77,7 @@ typedef struct tsr_converted {
     bool written;
     bool cast;
     bool copied;          /* it shares storage in the source and is an independent copy now */
-    bool weights_only;    /* objects: torch.load(weights_only=True) will take it */
+    bool weights_only;    /* objects: torch.load(weights_only=True) will accept it */
     const char *left_out; /* static text: why it was not written; NULL when it was */
 } tsr_converted;
 
@@ -86,37 +89,33 @@ typedef struct tsr_conversion {
     uint32_t file_count;
     uint32_t marker;     /* for tsr_output.publish: the output's number of the file that becomes visible last */
     uint64_t byte_total; /* of tensors */
-    tsr_str sidecar;     /* JSON, with TSR_OBJECTS_SIDECAR; else empty */
+    tsr_str sidecar;     /* JSON, with TSR_OBJECTS_SIDECAR; otherwise empty */
 } tsr_conversion;
-
-/* The dtype of --dtype (data NULL: not given, TSR_DTYPE_NONE). TSR_E_USAGE for a name that is not a dtype's, and for --raw-cast
- * without it. */
-tsr_status tsr_cast_parse(tsr_str dtype, bool raw_cast, tsr_dtype *out, tsr_error *err);
 
 /* Writes everything but does not publish: the caller checks that its source did not change, then calls
  * output->publish(output, out->marker, err), and closes the output either way. Results live in `arena` and borrow the
  * checkpoint.
  *
- * TSR_TO_RANKS writes the files that the map's `ranks` names (rank{tp}.pt without one, mp_rank_{tp}_{pp}/model_optim_rng.pt with
- * stages), as safetensors where they are called so and with torch.save otherwise. Opened with the same map, they are the source
- * again. What is in no layer is in the files of every stage, what has no rule in those of every rank. TSR_E_USAGE for a tensor
- * that cannot be cut evenly.
+ * TSR_TO_RANKS writes the files that the map's `ranks` names (rank{tp}.pt without one, mp_rank_{tp}_{pp}/model_optim_rng.pt
+ * with stages), as safetensors where they are called so and with torch.save otherwise. Opened with the same map, they are
+ * the source again. What is in no layer is in the files of every stage, what has no rule in those of every rank. TSR_E_USAGE
+ * for a tensor that cannot be cut evenly.
  *
  * Errors before the first byte is written: those of tsr_check_casts; TSR_E_UNSUPPORTED naming the entries that the
- * container cannot hold (for
+ * container cannot store (for
  * safetensors complex32, complex128, quantized, bits and opaque tensors, objects unless dropped or put aside, an empty
- * name); TSR_E_USAGE for two entries that would have one name, and for a cast to a type that is no floating type;
+ * name); TSR_E_USAGE for two entries that would have one name, and for a cast to a type that is not a floating-point type;
  * TSR_E_FORMAT for tensors with holes. Later ones are those of reading and writing. Uses the host's threads. */
 tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr_convert_options *options, tsr_arena *arena,
                        tsr_conversion *out, tsr_error *err);
 
-/* The checkpoint as the ranks of a plan's target hold it. `max_shard_size` and `rename` count as in tsr_convert but
- * `max_shard_size` is not used; tensors that the plan does not have are left out. By `to`:
+/* Writes the checkpoint as the ranks of a plan's target hold it. Options are as in tsr_convert, but
+ * `max_shard_size` is not used; tensors that the plan does not have are left out. The result depends on `to`:
  *
  *   dcp          __R_0.distcp of the ranks, every distinct shard once, in the file of a rank that holds it; `.metadata`
  *   megatron     the same, objects by shards, common.pt and metadata.json
- *   safetensors  shard-RRRRR-model-… files as DCP's HuggingFaceStorageWriter names them, one a rank that owns shards
- *   torch        rankR.pt, one a rank, with all that the rank holds: DTensors over the target's mesh, and the objects
+ *   safetensors  shard-RRRRR-model-… files as DCP's HuggingFaceStorageWriter names them, one per rank that owns shards
+ *   torch        rankR.pt, one per rank, with all that the rank holds: DTensors over the target's mesh, and the objects
  *
  * Errors as tsr_convert, plus TSR_E_UNSUPPORTED for shards of several boxes (uneven strided ones) in safetensors. */
 tsr_status tsr_reshard(tsr_checkpoint *checkpoint, const tsr_plan *plan, tsr_output *output,

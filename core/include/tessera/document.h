@@ -87,7 +87,7 @@ tsr_status tsr_sarif_end(tsr_json *json);
 typedef struct tsr_diff_document {
     tsr_str path_a, path_b;
     const tsr_diff *diff;
-    const tsr_difference *differences; /* one a pair, or NULL: values were not compared */
+    const tsr_difference *differences; /* one per pair, or NULL: values were not compared */
     const tsr_policy_result *policy;   /* what was left out of `diff`, or NULL: nothing */
 } tsr_diff_document;
 tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json);

@@ -24,7 +24,7 @@ TSR_API_BEGIN
  *   tessera.layout/1, tessera.inspect/1   everything that they say; digests where all are of one algorithm; "rules"
  *   tessera.modules/1                     what the model's state dict would hold: names, shapes, dtypes where told
  *   an index file with a weight_map       names
- *   text that is no JSON                  names, one a line; empty lines and those that begin with # do not count
+ *   text that is not JSON                  names, one per line; empty lines and those that begin with # do not count
  *
  * Errors: TSR_E_FORMAT, TSR_E_LIMIT, TSR_E_NOMEM, with the byte or the place in the document. */
 tsr_status tsr_contract_read(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_contract *out, tsr_error *err);

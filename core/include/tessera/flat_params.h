@@ -31,7 +31,7 @@ typedef struct tsr_flat_param {
     tsr_str fqn; /* global */
     uint32_t rank;
     const uint64_t *shape;
-    uint64_t flat_begin, flat_end; /* in the flat parameter; what lies between two originals is padding */
+    uint64_t flat_begin, flat_end; /* in the flat parameter; what is between two originals is padding */
     bool needs_state; /* known to require gradients: in original-parameter mode its unit cannot have state without it */
 } tsr_flat_param;
 
@@ -68,7 +68,7 @@ typedef struct tsr_flat_params {
  * not their shapes', a name twice, a unit without a raw name, …), TSR_E_LIMIT, TSR_E_NOMEM. (core/documents) */
 tsr_status tsr_flat_params_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_flat_params *out, tsr_error *err);
 
-/* Elements of one rank's slice of a flat parameter (padding included) and the part of the flat parameter that lies in it:
+/* Elements of one rank's slice of a flat parameter (padding included) and the part of the flat parameter that is in it:
  * torch.chunk, padded to equal slices. Ranks behind the end hold padding only. */
 uint64_t tsr_flat_shard_numel(const tsr_flat_unit *unit, uint32_t world_size);
 void tsr_flat_shard_range(const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank, uint64_t *flat_begin,
@@ -104,12 +104,17 @@ typedef struct tsr_fsdp_full {
 tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const *ranks, uint32_t rank,
                             const tsr_fsdp_context *context, tsr_fsdp_full *out, tsr_error *err);
 
-/* The full state → what `rank` of `world_size` ranks holds of it, keyed by id, as `FSDP.optim_state_dict_to_load` gives
+/* One of the ranks that state is cut for. */
+typedef struct tsr_fsdp_rank {
+    uint32_t world_size, rank;
+} tsr_fsdp_rank;
+
+/* The full state → what a rank holds of it, keyed by id, as `FSDP.optim_state_dict_to_load` gives
  * it. Originals without state become zeros in a flat parameter's state; a scalar must be there and equal for all of its
  * originals. `full` may lack param_groups (the result then does, too). Chunks of tensors are raw bytes or have their views.
  * Errors: TSR_E_FORMAT for differing state names, types, dtypes, shapes or
  * scalars inside one flat parameter, for names that no group lists, and for elements that no chunk holds. */
-tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, uint32_t world_size, uint32_t rank,
+tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, tsr_fsdp_rank of,
                           const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err);
 
 /* The full state → what a rank holds of it as sharded state, as `FSDP.optim_state_dict` with SHARDED_STATE_DICT gives it:

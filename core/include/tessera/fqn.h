@@ -41,15 +41,15 @@ typedef struct tsr_collision {
 
 /* Canonical names of a checkpoint's keys by text alone. `_fsdp_wrapped_module` and `_checkpoint_wrapped_module` always
  * go; `module` (DDP) and `_orig_mod` (torch.compile) go where they are their parent's only child over all keys, as a
- * wrapper's is; the last component always stays. `names` (one a raw name) is filled by the call; everything in it lives in
+ * wrapper's is; the last component always stays. `names` (one per raw name) is filled by the call; everything in it lives in
  * `arena` or borrows `raws`. Time is linear in the text. Errors: TSR_E_NOMEM. Thread rule: one arena, one thread. */
 tsr_status tsr_fqn_from_text(const tsr_str *raws, size_t count, const tsr_allocator *allocator, tsr_arena *arena,
                              tsr_name *names, tsr_error *err);
 
 /* Every FQN that more than one name has, in order of first appearance. A name that repeats its own FQN does not count,
  * nor does the same raw name twice. Results live in `arena`. Errors: TSR_E_NOMEM. */
-tsr_status tsr_fqn_collisions(const tsr_name *names, size_t count, const tsr_allocator *allocator, tsr_arena *arena,
-                              tsr_collision **out, size_t *out_count, tsr_error *err);
+tsr_status tsr_fqn_collisions(const tsr_name *names, size_t count, tsr_arena *arena, tsr_collision **out, size_t *out_count,
+                              tsr_error *err);
 
 /* PyTorch's `_get_fqns(model, raw)` (torch 2.13, distributed/checkpoint/state_dict.py), with what was removed and why. A
  * name without a dot is returned unchecked, as there. Errors: TSR_E_NOT_FOUND for a component that its parent does not
@@ -89,7 +89,7 @@ typedef struct tsr_params tsr_params;
 /* Iterates the state and resolves every name. Borrows `modules` and `host` until free. Errors: those of tsr_fqn_resolve;
  * TSR_E_NOMEM. Read-only afterwards and thread-safe. */
 tsr_status tsr_params_new(const tsr_modules *modules, const tsr_host *host, tsr_params **out, tsr_error *err);
-void tsr_params_free(tsr_params *params); /* takes NULL */
+void tsr_params_free(tsr_params *params); /* accepts NULL */
 
 TSR_API_END
 

@@ -64,7 +64,13 @@ typedef struct tsr_host {
     tsr_parallel_for *parallel_for;                                 /* NULL: the calling thread does everything */
     void *parallel_ctx;
     uint32_t threads; /* how many bodies run at once at most; 0 counts as 1 */
+    uint32_t io_depth; /* requests to a server that are under way at once at most; 0 counts as TSR_IO_DEPTH */
+    /* NULL: all code is there. Otherwise called before code that a program loads on demand, such as the readers of rare forms: an
+     * error ends the call (the WebAssembly module is such a program). */
+    tsr_status (*load)(tsr_error *err);
 } tsr_host;
+
+enum { TSR_IO_DEPTH = 16 };
 
 TSR_API_END
 

@@ -31,7 +31,7 @@ tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, 
 
 /* The checkpoint as the map makes it. Borrows `source` and `rules`, which must outlive it; close it with tsr_checkpoint_close
  * before the source. Its store is its own and is closed with it. Numbers such as "$num_attention_heads" are taken from the
- * config.json in the source's store.
+ * config.json in the source's store, otherwise from the params.json of Meta's Llamas.
  *
  * Errors: TSR_E_FORMAT naming the tensors where sizes do not fit, a target would be written twice, one tensor of several is
  * missing, or, under `refuse`, a name that no rule matches; TSR_E_UNSUPPORTED for a step on something that is not a dense tensor;
@@ -46,13 +46,43 @@ tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rul
  * no scaled numbers of these kinds at all. */
 tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_dtype *used, tsr_checkpoint **out, tsr_error *err);
 
+typedef struct tsr_quantize_options {
+    size_t size;     /* TSR_OPTIONS sets it */
+    tsr_dtype dtype; /* to which every floating-point tensor is cast first; TSR_DTYPE_NONE: none is */
+    bool (*want)(void *ctx, tsr_str fqn); /* returns true for what is read afterwards; NULL: everything */
+    void *want_ctx;
+    bool (*quantize)(void *ctx, tsr_str fqn); /* returns false for weights to leave as they are; NULL: none more than below */
+    void *quantize_ctx;
+} tsr_quantize_options;
+
+/* What was quantized, and the other matrices: the names of weights of two dims that stay as they are, in the mapped checkpoint's
+ * memory. A loader must be told of them. */
+typedef struct tsr_quantized {
+    uint64_t count;
+    const tsr_str *kept;
+    uint64_t kept_count;
+} tsr_quantized;
+
+/* The checkpoint with its linear weights as float8_e4m3fn in blocks of 128 x 128, and NAME.weight_scale_inv in float32 for each
+ * NAME.weight. Bytes are those of transformers' Fp8Quantize; smaller blocks at the edges are as if they were filled up with zeros.
+ * Weights are the floating-point tensors of two dims whose names end in ".weight", but for embeddings, norms, output layers and
+ * routers. Everything else stays as it is. Otherwise as tsr_mapping_open.
+ *
+ * Errors: TSR_E_UNSUPPORTED naming a weight that has a scale already, and experts stacked in one tensor; TSR_E_USAGE where `want`
+ * separates a weight from its scale. TSR_E_UNSUPPORTED while it is read, naming a weight and the place where it is NaN or infinite.
+ * Source: transformers/integrations/finegrained_fp8.py. */
+tsr_status tsr_mapping_quantize(tsr_checkpoint *source, const tsr_quantize_options *options, tsr_quantized *quantized,
+                                tsr_checkpoint **out, tsr_error *err);
+
 /* Lists what a mapped checkpoint's entries are made of, one line per entry, then one per source entry that was dropped:
  * "source, source -> steps -> target dtype [shape]". */
 tsr_status tsr_mapping_write_table(const tsr_checkpoint *mapped, tsr_status (*write)(void *ctx, const char *data, size_t size,
                                    tsr_error *err), void *ctx, tsr_error *err);
 
-/* The document of a built-in map, or an empty text where there is none of this name. Static storage. */
+/* The document of the built-in map with this name, or an empty text if there is no such map. Static storage. */
 tsr_str tsr_mapping_builtin(tsr_str name);
+/* Refuses a --map that is neither a document nor the name of a built-in map: TSR_E_USAGE with the names that there are. */
+tsr_status tsr_mapping_unknown(tsr_str name, tsr_error *err);
 /* The name of built-in map `index`, in alphabetical order; empty behind the last one. */
 tsr_str tsr_mapping_builtin_name(size_t index);
 

@@ -21,7 +21,8 @@
  *     uint32_t count;
  *     status = tsr_mesh_parse(TSR_STR("dp=4"), arena, &grid, &err);
  *     if (status == TSR_OK) status = tsr_placements_parse(TSR_STR("shard(0)"), arena, &by_rows, &count, &err);
- *     if (status == TSR_OK) status = tsr_mesh_shard(&grid, by_rows, TSR_STRIDED_FSDP, 2, shape, 3, arena, &shard, &err);
+ *     if (status == TSR_OK) status = tsr_mesh_shard(&(tsr_sharding){&grid, by_rows, TSR_STRIDED_FSDP},
+ *                                                   (tsr_shape){2, shape}, 3, arena, &shard, &err);
  *     if (status == TSR_OK) printf("rank 3 has %llu rows\n", (unsigned long long)shard.local_shape[0]); */
 #ifndef TESSERA_MESH_H
 #define TESSERA_MESH_H
@@ -38,7 +39,7 @@ TSR_API_BEGIN
 typedef struct tsr_mesh {
     uint32_t dim_count;
     const uint64_t *shape; /* ≥ 1 each; the product is at most TSR_MESH_MAX_RANKS */
-    const tsr_str *names;  /* one a dim; empty where unnamed */
+    const tsr_str *names;  /* one per dim; empty where unnamed */
 } tsr_mesh;
 
 typedef enum tsr_placement_kind { TSR_REPLICATE, TSR_SHARD, TSR_STRIDED_SHARD, TSR_PARTIAL } tsr_placement_kind;
@@ -70,6 +71,13 @@ typedef enum tsr_strided {
     TSR_STRIDED_DTENSOR   /* left to right, as distribute_tensor does */
 } tsr_strided;
 
+/* How a tensor lies over a mesh; `placements` has mesh->dim_count items. */
+typedef struct tsr_sharding {
+    const tsr_mesh *mesh;
+    const tsr_placement *placements;
+    tsr_strided strided;
+} tsr_sharding;
+
 /* A half-open run of positions along one tensor dim. */
 typedef struct tsr_span {
     uint64_t offset;
@@ -92,11 +100,11 @@ typedef struct tsr_shard {
     uint64_t box_count;
 } tsr_shard;
 
-/* The shard of mesh rank `mesh_rank` (< tsr_mesh_ranks). `placements` has mesh->dim_count items; `partial` counts as
+/* The shard of mesh rank `mesh_rank` (< tsr_mesh_ranks). `partial` counts as
  * replicate (the values are another matter). In closed form: O(mesh dims × boxes). Errors: TSR_E_USAGE when a placement
- * names a dim that the tensor has not; TSR_E_LIMIT beyond TSR_MAX_RANK dims or for absurdly many boxes. */
-tsr_status tsr_mesh_shard(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
-                          const uint64_t *shape, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out, tsr_error *err);
+ * names a dim that the tensor does not have; TSR_E_LIMIT beyond TSR_MAX_RANK dims or for absurdly many boxes. */
+tsr_status tsr_mesh_shard(const tsr_sharding *how, tsr_shape shape, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out,
+                          tsr_error *err);
 
 TSR_API_END
 

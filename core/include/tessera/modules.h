@@ -88,7 +88,7 @@ struct tsr_module {
     size_t child_count;
     const tsr_module_modifier *modifiers;
     size_t modifier_count;
-    const tsr_module_flat *flat_param; /* FSDP1 nodes that have one, else NULL */
+    const tsr_module_flat *flat_param; /* FSDP1 nodes that have one, otherwise NULL */
 };
 
 typedef struct tsr_modules tsr_modules;
@@ -102,20 +102,20 @@ typedef uint32_t tsr_module_ref;
  * unequal tensors, an original that is not below its unit; TSR_E_LIMIT beyond limits.depth or limits.entries;
  * TSR_E_NOMEM. Messages name the path. Everything below is read-only afterwards and thread-safe. */
 tsr_status tsr_modules_new(const tsr_module *root, const tsr_host *host, tsr_modules **out, tsr_error *err);
-void tsr_modules_free(tsr_modules *modules); /* takes NULL */
+void tsr_modules_free(tsr_modules *modules); /* accepts NULL */
 
 /* Modules of the tree; and the one that `ref` (< count) names, as it was given, owned by who gave it. */
 uint32_t tsr_modules_count(const tsr_modules *modules);
 const tsr_module *tsr_modules_at(const tsr_modules *modules, tsr_module_ref ref);
 
 /* The parameter or buffer with a name, "fc.weight": with wrappers' components or, where none has that name, as state dicts
- * have it (canonical). NULL: there is none, or it is an original that only a flat parameter has. */
+ * have it (canonical). NULL if there is none, or if it is an original that exists only inside a flat parameter. */
 const tsr_module_tensor *tsr_modules_find(const tsr_modules *modules, const char *name);
 /* The module with a name, "layers.0", in the same way; the root's is "". Of a wrapped module the outermost wrapper: of an
  * FSDP1 unit the unit. TSR_NO_MODULE: there is none. */
 tsr_module_ref tsr_modules_find_module(const tsr_modules *modules, const char *name);
 
-/* What a tessera.modules/1 document holds. `groups` are the optional lists of canonical FQNs, one a param group, that
+/* What a tessera.modules/1 document holds. `groups` are the optional lists of canonical FQNs, one per param group, that
  * `tessera optim unflatten` follows; NULL when the document has none. */
 typedef struct tsr_name_list {
     const tsr_str *names;

@@ -59,9 +59,9 @@ tsr_status tsr_optim_to_fqn(const tsr_value *native, const tsr_name_list *names,
 tsr_status tsr_optim_to_id(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
                            tsr_error *err);
 
-/* The names that tsr_optim_to_fqn wants: `listed` (may be NULL) as it is; else each group's own "param_names" (optimizers
- * built with named parameters save them), canonicalized; else, for a single group, the model's parameters in order, all of
- * them or those that require gradients, whichever has the group's number. Otherwise TSR_E_USAGE. */
+/* The names that tsr_optim_to_fqn wants: `listed` (may be NULL) as it is; otherwise each group's own "param_names"
+ * (optimizers built with named parameters save them), canonicalized; else, for a single group, the model's parameters in
+ * order, all of them or those that require gradients, whichever has the group's number. Otherwise TSR_E_USAGE. */
 tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_modules *modules, const tsr_name_list *listed,
                                  size_t listed_count, const tsr_host *host, tsr_arena *arena, const tsr_name_list **out,
                                  size_t *out_count, tsr_error *err);
@@ -77,6 +77,7 @@ typedef enum tsr_algorithm { TSR_SGD, TSR_ADAM, TSR_ADAMW, TSR_OTHER_ALGORITHM }
 /* StateDictOptions. Its dsd_fqn_modifiers is a property of the module tree: tsr_module.modifiers are what the method of that
  * name says, and a tree without any is what other names give. */
 typedef struct tsr_state_options {
+    size_t size; /* TSR_OPTIONS and tsr_state_options_default set it */
     bool full_state_dict;
     bool cpu_offload;
     bool ignore_frozen_params;

@@ -49,6 +49,7 @@ typedef struct tsr_optim_request {
     tsr_optim_action action;
     tsr_optim_document modules;     /* tessera.modules/1: names, frozen parameters, groups */
     tsr_optim_document flat_params; /* tessera.flat-params/1; needed by unshard and shard */
+    tsr_str part;                   /* of a checkpoint that consists of parts: the one to read; data NULL: all. Not for unshard */
     tsr_str at;                     /* the member that is the optimizer; data NULL: the only one that looks like one */
     bool sharded;                   /* unshard: one file of DTensors, cut by rows, for each rank */
     bool has_world_size, has_rank;
@@ -68,7 +69,7 @@ typedef struct tsr_optim_job tsr_optim_job;
  * those of the documents, of opening a checkpoint, and of optim.h and flat_params.h. */
 tsr_status tsr_optim_open(tsr_store *store, const tsr_host *host, const tsr_optim_request *request, tsr_optim_job **out,
                           tsr_error *err);
-void tsr_optim_close(tsr_optim_job *job); /* takes NULL */
+void tsr_optim_close(tsr_optim_job *job); /* accepts NULL */
 
 /* The files of the result. Several files are one per rank, in the order of ranks, with their names in the directory; a
  * result that is one file has the name "". Names live as long as the job. */

@@ -45,10 +45,10 @@ typedef struct tsr_plan_options {
  * host until free; `options` may be NULL. Where several copies of a box are stored, the one in the file with the least
  * bytes to read so far is taken. Shapes of float4 are counted in pairs, as PyTorch does. Errors: TSR_E_FORMAT for a tensor
  * whose chunks do not tile it, TSR_E_USAGE for rules that do not fit, TSR_E_UNSUPPORTED for a cut through a tensor whose
- * elements are no whole bytes, TSR_E_NOMEM. */
+ * elements are not byte-aligned, TSR_E_NOMEM. */
 tsr_status tsr_plan_new(const tsr_catalog *catalog, const tsr_target *target, const tsr_plan_options *options,
                         const tsr_host *host, tsr_plan **out, tsr_error *err);
-void tsr_plan_free(tsr_plan *plan); /* takes NULL */
+void tsr_plan_free(tsr_plan *plan); /* accepts NULL */
 
 /* Of the target, at least 1. */
 uint64_t tsr_plan_ranks(const tsr_plan *plan);
@@ -57,10 +57,10 @@ uint64_t tsr_plan_ranks(const tsr_plan *plan);
 typedef struct tsr_planned {
     const tsr_entry *entry;
     const uint64_t *shape;           /* in torch's count */
-    const tsr_placement *placements; /* one a mesh dim of the target; NULL: a layout of its own */
+    const tsr_placement *placements; /* one per mesh dim of the target; NULL: a layout of its own */
     const struct tsr_layout *layout;
     tsr_holders holders; /* which ranks hold it at all */
-    bool replicated; /* the default names a dim that the tensor has not, so it is whole there */
+    bool replicated;     /* the default names a dim that the tensor does not have, so it is whole there */
 } tsr_planned;
 uint64_t tsr_plan_count(const tsr_plan *plan); /* in the catalog's order */
 tsr_planned tsr_plan_tensor_at(const tsr_plan *plan, uint64_t index);

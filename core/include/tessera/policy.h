@@ -28,18 +28,18 @@ typedef enum tsr_policy_scope {
 
 /* A policy that changes nothing yet. Borrows the host. NULL: no memory. */
 tsr_policy *tsr_policy_new(tsr_policy_scope scope, const tsr_host *host, tsr_error *err);
-void tsr_policy_free(tsr_policy *policy); /* takes NULL */
+void tsr_policy_free(tsr_policy *policy); /* accepts NULL */
 
-/* Takes one "ID=LEVEL": ID is a rule, or ends in '*' and stands for every rule that begins so; LEVEL is error, warning, note
- * or off. Where several fit a rule, the last one given counts. TSR_E_USAGE, with a suggestion, for an unknown rule or level
- * and for a pattern that fits no rule of the scope. */
+/* Adds a rule "ID=LEVEL": ID is a rule, or ends in '*' and stands for every rule that begins so; LEVEL is error, warning,
+ * note or off. Where several fit a rule, the last one given counts. TSR_E_USAGE, with a suggestion, for an unknown rule or
+ * level and for a pattern that fits no rule of the scope. */
 tsr_status tsr_policy_rule(tsr_policy *policy, const char *text, tsr_error *err);
 
 /* Takes what an earlier document lists as known. Several documents add up. TSR_E_FORMAT with the place in the document for
  * text that is not one of the scope; TSR_E_LIMIT; TSR_E_NOMEM. The text is not kept. */
 tsr_status tsr_policy_baseline(tsr_policy *policy, tsr_str text, tsr_error *err);
 
-/* What a policy left out, and what is left; several results add up. */
+/* Counts what a policy left out and what is left. Several results add up. */
 typedef struct tsr_policy_result {
     uint64_t left_out;                /* listed by the baseline */
     uint64_t turned_off;              /* of rules that are off */

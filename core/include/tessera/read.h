@@ -5,18 +5,19 @@
  *               ▲ each chunk's part of a tile is one read where it can be, scattered into the tile
  *
  * Geometry is torch's: a float4 tensor that safetensors lists as [3, 8] is read as [3, 4] packed bytes; float6 tensors,
- * whose elements are no whole bytes, are runs of bytes and can only be read whole. Memory is that of the ring plus the
+ * whose elements are not byte-aligned, are runs of bytes and can only be read whole. Memory is that of the ring plus the
  * located views of the tensors in work; nothing grows with the tensor's size.
  *
  * Example:
  *
  *     const uint64_t offsets[] = {0, 0}, sizes[] = {2, 8};
  *     float corner[2 * 8];
- *     status = tsr_read_box(checkpoint, entry, offsets, sizes, corner, sizeof corner, &err);
+ *     status = tsr_read_box(checkpoint, entry, (tsr_box){entry->rank, offsets, sizes}, corner, sizeof corner, &err);
  *     if (status == TSR_OK) printf("%g\n", corner[0]); */
 #ifndef TESSERA_READ_H
 #define TESSERA_READ_H
 
+#include "tessera/box.h"
 #include "tessera/checkpoint.h"
 
 TSR_API_BEGIN
@@ -31,7 +32,7 @@ typedef struct tsr_ring tsr_ring;
 /* `max_bytes`: all buffers together (0: TSR_RING_DEFAULT_BYTES; smaller than TSR_RING_LEAST_BYTES counts as that). The
  * buffers are allocated when first needed, and only as large as needed. Borrows `host`. Errors: TSR_E_NOMEM. */
 tsr_status tsr_ring_new(const tsr_host *host, size_t max_bytes, tsr_ring **out, tsr_error *err);
-void tsr_ring_free(tsr_ring *ring); /* takes NULL */
+void tsr_ring_free(tsr_ring *ring); /* accepts NULL */
 
 /* How far a long job is, in bytes. `step` is called by one thread at a time, not always the same one; false stops the job
  * with TSR_E_CANCELLED. A NULL tsr_progress, or a NULL step, is allowed wherever one is taken. */
@@ -45,12 +46,12 @@ typedef struct tsr_progress {
  * elements. */
 tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *err);
 
-/* The box [offsets, offsets + sizes) of a tensor, in elements, into `buffer` of exactly its bytes. Reads what the box
+/* A box of a tensor, in elements, into `buffer` of exactly its bytes. Reads what the box
  * needs and no more than a little around it. Errors: TSR_E_USAGE (box beyond the tensor, wrong buffer size), TSR_E_FORMAT
  * (elements that no chunk or more than one chunk holds; damaged items), TSR_E_NOT_FOUND (missing data file), TSR_E_IO.
  * Thread-safe. */
-tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, const uint64_t *offsets, const uint64_t *sizes,
-                        void *buffer, size_t buffer_size, tsr_error *err);
+tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_box box, void *buffer, size_t buffer_size,
+                        tsr_error *err);
 
 /* Receives the next bytes of a tensor; `byte_at` counts from its first byte. Called in order, by one thread at a time but
  * not always the same one. A non-zero status stops the job and is returned by it. */

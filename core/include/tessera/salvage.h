@@ -11,7 +11,9 @@
  * Example:
  *
  *     tsr_salvage found;
- *     status = tsr_salvage_dcp(store, host, tsr_checkpoint_catalog(other), arena, findings, NULL, &found, &err);
+ *     status = tsr_salvage_dcp(store, host,
+ *                              &(tsr_salvage_options){.like = tsr_checkpoint_catalog(other), .findings = findings}, arena,
+ *                              &found, &err);
  *     if (status == TSR_OK) printf("%llu items have no name\n", (unsigned long long)found.unnamed); */
 #ifndef TESSERA_SALVAGE_H
 #define TESSERA_SALVAGE_H
@@ -27,6 +29,13 @@ typedef struct tsr_salvage_progress {
     void *ctx;
 } tsr_salvage_progress;
 
+typedef struct tsr_salvage_options {
+    size_t size;             /* TSR_OPTIONS sets it */
+    const tsr_catalog *like; /* of the other checkpoint, over its own store; NULL: none */
+    tsr_findings *findings;
+    const tsr_salvage_progress *progress; /* or NULL */
+} tsr_salvage_options;
+
 typedef struct tsr_salvage {
     const tsr_dcp_new_entry *entries; /* for tsr_dcp_metadata_write; they live in the arena */
     uint64_t entry_count;
@@ -36,12 +45,12 @@ typedef struct tsr_salvage {
     uint32_t files;   /* data files */
 } tsr_salvage;
 
-/* Reads the root's `.distcp` files of `store` to their ends. `like` (NULL: none) is the catalog of the other checkpoint, over
- * its own store; its files are matched by name. What cannot be known, is lost or does not fit becomes a finding:
- * repair/no-item (bytes that are no whole archive), repair/unnamed, repair/lost, repair/unlike.
+/* Reads the root's `.distcp` files of `store` to their ends. Those of the other checkpoint
+ * (options->like) are matched by name. What cannot be known, is lost or does not fit becomes a finding:
+ * repair/no-item (bytes that are not a whole archive), repair/unnamed, repair/lost, repair/unlike.
  * Errors: TSR_E_NOT_FOUND when there is no `.distcp` file, TSR_E_IO, TSR_E_NOMEM, TSR_E_CANCELLED. */
-tsr_status tsr_salvage_dcp(tsr_store *store, const tsr_host *host, const tsr_catalog *like, tsr_arena *arena,
-                           tsr_findings *findings, const tsr_salvage_progress *progress, tsr_salvage *out, tsr_error *err);
+tsr_status tsr_salvage_dcp(tsr_store *store, const tsr_host *host, const tsr_salvage_options *options, tsr_arena *arena,
+                           tsr_salvage *out, tsr_error *err);
 
 TSR_API_END
 

@@ -20,6 +20,18 @@ typedef struct tsr_store_file {
     uint64_t size; /* bytes */
 } tsr_store_file;
 
+/* Bytes that must be right before those behind them are used: the local header of a zip's member. */
+typedef struct tsr_store_guard tsr_store_guard;
+struct tsr_store_guard {
+    uint32_t file;
+    uint64_t byte_offset;    /* of the guard */
+    uint64_t guarded_offset; /* where it ends, and what it guards begins */
+    uint64_t guarded_length; /* bytes */
+    tsr_str facts;           /* what `check` compares the guard with; the store copies it */
+    /* `bytes`: the guard's, guarded_offset - byte_offset of them. */
+    tsr_status (*check)(const tsr_store_guard *guard, const uint8_t *bytes, tsr_error *err);
+};
+
 typedef struct tsr_store tsr_store;
 struct tsr_store {
     uint32_t file_count;
@@ -42,6 +54,9 @@ struct tsr_store {
     /* Optional, for stores that show the files of others: the store that `*file` is in, whose number there it becomes.
      * TSR_NO_FILE stays: then the store that stands for the whole. */
     tsr_store *(*origin)(const tsr_store *store, uint32_t *file);
+    /* Optional, for stores whose every read is a request: from here on read_at gives bytes that are guarded only after the guard
+     * was read, together with them, and checked. Its errors are those of read_at then. */
+    tsr_status (*guard)(tsr_store *store, const tsr_store_guard *guard, tsr_error *err);
     /* The files are made while they are read (tsr_tree_store_new): their archives state no checksums, which is not reported. */
     bool unsummed;
 };

@@ -16,8 +16,8 @@
 
 TSR_API_BEGIN
 
-/* Pipeline stages: the ranks at coordinate i of a mesh dim hold the layers ranges[i]. The rule is for names that have a layer's
- * number between `head` and `tail` ("layers." and "."); others go on to the next rule. */
+/* Pipeline stages: the ranks at coordinate i of a mesh dim hold the layers ranges[i]. The rule is for names that have a
+ * layer's number between `head` and `tail` ("layers." and "."); others continue to the next rule. */
 typedef struct tsr_target_stage {
     tsr_str head, tail;
     uint32_t mesh_dim;
@@ -26,7 +26,7 @@ typedef struct tsr_target_stage {
 
 typedef struct tsr_target_rule {
     tsr_str match;                   /* a GLOB over the whole FQN */
-    const tsr_placement *placements; /* one a mesh dim */
+    const tsr_placement *placements; /* one per mesh dim */
     const uint64_t *ranks;           /* only these hold the tensor (experts), ascending; NULL: all that the placements say */
     uint64_t rank_count;
     const tsr_target_stage *stage;   /* or NULL */
@@ -53,7 +53,7 @@ typedef struct tsr_target {
     tsr_mesh mesh;
     const tsr_target_rule *rules; /* the first that matches wins */
     uint32_t rule_count;
-    const tsr_placement *default_placements; /* one a mesh dim */
+    const tsr_placement *default_placements; /* one per mesh dim */
     tsr_strided strided;
     bool (*match)(tsr_str glob, tsr_str name); /* needed where there are rules: tsr_glob_match */
 } tsr_target;
@@ -61,7 +61,7 @@ typedef struct tsr_target {
 /* `target` from the texts of the command line; its mesh, rules and placements live in `arena`. Checked. */
 tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, tsr_target *out, tsr_error *err);
 
-/* The placements of a tensor, in the target's mesh. A rule that names a dim which the tensor has not is TSR_E_USAGE; a
+/* The placements of a tensor, in the target's mesh. A rule that names a dim which the tensor does not have is TSR_E_USAGE; a
  * default that does replicates there instead: *out is then a copy in `arena` and *replicated is true. */
 tsr_status tsr_target_placements(const tsr_target *target, const tsr_entry *entry, tsr_arena *arena,
                                  const tsr_placement **out, bool *replicated, tsr_error *err);

@@ -37,11 +37,21 @@ typedef enum tsr_value_kind {
     TSR_VALUE_OBJECT  /* an instance of a class we do not interpret: class in `text`, items = {args, state, …} */
 } tsr_value_kind;
 
+/* Python types that share a kind with a more common one. */
+typedef enum tsr_value_variant {
+    TSR_VARIANT_NONE = 0,
+    TSR_VARIANT_FROZENSET,  /* SET */
+    TSR_VARIANT_BYTEARRAY,  /* BYTES */
+    TSR_VARIANT_COUNTER,    /* DICT: collections.Counter */
+    TSR_VARIANT_DEFAULTDICT /* DICT: collections.defaultdict; `text` names its factory ("builtins.list"), empty for None */
+} tsr_value_variant;
+
 typedef struct tsr_value tsr_value;
 struct tsr_value {
     tsr_value_kind kind;
+    tsr_value_variant variant;
     bool ordered_dict; /* DICT: collections.OrderedDict */
-    bool called;       /* OBJECT: the class was called with the arguments; else only built by its __new__ */
+    bool called;       /* OBJECT: the class was called with the arguments; otherwise only built by its __new__ */
     bool foreign;      /* with `expanded`: it or something inside is not what torch.load(weights_only=True) takes */
     union {
         bool boolean;

@@ -21,7 +21,7 @@ void tsr_free(const tsr_allocator *allocator, void *pointer, size_t count, size_
  * before its time. */
 void *tsr_arena_room(tsr_arena *arena, size_t count, size_t item_size, tsr_error *err);
 
-/* The allocator that the arena takes its blocks from, for temporary memory beside it. */
+/* The allocator that the arena takes its blocks from, for temporary memory next to it. */
 const tsr_allocator *tsr_arena_allocator(const tsr_arena *arena);
 
 TSR_API_END

@@ -21,7 +21,7 @@ TSR_API_BEGIN
 typedef struct tsr_canonical_names tsr_canonical_names;
 tsr_status tsr_canonical_names_new(const tsr_catalog *const *catalogs, size_t count, const tsr_allocator *allocator,
                                    tsr_canonical_names **out, tsr_error *err);
-void tsr_canonical_names_free(tsr_canonical_names *names); /* takes NULL */
+void tsr_canonical_names_free(tsr_canonical_names *names); /* accepts NULL */
 /* The canonical name of `raw`; `raw` itself where no catalog has that key. Never fails. It has the form of
  * tsr_diff_options.canonical, whose context is the tsr_canonical_names. */
 tsr_status tsr_canonical_names_find(void *names, tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_error *err);

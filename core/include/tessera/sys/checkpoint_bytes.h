@@ -15,7 +15,7 @@ TSR_API_BEGIN
 
 /* Whether the container can state CRCs of tensors at all. */
 bool tsr_checkpoint_has_crcs(const tsr_checkpoint *checkpoint);
-/* The CRC-32 that the source states of a chunk's elements just as they lie in the tensor, contiguous row-major; false in
+/* The CRC-32 that the source states of a chunk's elements just as they are in the tensor, contiguous row-major; false in
  * *known where it states none of exactly these bytes: safetensors, views, a part of a storage, archives without CRCs
  * (torch.serialization.set_crc32_options(False)). It is what was written down, nothing is read and summed up. Otherwise as
  * tsr_checkpoint_locate. */

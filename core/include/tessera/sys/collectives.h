@@ -18,7 +18,7 @@ TSR_API_BEGIN
 tsr_status tsr_comm_gather(tsr_comm *comm, const void *mine, const size_t *sizes, uint32_t root, void *all,
                            const tsr_allocator *allocator, tsr_error *err);
 
-/* Rank p is sent the p-th of the pieces that lie in `mine` one behind another, of send_sizes[p] bytes; pieces from all
+/* Rank p is sent the p-th of the pieces that are in `mine` one after another, of send_sizes[p] bytes; pieces from all
  * ranks arrive in `all` in rank order. */
 tsr_status tsr_comm_all_to_all(tsr_comm *comm, const void *mine, const size_t *send_sizes, void *all,
                                const size_t *receive_sizes, const tsr_allocator *allocator, tsr_error *err);

@@ -6,7 +6,8 @@
  *     tsr_difference difference;
  *     tsr_diff_pair pair = {.a = entry, .b = entry};
  *     if (tsr_pair_is_comparable(&pair))
- *         status = tsr_compare_pair(checkpoint, other, &pair, &bitwise, ring, &difference, &err); */
+ *         status = tsr_compare_pair(checkpoint, other, &pair, &(tsr_value_comparison){.tolerance = &bitwise, .ring = ring},
+ *                                   &difference, &err); */
 #ifndef TESSERA_SYS_COMPARE_PAIR_H
 #define TESSERA_SYS_COMPARE_PAIR_H
 
@@ -20,8 +21,8 @@ bool tsr_pair_is_comparable(const tsr_diff_pair *pair);
 /* Compares the values of a comparable pair; of objects, those of all tensors in them (`first` then counts within the first
  * one that differs). Sets TSR_DIFF_VALUE where they differ. Errors as tsr_compare_tensors; TSR_E_LIMIT beyond the limits
  * depth and expansion. */
-tsr_status tsr_compare_pair(tsr_checkpoint *checkpoint_a, tsr_checkpoint *checkpoint_b, tsr_diff_pair *pair,
-                            const tsr_tolerance *tolerance, tsr_ring *ring, tsr_difference *out, tsr_error *err);
+tsr_status tsr_compare_pair(tsr_checkpoint *a, tsr_checkpoint *b, tsr_diff_pair *pair, const tsr_value_comparison *how,
+                            tsr_difference *out, tsr_error *err);
 
 TSR_API_END
 

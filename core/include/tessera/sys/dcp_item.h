@@ -21,12 +21,13 @@
 #include "tessera/host.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/vec.h"
+#include "tessera/torch_version.h"
 
 TSR_API_BEGIN
 
 /* What stands before and behind the contiguous little-endian bytes of a box of `sizes`, whose CRC-32 is `crc32`; appended
  * to two vecs of bytes. Their lengths depend on dtype and sizes alone, and the head's is a multiple of 64. Errors:
- * TSR_E_UNSUPPORTED for a dtype that torch.save has not, TSR_E_LIMIT, TSR_E_NOMEM. */
+ * TSR_E_UNSUPPORTED for a dtype that torch.save does not have, TSR_E_LIMIT, TSR_E_NOMEM. */
 tsr_status tsr_dcp_item_around(tsr_dtype dtype, uint32_t rank, const uint64_t *sizes, uint32_t crc32, const tsr_host *host,
                                tsr_vec *head, tsr_vec *tail, tsr_error *err);
 /* The whole item of an object without tensors, appended. TSR_E_UNSUPPORTED for values that cannot be pickled. */
@@ -50,7 +51,7 @@ typedef struct tsr_dcp_new_entry {
     tsr_dtype dtype;
     uint32_t rank;
     const uint64_t *shape;
-    const tsr_dcp_new_item *items; /* one a chunk; exactly one for byte items */
+    const tsr_dcp_new_item *items; /* one per chunk; exactly one for byte items */
     uint64_t item_count;
     /* Tensors of Megatron-Core 0.14 and before: in the metadata's mcore_data, which is written where an entry is in it; and
      * the shape of one that is stored as flat ranges of fragments, otherwise NULL. */
@@ -64,10 +65,16 @@ typedef struct tsr_dcp_new_entry {
 tsr_str tsr_dcp_save_id(const tsr_dcp_new_entry *entries, uint64_t count, uint32_t content, tsr_arena *arena,
                         tsr_error *err);
 
-/* Appends the pickle (protocol 4, without frames) to `out`. `save_id` is 36 characters of hexadecimal digits and dashes.
- * Entries without items (an empty tensor that no rank holds) get no storage data. */
-tsr_status tsr_dcp_metadata_write(const tsr_dcp_new_entry *entries, uint64_t count, tsr_str save_id, const tsr_host *host,
-                                  tsr_vec *out, tsr_error *err);
+typedef struct tsr_dcp_new_metadata {
+    const tsr_dcp_new_entry *entries;
+    uint64_t count;
+    tsr_str save_id;             /* 36 characters of hexadecimal digits and dashes */
+    tsr_torch_version for_torch; /* from 2.4 on, and for 0, with the save id; from 2.15 on with strides */
+} tsr_dcp_new_metadata;
+
+/* Appends the pickle (protocol 4, without frames) to `out`. Entries without items (an empty tensor that no rank holds) get no
+ * storage data. */
+tsr_status tsr_dcp_metadata_write(const tsr_dcp_new_metadata *metadata, const tsr_host *host, tsr_vec *out, tsr_error *err);
 
 TSR_API_END
 

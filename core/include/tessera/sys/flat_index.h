@@ -33,7 +33,7 @@ typedef struct tsr_flat_found {
 /* Borrows `flat`. TSR_E_FORMAT when two originals have one FQN, or a second name is tied to none of its unit. */
 tsr_status tsr_flat_index_new(const tsr_flat_params *flat, const tsr_allocator *allocator, tsr_flat_index **out,
                               tsr_error *err);
-void tsr_flat_index_free(tsr_flat_index *index); /* takes NULL */
+void tsr_flat_index_free(tsr_flat_index *index); /* accepts NULL */
 tsr_flat_found tsr_flat_index_find(const tsr_flat_index *index, tsr_str fqn);
 
 TSR_API_END

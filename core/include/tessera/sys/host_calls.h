@@ -19,6 +19,9 @@ uint32_t tsr_crc32_join(uint32_t crc_a, uint32_t crc_b, uint64_t size_b);
 /* parallel_for of the host, or a plain loop. */
 void tsr_parallel(const tsr_host *host, size_t count, void (*body)(void *arg, size_t index), void *arg);
 
+/* To be called before code that may not be loaded; the host's error ends the call. */
+tsr_status tsr_host_load(const tsr_host *host, tsr_error *err);
+
 TSR_API_END
 
 #endif

@@ -13,7 +13,8 @@
  *     const uint64_t shape[] = {10, 4};
  *     tsr_layout layout;
  *     tsr_shard shard;
- *     status = tsr_layout_over_mesh(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, arena, &layout, &err);
+ *     status = tsr_layout_over_mesh(&(tsr_sharding){&mesh, placements, TSR_STRIDED_FSDP}, (tsr_shape){2, shape}, arena,
+ *                                   &layout, &err);
  *     if (status == TSR_OK) status = tsr_layout_shard(&layout, 0, arena, &shard, &err); */
 #ifndef TESSERA_SYS_LAYOUT_H
 #define TESSERA_SYS_LAYOUT_H
@@ -43,16 +44,15 @@ typedef struct tsr_layout {
     uint64_t copies; /* ranks that hold each box: those that differ in mesh dims that cut nothing */
     uint32_t copy_dim_count;
     uint32_t copy_dims[TSR_MESH_MAX_DIMS];
-    const tsr_shard *shards; /* explicit: one a rank */
-    /* Explicit, and local tensors are 1-d: the elements of a box lie one behind the other, in row-major order, from
+    const tsr_shard *shards; /* explicit: one per rank */
+    /* Explicit, and local tensors are 1-d: the elements of a box lie one after the other, in row-major order, from
      * local_offsets[0] on; the other local offsets are 0. local_shape is [numel, 1, …]. */
     bool flat;
 } tsr_layout;
 
 /* The layout of a shape under placements (mesh->dim_count of them). Borrows mesh and shape; tables live in `arena`.
  * Errors as tsr_mesh_shard. */
-tsr_status tsr_layout_over_mesh(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
-                                const uint64_t *shape, tsr_arena *arena, tsr_layout *out, tsr_error *err);
+tsr_status tsr_layout_over_mesh(const tsr_sharding *how, tsr_shape shape, tsr_arena *arena, tsr_layout *out, tsr_error *err);
 /* Borrows everything. Boxes of different ranks may be equal; they count as different shards. */
 tsr_layout tsr_layout_explicit(uint64_t ranks, const tsr_shard *shards, uint32_t rank, const uint64_t *shape);
 
@@ -91,12 +91,12 @@ tsr_span tsr_flat_layout_range(const tsr_flat_layout *flat, uint64_t index, uint
 
 /* What every rank holds of parameter `index` (a tensor of `shape`): its range as boxes, in a 1-d local tensor. In `arena`;
  * borrows shape. */
-tsr_status tsr_layout_flat(const tsr_flat_layout *flat, uint64_t index, uint32_t rank, const uint64_t *shape,
-                           tsr_arena *arena, tsr_layout *out, tsr_error *err);
+tsr_status tsr_layout_flat(const tsr_flat_layout *flat, uint64_t index, tsr_shape shape, tsr_arena *arena, tsr_layout *out,
+                           tsr_error *err);
 
 /* A row-major range [range) of a tensor's elements as boxes, in order: at most 2 × rank - 1. A 1-d local tensor holds
  * them one after another, so their local offsets are 1-d too and not given. `offsets` and `sizes` have room for
- * (2 × rank - 1) × rank numbers each (at least 1); returns the number of boxes. The range lies within the tensor. */
+ * (2 × rank - 1) × rank numbers each (at least 1); returns the number of boxes. The range is within the tensor. */
 uint32_t tsr_range_boxes(uint32_t rank, const uint64_t *shape, tsr_span range, uint64_t *offsets, uint64_t *sizes);
 
 /* The tensor dim that a placement cuts: false when it cuts none (replicate, partial) or none of this tensor's. */
@@ -104,8 +104,8 @@ bool tsr_placement_dim(const tsr_placement *placement, uint32_t rank, uint32_t *
 
 /* The runs along one tensor dim of `size` that a rank at `coordinate` holds, ascending and disjoint, appended to `spans`
  * (of tsr_span). Neighbouring runs are joined. Pieces of tsr_mesh_shard, for layouts that tabulate them. */
-tsr_status tsr_mesh_spans(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
-                          uint32_t dim, uint64_t size, const uint64_t *coordinate, tsr_vec *spans, tsr_error *err);
+tsr_status tsr_mesh_spans(const tsr_sharding *how, tsr_shape shape, uint32_t dim, const uint64_t *coordinate,
+                          tsr_vec *spans, tsr_error *err);
 
 TSR_API_END
 

@@ -18,7 +18,7 @@ typedef struct tsr_map tsr_map;
 
 /* `expected` keys (0: unknown). */
 tsr_map *tsr_map_new(const tsr_allocator *allocator, size_t expected, tsr_error *err);
-void tsr_map_free(tsr_map *map); /* takes NULL */
+void tsr_map_free(tsr_map *map); /* accepts NULL */
 size_t tsr_map_count(const tsr_map *map);
 /* Adds key → value unless the key is there. `*existing` (may be NULL) points to the stored value either way and
  * `*inserted` (may be NULL) says which; the pointer is valid until the next put. */

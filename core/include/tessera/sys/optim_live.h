@@ -35,11 +35,11 @@ tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, con
 /* What an optimizer holds for a parameter after one step with zero gradients and learning rate 0, of which
  * `_init_optim_state` makes sure before state is loaded. At most TSR_STATE_SPECS entries. Without weight decay all elements
  * are `value`. Weight decay pulls the parameter's elements p into the state, and each operation rounds as PyTorch's kernels
- * on the CPU do. They compute in float64 for float64, else in float32 (op), and round to the parameter's dtype; complex
+ * on the CPU do. They compute in float64 for float64, otherwise in float32 (op), and round to the parameter's dtype; complex
  * numbers are pairs of real ones:
  *
  *   gradient   g = (dtype)((dtype)decay × p); for the others with `fused` g = decay × p, which stays in op
- *   mean       |weight| < 0.5: weight × g; else fma(weight − 1, g, g)
+ *   mean       |weight| < 0.5: weight × g; otherwise fma(weight − 1, g, g)
  *   square     (weight × g) × g
  */
 #define TSR_STATE_SPECS 4u

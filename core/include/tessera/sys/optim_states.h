@@ -20,7 +20,7 @@ typedef struct tsr_param_states {
     tsr_str parameter;              /* FQN, or the id in decimal */
     const tsr_entry *entry;         /* its values; NULL when no entry has this name */
     bool in_group;                  /* a param group lists it */
-    const tsr_entry *const *states; /* one a name of the optimizer; NULL: the parameter has none of this name */
+    const tsr_entry *const *states; /* one per name of the optimizer; NULL: the parameter has none of this name */
     uint32_t state_count;           /* that are there */
 } tsr_param_states;
 

@@ -25,7 +25,7 @@ const tsr_fsdp1_unit *tsr_plan_flat_units(const tsr_plan *plan, uint64_t *count)
 typedef struct tsr_plan_cursor tsr_plan_cursor;
 tsr_status tsr_plan_cursor_new(const tsr_plan *plan, uint64_t first, uint64_t ranks, tsr_plan_cursor **out, tsr_error *err);
 tsr_status tsr_plan_cursor_next(tsr_plan_cursor *cursor, const tsr_read_item **item, tsr_error *err);
-void tsr_plan_cursor_free(tsr_plan_cursor *cursor); /* takes NULL */
+void tsr_plan_cursor_free(tsr_plan_cursor *cursor); /* accepts NULL */
 
 /* The bytes of a file that an item touches: from its first to its last where the chunk is contiguous raw bytes, the whole
  * chunk (for DCP: the item's blob) where that is only known after a look inside. */

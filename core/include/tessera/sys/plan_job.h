@@ -62,6 +62,8 @@ typedef struct tsr_plan_file {
 typedef struct tsr_plan_job {
     tsr_str source_path;
     tsr_str source_part, source_step; /* tsr_open_options.part, .step; empty: not given */
+    tsr_str source_map;               /* the tessera.map/1 document through which the source is read; empty: none */
+    bool source_inverse;              /* backwards */
     tsr_str source_format;
     tsr_str digest_algorithm, digest; /* of the source's catalog (tsr_catalog_digest), in hexadecimal */
     tsr_plan_file *files;             /* those that hold tensors */
@@ -73,7 +75,7 @@ typedef struct tsr_plan_job {
     size_t include_count, exclude_count;
 } tsr_plan_job;
 /* What a catalog tells of a job's source: format, digest, the files with their sizes (`modified` empty; a store of a single
- * file counts it whatever it holds), and `to`, where that is empty. A digest_algorithm that is set already ("sha256",
+ * file counts it whatever it holds, and config.json or params.json counts where there is a source_map, which takes numbers from it), and `to`, where that is empty. A digest_algorithm that is set already ("sha256",
  * "xxh3") is kept to, so that a plan of another build can be checked. In `arena`. TSR_E_UNSUPPORTED without that digest. */
 tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out,
                                tsr_error *err);

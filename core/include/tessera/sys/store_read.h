@@ -17,7 +17,7 @@ uint32_t tsr_store_find(const tsr_store *store, tsr_str name);
 /* Bounds-checked read_at: the range is compared with the file's size first. Errors name the file. */
 tsr_status tsr_store_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
 
-/* A whole file, or a range of one, as contiguous memory: mapped where the store can, else read into memory of the
+/* A whole file, or a range of one, as contiguous memory: mapped where the store can, otherwise read into memory of the
  * host's allocator. Refuses more than `limits.metadata_bytes`. */
 typedef struct tsr_bytes {
     tsr_str data;

@@ -40,7 +40,7 @@ typedef struct tsr_fsdp1 {
 } tsr_fsdp1;
 
 /* unit_count + 1 units: one for each GLOB, then the root unit with what none claimed. All live in `arena`. TSR_E_USAGE when
- * a unit's dtypes differ (FSDP1 flattens one dtype only) or are no whole bytes; TSR_E_LIMIT on overflow. */
+ * a unit's dtypes differ (FSDP1 flattens one dtype only) or are not byte-aligned; TSR_E_LIMIT on overflow. */
 tsr_status tsr_target_fsdp1(const tsr_catalog *catalog, const tsr_fsdp1 *options, tsr_arena *arena,
                             const tsr_fsdp1_unit **units, tsr_error *err);
 

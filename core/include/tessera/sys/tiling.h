@@ -3,7 +3,8 @@
  * Example:
  *
  *     tsr_tiling tiling;
- *     status = tsr_tiling_check(host->allocator, entry->rank, entry->shape, entry->chunks, entry->chunk_count, &tiling, &err);
+ *     status = tsr_tiling_check(host->allocator, (tsr_shape){entry->rank, entry->shape}, entry->chunks, entry->chunk_count,
+ *                               &tiling, &err);
  *     if (status == TSR_OK && tiling.exact) printf("every element is in exactly one chunk\n"); */
 #ifndef TESSERA_SYS_TILING_H
 #define TESSERA_SYS_TILING_H
@@ -31,8 +32,8 @@ typedef struct tsr_tiling {
  * An exact tiling is always recognized; another is taken for exact with probability below rank / 2^61 (the chunks'
  * indicator functions are compared with the tensor's by a random multilinear form over the integers mod 2^61 - 1, seeded
  * from the chunks). Errors: TSR_E_LIMIT beyond TSR_MAX_RANK dims or when the tensor's elements overflow, TSR_E_NOMEM. */
-tsr_status tsr_tiling_check(const tsr_allocator *allocator, uint32_t rank, const uint64_t *shape, const tsr_chunk *chunks,
-                            uint64_t count, tsr_tiling *out, tsr_error *err);
+tsr_status tsr_tiling_check(const tsr_allocator *allocator, tsr_shape shape, const tsr_chunk *chunks, uint64_t count,
+                            tsr_tiling *out, tsr_error *err);
 
 TSR_API_END
 

@@ -16,10 +16,11 @@ TSR_API_BEGIN
 
 typedef struct tsr_trees {
     tsr_checkpoint *checkpoint;    /* reads the tensors of all trees; its catalog is empty when `raw` */
-    const tsr_value *const *roots; /* one a file, in the order asked for */
+    const tsr_value *const *roots; /* one per file, in the order asked for */
     uint32_t count;
     bool raw;            /* chunks say where the bytes are */
     uint32_t zeros_file; /* raw: a file of 16 zero bytes that stands in the store behind the others */
+    tsr_checkpoint *entered; /* NULL, or what has the store of a step open */
 } tsr_trees;
 
 /* Opens `count` files of `store` (numbers; zip or legacy form). Borrows `store` and `host` until close; the trees live as
@@ -32,6 +33,8 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
  * `checkpoint` to locate; with `located` that is done here (of DCP a look into every item), and the tree is `raw`, too.
  * Errors as tsr_checkpoint_open and tsr_checkpoint_locate. */
 tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, bool located, tsr_trees *out, tsr_error *err);
+/* The same of a part of the checkpoint (tsr_open_options.part); NULL data: of all of it. */
+tsr_status tsr_trees_of_part(tsr_store *store, const tsr_host *host, tsr_str part, bool located, tsr_trees *out, tsr_error *err);
 void tsr_trees_close(tsr_trees *trees); /* takes a zeroed one */
 
 TSR_API_END

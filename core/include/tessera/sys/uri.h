@@ -17,7 +17,8 @@ size_t tsr_uri_path(tsr_str path, char *out, size_t capacity);
 
 /* `text` as it may be shown and kept: of a URL (anything that begins with a scheme and "://") the user and password and the
  * fragment are left out, and every value of its query that is not known to be harmless is "***", so that the signature of
- * a presigned URL does not reach a message, a document or a log. Other texts stay as they are. Writes at most `capacity`
+ * a presigned URL does not reach a message, a document or a log. Keys of s3://, gs://, az:// and hf:// have no
+ * fragment. Other texts stay as they are. Writes at most `capacity`
  * bytes, no NUL; 3 * text.size hold any result. Returns the bytes written. */
 size_t tsr_uri_redact(tsr_str text, char *out, size_t capacity);
 

@@ -42,7 +42,7 @@ typedef struct tsr_work tsr_work;
  * options until free; results live in `arena`. */
 tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_plan *plan, const tsr_convert_options *options,
                         uint32_t generation, tsr_arena *arena, tsr_work **out, tsr_error *err);
-void tsr_work_free(tsr_work *work); /* takes NULL */
+void tsr_work_free(tsr_work *work); /* accepts NULL */
 
 /* What will be written. Lives as long as the arena; its marker is set by tsr_work_finish. */
 const tsr_conversion *tsr_work_conversion(const tsr_work *work);
@@ -76,10 +76,6 @@ tsr_status tsr_work_take(tsr_work *work, tsr_str records, size_t *taken, tsr_err
 
 /* When all units are done: headers, directories, index, `.metadata`. TSR_E_USAGE when some are not. Does not publish. */
 tsr_status tsr_work_finish(tsr_work *work, tsr_error *err);
-
-/* Refuses a cast of quantized numbers that have a scale, or of the scale: TSR_E_UNSUPPORTED naming both. tsr_convert and
- * tsr_reshard do this first; it is here for what only plans a job. Of the options `want`, `dtype` and `raw_cast` count. */
-tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options *options, tsr_error *err);
 
 TSR_API_END
 

@@ -24,7 +24,7 @@ typedef struct tsr_tree_file {
     uint64_t bytes;               /* out: the file's size */
 } tsr_tree_file;
 
-/* A rank of a mesh; `placements` has one a mesh dim. */
+/* A rank of a mesh; `placements` has one per mesh dim. */
 typedef struct tsr_mesh_rank {
     const tsr_mesh *mesh;
     const tsr_placement *placements;

@@ -1,0 +1,48 @@
+/* One tree converted with what the documents of the job say. */
+#include "base/try.h"
+#include "optim_convert/optim_job.h"
+#include "tessera/compare.h"
+
+static bool has_ids(const tsr_value *optim)
+{
+    const tsr_value *groups = optim->kind == TSR_VALUE_DICT ? tsr_value_get(optim, TSR_STR("param_groups")) : NULL;
+    for (size_t i = 0; groups && groups->kind == TSR_VALUE_LIST && i < groups->count; i++) {
+        const tsr_value *params =
+            groups->items[i]->kind == TSR_VALUE_DICT ? tsr_value_get(groups->items[i], TSR_STR("params")) : NULL;
+        if (params && params->kind == TSR_VALUE_LIST && params->count) return params->items[0]->kind == TSR_VALUE_INT;
+    }
+    return false;
+}
+
+tsr_status tsr_optim_same_tensor(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err)
+{
+    static const tsr_tolerance exact = {.exact = true};
+    const tsr_optim_job *j = ctx;
+    tsr_checkpoint *checkpoint = j->trees.checkpoint;
+    tsr_difference difference;
+    const tsr_status status = tsr_compare_tensors((tsr_stored_tensor){checkpoint, a}, (tsr_stored_tensor){checkpoint, b},
+                                                  &exact, j->request.ring, &difference, err);
+    *equal = status == TSR_OK && difference.differing == 0;
+    return status;
+}
+
+tsr_status tsr_optim_tree_to_fqn(tsr_optim_job *j, const tsr_value *optim, const tsr_value **out, tsr_error *err)
+{
+    const tsr_name_list *names;
+    size_t count;
+    TSR_TRY(tsr_optim_name_groups(optim, j->modules, j->document.groups, j->document.group_count, j->host, j->arena, &names,
+                                  &count, err));
+    return tsr_optim_to_fqn(optim, names, count, j->host, j->arena, out, err);
+}
+
+tsr_status tsr_optim_flatten_tree(tsr_optim_job *j, const tsr_value *optim, const tsr_value **out, tsr_error *err)
+{
+    if (j->modules && has_ids(optim)) TSR_TRY(tsr_optim_tree_to_fqn(j, optim, &optim, err));
+    return tsr_optim_flatten(optim, j->host, j->arena, out, err);
+}
+
+tsr_status tsr_optim_unflatten_tree(tsr_optim_job *j, const tsr_value *flat, const tsr_value **out, tsr_error *err)
+{
+    const tsr_unflatten how = {j->params, j->document.groups, j->document.group_count, tsr_optim_same_tensor, j};
+    return tsr_optim_unflatten(flat, &how, j->host, j->arena, out, err);
+}
