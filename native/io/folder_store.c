@@ -81,7 +81,7 @@ static tsr_status list_file(folder_store *store, tsr_vec *list, const char *pref
                             const struct stat *info, tsr_error *err)
 {
     if (list->count >= MAX_LISTED_FILES) {
-        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "the folder holds more than %u files", MAX_LISTED_FILES);
+        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "the directory contains more than %u files", MAX_LISTED_FILES);
     }
     tsr_str copy = tsr_arena_format(store->arena, err, "%s%s", prefix, name);
     listed *item = copy.data ? tsr_vec_push(list, err) : NULL;
@@ -386,7 +386,7 @@ static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path
         if (fd < 0) return tsr_sys_raise(err, "list", path);
         return list_folder(store, list, fd, "", 1, err);
     } else if (!S_ISREG(info.st_mode)) {
-        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%s' is neither a file nor a folder", path);
+        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%s' is neither a file nor a directory", path);
     } else {
         status = open_file(store, list, fd, path, err);
     }
@@ -497,7 +497,7 @@ static tsr_status file_unchanged(const folder_store *store, uint32_t file, tsr_e
     if (store->sys->stat_at(store->sys, store->folder, name, &now) != 0) return tsr_sys_raise(err, "look at", name);
     if (identity_equal(s->then, identity_of(&now))) return TSR_OK;
     return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
-                     "'%s' changed while it was read (%" PRIu64 " bytes then, %" PRIu64 " now)", name, s->then.size,
+                     "'%s' changed while it was being read (from %" PRIu64 " to %" PRIu64 " bytes)", name, s->then.size,
                      (uint64_t)now.st_size);
 }
 

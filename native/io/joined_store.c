@@ -35,7 +35,7 @@ static tsr_status map_joined(tsr_store *base, uint32_t file, tsr_str *out, tsr_e
 {
     const joined_file *from = &((joined_store *)base)->files[file];
     tsr_store *member = ((joined_store *)base)->members[from->member];
-    return member->map(member, from->number, out, err);
+    return member->map ? member->map(member, from->number, out, err) : TSR_E_UNSUPPORTED;
 }
 
 static void unmap_joined(tsr_store *base, uint32_t file, tsr_str mapped)
@@ -66,16 +66,18 @@ static void close_joined(tsr_store *base)
     tsr_free(allocator, store, 1, sizeof *store);
 }
 
-static tsr_status open_members(joined_store *store, const char *const *paths, tsr_error *err)
+static tsr_status open_members(joined_store *store, const tsr_store_opener *opener, const char *const *paths, tsr_error *err)
 {
     for (uint32_t i = 0; i < store->member_count; i++) {
         tsr_store *member;
         if (tsr_is_address(paths[i]))
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' is an address; only directories can be read as one checkpoint", paths[i]);
-        TSR_TRY(tsr_folder_store_open(NULL, store->allocator, paths[i], &member, err));
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                             "'%s' is a URL; only directories can be combined into one checkpoint", paths[i]);
+        TSR_TRY(opener->open(opener, paths[i], &member, err));
         store->members[i] = member;
         if (member->primary != TSR_NO_FILE)
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' is a file; only directories can be read as one checkpoint", paths[i]);
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                             "'%s' is a file; only directories can be combined into one checkpoint", paths[i]);
         store->room += member->file_count;
     }
     return TSR_OK;
@@ -115,9 +117,10 @@ static tsr_status keep_first(joined_store *store, const char *const *paths, char
         }
         TSR_TRY(compare_bytes(store, last, file, buffers, &equal, err));
         if (!equal)
-            return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
-                             "'%.*s' is in '%s' and in '%s' with different bytes: they are not one checkpoint",
-                             TSR_STR_ARG(file->file.name), paths[last->member], paths[file->member]);
+            return tsr_raise(
+                err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s' has different bytes in '%s' and in '%s': the directories do not belong to one checkpoint",
+                TSR_STR_ARG(file->file.name), paths[last->member], paths[file->member]);
     }
     store->base.file_count = kept;
     return TSR_OK;
@@ -141,9 +144,10 @@ static tsr_status list_files(joined_store *store, const char *const *paths, tsr_
     return status;
 }
 
-tsr_status tsr_joined_store_open(const tsr_allocator *allocator, const char *const *paths, size_t count, tsr_store **out,
+tsr_status tsr_joined_store_open(const tsr_store_opener *opener, const char *const *paths, size_t count, tsr_store **out,
                                  tsr_error *err)
 {
+    const tsr_allocator *allocator = opener->host->allocator;
     joined_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
     if (!store) return TSR_E_NOMEM;
     *store = (joined_store){.base = {.primary = TSR_NO_FILE,
@@ -157,7 +161,7 @@ tsr_status tsr_joined_store_open(const tsr_allocator *allocator, const char *con
     store->members = tsr_alloc(allocator, count, sizeof *store->members, err);
     tsr_status status = store->members ? TSR_OK : TSR_E_NOMEM;
     if (store->members) memset(store->members, 0, count * sizeof *store->members);
-    if (status == TSR_OK) status = open_members(store, paths, err);
+    if (status == TSR_OK) status = open_members(store, opener, paths, err);
     if (status == TSR_OK) status = list_files(store, paths, err);
     if (status == TSR_OK) *out = &store->base;
     else close_joined(&store->base);

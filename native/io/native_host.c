@@ -54,6 +54,8 @@ tsr_native_parts tsr_native_parts_built(void)
     parts.crc32 = "libdeflate";
 #elif defined(TSR_HAVE_ZLIB)
     parts.crc32 = "zlib";
+#elif defined(__AARCH64EL__)
+    parts.crc32 = "armv8";
 #endif
     if (tsr_native_sha256) parts.sha256 = "libcrypto";
     if (tsr_native_xxh3) parts.xxh3 = "libxxhash";

@@ -5,13 +5,14 @@
 #include "tessera/sys/vec.h"
 
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <strings.h>
 
+#include "io/block_cache.h"
+#include "io/guards.h"
 #include "io/http.h"
 
-enum { BLOCK = 64 << 10, BLOCKS = 256, WHOLE = 64 << 20, LARGE = 4 * BLOCK };
+enum { WHOLE = 64 << 20 };
 
 typedef struct remote_file {
     tsr_str name, url;
@@ -20,14 +21,6 @@ typedef struct remote_file {
     char version[160];
     char *whole; /* the server gives no ranges: all bytes */
 } remote_file;
-
-typedef struct block {
-    uint32_t file;
-    uint64_t number;
-    size_t size; /* 0: empty */
-    uint64_t used_at;
-    char *bytes;
-} block;
 
 typedef struct remote_store {
     tsr_store base; /* first */
@@ -38,9 +31,8 @@ typedef struct remote_store {
     tsr_str query;   /* "?token=…" of the address that was given, for all */
     tsr_vec files;   /* of remote_file, sorted by name */
     tsr_vec listing; /* of tsr_store_file */
-    pthread_mutex_t lock; /* over the blocks */
-    block blocks[BLOCKS];
-    uint64_t clock;
+    tsr_block_cache *cache;
+    tsr_guards *guards;
 } remote_store;
 
 bool tsr_is_address(const char *path)
@@ -55,76 +47,33 @@ static remote_file *file_at(remote_store *store, uint32_t file)
 
 /* ---- reading ---- */
 
-static tsr_status fetch(remote_store *store, const remote_file *file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+static tsr_status fetch(void *ctx, uint32_t number, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
+    remote_store *store = ctx;
+    const remote_file *file = file_at(store, number);
     tsr_http_answer answer;
     const tsr_status status = tsr_http_get(store->http, file->url.data, offset, size, buffer, &answer, err);
     if (status != TSR_OK) return status;
     if (answer.status != 206)
-        return tsr_raise(err, TSR_E_IO, offset, "%s answered %ld where a part of the file (206) was asked for", file->shown.data, answer.status);
+        return tsr_raise(err, TSR_E_IO, offset, "%s answered %ld to a request for a byte range (expected 206)",
+                         file->shown.data, answer.status);
     if (strcmp(answer.version, file->version) != 0 || answer.total != file->size)
-        return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION, "%s changed while it was read", file->shown.data);
+        return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION, "%s changed while it was being read", file->shown.data);
     if (answer.size != size)
-        return tsr_raise(err, TSR_E_IO, offset, "%s gave %zu bytes of %zu", file->shown.data, answer.size, size);
+        return tsr_raise(err, TSR_E_IO, offset, "%s sent %zu bytes of %zu", file->shown.data, answer.size, size);
     return TSR_OK;
 }
 
-static block *find_block(remote_store *store, uint32_t file, uint64_t number)
+static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
-    for (size_t i = 0; i < BLOCKS; i++) {
-        block *b = &store->blocks[i];
-        if (b->size && b->file == file && b->number == number) return b;
-    }
-    return NULL;
-}
-
-/* A block to fill: an empty one, else the one that was not used for longest. */
-static block *free_block(remote_store *store, tsr_error *err)
-{
-    block *oldest = &store->blocks[0];
-    for (size_t i = 0; i < BLOCKS && oldest->size; i++) {
-        if (!store->blocks[i].size || store->blocks[i].used_at < oldest->used_at) oldest = &store->blocks[i];
-    }
-    oldest->size = 0;
-    if (!oldest->bytes) oldest->bytes = tsr_alloc(store->allocator, BLOCK, 1, err);
-    return oldest->bytes ? oldest : NULL;
-}
-
-static tsr_status load_block(remote_store *store, uint32_t file, uint64_t number, block **out, tsr_error *err)
-{
+    remote_store *store = ctx;
     const remote_file *f = file_at(store, file);
-    const uint64_t left = f->size - number * BLOCK;
-    const size_t size = left < BLOCK ? (size_t)left : BLOCK;
-    block *b = find_block(store, file, number);
-    if (!b) {
-        b = free_block(store, err);
-        if (!b) return TSR_E_NOMEM;
-        const tsr_status status = fetch(store, f, number * BLOCK, b->bytes, size, err);
-        if (status != TSR_OK) return status;
-        *b = (block){file, number, size, 0, b->bytes};
+    if (f->whole) {
+        memcpy(buffer, f->whole + offset, size);
+        return TSR_OK;
     }
-    b->used_at = ++store->clock;
-    *out = b;
-    return TSR_OK;
-}
-
-static tsr_status read_blocks(remote_store *store, uint32_t file, uint64_t offset, char *buffer, size_t size, tsr_error *err)
-{
-    tsr_status status = TSR_OK;
-    pthread_mutex_lock(&store->lock);
-    while (size && status == TSR_OK) {
-        block *b;
-        const size_t at = (size_t)(offset % BLOCK);
-        status = load_block(store, file, offset / BLOCK, &b, err);
-        if (status != TSR_OK) break;
-        const size_t taken = b->size - at < size ? b->size - at : size;
-        memcpy(buffer, b->bytes + at, taken);
-        buffer += taken;
-        offset += taken;
-        size -= taken;
-    }
-    pthread_mutex_unlock(&store->lock);
-    return status;
+    if (size > TSR_CACHE_LARGEST_READ) return fetch(store, file, offset, buffer, size, err);
+    return tsr_block_cache_read(store->cache, (tsr_block_range){file, f->size, offset}, buffer, size, err);
 }
 
 static tsr_status remote_read_at(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
@@ -134,19 +83,19 @@ static tsr_status remote_read_at(tsr_store *base, uint32_t file, uint64_t offset
     if (size == 0) return TSR_OK;
     if (offset > f->size || size > f->size - offset)
         return tsr_raise(err, TSR_E_IO, offset, "'%s' ends at byte %" PRIu64, f->name.data, f->size);
-    if (f->whole) {
-        memcpy(buffer, f->whole + offset, size);
-        return TSR_OK;
-    }
-    return size > LARGE ? fetch(store, f, offset, buffer, size, err) : read_blocks(store, file, offset, buffer, size, err);
+    return tsr_guards_read(store->guards, file, offset, buffer, size, err);
+}
+
+static tsr_status remote_guard(tsr_store *base, const tsr_store_guard *guard, tsr_error *err)
+{
+    return tsr_guards_add(((remote_store *)base)->guards, guard, err);
 }
 
 static void remote_close(tsr_store *base)
 {
     remote_store *store = (remote_store *)base;
-    for (size_t i = 0; i < BLOCKS; i++) {
-        if (store->blocks[i].bytes) tsr_free(store->allocator, store->blocks[i].bytes, BLOCK, 1);
-    }
+    tsr_guards_free(store->guards);
+    tsr_block_cache_free(store->cache);
     for (uint32_t i = 0; i < store->files.count; i++) {
         remote_file *f = file_at(store, i);
         if (f->whole) tsr_free(store->allocator, f->whole, (size_t)f->size + 1, 1);
@@ -154,7 +103,6 @@ static void remote_close(tsr_store *base)
     tsr_vec_free(&store->files);
     tsr_vec_free(&store->listing);
     tsr_http_close(store->http);
-    pthread_mutex_destroy(&store->lock);
     tsr_arena_free(store->arena);
     tsr_free(store->allocator, store, 1, sizeof *store);
 }
@@ -166,7 +114,8 @@ static tsr_status read_whole(remote_store *store, remote_file *file, const tsr_h
     tsr_http_answer answer;
     if (first->total > WHOLE) {
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "%s: the server gives no parts of the file (206 was asked for, %ld came); download it and name the file",
+                         "%s: the server does not support byte ranges (it answered %ld instead of 206); download it and "
+                         "open the local file",
                          file->shown.data, first->status);
     }
     file->size = first->total;
@@ -192,12 +141,13 @@ static tsr_status ask(remote_store *store, remote_file *file, tsr_error *err)
     if (answer.status == 206 && answer.total != UINT64_MAX) return TSR_OK;
     if (answer.status == 206)
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "%s: the server does not state the file's size; download it and name the file", file->shown.data);
+                         "%s: the server does not report the size of the file; download it and open the local file",
+                         file->shown.data);
     if (answer.status == 200) return read_whole(store, file, &answer, err);
     const bool is_refused = answer.status == 401 || answer.status == 403;
     return tsr_raise(err, answer.status == 404 || answer.status == 410 ? TSR_E_NOT_FOUND : TSR_E_IO, TSR_NO_POSITION,
                      "%s: the server answered %ld%s", file->shown.data, answer.status,
-                     is_refused ? "; check the address's signature, TESSERA_HTTP_HEADERS or ~/.netrc" : "");
+                     is_refused ? "; check the URL's signature, TESSERA_HTTP_HEADERS or ~/.netrc" : "");
 }
 
 static int by_name(const void *a, const void *b)
@@ -217,7 +167,8 @@ static tsr_status list_files(remote_store *store, tsr_error *err)
     }
     store->base.files = store->listing.items;
     store->base.file_count = (uint32_t)store->listing.count;
-    for (size_t i = 0; i < BLOCKS; i++) store->blocks[i].size = 0; /* numbers changed */
+    tsr_block_cache_forget(store->cache); /* numbers changed */
+    tsr_guards_forget(store->guards);
     return TSR_OK;
 }
 
@@ -349,8 +300,8 @@ static tsr_status open_folder(remote_store *store, const char *address, tsr_erro
     const tsr_str shown = shown_as(store, tsr_str_from(address), err);
     if (!shown.data) return TSR_E_NOMEM;
     return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                     "%s: the server has none of the files that a checkpoint begins with (.metadata, an index, model.safetensors, "
-                     "pytorch_model.bin); name a file",
+                     "%s: the server has none of the files by which a checkpoint is found (.metadata, an index, "
+                     "model.safetensors, pytorch_model.bin); pass the URL of a file",
                      shown.data);
 }
 
@@ -375,18 +326,20 @@ const char *tsr_remote_store_version(const tsr_store *store, uint32_t file)
     return store->close == remote_close ? ((const remote_file *)remote->files.items)[file].version : "";
 }
 
-tsr_status tsr_remote_store_open(const tsr_allocator *allocator, const char *address, tsr_store **out, tsr_error *err)
+tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err)
 {
+    const tsr_allocator *allocator = host->allocator;
     remote_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
     tsr_str name;
     if (!store) return TSR_E_NOMEM;
-    *store = (remote_store){.base = {0, NULL, TSR_NO_FILE, remote_read_at, NULL, NULL, remote_close, NULL},
+    *store = (remote_store){.base = {.primary = TSR_NO_FILE, .read_at = remote_read_at, .close = remote_close, .guard = remote_guard},
                             .allocator = allocator,
                             .files = tsr_vec_of(allocator, sizeof(remote_file)),
                             .listing = tsr_vec_of(allocator, sizeof(tsr_store_file))};
-    pthread_mutex_init(&store->lock, NULL);
     store->arena = tsr_arena_new(allocator, 0, err);
-    tsr_status status = store->arena ? tsr_http_open(allocator, &store->http, err) : TSR_E_NOMEM;
+    tsr_status status = store->arena ? tsr_http_open(allocator, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &store->http, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = tsr_block_cache_new(allocator, fetch, store, &store->cache, err);
+    if (status == TSR_OK) status = tsr_guards_new(allocator, read_unguarded, store, &store->guards, err);
     if (status == TSR_OK) status = split(store, address, &name, err);
     if (status == TSR_OK) status = name.size ? open_file(store, address, name, err) : open_folder(store, address, err);
     if (status != TSR_OK) {

@@ -17,11 +17,11 @@ TSR_API_BEGIN
 typedef struct tsr_sys tsr_sys; /* io/sys.h: only for tests that stand in for system calls */
 
 /* Opens PATH for reading. A folder gives all its regular files, dotfiles included, and those of its direct subfolders
- * ("step-100/.metadata"), so that a folder of several checkpoints can be told from one checkpoint. What lies deeper is listed on
- * demand (`deepen`), 100,000 names at most, and without following links from one directory to another. A file
- * gives itself alone, named by its last path component; a file that holds a JSON object, or is called ".metadata", gives
- * its folder's files (no subfolders) too. Either is `primary`. Names outside the listing cannot be read, so that ".." or
- * an absolute path in a checkpoint leads nowhere; symbolic links that lie in the folder are followed. Names that contain
+ * ("step-100/.metadata"), so that a folder of several checkpoints can be told from one checkpoint. What is deeper is listed
+ * on demand (`deepen`), 100,000 names at most, and without following links from one directory to another. A file gives
+ * itself alone, named by its last path component; a file that holds a JSON object, or is called ".metadata", gives its
+ * folder's files (no subfolders) too. Either is `primary`. Names outside the listing cannot be read, so that ".." or an
+ * absolute path in a checkpoint leads nowhere; symbolic links that are in the folder are followed. Names that contain
  * ".tessera-" belong to an output that is being written: they are not listed.
  *
  * Files are opened read-only on first use and kept open (at most 256 at once); `map` serves files of 1 MiB and more.
@@ -30,10 +30,17 @@ typedef struct tsr_sys tsr_sys; /* io/sys.h: only for tests that stand in for sy
 tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path, tsr_store **out,
                                  tsr_error *err);
 
+/* How a path is opened (tsr_path_store_open_by). */
+typedef struct tsr_store_opener {
+    tsr_status (*open)(const struct tsr_store_opener *opener, const char *path, tsr_store **out, tsr_error *err);
+    const tsr_host *host;
+    const tsr_sys *sys; /* for paths on this machine; NULL: the real calls */
+} tsr_store_opener;
+
 /* Several directories as one store: for a checkpoint whose ranks wrote to the local disks of their nodes. A name that is in more
  * than one of them must have equal bytes in all (TSR_E_FORMAT names it). TSR_E_USAGE where a path is not a directory; other
- * errors as tsr_folder_store_open. */
-tsr_status tsr_joined_store_open(const tsr_allocator *allocator, const char *const *paths, size_t count, tsr_store **out,
+ * errors as `opener`, which is borrowed during the call only. */
+tsr_status tsr_joined_store_open(const tsr_store_opener *opener, const char *const *paths, size_t count, tsr_store **out,
                                  tsr_error *err);
 
 /* Compares size and modification time of every file that was read with what they were when the store was opened.
@@ -48,14 +55,14 @@ typedef struct tsr_file_id {
     uint64_t device, inode;
     bool was_read; /* bytes of it were read through the store */
 } tsr_file_id;
-/* As it was when the store was opened; for TSR_NO_FILE of the directory that the files lie in. False for other stores. */
+/* As it was when the store was opened; for TSR_NO_FILE of the directory that the files are in. False for other stores. */
 bool tsr_folder_store_identify(const tsr_store *store, uint32_t file, tsr_file_id *out);
 /* The descriptor behind a file of a folder store, until given back. TSR_E_UNSUPPORTED for other stores. */
 tsr_status tsr_folder_store_take_fd(tsr_store *store, uint32_t file, int *fd, tsr_error *err);
 void tsr_folder_store_give_fd(tsr_store *store, uint32_t file);
 
 typedef struct tsr_folder_output_options {
-    bool is_folder; /* the destination is a folder of files; else one file, created under the name "" */
+    bool is_folder; /* the destination is a folder of files; otherwise one file, created under the name "" */
     bool overwrite; /* an existing destination is replaced */
     bool absent;    /* nothing was there when that was decided: what appeared since is not replaced */
     /* NULL: temporary names of this process alone. Else a word (letters, digits, '-') that they are made of, so that several
@@ -69,14 +76,14 @@ typedef struct tsr_folder_output_options {
     bool sums;  /* with a tag: what is written is summed up (native/publish/file_sums.h), for tsr_folder_output_verify */
     bool publishing;     /* with a tag: a run before was renaming when it ended, so files may have their final names already */
     bool keep;           /* close leaves what is not published where it is, for others with the same tag */
-    bool chosen; /* `generation` is given; else the next one is taken (tsr_folder_next_generation) */
+    bool chosen;         /* `generation` is given; otherwise the next one is taken (tsr_folder_next_generation) */
     uint32_t generation;
     /* Zeros become holes where they fill blocks, and no room is reserved: for sources with holes (then a full disk shows when
      * it is full, not before). */
     bool holes;
     const char *source; /* NULL, or the path that is read: a destination inside it, or itself, is refused */
     /* When replacing a folder whose new files keep the names of the old ones, and that has no marker: the new folder is made
-     * beside it and the two change places. Other files get a second name in the new one before; the old one is removed. */
+     * next to it and the two change places. Other files get a second name in the new one before; the old one is removed. */
     bool swap;
     /* When replacing a folder: names in it that belong to the old checkpoint, removed once the new one is in place. Other
      * files of the folder are never touched. */
@@ -86,20 +93,20 @@ typedef struct tsr_folder_output_options {
 
 /* Opens a destination for writing. Where it goes before it is published:
  *
- *   one file           .NAME.tessera-TAG beside it, renamed over or to NAME
- *   a new folder       .NAME.tessera-TAG/ beside it, renamed to NAME as a whole
- *   a swapped folder   .NAME.tessera-TAG/ beside it, exchanged with NAME; then what lies there goes
+ *   one file           .NAME.tessera-TAG next to it, renamed over or to NAME
+ *   a new folder       .NAME.tessera-TAG/ next to it, renamed to NAME as a whole
+ *   a swapped folder   .NAME.tessera-TAG/ next to it, exchanged with NAME; then what is there goes
  *   a replaced folder  .tessera-TAG-N in it; data files (under names that were free), then the marker are renamed; then
  *                      the obsolete files go
  *
  * with fsync of every file before, and of the folder after its renames. TAG is the process id unless one is given. A killed
  * run leaves such temporary names and nothing else. Files are preallocated where the size is known, so that a full disk
- * shows before the first byte. Names are single components, or paths below a new directory, whose subdirectories are made. `copy_range` serves folder stores where the file system can.
- * `sys` NULL: the real calls.
+ * shows before the first byte. Names are single components, or paths below a new directory, whose subdirectories are made.
+ * `copy_range` serves folder stores where the file system can. `sys` NULL: the real calls.
  *
- * What replaces a file or a directory is private until it gets the mode, owner, group and access control list of the old one,
- * shortly before it is published; other extended attributes are not kept. New files follow the umask; in a replaced directory
- * they are open to nobody whom all old files were closed to.
+ * What replaces a file or a directory is private until it gets the mode, owner, group and access control list of the old
+ * one, shortly before it is published; other extended attributes are not kept. New files follow the umask; in a replaced
+ * directory they are open to nobody whom all old files were closed to.
  *
  * Borrows allocator, sys and options.obsolete until close. Errors: TSR_E_EXISTS ("… exists …"), TSR_E_USAGE (inside the
  * source; a file where a folder is wanted), TSR_E_UNSUPPORTED (names cannot be exchanged here, or the folder to be swapped

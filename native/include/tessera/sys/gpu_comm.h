@@ -5,7 +5,7 @@
  *            on its way between ranks, the next is copied from the device and the last one to it
  *   direct   addresses go to the communicator below as they are: for libraries that say that they take them
  *            (tsr_mpi_takes_device_memory of tessera/comm_mpi.h)
- *   nccl     NCCL moves what lies in device memory on all ranks; the rest is staged
+ *   nccl     NCCL moves what is in device memory on all ranks; the rest is staged
  *
  * Errors and failing ranks are as in tessera/comm.h: a rank whose device fails poisons the call. (native/cuda)
  *

@@ -22,7 +22,7 @@ typedef struct tsr_gpu_run {
 } tsr_gpu_run;
 
 /* Many contiguous pieces, which must not overlap. Adjacent ones become one; one piece, or pieces at regular distances, are
- * one copy; the rest is one kernel. All `to` lie in one kind of memory (tsr_gpu_place), and so do all `from`. The array
+ * one copy; the rest is one kernel. All `to` are in one kind of memory (tsr_gpu_place), and so are all `from`. The array
  * may go when the call returns. */
 tsr_status tsr_gpu_move_runs(tsr_gpu_stream *stream, const tsr_gpu_run *runs, size_t count, tsr_error *err);
 
@@ -52,7 +52,7 @@ typedef struct tsr_gpu_span {
     uint64_t numel;
 } tsr_gpu_span;
 
-/* The part [flat_begin, flat_end) of the flat parameter that `spans`, one behind the other, make up, between its originals
+/* The part [flat_begin, flat_end) of the flat parameter that `spans`, one after the other, make up, between its originals
  * and `flat` (flat_end − flat_begin elements). Gathering writes `padding` (one element) for padding and for what lies
  * behind the last span; scattering skips both. Element types as in boxes.
  * Source: FlatParamHandle.flatten_tensors and _get_unflat_views of PyTorch 2.13. */

@@ -3,7 +3,7 @@
  * Example:
  *
  *     if (tsr_is_address("https://example.org/step-1000/"))
- *         status = tsr_remote_store_open(host->allocator, "https://example.org/step-1000/", &store, &err); */
+ *         status = tsr_remote_store_open(host, "https://example.org/step-1000/", &store, &err); */
 #ifndef TESSERA_SYS_REMOTE_H
 #define TESSERA_SYS_REMOTE_H
 
@@ -20,7 +20,7 @@ bool tsr_is_address(const char *path); /* http://… or https://… */
  * again; TESSERA_HTTP_HEADERS (lines) and ~/.netrc are heeded. Reads of a few bytes are served from blocks of 64 KiB. A file
  * whose ETag or date changes while it is read is TSR_E_CHANGED.
  * Errors: TSR_E_NOT_FOUND, TSR_E_IO, TSR_E_UNSUPPORTED (no libcurl, no ranges), TSR_E_NOMEM; messages name the address. */
-tsr_status tsr_remote_store_open(const tsr_allocator *allocator, const char *address, tsr_store **out, tsr_error *err);
+tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err);
 
 /* Files beside those that are there, by their names in the store (tsr_checkpoint_missing); those that the server does not
  * have are left out. *added: how many were found. Changes store->files: no checkpoint may be open over it. */

@@ -1,0 +1,157 @@
+/* See block_cache.h. */
+#include "io/block_cache.h"
+
+#include <pthread.h>
+
+#include "tessera/sys/alloc.h"
+
+enum { BLOCK = TSR_CACHE_BLOCK, BLOCKS = 256, MOST_AT_ONCE = TSR_CACHE_LARGEST_READ / BLOCK + 1 };
+
+typedef struct block {
+    uint32_t file;
+    uint64_t number;
+    size_t size;   /* 0: empty */
+    bool is_busy;  /* being fetched */
+    uint64_t used_at;
+    char *bytes;
+} block;
+
+struct tsr_block_cache {
+    const tsr_allocator *allocator;
+    tsr_block_fetch *fetch;
+    void *ctx;
+    pthread_mutex_t lock;
+    pthread_cond_t fetched; /* a block is no longer busy */
+    block blocks[BLOCKS];
+    uint64_t clock;
+};
+
+tsr_status tsr_block_cache_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_block_cache **out, tsr_error *err)
+{
+    tsr_block_cache *cache = tsr_alloc(allocator, 1, sizeof *cache, err);
+    if (!cache) return TSR_E_NOMEM;
+    *cache = (tsr_block_cache){.allocator = allocator, .fetch = fetch, .ctx = ctx};
+    pthread_mutex_init(&cache->lock, NULL);
+    pthread_cond_init(&cache->fetched, NULL);
+    *out = cache;
+    return TSR_OK;
+}
+
+void tsr_block_cache_free(tsr_block_cache *cache)
+{
+    if (!cache) return;
+    for (size_t i = 0; i < BLOCKS; i++) tsr_free(cache->allocator, cache->blocks[i].bytes, BLOCK, 1);
+    pthread_cond_destroy(&cache->fetched);
+    pthread_mutex_destroy(&cache->lock);
+    tsr_free(cache->allocator, cache, 1, sizeof *cache);
+}
+
+void tsr_block_cache_forget(tsr_block_cache *cache)
+{
+    for (size_t i = 0; i < BLOCKS; i++) cache->blocks[i].size = 0;
+}
+
+static block *find(tsr_block_cache *cache, uint32_t file, uint64_t number)
+{
+    for (size_t i = 0; i < BLOCKS; i++) {
+        block *b = &cache->blocks[i];
+        if (b->size && b->file == file && b->number == number) return b;
+    }
+    return NULL;
+}
+
+/* A block to fill: an empty one, otherwise the one that was not used for longest. NULL: all are busy. */
+static block *take(tsr_block_cache *cache)
+{
+    block *oldest = NULL;
+    for (size_t i = 0; i < BLOCKS; i++) {
+        block *b = &cache->blocks[i];
+        if (b->is_busy) continue;
+        if (!b->size) return b;
+        if (!oldest || b->used_at < oldest->used_at) oldest = b;
+    }
+    return oldest;
+}
+
+static size_t size_of(const tsr_block_range *range, uint64_t number)
+{
+    const uint64_t left = range->file_size - number * BLOCK;
+    return left < BLOCK ? (size_t)left : BLOCK;
+}
+
+/* Claims `number` and the missing blocks that follow it up to `last`, which are fetched together. */
+static size_t claim(tsr_block_cache *cache, const tsr_block_range *range, uint64_t number, uint64_t last, block **claimed)
+{
+    size_t count = 0;
+    while (number <= last && count < MOST_AT_ONCE && !find(cache, range->file, number)) {
+        block *b = take(cache);
+        if (!b) break;
+        *b = (block){range->file, number, size_of(range, number), true, ++cache->clock, b->bytes};
+        claimed[count++] = b;
+        number++;
+    }
+    return count;
+}
+
+static tsr_status fetch(tsr_block_cache *cache, const tsr_block_range *range, block *const *claimed, size_t count, tsr_error *err)
+{
+    const uint64_t from = claimed[0]->number * BLOCK;
+    size_t size = 0, at = 0;
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < count; i++) {
+        size += claimed[i]->size;
+        if (!claimed[i]->bytes) claimed[i]->bytes = tsr_alloc(cache->allocator, BLOCK, 1, err);
+        if (!claimed[i]->bytes) status = TSR_E_NOMEM;
+    }
+    if (status != TSR_OK || count == 1)
+        return status == TSR_OK ? cache->fetch(cache->ctx, range->file, from, claimed[0]->bytes, size, err) : status;
+    char *together = tsr_alloc(cache->allocator, size, 1, err);
+    if (!together) return TSR_E_NOMEM;
+    status = cache->fetch(cache->ctx, range->file, from, together, size, err);
+    for (size_t i = 0; i < count && status == TSR_OK; at += claimed[i++]->size) memcpy(claimed[i]->bytes, together + at, claimed[i]->size);
+    tsr_free(cache->allocator, together, size, 1);
+    return status;
+}
+
+/* With the lock held. Afterwards the block is there, or was there and may have to be looked for again. */
+static tsr_status load(tsr_block_cache *cache, const tsr_block_range *range, uint64_t number, uint64_t last, tsr_error *err)
+{
+    block *claimed[MOST_AT_ONCE];
+    const size_t count = claim(cache, range, number, last, claimed);
+    if (!count) { /* another thread fetches this one, or all of them are being fetched */
+        pthread_cond_wait(&cache->fetched, &cache->lock);
+        return TSR_OK;
+    }
+    pthread_mutex_unlock(&cache->lock);
+    const tsr_status status = fetch(cache, range, claimed, count, err);
+    pthread_mutex_lock(&cache->lock);
+    for (size_t i = 0; i < count; i++) {
+        claimed[i]->is_busy = false;
+        if (status != TSR_OK) claimed[i]->size = 0;
+    }
+    pthread_cond_broadcast(&cache->fetched);
+    return status;
+}
+
+tsr_status tsr_block_cache_read(tsr_block_cache *cache, tsr_block_range range, void *buffer, size_t size, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    char *to = buffer;
+    pthread_mutex_lock(&cache->lock);
+    while (size && status == TSR_OK) {
+        const size_t at = (size_t)(range.offset % BLOCK);
+        block *b = find(cache, range.file, range.offset / BLOCK);
+        if (!b || b->is_busy) {
+            status = load(cache, &range, range.offset / BLOCK, (range.offset + size - 1) / BLOCK, err);
+            continue;
+        }
+        const size_t taken = b->size - at < size ? b->size - at : size;
+        memcpy(to, b->bytes + at, taken);
+        b->used_at = ++cache->clock;
+        to += taken;
+        range.offset += taken;
+        size -= taken;
+    }
+    pthread_mutex_unlock(&cache->lock);
+    return status;
+}

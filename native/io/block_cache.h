@@ -1,0 +1,28 @@
+/* Small reads of remote files, served from blocks of 64 KiB: neighbouring values cost one request, and no block is fetched
+ * twice at the same time, however many threads want it. A read of more than 256 KiB does not belong here. */
+#ifndef TSR_IO_BLOCK_CACHE_H
+#define TSR_IO_BLOCK_CACHE_H
+
+#include "tessera/store.h"
+
+enum { TSR_CACHE_BLOCK = 64 << 10, TSR_CACHE_LARGEST_READ = 4 * TSR_CACHE_BLOCK };
+
+typedef struct tsr_block_cache tsr_block_cache;
+
+/* Reads a range that is inside the file. Called without a lock, from any thread. */
+typedef tsr_status tsr_block_fetch(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
+
+/* Borrows `ctx`. At most 16 MiB of blocks. */
+tsr_status tsr_block_cache_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_block_cache **out, tsr_error *err);
+void tsr_block_cache_free(tsr_block_cache *cache); /* takes NULL */
+/* Forgets everything, because files got other numbers. Nobody may read meanwhile. */
+void tsr_block_cache_forget(tsr_block_cache *cache);
+
+/* `size` bytes at `offset` of a file of `file_size` bytes. Thread-safe. Errors: those of `fetch`; TSR_E_NOMEM. */
+typedef struct tsr_block_range {
+    uint32_t file;
+    uint64_t file_size, offset;
+} tsr_block_range;
+tsr_status tsr_block_cache_read(tsr_block_cache *cache, tsr_block_range range, void *buffer, size_t size, tsr_error *err);
+
+#endif

@@ -1,0 +1,160 @@
+/* See guards.h. */
+#include "io/guards.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "io/try.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/vec.h"
+
+typedef struct kept {
+    tsr_store_guard guard;
+    bool is_checked;
+} kept;
+
+struct tsr_guards {
+    const tsr_allocator *allocator;
+    tsr_unguarded_read *read;
+    void *ctx;
+    pthread_mutex_t lock;
+    tsr_vec kept; /* by file and offset, if is_sorted; they do not overlap */
+    bool is_sorted;
+};
+
+typedef struct wanted {
+    uint32_t file;
+    uint64_t offset;
+    char *bytes;
+    size_t size;
+} wanted;
+
+tsr_status tsr_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *read, void *ctx, tsr_guards **out, tsr_error *err)
+{
+    tsr_guards *guards = tsr_alloc(allocator, 1, sizeof *guards, err);
+    if (!guards) return TSR_E_NOMEM;
+    *guards = (tsr_guards){.allocator = allocator, .read = read, .ctx = ctx, .kept = tsr_vec_of(allocator, sizeof(kept))};
+    pthread_mutex_init(&guards->lock, NULL);
+    *out = guards;
+    return TSR_OK;
+}
+
+void tsr_guards_forget(tsr_guards *guards)
+{
+    kept *all = guards->kept.items;
+    for (size_t i = 0; i < guards->kept.count; i++) tsr_free(guards->allocator, (char *)all[i].guard.facts.data, all[i].guard.facts.size, 1);
+    guards->kept.count = 0;
+}
+
+void tsr_guards_free(tsr_guards *guards)
+{
+    if (!guards) return;
+    tsr_guards_forget(guards);
+    tsr_vec_free(&guards->kept);
+    pthread_mutex_destroy(&guards->lock);
+    tsr_free(guards->allocator, guards, 1, sizeof *guards);
+}
+
+tsr_status tsr_guards_add(tsr_guards *guards, const tsr_store_guard *guard, tsr_error *err)
+{
+    char *facts = tsr_alloc(guards->allocator, guard->facts.size, 1, err);
+    if (!facts) return TSR_E_NOMEM;
+    memcpy(facts, guard->facts.data, guard->facts.size);
+    pthread_mutex_lock(&guards->lock);
+    kept *added = tsr_vec_push(&guards->kept, err);
+    if (added) *added = (kept){.guard = *guard};
+    if (added) added->guard.facts.data = facts;
+    guards->is_sorted = false;
+    pthread_mutex_unlock(&guards->lock);
+    if (!added) tsr_free(guards->allocator, facts, guard->facts.size, 1);
+    return added ? TSR_OK : TSR_E_NOMEM;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const tsr_store_guard *x = &((const kept *)a)->guard, *y = &((const kept *)b)->guard;
+    if (x->file != y->file) return x->file < y->file ? -1 : 1;
+    return (x->byte_offset > y->byte_offset) - (x->byte_offset < y->byte_offset);
+}
+
+/* With the lock held: the first guard of the file whose guarded bytes end behind `offset`. */
+static size_t first_behind(tsr_guards *guards, uint32_t file, uint64_t offset)
+{
+    if (!guards->is_sorted && guards->kept.count) qsort(guards->kept.items, guards->kept.count, sizeof(kept), by_place);
+    guards->is_sorted = true;
+    const kept *all = guards->kept.items;
+    size_t low = 0, high = guards->kept.count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const tsr_store_guard *guard = &all[middle].guard;
+        if (guard->file < file || (guard->file == file && guard->guarded_offset + guard->guarded_length <= offset)) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/* The first guard at or behind `from` of bytes that are wanted, which was not checked. false: there is none. */
+static bool next_unchecked(tsr_guards *guards, const wanted *w, uint64_t from, tsr_store_guard *out)
+{
+    bool found = false;
+    pthread_mutex_lock(&guards->lock);
+    const kept *all = guards->kept.items;
+    for (size_t i = first_behind(guards, w->file, w->offset); i < guards->kept.count && !found; i++) {
+        const tsr_store_guard *guard = &all[i].guard;
+        if (guard->file != w->file || guard->guarded_offset >= w->offset + w->size) break;
+        found = !all[i].is_checked && guard->guarded_length && guard->byte_offset >= from;
+        if (found) *out = *guard;
+    }
+    pthread_mutex_unlock(&guards->lock);
+    return found;
+}
+
+static tsr_status check(tsr_guards *guards, const tsr_store_guard *guard, const char *bytes, tsr_error *err)
+{
+    TSR_TRY(guard->check(guard, (const uint8_t *)bytes, err));
+    pthread_mutex_lock(&guards->lock);
+    kept *all = guards->kept.items;
+    size_t i = first_behind(guards, guard->file, guard->guarded_offset);
+    while (i < guards->kept.count && all[i].guard.byte_offset != guard->byte_offset) i++;
+    if (i < guards->kept.count) all[i].is_checked = true;
+    pthread_mutex_unlock(&guards->lock);
+    return TSR_OK;
+}
+
+/* Reads what is wanted and the bytes from the guard on, in one read. */
+static tsr_status read_with(tsr_guards *guards, const wanted *w, const tsr_store_guard *guard, tsr_error *err)
+{
+    const size_t ahead = (size_t)(w->offset - guard->byte_offset), size = ahead + w->size;
+    char *bytes = tsr_alloc(guards->allocator, size, 1, err);
+    if (!bytes) return TSR_E_NOMEM;
+    tsr_status status = guards->read(guards->ctx, w->file, guard->byte_offset, bytes, size, err);
+    if (status == TSR_OK) status = check(guards, guard, bytes, err);
+    if (status == TSR_OK) memcpy(w->bytes, bytes + ahead, w->size);
+    tsr_free(guards->allocator, bytes, size, 1);
+    return status;
+}
+
+/* Of bytes in the middle of what is guarded: the guard alone, too. */
+static tsr_status read_after(tsr_guards *guards, const wanted *w, const tsr_store_guard *guard, tsr_error *err)
+{
+    const size_t size = (size_t)(guard->guarded_offset - guard->byte_offset);
+    char *bytes = tsr_alloc(guards->allocator, size, 1, err);
+    if (!bytes) return TSR_E_NOMEM;
+    tsr_status status = guards->read(guards->ctx, w->file, guard->byte_offset, bytes, size, err);
+    if (status == TSR_OK) status = check(guards, guard, bytes, err);
+    tsr_free(guards->allocator, bytes, size, 1);
+    return status == TSR_OK ? guards->read(guards->ctx, w->file, w->offset, w->bytes, w->size, err) : status;
+}
+
+tsr_status tsr_guards_read(tsr_guards *guards, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    const wanted w = {file, offset, buffer, size};
+    tsr_store_guard guard;
+    const bool is_begun = next_unchecked(guards, &w, 0, &guard) && guard.byte_offset < offset;
+    if (!is_begun) TSR_TRY(guards->read(guards->ctx, file, offset, buffer, size, err));
+    else if (offset <= guard.guarded_offset) TSR_TRY(read_with(guards, &w, &guard, err));
+    else TSR_TRY(read_after(guards, &w, &guard, err));
+    while (next_unchecked(guards, &w, offset, &guard))
+        TSR_TRY(check(guards, &guard, w.bytes + (guard.byte_offset - offset), err));
+    return TSR_OK;
+}

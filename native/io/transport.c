@@ -1,0 +1,394 @@
+/* See transport.h. Sources: RFC 9110 (ranges, Content-Range, ETag, Retry-After), libcurl's documentation of its multi interface. */
+#include "io/transport.h"
+
+#if defined(TSR_HAVE_CURL)
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <strings.h>
+#include <time.h>
+
+#include "io/answer_headers.h"
+#include "io/curl_library.h"
+
+#include "tessera/sys/alloc.h"
+
+enum { MOST_HANDLES = 64, CONNECT_SECONDS = 20, STALL_SECONDS = 60, MOST_IGNORED = 64 << 10, POLL_MILLISECONDS = 1000, EXPECT_MILLISECONDS = 200 };
+
+/* One transfer while it is under way. */
+typedef struct job {
+    tsr_transfer *transfer;
+    struct batch *batch;
+    struct job *following; /* in the queue */
+    CURL *handle;
+    struct curl_slist *headers;
+    size_t ignored, sent;
+    bool ended_here; /* the rest of the answer is not wanted */
+    char reason[CURL_ERROR_SIZE];
+} job;
+
+/* What one call of tsr_transport_perform waits for. */
+typedef struct batch {
+    size_t left;
+} batch;
+
+struct tsr_transport {
+    const tsr_allocator *allocator;
+    tsr_curl curl;
+    unsigned depth;
+    CURLM *multi;
+    CURL *idle[MOST_HANDLES]; /* of the thread alone */
+    size_t idle_count;
+    unsigned active; /* transfers under way, likewise */
+    pthread_t thread;
+    pthread_mutex_t lock; /* over what follows, and every batch */
+    pthread_cond_t ended; /* a batch is complete */
+    job *first, *last;    /* not yet begun */
+    bool is_running, stop;
+};
+
+void tsr_transfer_clear(tsr_transfer *transfer)
+{
+    free(transfer->redirect);
+    free(transfer->link);
+    transfer->redirect = transfer->link = NULL;
+    transfer->answer = (tsr_http_answer){.total = UINT64_MAX};
+    transfer->overflowed = false;
+    transfer->reason[0] = transfer->problem[0] = '\0';
+}
+
+/* ---- what libcurl calls ---- */
+
+static size_t keep_problem(job *j, const char *data, size_t size)
+{
+    char *problem = j->transfer->problem;
+    const size_t used = strlen(problem), room = sizeof j->transfer->problem - 1 - used;
+    const size_t kept = size < room ? size : room;
+    memcpy(problem + used, data, kept);
+    problem[used + kept] = '\0';
+    j->ignored += size;
+    j->ended_here = j->ignored > MOST_IGNORED;
+    return j->ended_here ? 0 : size;
+}
+
+static size_t take_body(char *data, size_t one, size_t size, void *ctx)
+{
+    job *j = ctx;
+    tsr_transfer *t = j->transfer;
+    (void)one;
+    if (t->answer.status >= 300) return keep_problem(j, data, size);
+    const size_t room = t->capacity - t->answer.size, taken = size < room ? size : room;
+    if (taken) memcpy(t->buffer + t->answer.size, data, taken);
+    t->answer.size += taken;
+    j->ended_here = t->overflowed = taken < size;
+    return taken; /* fewer than came ends the transfer */
+}
+
+static size_t take_header(char *line, size_t one, size_t size, void *ctx)
+{
+    job *j = ctx;
+    tsr_transfer *t = j->transfer;
+    tsr_str value;
+    (void)one;
+    if (tsr_header_is(line, size, "Link", &value) && !t->link) t->link = strndup(value.data, value.size);
+    else if (tsr_header_is(line, size, "Retry-After", &value)) t->answer.retry_after = tsr_retry_after(value, time(NULL));
+    else tsr_answer_header(&t->answer, line, size);
+    return size;
+}
+
+static size_t give_body(char *data, size_t one, size_t room, void *ctx)
+{
+    job *j = ctx;
+    const size_t left = j->transfer->body_size - j->sent, size = left < one * room ? left : one * room;
+    if (size) memcpy(data, (const char *)j->transfer->body + j->sent, size);
+    j->sent += size;
+    return size;
+}
+
+static int rewind_body(void *ctx, curl_off_t offset, int origin)
+{
+    job *j = ctx;
+    if (origin != SEEK_SET || offset < 0 || (uint64_t)offset > j->transfer->body_size) return CURL_SEEKFUNC_FAIL;
+    j->sent = (size_t)offset;
+    return CURL_SEEKFUNC_OK;
+}
+
+/* ---- one transfer ---- */
+
+static void set_method(const tsr_curl *curl, const job *j)
+{
+    const tsr_transfer *t = j->transfer;
+    const char *method = t->method ? t->method : "GET";
+    if (strcmp(method, "HEAD") == 0) {
+        curl->easy_setopt(j->handle, CURLOPT_NOBODY, 1L);
+    } else if (strcmp(method, "PUT") == 0) {
+        curl->easy_setopt(j->handle, CURLOPT_UPLOAD, 1L);
+        curl->easy_setopt(j->handle, CURLOPT_INFILESIZE_LARGE, (curl_off_t)t->body_size);
+        curl->easy_setopt(j->handle, CURLOPT_READFUNCTION, give_body);
+        curl->easy_setopt(j->handle, CURLOPT_READDATA, j);
+        curl->easy_setopt(j->handle, CURLOPT_SEEKFUNCTION, rewind_body);
+        curl->easy_setopt(j->handle, CURLOPT_SEEKDATA, j);
+        curl->easy_setopt(j->handle, CURLOPT_EXPECT_100_TIMEOUT_MS, (long)EXPECT_MILLISECONDS); /* many servers never say "continue" */
+    } else if (strcmp(method, "POST") == 0) {
+        curl->easy_setopt(j->handle, CURLOPT_POSTFIELDS, t->body ? t->body : "");
+        curl->easy_setopt(j->handle, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)t->body_size);
+    } else if (t->method) {
+        curl->easy_setopt(j->handle, CURLOPT_CUSTOMREQUEST, t->method);
+    }
+}
+
+static bool set_headers(const tsr_curl *curl, job *j)
+{
+    const char *const *header = j->transfer->headers;
+    for (; header && *header; header++) {
+        struct curl_slist *longer = curl->slist_append(j->headers, *header);
+        if (!longer) return false;
+        j->headers = longer;
+    }
+    curl->easy_setopt(j->handle, CURLOPT_HTTPHEADER, j->headers);
+    return true;
+}
+
+static bool prepare(const tsr_curl *curl, job *j)
+{
+    const tsr_transfer *t = j->transfer;
+    CURL *handle = j->handle;
+    curl->easy_setopt(handle, CURLOPT_URL, t->url);
+    curl->easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);
+    curl->easy_setopt(handle, CURLOPT_RANGE, t->range);
+    curl->easy_setopt(handle, CURLOPT_FRESH_CONNECT, t->is_sent_once ? 1L : 0L);
+    curl->easy_setopt(handle, CURLOPT_NETRC, t->use_netrc ? (long)CURL_NETRC_OPTIONAL : (long)CURL_NETRC_IGNORED);
+    curl->easy_setopt(handle, CURLOPT_PROTOCOLS, (long)(CURLPROTO_HTTP | CURLPROTO_HTTPS));
+    curl->easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
+    curl->easy_setopt(handle, CURLOPT_CONNECTTIMEOUT, t->connect_seconds ? (long)t->connect_seconds : (long)CONNECT_SECONDS);
+    curl->easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
+    curl->easy_setopt(handle, CURLOPT_LOW_SPEED_TIME, (long)STALL_SECONDS);
+    curl->easy_setopt(handle, CURLOPT_USERAGENT, "tessera");
+    curl->easy_setopt(handle, CURLOPT_ERRORBUFFER, j->reason);
+    curl->easy_setopt(handle, CURLOPT_WRITEFUNCTION, take_body);
+    curl->easy_setopt(handle, CURLOPT_WRITEDATA, j);
+    curl->easy_setopt(handle, CURLOPT_HEADERFUNCTION, take_header);
+    curl->easy_setopt(handle, CURLOPT_HEADERDATA, j);
+    curl->easy_setopt(handle, CURLOPT_PRIVATE, j);
+    set_method(curl, j);
+    if (!set_headers(curl, j)) return false;
+    if (!t->signing) return true;
+    curl->easy_setopt(handle, CURLOPT_USERNAME, t->user);
+    curl->easy_setopt(handle, CURLOPT_PASSWORD, t->password);
+    return curl->easy_setopt(handle, CURLOPT_AWS_SIGV4, t->signing) == CURLE_OK;
+}
+
+static tsr_transfer_result result_of(const job *j, CURLcode code)
+{
+    switch (code) {
+    case CURLE_OK: return TSR_TRANSFER_ANSWERED;
+    case CURLE_WRITE_ERROR: return j->ended_here ? TSR_TRANSFER_ANSWERED : TSR_TRANSFER_FAILED;
+    case CURLE_COULDNT_CONNECT: return TSR_TRANSFER_NOT_CONNECTED;
+    case CURLE_OPERATION_TIMEDOUT:
+    case CURLE_PARTIAL_FILE:
+    case CURLE_GOT_NOTHING:
+    case CURLE_SEND_ERROR:
+    case CURLE_HTTP2:
+    case CURLE_HTTP2_STREAM:
+    case CURLE_RECV_ERROR: return TSR_TRANSFER_CUT;
+    default: return TSR_TRANSFER_FAILED;
+    }
+}
+
+static void finish(tsr_transport *transport, job *j, CURLcode code)
+{
+    const tsr_curl *curl = &transport->curl;
+    tsr_transfer *t = j->transfer;
+    char *redirect = NULL;
+    t->result = result_of(j, code);
+    if (t->result == TSR_TRANSFER_ANSWERED && t->answer.status >= 300 && t->answer.status < 400 &&
+        curl->easy_getinfo(j->handle, CURLINFO_REDIRECT_URL, &redirect) == CURLE_OK && redirect)
+        t->redirect = strdup(redirect);
+    if (t->result != TSR_TRANSFER_ANSWERED) {
+        const char *words = j->reason[0] ? j->reason : curl->easy_strerror(code);
+        const size_t size = strlen(words) < sizeof t->reason ? strlen(words) : sizeof t->reason - 1;
+        memcpy(t->reason, words, size);
+        t->reason[size] = '\0';
+    }
+    if (j->headers) curl->slist_free_all(j->headers);
+    transport->active--;
+    if (j->handle) {
+        curl->easy_reset(j->handle);
+        if (transport->idle_count < MOST_HANDLES) transport->idle[transport->idle_count++] = j->handle;
+        else curl->easy_cleanup(j->handle);
+    }
+    pthread_mutex_lock(&transport->lock);
+    if (--j->batch->left == 0) pthread_cond_broadcast(&transport->ended);
+    pthread_mutex_unlock(&transport->lock);
+}
+
+static void begin(tsr_transport *transport, job *j)
+{
+    const tsr_curl *curl = &transport->curl;
+    transport->active++;
+    j->handle = transport->idle_count ? transport->idle[--transport->idle_count] : curl->easy_init();
+    if (!j->handle) finish(transport, j, CURLE_OUT_OF_MEMORY);
+    else if (!prepare(curl, j)) finish(transport, j, CURLE_FAILED_INIT);
+    else if (curl->multi_add_handle(transport->multi, j->handle) != CURLM_OK) finish(transport, j, CURLE_OUT_OF_MEMORY);
+}
+
+/* ---- the thread ---- */
+
+static void end_those_done(tsr_transport *transport)
+{
+    CURLMsg *message;
+    int left;
+    while ((message = transport->curl.multi_info_read(transport->multi, &left))) {
+        if (message->msg != CURLMSG_DONE) continue;
+        const CURLcode code = message->data.result;
+        CURL *handle = message->easy_handle;
+        char *found = NULL;
+        transport->curl.easy_getinfo(handle, CURLINFO_PRIVATE, &found);
+        transport->curl.multi_remove_handle(transport->multi, handle);
+        if (found) finish(transport, (job *)(void *)found, code);
+    }
+}
+
+/* The next of the queue; NULL when it is empty, or when as many as may be are under way. */
+static job *next_job(tsr_transport *transport, bool *stop)
+{
+    pthread_mutex_lock(&transport->lock);
+    job *j = transport->active < transport->depth ? transport->first : NULL;
+    if (j) transport->first = j->following;
+    if (!transport->first) transport->last = NULL;
+    *stop = transport->stop;
+    pthread_mutex_unlock(&transport->lock);
+    return j;
+}
+
+static void *drive(void *ctx)
+{
+    tsr_transport *transport = ctx;
+    for (;;) {
+        int running;
+        bool stop;
+        for (job *j; (j = next_job(transport, &stop));) begin(transport, j);
+        if (stop) return NULL;
+        transport->curl.multi_perform(transport->multi, &running);
+        const unsigned before = transport->active;
+        end_those_done(transport);
+        if (transport->active == before) transport->curl.multi_poll(transport->multi, NULL, 0, POLL_MILLISECONDS, NULL);
+    }
+}
+
+/* Signals are for the program's other threads; a connection that ends while it is written to must not end the program either. */
+static bool start_thread(tsr_transport *transport)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    transport->is_running = pthread_create(&transport->thread, NULL, drive, transport) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return transport->is_running;
+}
+
+static void append(tsr_transport *transport, job *j)
+{
+    if (transport->last) transport->last->following = j;
+    else transport->first = j;
+    transport->last = j;
+}
+
+void tsr_transport_perform(tsr_transport *transport, tsr_transfer *const *transfers, size_t count)
+{
+    job *jobs = calloc(count ? count : 1, sizeof *jobs);
+    batch waiting = {count};
+    for (size_t i = 0; i < count; i++) {
+        tsr_transfer_clear(transfers[i]);
+        transfers[i]->result = TSR_TRANSFER_FAILED;
+    }
+    pthread_mutex_lock(&transport->lock);
+    if (!jobs || (!transport->is_running && !start_thread(transport))) {
+        pthread_mutex_unlock(&transport->lock);
+        free(jobs);
+        for (size_t i = 0; i < count; i++) memcpy(transfers[i]->reason, "out of memory", sizeof "out of memory");
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        jobs[i] = (job){.transfer = transfers[i], .batch = &waiting};
+        append(transport, &jobs[i]);
+    }
+    transport->curl.multi_wakeup(transport->multi);
+    while (waiting.left) pthread_cond_wait(&transport->ended, &transport->lock);
+    pthread_mutex_unlock(&transport->lock);
+    free(jobs);
+}
+
+/* ---- opening ---- */
+
+unsigned tsr_transport_depth(const tsr_transport *transport)
+{
+    return transport->depth;
+}
+
+tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, tsr_transport **out, tsr_error *err)
+{
+    tsr_transport *transport = tsr_alloc(allocator, 1, sizeof *transport, err);
+    if (!transport) return TSR_E_NOMEM;
+    *transport = (tsr_transport){.allocator = allocator, .depth = depth};
+    pthread_mutex_init(&transport->lock, NULL);
+    pthread_cond_init(&transport->ended, NULL);
+    tsr_status status = tsr_curl_open(&transport->curl, err);
+    if (status == TSR_OK && !(transport->multi = transport->curl.multi_init()))
+        status = tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for connections");
+    if (status != TSR_OK) {
+        tsr_transport_close(transport);
+        return status;
+    }
+    transport->curl.multi_setopt(transport->multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, (long)depth);
+    transport->curl.multi_setopt(transport->multi, CURLMOPT_MAXCONNECTS, (long)depth);
+    transport->curl.multi_setopt(transport->multi, CURLMOPT_PIPELINING, (long)CURLPIPE_MULTIPLEX);
+    *out = transport;
+    return TSR_OK;
+}
+
+void tsr_transport_close(tsr_transport *transport)
+{
+    if (!transport) return;
+    if (transport->is_running) {
+        pthread_mutex_lock(&transport->lock);
+        transport->stop = true;
+        pthread_mutex_unlock(&transport->lock);
+        transport->curl.multi_wakeup(transport->multi);
+        pthread_join(transport->thread, NULL);
+    }
+    for (size_t i = 0; i < transport->idle_count; i++) transport->curl.easy_cleanup(transport->idle[i]);
+    if (transport->multi) transport->curl.multi_cleanup(transport->multi);
+    tsr_curl_close(&transport->curl);
+    pthread_cond_destroy(&transport->ended);
+    pthread_mutex_destroy(&transport->lock);
+    tsr_free(transport->allocator, transport, 1, sizeof *transport);
+}
+#else
+void tsr_transfer_clear(tsr_transfer *transfer)
+{
+    (void)transfer;
+}
+
+tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, tsr_transport **out, tsr_error *err)
+{
+    (void)allocator, (void)depth, (void)out;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build reads no URLs: it was made without libcurl");
+}
+
+void tsr_transport_close(tsr_transport *transport)
+{
+    (void)transport;
+}
+
+unsigned tsr_transport_depth(const tsr_transport *transport)
+{
+    (void)transport;
+    return 1;
+}
+
+void tsr_transport_perform(tsr_transport *transport, tsr_transfer *const *transfers, size_t count)
+{
+    (void)transport, (void)transfers, (void)count;
+}
+#endif

@@ -1,0 +1,11 @@
+/* Azure Blob Storage. */
+#ifndef TSR_OBJECT_STORE_AZURE_H
+#define TSR_OBJECT_STORE_AZURE_H
+
+#include "object_store/service.h"
+
+/* Opens a container, with a shared access signature or none. *out as tsr_service_new has it. */
+tsr_status tsr_azure_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport, tsr_service **out,
+                          tsr_error *err);
+
+#endif

@@ -1,0 +1,230 @@
+/* See exchange.h. */
+#include "object_store/exchange.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "io/http_origin.h"
+#include "io/retry.h"
+#include "io/try.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/uri.h"
+
+enum { MOST_REDIRECTS = 10, MOST_AT_ONCE = 64, CODE_SIZE = 64 };
+
+tsr_status tsr_exchange_header(tsr_exchange *x, const char *name, const char *value, tsr_error *err)
+{
+    const tsr_str line = tsr_arena_format(x->arena, err, "%s: %s", name, value);
+    if (!line.data || x->header_count == TSR_MOST_HEADERS) return TSR_E_NOMEM;
+    x->headers[x->header_count++] = line.data;
+    x->headers[x->header_count] = NULL;
+    return TSR_OK;
+}
+
+void tsr_exchange_end(tsr_exchange *x)
+{
+    tsr_transfer_clear(&x->transfer);
+    tsr_arena_free(x->arena);
+    x->arena = NULL;
+}
+
+/* ---- what the server says ---- */
+
+/* The text behind `begin` up to one of `ends`, if it is a word: letters, digits, '.', '-' and '_'. */
+static bool find_word(const char *text, const char *begin, const char *ends, char *out, size_t room)
+{
+    const char *at = strstr(text, begin);
+    if (!at) return false;
+    at += strlen(begin);
+    while (*at == ' ' || *at == '"') at++;
+    const size_t size = strcspn(at, ends);
+    if (!size || size >= room) return false;
+    for (size_t i = 0; i < size; i++) {
+        const char c = at[i];
+        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '_')) return false;
+    }
+    memcpy(out, at, size);
+    out[size] = '\0';
+    return true;
+}
+
+static const char *advice_for(const char *code, long status, const tsr_service *service)
+{
+    if (strcmp(code, "RequestTimeTooSkewed") == 0) return "; the clock of this machine and the server's differ too much";
+    if (strcmp(code, "ExpiredToken") == 0 || strcmp(code, "TokenRefreshRequired") == 0) return "; the credentials have expired";
+    if (strcmp(code, "SignatureDoesNotMatch") == 0) return "; check the secret access key";
+    if (strcmp(code, "InvalidAccessKeyId") == 0) return "; the server does not know the access key";
+    if (strcmp(code, "NoSuchBucket") == 0 || strcmp(code, "ContainerNotFound") == 0) return "; there is no such bucket";
+    if ((status == 401 || status == 403) && service->credentials_hint) return service->credentials_hint;
+    return "";
+}
+
+tsr_shown_key tsr_shown_key_of(const tsr_service *service, tsr_str key)
+{
+    tsr_shown_key shown;
+    char whole[sizeof shown.text];
+    const int size = snprintf(whole, sizeof whole, "%s%s%.*s", service->shown, key.size ? "/" : "", TSR_STR_ARG(key));
+    const size_t used = size < 0 ? 0 : (size_t)size < sizeof whole ? (size_t)size : sizeof whole - 1;
+    shown.text[tsr_uri_redact((tsr_str){whole, used}, shown.text, sizeof shown.text - 1)] = '\0';
+    return shown;
+}
+
+tsr_status tsr_exchange_error(const tsr_service *service, const tsr_exchange *x, tsr_error *err)
+{
+    char code[CODE_SIZE] = "";
+    const tsr_transfer *t = &x->transfer;
+    if (!find_word(t->problem, "<Code>", "<", code, sizeof code)) find_word(t->problem, "\"reason\":", "\"", code, sizeof code);
+    const long status = t->answer.status;
+    const tsr_str key = x->request->on_bucket ? TSR_STR("") : x->request->key;
+    const char *advice = advice_for(code, status, service);
+    return tsr_raise(err, status == 404 || status == 410 ? TSR_E_NOT_FOUND : TSR_E_IO, TSR_NO_POSITION, "%s: the server answered %ld%s%s%s%s",
+                     tsr_shown_key_of(service, key).text, status, code[0] ? " (" : "", code, code[0] ? ")" : "", advice);
+}
+
+/* ---- attempts ---- */
+
+static tsr_status prepare(tsr_service *service, tsr_exchange *x, tsr_error *err)
+{
+    const tsr_request *r = x->request;
+    tsr_transfer_clear(&x->transfer);
+    tsr_arena_free(x->arena);
+    x->header_count = 0;
+    x->headers[0] = NULL;
+    x->arena = tsr_arena_new(service->allocator, 0, err);
+    if (!x->arena) return TSR_E_NOMEM;
+    x->transfer = (tsr_transfer){.method = r->method,
+                                 .headers = x->headers,
+                                 .is_sent_once = r->once,
+                                 .body = r->body,
+                                 .body_size = r->body_size,
+                                 .buffer = r->buffer,
+                                 .capacity = r->capacity};
+    if (r->is_ranged) {
+        const tsr_str range = tsr_arena_format(x->arena, err, "%" PRIu64 "-%" PRIu64, r->offset, r->offset + r->capacity - 1);
+        if (!range.data) return TSR_E_NOMEM;
+        x->transfer.range = range.data;
+    }
+    if (r->content_type) TSR_TRY(tsr_exchange_header(x, "Content-Type", r->content_type, err));
+    return service->prepare(service, x, err);
+}
+
+/* Whoever redirects chooses the address: nothing secret goes there unless it is the same server. */
+static tsr_status follow(tsr_service *service, tsr_exchange *x, tsr_error *err)
+{
+    tsr_transfer *const all[] = {&x->transfer};
+    for (unsigned count = 0; x->transfer.result == TSR_TRANSFER_ANSWERED && x->transfer.redirect; count++) {
+        tsr_transfer *t = &x->transfer;
+        const tsr_str to = tsr_arena_str(x->arena, tsr_str_from(t->redirect), err);
+        TSR_FAIL_IF(count == MOST_REDIRECTS, err, TSR_E_IO, "%s: the server redirects more than %d times", service->shown, MOST_REDIRECTS);
+        if (!to.data) return TSR_E_NOMEM;
+        if (!tsr_http_same_origin(t->url, to.data)) {
+            t->headers = NULL;
+            t->signing = t->user = t->password = NULL;
+        }
+        t->url = to.data;
+        tsr_transport_perform(service->transport, all, 1);
+    }
+    return TSR_OK;
+}
+
+/* A wrong region is stated by a header, or by the error's text. */
+static bool relocate(tsr_service *service, tsr_exchange *x)
+{
+    const tsr_transfer *t = &x->transfer;
+    char region[sizeof t->answer.region];
+    if (!service->relocate || x->was_relocated || t->result != TSR_TRANSFER_ANSWERED) return false;
+    if (t->answer.status != 301 && t->answer.status != 307 && t->answer.status != 400 && t->answer.status != 403) return false;
+    memcpy(region, t->answer.region, sizeof region);
+    if (!region[0] && !find_word(t->problem, "<Region>", "<", region, sizeof region)) return false;
+    x->was_relocated = true;
+    return service->relocate(service, region);
+}
+
+/* Whether the server may have carried the request out although it did not say so. 503 means that it has not. */
+static bool is_lost(const tsr_transfer *t)
+{
+    if (t->result == TSR_TRANSFER_ANSWERED) return t->answer.status >= 500 && t->answer.status != 503;
+    return t->result == TSR_TRANSFER_CUT;
+}
+
+/* After an attempt: is it over? Otherwise *seconds is how long to wait before the next. */
+static tsr_status judge(tsr_service *service, tsr_exchange *x, double *seconds, tsr_error *err)
+{
+    tsr_transfer *t = &x->transfer;
+    *seconds = 0;
+    x->attempts++;
+    if (relocate(service, x)) return TSR_OK;
+    const bool reads = !x->request->method || strcmp(x->request->method, "HEAD") == 0;
+    if (reads && t->redirect) TSR_TRY(follow(service, x, err));
+    const bool is_short = x->request->is_ranged && t->result == TSR_TRANSFER_ANSWERED && t->answer.status == 206 && t->answer.size < t->capacity;
+    if (is_short) {
+        t->result = TSR_TRANSFER_CUT;
+        snprintf(t->reason, sizeof t->reason, "the server gave %zu bytes of %zu", t->answer.size, t->capacity);
+    }
+    x->is_lost = x->request->once && is_lost(t);
+    x->is_done = x->is_lost || !tsr_retry_worthwhile(t, x->attempts, seconds);
+    if (x->is_lost) return TSR_OK;
+    if (!x->is_done || t->result == TSR_TRANSFER_ANSWERED) return TSR_OK;
+    return tsr_raise(err, TSR_E_IO, x->request->is_ranged ? x->request->offset : TSR_NO_POSITION, "%s: %s",
+                     tsr_shown_key_of(service, x->request->key).text, t->reason);
+}
+
+/* One attempt of all that are not done. *left: how many are to be tried again, after *seconds. */
+static tsr_status attempt(tsr_service *service, tsr_exchange *exchanges, size_t count, size_t *left, double *seconds, tsr_error *err)
+{
+    tsr_transfer *open[MOST_AT_ONCE] = {NULL};
+    tsr_exchange *of[MOST_AT_ONCE];
+    size_t opened = 0;
+    *left = 0;
+    *seconds = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (exchanges[i].is_done) continue;
+        TSR_TRY(prepare(service, &exchanges[i], err));
+        of[opened] = &exchanges[i];
+        open[opened++] = &exchanges[i].transfer;
+    }
+    tsr_transport_perform(service->transport, open, opened);
+    for (size_t i = 0; i < opened; i++) {
+        double wait;
+        TSR_TRY(judge(service, of[i], &wait, err));
+        if (of[i]->is_done) continue;
+        ++*left;
+        if (wait > *seconds) *seconds = wait;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_exchange_perform(tsr_service *service, const tsr_request *requests, tsr_exchange *exchanges, size_t count,
+                                tsr_error *err)
+{
+    for (size_t i = 0; i < count; i++) exchanges[i] = (tsr_exchange){.request = &requests[i]};
+    for (size_t from = 0; from < count; from += MOST_AT_ONCE) {
+        const size_t size = count - from < MOST_AT_ONCE ? count - from : MOST_AT_ONCE;
+        size_t left;
+        double seconds;
+        TSR_TRY(attempt(service, exchanges + from, size, &left, &seconds, err));
+        while (left) {
+            if (seconds > 0) tsr_retry_wait(seconds);
+            TSR_TRY(attempt(service, exchanges + from, size, &left, &seconds, err));
+        }
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_exchange_text(tsr_service *service, tsr_request request, size_t most, tsr_exchange *x, tsr_str *text, tsr_error *err)
+{
+    char *buffer = tsr_alloc(service->allocator, most, 1, err);
+    *x = (tsr_exchange){0};
+    if (!buffer) return TSR_E_NOMEM;
+    request.buffer = buffer;
+    request.capacity = most;
+    tsr_status status = tsr_exchange_perform(service, &request, x, 1, err);
+    if (status == TSR_OK && x->transfer.answer.status >= 300) status = tsr_exchange_error(service, x, err);
+    if (status == TSR_OK && x->transfer.overflowed)
+        status = tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "%s: an answer is longer than %zu bytes", service->shown, most);
+    if (status == TSR_OK) *text = tsr_arena_str(x->arena, (tsr_str){buffer, x->transfer.answer.size}, err);
+    if (status == TSR_OK && !text->data) status = TSR_E_NOMEM;
+    tsr_free(service->allocator, buffer, most, 1);
+    return status;
+}

@@ -1,0 +1,153 @@
+/* See object_listing.h. Sources: the S3 API reference (ListObjectsV2), Azure's "List Blobs". */
+#include "object_store/object_listing.h"
+
+#include "object_store/encoding.h"
+
+const tsr_listing_form tsr_listing_of_s3 = {"ListBucketResult", "Contents", "Key", "Size", "ETag", "NextContinuationToken"};
+const tsr_listing_form tsr_listing_of_azure = {"EnumerationResults", "Blob", "Name", "Content-Length", "Etag", "NextMarker"};
+
+#if defined(TSR_HAVE_EXPAT)
+#include <expat.h>
+
+enum { MOST_TEXT = 8 << 10, MOST_DEPTH = 32 };
+
+typedef struct reading {
+    const tsr_listing_form *form;
+    XML_Parser parser;
+    tsr_object_list *out;
+    tsr_str *next;
+    tsr_error *err;
+    tsr_status status;
+    tsr_object object; /* of the item that is being read */
+    bool in_item, is_encoded, is_error, has_key, has_size;
+    unsigned depth;
+    char text[MOST_TEXT]; /* of the element that is being read */
+    size_t size;
+} reading;
+
+static void stop(reading *r, tsr_status status)
+{
+    if (r->status == TSR_OK) r->status = status;
+    XML_StopParser(r->parser, XML_FALSE);
+}
+
+static tsr_str keep(reading *r, tsr_str text)
+{
+    const tsr_str kept = tsr_arena_str(r->out->arena, text, r->err);
+    if (!kept.data) stop(r, TSR_E_NOMEM);
+    return kept;
+}
+
+static void XMLCALL begin_element(void *ctx, const XML_Char *name, const XML_Char **attributes)
+{
+    reading *r = ctx;
+    (void)attributes;
+    r->size = 0;
+    if (r->depth++ == 0) {
+        r->is_error = strcmp(name, "Error") == 0;
+        if (!r->is_error && strcmp(name, r->form->root) != 0)
+            stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server gave <%s> where a listing (<%s>) was expected", name, r->form->root));
+    } else if (r->depth > MOST_DEPTH) {
+        stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing is nested more than %d deep", MOST_DEPTH));
+    } else if (strcmp(name, r->form->item) == 0) {
+        r->in_item = true;
+        r->has_key = r->has_size = false;
+        r->object = (tsr_object){0};
+    }
+}
+
+static void XMLCALL take_text(void *ctx, const XML_Char *text, int size)
+{
+    reading *r = ctx;
+    if ((size_t)size > MOST_TEXT - r->size) {
+        stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "an element of the server's listing is longer than %d bytes", MOST_TEXT));
+        return;
+    }
+    memcpy(r->text + r->size, text, (size_t)size);
+    r->size += (size_t)size;
+}
+
+static void take_size(reading *r, tsr_str text)
+{
+    uint64_t size = 0;
+    for (size_t i = 0; i < text.size; i++) {
+        if (text.data[i] < '0' || text.data[i] > '9' || size > (UINT64_MAX >> 1) / 10) {
+            stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing states '%.*s' as a size", TSR_STR_ARG(text)));
+            return;
+        }
+        size = size * 10 + (uint64_t)(text.data[i] - '0');
+    }
+    r->object.size = size;
+    r->has_size = text.size > 0;
+}
+
+static void end_item(reading *r)
+{
+    r->in_item = false;
+    if (!r->has_key || (r->form->size && !r->has_size)) {
+        stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server lists an object without a name or a size"));
+        return;
+    }
+    if (r->is_encoded) r->object.key = tsr_url_decode(r->out->arena, r->object.key, r->err);
+    const tsr_status status = tsr_object_list_add(r->out, r->object, r->err);
+    if (status != TSR_OK) stop(r, status);
+}
+
+static void XMLCALL end_element(void *ctx, const XML_Char *name)
+{
+    reading *r = ctx;
+    const tsr_str text = {r->text, r->size};
+    r->depth--;
+    if (r->is_error && strcmp(name, "Code") == 0) {
+        stop(r, tsr_raise(r->err, TSR_E_IO, TSR_NO_POSITION, "the server answered with the error %.*s", TSR_STR_ARG(text)));
+    } else if (r->in_item && strcmp(name, r->form->key) == 0) {
+        r->object.key = keep(r, text);
+        r->has_key = true;
+    } else if (r->in_item && r->form->size && strcmp(name, r->form->size) == 0) {
+        take_size(r, text);
+    } else if (r->in_item && strcmp(name, r->form->version) == 0) {
+        r->object.version = keep(r, tsr_version_text(text));
+    } else if (strcmp(name, r->form->item) == 0) {
+        end_item(r);
+    } else if (!r->in_item && strcmp(name, r->form->next) == 0) {
+        *r->next = keep(r, text);
+    } else if (!r->in_item && strcmp(name, "EncodingType") == 0) {
+        r->is_encoded = tsr_str_equal(text, TSR_STR("url"));
+    }
+    r->size = 0;
+}
+
+/* No listing declares entities; whoever does is up to something. */
+static void XMLCALL refuse_doctype(void *ctx, const XML_Char *name, const XML_Char *system_id, const XML_Char *public_id, int has_subset)
+{
+    (void)name, (void)system_id, (void)public_id, (void)has_subset;
+    stop(ctx, tsr_raise(((reading *)ctx)->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing has a document type declaration"));
+}
+
+tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err)
+{
+    reading r = {.form = form, .out = out, .next = next, .err = err};
+    *next = (tsr_str){NULL, 0};
+    /* <EncodingType> may come after the objects that it is about */
+    r.is_encoded = page.size && memmem(page.data, page.size, "<EncodingType>url</EncodingType>", 32);
+    r.parser = XML_ParserCreate(NULL);
+    if (!r.parser) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for a listing");
+    XML_SetUserData(r.parser, &r);
+    XML_SetElementHandler(r.parser, begin_element, end_element);
+    XML_SetCharacterDataHandler(r.parser, take_text);
+    XML_SetStartDoctypeDeclHandler(r.parser, refuse_doctype);
+    const bool good = page.size <= INT32_MAX && XML_Parse(r.parser, page.data, (int)page.size, XML_TRUE) == XML_STATUS_OK;
+    if (!good && r.status == TSR_OK)
+        r.status = tsr_raise(err, TSR_E_FORMAT, (uint64_t)XML_GetCurrentByteIndex(r.parser), "the server's listing is not XML: %s",
+                             XML_ErrorString(XML_GetErrorCode(r.parser)));
+    if (r.status == TSR_OK && r.is_error) r.status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "the server answered with an error");
+    XML_ParserFree(r.parser);
+    return r.status;
+}
+#else
+tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err)
+{
+    (void)form, (void)page, (void)out, (void)next;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build lists no object stores: it was made without expat");
+}
+#endif

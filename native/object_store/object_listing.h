@@ -1,0 +1,17 @@
+/* The pages of a listing in XML, as S3, Azure and Google's XML API give them. */
+#ifndef TSR_OBJECT_STORE_OBJECT_LISTING_H
+#define TSR_OBJECT_STORE_OBJECT_LISTING_H
+
+#include "object_store/service.h"
+
+/* The names of what counts in a page; `size` NULL: the items have none. */
+typedef struct tsr_listing_form {
+    const char *root, *item, *key, *size, *version, *next;
+} tsr_listing_form;
+extern const tsr_listing_form tsr_listing_of_s3, tsr_listing_of_azure;
+
+/* Appends a page's objects to `out`. `*next`: what asks for the following page, in out->arena; empty: this was the last. Errors:
+ * TSR_E_FORMAT for anything that is not such a page, TSR_E_IO for an <Error> (its code is named), TSR_E_LIMIT, TSR_E_NOMEM. */
+tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err);
+
+#endif

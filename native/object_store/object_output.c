@@ -1,0 +1,195 @@
+/* See tessera/sys/object_output.h. */
+#include "object_store/object_output.h"
+
+#include "io/digests.h"
+#include "io/file_name.h"
+#include "io/try.h"
+#include "object_store/exchange.h"
+#include "tessera/sys/alloc.h"
+
+/* ---- creating ---- */
+
+static tsr_status check_name(const object_output *output, tsr_str name, tsr_error *err)
+{
+    if (!output->options.is_folder) {
+        TSR_FAIL_IF(name.size || output->objects.count, err, TSR_E_USAGE, "the output is a single file, which has no name of its own");
+        return TSR_OK;
+    }
+    TSR_FAIL_IF(!tsr_is_name_below(name, SIZE_MAX), err, TSR_E_USAGE, "'%.*s' is not a valid file name", TSR_STR_ARG(name));
+    return TSR_OK;
+}
+
+/* The condition that there is none, or which one is replaced. */
+static void set_condition(const object_output *output, tsr_upload *upload)
+{
+    const tsr_object *objects = output->before.items.items;
+    upload->if_absent = true;
+    for (size_t i = 0; i < output->before.items.count; i++) {
+        if (!tsr_str_equal(objects[i].key, upload->key)) continue;
+        upload->if_absent = false;
+        upload->before = objects[i].version;
+    }
+}
+
+static tsr_status cut(object_output *output, written_object *object, tsr_error *err)
+{
+    const uint64_t size = object->upload.size;
+    size_t part = TSR_PART_BYTES;
+    while (part < TSR_LARGEST_PART && size > (uint64_t)part * TSR_MOST_UPLOAD_PARTS) part *= 2;
+    TSR_FAIL_IF(size > (uint64_t)part * TSR_MOST_UPLOAD_PARTS, err, TSR_E_LIMIT,
+                "'%.*s' would have more than 312 GiB, the most that is written as one object; use --max-shard-size", TSR_STR_ARG(object->upload.key));
+    object->part_size = part;
+    object->part_count = size ? (unsigned)((size + part - 1) / part) : 1;
+    object->parts = tsr_arena_array(output->arena, object->part_count, sizeof *object->parts, err);
+    object->tags = tsr_arena_array(output->arena, object->part_count, sizeof *object->tags, err);
+    object->sums = tsr_arena_array(output->arena, object->part_count, sizeof *object->sums, err);
+    if (!object->parts || !object->tags || !object->sums) return TSR_E_NOMEM;
+    if (size > TSR_SMALL_OBJECT || output->small_bytes + size > TSR_SMALL_OBJECTS) return TSR_OK;
+    object->small = tsr_arena_array(output->arena, size ? (size_t)size : 1, 1, err);
+    if (!object->small) return TSR_E_NOMEM;
+    output->small_bytes += (size_t)size;
+    return TSR_OK;
+}
+
+static tsr_status output_create(tsr_output *base, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
+{
+    object_output *output = (object_output *)base;
+    TSR_TRY(check_name(output, name, err));
+    written_object *object = tsr_arena_array(output->arena, 1, sizeof *object, err);
+    if (!object) return TSR_E_NOMEM;
+    object->name = tsr_arena_str(output->arena, name, err);
+    object->upload.key =
+        tsr_arena_format(output->arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root), output->root.size && name.size ? "/" : "", TSR_STR_ARG(name));
+    object->upload.size = size;
+    if (!object->name.data || !object->upload.key.data) return TSR_E_NOMEM;
+    set_condition(output, &object->upload);
+    TSR_TRY(cut(output, object, err));
+    pthread_mutex_lock(&output->lock);
+    written_object **added = tsr_vec_push(&output->objects, err);
+    if (added) *added = object;
+    *file = (uint32_t)output->objects.count - 1;
+    pthread_mutex_unlock(&output->lock);
+    return added ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* ---- writing ---- */
+
+static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err)
+{
+    object_output *output = (object_output *)base;
+    TSR_FAIL_IF(file >= output->objects.count, err, TSR_E_USAGE, "there is no output file number %u", file);
+    written_object *object = written_object_at(output, file);
+    TSR_FAIL_IF(offset > object->upload.size || size > object->upload.size - offset, err, TSR_E_USAGE,
+                "bytes beyond the end of '%.*s' were to be written", TSR_STR_ARG(object->upload.key));
+    if (object->small) {
+        memcpy(object->small + offset, data, size);
+        return TSR_OK;
+    }
+    for (size_t done = 0; done < size;) {
+        const uint64_t at = offset + done;
+        part_bytes where = {object, (unsigned)(at / object->part_size), (size_t)(at % object->part_size), size - done};
+        if (where.size > object->part_size - where.at) where.size = object->part_size - where.at;
+        TSR_TRY(tsr_parts_write(output, where, (const char *)data + done, err));
+        done += where.size;
+    }
+    return TSR_OK;
+}
+
+static tsr_status output_copy_range(tsr_output *base, uint32_t file, uint64_t offset, tsr_store *source, uint32_t source_file,
+                                    uint64_t source_offset, uint64_t size, tsr_error *err)
+{
+    (void)base, (void)file, (void)offset, (void)source, (void)source_file, (void)source_offset, (void)size, (void)err;
+    return TSR_E_UNSUPPORTED;
+}
+
+/* Nothing has to be durable before it is published. */
+static tsr_status output_sync(tsr_output *base, tsr_error *err)
+{
+    (void)base, (void)err;
+    return TSR_OK;
+}
+
+/* ---- opening ---- */
+
+static void output_close(tsr_output *base)
+{
+    object_output *output = (object_output *)base;
+    tsr_parts_close(output);
+    if (!output->is_published) tsr_object_discard(output);
+    pthread_rwlock_destroy(&output->steps);
+    pthread_mutex_destroy(&output->lock);
+    pthread_cond_destroy(&output->changed);
+    tsr_object_list_close(&output->before);
+    tsr_vec_free(&output->objects);
+    tsr_vec_free(&output->held);
+    tsr_vec_free(&output->queue);
+    tsr_arena_free(output->arena);
+    tsr_arena_free(output->ids);
+    tsr_service_close(output->service);
+    tsr_free(output->allocator, output, 1, sizeof *output);
+}
+
+static tsr_status open_service(object_output *output, const tsr_location *location, tsr_error *err)
+{
+    const tsr_host *host = output->host;
+    TSR_TRY(tsr_service_open(output->allocator, location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &output->service, err));
+    TSR_FAIL_IF(!tsr_native_sha256, err, TSR_E_UNSUPPORTED, "this build does not write to object stores: it was made without OpenSSL");
+    return TSR_OK;
+}
+
+/* An object where objects are to go below, or the reverse. */
+static tsr_status check_kind(const object_output *output, tsr_error *err)
+{
+    const tsr_object *objects = output->before.items.items;
+    for (size_t i = 0; i < output->before.items.count; i++) {
+        const bool is_below = objects[i].key.size > output->root.size && objects[i].size;
+        const bool is_itself = tsr_str_equal(objects[i].key, output->root);
+        const tsr_shown_key shown = tsr_shown_key_of(output->service, output->root);
+        TSR_FAIL_IF(output->options.is_folder && is_itself, err, TSR_E_USAGE, "the destination '%s' exists and is a file; a directory would be written",
+                    shown.text);
+        TSR_FAIL_IF(!output->options.is_folder && is_below, err, TSR_E_USAGE,
+                    "the destination '%s' exists and is a directory; a file would be written", shown.text);
+    }
+    TSR_FAIL_IF(!output->options.is_folder && !output->root.size, err, TSR_E_USAGE, "'%s' is a bucket; name the object to write", output->service->shown);
+    return TSR_OK;
+}
+
+static tsr_status open_output(object_output *output, const char *url, tsr_error *err)
+{
+    tsr_location location;
+    TSR_TRY(tsr_location_parse(url, &location, err));
+    TSR_FAIL_IF(location.kind == TSR_AT_HF, err, TSR_E_UNSUPPORTED, "cannot write to '%s': hf:// is read only; use `hf upload` of huggingface_hub", url);
+    output->arena = tsr_arena_new(output->allocator, 0, err);
+    output->ids = tsr_arena_new(output->allocator, 0, err);
+    if (!output->arena || !output->ids) return TSR_E_NOMEM;
+    output->root = tsr_arena_str(output->arena, location.key, err);
+    if (!output->root.data) return TSR_E_NOMEM;
+    TSR_TRY(open_service(output, &location, err));
+    TSR_TRY(tsr_object_list_open(output->allocator, &output->before, err));
+    TSR_TRY(tsr_object_look(output, &output->before, err));
+    return check_kind(output, err);
+}
+
+tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const tsr_object_output_options *options, tsr_output **out,
+                                  tsr_error *err)
+{
+    object_output *output = tsr_alloc(host->allocator, 1, sizeof *output, err);
+    if (!output) return TSR_E_NOMEM;
+    *output = (object_output){
+        .base = {output_create, output_write_at, output_copy_range, tsr_object_publish, output_close, output_sync, options->generation},
+        .host = host,
+        .allocator = host->allocator,
+        .options = *options,
+        .saved = -1,
+        .objects = tsr_vec_of(host->allocator, sizeof(written_object *)),
+        .held = tsr_vec_of(host->allocator, sizeof(queued_part)),
+        .queue = tsr_vec_of(host->allocator, sizeof(queued_part)),
+    };
+    pthread_rwlock_init(&output->steps, NULL);
+    pthread_mutex_init(&output->lock, NULL);
+    pthread_cond_init(&output->changed, NULL);
+    const tsr_status status = open_output(output, url, err);
+    if (status == TSR_OK) *out = &output->base;
+    else output_close(&output->base);
+    return status;
+}

@@ -1,0 +1,109 @@
+/* The state of an output into an object store, shared by its parts (object_parts.c), its publication (object_publish.c) and its opening
+ * (object_output.c). */
+#ifndef TSR_OBJECT_STORE_OBJECT_OUTPUT_H
+#define TSR_OBJECT_STORE_OBJECT_OUTPUT_H
+
+#include <pthread.h>
+
+#include "object_store/upload.h"
+#include "tessera/sys/object_output.h"
+
+enum {
+    TSR_PART_BYTES = 8 << 20,
+    TSR_LARGEST_PART = 32 << 20,
+    TSR_PARTS_IN_MEMORY = 32 << 20, /* bytes */
+    TSR_SMALL_OBJECT = 1 << 20,     /* up to here an object is kept until it is published, and then written with one request, */
+    TSR_SMALL_OBJECTS = 4 << 20,    /* as long as all of these together have no more bytes than this */
+    TSR_UPLOADERS = 4
+};
+
+typedef enum part_state { PART_EMPTY, PART_FILLING, PART_QUEUED, PART_SENT } part_state;
+
+typedef struct object_part {
+    uint8_t *data;     /* NULL: not in memory */
+    uint64_t saved_at; /* where it is in the temporary file, from 1; 0: it is not there */
+    uint64_t used;     /* when it was last written to */
+    size_t filled;     /* bytes that were written */
+    unsigned writers;  /* at work on it */
+    part_state state;
+} object_part;
+
+typedef enum upload_state { UPLOAD_NONE, UPLOAD_BEGINNING, UPLOAD_BEGUN } upload_state;
+
+/* A file of the output. What is not in `lock`'s care is fixed when it is created. */
+typedef struct written_object {
+    tsr_upload upload;
+    tsr_str name;
+    size_t part_size;
+    unsigned part_count;
+    object_part *parts;
+    tsr_part_tag *tags;
+    tsr_upload_bytes *sums; /* of each part: size and sum */
+    uint8_t *small;         /* the bytes of a small one; NULL: it is uploaded in parts */
+    upload_state begun;
+    bool is_made; /* visible */
+} written_object;
+
+typedef struct queued_part {
+    written_object *object;
+    unsigned number; /* from 0 */
+} queued_part;
+
+typedef struct object_output {
+    tsr_output base; /* first */
+    const tsr_host *host;
+    const tsr_allocator *allocator;
+    tsr_service *service;
+    tsr_object_output_options options;
+    tsr_arena *arena;       /* of the thread that creates */
+    tsr_str root;           /* the key of the destination */
+    tsr_object_list before; /* what was there */
+    tsr_vec objects;        /* of written_object * */
+    size_t small_bytes;
+    uint32_t first_marker;  /* of the files, while they are published */
+    bool has_replaced_marker;
+    pthread_rwlock_t steps; /* held for reading while an object is made, for writing by whoever stops that */
+    pthread_mutex_t lock;   /* over what follows, and the parts */
+    pthread_cond_t changed;
+    tsr_arena *ids; /* of uploads */
+    tsr_vec held;   /* of queued_part: those in memory */
+    size_t bytes_held;
+    tsr_vec queue; /* of queued_part, from `queue_at` */
+    size_t queue_at, sending;
+    pthread_t threads[TSR_UPLOADERS];
+    unsigned thread_count, idle;
+    int saved; /* the temporary file; -1: none */
+    uint64_t saved_bytes, clock;
+    bool is_closing, is_stopped, is_published;
+    tsr_status failure; /* why it is stopped */
+    tsr_error why;
+} object_output;
+
+static inline written_object *written_object_at(const object_output *output, uint32_t file)
+{
+    return ((written_object **)output->objects.items)[file];
+}
+
+/* object_parts.c. Bytes of one part. */
+typedef struct part_bytes {
+    written_object *object;
+    unsigned number; /* from 0 */
+    size_t at, size;
+} part_bytes;
+tsr_status tsr_parts_write(object_output *output, part_bytes where, const void *data, tsr_error *err);
+/* Sends what is not whole, zeros where nothing was written, and waits until the server has all parts. */
+tsr_status tsr_parts_finish(object_output *output, tsr_error *err);
+/* Waits until so many bytes may be taken into memory. */
+void tsr_parts_take_room(object_output *output, size_t size);
+void tsr_parts_give_room(object_output *output, size_t size);
+void tsr_parts_stop(object_output *output); /* nothing more is sent */
+void tsr_parts_close(object_output *output); /* ends the threads */
+
+/* object_publish.c */
+tsr_status tsr_object_publish(tsr_output *output, uint32_t marker, tsr_error *err);
+/* Aborts uploads, and removes what was made without being published. */
+void tsr_object_discard(object_output *output);
+/* TSR_E_EXISTS where there is anything at the destination or below it; appends it to `found`. */
+tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_error *err);
+
+#endif

@@ -1,0 +1,274 @@
+/* Publishing an output into an object store:
+ *
+ *   all parts are sent ─▶ is the destination still free? ─▶ (old markers go) ─▶ data objects ─▶ read back ─▶ marker ─▶ old objects go
+ *
+ * Killed in between, the old checkpoint is whole where the new one has other names, and otherwise there is no marker. */
+#include <time.h>
+
+#include "io/try.h"
+#include "object_store/exchange.h"
+#include "object_store/object_output.h"
+#include "tessera/sys/alloc.h"
+
+enum { LONGEST_WAIT_SECONDS = 20 };
+
+/* Several things at once, on the host's threads; the first failure counts. */
+typedef struct many {
+    object_output *output;
+    void (*one)(struct many *many, size_t index);
+    const queued_part *parts;
+    pthread_mutex_t lock;
+    tsr_status status;
+    tsr_error why;
+} many;
+
+static void do_one(void *ctx, size_t index)
+{
+    many *m = ctx;
+    pthread_mutex_lock(&m->lock);
+    const bool failed = m->status != TSR_OK;
+    pthread_mutex_unlock(&m->lock);
+    if (!failed) m->one(m, index);
+}
+
+static void note(many *m, tsr_status status, const tsr_error *why)
+{
+    if (status == TSR_OK) return;
+    pthread_mutex_lock(&m->lock);
+    if (m->status == TSR_OK) {
+        m->status = status;
+        m->why = *why;
+    }
+    pthread_mutex_unlock(&m->lock);
+}
+
+static tsr_status do_all(many *m, size_t count, tsr_error *err)
+{
+    const tsr_host *host = m->output->host;
+    pthread_mutex_init(&m->lock, NULL);
+    if (host->parallel_for) host->parallel_for(host->parallel_ctx, count, do_one, m);
+    else
+        for (size_t i = 0; i < count; i++) do_one(m, i);
+    pthread_mutex_destroy(&m->lock);
+    return m->status == TSR_OK ? TSR_OK : tsr_raise(err, m->status, TSR_NO_POSITION, "%s", m->why.message);
+}
+
+/* ---- the destination ---- */
+
+static bool is_directory_mark(const tsr_object *object)
+{
+    return object->size == 0 && object->key.size && object->key.data[object->key.size - 1] == '/';
+}
+
+/* The first object that counts, by name, in `found`. */
+static const tsr_object *first_object(const tsr_object_list *found)
+{
+    const tsr_object *objects = found->items.items;
+    for (size_t i = 0; i < found->items.count; i++)
+        if (!is_directory_mark(&objects[i])) return &objects[i];
+    return NULL;
+}
+
+tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_error *err)
+{
+    tsr_service *service = output->service;
+    tsr_error unused = {0};
+    const tsr_str prefix = tsr_arena_format(found->arena, err, "%.*s%s", TSR_STR_ARG(output->root), output->root.size ? "/" : "");
+    if (!prefix.data) return TSR_E_NOMEM;
+    const tsr_status status = output->root.size ? service->stat(service, output->root, found, &unused) : TSR_E_NOT_FOUND;
+    if (status != TSR_OK && status != TSR_E_NOT_FOUND) return tsr_raise(err, status, TSR_NO_POSITION, "%s", unused.message);
+    TSR_TRY(service->list(service, prefix, true, found, err));
+    const tsr_object *first = first_object(found);
+    if (!first || output->options.overwrite) return TSR_OK;
+    if (tsr_str_equal(first->key, output->root))
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it",
+                         tsr_shown_key_of(service, output->root).text);
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists: there is '%.*s' below it; --overwrite replaces it",
+                     tsr_shown_key_of(service, output->root).text, TSR_STR_ARG(((tsr_str){first->key.data + prefix.size, first->key.size - prefix.size})));
+}
+
+/* A store may know no preconditions: what appeared since the output was opened must not be replaced. */
+static tsr_status look_again(object_output *output, tsr_error *err)
+{
+    tsr_object_list found = {0};
+    if (output->options.overwrite) return TSR_OK;
+    TSR_TRY(tsr_object_list_open(output->allocator, &found, err));
+    const tsr_status status = tsr_object_look(output, &found, err);
+    tsr_object_list_close(&found);
+    return status;
+}
+
+/* ---- removing ---- */
+
+static tsr_status remove_obsolete(object_output *output, tsr_str name, tsr_error *err)
+{
+    for (uint32_t f = 0; f < output->objects.count; f++)
+        if (written_object_at(output, f)->is_made && tsr_str_equal(written_object_at(output, f)->name, name)) return TSR_OK;
+    tsr_arena *arena = tsr_arena_new(output->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    const tsr_str key = tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root), output->root.size ? "/" : "", TSR_STR_ARG(name));
+    const tsr_status status = key.data ? output->service->uploading->remove(output->service, key, err) : TSR_E_NOMEM;
+    tsr_arena_free(arena);
+    return status;
+}
+
+/* Whether a name of the old checkpoint that is not one of its markers is taken by the new one. */
+static bool shares_names(const object_output *output)
+{
+    for (size_t i = output->options.marker_count; i < output->options.obsolete_count; i++)
+        for (uint32_t f = 0; f < output->objects.count; f++)
+            if (tsr_str_equal(written_object_at(output, f)->name, output->options.obsolete[i])) return true;
+    return false;
+}
+
+static tsr_status remove_old_markers(object_output *output, tsr_error *err)
+{
+    if (!output->options.is_unlike && !shares_names(output)) return TSR_OK;
+    for (size_t i = 0; i < output->options.marker_count; i++) TSR_TRY(remove_obsolete(output, output->options.obsolete[i], err));
+    return TSR_OK;
+}
+
+/* The marker, which is made last, goes first. Where it took the place of an old one, the new data has to stay. */
+void tsr_object_discard(object_output *output)
+{
+    tsr_service *service = output->service;
+    for (uint32_t f = (uint32_t)output->objects.count; f-- > 0;) {
+        written_object *object = written_object_at(output, f);
+        tsr_error unused = {0};
+        if (object->is_made && object->upload.if_absent && !output->has_replaced_marker) service->uploading->remove(service, object->upload.key, &unused);
+        if (!object->is_made && object->begun == UPLOAD_BEGUN) service->uploading->abort(service, &object->upload, &unused);
+    }
+}
+
+/* The steps of a publication are not stopped in the middle: whatever a request has made is known then. */
+void tsr_object_output_abandon(tsr_output *base)
+{
+    object_output *output = (object_output *)base;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LONGEST_WAIT_SECONDS;
+    tsr_parts_stop(output);
+    if (pthread_rwlock_timedwrlock(&output->steps, &until) != 0 || output->is_published) return;
+    pthread_mutex_lock(&output->lock);
+    for (uint32_t f = 0; f < output->objects.count; f++)
+        while (written_object_at(output, f)->begun == UPLOAD_BEGINNING && pthread_cond_timedwait(&output->changed, &output->lock, &until) == 0) {
+        }
+    pthread_mutex_unlock(&output->lock);
+    tsr_object_discard(output); /* the steps stay locked: nothing is made from here on */
+}
+
+/* ---- making ---- */
+
+static tsr_status make(object_output *output, uint32_t file, tsr_error *err)
+{
+    tsr_service *service = output->service;
+    written_object *object = written_object_at(output, file);
+    pthread_rwlock_rdlock(&output->steps);
+    tsr_status status = TSR_OK;
+    if (object->small) {
+        tsr_upload_bytes bytes = {.data = object->small, .size = (size_t)object->upload.size};
+        tsr_upload_sum(bytes.data, bytes.size, bytes.sum);
+        object->sums[0] = bytes;
+        status = service->uploading->put(service, &object->upload, &bytes, err);
+    } else {
+        status = service->uploading->complete(service, &object->upload, object->tags, object->part_count, err);
+    }
+    object->is_made = status == TSR_OK;
+    if (object->is_made && file >= output->first_marker && !object->upload.if_absent) output->has_replaced_marker = true;
+    pthread_rwlock_unlock(&output->steps);
+    return status;
+}
+
+static void make_one(many *m, size_t index)
+{
+    tsr_error why = {0};
+    note(m, make(m->output, (uint32_t)index, &why), &why);
+}
+
+/* ---- reading back ---- */
+
+static tsr_status compare(object_output *output, queued_part of, char *buffer, tsr_error *err)
+{
+    const written_object *object = of.object;
+    const tsr_upload_bytes *wrote = &object->sums[of.number];
+    const tsr_request request = {
+        .key = object->upload.key, .is_ranged = true, .offset = (uint64_t)of.number * object->part_size, .buffer = buffer, .capacity = wrote->size};
+    char sum[TSR_SUM_DIGITS + 1] = "";
+    tsr_exchange x = {0};
+    tsr_status status = tsr_exchange_perform(output->service, &request, &x, 1, err);
+    if (status == TSR_OK && x.transfer.answer.status >= 300) status = tsr_exchange_error(output->service, &x, err);
+    if (status == TSR_OK && x.transfer.answer.size == wrote->size) tsr_upload_sum(buffer, wrote->size, sum);
+    if (status == TSR_OK && strcmp(sum, wrote->sum) != 0)
+        status = tsr_raise(err, TSR_E_CHANGED, request.offset, "%s: the bytes that were read back are not those that were written",
+                           tsr_shown_key_of(output->service, object->upload.key).text);
+    tsr_exchange_end(&x);
+    return status;
+}
+
+static void verify_one(many *m, size_t index)
+{
+    tsr_error why = {0};
+    const queued_part of = m->parts[index];
+    const size_t size = of.object->sums[of.number].size;
+    if (!size) return;
+    tsr_parts_take_room(m->output, size);
+    char *buffer = tsr_alloc(m->output->allocator, size, 1, &why);
+    note(m, buffer ? compare(m->output, of, buffer, &why) : TSR_E_NOMEM, &why);
+    tsr_free(m->output->allocator, buffer, size, 1);
+    tsr_parts_give_room(m->output, size);
+}
+
+/* The objects [first, end). */
+static tsr_status verify(object_output *output, uint32_t first, uint32_t end, tsr_error *err)
+{
+    tsr_vec parts = tsr_vec_of(output->allocator, sizeof(queued_part));
+    tsr_status status = TSR_OK;
+    if (!output->options.verify) return TSR_OK;
+    for (uint32_t f = first; f < end && status == TSR_OK; f++) {
+        written_object *object = written_object_at(output, f);
+        for (unsigned i = 0; i < object->part_count && status == TSR_OK; i++) {
+            queued_part *added = tsr_vec_push(&parts, err);
+            if (added) *added = (queued_part){object, i};
+            else status = TSR_E_NOMEM;
+        }
+    }
+    many all = {.output = output, .one = verify_one, .parts = parts.items};
+    if (status == TSR_OK) status = do_all(&all, parts.count, err);
+    tsr_vec_free(&parts);
+    return status;
+}
+
+/* ---- all of it ---- */
+
+/* What was made is not removed any more when the last marker is there and is what was written. */
+static tsr_status make_markers(object_output *output, uint32_t marker, tsr_error *err)
+{
+    const uint32_t count = (uint32_t)output->objects.count;
+    for (uint32_t f = marker; f < count; f++) TSR_TRY(make(output, f, err));
+    TSR_TRY(verify(output, marker, count, err));
+    pthread_rwlock_rdlock(&output->steps);
+    output->is_published = true;
+    pthread_rwlock_unlock(&output->steps);
+    return TSR_OK;
+}
+
+tsr_status tsr_object_publish(tsr_output *base, uint32_t marker, tsr_error *err)
+{
+    object_output *output = (object_output *)base;
+    const uint32_t count = (uint32_t)output->objects.count, data_count = marker < count ? marker : count;
+    many data = {.output = output, .one = make_one};
+    TSR_TRY(tsr_parts_finish(output, err));
+    TSR_TRY(look_again(output, err));
+    TSR_TRY(remove_old_markers(output, err));
+    output->first_marker = data_count;
+    TSR_TRY(do_all(&data, data_count, err));
+    TSR_TRY(verify(output, 0, data_count, err));
+    TSR_TRY(make_markers(output, data_count, err));
+    for (size_t i = 0; i < output->options.obsolete_count; i++)
+        if (remove_obsolete(output, output->options.obsolete[i], err) != TSR_OK) {
+            tsr_error_context(err, "the new checkpoint is complete, but '%.*s' of the old one could not be removed",
+                              TSR_STR_ARG(output->options.obsolete[i]));
+            return TSR_E_IO;
+        }
+    return TSR_OK;
+}

@@ -1,0 +1,305 @@
+/* See tessera/sys/object_store.h. */
+#include "tessera/sys/object_store.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "io/block_cache.h"
+#include "io/guards.h"
+#include "io/try.h"
+#include "object_store/exchange.h"
+#include "object_store/read_ahead.h"
+#include "object_store/service.h"
+#include "tessera/sys/alloc.h"
+
+enum { PART = 4 << 20, PART_AHEAD = 1 << 20, MOST_PARTS = 64 };
+
+typedef struct object_file {
+    tsr_str name;    /* below the root */
+    const tsr_object *object;
+} object_file;
+
+typedef struct object_store {
+    tsr_store base; /* first */
+    const tsr_allocator *allocator;
+    tsr_service *service;
+    tsr_object_list objects; /* everything that was listed */
+    size_t root;             /* bytes of a key in front of a name */
+    object_file *files;      /* those that are shown, sorted by name; room for all objects */
+    tsr_store_file *listing;
+    size_t room;
+    tsr_block_cache *cache;
+    tsr_read_ahead *ahead;
+    tsr_guards *guards;
+} object_store;
+
+/* ---- reading ---- */
+
+static tsr_status check_answer(const object_store *store, const tsr_object *object, const tsr_exchange *x, tsr_error *err)
+{
+    const tsr_http_answer *answer = &x->transfer.answer;
+    const tsr_request *r = x->request;
+    const tsr_str version = store->service->versions_are_generations ? tsr_str_from(answer->generation)
+                                                                     : tsr_version_text(tsr_str_from(answer->version));
+    const char *shown = store->service->shown;
+    const bool is_changed = answer->status == 412 || answer->status == 416 ||
+                            (answer->status == 206 && answer->total != UINT64_MAX && answer->total != object->size) ||
+                            (answer->status < 300 && object->version.size && version.size && store->service->states_versions &&
+                             !tsr_str_equal(version, object->version));
+    TSR_FAIL_IF(is_changed, err, TSR_E_CHANGED, "%s/%.*s changed while it was read", shown, TSR_STR_ARG(object->key));
+    if (answer->status >= 300) return tsr_exchange_error(store->service, x, err);
+    if (answer->status == 200 && r->offset == 0 && r->capacity == object->size && answer->size == r->capacity && !x->transfer.overflowed &&
+        answer->version[0])
+        return TSR_OK; /* the whole object is the range */
+    if (answer->status != 206)
+        return tsr_raise(err, TSR_E_IO, r->offset, "%s/%.*s: the server answered %ld where a part of the object (206) was asked for", shown,
+                         TSR_STR_ARG(object->key), answer->status);
+    if (!answer->is_range || answer->first != r->offset || answer->last != r->offset + r->capacity - 1 || answer->size != r->capacity ||
+        x->transfer.overflowed)
+        return tsr_raise(err, TSR_E_IO, r->offset, "%s/%.*s: the server gave other bytes than those that were asked for", shown,
+                         TSR_STR_ARG(object->key));
+    return TSR_OK;
+}
+
+typedef struct part_range {
+    const tsr_object *object;
+    uint64_t offset;
+    size_t size, part; /* bytes; of each request */
+} part_range;
+
+/* One to MOST_PARTS requests at once. */
+static tsr_status fetch_parts(object_store *store, part_range range, char *buffer, tsr_error *err)
+{
+    const tsr_object *object = range.object;
+    tsr_request requests[MOST_PARTS];
+    tsr_exchange *exchanges = tsr_alloc(store->allocator, MOST_PARTS, sizeof *exchanges, err);
+    size_t count = 0;
+    if (!exchanges) return TSR_E_NOMEM;
+    for (size_t at = 0; at < range.size; at += range.part) {
+        const size_t size = range.size - at < range.part ? range.size - at : range.part;
+        requests[count++] = (tsr_request){.key = object->key, .is_ranged = true, .offset = range.offset + at, .buffer = buffer + at, .capacity = size};
+    }
+    tsr_status status = tsr_exchange_perform(store->service, requests, exchanges, count, err);
+    for (size_t i = 0; i < count; i++) {
+        if (status == TSR_OK) status = check_answer(store, object, &exchanges[i], err);
+        tsr_exchange_end(&exchanges[i]);
+    }
+    tsr_free(store->allocator, exchanges, MOST_PARTS, sizeof *exchanges);
+    return status;
+}
+
+static tsr_status fetch(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    object_store *store = ctx;
+    const size_t most = (size_t)MOST_PARTS * PART;
+    for (size_t at = 0; at < size; at += most)
+        TSR_TRY(fetch_parts(store, (part_range){store->files[file].object, offset + at, size - at < most ? size - at : most, PART}, (char *)buffer + at, err));
+    return TSR_OK;
+}
+
+static tsr_status fetch_ahead(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    object_store *store = ctx;
+    return fetch_parts(store, (part_range){store->files[file].object, offset, size, PART_AHEAD}, buffer, err);
+}
+
+static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    object_store *store = ctx;
+    const tsr_block_range range = {file, store->base.files[file].size, offset};
+    bool served;
+    if (size <= TSR_CACHE_LARGEST_READ) return tsr_block_cache_read(store->cache, range, buffer, size, err);
+    TSR_TRY(tsr_read_ahead_read(store->ahead, range, buffer, size, &served, err));
+    return served ? TSR_OK : fetch(store, file, offset, buffer, size, err);
+}
+
+static tsr_status object_read_at(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    const tsr_store_file *f = &base->files[file];
+    if (size == 0) return TSR_OK;
+    if (offset > f->size || size > f->size - offset)
+        return tsr_raise(err, TSR_E_IO, offset, "'%.*s' ends at byte %" PRIu64, TSR_STR_ARG(f->name), f->size);
+    return tsr_guards_read(((object_store *)base)->guards, file, offset, buffer, size, err);
+}
+
+static tsr_status object_guard(tsr_store *base, const tsr_store_guard *guard, tsr_error *err)
+{
+    return tsr_guards_add(((object_store *)base)->guards, guard, err);
+}
+
+/* ---- what is shown ---- */
+
+static int by_name(const void *a, const void *b)
+{
+    return tsr_str_compare(((const object_file *)a)->name, ((const object_file *)b)->name);
+}
+
+static unsigned levels_of(tsr_str name)
+{
+    unsigned levels = 0;
+    for (size_t i = 0; i < name.size; i++) levels += name.data[i] == '/';
+    return levels;
+}
+
+static bool is_own_output(tsr_str name)
+{
+    static const char mark[] = ".tessera-";
+    return name.size >= sizeof mark - 1 && memmem(name.data, name.size, mark, sizeof mark - 1);
+}
+
+/* Shows the objects up to `levels` directories below the root. Consoles make empty objects "directory/": they are no files. */
+static tsr_status show(object_store *store, unsigned levels, bool *deeper, tsr_error *err)
+{
+    const tsr_object *objects = store->objects.items.items;
+    const size_t count = store->objects.items.count;
+    uint32_t shown = 0;
+    *deeper = false;
+    if (!store->files) {
+        store->room = count;
+        store->files = tsr_alloc(store->allocator, count, sizeof *store->files, err);
+        store->listing = tsr_alloc(store->allocator, count, sizeof *store->listing, err);
+        if (!store->files || !store->listing) return TSR_E_NOMEM;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const tsr_str name = {objects[i].key.data + store->root, objects[i].key.size - store->root};
+        if (!name.size || name.data[name.size - 1] == '/' || is_own_output(name)) continue;
+        if (levels_of(name) <= levels) store->files[shown++] = (object_file){name, &objects[i]};
+        else *deeper = true;
+    }
+    if (shown) qsort(store->files, shown, sizeof *store->files, by_name);
+    for (uint32_t i = 0; i < shown; i++) store->listing[i] = (tsr_store_file){store->files[i].name, store->files[i].object->size};
+    store->base.files = store->listing;
+    store->base.file_count = shown;
+    tsr_block_cache_forget(store->cache); /* numbers changed */
+    tsr_read_ahead_forget(store->ahead);
+    tsr_guards_forget(store->guards);
+    return TSR_OK;
+}
+
+static tsr_status object_deepen(tsr_store *base, unsigned levels, bool *cut, bool *deeper, tsr_error *err)
+{
+    *cut = false;
+    return show((object_store *)base, levels, deeper, err);
+}
+
+/* ---- opening ---- */
+
+static bool has_extension(tsr_str key)
+{
+    static const char *const ends[] = {".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".json", ".metadata", ".distcp", ".tar", ".npz", ".pkl"};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (tsr_str_ends(key, tsr_str_from(ends[i]))) return true;
+    return false;
+}
+
+static tsr_str parent_of(tsr_str key)
+{
+    while (key.size && key.data[key.size - 1] != '/') key.size--;
+    return key;
+}
+
+/* A file whose neighbours belong to it is shown among them; where listing them is not allowed, alone. */
+static tsr_status add_neighbours(object_store *store, tsr_str key, tsr_error *err)
+{
+    tsr_object_list list = {0};
+    tsr_error unused = {0};
+    if (!tsr_str_ends(key, TSR_STR(".metadata")) && !tsr_str_ends(key, TSR_STR(".json"))) return TSR_OK;
+    TSR_TRY(tsr_object_list_open(store->allocator, &list, err));
+    if (store->service->list(store->service, parent_of(key), false, &list, &unused) == TSR_OK && list.items.count) {
+        tsr_object_list_close(&store->objects);
+        store->objects = list;
+    } else {
+        tsr_object_list_close(&list);
+    }
+    return TSR_OK;
+}
+
+static tsr_status open_object(object_store *store, tsr_str key, tsr_error *err)
+{
+    bool deeper;
+    TSR_TRY(store->service->stat(store->service, key, &store->objects, err));
+    TSR_TRY(add_neighbours(store, key, err));
+    const tsr_str parent = parent_of(key), name = {key.data + parent.size, key.size - parent.size};
+    store->root = parent.size;
+    TSR_TRY(show(store, 0, &deeper, err));
+    for (uint32_t f = 0; f < store->base.file_count; f++)
+        if (tsr_str_equal(store->base.files[f].name, name)) store->base.primary = f;
+    return store->base.primary == TSR_NO_FILE
+               ? tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "%s/%.*s is not in the listing of its directory", store->service->shown,
+                           TSR_STR_ARG(key))
+               : TSR_OK;
+}
+
+/* TSR_E_NOT_FOUND: nothing is below it. */
+static tsr_status open_directory(object_store *store, tsr_str key, tsr_error *err)
+{
+    char *text = tsr_arena_array(store->objects.arena, key.size + 1, 1, err);
+    bool deeper;
+    if (!text) return TSR_E_NOMEM;
+    if (key.size) {
+        memcpy(text, key.data, key.size);
+        text[key.size] = '/';
+    }
+    const tsr_str prefix = {text, key.size ? key.size + 1 : 0};
+    TSR_TRY(store->service->list(store->service, prefix, true, &store->objects, err));
+    TSR_FAIL_IF(!store->objects.items.count, err, TSR_E_NOT_FOUND, "%s: there is no such object, and none below it",
+                tsr_shown_key_of(store->service, key).text);
+    store->root = prefix.size;
+    return show(store, 1, &deeper, err);
+}
+
+/* An object or a directory: what is likelier is tried first, and the first problem is the one to report. */
+static tsr_status open_either(object_store *store, tsr_str key, tsr_error *err)
+{
+    tsr_error second = {0};
+    const bool object_first = has_extension(key);
+    if (!key.size) return open_directory(store, key, err);
+    const tsr_status first = object_first ? open_object(store, key, err) : open_directory(store, key, err);
+    const bool is_refused = first == TSR_E_IO && !object_first; /* reading may be allowed where listing is not */
+    if (first != TSR_E_NOT_FOUND && !is_refused) return first;
+    const tsr_status status = object_first ? open_directory(store, key, &second) : open_object(store, key, &second);
+    if (status != TSR_OK && status != TSR_E_NOT_FOUND && !is_refused && err) *err = second;
+    if (status == TSR_E_NOT_FOUND && object_first && err) *err = second;
+    if (status == TSR_OK && err) *err = (tsr_error){0};
+    return status == TSR_OK || !is_refused ? status : first;
+}
+
+static void object_close(tsr_store *base)
+{
+    object_store *store = (object_store *)base;
+    tsr_guards_free(store->guards);
+    tsr_block_cache_free(store->cache);
+    tsr_read_ahead_free(store->ahead);
+    tsr_free(store->allocator, store->files, store->room, sizeof *store->files);
+    tsr_free(store->allocator, store->listing, store->room, sizeof *store->listing);
+    tsr_object_list_close(&store->objects);
+    tsr_service_close(store->service);
+    tsr_free(store->allocator, store, 1, sizeof *store);
+}
+
+const char *tsr_object_store_version(const tsr_store *base, uint32_t file)
+{
+    const object_store *store = (const object_store *)base;
+    if (base->close != object_close || file >= base->file_count) return "";
+    const tsr_str version = store->files[file].object->version;
+    return version.data ? version.data : "";
+}
+
+tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_store **out, tsr_error *err)
+{
+    tsr_location location;
+    TSR_TRY(tsr_location_parse(url, &location, err));
+    object_store *store = tsr_alloc(host->allocator, 1, sizeof *store, err);
+    if (!store) return TSR_E_NOMEM;
+    *store = (object_store){.base = {.primary = TSR_NO_FILE, .read_at = object_read_at, .close = object_close, .deepen = object_deepen, .guard = object_guard},
+                            .allocator = host->allocator};
+    tsr_status status = tsr_object_list_open(host->allocator, &store->objects, err);
+    if (status == TSR_OK) status = tsr_block_cache_new(host->allocator, fetch, store, &store->cache, err);
+    if (status == TSR_OK) status = tsr_guards_new(host->allocator, read_unguarded, store, &store->guards, err);
+    if (status == TSR_OK) status = tsr_read_ahead_new(host->allocator, fetch_ahead, store, &store->ahead, err);
+    if (status == TSR_OK) status = tsr_service_open(host->allocator, &location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &store->service, err);
+    if (status == TSR_OK) status = open_either(store, location.key, err);
+    if (status == TSR_OK) *out = &store->base;
+    else object_close(&store->base);
+    return status;
+}

@@ -1,0 +1,136 @@
+/* See read_ahead.h. */
+#include "object_store/read_ahead.h"
+
+#include <pthread.h>
+
+#include "tessera/sys/alloc.h"
+
+enum { WINDOW = 8 << 20, WINDOWS = 4, RUNS = 16 };
+
+typedef struct window {
+    uint32_t file;
+    uint64_t offset;
+    size_t size;  /* 0: empty */
+    bool is_busy; /* being fetched */
+    uint64_t used_at;
+    char *bytes;
+} window;
+
+/* Where a read ended: the next one of its run begins there. */
+typedef struct run {
+    uint32_t file;
+    uint64_t end; /* 0: none */
+} run;
+
+struct tsr_read_ahead {
+    const tsr_allocator *allocator;
+    tsr_block_fetch *fetch;
+    void *ctx;
+    pthread_mutex_t lock;
+    pthread_cond_t fetched;
+    window windows[WINDOWS];
+    run runs[RUNS];
+    uint64_t clock;
+};
+
+tsr_status tsr_read_ahead_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_read_ahead **out, tsr_error *err)
+{
+    tsr_read_ahead *ahead = tsr_alloc(allocator, 1, sizeof *ahead, err);
+    if (!ahead) return TSR_E_NOMEM;
+    *ahead = (tsr_read_ahead){.allocator = allocator, .fetch = fetch, .ctx = ctx};
+    pthread_mutex_init(&ahead->lock, NULL);
+    pthread_cond_init(&ahead->fetched, NULL);
+    *out = ahead;
+    return TSR_OK;
+}
+
+void tsr_read_ahead_free(tsr_read_ahead *ahead)
+{
+    if (!ahead) return;
+    for (size_t i = 0; i < WINDOWS; i++) tsr_free(ahead->allocator, ahead->windows[i].bytes, WINDOW, 1);
+    pthread_cond_destroy(&ahead->fetched);
+    pthread_mutex_destroy(&ahead->lock);
+    tsr_free(ahead->allocator, ahead, 1, sizeof *ahead);
+}
+
+void tsr_read_ahead_forget(tsr_read_ahead *ahead)
+{
+    for (size_t i = 0; i < WINDOWS; i++) ahead->windows[i].size = 0;
+    for (size_t i = 0; i < RUNS; i++) ahead->runs[i].end = 0;
+}
+
+static window *find(tsr_read_ahead *ahead, uint32_t file, uint64_t offset)
+{
+    for (size_t i = 0; i < WINDOWS; i++) {
+        window *w = &ahead->windows[i];
+        if (w->size && w->file == file && w->offset <= offset && offset - w->offset < w->size) return w;
+    }
+    return NULL;
+}
+
+/* NULL: all are busy. */
+static window *oldest(tsr_read_ahead *ahead)
+{
+    window *found = NULL;
+    for (size_t i = 0; i < WINDOWS; i++) {
+        window *w = &ahead->windows[i];
+        if (!w->is_busy && (!found || w->used_at < found->used_at)) found = w;
+    }
+    return found;
+}
+
+/* Whether the read continues a run, which ends behind it from now on. A new run takes the place of the oldest. */
+static bool continues_run(tsr_read_ahead *ahead, const tsr_block_range *range, size_t size)
+{
+    run *found = NULL;
+    for (size_t i = 0; i < RUNS && !found; i++)
+        if (ahead->runs[i].end && ahead->runs[i].file == range->file && ahead->runs[i].end == range->offset) found = &ahead->runs[i];
+    if (found) found->end = range->offset + size;
+    else ahead->runs[ahead->clock++ % RUNS] = (run){range->file, range->offset + size};
+    return found != NULL;
+}
+
+/* With the lock held, which is given up meanwhile. */
+static tsr_status fill(tsr_read_ahead *ahead, const tsr_block_range *range, tsr_error *err)
+{
+    window *w = oldest(ahead);
+    if (!w) {
+        pthread_cond_wait(&ahead->fetched, &ahead->lock);
+        return TSR_OK;
+    }
+    const uint64_t left = range->file_size - range->offset;
+    *w = (window){range->file, range->offset, left < WINDOW ? (size_t)left : WINDOW, true, ++ahead->clock, w->bytes};
+    pthread_mutex_unlock(&ahead->lock);
+    if (!w->bytes) w->bytes = tsr_alloc(ahead->allocator, WINDOW, 1, err);
+    const tsr_status status = w->bytes ? ahead->fetch(ahead->ctx, w->file, w->offset, w->bytes, w->size, err) : TSR_E_NOMEM;
+    pthread_mutex_lock(&ahead->lock);
+    w->is_busy = false;
+    if (status != TSR_OK) w->size = 0;
+    pthread_cond_broadcast(&ahead->fetched);
+    return status;
+}
+
+tsr_status tsr_read_ahead_read(tsr_read_ahead *ahead, tsr_block_range range, void *buffer, size_t size, bool *served, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    char *to = buffer;
+    pthread_mutex_lock(&ahead->lock);
+    *served = continues_run(ahead, &range, size) || find(ahead, range.file, range.offset);
+    while (*served && size && status == TSR_OK) {
+        window *w = find(ahead, range.file, range.offset);
+        if (!w) {
+            status = fill(ahead, &range, err);
+        } else if (w->is_busy) {
+            pthread_cond_wait(&ahead->fetched, &ahead->lock);
+        } else {
+            const size_t at = (size_t)(range.offset - w->offset), taken = w->size - at < size ? w->size - at : size;
+            memcpy(to, w->bytes + at, taken);
+            w->used_at = ++ahead->clock;
+            to += taken;
+            range.offset += taken;
+            size -= taken;
+        }
+    }
+    pthread_mutex_unlock(&ahead->lock);
+    return status;
+}

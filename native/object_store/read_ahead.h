@@ -1,0 +1,19 @@
+/* Reading ahead of those who read objects from front to back: a window of 8 MiB is fetched by several requests at once, and the
+ * reads that follow are served from it. What is read ahead in vain is at most one window for each run of reads. */
+#ifndef TSR_OBJECT_STORE_READ_AHEAD_H
+#define TSR_OBJECT_STORE_READ_AHEAD_H
+
+#include "io/block_cache.h"
+
+typedef struct tsr_read_ahead tsr_read_ahead;
+
+/* Borrows `ctx`. `fetch` is called without a lock, from any thread. At most four windows, 32 MiB. */
+tsr_status tsr_read_ahead_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_read_ahead **out, tsr_error *err);
+void tsr_read_ahead_free(tsr_read_ahead *ahead); /* takes NULL */
+/* Forgets everything, because files got other numbers. Nobody may read meanwhile. */
+void tsr_read_ahead_forget(tsr_read_ahead *ahead);
+
+/* Serves a read that continues an earlier one. *served false: it does not, and nothing was read. Thread-safe. */
+tsr_status tsr_read_ahead_read(tsr_read_ahead *ahead, tsr_block_range range, void *buffer, size_t size, bool *served, tsr_error *err);
+
+#endif

@@ -1,0 +1,140 @@
+/* See upload.h. */
+#include "object_store/upload.h"
+
+#include "io/digests.h"
+#include "io/retry.h"
+#include "io/try.h"
+#include "object_store/exchange.h"
+#include "tessera/sys/alloc.h"
+
+enum { MOST_REPLY = 64 << 10, MOST_TRIES = 6 };
+
+void tsr_upload_sum(const void *data, size_t size, char out[TSR_SUM_DIGITS + 1])
+{
+    static const char hex[] = "0123456789abcdef";
+    uint8_t digest[TSR_SUM_DIGITS / 2];
+    void *state = tsr_native_sha256->start();
+    if (size) tsr_native_sha256->update(state, data, size);
+    tsr_native_sha256->finish(state, digest);
+    for (size_t i = 0; i < sizeof digest; i++) {
+        out[2 * i] = hex[digest[i] >> 4];
+        out[2 * i + 1] = hex[digest[i] & 15];
+    }
+    out[TSR_SUM_DIGITS] = '\0';
+}
+
+tsr_status tsr_upload_ask(tsr_service *service, const tsr_request *given, tsr_arena *arena, tsr_upload_reply *reply, tsr_error *err)
+{
+    tsr_request request = *given;
+    tsr_exchange x = {0};
+    *reply = (tsr_upload_reply){0};
+    request.capacity = MOST_REPLY;
+    request.buffer = tsr_alloc(service->allocator, MOST_REPLY, 1, err);
+    if (!request.buffer) return TSR_E_NOMEM;
+    tsr_status status = tsr_exchange_perform(service, &request, &x, 1, err);
+    reply->is_lost = x.is_lost;
+    if (status == TSR_OK && !x.is_lost) {
+        const tsr_http_answer *answer = &x.transfer.answer;
+        if (answer->status == 412 || (request.if_absent && answer->status == service->status_exists))
+            status = tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; --overwrite replaces it", tsr_shown_key_of(service, request.key).text);
+        else if (answer->status >= 300) status = tsr_exchange_error(service, &x, err);
+        else reply->text = tsr_arena_str(arena, (tsr_str){request.buffer, answer->size}, err);
+        if (status == TSR_OK && !reply->text.data) status = TSR_E_NOMEM;
+        memcpy(reply->tag.text, answer->version, sizeof reply->tag.text);
+    }
+    tsr_exchange_end(&x);
+    tsr_free(service->allocator, request.buffer, MOST_REPLY, 1);
+    return status;
+}
+
+/* ---- after a lost reply ---- */
+
+tsr_status tsr_upload_exists(tsr_service *service, tsr_str key, bool *there, tsr_error *err)
+{
+    tsr_object_list found = {0};
+    tsr_error why = {0};
+    TSR_TRY(tsr_object_list_open(service->allocator, &found, err));
+    const tsr_status status = service->stat(service, key, &found, &why);
+    tsr_object_list_close(&found);
+    *there = status == TSR_OK;
+    return status == TSR_OK || status == TSR_E_NOT_FOUND ? TSR_OK : tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+}
+
+static tsr_status compare(tsr_service *service, const tsr_upload *upload, const tsr_upload_bytes *bytes, bool *equal, tsr_error *err)
+{
+    tsr_exchange x = {0};
+    char *buffer = tsr_alloc(service->allocator, bytes->size, 1, err);
+    if (!buffer) return TSR_E_NOMEM;
+    const tsr_request request = {.key = upload->key, .is_ranged = true, .buffer = buffer, .capacity = bytes->size};
+    tsr_status status = tsr_exchange_perform(service, &request, &x, 1, err);
+    if (status == TSR_OK && x.transfer.answer.status >= 300) status = tsr_exchange_error(service, &x, err);
+    *equal = status == TSR_OK && x.transfer.answer.size == bytes->size && memcmp(buffer, bytes->data, bytes->size) == 0;
+    tsr_exchange_end(&x);
+    tsr_free(service->allocator, buffer, bytes->size, 1);
+    return status;
+}
+
+tsr_status tsr_upload_is_there(tsr_service *service, const tsr_upload *upload, const tsr_upload_bytes *bytes, bool *there, tsr_error *err)
+{
+    tsr_object_list found = {0};
+    tsr_error unused = {0};
+    *there = false;
+    TSR_TRY(tsr_object_list_open(service->allocator, &found, err));
+    tsr_status status = service->stat(service, upload->key, &found, &unused);
+    if (status == TSR_OK) {
+        const tsr_object *object = found.items.items;
+        *there = object->size == upload->size && !(upload->before.size && tsr_str_equal(object->version, upload->before));
+        if (*there && bytes && bytes->size) status = compare(service, upload, bytes, there, &unused);
+    }
+    tsr_object_list_close(&found);
+    if (status == TSR_OK || status == TSR_E_NOT_FOUND) return TSR_OK;
+    return tsr_raise(err, status, TSR_NO_POSITION, "%s", unused.message);
+}
+
+static bool is_error_text(tsr_str text)
+{
+    return text.size && memmem(text.data, text.size, "<Error>", 7);
+}
+
+tsr_status tsr_upload_make(tsr_service *service, const tsr_upload *upload, const tsr_request *request, const tsr_upload_bytes *bytes,
+                           tsr_error *err)
+{
+    tsr_arena *arena = tsr_arena_new(service->allocator, 0, err);
+    tsr_status status = arena ? TSR_OK : TSR_E_NOMEM;
+    bool is_done = false;
+    double seconds = 0.1;
+    for (unsigned tries = 0; status == TSR_OK && !is_done; tries++) {
+        tsr_upload_reply reply;
+        status = tsr_upload_ask(service, request, arena, &reply, err);
+        is_done = !reply.is_lost && !is_error_text(reply.text);
+        if (is_done && (status == TSR_OK || tries == 0)) break;
+        /* unknown, or refused on a repetition, perhaps because the one before was carried out */
+        tsr_error why = {0};
+        const tsr_status asked = tsr_upload_is_there(service, upload, bytes, &is_done, &why);
+        if (is_done) status = TSR_OK;
+        else if (status == TSR_OK && asked != TSR_OK) status = tsr_raise(err, asked, TSR_NO_POSITION, "%s", why.message);
+        if (status != TSR_OK || is_done) break;
+        if (tries + 1 == MOST_TRIES)
+            status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: the server did not confirm that the object was written",
+                               tsr_shown_key_of(service, upload->key).text);
+        else tsr_retry_wait(seconds);
+        seconds *= 2;
+    }
+    tsr_arena_free(arena);
+    return status;
+}
+
+tsr_status tsr_upload_give_up(tsr_service *service, const tsr_request *request, const long *allowed, tsr_error *err)
+{
+    tsr_exchange x = {0};
+    tsr_status status = tsr_exchange_perform(service, request, &x, 1, err);
+    const long answer = x.transfer.answer.status;
+    if (status == TSR_OK && answer >= 300 && answer != allowed[0] && answer != allowed[1]) status = tsr_exchange_error(service, &x, err);
+    tsr_exchange_end(&x);
+    return status;
+}
+
+tsr_status tsr_upload_remove(tsr_service *service, tsr_str key, tsr_error *err)
+{
+    return tsr_upload_give_up(service, &(tsr_request){.method = "DELETE", .key = key, .is_upload = true}, (const long[]){404, 404}, err);
+}
