@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "io/try.h"
+#include "tessera/sys/path_store.h"
 
 static size_t without_slashes(const char *path)
 {
@@ -19,13 +20,13 @@ static tsr_status split(const char *path, tsr_destination *out, tsr_error *err)
     const size_t size = without_slashes(path);
     size_t start = size;
     while (start > 0 && path[start - 1] != '/') start--;
-    TSR_FAIL_IF(size - start > NAME_MAX || start >= PATH_MAX, err, TSR_E_USAGE, "'%s' is too long a name", path);
+    TSR_FAIL_IF(size - start > NAME_MAX || start >= PATH_MAX, err, TSR_E_USAGE, "the name '%s' is too long", path);
     memcpy(out->name, path + start, size - start);
     out->name[size - start] = '\0';
     memcpy(out->parent, start ? path : ".", start ? start : 1);
     out->parent[start ? start : 1] = '\0';
     TSR_FAIL_IF(!*out->name || strcmp(out->name, ".") == 0 || strcmp(out->name, "..") == 0, err, TSR_E_USAGE,
-                "'%s' cannot be a destination: it ends in no name", path);
+                "'%s' cannot be a destination: it does not end with a name", path);
     return TSR_OK;
 }
 
@@ -33,8 +34,9 @@ tsr_status tsr_destination_of(const char *path, tsr_destination *out, tsr_error 
 {
     struct stat link, info;
     char plain[PATH_MAX];
+    TSR_TRY(tsr_path_must_be_local(path, err));
     const size_t size = without_slashes(path);
-    TSR_FAIL_IF(size >= sizeof plain, err, TSR_E_USAGE, "'%s' is too long a name", path);
+    TSR_FAIL_IF(size >= sizeof plain, err, TSR_E_USAGE, "the name '%s' is too long", path);
     memcpy(plain, path, size);
     plain[size] = '\0';
     const bool leads_on = lstat(plain, &link) == 0 && S_ISLNK(link.st_mode) && stat(plain, &info) == 0 && S_ISDIR(info.st_mode);

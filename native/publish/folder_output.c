@@ -1,4 +1,5 @@
 /* The writing half of an output into a folder or a file: temporary names, preallocation, writes. */
+#include "io/file_name.h"
 #include "publish/destination.h"
 #include "publish/folder_output.h"
 #include "publish/journal.h"
@@ -17,36 +18,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define MAX_OPEN_FILES 256
 #define LARGE_WRITE    ((size_t)1 << 20)   /* from here on the disk may begin before the final sync */
 #define MAX_TRIES      1000                /* temporary names */
 #define HOLE_BYTES     ((size_t)64 << 10)  /* aligned pieces of this size are written or not */
 #define MAX_COPY       ((uint64_t)1 << 30) /* at a time, so that a signal is heard */
-
-static output_file *file_at(folder_output *output, uint32_t file)
-{
-    return (output_file *)output->files.items + file;
-}
-
-/* ---- descriptors ---- */
-
-/* Under the lock. */
-static void close_one_idle(folder_output *output)
-{
-    for (uint32_t i = 0; i < output->files.count; i++) {
-        output_file *f = file_at(output, i);
-        if (f->fd < 0 || f->users) continue;
-        output->sys->close(output->sys, f->fd);
-        f->fd = -1;
-        output->open_files--;
-        return;
-    }
-}
-
-static int open_file(folder_output *output, const char *name)
-{
-    return tsr_sys_open(output->sys, output->work, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
-}
 
 /* New files follow the umask, but nobody gets to read what was private: what replaces a file gets its permissions only when it is
  * published, and files under new names are open to those whom some file of the old checkpoint was open to. */
@@ -56,41 +31,12 @@ static int create_file(folder_output *output, const output_file *file)
     return tsr_sys_open(output->sys, output->work, file->temporary, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CREAT | O_EXCL, mode);
 }
 
-tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const char **name, tsr_error *err)
-{
-    tsr_status status = TSR_OK;
-    pthread_mutex_lock(&output->lock);
-    output_file *f = file < output->files.count ? file_at(output, file) : NULL;
-    if (!f) {
-        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "output file number %u does not exist", file);
-    } else if (f->fd < 0) {
-        if (output->open_files >= MAX_OPEN_FILES) close_one_idle(output);
-        f->fd = open_file(output, f->temporary);
-        if (f->fd < 0) status = tsr_sys_raise(err, "open", f->name);
-        else output->open_files++;
-    }
-    if (status == TSR_OK) {
-        f->users++;
-        *fd = f->fd;
-        *name = f->name;
-    }
-    pthread_mutex_unlock(&output->lock);
-    return status;
-}
-
-void tsr_output_give(folder_output *output, uint32_t file)
-{
-    pthread_mutex_lock(&output->lock);
-    file_at(output, file)->users--;
-    pthread_mutex_unlock(&output->lock);
-}
-
 /* Behind the write: a sync that runs meanwhile may have missed it. */
 static void give_written(folder_output *output, uint32_t file)
 {
     pthread_mutex_lock(&output->lock);
-    file_at(output, file)->users--;
-    file_at(output, file)->unsynced = true;
+    tsr_output_file(output, file)->users--;
+    tsr_output_file(output, file)->unsynced = true;
     pthread_mutex_unlock(&output->lock);
 }
 
@@ -100,24 +46,6 @@ static void give_written(folder_output *output, uint32_t file)
 static void next_tag(folder_output *output)
 {
     snprintf(output->tag, sizeof output->tag, "%u", output->number++);
-}
-
-static bool is_component(tsr_str name)
-{
-    return name.size > 0 && name.size <= NAME_MAX && !memchr(name.data, '/', name.size) &&
-           !memchr(name.data, '\0', name.size) && !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
-}
-
-/* Components between slashes. */
-static bool is_path(tsr_str name)
-{
-    const char *slash;
-    while (name.size && (slash = memchr(name.data, '/', name.size))) {
-        const size_t size = (size_t)(slash - name.data);
-        if (!is_component((tsr_str){name.data, size})) return false;
-        name = (tsr_str){slash + 1, name.size - size - 1};
-    }
-    return is_component(name);
 }
 
 static bool stat_replaced(const folder_output *output, const char *name, struct stat *old)
@@ -131,11 +59,11 @@ static tsr_status name_file(folder_output *output, tsr_str name, output_file *fi
     struct stat old;
     if (output->mode == OUTPUT_FILE) {
         if (name.size || output->files.count)
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the output is one file without a name");
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the output is a single file, which has no name of its own");
         file->name = output->name;
     } else {
-        if (!is_path(name))
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is no name of a file", TSR_STR_ARG(name));
+        if (!tsr_is_name_below(name, NAME_MAX))
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is not a valid file name", TSR_STR_ARG(name));
         file->name = tsr_arena_str(output->arena, name, err).data;
     }
     if (!file->name) return TSR_E_NOMEM;
@@ -177,27 +105,28 @@ static int open_finished(folder_output *output, const output_file *file)
     const bool opened = fd >= 0 && tsr_is_own_file(output->sys, fd) && fchmod(fd, TSR_PRIVATE_FILE) == 0;
     if (fd >= 0) output->sys->close(output->sys, fd);
     errno = opened ? 0 : EACCES;
-    return opened ? open_file(output, file->temporary) : -1;
+    return opened ? tsr_output_open_file(output, file->temporary) : -1;
 }
 
 /* Opens what another process of the job, or an earlier run, has created, or else creates it. */
 static int open_shared(folder_output *output, output_file *file)
 {
-    int fd = open_file(output, file->temporary);
+    int fd = tsr_output_open_file(output, file->temporary);
     if (fd < 0 && errno == EACCES && output->options.publishing) fd = open_finished(output, file);
     if (fd < 0 && errno == ENOENT && output->options.publishing) {
-        fd = open_file(output, file->name);
+        fd = tsr_output_open_file(output, file->name);
         file->is_final = fd >= 0;
         if (file->is_final) file->temporary = file->name;
     }
     if (fd < 0 && errno == ENOENT && !output->options.whole) fd = create_file(output, file);
-    return fd < 0 && errno == EEXIST ? open_file(output, file->temporary) : fd; /* created in this moment */
+    return fd < 0 && errno == EEXIST ? tsr_output_open_file(output, file->temporary) : fd; /* created in this moment */
 }
 
 static tsr_status refuse_foreign(const folder_output *output, const char *name, tsr_error *err)
 {
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
-                     "'%s' is in the way of writing '%s': no run of this job has made it; move it away", name, output->name);
+                     "'%s' prevents '%s' from being written, and no run of this job created it; move it away", name,
+                     output->name);
 }
 
 static tsr_status refuse_size(const output_file *file, uint64_t size, uint64_t found, tsr_error *err)
@@ -279,7 +208,7 @@ static tsr_status add_file(folder_output *output, tsr_str name, uint64_t size, u
     if (status == TSR_OK && output->mode != OUTPUT_FILE) status = tsr_output_make_subfolders(output, file.name, err);
     if (status != TSR_OK) return status;
     if (tsr_vec_reserve(&output->files, 1, err) != TSR_OK) return TSR_E_NOMEM;
-    if (output->open_files >= MAX_OPEN_FILES) close_one_idle(output);
+    tsr_output_make_room(output);
     status = output->options.tag ? join_temporary(output, &file, size, err) : create_temporary(output, &file, err);
     if (status != TSR_OK) {
         if (file.fd >= 0) output->sys->close(output->sys, file.fd);
@@ -311,7 +240,7 @@ static bool is_zero(const uint8_t *data, size_t size)
 static bool lies_within(folder_output *output, uint32_t file, uint64_t offset, size_t size)
 {
     pthread_mutex_lock(&output->lock);
-    const uint64_t known = file_at(output, file)->size;
+    const uint64_t known = tsr_output_file(output, file)->size;
     pthread_mutex_unlock(&output->lock);
     return offset <= known && size <= known - offset;
 }
@@ -337,7 +266,7 @@ static tsr_status write_around_holes(const folder_output *output, int fd, const 
 static void add_sum(folder_output *output, uint32_t file, uint64_t sum)
 {
     pthread_mutex_lock(&output->lock);
-    output_file *f = file_at(output, file);
+    output_file *f = tsr_output_file(output, file);
     f->sum = tsr_sum_add(f->sum, sum);
     pthread_mutex_unlock(&output->lock);
 }
@@ -346,7 +275,7 @@ uint64_t tsr_folder_output_take_sum(tsr_output *base, uint32_t file)
 {
     folder_output *output = (folder_output *)base;
     pthread_mutex_lock(&output->lock);
-    output_file *f = file_at(output, file);
+    output_file *f = tsr_output_file(output, file);
     const uint64_t sum = f->sum;
     f->sum = 0;
     pthread_mutex_unlock(&output->lock);
@@ -431,7 +360,7 @@ static void output_close(tsr_output *base)
 {
     folder_output *output = (folder_output *)base;
     for (uint32_t i = 0; i < output->files.count; i++) {
-        if (file_at(output, i)->fd >= 0) output->sys->close(output->sys, file_at(output, i)->fd);
+        if (tsr_output_file(output, i)->fd >= 0) output->sys->close(output->sys, tsr_output_file(output, i)->fd);
     }
     if (!output->published && !output->options.keep) tsr_output_discard(output);
     if (output->work >= 0 && output->work != output->parent) output->sys->close(output->sys, output->work);
@@ -475,7 +404,7 @@ static tsr_status refuse_dead_link(const folder_output *output, const char *path
     const bool replaces = output->mode == OUTPUT_FILE && output->options.overwrite;
     if (replaces || output->sys->link_stat_at(output->sys, output->parent, output->name, &info) != 0) return TSR_OK;
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
-                     "the destination '%s' exists: it is a symbolic link to something that is not there; remove the link", path);
+                     "the destination '%s' exists: it is a symbolic link with a missing target; remove the link", path);
 }
 
 static tsr_status choose_mode(folder_output *output, const char *path, const char *parent, tsr_error *err)
@@ -484,7 +413,7 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
     const bool folder = output->options.is_folder;
     struct stat info;
     output->parent = sys->open_at(sys, AT_FDCWD, parent, O_RDONLY | O_DIRECTORY, 0);
-    if (output->parent < 0) return tsr_sys_raise(err, "open the folder", parent);
+    if (output->parent < 0) return tsr_sys_raise(err, "open the directory", parent);
     bool exists = sys->stat_at(sys, output->parent, output->name, &info) == 0;
     tsr_status status = refuse_source(output, path, parent, exists ? &info : NULL, err);
     if (status != TSR_OK) return status;
@@ -501,7 +430,8 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it", path);
     }
     if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' exists and is neither a file nor a folder", path);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "the destination '%s' exists and is neither a file nor a directory", path);
     }
     if (S_ISDIR(info.st_mode) != folder) {
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' exists and is a %s; a %s would be written",
@@ -523,6 +453,11 @@ static bool is_data_file(const char *name)
     return tsr_str_ends(tsr_str_from(name), TSR_STR(".distcp")) || tsr_str_ends(tsr_str_from(name), TSR_STR(".safetensors"));
 }
 
+uint32_t tsr_generation_after(const char *name)
+{
+    return is_data_file(name) ? generation_of(name) + 1 : 0;
+}
+
 tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint32_t *out, tsr_error *err)
 {
     if (!sys) sys = &tsr_sys_posix;
@@ -535,8 +470,7 @@ tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint
         return tsr_sys_raise(err, "list", path);
     }
     for (struct dirent *item; (item = readdir(folder));) {
-        if (!is_data_file(item->d_name)) continue;
-        uint32_t next = generation_of(item->d_name) + 1;
+        const uint32_t next = tsr_generation_after(item->d_name);
         if (next > *out) *out = next;
     }
     closedir(folder);

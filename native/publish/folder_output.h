@@ -1,5 +1,5 @@
-/* The state of a folder output, shared by its writing half (folder_output.c) and its publishing half
- * (folder_publish.c). */
+/* The state of a folder output, shared by its descriptors (output_files.c), its publishing half (folder_publish.c) and, above
+ * these, its writing half (folder_output.c). */
 #ifndef TSR_NATIVE_FOLDER_OUTPUT_H
 #define TSR_NATIVE_FOLDER_OUTPUT_H
 
@@ -56,10 +56,23 @@ typedef struct folder_output {
     const tsr_sum_key *sums; /* or NULL: nothing is summed up */
 } folder_output;
 
+static inline output_file *tsr_output_file(const folder_output *output, uint32_t file)
+{
+    return (output_file *)output->files.items + file;
+}
+
+/* output_files.c. Opens a file of the folder in work that exists; -1 with errno. */
+int tsr_output_open_file(folder_output *output, const char *name);
+/* Closes a file that nobody uses where as many are open as may be. Under the lock. */
+void tsr_output_make_room(folder_output *output);
 /* The descriptor and final name of a file, opened again if need be; `give` lets it be closed. */
 tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const char **name, tsr_error *err);
 void tsr_output_give(folder_output *output, uint32_t file);
 
+/* The generation that follows that of a data file's name; 0 for a name that is not one of a data file. */
+uint32_t tsr_generation_after(const char *name);
+
+/* folder_publish.c: the output's `sync` and `publish`. */
 tsr_status tsr_output_sync_all(tsr_output *output, tsr_error *err);
 tsr_status tsr_output_publish(tsr_output *output, uint32_t marker, tsr_error *err);
 /* folder_swap.c: whether the destination can be swapped, asked before anything is written by who made the new folder; and

@@ -13,16 +13,11 @@
 #include "publish/record.h"
 #include "publish/subfolders.h"
 
-static output_file *file_at(folder_output *output, uint32_t file)
-{
-    return (output_file *)output->files.items + file;
-}
-
 static bool set_unsynced(folder_output *output, uint32_t file, bool now)
 {
     pthread_mutex_lock(&output->lock);
-    const bool before = file_at(output, file)->unsynced;
-    file_at(output, file)->unsynced = now;
+    const bool before = tsr_output_file(output, file)->unsynced;
+    tsr_output_file(output, file)->unsynced = now;
     pthread_mutex_unlock(&output->lock);
     return before;
 }
@@ -80,7 +75,7 @@ static tsr_status rename_file(folder_output *output, output_file *file, bool rep
 static tsr_status publish_file(folder_output *output, tsr_error *err)
 {
     if (output->files.count == 0) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "nothing was written");
-    tsr_status status = rename_file(output, file_at(output, 0), output->options.overwrite, err);
+    tsr_status status = rename_file(output, tsr_output_file(output, 0), output->options.overwrite, err);
     if (status != TSR_OK) return status;
     output->published = true;
     return tsr_sys_sync(output->sys, output->parent, output->name, err);
@@ -105,7 +100,7 @@ static tsr_status refuse_stranger(void *ctx, int folder, const char *name, tsr_e
                         tsr_output_stat_old(output, name, &there) && tsr_is_one_file(&here, &there);
     if (linked) return TSR_OK; /* by a run that was killed behind this */
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
-                     "'%s' in '%s' would become a part of '%s', but this job has not written it; move it away", name,
+                     "'%s' in '%s' would become part of '%s', but this job did not write it; move it away", name,
                      output->temporary, output->name);
 }
 
@@ -151,11 +146,11 @@ static tsr_status publish_into_folder(folder_output *output, uint32_t marker, ts
 {
     for (uint32_t i = 0; i < output->files.count; i++) {
         if (i == marker) continue;
-        tsr_status status = rename_file(output, file_at(output, i), false, err);
+        tsr_status status = rename_file(output, tsr_output_file(output, i), false, err);
         if (status != TSR_OK) return status;
     }
     tsr_status status = tsr_sys_sync(output->sys, output->work, output->name, err);
-    if (status == TSR_OK && marker < output->files.count) status = rename_file(output, file_at(output, marker), true, err);
+    if (status == TSR_OK && marker < output->files.count) status = rename_file(output, tsr_output_file(output, marker), true, err);
     if (status != TSR_OK) return status;
     output->published = true;
     status = tsr_sys_sync(output->sys, output->work, output->name, err);
@@ -184,10 +179,10 @@ static tsr_status keep_all_permissions(folder_output *output, tsr_error *err)
     for (uint32_t i = 0; output->exists && i < output->files.count; i++) {
         int fd;
         const char *name;
-        if (file_at(output, i)->is_final) continue;
+        if (tsr_output_file(output, i)->is_final) continue;
         tsr_status status = tsr_output_take(output, i, &fd, &name, err);
         if (status != TSR_OK) return status;
-        keep_permissions(output, file_at(output, i), fd);
+        keep_permissions(output, tsr_output_file(output, i), fd);
         tsr_output_give(output, i);
     }
     return TSR_OK;
@@ -213,7 +208,7 @@ void tsr_output_discard(folder_output *output)
 {
     const tsr_sys *sys = output->sys;
     for (uint32_t i = 0; i < output->files.count; i++) {
-        const output_file *file = file_at(output, i);
+        const output_file *file = tsr_output_file(output, i);
         sys->unlink(sys, output->work, file->is_final ? file->name : file->temporary, false);
     }
     tsr_output_remove_subfolders(output);

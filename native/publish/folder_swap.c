@@ -34,8 +34,8 @@ static tsr_status refuse_folder(void *ctx, int folder, const char *name, tsr_err
     if (output->sys->link_stat_at(output->sys, folder, name, &info) != 0 || !S_ISDIR(info.st_mode)) return TSR_OK;
     return tsr_raise(
         err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-        "'%s' holds the folder '%s', which cannot be kept when '%s' is replaced as a whole (there is no one file whose rename "
-        "could switch from the old checkpoint to the new one); move the folder away, or write to another directory",
+        "'%s' contains the directory '%s', which cannot be kept when '%s' is replaced as a whole (no single file could be "
+        "renamed to switch from the old checkpoint to the new one); move that directory away, or write to another one",
         output->name, name, output->name);
 }
 
@@ -54,8 +54,8 @@ static tsr_status refuse_mount(const folder_output *output, tsr_error *err)
                        statx(output->work, "", AT_EMPTY_PATH, STATX_MNT_ID, &new) == 0;
     if (!known || is_one_mount(&old, &new)) return TSR_OK;
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "'%s' cannot be replaced as a whole, because it is a mount point; remove the files in it "
-                     "instead of --overwrite, or write to a new directory in it",
+                     "'%s' cannot be replaced as a whole, because it is a mount point; remove the files in it instead of "
+                     "passing --overwrite, or write to a new directory in it",
                      output->name);
 }
 
@@ -78,10 +78,11 @@ static tsr_status try_exchange(const folder_output *output, tsr_error *err)
     tsr_status status = done == 0 || cannot || errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "exchange", trial[0]);
     end_trial(output);
     if (!cannot) return status;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "'%s' cannot be replaced at once: this form has no file whose rename could replace all others, and the "
-                     "file system cannot exchange two folders; remove it instead of --overwrite",
-                     output->name);
+    return tsr_raise(
+        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        "'%s' cannot be replaced in one step: this format has no single file that could be renamed to switch to the new "
+        "checkpoint, and the file system cannot exchange two directories; remove it instead of passing --overwrite",
+        output->name);
 }
 
 static bool is_obsolete(const void *ctx, const char *name, const struct stat *info)
@@ -131,7 +132,7 @@ static tsr_status keep_file(void *ctx, int folder, const char *name, tsr_error *
     const bool linked = sys->link_stat_at(sys, folder, name, &old) == 0 &&
                         sys->link_stat_at(sys, output->work, name, &new) == 0 && tsr_is_one_file(&old, &new);
     if (linked) return TSR_OK; /* by a run that was killed behind this */
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' in '%s' is no part of the checkpoint there, and in the way",
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' in '%s' is not part of that checkpoint and blocks the write",
                      name, output->name);
 }
 

@@ -64,7 +64,7 @@ tsr_status tsr_journal_new_tag(char tag[TSR_JOURNAL_TAG_SIZE + 1], tsr_error *er
 {
     uint64_t random;
     TSR_FAIL_IF(getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random, err, TSR_E_IO,
-                "no random numbers for a temporary name");
+                "cannot get random numbers for a temporary name");
     snprintf(tag, TSR_JOURNAL_TAG_SIZE + 1, "w%016" PRIx64, random);
     return TSR_OK;
 }
@@ -82,7 +82,7 @@ static tsr_status lock(const tsr_journal *j, tsr_error *err)
     for (unsigned tries = 0; sys->lock(sys, j->fd) != 0; tries++) {
         if (errno != EWOULDBLOCK && errno != EINTR) return TSR_OK; /* a file system without locks */
         if (tries == TRIES) {
-            return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "another process is writing '%s' (it holds '%s')",
+            return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "another process is writing '%s' (it has locked '%s')",
                              j->journals->name, j->name);
         }
         nanosleep(&(struct timespec){0, 10000000}, NULL);
@@ -142,7 +142,7 @@ static tsr_status open_journal(tsr_journal *j, bool *made, tsr_error *err)
     if (j->fd < 0 && errno != ELOOP) return tsr_sys_raise(err, "create", j->name);
     if (j->fd >= 0 && (tsr_is_own_file(all->sys, j->fd) || was_removed(j))) return TSR_OK;
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
-                     "'%s' is in the way: it is not a journal that this program wrote; remove it", j->name);
+                     "'%s' blocks the write: it is not a journal that this program wrote; remove it", j->name);
 }
 
 /* Before it is locked, another job may take it for what a killed one left, and remove it: then there must be a new one. */
@@ -155,7 +155,7 @@ static tsr_status open_locked(tsr_journal *j, bool *made, tsr_error *err)
         j->journals->sys->close(j->journals->sys, j->fd);
         j->fd = -1;
     }
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "another process is writing '%s': it removes '%s' each time",
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "another process is writing '%s': it keeps removing '%s'",
                      j->journals->name, j->name);
 }
 
@@ -168,8 +168,8 @@ static tsr_status begin(tsr_journal *j, tsr_str text, tsr_error *err)
     if (has_text(j, text)) j->records = j->size - j->text_size;
     else if (made || is_torn(j, text)) TSR_TRY(write_text(j, text, err));
     else
-        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' is in the way: it is a journal of another job; remove it",
-                         j->name);
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                         "'%s' blocks the write: it is the journal of another job; remove it", j->name);
     j->end = j->text_size + j->records;
     return TSR_OK;
 }

@@ -29,7 +29,7 @@ tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator,
     if (status != TSR_OK) return status;
     memcpy(out->name, place.name, sizeof place.name);
     out->folder = out->sys->open_at(out->sys, AT_FDCWD, place.parent, O_RDONLY | O_DIRECTORY, 0);
-    return out->folder >= 0 ? TSR_OK : tsr_sys_raise(err, "open the folder", place.parent);
+    return out->folder >= 0 ? TSR_OK : tsr_sys_raise(err, "open the directory", place.parent);
 }
 
 /* Locks the directory that has the destination's name now; *again where another job has it, or replaced it meanwhile. */
@@ -57,7 +57,8 @@ tsr_status tsr_journals_hold(tsr_journals *journals, tsr_error *err)
         nanosleep(&(struct timespec){0, 10000000}, NULL);
     }
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
-                     "another process is replacing '%s'; wait until it has ended, or write to another directory", journals->name);
+                     "another process is replacing '%s'; wait until it has finished, or write to another directory",
+                     journals->name);
 }
 
 void tsr_journals_close(tsr_journals *journals)

@@ -3,10 +3,13 @@
 #include "tessera/path.h"
 
 #include "io/try.h"
+#include "tessera/document_read.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/path_choices.h"
 #include "tessera/sys/remote.h"
 #include "tessera/sys/store_read.h"
+#include "tessera/sys/uri.h"
 
 /* Copies, because the names belong to the checkpoint that is closed before the store may change. */
 static tsr_status copy_names(const tsr_str *names, size_t count, tsr_arena *arena, tsr_str **out, tsr_error *err)
@@ -37,16 +40,25 @@ static tsr_status open_again(tsr_checkpoint **checkpoint, const tsr_open_options
     return status == TSR_OK ? tsr_checkpoint_open(store, host, options, checkpoint, err) : status;
 }
 
-tsr_status tsr_path_open(const char *path, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
-                         tsr_error *err)
+static tsr_status open_store(const tsr_store_opener *opener, const char *const *paths, size_t count, tsr_store **out, tsr_error *err)
 {
-    const bool is_remote = tsr_is_address(path);
+    return count == 1 ? opener->open(opener, paths[0], out, err) : tsr_joined_store_open(opener, paths, count, out, err);
+}
+
+tsr_status tsr_paths_store_open(const char *const *paths, size_t count, const tsr_host *host, tsr_store **out, tsr_error *err)
+{
+    const tsr_store_opener opener = {.open = tsr_path_store_open_by, .host = host};
+    return open_store(&opener, paths, count, out, err);
+}
+
+tsr_status tsr_paths_open_by(const tsr_store_opener *opener, const char *const *paths, size_t count,
+                             const tsr_open_options *options, tsr_checkpoint **out, tsr_error *err)
+{
     tsr_store *store = NULL;
     *out = NULL;
-    if (is_remote) TSR_TRY(tsr_remote_store_open(host->allocator, path, &store, err));
-    else TSR_TRY(tsr_folder_store_open(NULL, host->allocator, path, &store, err));
-    tsr_status status = tsr_checkpoint_open(store, host, options, out, err);
-    if (status == TSR_OK && is_remote) status = open_again(out, options, err);
+    TSR_TRY(open_store(opener, paths, count, &store, err));
+    tsr_status status = tsr_checkpoint_open(store, opener->host, options, out, err);
+    if (status == TSR_OK && count == 1 && tsr_is_address(paths[0])) status = open_again(out, options, err);
     if (status == TSR_OK) return TSR_OK;
     tsr_checkpoint_close(*out);
     *out = NULL;
@@ -57,12 +69,61 @@ tsr_status tsr_path_open(const char *path, const tsr_host *host, const tsr_open_
 tsr_status tsr_paths_open(const char *const *paths, size_t count, const tsr_host *host, const tsr_open_options *options,
                           tsr_checkpoint **out, tsr_error *err)
 {
-    tsr_store *store;
+    const tsr_store_opener opener = {.open = tsr_path_store_open_by, .host = host};
+    return tsr_paths_open_by(&opener, paths, count, options, out, err);
+}
+
+tsr_status tsr_path_open(const char *path, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
+                         tsr_error *err)
+{
+    return tsr_paths_open(&path, 1, host, options, out, err);
+}
+
+tsr_status tsr_path_open_compared(const tsr_store_opener *opener, const char *path, const tsr_open_options *options,
+                                  tsr_checkpoint **out, tsr_error *err)
+{
+    tsr_error plain = {0};
+    tsr_open_options whole = *options;
+    whole.part = whole.step = (tsr_str){NULL, 0};
+    const tsr_status status = tsr_paths_open_by(opener, &path, 1, options, out, err);
+    if (status == TSR_OK || (!options->part.data && !options->step.data)) return status;
+    if (tsr_paths_open_by(opener, &path, 1, &whole, out, &plain) != TSR_OK) return status;
+    const bool has_parts = tsr_checkpoint_catalog(*out)->part_count != 0;
+    const bool is_file = tsr_checkpoint_store(*out)->primary != TSR_NO_FILE;
+    if (!has_parts && (is_file || !options->step.data)) return TSR_OK;
+    tsr_path_close(*out);
     *out = NULL;
-    if (count == 1) return tsr_path_open(paths[0], host, options, out, err);
-    TSR_TRY(tsr_joined_store_open(host->allocator, paths, count, &store, err));
-    const tsr_status status = tsr_checkpoint_open(store, host, options, out, err);
-    if (status != TSR_OK) store->close(store);
+    return status;
+}
+
+/* For messages: a URL without its secrets. */
+static tsr_status shown_path(const char *path, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    const tsr_str given = tsr_str_from(path);
+    char *shown = tsr_arena_array(arena, given.size, 3, err);
+    if (!shown) return TSR_E_NOMEM;
+    *out = (tsr_str){shown, tsr_uri_redact(given, shown, 3 * given.size)};
+    return TSR_OK;
+}
+
+tsr_status tsr_path_load_shards(const char *given, const tsr_host *host, tsr_arena *arena, tsr_shards *out, tsr_error *err)
+{
+    const tsr_shards *built_in = tsr_shards_built_in(tsr_str_from(given));
+    tsr_error why = {0};
+    tsr_str text, name;
+    if (built_in) {
+        *out = *built_in;
+        return TSR_OK;
+    }
+    TSR_TRY(shown_path(given, arena, &name, err));
+    tsr_status status = tsr_path_load(given, host, arena, &text, &why);
+    if (status == TSR_OK) status = tsr_shards_read(text, host, arena, out, &why);
+    out->name = name;
+    if (status == TSR_OK) return TSR_OK;
+    TSR_FAIL_IF(status == TSR_E_NOT_FOUND, err, status,
+                "'%.*s' is neither a file nor one of the built-in maps meta-llama, megatron-gpt and vllm", TSR_STR_ARG(name));
+    tsr_error_context(&why, "%.*s", TSR_STR_ARG(name));
+    *err = why;
     return status;
 }
 
@@ -78,7 +139,7 @@ tsr_status tsr_path_load(const char *path, const tsr_host *host, tsr_arena *aren
 {
     tsr_store *store;
     tsr_bytes bytes = {0};
-    TSR_TRY(tsr_folder_store_open(NULL, host->allocator, path, &store, err));
+    TSR_TRY(tsr_path_store_open(host, path, &store, err));
     const uint32_t file = store->primary;
     tsr_status status = TSR_OK;
     if (file == TSR_NO_FILE) status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' is a directory, not a file", path);

@@ -78,10 +78,12 @@ static tsr_status list_names(writing *w, tsr_str **names, size_t *count, tsr_err
 {
     const tsr_conversion *c = tsr_work_conversion(w->work);
     *count = 0;
-    *names = tsr_arena_array(w->arena, (size_t)c->file_count + 1, sizeof **names, err);
+    const char *beside = tsr_beside_marker(w->marker);
+    *names = tsr_arena_array(w->arena, (size_t)c->file_count + 2, sizeof **names, err);
     if (!*names) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < c->file_count; f++)
         if (c->files[f].size) (*names)[(*count)++] = c->files[f];
+    if (beside) (*names)[(*count)++] = tsr_str_from(beside);
     if (w->marker) (*names)[(*count)++] = tsr_str_from(w->marker);
     for (size_t i = 0; i < *count && w->is_directory; i++)
         TSR_TRY(tsr_replacement_check_name(&w->replacement, w->path, (*names)[i], err));
@@ -213,7 +215,7 @@ tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const ts
 {
     tsr_path_write_options own;
     TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_path_write_options, err));
-    TSR_FAIL_IF(!own.convert, err, TSR_E_USAGE, "tsr_path_write_options.convert must say what to write");
+    TSR_FAIL_IF(!own.convert, err, TSR_E_USAGE, "tsr_path_write_options.convert is required");
     writing w = {.checkpoint = checkpoint, .path = path, .options = &own, .arena = arena, .comm = own.comm};
     tsr_comm *self = NULL;
     const tsr_container to = own.convert->to;

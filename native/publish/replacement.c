@@ -9,6 +9,9 @@
 #include <unistd.h>
 
 #include "io/try.h"
+#include "publish/folder_output.h"
+#include "tessera/sys/object_store.h"
+#include "tessera/sys/path_store.h"
 
 typedef struct decision {
     const tsr_replacement_request *request;
@@ -20,6 +23,11 @@ typedef struct decision {
     bool *owned;
     tsr_file_role *roles;
 } decision;
+
+static bool is_remote(const decision *d)
+{
+    return tsr_is_object_url(d->request->path);
+}
 
 static bool in_root(tsr_str name)
 {
@@ -56,8 +64,8 @@ static tsr_status refuse_unreadable(const decision *d, tsr_error *err)
         const tsr_str name = d->store->files[f].name;
         if (d->roles[f] != TSR_ROLE_MARKER || was_written(d, name)) continue;
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "'%s' cannot be replaced: its '%.*s' cannot be read, so it is not known which files belong to it (%s); "
-                         "remove the directory, or write to another one",
+                         "'%s' cannot be replaced: its '%.*s' cannot be read, so it is unclear which files belong to it "
+                         "(%s); remove the directory, or write to another one",
                          d->request->path, TSR_STR_ARG(name), d->why.message);
     }
     return TSR_OK;
@@ -106,23 +114,30 @@ static tsr_status keep_unread(decision *d, const tsr_kept *files, tsr_error *err
     return status;
 }
 
+static tsr_status sort_file(decision *d, uint32_t f, tsr_error *err)
+{
+    const tsr_str name = d->store->files[f].name;
+    if (!in_root(name) || (was_written(d, name) && !d->owned[f])) return TSR_OK;
+    const tsr_str copy = tsr_arena_str(d->arena, name, err);
+    if (!copy.data) return TSR_E_NOMEM;
+    if (d->owned[f]) d->out->obsolete[d->out->obsolete_count++] = copy;
+    else d->out->kept[d->out->kept_count++] = (tsr_kept){copy, d->roles[f]};
+    d->out->has_stray |= !d->owned[f] && d->roles[f] == TSR_ROLE_TENSORS;
+    return TSR_OK;
+}
+
 static tsr_status sort_files(decision *d, tsr_error *err)
 {
     const uint32_t count = d->store->file_count;
-    tsr_str *obsolete = tsr_arena_array(d->arena, count, sizeof *obsolete, err);
-    tsr_kept *kept = tsr_arena_array(d->arena, count, sizeof *kept, err);
-    if (!obsolete || !kept) return TSR_E_NOMEM;
-    for (uint32_t f = 0; f < count; f++) {
-        const tsr_str name = d->store->files[f].name;
-        if (!in_root(name) || (was_written(d, name) && !d->owned[f])) continue;
-        const tsr_str copy = tsr_arena_str(d->arena, name, err);
-        if (!copy.data) return TSR_E_NOMEM;
-        if (d->owned[f]) obsolete[d->out->obsolete_count++] = copy;
-        else kept[d->out->kept_count++] = (tsr_kept){copy, d->roles[f]};
-        d->out->has_stray |= !d->owned[f] && d->roles[f] == TSR_ROLE_TENSORS;
-    }
-    d->out->obsolete = obsolete;
-    return keep_unread(d, kept, err);
+    d->out->obsolete = tsr_arena_array(d->arena, count, sizeof *d->out->obsolete, err);
+    d->out->kept = tsr_arena_array(d->arena, count, sizeof *d->out->kept, err);
+    if (!d->out->obsolete || !d->out->kept) return TSR_E_NOMEM;
+    for (uint32_t f = 0; f < count; f++)
+        if (d->roles[f] == TSR_ROLE_MARKER) TSR_TRY(sort_file(d, f, err));
+    d->out->marker_count = d->out->obsolete_count;
+    for (uint32_t f = 0; f < count; f++)
+        if (d->roles[f] != TSR_ROLE_MARKER) TSR_TRY(sort_file(d, f, err));
+    return is_remote(d) ? TSR_OK : keep_unread(d, d->out->kept, err);
 }
 
 /* ---- what may become of it ---- */
@@ -137,8 +152,8 @@ static tsr_status refuse_spoilers(const decision *d, tsr_error *err)
         const tsr_kept *k = &d->out->kept[i];
         if (k->role == TSR_ROLE_NONE || (k->role == TSR_ROLE_TENSORS && marker)) continue;
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "'%s' cannot be replaced: '%.*s' in it is not listed by the checkpoint there and would be taken for a "
-                         "part of the new one; move it away, or write to another directory",
+                         "'%s' cannot be replaced: '%.*s' in it is not listed by the checkpoint there and would be mistaken "
+                         "for part of the new one; move it away, or write to another directory",
                          d->request->path, TSR_STR_ARG(k->name));
     }
     return TSR_OK;
@@ -157,8 +172,8 @@ static tsr_status refuse_hollow_index(const decision *d, tsr_error *err)
     }
     if (!marker.size) return TSR_OK;
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "'%s' cannot be replaced: '%.*s' lists no file that is there, and other files with tensors are, so it is not "
-                     "known which of them make the old checkpoint; move the index away, or write to another directory",
+                     "'%s' cannot be replaced: '%.*s' lists no existing file, but there are other files with tensors, so it "
+                     "is unclear which of them form the old checkpoint; move the index away, or write to another directory",
                      d->request->path, TSR_STR_ARG(marker));
 }
 
@@ -184,8 +199,8 @@ static tsr_status refuse_file_overlap(const tsr_replacement_request *request, ts
     const tsr_input *input = request->inputs ? tsr_inputs_find(request->inputs, AT_FDCWD, request->path) : NULL;
     if (!input) return TSR_OK;
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "the destination '%s' is '%s' of the source, which is read: it cannot be replaced", request->path,
-                     input->name);
+                     "the destination '%s' is '%s' of the source, which cannot be replaced while it is being read",
+                     request->path, input->name);
 }
 
 static tsr_status refuse_overlap(const decision *d, tsr_error *err)
@@ -193,14 +208,14 @@ static tsr_status refuse_overlap(const decision *d, tsr_error *err)
     const tsr_inputs *inputs = d->request->inputs;
     if (!inputs) return TSR_OK;
     const tsr_input *input = tsr_inputs_find_folder(inputs, AT_FDCWD, d->request->path);
-    TSR_FAIL_IF(input, err, TSR_E_USAGE, "the source is in the destination '%s', which cannot be replaced while it is read",
-                d->request->path);
+    TSR_FAIL_IF(input, err, TSR_E_USAGE,
+                "the source is in the destination '%s', which cannot be replaced while it is being read", d->request->path);
     const int folder = open(d->request->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     for (size_t i = 0; i < d->out->obsolete_count && folder >= 0 && !input; i++) {
         input = tsr_inputs_find(inputs, folder, d->out->obsolete[i].data);
         if (input)
             tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                      "'%.*s' in the destination '%s' is '%s' of the source: it cannot be replaced while it is read",
+                      "'%.*s' in the destination '%s' is '%s' of the source: it cannot be replaced while it is being read",
                       TSR_STR_ARG(d->out->obsolete[i]), d->request->path, input->name);
     }
     if (folder >= 0) close(folder);
@@ -214,18 +229,61 @@ static tsr_status decide_folder(decision *d, tsr_error *err)
     TSR_TRY(open_old(d, err));
     TSR_TRY(refuse_unreadable(d, err));
     TSR_TRY(sort_files(d, err));
-    TSR_TRY(refuse_overlap(d, err));
+    if (!is_remote(d)) TSR_TRY(refuse_overlap(d, err));
     TSR_TRY(refuse_hollow_index(d, err));
     TSR_TRY(refuse_spoilers(d, err));
     d->out->swap = needs_swap(d);
     return TSR_OK;
 }
 
+/* Whether an object store has a directory there that may be replaced: it is then open. */
+static tsr_status open_remote(decision *d, bool *is_folder, tsr_error *err)
+{
+    tsr_error why = {0};
+    const tsr_status status = tsr_path_store_open(d->request->host, d->request->path, &d->store, &why);
+    *is_folder = false;
+    if (status == TSR_E_NOT_FOUND) return TSR_OK;
+    TSR_FAIL_IF(status != TSR_OK, err, status, "%s", why.message);
+    d->out->exists = d->store->file_count > 0;
+    *is_folder = d->out->exists && d->store->primary == TSR_NO_FILE && d->request->is_folder;
+    return TSR_OK;
+}
+
+/* What would be neither the old checkpoint nor the new one if the publication were stopped in the middle: an object store cannot
+ * exchange directories. */
+static tsr_status refuse_exchange(const decision *d, tsr_error *err)
+{
+    if (!d->out->swap || (d->request->marker && (d->out->marker_count || !d->out->obsolete_count))) return TSR_OK;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "'%s' cannot be replaced: %s has no marker file, and an object store cannot exchange directories in one step; remove it, or "
+                     "write to another URL",
+                     d->request->path, d->request->marker ? "the checkpoint there" : "the checkpoint to be written");
+}
+
+static tsr_status decide_remote(decision *d, tsr_error *err)
+{
+    bool is_folder = false;
+    if (!d->request->overwrite) return TSR_OK;
+    tsr_status status = open_remote(d, &is_folder, err);
+    if (status == TSR_OK && is_folder) status = decide_folder(d, err);
+    if (status == TSR_OK && is_folder) status = refuse_exchange(d, err);
+    for (uint32_t f = 0; status == TSR_OK && is_folder && f < d->store->file_count; f++) {
+        const uint32_t next = tsr_generation_after(d->store->files[f].name.data);
+        if (next > d->out->generation) d->out->generation = next;
+    }
+    if (status == TSR_OK && d->out->has_stray && !d->out->generation) d->out->generation = 1;
+    tsr_checkpoint_close(d->old);
+    if (d->store) d->store->close(d->store);
+    return status;
+}
+
 tsr_status tsr_replacement_decide(const tsr_replacement_request *request, tsr_arena *arena, tsr_replacement *out, tsr_error *err)
 {
     struct stat info;
     decision d = {.request = request, .arena = arena, .out = out};
-    *out = (tsr_replacement){.exists = stat(request->path, &info) == 0};
+    *out = (tsr_replacement){0};
+    if (is_remote(&d)) return decide_remote(&d, err);
+    out->exists = stat(request->path, &info) == 0;
     if (!out->exists || !request->overwrite || S_ISDIR(info.st_mode) != request->is_folder) return TSR_OK;
     if (!request->is_folder) return refuse_file_overlap(request, err);
     TSR_TRY(tsr_folder_store_open(NULL, request->host->allocator, request->path, &d.store, err));

@@ -21,10 +21,15 @@ static inline const char *tsr_marker_of(tsr_container to)
 {
     return to == TSR_TO_DCP ? TSR_DCP_MARKER : to == TSR_TO_MEGATRON ? "metadata.json" : NULL;
 }
+/* What is created together with the marker and is not among a conversion's files: Megatron's .metadata; NULL: nothing. */
+static inline const char *tsr_beside_marker(const char *marker)
+{
+    return marker && strcmp(marker, "metadata.json") == 0 ? TSR_DCP_MARKER : NULL;
+}
 
 typedef struct tsr_replacement_request {
     const tsr_host *host;
-    const char *path; /* the destination */
+    const char *path; /* the destination; of URLs those of object stores */
     bool is_folder;   /* a directory will be written; else one file */
     bool overwrite;
     const char *marker;       /* as tsr_marker_of, or TSR_INDEX_MARKER, or NULL: a form without one */
@@ -43,8 +48,9 @@ typedef struct tsr_replacement {
     bool exists;     /* there is something at the destination */
     bool swap;       /* the directory must be replaced as a whole: no rename of one file can switch from old to new */
     bool has_stray;  /* a kept file holds tensors: the new checkpoint needs a marker to be told from it */
-    tsr_str *obsolete; /* with room for all */
-    size_t obsolete_count;
+    tsr_str *obsolete; /* with room for all; markers first */
+    size_t obsolete_count, marker_count;
+    uint32_t generation; /* of an object store: the next that is free (tsr_folder_next_generation) */
     tsr_kept *kept;
     size_t kept_count;
 } tsr_replacement;
