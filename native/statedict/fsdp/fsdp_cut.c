@@ -78,12 +78,12 @@ tsr_status tsr_fsdp_check_root_mesh(const tsr_fsdp_model *model, const tsr_fsdp_
     const tsr_fsdp_unit *unit = node->unit;
     const tsr_mesh *root = unit->root_mesh, *mesh = unit->mesh;
     const tsr_comm *world = model->tree.comm;
-    TSR_FAIL_IF(!mesh, err, TSR_E_USAGE, "unit '%.*s' has a root mesh, but not the mesh that is a slice of it",
+    TSR_FAIL_IF(!mesh, err, TSR_E_USAGE, "unit '%.*s' has a root mesh, but no mesh that is a slice of it",
                 TSR_STR_ARG(node->fqn));
     bool slice = root->dim_count == mesh->dim_count + 1;
     for (uint32_t i = 0; slice && i < mesh->dim_count; i++) slice = root->shape[i] == mesh->shape[i];
     TSR_FAIL_IF(!slice, err, TSR_E_USAGE,
-                "unit '%.*s': its root mesh must have the dims of its mesh, and one more for tensor parallelism",
+                "unit '%.*s': its root mesh must have the dims of its mesh, plus one for tensor parallelism",
                 TSR_STR_ARG(node->fqn));
     const uint64_t shards = mesh->shape[mesh->dim_count - 1], tp = root->shape[root->dim_count - 1];
     const bool fits = tsr_mesh_ranks(root) == world->size && (unit->no_shard || shards == unit->comm->size) &&
@@ -104,7 +104,7 @@ static tsr_status check_spec(const tsr_fsdp_model *model, const tsr_fsdp_node *n
     tsr_tensor tensor;
     if (!spec) return TSR_OK;
     TSR_FAIL_IF(spec->placement.kind != TSR_SHARD && spec->placement.kind != TSR_REPLICATE, err, TSR_E_UNSUPPORTED,
-                "'%.*s': over tensor parallelism, a DTensor is placed by shard or replicate", TSR_STR_ARG(o->fqn));
+                "'%.*s': over tensor parallelism, a DTensor must be placed by shard or replicate", TSR_STR_ARG(o->fqn));
     TSR_TRY(tsr_fsdp_parameter(node, original, false, model->arena, &tensor, err));
     TSR_TRY(tsr_tensor_local(&tensor, model->arena, &shape, &bytes, err));
     bool same = spec->ndim == o->rank;
@@ -114,7 +114,7 @@ static tsr_status check_spec(const tsr_fsdp_model *model, const tsr_fsdp_node *n
     const tsr_str whole = tsr_tensor_words(&tensor, model->arena, err), local = tsr_tensor_words(&flat, model->arena, err);
     if (!whole.data || !local.data) return TSR_E_NOMEM;
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "'%.*s' of unit '%.*s' was flattened as %.*s, which is not this rank's part of %.*s",
+                     "'%.*s' of unit '%.*s' was flattened as %.*s, which is not this rank's shard of %.*s",
                      TSR_STR_ARG(o->fqn), TSR_STR_ARG(node->fqn), TSR_STR_ARG(local), TSR_STR_ARG(whole));
 }
 
@@ -195,7 +195,7 @@ tsr_status tsr_fsdp_cut_rows(const tsr_fsdp_node *node, const tsr_tensor *whole,
 {
     tsr_tensor rows;
     uint64_t begin, end;
-    TSR_FAIL_IF(whole->entry.rank == 0, err, TSR_E_UNSUPPORTED, "a tensor without dims cannot be cut");
+    TSR_FAIL_IF(whole->entry.rank == 0, err, TSR_E_UNSUPPORTED, "a tensor without dims cannot be split");
     TSR_TRY(rows_like(node, whole, out, &rows, err));
     rows.device = device;
     TSR_TRY(tsr_state_dict_allocate(out, &rows, value, err));
@@ -250,8 +250,8 @@ static tsr_status own_rows(const tsr_fsdp_node *node, uint32_t original, const v
 {
     tsr_shard shard;
     const tsr_flat_original *o = &node->flat->params[original];
-    TSR_TRY(tsr_mesh_shard(to->mesh, to->placements, to->strided, to->entry.rank, to->entry.shape, to->mesh_rank, arena,
-                           &shard, err));
+    TSR_TRY(tsr_mesh_shard(&(tsr_sharding){to->mesh, to->placements, to->strided},
+                           (tsr_shape){to->entry.rank, to->entry.shape}, to->mesh_rank, arena, &shard, err));
     if (shard.box_count == 0) return TSR_OK;
     const uint64_t row = row_bytes(to, o->shape);
     return tsr_fsdp_upload(to->device, to->data, (const char *)local + shard.boxes[0].offsets[0] * row,

@@ -103,7 +103,7 @@ static tsr_status list_places(walk *w, uint32_t number, tsr_error *err)
     for (size_t i = 0; i < flat->shared_count; i++) {
         const tsr_str of = flat->shared[i].of;
         const uint32_t original = original_named(flat, of);
-        TSR_FAIL_IF(original == END, err, TSR_E_USAGE, "'%.*s' is tied to '%.*s', which the unit has not",
+        TSR_FAIL_IF(original == END, err, TSR_E_USAGE, "'%.*s' is tied to '%.*s', which the unit does not have",
                     TSR_STR_ARG(flat->shared[i].fqn), TSR_STR_ARG(of));
         TSR_TRY(add_place(w, number, flat->shared[i].fqn, original, err));
     }
@@ -138,7 +138,7 @@ static tsr_status lay_out(tsr_fsdp_model *model, tsr_fsdp_node *node, tsr_error 
                     TSR_STR_ARG(o->fqn));
     }
     node->itemsize = tsr_dtype_size(node->unit->dtype);
-    TSR_FAIL_IF(node->itemsize == 0, err, TSR_E_USAGE, "unit '%.*s': elements of %s are no whole bytes",
+    TSR_FAIL_IF(node->itemsize == 0, err, TSR_E_USAGE, "unit '%.*s': %s elements are not byte-aligned",
                 TSR_STR_ARG(node->fqn), tsr_dtype_describe(node->unit->dtype)->name);
     node->sharded = !node->unit->no_shard && node->unit->comm->size > 1;
     const uint32_t slices = node->sharded ? node->unit->comm->size : 1;
@@ -174,9 +174,9 @@ static tsr_status open_node(walk *w, const at *here, uint32_t *number, tsr_error
                             .flat = flat,
                             .world_rank = model->tree.comm->rank,
                             .unit = unit_of(&model->tree, here->module)};
-    TSR_FAIL_IF(flat && !node->unit, err, TSR_E_USAGE, "unit '%.*s' has a flat parameter, but no slice was given for it",
+    TSR_FAIL_IF(flat && !node->unit, err, TSR_E_USAGE, "unit '%.*s' has a flat parameter, but no slice was passed for it",
                 TSR_STR_ARG(node->fqn));
-    TSR_FAIL_IF(!flat && node->unit, err, TSR_E_USAGE, "a slice was given for unit '%.*s', which has no flat parameter",
+    TSR_FAIL_IF(!flat && node->unit, err, TSR_E_USAGE, "a slice was passed for unit '%.*s', which has no flat parameter",
                 TSR_STR_ARG(node->fqn));
     if (w->chain_count) memcpy(chains, w->chains, w->chain_count * sizeof *chains);
     w->chains = chains;
@@ -205,13 +205,6 @@ static tsr_status add_item(walk *w, const at *here, tsr_fsdp_item_kind kind, tsr
     return TSR_OK;
 }
 
-static bool same_shape(const tsr_module_tensor *a, const tsr_tensor *b)
-{
-    bool same = a->rank == b->entry.rank;
-    for (uint32_t i = 0; same && i < a->rank; i++) same = a->shape[i] == b->entry.shape[i];
-    return same;
-}
-
 static tsr_status plain_value(const walk *w, tsr_str fqn, const tsr_module_tensor *tensor, const tsr_value **out,
                               tsr_error *err)
 {
@@ -230,9 +223,9 @@ static tsr_status add_plain(walk *w, const at *here, const tsr_module_tensor *te
     item->buffer = buffer;
     TSR_TRY(plain_value(w, item->fqn, tensor, &item->value, err));
     const tsr_tensor *live = item->value ? tsr_tensor_of(item->value) : NULL;
-    TSR_FAIL_IF(!live, err, TSR_E_USAGE, "no tensor was given for '%.*s'", TSR_STR_ARG(item->fqn));
-    TSR_FAIL_IF(live->spread == TSR_WHOLE && !same_shape(tensor, live), err, TSR_E_USAGE,
-                "the tensor that was given for '%.*s' has another shape than the tree says", TSR_STR_ARG(item->fqn));
+    TSR_FAIL_IF(!live, err, TSR_E_USAGE, "no tensor was passed for '%.*s'", TSR_STR_ARG(item->fqn));
+    TSR_FAIL_IF(live->spread == TSR_WHOLE && !tsr_shape_equal(tensor->rank, tensor->shape, live->entry.rank, live->entry.shape), err, TSR_E_USAGE,
+                "the tensor that was passed for '%.*s' has a different shape than in the module tree", TSR_STR_ARG(item->fqn));
     return TSR_OK;
 }
 
@@ -277,7 +270,7 @@ static tsr_status list_own(walk *w, const at *here, const tsr_module *m, tsr_err
     if (!m->extra_state) return TSR_OK;
     TSR_TRY(add_item(w, here, TSR_ITEM_EXTRA, TSR_STR("_extra_state"), &item, err));
     TSR_TRY(plain_value(w, item->fqn, NULL, &item->value, err));
-    TSR_FAIL_IF(!item->value, err, TSR_E_USAGE, "no value was given for '%.*s'", TSR_STR_ARG(item->fqn));
+    TSR_FAIL_IF(!item->value, err, TSR_E_USAGE, "no value was passed for '%.*s'", TSR_STR_ARG(item->fqn));
     return TSR_OK;
 }
 
@@ -341,10 +334,10 @@ static tsr_status index_plain(walk *w, tsr_error *err)
     const tsr_value *plain = w->model->tree.plain;
     w->plain = tsr_map_new(w->model->host->allocator, plain ? tsr_value_pairs(plain) : 0, err);
     if (!w->plain) return TSR_E_NOMEM;
-    TSR_FAIL_IF(plain && plain->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the tensors beside the units are a dict");
+    TSR_FAIL_IF(plain && plain->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the tensors outside the units must be a dict");
     for (size_t i = 0; plain && i < plain->count; i += 2) {
         TSR_FAIL_IF(plain->items[i]->kind != TSR_VALUE_STR, err, TSR_E_USAGE,
-                    "a key of the tensors beside the units is no string");
+                    "a key of the tensors outside the units is not a string");
         TSR_TRY(tsr_map_put(w->plain, plain->items[i]->text, (uint32_t)(i / 2), NULL, NULL, err));
     }
     return TSR_OK;
@@ -355,7 +348,7 @@ static tsr_status check_units(const tsr_fsdp_model *model, tsr_error *err)
     for (size_t i = 0; i < model->tree.unit_count; i++) {
         bool met = false;
         for (size_t n = 0; n < model->nodes.count; n++) met = met || tsr_fsdp_nodes(model)[n].unit == &model->tree.units[i];
-        TSR_FAIL_IF(!met, err, TSR_E_USAGE, "a slice was given for module %" PRIu32 ", which is no unit",
+        TSR_FAIL_IF(!met, err, TSR_E_USAGE, "a slice was passed for module %" PRIu32 ", which is not a unit",
                     model->tree.units[i].module);
     }
     return TSR_OK;

@@ -201,7 +201,7 @@ static tsr_status load_plain(const tsr_fsdp_loading *l, const tsr_tensor *from, 
         TSR_TRY(tsr_device_wait(from->device, err));
         return tsr_device_wait(to->device, err);
     }
-    TSR_FAIL_IF(to->spread == TSR_IN_BOXES, err, TSR_E_UNSUPPORTED, "a tensor in boxes is not cast");
+    TSR_FAIL_IF(to->spread == TSR_IN_BOXES, err, TSR_E_UNSUPPORTED, "a tensor in several boxes cannot be cast");
     TSR_TRY(tsr_tensor_held(to, l->arena, &bytes, err));
     result.data = bytes ? tsr_alloc(allocator, (size_t)bytes, 1, err) : NULL;
     if (bytes && !result.data) return TSR_E_NOMEM;

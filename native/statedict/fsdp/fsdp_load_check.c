@@ -12,7 +12,7 @@ static tsr_status index_keys(tsr_fsdp_loading *l, tsr_map *map, tsr_error *err)
 {
     for (size_t i = 0; i < l->state->count; i += 2) {
         const tsr_value *key = l->state->items[i];
-        TSR_FAIL_IF(key->kind != TSR_VALUE_STR, err, TSR_E_USAGE, "a key of the state is no string");
+        TSR_FAIL_IF(key->kind != TSR_VALUE_STR, err, TSR_E_USAGE, "a key of the state is not a string");
         TSR_TRY(tsr_map_put(map, key->text, (uint32_t)(i / 2), NULL, NULL, err));
     }
     return TSR_OK;
@@ -56,19 +56,12 @@ static tsr_status match_keys(tsr_fsdp_loading *l, tsr_error *err)
 
 /* ---- values ---- */
 
-static bool same_shape(const tsr_tensor *a, uint32_t rank, const uint64_t *shape)
-{
-    bool same = a->entry.rank == rank;
-    for (uint32_t i = 0; same && i < rank; i++) same = a->entry.shape[i] == shape[i];
-    return same;
-}
-
 static tsr_status check_tensor(const tsr_tensor *tensor, tsr_str fqn, tsr_dtype dtype, uint32_t rank, const uint64_t *shape,
                                tsr_arena *arena, tsr_error *err)
 {
-    TSR_FAIL_IF(!tensor, err, TSR_E_USAGE, "'%.*s' is no tensor in the state", TSR_STR_ARG(fqn));
+    TSR_FAIL_IF(!tensor, err, TSR_E_USAGE, "'%.*s' is not a tensor in the state", TSR_STR_ARG(fqn));
     const tsr_tensor model = tsr_tensor_whole(dtype, rank, shape, NULL);
-    if (!same_shape(tensor, rank, shape)) {
+    if (!tsr_shape_equal(tensor->entry.rank, tensor->entry.shape, rank, shape)) {
         const tsr_str theirs = tsr_tensor_words(tensor, arena, err), mine = tsr_tensor_words(&model, arena, err);
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "size mismatch for '%.*s': %.*s in the state, %.*s in the model",
                          TSR_STR_ARG(fqn), TSR_STR_ARG(theirs), TSR_STR_ARG(mine));
@@ -88,8 +81,9 @@ static const char *spread_name(const tsr_tensor *tensor)
 static tsr_status check_spread(const tsr_tensor *tensor, tsr_spread wanted, tsr_str fqn, tsr_error *err)
 {
     const tsr_tensor like = {.spread = wanted};
-    TSR_FAIL_IF(tensor->spread != wanted, err, TSR_E_USAGE, "'%.*s' is %s in the state; the unit's type wants %s",
-                TSR_STR_ARG(fqn), spread_name(tensor), spread_name(&like));
+    TSR_FAIL_IF(tensor->spread != wanted, err, TSR_E_USAGE,
+                "'%.*s' is %s in the state, but the unit's state dict type requires %s", TSR_STR_ARG(fqn),
+                spread_name(tensor), spread_name(&like));
     return TSR_OK;
 }
 
@@ -98,8 +92,9 @@ static tsr_status check_rows(const tsr_fsdp_loading *l, const tsr_fsdp_node *nod
 {
     uint64_t begin, end;
     tsr_fsdp_rows_here(node, item->original, &begin, &end);
-    TSR_FAIL_IF(tensor->part_count > 1, err, TSR_E_USAGE, "'%.*s' has %" PRIu32 " shards on this rank; at most 1 is loaded",
-                TSR_STR_ARG(item->fqn), tensor->part_count);
+    TSR_FAIL_IF(tensor->part_count > 1, err, TSR_E_USAGE,
+                "'%.*s' has %" PRIu32 " shards on this rank; at most 1 is supported", TSR_STR_ARG(item->fqn),
+                tensor->part_count);
     if (tensor->part_count == 0) {
         if (begin < end)
             tsr_fsdp_warn(l->model, "'%.*s' has no shard on rank %" PRIu32 ": its rows become zeros", TSR_STR_ARG(item->fqn),
@@ -129,7 +124,7 @@ static tsr_status check_mesh(const tsr_fsdp_node *node, const tsr_tensor *tensor
     }
     TSR_FAIL_IF(!same, err, TSR_E_USAGE, "the mesh of '%.*s' is not its unit's", TSR_STR_ARG(fqn));
     TSR_FAIL_IF(!whole && !rows, err, TSR_E_UNSUPPORTED,
-                "'%.*s' is neither replicated nor cut by shard(0) over the last mesh dim: redistribute it before",
+                "'%.*s' is neither replicated nor split by shard(0) over the last mesh dim; redistribute it first",
                 TSR_STR_ARG(fqn));
     return TSR_OK;
 }
@@ -150,7 +145,7 @@ static tsr_status check_2d(const tsr_fsdp_loading *l, const tsr_fsdp_node *node,
         partial = partial || tensor->placements[i].kind == TSR_PARTIAL;
     }
     TSR_FAIL_IF(!same, err, TSR_E_USAGE, "the mesh of '%.*s' is not its unit's root mesh", TSR_STR_ARG(item->fqn));
-    TSR_FAIL_IF(partial, err, TSR_E_UNSUPPORTED, "'%.*s' is partial: reduce it first", TSR_STR_ARG(item->fqn));
+    TSR_FAIL_IF(partial, err, TSR_E_UNSUPPORTED, "'%.*s' is partial; reduce it first", TSR_STR_ARG(item->fqn));
     return TSR_OK;
 }
 
@@ -162,7 +157,7 @@ static tsr_status check_original(const tsr_fsdp_loading *l, const tsr_fsdp_item 
     const tsr_fsdp_extensions *e = node->unit->extensions;
     const tsr_fsdp_transforms *t = node->unit->transforms;
     const tsr_fsdp_type type = tsr_fsdp_effective(node).type;
-    TSR_FAIL_IF(!tensor, err, TSR_E_USAGE, "'%.*s' is no tensor in the state", TSR_STR_ARG(item->fqn));
+    TSR_FAIL_IF(!tensor, err, TSR_E_USAGE, "'%.*s' is not a tensor in the state", TSR_STR_ARG(item->fqn));
     if (type == TSR_FSDP_SHARDED && e && e->gather) return TSR_OK;
     if (type == TSR_FSDP_FULL && t && t->flatten) return TSR_OK;
     if (tsr_fsdp_is_2d(node)) return check_2d(l, node, item, tensor, err);
@@ -179,10 +174,10 @@ static tsr_status check_flat(const tsr_fsdp_loading *l, const tsr_fsdp_item *ite
     TSR_TRY(check_tensor(tensor, item->fqn, node->unit->dtype, 1, &node->layout.flat_numel, l->arena, err));
     TSR_TRY(check_spread(tensor, TSR_IN_BOXES, item->fqn, err));
     if (valid.size == 0) return TSR_OK;
-    TSR_FAIL_IF(tensor->part_count != 1, err, TSR_E_USAGE, "'%.*s' has %" PRIu32 " shards on this rank; 1 is loaded",
+    TSR_FAIL_IF(tensor->part_count != 1, err, TSR_E_USAGE, "'%.*s' has %" PRIu32 " shards on this rank; expected 1",
                 TSR_STR_ARG(item->fqn), tensor->part_count);
     TSR_FAIL_IF(tensor->parts[0].offsets[0] != valid.offset || tensor->parts[0].sizes[0] != valid.size, err, TSR_E_USAGE,
-                "the shard of '%.*s' has %" PRIu64 " elements from %" PRIu64 " on; this rank's slice has %" PRIu64
+                "the shard of '%.*s' has %" PRIu64 " elements from %" PRIu64 " on, but this rank's slice has %" PRIu64
                 " from %" PRIu64 " on, without padding",
                 TSR_STR_ARG(item->fqn), tensor->parts[0].sizes[0], tensor->parts[0].offsets[0], valid.size, valid.offset);
     return TSR_OK;

@@ -75,7 +75,7 @@ static tsr_status common_settings(const tsr_fsdp_model *model, const bool *marke
         if (!marked[node->module]) continue;
         if (!first) first = node;
         TSR_FAIL_IF(!same_settings(&first->settings, &node->settings), err, TSR_E_USAGE,
-                    "all units of a tree have the same settings: '%.*s' is set to %s%.*s, '%.*s' to %s%.*s",
+                    "all units of a tree must have the same settings, but '%.*s' is set to %s%.*s and '%.*s' to %s%.*s",
                     TSR_STR_ARG(first->fqn), type_name(first->settings.type), TSR_STR_ARG(settings_text(&first->settings)),
                     TSR_STR_ARG(node->fqn), type_name(node->settings.type), TSR_STR_ARG(settings_text(&node->settings)));
     }
@@ -110,7 +110,7 @@ tsr_status tsr_fsdp_set_type(tsr_fsdp_model *model, tsr_module_ref module, const
     tsr_fsdp_settings before;
     bool *marked;
     TSR_FAIL_IF(settings->rank0_only && settings->type != TSR_FSDP_FULL, err, TSR_E_USAGE,
-                "rank0_only is for FULL, not for %s", type_name(settings->type));
+                "rank0_only can only be used with FULL, not with %s", type_name(settings->type));
     tsr_status status = mark(model, module, &marked, err);
     if (status == TSR_OK) status = common_settings(model, marked, &before, err);
     for (size_t i = 0; i < model->nodes.count && status == TSR_OK; i++) {
@@ -164,44 +164,45 @@ static tsr_status check_node(const tsr_fsdp_model *model, const tsr_fsdp_node *n
     const tsr_fsdp_type type = tsr_fsdp_effective(node).type;
     if (!node->unit) return TSR_OK;
     TSR_FAIL_IF(type == TSR_FSDP_LOCAL && node->unit->mesh, err, TSR_E_USAGE,
-                "unit '%.*s' has a device mesh, with which LOCAL state dicts do not go; set it to SHARDED",
+                "unit '%.*s' has a device mesh, which LOCAL state dicts do not support; set it to SHARDED",
                 TSR_STR_ARG(node->fqn));
     TSR_FAIL_IF(type == TSR_FSDP_LOCAL && node->unit->comm->size != model->tree.comm->size, err, TSR_E_UNSUPPORTED,
-                "unit '%.*s' is cut in replicas (HYBRID), of which there is no LOCAL state dict; set it to SHARDED",
+                "unit '%.*s' is split with replicas (HYBRID), which LOCAL state dicts do not support; set it to SHARDED",
                 TSR_STR_ARG(node->fqn));
     TSR_FAIL_IF(type == TSR_FSDP_LOCAL && loading && node->flat->use_orig_params, err, TSR_E_USAGE,
                 "unit '%.*s' keeps original parameters: it has no '_flat_param' to load a LOCAL state dict into",
                 TSR_STR_ARG(node->fqn));
     for (size_t i = 0; i < node->flat->param_count && type == TSR_FSDP_SHARDED && !node->unit->extensions; i++)
-        TSR_FAIL_IF(node->flat->params[i].rank == 0, err, TSR_E_UNSUPPORTED, "'%.*s%s%.*s' has no dimension to be cut on",
-                    TSR_STR_ARG(node->fqn), node->fqn.size ? "." : "", TSR_STR_ARG(node->flat->params[i].fqn));
+        TSR_FAIL_IF(node->flat->params[i].rank == 0, err, TSR_E_UNSUPPORTED,
+                    "'%.*s%s%.*s' has no dimension that could be split", TSR_STR_ARG(node->fqn), node->fqn.size ? "." : "",
+                    TSR_STR_ARG(node->flat->params[i].fqn));
     return TSR_OK;
 }
 
-static tsr_status add_node(tsr_facts *facts, const tsr_fsdp_node *node, size_t number, tsr_error *err)
+static tsr_status add_node(tsr_agreement *agreement, const tsr_fsdp_node *node, size_t number, tsr_error *err)
 {
     const tsr_fsdp_unit *unit = node->unit;
-    const tsr_str order = tsr_arena_format(facts->arena, err, "u%08zx", number);
-    const tsr_str path = tsr_arena_format(facts->arena, err, "unit '%.*s'", TSR_STR_ARG(node->fqn));
+    const tsr_str order = tsr_arena_format(agreement->arena, err, "u%08zx", number);
+    const tsr_str path = tsr_arena_format(agreement->arena, err, "unit '%.*s'", TSR_STR_ARG(node->fqn));
     const tsr_str words = tsr_arena_format(
-        facts->arena, err, "%s%.*s, %s of %" PRIu64 " in %" PRIu64 " slices%s%s%s%s", type_name(node->settings.type),
+        agreement->arena, err, "%s%.*s, %s of %" PRIu64 " in %" PRIu64 " slices%s%s%s%s", type_name(node->settings.type),
         TSR_STR_ARG(settings_text(&node->settings)), unit ? tsr_dtype_describe(unit->dtype)->name : "nothing",
         unit && tsr_fsdp_tp_size(unit) > 1 ? 0 : node->layout.flat_numel, /* uneven tensor parallelism flattens less */
         node->layout.ranks, unit && unit->no_shard ? ", NO_SHARD" : "", unit && unit->mesh ? ", mesh" : "",
         unit && unit->root_mesh ? ", tensor parallelism" : "",
         unit && (unit->extensions || unit->transforms) ? ", extensions" : "");
     if (!order.data || !path.data || !words.data) return TSR_E_NOMEM;
-    TSR_TRY(tsr_facts_add(facts, order, path, words, err));
+    TSR_TRY(tsr_agreement_add(agreement, order, path, words, err));
     for (uint32_t i = 0; unit && i < node->flat->param_count; i++) {
         const tsr_flat_original *o = &node->flat->params[i];
         tsr_tensor tensor;
-        TSR_TRY(tsr_fsdp_parameter(node, i, false, facts->arena, &tensor, err));
-        const tsr_str below = tsr_arena_format(facts->arena, err, "%.*s %08" PRIx32, TSR_STR_ARG(order), i);
+        TSR_TRY(tsr_fsdp_parameter(node, i, false, agreement->arena, &tensor, err));
+        const tsr_str below = tsr_arena_format(agreement->arena, err, "%.*s %08" PRIx32, TSR_STR_ARG(order), i);
         const tsr_str name =
-            tsr_arena_format(facts->arena, err, "'%.*s' of unit '%.*s'", TSR_STR_ARG(o->fqn), TSR_STR_ARG(node->fqn));
-        const tsr_str shape = tsr_tensor_words(&tensor, facts->arena, err);
+            tsr_arena_format(agreement->arena, err, "'%.*s' of unit '%.*s'", TSR_STR_ARG(o->fqn), TSR_STR_ARG(node->fqn));
+        const tsr_str shape = tsr_tensor_words(&tensor, agreement->arena, err);
         if (!below.data || !name.data || !shape.data) return TSR_E_NOMEM;
-        TSR_TRY(tsr_facts_add(facts, below, name, shape, err));
+        TSR_TRY(tsr_agreement_add(agreement, below, name, shape, err));
     }
     return TSR_OK;
 }
@@ -235,19 +236,19 @@ static tsr_status managed(const tsr_fsdp_model *model, const tsr_value *state, t
     return status;
 }
 
-static tsr_status add_facts(const tsr_fsdp_model *model, const char *call, const tsr_value *state, tsr_facts *facts,
-                            tsr_error *err)
+static tsr_status add_agreement(const tsr_fsdp_model *model, const char *call, const tsr_value *state,
+                                tsr_agreement *agreement, tsr_error *err)
 {
     tsr_leaves leaves = {0};
     const tsr_value *shared = state;
-    TSR_TRY(tsr_facts_add(facts, TSR_STR(""), TSR_STR("the call"), tsr_str_from(call), err));
-    if (state) TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "a state to load is a dict");
-    if (state) TSR_TRY(managed(model, state, facts->arena, &shared, err));
-    if (state) TSR_TRY(tsr_leaves_of(shared, model->host, true, facts->arena, &leaves, err));
-    TSR_TRY(tsr_facts_leaves(facts, "the state's ", &leaves, err));
+    TSR_TRY(tsr_agreement_add(agreement, TSR_STR(""), TSR_STR("the call"), tsr_str_from(call), err));
+    if (state) TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the state to load must be a dict");
+    if (state) TSR_TRY(managed(model, state, agreement->arena, &shared, err));
+    if (state) TSR_TRY(tsr_leaves_of(shared, model->host, true, agreement->arena, &leaves, err));
+    TSR_TRY(tsr_agreement_add_leaves(agreement, "the state's ", &leaves, err));
     for (size_t i = 0; i < model->nodes.count; i++) {
         const tsr_fsdp_node *node = &tsr_fsdp_nodes(model)[i];
-        TSR_TRY(add_node(facts, node, i, err));
+        TSR_TRY(add_node(agreement, node, i, err));
         TSR_TRY(check_node(model, node, state != NULL, err));
     }
     return TSR_OK;
@@ -257,13 +258,13 @@ tsr_status tsr_fsdp_begin(const tsr_fsdp_model *model, const char *call, const t
 {
     const tsr_allocator *allocator = model->host->allocator;
     tsr_arena *arena = tsr_arena_new(allocator, 0, err);
-    tsr_facts facts = {tsr_vec_of(allocator, 1), arena};
-    tsr_status status = arena ? add_facts(model, call, state, &facts, err) : TSR_E_NOMEM;
-    status = tsr_facts_agree(&facts, model->tree.comm, status, allocator, err);
+    tsr_agreement agreement = {tsr_vec_of(allocator, 1), arena};
+    tsr_status status = arena ? add_agreement(model, call, state, &agreement, err) : TSR_E_NOMEM;
+    status = tsr_agreement_check(&agreement, model->tree.comm, status, allocator, err);
     for (size_t i = 0; i < model->nodes.count && status == TSR_OK; i++) {
         const tsr_fsdp_node *node = &tsr_fsdp_nodes(model)[i];
         if (node->unit && !node->sharded)
-            tsr_fsdp_warn(model, "unit '%.*s' is NO_SHARD: its state is FULL", TSR_STR_ARG(node->fqn));
+            tsr_fsdp_warn(model, "unit '%.*s' is NO_SHARD, so its state is FULL", TSR_STR_ARG(node->fqn));
     }
     tsr_arena_free(arena);
     return status;

@@ -217,7 +217,7 @@ tsr_status tsr_fsdp_full_or_cpu(const tsr_value *root, tsr_comm *comm, const tsr
     if (options->full_state_dict) TSR_TRY(gather_rest(&root, comm, chosen, out, err));
     if (chosen && comm->rank != 0) root = tsr_value_items(out->arena, TSR_VALUE_DICT, NULL, 0, err);
     tsr_status status = root ? TSR_OK : TSR_E_NOMEM;
-    if (status == TSR_OK && options->cpu_offload) status = tsr_state_dict_offload(root, NULL, NULL, 0, false, out, err);
+    if (status == TSR_OK && options->cpu_offload) status = tsr_state_dict_offload(root, NULL, NULL, out, err);
     else if (status == TSR_OK) tsr_state_dict_set_root(out, root);
     return tsr_comm_agree(comm, status, err);
 }

@@ -84,7 +84,7 @@ static tsr_status convert_raw(forming *f, const tsr_value *given, tsr_error *err
     if (!root) root = tsr_value_items(f->out->arena, TSR_VALUE_DICT, NULL, 0, err);
     tsr_status status = root ? TSR_OK : TSR_E_NOMEM;
     if (status == TSR_OK && s->offload && !f->options.cpu_offload)
-        status = tsr_state_dict_offload(root, NULL, NULL, 0, true, f->out, err);
+        status = tsr_state_dict_offload(root, NULL, &(tsr_offload_options){.any_type = true}, f->out, err);
     else if (status == TSR_OK) tsr_state_dict_set_root(f->out, root);
     return tsr_comm_agree(f->raw.comm, status, err);
 }

@@ -183,12 +183,12 @@ tsr_status tsr_fsdp_optimizers_agree(const tsr_fsdp_optimizers *f, tsr_status mi
 
 /* ---- replicas ---- */
 
-typedef struct seat {
+typedef struct group_place {
     uint32_t leader, slice; /* the world's rank of slice 0, and which slice */
-} seat;
+} group_place;
 
 /* All hybrid units are cut among the same ranks. */
-static tsr_status find_seat(const tsr_fsdp_optimizers *f, seat *out, tsr_error *err)
+static tsr_status find_group_place(const tsr_fsdp_optimizers *f, group_place *out, tsr_error *err)
 {
     bool known = false;
     tsr_status mine = TSR_OK;
@@ -204,7 +204,7 @@ static tsr_status find_seat(const tsr_fsdp_optimizers *f, seat *out, tsr_error *
         if (!same && mine == TSR_OK)
             mine = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "unit '%.*s' is cut among other ranks than others are",
                              TSR_STR_ARG(node->fqn));
-        *out = (seat){leader, node->unit->comm->rank};
+        *out = (group_place){leader, node->unit->comm->rank};
         known = true;
     }
     return tsr_comm_agree(f->comm, mine, err);
@@ -213,20 +213,20 @@ static tsr_status find_seat(const tsr_fsdp_optimizers *f, seat *out, tsr_error *
 static tsr_status find_replicas(tsr_fsdp_optimizers *f, tsr_error *err)
 {
     const uint32_t world = f->comm->size, shards = f->flat.shard_size;
-    seat mine = {0};
+    group_place mine = {0};
     if (shards == 0) return TSR_OK;
-    TSR_TRY(find_seat(f, &mine, err));
-    seat *seats = tsr_arena_array(f->arena, world, sizeof *seats, err);
+    TSR_TRY(find_group_place(f, &mine, err));
+    group_place *places = tsr_arena_array(f->arena, world, sizeof *places, err);
     size_t *sizes = tsr_arena_array(f->arena, world, sizeof *sizes, err);
     uint32_t *groups = tsr_arena_array(f->arena, world, sizeof *groups, err), count = 0;
-    TSR_TRY(tsr_comm_agree(f->comm, seats && sizes && groups ? TSR_OK : TSR_E_NOMEM, err));
-    for (uint32_t r = 0; r < world; r++) sizes[r] = sizeof *seats;
-    TSR_TRY(f->comm->all_gather(f->comm, &mine, sizes, seats, err));
+    TSR_TRY(tsr_comm_agree(f->comm, places && sizes && groups ? TSR_OK : TSR_E_NOMEM, err));
+    for (uint32_t r = 0; r < world; r++) sizes[r] = sizeof *places;
+    TSR_TRY(f->comm->all_gather(f->comm, &mine, sizes, places, err));
     for (uint32_t leader = 0; leader < world; leader++) {
-        if (seats[leader].leader != leader) continue;
+        if (places[leader].leader != leader) continue;
         for (uint32_t r = 0; r < world; r++)
-            if (seats[r].leader == leader && seats[r].slice < shards && count + seats[r].slice < world)
-                groups[count + seats[r].slice] = r;
+            if (places[r].leader == leader && places[r].slice < shards && count + places[r].slice < world)
+                groups[count + places[r].slice] = r;
         count += shards;
     }
     f->flat.shard_groups = groups;

@@ -386,7 +386,7 @@ static tsr_status bring(conversion *c, const tsr_value *state, const tsr_value *
 {
     if (!c->changed) return TSR_E_NOMEM;
     TSR_TRY(tsr_fsdp_set_aside(&c->receive.names, state, &c->receive.carried, c->passing, tree, err));
-    TSR_TRY(tsr_state_dict_offload(*tree, NULL, NULL, 0, true, c->host, err));
+    TSR_TRY(tsr_state_dict_offload(*tree, NULL, &(tsr_offload_options){.any_type = true}, c->host, err));
     *tree = tsr_state_dict_root(c->host);
     return TSR_OK;
 }

@@ -60,8 +60,8 @@ static tsr_status join(joining *j, const tsr_module_state *parts, size_t count, 
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-tsr_status tsr_model_state_join(const tsr_modules *modules, const tsr_module_state *parts, size_t count,
-                                const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+tsr_status tsr_model_state_join(const tsr_modules *modules, tsr_module_states parts, const tsr_host *host, tsr_arena *arena,
+                                const tsr_value **out, tsr_error *err)
 {
     tsr_named_module *named;
     size_t named_count;
@@ -72,7 +72,7 @@ tsr_status tsr_model_state_join(const tsr_modules *modules, const tsr_module_sta
                  .arena = arena,
                  .pairs = tsr_vec_of(host->allocator, sizeof(const tsr_value *)),
                  .places = tsr_map_new(host->allocator, 0, err)};
-    const tsr_status status = j.places ? join(&j, parts, count, out, err) : TSR_E_NOMEM;
+    const tsr_status status = j.places ? join(&j, parts.items, parts.count, out, err) : TSR_E_NOMEM;
     tsr_map_free(j.places);
     tsr_vec_free(&j.pairs);
     return status;

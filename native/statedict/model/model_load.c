@@ -441,28 +441,25 @@ static tsr_status set_model(setting *s, tsr_error *err)
     return s->bound ? load_units(s, err) : write_all(s, err);
 }
 
-tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, tsr_comm *comm,
-                                    const tsr_state_options *options, const tsr_host *host, tsr_arena *arena,
-                                    tsr_unmatched_keys *unmatched, tsr_error *err)
+tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, const tsr_state_call *call, tsr_error *err)
 {
-    const tsr_state_options defaults = tsr_state_options_default();
+    tsr_call c;
     tsr_unmatched_keys own = {0};
-    tsr_comm *self = NULL;
-    if (!comm) TSR_TRY(tsr_comm_self(host->allocator, &self, err));
+    TSR_TRY(tsr_call_open(&c, call, call->host, err));
     setting s = {.model = model,
-                 .options = options ? options : &defaults,
-                 .host = host,
-                 .comm = comm ? comm : self,
-                 .passing = tsr_arena_new(host->allocator, 0, err),
-                 .arena = arena,
+                 .options = &c.options,
+                 .host = call->host,
+                 .comm = c.given.comm,
+                 .passing = tsr_arena_new(call->host->allocator, 0, err),
+                 .arena = c.given.arena,
                  .state = state,
-                 .unmatched = unmatched ? unmatched : &own};
+                 .unmatched = c.given.unmatched ? c.given.unmatched : &own};
     *s.unmatched = (tsr_unmatched_keys){0};
     const tsr_status status = set_model(&s, err);
     tsr_state_dict_free(s.scratch);
     tsr_model_items_free(&s.items);
     tsr_fsdp_unbind(s.bound);
     tsr_arena_free(s.passing);
-    if (self) self->close(self);
+    tsr_call_close(&c);
     return status;
 }

@@ -3,6 +3,8 @@
 
 #include <inttypes.h>
 
+#include "tessera/sys/options.h"
+
 /* ---- tensors of the tree ---- */
 
 static tsr_str address_of(const tsr_module_tensor *const *of)
@@ -231,7 +233,27 @@ tsr_status tsr_full_or_cpu(const tsr_value *root, tsr_comm *comm, const tsr_stat
             .ranks_only = &root_only, .ranks_only_count = chosen ? 1 : 0, .offload = options->cpu_offload};
         return tsr_state_dict_gather(root, comm, &gather, out, err);
     }
-    if (options->cpu_offload) return tsr_state_dict_offload(root, NULL, NULL, 0, false, out, err);
+    if (options->cpu_offload) return tsr_state_dict_offload(root, NULL, NULL, out, err);
     tsr_state_dict_set_root(out, root);
     return TSR_OK;
+}
+
+/* ---- calls ---- */
+
+tsr_status tsr_call_open(tsr_call *call, const tsr_state_call *given, const tsr_host *host, tsr_error *err)
+{
+    const tsr_state_options defaults = tsr_state_options_default();
+    tsr_state_call own;
+    TSR_TRY(TSR_OPTIONS_COPY(&own, given, tsr_state_call, err));
+    *call = (tsr_call){.given = own};
+    TSR_TRY(TSR_OPTIONS_COPY(&call->options, own.options ? own.options : &defaults, tsr_state_options, err));
+    if (own.comm) return TSR_OK;
+    TSR_TRY(tsr_comm_self(host->allocator, &call->self, err));
+    call->given.comm = call->self;
+    return TSR_OK;
+}
+
+void tsr_call_close(tsr_call *call)
+{
+    if (call->self) call->self->close(call->self);
 }

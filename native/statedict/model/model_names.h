@@ -56,6 +56,16 @@ tsr_status tsr_model_fqn(const tsr_modules *modules, tsr_str raw, tsr_arena *are
 /* All ranks learn whether one has failed so far, or has other options or another number of optimizers. */
 tsr_status tsr_options_agree(tsr_comm *comm, const char *call, const tsr_state_options *options, size_t optimizers,
                              tsr_status mine, tsr_error *err);
+/* A call as given, with what it left out filled in. */
+typedef struct tsr_call {
+    tsr_state_call given; /* its comm is never NULL */
+    tsr_state_options options;
+    tsr_comm *self; /* made for a call without ranks; or NULL */
+} tsr_call;
+/* Errors: those of TSR_OPTIONS_COPY, and of making a communicator of one process. */
+tsr_status tsr_call_open(tsr_call *call, const tsr_state_call *given, const tsr_host *host, tsr_error *err);
+void tsr_call_close(tsr_call *call);
+
 /* The checks of a model state dict that is about to be saved or loaded. */
 tsr_status tsr_model_verify(const tsr_state_options *options, const tsr_value *state, bool submodules, tsr_arena *arena,
                             tsr_error *err);

@@ -159,27 +159,24 @@ static tsr_status get_model(getting *g, tsr_comm *comm, tsr_error *err)
     return tsr_comm_agree(comm, status, err);
 }
 
-tsr_status tsr_get_model_state_dict(const tsr_model *model, tsr_comm *comm, const tsr_module_ref *submodules,
-                                    size_t submodule_count, const tsr_state_options *options, tsr_state_dict *out,
-                                    tsr_error *err)
+tsr_status tsr_get_model_state_dict(const tsr_model *model, const tsr_state_call *call, tsr_state_dict *out, tsr_error *err)
 {
-    const tsr_state_options defaults = tsr_state_options_default();
-    tsr_comm *self = NULL;
-    if (!comm) TSR_TRY(tsr_comm_self(out->host->allocator, &self, err));
+    tsr_call c;
+    TSR_TRY(tsr_call_open(&c, call, out->host, err));
     getting g = {.model = model,
-                 .options = options ? options : &defaults,
+                 .options = &c.options,
                  .out = out,
                  .passing = tsr_arena_new(out->host->allocator, 0, err),
-                 .submodules = submodules,
-                 .submodule_count = submodule_count,
+                 .submodules = c.given.submodules,
+                 .submodule_count = c.given.submodule_count,
                  .pairs = tsr_vec_of(out->host->allocator, sizeof(const tsr_value *))};
-    const tsr_status status = get_model(&g, comm ? comm : self, err);
+    const tsr_status status = get_model(&g, c.given.comm, err);
     tsr_model_items_free(&g.items);
     tsr_fsdp_unbind(g.bound);
     tsr_map_free(g.frozen);
     tsr_map_free(g.taken);
     tsr_vec_free(&g.pairs);
     tsr_arena_free(g.passing);
-    if (self) self->close(self);
+    tsr_call_close(&c);
     return status;
 }

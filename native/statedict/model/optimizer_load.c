@@ -2,6 +2,7 @@
  * shared parameters may have been saved under any of their names.
  *
  *   nested or flat ── split ──▶ one optimizer's, by number ── broadcast or distribute ──▶ check, agree, write */
+#include "statedict/model/fsdp_carry.h"
 #include "statedict/model/optimizer_names.h"
 #include "statedict/model/optimizer_take.h"
 #include "statedict/tensor/path.h"
@@ -135,23 +136,55 @@ static tsr_status check_held(const loading *l, size_t o, const tsr_name_list *na
     return TSR_OK;
 }
 
-static tsr_status unflatten(loading *l, const tsr_value *all, const tsr_value **out, tsr_error *err)
+/* What this rank's optimizers take of a flat state dict, nested, once it has all that they need. `own`: those of its keys. */
+static tsr_status unflatten_own(loading *l, const tsr_value *all, const tsr_value **own, const tsr_value **out, tsr_error *err)
 {
     tsr_name_list *lists;
-    const tsr_value *flat;
     size_t count;
     TSR_TRY(list_names(l, all, &lists, &count, err));
-    TSR_TRY(tsr_optimizer_own_keys(all, lists, count, l->passing, &flat, err));
-    warn_others(l, all, flat);
+    TSR_TRY(tsr_optimizer_own_keys(all, lists, count, l->passing, own, err));
     const tsr_unflatten how = {l->params, lists, count, tsr_optimizer_same_tensor, l->passing};
     const tsr_name_list *names = lists;
     for (size_t o = 0; o < l->count; names += l->optimizers[o++]->group_count)
-        TSR_TRY(tsr_optimizer_check_flat(flat, l->optimizers[o], names, l->host, l->passing, err));
-    TSR_TRY(tsr_optim_unflatten(flat, &how, l->host, l->passing, out, err));
+        TSR_TRY(tsr_optimizer_check_flat(*own, l->optimizers[o], names, l->host, l->passing, err));
+    TSR_TRY(tsr_optim_unflatten(*own, &how, l->host, l->passing, out, err));
     names = lists;
     for (size_t o = 0; o < l->count && l->options->strict; names += l->optimizers[o++]->group_count)
         TSR_TRY(check_held(l, o, names, *out, err));
     return TSR_OK;
+}
+
+static tsr_status unflatten(loading *l, const tsr_value *all, const tsr_value **out, tsr_error *err)
+{
+    const tsr_value *own = all;
+    const tsr_status status = unflatten_own(l, all, &own, out, err);
+    warn_others(l, all, own);
+    return status;
+}
+
+/* The keys of a flat state dict, without its values; no keys of a nested one. */
+static tsr_status outline_of(loading *l, const tsr_value *state, const tsr_value **out, tsr_error *err)
+{
+    const size_t count = tsr_value_get(state, TSR_STR("state")) ? 0 : state->count;
+    const tsr_value *nothing = tsr_value_int(l->passing, 0, err);
+    const tsr_value **items = tsr_arena_array(l->passing, count, sizeof *items, err);
+    if (!nothing || !items) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) items[i] = i % 2 ? nothing : state->items[i];
+    *out = tsr_value_items(l->passing, TSR_VALUE_DICT, items, count, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Only rank 0 has the flat state dict of a broadcast, but what it must have depends on what each rank's optimizers hold:
+ * the others check its keys. Collective. */
+static tsr_status check_on_others(loading *l, const tsr_value *state, tsr_error *err)
+{
+    const bool root = l->comm->rank == 0;
+    const tsr_value *outline = NULL, *own, *nested;
+    tsr_status status = root ? outline_of(l, state, &outline, err) : TSR_OK;
+    TSR_TRY(tsr_comm_agree(l->comm, status, err));
+    TSR_TRY(tsr_fsdp_share_tree(l->comm, &outline, l->scratch, err));
+    if (!root && outline->count) status = unflatten_own(l, outline, &own, &nested, err);
+    return tsr_comm_agree(l->comm, status, err);
 }
 
 static tsr_status check_groups(const tsr_model_optimizer *optimizer, const tsr_value *loaded, tsr_error *err)
@@ -603,6 +636,7 @@ static tsr_status load(loading *l, const tsr_model *model, const tsr_value *stat
     TSR_TRY(tsr_options_agree(l->comm, "set_optimizer_state_dict: options", l->options, l->count, status, err));
     TSR_TRY(anything(l, state, &some, err));
     if (!some) return TSR_OK;
+    if (root_only(l)) TSR_TRY(check_on_others(l, state, err));
     TSR_TRY(spread_all(l, err));
     for (size_t o = 0; o < l->count && status == TSR_OK; o++) {
         status = each_param(l, o, write_param, err);
@@ -612,26 +646,24 @@ static tsr_status load(loading *l, const tsr_model *model, const tsr_value *stat
     return tsr_comm_agree(l->comm, status, err);
 }
 
-tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
-                                        const tsr_value *state, tsr_comm *comm, const tsr_state_options *options,
-                                        const tsr_host *host, tsr_error *err)
+tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_optimizers optimizers, const tsr_value *state,
+                                        const tsr_state_call *call, tsr_error *err)
 {
-    const tsr_state_options defaults = tsr_state_options_default();
-    tsr_comm *self = NULL;
-    if (!comm) TSR_TRY(tsr_comm_self(host->allocator, &self, err));
-    loading l = {.options = options ? options : &defaults,
-                 .host = host,
-                 .comm = comm ? comm : self,
-                 .passing = tsr_arena_new(host->allocator, 0, err),
-                 .optimizers = optimizers,
-                 .count = count,
+    tsr_call c;
+    TSR_TRY(tsr_call_open(&c, call, call->host, err));
+    loading l = {.options = &c.options,
+                 .host = call->host,
+                 .comm = c.given.comm,
+                 .passing = tsr_arena_new(call->host->allocator, 0, err),
+                 .optimizers = optimizers.items,
+                 .count = optimizers.count,
                  .units = tsr_fsdp_is_in(model->modules)};
     const tsr_status status = load(&l, model, state, err);
     tsr_state_dict_free(l.scratch);
     tsr_params_free(l.params);
     tsr_optimizer_names_free(&l.names);
     tsr_arena_free(l.passing);
-    if (self) self->close(self);
+    tsr_call_close(&c);
     return status;
 }
 

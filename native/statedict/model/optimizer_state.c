@@ -87,52 +87,53 @@ static tsr_status get_optimizers(getting *g, const tsr_model *model, tsr_error *
                          : tsr_full_or_cpu(root, g->comm, g->options, g->out, err);
 }
 
-tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
-                                        tsr_comm *comm, const tsr_state_options *options, tsr_state_dict *out,
-                                        tsr_error *err)
+tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_optimizers optimizers, const tsr_state_call *call,
+                                        tsr_state_dict *out, tsr_error *err)
 {
-    const tsr_state_options defaults = tsr_state_options_default(), *o = options ? options : &defaults;
-    tsr_comm *self = NULL;
-    if (!comm) TSR_TRY(tsr_comm_self(out->host->allocator, &self, err));
-    getting g = {.optimizers = optimizers,
-                 .count = count,
-                 .options = o,
-                 .comm = comm ? comm : self,
+    tsr_call c;
+    TSR_TRY(tsr_call_open(&c, call, out->host, err));
+    getting g = {.optimizers = optimizers.items,
+                 .count = optimizers.count,
+                 .options = &c.options,
+                 .comm = c.given.comm,
                  .out = out,
                  .passing = tsr_arena_new(out->host->allocator, 0, err)};
     const tsr_status status = get_optimizers(&g, model, err);
     tsr_optimizer_names_free(&g.names);
     tsr_arena_free(g.passing);
-    if (self) self->close(self);
+    tsr_call_close(&c);
     return status;
 }
 
 /* ---- a model with its optimizers ---- */
 
-tsr_status tsr_get_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count, tsr_comm *comm,
-                              const tsr_module_ref *submodules, size_t submodule_count, const tsr_state_options *options,
+tsr_status tsr_get_state_dict(const tsr_model *model, tsr_optimizers optimizers, const tsr_state_call *call,
                               tsr_state_dict *model_out, tsr_state_dict *optimizer_out, tsr_error *err)
 {
-    TSR_TRY(tsr_get_model_state_dict(model, comm, submodules, submodule_count, options, model_out, err));
-    return count ? tsr_get_optimizer_state_dict(model, optimizers, count, comm, options, optimizer_out, err) : TSR_OK;
+    TSR_TRY(tsr_get_model_state_dict(model, call, model_out, err));
+    return optimizers.count ? tsr_get_optimizer_state_dict(model, optimizers, call, optimizer_out, err) : TSR_OK;
 }
 
-tsr_status tsr_set_state_dict(const tsr_model *model, tsr_model_optimizer *const *optimizers, size_t count,
-                              const tsr_value *model_state, const tsr_value *optimizer_state, tsr_comm *comm,
-                              const tsr_state_options *options, const tsr_host *host, tsr_arena *arena,
-                              tsr_unmatched_keys *unmatched, tsr_error *err)
+tsr_status tsr_set_state_dict(const tsr_model *model, tsr_optimizers optimizers, const tsr_value *model_state,
+                              const tsr_value *optimizer_state, const tsr_state_call *call, tsr_error *err)
 {
     uint64_t given = model_state ? model_state->count : 0;
-    if (comm) TSR_TRY(comm->largest(comm, &given, err));
-    if (count) TSR_TRY(tsr_set_optimizer_state_dict(model, optimizers, count, optimizer_state, comm, options, host, err));
-    if (count && given == 0) return TSR_OK;
-    return tsr_set_model_state_dict(model, model_state, comm, options, host, arena, unmatched, err);
+    if (call->comm) TSR_TRY(call->comm->largest(call->comm, &given, err));
+    if (optimizers.count) TSR_TRY(tsr_set_optimizer_state_dict(model, optimizers, optimizer_state, call, err));
+    if (optimizers.count && given == 0) return TSR_OK;
+    return tsr_set_model_state_dict(model, model_state, call, err);
+}
+
+static tsr_state_call call_of(const tsr_bound_state *b, tsr_arena *arena)
+{
+    return (tsr_state_call){.comm = b->comm, .options = &b->options, .host = b->host, .arena = arena};
 }
 
 static tsr_status model_get(void *ctx, tsr_state_dict *out, tsr_error *err)
 {
     const tsr_bound_state *b = ctx;
-    return tsr_get_model_state_dict(b->model, b->comm, NULL, 0, &b->options, out, err);
+    const tsr_state_call call = call_of(b, NULL);
+    return tsr_get_model_state_dict(b->model, &call, out, err);
 }
 
 static tsr_status model_set(void *ctx, const tsr_value *state, tsr_error *err)
@@ -140,7 +141,8 @@ static tsr_status model_set(void *ctx, const tsr_value *state, tsr_error *err)
     const tsr_bound_state *b = ctx;
     tsr_arena *arena = tsr_arena_new(b->host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
-    const tsr_status status = tsr_set_model_state_dict(b->model, state, b->comm, &b->options, b->host, arena, NULL, err);
+    const tsr_state_call call = call_of(b, arena);
+    const tsr_status status = tsr_set_model_state_dict(b->model, state, &call, err);
     tsr_arena_free(arena);
     return status;
 }
@@ -148,13 +150,15 @@ static tsr_status model_set(void *ctx, const tsr_value *state, tsr_error *err)
 static tsr_status optimizer_get(void *ctx, tsr_state_dict *out, tsr_error *err)
 {
     const tsr_bound_state *b = ctx;
-    return tsr_get_optimizer_state_dict(b->model, b->optimizers, b->count, b->comm, &b->options, out, err);
+    const tsr_state_call call = call_of(b, NULL);
+    return tsr_get_optimizer_state_dict(b->model, b->optimizers, &call, out, err);
 }
 
 static tsr_status optimizer_set(void *ctx, const tsr_value *state, tsr_error *err)
 {
     const tsr_bound_state *b = ctx;
-    return tsr_set_optimizer_state_dict(b->model, b->optimizers, b->count, state, b->comm, &b->options, b->host, err);
+    const tsr_state_call call = call_of(b, NULL);
+    return tsr_set_optimizer_state_dict(b->model, b->optimizers, state, &call, err);
 }
 
 tsr_state_calls tsr_model_state_calls(tsr_bound_state *bound)

@@ -55,15 +55,15 @@ static tsr_status broadcast_infos(spreading *s, tsr_error *err)
 static tsr_status agree(spreading *s, tsr_status mine, tsr_error *err)
 {
     tsr_leaves leaves;
-    tsr_facts facts = {tsr_vec_of(s->out->host->allocator, 1), s->passing};
+    tsr_agreement agreement = {tsr_vec_of(s->out->host->allocator, 1), s->passing};
     const tsr_str words = tsr_arena_format(s->passing, err, "strict %d, offload %d, round_bytes %zu", s->options->strict,
                                            s->options->offload, s->options->round_bytes);
     tsr_status status = mine == TSR_OK && !words.data ? TSR_E_NOMEM : mine;
     if (status == TSR_OK) status = tsr_leaves_of(s->local, s->out->host, false, s->passing, &leaves, err);
     if (status == TSR_OK) status = tsr_leaves_check(&leaves, s->comm, err);
-    if (status == TSR_OK) status = tsr_facts_add(&facts, TSR_STR(""), TSR_STR("the call broadcast"), words, err);
-    if (status == TSR_OK) status = tsr_facts_leaves(&facts, "local ", &leaves, err);
-    return tsr_facts_agree(&facts, s->comm, status, s->out->host->allocator, err);
+    if (status == TSR_OK) status = tsr_agreement_add(&agreement, TSR_STR(""), TSR_STR("the call broadcast"), words, err);
+    if (status == TSR_OK) status = tsr_agreement_add_leaves(&agreement, "local ", &leaves, err);
+    return tsr_agreement_check(&agreement, s->comm, status, s->out->host->allocator, err);
 }
 
 /* ---- targets ---- */
@@ -225,10 +225,10 @@ static tsr_status warn_of_keys(spreading *s, tsr_error *err)
         if (!name.data) return TSR_E_NOMEM;
         tsr_name_tally_add(&missing, name);
     }
-    tsr_name_tally_warn(&s->strange, &s->options->warnings, "the local state has no place for keys of the full state");
+    tsr_name_tally_warn(&s->strange, &s->options->warnings, "the local state has no place for some keys of the full state");
     tsr_name_tally_warn(&missing, &s->options->warnings,
-                        s->options->strict ? "the full state lacks keys, which are left out of the result"
-                                           : "the full state lacks keys, whose values stay as they are");
+                        s->options->strict ? "the full state lacks some keys, which are left out of the result"
+                                           : "the full state lacks some keys, whose values stay as they are");
     return TSR_OK;
 }
 

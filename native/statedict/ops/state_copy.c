@@ -1,11 +1,18 @@
 /* D3, D4: to the host, and into another state dict. */
 #include "statedict/tensor/state_dict.h"
 
-tsr_status tsr_state_dict_offload(const tsr_value *state, tsr_comm *comm, const uint32_t *ranks_only,
-                                  size_t ranks_only_count, bool any_type, tsr_state_dict *out, tsr_error *err)
+#include "tessera/sys/options.h"
+
+tsr_status tsr_state_dict_offload(const tsr_value *state, tsr_comm *comm, const tsr_offload_options *options,
+                                  tsr_state_dict *out, tsr_error *err)
 {
-    const tsr_iterate how = {
-        .comm = comm, .ranks_only = ranks_only, .ranks_only_count = ranks_only_count, .any_type = any_type, .offload = true};
+    tsr_offload_options own;
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_offload_options, err));
+    const tsr_iterate how = {.comm = comm,
+                             .ranks_only = own.ranks_only,
+                             .ranks_only_count = own.ranks_only_count,
+                             .any_type = own.any_type,
+                             .offload = true};
     return tsr_state_dict_iterate(state, &how, out, err);
 }
 

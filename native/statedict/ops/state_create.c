@@ -57,8 +57,8 @@ static tsr_status measure_leaves(const tsr_leaves *leaves, tsr_arena *arena, uin
         const tsr_tensor *tensor = leaves->items[i].tensor;
         void *data;
         TSR_FAIL_IF(tensor->spread == TSR_IN_BOXES && tensor->part_count > 1, err, TSR_E_UNSUPPORTED,
-                    "'%.*s' lies in %u boxes here; shared memory has one a rank", TSR_STR_ARG(leaves->items[i].path),
-                    (unsigned)tensor->part_count);
+                    "'%.*s' has %u boxes on this rank; shared memory supports one per rank",
+                    TSR_STR_ARG(leaves->items[i].path), (unsigned)tensor->part_count);
         if (tensor->spread != TSR_IN_BOXES || tensor->part_count)
             TSR_TRY(tsr_tensor_buffer(tensor, 0, arena, &data, &(*out)[i], err));
     }
@@ -97,13 +97,13 @@ static tsr_status share_all(const tsr_create_options *options, tsr_status mine, 
 {
     tsr_comm *comm = options->share;
     uint64_t *sizes = NULL;
-    tsr_facts facts = {tsr_vec_of(out->host->allocator, 1), out->arena};
+    tsr_agreement agreement = {tsr_vec_of(out->host->allocator, 1), out->arena};
     tsr_status status = mine;
     if (status == TSR_OK) status = tsr_leaves_of(out->root, out->host, true, out->arena, &out->shared_leaves, err);
     if (status == TSR_OK) status = tsr_leaves_check(&out->shared_leaves, comm, err);
     if (status == TSR_OK) status = measure_leaves(&out->shared_leaves, out->arena, &sizes, err);
-    if (status == TSR_OK) status = tsr_facts_leaves(&facts, "", &out->shared_leaves, err);
-    status = tsr_facts_agree(&facts, comm, status, out->host->allocator, err);
+    if (status == TSR_OK) status = tsr_agreement_add_leaves(&agreement, "", &out->shared_leaves, err);
+    status = tsr_agreement_check(&agreement, comm, status, out->host->allocator, err);
     if (status == TSR_OK)
         status = tsr_shared_new(comm, sizes, out->shared_leaves.count, out->host->allocator, &out->shared, err);
     if (status == TSR_OK) {
@@ -132,13 +132,13 @@ tsr_status tsr_state_dict_peer(const tsr_state_dict *dict, uint32_t peer, const 
                                uint64_t *bytes, tsr_error *err)
 {
     TSR_FAIL_IF(!dict->shared, err, TSR_E_USAGE, "the state dict is not shared between processes");
-    TSR_FAIL_IF(peer >= tsr_shared_ranks(dict->shared), err, TSR_E_USAGE, "there is no rank %u among the %u that share",
+    TSR_FAIL_IF(peer >= tsr_shared_ranks(dict->shared), err, TSR_E_USAGE, "rank %u is not one of the %u that share",
                 (unsigned)peer, (unsigned)tsr_shared_ranks(dict->shared));
     for (size_t i = 0; i < dict->shared_leaves.count; i++) {
         if (dict->shared_leaves.items[i].tensor != mine) continue;
         *data = tsr_shared_buffer(dict->shared, peer, i, bytes);
         return TSR_OK;
     }
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is no tensor of the shared state dict",
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is not a tensor of the shared state dict",
                      TSR_STR_ARG(mine->entry.fqn));
 }

@@ -5,9 +5,9 @@
 
 tsr_status tsr_full_check(const tsr_value *full, const tsr_value *local, tsr_error *err)
 {
-    TSR_FAIL_IF(full && full->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the full state is a %s; a dict is wanted",
+    TSR_FAIL_IF(full && full->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the full state is a %s; expected a dict",
                 tsr_python_type(full));
-    TSR_FAIL_IF(local->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the local state is a %s; a dict is wanted",
+    TSR_FAIL_IF(local->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the local state is a %s; expected a dict",
                 tsr_python_type(local));
     return TSR_OK;
 }
@@ -58,7 +58,7 @@ static tsr_status distribute_one(const tsr_value *full, const tsr_value *local, 
     const tsr_tensor *whole = tsr_tensor_of(full), *mine = local ? tsr_tensor_of(local) : NULL, *target;
     *result = full;
     if (!whole) return TSR_OK;
-    TSR_FAIL_IF(whole->spread != TSR_WHOLE, err, TSR_E_UNSUPPORTED, "the tensor is distributed; a whole one is wanted");
+    TSR_FAIL_IF(whole->spread != TSR_WHOLE, err, TSR_E_UNSUPPORTED, "the tensor is distributed; expected a whole tensor");
     if (whole->entry.rank == 0) return TSR_OK;
     if (!local || local->kind == TSR_VALUE_NONE) {
         *result = local;

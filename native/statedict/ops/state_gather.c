@@ -57,16 +57,16 @@ static tsr_status agree(const gathering *g, const tsr_leaves *leaves, tsr_status
 {
     tsr_leaves shared = {0};
     const tsr_gather_options *o = g->options;
-    tsr_facts facts = {tsr_vec_of(tsr_arena_allocator(g->arena), 1), g->arena};
+    tsr_agreement agreement = {tsr_vec_of(tsr_arena_allocator(g->arena), 1), g->arena};
     tsr_str ranks = tsr_arena_format(g->arena, err, "%s, offload %d, round_bytes %zu, ranks_only",
                                      o->any_type ? "any type" : "type_check", o->offload, o->round_bytes);
     for (uint32_t i = 0; i < g->holder_count && ranks.data; i++)
         ranks = tsr_arena_format(g->arena, err, "%.*s %" PRIu32, TSR_STR_ARG(ranks), g->holders[i]);
     tsr_status status = mine == TSR_OK && !ranks.data ? TSR_E_NOMEM : mine;
-    if (status == TSR_OK) status = tsr_facts_add(&facts, TSR_STR(""), TSR_STR("the call gather"), ranks, err);
+    if (status == TSR_OK) status = tsr_agreement_add(&agreement, TSR_STR(""), TSR_STR("the call gather"), ranks, err);
     if (status == TSR_OK) status = distributed(g, leaves, &shared, err);
-    if (status == TSR_OK) status = tsr_facts_leaves(&facts, "", &shared, err);
-    return tsr_facts_agree(&facts, g->comm, status, tsr_arena_allocator(g->arena), err);
+    if (status == TSR_OK) status = tsr_agreement_add_leaves(&agreement, "", &shared, err);
+    return tsr_agreement_check(&agreement, g->comm, status, tsr_arena_allocator(g->arena), err);
 }
 
 /* ---- the result ---- */

@@ -1,5 +1,6 @@
-/* Host memory between files and devices, in two halves: while one is copied the other is read or written. It is pinned for
- * the device where that can be done; a device that cannot only copies slower.
+/* Host memory between files and devices, in two halves: while one is copied, the other is read or written. With a single
+ * buffer the file would wait for the device, and the device for the file. The memory is pinned for the device if possible;
+ * without that, copies are only slower.
  *
  *   half 0   [ tile | tile | … ]  read ── copies under way ──────────────── read
  *   half 1   [ tile … ]                   read ── wait ── copies under way      */

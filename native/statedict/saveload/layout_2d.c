@@ -32,7 +32,7 @@ static tsr_status is_slice(tsr_str name, const tsr_tensor *tensor, bool *slice, 
                 "'%.*s' of the model's state has %u shards on this rank; a slice must be the only one", TSR_STR_ARG(name),
                 (unsigned)tensor->part_count);
     TSR_FAIL_IF(!nested->group, err, TSR_E_USAGE,
-                "'%.*s' of the model's state does not say which ranks share its slice; set `group` of its nested tensor",
+                "'%.*s' of the model's state does not state which ranks share its slice; set `group` of its nested tensor",
                 TSR_STR_ARG(name));
     *slice = true;
     return TSR_OK;
@@ -56,7 +56,7 @@ tsr_status tsr_state_dict_layout_2d(const tsr_value *model_state, tsr_arena *are
 {
     tsr_str first = TSR_STR("");
     TSR_FAIL_IF(model_state->kind != TSR_VALUE_DICT, err, TSR_E_USAGE,
-                "the model's state is a %s; a dict of tensors is needed", tsr_python_type(model_state));
+                "the model's state is a %s; expected a dict of tensors", tsr_python_type(model_state));
     *out = (tsr_layout_2d){.count = tsr_value_pairs(model_state)};
     tsr_tp_slice *slices = tsr_arena_array(arena, out->count, sizeof *slices, err);
     if (!slices) return TSR_E_NOMEM;

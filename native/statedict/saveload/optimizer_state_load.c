@@ -90,7 +90,7 @@ static tsr_status load_inner(loading *l, const tsr_entry *entry, const tsr_value
     tsr_entry readable;
     TSR_TRY(make_readable(l, entry, &readable, err));
     TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->rank > TSR_MAX_RANK, err, TSR_E_UNSUPPORTED,
-                "a tensor inside is %s, and cannot be read", tsr_entry_kind_name(entry->kind));
+                "it contains a tensor that is %s and cannot be read", tsr_entry_kind_name(entry->kind));
     if (entry->rank) memcpy(shape, entry->shape, entry->rank * sizeof *shape);
     if (entry->rank) tsr_dtype_pack(&dtype, &shape[entry->rank - 1]);
     return load_whole(l, &readable, dtype, shape, value, err);
@@ -181,11 +181,11 @@ static tsr_status plan(loading *l, const char *path, tsr_str key, const tsr_valu
 /* All ranks come here, whatever happened before. */
 static tsr_status agree(loading *l, tsr_str key, tsr_status mine, tsr_error *err)
 {
-    tsr_facts facts = {tsr_vec_of(tsr_state_dict_host(l->to->out)->allocator, 1), l->arena};
+    tsr_agreement agreement = {tsr_vec_of(tsr_state_dict_host(l->to->out)->allocator, 1), l->arena};
     const tsr_str layout = l->layout.group ? TSR_STR("2-D (FSDP over tensor parallel)") : TSR_STR("1-D");
-    if (mine == TSR_OK) mine = tsr_facts_add(&facts, TSR_STR("key"), TSR_STR("the optimizer's key"), key, err);
-    if (mine == TSR_OK) mine = tsr_facts_add(&facts, TSR_STR("layout"), TSR_STR("the model's state"), layout, err);
-    return tsr_facts_agree(&facts, l->comm, mine, tsr_state_dict_host(l->to->out)->allocator, err);
+    if (mine == TSR_OK) mine = tsr_agreement_add(&agreement, TSR_STR("key"), TSR_STR("the optimizer's key"), key, err);
+    if (mine == TSR_OK) mine = tsr_agreement_add(&agreement, TSR_STR("layout"), TSR_STR("the model's state"), layout, err);
+    return tsr_agreement_check(&agreement, l->comm, mine, tsr_state_dict_host(l->to->out)->allocator, err);
 }
 
 /* Names what the model's state lacks. */

@@ -4,8 +4,9 @@
 
 #include "io/try.h"
 #include "statedict/tensor/pack.h"
-#include "tessera/sys/folder.h"
 #include "tessera/read.h"
+#include "tessera/sys/folder.h"
+#include "tessera/sys/path_store.h"
 
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
 #define BUFFER_BYTES_LEAST   ((size_t)128) /* halves with room for one element of any type */
@@ -18,7 +19,7 @@ tsr_status tsr_piece_reader_open(tsr_piece_reader *r, const char *path, size_t b
     if (buffer_bytes < BUFFER_BYTES_LEAST) buffer_bytes = BUFFER_BYTES_LEAST;
     r->halves = (tsr_halves){.memory = tsr_alloc(host->allocator, buffer_bytes, 1, err), .bytes = buffer_bytes};
     if (!r->halves.memory) return TSR_E_NOMEM;
-    TSR_TRY(tsr_folder_store_open(NULL, host->allocator, path, &r->store, err));
+    TSR_TRY(tsr_path_store_open(host, path, &r->store, err));
     return tsr_checkpoint_open(r->store, host, NULL, &r->checkpoint, err);
 }
 
@@ -79,9 +80,10 @@ static tsr_status read_tile(tsr_piece_reader *r, const tsr_entry *entry, const t
     link.bytes = elements * link.itemsize;
     tsr_stream stream = tsr_stream_of(&link, 1);
     uint8_t *there = tsr_stream_peek(&stream, false, link.bytes);
-    if (there) return tsr_read_box(r->checkpoint, entry, offsets, sizes, there, (size_t)link.bytes, err);
+    if (there) return tsr_read_box(r->checkpoint, entry, (tsr_box){entry->rank, offsets, sizes}, there, (size_t)link.bytes,
+                                   err);
     uint8_t *taken = tensor->device ? tsr_halves_take(&r->halves, (size_t)link.bytes) : r->halves.memory;
-    TSR_TRY(tsr_read_box(r->checkpoint, entry, offsets, sizes, taken, (size_t)link.bytes, err));
+    TSR_TRY(tsr_read_box(r->checkpoint, entry, (tsr_box){entry->rank, offsets, sizes}, taken, (size_t)link.bytes, err));
     if (tensor->device) TSR_TRY(tsr_halves_filled(&r->halves, err));
     return tsr_stream_unpack(&stream, taken, NULL, link.bytes, err);
 }

@@ -91,7 +91,7 @@ static tsr_status add_leaf(flattening *f, const tsr_value *value, const tsr_step
     TSR_TRY(tsr_map_put(f->names, entry->fqn, 0, NULL, &fresh, err));
     TSR_FAIL_IF(!fresh, err, TSR_E_USAGE, "two values of the state dict have the name '%.*s'", TSR_STR_ARG(entry->fqn));
     TSR_FAIL_IF(!entry->tensor && tsr_names_tensor(value), err, TSR_E_UNSUPPORTED,
-                "'%.*s' is a %s with a tensor inside, which has no name of its own", TSR_STR_ARG(entry->fqn),
+                "'%.*s' is a %s that contains a tensor, which has no name of its own", TSR_STR_ARG(entry->fqn),
                 tsr_python_type(value));
     return TSR_OK;
 }
@@ -136,7 +136,7 @@ static tsr_status hand_out(flattening *f, tsr_flat *out, tsr_error *err)
 
 tsr_status tsr_flat_of(const tsr_value *state, const tsr_host *host, tsr_arena *arena, tsr_flat *out, tsr_error *err)
 {
-    TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "a checkpoint is made of a dict, not of a %s",
+    TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the state dict to save must be a dict, not a %s",
                 tsr_python_type(state));
     flattening f = {host, arena, tsr_vec_of(host->allocator, sizeof(tsr_flat_entry)), tsr_map_new(host->allocator, 0, err)};
     tsr_status status = f.names ? walk(&f, state, NULL, err) : TSR_E_NOMEM;

@@ -64,7 +64,7 @@ static tsr_status load_tensor(loading *l, const tsr_entry *entry, const tsr_valu
 static tsr_status load_object(loading *l, const tsr_entry *entry, const tsr_value **value, tsr_error *err)
 {
     TSR_FAIL_IF(entry->kind != TSR_ENTRY_OBJECT || !entry->value || tsr_names_tensor(entry->value), err, TSR_E_USAGE,
-                "no tensor in the state dict, %s in the checkpoint",
+                "not a tensor in the state dict, but %s in the checkpoint",
                 entry->kind == TSR_ENTRY_OBJECT ? "an object with tensors inside" : tsr_entry_kind_name(entry->kind));
     return tsr_value_copy(entry->value, l->out->arena, value, err);
 }
@@ -116,7 +116,7 @@ static tsr_status warn_unread(const loading *l, tsr_error *err)
     }
     for (uint64_t i = 0; i < catalog->entry_count; i++)
         if (!read[i]) tsr_name_tally_add(&unread, catalog->entries[i].fqn);
-    tsr_name_tally_warn(&unread, &l->options.warnings, "the state dict has no place for entries of the checkpoint");
+    tsr_name_tally_warn(&unread, &l->options.warnings, "the state dict has no place for some entries of the checkpoint");
     return TSR_OK;
 }
 
@@ -135,7 +135,7 @@ static tsr_status load(loading *l, const char *path, const tsr_value *state, tsr
     for (size_t i = 0; i < l->flat.count; i++) TSR_TRY(load_entry(l, i, err));
     TSR_TRY(tsr_piece_reader_end(&l->reader, err));
     TSR_TRY(rebuild(l, state, &root, err));
-    tsr_name_tally_warn(&l->missing, &l->options.warnings, "the checkpoint lacks values, which stay as they are");
+    tsr_name_tally_warn(&l->missing, &l->options.warnings, "the checkpoint lacks some values, which stay as they are");
     if (l->options.warnings.warn) TSR_TRY(warn_unread(l, err));
     tsr_state_dict_set_root(l->out, root);
     return TSR_OK;

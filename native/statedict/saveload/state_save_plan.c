@@ -25,17 +25,17 @@ typedef struct planning {
 
 /* ---- agreeing ---- */
 
-static tsr_status add_facts(const planning *p, tsr_str call, tsr_facts *facts, tsr_error *err)
+static tsr_status add_agreement(const planning *p, tsr_str call, tsr_agreement *agreement, tsr_error *err)
 {
     const tsr_flat *flat = &p->out->flat;
-    TSR_TRY(tsr_facts_add(facts, TSR_STR(""), TSR_STR("the call save"), call, err));
+    TSR_TRY(tsr_agreement_add(agreement, TSR_STR(""), TSR_STR("the call save"), call, err));
     for (size_t i = 0; i < flat->count; i++) {
         const tsr_flat_entry *entry = &flat->entries[flat->sorted[i]];
         const tsr_str path = tsr_arena_format(p->arena, err, "'%.*s'", TSR_STR_ARG(entry->fqn));
         const tsr_str words = entry->tensor ? tsr_tensor_words(entry->tensor, p->arena, err) : TSR_STR("no tensor");
         const tsr_str order = tsr_arena_format(p->arena, err, "e%.*s", TSR_STR_ARG(entry->fqn));
         if (!path.data || !words.data || !order.data) return TSR_E_NOMEM;
-        TSR_TRY(tsr_facts_add(facts, order, path, words, err));
+        TSR_TRY(tsr_agreement_add(agreement, order, path, words, err));
     }
     return TSR_OK;
 }
@@ -54,11 +54,11 @@ static tsr_status check_tensors(const planning *p, tsr_error *err)
 
 static tsr_status agree(planning *p, const tsr_value *state, tsr_str call, tsr_error *err)
 {
-    tsr_facts facts = {tsr_vec_of(p->host->allocator, 1), p->arena};
+    tsr_agreement agreement = {tsr_vec_of(p->host->allocator, 1), p->arena};
     tsr_status status = call.data ? tsr_flat_of(state, p->host, p->arena, &p->out->flat, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = check_tensors(p, err);
-    if (status == TSR_OK) status = add_facts(p, call, &facts, err);
-    return tsr_facts_agree(&facts, p->comm, status, p->host->allocator, err);
+    if (status == TSR_OK) status = add_agreement(p, call, &agreement, err);
+    return tsr_agreement_check(&agreement, p->comm, status, p->host->allocator, err);
 }
 
 /* ---- tensors as the planner sees them ---- */

@@ -29,10 +29,9 @@ tsr_str tsr_tensor_words(const tsr_tensor *tensor, tsr_arena *arena, tsr_error *
                             tensor->strided == TSR_STRIDED_DTENSOR ? " (left to right)" : "");
 }
 
-static bool same_shape(const tsr_entry *a, const tsr_entry *b)
+static bool same_dtype_and_shape(const tsr_entry *a, const tsr_entry *b)
 {
-    return a->dtype == b->dtype && a->rank == b->rank &&
-           (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
+    return a->dtype == b->dtype && tsr_entry_same_shape(a, b);
 }
 
 static bool same_mesh(const tsr_tensor *a, const tsr_tensor *b)
@@ -71,7 +70,7 @@ static bool same_distribution(const tsr_tensor *a, const tsr_tensor *b)
 tsr_status tsr_tensor_same_place(const tsr_tensor *a, const tsr_tensor *b, bool with_distribution, const char *a_name,
                                  const char *b_name, tsr_arena *arena, tsr_error *err)
 {
-    if (same_shape(&a->entry, &b->entry) && (!with_distribution || same_distribution(a, b))) return TSR_OK;
+    if (same_dtype_and_shape(&a->entry, &b->entry) && (!with_distribution || same_distribution(a, b))) return TSR_OK;
     const tsr_str x = tsr_tensor_words(a, arena, err), y = tsr_tensor_words(b, arena, err);
     if (!x.data || !y.data) return TSR_E_NOMEM;
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%.*s in %s, %.*s in %s%s", TSR_STR_ARG(x), a_name, TSR_STR_ARG(y),

@@ -26,17 +26,18 @@ tsr_status tsr_leaves_of(const tsr_value *state, const tsr_host *host, bool tens
 /* Whether distributed tensors are over as many ranks as the communicator has, this one in its place. */
 tsr_status tsr_leaves_check(const tsr_leaves *leaves, const tsr_comm *comm, tsr_error *err);
 
-/* What ranks must have in common: a list of named facts. */
-typedef struct tsr_facts {
+/* What ranks must have in common: a list of named items, which the ranks compare. */
+typedef struct tsr_agreement {
     tsr_vec bytes;
     tsr_arena *arena;
-} tsr_facts;
-tsr_status tsr_facts_add(tsr_facts *facts, tsr_str order, tsr_str path, tsr_str words, tsr_error *err);
+} tsr_agreement;
+tsr_status tsr_agreement_add(tsr_agreement *agreement, tsr_str order, tsr_str path, tsr_str words, tsr_error *err);
 /* Tensors with dtype, shape and distribution; other leaves by their path alone. `kind` keeps lists apart: "" or "local ". */
-tsr_status tsr_facts_leaves(tsr_facts *facts, const char *kind, const tsr_leaves *leaves, tsr_error *err);
-/* Facts were added in ascending `order`. Every rank calls this with its own status so far; all get the same result: the
- * lowest rank's failure, or TSR_E_USAGE with the first fact that differs and who says what. Frees the facts. */
-tsr_status tsr_facts_agree(tsr_facts *facts, tsr_comm *comm, tsr_status mine, const tsr_allocator *allocator,
-                           tsr_error *err);
+tsr_status tsr_agreement_add_leaves(tsr_agreement *agreement, const char *kind, const tsr_leaves *leaves, tsr_error *err);
+/* Items must have been added in ascending `order`. Every rank calls this with its own status so far; all get the same
+ * result: the lowest rank's failure, or TSR_E_USAGE with the first item that differs and its value on both ranks. Frees the
+ * list. */
+tsr_status tsr_agreement_check(tsr_agreement *agreement, tsr_comm *comm, tsr_status mine, const tsr_allocator *allocator,
+                               tsr_error *err);
 
 #endif

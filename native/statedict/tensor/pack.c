@@ -8,6 +8,7 @@
 #include <emmintrin.h>
 #endif
 
+/* Runs from the size of a first-level cache on are copied past the caches: they would only evict what is needed next. */
 enum { LONG_RUN = 32 << 10 };
 
 static void enter_link(tsr_stream *s)

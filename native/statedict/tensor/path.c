@@ -30,7 +30,7 @@ tsr_status tsr_step_check(const tsr_step *step, const tsr_host *host, tsr_arena 
         return TSR_OK;
     const tsr_str text = tsr_step_text(step, arena, err);
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "state dict: the key '%.*s' is no string without NUL and no int", TSR_STR_ARG(text));
+                     "state dict: the key '%.*s' is neither a string without NUL characters nor an int", TSR_STR_ARG(text));
 }
 
 tsr_status tsr_step_context(const tsr_step *step, tsr_arena *arena, tsr_status status, tsr_error *err)

@@ -97,7 +97,7 @@ static tsr_status add_pair(tsr_state_dict *dict, tsr_str key, const tsr_value *v
 tsr_status tsr_state_dict_put(tsr_state_dict *dict, tsr_str key, const tsr_value *value, tsr_error *err)
 {
     TSR_FAIL_IF(dict->root != &dict->made, err, TSR_E_USAGE,
-                "state dict: '%.*s' cannot be put into a tree that was made elsewhere", TSR_STR_ARG(key));
+                "state dict: '%.*s' cannot be added to a tree that this library did not create", TSR_STR_ARG(key));
     const uint32_t at = tsr_map_get(dict->index, key, UINT32_MAX);
     if (at == UINT32_MAX) return add_pair(dict, key, value, err);
     ((const tsr_value **)dict->pairs.items)[at] = value;

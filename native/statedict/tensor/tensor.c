@@ -22,7 +22,7 @@ static tsr_status check_tensor(const tsr_tensor *tensor, tsr_error *err)
                 TSR_STR_ARG(entry->fqn));
     TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, "'%.*s' has %" PRIu32 " dimensions; at most %u are allowed",
                 TSR_STR_ARG(entry->fqn), entry->rank, TSR_MAX_RANK);
-    TSR_FAIL_IF(tsr_dtype_size(entry->dtype) == 0, err, TSR_E_USAGE, "'%.*s': elements of %s are no whole bytes",
+    TSR_FAIL_IF(tsr_dtype_size(entry->dtype) == 0, err, TSR_E_USAGE, "'%.*s': %s elements are not byte-aligned",
                 TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
     TSR_FAIL_IF(!tsr_box_volume((tsr_box){entry->rank, NULL, entry->shape}, &elements) ||
                     !tsr_dtype_bytes(entry->dtype, elements, &bytes) || bytes > SIZE_MAX / 2,
@@ -42,8 +42,8 @@ static tsr_status mesh_pieces(const tsr_tensor *tensor, tsr_arena *arena, tsr_pi
 {
     const tsr_entry *entry = &tensor->entry;
     tsr_shard shard;
-    TSR_TRY(tsr_mesh_shard(tensor->mesh, tensor->placements, tensor->strided, entry->rank, entry->shape, tensor->mesh_rank,
-                           arena, &shard, err));
+    TSR_TRY(tsr_mesh_shard(&(tsr_sharding){tensor->mesh, tensor->placements, tensor->strided},
+                           (tsr_shape){entry->rank, entry->shape}, tensor->mesh_rank, arena, &shard, err));
     tsr_piece *pieces = tsr_arena_array(arena, (size_t)shard.box_count, sizeof *pieces, err);
     if (!pieces) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < shard.box_count; i++)
@@ -101,13 +101,13 @@ tsr_status tsr_tensor_local(const tsr_tensor *tensor, tsr_arena *arena, const ui
     const tsr_entry *entry = &tensor->entry;
     uint64_t elements;
     TSR_TRY(check_tensor(tensor, err));
-    TSR_FAIL_IF(tensor->spread == TSR_IN_BOXES, err, TSR_E_USAGE, "'%.*s' lies in boxes: there is no one local tensor",
-                TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(tensor->spread == TSR_IN_BOXES, err, TSR_E_USAGE,
+                "'%.*s' has several boxes, so there is no single local tensor", TSR_STR_ARG(entry->fqn));
     *shape = entry->shape;
     if (tensor->spread == TSR_OVER_MESH) {
         tsr_shard shard;
-        TSR_TRY(tsr_mesh_shard(tensor->mesh, tensor->placements, tensor->strided, entry->rank, entry->shape,
-                               tensor->mesh_rank, arena, &shard, err));
+        TSR_TRY(tsr_mesh_shard(&(tsr_sharding){tensor->mesh, tensor->placements, tensor->strided},
+                               (tsr_shape){entry->rank, entry->shape}, tensor->mesh_rank, arena, &shard, err));
         *shape = shard.local_shape;
     }
     tsr_box_volume((tsr_box){entry->rank, NULL, *shape}, &elements);

@@ -35,7 +35,7 @@ static tsr_status pack_tensor(const tsr_tensor *tensor, bool whole, tsr_vec *out
 {
     const tsr_entry *entry = &tensor->entry;
     const uint32_t head[2] = {(uint32_t)entry->dtype, entry->rank};
-    TSR_FAIL_IF(tensor->spread != TSR_WHOLE, err, TSR_E_UNSUPPORTED, "the tensor is distributed; a whole one is wanted");
+    TSR_FAIL_IF(tensor->spread != TSR_WHOLE, err, TSR_E_UNSUPPORTED, "the tensor is distributed; expected a whole tensor");
     TSR_TRY(add(out, head, sizeof head, err));
     TSR_TRY(add(out, entry->shape, entry->rank * sizeof *entry->shape, err));
     return whole || entry->rank == 0 ? pack_bytes(tensor, out, err) : TSR_OK;
@@ -87,7 +87,7 @@ typedef struct unpacking {
 
 static tsr_status take(unpacking *u, void *to, size_t size, tsr_error *err)
 {
-    TSR_FAIL_IF(size > u->rest.size, err, TSR_E_FORMAT, "a value of another rank is cut short");
+    TSR_FAIL_IF(size > u->rest.size, err, TSR_E_FORMAT, "a value from another rank is truncated");
     if (size && to) memcpy(to, u->rest.data, size);
     u->rest = (tsr_str){u->rest.data + size, u->rest.size - size};
     return TSR_OK;
@@ -97,7 +97,7 @@ static tsr_status unpack_bytes(unpacking *u, tsr_tensor *tensor, tsr_error *err)
 {
     uint64_t bytes;
     TSR_FAIL_IF(!tsr_entry_bytes(&tensor->entry, &bytes) || bytes > u->rest.size, err, TSR_E_FORMAT,
-                "a tensor of another rank is cut short");
+                "a tensor from another rank is truncated");
     tensor->data = tsr_arena_array(u->arena, (size_t)bytes, 1, err);
     return tensor->data ? take(u, tensor->data, (size_t)bytes, err) : TSR_E_NOMEM;
 }
@@ -107,7 +107,8 @@ static tsr_status unpack_tensor(unpacking *u, bool whole, tsr_value *value, tsr_
     uint32_t head[2];
     tsr_tensor *tensor = TSR_ARENA_NEW(u->arena, tsr_tensor, err);
     TSR_TRY(take(u, head, sizeof head, err));
-    TSR_FAIL_IF(head[0] >= TSR_DTYPE_COUNT || head[1] > TSR_MAX_RANK, err, TSR_E_FORMAT, "a tensor of another rank is none");
+    TSR_FAIL_IF(head[0] >= TSR_DTYPE_COUNT || head[1] > TSR_MAX_RANK, err, TSR_E_FORMAT,
+                "a tensor from another rank is invalid");
     uint64_t *shape = tsr_arena_array(u->arena, head[1], sizeof *shape, err);
     if (!tensor || !shape) return TSR_E_NOMEM;
     TSR_TRY(take(u, shape, head[1] * sizeof *shape, err));
@@ -121,7 +122,7 @@ static tsr_status unpack(unpacking *u, uint32_t depth, const tsr_value **out, ts
 
 static tsr_status unpack_items(unpacking *u, uint32_t depth, tsr_value *value, uint64_t count, tsr_error *err)
 {
-    TSR_FAIL_IF(count > u->rest.size, err, TSR_E_FORMAT, "a value of another rank is cut short");
+    TSR_FAIL_IF(count > u->rest.size, err, TSR_E_FORMAT, "a value from another rank is truncated");
     const tsr_value **items = tsr_arena_array(u->arena, (size_t)count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < count; i++) TSR_TRY(unpack(u, depth + 1, &items[i], err));
@@ -136,7 +137,7 @@ static tsr_status unpack(unpacking *u, uint32_t depth, const tsr_value **out, ts
     uint64_t sizes[2];
     TSR_FAIL_IF(depth > MOST_DEPTH, err, TSR_E_LIMIT, "nested deeper than %d", MOST_DEPTH);
     TSR_TRY(take(u, head, sizeof head, err));
-    TSR_FAIL_IF(head[0] > TSR_VALUE_OBJECT, err, TSR_E_FORMAT, "a value of another rank is none");
+    TSR_FAIL_IF(head[0] > TSR_VALUE_OBJECT, err, TSR_E_FORMAT, "a value from another rank is invalid");
     tsr_value *value = tsr_value_new(u->arena, (tsr_value_kind)head[0], err);
     if (!value) return TSR_E_NOMEM;
     *out = value;

@@ -6,17 +6,18 @@
 #include "statedict/tensor/state_dict.h"
 #include "statedict/transfer/transfer.h"
 
-static tsr_status add_fact(tsr_facts *facts, size_t number, const tsr_move *move, tsr_error *err)
+static tsr_status add_move(tsr_agreement *agreement, size_t number, const tsr_move *move, tsr_error *err)
 {
-    const tsr_str from = tsr_tensor_words(move->from, facts->arena, err), to = tsr_tensor_words(move->to, facts->arena, err);
-    const tsr_str order = tsr_arena_format(facts->arena, err, "%016" PRIx64, (uint64_t)number);
+    const tsr_str from = tsr_tensor_words(move->from, agreement->arena, err),
+                  to = tsr_tensor_words(move->to, agreement->arena, err);
+    const tsr_str order = tsr_arena_format(agreement->arena, err, "%016" PRIx64, (uint64_t)number);
     const tsr_str path =
-        tsr_arena_format(facts->arena, err, "tensor %zu '%.*s'", number, TSR_STR_ARG(move->from->entry.fqn));
+        tsr_arena_format(agreement->arena, err, "tensor %zu '%.*s'", number, TSR_STR_ARG(move->from->entry.fqn));
     const tsr_str words = from.data && to.data
-                              ? tsr_arena_format(facts->arena, err, "%.*s to %.*s", TSR_STR_ARG(from), TSR_STR_ARG(to))
+                              ? tsr_arena_format(agreement->arena, err, "%.*s to %.*s", TSR_STR_ARG(from), TSR_STR_ARG(to))
                               : (tsr_str){NULL, 0};
     if (!order.data || !path.data || !words.data) return TSR_E_NOMEM;
-    return tsr_facts_add(facts, order, path, words, err);
+    return tsr_agreement_add(agreement, order, path, words, err);
 }
 
 static tsr_status check_mesh(const tsr_tensor *tensor, const tsr_comm *comm, tsr_error *err)
@@ -25,18 +26,19 @@ static tsr_status check_mesh(const tsr_tensor *tensor, const tsr_comm *comm, tsr
     return tsr_leaves_check(&(tsr_leaves){&leaf, 1}, comm, err);
 }
 
-static tsr_status check_moves(tsr_facts *facts, const tsr_comm *comm, const tsr_move *moves, size_t count, tsr_error *err)
+static tsr_status check_moves(tsr_agreement *agreement, const tsr_comm *comm, const tsr_move *moves, size_t count,
+                              tsr_error *err)
 {
     for (size_t i = 0; i < count; i++) {
         tsr_status status =
-            tsr_tensor_same_place(moves[i].from, moves[i].to, false, "the source", "the target", facts->arena, err);
+            tsr_tensor_same_place(moves[i].from, moves[i].to, false, "the source", "the target", agreement->arena, err);
         if (status == TSR_OK) status = check_mesh(moves[i].from, comm, err);
         if (status == TSR_OK) status = check_mesh(moves[i].to, comm, err);
         if (status != TSR_OK) {
             tsr_error_context(err, "tensor %zu '%.*s'", i, TSR_STR_ARG(moves[i].from->entry.fqn));
             return status;
         }
-        TSR_TRY(add_fact(facts, i, &moves[i], err));
+        TSR_TRY(add_move(agreement, i, &moves[i], err));
     }
     return TSR_OK;
 }
@@ -65,12 +67,12 @@ tsr_status tsr_redistribute(tsr_comm *comm, const tsr_move *moves, size_t count,
                             tsr_error *err)
 {
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
-    tsr_facts facts = {tsr_vec_of(host->allocator, 1), arena};
+    tsr_agreement agreement = {tsr_vec_of(host->allocator, 1), arena};
     tsr_transfer *transfers = NULL;
     tsr_side_request *requests = NULL;
-    tsr_status status = arena ? check_moves(&facts, comm, moves, count, err) : TSR_E_NOMEM;
+    tsr_status status = arena ? check_moves(&agreement, comm, moves, count, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = list_transfers(moves, count, arena, &transfers, &requests, err);
-    status = tsr_facts_agree(&facts, comm, status, host->allocator, err);
+    status = tsr_agreement_check(&agreement, comm, status, host->allocator, err);
     if (status == TSR_OK) status = tsr_sides_resolve(comm, requests, 2 * count, host, arena, status, err);
     if (status == TSR_OK) status = tsr_transfers_run(comm, transfers, count, round_bytes, host, status, err);
     tsr_arena_free(arena);
@@ -89,7 +91,7 @@ static tsr_status pair_leaves(const tsr_value *from, const tsr_value *to, const 
     if (!*moves) return TSR_E_NOMEM;
     for (size_t i = 0; i < a.count || i < b.count; i++) {
         const int order = i == a.count ? 1 : i == b.count ? -1 : tsr_str_compare(a.items[i].order, b.items[i].order);
-        TSR_FAIL_IF(order != 0, err, TSR_E_USAGE, "'%.*s' is a tensor in the %s only",
+        TSR_FAIL_IF(order != 0, err, TSR_E_USAGE, "'%.*s' is a tensor only in the %s",
                     TSR_STR_ARG((order < 0 ? a : b).items[i].path), order < 0 ? "source" : "target");
         (*moves)[i] = (tsr_move){a.items[i].tensor, b.items[i].tensor};
     }

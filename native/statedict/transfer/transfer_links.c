@@ -222,7 +222,8 @@ static tsr_status find_receives(finder *f, tsr_error *err)
         TSR_TRY(shard_of(f, &f->transfer->from, source, &from, err));
         TSR_TRY(meet(f, source, &from, &to, receive_common, err));
     }
-    TSR_FAIL_IF(f->found != wanted, err, TSR_E_USAGE, "'%.*s': %" PRIu64 " elements are wanted here, ranks have %" PRIu64,
+    TSR_FAIL_IF(f->found != wanted, err, TSR_E_USAGE,
+                "'%.*s': %" PRIu64 " elements are needed on this rank, but the ranks have %" PRIu64,
                 TSR_STR_ARG(f->transfer->name), wanted, f->found);
     return TSR_OK;
 }

@@ -35,8 +35,8 @@ static tsr_status mesh_layout(const tsr_tensor *tensor, tsr_arena *arena, tsr_si
     tsr_layout *layout = TSR_ARENA_NEW(arena, tsr_layout, err);
     if (!layout) return TSR_E_NOMEM;
     side->layout = layout;
-    return tsr_layout_over_mesh(tensor->mesh, tensor->placements, tensor->strided, tensor->entry.rank, tensor->entry.shape,
-                                arena, layout, err);
+    return tsr_layout_over_mesh(&(tsr_sharding){tensor->mesh, tensor->placements, tensor->strided},
+                                (tsr_shape){tensor->entry.rank, tensor->entry.shape}, arena, layout, err);
 }
 
 /* The numbers a rank told, as a shard whose boxes lie each in memory of their own. */
@@ -47,7 +47,7 @@ static tsr_status read_shard(const tsr_tensor *tensor, tsr_str *blob, tsr_arena 
     uint64_t count = 0;
     if (blob->size >= sizeof count) memcpy(&count, blob->data, sizeof count);
     TSR_FAIL_IF(blob->size < sizeof count || (box_bytes && count > (blob->size - sizeof count) / box_bytes), err,
-                TSR_E_FORMAT, "the boxes that a rank told of '%.*s' are cut short", TSR_STR_ARG(tensor->entry.fqn));
+                TSR_E_FORMAT, "the list of a rank's boxes of '%.*s' is truncated", TSR_STR_ARG(tensor->entry.fqn));
     uint64_t *numbers = tsr_arena_array(arena, (size_t)(2 * rank * count), sizeof *numbers, err);
     uint64_t *zeros = tsr_arena_array(arena, rank, sizeof *zeros, err);
     uint64_t elements, *shape = tsr_arena_array(arena, rank, sizeof *shape, err);
@@ -81,12 +81,13 @@ static tsr_status check_tiling(const tsr_tensor *tensor, const tsr_layout *layou
             owner[at] = (uint32_t)r;
         }
     }
-    TSR_TRY(tsr_tiling_check(host->allocator, tensor->entry.rank, tensor->entry.shape, chunks, count, &tiling, err));
+    TSR_TRY(tsr_tiling_check(host->allocator, (tsr_shape){tensor->entry.rank, tensor->entry.shape}, chunks, count, &tiling,
+                             err));
     if (tiling.exact) return TSR_OK;
     TSR_FAIL_IF(tiling.overlap[0] != TSR_NO_CHUNK, err, TSR_E_USAGE,
-                "'%.*s': boxes of ranks %" PRIu32 " and %" PRIu32 " overlap", TSR_STR_ARG(tensor->entry.fqn),
+                "'%.*s': the boxes of ranks %" PRIu32 " and %" PRIu32 " overlap", TSR_STR_ARG(tensor->entry.fqn),
                 owner[tiling.overlap[0]], owner[tiling.overlap[1]]);
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s': %s%" PRIu64 " elements are in no rank's box",
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s': %s%" PRIu64 " elements are not in any rank's box",
                      TSR_STR_ARG(tensor->entry.fqn), tiling.missing_at_least ? "at least " : "", tiling.missing);
 }
 

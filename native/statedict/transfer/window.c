@@ -173,7 +173,7 @@ static tsr_status check_patience(const struct timespec *since, tsr_error *err)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    TSR_FAIL_IF(now.tv_sec - since->tv_sec > MOST_SECONDS, err, TSR_E_IO, "shared memory: nothing has moved for %d seconds",
+    TSR_FAIL_IF(now.tv_sec - since->tv_sec > MOST_SECONDS, err, TSR_E_IO, "shared memory: no progress for %d seconds",
                 MOST_SECONDS);
     return TSR_OK;
 }

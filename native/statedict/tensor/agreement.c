@@ -1,47 +1,47 @@
 /* Ranks compare what they must have in common: by digest first, in full only when the digests differ.
  *
- *   a fact:  | order size u64 | order | path size u64 | path | words size u64 | words |
+ *   a item:  | order size u64 | order | path size u64 | path | words size u64 | words |
  */
 #include <inttypes.h>
 
 #include "statedict/tensor/state_dict.h"
 #include "tessera/sys/map.h"
 
-typedef struct fact {
+typedef struct item {
     tsr_str order, path, words;
-} fact;
+} item;
 
-static tsr_status add_text(tsr_facts *facts, tsr_str text, tsr_error *err)
+static tsr_status add_text(tsr_agreement *agreement, tsr_str text, tsr_error *err)
 {
     const uint64_t size = text.size;
-    TSR_TRY(tsr_vec_reserve(&facts->bytes, sizeof size + text.size, err));
-    char *to = (char *)facts->bytes.items + facts->bytes.count;
+    TSR_TRY(tsr_vec_reserve(&agreement->bytes, sizeof size + text.size, err));
+    char *to = (char *)agreement->bytes.items + agreement->bytes.count;
     memcpy(to, &size, sizeof size);
     if (text.size) memcpy(to + sizeof size, text.data, text.size);
-    facts->bytes.count += sizeof size + text.size;
+    agreement->bytes.count += sizeof size + text.size;
     return TSR_OK;
 }
 
-tsr_status tsr_facts_add(tsr_facts *facts, tsr_str order, tsr_str path, tsr_str words, tsr_error *err)
+tsr_status tsr_agreement_add(tsr_agreement *agreement, tsr_str order, tsr_str path, tsr_str words, tsr_error *err)
 {
-    TSR_TRY(add_text(facts, order, err));
-    TSR_TRY(add_text(facts, path, err));
-    return add_text(facts, words, err);
+    TSR_TRY(add_text(agreement, order, err));
+    TSR_TRY(add_text(agreement, path, err));
+    return add_text(agreement, words, err);
 }
 
-tsr_status tsr_facts_leaves(tsr_facts *facts, const char *kind, const tsr_leaves *leaves, tsr_error *err)
+tsr_status tsr_agreement_add_leaves(tsr_agreement *agreement, const char *kind, const tsr_leaves *leaves, tsr_error *err)
 {
     for (size_t i = 0; i < leaves->count; i++) {
         const tsr_leaf_at *leaf = &leaves->items[i];
-        char *room = tsr_arena_array(facts->arena, strlen(kind) + leaf->order.size, 1, err);
-        const tsr_str path = tsr_arena_format(facts->arena, err, "%s'%.*s'", kind, TSR_STR_ARG(leaf->path));
-        const tsr_str words = leaf->tensor                          ? tsr_tensor_words(leaf->tensor, facts->arena, err)
+        char *room = tsr_arena_array(agreement->arena, strlen(kind) + leaf->order.size, 1, err);
+        const tsr_str path = tsr_arena_format(agreement->arena, err, "%s'%.*s'", kind, TSR_STR_ARG(leaf->path));
+        const tsr_str words = leaf->tensor                          ? tsr_tensor_words(leaf->tensor, agreement->arena, err)
                               : leaf->value->kind == TSR_VALUE_NONE ? TSR_STR("None")
                                                                     : TSR_STR("no tensor");
         if (!room || !path.data || !words.data) return TSR_E_NOMEM;
         memcpy(room, kind, strlen(kind));
         if (leaf->order.size) memcpy(room + strlen(kind), leaf->order.data, leaf->order.size);
-        TSR_TRY(tsr_facts_add(facts, (tsr_str){room, strlen(kind) + leaf->order.size}, path, words, err));
+        TSR_TRY(tsr_agreement_add(agreement, (tsr_str){room, strlen(kind) + leaf->order.size}, path, words, err));
     }
     return TSR_OK;
 }
@@ -57,28 +57,28 @@ static bool next_text(tsr_str *blob, tsr_str *text)
     return true;
 }
 
-static bool next_fact(tsr_str *blob, fact *out)
+static bool next_item(tsr_str *blob, item *out)
 {
     return next_text(blob, &out->order) && next_text(blob, &out->path) && next_text(blob, &out->words);
 }
 
-/* The first fact on which two ranks differ: what each says of it, words.data NULL where it has no such fact. */
-static bool first_difference(tsr_str a, tsr_str b, fact *x, fact *y)
+/* The first item on which two ranks differ: what each says of it, words.data NULL where it has no such item. */
+static bool first_difference(tsr_str a, tsr_str b, item *x, item *y)
 {
     for (;;) {
-        const bool has_a = next_fact(&a, x), has_b = next_fact(&b, y);
+        const bool has_a = next_item(&a, x), has_b = next_item(&b, y);
         if (!has_a && !has_b) return false;
         const int order = !has_a ? 1 : !has_b ? -1 : tsr_str_compare(x->order, y->order);
         if (order == 0 && tsr_str_equal(x->words, y->words)) continue;
-        if (order < 0) *y = (fact){x->order, x->path, {NULL, 0}};
-        if (order > 0) *x = (fact){y->order, y->path, {NULL, 0}};
+        if (order < 0) *y = (item){x->order, x->path, {NULL, 0}};
+        if (order > 0) *x = (item){y->order, y->path, {NULL, 0}};
         return true;
     }
 }
 
 static tsr_status raise_difference(const tsr_comm_blobs *blobs, tsr_error *err)
 {
-    fact mine = {0}, theirs = {0}, x, y;
+    item mine = {0}, theirs = {0}, x, y;
     uint32_t rank = 0;
     for (uint32_t r = 1; r < blobs->count; r++) {
         if (!first_difference(blobs->blobs[0], blobs->blobs[r], &x, &y)) continue;
@@ -91,7 +91,7 @@ static tsr_status raise_difference(const tsr_comm_blobs *blobs, tsr_error *err)
     const tsr_str none = TSR_STR("missing");
     const tsr_str a = mine.words.data ? mine.words : none, b = theirs.words.data ? theirs.words : none;
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "ranks 0 and %" PRIu32 " differ: %.*s is %.*s on rank 0, %.*s on rank %" PRIu32, rank,
+                     "ranks 0 and %" PRIu32 " differ: %.*s is %.*s on rank 0, but %.*s on rank %" PRIu32, rank,
                      TSR_STR_ARG(mine.path), TSR_STR_ARG(a), TSR_STR_ARG(b), rank);
 }
 
@@ -114,14 +114,15 @@ static tsr_status all_equal(tsr_comm *comm, uint64_t digest, bool *equal, tsr_er
     return TSR_OK;
 }
 
-tsr_status tsr_facts_agree(tsr_facts *facts, tsr_comm *comm, tsr_status mine, const tsr_allocator *allocator, tsr_error *err)
+tsr_status tsr_agreement_check(tsr_agreement *agreement, tsr_comm *comm, tsr_status mine, const tsr_allocator *allocator,
+                               tsr_error *err)
 {
-    const tsr_str text = {facts->bytes.items, facts->bytes.count};
+    const tsr_str text = {agreement->bytes.items, agreement->bytes.count};
     bool equal = true;
     tsr_status status = tsr_comm_agree(comm, mine, err);
     for (uint64_t seed = 1; status == TSR_OK && seed <= 2; seed++)
         status = all_equal(comm, tsr_hash_bytes(text.data, text.size, seed), &equal, err);
     if (status == TSR_OK && !equal) status = compare_in_full(comm, text, allocator, err);
-    tsr_vec_free(&facts->bytes);
+    tsr_vec_free(&agreement->bytes);
     return status;
 }
