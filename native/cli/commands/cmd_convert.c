@@ -15,37 +15,12 @@ typedef struct convert_arguments {
 
 static tsr_status choose_container(cli_writing *w, const convert_arguments *arguments, tsr_error *err)
 {
-    static const struct {
-        const char *suffix;
-        tsr_container to;
-    } suffixes[] = {
-        {".safetensors", TSR_TO_SAFETENSORS}, {".pt", TSR_TO_TORCH}, {".pth", TSR_TO_TORCH}, {".bin", TSR_TO_TORCH}};
-    if (arguments->to) {
-        w->to = (tsr_container)(arguments->to - 1);
-    } else {
-        size_t i = 0;
-        while (i < 4 && !tsr_str_ends(tsr_str_from(w->destination), tsr_str_from(suffixes[i].suffix))) i++;
-        if (i == 4)
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                             "cannot infer the output format from '%s'; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks",
-                             w->destination);
-        w->to = suffixes[i].to;
-    }
-    if (arguments->max_shard_size && w->to != TSR_TO_SAFETENSORS) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-shard-size can only be used with --to safetensors");
-    }
-    if (w->to == TSR_TO_DEEPSPEED_UNIVERSAL && arguments->writing.overwrite) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "--overwrite cannot be used with --to deepspeed-universal, which only writes a new directory; remove '%s' first if it exists",
-                         w->destination);
-    }
+    const tsr_status status = cli_choose_container(w, arguments->to, arguments->max_shard_size, err);
+    if (status != TSR_OK) return status;
     if (arguments->world_size && w->to != TSR_TO_RANKS)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--world-size can only be used with --to ranks");
     if (arguments->writing.resume && w->to == TSR_TO_RANKS)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--resume cannot be used with --to ranks");
-    w->max_shard_size = arguments->max_shard_size;
-    w->marker = w->max_shard_size ? TSR_INDEX_MARKER : tsr_marker_of(w->to);
-    w->is_folder = w->marker || w->to == TSR_TO_DEEPSPEED_UNIVERSAL || w->to == TSR_TO_RANKS;
     w->program->writes_ranks = w->to == TSR_TO_RANKS;
     return TSR_OK;
 }
@@ -60,14 +35,6 @@ static tsr_status choose_ranks(cli_writing *w, const convert_arguments *argument
                          w->program->source.shards ? " and --world-size N" : "");
     w->world_size = world < UINT32_MAX ? (uint32_t)world : UINT32_MAX;
     return cli_read_shards(w->program, &w->shards, err);
-}
-
-/* A checkpoint of parts becomes a directory of safetensors files, one per part, unless DEST is the name of one file. */
-static void choose_parts(cli_writing *w)
-{
-    const bool one_file = tsr_str_ends(tsr_str_from(w->destination), TSR_STR(".safetensors"));
-    if (w->to != TSR_TO_SAFETENSORS || w->max_shard_size || one_file || !w->source.catalog->part_count) return;
-    w->per_part = w->is_folder = true;
 }
 
 static tsr_status parse_renames(cli_writing *w, const cli_list *texts, tsr_error *err)
@@ -87,20 +54,22 @@ static int run(cli *program, const void *given)
     const convert_arguments *arguments = given;
     const char *path = program->operands.items[0];
     tsr_error err = {0};
+    cli_writing_options writing = arguments->writing;
     cli_writing w = {
-        .program = program, .options = &arguments->writing, .what = "converting", .destination = program->operands.items[1]};
+        .program = program, .options = &writing, .what = "converting", .destination = program->operands.items[1]};
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
     cli_map_options map = arguments->map;
     map.dtype = arguments->writing.dtype;
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = w.arena ? choose_container(&w, arguments, &err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = cli_quantize_dtype(&map, writing.raw_cast, &writing.dtype, &err);
     if (status == TSR_OK) status = parse_renames(&w, &arguments->renames, &err);
     if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &map, &w.source, &err);
     if (status == TSR_OK) status = choose_ranks(&w, arguments, &err);
     w.documents[1] = w.source.map_path;
     if (status == TSR_OK && arguments->writing.dry_run) status = cli_put_map_table(program, &w.source, &err);
     status = cli_agree(program, status, &err);
-    if (status == TSR_OK) choose_parts(&w);
+    if (status == TSR_OK) cli_choose_parts(&w);
     if (status == TSR_OK) status = cli_write(&w, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
     cli_writing_close(&w);
@@ -121,6 +90,8 @@ static const cli_option options[] = {
      offsetof(convert_arguments, max_shard_size)},
     CLI_MAP_OPTIONS(convert_arguments, map),
     CLI_DEQUANTIZE_OPTION(convert_arguments, map),
+    CLI_QUANTIZE_OPTIONS(convert_arguments, map),
+    CLI_LORA_OPTION(convert_arguments, map, "PATH"),
     CLI_WRITING_OPTIONS(convert_arguments, writing),
     CLI_SOURCE_OPTIONS,
     {0},
@@ -140,6 +111,8 @@ const cli_command cli_convert = {
                 "tessera convert checkpoint-500/ parts/ --to safetensors --objects sidecar\nWrite one file per part of it\n"
                 "tessera convert llama-70b/ model.safetensors --shards meta-llama\n"
                 "Join the consolidated.NN.pth files of all ranks\n"
+                "tessera convert base/ merged.safetensors --lora adapter/\nFold a LoRA adapter into its base model\n"
+                "tessera convert model/ fp8/ --quantize fp8-block --max-shard-size 5GB\nQuantize the weights of a model for inference\n"
                 "tessera convert run.pt ckpt/ --to dcp\nPrepare a checkpoint to resume training with any number of ranks\n"
                 "tessera convert run/global_step100 out/ --to deepspeed-universal\nLet DeepSpeed continue with another number of ranks",
     .options = options,

@@ -64,7 +64,8 @@ static tsr_status compare_values(comparison *c, tsr_error *err)
     tsr_status status = c->differences ? tsr_ring_new(cli_host(c->program), 0, &ring, err) : TSR_E_NOMEM;
     cli_progress_start(&progress, c->program, "comparing");
     if (status == TSR_OK) {
-        status = tsr_diff_values(c->a.checkpoint, c->b.checkpoint, &c->diff, &tolerance, ring, &progress.base,
+        status = tsr_diff_values(c->a.checkpoint, c->b.checkpoint, &c->diff,
+                                 &(tsr_value_comparison){.tolerance = &tolerance, .ring = ring, .progress = &progress.base},
                                  c->differences, err);
     }
     cli_progress_end(&progress);
@@ -212,22 +213,6 @@ static tsr_status apply_policy(comparison *c, tsr_error *err)
     return tsr_policy_diff(c->policy, &whole, c->arena, &c->diff, &c->left_out, err);
 }
 
-/* --part and --step are for both sides, but a run is often compared with a plain checkpoint, which has neither parts nor steps. */
-static tsr_status open_second(cli *program, const char *path, cli_session *out, tsr_error *err)
-{
-    tsr_error plain = {0};
-    const cli_source given = program->source;
-    const tsr_status status = cli_open(program, path, NULL, out, err);
-    if (status == TSR_OK || (!given.part && !given.step)) return status;
-    program->source.part = program->source.step = NULL;
-    const tsr_status retried = cli_open(program, path, NULL, out, &plain);
-    program->source = given;
-    if (retried != TSR_OK) return status;
-    if (!out->catalog->part_count && (!given.step || out->store->primary != TSR_NO_FILE)) return TSR_OK;
-    cli_close(out);
-    return status;
-}
-
 static int run(cli *program, const void *given)
 {
     comparison c = {.program = program, .arguments = given};
@@ -241,7 +226,7 @@ static int run(cli *program, const void *given)
     cli_allow_expansion(program, c.arguments->allow_expansion);
     tsr_status status = cli_policy_open(program, TSR_POLICY_DIFF, &c.arguments->policy, &c.policy, &path, &err);
     if (status == TSR_OK) status = cli_open_mapped(program, path = program->operands.items[0], NULL, &c.arguments->map, &c.a, &err);
-    if (status == TSR_OK) status = open_second(program, path = program->operands.items[1], &c.b, &err);
+    if (status == TSR_OK) status = cli_open_compared(program, path = program->operands.items[1], NULL, &c.b, &err);
     if (status == TSR_OK) {
         path = NULL;
         c.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
@@ -264,6 +249,7 @@ static int run(cli *program, const void *given)
 
 static const cli_option options[] = {
     CLI_MAP_OPTIONS(diff_arguments, map),
+    CLI_MULTIPLY_OPTION(diff_arguments, map, "of A "),
     {"values", 0, CLI_FLAG, NULL, "Compare values too, bit for bit", offsetof(diff_arguments, values)},
     {"atol", 0, CLI_REAL, "X",
      "Allow values to differ by X; NaN equals NaN (implies --values)", offsetof(diff_arguments, atol)},

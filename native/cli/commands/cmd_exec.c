@@ -3,9 +3,10 @@
 #include <stdlib.h>
 
 #include "cli/commands/commands.h"
+#include "cli/program/map_options.h"
 #include "cli/writing/source.h"
 #include "cli/writing/writing.h"
-#include "tessera/sys/remote.h"
+#include "tessera/sys/path_store.h"
 
 typedef struct exec_arguments {
     cli_writing_options writing; /* those that a plan does not hold */
@@ -34,7 +35,8 @@ static tsr_status parse_part(const char *text, cli_writing *w, tsr_error *err)
     w->parts = *slash == '/' ? strtoull(slash + 1, &end, 10) : 0;
     const bool digits = strspn(text, "0123456789/") == strlen(text) && slash != text && w->parts && *end == '\0';
     if (digits && w->part >= 1 && w->part <= w->parts) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--part takes i/N with i from 1 to N, such as 3/8, not '%s'", text);
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--part expects i/N with i from 1 to N, such as 3/8, not '%s'",
+                     text);
 }
 
 /* The position of a word among those of an option. */
@@ -83,7 +85,7 @@ static tsr_status read_plan(execution *e, tsr_error *err)
 static tsr_status find_source(const execution *e, const char *given, const char **path, tsr_error *err)
 {
     *path = given ? given : cli_hide_secrets(e->program, e->planned.source_path.data);
-    if (given || !tsr_is_address(*path) || !strstr(*path, "***")) return TSR_OK;
+    if (given || !tsr_is_url(*path) || !strstr(*path, "***")) return TSR_OK;
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                      "the plan does not contain the secrets of its source's URL '%s'; pass the full URL with --source", *path);
 }
@@ -97,7 +99,9 @@ static tsr_status open_source(execution *e, const char *given, tsr_error *err)
     tsr_status status = find_source(e, given, &path, err);
     if (e->planned.source_part.size) e->program->source.part = e->planned.source_part.data;
     if (e->planned.source_step.size) e->program->source.step = e->planned.source_step.data;
-    if (status == TSR_OK) status = cli_open(e->program, path, &used, &w->source, err);
+    const cli_map_options map = {.document = e->planned.source_map.size ? e->planned.source_map : (tsr_str){NULL, 0},
+                                 .inverse = e->planned.source_inverse};
+    if (status == TSR_OK) status = cli_open_mapped(e->program, path, &used, &map, &w->source, err);
     if (status == TSR_OK) status = cli_describe_source(e->program, &w->source, w->arena, &found, err);
     return status == TSR_OK ? tsr_plan_job_check(&e->planned, &found, err) : status;
 }

@@ -5,12 +5,14 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/fqn_against.h"
 #include "cli/program/session.h"
+#include "cli/program/map_options.h"
 #include "cli/program/term.h"
 #include "tessera/document.h"
 #include "tessera/sys/map.h"
 
 typedef struct fqn_arguments {
     const char *checkpoint, *against, *prefix;
+    cli_map_options map; /* of `checkpoint` */
     bool json;
 } fqn_arguments;
 
@@ -97,12 +99,15 @@ static tsr_status copy_keys(const tsr_catalog *catalog, tsr_str prefix, tsr_aren
     return status;
 }
 
-static tsr_status read_keys(cli *program, const char *path, const char *prefix, tsr_arena *arena, keys *out, tsr_error *err)
+static tsr_status read_keys(cli *program, const char *path, const fqn_arguments *arguments, tsr_arena *arena, keys *out, tsr_error *err)
 {
     cli_session session;
-    tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = true, .purpose = TSR_FOR_NAMES}, &session, err);
+    const tsr_open_options names = {.skip_objects = true, .purpose = TSR_FOR_NAMES};
+    const cli_map_options none = {.map = NULL};
+    const char *prefix = arguments && arguments->prefix ? arguments->prefix : "";
+    tsr_status status = cli_open_mapped(program, path, &names, arguments ? &arguments->map : &none, &session, err);
     if (status != TSR_OK) return status;
-    status = copy_keys(session.catalog, tsr_str_from(prefix ? prefix : ""), arena, out, err);
+    status = copy_keys(session.catalog, tsr_str_from(prefix), arena, out, err);
     cli_close(&session);
     return status == TSR_OK ? name_by_text(program, arena, out, err) : status;
 }
@@ -185,7 +190,7 @@ static tsr_status ask_checkpoint(cli *program, const fqn_arguments *arguments, t
 {
     keys have = {0}, want = {0};
     const char *tree = program->operands.count ? program->operands.items[0] : NULL;
-    tsr_status status = read_keys(program, arguments->checkpoint, arguments->prefix, arena, &have, err);
+    tsr_status status = read_keys(program, arguments->checkpoint, arguments, arena, &have, err);
     out->by_text = true;
     out->names = have.names;
     out->count = have.count;
@@ -276,6 +281,7 @@ static int run(cli *program, const void *given)
     answer a = {0};
     if (arguments->against && !arguments->checkpoint) return cli_fail(program, "--against needs --checkpoint PATH");
     if (arguments->prefix && !arguments->checkpoint) return cli_fail(program, "--prefix needs --checkpoint PATH");
+    if ((arguments->map.map || arguments->map.inverse) && !arguments->checkpoint) return cli_fail(program, "--map needs --checkpoint PATH");
     if (!arguments->checkpoint && program->operands.count == 0)
         return cli_fail(program, "fqn needs MODULES.json or --checkpoint PATH; see tessera help fqn");
     if (arguments->checkpoint && program->operands.count + (arguments->against != NULL) > 1)
@@ -286,8 +292,7 @@ static int run(cli *program, const void *given)
                         : arguments->checkpoint ? ask_checkpoint(program, arguments, arena, &a, &err)
                                                 : with_modules(program, path, arena, &a, resolve_all, &err);
     if (status == TSR_OK) {
-        status = tsr_fqn_collisions(a.names, a.count, cli_host(program)->allocator, arena, &a.collisions, &a.collision_count,
-                                    &err);
+        status = tsr_fqn_collisions(a.names, a.count, arena, &a.collisions, &a.collision_count, &err);
     }
     if (status == TSR_OK && arguments->json) status = put_json(&a, &err);
     else if (status == TSR_OK) put_text(program, &a);
@@ -303,6 +308,7 @@ static const cli_option options[] = {
      offsetof(fqn_arguments, against)},
     {"prefix", 0, CLI_TEXT, "TEXT", "With --checkpoint: use only keys with this prefix, and strip it (\"model.\")",
      offsetof(fqn_arguments, prefix)},
+    CLI_MAP_OPTIONS(fqn_arguments, map),
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.fqn/1 document", offsetof(fqn_arguments, json)},
     CLI_SOURCE_OPTIONS,
     {0},

@@ -27,6 +27,7 @@ static const cli_option options[] = {
      offsetof(manifest_arguments, file.selection.exclude)},
     {"json", 0, CLI_FLAG, NULL, "Accepted for consistency; the output is always JSON", offsetof(manifest_arguments, json)},
     CLI_MAP_OPTIONS(manifest_arguments, file.map),
+    CLI_MULTIPLY_OPTION(manifest_arguments, file.map, ""),
     CLI_EXPANSION_OPTION(manifest_arguments, file.allow_expansion),
     CLI_SOURCE_OPTIONS,
     {0},

@@ -1,9 +1,14 @@
-/* `tessera map`: the built-in maps. */
+/* `tessera map`: the built-in maps, and a map between two checkpoints. */
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
+#include "tessera/map_suggest.h"
 #include "tessera/mapping.h"
+
+typedef struct map_arguments {
+    bool values, allow_expansion;
+} map_arguments;
 
 static int list_maps(void)
 {
@@ -12,30 +17,73 @@ static int list_maps(void)
     return CLI_DONE;
 }
 
-static int run(cli *program, const void *given)
+static int show_map(const cli *program, const char *name)
 {
-    const cli_list *words = &program->operands;
-    const char *what = words->items[0];
-    (void)given;
-    if (!strcmp(what, "list") && words->count == 1) return list_maps();
-    if (strcmp(what, "show") || words->count != 2)
-        return cli_fail(program, "expected 'map list' or 'map show NAME', found 'map %s'; see tessera help map", what);
-    const tsr_str text = tsr_mapping_builtin(tsr_str_from(words->items[1]));
-    if (!text.size) return cli_fail(program, "there is no built-in map '%s'; see tessera map list", words->items[1]);
+    const tsr_str text = tsr_mapping_builtin(tsr_str_from(name));
+    if (!text.size) return cli_fail(program, "there is no built-in map '%s'; see tessera map list", name);
     fwrite(text.data, 1, text.size, stdout);
     return CLI_DONE;
 }
 
-static const cli_option options[] = {{0}};
+static tsr_status print_suggestion(cli *program, const cli_session *sessions, bool values, tsr_arena *arena, tsr_error *err)
+{
+    tsr_map_suggestion suggestion;
+    tsr_status status = tsr_map_suggest(sessions[0].checkpoint, sessions[1].checkpoint, values, arena, &suggestion, err);
+    for (unsigned i = 0; i < 2 && status == TSR_OK; i++) status = cli_unchanged(&sessions[i], err);
+    if (status != TSR_OK) return status;
+    fwrite(suggestion.document.data, 1, suggestion.document.size, stdout);
+    for (size_t i = 0; i < suggestion.note_count; i++) cli_note(program, "%.*s", TSR_STR_ARG(suggestion.notes[i]));
+    if (suggestion.note_count && !values) cli_note(program, "--values compares the values of all that fit, which decides more");
+    return TSR_OK;
+}
+
+static int suggest(cli *program, const map_arguments *arguments)
+{
+    cli_session sessions[2] = {{0}, {0}};
+    tsr_error err = {0};
+    const char *path = NULL;
+    const tsr_open_options options = {.skip_objects = true, .purpose = arguments->values ? TSR_FOR_VALUES : TSR_FOR_NAMES};
+    cli_allow_expansion(program, arguments->allow_expansion);
+    tsr_arena *arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
+    tsr_status status = arena ? TSR_OK : TSR_E_NOMEM;
+    for (unsigned i = 0; i < 2 && status == TSR_OK; i++)
+        status = cli_open(program, path = program->operands.items[1 + i], &options, &sessions[i], &err);
+    if (status == TSR_OK) status = print_suggestion(program, sessions, arguments->values, arena, &err);
+    for (unsigned i = 0; i < 2; i++)
+        if (sessions[i].checkpoint) cli_close(&sessions[i]);
+    tsr_arena_free(arena);
+    return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
+}
+
+static int run(cli *program, const void *given)
+{
+    const cli_list *words = &program->operands;
+    const char *what = words->items[0];
+    if (!strcmp(what, "list") && words->count == 1) return list_maps();
+    if (!strcmp(what, "show") && words->count == 2) return show_map(program, words->items[1]);
+    if (!strcmp(what, "suggest") && words->count == 3) return suggest(program, given);
+    return cli_fail(program, "expected 'map list', 'map show NAME' or 'map suggest A B', found 'map %s' with %zu more; see tessera help map", what,
+                    words->count - 1);
+}
+
+static const cli_option options[] = {
+    {"values", 0, CLI_FLAG, NULL, "With suggest: compare the values of all tensors that fit, bit for bit", offsetof(map_arguments, values)},
+    CLI_EXPANSION_OPTION(map_arguments, allow_expansion),
+    CLI_SOURCE_OPTIONS,
+    {0},
+};
 
 const cli_command cli_map = {
     .name = "map",
-    .summary = "List the built-in maps, or print one",
-    .operands = "list|show [NAME]",
+    .summary = "List the built-in maps, print one, or suggest one between two checkpoints",
+    .operands = "list|show|suggest [NAME|A] [B]",
     .least = 1,
-    .most = 2,
+    .most = 3,
     .examples = "tessera map list\nList the maps that --map takes by name\n"
-                "tessera map show torchtitan-llama3 > mine.json\nPrint a map, as a start for your own\n",
+                "tessera map show torchtitan-llama3 > mine.json\nPrint a map, as a start for your own\n"
+                "tessera map suggest titan/ hf/ --values > map.json\n"
+                "Suggest the map that gives the first checkpoint the names and layouts of the second; check it before you use it\n",
     .options = options,
+    .arguments_size = sizeof(map_arguments),
     .run = run,
 };

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "cli/commands/commands.h"
-#include "cli/commands/optim_output.h"
+#include "cli/writing/optim_output.h"
 #include "cli/program/session.h"
 #include "io/clock.h"
 #include "tessera/sys/folder.h"
@@ -28,7 +28,7 @@ typedef struct job {
     tsr_optim_request request;
     loaded modules, flat_params;
     tsr_ring *ring;
-    tsr_store *store;
+    cli_files files;
     tsr_optim_job *optim;
     cli_optim_output output;
 } job;
@@ -50,9 +50,10 @@ static tsr_status read_numbers(job *j, tsr_error *err)
     r->has_world_size = a->world_size != NULL;
     r->has_rank = a->rank != NULL;
     if (a->world_size && !is_number(a->world_size, &r->world_size))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--world-size takes a number of ranks, not '%s'", a->world_size);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--world-size expects a number of ranks, not '%s'",
+                         a->world_size);
     if (a->rank && !is_number(a->rank, &r->rank))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--rank accepts the number of a rank, not '%s'", a->rank);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--rank expects the number of a rank, not '%s'", a->rank);
     return TSR_OK;
 }
 
@@ -83,6 +84,7 @@ static tsr_status read_request(job *j, tsr_error *err)
     const bool shards = r->action == TSR_OPTIM_UNSHARD || r->action == TSR_OPTIM_SHARD;
     r->sharded = a->sharded;
     r->at = a->at ? tsr_str_from(a->at) : (tsr_str){NULL, 0};
+    if (j->program->source.part) r->part = tsr_str_from(j->program->source.part);
     r->source = j->output.source;
     r->warn = warn;
     r->warn_ctx = j->program;
@@ -100,7 +102,7 @@ static tsr_status write_output(job *j, tsr_error *err)
 {
     cli_progress progress;
     j->output.optim = j->optim;
-    j->output.store = j->store;
+    j->output.store = j->files.store;
     j->output.ring = j->ring;
     cli_progress_start(&progress, j->program, tsr_optim_action_names[j->request.action]);
     const tsr_status status = cli_optim_output_write(&j->output, &progress.base, err);
@@ -113,8 +115,8 @@ static tsr_status run_job(job *j, tsr_error *err)
     const tsr_host *host = cli_host(j->program);
     tsr_status status = read_request(j, err);
     if (status == TSR_OK) status = tsr_optim_request_check(&j->request, err);
-    if (status == TSR_OK) status = tsr_folder_store_open(NULL, host->allocator, j->output.source, &j->store, err);
-    if (status == TSR_OK) status = tsr_optim_open(j->store, host, &j->request, &j->optim, err);
+    if (status == TSR_OK) status = cli_files_open(j->program, j->output.source, &j->files, err);
+    if (status == TSR_OK) status = tsr_optim_open(j->files.store, host, &j->request, &j->optim, err);
     return status == TSR_OK ? write_output(j, err) : status;
 }
 
@@ -152,7 +154,7 @@ static void close_job(job *j)
     cli_optim_output_close(&j->output);
     tsr_optim_close(j->optim);
     tsr_ring_free(j->ring);
-    if (j->store) j->store->close(j->store);
+    cli_files_close(&j->files);
     free_document(&j->modules);
     free_document(&j->flat_params);
 }
@@ -197,6 +199,9 @@ static const cli_option options[] = {
      offsetof(optim_arguments, overwrite)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.optim/1 document", offsetof(optim_arguments, json)},
     CLI_EXPANSION_OPTION(optim_arguments, allow_expansion),
+    CLI_PART_OPTION,
+    CLI_STEP_OPTION,
+    CLI_ALSO_OPTION,
     {0},
 };
 

@@ -9,6 +9,8 @@
 #include "cli/writing/source.h"
 #include "cli/writing/writing.h"
 
+#include "tessera/sys/casts.h"
+
 typedef struct plan_arguments {
     cli_target_options target;
     cli_selection selection;
@@ -104,10 +106,6 @@ static tsr_status report(cli *program, const cli_session *session, const plan_ar
     if (status == TSR_OK) status = describe_job(program, session, arguments, arena, job, err);
     const tsr_plan_document document = {plan, &totals, session->catalog, &target->mesh, job, arguments->items};
     if (status != TSR_OK) return status;
-    if (session->source && (arguments->json || arguments->items)) {
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "a plan document with --map could not be executed; leave out --json and --items, or convert first");
-    }
     if (!arguments->json && !arguments->items) {
         put_text(program, &document);
         return TSR_OK;

@@ -10,8 +10,8 @@
 #include "cli/text/report.h"
 #include "publish/publication.h"
 #include "tessera/document.h"
-#include "tessera/sys/folder.h"
 #include "tessera/salvage.h"
+#include "tessera/sys/folder.h"
 #include "tessera/validate.h"
 
 #define JOB TSR_STR("repaired metadata\n")
@@ -25,7 +25,7 @@ typedef struct repair {
     cli *program;
     const repair_arguments *arguments;
     const char *path, *dest;
-    tsr_store *store;
+    cli_files files;
     cli_session like;
     tsr_arena *arena;
     tsr_findings *findings;
@@ -39,7 +39,7 @@ static tsr_status refuse_sound(const repair *r, tsr_error *err)
     tsr_error ignored = {0};
     tsr_checkpoint *checkpoint = NULL;
     const tsr_open_options options = {.skip_objects = true};
-    if (tsr_checkpoint_open(r->store, host, &options, &checkpoint, &ignored) != TSR_OK) return TSR_OK;
+    if (tsr_checkpoint_open(r->files.store, host, &options, &checkpoint, &ignored) != TSR_OK) return TSR_OK;
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
     tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
     tsr_status status = tsr_validate_catalog(catalog, host, findings, err);
@@ -58,8 +58,9 @@ static tsr_status salvage(repair *r, tsr_error *err)
     cli_progress progress;
     cli_progress_start(&progress, r->program, "reading");
     const tsr_salvage_progress step = {progress.base.step, progress.base.ctx};
-    const tsr_status status = tsr_salvage_dcp(r->store, cli_host(r->program), r->like.catalog, r->arena, r->findings, &step,
-                                              &r->salvage, err);
+    const tsr_status status = tsr_salvage_dcp(r->files.store, cli_host(r->program),
+                                              &(tsr_salvage_options){.like = r->like.catalog, .findings = r->findings, .progress = &step},
+                                              r->arena, &r->salvage, err);
     cli_progress_end(&progress);
     return status;
 }
@@ -128,7 +129,8 @@ static tsr_status write_metadata(const repair *r, tsr_error *err)
     const tsr_salvage *s = &r->salvage;
     tsr_vec text = tsr_vec_of(host->allocator, 1);
     const tsr_str id = tsr_dcp_save_id(s->entries, s->entry_count, 0, r->arena, err);
-    tsr_status status = id.data ? tsr_dcp_metadata_write(s->entries, s->entry_count, id, host, &text, err) : TSR_E_NOMEM;
+    const tsr_dcp_new_metadata metadata = {s->entries, s->entry_count, id, 0};
+    tsr_status status = id.data ? tsr_dcp_metadata_write(&metadata, host, &text, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = write_file(r, &text, err);
     tsr_vec_free(&text);
     return status;
@@ -182,16 +184,16 @@ static int run(cli *program, const void *given)
     const tsr_host *host = cli_host(program);
     tsr_error err = {0};
     const char *at = r.path;
-    tsr_status status = tsr_folder_store_open(NULL, host->allocator, r.path, &r.store, &err);
+    tsr_status status = cli_files_open(program, r.path, &r.files, &err);
     if (status == TSR_OK) status = refuse_sound(&r, &err);
-    if (status == TSR_OK && r.arguments->like) status = cli_open(program, at = r.arguments->like, NULL, &r.like, &err);
+    if (status == TSR_OK && r.arguments->like) status = cli_open_apart(program, at = r.arguments->like, NULL, &r.like, &err);
     if (status == TSR_OK) {
         at = r.path;
         r.arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, &err);
         r.findings = r.arena ? tsr_findings_new(host->allocator, 0, &err) : NULL;
         status = r.findings ? salvage(&r, &err) : TSR_E_NOMEM;
     }
-    if (status == TSR_OK) status = tsr_folder_store_unchanged(r.store, &err);
+    if (status == TSR_OK) status = tsr_folder_store_unchanged(r.files.store, &err);
     if (status == TSR_OK) status = write_metadata(&r, &err);
     if (status == TSR_OK && r.arguments->json) status = put_json(&r, &err);
     else if (status == TSR_OK) put_text(&r);
@@ -199,7 +201,7 @@ static int run(cli *program, const void *given)
     tsr_findings_free(r.findings);
     tsr_arena_free(r.arena);
     cli_close(&r.like);
-    if (r.store) r.store->close(r.store);
+    cli_files_close(&r.files);
     return result;
 }
 
@@ -207,6 +209,8 @@ static const cli_option options[] = {
     {"like", 0, CLI_TEXT, "PATH", "Take names and shards from a sound checkpoint of the same job, such as the previous step",
      offsetof(repair_arguments, like)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.repair/1 document", offsetof(repair_arguments, json)},
+    CLI_STEP_OPTION,
+    CLI_ALSO_OPTION,
     {0},
 };
 

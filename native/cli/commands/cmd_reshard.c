@@ -22,7 +22,9 @@ static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, ts
 {
     tsr_status status = cli_read_target(w->program, &arguments->target, w->arena, &w->job.target, target, err);
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
-    if (status == TSR_OK) status = cli_open_mapped(w->program, w->program->operands.items[0], &used, &arguments->map, &w->source, err);
+    cli_map_options map = arguments->map;
+    map.dtype = arguments->writing.dtype;
+    if (status == TSR_OK) status = cli_open_mapped(w->program, w->program->operands.items[0], &used, &map, &w->source, err);
     if (status != TSR_OK) return status;
     w->to = arguments->to ? (tsr_container)(arguments->to - 1) : tsr_container_for(w->source.catalog->format);
     w->documents[0] = arguments->target.target;
@@ -41,12 +43,14 @@ static int run(cli *program, const void *given)
     const reshard_arguments *arguments = given;
     const char *path = program->operands.items[0];
     tsr_error err = {0};
+    cli_writing_options writing = arguments->writing;
     tsr_target target;
     tsr_plan *plan = NULL;
     cli_writing w = {
-        .program = program, .options = &arguments->writing, .what = "resharding", .destination = program->operands.items[1]};
+        .program = program, .options = &writing, .what = "resharding", .destination = program->operands.items[1]};
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
-    tsr_status status = w.arena ? prepare(&w, arguments, &target, &plan, &err) : TSR_E_NOMEM;
+    tsr_status status = cli_quantize_dtype(&arguments->map, writing.raw_cast, &writing.dtype, &err);
+    if (status == TSR_OK) status = w.arena ? prepare(&w, arguments, &target, &plan, &err) : TSR_E_NOMEM;
     if (status == TSR_OK && arguments->writing.dry_run) status = cli_put_map_table(program, &w.source, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) status = cli_write(&w, &err);
@@ -63,6 +67,8 @@ static const cli_option options[] = {
     {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist", "Write this format (default: the source's format)",
      offsetof(reshard_arguments, to)},
     CLI_MAP_OPTIONS(reshard_arguments, map),
+    CLI_DEQUANTIZE_OPTION(reshard_arguments, map),
+    CLI_QUANTIZE_OPTIONS(reshard_arguments, map),
     CLI_WRITING_OPTIONS(reshard_arguments, writing),
     CLI_SOURCE_OPTIONS,
     {0},

@@ -62,6 +62,7 @@ static const cli_option options[] = {
     {"allow", 0, CLI_TEXT, "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value",
      offsetof(verify_arguments, allow)},
     CLI_MAP_OPTIONS(verify_arguments, map),
+    CLI_MULTIPLY_OPTION(verify_arguments, map, ""),
     CLI_EXPANSION_OPTION(verify_arguments, allow_expansion),
     CLI_SOURCE_OPTIONS,
     {0},

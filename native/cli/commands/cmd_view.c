@@ -54,17 +54,38 @@ typedef struct viewed {
     bool *served;
 } viewed;
 
-static tsr_status open_side(cli *program, const char *path, viewed *side, view_side *out, tsr_error *err)
+/* With --part the page opens the part itself, from the files of the whole checkpoint: what a part's entries need is not all that
+ * tells how the directory is made. *part: NULL where the checkpoint has no parts. */
+static tsr_status open_files(cli *program, const char *path, bool is_second, cli_session *out, const char **part, tsr_error *err)
 {
+    const tsr_open_options options = {.skip_objects = true};
+    tsr_status (*open)(cli *, const char *, const tsr_open_options *, cli_session *, tsr_error *) = is_second ? cli_open_compared : cli_open;
+    const cli_source given = program->source;
+    tsr_status status = open(program, path, &options, out, err);
+    *part = NULL;
+    if (status != TSR_OK || !given.part) return status;
+    cli_close(out);
+    program->source.part = NULL;
+    program->source.is_used = given.is_used;
+    status = open(program, path, &options, out, err);
+    program->source.part = given.part;
+    if (status == TSR_OK && out->catalog->part_count) *part = given.part;
+    return status;
+}
+
+static tsr_status open_side(cli *program, size_t number, viewed *side, view_side *out, tsr_error *err)
+{
+    const char *path = program->operands.items[number];
     if (tsr_is_address(path))
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                          "view serves files on this machine only; open the URL in the page itself, if its server allows that");
-    tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = true}, &side->session, err);
+    const char *part;
+    tsr_status status = open_files(program, path, number > 0, &side->session, &part, err);
     if (status != TSR_OK) return status;
     side->served = calloc(side->session.store->file_count + 1, sizeof *side->served);
     if (!side->served) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
     tsr_checkpoint_used_files(side->session.checkpoint, side->served);
-    *out = (view_side){title_of(path), side->session.store, side->served};
+    *out = (view_side){title_of(path), side->session.store, side->served, part};
     return TSR_OK;
 }
 
@@ -89,15 +110,16 @@ static int run(cli *program, const void *given)
     viewed sides[2] = {{.served = NULL}};
     view_server *server = NULL;
     view_settings view = {.pages = arguments->pages ? arguments->pages : pages, .side_count = count, .port = (uint16_t)arguments->port};
-    if (arguments->port > UINT16_MAX) return cli_fail(program, "--port takes a port up to %u", (unsigned)UINT16_MAX);
+    if (arguments->port > UINT16_MAX)
+        return cli_fail(program, "--port expects a port number up to %u", (unsigned)UINT16_MAX);
     if (arguments->pages ? !has_index(arguments->pages) : !find_pages(pages))
         return cli_fail(program, "the viewer is not %s; build it with web/build, or pass its directory with --pages",
-                        arguments->pages ? arguments->pages : "beside this program");
+                        arguments->pages ? arguments->pages : "next to this program");
     const char *path = program->operands.items[0];
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < count && status == TSR_OK; i++) {
         path = program->operands.items[i];
-        status = open_side(program, path, &sides[i], &view.sides[i], &err);
+        status = open_side(program, i, &sides[i], &view.sides[i], &err);
     }
     if (status == TSR_OK) status = view_start(&view, cli_host(program), &server, &err);
     if (status == TSR_OK) serve(server);
@@ -114,6 +136,9 @@ static const cli_option options[] = {
     {"pages", 0, CLI_TEXT, "DIRECTORY",
      "Serve this build of the viewer (default: the one installed or built with this program)",
      offsetof(view_arguments, pages)},
+    CLI_PART_OPTION,
+    CLI_STEP_OPTION,
+    CLI_ALSO_OPTION,
     {0},
 };
 

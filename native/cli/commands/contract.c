@@ -25,7 +25,7 @@ static bool begins_like_json(tsr_str text)
 /* Names, dtypes and shapes of another checkpoint; its chunks do not count. */
 static tsr_status take_checkpoint(cli *program, const char *path, cli_contract *out, tsr_error *err)
 {
-    tsr_status status = cli_open(program, path, &(tsr_open_options){.skip_objects = true}, &out->session, err);
+    tsr_status status = cli_open_compared(program, path, &(tsr_open_options){.skip_objects = true}, &out->session, err);
     if (status != TSR_OK) return status;
     out->contract = (tsr_contract){.expected = *out->session.catalog, .called = "the other checkpoint", .allow = TSR_ANY_CHUNKS};
     return TSR_OK;

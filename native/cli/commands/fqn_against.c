@@ -130,7 +130,7 @@ void cli_put_against_text(const cli *program, const cli_against *against)
     for (size_t i = 0; i < against->pair_count; i++) {
         if (!against->pairs[i].to.data) put_line("unexpected: ", against->pairs[i].from);
     }
-    printf("%s names are the same, %s have another name", cli_number(same).text, cli_number(moved).text);
+    printf("%s names are the same, %s are different", cli_number(same).text, cli_number(moved).text);
     if (moved > settled) printf(", %s of them without a rename", cli_number(moved - settled).text);
     putchar('\n');
 }

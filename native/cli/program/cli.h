@@ -5,6 +5,8 @@
 #ifndef TSR_CLI_PROGRAM_CLI_H
 #define TSR_CLI_PROGRAM_CLI_H
 
+#include <stdarg.h>
+
 #include "tessera/comm.h"
 #include "tessera/sys/json.h"
 #include "tessera/native_host.h"
@@ -52,7 +54,8 @@ typedef struct cli_source {
     const char *shards; /* NULL: not given */
 } cli_source;
 
-/* The rows of a command that opens PATH with cli_open. `exec` has the last two alone: part and step are the plan's. */
+/* The rows of a command that opens PATH with cli_open. `exec` has the last two alone: part and step are the plan's. Others do not
+ * have the rows that mean nothing for them. */
 #define CLI_ALSO_OPTION \
     {"also", 0, CLI_LIST, "PATH", \
      "Add the files of another directory to those of PATH (repeatable), for nodes that wrote to local disks", \
@@ -61,13 +64,14 @@ typedef struct cli_source {
     {"shards", 0, CLI_TEXT, "MAP", \
      "Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm", \
      CLI_OF_SOURCE + offsetof(cli_source, shards)}
-#define CLI_SOURCE_OPTIONS \
+#define CLI_PART_OPTION \
     {"part", 0, CLI_TEXT, "NAME", "Open only this part of a checkpoint that is made of parts (inspect lists them)", \
-     CLI_OF_SOURCE + offsetof(cli_source, part)}, \
+     CLI_OF_SOURCE + offsetof(cli_source, part)}
+#define CLI_STEP_OPTION \
     {"step", 0, CLI_TEXT, "STEP", \
      "Open this checkpoint of a directory that holds several: latest, a name or path below it, or the number in its name", \
-     CLI_OF_SOURCE + offsetof(cli_source, step)}, \
-    CLI_ALSO_OPTION, CLI_SHARDS_OPTION
+     CLI_OF_SOURCE + offsetof(cli_source, step)}
+#define CLI_SOURCE_OPTIONS CLI_PART_OPTION, CLI_STEP_OPTION, CLI_ALSO_OPTION, CLI_SHARDS_OPTION
 
 typedef struct cli cli;
 
@@ -95,6 +99,7 @@ typedef struct cli_globals {
     bool no_mpi; /* heard before the command line is parsed */
     unsigned color;   /* choice: auto, always, never */
     uint64_t threads; /* 0: as many as allowed */
+    uint64_t io_depth; /* 0: TSR_IO_DEPTH */
     bool help;
     bool version;
 } cli_globals;
@@ -158,6 +163,7 @@ void cli_put_help(const cli *program, const cli_command *command); /* NULL: the 
 void cli_put_man(const cli_command *command);                      /* the manual page; NULL: tessera(1) */
 /* "tessera: …" on stderr; returns CLI_TROUBLE. */
 int cli_fail(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
+void cli_fail_with(const cli *program, const char *format, va_list arguments);
 /* The error of a library call about `path` (may be NULL). */
 int cli_fail_error(const cli *program, const char *path, const tsr_error *err);
 /* "tessera: warning: …", unless --quiet. */

@@ -2,11 +2,12 @@
 #include "cli/program/launch.h"
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { SPEAKING_SECONDS = 2 };
+enum { REFUSAL_SECONDS = 2 };
 
 /* size, and the rank beside it */
 static const struct {
@@ -28,7 +29,7 @@ static uint64_t number_of(const char *name)
 
 cli_launch cli_launch_seen(void)
 {
-    static const char *const pmi[] = {"PMIX_RANK", "PMI_FD", "PMI_PORT", "PMI_RANK", "OMPI_COMM_WORLD_SIZE"};
+    static const char *const pmi[] = {"PMI_FD", "PMI_PORT", "PMI_RANK"};
     cli_launch launch = {.processes = 1, .first = true};
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
         if (!getenv(launchers[i].size)) continue;
@@ -42,7 +43,9 @@ cli_launch cli_launch_seen(void)
         launch.processes = number_of(launch.sign);
         launch.first = number_of("SLURM_PROCID") == 0;
     }
-    launch.is_srun = launch.sign && strncmp(launch.sign, "SLURM", 5) == 0;
+    launch.is_srun = launch.sign && (strncmp(launch.sign, "SLURM", 5) == 0 || getenv("SLURM_STEP_ID"));
+    launch.has_pmix = getenv("PMIX_RANK") || getenv("OMPI_COMM_WORLD_SIZE");
+    launch.has_pmi = launch.has_pmix;
     for (size_t i = 0; i < sizeof pmi / sizeof *pmi; i++) launch.has_pmi = launch.has_pmi || getenv(pmi[i]);
     return launch;
 }
@@ -73,23 +76,34 @@ bool cli_is_shared(int argc, char **argv)
 {
     if (argc < 2) return false;
     if (strcmp(argv[1], "validate") == 0) return cli_has_word(argc, argv, "--deep");
-    return strcmp(argv[1], "convert") == 0 || strcmp(argv[1], "reshard") == 0;
+    return strcmp(argv[1], "convert") == 0 || strcmp(argv[1], "reshard") == 0 || strcmp(argv[1], "merge") == 0;
 }
 
-/* Launchers end the job with the first process that fails: the one that speaks needs a moment. */
-int cli_refuse_quietly(void)
+/* A launcher that ends the job at the first failure would report its own signal as the status of a process that was slower:
+ * every process waits for the others, and ignores SIGTERM meanwhile. */
+static int wait_and_fail(void)
 {
-    sleep(SPEAKING_SECONDS);
+    signal(SIGTERM, SIG_IGN);
+    sleep(REFUSAL_SECONDS);
     return CLI_TROUBLE;
 }
 
-int cli_refuse_strangers(const cli_launch *launch)
+int cli_refuse(const cli_launch *launch, const char *format, ...)
 {
     const cli program = {0};
-    if (!launch->first) return cli_refuse_quietly();
-    return cli_fail(&program,
-                    "%" PRIu64 " processes were started (%s), but they are not connected, so each would do all of the work: %s",
-                    launch->processes, launch->sign,
-                    launch->is_srun ? "use srun --mpi=pmix, or mpirun, or one process"
-                                    : "use the mpirun of the Open MPI that tessera-mpi was built with");
+    if (launch->first) {
+        va_list arguments;
+        va_start(arguments, format);
+        cli_fail_with(&program, format, arguments);
+        va_end(arguments);
+    }
+    return wait_and_fail();
+}
+
+int cli_refuse_unconnected(const cli_launch *launch)
+{
+    return cli_refuse(launch, "%" PRIu64 " processes were started (%s), but they are not connected, so each would do all of the work: %s",
+                      launch->processes, launch->sign,
+                      launch->is_srun ? "use srun --mpi=pmix, or mpirun, or one process"
+                                      : "use the mpirun of the Open MPI that tessera-mpi was built with");
 }

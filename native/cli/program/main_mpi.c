@@ -1,11 +1,14 @@
 /* The beginning of `tessera-mpi`: commands of `tessera` over all ranks of MPI_COMM_WORLD. `tessera` hands over to it. */
 #include <inttypes.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "cli/program/launch.h"
 #include "cli/program/signals.h"
+#include "cli/program/startup.h"
 #include "tessera/comm_mpi.h"
 #include "tessera/sys/collectives.h"
 
@@ -13,8 +16,10 @@
 #include <mpi-ext.h>
 #endif
 
+enum { LONGEST_FINALIZE_SECONDS = 10 };
+
 /* What `tessera doctor` asks: without MPI_Init. */
-static int put_facts(void)
+static int print_mpi_properties(void)
 {
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
     int size = 0, version = 0, minor = 0;
@@ -82,10 +87,31 @@ static int run(tsr_comm *ranks, int argc, char **argv)
     return (int)worst;
 }
 
+/* Whether MPI_Init would find the other processes. Open MPI needs PMIx, or its own mpirun, or a component that the user or a
+ * launcher such as Flux chose by name; without one it prints pages and ends the job with status 1. */
+static bool is_connected(const cli_launch *launch)
+{
+#if defined(OPEN_MPI)
+    return launch->has_pmix || getenv("OMPI_MCA_pmix");
+#else
+    return launch->has_pmi;
+#endif
+}
+
 static double peer_limit(void)
 {
     const char *text = getenv("TESSERA_PEER_LIMIT");
-    return text ? strtod(text, NULL) : 0;
+    const double limit = text ? strtod(text, NULL) : 0;
+    return limit != 0 ? limit : TSR_MPI_PEER_LIMIT;
+}
+
+/* All ranks are done and end with the same status. srun --kill-on-bad-exit terminates the others as soon as one has ended
+ * with a status other than 0, and would report their signal instead of it. */
+static void keep_status(int status)
+{
+    if (status == CLI_DONE) return;
+    signal(SIGTERM, SIG_IGN);
+    alarm(LONGEST_FINALIZE_SECONDS);
 }
 
 int main(int argc, char **argv)
@@ -95,23 +121,28 @@ int main(int argc, char **argv)
     tsr_error err = {0};
     tsr_comm *ranks;
     int size = 1;
-    if (argc == 2 && strcmp(argv[1], "--mpi-facts") == 0) return put_facts();
+    if (argc == 2 && strcmp(argv[1], "--mpi-facts") == 0) return print_mpi_properties();
     if (!cli_is_shared(argc, argv))
-        return cli_fail(&program, "tessera-mpi runs convert, reshard and validate --deep; tessera does everything else");
-    if (launch.processes > 1 && !launch.has_pmi) return cli_refuse_strangers(&launch);
+        return cli_fail(&program, "tessera-mpi runs convert, reshard, merge and validate --deep; tessera does everything else");
+    if (launch.processes > 1 && !is_connected(&launch)) return cli_refuse_unconnected(&launch);
+    cli_startup_begin(peer_limit(), launch.first);
     if (tsr_mpi_start(&argc, &argv, &err) != TSR_OK) return cli_fail_error(&program, NULL, &err);
+    cli_startup_connected();
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     if (size == 1 && launch.processes > 1) {
+        cli_startup_end();
         tsr_mpi_end();
-        return cli_refuse_strangers(&launch);
+        return cli_refuse_unconnected(&launch);
     }
     cli_signals_heed_launcher();
     const tsr_comm_mpi_options options = {.peer_limit = peer_limit()};
     int status = CLI_TROUBLE;
     if (tsr_comm_mpi_open(MPI_COMM_WORLD, &options, &tsr_allocator_libc, &ranks, &err) == TSR_OK) {
+        cli_startup_end();
         status = run(ranks, argc, argv);
         fflush(NULL);
         ranks->close(ranks);
+        keep_status(status);
     } else {
         cli_fail_error(&program, NULL, &err);
     }

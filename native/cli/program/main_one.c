@@ -1,12 +1,12 @@
-/* The beginning of `tessera`: one process goes on here; several, started by a launcher, hand over to tessera-mpi, so that
- * MPI is never initialized for one. */
+/* main() of `tessera`: a single process runs here; several, started by a launcher, become tessera-mpi, so that MPI is never
+ * initialized for one. */
 #include <errno.h>
 #include <inttypes.h>
 #include <unistd.h>
 
 #include "cli/program/launch.h"
 
-/* Commands that tell of this program and machine: once is enough. */
+/* Commands about this program and machine: printed once is enough. */
 static bool is_about(int argc, char **argv)
 {
     static const char *const words[] = {"help", "--help", "-h", "version", "--version", "doctor", "explain", "completions"};
@@ -17,34 +17,31 @@ static bool is_about(int argc, char **argv)
 }
 
 /* Returns only if tessera-mpi cannot be started. */
-static int hand_over(const cli *program, const cli_launch *launch, char **argv)
+static int hand_over(const cli_launch *launch, char **argv)
 {
     char path[4096 + 64];
     if (cli_find_mpi(path, sizeof path)) {
         argv[0] = path;
         execv(path, argv);
-        return launch->first ? cli_fail(program, "cannot start '%s': %s", path, strerror(errno)) : cli_refuse_quietly();
+        return cli_refuse(launch, "cannot start '%s': %s", path, strerror(errno));
     }
-    if (!launch->first) return cli_refuse_quietly();
-    return cli_fail(program,
-                    "%" PRIu64
-                    " processes were started (%s), but this installation has no tessera-mpi (it is built where MPI "
-                    "is found); run a single process, without the launcher",
-                    launch->processes, launch->sign);
+    return cli_refuse(launch,
+                      "%" PRIu64
+                      " processes were started (%s), but this installation has no tessera-mpi (it is built where MPI "
+                      "is found); run a single process, without the launcher",
+                      launch->processes, launch->sign);
 }
 
 static int run_of_several(const cli_launch *launch, int argc, char **argv)
 {
-    const cli program = {0};
     if (is_about(argc, argv)) return launch->first ? cli_main(argc, argv, NULL, 0) : CLI_DONE;
     if (cli_is_shared(argc, argv)) {
-        return launch->has_pmi ? hand_over(&program, launch, argv) : cli_refuse_strangers(launch);
+        return launch->has_pmi ? hand_over(launch, argv) : cli_refuse_unconnected(launch);
     }
-    if (!launch->first) return cli_refuse_quietly();
-    return cli_fail(&program,
-                    "%" PRIu64 " processes were started (%s), but '%s' runs as a single process; remove the launcher, or pass --no-mpi "
-                    "if only one of them runs this (convert, reshard and validate --deep can share the work)",
-                    launch->processes, launch->sign, argv[1]);
+    return cli_refuse(launch,
+                      "%" PRIu64 " processes were started (%s), but '%s' runs as a single process; remove the launcher, or pass --no-mpi "
+                      "if only one of them runs this (convert, merge, reshard and validate --deep can share the work)",
+                      launch->processes, launch->sign, argv[1]);
 }
 
 int main(int argc, char **argv)

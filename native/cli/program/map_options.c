@@ -2,29 +2,21 @@
 #include "cli/program/map_options.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "cli/program/target_options.h"
 #include "tessera/convert.h"
 #include "tessera/mapping.h"
+#include "tessera/merge.h"
 #include "tessera/path.h"
-#include "tessera/sys/work.h"
-
-static tsr_status raise_unknown(const char *name, tsr_error *err)
-{
-    char names[512];
-    size_t used = 0;
-    tsr_str builtin;
-    for (size_t i = 0; (builtin = tsr_mapping_builtin_name(i)).size && used + builtin.size + 3 < sizeof names; i++)
-        used += (size_t)snprintf(names + used, sizeof names - used, "%s%.*s", i ? ", " : "", TSR_STR_ARG(builtin));
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--map '%s' is neither a file nor a built-in map (%s)", name, names);
-}
+#include "tessera/sys/casts.h"
 
 tsr_status cli_load_map(cli *program, const char *name, tsr_arena *arena, tsr_str *text, tsr_error *err)
 {
     *text = tsr_mapping_builtin(tsr_str_from(name));
     if (text->size) return TSR_OK;
     FILE *file = fopen(name, "rb");
-    if (!file) return raise_unknown(name, err);
+    if (!file) return tsr_mapping_unknown(tsr_str_from(name), err);
     fclose(file);
     return tsr_path_load(name, cli_host(program), arena, text, err);
 }
@@ -32,12 +24,17 @@ tsr_status cli_load_map(cli *program, const char *name, tsr_arena *arena, tsr_st
 static tsr_status parse_map(cli *program, const cli_map_options *map, cli_session *session, const tsr_mapping_rules **rules,
                             tsr_error *err)
 {
+    tsr_status status = TSR_OK;
     session->map_inverse = map->inverse;
-    session->map_path = tsr_mapping_builtin(tsr_str_from(map->map)).size ? NULL : map->map;
-    tsr_status status = cli_load_map(program, map->map, session->map_arena, &session->map_text, err);
+    session->map_text = map->document;
+    if (map->map) {
+        session->map_path = tsr_mapping_builtin(tsr_str_from(map->map)).size ? NULL : map->map;
+        status = cli_load_map(program, map->map, session->map_arena, &session->map_text, err);
+    }
     if (status == TSR_OK) status = tsr_mapping_parse(session->map_text, cli_host(program), session->map_arena, rules, err);
     if (status == TSR_OK && map->inverse) status = tsr_mapping_invert(*rules, session->map_arena, rules, err);
-    if (status != TSR_OK) tsr_error_context(err, "--map %s", map->map);
+    if (status != TSR_OK && map->map) tsr_error_context(err, "--map %s", map->map);
+    else if (status != TSR_OK) tsr_error_context(err, "source.map");
     return status;
 }
 
@@ -45,45 +42,66 @@ static tsr_status parse_map(cli *program, const cli_map_options *map, cli_sessio
 static tsr_status dequantize(cli_session *session, const cli_map_options *map, tsr_error *err)
 {
     tsr_convert_options all = {.raw_cast = false};
+    tsr_checkpoint *layer;
     tsr_dtype dtype;
     tsr_status status = tsr_cast_parse(tsr_str_from(map->dtype), false, &dtype, err);
-    if (status == TSR_OK) status = tsr_mapping_dequantize(session->source, dtype, &all.dtype, &session->dequantized, err);
-    if (status == TSR_OK) status = tsr_check_casts(session->dequantized, &all, err);
+    if (status == TSR_OK) status = tsr_mapping_dequantize(session->checkpoint, dtype, &all.dtype, &layer, err);
+    if (status != TSR_OK) return status;
+    cli_add_layer(session, layer);
     session->dequantized_to = tsr_dtype_describe(all.dtype)->name;
-    session->checkpoint = session->dequantized;
-    return status;
+    return tsr_check_casts(layer, &all, err);
 }
 
 static tsr_status apply_map(cli *program, const cli_map_options *map, cli_session *session, tsr_error *err)
 {
     const tsr_mapping_rules *rules;
-    tsr_checkpoint *below = session->dequantized ? session->dequantized : session->source;
+    tsr_checkpoint *layer;
     session->map_arena = tsr_arena_new(cli_host(program)->allocator, 0, err);
     tsr_status status = session->map_arena ? parse_map(program, map, session, &rules, err) : TSR_E_NOMEM;
-    session->checkpoint = NULL;
-    return status == TSR_OK ? tsr_mapping_open(below, rules, &session->checkpoint, err) : status;
+    if (status == TSR_OK) status = tsr_mapping_open(session->checkpoint, rules, &layer, err);
+    if (status == TSR_OK) cli_add_layer(session, layer);
+    return status;
+}
+
+static tsr_status fold_adapter(cli *program, const cli_map_options *map, cli_session *session, tsr_error *err)
+{
+    tsr_lora_options options = {.name = tsr_str_from(map->lora)};
+    tsr_checkpoint *layer;
+    session->others = calloc(1, sizeof *session->others);
+    if (!session->others) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    tsr_status status = tsr_cast_parse(tsr_str_from(map->dtype), false, &options.dtype, err);
+    if (status != TSR_OK) return status;
+    status = cli_open_apart(program, map->lora, NULL, session->others, err);
+    if (status != TSR_OK) {
+        tsr_error_context(err, "--lora %s", map->lora);
+        return status;
+    }
+    session->other_count = 1;
+    status = tsr_lora_fold(session->checkpoint, session->others->checkpoint, &options, &layer, err);
+    if (status == TSR_OK) cli_add_layer(session, layer);
+    return status;
 }
 
 tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_options *options, const cli_map_options *map,
                            cli_session *out, tsr_error *err)
 {
     tsr_open_options all = options ? *options : (tsr_open_options){.selects = NULL};
-    if (!map->map && map->inverse) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--inverse needs --map MAP");
-    if (!map->map && !map->dequantize) return cli_open(program, path, options, out, err);
+    const bool mapped = map->map || map->document.data;
+    if (!mapped && map->inverse) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--inverse needs --map MAP");
+    if (!mapped && !map->dequantize && !map->lora && !map->quantize) return cli_open(program, path, options, out, err);
     all.selects = NULL;
     tsr_status status = cli_open(program, path, &all, out, err);
     if (status != TSR_OK) return status;
-    out->source = out->checkpoint;
-    out->checkpoint = NULL;
     if (map->dequantize) status = dequantize(out, map, err);
-    if (status == TSR_OK && map->map) status = apply_map(program, map, out, err);
-    if (status == TSR_OK) out->catalog = tsr_checkpoint_catalog(out->checkpoint);
+    if (status == TSR_OK && map->lora) status = fold_adapter(program, map, out, err);
+    if (status == TSR_OK && mapped) status = apply_map(program, map, out, err);
+    if (status == TSR_OK && map->quantize) status = cli_quantize(program, map, options, out, err);
     if (status != TSR_OK) cli_close(out);
     return status;
 }
 
 tsr_status cli_put_map_table(const cli *program, const cli_session *session, tsr_error *err)
 {
-    if (!session->source || !cli_speaks(program)) return TSR_OK;
+    if (!session->source || session->recipe.data || !cli_speaks(program)) return TSR_OK;
     return tsr_mapping_write_table(session->checkpoint, cli_write_file, stderr, err);
 }

@@ -7,69 +7,124 @@
 #include "cli/program/shards_option.h"
 #include "cli/program/term.h"
 #include "io/clock.h"
+#include "tessera/glob.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/folder.h"
-#include "tessera/glob.h"
-#include "tessera/path.h"
-#include "tessera/sys/remote.h"
+#include "tessera/sys/path_choices.h"
+#include "tessera/sys/steps.h"
 
-/* --also adds to the first checkpoint that a command opens; a second one is what it is compared with. */
-static tsr_status open_paths(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out, tsr_error *err)
+/* PATH and the directories of --also, which are for the first checkpoint of the command's own. */
+static tsr_status list_paths(cli *program, const char *path, cli_list *out, tsr_error *err)
 {
     const cli_list also = program->source.is_used ? (cli_list){0} : program->source.also;
-    const char **paths = calloc(also.count + 1, sizeof *paths);
-    if (!paths) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    out->items = calloc(also.count + 1, sizeof *out->items);
+    if (!out->items) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
     program->source.is_used = true;
-    paths[0] = path;
-    for (size_t i = 0; i < also.count; i++) paths[i + 1] = also.items[i];
-    const tsr_status status = tsr_paths_open(paths, also.count + 1, cli_host(program), options, out, err);
-    free(paths);
+    out->count = also.count + 1;
+    out->items[0] = path;
+    for (size_t i = 0; i < also.count; i++) out->items[i + 1] = also.items[i];
+    return TSR_OK;
+}
+
+static tsr_status open_paths(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out, tsr_error *err)
+{
+    cli_list paths = {NULL, 0};
+    tsr_status status = list_paths(program, path, &paths, err);
+    if (status == TSR_OK) status = tsr_paths_open(paths.items, paths.count, cli_host(program), options, out, err);
+    free(paths.items);
     return status;
 }
 
-tsr_status cli_open(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)
+static tsr_status open_compared(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out, tsr_error *err)
 {
-    *out = (cli_session){.path = path, .is_remote = tsr_is_address(path)};
-    const char *given = out->is_remote ? cli_given_address(program, path) : path;
+    const tsr_store_opener opener = {.open = tsr_path_store_open_by, .host = cli_host(program)};
+    return tsr_path_open_compared(&opener, path, options, out, err);
+}
+
+typedef tsr_status open_fn(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out, tsr_error *err);
+
+static tsr_status open_session(cli *program, open_fn *open, const tsr_open_options *options, cli_session *out, tsr_error *err)
+{
+    const char *given = out->is_remote ? cli_given_address(program, out->path) : out->path;
     tsr_open_options chosen = options ? *options : (tsr_open_options){0};
     if (program->source.part) chosen.part = tsr_str_from(program->source.part);
     if (program->source.step) chosen.step = tsr_str_from(program->source.step);
     tsr_status status = cli_read_shards(program, &chosen.shards, err);
-    if (status == TSR_OK) status = open_paths(program, given, &chosen, &out->checkpoint, err);
+    if (status == TSR_OK) status = open(program, given, &chosen, &out->checkpoint, err);
     if (status != TSR_OK) return status;
     if (chosen.shards && !tsr_checkpoint_joined_ranks(out->checkpoint) && !program->writes_ranks && cli_speaks(program))
-        cli_note(program, "--shards is not used for %s: its tensors are not plain tensors of several ranks", path);
+        cli_note(program, "--shards is not used for %s: its tensors are not plain tensors of several ranks", out->path);
     out->store = tsr_checkpoint_store(out->checkpoint);
     out->catalog = tsr_checkpoint_catalog(out->checkpoint);
     return TSR_OK;
 }
 
+tsr_status cli_open(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)
+{
+    *out = (cli_session){.path = path, .is_remote = tsr_is_url(path)};
+    return open_session(program, open_paths, options, out, err);
+}
+
+tsr_status cli_open_compared(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)
+{
+    *out = (cli_session){.path = path, .is_remote = tsr_is_url(path)};
+    return open_session(program, open_compared, options, out, err);
+}
+
+tsr_status cli_open_apart(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)
+{
+    const cli_source given = program->source;
+    program->source = (cli_source){.is_used = true};
+    const tsr_status status = cli_open(program, path, options, out, err);
+    program->source = given;
+    return status;
+}
+
+tsr_status cli_files_open(cli *program, const char *path, cli_files *out, tsr_error *err)
+{
+    const char *step = program->source.step;
+    cli_list paths = {NULL, 0};
+    *out = (cli_files){.all = NULL};
+    tsr_status status = list_paths(program, cli_given_address(program, path), &paths, err);
+    if (status == TSR_OK) status = tsr_paths_store_open(paths.items, paths.count, cli_host(program), &out->all, err);
+    free(paths.items);
+    if (status == TSR_OK)
+        status = tsr_step_open(out->all, cli_host(program), step ? tsr_str_from(step) : (tsr_str){NULL, 0}, &out->step, err);
+    if (status == TSR_OK) out->store = tsr_checkpoint_store(out->step);
+    else cli_files_close(out);
+    return status;
+}
+
+void cli_files_close(cli_files *files)
+{
+    tsr_checkpoint_close(files->step);
+    if (files->all) files->all->close(files->all);
+    *files = (cli_files){.all = NULL};
+}
+
+void cli_add_layer(cli_session *session, tsr_checkpoint *layer)
+{
+    if (!session->source) session->source = session->checkpoint;
+    session->layers[session->layer_count++] = layer;
+    session->checkpoint = layer;
+    session->catalog = tsr_checkpoint_catalog(layer);
+}
+
 void cli_close(cli_session *session)
 {
-    if (session->source && session->checkpoint != session->dequantized) tsr_checkpoint_close(session->checkpoint);
-    tsr_checkpoint_close(session->dequantized);
+    while (session->layer_count) tsr_checkpoint_close(session->layers[--session->layer_count]);
+    for (size_t i = 0; i < session->other_count; i++) cli_close(&session->others[i]);
+    free(session->others);
     tsr_path_close(cli_source_checkpoint(session));
     tsr_arena_free(session->map_arena);
-    session->checkpoint = session->source = session->dequantized = NULL;
-    session->map_arena = NULL;
-    session->store = NULL;
+    *session = (cli_session){.path = session->path};
 }
 
 tsr_status cli_unchanged(const cli_session *session, tsr_error *err)
 {
-    return tsr_folder_store_unchanged(session->store, err);
-}
-
-tsr_status cli_load_file(cli *program, const char *path, tsr_store **store, tsr_bytes *bytes, tsr_error *err)
-{
-    const tsr_host *host = cli_host(program);
-    tsr_status status = tsr_folder_store_open(NULL, host->allocator, path, store, err);
-    if (status != TSR_OK) return status;
-    uint32_t file = (*store)->primary != TSR_NO_FILE ? (*store)->primary : 0;
-    if ((*store)->primary == TSR_NO_FILE && (*store)->file_count != 1) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' is a directory; a file is expected", path);
-    }
-    return tsr_store_load(*store, host, file, 0, (*store)->files[file].size, bytes, err);
+    tsr_status status = tsr_folder_store_unchanged(session->store, err);
+    for (size_t i = 0; i < session->other_count && status == TSR_OK; i++) status = cli_unchanged(&session->others[i], err);
+    return status;
 }
 
 static bool any_matches(const cli_list *globs, tsr_str fqn)

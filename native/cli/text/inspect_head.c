@@ -92,7 +92,7 @@ static void put_sharding(const cli_view *v)
         else printf(", %s in %s", cli_number(cuts[k].tensors).text, cli_number(cuts[k].chunks).text);
         between = ", ";
     }
-    if (others) printf("%s%s in other numbers", between, cli_number(others).text), between = ", ";
+    if (others) printf("%s%s in different numbers", between, cli_number(others).text), between = ", ";
     if (whole) printf("%s%s whole", between, cli_number(whole).text);
     if (replicated) printf("; %s held more than once", cli_number(replicated).text);
     putchar('\n');
@@ -171,7 +171,8 @@ void cli_put_head(const cli_view *v)
     fputs(cli_bytes(root->bytes).text, stdout);
     cli_off(v->out, stdout);
     const uint64_t per_rank = count_per_rank(v), objects = root->others - per_rank;
-    if (per_rank) printf(", %s that %s from rank to rank", cli_plural(per_rank, "tensor").text, per_rank == 1 ? "differs" : "differ");
+    if (per_rank)
+        printf(", %s that %sfrom rank to rank", cli_plural(per_rank, "tensor").text, per_rank == 1 ? "differs" : "differ");
     if (objects) printf(", and %s", cli_plural(objects, "object").text);
     putchar('\n');
     if (root->tensors) {

@@ -35,7 +35,7 @@ static tsr_str first_component(tsr_str name)
 
 static bool hold_alike(const tsr_entry *a, const tsr_entry *b)
 {
-    return a && b && a->dtype == b->dtype && a->rank == b->rank && (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
+    return a && b && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
 }
 
 /* "bfloat16 [4, 8] on 2 ranks", "float32 [4], [3], none": what the ranks hold. */

@@ -162,7 +162,7 @@ void cli_layout_text(const tsr_entry *entry, char *out, size_t capacity)
         snprintf(out, capacity, "%.*s%s%.*s", TSR_STR_ARG(known->placements), known->mesh.size ? " over " : "",
                  TSR_STR_ARG(known->mesh));
     } else if (entry->chunk_count == 1) {
-        snprintf(out, capacity, "%s", is_whole(entry) ? "whole" : "1 chunk, a part");
+        snprintf(out, capacity, "%s", is_whole(entry) ? "whole" : "1 chunk, not the whole tensor");
     } else if (entry->chunk_count == 0) {
         snprintf(out, capacity, "no chunks");
     } else if (entry->chunk_count > 4096 || !grid_text(entry, out, capacity)) {

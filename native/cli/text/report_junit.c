@@ -74,5 +74,5 @@ tsr_status cli_junit_end(cli_junit *junit, tsr_error *err)
         puts("</testsuite>");
     }
     free(junit->text);
-    return whole ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for a JUnit report");
+    return whole ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a JUnit report");
 }

@@ -14,7 +14,7 @@
 typedef struct cli_writing_options {
     unsigned objects; /* choice: keep, drop, sidecar, refuse */
     cli_selection selection;
-    const char *dtype;
+    const char *dtype, *for_torch;
     uint64_t max_memory;
     bool raw_cast, ignore_crc, overwrite, resume, no_verify, dry_run, json, allow_expansion;
 } cli_writing_options;
@@ -30,6 +30,12 @@ typedef struct cli_writing_options {
          "Leave out names that match (repeatable); overrides --include", \
          offsetof(type, field.selection.exclude)}, \
         {"dtype", 0, CLI_TEXT, "DTYPE", "Cast floating-point tensors, rounding correctly", offsetof(type, field.dtype)}, \
+        {"for-torch", \
+         0, \
+         CLI_TEXT, \
+         "VERSION", \
+         "Write what this version of PyTorch loads, 2.3 to 2.15 (default: 2.4, or the oldest that can)", \
+         offsetof(type, field.for_torch)}, \
         {"raw-cast", 0, CLI_FLAG, NULL, CLI_RAW_CAST_HELP, offsetof(type, field.raw_cast)}, \
         {"objects", \
          0, \
@@ -107,8 +113,12 @@ typedef struct cli_writing {
     double seconds;
 } cli_writing;
 
-/* The words of --to and --objects, by tsr_container and tsr_objects. */
+/* writing_job.c: the words of --to and --objects, by tsr_container and tsr_objects. */
 extern const char *const cli_containers[6], *const cli_objects[5];
+/* writing_container.c: sets what DEST becomes. `to`: as --to has it, 0 for the extension's; the sizes as in cli_writing. */
+tsr_status cli_choose_container(cli_writing *writing, unsigned to, uint64_t max_shard_size, tsr_error *err);
+/* Once the source is open: one file per part where it has parts. */
+void cli_choose_parts(cli_writing *writing);
 /* Writes, checks that the source did not change, publishes, reports. */
 tsr_status cli_write(cli_writing *writing, tsr_error *err);
 /* Closes everything but the source; removes what was not published. */
@@ -117,7 +127,7 @@ void cli_writing_close(cli_writing *writing);
 /* writing_work.c: opens the destination and its journal, does the units that are asked for (a part; with `finish` alone
  * none; else all that are left), and publishes unless there was a part without `finish`. */
 tsr_status cli_carry_out(cli_writing *writing, const tsr_convert_options *options, tsr_error *err);
-/* writing.c, for it: decides what DEST's files become. `written` are names that an unfinished run of the
+/* writing_destination.c, for it: decides what DEST's files become. `written` are names that an unfinished run of the
  * same job has put there. */
 tsr_status cli_decide_replacement(cli_writing *writing, const tsr_str *written, size_t count, tsr_error *err);
 /* Refuses new files whose names are taken by files that stay, and says which do. */
@@ -125,7 +135,7 @@ tsr_status cli_check_names(cli_writing *writing, tsr_error *err);
 tsr_status cli_note_kept(cli_writing *writing, tsr_error *err);
 /* The name of the file of objects in a directory. */
 tsr_str cli_sidecar_name(const cli_writing *writing);
-/* writing.c, for it: the sidecar is written. */
+/* Writes the sidecar, in the directory or beside the one file. */
 tsr_status cli_write_sidecar(cli_writing *writing, tsr_error *err);
 
 /* On stderr what was written; with --json the document on stdout. */

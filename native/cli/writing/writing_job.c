@@ -6,6 +6,9 @@
 
 #include "tessera/sys/host_calls.h"
 
+const char *const cli_containers[] = {"safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal", "ranks"};
+const char *const cli_objects[] = {"", "keep", "drop", "sidecar", "refuse"};
+
 static tsr_status add_line(const cli_writing *w, tsr_str *text, const char *key, tsr_str value, tsr_error *err)
 {
     *text = tsr_arena_format(w->arena, err, "%.*s%s %.*s\n", TSR_STR_ARG(*text), key, TSR_STR_ARG(value));
@@ -21,18 +24,18 @@ static tsr_status add_list(const cli_writing *w, tsr_str *text, const char *key,
 }
 
 /* A number over the names, sizes and times of the source's files. */
-static tsr_str files_sum(const cli_writing *w, tsr_error *err)
+static tsr_str files_sum(const cli_writing *w, const tsr_plan_job *job, tsr_error *err)
 {
     uint32_t sum = 0;
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
-    for (uint64_t i = 0; i < w->job.file_count; i++) {
-        const tsr_plan_file *file = &w->job.files[i];
+    for (uint64_t i = 0; i < job->file_count; i++) {
+        const tsr_plan_file *file = &job->files[i];
         sum = tsr_crc32(NULL, sum, file->name.data, file->name.size);
         sum = tsr_crc32(NULL, sum, &file->bytes, sizeof file->bytes);
         sum = tsr_crc32(NULL, sum, file->modified.data, file->modified.size);
     }
     tsr_journal_tag((tsr_str){(const char *)&sum, sizeof sum}, tag);
-    return tsr_arena_format(w->arena, err, "%" PRIu64 " with sizes and times %s", w->job.file_count, tag + 1);
+    return tsr_arena_format(w->arena, err, "%" PRIu64 " with sizes and times %s", job->file_count, tag + 1);
 }
 
 /* Which ranks hold what a rule is for, behind its placements. */
@@ -74,17 +77,34 @@ static tsr_status add_map(const cli_writing *w, tsr_str *text, tsr_error *err)
     const tsr_str map = w->source.map_text;
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
     tsr_status status = TSR_OK;
-    if (w->source.dequantized) status = add_line(w, text, "dequantized", tsr_str_from(w->source.dequantized_to), err);
+    if (w->source.dequantized_to) status = add_line(w, text, "dequantized", tsr_str_from(w->source.dequantized_to), err);
+    if (status == TSR_OK && w->source.quantized.data) status = add_line(w, text, "quantized", w->source.quantized, err);
     if (status != TSR_OK || !map.size) return status;
     tsr_journal_tag(map, tag);
     return add_line(w, text, w->source.map_inverse ? "inverse map" : "map", tsr_str_from(tag + 1), err);
+}
+
+/* The further checkpoints that are read, such as the other inputs of a merge, and what is made of all of them. */
+static tsr_status add_others(cli_writing *w, tsr_str *text, tsr_error *err)
+{
+    tsr_status status = w->source.recipe.data ? add_line(w, text, "recipe", w->source.recipe, err) : TSR_OK;
+    for (size_t i = 0; i < w->source.other_count && status == TSR_OK; i++) {
+        tsr_plan_job job = {.digest_algorithm = w->job.digest_algorithm};
+        status = cli_describe_source(w->program, &w->source.others[i], w->arena, &job, err);
+        const tsr_str sum = status == TSR_OK ? files_sum(w, &job, err) : TSR_STR("");
+        if (status == TSR_OK && !sum.data) status = TSR_E_NOMEM;
+        if (status == TSR_OK) status = add_line(w, text, "other source", job.source_format, err);
+        if (status == TSR_OK) status = add_line(w, text, "metadata", job.digest, err);
+        if (status == TSR_OK) status = add_line(w, text, "files", sum, err);
+    }
+    return status;
 }
 
 /* One line a thing that makes another output. */
 tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
 {
     tsr_status status = cli_describe_source(w->program, &w->source, w->arena, &w->job, err);
-    tsr_str sum = status == TSR_OK ? files_sum(w, err) : TSR_STR("");
+    tsr_str sum = status == TSR_OK ? files_sum(w, &w->job, err) : TSR_STR("");
     if (status == TSR_OK && !sum.data) status = TSR_E_NOMEM;
     *text = TSR_STR(TSR_JOURNAL_MAGIC);
     const struct {
@@ -97,10 +117,12 @@ tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
                  {"to", tsr_str_from(cli_containers[w->to])},
                  {"objects", tsr_str_from(cli_objects[w->options->objects])},
                  {"dtype", tsr_str_from(w->options->dtype)},
+                 {"for-torch", tsr_str_from(w->options->for_torch)},
                  {"shard-size", tsr_arena_format(w->arena, err, "%" PRIu64, w->max_shard_size)}};
     for (size_t i = 0; i < sizeof lines / sizeof *lines && status == TSR_OK; i++)
         status = add_line(w, text, lines[i].key, lines[i].value, err);
     if (status == TSR_OK) status = add_map(w, text, err);
+    if (status == TSR_OK) status = add_others(w, text, err);
     if (status == TSR_OK) status = add_list(w, text, "include", &w->options->selection.include, err);
     if (status == TSR_OK) status = add_list(w, text, "exclude", &w->options->selection.exclude, err);
     for (size_t i = 0; i < w->rename_count && status == TSR_OK; i++) {

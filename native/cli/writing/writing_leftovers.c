@@ -16,15 +16,15 @@ static tsr_status refuse_other(const cli_writing *w, tsr_str theirs, tsr_str our
         tsr_str a = tsr_text_line(&theirs), b = tsr_text_line(&ours);
         if (tsr_str_equal(a, b)) continue;
         return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
-                         "cannot resume: the interrupted run for '%s' had '%.*s', this one has '%.*s'; without --resume it "
-                         "starts over",
+                         "cannot resume: the interrupted run for '%s' had '%.*s', but this one has '%.*s'; run without "
+                         "--resume to start over",
                          w->destination, TSR_STR_ARG(a), TSR_STR_ARG(b));
     }
     return TSR_OK;
 }
 
 /* What was found under one other tag: [l, l + count). */
-static tsr_status clear_one(cli_writing *w, const cli_beginning *b, const tsr_leftover *l, size_t count, tsr_error *err)
+static tsr_status clear_one(cli_writing *w, const cli_start *b, const tsr_leftover *l, size_t count, tsr_error *err)
 {
     const tsr_leftover *run = NULL; /* a journal of a run that is over: of one process, or of ranks */
     bool busy = false, any = false;
@@ -38,17 +38,17 @@ static tsr_status clear_one(cli_writing *w, const cli_beginning *b, const tsr_le
     if (busy || !any) return TSR_OK; /* without a journal it is nobody's */
     if (parts) {
         cli_warn(w->program,
-                 "'%s' has an unfinished job of %" PRIu64 " parts from another plan: its files '.%s.tessera-%s…' stay",
+                 "'%s' has an unfinished job of %" PRIu64 " parts from another plan; its files '.%s.tessera-%s…' are kept",
                  w->destination, parts, w->journals.name, l->tag);
         return TSR_OK;
     }
     if (w->options->resume && run && run->text.size && !b->resumed) return refuse_other(w, run->text, b->text, err);
-    cli_warn(w->program, "removing what an interrupted run left of '%s'", w->destination);
+    cli_warn(w->program, "removing the remains of an interrupted run for '%s'", w->destination);
     return tsr_journals_discard(&w->journals, l->tag, err);
 }
 
 /* Runs of other works: in the way of --resume, else removed unless somebody is at them or means to go on. */
-static tsr_status clear_other(cli_writing *w, const cli_beginning *b, tsr_error *err)
+static tsr_status clear_other(cli_writing *w, const cli_start *b, tsr_error *err)
 {
     tsr_status status = TSR_OK;
     for (size_t i = 0, end; i < b->count && status == TSR_OK && !w->is_exec; i = end) {
@@ -59,7 +59,7 @@ static tsr_status clear_other(cli_writing *w, const cli_beginning *b, tsr_error 
 }
 
 /* Where an earlier run of this job was, so that this one can go on there. */
-static bool finds_tag(cli_writing *w, const cli_beginning *b)
+static bool finds_tag(cli_writing *w, const cli_start *b)
 {
     uint32_t generation;
     for (size_t i = 0; i < b->count; i++) {
@@ -72,7 +72,7 @@ static bool finds_tag(cli_writing *w, const cli_beginning *b)
 }
 
 /* Parts of a plan, which may run anywhere, must find each other's files; nobody else needs to foresee the names. */
-static tsr_status choose_tag(cli_writing *w, const cli_beginning *b, tsr_error *err)
+static tsr_status choose_tag(cli_writing *w, const cli_start *b, tsr_error *err)
 {
     if (finds_tag(w, b)) return TSR_OK;
     if (!w->is_exec) return tsr_journal_new_tag(w->tag, err);
@@ -80,7 +80,7 @@ static tsr_status choose_tag(cli_writing *w, const cli_beginning *b, tsr_error *
     return TSR_OK;
 }
 
-static tsr_status note_record(const cli_writing *w, cli_beginning *b, tsr_str text, tsr_error *err)
+static tsr_status note_record(const cli_writing *w, cli_start *b, tsr_str text, tsr_error *err)
 {
     tsr_record record;
     b->publishing = true;
@@ -90,7 +90,7 @@ static tsr_status note_record(const cli_writing *w, cli_beginning *b, tsr_str te
     return tsr_record_written(&record, &w->journals, w->arena, &b->written, &b->written_count, err);
 }
 
-static tsr_status note_own(const cli_writing *w, cli_beginning *b, tsr_error *err)
+static tsr_status note_own(const cli_writing *w, cli_start *b, tsr_error *err)
 {
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < b->count && status == TSR_OK; i++) {
@@ -104,7 +104,7 @@ static tsr_status note_own(const cli_writing *w, cli_beginning *b, tsr_error *er
     return status;
 }
 
-static tsr_status refuse_busy(const cli_writing *w, const cli_beginning *b, tsr_error *err)
+static tsr_status refuse_busy(const cli_writing *w, const cli_start *b, tsr_error *err)
 {
     for (size_t i = 0; i < b->count; i++) {
         const tsr_leftover *l = &b->found[i];
@@ -118,16 +118,16 @@ static tsr_status refuse_busy(const cli_writing *w, const cli_beginning *b, tsr_
 }
 
 /* Without --resume an earlier run of the same job counts for nothing. */
-static tsr_status start_over(cli_writing *w, cli_beginning *b, tsr_error *err)
+static tsr_status start_over(cli_writing *w, cli_start *b, tsr_error *err)
 {
     if (w->is_exec || w->options->resume || !(b->resumed || b->publishing)) return TSR_OK;
     cli_warn(w->program, "starting '%s' over; --resume would have continued the interrupted run", w->destination);
     tsr_status status = tsr_journals_discard(&w->journals, w->tag, err);
-    *b = (cli_beginning){.text = b->text};
+    *b = (cli_start){.text = b->text};
     return status == TSR_OK ? tsr_journal_new_tag(w->tag, err) : status;
 }
 
-tsr_status cli_look_around(cli_writing *w, cli_beginning *b, tsr_error *err)
+tsr_status cli_look_around(cli_writing *w, cli_start *b, tsr_error *err)
 {
     tsr_status status = cli_describe_work(w, &b->text, err);
     if (status == TSR_OK)
@@ -141,7 +141,7 @@ tsr_status cli_look_around(cli_writing *w, cli_beginning *b, tsr_error *err)
     return status == TSR_OK ? start_over(w, b, err) : status;
 }
 
-tsr_status cli_finds_others(cli_writing *w, const cli_beginning *b, bool *found, tsr_error *err)
+tsr_status cli_finds_others(cli_writing *w, const cli_start *b, bool *found, tsr_error *err)
 {
     tsr_leftover *list;
     size_t count;

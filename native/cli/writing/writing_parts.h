@@ -7,7 +7,7 @@
 #include "publish/record.h"
 
 /* How a run begins: with nothing, or with what an earlier run of the same job, or another part of it, has done. */
-typedef struct cli_beginning {
+typedef struct cli_start {
     tsr_str text; /* of this job */
     tsr_leftover *found;
     size_t count;
@@ -20,21 +20,24 @@ typedef struct cli_beginning {
     bool complete;          /* and published: nothing is left to do */
     const tsr_str *written; /* names in the destination that it has put there */
     size_t written_count;
-} cli_beginning;
+} cli_start;
 
 /* The lines that describe the job: of everything that makes another output. */
 tsr_status cli_describe_work(cli_writing *writing, tsr_str *text, tsr_error *err);
 
 /* Opens the journals, chooses the tag, and removes what runs of other jobs left; on the rank that speaks. */
-tsr_status cli_look_around(cli_writing *writing, cli_beginning *beginning, tsr_error *err);
+tsr_status cli_look_around(cli_writing *writing, cli_start *start, tsr_error *err);
 /* Whether journals of this job are there, of other parts than this process's own. */
-tsr_status cli_finds_others(cli_writing *writing, const cli_beginning *beginning, bool *found, tsr_error *err);
+tsr_status cli_finds_others(cli_writing *writing, const cli_start *start, bool *found, tsr_error *err);
 /* writing_steps.c: keeps in the journal what is done, with the sums of what was written. */
 tsr_status cli_append_step(cli_writing *writing, tsr_str records, tsr_error *err);
 /* Marks what this process's journal, and with `others` those of all parts and ranks, say is done. */
 tsr_status cli_take_steps(cli_writing *writing, bool others, tsr_error *err);
 /* When all is written: compares the files with all that journals, and this process, say was written to them. */
 tsr_status cli_verify_written(cli_writing *writing, tsr_error *err);
+
+/* writing_remote.c: cli_carry_out for the URL of an object store. */
+tsr_status cli_carry_out_remote(cli_writing *writing, const tsr_convert_options *options, tsr_error *err);
 
 /* Whether a journal or record that was found is of this run's tag. */
 bool cli_is_own(const cli_writing *writing, const tsr_leftover *leftover);

@@ -10,10 +10,11 @@
 #include "cli/writing/writing_parts.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/object_store.h"
 
 /* ---- opening ---- */
 
-static tsr_status open_output(cli_writing *w, const cli_beginning *b, bool join, tsr_error *err)
+static tsr_status open_output(cli_writing *w, const cli_start *b, bool join, tsr_error *err)
 {
     const tsr_folder_output_options options = {
         .is_folder = w->is_folder,
@@ -53,18 +54,20 @@ static share own_share(const cli_writing *w)
 static tsr_status list_files(cli_writing *w, const tsr_str **files, size_t *count, tsr_error *err)
 {
     const tsr_conversion *c = tsr_work_conversion(w->work);
-    tsr_str *list = tsr_arena_array(w->arena, (size_t)c->file_count + 2, sizeof *list, err);
+    const char *beside = tsr_beside_marker(w->marker);
+    tsr_str *list = tsr_arena_array(w->arena, (size_t)c->file_count + 3, sizeof *list, err);
     if (!list) return TSR_E_NOMEM;
     *count = 0;
     for (uint32_t f = 0; f < c->file_count; f++)
         if (c->files[f].size) list[(*count)++] = c->files[f];
+    if (beside) list[(*count)++] = tsr_str_from(beside);
     if (w->marker) list[(*count)++] = tsr_str_from(w->marker);
     if (c->sidecar.size) list[(*count)++] = cli_sidecar_name(w);
     *files = list;
     return *count && !list[*count - 1].data ? TSR_E_NOMEM : TSR_OK;
 }
 
-static tsr_status begin_journal(cli_writing *w, const cli_beginning *b, tsr_error *err)
+static tsr_status begin_journal(cli_writing *w, const cli_start *b, tsr_error *err)
 {
     const share own = own_share(w);
     const tsr_str *files;
@@ -86,14 +89,14 @@ static tsr_status take_records(cli_writing *w, tsr_error *err)
 }
 
 /* What stays and holds tensors must be told from the new shards: by an index, which later generations always have. */
-static tsr_status choose_generation(const cli_writing *w, cli_beginning *b, tsr_error *err)
+static tsr_status choose_generation(const cli_writing *w, cli_start *b, tsr_error *err)
 {
     tsr_status status = tsr_folder_next_generation(NULL, w->destination, &b->generation, err);
     if (b->generation == 0 && w->replacement.has_stray) b->generation = 1;
     return status;
 }
 
-static tsr_status open_files(cli_writing *w, const cli_beginning *b, bool join, tsr_error *err)
+static tsr_status open_files(cli_writing *w, const cli_start *b, bool join, tsr_error *err)
 {
     w->joins = join;
     tsr_status status = open_output(w, b, join, err);
@@ -104,7 +107,7 @@ static tsr_status open_files(cli_writing *w, const cli_beginning *b, bool join, 
 
 /* The files of a run that nobody else shares are new. Parts of a plan may begin at the same time: then what is there already
  * belongs to the job exactly where another part's journal, which is made before its files, is there, too. */
-static tsr_status open_files_safely(cli_writing *w, const cli_beginning *b, tsr_error *err)
+static tsr_status open_files_safely(cli_writing *w, const cli_start *b, tsr_error *err)
 {
     bool others = b->resumed;
     tsr_status status = w->is_exec && !others ? cli_finds_others(w, b, &others, err) : TSR_OK;
@@ -120,7 +123,7 @@ static tsr_status open_files_safely(cli_writing *w, const cli_beginning *b, tsr_
     return open_files(w, b, true, err);
 }
 
-static tsr_status plan_work(cli_writing *w, const cli_beginning *b, const tsr_convert_options *options, tsr_error *err)
+static tsr_status plan_work(cli_writing *w, const cli_start *b, const tsr_convert_options *options, tsr_error *err)
 {
     w->generation = b->generation;
     return tsr_work_new(w->source.checkpoint, w->plan, options, b->generation, w->arena, &w->work, err);
@@ -134,7 +137,7 @@ static tsr_status hold_destination(cli_writing *w, tsr_error *err)
 }
 
 /* The journal first: an output without one belongs to nobody. */
-static tsr_status open_all(cli_writing *w, cli_beginning *b, const tsr_convert_options *options, tsr_error *err)
+static tsr_status open_all(cli_writing *w, cli_start *b, const tsr_convert_options *options, tsr_error *err)
 {
     tsr_status status = hold_destination(w, err);
     if (status == TSR_OK) status = cli_decide_replacement(w, b->written, b->written_count, err);
@@ -154,7 +157,7 @@ static tsr_status open_all(cli_writing *w, cli_beginning *b, const tsr_convert_o
 /* ---- several ranks ---- */
 
 /* What rank 0 has found and decided. */
-static tsr_status share_beginning(cli_writing *w, cli_beginning *b, tsr_error *err)
+static tsr_status share_start(cli_writing *w, cli_start *b, tsr_error *err)
 {
     tsr_comm *ranks = w->program->ranks;
     uint32_t told[] = {b->generation, b->resumed, b->publishing, b->complete, w->replacement.swap};
@@ -172,9 +175,19 @@ static tsr_status share_beginning(cli_writing *w, cli_beginning *b, tsr_error *e
     return status;
 }
 
+/* At a signal. What --resume and the parts of a plan need stays. */
+static void remove_unfinished(void *ctx)
+{
+    const cli_writing *w = ctx;
+    tsr_error ignored = {0};
+    if (w->options->resume || w->is_exec) return;
+    tsr_sys_stop_naming();
+    tsr_journals_discard(&w->journals, w->tag, &ignored);
+}
+
 /* When a signal ends rank 0, it removes all journals, and looks for more when its own is gone. Whoever makes one behind that sees
  * that rank 0 has none. */
-static tsr_status begin_journal_beside_rank_0(cli_writing *w, const cli_beginning *b, tsr_error *err)
+static tsr_status begin_behind_rank_0(cli_writing *w, const cli_start *b, tsr_error *err)
 {
     tsr_leftover *found;
     size_t count;
@@ -184,11 +197,22 @@ static tsr_status begin_journal_beside_rank_0(cli_writing *w, const cli_beginnin
         if (cli_is_own(w, &found[i]) && found[i].part == 1) return TSR_OK;
     if (status != TSR_OK) return status;
     w->journals.sys->unlink(w->journals.sys, w->journals.folder, tsr_journal_name(w->journal), false);
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "rank 0 ended while the other ranks opened '%s'", w->destination);
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "rank 0 exited while the other ranks were opening '%s'",
+                     w->destination);
+}
+
+/* The launcher ends the other ranks with rank 0: one that has not seen yet that rank 0 is gone removes its journal, too. */
+static tsr_status begin_journal_beside_rank_0(cli_writing *w, const cli_start *b, tsr_error *err)
+{
+    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
+    cli_cleanup_add(&cleanup);
+    const tsr_status status = begin_behind_rank_0(w, b, err);
+    cli_cleanup_drop(&cleanup);
+    return status;
 }
 
 /* The files that rank 0 has opened, and what is done of them. */
-static tsr_status join_rank_0(cli_writing *w, cli_beginning *b, const tsr_convert_options *options, tsr_error *err)
+static tsr_status join_rank_0(cli_writing *w, cli_start *b, const tsr_convert_options *options, tsr_error *err)
 {
     tsr_status status = plan_work(w, b, options, err);
     if (status == TSR_OK) status = begin_journal_beside_rank_0(w, b, err);
@@ -196,11 +220,11 @@ static tsr_status join_rank_0(cli_writing *w, cli_beginning *b, const tsr_conver
     return status == TSR_OK ? take_records(w, err) : status;
 }
 
-static tsr_status open_on_ranks(cli_writing *w, cli_beginning *b, const tsr_convert_options *options, tsr_error *err)
+static tsr_status open_on_ranks(cli_writing *w, cli_start *b, const tsr_convert_options *options, tsr_error *err)
 {
     const bool first = cli_speaks(w->program);
     tsr_status status = cli_agree(w->program, first ? open_all(w, b, options, err) : TSR_OK, err);
-    if (status == TSR_OK) status = share_beginning(w, b, err);
+    if (status == TSR_OK) status = share_start(w, b, err);
     return status == TSR_OK ? cli_agree(w->program, first ? TSR_OK : join_rank_0(w, b, options, err), err) : status;
 }
 
@@ -317,7 +341,7 @@ static tsr_status do_units(cli_writing *w, tsr_error *err)
 
 /* The run before ended when its output had taken the destination's name. What is left of it is removed. A record that a power
  * loss took was of one rename: what had another name has this one. */
-static bool was_published(const cli_writing *w, const cli_beginning *b)
+static bool was_published(const cli_writing *w, const cli_start *b)
 {
     struct stat info;
     if (!b->note_lost) return b->publishing && b->complete;
@@ -334,18 +358,8 @@ static void clean_up(cli_writing *w)
         w->journals.sys->unlink(w->journals.sys, w->journals.folder, tsr_journal_name(w->journal), false);
 }
 
-/* At a signal. What --resume and the parts of a plan need stays. */
-static void remove_unfinished(void *ctx)
-{
-    const cli_writing *w = ctx;
-    tsr_error ignored = {0};
-    if (w->options->resume || w->is_exec) return;
-    tsr_sys_stop_naming();
-    tsr_journals_discard(&w->journals, w->tag, &ignored);
-}
-
 /* What is left to do, as rank 0 sees it. */
-static tsr_status begin(cli_writing *w, cli_beginning *b, tsr_error *err)
+static tsr_status begin(cli_writing *w, cli_start *b, tsr_error *err)
 {
     tsr_status status = cli_agree(w->program, cli_look_around(w, b, err), err);
     if (status != TSR_OK) return status;
@@ -353,13 +367,14 @@ static tsr_status begin(cli_writing *w, cli_beginning *b, tsr_error *err)
     if (b->complete) cli_warn(w->program, "'%s' is already complete", w->destination);
     else if (w->options->resume && !b->resumed)
         cli_warn(w->program, "nothing to resume for '%s'; starting over", w->destination);
-    return share_beginning(w, b, err);
+    return share_start(w, b, err);
 }
 
 tsr_status cli_carry_out(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
 {
-    cli_beginning b = {0};
+    cli_start b = {0};
     cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
+    if (tsr_is_object_url(w->destination)) return cli_agree(w->program, cli_carry_out_remote(w, options, err), err);
     tsr_status status = begin(w, &b, err);
     if (status != TSR_OK) return status;
     if (b.complete) return cli_speaks(w->program) ? tsr_journals_discard(&w->journals, w->tag, err) : TSR_OK;

@@ -1,5 +1,5 @@
 /* The files of an optimizer conversion, written next to the destination and published together. */
-#include "cli/commands/optim_output.h"
+#include "cli/writing/optim_output.h"
 
 #include "tessera/sys/folder.h"
 
@@ -45,7 +45,7 @@ static tsr_status decide_replacement(cli_optim_output *o, const tsr_str *names, 
     for (size_t i = 0; i < count && status == TSR_OK; i++)
         status = tsr_replacement_check_name(out, o->destination, names[i], err);
     for (size_t i = 0; i < out->kept_count && status == TSR_OK; i++)
-        cli_warn(o->program, "'%.*s' in '%s' is not listed by the replaced checkpoint; it stays",
+        cli_warn(o->program, "'%.*s' in '%s' is not listed by the replaced checkpoint; it is kept",
                  TSR_STR_ARG(out->kept[i].name), o->destination);
     return status;
 }

@@ -1,6 +1,6 @@
 /* Publishes the files of an optimizer conversion. */
-#ifndef TSR_CLI_COMMANDS_OPTIM_OUTPUT_H
-#define TSR_CLI_COMMANDS_OPTIM_OUTPUT_H
+#ifndef TSR_CLI_WRITING_OPTIM_OUTPUT_H
+#define TSR_CLI_WRITING_OPTIM_OUTPUT_H
 
 #include "cli/program/cli.h"
 #include "cli/program/signals.h"

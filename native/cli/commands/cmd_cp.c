@@ -1,0 +1,326 @@
+/* `tessera cp`: every file of a checkpoint, as it is, from one place to another; read back before its marker appears. */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "cli/commands/commands.h"
+#include "cli/program/session.h"
+#include "cli/program/signals.h"
+#include "cli/program/term.h"
+#include "io/file_name.h"
+#include "io/sys.h"
+#include "publish/publication.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/folder.h"
+#include "tessera/sys/map.h"
+#include "tessera/sys/object_output.h"
+#include "tessera/sys/object_store.h"
+#include "tessera/sys/path_store.h"
+#include "tessera/sys/remote.h"
+#include "tessera/sys/store_read.h"
+
+#define JOB TSR_STR("a copy\n")
+
+enum { BUFFER = 8 << 20, LEVELS = 64 };
+
+typedef struct cp_arguments {
+    bool no_verify, overwrite;
+} cp_arguments;
+
+typedef struct copying {
+    cli *program;
+    const cp_arguments *arguments;
+    const char *from, *to;
+    tsr_store *store;
+    tsr_arena *arena;
+    uint32_t *files; /* of the store, in the order in which they are created: markers last */
+    tsr_str *names;  /* of these; "" for a single one */
+    uint32_t count, marker; /* the first marker among them, or `count` */
+    bool is_remote;         /* the copy goes to an object store */
+    tsr_replacement replacement;
+    tsr_publication publication;
+    tsr_output *output;
+    char *buffer;
+    uint64_t *sums;
+    uint64_t byte_total, byte_done;
+    cli_progress progress;
+} copying;
+
+static void remove_unfinished(void *ctx)
+{
+    const copying *c = ctx;
+    if (c->is_remote && c->output) tsr_object_output_abandon(c->output);
+    if (c->is_remote) return;
+    tsr_sys_stop_naming();
+    if (c->output) tsr_folder_output_abandon(c->output);
+    tsr_publication_discard(&c->publication);
+}
+
+/* ---- what is copied ---- */
+
+static tsr_status list_directory(copying *c, tsr_error *err)
+{
+    bool cut = false, deeper = false;
+    if (tsr_is_address(c->from))
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "a server lists no directories over HTTP; name a single file");
+    if (c->store->deepen) {
+        const tsr_status status = c->store->deepen(c->store, LEVELS, &cut, &deeper, err);
+        if (status != TSR_OK) return status;
+    }
+    if (cut || deeper)
+        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "it holds too many files, or directories more than %d levels down", LEVELS);
+    c->count = c->store->file_count;
+    if (!c->count) return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no file in it");
+    return TSR_OK;
+}
+
+/* Whether the presence of a file makes a directory a complete checkpoint, by its name: 1 below the root, 2 in it; 0: it does not. */
+static unsigned marker_rank(tsr_str name)
+{
+    size_t start = name.size;
+    while (start && name.data[start - 1] != '/') start--;
+    const tsr_str base = {name.data + start, name.size - start};
+    const bool is_marker = tsr_str_ends(base, TSR_STR(".metadata")) || tsr_str_ends(base, TSR_STR(".index.json")) ||
+                           tsr_str_equal(base, TSR_STR("metadata.json")) || tsr_str_equal(base, TSR_STR("latest"));
+    return !is_marker ? 0 : start ? 1 : 2;
+}
+
+/* The files of the directory: markers last, and those of its own behind those of directories in it. */
+static tsr_status put_in_order(copying *c, tsr_error *err)
+{
+    uint32_t count = 0;
+    for (unsigned rank = 0; rank <= 2; rank++) {
+        if (rank == 1) c->marker = count;
+        for (uint32_t f = 0; f < c->count; f++)
+            if (marker_rank(c->store->files[f].name) == rank) c->files[count++] = f;
+    }
+    for (uint32_t i = 0; i < c->count; i++) {
+        c->names[i] = c->store->files[c->files[i]].name;
+        if (!tsr_is_name_below(c->names[i], SIZE_MAX)) /* keys of object stores may be anything */
+            return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' cannot be the name of a file here", TSR_STR_ARG(c->names[i]));
+    }
+    return TSR_OK;
+}
+
+static tsr_status list_files(copying *c, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    const bool is_single = c->store->primary != TSR_NO_FILE;
+    c->count = 1;
+    if (!is_single) status = list_directory(c, err);
+    if (status != TSR_OK) return status;
+    c->files = tsr_arena_array(c->arena, c->count, sizeof *c->files, err);
+    c->names = tsr_arena_array(c->arena, c->count, sizeof *c->names, err);
+    c->sums = tsr_arena_array(c->arena, c->count, sizeof *c->sums, err);
+    if (!c->files || !c->names || !c->sums) return TSR_E_NOMEM;
+    if (is_single) {
+        c->files[0] = c->store->primary;
+        c->names[0] = TSR_STR("");
+    } else {
+        status = put_in_order(c, err);
+    }
+    for (uint32_t i = 0; i < c->count; i++) c->byte_total += c->store->files[c->files[i]].size;
+    return status;
+}
+
+/* ---- copying ---- */
+
+static tsr_status copy_bytes(copying *c, uint32_t number, uint32_t file, uint64_t size, tsr_error *err)
+{
+    for (uint64_t at = 0; at < size; at += BUFFER) {
+        const size_t some = size - at < BUFFER ? (size_t)(size - at) : BUFFER;
+        tsr_status status = tsr_store_read(c->store, file, at, c->buffer, some, err);
+        if (status == TSR_OK) status = c->output->write_at(c->output, number, at, c->buffer, some, err);
+        if (status != TSR_OK) return status;
+        c->byte_done += some;
+        c->progress.base.step(c->progress.base.ctx, c->byte_done, c->byte_total);
+    }
+    return TSR_OK;
+}
+
+/* Without a check the file system may copy by itself, or share the blocks (XFS, btrfs). */
+static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
+{
+    const uint32_t file = c->files[index];
+    const uint64_t size = c->store->files[file].size;
+    uint32_t number;
+    cli_signals_hold();
+    tsr_status status = c->output->create(c->output, c->names[index], size, &number, err);
+    cli_signals_release();
+    if (status != TSR_OK || !size) return status;
+    status = c->arguments->no_verify ? c->output->copy_range(c->output, number, 0, c->store, file, 0, size, NULL) : TSR_E_UNSUPPORTED;
+    if (status == TSR_E_UNSUPPORTED) return copy_bytes(c, number, file, size, err);
+    if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "'%.*s' cannot be copied", TSR_STR_ARG(c->names[index]));
+    c->byte_done += size;
+    return TSR_OK;
+}
+
+/* A name that the copy has is replaced, whatever it belonged to. */
+static tsr_status replace_same_names(copying *c, tsr_error *err)
+{
+    tsr_replacement *r = &c->replacement;
+    tsr_map *copied = tsr_map_new(cli_host(c->program)->allocator, c->count, err);
+    tsr_status status = copied ? TSR_OK : TSR_E_NOMEM;
+    for (uint32_t i = 0; i < c->count && status == TSR_OK; i++) status = tsr_map_put(copied, c->names[i], i, NULL, NULL, err);
+    size_t kept = 0;
+    for (size_t k = 0; k < r->kept_count && status == TSR_OK; k++) {
+        if (tsr_map_get(copied, r->kept[k].name, UINT32_MAX) != UINT32_MAX) r->obsolete[r->obsolete_count++] = r->kept[k].name;
+        else r->kept[kept++] = r->kept[k];
+    }
+    r->kept_count = kept;
+    tsr_map_free(copied);
+    return status;
+}
+
+static tsr_status decide_replacement(copying *c, tsr_error *err)
+{
+    const bool is_folder = c->names[0].size > 0;
+    const char *marker = is_folder && c->marker < c->count ? c->names[c->count - 1].data : NULL;
+    tsr_inputs inputs = tsr_inputs_of(cli_host(c->program)->allocator);
+    const tsr_replacement_request request = {.host = cli_host(c->program),
+                                             .path = c->to,
+                                             .is_folder = is_folder,
+                                             .overwrite = c->arguments->overwrite,
+                                             .marker = marker,
+                                             .inputs = &inputs};
+    tsr_status status = tsr_inputs_add(&inputs, c->store, NULL, err);
+    if (status == TSR_OK) status = tsr_replacement_decide(&request, c->arena, &c->replacement, err);
+    tsr_inputs_free(&inputs);
+    return status == TSR_OK ? replace_same_names(c, err) : status;
+}
+
+static tsr_status open_remote_output(copying *c, tsr_error *err)
+{
+    tsr_status status = decide_replacement(c, err);
+    const tsr_replacement *r = &c->replacement;
+    const tsr_object_output_options options = {.is_folder = c->names[0].size > 0,
+                                               .overwrite = c->arguments->overwrite,
+                                               .verify = !c->arguments->no_verify,
+                                               .obsolete = r->obsolete,
+                                               .obsolete_count = r->obsolete_count,
+                                               .marker_count = r->marker_count,
+                                               .is_unlike = r->swap};
+    return status == TSR_OK ? tsr_object_output_open(cli_host(c->program), c->to, &options, &c->output, err) : status;
+}
+
+/* The new files have the names of the old ones, so that only the whole directory can be replaced. */
+static tsr_status replace_directory(copying *c, tsr_error *err)
+{
+    if (!c->arguments->overwrite) return TSR_OK;
+    tsr_status status = tsr_journals_hold(&c->publication.journals, err);
+    if (status == TSR_OK) status = decide_replacement(c, err);
+    c->replacement.swap = c->names[0].size && c->replacement.exists;
+    return status;
+}
+
+static tsr_status open_output(copying *c, tsr_error *err)
+{
+    const bool is_folder = c->names[0].size > 0;
+    const tsr_replacement *r = &c->replacement;
+    if (c->is_remote) return open_remote_output(c, err);
+    cli_signals_hold();
+    tsr_status status = replace_directory(c, err);
+    if (status == TSR_OK) status = tsr_publication_begin(&c->publication, JOB, 0, is_folder ? c->names : NULL, is_folder ? c->count : 0, err);
+    const tsr_folder_output_options options = {.is_folder = is_folder,
+                                               .overwrite = c->arguments->overwrite,
+                                               .absent = is_folder && c->arguments->overwrite && !r->exists,
+                                               .swap = r->swap,
+                                               .obsolete = r->obsolete,
+                                               .obsolete_count = r->obsolete_count,
+                                               .tag = c->publication.tag,
+                                               .sums = !c->arguments->no_verify,
+                                               .holes = tsr_folder_store_has_holes(c->store),
+                                               .source = tsr_is_url(c->from) ? NULL : c->from};
+    if (status == TSR_OK) status = tsr_folder_output_open(NULL, cli_host(c->program)->allocator, c->to, &options, &c->output, err);
+    cli_signals_release();
+    return status;
+}
+
+static tsr_status copy_all(copying *c, tsr_error *err)
+{
+    tsr_status status = open_output(c, err);
+    for (uint32_t i = 0; i < c->count && status == TSR_OK; i++) status = copy_file(c, i, err);
+    if (status == TSR_OK) status = c->output->sync(c->output, err);
+    if (status == TSR_OK) status = tsr_folder_store_unchanged(c->store, err);
+    if (status == TSR_OK && c->is_remote) return c->output->publish(c->output, c->marker, err);
+    for (uint32_t i = 0; i < c->count && status == TSR_OK && !c->arguments->no_verify; i++)
+        c->sums[i] = tsr_folder_output_take_sum(c->output, i);
+    if (status == TSR_OK && !c->arguments->no_verify) status = tsr_folder_output_verify(c->output, c->sums, c->count, err);
+    if (status != TSR_OK) return status;
+    cli_signals_hold();
+    status = tsr_publication_publish(&c->publication, c->output, c->names[0].size ? TSR_NO_FILE : 0, c->replacement.swap, err);
+    cli_signals_release();
+    return status;
+}
+
+static tsr_status check_destination(copying *c, tsr_error *err)
+{
+    if (c->is_remote && tsr_urls_overlap(c->from, c->to))
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'", c->to, c->from);
+    if (c->is_remote) return TSR_OK;
+    const tsr_status status = tsr_path_must_be_local(c->to, err);
+    if (status != TSR_OK) return status;
+    if (!c->arguments->overwrite && access(c->to, F_OK) == 0)
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' already exists; choose a new name, or pass --overwrite", c->to);
+    return tsr_publication_open(cli_host(c->program)->allocator, c->to, JOB, &c->publication, err);
+}
+
+static tsr_status write_copy(copying *c, tsr_error *err)
+{
+    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = c};
+    const tsr_status refused = check_destination(c, err);
+    if (refused != TSR_OK) return refused;
+    cli_cleanup_add(&cleanup);
+    cli_progress_start(&c->progress, c->program, "copying");
+    const tsr_status status = copy_all(c, err);
+    cli_progress_end(&c->progress);
+    cli_signals_hold();
+    if (c->output) c->output->close(c->output);
+    if (!c->is_remote) tsr_publication_close(&c->publication);
+    cli_signals_release();
+    cli_cleanup_drop(&cleanup);
+    return status;
+}
+
+static int run(cli *program, const void *given)
+{
+    copying c = {.program = program, .arguments = given, .from = program->operands.items[0], .to = program->operands.items[1]};
+    c.is_remote = tsr_is_object_url(c.to);
+    const tsr_host *host = cli_host(program);
+    tsr_error err = {0};
+    const char *at = c.from;
+    c.arena = tsr_arena_new(host->allocator, 0, &err);
+    c.buffer = c.arena ? tsr_alloc(host->allocator, BUFFER, 1, &err) : NULL;
+    tsr_status status = c.buffer ? tsr_path_store_open(host, cli_given_address(program, c.from), &c.store, &err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = list_files(&c, &err);
+    if (status == TSR_OK) status = write_copy(&c, &err);
+    const int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, at, &err);
+    if (status == TSR_OK && !program->globals.quiet) {
+        cli_put(stdout, tsr_str_from(c.to));
+        printf(": %s, %s%s\n", cli_plural(c.count, "file").text, cli_bytes(c.byte_total).text, c.arguments->no_verify ? "" : ", read back");
+    }
+    if (c.store) c.store->close(c.store);
+    tsr_free(host->allocator, c.buffer, BUFFER, 1);
+    tsr_arena_free(c.arena);
+    return result;
+}
+
+static const cli_option options[] = {
+    {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that neither it nor PATH has", offsetof(cp_arguments, overwrite)},
+    {"no-verify", 0, CLI_FLAG, NULL, "Do not read the copy back; file systems that can share blocks then do", offsetof(cp_arguments, no_verify)},
+    {0},
+};
+
+const cli_command cli_cp = {
+    .name = "cp",
+    .summary = "Copy a checkpoint from one place to another, and read the copy back",
+    .operands = "PATH DEST",
+    .least = 2,
+    .most = 2,
+    .examples = "tessera cp s3://bucket/run/step-1000 step-1000\nDownload every file; the directory appears when all of it is there and has been read back\n"
+                "tessera cp step-1000 s3://bucket/run/step-1000\nUpload every file; the checkpoint's marker appears when all of it is there and has been read back\n"
+                "tessera cp step-1000/ /mnt/other/step-1000 --no-verify\n"
+                "Copy between disks without reading the copy back\n",
+    .options = options,
+    .arguments_size = sizeof(cp_arguments),
+    .run = run,
+};

@@ -1,0 +1,229 @@
+/* `tessera merge OUT A B …`: the weighted sum of several checkpoints. */
+#include <stdlib.h>
+
+#include "cli/commands/commands.h"
+#include "cli/program/map_options.h"
+#include "cli/writing/writing.h"
+#include "tessera/merge.h"
+#include "tessera/sys/casts.h"
+#include "tessera/sys/collectives.h"
+
+typedef struct merge_arguments {
+    cli_writing_options writing;
+    unsigned method, to; /* choices */
+    cli_list weights;
+    const char *base;
+    cli_real t;
+    bool no_normalize;
+    uint64_t max_shard_size;
+    cli_map_options inputs; /* what is done to each input: --dequantize; --lora to the first one */
+} merge_arguments;
+
+static const char *const methods[] = {"linear", "slerp", "task-arithmetic"};
+
+typedef struct merging {
+    cli *program;
+    const merge_arguments *arguments;
+    cli_writing *writing;
+    const char *path; /* of what is being opened, for messages */
+    tsr_merge_input *inputs;
+    size_t count; /* of inputs, without the base */
+    tsr_merge_options options;
+} merging;
+
+/* ---- options ---- */
+
+static tsr_status usage(tsr_error *err, const char *text)
+{
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%s", text);
+}
+
+static tsr_status choose_method(merging *m, tsr_error *err)
+{
+    const merge_arguments *a = m->arguments;
+    if (!a->method && m->count > 1) return usage(err, "choose a method with --method linear, slerp or task-arithmetic");
+    m->options.method = a->method ? (tsr_merge_method)(a->method - 1) : TSR_MERGE_LINEAR;
+    if (m->options.method != TSR_MERGE_LINEAR && a->no_normalize) return usage(err, "--no-normalize can only be used with --method linear");
+    if (m->options.method != TSR_MERGE_TASK_ARITHMETIC && a->base) return usage(err, "--base can only be used with --method task-arithmetic");
+    if (m->options.method == TSR_MERGE_TASK_ARITHMETIC && !a->base) return usage(err, "--method task-arithmetic needs --base PATH");
+    if (m->options.method != TSR_MERGE_SLERP && a->t.given) return usage(err, "--t can only be used with --method slerp");
+    if (m->options.method == TSR_MERGE_SLERP && !a->t.given) return usage(err, "--method slerp needs --t X, from 0 for the first checkpoint to 1 for the second");
+    if (m->options.method == TSR_MERGE_SLERP && a->weights.count) return usage(err, "--weight cannot be used with --method slerp; pass --t");
+    if (m->options.method == TSR_MERGE_SLERP && m->count != 2)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--method slerp merges 2 checkpoints, found %zu", m->count);
+    m->options.no_normalize = a->no_normalize;
+    m->options.t = a->t.value;
+    return tsr_cast_parse(tsr_str_from(a->writing.dtype), false, &m->options.dtype, err);
+}
+
+static tsr_status set_weights(merging *m, tsr_error *err)
+{
+    const cli_list *given = &m->arguments->weights;
+    if (given->count && given->count != m->count)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%zu checkpoints need as many --weight options, found %zu", m->count, given->count);
+    for (size_t i = 0; i < m->count; i++) {
+        char *end = NULL;
+        m->inputs[i].weight = given->count ? strtod(given->items[i], &end) : 1;
+        const bool is_number = !given->count || (end != given->items[i] && !*end && m->inputs[i].weight - m->inputs[i].weight == 0);
+        if (!is_number) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--weight '%s' is not a number", given->items[i]);
+    }
+    return TSR_OK;
+}
+
+/* ---- inputs ---- */
+
+static tsr_status check_scaled(const merging *m, tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_selection selection = {cli_selects, &m->arguments->writing.selection};
+    return tsr_check_sums(checkpoint, &selection, err);
+}
+
+/* Opens input `i`, or the base behind the last one; the first one is the job's source. */
+static tsr_status open_input(merging *m, size_t i, tsr_error *err)
+{
+    cli_session *source = &m->writing->source, opened = {0};
+    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &m->arguments->writing.selection};
+    cli_map_options options = m->arguments->inputs;
+    options.dtype = options.dequantize ? m->arguments->writing.dtype : NULL;
+    if (i) options.lora = NULL;
+    m->path = i < m->count ? m->program->operands.items[i + 1] : m->arguments->base;
+    tsr_status status = cli_open_mapped(m->program, m->path, &used, &options, &opened, err);
+    if (status != TSR_OK) return status;
+    m->inputs[i].checkpoint = opened.checkpoint;
+    m->inputs[i].name = tsr_str_from(m->path);
+    if (i == 0) *source = opened;
+    else source->others[source->other_count++] = opened;
+    return check_scaled(m, opened.checkpoint, err);
+}
+
+/* An adapter is in the first session's list already. */
+static tsr_status make_room(merging *m, tsr_error *err)
+{
+    cli_session *source = &m->writing->source;
+    cli_session *others = calloc(m->count + 1, sizeof *others);
+    if (!others) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    if (source->other_count) others[0] = source->others[0];
+    free(source->others);
+    source->others = others;
+    return TSR_OK;
+}
+
+static tsr_status open_inputs(merging *m, tsr_error *err)
+{
+    tsr_status status = open_input(m, 0, err);
+    if (status == TSR_OK) status = make_room(m, err);
+    for (size_t i = 1; i < m->count + (m->arguments->base != NULL) && status == TSR_OK; i++) status = open_input(m, i, err);
+    if (status == TSR_OK) m->path = NULL; /* messages name the inputs */
+    return status;
+}
+
+/* What makes another output than the inputs and the options of every conversion, for --resume. */
+static tsr_str recipe_of(const merging *m, tsr_error *err)
+{
+    tsr_arena *arena = m->writing->arena;
+    tsr_str line = tsr_arena_format(arena, err, "%s%s", methods[m->options.method], m->options.no_normalize ? " as they are" : "");
+    for (size_t i = 0; i < m->count && line.data; i++)
+        line = tsr_arena_format(arena, err, "%.*s %.17g", TSR_STR_ARG(line), m->inputs[i].weight);
+    return line.data ? tsr_arena_format(arena, err, "%.*s %.17g", TSR_STR_ARG(line), m->options.t) : line;
+}
+
+/* ---- the merge ---- */
+
+/* Each process measures its share of the tensors. */
+static tsr_status measure(merging *m, tsr_checkpoint *merged, tsr_error *err)
+{
+    tsr_comm *ranks = m->program->ranks;
+    const tsr_allocator *allocator = cli_host(m->program)->allocator;
+    tsr_comm_blobs all = {0};
+    if (m->arguments->writing.dry_run || m->options.method != TSR_MERGE_SLERP) return TSR_OK;
+    tsr_status status = tsr_merge_measure(merged, ranks ? ranks->rank : 0, ranks ? ranks->size : 1, err);
+    if (!ranks) return status;
+    status = cli_agree(m->program, status, err);
+    if (status == TSR_OK) status = tsr_comm_gather_blobs(ranks, tsr_merge_angles(merged), allocator, &all, err);
+    for (uint32_t r = 0; r < all.count && status == TSR_OK; r++) tsr_merge_take_angles(merged, all.blobs[r]);
+    tsr_comm_blobs_free(&all);
+    return status;
+}
+
+static tsr_status open_merge(merging *m, tsr_error *err)
+{
+    tsr_checkpoint *merged = NULL;
+    const cli_selection *selection = &m->arguments->writing.selection;
+    m->options.selection = (tsr_selection){cli_selects, selection};
+    m->options.base = m->arguments->base ? &m->inputs[m->count] : NULL;
+    tsr_status status = tsr_merge_open(m->inputs, (uint32_t)m->count, &m->options, &merged, err);
+    if (status == TSR_OK) cli_add_layer(&m->writing->source, merged);
+    return status;
+}
+
+static tsr_status merge(merging *m, tsr_error *err)
+{
+    cli_writing *w = m->writing;
+    cli_allow_expansion(m->program, m->arguments->writing.allow_expansion);
+    w->arena = tsr_arena_new(cli_host(m->program)->allocator, 0, err);
+    if (!w->arena) return TSR_E_NOMEM;
+    m->inputs = tsr_arena_array(w->arena, m->count + 1, sizeof *m->inputs, err);
+    if (!m->inputs) return TSR_E_NOMEM;
+    tsr_status status = cli_choose_container(w, m->arguments->to, m->arguments->max_shard_size, err);
+    if (status == TSR_OK) status = choose_method(m, err);
+    if (status == TSR_OK) status = set_weights(m, err);
+    if (status == TSR_OK) status = open_inputs(m, err);
+    if (status == TSR_OK) status = open_merge(m, err);
+    if (status != TSR_OK) return status;
+    w->source.recipe = recipe_of(m, err);
+    return w->source.recipe.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static int run(cli *program, const void *given)
+{
+    const merge_arguments *arguments = given;
+    tsr_error err = {0};
+    cli_writing w = {.program = program, .options = &arguments->writing, .what = "merging", .destination = program->operands.items[0]};
+    merging m = {.program = program, .arguments = arguments, .writing = &w, .count = program->operands.count - 1};
+    tsr_status status = cli_agree(program, merge(&m, &err), &err);
+    if (status == TSR_OK) status = measure(&m, w.source.checkpoint, &err);
+    status = cli_agree(program, status, &err);
+    if (status == TSR_OK) cli_choose_parts(&w);
+    if (status == TSR_OK) status = cli_write(&w, &err);
+    const int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, m.path, &err);
+    cli_writing_close(&w);
+    tsr_arena_free(w.arena);
+    cli_close(&w.source);
+    return result;
+}
+
+static const cli_option options[] = {
+    {"method", 0, CLI_CHOICE, "linear|slerp|task-arithmetic",
+     "Add weighted tensors; follow the arc between two; or add to --base the weighted differences from it",
+     offsetof(merge_arguments, method)},
+    {"weight", 0, CLI_LIST, "X", "The weight of the next checkpoint, in their order (repeatable; default: 1 each)", offsetof(merge_arguments, weights)},
+    {"no-normalize", 0, CLI_FLAG, NULL, "With --method linear: do not divide by the sum of the weights", offsetof(merge_arguments, no_normalize)},
+    {"base", 0, CLI_TEXT, "PATH", "With --method task-arithmetic: the checkpoint that the others were trained from", offsetof(merge_arguments, base)},
+    {"t", 0, CLI_REAL, "X", "With --method slerp: where on the arc, from 0 for the first checkpoint to 1 for the second", offsetof(merge_arguments, t)},
+    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist|deepspeed-universal",
+     "Write this format (default: inferred from the extension of OUT)", offsetof(merge_arguments, to)},
+    {"max-shard-size", 0, CLI_BYTES, "SIZE", "Write a directory of safetensors files of at most SIZE, with an index",
+     offsetof(merge_arguments, max_shard_size)},
+    CLI_DEQUANTIZE_OPTION(merge_arguments, inputs),
+    CLI_LORA_OPTION(merge_arguments, inputs, "A"),
+    CLI_WRITING_OPTIONS(merge_arguments, writing),
+    CLI_SOURCE_OPTIONS,
+    {0},
+};
+
+const cli_command cli_merge = {
+    .name = "merge",
+    .summary = "Merge checkpoints of one model into a weighted sum",
+    .operands = "OUT A [B…]",
+    .least = 2,
+    .most = 1000,
+    .examples = "tessera merge out.safetensors a/ b/ --method linear\nAverage two checkpoints, in a few MiB of memory\n"
+                "tessera merge out.safetensors a/ b/ --method linear --weight 0.7 --weight 0.3\nGive the first one more weight\n"
+                "tessera merge out.safetensors a/ b/ --method slerp --t 0.3\nInterpolate along the arc between two models\n"
+                "tessera merge hf/ math/ code/ --method task-arithmetic --base base/ --weight 0.6 --weight 0.4 --to safetensors "
+                "--max-shard-size 5GB\nAdd what two models learned to their base\n"
+                "tessera merge out.safetensors base/ --lora adapter/\nFold a LoRA adapter into its base model\n",
+    .options = options,
+    .arguments_size = sizeof(merge_arguments),
+    .run = run,
+};

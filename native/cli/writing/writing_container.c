@@ -1,0 +1,45 @@
+/* Which files DEST becomes, for the commands that write whole checkpoints. */
+#include "cli/writing/writing.h"
+
+static tsr_status infer(cli_writing *w, tsr_error *err)
+{
+    static const struct {
+        const char *suffix;
+        tsr_container to;
+    } suffixes[] = {
+        {".safetensors", TSR_TO_SAFETENSORS}, {".pt", TSR_TO_TORCH}, {".pth", TSR_TO_TORCH}, {".bin", TSR_TO_TORCH}};
+    const size_t count = sizeof suffixes / sizeof *suffixes;
+    size_t i = 0;
+    while (i < count && !tsr_str_ends(tsr_str_from(w->destination), tsr_str_from(suffixes[i].suffix))) i++;
+    if (i == count)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "cannot infer the output format from '%s'; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks",
+                         w->destination);
+    w->to = suffixes[i].to;
+    return TSR_OK;
+}
+
+tsr_status cli_choose_container(cli_writing *w, unsigned to, uint64_t max_shard_size, tsr_error *err)
+{
+    const tsr_status status = to ? TSR_OK : infer(w, err);
+    if (status != TSR_OK) return status;
+    if (to) w->to = (tsr_container)(to - 1);
+    if (max_shard_size && w->to != TSR_TO_SAFETENSORS)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-shard-size can only be used with --to safetensors");
+    if (w->to == TSR_TO_DEEPSPEED_UNIVERSAL && w->options->overwrite)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "--overwrite cannot be used with --to deepspeed-universal, which only writes a new directory; remove '%s' first if it exists",
+                         w->destination);
+    w->max_shard_size = max_shard_size;
+    w->marker = w->max_shard_size ? TSR_INDEX_MARKER : tsr_marker_of(w->to);
+    w->is_folder = w->marker || w->to == TSR_TO_DEEPSPEED_UNIVERSAL || w->to == TSR_TO_RANKS;
+    return TSR_OK;
+}
+
+/* A checkpoint of parts becomes a directory of safetensors files, one per part, unless DEST is the name of one file. */
+void cli_choose_parts(cli_writing *w)
+{
+    const bool one_file = tsr_str_ends(tsr_str_from(w->destination), TSR_STR(".safetensors"));
+    if (w->to != TSR_TO_SAFETENSORS || w->max_shard_size || one_file || !w->source.catalog->part_count) return;
+    w->per_part = w->is_folder = true;
+}

@@ -1,0 +1,102 @@
+/* The middle of a writing command whose destination is in an object store. There are no journals: what is uploaded is not visible
+ * before it is published, and what a failed run uploaded is removed.
+ *
+ *   decide what is replaced → open the output → do all units, file by file → finish → publish */
+#include "cli/program/signals.h"
+#include "cli/writing/writing_parts.h"
+#include "tessera/sys/folder.h"
+#include "tessera/sys/object_output.h"
+#include "tessera/sys/path_store.h"
+
+static tsr_status refuse_options(const cli_writing *w, tsr_error *err)
+{
+    const char *why = w->options->resume ? "--resume works for a DEST on this machine only; run without it"
+                      : w->is_exec       ? "a plan is carried out on this machine only; use `reshard` for an object store, or copy the result with `cp`"
+                      : w->program->ranks && w->program->ranks->size > 1
+                          ? "several ranks write to this machine only; run one process, or copy the result with `cp`"
+                          : NULL;
+    return why ? tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cannot write to '%s': %s", w->destination, why) : TSR_OK;
+}
+
+static tsr_status refuse_source(const cli_writing *w, const char *source, tsr_error *err)
+{
+    if (!tsr_urls_overlap(source, w->destination)) return TSR_OK;
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'", w->destination, source);
+}
+
+static tsr_status refuse_sources(const cli_writing *w, tsr_error *err)
+{
+    tsr_status status = refuse_source(w, w->source.path, err);
+    for (size_t i = 0; i < w->source.other_count && status == TSR_OK; i++) status = refuse_source(w, w->source.others[i].path, err);
+    return status;
+}
+
+static tsr_status refuse_sidecar(const cli_writing *w, tsr_error *err)
+{
+    if (w->is_folder || !tsr_work_conversion(w->work)->sidecar.size) return TSR_OK;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "cannot write '%s': a file of objects beside a single object is not supported; pass --max-shard-size, or --objects drop",
+                     w->destination);
+}
+
+static tsr_status open_output(cli_writing *w, tsr_error *err)
+{
+    const tsr_replacement *r = &w->replacement;
+    const tsr_object_output_options options = {.is_folder = w->is_folder,
+                                               .overwrite = w->options->overwrite,
+                                               .generation = w->generation,
+                                               .obsolete = r->obsolete,
+                                               .obsolete_count = r->obsolete_count,
+                                               .marker_count = r->marker_count,
+                                               .is_unlike = r->swap};
+    tsr_status status = tsr_object_output_open(cli_host(w->program), w->destination, &options, &w->output, err);
+    return status == TSR_OK ? tsr_work_open(w->work, w->output, err) : status;
+}
+
+static tsr_status open_all(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
+{
+    tsr_status status = refuse_options(w, err);
+    if (status == TSR_OK) status = refuse_sources(w, err);
+    if (status == TSR_OK) status = cli_decide_replacement(w, NULL, 0, err);
+    w->generation = w->replacement.generation;
+    if (status == TSR_OK) status = tsr_work_new(w->source.checkpoint, w->plan, options, w->generation, w->arena, &w->work, err);
+    if (status == TSR_OK) status = refuse_sidecar(w, err);
+    if (status == TSR_OK) status = cli_check_names(w, err);
+    return status == TSR_OK ? open_output(w, err) : status;
+}
+
+static void remove_unfinished(void *ctx)
+{
+    const cli_writing *w = ctx;
+    if (w->output) tsr_object_output_abandon(w->output);
+}
+
+static tsr_status write_all(cli_writing *w, tsr_error *err)
+{
+    tsr_status status = tsr_work_run(w->work, 0, 1, NULL, err);
+    w->conversion = *tsr_work_conversion(w->work);
+    if (status == TSR_OK) status = cli_write_sidecar(w, err); /* before the marker */
+    if (status == TSR_OK) status = tsr_work_finish(w->work, err);
+    w->conversion = *tsr_work_conversion(w->work);
+    if (status == TSR_OK) status = cli_unchanged(&w->source, err);
+    if (status == TSR_OK) status = w->output->publish(w->output, w->conversion.marker, err);
+    w->published = status == TSR_OK;
+    return status;
+}
+
+tsr_status cli_carry_out_remote(cli_writing *w, const tsr_convert_options *given, tsr_error *err)
+{
+    tsr_convert_options options = *given;
+    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
+    options.unit_bytes = UINT64_MAX; /* files are written from front to back, one after the other */
+    tsr_status status = open_all(w, &options, err);
+    if (status != TSR_OK) return status;
+    cli_cleanup_add(&cleanup);
+    status = write_all(w, err);
+    cli_signals_hold();
+    w->output->close(w->output);
+    w->output = NULL;
+    cli_signals_release();
+    cli_cleanup_drop(&cleanup);
+    return status;
+}
