@@ -32,9 +32,9 @@ typedef struct words {
 
 static words describe(const tsr_call *call)
 {
-    words w = {"in no known call"};
+    words w = {"in an unknown call"};
     switch ((tsr_call_kind)call->kind) {
-    case TSR_CALL_ALL_GATHER: snprintf(w.text, sizeof w.text, "gathers %" PRIu64 " bytes to all", call->bytes); break;
+    case TSR_CALL_ALL_GATHER: snprintf(w.text, sizeof w.text, "gathers %" PRIu64 " bytes on all ranks", call->bytes); break;
     case TSR_CALL_BROADCAST:
         snprintf(w.text, sizeof w.text, "broadcasts %" PRIu64 " bytes from rank %" PRIu32, call->bytes, call->root);
         break;
@@ -51,7 +51,7 @@ tsr_status tsr_call_raise(const tsr_call *zero, uint32_t rank, const tsr_call *o
 {
     words first = describe(zero), second = describe(other);
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: rank 0 %s, but rank %" PRIu32 " %s%s", first.text, rank,
-                     second.text, strcmp(first.text, second.text) == 0 ? " of other sizes" : "");
+                     second.text, strcmp(first.text, second.text) == 0 ? " with different sizes" : "");
 }
 
 tsr_status tsr_call_raise_left(uint32_t rank, tsr_error *err)
@@ -63,7 +63,7 @@ tsr_status tsr_call_check_root(uint32_t root, uint32_t ranks, tsr_error *err)
 {
     if (root < ranks) return TSR_OK;
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "comm: rank %" PRIu32 " is to broadcast, but there are ranks 0 to %" PRIu32 " only", root, ranks - 1);
+                     "comm: rank %" PRIu32 " cannot broadcast: there are only ranks 0 to %" PRIu32, root, ranks - 1);
 }
 
 tsr_status tsr_call_check_peers(const tsr_message *messages, size_t count, uint32_t ranks, tsr_error *err)
@@ -71,7 +71,7 @@ tsr_status tsr_call_check_peers(const tsr_message *messages, size_t count, uint3
     for (size_t i = 0; i < count; i++) {
         if (messages[i].peer >= ranks) {
             return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                             "comm: message %zu is with rank %" PRIu32 ", but there are ranks 0 to %" PRIu32 " only", i,
+                             "comm: message %zu is for rank %" PRIu32 ", but there are only ranks 0 to %" PRIu32, i,
                              messages[i].peer, ranks - 1);
         }
     }
@@ -98,5 +98,5 @@ tsr_status tsr_traffic_check(uint32_t from, const tsr_traffic *sent, uint32_t ra
                      "comm: rank %" PRIu32 " sends %" PRIu64 " messages of %" PRIu64 " bytes to rank %" PRIu32
                      ", which expects %" PRIu64 " of %" PRIu64 " bytes%s",
                      from, sent->count, sent->bytes, rank, expected->count, expected->bytes,
-                     sent->count == expected->count && sent->bytes == expected->bytes ? " of other sizes each" : "");
+                     sent->count == expected->count && sent->bytes == expected->bytes ? " with different sizes" : "");
 }

@@ -33,8 +33,8 @@ typedef struct member {
 
 /* ---- errors of MPI ---- */
 
-/* MPI_SUCCESS, or a failure that cannot be agreed upon. */
-static tsr_status of_mpi(member *m, int code, const char *what)
+/* TSR_OK, or a failure of MPI that the other ranks may not see. */
+static tsr_status check_mpi(member *m, int code, const char *what)
 {
     char text[MPI_MAX_ERROR_STRING] = "";
     int size = 0;
@@ -44,15 +44,15 @@ static tsr_status of_mpi(member *m, int code, const char *what)
     return tsr_raise(&m->failed, TSR_E_IO, TSR_NO_POSITION, "comm: %s failed: %s", what, text);
 }
 
-static tsr_status again(const member *m, tsr_error *err)
+static tsr_status raise_again(const member *m, tsr_error *err)
 {
     return tsr_raise(err, m->failed.status, m->failed.byte_position, "%s", m->failed.message);
 }
 
 /* ---- entering a call ---- */
 
-/* Spins for a moment, then leaves the core to others. */
-static int wait_kindly(MPI_Request *request)
+/* Spins for a moment, then leaves the core to other processes. A signal ends the process here as anywhere. */
+static int wait_for_request(MPI_Request *request)
 {
     struct timespec nap = {0, 20000};
     int done = 0;
@@ -71,78 +71,79 @@ static int wait_kindly(MPI_Request *request)
 
 enum { POISONED, WHO, NOT_WHO, BYTES, NOT_BYTES, DIGEST, NOT_DIGEST, VALUE, WORDS };
 
-static void fill_words(const member *m, const tsr_call *call, uint64_t value, uint64_t words[WORDS])
+static void fill_summary(const member *m, const tsr_call *call, uint64_t value, uint64_t summary[WORDS])
 {
     const uint64_t who = (uint64_t)call->kind << 32 | call->root;
-    words[POISONED] = call->kind == TSR_CALL_POISON ? (uint64_t)m->base.size - m->base.rank : 0;
-    words[WHO] = who;
-    words[NOT_WHO] = ~who;
-    words[BYTES] = call->bytes;
-    words[NOT_BYTES] = ~call->bytes;
-    words[DIGEST] = call->digest;
-    words[NOT_DIGEST] = ~call->digest;
-    words[VALUE] = value;
+    summary[POISONED] = call->kind == TSR_CALL_POISON ? (uint64_t)m->base.size - m->base.rank : 0;
+    summary[WHO] = who;
+    summary[NOT_WHO] = ~who;
+    summary[BYTES] = call->bytes;
+    summary[NOT_BYTES] = ~call->bytes;
+    summary[DIGEST] = call->digest;
+    summary[NOT_DIGEST] = ~call->digest;
+    summary[VALUE] = value;
 }
 
-/* All ranks: the lowest poisoned one says why. */
-static tsr_status hear_poison(member *m, uint32_t root, const tsr_error *mine)
+/* On all ranks: the lowest poisoned rank broadcasts its error. */
+static tsr_status receive_failure(member *m, uint32_t root, const tsr_error *mine)
 {
     tsr_error told = {0};
     if (root == m->base.rank) told = *mine;
-    tsr_status status = of_mpi(m, MPI_Bcast(&told, sizeof told, MPI_BYTE, (int)root, m->ranks), "telling of a failure");
+    tsr_status status = check_mpi(m, MPI_Bcast(&told, sizeof told, MPI_BYTE, (int)root, m->ranks), "broadcasting a failure");
     if (status != TSR_OK) return status;
     told.message[sizeof told.message - 1] = 0;
     return tsr_raise(&m->failed, told.status, told.byte_position, "rank %u: %s", (unsigned)root,
                      *told.message ? told.message : tsr_status_name(told.status));
 }
 
-/* All ranks: who is in another call? Compared with rank 0's, one rank after the other, so that no memory is needed. */
-static tsr_status hear_contradiction(member *m, const tsr_call *call)
+/* On all ranks: finds one that is in another call than rank 0, without memory for all of them. */
+static tsr_status find_mismatch(member *m, const tsr_call *call)
 {
     tsr_call zero = *call;
-    tsr_status status = of_mpi(m, MPI_Bcast(&zero, sizeof zero, MPI_BYTE, 0, m->ranks), "comparing calls");
+    tsr_status status = check_mpi(m, MPI_Bcast(&zero, sizeof zero, MPI_BYTE, 0, m->ranks), "comparing calls");
     if (status != TSR_OK) return status;
     struct {
         int value, rank;
     } left = {call->kind != TSR_CALL_CLOSE, (int)m->base.rank}, other = {tsr_call_equal(call, &zero), (int)m->base.rank};
-    status = of_mpi(m, MPI_Allreduce(MPI_IN_PLACE, &left, 1, MPI_2INT, MPI_MINLOC, m->ranks), "comparing calls");
+    status = check_mpi(m, MPI_Allreduce(MPI_IN_PLACE, &left, 1, MPI_2INT, MPI_MINLOC, m->ranks), "comparing calls");
     if (status != TSR_OK) return status;
     if (left.value == 0) return tsr_call_raise_left((uint32_t)left.rank, &m->failed);
-    status = of_mpi(m, MPI_Allreduce(MPI_IN_PLACE, &other, 1, MPI_2INT, MPI_MINLOC, m->ranks), "comparing calls");
+    status = check_mpi(m, MPI_Allreduce(MPI_IN_PLACE, &other, 1, MPI_2INT, MPI_MINLOC, m->ranks), "comparing calls");
     if (status != TSR_OK) return status;
     tsr_call theirs = *call;
-    status = of_mpi(m, MPI_Bcast(&theirs, sizeof theirs, MPI_BYTE, other.rank, m->ranks), "comparing calls");
+    status = check_mpi(m, MPI_Bcast(&theirs, sizeof theirs, MPI_BYTE, other.rank, m->ranks), "comparing calls");
     if (status != TSR_OK) return status;
     return tsr_call_raise(&zero, (uint32_t)other.rank, &theirs, &m->failed);
 }
 
-/* Meets all ranks in `call`. `mine` counts with TSR_CALL_POISON; `*value` becomes the largest. */
-static tsr_status meet(member *m, const tsr_call *call, const tsr_error *mine, uint64_t *value)
+/* Waits until all ranks have entered `call`, and compares what they entered. `mine` counts with TSR_CALL_POISON; `*value`
+ * becomes the largest. */
+static tsr_status compare_with_all(member *m, const tsr_call *call, const tsr_error *mine, uint64_t *value)
 {
-    uint64_t words[WORDS], met[WORDS];
+    uint64_t summary[WORDS], merged[WORDS];
     MPI_Request request;
-    fill_words(m, call, value ? *value : 0, words);
-    int code = MPI_Iallreduce(words, met, WORDS, MPI_UINT64_T, MPI_MAX, m->ranks, &request);
-    tsr_status status = of_mpi(m, code == MPI_SUCCESS ? wait_kindly(&request) : code, "meeting the other ranks");
+    fill_summary(m, call, value ? *value : 0, summary);
+    int code = MPI_Iallreduce(summary, merged, WORDS, MPI_UINT64_T, MPI_MAX, m->ranks, &request);
+    tsr_status status = check_mpi(m, code == MPI_SUCCESS ? wait_for_request(&request) : code, "waiting for the other ranks");
     if (status != TSR_OK) return status;
-    if (met[POISONED]) return hear_poison(m, m->base.size - (uint32_t)met[POISONED], mine);
-    if (met[WHO] != ~met[NOT_WHO] || met[BYTES] != ~met[NOT_BYTES] || met[DIGEST] != ~met[NOT_DIGEST])
-        return hear_contradiction(m, call);
-    if (value) *value = met[VALUE];
+    if (merged[POISONED]) return receive_failure(m, m->base.size - (uint32_t)merged[POISONED], mine);
+    if (merged[WHO] != ~merged[NOT_WHO] || merged[BYTES] != ~merged[NOT_BYTES] || merged[DIGEST] != ~merged[NOT_DIGEST])
+        return find_mismatch(m, call);
+    if (value) *value = merged[VALUE];
     return TSR_OK;
 }
 
-/* Like meet, but a rank whose own part failed poisons it. */
+/* Like compare_with_all, but a rank whose own part failed poisons the call. */
 static tsr_status enter(member *m, const tsr_call *call, const tsr_error *mine, uint64_t *value)
 {
     static const tsr_call poisoned = {.kind = TSR_CALL_POISON};
     if (m->failed.status != TSR_OK) return m->failed.status;
-    return meet(m, mine->status == TSR_OK ? call : &poisoned, mine, value);
+    return compare_with_all(m, mine->status == TSR_OK ? call : &poisoned, mine, value);
 }
 
 static tsr_status leave(const member *m, tsr_error *err)
 {
-    return m->failed.status == TSR_OK ? TSR_OK : again(m, err);
+    return m->failed.status == TSR_OK ? TSR_OK : raise_again(m, err);
 }
 
 /* ---- the calls ---- */
@@ -153,7 +154,7 @@ static tsr_status all_gather(tsr_comm *comm, const void *mine, const size_t *siz
     tsr_error none = {0};
     const tsr_call call = tsr_call_all_gather(sizes, comm->size);
     if (enter(m, &call, &none, NULL) == TSR_OK) {
-        of_mpi(m, tsr_mpi_all_gather(m->ranks, mine, sizes, all, m->round_bytes, m->counts), "gathering to all");
+        check_mpi(m, tsr_mpi_all_gather(m->ranks, mine, sizes, all, m->round_bytes, m->counts), "gathering to all");
     }
     return leave(m, err);
 }
@@ -164,7 +165,7 @@ static tsr_status broadcast(tsr_comm *comm, void *data, size_t size, uint32_t ro
     tsr_error own = {0};
     const tsr_call call = {.kind = TSR_CALL_BROADCAST, .root = root, .bytes = size};
     if (enter(m, &call, &own, NULL) == TSR_OK && tsr_call_check_root(root, comm->size, &m->failed) == TSR_OK) {
-        of_mpi(m, tsr_mpi_broadcast(m->ranks, data, size, root, m->round_bytes), "broadcasting");
+        check_mpi(m, tsr_mpi_broadcast(m->ranks, data, size, root, m->round_bytes), "broadcasting");
     }
     return leave(m, err);
 }
@@ -198,7 +199,7 @@ static tsr_status compare_traffic(member *m, const tsr_exchange *x, tsr_traffic 
     for (uint32_t r = 0; r < ranks; r++) told[r] = tsr_traffic_with(x->sends, x->send_count, r);
     const int words = sizeof *told / sizeof(uint64_t);
     tsr_status status =
-        of_mpi(m, MPI_Alltoall(told, words, MPI_UINT64_T, heard, words, MPI_UINT64_T, m->ranks), "announcing messages");
+        check_mpi(m, MPI_Alltoall(told, words, MPI_UINT64_T, heard, words, MPI_UINT64_T, m->ranks), "announcing messages");
     for (uint32_t r = 0; r < ranks && status == TSR_OK; r++) {
         tsr_traffic expected = tsr_traffic_with(x->receives, x->receive_count, r);
         if (tsr_traffic_check(r, &heard[r], m->base.rank, &expected, mine) != TSR_OK) break;
@@ -228,7 +229,7 @@ static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send
     prepare_exchange(m, &x, &told, &own);
     if (enter(m, &call, &own, NULL) == TSR_OK && compare_traffic(m, &x, told, &own) == TSR_OK &&
         enter(m, &call, &own, NULL) == TSR_OK)
-        of_mpi(m, tsr_exchange_run(&x, m->ranks, m->round_bytes), "exchanging messages");
+        check_mpi(m, tsr_exchange_run(&x, m->ranks, m->round_bytes), "exchanging messages");
     tsr_exchange_free(&x, m->allocator);
     tsr_free(m->allocator, told, comm->size, 2 * sizeof *told);
     return leave(m, err);
@@ -281,9 +282,9 @@ static tsr_status split(tsr_comm *comm, uint32_t group, uint32_t order, tsr_comm
     *out = NULL;
     member *child = wanted ? new_member(m->allocator, m->round_bytes, comm->size, &own) : NULL;
     if (number > INT32_MAX || place > INT32_MAX)
-        tsr_raise(&own, TSR_E_LIMIT, TSR_NO_POSITION, "comm: groups and orders of a split go up to 2147483647");
+        tsr_raise(&own, TSR_E_LIMIT, TSR_NO_POSITION, "comm: groups and orders of a split can be at most 2147483647");
     if (enter(m, &call, &own, NULL) == TSR_OK)
-        of_mpi(m, MPI_Comm_split(m->ranks, wanted ? (int)number : MPI_UNDEFINED, (int)place, &ranks), "splitting");
+        check_mpi(m, MPI_Comm_split(m->ranks, wanted ? (int)number : MPI_UNDEFINED, (int)place, &ranks), "splitting");
     if (m->failed.status != TSR_OK || !wanted) {
         free_member(child);
         return leave(m, err);
@@ -338,7 +339,7 @@ tsr_status tsr_comm_mpi_open(MPI_Comm ranks, const tsr_comm_mpi_options *options
     return status;
 }
 
-static bool ours; /* to finalize */
+static bool finalizes; /* MPI was initialized here */
 
 tsr_status tsr_mpi_start(int *argc, char ***argv, tsr_error *err)
 {
@@ -347,7 +348,7 @@ tsr_status tsr_mpi_start(int *argc, char ***argv, tsr_error *err)
     if (begun) return TSR_OK;
     if (MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &level) != MPI_SUCCESS)
         return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: MPI cannot be initialized");
-    ours = true;
+    finalizes = true;
     return TSR_OK;
 }
 
@@ -355,6 +356,6 @@ void tsr_mpi_end(void)
 {
     int ended = 0;
     MPI_Finalized(&ended);
-    if (ours && !ended) MPI_Finalize();
-    ours = false;
+    if (finalizes && !ended) MPI_Finalize();
+    finalizes = false;
 }

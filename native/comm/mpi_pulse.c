@@ -12,6 +12,7 @@
 
 #include "tessera/sys/alloc.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -27,12 +28,12 @@ enum { ABORT_SECONDS = 5, ABORT_STATUS = 2 };
 #define TURN_SECONDS  0.25
 #define GRACE_SECONDS 3.0
 
-typedef enum word { ALIVE = 1, GOODBYE = 2 } word;
+typedef enum beat { ALIVE = 1, GOODBYE = 2 } beat;
 
 /* Which process of which machine. */
 typedef struct identity {
     char machine[40]; /* of this boot */
-    uint64_t space;   /* of process ids */
+    uint64_t pid_namespace;
     uint64_t process, started;
 } identity;
 
@@ -48,10 +49,24 @@ struct tsr_pulse {
     bool stopping; /* under the lock */
     /* the thread's own */
     double silence, since_beat; /* seconds */
-    bool heard_goodbye, said_goodbye;
-    int saying;
-    MPI_Request said;
+    bool heard_goodbye, sent_goodbye;
+    int outgoing;
+    MPI_Request send;
 };
+
+/* Open MPI's MPI_Abort prints nine lines that say less than the one before them. */
+static void silence_stderr(void)
+{
+    const int nowhere = open("/dev/null", O_WRONLY);
+    if (nowhere >= 0) dup2(nowhere, STDERR_FILENO);
+}
+
+/* Launchers drop what a rank has just printed when the job is killed: this lets them read it. */
+static void wait_for_launcher(void)
+{
+    const struct timespec pause = {0, 300 * 1000000L};
+    nanosleep(&pause, NULL);
+}
 
 void tsr_mpi_abort(MPI_Comm ranks, const char *format, ...)
 {
@@ -62,7 +77,9 @@ void tsr_mpi_abort(MPI_Comm ranks, const char *format, ...)
     va_end(arguments);
     fprintf(stderr, "tessera: %s; ending the job\n", text);
     fflush(stderr);
+    silence_stderr();
     alarm(ABORT_SECONDS);
+    wait_for_launcher();
     MPI_Abort(ranks, ABORT_STATUS);
     _exit(ABORT_STATUS);
 }
@@ -70,7 +87,7 @@ void tsr_mpi_abort(MPI_Comm ranks, const char *format, ...)
 /* ---- processes of this machine ---- */
 
 /* State and starting time, by proc(5); '\0' where there is no such process. The name in parentheses may hold anything. */
-static char look_at(uint64_t process, uint64_t *started)
+static char process_state(uint64_t process, uint64_t *started)
 {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%" PRIu64 "/stat", process);
@@ -90,63 +107,63 @@ static char look_at(uint64_t process, uint64_t *started)
 static identity own_identity(void)
 {
     identity own;
-    struct stat space;
+    struct stat info;
     memset(&own, 0, sizeof own);
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
     if (file) {
         if (!fgets(own.machine, sizeof own.machine, file)) own.machine[0] = '\0';
         fclose(file);
     }
-    if (stat("/proc/self/ns/pid", &space) == 0) own.space = space.st_ino;
+    if (stat("/proc/self/ns/pid", &info) == 0) own.pid_namespace = info.st_ino;
     own.process = (uint64_t)getpid();
-    if (!*own.machine || !own.space || !look_at(own.process, &own.started)) own.process = 0;
+    if (!*own.machine || !own.pid_namespace || !process_state(own.process, &own.started)) own.process = 0;
     return own;
 }
 
-static tsr_status meet_neighbour(tsr_pulse *p, tsr_error *err)
+static tsr_status exchange_identities(tsr_pulse *p, tsr_error *err)
 {
     const identity own = own_identity();
     if (MPI_Sendrecv(&own, sizeof own, MPI_BYTE, p->listener, 0, &p->neighbour, sizeof own, MPI_BYTE, p->watched, 0,
                      p->ranks, MPI_STATUS_IGNORE) != MPI_SUCCESS)
         return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: the watchdog cannot reach its neighbour");
     const identity *other = &p->neighbour;
-    if (!own.process || strcmp(own.machine, other->machine) != 0 || own.space != other->space) p->neighbour.process = 0;
+    if (!own.process || strcmp(own.machine, other->machine) != 0 || own.pid_namespace != other->pid_namespace) p->neighbour.process = 0;
     return TSR_OK;
 }
 
-typedef enum sight { UNSEEN, LIVING, STOPPED, DEAD } sight;
+typedef enum state { UNKNOWN, RUNNING, STOPPED, DEAD } life;
 
-static sight look_at_neighbour(const tsr_pulse *p)
+static life neighbour_state(const tsr_pulse *p)
 {
     uint64_t started = 0;
-    if (!p->neighbour.process) return UNSEEN;
-    const char state = look_at(p->neighbour.process, &started);
+    if (!p->neighbour.process) return UNKNOWN;
+    const char state = process_state(p->neighbour.process, &started);
     if (!state || started != p->neighbour.started || state == 'Z' || state == 'X') return DEAD;
-    return state == 'T' || state == 't' ? STOPPED : LIVING;
+    return state == 'T' || state == 't' ? STOPPED : RUNNING;
 }
 
 /* ---- the ring ---- */
 
 /* What cannot be sent or heard is silence. */
-static void listen_once(tsr_pulse *p)
+static void receive_beats(tsr_pulse *p)
 {
-    int there = 1, said = 0;
+    int there = 1, incoming = 0;
     while (MPI_Iprobe(p->watched, 0, p->ranks, &there, MPI_STATUS_IGNORE) == MPI_SUCCESS && there) {
-        if (MPI_Recv(&said, 1, MPI_INT, p->watched, 0, p->ranks, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
+        if (MPI_Recv(&incoming, 1, MPI_INT, p->watched, 0, p->ranks, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
         p->silence = 0;
-        if (said == GOODBYE) p->heard_goodbye = true;
+        if (incoming == GOODBYE) p->heard_goodbye = true;
     }
 }
 
-static void say(tsr_pulse *p, word what)
+static void send_beat(tsr_pulse *p, beat what)
 {
     int done = 1;
-    if (p->said_goodbye) return;
-    if (p->said != MPI_REQUEST_NULL && (MPI_Test(&p->said, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done)) return;
-    p->saying = what;
-    if (MPI_Isend(&p->saying, 1, MPI_INT, p->listener, 0, p->ranks, &p->said) != MPI_SUCCESS) return;
+    if (p->sent_goodbye) return;
+    if (p->send != MPI_REQUEST_NULL && (MPI_Test(&p->send, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done)) return;
+    p->outgoing = what;
+    if (MPI_Isend(&p->outgoing, 1, MPI_INT, p->listener, 0, p->ranks, &p->send) != MPI_SUCCESS) return;
     p->since_beat = 0;
-    p->said_goodbye = what == GOODBYE;
+    p->sent_goodbye = what == GOODBYE;
 }
 
 /* false: the thread was told to stop. */
@@ -171,37 +188,37 @@ static bool sleep_one_turn(tsr_pulse *p)
 static void check_silence(const tsr_pulse *p)
 {
     if (p->heard_goodbye || p->silence < (p->limit < GRACE_SECONDS ? p->limit : GRACE_SECONDS)) return;
-    const sight seen = look_at_neighbour(p);
-    if (seen == DEAD) tsr_mpi_abort(p->ranks, "rank %d is dead", p->watched);
-    if (seen == LIVING || p->silence < p->limit) return;
+    const life neighbour = neighbour_state(p);
+    if (neighbour == DEAD) tsr_mpi_abort(p->ranks, "rank %d is dead", p->watched);
+    if (neighbour == RUNNING || p->silence < p->limit) return;
     tsr_mpi_abort(p->ranks, "rank %d has not been heard of for %.0f s: it is %s", p->watched, p->silence,
-                  seen == STOPPED ? "stopped" : "dead or cut off");
+                  neighbour == STOPPED ? "stopped" : "dead or cut off");
 }
 
 /* Nothing may be on its way when the communicator is freed: both neighbours take leave. */
-static void take_leave(tsr_pulse *p)
+static void exchange_goodbyes(tsr_pulse *p)
 {
     const struct timespec nap = {0, 1000000};
     int sent = 0;
-    while (!p->heard_goodbye || !p->said_goodbye || !sent) {
-        say(p, GOODBYE);
-        listen_once(p);
-        if (p->said_goodbye && !sent) MPI_Test(&p->said, &sent, MPI_STATUS_IGNORE);
+    while (!p->heard_goodbye || !p->sent_goodbye || !sent) {
+        send_beat(p, GOODBYE);
+        receive_beats(p);
+        if (p->sent_goodbye && !sent) MPI_Test(&p->send, &sent, MPI_STATUS_IGNORE);
         check_silence(p);
         nanosleep(&nap, NULL);
         p->silence += 0.001;
     }
 }
 
-static void *beat(void *ctx)
+static void *run_watchdog(void *ctx)
 {
     tsr_pulse *p = ctx;
     do {
-        listen_once(p);
-        if (p->since_beat >= BEAT_SECONDS) say(p, ALIVE);
+        receive_beats(p);
+        if (p->since_beat >= BEAT_SECONDS) send_beat(p, ALIVE);
         check_silence(p);
     } while (sleep_one_turn(p));
-    take_leave(p);
+    exchange_goodbyes(p);
     return NULL;
 }
 
@@ -213,7 +230,7 @@ static tsr_status start_thread(tsr_pulse *p, tsr_error *err)
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&p->woken, &attributes);
     pthread_condattr_destroy(&attributes);
-    if (pthread_create(&p->thread, NULL, beat, p) == 0) return TSR_OK;
+    if (pthread_create(&p->thread, NULL, run_watchdog, p) == 0) return TSR_OK;
     return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: cannot start the watchdog's thread");
 }
 
@@ -225,7 +242,7 @@ tsr_status tsr_pulse_start(MPI_Comm ranks, double limit, const tsr_allocator *al
     MPI_Comm_size(ranks, &size);
     if (size < 2 || level < MPI_THREAD_MULTIPLE || limit < 0) return TSR_OK;
     tsr_pulse *p = tsr_alloc(allocator, 1, sizeof *p, err);
-    if (p) *p = (tsr_pulse){.limit = limit, .allocator = allocator, .since_beat = BEAT_SECONDS, .said = MPI_REQUEST_NULL};
+    if (p) *p = (tsr_pulse){.limit = limit, .allocator = allocator, .since_beat = BEAT_SECONDS, .send = MPI_REQUEST_NULL};
     MPI_Comm own = MPI_COMM_NULL;
     if (MPI_Comm_dup(ranks, &own) != MPI_SUCCESS) failed = 1;
     if (!p) failed = 1;
@@ -236,7 +253,7 @@ tsr_status tsr_pulse_start(MPI_Comm ranks, double limit, const tsr_allocator *al
         MPI_Comm_rank(own, &p->rank);
         p->watched = (p->rank + 1) % size;
         p->listener = (p->rank + size - 1) % size;
-        if (meet_neighbour(p, err) == TSR_OK && start_thread(p, err) == TSR_OK) {
+        if (exchange_identities(p, err) == TSR_OK && start_thread(p, err) == TSR_OK) {
             *out = p;
             return TSR_OK;
         }

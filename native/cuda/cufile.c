@@ -51,7 +51,7 @@ static tsr_status open_library(cufile *c, tsr_error *err)
     TRY(tsr_cuda_use(c->gpu, err));
     const int code = (int)c->open().err;
     return code == 0 ? TSR_OK
-                     : tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cufile: its driver does not open (%d)", code);
+                     : tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cufile: the driver cannot be opened (%d)", code);
 }
 
 static void close_direct(void *ctx)
@@ -74,7 +74,8 @@ static tsr_status read_direct(void *ctx, int fd, uint64_t offset, void *to, size
     tsr_status status = TSR_OK;
     for (size_t at = 0; at < size && status == TSR_OK;) {
         const ssize_t got = c->read(handle, to, size - at, (off_t)(offset + at), (off_t)at);
-        if (got <= 0) status = tsr_raise(err, TSR_E_IO, offset + at, "cufile: reading %zu bytes: %zd", size - at, got);
+        if (got <= 0)
+            status = tsr_raise(err, TSR_E_IO, offset + at, "cufile: reading %zu bytes failed with %zd", size - at, got);
         else at += (size_t)got;
     }
     c->leave(handle);
@@ -85,7 +86,7 @@ tsr_status tsr_gpu_pipe_use_direct(tsr_gpu_pipe *pipe, tsr_error *err)
 {
     if (pipe->direct.read) return TSR_OK;
     if (!tsr_cuda_is(pipe->gpu))
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cufile: a simulated device has none");
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cufile: not available on a simulated device");
     cufile *c = tsr_alloc(pipe->gpu->host->allocator, 1, sizeof *c, err);
     if (!c) return TSR_E_NOMEM;
     *c = (cufile){.gpu = pipe->gpu};

@@ -47,7 +47,7 @@ static tsr_status check_flat(tsr_dtype dtype, const tsr_gpu_span *spans, size_t 
         fits = !__builtin_add_overflow(total, spans[i].numel, &total) && tsr_dtype_bytes(dtype, total, &bytes) &&
                bytes <= SIZE_MAX / 2;
     if (tsr_dtype_size(dtype) == 0)
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "flat parameter: elements of %s are no whole bytes",
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "flat parameter: %s elements are not byte-aligned",
                          tsr_dtype_describe(dtype)->name);
     return fits ? TSR_OK
                 : tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "flat parameter: the range or the spans are too large");

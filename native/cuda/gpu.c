@@ -102,8 +102,9 @@ tsr_status tsr_gpu_copy_2d(tsr_gpu_stream *stream, void *to, size_t to_pitch, co
     if (rows == 0 || row_bytes == 0) return TSR_OK;
     size_t span;
     if (to_pitch < row_bytes || from_pitch < row_bytes)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device copy: rows of %zu bytes at distances of %zu and %zu",
-                         row_bytes, to_pitch, from_pitch);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "device copy: rows of %zu bytes do not fit strides of %zu and %zu bytes", row_bytes, to_pitch,
+                         from_pitch);
     if (__builtin_mul_overflow(rows, to_pitch > from_pitch ? to_pitch : from_pitch, &span))
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device copy: %zu rows are too many", rows);
     return stream->device->ops->copy_2d(stream, to, to_pitch, from, from_pitch, row_bytes, rows, err);
@@ -130,12 +131,13 @@ tsr_status tsr_gpu_scan(tsr_gpu_stream *stream, tsr_dtype dtype, const void *dat
     uint64_t bytes;
     *sums = (tsr_gpu_sums){0};
     if (tsr_body_form_of((int)dtype).bytes == 0)
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "device scan: %s is no floating type of whole bytes",
-                         tsr_dtype_describe(dtype)->name);
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "device scan: %s is not a byte-aligned floating-point type", tsr_dtype_describe(dtype)->name);
     if (!tsr_dtype_bytes(dtype, count, &bytes) || bytes > SIZE_MAX)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device scan: too many elements");
     if ((uintptr_t)data % tsr_dtype_size(dtype))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "gpu scan: the address is no multiple of an element's %u bytes",
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                         "gpu scan: the address is not a multiple of the element size (%u bytes)",
                          (unsigned)tsr_dtype_size(dtype));
     if (count == 0) return TSR_OK;
     TRY(stream->device->ops->scan(stream, dtype, data, count, &scan, err));

@@ -3,7 +3,7 @@
 
 #include "cuda/pipe.h"
 
-#define REASON "this build is without CUDA"
+#define REASON "this build has no CUDA"
 
 void tsr_gpu_runtime_describe(tsr_gpu_runtime *out)
 {

@@ -86,8 +86,8 @@ static tsr_status check_ordinal(uint32_t ordinal, tsr_error *err)
     if (*runtime.reason)
         return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "cuda: there is no device %u: %s", (unsigned)ordinal,
                          runtime.reason);
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "cuda: there is no device %u; there are %u", (unsigned)ordinal,
-                     (unsigned)runtime.devices);
+    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "cuda: there is no device %u; the machine has %u",
+                     (unsigned)ordinal, (unsigned)runtime.devices);
 }
 
 static tsr_status about(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err)
@@ -96,8 +96,8 @@ static tsr_status about(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err)
     size_t free_bytes, bytes;
     const int ordinal = ((const cuda_device *)device)->ordinal;
     TRY(use(device, err));
-    TRY(check(device, cudaGetDeviceProperties(&properties, ordinal), "asking for its properties", err));
-    TRY(check(device, cudaMemGetInfo(&free_bytes, &bytes), "asking for its free memory", err));
+    TRY(check(device, cudaGetDeviceProperties(&properties, ordinal), "getting its properties", err));
+    TRY(check(device, cudaMemGetInfo(&free_bytes, &bytes), "getting its free memory", err));
     *out = (tsr_gpu_info){.ordinal = (uint32_t)ordinal,
                           .major = (uint32_t)properties.major,
                           .minor = (uint32_t)properties.minor,
@@ -187,7 +187,7 @@ static tsr_status host_alloc(tsr_gpu *device, size_t size, unsigned flags, void 
     tsr_status status;
     if (memory.is_mapped) {
         memory.at = tsr_pages_new(size, flags & TSR_HOST_SHARED);
-        if (!memory.at) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "cuda: no %zu bytes of host memory", size);
+        if (!memory.at) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "cuda: out of host memory for %zu bytes", size);
         status = is_pinned ? pin(device, memory.at, size, err) : TSR_OK;
         if (status != TSR_OK) memory.is_pinned = false;
     } else {
@@ -258,9 +258,10 @@ static tsr_status stream_new(tsr_gpu *device, tsr_gpu_stream **out, tsr_error *e
     *stream = (cuda_stream){.base = {device}};
     tsr_status status = use(device, err);
     if (status == TSR_OK)
-        status = check(device, cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking), "making a stream", err);
+        status = check(device, cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking), "creating a stream", err);
     if (status == TSR_OK)
-        status = check(device, cudaEventCreateWithFlags(&stream->uploaded, cudaEventDisableTiming), "making an event", err);
+        status =
+            check(device, cudaEventCreateWithFlags(&stream->uploaded, cudaEventDisableTiming), "creating an event", err);
     if (status == TSR_OK) {
         *out = &stream->base;
         return TSR_OK;
@@ -273,7 +274,7 @@ static tsr_status stream_new(tsr_gpu *device, tsr_gpu_stream **out, tsr_error *e
 static tsr_status stream_wait(tsr_gpu_stream *base, tsr_error *err)
 {
     TRY(use(base->device, err));
-    return check(base->device, cudaStreamSynchronize(((cuda_stream *)base)->handle), "waiting for a stream's work", err);
+    return check(base->device, cudaStreamSynchronize(((cuda_stream *)base)->handle), "waiting for a stream", err);
 }
 
 static void stream_free(tsr_gpu_stream *base)
@@ -295,7 +296,7 @@ static tsr_status event_new(tsr_gpu *device, tsr_gpu_event **out, tsr_error *err
     *event = (cuda_event){.base = {device}};
     tsr_status status = use(device, err);
     if (status == TSR_OK)
-        status = check(device, cudaEventCreateWithFlags(&event->handle, cudaEventDisableTiming), "making an event", err);
+        status = check(device, cudaEventCreateWithFlags(&event->handle, cudaEventDisableTiming), "creating an event", err);
     if (status == TSR_OK) *out = &event->base;
     else tsr_free(device->host->allocator, event, 1, sizeof *event);
     return status;

@@ -211,8 +211,8 @@ tsr_status tsr_gpu_read_file(tsr_gpu_pipe *pipe, tsr_store *store, uint32_t file
 {
     file_part part = {.store = store, .file = file, .offset = offset};
     if (file >= store->file_count || offset > store->files[file].size || size > store->files[file].size - offset)
-        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "gpu read: %zu bytes at %llu reach beyond the file", size,
-                         (unsigned long long)offset);
+        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "gpu read: %zu bytes at byte %llu reach beyond the end of the file",
+                         size, (unsigned long long)offset);
     const tsr_status direct = tsr_pipe_direct(pipe, store, file, offset, to, size, err);
     return direct == TSR_E_UNSUPPORTED ? tsr_pipe_in(pipe, to, size, fill_from_file, &part, err) : direct;
 }

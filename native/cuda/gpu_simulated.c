@@ -104,7 +104,7 @@ static tsr_status resolve(simulated *s, const void *pointer, size_t size, bool b
     }
     if (by_kernel && !find_block(&s->pinned, (uintptr_t)pointer, size))
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "simulated device: kernels reach %zu bytes of host memory only when they are pinned", size);
+                         "simulated device: kernels can access %zu bytes of host memory only if they are pinned", size);
     *out = (void *)(uintptr_t)pointer;
     return TSR_OK;
 }
@@ -265,8 +265,8 @@ static tsr_status stream_after(tsr_gpu_stream *base, tsr_gpu_event *on, tsr_erro
 
 static tsr_status no_room(const simulated *s, size_t size, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "simulated device: no room for %zu bytes (%zu of %zu are in use)",
-                     size, s->used, s->size);
+    return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION,
+                     "simulated device: out of memory for %zu bytes (%zu of %zu are in use)", size, s->used, s->size);
 }
 
 /* First fit between the blocks there are. */
@@ -334,7 +334,7 @@ static tsr_status host_alloc(tsr_gpu *device, size_t size, unsigned flags, void 
     unlock(device);
     *out = pages;
     return pages ? TSR_OK
-                 : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "simulated device: no %zu bytes of host memory", size);
+                 : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "simulated device: out of host memory for %zu bytes", size);
 }
 
 /* Takes a block out of the list; its size, or 0 when it is not there. */
@@ -644,7 +644,8 @@ tsr_status tsr_gpu_simulate(const tsr_host *host, size_t memory_bytes, tsr_gpu_s
     s->memory = tsr_pages_new(size, false);
     if (!s->address || !s->memory || mprotect(s->address, size, PROT_NONE) != 0) {
         close_device(&s->base);
-        return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "simulated device: no %zu bytes of host memory", memory_bytes);
+        return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "simulated device: out of host memory for %zu bytes",
+                         memory_bytes);
     }
     *out = &s->base;
     return TSR_OK;

@@ -149,18 +149,18 @@ static tsr_status check_box(const tsr_gpu_box *box, bool *is_empty, tsr_error *e
 {
     const uint32_t to = tsr_dtype_size(box->to_dtype), from = tsr_dtype_size(box->from_dtype);
     if (to == 0 || from == 0 || to > 16 || from > 16)
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "device move: elements of %s are no whole bytes",
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "device move: %s elements are not byte-aligned",
                          tsr_dtype_describe(to ? box->from_dtype : box->to_dtype)->name);
     if (box->from && box->to_dtype != box->from_dtype && !tsr_cast_possible(box->from_dtype, box->to_dtype))
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "device move: %s cannot be cast to %s",
                          tsr_dtype_describe(box->from_dtype)->name, tsr_dtype_describe(box->to_dtype)->name);
     if (box->rank > TSR_GPU_MAX_RANK)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device move: %u dimensions, at most %u are possible",
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device move: %u dimensions; at most %u are supported",
                          (unsigned)box->rank, TSR_GPU_MAX_RANK);
     const bool is_cast = box->from && box->to_dtype != box->from_dtype;
     if (is_cast && ((uintptr_t)box->to % to || (uintptr_t)box->from % from))
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "device move: casts need addresses that are multiples of the element sizes, %u and %u bytes",
+                         "device move: casts need addresses that are multiples of the element sizes (%u and %u bytes)",
                          (unsigned)from, (unsigned)to);
     uint64_t to_last = to, from_last = from;
     bool fits = true;
@@ -176,7 +176,7 @@ static tsr_status check_box(const tsr_gpu_box *box, bool *is_empty, tsr_error *e
                !__builtin_add_overflow(from_last, step, &from_last);
     }
     if (!fits || to_last > SIZE_MAX / 2 || from_last > SIZE_MAX / 2)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device move: the box is larger than memory can be");
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device move: the box is larger than the address space");
     return TSR_OK;
 }
 

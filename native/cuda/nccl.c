@@ -54,7 +54,7 @@ uint32_t tsr_gpu_nccl_version(char *reason, size_t capacity)
     if (!is_open) return 0;
     if (nccl.ncclGetVersion(&version) != ncclSuccess) {
         version = 0;
-        snprintf(reason, capacity, "libnccl.so.2 does not tell its version");
+        snprintf(reason, capacity, "libnccl.so.2 does not report its version");
     }
     dlclose(nccl.handle);
     return (uint32_t)version;
@@ -71,10 +71,10 @@ static tsr_status check(nccl_ranks *ranks, ncclResult_t code, const char *doing,
 static tsr_status prepare(nccl_ranks *ranks, tsr_comm *below, ncclUniqueId *id, tsr_error *err)
 {
     if (!tsr_cuda_is(ranks->gpu))
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: a simulated device has none");
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: not available on a simulated device");
     TRY(open_library(&ranks->nccl, err));
     TRY(tsr_gpu_stream_new(ranks->gpu, &ranks->stream, err));
-    return below->rank == 0 ? check(ranks, ranks->nccl.ncclGetUniqueId(id), "making an id", err) : TSR_OK;
+    return below->rank == 0 ? check(ranks, ranks->nccl.ncclGetUniqueId(id), "creating an id", err) : TSR_OK;
 }
 
 tsr_status tsr_nccl_open(tsr_comm *below, tsr_gpu *gpu, nccl_ranks **out, tsr_error *err)
@@ -110,7 +110,7 @@ void tsr_nccl_close(nccl_ranks *ranks)
 static tsr_status begin(nccl_ranks *ranks, tsr_error *err)
 {
     TRY(tsr_cuda_use(ranks->gpu, err));
-    return check(ranks, ranks->nccl.ncclGroupStart(), "beginning a group", err);
+    return check(ranks, ranks->nccl.ncclGroupStart(), "starting a group", err);
 }
 
 /* Ends the group, whatever became of its parts, and waits. */

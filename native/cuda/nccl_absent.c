@@ -3,7 +3,7 @@
 
 #include "cuda/nccl.h"
 
-#define REASON "this build is without CUDA"
+#define REASON "this build has no CUDA"
 
 uint32_t tsr_gpu_nccl_version(char *reason, size_t capacity)
 {

@@ -7,17 +7,30 @@
 
 #include "io/sys.h"
 #include "session.h"
+#include "tessera/native_host.h"
+#include "tessera/document_read.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/folder.h"
-#include "tessera/native_host.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/path.h"
-#include "tessera/sys/remote.h"
+#include "tessera/sys/loadable.h"
+#include "tessera/sys/path_choices.h"
 #include "tessera/tessera.h"
 
-/* `purpose` is a tsr_purpose. */
-EXPORT session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, const int *stop, tsr_error *err);
+/* Which checkpoint is opened, and how. Mirrored in _library.py. A text that is NULL is not given. */
+typedef struct opening {
+    const char *const *paths; /* the checkpoint's, then those of its other directories */
+    size_t path_count;
+    const char *part, *step;
+    const char *shards;   /* the name of a built-in map, or the path of a document */
+    tsr_str shards_text;  /* or a tessera.shards/1 document */
+    uint32_t threads;
+    uint32_t purpose;     /* a tsr_purpose */
+    uint8_t is_compared;  /* part and step were chosen for the checkpoint that this one is compared with */
+} opening;
+
+EXPORT session *tsr_python_open(const opening *what, const int *stop, tsr_error *err);
+EXPORT int tsr_python_uses_shards(const session *s);
 EXPORT void tsr_python_close(session *s);
 EXPORT tsr_status tsr_python_unchanged(session *s, tsr_error *err);
 EXPORT void tsr_python_allow_expansion(session *s);
@@ -26,12 +39,8 @@ EXPORT const char *tsr_python_status_name(tsr_status status);
 void tsr_python_close(session *s)
 {
     if (!s) return;
-    if (s->store) {
-        tsr_checkpoint_close(s->checkpoint);
-        s->store->close(s->store);
-    } else {
-        tsr_path_close(s->checkpoint);
-    }
+    tsr_path_close(s->checkpoint);
+    tsr_arena_free(s->arena);
     tsr_native_host_close(&s->native);
     free(s);
 }
@@ -52,8 +61,14 @@ static uint64_t next_unless_stopped(const tsr_sys *sys, int fd, uint64_t offset)
     return *((const session *)(const void *)sys)->stop ? offset : tsr_sys_posix.next_data(sys, fd, offset);
 }
 
-/* `stop`: the caller's until close. While it is not 0 all that reads ends with TSR_E_CANCELLED. */
-session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, const int *stop, tsr_error *err)
+/* Parsing and sorting read nothing, but they need memory all the time: once the flag is set there is none. */
+static void *resize_unless_stopped(void *ctx, void *pointer, size_t old_size, size_t new_size)
+{
+    if (new_size && *((const session *)ctx)->stop) return NULL;
+    return tsr_allocator_libc.resize(tsr_allocator_libc.ctx, pointer, old_size, new_size);
+}
+
+static session *new_session(uint32_t threads, const int *stop, tsr_error *err)
 {
     session *s = calloc(1, sizeof *s);
     if (!s) {
@@ -64,19 +79,53 @@ session *tsr_python_open(const char *path, uint32_t threads, uint32_t purpose, c
     s->sys.read_at = read_unless_stopped;
     s->sys.next_data = next_unless_stopped;
     s->stop = stop;
+    s->allocator = (tsr_allocator){resize_unless_stopped, s};
     tsr_native_host_open(&s->native, threads);
+    s->native.host.allocator = &s->allocator;
+    return s;
+}
+
+static tsr_status load_shards(session *s, const opening *what, tsr_error *err)
+{
     const tsr_host *host = &s->native.host;
-    const tsr_open_options options = {.purpose = (tsr_purpose)purpose};
-    tsr_status status;
-    if (tsr_is_address(path)) {
-        status = tsr_path_open(path, host, &options, &s->checkpoint, err);
-    } else {
-        status = tsr_folder_store_open(&s->sys, host->allocator, path, &s->store, err);
-        if (status == TSR_OK) status = tsr_checkpoint_open(s->store, host, &options, &s->checkpoint, err);
+    if (!what->shards && !what->shards_text.data) return TSR_OK;
+    s->arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
+    if (!s->arena) return TSR_E_NOMEM;
+    if (what->shards_text.data) {
+        const tsr_status status = tsr_shards_read(what->shards_text, host, s->arena, &s->shards, err);
+        if (status != TSR_OK) tsr_error_context(err, "the map of shards");
+        return status;
     }
+    return tsr_path_load_shards(what->shards, host, s->arena, &s->shards, err);
+}
+
+static tsr_status open_paths(session *s, const opening *what, tsr_error *err)
+{
+    const tsr_store_opener opener = {.open = tsr_path_store_open_by, .host = &s->native.host, .sys = &s->sys};
+    const tsr_open_options options = {.purpose = (tsr_purpose)what->purpose,
+                                      .part = what->part ? tsr_str_from(what->part) : (tsr_str){NULL, 0},
+                                      .step = what->step ? tsr_str_from(what->step) : (tsr_str){NULL, 0},
+                                      .shards = s->arena ? &s->shards : NULL};
+    if (what->is_compared) return tsr_path_open_compared(&opener, what->paths[0], &options, &s->checkpoint, err);
+    return tsr_paths_open_by(&opener, what->paths, what->path_count, &options, &s->checkpoint, err);
+}
+
+/* `stop`: the caller's until close. While it is not 0, reading ends with TSR_E_CANCELLED, and all other work soon with
+ * TSR_E_NOMEM: the caller knows why. `what` is the caller's until the call returns. */
+session *tsr_python_open(const opening *what, const int *stop, tsr_error *err)
+{
+    session *s = new_session(what->threads, stop, err);
+    if (!s) return NULL;
+    tsr_status status = load_shards(s, what, err);
+    if (status == TSR_OK) status = open_paths(s, what, err);
     if (status == TSR_OK) return s;
     tsr_python_close(s);
     return NULL;
+}
+
+int tsr_python_uses_shards(const session *s)
+{
+    return tsr_checkpoint_joined_ranks(s->checkpoint) != 0;
 }
 
 void tsr_python_allow_expansion(session *s)
@@ -86,7 +135,6 @@ void tsr_python_allow_expansion(session *s)
 
 tsr_status tsr_python_unchanged(session *s, tsr_error *err)
 {
-    if (!s->store) return TSR_OK; /* every read of an address compares its version */
     return tsr_folder_store_unchanged(tsr_checkpoint_store(s->checkpoint), err);
 }
 
@@ -235,7 +283,7 @@ static tsr_status read_whole(session *s, const read_item *item, tsr_error *err)
     alone.threads = 1;
     tsr_status status = tsr_tensor_bytes(entry, &bytes, err);
     if (status == TSR_OK && bytes != item->bytes) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is read whole: %" PRIu64 " bytes, not %" PRIu64,
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' has %" PRIu64 " bytes, but the buffer has %" PRIu64,
                          TSR_STR_ARG(entry->fqn), bytes, item->bytes);
     }
     if (status == TSR_OK) status = tsr_ring_new(&alone, 0, &ring, err);
@@ -256,7 +304,8 @@ static tsr_status read_piece(session *s, const piece *p, tsr_error *err)
         offsets[0] += p->row;
         sizes[0] = p->rows;
     }
-    return tsr_read_box(s->checkpoint, entry, offsets, sizes, (uint8_t *)p->item->buffer + p->row * row_bytes,
+    return tsr_read_box(s->checkpoint, entry, (tsr_box){entry->rank, offsets, sizes},
+                        (uint8_t *)p->item->buffer + p->row * row_bytes,
                         (size_t)(entry->rank ? p->rows * row_bytes : row_bytes), err);
 }
 
@@ -325,11 +374,11 @@ EXPORT int tsr_python_is_plain(const session *s, uint64_t index);
 EXPORT int tsr_python_has_value(const session *s, uint64_t index);
 EXPORT tsr_status tsr_python_object(session *s, uint64_t index, tsr_write_fn *write, void *ctx, tsr_error *err);
 
-/* Whether loading the value again names nothing outside Python's and torch's own data types: the reader has looked. */
+/* Whether loading the value again runs nothing but Python's, numpy's and PyTorch's own code. */
 int tsr_python_is_plain(const session *s, uint64_t index)
 {
     const tsr_entry *entry = entry_at(s, index);
-    return entry->kind == TSR_ENTRY_OBJECT && entry->value && entry->value->expanded && !entry->value->foreign;
+    return entry->kind == TSR_ENTRY_OBJECT && entry->value && tsr_value_is_data(entry->value, &s->native.host);
 }
 
 int tsr_python_has_value(const session *s, uint64_t index)

@@ -59,8 +59,8 @@ static tsr_status read_allowed(tsr_str words, uint32_t *allow, tsr_error *err)
         const char *comma = memchr(words.data + at, ',', words.size - at);
         const tsr_str word = {words.data + at, comma ? (size_t)(comma - words.data) - at : words.size - at};
         const uint32_t bit = tsr_leniency_from_word(word);
-        TSR_FAIL_IF(!bit, err, TSR_E_USAGE, "allow takes missing, extra, dtype, shape, chunks and value, not '%.*s'",
-                     TSR_STR_ARG(word));
+        TSR_FAIL_IF(!bit, err, TSR_E_USAGE, "allow expects missing, extra, dtype, shape, chunks or value, not '%.*s'",
+                    TSR_STR_ARG(word));
         *allow |= bit;
         at += word.size + 1;
     }
@@ -172,7 +172,8 @@ tsr_status tsr_python_diff(session *a, session *b, const char *path_a, const cha
         differences = tsr_arena_array(arena, (size_t)diff.pair_count, sizeof *differences, err);
         status = differences ? tsr_ring_new(host, 0, &ring, err) : TSR_E_NOMEM;
         if (status == TSR_OK)
-            status = tsr_diff_values(a->checkpoint, b->checkpoint, &diff, tolerance, ring, NULL, differences, err);
+            status = tsr_diff_values(a->checkpoint, b->checkpoint, &diff,
+                                     &(tsr_value_comparison){.tolerance = tolerance, .ring = ring}, differences, err);
         tsr_ring_free(ring);
     }
     if (status == TSR_OK) {

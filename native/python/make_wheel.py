@@ -90,7 +90,7 @@ def main():
     wheel = Wheel(os.path.join(dest, f"{name}-{tag}.whl"), name, released())
     package = os.path.join(HERE, "tessera")
     for file in sorted(os.listdir(package)):
-        if file.endswith(".py"):
+        if file.endswith((".py", ".typed")):
             wheel.add(f"tessera/{file}", read(os.path.join(package, file)).replace(b"@VERSION@", version().encode()))
     wheel.add("tessera/_tessera.so", read(library), True)
     wheel.add(f"{name}.data/scripts/tessera", read(program), True)

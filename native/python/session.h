@@ -5,6 +5,7 @@
 #include "io/sys.h"
 #include "tessera/checkpoint.h"
 #include "tessera/native_host.h"
+#include "tessera/shards.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -12,8 +13,10 @@
 typedef struct session {
     tsr_sys sys; /* first: reads that `stop` ends */
     const volatile int *stop;
+    tsr_allocator allocator; /* memory that `stop` ends */
     tsr_native_host native;
-    tsr_store *store; /* NULL: an address, whose store is the checkpoint's */
+    tsr_arena *arena; /* of the map, if there is one */
+    tsr_shards shards;
     tsr_checkpoint *checkpoint;
 } session;
 

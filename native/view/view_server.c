@@ -335,6 +335,10 @@ static void list_side(tsr_json *json, const view_settings *view, size_t side)
         tsr_json_key(json, "primary");
         tsr_json_str(json, store->files[store->primary].name);
     }
+    if (view->sides[side].part) {
+        tsr_json_key(json, "part");
+        tsr_json_text(json, view->sides[side].part);
+    }
     tsr_json_key(json, "files");
     tsr_json_array(json);
     for (uint32_t i = 0; i < store->file_count; i++) {
@@ -427,7 +431,7 @@ void view_stop(view_server *server)
 tsr_status view_start(const view_settings *view, const tsr_host *host, view_server **out, tsr_error *err)
 {
     (void)view, (void)host, (void)out;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cannot serve pages: tessera was built without libmicrohttpd");
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cannot serve pages: this build has no libmicrohttpd");
 }
 
 const char *view_address(const view_server *server)

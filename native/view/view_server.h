@@ -10,6 +10,7 @@ typedef struct view_side {
     const char *title;
     tsr_store *store;   /* borrowed until stop */
     const bool *served; /* for each file of the store: whether it belongs to the checkpoint */
+    const char *part;   /* the only part to show, or NULL */
 } view_side;
 
 typedef struct view_settings {
@@ -22,8 +23,8 @@ typedef struct view_settings {
 /* Serves, by GET and HEAD, below an address that holds a random token:
  *
  *   /TOKEN/                  index.html, and the other files of the viewer
- *   /TOKEN/checkpoint.json   {"title": …, "files": [{"name": …, "size": …}], "primary": … or absent, "other": the same of the
- *                            second checkpoint, or absent}
+ *   /TOKEN/checkpoint.json   {"title": …, "files": [{"name": …, "size": …}], "primary": … or absent, "part": the only one to show
+ *                            or absent, "other": the same of the second checkpoint, or absent}
  *   /TOKEN/checkpoint/NAME   a file of the checkpoint, with ranges
  *   /TOKEN/other/NAME        a file of the second one
  *

@@ -14,7 +14,7 @@
  * The watchdog: a thread of each rank tells its neighbour every second that the process lives, however long the rank works
  * on something else. A neighbour that has been silent for `peer_limit` seconds is dead or cut off (on the same machine: if
  * its process is not there any more, or stopped; that is seen after three seconds already); then MPI_Abort ends the job with
- * a message. It needs MPI_THREAD_MULTIPLE (which tsr_mpi_start asks for) and is off without.
+ * a message. Under Slurm, `srun --kill-on-bad-exit=1` notices a dead rank of another node immediately. It needs MPI_THREAD_MULTIPLE (which tsr_mpi_start asks for) and is off without.
  *
  * Example:
  *

@@ -1,5 +1,5 @@
-/* Memory that tensors lie in. A NULL tsr_device is plain host memory; a GPU's memory joins as a table of functions, so
- * that a program without one links nothing of it.
+/* The kinds of memory that tensors can be in. A NULL tsr_device is plain host memory; a GPU's memory joins as a table of
+ * functions, so that a program without one links nothing of it.
  *
  * Copies of one device are done in the order in which they were asked for. They may still be under way when the function
  * returns: the host side of a copy is only touched again after `synchronize`. Thread rule: one thread at a time a device.

@@ -40,7 +40,7 @@ typedef enum tsr_fsdp_type { TSR_FSDP_FULL = 0, TSR_FSDP_LOCAL, TSR_FSDP_SHARDED
 /* StateDictType and its config. A unit begins with FULL and nothing else. */
 typedef struct tsr_fsdp_settings {
     tsr_fsdp_type type;
-    bool offload;    /* results on the host; else on the unit's device */
+    bool offload;    /* results on the host; otherwise on the unit's device */
     bool rank0_only; /* FULL: other ranks of a unit's communicator get nothing of what it manages */
 } tsr_fsdp_settings;
 
@@ -126,10 +126,11 @@ typedef struct tsr_fsdp_tree {
 typedef struct tsr_fsdp_model tsr_fsdp_model;
 
 /* Checks the description and lists what is saved. Borrows all that `tree` points to, and `host`, until free. No
- * communication. Errors: TSR_E_USAGE for a unit that is no FSDP1 node with a flat parameter, or one of these without a unit,
- * a mesh that is not the communicator's, a tensor that `plain` lacks or has in another shape; TSR_E_LIMIT; TSR_E_NOMEM. */
+ * communication. Errors: TSR_E_USAGE for a unit that is not an FSDP1 node with a flat parameter, or one of these without a
+ * unit, a mesh that is not the communicator's, a tensor that `plain` lacks or has in another shape; TSR_E_LIMIT;
+ * TSR_E_NOMEM. */
 tsr_status tsr_fsdp_model_new(const tsr_fsdp_tree *tree, const tsr_host *host, tsr_fsdp_model **out, tsr_error *err);
-void tsr_fsdp_model_free(tsr_fsdp_model *model); /* takes NULL */
+void tsr_fsdp_model_free(tsr_fsdp_model *model); /* accepts NULL */
 
 /* Settings of all units at and below `module` (0: the root), whether they have a flat parameter or not. set: `previous` (may
  * be NULL) is what to set afterwards to restore them. Errors: TSR_E_USAGE when they differ among these units, naming two of

@@ -47,9 +47,9 @@ typedef struct tsr_gpu_info {
     uint64_t memory_bytes, free_bytes;
 } tsr_gpu_info;
 
-/* What of CUDA this build and this machine have; never fails. */
+/* Describes the CUDA support of this build and this machine. Never fails. */
 void tsr_gpu_runtime_describe(tsr_gpu_runtime *out);
-/* Of CUDA device `ordinal`; TSR_E_NOT_FOUND, with the reason, when there is none. */
+/* The properties of CUDA device `ordinal`. Fails with TSR_E_NOT_FOUND and the reason if there is no such device. */
 tsr_status tsr_gpu_describe(uint32_t ordinal, tsr_gpu_info *out, tsr_error *err);
 
 /* TSR_E_NOT_FOUND, with the reason, when there is no such CUDA device. Borrows `host`. */
@@ -59,7 +59,7 @@ tsr_status tsr_gpu_open(const tsr_host *host, uint32_t ordinal, tsr_gpu **out, t
 typedef enum tsr_gpu_simulation { TSR_SIMULATE_TWINS, TSR_SIMULATE_GRID } tsr_gpu_simulation;
 tsr_status tsr_gpu_simulate(const tsr_host *host, size_t memory_bytes, tsr_gpu_simulation how, tsr_gpu **out,
                             tsr_error *err);
-/* All its streams, events and memory must have been given back. Takes NULL. */
+/* All its streams, events and memory must have been given back. Accepts NULL. */
 void tsr_gpu_close(tsr_gpu *device);
 tsr_status tsr_gpu_about(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err);
 

@@ -16,9 +16,9 @@
  *
  *     tsr_state_options options = tsr_state_options_default();
  *     options.full_state_dict = true;
- *     status = tsr_get_model_state_dict(model, comm, NULL, 0, &options, dict, &err);
- *     if (status == TSR_OK) state = tsr_state_dict_root(dict);
- *     if (status == TSR_OK) status = tsr_set_model_state_dict(model, state, comm, &options, host, arena, NULL, &err); */
+ *     const tsr_state_call call = {.comm = comm, .options = &options, .host = host, .arena = arena};
+ *     status = tsr_get_model_state_dict(model, &call, dict, &err);
+ *     if (status == TSR_OK) status = tsr_set_model_state_dict(model, tsr_state_dict_root(dict), &call, &err); */
 #ifndef TESSERA_MODEL_STATE_H
 #define TESSERA_MODEL_STATE_H
 
@@ -54,31 +54,43 @@ typedef struct tsr_model {
     void (*warn)(void *ctx, const char *message);
 } tsr_model;
 
-/* get_model_state_dict: the model's state under canonical names, in the order of `model.state_dict()` (renamed keys last, as
- * PyTorch's), a shared parameter under each of its names. `submodules`: only what lies below these (of the
- * root nothing, as there); without keep_submodule_prefixes under names relative to them. `options` may be NULL.
- *   ignore_frozen_params   without parameters that require no gradient
- *   full_state_dict        distributed tensors gathered; with cpu_offload only rank 0 gets any
- *   cpu_offload            tensors in host memory
- * Asking for submodules warns, as PyTorch does: it is deprecated there.
- * FSDP1's units give their FULL state with full_state_dict, else SHARDED (tessera/fsdp_state.h), in new memory.
- * Meta tensors are left out, with a warning: PyTorch did so up to 2.4, 2.13 keeps them. Two raw names with one canonical
- * one are TSR_E_FORMAT with both (PyTorch keeps the later), and so are names of several submodules that are the same
- * without their prefixes (PyTorch keeps the last). Errors: TSR_E_USAGE for a tensor without memory of its own in `model` or
- * of another shape or dtype than the tree's, options that contradict each other, ranks with other options; TSR_E_FORMAT for
- * an empty result where there should be one; those of tsr_fqn_resolve and tsr_state_dict_gather. */
-tsr_status tsr_get_model_state_dict(const tsr_model *model, tsr_comm *comm, const tsr_module_ref *submodules,
-                                    size_t submodule_count, const tsr_state_options *options, tsr_state_dict *out,
-                                    tsr_error *err);
-
 /* What a load did not match, by canonical name: names of the model in its order, then of the state dict in its. Lives in
- * the arena that was given. (Empty lists for PyTorch's _IncompatibleKeys of a load that did nothing.) */
+ * the arena of the call. (Empty lists for PyTorch's _IncompatibleKeys of a load that did nothing.) */
 typedef struct tsr_unmatched_keys {
     const tsr_str *missing; /* the model has them, the state dict not */
     size_t missing_count;
     const tsr_str *unexpected;
     size_t unexpected_count;
 } tsr_unmatched_keys;
+
+/* Among whom and how state is got or set: what the functions here and in tessera/optimizer_state.h have in common. */
+typedef struct tsr_state_call {
+    size_t size;                      /* TSR_OPTIONS sets it */
+    tsr_comm *comm;                   /* NULL: one process */
+    const tsr_state_options *options; /* NULL: tsr_state_options_default */
+    /* Getting a model's state: only what lies below these; none: all of it. */
+    const tsr_module_ref *submodules;
+    size_t submodule_count;
+    /* Setting: the host, whose limits count, and for models the arena that what is unmatched lives in. */
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_unmatched_keys *unmatched; /* or NULL */
+} tsr_state_call;
+
+/* get_model_state_dict: the model's state under canonical names, in the order of `model.state_dict()` (renamed keys last, as
+ * PyTorch's), a shared parameter under each of its names. `submodules`: only what is below these (of the
+ * root nothing, as there); without keep_submodule_prefixes under names relative to them.
+ *   ignore_frozen_params   without parameters that require no gradient
+ *   full_state_dict        distributed tensors gathered; with cpu_offload only rank 0 gets any
+ *   cpu_offload            tensors in host memory
+ * Asking for submodules warns, as PyTorch does: it is deprecated there.
+ * FSDP1's units give their FULL state with full_state_dict, otherwise SHARDED (tessera/fsdp_state.h), in new memory.
+ * Meta tensors are left out, with a warning: PyTorch did so up to 2.4, 2.13 keeps them. Two raw names with one canonical
+ * one are TSR_E_FORMAT with both (PyTorch keeps the later), and so are names of several submodules that are the same
+ * without their prefixes (PyTorch keeps the last). Errors: TSR_E_USAGE for a tensor without memory of its own in `model` or
+ * of another shape or dtype than the tree's, options that contradict each other, ranks with other options; TSR_E_FORMAT for
+ * an empty result where there should be one; those of tsr_fqn_resolve and tsr_state_dict_gather. */
+tsr_status tsr_get_model_state_dict(const tsr_model *model, const tsr_state_call *call, tsr_state_dict *out, tsr_error *err);
 
 /* set_model_state_dict: writes the tensors of `state` into the model.
  *   neither                tensors of the same dtype and shape; distributed ones lie over ranks as the model's do, or are
@@ -87,16 +99,14 @@ typedef struct tsr_unmatched_keys {
  *   broadcast_from_rank0   the same, but only rank 0's `state` counts (NULL elsewhere will do); needs full_state_dict
  *   cpu_offload            with broadcast_from_rank0 tensors that are meta get memory on the host, not on their device
  *   strict                 missing or unexpected keys are TSR_E_NOT_FOUND, with the first of them
- * `unmatched` (may be NULL) is filled also then, the same on all ranks for a broadcast, as far as the call got. Nothing in
+ * `call->unmatched` is filled also then, the same on all ranks for a broadcast, as far as the call got. Nothing in
  * the model changes before all ranks have found that everything fits. FSDP1's units take FULL state with full_state_dict,
  * else SHARDED, and cast it; with broadcast_from_rank0 every rank holds all of it meanwhile, as in PyTorch. Tensors beside
  * them that are meta are TSR_E_UNSUPPORTED. Errors:
  * TSR_E_USAGE with both sides for a tensor of another shape or dtype (PyTorch converts dtypes) or whole on one side only,
  * TSR_E_FORMAT for an empty state dict where one is needed. PyTorch 2.13 counts no key as missing with full_state_dict,
  * unless broadcasting strictly: here it is one. */
-tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, tsr_comm *comm,
-                                    const tsr_state_options *options, const tsr_host *host, tsr_arena *arena,
-                                    tsr_unmatched_keys *unmatched, tsr_error *err);
+tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, const tsr_state_call *call, tsr_error *err);
 
 /* The states of several modules, keyed relative to each, as one for tsr_set_model_state_dict, as which PyTorch still takes
  * Dict[nn.Module, Dict] (deprecated there). In the order of `parts`; of equal keys the last value counts. Lives in `arena`
@@ -107,8 +117,12 @@ typedef struct tsr_module_state {
     tsr_module_ref module;
     const tsr_value *state;
 } tsr_module_state;
-tsr_status tsr_model_state_join(const tsr_modules *modules, const tsr_module_state *parts, size_t count,
-                                const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+typedef struct tsr_module_states {
+    const tsr_module_state *items;
+    size_t count;
+} tsr_module_states;
+tsr_status tsr_model_state_join(const tsr_modules *modules, tsr_module_states parts, const tsr_host *host, tsr_arena *arena,
+                                const tsr_value **out, tsr_error *err);
 
 TSR_API_END
 

@@ -3,8 +3,8 @@
  *
  *   from [rows on 4 ranks]  ──▶ boxes that a rank has and another wants ──▶ packed, exchanged in rounds ──▶ to [columns]
  *
- * What lies in one run on either side is sent from, or received into, the tensor itself. What a rank has and wants stays
- * in it. What lies in memory that the processes of a machine share (tsr_create_options.share), on either side, is copied once,
+ * What is in one run on either side is sent from, or received into, the tensor itself. What a rank has and wants stays
+ * in it. What is in memory that the processes of a machine share (tsr_create_options.share), on either side, is copied once,
  * by the rank at the other end. Replicas: a rank that has a copy itself takes that, others the copy whose
  * place in the dims that replicate the tensor is theirs.
  *

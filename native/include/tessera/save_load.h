@@ -42,13 +42,14 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
 
 typedef struct tsr_load_options {
     size_t size; /* TSR_OPTIONS sets it */
-    bool allow_missing;  /* a name that the checkpoint has not keeps its value; else it is an error that names the first */
+    bool allow_missing;  /* a name that the checkpoint does not have keeps its value; otherwise it is an error that names the
+                            first */
     size_t buffer_bytes; /* for boxes that are not one run of host memory, page-locked for a device's; 0: 16 MiB */
     tsr_warnings warnings;
 } tsr_load_options;
 
 /* Fills the tensors of `state`, of any distribution, with this rank's boxes of the checkpoint at `path`, whatever world it
- * was saved by; meta tensors get memory in `out`. The result has the same structure; values that are no tensors are the
+ * was saved by; meta tensors get memory in `out`. The result has the same structure; values that are not tensors are the
  * checkpoint's. Entries that `state` has no place for are passed over, as DCP does. Warns of these, and of names that
  * allow_missing leaves as they are. Shapes and dtypes must be the same:
  * TSR_E_USAGE with both. Other errors: TSR_E_NOT_FOUND for missing names, those of opening and reading. `options` may be

@@ -45,18 +45,18 @@ typedef struct tsr_warnings {
 
 /* An empty dict. Borrows `host` until free. */
 tsr_status tsr_state_dict_new(const tsr_host *host, tsr_state_dict **out, tsr_error *err);
-void tsr_state_dict_free(tsr_state_dict *dict); /* takes NULL */
+void tsr_state_dict_free(tsr_state_dict *dict); /* accepts NULL */
 
 /* The one it was made with. */
 const tsr_host *tsr_state_dict_host(const tsr_state_dict *dict);
 /* Where its nodes live; more may be put there. */
 tsr_arena *tsr_state_dict_arena(tsr_state_dict *dict);
 
-/* The tree: a DICT, unless an operation was given something else. Valid until the next put. */
+/* The tree: a DICT, unless the operation's input had another root. Valid until the next put. */
 const tsr_value *tsr_state_dict_root(const tsr_state_dict *dict);
 /* The value under a string key of the root, or NULL. O(1) for dicts made by put. */
 const tsr_value *tsr_state_dict_get(const tsr_state_dict *dict, tsr_str key);
-/* Sets root[key]; a new key goes last. `key` is copied, `value` borrowed. TSR_E_USAGE when the root is no such dict. */
+/* Sets root[key]; a new key goes last. `key` is copied, `value` borrowed. TSR_E_USAGE when the root is not such a dict. */
 tsr_status tsr_state_dict_put(tsr_state_dict *dict, tsr_str key, const tsr_value *value, tsr_error *err);
 /* Makes `root` the tree; its nodes must live as long. */
 void tsr_state_dict_set_root(tsr_state_dict *dict, const tsr_value *root);
@@ -105,7 +105,7 @@ typedef struct tsr_gather_options {
     const uint32_t *ranks_only;
     size_t ranks_only_count;
     bool any_type;
-    bool offload;       /* results on the host; else on the device of the tensor */
+    bool offload;       /* results on the host; otherwise on the device of the tensor */
     size_t round_bytes; /* 0: the default; at most TSR_ROUND_BYTES_MOST */
     tsr_warnings warnings;
 } tsr_gather_options;
@@ -118,10 +118,17 @@ tsr_status tsr_state_dict_gather(const tsr_value *state, tsr_comm *comm, const t
 
 /* ---- D3 to D6: on one rank ---- */
 
+typedef struct tsr_offload_options {
+    size_t size; /* TSR_OPTIONS sets it */
+    const uint32_t *ranks_only;
+    size_t ranks_only_count;
+    bool any_type;
+} tsr_offload_options;
+
 /* All tensors in host memory: copies are started together and waited for once a device; those on the host already are
- * kept. `comm` and `ranks_only` as in tsr_iterate. Source: _offload_state_dict_to_cpu. */
-tsr_status tsr_state_dict_offload(const tsr_value *state, tsr_comm *comm, const uint32_t *ranks_only,
-                                  size_t ranks_only_count, bool any_type, tsr_state_dict *out, tsr_error *err);
+ * kept. `comm` and the options as in tsr_iterate; `options` may be NULL. Source: _offload_state_dict_to_cpu. */
+tsr_status tsr_state_dict_offload(const tsr_value *state, tsr_comm *comm, const tsr_offload_options *options,
+                                  tsr_state_dict *out, tsr_error *err);
 
 /* Copies every tensor into the one at the same place of `target`, whose structure, dtypes and distributions are the same,
  * also between devices; done when it returns. The result has `target`'s tensors and `state`'s other values. Source:
@@ -143,14 +150,14 @@ typedef struct tsr_create_options {
  * Source: _create_cpu_state_dict. */
 tsr_status tsr_state_dict_create(const tsr_value *state, const tsr_create_options *options, tsr_state_dict *out,
                                  tsr_error *err);
-/* Rank `peer`'s memory of the tensor that is `mine` here (its first part if it lies in boxes), in a dict created with
+/* Rank `peer`'s memory of the tensor that is `mine` here (its first part if it is in boxes), in a dict created with
  * `share`: borrowed until free. *data is NULL where the peer holds nothing. TSR_E_USAGE for other dicts, tensors or
  * ranks. The caller orders reading after writing (tsr_comm_barrier). */
 tsr_status tsr_state_dict_peer(const tsr_state_dict *dict, uint32_t peer, const tsr_tensor *mine, void **data,
                                uint64_t *bytes, tsr_error *err);
 
 /* Whether both have the same structure, and tensors of the same shape and dtype in the same places; distributed ones also
- * the same distribution. Values that are no tensors are not compared. *same false: `difference` (may be NULL) says the
+ * the same distribution. Values that are not tensors are not compared. *same false: `difference` (may be NULL) says the
  * first, with its path. PyTorch's copies the tensors of `state` into `other` as well; this does not. Source:
  * _check_state_dict_similarity. */
 tsr_status tsr_state_dict_similar(const tsr_value *state, const tsr_value *other, const tsr_host *host, bool *same,
@@ -162,14 +169,14 @@ typedef struct tsr_broadcast_options {
     size_t size; /* TSR_OPTIONS sets it */
     bool strict;        /* keys that only `local` has are left out of the result */
     bool offload;       /* new tensors on the host instead of the local tensor's device */
-    size_t round_bytes; /* 0: the default; what is under way at once */
+    size_t round_bytes; /* 0: the default; bytes in flight at once */
     tsr_warnings warnings;
 } tsr_broadcast_options;
 
 /* Rank 0's `full` (not looked at elsewhere; flat: its values are tensors, or hold none) into the tensors of `local`: whole
  * ones get all of it, distributed ones their part; meta ones get memory in `out`. Names and shapes go first, then tensors
  * in groups of round_bytes. The result has the keys of `local`: what `full` has no key for stays (see strict), values that
- * are no tensors are rank 0's. Keys of `full` that `local` lacks are passed over. Warns of these keys, and of those that
+ * are not tensors are rank 0's. Keys of `full` that `local` lacks are passed over. Warns of these keys, and of those that
  * only `local` has. A tensor whose shape differs from the local one is TSR_E_USAGE with both; one of another dtype goes to
  * new memory in `out`, of its own type (PyTorch casts into local DTensors, and has whole tensors of the new type, too).
  * Collective. Source: _broadcast_state_dict, _broadcast_tensors. */
@@ -178,7 +185,7 @@ tsr_status tsr_state_dict_broadcast(const tsr_value *full, const tsr_value *loca
 
 /* Each rank's own `full` → its part: the tensors of `local` over a mesh or in boxes are filled (meta ones get memory),
  * whole ones are `full`'s. No communication: PyTorch's distribute_tensor takes rank 0's values, this takes each rank's own.
- * Values of `full` that are no tensors, and 0-d tensors, are in the result even if `local` has no such key; other tensors
+ * Values of `full` that are not tensors, and 0-d tensors, are in the result even if `local` has no such key; other tensors
  * without one are left out; keys that only `local` has stay. Source: _distribute_state_dict. */
 tsr_status tsr_state_dict_distribute(const tsr_value *full, const tsr_value *local, tsr_state_dict *out, tsr_error *err);
 

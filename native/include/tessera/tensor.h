@@ -40,7 +40,7 @@ typedef struct tsr_tensor {
     void *data;         /* WHOLE, OVER_MESH; may be NULL where there are no elements */
     /* OVER_MESH. The mesh spans the communicator that an operation is given: its rank r is the communicator's. */
     const tsr_mesh *mesh;
-    const tsr_placement *placements; /* one a mesh dim */
+    const tsr_placement *placements; /* one per mesh dim */
     tsr_strided strided;
     uint64_t mesh_rank; /* this process in the mesh */
     /* IN_BOXES */
@@ -97,7 +97,7 @@ static inline const tsr_tensor *tsr_tensor_of(const tsr_value *value)
     return value->kind == TSR_VALUE_TENSOR ? (const tsr_tensor *)value->as.tensor : NULL;
 }
 
-/* Where a box of a tensor lies in this rank's memory: at `local_offsets` in a buffer of shape `buffer_sizes`. Arrays have
+/* Where a box of a tensor is in this rank's memory: at `local_offsets` in a buffer of shape `buffer_sizes`. Arrays have
  * the tensor's rank, in elements. */
 typedef struct tsr_piece {
     const uint64_t *offsets; /* in the tensor */

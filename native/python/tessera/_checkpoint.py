@@ -1,8 +1,15 @@
 """Checkpoints as mappings of names to entries. Needs nothing but Python; tensors come as memoryviews."""
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
+from ._choices import Choices, Document, StrPath
 from ._library import FOR_NAMES, Session
+
+if TYPE_CHECKING:
+    from ._findings import Against
 
 # What memoryview can name; the bytes of other dtypes come as they are.
 _MEMORYVIEW_FORMATS = {"float64": "d", "float32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b",
@@ -17,6 +24,14 @@ class Entry:
     positions from the root of the nested state dict, or None where the name is one flat key; requires_grad."""
 
     __slots__ = ("_checkpoint", "_index", "name", "kind", "dtype", "shape", "nbytes", "type", "path", "requires_grad", "_chunks")
+    name: str
+    kind: str
+    dtype: str | None
+    shape: tuple[int, ...]
+    nbytes: int
+    type: str | None
+    path: tuple[str | int, ...] | None
+    requires_grad: bool
 
     def __init__(self, checkpoint, index):
         session = checkpoint._session
@@ -33,11 +48,11 @@ class Entry:
         return f"<{self.name}: {self.dtype} {list(self.shape)}>" if self.kind == "tensor" else f"<{self.name}: {self.kind} {self.type}>"
 
     @property
-    def chunks(self):
+    def chunks(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """[(offsets, sizes)] in elements, as the checkpoint has them."""
         return [self._checkpoint._session.chunk(self._index, n, len(self.shape)) for n in range(self._chunks)]
 
-    def read(self, offsets=None, sizes=None, out=None):
+    def read(self, offsets: Sequence[int] | None = None, sizes: Sequence[int] | None = None, out: Any = None) -> memoryview:
         """The box [offsets, offsets + sizes), by default the whole tensor: contiguous, row-major, little-endian, whatever the
         chunks, strides or compression. Only what the box needs is read. Into `out`, any writable contiguous buffer of
         exactly its bytes, or into new memory. Returns a memoryview, of the tensor's type and shape where memoryview has
@@ -67,7 +82,7 @@ class Entry:
             return view
         return view.cast(letter, sizes) if sizes else view.cast(letter)
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: int | slice | tuple[int | slice, ...]) -> memoryview:
         """entry[2:5, 0]: as read, by Python's basic indexing without steps; indexed dims keep size 1."""
         key = key if isinstance(key, tuple) else (key,)
         if len(key) > len(self.shape):
@@ -86,58 +101,71 @@ class Entry:
             sizes.append(max(0, stop - start))
         return self.read(offsets, sizes)
 
-    def is_data(self):
+    def is_data(self) -> bool:
         """Whether an object is made of Python's and torch's own data types only: loading it again runs no one else's code."""
         return self._checkpoint._session.is_plain(self._index)
 
-    def save(self):
+    def save(self) -> bytes:
         """An object, or what was kept of something opaque, as the bytes of a torch.save file of its own."""
         if self.kind == "tensor" or not self._checkpoint._session.has_value(self._index):
             raise TypeError(f"'{self.name}' cannot be saved as an object: {self.dtype or self.type}")
         return self._checkpoint._session.object(self._index)
 
 
-class Checkpoint(Mapping):
+class Checkpoint(Mapping[str, Entry]):
     """An opened checkpoint: a mapping of names to entries. Close it, or use it in a `with`."""
 
-    def __init__(self, path, threads=0, allow_expansion=False, *, _purpose=FOR_NAMES):
-        self._session = Session(path, threads, _purpose, allow_expansion)
+    path: str
+    format: str
+
+    def __init__(self, path: StrPath, threads: int = 0, allow_expansion: bool = False, *, part: str | None = None,
+                 step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None,
+                 _purpose: int = FOR_NAMES, _is_compared: bool = False) -> None:
+        self._choices = Choices(part, step, also, shards, _is_compared)
+        self._session = Session(path, self._choices, threads=threads, purpose=_purpose, allow_expansion=allow_expansion)
         self.path = self._session.path
         self.format = self._session.format()
         entries = (Entry(self, i) for i in range(self._session.count()))
         self._entries = {entry.name: entry for entry in entries}
 
-    def __enter__(self):
+    @classmethod
+    def _compared(cls, path, choices, *, purpose=FOR_NAMES, allow_expansion=False):
+        """What a checkpoint that was opened with `choices` is compared with."""
+        return cls(path, allow_expansion=allow_expansion, part=choices.part, step=choices.step, shards=choices.shards, _purpose=purpose,
+                   _is_compared=True)
+
+    def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         self._session.close()
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> Entry:
         return self._entries[name]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._entries)
 
     def __repr__(self):
         return f"<tessera.Checkpoint {self.path!r}: {self.format}, {len(self)} entries>"
 
-    def inspect(self, hash=None, stats=False):
+    def inspect(self, hash: str | None = None, stats: bool = False) -> dict[str, Any]:
         """The tessera.inspect/1 document. hash: "sha256" or "xxh3"."""
         return self._session.inspect({None: 0, "sha256": 1, "xxh3": 2}[hash], stats)
 
-    def validate(self, deep=False, layout=None, *, against=None, rule=(), baseline=None, prefix=None, allow=None):
+    def validate(self, deep: bool = False, layout: Document | None = None, *, against: Against | None = None, rule: str | Sequence[str] = (),
+                 baseline: Document | None = None, prefix: str | None = None, allow: str | None = None) -> dict[str, Any]:
         """The tessera.findings/1 document; the options are those of tessera.validate. Findings stay with the checkpoint:
         validate an opened one once."""
         from ._findings import validate  # which needs Checkpoint
         return validate(self, deep, {"layout": layout, "against": against, "rule": rule, "baseline": baseline, "prefix": prefix, "allow": allow})
 
-    def unchanged(self):
+    def unchanged(self) -> None:
         """Raises Error when a file that was read has changed since the checkpoint was opened."""
         self._session.unchanged()

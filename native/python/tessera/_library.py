@@ -1,10 +1,15 @@
 """The library by ctypes. Structures here mirror those of bindings.c and tessera/status.h."""
+from __future__ import annotations
+
 import ctypes
 import json
 import os
 import _thread
 import threading
 import time
+import warnings
+
+from ._choices import Choices
 
 MAX_RANK = 64
 _QUICK_BYTES = 16 << 20  # a read of fewer bytes is over before a thread for it is worth while
@@ -15,7 +20,10 @@ class TesseraError(Exception):
     """What went wrong, and where. `status` is a word: "malformed", "i/o", "not found", …; `byte_position` may be None. It can be
     pickled, so PyTorch's collectives carry it from one rank to the others."""
 
-    def __init__(self, message, status, byte_position=None):
+    status: str
+    byte_position: int | None
+
+    def __init__(self, message: str, status: str, byte_position: int | None = None) -> None:
         super().__init__(message)
         self.status, self.byte_position = status, byte_position
 
@@ -35,6 +43,12 @@ class _Str(ctypes.Structure):
 
     def text(self):
         return ctypes.string_at(self.data, self.size).decode("utf-8", "surrogatepass") if self.size else ""
+
+
+class _Opening(ctypes.Structure):
+    _fields_ = [("paths", ctypes.c_void_p), ("path_count", ctypes.c_size_t), ("part", ctypes.c_char_p), ("step", ctypes.c_char_p),
+                ("shards", ctypes.c_char_p), ("shards_text", _Str), ("threads", ctypes.c_uint32), ("purpose", ctypes.c_uint32),
+                ("is_compared", ctypes.c_uint8)]
 
 
 class Facts(ctypes.Structure):
@@ -100,7 +114,8 @@ def _function(name, result, *arguments):
     return f
 
 
-_open = _function("open", _p, _char, _u32, _u32, _p, _p)
+_open = _function("open", _p, _p, _p, _p)
+_uses_shards = _function("uses_shards", _int, _p)
 _close = _function("close", None, _p)
 _allow_expansion = _function("allow_expansion", None, _p)
 _unchanged = _function("unchanged", _int, _p, _p)
@@ -208,16 +223,27 @@ FOR_VALUES, FOR_NAMES, FOR_FINDINGS = range(3)
 class Session:
     """An opened checkpoint. Not to be used after close."""
 
-    def __init__(self, path, threads=0, purpose=FOR_VALUES, allow_expansion=False):
+    def __init__(self, path, choices=Choices(), *, threads=0, purpose=FOR_VALUES, allow_expansion=False):
         self.path = os.fspath(path)
-        err = _Error()
         self._stop = _Stop()
-        self._handle = _interruptible(
-            [self._stop], _open, os.fsencode(path), threads, purpose, ctypes.byref(self._stop.flag), ctypes.byref(err))
-        if not self._handle:
-            _raise(err, self.path)
+        self._handle = self._open(choices, threads, purpose)
         if allow_expansion:
             _allow_expansion(self._handle)
+        if choices.shards is not None and not _uses_shards(self._handle):
+            warnings.warn(f"{self.path}: shards is not used: its tensors are not plain tensors of several ranks", stacklevel=4)
+
+    def _open(self, choices, threads, purpose):
+        paths, (name, text), err = choices.paths(self.path), choices.map_of_ranks(), _Error()
+        array = (_char * len(paths))(*paths)
+        what = _Opening(paths=ctypes.addressof(array), path_count=len(paths), part=choices.name_of_part(), step=choices.name_of_step(),
+                        shards=name, threads=threads, purpose=purpose, is_compared=choices.is_compared)
+        buffer = ctypes.create_string_buffer(text, len(text) + 1) if text is not None else None
+        if buffer is not None:
+            what.shards_text.data, what.shards_text.size = ctypes.addressof(buffer), len(text)
+        handle = _interruptible([self._stop], _open, ctypes.byref(what), ctypes.byref(self._stop.flag), ctypes.byref(err))
+        if not handle:
+            _raise(err, self.path)
+        return handle
 
     @property
     def handle(self):

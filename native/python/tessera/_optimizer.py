@@ -110,8 +110,8 @@ def _set_element(container, path, value):
 class _Job:
     """One rank's part of a load: the plan when it is made, then the tensors."""
 
-    def __init__(self, path, key, model_state_dict, threads, unsafe_objects):
-        self.path, self.key, self.model_state_dict, self.threads, self.unsafe_objects = path, key, model_state_dict, threads, unsafe_objects
+    def __init__(self, path, key, model_state_dict, opening, unsafe_objects):
+        self.path, self.key, self.model_state_dict, self.opening, self.unsafe_objects = path, key, model_state_dict, opening, unsafe_objects
         self.checkpoint, self.facts = None, None
         self.reads = []  # items of Session.read
 
@@ -119,7 +119,7 @@ class _Job:
         slices, group = _layout(self.model_state_dict)
         self.is_2d, self.group = group is not None, group or _default_group()
         self.device = _device_of(self.group)
-        self.checkpoint = Checkpoint(self.path, self.threads, _purpose=FOR_VALUES)
+        self.checkpoint = Checkpoint(self.path, **self.opening, _purpose=FOR_VALUES)
         self.entries = list(self.checkpoint.values())
         mesh = (dist.get_rank(self.group), dist.get_world_size(self.group), self.is_2d)
         self.plan = self.checkpoint._session.plan_optimizer(self.key, mesh, slices)
@@ -204,11 +204,12 @@ class _Job:
         return shards
 
 
-def load(path, key, model_state_dict, threads, unsafe_objects):
+def load(path, key, model_state_dict, opening, unsafe_objects):
+    """opening: options of Checkpoint, by name."""
     if not dist.is_initialized():
         raise TesseraError("there is no process group; call torch.distributed.init_process_group first, also for a single process",
                     "usage")
-    job = _Job(path, key, model_state_dict, threads, unsafe_objects)
+    job = _Job(path, key, model_state_dict, opening, unsafe_objects)
     try:
         _, failure = attempt(job.prepare)
         agree(failure, job.facts)

@@ -25,4 +25,4 @@ def agree(failure, facts=()):
     for rank, (_, theirs) in enumerate(ranks):
         for (what, first), (_, other) in zip(ranks[0][1], theirs):
             if first != other:
-                raise TesseraError(f"ranks 0 and {rank} differ: {what} is {first} on rank 0, {other} on rank {rank}", "usage")
+                raise TesseraError(f"ranks 0 and {rank} differ: {what} is {first} on rank 0, but {other} on rank {rank}", "usage")

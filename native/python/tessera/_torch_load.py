@@ -1,11 +1,15 @@
 """Tensors of a checkpoint for PyTorch programs: as a dict of new tensors, or into the tensors of a state dict."""
+from __future__ import annotations
+
 import warnings
+from typing import Any, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from ._checkpoint import Checkpoint
+from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
 from ._ranks import agree, attempt
 
@@ -45,13 +49,15 @@ def _chosen(checkpoint, names):
     return [checkpoint[name] for name in names if checkpoint[name].kind == "tensor"]
 
 
-def load(path, names=None, map_location="cpu"):
+def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | torch.device = "cpu", *, part: str | None = None,
+         step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None) -> dict[str, torch.Tensor]:
     """{fqn: tensor} of any checkpoint that tessera.open takes, without executing anything in it. Only what is asked for is read.
 
     names: exact names; None is every tensor. Objects are left out. map_location: a device. A name that is not there is a
-    TesseraError with the name. Other errors: those of opening and reading, and a dtype that this PyTorch does not have."""
+    TesseraError with the name. Other errors: those of opening and reading, and a dtype that this PyTorch does not have.
+    part, step, also, shards: as for tessera.open."""
     device = torch.device(map_location)
-    with Checkpoint(path, _purpose=FOR_VALUES) as checkpoint:
+    with Checkpoint(path, part=part, step=step, also=also, shards=shards, _purpose=FOR_VALUES) as checkpoint:
         entries = _chosen(checkpoint, names)
         batches = [entries] if device.type == "cpu" else [[entry] for entry in entries]  # others hold one tensor here at a time
         loaded = {}
@@ -112,14 +118,14 @@ def _compare(checkpoint, tensors, strict):
 class _Filling:
     """What one rank loads: read into memory of its own first, so that an error anywhere leaves every state dict as it was."""
 
-    def __init__(self, state_dict, path, strict):
-        self.state_dict, self.path, self.strict = state_dict, path, strict
+    def __init__(self, state_dict, path, choices, strict):
+        self.state_dict, self.path, self.choices, self.strict = state_dict, path, choices, strict
         self.missing, self.unexpected, self.read = [], [], []
 
     def stage(self):
         flat, _ = flatten_state_dict(self.state_dict)
         tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor) or hasattr(value, "local_shards")}
-        with Checkpoint(self.path, _purpose=FOR_VALUES) as checkpoint:
+        with Checkpoint(self.path, **self.choices, _purpose=FOR_VALUES) as checkpoint:
             self.missing, self.unexpected = _compare(checkpoint, tensors, self.strict)
             items, absent = [], set(self.missing)
             for name, tensor in tensors.items():
@@ -137,15 +143,18 @@ class _Filling:
                 piece.detach().copy_(fresh)
 
 
-def load_into(state_dict, path, strict=True, *, no_dist=False):
+def load_into(state_dict: dict[str, Any], path: StrPath, strict: bool = True, *, no_dist: bool = False, part: str | None = None,
+              step: str | int | None = None, also: StrPath | Sequence[StrPath] = (),
+              shards: Document | None = None) -> tuple[list[str], list[str]]:
     """Fills the tensors of a nested or flat state dict in place from any checkpoint that tessera.open takes, and returns
     (missing, unexpected): names that only the state dict has, and names of tensors that only the checkpoint has. With `strict` such
     names are a TesseraError. A shape or dtype that differs always is. Objects are neither filled nor counted.
 
     Tensors may be plain, DTensors or ShardedTensors, on any device; a rank reads its own elements only. They are read into memory of
     their own first: after an error nothing was changed, on any rank. Where torch.distributed is initialized every rank of
-    the default group calls this, unless no_dist is set, as with torch.distributed.checkpoint.load."""
-    filling = _Filling(state_dict, path, strict)
+    the default group calls this, unless no_dist is set, as with torch.distributed.checkpoint.load.
+    part, step, also, shards: as for tessera.open."""
+    filling = _Filling(state_dict, path, {"part": part, "step": step, "also": also, "shards": shards}, strict)
     _, failure = attempt(filling.stage)
     if not no_dist and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         agree(failure)

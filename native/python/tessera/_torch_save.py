@@ -7,6 +7,8 @@ the directory holds the old checkpoint or the new one. The files that the old on
     __R_TOKEN.distcp          a rank's file; TOKEN is random
     .tessera-save-TOKEN.json  its journal: what a later save may remove if this one is killed
     .tessera-save.lock        held by the coordinator while it saves"""
+from __future__ import annotations
+
 import dataclasses
 import fcntl
 import hashlib
@@ -28,6 +30,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.futures import Future
 
 from ._checkpoint import Checkpoint
+from ._choices import StrPath
 from ._library import FOR_NAMES, TesseraError
 
 _MARKER = ".metadata"
@@ -148,12 +151,11 @@ class _Directory:
         published = document.get("marker") and os.path.lexists(self.at(_MARKER)) and _digest_of(self.at(_MARKER)) == document["marker"]
         return names + [name for name in document.get("replaces", []) if published and isinstance(name, str)]
 
-    def clean(self):
-        """Removes what interrupted saves left. What the checkpoint here lists stays, and so does every file that no journal lists."""
+    def clean(self, kept):
+        """Removes what interrupted saves left, except the names in `kept`. Every file that no journal lists stays."""
         journals = list(self._journals())
         if not journals:
             return
-        kept = self.owned()
         for token, document in journals:
             for name in self._left_by(token, document):
                 if name not in kept:
@@ -244,7 +246,7 @@ class StorageWriter(_StorageWriter):
     An existing checkpoint is a FileExistsError on every rank, before anything is written. A failure of one rank fails the save on all
     ranks, and leaves the directory's checkpoint, or its absence, as it was. The next save removes what a failed one left."""
 
-    def __init__(self, path, *, overwrite=False, checksums=True):
+    def __init__(self, path: StrPath, *, overwrite: bool = False, checksums: bool = True) -> None:
         super().__init__()
         self.overwrite, self.checksums = overwrite, checksums
         self.reset(path)
@@ -253,6 +255,7 @@ class StorageWriter(_StorageWriter):
         if checkpoint_id:
             self._directory = _Directory(os.fspath(checkpoint_id))
         self._coordinator = False
+        self._replaced = set()  # the coordinator's: files of the checkpoint that is replaced
         self._save_id = str(uuid.uuid4())
 
     @property
@@ -284,8 +287,8 @@ class StorageWriter(_StorageWriter):
             os.makedirs(self.path, exist_ok=True)
             self._directory.lock()
             try:
-                self._directory.owned()  # an old checkpoint whose metadata cannot be read is not replaced
-                self._directory.clean()
+                self._replaced = self._directory.owned()  # an old checkpoint whose metadata cannot be read is not replaced
+                self._directory.clean(kept=self._replaced)
             except BaseException:
                 self._directory.unlock()
                 raise
@@ -353,7 +356,7 @@ class StorageWriter(_StorageWriter):
     def _publish(self, data, files):
         directory, token = self._directory, secrets.token_hex(8)
         marker, journal = f".tessera-save-{token}.metadata", f".tessera-save-{token}.json"
-        replaced = sorted(directory.owned() - files - {_MARKER})
+        replaced = sorted(self._replaced - files - {_MARKER})
         _write_new(directory.at(journal), json.dumps({"files": [marker], "replaces": replaced, "marker": hashlib.sha256(data).hexdigest()}).encode())
         _write_new(directory.at(marker), data)
         _sync_directory(self.path)

@@ -6,8 +6,11 @@ torch.distributed.checkpoint. The reader takes any checkpoint that Tessera reads
 Bytes go straight from the files into the planner's tensors where these are contiguous, on the CPU and of the stored dtype,
 several tensors and parts of large ones at once; else through one temporary tensor. Every tensor is announced as one chunk, so
 that planning costs nothing however many shards there are."""
+from __future__ import annotations
+
 import io
 import uuid
+from typing import Sequence
 
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata, Metadata, StorageMeta, TensorProperties, TensorStorageMetadata
@@ -16,6 +19,7 @@ from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.futures import Future
 
 from ._checkpoint import Checkpoint
+from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
 from ._torch_load import dtype_of, load, load_into
 from ._torch_save import StorageWriter
@@ -24,15 +28,18 @@ __all__ = ["StorageReader", "StorageWriter", "load", "load_into"]
 
 
 class StorageReader(_StorageReader):
-    """path: anything that tessera.open takes. threads: for reading; 0 is as many as allowed. unsafe_objects: also hand over
-    objects that name classes or functions; PyTorch's planner imports and runs what they name. Objects are otherwise
-    data only and written anew, so that nothing of the checkpoint's pickles is executed; a frozenset comes back as
-    a set then, a bytearray as bytes."""
+    """path, part, step, also, shards: as for tessera.open. threads: for reading; 0 is as many as allowed.
 
-    def __init__(self, path, threads=0, unsafe_objects=False):
+    Objects are data only: values of Python's, numpy's and PyTorch's own types, which keep their types. They are pickled again, so
+    nothing of the checkpoint's pickles is executed. unsafe_objects: also hand over objects that name other classes or functions;
+    PyTorch's planner imports and runs what they name."""
+
+    def __init__(self, path: StrPath, threads: int = 0, unsafe_objects: bool = False, *, part: str | None = None,
+                 step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None) -> None:
         super().__init__()
         self.path, self.threads, self.unsafe_objects = path, threads, unsafe_objects
-        self._checkpoint = None
+        self._choices = {"part": part, "step": step, "also": also, "shards": shards}
+        self._checkpoint: Checkpoint | None = None
 
     def reset(self, checkpoint_id=None):
         if checkpoint_id:
@@ -53,7 +60,7 @@ class StorageReader(_StorageReader):
 
     def _open(self):
         if self._checkpoint is None:
-            self._checkpoint = Checkpoint(self.path, self.threads, _purpose=FOR_VALUES)
+            self._checkpoint = Checkpoint(self.path, self.threads, **self._choices, _purpose=FOR_VALUES)
         return self._checkpoint
 
     def read_metadata(self, *args, **kwargs):
@@ -80,7 +87,7 @@ class StorageReader(_StorageReader):
     def _load_object(self, item, planner):
         entry = self._checkpoint[item.storage_index.fqn]
         if not (self.unsafe_objects or entry.is_data()):
-            raise TesseraError(f"{self.path}: '{entry.name}' is no data but {entry.type}; "
+            raise TesseraError(f"{self.path}: '{entry.name}' is not data but {entry.type}; "
                         "tessera.torch.StorageReader(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
         planner.load_bytes(item, io.BytesIO(entry.save()))
 

@@ -1,0 +1,80 @@
+"""Which checkpoint a path stands for, and documents that are given as a dict, a text or a path."""
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple, Sequence, Union
+
+StrPath = Union[str, "os.PathLike[str]"]
+# A JSON document: as a dict, as its text, or as the path of a file.
+Document = Union["dict[str, Any]", str, bytes, "os.PathLike[str]"]
+
+
+def looks_like_json(text: bytes) -> bool:
+    return text.lstrip()[:1] in (b"{", b"[")
+
+
+def encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def text_of(given: Any) -> bytes | None:
+    """The text of a document, or None where it is the path of one."""
+    if isinstance(given, dict):
+        return encoded(json.dumps(given))
+    if isinstance(given, (bytes, bytearray)):
+        return bytes(given)
+    if isinstance(given, str) and looks_like_json(encoded(given)):
+        return encoded(given)
+    return None
+
+
+def document(given: Document, what: str) -> bytes:
+    """The bytes of a document."""
+    text = text_of(given)
+    if text is not None:
+        return text
+    if not isinstance(given, (str, os.PathLike)):
+        raise TypeError(f"{what} is a document: a dict, its text, or the path of a file, not {type(given).__name__}")
+    with open(given, "rb") as f:
+        return f.read()
+
+
+class Choices(NamedTuple):
+    """The options of tessera.open that say what is opened. is_compared: they were chosen for the checkpoint that this one is
+    compared with, so that part and step count only where there are any, and also does not."""
+
+    part: str | None = None
+    step: str | int | None = None
+    also: StrPath | Sequence[StrPath] = ()
+    shards: Document | None = None
+    is_compared: bool = False
+
+    def paths(self, path: StrPath) -> list[bytes]:
+        """`path`, and the directories that make one checkpoint with it."""
+        also = [self.also] if isinstance(self.also, (str, os.PathLike)) else list(self.also or ())
+        for other in also:
+            if not isinstance(other, (str, os.PathLike)):
+                raise TypeError(f"also takes paths of directories, not {type(other).__name__}")
+        return [os.fsencode(p) for p in ([path] if self.is_compared else [path, *also])]
+
+    def name_of_part(self) -> bytes | None:
+        if self.part is not None and not isinstance(self.part, str):
+            raise TypeError(f"part is the name of a part, not {type(self.part).__name__}")
+        return None if self.part is None else encoded(self.part)
+
+    def name_of_step(self) -> bytes | None:
+        if self.step is not None and (isinstance(self.step, bool) or not isinstance(self.step, (str, int))):
+            raise TypeError(f"step is 'latest', a name, a path or a number, not {type(self.step).__name__}")
+        return None if self.step is None else encoded(str(self.step))
+
+    def map_of_ranks(self) -> tuple[bytes | None, bytes | None]:
+        """`shards` as (its name or path, None), or as (None, its text)."""
+        if self.shards is None:
+            return None, None
+        text = text_of(self.shards)
+        if text is not None:
+            return None, text
+        if not isinstance(self.shards, (str, os.PathLike)):
+            raise TypeError(f"shards is a document, its path, or the name of a built-in map, not {type(self.shards).__name__}")
+        return os.fsencode(self.shards), None
