@@ -3,8 +3,8 @@
 #include "tessera/convert.h"
 #include "tessera/glob.h"
 #include "tessera/optim_convert.h"
+#include "tessera/sys/casts.h"
 #include "tessera/sys/plan_job.h"
-#include "tessera/sys/work.h"
 
 tsr_status tessera_read_target(call *c, tsr_target_texts *texts, tsr_target *target, tsr_error *err)
 {
@@ -44,7 +44,12 @@ static tsr_status describe_job(call *c, tsr_plan_job *job, tsr_error *err)
     unsigned ignored;
     const request *r = &c->request;
     const tsr_str to = tessera_option_text(r, "to"), objects = tessera_option_text(r, "objects");
+    const tsr_checkpoint *source = c->source ? c->source : c->checkpoint;
     job->source_path = c->path;
+    job->source_part = c->chosen.part;
+    job->source_step = c->chosen.step;
+    job->source_map = tessera_call_map_text(c);
+    job->source_inverse = tessera_option_given(r, "inverse");
     job->to = to.data ? to : TSR_STR(""); /* what such a source becomes */
     job->objects = objects.data ? objects : TSR_STR("");
     tsr_status status = tessera_option_choice(r, "to", "safetensors|torch|dcp|megatron-dist", &ignored, err);
@@ -53,7 +58,7 @@ static tsr_status describe_job(call *c, tsr_plan_job *job, tsr_error *err)
     if (status == TSR_OK) status = tessera_option_list(r, "include", c->arena, &job->include, &job->include_count, err);
     if (status == TSR_OK) status = tessera_option_list(r, "exclude", c->arena, &job->exclude, &job->exclude_count, err);
     if (status != TSR_OK) return status;
-    return tsr_plan_job_source(tsr_checkpoint_catalog(c->checkpoint), &c->host, c->arena, job, err);
+    return tsr_plan_job_source(tsr_checkpoint_catalog(source), &c->host, c->arena, job, err);
 }
 
 static tsr_status write_totals(call *c, const tsr_plan *plan, const tsr_target *target, tsr_plan_job *job, tsr_json *json,

@@ -43,6 +43,23 @@ static document *make(const call_kind *kind, uint32_t handle, request asked, tsr
     return made;
 }
 
+static tsr_status write_step(void *ctx, tsr_json *json, tsr_error *err)
+{
+    (void)err;
+    const opened *item = ctx;
+    const char *marker;
+    const tsr_str step = item->checkpoint ? tsr_checkpoint_step(item->checkpoint, &marker) : (tsr_str){NULL, 0};
+    tsr_json_str(json, step.data ? step : TSR_STR(""));
+    return json->status;
+}
+
+/* The directory below the root that was opened, as a JSON string; empty where it is the root itself. */
+TSR_EXPORT(tessera_step) document *tessera_step(uint32_t handle, tsr_error *err)
+{
+    opened *item = tessera_checkpoint_of(handle, err);
+    return item ? tessera_make_document(write_step, item, err) : NULL;
+}
+
 /* The document of a command, by its name. */
 TSR_EXPORT(tessera_call)
 document *tessera_call(uint32_t handle, const char *name, const tessera_option *options, uint32_t count, tsr_error *err)

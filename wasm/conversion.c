@@ -5,6 +5,7 @@
 #include "request.h"
 #include "sink.h"
 #include "tessera/glob.h"
+#include "tessera/sys/casts.h"
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/work.h"
 
@@ -70,6 +71,23 @@ static tsr_status read_renames(conversion *c, tsr_error *err)
     return status;
 }
 
+/* The map that the checkpoint was opened with cuts what is written; without worldSize there are as many ranks as it joined. */
+static tsr_status choose_ranks(conversion *c, tsr_error *err)
+{
+    uint64_t world = 0;
+    const tsr_shards *shards = c->call.chosen.shards;
+    if (tessera_option_size(&c->call.request, "world-size", &world, err) != TSR_OK) return err->status;
+    if (c->options.to != TSR_TO_RANKS && world)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--world-size can only be used with --to ranks");
+    if (c->options.to != TSR_TO_RANKS) return TSR_OK;
+    if (!world) world = tsr_checkpoint_joined_ranks(c->call.checkpoint);
+    if (!shards || !world)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--to ranks needs --shards FILE%s", shards ? " and --world-size N" : "");
+    c->options.world_size = world < UINT32_MAX ? (uint32_t)world : UINT32_MAX;
+    c->options.shards = shards;
+    return TSR_OK;
+}
+
 static tsr_status read_container(conversion *c, bool reshards, tsr_error *err)
 {
     const char *forms = reshards ? "safetensors|torch|dcp|megatron-dist" : "safetensors|torch|dcp|megatron-dist|deepspeed-universal|ranks";
@@ -83,8 +101,7 @@ static tsr_status read_container(conversion *c, bool reshards, tsr_error *err)
     c->options.to = to ? (tsr_container)(to - 1) : tsr_container_for(catalog->format);
     if (c->options.max_shard_size && c->options.to != TSR_TO_SAFETENSORS)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-shard-size can only be used with --to safetensors");
-    if (c->options.to == TSR_TO_RANKS)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--to ranks needs --shards FILE");
+    if (choose_ranks(c, err) != TSR_OK) return err->status;
     c->options.per_part = !reshards && c->options.to == TSR_TO_SAFETENSORS && !c->options.max_shard_size && catalog->part_count;
     c->in_directory = reshards || c->options.max_shard_size || c->options.per_part ||
                       (c->options.to != TSR_TO_SAFETENSORS && c->options.to != TSR_TO_TORCH);

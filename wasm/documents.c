@@ -6,6 +6,7 @@
 #include "handles.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/document_text.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/vec.h"
 #include "tessera/validate.h"
 #include "tessera/version.h"
@@ -184,7 +185,8 @@ static tsr_status write_preview(const opened *item, const tsr_entry *entry, tsr_
         count *= sizes[d];
     }
     const size_t bytes = (size_t)count * tsr_dtype_size(entry->dtype);
-    tsr_status status = count ? tsr_read_box(item->checkpoint, entry, offsets, sizes, data, bytes, err) : TSR_OK;
+    tsr_status status = count ? tsr_read_box(item->checkpoint, entry, (tsr_box){entry->rank, offsets, sizes}, data, bytes,
+                                             err) : TSR_OK;
     if (status != TSR_OK) return status;
     tsr_json_object(json);
     tessera_put_text(json, "schema", "tessera.preview/1");
@@ -229,6 +231,7 @@ static tsr_status write_findings(opened *item, tsr_str path, bool deep, tsr_json
     tsr_findings *findings = tsr_checkpoint_findings(item->checkpoint);
     tsr_ring *ring = NULL;
     tsr_status status = validate(item, err);
+    if (deep && status == TSR_OK) status = tsr_host_load(&item->host, err);
     if (deep && status == TSR_OK) status = tsr_ring_new(&item->host, 0, &ring, err);
     if (deep && status == TSR_OK) status = tsr_check_deep(item->checkpoint, ring, NULL, err);
     tsr_ring_free(ring);

@@ -1,6 +1,6 @@
 /* Made by wasm/types.mjs from the JSON Schemas in native/cli/schemas. */
 
-/** tessera.inspect/1: What a checkpoint holds. */
+/** tessera.inspect/1: The contents of a checkpoint. */
 export type InspectDocument = {
   readonly schema: "tessera.inspect/1";
   readonly path: string;
@@ -136,7 +136,7 @@ export type LayoutDocument = {
   }[];
 };
 
-/** tessera.findings/1: What is wrong with checkpoints. */
+/** tessera.findings/1: Findings about checkpoints. */
 export type FindingsDocument = {
   readonly schema: "tessera.findings/1";
   readonly findings: readonly {
@@ -159,7 +159,7 @@ export type FindingsDocument = {
   };
 };
 
-/** tessera.diff/1: What differs between two checkpoints. */
+/** tessera.diff/1: The differences between two checkpoints. */
 export type DiffDocument = {
   readonly schema: "tessera.diff/1";
   readonly a: string;
@@ -209,13 +209,15 @@ export type DiffDocument = {
   };
 };
 
-/** tessera.plan/1: What a resharding would read, hold and send. */
+/** tessera.plan/1: A reshard: what each rank would read, hold and send. */
 export type PlanDocument = {
   readonly schema: "tessera.plan/1";
   readonly source: {
     readonly path: string;
     readonly part?: string;
     readonly step?: string;
+    readonly map?: string;
+    readonly inverse?: boolean;
     readonly format: string;
     readonly digest: {
       readonly algorithm: "sha256" | "xxh3";
@@ -280,7 +282,7 @@ export type PlanDocument = {
     readonly received: number;
   }[];
   readonly files: readonly {
-    readonly file: string;
+    readonly file: (string) | (null);
     readonly reads: number;
     readonly bytes: number;
   }[];
@@ -325,7 +327,7 @@ export type FqnDocument = {
   };
 };
 
-/** tessera.convert/1: What a conversion wrote. */
+/** tessera.convert/1: The result of a conversion. */
 export type ConvertDocument = {
   readonly schema: "tessera.convert/1";
   readonly source: string;
@@ -367,7 +369,7 @@ export type ConvertDocument = {
   }[];
 };
 
-/** tessera.target/1: What a checkpoint shall be resharded to. */
+/** tessera.target/1: The target of a reshard: a mesh and placements. */
 export type TargetDocument = {
   readonly schema: "tessera.target/1";
   readonly mesh: {

@@ -7,6 +7,7 @@
 
 /* What the second file lends the host when it is loaded (prepare.c): digests and zstd. */
 extern tsr_host tessera_lent;
+extern bool tessera_is_prepared;
 
 typedef enum handle_kind {
     HANDLE_CHECKPOINT = 1,
@@ -35,8 +36,11 @@ typedef struct made made;
 typedef struct opened {
     host_store files;  /* of the host; unused where it was made from another checkpoint */
     tsr_store *store;  /* these files, or what was made */
+    tsr_open_options chosen; /* part, step and shards, in the arena of `files` */
     made *made;        /* NULL, or what `release_made` frees */
     void (*release_made)(made *made);
+    void *below; /* NULL, or what `checkpoint` is opened over, which `release_below` frees after it */
+    void (*release_below)(void *below);
     tsr_host host;
     tsr_checkpoint *checkpoint; /* NULL: the files are not one checkpoint, as `why` says */
     tsr_error why;
@@ -52,6 +56,19 @@ void *tessera_item_of(uint32_t handle, handle_kind kind, tsr_error *err);
 opened *tessera_checkpoint_of(uint32_t handle, tsr_error *err);
 /* Opens what was made from the checkpoint `source`, which it is closed with. Takes `result`, but not on failure, which is 0. */
 uint32_t tessera_open_made(made *result, tsr_store *store, void (*release)(made *result), uint32_t source, tsr_error *err);
+/* Opens a checkpoint over another one. It takes `checkpoint` and `below`, also on failure, which is 0. */
+typedef struct tessera_view {
+    tsr_checkpoint *checkpoint;
+    void *below;
+    void (*release_below)(void *below);
+} tessera_view;
+uint32_t tessera_add_view(const tessera_view *view, uint32_t source, tsr_error *err);
+/* `wanted` (NULL: nothing more) for the checkpoint that was chosen when `item` was opened. */
+tsr_open_options tessera_wanted_of(const opened *item, const tsr_open_options *wanted);
+/* Reads what `shards` of a tessera_choice says; the second file's, NULL until that is loaded. Texts live in `arena`. Volatile,
+ * or the linker would call the only function that it can be, from the first file. */
+extern tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host *host, tsr_arena *arena, const struct tsr_shards **out,
+                                         tsr_error *err);
 /* Entry `index` of a checkpoint; NULL with an error when there is none. */
 const tsr_entry *tessera_entry_of(const opened *item, uint32_t index, tsr_error *err);
 

@@ -1,6 +1,7 @@
 /** The module in memory, and the only caller of its functions: strings over pointers, errors, files, sinks. */
 
 import { TesseraError } from "./errors.js";
+import { documentText } from "./options.js";
 
 const NO_NUMBER = 0xffffffff;
 const NO_POSITION = 0xffffffffffffffffn;
@@ -73,11 +74,27 @@ export class Instance {
     return decoder.decode(bytes.slice(from, size === undefined ? bytes.indexOf(0, from) : from + (size >>> 0)));
   }
 
-  put(bytes) {
-    const pointer = this.x.tessera_alloc(bytes.length) >>> 0;
+  /** Zeroed memory, until tessera_release. */
+  room(size) {
+    const pointer = this.x.tessera_alloc(size) >>> 0;
     if (!pointer) throw new TesseraError("out of memory", "out of memory", undefined);
+    return pointer;
+  }
+
+  put(bytes) {
+    const pointer = this.room(bytes.length);
     new Uint8Array(this.x.memory.buffer).set(bytes, pointer);
     return pointer;
+  }
+
+  /** Calls with the place of an array's bytes, and frees them. */
+  withBytes(array, call) {
+    const pointer = this.put(new Uint8Array(array.buffer));
+    try {
+      return call(pointer);
+    } finally {
+      this.x.tessera_release(pointer);
+    }
   }
 
   /** Calls with texts laid down as (pointer, size) pairs, each with a NUL behind it, and frees them. */
@@ -97,19 +114,12 @@ export class Instance {
 
   /** Calls with a table of such pairs: (pointer, number of texts). */
   withTable(texts, call) {
-    return this.withTexts(texts, (placed) => {
-      const table = this.put(new Uint8Array(Uint32Array.from(placed).buffer));
-      try {
-        return call([table, texts.length]);
-      } finally {
-        this.x.tessera_release(table);
-      }
-    });
+    return this.withTexts(texts, (placed) => this.withBytes(Uint32Array.from(placed), (table) => call([table, texts.length])));
   }
 
   /** Calls with an error behind the arguments; 0 is thrown as what it says. */
   checked(call) {
-    const err = this.put(new Uint8Array(this.errorSize));
+    const err = this.room(this.errorSize);
     this.cause = undefined;
     try {
       const result = call(err) >>> 0;
@@ -125,7 +135,7 @@ export class Instance {
   }
 
   /** Opens files, which are laid down as a sorted table: { handle, number }. They stay registered under the number. */
-  open(files, primary) {
+  open(files, { primary, part, step, shards }) {
     const listing = sorted(files), number = this.nextNumber++;
     const names = listing.map((f) => this.put(f.key));
     const table = new DataView(new ArrayBuffer(16 * listing.length));
@@ -136,9 +146,12 @@ export class Instance {
     });
     const pointer = this.put(new Uint8Array(table.buffer));
     const at = primary === undefined ? NO_NUMBER : listing.findIndex((f) => f.file.name === primary);
+    const choice = [part, step, shards === undefined ? undefined : documentText(shards)];
     this.stores.set(number, listing.map((f) => f.file));
     try {
-      return { number, handle: this.checked((err) => this.x.tessera_open(number, pointer, listing.length, at, err)) };
+      const handle = this.withTexts(choice.map((text) => text ?? ""), (placed) => this.withBytes(Uint32Array.of(at, ...placed.map((value, i) => (choice[i >> 1] === undefined ? 0 : value))), (chosen) =>
+        this.checked((err) => this.x.tessera_open(number, pointer, listing.length, chosen, err))));
+      return { number, handle };
     } catch (e) {
       this.stores.delete(number);
       throw e;

@@ -1,5 +1,6 @@
 /* Optimizer state in another form, as a checkpoint whose tensors are read from the source when they are asked for. */
 #include "made.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/optim_request.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/vec.h"
@@ -31,9 +32,10 @@ static tsr_str text_at(uint32_t pointer, uint32_t size)
     return (tsr_str){(const char *)(uintptr_t)pointer, size};
 }
 
-static tsr_optim_request request_of(made *m, const tessera_optim_options *o)
+static tsr_optim_request request_of(made *m, tsr_str part, const tessera_optim_options *o)
 {
-    return (tsr_optim_request){.modules = {.text = text_at(o->modules, o->modules_size)},
+    return (tsr_optim_request){.part = part,
+                               .modules = {.text = text_at(o->modules, o->modules_size)},
                                .flat_params = {.text = text_at(o->flat_params, o->flat_params_size)},
                                .at = text_at(o->at, o->at_size),
                                .sharded = o->flags & TESSERA_OPTIM_SHARDED,
@@ -46,15 +48,21 @@ static tsr_optim_request request_of(made *m, const tessera_optim_options *o)
                                .warn_ctx = m};
 }
 
-static tsr_status convert(made *m, tsr_store *source, const tessera_optim_options *options, tsr_error *err)
+/* Files that are not one checkpoint may still be those of ranks: then there is no checkpoint to know their store. */
+static tsr_store *store_of(const opened *source)
+{
+    return source->checkpoint ? tsr_checkpoint_store(source->checkpoint) : source->store;
+}
+
+static tsr_status convert(made *m, const opened *source, const tessera_optim_options *options, tsr_error *err)
 {
     m->warnings = tsr_vec_of(m->host.allocator, sizeof(tsr_str));
     m->arena = tsr_arena_new(m->host.allocator, 0, err);
     tsr_status status = m->arena ? tsr_ring_new(&m->host, 0, &m->ring, err) : TSR_E_NOMEM;
-    tsr_optim_request request = request_of(m, options);
+    tsr_optim_request request = request_of(m, source->chosen.part, options);
     if (status == TSR_OK)
         status = tsr_optim_action_find((const char *)(uintptr_t)options->action, &request.action, err);
-    if (status == TSR_OK) status = tsr_optim_open(source, &m->host, &request, &m->job, err);
+    if (status == TSR_OK) status = tsr_optim_open(store_of(source), &m->host, &request, &m->job, err);
     if (status == TSR_OK) status = tsr_optim_store(m->job, &m->store, err);
     if (status != TSR_OK) return status;
     m->store->unsummed = true;
@@ -73,7 +81,7 @@ uint32_t tessera_optimizer(uint32_t handle, const tessera_optim_options *options
         return 0;
     }
     m->host = source->host;
-    if (convert(m, source->store, options, err) == TSR_OK) return tessera_open_made(m, m->store, free_made, handle, err);
+    if (convert(m, source, options, err) == TSR_OK) return tessera_open_made(m, m->store, free_made, handle, err);
     free_made(m);
     return 0;
 }

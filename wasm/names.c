@@ -17,7 +17,7 @@ static tsr_status write_names(void *ctx, tsr_json *json, tsr_error *err)
     tsr_collision *collisions;
     size_t count;
     const tsr_status status =
-        tsr_fqn_collisions(r->names, r->count, r->host.allocator, r->arena, &collisions, &count, err);
+        tsr_fqn_collisions(r->names, r->count, r->arena, &collisions, &count, err);
     if (status != TSR_OK) return status;
     return tsr_document_fqn(&(tsr_fqn_document){.names = r->names,
                                                 .count = r->count,

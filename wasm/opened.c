@@ -6,9 +6,21 @@
 #include "tessera/sys/checkpoint_files.h"
 
 tsr_host tessera_lent;
+tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host *host, tsr_arena *arena, const struct tsr_shards **out, tsr_error *err);
+
+bool tessera_is_prepared;
+static bool was_asked; /* for the second file, since a checkpoint was opened */
+
+/* Code of the second file is needed: JavaScript has to load it, which takes a promise. */
+static tsr_status refuse_to_load(tsr_error *err)
+{
+    was_asked = true;
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the second file of the module is not loaded; await prepare() first");
+}
 
 static void lend(tsr_host *host)
 {
+    host->load = tessera_is_prepared ? NULL : refuse_to_load;
     host->sha256 = tessera_lent.sha256;
     host->xxh3 = tessera_lent.xxh3;
     host->zstd = tessera_lent.zstd;
@@ -34,6 +46,7 @@ static void free_opened(void *pointer)
 {
     opened *item = pointer;
     tsr_checkpoint_close(item->checkpoint);
+    if (item->below) item->release_below(item->below);
     if (item->made) item->release_made(item->made);
     tessera_host_store_close(&item->files);
     free(item);
@@ -54,11 +67,23 @@ static bool may_be_ranks(opened *item)
     return count > 1;
 }
 
+tsr_open_options tessera_wanted_of(const opened *item, const tsr_open_options *wanted)
+{
+    tsr_open_options all = wanted ? *wanted : (tsr_open_options){0};
+    all.part = item->chosen.part;
+    all.step = item->chosen.step;
+    all.shards = item->chosen.shards;
+    return all;
+}
+
 static tsr_status open_checkpoint(opened *item, tsr_error *err)
 {
-    const tsr_open_options judged = {.purpose = TSR_FOR_FINDINGS}; /* what lists names, or uses the tensors, asks for more */
+    /* What lists names, or uses the tensors, asks for more. */
+    const tsr_open_options judged = tessera_wanted_of(item, &(tsr_open_options){.purpose = TSR_FOR_FINDINGS});
+    was_asked = false;
     const tsr_status status =
         tsr_checkpoint_open(item->store, &item->host, &judged, &item->checkpoint, &item->why);
+    if (was_asked) return refuse_to_load(err); /* also where a listing passed over what it could not open */
     if (status == TSR_OK || may_be_ranks(item)) return TSR_OK;
     return tsr_raise(err, status, item->why.byte_position, "%s", item->why.message);
 }
@@ -71,16 +96,32 @@ static opened *new_opened(tsr_error *err)
     return item;
 }
 
-/* Opens the checkpoint that `files` (sorted by name, byte-wise) make; `primary` is the one the user named, or ≥ count.
- * `store` is the number that tsr_read is given back. Returns a handle. Files that are not one checkpoint but may be ranks'
+static tsr_status copy_text(opened *item, const tessera_text *from, tsr_str *out, tsr_error *err)
+{
+    if (from->data) *out = tsr_arena_str(item->files.names, (tsr_str){(const char *)(uintptr_t)from->data, from->size}, err);
+    return from->data && !out->data ? TSR_E_NOMEM : TSR_OK;
+}
+
+static tsr_status choose(opened *item, const tessera_choice *choice, tsr_error *err)
+{
+    tsr_str shards = {NULL, 0};
+    tsr_status status = copy_text(item, &choice->part, &item->chosen.part, err);
+    if (status == TSR_OK) status = copy_text(item, &choice->step, &item->chosen.step, err);
+    if (status == TSR_OK) status = copy_text(item, &choice->shards, &shards, err);
+    if (status != TSR_OK || !shards.data) return status;
+    return tessera_read_shards(shards, &item->host, item->files.names, &item->chosen.shards, err);
+}
+
+/* Opens the checkpoint that `files` (sorted by name, byte-wise) make, or what `choice` says of it. `store` is the number that tsr_read is given back. Returns a handle. Files that are not one checkpoint but may be ranks'
  * optimizer states are opened, too: whoever wants to know more is given the reason. */
 TSR_EXPORT(tessera_open)
-uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count, uint32_t primary, tsr_error *err)
+uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count, const tessera_choice *choice, tsr_error *err)
 {
     opened *item = new_opened(err);
     if (!item) return 0;
     item->store = &item->files.store;
-    tsr_status status = tessera_host_store_open(&item->files, store, files, count, primary, err);
+    tsr_status status = tessera_host_store_open(&item->files, store, files, count, choice->primary, err);
+    if (status == TSR_OK) status = choose(item, choice, err);
     if (status == TSR_OK) status = open_checkpoint(item, err);
     if (status == TSR_OK) return tessera_add_handle(HANDLE_CHECKPOINT, item, free_opened, 0, 0, err);
     free_opened(item);
@@ -100,6 +141,21 @@ uint32_t tessera_open_made(made *result, tsr_store *store, void (*release)(made 
         item->release_made = release;
     }
     return handle;
+}
+
+uint32_t tessera_add_view(const tessera_view *view, uint32_t source, tsr_error *err)
+{
+    opened *item = new_opened(err);
+    if (!item) {
+        tsr_checkpoint_close(view->checkpoint);
+        view->release_below(view->below);
+        return 0;
+    }
+    item->checkpoint = view->checkpoint;
+    item->store = tsr_checkpoint_store(view->checkpoint);
+    item->below = view->below;
+    item->release_below = view->release_below;
+    return tessera_add_handle(HANDLE_CHECKPOINT, item, free_opened, source, 0, err);
 }
 
 /* Whether the checkpoint can be listed: 1, or 0 with the reason. */

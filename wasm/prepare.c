@@ -1,8 +1,29 @@
+/* What the second file gives to the first when it is loaded. */
 #include "handles.h"
 #include "lent.h"
+#include "tessera/document_read.h"
+
+/* What --shards takes: a document, which is in braces, or the name of a built-in map. */
+static tsr_status read_shards(tsr_str given, const tsr_host *host, tsr_arena *arena, const tsr_shards **out, tsr_error *err)
+{
+    tsr_shards *read;
+    size_t at = 0;
+    while (at < given.size && strchr(" \t\r\n", given.data[at])) at++;
+    if (at == given.size || given.data[at] != '{') {
+        *out = tsr_shards_built_in(given);
+        if (*out) return TSR_OK;
+        return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                         "--shards takes a tessera.shards/1 document, or one of meta-llama, megatron-gpt and vllm, not '%.*s'",
+                         TSR_STR_ARG(given));
+    }
+    *out = read = TSR_ARENA_NEW(arena, tsr_shards, err);
+    return read ? tsr_shards_read(given, host, arena, read, err) : TSR_E_NOMEM;
+}
 
 /* Called once when the second file is loaded. */
 TSR_EXPORT(tessera_prepare) void tessera_prepare(void)
 {
     tessera_lent = (tsr_host){.sha256 = &tessera_sha256, .xxh3 = &tessera_xxh3, .zstd = &tessera_zstd};
+    tessera_read_shards = read_shards;
+    tessera_is_prepared = true;
 }

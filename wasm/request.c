@@ -109,7 +109,11 @@ tsr_status tessera_call_open(call *c, uint32_t handle, const tsr_open_options *w
     c->path = tessera_option_text(&c->request, "path");
     if (!c->path.data) c->path = TSR_STR("");
     c->arena = tsr_arena_new(c->host.allocator, 0, err);
-    return c->arena ? tsr_checkpoint_open(item->store, &c->host, wanted, &c->checkpoint, err) : TSR_E_NOMEM;
+    if (!c->arena) return TSR_E_NOMEM;
+    c->chosen = tessera_wanted_of(item, wanted);
+    if (tessera_call_is_mapped(c)) c->chosen.selects = NULL; /* the selection is of the names that the map gives */
+    const tsr_status status = tsr_checkpoint_open(item->store, &c->host, &c->chosen, &c->checkpoint, err);
+    return status == TSR_OK ? tessera_call_map(c, err) : status;
 }
 
 tsr_status tessera_call_ring(call *c, tsr_error *err)
@@ -122,6 +126,6 @@ tsr_status tessera_call_ring(call *c, tsr_error *err)
 void tessera_call_close(call *c)
 {
     tsr_ring_free(c->ring);
-    tsr_checkpoint_close(c->checkpoint);
+    tessera_call_unmap(c);
     tsr_arena_free(c->arena);
 }

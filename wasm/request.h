@@ -36,8 +36,10 @@ bool tessera_selects(const void *ctx, tsr_str fqn);
 typedef struct call {
     request request;
     tsr_str path;
+    tsr_open_options chosen; /* when the checkpoint was opened */
     tsr_host host;
     tsr_checkpoint *checkpoint;
+    tsr_checkpoint *source, *dequantized; /* with --map or --dequantize: what `checkpoint` is opened over; NULL otherwise */
     tsr_arena *arena;
     tsr_ring *ring; /* where bytes are read; NULL otherwise */
 } call;
@@ -47,6 +49,14 @@ typedef struct call {
 tsr_status tessera_call_open(call *out, uint32_t handle, const tsr_open_options *wanted, tsr_error *err);
 void tessera_call_close(call *call);
 tsr_status tessera_call_ring(call *call, tsr_error *err);
+
+/* mapped.c: opens the checkpoint that --map, --inverse and --dequantize make of the call's, which becomes its source.
+ * tessera_call_unmap closes it, and what is below it. */
+bool tessera_call_is_mapped(const call *call);
+/* The document of --map, which may name a built-in map; empty: there is none. */
+tsr_str tessera_call_map_text(const call *call);
+tsr_status tessera_call_map(call *call, tsr_error *err);
+void tessera_call_unmap(call *call);
 
 /* call_plan.c: the target of --target or of --mesh and --placements. Both live in the call's arena; the plan, which borrows
  * them, is the caller's to free. */

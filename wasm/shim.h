@@ -37,6 +37,14 @@ typedef struct tessera_text {
     uint32_t size;
 } tessera_text;
 
+/* Which checkpoint the files stand for, where that is not all of them. A text whose pointer is 0 was not given; each has a NUL
+ * behind it. */
+typedef struct tessera_choice {
+    uint32_t primary; /* the file that the user named, or ≥ the number of files */
+    tessera_text part, step;
+    tessera_text shards; /* a built-in map's name, or a tessera.shards/1 document; needs the second file */
+} tessera_choice;
+
 /* The options of an optimizer conversion as JavaScript lays them down: 48 bytes. A text whose pointer is 0 was not given. */
 enum { TESSERA_OPTIM_SHARDED = 1, TESSERA_OPTIM_HAS_WORLD_SIZE = 2, TESSERA_OPTIM_HAS_RANK = 4 };
 typedef struct tessera_optim_options {

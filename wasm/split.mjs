@@ -1,59 +1,74 @@
 #!/usr/bin/env node
-/** Splits the linked module in two files: what the first exports can reach, and everything else.
+/** Splits the linked module in two files: what the first needs, functions and data, and everything else.
  *
- *  Direct calls are read from the module. What an indirect call can reach is taken from two links of the same objects without
- *  inlining: a function whose address is taken counts for the first file unless it is absent from PLAIN_FIRST, which exports
- *  nothing else.
+ *  The first file gets what its exports can reach, directly or through addresses in data. References are those of the object
+ *  file that link-time optimization made (--save-temps). They are not followed into what LATER lists (functions, by name), nor
+ *  from a reader of a rare form (tsr_reader.is_rare) to its functions: core asks for what is not loaded before it calls these.
  *
- *  Usage: split.mjs WHOLE PLAIN_WHOLE PLAIN_FIRST EXPORTS_FIRST FIRST SECOND */
+ *  Usage: split.mjs WHOLE OBJECT EXPORTS_FIRST LATER FIRST SECOND */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { execFileSync } from "node:child_process";
+import { readObject, segmentNamesOf, segmentsOf, withSegments } from "./object_file.mjs";
 
 const FEATURES = ["mutable-globals", "bulk-memory", "sign-ext", "nontrapping-float-to-int"].map((name) => `--enable-${name}`);
 const SMALL = ["-Oz", "--converge", "--low-memory-unused", "--zero-filled-memory", "--strip-debug", "--strip-producers"];
-const [whole, plainWhole, plainFirst, exportsFirst, first, second] = process.argv.slice(2);
+const RECOGNIZES = 4, IS_RARE = 9; // offsets in tsr_reader (core/formats/common/reader.h)
+const CLOSE = 12; // bytes between two stretches of data that cost less than another segment
+const [whole, object, exportsFirst, later, first, second] = process.argv.slice(2);
 const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-split-"));
 const at = (name) => path.join(folder, name);
 const tool = (name, ...args) => execFileSync(name, [...FEATURES, ...args], { encoding: "utf8", maxBuffer: 1 << 28 });
+const namesIn = (file) => new Set(fs.readFileSync(file, "utf8").split("\n").filter((line) => /^[a-z_]/.test(line)));
 
-const namesOf = (module) => new Set(tool("wasm-opt", module, "--print-function-map", "-o", at("same.wasm"))
-  .split("\n").filter(Boolean).map((line) => line.slice(line.indexOf(":") + 1)));
+const { functions, segments, constructors } = readObject(fs.readFileSync(object));
+const doors = namesIn(later), exported = namesIn(exportsFirst);
+for (const name of doors) if (!functions.some((f) => f.name === name)) throw new Error(`${later}: there is no function ${name}, or it was inlined`);
 
-/** Who calls whom, and whose address is taken. */
-function callsOf(module) {
-  const calls = new Map(), taken = new Set();
-  const graph = tool("wasm-opt", module, "--print-call-graph", "-o", at("same.wasm")).split("digraph call").at(-1);
-  for (const line of graph.split("\n")) {
-    const call = /^  "(.*)" -> "(.*)";/.exec(line), node = /^  "(.*)" \[.*rounded/.exec(line);
-    if (call) calls.set(call[1], [...(calls.get(call[1]) ?? []), call[2]]);
-    else if (node) taken.add(node[1]);
-  }
-  return { calls, taken };
+const isRareReader = ({ name, kind, bytes }) => kind === "data" && name.startsWith("tsr_reader_") && bytes.length > IS_RARE && bytes[IS_RARE] === 1;
+
+/** What an item needs loaded with it. */
+function needs(item) {
+  const references = isRareReader(item) ? item.references.filter((r) => r.at === RECOGNIZES) : item.references;
+  return references.map((r) => r.to).filter((to) => to !== undefined && !(to.kind === "function" && doors.has(to.name)));
 }
 
-function reachable(calls, roots) {
-  const seen = new Set(roots), left = [...seen];
-  for (let name = left.pop(); name !== undefined; name = left.pop())
-    for (const called of calls.get(name) ?? []) if (!seen.has(called)) left.push(called), seen.add(called);
-  return seen;
-}
+/** Functions that are not in the object file (of the compiler's library) stay in the first file, and call none of these. */
+const kept = new Set([...constructors, ...functions.filter((f) => exported.has(f.name))]);
+for (const left = [...kept]; left.length;)
+  for (const item of needs(left.pop())) if (!kept.has(item)) left.push(item), kept.add(item);
 
-const all = namesOf(whole), inFirst = namesOf(plainFirst);
-/* The C library's static functions are numbered by the linker, differently in each link: they tell nothing. */
-const isNumbered = (name) => /\.\d+$/.test(name) && !name.includes(".__uniq.");
-const later = new Set([...namesOf(plainWhole)].filter((name) => !inFirst.has(name) && !isNumbered(name)));
-const { calls, taken } = callsOf(whole);
-const exported = fs.readFileSync(exportsFirst, "utf8").split("\n").filter((line) => /^[a-z]/.test(line));
-const kept = reachable(calls, ["_initialize", "stackSave", "stackRestore", "stackAlloc", "__errno_location", ...exported, ...[...taken].filter((name) => !later.has(name))]);
-const wrong = [...kept].filter((name) => later.has(name));
-if (wrong.length) throw new Error(`the first file would call ${wrong.join(", ")}`);
-const moved = [...all].filter((name) => !kept.has(name));
+/* ---- functions ---- */
+
+const present = new Set(tool("wasm-opt", whole, "--print-function-map", "-o", at("same.wasm")).split("\n").filter(Boolean).map((line) => line.slice(line.indexOf(":") + 1)));
+const moved = functions.filter((f) => !kept.has(f) && present.has(f.name)).map((f) => f.name);
 if (moved.length === 0) throw new Error("there is nothing for the second file");
+fs.writeFileSync(at("moved"), moved.join("\n"));
+tool("wasm-split", "--split", whole, `--split-funcs=@${at("moved")}`, "-o1", at("first"), "-o2", at("second"));
 
-tool("wasm-split", "--split", whole, `--split-funcs=${moved.join(",")}`, "-o1", at("first"), "-o2", at("second"));
-fs.mkdirSync(path.dirname(first), { recursive: true });
-tool("wasm-opt", ...SMALL, at("first"), "-o", first);
-tool("wasm-opt", ...SMALL, at("second"), "-o", second);
+/* ---- data ---- */
+
+const bytes = fs.readFileSync(whole), names = segmentNamesOf(bytes), uses = new Map();
+for (const name of names.values()) uses.set(name, (uses.get(name) ?? 0) + 1);
+const late = new Set(segments.filter((s) => s && !kept.has(s) && uses.get(s.segment) === 1).map((s) => s.segment));
+const placed = segmentsOf(bytes).map((segment, i) => ({ ...segment, isLate: late.has(names.get(i)) })).sort((a, b) => a.address - b.address);
+
+/** Segments as stretches: a segment costs more bytes than a small gap, whose zeros nothing else owns. */
+function joined(list) {
+  const runs = [];
+  for (const { address, bytes: content } of list) {
+    const last = runs.at(-1), gap = last ? address - last.end : Infinity;
+    const owned = last && placed.some((p) => p.address < address && p.address + p.bytes.length > last.end);
+    if (gap <= CLOSE && !owned) last.parts.push(Buffer.alloc(gap), content), (last.end = address + content.length);
+    else runs.push({ address, end: address + content.length, parts: [content] });
+  }
+  return runs.map(({ address, parts }) => ({ address, bytes: Buffer.concat(parts) }));
+}
+
+for (const [name, isLate, file] of [["first", false, first], ["second", true, second]]) {
+  fs.writeFileSync(at(`${name}.wasm`), withSegments(fs.readFileSync(at(name)), joined(placed.filter((p) => p.isLate === isLate))));
+  fs.mkdirSync(path.dirname(file), { recursive: true });
+  tool("wasm-opt", ...SMALL, at(`${name}.wasm`), "-o", file);
+}
 fs.rmSync(folder, { recursive: true });

@@ -25,15 +25,23 @@ export class Tessera {
   /** From a URL, a response, the bytes of tessera.wasm, or a module compiled before. */
   static load(source: string | URL | Response | BufferSource | WebAssembly.Module): Promise<Tessera>;
   /** Loads the second file of the module, once. What needs it: documents with options (`inspect`, `layout`, `validate`, `plan`,
-   *  `manifest`, `verify`), `canonicalize`, `twins`, `optimizer`, `convert`, `reshard`, digests, and items compressed by zstd.
+   *  `manifest`, `verify`), `canonicalize`, `twins`, `optimizer`, `convert`, `reshard`, digests, items compressed by zstd, `map`
+   *  and `shards`, and opening what training frameworks write (DeepSpeed, Megatron-Core, accelerate, Lightning, Trainer, verl,
+   *  ranks with plain tensors) or a pickle that names unknown classes: `open` of such a checkpoint is refused until then.
    *  By default it is fetched from next to this file; give its address, its bytes or a compiled module where it is elsewhere.
    *  The Node entry's `load` has done this. */
   prepare(source?: string | URL | Response | BufferSource | WebAssembly.Module): Promise<void>;
+  /** Whether the second file is loaded. */
+  readonly isPrepared: boolean;
   /** Opens what the files make together. `primary`: the one that was named, where it stands for a set (an index file).
    *  An interrupted save opens, too: its findings say what is missing, and what needs the names or the tensors is refused.
    *  Ranks' raw optimizer states open whatever their files are called; what is not one checkpoint refuses everything but
    *  `optimizer("unshard", …)`, which learns the order of the ranks from `flatParams.files`. */
-  open(files: readonly SourceFile[], options?: { primary?: string | undefined }): Checkpoint;
+  open(files: readonly SourceFile[], options?: OpenOptions): Checkpoint;
+  /** The names of the built-in maps: what `tessera map list` prints. Needs `prepare`. */
+  mapList(): string[];
+  /** The text of a built-in map: what `tessera map show NAME` prints. Needs `prepare`. */
+  mapShow(name: string): string;
   /** The canonical names of a model's parameters, buffers and extra states, or of the given raw names: what
    *  `tessera fqn MODULES.json [NAME…]` prints. Needs `prepare`. */
   canonicalize(modules: DocumentOrText, names?: readonly string[]): FqnDocument;
@@ -47,6 +55,19 @@ export class Tessera {
   readonly openCount: number;
   /** Called after each read (of 4 MiB at most), also in the middle of `open` and other long calls. */
   set onRead(listener: ((bytesRead: number, file: string) => void) | undefined);
+}
+
+/** Which checkpoint the files stand for, where that is not all of them. */
+export interface OpenOptions {
+  /** The file that was named, where it stands for a set (an index file). */
+  readonly primary?: string | undefined;
+  /** Only this part of a checkpoint that is made of parts (`inspect` lists them), without its prefix. */
+  readonly part?: string | undefined;
+  /** This checkpoint of a directory that holds several: "latest", a name or path below it, or the number in its name. */
+  readonly step?: string | undefined;
+  /** How the plain tensors of several ranks form whole ones: tessera.shards/1, or "meta-llama", "megatron-gpt" or "vllm".
+   *  Needs `prepare`. `convert({ to: "ranks" })` cuts by it, too. */
+  readonly shards?: DocumentOrText | undefined;
 }
 
 /** A JSON document, as its text or as the object that it parses to. An object loses integers above 2^53 and the order of
@@ -100,7 +121,7 @@ export interface TargetOptions {
 
 /** What the output is. */
 export interface WritingOptions extends Selection {
-  readonly to?: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal" | undefined;
+  readonly to?: "safetensors" | "torch" | "dcp" | "megatron-dist" | undefined;
   readonly objects?: "keep" | "drop" | "sidecar" | "refuse" | undefined;
   /** What floating-point tensors become. */
   readonly dtype?: string | undefined;
@@ -116,17 +137,35 @@ export interface RunOptions {
   readonly onProgress?: ((progress: { readonly done: number; readonly total: number }) => void) | undefined;
 }
 
-export interface PlanOptions extends TargetOptions, WritingOptions { readonly items?: boolean | undefined }
+/** Another model's names and layouts. */
+export interface MapOptions {
+  /** tessera.map/1, or the name of a built-in map. */
+  readonly map?: DocumentOrText | undefined;
+  /** Apply the map backwards. */
+  readonly inverse?: boolean | undefined;
+}
 
-export interface ConvertOptions extends WritingOptions, RunOptions {
-  readonly to: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal";
+/** What an output is made from. */
+export interface SourceOptions extends MapOptions {
+  /** Multiply float8, int8 and MXFP4 numbers by their scales, to `dtype` (by default that of config.json, or bfloat16). */
+  readonly dequantize?: boolean | undefined;
+}
+
+/** With a map, the plan has the map's document in it, and `tessera exec` reads the source through it. */
+export interface PlanOptions extends TargetOptions, WritingOptions, MapOptions { readonly items?: boolean | undefined }
+
+export interface ConvertOptions extends Omit<WritingOptions, "to">, RunOptions, SourceOptions {
+  /** "ranks": one file per rank, cut by the map of shards that the checkpoint was opened with. */
+  readonly to: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal" | "ranks";
+  /** "ranks": how many, those of all pipeline stages together. By default as many as were joined. */
+  readonly worldSize?: number | undefined;
   /** "FROM=TO": a literal prefix, or one "*" on each side. */
   readonly rename?: readonly string[] | undefined;
   /** safetensors: a number of bytes, or a text such as "5GB". */
   readonly maxShardSize?: string | number | undefined;
 }
 
-export interface ReshardOptions extends TargetOptions, WritingOptions, RunOptions {}
+export interface ReshardOptions extends TargetOptions, WritingOptions, RunOptions, SourceOptions {}
 
 export interface ValidateOptions {
   /** Reads every byte. */
@@ -180,9 +219,9 @@ export class Checkpoint {
   /** What resharding would read, hold and send: `tessera plan`. */
   plan(options: PlanOptions): PlanDocument;
   /** Checksums of all values that do not depend on sharding and form: `tessera manifest`. */
-  manifest(options?: Selection & Hashing): LayoutDocument;
+  manifest(options?: Selection & Hashing & MapOptions): LayoutDocument;
   /** All values against a manifest: `tessera verify`. */
-  verify(manifest: DocumentOrText, options?: { allow?: string | undefined; allowExpansion?: boolean | undefined }): FindingsDocument;
+  verify(manifest: DocumentOrText, options?: MapOptions & { allow?: string | undefined; allowExpansion?: boolean | undefined }): FindingsDocument;
   /** Writes the checkpoint in another form: `tessera convert`. Needs `Tessera.prepare`. */
   convert(options: ConvertOptions, sink: Sink): Promise<ConversionResult>;
   /** Writes what each rank of a mesh holds: `tessera reshard`. Needs `Tessera.prepare`. */
@@ -198,11 +237,11 @@ export class Checkpoint {
   /** Looks for tensors that hold equal bytes, in steps. */
   twins(): Twins;
   /** What differs from `other`. `layout` counts other chunks, too; `canonical` matches names without wrapper prefixes;
-   *  values may differ by `atol` plus `rtol` times other's. */
-  diff(other: Checkpoint, options?: { layout?: boolean | undefined; canonical?: boolean | undefined; atol?: number | undefined; rtol?: number | undefined }): Diff;
+   *  values may differ by `atol` plus `rtol` times other's. A map is applied to this one. */
+  diff(other: Checkpoint, options?: MapOptions & { layout?: boolean | undefined; canonical?: boolean | undefined; atol?: number | undefined; rtol?: number | undefined }): Diff;
   /** The canonical names of the keys, judged by their text alone: what `tessera fqn --checkpoint PATH` prints. `prefix`:
    *  only of the keys with this prefix, without it. */
-  canonicalize(options?: { prefix?: string | undefined }): FqnDocument;
+  canonicalize(options?: MapOptions & { prefix?: string | undefined }): FqnDocument;
   /** What `tessera optim WHAT` would write, as a checkpoint. Its tensors stay in this one until they are read; the places
    *  of its chunks are not those of a written file. Needs `Tessera.prepare`. */
   optimizer(what: OptimizerAction, options?: OptimizerOptions): Checkpoint;

@@ -25,19 +25,20 @@ const ARRAYS = {
 
 const SELECTION = { include: "texts", exclude: "texts", allowExpansion: "flag" };
 const TARGET = { target: "document", mesh: "text", placements: "text" };
+const MAP = { map: "document", inverse: "flag" };
 const WRITING = { to: "text", objects: "text", dtype: "text", rawCast: "flag", ...SELECTION };
 const RUN = { maxMem: "size", ignoreCrc: "flag", signal: "signal", onProgress: "function" };
 const OPTIONS = {
   inspect: { hash: "text", stats: "flag", ...SELECTION },
   layout: { chunks: "flag", hash: "text", ...SELECTION },
-  manifest: { hash: "text", ...SELECTION },
-  plan: { items: "flag", ...TARGET, ...WRITING },
-  verify: { allow: "text", allowExpansion: "flag" },
+  manifest: { hash: "text", ...MAP, ...SELECTION },
+  plan: { items: "flag", ...MAP, ...TARGET, ...WRITING },
+  verify: { allow: "text", ...MAP, allowExpansion: "flag" },
   validate: { deep: "flag", layout: "document", allow: "text", prefix: "text", rule: "texts", baseline: "document" },
-  convert: { rename: "texts", maxShardSize: "size", ...WRITING, ...RUN },
-  reshard: { ...TARGET, ...WRITING, ...RUN },
+  convert: { rename: "texts", maxShardSize: "size", worldSize: "count", dequantize: "flag", ...MAP, ...WRITING, ...RUN },
+  reshard: { dequantize: "flag", ...MAP, ...TARGET, ...WRITING, ...RUN },
   optimizer: { modules: "document", flatParams: "document", worldSize: "count", at: "text", sharded: "flag", rank: "count" },
-  diff: { layout: "flag", canonical: "flag", atol: "real", rtol: "real" },
+  diff: { layout: "flag", canonical: "flag", ...MAP, atol: "real", rtol: "real" },
 };
 
 export class Tessera {
@@ -52,6 +53,7 @@ export class Tessera {
   /** Loads the second file, once. */
   prepare(source = new URL("./tessera-writers.wasm", import.meta.url)) { return prepared(this.#m, source); }
 
+  get isPrepared() { return this.#m.isPrepared; }
   /** Bytes read from files so far. */
   get bytesRead() { return this.#m.bytesRead; }
   get memoryBytes() { return this.#m.x.memory.buffer.byteLength; }
@@ -64,9 +66,23 @@ export class Tessera {
   }
 
   open(files, options = {}) {
-    const { primary } = optionsOf("open", options, { primary: "text" });
-    const { handle, number } = this.#m.open(files, primary);
+    const choice = optionsOf("open", options, { primary: "text", part: "text", step: "text", shards: "document" });
+    if (choice.shards !== undefined) this.#m.needsPrepared();
+    const { handle, number } = this.#m.open(files, choice);
     return new Checkpoint(this.#m, handle, number);
+  }
+
+  /** The names of the built-in maps, and the text of one. */
+  mapList() {
+    this.#m.needsPrepared();
+    return JSON.parse(this.#m.document((err) => this.#m.x.tessera_maps(err)));
+  }
+
+  mapShow(name) {
+    const m = this.#m;
+    argumentOf("mapShow", "name", name, "text");
+    m.needsPrepared();
+    return JSON.parse(m.withTexts([name], (text) => m.document((err) => m.x.tessera_map_text(...text, err))));
   }
 
   /** tessera.fqn/1 of a module tree. */
@@ -141,7 +157,8 @@ export class Checkpoint extends Handle {
   plan(options = {}) {
     const plan = this.#call("plan", options);
     const files = new Map((this.m.stores.get(this.#store) ?? []).map((file) => [file.name, file.modified]));
-    for (const entry of plan.source?.files ?? []) if (files.get(entry.file) !== undefined) entry.modified = files.get(entry.file);
+    const step = JSON.parse(this.m.document((err) => this.m.x.tessera_step(this.handle, err))), below = step && `${step}/`;
+    for (const entry of plan.source?.files ?? []) if (files.get(below + entry.file) !== undefined) entry.modified = files.get(below + entry.file);
     return plan;
   }
 
@@ -169,7 +186,7 @@ export class Checkpoint extends Handle {
     argumentOf("read", "fqn", fqn, "text");
     const texts = slice === undefined ? [fqn] : [fqn, argumentOf("read", "slice", slice, "text")];
     const { m } = this;
-    const part = m.put(new Uint8Array(PART_BYTES));
+    const part = m.room(PART_BYTES);
     try {
       m.withTexts(texts, (args) => m.checked((err) => m.x.tessera_part_of(this.handle, ...(slice === undefined ? [...args, 0, 0] : args), part, err)));
       const view = new DataView(m.x.memory.buffer, part, PART_BYTES), u64 = (at) => Number(view.getBigUint64(at, true));
@@ -187,7 +204,7 @@ export class Checkpoint extends Handle {
     const { m } = this;
     const all = new Uint8Array(count * unit), most = whole ? count : Math.floor(READ_BYTES / unit);
     if (!count) return all;
-    const piece = m.put(new Uint8Array(Math.min(count, most) * unit));
+    const piece = m.room(Math.min(count, most) * unit);
     try {
       for (let first = 0; first < count; first += most) {
         const taken = Math.min(most, count - first);
@@ -214,18 +231,37 @@ export class Checkpoint extends Handle {
   }
 
   diff(other, options = {}) {
-    const { layout, canonical, atol, rtol } = optionsOf("diff", options, OPTIONS.diff);
+    const { layout, canonical, atol, rtol, ...map } = optionsOf("diff", options, OPTIONS.diff);
     this.#other("diff", "other", other);
+    const mapped = this.#mapped(pairsOf(map));
     const tolerant = atol !== undefined || rtol !== undefined;
     const flags = (layout ? DIFF.layout : 0) | (canonical ? DIFF.canonical : 0) | (tolerant ? DIFF.tolerant : 0);
-    return new Diff(this.m, this.m.checked((err) => this.m.x.tessera_diff(this.handle, other.handle, flags, atol ?? 0, rtol ?? 0, err)));
+    try {
+      return new Diff(this.m, this.m.checked((err) => this.m.x.tessera_diff(mapped ?? this.handle, other.handle, flags, atol ?? 0, rtol ?? 0, err)), mapped);
+    } catch (e) {
+      if (mapped !== undefined) this.m.x.tessera_close(mapped);
+      throw e;
+    }
+  }
+
+  /** The handle of this checkpoint under a map, or undefined where there is none. */
+  #mapped(pairs) {
+    const { m } = this;
+    if (pairs.length === 0) return undefined;
+    m.needsPrepared();
+    return m.withTable(pairs, ([table, count]) => m.checked((err) => m.x.tessera_mapped(this.handle, table, count / 2, err)));
   }
 
   /** tessera.fqn/1 of the keys, by text. */
   canonicalize(options = {}) {
-    const { prefix = "" } = optionsOf("canonicalize", options, { prefix: "text" });
-    this.m.needsPrepared();
-    return JSON.parse(this.m.withTexts([prefix], (text) => this.m.document((err) => this.m.x.tessera_names(this.handle, ...text, err))));
+    const { prefix = "", ...map } = optionsOf("canonicalize", options, { prefix: "text", ...MAP }), { m } = this;
+    m.needsPrepared();
+    const mapped = this.#mapped(pairsOf(map));
+    try {
+      return JSON.parse(m.withTexts([prefix], (text) => m.document((err) => m.x.tessera_names(mapped ?? this.handle, ...text, err))));
+    } finally {
+      if (mapped !== undefined) m.x.tessera_close(mapped);
+    }
   }
 
   /** What `tessera optim WHAT` would write, as a checkpoint that reads from this one and is closed with it. */
@@ -258,11 +294,6 @@ function makeOptimizer(m, handle, what, given) {
     });
     options.setBigUint64(32, BigInt(given.worldSize ?? 0), true);
     options.setBigUint64(40, BigInt(given.rank ?? 0), true);
-    const pointer = m.put(new Uint8Array(options.buffer));
-    try {
-      return m.checked((err) => m.x.tessera_optimizer(handle, pointer, err));
-    } finally {
-      m.x.tessera_release(pointer);
-    }
+    return m.withBytes(options, (pointer) => m.checked((err) => m.x.tessera_optimizer(handle, pointer, err)));
   });
 }

@@ -36,7 +36,7 @@ export class Outline extends Handle {
 
   rows(first, count) {
     const { m } = this;
-    const wide = m.put(new Uint8Array(count * (WIDE * 8 + NARROW * 4)));
+    const wide = m.room(count * (WIDE * 8 + NARROW * 4));
     const narrow = wide + count * WIDE * 8;
     try {
       const got = m.x.tessera_outline_rows(this.handle, first, count, narrow, wide) >>> 0;
@@ -94,10 +94,23 @@ export class Twins extends Job {
 }
 
 export class Diff extends Job {
+  #mapped; // the handle of what A is under a map, which is the comparison's own
+
+  constructor(instance, handle, mapped) {
+    super(instance, handle);
+    this.#mapped = mapped;
+  }
+
   stepOnce(err) { return this.m.x.tessera_diff_step(this.handle, err); }
   /** tessera.diff/1, parsed. */
   result() { return JSON.parse(this.document()); }
   document(pathA = "a", pathB = "b") {
     return this.m.withTexts([pathA, pathB], (paths) => this.m.document((err) => this.m.x.tessera_diff_document(this.handle, ...paths, err)));
+  }
+
+  close() {
+    super.close();
+    if (this.#mapped !== undefined) this.m.x.tessera_close(this.#mapped);
+    this.#mapped = undefined;
   }
 }
