@@ -1,6 +1,6 @@
 /** Checkpoints without some of their data files. Stand-ins take the place of absent files, so that each chunk keeps the name
  *  of its file; their bytes can never be read. */
-import type { Checkpoint, SourceFile, Tessera } from "../../wasm/tessera.js";
+import type { Checkpoint, OpenOptions, SourceFile, Tessera } from "../../wasm/tessera.js";
 import type { Finding } from "./protocol";
 
 const RULE = "dcp/missing-file";
@@ -32,8 +32,7 @@ const missingIn = (document: FindingsDocument, known: ReadonlyMap<string, Findin
 const findingsDocument = (checkpoint: Checkpoint, path: string) => JSON.parse(checkpoint.document("findings", { path })) as FindingsDocument;
 
 /** Opens what is there, then again with a stand-in for every file that is missed, until none is. */
-export function openFiles(tessera: Tessera, files: readonly SourceFile[], primary: string | undefined, path: string): OpenedFiles {
-  const options = primary === undefined ? {} : { primary };
+export function openFiles(tessera: Tessera, files: readonly SourceFile[], options: OpenOptions, path: string): OpenedFiles {
   let checkpoint = tessera.open(files, options);
   try {
     checkpoint.check(); // Raw optimizer states of several ranks open, but they are not one checkpoint that can be shown.

@@ -23,7 +23,6 @@ const module = fetched(wasmUrl).then(async (r) => WebAssembly.compile(await r.ar
 /** The module's second file, which only some views need: fetched when the first one is there. */
 const writers = module.then(() => fetched(writersUrl)).then(async (r) => WebAssembly.compile(await r.arrayBuffer()));
 
-export const ASSETS: readonly string[] = [workerUrl, wasmUrl, writersUrl];
 /** Resolves when all that the page needs was fetched. */
 export const fetchedAll: Promise<unknown> = Promise.all([script, module, writers]);
 

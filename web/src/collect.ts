@@ -10,7 +10,7 @@ export type Prepare = (signal: AbortSignal, tell: (p: Progress) => void) => Prom
 
 export interface Found { readonly path: string; readonly file: File }
 /** Levels below what was dropped, so that checkpoints three levels down, and directories inside them, are found. */
-const DEPTH = 5, MOST_FILES = 100_000;
+const DEPTH = 5, LEVELS = 4, MOST_FILES = 100_000;
 
 const fileOf = (entry: FileSystemFileEntry) => new Promise<File>((resolve, reject) => entry.file(resolve, reject));
 
@@ -40,6 +40,25 @@ export function filesOfDrop(transfer: DataTransfer): Promise<Found[]> {
   })();
 }
 
+/** A directory or file that the browser lends, with what is below it. */
+async function walkHandle(handle: FileSystemHandle, path: string, depth: number, found: Found[]): Promise<void> {
+  if (found.length >= MOST_FILES) throw new Error(`'${path}' and what is next to it are more than ${MOST_FILES} files; choose the checkpoint's own directory`);
+  if (handle.kind === "file") found.push({ path, file: await (handle as FileSystemFileHandle).getFile() });
+  else if (depth < DEPTH) for await (const child of (handle as FileSystemDirectoryHandle & { values(): AsyncIterable<FileSystemHandle> }).values()) await walkHandle(child, `${path}/${child.name}`, depth + 1, found);
+}
+
+export async function filesOfHandles(handles: readonly FileSystemHandle[]): Promise<Found[]> {
+  const found: Found[] = [];
+  for (const handle of handles) await walkHandle(handle, handle.name, 0, found);
+  return found;
+}
+
+/** What was dropped, as handles to remember; none where the browser lends none. Must be called while the event is handled. */
+export function handlesOfDrop(transfer: DataTransfer): Promise<readonly FileSystemHandle[]> {
+  const asked = [...transfer.items].filter((item) => item.kind === "file").map((item) => (item as DataTransferItem & { getAsFileSystemHandle?(): Promise<FileSystemHandle | null> }).getAsFileSystemHandle?.());
+  return Promise.all(asked).then((handles) => handles.filter((h) => h !== undefined && h !== null), () => []);
+}
+
 export const filesOfPicker = (list: FileList): Found[] => [...list].map((file) => ({ path: file.webkitRelativePath || file.name, file }));
 
 /** A file that a checkpoint's own directory holds. */
@@ -56,7 +75,7 @@ export function checkpointsIn(paths: readonly string[]): string[] {
 function filesBelow(found: readonly Found[], directory: string): Source[] {
   const prefix = directory === "" ? "" : `${directory}/`;
   return found.filter(({ path }) => path.startsWith(prefix)).map(({ path, file }) => ({ name: path.slice(prefix.length), size: file.size, file }))
-    .filter(({ name }) => name.split("/").length <= 2 && !name.includes(".tessera-")); // not an output that is being written
+    .filter(({ name }) => name.split("/").length <= LEVELS && !name.includes(".tessera-")); // not an output that is being written
 }
 
 /** The checkpoint that the files make: names are below its directory; one file that stands for a set is primary. Several
@@ -70,7 +89,7 @@ export function openingOf(found: readonly Found[]): Opening | Choice {
     const files = found.map(({ path, file }): Source => ({ name: path, size: file.size, file }));
     return found.length === 1 ? { title: first.file.name, files, primary: first.file.name } : { title: `${files.length} files`, files: files.filter(({ name }) => name.split("/").length <= 2 && !name.includes(".tessera-")) };
   }
-  const directories = checkpointsIn(found.map((f) => f.path)), [only] = directories;
+  const directories = checkpointsIn(found.map((f) => f.path)).sort((a, b) => a.localeCompare(b, "en", { numeric: true })), [only] = directories;
   if (only === undefined) return { title: top, files: filesBelow(found, top) };
   const options = directories.map((d): Opening => ({ title: d, files: filesBelow(found, d) }));
   return directories.length === 1 ? { title: only === top ? top : only, files: filesBelow(found, only) } : { title: top, options };
@@ -98,12 +117,12 @@ export async function openingOfSample(sample: Sample, signal: AbortSignal): Prom
 /** Whether `tessera view` serves this page: its addresses are a token and nothing else. */
 export const isServed = (): boolean => /^\/[0-9a-f]{32}\/$/.test(location.pathname);
 
-interface Listing { readonly title: string; readonly primary?: string; readonly files: readonly { readonly name: string; readonly size: number }[]; readonly other?: Listing }
+interface Listing { readonly title: string; readonly primary?: string; readonly part?: string; readonly files: readonly { readonly name: string; readonly size: number }[]; readonly other?: Listing }
 export interface Served { readonly opening: Opening; readonly other?: Opening }
 
-function openingListed({ title, primary, files }: Listing, below: string): Opening {
+function openingListed({ title, primary, part, files }: Listing, below: string): Opening {
   const address = (name: string) => new URL(`${below}/${name.split("/").map(encodeURIComponent).join("/")}`, document.baseURI).href;
-  return { title, files: files.map(({ name, size }) => ({ name, size, url: address(name) })), ...(primary === undefined ? {} : { primary }) };
+  return { title, files: files.map(({ name, size }) => ({ name, size, url: address(name) })), ...(primary === undefined ? {} : { primary }), ...(part === undefined ? {} : { part }) };
 }
 
 /** The checkpoint that `tessera view` serves beside the page, and the one to compare it with; undefined on any other host. */

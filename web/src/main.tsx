@@ -22,5 +22,8 @@ async function openLink(): Promise<void> {
 
 void openLink();
 const root = document.getElementById("app");
-addEventListener("load", () => void keepPage().catch(() => undefined));
+addEventListener("load", () => {
+  void keepPage().catch(() => undefined);
+  void import("./place").then(({ removeLeftovers }) => removeLeftovers()).catch(() => undefined); // without such storage there are none
+});
 if (root) render(<ModelContext.Provider value={model}><App /></ModelContext.Provider>, root);

@@ -4,9 +4,12 @@ import { Client, Failure, type Progress } from "./client";
 import type { Choice, Prepare, Served } from "./collect";
 import { sourcesAt } from "./remote";
 import { Comparing } from "./comparing";
+import type { ConvertForm } from "./convert_form";
 import { Lists } from "./lists";
+import { LoadCheck } from "./load_check";
 import type { FileMetadata } from "./file_metadata";
-import type { Compared, Detail, Findings, FqnDocument, Opened, Opening, Optimizer, Plan, Requests, Scan, Side, Tally, Trouble, Twins } from "./protocol";
+import type { Compared, Detail, Findings, FqnDocument, Opened, Opening, Optimizer, Part, Plan, Requests, Scan, Side, Tally, Trouble, Twins } from "./protocol";
+import { Saving } from "./saving";
 import { START, type TargetForm } from "./target";
 import type { Elements } from "./elements";
 import { elementsOfSlice, MOST_SLICE } from "./slice";
@@ -15,11 +18,15 @@ import { troubleOf } from "./trouble";
 
 const FIRST_PROGRESS_MS = 100;
 const PLANNING = "Planning";
+/** Forms that have no parts. */
+const WHOLE: ReadonlySet<string> = new Set(["dcp", "dcp-safetensors", "safetensors", "safetensors-index", "torch-zip", "torch-legacy", "torch-ranks", "torch-index", "json", "pickle"]);
 const MANY_RANKS = 4096, MOST_LARGEST = 8;
 
 /** `cancel` is there where it can be cancelled. */
 export interface Job { readonly title: string; progress: Progress | undefined; readonly cancel: (() => void) | undefined }
 type Tell = (p: Progress) => void;
+/** Of work in a worker of its own. */
+interface Control { tell: Tell; cancel: () => void }
 
 export interface Selected {
   readonly entry: number;
@@ -39,7 +46,7 @@ export interface Selected {
 }
 
 /** What a target would mean, or why it cannot be. */
-export interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly trouble?: Trouble }
+export interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly target?: string; readonly trouble?: Trouble }
 
 const CANCELLED = new Failure({ message: "cancelled", status: "cancelled" });
 
@@ -56,6 +63,9 @@ export class Model {
   fileMetadata: readonly FileMetadata[] | undefined;
   names: FqnDocument | undefined;
   optimizers: readonly Optimizer[] | undefined;
+  /** Of a checkpoint that is made of parts; empty for others. */
+  parts: readonly Part[] | undefined;
+  convertForm: ConvertForm | undefined;
   target: TargetForm = START;
   preview: PlanPreview | undefined;
   twins: Twins | undefined;
@@ -67,6 +77,10 @@ export class Model {
   #client = this.#newClient();
   readonly lists = new Lists(() => this.#client, () => this.changed());
   readonly comparing = new Comparing(this);
+  readonly loadCheck = new LoadCheck(this);
+  readonly converting = new Saving(this, "Converting");
+  readonly resharding = new Saving(this, "Resharding");
+  readonly optimizerSaving = new Saving(this, "Writing optimizer state");
   #aside = new Map<string, Client>();
   #plans = 0;
   #listeners = new Set<() => void>();
@@ -130,15 +144,18 @@ export class Model {
   hear = (trouble: Trouble): void => { this.trouble = trouble; };
 
   /** Long work in a worker of its own, which opens again what is open: the page stays usable, and ending the worker is
-   *  cancelling. What runs already is not started again. */
-  async runAside<T>(title: string, openings: Partial<Record<Side, Opening>>, total: number, body: (client: Client) => Promise<T>, hear = this.hear): Promise<T | undefined> {
+   *  cancelling unless the work gives another way. Without a total, it tells its own progress. What runs already is not
+   *  started again. */
+  async runAside<T>(title: string, openings: Partial<Record<Side, Opening>>, total: number | undefined, body: (client: Client, control: Control) => Promise<T>, hear = this.hear): Promise<T | undefined> {
     if (this.#aside.has(title)) return undefined;
-    return this.run(title, () => this.endAside(title), async (tell) => {
-      const client = this.#newClient((done) => tell({ done, total }));
+    const control: Control = { tell: () => undefined, cancel: () => this.endAside(title) };
+    return this.run(title, () => control.cancel(), async (tell) => {
+      const client = this.#newClient((done) => { if (total !== undefined) tell({ done, total }); });
+      control.tell = tell;
       this.#aside.set(title, client);
       try {
         for (const [side, opening] of Object.entries(openings)) await client.call("open", { side: side as Side, opening });
-        return await body(client);
+        return await body(client, control);
       } finally {
         client.end();
         if (this.#aside.get(title) === client) this.#aside.delete(title);
@@ -153,12 +170,14 @@ export class Model {
 
   /* ---- opening ---- */
 
-  async open(prepare: Prepare): Promise<void> {
+  /** `handles`: what it is opened from, to be remembered. */
+  async open(prepare: Prepare, handles?: Promise<readonly FileSystemHandle[]>): Promise<void> {
     this.close();
     const client = this.#client, { signal } = this.#ending;
     const opened = await this.run("Opening", () => this.close(), async (tell) => {
       const prepared = await prepare(signal, tell);
       signal.throwIfAborted();
+      if (handles) void remember(prepared.title, handles);
       if ("options" in prepared) {
         this.choice = prepared;
         return undefined;
@@ -200,6 +219,7 @@ export class Model {
   }
 
   #take(opened: Opened): void {
+    if (!WHOLE.has(opened.overview.format)) void this.loadParts();
     this.opened = opened;
     this.findings = opened.findings;
     this.lists.dtypes = opened.overview.dtypes.map((d) => d.name);
@@ -220,6 +240,11 @@ export class Model {
     this.choice = this.opening = this.opened = this.findings = this.trouble = this.selected = undefined;
     this.optimizers = this.preview = this.twins = this.scan = this.largest = this.fileMetadata = this.names = undefined;
     this.target = START;
+    this.parts = this.convertForm = undefined;
+    this.loadCheck.reset();
+    this.converting.reset();
+    this.resharding.reset();
+    this.optimizerSaving.reset();
     this.isDeep = false;
     this.changed();
   }
@@ -336,6 +361,17 @@ export class Model {
     this.changed();
   }
 
+  /** A contract for later checkpoints. */
+  layoutText(chunks: boolean): Promise<string | undefined> {
+    return this.run("Writing the layout", undefined, () => this.#client.call("layout", { chunks }), this.hear);
+  }
+
+  async loadParts(): Promise<void> {
+    if (this.parts) return;
+    this.parts = await this.run("Looking for parts", undefined, () => this.#client.call("parts", {}), this.hear) ?? [];
+    this.changed();
+  }
+
   setTarget(target: TargetForm): void {
     this.target = target;
     this.changed();
@@ -349,7 +385,7 @@ export class Model {
     const hear = (trouble: Trouble) => { if (this.#plans === asked) this.preview = { text: "", trouble }; };
     const planned = await (ranks > MANY_RANKS ? this.runAside(PLANNING, { a: opening }, 0, (client): Promise<PlanPreview> => client.call("plan", { target }), hear)
       : this.run(PLANNING, undefined, (): Promise<PlanPreview> => this.#client.call("plan", { target }), hear));
-    if (planned && this.#plans === asked) this.preview = planned;
+    if (planned && this.#plans === asked) this.preview = { ...planned, target };
     this.changed();
   }
 
@@ -372,6 +408,12 @@ export class Model {
     this.trouble = undefined;
     this.changed();
   }
+}
+
+/** A browser that keeps nothing, or is not allowed to, remembers nothing. */
+async function remember(title: string, handles: Promise<readonly FileSystemHandle[]>): Promise<void> {
+  const list = await handles;
+  if (list.length) await import("./recent").then((recent) => recent.remember(title, list)).catch(() => undefined);
 }
 
 const unread = (entry: number, fqn: string, compared: Compared | undefined): Selected =>

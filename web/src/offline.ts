@@ -1,23 +1,25 @@
 /** Keeps the page's own files, so that it loads again without a network. Where the browser has no such store, it does not. */
-import { ASSETS, fetchedAll } from "./client";
+import { fetchedAll } from "./client";
 import { isServed } from "./collect";
 import { scriptUrl } from "./trusted";
 
 const NAME = "tessera-page";
 const urlOf = (name: string): string => new URL(name, document.baseURI).href;
 
-/** Scripts and styles of this page; their names change with what is in them. */
-function assetsHere(): string[] {
-  const named = [...document.querySelectorAll("script[src]")].map((e) => e.getAttribute("src"))
-    .concat([...document.querySelectorAll('link[rel="stylesheet"]')].map((e) => e.getAttribute("href")));
-  return [...named.filter((n) => n !== null), ...ASSETS].map(urlOf);
+/** Scripts, styles and modules of this page, also those that are fetched on demand; the page's own script comes first. Their
+ *  names change with what is in them. */
+async function assetsHere(): Promise<string[]> {
+  const list = await (await fetch(urlOf("assets.json"), { cache: "no-cache" })).json() as string[], own = document.querySelector("script[src]")?.getAttribute("src");
+  const urls = list.map(urlOf), first = own ? urlOf(own) : "";
+  if (!urls.includes(first)) throw new Error("the server has another version of this page");
+  return [first, ...urls.filter((url) => url !== first)];
 }
 
 export async function keepPage(): Promise<void> {
   if (!("serviceWorker" in navigator) || !("caches" in window) || isServed()) return;
   await fetchedAll;
   await navigator.serviceWorker.register(scriptUrl(urlOf("sw.js")));
-  const cache = await caches.open(NAME), assets = assetsHere(), here = location.href.replace(/[#?].*$/, "");
+  const cache = await caches.open(NAME), assets = await assetsHere(), here = location.href.replace(/[#?].*$/, "");
   for (const url of assets) if (!await cache.match(url)) await cache.add(url);
   await cache.add(urlOf("samples.json")).catch(() => undefined);
   const page = await fetch(here, { cache: "no-cache" }), text = await page.clone().text();

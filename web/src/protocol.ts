@@ -1,8 +1,9 @@
 /** What the page and its worker say to each other. */
-import type { FqnDocument, Level, Row as ModuleRow } from "../../wasm/tessera.js";
+import type { ConversionResult, ConvertOptions, FqnDocument, Level, OptimizerOptions, ReshardOptions, Row as ModuleRow, RunOptions } from "../../wasm/tessera.js";
 import type { Elements } from "./elements";
 import type { Sort, Totals } from "./entry_tree";
 import type { FileMetadata } from "./file_metadata";
+import type { Rename } from "./renames";
 import type { Amount } from "./split";
 
 export type { FqnDocument, Level } from "../../wasm/tessera.js";
@@ -44,6 +45,8 @@ export interface Opening {
   readonly title: string;
   readonly files: readonly Source[];
   readonly primary?: string;
+  /** The only part to open of a checkpoint that is made of parts. */
+  readonly part?: string;
   /** Where it was opened from, for links to it. */
   readonly url?: string;
 }
@@ -202,6 +205,51 @@ export interface Scan {
   readonly skipped: readonly { readonly fqn: string; readonly why: string }[];
 }
 
+/** A conversion or a resharding, with the module's options. */
+export type Writing =
+  | { readonly what: "convert"; readonly options: Omit<ConvertOptions, keyof RunOptions> }
+  | { readonly what: "reshard"; readonly options: Omit<ReshardOptions, keyof RunOptions> }
+  | { readonly what: "optimizer"; readonly action: "flatten" | "unflatten" | "to-fqn" | "to-id"; readonly options: OptimizerOptions };
+
+/** The first entries of an optimizer's state in another form, and how many there are. */
+export interface OptimizerPreview {
+  readonly entries: readonly { readonly fqn: string; readonly dtype?: string; readonly shape?: readonly number[]; readonly text?: string }[];
+  readonly count: number;
+  readonly warnings: readonly string[];
+}
+
+/** What would be written. The marker of a checkpoint (.metadata, an index) is made at the end and is not listed. */
+export interface WritingPreview {
+  /** One file has the name "", and what is written next to it a name that begins with a dot. A size of 0 is not known yet. */
+  readonly files: readonly { readonly name: string; readonly size: number }[];
+  /** Of tensors. */
+  readonly bytes: number;
+}
+
+/** Where to write: a new directory, a file, or a directory of the origin whose files are then downloaded. `base` is what
+ *  the name of the only file is put behind. */
+export type Place =
+  | { readonly kind: "directory"; readonly directory: FileSystemDirectoryHandle; readonly base?: string }
+  | { readonly kind: "file"; readonly file: FileSystemFileHandle }
+  | { readonly kind: "download"; readonly directory: FileSystemDirectoryHandle; readonly name: string; readonly base?: string };
+
+export interface Written { readonly result: ConversionResult; readonly download?: { readonly name: string; readonly blob: Blob } | undefined }
+
+/** What a checkpoint is to be loaded into: the text of a JSON document, or another checkpoint. */
+export type Expectation = { readonly text: string } | { readonly opening: Opening };
+export interface LoadFindings {
+  readonly missing: readonly Finding[];
+  readonly unexpected: readonly Finding[];
+  /** Other dtypes, shapes or kinds. */
+  readonly mismatched: readonly Finding[];
+  /** Counted and not listed. */
+  readonly unlisted: number;
+  readonly renames: readonly Rename[];
+}
+
+/** Of a checkpoint that several files make up. */
+export interface Part { readonly name: string; readonly format: string; readonly files: number; readonly tensors: number; readonly objects: number }
+
 /** Tensors that hold equal bytes. */
 export interface Twins { readonly groups: readonly { readonly bytes: number; readonly fqns: readonly string[] }[] }
 
@@ -230,11 +278,18 @@ export interface Requests {
   /** The largest tensors, and whether that is of all of them. */
   largest: { takes: { count: number }; gives: readonly { readonly fqn: string; readonly bytes: number }[] | null };
   fileMetadata: { takes: Record<string, never>; gives: readonly FileMetadata[] };
+  parts: { takes: Record<string, never>; gives: readonly Part[] };
+  /** `allow`: as `tessera validate --allow` takes it. */
+  checkLoad: { takes: { expected: Expectation; prefix: string; allow: string }; gives: LoadFindings };
+  /** The text of tessera.layout/1. */
+  layout: { takes: { chunks: boolean }; gives: string };
   /** Canonical names by text. */
   names: { takes: Record<string, never>; gives: FqnDocument };
   reveal: { takes: { outline: OutlineName; fqn: string }; gives: { row: number; rows: number; entry: number } | null };
   entry: { takes: { entry: number }; gives: Detail };
   slice: { takes: { entry: number; fqn: string; slice: string | undefined }; gives: Elements };
+  /** The same slice of an entry of A and of one of B. */
+  slices: { takes: { fqn: string; other: string; slice: string | undefined }; gives: { a: Elements; b: Elements } };
   /** In steps; `progress` has the tally so far. */
   tally: { takes: { entry: number }; gives: Tally };
   diff: { takes: DiffOptions; gives: Diff };
@@ -246,6 +301,10 @@ export interface Requests {
   twins: { takes: Record<string, never>; gives: Twins };
   /** Reads the values of every tensor. */
   scan: { takes: Record<string, never>; gives: Scan };
+  previewWriting: { takes: { writing: Writing }; gives: WritingPreview };
+  optimizerPreview: { takes: { action: (Writing & { what: "optimizer" })["action"]; options: OptimizerOptions; count: number }; gives: OptimizerPreview };
+  /** In steps, with progress. */
+  write: { takes: { writing: Writing; place: Place }; gives: Written };
   deepFindings: { takes: Record<string, never>; gives: Findings };
 }
 export type Kind = keyof Requests;

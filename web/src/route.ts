@@ -3,8 +3,8 @@
 export const TABS = ["contents", "files", "optimizer", "problems", "compare"] as const;
 export type Tab = (typeof TABS)[number];
 /** Views that the header's actions open, and the start page. */
-export type View = Tab | "reshard" | "names" | "share" | "start";
-const VIEWS: readonly View[] = [...TABS, "reshard", "names", "share", "start"];
+export type View = Tab | "convert" | "reshard" | "load" | "names" | "share" | "start";
+const VIEWS: readonly View[] = [...TABS, "convert", "reshard", "load", "names", "share", "start"];
 
 export const viewOf = (hash: string): View => VIEWS.find((v) => `#${v}` === hash) ?? "start";
 

@@ -1,6 +1,6 @@
 /** Bytes for the module, in the worker: slices of dropped files, or ranges of a URL, both synchronously. */
-import type { SourceFile } from "../../wasm/tessera.js";
-import type { Source } from "./protocol";
+import type { OpenOptions, SourceFile } from "../../wasm/tessera.js";
+import type { Opening, Source } from "./protocol";
 
 const reader = new FileReaderSync();
 
@@ -28,4 +28,9 @@ export function sourceFile(source: Source): SourceFile {
   const { name, size } = source;
   if ("file" in source) return { name, size, read: (offset, into) => { if (into.length) readFile(source.file, offset, into); } };
   return { name, size, read: (offset, into) => { if (into.length) readRange(source.url, size, offset, into); } };
+}
+
+/** Which checkpoint of its files an opening is. */
+export function chosenOf({ primary, part }: Opening): OpenOptions {
+  return { ...(primary === undefined ? {} : { primary }), ...(part === undefined ? {} : { part }) };
 }

@@ -28,7 +28,7 @@ export function targetText({ dims, rules }: TargetForm): string {
   }, null, 1);
 }
 
-const quoted = (text: string): string => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+export const quoted = (text: string): string => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 
 /** The command that does it; `target.json` is the file of targetText where there are rules. */
 export function commandText(form: TargetForm, source: string): string {

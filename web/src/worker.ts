@@ -5,16 +5,20 @@ import { openFiles, withMissing, type FindingsDocument, type OpenedFiles } from 
 import { ComparisonTree } from "./comparison_tree";
 import { Contents, leavesOf, MOST_SORTED } from "./contents";
 import type { Leaf } from "./entry_tree";
+import { checkLoad } from "./expected";
 import { fileMetadata } from "./file_metadata";
 import { fileTerm } from "./filter";
 import { groupEntries, mergedGroups, optimizersByName } from "./optimizer_names";
 import type { Detail, Diff, FileUse, Findings, FromWorker, Kind, Opening, Optimizer, OutlineName, Overview, ParamGroup, Plan, Requests, Side, Tally, ToWorker, Trouble, Twins } from "./protocol";
 import { scanned } from "./scan";
-import { sourceFile } from "./sources";
+import { chosenOf, sourceFile } from "./sources";
 import { optimizerOf } from "./split";
 import { differingElements } from "./tensor_equality";
+import { optimizerPreviewOf, previewOf, write } from "./writing";
 
 const STEP_BYTES = 8 << 20;
+/** A GLOB that no name of a checkpoint matches: only the summary is wanted. */
+const NO_NAME = "\u0001";
 const ROWS = 4096, MOST_MARKING = 50_000_000, MOST_OVERVIEW = 20_000, MOST_HYPER = 10_000;
 const scope = self as unknown as DedicatedWorkerGlobalScope;
 const say = (message: FromWorker) => scope.postMessage(message);
@@ -24,6 +28,8 @@ const sides: Partial<Record<Side, Open>> = {};
 /** Of side a, and of both. */
 const lists: { all?: Contents; compare?: ComparisonTree } = {};
 const cancelled = new Set<number>();
+/** Of what the module itself carries out in steps. */
+const stopping = new Map<number, AbortController>();
 
 let start: (module: WebAssembly.Module) => void, lend: (second: WebAssembly.Module | string) => void;
 const writers = new Promise<WebAssembly.Module | string>((resolve) => { lend = resolve; });
@@ -45,6 +51,18 @@ const prepared = async () => {
   if (typeof second === "string") throw new TesseraError(`the rest of the module could not be loaded: ${second}`, "page", undefined);
   return t.prepare(second);
 };
+
+/** Opens a checkpoint, and where that fails without the second file of the module, which readers of rare forms are in, again
+ *  with it. */
+async function withRest<T>(open: () => T): Promise<T> {
+  try {
+    return open();
+  } catch (e) {
+    if ((await tessera).isPrepared) throw e;
+    await prepared();
+    return open();
+  }
+}
 
 class Cancelled extends Error {}
 
@@ -164,7 +182,8 @@ const handlers: Handlers = {
   async open({ side, opening }) {
     const t = await tessera;
     closeSide(side);
-    sides[side] = { title: opening.title, opening, ...openFiles(t, opening.files.map(sourceFile), opening.primary, opening.title) };
+    const { title } = opening;
+    sides[side] = { title, opening, ...await withRest(() => openFiles(t, opening.files.map(sourceFile), chosenOf(opening), title)) };
     say({ read: t.bytesRead, file: "" });
     return null;
   },
@@ -202,6 +221,18 @@ const handlers: Handlers = {
     return leaves ? leaves.filter((l) => l.kind === "tensor").sort((a, b) => b.bytes - a.bytes).slice(0, count).map(({ fqn, bytes }) => ({ fqn, bytes })) : null;
   },
   fileMetadata: () => fileMetadata(opened("a").opening.files.map(sourceFile)),
+  async parts() {
+    await prepared();
+    return opened("a").checkpoint.inspect({ include: [NO_NAME] }).summary.parts ?? [];
+  },
+  async checkLoad({ expected, prefix, allow }) {
+    await prepared();
+    return checkLoad(await tessera, opened("a").checkpoint, expected, prefix, allow);
+  },
+  async layout({ chunks }) {
+    await prepared();
+    return `${JSON.stringify(opened("a").checkpoint.layout({ chunks }), null, 1)}\n`;
+  },
   async names() {
     await prepared();
     return opened("a").checkpoint.canonicalize();
@@ -216,6 +247,15 @@ const handlers: Handlers = {
     requireBytes(opened("a"), entry);
     const { dtype, shape, data } = opened("a").checkpoint.read(fqn, slice);
     return { dtype, shape, buffer: data.buffer as ArrayBuffer };
+  },
+  slices({ fqn, other, slice }) {
+    const read = (side: Side, name: string) => {
+      const { checkpoint } = opened(side), entry = checkpoint.find(name);
+      if (entry !== undefined) requireBytes(opened(side), entry);
+      const { dtype, shape, data } = checkpoint.read(name, slice);
+      return { dtype, shape, buffer: data.buffer as ArrayBuffer };
+    };
+    return { a: read("a", fqn), b: read("b", other) };
   },
   async tally({ entry }, id) {
     requireBytes(opened("a"), entry);
@@ -276,11 +316,37 @@ const handlers: Handlers = {
     requireAllBytes(opened("a"));
     return scanned(opened("a").checkpoint, entriesOf("a"));
   },
+  async previewWriting({ writing }) {
+    await prepared();
+    requireAllBytes(opened("a"));
+    return previewOf(opened("a").checkpoint, writing);
+  },
+  async optimizerPreview({ action, options, count }) {
+    await prepared();
+    return optimizerPreviewOf(opened("a").checkpoint, action, options, count);
+  },
+  async write({ writing, place }, id) {
+    await prepared();
+    requireAllBytes(opened("a"));
+    const stop = new AbortController();
+    stopping.set(id, stop);
+    let told = 0;
+    try {
+      return await write(opened("a").checkpoint, writing, place, stop.signal, (done, total) => {
+        if (performance.now() - told < 80) return;
+        told = performance.now();
+        say({ id, done, total });
+      });
+    } finally {
+      stopping.delete(id);
+    }
+  },
   /** Without stand-ins, whose bytes would only be missed again. */
   async deepFindings() {
+    await prepared();
     const t = await tessera, { opening, title: path, found, checkpoint: open } = opened("a");
     open.close();
-    const checkpoint = t.open(opening.files.map(sourceFile), opening.primary === undefined ? {} : { primary: opening.primary });
+    const checkpoint = t.open(opening.files.map(sourceFile), chosenOf(opening));
     const document = JSON.parse(checkpoint.document("findings-deep", { path })) as FindingsDocument;
     return findingsOf(t, withMissing(document, found.findings.filter((f) => f.rule === "dcp/missing-file")), checkpoint.document("sarif", { path }));
   },
@@ -305,6 +371,9 @@ async function answer<K extends Kind>(id: number, kind: K, takes: Requests[K]["t
 scope.onmessage = ({ data }: MessageEvent<ToWorker>) => {
   if ("module" in data) start(data.module);
   else if ("writers" in data) lend(data.writers);
-  else if ("cancel" in data) cancelled.add(data.cancel);
+  else if ("cancel" in data) {
+    stopping.get(data.cancel)?.abort(new Cancelled("cancelled"));
+    cancelled.add(data.cancel);
+  }
   else void answer(data.id, data.kind, data.takes);
 };

@@ -1,7 +1,7 @@
 /** The page: start, or the opened checkpoint with its header, tabs, list and detail. */
-import type { JSX } from "preact";
+import type { ComponentType, JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { filesOfDrop, openingOf } from "../collect";
+import { filesOfDrop, handlesOfDrop, openingOf } from "../collect";
 import type { Job, Model } from "../model";
 import { TABS, type Tab, type View } from "../route";
 import { bytesText, exactText, visible } from "../text";
@@ -11,11 +11,10 @@ import { Files } from "./files";
 import { Header } from "./header";
 import { useModel, useView } from "./hooks";
 import { Listing } from "./listing";
-import { NamesView } from "./names";
+import { Later } from "./later";
 import { OptimizerView } from "./optimizer";
 import { Bar, TroubleBox } from "./parts";
 import { Problems, problemCount } from "./problems";
-import { Reshard } from "./reshard";
 import { Share } from "./share";
 import { Start } from "./start";
 import { Theme } from "./theme";
@@ -37,6 +36,14 @@ function Tabs({ view, go }: { view: View; go: (view: View) => void }): JSX.Eleme
   );
 }
 
+/** Views that are fetched when they are opened first. */
+const LATER: Partial<Record<View, () => Promise<ComponentType>>> = {
+  convert: async () => (await import("./convert")).Convert,
+  reshard: async () => (await import("./reshard")).Reshard,
+  load: async () => (await import("./load")).Load,
+  names: async () => (await import("./names")).NamesView,
+};
+
 function Panel({ view, go }: { view: View; go: (view: View) => void }): JSX.Element {
   const model = useModel();
   const show = (fqn: string) => { void model.reveal(fqn); };
@@ -49,8 +56,7 @@ function Panel({ view, go }: { view: View; go: (view: View) => void }): JSX.Elem
       {view === "optimizer" && <OptimizerView show={show} />}
       {view === "problems" && <Problems show={show} />}
       {view === "compare" && <Compare />}
-      {view === "reshard" && <Reshard />}
-      {view === "names" && <NamesView />}
+      {LATER[view] && <Later key={view} load={LATER[view]} />}
       {view === "share" && <Share />}
       <SidePane go={go} />
     </div>
@@ -96,9 +102,10 @@ function useDrop(model: Model, view: View): { isOver: boolean; handlers: Record<
     setOver(false);
     if (!e.dataTransfer?.types.includes("Files")) return;
     e.preventDefault();
-    const found = filesOfDrop(e.dataTransfer), prepare = async () => openingOf(await found);
-    if (model.opened && view === "compare") void model.comparing.with(prepare);
-    else void model.open(prepare);
+    const found = filesOfDrop(e.dataTransfer), handles = handlesOfDrop(e.dataTransfer), prepare = async () => openingOf(await found);
+    if (model.opened && view === "load") void model.loadCheck.against(prepare);
+    else if (model.opened && view === "compare") void model.comparing.with(prepare);
+    else void model.open(prepare, handles);
   };
   return { isOver, handlers: { onDragOver: over, onDrop: drop, onDragLeave: (e) => { if (e.relatedTarget === null) setOver(false); } } };
 }

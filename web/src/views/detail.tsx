@@ -2,10 +2,11 @@
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import type { Model, Selected } from "../model";
-import type { Detail, ObjectDetail, TensorDetail } from "../protocol";
+import type { Compared, Detail, ObjectDetail, TensorDetail } from "../protocol";
 import { bytesText, exactText, plural, realText, shapeText, visible } from "../text";
 import type { View } from "../route";
 import { useModel, useNarrow } from "./hooks";
+import { Later } from "./later";
 import { OverviewPane } from "./overview";
 import { Copy, Facts, LevelMark, TroubleBox } from "./parts";
 import { ShardMapView } from "./shard_map";
@@ -72,12 +73,17 @@ function Breadcrumb({ fqn }: { fqn: string }): JSX.Element {
   return <h2><span class="quiet crumbs">{parts.map((p) => `${visible(p)}.`).join("\u200b")}</span>{visible(last)}</h2>;
 }
 
-function ComparedFacts({ selected: { compared } }: { selected: Selected }): JSX.Element | null {
+const loadDiff = async () => (await import("./tensor_diff")).TensorDiff;
+
+/** Both sides are tensors of one shape. */
+const isComparable = ({ a, b }: Compared): boolean => a?.kind === "tensor" && b?.kind === "tensor" && a.shape?.join() === b.shape?.join();
+
+function ComparedFacts({ selected: { compared, fqn, detail } }: { selected: Selected }): JSX.Element | null {
   if (!compared) return null;
   const facts: [string, string][] = [["change", markText(compared)], ["A", visible(sideText(compared.a))], ["B", visible(sideText(compared.b))]];
   if (compared.differing !== undefined) facts.push(["values that differ", exactText(compared.differing)]);
   if (compared.maxAbs !== undefined) facts.push(["largest difference", realText(compared.maxAbs)]);
-  return <section aria-label="Comparison with B"><h3>Comparison</h3><Facts facts={facts} /></section>;
+  return <section aria-label="Comparison with B"><h3>Comparison</h3><Facts facts={facts} />{detail?.kind === "tensor" && isComparable(compared) && <Later key={fqn} load={loadDiff} fqn={fqn} shape={detail.shape} compared={compared} />}</section>;
 }
 
 function EntryPane({ selected }: { selected: Selected }): JSX.Element {

@@ -17,7 +17,7 @@ function Verdict({ go }: { go: (view: View) => void }): JSX.Element | null {
   return <button type="button" class={`chip verdict ${kind}`} onClick={() => go("problems")}>{text}</button>;
 }
 
-const ACTIONS: readonly (readonly [View, string])[] = [["compare", "Compare"], ["reshard", "Reshard"], ["names", "Names"], ["share", "Share"]];
+const ACTIONS: readonly (readonly [View, string])[] = [["compare", "Compare"], ["convert", "Convert…"], ["reshard", "Reshard…"], ["load", "Would it load?"], ["names", "Names"], ["share", "Share"]];
 
 export function Header({ view, go }: { view: View; go: (view: View) => void }): JSX.Element | null {
   const model = useModel(), { opened } = model;

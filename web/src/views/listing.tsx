@@ -38,6 +38,7 @@ export function Listing(): JSX.Element | null {
   if (!overview) return null;
   const objects = overview.objects + overview.opaque;
   const chips: ChipTerm[] = [
+    ...(model.parts ?? []).map(({ name }) => ({ term: `${name}.**`, label: name })),
     ...(objects && overview.tensors ? [{ term: "kind:tensor", label: plural(overview.tensors, "tensor") }, ...(overview.objects ? [{ term: "kind:object", label: plural(overview.objects, "object") }] : []), ...(overview.opaque ? [{ term: "kind:opaque", label: `${overview.opaque} opaque` }] : [])] : []),
     ...(overview.dtypes.length > 1 ? [...overview.dtypes].sort((a, b) => b.bytes - a.bytes).slice(0, MOST_DTYPES).map(({ name }) => ({ term: `dtype:${name}`, label: name })) : []),
   ];

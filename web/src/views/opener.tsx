@@ -1,11 +1,24 @@
 /** Ways to open a checkpoint: pickers, samples, a URL. Dropping works anywhere on the page. */
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { filesOfPicker, openingOf, openingOfSample, samplesHere, type Prepare, type Sample } from "../collect";
+import { filesOfHandles, filesOfPicker, openingOf, openingOfSample, samplesHere, type Prepare, type Sample } from "../collect";
 import { isElsewhere, mayReadOthers, openingOfRemote, resolveUrl, type Remote } from "../remote";
 import { bytesText } from "../text";
 
-type Open = (prepare: Prepare) => void;
+/** `handles`: what was chosen, where the browser lends it, so that it can be opened again later. */
+type Open = (prepare: Prepare, handles?: Promise<readonly FileSystemHandle[]>) => void;
+
+interface Pickers { showDirectoryPicker?(): Promise<FileSystemDirectoryHandle>; showOpenFilePicker?(options: { multiple: boolean }): Promise<FileSystemFileHandle[]> }
+
+/** What a person chose in the browser's own dialog; undefined where there is no such dialog, none where it was dismissed. */
+function chosenHandles(folder: boolean): Promise<FileSystemHandle[]> | undefined {
+  const { showDirectoryPicker, showOpenFilePicker } = window as unknown as Pickers;
+  if (!showDirectoryPicker || !showOpenFilePicker) return undefined;
+  return (folder ? showDirectoryPicker.call(window).then((d) => [d]) : showOpenFilePicker.call(window, { multiple: true })).catch((e: unknown) => {
+    if (e instanceof DOMException && e.name === "AbortError") return [];
+    throw e;
+  });
+}
 
 function Picker({ label, folder, open }: { label: string; folder: boolean; open: Open }): JSX.Element {
   const input = useRef<HTMLInputElement>(null);
@@ -17,9 +30,16 @@ function Picker({ label, folder, open }: { label: string; folder: boolean; open:
     current.value = ""; // so that choosing the same again is heard
     open(async () => openingOf(found));
   };
+  const choose = async () => {
+    const chosen = chosenHandles(folder);
+    if (!chosen) return input.current?.click();
+    const handles = await chosen.catch((e: unknown) => e as Error);
+    if (!Array.isArray(handles)) return open(() => Promise.reject(handles));
+    if (handles.length) open(async () => openingOf(await filesOfHandles(handles)), Promise.resolve(handles));
+  };
   return (
     <>
-      <button type="button" onClick={() => input.current?.click()}>{label}</button>
+      <button type="button" onClick={() => void choose()}>{label}</button>
       <input ref={input} type="file" multiple hidden tabIndex={-1} aria-hidden="true" onChange={take} />
     </>
   );

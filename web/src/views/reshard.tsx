@@ -1,11 +1,14 @@
-/** What another mesh would read, hold and send, before a byte is moved; and the way to do it. */
+/** What another mesh would read, hold and send, before a byte is moved; then writing it. Loaded on demand. */
 import type { JSX } from "preact";
-import { useEffect } from "preact/hooks";
-import type { Plan } from "../protocol";
+import { useEffect, useState } from "preact/hooks";
+import { nameFor } from "../convert_form";
+import { choosePlace, hasPickers } from "../place";
+import type { Plan, Writing } from "../protocol";
 import { commandText, PLACEMENTS, targetText, type MeshDim, type TargetForm } from "../target";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 import { Copy, Facts, saveText, TroubleBox } from "./parts";
+import { Save } from "./save";
 
 const MOST_DIMS = 4, MOST_RANKS = 256, WAIT_MS = 150;
 
@@ -30,7 +33,7 @@ function Form({ form, set }: { form: TargetForm; set: (f: TargetForm) => void })
       {dims.map((dim, i) => <Dim key={i} dim={dim} number={i} set={(d) => set({ ...form, dims: dims.map((old, j) => j === i ? d : old) })}
         {...(dims.length > 1 ? { remove: () => set({ ...form, dims: dims.filter((_, j) => j !== i) }) } : {})} />)}
       <p class="buttons"><button type="button" disabled={dims.length >= MOST_DIMS} onClick={() => set({ ...form, dims: [...dims, { name: `dim${dims.length}`, size: 2, placement: "replicate" }] })}>Add a mesh dim</button></p>
-      <label class="rules">Rules for some names, one a line; the first that matches wins
+      <label class="rules">Rules for some names, one per line; the first that matches wins
         <textarea rows={2} spellcheck={false} value={form.rules} placeholder={"**.weight  shard(0),shard(1)"} onInput={(e) => set({ ...form, rules: e.currentTarget.value })} /></label>
     </form>
   );
@@ -40,7 +43,7 @@ function Ranks({ ranks, most }: { ranks: Plan["ranks"]; most: number }): JSX.Ele
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="Ranks">
       <table>
-        <thead><tr><th class="number">Rank</th><th class="number">Holds</th><th /><th class="number">Reads</th><th class="number">Receives</th></tr></thead>
+        <thead><tr><th class="number">Rank</th><th class="number">Holds</th><th><span class="hidden">Next to the fullest rank</span></th><th class="number">Reads</th><th class="number">Receives</th></tr></thead>
         <tbody>
           {ranks.slice(0, MOST_RANKS).map((r, i) => (
             <tr key={i}>
@@ -72,26 +75,45 @@ function PlanView({ plan }: { plan: Plan }): JSX.Element {
   );
 }
 
+type To = "" | "dcp" | "safetensors" | "torch";
+const TO: readonly (readonly [To, string])[] = [["", "the form it has, or dcp"], ["dcp", "dcp: one file per rank"], ["safetensors", "safetensors: shards as PyTorch writes them"], ["torch", "torch: one file of DTensors per rank"]];
+
+/** Writes what each rank holds, once the plan is there. */
+function SaveRanks({ target, isPlanned, to, setTo }: { target: string; isPlanned: boolean; to: To; setTo: (to: To) => void }): JSX.Element {
+  const model = useModel(), saving = model.resharding, [named, setName] = useState<string>();
+  const name = named ?? nameFor(model.opening?.title ?? "", "resharded"), writing: Writing = { what: "reshard", options: { target, ...(to ? { to } : {}) } };
+  useEffect(() => { if (isPlanned) void saving.ask(writing); }, [isPlanned, target, to]);
+  return (
+    <>
+      <p class="fields"><label>Form<select aria-label="Form" value={to} onChange={(e) => setTo(e.currentTarget.value as To)}>{TO.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label></p>
+      <Save saving={saving} isReady={isPlanned && saving.isPreviewOf(writing)} name={name} setName={setName} fileName={(file) => file} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))}
+        goesTo={hasPickers() ? "The browser asks for a directory. A new directory with this name is made in it." : "This browser cannot write into directories, so an uncompressed zip is downloaded."} />
+    </>
+  );
+}
+
 export function Reshard(): JSX.Element {
   const model = useModel(), { preview, target: form } = model, source = model.opening?.title ?? "";
-  const target = targetText(form), command = commandText(form, source), ranks = form.dims.reduce((n, d) => n * d.size, 1);
+  const [to, setTo] = useState<To>("");
+  const target = targetText(form), command = commandText(form, source) + (to && ` --to ${to}`), ranks = form.dims.reduce((n, d) => n * d.size, 1);
   useEffect(() => {
     const timer = setTimeout(() => void model.plan(target, ranks), preview ? WAIT_MS : 0);
     return () => clearTimeout(timer);
   }, [target]);
   return (
     <section class="view" aria-label="Reshard">
-      <p class="quiet">Choose the mesh that is to load this checkpoint. Nothing is read but what is known already.</p>
+      <p class="quiet">Choose the mesh that is to load this checkpoint. The plan is made from what is known already; nothing is read for it.</p>
       <Form form={form} set={(f) => model.setTarget(f)} />
       {preview?.trouble && <TroubleBox trouble={preview.trouble} />}
       {preview?.plan && <PlanView plan={preview.plan} />}
-      <h2>Do it</h2>
-      <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
       <p class="buttons">
         <Copy text={target} what="target" label="Copy the target file" />
         <button type="button" onClick={() => saveText("target.json", target)}>Save target.json</button>
         {preview?.plan && <button type="button" onClick={() => saveText("plan.json", preview.text)}>Save plan.json</button>}
       </p>
+      {preview?.plan && <SaveRanks target={target} isPlanned={preview.target === target} to={to} setTo={setTo} />}
+      <h2>The same on the command line</h2>
+      <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
     </section>
   );
 }

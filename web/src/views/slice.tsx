@@ -20,7 +20,7 @@ function colorOf(value: number, most: number): Rgb {
   return value < 0 ? mix(MIDDLE, LOW, most ? -value / most : 0) : mix(MIDDLE, HIGH, most ? value / most : 0);
 }
 
-function HeatMap({ elements }: { elements: Elements }): JSX.Element | null {
+export function HeatMap({ elements, what = "values" }: { elements: Elements; what?: string }): JSX.Element | null {
   const canvas = useRef<HTMLCanvasElement>(null), numbers = numbersOf(elements);
   const columns = elements.shape.at(-1) ?? 1, rows = numbers ? Math.ceil(numbers.length / Math.max(1, columns)) : 0;
   const [width, height] = [Math.min(columns, MOST_PIXELS), Math.min(rows, MOST_PIXELS)];
@@ -38,7 +38,7 @@ function HeatMap({ elements }: { elements: Elements }): JSX.Element | null {
   if (!numbers || !width || !height) return null;
   return (
     <figure class="heat">
-      <canvas ref={canvas} width={width} height={height} role="img" aria-label={`Heat map of ${rows} × ${columns} values from ${realText(-most)} to ${realText(most)}`} />
+      <canvas ref={canvas} width={width} height={height} role="img" aria-label={`Heat map of ${rows} × ${columns} ${what} from ${realText(-most)} to ${realText(most)}`} />
       <figcaption><span>−{realText(most)}</span><span class="scale" aria-hidden="true" /><span>{realText(most)}</span></figcaption>
       {(width < columns || height < rows) && <p class="quiet">The first {height} × {width} are drawn.</p>}
     </figure>

@@ -4,6 +4,7 @@ import type { Choice } from "../collect";
 import { sizeOf } from "../model";
 import { bytesText, plural, visible } from "../text";
 import { useModel } from "./hooks";
+import { Later } from "./later";
 import { Opener } from "./opener";
 
 function Chooser({ choice }: { choice: Choice }): JSX.Element {
@@ -18,6 +19,8 @@ function Chooser({ choice }: { choice: Choice }): JSX.Element {
   );
 }
 
+const loadRecents = async () => (await import("./recent")).Recents;
+
 export function Start({ back }: { back?: () => void }): JSX.Element {
   const model = useModel();
   return (
@@ -26,7 +29,8 @@ export function Start({ back }: { back?: () => void }): JSX.Element {
       <p>See what a distributed checkpoint, a torch.save file or safetensors files contain, how they are sharded, whether they are sound, and how two of them differ. Nothing is uploaded, nothing in them is executed, and only the bytes that are needed are read.</p>
       {back && <p class="buttons"><button type="button" onClick={back}>Return to {visible(model.opening?.title ?? "the checkpoint")}</button></p>}
       {model.choice && <Chooser choice={model.choice} />}
-      <Opener about="a checkpoint" open={(prepare) => void model.open(prepare)} />
+      <Opener about="a checkpoint" open={(prepare, handles) => void model.open(prepare, handles)} />
+      {"indexedDB" in window && <Later load={loadRecents} />}
     </div>
   );
 }

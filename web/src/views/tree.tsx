@@ -5,7 +5,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { SortKey } from "../entry_tree";
 import type { Model } from "../model";
 import type { Act, OutlineName, Row } from "../protocol";
-import { visible } from "../text";
+import { plural, visible } from "../text";
 import { useModel, useNarrow } from "./hooks";
 import { LevelMark } from "./parts";
 import { COLUMNS, type Column } from "./tree_columns";
@@ -21,6 +21,12 @@ function nameOf(row: Row): string {
   return `${visible(row.name)} … ${Number(row.name) + row.run - 1}`;
 }
 
+/** What a part of the checkpoint is stored as. */
+function PartTag({ name }: { name: string }): JSX.Element | null {
+  const part = useModel().parts?.find((p) => p.name === name);
+  return part ? <span class="tag part" title={`Part ${visible(name)}`}>{part.format} · {plural(part.files, "file")}</span> : null;
+}
+
 function Cells({ row, outline, toggle }: { row: Row; outline: OutlineName; toggle: () => void }): JSX.Element {
   const model = useModel();
   return (
@@ -28,6 +34,7 @@ function Cells({ row, outline, toggle }: { row: Row; outline: OutlineName; toggl
       <div role="gridcell" class="name">
         <span class={row.group ? "twist" : "twist none"} aria-hidden="true" onClick={(e) => { e.stopPropagation(); toggle(); }}>{row.group ? (row.open ? "▾" : "▸") : ""}</span>
         <span class="text">{nameOf(row)}</span>
+        {row.depth === 1 && <PartTag name={row.name} />}
         {row.run > 0 && <span class="tag">{row.run} alike</span>}
         {row.odd && <span class="tag odd">unlike its siblings</span>}
         {row.level && <LevelMark level={row.level} />}

@@ -1,0 +1,60 @@
+/** What the form says a checkpoint is to be converted to, as the module's options and as a command line. Pure. */
+import type { ConvertOptions } from "../../wasm/tessera.js";
+import { quoted } from "./target";
+
+export type Form = ConvertOptions["to"];
+export interface ConvertForm {
+  readonly to: Form;
+  /** GLOBs with spaces between. */
+  readonly include: string;
+  readonly exclude: string;
+  /** One per line: FROM=TO. */
+  readonly rename: string;
+  /** Empty: as it is. */
+  readonly dtype: string;
+  readonly maxShardSize: string;
+  /** Empty: the form's own default. */
+  readonly objects: "" | "keep" | "drop" | "sidecar" | "refuse";
+}
+
+export const CONVERT_START: ConvertForm = { to: "safetensors", include: "", exclude: "", rename: "", dtype: "", maxShardSize: "", objects: "" };
+export const FORMS: readonly (readonly [Form, string])[] = [
+  ["safetensors", "safetensors"], ["torch", "torch (torch.save)"], ["dcp", "dcp (PyTorch distributed checkpoint)"],
+  ["megatron-dist", "megatron-dist"], ["deepspeed-universal", "deepspeed-universal"],
+];
+export const DTYPES: readonly string[] = ["bfloat16", "float16", "float32", "float64"];
+export const OBJECTS: readonly (readonly [ConvertForm["objects"], string])[] = [
+  ["", "the form's default"], ["keep", "keep"], ["drop", "leave out"], ["sidecar", "write as JSON next to it"], ["refuse", "refuse"],
+];
+
+const words = (text: string): string[] => text.split(/\s+/).filter(Boolean);
+const lines = (text: string): string[] => text.split("\n").map((line) => line.trim()).filter(Boolean);
+
+/** Options that are left as they are do not appear. */
+export function optionsOf(form: ConvertForm): Omit<ConvertOptions, "signal" | "onProgress"> {
+  const include = words(form.include), exclude = words(form.exclude), rename = lines(form.rename), size = form.maxShardSize.trim();
+  return {
+    to: form.to,
+    ...(include.length ? { include } : {}), ...(exclude.length ? { exclude } : {}), ...(rename.length ? { rename } : {}),
+    ...(form.dtype ? { dtype: form.dtype } : {}), ...(form.objects ? { objects: form.objects } : {}),
+    ...(form.to === "safetensors" && size ? { maxShardSize: size } : {}),
+  };
+}
+
+const OPTIONS: readonly (readonly [keyof ReturnType<typeof optionsOf>, string])[] = [
+  ["include", "--include"], ["exclude", "--exclude"], ["rename", "--rename"], ["dtype", "--dtype"], ["maxShardSize", "--max-shard-size"], ["objects", "--objects"],
+];
+
+/** The command that writes the same bytes. */
+export function convertCommand(form: ConvertForm, source: string, destination: string): string {
+  const options = optionsOf(form);
+  const given = OPTIONS.flatMap(([key, option]) => [options[key] ?? []].flat().map((value) => `${option} ${quoted(String(value))}`));
+  return ["tessera convert", quoted(source), quoted(destination), `--to ${form.to}`, ...given].join(" ");
+}
+
+const EXTENSIONS: Readonly<Partial<Record<Form, string>>> = { safetensors: ".safetensors", torch: ".pt" };
+/** The only file's name. */
+export const fileName = (name: string, to: Form): string => name + (EXTENSIONS[to] ?? "");
+
+/** A name for what is made of a checkpoint. */
+export const nameFor = (title: string, suffix: string): string => `${(title.split("/").pop() ?? "").replace(/\.(safetensors|pt|pth|bin|ckpt|json)$/, "") || "checkpoint"}-${suffix}`;

@@ -1,0 +1,56 @@
+/** Whether something else would load what is open: a module tree, a layout, an index, names, or another checkpoint. */
+import type { Prepare } from "./collect";
+import type { Model } from "./model";
+import type { Expectation, LoadFindings, Trouble } from "./protocol";
+
+const MOST_DOCUMENT = 256 << 20;
+
+export class LoadCheck {
+  title: string | undefined;
+  prefix = "";
+  /** Entries that are not expected do not count. */
+  allowsExtra = false;
+  result: LoadFindings | undefined;
+  trouble: Trouble | undefined;
+  #expected: Expectation | undefined;
+  #asked = 0;
+
+  constructor(private readonly model: Model) {}
+
+  reset(): void {
+    this.#asked++;
+    this.title = this.#expected = this.result = this.trouble = undefined;
+    this.prefix = "";
+    this.allowsExtra = false;
+  }
+
+  /** Takes what was dropped or picked: one JSON document, or the files of a checkpoint. */
+  async against(prepare: Prepare): Promise<void> {
+    const { model } = this, asked = ++this.#asked;
+    this.result = this.trouble = undefined;
+    const expected = await model.run("Opening what would load it", undefined, async (tell): Promise<[string, Expectation]> => {
+      const opening = await prepare(new AbortController().signal, tell);
+      if ("options" in opening) throw new Error(`'${opening.title}' holds ${opening.options.length} checkpoints; choose one of them`);
+      const [only] = opening.files;
+      const isDocument = only && opening.files.length === 1 && "file" in only && only.name.endsWith(".json") && only.size <= MOST_DOCUMENT;
+      return [opening.title, isDocument ? { text: await only.file.text() } : { opening }];
+    }, (trouble) => { if (this.#asked === asked) this.trouble = trouble; });
+    if (!expected || this.#asked !== asked) return model.changed();
+    [this.title, this.#expected] = expected;
+    await this.#check();
+  }
+
+  async set(change: { readonly prefix?: string; readonly allowsExtra?: boolean }): Promise<void> {
+    Object.assign(this, change);
+    this.model.changed();
+    await this.#check();
+  }
+
+  async #check(): Promise<void> {
+    const { model, prefix, allowsExtra } = this, expected = this.#expected, asked = ++this.#asked;
+    if (!expected) return;
+    const result = await model.run("Checking whether it would load", undefined, () => model.client.call("checkLoad", { expected, prefix, allow: allowsExtra ? "extra" : "" }), (trouble) => { if (this.#asked === asked) [this.result, this.trouble] = [undefined, trouble]; });
+    if (result && this.#asked === asked) [this.result, this.trouble] = [result, undefined];
+    model.changed();
+  }
+}

@@ -1,0 +1,93 @@
+/** Where to write: what the browser's dialogs lend, or the origin's private file system for a download. Loaded on demand. */
+import type { Place } from "./protocol";
+
+declare global {
+  interface Window {
+    showDirectoryPicker?(options: { mode: "readwrite" | "read"; id?: string }): Promise<FileSystemDirectoryHandle>;
+    showSaveFilePicker?(options: { suggestedName: string }): Promise<FileSystemFileHandle>;
+  }
+}
+
+export interface Chosen {
+  readonly place: Place;
+  readonly title: string;
+  /** Removes what was begun: nothing half-written stays under the final name. */
+  discard(): Promise<void>;
+}
+
+export interface Wish {
+  /** Of the new directory. */
+  readonly name: string;
+  /** Of the only file, where there is only one. */
+  readonly base: string | undefined;
+  /** Something is written next to it. */
+  readonly hasSidecar: boolean;
+}
+
+const SAVED = "tessera-saved", TRIES = 50, WAIT_MS = 100;
+
+/** The writer may need a moment to let go of a file. */
+async function removed(remove: () => Promise<void>): Promise<void> {
+  for (let n = 1; ; n++) {
+    try {
+      return await remove();
+    } catch (e) {
+      if (e instanceof DOMException && e.name === "NotFoundError") return undefined;
+      if (n === TRIES) throw e;
+      await new Promise((resolve) => setTimeout(resolve, WAIT_MS));
+    }
+  }
+}
+
+async function isThere(directory: FileSystemDirectoryHandle, name: string): Promise<boolean> {
+  try {
+    await directory.getDirectoryHandle(name);
+    return true;
+  } catch (e) {
+    if (e instanceof DOMException && e.name === "NotFoundError") return false;
+    if (e instanceof DOMException && e.name === "TypeMismatchError") return true;
+    throw e;
+  }
+}
+
+async function newDirectory(parent: FileSystemDirectoryHandle, { name, base }: Wish): Promise<Chosen> {
+  if (await isThere(parent, name)) throw new Error(`'${name}' exists in '${parent.name}'; choose another name`);
+  const directory = await parent.getDirectoryHandle(name, { create: true });
+  return { place: { kind: "directory", directory, ...(base === undefined ? {} : { base }) }, title: `${parent.name}/${name}`, discard: () => removed(() => parent.removeEntry(name, { recursive: true })) };
+}
+
+/** A file that the dialog made for this is removed again; one whose content is another's stays. */
+async function discardEmpty(file: FileSystemFileHandle & { remove?(): Promise<void> }): Promise<void> {
+  if ((await file.getFile()).size === 0) await removed(async () => file.remove?.());
+}
+
+async function ownDirectory({ name, base }: Wish): Promise<Chosen> {
+  const saved = await (await navigator.storage.getDirectory()).getDirectoryHandle(SAVED, { create: true }), id = crypto.randomUUID();
+  await new Promise<void>((resolve) => void navigator.locks.request(id, () => { resolve(); return new Promise(() => undefined); })); // held as long as this page is open
+  const directory = await saved.getDirectoryHandle(id, { create: true });
+  return { place: { kind: "download", directory, name, ...(base === undefined ? {} : { base }) }, title: "a download", discard: () => removed(() => saved.removeEntry(id, { recursive: true })) };
+}
+
+export const hasPickers = (): boolean => window.showDirectoryPicker !== undefined && window.showSaveFilePicker !== undefined;
+
+/** Asks for a place; undefined where the dialog was dismissed. Must be called by a click. */
+export async function choosePlace(wish: Wish): Promise<Chosen | undefined> {
+  const { showDirectoryPicker: pickDirectory, showSaveFilePicker: pickFile } = window;
+  try {
+    if (!pickDirectory || !pickFile) return await ownDirectory(wish);
+    if (wish.base === undefined || wish.hasSidecar) return await newDirectory(await pickDirectory.call(window, { mode: "readwrite", id: "tessera" }), wish);
+    const file = await pickFile.call(window, { suggestedName: wish.base });
+    return { place: { kind: "file", file }, title: file.name, discard: () => discardEmpty(file) };
+  } catch (e) {
+    if (e instanceof DOMException && e.name === "AbortError") return undefined;
+    throw e;
+  }
+}
+
+/** Removes what pages that are closed by now left for their downloads. */
+export async function removeLeftovers(): Promise<void> {
+  const root = await navigator.storage.getDirectory(), held = new Set((await navigator.locks.query()).held?.map((lock) => lock.name));
+  const saved = await root.getDirectoryHandle(SAVED).catch(() => undefined);
+  if (!saved) return;
+  for await (const name of (saved as FileSystemDirectoryHandle & { keys(): AsyncIterable<string> }).keys()) if (!held.has(name)) await saved.removeEntry(name, { recursive: true });
+}

@@ -1,0 +1,52 @@
+/** Checkpoints that were opened before, as handles that the browser keeps for this page. Loaded on demand. Where the browser
+ *  lends no handles there are none. */
+const DATABASE = "tessera", STORE = "recent", MOST = 8;
+
+export interface Recent { readonly id: number; readonly title: string; readonly when: number; readonly handles: readonly FileSystemHandle[] }
+type Kept = Omit<Recent, "id">;
+type Permitted = FileSystemHandle & { requestPermission?(options: { mode: "read" }): Promise<PermissionState> };
+
+const result = <T>(request: IDBRequest<T>) => new Promise<T>((resolve, reject) => {
+  request.onsuccess = () => resolve(request.result);
+  request.onerror = () => reject(request.error ?? new Error("the browser's storage failed"));
+});
+
+function opened(): Promise<IDBDatabase> {
+  const request = indexedDB.open(DATABASE, 1);
+  request.onupgradeneeded = () => { request.result.createObjectStore(STORE, { keyPath: "id", autoIncrement: true }); };
+  return result(request);
+}
+
+async function inStore<T>(mode: IDBTransactionMode, act: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
+  const database = await opened();
+  try {
+    return await result(act(database.transaction(STORE, mode).objectStore(STORE)));
+  } finally {
+    database.close();
+  }
+}
+
+/** The latest first. */
+export const recents = async (): Promise<Recent[]> => (await inStore<Recent[]>("readonly", (store) => store.getAll())).sort((a, b) => b.when - a.when);
+
+export const forget = (id: number): Promise<undefined> => inStore("readwrite", (store) => store.delete(id));
+
+async function areSame(a: readonly FileSystemHandle[], b: readonly FileSystemHandle[]): Promise<boolean> {
+  if (a.length !== b.length) return false;
+  for (const [i, handle] of a.entries()) if (!b[i] || !await handle.isSameEntry(b[i])) return false;
+  return true;
+}
+
+/** Puts it first; the same again is not listed twice, and the oldest go. */
+export async function remember(title: string, handles: readonly FileSystemHandle[]): Promise<void> {
+  const list = await recents(), kept: Kept = { title, when: Date.now(), handles };
+  for (const [i, old] of list.entries()) if (i >= MOST - 1 || await areSame(old.handles, handles)) await forget(old.id);
+  await inStore("readwrite", (store) => store.add(kept));
+}
+
+/** Asks for permission again, which a click allows. */
+export async function permit({ title, handles }: Recent): Promise<void> {
+  for (const handle of handles as readonly Permitted[]) {
+    if (handle.requestPermission && await handle.requestPermission({ mode: "read" }) !== "granted") throw new Error(`the browser does not allow this page to read '${title}'; choose it again`);
+  }
+}

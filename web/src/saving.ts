@@ -1,0 +1,76 @@
+/** Writing what is open in another form: the preview, the job, its result. One for Convert, one for Reshard. */
+import type { Model } from "./model";
+import type { Chosen } from "./place";
+import type { Trouble, Writing, WritingPreview, Written } from "./protocol";
+import { troubleOf } from "./trouble";
+
+export class Saving {
+  preview: WritingPreview | undefined;
+  /** What the preview is of. */
+  previewed = "";
+  previewTrouble: Trouble | undefined;
+  /** Of the place, or of the job. */
+  trouble: Trouble | undefined;
+  written: (Written & { readonly title: string }) | undefined;
+  isCancelled = false;
+  isRunning = false;
+  #asked = 0;
+
+  constructor(private readonly model: Model, private readonly title: string) {}
+
+  isPreviewOf(writing: Writing): boolean { return this.preview !== undefined && this.previewed === JSON.stringify(writing); }
+
+  reset(): void {
+    this.#asked++;
+    this.preview = this.previewTrouble = this.trouble = this.written = undefined;
+    this.isCancelled = false;
+  }
+
+  /** What would be written. The answer to an earlier question is dropped. */
+  async ask(writing: Writing): Promise<void> {
+    const asked = ++this.#asked, { model } = this, hear = (trouble: Trouble) => { if (this.#asked === asked) [this.preview, this.previewTrouble] = [undefined, trouble]; };
+    const preview = await model.run("Deciding what to write", undefined, () => model.client.call("previewWriting", { writing }), hear);
+    if (preview && this.#asked === asked) [this.preview, this.previewed, this.previewTrouble] = [preview, JSON.stringify(writing), undefined];
+    model.changed();
+  }
+
+  /** Writes into the place that `choose` gives; undefined: the person chose none. */
+  async save(writing: Writing, choose: () => Promise<Chosen | undefined>): Promise<void> {
+    if (this.isRunning) return;
+    const { model } = this, { opening } = model;
+    this.trouble = this.written = undefined;
+    this.isCancelled = false;
+    const chosen = await choose().catch((e: unknown) => { this.trouble = troubleOf(e); });
+    if (chosen && opening && model.opening === opening) await this.#write(writing, chosen);
+    else if (chosen) await chosen.discard();
+    model.changed();
+  }
+
+  async #write(writing: Writing, chosen: Chosen): Promise<void> {
+    const { model } = this, { opening } = model;
+    if (!opening) return;
+    let written: Written | undefined;
+    this.isRunning = true;
+    addEventListener("beforeunload", warn);
+    try {
+      await model.runAside(this.title, { a: opening }, undefined, async (client, control) => {
+        const job = client.start("write", { writing, place: chosen.place }, control.tell);
+        control.cancel = job.cancel;
+        written = await job.result;
+      }, (trouble) => { this.trouble = trouble; });
+      if (written) this.written = { ...written, title: chosen.title };
+      else await this.#discard(chosen);
+    } finally {
+      this.isRunning = false;
+      removeEventListener("beforeunload", warn);
+    }
+  }
+
+  async #discard(chosen: Chosen): Promise<void> {
+    this.isCancelled = this.trouble === undefined;
+    await chosen.discard().catch((e: unknown) => { this.trouble ??= { message: `what was begun in ${chosen.title} could not be removed: ${troubleOf(e).message}`, status: "page" }; });
+  }
+}
+
+/** Closing the page would end the writing. */
+const warn = (e: BeforeUnloadEvent): void => e.preventDefault();

@@ -1,0 +1,68 @@
+/** Convert: the form, what would be written and how large, and saving it. Loaded on demand. */
+import type { JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { convertCommand, CONVERT_START, DTYPES, fileName, FORMS, nameFor, OBJECTS, optionsOf, type ConvertForm } from "../convert_form";
+import { choosePlace, hasPickers } from "../place";
+import type { Writing, WritingPreview } from "../protocol";
+import { bytesText, visible } from "../text";
+import { useModel } from "./hooks";
+import { Copy } from "./parts";
+import { Save } from "./save";
+
+const WAIT_MS = 200;
+type Set = (change: Partial<ConvertForm>) => void;
+
+function Select({ label, value, options, set }: { label: string; value: string; options: readonly (readonly [string, string])[]; set: (value: string) => void }): JSX.Element {
+  return <label>{label}<select aria-label={label} value={value} onChange={(e) => set(e.currentTarget.value)}>{options.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label>;
+}
+
+function Parts({ form, set }: { form: ConvertForm; set: Set }): JSX.Element | null {
+  const { parts } = useModel();
+  if (!parts?.length) return null;
+  const words = form.include.split(/\s+/).filter(Boolean);
+  const flip = (term: string) => set({ include: (words.includes(term) ? words.filter((w) => w !== term) : [...words, term]).join(" ") });
+  return <p class="chip-line" role="group" aria-label="Parts to write">Parts: {parts.map(({ name }) => <button key={name} type="button" class="chip" aria-pressed={words.includes(`${name}.**`)} onClick={() => flip(`${name}.**`)}>{visible(name)}</button>)}</p>;
+}
+
+function Fields({ form, set }: { form: ConvertForm; set: Set }): JSX.Element {
+  return (
+    <form class="fields" aria-label="Conversion" onSubmit={(e) => e.preventDefault()}>
+      <Select label="Form" value={form.to} options={FORMS} set={(to) => set({ to: to as ConvertForm["to"] })} />
+      <Select label="Floating-point tensors become" value={form.dtype} options={[["", "what they are"], ...DTYPES.map((d) => [d, d] as const)]} set={(dtype) => set({ dtype })} />
+      <Select label="Non-tensor objects" value={form.objects} options={OBJECTS} set={(objects) => set({ objects: objects as ConvertForm["objects"] })} />
+      {form.to === "safetensors" && <label>Shards of at most<input type="text" value={form.maxShardSize} placeholder="one file, or 5GB" spellcheck={false} onInput={(e) => set({ maxShardSize: e.currentTarget.value })} /></label>}
+      <label>Only names that match<input type="text" value={form.include} placeholder="all, or model.**" spellcheck={false} onInput={(e) => set({ include: e.currentTarget.value })} /></label>
+      <label>But not<input type="text" value={form.exclude} placeholder="optim.**" spellcheck={false} onInput={(e) => set({ exclude: e.currentTarget.value })} /></label>
+      <label class="broad">Renames, one per line<textarea rows={2} value={form.rename} placeholder={"model.=\n*.gamma=*.weight"} spellcheck={false} onInput={(e) => set({ rename: e.currentTarget.value })} /></label>
+    </form>
+  );
+}
+
+const isSingle = (preview: WritingPreview | undefined): boolean => preview?.files.some((f) => f.name === "") === true;
+
+export function Convert(): JSX.Element {
+  const model = useModel(), title = model.opening?.title ?? "", form = model.convertForm ?? CONVERT_START, [named, setName] = useState<string>();
+  const saving = model.converting, { preview } = saving, name = named ?? nameFor(title, form.to), isOne = isSingle(preview);
+  const writing: Writing = { what: "convert", options: optionsOf(form) };
+  const set: Set = (change) => { model.convertForm = { ...form, ...change }; model.changed(); };
+  useEffect(() => {
+    const timer = setTimeout(() => void saving.ask(writing), preview ? WAIT_MS : 0);
+    return () => clearTimeout(timer);
+  }, [JSON.stringify(writing)]);
+  useEffect(() => { void model.loadParts(); }, [model.opening]);
+  const base = isOne ? fileName(name, form.to) : undefined;
+  const save = () => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: (preview?.files.length ?? 0) > 1 }));
+  const command = convertCommand(form, title, base ?? name);
+  return (
+    <section class="view" aria-label="Convert">
+      <h2>Convert</h2>
+      <p class="quiet">Reads {bytesText(preview?.bytes ?? model.opened?.overview.bytes ?? 0)} and writes the same bytes as the command line. Nothing is cast, dropped or renamed unless you ask for it.</p>
+      <Parts form={form} set={set} />
+      <Fields form={form} set={set} />
+      <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} setName={setName} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save}
+        goesTo={hasPickers() ? isOne ? "The browser asks where to put the file." : "The browser asks for a directory. A new directory with this name is made in it." : `This browser cannot write into directories, so ${isOne ? "the file" : "an uncompressed zip"} is downloaded.`} />
+      <h2>The same on the command line</h2>
+      <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
+    </section>
+  );
+}

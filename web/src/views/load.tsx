@@ -1,0 +1,105 @@
+/** Would it load? What is missing, unexpected or different for a model or another checkpoint. Loaded on demand. */
+import type { JSX } from "preact";
+import { CONVERT_START } from "../convert_form";
+import type { Finding, LoadFindings } from "../protocol";
+import type { Rename } from "../renames";
+import { exactText, visible } from "../text";
+import { useModel, useView } from "./hooks";
+import { Opener } from "./opener";
+import { Copy, saveText, TroubleBox } from "./parts";
+
+const MOST = 200;
+
+function Entries({ title, findings, show }: { title: string; findings: readonly Finding[]; show: (fqn: string) => void }): JSX.Element | null {
+  if (findings.length === 0) return null;
+  return (
+    <section aria-label={title}>
+      <h2>{title} <span class="quiet">({exactText(findings.length)})</span></h2>
+      <ul class="names">
+        {findings.slice(0, MOST).map((f, i) => <li key={i}>{visible(f.message)}{title !== "Missing" && f.fqn !== undefined && <> <button type="button" class="link" onClick={() => show(f.fqn ?? "")}>Show</button></>}</li>)}
+      </ul>
+      {findings.length > MOST && <p class="quiet">… and {exactText(findings.length - MOST)} more.</p>}
+    </section>
+  );
+}
+
+function Renames({ renames, use }: { renames: readonly Rename[]; use: (rule: string) => void }): JSX.Element | null {
+  if (renames.length === 0) return null;
+  return (
+    <section aria-label="Suggested renames">
+      <h2>Suggested renames</h2>
+      <p class="quiet">Judged by names alone: each would give unexpected entries the names of missing ones. Shapes and dtypes are compared when you check the result.</p>
+      <div class="scroll" tabIndex={0} role="region" aria-label="Renames">
+        <table>
+          <thead><tr><th>--rename</th><th class="number">Would fit</th><th>For example</th><th>Use</th></tr></thead>
+          <tbody>{renames.map((r) => <tr key={r.rule}><td><code>{visible(r.rule)}</code></td><td class="number">{exactText(r.fits)} of {exactText(r.changes)}</td><td><code>{visible(r.example[0])} → {visible(r.example[1])}</code></td>
+            <td><Copy text={`--rename '${r.rule}'`} what={`--rename ${r.rule}`} /> <button type="button" class="small" onClick={() => use(r.rule)} aria-label={`Convert with ${r.rule}`}>Convert…</button></td></tr>)}</tbody>
+        </table>
+      </div>
+    </section>
+  );
+}
+
+function verdictOf({ missing, unexpected, mismatched, unlisted }: LoadFindings): string {
+  const faults = [missing.length && `${exactText(missing.length)} missing`, unexpected.length && `${exactText(unexpected.length)} unexpected`, mismatched.length && `${exactText(mismatched.length)} different`].filter(Boolean);
+  if (faults.length === 0) return "It would load: every expected entry is here, with what is stated of its dtype and shape. Values were not compared.";
+  return `It would not load as it is: ${faults.join(", ")}${unlisted ? `, and ${exactText(unlisted)} more that are counted and not listed` : ""}.`;
+}
+
+function Result({ result }: { result: LoadFindings }): JSX.Element {
+  const model = useModel(), [, go] = useView(), show = (fqn: string) => { void model.reveal(fqn); };
+  const use = (rule: string) => {
+    const form = model.convertForm ?? CONVERT_START;
+    model.convertForm = { ...form, rename: [...form.rename.split("\n").filter(Boolean), rule].join("\n") };
+    go("convert");
+  };
+  const isFine = !result.missing.length && !result.unexpected.length && !result.mismatched.length;
+  return (
+    <>
+      <p role="status" class={isFine ? "" : "bad"}><strong>{verdictOf(result)}</strong></p>
+      <Renames renames={result.renames} use={use} />
+      <Entries title="Missing" findings={result.missing} show={show} />
+      <Entries title="Different" findings={result.mismatched} show={show} />
+      <Entries title="Unexpected" findings={result.unexpected} show={show} />
+    </>
+  );
+}
+
+function Contract(): JSX.Element {
+  const model = useModel(), source = model.opening?.title ?? "", command = `tessera validate --layout layout.json ${source} --format github`;
+  return (
+    <section aria-label="Layout contract">
+      <h2>Check it in CI</h2>
+      <p class="quiet">The layout lists every name with its dtype and shape. Commit it, and let CI check later checkpoints against it.</p>
+      <p class="buttons">
+        <button type="button" onClick={() => void model.layoutText(false).then((text) => { if (text !== undefined) saveText("layout.json", text); })}>Export layout.json</button>
+        <button type="button" onClick={() => void model.layoutText(true).then((text) => { if (text !== undefined) saveText("layout.json", text); })}>Export with sharding</button>
+      </p>
+      <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
+    </section>
+  );
+}
+
+export function Load(): JSX.Element {
+  const model = useModel(), check = model.loadCheck;
+  return (
+    <section class="view" aria-label="Would it load?">
+      {check.title === undefined ? <>
+        <h2>Would it load?</h2>
+        <p class="quiet">Drop what is to load this checkpoint: a module tree (tessera.modules/1, which samples/describe_modules.py writes), a layout, an index, a JSON list of names, or another checkpoint.</p>
+        {check.trouble && <TroubleBox trouble={check.trouble} />}
+        <Opener about="a model's description or checkpoint" open={(prepare) => void check.against(prepare)} />
+      </> : <>
+        <h2>Would {visible(check.title)} load it?</h2>
+        <div class="fields">
+          <label>Only names with this prefix, without it<input type="text" value={check.prefix} placeholder="model." spellcheck={false} onInput={(e) => void check.set({ prefix: e.currentTarget.value })} /></label>
+          <label class="check"><input type="checkbox" checked={check.allowsExtra} onChange={(e) => void check.set({ allowsExtra: e.currentTarget.checked })} /> Ignore unexpected entries</label>
+        </div>
+        {check.trouble && <TroubleBox trouble={check.trouble} />}
+        {check.result && <Result result={check.result} />}
+        <p class="buttons"><button type="button" onClick={() => { check.reset(); model.changed(); }}>Check against something else</button></p>
+      </>}
+      <Contract />
+    </section>
+  );
+}

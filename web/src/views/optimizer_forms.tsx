@@ -1,0 +1,78 @@
+/** The optimizer's state in another form: a preview of its names, and saving it. Loaded on demand. */
+import type { JSX } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { nameFor } from "../convert_form";
+import { choosePlace, hasPickers } from "../place";
+import type { OptimizerPreview, Trouble, Writing } from "../protocol";
+import { quoted } from "../target";
+import { exactText, plural, shapeText, visible } from "../text";
+import { troubleOf } from "../trouble";
+import { useModel } from "./hooks";
+import { Copy, TroubleBox } from "./parts";
+import { Save } from "./save";
+
+type Action = (Writing & { what: "optimizer" })["action"];
+const ACTIONS: readonly (readonly [Action, string])[] = [
+  ["flatten", "flatten: one key per parameter and option"], ["unflatten", "unflatten: nested state and param groups"],
+  ["to-fqn", "to-fqn: names for ids"], ["to-id", "to-id: ids for names"],
+];
+const SHOWN = 200;
+
+function Entries({ preview: { entries, count, warnings } }: { preview: OptimizerPreview }): JSX.Element {
+  return (
+    <>
+      <p role="status">{plural(count, "entry", "entries")} in the result.</p>
+      {warnings.length > 0 && <ul class="names">{warnings.map((w) => <li key={w}>{visible(w)}</li>)}</ul>}
+      <div class="scroll tall" tabIndex={0} role="region" aria-label="Entries of the result">
+        <table>
+          <thead><tr><th>Name</th><th>Value</th></tr></thead>
+          <tbody>{entries.map((e) => <tr key={e.fqn}><td><code>{visible(e.fqn)}</code></td><td>{e.shape ? `${e.dtype ?? ""} ${shapeText(e.shape)}` : visible(e.text ?? "").slice(0, 60)}</td></tr>)}</tbody>
+        </table>
+      </div>
+      {count > entries.length && <p class="quiet">The first {exactText(entries.length)} are shown.</p>}
+    </>
+  );
+}
+
+function Modules({ name, take, forget }: { name: string | undefined; take: (file: File) => void; forget: () => void }): JSX.Element {
+  const input = useRef<HTMLInputElement>(null);
+  return (
+    <p class="buttons">
+      <button type="button" onClick={() => input.current?.click()}>{name === undefined ? "Choose the module tree…" : visible(name)}</button>
+      {name !== undefined && <button type="button" class="small" onClick={forget} aria-label="Forget the module tree">✕</button>}
+      <input ref={input} type="file" accept=".json" hidden tabIndex={-1} aria-hidden="true" onChange={(e) => { const [file] = e.currentTarget.files ?? []; if (file) take(file); e.currentTarget.value = ""; }} />
+      <span class="quiet">tessera.modules/1, for names, frozen parameters and groups. Names for ids need it.</span>
+    </p>
+  );
+}
+
+export function OptimizerForms(): JSX.Element {
+  const model = useModel(), saving = model.optimizerSaving, [action, setAction] = useState<Action>("flatten"), [modules, setModules] = useState<{ name: string; text: string }>();
+  const [at, setAt] = useState(""), [preview, setPreview] = useState<OptimizerPreview>(), [trouble, setTrouble] = useState<Trouble>(), [named, setName] = useState<string>();
+  const writing: Writing = { what: "optimizer", action, options: { ...(modules ? { modules: modules.text } : {}), ...(at.trim() ? { at: at.trim() } : {}) } };
+  const name = named ?? nameFor(model.opening?.title ?? "", action), base = `${name}.pt`;
+  useEffect(() => {
+    let isCurrent = true;
+    const show = (p: OptimizerPreview | undefined, t: Trouble | undefined) => { if (isCurrent) { setPreview(p); setTrouble(t); } };
+    const timer = setTimeout(() => {
+      model.client.call("optimizerPreview", { action, options: writing.options, count: SHOWN }).then((p) => { show(p, undefined); if (isCurrent) void saving.ask(writing); }, (e: unknown) => show(undefined, troubleOf(e)));
+    }, 100);
+    return () => { isCurrent = false; clearTimeout(timer); };
+  }, [action, modules, at]);
+  const command = `tessera optim ${action} ${quoted(model.opening?.title ?? "")} ${quoted(base)}${modules ? ` --modules ${quoted(modules.name)}` : ""}${at.trim() ? ` --at ${quoted(at.trim())}` : ""}`;
+  return (
+    <section aria-label="Another form">
+      <h2>The state in another form</h2>
+      <div class="fields">
+        <label>Form<select aria-label="Form" value={action} onChange={(e) => setAction(e.currentTarget.value as Action)}>{ACTIONS.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label>
+        <label>The optimizer's key<input type="text" value={at} placeholder="found by itself" spellcheck={false} onInput={(e) => setAt(e.currentTarget.value)} /></label>
+      </div>
+      <Modules name={modules?.name} take={(file) => void file.text().then((text) => setModules({ name: file.name, text }))} forget={() => setModules(undefined)} />
+      {trouble && <TroubleBox trouble={trouble} />}
+      {preview && <Entries preview={preview} />}
+      {preview && <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} setName={setName} fileName={(file) => base + file} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))}
+        goesTo={hasPickers() ? "A torch.save file; the browser asks where to put it." : "A torch.save file is downloaded."} />}
+      <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
+    </section>
+  );
+}

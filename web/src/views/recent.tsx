@@ -1,0 +1,31 @@
+/** Checkpoints that were opened before. Loaded on demand. */
+import type { JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { filesOfHandles, openingOf } from "../collect";
+import { forget, permit, recents, type Recent } from "../recent";
+import { visible } from "../text";
+import { useModel } from "./hooks";
+
+const dateText = (when: number): string => new Date(when).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+
+export function Recents(): JSX.Element | null {
+  const model = useModel(), [list, setList] = useState<readonly Recent[]>([]);
+  const load = () => void recents().then(setList, () => setList([])); // a browser that keeps nothing has none
+  useEffect(load, []);
+  if (list.length === 0) return null;
+  const open = (recent: Recent) => void model.open(async () => {
+    await permit(recent);
+    return openingOf(await filesOfHandles(recent.handles));
+  }, Promise.resolve(recent.handles));
+  return (
+    <section aria-label="Recent checkpoints">
+      <h2>Recent</h2>
+      <ul class="samples recents">
+        {list.map((r) => <li key={r.id}>
+          <button type="button" onClick={() => open(r)}><strong>{visible(r.title)}</strong><span>{dateText(r.when)}</span></button>
+          <button type="button" class="small" onClick={() => void forget(r.id).then(load)} aria-label={`Forget ${visible(r.title)}`}>✕</button>
+        </li>)}
+      </ul>
+    </section>
+  );
+}

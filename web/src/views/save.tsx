@@ -1,0 +1,69 @@
+/** What would be written, the button that writes it, and what was written. */
+import type { JSX } from "preact";
+import { useEffect } from "preact/hooks";
+import type { WritingPreview, Written } from "../protocol";
+import type { Saving } from "../saving";
+import { bytesText, exactText, plural, visible } from "../text";
+import { saveBlob, TroubleBox } from "./parts";
+
+const MOST = 100;
+const OWN = "The browser keeps a copy in its own storage until this page is closed.";
+
+function Preview({ preview: { files, bytes }, name }: { preview: WritingPreview; name: (file: string) => string }): JSX.Element {
+  return (
+    <>
+      <p role="status">{bytesText(bytes)} of tensors in {plural(files.length, "file")}.</p>
+      <div class="scroll" tabIndex={0} role="region" aria-label="Files that would be written">
+        <table>
+          <thead><tr><th>File</th><th class="number">Size</th></tr></thead>
+          <tbody>{files.slice(0, MOST).map((f) => <tr key={f.name}><td><code>{visible(name(f.name))}</code></td><td class="number">{f.size ? bytesText(f.size) : "known when written"}</td></tr>)}</tbody>
+        </table>
+      </div>
+      {files.length > MOST && <p class="quiet">… and {exactText(files.length - MOST)} more files.</p>}
+    </>
+  );
+}
+
+function Result({ written: { result, download, title } }: { written: Written & { readonly title: string } }): JSX.Element {
+  const { summary: s, warnings, files } = result;
+  useEffect(() => { if (download) saveBlob(download.name, download.blob); }, [download]);
+  const more = [s.cast && `${plural(s.cast, "tensor")} cast`, s.copied && `${plural(s.copied, "tied tensor")} copied`, s.left_out && `${plural(s.left_out, "entry", "entries")} left out`].filter(Boolean);
+  return (
+    <div class="written" role="status">
+      <p><strong>Wrote {[plural(s.tensors, "tensor"), ...(s.objects ? [plural(s.objects, "object")] : [])].join(" and ")} to {visible(title)}</strong>: {bytesText(files.reduce((sum, f) => sum + f.bytes, 0))} in {plural(files.length, "file")}{more.length > 0 && `; ${more.join(", ")}`}.</p>
+      {warnings.length > 0 && <ul class="names">{warnings.map((w) => <li key={w}>{visible(w)}</li>)}</ul>}
+      {download && <p class="buttons"><button type="button" onClick={() => saveBlob(download.name, download.blob)}>Download {visible(download.name)} again</button> <span class="quiet">{bytesText(download.blob.size)}. {OWN}</span></p>}
+    </div>
+  );
+}
+
+export interface SaveProps {
+  readonly saving: Saving;
+  /** The preview is of what the form says now. */
+  readonly isReady: boolean;
+  readonly name: string;
+  readonly setName: (name: string) => void;
+  /** How a file is called that the preview names. */
+  readonly fileName: (file: string) => string;
+  readonly save: () => void;
+  readonly goesTo: string;
+}
+
+export function Save({ saving, isReady, name, setName, fileName, save, goesTo }: SaveProps): JSX.Element {
+  const { preview, previewTrouble, trouble, written, isRunning, isCancelled } = saving;
+  return (
+    <section aria-label="Save">
+      <h2>{written ? "What was written" : "What will be written"}</h2>
+      {previewTrouble && <TroubleBox trouble={previewTrouble} />}
+      {preview && <Preview preview={preview} name={fileName} />}
+      <form class="slice" onSubmit={(e) => { e.preventDefault(); if (isReady && !isRunning) save(); }}>
+        <label>Name <input type="text" value={name} spellcheck={false} onInput={(e) => setName(e.currentTarget.value)} /></label>
+        <button type="submit" disabled={!isReady || isRunning || !name.trim()}>{isRunning ? "Writing …" : "Save…"}</button>
+      </form>
+      <p class="quiet">{goesTo}</p>
+      {trouble && <TroubleBox trouble={trouble} />}
+      {isCancelled && <p role="status">Cancelled. Nothing was left behind.</p>}
+      {written && <Result written={written} />}
+    </section>
+  );
+}

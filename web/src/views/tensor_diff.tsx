@@ -1,0 +1,42 @@
+/** Where the values of a tensor differ from B's: a heat map of A − B. Loaded on demand. */
+import type { JSX } from "preact";
+import { useState } from "preact/hooks";
+import { differencesOf, type Differences } from "../differences";
+import type { Compared, Trouble } from "../protocol";
+import { elementsOfSlice, firstSlice, MOST_SLICE } from "../slice";
+import { exactText, realText } from "../text";
+import { troubleOf } from "../trouble";
+import { useModel } from "./hooks";
+import { Facts, TroubleBox } from "./parts";
+import { HeatMap } from "./slice";
+
+export interface DiffOf { readonly fqn: string; readonly shape: readonly number[]; readonly compared: Compared }
+
+export function TensorDiff({ fqn, shape, compared }: DiffOf): JSX.Element {
+  const model = useModel(), [slice, setSlice] = useState(firstSlice(shape)), [found, setFound] = useState<Differences>(), [trouble, setTrouble] = useState<Trouble>();
+  const show = async () => {
+    setTrouble(undefined);
+    const count = elementsOfSlice(slice, shape);
+    if (count !== undefined && count > MOST_SLICE) return setTrouble({ message: `the slice has ${exactText(count)} elements; at most ${exactText(MOST_SLICE)} are shown here`, status: "page" });
+    try {
+      const { a, b } = await model.client.call("slices", { fqn, other: compared.other ?? fqn, slice: shape.length ? slice : undefined });
+      setFound(differencesOf(a, b));
+    } catch (e) {
+      setFound(undefined);
+      setTrouble(troubleOf(e));
+    }
+  };
+  return (
+    <>
+      <form class="slice" onSubmit={(e) => { e.preventDefault(); void show(); }}>
+        {shape.length > 0 && <label>Slice <input type="text" aria-label="Slice to compare" value={slice} spellcheck={false} onInput={(e) => setSlice(e.currentTarget.value)} /></label>}
+        <button type="submit">Show differences</button>
+      </form>
+      {trouble && <TroubleBox trouble={trouble} />}
+      {found && <>
+        <Facts facts={[["differing", `${exactText(found.differing)} of ${exactText(found.count)}`], ["largest finite |A − B|", realText(found.largest)], ...(found.apart ? [["NaN or infinite in A or B only (yellow)", exactText(found.apart)] as const] : [])]} />
+        <HeatMap elements={found.elements} what="differences A − B" />
+      </>}
+    </>
+  );
+}

@@ -1,0 +1,69 @@
+/** Conversions in the worker: what one would write, and writing it. */
+import type { Checkpoint, ConversionResult, ConvertOptions, OptimizerOptions, ReshardOptions, RunOptions, Sink } from "../../wasm/tessera.js";
+import type { OptimizerPreview, Place, Writing, WritingPreview, Written } from "./protocol";
+import { PlaceSink } from "./sink";
+import { zipOf } from "./zip";
+
+type Tell = (done: number, total: number) => void;
+
+async function run(checkpoint: Checkpoint, writing: Writing, control: RunOptions, sink: Sink): Promise<ConversionResult> {
+  if (writing.what === "optimizer") {
+    const made = checkpoint.optimizer(writing.action, writing.options);
+    try {
+      return await made.convert({ to: "torch", ...control }, sink);
+    } finally {
+      made.close();
+    }
+  }
+  return writing.what === "convert" ? checkpoint.convert({ ...writing.options, ...control } as ConvertOptions, sink)
+    : checkpoint.reshard({ ...writing.options, ...control } as ReshardOptions, sink);
+}
+
+/** The files that would be written. Everything is decided, and refused, as for the conversion itself, which is stopped after
+ *  the step that creates the files and before anything is written. */
+export async function previewOf(checkpoint: Checkpoint, writing: Writing): Promise<WritingPreview> {
+  const files: { name: string; size: number }[] = [], stop = new AbortController(), enough = new Error("enough");
+  let bytes = 0;
+  const sink: Sink = { create: (name, size) => { files.push({ name, size }); }, write: () => undefined, finish: () => undefined };
+  try {
+    await run(checkpoint, writing, { signal: stop.signal, onProgress: ({ total }) => { bytes = total; stop.abort(enough); } }, sink);
+  } catch (e) {
+    if (e !== enough) throw e;
+  }
+  return { files, bytes };
+}
+
+/** The names and values that the optimizer's state has in another form. */
+export function optimizerPreviewOf(checkpoint: Checkpoint, action: (Writing & { what: "optimizer" })["action"], options: OptimizerOptions, count: number): OptimizerPreview {
+  const made = checkpoint.optimizer(action, options);
+  try {
+    const { entries } = made.inspect();
+    return {
+      count: entries.length, warnings: made.warnings,
+      entries: entries.slice(0, count).map((e) => e.kind === "tensor" && "shape" in e ? { fqn: e.fqn, dtype: e.dtype, shape: e.shape } : { fqn: e.fqn, text: "value" in e && e.value !== undefined ? JSON.stringify(e.value) : "repr" in e ? e.repr ?? "" : "" }),
+    };
+  } finally {
+    made.close();
+  }
+}
+
+/** What was written into the origin's own directory, as one file to download: a zip where it is more than one. */
+async function downloadOf(place: Place & { kind: "download" }, paths: readonly string[], tell: Tell): Promise<Written["download"]> {
+  const files = await Promise.all(paths.map(async (name) => {
+    const components = name.split("/"), last = components.pop() ?? "";
+    let at = place.directory;
+    for (const component of components) at = await at.getDirectoryHandle(component);
+    return { name: `${place.name}/${name}`, file: await (await at.getFileHandle(last)).getFile() };
+  }));
+  const [only] = files;
+  if (only && files.length === 1 && place.base !== undefined) return { name: place.base, blob: only.file };
+  const total = files.reduce((sum, { file }) => sum + file.size, 0);
+  let done = 0;
+  return { name: `${place.name}.zip`, blob: await zipOf(files, (bytes) => { done += bytes; tell(done, total); }) };
+}
+
+export async function write(checkpoint: Checkpoint, writing: Writing, place: Place, signal: AbortSignal, tell: Tell): Promise<Written> {
+  const sink = new PlaceSink(place);
+  const result = await run(checkpoint, writing, { signal, onProgress: ({ done, total }) => tell(done, total) }, sink);
+  return { result, ...(place.kind === "download" ? { download: await downloadOf(place, sink.paths, tell) } : {}) };
+}
