@@ -11,6 +11,7 @@ import shutil
 import tempfile
 
 CASES = {}
+TORCH = "2.13"
 
 
 @dataclasses.dataclass
@@ -22,13 +23,14 @@ class Case:
     ranks: int = 1
     set: str = "small"
     base: str | None = None  # a sample that this one is derived from: it starts as a copy of it
+    torch: str = TORCH  # the PyTorch that writes it and its golden
 
 
-def case(name, read, what, ranks=1, set="small", base=None):
-    """Registers the decorated function as the maker of a sample."""
+def case(name, read, what, **options):
+    """Registers the decorated function as the maker of a sample; options are the fields of Case after `what`."""
     def register(make):
         assert name not in CASES, name
-        CASES[name] = Case(name, make, read, what, ranks, set, base)
+        CASES[name] = Case(name, make, read, what, **options)
         return make
     return register
 

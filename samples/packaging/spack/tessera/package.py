@@ -24,6 +24,7 @@ class Tessera(CMakePackage):
     depends_on("pkgconfig", type="build")
     depends_on("cjson")
     depends_on("curl")
+    depends_on("expat")
     depends_on("isa-l")
     depends_on("libmicrohttpd")
     depends_on("openssl")
