@@ -1,4 +1,5 @@
 """What the tests under mpirun share: how a job is started, and what is expected of it."""
+import array
 import concurrent.futures
 import glob
 import json
@@ -12,7 +13,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 
-from checks import ROOT, SAMPLES, TESTS, Bad, need, test  # noqa: E402, F401
+from checks import ROOT, SAMPLES, TESTS, Bad, Skip, need, test  # noqa: E402, F401
 
 FULL = bool(os.environ.get("TSR_TEST_FULL"))
 # A rank that waits gives its core away. Open MPI does so by itself only where it counts more ranks than slots; otherwise a test
@@ -84,8 +85,25 @@ def samples():
         yield os.path.join(SAMPLES, want.get("path", os.path.basename(path)[:-len(".expect.json")]))
 
 
-def safetensors(path, sizes, seed):
-    """A file of float32 tensors with some NaN."""
+def with_nan(rng, elements):
+    """Any finite float32 numbers, and up to three NaN."""
+    data = bytearray(rng.randbytes(4 * elements))
+    for k in range(0, len(data), 4):
+        if data[k + 3] & 0x7f == 0x7f and data[k + 2] & 0x80:  # neither NaN nor infinite but where we say so
+            data[k + 3] ^= 0x10
+    for _ in range(min(3, elements)):
+        k = 4 * rng.randrange(elements)
+        data[k:k + 4] = struct.pack("<f", float("nan"))
+    return data
+
+
+def ordinary(rng, elements):
+    """Numbers whose products stay finite."""
+    return array.array("f", [rng.gauss(0, 1) for _ in range(elements)]).tobytes()
+
+
+def safetensors(path, sizes, seed, numbers=with_nan):
+    """A file of one-dimensional float32 tensors."""
     rng = random.Random(seed)
     header, at = {}, 0
     for i, elements in enumerate(sizes):
@@ -96,14 +114,7 @@ def safetensors(path, sizes, seed):
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for elements in sizes:
-            data = bytearray(rng.randbytes(4 * elements))
-            for k in range(0, len(data), 4):
-                if data[k + 3] & 0x7f == 0x7f and data[k + 2] & 0x80:  # neither NaN nor infinite but where we say so
-                    data[k + 3] ^= 0x10
-            for _ in range(min(3, elements)):
-                k = 4 * rng.randrange(elements)
-                data[k:k + 4] = struct.pack("<f", float("nan"))
-            f.write(data)
+            f.write(numbers(rng, elements))
 
 
 def tree(path):

@@ -1,6 +1,6 @@
 /* Loaded before a program (LD_PRELOAD), kills one rank of it at one of its calls, or lists them.
  *
- *   KILL_AT_RANK=R       the process of this rank counts (OMPI_COMM_WORLD_RANK)
+ *   KILL_AT_RANK=R       the process of this rank counts (OMPI_COMM_WORLD_RANK, SLURM_PROCID)
  *   KILL_AT_CALL=N       from 1: SIGKILL before the N-th call, or with KILL_AT_AFTER=1 behind it
  *   KILL_AT_LIST=FILE    appends the name of every call
  *
@@ -31,7 +31,7 @@ static const char *setting(const char *name)
 static unsigned long enter(const char *name, void *caller)
 {
     Dl_info info;
-    const char *rank = setting("OMPI_COMM_WORLD_RANK");
+    const char *rank = *setting("OMPI_COMM_WORLD_RANK") ? setting("OMPI_COMM_WORLD_RANK") : setting("SLURM_PROCID");
     if (!*rank || strcmp(rank, setting("KILL_AT_RANK")) != 0) return 0;
     const char *program = (const char *)(getauxval(AT_PHDR) & ~4095ul);
     if (!dladdr(caller, &info) || info.dli_fbase != program) return 0;

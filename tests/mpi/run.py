@@ -9,8 +9,12 @@ import time
 
 import harness
 
-for module in sorted(glob.glob(os.path.join(os.path.dirname(os.path.abspath(__file__)), "test_*.py"))):
-    importlib.import_module(os.path.basename(module)[:-len(".py")])
+HERE = os.path.dirname(os.path.abspath(__file__))
+SLURM = os.path.join(os.path.dirname(HERE), "slurm")
+sys.path.append(SLURM)
+for folder in (HERE, SLURM):
+    for module in sorted(glob.glob(os.path.join(folder, "test_*.py"))):
+        importlib.import_module(os.path.basename(module)[:-len(".py")])
 
 # Their cases are of 1 to 4 ranks, which PyTorch ran; further processes only look on, which 5 of them show.
 CASES_OF_4 = {f"test_statedict_{name}_mpi" for name in ("first_states", "fsdp_get_set", "get_set_faults", "model_state", "optimizer_state")}
@@ -59,6 +63,7 @@ def main():
     ap.add_argument("parts", nargs="*")
     args = ap.parse_args()
     passed, failed = run_programs(args.asan, args.parts)
+    skipped = 0
     for name, function in harness.TESTS:
         if args.parts and not any(p in name for p in args.parts):
             continue
@@ -67,11 +72,14 @@ def main():
             function(os.path.abspath(args.release))
             passed += 1
             print(f"ok   {name}, {time.monotonic() - start:.1f} s")
+        except harness.Skip as reason:
+            skipped += 1
+            print(f"skip {name}: {reason}")
         except Exception as bad:  # one that breaks must not hide the others
             failed += 1
             print(f"FAIL {name}: {bad!r}")
         sys.stdout.flush()
-    print(f"{passed} passed, {failed} failed")
+    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     sys.exit(bool(failed))
 
 

@@ -1,11 +1,11 @@
-"""`mpirun -n N tessera convert|reshard` writes what one process writes, or nothing and one message."""
+"""`mpirun -n N tessera convert|reshard|merge` writes what one process writes, or nothing and one message."""
 import json
 import os
 import shutil
 import subprocess
 import tempfile
 
-from harness import FULL, SAMPLES, alone, mpirun, need, safetensors, test, tree
+from harness import FULL, SAMPLES, alone, mpirun, need, ordinary, safetensors, test, tree
 
 MESH = ["--mesh", "dp=3,tp=2", "--placements", "shard(0),shard(0)"]
 
@@ -75,6 +75,28 @@ def shared_outputs_are_those_of_one_process(folder):
 
 
 @test
+def merges_are_those_of_one_process(folder):
+    """The ranks share the measuring of angles too."""
+    tessera = f"{folder}/tessera"
+    with tempfile.TemporaryDirectory(prefix="tessera-mpi-source-") as inputs, tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
+        paths = [os.path.join(inputs, f"{name}.safetensors") for name in "ab"]
+        for seed, path in enumerate(paths):
+            safetensors(path, [2_000_000, 1, 0, 17, 70_000] + [1000] * 20, seed, ordinary)
+        for options in (["--method", "slerp", "--t", "0.3"], ["--method", "linear", "--weight", "0.7", "--weight", "0.2", "--dtype", "bfloat16"]):
+            one = os.path.join(scratch, "one.safetensors")
+            status, _, err = alone(tessera, "merge", one, *paths, *options)
+            need(status == 0, err)
+            for ranks in (2, 5):
+                many = os.path.join(scratch, "many.safetensors")
+                job = mpirun(ranks, tessera, "merge", many, *paths, *options, limit=120)
+                need(job.status == 0 and job.err.count("wrote ") == 1, f"{options} on {ranks}: {job.err[-600:]}")
+                need(tree(many) == tree(one), f"{options} on {ranks}: other bytes than one process")
+                need(sorted(os.listdir(scratch)) == ["many.safetensors", "one.safetensors"], f"left {os.listdir(scratch)}")
+                os.remove(many)
+            os.remove(one)
+
+
+@test
 def replacing_and_looking_work_as_by_one_process(folder):
     tessera = f"{folder}/tessera"
     source = os.path.join(SAMPLES, "dcp_crc_off")
@@ -101,9 +123,9 @@ def a_refusal_is_said_once_and_leaves_nothing(folder):
         at = lambda name: os.path.join(scratch, name)
         shutil.copytree(source, at("there"))
         rows = [(["convert", "/nonexistent/ckpt", at("x.pt")], "No such file"), (["convert", source, at("there"), "--to", "dcp"], "exists"),
-                (["convert", source, at("x"), "--to", "torch", "--dtype", "float33"], "there is no dtype"), (["convert", source], "DEST"),
+                (["convert", source, at("x"), "--to", "torch", "--dtype", "float33"], "unknown dtype"), (["convert", source], "DEST"),
                 (["convert", source, at("no/x.pt"), "--to", "torch"], "No such file"),
-                (["reshard", source, at("x"), "--mesh", "dp=2", "--placements", "shard(7"], "is expected at byte 7")]
+                (["reshard", source, at("x"), "--mesh", "dp=2", "--placements", "shard(7"], "at byte 7")]
         for arguments, text in rows:
             status, _, err = alone(tessera, *arguments)
             line = err.strip().splitlines()[0]
@@ -154,6 +176,7 @@ def launchers_are_told_apart(folder):
             ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, convert, 2, "srun --mpi=pmix"),
             ({"SLURM_NTASKS": "4", "SLURM_PROCID": "2"}, convert, 2, ""),
             ({"PMI_SIZE": "3", "PMI_RANK": "0"}, convert, 2, "they are not connected"),
+            ({"PMI_SIZE": "3", "PMI_RANK": "0", "PMI_FD": "9", "SLURM_STEP_ID": "0"}, convert, 2, "use srun --mpi=pmix"),  # srun --mpi=pmi2
             ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, [tessera, "inspect", source], 2, "runs as a single process"),
             ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, [tessera, "inspect", source, "--no-mpi"], 0, ""),
             ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, [tessera, "inspect", source], 0, ""),

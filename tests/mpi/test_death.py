@@ -156,7 +156,7 @@ def a_killed_job_does_not_outlive_the_next_run(folder):
         status, _, err = alone(*other, "--resume")
         need(status == 2 and "had 'mesh dp=3'" in err and "mesh dp=2" in err, f"--resume of another job: {status} {err}")
         job = mpirun(2, *other)
-        need(job.status == 0 and job.err.count("removing what an interrupted run") == 1 and left() == ["out"], f"{left()}: {job.err}")
+        need(job.status == 0 and job.err.count("removing the remains of an interrupted run") == 1 and left() == ["out"], f"{left()}: {job.err}")
         place.clear()
         plan = os.path.join(place.scratch, "plan.json")
         with open(plan, "w") as f:

@@ -61,10 +61,12 @@ static tsr_status by_alltoallw(const change *c, const tsr_mesh *mesh, const tsr_
     tsr_shard own[2], other[2];
     MPI_Type_contiguous((int)tsr_dtype_size(c->dtype), MPI_BYTE, &element);
     for (int s = 0; s < 2; s++)
-        TRY(tsr_mesh_shard(mesh, &placements[s], TSR_STRIDED_FSDP, c->rank, c->shape, comm->rank, arena, &own[s], err));
+        TRY(tsr_mesh_shard(&(tsr_sharding){mesh, &placements[s], TSR_STRIDED_FSDP}, (tsr_shape){c->rank, c->shape},
+                           comm->rank, arena, &own[s], err));
     for (uint32_t r = 0; r < comm->size; r++) {
         for (int s = 0; s < 2; s++)
-            TRY(tsr_mesh_shard(mesh, &placements[s], TSR_STRIDED_FSDP, c->rank, c->shape, r, arena, &other[s], err));
+            TRY(tsr_mesh_shard(&(tsr_sharding){mesh, &placements[s], TSR_STRIDED_FSDP}, (tsr_shape){c->rank, c->shape}, r,
+                               arena, &other[s], err));
         send_counts[r] = common_type(&own[0], &other[1], element, &sends[r]);
         receive_counts[r] = common_type(&own[1], &other[0], element, &receives[r]);
     }

@@ -18,6 +18,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+from ended import leave  # noqa: E402
+
 
 def ramp(shape, dtype=torch.float32, start=0.0):
     return (torch.arange(torch.Size(shape).numel(), dtype=torch.float64) % 97 + start).reshape(shape).to(dtype)
@@ -149,6 +152,7 @@ def run(rank, what, world, folder, rendezvous):
     {"save": save, "check": check, "train": train, "resume": resume}[what](world, folder)
     dist.barrier()
     dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

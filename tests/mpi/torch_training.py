@@ -1,10 +1,14 @@
 """Goes on with a training that samples/mpi_training began, in PyTorch, and prints the losses: torch_training.py FOLDER STEPS"""
+import os
 import sys
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+from ended import leave  # noqa: E402
 
 BATCH = 12
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).double()
@@ -28,3 +32,4 @@ for step in range(state["trained_steps"], int(sys.argv[2])):
     loss.backward()
     optimizer.step()
     print(f"step {step} loss {loss.item():.17g}")
+leave()
