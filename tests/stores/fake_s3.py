@@ -1,0 +1,174 @@
+"""An S3 server for trouble: it checks signatures with botocore, counts requests, and fails as a test wants it to. It reads and writes."""
+import contextlib
+import functools
+import hashlib
+import re
+import urllib.parse
+from xml.sax.saxutils import escape
+
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+import http_serving
+
+ID, SECRET = "AKIDTESSERA", "wJalr/Secret+Key=="
+ENV = {"AWS_ACCESS_KEY_ID": ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "eu-test-1"}
+
+
+class Server(http_serving.Server):
+    """`objects`: {key: bytes} of the bucket "b". `trouble(handler, key, count)` may answer itself and return True. `loses(handler)`: whether
+    a reply is lost, after the request was carried out. `done`: the writes that were, as (operation, key)."""
+
+    def __init__(self, objects, trouble=lambda *a: False, region="eu-test-1", page=1000, keys=None):
+        self.objects, self.trouble, self.region, self.page = objects, trouble, region, page
+        self.keys = keys or {ID: (SECRET, None)}
+        self.counts, self.active, self.most = {}, 0, 0
+        self.uploads, self.done, self.loses, self.knows_conditions = {}, [], lambda handler: False, True
+        self.condition = "If-None-Match", "*"
+        super().__init__(Handler)
+
+    def env(self, **more):
+        return {**ENV, "AWS_ENDPOINT_URL": self.url, **more}
+
+
+@functools.lru_cache(32)
+def etag(data):
+    return '"' + hashlib.md5(data).hexdigest() + '"'
+
+
+class Handler(http_serving.Handler):
+    def error(self, status, code, more="", **headers):
+        return self.answer(status, f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{self.headers}</Message>{more}</Error>".encode(), **headers)
+
+    def refusal(self):
+        """Why the signature does not count: (status, code), or None."""
+        m = re.fullmatch(r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d+)/([^/]+)/s3/aws4_request, ?SignedHeaders=([^,]+), ?Signature=([0-9a-f]+)",
+                         self.headers.get("Authorization", ""))
+        if not m:
+            return 403, "AccessDenied"
+        key, _, region, names, signature = m.groups()
+        if key not in self.server.keys:
+            return 403, "InvalidAccessKeyId"
+        secret, token = self.server.keys[key]
+        if token != self.headers.get("x-amz-security-token"):
+            return 403, "InvalidToken"
+        if region != self.server.region:
+            return 400, "AuthorizationHeaderMalformed"
+        request = AWSRequest(self.command, f"http://{self.headers['Host']}{self.path}", headers={n: self.headers[n] for n in names.split(";")})
+        request.context["timestamp"] = self.headers["x-amz-date"]
+        auth = S3SigV4Auth(Credentials(key, secret), "s3", region)
+        wanted = auth.signature(auth.string_to_sign(request, auth.canonical_request(request)), request)
+        return None if wanted == signature and "host" in names.split(";") else (403, "SignatureDoesNotMatch")
+
+    def is_damaged(self):
+        return hashlib.sha256(self.body).hexdigest() != self.headers.get("x-amz-content-sha256")
+
+    def do_GET(self):
+        s = self.server
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path, _, query = self.path.partition("?")
+        key = urllib.parse.unquote(path)[len("/b/"):] if path.startswith("/b/") else ""
+        with s.lock:
+            s.asked.append((self.command, key or "?" + query, dict(self.headers)))
+            s.counts[key] = count = s.counts.get(key, 0) + 1
+            s.active += 1
+            s.most = max(s.most, s.active)
+        try:
+            self.serve(path, key, urllib.parse.parse_qs(query, keep_blank_values=True), count)
+        finally:
+            with s.lock:
+                s.active -= 1
+
+    do_PUT = do_POST = do_DELETE = do_GET
+
+    OPERATIONS = {("GET", "uploads"): "ListMultipartUploads", ("GET", "uploadId"): "ListParts", ("POST", "uploads"): "CreateMultipartUpload",
+                  ("PUT", "uploadId"): "UploadPart", ("POST", "uploadId"): "CompleteMultipartUpload", ("DELETE", "uploadId"): "AbortMultipartUpload",
+                  ("PUT", None): "PutObject", ("DELETE", None): "DeleteObject"}
+
+    def serve(self, path, key, query, count):
+        s = self.server
+        self.operation = self.OPERATIONS.get((self.command, next((n for n in ("uploads", "uploadId") if n in query), None)), self.command)
+        if s.trouble(self, key, count):
+            return None
+        refused = self.refusal()
+        if refused:
+            return self.error(*refused, f"<Region>{s.region}</Region>" if refused[0] == 400 else "")
+        if self.is_damaged():
+            return self.error(400, "XAmzContentSHA256Mismatch")
+        if self.operation not in ("GET", "HEAD"):
+            with s.lock:
+                status, code, body, headers = self.write(key, {k: v[0] for k, v in query.items()})
+                s.done += [(self.operation, key)] if status < 300 else []
+            if s.loses(self):
+                self.close_connection = True
+                return self.connection.shutdown(2)
+            return self.error(status, code) if code else self.answer(status, body, **headers)
+        if not key:
+            return self.list(query) if path.rstrip("/") == "/b" else self.error(404, "NoSuchBucket")
+        if key not in s.objects:
+            return self.error(404, "NoSuchKey")
+        return self.give(s.objects[key], ETag=etag(s.objects[key]))
+
+    def write(self, key, query):
+        """(status, error code or None, body, headers)"""
+        s = self.server
+        name, value = s.condition
+        absent = self.headers.get(name) == value and s.knows_conditions
+        upload = s.uploads.get(query.get("uploadId"))
+        if "uploadId" in query and (upload is None or upload[0] != key):
+            return 404, "NoSuchUpload", b"", {}
+        if absent and name != "If-None-Match" and self.operation == "CompleteMultipartUpload":
+            return 400, "NotImplemented", b"", {}  # as Google does
+        if absent and key in s.objects:
+            return 412, "PreconditionFailed", b"", {}
+        if self.operation == "ListMultipartUploads":
+            found = "".join(f"<Upload><Key>{escape(k)}</Key><UploadId>{i}</UploadId></Upload>" for i, (k, _) in s.uploads.items() if k.startswith(query["prefix"]))
+            return 200, None, f"<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>{found}</ListMultipartUploadsResult>".encode(), {}
+        if self.operation == "ListParts":
+            return 200, None, ("<ListPartsResult>" + "".join(f"<Part><PartNumber>{n}</PartNumber></Part>" for n in upload[1]) + "</ListPartsResult>").encode(), {}
+        if self.operation == "CreateMultipartUpload":
+            name = f"upload-{len(s.done)}"
+            s.uploads[name] = (key, {})
+            return 200, None, f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>".encode(), {}
+        if self.operation == "UploadPart":
+            upload[1][int(query["partNumber"])] = self.body
+            return 200, None, b"", {"ETag": etag(self.body)}
+        if self.operation == "CompleteMultipartUpload":
+            wanted = [(int(n), e) for n, e in re.findall(r"<PartNumber>(\d+)</PartNumber><ETag>(.*?)</ETag>", self.body.decode())]
+            parts = [upload[1].get(n, b"") for n, _ in wanted]
+            if [n for n, _ in wanted] != list(range(1, len(upload[1]) + 1)) or [e for _, e in wanted] != [etag(p) for p in parts]:
+                return 400, "InvalidPart", b"", {}
+            if any(len(p) < 5 << 20 for p in parts[:-1]):
+                return 400, "EntityTooSmall", b"", {}
+            s.objects[key] = b"".join(parts)
+            del s.uploads[query["uploadId"]]
+            return 200, None, b"<CompleteMultipartUploadResult/>", {}
+        if self.operation == "AbortMultipartUpload":
+            del s.uploads[query["uploadId"]]
+            return 204, None, b"", {}
+        if self.operation == "PutObject":
+            s.objects[key] = self.body
+            return 200, None, b"", {"ETag": etag(self.body)}
+        s.objects.pop(key, None)
+        return 204, None, b"", {}
+
+    def list(self, query):
+        s, prefix = self.server, query.get("prefix", [""])[0]
+        keys = sorted(k for k in s.objects if k.startswith(prefix))
+        if "delimiter" in query:
+            keys = [k for k in keys if "/" not in k[len(prefix):]]
+        start = int(query.get("continuation-token", ["t/+0"])[0][3:])
+        page = keys[start:start + s.page]
+        more = start + s.page < len(keys)
+        items = "".join(f"<Contents><Key>{escape(urllib.parse.quote_plus(k, safe='/'))}</Key><ETag>{escape(etag(s.objects[k]))}</ETag>"
+                        f"<Size>{len(s.objects[k])}</Size><Owner><ID>x</ID></Owner></Contents>" for k in page)
+        token = f"<NextContinuationToken>t/+{start + s.page}</NextContinuationToken>" if more else ""
+        return self.answer(200, (f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{items}'
+                                 f"<EncodingType>url</EncodingType><IsTruncated>{str(more).lower()}</IsTruncated>{token}</ListBucketResult>").encode())
+
+
+@contextlib.contextmanager
+def serving(objects, trouble=lambda *a: False, **more):
+    with http_serving.running(Server(objects, trouble, **more)) as server:
+        yield server

@@ -1,0 +1,83 @@
+"""Servers of other projects, each started for the tests on a port of the loopback address. What is not installed is a Skip."""
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+from checks import Skip
+
+NPM = {"place": None}  # set by run.py
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait_for(port, process, name):
+    for _ in range(600):
+        if process.poll() is not None:
+            raise Skip(f"{name} does not start")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
+            return
+        time.sleep(0.05)
+    raise Skip(f"{name} does not listen")
+
+
+@contextlib.contextmanager
+def program(name, arguments, port, env=None):
+    folder = tempfile.mkdtemp(prefix="tessera-stores-")
+    with open(os.path.join(folder, "log"), "wb") as log:
+        process = subprocess.Popen([a.replace("FOLDER", folder) for a in arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder,
+                                   env={**os.environ, **(env or {})})
+        try:
+            wait_for(port, process, name)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def npm_program(name):
+    path = os.path.join(NPM["place"] or "", "node_modules", ".bin", name)
+    if not os.path.exists(path):
+        raise Skip(f"{name} is not installed (npm)")
+    return path
+
+
+def python_program(name):
+    path = os.path.join(os.path.dirname(sys.executable), name)
+    if not os.path.exists(path):
+        raise Skip(f"{name} is not installed (PyPI)")
+    return path
+
+
+def moto():
+    port = free_port()
+    return program("moto_server", [python_program("moto_server"), "-H", "127.0.0.1", "-p", str(port)], port)
+
+
+def s3rver():
+    port = free_port()
+    return program("s3rver", [npm_program("s3rver"), "-d", "FOLDER/data", "-a", "127.0.0.1", "-p", str(port), "--silent"], port)
+
+
+def azurite():
+    port = free_port()
+    return program("azurite", [npm_program("azurite-blob"), "-l", "FOLDER", "--blobHost", "127.0.0.1", "--blobPort", str(port), "--silent",
+                               "--skipApiVersionCheck"], port)
+
+
+def gcs_emulator():
+    port = free_port()
+    return program("gcp-storage-emulator", [python_program("gcp-storage-emulator"), "start", "--host=127.0.0.1", f"--port={port}", "--in-memory"], port)

@@ -1,0 +1,95 @@
+"""tessera cp from object stores and from disks: the same files, all of them or none."""
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+from checks import SAMPLES, need, test
+from fake_s3 import serving
+from harness import sample
+from test_s3 import files_below
+
+
+@test
+def test_cp_copies_every_file(t):
+    path = sample("dcp_fsdp2")[0]
+    files = {**files_below(path), "deep/er/and/deeper/notes.txt": b"notes", "empty": b"", "large.bin": os.urandom(20 << 20)}
+    with serving({**{f"run/step=1/{n}": d for n, d in files.items()}, "run/step=1/": b"", "run/step=1/.tessera-x": b"x"}) as s:
+        out = t.text("cp", "s3://b/run/step=1", t.at("copy"), env=s.env())
+        need(files_below(t.at("copy")) == files and f"{len(files)} files" in out and "read back" in out, out)
+        need(t.json("diff", path, t.at("copy"), "--values", "--json")["same"], "another checkpoint")
+        p = t.run("cp", "s3://b/run/step=1", t.at("copy"), status=2, env=s.env())
+        need(b"already exists" in p.stderr, p.stderr)
+        t.run("cp", "s3://b/run/step=1/large.bin", t.at("one.bin"), env=s.env())
+        need(files_below(t.at("one.bin"))["one.bin"] == files["large.bin"], "a single file")
+    t.run("cp", t.at("copy"), t.at("second"))
+    t.run("cp", t.at("copy"), t.at("third"), "--no-verify")
+    need(files_below(t.at("second")) == files == files_below(t.at("third")), "from disk to disk")
+    need(sorted(os.listdir(t.folder)) == ["copy", "one.bin", "second", "third"], os.listdir(t.folder))
+
+
+@test
+def test_cp_leaves_nothing_when_it_fails(t):
+    data = os.urandom(3 << 20)
+    for objects, trouble, words in (({"d/a": data, "d/b": data}, lambda h, key, count: key == "d/b" and h.error(403, "AccessDenied"), "AccessDenied"),
+                                    ({"d/a": data, "d/../../x": data}, lambda *a: False, "cannot be the name"), ({"d//a": data}, lambda *a: False, "cannot be the name")):
+        with serving(objects, trouble) as s:
+            p = t.run("cp", "s3://b/d", t.at("copy"), status=2, env=s.env())
+            need(words in p.stderr.decode() and os.listdir(t.folder) == [], f"{p.stderr} {os.listdir(t.folder)}")
+    need(b"inside" in t.run("cp", SAMPLES, os.path.join(SAMPLES, "copy"), status=2).stderr, "into itself")
+
+
+def write_shards(t, source, out):
+    t.run("convert", source, out, "--to", "safetensors", "--max-shard-size", "2KB", "--objects", "drop")
+    return files_below(out)
+
+
+@test
+def test_cp_overwrite_replaces_what_the_old_checkpoint_lists(t):
+    """Files that neither has stay; a name that both have is replaced; what is read is not."""
+    path = sample("dcp_fsdp2")[0]
+    shutil.copytree(path, t.at("new"))
+    with open(t.at("new/config.json"), "wb") as f:
+        f.write(b"new")
+    new = files_below(t.at("new"))
+    old = write_shards(t, path, t.at("d"))
+    adapter, = files_below(sample("safetensors_model")[0]).values()
+    for name, text in (("d/notes.txt", b"mine"), ("d/config.json", b"old"), ("d/adapter.safetensors", adapter)):
+        with open(t.at(name), "wb") as f:
+            f.write(text)
+    kept = {name: data for name, data in files_below(t.at("d")).items() if name not in old and name not in new}
+    need(len(old) >= 3 and len(kept) == 2, f"{list(old)} {list(kept)}")
+    need(b"--overwrite" in t.run("cp", t.at("new"), t.at("d"), status=2).stderr, "without --overwrite")
+    t.run("cp", t.at("new"), t.at("d"), "--overwrite")
+    need(files_below(t.at("d")) == {**new, **kept} and sorted(os.listdir(t.folder)) == ["d", "new"], f"{os.listdir(t.at('d'))}")
+    for source, out in (("d", "d"), ("d/.metadata", "d/.metadata"), ("d", "d/below")):
+        t.run("cp", t.at(source), t.at(out), "--overwrite", status=2)
+        need(files_below(t.at("d")) == {**new, **kept}, f"{source} to {out}")
+    t.run("cp", t.at("new"), t.at("fresh"), "--overwrite")
+    t.run("cp", t.at("d/config.json"), t.at("fresh/config.json"), "--overwrite")
+    need(files_below(t.at("fresh")) == new, "where nothing is in the way")
+    os.mkdir(t.at("d/below"))
+    refused = t.run("cp", t.at("new"), t.at("d"), "--overwrite", status=2).stderr
+    need(b"the directory 'below'" in refused, refused)
+
+
+@test
+def test_cp_that_is_killed_leaves_the_old_or_the_new_checkpoint(t):
+    for name, fill in (("old", 1), ("new", 2)):
+        os.mkdir(t.at(name))
+        for i in range(6):
+            with open(t.at(name, f"part-{i}.bin"), "wb") as f:
+                f.write(bytes([fill * 10 + i]) * (4 << 20))
+    old, new = files_below(t.at("old")), files_below(t.at("new"))
+    for k in range(12):
+        shutil.rmtree(t.at("d"), ignore_errors=True)
+        shutil.copytree(t.at("old"), t.at("d"))
+        p = subprocess.Popen([t.path, "cp", t.at("new"), t.at("d"), "--overwrite"], stdout=subprocess.DEVNULL)
+        time.sleep(0.005 * k)
+        p.send_signal(signal.SIGKILL)
+        p.wait()
+        found = files_below(t.at("d"))
+        need(found in (old, new), f"after {5 * k} ms: {list(found)}")
+    t.run("cp", t.at("new"), t.at("d"), "--overwrite")
+    need(files_below(t.at("d")) == new and sorted(os.listdir(t.folder)) == ["d", "new", "old"], f"{os.listdir(t.folder)}")

@@ -1,0 +1,111 @@
+"""Checkpoints written to Google's and Azure's stores: by a server of our own, which takes what Google documents, and by azurite."""
+import datetime
+import json
+import re
+import urllib.parse
+
+import fake_s3
+import http_serving
+import servers
+from checks import Skip, need, test
+from test_azure import ACCOUNT, KEY
+from test_gcs import TOKEN
+from test_write import Place, compare_all, large_file, overwrite_all
+
+
+class Google(fake_s3.Handler):
+    """Both APIs of the bucket "b" for a token: JSON for what is read, XML for what is written. Generations follow the content."""
+
+    def serve(self, path, key, query, count):
+        if not path.startswith("/storage/v1/b/b/o"):
+            return super().serve(path, key, query, count)
+        s, name = self.server, urllib.parse.unquote(path[len("/storage/v1/b/b/o/"):])
+        if s.trouble(self, name, count):
+            return None
+        if self.refusal():
+            return self.answer(401)
+        describe = lambda n: {"name": n, "size": str(len(s.objects[n])), "generation": str(int(fake_s3.etag(s.objects[n])[1:15], 16))}
+        if not name:
+            names = [n for n in sorted(s.objects) if n.startswith(query["prefix"][0]) and ("delimiter" not in query or "/" not in n[len(query["prefix"][0]):])]
+            return self.answer(200, json.dumps({"items": [describe(n) for n in names]}).encode())
+        if name not in s.objects:
+            return self.answer(404, b"{}")
+        if "alt" not in query:
+            return self.answer(200, json.dumps(describe(name)).encode())
+        return self.give(s.objects[name], x_goog_generation=describe(name)["generation"])
+
+    def is_damaged(self):
+        return False
+
+    def refusal(self):
+        return None if self.headers.get("Authorization") == f"Bearer {TOKEN}" else (401, "AuthenticationRequired")
+
+
+def google(objects):
+    server = fake_s3.Server(objects)
+    server.condition, server.RequestHandlerClass = ("x-goog-if-generation-match", "0"), Google
+    return server
+
+
+def place_of(server, env):
+    return Place("gs://b", env, lambda prefix: {k: v for k, v in server.objects.items() if k.startswith(prefix)}, server.objects.__setitem__)
+
+
+@test
+def test_write_to_google_with_a_token(t):
+    with http_serving.running(google({})) as s:
+        place = place_of(s, {"GOOGLE_OAUTH_ACCESS_TOKEN": TOKEN, "STORAGE_EMULATOR_HOST": s.url})
+        compare_all(t, place)
+        need(not s.uploads, s.uploads)
+        puts = [h for m, k, h in s.asked if m == "PUT" and "uploadId" not in k and "x-goog-if-generation-match" in h]
+        need(len(puts) >= 5 and not any("If-None-Match" in h for _, _, h in s.asked), "the store's own precondition")
+        s.objects.clear()
+        overwrite_all(t, place)
+
+
+@test
+def test_write_to_google_with_a_key(t):
+    with fake_s3.serving({}, region="auto", keys={"GOOGID": ("hmac/Secret", None)}) as s:
+        s.condition = "x-goog-if-generation-match", "0"
+        place = place_of(s, {"GOOGLE_HMAC_ACCESS_ID": "GOOGID", "GOOGLE_HMAC_SECRET": "hmac/Secret", "STORAGE_EMULATOR_HOST": s.url})
+        compare_all(t, place)
+        need(not s.uploads, s.uploads)
+
+
+@test
+def test_write_to_google_looks_before_parts_become_an_object(t):
+    """Where there are no preconditions, the object that appeared at the last moment is found by looking."""
+    with http_serving.running(google({})) as s:
+        seen = []
+
+        def appear(h, key, count):
+            if h.command == "GET" and key == "x.pt":
+                seen.append(1)
+                if len(seen) == 3:  # before the upload, before it appears, and now
+                    s.objects["x.pt"] = b"another's"
+            return False
+
+        s.trouble = appear
+        p = t.run("convert", large_file(t), "gs://b/x.pt", status=2, env={"GOOGLE_OAUTH_ACCESS_TOKEN": TOKEN, "STORAGE_EMULATOR_HOST": s.url})
+        need(b"exists" in p.stderr and s.objects == {"x.pt": b"another's"} and not s.uploads, p.stderr)
+
+
+@test
+def test_write_to_azurite_is_what_a_disk_gets(t):
+    try:
+        from azure.storage.blob import AccountSasPermissions, BlobServiceClient, ResourceTypes, generate_account_sas
+    except ImportError as e:
+        raise Skip("azure-storage-blob is not installed (PyPI)") from e
+    with servers.azurite() as url:
+        endpoint = f"{url}/{ACCOUNT}"
+        container = BlobServiceClient(endpoint, credential=KEY).create_container("container")
+        later = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)
+        allowed = AccountSasPermissions(read=True, list=True, write=True, create=True, delete=True)
+        sas = generate_account_sas(ACCOUNT, KEY, ResourceTypes(service=True, container=True, object=True), allowed, later)
+        env = {"AZURE_STORAGE_ACCOUNT": ACCOUNT, "AZURE_STORAGE_SERVICE_ENDPOINT": endpoint, "AZURE_STORAGE_SAS_TOKEN": sas}
+        read = lambda prefix: {b.name: container.download_blob(b.name).readall() for b in container.list_blobs(name_starts_with=prefix)}
+        place = Place(f"az://{ACCOUNT}/container", env, read, lambda key, data: container.upload_blob(key, data, overwrite=True))
+        compare_all(t, place)
+        overwrite_all(t, place)
+        p = t.run("convert", large_file(t), place.url + "/one.pt", status=2, env=env)
+        need(b"exists" in p.stderr and re.search(rb"sig=[^ ]", p.stderr) is None, p.stderr)
