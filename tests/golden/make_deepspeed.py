@@ -2,7 +2,7 @@
 
 Usage: python tests/golden/make_deepspeed.py    in an environment that has the versions below (over gloo, without CUDA).
 
-A case is the directory of a tag and expect.json: {"model": {name: tensor}, "optim": {name.key: tensor}, "lr": […]}, a tensor as
+A case is the directory of a tag and expect.json: {"model": {name: tensor}, "optim": {name.key: tensor}, "lr": […]} (of experts {"module": …} alone), a tensor as
 {dtype, shape, sha256}. `model` is what zero_to_fp32 gives (ZeRO 0: the module's state dict or the optimizer's float32 copies);
 `optim` is each state of the live engine, gathered. Made with CPython 3.11.2, torch 2.13.0, deepspeed 0.19.8.
 """
@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -24,9 +25,11 @@ CASES = {
     # name: (ranks, dtype, ZeRO configuration, optimizer, further configuration)
     "zero0_fp32_groups": (2, "fp32", {"stage": 0}, "adamw", {}),
     "zero0_bf16": (2, "bf16", {"stage": 0}, "adamw", {}),
+    "zero0_bf16_twins": (2, "bf16", {"stage": 0}, "still", {}),
     "zero1_bf16": (3, "bf16", {"stage": 1}, "adamw", {}),
     "zero1_round_robin": (2, "fp32", {"stage": 1, "round_robin_gradients": True}, "adamw", {}),
     "zero1_elastic": (2, "bf16", {"stage": 1, "elastic_checkpoint": True}, "adamw", {}),
+    "zero1_moe": (2, "bf16", {"stage": 1}, "moe", {}),
     "zero2_fp16": (2, "fp16", {"stage": 2}, "rmsprop", {}),
     "zero3_bf16": (3, "bf16", {"stage": 3, "stage3_param_persistence_threshold": 0, "sub_group_size": 90}, "adamw", {}),
     "zero3_fp32_sgd": (2, "fp32", {"stage": 3, "stage3_param_persistence_threshold": 0}, "sgd", {}),
@@ -58,7 +61,55 @@ class Model(torch.nn.Module):
         return self.head(hidden).float().square().mean()
 
 
+class Twins(torch.nn.Module):
+    """The weights of its norms stay 1 in bfloat16, while their float32 copies do not."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed = torch.nn.Embedding(9, 5)
+        self.norm1 = torch.nn.LayerNorm(5)
+        self.norm2 = torch.nn.LayerNorm(5)
+        self.head = torch.nn.Linear(5, 9)
+
+    def forward(self, ids):
+        return self.head(self.norm2(torch.tanh(self.norm1(self.embed(ids))))).float().square().mean()
+
+
+class Experts(torch.nn.Module):
+    """A mixture of four experts, two on each rank."""
+
+    def __init__(self):
+        super().__init__()
+        from deepspeed.moe.layer import MoE
+        torch.manual_seed(5)
+        self.embed = torch.nn.Embedding(9, 4)
+        self.moe = MoE(4, torch.nn.Linear(4, 4), num_experts=4, ep_size=2, use_rts=False)
+        self.head = torch.nn.Linear(4, 9)
+        first = 2 * int(os.environ["RANK"])
+        for number, expert in enumerate(self.moe.deepspeed_moe.experts.deepspeed_experts):
+            with torch.no_grad():
+                expert.weight.copy_(torch.sin(torch.arange(16.0).reshape(4, 4) * 0.3 + first + number))
+                expert.bias.copy_(torch.cos(torch.arange(4.0) + first + number))
+
+    def forward(self, ids):
+        return self.head(self.moe(self.embed(ids))[0]).float().square().mean()
+
+
+def expert_weights(engine, rank, world):
+    """The weights of all ranks, an expert by its number among all of them."""
+    own = {}
+    for name, tensor in engine.module.state_dict().items():
+        head, local, tail = re.match(r"(.*deepspeed_experts\.)(\d+)(\..*)|", name).groups()
+        own[name if head is None else f"{head}{2 * rank + int(local)}{tail}"] = describe(tensor)
+    gathered = [None] * world
+    dist.all_gather_object(gathered, own)
+    return {name: row for rows in reversed(gathered) for name, row in rows.items()}
+
+
 def optimizer_of(kind, groups):
+    if kind == "still":
+        return torch.optim.AdamW(groups, lr=1e-6)
     if kind == "sgd":
         return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
     return torch.optim.RMSprop(groups, lr=0.01) if kind == "rmsprop" else torch.optim.AdamW(groups, lr=1e-3)
@@ -136,12 +187,15 @@ def run(rank, world, port, case, folder):
     type(get_accelerator()).is_fp16_supported = lambda self: True
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     _, dtype, zero, kind, further = CASES[case]
-    model = Model()
+    model = {"still": Twins, "moe": Experts}.get(kind, Model)()
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     groups = [{"params": [p for n, p in trained if p.ndim > 1], "weight_decay": 0.1},
               {"params": [p for n, p in trained if p.ndim <= 1], "weight_decay": 0.0}]
     if case == "zero0_fp32_groups":
         groups[1]["lr"] = 0.002
+    if kind == "moe":
+        from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+        groups = split_params_into_different_moe_groups_for_optimizer({"params": list(model.parameters()), "name": "all"})
     config = {"train_micro_batch_size_per_gpu": 1, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
               "zero_optimization": zero, **further}
     if dtype != "fp32":
@@ -151,8 +205,12 @@ def run(rank, world, port, case, folder):
         engine.backward(engine((torch.arange(6) * (rank + 2) + step) % 9))
         engine.step()
     engine.save_checkpoint(folder, tag="t", client_state={"epoch": 3, "args": {"lr": 0.001}})
-    states = states_of(engine, trained)
-    if rank == 0:
+    module = expert_weights(engine, rank, world) if kind == "moe" else None
+    states = {} if kind == "moe" else states_of(engine, trained)
+    if rank == 0 and kind == "moe":  # zero_to_fp32 and ds_to_universal cannot read it
+        with open(os.path.join(folder, "t", "expect.json"), "w") as f:
+            json.dump({"module": module}, f, indent=0, sort_keys=True)
+    elif rank == 0:
         if case == "zero1_round_robin":
             states.update(states_by_weights(folder, [n for n, _ in trained], ["exp_avg", "exp_avg_sq"]))
         tag = os.path.join(folder, "t")

@@ -219,6 +219,8 @@ def jobs(case):
     optimizer = [(0, {}, {}), (1, FULL, {}), (1, {**FULL, **SPREAD}, {})]
     if case.get("lacks") == 1 and not case.get("orig"):  # there is nothing to set: every get is refused
         optimizer = []
+    if case.get("apart") == "keys" and "lacks" not in case:  # PyTorch drops what only other ranks hold
+        optimizer += [(5, {**FULL, **FLAT, **SPREAD, **lax}, {}) for lax in ({}, LAX)]
     if case.get("jobs"):
         optimizer += [(1, {**FULL, **CPU}, {}), (4, FLAT, {}), (5, {**FULL, **FLAT}, {})]
         model.append((1, {**FULL, **CPU}, {}))

@@ -76,9 +76,8 @@ def write(names):
     rows = [" ".join(f"0x{word:08x}," for word in words[i:i + 10]) for i in range(0, size, 10)]
     OUT.write_text("/* Made by tests/golden/make_known_names.py. */\n"
                    "static const char *const modules[] = {\n" + "".join(f'    "{m}",\n' for m in sorted(names)) + "};\n"
-                   "#ifndef TSR_WITHOUT_NAME_FILTER\n"
                    f"enum {{ HASHES = {HASHES} }};\n"
-                   "static const uint32_t filter[] = {\n" + "".join(f"    {row}\n" for row in rows) + "};\n#endif\n")
+                   "static const uint32_t filter[] = {\n" + "".join(f"    {row}\n" for row in rows) + "};\n")
     print(f"{len(pairs)} names of {len(names)} modules in {4 * size} bytes")
 
 

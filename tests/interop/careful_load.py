@@ -1,6 +1,6 @@
-"""torch.load(weights_only=False) of the files that are named on stdin, none of which can do harm: to each a line of JSON on stdout,
+"""torch.load(weights_only=False) of the files, and FileSystemReader.read_metadata() of the directories, that are named on stdin, none of which can do harm: to each a line of JSON on stdout,
 [path, "ok" | "fails" | "crashes" | "not tried", why]. Classes that reach further than data are not looked up. A process that dies
-is replaced by another, which goes on with the next file."""
+is replaced by another, which tries the same file again: an earlier file may have damaged the memory of the first."""
 import io
 import json
 import os
@@ -14,7 +14,8 @@ import warnings
 warnings.filterwarnings("ignore")
 import numpy  # noqa: E402, F401
 import torch  # noqa: E402
-import torch.distributed.checkpoint  # noqa: E402, F401
+import torch.distributed.checkpoint as checkpoint  # noqa: E402
+import torch.distributed.checkpoint.filesystem  # noqa: E402, F401
 import torch.distributed.tensor  # noqa: E402, F401
 
 HARMFUL = set("os posix nt subprocess sys shutil socket pty ctypes runpy importlib io _io tempfile pickle _pickle marshal operator functools multiprocessing threading signal".split())
@@ -48,7 +49,11 @@ def careful():
 def verdict(path, module):
     signal.alarm(SECONDS)
     try:
-        torch.load(path, weights_only=False, pickle_module=module)
+        if os.path.isdir(path):
+            checkpoint.filesystem.pickle = module
+            checkpoint.FileSystemReader(path).read_metadata()
+        else:
+            torch.load(path, weights_only=False, pickle_module=module)
         return "ok", ""
     except (NotTried, TimeoutError, MemoryError) as e:
         return "not tried", str(e)
@@ -76,6 +81,7 @@ def main():
     paths = sys.stdin.read().splitlines()
     at = 0
     while at < len(paths):
+        first = at
         source, sink = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -86,7 +92,7 @@ def main():
         for line in os.fdopen(source):
             print(line, end="")
             at += 1
-        if os.waitpid(pid, 0)[1] and at < len(paths):
+        if os.waitpid(pid, 0)[1] and at == first:
             print(json.dumps([paths[at], "crashes", ""]))
             at += 1
 

@@ -50,7 +50,8 @@ def main():
     a = ap.parse_args()
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
-        for result, text in pool.map(lambda pair: run(os.path.abspath(a.tessera), *pair), tests(os.path.abspath(a.tests), a.names)):
+        picked = list(tests(os.path.abspath(a.tests), a.names))  # before a test starts: two threads cannot import torch at once
+        for result, text in pool.map(lambda pair: run(os.path.abspath(a.tessera), *pair), picked):
             counts[result] += 1
             if text:
                 print(text)

@@ -66,8 +66,16 @@ def same(want, got):
     return type(want) is type(got) and want == got
 
 
+def parts(name, value):
+    """What flattening makes of an object that PyTorch 2.3 saved whole: newer versions split lists of dicts."""
+    if not isinstance(value, list) or not any(isinstance(v, dict) and not any(k.startswith("$") for k in v) for v in value):
+        return {name: value}
+    return {f"{name}.{i}.{k}": v for i, row in enumerate(value) for k, v in row.items()}
+
+
 def check_objects(got, want, what):
-    for k, v in want.get("objects", {}).items():
+    objects = [pair for k, v in want.get("objects", {}).items() for pair in parts(k, v).items()]
+    for k, v in objects:
         assert k in got, f"{what}: object {k} is missing"
         assert same(v, got[k]), f"{what}: object {k} is {got[k]!r}, was {v!r}"
 
@@ -125,9 +133,19 @@ def test_what_we_wrote_reads_back_the_same(t):
         source, dest, again = sample_path(name, want), t.at(name), t.at(name + ".pt")
         convert(t, source, dest, "dcp", behind)
         convert(t, dest, again, "torch", ())
+        if name == "dcp_v2_3_fsdp1_sharded":
+            differ_in_the_names_of_objects(t, dest, again, "optim.param_groups")
+            continue
         t.run("diff", dest, again, "--values")
         if not behind:
             t.run("diff", source, again, "--values")
+
+
+def differ_in_the_names_of_objects(t, whole, split, name):
+    """A DCP of PyTorch 2.3 holds one object where the same value in a torch.save file has a name for each of its parts."""
+    doc = t.json("diff", whole, split, "--values", "--json", status=1)
+    assert doc["removed"] == [name] and not doc["changed"] and not doc["renamed"], doc
+    assert doc["added"] and all(n.startswith(name + ".0.") for n in doc["added"]), doc["added"]
 
 
 def test_the_output_does_not_depend_on_threads(t):

@@ -10,6 +10,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -122,6 +123,21 @@ PCG = {"bit_generator": s("PCG64"), "state": dict_of(state=i(1), inc=i(3)), "has
 bits = lambda name, state=None: call(glob("numpy.random._pickle", "__bit_generator_ctor"), name) + (state + b"b" if state else b"")
 SEED = call(glob("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence"), glob("numpy.random.bit_generator", "SeedSequence"), i(65708578), b"N")
 
+
+def tensor(strides=tup(i(1)), more=()):
+    storage = tup(s("storage"), glob("torch", "FloatStorage"), s("0"), s("cpu"), i(4)) + b"Q"
+    return call(glob("torch._utils", "_rebuild_tensor_v2"), storage, i(0), tup(i(2)), strides, b"\x89", col("OrderedDict"), *more)
+
+
+def masked_array(fill):
+    made = call(glob("numpy.ma.core", "_mareconstruct"), glob("numpy.ma.core", "MaskedArray"), glob("numpy", "ndarray"), tup(i(0)), s("b"))
+    return made + tup(i(1), tup(i(2)), F4, b"\x89", raw(bytes(8)), raw(b"\0\1"), fill) + b"b"
+
+
+def placement(name, **state):
+    return new(glob("torch.distributed.tensor.placement_types", name)) + dict_of(**state) + b"b"
+
+
 ROWS = {
     **{f"dtype {code}": dtype(code) for code in ("f4", "<f8", ">i2", "|b1", "b2", "u16", "f16", "x", "", " f8", "f8 ", "float32", "Float32", "M8[ns]", "M8[xs]", "M8[", "m8[25s]", "i4,i4",
                                                  "i4,x", "(2,3)f4", "S", "U3", "V8", "O", "a5", "c8", "c7", "T", "T16", "int0", "bool", "<float64", "datetime64[D]", "?", "2", "i04")},
@@ -170,6 +186,24 @@ ROWS = {
     "a nested name": glob("torch", "nn.Linear"), "an append to a slice": plain("slice", i(1)) + b"Na", "an item of a slice": plain("slice", i(1)) + b"NNs", "an append to a Size": call(glob("torch", "Size"), tup(i(1))) + b"Na", "an append to bytes": plain("bytes") + b"Na",
     "an append to a bytearray": plain("bytearray") + i(1) + b"a", "a state of an int": plain("int") + b"}b", "a state of a defaultdict": col("defaultdict") + dict_of(a=b"N") + b"b", "a state of a Counter": col("Counter") + dict_of(a=b"N") + b"b", "a state of a date": date("date", raw(b"\x07\xe4\1\2")) + b"}b",
     "an object's argument": plain("object", b"N"), "an object's state": plain("object") + b"}b", "a tuple by NEWOBJ": new(glob("__builtin__", "tuple"), i(1)), "an int by NEWOBJ": new(glob("__builtin__", "int"), s("x")),
+    "a state that is None": array(b"N"), "dtype state None": dtype("f4") + b"Nb", "UUID state None": new(glob("uuid", "UUID")) + b"Nb", "OrderedDict state None": col("OrderedDict") + b"Nb", "Replicate state None": new(glob("torch.distributed.tensor.placement_types", "Replicate")) + b"Nb",
+    "dtype no fields": dtype(b"]"), "dtype empty dict": dtype(b"}"), "dtype OrderedDict": dtype(col("OrderedDict")), "dtype Counter": dtype(col("Counter")), "dtype list of text": dtype(b"]" + s("f4") + b"a"), "dtype of one": dtype(tup(s("f4"))), "dtype bytearray": dtype(plain("bytearray", raw(b"f4"))),
+    "dtype of a storage class": dtype(glob("torch", "FloatStorage")), "dtype of an untyped storage": dtype(glob("torch.storage", "UntypedStorage")), "dtype time without unit": dtype("M8", *native()), "dtype unit of 3": dtype("M8", *native(version=4), tup(b"N", tup(raw(b"s"), i(1), i(1)))),
+    "dtype divisor": dtype("M8", *native(version=4), tup(b"N", tup(raw(b"h"), i(1), i(60), i(1)))), "dtype divisor 7": dtype("M8", *native(version=4), tup(b"N", tup(raw(b"h"), i(1), i(7), i(1)))), "dtype version 1 with fields": dtype("V4", *native(4, version=1, names=tup(s("a")), fields=dict_of(a=tup(F4, i(0))))),
+    "array shape bool": array(tup(i(1), tup(b"\x88"), F4, b"\x89", raw(bytes(4)))), "reconstruct bool": call(glob("numpy._core.multiarray", "_reconstruct"), glob("numpy", "ndarray"), tup(b"\x88"), raw(b"b")), "reconstruct bytes": call(glob("numpy._core.multiarray", "_reconstruct"), glob("numpy", "ndarray"), raw(bytes(3)), raw(b"b")),
+    "reconstruct dict": call(glob("numpy._core.multiarray", "_reconstruct"), glob("numpy", "ndarray"), b"}", raw(b"b")), "reconstruct below": call(glob("numpy._core.multiarray", "_reconstruct"), glob("numpy", "ndarray"), i(-1), raw(b"b")), "array bytearray": array(tup(i(1), tup(i(2)), F4, b"\x89", plain("bytearray", raw(bytes(8))))),
+    "array of a class": array(tup(i(1), tup(i(2)), dtype(glob("uuid", "UUID"), *native()), b"\x89", raw(bytes(4)))), "array UTF-8": array(tup(i(1), tup(i(1)), F4, b"\x89", call(glob("_codecs", "encode"), s("abcd")))), "array UTF-8 short": array(tup(i(1), tup(i(1)), F4, b"\x89", call(glob("_codecs", "encode"), s("abc")))),
+    "scalar as an int": plain("range", scalar(dtype("i8", *native()), raw(bytes(8)))), "scalar as no int": plain("range", scalar(dtype("f8", *native()), raw(bytes(8)))), "scalar int days": date("timedelta", scalar(dtype("i8", *native()), raw(bytes(8)))), "scalar float days": date("timedelta", scalar(dtype("f8", *native()), raw(bytes(8)))),
+    "masked fill": masked_array(b"N"), "masked fill text": masked_array(s("f4")), "masked fill dict": masked_array(b"}"), "masked fill half": masked_array(real(0.5)),
+    "bits by float": bits(s("PCG64"), dict_of(**{**PCG, "uinteger": real(1.5)})), "bits int below": bits(s("PCG64"), dict_of(**{**PCG, "has_uint32": i(-1)})), "bits SFC text": bits(s("SFC64"), dict_of(**{**PCG, "bit_generator": s("SFC64"), "state": dict_of(state=s(" 3 "))})), "bits SFC two": bits(s("SFC64"), dict_of(**{**PCG, "bit_generator": s("SFC64"), "state": dict_of(state=tup(i(1), i(2)))})),
+    "bits class state": new(glob("numpy.random._mt19937", "MT19937")) + dict_of(int=i(5)) + b"b", "generator and more": call(glob("numpy.random._pickle", "__generator_ctor"), bits(s("PCG64")), b"}"), "legacy state text": call(glob("numpy.random._pickle", "__randomstate_ctor")) + tup(s("PCG64"), i(1), i(2)) + b"b", "seed third": call(glob("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence"), glob("numpy.random.bit_generator", "SeedSequence"), i(65708578), tup(i(1))),
+    "a matrix by NEWOBJ": new(glob("numpy", "matrix")), "date UTF-8": date("date", call(glob("_codecs", "encode"), s("\x07\u00e4\1\2"))), "date bytearray": date("date", plain("bytearray", raw(b"\x07\xe4\1\2"))), "int of bytes": plain("int", raw(b"\xff")), "Fraction None": call(glob("fractions", "Fraction"), i(1), b"N"), "an append to a set": plain("set") + b"Na", "a text to a bytearray": plain("bytearray") + s("a") + b"a",
+    "device bool": call(glob("torch", "device"), b"\x88"), "device index bool": call(glob("torch", "device"), s("cuda"), b"\x88"), "layout of two": call(glob("torch.serialization", "_get_layout"), s("torch.strided"), s("x")), "Size of text": call(glob("torch", "Size"), s("ab")), "Size of bytes": call(glob("torch", "Size"), raw(b"ab")), "returned text": call(glob("torch.return_types", "max"), s("abc")), "returned two letters": call(glob("torch.return_types", "max"), s("ab")),
+    "a pair's range": col("OrderedDict", plain("range", i(0), i(1))), "meta below": call(glob("torch._utils", "_rebuild_meta_tensor_no_storage"), glob("torch", "float32"), tup(i(-1)), tup(i(1)), b"\x89"), "meta bool": call(glob("torch._utils", "_rebuild_meta_tensor_no_storage"), glob("torch", "float32"), tup(b"\x88"), tup(i(1)), b"\x89"), "meta no dtype": call(glob("torch._utils", "_rebuild_meta_tensor_no_storage"), b"N", tup(i(1)), tup(i(1)), b"\x89"),
+    "meta state": call(glob("torch._utils", "_rebuild_meta_tensor_no_storage"), glob("torch", "float32"), tup(i(1)), tup(i(1)), b"\x89") + tup(b"\x88", b"N", b"N") + b"b", "meta state bool": call(glob("torch._utils", "_rebuild_meta_tensor_no_storage"), glob("torch", "float32"), tup(i(1)), tup(i(1)), b"\x89") + b"\x88b",
+    "tensor": tensor(), "tensor no strides": tensor(strides=tup()), "tensor metadata": tensor(more=(dict_of(a=i(1)),)), "tensor metadata empty": tensor(more=(b"]",)), "tensor metadata text": tensor(more=(s("ab"),)), "tensor metadata value": tensor(more=(dict_of(a=s("x")),)), "tensor metadata key": tensor(more=(b"}" + i(1) + b"\x88s",)),
+    "tensor state": tensor() + tup(b"\x88", b"N", b"}") + b"b", "tensor state of int": tensor() + tup(i(1), b"N", b"}") + b"b", "tensor state None": tensor() + b"Nb", "tensor state list": tensor() + b"](\x88NNe" + b"b", "tensor state pair": tensor() + tup(b"\x88", b"N") + b"b", "tensor state variable": tensor() + tup(tensor(), i(0), b"N", b"\x88", b"}") + b"b",
+    "Shard": placement("Shard", dim=i(0)), "Shard none": placement("Shard"), "Shard text": placement("Shard", dim=s("a")), "Partial": placement("Partial", reduce_op=s("sum")), "Partial int": placement("Partial", reduce_op=i(1)), "Replicate": placement("Replicate"), "Strided half": placement("_StridedShard", dim=i(0)), "TensorMeta": new(glob("torch.distributed.tensor._dtensor_spec", "TensorMeta")), "DTensorSpec state": new(glob("torch.distributed.tensor._dtensor_spec", "DTensorSpec")) + i(3) + b"b",
     "a Size of a dtype": call(glob("torch", "Size"), F4), "meta strides": call(glob("torch._utils", "_rebuild_meta_tensor_no_storage"), glob("torch", "float32"), tup(i(1)), tup(), b"\x89"),
 }
 
@@ -189,6 +223,20 @@ def test_names_that_cannot_be_checked_are_a_warning(t):
     assert [(f["rule"], f["level"]) for f in found] == [("pickle/unlisted-class", "warning")] and "was not checked" in found[0]["message"], found
     path = archive(t.at("b.pt"), b"\x80\2" + glob("my.own.package", "Anything") + b".")
     assert [f["level"] for f in t.json("validate", path, "--json")["findings"]] == ["note"]
+
+
+def test_parts_that_many_objects_share_are_not_read_again_for_each(t):
+    n = 40000
+    put, get = b"r\0\0\0\0", b"j\0\0\0\0"
+    sizes, names = b"(" + i(1) * n + b"t" + put + b"0", b"](" + b"".join(s(f"k{k}") for k in range(n)) + b"e" + put + b"0"
+    subarrays = dtype("V8", *native(8, sub=tup(F4, get)))
+    fields = call(glob("numpy", "dtype"), tup(get, i(1)))
+    paths = call(glob("pathlib", "PosixPath"), s("a"))[:-len(tup(s("a")) + b"R")] + get + b"R"
+    for first, each in ((sizes, subarrays), (names, fields), (sizes, paths)):
+        path = archive(t.at("a.pt"), b"\x80\2" + first + b"](" + each * n + b"e.")
+        p = subprocess.run([t.path, "validate", "--json", path], capture_output=True, timeout=20)
+        assert p.returncode in (0, 1, 2), p.stderr
+        os.remove(path)
 
 
 # ---- values of real libraries ----
@@ -286,7 +334,6 @@ def same(a, b):
     return a == b or (a != a and b != b)
 
 
-READ_AS = {"Counter": dict, "defaultdict": dict, "OrderedDict": dict, "bytearray": bytes, "frozenset": set}
 TENSORS = ("parameter", "float8", "conjugate", "sparse", "meta", "quantized")  # other tests convert these
 
 
@@ -303,10 +350,11 @@ def test_values_of_libraries_are_kept_or_refused_when_converted(t):
                 assert "x" in p.stderr and "cannot be written" in p.stderr and not os.path.exists(out), f"{name}: {p.stderr}"
                 continue
             before, after = torch.load(source, weights_only=False)["x"], torch.load(out, weights_only=False)["x"]
-            kind = READ_AS.get(name, type(before))
-            assert type(after) in (kind, type(before)) and same(kind(before) if name in READ_AS else before, after), f"{name}, protocol {protocol}: {after!r}"
+            # Of a defaultdict in a state dict the items are entries, and what they are put into is one that weights_only takes
+            before = dict(before) if name == "defaultdict" else before
+            assert type(after) is type(before) and same(before, after), f"{name}, protocol {protocol}: {after!r}"
             kept.append(name)
-    for name in ("Generator of PCG64", "MT19937", "masked", "Decimal", "Fraction", "UUID", "maximum", "seed", "old state", "path", "date"):
+    for name in ("Generator of PCG64", "MT19937", "masked", "Decimal", "Fraction", "UUID", "maximum", "seed", "old state", "path", "date", "frozenset", "bytearray"):
         assert kept.count(name) == 2, f"{name} is not kept"
 
 
@@ -334,8 +382,9 @@ EMPTY = [Node([kind]) for kind in ("tuple", "list", "dict", "set", "frozenset")]
 LISTED = [("collections", "OrderedDict"), ("collections", "Counter"), ("collections", "deque"), ("torch", "float32"), ("torch", "Size"), ("torch", "Tensor")] + [
     ("__builtin__", n) for n in ("dict", "list", "int", "float", "str", "bytes", "bytearray", "set", "tuple", "complex", "object")]
 
-# What is not told: of what PyTorch calls beside its list (a warning says so already), of this machine, and the truth of an array.
-NOT_TOLD = re.compile(r"accelerator device|state is not a dictionary|must be a type, not function|truth value|Boolean value of Tensor")
+# What is not told: what depends on the machine (accelerators), on the version of Python (slices can be hashed since 3.12), or on the truth of an
+# array, which torch.load asks for when one stands in place of a flag.
+NOT_TOLD = re.compile(r"accelerator device|unhashable type: 'slice'|truth value|Boolean value of Tensor")
 
 
 class Alter:
@@ -345,6 +394,9 @@ class Alter:
         for name, value in values():
             for protocol in (2, 4):
                 self.add(f"{name}, protocol {protocol}", value, protocol)
+        self.collect()
+
+    def collect(self):
         nodes = [n for tree in self.trees.values() for n in walk(tree)]
         self.globals = list({(n[1], n[2]): n for n in nodes if n[0] == "global"}.values()) + [Node(["global", *pair]) for pair in LISTED]
         self.parts = [n for n in nodes if n[0] not in ("const", "global") and len(write(n, 2)) < 400]
@@ -398,12 +450,15 @@ class Alter:
         else:
             node[:] = self.any()
 
-    def case(self, path):
-        name = self.random.choice(list(self.trees))
+    def altered(self, name):
         tree = copy(self.trees[name])
         built = {id(n[1]) for n in walk(tree) if n[0] == "build"}  # these get no second state, which nothing writes
         self.alter(self.random.choice([n for n in walk(tree) if id(n) not in built]))
-        protocol = self.random.choice((2, 4))
+        return self.random.choice((2, 4)), tree
+
+    def case(self, path):
+        name = self.random.choice(list(self.trees))
+        protocol, tree = self.altered(name)
         data = b"\x80" + bytes([protocol]) + b"}" + text("x") + write(tree, protocol) + b"s."
         used = {k: v for k, v in self.storages.items() if k.encode() in data}
         return archive(path, data, used), name
@@ -411,8 +466,53 @@ class Alter:
 
 def test_altered_pickles_get_the_verdict_of_torch_load(t):
     alter = Alter(15)
-    cases = dict(alter.case(t.at(f"{n}.pt")) for n in range(1500))
+    cases = dict(alter.case(t.at(f"{n}.pt")) for n in range(3000))
     missed, wrong = disagreements(t, cases)
     missed = [(name, why) for name, why in missed if not NOT_TOLD.search(why)]
-    assert len(missed) <= len(cases) / 80, f"torch.load fails, but no error: {missed}"
-    assert len(wrong) <= len(cases) / 150, f"torch.load does not fail: {wrong}"
+    # Not looked at: the values of numpy's scalars and of tensors' elements, and digits of other scripts than Latin.
+    assert len(missed) <= len(cases) / 400, f"torch.load fails, but no error: {missed}"
+    # Refused although numpy or PyTorch may get through: raw bytes that a dtype takes for pointers (what happens depends on what they are), two
+    # ids of one storage that contradict each other, sizes and offsets that are not plain ints, a storage whose class or key is not one.
+    assert len(wrong) <= len(cases) / 600, f"torch.load does not fail: {wrong}"
+
+
+# ---- altered metadata ----
+
+
+class AlterMetadata(Alter):
+    """Real checkpoints whose `.metadata` is altered."""
+
+    BASES = [os.path.join(HERE, "..", "..", *parts) for parts in (("samples", "checkpoints", "dcp_small"), ("samples", "checkpoints", "dcp_objects"), ("samples", "checkpoints", "dcp_zstd"),
+                                                                  ("samples", "checkpoints", "dcp_ddp"), ("tests", "golden", "megatron", "layers"), ("tests", "golden", "frameworks", "megatron"), ("tests", "golden", "torchao", "dcp"))]
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.trees = {base: read(pathlib.Path(base, ".metadata").read_bytes()) for base in self.BASES}
+        self.collect()
+
+    def directory(self, path):
+        base = self.random.choice(self.BASES)
+        shutil.copytree(base, path)
+        protocol, tree = self.altered(base)
+        pathlib.Path(path, ".metadata").write_bytes(b"\x80" + bytes([protocol]) + write(tree, protocol) + b".")
+        return path, os.path.basename(base)
+
+
+def test_altered_metadata_gets_the_verdict_of_read_metadata(t):
+    alter = AlterMetadata(15)
+    cases = dict(alter.directory(t.at(str(n))) for n in range(400))
+    theirs, missed, wrong = torch_verdicts(list(cases)), [], []
+    for path, base in cases.items():
+        p = subprocess.run([t.path, "validate", "--json", path], capture_output=True, text=True, timeout=60)
+        assert p.returncode in (0, 1, 2), p.stderr
+        errors = [f for f in json.loads(p.stdout)["findings"] if f["level"] == "error"] if p.returncode < 2 else [p.stderr]
+        verdict, why = theirs[path]
+        if verdict in ("fails", "crashes") and not errors:
+            missed.append((base, why))
+        # Errors of another kind are right where the pickle loads, but makes no checkpoint.
+        if verdict == "ok" and p.returncode < 2 and any(f["rule"] == "pickle/unloadable" for f in errors):
+            wrong.append((base, errors))
+    assert [verdict for verdict, _ in theirs.values()].count("fails") > 100
+    # Not looked at: states of objects that no checkpoint's metadata has, such as tensors.
+    assert len(missed) <= 1, f"read_metadata fails, but no error: {missed}"
+    assert not wrong, f"read_metadata does not fail: {wrong}"

@@ -191,3 +191,342 @@ def test_scaled(t):
     save_file({"w": w, "w_scale": torch.rand(2, 7, 2)}, source)
     text = t.run("convert", source, out, "--to", "safetensors", "--dequantize", "--overwrite", status=2).stderr.decode()
     need("w_scale" in text and "[2, 7, 2]" in text, text)
+
+
+def blocks(x, s, rows, columns):
+    """x times its scales in float32, as transformers multiplies them."""
+    return x.float() * s.repeat_interleave(rows, 0)[:x.shape[0]].repeat_interleave(columns, 1)[:, :x.shape[1]]
+
+
+def unpack_mxfp4(pairs, exponents):
+    """As transformers' convert_moe_packed_tensors computes them, without its last exchange of axes."""
+    values = torch.tensor([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6])
+    numbers = torch.stack([values[(pairs & 15).long()], values[(pairs >> 4).long()]], -1).flatten(-2)
+    return torch.ldexp(numbers, (exponents.int() - 127)[..., None]).flatten(-2)
+
+
+DEQUANTIZING = {"schema": "tessera.map/1", "rules": [
+    {"from": ["l.{layer}.e.{i}.gate.weight", "l.{layer}.e.{i}.up.weight"], "to": ["layers.{layer}.gate_up"],
+     "do": [{"dequantize": {"scale": ["l.{layer}.e.{i}.gate.weight_scale_inv", "l.{layer}.e.{i}.up.weight_scale_inv"], "scheme": "block", "block": [4, "$width"],
+                            "dtype": "float32"}}, {"concat": 0}, {"stack": 0}, {"transpose": [0, 2, 1]}]},
+    {"from": ["row.weight"], "to": ["row.w"], "do": [{"dequantize": {"scale": "row.weight_scale", "scheme": "row"}}]},
+    {"from": ["{n}.one"], "to": ["one.{n}"], "do": [{"dequantize": {"scale": "{n}.one_scale", "scheme": "tensor", "dtype": "float16"}}]},
+    {"from": ["x_blocks"], "to": ["x"], "do": [{"dequantize": {"scale": "x_scales", "scheme": "mxfp4"}}, {"transpose": [0, 2, 1]}]},
+    {"from": ["norm"], "to": ["norm"]}]}
+
+
+def scaled_model():
+    torch.manual_seed(8)
+    def fp8(*shape):
+        return torch.randn(*shape).to(torch.float8_e4m3fn)
+    model = {"norm": torch.randn(3), "row.weight": torch.randint(-128, 128, (6, 5), dtype=torch.int8), "row.weight_scale": torch.rand(6, 1),
+             "w.one": torch.randn(3, 4).to(torch.float8_e5m2), "w.one_scale": torch.tensor(0.3),
+             "x_blocks": torch.randint(0, 256, (2, 3, 4, 16), dtype=torch.uint8), "x_scales": torch.randint(120, 134, (2, 3, 4), dtype=torch.uint8)}
+    for name in (f"l.{n}.e.{i}.{part}.weight" for n in range(2) for i in range(11) for part in ("gate", "up")):
+        model[name], model[name + "_scale_inv"] = fp8(10, 7), torch.rand(3, 3)
+    return model
+
+
+def test_dequantize_steps(t):
+    """Scales are bound like tensors; their products go through the steps behind; every name is used."""
+    model, folder, out = scaled_model(), os.path.join(t.scratch, "in"), os.path.join(t.scratch, "out.safetensors")
+    os.makedirs(folder)
+    save_file(model, os.path.join(folder, "model.safetensors"))
+    write(folder, "config.json", {"width": 3, "torch_dtype": "bfloat16"})
+    path = write(t.scratch, "map.json", DEQUANTIZING)
+    t.run("convert", folder, out, "--map", path)
+    want = {"norm": model["norm"], "row.w": (model["row.weight"].float() * model["row.weight_scale"]).bfloat16(), "one.w": (model["w.one"].float() * model["w.one_scale"]).half(),
+            "x": unpack_mxfp4(model["x_blocks"], model["x_scales"]).bfloat16().transpose(1, 2)}
+    for n in range(2):
+        experts = [torch.cat([blocks(model[f"l.{n}.e.{i}.{p}.weight"], model[f"l.{n}.e.{i}.{p}.weight_scale_inv"], 4, 3) for p in ("gate", "up")]) for i in range(11)]
+        want[f"layers.{n}.gate_up"] = torch.stack(experts).transpose(1, 2)
+    same(load_file(out), want, "dequantize steps")
+    t.run("diff", folder, out, "--values", "--map", path)
+    t.run("reshard", folder, os.path.join(t.scratch, "dcp"), "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp", "--map", path)
+    t.run("diff", os.path.join(t.scratch, "dcp"), out, "--values")
+    table = t.run("convert", folder, out, "--overwrite", "--map", path, "--dry-run").stderr.decode()
+    need("row.weight, row.weight_scale -> dequantize -> row.w bfloat16 [6, 5]" in table, table)
+
+
+def test_dequantize_refusals(t):
+    def rule(**step):
+        return [{"from": ["w"], "to": ["v"], "do": [{"dequantize": {"scale": "s", "scheme": "block", **step}}]}]
+    w, fits = torch.ones(300, 200).to(torch.float8_e4m3fn), torch.ones(3, 2)
+    refused(t, {"w": w}, rule(), "'s' is missing", "together with 'w'")
+    refused(t, {"w": w, "s": torch.ones(300, 1)}, rule(), "'s' [300, 1] does not fit 'w' [300, 200]")
+    refused(t, {"w": w, "s": fits}, rule(scheme="row"), "'s' [3, 2] does not fit 'w'")
+    refused(t, {"w": w, "s": fits}, rule(scheme="tensor"), "'s' [3, 2] does not fit 'w'")
+    refused(t, {"w": w, "s": fits}, rule(scheme="mxfp4"), "'s' [3, 2] does not fit 'w'")
+    refused(t, {"w": w, "s": fits}, rule(block=[0, 128]), "block of size 0")
+    refused(t, {"w": w, "s": fits}, rule(block=[128]), "a block of two numbers")
+    refused(t, {"w": w, "s": fits}, rule(scheme="nvfp4"), "the scheme is 'nvfp4'; allowed are block, row, tensor and mxfp4")
+    refused(t, {"w": w, "s": fits}, rule(dtype="int8"), "cannot become int8")
+    refused(t, {"w": w, "s": fits}, rule(zero="z"), "unknown member 'zero'")
+    refused(t, {"w": w, "s": fits}, rule(scale=["s", "t"]), "names 2 scales for 1 tensors")
+    refused(t, {"w": w, "s": fits}, rule(scale="{a}.s"), "do not have the same captures")
+    refused(t, {"w": w.float(), "s": fits}, rule(), "'w' is float32, but only float8 and int8")
+    refused(t, {"w": w, "s": fits.int()}, rule(), "'s' is int32, which cannot be a scale")
+    refused(t, {"w": w, "s": fits}, [{"from": ["w"], "to": ["v"], "do": [{"cast": "float32"}, *rule()[0]["do"]]}], "must be the first")
+    refused(t, {"v": w}, rule(), "dequantize", "no inverse", inverse=True)
+
+
+MAPS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden", "maps")
+
+
+def test_built_in_maps(t):
+    """What transformers stores becomes what it holds in memory, and back; a lost expert is named."""
+    for name in sorted(n for n in os.listdir(MAPS) if not n.endswith(".safetensors")):
+        folder, held, back = os.path.join(MAPS, name), os.path.join(MAPS, f"{name}.held.safetensors"), os.path.join(t.scratch, f"{name}-back.safetensors")
+        need(name in t.run("map", "list").stdout.decode().split(), f"{name} is not listed")
+        stored, memory = load_file(os.path.join(folder, "model.safetensors")), load_file(held)
+        need(set(stored) != set(memory), f"{name} maps nothing")
+        out = os.path.join(t.scratch, f"{name}.safetensors")
+        t.run("convert", folder, out, "--map", name)
+        same(load_file(out), memory, name)
+        t.run("convert", held, back, "--map", name, "--inverse")
+        same(load_file(back), stored, f"{name} --inverse")
+        lost = next(k for k in sorted(stored) if "experts.1." in k)
+        save_file({k: v for k, v in stored.items() if k != lost}, back)
+        text = t.run("convert", back, out, "--overwrite", "--map", name, status=2).stderr.decode()
+        need(lost in text, f"{name} without {lost}: {text}")
+
+
+def test_counts_are_those_of_config(t):
+    """Layers, experts and heads, as config.json states them; and an expert without a weight, where the map only renames."""
+    def refused_as(changes, tensors, *says, rules=None, name="transformers-qwen3_moe", back=False):
+        folder, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+        os.makedirs(folder, exist_ok=True)
+        save_file(tensors, os.path.join(folder, "model.safetensors"))
+        write(folder, "config.json", {**config, **changes})
+        used = write(t.scratch, "rules.json", {"schema": "tessera.map/1", "rules": rules}) if rules else name
+        text = t.run("convert", folder, out, "--overwrite", "--map", used, *(["--inverse"] if back else []), status=2 if says else 0).stderr.decode()
+        for word in says:
+            need(word in text, f"the refusal does not say {word}: {text}")
+    source = os.path.join(MAPS, "transformers-qwen3_moe")
+    config, stored = json.load(open(os.path.join(source, "config.json"))), load_file(os.path.join(source, "model.safetensors"))
+    same_names = [{"from": ["{rest...}"], "to": ["m.{rest...}"]}]
+    refused_as({}, stored)
+    refused_as({}, stored, rules=same_names)
+    for rules in (None, same_names):
+        refused_as({"num_hidden_layers": 3}, stored, "'model.layers' has 2 layers, but num_hidden_layers of config.json is 3", rules=rules)
+        refused_as({"num_local_experts": 4}, stored, "'model.layers.1.mlp.experts' has 3 experts, but num_local_experts of config.json is 4", rules=rules)
+        refused_as({}, {k: v for k, v in stored.items() if "experts.2." not in k}, "has 2 experts, but num_local_experts of config.json is 3", rules=rules)
+        refused_as({}, {k: v for k, v in stored.items() if "layers.1." not in k}, "has 1 layer, but num_hidden_layers of config.json is 2", rules=rules)
+    lost = "model.layers.1.mlp.experts.1.up_proj.weight"
+    refused_as({}, {k: v for k, v in stored.items() if k != lost}, f"'{lost}' is missing, although another expert", rules=same_names)
+    refused_as({"num_hidden_layers": 1, "num_nextn_predict_layers": 1}, stored)
+    for part, name, status in (({}, "model.layers.1.self_attn.q_proj.weight", 0), ({lost}, "model.layers.1.mlp.experts.{i}.{rest...}", 2)):  # "drop" is about a part
+        save_file({k: v for k, v in stored.items() if k not in part}, os.path.join(t.scratch, "part.safetensors"))
+        document = write(t.scratch, "part.json", {"schema": "tessera.map/1", "rules": [{"from": [name], "to": ["m." + name]}], "unmatched": "drop"})
+        text = t.run("convert", os.path.join(t.scratch, "part.safetensors"), os.path.join(t.scratch, "out.safetensors"), "--overwrite", "--map", document, status=status).stderr.decode()
+        need(status == 0 or lost in text, text)
+    held = load_file(os.path.join(MAPS, "transformers-qwen3_moe.held.safetensors"))
+    refused_as({}, held, back=True)
+    refused_as({"num_local_experts": 4}, held, "has 3 experts, but num_local_experts of config.json is 4", back=True)
+    stacked = [{"from": ["w"], "to": ["model.layers.{layer}.w"], "do": [{"unstack": 0}]}]
+    refused_as({}, {"w": torch.ones(2, 3)}, rules=stacked)
+    refused_as({}, {"w": torch.ones(3, 3)}, "'model.layers' has 3 layers, but num_hidden_layers of config.json is 2", rules=stacked)
+    pruned = [{"from": ["model.layers.1.{rest...}"], "to": []}, *same_names]
+    refused_as({}, stored, rules=pruned)
+    one = {"a": torch.randn(12, 4)}
+    rope_rule = [{"from": ["a"], "to": ["b"], "do": [{"permute_rope": {"heads": "$num_attention_heads"}}]}]
+    refused_as({"num_attention_heads": 3, "head_dim": 4}, one, rules=rope_rule)
+    refused_as({"num_attention_heads": 2, "head_dim": 4}, one, "'a' [12, 4] has 6 rows for each of 2 heads, but config.json says 4", rules=rope_rule)
+
+
+def test_metas_llamas(t):
+    """As transformers' conversion script makes them, of one file and of several, and back to what Meta distributes."""
+    golden = os.path.join(os.path.dirname(MAPS), "meta")
+    for name in ("llama1", "llama3", "llama3-2"):
+        out, back, hf = os.path.join(t.scratch, f"{name}.safetensors"), os.path.join(t.scratch, f"{name}.pt"), os.path.join(t.scratch, name)
+        shards, saved = ["--shards", "meta-llama"] if name == "llama3-2" else [], os.path.join(golden, f"{name}.safetensors")
+        t.run("convert", os.path.join(golden, name), out, "--map", "meta-llama", *shards)
+        same(load_file(out), load_file(saved), name)
+        os.makedirs(hf)
+        for file, target in ((saved, "model.safetensors"), (os.path.join(golden, f"{name}.config.json"), "config.json")):
+            with open(file, "rb") as source, open(os.path.join(hf, target), "wb") as f:
+                f.write(source.read())
+        t.run("convert", hf, back, "--map", "meta-llama", "--inverse", "--to", "torch")
+        ranks = [torch.load(os.path.join(golden, name, f)) for f in sorted(os.listdir(os.path.join(golden, name))) if f.endswith(".pth")]
+        got = torch.load(back)
+        same({k: v for k, v in got.items() if len(ranks) == 1 or v.shape == ranks[0][k].shape},
+             {k: v for k, v in ranks[0].items() if k != "rope.freqs" and v.shape == got[k].shape}, f"{name} --inverse")
+        for k, v in got.items():  # the others in parts
+            parts = [rank[k] for rank in ranks]
+            dim = next((d for d in range(v.dim()) if v.shape[d] != parts[0].shape[d]), None)
+            need(dim is None or torch.equal(v, torch.cat(parts, dim)), f"{name} --inverse: {k}")
+    lost = {k: v for k, v in torch.load(os.path.join(golden, "llama1", "consolidated.00.pth")).items() if not k.startswith("layers.1.")}
+    torch.save(lost, os.path.join(t.scratch, "consolidated.00.pth"))
+    params = json.load(open(os.path.join(golden, "llama1", "params.json")))
+    folder = os.path.join(t.scratch, "lost")
+    os.makedirs(folder)
+    os.rename(os.path.join(t.scratch, "consolidated.00.pth"), os.path.join(folder, "consolidated.00.pth"))
+    write(folder, "params.json", {"model": params})
+    text = t.run("convert", folder, out, "--overwrite", "--map", "meta-llama", status=2).stderr.decode()
+    need("'layers' has 1 layer, but n_layers of params.json is 2" in text, text)
+
+
+def test_torchtitans_deepseek(t):
+    """As torchtitan's state_dict_adapter makes it, and back; an expert without a weight, and layers that the adapter renumbers, are refused."""
+    golden, name = os.path.join(os.path.dirname(MAPS), "titan"), "torchtitan-deepseek_v3"
+    out = os.path.join(t.scratch, "out.safetensors")
+    for model in ("deepseek_v3", "deepseek_v3-without-q-lora"):
+        titan, hf = os.path.join(golden, f"{model}.safetensors"), os.path.join(golden, f"{model}.hf.safetensors")
+        t.run("convert", titan, out, "--map", name, "--overwrite")
+        same(load_file(out), load_file(hf), model)
+        t.run("convert", hf, out, "--map", name, "--inverse", "--overwrite")
+        same(load_file(out), load_file(titan), f"{model} --inverse")
+    source = os.path.join(t.scratch, "source.safetensors")
+    lost = "model.layers.2.mlp.experts.10.up_proj.weight"
+    save_file({k: v for k, v in load_file(hf).items() if k != lost}, source)
+    need(lost in t.run("convert", source, out, "--map", name, "--inverse", "--overwrite", status=2).stderr.decode(), "the expert that lost a weight")
+    save_file({**load_file(titan), "mtp_layers.0.enorm.weight": torch.ones(8)}, source)
+    need("'mtp_layers.0.enorm.weight'" in t.run("convert", source, out, "--map", name, "--overwrite", status=2).stderr.decode(), "a further layer")
+
+
+def test_every_command_reads_through_a_map(t):
+    """diff, manifest, verify, fqn and reshard see PATH as the map makes it; a plan that exec could not run is refused."""
+    name = "transformers-qwen3_moe"
+    stored, held = os.path.join(MAPS, name, "model.safetensors"), os.path.join(MAPS, f"{name}.held.safetensors")
+    manifest, out = os.path.join(t.scratch, "manifest.json"), os.path.join(t.scratch, "out")
+    t.run("diff", stored, held, "--values", "--map", name)
+    t.run("diff", stored, held, status=1)
+    t.run("manifest", stored, "-o", manifest, "--map", name)
+    t.run("verify", held, manifest)
+    t.run("verify", stored, manifest, status=1)
+    t.run("verify", stored, manifest, "--map", name)
+    names = {n["raw"] for n in t.json("fqn", "--checkpoint", stored, "--map", name, "--json")["names"]}
+    need(names == set(load_file(held)), f"fqn: {sorted(names ^ set(load_file(held)))[:4]}")
+    need("--checkpoint" in t.run("fqn", manifest, "--map", name, status=2).stderr.decode(), "fqn without a checkpoint")
+    mesh = ["--mesh", "dp=2", "--placements", "shard(0)"]
+    t.run("plan", stored, *mesh, "--map", name)
+    t.run("reshard", stored, out, *mesh, "--to", "dcp", "--map", name)
+    t.run("diff", out, held, "--values")
+
+
+def test_a_plan_holds_its_map(t):
+    """exec writes what reshard writes, through the map in the plan alone; not once config.json, from which it takes numbers, has changed."""
+    folder, path = os.path.join(t.scratch, "in"), write(t.scratch, "map.json", DEQUANTIZING)
+    os.makedirs(folder)
+    save_file(scaled_model(), os.path.join(folder, "model.safetensors"))
+    write(folder, "config.json", {"width": 3, "torch_dtype": "bfloat16"})
+    mesh = ["--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp"]
+    t.run("reshard", folder, os.path.join(t.scratch, "want"), *mesh, "--map", path)
+    plan = t.json("plan", folder, *mesh, "--map", path, "--items", "--json")
+    need(json.loads(plan["source"]["map"]) == DEQUANTIZING and "inverse" not in plan["source"], "the map in the plan")
+    need({i["fqn"] for i in plan["items"]} == {r.replace("{layer}", str(n)).replace("{n}", "w") for r in ("layers.{layer}.gate_up", "row.w", "one.{n}", "x", "norm") for n in range(2)}, "names of items")
+    need({i["file"] for i in plan["items"]} == {"model.safetensors", None}, "files of items")
+    need("config.json" in {f["file"] for f in plan["source"]["files"]}, "config.json does not count")
+    os.remove(path)
+    document = write(t.scratch, "plan.json", plan)
+    t.run("exec", document, os.path.join(t.scratch, "whole"))
+    for part in ("2/2", "1/2"):
+        t.run("exec", document, os.path.join(t.scratch, "parts"), "--part", part)
+    t.run("exec", document, os.path.join(t.scratch, "parts"), "--finish")
+    for name in sorted(os.listdir(os.path.join(t.scratch, "want"))):
+        want = open(os.path.join(t.scratch, "want", name), "rb").read()
+        for out in ("whole", "parts"):
+            need(open(os.path.join(t.scratch, out, name), "rb").read() == want, f"{out}: {name}")
+    write(folder, "config.json", {"width": 3, "torch_dtype": "float16"})
+    need("'config.json' has" in t.run("exec", document, os.path.join(t.scratch, "changed"), status=2).stderr.decode(), "a changed config.json")
+    stored, held = os.path.join(MAPS, "transformers-mixtral"), os.path.join(MAPS, "transformers-mixtral.held.safetensors")
+    back = write(t.scratch, "back.json", t.json("plan", held, *mesh, "--map", "transformers-mixtral", "--inverse", "--json"))
+    t.run("exec", back, os.path.join(t.scratch, "back"))
+    t.run("diff", os.path.join(t.scratch, "back"), stored, "--values")
+
+
+def test_scaled_values_are_multiplied_wherever_values_are_read(t):
+    torch.manual_seed(3)
+    w, s = torch.randn(40, 24).to(torch.float8_e4m3fn), torch.rand(40)
+    source, want, manifest = (os.path.join(t.scratch, n) for n in ("s.safetensors", "w.safetensors", "m.json"))
+    save_file({"w": w, "w_scale": s, "n": torch.randn(3)}, source)
+    save_file({"w": (w.float() * s[:, None]).bfloat16(), "n": load_file(source)["n"]}, want)
+    t.run("diff", source, want, "--values", "--dequantize")
+    t.run("diff", source, want, "--values", status=1)
+    t.run("manifest", source, "-o", manifest, "--dequantize")
+    t.run("verify", want, manifest)
+    t.run("verify", source, manifest, "--dequantize")
+    out = os.path.join(t.scratch, "out")
+    t.run("reshard", source, out, "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp", "--dequantize", "--dtype", "float32")
+    t.run("convert", out, os.path.join(t.scratch, "o.safetensors"))
+    need(torch.equal(load_file(os.path.join(t.scratch, "o.safetensors"))["w"], w.float() * s[:, None]), "reshard --dequantize --dtype float32")
+
+
+def test_suggested_maps(t):
+    """From torchtitan's names to Hugging Face's: values decide everything; shapes alone decide what they can, and the rest is said."""
+    llama = os.path.join(os.path.dirname(MAPS), "merging", "a32.safetensors")
+    hf, titan, out = os.path.join(t.scratch, "hf"), os.path.join(t.scratch, "titan.safetensors"), os.path.join(t.scratch, "out.safetensors")
+    os.makedirs(hf)
+    save_file(load_file(llama), os.path.join(hf, "model.safetensors"))
+    write(hf, "config.json", {"num_attention_heads": 2, "num_key_value_heads": 1})
+    t.run("convert", hf, titan, "--map", "torchtitan-llama3", "--inverse")
+    need(not set(load_file(titan)) & (set(load_file(llama)) - {"lm_head.weight"}), "the names are not other names")
+    path = os.path.join(t.scratch, "map.json")
+    with open(path, "wb") as f:
+        f.write(t.run("map", "suggest", titan, hf, "--values").stdout)
+    t.run("convert", titan, out, "--map", path)
+    same(load_file(out), load_file(llama), "the suggestion, applied")
+
+    found = t.run("map", "suggest", titan, hf)
+    rules = {tuple(r["from"] + r["to"]) for r in json.loads(found.stdout)["rules"]}
+    true = {tuple(r["from"] + r["to"]) for r in json.load(open(path))["rules"]}
+    need(rules and rules < true, f"guessed without values: {rules - true}")
+    need(b"gate_proj.weight' of B could be any of 3" in found.stderr and b"--values" in found.stderr, found.stderr)
+    with open(path, "wb") as f:
+        f.write(found.stdout)
+    need("no rule of the map matches" in t.run("convert", titan, out, "--map", path, "--overwrite", status=2).stderr.decode(), "an open suggestion was applied")
+
+
+def test_suggested_stacks_and_transposes(t):
+    torch.manual_seed(5)
+    a = {f"m.{i}.e.{j}.down": torch.randn(3, 5) for i in range(2) for j in range(12)} | {"x": torch.randn(7, 4), "k.norm.w": torch.ones(6), "l.norm.w": torch.ones(6), "u": torch.randn(2, 3, 4)}
+    b = {f"n.{i}.down": torch.stack([a[f"m.{i}.e.{j}.down"] for j in range(12)]) for i in range(2)} | {"y": a["x"].t().contiguous(), "n.k_norm.w": a["k.norm.w"], "n.l_norm.w": a["l.norm.w"]}
+    b |= {f"v.{i}": a["u"][i].contiguous() for i in range(2)}
+    paths = [os.path.join(t.scratch, f"{n}.safetensors") for n in ("a", "b", "out")]
+    save_file(a, paths[0])
+    save_file(b, paths[1])
+    path = os.path.join(t.scratch, "map.json")
+    for options in (["--values"], []):
+        found = t.run("map", "suggest", *paths[:2], *options)
+        document = json.loads(found.stdout)
+        need(("could be any of 2" in found.stderr.decode()) == (not options), found.stderr)
+        if not options:  # ones are ones: nothing but names tells k from l
+            document["unmatched"] = "drop"
+        with open(path, "w") as f:
+            json.dump(document, f)
+        t.run("convert", paths[0], paths[2], "--map", path, "--overwrite")
+        same(load_file(paths[2]), b if options else {k: v for k, v in b.items() if k not in ("n.k_norm.w", "n.l_norm.w")}, str(options))
+    b["n.1.down"][3, 0, 0] += 1
+    save_file(b, paths[1])
+    text = t.run("map", "suggest", *paths[:2], "--values").stderr.decode()
+    need("nothing in A has the values of 'n.*.down' of B" in text, text)
+
+
+def test_suggested_parts(t):
+    """Fused q, k and v, gate and up, along either dim, and of stacked experts, in both directions: values alone show the order."""
+    torch.manual_seed(6)
+    a, b = {"norm": torch.randn(6)}, {"n.norm": None}
+    b["n.norm"] = a["norm"]
+    for i in range(2):
+        q, k, v, gate, up, c, d = torch.randn(8, 6), torch.randn(4, 6), torch.randn(4, 6), torch.randn(5, 6), torch.randn(5, 6), torch.randn(6, 7), torch.randn(6, 7)
+        a |= {f"m.{i}.q": q, f"m.{i}.k": k, f"m.{i}.v": v, f"m.{i}.up": up, f"m.{i}.gate": gate, f"m.{i}.c": c, f"m.{i}.d": d}
+        experts = [[torch.randn(3, 4), torch.randn(3, 4)] for _ in range(11)]
+        a |= {f"m.{i}.experts.{e}.{name}": x for e, pair in enumerate(experts) for name, x in zip(("w3", "w1"), pair)}
+        b |= {f"n.{i}.qkv": torch.cat([v, q, k]), f"n.{i}.gate_up": torch.cat([gate, up]), f"n.{i}.cd": torch.cat([d, c], 1),
+              f"n.{i}.experts": torch.stack([torch.cat([w1, w3]) for w3, w1 in experts])}
+    apart, fused, out, path = (os.path.join(t.scratch, n) for n in ("a.safetensors", "b.safetensors", "out.safetensors", "map.json"))
+    save_file(a, apart)
+    save_file(b, fused)
+    for source, target, want in ((apart, fused, b), (fused, apart, a)):
+        found = t.run("map", "suggest", source, target, "--values")
+        need(not found.stderr.strip() or b"could be" not in found.stderr and b"no rule" not in found.stderr, found.stderr)
+        with open(path, "wb") as f:
+            f.write(found.stdout)
+        t.run("convert", source, out, "--map", path, "--overwrite")
+        same(load_file(out), want, "suggested parts")
+        t.run("convert", target, out, "--map", path, "--inverse", "--overwrite")
+        same(load_file(out), a if want is b else b, "suggested parts, back")
+    b["n.1.qkv"][9, 0] += 1
+    save_file(b, fused)
+    text = t.run("map", "suggest", apart, fused, "--values").stderr.decode()
+    need("nothing in A has the values of 'n.*.qkv' of B" in text and "'m.*.q' of A" in text and "gate_up" not in text, text)

@@ -5,6 +5,7 @@ import os
 import random
 import sys
 
+from ended import leave
 from harness import ROOT
 
 sys.path.insert(0, os.path.join(ROOT, "samples"))
@@ -277,14 +278,6 @@ def unknown_parameter(full):
 
 
 CHANGES = [missing, other_dtype, other_step, other_name, longer, unknown_parameter]
-
-
-def leave():
-    """Ends a rank that has done its work, without finalizing the interpreter: PyTorch's threads of the backward pass ask for the
-    interpreter's lock while it is finalized, and at times that aborts the process ("terminate called without an active exception")."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def fsdp_rank(rank, world, port, case, folder, load):

@@ -38,7 +38,7 @@ def check(got, want):
     assert set(got) == set(want), sorted(set(got) ^ set(want))[:4]
     for name, tensor_ in want.items():
         assert got[name].dtype == tensor_.dtype and got[name].shape == tensor_.shape, (name, got[name].shape, tensor_.shape)
-        assert torch.equal(got[name], tensor_), f"{name}: other values"
+        assert torch.equal(got[name], tensor_), f"{name}: different values"
 
 
 def joined(t, path, shards, *args):
@@ -180,7 +180,7 @@ def test_what_cannot_be_cut_is_refused(t):
     refused("layer 4", [], "--world-size", 2, stages={"pattern": "layers.{layer}.{rest...}", "layers": [1, 1]}, ranks="{tp}-{pp}.pt")
     refused("one file for several", [], "--world-size", 2, stages={"pattern": "layers.{layer}.{rest...}", "layers": [9]}, ranks="{pp}.pt")
     message = t.run("convert", t.at("source.pt"), t.at("no"), "--to", "ranks", "--shards", "vllm", "--world-size", 2, status=2).stderr
-    assert b"only reads" in message, message
+    assert b"can only be used for reading" in message, message
 
 
 # ---- pipeline stages ----

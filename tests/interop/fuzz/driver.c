@@ -71,10 +71,16 @@ static tsr_status get_job(subject *s, const tsr_state_options *o, outcome *out, 
     TRY(submodules_of(s, &submodules, &count, err));
     out->with_model = !subject_is(s->job, "op", "get_optimizer");
     out->with_optimizer = !subject_is(s->job, "op", "get_model");
-    if (!out->with_optimizer) return tsr_get_model_state_dict(&s->model, s->comm, submodules, count, o, out->model, err);
+    if (!out->with_optimizer) return tsr_get_model_state_dict(&s->model,
+                                                              &(tsr_state_call){.comm = s->comm, .options = o, .submodules = submodules, .submodule_count = count},
+                                                              out->model, err);
     out->with_now = true; /* first states were made */
-    if (!out->with_model) return tsr_get_optimizer_state_dict(&s->model, s->at, s->count, s->comm, o, out->optimizer, err);
-    return tsr_get_state_dict(&s->model, s->at, s->count, s->comm, submodules, count, o, out->model, out->optimizer, err);
+    if (!out->with_model) return tsr_get_optimizer_state_dict(&s->model, (tsr_optimizers){s->at, s->count},
+                                                              &(tsr_state_call){.comm = s->comm, .options = o},
+                                                              out->optimizer, err);
+    return tsr_get_state_dict(&s->model, (tsr_optimizers){s->at, s->count},
+                              &(tsr_state_call){.comm = s->comm, .options = o, .submodules = submodules, .submodule_count = count},
+                              out->model, out->optimizer, err);
 }
 
 static tsr_status set_job(subject *s, const tsr_state_options *o, outcome *out, tsr_error *err)
@@ -83,10 +89,15 @@ static tsr_status set_job(subject *s, const tsr_state_options *o, outcome *out, 
     out->with_now = true;
     out->with_keys = !subject_is(s->job, "op", "set_optimizer");
     if (!out->with_keys)
-        return tsr_set_optimizer_state_dict(&s->model, s->at, s->count, optimizer, s->comm, o, &s->host, err);
+        return tsr_set_optimizer_state_dict(&s->model, (tsr_optimizers){s->at, s->count}, optimizer,
+                                            &(tsr_state_call){.comm = s->comm, .options = o, .host = &s->host}, err);
     if (subject_is(s->job, "op", "set_model"))
-        return tsr_set_model_state_dict(&s->model, model, s->comm, o, &s->host, s->arena, &out->keys, err);
-    return tsr_set_state_dict(&s->model, s->at, s->count, model, optimizer, s->comm, o, &s->host, s->arena, &out->keys, err);
+        return tsr_set_model_state_dict(&s->model, model,
+                                        &(tsr_state_call){.comm = s->comm, .options = o, .host = &s->host, .arena = s->arena, .unmatched = &out->keys},
+                                        err);
+    return tsr_set_state_dict(&s->model, (tsr_optimizers){s->at, s->count}, model, optimizer,
+                              &(tsr_state_call){.comm = s->comm, .options = o, .host = &s->host, .arena = s->arena, .unmatched = &out->keys},
+                              err);
 }
 
 /* ---- of state dicts alone ---- */

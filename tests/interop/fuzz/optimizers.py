@@ -126,3 +126,27 @@ def train(rng, optimizers, steps, missing):
         for o in optimizers:
             step(o)
             o.zero_grad()
+
+
+def part(rng, optimizers, rank, world, own):
+    """What one rank's optimizers have for themselves: values of options, an option, a state. `own`: identities of the parameters
+    that no other rank has a part of."""
+    for o in optimizers:
+        for g in o.param_groups:
+            if rng.random() < 0.3 and type(g["lr"]) is float:
+                g["lr"] += rank / 8
+        one, whole = rng.randrange(world) == rank, [p for p in o.state if id(p) in own and o.state[p]]
+        if rng.random() < 0.1 and one:
+            o.param_groups[0]["mine"] = rank
+        if rng.random() < 0.2 and one and whole:
+            part_state(rng, o, rng.choice(whole))
+
+
+def part_state(rng, o, p):
+    how = rng.randrange(3)
+    if how == 0:
+        o.state[p]["mine"] = torch.full((2,), 3.0)
+    elif how == 1:
+        o.state[p].pop(rng.choice([k for k in o.state[p] if k != "step"] or ["step"]), None)
+    else:
+        del o.state[p]

@@ -24,13 +24,15 @@ OURS = [
      r"(\w+) (\[.*\]) in the state dict, (?!\1 )\w+ \2.* in the model"),
     ("A tensor of another dtype is converted", lambda d, j: sets_model(j) and j["change"] == "dtype", r"in the state, which is not cast to the model's u?int|bool"),
     ("Original parameters' state is cut to the rank's range whatever its size", lambda d, j: sets_optimizer(j) and j["change"] in ("state key", "shape"),
-     r"optim: the state '.*' of '.*' has not as many elements as its parameter"),
+     r"optim: the state '.*' of '.*' does not have as many elements as its parameter"),
     ("State of any shape is loaded", lambda d, j: sets_optimizer(j) and j["change"] == "shape",
      r"in the state dict, .* in the optimizer, in '.*', in the state of"),
     ("A flat state dict without a state that the optimizer holds", lambda d, j: sets_optimizer(j) and options(j, "flatten_optimizer_state_dict"),
      r"the flat state dict has no 'state\..*', which the optimizer holds"),
     ("Only the first parameter's options count in a flat state dict", lambda d, j: sets_optimizer(j) and options(j, "flatten_optimizer_state_dict"),
-     r"are in one group, but (differ in|only one of them has) '"),
+     r"are in the same group, but (differ in|only one of them has) '"),
+    ("Ranks may hold other names when rank 0's state is broadcast", lambda d, j: d.apart and sets_optimizer(j) and options(j, "broadcast_from_rank0"),
+     r"ranks \d+ and \d+ differ: local '"),
     ("With full_state_dict the first elements of a larger tensor are loaded into a DTensor", lambda d, j: sets_model(j) and j["change"] == "shape" and options(j, "full_state_dict"),
      r" in the state dict, .* over .* in the model, in '"),
     ("names that several submodules share", lambda d, j: j["op"] in ("get_model", "get_both") and j["options"].get("keep_submodule_prefixes") is False,
@@ -79,7 +81,7 @@ TORCH = [
     ("tied parameters with broadcast_from_rank0", lambda d, j, e, s: units(s) and sets_model(j) and options(j, "broadcast_from_rank0") and '"shared": [{' in s["modules"]),
     ("flat state of units without state", lambda d, j, e, s: units(s) and sets_optimizer(j) and options(j, "flatten_optimizer_state_dict")
      and "is empty. This should happen when use_orig_params=True" in e),
-    ("states that are dicts", lambda d, j, e, s: units(s) and sets_optimizer(j) and "unhashable type: 'dict'" in e),
+    ("states that are dicts", lambda d, j, e, s: units(s) and sets_optimizer(j) and re.search("unhashable type: 'dict'|'dict' object has no attribute 'cpu'", e)),
     ("missing states with strict=False", lambda d, j, e, s: units(s) and sets_optimizer(j) and j["options"].get("strict") is False and j["change"] == "drop"
      and "KeyError" in e),
     ("nothing to load into units", lambda d, j, e, s: units(s) and sets_optimizer(j) and s.get("optimizer_state") == {} and e.endswith("KeyError: 'state'")),
@@ -92,6 +94,8 @@ TORCH = [
     ("flatten_optimizer_state_dict with full_state_dict", lambda d, j, e, s: sets_optimizer(j) and options(j, "full_state_dict", "flatten_optimizer_state_dict")
      and re.search(r"KeyError: '(state|param_groups)", e)),
     ("nothing to load into an optimizer without state tensors", lambda d, j, e, s: sets_optimizer(j) and j["change"] == "empty" and "Expected device to be set" in e),
+    ("FSDP2 over tensor parallelism that leaves a rank nothing", lambda d, j, e, s: d.strategy == "fsdp2_tp" and options(j, "full_state_dict")
+     and "Expected cond to be True, but got False" in e),
     ("ignore_frozen_params with submodules", lambda d, j, e, s: options(j, "ignore_frozen_params") and j.get("submodules") and "KeyError" in e),
 ]
 
@@ -141,7 +145,7 @@ class Rule:
             return self.same_optimizer(place, want, got)
         if place.startswith("now/extra/") and want == Object("_EXTRA_STATE"):
             return got == self.described["extra"][place[10:]]  # A missing extra state becomes the placeholder
-        if place.startswith("now/tensors/") and self.not_broadcast(want, got, self.described["tensors"][place[12:]]):
+        if place.startswith("now/tensors/") and self.left_out(want, got, self.described["tensors"][place[12:]]):
             return True
         first = self.draw.steps == 0 and self.job["op"] not in ("get_model", "set_model") and "tensors" in self.described
         if first and (place.startswith("now/tensors/") or place.startswith("model/")) and isinstance(got, Tensor):
@@ -150,12 +154,14 @@ class Rule:
             return got == before[place[12:]] if place.startswith("now/") else got in before.values()
         return False
 
-    def not_broadcast(self, want, got, before):
-        """In a broadcast, ranks other than 0 do not load the names that _iterate_valid_model_state leaves out."""
-        lax = sets_model(self.job) and options(self.job, "broadcast_from_rank0") and self.job["options"].get("strict") is False
-        if not lax or self.rank == 0 or want != before:
+    def left_out(self, want, got, before):
+        """With `strict` off PyTorch does not load second names of shared modules inside wrappers; and in a broadcast, ranks
+        other than 0 do not load any name that _iterate_valid_model_state leaves out."""
+        if not sets_model(self.job) or self.job["options"].get("strict") is not False or want != before:
             return False
-        given, seconds = self.first["state"] or {}, canonical(self.draw, self.described["seconds"])
+        everywhere = options(self.job, "broadcast_from_rank0") and self.rank > 0
+        seconds = [c for n, c in zip(self.described["seconds"], canonical(self.draw, self.described["seconds"])) if everywhere or n != c]
+        given = self.first["state"] or {}
         return any(n in seconds and got == v for n, v in zip(canonical(self.draw, given), given.values()))
 
     def same_optimizer(self, place, want, got):
@@ -166,9 +172,29 @@ class Rule:
             return tuple(want) == got  # full_state_dict turns tuples such as betas into lists
         if full and isinstance(want, dict) and isinstance(got, dict):
             lists = {k for k, v in got.items() if v == [] and k not in want}  # it drops empty lists
-            return bool(lists) and want == {k: v for k, v in got.items() if k not in lists}
-        # A flat state dict's states are loaded where the optimizer holds none
-        return options(self.job, "flatten_optimizer_state_dict") and want in ({}, None) and isinstance(got, dict)
+            if lists and want == {k: v for k, v in got.items() if k not in lists}:
+                return True
+        if not options(self.job, "flatten_optimizer_state_dict"):
+            return False
+        if place.endswith("/options") and isinstance(want, dict) and isinstance(got, dict):
+            return self.more_options(want, got)
+        if isinstance(want, dict) and isinstance(got, dict) and {} in want.values() and self.job["options"].get("strict") is False:
+            return got == {k: v for k, v in want.items() if v != {}}  # with `strict` off a state that it lacks is gone
+        # A flat state dict's states are loaded where the optimizer holds none, or not those
+        return isinstance(got, dict) and (want in ({}, None) or ("/state/" in place and isinstance(want, dict) and self.more_states(want, got)))
+
+    def more_states(self, want, got):
+        given = [k.rsplit(".", 1)[-1] for k in self.given_optimizer() if k.startswith("state.")]
+        return bool(set(got) - set(want)) and set(got) - set(want) <= set(given) and want == {k: v for k, v in got.items() if k in want}
+
+    def more_options(self, want, got):
+        """An option in a flat state dict that the optimizer's group does not have is loaded."""
+        given = [k.rsplit(".", 1)[-1] for k in self.given_optimizer() if k.startswith("param_groups.")]
+        return bool(set(got) - set(want)) and set(got) - set(want) <= set(given) and want == {k: v for k, v in got.items() if k in want}
+
+    def given_optimizer(self):
+        of_first = options(self.job, "broadcast_from_rank0") or (units(self.first) and options(self.job, "full_state_dict", "cpu_offload"))
+        return (self.first if of_first else self.described)["optimizer_state"] or {}
 
 
 def not_loaded(job, want, described):

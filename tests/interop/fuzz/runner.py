@@ -11,7 +11,7 @@ import kept
 import pool
 import strategies
 
-PART = 500  # draws of a full run between two lines of its record
+PART = 100  # draws of a full run between two lines of its record
 
 
 class Runner:
@@ -29,7 +29,7 @@ class Runner:
         described, wants = self.pool.perform(draw, number)
         self.jobs += 1
         self.refused += any("error" in w for w in wants)
-        if any(w.get("error") == pool.WAITS for w in wants) and all(w.get("error", pool.WAITS) == pool.WAITS for w in wants):
+        if None in described or any(w.get("error") == pool.WAITS for w in wants) and all(w.get("error", pool.WAITS) == pool.WAITS for w in wants):
             self.hung.append(f"{draw.title()} (job {number})")
             return None
         return described, wants
@@ -115,27 +115,41 @@ def once(a, path):
     return 1 if failed else 0
 
 
+def recorded(a):
+    """Numbers of the draws that are in the record and did not differ when they were run last."""
+    done = set()
+    for line in open(a.record) if os.path.exists(a.record) else []:
+        r = json.loads(line)
+        if r["seed"] == a.seed:
+            done |= set(range(r["from"], r["to"]))
+            done -= {int(title.split()[-1]) for title in r["failed"]}
+    return done
+
+
 def full(a, path):
-    """In parts, each of which becomes a line of the record; those that are there are not run again."""
-    lines = [json.loads(line) for line in open(a.record)] if os.path.exists(a.record) else []
-    done = {(r["seed"], r["from"], r["to"]) for r in lines if not r["failed"]}
-    status = 0
+    """In parts, each of which becomes a line of the record. Draws that are in it are not run again, but for those that differed."""
+    done, status = recorded(a), 0
     for begin in range(0, a.draws, PART):
         end = min(begin + PART, a.draws)
-        if (a.seed, begin, end) in done:
-            continue
-        runner, start = Runner(path, a.keep), time.monotonic()
-        try:
-            failed = run(runner, a.seed, range(begin, end))
-        finally:
-            runner.close()
-        line = {"torch": torch.__version__, "seed": a.seed, "from": begin, "to": end, "jobs": runner.jobs, "refused": runner.refused, "hung": runner.hung,
-                "failed": failed, "seconds": round(time.monotonic() - start)}
-        with open(a.record, "a") as f:
-            f.write(json.dumps(line) + "\n")
-        print(f"draws {begin} to {end}: {runner.jobs} jobs, {len(failed)} draws differ, {line['seconds']} s", flush=True)
-        status = status or bool(failed)
+        numbers = [n for n in range(begin, end) if n not in done]
+        if numbers:
+            line = part(a, path, numbers, begin, end)
+            with open(a.record, "a") as f:
+                f.write(json.dumps(line) + "\n")
+            print(f"draws {begin} to {end}: {len(numbers)} run, {line['jobs']} jobs, {len(line['failed'])} draws differ, {line['seconds']} s", flush=True)
+            status = status or bool(line["failed"])
     return int(status)
+
+
+def part(a, path, numbers, begin, end):
+    """The line of the record."""
+    runner, start = Runner(path, a.keep), time.monotonic()
+    try:
+        failed = run(runner, a.seed, numbers)
+    finally:
+        runner.close()
+    return {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "seed": a.seed, "from": begin, "to": end, "draws": len(numbers), "jobs": runner.jobs,
+            "refused": runner.refused, "hung": len(runner.hung), "failed": failed, "seconds": round(time.monotonic() - start)}
 
 
 def with_mutants(a, path):

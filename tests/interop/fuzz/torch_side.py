@@ -87,6 +87,8 @@ class Subject:
         steps = draw.steps if variant == 0 else max(draw.steps, 1)
         optimizers.train(draw.rng("train"), self.optimizers, steps, 0 if self.units else draw.missing)
         self.fill((draw.seed, draw.number, variant))
+        if draw.apart and draw.world > 1:
+            optimizers.part(draw.rng(("apart", variant)), self.optimizers, rank, draw.world, self.own())
         if variant == 0 and draw.rng("gradients").random() < 0.15:
             optimizers.put_gradients(draw.rng("put"), self.optimizers, 0.5)
 
@@ -99,6 +101,10 @@ class Subject:
         whole = strategies.managed_whole(self.model)
         cut = {i: own if i in whole else slice_ for i in self.managed}
         values.fill_optimizers(self.optimizers, seed, own, cut)
+
+    def own(self):
+        """Identities of the parameters that every rank has for itself."""
+        return {id(p) for p in self.model.parameters() if id(p) not in self.managed and not isinstance(p, DTensor)}
 
     def tensors(self):
         """Every parameter and persistent buffer that no unit manages once, under its first name."""

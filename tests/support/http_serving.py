@@ -1,0 +1,63 @@
+"""What the HTTP servers of the tests have in common: answers, ranges, and running for as long as a test needs them."""
+import contextlib
+import http.server
+import re
+import sys
+import threading
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, body=b"", **headers):
+        """Answers with `body`; underscores in the names of headers stand for hyphens. True, for those who ask whether there was an answer."""
+        self.send_response(status)
+        for k, v in {"Content-Length": len(body), **headers}.items():
+            self.send_header(k.replace("_", "-"), str(v))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        return True
+
+    def give(self, data, **headers):
+        """Answers with `data`, or the range of it that is asked for."""
+        m = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if not m:
+            return self.answer(200, data, **headers)
+        first, last = int(m[1]), min(int(m[2] or len(data)), len(data) - 1)
+        if first > last:
+            return self.answer(416, Content_Range=f"bytes */{len(data)}")
+        return self.answer(206, data[first:last + 1], Content_Range=f"bytes {first}-{last}/{len(data)}", **headers)
+
+    def do_HEAD(self):
+        self.do_GET()
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """`asked`: what a handler notes of each request, under `lock`."""
+    daemon_threads = True
+
+    def __init__(self, handler, host="127.0.0.1"):
+        self.asked, self.lock = [], threading.Lock()
+        super().__init__((host, 0), handler)
+        self.url = f"http://{host}:{self.server_address[1]}"
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # programs that end, or that are killed
+            super().handle_error(request, client_address)
+
+
+@contextlib.contextmanager
+def running(*servers):
+    for s in servers:
+        threading.Thread(target=s.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield servers[0]
+    finally:
+        for s in servers:
+            s.shutdown()
+            s.server_close()
