@@ -17,10 +17,10 @@
 #include <time.h>
 
 #include "tessera/box.h"
+#include "tessera/native_host.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/gpu_kernels.h"
 #include "tessera/sys/gpu_pipe.h"
-#include "tessera/native_host.h"
 #include "tessera/sys/host_calls.h"
 
 #define NO_DEVICE 3
@@ -207,7 +207,8 @@ static void bench_load(bench *b, const char *path)
         uint8_t *back = malloc(bytes + 1);
         must(tsr_gpu_checksum(b->stream, work.loads[i].to, bytes, &crc, &failure));
         const uint64_t zeros[TSR_MAX_RANK] = {0};
-        must(tsr_read_box(work.checkpoint, work.loads[i].entry, zeros, work.loads[i].entry->shape, back, bytes, &failure));
+        must(tsr_read_box(work.checkpoint, work.loads[i].entry,
+                          (tsr_box){work.loads[i].entry->rank, zeros, work.loads[i].entry->shape}, back, bytes, &failure));
         must_be(tsr_crc32(&b->native.host, 0, back, bytes) == crc);
         free(back);
         tsr_gpu_free(b->gpu, work.loads[i].to);

@@ -17,8 +17,9 @@ static tsr_difference compare(tsr_made *a, uint64_t entry_a, tsr_made *b, uint64
     tsr_difference difference;
     tsr_error err = {0};
     tsr_ring_new(&a->host, 1, &ring, NULL);
-    tsr_status status = tsr_compare_tensors(&a->checkpoint, &a->entries[entry_a], &b->checkpoint, &b->entries[entry_b],
-                                            tolerance, ring, &difference, &err);
+    tsr_status status = tsr_compare_tensors((tsr_stored_tensor){&a->checkpoint, &a->entries[entry_a]},
+                                            (tsr_stored_tensor){&b->checkpoint, &b->entries[entry_b]}, tolerance, ring,
+                                            &difference, &err);
     if (status != TSR_OK) fail_msg("%s", err.message);
     tsr_ring_free(ring);
     return difference;
@@ -127,8 +128,9 @@ static void test_check_compare__unlike_tensors_are_refused(void **state)
         tsr_difference difference;
         tsr_error err = {0};
         tsr_ring_new(&made.host, 1, &ring, NULL);
-        assert_int_equal(tsr_compare_tensors(&made.checkpoint, made.entries, &made.checkpoint, &made.entries[i], &exact,
-                                             ring, &difference, &err),
+        assert_int_equal(tsr_compare_tensors((tsr_stored_tensor){&made.checkpoint, made.entries},
+                                             (tsr_stored_tensor){&made.checkpoint, &made.entries[i]}, &exact, ring,
+                                             &difference, &err),
                          TSR_E_USAGE);
         assert_non_null(strstr(err.message, "differ in dtype or shape"));
         tsr_ring_free(ring);
@@ -150,8 +152,9 @@ static void test_check_compare__an_error_names_its_side(void **state)
     tsr_difference difference;
     tsr_error err = {0};
     tsr_ring_new(&made.host, 1, &ring, NULL);
-    assert_int_equal(tsr_compare_tensors(&made.checkpoint, made.entries, &made.checkpoint, &made.entries[1], &exact, ring,
-                                         &difference, &err),
+    assert_int_equal(tsr_compare_tensors((tsr_stored_tensor){&made.checkpoint, made.entries},
+                                         (tsr_stored_tensor){&made.checkpoint, &made.entries[1]}, &exact, ring, &difference,
+                                         &err),
                      TSR_E_UNSUPPORTED);
     assert_non_null(strstr(err.message, ", in b"));
     tsr_ring_free(ring);

@@ -135,7 +135,7 @@ static void test_check_tally__types_without_numbers_are_refused(void **state)
     tsr_tally *tally;
     tsr_error err = {0};
     assert_int_equal(tsr_tally_new(&made.checkpoint, &made.entries[0], &tally, &err), TSR_E_UNSUPPORTED);
-    assert_string_equal(err.message, "'t': no statistics of bits8");
+    assert_string_equal(err.message, "'t': no statistics can be computed for bits8");
     tsr_made_end(&made);
 }
 

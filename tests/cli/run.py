@@ -16,6 +16,7 @@ from harness import SAMPLES, SCHEMAS, TESTS, Bad, Skip, Tessera, need, sample, s
 
 import test_addresses  # noqa: F401
 import test_altered  # noqa: F401
+import test_choices  # noqa: F401
 import test_contracts  # noqa: F401
 import test_copies  # noqa: F401
 import test_enums  # noqa: F401
@@ -137,7 +138,7 @@ def test_usage(t):
         (("diff", small, small, "--atol", "-1"), 2, "^$", "number of 0 or more"),
         (("convert", small, "x", "--max-shard-size", "5 pounds"), 2, "^$", "takes a size"),
         (("explain", "layout/hol"), 2, "^$", "did you mean 'layout/hole'"),
-        (("explain", "layout/hole"), 0, "in no chunk", ""),
+        (("explain", "layout/hole"), 0, "not covered by any chunk", ""),
         (("validate", "--list-rules"), 0, r"zip/crc +error", ""),
         (("validate",), 2, "^$", "validate needs PATH"),
     ):
@@ -417,7 +418,7 @@ def test_convert_refuses_and_replaces(t):
 def test_convert_says_what_was_wrong_with_the_source(t):
     for name, status, part in (("broken_torch_call", 0, b"warning: model.pt: loading this file with pickle would call os.system"),
                                ("broken_safetensors_trailing_bytes", 0, b"(safetensors/trailing-bytes)"),
-                               ("broken_index_missing_file", 2, b"'emb.weight' is in no file that is there")):
+                               ("broken_index_missing_file", 2, b"'emb.weight' is not in any of the files")):
         p = t.run("convert", os.path.join(SAMPLES, name), t.at(name), "--to", "torch", status=status)
         need(part in p.stderr and os.path.exists(t.at(name)) == (status == 0), (name, p.stderr))
 
@@ -485,7 +486,7 @@ def test_reshard(t):
         t.run("diff", path, t.at(to), "--values", status=1 if extra else 0)
         os.mkdir(t.at(to, "folder"))
         p = t.run(*again, status=2)
-        need(b"holds the folder 'folder'" in p.stderr, p.stderr)
+        need(b"contains the directory 'folder'" in p.stderr, p.stderr)
         need(not [f for f in os.listdir(t.folder) if f.startswith(".")], os.listdir(t.folder))
     t.run("reshard", path, t.at("dcp"), "--mesh", "2", "--placements", "shard(0)", "--overwrite", "-q")
     t.run("diff", path, t.at("dcp"), "--values")
@@ -625,7 +626,7 @@ def test_optim_shards_of_flat_parameters(t):
     with open(t.at("flat.json"), "w") as f:
         json.dump(doc, f)
     p = t.run("optim", "unshard", at("ranks"), t.at("x"), "--flat-params", t.at("flat.json"), "--sharded", status=2)
-    need(b"ranks in a row" in p.stderr and not os.path.exists(t.at("x")), p.stderr)
+    need(b"consecutive ranks" in p.stderr and not os.path.exists(t.at("x")), p.stderr)
 
 
 def main():

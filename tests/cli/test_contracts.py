@@ -81,7 +81,7 @@ def test_would_this_load(t):
     lines = write(t.at("names.txt"), "# keys\n" + "\n".join(n for n in names[1:]) + "\nnew.key\r\n")
     need(rules(t.json("validate", path, "--against", lines, "--json", status=1)) == [("layout/missing-entry", "new.key"), ("layout/unexpected-entry", names[0])], "a list of names")
     need(rules(t.json("validate", path, "--against", lines, "--json", "--allow", "missing,extra")) == [], "--allow")
-    need(b"--allow takes missing, extra" in t.run("validate", path, "--against", lines, "--allow", "much", status=2).stderr, "--allow much")
+    need(b"--allow expects missing, extra" in t.run("validate", path, "--against", lines, "--allow", "much", status=2).stderr, "--allow much")
     model = {"class": "Net", "wrapper": "none", "parameters": {"a": {"shape": [11, 6], "dtype": "float32", "requires_grad": True}, "b": {"shape": [2], "dtype": "float32", "requires_grad": True}}, "buffers": {}, "extra_state": False, "children": {}}
     tree = write(t.at("modules.json"), {"schema": "tessera.modules/1", "root": {**model, "parameters": {}, "children": {"emb": {**model, "parameters": {"weight": model["parameters"]["a"]}}, "few": {**model, "parameters": {"weight": model["parameters"]["b"]}}}}})
     got = rules(t.json("validate", sample("dcp_fsdp2")[0], "--against", tree, "--prefix", "model.", "--json", "--allow", "extra", status=1))

@@ -56,6 +56,59 @@ def test_every_weight_and_state_is_that_of_deepspeed(t):
 
 
 @test
+def test_float32_weights_that_may_be_several_are_refused_with_their_names(t):
+    path = copy_of(t, "zero0_bf16_twins", "twins")
+    twins = ("'norm1.weight'", "'norm2.weight'")
+    for command in (["convert", path, t.at("x.safetensors")], ["get", path, "model.embed.weight", "--print"], ["manifest", path, "--part", "model"]):
+        message = t.run(*command, status=2).stderr.decode()
+        need(all(name in message for name in twins) and "'embed.weight'" not in message, message)
+        need("--part module" in message and "ZeRO stage 1" in message, message)
+    found = t.json("validate", path, "--json", status=1)["findings"]
+    need([f["rule"] for f in found if f["level"] == "error"] == ["parts/incomplete-save"] and all(name in found[0]["message"] for name in twins), found)
+    with open(os.path.join(GOLDEN, "zero0_bf16_twins", "expect.json")) as f:
+        expect = json.load(f)
+    rows = listing(t, path)
+    sure = [n for n in expect["model"] if f"'{n}'" not in twins]
+    need(len(sure) == 5 and all(described(rows[f"model.{n}"]) == expect["model"][n] for n in sure), "the other float32 weights are listed")
+    for part in ("module", "optim"):  # neither needs them
+        t.run("convert", path, t.at(part), "--to", "dcp", "--part", part)
+        t.run("diff", path, t.at(part), "--values", "--part", part)
+    states = [described(e) for n, e in listing(t, t.at("optim")).items() if n.startswith("state.") and e["kind"] == "tensor"]
+    need(all(want in states for want in expect["optim"].values()), "a state of the engine is missing")
+
+
+@test
+def test_the_stored_weights_of_experts_are_read(t):
+    """Neither zero_to_fp32 nor ds_to_universal of this DeepSpeed can read the checkpoint: what the live engine holds is the truth."""
+    path = copy_of(t, "zero1_moe", "moe")
+    with open(os.path.join(GOLDEN, "zero1_moe", "expect.json")) as f:
+        expect = json.load(f)["module"]
+    need(sum("deepspeed_experts" in n for n in expect) == 8, "four experts have a weight and a bias each")
+    need({n[len("module."):]: described(e) for n, e in listing(t, path).items() if n.startswith("module.")} == expect, "inspect")
+    t.run("convert", path, t.at("module.safetensors"), "--part", "module")
+    need({n: described(e) for n, e in listing(t, t.at("module.safetensors")).items()} == expect, "convert")
+    t.run("validate", path, "--part", "module", "--deep")
+    for arguments in ((), ("--part", "model"), ("--part", "optim")):
+        message = t.run("convert", path, t.at("x"), "--to", "dcp", *arguments, status=2).stderr.decode()
+        need("has experts" in message and "--part module" in message and message.count("\n") == 1, message)
+    errors = [f for f in t.json("validate", path, "--json", status=1)["findings"] if f["level"] == "error"]
+    need([f["rule"] for f in errors] == ["parts/incomplete-save"], errors)
+
+
+@test
+def test_a_missing_expert_is_named(t):
+    for expert in (0, 3):
+        path = copy_of(t, "zero1_moe", f"moe{expert}")
+        file = f"layer_0_expert_{expert}_mp_rank_00_model_states.pt"
+        os.remove(os.path.join(path, file))
+        for arguments in (["convert", path, t.at("x.safetensors"), "--part", "module"], ["manifest", path, "--part", "module"]):
+            message = t.run(*arguments, status=2).stderr.decode()
+            need(file in message and not os.path.exists(t.at("x.safetensors")), message)
+        found = t.json("validate", path, "--json", "--part", "module", status=1)["findings"]
+        need(any(f.get("file") == file and f["level"] == "error" for f in found), found)
+
+
+@test
 def test_groups_list_their_parameters_by_name(t):
     for case in ("zero1_bf16", "zero3_bf16", "universal_zero1_bf16"):
         rows = listing(t, copy_of(t, case, case))

@@ -89,7 +89,7 @@ def test_expansion_of_objects_that_are_written_apart_is_refused(t):
     numbers = save(t.at("numbers.pt"), b"\x80\2" + number + b"q\x050}(" + b"".join(n + b"h\x05" for n in names) + b"u.")
     for path, to in ((texts, "dcp"), (numbers, "dcp"), (numbers, "torch")):
         p = bounded(t, "convert", path, t.at("out"), "--to", to, status=2)
-        need(b"they share their parts" in p.stderr and not os.path.exists(t.at("out")), p.stderr)
+        need(b"the objects share values" in p.stderr and not os.path.exists(t.at("out")), p.stderr)
     bounded(t, "convert", texts, t.at("out.pt"), "--to", "torch", status=0)
     need(os.path.getsize(t.at("out.pt")) < 4 * os.path.getsize(texts), "shared text is written more than once")
 
@@ -126,7 +126,7 @@ def test_expansion_of_containers_that_hold_themselves(t):
     cycle = {"w": 1}
     cycle["again"] = cycle
     p = bounded(t, "inspect", save(t.at("x.pt"), pickle.dumps(cycle, 2)), status=2)
-    need(b"holds itself" in p.stderr, p.stderr)
+    need(b"contains itself" in p.stderr, p.stderr)
     ring = [1]
     ring.append(ring)
     path = save(t.at("y.pt"), pickle.dumps({"x": ring}, 2))

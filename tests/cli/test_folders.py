@@ -5,7 +5,7 @@ import os
 import shutil
 import struct
 
-from harness import ROOT, need, sample, test
+from harness import ROOT, need, sample, st_write, test
 
 FOLDERS = os.path.join(ROOT, "tests", "golden", "folders")
 
@@ -78,6 +78,62 @@ def test_a_trainer_checkpoint_is_read_as_the_trainer_wrote_it(t):
 
 
 @test
+def test_parts_that_were_written_one_file_each_open_as_parts_again(t):
+    """The model and the module of a ZeRO-1 checkpoint share all names."""
+    for case in ("zero1_bf16", "zero3_bf16"):
+        source, out = os.path.join(ROOT, "tests", "golden", "deepspeed", case), t.at(case)
+        t.run("convert", source, out, "--to", "safetensors", "--objects", "drop")
+        before, after = (tensors(t.json("inspect", p, "--json", "--hash", "sha256")) for p in (source, out))
+        need(before == after and before, set(before) ^ set(after))
+        listed = [p["name"] for p in t.json("inspect", out, "--json")["summary"]["parts"]]
+        need(sorted(p + ".safetensors" for p in listed) == sorted(os.listdir(out)), listed)
+        t.run("validate", out, "--deep", "--fail-on", "note", "--rule", "safetensors/misaligned=off")
+        t.run("diff", source, out, "--part", "model", "--values")
+        need(tensors(t.json("inspect", t.at(case, "model.safetensors"), "--json", "--hash", "sha256")) ==
+             tensors(t.json("inspect", out, "--json", "--hash", "sha256", "--part", "model")), "one file alone has no prefix")
+    t.run("convert", t.at("zero1_bf16"), t.at("again"), "--to", "safetensors")
+    need(all(open(t.at("again", n), "rb").read() == open(t.at("zero1_bf16", n), "rb").read() for n in os.listdir(t.at("again"))), "written again")
+
+
+@test
+def test_a_file_that_was_a_part_can_be_part_of_another_checkpoint(t):
+    path, want = golden("trainer")
+    t.run("convert", path, t.at("parts"), "--to", "safetensors", "--objects", "drop")
+    shutil.copytree(path, t.at("run"))
+    shutil.copy(t.at("parts", "model.safetensors"), t.at("run"))
+    whole = t.json("inspect", t.at("run"), "--json", "--hash", "sha256")
+    need(whole["format"] == "hf-trainer", whole["format"])
+    check_part(whole, want["parts"]["model"], "model.")
+    t.run("diff", t.at("run"), path, "--values")
+
+
+@test
+def test_parts_are_not_mixed_with_those_of_another_checkpoint(t):
+    deepspeed = os.path.join(ROOT, "tests", "golden", "deepspeed")
+    t.run("convert", os.path.join(deepspeed, "zero1_bf16"), t.at("out"), "--to", "safetensors", "--objects", "drop")
+    before = {n: open(t.at("out", n), "rb").read() for n in os.listdir(t.at("out"))}
+    p = t.run("convert", os.path.join(deepspeed, "zero3_bf16"), t.at("out"), "--to", "safetensors", "--objects", "drop", "--overwrite", status=2)
+    need("cannot be replaced" in p.stderr.decode() and ".safetensors" in p.stderr.decode(), p.stderr)  # it has no module: the old one would stay
+    need(before == {n: open(t.at("out", n), "rb").read() for n in os.listdir(t.at("out"))}, "the old parts changed")
+
+
+@test
+def test_files_of_which_not_all_are_parts_are_one_checkpoint(t):
+    source = os.path.join(ROOT, "tests", "golden", "deepspeed", "zero1_bf16")
+    t.run("convert", source, t.at("out"), "--to", "safetensors", "--objects", "drop")
+    st_write(t.at("out", "other.safetensors"), {"extra": ("F32", [1], struct.pack("<f", 7))})
+    message = t.run("inspect", t.at("out"), status=2).stderr.decode()
+    need("two entries have the name" in message and "model.safetensors" in message and "module.safetensors" in message, message)
+    os.remove(t.at("out", "module.safetensors"))
+    names = rows(t.json("inspect", t.at("out"), "--json"))
+    need({"extra", "up.weight"} <= set(names) and "parts" not in t.json("inspect", t.at("out"), "--json")["summary"], list(names))
+    os.remove(t.at("out", "other.safetensors"))
+    shutil.copy(t.at("out", "optim.safetensors"), t.at("out", "copy.safetensors"))
+    message = t.run("inspect", t.at("out"), status=2).stderr.decode()
+    need("copy.safetensors" in message and "optim.safetensors" in message, message)
+
+
+@test
 def test_what_was_written_into_a_directory_is_what_it_is_read_as(t):
     shutil.copytree(golden("trainer")[0], t.at("used"))
     t.run("convert", sample("dcp_fsdp2")[0], t.at("used"), "--to", "dcp", "--overwrite")
@@ -123,7 +179,7 @@ def test_a_part_that_is_not_there_is_refused_with_those_that_are(t):
     message = t.run("inspect", golden("trainer")[0], "--part", "modle", status=2).stderr.decode()
     need("'modle'" in message and all(f"'{p}'" in message for p in ("model", "optimizer", "trainer_state")), message)
     plain = sample("dcp_fsdp2")[0]
-    need("not made of parts" in t.run("inspect", plain, "--part", "model", status=2).stderr.decode(), "a plain DCP has none")
+    need("does not consist of parts" in t.run("inspect", plain, "--part", "model", status=2).stderr.decode(), "a plain DCP has none")
 
 
 @test
@@ -142,6 +198,17 @@ def test_a_plan_remembers_its_part_and_its_step(t):
     check_part(t.json("inspect", t.at("planned"), "--json", "--hash", "sha256"), {"entries": want["parts"]["model"]["entries"], "objects": {}})
 
 
+@test
+def test_what_a_part_would_be_loaded_into_need_not_have_parts(t):
+    path = golden("trainer")[0]
+    for against in (os.path.join(path, "model.safetensors"), path):
+        t.run("validate", path, "--part", "model", "--against", against)
+    found = t.json("validate", path, "--part", "model", "--against", sample("dcp_fsdp2")[0], "--json", status=1)["findings"]
+    need({f["rule"] for f in found} >= {"layout/missing-entry"} and any(f["fqn"] == "lm_head.weight" for f in found), found)
+    message = t.run("validate", path, "--part", "scheduler", "--against", golden("torch_checkpointing")[0], status=2).stderr.decode()
+    need("'scheduler'" in message and "torch-checkpointing" in message, message)
+
+
 def run_of_steps(t, *steps, below="checkpoint"):
     for n in steps:
         shutil.copytree(sample("dcp_fsdp2")[0], t.at("run", below, f"step-{n}"))
@@ -158,10 +225,10 @@ def test_a_step_is_found_by_its_name_its_number_and_its_age(t):
     for asked, step in (("2", "step-2"), ("latest", "step-10"), ("step-10", "step-10"), ("checkpoint/step-2", "step-2")):
         need(f"step checkpoint/{step}" in t.text("inspect", path, "--step", asked).splitlines()[1], asked)
     need("there is no step '3'" in t.run("inspect", path, "--step", "3", status=2).stderr.decode(), "the steps are listed")
-    need("fits 2 checkpoints" in t.run("inspect", path, "--step", "checkpoint", status=2).stderr.decode(), "both are listed")
+    need("matches 2 checkpoints" in t.run("inspect", path, "--step", "checkpoint", status=2).stderr.decode(), "both are listed")
     t.run("diff", path, os.path.join(path, "checkpoint", "step-2"), "--step", "10", status=2)
     t.run("convert", path, t.at("out.pt"), "--to", "torch", "--step", "2")
-    need("not for a file" in t.run("inspect", t.at("out.pt"), "--step", "2", status=2).stderr.decode(), "a file has no steps")
+    need("not with a file" in t.run("inspect", t.at("out.pt"), "--step", "2", status=2).stderr.decode(), "a file has no steps")
 
 
 @test
@@ -204,6 +271,7 @@ def test_directories_of_several_nodes_are_one_checkpoint(t):
     need(data[1] in t.run("convert", t.at("a"), t.at("x.pt"), "--to", "torch", status=2).stderr.decode(), "one node alone lacks files")
     t.run("validate", t.at("a"), "--also", t.at("b"), "--deep")
     t.run("diff", t.at("a"), whole, "--also", t.at("b"), "--values")
+    t.run("validate", t.at("a"), "--also", t.at("b"), "--against", whole)
     shutil.copy(os.path.join(whole, data[0]), t.at("b"))
     t.run("validate", t.at("a"), "--also", t.at("b"))
     with open(t.at("b", data[0]), "r+b") as f:

@@ -1,4 +1,4 @@
-"""Tensors inside what is no dense tensor: their values count too."""
+"""Tensors inside what is not a dense tensor: their values count too."""
 import os
 import re
 

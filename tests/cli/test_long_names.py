@@ -30,7 +30,7 @@ def test_names_that_begin_alike_share_no_leftovers(t):
     need(left(t) == before, f"what another job left is gone: {left(t)}")
     p = t.run("convert", path, first, "--to", "dcp", "--resume")
     need(b"nothing to resume" not in p.stderr and not left(t), f"{p.stderr} {left(t)}")
-    need(t.json("diff", path, first, "--values", "--json")["same"], "other values")
+    need(t.json("diff", path, first, "--values", "--json")["same"], "different values")
 
 
 @test

@@ -111,7 +111,7 @@ def test_megatron_metadata_that_does_not_fit_is_refused(t):
     with open(t.at("bad", ".metadata"), "wb") as f:
         f.write(data[:first + 1] + bytes([data[first + 1] + 1]) + data[first + 2:])
     message = t.run("inspect", t.at("bad"), status=2).stderr.decode()
-    need("mcore_data does not fit" in message and "optimizer." in message, message)
+    need("mcore_data does not match" in message and "optimizer." in message, message)
 
 
 @test

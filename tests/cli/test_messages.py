@@ -18,7 +18,7 @@ def test_missing_data_files_are_named_where_objects_are_in_them(t):
         for command in (("convert", path, t.at("a.pt"), "--to", "torch"), ("convert", path, t.at("a"), "--to", "dcp"), ("reshard", path, t.at("b"), "--mesh", "dp=2", "--placements", "shard(0)"),
                         ("manifest", path), ("diff", path, path, "--values"), ("convert", path, t.at("a.safetensors"), "--to", "safetensors", "--objects", "drop"), ("optim", "unflatten", path, t.at("c"))):
             message = t.run(*command, status=2).stderr.decode()
-            need("not there" in message and all(repr(name) in message for name in gone), f"{command[:2]}: {message}")
+            need("are missing" in message and all(repr(name) in message for name in gone), f"{command[:2]}: {message}")
     need(not any(os.path.exists(t.at(name)) for name in ("a.pt", "a", "b", "c", "a.safetensors")), "something was written")
 
 

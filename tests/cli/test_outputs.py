@@ -64,7 +64,7 @@ def test_outputs_that_fail_leave_the_earlier_file(t):
 def test_outputs_never_replace_what_is_no_file(t):
     os.mkfifo(t.at("pipe"))
     p = t.run("convert", os.path.join(SAMPLES, "safetensors_model", "model.safetensors"), t.at("pipe"), "--to", "safetensors", "--overwrite", status=2)
-    need(b"neither a file nor a folder" in p.stderr and not os.path.isfile(t.at("pipe")), "a pipe was replaced")
+    need(b"neither a file nor a directory" in p.stderr and not os.path.isfile(t.at("pipe")), "a pipe was replaced")
 
 
 def contents(folder):

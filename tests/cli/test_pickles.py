@@ -232,7 +232,7 @@ def test_getattr_in_place_of_size_is_refused(t):
     frame = struct.pack("<Q", struct.unpack("<Q", data[3:11])[0] + len(now) - len(old))
     write(t.at("d", ".metadata"), data[:3] + frame + data[11:].replace(old, now))
     for command in ("inspect", "validate", "manifest", "layout"):
-        need(b"dcp: sizes or offsets that are not made of" in t.run(command, t.at("d"), status=2).stderr, command)
+        need(b"dcp: sizes or offsets are not a list of" in t.run(command, t.at("d"), status=2).stderr, command)
 
 
 @test

@@ -37,7 +37,7 @@ def test_plan_with_rules(t):
     doc = t.json("plan", path, "--target", t.at("target.json"), "--json")
     need(doc["target"] == {**target, "default": ["replicate"]}, doc["target"])
     need(doc["source"]["digest"] == t.json("plan", path, "--target", t.at("target.json"), "--json")["source"]["digest"], "the digest changes")
-    for args, message in ((("--mesh", "dp=2"), "--mesh with --placements"), (("--mesh", "dp=2", "--placements", "shard(0),shard(1)"), "one placement a mesh dim"),
+    for args, message in ((("--mesh", "dp=2"), "--mesh with --placements"), (("--mesh", "dp=2", "--placements", "shard(0),shard(1)"), "one placement per mesh dim"),
                           (("--mesh", "dp=x", "--placements", "shard(0)"), "dp=x"), (("--mesh", "dp=2", "--placements", "partial"), "partial"),
                           (("--target", path), "is a directory")):
         p = t.run("plan", path, *args, status=2)
@@ -121,10 +121,10 @@ def test_exec_refuses_stale_plans(t):
     refused(edited(format="torch-zip"), "format is dcp", "made for torch-zip")
     refused(edited(digest={"algorithm": plan["source"]["digest"]["algorithm"], "digest": "00"}), "digest is", "made for 00")
     refused(edited(files=[{**file, "bytes": 7}, *plan["source"]["files"][1:]]), file["file"], "made for 7")
-    refused(edited(files=plan["source"]["files"][:-1]), "files of tensors")
+    refused(edited(files=plan["source"]["files"][:-1]), "files with tensors")
     refused(edited(path=t.at("gone")), "gone")
     os.utime(os.path.join(source, file["file"]))
-    refused(plan, file["file"], "was written at")
+    refused(plan, file["file"], "has the time or version")
     refused({**plan, "schema": "tessera.plan/2"}, "tessera.plan/1")
     refused({**plan, "destination": {"to": "onnx"}}, "onnx")
     refused({k: v for k, v in plan.items() if k != "target"}, "target")
@@ -187,7 +187,7 @@ def test_fsdp1_as_a_target(t):
     t.run("exec", t.at("plan.json"), t.at("again"), "-q")
     need(tree(t.at("again")) == tree(t.at("flat")), "exec of such a plan writes other bytes")
     p = t.run("reshard", path, t.at("ranks"), "--target", t.at("target.json"), "--to", "torch", *keep, status=2)
-    need(b"'**.weight' names no one module" in p.stderr and not os.path.exists(t.at("ranks")), p.stderr)
+    need(b"'**.weight' does not name a single module" in p.stderr and not os.path.exists(t.at("ranks")), p.stderr)
     strategy.update(units=[], use_orig_params=True)
     json.dump({"schema": "tessera.target/1", "mesh": {"shape": [3]}, "strategy": strategy}, open(t.at("target.json"), "w"))
     p = t.run("reshard", path, t.at("ranks"), "--target", t.at("target.json"), "--to", "torch", *keep, status=2)

@@ -252,7 +252,7 @@ def test_policy_diff_baseline(t):
     need(got["same"] and not differences(got) and got["summary"]["left_out"] == len(ALL) + len(doc["renamed"]), got["summary"])
     need([got["summary"][k] for k in ("same", "changed", "added", "removed")] == [1, 0, 0, 0], got["summary"])
     need(f"{len(ALL) + len(doc['renamed'])} left out by the baseline" in t.text("diff", *ab, "--baseline", known), "the text")
-    # One that the baseline does not list, of the same name but another kind, is new.
+    # One that the baseline does not list, of the same name but a different kind, is new.
     less = {**doc, "changed": [{**c, "what": ["layout"]} if c["fqn"] == "value" else c for c in doc["changed"]], "added": ["new.name", "gone"]}
     got = t.json("diff", *ab, "--baseline", write(t.at("less.json"), less), "--json", status=1)
     need(differences(got) == {("value", "value"), ("added", "came")} and not got["same"], got)

@@ -54,7 +54,7 @@ def test_source_crc_damaged_tensors_are_refused_whatever_becomes_of_them(t):
         for i, way in enumerate(WAYS):
             out = t.at(f"out{i}")
             p = t.run(*args_of(way, path, out), status=2)
-            need(f"'{fqn}' is damaged at the source".encode() in p.stderr, f"{way}: {p.stderr}")
+            need(f"'{fqn}' is damaged in the source".encode() in p.stderr, f"{way}: {p.stderr}")
             need(sorted(os.listdir(t.folder)) == [os.path.basename(path)], f"{way} left {os.listdir(t.folder)}")
             t.run(*args_of(way, path, out), "--exclude", "model.*.weight" if sample == "torch_train_state" else fqn)
             shutil.rmtree(out) if os.path.isdir(out) else os.unlink(out)
@@ -86,7 +86,7 @@ def test_source_crc_parts_of_a_plan_are_checked_when_they_are_joined(t):
     for part in ("1/2", "2/2"):
         t.run("exec", plan, t.at("out"), "--part", part)
     p = t.run("exec", plan, t.at("out"), "--finish", status=2)
-    need(b"is damaged at the source" in p.stderr and not os.path.exists(t.at("out")), f"{p.stderr}")
+    need(b"is damaged in the source" in p.stderr and not os.path.exists(t.at("out")), f"{p.stderr}")
     t.run("exec", plan, t.at("out"), "--finish", "--ignore-crc")
 
 

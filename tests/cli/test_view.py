@@ -216,4 +216,4 @@ def test_view_refuses(t):
     need(b"nosuch" in t.run("view", t.at("nosuch"), "--pages", t.at("pages"), status=2).stderr, "no checkpoint")
     need(b"nosuch" in t.run("view", sample("dcp_small")[0], t.at("nosuch"), "--pages", t.at("pages"), status=2).stderr, "no second checkpoint")
     need(b"index.html" in t.run("view", t.at("pages"), "--pages", t.at("pages"), status=2).stderr, "no checkpoint in a directory")
-    need(b"takes a port up to 65535" in t.run("view", sample("dcp_small")[0], "--pages", t.at("pages"), "--port", "70000", status=2).stderr, "port 70000")
+    need(b"expects a port number up to 65535" in t.run("view", sample("dcp_small")[0], "--pages", t.at("pages"), "--port", "70000", status=2).stderr, "port 70000")

@@ -5,7 +5,7 @@
 
 #include <cmocka.h>
 
-#include "convert/lanes.h"
+#include "work/lanes.h"
 
 #define TENSORS 8u
 #define FILES   200u

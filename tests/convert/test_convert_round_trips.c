@@ -89,7 +89,8 @@ static void expect_equal(tsr_made *made, const reopened *r, uint64_t seed)
         const tsr_entry *entry = tsr_checkpoint_entry(r->checkpoint, made->entries[i].fqn);
         tsr_difference difference = {0};
         if (!entry) fail_msg("seed %d: %.*s is missing", (int)seed, TSR_STR_ARG(made->entries[i].fqn));
-        const tsr_status status = tsr_compare_tensors(&made->checkpoint, &made->entries[i], r->checkpoint, entry,
+        const tsr_status status = tsr_compare_tensors((tsr_stored_tensor){&made->checkpoint, &made->entries[i]},
+                                                      (tsr_stored_tensor){r->checkpoint, entry},
                                                       &(tsr_tolerance){.exact = true}, ring, &difference, &err);
         if (status != TSR_OK) fail_msg("seed %d: %s", (int)seed, err.message);
         if (difference.differing) fail_msg("seed %d: %.*s differs", (int)seed, TSR_STR_ARG(entry->fqn));

@@ -100,7 +100,7 @@ static void test_convert_source_sums__one_bit_is_noticed_and_only_where_it_is(vo
         const tsr_entry *damaged = damage(&made);
         if (damaged) {
             const tsr_status status = write_all(&made, f, &options, &err);
-            if (status != TSR_E_FORMAT || !strstr(err.message, "is damaged at the source") ||
+            if (status != TSR_E_FORMAT || !strstr(err.message, "is damaged in the source") ||
                 strncmp(err.message + 1, damaged->fqn.data, damaged->fqn.size) != 0)
                 fail_msg("seed %d: '%.*s' was changed: %s", (int)seed, TSR_STR_ARG(damaged->fqn), err.message);
             err = (tsr_error){0};

@@ -251,7 +251,7 @@ static void test_convert_work__records_of_another_work_are_refused(void **state)
     tsr_work *work = new_work(&b);
     assert_int_equal(tsr_work_units(work), 1);
     assert_int_equal(tsr_work_take(work, (tsr_str){records.items, records.count}, NULL, &err), TSR_E_FORMAT);
-    assert_non_null(strstr(err.message, "none of this work"));
+    assert_non_null(strstr(err.message, "does not belong to this work"));
     tsr_work_free(work);
     tsr_vec_free(&records);
     end(&b);

@@ -330,9 +330,9 @@ static void test_cuda_comm__what_nccl_refuses_is_told_by_all_ranks(void **state)
     static const struct {
         const char *function, *part;
         bool is_aborted;
-    } table[] = {{"ncclGetUniqueId", "nccl: rank 0: making an id: invalid usage", false},
+    } table[] = {{"ncclGetUniqueId", "nccl: rank 0: creating an id: invalid usage", false},
                  {"ncclCommInitRank", "joining: invalid usage", false},
-                 {"ncclGroupStart", "beginning a group: invalid usage", true},
+                 {"ncclGroupStart", "starting a group: invalid usage", true},
                  {"ncclAllGather", "gathering: invalid usage", true},
                  {"ncclBroadcast", "gathering: invalid usage", true},
                  {"ncclSend", "sending: invalid usage", true},
@@ -354,7 +354,7 @@ static void test_cuda_comm__what_nccl_refuses_is_told_by_all_ranks(void **state)
     n.refuse("ncclGetVersion", 2);
     char reason[200];
     assert_int_equal(tsr_gpu_nccl_version(reason, sizeof reason), 0);
-    assert_string_equal(reason, "libnccl.so.2 does not tell its version");
+    assert_string_equal(reason, "libnccl.so.2 does not report its version");
     n.refuse(NULL, 0);
     dlclose(n.handle);
 }

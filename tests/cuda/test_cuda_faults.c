@@ -120,7 +120,7 @@ static void test_cuda_faults__full_devices_can_still_be_used(void **state)
     assert_in_range(count, 1, 8);
     tsr_error error = {0};
     assert_int_equal(s.device->alloc(s.device, SIZE, &more, &error), TSR_E_NOMEM);
-    assert_non_null(strstr(error.message, "no room for 400000 bytes"));
+    assert_non_null(strstr(error.message, "out of memory for 400000 bytes"));
     OK(use(&s, err));
     tsr_gpu_free(s.gpu, blocks[--count]);
     OK(s.device->alloc(s.device, SIZE, &more, err));

@@ -220,10 +220,10 @@ typedef struct bad_box {
 } bad_box;
 
 static const bad_box bad_boxes[] = {
-    {9, TSR_INT8, TSR_INT8, 1, 1, 64, TSR_E_USAGE, "9 dimensions, at most 8"},
+    {9, TSR_INT8, TSR_INT8, 1, 1, 64, TSR_E_USAGE, "9 dimensions; at most 8"},
     {1, TSR_INT32, TSR_FLOAT32, 3, 1, 64, TSR_E_UNSUPPORTED, "float32 cannot be cast to int32"},
     {1, TSR_FLOAT6_E2M3, TSR_FLOAT6_E2M3, 3, 1, 64, TSR_E_UNSUPPORTED, "float6_e2m3"},
-    {2, TSR_INT64, TSR_INT64, (uint64_t)1 << 40, (uint64_t)1 << 40, 64, TSR_E_USAGE, "larger than memory"},
+    {2, TSR_INT64, TSR_INT64, (uint64_t)1 << 40, (uint64_t)1 << 40, 64, TSR_E_USAGE, "larger than the address space"},
     {1, TSR_FLOAT16, TSR_FLOAT32, 3, 1, 66, TSR_E_USAGE, "multiples of the element sizes"},
 };
 

@@ -11,10 +11,10 @@
 #include "support/random.h"
 #include "support/sample.h"
 #include "tessera/box.h"
+#include "tessera/native_host.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/gpu_pipe.h"
-#include "tessera/native_host.h"
 
 static tsr_native_host native;
 
@@ -309,7 +309,7 @@ static void test_cuda_pipe__what_cufile_refuses_is_told_or_goes_through_the_ring
     OK(tsr_gpu_pipe_new(device, 0, &pipe, err));
     refuse(5, 0, -1);
     assert_int_equal(tsr_gpu_pipe_use_direct(pipe, &error), TSR_E_UNSUPPORTED);
-    assert_string_equal(error.message, "cufile: its driver does not open (5)");
+    assert_string_equal(error.message, "cufile: the driver cannot be opened (5)");
     refuse(0, 5030, -1); /* files that cannot be registered */
     OK(tsr_gpu_pipe_use_direct(pipe, err));
     assert_true(load_sample(device, pipe, "safetensors_model") > 0);
@@ -359,7 +359,8 @@ static void load_boxes(tsr_gpu *device, tsr_gpu_pipe *pipe, random_source *rando
         uint8_t *expected = malloc(elements * itemsize + 1), *cast = malloc(elements * 2 + 1), *back = malloc(out + 1);
         tsr_gpu_load load = {
             .entry = entry, .offsets = offsets, .sizes = sizes_of_box, .dtype = casts ? TSR_BFLOAT16 : entry->dtype};
-        OK(tsr_read_box(o->checkpoint, entry, offsets, sizes_of_box, expected, elements * itemsize, err));
+        OK(tsr_read_box(o->checkpoint, entry, (tsr_box){entry->rank, offsets, sizes_of_box}, expected, elements * itemsize,
+                        err));
         if (casts) tsr_cast(entry->dtype, TSR_BFLOAT16, expected, elements, cast);
         OK(tsr_gpu_alloc(device, out, &load.to, err));
         OK(tsr_gpu_load_tensors(pipe, o->checkpoint, &load, 1, NULL, err));

@@ -6,11 +6,11 @@
 #include "cuda/on_devices.h"
 #include "support/random.h"
 #include "support/ranks.h"
-#include "tessera/sys/gpu_comm.h"
-#include "tessera/sys/gpu_device.h"
 #include "tessera/redistribute.h"
 #include "tessera/save_load.h"
 #include "tessera/statedict.h"
+#include "tessera/sys/gpu_comm.h"
+#include "tessera/sys/gpu_device.h"
 
 static tsr_gpu *gpu; /* of all ranks of this process */
 
@@ -290,7 +290,7 @@ static tsr_status gather_and_offload(void *arg, tsr_comm *comm, tsr_error *err)
         tsr_state_dict_free(full[1]);
     }
     NEED_OK(tsr_state_dict_new(&host, &offloaded, err));
-    NEED_OK(tsr_state_dict_offload(m.there.root, comm, NULL, 0, false, offloaded, err));
+    NEED_OK(tsr_state_dict_offload(m.there.root, comm, NULL, offloaded, err));
     NEED_OK(compare(offloaded, m.here.dict, NULL, comm, err));
     tsr_state_dict_free(offloaded);
     close_mine(&m);

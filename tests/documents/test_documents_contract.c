@@ -50,7 +50,7 @@ static const struct {
     {"{\"weight_map\": {}}", TSR_OK, ""},
     {" \n", TSR_OK, ""},
     {LAYOUT("", RULE("{}")), TSR_E_FORMAT, "match"},
-    {LAYOUT("", RULE("{\"match\": \"*\", \"allow\": [\"all\"]}")), TSR_E_FORMAT, "'all' cannot be allowed at rules[0]"},
+    {LAYOUT("", RULE("{\"match\": \"*\", \"allow\": [\"all\"]}")), TSR_E_FORMAT, "'all' at rules[0] cannot be allowed"},
     {LAYOUT("", RULE("{\"match\": \"*\", \"allow\": [1]}")), TSR_E_FORMAT, "string"},
     {LAYOUT("", RULE("{\"match\": \"*\"}, {\"match\": \"*\", \"dtypes\": [\"int9\"]}")), TSR_E_FORMAT, "'int9' at rules[1]"},
 };

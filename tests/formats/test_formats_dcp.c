@@ -57,7 +57,8 @@ static const char *const samples[] = {"dcp_small",       "dcp_ddp",           "d
                                       "dcp_fsdp1_local", "dcp_fsdp1_sharded", "dcp_fsdp2",      "dcp_fsdp2_flat_optim",
                                       "dcp_hsdp",        "dcp_objects",       "dcp_rank_local", "dcp_safetensors_items",
                                       "dcp_tensors",     "dcp_threads",       "dcp_tp",         "dcp_tp_fsdp2",
-                                      "dcp_crc_off"};
+                                      "dcp_crc_off",     "dcp_v2_15_layouts", "dcp_v2_15_fsdp2", "dcp_v2_15_fsdp1_sharded",
+                                      "dcp_v2_3_layouts", "dcp_v2_3_fsdp1_sharded"};
 
 static bool same_numbers(const cJSON *list, const uint64_t *numbers, uint32_t count)
 {
@@ -87,7 +88,7 @@ static void check_tensor(const opened *o, const cJSON *want)
     assert_int_equal(entry->dtype,
                      tsr_dtype_from_name(tsr_str_from(cJSON_GetObjectItemCaseSensitive(want, "dtype")->valuestring)));
     if (!same_numbers(cJSON_GetObjectItemCaseSensitive(want, "shape"), entry->shape, entry->rank))
-        fail_msg("%s has another shape", want->string);
+        fail_msg("%s has a different shape", want->string);
     assert_int_equal(entry->chunk_count, cJSON_GetArraySize(chunks));
     cJSON_ArrayForEach(chunk, chunks) if (!has_chunk(entry, chunk)) fail_msg("%s lacks a chunk", want->string);
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
@@ -289,21 +290,21 @@ static const struct {
     {"broken_dcp_absolute_path", "dcp/path-outside", "weight", ".metadata", "/nowhere/__0_0.distcp"},
     {"broken_dcp_path_traversal", "dcp/path-outside", "weight", ".metadata", "../dcp_small/__0_0.distcp"},
     {"broken_dcp_beyond_end", "dcp/beyond-end", "weight", "__0_0.distcp",
-     "at byte 0 with 100000 bytes; '__0_0.distcp' has 3154"},
+     "at byte 0 with 100000 bytes, but '__0_0.distcp' has only 3154"},
     {"broken_dcp_huge_offset", "dcp/beyond-end", "weight", "__0_0.distcp", "at byte 9223372036854775800"},
     {"broken_dcp_negative_offset", "dcp/beyond-end", "weight", "__0_0.distcp", "at byte -1"},
     {"broken_dcp_truncated", "dcp/beyond-end", "bias", "__1_0.distcp", "at offsets [3]"},
-    {"broken_dcp_missing_file", "dcp/missing-file", "step", "__1_0.distcp", "is not there"},
+    {"broken_dcp_missing_file", "dcp/missing-file", "step", "__1_0.distcp", "is missing"},
     {"broken_dcp_storage_missing", "dcp/no-record", "weight", ".metadata", "chunk 1 of 'weight' (offsets [3, 0])"},
     {"broken_dcp_stray_file", "dcp/unreferenced-file", "", "__9_0.distcp", "no item of the metadata"},
     {"broken_dcp_metadata_call", "pickle/unlisted-call", "", ".metadata", "os.system"},
     {"broken_dcp_blob_shape", "dcp/item", "weight", "__0_0.distcp",
-     "holds a tensor [4, 3] float32; the metadata says [3, 4] float32"},
+     "contains a tensor [4, 3] float32, but the metadata states [3, 4] float32"},
     /* PyTorch's own: its metadata for an uneven strided shard disagrees with what the rank held and wrote */
     {"dcp_uneven_strided", "dcp/item", "model.0.weight", "__4_0.distcp",
-     "holds a tensor [0, 4] float32; the metadata says [1, 4] float32"},
+     "contains a tensor [0, 4] float32, but the metadata states [1, 4] float32"},
     {"broken_dcp_dtype", "dcp/item", "weight", "__0_0.distcp",
-     "holds a tensor [3, 4] float32; the metadata says [3, 4] float64"},
+     "contains a tensor [3, 4] float32, but the metadata states [3, 4] float64"},
 };
 
 static tsr_status pass(void *ctx, const tsr_extent *extent, tsr_error *err)
@@ -369,7 +370,7 @@ static void test_formats_dcp__unreadable_metadata_is_an_error(void **state)
     (void)state;
     open_sample(&o, "broken_dcp_metadata_truncated", NULL);
     assert_int_equal(o.status, TSR_E_FORMAT);
-    assert_non_null(strstr(o.err.message, "FRAME announces 1344 bytes, 1144 remain, in .metadata"));
+    assert_non_null(strstr(o.err.message, "FRAME announces 1344 bytes, but only 1144 remain, in .metadata"));
     drop(&o);
 }
 

@@ -102,25 +102,25 @@ static const struct {
     {F32, "{" PAIR("w", "F32", "2,2", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 32, NULL, true},
     {F32, "{" PAIR("w", "F32", "2,2", "0", "16") "}", 16, "'v': the safetensors header of its file does not list it", true},
     {F32, "{" PAIR("w", "F32", "4", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 32,
-     "'w': the safetensors header of its file has another", false},
+     "'w': the safetensors header of its file has a different", false},
     {F32, "{" PAIR("w", "F32", "4,1", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 32,
-     "'w': the safetensors header of its file has another", false},
+     "'w': the safetensors header of its file has a different", false},
     {F32, "{" PAIR("w", "F32", "2,3", "0", "24") "," PAIR("v", "F32", "2,2", "24", "40") "}", 40,
-     "'w': the safetensors header of its file has another", false},
+     "'w': the safetensors header of its file has a different", false},
     {F32, "{" PAIR("w", "I32", "2,2", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 32,
-     "another dtype or shape than the metadata", false},
+     "a different dtype or shape than the metadata", false},
     {F32, "{" PAIR("w", "F32", "2,2", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 20,
-     "'v': its bytes end beyond the end of the file", true},
+     "'v': its bytes reach beyond the end of the file", true},
     {F32, "no header", 32, "safetensors", false},
     /* as FileSystemWriter's SAFETENSORS of PyTorch 2.13 writes float4_e2m1fn_x2 of [2, 2] */
     {ROWS("float4_e2m1fn_x2", "4"), "{" PAIR("w", "F4", "2,4", "0", "4") "," PAIR("v", "F4", "2,4", "4", "8") "}", 8, NULL,
      true},
     {ROWS("float4_e2m1fn_x2", "4"), "{" PAIR("w", "F4", "8", "0", "4") "," PAIR("v", "F4", "2,4", "4", "8") "}", 8,
-     "another dtype or shape", false},
+     "a different dtype or shape", false},
     {METADATA(STR("w") TENSOR(SIZE0, CHUNK(SIZE0, SIZE0)), "", AT("w", SIZE0, "N", "d", "0", "4")),
      "{" PAIR("w", "F32", "", "0", "4") "}", 4, NULL, true},
     {ROWS("float4_e2m1fn_x2", "4"), "{" PAIR("w", "F4", "4,2", "0", "4") "," PAIR("v", "F4", "2,4", "4", "8") "}", 8,
-     "another dtype or shape", false},
+     "a different dtype or shape", false},
 };
 
 static void test_formats_dcp_data__safetensors_headers_are_held_against_the_metadata(void **state)
@@ -185,13 +185,13 @@ static void test_formats_dcp_data__blobs_are_held_against_the_metadata(void **st
         const char *metadata, *pickle, *part;
     } blobs[] = {
         {AT_2_2(AT), FOUR, NULL},
-        {AT_2_2(AT), "I1\n.", "the item of 'w' holds no dense tensor"},
+        {AT_2_2(AT), "I1\n.", "the item of 'w' does not contain a dense tensor"},
         {AT_2_2(AT), PICKLED_TENSOR("0", "4", PICKLED_1("4"), PICKLED_1("1")) ".",
-         "holds a tensor [4] float32; the metadata says [2, 2] float32"},
+         "contains a tensor [4] float32, but the metadata states [2, 2] float32"},
         {ONE_AT(SIZE1("0"), SIZE1("4"), AT),
          PICKLED_DTENSOR(PICKLED_1("4"), PICKLED_1("1"), PICKLED_TENSOR("0", "4", PICKLED_1("2"), PICKLED_1("1")),
                          PICKLED_MESH(PICKLED_1("2"), PICKLED_AT(PICKLED_1("0"))), PICKLED_STRIDED("0", "2"), "") ".",
-         "holds a tensor [4] float32; the metadata says [4] float32"}, /* a part of it, in two boxes */
+         "contains a tensor [4] float32, but the metadata states [4] float32"}, /* a part of it, in two boxes */
         {OBJECT(AT), "I1\n.", NULL},
         {OBJECT(AT), FOUR, NULL},
     };
@@ -245,14 +245,14 @@ static void test_formats_dcp_data__zstd_streams_are_read_to_their_end_and_no_fur
         {ENDS, AT_2_2(ZSTD_AT), FOUR, NULL},
         {DAMAGED, AT_2_2(ZSTD_AT), FOUR, "the zstd stream of an item is damaged"},
         {ENDS_EARLY, AT_2_2(ZSTD_AT), FOUR, "bytes follow the zstd stream"},
-        {SWELLS, AT_2_2(ZSTD_AT), FOUR, "gives more than the 1048592 bytes its item can have"},
+        {SWELLS, AT_2_2(ZSTD_AT), FOUR, "contains more than the 1048592 bytes that its item can have"},
         {NO_START, AT_2_2(ZSTD_AT), FOUR, NULL},
-        {PASS, AT_2_2(ZSTD_AT), "I1\n.", "holds no dense tensor"},
+        {PASS, AT_2_2(ZSTD_AT), "I1\n.", "does not contain a dense tensor"},
         {PASS, OBJECT(ZSTD_AT), "I7\n.", NULL},
         {PASS, OBJECT(ZSTD_AT), FOUR, NULL},
         {PASS, ONE_AT(SIZE2("0", "0"), SIZE2("4294967296", "4294967296"), ZSTD_AT), FOUR,
-         "the metadata says [4294967296, 4294967296]"},
-        {PASS, ONE_AT(SIZE1("0"), SIZE1("9223372036854775807"), ZSTD_AT), FOUR, "the metadata says [9223372036854775807]"},
+         "the metadata states [4294967296, 4294967296]"},
+        {PASS, ONE_AT(SIZE1("0"), SIZE1("9223372036854775807"), ZSTD_AT), FOUR, "the metadata states [9223372036854775807]"},
     };
     for (size_t i = 0; i < sizeof streams / sizeof streams[0]; i++) {
         opened o;
@@ -263,7 +263,7 @@ static void test_formats_dcp_data__zstd_streams_are_read_to_their_end_and_no_fur
             tsr_view view;
             tsr_error err = {0};
             assert_int_equal(locate_first(&o, "w", &view, &err), TSR_E_NOMEM);
-            assert_non_null(strstr(err.message, "no memory to decompress an item"));
+            assert_non_null(strstr(err.message, "out of memory while decompressing an item"));
         } else {
             behaviour = streams[i].behaviour;
             open_blob(&o, streams[i].metadata, streams[i].pickle, strstr(streams[i].pickle, "storage") ? sixteen : nothing,
@@ -380,7 +380,7 @@ static void test_formats_dcp_data__the_middle_of_a_long_stream_is_not_at_hand(vo
     static const struct {
         size_t last; /* bytes of a member behind the tensor's */
         const char *part;
-    } rows[] = {{10, NULL}, {1 << 19, "bytes in the middle of a zstd stream are not at hand, in d"}};
+    } rows[] = {{10, NULL}, {1 << 19, "bytes in the middle of a zstd stream of d"}};
     for (size_t i = 0; i < 2; i++) {
         static char metadata[4096];
         opened o;

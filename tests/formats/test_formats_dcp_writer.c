@@ -35,11 +35,17 @@ static const tsr_dcp_new_entry entries[] = {
     {.fqn = {"step", 4}, .path = object_path, .path_length = 1, .items = &blob, .item_count = 1},
 };
 
-static tsr_status write_metadata(const tsr_allocator *allocator, tsr_vec *out, tsr_error *err)
+static tsr_status write_for(tsr_torch_version version, const tsr_allocator *allocator, tsr_vec *out, tsr_error *err)
 {
+    const tsr_dcp_new_metadata metadata = {entries, 2, SAVE_ID, version};
     const tsr_host host = {.allocator = allocator, .limits = limits};
     *out = tsr_vec_of(allocator, 1);
-    return tsr_dcp_metadata_write(entries, 2, SAVE_ID, &host, out, err);
+    return tsr_dcp_metadata_write(&metadata, &host, out, err);
+}
+
+static tsr_status write_metadata(const tsr_allocator *allocator, tsr_vec *out, tsr_error *err)
+{
+    return write_for(TSR_TORCH_NEWEST, allocator, out, err);
 }
 
 static void expect_dims(const tsr_dcp_metadata *m, uint32_t id, const uint64_t *want)
@@ -94,6 +100,41 @@ static void test_formats_dcp_writer__int_keys_become_strings_and_positions_stay(
     tsr_vec_free(&out);
 }
 
+static bool contains(const tsr_vec *bytes, const char *text)
+{
+    const char *all = bytes->items;
+    const size_t size = strlen(text);
+    for (size_t i = 0; i + size <= bytes->count; i++) {
+        if (memcmp(all + i, text, size) == 0) return true;
+    }
+    return false;
+}
+
+/* 2.3 has no class StorageMeta, and 2.14 takes five items in the state of TensorProperties. */
+static void test_formats_dcp_writer__a_version_gets_what_it_reads(void **state)
+{
+    static const struct {
+        tsr_torch_version version;
+        bool storage_meta, strides;
+    } rows[] =
+        {{0, true, false}, {3, false, false}, {4, true, false}, {14, true, false}, {15, true, true}};
+    const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = limits};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        tsr_vec out;
+        tsr_dcp_metadata m;
+        assert_int_equal(write_for(rows[i].version, &tsr_allocator_libc, &out, NULL), TSR_OK);
+        assert_int_equal(tsr_dcp_metadata_open((tsr_str){out.items, out.count}, &host, &m, NULL), TSR_OK);
+        assert_int_equal(contains(&out, "storage_meta"), rows[i].storage_meta);
+        assert_int_equal(contains(&out, "00000000-1111-2222"), rows[i].storage_meta);
+        assert_int_equal(m.newer != TSR_NO_POSITION, rows[i].strides);
+        /* 2 * 3 * 4 * 5, 3 * 4 * 5, 4 * 5, 5, 1: one byte each behind an opcode, then the tuple, and BUILD's */
+        assert_int_equal(contains(&out, "\x89(Kx" "K<" "K\x14" "K\x05" "K\x01" "tt"), rows[i].strides);
+        tsr_dcp_metadata_close(&m);
+        tsr_vec_free(&out);
+    }
+}
+
 static void test_formats_dcp_writer__every_failed_allocation_ends_cleanly(void **state)
 {
     (void)state;
@@ -114,6 +155,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats_dcp_writer__entries_chunks_and_places_come_back),
         cmocka_unit_test(test_formats_dcp_writer__int_keys_become_strings_and_positions_stay),
+        cmocka_unit_test(test_formats_dcp_writer__a_version_gets_what_it_reads),
         cmocka_unit_test(test_formats_dcp_writer__every_failed_allocation_ends_cleanly),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -113,14 +113,14 @@ static void test_formats_nest__paths_that_contradict_each_other_are_refused(void
         tsr_status status;
         const char *part;
     } rows[] = {
-        {{".a", ".a.b"}, 2, TSR_E_USAGE, "'.a.b' lies inside '.a'"},
-        {{".a.b", ".a"}, 2, TSR_E_USAGE, "'.a' and another entry have one path"},
-        {{".a", ".a"}, 2, TSR_E_USAGE, "have one path"},
-        {{".a", "!.a.b"}, 2, TSR_E_USAGE, "'.a.b' lies inside '.a'"},
-        {{"", ".a"}, 2, TSR_E_USAGE, "'.a' lies inside ''"},
-        {{".l@0", ".l.x"}, 2, TSR_E_USAGE, "'.l.x': its container would be a list and a dict"},
-        {{".l@-1"}, 1, TSR_E_USAGE, "a list position is -1"},
-        {{".l@5000"}, 1, TSR_E_LIMIT, "a list of 5001 positions of which 1 are there"},
+        {{".a", ".a.b"}, 2, TSR_E_USAGE, "'.a.b' is inside '.a'"},
+        {{".a.b", ".a"}, 2, TSR_E_USAGE, "'.a' has the same path as another entry"},
+        {{".a", ".a"}, 2, TSR_E_USAGE, "has the same path"},
+        {{".a", "!.a.b"}, 2, TSR_E_USAGE, "'.a.b' is inside '.a'"},
+        {{"", ".a"}, 2, TSR_E_USAGE, "'.a' is inside ''"},
+        {{".l@0", ".l.x"}, 2, TSR_E_USAGE, "'.l.x': its container would be both a list and a dict"},
+        {{".l@-1"}, 1, TSR_E_USAGE, "the list position -1 is out of range"},
+        {{".l@5000"}, 1, TSR_E_LIMIT, "a list has 5001 positions, but only 1 of them are present"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char text[256];

@@ -179,9 +179,9 @@ static void test_formats_open__an_index_names_bare_files_only(void **state)
             (part[]){{"m.safetensors.index.json", index, 0, 0}, {"x.safetensors", EMPTY, SIZE_MAX, 0}, {NULL, NULL, 0, 0}},
             NULL);
         assert_int_equal(tsr_checkpoint_open(f.store, &f.host, NULL, &checkpoint, &err), TSR_E_FORMAT);
-        assert_non_null(strstr(err.message, "weight_map sends 'b' to"));
-        assert_non_null(
-            strstr(err.message, "only the bare name of a file in the same folder is allowed, in m.safetensors.index.json"));
+        assert_non_null(strstr(err.message, "weight_map places 'b' in"));
+        assert_non_null(strstr(
+            err.message, "only the plain name of a file in the same directory is allowed, in m.safetensors.index.json"));
         drop_folder(&f);
     }
 }
@@ -196,7 +196,7 @@ static void test_formats_open__a_malformed_index_says_where(void **state)
         {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":7}}", "expected a string at weight_map.b, found a number"},
         {"{\"weight_map\":{\"a\":null}}", "expected a string at weight_map.a, found null"},
         {"{\"metadata\":[],\"weight_map\":{}}", "expected an object at metadata, found an array"},
-        {"{\"weight_map\":{}}", "weight_map names no tensor, although 'x.safetensors' is there"},
+        {"{\"weight_map\":{}}", "weight_map does not name any tensor, although 'x.safetensors' exists"},
         {"{\"weight_map\":{\"a\":\"x.safetensors\",\"a\":\"x.safetensors\"}}", "duplicate key 'a'"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -275,12 +275,12 @@ static void test_formats_open__sharding_info_must_fit_the_header(void **state)
     static const struct {
         const char *header, *message;
     } bad[] = {
-        {SHARD(AT("w", "0"), U8("w", "2,2", "0", "4")), "'w' has 2 dimensions and 1 saved_offsets"},
-        {SHARD(AT("w", "0,0,0"), U8("w", "2,2", "0", "4")), "'w' has 2 dimensions and 3 saved_offsets"},
+        {SHARD(AT("w", "0"), U8("w", "2,2", "0", "4")), "'w' has 2 dimensions but 1 saved_offsets"},
+        {SHARD(AT("w", "0,0,0"), U8("w", "2,2", "0", "4")), "'w' has 2 dimensions but 3 saved_offsets"},
         {SHARD(AT("w", "0,-1"), U8("w", "2,2", "0", "4")), "at least 0"},
         {SHARD(AT("w", "0,0.5"), U8("w", "2,2", "0", "4")), "an integer below 2^53"},
         {SHARD(AT("v", "0,0"), U8("w", "2,2", "0", "4")), "names 'v', which is not in the file"},
-        {SHARD("{}", U8("w", "2,2", "0", "4")), "names 0 of 1 tensors"},
+        {SHARD("{}", U8("w", "2,2", "0", "4")), "names only 0 of 1 tensors"},
         {SHARD("[]", U8("w", "2,2", "0", "4")), "expected an object at DCP_SHARDING_INFO"},
         {SHARD("{\\\"w\\\":{}}", U8("w", "2,2", "0", "4")), "lacks 'saved_offsets'"},
         {SHARD("{", U8("w", "2,2", "0", "4")), "found the end"},
@@ -310,9 +310,9 @@ static void test_formats_open__shards_of_one_tensor_must_agree(void **state)
     static const char *const others[] = {
         SHARD(AT("w", "0"), U8("w", "4", "0", "4")),
         SHARD(AT("w", "0,0"), "\"w\":{\"dtype\":\"I8\",\"shape\":[2,2],\"data_offsets\":[0,4]}"), A_IN("w")};
-    static const char *const messages[] = {"this shard of 'w' is uint8 of 1 dimensions, an earlier one uint8 of 2",
-                                           "this shard of 'w' is int8 of 2 dimensions, an earlier one uint8 of 2",
-                                           "no DCP_SHARDING_INFO"};
+    static const char *const messages[] = {
+        "this shard of 'w' is uint8 with 1 dimensions, but an earlier one is uint8 with 2",
+        "this shard of 'w' is int8 with 2 dimensions, but an earlier one is uint8 with 2", "no DCP_SHARDING_INFO"};
     for (size_t i = 0; i < 3; i++) {
         folder f;
         tsr_checkpoint *checkpoint;

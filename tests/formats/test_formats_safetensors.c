@@ -112,7 +112,7 @@ static const refusal refusals[] = {
      "data_offsets of 'a' span 512 bytes, its shape and dtype need 8"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":"
      "[3,4]}}",
-     4, TSR_E_FORMAT, 61, "data_offsets of 'b' begin at 3, the tensors before it end at 2"},
+     4, TSR_E_FORMAT, 61, "data_offsets of 'b' begin at 3, but the tensors before it end at 2"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":"
      "[1,2]}}",
      2, TSR_E_FORMAT, 61, "duplicate name 'a', first at byte 9"},
@@ -127,12 +127,12 @@ static const refusal refusals[] = {
     {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\"}}", 1, TSR_E_FORMAT, 27, "'a' has the field 'dtype' twice"},
     {"{\"a\":{\"x\":[1,}}", 0, TSR_E_FORMAT, 21, "expected a value, found '}'"},
     {"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2, TSR_E_FORMAT, 9,
-     "'a' has 12 bits, not whole bytes"},
+     "'a' has 12 bits, which is not a whole number of bytes"},
     {"{\"a", 0, TSR_E_FORMAT, 11, "the header ends inside a string"},
     {"{\"a\":{}", 0, TSR_E_FORMAT, 9, "'a' lacks dtype"},
     {"{\"__metadata__\":{\"a\":1}}", 0, TSR_E_FORMAT, 29, "expected a string in __metadata__ in the header, found '1'"},
-    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, TSR_E_FORMAT, 42, "__metadata__ comes twice"},
-    {"", 0, TSR_E_FORMAT, 8, "the header ends where '{' is due"},
+    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, TSR_E_FORMAT, 42, "__metadata__ occurs twice"},
+    {"", 0, TSR_E_FORMAT, 8, "the header ends where '{' is expected"},
 };
 
 static void test_formats_safetensors__refusals_name_tensor_value_and_byte(void **state)
@@ -196,7 +196,7 @@ static void test_formats_safetensors__a_cut_file_stays_readable_and_is_an_error_
     const tsr_finding *f = tsr_findings_at(o.findings, 0);
     assert_int_equal(f->level, TSR_ERROR);
     assert_int_equal(f->byte_offset, bytes.size);
-    assert_non_null(strstr(f->message.data, "need 8 bytes of data, the file holds 6"));
+    assert_non_null(strstr(f->message.data, "need 8 bytes of data, but the file contains 6"));
     close_bytes(&o);
     free((char *)bytes.data);
 }

@@ -142,7 +142,7 @@ static void test_formats_safetensors_header__what_cannot_be_held_is_refused_by_n
         tsr_safetensors_item item;
         const char *message;
     } bad[] = {
-        {{.name = {"c", 1}, .dtype = TSR_COMPLEX128}, "cannot hold 'c': it has no dtype complex128"},
+        {{.name = {"c", 1}, .dtype = TSR_COMPLEX128}, "cannot store 'c': the format has no dtype complex128"},
         {{.name = {"q", 1}, .dtype = TSR_QINT8}, "qint8"},
         {{.name = {"", 0}, .dtype = TSR_BOOL}, "an empty name"},
         {{.name = {"a\0b", 3}, .dtype = TSR_BOOL}, "NUL"},
@@ -150,7 +150,7 @@ static void test_formats_safetensors_header__what_cannot_be_held_is_refused_by_n
         {{.name = {"__metadata__", 12}, .dtype = TSR_BOOL}, "the name of the metadata"},
         {{.name = {"twice", 5}, .dtype = TSR_BOOL}, "two tensors are called 'twice'"},
         {{.name = {"h", 1}, .dtype = TSR_BOOL, .rank = 2, .shape = huge}, "overflows"},
-        {{.name = {"o", 1}, .dtype = TSR_FLOAT4_E2M1FN, .rank = 1, .shape = odd}, "not whole bytes"},
+        {{.name = {"o", 1}, .dtype = TSR_FLOAT4_E2M1FN, .rank = 1, .shape = odd}, "not a whole number of bytes"},
         {{.name = {"p", 1}, .dtype = TSR_FLOAT4_E2M1FN_X2}, "no dimension"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {

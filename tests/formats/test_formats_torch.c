@@ -82,6 +82,10 @@ static const golden goldens[] = {
     {"torch_ranks_fsdp2", {"rank0.pt", "rank1.pt", "rank2.pt"}, TSR_FORMAT_TORCH_RANKS},
     {"torch_ranks_replicated", {"rank0.pt", "rank1.pt"}, TSR_FORMAT_TORCH_RANKS},
     {"torch_ranks_tp_fsdp2", {"rank0.pt", "rank1.pt", "rank2.pt", "rank3.pt"}, TSR_FORMAT_TORCH_RANKS},
+    {"torch_v2_15_train_state", {"train.pt"}, TSR_FORMAT_TORCH_ZIP},
+    {"torch_v2_3_train_state", {"train.pt"}, TSR_FORMAT_TORCH_ZIP},
+    {"torch_ranks_v2_15_fsdp1_sharded", {"rank0.pt", "rank1.pt"}, TSR_FORMAT_TORCH_RANKS},
+    {"torch_ranks_v2_15_fsdp2", {"rank0.pt", "rank1.pt"}, TSR_FORMAT_TORCH_RANKS},
     {"torch_ranks_uneven_strided", {"rank0.pt", "rank1.pt", "rank2.pt", "rank3.pt", "rank4.pt", "rank5.pt"}, TSR_FORMAT_TORCH_RANKS},
 };
 

@@ -310,9 +310,9 @@ static void test_formats_torch_flatten__colliding_names_are_refused_with_both_pa
     static const struct {
         const char *pickle, *message;
     } twins[] = {
-        {"(dS'a.b'\nI1\nsS'a'\n(dS'b'\nI2\nss.", "the paths [a.b] and [a][b] both give the name 'a.b'"},
-        {"(dS'7'\nI1\nsI7\nI2\ns.", "the paths [7] and [7] both give the name '7'"},
-        {"(dS'a'\nI1\nsS'a'\nI2\ns.", "both give the name 'a'"},
+        {"(dS'a.b'\nI1\nsS'a'\n(dS'b'\nI2\nss.", "the paths [a.b] and [a][b] both result in the name 'a.b'"},
+        {"(dS'7'\nI1\nsI7\nI2\ns.", "the paths [7] and [7] both result in the name '7'"},
+        {"(dS'a'\nI1\nsS'a'\nI2\ns.", "both result in the name 'a'"},
     };
     for (size_t i = 0; i < sizeof twins / sizeof twins[0]; i++) {
         opened o;

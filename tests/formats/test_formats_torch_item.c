@@ -47,8 +47,8 @@ static const struct refusal {
     const char *message;
 } refusals[] = {
     {GOOD ".", 24, TSR_OK, ""},
-    {GOOD ".", 20, TSR_E_FORMAT, "storage '0' has 24 bytes, its member 'data/0' has 20"},
-    {GOOD ".", 28, TSR_E_FORMAT, "storage '0' has 24 bytes, its member 'data/0' has 28"},
+    {GOOD ".", 20, TSR_E_FORMAT, "storage '0' has 24 bytes, but its member 'data/0' has 20"},
+    {GOOD ".", 28, TSR_E_FORMAT, "storage '0' has 24 bytes, but its member 'data/0' has 28"},
     {GOOD ".", SIZE_MAX, TSR_E_FORMAT, "the archive has no 'data/0'"},
     {V2(FLOATS("6"), "1", TUPLE2("2", "3"), TUPLE2("3", "1")) ".", 24, TSR_E_FORMAT,
      "reaches beyond its storage '0' (24 bytes)"},
@@ -102,18 +102,21 @@ static const struct refusal {
     {V2(FLOATS_VIEW("S'v'\nI1\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_OK, ""},
     {V2(FLOATS_VIEW("S'v'\nI1\nI2\n"), "0", "(I3\nt", "(I1\nt") ".", 24, TSR_E_FORMAT,
      "reaches beyond its storage '0' (8 bytes)"},
-    {V2(FLOATS_VIEW("S'v'\nI1\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "a view of a storage lies outside it"},
+    {V2(FLOATS_VIEW("S'v'\nI1\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "a view of a storage reaches beyond it"},
     {V2(FLOATS_VIEW("S'v'\nI-1\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT,
-     "a view of a storage lies outside it"},
+     "a view of a storage reaches beyond it"},
     {V2(FLOATS_VIEW("S'v'\nI1\nI-2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT,
-     "a view of a storage lies outside it"},
-    {V2(FLOATS_VIEW("S'v'\nI4611686018427387904\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "lies outside it"},
-    {V2(FLOATS_VIEW("S'v'\nI1\nI4611686018427387904\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "lies outside it"},
-    {V2(FLOATS_VIEW("S'v'\nI4611686018427387903\nI1\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT, "lies outside it"},
+     "a view of a storage reaches beyond it"},
+    {V2(FLOATS_VIEW("S'v'\nI4611686018427387904\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT,
+     "reaches beyond it"},
+    {V2(FLOATS_VIEW("S'v'\nI1\nI4611686018427387904\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT,
+     "reaches beyond it"},
+    {V2(FLOATS_VIEW("S'v'\nI4611686018427387903\nI1\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT,
+     "reaches beyond it"},
     {V2(FLOATS_VIEW("S'v'\nI5\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_E_FORMAT,
-     "a view of a storage lies outside it"},
-    {FLOATS_VIEW("S'v'\nI5\nI2\n") ".", 24, TSR_E_FORMAT, "a view of a storage lies outside it"},
-    {"(" GOOD V2(FLOATS("5"), "0", TUPLE2("2", "2"), TUPLE2("2", "1")) "t.", 24, TSR_E_FORMAT, "24 bytes elsewhere"},
+     "a view of a storage reaches beyond it"},
+    {FLOATS_VIEW("S'v'\nI5\nI2\n") ".", 24, TSR_E_FORMAT, "a view of a storage reaches beyond it"},
+    {"(" GOOD V2(FLOATS("5"), "0", TUPLE2("2", "2"), TUPLE2("2", "1")) "t.", 24, TSR_E_FORMAT, "24 bytes in another"},
     {"(I1\n", 24, TSR_E_FORMAT, "in a/data.pkl"},
 };
 
@@ -226,7 +229,7 @@ static void test_formats_torch_item__the_pickle_is_bounded_by_limits(void **stat
     o.host.limits.metadata_bytes = 4096;
     assert_int_equal(tsr_torch_item_open(o.store, &o.host, 0, 0, image.size, o.arena, NULL, &o.item, &o.err), TSR_E_LIMIT);
     assert_int_equal(o.err.byte_position, image.member[0].data);
-    assert_non_null(strstr(o.err.message, "beyond the limit of 4096 (metadata_bytes)"));
+    assert_non_null(strstr(o.err.message, "exceed the limit of 4096 (metadata_bytes)"));
     torch_opening_drop(&o);
 }
 
@@ -243,10 +246,10 @@ static const struct report {
     {"(S'exit 0'\nios\nsystem\n.", "pickle/unlisted-call", TSR_ERROR, "would call os.system"},
     {"c__builtin__\neval\n(S'1'\ntR.", "pickle/unlisted-call", TSR_ERROR, "would call builtins.eval"},
     {"c__builtin__\ngetattr\n(cos\npath\nS'join'\ntR.", "pickle/unlisted-call", TSR_ERROR, "would call builtins.getattr"},
-    {"ctorch._tensor\n_rebuild_from_type_v2\n(cposix\nsystem\nctorch\nTensor\n(S'exit 0'\ntNtR.", "pickle/unlisted-call", TSR_ERROR,
-     "would call posix.system"},
+    {"ctorch._tensor\n_rebuild_from_type_v2\n(cposix\nsystem\nctorch\nTensor\n(S'exit 0'\ntNtR.", "pickle/unlisted-call",
+     TSR_ERROR, "would call posix.system"},
     {"ctorch\nfloat32\n)R.", "pickle/unlisted-call", TSR_ERROR, "would call torch.float32"},
-    {"cmy\nConfig\n)\x81.", "pickle/unlisted-class", TSR_WARNING, "holds objects of my.Config"},
+    {"cmy\nConfig\n)\x81.", "pickle/unlisted-class", TSR_WARNING, "contains objects of my.Config"},
     {"cmy\nConfig\n.", "pickle/unlisted-class", TSR_NOTE, "names my.Config"},
     {"ctorch\nfloat32\n.", NULL, TSR_NOTE, ""},
     {"ctorch\nFloatStorage\n.", NULL, TSR_NOTE, ""},

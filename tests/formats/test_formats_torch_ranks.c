@@ -106,7 +106,7 @@ static void test_formats_torch_ranks__tensors_that_differ_in_kind_are_listed_per
         add_pickle(&o, "rank1.pt", others[i], 8);
         must_open(&o);
         assert_int_equal(o.catalog->format, TSR_FORMAT_SHARDS);
-        assert_int_equal(count_findings(&o, "torch/rank-differs", "1 tensor is not equal on all 2 ranks: 'w'"), 1);
+        assert_int_equal(count_findings(&o, "torch/rank-differs", "1 tensor differs between the 2 ranks: 'w'"), 1);
         assert_int_equal(tsr_findings_total(tsr_checkpoint_findings(o.checkpoint), TSR_NOTE), 1);
         const tsr_entry *w = &o.catalog->entries[0];
         assert_int_equal(w->kind, TSR_ENTRY_OPAQUE);
@@ -115,7 +115,7 @@ static void test_formats_torch_ranks__tensors_that_differ_in_kind_are_listed_per
         assert_int_equal(w->per_rank->tensors[0]->shape[0], 2);
         assert_int_equal(w->per_rank->tensors[1] == NULL, i == 1);
         assert_int_equal(tsr_checkpoint_require(o.checkpoint, TSR_FOR_VALUES, &o.err), TSR_E_UNSUPPORTED);
-        assert_non_null(strstr(o.err.message, "1 tensor is not equal on all ranks: 'w'"));
+        assert_non_null(strstr(o.err.message, "1 tensor differs between ranks: 'w'"));
         drop(&o);
     }
 }
@@ -129,7 +129,7 @@ static void test_formats_torch_ranks__objects_of_the_lowest_rank_stay(void **sta
     add_pickle(&o, "rank2.pt", EPOCH("3"), 0);
     must_open(&o);
     assert_int_equal(o.catalog->entries[0].value->as.integer, 3);
-    assert_int_equal(count_findings(&o, "torch/rank-object", "'epoch' is not equal"), 1);
+    assert_int_equal(count_findings(&o, "torch/rank-object", "'epoch' differs"), 1);
     drop(&o);
 }
 
@@ -140,7 +140,7 @@ static void test_formats_torch_ranks__a_missing_rank_is_named(void **state)
     for (const char *const *f = (const char *const[]){"rank0.pt", "rank1.pt", "rank3.pt", NULL}; *f; f++)
         sample_add_file(&o.sample, "broken_ranks_missing", *f);
     must_open(&o);
-    assert_int_equal(count_findings(&o, "torch/rank-missing", "no file of rank 2 of 4"), 1);
+    assert_int_equal(count_findings(&o, "torch/rank-missing", "the file of rank 2 of 4 is missing"), 1);
     drop(&o);
 }
 
@@ -167,10 +167,10 @@ static void test_formats_torch_ranks__worlds_of_any_size_are_borne(void **state)
         const char *first, *second, *message;
         unsigned findings;
     } rows[] = {
-        {SHARD_OF("0", "2"), SHARD_OF("1", "2"), "no file of rank", 0},
-        {SHARD_OF("0", "2"), SHARD_OF("7", "2"), "no file of rank 1 of 2", 1}, /* a rank beyond its world */
-        {SHARD_OF("0", "100"), SHARD_OF("1", "100"), "no file of rank", 16},   /* more are not listed */
-        {SHARD_OF("0", "70000"), SHARD_OF("1", "2"), "the files speak of 70000 ranks, there are 2 files", 1},
+        {SHARD_OF("0", "2"), SHARD_OF("1", "2"), "the file of rank", 0},
+        {SHARD_OF("0", "2"), SHARD_OF("7", "2"), "the file of rank 1 of 2 is missing", 1}, /* a rank beyond its world */
+        {SHARD_OF("0", "100"), SHARD_OF("1", "100"), "the file of rank", 16},            /* more are not listed */
+        {SHARD_OF("0", "70000"), SHARD_OF("1", "2"), "the files were written by 70000 ranks, but there are 2 files", 1},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         opened o = {.catalog = NULL};
@@ -203,7 +203,7 @@ static void test_formats_torch_ranks__ranks_come_from_names_where_files_do_not_t
         for (size_t k = 0; k < 2; k++) add_pickle(&o, rows[i].names[k], pickle, 4);
         must_open(&o);
         assert_int_equal(tsr_checkpoint_entry(o.checkpoint, TSR_STR("w"))->chunk_count, rows[i].chunks);
-        assert_int_equal(count_findings(&o, "torch/dtensor", "which rank's part"), rows[i].untold);
+        assert_int_equal(count_findings(&o, "torch/dtensor", "which rank's shard"), rows[i].untold);
         drop(&o);
     }
 }
@@ -325,7 +325,7 @@ static void test_formats_torch_index__a_copy_in_another_file_is_kept_for_compari
         must_open(&o);
         const tsr_entry *w = tsr_checkpoint_entry(o.checkpoint, TSR_STR("w"));
         assert_int_equal(w->replica_count, i == 0);
-        assert_int_equal(count_findings(&o, "index/key-in-two-files", i == 0 ? "" : "another kind, dtype or shape"), 1);
+        assert_int_equal(count_findings(&o, "index/key-in-two-files", i == 0 ? "" : "a different kind, dtype or shape"), 1);
         assert_int_equal(tsr_findings_total(tsr_checkpoint_findings(o.checkpoint), TSR_ERROR), i == 0 ? 1 : 2);
         drop(&o);
     }

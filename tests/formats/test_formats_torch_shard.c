@@ -141,45 +141,45 @@ static void test_formats_torch_shard__a_box_inside_the_local_tensor_has_its_stri
 #define I1_8 "I1\nI1\nI1\nI1\nI1\nI1\nI1\nI1\n"
 
 static const struct row untold[] = {
-    {D1("7", "2", MESH_1("3", "0"), PICKLED_SHARD("0")), 8, "is not what its placements give", NULL},
+    {D1("7", "2", MESH_1("3", "0"), PICKLED_SHARD("0")), 8, "does not match its placements", NULL},
     {D1("7", "7", MESH_1("3", "0"), PICKLED_PARTIAL), 28, "partial values", NULL},
-    {D1("7", "3", PICKLED_MESH(PICKLED_1("3"), ""), PICKLED_SHARD("0")), 12, "does not say which rank's part", NULL},
-    {D1("7", "3", MESH_1("3", "3"), PICKLED_SHARD("0")), 12, "does not say which rank's part", NULL},
-    {D1("7", "3", MESH_1("0", "0"), PICKLED_SHARD("0")), 12, "not of a known form", NULL},
-    {D1("7", "3", MESH_1("3", "0"), PICKLED_SHARD("0") PICKLED_SHARD("0")), 12, "not of a known form", NULL},
-    {D1("7", "3", MESH_1("3", "0"), PICKLED_SHARD("1")), 12, "not of a known form", NULL},
-    {D1("7", "3", MESH_1("3", "0"), PICKLED_STRIDED("0", "0")), 12, "not of a known form", NULL},
-    {D1("7", "3", MESH_1("3", "0"), "I1\n"), 12, "not of a known form", NULL},
-    {D1("7", "3", MESH_1("3", "0"), PICKLED_SHARD("-2")), 12, "not of a known form", NULL},
-    {D1("7", "3", MESH_1("3", "0"), "ctorch.distributed.tensor.placement_types\nShard\n)\x81(dS'dim'\nS'0'\nsb"), 12,
-     "not of a known form", NULL},
-    {D1("7", "3", PICKLED_MESH("(S'3'\nt", ""), PICKLED_SHARD("0")), 12, "not of a known form", NULL},
-    {D1("7", "3", PICKLED_MESH("(lI3\na", ""), PICKLED_SHARD("0")), 12, "not of a known form", NULL},
+    {D1("7", "3", PICKLED_MESH(PICKLED_1("3"), ""), PICKLED_SHARD("0")), 12, "does not state which rank's shard", NULL},
+    {D1("7", "3", MESH_1("3", "3"), PICKLED_SHARD("0")), 12, "does not state which rank's shard", NULL},
+    {D1("7", "3", MESH_1("0", "0"), PICKLED_SHARD("0")), 12, "have an unknown form", NULL},
+    {D1("7", "3", MESH_1("3", "0"), PICKLED_SHARD("0") PICKLED_SHARD("0")), 12, "have an unknown form", NULL},
+    {D1("7", "3", MESH_1("3", "0"), PICKLED_SHARD("1")), 12, "have an unknown form", NULL},
+    {D1("7", "3", MESH_1("3", "0"), PICKLED_STRIDED("0", "0")), 12, "have an unknown form", NULL},
+    {D1("7", "3", MESH_1("3", "0"), "I1\n"), 12, "have an unknown form", NULL},
+    {D1("7", "3", MESH_1("3", "0"), PICKLED_SHARD("-2")), 12, "have an unknown form", NULL},
+    {D1("7", "3", MESH_1("3", "0"), "ctorch.distributed.tensor.placement_types\nShard\n)\x81(dS'dim'\nI01\nsb"), 12,
+     "have an unknown form", NULL},
+    {D1("7", "3", PICKLED_MESH("(S'3'\nt", ""), PICKLED_SHARD("0")), 12, "have an unknown form", NULL},
+    {D1("7", "3", PICKLED_MESH("(lI3\na", ""), PICKLED_SHARD("0")), 12, "have an unknown form", NULL},
     {D1("7", "3", PICKLED_MESH("((I4611686018427387904\nI4611686018427387904\ntt", ""), PICKLED_SHARD("0")), 12,
-     "not of a known form", NULL},
-    {D1("7", "3", PICKLED_MESH("(" I1_8 I1_8 I1_8 I1_8 "I1\nt", ""), PICKLED_SHARD("0")), 12, "not of a known form", NULL},
+     "have an unknown form", NULL},
+    {D1("7", "3", PICKLED_MESH("(" I1_8 I1_8 I1_8 I1_8 "I1\nt", ""), PICKLED_SHARD("0")), 12, "have an unknown form", NULL},
     {D1("7", "3", PICKLED_MESH(PICKLED_1("3"), PICKLED_AT("(S'0'\nt")), PICKLED_SHARD("0")), 12,
-     "does not say which rank's part", NULL},
+     "does not state which rank's shard", NULL},
     {D1("7", "3", PICKLED_MESH(PICKLED_1("3"), PICKLED_AT(PICKLED_1("-1"))), PICKLED_SHARD("0")), 12,
-     "does not say which rank's part", NULL},
+     "does not state which rank's shard", NULL},
     {D1("7", "3", PICKLED_MESH(PICKLED_1("3"), PICKLED_AT(PICKLED_2("0", "0"))), PICKLED_SHARD("0")), 12,
-     "does not say which rank's part", NULL},
+     "does not state which rank's shard", NULL},
     {PICKLED_DTENSOR(PICKLED_2("4611686018427387904", "4611686018427387904"), PICKLED_2("1", "1"),
                      PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")), MESH_1("3", "0"), PICKLED_SHARD("0"), "") ".",
      12, "of impossible size", NULL},
     {PICKLED_DTENSOR(PICKLED_2("7", "1"), PICKLED_2("1", "1"), PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")),
                      MESH_1("3", "0"), PICKLED_SHARD("0"), "") ".",
-     12, "is not what its placements give", NULL},
+     12, "does not match its placements", NULL},
     {PICKLED_DTENSOR(PICKLED_1("7"), PICKLED_1("1"),
                      "ctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nHalfStorage\nS'0'\nS'cpu'\nI3\ntQI0\n(I3\nt("
                      "I1\ntI00\nNtR",
                      MESH_1("3", "0"), PICKLED_SHARD("0"), "") ".",
-     6, "is not what its placements give", NULL},
+     6, "does not match its placements", NULL},
     /* a split beyond what the mesh's sizes, multiplied, can be held against */
     {D1("7", "3", PICKLED_MESH("(I2\nI4611686018427387904\nI4611686018427387904\nt", PICKLED_AT("(I0\nI0\nI0\nt")),
         PICKLED_STRIDED("0", "3") PICKLED_SHARD("0") PICKLED_SHARD("0")),
-     12, "is not what its placements give", NULL},
-    {D1("7", "3", "N", PICKLED_SHARD("0")), 12, "not of a known form", NULL},
+     12, "does not match its placements", NULL},
+    {D1("7", "3", "N", PICKLED_SHARD("0")), 12, "have an unknown form", NULL},
 };
 
 static void test_formats_torch_shard__what_cannot_be_told_is_reported_and_opaque(void **state)
@@ -272,7 +272,7 @@ static void test_formats_torch_shard__boxes_are_paid_for_by_the_pickle(void **st
 
 #define LOCAL           PICKLED_TENSOR("0", "6", PICKLED_2("2", "3"), PICKLED_2("3", "1"))
 #define SHARDED(shards) PICKLED_SHARDED(PICKLED_2("4", "3"), shards, PICKLED_GROUP("I1\n", "I2\n")) "."
-#define MISFIT          "does not fit its metadata or lies outside the tensor"
+#define MISFIT          "does not match its metadata or reaches beyond the tensor"
 
 static void test_formats_torch_shard__shards_of_a_sharded_tensor_must_fit(void **state)
 {

@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include "formats/torch/torch_item.h"
+#include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"
 #include "support/failing_allocator.h"
 
@@ -157,10 +158,10 @@ static void test_formats_torch_writer__what_must_not_be_written_is_refused(void 
         {instance(a, ".a", false, none, none), TSR_E_UNSUPPORTED, "the class .a"},
         {instance(a, "a.", false, none, none), TSR_E_UNSUPPORTED, "the class a."},
         {unknown, TSR_E_UNSUPPORTED, "the tensor unknown"},
-        {instance(a, "a.b\nc", false, none, none), TSR_E_UNSUPPORTED, "is no name of a class"},
+        {instance(a, "a.b\nc", false, none, none), TSR_E_UNSUPPORTED, "is not a valid class name"},
         {instance(a, "torch._utils._rebuild_sparse_tensor", true, group(a, TSR_VALUE_DICT, 0), none), TSR_E_UNSUPPORTED,
          "an object of class"},
-        {tuple, TSR_E_LIMIT, "or hold themselves"},
+        {tuple, TSR_E_LIMIT, "or contain themselves"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         tsr_vec out = tsr_vec_of(&tsr_allocator_libc, 1);

@@ -69,7 +69,7 @@ static void test_fqn_canonical_text__collisions(void **state)
         (const char *const[]){"a._fsdp_wrapped_module.w", "b", "a.w", "a.w", "b", "a._checkpoint_wrapped_module.w", NULL});
     tsr_collision *found;
     size_t count;
-    assert_int_equal(tsr_fqn_collisions(f.names, f.count, &tsr_allocator_libc, f.arena, &found, &count, NULL), TSR_OK);
+    assert_int_equal(tsr_fqn_collisions(f.names, f.count, f.arena, &found, &count, NULL), TSR_OK);
     assert_int_equal(count, 1);
     assert_true(tsr_str_equal(found[0].fqn, TSR_STR("a.w")));
     assert_int_equal(found[0].count, 3);

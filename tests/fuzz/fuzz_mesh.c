@@ -16,8 +16,8 @@ static void check_shards(const tsr_mesh *mesh, const tsr_placement *placements, 
     uint64_t ranks = tsr_mesh_ranks(mesh);
     for (uint64_t r = 0; r < ranks && r < 20; r++) {
         tsr_shard shard;
-        if (tsr_mesh_shard(mesh, placements, r % 2 ? TSR_STRIDED_FSDP : TSR_STRIDED_DTENSOR, 3, shape, r, arena, &shard,
-                           NULL))
+        if (tsr_mesh_shard(&(tsr_sharding){mesh, placements, r % 2 ? TSR_STRIDED_FSDP : TSR_STRIDED_DTENSOR},
+                           (tsr_shape){3, shape}, r, arena, &shard, NULL))
             return;
         for (uint64_t b = 0; b < shard.box_count; b++) {
             const tsr_shard_box *box = &shard.boxes[b];

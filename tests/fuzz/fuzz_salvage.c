@@ -28,12 +28,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     tsr_arena *arena = tsr_arena_new(host.allocator, (size_t)host.limits.memory_bytes, &err);
     tsr_findings *findings = tsr_findings_new(host.allocator, 0, &err);
     if (arena && findings && tsr_store_from_memory(host.allocator, &file, 1, &store, &err) == TSR_OK) {
-        const tsr_status status = tsr_salvage_dcp(store, &host, NULL, arena, findings, NULL, &found, &err);
+        const tsr_status status = tsr_salvage_dcp(store, &host, &(tsr_salvage_options){.findings = findings}, arena, &found,
+                                                  &err);
         tsr_vec text = tsr_vec_of(host.allocator, 1);
         if (status == TSR_OK) {
             check(&found, size);
             const tsr_str id = tsr_dcp_save_id(found.entries, found.entry_count, 0, arena, &err);
-            if (id.data) tsr_dcp_metadata_write(found.entries, found.entry_count, id, &host, &text, &err);
+            const tsr_dcp_new_metadata metadata = {found.entries, found.entry_count, id, 0};
+            if (id.data) tsr_dcp_metadata_write(&metadata, &host, &text, &err);
         } else if (!err.message[0]) {
             abort();
         }

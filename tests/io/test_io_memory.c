@@ -55,7 +55,7 @@ static void test_io_memory__load_keeps_the_limit_and_survives_failures(void **st
     (void)state;
     tsr_error err = {0};
     assert_int_equal(load_unmapped(&tsr_allocator_libc, 3, &err), TSR_E_LIMIT);
-    assert_non_null(strstr(err.message, "the limit is 3"));
+    assert_non_null(strstr(err.message, "the limit of 3"));
     for (size_t n = 0;; n++) {
         failing_allocator failing;
         failing_start(&failing, n);

@@ -70,12 +70,14 @@ static void test_layout_layout__tables_say_what_each_rank_alone_says(void **stat
         tsr_mesh mesh = {dims, mesh_shape, NULL};
         tsr_strided strided = i % 2 ? TSR_STRIDED_FSDP : TSR_STRIDED_DTENSOR;
         tsr_layout layout;
-        assert_int_equal(tsr_layout_over_mesh(&mesh, placements, strided, rank, shape, arena, &layout, NULL), TSR_OK);
+        assert_int_equal(tsr_layout_over_mesh(&(tsr_sharding){&mesh, placements, strided}, (tsr_shape){rank, shape}, arena,
+                                              &layout, NULL), TSR_OK);
         for (uint64_t r = 0; r < layout.ranks; r++) {
             tsr_shard from_table, alone;
             uint64_t elements;
             assert_int_equal(tsr_layout_shard(&layout, r, arena, &from_table, NULL), TSR_OK);
-            assert_int_equal(tsr_mesh_shard(&mesh, placements, strided, rank, shape, r, arena, &alone, NULL), TSR_OK);
+            assert_int_equal(tsr_mesh_shard(&(tsr_sharding){&mesh, placements, strided}, (tsr_shape){rank, shape}, r, arena,
+                                            &alone, NULL), TSR_OK);
             assert_same_shard(&from_table, &alone);
             assert_true(tsr_box_volume((tsr_box){rank, NULL, alone.local_shape}, &elements));
             assert_int_equal(tsr_layout_elements(&layout, r), elements);
@@ -195,7 +197,8 @@ static tsr_status make_all(const void *ctx, const tsr_host *host, tsr_arena *are
     tsr_flat_layout flat;
     (void)ctx;
     (void)host;
-    tsr_status status = tsr_layout_over_mesh(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, arena, &layout, err);
+    tsr_status status = tsr_layout_over_mesh(&(tsr_sharding){&mesh, placements, TSR_STRIDED_FSDP}, (tsr_shape){2, shape},
+                                             arena, &layout, err);
     if (status == TSR_OK) status = tsr_layout_shard(&layout, 5, arena, &shard, err);
     return status == TSR_OK ? tsr_flat_layout_make(shape, 2, 0, 2, arena, &flat, err) : status;
 }

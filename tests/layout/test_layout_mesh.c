@@ -51,38 +51,38 @@ static void test_layout_mesh__refuses_what_makes_no_sense(void **state)
         uint64_t position;
         const char *message_part;
     } cases[] = {
-        {true, "", 0, "a number is expected"},
-        {true, "dp=", 3, "a number is expected at byte 3 of 'dp='"},
-        {true, "=3", 0, "no name"},
+        {true, "", 0, "expected a number"},
+        {true, "dp=", 3, "expected a number at byte 3 of 'dp='"},
+        {true, "=3", 0, "expected the name"},
         {true, "dp=0", 0, "size 0"},
         {true, "dp=2,dp=3", 9, "called dp"},
-        {true, "d\tp=2", 0, "a number is expected at byte 0"},
-        {true, "d\x01=2", 0, "a number is expected at byte 0"},
-        {true, "a(b=2", 0, "a number is expected at byte 0"},
-        {true, "a)b=2", 0, "a number is expected at byte 0"},
+        {true, "d\tp=2", 0, "expected a number at byte 0"},
+        {true, "d\x01=2", 0, "expected a number at byte 0"},
+        {true, "a(b=2", 0, "expected a number at byte 0"},
+        {true, "a)b=2", 0, "expected a number at byte 0"},
         {true,
          "a\x7f"
          "b=2",
-         0, "a number is expected at byte 0"},
+         0, "expected a number at byte 0"},
         {false,
          "replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,replicate,"
          "replicate,replicate,replicate,replicate,replicate,replicate",
          160, "has more than 16 placements"},
-        {true, "dp=2;tp=3", 4, "',' or the end is expected at byte 4"},
-        {true, "dp=2,", 5, "a number is expected"},
+        {true, "dp=2;tp=3", 4, "expected ',' or the end at byte 4"},
+        {true, "dp=2,", 5, "expected a number"},
         {true, "a=65536,b=65536", 15, "more than 2147483648 ranks"},
-        {true, "99999999999999999999", 0, "above 2147483648"},
+        {true, "99999999999999999999", 0, "greater than 2147483648"},
         {true, "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1", 32, "more than 16 dims"},
-        {false, "", 0, "'' at byte 0 of '' is no placement"},
-        {false, "shard", 5, "'(' is expected at byte 5"},
-        {false, "shard()", 6, "a number is expected"},
-        {false, "shard(0", 7, "')' is expected"},
-        {false, "shard(65)", 6, "above 64"},
-        {false, "Shard(0)", 0, "'Shard' at byte 0 of 'Shard(0)' is no placement"},
+        {false, "", 0, "unknown placement '' at byte 0 of ''"},
+        {false, "shard", 5, "expected '(' at byte 5"},
+        {false, "shard()", 6, "expected a number"},
+        {false, "shard(0", 7, "expected ')'"},
+        {false, "shard(65)", 6, "greater than 64"},
+        {false, "Shard(0)", 0, "unknown placement 'Shard' at byte 0 of 'Shard(0)'"},
         {false, "shard(0) replicate", 9, "',' or the end"},
-        {false, "strided_shard(0)", 15, "',' is expected"},
+        {false, "strided_shard(0)", 15, "expected ','"},
         {false, "strided_shard(0,0)", 17, "split factor"},
-        {false, "strided_shard(0,1048577)", 16, "above 1048576"},
+        {false, "strided_shard(0,1048577)", 16, "greater than 1048576"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         tsr_error err = {0};
@@ -138,7 +138,8 @@ static void test_layout_mesh__a_dim_that_is_not_there_is_an_error(void **state)
         tsr_arena *arena = new_arena();
         tsr_shard shard;
         tsr_status status =
-            tsr_mesh_shard(&mesh, &cases[i].placement, TSR_STRIDED_FSDP, cases[i].rank, shape, 1, arena, &shard, NULL);
+            tsr_mesh_shard(&(tsr_sharding){&mesh, &cases[i].placement, TSR_STRIDED_FSDP}, (tsr_shape){cases[i].rank, shape},
+                           1, arena, &shard, NULL);
         assert_int_equal(status, cases[i].fits ? TSR_OK : TSR_E_USAGE);
         tsr_arena_free(arena);
     }
@@ -210,7 +211,8 @@ static bool next_case(FILE *file, char *line, int size, tsr_arena *arena, golden
 static void shard_of(const golden_case *c, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out)
 {
     tsr_error err = {0};
-    assert_int_equal(tsr_mesh_shard(&c->mesh, c->placements, c->strided, c->rank, c->shape, mesh_rank, arena, out, &err),
+    assert_int_equal(tsr_mesh_shard(&(tsr_sharding){&c->mesh, c->placements, c->strided}, (tsr_shape){c->rank, c->shape},
+                                    mesh_rank, arena, out, &err),
                      TSR_OK);
 }
 
@@ -299,7 +301,8 @@ static tsr_status parse_and_print(const void *ctx, const tsr_host *host, tsr_are
     tsr_status status = tsr_mesh_parse(TSR_STR("dp=2,tp=2"), arena, &mesh, err);
     if (status == TSR_OK)
         status = tsr_placements_parse(TSR_STR("strided_shard(0,3),shard(1)"), arena, &placements, &count, err);
-    if (status == TSR_OK) status = tsr_mesh_shard(&mesh, placements, TSR_STRIDED_FSDP, 2, shape, 3, arena, &shard, err);
+    if (status == TSR_OK) status = tsr_mesh_shard(&(tsr_sharding){&mesh, placements, TSR_STRIDED_FSDP},
+                                                  (tsr_shape){2, shape}, 3, arena, &shard, err);
     if (status != TSR_OK) return status;
     assert_int_equal(shard.box_count, 3);
     return tsr_mesh_text(&mesh, arena, err).data && tsr_placements_text(placements, count, arena, err).data ? TSR_OK

@@ -250,11 +250,11 @@ static void test_layout_plan_model__refuses_what_cannot_be_done(void **state)
         if (i == 0) {
             m.entries[0].chunk_count = 1;
             want = TSR_E_FORMAT;
-            part = "'a.w' do not tile it (12 elements are in none)";
+            part = "'a.w' do not tile it (12 elements are not covered)";
         } else if (i == 1) {
             m.rules[0] = (tsr_target_rule){.match = TSR_STR("t"), .placements = shard_0};
             m.target.rule_count = 1;
-            part = "the rule 't' cuts dim 0 of 't', which has 0 dims";
+            part = "the rule 't' splits dim 0 of 't', which has 0 dims";
         } else if (i == 2) {
             m.rules[0] = (tsr_target_rule){.match = TSR_STR("**"), .placements = partial};
             m.target.rule_count = 1;

@@ -50,7 +50,7 @@ static void test_layout_target__the_first_rule_that_matches_wins(void **state)
     bool replicated;
     tsr_error err = {0};
     assert_int_equal(tsr_target_placements(&target, &scalar, arena, &placements, &replicated, &err), TSR_E_USAGE);
-    assert_string_equal(err.message, "the rule 'h.*.weight' cuts dim -1 of 'h.1.weight', which has 0 dims");
+    assert_string_equal(err.message, "the rule 'h.*.weight' splits dim -1 of 'h.1.weight', which has 0 dims");
     tsr_arena_free(arena);
 }
 
@@ -60,11 +60,11 @@ static void test_layout_target__texts_must_fit_each_other(void **state)
     const struct {
         const char *mesh, *placements, *message_part;
     } cases[] = {
-        {"dp=2,tp=2", "shard(0)", "has 1 placements, the mesh 'dp=2,tp=2' has 2 dims"},
+        {"dp=2,tp=2", "shard(0)", "has 1 placements, but the mesh 'dp=2,tp=2' has 2 dims"},
         {"dp=2", "shard(0),replicate", "has 2 placements"},
-        {"dp=2", "partial", "a checkpoint cannot hold them"},
-        {"dp=", "shard(0)", "a number is expected"},
-        {"dp=2", "shard(x)", "a number is expected"},
+        {"dp=2", "partial", "a checkpoint cannot store such values"},
+        {"dp=", "shard(0)", "expected a number"},
+        {"dp=2", "shard(x)", "expected a number"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
@@ -92,7 +92,7 @@ static void test_layout_target__strategies_are_those_of_pytorch(void **state)
     assert_placements(&target, arena, "t", 0, "replicate", false);
     tsr_error err = {0};
     assert_int_equal(tsr_target_strategy(TSR_STRATEGY_HSDP, mesh_of("4", arena), arena, &target, &err), TSR_E_USAGE);
-    assert_string_equal(err.message, "hsdp needs a mesh of 2 dims, this one has 1");
+    assert_string_equal(err.message, "hsdp needs a mesh of 2 dims, but this one has 1");
     tsr_arena_free(arena);
 }
 
@@ -176,8 +176,8 @@ static void test_layout_target__fsdp1_deals_parameters_to_wrap_units(void **stat
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
     options.want = NULL;
     assert_int_equal(tsr_target_fsdp1(&catalog, &options, arena, &list, &err), TSR_E_USAGE);
-    assert_string_equal(err.message, "'emb' is float32 and 'step' int64: a flat parameter has one dtype (the strategy "
-                                     "may ignore buffers)");
+    assert_string_equal(err.message, "'emb' is float32 but 'step' is int64; a flat parameter has a single dtype "
+                                     "(buffers can be listed in the strategy's \"ignored\")");
     tsr_arena_free(arena);
 }
 

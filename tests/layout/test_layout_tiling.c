@@ -17,7 +17,8 @@ static void check_with(const tsr_allocator *allocator, box_list *list, tsr_statu
     for (uint64_t i = 0; i < list->count; i++) {
         list->chunks[i] = (tsr_chunk){.offsets = list->offsets[i], .sizes = list->sizes[i]};
     }
-    tsr_status status = tsr_tiling_check(allocator, list->rank, list->shape, list->chunks, list->count, out, &err);
+    tsr_status status = tsr_tiling_check(allocator, (tsr_shape){list->rank, list->shape}, list->chunks, list->count, out,
+                                         &err);
     assert_int_equal(status, want);
 }
 
@@ -207,7 +208,7 @@ static void test_layout_tiling__finds_one_wrong_box_among_many(void **state)
         chunks[i] = (tsr_chunk){.offsets = offsets[i], .sizes = unit};
     }
     tsr_tiling tiling;
-    assert_int_equal(tsr_tiling_check(&tsr_allocator_libc, 3, shape, chunks, COUNT, &tiling, NULL), TSR_OK);
+    assert_int_equal(tsr_tiling_check(&tsr_allocator_libc, (tsr_shape){3, shape}, chunks, COUNT, &tiling, NULL), TSR_OK);
     assert_int_equal(tiling.missing, 1);
     assert_int_equal(tiling.hole_offsets[0], SIDE / 2);
     assert_int_equal(tiling.overlap[0], COUNT / 2);
@@ -229,7 +230,7 @@ static void test_layout_tiling__widespread_damage_is_bounded_and_honest(void **s
         chunks[i] = (tsr_chunk){.offsets = offsets[i], .sizes = unit};
     }
     tsr_tiling tiling;
-    assert_int_equal(tsr_tiling_check(&tsr_allocator_libc, 2, shape, chunks, COUNT, &tiling, NULL), TSR_OK);
+    assert_int_equal(tsr_tiling_check(&tsr_allocator_libc, (tsr_shape){2, shape}, chunks, COUNT, &tiling, NULL), TSR_OK);
     assert_int_equal(tiling.missing, 3 * COUNT); /* known from the sums, or counted */
     assert_true(tiling.hole_sizes[0] > 0 && tiling.hole_sizes[1] > 0);
     free(chunks);
@@ -248,7 +249,8 @@ static void test_layout_tiling__survives_every_allocation_failure(void **state)
         failing_start(&failing, n);
         for (uint64_t i = 0; i < list.count; i++)
             list.chunks[i] = (tsr_chunk){.offsets = list.offsets[i], .sizes = list.sizes[i]};
-        tsr_status status = tsr_tiling_check(&failing.allocator, 2, list.shape, list.chunks, list.count, &tiling, NULL);
+        tsr_status status = tsr_tiling_check(&failing.allocator, (tsr_shape){2, list.shape}, list.chunks, list.count,
+                                             &tiling, NULL);
         assert_int_equal(failing.live, 0);
         assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
         if (!failing.failed) break;

@@ -80,8 +80,8 @@ static void test_layout_validate__each_fault_names_its_place(void **state)
         {TENSOR("bytes", TSR_FLOAT32, 1, 1), CHUNKS({BOX(0), BOX(1), 8, 4, NULL, 0})},
     };
     const expected want[] = {
-        {"layout/hole", "hole", "12 elements of 'hole' [6, 4] are in no chunk: [3, 4] at [3, 0]", NULL},
-        {"layout/overlap", "twice", "hold the element [2]: [3] at [0] and [2] at [2]", "__1_0.distcp"},
+        {"layout/hole", "hole", "12 elements of 'hole' [6, 4] are not covered by any chunk, such as [3, 4] at [3, 0]", NULL},
+        {"layout/overlap", "twice", "contain the element [2]: [3] at [0] and [2] at [2]", "__1_0.distcp"},
         {"layout/out-of-range", "beyond", "the chunk of [5] at [0] of 'beyond' reaches beyond the tensor's [4]",
          "__1_0.distcp"},
         {"layout/empty-chunk", "odd", "[0] at [1]", "__1_0.distcp"},
@@ -119,11 +119,11 @@ static void test_layout_validate__compares_with_a_layout_document(void **state)
         {TENSOR("half", TSR_FLOAT4_E2M1FN_X2, 1, 4)},
     };
     const expected want[] = {
-        {"layout/kind", "step", "'step' is an object, the layout says a tensor", NULL},
+        {"layout/kind", "step", "'step' is an object, but the layout has a tensor", NULL},
         {"layout/missing-entry", "old", "'old'", NULL},
-        {"layout/chunks", "cut", "'cut' (2)", NULL},
-        {"layout/dtype", "cast", "'cast' is float16, the layout says float32", NULL},
-        {"layout/shape", "grown", "shape [4, 1], the layout says [4]", NULL},
+        {"layout/chunks", "cut", "'cut' is split into other chunks (2)", NULL},
+        {"layout/dtype", "cast", "'cast' is float16, but the layout has float32", NULL},
+        {"layout/shape", "grown", "shape [4, 1], but the layout has [4]", NULL},
         {"layout/unexpected-entry", "new", "'new'", NULL},
     };
     tsr_catalog a = {.entries = here, .entry_count = 7}, b = {.entries = there, .entry_count = 7};

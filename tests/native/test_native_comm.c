@@ -494,12 +494,12 @@ static const contradiction contradictions[] = {
     {"rank 1 asks for the largest value", other_kind},
     {"rank 1 broadcasts 1 bytes from rank 1", other_root},
     {"rank 1 broadcasts 2 bytes from rank 0", other_size},
-    {"rank 1 gathers 2 bytes to all of other sizes", other_order},
+    {"rank 1 gathers 2 bytes on all ranks with different sizes", other_order},
     {"rank 0 sends 0 messages of 0 bytes to rank 1, which expects 1 of 1 bytes", not_sent},
     {"rank 1 sends 1 messages of 1 bytes to rank 0, which expects 0 of 0 bytes", not_received},
-    {"which expects 2 of 3 bytes of other sizes each", swapped},
-    {"rank 1: comm: message 0 is with rank", no_such_peer},
-    {"is to broadcast, but there are ranks 0 to", no_such_root},
+    {"which expects 2 of 3 bytes with different sizes", swapped},
+    {"rank 1: comm: message 0 is for rank", no_such_peer},
+    {"cannot broadcast: there are only ranks 0 to", no_such_root},
 };
 
 /* Everybody is told the same, and nobody's next call waits. */

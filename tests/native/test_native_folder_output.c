@@ -104,7 +104,7 @@ static void test_native_folder_output__what_is_no_file_is_never_replaced(void **
     tsr_error err = {0};
     assert_int_equal(mkfifo(scratch_path("pipe"), 0600), 0);
     assert_int_equal(save(NULL, scratch_path("pipe"), true, NULL, 0, 'n', &err), TSR_E_USAGE);
-    assert_non_null(strstr(err.message, "neither a file nor a folder"));
+    assert_non_null(strstr(err.message, "neither a file nor a directory"));
     assert_string_equal(scratch_list(""), "pipe");
     assert_int_equal(unlink(scratch_path("pipe")), 0);
 }

@@ -264,27 +264,27 @@ static void test_optim_fqn_keyed__what_is_refused(void **state)
          TSR_E_FORMAT, "two different values have the flat name 'state.w.x.y': "},
         {try_flatten, OPTIM("", GROUP(S("w"), ",[" S("lr") ",{\"i\":1}]") "," GROUP(S("w"), ",[" S("lr") ",{\"i\":2}]")),
          TSR_E_FORMAT, "'param_groups.w.lr'"},
-        {try_unflatten, "{\"D\":[[" S("epoch") ",{\"i\":1}]]}", TSR_E_FORMAT, "'epoch' is no key"},
+        {try_unflatten, "{\"D\":[[" S("epoch") ",{\"i\":1}]]}", TSR_E_FORMAT, "'epoch' is not a key"},
         {try_unflatten, "{\"D\":[[{\"i\":3},{\"i\":1}]]}", TSR_E_FORMAT, "(not a string)"},
-        {try_unflatten, "{\"D\":[[" S("state.w.step") ",{\"i\":1}]]}", TSR_E_FORMAT, "belongs to no parameter"},
-        {try_unflatten, "{\"D\":[[" S("param_groups.lr") ",{\"i\":1}]]}", TSR_E_FORMAT, "belongs to no parameter"},
+        {try_unflatten, "{\"D\":[[" S("state.w.step") ",{\"i\":1}]]}", TSR_E_FORMAT, "does not belong to a parameter"},
+        {try_unflatten, "{\"D\":[[" S("param_groups.lr") ",{\"i\":1}]]}", TSR_E_FORMAT, "does not belong to a parameter"},
         {try_unflatten,
          "{\"D\":[[" S("state.w.a") ",{\"i\":1}],[" S("state.w.a.b") ",{\"i\":1}],[" S("param_groups.w.lr") ",{\"i\":1}]]}",
-         TSR_E_FORMAT, "once as a value and once as a dict"},
+         TSR_E_FORMAT, "both as a value and as a dict"},
         {try_unflatten,
          "{\"D\":[[" S("state.w.a.b") ",{\"i\":1}],[" S("state.w.a") ",{\"i\":1}],[" S("param_groups.w.lr") ",{\"i\":1}]]}",
-         TSR_E_FORMAT, "'state.w.a' is there twice"},
+         TSR_E_FORMAT, "'state.w.a' occurs twice"},
         {try_unflatten_listed, "{\"D\":[[" S("param_groups.a.lr") ",{\"i\":1}],[" S("param_groups.b.lr") ",{\"i\":2}]]}",
-         TSR_E_FORMAT, "'a' and 'b' are in one group, but differ in 'lr': "},
+         TSR_E_FORMAT, "'a' and 'b' are in the same group, but differ in 'lr': "},
         {try_unflatten_listed, "{\"D\":[[" S("param_groups.a.lr") ",{\"i\":1}]]}", TSR_E_FORMAT,
          "'b' of the listed groups has no param_groups key"},
         {try_unflatten_listed,
          "{\"D\":[[" S("param_groups.a.lr") ",{\"i\":1}],[" S("param_groups.b.lr") ",{\"i\":1}],[" S(
              "param_groups.c.lr") ",{\"i\":1}]]}",
-         TSR_E_FORMAT, "'c' is in none"},
+         TSR_E_FORMAT, "'c' is not in any"},
         {try_to_id, OPTIM("[" S("w") ",{\"D\":[]}]", GROUP("", "")), TSR_E_FORMAT,
-         "state for 'w', which no param group lists"},
-        {try_to_id, OPTIM("", GROUP(S("w") "," S("w"), "")), TSR_E_FORMAT, "'w' is in two places"},
+         "state for 'w', which is not in any param group"},
+        {try_to_id, OPTIM("", GROUP(S("w") "," S("w"), "")), TSR_E_FORMAT, "'w' occurs twice"},
         {try_merge, OPTIM("[" S("w") ",{\"D\":[]}]", GROUP(S("w"), "")), TSR_E_FORMAT, "two optimizers have state for 'w'"},
     };
     golden g = golden_open("optim.json");
@@ -320,7 +320,7 @@ static void test_optim_fqn_keyed__A9_options_come_in_any_order(void **state)
     const tsr_value *out;
     tsr_error err = {0};
     assert_int_equal(try_unflatten_listed(&g, golden_value(&g, golden_parse(&g, less)), &out, &err), TSR_E_FORMAT);
-    assert_non_null(strstr(err.message, "'a' and 'b' are in one group, but only one of them has 'eps'"));
+    assert_non_null(strstr(err.message, "'a' and 'b' are in the same group, but only one of them has 'eps'"));
     assert_int_equal(try_unflatten(&g, golden_value(&g, golden_parse(&g, less)), &out, &err), TSR_OK);
     assert_int_equal(tsr_value_get(out, TSR_STR("param_groups"))->count, 2);
     golden_close(&g);

@@ -71,7 +71,7 @@ static void check_loads(golden *g, const cJSON *one, const cJSON *ranks, uint32_
     for (const cJSON *want = ranks->child; want; want = want->next, rank++) {
         tsr_fsdp_context context = context_of(g);
         tsr_error err = {0};
-        if (tsr_fsdp_shard(&flat, full, world, rank, &context, &out, &err) != TSR_OK)
+        if (tsr_fsdp_shard(&flat, full, (tsr_fsdp_rank){world, rank}, &context, &out, &err) != TSR_OK)
             fail_msg("%s, rank %u of %u: %s", one->string, rank, world, err.message);
         if (!golden_same(g, out, want, false)) fail_msg("%s: rank %u of %u differs", one->string, rank, world);
     }
@@ -188,12 +188,12 @@ static void test_optim_fsdp__B3_hybrid_strategies_in_other_worlds(void **state)
     const tsr_value *full = golden_value(&g, golden_get(one, "full")), *out;
     tsr_error err = {0};
     for (uint32_t rank = 0; rank < 6; rank++) {
-        assert_int_equal(tsr_fsdp_shard(&flat, full, 6, rank, &context, &out, NULL), TSR_OK);
+        assert_int_equal(tsr_fsdp_shard(&flat, full, (tsr_fsdp_rank){6, rank}, &context, &out, NULL), TSR_OK);
         /* the document's replicas are ranks 0, 2 and 1, 3 */
         assert_true(golden_same(&g, out, cJSON_GetArrayItem(golden_get(one, "loaded"), rank % 2 ? 2 : 0), false));
     }
-    assert_int_equal(tsr_fsdp_shard(&flat, full, 5, 0, &context, &out, &err), TSR_E_USAGE);
-    assert_string_equal(err.message, "flat params: 5 ranks are no whole number of replicas of 2 ranks");
+    assert_int_equal(tsr_fsdp_shard(&flat, full, (tsr_fsdp_rank){5, 0}, &context, &out, &err), TSR_E_USAGE);
+    assert_string_equal(err.message, "flat params: 5 ranks cannot be divided into replicas of 2 ranks");
     golden_close(&g);
 }
 
@@ -237,19 +237,20 @@ static void test_optim_fsdp__B2_B8_what_ranks_may_not_say(void **state)
         {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM("", ID0),
          "rank 1 has no state for '_flat_param', which rank 0 has"},
         {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM(OF(ID0, P("m", T("float32", "[3]", "[1,2,3]"))), ID0),
-         "'m' of '_flat_param' on rank 1 has 3 elements, expected 4"},
+         "'m' of '_flat_param' on rank 1 has 3 elements; expected 4"},
         {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM(OF(ID0, P("m", T("bfloat16", "[4]", "[1,2,3,4]"))), ID0),
          "is bfloat16 on rank 1, but float32"},
         {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM(OF(ID0, P("n", FOUR)), ID0), "rank 1 has no tensor 'm'"},
         {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), "{\"D\":[]}", "rank 1"},
-        {ONE_FLAT, OPTIM("", "{\"i\":1}"), OPTIM("", "{\"i\":1}"), "lists a parameter that the description does not"},
+        {ONE_FLAT, OPTIM("", "{\"i\":1}"), OPTIM("", "{\"i\":1}"),
+         "lists a parameter that is not in the flat-params document"},
         {ORIGINALS, OPTIM(OF(ID0, P("m", T("float32", "[2]", "[1,2]"))), ID0), OPTIM("", ID0),
-         "'m' of 'a' on rank 0 has 2 elements, expected 3"},
+         "'m' of 'a' on rank 0 has 2 elements; expected 3"},
         {ORIGINALS, OPTIM(OF("{\"i\":1}", P("m", T("float32", "[1]", "[1]"))), ID0), OPTIM("", ID0),
          "rank 1 has no tensor 'm' for 'b', of which it holds 3 elements"},
         {ORIGINALS, OPTIM(OF("{\"i\":1}", P("m", T("float32", "[1]", "[1]")) "," P("k", "{\"i\":1}")), ID0),
          OPTIM(OF("{\"i\":1}", P("m", T("float32", "[3]", "[1,2,3]")) "," P("k", "{\"i\":2}")), ID0),
-         "'k' of 'b' has another value on rank 1 (2) than on the ranks before it (1)"},
+         "'k' of 'b' has a different value on rank 1 (2) than on the ranks before it (1)"},
     };
     golden g = golden_open("fsdp_optim.json");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -267,7 +268,7 @@ static tsr_status shard_one(golden *g, const char *flat_text, const char *full_t
     tsr_flat_params flat;
     assert_int_equal(tsr_flat_params_parse(tsr_str_from(flat_text), &g->host, g->arena, &flat, err), TSR_OK);
     tsr_fsdp_context context = context_of(g);
-    return tsr_fsdp_shard(&flat, golden_value(g, golden_parse(g, full_text)), 2, 1, &context, out, err);
+    return tsr_fsdp_shard(&flat, golden_value(g, golden_parse(g, full_text)), (tsr_fsdp_rank){2, 1}, &context, out, err);
 }
 
 #define A_STATE   T("float32", "[3]", "[1,2,3]")
@@ -281,11 +282,12 @@ static void test_optim_fsdp__B3_what_originals_may_not_say(void **state)
     static const struct {
         const char *flat, *full, *message;
     } rows[] = {
-        {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("n", B_STATE)), AB), "states of different names"},
+        {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("n", B_STATE)), AB),
+         "their states have different names"},
         {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", T("float64", "[2,2]", "[4,5,6,7]"))), AB),
          "(a float32 tensor [3], a float64 tensor [2, 2])"},
         {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", T("float32", "[4]", "[4,5,6,7]"))), AB),
-         "has not the shape of its parameter: [4] and [2, 2]"},
+         "does not have the shape of its parameter: [4] and [2, 2]"},
         {ONE_FLAT, OPTIM(OF(S("a"), P("m", A_STATE)) "," OF(S("b"), P("m", "{\"i\":1}")), AB), "differ"},
         {ONE_FLAT, OPTIM(OF(S("a"), P("k", SCALAR("1"))) "," OF(S("b"), P("k", SCALAR("2"))), AB), "differ"},
         {ONE_FLAT, OPTIM(OF(S("a"), P("k", "{\"i\":1}")) "," OF(S("b"), P("k", "{\"i\":2}")), AB),
@@ -293,7 +295,8 @@ static void test_optim_fsdp__B3_what_originals_may_not_say(void **state)
         {ONE_FLAT, OPTIM(OF(S("a"), P("k", SCALAR("1"))), AB),
          "'a' has a scalar 'k', but 'b' of the same flat parameter has none"},
         {ONE_FLAT, OPTIM("", S("x")), "lists 'x'"},
-        {ORIGINALS, OPTIM(OF(S("b"), P("m", A_STATE)), AB), "has not as many elements as its parameter: [3] and [2, 2]"},
+        {ORIGINALS, OPTIM(OF(S("b"), P("m", A_STATE)), AB),
+         "does not have as many elements as its parameter: [3] and [2, 2]"},
     };
     golden g = golden_open("fsdp_optim.json");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -349,22 +352,22 @@ static void test_optim_fsdp__documents_that_contradict_themselves(void **state)
     static const struct {
         const char *text, *message;
     } rows[] = {
-        {"{\"schema\":\"tessera.flat-params/2\"}", "expected 'tessera.flat-params/1'"},
-        {FLAT("false", "null", "[]"), "no raw_name"},
+        {"{\"schema\":\"tessera.flat-params/2\"}", "expected tessera.flat-params/1"},
+        {FLAT("false", "null", "[]"), "raw_name is missing"},
         {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"shard_groups\":[[0,0]],\"units\":[],\"param_groups\":[]}",
          "list rank 0 twice"},
         {"{\"schema\":\"tessera.flat-params/"
          "1\",\"world_size\":3,\"shard_groups\":[[0,1],[2]],\"units\":[],\"param_groups\":[]}",
-         "have 2 and 1 ranks"},
+         "shard_groups of 2 and 1 ranks"},
         {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":4,\"shard_groups\":[[0,1]],\"units\":[],\"param_groups\":[]}",
-         "hold 2 of 4 ranks"},
+         "list only 2 of 4 ranks"},
         {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"use_orig_params\":true,\"units\":[{\"fsdp_module\":\"\","
          "\"params\":[],\"numels_with_padding\":[],\"is_padding_mask\":[],\"sharding_strategy\":\"HYBRID_SHARD\"}],"
          "\"param_groups\":[]}",
-         "HYBRID_SHARD at units[0], but no shard_groups"},
+         "HYBRID_SHARD at units[0] needs shard_groups"},
         {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":0,\"units\":[],\"param_groups\":[]}", "world_size is 0"},
         {"{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"files\":[\"a\"],\"units\":[],\"param_groups\":[]}",
-         "1 files for 2 ranks"},
+         "1 files are listed for 2 ranks"},
         {"{\"schema\":\"tessera.flat-params/"
          "1\",\"world_size\":1,\"units\":[{\"fsdp_module\":\"\",\"raw_name\":\"f\",\"params\":[{\"fqn\":\"a\",\"shape\":[3]}"
          "],"
@@ -374,11 +377,11 @@ static void test_optim_fsdp__documents_that_contradict_themselves(void **state)
          "1\",\"world_size\":1,\"units\":[{\"fsdp_module\":\"\",\"raw_name\":\"f\",\"params\":[{\"fqn\":\"a\",\"shape\":[3]}"
          "],"
          "\"numels_with_padding\":[3,1],\"is_padding_mask\":[false]}],\"param_groups\":[]}",
-         "do not go together"},
+         "do not match"},
         {"{\"schema\":\"tessera.flat-params/"
          "1\",\"world_size\":1,\"units\":[{\"fsdp_module\":\"\",\"raw_name\":\"f\",\"params\":[],"
          "\"numels_with_padding\":[3],\"is_padding_mask\":[false]}],\"param_groups\":[]}",
-         "more numels than the 0 params"},
+         "numels_with_padding has more entries than the 0 params"},
     };
     golden g = golden_open("fsdp_optim.json");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -493,7 +496,7 @@ static void test_optim_fsdp__pieces_of_sources_in_several_chunks(void **state)
     tsr_error err = {0};
     assert_int_equal(tsr_pieces_start(&p, &g.host, g.arena, TSR_STR("x"), TSR_INT16, 2, shape, NULL), TSR_OK);
     assert_int_equal(tsr_pieces_add(&p, &source, 0, 30, &err), TSR_E_FORMAT);
-    assert_string_equal(err.message, "optim: element 25 of '' is in none of its chunks");
+    assert_string_equal(err.message, "optim: element 25 of '' is not covered by any chunk");
     tsr_pieces_drop(&p);
     golden_close(&g);
 }

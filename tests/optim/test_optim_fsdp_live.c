@@ -251,10 +251,10 @@ static void test_optim_fsdp_live__B2_B8_B10_errors_are_the_same_on_all_ranks(voi
         {FLAT, OPTIM(OF("0", P("m", T("float32", "[4]", "[1,2,3,4]"))), "{\"i\":0}"), OPTIM("", "{\"i\":0}"),
          "optim: rank 1 has no state for 'f', which rank 0 has"},
         {FLAT, OPTIM(OF("0", P("m", T("float32", "[4]", "[1,2,3,4]"))), "{\"i\":0}"),
-         OPTIM(OF("0", P("m", T("float32", "[3]", "[1,2,3]"))), "{\"i\":0}"), "on rank 1 has 3 elements, expected 4"},
+         OPTIM(OF("0", P("m", T("float32", "[3]", "[1,2,3]"))), "{\"i\":0}"), "on rank 1 has 3 elements; expected 4"},
         {ORIGINALS, OPTIM(OF("1", P("m", T("float32", "[1]", "[1]")) "," P("k", T("float32", "[]", "[1]"))), "{\"i\":0}"),
          OPTIM(OF("1", P("m", T("float32", "[3]", "[1,2,3]")) "," P("k", T("float32", "[]", "[2]"))), "{\"i\":0}"),
-         "'k' of 'b' has another value on rank 1"},
+         "'k' of 'b' has a different value on rank 1"},
         {ORIGINALS, OPTIM(OF("1", P("m", T("float32", "[1]", "[1]"))), "{\"i\":0}"),
          OPTIM(OF("1", P("m", T("bfloat16", "[3]", "[1,2,3]"))), "{\"i\":0}"), "is bfloat16 on rank 1"},
     };
@@ -299,7 +299,7 @@ static void test_optim_fsdp_live__a_wrong_number_of_ranks(void **state)
     describe(&s, golden_parse(&s.g, FLAT));
     for (uint32_t r = 0; r < 3; r++) s.trees[r] = golden_value(&s.g, golden_parse(&s.g, OPTIM("", "{\"i\":0}")));
     run(&s, 3);
-    expect_everywhere(&s, 3, TSR_E_USAGE, "3 ranks meet for state of 2 ranks");
+    expect_everywhere(&s, 3, TSR_E_USAGE, "3 ranks take part, but the state is of 2 ranks");
     forget(&s);
     golden_close(&s.g);
 }

@@ -89,7 +89,7 @@ static tsr_status names(run *r)
     if (!found || !raws) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) raws[i] = items[i].raw;
     TRY(tsr_fqn_from_text(raws, count, r->host.allocator, r->arena, found, &r->err));
-    return tsr_fqn_collisions(found, count, r->host.allocator, r->arena, &collisions, &collision_count, &r->err);
+    return tsr_fqn_collisions(found, count, r->arena, &collisions, &collision_count, &r->err);
 }
 
 static tsr_status forms(run *r)
@@ -128,7 +128,7 @@ static tsr_status flat_parameters(run *r)
                     *flat_state = key ? tsr_value_items(r->arena, TSR_VALUE_DICT, pair, 2, &r->err) : NULL;
     if (!flat_state) return TSR_E_NOMEM;
     TRY(tsr_fsdp_nest_state(&flat, flat_state, &r->host, r->arena, &out, &r->err));
-    return tsr_fsdp_shard(&flat, r->m->full, 3, 1, &context, &out, &r->err);
+    return tsr_fsdp_shard(&flat, r->m->full, (tsr_fsdp_rank){3, 1}, &context, &out, &r->err);
 }
 
 static const void *zeros(void *ctx, const tsr_entry *entry)

@@ -163,7 +163,7 @@ static void test_optim_state_rules__E4_what_is_refused(void **state)
          TSR_E_FORMAT,
          "has 2 dimensions, but the slice of 'w' has 1"},
         {"model", {TSR_STR("w"), 2, NULL, shape, NULL}, {0, 1, true}, TSR_E_FORMAT, "does not name a parameter"},
-        {"optim", {TSR_STR("w"), 2, NULL, shape, NULL}, {2, 2, true}, TSR_E_USAGE, "rank 2 of 2"},
+        {"optim", {TSR_STR("w"), 2, NULL, shape, NULL}, {2, 2, true}, TSR_E_USAGE, "rank 2 is not one of the 2 ranks"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         tsr_error err = {0};
@@ -275,7 +275,14 @@ static tsr_state_options options_of(const cJSON *bits)
     bool b[7];
     size_t at = 0;
     for (const cJSON *i = bits->child; i; i = i->next) b[at++] = cJSON_IsTrue(i);
-    return (tsr_state_options){b[0], b[1], b[2], b[3], b[4], b[5], b[6]};
+    return (tsr_state_options){.size = sizeof(tsr_state_options),
+                               .full_state_dict = b[0],
+                               .cpu_offload = b[1],
+                               .ignore_frozen_params = b[2],
+                               .keep_submodule_prefixes = b[3],
+                               .strict = b[4],
+                               .broadcast_from_rank0 = b[5],
+                               .flatten_optimizer_state_dict = b[6]};
 }
 
 static void test_optim_state_rules__A4_A5_all_options(void **state)

@@ -1,3 +1,3 @@
-/* core/convert/work.c with units that are small enough for a test to have many. */
+/* core/work/work.c with units that are small enough for a test to have many. */
 #define TSR_UNIT_BYTES ((uint64_t)2048)
-#include "convert/work.c"
+#include "work/work.c"

@@ -1,3 +1,3 @@
-/* core/convert/work_run.c that notes what it did after every other unit. */
+/* core/work/work_run.c that notes what it did after every other unit. */
 #define TSR_BATCH_UNITS 2u
-#include "convert/work_run.c"
+#include "work/work_run.c"

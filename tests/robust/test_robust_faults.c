@@ -17,8 +17,8 @@
 #include "tessera/check.h"
 #include "tessera/compare.h"
 #include "tessera/diff.h"
-#include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
+#include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/validate.h"
 
@@ -74,8 +74,8 @@ static bool note_values(outcome *out, tsr_checkpoint *checkpoint, const tsr_entr
     memset(&difference, 0, sizeof difference);
     if (!note_status(out, tsr_tensor_digest(checkpoint, entry, TSR_DIGEST_XXH3, ring, &digest, &errs[0]), &errs[0])) return false;
     if (!note_status(out, tsr_tensor_stats(checkpoint, entry, ring, &stats, &errs[1]), &errs[1])) return false;
-    tsr_status status = tsr_compare_tensors(checkpoint, entry, checkpoint, entry, &(tsr_tolerance){.exact = true}, ring,
-                                            &difference, &errs[2]);
+    tsr_status status = tsr_compare_tensors((tsr_stored_tensor){checkpoint, entry}, (tsr_stored_tensor){checkpoint, entry},
+                                            &(tsr_tolerance){.exact = true}, ring, &difference, &errs[2]);
     if (!note_status(out, status, &errs[2])) return false;
     if (errs[0].status == TSR_OK) note(out, digest.bytes, digest.size);
     if (errs[1].status == TSR_OK) note(out, &stats.count, sizeof stats.count);

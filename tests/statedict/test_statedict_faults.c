@@ -323,7 +323,7 @@ static tsr_status run_alone(void *arg, tsr_comm *comm, tsr_error *err)
     bool same = true;
     switch (row) {
     case 1: TRY(tsr_state_dict_iterate(from, &how, out, err)); break;
-    case 3: TRY(tsr_state_dict_offload(from, comm, NULL, 0, false, out, err)); break;
+    case 3: TRY(tsr_state_dict_offload(from, comm, NULL, out, err)); break;
     case 4: TRY(tsr_state_dict_copy(from, to, false, out, err)); break;
     case 5: TRY(tsr_state_dict_create(from, NULL, out, err)); break;
     case 6: TRY(tsr_state_dict_similar(from, to, &host, &same, NULL, err)); break;

@@ -137,7 +137,7 @@ static tsr_status first_case(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_model_optimizer optimizer = {.algorithm = algorithm_of(f->test), .groups = &group, .group_count = 1, .memory = home};
     tsr_model_optimizer *list[1] = {&optimizer};
     optimizer.default_dtype = live_is(f->test, "default", "float64") ? TSR_FLOAT64 : TSR_DTYPE_NONE;
-    TRY(tsr_get_optimizer_state_dict(&model, list, 1, comm, NULL, out, err));
+    TRY(tsr_get_optimizer_state_dict(&model, (tsr_optimizers){list, 1}, &(tsr_state_call){.comm = comm}, out, err));
     const cJSON *want = live_get(f->param, "state");
     tsr_status status = TSR_OK;
     if (cJSON_GetArraySize(want) == 0) status = param.state ? tsr_raise(err, TSR_E_FORMAT, 0, "there is a state") : TSR_OK;

@@ -37,12 +37,16 @@ static tsr_status get_one(live_units *u, const char *gets, const tsr_state_optio
     tsr_module_ref b = TSR_NO_MODULE;
     tsr_named_module *named;
     size_t count;
-    if (gets[0] == 'o') return tsr_get_optimizer_state_dict(&u->model, u->at, u->count, comm, options, u->out, err);
+    if (gets[0] == 'o') return tsr_get_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count},
+                                                            &(tsr_state_call){.comm = comm, .options = options}, u->out,
+                                                            err);
     TRY(tsr_fqn_named_modules(u->w.modules, &u->w.host, u->w.arena, &named, &count, err));
     for (size_t i = 0; i < count; i++)
         if (tsr_str_equal(named[i].raw, TSR_STR("b")) || tsr_str_ends(named[i].raw, TSR_STR("_fsdp_wrapped_module.b")))
             b = named[i].module;
-    return tsr_get_model_state_dict(&u->model, comm, &b, submodules ? 1 : 0, options, u->out, err);
+    return tsr_get_model_state_dict(&u->model,
+                                    &(tsr_state_call){.comm = comm, .options = options, .submodules = &b, .submodule_count = submodules ? 1 : 0},
+                                    u->out, err);
 }
 
 /* PyTorch on the CPU returns views of one buffer, all equal to the last state that was gathered, with cpu_offload and
@@ -125,11 +129,15 @@ static bool strict(const job *j)
 
 /* Whether this must refuse. PyTorch does so in other cases, too, which work here: keys that are missing laxly, tied
  * parameters in a broadcast, wrappers around units, optimizers of compiled models. And with use_orig_params it takes a
- * missing key for the parameter's own slice. */
+ * missing key for the parameter's own slice. What only other ranks hold is dropped by a broadcast of flat state there, and
+ * refused here: ranks of these cases hold different keys. */
 static bool must_refuse(const job *j)
 {
+    const cJSON *options = live_get(j->set, "options");
+    const bool flat = cJSON_GetObjectItem(options, "flatten_optimizer_state_dict");
     const cJSON *how = live_get(j->test, "case"); /* a flat parameter's step is needed of all its originals */
     const bool scalars = !cJSON_GetObjectItem(how, "orig") && !cJSON_GetObjectItem(how, "two");
+    if (cJSON_GetObjectItem(how, "apart") && flat && cJSON_GetObjectItem(options, "broadcast_from_rank0")) return strict(j);
     if (cJSON_GetObjectItem(how, "apart")) return refused(j);
     if (cJSON_GetObjectItem(j->set, "misshape")) return true;
     if (cJSON_GetObjectItem(j->set, "add")) return strict(j);
@@ -188,8 +196,11 @@ static tsr_status set_one(live_units *u, const job *j, const tsr_state_options *
 {
     const tsr_value *state = given_state(u, j, options);
     if (live_is(j->set, "what", "model"))
-        return tsr_set_model_state_dict(&u->model, state, comm, options, &u->w.host, u->w.arena, keys, err);
-    return tsr_set_optimizer_state_dict(&u->model, u->at, u->count, state, comm, options, &u->w.host, err);
+        return tsr_set_model_state_dict(&u->model, state,
+                                        &(tsr_state_call){.comm = comm, .options = options, .host = &u->w.host, .arena = u->w.arena, .unmatched = keys},
+                                        err);
+    return tsr_set_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count}, state,
+                                        &(tsr_state_call){.comm = comm, .options = options, .host = &u->w.host}, err);
 }
 
 static tsr_status compare(live_units *u, const job *j, const tsr_state_options *options, const tsr_unmatched_keys *keys,
@@ -285,20 +296,55 @@ static tsr_status lacks_one(live_units *u, tsr_comm *comm, tsr_error *err)
         NEED(gone.size);
         snprintf(text, sizeof text, "has no '%.*s', which the optimizer holds", TSR_STR_ARG(gone));
         const tsr_status status =
-            tsr_set_optimizer_state_dict(&u->model, u->at, u->count, given, comm, &options, &u->w.host, &own);
+            tsr_set_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count}, given,
+                                         &(tsr_state_call){.comm = comm, .options = &options, .host = &u->w.host}, &own);
         if (status != TSR_E_NOT_FOUND || !strstr(own.message, text))
             return tsr_raise(err, TSR_E_FORMAT, 0, "without '%.*s': %s", TSR_STR_ARG(gone), own.message);
         TRY(live_units_same(u, before, err));
     }
     const tsr_value *all = tsr_state_dict_root(u->out);
-    return tsr_set_optimizer_state_dict(&u->model, u->at, u->count, all, comm, &options, &u->w.host, err);
+    return tsr_set_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count}, all,
+                                        &(tsr_state_call){.comm = comm, .options = &options, .host = &u->w.host}, err);
+}
+
+/* The state of a parameter that has one. */
+static const tsr_value **some_state(live_units *u)
+{
+    tsr_model_group *group = &u->at[0]->groups[0];
+    size_t p = 0;
+    while (p + 1 < group->count && !group->params[p].state) p++;
+    return &group->params[p].state;
+}
+
+/* Rank 0 broadcasts flat state; the last rank's optimizer has one more option, or one more state. */
+static tsr_status lacks_others(live_units *u, bool option, tsr_comm *comm, tsr_error *err)
+{
+    tsr_state_options options = tsr_state_options_default();
+    const tsr_value **more = option ? &u->at[0]->groups[0].options : some_state(u), *before = *more;
+    tsr_error own = {0};
+    options.flatten_optimizer_state_dict = options.full_state_dict = true;
+    TRY(get_one(u, "optimizer_gets", &options, NULL, comm, err));
+    options.broadcast_from_rank0 = true;
+    const char *text = option ? ".mine': it must have every option of the optimizer's param groups"
+                              : ".mine', which the optimizer holds; to load anyway, pass strict = false";
+    if (comm->rank + 1 == comm->size) *more = with(u, *more, "mine");
+    const tsr_value *all = comm->rank ? NULL : tsr_state_dict_root(u->out), *given = *more;
+    const tsr_status status =
+        tsr_set_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count}, all,
+                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &u->w.host}, &own);
+    NEED(status == TSR_E_NOT_FOUND && *more == given);
+    if (!strstr(own.message, text)) return tsr_raise(err, TSR_E_FORMAT, 0, "not '%s': %s", text, own.message);
+    *more = before;
+    return TSR_OK;
 }
 
 static tsr_status run_lacking(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_units u;
     TRY(live_units_open(&u, arg, comm, false, err));
-    const tsr_status status = lacks_one(&u, comm, err);
+    tsr_status status = lacks_one(&u, comm, err);
+    for (int option = 0; option < 2 && status == TSR_OK && comm->size > 1; option++)
+        status = lacks_others(&u, option, comm, err);
     live_units_close(&u);
     if (status != TSR_OK) tsr_error_context(err, "%s", ((const cJSON *)arg)->string);
     return status;
@@ -412,9 +458,12 @@ static tsr_status fail_in_extension(live_units *u, tsr_comm *comm, tsr_state_dic
     const tsr_value *state = tsr_state_dict_root(u->out);
     const tsr_host *host = &u->w.host;
     tsr_error get_error = {0}, set_error = {0};
-    const tsr_status got = tsr_get_optimizer_state_dict(&u->model, u->at, u->count, comm, &options, broken, &get_error);
+    const tsr_status got = tsr_get_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count},
+                                                        &(tsr_state_call){.comm = comm, .options = &options}, broken,
+                                                        &get_error);
     const tsr_status set =
-        tsr_set_optimizer_state_dict(&u->model, u->at, u->count, state, comm, &options, host, &set_error);
+        tsr_set_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count}, state,
+                                     &(tsr_state_call){.comm = comm, .options = &options, .host = host}, &set_error);
     NEED(got == TSR_E_IO && strstr(get_error.message, "rank 1: nothing of"));
     NEED(set == TSR_E_IO && strstr(set_error.message, "rank 1: nothing of"));
     return TSR_OK;
@@ -434,7 +483,8 @@ static tsr_status extend(live_units *u, const job *j, tsr_comm *comm, tsr_error 
     NEED(found > 0 && found == c.chunked && c.gathered == 0);
     const tsr_value *state = tsr_state_dict_root(u->out);
     if (!j->on_device) state = live_changed(u, state, NULL);
-    TRY(tsr_set_optimizer_state_dict(&u->model, u->at, u->count, state, comm, &options, &u->w.host, err));
+    TRY(tsr_set_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count}, state,
+                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &u->w.host}, err));
     NEED(c.gathered == found);
     c.fail_on = 1;
     TRY(fail_in_extension(u, comm, passing, err));
@@ -483,24 +533,30 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
         live_value(u.memory, live_get(cJSON_GetArrayItem(live_get(u.w.record, "gets"), 1), "out"), comm->rank, NULL);
     options.full_state_dict = true;
     u.model.fsdp = NULL;
-    const tsr_status none = tsr_get_model_state_dict(&u.model, comm, NULL, 0, &options, u.out, &told[0]);
+    const tsr_status none = tsr_get_model_state_dict(&u.model, &(tsr_state_call){.comm = comm, .options = &options}, u.out,
+                                                     &told[0]);
     u.model.fsdp = &u.w.tree;
     tsr_tensor *pos = NULL;
     for (size_t i = 0; i < u.model.tensor_count; i++)
         if (tsr_str_equal(u.model.tensors[i].of->name, TSR_STR("pos"))) pos = u.model.tensors[i].tensor;
     NEED(pos);
     pos->meta = comm->rank == 1;
-    const tsr_status meta = tsr_set_model_state_dict(&u.model, state, comm, &options, &u.w.host, u.w.arena, NULL, &told[1]);
+    const tsr_status meta = tsr_set_model_state_dict(&u.model, state,
+                                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &u.w.host, .arena = u.w.arena},
+                                                     &told[1]);
     pos->meta = false;
     options.full_state_dict = comm->rank == 1;
-    const tsr_status differ = tsr_get_optimizer_state_dict(&u.model, u.at, u.count, comm, &options, u.out, &told[2]);
+    const tsr_status differ = tsr_get_optimizer_state_dict(&u.model, (tsr_optimizers){u.at, u.count},
+                                                           &(tsr_state_call){.comm = comm, .options = &options}, u.out,
+                                                           &told[2]);
     options.full_state_dict = false;
     const tsr_status counts =
-        tsr_get_optimizer_state_dict(&u.model, u.at, u.count - (comm->rank == 1), comm, &options, u.out, &told[3]);
+        tsr_get_optimizer_state_dict(&u.model, (tsr_optimizers){u.at, u.count - (comm->rank == 1)},
+                                     &(tsr_state_call){.comm = comm, .options = &options}, u.out, &told[3]);
     const tsr_status same = fsdp_world_same(&u.w, live_get(u.w.record, "slices"), live_get(u.w.record, "plain"), err);
     live_units_close(&u);
     NEED(none == TSR_E_USAGE &&
-         strstr(told[0].message, "rank 0: unit '' has a flat parameter, but no slice was given for it"));
+         strstr(told[0].message, "rank 0: unit '' has a flat parameter, but no slice was passed for it"));
     NEED(meta == TSR_E_UNSUPPORTED && strstr(told[1].message, "rank 1: 'pos' is meta, which tensors beside FSDP1's units"));
     NEED(differ == TSR_E_USAGE && strstr(told[2].message, "get_optimizer_state_dict: options: rank 1 differs from rank 0"));
     NEED(counts == TSR_E_USAGE && strstr(told[3].message, "get_optimizer_state_dict: options: rank 1 differs from rank 0"));

@@ -223,7 +223,7 @@ static void test_statedict_fsdp_load__C2_ranks_that_differ_are_named(void **stat
 static tsr_status bad_trees(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const job *j = arg;
-    static const char *const messages[] = {"no slice was given", "which is no unit", "no tensor was given for",
+    static const char *const messages[] = {"no slice was passed", "which is not a unit", "no tensor was passed for",
                                            "mesh is not"};
     const uint64_t shape = comm->size + 1;
     const tsr_mesh mesh = {1, &shape, &TSR_STR("shard")};

@@ -123,11 +123,14 @@ static tsr_status get_one(live_units *u, const job *j, const tsr_state_options *
     tsr_named_module *named;
     size_t count;
     if (is_optimizer(j))
-        return tsr_get_optimizer_state_dict(&u->model, u->at, u->count, u->w.comm, options, u->out, err);
+        return tsr_get_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count},
+                                            &(tsr_state_call){.comm = u->w.comm, .options = options}, u->out, err);
     TRY(tsr_fqn_named_modules(u->w.modules, &u->w.host, u->w.arena, &named, &count, err));
     for (size_t i = 0; i < count; i++)
         if (tsr_str_ends(named[i].raw, TSR_STR("_fsdp_wrapped_module.b"))) b = named[i].module;
-    return tsr_get_model_state_dict(&u->model, u->w.comm, &b, submodules ? 1 : 0, options, u->out, err);
+    return tsr_get_model_state_dict(&u->model,
+                                    &(tsr_state_call){.comm = u->w.comm, .options = options, .submodules = &b, .submodule_count = submodules ? 1 : 0},
+                                    u->out, err);
 }
 
 static const cJSON *record_of(const job *j, const live_units *u)
@@ -194,8 +197,12 @@ static tsr_status set_state(live_units *u, const job *j, const tsr_value *state,
 {
     const tsr_host *host = &u->w.host;
     if (is_optimizer(j))
-        return tsr_set_optimizer_state_dict(&u->model, u->at, u->count, state, u->w.comm, &j->options, host, err);
-    return tsr_set_model_state_dict(&u->model, state, u->w.comm, &j->options, host, u->w.arena, NULL, err);
+        return tsr_set_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count}, state,
+                                            &(tsr_state_call){.comm = u->w.comm, .options = &j->options, .host = host},
+                                            err);
+    return tsr_set_model_state_dict(&u->model, state,
+                                    &(tsr_state_call){.comm = u->w.comm, .options = &j->options, .host = host, .arena = u->w.arena},
+                                    err);
 }
 
 /* What a broadcast makes of ranks that had values of their own: those of rank 0, wherever no dim of the mesh cuts. */
@@ -314,10 +321,9 @@ static void test_statedict_fsdp_tp__B13_set_model_as_pytorch(void **state)
 /* Descriptions that do not fit, on one rank; and states that are not over the root mesh. */
 static tsr_status refuse_descriptions(live_units *u, const job *j, tsr_error *err)
 {
-    static const char *const messages[] = {"has a root mesh, but not the mesh",
-                                           "must have the dims of its mesh, and one more",
+    static const char *const messages[] = {"has a root mesh, but no mesh", "must have the dims of its mesh, plus one",
                                            "does not put rank 1 of 4 at slice 0",
-                                           "which is not this rank's part of float32 [8, 3]"};
+                                           "which is not this rank's shard of float32 [8, 3]"};
     static const uint64_t other[3] = {2, 1, 2}, wide[2] = {8, 3}, turned[2] = {1, 4};
     const tsr_mesh three = {3, other, NULL}, swapped = {2, turned, NULL}, one = {1, turned, NULL};
     const tsr_fsdp_unit own = u->w.units[1];
@@ -353,7 +359,7 @@ static tsr_status refuse_state(live_units *u, const job *j, tsr_error *err)
     for (size_t i = 0; i < state->count; i += 2)
         if (tsr_str_equal(state->items[i]->text, TSR_STR("a.0.weight"))) ((const tsr_value **)state->items)[i + 1] = value;
     NEED(set_state(u, j, state, &told) == TSR_E_USAGE);
-    NEED(strstr(told.message, "'a.0.weight' is whole in the state; the unit's type wants a DTensor"));
+    NEED(strstr(told.message, "'a.0.weight' is whole in the state, but the unit's state dict type requires a DTensor"));
     return fsdp_world_same(&u->w, live_get(u->w.record, "slices"), live_get(u->w.record, "plain"), err);
 }
 

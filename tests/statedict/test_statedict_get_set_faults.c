@@ -130,12 +130,19 @@ static tsr_status operate(subject *s, const point *p, tsr_comm *comm, const tsr_
                           tsr_arena *arena, tsr_error *err)
 {
     switch (p->operation) {
-    case GET_MODEL: return tsr_get_model_state_dict(s->model, comm, NULL, 0, &p->options, out, err);
-    case GET_OPTIMIZERS: return tsr_get_optimizer_state_dict(s->model, s->optimizers, s->count, comm, &p->options, out, err);
-    case SET_MODEL: return tsr_set_model_state_dict(s->model, state, comm, &p->options, s->host, arena, NULL, err);
+    case GET_MODEL: return tsr_get_model_state_dict(s->model, &(tsr_state_call){.comm = comm, .options = &p->options}, out,
+                                                    err);
+    case GET_OPTIMIZERS: return tsr_get_optimizer_state_dict(s->model, (tsr_optimizers){s->optimizers, s->count},
+                                                             &(tsr_state_call){.comm = comm, .options = &p->options}, out,
+                                                             err);
+    case SET_MODEL: return tsr_set_model_state_dict(s->model, state,
+                                                    &(tsr_state_call){.comm = comm, .options = &p->options, .host = s->host, .arena = arena},
+                                                    err);
     case FROM_RAW:
     case TO_LOAD: return convert(s, p, comm, state, out, err);
-    default: return tsr_set_optimizer_state_dict(s->model, s->optimizers, s->count, state, comm, &p->options, s->host, err);
+    default: return tsr_set_optimizer_state_dict(s->model, (tsr_optimizers){s->optimizers, s->count}, state,
+                                                 &(tsr_state_call){.comm = comm, .options = &p->options, .host = s->host},
+                                                 err);
     }
 }
 

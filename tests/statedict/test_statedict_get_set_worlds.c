@@ -131,7 +131,7 @@ static tsr_status model_both_ways(void *arg, tsr_comm *comm, tsr_error *err)
         options.full_state_dict = ways[i][0];
         options.cpu_offload = ways[i][1];
         TRY(open_world(&w, comm, err));
-        TRY(tsr_get_model_state_dict(&w.model, comm, NULL, 0, &options, w.out, err));
+        TRY(tsr_get_model_state_dict(&w.model, &(tsr_state_call){.comm = comm, .options = &options}, w.out, err));
         const tsr_value *root = tsr_state_dict_root(w.out);
         NEED(root->count == (ways[i][1] && comm->rank ? 0 : 2 * KINDS));
         if (ways[i][0] && root->count) TRY(check_full(&w, comm, err));
@@ -142,7 +142,9 @@ static tsr_status model_both_ways(void *arg, tsr_comm *comm, tsr_error *err)
             const tsr_tensor *whole = tsr_tensor_of(tsr_state_dict_get(w.out, TSR_STR("net.whole")));
             for (int e = 0; e < MOST; e++) ((float *)whole->data)[e] = (float)e;
         }
-        TRY(tsr_set_model_state_dict(&w.model, root, comm, &options, &w.host, w.arena, NULL, err));
+        TRY(tsr_set_model_state_dict(&w.model, root,
+                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &w.host, .arena = w.arena},
+                                     err));
         NEED(is_filled(&w, 0));
         close_world(&w);
     }
@@ -186,7 +188,8 @@ static tsr_status model_from_other_placements(void *arg, tsr_comm *comm, tsr_err
         TRY(tsr_state_dict_new(&w.host, &given, err));
         for (int k = 0; k < KINDS; k++) TRY(put_otherwise(&w, k, (k == 0) != (k == mixed), given, err));
         const tsr_status status =
-            tsr_set_model_state_dict(&w.model, tsr_state_dict_root(given), comm, NULL, &w.host, w.arena, NULL, &told);
+            tsr_set_model_state_dict(&w.model, tsr_state_dict_root(given),
+                                     &(tsr_state_call){.comm = comm, .host = &w.host, .arena = w.arena}, &told);
         tsr_state_dict_free(given);
         const bool right = is_filled(&w, mixed < 0 ? 7 : 0);
         close_world(&w);
@@ -248,16 +251,19 @@ static tsr_status other_algorithm(void *arg, tsr_comm *comm, tsr_error *err)
                         *list[1] = {&optimizer};
     char want[64];
     ctx.optimizer = &optimizer;
-    NEED(tsr_get_optimizer_state_dict(&w.model, list, 1, comm, &options, w.out, &own) == TSR_E_IO);
+    NEED(tsr_get_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1},
+                                      &(tsr_state_call){.comm = comm, .options = &options}, w.out, &own) == TSR_E_IO);
     snprintf(want, sizeof want, "rank %u: no first step", (unsigned)comm->size - 1);
     NEED(strcmp(own.message, want) == 0);
     for (int k = 0; k < KINDS; k++) params[k].state = NULL;
     params[1].has_gradient = true; /* then nothing is done, quietly */
     ctx.fails = false;
-    TRY(tsr_get_optimizer_state_dict(&w.model, list, 1, comm, &options, w.out, err));
+    TRY(tsr_get_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1},
+                                     &(tsr_state_call){.comm = comm, .options = &options}, w.out, err));
     NEED(ctx.calls == 1 && tsr_value_get(tsr_state_dict_root(w.out), TSR_STR("state"))->count == 0);
     params[1].has_gradient = false;
-    TRY(tsr_get_optimizer_state_dict(&w.model, list, 1, comm, &options, w.out, err));
+    TRY(tsr_get_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1},
+                                     &(tsr_state_call){.comm = comm, .options = &options}, w.out, err));
     const tsr_value *state = tsr_value_get(tsr_state_dict_root(w.out), TSR_STR("state"));
     NEED(ctx.calls == 2 && state->count == 2 * KINDS);
     for (int k = 0; k < KINDS; k++) {
@@ -265,7 +271,8 @@ static tsr_status other_algorithm(void *arg, tsr_comm *comm, tsr_error *err)
         NEED(twice->spread == TSR_WHOLE);
         for (int i = 0; i < MOST; i++) NEED(((const float *)twice->data)[i] == 2 * ((float)i + 100 * (float)k));
     }
-    TRY(tsr_set_optimizer_state_dict(&w.model, list, 1, tsr_state_dict_root(w.out), comm, &options, &w.host, err));
+    TRY(tsr_set_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1}, tsr_state_dict_root(w.out),
+                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &w.host}, err));
     NEED(ctx.calls == 2);
     close_world(&w);
     return TSR_OK;
@@ -298,19 +305,21 @@ static void test_statedict_get_set_worlds__A7_states_of_several_modules(void **s
     items[3] = items[1];
     const tsr_module_state parts[2] = {{net, tsr_value_items(w.arena, TSR_VALUE_DICT, items, 2, &err)},
                                        {0, tsr_value_items(w.arena, TSR_VALUE_DICT, items + 2, 2, &err)}};
-    assert_int_equal(tsr_model_state_join(w.tree, parts, 2, &w.host, w.arena, &joined, &err), TSR_OK);
+    assert_int_equal(tsr_model_state_join(w.tree, (tsr_module_states){parts, 2}, &w.host, w.arena, &joined, &err), TSR_OK);
     assert_int_equal(joined->count, 4);
     tsr_state_options options = tsr_state_options_default();
     options.strict = false;
     options.full_state_dict = true;
-    assert_int_equal(tsr_set_model_state_dict(&w.model, joined, NULL, &options, &w.host, w.arena, &keys, &err), TSR_OK);
+    assert_int_equal(tsr_set_model_state_dict(&w.model, joined,
+                                              &(tsr_state_call){.options = &options, .host = &w.host, .arena = w.arena, .unmatched = &keys},
+                                              &err), TSR_OK);
     assert_true(keys.missing_count == 1 && tsr_str_equal(keys.missing[0], TSR_STR("net.boxes")));
     assert_true(keys.unexpected_count == 0 && w.data[0][0] == 7 && w.data[1][0] == 7 && w.data[2][0] == 200);
     const tsr_module_state wrong[2] = {{99, joined}, {net, items[0]}};
-    assert_int_equal(tsr_model_state_join(w.tree, wrong, 1, &w.host, w.arena, &joined, &err), TSR_E_USAGE);
+    assert_int_equal(tsr_model_state_join(w.tree, (tsr_module_states){wrong, 1}, &w.host, w.arena, &joined, &err), TSR_E_USAGE);
     assert_string_equal(err.message, "module 99 is not in the model");
     err = (tsr_error){0};
-    assert_int_equal(tsr_model_state_join(w.tree, wrong + 1, 1, &w.host, w.arena, &joined, &err), TSR_E_USAGE);
+    assert_int_equal(tsr_model_state_join(w.tree, (tsr_module_states){wrong + 1, 1}, &w.host, w.arena, &joined, &err), TSR_E_USAGE);
     assert_string_equal(err.message, "the state of module 1 is no dict");
     close_world(&w);
     self->close(self);
@@ -327,7 +336,8 @@ static tsr_status partial(void *arg, tsr_comm *comm, tsr_error *err)
     TRY(open_world(&w, comm, err));
     w.placement = (tsr_placement){.kind = TSR_PARTIAL};
     options.full_state_dict = true;
-    const tsr_status status = tsr_get_model_state_dict(&w.model, comm, NULL, 0, &options, w.out, &own);
+    const tsr_status status = tsr_get_model_state_dict(&w.model, &(tsr_state_call){.comm = comm, .options = &options},
+                                                       w.out, &own);
     close_world(&w);
     if (status == TSR_OK || !strstr(own.message, "parts of sums that only the running job can add up, in 'net.mesh'"))
         return tsr_raise(err, TSR_E_FORMAT, 0, "partial: %d %s", (int)status, own.message);

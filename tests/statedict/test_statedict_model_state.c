@@ -28,7 +28,9 @@ static tsr_status get_one(const cJSON *test, const cJSON *record, tsr_comm *comm
     for (const cJSON *n = live_get(record, "submodules")->child; n; n = n->next)
         for (size_t i = 0; i < named_count; i++)
             if (tsr_str_equal(named[i].raw, tsr_str_from(n->valuestring))) submodules[count++] = named[i].module;
-    const tsr_status got = tsr_get_model_state_dict(&m.model, comm, submodules, count, &options, m.out, &own);
+    const tsr_status got = tsr_get_model_state_dict(&m.model,
+                                                    &(tsr_state_call){.comm = comm, .options = &options, .submodules = submodules, .submodule_count = count},
+                                                    m.out, &own);
     tsr_status status = TSR_OK;
     if (cJSON_GetObjectItem(record, "error")) {
         if (got == TSR_OK) status = tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch refuses, this does not");
@@ -103,7 +105,9 @@ static tsr_status set_one(const cJSON *test, const cJSON *record, tsr_comm *comm
     const bool refused = cJSON_GetObjectItem(record, "error") != NULL;
     TRY(live_model_open(&m, test, comm->rank, err));
     const tsr_value *state = live_value(m.out, live_get(record, "state"), comm->rank, NULL);
-    const tsr_status got = tsr_set_model_state_dict(&m.model, state, comm, &options, &m.host, m.arena, &keys, &own);
+    const tsr_status got = tsr_set_model_state_dict(&m.model, state,
+                                                    &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena, .unmatched = &keys},
+                                                    &own);
     tsr_status status = TSR_OK;
     if (missing_goes_unseen(record, &options)) {
         const bool named = keys.missing_count == 1 && tsr_str_equal(keys.missing[0], TSR_STR("body.0.bias"));
@@ -153,10 +157,12 @@ static tsr_status meta_case(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_tensor was = *weight;
     weight->meta = true;
     weight->data = NULL;
-    TRY(tsr_get_model_state_dict(&m.model, comm, NULL, 0, &options, m.out, err));
-    TRY(tsr_get_model_state_dict(&other.model, comm, NULL, 0, &options, other.out, err));
+    TRY(tsr_get_model_state_dict(&m.model, &(tsr_state_call){.comm = comm, .options = &options}, m.out, err));
+    TRY(tsr_get_model_state_dict(&other.model, &(tsr_state_call){.comm = comm, .options = &options}, other.out, err));
     NEED(tsr_value_pairs(tsr_state_dict_root(m.out)) + 1 == tsr_value_pairs(tsr_state_dict_root(other.out)));
-    TRY(tsr_set_model_state_dict(&m.model, tsr_state_dict_root(other.out), comm, &options, &m.host, m.arena, NULL, err));
+    TRY(tsr_set_model_state_dict(&m.model, tsr_state_dict_root(other.out),
+                                 &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena},
+                                 err));
     uint64_t bytes;
     NEED(!weight->meta && weight->data != was.data);
     TRY(tsr_tensor_held(weight, m.arena, &bytes, err));
@@ -179,14 +185,16 @@ static tsr_status offloaded_case(void *arg, tsr_comm *comm, tsr_error *err)
         live_device_open(&device);
         TRY(live_model_open(&m, arg, comm->rank, err));
         TRY(live_model_open(&other, arg, comm->rank, err));
-        TRY(tsr_get_model_state_dict(&other.model, comm, NULL, 0, NULL, other.out, err));
+        TRY(tsr_get_model_state_dict(&other.model, &(tsr_state_call){.comm = comm}, other.out, err));
         tsr_tensor *weight = m.model.tensors[1].tensor;
         *weight = *other.model.tensors[1].tensor;
         weight->meta = true;
         weight->data = NULL;
         weight->device = &device.base;
         const tsr_value *state = tsr_state_dict_root(other.out);
-        TRY(tsr_set_model_state_dict(&m.model, state, comm, &options, &m.host, m.arena, NULL, err));
+        TRY(tsr_set_model_state_dict(&m.model, state,
+                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena},
+                                     err));
         NEED(!weight->meta && weight->data && weight->device == (bits == 3 ? NULL : &device.base));
         live_model_close(&m);
         live_model_close(&other);
@@ -228,7 +236,7 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_options options = tsr_state_options_default();
     TRY(live_model_open(&m, case_of(r->model), comm->rank, err));
     options.full_state_dict = r->full;
-    TRY(tsr_get_model_state_dict(&m.model, comm, NULL, 0, &options, m.out, err));
+    TRY(tsr_get_model_state_dict(&m.model, &(tsr_state_call){.comm = comm, .options = &options}, m.out, err));
     const tsr_value *root = tsr_state_dict_root(m.out);
     tsr_state_dict *given;
     TRY(tsr_state_dict_new(&m.host, &given, err));
@@ -237,7 +245,9 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
     TRY(tsr_state_dict_allocate(given, &tensor, &value, err));
     if (comm->rank == 0) TRY(tsr_state_dict_put(given, TSR_STR("scale"), value, err));
     const tsr_status status =
-        tsr_set_model_state_dict(&m.model, tsr_state_dict_root(given), comm, &options, &m.host, m.arena, NULL, &own);
+        tsr_set_model_state_dict(&m.model, tsr_state_dict_root(given),
+                                 &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena},
+                                 &own);
     NEED(status == TSR_E_USAGE);
     if (!strstr(own.message, r->want)) return tsr_raise(err, TSR_E_FORMAT, 0, "%s: %s", r->want, own.message);
     NEED(!m.extra);
@@ -268,12 +278,12 @@ static tsr_status disagree(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_options options = tsr_state_options_default();
     options.full_state_dict = comm->rank == 1;
     TRY(live_model_open(&m, arg, comm->rank, err));
-    NEED(tsr_get_model_state_dict(&m.model, comm, NULL, 0, &options, m.out, &own) == TSR_E_USAGE);
+    NEED(tsr_get_model_state_dict(&m.model, &(tsr_state_call){.comm = comm, .options = &options}, m.out, &own) == TSR_E_USAGE);
     NEED(strstr(own.message, "get_model_state_dict: options: rank 1 differs from rank 0"));
     if (comm->rank == 0) m.model.tensor_count--;
     options.full_state_dict = false;
     memset(&own, 0, sizeof own);
-    NEED(tsr_get_model_state_dict(&m.model, comm, NULL, 0, &options, m.out, &own) == TSR_E_USAGE);
+    NEED(tsr_get_model_state_dict(&m.model, &(tsr_state_call){.comm = comm, .options = &options}, m.out, &own) == TSR_E_USAGE);
     NEED(strstr(own.message, "rank 0: the model has no tensor for '"));
     live_model_close(&m);
     return TSR_OK;
@@ -312,7 +322,7 @@ static void test_statedict_model_state__A6_two_keys_with_one_canonical_name_are_
     assert_int_equal(tsr_modules_new(&root, &host, &modules, &err), TSR_OK);
     assert_int_equal(tsr_state_dict_new(&host, &out, &err), TSR_OK);
     const tsr_model model = {.modules = modules, .tensors = bound, .tensor_count = 2};
-    assert_int_equal(tsr_get_model_state_dict(&model, NULL, NULL, 0, NULL, out, &err), TSR_E_FORMAT);
+    assert_int_equal(tsr_get_model_state_dict(&model, &(tsr_state_call){0}, out, &err), TSR_E_FORMAT);
     assert_string_equal(err.message,
                         "rank 0: 'net.w' and 'net._checkpoint_wrapped_module.w' both have the canonical name 'net.w'");
     tsr_state_dict_free(out);

@@ -92,7 +92,8 @@ static tsr_status run_get(void *arg, tsr_comm *comm, tsr_error *err)
     const cJSON *record = live_record_of(arg, "gets", comm->rank);
     const tsr_state_options options = live_options(live_get(record, "options"));
     TRY(open_all(&l, ((live_record *)arg)->test, comm->rank, err));
-    tsr_status status = tsr_get_optimizer_state_dict(&l.m.model, l.at, l.count, comm, &options, l.out, &own);
+    tsr_status status = tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count},
+                                                     &(tsr_state_call){.comm = comm, .options = &options}, l.out, &own);
     if (cJSON_GetObjectItem(record, "error"))
         status = status == TSR_OK ? tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch refuses") : TSR_OK;
     else if (status == TSR_OK) status = live_same(tsr_state_dict_root(l.out), live_get(record, "out"), false, err);
@@ -115,11 +116,14 @@ static tsr_status run_set(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_state_options options = live_options(live_get(record, "options"));
     TRY(open_all(&l, ((live_record *)arg)->test, comm->rank, err));
     const tsr_value *given = live_value(l.m.out, live_get(record, "state"), comm->rank, NULL);
-    tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, l.at, l.count, given, comm, &options, &l.m.host, &own);
+    tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, given,
+                                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host},
+                                                     &own);
     if (cJSON_GetObjectItem(record, "error") || live_is(record, "of", "no groups")) { /* PyTorch: a group without lr */
         status = status == TSR_OK ? tsr_raise(err, TSR_E_FORMAT, 0, "this does not refuse") : TSR_OK;
     } else if (status == TSR_OK) {
-        status = tsr_get_optimizer_state_dict(&l.m.model, l.at, l.count, comm, NULL, l.out, err);
+        status = tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, &(tsr_state_call){.comm = comm},
+                                              l.out, err);
         if (status == TSR_OK) status = live_same(tsr_state_dict_root(l.out), live_get(record, "after"), false, err);
     } else {
         tsr_raise(err, status, 0, "%s", own.message);
@@ -184,7 +188,9 @@ static tsr_status refuse_get(live_optimizers *l, const cJSON *want, const tsr_st
 {
     tsr_error own = {0};
     const char *key = strstr(want->valuestring, "KeyError: ");
-    const tsr_status status = tsr_get_optimizer_state_dict(&l->m.model, l->at, l->count, comm, options, l->out, &own);
+    const tsr_status status = tsr_get_optimizer_state_dict(&l->m.model, (tsr_optimizers){l->at, l->count},
+                                                           &(tsr_state_call){.comm = comm, .options = options}, l->out,
+                                                           &own);
     NEED(key && status == TSR_E_FORMAT && strstr(own.message, key + strlen("KeyError: ")));
     return TSR_OK;
 }
@@ -200,7 +206,9 @@ static tsr_status run_unlike(void *arg, tsr_comm *comm, tsr_error *err)
     if (cJSON_GetObjectItem(record, "get")) TRY(refuse_get(&l, live_get(record, "get"), &options, comm, err));
     const size_t count = live_is(record, "of", "first only") ? 1 : l.count;
     const tsr_value *given = live_value(l.m.out, live_get(record, "state"), comm->rank, NULL);
-    tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, l.at, count, given, comm, &options, &l.m.host, &own);
+    tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, count}, given,
+                                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host},
+                                                     &own);
     if (error && status == TSR_OK) status = tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch: %s", error->valuestring);
     else if (error) status = same_optimizers(&l, live_get(record, "optimizers"), err);
     else if (status == TSR_OK) status = same_optimizers(&l, live_get(record, "then"), err);
@@ -285,7 +293,8 @@ static tsr_status lacks_state(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_options options = tsr_state_options_default();
     options.flatten_optimizer_state_dict = true;
     TRY(open_all(&l, arg, comm->rank, err));
-    TRY(tsr_get_optimizer_state_dict(&l.m.model, l.at, l.count, comm, &options, l.out, err));
+    TRY(tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count},
+                                     &(tsr_state_call){.comm = comm, .options = &options}, l.out, err));
     const tsr_value *all = tsr_state_dict_root(l.out), **items = tsr_arena_array(l.m.arena, all->count, sizeof *items, err);
     size_t count = 0;
     for (size_t i = 0; i < all->count; i += 2) {
@@ -295,10 +304,13 @@ static tsr_status lacks_state(void *arg, tsr_comm *comm, tsr_error *err)
     }
     const tsr_value *given = tsr_value_items(l.m.arena, TSR_VALUE_DICT, items, count, err);
     NEED(count + 2 == all->count);
-    tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, l.at, l.count, given, comm, &options, &l.m.host, &own);
+    tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, given,
+                                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host},
+                                                     &own);
     NEED(status == TSR_E_NOT_FOUND && strstr(own.message, "no 'state.body.0.bias.exp_avg'"));
     options.strict = false;
-    status = tsr_set_optimizer_state_dict(&l.m.model, l.at, l.count, given, comm, &options, &l.m.host, err);
+    status = tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, given,
+                                          &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host}, err);
     close_all(&l);
     return status;
 }
@@ -357,7 +369,7 @@ static tsr_status calls_case(void *arg, tsr_comm *comm, tsr_error *err)
     TRY(open_all(&l, arg, comm->rank, err));
     const cJSON *rank = cJSON_GetArrayItem(live_get(arg, "ranks"), (int)comm->rank);
     const cJSON *first = cJSON_GetArrayItem(live_get(rank, "gets"), 0);
-    tsr_bound_state bound = {&l.m.model, l.at, l.count, comm, tsr_state_options_default(), &l.m.host};
+    tsr_bound_state bound = {&l.m.model, {l.at, l.count}, comm, tsr_state_options_default(), &l.m.host};
     const tsr_state_calls model = tsr_model_state_calls(&bound), optimizer = tsr_optimizer_state_calls(&bound);
     TRY(program_save(&model, comm, model_path, &l.m.host, err));
     TRY(program_save(&optimizer, comm, optimizer_path, &l.m.host, err));
@@ -374,7 +386,7 @@ static tsr_status calls_case(void *arg, tsr_comm *comm, tsr_error *err)
         TRY(tsr_state_dict_tensor(l.m.out, &l.m.tensors[i], &value, err));
         TRY(live_same(value, live_get(live_get(l.m.rank, "tensors"), raw), false, err));
     }
-    TRY(tsr_get_optimizer_state_dict(&l.m.model, l.at, l.count, comm, NULL, l.out, err));
+    TRY(tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, &(tsr_state_call){.comm = comm}, l.out, err));
     TRY(live_same(tsr_state_dict_root(l.out), live_get(first, "out"), false, err));
     close_all(&l);
     return TSR_OK;
@@ -399,11 +411,14 @@ static tsr_status both_case(void *arg, tsr_comm *comm, tsr_error *err)
     TRY(open_all(&l, arg, comm->rank, err));
     TRY(tsr_state_dict_new(&l.m.host, &model, err));
     TRY(tsr_state_dict_new(&l.m.host, &optimizer, err));
-    TRY(tsr_get_state_dict(&l.m.model, l.at, l.count, comm, NULL, 0, &options, model, optimizer, err));
+    TRY(tsr_get_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count},
+                           &(tsr_state_call){.comm = comm, .options = &options}, model, optimizer, err));
     const tsr_value *root = comm->rank == 0 ? tsr_state_dict_root(optimizer) : NULL;
     add_one(&l.m);
-    TRY(tsr_set_state_dict(&l.m.model, l.at, l.count, comm->rank == 0 ? tsr_state_dict_root(model) : NULL, root, comm,
-                           &options, &l.m.host, l.m.arena, &keys, err));
+    TRY(tsr_set_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, comm->rank == 0 ? tsr_state_dict_root(model) : NULL,
+                           root,
+                           &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host, .arena = l.m.arena, .unmatched = &keys},
+                           err));
     NEED(keys.missing_count == 0 && keys.unexpected_count == 0);
     for (size_t i = 0; i < l.m.item_count; i++) {
         const tsr_tensor *tensor = &l.m.tensors[i];
@@ -414,7 +429,7 @@ static tsr_status both_case(void *arg, tsr_comm *comm, tsr_error *err)
         TRY(tsr_state_dict_tensor(l.m.out, tensor, &value, err));
         TRY(live_same(value, live_get(live_get(l.m.rank, "tensors"), raw), false, err));
     }
-    NEED(tsr_get_optimizer_state_dict(&l.m.model, l.at, 0, comm, NULL, l.out, NULL) == TSR_E_USAGE);
+    NEED(tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, 0}, &(tsr_state_call){.comm = comm}, l.out, NULL) == TSR_E_USAGE);
     tsr_state_dict_free(optimizer);
     tsr_state_dict_free(model);
     close_all(&l);
@@ -441,7 +456,8 @@ static tsr_status submodule_case(void *arg, tsr_comm *comm, tsr_error *err)
     TRY(tsr_fqn_named_modules(l.m.modules, &l.m.host, l.m.arena, &named, &count, err));
     for (size_t i = 0; i < count; i++)
         if (tsr_str_equal(named[i].raw, TSR_STR("body"))) body = named[i].module;
-    TRY(tsr_get_state_dict(&l.m.model, l.at, l.count, comm, &body, 1, NULL, model, l.out, err));
+    TRY(tsr_get_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count},
+                           &(tsr_state_call){.comm = comm, .submodules = &body, .submodule_count = 1}, model, l.out, err));
     const tsr_value *root = tsr_state_dict_root(model);
     NEED(tsr_value_pairs(root) == 3 && l.m.warnings == 1);
     for (size_t i = 0; i < root->count; i += 2) NEED(tsr_str_starts(root->items[i]->text, TSR_STR("body.")));
@@ -515,11 +531,12 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
     live_optimizers l;
     tsr_error own = {0};
     TRY(open_all(&l, arg, comm->rank, err));
-    TRY(tsr_get_optimizer_state_dict(&l.m.model, l.at, l.count, comm, NULL, l.out, err));
+    TRY(tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, &(tsr_state_call){.comm = comm}, l.out, err));
     const tsr_value *good = tsr_state_dict_root(l.out);
     const tsr_value *given = comm->rank == 1 ? spoil(refused->what, l.m.out, good) : good;
     const tsr_value *before = l.list[0].groups[0].options;
-    const tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, l.at, l.count, given, comm, NULL, &l.m.host, &own);
+    const tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, given,
+                                                           &(tsr_state_call){.comm = comm, .host = &l.m.host}, &own);
     if (status != refused->status || !strstr(own.message, refused->want))
         return tsr_raise(err, TSR_E_FORMAT, 0, "%s: %d, %s", refused->what, status, own.message);
     NEED(l.list[0].groups[0].options == before);
@@ -533,8 +550,8 @@ static void test_statedict_optimizer_state__A12_bad_state_is_refused_on_all_rank
     const refusal cases[] = {
         {"shape", TSR_E_USAGE, "float32 [5] in the state dict, float32 [3] over dp=2: shard(0) in the optimizer"},
         {"number", TSR_E_FORMAT, "rank 1: it is no dict, in the state of 'scale'"},
-        {"state", TSR_E_FORMAT, "rank 1: optim: no dict 'state' in the state dict"},
-        {"numbered", TSR_E_FORMAT, "rank 1: optim: no list 'param_groups' in the state dict"},
+        {"state", TSR_E_FORMAT, "rank 1: optim: the state dict has no dict 'state'"},
+        {"numbered", TSR_E_FORMAT, "rank 1: optim: the state dict has no list 'param_groups'"},
         {"group", TSR_E_FORMAT, "rank 1: optim: param_groups[0] has no list 'params'"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

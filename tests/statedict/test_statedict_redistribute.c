@@ -180,12 +180,12 @@ static void test_statedict_redistribute__disagreement_is_named_everywhere(void *
 {
     (void)state;
     static const quarrel quarrels[] = {
-        {"shape", "ranks 0 and 1 differ: 'b' is float32 [6, 4] over 3: shard(0) on rank 0, float32 [5, 4]"},
-        {"dtype", "'b' is float32 [6, 4] over 3: shard(0) on rank 0, int32 [6, 4] over 3: shard(0) on rank 1"},
-        {"placements", "over 3: shard(0) on rank 0, float32 [6, 4] over 3: shard(1) on rank 1"},
-        {"whole", "over 3: shard(0) on rank 0, missing on rank 1"},
-        {"missing", "ranks 0 and 1 differ: 'b' is float32 [6, 4] over 3: shard(0) on rank 0, missing on rank 1"},
-        {"key", "ranks 0 and 1 differ: 'c' is missing on rank 0, float32"},
+        {"shape", "ranks 0 and 1 differ: 'b' is float32 [6, 4] over 3: shard(0) on rank 0, but float32 [5, 4]"},
+        {"dtype", "'b' is float32 [6, 4] over 3: shard(0) on rank 0, but int32 [6, 4] over 3: shard(0) on rank 1"},
+        {"placements", "over 3: shard(0) on rank 0, but float32 [6, 4] over 3: shard(1) on rank 1"},
+        {"whole", "over 3: shard(0) on rank 0, but missing on rank 1"},
+        {"missing", "ranks 0 and 1 differ: 'b' is float32 [6, 4] over 3: shard(0) on rank 0, but missing on rank 1"},
+        {"key", "ranks 0 and 1 differ: 'c' is missing on rank 0, but float32"},
         {"ranks_only", "the call gather is"},
         {"round_bytes", "the call gather is"},
     };
@@ -223,7 +223,7 @@ static void test_statedict_redistribute__boxes_must_tile(void **state)
 {
     (void)state;
     static const bad_boxes table[] = {{{0, 2}, {3, 4}, "boxes of ranks 0 and 1 overlap"},
-                                      {{0, 4}, {3, 2}, "2 elements are in no rank's box"},
+                                      {{0, 4}, {3, 2}, "2 elements are not in any rank's box"},
                                       {{0, 0}, {6, 6}, "boxes of ranks 0 and 1 overlap"}};
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) live_run(2, gather_boxes, (void *)&table[i]);
 }

@@ -164,7 +164,8 @@ static tsr_status offload(run *r, tsr_error *err)
     tsr_comm *comm = r->comm;
     uint32_t ranks[4];
     const size_t count = ranks_only(r, ranks);
-    TRY(tsr_state_dict_offload(r->state, comm, ranks, count, false, r->out, err));
+    TRY(tsr_state_dict_offload(r->state, comm, &(tsr_offload_options){.ranks_only = ranks, .ranks_only_count = count},
+                               r->out, err));
     NEED(r->device.waits == (r->on_device && (count == 0 || comm->rank == 0)));
     return expect_out(r, err);
 }

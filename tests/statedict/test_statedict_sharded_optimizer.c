@@ -249,10 +249,10 @@ static void test_statedict_sharded_optimizer__what_one_rank_cannot_do_all_refuse
         {NESTED_DTENSOR, "optimizer", TSR_E_UNSUPPORTED, "is a DTensor inside a ShardedTensor"},
         {DTENSOR_OF_SHARDS, "optimizer", TSR_E_UNSUPPORTED, "is a ShardedTensor inside a DTensor"},
         {TWO_SHARDS, "optimizer", TSR_E_UNSUPPORTED, "'0.weight' of the model's state has 2 shards on this rank"},
-        {NO_GROUP, "optimizer", TSR_E_USAGE, "does not say which ranks share its slice"},
+        {NO_GROUP, "optimizer", TSR_E_USAGE, "does not state which ranks share its slice"},
         {TWO_GROUPS, "optimizer", TSR_E_USAGE, "is shared by a group where this is rank 1 of 2, that of '2.weight' by one"},
-        {ONE_D, "optimizer", TSR_E_USAGE, "model's state is 2-D (FSDP over tensor parallel) on rank 0, 1-D on rank 1"},
-        {NO_SHARD, "optimizer", TSR_E_USAGE, "on rank 0, 1-D on rank 1"}, /* as PyTorch sees it: not nested */
+        {ONE_D, "optimizer", TSR_E_USAGE, "model's state is 2-D (FSDP over tensor parallel) on rank 0, but 1-D on rank 1"},
+        {NO_SHARD, "optimizer", TSR_E_USAGE, "on rank 0, but 1-D on rank 1"}, /* as PyTorch sees it: not nested */
         {TOO_WIDE, "optimizer", TSR_E_FORMAT, "rank 1: optim: the slice of '0.weight' ends beyond dimension 1"},
         {OTHER_SHAPE, "optimizer", TSR_E_FORMAT, "[5, 6] in the checkpoint, but '0.weight' is [5, 4] in the model's state"},
         {NOTHING, "optim", TSR_E_NOT_FOUND, "no entries under the key 'optim'; at its top it has 'model', 'optimizer'"},
@@ -276,7 +276,7 @@ static tsr_status load_two_keys(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_dict_free(out);
     tsr_state_dict_free(model);
     NEED(status == (arg ? TSR_E_NOT_FOUND : TSR_E_USAGE));
-    NEED(arg || strstr(message.message, "the optimizer's key is optimizer on rank 0, model on rank 1"));
+    NEED(arg || strstr(message.message, "the optimizer's key is optimizer on rank 0, but model on rank 1"));
     return TSR_OK;
 }
 

@@ -85,6 +85,26 @@ static void test_stream_cast__double_rounds_once(void **state)
     assert_int_equal(got, 0x3f81);
 }
 
+/* As `to`, directly and by way of float64. */
+static void check_paths(tsr_dtype from, tsr_dtype to, uint32_t bits)
+{
+    double wide;
+    uint32_t direct = 0, by_double = 0;
+    tsr_cast(from, to, (const uint8_t *)&bits, 1, (uint8_t *)&direct);
+    tsr_cast(from, TSR_FLOAT64, (const uint8_t *)&bits, 1, (uint8_t *)&wide);
+    tsr_cast(TSR_FLOAT64, to, (const uint8_t *)&wide, 1, (uint8_t *)&by_double);
+    if (direct != by_double) fail_msg("%s %08x: %x, by way of float64 %x", tsr_dtype_describe(from)->name, bits, direct, by_double);
+}
+
+static void test_stream_cast__direct_conversions_are_those_by_way_of_float64(void **state)
+{
+    (void)state;
+    static const uint32_t low[] = {0, 1, 0x7ff, 0x800, 0xfff};
+    for (uint32_t bits = 0; bits < 0x10000u; bits++) check_paths(TSR_BFLOAT16, TSR_FLOAT32, bits);
+    for (uint32_t high = 0; high < 0x100000u; high++)
+        for (size_t i = 0; i < sizeof low / sizeof *low; i++) check_paths(TSR_FLOAT32, TSR_FLOAT8_E4M3FN, high << 12 | low[i]);
+}
+
 static void test_stream_cast__only_floating_types_cast(void **state)
 {
     (void)state;
@@ -102,6 +122,7 @@ int main(void)
         cmocka_unit_test(test_stream_cast__float32_narrows_as_in_torch),
         cmocka_unit_test(test_stream_cast__every_value_survives_a_wider_type),
         cmocka_unit_test(test_stream_cast__double_rounds_once),
+        cmocka_unit_test(test_stream_cast__direct_conversions_are_those_by_way_of_float64),
         cmocka_unit_test(test_stream_cast__only_floating_types_cast),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -185,7 +185,7 @@ static void test_stream_optim_read__what_goes_wrong_is_said(void **state)
         if (i == 2) reads[0].entry = &entry;
         tsr_status status = tsr_optim_read_all(checkpoint, reads, count, &sink, i == 1 ? &progress : NULL, &err);
         assert_int_equal(status, i == 0 ? TSR_E_NOMEM : i == 1 ? TSR_E_CANCELLED : TSR_E_NOT_FOUND);
-        assert_non_null(strstr(err.message, i == 0 ? "no buffer for" : i == 1 ? "interrupted" : "not there"));
+        assert_non_null(strstr(err.message, i == 0 ? "the buffer is missing" : i == 1 ? "interrupted" : "are missing"));
         for (size_t b = 0; b < count; b++) free(got.buffers[b]);
     }
     tsr_arena_free(arena);

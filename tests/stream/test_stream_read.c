@@ -47,7 +47,8 @@ static void test_stream_read__any_box_of_any_chunks_equals_the_oracle(void **sta
             bytes = elements * tsr_dtype_size(dtype);
             uint8_t *got = calloc(1, bytes + 1), *want = calloc(1, bytes + 1);
             tsr_error err = {0};
-            tsr_status status = tsr_read_box(&made.checkpoint, &made.entries[0], offsets, sizes, got, bytes, &err);
+            tsr_status status = tsr_read_box(&made.checkpoint, &made.entries[0],
+                                             (tsr_box){made.entries[0].rank, offsets, sizes}, got, bytes, &err);
             if (status != TSR_OK) fail_msg("seed %d: %s", (int)seed, err.message);
             tsr_made_box(&made, 0, offsets, sizes, want);
             if (memcmp(got, want, bytes)) fail_msg("seed %d box %u differs", (int)seed, n);
@@ -166,7 +167,7 @@ static void test_stream_read__boxes_stream_and_stay_until_they_are_settled(void 
         tsr_ring *ring;
         tsr_error err = {0};
         assert_int_equal(tsr_ring_new(&made.host, 1, &ring, NULL), TSR_OK);
-        if (tsr_read_box(&made.checkpoint, made.entries, offsets, sizes, expected, bytes, &err)) fail_msg("%s", err.message);
+        if (tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, offsets, sizes}, expected, bytes, &err)) fail_msg("%s", err.message);
         if (tsr_stream_box(&made.checkpoint, made.entries, offsets, sizes, ring, keep_for_later, take_now, &l, &err))
             fail_msg("%s", err.message);
         assert_int_equal(l.got.next, bytes);
@@ -253,12 +254,12 @@ static void test_stream_read__damaged_layouts_are_refused_by_name(void **state)
         tsr_status status;
         const char *part;
     } rows[] = {
-        {make_hole, TSR_E_FORMAT, "'w': its chunks leave a part"},
+        {make_hole, TSR_E_FORMAT, "'w': its chunks do not cover"},
         {make_overlap, TSR_E_FORMAT, "'w': its chunks"},
         {make_outside, TSR_E_FORMAT, "'w': its chunks"},
         {make_beyond, TSR_E_FORMAT, "beyond the end of data"},
-        {make_huge, TSR_E_FORMAT, "'w': a chunk's strides reach beyond any file"},
-        {make_missing, TSR_E_NOT_FOUND, "the bytes of 'w' are not there: their file is cut short, or damaged"},
+        {make_huge, TSR_E_FORMAT, "'w': the strides of a chunk reach beyond the largest possible file"},
+        {make_missing, TSR_E_NOT_FOUND, "the bytes of 'w' are missing: their file was truncated or damaged"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         tsr_made made;
@@ -283,7 +284,8 @@ static void test_stream_read__damaged_layouts_are_refused_by_name(void **state)
         assert_int_equal(r.next, 0);
         const uint64_t zero[] = {0, 0};
         if (rows[i].damage != make_outside) /* the box itself is in the chunks then */
-            assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, zero, shape, r.bytes, 96, NULL), rows[i].status);
+            assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, zero, shape},
+                                          r.bytes, 96, NULL), rows[i].status);
         tsr_ring_free(ring);
         free(r.bytes);
         tsr_made_end(&made);
@@ -300,15 +302,19 @@ static void test_stream_read__wrong_boxes_and_buffers_are_refused(void **state)
     tsr_made_open(&made);
     uint8_t buffer[128];
     tsr_error err = {0};
-    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, zero, outside, buffer, 120, &err), TSR_E_USAGE);
+    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, zero, outside}, buffer, 120,
+                                  &err), TSR_E_USAGE);
     assert_non_null(strstr(err.message, "beyond the tensor"));
-    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, far, inside, buffer, 96, NULL), TSR_E_USAGE);
-    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, zero, inside, buffer, 95, NULL), TSR_E_USAGE);
+    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, far, inside}, buffer, 96,
+                                  NULL), TSR_E_USAGE);
+    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, zero, inside}, buffer, 95,
+                                  NULL), TSR_E_USAGE);
     const tsr_run runs[] = {{NULL, NULL, 20, 5}, {NULL, NULL, 25, 0}, {NULL, NULL, UINT64_MAX, 2}, {NULL, NULL, 0, 4}};
     for (size_t i = 0; i < 4; i++) /* the last has a buffer of the wrong size */
         assert_int_equal(tsr_read_run(&made.checkpoint, made.entries, &runs[i], buffer, i == 1 ? 0 : 20, NULL), TSR_E_USAGE);
     made.entries[0].kind = TSR_ENTRY_OPAQUE;
-    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, zero, inside, buffer, 96, NULL), TSR_E_UNSUPPORTED);
+    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, zero, inside}, buffer, 96,
+                                  NULL), TSR_E_UNSUPPORTED);
     tsr_made_end(&made);
 }
 
@@ -324,12 +330,14 @@ static void test_stream_read__compressed_streams_that_end_early_are_refused(void
     uint8_t buffer[4000];
     const uint64_t zero = 0;
     tsr_error err = {0};
-    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, &zero, shape, buffer, 4000, &err), TSR_E_FORMAT);
+    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, &zero, shape}, buffer, 4000,
+                                  &err), TSR_E_FORMAT);
     assert_non_null(strstr(err.message, "ends early"));
     made.host.zstd = NULL;
     err = (tsr_error){0};
-    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, &zero, shape, buffer, 4000, &err), TSR_E_UNSUPPORTED);
-    assert_non_null(strstr(err.message, "without zstd"));
+    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, &zero, shape}, buffer, 4000,
+                                  &err), TSR_E_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "this build has no zstd"));
     tsr_made_end(&made);
 }
 

@@ -21,7 +21,8 @@ def parameters(text):
 
 
 def plain(path):
-    return COMMENTS.sub(" ", path.read_text())
+    """The text without comments, strings, and the attribute that says where a format string is."""
+    return re.sub(r"\s*TSR_PRINTF_LIKE\(\d+, \d+\)", "", COMMENTS.sub(" ", path.read_text()))
 
 
 def graph_of(paths):

@@ -20,11 +20,11 @@ const CALLS = [
 ];
 
 /** Without PATH, which the call does not have. */
-const pathless = (value, target) => JSON.stringify(value, (key, item) =>
+export const pathless = (value, target) => JSON.stringify(value, (key, item) =>
   key === "path" || (key === "source" && typeof item === "string") ? undefined : item).replaceAll(target, "");
 
 /** The message on stderr without "tessera: " and PATH. */
-const refusalOf = (stderr, target) => stderr.split("\n").filter((line) => !/^tessera: (warning|note): /.test(line)).join("\n").replace(/^tessera: /, "").replace(`${target}: `, "").trim();
+export const refusalOf = (stderr, target) => stderr.split("\n").filter((line) => !/^tessera: (warning|note): /.test(line)).join("\n").replace(/^tessera: /, "").replace(`${target}: `, "").trim();
 
 export function testCalls({ tessera, native, root, targets, withOpened }) {
   const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-calls-"));

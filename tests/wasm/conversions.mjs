@@ -8,7 +8,7 @@ import { filesOf, sinkOf } from "../../wasm/node.js";
 import { check, errorOf, testAsync } from "./harness.mjs";
 
 /** Keeps everything, and how it was called; `late`: answers only in a later task, with a copy of the bytes. */
-class MemorySink {
+export class MemorySink {
   files = new Map();
   calls = [];
   constructor(late = false) { this.late = late; }
@@ -32,14 +32,17 @@ class MemorySink {
 }
 
 /** Files of a destination by name; "" is the destination itself, ".objects.json" stands next to it. */
-function filesAt(destination) {
-  if (fs.statSync(destination).isDirectory()) return new Map(fs.readdirSync(destination).map((name) => [name, fs.readFileSync(path.join(destination, name))]));
+export function filesAt(destination) {
+  if (fs.statSync(destination).isDirectory()) {
+    const names = fs.readdirSync(destination, { recursive: true }).filter((name) => fs.statSync(path.join(destination, name)).isFile());
+    return new Map(names.map((name) => [name, fs.readFileSync(path.join(destination, name))]));
+  }
   const files = new Map([["", fs.readFileSync(destination)]]);
   if (fs.existsSync(`${destination}.objects.json`)) files.set(".objects.json", fs.readFileSync(`${destination}.objects.json`));
   return files;
 }
 
-function sameFiles(native, ours, what) {
+export function sameFiles(native, ours, what) {
   check([...native.keys()].sort().join() === [...ours.keys()].sort().join(), `${what}: native wrote ${[...native.keys()]}, wasm ${[...ours.keys()]}`);
   for (const [name, bytes] of native) check(bytes.equals(ours.get(name)), `${what}: '${name}' differs, at byte ${bytes.findIndex((b, i) => b !== ours.get(name)[i])} of ${bytes.length} (${ours.get(name).length})`);
 }
@@ -57,7 +60,7 @@ const CASES = [
 ];
 
 /** Without what the command line alone has. */
-function resultOf(document) {
+export function resultOf(document) {
   const { source: _s, destination: _d, dry_run: _y, published: _p, work: _w, ...rest } = document;
   return JSON.stringify({ ...rest, summary: { ...rest.summary, seconds: 0 } });
 }

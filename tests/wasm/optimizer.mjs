@@ -61,6 +61,22 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
     return derived;
   }
 
+  test("a conversion reads the part and the step that were chosen", () => {
+    const trainer = path.join(root, "tests/golden/folders/trainer"), runs = at("runs"), destination = at("of-part");
+    for (const step of ["checkpoint-3", "checkpoint-40"]) fs.cpSync(trainer, path.join(runs, step), { recursive: true });
+    fs.copyFileSync(path.join(trainer, "scheduler.pt"), path.join(runs, "checkpoint-3/optimizer.pt"));
+    for (const [target, options] of [[trainer, { part: "optimizer" }], [runs, { part: "optimizer", step: "40" }]]) {
+      fs.rmSync(destination, { recursive: true, force: true });
+      const p = run("optim", "flatten", target, destination, ...Object.entries(options).flatMap(([name, value]) => [`--${name}`, value]));
+      check(p.status === 0, p.stderr);
+      withOpened(target, (opened) => { compare(opened, destination, "flatten", {}); }, options);
+    }
+    withOpened(trainer, (opened) => {
+      const { message } = errorOf(() => opened.optimizer("unshard", { flatParams: "{}" }));
+      check(message.includes("--part cannot be used with optim unshard"), message);
+    }, { part: "optimizer" });
+  });
+
   /** The same of a PATH, refusals included. */
   function compareCommand(target, what, options, args) {
     const destination = at("made");
@@ -218,7 +234,7 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
         [() => opened.optimizer("shard", { worldSize: "2" }), "worldSize"], [() => opened.optimizer("shard", { worldSize: 1.5 }), "worldSize"], [() => opened.optimizer("shard", { rank: -1 }), "rank"],
         [() => opened.optimizer("flatten", { at: 1 }), "at"], [() => opened.optimizer("unshard", { sharded: 1 }), "sharded"], [() => opened.optimizer(7), "what"], [() => opened.optimizer("flatten", null), "options"],
         [() => opened.canonicalize({ prefx: "" }), "prefx"], [() => opened.canonicalize({ prefix: 1 }), "prefix"], [() => tessera.canonicalize(1), "modules"], [() => tessera.canonicalize(TREE, "w"), "names"], [() => tessera.canonicalize(TREE, [1]), "names"],
-        [() => opened.diff(derived, { map: "x" }), "map"], [() => opened.diff(derived, { canonical: 1 }), "canonical"], [() => opened.diff(derived, { atol: "1" }), "atol"], [() => opened.diff(derived, { rtol: -1 }), "rtol"], [() => opened.diff({}), "other"],
+        [() => opened.diff(derived, { map: 1 }), "map"], [() => opened.diff(derived, { canonical: 1 }), "canonical"], [() => opened.diff(derived, { atol: "1" }), "atol"], [() => opened.diff(derived, { rtol: -1 }), "rtol"], [() => opened.diff({}), "other"],
         [() => tessera.open([], { primry: "x" }), "primry"], [() => tessera.open([{ name: "a.pt", size: 10, read: async () => {} }]), "promise"],
       ];
       for (const [call, name] of cases) {
@@ -286,7 +302,7 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
 }
 
 /** Of a module that was not prepared. */
-export async function testUnprepared(bytes, writers, { sample }) {
+export async function testUnprepared(bytes, writers, { sample, root }) {
   const bare = await Tessera.load(bytes), source = filesOf(sample), opened = bare.open(source.files, source.options);
   test("without the second file what needs it says what to do, and all else works", () => {
     const e = errorOf(() => opened.optimizer("flatten"));
@@ -294,9 +310,37 @@ export async function testUnprepared(bytes, writers, { sample }) {
     check(/prepare\(\)/.test(errorOf(() => bare.canonicalize(TREE)).message), "names of a tree");
     for (const call of [() => opened.inspect(), () => opened.twins(), () => opened.canonicalize()]) check(/prepare\(\)/.test(errorOf(call).message), `${call}`);
     check(opened.find("model.few.weight") !== undefined && opened.read("model.few.weight").data.length === 12, "all else");
+    check(!bare.isPrepared, "it says that the second file is loaded");
+  });
+
+  /* Common forms need the first file only; what needs more says so, and leaves nothing behind. */
+  const samples = path.join(root, "samples/checkpoints"), golden = path.join(root, "tests/golden");
+  const common = ["dcp_fsdp2", "dcp_hsdp", "dcp_fsdp1_sharded", "safetensors_model", "safetensors_index", "torch_plain", "torch_nested", "torch_legacy", "torch_bin_index", "torch_train_state"];
+  const rare = [...["deepspeed/zero3_bf16", "deepspeed/universal_zero1_bf16", "megatron/layers", "folders/trainer", "folders/torch_checkpointing"].map((name) => path.join(golden, name)), ...["dcp_hf_sharded", "dcp_objects", "torch_classes"].map((name) => path.join(samples, name))];
+  const openedAs = (tessera, target) => {
+    const { files, options, close } = filesOf(target);
+    try {
+      const checkpoint = tessera.open(files, options), text = ["inspect", "findings", "sarif", "overview"].map((kind) => checkpoint.document(kind)).join("");
+      checkpoint.close();
+      return text;
+    } finally {
+      close();
+    }
+  };
+  const texts = new Map();
+  for (const name of common) test(`${name} needs the first file only`, () => texts.set(path.join(samples, name), openedAs(bare, path.join(samples, name))));
+  for (const target of rare) test(`${path.relative(root, target)} asks for the second file`, () => {
+    const handles = bare.openCount, before = bare.memoryBytes;
+    for (let i = 0; i < 50; i++) {
+      const e = errorOf(() => openedAs(bare, target));
+      check(e instanceof TesseraError && /await prepare\(\) first/.test(e.message), `${e}`);
+    }
+    check(bare.openCount === handles && bare.memoryBytes - before <= 1 << 20, `${bare.openCount} handles, ${bare.memoryBytes - before} bytes more`);
   });
   await bare.prepare(writers);
   await bare.prepare(writers);
+  for (const [target, text] of texts) test(`${path.basename(target)} is the same with both files`, () => same(text, openedAs(bare, target), "documents"));
+  for (const target of rare) test(`${path.relative(root, target)} opens with both files`, () => check(openedAs(bare, target).length > 100, "nothing"));
   test("once it is prepared, what was opened before can be converted", () => {
     check(opened.optimizer("flatten").find("state.emb.weight.step") !== undefined, "flatten");
   });

@@ -39,6 +39,8 @@ export async function launch(options = {}) {
   const profile = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-web-"));
   const context = await chromium.launchPersistentContext(profile, { executablePath: "/usr/bin/chromium", args: FLAGS, headless: true, ...options });
   context.setDefaultTimeout(PATIENCE);
+  // Playwright hears inputs of files and not these dialogs; tests that are about them put others in their place.
+  await context.addInitScript(() => { globalThis.showOpenFilePicker = undefined; });
   return { context, close: async () => { await context.close(); fs.rmSync(profile, { recursive: true, force: true }); } };
 }
 

@@ -2,7 +2,7 @@
 import fs from "node:fs";
 import http from "node:http";
 import path from "node:path";
-import { axeSource, pick, samples, view } from "./browser.mjs";
+import { axeSource, pick, root, rowsOf, samples, view } from "./browser.mjs";
 import { check, test } from "./harness.mjs";
 import { goTo, openSample, READY } from "./views.mjs";
 
@@ -247,6 +247,18 @@ export async function testHabits({ page, url, context, broken }) {
       served.stop();
     }
   });
+  await test("tessera view --part shows the part alone", async () => {
+    const served = await view(path.join(root, "tests/golden/deepspeed/zero1_bf16"), "--part", "model");
+    try {
+      await page.goto(served.url);
+      await page.locator('.window [role="row"]', { hasText: "down" }).first().waitFor(); // rows appear before their names do
+      const names = (await rowsOf(page)).map((row) => row.split(" | ")[0].replace(/^\W+/, ""));
+      check(names.some((n) => n.startsWith("down")) && !names.some((n) => /^(model|module|optim|engine)/.test(n)), JSON.stringify(await rowsOf(page)));
+    } finally {
+      served.stop();
+    }
+  });
+
   await test("tessera view of two checkpoints opens the comparison", async () => {
     const served = await view(path.join(samples, "dcp_tp_fsdp2"), path.join(samples, "dcp_fsdp2"));
     try {

@@ -12,7 +12,7 @@ const isKept = (page) => page.waitForFunction(() => document.documentElement.dat
 function publishNext(folder) {
   const assets = path.join(folder, "assets"), old = fs.readdirSync(assets).find((n) => /^index-.*\.js$/.test(n));
   fs.renameSync(path.join(assets, old), path.join(assets, "index-next.js"));
-  for (const name of ["index.html", "remote.html"]) {
+  for (const name of ["index.html", "remote.html", "assets.json"]) {
     const file = path.join(folder, name);
     fs.writeFileSync(file, fs.readFileSync(file, "utf8").replaceAll(old, "index-next.js"));
   }

@@ -6,15 +6,20 @@ import { testPure } from "./pure.mjs";
 import { testSarif } from "./sarif.mjs";
 import { testSamples } from "./samples.mjs";
 import { testViews } from "./views.mjs";
+import { testFirefox } from "./firefox.mjs";
 import { testHabits } from "./habits.mjs";
 import { testOffline } from "./offline.mjs";
+import { testLoading } from "./loading.mjs";
+import { testOpening } from "./opening.mjs";
+import { testOptimizer } from "./optimizer.mjs";
 import { testPackage } from "./package.mjs";
 import { testRaces } from "./races.mjs";
 import { testScale } from "./scale.mjs";
 import { testTruth } from "./truth.mjs";
+import { testWriting } from "./writing.mjs";
 
 const option = (name) => process.argv[process.argv.indexOf(name) + 1 || process.argv.length];
-const families = { testViews, testTruth, testHabits, testRaces, testOffline, testPackage, testSamples, testScale };
+const families = { testViews, testTruth, testWriting, testLoading, testOptimizer, testOpening, testHabits, testRaces, testOffline, testPackage, testSamples, testScale };
 const server = await serve();
 const browser = await launch({ viewport: { width: 1280, height: 800 }, acceptDownloads: true });
 try {
@@ -31,6 +36,7 @@ try {
     await family({ page, url: server.url, context: browser.context, broken });
     await page.close();
   }
+  if (!option("--only") || option("--only") === "firefox") await testFirefox();
 } finally {
   await browser.close();
   server.stop();

@@ -12,9 +12,9 @@
 #include "hosted/hosted.h"
 #include "on_devices.h"
 #include "support/random.h"
+#include "tessera/statedict.h"
 #include "tessera/sys/gpu_device.h"
 #include "tessera/sys/gpu_pipe.h"
-#include "tessera/statedict.h"
 #include "tessera/sys/host_calls.h"
 
 /* ---- order ---- */
@@ -345,7 +345,7 @@ static void test_hosted_kernels__offloading_waits_once(void **state)
     }
     OK(memory->synchronize(memory, err));
     const uint64_t before = hosted_waits();
-    OK(tsr_state_dict_offload(tsr_state_dict_root(dict), comm, NULL, 0, false, out, err));
+    OK(tsr_state_dict_offload(tsr_state_dict_root(dict), comm, NULL, out, err));
     assert_int_equal(hosted_waits() - before, 1);
     for (uint64_t i = 0; i < 20; i++) {
         const tsr_tensor *tensor = tsr_tensor_of(tsr_state_dict_root(out)->items[2 * i + 1]);

@@ -1,0 +1,148 @@
+/* native/io/guards.h: a guard is read with the first bytes that it guards, once, and a wrong one fails every read behind it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "support/failing_allocator.h"
+#include "io/guards.h"
+#include "tessera/host.h"
+
+enum { FILE_BYTES = 4096, GUARD = 16, DATA = 100 };
+
+/* Two files of bytes that say where they are, and what was read of them. */
+typedef struct reads {
+    uint8_t bytes[2][FILE_BYTES];
+    unsigned count;
+    uint64_t last_offset;
+    size_t last_size;
+} reads;
+
+static tsr_status read_bytes(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    reads *r = ctx;
+    (void)err;
+    memcpy(buffer, &r->bytes[file][offset], size);
+    r->count++;
+    r->last_offset = offset;
+    r->last_size = size;
+    return TSR_OK;
+}
+
+static tsr_status check(const tsr_store_guard *guard, const uint8_t *bytes, tsr_error *err)
+{
+    const bool is_right = guard->facts.size == GUARD && memcmp(guard->facts.data, bytes, GUARD) == 0;
+    return is_right ? TSR_OK : tsr_raise(err, TSR_E_FORMAT, guard->byte_offset, "another guard");
+}
+
+static void fill(reads *r)
+{
+    *r = (reads){.count = 0};
+    for (int f = 0; f < 2; f++)
+        for (int i = 0; i < FILE_BYTES; i++) r->bytes[f][i] = (uint8_t)(i * 7 + i / 256 + f * 31);
+}
+
+/* Guards of 16 bytes before each 100, from byte 0 on, added from the last to the first. */
+static tsr_guards *guarded(reads *r, unsigned count, const tsr_allocator *allocator)
+{
+    tsr_guards *guards = NULL;
+    tsr_error err = {0};
+    if (tsr_guards_new(allocator, read_bytes, r, &guards, &err) != TSR_OK) return NULL;
+    for (uint32_t f = 0; f < 2; f++) {
+        for (unsigned i = count; i-- > 0;) {
+            const uint64_t at = i * (GUARD + DATA);
+            const tsr_store_guard guard = {f, at, at + GUARD, DATA, {(const char *)&r->bytes[f][at], GUARD}, check};
+            if (tsr_guards_add(guards, &guard, &err) == TSR_OK) continue;
+            tsr_guards_free(guards);
+            return NULL;
+        }
+    }
+    return guards;
+}
+
+static void expect(tsr_guards *guards, const reads *r, uint32_t file, uint64_t offset, size_t size)
+{
+    uint8_t got[FILE_BYTES];
+    assert_int_equal(tsr_guards_read(guards, file, offset, got, size, NULL), TSR_OK);
+    assert_memory_equal(got, &r->bytes[file][offset], size);
+}
+
+static void test_native_guards__a_guard_is_read_with_the_first_bytes_behind_it(void **state)
+{
+    (void)state;
+    reads r;
+    fill(&r);
+    failing_allocator never;
+    failing_start(&never, SIZE_MAX);
+    tsr_guards *guards = guarded(&r, 5, &never.allocator);
+    assert_non_null(guards);
+    expect(guards, &r, 1, 2 * (GUARD + DATA) + GUARD, 10);
+    assert_int_equal(r.count, 1);
+    assert_int_equal(r.last_offset, 2 * (GUARD + DATA));
+    assert_int_equal(r.last_size, GUARD + 10);
+    expect(guards, &r, 1, 2 * (GUARD + DATA) + GUARD, 20); /* known */
+    assert_int_equal(r.count, 2);
+    assert_int_equal(r.last_size, 20);
+    expect(guards, &r, 1, 3 * (GUARD + DATA) + GUARD + 50, 20); /* from the middle: the guard alone, too */
+    assert_int_equal(r.count, 4);
+    expect(guards, &r, 0, 0, 5 * (GUARD + DATA) + 100); /* a whole file, with the guards among its bytes */
+    assert_int_equal(r.count, 5);
+    expect(guards, &r, 0, 5 * (GUARD + DATA), 100); /* nothing guards these */
+    tsr_guards_free(guards);
+}
+
+static void test_native_guards__a_wrong_guard_fails_every_read_behind_it(void **state)
+{
+    (void)state;
+    reads r;
+    fill(&r);
+    failing_allocator never;
+    failing_start(&never, SIZE_MAX);
+    tsr_guards *guards = guarded(&r, 5, &never.allocator);
+    uint8_t got[FILE_BYTES];
+    const uint64_t at = GUARD + DATA;
+    assert_non_null(guards);
+    r.bytes[0][at + 3] ^= 1;
+    const struct { uint64_t offset; size_t size; } wrong[] = {{at + GUARD, 10}, {at + GUARD + 50, 10}, {at, 40}, {10, 300}, {at + 8, 20}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        tsr_error err = {0};
+        assert_int_equal(tsr_guards_read(guards, 0, wrong[i].offset, got, wrong[i].size, &err), TSR_E_FORMAT);
+        assert_int_equal(err.byte_position, at);
+    }
+    expect(guards, &r, 0, 2 * at + GUARD, 10);
+    expect(guards, &r, 1, at + GUARD, 10); /* of the other file */
+    expect(guards, &r, 0, at, GUARD);      /* the guard itself, without what it guards */
+    tsr_guards_forget(guards);
+    expect(guards, &r, 0, at + GUARD, 10);
+    tsr_guards_free(guards);
+}
+
+static void test_native_guards__memory_that_runs_out_leaks_nothing(void **state)
+{
+    (void)state;
+    failing_allocator failing = {.failed = true};
+    for (size_t n = 0; failing.failed; n++) {
+        reads r;
+        uint8_t got[DATA];
+        failing_start(&failing, n);
+        fill(&r);
+        tsr_guards *guards = guarded(&r, 3, &failing.allocator);
+        const tsr_status status = guards ? tsr_guards_read(guards, 0, GUARD, got, sizeof got, NULL) : TSR_E_NOMEM;
+        assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
+        tsr_guards_free(guards);
+        assert_int_equal(failing.live, 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_native_guards__a_guard_is_read_with_the_first_bytes_behind_it),
+        cmocka_unit_test(test_native_guards__a_wrong_guard_fails_every_read_behind_it),
+        cmocka_unit_test(test_native_guards__memory_that_runs_out_leaks_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

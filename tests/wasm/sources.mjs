@@ -1,0 +1,267 @@
+/** What `open` is told with the files (part, step, shards) and maps, against the command's --part, --step, --shards, --map,
+ *  --inverse and --dequantize: documents, refusals and the bytes of conversions. */
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import zlib from "node:zlib";
+import { spawnSync } from "node:child_process";
+import { pathless, refusalOf } from "./calls.mjs";
+import { filesAt, MemorySink, resultOf, sameFiles } from "./conversions.mjs";
+import { check, errorOf, same, test, testAsync } from "./harness.mjs";
+
+/** A safetensors file of F32 tensors, or of the given dtype, whose bytes are all different: { name: [shape, dtype, bytes] }. */
+function safetensors(tensors) {
+  const header = {}, bodies = [];
+  let at = 0, seed = 1;
+  const sizes = { F32: 4, BF16: 2, F8_E4M3: 1, I8: 1 };
+  for (const [name, [shape, dtype = "F32"]] of Object.entries(tensors)) {
+    const count = shape.reduce((a, b) => a * b, 1);
+    const values = dtype === "F32" ? Buffer.from(Float32Array.from({ length: count }, () => ((seed = (seed * 48271) % 2147483647) % 2000) / 512 - 1).buffer)
+      : Buffer.from(Uint8Array.from({ length: count * sizes[dtype] }, () => (seed = (seed * 48271) % 2147483647) % 120));
+    header[name] = { dtype, shape, data_offsets: [at, (at += values.length)] };
+    bodies.push(values);
+  }
+  const text = Buffer.from(JSON.stringify(header)), size = Buffer.alloc(8);
+  size.writeBigUInt64LE(BigInt(text.length));
+  return Buffer.concat([size, text, ...bodies]);
+}
+
+/** Compares one call, or one conversion, of a checkpoint that was opened with options, with a command. */
+function comparer({ tessera, native, withOpened, sourceOf }, folder) {
+  const run = (args) => spawnSync(native, args, { encoding: "utf8", maxBuffer: 1 << 28 });
+  /* A map that is given as a document has no path. */
+  const refuses = (p, refusal, target, what) => check(refusal !== undefined && refusalOf(p.stderr, target).replace(/--map \S+\.json/, "--map").includes(refusal), `${what}: native refuses: ${p.stderr.trim()}; wasm: ${refusal ?? "nothing"}`);
+
+  function documents(target, options, call, args) {
+    const p = run(args);
+    let ours, refusal;
+    try {
+      ours = withOpened(target, call, options);
+    } catch (e) {
+      if (!e.status) throw e;
+      refusal = e.message;
+    }
+    if (p.status === 2) return refuses(p, refusal, target, args.join(" "));
+    check(refusal === undefined, `${args.join(" ")}: wasm refuses: ${refusal}`);
+    same(pathless(JSON.parse(p.stdout), target), pathless(ours, target), args.join(" "));
+  }
+
+  async function files(target, options, [command, settings], args) {
+    const destination = path.join(folder, "native"), sink = new MemorySink();
+    fs.rmSync(destination, { recursive: true, force: true });
+    fs.rmSync(`${destination}.objects.json`, { force: true });
+    const p = run([command, target, destination, "--json", ...args]);
+    const source = sourceOf(target);
+    let opened, result, refusal;
+    try {
+      opened = tessera.open(source.files, { ...source.options, ...options });
+      result = await opened[command](settings, sink);
+    } catch (e) {
+      if (!e.status) throw e;
+      refusal = e.message;
+    } finally {
+      opened?.close();
+      source.close();
+    }
+    if (p.status) return void refuses(p, refusal, target, args.join(" "));
+    check(refusal === undefined, `${args.join(" ")}: wasm refuses: ${refusal}`);
+    sameFiles(filesAt(destination), sink.files, args.join(" "));
+    check(resultOf(JSON.parse(p.stdout)) === resultOf(result), `${args.join(" ")}: results differ: ${resultOf(JSON.parse(p.stdout)).slice(0, 300)} and ${resultOf(result).slice(0, 300)}`);
+    check(sink.files.size > 0, `${args.join(" ")}: nothing was written`);
+  }
+  return { documents, files, run };
+}
+
+const withFolder = async (body) => {
+  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sources-"));
+  try {
+    await body(folder, (name, bytes) => {
+      const at = path.join(folder, name);
+      fs.mkdirSync(path.dirname(at), { recursive: true });
+      fs.writeFileSync(at, bytes);
+      return at;
+    });
+  } finally {
+    fs.rmSync(folder, { recursive: true });
+  }
+};
+
+const READS = [
+  ["inspect", (c) => c.inspect({ hash: "sha256" }), (t) => ["inspect", t, "--json", "--hash", "sha256"]],
+  ["validate", (c) => c.validate({ deep: true }), (t) => ["validate", t, "--json", "--deep"]],
+  ["layout", (c) => c.layout(), (t) => ["layout", t]],
+  ["manifest", (c) => c.manifest(), (t) => ["manifest", t]],
+  ["canonicalize", (c) => c.canonicalize(), (t) => ["fqn", "--checkpoint", t, "--json"]],
+  ["plan", (c) => c.plan({ mesh: "dp=2", placements: "shard(0)", items: true }), (t) => ["plan", t, "--json", "--items", "--mesh", "dp=2", "--placements", "shard(0)"]],
+];
+const WRITES = [
+  [["convert", { to: "torch" }], ["--to", "torch"]],
+  [["convert", { to: "dcp" }], ["--to", "dcp"]],
+  [["convert", { to: "safetensors", objects: "drop" }], ["--to", "safetensors", "--objects", "drop"]],
+  [["convert", { to: "deepspeed-universal" }], ["--to", "deepspeed-universal"]],
+  [["reshard", { to: "dcp", mesh: "dp=2", placements: "shard(0)" }], ["--to", "dcp", "--mesh", "dp=2", "--placements", "shard(0)"]],
+];
+
+/** --part, --step, --shards. */
+export const testSources = (environment) => withFolder(async (folder, put) => {
+  const { root, withOpened, tessera } = environment, { documents, files, run } = comparer(environment, folder);
+  const golden = path.join(root, "tests/golden"), samples = path.join(root, "samples/checkpoints");
+
+  async function each(target, options, args, what) {
+    for (const [name, call, argsOf] of READS) test(`${what} ${args.join(" ")} ${name}`, () => documents(target, options, call, [...argsOf(target), ...args]));
+    for (const [job, more] of WRITES) await testAsync(`${what} ${args.join(" ")} ${job[0]} ${more.join(" ")}`, () => files(target, options, job, [...more, ...args]));
+  }
+
+  /* Real checkpoints of training frameworks, whole and part by part. */
+  for (const framework of ["deepspeed", "megatron", "folders", "torchao", "frameworks"]) {
+    for (const name of fs.readdirSync(path.join(golden, framework)).filter((n) => fs.statSync(path.join(golden, framework, n)).isDirectory())) {
+      const target = path.join(golden, framework, name), what = `${framework}/${name}`, p = run(["inspect", target, "--json"]);
+      await each(target, {}, [], what);
+      if (p.status) continue;
+      for (const part of JSON.parse(p.stdout).summary.parts ?? []) await each(target, { part: part.name }, ["--part", part.name], what);
+      test(`${what} refuses parts that it does not have`, () => documents(target, { part: "nosuch" }, (c) => c.inspect(), ["inspect", target, "--json", "--part", "nosuch"]));
+    }
+  }
+
+  /* A run with two checkpoints, first without and then with a file that names one. */
+  for (const [name, sample] of [["step-90", "dcp_fsdp2"], ["step-100", "dcp_hsdp"]]) fs.cpSync(path.join(samples, sample), path.join(folder, "run", name), { recursive: true });
+  const target = path.join(folder, "run");
+  for (const step of ["latest", "90", "step-100", "nosuch", "0"]) await each(target, { step }, ["--step", step], "run");
+  test("a directory of several checkpoints is refused with their list", () => documents(target, {}, (c) => c.inspect(), ["inspect", target, "--json"]));
+  put("run/latest", "step-90");
+  await each(target, {}, [], "run with latest");
+  test("both sides of a diff have their own step", () => {
+    const p = run(["diff", path.join(target, "step-90"), path.join(target, "step-100"), "--json", "--values"]);
+    withOpened(target, (a) => withOpened(target, (b) => {
+      const diff = a.diff(b);
+      while (diff.step());
+      same(pathless({ ...JSON.parse(p.stdout), a: 0, b: 0 }, target), pathless({ ...diff.result(), a: 0, b: 0 }, target), "diff");
+    }, { step: "100" }), { step: "90" });
+  });
+
+  /* Ranks with plain tensors, joined by a map, and cut again for more ranks. */
+  for (const rank of [0, 1]) put(`ranks/model-rank-${rank}-part-0.safetensors`, safetensors({ [`only.${rank}`]: [[1 + rank]], "a.weight": [[4, 6]], "b.weight": [[8, 2], "BF16"], "c.fused": [[6, 3]], norm: [[4]] }));
+  const shards = { schema: "tessera.shards/1", rules: [{ match: "a.weight", concat: 1 }, { match: "b.*", concat: 0 }, { match: "c.fused", concat: 0, blocks: 3 }, { match: "norm", only_rank: 1 }, { match: "only.*", concat: 0 }] };
+  const ranks = path.join(folder, "ranks"), map = put("shards.json", JSON.stringify(shards));
+  for (const given of [shards, fs.readFileSync(map, "utf8")]) await each(ranks, { shards: given }, ["--shards", map], "ranks");
+  await each(ranks, {}, [], "ranks without a map");
+  for (const [options, args] of [[{ to: "ranks", worldSize: 2 }, ["--world-size", "2"]], [{ to: "ranks", worldSize: 4 }, ["--world-size", "4"]], [{ to: "ranks" }, []]])
+    await testAsync(`ranks to ranks ${args.join(" ")}`, () => files(ranks, { shards }, ["convert", options], ["--to", "ranks", "--shards", map, ...args]));
+  await testAsync("--to ranks without a map", () => files(path.join(samples, "safetensors_model"), {}, ["convert", { to: "ranks" }], ["--to", "ranks"]));
+  test("shards that are neither a document nor a built-in map are refused", () => {
+    const { files: listed } = environment.sourceOf(ranks);
+    for (const given of ["nosuch", '{"schema": "tessera.shards/1"}', "{", { schema: "tessera.shards/2" }]) check(errorOf(() => tessera.open(listed, { shards: given })).status, `${given} was taken`);
+    for (const given of [3, true, ["a"]]) check(errorOf(() => tessera.open(listed, { shards: given })) instanceof TypeError, `${given} was taken`);
+    check(/meta-llama/.test(errorOf(() => tessera.open(listed, { shards: "nosuch" })).message), "the built-in maps are not named");
+    check(tessera.openCount === 0, "something is open");
+  });
+});
+
+/** A torch.save file whose pickle is a dict of a name: a global of a module. */
+function torchFile(module, name) {
+  const text = (s) => Buffer.concat([Buffer.from([0x58, s.length, 0, 0, 0]), Buffer.from(s)]);
+  const pickle = Buffer.concat([Buffer.from([0x80, 2, 0x7d]), text("a"), Buffer.from(`c${module}\n${name}\n`), Buffer.from("s.")]);
+  const members = [["x/data.pkl", pickle], ["x/byteorder", Buffer.from("little")], ["x/version", Buffer.from("3\n")]], locals = [], central = [];
+  let at = 0;
+  for (const [member, bytes] of members) {
+    const head = Buffer.alloc(26);
+    head.writeUInt32LE(zlib.crc32(bytes), 10);
+    head.writeUInt32LE(bytes.length, 14);
+    head.writeUInt32LE(bytes.length, 18);
+    head.writeUInt16LE(member.length, 22);
+    const entry = Buffer.alloc(16);
+    entry.writeUInt32LE(at, 12);
+    locals.push(Buffer.from("PK\x03\x04"), head, Buffer.from(member), bytes);
+    central.push(Buffer.from("PK\x01\x02\0\0"), head, entry.subarray(2), Buffer.from(member));
+    at += 30 + member.length + bytes.length;
+  }
+  const directory = Buffer.concat(central), end = Buffer.alloc(18);
+  end.writeUInt16LE(members.length, 4);
+  end.writeUInt16LE(members.length, 6);
+  end.writeUInt32LE(directory.length, 8);
+  end.writeUInt32LE(at, 12);
+  return Buffer.concat([...locals, directory, Buffer.from("PK\x05\x06"), end]);
+}
+
+/** Whether what a pickle names exists. */
+export const testNames = (environment) => withFolder(async (folder, put) => {
+  const { documents, run } = comparer(environment, folder);
+  for (const [module, name, exists] of [["torch", "Tensor", true], ["torch", "Tensr", false], ["torch.nn", "Linear", true], ["torch.nn", "Liner", false], ["numpy", "ndarray", true], ["numpy", "ndarry", false],
+    ["builtins", "dict", true], ["builtins", "dct", false], ["collections", "Countr", false], ["uuid", "UUID", true], ["torch.made.up", "X", true]]) {
+    test(`a pickle that names ${module}.${name}`, () => {
+      const target = put("names.pt", torchFile(module, name)), found = run(["validate", target, "--json"]).stdout;
+      check(/"pickle\/unloadable"|can do harm/.test(found) === !exists, `native: ${found}`);
+      documents(target, {}, (c) => c.validate(), ["validate", target, "--json"]);
+      documents(target, {}, (c) => JSON.parse(c.document("findings")), ["validate", target, "--json"]);
+    });
+  }
+});
+
+/** --map, --inverse, --dequantize. */
+export const testMaps = (environment) => withFolder(async (folder, put) => {
+  const { tessera, withOpened } = environment, { documents, files, run } = comparer(environment, folder);
+  const experts = Object.fromEntries([0, 1].flatMap((layer) => [["gate", [4, 6]], ...[0, 1, 2, 3].flatMap((e) => [["w1", [5, 6]], ["w2", [6, 5]], ["w3", [5, 6]]].map(([w, shape]) => [`experts.${e}.${w}`, shape]))]
+    .map(([name, shape]) => [`model.layers.${layer}.block_sparse_moe.${name}.weight`, [shape]])));
+  const mixtral = put("mixtral/model.safetensors", safetensors({ ...experts, "model.embed_tokens.weight": [[8, 6]], "lm_head.weight": [[8, 6], "BF16"] }));
+  const own = { schema: "tessera.map/1", rules: [{ from: ["a"], to: ["x", "y"], do: [{ split: 0, parts: 2 }] }, { from: ["l.{i}"], to: ["all"], do: [{ transpose: [1, 0] }, { stack: 0 }] }] };
+  const source = put("own/model.safetensors", safetensors({ a: [[4, 3]], "l.0": [[2, 3]], "l.1": [[2, 3]] }));
+  const scaled = put("scaled/model.safetensors", safetensors({ "w": [[256, 130], "F8_E4M3"], "w_scale_inv": [[2, 2]], "q.weight": [[7, 64], "I8"], "q.weight_scale": [[7, 4]], n: [[3]] }));
+  const refused = { ...own, rules: own.rules.slice(0, 1) }, odd = { ...own, rules: [{ from: ["a"], to: ["x"], do: [{ twist: 1 }] }] };
+  const paths = new Map([own, refused, odd].map((map, i) => [map, put(`map${i}.json`, JSON.stringify(map))]));
+  const cases = [[mixtral, "transformers-mixtral"], [source, own], [source, refused], [source, odd], [source, "transformers-mixtral"], [source, "nosuch"]];
+  const argsOf = (map) => ["--map", paths.get(map) ?? map];
+  for (const [target, map] of cases) {
+    const what = `${path.basename(path.dirname(target))} ${typeof map === "string" ? map : JSON.stringify(map.rules.length)}`, args = argsOf(map);
+    const compare = (name, call, more) => test(`map ${what} ${name}`, () => documents(target, {}, call, more));
+    compare("manifest", (c) => c.manifest({ map }), ["manifest", target, ...args]);
+    compare("manifest chosen", (c) => c.manifest({ map, include: ["**.layers.0.**", "x"] }), ["manifest", target, ...args, "--include", "**.layers.0.**", "--include", "x"]);
+    compare("canonicalize", (c) => c.canonicalize({ map }), ["fqn", "--checkpoint", target, "--json", ...args]);
+    compare("plan", (c) => c.plan({ map, mesh: "dp=2", placements: "shard(0)" }), ["plan", target, "--json", ...args, "--mesh", "dp=2", "--placements", "shard(0)"]);
+    if (map === refused || map === odd || map === "nosuch" || (map === "transformers-mixtral" && target === source)) continue;
+    for (const [job, more] of WRITES.filter(([, more]) => !more.includes("deepspeed-universal")))
+      await testAsync(`map ${what} ${job[0]} ${more.join(" ")}`, () => files(target, {}, [job[0], { ...job[1], map }], [...more, ...args]));
+
+    /* Back again: the inverse of what was written is the source. */
+    const mapped = path.join(folder, "mapped"), file = path.join(mapped, "model.safetensors");
+    fs.rmSync(mapped, { recursive: true, force: true });
+    fs.mkdirSync(mapped);
+    check(run(["convert", target, file, ...args]).status === 0, "native convert");
+    await testAsync(`map ${what} inverse`, () => files(file, {}, ["convert", { to: "safetensors", map, inverse: true }], ["--to", "safetensors", ...args, "--inverse"]));
+    test(`map ${what} verify`, () => {
+      const manifest = run(["manifest", file]).stdout, at = put("manifest.json", manifest);
+      documents(target, {}, (c) => c.verify(manifest, { map }), ["verify", target, at, "--json", ...args]);
+      documents(target, {}, (c) => c.verify(manifest), ["verify", target, at, "--json"]);
+    });
+    test(`map ${what} diff`, () => {
+      const p = run(["diff", target, file, "--json", "--values", ...args]);
+      check(p.status === 0, `native: ${p.stdout}${p.stderr}`);
+      withOpened(target, (a) => withOpened(file, (b) => {
+        const diff = a.diff(b, { map });
+        while (diff.step());
+        const [theirs, ours] = [JSON.parse(p.stdout), diff.result()].map((d) => JSON.stringify({ ...d, a: 0, b: 0 }));
+        same(theirs, ours, "diff");
+        check(ours.includes('"same":true'), ours.slice(0, 200));
+        diff.close();
+        check(!a.diff(b).result().same, "without the map");
+        check(errorOf(() => a.diff(b, { inverse: true })).message === "--inverse needs --map MAP", "inverse without a map");
+      }));
+      check(tessera.openCount === 0, "something is open");
+    });
+  }
+
+  for (const [options, args] of [[{}, []], [{ dtype: "float32" }, ["--dtype", "float32"]], [{ dtype: "float16", include: ["w", "q.*"] }, ["--dtype", "float16", "--include", "w", "--include", "q.*"]]]) {
+    await testAsync(`dequantize ${args.join(" ")}`, () => files(scaled, {}, ["convert", { to: "torch", dequantize: true, ...options }], ["--to", "torch", "--dequantize", ...args]));
+    await testAsync(`scaled numbers without it ${args.join(" ")}`, () => files(scaled, {}, ["convert", { to: "torch", ...options }], ["--to", "torch", ...args]));
+  }
+  await testAsync("dequantize and reshard", () => files(scaled, {}, ["reshard", { to: "dcp", dequantize: true, mesh: "dp=2", placements: "shard(0)" }], ["--to", "dcp", "--dequantize", "--mesh", "dp=2", "--placements", "shard(0)"]));
+  await testAsync("dequantize where nothing is scaled", () => files(source, {}, ["convert", { to: "torch", dequantize: true }], ["--to", "torch", "--dequantize"]));
+  await testAsync("inverse without a map", () => files(source, {}, ["convert", { to: "torch", inverse: true }], ["--to", "torch", "--inverse"]));
+
+  test("the built-in maps are listed and shown", () => {
+    const names = run(["map", "list"]).stdout.trim().split("\n");
+    same(JSON.stringify(names), JSON.stringify(tessera.mapList()), "names");
+    check(names.length > 0, "there are none");
+    for (const name of names) same(run(["map", "show", name]).stdout, tessera.mapShow(name), name);
+    check(run(["map", "show", "nosuch"]).stderr.includes(errorOf(() => tessera.mapShow("nosuch")).message), "an unknown map");
+  });
+});

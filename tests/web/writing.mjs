@@ -1,0 +1,238 @@
+/** Convert and Reshard: what is written has the bytes that the command line writes, and nothing half-written is left. */
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { spawnSync } from "node:child_process";
+import { pick, root, samples } from "./browser.mjs";
+import { chosenFiles, chosenSizes, clearChosen, expectSame, filesBelow, lendPlaces, takePickers, tessera } from "./files.mjs";
+import { check, skip, test } from "./harness.mjs";
+import { goTo } from "./views.mjs";
+
+const python = path.join(root, ".local/venv/bin/python");
+
+async function open(page, target) {
+  await page.getByRole("button", { name: "Tessera", exact: true }).click();
+  await pick(page, target);
+  await page.locator(".window .row .text").first().waitFor();
+}
+
+const view = (page) => page.locator("section.view");
+const ready = (page) => page.getByRole("button", { name: "Save…", exact: true }).and(page.locator(":enabled")).waitFor();
+
+async function convert(page, sample, fill) {
+  await open(page, path.join(samples, sample));
+  await goTo(page, "Convert…");
+  await fill();
+  await ready(page);
+}
+
+async function saved(page) {
+  await page.getByRole("button", { name: "Save…", exact: true }).click();
+  await page.locator(".written").waitFor();
+}
+
+const below = (files, prefix) => new Map([...files].map(([name, bytes]) => [name.startsWith(prefix) ? name.slice(prefix.length) : `?${name}`, bytes]));
+
+/** Form fields, the command line's options, and whether one file comes out. */
+const CONVERSIONS = [
+  ["dcp_tp_fsdp2", { Form: "torch" }, ["--to", "torch"], "one.pt"],
+  ["dcp_fsdp2", { Form: "safetensors", "Non-tensor objects": "drop", "Floating-point tensors become": "bfloat16" }, ["--to", "safetensors", "--objects", "drop", "--dtype", "bfloat16"], "one.safetensors"],
+  ["dcp_fsdp2", { Form: "safetensors", "Non-tensor objects": "sidecar", "Only names that match": "optim.**" }, ["--to", "safetensors", "--objects", "sidecar", "--include", "optim.**"], "one.safetensors"],
+  ["torch_train_state", { Form: "safetensors", "Non-tensor objects": "drop", "Shards of at most": "200", "Renames, one per line": "model.=" }, ["--to", "safetensors", "--objects", "drop", "--max-shard-size", "200", "--rename", "model.="], "one"],
+  ["safetensors_index", { Form: "dcp" }, ["--to", "dcp"], "one"],
+  ["torch_ranks_tp_fsdp2", { Form: "dcp" }, ["--to", "dcp"], "one"],
+];
+
+async function fill(page, fields) {
+  for (const [label, value] of Object.entries(fields)) {
+    const field = page.locator("form.fields").getByLabel(label, { exact: true });
+    if (await field.evaluate((e) => e.tagName) === "SELECT") await field.selectOption(value);
+    else await field.fill(value);
+  }
+  await page.locator("section[aria-label=Save]").getByLabel("Name").fill("one");
+}
+
+async function testConversions(page, scratch) {
+  for (const [sample, fields, options, name] of CONVERSIONS) {
+    await test(`${sample} is written as tessera convert ${options.join(" ")} writes it`, async () => {
+      await clearChosen(page);
+      await lendPlaces(page);
+      await convert(page, sample, () => fill(page, fields));
+      const shown = await page.locator("section[aria-label=Save] tbody tr").evaluateAll((rows) => rows.map((r) => [...r.children].map((c) => c.textContent)));
+      await saved(page);
+      const got = await chosenFiles(page), at = path.join(scratch, `${sample}-${CONVERSIONS.findIndex((c) => c[1] === fields)}`);
+      fs.mkdirSync(at);
+      tessera("convert", path.join(samples, sample), path.join(at, name), ...options);
+      const want = filesBelow(at), written = [...got.keys()].some((n) => n.startsWith("one/")) && !want.has("one/.metadata") && ![...want.keys()].some((n) => n.startsWith("one/")) ? below(got, "one/") : got;
+      expectSame(written, want);
+      for (const [file, size] of shown) check([...want.keys()].some((n) => n.endsWith(file)), `the preview names '${file}' (${size})`);
+    });
+  }
+}
+
+async function testDownloads(page, scratch) {
+  const download = async (sample, fields) => {
+    await convert(page, sample, () => fill(page, fields));
+    const [file] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Save…", exact: true }).click()]);
+    await page.locator(".written").waitFor();
+    return [file.suggestedFilename(), await file.path()];
+  };
+  await takePickers(page);
+  await test("without pickers, one file is downloaded", async () => {
+    const [name, at] = await download("dcp_tp_fsdp2", { Form: "torch" });
+    check(name === "one.pt", name);
+    tessera("convert", path.join(samples, "dcp_tp_fsdp2"), path.join(scratch, "download.pt"), "--to", "torch");
+    check(fs.readFileSync(at).equals(fs.readFileSync(path.join(scratch, "download.pt"))), "it has other bytes");
+  });
+  await test("without pickers, a DCP is downloaded as an uncompressed zip that Python's zipfile reads", async () => {
+    const [name, at] = await download("safetensors_index", { Form: "dcp" });
+    check(name === "one.zip", name);
+    const to = path.join(scratch, "unzipped");
+    const p = spawnSync("python3", ["-c", "import sys, zipfile\nz = zipfile.ZipFile(sys.argv[1])\nassert z.testzip() is None\nassert all(i.compress_type == 0 for i in z.infolist())\nz.extractall(sys.argv[2])", at, to], { encoding: "utf8" });
+    check(p.status === 0, p.stderr);
+    tessera("convert", path.join(samples, "safetensors_index"), path.join(scratch, "native-dcp"), "--to", "dcp");
+    expectSame(filesBelow(path.join(to, "one")), filesBelow(path.join(scratch, "native-dcp")));
+  });
+  await test("what an earlier page left in the origin's storage is removed, and what an open page needs stays", async () => {
+    const left = () => page.evaluate(async () => {
+      const saved = await (await navigator.storage.getDirectory()).getDirectoryHandle("tessera-saved");
+      const names = [];
+      for await (const name of saved.keys()) names.push(name);
+      return names.length;
+    });
+    check(await left() > 0, "the copy is gone while its page is open");
+    await page.reload();
+    const end = Date.now() + 20000;
+    while (await left() > 0 && Date.now() < end) await page.waitForTimeout(100);
+    check(await left() === 0, `${await left()} copies are left`);
+  });
+}
+
+async function testRefusals(page) {
+  await test("a refusal has the core's message next to the form, and nothing can be saved", async () => {
+    await open(page, path.join(samples, "dcp_fsdp2"));
+    await goTo(page, "Convert…");
+    await page.locator("section[aria-label=Save] .trouble", { hasText: "which safetensors cannot" }).waitFor();
+    check(await page.getByRole("button", { name: "Save…", exact: true }).isDisabled(), "it can be saved");
+    await page.getByLabel("Form").selectOption("dcp");
+    await page.getByLabel("Renames, one per line").fill("no equals sign");
+    await page.locator("section[aria-label=Save] .trouble", { hasText: "FROM=TO" }).waitFor();
+  });
+  await test("a directory that exists is refused, and stays as it is", async () => {
+    await clearChosen(page);
+    await lendPlaces(page);
+    await page.evaluate(async () => {
+      const one = await (await (await navigator.storage.getDirectory()).getDirectoryHandle("chosen")).getDirectoryHandle("one", { create: true });
+      const stream = await (await one.getFileHandle("mine.txt", { create: true })).createWritable();
+      await stream.write("mine");
+      await stream.close();
+    });
+    await convert(page, "dcp_fsdp2", () => fill(page, { Form: "dcp" }));
+    await page.getByRole("button", { name: "Save…", exact: true }).click();
+    await page.locator("section[aria-label=Save] .trouble", { hasText: "'one' exists in 'chosen'; choose another name" }).waitFor();
+    check(JSON.stringify([...await chosenFiles(page)].map(([n, b]) => [n, String(b)])) === '[["one/mine.txt","mine"]]', "the directory changed");
+  });
+  await test("metadata without data files is refused with the files' names", async () => {
+    const lone = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-lone-"));
+    fs.copyFileSync(path.join(samples, "dcp_fsdp2/.metadata"), path.join(lone, ".metadata"));
+    await open(page, lone);
+    await goTo(page, "Convert…");
+    await page.locator("section[aria-label=Save] .trouble", { hasText: "absent; open the checkpoint together with its data files" }).waitFor();
+    fs.rmSync(lone, { recursive: true });
+  });
+}
+
+async function testCancel(page, scratch) {
+  if (!fs.existsSync(python)) return skip("a conversion that is cancelled", "there is no .local/venv");
+  const large = path.join(scratch, "large.safetensors");
+  const p = spawnSync(python, ["-c", `import torch; from safetensors.torch import save_file; save_file({f"w{i}": torch.full((1 << 22,), float(i)) for i in range(24)}, ${JSON.stringify(large)})`], { encoding: "utf8" });
+  check(p.status === 0, p.stderr);
+  const begin = async (form, name) => {
+    await clearChosen(page);
+    await lendPlaces(page);
+    await open(page, large);
+    await goTo(page, "Convert…");
+    await fill(page, { Form: form });
+    await ready(page);
+    await page.getByRole("button", { name: "Save…", exact: true }).click();
+    await page.locator(".job", { hasText: "Converting" }).waitFor();
+    await page.locator(".job", { hasText: /MB of 40\d MB/ }).waitFor();
+    const { sizes } = await chosenSizes(page), begun = Object.entries(sizes);
+    check(begun.length > 0 && begun.every(([n, size]) => size === 0 && n.startsWith(name)), `${JSON.stringify(sizes)} while it is being written`);
+  };
+  const ends = async (act) => {
+    await act();
+    const end = Date.now() + 20000, left = async () => Object.values(await chosenSizes(page)).flatMap((l) => Array.isArray(l) ? l : Object.keys(l));
+    while ((await left()).length && Date.now() < end) await page.waitForTimeout(50);
+    check((await left()).length === 0, `left: ${(await left()).join(" ")}`);
+  };
+  for (const [form, name] of [["dcp", "one/"], ["torch", "one.pt"]]) {
+    await test(`a conversion to ${form} that is cancelled leaves nothing`, async () => {
+      await begin(form, name);
+      await ends(() => page.locator(".job").getByRole("button", { name: "Cancel" }).click());
+      await view(page).locator("text=Cancelled. Nothing was left behind.").waitFor();
+    });
+  }
+  await test("a conversion of a checkpoint that is closed leaves nothing", async () => {
+    await begin("dcp", "one/");
+    await ends(() => page.getByRole("button", { name: "Tessera", exact: true }).click());
+  });
+  await test("the page can be used while it writes, and the marker comes last", async () => {
+    await begin("dcp", "one/");
+    await goTo(page, "Contents");
+    await page.getByLabel("Filter").fill("w1");
+    await page.locator(".filter [role=status]", { hasText: "11 matches" }).waitFor();
+    check(await page.locator(".job", { hasText: "Converting" }).count() === 1, "it was written before the filter answered");
+    await goTo(page, "Convert…");
+    await page.locator(".written", { hasText: "24 tensors" }).waitFor();
+    check((await chosenSizes(page)).sizes["one/.metadata"] > 0, "the marker is not there");
+  });
+  await clearChosen(page);
+  return undefined;
+}
+
+async function testReshard(page, scratch) {
+  const CASES = [
+    ["dcp_fsdp2", [["3", "shard(0)"]], "", ["--mesh", "dp=3", "--placements", "shard(0)"]],
+    ["dcp_tp_fsdp2", [["2", "shard(0)"], ["2", "shard(1)"]], "torch", ["--mesh", "dp=2,dim1=2", "--placements", "shard(0),shard(1)", "--to", "torch"]],
+  ];
+  for (const [sample, dims, to, options] of CASES) {
+    await test(`${sample} is written as tessera reshard ${options.join(" ")} writes it, after its plan`, async () => {
+      await clearChosen(page);
+      await lendPlaces(page);
+      await open(page, path.join(samples, sample));
+      await goTo(page, "Reshard…");
+      for (const [i, [size, placement]] of dims.entries()) {
+        if (i) await page.getByRole("button", { name: "Add a mesh dim" }).click();
+        await page.getByLabel(`Size of mesh dim ${i + 1}`).fill(size);
+        await page.getByLabel(`Placement on mesh dim ${i + 1}`).selectOption(placement);
+      }
+      const ranks = dims.reduce((n, [size]) => n * Number(size), 1);
+      await page.locator(`[aria-label=Ranks] tbody tr:nth-child(${ranks})`).waitFor();
+      await page.locator(`[aria-label=Ranks] tbody tr:nth-child(${ranks + 1})`).waitFor({ state: "detached" });
+      await page.getByLabel("Form").selectOption(to);
+      await page.locator("section[aria-label=Save]").getByLabel("Name").fill("one");
+      await ready(page);
+      await saved(page);
+      const at = path.join(scratch, `${sample}-resharded`);
+      tessera("reshard", path.join(samples, sample), at, ...options);
+      expectSame(below(await chosenFiles(page), "one/"), filesBelow(at));
+    });
+  }
+}
+
+export async function testWriting({ page, url, broken }) {
+  const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-writing-"));
+  try {
+    await page.goto(url);
+    await page.locator(".samples button").first().waitFor();
+    await testConversions(page, scratch);
+    await testReshard(page, scratch);
+    await testRefusals(page);
+    await testCancel(page, scratch);
+    await testDownloads(page, scratch);
+    await test("no writing breaks the page", () => check(broken.length === 0, broken.join("; ")));
+  } finally {
+    fs.rmSync(scratch, { recursive: true });
+  }
+}
