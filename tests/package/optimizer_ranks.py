@@ -12,13 +12,14 @@ import tempfile
 import warnings
 
 warnings.filterwarnings("ignore", module="torch")
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden"))
+sys.path[:0] = [os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", folder) for folder in ("golden", "support")]
 
 import tessera
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from ended import leave
 from make_optim_load import nested
 from safetensors.torch import save_file
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardMetadata
@@ -255,8 +256,8 @@ def check_refusals(folder, model_state):
     dtensor._local_tensor = rows([4, 2], group)
     refused(lambda: load(on_last({"0.weight": dtensor})), last, "is a ShardedTensor inside a DTensor")
     refused(lambda: load(on_last({"0.weight": nested(rows([5, 7], group), ShardMetadata([0, 0], [5, 7], one.placement), (5, 7), group)})), last, "is [5, 6] in the checkpoint, but '0.weight' is [5, 7]")
-    refused(lambda: load(on_last(sliced_state(0, group))), "differ: the model's state is 1-D on rank 0, 2-D (FSDP over tensor parallel) on rank")
-    refused(lambda: load(model_state, KEY if rank else "model"), "the optimizer's key is 'model' on rank 0, 'optimizer' on rank 1")
+    refused(lambda: load(on_last(sliced_state(0, group))), "differ: the model's state is 1-D on rank 0, but 2-D (FSDP over tensor parallel) on rank")
+    refused(lambda: load(model_state, KEY if rank else "model"), "the optimizer's key is 'model' on rank 0, but 'optimizer' on rank 1")
     refused(lambda: load(model_state, "optim"), "rank 0: ", "no entries under the key 'optim'; at its top it has 'model', 'optimizer'")
     refused(lambda: load(model_state, path=folder if rank else folder + "-absent"), "rank 0: ", "absent")
     load(model_state)  # nobody is left waiting
@@ -308,6 +309,7 @@ def run(rank, world, folder, rendezvous):
     check_warning(own, model_state)
     dist.barrier()
     dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

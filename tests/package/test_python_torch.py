@@ -160,6 +160,46 @@ def killed_at(number, path, overwrite):
         os._exit(1)
 
 
+def objects():
+    import collections
+    import datetime
+    import fractions
+    import pathlib
+    import numpy
+    yield from (frozenset([1, frozenset()]), bytearray(b"\xffa"), b"\xffa", {1}, collections.deque([1, 2], 3), slice(1, 2), range(3))
+    yield from (collections.defaultdict(list, {"a": [1]}), collections.defaultdict(None, {"a": 1}), collections.Counter("aab"),
+                collections.OrderedDict(b=1, a=2))
+    yield from (numpy.float32(1.5), numpy.bool_(True), numpy.dtype("float32"), numpy.random.default_rng(3).bit_generator.state)
+    yield from (datetime.date(2020, 1, 2), fractions.Fraction(1, 3), pathlib.PurePosixPath("a/b"), 1 + 2j, 2**100, torch.Size([1, 2]),
+                torch.float32, torch.device("cpu"))
+
+
+def test_objects_have_the_types_that_they_were_saved_with(t):
+    import numpy
+    for n, value in enumerate([*objects(), numpy.random.get_state(), numpy.arange(6).reshape(2, 3)]):
+        path = t.at(f"objects-{n}")
+        dcp.save({"w": torch.ones(2), "kept": (value, n)}, checkpoint_id=path, no_dist=True)
+        state = {"w": torch.zeros(2), "kept": None}
+        dcp.load(state, storage_reader=tessera.torch.StorageReader(path), no_dist=True)
+        read, number = state["kept"]
+        assert type(read) is type(value) and repr(read) == repr(value) and number == n, f"{value!r} became {read!r}"
+
+
+class Home:
+    """Of the tests: PyTorch would import this module to make one."""
+
+
+def test_objects_of_other_code_are_refused(t):
+    import collections
+    import functools
+    for n, value in enumerate((Home(), collections.defaultdict(Home), collections.defaultdict(functools.partial(dict, a=1)))):
+        path = t.at(f"others-{n}")
+        dcp.save({"w": torch.ones(2), "kept": (value, n)}, checkpoint_id=path, no_dist=True)
+        state = {"w": torch.zeros(2), "kept": None}
+        fails(CheckpointException, lambda: dcp.load(state, storage_reader=tessera.torch.StorageReader(path), no_dist=True), "'kept'", "unsafe_objects")
+        assert state["kept"] is None
+
+
 def test_a_save_that_is_killed_leaves_the_old_or_the_new_checkpoint(t):
     for overwrite in (False, True):
         seen, number, ended = set(), 0, True
