@@ -4,6 +4,9 @@
     $(samples/python-env) samples/make_checkpoints.py                 all small ones into samples/checkpoints
     $(samples/python-env) samples/make_checkpoints.py dcp_fsdp2       this one
     $(samples/python-env) samples/make_checkpoints.py --set large     those too big to commit, into .local/samples
+    $(tests/interop/versions/python-env 2.15.0) samples/make_checkpoints.py   those that PyTorch 2.15 writes
+
+Each sample has the version of PyTorch that writes it; the running one makes its own.
 """
 import argparse
 import os
@@ -25,22 +28,25 @@ def arguments():
 
 
 def picked(args):
+    import torch
     from maker.every_case import CASES
+    version = ".".join(torch.__version__.split(".")[:2])
     which = args.set or ("all" if args.names else "small")
     chosen = {name for n in args.names for name in ([n] if n in CASES else [c for c in CASES if c.startswith(n)])} if args.names else set(CASES)
-    found = [c for c in CASES.values() if c.name in chosen and which in ("all", c.set)]
+    found = [c for c in CASES.values() if c.name in chosen and which in ("all", c.set) and (args.list or c.torch == version)]
     if not found:
-        sys.exit(f"no such sample: {' '.join(args.names)}; --list shows the names")
+        sys.exit(f"no such sample for PyTorch {version}: {' '.join(args.names)}; --list shows the names")
     return found
 
 
 def write_table():
     """The part of the README below its first line of a table."""
     from maker.every_case import CASES
+    from maker.registry import TORCH
     path = os.path.join(FOLDERS["small"], "README.md")
     with open(path) as f:
         head = f.read().partition("| name |")[0]
-    rows = [f"| `{c.name}` | {c.ranks} | {c.what}{f' (from `{c.base}`)' if c.base else ''} |" for c in CASES.values() if c.set == "small"]
+    rows = [f"| `{c.name}` | {c.ranks} | {c.what}{f' (from `{c.base}`)' if c.base else ''}{f' (PyTorch {c.torch})' if c.torch != TORCH else ''} |" for c in CASES.values() if c.set == "small"]
     with open(path, "w") as f:
         f.write(head + "| name | ranks | what it is |\n| --- | --- | --- |\n" + "\n".join(sorted(rows)) + "\n")
 
@@ -53,7 +59,7 @@ def main():
     failed = []
     for case in picked(args):
         if args.list:
-            print(f"{case.name:<32} {case.set:<6} {case.what}")
+            print(f"{case.name:<32} {case.set:<6} {case.torch:<5} {case.what}")
             continue
         out = os.path.abspath(args.out or FOLDERS[case.set])
         os.makedirs(out, exist_ok=True)

@@ -77,7 +77,8 @@ static tsr_status get(rank *r, tsr_comm *comm, const tsr_value **out, tsr_error 
     tsr_model_optimizer *optimizers[] = {&r->optimizer};
     TRY(tsr_state_dict_new(r->host, &r->got_model, err));
     TRY(tsr_state_dict_new(r->host, &r->got_optimizer, err));
-    TRY(tsr_get_state_dict(&r->model, optimizers, 1, comm, NULL, 0, NULL, r->got_model, r->got_optimizer, err));
+    TRY(tsr_get_state_dict(&r->model, (tsr_optimizers){optimizers, 1}, &(tsr_state_call){.comm = comm}, r->got_model,
+                           r->got_optimizer, err));
     *out = tsr_value_dict(r->arena, 2, "model", tsr_state_dict_root(r->got_model), "optim",
                           tsr_state_dict_root(r->got_optimizer));
     return *out ? TSR_OK : TSR_E_NOMEM;
@@ -87,7 +88,8 @@ static tsr_status set(rank *r, const tsr_value *state, tsr_comm *comm, tsr_error
 {
     tsr_model_optimizer *optimizers[] = {&r->optimizer};
     const tsr_value *model = tsr_value_get(state, TSR_STR("model")), *optim = tsr_value_get(state, TSR_STR("optim"));
-    return tsr_set_state_dict(&r->model, optimizers, 1, model, optim, comm, NULL, r->host, r->arena, NULL, err);
+    return tsr_set_state_dict(&r->model, (tsr_optimizers){optimizers, 1}, model, optim,
+                              &(tsr_state_call){.comm = comm, .host = r->host, .arena = r->arena}, err);
 }
 
 static float element(const tsr_comm *comm, size_t i)

@@ -154,7 +154,7 @@ static tsr_status make_model(trainer *t, tsr_error *err)
     t->optimizers[0] = &t->optimizer;
     if (!t->group.options) return TSR_E_NOMEM;
     TRY(tsr_state_dict_new(t->host, &t->rows, err));
-    return tsr_get_model_state_dict(&t->model, t->comm, NULL, 0, NULL, t->rows, err); /* shares the model's memory */
+    return tsr_get_model_state_dict(&t->model, &(tsr_state_call){.comm = t->comm}, t->rows, err); /* shares the model's memory */
 }
 
 static void start_weights(trainer *t)
@@ -296,7 +296,8 @@ static tsr_status take_snapshot(trainer *t, snapshot *s, tsr_error *err)
 {
     TRY(tsr_state_dict_new(t->host, &s->model, err));
     TRY(tsr_state_dict_new(t->host, &s->optimizer, err));
-    TRY(tsr_get_state_dict(&t->model, t->optimizers, 1, t->comm, NULL, 0, NULL, s->model, s->optimizer, err));
+    TRY(tsr_get_state_dict(&t->model, (tsr_optimizers){t->optimizers, 1}, &(tsr_state_call){.comm = t->comm}, s->model,
+                           s->optimizer, err));
     tsr_arena *arena = tsr_state_dict_arena(s->model);
     s->state = tsr_value_dict(arena, 3, "model", tsr_state_dict_root(s->model), "optim", tsr_state_dict_root(s->optimizer),
                               "trained_steps", tsr_value_int(arena, t->trained, err));
@@ -319,8 +320,9 @@ static tsr_status load_into(trainer *t, const char *path, const snapshot *s, tsr
     const tsr_load_options options = {.warnings = {warn, t}};
     TRY(tsr_state_dict_load(path, s->state, t->comm, &options, loaded, err));
     t->trained = tsr_state_dict_get(loaded, TSR_STR("trained_steps"))->as.integer;
-    return tsr_set_state_dict(&t->model, t->optimizers, 1, tsr_state_dict_get(loaded, TSR_STR("model")),
-                              tsr_state_dict_get(loaded, TSR_STR("optim")), t->comm, NULL, t->host, t->arena, NULL, err);
+    return tsr_set_state_dict(&t->model, (tsr_optimizers){t->optimizers, 1}, tsr_state_dict_get(loaded, TSR_STR("model")),
+                              tsr_state_dict_get(loaded, TSR_STR("optim")),
+                              &(tsr_state_call){.comm = t->comm, .host = t->host, .arena = t->arena}, err);
 }
 
 static tsr_status load(trainer *t, const char *path, tsr_error *err)
