@@ -25,7 +25,8 @@ static bool want(void *ctx, tsr_str fqn)
 tsr_status tessera_make_plan(call *c, const tsr_target_texts *texts, const tsr_target *target, tsr_plan **out, tsr_error *err)
 {
     const tsr_plan_options options = {.want = want, .want_ctx = &c->request};
-    return tsr_plan_for_texts(tsr_checkpoint_catalog(c->checkpoint), texts, target, &options, &c->host, c->arena, out, err);
+    return tsr_plan_for_texts(tsr_checkpoint_catalog(c->checkpoint), &(tsr_planning){texts, target, &options}, &c->host,
+                              c->arena, out, err);
 }
 
 static tsr_status check_casts(call *c, tsr_plan_job *job, tsr_error *err)

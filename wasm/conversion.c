@@ -145,7 +145,7 @@ static tsr_status decide_made(conversion *c, tsr_error *err)
 {
     tsr_error ignored = {0};
     tsr_work *work = NULL;
-    if (tsr_work_new(c->call.checkpoint, NULL, &c->options, 0, c->call.arena, &work, &ignored) == TSR_OK)
+    if (tsr_work_new(c->call.checkpoint, &c->options, 0, c->call.arena, &work, &ignored) == TSR_OK)
         c->result = *tsr_work_conversion(work);
     tsr_work_free(work);
     c->result.marker = TSR_NO_FILE;
@@ -159,7 +159,8 @@ static tsr_status decide(conversion *c, bool reshards, tsr_error *err)
     if (status == TSR_OK && c->made && !reshards && is_plain(c)) return decide_made(c, err);
     c->made = NULL;
     if (status == TSR_OK && reshards) status = tessera_make_plan(&c->call, &c->texts, &c->target, &c->plan, err);
-    if (status == TSR_OK) status = tsr_work_new(c->call.checkpoint, c->plan, &c->options, 0, c->call.arena, &c->work, err);
+    c->options.plan = c->plan;
+    if (status == TSR_OK) status = tsr_work_new(c->call.checkpoint, &c->options, 0, c->call.arena, &c->work, err);
     if (status != TSR_OK) return status;
     c->result = *tsr_work_conversion(c->work);
     c->steps = tsr_work_units(c->work); /* as many parts: each is about a unit, or nothing */

@@ -107,7 +107,8 @@ static tsr_status match_names(comparison *c, uint32_t flags, tsr_error *err)
     }
     c->arena = tsr_arena_new(host->allocator, 0, err);
     if (!c->arena) status = TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_diff_catalogs(both[0], both[1], &options, host, c->arena, &c->diff, err);
+    if (status == TSR_OK)
+        status = tsr_diff_catalogs((tsr_catalog_pair){both[0], both[1]}, &options, host, c->arena, &c->diff, err);
     tsr_canonical_names_free(names);
     return status;
 }

@@ -73,8 +73,11 @@ static tsr_status resolve(names_request *r, tsr_str text, const tessera_text *as
     for (uint32_t i = 0; i < count; i++) raws[i] = (tsr_str){(const char *)(uintptr_t)asked[i].data, asked[i].size};
     tsr_status status = tsr_modules_parse(text, &r->host, r->arena, &tree, err);
     if (status == TSR_OK) status = tsr_modules_new(tree.root, &r->host, &modules, err);
-    if (status == TSR_OK)
-        status = tsr_fqn_resolve_all(modules, count ? raws : NULL, count, &r->host, r->arena, &r->names, &r->count, err);
+    const tsr_name_list list = {raws, count};
+    tsr_names names = {0};
+    if (status == TSR_OK) status = tsr_fqn_resolve_all(modules, count ? &list : NULL, &r->host, r->arena, &names, err);
+    r->names = names.names;
+    r->count = names.count;
     tsr_modules_free(modules);
     return status;
 }

@@ -405,7 +405,8 @@ static tsr_status exchange(check *c, tsr_status (*list)(const check *c, tsr_vec 
     tsr_vec out = tsr_vec_of(c->share.allocator, 1);
     tsr_status status = tsr_share_agree(&c->share, list(c, &out, err), err);
     if (status == TSR_OK)
-        status = tsr_comm_gather_blobs(c->share.comm, (tsr_str){out.items, out.count}, c->share.allocator, &all, err);
+        status = tsr_comm_gather_blobs((tsr_ranks){c->share.comm, c->share.allocator}, (tsr_str){out.items, out.count}, &all,
+                                       err);
     if (status == TSR_OK) status = tsr_share_agree(&c->share, look(c, &all, err), err);
     tsr_comm_blobs_free(&all);
     tsr_vec_free(&out);

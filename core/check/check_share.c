@@ -183,7 +183,8 @@ static tsr_status exchange(tsr_share *share, tsr_vec *own, tsr_findings *finding
 {
     tsr_comm_blobs blobs = {0};
     TSR_TRY(tsr_share_agree(share, pack(share, own, err), err));
-    TSR_TRY(tsr_comm_gather_blobs(share->comm, (tsr_str){own->items, own->count}, share->allocator, &blobs, err));
+    TSR_TRY(
+        tsr_comm_gather_blobs((tsr_ranks){share->comm, share->allocator}, (tsr_str){own->items, own->count}, &blobs, err));
     tsr_status status = tsr_share_agree(share, add_all(share, &blobs, findings, err), err);
     tsr_comm_blobs_free(&blobs);
     return status;

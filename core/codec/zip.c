@@ -357,11 +357,11 @@ static tsr_status open_window(window *w, const tsr_host *host, tsr_arena *arena,
     return TSR_OK;
 }
 
-tsr_status tsr_zip_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
-                        tsr_arena *arena, tsr_zip *out, tsr_error *err)
+tsr_status tsr_zip_open(tsr_range in, const tsr_host *host, tsr_arena *arena, tsr_zip *out, tsr_error *err)
 {
-    *out = (tsr_zip){.file = file, .byte_offset = offset, .size = size};
-    window w = {.store = store, .allocator = host->allocator, .file = file, .base = offset, .size = size};
+    *out = (tsr_zip){.file = in.file, .byte_offset = in.byte_offset, .size = in.byte_length};
+    window w = {
+        .store = in.store, .allocator = host->allocator, .file = in.file, .base = in.byte_offset, .size = in.byte_length};
     tsr_status status = open_window(&w, host, arena, out, err);
     tsr_free(w.allocator, w.bytes, w.capacity, 1);
     return status;

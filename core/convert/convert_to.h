@@ -1,4 +1,4 @@
-/* The writers behind tsr_convert and tsr_reshard, one a container: each decides, lays out, and says how it writes. */
+/* The writers behind tsr_convert, one a container: each decides, lays out, and says how it writes. */
 #ifndef TSR_CONVERT_CONVERT_TO_H
 #define TSR_CONVERT_CONVERT_TO_H
 

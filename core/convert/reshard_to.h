@@ -1,4 +1,4 @@
-/* The writers behind tsr_reshard, one a container: as those of convert_to.h. */
+/* The writers behind tsr_convert with a plan, one a container: as those of convert_to.h. */
 #ifndef TSR_CONVERT_RESHARD_TO_H
 #define TSR_CONVERT_RESHARD_TO_H
 

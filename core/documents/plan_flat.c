@@ -46,12 +46,13 @@ static tsr_status lay_out_unit(const flat_layouts *flat, const tsr_fsdp1_unit *u
     return TSR_OK;
 }
 
-tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_target_texts *texts, const tsr_target *target,
-                              const tsr_plan_options *options, const tsr_host *host, tsr_arena *arena, tsr_plan **out,
-                              tsr_error *err)
+tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_planning *what, const tsr_host *host, tsr_arena *arena,
+                              tsr_plan **out, tsr_error *err)
 {
+    const tsr_target_texts *texts = what->texts;
+    const tsr_target *target = what->target;
     tsr_plan_options own;
-    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_plan_options, err));
+    TSR_TRY(TSR_OPTIONS_COPY(&own, what->options, tsr_plan_options, err));
     if (!texts->fsdp1) return tsr_plan_new(catalog, target, &own, host, out, err);
     flattened choice = {texts, target, &own};
     const tsr_fsdp1 fsdp1 = {.units = texts->units,

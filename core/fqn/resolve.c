@@ -232,36 +232,36 @@ tsr_status tsr_fqn_resolve(const tsr_modules *modules, tsr_str raw, const tsr_fq
     return finish(&w, arena, err);
 }
 
-tsr_status tsr_fqn_resolve_all(const tsr_modules *modules, const tsr_str *raws, size_t raw_count, const tsr_host *host,
-                               tsr_arena *arena, tsr_name **out, size_t *count, tsr_error *err)
+tsr_status tsr_fqn_resolve_all(const tsr_modules *modules, const tsr_name_list *raws, const tsr_host *host, tsr_arena *arena,
+                               tsr_names *out, tsr_error *err)
 {
     tsr_state_item *items = NULL;
-    *count = raw_count;
-    if (!raws) TSR_TRY(tsr_fqn_iterate(modules, host, arena, &items, count, err));
-    *out = tsr_arena_array(arena, *count, sizeof **out, err);
-    if (!*out) return TSR_E_NOMEM;
-    for (size_t i = 0; i < *count; i++)
-        TSR_TRY(tsr_fqn_resolve(modules, raws ? raws[i] : items[i].raw, NULL, arena, &(*out)[i], err));
+    size_t count = raws ? raws->count : 0;
+    if (!raws) TSR_TRY(tsr_fqn_iterate(modules, host, arena, &items, &count, err));
+    *out = (tsr_names){tsr_arena_array(arena, count, sizeof *out->names, err), count};
+    if (!out->names) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++)
+        TSR_TRY(tsr_fqn_resolve(modules, raws ? raws->names[i] : items[i].raw, NULL, arena, &out->names[i], err));
     return TSR_OK;
 }
 
-tsr_status tsr_fqn_submodule_prefixes(const tsr_modules *modules, const tsr_module_ref *submodules, size_t submodule_count,
-                                      const tsr_host *host, tsr_arena *arena, tsr_str **out, size_t *count, tsr_error *err)
+tsr_status tsr_fqn_submodule_prefixes(const tsr_modules *modules, tsr_module_refs submodules, const tsr_host *host,
+                                      tsr_arena *arena, tsr_name_list *out, tsr_error *err)
 {
     tsr_named_module *named;
-    size_t named_count;
+    size_t named_count, count = 0;
     TSR_TRY(tsr_fqn_named_modules(modules, host, arena, &named, &named_count, err));
     bool *wanted = tsr_arena_array(arena, tsr_modules_count(modules), sizeof *wanted, err);
-    *out = tsr_arena_array(arena, submodule_count, sizeof **out, err);
-    *count = 0;
-    if (!wanted || !*out) return TSR_E_NOMEM;
-    for (size_t i = 0; i < submodule_count; i++) wanted[submodules[i]] = true;
+    tsr_str *prefixes = tsr_arena_array(arena, submodules.count, sizeof *prefixes, err);
+    if (!wanted || !prefixes) return TSR_E_NOMEM;
+    for (size_t i = 0; i < submodules.count; i++) wanted[submodules.refs[i]] = true;
     for (size_t i = 0; i < named_count; i++) {
         tsr_name name;
         if (!wanted[named[i].module]) continue;
         TSR_TRY(tsr_fqn_resolve(modules, named[i].raw, NULL, arena, &name, err));
-        (*out)[*count] = tsr_arena_format(arena, err, "%.*s.", TSR_STR_ARG(name.fqns[0]));
-        if (!(*out)[(*count)++].data) return TSR_E_NOMEM;
+        prefixes[count] = tsr_arena_format(arena, err, "%.*s.", TSR_STR_ARG(name.fqns[0]));
+        if (!prefixes[count++].data) return TSR_E_NOMEM;
     }
+    *out = (tsr_name_list){prefixes, count};
     return TSR_OK;
 }

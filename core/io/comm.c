@@ -61,9 +61,10 @@ static void list_pieces(tsr_message *messages, uint32_t count, const void *base,
     for (uint32_t r = 0; r < count; at += sizes[r++]) messages[r] = (tsr_message){r, at, sizes[r]};
 }
 
-tsr_status tsr_comm_gather(tsr_comm *comm, const void *mine, const size_t *sizes, uint32_t root, void *all,
-                           const tsr_allocator *allocator, tsr_error *err)
+tsr_status tsr_comm_gather(tsr_ranks ranks, const void *mine, const size_t *sizes, uint32_t root, void *all, tsr_error *err)
 {
+    tsr_comm *comm = ranks.comm;
+    const tsr_allocator *allocator = ranks.allocator;
     const tsr_message send = {root, (void *)(uintptr_t)mine, sizes[comm->rank]};
     if (comm->rank != root) return comm->exchange(comm, &send, 1, NULL, 0, err);
     void *memory;
@@ -75,9 +76,11 @@ tsr_status tsr_comm_gather(tsr_comm *comm, const void *mine, const size_t *sizes
     return status;
 }
 
-tsr_status tsr_comm_all_to_all(tsr_comm *comm, const void *mine, const size_t *send_sizes, void *all,
-                               const size_t *receive_sizes, const tsr_allocator *allocator, tsr_error *err)
+tsr_status tsr_comm_all_to_all(tsr_ranks ranks, const void *mine, const size_t *send_sizes, void *all,
+                               const size_t *receive_sizes, tsr_error *err)
 {
+    tsr_comm *comm = ranks.comm;
+    const tsr_allocator *allocator = ranks.allocator;
     void *memory;
     TSR_TRY(need(comm, allocator, comm->size, 2 * sizeof(tsr_message), &memory, err));
     tsr_message *messages = memory;
@@ -90,9 +93,10 @@ tsr_status tsr_comm_all_to_all(tsr_comm *comm, const void *mine, const size_t *s
 
 /* ---- blobs ---- */
 
-tsr_status tsr_comm_broadcast_blob(tsr_comm *comm, tsr_str mine, uint32_t root, const tsr_allocator *allocator, void **out,
-                                   size_t *size, tsr_error *err)
+tsr_status tsr_comm_broadcast_blob(tsr_ranks ranks, tsr_str mine, uint32_t root, void **out, size_t *size, tsr_error *err)
 {
+    tsr_comm *comm = ranks.comm;
+    const tsr_allocator *allocator = ranks.allocator;
     size_t count = mine.size;
     *out = NULL;
     *size = 0;
@@ -155,11 +159,10 @@ static tsr_status gather_blobs(tsr_comm *comm, tsr_str mine, tsr_comm_blobs *b, 
     return TSR_OK;
 }
 
-tsr_status tsr_comm_gather_blobs(tsr_comm *comm, tsr_str mine, const tsr_allocator *allocator, tsr_comm_blobs *out,
-                                 tsr_error *err)
+tsr_status tsr_comm_gather_blobs(tsr_ranks ranks, tsr_str mine, tsr_comm_blobs *out, tsr_error *err)
 {
-    *out = (tsr_comm_blobs){.count = comm->size, .allocator = allocator};
-    tsr_status status = gather_blobs(comm, mine, out, err);
+    *out = (tsr_comm_blobs){.count = ranks.comm->size, .allocator = ranks.allocator};
+    tsr_status status = gather_blobs(ranks.comm, mine, out, err);
     if (status != TSR_OK) tsr_comm_blobs_free(out);
     return status;
 }

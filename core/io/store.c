@@ -38,9 +38,16 @@ tsr_status tsr_store_read(tsr_store *store, uint32_t file, uint64_t offset, void
     return size ? store->read_at(store, file, offset, buffer, size, err) : TSR_OK;
 }
 
-tsr_status tsr_store_load(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
-                          tsr_bytes *out, tsr_error *err)
+tsr_range tsr_whole_file(tsr_store *store, uint32_t file)
 {
+    return (tsr_range){store, file, 0, store->files[file].size};
+}
+
+tsr_status tsr_range_load(tsr_range range, const tsr_host *host, tsr_bytes *out, tsr_error *err)
+{
+    tsr_store *const store = range.store;
+    const uint32_t file = range.file;
+    const uint64_t offset = range.byte_offset, size = range.byte_length;
     *out = (tsr_bytes){0};
     TSR_TRY(check_range(store, file, offset, size, err));
     TSR_FAIL_IF(size > host->limits.metadata_bytes || size > SIZE_MAX / 2, err, TSR_E_LIMIT, offset,

@@ -148,12 +148,12 @@ static tsr_status run(job *j, tsr_diff *out, tsr_error *err)
     return tsr_diff_suggest_renames(j->host, j->arena, removed, removed_count, added, added_count, out, err);
 }
 
-tsr_status tsr_diff_catalogs(const tsr_catalog *a, const tsr_catalog *b, const tsr_diff_options *options,
-                             const tsr_host *host, tsr_arena *arena, tsr_diff *out, tsr_error *err)
+tsr_status tsr_diff_catalogs(tsr_catalog_pair of, const tsr_diff_options *options, const tsr_host *host, tsr_arena *arena,
+                             tsr_diff *out, tsr_error *err)
 {
     tsr_diff_options own;
     TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_diff_options, err));
-    job j = {&own, host, arena, {a, NULL, NULL}, {b, NULL, NULL}};
+    job j = {&own, host, arena, {of.a, NULL, NULL}, {of.b, NULL, NULL}};
     memset(out, 0, sizeof *out);
     tsr_status status = run(&j, out, err);
     tsr_map_free(j.a.index);

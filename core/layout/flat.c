@@ -11,19 +11,18 @@ static bool round_up(uint64_t value, uint64_t unit, uint64_t *out)
     return tsr_add_u64(value, over ? unit - over : 0, out);
 }
 
-tsr_status tsr_flat_layout_make(const uint64_t *numels, uint64_t count, uint64_t alignment, uint64_t ranks, tsr_arena *arena,
-                                tsr_flat_layout *out, tsr_error *err)
+tsr_status tsr_flat_layout_make(tsr_flat_numels of, uint64_t ranks, tsr_arena *arena, tsr_flat_layout *out, tsr_error *err)
 {
-    uint64_t *offsets = tsr_arena_array(arena, count, sizeof *offsets, err), total = 0;
+    uint64_t *offsets = tsr_arena_array(arena, of.count, sizeof *offsets, err), total = 0;
     bool fits = true;
     if (!offsets) return TSR_E_NOMEM;
-    for (uint64_t i = 0; i < count; i++) {
-        fits = fits && round_up(total, alignment, &offsets[i]) && tsr_add_u64(offsets[i], numels[i], &total);
+    for (uint64_t i = 0; i < of.count; i++) {
+        fits = fits && round_up(total, of.alignment, &offsets[i]) && tsr_add_u64(offsets[i], of.numels[i], &total);
     }
-    if (alignment) fits = fits && round_up(total, ranks, &total);
+    if (of.alignment) fits = fits && round_up(total, ranks, &total);
     TSR_FAIL_IF(!fits || total > UINT64_MAX - ranks, err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "a flat parameter has more than 2^64 elements");
-    *out = (tsr_flat_layout){count, offsets, numels, total, total / ranks + (total % ranks != 0), ranks};
+    *out = (tsr_flat_layout){of.count, offsets, of.numels, total, total / ranks + (total % ranks != 0), ranks};
     return TSR_OK;
 }
 

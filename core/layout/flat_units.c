@@ -40,7 +40,8 @@ static tsr_status finish(const tsr_fsdp1 *options, tsr_fsdp1_unit *unit, const u
 {
     uint32_t size = tsr_dtype_size(unit->dtype);
     uint64_t alignment = options->use_orig_params && size ? ALIGNMENT_BYTES / size : 0;
-    TSR_TRY(tsr_flat_layout_make(numels, unit->count, alignment, options->ranks, arena, &unit->flat, err));
+    TSR_TRY(
+        tsr_flat_layout_make((tsr_flat_numels){numels, unit->count, alignment}, options->ranks, arena, &unit->flat, err));
     TSR_FAIL_IF(!tsr_mul_u64(unit->flat.slice_numel, size, &unit->slice_bytes), err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "a flat parameter has more than 2^64 bytes");
     return TSR_OK;

@@ -36,26 +36,3 @@ tsr_byte_range tsr_read_item_bytes(const tsr_plan *plan, const tsr_read_item *it
     }
     return (tsr_byte_range){chunk->file, begin + first * size, (last - first + 1) * size};
 }
-
-tsr_status tsr_plan_join(const tsr_plan *plan, const tsr_read_item *items, uint64_t count, uint64_t byte_gap,
-                         tsr_arena *arena, tsr_joined_read **out, uint64_t *out_count, tsr_error *err)
-{
-    tsr_joined_read *reads = tsr_arena_array(arena, count, sizeof *reads, err);
-    uint64_t n = 0;
-    if (!reads) return TSR_E_NOMEM;
-    for (uint64_t i = 0; i < count; i++) {
-        tsr_byte_range range = tsr_read_item_bytes(plan, &items[i]);
-        tsr_byte_range *last = n ? &reads[n - 1].range : NULL;
-        uint64_t last_end = last ? last->byte_offset + last->byte_length : 0, end = range.byte_offset + range.byte_length;
-        if (last && last->file == range.file && range.byte_offset >= last->byte_offset &&
-            (range.byte_offset <= last_end || range.byte_offset - last_end <= byte_gap)) {
-            if (end > last_end) last->byte_length = end - last->byte_offset;
-            reads[n - 1].item_count++;
-        } else {
-            reads[n++] = (tsr_joined_read){range, i, 1};
-        }
-    }
-    *out = reads;
-    *out_count = n;
-    return TSR_OK;
-}

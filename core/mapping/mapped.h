@@ -64,7 +64,7 @@ tsr_status tsr_mapped_entry(tsr_mapped *m, const tsr_mapped_tensor *tensor, cons
 tsr_status tsr_mapped_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                              tsr_view *out, tsr_error *err);
 tsr_status tsr_mapped_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                          bool *known, uint32_t *crc, tsr_error *err);
+                          tsr_stated_crc *out, tsr_error *err);
 
 /* mapping_store.c: the source's files and the computed ones. */
 tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err);

@@ -97,13 +97,13 @@ tsr_status tsr_mapped_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry,
 }
 
 tsr_status tsr_mapped_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                          bool *known, uint32_t *crc, tsr_error *err)
+                          tsr_stated_crc *out, tsr_error *err)
 {
     const tsr_mapped *m = checkpoint->state;
     if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
     const tsr_source_box *box = &origin_of(chunk)->box;
     if (!box->whole) return TSR_OK;
-    return tsr_checkpoint_crc(m->source, box->entry, box->chunk, scratch, known, crc, err);
+    return tsr_checkpoint_crc(m->source, box->entry, box->chunk, scratch, out, err);
 }
 
 /* Whether locating reads no file. */

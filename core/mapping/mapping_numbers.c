@@ -13,7 +13,7 @@ static tsr_status load(tsr_mapped *m, const char *name, tsr_error *err)
     if (file == TSR_NO_FILE) return TSR_OK;
     m->config_name = name;
     const uint64_t size = m->source->store->files[file].size;
-    tsr_status status = tsr_store_load(m->source->store, m->source->host, file, 0, size, &bytes, err);
+    tsr_status status = tsr_range_load((tsr_range){m->source->store, file, 0, size}, m->source->host, &bytes, err);
     if (status == TSR_OK) status = tsr_json_parse(bytes.data, m->source->host, &m->config, err);
     tsr_bytes_free(&bytes);
     if (status != TSR_OK) tsr_error_context(err, "%s", name);

@@ -57,7 +57,7 @@ tsr_status tsr_lora_config_read(tsr_checkpoint *adapter, tsr_lora_config *out, t
     const uint32_t file = tsr_store_find(adapter->store, TSR_STR(CONFIG_NAME));
     TSR_FAIL_IF(file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
                 CONFIG_NAME " is not next to the adapter's tensors; give the directory that PEFT saved");
-    tsr_status status = tsr_store_load(adapter->store, adapter->host, file, 0, adapter->store->files[file].size, &bytes, err);
+    tsr_status status = tsr_range_load(tsr_whole_file(adapter->store, file), adapter->host, &bytes, err);
     if (status == TSR_OK) status = tsr_json_parse(bytes.data, adapter->host, &out->tree, err);
     tsr_bytes_free(&bytes);
     if (status == TSR_OK) status = tsr_json_expect(out->tree, TSR_JSON_OBJECT, "", err);

@@ -27,9 +27,11 @@ static tsr_status slice_bytes(const tsr_comm *comm, const tsr_flat_unit *unit, u
     return TSR_OK;
 }
 
-tsr_status tsr_flat_gather(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t itemsize, const void *slice, void *full,
-                           const tsr_allocator *allocator, tsr_error *err)
+tsr_status tsr_flat_gather(tsr_ranks ranks, const tsr_flat_unit *unit, uint32_t itemsize, const void *slice, void *full,
+                           tsr_error *err)
 {
+    tsr_comm *comm = ranks.comm;
+    const tsr_allocator *allocator = ranks.allocator;
     size_t *sizes = tsr_alloc(allocator, comm->size, sizeof *sizes, err);
     tsr_status status = sizes ? slice_bytes(comm, unit, itemsize, sizes, err) : TSR_E_NOMEM;
     status = tsr_comm_agree(comm, status, err);
@@ -46,9 +48,11 @@ static void list_sends(const tsr_comm *comm, const size_t *sizes, const void *fu
         sends[rank] = (tsr_message){rank, (char *)full + at, sizes[rank]};
 }
 
-tsr_status tsr_flat_scatter(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t itemsize, const void *full, void *slice,
-                            const tsr_allocator *allocator, tsr_error *err)
+tsr_status tsr_flat_scatter(tsr_ranks ranks, const tsr_flat_unit *unit, uint32_t itemsize, const void *full, void *slice,
+                            tsr_error *err)
 {
+    tsr_comm *comm = ranks.comm;
+    const tsr_allocator *allocator = ranks.allocator;
     size_t *sizes = tsr_alloc(allocator, comm->size, sizeof *sizes, err);
     tsr_message *sends = tsr_alloc(allocator, comm->size, sizeof *sends, err);
     tsr_status status = sizes && sends ? slice_bytes(comm, unit, itemsize, sizes, err) : TSR_E_NOMEM;
@@ -68,15 +72,15 @@ tsr_status tsr_flat_scatter(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t 
 /* ---- keys ---- */
 
 /* Names as [u64 size][bytes]…: any byte may be in a name. */
-static tsr_status pack_names(const tsr_str *names, size_t count, tsr_vec *out, tsr_error *err)
+static tsr_status pack_names(tsr_name_list list, tsr_vec *out, tsr_error *err)
 {
-    for (size_t i = 0; i < count; i++) {
-        uint64_t size = names[i].size;
-        TSR_TRY(tsr_vec_reserve(out, sizeof size + names[i].size, err));
+    for (size_t i = 0; i < list.count; i++) {
+        const uint64_t size = list.names[i].size;
+        TSR_TRY(tsr_vec_reserve(out, sizeof size + list.names[i].size, err));
         char *to = (char *)out->items + out->count;
         memcpy(to, &size, sizeof size);
-        if (size) memcpy(to + sizeof size, names[i].data, names[i].size);
-        out->count += sizeof size + names[i].size;
+        if (size) memcpy(to + sizeof size, list.names[i].data, list.names[i].size);
+        out->count += sizeof size + list.names[i].size;
     }
     return TSR_OK;
 }
@@ -146,27 +150,27 @@ static tsr_status collect(keys *k, const tsr_comm_blobs *blobs, bool merge, cons
     return TSR_OK;
 }
 
-static tsr_status hand_out(keys *k, tsr_str **out, size_t *count, tsr_error *err)
+static tsr_status hand_out(keys *k, tsr_name_list *out, tsr_error *err)
 {
-    *count = k->names.count;
-    *out = tsr_arena_array(k->arena, *count, sizeof **out, err);
-    if (*out && *count) memcpy(*out, k->names.items, *count * sizeof **out);
-    return *out ? TSR_OK : TSR_E_NOMEM;
+    tsr_str *names = tsr_arena_array(k->arena, k->names.count, sizeof *names, err);
+    if (!names) return TSR_E_NOMEM;
+    if (k->names.count) memcpy(names, k->names.items, k->names.count * sizeof *names);
+    *out = (tsr_name_list){names, k->names.count};
+    return TSR_OK;
 }
 
-tsr_status tsr_flat_agree_on_keys(tsr_comm *comm, const tsr_str *names, size_t count, bool merge,
-                                  const tsr_allocator *allocator, tsr_arena *arena, tsr_str **out, size_t *out_count,
+tsr_status tsr_flat_agree_on_keys(tsr_ranks ranks, tsr_name_list names, bool merge, tsr_arena *arena, tsr_name_list *out,
                                   tsr_error *err)
 {
+    const tsr_allocator *allocator = ranks.allocator;
     tsr_comm_blobs blobs = {0};
     keys k = {tsr_map_new(allocator, 0, err), tsr_vec_of(allocator, sizeof(tsr_str)), arena};
     tsr_vec packed = tsr_vec_of(allocator, 1);
-    tsr_status status = k.seen ? pack_names(names, count, &packed, err) : TSR_E_NOMEM;
-    status = tsr_comm_agree(comm, status, err);
-    if (status == TSR_OK)
-        status = tsr_comm_gather_blobs(comm, (tsr_str){packed.items, packed.count}, allocator, &blobs, err);
+    tsr_status status = k.seen ? pack_names(names, &packed, err) : TSR_E_NOMEM;
+    status = tsr_comm_agree(ranks.comm, status, err);
+    if (status == TSR_OK) status = tsr_comm_gather_blobs(ranks, (tsr_str){packed.items, packed.count}, &blobs, err);
     if (status == TSR_OK) status = collect(&k, &blobs, merge, allocator, err);
-    if (status == TSR_OK) status = hand_out(&k, out, out_count, err);
+    if (status == TSR_OK) status = hand_out(&k, out, err);
     tsr_vec_free(&packed);
     tsr_comm_blobs_free(&blobs);
     tsr_vec_free(&k.names);

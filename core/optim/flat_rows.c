@@ -48,13 +48,13 @@ static span common(span a, span b)
     return begin < end ? (span){begin, end} : (span){0, 0};
 }
 
-static tsr_status open_original(const tsr_flat_unit *unit, uint32_t index, uint32_t itemsize, original *out, tsr_error *err)
+static tsr_status open_original(const tsr_unit_original *what, original *out, tsr_error *err)
 {
-    const tsr_flat_param *param = &unit->params[index];
+    const tsr_flat_param *param = &what->unit->params[what->param];
     uint64_t elements = param->flat_end - param->flat_begin, bytes;
-    TSR_FAIL_IF(param->rank == 0 || !tsr_mul_u64(elements, itemsize, &bytes) || bytes > SIZE_MAX / 2, err, TSR_E_UNSUPPORTED,
-                TSR_NO_POSITION, "optim: '%.*s' has no rows, or is too large", TSR_STR_ARG(param->fqn));
-    *out = (original){unit, param, param->shape[0], param->shape[0] ? elements / param->shape[0] : 0, itemsize};
+    TSR_FAIL_IF(param->rank == 0 || !tsr_mul_u64(elements, what->itemsize, &bytes) || bytes > SIZE_MAX / 2, err,
+                TSR_E_UNSUPPORTED, TSR_NO_POSITION, "optim: '%.*s' has no rows, or is too large", TSR_STR_ARG(param->fqn));
+    *out = (original){what->unit, param, param->shape[0], param->shape[0] ? elements / param->shape[0] : 0, what->itemsize};
     return TSR_OK;
 }
 
@@ -67,23 +67,33 @@ static tsr_message message(const original *o, uint32_t peer, span what, uint64_t
 
 typedef span each_rank(const original *o, uint32_t world, uint32_t rank);
 
+/* Which elements each rank holds or gets, and this rank's memory of them. */
+typedef struct source {
+    each_rank *of;
+    const void *memory;
+} source;
+typedef struct destination {
+    each_rank *of;
+    void *memory;
+} destination;
+
 /* What each rank holds by `from` goes to whom holds it by `to`; both memories begin with the rank's own first element. */
-static tsr_status exchange(tsr_comm *comm, const original *o, each_rank *from, const void *source, each_rank *to,
-                           void *destination, const tsr_allocator *allocator, tsr_error *err)
+static tsr_status exchange(tsr_ranks ranks, const original *o, source from, destination to, tsr_error *err)
 {
+    tsr_comm *comm = ranks.comm;
     uint32_t world = comm->size, sends = 0, receives = 0;
-    span have = from(o, world, comm->rank), want = to(o, world, comm->rank);
-    tsr_message *messages = tsr_alloc(allocator, 2 * (size_t)world, sizeof *messages, err);
+    span have = from.of(o, world, comm->rank), want = to.of(o, world, comm->rank);
+    tsr_message *messages = tsr_alloc(ranks.allocator, 2 * (size_t)world, sizeof *messages, err);
     tsr_status status = tsr_comm_agree(comm, messages ? TSR_OK : TSR_E_NOMEM, err);
     if (status == TSR_OK) {
         for (uint32_t peer = 0; peer < world; peer++) {
-            span out = common(have, to(o, world, peer)), in = common(from(o, world, peer), want);
-            if (out.begin < out.end) messages[sends++] = message(o, peer, out, have.begin, source);
-            if (in.begin < in.end) messages[world + receives++] = message(o, peer, in, want.begin, destination);
+            span out = common(have, to.of(o, world, peer)), in = common(from.of(o, world, peer), want);
+            if (out.begin < out.end) messages[sends++] = message(o, peer, out, have.begin, from.memory);
+            if (in.begin < in.end) messages[world + receives++] = message(o, peer, in, want.begin, to.memory);
         }
         status = comm->exchange(comm, messages, sends, messages + world, receives, err);
     }
-    tsr_free(allocator, messages, 2 * (size_t)world, sizeof *messages);
+    tsr_free(ranks.allocator, messages, 2 * (size_t)world, sizeof *messages);
     return status;
 }
 
@@ -95,25 +105,27 @@ static size_t offset_in_slice(const original *o, const tsr_comm *comm)
     return begin < o->param->flat_begin ? (size_t)(o->param->flat_begin - begin) * o->itemsize : 0;
 }
 
-tsr_status tsr_flat_to_rows(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t param, uint32_t itemsize, const void *slice,
-                            void *rows, const tsr_allocator *allocator, tsr_error *err)
+tsr_status tsr_flat_to_rows(tsr_ranks ranks, const tsr_unit_original *what, const void *slice, void *rows, tsr_error *err)
 {
     original o = {0};
-    TSR_TRY(open_original(unit, param, itemsize, &o, err)); /* the same on all ranks */
-    return exchange(comm, &o, slice_span, (const char *)slice + offset_in_slice(&o, comm), row_span, rows, allocator, err);
+    TSR_TRY(open_original(what, &o, err)); /* the same on all ranks */
+    const source from = {slice_span, (const char *)slice + offset_in_slice(&o, ranks.comm)};
+    return exchange(ranks, &o, from, (destination){row_span, rows}, err);
 }
 
-tsr_status tsr_rows_to_flat(tsr_comm *comm, const tsr_flat_unit *unit, uint32_t param, uint32_t itemsize, const void *rows,
-                            void *slice, const tsr_allocator *allocator, tsr_error *err)
+tsr_status tsr_rows_to_flat(tsr_ranks ranks, const tsr_unit_original *what, const void *rows, void *slice, tsr_error *err)
 {
     original o = {0};
-    TSR_TRY(open_original(unit, param, itemsize, &o, err));
-    return exchange(comm, &o, row_span, rows, slice_span, (char *)slice + offset_in_slice(&o, comm), allocator, err);
+    TSR_TRY(open_original(what, &o, err));
+    const destination to = {slice_span, (char *)slice + offset_in_slice(&o, ranks.comm)};
+    return exchange(ranks, &o, (source){row_span, rows}, to, err);
 }
 
-tsr_status tsr_rows_gather(tsr_comm *comm, uint64_t row_count, uint64_t row_bytes, const void *rows, void *full,
-                           const tsr_allocator *allocator, tsr_error *err)
+tsr_status tsr_rows_gather(tsr_ranks ranks, uint64_t row_count, uint64_t row_bytes, const void *rows, void *full,
+                           tsr_error *err)
 {
+    tsr_comm *comm = ranks.comm;
+    const tsr_allocator *allocator = ranks.allocator;
     uint64_t total;
     bool fits = tsr_mul_u64(row_count, row_bytes, &total) && total <= SIZE_MAX / 2;
     size_t *sizes = tsr_alloc(allocator, comm->size, sizeof *sizes, err);

@@ -50,15 +50,14 @@ static uint32_t zeros_file(const live_call *m)
     return m->comm->size + 1;
 }
 
-static live_call start_call(tsr_comm *comm, const tsr_live *live, const tsr_host *host, tsr_arena *arena,
-                            tsr_live_state *out)
+static live_call start_call(const tsr_live_call *call, tsr_live_state *out)
 {
-    const tsr_allocator *a = host->allocator;
+    const tsr_allocator *a = call->host->allocator;
     *out = (tsr_live_state){.allocator = a};
-    return (live_call){.comm = comm,
-                       .host = host,
-                       .arena = arena,
-                       .live = live,
+    return (live_call){.comm = call->comm,
+                       .host = call->host,
+                       .arena = call->arena,
+                       .live = &call->live,
                        .out = out,
                        .bytes = tsr_vec_of(a, 1),
                        .tensors = tsr_vec_of(a, sizeof(tsr_packed_tensor)),
@@ -339,7 +338,8 @@ static tsr_status share_trees(live_call *m, const tsr_value *mine, const tsr_val
     const tsr_value **ranks = *out = tsr_arena_array(m->arena, m->comm->size, sizeof *ranks, err);
     tsr_status status = ranks ? tsr_tree_pack(mine, m->live, m->host, &m->bytes, &m->tensors, err) : TSR_E_NOMEM;
     TSR_TRY(tsr_comm_agree(m->comm, status, err));
-    TSR_TRY(tsr_comm_gather_blobs(m->comm, (tsr_str){m->bytes.items, m->bytes.count}, m->host->allocator, &blobs, err));
+    TSR_TRY(tsr_comm_gather_blobs((tsr_ranks){m->comm, m->host->allocator}, (tsr_str){m->bytes.items, m->bytes.count},
+                                  &blobs, err));
     status = unpack_all(m, &blobs, ranks, err);
     tsr_comm_blobs_free(&blobs);
     return tsr_comm_agree(m->comm, status, err);
@@ -385,30 +385,29 @@ static tsr_status unshard(live_call *m, const tsr_flat_params *flat, const tsr_v
     return TSR_OK;
 }
 
-tsr_status tsr_fsdp_gather(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *raw, const tsr_live *live,
-                           uint32_t target, const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err)
+tsr_status tsr_fsdp_gather(const tsr_live_call *call, const tsr_flat_params *flat, const tsr_value *raw, uint32_t target,
+                           tsr_live_state *out, tsr_error *err)
 {
-    live_call m = start_call(comm, live, host, arena, out);
+    live_call m = start_call(call, out);
     tsr_fsdp_full full;
     tsr_status status = unshard(&m, flat, raw, &full, err);
-    if (status == TSR_OK) status = fetch(&m, target == TSR_ALL_RANKS || target == comm->rank ? full.optim : NULL, err);
+    if (status == TSR_OK) status = fetch(&m, target == TSR_ALL_RANKS || target == call->comm->rank ? full.optim : NULL, err);
     end_call(&m);
     if (status != TSR_OK) tsr_live_state_free(out);
     return status;
 }
 
-tsr_status tsr_fsdp_gather_rows(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *raw, const tsr_live *live,
-                                const tsr_mesh *mesh, const tsr_host *host, tsr_arena *arena, tsr_live_state *out,
-                                tsr_error *err)
+tsr_status tsr_fsdp_gather_rows(const tsr_live_call *call, const tsr_flat_params *flat, const tsr_value *raw,
+                                const tsr_mesh *mesh, tsr_live_state *out, tsr_error *err)
 {
-    live_call m = start_call(comm, live, host, arena, out);
+    live_call m = start_call(call, out);
     tsr_fsdp_full full;
     const tsr_value *rows = NULL;
     tsr_status status = unshard(&m, flat, raw, &full, err);
     if (status == TSR_OK) {
-        const tsr_fsdp_rows options = {comm->size, comm->rank, mesh};
+        const tsr_fsdp_rows options = {call->comm->size, call->comm->rank, mesh};
         const tsr_fsdp_context context = context_of(&m);
-        status = tsr_comm_agree(comm, tsr_fsdp_shard_rows(flat, full.optim, &options, &context, &rows, err), err);
+        status = tsr_comm_agree(call->comm, tsr_fsdp_shard_rows(flat, full.optim, &options, &context, &rows, err), err);
     }
     if (status == TSR_OK) status = fetch(&m, rows, err);
     end_call(&m);
@@ -443,10 +442,10 @@ static tsr_status broadcast(live_call *m, const tsr_flat_params *flat, const tsr
     return fetch(m, raw, err);
 }
 
-tsr_status tsr_fsdp_broadcast(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *full, const tsr_live *live,
-                              const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err)
+tsr_status tsr_fsdp_broadcast(const tsr_live_call *call, const tsr_flat_params *flat, const tsr_value *full,
+                              tsr_live_state *out, tsr_error *err)
 {
-    live_call m = start_call(comm, live, host, arena, out);
+    live_call m = start_call(call, out);
     tsr_status status = broadcast(&m, flat, full, err);
     end_call(&m);
     if (status != TSR_OK) tsr_live_state_free(out);
@@ -566,18 +565,18 @@ static tsr_status join(live_call *m, const tsr_flat_params *flat, const tsr_valu
     return state ? tsr_tree_optim(state, own.groups, m->arena, out, err) : TSR_E_NOMEM;
 }
 
-tsr_status tsr_fsdp_spread(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *state, const tsr_live *live,
-                           const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err)
+tsr_status tsr_fsdp_spread(const tsr_live_call *call, const tsr_flat_params *flat, const tsr_value *state,
+                           tsr_live_state *out, tsr_error *err)
 {
-    live_call m = start_call(comm, live, host, arena, out);
+    live_call m = start_call(call, out);
     const tsr_value **ranks, *full = NULL, *raw = NULL;
     tsr_status status = share_trees(&m, state, &ranks, err);
     if (status == TSR_OK) {
         const tsr_fsdp_context context = context_of(&m);
         status = join(&m, flat, ranks, &full, err);
-        if (status == TSR_OK) status = tsr_fsdp_shard(flat, full, (tsr_fsdp_rank){comm->size, comm->rank}, &context, &raw,
-                                                      err);
-        status = tsr_comm_agree(comm, status, err);
+        if (status == TSR_OK)
+            status = tsr_fsdp_shard(flat, full, (tsr_fsdp_rank){call->comm->size, call->comm->rank}, &context, &raw, err);
+        status = tsr_comm_agree(call->comm, status, err);
     }
     if (status == TSR_OK) status = fetch(&m, raw, err);
     end_call(&m);

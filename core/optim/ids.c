@@ -89,14 +89,14 @@ static tsr_status rekey(const tsr_value *optim, const tsr_name_list *names, cons
     return status;
 }
 
-tsr_status tsr_optim_to_fqn(const tsr_value *native, const tsr_name_list *names, size_t group_count, const tsr_host *host,
-                            tsr_arena *arena, const tsr_value **out, tsr_error *err)
+tsr_status tsr_optim_to_fqn(const tsr_value *native, tsr_group_names names, const tsr_host *host, tsr_arena *arena,
+                            const tsr_value **out, tsr_error *err)
 {
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(native, true, &parts, err));
-    TSR_FAIL_IF(group_count != parts.groups->count, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: there are %zu param groups, but names for %zu", parts.groups->count, group_count);
-    return rekey(native, names, host, arena, out, err);
+    TSR_FAIL_IF(names.count != parts.groups->count, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: there are %zu param groups, but names for %zu", parts.groups->count, names.count);
+    return rekey(native, names.groups, host, arena, out, err);
 }
 
 tsr_status tsr_optim_to_id(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
@@ -162,36 +162,41 @@ static tsr_status names_in_order(const tsr_modules *modules, size_t wanted, cons
     return TSR_OK;
 }
 
-static tsr_status name_group(const tsr_value *groups, size_t at, const tsr_modules *modules, const tsr_name_list *listed,
-                             const tsr_host *host, tsr_arena *arena, tsr_name_list *out, tsr_error *err)
+typedef struct namer {
+    const tsr_value *groups;
+    const tsr_modules *modules;
+    const tsr_host *host;
+    tsr_arena *arena;
+} namer;
+
+/* Of a group that no document lists. */
+static tsr_status name_group(const namer *n, size_t at, tsr_name_list *out, tsr_error *err)
 {
+    const tsr_value *group = n->groups->items[at];
     bool found;
-    if (listed) {
-        *out = listed[at];
-        return TSR_OK;
-    }
-    TSR_TRY(names_in_group(groups->items[at], at, arena, out, &found, err));
-    TSR_FAIL_IF(!found && groups->count != 1, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_TRY(names_in_group(group, at, n->arena, out, &found, err));
+    TSR_FAIL_IF(!found && n->groups->count != 1, err, TSR_E_USAGE, TSR_NO_POSITION,
                 "optim: %zu param groups have no param_names; list the parameters of each group under \"groups\" in the "
                 "module tree document",
-                groups->count);
-    if (!found) TSR_TRY(names_in_order(modules, tsr_group_params(groups->items[at])->count, host, arena, out, err));
-    return canonicalize(modules, out, arena, err);
+                n->groups->count);
+    if (!found) TSR_TRY(names_in_order(n->modules, tsr_group_params(group)->count, n->host, n->arena, out, err));
+    return canonicalize(n->modules, out, n->arena, err);
 }
 
-tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_modules *modules, const tsr_name_list *listed,
-                                 size_t listed_count, const tsr_host *host, tsr_arena *arena, const tsr_name_list **out,
-                                 size_t *out_count, tsr_error *err)
+tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_group_naming *how, const tsr_host *host,
+                                 tsr_arena *arena, tsr_group_names *out, tsr_error *err)
 {
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(native, true, &parts, err));
-    *out_count = parts.groups->count;
-    TSR_FAIL_IF(listed && listed_count != *out_count, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: there are %zu param groups, but the module tree document lists %zu", *out_count, listed_count);
-    tsr_name_list *lists = tsr_arena_array(arena, *out_count, sizeof *lists, err);
+    const size_t count = parts.groups->count;
+    TSR_FAIL_IF(how->listed.groups && how->listed.count != count, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "optim: there are %zu param groups, but the module tree document lists %zu", count, how->listed.count);
+    *out = how->listed;
+    if (how->listed.groups) return TSR_OK;
+    tsr_name_list *lists = tsr_arena_array(arena, count, sizeof *lists, err);
     if (!lists) return TSR_E_NOMEM;
-    for (size_t i = 0; i < *out_count; i++)
-        TSR_TRY(name_group(parts.groups, i, modules, listed, host, arena, &lists[i], err));
-    *out = lists;
+    const namer n = {parts.groups, how->modules, host, arena};
+    for (size_t i = 0; i < count; i++) TSR_TRY(name_group(&n, i, &lists[i], err));
+    *out = (tsr_group_names){lists, count};
     return TSR_OK;
 }

@@ -101,22 +101,23 @@ static tsr_status take_input(naming *n, const tsr_value *input, tsr_group_names 
                     "optim: item %zu of the optimizer's input is a %s; expected parameters only, or param groups only", i,
                     tsr_value_kind_name(input->items[i]));
     const bool grouped = kind == TSR_VALUE_DICT;
-    out->count = grouped ? input->count : 1;
-    out->groups = tsr_arena_array(n->arena, out->count, sizeof *out->groups, err);
-    if (!out->groups) return TSR_E_NOMEM;
-    if (!grouped) return take_params(n, input, 0, out->groups, err);
-    for (size_t g = 0; g < input->count; g++) TSR_TRY(take_group(n, input->items[g], g, &out->groups[g], err));
+    const size_t count = grouped ? input->count : 1;
+    tsr_name_list *lists = tsr_arena_array(n->arena, count, sizeof *lists, err);
+    if (!lists) return TSR_E_NOMEM;
+    *out = (tsr_group_names){lists, count};
+    if (!grouped) return take_params(n, input, 0, lists, err);
+    for (size_t g = 0; g < count; g++) TSR_TRY(take_group(n, input->items[g], g, &lists[g], err));
     return TSR_OK;
 }
 
 static tsr_status take_all(naming *n, tsr_group_names *out, tsr_error *err)
 {
     tsr_str *names = tsr_arena_array(n->arena, n->count, sizeof *names, err);
-    out->groups = tsr_arena_array(n->arena, 1, sizeof *out->groups, err);
-    if (!names || !out->groups) return TSR_E_NOMEM;
+    tsr_name_list *list = tsr_arena_array(n->arena, 1, sizeof *list, err);
+    if (!names || !list) return TSR_E_NOMEM;
     for (size_t i = 0; i < n->count; i++) names[i] = n->items[i].raw;
-    out->groups[0] = (tsr_name_list){names, n->count};
-    out->count = 1;
+    *list = (tsr_name_list){names, n->count};
+    *out = (tsr_group_names){list, 1};
     return TSR_OK;
 }
 
@@ -146,8 +147,9 @@ typedef struct rekeying {
     tsr_map *numbers; /* name → number */
 } rekeying;
 
-static tsr_status index_names(rekeying *r, const tsr_group_names *names, tsr_error *err)
+static tsr_status index_names(rekeying *r, tsr_error *err)
 {
+    const tsr_group_names *names = r->how->names;
     size_t count = 0;
     for (size_t g = 0; g < names->count; g++) count += names->groups[g].count;
     r->names = tsr_arena_array(r->arena, count, sizeof *r->names, err);
@@ -251,8 +253,7 @@ static tsr_status check_kinds(const rekeying *r, const tsr_value *state, bool *d
     return TSR_OK;
 }
 
-static tsr_status run(rekeying *r, const tsr_value *state_dict, const tsr_group_names *names, const tsr_value **out,
-                      tsr_error *err)
+static tsr_status run(rekeying *r, const tsr_value *state_dict, const tsr_value **out, tsr_error *err)
 {
     tsr_optim_parts parts;
     const tsr_value *state = NULL, *groups = NULL;
@@ -261,17 +262,17 @@ static tsr_status run(rekeying *r, const tsr_value *state_dict, const tsr_group_
     if (!r->how->keep_others) TSR_TRY(check_kinds(r, parts.state, &done, err));
     *out = state_dict;
     if (done) return TSR_OK;
-    TSR_TRY(index_names(r, names, err));
+    TSR_TRY(index_names(r, err));
     TSR_TRY(rekey_state(r, parts.state, &state, err));
     if (parts.groups) TSR_TRY(rekey_groups(r, parts.groups, &groups, err));
     return tsr_tree_optim(state, groups, r->arena, out, err);
 }
 
-tsr_status tsr_optim_rekey(const tsr_value *state_dict, const tsr_group_names *names, const tsr_rekeying *how,
-                           const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+tsr_status tsr_optim_rekey(const tsr_value *state_dict, const tsr_rekeying *how, const tsr_host *host, tsr_arena *arena,
+                           const tsr_value **out, tsr_error *err)
 {
     rekeying r = {.how = how, .arena = arena, .numbers = tsr_map_new(host->allocator, 0, err)};
-    const tsr_status status = r.numbers ? run(&r, state_dict, names, out, err) : TSR_E_NOMEM;
+    const tsr_status status = r.numbers ? run(&r, state_dict, out, err) : TSR_E_NOMEM;
     tsr_map_free(r.numbers);
     return status;
 }

@@ -1,5 +1,6 @@
 /* Reads of sharded optimizer state (`load_sharded_optimizer_state_dict`, `_ReaderWithOffset` of PyTorch 2.13). */
 #include "tessera/optim_load.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/dtype_forms.h"
 
 #include <inttypes.h>
@@ -19,7 +20,6 @@ void tsr_rows_of_rank(uint64_t size, uint32_t world, uint32_t rank, bool clamp, 
 
 typedef struct loading {
     const tsr_optim_mesh *mesh;
-    const tsr_tp_slice *slices;
     tsr_map *by_fqn; /* → slice */
     tsr_arena *arena;
     tsr_vec reads;
@@ -51,7 +51,7 @@ static tsr_status find_slice(const loading *l, const tsr_optim_read *read, const
     if (read->path[2].kind != TSR_PATH_KEY) return TSR_OK;
     uint32_t at = tsr_map_get(l->by_fqn, read->path[2].key, UINT32_MAX);
     if (at == UINT32_MAX) return TSR_OK;
-    const tsr_tp_slice *slice = &l->slices[at];
+    const tsr_tp_slice *slice = &l->mesh->slices[at];
     TSR_TRY(check_shapes(l, read, slice, err));
     for (uint32_t d = 0; d < entry->rank; d++) {
         uint64_t end;
@@ -149,29 +149,27 @@ static tsr_status add_empty_dicts(loading *l, const tsr_catalog *catalog, tsr_st
     return TSR_OK;
 }
 
-static tsr_status run(loading *l, const tsr_catalog *catalog, tsr_str key, size_t slice_count, tsr_optim_read **out,
-                      size_t *count, tsr_error *err)
+static tsr_status run(loading *l, const tsr_catalog *catalog, tsr_str key, tsr_optim_reads *out, tsr_error *err)
 {
-    for (size_t i = 0; i < slice_count; i++) TSR_TRY(tsr_map_put(l->by_fqn, l->slices[i].fqn, (uint32_t)i, NULL, NULL, err));
+    for (size_t i = 0; i < l->mesh->slice_count; i++)
+        TSR_TRY(tsr_map_put(l->by_fqn, l->mesh->slices[i].fqn, (uint32_t)i, NULL, NULL, err));
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(l, &catalog->entries[i], key, err));
     TSR_TRY(add_empty_dicts(l, catalog, key, err));
     if (l->reads.count == 0) return tsr_optim_raise_no_key(catalog, key, l->arena, err);
-    *count = l->reads.count;
-    *out = tsr_arena_array(l->arena, *count, sizeof **out, err);
-    if (!*out) return TSR_E_NOMEM;
-    memcpy(*out, l->reads.items, *count * sizeof **out);
+    *out = (tsr_optim_reads){tsr_arena_array(l->arena, l->reads.count, sizeof *out->reads, err), l->reads.count};
+    if (!out->reads) return TSR_E_NOMEM;
+    memcpy(out->reads, l->reads.items, out->count * sizeof *out->reads);
     return TSR_OK;
 }
 
-tsr_status tsr_optim_load(const tsr_catalog *catalog, tsr_str optimizer_key, const tsr_optim_mesh *mesh,
-                          const tsr_tp_slice *slices, size_t slice_count, const tsr_allocator *allocator, tsr_arena *arena,
-                          tsr_optim_read **out, size_t *count, tsr_error *err)
+tsr_status tsr_optim_load(const tsr_catalog *catalog, tsr_str optimizer_key, const tsr_optim_mesh *mesh, tsr_arena *arena,
+                          tsr_optim_reads *out, tsr_error *err)
 {
+    const tsr_allocator *allocator = tsr_arena_allocator(arena);
     TSR_FAIL_IF(mesh->data_rank >= mesh->data_world, err, TSR_E_USAGE, TSR_NO_POSITION,
                 "optim: rank %" PRIu32 " is not one of the %" PRIu32 " ranks", mesh->data_rank, mesh->data_world);
-    loading l = {mesh, slices, tsr_map_new(allocator, slice_count, err), arena,
-                 tsr_vec_of(allocator, sizeof(tsr_optim_read))};
-    tsr_status status = l.by_fqn ? run(&l, catalog, optimizer_key, slice_count, out, count, err) : TSR_E_NOMEM;
+    loading l = {mesh, tsr_map_new(allocator, mesh->slice_count, err), arena, tsr_vec_of(allocator, sizeof(tsr_optim_read))};
+    tsr_status status = l.by_fqn ? run(&l, catalog, optimizer_key, out, err) : TSR_E_NOMEM;
     tsr_vec_free(&l.reads);
     tsr_map_free(l.by_fqn);
     return status;

@@ -179,8 +179,8 @@ static tsr_status split(splitting *s, const tsr_optimizer *optimizer, const tsr_
     return tsr_tree_optim(state, list, s->arena, out, err);
 }
 
-tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, const tsr_optimizer *optimizer, bool strict,
-                           const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+tsr_status tsr_optim_split(const tsr_value *saved, const tsr_split *how, const tsr_host *host, tsr_arena *arena,
+                           const tsr_value **out, tsr_error *err)
 {
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(saved, true, &parts, err));
@@ -191,15 +191,15 @@ tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, con
         return TSR_OK;
     }
     splitting s = {&parts,
-                   params,
-                   strict,
+                   how->params,
+                   how->strict,
                    host,
                    arena,
                    tsr_map_new(host->allocator, 0, err),
                    tsr_map_new(host->allocator, 0, err),
                    tsr_arena_array(arena, parts.groups->count, sizeof(uint32_t), err),
                    tsr_tree_on(host, arena)};
-    tsr_status status = s.state_of && s.group_of ? split(&s, optimizer, out, err) : TSR_E_NOMEM;
+    tsr_status status = s.state_of && s.group_of ? split(&s, how->optimizer, out, err) : TSR_E_NOMEM;
     tsr_tree_drop(&s.state);
     tsr_map_free(s.group_of);
     tsr_map_free(s.state_of);

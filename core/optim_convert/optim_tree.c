@@ -28,11 +28,10 @@ tsr_status tsr_optim_same_tensor(void *ctx, const tsr_entry *a, const tsr_entry 
 
 tsr_status tsr_optim_tree_to_fqn(tsr_optim_job *j, const tsr_value *optim, const tsr_value **out, tsr_error *err)
 {
-    const tsr_name_list *names;
-    size_t count;
-    TSR_TRY(tsr_optim_name_groups(optim, j->modules, j->document.groups, j->document.group_count, j->host, j->arena, &names,
-                                  &count, err));
-    return tsr_optim_to_fqn(optim, names, count, j->host, j->arena, out, err);
+    const tsr_group_naming how = {j->modules, {j->document.groups, j->document.group_count}};
+    tsr_group_names names;
+    TSR_TRY(tsr_optim_name_groups(optim, &how, j->host, j->arena, &names, err));
+    return tsr_optim_to_fqn(optim, names, j->host, j->arena, out, err);
 }
 
 tsr_status tsr_optim_flatten_tree(tsr_optim_job *j, const tsr_value *optim, const tsr_value **out, tsr_error *err)

@@ -319,8 +319,8 @@ static tsr_status read_part(const tsr_gather *gather, tsr_located *part, uint64_
     const tsr_view *view = &part->view;
     if (!view->zstd) return tsr_store_read(store, view->file, view->byte_offset + byte, to, size, err);
     if (!part->stream) {
-        TSR_TRY(tsr_unzstd_open(store, tsr_checkpoint_host(gather->checkpoint), view->file, view->stream_offset,
-                                view->stream_length, &part->stream, err));
+        TSR_TRY(tsr_unzstd_open((tsr_range){store, view->file, view->stream_offset, view->stream_length},
+                                tsr_checkpoint_host(gather->checkpoint), &part->stream, err));
     }
     TSR_TRY(tsr_unzstd_read(part->stream, view->byte_offset + byte, to, size, err));
     if (byte + size == part->span) { /* decoders are large: a column-sharded tensor has one open a chunk */

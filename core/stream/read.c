@@ -98,12 +98,6 @@ tsr_status tsr_read_run(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
     return TSR_OK;
 }
 
-typedef struct stream {
-    tsr_each_tile *each;
-    tsr_settle_tiles *settle;
-    void *ctx;
-} stream;
-
 static tsr_status fill_tile(void *ctx, void *job, tsr_error *err)
 {
     (void)ctx;
@@ -112,19 +106,19 @@ static tsr_status fill_tile(void *ctx, void *job, tsr_error *err)
 
 static tsr_status hand_over(void *ctx, void *job, tsr_error *err)
 {
-    const stream *s = ctx;
+    const tsr_tile_sink *s = ctx;
     const tsr_tile *tile = job;
     return s->each(s->ctx, tile->data, tile->bytes, tile->byte_at, err);
 }
 
 static tsr_status settle_tiles(void *ctx, tsr_error *err)
 {
-    const stream *s = ctx;
+    const tsr_tile_sink *s = ctx;
     return s->settle(s->ctx, err);
 }
 
 static tsr_status run_stream(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, tsr_ring *ring,
-                             stream *s, tsr_error *err)
+                             const tsr_tile_sink *s, tsr_error *err)
 {
     tsr_gather *gather;
     TSR_TRY(tsr_gather_open(checkpoint, entry, box, &gather, err));
@@ -132,7 +126,7 @@ static tsr_status run_stream(tsr_checkpoint *checkpoint, const tsr_entry *entry,
                                 .fill = fill_tile,
                                 .drain = hand_over,
                                 .settle = s->settle ? settle_tiles : NULL,
-                                .ctx = s};
+                                .ctx = (void *)(uintptr_t)s};
     tsr_status status = tsr_ring_begin(ring, &work, err);
     if (status == TSR_OK) status = tsr_tiles_run(gather, box, ring, err);
     tsr_gather_close(gather);
@@ -142,21 +136,19 @@ static tsr_status run_stream(tsr_checkpoint *checkpoint, const tsr_entry *entry,
 tsr_status tsr_stream_tensor(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_each_tile *each,
                              void *ctx, tsr_error *err)
 {
-    stream s = {each, NULL, ctx};
+    const tsr_tile_sink s = {each, NULL, ctx};
     return run_stream(checkpoint, entry, NULL, ring, &s, err);
 }
 
-tsr_status tsr_stream_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, const uint64_t *offsets, const uint64_t *sizes,
-                          tsr_ring *ring, tsr_each_tile *each, tsr_settle_tiles *settle, void *ctx, tsr_error *err)
+tsr_status tsr_stream_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_box box, tsr_ring *ring,
+                          const tsr_tile_sink *sink, tsr_error *err)
 {
     tsr_dtype dtype;
-    uint32_t rank;
     uint64_t shape[TSR_MAX_RANK], elements;
-    stream s = {each, settle, ctx};
-    TSR_TRY(tsr_gather_geometry(entry, &dtype, &rank, shape, &elements, err));
-    const tsr_box box = {rank, offsets, sizes ? sizes : shape};
-    if (!offsets && !sizes) return run_stream(checkpoint, entry, NULL, ring, &s, err);
-    TSR_FAIL_IF(!tsr_box_contains((tsr_box){rank, NULL, shape}, box), err, TSR_E_USAGE, TSR_NO_POSITION,
+    if (!box.offsets && !box.sizes) return run_stream(checkpoint, entry, NULL, ring, sink, err);
+    TSR_TRY(tsr_gather_geometry(entry, &dtype, &box.rank, shape, &elements, err));
+    if (!box.sizes) box.sizes = shape;
+    TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.rank, NULL, shape}, box), err, TSR_E_USAGE, TSR_NO_POSITION,
                 "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(entry->fqn));
-    return run_stream(checkpoint, entry, &box, ring, &s, err);
+    return run_stream(checkpoint, entry, &box, ring, sink, err);
 }

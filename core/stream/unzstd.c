@@ -13,10 +13,8 @@
 #define DUMP_BYTES  ((size_t)32 << 10) /* takes decompressed bytes that nobody asked for: a zstd stream cannot be skipped */
 
 struct tsr_unzstd {
-    tsr_store *store;
+    tsr_range in;
     const tsr_host *host;
-    uint32_t file;
-    uint64_t offset, length;
     void *decoder;
     uint64_t fetched;  /* compressed bytes read so far */
     uint64_t position; /* plain bytes produced so far */
@@ -26,17 +24,14 @@ struct tsr_unzstd {
     char dump[DUMP_BYTES];
 };
 
-tsr_status tsr_unzstd_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t length,
-                           tsr_unzstd **out, tsr_error *err)
+tsr_status tsr_unzstd_open(tsr_range in, const tsr_host *host, tsr_unzstd **out, tsr_error *err)
 {
-    TSR_FAIL_IF(!host->zstd, err, TSR_E_UNSUPPORTED, offset, "zstd-compressed items cannot be read: this build has no zstd");
+    TSR_FAIL_IF(!host->zstd, err, TSR_E_UNSUPPORTED, in.byte_offset,
+                "zstd-compressed items cannot be read: this build has no zstd");
     tsr_unzstd *stream = tsr_alloc(host->allocator, 1, sizeof *stream, err);
     if (!stream) return TSR_E_NOMEM;
-    stream->store = store;
+    stream->in = in;
     stream->host = host;
-    stream->file = file;
-    stream->offset = offset;
-    stream->length = length;
     stream->decoder = NULL;
     stream->position = 0;
     *out = stream;
@@ -63,9 +58,10 @@ static tsr_status start_over(tsr_unzstd *stream, tsr_error *err)
 
 static tsr_status fetch(tsr_unzstd *stream, tsr_error *err)
 {
-    uint64_t left = stream->length - stream->fetched;
+    uint64_t left = stream->in.byte_length - stream->fetched;
     size_t size = left < INPUT_BYTES ? (size_t)left : INPUT_BYTES;
-    TSR_TRY(tsr_store_read(stream->store, stream->file, stream->offset + stream->fetched, stream->buffer, size, err));
+    TSR_TRY(tsr_store_read(stream->in.store, stream->in.file, stream->in.byte_offset + stream->fetched, stream->buffer, size,
+                           err));
     stream->fetched += size;
     stream->input = (tsr_str){stream->buffer, size};
     return TSR_OK;
@@ -76,15 +72,15 @@ static tsr_status produce(tsr_unzstd *stream, void *out, size_t size, size_t *wr
 {
     *written = 0;
     while (!stream->ended && *written == 0) {
-        if (stream->input.size == 0 && stream->fetched < stream->length) TSR_TRY(fetch(stream, err));
+        if (stream->input.size == 0 && stream->fetched < stream->in.byte_length) TSR_TRY(fetch(stream, err));
         const size_t waiting = stream->input.size;
         int step = stream->host->zstd->step(stream->decoder, &stream->input, out, size, written);
-        const uint64_t at = stream->offset + stream->fetched - stream->input.size;
+        const uint64_t at = stream->in.byte_offset + stream->fetched - stream->input.size;
         TSR_FAIL_IF(step < 0, err, TSR_E_FORMAT, at, "the zstd stream in %.*s is damaged",
-                    TSR_STR_ARG(stream->store->files[stream->file].name));
-        const bool no_more = stream->input.size == 0 && stream->fetched == stream->length;
+                    TSR_STR_ARG(stream->in.store->files[stream->in.file].name));
+        const bool no_more = stream->input.size == 0 && stream->fetched == stream->in.byte_length;
         TSR_FAIL_IF(step == 0 && *written == 0 && stream->input.size == waiting, err, TSR_E_FORMAT, at,
-                    "the zstd stream in %.*s ends early", TSR_STR_ARG(stream->store->files[stream->file].name));
+                    "the zstd stream in %.*s ends early", TSR_STR_ARG(stream->in.store->files[stream->in.file].name));
         stream->ended = step == 1 && no_more;
     }
     stream->position += *written;
@@ -100,9 +96,9 @@ tsr_status tsr_unzstd_read(tsr_unzstd *stream, uint64_t position, void *buffer, 
         const size_t skip = ahead < DUMP_BYTES ? (size_t)ahead : DUMP_BYTES;
         size_t written;
         TSR_TRY(produce(stream, ahead ? (void *)stream->dump : out, ahead ? skip : size, &written, err));
-        TSR_FAIL_IF(written == 0, err, TSR_E_FORMAT, stream->offset,
+        TSR_FAIL_IF(written == 0, err, TSR_E_FORMAT, stream->in.byte_offset,
                     "the zstd stream in %.*s contains %llu bytes, but %llu are needed at byte %llu",
-                    TSR_STR_ARG(stream->store->files[stream->file].name), (unsigned long long)stream->position,
+                    TSR_STR_ARG(stream->in.store->files[stream->in.file].name), (unsigned long long)stream->position,
                     (unsigned long long)size, (unsigned long long)position);
         if (ahead) continue;
         out += written;

@@ -3,13 +3,12 @@
 #ifndef TSR_STREAM_UNZSTD_H
 #define TSR_STREAM_UNZSTD_H
 
-#include "tessera/store.h"
+#include "tessera/sys/store_read.h"
 
 typedef struct tsr_unzstd tsr_unzstd;
 
 /* TSR_E_UNSUPPORTED when the host has no zstd. Borrows all. */
-tsr_status tsr_unzstd_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t length,
-                           tsr_unzstd **out, tsr_error *err);
+tsr_status tsr_unzstd_open(tsr_range in, const tsr_host *host, tsr_unzstd **out, tsr_error *err);
 void tsr_unzstd_close(tsr_unzstd *stream); /* takes NULL */
 /* Exactly `size` plain bytes at `position`. TSR_E_FORMAT when the stream is damaged or ends before. */
 tsr_status tsr_unzstd_read(tsr_unzstd *stream, uint64_t position, void *buffer, size_t size, tsr_error *err);

@@ -21,20 +21,14 @@ static tsr_status carry_out(tsr_work *work, tsr_output *output, tsr_error *err)
     return tsr_work_finish(work, err);
 }
 
-tsr_status tsr_reshard(tsr_checkpoint *checkpoint, const tsr_plan *plan, tsr_output *output,
-                       const tsr_convert_options *options, tsr_arena *arena, tsr_conversion *out, tsr_error *err)
+tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr_convert_options *options, tsr_arena *arena,
+                       tsr_conversion *out, tsr_error *err)
 {
     tsr_work *work;
     *out = (tsr_conversion){.marker = TSR_NO_FILE};
-    TSR_TRY(tsr_work_new(checkpoint, plan, options, output ? output->generation : 0, arena, &work, err));
+    TSR_TRY(tsr_work_new(checkpoint, options, output ? output->generation : 0, arena, &work, err));
     const tsr_status status = options->dry_run ? TSR_OK : carry_out(work, output, err);
     *out = *tsr_work_conversion(work);
     tsr_work_free(work);
     return status;
-}
-
-tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr_convert_options *options, tsr_arena *arena,
-                       tsr_conversion *out, tsr_error *err)
-{
-    return tsr_reshard(checkpoint, NULL, output, options, arena, out, err);
 }

@@ -39,14 +39,13 @@ static tsr_status index_chunks(copies *c)
 /* Whether both state the same CRC of the same elements. */
 static tsr_status match_sums(copies *c, const tsr_chunk *chunk, const tsr_chunk *replica, bool *same)
 {
-    bool known, also;
-    uint32_t first, second;
+    tsr_stated_crc first, second;
     *same = false;
     if (!tsr_checkpoint_has_crcs(c->checkpoint)) return TSR_OK;
-    TSR_TRY(tsr_checkpoint_crc(c->checkpoint, c->entry, chunk, c->scratch, &known, &first, c->err));
-    if (!known) return TSR_OK;
-    TSR_TRY(tsr_checkpoint_crc(c->checkpoint, c->entry, replica, c->scratch, &also, &second, c->err));
-    *same = also && first == second;
+    TSR_TRY(tsr_checkpoint_crc(c->checkpoint, c->entry, chunk, c->scratch, &first, c->err));
+    if (!first.is_stated) return TSR_OK;
+    TSR_TRY(tsr_checkpoint_crc(c->checkpoint, c->entry, replica, c->scratch, &second, c->err));
+    *same = second.is_stated && first.crc32 == second.crc32;
     return TSR_OK;
 }
 

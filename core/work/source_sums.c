@@ -90,14 +90,13 @@ static tsr_status stated_sum(const tsr_source_sums *sums, const tsr_entry *entry
 {
     run *runs;
     uint64_t count;
-    bool known = true;
+    tsr_stated_crc stated = {.is_stated = true};
     *out = (sum){0};
     TSR_TRY(sort_chunks(entry, arena, &runs, &count, err));
-    for (uint64_t i = 0; i < count && known; i++) {
-        uint32_t crc;
+    for (uint64_t i = 0; i < count && stated.is_stated; i++) {
         if (runs[i].bytes == 0) continue;
-        TSR_TRY(tsr_checkpoint_crc(sums->checkpoint, entry, runs[i].chunk, arena, &known, &crc, err));
-        if (known) join(out, &runs[i], crc, all);
+        TSR_TRY(tsr_checkpoint_crc(sums->checkpoint, entry, runs[i].chunk, arena, &stated, err));
+        if (stated.is_stated) join(out, &runs[i], stated.crc32, all);
     }
     return TSR_OK;
 }

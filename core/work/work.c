@@ -141,8 +141,8 @@ static tsr_status cut_stages(tsr_work *work, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_plan *plan, const tsr_convert_options *options,
-                        uint32_t generation, tsr_arena *arena, tsr_work **out, tsr_error *err)
+tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_convert_options *options, uint32_t generation,
+                        tsr_arena *arena, tsr_work **out, tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(checkpoint);
     tsr_convert_options own;
@@ -155,7 +155,7 @@ tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_plan *plan, const 
                        .host = host,
                        .unit_bytes = own.unit_bytes ? own.unit_bytes : TSR_UNIT_BYTES,
                        .units = tsr_vec_of(host->allocator, sizeof(tsr_unit))};
-    tsr_status status = choose_writer(work, plan, err);
+    tsr_status status = choose_writer(work, own.plan, err);
     work->crc = work->writer.crc || tsr_checkpoint_has_crcs(checkpoint);
     if (status == TSR_OK) status = check_repeats(work, err);
     if (status == TSR_OK) status = cut_stages(work, err);

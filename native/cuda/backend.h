@@ -33,8 +33,7 @@ typedef struct tsr_backend {
     tsr_status (*event_record)(tsr_gpu_event *event, tsr_gpu_stream *stream, tsr_error *err);
     tsr_status (*event_wait)(tsr_gpu_event *event, tsr_error *err);
     tsr_status (*stream_after)(tsr_gpu_stream *stream, tsr_gpu_event *event, tsr_error *err);
-    tsr_status (*copy_2d)(tsr_gpu_stream *stream, void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                          size_t row_bytes, size_t rows, tsr_error *err);
+    tsr_status (*copy_2d)(tsr_gpu_stream *stream, const tsr_gpu_rows *what, tsr_error *err);
     /* NULL, or what takes the place of planning: one box as it came, checked. */
     tsr_status (*twin_box)(tsr_gpu_stream *stream, const tsr_gpu_box *box, tsr_error *err);
     tsr_status (*runs)(tsr_gpu_stream *stream, const tsr_kernel_run *runs, uint32_t count, uint32_t units, tsr_error *err);

@@ -93,21 +93,20 @@ tsr_status tsr_gpu_stream_after(tsr_gpu_stream *stream, tsr_gpu_event *event, ts
 
 tsr_status tsr_gpu_copy(tsr_gpu_stream *stream, void *to, const void *from, size_t size, tsr_error *err)
 {
-    return tsr_gpu_copy_2d(stream, to, size, from, size, size, 1, err);
+    return tsr_gpu_copy_2d(stream, &(tsr_gpu_rows){to, size, from, size, size, 1}, err);
 }
 
-tsr_status tsr_gpu_copy_2d(tsr_gpu_stream *stream, void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                           size_t row_bytes, size_t rows, tsr_error *err)
+tsr_status tsr_gpu_copy_2d(tsr_gpu_stream *stream, const tsr_gpu_rows *what, tsr_error *err)
 {
-    if (rows == 0 || row_bytes == 0) return TSR_OK;
+    if (what->rows == 0 || what->row_bytes == 0) return TSR_OK;
     size_t span;
-    if (to_pitch < row_bytes || from_pitch < row_bytes)
+    if (what->to_pitch < what->row_bytes || what->from_pitch < what->row_bytes)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "device copy: rows of %zu bytes do not fit strides of %zu and %zu bytes", row_bytes, to_pitch,
-                         from_pitch);
-    if (__builtin_mul_overflow(rows, to_pitch > from_pitch ? to_pitch : from_pitch, &span))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device copy: %zu rows are too many", rows);
-    return stream->device->ops->copy_2d(stream, to, to_pitch, from, from_pitch, row_bytes, rows, err);
+                         "device copy: rows of %zu bytes do not fit strides of %zu and %zu bytes", what->row_bytes,
+                         what->to_pitch, what->from_pitch);
+    if (__builtin_mul_overflow(what->rows, what->to_pitch > what->from_pitch ? what->to_pitch : what->from_pitch, &span))
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device copy: %zu rows are too many", what->rows);
+    return stream->device->ops->copy_2d(stream, what, err);
 }
 
 tsr_status tsr_gpu_checksum(tsr_gpu_stream *stream, const void *data, size_t size, uint32_t *crc, tsr_error *err)

@@ -332,24 +332,28 @@ static tsr_status stream_after(tsr_gpu_stream *stream, tsr_gpu_event *event, tsr
 
 /* ---- copies and kernels ---- */
 
-static tsr_status copy_2d(tsr_gpu_stream *base, void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                          size_t row_bytes, size_t rows, tsr_error *err)
+static tsr_status copy_2d(tsr_gpu_stream *base, const tsr_gpu_rows *what, tsr_error *err)
 {
     const cudaStream_t handle = ((cuda_stream *)base)->handle;
     char doing[64];
-    snprintf(doing, sizeof doing, "copying %zu × %zu bytes", rows, row_bytes);
+    snprintf(doing, sizeof doing, "copying %zu × %zu bytes", what->rows, what->row_bytes);
     TRY(use(base->device, err));
-    if (rows == 1 || (to_pitch == row_bytes && from_pitch == row_bytes))
-        return check(base->device, cudaMemcpyAsync(to, from, rows * row_bytes, cudaMemcpyDefault, handle), doing, err);
-    if (to_pitch > MOST_PITCH || from_pitch > MOST_PITCH) {
-        for (size_t i = 0; i < rows; i++)
+    if (what->rows == 1 || (what->to_pitch == what->row_bytes && what->from_pitch == what->row_bytes))
+        return check(base->device,
+                     cudaMemcpyAsync(what->to, what->from, what->rows * what->row_bytes, cudaMemcpyDefault, handle), doing,
+                     err);
+    if (what->to_pitch > MOST_PITCH || what->from_pitch > MOST_PITCH) {
+        for (size_t i = 0; i < what->rows; i++)
             TRY(check(base->device,
-                      cudaMemcpyAsync((uint8_t *)to + i * to_pitch, (const uint8_t *)from + i * from_pitch, row_bytes,
-                                      cudaMemcpyDefault, handle),
+                      cudaMemcpyAsync((uint8_t *)what->to + i * what->to_pitch,
+                                      (const uint8_t *)what->from + i * what->from_pitch, what->row_bytes, cudaMemcpyDefault,
+                                      handle),
                       doing, err));
         return TSR_OK;
     }
-    return check(base->device, cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, row_bytes, rows, cudaMemcpyDefault, handle),
+    return check(base->device,
+                 cudaMemcpy2DAsync(what->to, what->to_pitch, what->from, what->from_pitch, what->row_bytes, what->rows,
+                                   cudaMemcpyDefault, handle),
                  doing, err);
 }
 

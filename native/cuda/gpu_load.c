@@ -88,8 +88,9 @@ static tsr_status load_direct(load_run *run, tsr_checkpoint *checkpoint, tsr_err
     if (!scratch) return TSR_E_NOMEM;
     tsr_status status = TSR_E_UNSUPPORTED;
     if (is_one_run(run, checkpoint, scratch, &view))
-        status = tsr_pipe_direct(run->pipe, tsr_checkpoint_store(checkpoint), view.file, view.byte_offset, run->load->to,
-                                 (size_t)bytes, err);
+        status =
+            tsr_pipe_direct(run->pipe, (tsr_range){tsr_checkpoint_store(checkpoint), view.file, view.byte_offset, bytes},
+                            run->load->to, err);
     tsr_arena_free(scratch);
     return status == TSR_OK ? tell_progress(run, bytes, err) : status;
 }
@@ -105,8 +106,9 @@ static tsr_status load_all(load_run *run, tsr_checkpoint *checkpoint, const tsr_
         const tsr_status direct = load_direct(run, checkpoint, err);
         if (direct == TSR_OK) continue;
         if (direct != TSR_E_UNSUPPORTED) return direct;
-        TRY(tsr_stream_box(checkpoint, loads[i].entry, loads[i].offsets, loads[i].sizes, pipe->ring, send_tile,
-                           wait_for_tiles, run, err));
+        const tsr_box box = {loads[i].entry->rank, loads[i].offsets, loads[i].sizes};
+        const tsr_tile_sink sink = {send_tile, wait_for_tiles, run};
+        TRY(tsr_stream_box(checkpoint, loads[i].entry, box, pipe->ring, &sink, err));
     }
     return TSR_OK;
 }

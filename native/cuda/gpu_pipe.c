@@ -194,32 +194,33 @@ static tsr_status empty_to_file(void *ctx, uint8_t *memory, uint64_t at, size_t 
     return part->output->write_at(part->output, part->file, part->offset + at, memory, size, err);
 }
 
-tsr_status tsr_pipe_direct(tsr_gpu_pipe *pipe, tsr_store *store, uint32_t file, uint64_t offset, void *to, size_t size,
-                           tsr_error *err)
+tsr_status tsr_pipe_direct(tsr_gpu_pipe *pipe, tsr_range from, void *to, tsr_error *err)
 {
     tsr_error own = {0};
     int fd;
-    if (!pipe->direct.read || tsr_folder_store_take_fd(store, file, &fd, NULL) != TSR_OK) return TSR_E_UNSUPPORTED;
-    const tsr_status status = pipe->direct.read(pipe->direct.ctx, fd, offset, to, size, &own);
-    tsr_folder_store_give_fd(store, file);
+    if (!pipe->direct.read || tsr_folder_store_take_fd(from.store, from.file, &fd, NULL) != TSR_OK) return TSR_E_UNSUPPORTED;
+    const tsr_status status = pipe->direct.read(pipe->direct.ctx, fd, from.byte_offset, to, (size_t)from.byte_length, &own);
+    tsr_folder_store_give_fd(from.store, from.file);
     if (status != TSR_OK && status != TSR_E_UNSUPPORTED && err && err->status == TSR_OK) *err = own;
     return status;
 }
 
-tsr_status tsr_gpu_read_file(tsr_gpu_pipe *pipe, tsr_store *store, uint32_t file, uint64_t offset, void *to, size_t size,
-                             tsr_error *err)
+tsr_status tsr_gpu_read_file(tsr_gpu_pipe *pipe, tsr_range from, void *to, tsr_error *err)
 {
-    file_part part = {.store = store, .file = file, .offset = offset};
-    if (file >= store->file_count || offset > store->files[file].size || size > store->files[file].size - offset)
-        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "gpu read: %zu bytes at byte %llu reach beyond the end of the file",
-                         size, (unsigned long long)offset);
-    const tsr_status direct = tsr_pipe_direct(pipe, store, file, offset, to, size, err);
-    return direct == TSR_E_UNSUPPORTED ? tsr_pipe_in(pipe, to, size, fill_from_file, &part, err) : direct;
+    const tsr_store *store = from.store;
+    file_part part = {.store = from.store, .file = from.file, .offset = from.byte_offset};
+    if (from.file >= store->file_count || from.byte_offset > store->files[from.file].size ||
+        from.byte_length > store->files[from.file].size - from.byte_offset || from.byte_length > SIZE_MAX)
+        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION,
+                         "gpu read: %llu bytes at byte %llu reach beyond the end of the file",
+                         (unsigned long long)from.byte_length, (unsigned long long)from.byte_offset);
+    const tsr_status direct = tsr_pipe_direct(pipe, from, to, err);
+    return direct == TSR_E_UNSUPPORTED ? tsr_pipe_in(pipe, to, (size_t)from.byte_length, fill_from_file, &part, err)
+                                       : direct;
 }
 
-tsr_status tsr_gpu_write_file(tsr_gpu_pipe *pipe, tsr_output *output, uint32_t file, uint64_t offset, const void *from,
-                              size_t size, tsr_error *err)
+tsr_status tsr_gpu_write_file(tsr_gpu_pipe *pipe, tsr_output_range to, const void *from, tsr_error *err)
 {
-    file_part part = {.output = output, .file = file, .offset = offset};
-    return tsr_pipe_out(pipe, from, size, empty_to_file, &part, err);
+    file_part part = {.output = to.output, .file = to.file, .offset = to.byte_offset};
+    return tsr_pipe_out(pipe, from, to.byte_length, empty_to_file, &part, err);
 }

@@ -391,21 +391,21 @@ static void happen_copy(operation *op)
     for (size_t i = 0; i < c->rows; i++) memcpy(c->to + i * c->to_pitch, c->from + i * c->from_pitch, c->row_bytes);
 }
 
-static tsr_status copy_2d(tsr_gpu_stream *base, void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                          size_t row_bytes, size_t rows, tsr_error *err)
+static tsr_status copy_2d(tsr_gpu_stream *base, const tsr_gpu_rows *what, tsr_error *err)
 {
     stream *st = (stream *)base;
     simulated *s = of(base->device);
     copy_operation *op = prepare(st, sizeof *op, happen_copy, err);
     if (!op) return TSR_E_NOMEM;
-    op->to_pitch = to_pitch;
-    op->from_pitch = from_pitch;
-    op->row_bytes = row_bytes;
-    op->rows = rows;
+    op->to_pitch = what->to_pitch;
+    op->from_pitch = what->from_pitch;
+    op->row_bytes = what->row_bytes;
+    op->rows = what->rows;
     void *real_to = NULL, *real_from = NULL;
     lock(base->device);
-    tsr_status status = resolve(s, to, (rows - 1) * to_pitch + row_bytes, false, &real_to, err);
-    if (status == TSR_OK) status = resolve(s, from, (rows - 1) * from_pitch + row_bytes, false, &real_from, err);
+    tsr_status status = resolve(s, what->to, (what->rows - 1) * what->to_pitch + what->row_bytes, false, &real_to, err);
+    if (status == TSR_OK)
+        status = resolve(s, what->from, (what->rows - 1) * what->from_pitch + what->row_bytes, false, &real_from, err);
     op->to = real_to;
     op->from = real_from;
     give_found(st, op, status);

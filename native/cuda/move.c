@@ -112,8 +112,10 @@ static tsr_status emit_runs(run_list *list, tsr_error *err)
     if (count <= 1 || total / count >= LONG_RUN) return copy_each(list->stream, runs, count, err);
     const bool reachable = by_kernel(list->stream->device, &runs[0]);
     if (is_regular(runs, count) && (!reachable || runs[0].bytes >= LONG_ROW)) {
-        return tsr_gpu_copy_2d(list->stream, runs[0].to, (uintptr_t)runs[1].to - (uintptr_t)runs[0].to, runs[0].from,
-                               (uintptr_t)runs[1].from - (uintptr_t)runs[0].from, runs[0].bytes, count, err);
+        return tsr_gpu_copy_2d(list->stream,
+                               &(tsr_gpu_rows){runs[0].to, (uintptr_t)runs[1].to - (uintptr_t)runs[0].to, runs[0].from,
+                                               (uintptr_t)runs[1].from - (uintptr_t)runs[0].from, runs[0].bytes, count},
+                               err);
     }
     return reachable ? launch_runs(list->stream, runs, count, err) : copy_each(list->stream, runs, count, err);
 }
@@ -333,8 +335,10 @@ static tsr_status sort_box(run_list *runs, box_list *boxes, const tsr_gpu_box *b
     if (copies(&p) && (p.count == 0 || (p.count == 1 && has_rows(&p))))
         return add_run(runs, box->to, box->from, (size_t)((p.count ? p.axes[0].size : 1) * p.to_bytes), err);
     if (count == 1 && is_two_dimensional(&p, stream->device))
-        return tsr_gpu_copy_2d(stream, box->to, (size_t)p.axes[0].to, box->from, (size_t)p.axes[0].from,
-                               (size_t)(p.axes[1].size * p.to_bytes), (size_t)p.axes[0].size, err);
+        return tsr_gpu_copy_2d(stream,
+                               &(tsr_gpu_rows){box->to, (size_t)p.axes[0].to, box->from, (size_t)p.axes[0].from,
+                                               (size_t)(p.axes[1].size * p.to_bytes), (size_t)p.axes[0].size},
+                               err);
     if (stream->device->ops->twin_box) return stream->device->ops->twin_box(stream, box, err);
     return add_plain(boxes, p, err);
 }

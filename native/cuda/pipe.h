@@ -37,7 +37,6 @@ tsr_status tsr_pipe_in(tsr_gpu_pipe *pipe, void *to, size_t size, pipe_work *fil
 tsr_status tsr_pipe_out(tsr_gpu_pipe *pipe, const void *from, size_t size, pipe_work *empty, void *ctx, tsr_error *err);
 
 /* TSR_E_UNSUPPORTED where it is not possible: nothing was read then, and the ring will do. */
-tsr_status tsr_pipe_direct(tsr_gpu_pipe *pipe, tsr_store *store, uint32_t file, uint64_t offset, void *to, size_t size,
-                           tsr_error *err);
+tsr_status tsr_pipe_direct(tsr_gpu_pipe *pipe, tsr_range from, void *to, tsr_error *err);
 
 #endif

@@ -70,7 +70,7 @@ static tsr_status choose_generation(writing *w, tsr_error *err)
 
 static tsr_status plan_work(writing *w, tsr_error *err)
 {
-    return tsr_work_new(w->checkpoint, w->options->plan, w->options->convert, w->place.generation, w->arena, &w->work, err);
+    return tsr_work_new(w->checkpoint, w->options->convert, w->place.generation, w->arena, &w->work, err);
 }
 
 /* The names that will be created in a directory: the journal lists them, so that they are not taken for somebody else's. */
@@ -168,7 +168,7 @@ static tsr_status collect_records(writing *w, tsr_error *err)
     if (w->comm->size == 1) return TSR_OK;
     tsr_status status = tsr_comm_agree(w->comm, tsr_work_records(w->work, &own, err), err);
     if (status == TSR_OK)
-        status = tsr_comm_gather_blobs(w->comm, (tsr_str){own.items, own.count}, own.allocator, &all, err);
+        status = tsr_comm_gather_blobs((tsr_ranks){w->comm, own.allocator}, (tsr_str){own.items, own.count}, &all, err);
     for (uint32_t r = 0; r < all.count && status == TSR_OK && w->comm->rank == 0; r++)
         status = tsr_work_take(w->work, all.blobs[r], NULL, err);
     tsr_comm_blobs_free(&all);
@@ -207,7 +207,7 @@ static void close_all(writing *w, tsr_status status)
 static const char *marker_of(const tsr_path_write_options *options)
 {
     const bool is_indexed = options->convert->to == TSR_TO_SAFETENSORS && options->convert->max_shard_size;
-    return !options->plan && is_indexed ? TSR_INDEX_MARKER : tsr_marker_of(options->convert->to);
+    return !options->convert->plan && is_indexed ? TSR_INDEX_MARKER : tsr_marker_of(options->convert->to);
 }
 
 tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const tsr_path_write_options *options,
@@ -220,7 +220,8 @@ tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const ts
     tsr_comm *self = NULL;
     const tsr_container to = own.convert->to;
     w.marker = marker_of(&own);
-    w.is_directory = w.marker || own.plan || own.convert->per_part || to == TSR_TO_DEEPSPEED_UNIVERSAL || to == TSR_TO_RANKS;
+    w.is_directory =
+        w.marker || own.convert->plan || own.convert->per_part || to == TSR_TO_DEEPSPEED_UNIVERSAL || to == TSR_TO_RANKS;
     if (!w.comm) TSR_TRY(tsr_comm_self(tsr_checkpoint_host(checkpoint)->allocator, &self, err));
     if (self) w.comm = self;
     const tsr_status status =

@@ -166,8 +166,9 @@ tsr_status tsr_python_diff(session *a, session *b, const char *path_a, const cha
     if (tsr_checkpoint_require(b->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return err->status;
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
-    tsr_status status = tsr_diff_catalogs(tsr_checkpoint_catalog(a->checkpoint), tsr_checkpoint_catalog(b->checkpoint),
-                                          &options, host, arena, &diff, err);
+    tsr_status status =
+        tsr_diff_catalogs((tsr_catalog_pair){tsr_checkpoint_catalog(a->checkpoint), tsr_checkpoint_catalog(b->checkpoint)},
+                          &options, host, arena, &diff, err);
     if (status == TSR_OK && values) {
         differences = tsr_arena_array(arena, (size_t)diff.pair_count, sizeof *differences, err);
         status = differences ? tsr_ring_new(host, 0, &ring, err) : TSR_E_NOMEM;

@@ -9,8 +9,7 @@
 typedef struct plan {
     tsr_checkpoint *checkpoint;
     tsr_arena *arena;
-    tsr_optim_read *reads;
-    size_t count;
+    tsr_optim_reads plan;
 } plan;
 
 /* Mirrored in _library.py. */
@@ -53,21 +52,20 @@ plan *tsr_python_plan_optimizer(session *s, const char *key, const tsr_optim_mes
     p->checkpoint = checkpoint;
     p->arena = tsr_arena_new(allocator, 0, err);
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
-    if (p->arena && tsr_optim_load(catalog, tsr_str_from(key), mesh, slices, slice_count, allocator, p->arena, &p->reads,
-                                   &p->count, err) == TSR_OK)
-        return p;
+    const tsr_optim_mesh sliced = {mesh->data_rank, mesh->data_world, mesh->tensor_parallel, slices, slice_count};
+    if (p->arena && tsr_optim_load(catalog, tsr_str_from(key), &sliced, p->arena, &p->plan, err) == TSR_OK) return p;
     tsr_python_free_plan(p);
     return NULL;
 }
 
 size_t tsr_python_plan_count(const plan *p)
 {
-    return p->count;
+    return p->plan.count;
 }
 
 void tsr_python_planned(const plan *p, size_t at, planned *out)
 {
-    const tsr_optim_read *read = &p->reads[at];
+    const tsr_optim_read *read = &p->plan.reads[at];
     const tsr_catalog *catalog = tsr_checkpoint_catalog(p->checkpoint);
     const bool is_entry = tsr_catalog_has(catalog, read->entry);
     *out = (planned){.index = is_entry ? (uint64_t)(read->entry - catalog->entries) : UINT64_MAX,
@@ -89,6 +87,6 @@ void tsr_python_planned(const plan *p, size_t at, planned *out)
 
 void tsr_python_planned_path_item(const plan *p, size_t at, uint32_t item, path_item *out)
 {
-    const tsr_path_item *from = &p->reads[at].path[item];
+    const tsr_path_item *from = &p->plan.reads[at].path[item];
     *out = (path_item){from->key, from->integer, from->kind};
 }

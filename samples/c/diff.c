@@ -12,8 +12,8 @@ static tsr_status compare(tsr_checkpoint *a, tsr_checkpoint *b, tsr_arena *arena
     const tsr_tolerance bitwise = {.exact = true};
     const tsr_host *host = tsr_checkpoint_host(a);
     tsr_ring *ring = NULL;
-    tsr_status status =
-        tsr_diff_catalogs(tsr_checkpoint_catalog(a), tsr_checkpoint_catalog(b), NULL, host, arena, diff, err);
+    tsr_status status = tsr_diff_catalogs((tsr_catalog_pair){tsr_checkpoint_catalog(a), tsr_checkpoint_catalog(b)}, NULL,
+                                          host, arena, diff, err);
     if (status != TSR_OK) return status;
     tsr_difference *differences = tsr_arena_array(arena, diff->pair_count, sizeof *differences, err);
     status = differences ? tsr_ring_new(host, 0, &ring, err) : TSR_E_NOMEM;

@@ -17,13 +17,12 @@ static tsr_status name_state(const tsr_value *by_id, tsr_str document, const tsr
 {
     tsr_modules_document parsed;
     tsr_modules *modules = NULL;
-    const tsr_name_list *groups;
-    size_t count;
+    tsr_group_names groups;
     tsr_status status = tsr_modules_parse(document, host, arena, &parsed, err);
     if (status == TSR_OK) status = tsr_modules_new(parsed.root, host, &modules, err);
-    if (status == TSR_OK)
-        status = tsr_optim_name_groups(by_id, modules, parsed.groups, parsed.group_count, host, arena, &groups, &count, err);
-    if (status == TSR_OK) status = tsr_optim_to_fqn(by_id, groups, count, host, arena, out, err);
+    const tsr_group_naming how = {modules, {parsed.groups, parsed.group_count}};
+    if (status == TSR_OK) status = tsr_optim_name_groups(by_id, &how, host, arena, &groups, err);
+    if (status == TSR_OK) status = tsr_optim_to_fqn(by_id, groups, host, arena, out, err);
     tsr_modules_free(modules);
     return status;
 }

@@ -22,7 +22,7 @@ static tsr_status reshard(char **argv, tsr_comm *comm, const tsr_host *host, tsr
     if (status == TSR_OK) status = tsr_plan_new(tsr_checkpoint_catalog(checkpoint), &target, NULL, host, &plan, err);
     status = tsr_comm_agree(comm, status, err); /* a rank that failed is known to all before they begin to write */
     if (status == TSR_OK) {
-        options.plan = plan;
+        convert.plan = plan;
         convert.to = tsr_container_for(tsr_checkpoint_catalog(checkpoint)->format);
         status = tsr_path_write(checkpoint, argv[2], &options, arena, NULL, err);
     }

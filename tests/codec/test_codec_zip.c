@@ -51,7 +51,7 @@ static void open_bytes(opened *o, const void *bytes, size_t size, size_t offset)
     o->store->read_at = counted_read;
     reads = 0;
     o->arena = tsr_arena_new(o->host.allocator, 0, NULL);
-    o->status = tsr_zip_open(o->store, &o->host, 0, offset, size - offset, o->arena, &o->zip, &o->err);
+    o->status = tsr_zip_open((tsr_range){o->store, 0, offset, size - offset}, &o->host, o->arena, &o->zip, &o->err);
 }
 
 static void drop(opened *o)
@@ -565,7 +565,7 @@ static void test_codec_zip__the_directory_is_bounded_by_limits(void **state)
     make_image(true);
     open_bytes(&o, image.bytes, image.size, 0);
     o.host.limits.metadata_bytes = 10;
-    assert_int_equal(tsr_zip_open(o.store, &o.host, 0, 0, image.size, o.arena, &o.zip, &o.err), TSR_E_LIMIT);
+    assert_int_equal(tsr_zip_open((tsr_range){o.store, 0, 0, image.size}, &o.host, o.arena, &o.zip, &o.err), TSR_E_LIMIT);
     drop(&o);
 }
 
@@ -574,7 +574,7 @@ static tsr_status open_and_drop(void *ctx, tsr_store *store, const tsr_host *hos
     tsr_zip zip;
     (void)ctx;
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
-    tsr_status status = arena ? tsr_zip_open(store, host, 0, 0, store->files[0].size, arena, &zip, err) : TSR_E_NOMEM;
+    tsr_status status = arena ? tsr_zip_open(tsr_whole_file(store, 0), host, arena, &zip, err) : TSR_E_NOMEM;
     tsr_arena_free(arena);
     return status;
 }

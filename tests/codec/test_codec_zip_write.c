@@ -27,7 +27,7 @@ static void write_again(const sample *s, tsr_vec *out)
     uint64_t directory, size;
     const tsr_str file = s->files[0].content;
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
-    if (tsr_zip_open(s->store, &host, 0, 0, file.size, arena, &zip, &err)) fail_msg("%s", err.message);
+    if (tsr_zip_open((tsr_range){s->store, 0, 0, file.size}, &host, arena, &zip, &err)) fail_msg("%s", err.message);
     tsr_zip_new_member *members = tsr_arena_array(arena, zip.count, sizeof *members, NULL);
     for (uint32_t i = 0; i < zip.count; i++) {
         members[i] =

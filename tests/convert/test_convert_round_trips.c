@@ -210,8 +210,8 @@ static void test_convert_round_trips__reshards_keep_every_bit_and_lie_with_their
         fill(&made, seed * 2 + 1, to == TSR_TO_SAFETENSORS);
         start(&r);
         tsr_plan *plan = plan_for(&made, r.arena, &target);
-        const tsr_convert_options options = {.to = to, .max_memory = 1};
-        if (tsr_reshard(&made.checkpoint, plan, r.output, &options, r.arena, &conversion, &err))
+        const tsr_convert_options options = {.to = to, .max_memory = 1, .plan = plan};
+        if (tsr_convert(&made.checkpoint, r.output, &options, r.arena, &conversion, &err))
             fail_msg("seed %d: %s", (int)seed, err.message);
         reopen(&r, &made.host, "");
         expect_equal(&made, &r, seed);

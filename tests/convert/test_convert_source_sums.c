@@ -77,8 +77,9 @@ static tsr_status write_all(tsr_made *made, const form *f, const tsr_convert_opt
     if (f->mesh && (tsr_target_parse(tsr_str_from(f->mesh), TSR_STR("shard(0)"), arena, &target, err) ||
                     tsr_plan_new(tsr_checkpoint_catalog(&made->checkpoint), &target, NULL, &made->host, &plan, err)))
         fail_msg("%s", err->message);
-    const tsr_status status = plan ? tsr_reshard(&made->checkpoint, plan, output, options, arena, &conversion, err)
-                                   : tsr_convert(&made->checkpoint, output, options, arena, &conversion, err);
+    tsr_convert_options planned = *options;
+    planned.plan = plan;
+    const tsr_status status = tsr_convert(&made->checkpoint, output, &planned, arena, &conversion, err);
     tsr_plan_free(plan);
     output->close(output);
     tsr_arena_free(arena);

@@ -85,6 +85,7 @@ static void start(job *j, uint64_t seed)
     if (tsr_target_parse(TSR_STR("dp=2,tp=2"), TSR_STR("shard(0),shard(1)"), j->arena, &j->target, &err) ||
         tsr_plan_new(tsr_checkpoint_catalog(&j->made.checkpoint), &j->target, NULL, &j->made.host, &j->plan, &err))
         fail_msg("%s", err.message);
+    j->options.plan = j->plan;
 }
 
 static void new_output(job *j)
@@ -97,7 +98,7 @@ static tsr_work *new_work(job *j)
 {
     tsr_work *work;
     tsr_error err = {0};
-    if (tsr_work_new(&j->made.checkpoint, j->plan, &j->options, 0, j->arena, &work, &err) ||
+    if (tsr_work_new(&j->made.checkpoint, &j->options, 0, j->arena, &work, &err) ||
         tsr_work_open(work, &j->output.base, &err))
         fail_msg("%s", err.message);
     return work;
@@ -162,9 +163,7 @@ static void test_convert_work__parts_in_any_order_write_the_same_bytes(void **st
         tsr_output_to_memory(&tsr_allocator_libc, &whole, NULL);
         tsr_convert_options one_go = j.options;
         one_go.unit_bytes = 0;
-        const tsr_status status = j.plan
-                                      ? tsr_reshard(&j.made.checkpoint, j.plan, whole, &one_go, j.arena, &conversion, &err)
-                                      : tsr_convert(&j.made.checkpoint, whole, &one_go, j.arena, &conversion, &err);
+        const tsr_status status = tsr_convert(&j.made.checkpoint, whole, &one_go, j.arena, &conversion, &err);
         if (status) fail_msg("seed %d: %s", (int)seed, err.message);
         new_output(&j);
         tsr_vec records = tsr_vec_of(&tsr_allocator_libc, 1);
@@ -288,8 +287,7 @@ static void test_convert_work__every_failed_allocation_ends_cleanly(void **state
         j.made.host.allocator = &failing.allocator;
         tsr_vec records = tsr_vec_of(&failing.allocator, 1);
         tsr_arena *arena = tsr_arena_new(&failing.allocator, 0, &err);
-        tsr_status status =
-            arena ? tsr_work_new(&j.made.checkpoint, j.plan, &j.options, 0, arena, &work, &err) : TSR_E_NOMEM;
+        tsr_status status = arena ? tsr_work_new(&j.made.checkpoint, &j.options, 0, arena, &work, &err) : TSR_E_NOMEM;
         if (status == TSR_OK) status = tsr_work_open(work, &j.output.base, &err);
         if (status == TSR_OK) status = tsr_work_run(work, 0, 1, NULL, &err);
         if (status == TSR_OK) status = tsr_work_records(work, &records, &err);

@@ -56,7 +56,8 @@ static tsr_status use(scene *s, tsr_error *err)
     if (status == TSR_OK) status = tsr_gpu_move_runs(s->stream, runs, 3, err);
     if (status == TSR_OK) status = tsr_gpu_event_record(s->event, s->stream, err);
     if (status == TSR_OK) status = tsr_gpu_stream_after(s->other, s->event, err);
-    if (status == TSR_OK) status = tsr_gpu_flat_gather(s->other, TSR_INT32, spans, 3, 10, 130, s->a, &padding, err);
+    if (status == TSR_OK)
+        status = tsr_gpu_flat_gather(s->other, &(tsr_gpu_flat){TSR_INT32, spans, 3, 10, 130}, s->a, &padding, err);
     if (status == TSR_OK) status = tsr_gpu_checksum(s->other, s->a, SIZE, &crc, err);
     if (status == TSR_OK) status = tsr_gpu_scan(s->other, TSR_FLOAT32, s->b, 1000, &sums, err);
     if (status == TSR_OK) status = s->comm->all_gather(s->comm, s->b, &gathered, s->a, err);

@@ -19,10 +19,10 @@ static void test_cuda_gpu__copies_come_back_as_they_went(void **state)
     assert_int_equal((uintptr_t)there % 256, 0);
     download(stream, got, there, sizeof got);
     assert_memory_equal(got, sent, sizeof sent);
-    OK(tsr_gpu_copy_2d(stream, rows, 100, there + 3, 70, 61, 50, err));
+    OK(tsr_gpu_copy_2d(stream, &(tsr_gpu_rows){rows, 100, there + 3, 70, 61, 50}, err));
     OK(tsr_gpu_stream_wait(stream, err));
     for (size_t i = 0; i < 5000; i++) assert_int_equal(rows[i], i % 100 < 61 ? sent[3 + i / 100 * 70 + i % 100] : 0);
-    assert_int_equal(tsr_gpu_copy_2d(stream, rows, 60, there, 70, 61, 2, NULL), TSR_E_USAGE);
+    assert_int_equal(tsr_gpu_copy_2d(stream, &(tsr_gpu_rows){rows, 60, there, 70, 61, 2}, NULL), TSR_E_USAGE);
     tsr_gpu_free(device, there);
     tsr_gpu_stream_free(stream);
 }

@@ -301,13 +301,13 @@ static void check_flat(tsr_gpu *device, random_source *random)
     int32_t *flat = malloc((end - begin + 1) * 4);
     void *there;
     OK(tsr_gpu_alloc(device, (end - begin) * 4, &there, err));
-    OK(tsr_gpu_flat_gather(stream, TSR_INT32, spans, count, begin, end, there, &padding, err));
+    OK(tsr_gpu_flat_gather(stream, &(tsr_gpu_flat){TSR_INT32, spans, count, begin, end}, there, &padding, err));
     download(stream, flat, there, (end - begin) * 4);
     assert_memory_equal(flat, whole + begin, (end - begin) * 4);
     /* back, changed: originals get what lies in the range and keep the rest */
     for (size_t k = 0; k < end - begin; k++) flat[k] = ~flat[k];
     OK(tsr_gpu_copy(stream, there, flat, (end - begin) * 4, err));
-    OK(tsr_gpu_flat_scatter(stream, TSR_INT32, spans, count, begin, end, there, err));
+    OK(tsr_gpu_flat_scatter(stream, &(tsr_gpu_flat){TSR_INT32, spans, count, begin, end}, there, err));
     for (size_t i = 0, at = 0; i < count; at += spans[i++].numel) {
         if (!spans[i].param) continue;
         int32_t back[MOST];

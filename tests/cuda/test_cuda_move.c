@@ -13,16 +13,15 @@ typedef struct notes {
     uint32_t widest;
 } notes;
 
-static tsr_status note_copy(tsr_gpu_stream *stream, void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                            size_t row_bytes, size_t rows, tsr_error *err)
+static tsr_status note_copy(tsr_gpu_stream *stream, const tsr_gpu_rows *what, tsr_error *err)
 {
     notes *n = (notes *)stream->device;
-    (void)to, (void)from, (void)err;
+    (void)err;
     n->copies++;
-    n->rows = rows;
-    n->row_bytes = row_bytes;
-    n->to_pitch = to_pitch;
-    n->from_pitch = from_pitch;
+    n->rows = what->rows;
+    n->row_bytes = what->row_bytes;
+    n->to_pitch = what->to_pitch;
+    n->from_pitch = what->from_pitch;
     return TSR_OK;
 }
 

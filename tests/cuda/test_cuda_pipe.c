@@ -82,8 +82,8 @@ static void test_cuda_pipe__files_go_to_the_device_and_back(void **state)
         OK(tsr_output_to_memory(&tsr_allocator_libc, &output, err));
         OK(output->create(output, TSR_STR("copy"), sizes[i] + 17, &number, err));
         OK(tsr_gpu_alloc(device, sizes[i], &there, err));
-        OK(tsr_gpu_read_file(pipe, store, 0, MOST - sizes[i], there, sizes[i], err));
-        OK(tsr_gpu_write_file(pipe, output, number, 17, there, sizes[i], err));
+        OK(tsr_gpu_read_file(pipe, (tsr_range){store, 0, MOST - sizes[i], sizes[i]}, there, err));
+        OK(tsr_gpu_write_file(pipe, (tsr_output_range){output, number, 17, sizes[i]}, there, err));
         const tsr_str copy = tsr_output_memory_file(output, TSR_STR("copy"));
         assert_true(sizes[i] == 0 || copy.size >= sizes[i] + 17);
         assert_memory_equal(copy.data + (sizes[i] ? 17 : 0), bytes + MOST - sizes[i], sizes[i]);
@@ -91,8 +91,8 @@ static void test_cuda_pipe__files_go_to_the_device_and_back(void **state)
         output->close(output);
     }
     tsr_error error = {0};
-    assert_int_equal(tsr_gpu_read_file(pipe, store, 0, MOST - 5, NULL, 6, &error), TSR_E_IO);
-    assert_int_equal(tsr_gpu_read_file(pipe, store, 1, 0, NULL, 6, NULL), TSR_E_IO);
+    assert_int_equal(tsr_gpu_read_file(pipe, (tsr_range){store, 0, MOST - 5, 6}, NULL, &error), TSR_E_IO);
+    assert_int_equal(tsr_gpu_read_file(pipe, (tsr_range){store, 1, 0, 6}, NULL, NULL), TSR_E_IO);
     tsr_gpu_pipe_free(pipe);
     store->close(store);
     free(bytes);
@@ -133,9 +133,9 @@ static void test_cuda_pipe__a_failing_file_ends_the_transfer_with_its_error(void
     OK(tsr_gpu_alloc(device, MOST, &there, err));
     for (f.from = 0; f.from < MOST; f.from += 500000) {
         tsr_error in = {0}, out = {0};
-        assert_int_equal(tsr_gpu_read_file(pipe, &f.store, 0, 0, there, MOST, &in), TSR_E_IO);
+        assert_int_equal(tsr_gpu_read_file(pipe, (tsr_range){&f.store, 0, 0, MOST}, there, &in), TSR_E_IO);
         assert_string_equal(in.message, "the disk is gone");
-        assert_int_equal(tsr_gpu_write_file(pipe, &f.output, 0, 0, there, MOST, &out), TSR_E_IO);
+        assert_int_equal(tsr_gpu_write_file(pipe, (tsr_output_range){&f.output, 0, 0, MOST}, there, &out), TSR_E_IO);
         assert_string_equal(out.message, "the disk is full");
     }
     tsr_gpu_free(device, there);

@@ -30,7 +30,8 @@ static void open_bytes(opened *o, tsr_str bytes)
     o->findings = tsr_findings_new(&tsr_allocator_libc, 0, NULL);
     tsr_memory_file file = {TSR_STR("m.safetensors"), bytes};
     assert_int_equal(tsr_store_from_memory(&tsr_allocator_libc, &file, 1, &o->store, NULL), TSR_OK);
-    o->status = tsr_safetensors_open(o->store, &o->host, 0, 0, bytes.size, o->arena, o->findings, &o->file, &o->err);
+    o->status =
+        tsr_safetensors_open((tsr_range){o->store, 0, 0, bytes.size}, &o->host, o->arena, o->findings, &o->file, &o->err);
 }
 
 static void close_bytes(opened *o)
@@ -77,7 +78,7 @@ static void check_verdict(char *line)
     if (!refused && tsr_findings_total(o.findings, TSR_WARNING) > expected_findings)
         fail_msg("%s: unexpected findings", cell[0]);
     tsr_safetensors_close(&o.file);
-    tsr_status again = tsr_safetensors_open(o.store, &o.host, 0, 0, size, o.arena, NULL, &o.file, NULL);
+    tsr_status again = tsr_safetensors_open((tsr_range){o.store, 0, 0, size}, &o.host, o.arena, NULL, &o.file, NULL);
     if (again != o.status) fail_msg("%s: the status depends on whether findings are wanted", cell[0]);
     close_bytes(&o);
     free(bytes);
@@ -211,10 +212,12 @@ static void test_formats_safetensors__limits_bound_the_header(void **state)
     open_bytes(&o, bytes);
     tsr_safetensors_close(&o.file);
     o.host.limits.entries = 1;
-    assert_int_equal(tsr_safetensors_open(o.store, &o.host, 0, 0, bytes.size, o.arena, NULL, &o.file, &o.err), TSR_E_LIMIT);
+    assert_int_equal(tsr_safetensors_open((tsr_range){o.store, 0, 0, bytes.size}, &o.host, o.arena, NULL, &o.file, &o.err),
+                     TSR_E_LIMIT);
     o.err = (tsr_error){0};
     o.host.limits.metadata_bytes = 10;
-    assert_int_equal(tsr_safetensors_open(o.store, &o.host, 0, 0, bytes.size, o.arena, NULL, &o.file, &o.err), TSR_E_LIMIT);
+    assert_int_equal(tsr_safetensors_open((tsr_range){o.store, 0, 0, bytes.size}, &o.host, o.arena, NULL, &o.file, &o.err),
+                     TSR_E_LIMIT);
     close_bytes(&o);
     free((char *)bytes.data);
 }
@@ -226,7 +229,7 @@ static tsr_status open_and_drop(void *ctx, tsr_store *store, const tsr_host *hos
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
     tsr_findings *findings = arena ? tsr_findings_new(host->allocator, 0, err) : NULL;
     tsr_status status =
-        findings ? tsr_safetensors_open(store, host, 0, 0, store->files[0].size, arena, findings, &file, err) : TSR_E_NOMEM;
+        findings ? tsr_safetensors_open(tsr_whole_file(store, 0), host, arena, findings, &file, err) : TSR_E_NOMEM;
     tsr_safetensors_close(&file);
     tsr_findings_free(findings);
     tsr_arena_free(arena);

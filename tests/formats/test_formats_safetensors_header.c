@@ -118,7 +118,8 @@ static void test_formats_safetensors_header__what_was_written_reads_back(void **
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
     tsr_findings *findings = tsr_findings_new(&tsr_allocator_libc, 0, NULL);
     assert_int_equal(tsr_store_from_memory(&tsr_allocator_libc, &file, 1, &store, NULL), TSR_OK);
-    assert_int_equal(tsr_safetensors_open(store, &host, 0, 0, file.content.size, arena, findings, &opened, NULL), TSR_OK);
+    assert_int_equal(
+        tsr_safetensors_open((tsr_range){store, 0, 0, file.content.size}, &host, arena, findings, &opened, NULL), TSR_OK);
     assert_int_equal(tsr_findings_count(findings), 0);
     assert_int_equal(opened.data_offset, plan.header_size);
     for (size_t i = 0; i < 3; i++) {

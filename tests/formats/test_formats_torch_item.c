@@ -227,7 +227,9 @@ static void test_formats_torch_item__the_pickle_is_bounded_by_limits(void **stat
     torch_open(&o, &image, NULL);
     assert_int_equal(o.status, TSR_OK);
     o.host.limits.metadata_bytes = 4096;
-    assert_int_equal(tsr_torch_item_open(o.store, &o.host, 0, 0, image.size, o.arena, NULL, &o.item, &o.err), TSR_E_LIMIT);
+    assert_int_equal(tsr_torch_item_open(&(tsr_torch_source){.range = {o.store, 0, 0, image.size}}, &o.host, o.arena, NULL,
+                                         &o.item, &o.err),
+                     TSR_E_LIMIT);
     assert_int_equal(o.err.byte_position, image.member[0].data);
     assert_non_null(strstr(o.err.message, "exceed the limit of 4096 (metadata_bytes)"));
     torch_opening_drop(&o);
@@ -345,7 +347,9 @@ static void test_formats_torch_item__nesting_is_bounded_by_limits(void **state)
     torch_opening o;
     open_pickle(&o, "(((I1\nttt.");
     o.host.limits.depth = 2;
-    assert_int_equal(tsr_torch_item_open(o.store, &o.host, 0, 0, image.size, o.arena, NULL, &o.item, &o.err), TSR_E_LIMIT);
+    assert_int_equal(tsr_torch_item_open(&(tsr_torch_source){.range = {o.store, 0, 0, image.size}}, &o.host, o.arena, NULL,
+                                         &o.item, &o.err),
+                     TSR_E_LIMIT);
     torch_opening_drop(&o);
 }
 
@@ -391,7 +395,9 @@ static void test_formats_torch_item__without_findings_nothing_is_reported(void *
     (void)state;
     torch_opening o;
     open_pickle(&o, "cposix\nsystem\n(S'exit 0'\ntR.");
-    assert_int_equal(tsr_torch_item_open(o.store, &o.host, 0, 0, image.size, o.arena, NULL, &o.item, &o.err), TSR_OK);
+    assert_int_equal(tsr_torch_item_open(&(tsr_torch_source){.range = {o.store, 0, 0, image.size}}, &o.host, o.arena, NULL,
+                                         &o.item, &o.err),
+                     TSR_OK);
     torch_opening_drop(&o);
 }
 

@@ -231,7 +231,9 @@ static void test_formats_torch_shard__without_findings_nothing_is_said(void **st
     (void)state;
     torch_opening o;
     open_pickle(&o, untold[0].pickle, untold[0].storage_bytes, NULL);
-    assert_int_equal(tsr_torch_item_open(o.store, &o.host, 0, 0, image.size, o.arena, NULL, &o.item, &o.err), TSR_OK);
+    assert_int_equal(tsr_torch_item_open(&(tsr_torch_source){.range = {o.store, 0, 0, image.size}}, &o.host, o.arena, NULL,
+                                         &o.item, &o.err),
+                     TSR_OK);
     assert_int_equal(o.item.root->kind, TSR_VALUE_OBJECT);
     torch_opening_drop(&o);
 }

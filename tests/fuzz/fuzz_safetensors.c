@@ -33,7 +33,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (tsr_store_from_memory(&tsr_allocator_libc, &file, 1, &store, NULL) != TSR_OK) abort();
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
     tsr_findings *findings = tsr_findings_new(&tsr_allocator_libc, 0, NULL);
-    if (tsr_safetensors_open(store, &host, 0, 0, total, arena, findings, &opened, &err) == TSR_OK) check_opened(&opened);
+    if (tsr_safetensors_open((tsr_range){store, 0, 0, total}, &host, arena, findings, &opened, &err) == TSR_OK)
+        check_opened(&opened);
     else assert(err.byte_position <= total && err.message[0]);
     tsr_safetensors_close(&opened);
     tsr_findings_free(findings);

@@ -43,7 +43,7 @@ static tsr_status load_unmapped(const tsr_allocator *allocator, uint64_t limit, 
     tsr_host host = {.allocator = allocator, .limits = tsr_limits_default()};
     host.limits.metadata_bytes = limit;
     tsr_bytes bytes;
-    status = tsr_store_load(store, &host, 1, 1, 4, &bytes, err);
+    status = tsr_range_load((tsr_range){store, 1, 1, 4}, &host, &bytes, err);
     if (status == TSR_OK) assert_true(tsr_str_equal(bytes.data, TSR_STR("econ")));
     tsr_bytes_free(&bytes);
     store->close(store);

@@ -54,7 +54,7 @@ static void assert_diff(const tsr_catalog *a, const tsr_catalog *b, const tsr_di
     tsr_host host = host_with(&tsr_allocator_libc);
     tsr_arena *arena = tsr_arena_new(host.allocator, 0, &err);
     tsr_diff diff;
-    assert_int_equal(tsr_diff_catalogs(a, b, options, &host, arena, &diff, &err), TSR_OK);
+    assert_int_equal(tsr_diff_catalogs((tsr_catalog_pair){a, b}, options, &host, arena, &diff, &err), TSR_OK);
     summarize(&diff, text, sizeof text);
     assert_string_equal(text, want);
     assert_int_equal(tsr_diff_is_same(&diff), want[0] == '\0');
@@ -156,7 +156,7 @@ static void test_layout_diff__suggests_renames_that_are_unique(void **state)
         tsr_host host = host_with(&tsr_allocator_libc);
         tsr_arena *arena = tsr_arena_new(host.allocator, 0, NULL);
         tsr_diff diff;
-        assert_int_equal(tsr_diff_catalogs(&a, &b, NULL, &host, arena, &diff, NULL), TSR_OK);
+        assert_int_equal(tsr_diff_catalogs((tsr_catalog_pair){&a, &b}, NULL, &host, arena, &diff, NULL), TSR_OK);
         summarize(&diff, text, sizeof text);
         assert_string_equal(text, cases[i].want);
         for (uint64_t k = 0; k < diff.renamed_count; k++) assert_true(diff.renamed[k].why.size > 10);
@@ -196,7 +196,7 @@ static void test_layout_diff__canonical_names_match_and_collide(void **state)
     tsr_host host = host_with(&tsr_allocator_libc);
     tsr_arena *arena = tsr_arena_new(host.allocator, 0, &err);
     tsr_diff diff;
-    assert_int_equal(tsr_diff_catalogs(&a, &c, &canonical, &host, arena, &diff, &err), TSR_E_USAGE);
+    assert_int_equal(tsr_diff_catalogs((tsr_catalog_pair){&a, &c}, &canonical, &host, arena, &diff, &err), TSR_E_USAGE);
     assert_string_equal(err.message, "'w' and 'module.w' both become 'w'");
     tsr_arena_free(arena);
 }
@@ -213,7 +213,7 @@ static tsr_status diff_two(const void *ctx, const tsr_host *host, tsr_arena *are
     const tsr_diff_options layout = {.layout = true};
     tsr_diff diff;
     (void)ctx;
-    return tsr_diff_catalogs(&a, &b, &layout, host, arena, &diff, err);
+    return tsr_diff_catalogs((tsr_catalog_pair){&a, &b}, &layout, host, arena, &diff, err);
 }
 
 static void test_layout_diff__survives_every_allocation_failure(void **state)

@@ -125,7 +125,8 @@ static void test_layout_layout__flat_slices_have_what_fsdp1_gives_them(void **st
         uint64_t slice = strtoull(strtok(NULL, " "), NULL, 10), count = read_list(strtok(NULL, " "), numels);
         tsr_arena *arena = new_arena();
         tsr_flat_layout flat;
-        assert_int_equal(tsr_flat_layout_make(numels, count, alignment, world, arena, &flat, NULL), TSR_OK);
+        assert_int_equal(tsr_flat_layout_make((tsr_flat_numels){numels, count, alignment}, world, arena, &flat, NULL),
+                         TSR_OK);
         assert_int_equal(flat.slice_numel, slice);
         for (uint64_t r = 0; r < world; r++) {
             char text[256] = "";
@@ -154,9 +155,9 @@ static void test_layout_layout__flat_sizes_are_checked(void **state)
     tsr_arena *arena = new_arena();
     tsr_flat_layout flat;
     const uint64_t huge[] = {UINT64_MAX - 2, 2}, most[] = {UINT64_MAX - 3};
-    assert_int_equal(tsr_flat_layout_make(huge, 2, 4, 2, arena, &flat, NULL), TSR_E_LIMIT);
-    assert_int_equal(tsr_flat_layout_make(most, 1, 0, 4, arena, &flat, NULL), TSR_E_LIMIT);
-    assert_int_equal(tsr_flat_layout_make(NULL, 0, 4, 2, arena, &flat, NULL), TSR_OK);
+    assert_int_equal(tsr_flat_layout_make((tsr_flat_numels){huge, 2, 4}, 2, arena, &flat, NULL), TSR_E_LIMIT);
+    assert_int_equal(tsr_flat_layout_make((tsr_flat_numels){most, 1, 0}, 4, arena, &flat, NULL), TSR_E_LIMIT);
+    assert_int_equal(tsr_flat_layout_make((tsr_flat_numels){NULL, 0, 4}, 2, arena, &flat, NULL), TSR_OK);
     assert_int_equal(flat.slice_numel, 0);
     tsr_arena_free(arena);
 }
@@ -200,7 +201,7 @@ static tsr_status make_all(const void *ctx, const tsr_host *host, tsr_arena *are
     tsr_status status = tsr_layout_over_mesh(&(tsr_sharding){&mesh, placements, TSR_STRIDED_FSDP}, (tsr_shape){2, shape},
                                              arena, &layout, err);
     if (status == TSR_OK) status = tsr_layout_shard(&layout, 5, arena, &shard, err);
-    return status == TSR_OK ? tsr_flat_layout_make(shape, 2, 0, 2, arena, &flat, err) : status;
+    return status == TSR_OK ? tsr_flat_layout_make((tsr_flat_numels){shape, 2, 0}, 2, arena, &flat, err) : status;
 }
 
 static void test_layout_layout__survives_every_allocation_failure(void **state)

@@ -466,7 +466,8 @@ static void test_layout_plan__flat_ranges_are_read_in_order(void **state)
         tsr_layout layout;
         tsr_plan *plan;
         tsr_plan_totals totals;
-        assert_int_equal(tsr_flat_layout_make(numels, 3, random_in(&random, 0, 4), world, arena, &flat, NULL), TSR_OK);
+        assert_int_equal(
+            tsr_flat_layout_make((tsr_flat_numels){numels, 3, random_in(&random, 0, 4)}, world, arena, &flat, NULL), TSR_OK);
         assert_int_equal(tsr_layout_flat(&flat, 1, (tsr_shape){entry.rank, entry.shape}, arena, &layout, NULL), TSR_OK);
         const tsr_plan_options options = {.layout = own_layout, .layout_ctx = &layout};
         tsr_catalog catalog = {.entries = &entry, .entry_count = 1};

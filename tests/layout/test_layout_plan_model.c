@@ -117,28 +117,6 @@ static void test_layout_plan_model__items_come_rank_by_rank_in_file_order(void *
     tsr_arena_free(m.arena);
 }
 
-static void test_layout_plan_model__neighbouring_bytes_join(void **state)
-{
-    (void)state;
-    model m;
-    make_model(&m, "1", "replicate");
-    tsr_plan *plan = plan_model(&m);
-    const tsr_read_item *items;
-    tsr_joined_read *reads;
-    uint64_t count, joined;
-    assert_int_equal(tsr_plan_rank(plan, 0, m.arena, &items, &count, NULL), TSR_OK);
-    assert_int_equal(count, 6);
-    assert_int_equal(tsr_plan_join(plan, items, count, 0, m.arena, &reads, &joined, NULL), TSR_OK);
-    assert_int_equal(joined, 3); /* t; a.w with b.w; a.w, b.w and bias of the other file */
-    assert_true(reads[1].range.file == 0 && reads[1].range.byte_offset == 100 && reads[1].range.byte_length == 96);
-    assert_true(reads[2].range.file == 1 && reads[2].range.byte_offset == 0 && reads[2].range.byte_length == 116);
-    assert_true(reads[2].first_item == 3 && reads[2].item_count == 3);
-    assert_int_equal(tsr_plan_join(plan, items, count, 96, m.arena, &reads, &joined, NULL), TSR_OK);
-    assert_int_equal(joined, 2);
-    tsr_plan_free(plan);
-    tsr_arena_free(m.arena);
-}
-
 static void test_layout_plan_model__a_column_is_a_span_of_its_chunk(void **state)
 {
     (void)state;
@@ -341,7 +319,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout_plan_model__items_come_rank_by_rank_in_file_order),
-        cmocka_unit_test(test_layout_plan_model__neighbouring_bytes_join),
         cmocka_unit_test(test_layout_plan_model__a_column_is_a_span_of_its_chunk),
         cmocka_unit_test(test_layout_plan_model__shared_shards_go_to_the_least_loaded),
         cmocka_unit_test(test_layout_plan_model__equal_geometry_is_planned_once),

@@ -190,7 +190,7 @@ static tsr_status gather_to_each(void *arg, tsr_comm *comm, tsr_error *err)
             mine[r] = comm->rank * 1000 + r;
             sizes[r] = r % 3 * sizeof *mine;
         }
-        TRY(tsr_comm_gather(comm, mine, sizes, root, comm->rank == root ? all : NULL, libc, err));
+        TRY(tsr_comm_gather((tsr_ranks){comm, libc}, mine, sizes, root, comm->rank == root ? all : NULL, err));
         for (uint32_t r = 0; r < comm->size && comm->rank == root; r++) {
             for (uint32_t i = 0; i < r % 3; i++) RANKS_NEED(all[at++] == r * 1000 + i);
         }
@@ -208,7 +208,7 @@ static tsr_status all_to_all(void *arg, tsr_comm *comm, tsr_error *err)
         receive_sizes[r] = (r + 2 * comm->rank) % 5 * sizeof *mine;
         for (size_t i = 0; i < send_sizes[r] / sizeof *mine; i++) mine[count++] = (uint16_t)hash(comm->rank, r, i);
     }
-    TRY(tsr_comm_all_to_all(comm, mine, send_sizes, all, receive_sizes, libc, err));
+    TRY(tsr_comm_all_to_all((tsr_ranks){comm, libc}, mine, send_sizes, all, receive_sizes, err));
     for (uint32_t r = 0; r < comm->size; r++) {
         for (size_t i = 0; i < receive_sizes[r] / sizeof *all; i++)
             RANKS_NEED(all[at++] == (uint16_t)hash(r, comm->rank, i));
@@ -228,7 +228,7 @@ static tsr_status blobs(void *arg, tsr_comm *comm, tsr_error *err)
     (void)arg;
     static const char alphabet[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
     tsr_comm_blobs all;
-    TRY(tsr_comm_gather_blobs(comm, (tsr_str){alphabet, 3 * comm->rank}, libc, &all, err));
+    TRY(tsr_comm_gather_blobs((tsr_ranks){comm, libc}, (tsr_str){alphabet, 3 * comm->rank}, &all, err));
     bool right = true;
     for (uint32_t r = 0; r < comm->size; r++)
         right = right && tsr_str_equal(all.blobs[r], (tsr_str){alphabet, 3 * (size_t)r});
@@ -238,7 +238,7 @@ static tsr_status blobs(void *arg, tsr_comm *comm, tsr_error *err)
         void *copy;
         size_t size;
         const tsr_str mine = comm->rank == root ? (tsr_str){alphabet, root % 5} : (tsr_str){NULL, 0};
-        TRY(tsr_comm_broadcast_blob(comm, mine, root, libc, &copy, &size, err));
+        TRY(tsr_comm_broadcast_blob((tsr_ranks){comm, libc}, mine, root, &copy, &size, err));
         right = size == root % 5 && (size == 0 || memcmp(copy, alphabet, size) == 0);
         tsr_free(libc, copy, size, 1);
         RANKS_NEED(right);
@@ -388,8 +388,8 @@ static tsr_status make_call(tsr_comm *comm, unsigned number, tsr_error *err)
         if (status == TSR_OK) group->close(group);
         return status;
     }
-    case 5: return tsr_comm_gather(comm, data, sizes, 0, all, libc, err);
-    default: return tsr_comm_all_to_all(comm, data, sizes, all, sizes, libc, err);
+    case 5: return tsr_comm_gather((tsr_ranks){comm, libc}, data, sizes, 0, all, err);
+    default: return tsr_comm_all_to_all((tsr_ranks){comm, libc}, data, sizes, all, sizes, err);
     }
 }
 
@@ -531,7 +531,7 @@ static tsr_status short_of_memory(void *arg, tsr_comm *comm, tsr_error *err)
     failing_start(&mine, comm->rank == poor ? *(const size_t *)arg : SIZE_MAX);
     tsr_error told = {0};
     (void)err;
-    tsr_status status = tsr_comm_gather_blobs(comm, TSR_STR("blob"), &mine.allocator, &all, &told);
+    tsr_status status = tsr_comm_gather_blobs((tsr_ranks){comm, &mine.allocator}, TSR_STR("blob"), &all, &told);
     RANKS_NEED(status == TSR_E_NOMEM && strstr(told.message, "out of memory"));
     RANKS_NEED(mine.live == 0);
     return TSR_OK;

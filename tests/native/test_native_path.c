@@ -106,7 +106,7 @@ static void remove_all(const char *path)
 static tsr_status write_with(const job *j, tsr_comm *comm, tsr_checkpoint *checkpoint, const char *to, tsr_arena *arena,
                              tsr_error *err)
 {
-    const tsr_convert_options convert = {.to = j->to, .max_shard_size = j->max_shard_size};
+    tsr_convert_options convert = {.to = j->to, .max_shard_size = j->max_shard_size};
     tsr_path_write_options options = {.convert = &convert, .overwrite = j->overwrite, .comm = comm};
     tsr_conversion done;
     tsr_target target;
@@ -115,7 +115,7 @@ static tsr_status write_with(const job *j, tsr_comm *comm, tsr_checkpoint *check
         const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
         TRY(tsr_target_parse(tsr_str_from(j->mesh), tsr_str_from(j->placements), arena, &target, err));
         TRY(tsr_plan_new(catalog, &target, NULL, tsr_checkpoint_host(checkpoint), &plan, err));
-        options.plan = plan;
+        convert.plan = plan;
     }
     const tsr_status status = tsr_path_write(checkpoint, to, &options, arena, &done, err);
     tsr_plan_free(plan);

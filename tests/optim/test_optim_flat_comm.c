@@ -27,8 +27,8 @@ static tsr_status there_and_back(void *arg, tsr_comm *comm, tsr_error *err)
         for (uint64_t i = 0; i < length; i++) slice[i] = begin + i < end ? (uint16_t)(begin + i + 1) : 0;
         for (uint64_t i = 0; i < numel; i++) source[i] = comm->rank ? 9999 : (uint16_t)(i + 1);
         memset(again, 0x55, sizeof again);
-        tsr_status status = tsr_flat_gather(comm, &unit, 2, slice, full, arg, err);
-        if (status == TSR_OK) status = tsr_flat_scatter(comm, &unit, 2, source, again, arg, err);
+        tsr_status status = tsr_flat_gather((tsr_ranks){comm, arg}, &unit, 2, slice, full, err);
+        if (status == TSR_OK) status = tsr_flat_scatter((tsr_ranks){comm, arg}, &unit, 2, source, again, err);
         if (status != TSR_OK) return status;
         for (uint64_t i = 0; i < numel; i++) NEED(full[i] == i + 1);
         NEED(memcmp(slice, again, (size_t)length * 2) == 0);
@@ -61,9 +61,11 @@ static tsr_status rows_of_one(const tsr_flat_param *p, uint32_t index, tsr_comm 
     uint16_t rows[31] = {0}, full[31];
     uint64_t begin, end, row = p->shape[1];
     tsr_rows_of_rank(p->shape[0], comm->size, comm->rank, true, &begin, &end);
-    tsr_status status = tsr_flat_to_rows(comm, &unit, index, 2, slice, rows, allocator, err);
-    if (status == TSR_OK) status = tsr_rows_to_flat(comm, &unit, index, 2, rows, again, allocator, err);
-    if (status == TSR_OK) status = tsr_rows_gather(comm, p->shape[0], row * 2, rows, full, allocator, err);
+    tsr_status status =
+        tsr_flat_to_rows((tsr_ranks){comm, allocator}, &(tsr_unit_original){&unit, index, 2}, slice, rows, err);
+    if (status == TSR_OK)
+        status = tsr_rows_to_flat((tsr_ranks){comm, allocator}, &(tsr_unit_original){&unit, index, 2}, rows, again, err);
+    if (status == TSR_OK) status = tsr_rows_gather((tsr_ranks){comm, allocator}, p->shape[0], row * 2, rows, full, err);
     if (status != TSR_OK) return status;
     for (uint64_t i = 0; i < (end - begin) * row; i++) NEED(rows[i] == p->flat_begin + begin * row + i + 1);
     for (uint64_t i = 0; i < p->shape[0] * row; i++) NEED(full[i] == p->flat_begin + i + 1);
@@ -87,7 +89,8 @@ static tsr_status flat_and_rows(void *arg, tsr_comm *comm, tsr_error *err)
     NEED(memcmp(slice, again, (size_t)length * 2) == 0);
     const tsr_flat_param scalar = {.fqn = {"s", 1}, .flat_end = 1};
     const tsr_flat_unit alone = {.params = &scalar, .param_count = 1, .numel = 1, .is_sharded = true};
-    NEED(tsr_flat_to_rows(comm, &alone, 0, 2, slice, again, arg, NULL) == TSR_E_UNSUPPORTED);
+    NEED(tsr_flat_to_rows((tsr_ranks){comm, arg}, &(tsr_unit_original){&alone, 0, 2}, slice, again, NULL) ==
+         TSR_E_UNSUPPORTED);
     return TSR_OK;
 }
 
@@ -106,15 +109,16 @@ static const tsr_str all_names[] = {{"b", 1}, {"a\0x", 3}, {"c", 1}, {"", 0}};
 /* Rank r has the names up to r + 1, rank 0 all with `merge` false. */
 static tsr_status merged(void *arg, tsr_comm *comm, tsr_error *err)
 {
-    tsr_str *keys;
-    size_t count;
+    tsr_name_list keys = {0};
     tsr_arena *arena = tsr_arena_new(arg, 0, err);
-    tsr_status status = tsr_flat_agree_on_keys(comm, all_names, comm->rank + 1, true, arg, arena, &keys, &count, err);
-    bool right = status == TSR_OK && count == 4 && tsr_str_equal(keys[0], all_names[3]) &&
-                 tsr_str_equal(keys[1], all_names[1]) && tsr_str_equal(keys[2], all_names[0]) &&
-                 tsr_str_equal(keys[3], all_names[2]);
-    if (right) status = tsr_flat_agree_on_keys(comm, all_names, 4, false, arg, arena, &keys, &count, err);
-    right = right && status == TSR_OK && count == 4 && tsr_str_equal(keys[0], all_names[0]);
+    tsr_status status =
+        tsr_flat_agree_on_keys((tsr_ranks){comm, arg}, (tsr_name_list){all_names, comm->rank + 1}, true, arena, &keys, err);
+    bool right = status == TSR_OK && keys.count == 4 && tsr_str_equal(keys.names[0], all_names[3]) &&
+                 tsr_str_equal(keys.names[1], all_names[1]) && tsr_str_equal(keys.names[2], all_names[0]) &&
+                 tsr_str_equal(keys.names[3], all_names[2]);
+    if (right)
+        status = tsr_flat_agree_on_keys((tsr_ranks){comm, arg}, (tsr_name_list){all_names, 4}, false, arena, &keys, err);
+    right = right && status == TSR_OK && keys.count == 4 && tsr_str_equal(keys.names[0], all_names[0]);
     tsr_arena_free(arena);
     if (status != TSR_OK) return status;
     NEED(right);
@@ -123,11 +127,10 @@ static tsr_status merged(void *arg, tsr_comm *comm, tsr_error *err)
 
 static tsr_status missing(void *arg, tsr_comm *comm, tsr_error *err)
 {
-    tsr_str *keys;
-    size_t count;
+    tsr_name_list keys = {0};
     tsr_arena *arena = tsr_arena_new(arg, 0, err);
-    tsr_status status =
-        tsr_flat_agree_on_keys(comm, all_names, comm->rank == 2 ? 2 : 4, false, arg, arena, &keys, &count, err);
+    tsr_status status = tsr_flat_agree_on_keys((tsr_ranks){comm, arg}, (tsr_name_list){all_names, comm->rank == 2 ? 2 : 4},
+                                               false, arena, &keys, err);
     tsr_arena_free(arena);
     NEED(status == TSR_E_FORMAT);
     return status;

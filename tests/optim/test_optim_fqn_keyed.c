@@ -131,7 +131,8 @@ static void check_ids(scene *s)
                 names[lists[groups].count++] = tsr_str_from(one->valuestring);
             groups++;
         }
-        ok(s, tsr_optim_to_fqn(golden_value(s->g, n), lists, groups, &s->g->host, s->g->arena, &parts[count], &s->err));
+        ok(s, tsr_optim_to_fqn(golden_value(s->g, n), (tsr_group_names){lists, groups}, &s->g->host, s->g->arena,
+                               &parts[count], &s->err));
         ok(s, tsr_optim_to_id(parts[count], &s->g->host, s->g->arena, &native, &s->err));
         same(s, native, n, true);
         count++;
@@ -152,20 +153,19 @@ static void check_naming(scene *s)
     const cJSON *natives = golden_get(s->json, "natives"), *names = golden_get(s->json, "names")->child;
     if (cJSON_GetArraySize(natives) != 1) return;
     const tsr_value *native = golden_value(s->g, natives->child);
-    const tsr_name_list *lists;
-    size_t count;
-    tsr_status status =
-        tsr_optim_name_groups(native, s->modules, NULL, 0, &s->g->host, s->g->arena, &lists, &count, &s->err);
+    const tsr_group_naming how = {.modules = s->modules};
+    tsr_group_names lists;
+    tsr_status status = tsr_optim_name_groups(native, &how, &s->g->host, s->g->arena, &lists, &s->err);
     if (cJSON_GetArraySize(names) > 1) {
         assert_int_equal(status, TSR_E_USAGE);
         return;
     }
     ok(s, status);
-    assert_int_equal(count, 1);
+    assert_int_equal(lists.count, 1);
     size_t at = 0;
     for (const cJSON *n = names->child->child; n; n = n->next, at++)
-        assert_true(tsr_str_equal(lists[0].names[at], tsr_str_from(n->valuestring)));
-    assert_int_equal(lists[0].count, at);
+        assert_true(tsr_str_equal(lists.groups[0].names[at], tsr_str_from(n->valuestring)));
+    assert_int_equal(lists.groups[0].count, at);
 }
 
 static void test_optim_fqn_keyed__A10_names_of_a_single_group(void **state)
@@ -188,8 +188,8 @@ static void check_split(scene *s)
                 params[groups[group_count].count++] = tsr_params_find(s->params, tsr_str_from(n->valuestring));
             group_count++;
         }
-        ok(s, tsr_optim_split(nested, s->params, &(tsr_optimizer){groups, group_count}, true, &s->g->host, s->g->arena, &out,
-                              &s->err));
+        const tsr_split how = {s->params, &(tsr_optimizer){groups, group_count}, true};
+        ok(s, tsr_optim_split(nested, &how, &s->g->host, s->g->arena, &out, &s->err));
         same(s, out, want, false);
     }
 }

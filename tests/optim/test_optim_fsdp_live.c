@@ -109,8 +109,9 @@ static tsr_status play(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_error own = {0};
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
     s->arenas[comm->rank] = arena;
-    s->status[comm->rank] = s->broadcast ? tsr_fsdp_broadcast(comm, &s->flat, tree, &live, &host, arena, out, &own)
-                                         : tsr_fsdp_gather(comm, &s->flat, tree, &live, s->target, &host, arena, out, &own);
+    s->status[comm->rank] =
+        s->broadcast ? tsr_fsdp_broadcast(&(tsr_live_call){comm, &host, arena, live}, &s->flat, tree, out, &own)
+                     : tsr_fsdp_gather(&(tsr_live_call){comm, &host, arena, live}, &s->flat, tree, s->target, out, &own);
     memcpy(s->messages[comm->rank], own.message, sizeof own.message);
     return TSR_OK;
 }

@@ -75,7 +75,8 @@ static void test_optim_keys__B7_what_an_optimizer_was_made_of(void **state)
 /* The names that an optimizer has by number: its own groups, or what it was made of, which counts before. */
 static tsr_group_names names_of(golden *g, const cJSON *record, const tsr_modules *modules)
 {
-    tsr_group_names names = {tsr_arena_array(g->arena, 8, sizeof *names.groups, NULL), 0};
+    tsr_name_list *lists = tsr_arena_array(g->arena, 8, sizeof *lists, NULL);
+    tsr_group_names names = {lists, 0};
     const cJSON *given = golden_get(record, "names"), *input = golden_get(record, "input");
     const char *how = golden_get(record, "how")->valuestring;
     if (strcmp(how, "optim") != 0) {
@@ -87,7 +88,7 @@ static tsr_group_names names_of(golden *g, const cJSON *record, const tsr_module
         tsr_str *list = tsr_arena_array(g->arena, 64, sizeof *list, NULL);
         size_t count = 0;
         for (const cJSON *name = group->child; name; name = name->next) list[count++] = tsr_str_from(name->valuestring);
-        names.groups[names.count++] = (tsr_name_list){list, count};
+        lists[names.count++] = (tsr_name_list){list, count};
     }
     return names;
 }
@@ -99,10 +100,10 @@ static void check_rekeys(golden *g, const cJSON *test, const tsr_modules *module
         tsr_error err = {0};
         const cJSON *error = cJSON_GetObjectItem(record, "error");
         const char *to = golden_get(record, "to")->valuestring;
-        const tsr_rekeying how = {.to_names = strcmp(to, "name") == 0};
         const tsr_group_names names = names_of(g, record, modules);
+        const tsr_rekeying how = {.names = &names, .to_names = strcmp(to, "name") == 0};
         const tsr_value *given = golden_value(g, golden_get(record, "state"));
-        const tsr_status status = tsr_optim_rekey(given, &names, &how, &g->host, g->arena, &out, &err);
+        const tsr_status status = tsr_optim_rekey(given, &how, &g->host, g->arena, &out, &err);
         const tsr_status want = !error                                      ? TSR_OK
                                 : strstr(error->valuestring, "ValueError:") ? TSR_E_FORMAT
                                                                             : TSR_E_NOT_FOUND;
@@ -137,18 +138,19 @@ static void test_optim_keys__B7_named_optimizers(void **state)
     static const tsr_str list[] = {{W, sizeof W - 1}, {"a", 1}};
     tsr_name_list group = {list, 2};
     const tsr_group_names names = {&group, 1};
-    const tsr_rekeying to_numbers = {.raw_names = true, .keep_others = true}, to_names = {true, true, true};
+    const tsr_rekeying to_numbers = {.names = &names, .raw_names = true, .keep_others = true};
+    const tsr_rekeying to_names = {&names, true, true, true};
     golden g = golden_open("optim_keys.json");
     const char *by_name = RAW("[" S("a") "," ONE "]," SEEN, S("a") "," S(W));
     const tsr_value *named = golden_value(&g, golden_parse(&g, by_name)), *numbered, *again;
     tsr_error err = {0};
     assert_true(tsr_optim_is_named(named));
-    assert_int_equal(tsr_optim_rekey(named, &names, &to_numbers, &g.host, g.arena, &numbered, &err), TSR_OK);
+    assert_int_equal(tsr_optim_rekey(named, &to_numbers, &g.host, g.arena, &numbered, &err), TSR_OK);
     /* in the order of the group, and with what is of no parameter */
     const char *by_number = RAW("[{\"i\":1}," ONE "]," SEEN, "{\"i\":1},{\"i\":0}");
     assert_true(golden_same(&g, numbered, golden_parse(&g, by_number), true));
     assert_false(tsr_optim_is_named(numbered));
-    assert_int_equal(tsr_optim_rekey(numbered, &names, &to_names, &g.host, g.arena, &again, &err), TSR_OK);
+    assert_int_equal(tsr_optim_rekey(numbered, &to_names, &g.host, g.arena, &again, &err), TSR_OK);
     assert_true(golden_same(&g, again, golden_parse(&g, by_name), true));
     assert_false(tsr_optim_is_named(golden_value(&g, golden_parse(&g, RAW("", "")))));
     golden_close(&g);

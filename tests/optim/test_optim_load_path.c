@@ -16,8 +16,7 @@ typedef struct world {
     tsr_arena *arena;
     tsr_entry entry;
     tsr_tp_slice slices[2];
-    tsr_optim_read *reads;
-    size_t count;
+    tsr_optim_reads plan;
     tsr_error err;
 } world;
 
@@ -30,11 +29,11 @@ static void open_world(world *w, const char *fqn)
         .fqn = tsr_str_from(fqn), .kind = TSR_ENTRY_TENSOR, .dtype = TSR_FLOAT32, .rank = 2, .shape = five_by_two};
 }
 
-static tsr_status plan(world *w, tsr_optim_mesh mesh)
+static tsr_status plan(world *w, uint32_t rank, uint32_t ranks, bool tensor_parallel)
 {
+    const tsr_optim_mesh mesh = {rank, ranks, tensor_parallel, w->slices, 2};
     const tsr_catalog catalog = {.entries = &w->entry, .entry_count = 1};
-    return tsr_optim_load(&catalog, TSR_STR("optim"), &mesh, w->slices, 2, &tsr_allocator_libc, w->arena, &w->reads,
-                          &w->count, &w->err);
+    return tsr_optim_load(&catalog, TSR_STR("optim"), &mesh, w->arena, &w->plan, &w->err);
 }
 
 /* "a|b|#3": items of a path, positions with a '#', int keys with a '='. */
@@ -71,12 +70,12 @@ static void test_optim_load_path__E4_flat_names(void **state)
         char text[128];
         world w;
         open_world(&w, rows[i].name);
-        if (plan(&w, (tsr_optim_mesh){0, 1, false}) != TSR_OK) fail_msg("%s: %s", rows[i].name, w.err.message);
-        assert_int_equal(w.count, 1);
-        path_text(w.reads, text, sizeof text);
+        if (plan(&w, 0, 1, false) != TSR_OK) fail_msg("%s: %s", rows[i].name, w.err.message);
+        assert_int_equal(w.plan.count, 1);
+        path_text(w.plan.reads, text, sizeof text);
         assert_string_equal(text, rows[i].path);
-        assert_true(tsr_str_equal(w.reads->parameter, tsr_str_from(rows[i].parameter)));
-        assert_int_equal(w.reads->is_unknown, rows[i].is_unknown);
+        assert_true(tsr_str_equal(w.plan.reads->parameter, tsr_str_from(rows[i].parameter)));
+        assert_int_equal(w.plan.reads->is_unknown, rows[i].is_unknown);
         tsr_arena_free(w.arena);
     }
 }
@@ -96,20 +95,20 @@ static void test_optim_load_path__E4_paths_decide(void **state)
     open_world(&w, "optim.state.fc.step");
     w.entry.path = one;
     w.entry.path_length = 1;
-    assert_int_equal(plan(&w, (tsr_optim_mesh){0, 1, false}), TSR_OK);
-    path_text(w.reads, text, sizeof text);
+    assert_int_equal(plan(&w, 0, 1, false), TSR_OK);
+    path_text(w.plan.reads, text, sizeof text);
     assert_string_equal(text, "optim|state|fc|step");
     w.entry.path = other;
     w.entry.path_length = 2;
-    assert_int_equal(plan(&w, (tsr_optim_mesh){0, 1, false}), TSR_E_NOT_FOUND);
+    assert_int_equal(plan(&w, 0, 1, false), TSR_E_NOT_FOUND);
     assert_non_null(strstr(w.err.message, "'optim.state'"));
     w.entry.path = ids; /* of native state: no slice is an id's, so it is loaded as it is */
     w.entry.path_length = 4;
-    assert_int_equal(plan(&w, (tsr_optim_mesh){1, 2, true}), TSR_OK);
-    path_text(w.reads, text, sizeof text);
+    assert_int_equal(plan(&w, 1, 2, true), TSR_OK);
+    path_text(w.plan.reads, text, sizeof text);
     assert_string_equal(text, "optim|state|=7|exp_avg");
-    assert_true(tsr_str_equal(w.reads->parameter, TSR_STR("7")) && w.reads->is_unknown);
-    assert_int_equal(w.reads->sizes[0], 2);
+    assert_true(tsr_str_equal(w.plan.reads->parameter, TSR_STR("7")) && w.plan.reads->is_unknown);
+    assert_int_equal(w.plan.reads->sizes[0], 2);
     tsr_arena_free(w.arena);
 }
 
@@ -121,15 +120,15 @@ static void test_optim_load_path__E1_ranks_without_rows(void **state)
     world w;
     open_world(&w, "optim.state.fc.exp_avg");
     for (int two = 0; two < 2; two++) {
-        assert_int_equal(plan(&w, (tsr_optim_mesh){3, 4, two}), TSR_OK);
-        assert_int_equal(w.reads->has_shard, two);
-        assert_true(w.reads->sizes[0] == 0 && w.reads->dest_offsets[0] == 5);
-        assert_int_equal(plan(&w, (tsr_optim_mesh){2, 4, two}), TSR_OK);
-        assert_true(w.reads->has_shard && w.reads->sizes[0] == 1 && w.reads->dest_offsets[0] == 4);
+        assert_int_equal(plan(&w, 3, 4, two), TSR_OK);
+        assert_int_equal(w.plan.reads->has_shard, two);
+        assert_true(w.plan.reads->sizes[0] == 0 && w.plan.reads->dest_offsets[0] == 5);
+        assert_int_equal(plan(&w, 2, 4, two), TSR_OK);
+        assert_true(w.plan.reads->has_shard && w.plan.reads->sizes[0] == 1 && w.plan.reads->dest_offsets[0] == 4);
     }
     w.entry.shape = none;
-    assert_int_equal(plan(&w, (tsr_optim_mesh){3, 4, false}), TSR_OK);
-    assert_true(w.reads->has_shard && w.reads->sizes[0] == 0 && w.reads->dest_offsets[0] == 0);
+    assert_int_equal(plan(&w, 3, 4, false), TSR_OK);
+    assert_true(w.plan.reads->has_shard && w.plan.reads->sizes[0] == 0 && w.plan.reads->dest_offsets[0] == 0);
     tsr_arena_free(w.arena);
 }
 

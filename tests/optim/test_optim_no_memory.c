@@ -73,14 +73,15 @@ static tsr_status names(run *r)
     tsr_state_item *items;
     tsr_collision *collisions;
     tsr_named_module *named;
-    tsr_str *prefixes;
+    tsr_name_list prefixes;
     tsr_rename_rule *rules;
     size_t count, collision_count;
     TRY(tsr_modules_parse(tsr_str_from(r->m->modules), &r->host, r->arena, &document, &r->err));
     TRY(tsr_modules_write(&document, r->host.allocator, swallow, NULL, &r->err));
     TRY(tsr_modules_new(document.root, &r->host, &r->modules, &r->err));
     TRY(tsr_fqn_named_modules(r->modules, &r->host, r->arena, &named, &count, &r->err));
-    TRY(tsr_fqn_submodule_prefixes(r->modules, &named[count - 1].module, 1, &r->host, r->arena, &prefixes, &count, &r->err));
+    const tsr_module_refs last = {&named[count - 1].module, 1};
+    TRY(tsr_fqn_submodule_prefixes(r->modules, last, &r->host, r->arena, &prefixes, &r->err));
     TRY(tsr_fqn_rename_rules(moved, 2, r->arena, &rules, &count, &r->err));
     TRY(tsr_params_new(r->modules, &r->host, &r->params, &r->err));
     TRY(tsr_fqn_named_parameters(r->modules, &r->host, r->arena, &items, &count, &r->err));
@@ -94,13 +95,14 @@ static tsr_status names(run *r)
 
 static tsr_status forms(run *r)
 {
-    const tsr_name_list *lists;
+    tsr_group_names lists;
     const tsr_value *nested, *out;
     tsr_state_key *keys;
     size_t count;
     TRY(names(r));
-    TRY(tsr_optim_name_groups(r->m->native, r->modules, NULL, 0, &r->host, r->arena, &lists, &count, &r->err));
-    TRY(tsr_optim_to_fqn(r->m->native, lists, count, &r->host, r->arena, &nested, &r->err));
+    const tsr_group_naming naming = {.modules = r->modules};
+    TRY(tsr_optim_name_groups(r->m->native, &naming, &r->host, r->arena, &lists, &r->err));
+    TRY(tsr_optim_to_fqn(r->m->native, lists, &r->host, r->arena, &nested, &r->err));
     TRY(tsr_optim_to_id(nested, &r->host, r->arena, &out, &r->err));
     TRY(tsr_optim_merge(&nested, 1, &r->host, r->arena, &out, &r->err));
     TRY(tsr_optim_flatten(nested, &r->host, r->arena, &out, &r->err));
@@ -110,7 +112,7 @@ static tsr_status forms(run *r)
     TRY(tsr_state_unflatten(keys, count, &r->host, r->arena, &out, &r->err));
     const size_t first[] = {0};
     const tsr_optimizer optimizer = {&(tsr_optimizer_group){first, 1}, 1};
-    return tsr_optim_split(r->m->nested, r->params, &optimizer, false, &r->host, r->arena, &out, &r->err);
+    return tsr_optim_split(r->m->nested, &(tsr_split){r->params, &optimizer, false}, &r->host, r->arena, &out, &r->err);
 }
 
 static tsr_status flat_parameters(run *r)
@@ -140,13 +142,13 @@ static const void *zeros(void *ctx, const tsr_entry *entry)
 
 static tsr_status meet(run *r, tsr_comm *comm)
 {
-    const tsr_live live = {zeros, NULL};
+    const tsr_live_call call = {comm, &r->host, r->arena, {zeros, NULL}};
     tsr_flat_params flat;
     tsr_live_state state;
     TRY(tsr_flat_params_parse(tsr_str_from(r->m->alone), &r->host, r->arena, &flat, &r->err));
-    TRY(tsr_fsdp_gather(comm, &flat, r->m->lonely_raw, &live, TSR_ALL_RANKS, &r->host, r->arena, &state, &r->err));
+    TRY(tsr_fsdp_gather(&call, &flat, r->m->lonely_raw, TSR_ALL_RANKS, &state, &r->err));
     tsr_live_state_free(&state);
-    TRY(tsr_fsdp_broadcast(comm, &flat, r->m->lonely_full, &live, &r->host, r->arena, &state, &r->err));
+    TRY(tsr_fsdp_broadcast(&call, &flat, r->m->lonely_full, &state, &r->err));
     tsr_live_state_free(&state);
     return TSR_OK;
 }
@@ -162,8 +164,8 @@ static tsr_status live_ranks(run *r)
 
 static tsr_status keys(run *r)
 {
-    const tsr_rekeying to_names = {.to_names = true}, to_numbers = {.keep_others = true};
     tsr_group_names all, one;
+    const tsr_rekeying to_names = {.names = &all, .to_names = true}, to_numbers = {.names = &all, .keep_others = true};
     const tsr_value *out;
     TRY(names(r));
     const tsr_value *emb = tsr_value_str(r->arena, TSR_STR("emb.weight"), &r->err);
@@ -173,8 +175,8 @@ static tsr_status keys(run *r)
     if (!input) return tsr_raise(&r->err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory");
     TRY(tsr_optim_input_names(input, r->modules, &r->host, r->arena, &one, &r->err));
     TRY(tsr_optim_input_names(NULL, r->modules, &r->host, r->arena, &all, &r->err));
-    TRY(tsr_optim_rekey(r->m->nested, &all, &to_numbers, &r->host, r->arena, &out, &r->err));
-    return tsr_optim_rekey(out, &all, &to_names, &r->host, r->arena, &out, &r->err);
+    TRY(tsr_optim_rekey(r->m->nested, &to_numbers, &r->host, r->arena, &out, &r->err));
+    return tsr_optim_rekey(out, &to_names, &r->host, r->arena, &out, &r->err);
 }
 
 static void fail_everywhere(tsr_status (*operations)(run *r))

@@ -105,8 +105,7 @@ static void test_optim_state_rules__E2_E3_E4_reads_of_2d_state(void **state)
     for (const cJSON *one = golden_get(g.document, "reads")->child; one; one = one->next) {
         uint64_t shape[2], offsets[2], sizes[2];
         tsr_entry entries[4];
-        tsr_optim_read *reads;
-        size_t count;
+        tsr_optim_reads plan;
         tsr_error err = {0};
         numbers(golden_get(one, "shape"), shape);
         numbers(golden_get(one, "slice_offsets"), offsets);
@@ -114,12 +113,11 @@ static void test_optim_state_rules__E2_E3_E4_reads_of_2d_state(void **state)
         fill_entries(entries, shape);
         const tsr_tp_slice slice = {TSR_STR("w"), 2, offsets, sizes, NULL};
         const tsr_optim_mesh mesh = {(uint32_t)number(golden_get(one, "rank")), (uint32_t)number(golden_get(one, "world")),
-                                     true};
+                                     true, &slice, 1};
         const tsr_catalog catalog = {.entries = entries, .entry_count = 4};
-        if (tsr_optim_load(&catalog, TSR_STR("optim"), &mesh, &slice, 1, &tsr_allocator_libc, g.arena, &reads, &count,
-                           &err) != TSR_OK)
-            fail_msg("%s", err.message);
-        assert_int_equal(count, 3);
+        if (tsr_optim_load(&catalog, TSR_STR("optim"), &mesh, g.arena, &plan, &err) != TSR_OK) fail_msg("%s", err.message);
+        const tsr_optim_read *reads = plan.reads;
+        assert_int_equal(plan.count, 3);
         assert_int_equal(reads[0].kind, TSR_READ_BOX);
         assert_int_equal(reads[1].kind, TSR_READ_WHOLE);
         assert_int_equal(reads[2].kind, TSR_READ_OBJECT);
@@ -134,41 +132,38 @@ static void test_optim_state_rules__E4_what_is_refused(void **state)
     (void)state;
     static const uint64_t shape[] = {8, 12}, beyond[] = {1, 6}, sizes[] = {8, 6};
     tsr_entry entries[4];
-    tsr_optim_read *reads;
-    size_t count;
+    tsr_optim_reads plan;
     golden g = golden_open("state_rules.json");
     fill_entries(entries, shape);
     const tsr_catalog catalog = {.entries = entries, .entry_count = 4};
     const struct {
         const char *key;
         tsr_tp_slice slice;
-        tsr_optim_mesh mesh;
+        uint32_t rank, world;
         tsr_status status;
         const char *message;
     } rows[] = {
         {"nothing",
          {TSR_STR("w"), 2, NULL, shape, NULL},
-         {0, 1, true},
+         0,
+         1,
          TSR_E_NOT_FOUND,
          "no entries under the key 'nothing'; at its top it has 'model', 'optim'"},
-        {"optim", {TSR_STR("w"), 2, beyond, sizes, NULL}, {0, 1, true}, TSR_E_FORMAT, "ends beyond dimension 0"},
+        {"optim", {TSR_STR("w"), 2, beyond, sizes, NULL}, 0, 1, TSR_E_FORMAT, "ends beyond dimension 0"},
         {"optim",
          {TSR_STR("w"), 2, NULL, sizes, sizes},
-         {0, 1, true},
+         0,
+         1,
          TSR_E_FORMAT,
          "is [8, 12] in the checkpoint, but 'w' is [8, 6] in the model's state"},
-        {"optim",
-         {TSR_STR("w"), 1, NULL, shape, NULL},
-         {0, 1, true},
-         TSR_E_FORMAT,
-         "has 2 dimensions, but the slice of 'w' has 1"},
-        {"model", {TSR_STR("w"), 2, NULL, shape, NULL}, {0, 1, true}, TSR_E_FORMAT, "does not name a parameter"},
-        {"optim", {TSR_STR("w"), 2, NULL, shape, NULL}, {2, 2, true}, TSR_E_USAGE, "rank 2 is not one of the 2 ranks"},
+        {"optim", {TSR_STR("w"), 1, NULL, shape, NULL}, 0, 1, TSR_E_FORMAT, "has 2 dimensions, but the slice of 'w' has 1"},
+        {"model", {TSR_STR("w"), 2, NULL, shape, NULL}, 0, 1, TSR_E_FORMAT, "does not name a parameter"},
+        {"optim", {TSR_STR("w"), 2, NULL, shape, NULL}, 2, 2, TSR_E_USAGE, "rank 2 is not one of the 2 ranks"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         tsr_error err = {0};
-        tsr_status status = tsr_optim_load(&catalog, tsr_str_from(rows[i].key), &rows[i].mesh, &rows[i].slice, 1,
-                                           &tsr_allocator_libc, g.arena, &reads, &count, &err);
+        const tsr_optim_mesh mesh = {rows[i].rank, rows[i].world, true, &rows[i].slice, 1};
+        const tsr_status status = tsr_optim_load(&catalog, tsr_str_from(rows[i].key), &mesh, g.arena, &plan, &err);
         if (status != rows[i].status || !strstr(err.message, rows[i].message))
             fail_msg("row %zu gave %d: %s", i, status, err.message);
     }
@@ -558,12 +553,14 @@ static void test_optim_state_rules__A4_named_modules_units_and_submodule_prefixe
     assert_int_equal(at, count);
     for (const cJSON *p = golden_get(one, "prefixes")->child; p; p = p->next) {
         tsr_module_ref refs[2];
-        tsr_str *prefixes;
+        tsr_name_list prefixes;
         for (int i = 0; i < 2; i++) refs[i] = named[number(cJSON_GetArrayItem(p->child, i))].module;
-        assert_int_equal(tsr_fqn_submodule_prefixes(modules, refs, 2, &g.host, g.arena, &prefixes, &count, NULL), TSR_OK);
+        assert_int_equal(tsr_fqn_submodule_prefixes(modules, (tsr_module_refs){refs, 2}, &g.host, g.arena, &prefixes, NULL),
+                         TSR_OK);
         for (const cJSON *want = p->child->next->child; want; want = want->next) {
             bool found = false;
-            for (size_t i = 0; i < count; i++) found = found || tsr_str_equal(prefixes[i], tsr_str_from(want->valuestring));
+            for (size_t i = 0; i < prefixes.count; i++)
+                found = found || tsr_str_equal(prefixes.names[i], tsr_str_from(want->valuestring));
             assert_true(found);
         }
     }

@@ -89,7 +89,8 @@ static void note_checks(outcome *out, tsr_checkpoint *checkpoint, const tsr_host
     tsr_error errs[3] = {{0}};
     tsr_diff diff;
     bool on = note_status(out, tsr_validate_catalog(catalog, host, tsr_checkpoint_findings(checkpoint), &errs[0]), &errs[0]);
-    on = on && note_status(out, tsr_diff_catalogs(catalog, catalog, NULL, host, arena, &diff, &errs[1]), &errs[1]);
+    on = on && note_status(out, tsr_diff_catalogs((tsr_catalog_pair){catalog, catalog}, NULL, host, arena, &diff, &errs[1]),
+                           &errs[1]);
     if (on && errs[1].status == TSR_OK) note(out, (uint8_t[]){tsr_diff_is_same(&diff)}, 1);
     on = on && note_status(out, tsr_check_deep(checkpoint, ring, NULL, &errs[2]), &errs[2]);
     for (uint64_t i = 0; on && i < catalog->entry_count; i++) {

@@ -98,15 +98,17 @@ static void check_rank(tsr_checkpoint *checkpoint, const cJSON *one, uint32_t ra
     tsr_tp_slice slices[8];
     uint64_t numbers[8][4];
     uint32_t tp = get(one, "tp") ? (uint32_t)get(one, "tp")->valuedouble : 1, dp = (uint32_t)get(one, "dp")->valuedouble;
-    const tsr_optim_mesh mesh = {rank / tp, dp, get(one, "tp") != NULL};
-    size_t slice_count = mesh.tensor_parallel ? slices_of(get(want, "slices"), slices, numbers) : 0, count;
+    const bool tensor_parallel = get(one, "tp") != NULL;
+    const size_t slice_count = tensor_parallel ? slices_of(get(want, "slices"), slices, numbers) : 0;
+    const tsr_optim_mesh mesh = {rank / tp, dp, tensor_parallel, slices, slice_count};
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
-    tsr_optim_read *reads;
+    tsr_optim_reads plan;
     tsr_error err = {0};
     snprintf(where, sizeof where, "%s on tp %u, dp %u, rank %u", get(one, "saved")->valuestring, tp, dp, rank);
-    if (tsr_optim_load(tsr_checkpoint_catalog(checkpoint), TSR_STR("optim"), &mesh, slices, slice_count, &tsr_allocator_libc,
-                       arena, &reads, &count, &err) != TSR_OK)
+    if (tsr_optim_load(tsr_checkpoint_catalog(checkpoint), TSR_STR("optim"), &mesh, arena, &plan, &err) != TSR_OK)
         fail_msg("%s: %s", where, err.message);
+    const tsr_optim_read *reads = plan.reads;
+    const size_t count = plan.count;
     received got = {.reads = reads, .poor = SIZE_MAX};
     const tsr_optim_sink sink = {give, &got};
     if (tsr_optim_read_all(checkpoint, reads, count, &sink, NULL, &err) != TSR_OK) fail_msg("%s: %s", where, err.message);
@@ -164,15 +166,15 @@ static void test_stream_optim_read__what_goes_wrong_is_said(void **state)
 {
     (void)state;
     const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
-    const tsr_optim_mesh mesh = {0, 1, false};
+    const tsr_optim_mesh mesh = {.data_world = 1};
     tsr_store *store;
     tsr_checkpoint *checkpoint = open_saved("w1", &host, &store);
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
-    tsr_optim_read *reads;
-    size_t count;
-    assert_int_equal(tsr_optim_load(tsr_checkpoint_catalog(checkpoint), TSR_STR("optim"), &mesh, NULL, 0,
-                                    &tsr_allocator_libc, arena, &reads, &count, NULL),
+    tsr_optim_reads plan;
+    assert_int_equal(tsr_optim_load(tsr_checkpoint_catalog(checkpoint), TSR_STR("optim"), &mesh, arena, &plan, NULL),
                      TSR_OK);
+    tsr_optim_read *reads = plan.reads;
+    const size_t count = plan.count;
     for (size_t i = 0; i < 3; i++) {
         received got = {.reads = reads, .poor = i == 0 ? 1 : SIZE_MAX};
         const tsr_optim_sink sink = {give, &got};

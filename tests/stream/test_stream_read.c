@@ -168,15 +168,15 @@ static void test_stream_read__boxes_stream_and_stay_until_they_are_settled(void 
         tsr_error err = {0};
         assert_int_equal(tsr_ring_new(&made.host, 1, &ring, NULL), TSR_OK);
         if (tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, offsets, sizes}, expected, bytes, &err)) fail_msg("%s", err.message);
-        if (tsr_stream_box(&made.checkpoint, made.entries, offsets, sizes, ring, keep_for_later, take_now, &l, &err))
-            fail_msg("%s", err.message);
+        const tsr_box box = {made.entries->rank, offsets, sizes};
+        const tsr_tile_sink late_sink = {keep_for_later, take_now, &l}, sink = {receive, NULL, &l.got};
+        if (tsr_stream_box(&made.checkpoint, made.entries, box, ring, &late_sink, &err)) fail_msg("%s", err.message);
         assert_int_equal(l.got.next, bytes);
         assert_int_equal(l.count, 0);
         assert_true(bytes == 0 || l.settled > 0);
         assert_memory_equal(l.got.bytes, expected, bytes);
         sizes[1] = shape[1] - offsets[1] + 1;
-        assert_int_equal(tsr_stream_box(&made.checkpoint, made.entries, offsets, sizes, ring, receive, NULL, &l.got, NULL),
-                         TSR_E_USAGE);
+        assert_int_equal(tsr_stream_box(&made.checkpoint, made.entries, box, ring, &sink, NULL), TSR_E_USAGE);
         tsr_ring_free(ring);
         free(l.got.bytes);
         free(expected);

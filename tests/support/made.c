@@ -38,14 +38,14 @@ static tsr_status made_extents(tsr_checkpoint *checkpoint,
 
 /* By place, since chunks may be copies. */
 static tsr_status made_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                           bool *known, uint32_t *crc, tsr_error *err)
+                           tsr_stated_crc *out, tsr_error *err)
 {
     const tsr_made *made = checkpoint->state;
     (void)entry, (void)scratch, (void)err;
-    for (uint64_t i = 0; i < made->extent_count && !*known; i++) {
+    for (uint64_t i = 0; i < made->extent_count && !out->is_stated; i++) {
         const tsr_extent *extent = &made->extents[i];
-        *known = extent->byte_offset == chunk->byte_offset && extent->byte_length == chunk->byte_length;
-        *crc = extent->crc32;
+        out->is_stated = extent->byte_offset == chunk->byte_offset && extent->byte_length == chunk->byte_length;
+        out->crc32 = extent->crc32;
     }
     return TSR_OK;
 }

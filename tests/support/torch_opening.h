@@ -21,9 +21,8 @@ typedef struct torch_opening {
 static inline tsr_status torch_open_in(tsr_store *store, const tsr_host *host, const uint32_t *rank, tsr_arena *arena,
                                        tsr_findings *findings, tsr_torch_item *item, tsr_error *err)
 {
-    const uint64_t size = store->files[0].size;
-    return rank ? tsr_torch_item_open_rank(store, host, 0, 0, size, *rank, arena, findings, item, err)
-                : tsr_torch_item_open(store, host, 0, 0, size, arena, findings, item, err);
+    const tsr_torch_source from = {tsr_whole_file(store, 0), rank != NULL, rank ? *rank : 0, NULL};
+    return tsr_torch_item_open(&from, host, arena, findings, item, err);
 }
 
 static tsr_status torch_open_and_drop(void *ctx, tsr_store *store, const tsr_host *host, tsr_error *err)

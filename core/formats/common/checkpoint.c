@@ -114,13 +114,12 @@ bool tsr_checkpoint_has_crcs(const tsr_checkpoint *checkpoint)
 }
 
 tsr_status tsr_checkpoint_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                              bool *known, uint32_t *crc, tsr_error *err)
+                              tsr_stated_crc *out, tsr_error *err)
 {
-    *known = false;
-    *crc = 0;
+    *out = (tsr_stated_crc){0};
     if (!checkpoint->reader->crc || chunk->file == TSR_NO_FILE || (chunk->view && !tsr_view_is_plain(chunk->view)))
         return TSR_OK;
-    return checkpoint->reader->crc(checkpoint, entry, chunk, scratch, known, crc, err);
+    return checkpoint->reader->crc(checkpoint, entry, chunk, scratch, out, err);
 }
 
 tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,

@@ -55,10 +55,10 @@ typedef struct tsr_reader {
     tsr_status (*extents)(tsr_checkpoint *checkpoint,
                           tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx, tsr_error *err);
     void (*close)(tsr_checkpoint *checkpoint); /* or NULL: frees what is outside the arena */
-    /* NULL: no CRCs are stated; else as tsr_checkpoint_crc, *known being false. The chunk's file is there and its view, if
+    /* NULL: no CRCs are stated; else as tsr_checkpoint_crc, *out being zeroed. The chunk's file is there and its view, if
      * it has one, changes nothing. */
     tsr_status (*crc)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                      bool *known, uint32_t *crc, tsr_error *err);
+                      tsr_stated_crc *out, tsr_error *err);
 } tsr_reader;
 
 /* tsr_checkpoint_open with a reader that is known, for the `count` files that are its (checkpoint->files). NULL: the store is

@@ -131,7 +131,7 @@ tsr_status tsr_weight_map_read(tsr_checkpoint *checkpoint, tsr_weight_map *out, 
     tsr_bytes text;
     cJSON *root;
     *out = (tsr_weight_map){0};
-    TSR_TRY(tsr_store_load(checkpoint->store, host, file, 0, checkpoint->store->files[file].size, &text, err));
+    TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), host, &text, err));
     tsr_status status = tsr_json_parse(text.data, host, &root, err);
     tsr_bytes_free(&text);
     if (status == TSR_OK) {

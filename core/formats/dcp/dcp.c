@@ -176,7 +176,7 @@ static tsr_status read_source(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *
 {
     tsr_bytes bytes;
     const tsr_store_file *file = &checkpoint->store->files[source->file];
-    TSR_TRY(tsr_store_load(checkpoint->store, checkpoint->host, source->file, 0, file->size, &bytes, err));
+    TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, source->file), checkpoint->host, &bytes, err));
     tsr_expansion_add(&checkpoint->expansion, file->size);
     tsr_status status = tsr_dcp_metadata_open(bytes.data, checkpoint->host, &source->metadata, err);
     if (status == TSR_OK) status = read_parsed(checkpoint, source, err);

@@ -4,30 +4,29 @@
 #include "tessera/box.h"
 #include "tessera/sys/dcp_item.h"
 
-static tsr_status plan_tensor(tsr_dtype dtype, uint32_t rank, const uint64_t *sizes, const tsr_host *host, tsr_arena *arena,
-                              tsr_torch_archive *out, tsr_error *err)
+static tsr_status plan_tensor(const tsr_dcp_box *box, const tsr_host *host, tsr_arena *arena, tsr_torch_archive *out,
+                              tsr_error *err)
 {
     uint64_t elements;
-    const tsr_entry entry = {.kind = TSR_ENTRY_TENSOR, .dtype = dtype, .rank = rank, .shape = sizes};
+    const tsr_entry entry = {.kind = TSR_ENTRY_TENSOR, .dtype = box->dtype, .rank = box->rank, .shape = box->sizes};
     const tsr_value root = {.kind = TSR_VALUE_TENSOR, .as.tensor = &entry};
-    const tsr_torch_new_tensor tensor = {.entry = &entry, .rank = rank, .sizes = sizes};
-    tsr_torch_new_storage storage = {.dtype = dtype};
-    TSR_FAIL_IF(!tsr_box_volume((tsr_box){rank, NULL, sizes}, &elements) ||
-                    !tsr_dtype_bytes(dtype, elements, &storage.byte_length),
-                err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: a box of %s is too large", tsr_dtype_describe(dtype)->name);
+    const tsr_torch_new_tensor tensor = {.entry = &entry, .rank = box->rank, .sizes = box->sizes};
+    tsr_torch_new_storage storage = {.dtype = box->dtype};
+    TSR_FAIL_IF(!tsr_box_volume((tsr_box){box->rank, NULL, box->sizes}, &elements) ||
+                    !tsr_dtype_bytes(box->dtype, elements, &storage.byte_length),
+                err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: a box of %s is too large", tsr_dtype_describe(box->dtype)->name);
     const tsr_torch_tree tree = {&root, &tensor, 1, &storage, 1, NULL};
     return tsr_torch_archive_plan(&tree, host, arena, out, err);
 }
 
-tsr_status tsr_dcp_item_around(tsr_dtype dtype, uint32_t rank, const uint64_t *sizes, uint32_t crc32, const tsr_host *host,
-                               tsr_vec *head, tsr_vec *tail, tsr_error *err)
+tsr_status tsr_dcp_item_around(const tsr_dcp_box *box, const tsr_host *host, tsr_vec *head, tsr_vec *tail, tsr_error *err)
 {
     uint64_t at;
     tsr_torch_archive archive;
     tsr_arena *passing = tsr_arena_new(host->allocator, 0, err);
     if (!passing) return TSR_E_NOMEM;
-    tsr_status status = plan_tensor(dtype, rank, sizes, host, passing, &archive, err);
-    if (status == TSR_OK) archive.members[archive.first_storage].crc32 = crc32;
+    tsr_status status = plan_tensor(box, host, passing, &archive, err);
+    if (status == TSR_OK) archive.members[archive.first_storage].crc32 = box->crc32;
     if (status == TSR_OK) status = tsr_torch_archive_piece(&archive, 0, head, &at, err);
     if (status == TSR_OK) status = tsr_torch_archive_piece(&archive, 1, tail, &at, err);
     tsr_arena_free(passing);

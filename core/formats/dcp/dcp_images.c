@@ -46,9 +46,9 @@ static tsr_status image_of(images *im, const tsr_chunk *chunk, const tsr_safeten
     *out = &im->opened[chunk->file];
     if (im->tried[chunk->file]) return TSR_OK;
     im->tried[chunk->file] = true;
-    tsr_status status = tsr_safetensors_open(checkpoint->store, checkpoint->host, chunk->file, chunk->byte_offset,
-                                             file->size - chunk->byte_offset, im->scratch, checkpoint->findings,
-                                             &im->opened[chunk->file], &why);
+    tsr_status status = tsr_safetensors_open(
+        (tsr_range){checkpoint->store, chunk->file, chunk->byte_offset, file->size - chunk->byte_offset}, checkpoint->host,
+        im->scratch, checkpoint->findings, &im->opened[chunk->file], &why);
     if (status == TSR_OK) return TSR_OK;
     TSR_FAIL_IF(status == TSR_E_NOMEM, err, status, why.byte_position, "%s", why.message);
     im->opened[chunk->file] = (tsr_safetensors){0};

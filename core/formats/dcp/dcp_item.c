@@ -12,8 +12,8 @@ tsr_status tsr_dcp_open_item(tsr_checkpoint *checkpoint, const tsr_entry *entry,
 {
     if (tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk))
         return tsr_dcp_open_zstd(checkpoint, entry, chunk, arena, findings, out, err);
-    return tsr_torch_item_open(checkpoint->store, checkpoint->host, chunk->file, chunk->byte_offset, chunk->byte_length,
-                               arena, findings, out, err);
+    const tsr_torch_source from = {.range = {checkpoint->store, chunk->file, chunk->byte_offset, chunk->byte_length}};
+    return tsr_torch_item_open(&from, checkpoint->host, arena, findings, out, err);
 }
 
 /* "[3, 4] float32" of a tensor, in the arena that is about to be thrown away with the error. */
@@ -61,7 +61,7 @@ tsr_status tsr_dcp_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, co
 }
 
 tsr_status tsr_dcp_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                       bool *known, uint32_t *crc, tsr_error *err)
+                       tsr_stated_crc *out, tsr_error *err)
 {
     tsr_torch_item item;
     tsr_view view;
@@ -71,10 +71,10 @@ tsr_status tsr_dcp_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const
     TSR_TRY(tsr_dcp_open_item(checkpoint, entry, chunk, scratch, NULL, &item, err));
     TSR_TRY(tsr_dcp_view_of(entry, chunk, &item, scratch, &view, err));
     if (!tsr_entry_bytes(item.root->as.tensor, &bytes) || !tsr_view_is_plain(&view) || item.zip.crc_absent) return TSR_OK;
-    for (uint32_t i = 0; i < item.zip.count && !*known; i++) {
+    for (uint32_t i = 0; i < item.zip.count && !out->is_stated; i++) {
         const tsr_zip_member *member = &item.zip.members[i];
-        *known = member->byte_offset == view.byte_offset && member->size == bytes;
-        *crc = *known ? member->crc32 : 0;
+        out->is_stated = member->byte_offset == view.byte_offset && member->size == bytes;
+        out->crc32 = out->is_stated ? member->crc32 : 0;
     }
     return TSR_OK;
 }

@@ -85,7 +85,7 @@ tsr_status tsr_dcp_view_of(const tsr_entry *entry, const tsr_chunk *chunk, const
 tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, const tsr_error *why,
                             tsr_error *err);
 tsr_status tsr_dcp_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                       bool *known, uint32_t *crc, tsr_error *err);
+                       tsr_stated_crc *out, tsr_error *err);
 tsr_status tsr_dcp_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                           tsr_view *out, tsr_error *err);
 /* Items of `entries`, which need not be the checkpoint's catalog. */

@@ -126,8 +126,8 @@ tsr_status tsr_dcp_open_zstd(tsr_checkpoint *checkpoint, const tsr_entry *entry,
                 .head_max = entry->kind == TSR_ENTRY_TENSOR || bound > SIZE_MAX ? HEAD_BYTES : (size_t)bound,
                 .head = tsr_vec_of(checkpoint->host->allocator, 1)};
     tsr_status status = fill_window(&w, checkpoint, chunk, scratch, err);
-    if (status == TSR_OK)
-        status = tsr_torch_item_open_zstd(&w.store, checkpoint->host, chunk, w.size, arena, findings, out, err);
+    const tsr_torch_source from = {.range = {&w.store, chunk->file, 0, w.size}, .zstd = chunk};
+    if (status == TSR_OK) status = tsr_torch_item_open(&from, checkpoint->host, arena, findings, out, err);
     tsr_vec_free(&w.head);
     tsr_arena_free(scratch);
     return status;

@@ -111,7 +111,8 @@ static tsr_status take_archive(finder *f, uint64_t offset, tsr_vec *out, uint64_
         if (!likely) continue;
         false_ends++;
         *end = at + END_RECORD;
-        const tsr_status status = tsr_torch_item_open(f->store, f->host, f->file, offset, *end - offset, f->arena, NULL, &item, &why);
+        const tsr_torch_source from = {.range = {f->store, f->file, offset, *end - offset}};
+        const tsr_status status = tsr_torch_item_open(&from, f->host, f->arena, NULL, &item, &why);
         if (status == TSR_OK) return keep(out, &item, offset, *end - offset, err);
         TSR_FAIL_IF(status == TSR_E_NOMEM || status == TSR_E_IO, err, status, why.byte_position, "%s", why.message);
     }

@@ -17,7 +17,7 @@ static tsr_status names_torch_dist(tsr_checkpoint *checkpoint, uint32_t file, bo
     tsr_error ignored = {0};
     *is = false;
     if (f->size == 0 || f->size > LARGEST) return TSR_OK;
-    TSR_TRY(tsr_store_load(checkpoint->store, checkpoint->host, file, 0, f->size, &text, err));
+    TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &text, err));
     const tsr_status status = tsr_json_parse(text.data, checkpoint->host, &root, &ignored);
     tsr_bytes_free(&text);
     if (status == TSR_E_NOMEM) return tsr_raise(err, status, TSR_NO_POSITION, "%s", ignored.message);
@@ -100,16 +100,16 @@ static tsr_status locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, con
 }
 
 static tsr_status crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                      bool *known, uint32_t *out, tsr_error *err)
+                      tsr_stated_crc *out, tsr_error *err)
 {
     const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
     const tsr_megatron_piece *piece = tsr_megatron_piece_of(state, chunk);
     uint64_t elements, stored;
     if (chunk->file == state->common_file) return TSR_OK;
-    if (!piece) return tsr_dcp_crc(checkpoint, entry, chunk, scratch, known, out, err);
+    if (!piece) return tsr_dcp_crc(checkpoint, entry, chunk, scratch, out, err);
     const bool whole = tsr_box_volume((tsr_box){entry->rank, NULL, chunk->sizes}, &elements) &&
                        tsr_box_volume((tsr_box){piece->entry->rank, NULL, piece->chunk->sizes}, &stored) && elements == stored;
-    return whole ? tsr_dcp_crc(checkpoint, piece->entry, piece->chunk, scratch, known, out, err) : TSR_OK;
+    return whole ? tsr_dcp_crc(checkpoint, piece->entry, piece->chunk, scratch, out, err) : TSR_OK;
 }
 
 const tsr_megatron_stored *tsr_megatron_stored_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)

@@ -122,7 +122,7 @@ tsr_status tsr_json_file_value(tsr_checkpoint *checkpoint, uint32_t file, const 
     const tsr_allocator *allocator = checkpoint->host->allocator;
     const tsr_store_file *from = &checkpoint->store->files[file];
     tsr_bytes bytes;
-    TSR_TRY(tsr_store_load(checkpoint->store, checkpoint->host, file, 0, from->size, &bytes, err));
+    TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &bytes, err));
     reading r = {.host = checkpoint->host, .arena = checkpoint->arena, .text = bytes.data, .err = err};
     char *copy = tsr_alloc(allocator, bytes.data.size, 1, err);
     const tsr_status status = copy ? read_text(&r, copy, out) : TSR_E_NOMEM;

@@ -76,7 +76,7 @@ tsr_status tsr_mounts_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry,
 tsr_status tsr_mounts_extents(tsr_checkpoint *checkpoint, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err),
                               void *ctx, tsr_error *err);
 tsr_status tsr_mounts_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                          bool *known, uint32_t *crc, tsr_error *err);
+                          tsr_stated_crc *out, tsr_error *err);
 void tsr_mounts_close(tsr_checkpoint *checkpoint);
 /* Takes over what a mounted checkpoint has found since the last time. */
 tsr_status tsr_mounts_take_findings(tsr_checkpoint *checkpoint, const tsr_mount *mount, tsr_error *err);

@@ -32,11 +32,11 @@ tsr_status tsr_mounts_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry,
 }
 
 tsr_status tsr_mounts_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                          bool *known, uint32_t *crc, tsr_error *err)
+                          tsr_stated_crc *out, tsr_error *err)
 {
     const tsr_mount *mount = mount_of(checkpoint, entry);
     if (!mount) return TSR_OK;
-    return tsr_checkpoint_crc(mount->mounted, mounted_entry(checkpoint, mount, entry), chunk, scratch, known, crc, err);
+    return tsr_checkpoint_crc(mount->mounted, mounted_entry(checkpoint, mount, entry), chunk, scratch, out, err);
 }
 
 /* ---- extents ---- */

@@ -36,7 +36,7 @@ tsr_status tsr_pickle_file_value(tsr_checkpoint *checkpoint, uint32_t file, cons
 {
     const tsr_store_file *from = &checkpoint->store->files[file];
     tsr_bytes bytes;
-    TSR_TRY(tsr_store_load(checkpoint->store, checkpoint->host, file, 0, from->size, &bytes, err));
+    TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &bytes, err));
     const tsr_str kept = tsr_arena_str(checkpoint->arena, bytes.data, err); /* texts of the value are in it */
     tsr_status status = kept.data ? read_value(checkpoint, file, kept, out, err) : TSR_E_NOMEM;
     tsr_bytes_free(&bytes);

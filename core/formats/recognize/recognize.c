@@ -130,7 +130,7 @@ static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader
     cJSON *root;
     tsr_content content = TSR_CONTENT_SAFETENSORS;
     const tsr_host *host = r->checkpoint->host;
-    TSR_TRY(tsr_store_load(r->store, host, file, 0, r->store->files[file].size, &text, r->err));
+    TSR_TRY(tsr_range_load(tsr_whole_file(r->store, file), host, &text, r->err));
     tsr_status status = tsr_json_parse(text.data, host, &root, r->err);
     tsr_bytes_free(&text);
     if (status != TSR_OK) {
@@ -396,7 +396,7 @@ static tsr_status is_sharded(recognizer *r, uint32_t file, bool *sharded)
     TSR_TRY(tsr_store_read(store, file, 0, length, sizeof length, r->err));
     uint64_t size = tsr_load_le(length, sizeof length);
     if (size > TSR_SAFETENSORS_MAX_HEADER || size > store->files[file].size - sizeof length) return TSR_OK;
-    TSR_TRY(tsr_store_load(store, r->checkpoint->host, file, sizeof length, size, &header, r->err));
+    TSR_TRY(tsr_range_load((tsr_range){store, file, sizeof length, size}, r->checkpoint->host, &header, r->err));
     *sharded = holds(header.data, TSR_STR("DCP_SHARDING_INFO"));
     tsr_bytes_free(&header);
     return TSR_OK;

@@ -149,16 +149,17 @@ static tsr_status read_length(tsr_store *store, uint32_t file, uint64_t offset, 
     return TSR_OK;
 }
 
-static tsr_status open_image(tsr_store *store, const tsr_host *host, uint64_t offset, uint64_t size, tsr_arena *arena,
-                             tsr_findings *findings, tsr_safetensors *out, tsr_error *err)
+static tsr_status open_image(tsr_range in, const tsr_host *host, tsr_arena *arena, tsr_findings *findings,
+                             tsr_safetensors *out, tsr_error *err)
 {
+    const uint64_t offset = in.byte_offset, size = in.byte_length;
     uint64_t length = 0;
     tsr_bytes header;
-    TSR_TRY(read_length(store, out->file, offset, size, &length, err));
-    TSR_TRY(tsr_store_load(store, host, out->file, offset + LENGTH_SIZE, length, &header, err));
+    TSR_TRY(read_length(in.store, in.file, offset, size, &length, err));
+    TSR_TRY(tsr_range_load((tsr_range){in.store, in.file, offset + LENGTH_SIZE, length}, host, &header, err));
     tsr_safetensors_scan scan = {.header = header.data,
                                  .byte_base = offset + LENGTH_SIZE,
-                                 .file_name = store->files[out->file].name,
+                                 .file_name = in.store->files[in.file].name,
                                  .arena = arena,
                                  .findings = findings,
                                  .max_entries = host->limits.entries};
@@ -176,14 +177,14 @@ static tsr_status open_image(tsr_store *store, const tsr_host *host, uint64_t of
     return status;
 }
 
-tsr_status tsr_safetensors_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
-                                tsr_arena *arena, tsr_findings *findings, tsr_safetensors *out, tsr_error *err)
+tsr_status tsr_safetensors_open(tsr_range in, const tsr_host *host, tsr_arena *arena, tsr_findings *findings,
+                                tsr_safetensors *out, tsr_error *err)
 {
-    *out = (tsr_safetensors){.file = file, .list = tsr_vec_of(host->allocator, sizeof(tsr_safetensors_tensor))};
-    tsr_status status = open_image(store, host, offset, size, arena, findings, out, err);
+    *out = (tsr_safetensors){.file = in.file, .list = tsr_vec_of(host->allocator, sizeof(tsr_safetensors_tensor))};
+    tsr_status status = open_image(in, host, arena, findings, out, err);
     if (status == TSR_OK) return TSR_OK;
     tsr_safetensors_close(out);
-    tsr_error_context(err, "%.*s", TSR_STR_ARG(store->files[file].name));
+    tsr_error_context(err, "%.*s", TSR_STR_ARG(in.store->files[in.file].name));
     return status;
 }
 

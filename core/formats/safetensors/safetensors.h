@@ -14,7 +14,7 @@
 #include "formats/common/name_index.h"
 #include "tessera/dtype.h"
 #include "tessera/findings.h"
-#include "tessera/store.h"
+#include "tessera/sys/store_read.h"
 #include "tessera/sys/vec.h"
 
 #define TSR_SAFETENSORS_MAX_HEADER 100000000u
@@ -50,8 +50,8 @@ typedef struct tsr_safetensors {
 /* Opens the image at [offset, offset + size) of a file. Names, shapes and metadata live in `arena`, the rest until
  * tsr_safetensors_close. Errors name the file and the byte. Memory: about 60 bytes a tensor, the names and distinct
  * shapes, and while it runs the header. */
-tsr_status tsr_safetensors_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
-                                tsr_arena *arena, tsr_findings *findings, tsr_safetensors *out, tsr_error *err);
+tsr_status tsr_safetensors_open(tsr_range in, const tsr_host *host, tsr_arena *arena, tsr_findings *findings,
+                                tsr_safetensors *out, tsr_error *err);
 /* Keeps the first `count` tensors and gives back the memory of the others and of the index of names: for a reader that
  * moves a million of them elsewhere, the last ones first. */
 void tsr_safetensors_cut(tsr_safetensors *opened, uint64_t count);

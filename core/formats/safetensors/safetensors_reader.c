@@ -17,8 +17,8 @@ tsr_status tsr_safetensors_open_all(tsr_checkpoint *checkpoint, const uint32_t *
     if (!opened) return TSR_E_NOMEM;
     memset(opened, 0, count * sizeof *opened);
     for (uint32_t i = 0; i < count; i++) {
-        tsr_status status = tsr_safetensors_open(store, checkpoint->host, files[i], 0, store->files[files[i]].size,
-                                                 checkpoint->arena, checkpoint->findings, &opened[i], err);
+        tsr_status status = tsr_safetensors_open(tsr_whole_file(store, files[i]), checkpoint->host, checkpoint->arena,
+                                                 checkpoint->findings, &opened[i], err);
         if (status == TSR_OK) continue;
         tsr_safetensors_close_all(checkpoint, opened, count);
         return status;

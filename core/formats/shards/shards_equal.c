@@ -19,10 +19,11 @@ tsr_shards_equality tsr_shards_equality_of(tsr_checkpoint *checkpoint)
 static tsr_status by_checksum(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *a, const tsr_chunk *b,
                               bool *decided, bool *same, tsr_error *err)
 {
-    uint32_t first, second;
-    TSR_TRY(tsr_checkpoint_crc(checkpoint, entry, a, checkpoint->arena, decided, &first, err));
-    if (*decided) TSR_TRY(tsr_checkpoint_crc(checkpoint, entry, b, checkpoint->arena, decided, &second, err));
-    *same = *decided && first == second;
+    tsr_stated_crc first, second = {0};
+    TSR_TRY(tsr_checkpoint_crc(checkpoint, entry, a, checkpoint->arena, &first, err));
+    if (first.is_stated) TSR_TRY(tsr_checkpoint_crc(checkpoint, entry, b, checkpoint->arena, &second, err));
+    *decided = first.is_stated && second.is_stated;
+    *same = *decided && first.crc32 == second.crc32;
     return TSR_OK;
 }
 

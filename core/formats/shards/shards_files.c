@@ -237,9 +237,9 @@ static tsr_status extents_of_form(tsr_checkpoint *checkpoint,
 }
 
 static tsr_status crc_of_form(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                              bool *known, uint32_t *crc, tsr_error *err)
+                              tsr_stated_crc *out, tsr_error *err)
 {
-    return tsr_reader_torch_ranks.crc(checkpoint, entry, chunk, scratch, known, crc, err);
+    return tsr_reader_torch_ranks.crc(checkpoint, entry, chunk, scratch, out, err);
 }
 
 const tsr_reader tsr_reader_shards = {.format = TSR_FORMAT_SHARDS, .is_rare = true,

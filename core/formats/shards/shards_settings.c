@@ -16,7 +16,7 @@ static tsr_status load(tsr_checkpoint *checkpoint, const char *name, cJSON **roo
     const uint32_t file = tsr_store_find(store, tsr_str_from(name));
     TSR_FAIL_IF(file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
                 "the built-in map '%.*s' needs %s next to the ranks' files", TSR_STR_ARG(checkpoint->options.shards->name), name);
-    TSR_TRY(tsr_store_load(store, checkpoint->host, file, 0, store->files[file].size, &text, err));
+    TSR_TRY(tsr_range_load(tsr_whole_file(store, file), checkpoint->host, &text, err));
     tsr_status status = tsr_json_parse(text.data, checkpoint->host, root, err);
     if (status == TSR_OK) status = tsr_json_expect(*root, TSR_JSON_OBJECT, "", err);
     tsr_bytes_free(&text);

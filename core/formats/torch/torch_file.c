@@ -33,11 +33,8 @@ static tsr_status open_zip(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_
                            tsr_vec *runs, tsr_error *err)
 {
     tsr_torch_item item;
-    uint64_t size = checkpoint->store->files[file].size;
-    tsr_status status = rank.hinted ? tsr_torch_item_open_rank(checkpoint->store, checkpoint->host, file, 0, size, rank.hint,
-                                                              checkpoint->arena, checkpoint->findings, &item, err)
-                                   : tsr_torch_item_open(checkpoint->store, checkpoint->host, file, 0, size, checkpoint->arena,
-                                                         checkpoint->findings, &item, err);
+    const tsr_torch_source from = {tsr_whole_file(checkpoint->store, file), rank.hinted, rank.hint, NULL};
+    tsr_status status = tsr_torch_item_open(&from, checkpoint->host, checkpoint->arena, checkpoint->findings, &item, err);
     if (status != TSR_OK) return status;
     *out = (tsr_torch_file){file, item.root, item.storage_count,
                             {item.rank_known, item.rank, item.world, rank.hinted, rank.hint},
@@ -209,14 +206,13 @@ tsr_status tsr_torch_extents(tsr_checkpoint *checkpoint,
 }
 
 tsr_status tsr_torch_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                         bool *known, uint32_t *crc, tsr_error *err)
+                         tsr_stated_crc *out, tsr_error *err)
 {
     const run_list *list = checkpoint->state;
     const tsr_torch_run place = {.file = chunk->file, .byte_offset = chunk->byte_offset};
     const tsr_torch_run *run = list->count ? bsearch(&place, list->runs, list->count, sizeof place, by_place) : NULL;
     (void)entry, (void)scratch, (void)err;
-    *known = run && run->has_crc && run->byte_length == chunk->byte_length;
-    if (*known) *crc = run->crc32;
+    if (run && run->has_crc && run->byte_length == chunk->byte_length) *out = (tsr_stated_crc){true, run->crc32};
     return TSR_OK;
 }
 

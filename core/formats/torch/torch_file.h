@@ -44,6 +44,6 @@ tsr_status tsr_torch_extents(tsr_checkpoint *checkpoint,
                              tsr_error *err);
 /* Their `crc`. */
 tsr_status tsr_torch_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                         bool *known, uint32_t *crc, tsr_error *err);
+                         tsr_stated_crc *out, tsr_error *err);
 
 #endif

@@ -158,40 +158,21 @@ static tsr_status open_item(tsr_store *store, const tsr_host *host, tsr_torch_bu
     return status;
 }
 
-/* `build` says what is known beside the range: the rank, or the stream around it. */
-static tsr_status open_range(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
-                             tsr_torch_build build, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
-                             tsr_error *err)
+tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *host, tsr_arena *arena, tsr_findings *findings,
+                               tsr_torch_item *out, tsr_error *err)
 {
+    tsr_store *store = from->range.store;
+    tsr_torch_build build = {.host = host,
+                             .arena = arena,
+                             .findings = findings,
+                             .file_name = store->files[from->range.file].name,
+                             .file = from->range.file,
+                             .rank = {.hinted = from->has_rank, .hint = from->rank},
+                             .zstd = from->zstd};
     *out = (tsr_torch_item){0};
-    build.host = host;
-    build.arena = arena;
-    build.findings = findings;
-    build.file_name = store->files[file].name;
-    build.file = file;
-    TSR_TRY(tsr_zip_open(store, host, file, offset, size, arena, &out->zip, err));
+    TSR_TRY(tsr_zip_open(from->range, host, arena, &out->zip, err));
     TSR_TRY(open_item(store, host, &build, &out->zip, out, err));
     if (!out->zip.crc_absent || !findings || store->unsummed) return TSR_OK;
-    tsr_place place = {build.file_name, offset, {NULL, 0}};
+    tsr_place place = {build.file_name, from->range.byte_offset, {NULL, 0}};
     return tsr_finding_add(findings, "zip/crc-absent", place, err, "the archive carries no checksums (every CRC-32 is 0)");
-}
-
-tsr_status tsr_torch_item_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
-                               tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out, tsr_error *err)
-{
-    return open_range(store, host, file, offset, size, (tsr_torch_build){0}, arena, findings, out, err);
-}
-
-tsr_status tsr_torch_item_open_rank(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
-                                    uint32_t rank, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
-                                    tsr_error *err)
-{
-    return open_range(store, host, file, offset, size, (tsr_torch_build){.rank = {.hinted = true, .hint = rank}}, arena,
-                      findings, out, err);
-}
-
-tsr_status tsr_torch_item_open_zstd(tsr_store *plain, const tsr_host *host, const tsr_chunk *stream, uint64_t size,
-                                    tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out, tsr_error *err)
-{
-    return open_range(plain, host, stream->file, 0, size, (tsr_torch_build){.zstd = stream}, arena, findings, out, err);
 }

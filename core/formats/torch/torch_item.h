@@ -11,6 +11,16 @@
 #include "tessera/catalog.h"
 #include "tessera/findings.h"
 
+typedef struct tsr_torch_source {
+    tsr_range range; /* of the archive */
+    /* The file's name says which rank wrote it: meshes without a coordinate take it. */
+    bool has_rank;
+    uint32_t rank;
+    /* The archive is inside the zstd stream that fills this chunk: `range` is of the decompressed bytes, under the stream's
+     * file number. Every tensor's chunk is the stream, its view lies in the decompressed bytes. NULL: it is in the file. */
+    const tsr_chunk *zstd;
+} tsr_torch_source;
+
 typedef struct tsr_torch_item {
     const tsr_value *root;
     tsr_zip zip;
@@ -25,15 +35,7 @@ typedef struct tsr_torch_item {
  * throughout (note). Dense tensors are checked: storage within its member, strides within the storage. Everything lives
  * in `arena`. Errors: TSR_E_FORMAT, TSR_E_UNSUPPORTED (TorchScript, unknown storages), TSR_E_LIMIT, TSR_E_IO,
  * TSR_E_NOMEM, with positions in the file. Thread-safe for different arenas and findings. */
-tsr_status tsr_torch_item_open(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
-                               tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out, tsr_error *err);
-/* The same for a file whose name says that rank `rank` wrote it: meshes without a coordinate take it. */
-tsr_status tsr_torch_item_open_rank(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
-                                    uint32_t rank, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
-                                    tsr_error *err);
-/* The same for an archive of `size` bytes inside the zstd stream that fills `stream`: `plain` gives the decompressed bytes
- * under the stream's file number. Every tensor's chunk is the stream, its view lies in the decompressed bytes. */
-tsr_status tsr_torch_item_open_zstd(tsr_store *plain, const tsr_host *host, const tsr_chunk *stream, uint64_t size,
-                                    tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out, tsr_error *err);
+tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *host, tsr_arena *arena, tsr_findings *findings,
+                               tsr_torch_item *out, tsr_error *err);
 
 #endif

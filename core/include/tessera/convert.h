@@ -65,6 +65,8 @@ typedef struct tsr_convert_options {
     bool dry_run;            /* decide everything, write nothing; the output may be NULL */
     const tsr_progress *progress;
     tsr_torch_version for_torch; /* not safetensors: which PyTorch must be able to load the output */
+    /* NULL: the checkpoint as it is. Otherwise it is written as the ranks of the plan's target hold it (below). */
+    const tsr_plan *plan;
 } tsr_convert_options;
 
 /* The outcome for one entry of the source. Rows are in the source's order. */
@@ -105,21 +107,19 @@ typedef struct tsr_conversion {
  * container cannot store (for
  * safetensors complex32, complex128, quantized, bits and opaque tensors, objects unless dropped or put aside, an empty
  * name); TSR_E_USAGE for two entries that would have one name, and for a cast to a type that is not a floating-point type;
- * TSR_E_FORMAT for tensors with holes. Later ones are those of reading and writing. Uses the host's threads. */
-tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr_convert_options *options, tsr_arena *arena,
-                       tsr_conversion *out, tsr_error *err);
-
-/* Writes the checkpoint as the ranks of a plan's target hold it. Options are as in tsr_convert, but
- * `max_shard_size` is not used; tensors that the plan does not have are left out. The result depends on `to`:
+ * TSR_E_FORMAT for tensors with holes. Later ones are those of reading and writing. Uses the host's threads.
+ *
+ * With `plan` each rank's part is written (reshard): `max_shard_size` is not used, and tensors that the plan does not have
+ * are left out. The result depends on `to`:
  *
  *   dcp          __R_0.distcp of the ranks, every distinct shard once, in the file of a rank that holds it; `.metadata`
  *   megatron     the same, objects by shards, common.pt and metadata.json
  *   safetensors  shard-RRRRR-model-… files as DCP's HuggingFaceStorageWriter names them, one per rank that owns shards
  *   torch        rankR.pt, one per rank, with all that the rank holds: DTensors over the target's mesh, and the objects
  *
- * Errors as tsr_convert, plus TSR_E_UNSUPPORTED for shards of several boxes (uneven strided ones) in safetensors. */
-tsr_status tsr_reshard(tsr_checkpoint *checkpoint, const tsr_plan *plan, tsr_output *output,
-                       const tsr_convert_options *options, tsr_arena *arena, tsr_conversion *out, tsr_error *err);
+ * Errors then: also TSR_E_UNSUPPORTED for shards of several boxes (uneven strided ones) in safetensors. */
+tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr_convert_options *options, tsr_arena *arena,
+                       tsr_conversion *out, tsr_error *err);
 
 TSR_API_END
 

@@ -4,7 +4,7 @@
  *
  *     tsr_diff diff;
  *     const tsr_catalog *a = tsr_checkpoint_catalog(checkpoint), *b = tsr_checkpoint_catalog(other);
- *     status = tsr_diff_catalogs(a, b, NULL, host, arena, &diff, &err);
+ *     status = tsr_diff_catalogs((tsr_catalog_pair){a, b}, NULL, host, arena, &diff, &err);
  *     if (status == TSR_OK) printf("%llu entries were added\n", (unsigned long long)diff.added_count); */
 #ifndef TESSERA_DIFF_H
 #define TESSERA_DIFF_H
@@ -57,11 +57,14 @@ typedef struct tsr_diff_options {
     void *canonical_ctx;
 } tsr_diff_options;
 
+typedef struct tsr_catalog_pair {
+    const tsr_catalog *a, *b;
+} tsr_catalog_pair;
 /* Linear in the entries and chunks. Float4 counted in halves (safetensors) and in pairs (torch) is one dtype and shape.
  * Objects compare by tsr_value_match within the host's limits. Everything of `out` lives in `arena` and borrows the
  * catalogs. `options` may be NULL. Thread-safe for different arenas. */
-tsr_status tsr_diff_catalogs(const tsr_catalog *a, const tsr_catalog *b, const tsr_diff_options *options,
-                             const tsr_host *host, tsr_arena *arena, tsr_diff *out, tsr_error *err);
+tsr_status tsr_diff_catalogs(tsr_catalog_pair of, const tsr_diff_options *options, const tsr_host *host, tsr_arena *arena,
+                             tsr_diff *out, tsr_error *err);
 
 /* Whether nothing differs: call after values were compared, if they were. */
 bool tsr_diff_is_same(const tsr_diff *diff);

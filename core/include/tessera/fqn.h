@@ -65,8 +65,12 @@ tsr_status tsr_fqn_resolve(const tsr_modules *modules, tsr_str raw, const tsr_fq
 
 /* The names of several raw names; with `raws` NULL those of a model's whole state (tsr_fqn_iterate), in its order. Results
  * live in `arena` or borrow `raws`. Errors: those of tsr_fqn_resolve for the first name that is refused; TSR_E_NOMEM. */
-tsr_status tsr_fqn_resolve_all(const tsr_modules *modules, const tsr_str *raws, size_t raw_count, const tsr_host *host,
-                               tsr_arena *arena, tsr_name **out, size_t *count, tsr_error *err);
+typedef struct tsr_names {
+    tsr_name *names;
+    size_t count;
+} tsr_names;
+tsr_status tsr_fqn_resolve_all(const tsr_modules *modules, const tsr_name_list *raws, const tsr_host *host, tsr_arena *arena,
+                               tsr_names *out, tsr_error *err);
 
 /* One item of a model's state, as PyTorch's `_iterate_valid_model_state` yields it. */
 typedef enum tsr_state_kind { TSR_STATE_PARAMETER, TSR_STATE_BUFFER, TSR_STATE_EXTRA } tsr_state_kind;

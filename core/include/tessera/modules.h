@@ -121,6 +121,11 @@ typedef struct tsr_name_list {
     const tsr_str *names;
     size_t count;
 } tsr_name_list;
+/* The parameters of each group by name; numbers count through the groups. */
+typedef struct tsr_group_names {
+    const tsr_name_list *groups;
+    size_t count;
+} tsr_group_names;
 typedef struct tsr_modules_document {
     const tsr_module *root;
     const tsr_name_list *groups;

@@ -14,11 +14,11 @@
  *
  * Example:
  *
- *     const tsr_name_list *names;
+ *     const tsr_group_naming how = {.modules = modules};
+ *     tsr_group_names names;
  *     const tsr_value *named;
- *     size_t count;
- *     status = tsr_optim_name_groups(state, modules, NULL, 0, host, arena, &names, &count, &err);
- *     if (status == TSR_OK) status = tsr_optim_to_fqn(state, names, count, host, arena, &named, &err); */
+ *     status = tsr_optim_name_groups(state, &how, host, arena, &names, &err);
+ *     if (status == TSR_OK) status = tsr_optim_to_fqn(state, names, host, arena, &named, &err); */
 #ifndef TESSERA_OPTIM_H
 #define TESSERA_OPTIM_H
 
@@ -53,18 +53,21 @@ tsr_status tsr_optim_unflatten(const tsr_value *flat, const tsr_unflatten *how, 
 
 /* Native → nested: the names of every group's parameters in the order of its "params" (`_get_optim_state_dict`). State of an
  * id that no group lists is an error, as is an id in two groups. */
-tsr_status tsr_optim_to_fqn(const tsr_value *native, const tsr_name_list *names, size_t group_count, const tsr_host *host,
-                            tsr_arena *arena, const tsr_value **out, tsr_error *err);
+tsr_status tsr_optim_to_fqn(const tsr_value *native, tsr_group_names names, const tsr_host *host, tsr_arena *arena,
+                            const tsr_value **out, tsr_error *err);
 /* Nested → native: parameters are numbered over the groups in order, as `Optimizer.state_dict()` does. */
 tsr_status tsr_optim_to_id(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
                            tsr_error *err);
 
-/* The names that tsr_optim_to_fqn wants: `listed` (may be NULL) as it is; otherwise each group's own "param_names"
+/* The names that tsr_optim_to_fqn wants: `listed` as it is; otherwise each group's own "param_names"
  * (optimizers built with named parameters save them), canonicalized; else, for a single group, the model's parameters in
  * order, all of them or those that require gradients, whichever has the group's number. Otherwise TSR_E_USAGE. */
-tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_modules *modules, const tsr_name_list *listed,
-                                 size_t listed_count, const tsr_host *host, tsr_arena *arena, const tsr_name_list **out,
-                                 size_t *out_count, tsr_error *err);
+typedef struct tsr_group_naming {
+    const tsr_modules *modules;
+    tsr_group_names listed; /* `groups` NULL: none are listed */
+} tsr_group_naming;
+tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_group_naming *how, const tsr_host *host,
+                                 tsr_arena *arena, tsr_group_names *out, tsr_error *err);
 
 /* Several nested state dicts as one: states side by side, groups one after another. Two states of one parameter are an
  * error. */

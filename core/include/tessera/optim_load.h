@@ -12,9 +12,8 @@
  * Example:
  *
  *     const tsr_optim_mesh ranks = {.data_rank = comm->rank, .data_world = comm->size};
- *     tsr_optim_read *reads;
- *     size_t count;
- *     status = tsr_optim_load(catalog, TSR_STR("optim"), &ranks, NULL, 0, host->allocator, arena, &reads, &count, &err); */
+ *     tsr_optim_reads reads;
+ *     status = tsr_optim_load(catalog, TSR_STR("optim"), &ranks, arena, &reads, &err); */
 #ifndef TESSERA_OPTIM_LOAD_H
 #define TESSERA_OPTIM_LOAD_H
 
@@ -61,6 +60,8 @@ typedef struct tsr_optim_read {
 typedef struct tsr_optim_mesh {
     uint32_t data_rank, data_world; /* of the data-parallel group */
     bool tensor_parallel;           /* 2-D: `slices` count, and every rank has a shard */
+    const tsr_tp_slice *slices;
+    size_t slice_count;
 } tsr_optim_mesh;
 
 /* The reads of every entry below `optimizer_key`, in the catalog's order; empty dicts come last. An entry's path says where
@@ -69,9 +70,12 @@ typedef struct tsr_optim_mesh {
  * third item of its path. Several boxes, or slices of slices, do not occur: a slice is one box. Errors: TSR_E_FORMAT for state whose shape is not its parameter's, for
  * a slice of another rank than its tensor's, or beyond it, and for a path without a parameter; TSR_E_NOT_FOUND when nothing
  * is below the key, with the names that are there; TSR_E_NOMEM. Results live in `arena`. */
-tsr_status tsr_optim_load(const tsr_catalog *catalog, tsr_str optimizer_key, const tsr_optim_mesh *mesh,
-                          const tsr_tp_slice *slices, size_t slice_count, const tsr_allocator *allocator, tsr_arena *arena,
-                          tsr_optim_read **out, size_t *count, tsr_error *err);
+typedef struct tsr_optim_reads {
+    tsr_optim_read *reads;
+    size_t count;
+} tsr_optim_reads;
+tsr_status tsr_optim_load(const tsr_catalog *catalog, tsr_str optimizer_key, const tsr_optim_mesh *mesh, tsr_arena *arena,
+                          tsr_optim_reads *out, tsr_error *err);
 
 TSR_API_END
 

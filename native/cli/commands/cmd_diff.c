@@ -47,7 +47,8 @@ static tsr_status match(comparison *c, tsr_error *err)
         options.canonical = tsr_canonical_names_find;
         options.canonical_ctx = names;
     }
-    if (status == TSR_OK) status = tsr_diff_catalogs(c->a.catalog, c->b.catalog, &options, host, c->arena, &c->diff, err);
+    if (status == TSR_OK)
+        status = tsr_diff_catalogs((tsr_catalog_pair){c->a.catalog, c->b.catalog}, &options, host, c->arena, &c->diff, err);
     tsr_canonical_names_free(names);
     return status;
 }

@@ -123,8 +123,8 @@ static tsr_status execute(execution *e, const exec_arguments *arguments, tsr_err
     w->is_folder = true;
     w->marker = tsr_marker_of(w->to);
     const tsr_plan_options options = {.want = want, .want_ctx = &e->options.selection};
-    status = tsr_plan_for_texts(w->source.catalog, &w->job.target, &e->target, &options, cli_host(e->program), w->arena,
-                                &e->plan, err);
+    status = tsr_plan_for_texts(w->source.catalog, &(tsr_planning){&w->job.target, &e->target, &options},
+                                cli_host(e->program), w->arena, &e->plan, err);
     w->plan = e->plan;
     return status == TSR_OK ? cli_write(w, err) : status;
 }

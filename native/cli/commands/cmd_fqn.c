@@ -36,7 +36,12 @@ static tsr_status resolve_all(cli *program, const tsr_modules *modules, tsr_aren
     tsr_str *raws = tsr_arena_array(arena, asked, sizeof *raws, err);
     if (!raws) return TSR_E_NOMEM;
     for (size_t i = 0; i < asked; i++) raws[i] = tsr_str_from(operands->items[1 + i]);
-    return tsr_fqn_resolve_all(modules, asked ? raws : NULL, asked, cli_host(program), arena, &out->names, &out->count, err);
+    const tsr_name_list list = {raws, asked};
+    tsr_names names = {0};
+    const tsr_status status = tsr_fqn_resolve_all(modules, asked ? &list : NULL, cli_host(program), arena, &names, err);
+    out->names = names.names;
+    out->count = names.count;
+    return status;
 }
 
 /* Calls `use` with the module tree of a document. */

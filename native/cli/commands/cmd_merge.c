@@ -139,7 +139,7 @@ static tsr_status measure(merging *m, tsr_checkpoint *merged, tsr_error *err)
     tsr_status status = tsr_merge_measure(merged, ranks ? ranks->rank : 0, ranks ? ranks->size : 1, err);
     if (!ranks) return status;
     status = cli_agree(m->program, status, err);
-    if (status == TSR_OK) status = tsr_comm_gather_blobs(ranks, tsr_merge_angles(merged), allocator, &all, err);
+    if (status == TSR_OK) status = tsr_comm_gather_blobs((tsr_ranks){ranks, allocator}, tsr_merge_angles(merged), &all, err);
     for (uint32_t r = 0; r < all.count && status == TSR_OK; r++) tsr_merge_take_angles(merged, all.blobs[r]);
     tsr_comm_blobs_free(&all);
     return status;

@@ -131,7 +131,8 @@ static int run(cli *program, const void *given)
         arena ? cli_read_target(program, &arguments->target, arena, &job.target, &target, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &arguments->map, &session, &err);
     if (status == TSR_OK)
-        status = tsr_plan_for_texts(session.catalog, &job.target, &target, &options, cli_host(program), arena, &plan, &err);
+        status = tsr_plan_for_texts(session.catalog, &(tsr_planning){&job.target, &target, &options}, cli_host(program),
+                                    arena, &plan, &err);
     if (status == TSR_OK) status = report(program, &session, arguments, plan, &target, &job, arena, &err);
     if (status == TSR_OK) status = cli_unchanged(&session, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, session.store ? path : NULL, &err);

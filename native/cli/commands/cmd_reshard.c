@@ -32,8 +32,8 @@ static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, ts
     w->is_folder = true;
     w->marker = tsr_marker_of(w->to);
     const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->writing.selection};
-    status =
-        tsr_plan_for_texts(w->source.catalog, &w->job.target, target, &options, cli_host(w->program), w->arena, plan, err);
+    status = tsr_plan_for_texts(w->source.catalog, &(tsr_planning){&w->job.target, target, &options}, cli_host(w->program),
+                                w->arena, plan, err);
     w->plan = *plan;
     return status;
 }

@@ -45,7 +45,7 @@ tsr_status cli_compare_names(const cli_known_name *have, size_t have_count, cons
     *out = (cli_against){.pair_count = have_count};
     tsr_status status = make_catalog(have, have_count, arena, &a, err);
     if (status == TSR_OK) status = make_catalog(want, want_count, arena, &b, err);
-    if (status == TSR_OK) status = tsr_diff_catalogs(&a, &b, NULL, host, arena, &diff, err);
+    if (status == TSR_OK) status = tsr_diff_catalogs((tsr_catalog_pair){&a, &b}, NULL, host, arena, &diff, err);
     if (status != TSR_OK) return status;
     bool *met = tsr_arena_array(arena, want_count, sizeof *met, err);
     tsr_str *missing = tsr_arena_array(arena, want_count, sizeof *missing, err);

@@ -12,5 +12,5 @@ tsr_status cli_load_file(cli *program, const char *path, tsr_store **store, tsr_
     if ((*store)->primary == TSR_NO_FILE && (*store)->file_count != 1) {
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' is a directory; a file is expected", path);
     }
-    return tsr_store_load(*store, host, file, 0, (*store)->files[file].size, bytes, err);
+    return tsr_range_load((tsr_range){*store, file, 0, (*store)->files[file].size}, host, bytes, err);
 }

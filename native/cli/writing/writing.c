@@ -54,6 +54,7 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
         .ignore_crc = w->options->ignore_crc,
         .dry_run = w->options->dry_run,
         .progress = progress,
+        .plan = w->plan,
         .for_torch = for_torch,
     };
     return TSR_OK;
@@ -62,7 +63,6 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
 /* Decides everything, for a look. */
 static tsr_status decide(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
 {
-    if (w->plan) return tsr_reshard(w->source.checkpoint, w->plan, NULL, options, w->arena, &w->conversion, err);
     return tsr_convert(w->source.checkpoint, NULL, options, w->arena, &w->conversion, err);
 }
 

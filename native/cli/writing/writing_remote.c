@@ -59,7 +59,7 @@ static tsr_status open_all(cli_writing *w, const tsr_convert_options *options, t
     if (status == TSR_OK) status = refuse_sources(w, err);
     if (status == TSR_OK) status = cli_decide_replacement(w, NULL, 0, err);
     w->generation = w->replacement.generation;
-    if (status == TSR_OK) status = tsr_work_new(w->source.checkpoint, w->plan, options, w->generation, w->arena, &w->work, err);
+    if (status == TSR_OK) status = tsr_work_new(w->source.checkpoint, options, w->generation, w->arena, &w->work, err);
     if (status == TSR_OK) status = refuse_sidecar(w, err);
     if (status == TSR_OK) status = cli_check_names(w, err);
     return status == TSR_OK ? open_output(w, err) : status;

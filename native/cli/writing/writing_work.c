@@ -126,7 +126,7 @@ static tsr_status open_files_safely(cli_writing *w, const cli_start *b, tsr_erro
 static tsr_status plan_work(cli_writing *w, const cli_start *b, const tsr_convert_options *options, tsr_error *err)
 {
     w->generation = b->generation;
-    return tsr_work_new(w->source.checkpoint, w->plan, options, b->generation, w->arena, &w->work, err);
+    return tsr_work_new(w->source.checkpoint, options, b->generation, w->arena, &w->work, err);
 }
 
 /* A part that does not publish decides nothing for good: parts run at the same time. */
@@ -236,7 +236,8 @@ static tsr_status exchange_records(const cli_writing *w, tsr_error *err)
     tsr_vec own = tsr_vec_of(cli_host(w->program)->allocator, 1);
     if (!ranks) return TSR_OK;
     tsr_status status = cli_agree(w->program, tsr_work_records(w->work, &own, err), err);
-    if (status == TSR_OK) status = tsr_comm_gather_blobs(ranks, (tsr_str){own.items, own.count}, own.allocator, &all, err);
+    if (status == TSR_OK)
+        status = tsr_comm_gather_blobs((tsr_ranks){ranks, own.allocator}, (tsr_str){own.items, own.count}, &all, err);
     for (uint32_t r = 0; r < all.count && status == TSR_OK; r++) status = tsr_work_take(w->work, all.blobs[r], NULL, err);
     tsr_comm_blobs_free(&all);
     tsr_vec_free(&own);

@@ -33,7 +33,6 @@ void tsr_path_close(tsr_checkpoint *checkpoint);
 typedef struct tsr_path_write_options {
     size_t size; /* TSR_OPTIONS sets it */
     const tsr_convert_options *convert; /* the format to write (`to`), and everything else that tsr_convert can do */
-    const tsr_plan *plan; /* NULL: convert. Otherwise reshard: what each rank of the plan's target holds */
     bool overwrite;       /* replace the checkpoint at the destination; files that it does not list stay */
     tsr_comm *comm;       /* NULL: this process works alone. Otherwise its ranks share the work */
 } tsr_path_write_options;
@@ -47,7 +46,7 @@ typedef struct tsr_path_write_options {
  * With a `comm` the call is collective: every rank has opened the same checkpoint, passes the same options, and sees the
  * same file system at `path`; all of them return the same status.
  *
- * Errors: those of tsr_convert or tsr_reshard; TSR_E_EXISTS when there is something at `path` already; TSR_E_USAGE when the
+ * Errors: those of tsr_convert; TSR_E_EXISTS when there is something at `path` already; TSR_E_USAGE when the
  * source would be overwritten, or the ranks have opened different checkpoints; TSR_E_CHANGED when the source changed
  * meanwhile; TSR_E_IO. */
 tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const tsr_path_write_options *options,

@@ -142,7 +142,8 @@ static tsr_status lay_out(tsr_fsdp_model *model, tsr_fsdp_node *node, tsr_error 
                 TSR_STR_ARG(node->fqn), tsr_dtype_describe(node->unit->dtype)->name);
     node->sharded = !node->unit->no_shard && node->unit->comm->size > 1;
     const uint32_t slices = node->sharded ? node->unit->comm->size : 1;
-    TSR_TRY(tsr_flat_layout_make(numels, flat->param_count, flat->alignment, slices, model->arena, &node->layout, err));
+    TSR_TRY(tsr_flat_layout_make((tsr_flat_numels){numels, flat->param_count, flat->alignment}, slices, model->arena,
+                                 &node->layout, err));
     TSR_FAIL_IF(node->layout.slice_numel > SIZE_MAX / 2 / slices / node->itemsize, err, TSR_E_LIMIT,
                 "unit '%.*s' is too large", TSR_STR_ARG(node->fqn));
     for (size_t i = 0; i < flat->param_count; i++)

@@ -71,12 +71,12 @@ static tsr_status load_rows(const tsr_fsdp_loading *l, const unit_work *w, uint3
     const uint64_t all = tensor->entry.shape[0], row = all ? w->node->layout.numels[original] / all : 0;
     uint64_t begin, end;
     void *rows = NULL;
+    const tsr_unit_original what = {&w->node->cut, original, w->node->itemsize};
     if (is_replicated(tensor)) return tsr_comm_agree(comm, load_whole(l, w, original, tensor, err), err);
     tsr_fsdp_rows_here(w->node, original, &begin, &end);
     const uint64_t count = (end - begin) * row;
     tsr_status status = tsr_comm_agree(comm, take_rows(l, w, tensor, count, &rows, err), err);
-    if (status == TSR_OK)
-        status = tsr_rows_to_flat(comm, &w->node->cut, original, w->node->itemsize, rows, w->slice, allocator, err);
+    if (status == TSR_OK) status = tsr_rows_to_flat((tsr_ranks){comm, allocator}, &what, rows, w->slice, err);
     tsr_free(allocator, rows, (size_t)count * w->node->itemsize, 1);
     return status;
 }

@@ -154,7 +154,7 @@ static tsr_status gather_flat(const saving *s, const unit_work *w, tsr_error *er
     tsr_comm *comm = w->node->unit->comm;
     const tsr_allocator *allocator = s->model->host->allocator;
     if (!w->settings.rank0_only || makes_itself(w))
-        return tsr_flat_gather(comm, &w->node->cut, w->node->itemsize, w->slice, w->flat, allocator, err);
+        return tsr_flat_gather((tsr_ranks){comm, allocator}, &w->node->cut, w->node->itemsize, w->slice, w->flat, err);
     size_t *sizes = tsr_alloc(allocator, comm->size, sizeof *sizes, err);
     tsr_status status = tsr_comm_agree(comm, sizes ? TSR_OK : TSR_E_NOMEM, err);
     for (uint32_t rank = 0; rank < comm->size && status == TSR_OK; rank++) {
@@ -162,7 +162,7 @@ static tsr_status gather_flat(const saving *s, const unit_work *w, tsr_error *er
         tsr_flat_shard_range(&w->node->cut, comm->size, rank, &begin, &end);
         sizes[rank] = (size_t)(end - begin) * w->node->itemsize;
     }
-    if (status == TSR_OK) status = tsr_comm_gather(comm, w->slice, sizes, 0, w->flat, allocator, err);
+    if (status == TSR_OK) status = tsr_comm_gather((tsr_ranks){comm, allocator}, w->slice, sizes, 0, w->flat, err);
     tsr_free(allocator, sizes, comm->size, sizeof *sizes);
     return status;
 }
@@ -186,13 +186,12 @@ static tsr_status fill_rows(const saving *s, const unit_work *w, uint32_t origin
     const tsr_tensor *to = tsr_tensor_of(w->made[original]);
     void *data = to->spread == TSR_IN_BOXES ? to->part_count ? to->parts[0].data : NULL : to->data, *rows = data;
     uint64_t bytes = 0;
+    const tsr_unit_original what = {&w->node->cut, original, w->node->itemsize};
     tsr_status status = tsr_tensor_held(to, w->arena, &bytes, err);
     if (status == TSR_OK && to->device && bytes) rows = tsr_alloc(allocator, (size_t)bytes, 1, err);
     if (bytes && !rows) status = TSR_E_NOMEM;
     status = tsr_comm_agree(w->node->unit->comm, status, err);
-    if (status == TSR_OK)
-        status = tsr_flat_to_rows(w->node->unit->comm, &w->node->cut, original, w->node->itemsize, w->slice, rows, allocator,
-                                  err);
+    if (status == TSR_OK) status = tsr_flat_to_rows((tsr_ranks){w->node->unit->comm, allocator}, &what, w->slice, rows, err);
     if (status == TSR_OK && rows != data) status = tsr_fsdp_upload(to->device, data, rows, bytes, err);
     if (rows != data) tsr_free(allocator, rows, (size_t)bytes, 1);
     return tsr_comm_agree(w->node->unit->comm, status, err);

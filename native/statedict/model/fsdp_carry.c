@@ -327,7 +327,8 @@ tsr_status tsr_fsdp_share_tree(tsr_comm *comm, const tsr_value **tree, tsr_state
     tsr_status status = root ? tsr_value_pack(*tree, UINT32_MAX, &packed, err) : TSR_OK;
     status = tsr_comm_agree(comm, status, err);
     if (status == TSR_OK)
-        status = tsr_comm_broadcast_blob(comm, (tsr_str){packed.items, packed.count}, 0, allocator, &blob, &size, err);
+        status = tsr_comm_broadcast_blob((tsr_ranks){comm, allocator}, (tsr_str){packed.items, packed.count}, 0, &blob,
+                                         &size, err);
     if (status == TSR_OK) {
         const tsr_str text = root ? (tsr_str){NULL, 0} : tsr_arena_str(passing->arena, (tsr_str){blob, size}, err);
         if (!root) status = text.data ? tsr_value_unpack(text, passing->arena, tree, err) : TSR_E_NOMEM;

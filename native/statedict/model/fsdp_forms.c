@@ -107,14 +107,15 @@ static tsr_status given_names(forming *f, const tsr_value *state, tsr_map *out, 
 {
     const tsr_value *states = state && state->kind == TSR_VALUE_DICT ? tsr_value_get(state, TSR_STR("state")) : NULL;
     const size_t most = states && states->kind == TSR_VALUE_DICT ? states->count / 2 : 0;
-    tsr_str *mine = tsr_arena_array(f->raw.passing, most, sizeof *mine, err), *all;
-    size_t count = 0, all_count;
+    tsr_str *mine = tsr_arena_array(f->raw.passing, most, sizeof *mine, err);
+    const tsr_ranks ranks = {f->raw.comm, f->out->host->allocator};
+    tsr_name_list all;
+    size_t count = 0;
     TSR_TRY(tsr_comm_agree(f->raw.comm, mine && out ? TSR_OK : TSR_E_NOMEM, err));
     for (size_t i = 0; i < most; i++)
         if (states->items[2 * i]->kind == TSR_VALUE_STR) mine[count++] = states->items[2 * i]->text;
-    TSR_TRY(tsr_flat_agree_on_keys(f->raw.comm, mine, count, true, f->out->host->allocator, f->raw.passing, &all, &all_count,
-                                   err));
-    for (size_t i = 0; i < all_count; i++) TSR_TRY(tsr_map_put(out, all[i], 1, NULL, NULL, err));
+    TSR_TRY(tsr_flat_agree_on_keys(ranks, (tsr_name_list){mine, count}, true, f->raw.passing, &all, err));
+    for (size_t i = 0; i < all.count; i++) TSR_TRY(tsr_map_put(out, all.names[i], 1, NULL, NULL, err));
     return TSR_OK;
 }
 

@@ -396,12 +396,10 @@ static tsr_status gather_states(conversion *c, const tsr_value *sent_tree, bool 
 {
     const tsr_fsdp_optimizers *f = c->receive.fsdp;
     const tsr_fsdp_choice choice = tsr_state_fsdp_choice(options);
-    const tsr_live live = {bytes_of, NULL};
-    const tsr_host *h = f->bound->host;
-    if (!choice.full && !f->transformed)
-        return tsr_fsdp_gather_rows(f->comm, &c->flat, sent_tree, &live, f->mesh, h, c->passing, &c->live, err);
+    const tsr_live_call call = {f->comm, f->bound->host, c->passing, {bytes_of, NULL}};
+    if (!choice.full && !f->transformed) return tsr_fsdp_gather_rows(&call, &c->flat, sent_tree, f->mesh, &c->live, err);
     const uint32_t target = choice.optimizer_rank0_only && !on_all ? 0 : TSR_ALL_RANKS;
-    return tsr_fsdp_gather(f->comm, &c->flat, sent_tree, &live, target, h, c->passing, &c->live, err);
+    return tsr_fsdp_gather(&call, &c->flat, sent_tree, target, &c->live, err);
 }
 
 static tsr_status get(conversion *c, const tsr_value *native, const tsr_state_options *options, const tsr_value **root,
@@ -455,8 +453,7 @@ static tsr_status set(conversion *c, const tsr_value *state, bool rank0, const t
 {
     receiving *r = &c->receive;
     const tsr_fsdp_optimizers *f = r->fsdp;
-    const tsr_live live = {bytes_of, NULL};
-    const tsr_host *h = f->bound->host;
+    const tsr_live_call call = {f->comm, f->bound->host, c->passing, {bytes_of, NULL}};
     const tsr_value *tree = NULL, *sent_tree = NULL;
     const bool shared = rank0 && f->transformed;
     tsr_status status = c->changed ? TSR_OK : TSR_E_NOMEM;
@@ -466,8 +463,8 @@ static tsr_status set(conversion *c, const tsr_value *state, bool rank0, const t
     if (f->transformed) TSR_TRY(flatten_all(c, &tree, err));
     if (tree) status = to_send(tree, true, c->passing, &sent_tree, err);
     TSR_TRY(tsr_comm_agree(f->world, status, err));
-    if (rank0 && !shared) status = tsr_fsdp_broadcast(f->comm, &c->flat, sent_tree, &live, h, c->passing, r->live, err);
-    else status = tsr_fsdp_spread(f->comm, &c->flat, sent_tree, &live, h, c->passing, r->live, err);
+    if (rank0 && !shared) status = tsr_fsdp_broadcast(&call, &c->flat, sent_tree, r->live, err);
+    else status = tsr_fsdp_spread(&call, &c->flat, sent_tree, r->live, err);
     TSR_TRY(tsr_fsdp_optimizers_agree(f, status, err));
     return tsr_comm_agree(f->world, receive_tree(r, native, err), err);
 }

@@ -94,8 +94,8 @@ static tsr_status share_unmatched(setting *s, tsr_error *err)
     tsr_status status = s->comm->rank == 0 ? pack_unmatched(s, &packed, err) : TSR_OK;
     status = tsr_comm_agree(s->comm, status, err);
     if (status == TSR_OK)
-        status = tsr_comm_broadcast_blob(s->comm, (tsr_str){packed.items, packed.count}, 0, s->host->allocator, &blob, &size,
-                                         err);
+        status = tsr_comm_broadcast_blob((tsr_ranks){s->comm, s->host->allocator}, (tsr_str){packed.items, packed.count}, 0,
+                                         &blob, &size, err);
     if (status == TSR_OK) {
         if (s->comm->rank != 0) status = unpack_unmatched(s, (tsr_str){blob, size}, err);
         status = tsr_comm_agree(s->comm, status, err);

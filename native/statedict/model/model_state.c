@@ -11,8 +11,7 @@ typedef struct getting {
     tsr_arena *passing;
     const tsr_module_ref *submodules;
     size_t submodule_count;
-    tsr_str *prefixes;
-    size_t prefix_count;
+    tsr_name_list prefixes;
     tsr_model_items items;
     tsr_fsdp_bound *bound; /* of a tree with FSDP1's units, whose state is in `out` before it is named */
     tsr_map *frozen;       /* FQNs */
@@ -85,8 +84,8 @@ static tsr_status put_item(getting *g, const tsr_model_item *item, tsr_error *er
     TSR_TRY(item_value(g, item, &value, err));
     if (!value) return TSR_OK; /* FULL on another rank */
     if (g->submodule_count == 0) return put_named(g, item, item->fqn, value, err);
-    for (size_t i = 0; i < g->prefix_count; i++) {
-        const tsr_str prefix = g->prefixes[i];
+    for (size_t i = 0; i < g->prefixes.count; i++) {
+        const tsr_str prefix = g->prefixes.names[i];
         if (!tsr_str_starts(item->fqn, prefix)) continue;
         if (g->options->keep_submodule_prefixes) return put_named(g, item, item->fqn, value, err);
         const tsr_str name = {item->fqn.data + prefix.size, item->fqn.size - prefix.size};
@@ -101,8 +100,8 @@ static tsr_status prepare(getting *g, tsr_comm *comm, tsr_error *err)
     const tsr_host *host = g->out->host;
     TSR_TRY(tsr_state_options_check(g->options, 0, false, err));
     if (g->submodule_count)
-        TSR_TRY(tsr_fqn_submodule_prefixes(g->model->modules, g->submodules, g->submodule_count, host, g->passing,
-                                           &g->prefixes, &g->prefix_count, err));
+        TSR_TRY(tsr_fqn_submodule_prefixes(g->model->modules, (tsr_module_refs){g->submodules, g->submodule_count}, host,
+                                           g->passing, &g->prefixes, err));
     g->frozen = tsr_map_new(host->allocator, 0, err);
     g->taken = g->frozen ? tsr_map_new(host->allocator, 0, err) : NULL;
     if (!g->taken) return TSR_E_NOMEM;

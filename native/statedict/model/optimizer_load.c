@@ -230,7 +230,8 @@ static bool is_numbered(const tsr_value *state)
 static tsr_status split_one(loading *l, size_t o, const tsr_value *state, tsr_map *used, tsr_error *err)
 {
     const tsr_value *part, *taken;
-    TSR_TRY(tsr_optim_split(state, l->params, &l->by_index[o], l->options->strict, l->host, l->passing, &part, err));
+    const tsr_split how = {l->params, &l->by_index[o], l->options->strict};
+    TSR_TRY(tsr_optim_split(state, &how, l->host, l->passing, &part, err));
     TSR_TRY(bounded(l, part, 0, err));
     l->loaded[o] = part;
     taken = tsr_value_get(part, TSR_STR("state"));

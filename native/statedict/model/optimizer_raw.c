@@ -32,13 +32,13 @@ static tsr_status name_groups(tsr_raw *r, tsr_error *err)
 {
     const tsr_model_optimizer *optimizer = r->optimizer = r->of->optimizer;
     tsr_str *by_id = tsr_arena_array(r->passing, r->names.ids.count, sizeof *by_id, err);
-    r->raw.groups = tsr_arena_array(r->passing, optimizer->group_count, sizeof *r->raw.groups, err);
+    tsr_name_list *lists = tsr_arena_array(r->passing, optimizer->group_count, sizeof *lists, err);
     tsr_state_item *items;
     size_t count;
-    if (!by_id || !r->raw.groups) return TSR_E_NOMEM;
+    if (!by_id || !lists) return TSR_E_NOMEM;
     TSR_TRY(tsr_fqn_named_parameters(r->of->model->modules, r->names.host, r->passing, &items, &count, err));
     for (size_t i = 0; i < count; i++) by_id[items[i].tensor_id] = items[i].raw;
-    r->raw.count = optimizer->group_count;
+    r->raw = (tsr_group_names){lists, optimizer->group_count};
     for (size_t g = 0; g < optimizer->group_count; g++) {
         const tsr_model_group *group = &optimizer->groups[g];
         tsr_str *names = tsr_arena_array(r->passing, group->count, sizeof *names, err);
@@ -48,7 +48,7 @@ static tsr_status name_groups(tsr_raw *r, tsr_error *err)
             TSR_TRY(tsr_optimizer_param_id(&r->names, &group->params[p], &id, err));
             names[p] = by_id[id];
         }
-        r->raw.groups[g] = (tsr_name_list){names, group->count};
+        lists[g] = (tsr_name_list){names, group->count};
     }
     return TSR_OK;
 }
@@ -75,26 +75,27 @@ void tsr_raw_close(tsr_raw *raw)
 /* The names again, for results that outlive the call. */
 static tsr_status copy_names(const tsr_group_names *names, tsr_arena *arena, tsr_group_names *out, tsr_error *err)
 {
-    *out = (tsr_group_names){tsr_arena_array(arena, names->count, sizeof *out->groups, err), names->count};
-    if (!out->groups) return TSR_E_NOMEM;
+    tsr_name_list *lists = tsr_arena_array(arena, names->count, sizeof *lists, err);
+    if (!lists) return TSR_E_NOMEM;
     for (size_t g = 0; g < names->count; g++) {
         const tsr_name_list *group = &names->groups[g];
         tsr_str *list = tsr_arena_array(arena, group->count, sizeof *list, err);
         if (!list) return TSR_E_NOMEM;
         for (size_t p = 0; p < group->count; p++)
             if (!(list[p] = tsr_arena_str(arena, group->names[p], err)).data) return TSR_E_NOMEM;
-        out->groups[g] = (tsr_name_list){list, group->count};
+        lists[g] = (tsr_name_list){list, group->count};
     }
+    *out = (tsr_group_names){lists, names->count};
     return TSR_OK;
 }
 
 tsr_status tsr_raw_rekey(const tsr_raw *raw, const tsr_value *state_dict, bool to_names, tsr_arena *arena,
                          const tsr_value **out, tsr_error *err)
 {
-    const tsr_rekeying how = {.to_names = to_names, .raw_names = true, .keep_others = true};
     tsr_group_names names = raw->raw;
+    const tsr_rekeying how = {.names = &names, .to_names = to_names, .raw_names = true, .keep_others = true};
     if (to_names) TSR_TRY(copy_names(&raw->raw, arena, &names, err));
-    return tsr_optim_rekey(state_dict, &names, &how, raw->names.host, arena, out, err);
+    return tsr_optim_rekey(state_dict, &how, raw->names.host, arena, out, err);
 }
 
 /* ---- got ---- */
@@ -126,24 +127,24 @@ tsr_status tsr_optimizer_state_dict(const tsr_raw_optimizer *optimizer, tsr_stat
 static tsr_status number_by_place(const tsr_raw *r, const tsr_value *state, const tsr_value **out, tsr_error *err)
 {
     const tsr_value *groups = tsr_value_get(state, TSR_STR("param_groups"));
-    tsr_group_names names = {0};
-    size_t named = 0;
+    size_t count = 0, named = 0;
     *out = state;
     if (!groups) return TSR_OK; /* refused by what reads it */
-    names.groups = tsr_arena_array(r->passing, groups->count, sizeof *names.groups, err);
-    if (!names.groups) return TSR_E_NOMEM;
+    tsr_name_list *lists = tsr_arena_array(r->passing, groups->count, sizeof *lists, err);
+    if (!lists) return TSR_E_NOMEM;
     for (size_t g = 0; g < groups->count; g++) {
         const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
         tsr_str *list = params ? tsr_arena_array(r->passing, params->count, sizeof *list, err) : NULL;
         if (!params || (params->count && params->items[0]->kind != TSR_VALUE_STR)) return TSR_OK; /* numbers, or refused */
         if (!list) return TSR_E_NOMEM;
         for (size_t p = 0; p < params->count; p++) list[p] = params->items[p]->text;
-        names.groups[names.count++] = (tsr_name_list){list, params->count};
+        lists[count++] = (tsr_name_list){list, params->count};
         named += params->count;
     }
     if (!named) return TSR_OK;
-    const tsr_rekeying how = {.raw_names = true, .keep_others = true};
-    return tsr_optim_rekey(state, &names, &how, r->names.host, r->passing, out, err);
+    const tsr_group_names names = {lists, count};
+    const tsr_rekeying how = {.names = &names, .raw_names = true, .keep_others = true};
+    return tsr_optim_rekey(state, &how, r->names.host, r->passing, out, err);
 }
 
 static tsr_status load(const tsr_raw *r, const tsr_value *state, tsr_error *err)

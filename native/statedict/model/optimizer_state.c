@@ -61,7 +61,8 @@ static tsr_status name_all(getting *g, const tsr_value **parts, size_t *kept, ts
         }
         status = kept_names(g->groups[i], count, arena, &names, err);
         if (status == TSR_OK)
-            status = tsr_optim_to_fqn(g->native[i], names, count, g->out->host, arena, &parts[(*kept)++], err);
+            status =
+                tsr_optim_to_fqn(g->native[i], (tsr_group_names){names, count}, g->out->host, arena, &parts[(*kept)++], err);
     }
     return status;
 }

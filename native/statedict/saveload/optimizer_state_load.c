@@ -20,8 +20,7 @@ typedef struct loading {
     tsr_arena *arena; /* until the end; what stays is in the arena of to->out */
     tsr_layout_2d layout;
     tsr_piece_reader reader;
-    tsr_optim_read *reads;
-    size_t count;
+    tsr_optim_reads plan;
     const tsr_value *root;
 } loading;
 
@@ -158,24 +157,24 @@ static tsr_status load_entry(loading *l, const tsr_optim_read *read, tsr_state_k
 static tsr_status load_all(loading *l, tsr_error *err)
 {
     const tsr_state_dict *out = l->to->out;
-    tsr_state_key *keys = tsr_arena_array(l->arena, l->count, sizeof *keys, err);
+    tsr_state_key *keys = tsr_arena_array(l->arena, l->plan.count, sizeof *keys, err);
     if (!keys) return TSR_E_NOMEM;
-    for (size_t i = 0; i < l->count; i++) TSR_TRY(load_entry(l, &l->reads[i], &keys[i], err));
+    for (size_t i = 0; i < l->plan.count; i++) TSR_TRY(load_entry(l, &l->plan.reads[i], &keys[i], err));
     TSR_TRY(tsr_piece_reader_end(&l->reader, err));
-    return tsr_state_unflatten(keys, l->count, tsr_state_dict_host(out), tsr_state_dict_arena(l->to->out), &l->root, err);
+    return tsr_state_unflatten(keys, l->plan.count, tsr_state_dict_host(out), tsr_state_dict_arena(l->to->out), &l->root,
+                               err);
 }
 
 /* ---- before ---- */
 
-static tsr_status plan(loading *l, const char *path, tsr_str key, const tsr_value *model_state, tsr_error *err)
+static tsr_status make_plan(loading *l, const char *path, tsr_str key, const tsr_value *model_state, tsr_error *err)
 {
     const tsr_host *host = tsr_state_dict_host(l->to->out);
     TSR_TRY(tsr_state_dict_layout_2d(model_state, l->arena, &l->layout, err));
     TSR_TRY(tsr_piece_reader_open(&l->reader, path, l->to->buffer_bytes, host, err));
     const tsr_comm *data = l->layout.group ? l->layout.group : l->comm;
-    const tsr_optim_mesh mesh = {data->rank, data->size, l->layout.group != NULL};
-    return tsr_optim_load(tsr_checkpoint_catalog(l->reader.checkpoint), key, &mesh, l->layout.slices, l->layout.count,
-                          host->allocator, l->arena, &l->reads, &l->count, err);
+    const tsr_optim_mesh mesh = {data->rank, data->size, l->layout.group != NULL, l->layout.slices, l->layout.count};
+    return tsr_optim_load(tsr_checkpoint_catalog(l->reader.checkpoint), key, &mesh, l->arena, &l->plan, err);
 }
 
 /* All ranks come here, whatever happened before. */
@@ -194,12 +193,12 @@ static tsr_status warn_of_unknown(const loading *l, tsr_error *err)
     tsr_map *seen = l->to->warnings.warn ? tsr_map_new(tsr_state_dict_host(l->to->out)->allocator, 0, err) : NULL;
     tsr_str names = TSR_STR("");
     tsr_status status = !l->to->warnings.warn || seen ? TSR_OK : TSR_E_NOMEM;
-    for (size_t i = 0; seen && i < l->count && status == TSR_OK; i++) {
+    for (size_t i = 0; seen && i < l->plan.count && status == TSR_OK; i++) {
         bool fresh = false;
-        if (l->reads[i].is_unknown) status = tsr_map_put(seen, l->reads[i].parameter, 0, NULL, &fresh, err);
+        if (l->plan.reads[i].is_unknown) status = tsr_map_put(seen, l->plan.reads[i].parameter, 0, NULL, &fresh, err);
         if (!fresh || tsr_map_count(seen) > MOST_NAMES) continue;
         names = tsr_arena_format(l->arena, err, "%.*s%s'%.*s'", TSR_STR_ARG(names), names.size ? ", " : "",
-                                 TSR_STR_ARG(l->reads[i].parameter));
+                                 TSR_STR_ARG(l->plan.reads[i].parameter));
         if (!names.data) status = TSR_E_NOMEM;
     }
     const size_t count = seen ? tsr_map_count(seen) : 0;
@@ -219,7 +218,7 @@ tsr_status tsr_optimizer_state_load(const char *path, tsr_str key, const tsr_val
                                     const tsr_optimizer_target *to, tsr_error *err)
 {
     loading l = {.to = to, .comm = comm, .arena = tsr_arena_new(tsr_state_dict_host(to->out)->allocator, 0, err)};
-    tsr_status status = l.arena ? plan(&l, path, key, model_state, err) : TSR_E_NOMEM;
+    tsr_status status = l.arena ? make_plan(&l, path, key, model_state, err) : TSR_E_NOMEM;
     status = agree(&l, key, status, err);
     if (status == TSR_OK) {
         status = warn_of_unknown(&l, err);

@@ -219,7 +219,8 @@ static tsr_status write_piece(saving *s, const tsr_save_piece *piece, tsr_arena 
         crc = w.crc;
     }
     head->count = tail->count = 0;
-    TSR_TRY(tsr_dcp_item_around(tensor->entry.dtype, tensor->entry.rank, piece->sizes, crc, s->host, head, tail, err));
+    const tsr_dcp_box box = {tensor->entry.dtype, tensor->entry.rank, piece->sizes, crc};
+    TSR_TRY(tsr_dcp_item_around(&box, s->host, head, tail, err));
     s->content = note(note(s->content, crc), piece->bytes);
     TSR_TRY(write_at(s, piece->byte_offset, head->items, head->count, err));
     return write_at(s, piece->byte_offset + piece->head_length + piece->bytes, tail->items, tail->count, err);

@@ -184,7 +184,8 @@ static tsr_status lay_out_piece(planning *p, tsr_save_piece *piece, tsr_vec *hea
 {
     const tsr_entry *entry = &p->out->flat.entries[piece->entry].tensor->entry;
     head->count = tail->count = 0;
-    const tsr_status status = tsr_dcp_item_around(entry->dtype, entry->rank, piece->sizes, 0, p->host, head, tail, err);
+    const tsr_dcp_box box = {entry->dtype, entry->rank, piece->sizes, 0};
+    const tsr_status status = tsr_dcp_item_around(&box, p->host, head, tail, err);
     if (status != TSR_OK) {
         tsr_error_context(err, "'%.*s'", TSR_STR_ARG(p->out->flat.entries[piece->entry].fqn));
         return status;

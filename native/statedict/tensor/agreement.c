@@ -98,7 +98,7 @@ static tsr_status raise_difference(const tsr_comm_blobs *blobs, tsr_error *err)
 static tsr_status compare_in_full(tsr_comm *comm, tsr_str mine, const tsr_allocator *allocator, tsr_error *err)
 {
     tsr_comm_blobs blobs = {0};
-    TSR_TRY(tsr_comm_gather_blobs(comm, mine, allocator, &blobs, err));
+    TSR_TRY(tsr_comm_gather_blobs((tsr_ranks){comm, allocator}, mine, &blobs, err));
     const tsr_status status = raise_difference(&blobs, err);
     tsr_comm_blobs_free(&blobs);
     return status;

@@ -132,8 +132,8 @@ tsr_status tsr_sides_resolve(tsr_comm *comm, const tsr_side_request *requests, s
     tsr_status status = mine == TSR_OK ? resolve_own(requests, count, arena, &blob, &boxes, err) : mine;
     status = tsr_comm_agree(comm, status, err);
     if (status == TSR_OK && boxes)
-        status =
-            tsr_comm_gather_blobs(comm, (tsr_str){blob.items, blob.count * sizeof(uint64_t)}, host->allocator, &blobs, err);
+        status = tsr_comm_gather_blobs((tsr_ranks){comm, host->allocator},
+                                       (tsr_str){blob.items, blob.count * sizeof(uint64_t)}, &blobs, err);
     if (status == TSR_OK && boxes) {
         status = box_layouts(requests, count, &blobs, host, arena, err);
         status = tsr_comm_agree(comm, status, err);

@@ -15,8 +15,8 @@ TSR_API_BEGIN
 /* The dtype of --dtype (data NULL: not given, TSR_DTYPE_NONE). TSR_E_USAGE for a name that is not a dtype's, and for --raw-cast
  * without it. */
 tsr_status tsr_cast_parse(tsr_str dtype, bool raw_cast, tsr_dtype *out, tsr_error *err);
-/* Refuses a cast of quantized numbers that have a scale, or of the scale: TSR_E_UNSUPPORTED naming both. tsr_convert and
- * tsr_reshard do this first; it is here for what only plans a job. Of the options `want`, `dtype` and `raw_cast` count. */
+/* Refuses a cast of quantized numbers that have a scale, or of the scale: TSR_E_UNSUPPORTED naming both. tsr_convert
+ * does this first; it is here for what only plans a job. Of the options `want`, `dtype` and `raw_cast` count. */
 tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options *options, tsr_error *err);
 /* Refuses the same numbers for a merge, which would add them without their scales. */
 tsr_status tsr_check_sums(tsr_checkpoint *checkpoint, const tsr_selection *selection, tsr_error *err);

@@ -2,10 +2,9 @@
  *
  * Example:
  *
- *     uint32_t crc;
- *     bool known;
- *     status = tsr_checkpoint_crc(checkpoint, entry, &entry->chunks[0], arena, &known, &crc, &err);
- *     if (status == TSR_OK && known) printf("%08x\n", (unsigned)crc); */
+ *     tsr_stated_crc crc;
+ *     status = tsr_checkpoint_crc(checkpoint, entry, &entry->chunks[0], arena, &crc, &err);
+ *     if (status == TSR_OK && crc.is_stated) printf("%08x\n", (unsigned)crc.crc32); */
 #ifndef TESSERA_SYS_CHECKPOINT_BYTES_H
 #define TESSERA_SYS_CHECKPOINT_BYTES_H
 
@@ -15,12 +14,16 @@ TSR_API_BEGIN
 
 /* Whether the container can state CRCs of tensors at all. */
 bool tsr_checkpoint_has_crcs(const tsr_checkpoint *checkpoint);
-/* The CRC-32 that the source states of a chunk's elements just as they are in the tensor, contiguous row-major; false in
- * *known where it states none of exactly these bytes: safetensors, views, a part of a storage, archives without CRCs
+typedef struct tsr_stated_crc {
+    bool is_stated;
+    uint32_t crc32; /* 0 where none is stated */
+} tsr_stated_crc;
+/* The CRC-32 that the source states of a chunk's elements just as they are in the tensor, contiguous row-major; is_stated
+ * is false where it states none of exactly these bytes: safetensors, views, a part of a storage, archives without CRCs
  * (torch.serialization.set_crc32_options(False)). It is what was written down, nothing is read and summed up. Otherwise as
  * tsr_checkpoint_locate. */
 tsr_status tsr_checkpoint_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                              bool *known, uint32_t *crc, tsr_error *err);
+                              tsr_stated_crc *out, tsr_error *err);
 
 /* One run of bytes that a full check must read: a zip member, a tensor of a safetensors file, … */
 typedef struct tsr_extent {

@@ -4,7 +4,7 @@
  * Example:
  *
  *     tsr_comm_blobs names = {0};
- *     status = tsr_comm_gather_blobs(comm, text, host->allocator, &names, &err);
+ *     status = tsr_comm_gather_blobs((tsr_ranks){comm, host->allocator}, text, &names, &err);
  *     if (status == TSR_OK && comm->rank == 0) printf("the last rank says %.*s\n", TSR_STR_ARG(names.blobs[comm->size - 1]));
  *     tsr_comm_blobs_free(&names); */
 #ifndef TESSERA_SYS_COLLECTIVES_H
@@ -14,19 +14,23 @@
 
 TSR_API_BEGIN
 
+/* The ranks that make a call together, and where this rank's memory for it comes from. */
+typedef struct tsr_ranks {
+    tsr_comm *comm;
+    const tsr_allocator *allocator;
+} tsr_ranks;
+
 /* As all_gather, but only `root` receives; elsewhere `all` is not used. */
-tsr_status tsr_comm_gather(tsr_comm *comm, const void *mine, const size_t *sizes, uint32_t root, void *all,
-                           const tsr_allocator *allocator, tsr_error *err);
+tsr_status tsr_comm_gather(tsr_ranks ranks, const void *mine, const size_t *sizes, uint32_t root, void *all, tsr_error *err);
 
 /* Rank p is sent the p-th of the pieces that are in `mine` one after another, of send_sizes[p] bytes; pieces from all
  * ranks arrive in `all` in rank order. */
-tsr_status tsr_comm_all_to_all(tsr_comm *comm, const void *mine, const size_t *send_sizes, void *all,
-                               const size_t *receive_sizes, const tsr_allocator *allocator, tsr_error *err);
+tsr_status tsr_comm_all_to_all(tsr_ranks ranks, const void *mine, const size_t *send_sizes, void *all,
+                               const size_t *receive_sizes, tsr_error *err);
 
 /* A blob whose size only `root` knows; `mine` counts there alone. Everywhere `*out` is a copy of `size` bytes from
- * `allocator` (NULL for none), which the caller frees. */
-tsr_status tsr_comm_broadcast_blob(tsr_comm *comm, tsr_str mine, uint32_t root, const tsr_allocator *allocator, void **out,
-                                   size_t *size, tsr_error *err);
+ * the allocator (NULL for none), which the caller frees. */
+tsr_status tsr_comm_broadcast_blob(tsr_ranks ranks, tsr_str mine, uint32_t root, void **out, size_t *size, tsr_error *err);
 
 /* Blobs of any size from all ranks, in rank order. */
 typedef struct tsr_comm_blobs {
@@ -37,8 +41,7 @@ typedef struct tsr_comm_blobs {
     size_t *sizes;
     const tsr_allocator *allocator;
 } tsr_comm_blobs;
-tsr_status tsr_comm_gather_blobs(tsr_comm *comm, tsr_str mine, const tsr_allocator *allocator, tsr_comm_blobs *out,
-                                 tsr_error *err);
+tsr_status tsr_comm_gather_blobs(tsr_ranks ranks, tsr_str mine, tsr_comm_blobs *out, tsr_error *err);
 void tsr_comm_blobs_free(tsr_comm_blobs *blobs); /* takes a zeroed one */
 
 /* TSR_E_USAGE everywhere, naming the lowest rank that differs from rank 0, unless all ranks give the same bytes of

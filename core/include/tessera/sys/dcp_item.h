@@ -9,8 +9,8 @@
  *     const uint64_t sizes[] = {2, 3};
  *     const float values[6] = {1, 2, 3, 4, 5, 6};
  *     tsr_vec head = tsr_vec_of(host->allocator, 1), tail = tsr_vec_of(host->allocator, 1);
- *     const uint32_t crc = tsr_crc32(host, 0, values, sizeof values);
- *     status = tsr_dcp_item_around(TSR_FLOAT32, 2, sizes, crc, host, &head, &tail, &err);
+ *     const tsr_dcp_box box = {TSR_FLOAT32, 2, sizes, tsr_crc32(host, 0, values, sizeof values)};
+ *     status = tsr_dcp_item_around(&box, host, &head, &tail, &err);
  *     if (status == TSR_OK) fwrite(head.items, 1, head.count, file);
  *     if (status == TSR_OK) fwrite(values, 1, sizeof values, file);
  *     if (status == TSR_OK) fwrite(tail.items, 1, tail.count, file); */
@@ -25,11 +25,16 @@
 
 TSR_API_BEGIN
 
-/* What stands before and behind the contiguous little-endian bytes of a box of `sizes`, whose CRC-32 is `crc32`; appended
- * to two vecs of bytes. Their lengths depend on dtype and sizes alone, and the head's is a multiple of 64. Errors:
+/* A box of elements whose contiguous little-endian bytes have the CRC-32 `crc32`. */
+typedef struct tsr_dcp_box {
+    tsr_dtype dtype;
+    uint32_t rank;
+    const uint64_t *sizes;
+    uint32_t crc32;
+} tsr_dcp_box;
+/* What stands before and behind the bytes of a box; appended to two vecs of bytes. Their lengths depend on dtype and sizes alone, and the head's is a multiple of 64. Errors:
  * TSR_E_UNSUPPORTED for a dtype that torch.save does not have, TSR_E_LIMIT, TSR_E_NOMEM. */
-tsr_status tsr_dcp_item_around(tsr_dtype dtype, uint32_t rank, const uint64_t *sizes, uint32_t crc32, const tsr_host *host,
-                               tsr_vec *head, tsr_vec *tail, tsr_error *err);
+tsr_status tsr_dcp_item_around(const tsr_dcp_box *box, const tsr_host *host, tsr_vec *head, tsr_vec *tail, tsr_error *err);
 /* The whole item of an object without tensors, appended. TSR_E_UNSUPPORTED for values that cannot be pickled. */
 tsr_status tsr_dcp_item_object(const tsr_value *value, const tsr_host *host, tsr_vec *out, tsr_error *err);
 

@@ -82,9 +82,13 @@ typedef struct tsr_flat_layout {
     uint64_t ranks;
 } tsr_flat_layout;
 
-/* `alignment` in numel, 0: none. Errors: TSR_E_LIMIT on overflow. */
-tsr_status tsr_flat_layout_make(const uint64_t *numels, uint64_t count, uint64_t alignment, uint64_t ranks, tsr_arena *arena,
-                                tsr_flat_layout *out, tsr_error *err);
+typedef struct tsr_flat_numels {
+    const uint64_t *numels;
+    uint64_t count;
+    uint64_t alignment; /* in numel, 0: none */
+} tsr_flat_numels;
+/* Errors: TSR_E_LIMIT on overflow. */
+tsr_status tsr_flat_layout_make(tsr_flat_numels of, uint64_t ranks, tsr_arena *arena, tsr_flat_layout *out, tsr_error *err);
 /* The elements of parameter `index` that `holder` has, as a range of the flattened parameter; size 0: none. torch's
  * [start, end] with end inclusive is {start, end - start + 1}. */
 tsr_span tsr_flat_layout_range(const tsr_flat_layout *flat, uint64_t index, uint64_t holder);

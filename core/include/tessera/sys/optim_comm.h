@@ -7,15 +7,16 @@
  *   broadcast     rank 0's full state ──▶ every rank's raw state, of any number of ranks
  *   spread        every rank's own full state, or rows of it ──▶ every rank's raw state
  *
- * Collective: every rank of `comm` calls. An error of one rank (memory, a tensor that cannot be sent) or of the states
+ * Collective: every rank of call->comm calls. An error of one rank (memory, a tensor that cannot be sent) or of the states
  * (flat_params.h lists them) is the same error on all. Source of the behaviour: _optim_state_dict, _allgather_state_info,
  * _convert_all_state_info, _all_gather_optim_state, _broadcast_processed_state and _broadcast_state of
  * torch/distributed/fsdp/_optim_utils.py, PyTorch 2.13. Thread rule: one thread a rank.
  *
  * Example:
  *
+ *     const tsr_live_call call = {comm, host, arena, live};
  *     tsr_live_state full = {0};
- *     status = tsr_fsdp_gather(comm, flat, state, &live, 0, host, arena, &full, &err);
+ *     status = tsr_fsdp_gather(&call, flat, state, 0, &full, &err);
  *     if (status == TSR_OK && full.tree) printf("rank 0 has the full state in %zu buffers\n", full.buffer_count);
  *     tsr_live_state_free(&full); */
 #ifndef TESSERA_SYS_OPTIM_COMM_H
@@ -51,29 +52,36 @@ void tsr_live_state_free(tsr_live_state *state); /* takes a zeroed one */
 
 #define TSR_ALL_RANKS UINT32_MAX
 
+/* What the calls below need from outside; their results live in `arena`. */
+typedef struct tsr_live_call {
+    tsr_comm *comm;
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_live live;
+} tsr_live_call;
+
 /* `raw` is the rank's `optimizer.state_dict()`; comm->size must be the description's world size. Ranks may have other param
  * groups (flat->groups is the rank's own) and other state of what FSDP does not shard: each gets what tsr_fsdp_unshard gives
  * it. The state is kept on `target`, a rank (rank0_only) or TSR_ALL_RANKS. Memory: the full state on ranks that keep it,
- * nothing of it elsewhere. Results live in `arena`. */
-tsr_status tsr_fsdp_gather(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *raw, const tsr_live *live,
-                           uint32_t target, const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err);
+ * nothing of it elsewhere. */
+tsr_status tsr_fsdp_gather(const tsr_live_call *call, const tsr_flat_params *flat, const tsr_value *raw, uint32_t target,
+                           tsr_live_state *out, tsr_error *err);
 
-/* `full` and `live` are rank 0's (ignored elsewhere). Each rank receives its part of the state as tsr_fsdp_shard says, for
- * a world of comm->size ranks. Memory: that part. */
-tsr_status tsr_fsdp_broadcast(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *full, const tsr_live *live,
-                              const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err);
+/* `full` and call->live are rank 0's (ignored elsewhere). Each rank receives its part of the state as tsr_fsdp_shard says,
+ * for a world of comm->size ranks. Memory: that part. */
+tsr_status tsr_fsdp_broadcast(const tsr_live_call *call, const tsr_flat_params *flat, const tsr_value *full,
+                              tsr_live_state *out, tsr_error *err);
 
 /* As tsr_fsdp_gather, but each rank gets its rows alone, as tsr_fsdp_shard_rows cuts them (`mesh` may be NULL): a tensor's
  * chunk says which rows of the whole its buffer holds. Memory: those. */
-tsr_status tsr_fsdp_gather_rows(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *raw, const tsr_live *live,
-                                const tsr_mesh *mesh, const tsr_host *host, tsr_arena *arena, tsr_live_state *out,
-                                tsr_error *err);
+tsr_status tsr_fsdp_gather_rows(const tsr_live_call *call, const tsr_flat_params *flat, const tsr_value *raw,
+                                const tsr_mesh *mesh, tsr_live_state *out, tsr_error *err);
 
 /* Each rank's `state` is keyed by FQN; its tensors are whole, or have one chunk, of the rows that this rank holds: the
  * others are asked for theirs. Results as those of tsr_fsdp_broadcast. Errors: also TSR_E_FORMAT for rows that nobody has,
  * and ranks whose tensors differ in shape or dtype. */
-tsr_status tsr_fsdp_spread(tsr_comm *comm, const tsr_flat_params *flat, const tsr_value *state, const tsr_live *live,
-                           const tsr_host *host, tsr_arena *arena, tsr_live_state *out, tsr_error *err);
+tsr_status tsr_fsdp_spread(const tsr_live_call *call, const tsr_flat_params *flat, const tsr_value *state,
+                           tsr_live_state *out, tsr_error *err);
 
 TSR_API_END
 

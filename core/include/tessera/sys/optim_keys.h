@@ -10,24 +10,19 @@
  *
  * Example:
  *
- *     const tsr_rekeying to_names = {.to_names = true};
  *     tsr_group_names names;
+ *     const tsr_rekeying to_names = {.names = &names, .to_names = true};
  *     const tsr_value *by_name;
  *     status = tsr_optim_input_names(NULL, modules, host, arena, &names, &err);
- *     if (status == TSR_OK) status = tsr_optim_rekey(state, &names, &to_names, host, arena, &by_name, &err); */
+ *     if (status == TSR_OK) status = tsr_optim_rekey(state, &to_names, host, arena, &by_name, &err); */
 #ifndef TESSERA_SYS_OPTIM_KEYS_H
 #define TESSERA_SYS_OPTIM_KEYS_H
 
 #include "tessera/fqn.h"
+#include "tessera/modules.h"
 #include "tessera/value.h"
 
 TSR_API_BEGIN
-
-/* The parameters of each group by name; numbers count through the groups. */
-typedef struct tsr_group_names {
-    tsr_name_list *groups;
-    size_t count;
-} tsr_group_names;
 
 /* What an optimizer was made of (optim_input): a LIST (or TUPLE) of parameters, or of param groups: DICTs whose "params" is
  * such a list. NULL: all parameters of the model, as model.parameters() gives them. A parameter is a STR that
@@ -41,6 +36,7 @@ tsr_status tsr_optim_input_names(const tsr_value *input, const tsr_modules *modu
 bool tsr_optim_is_named(const tsr_value *raw);
 
 typedef struct tsr_rekeying {
+    const tsr_group_names *names;
     bool to_names; /* otherwise to numbers */
     /* Keys are the names as they are in `names`. Otherwise without the components of FSDP and activation checkpointing. */
     bool raw_names;
@@ -53,8 +49,8 @@ typedef struct tsr_rekeying {
 /* Other keys for the same parameters. Errors: TSR_E_FORMAT for what is not an optimizer's state dict, for names and numbers
  * in one state (unless keep_others), and a name twice in `names`; TSR_E_NOT_FOUND for a parameter in a group that `names`
  * does not have. Source: rekey_optim_state_dict. */
-tsr_status tsr_optim_rekey(const tsr_value *state_dict, const tsr_group_names *names, const tsr_rekeying *how,
-                           const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+tsr_status tsr_optim_rekey(const tsr_value *state_dict, const tsr_rekeying *how, const tsr_host *host, tsr_arena *arena,
+                           const tsr_value **out, tsr_error *err);
 
 TSR_API_END
 

@@ -29,8 +29,13 @@ typedef struct tsr_optimizer {
  * state) is passed through. Errors: TSR_E_NOT_FOUND for a parameter without saved state when `strict`; TSR_E_FORMAT when a
  * group without parameters has not exactly one counterpart. (PyTorch 2.13 gives such a group the options of the last
  * saved group, whichever is empty: here it gets its own.) */
-tsr_status tsr_optim_split(const tsr_value *saved, const tsr_params *params, const tsr_optimizer *optimizer, bool strict,
-                           const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+typedef struct tsr_split {
+    const tsr_params *params;
+    const tsr_optimizer *optimizer;
+    bool strict;
+} tsr_split;
+tsr_status tsr_optim_split(const tsr_value *saved, const tsr_split *how, const tsr_host *host, tsr_arena *arena,
+                           const tsr_value **out, tsr_error *err);
 
 /* What an optimizer holds for a parameter after one step with zero gradients and learning rate 0, of which
  * `_init_optim_state` makes sure before state is loaded. At most TSR_STATE_SPECS entries. Without weight decay all elements

@@ -35,8 +35,12 @@ tsr_status tsr_fqn_named_modules(const tsr_modules *modules, const tsr_host *hos
 
 /* The prefixes of the state dict keys of some submodules, "fqn." each, in the order of named_modules (`_verify_options`:
  * submodule_prefixes); that of the root is ".", as there. Errors as tsr_fqn_resolve. */
-tsr_status tsr_fqn_submodule_prefixes(const tsr_modules *modules, const tsr_module_ref *submodules, size_t submodule_count,
-                                      const tsr_host *host, tsr_arena *arena, tsr_str **out, size_t *count, tsr_error *err);
+typedef struct tsr_module_refs {
+    const tsr_module_ref *refs;
+    size_t count;
+} tsr_module_refs;
+tsr_status tsr_fqn_submodule_prefixes(const tsr_modules *modules, tsr_module_refs submodules, const tsr_host *host,
+                                      tsr_arena *arena, tsr_name_list *out, tsr_error *err);
 
 /* A tensor and its names. */
 typedef struct tsr_param {

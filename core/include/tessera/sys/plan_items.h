@@ -36,16 +36,6 @@ typedef struct tsr_byte_range {
 } tsr_byte_range;
 tsr_byte_range tsr_read_item_bytes(const tsr_plan *plan, const tsr_read_item *item);
 
-/* Neighbouring items of a sorted list whose byte ranges touch, overlap or leave at most `byte_gap` between them, as one
- * read each. */
-typedef struct tsr_joined_read {
-    tsr_byte_range range;
-    uint64_t first_item;
-    uint64_t item_count;
-} tsr_joined_read;
-tsr_status tsr_plan_join(const tsr_plan *plan, const tsr_read_item *items, uint64_t count, uint64_t byte_gap,
-                         tsr_arena *arena, tsr_joined_read **out, uint64_t *out_count, tsr_error *err);
-
 /* Who writes what: every distinct shard once, by the least loaded of the ranks that hold it, ties to the lowest; load is
  * what a rank holds alone plus the shared shards it was given before. In order of (tensor, lowest holder). Shards without
  * elements are left out; a tensor without elements is one box, the whole of it, of the lowest rank that holds it. `shard` is

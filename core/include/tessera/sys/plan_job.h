@@ -6,7 +6,7 @@
  *     tsr_target target;
  *     status = tsr_target_texts_read(text, host, arena, &texts, &err);
  *     if (status == TSR_OK) status = tsr_target_from_texts(&texts, tsr_glob_match, arena, &target, &err);
- *     if (status == TSR_OK) status = tsr_plan_for_texts(catalog, &texts, &target, NULL, host, arena, &plan, &err); */
+ *     if (status == TSR_OK) status = tsr_plan_for_texts(catalog, &(tsr_planning){&texts, &target, NULL}, host, arena, &plan, &err); */
 #ifndef TESSERA_SYS_PLAN_JOB_H
 #define TESSERA_SYS_PLAN_JOB_H
 
@@ -46,12 +46,16 @@ tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_ar
 tsr_status tsr_target_from_texts(tsr_target_texts *texts, bool (*match)(tsr_str glob, tsr_str name), tsr_arena *arena,
                                  tsr_target *out, tsr_error *err);
 
+typedef struct tsr_planning {
+    const tsr_target_texts *texts;
+    const tsr_target *target;        /* that of the texts */
+    const tsr_plan_options *options; /* or NULL */
+} tsr_planning;
 /* The plan for a target of texts: as tsr_plan_new, or with FSDP1's flat ranges, where every wanted tensor is a parameter (then
- * the layouts live in `arena`, as long as the plan). `target` is that of the texts. Errors as tsr_plan_new and
+ * the layouts live in `arena`, as long as the plan). Errors as tsr_plan_new and
  * tsr_target_fsdp1. */
-tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_target_texts *texts, const tsr_target *target,
-                              const tsr_plan_options *options, const tsr_host *host, tsr_arena *arena, tsr_plan **out,
-                              tsr_error *err);
+tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_planning *what, const tsr_host *host, tsr_arena *arena,
+                              tsr_plan **out, tsr_error *err);
 
 /* What a plan is made from and for: enough to carry it out later, and to tell whether its source is still the same. */
 typedef struct tsr_plan_file {

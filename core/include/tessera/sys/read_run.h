@@ -27,10 +27,15 @@ tsr_status tsr_read_run(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
  * handed over is used again, and at the end. Not called after a failure. */
 typedef tsr_status tsr_settle_tiles(void *ctx, tsr_error *err);
 
-/* As tsr_stream_tensor, for the box [offsets, offsets + sizes) in elements (both NULL: the whole tensor), in its row-major
- * order. `settle` may be NULL. */
-tsr_status tsr_stream_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, const uint64_t *offsets, const uint64_t *sizes,
-                          tsr_ring *ring, tsr_each_tile *each, tsr_settle_tiles *settle, void *ctx, tsr_error *err);
+typedef struct tsr_tile_sink {
+    tsr_each_tile *each;
+    tsr_settle_tiles *settle; /* or NULL */
+    void *ctx;
+} tsr_tile_sink;
+
+/* As tsr_stream_tensor, for a box in elements (offsets and sizes NULL: the whole tensor), in its row-major order. */
+tsr_status tsr_stream_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_box box, tsr_ring *ring,
+                          const tsr_tile_sink *sink, tsr_error *err);
 
 TSR_API_END
 

@@ -17,8 +17,17 @@ uint32_t tsr_store_find(const tsr_store *store, tsr_str name);
 /* Bounds-checked read_at: the range is compared with the file's size first. Errors name the file. */
 tsr_status tsr_store_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
 
-/* A whole file, or a range of one, as contiguous memory: mapped where the store can, otherwise read into memory of the
- * host's allocator. Refuses more than `limits.metadata_bytes`. */
+/* Bytes of one file of a store. */
+typedef struct tsr_range {
+    tsr_store *store;
+    uint32_t file;
+    uint64_t byte_offset;
+    uint64_t byte_length;
+} tsr_range;
+tsr_range tsr_whole_file(tsr_store *store, uint32_t file);
+
+/* A range as contiguous memory: mapped where the store can, otherwise read into memory of the host's allocator. Refuses
+ * more than `limits.metadata_bytes`. */
 typedef struct tsr_bytes {
     tsr_str data;
     tsr_store *mapped_store; /* NULL: owned memory */
@@ -26,8 +35,7 @@ typedef struct tsr_bytes {
     tsr_str mapping;
     const tsr_allocator *allocator;
 } tsr_bytes;
-tsr_status tsr_store_load(tsr_store *store, const tsr_host *host, uint32_t file, uint64_t offset, uint64_t size,
-                          tsr_bytes *out, tsr_error *err);
+tsr_status tsr_range_load(tsr_range range, const tsr_host *host, tsr_bytes *out, tsr_error *err);
 void tsr_bytes_free(tsr_bytes *bytes); /* takes a zeroed one */
 
 TSR_API_END

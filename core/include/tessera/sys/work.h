@@ -15,14 +15,14 @@
  *   rank 0      tsr_work_finish; output->publish(output, conversion->marker)
  *
  * Ranks other than 0 must have written (and where caches are not shared, synced: output->sync) before rank 0 finishes; the
- * gathering of the records sees to the order. tsr_convert and tsr_reshard are these calls with one part. Thread rule: one
+ * gathering of the records sees to the order. tsr_convert makes these calls with one part. Thread rule: one
  * thread a work; it uses the host's threads.
  *
  * Example:
  *
  *     const tsr_convert_options options = {.to = TSR_TO_DCP};
  *     tsr_work *work;
- *     status = tsr_work_new(checkpoint, NULL, &options, 0, arena, &work, &err);
+ *     status = tsr_work_new(checkpoint, &options, 0, arena, &work, &err);
  *     if (status == TSR_OK) status = tsr_work_open(work, output, &err);
  *     for (uint64_t part = 0; status == TSR_OK && part < 8; part++) status = tsr_work_run(work, part, 8, NULL, &err);
  *     if (status == TSR_OK) status = tsr_work_finish(work, &err);
@@ -37,11 +37,11 @@ TSR_API_BEGIN
 
 typedef struct tsr_work tsr_work;
 
-/* Decides and refuses everything, as tsr_convert (plan NULL) or tsr_reshard would, and lays out the output. Writes
- * nothing, and reads no tensor except replicas whose CRCs do not show that they are equal. `generation` is the output's (all processes must use the same). Borrows checkpoint, plan and
- * options until free; results live in `arena`. */
-tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_plan *plan, const tsr_convert_options *options,
-                        uint32_t generation, tsr_arena *arena, tsr_work **out, tsr_error *err);
+/* Decides and refuses everything, as tsr_convert would, and lays out the output. Writes
+ * nothing, and reads no tensor except replicas whose CRCs do not show that they are equal. `generation` is the output's (all
+ * processes must use the same). Borrows checkpoint, plan and options until free; results live in `arena`. */
+tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_convert_options *options, uint32_t generation,
+                        tsr_arena *arena, tsr_work **out, tsr_error *err);
 void tsr_work_free(tsr_work *work); /* accepts NULL */
 
 /* What will be written. Lives as long as the arena; its marker is set by tsr_work_finish. */

@@ -56,10 +56,15 @@ typedef struct tsr_gpu_span {
  * and `flat` (flat_end − flat_begin elements). Gathering writes `padding` (one element) for padding and for what lies
  * behind the last span; scattering skips both. Element types as in boxes.
  * Source: FlatParamHandle.flatten_tensors and _get_unflat_views of PyTorch 2.13. */
-tsr_status tsr_gpu_flat_gather(tsr_gpu_stream *stream, tsr_dtype dtype, const tsr_gpu_span *spans, size_t count,
-                               uint64_t flat_begin, uint64_t flat_end, void *flat, const void *padding, tsr_error *err);
-tsr_status tsr_gpu_flat_scatter(tsr_gpu_stream *stream, tsr_dtype dtype, const tsr_gpu_span *spans, size_t count,
-                                uint64_t flat_begin, uint64_t flat_end, const void *flat, tsr_error *err);
+typedef struct tsr_gpu_flat {
+    tsr_dtype dtype;
+    const tsr_gpu_span *spans;
+    size_t span_count;
+    uint64_t flat_begin, flat_end;
+} tsr_gpu_flat;
+tsr_status tsr_gpu_flat_gather(tsr_gpu_stream *stream, const tsr_gpu_flat *what, void *flat, const void *padding,
+                               tsr_error *err);
+tsr_status tsr_gpu_flat_scatter(tsr_gpu_stream *stream, const tsr_gpu_flat *what, const void *flat, tsr_error *err);
 
 /* CRC-32 of device or pinned memory, as tsr_crc32 from 0. Waits for the stream. */
 tsr_status tsr_gpu_checksum(tsr_gpu_stream *stream, const void *data, size_t size, uint32_t *crc, tsr_error *err);

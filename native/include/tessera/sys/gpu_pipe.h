@@ -21,6 +21,7 @@
 #include "tessera/gpu.h"
 #include "tessera/output.h"
 #include "tessera/read.h"
+#include "tessera/sys/store_read.h"
 
 TSR_API_BEGIN
 
@@ -44,10 +45,14 @@ tsr_status tsr_gpu_get(tsr_gpu_pipe *pipe, void *to, const void *from, size_t si
 
 /* A part of a store's file into device memory, and device memory into a part of an output's file. Errors: also those of
  * the store and the output. */
-tsr_status tsr_gpu_read_file(tsr_gpu_pipe *pipe, tsr_store *store, uint32_t file, uint64_t offset, void *to, size_t size,
-                             tsr_error *err);
-tsr_status tsr_gpu_write_file(tsr_gpu_pipe *pipe, tsr_output *output, uint32_t file, uint64_t offset, const void *from,
-                              size_t size, tsr_error *err);
+tsr_status tsr_gpu_read_file(tsr_gpu_pipe *pipe, tsr_range from, void *to, tsr_error *err);
+typedef struct tsr_output_range {
+    tsr_output *output;
+    uint32_t file;
+    uint64_t byte_offset;
+    size_t byte_length;
+} tsr_output_range;
+tsr_status tsr_gpu_write_file(tsr_gpu_pipe *pipe, tsr_output_range to, const void *from, tsr_error *err);
 
 /* A tensor of a checkpoint, or a box of one, and the device memory for it: contiguous, row-major. */
 typedef struct tsr_gpu_load {

@@ -55,8 +55,14 @@ tsr_status tsr_gpu_stream_after(tsr_gpu_stream *stream, tsr_gpu_event *event, ts
 /* `size` bytes between memory of any kinds, in the stream's order; the two do not overlap. */
 tsr_status tsr_gpu_copy(tsr_gpu_stream *stream, void *to, const void *from, size_t size, tsr_error *err);
 /* `rows` rows of `row_bytes`, whose beginnings are `*_pitch` ≥ row_bytes bytes apart. */
-tsr_status tsr_gpu_copy_2d(tsr_gpu_stream *stream, void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                           size_t row_bytes, size_t rows, tsr_error *err);
+typedef struct tsr_gpu_rows {
+    void *to;
+    size_t to_pitch;
+    const void *from;
+    size_t from_pitch;
+    size_t row_bytes, rows;
+} tsr_gpu_rows;
+tsr_status tsr_gpu_copy_2d(tsr_gpu_stream *stream, const tsr_gpu_rows *what, tsr_error *err);
 
 TSR_API_END
 
