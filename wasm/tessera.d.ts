@@ -147,7 +147,7 @@ export interface MapOptions {
 
 /** What an output is made from. */
 export interface SourceOptions extends MapOptions {
-  /** Multiply float8, int8 and MXFP4 numbers by their scales, to `dtype` (by default that of config.json, or bfloat16). */
+  /** Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to `dtype` (by default that of config.json, or bfloat16). */
   readonly dequantize?: boolean | undefined;
 }
 

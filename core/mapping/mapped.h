@@ -7,14 +7,17 @@
 
 /* A file of the mapped store whose bytes are made while they are read. */
 typedef struct tsr_computed {
-    enum { TSR_COMPUTED_CONSTANT, TSR_COMPUTED_CAST, TSR_COMPUTED_SCALED, TSR_COMPUTED_MXFP4, TSR_COMPUTED_BY } kind;
+    enum { TSR_COMPUTED_CONSTANT, TSR_COMPUTED_CAST, TSR_COMPUTED_SCALED, TSR_COMPUTED_MXFP4, TSR_COMPUTED_NVFP4, TSR_COMPUTED_BY } kind;
     tsr_dtype dtype;
     uint64_t elements;
     /* by: elements [first, first + count) in `dtype`, row-major; called by several threads at once. */
     tsr_status (*compute)(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
     const void *ctx;
     const tsr_entry *input;  /* all but constants: of the mapped checkpoint, though not of its catalog */
-    const tsr_entry *scale;  /* scaled, mxfp4 */
+    const tsr_entry *scale;  /* scaled, mxfp4, nvfp4 */
+    const tsr_entry *tensor_scale; /* nvfp4: the scale of the scales, */
+    uint64_t tensor_elements;      /* how many elements share one of its numbers, */
+    bool divides;                  /* and whether scales are divided by it, not multiplied */
     uint64_t rows, columns;  /* scaled: the last two dims of the input, */
     uint64_t scale_rows, scale_columns;  /* those of the scale, */
     uint64_t block_rows, block_columns;  /* and how many elements share one scale */
@@ -86,6 +89,8 @@ typedef struct tsr_scaling {
     tsr_scale_scheme scheme;
     tsr_dtype dtype; /* of the products */
     uint64_t block[2];
+    const tsr_entry *tensor_scale; /* nvfp4: float32, one number or one per expert; scales are multiplied by it, */
+    bool divides;                  /* or divided */
 } tsr_scaling;
 /* float8 and int8. */
 bool tsr_mapped_is_scalable(tsr_dtype dtype);

@@ -64,14 +64,18 @@ static tsr_status check_dense(const tsr_entry *entry, tsr_error *err)
     return TSR_OK;
 }
 
-/* Where the rule dequantizes: the products instead of the numbers. */
-static tsr_status multiply(tsr_mapped *m, const tsr_map_rule *rule, const tsr_entry *entry, const tsr_entry *scale, tsr_mapped_tensor *out,
-                           tsr_error *err)
+/* Where the rule dequantizes: the products of tensor `tensor` of the binding's sources instead of its numbers. */
+static tsr_status multiply(tsr_mapped *m, const tsr_map_binding *binding, uint64_t tensor, tsr_mapped_tensor *out, tsr_error *err)
 {
+    const tsr_map_rule *rule = binding->rule;
     const tsr_map_step *step = &rule->steps[0];
-    tsr_scaling how = {.scheme = step->scheme, .dtype = step->dtype};
+    const uint64_t tensors = (rule->from_count - rule->scale_count) * binding->members;
+    const tsr_entry *entry = binding->sources[tensor], *scale = binding->sources[tensors + tensor];
+    tsr_scaling how = {.scheme = step->scheme, .dtype = step->dtype, .divides = step->divides};
+    if (step->tensor_scales.count) how.tensor_scale = binding->sources[2 * tensors + tensor];
     if (how.dtype == TSR_DTYPE_NONE) how.dtype = tsr_mapped_product_dtype(m);
     TSR_TRY(check_dense(scale, err));
+    if (how.tensor_scale) TSR_TRY(check_dense(how.tensor_scale, err));
     TSR_TRY(tsr_mapped_block(m, how.block, err));
     for (uint32_t i = 0; i < step->number_count; i++) TSR_TRY(tsr_mapped_number(m, &step->numbers[i], &how.block[i], err));
     TSR_FAIL_IF(!how.block[0] || !how.block[1], err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': the step 'dequantize' has a block of size 0",
@@ -94,7 +98,7 @@ static tsr_status fill_slots(tsr_mapped *m, const tsr_map_binding *binding, tsr_
             const tsr_entry *entry = binding->sources[s * binding->members + i];
             TSR_TRY(check_dense(entry, err));
             if (binding->rule->scale_count)
-                TSR_TRY(multiply(m, binding->rule, entry, binding->sources[(count + s) * binding->members + i], &slots[s].tensors[i], err));
+                TSR_TRY(multiply(m, binding, s * binding->members + i, &slots[s].tensors[i], err));
             else TSR_TRY(tsr_boxes_of_entry(&m->maker, entry, &slots[s].tensors[i]));
         }
     }

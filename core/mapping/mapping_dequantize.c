@@ -5,7 +5,7 @@
 
 typedef struct finder {
     tsr_mapped *m;
-    tsr_scaling scaling;
+    tsr_scaling scaling; /* what all have in common */
     uint64_t found;
     tsr_error *err;
 } finder;
@@ -23,6 +23,12 @@ static tsr_status find_sibling(const finder *f, tsr_str of, tsr_str data, const 
     return TSR_OK;
 }
 
+static tsr_status refuse_zero_point(const finder *f, const tsr_entry *entry, const tsr_entry *zero)
+{
+    return tsr_raise(f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' has a zero point, '%.*s', which --dequantize does not support",
+                     TSR_STR_ARG(entry->fqn), TSR_STR_ARG(zero->fqn));
+}
+
 /* The scale of float8 or int8 numbers, or NULL. */
 static tsr_status find_scale(const finder *f, const tsr_entry *entry, const tsr_entry **scale)
 {
@@ -34,9 +40,7 @@ static tsr_status find_scale(const finder *f, const tsr_entry *entry, const tsr_
     if (*scale && !tsr_cast_possible((*scale)->dtype, TSR_FLOAT32)) *scale = NULL;
     if (!*scale) return TSR_OK;
     TSR_TRY(find_sibling(f, entry->fqn, TSR_STR(""), "_zero_point", &zero));
-    TSR_FAIL_IF(zero, f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' has a zero point, '%.*s', which --dequantize does not support",
-                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(zero->fqn));
-    return TSR_OK;
+    return zero ? refuse_zero_point(f, entry, zero) : TSR_OK;
 }
 
 /* The scales of MXFP4 blocks, or NULL. */
@@ -50,51 +54,89 @@ static tsr_status find_mxfp4(const finder *f, const tsr_entry *entry, const tsr_
     return TSR_OK;
 }
 
-static tsr_status add_row(finder *f, const tsr_entry *entry, const tsr_entry *scale, uint64_t order)
+/* Endings of the names of NVFP4 numbers and of the scale of their tensor. */
+typedef struct nvfp4_names {
+    const char *packed, *tensor_scale;
+    bool divides; /* scales are divided by the tensor's */
+} nvfp4_names;
+
+static const nvfp4_names nvfp4[] = {
+    {"", "_scale_2", false},           /* ModelOpt */
+    {"_packed", "_global_scale", true}, /* compressed-tensors */
+};
+
+/* The scales of NVFP4 numbers, or NULL; how->tensor_scale is that of their tensor. */
+static tsr_status find_nvfp4(const finder *f, const tsr_entry *entry, tsr_scaling *how, const tsr_entry **scales)
+{
+    const tsr_entry *zero = NULL;
+    *scales = NULL;
+    if (entry->kind != TSR_ENTRY_TENSOR || entry->dtype != TSR_UINT8) return TSR_OK;
+    for (size_t i = 0; i < sizeof nvfp4 / sizeof *nvfp4 && !*scales; i++) {
+        const tsr_str packed = tsr_str_from(nvfp4[i].packed);
+        TSR_TRY(find_sibling(f, entry->fqn, packed, nvfp4[i].tensor_scale, &how->tensor_scale));
+        if (!how->tensor_scale) continue;
+        TSR_TRY(find_sibling(f, entry->fqn, packed, "_scale", scales));
+        if (*scales && (*scales)->dtype != TSR_FLOAT8_E4M3FN) *scales = NULL;
+        if (*scales) TSR_TRY(find_sibling(f, entry->fqn, packed, "_zero_point", &zero));
+        how->divides = nvfp4[i].divides;
+    }
+    return zero ? refuse_zero_point(f, entry, zero) : TSR_OK;
+}
+
+/* The scale of the entry's numbers and how they are multiplied, or NULL. */
+static tsr_status find_scaling(const finder *f, const tsr_entry *entry, tsr_scaling *how, const tsr_entry **scale)
+{
+    *how = f->scaling;
+    how->scheme = TSR_SCALES_FITTING;
+    TSR_TRY(find_scale(f, entry, scale));
+    if (*scale) return TSR_OK;
+    how->scheme = TSR_SCALES_MXFP4;
+    TSR_TRY(find_mxfp4(f, entry, scale));
+    if (*scale) return TSR_OK;
+    how->scheme = TSR_SCALES_NVFP4;
+    return find_nvfp4(f, entry, how, scale);
+}
+
+static tsr_status add_row(finder *f, const tsr_scaling *how, const tsr_entry *entry, const tsr_entry *scale, uint64_t order)
 {
     tsr_mapped_tensor tensor;
-    const tsr_entry **sources = tsr_arena_array(f->m->own->arena, 2, sizeof *sources, f->err);
+    const tsr_entry **sources = tsr_arena_array(f->m->own->arena, 3, sizeof *sources, f->err);
     tsr_mapped_row *row = sources ? tsr_vec_push(&f->m->rows, f->err) : NULL;
     if (!row) return TSR_E_NOMEM;
     sources[0] = entry;
     sources[1] = scale;
-    *row = (tsr_mapped_row){.order = order, .sources = sources, .source_count = 2};
+    sources[2] = how->tensor_scale;
+    *row = (tsr_mapped_row){.order = order, .sources = sources, .source_count = how->tensor_scale ? 3 : 2};
     f->found++;
-    TSR_TRY(tsr_mapped_multiply(f->m, &f->scaling, entry, scale, &tensor, f->err));
+    TSR_TRY(tsr_mapped_multiply(f->m, how, entry, scale, &tensor, f->err));
     return tsr_mapped_entry(f->m, &tensor, entry, tensor.name, &row->entry, f->err);
 }
 
 /* Whether the entry is the scale of numbers that are dequantized. */
 static tsr_status is_used_scale(const finder *f, const tsr_entry *entry, bool *is)
 {
-    static const char *const endings[] = {"_scale_inv", "_scale"};
-    const tsr_entry *data, *scale;
+    static const char *const endings[][2] = {{"_scale_inv", ""},  {"_scale", ""},        {"_scales", "_blocks"},
+                                             {"_scale_2", ""},    {"_scale", "_packed"}, {"_global_scale", "_packed"}};
     *is = false;
     if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
-    for (unsigned i = 0; i < 2 && !*is; i++) {
-        TSR_TRY(find_sibling(f, entry->fqn, tsr_str_from(endings[i]), "", &data));
+    for (size_t i = 0; i < sizeof endings / sizeof *endings && !*is; i++) {
+        const tsr_entry *data, *scale;
+        tsr_scaling how;
+        TSR_TRY(find_sibling(f, entry->fqn, tsr_str_from(endings[i][0]), endings[i][1], &data));
         if (!data) continue;
-        TSR_TRY(find_scale(f, data, &scale));
-        *is = scale == entry;
+        TSR_TRY(find_scaling(f, data, &how, &scale));
+        *is = scale && (scale == entry || how.tensor_scale == entry);
     }
-    if (*is) return TSR_OK;
-    TSR_TRY(find_sibling(f, entry->fqn, TSR_STR("_scales"), "_blocks", &data));
-    if (!data) return TSR_OK;
-    TSR_TRY(find_mxfp4(f, data, &scale));
-    *is = scale == entry;
     return TSR_OK;
 }
 
 static tsr_status add_entry(finder *f, const tsr_entry *entry, uint64_t order)
 {
     const tsr_entry *scale;
+    tsr_scaling how;
     bool is_scale;
-    TSR_TRY(find_scale(f, entry, &scale));
-    f->scaling.scheme = TSR_SCALES_FITTING;
-    if (scale) return add_row(f, entry, scale, order);
-    TSR_TRY(find_mxfp4(f, entry, &scale));
-    f->scaling.scheme = TSR_SCALES_MXFP4;
-    if (scale) return add_row(f, entry, scale, order);
+    TSR_TRY(find_scaling(f, entry, &how, &scale));
+    if (scale) return add_row(f, &how, entry, scale, order);
     TSR_TRY(is_used_scale(f, entry, &is_scale));
     return is_scale ? TSR_OK : tsr_mapped_keep(f->m, entry, order, f->err);
 }
@@ -108,6 +150,6 @@ tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err)
     TSR_TRY(tsr_mapped_block(m, f.scaling.block, err));
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(&f, &catalog->entries[i], i));
     TSR_FAIL_IF(!f.found, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "--dequantize: there are no float8, int8 or MXFP4 tensors with scales in the checkpoint");
+                "--dequantize: there are no float8, int8, MXFP4 or NVFP4 tensors with scales in the checkpoint");
     return TSR_OK;
 }

@@ -1,4 +1,4 @@
-/* How the shape of a scale fits that of its numbers: by tensor, row, group or block; and MXFP4. */
+/* How the shape of a scale fits that of its numbers: by tensor, row, group or block; MXFP4 and NVFP4. */
 #include "base/try.h"
 #include "mapping/mapped.h"
 #include "tessera/sys/cast.h"
@@ -104,31 +104,83 @@ static tsr_status multiply(const tsr_scaling *how, tsr_computed *file, tsr_mappe
     return TSR_OK;
 }
 
+/* The tensor of unpacked numbers: `like`'s dims but for the last one, which is the number of groups there times `group`. `ending`: of names of packed
+ * numbers, which products do not have. */
+static tsr_status name_unpacked(tsr_mapped *m, const tsr_entry *like, uint64_t group, const char *ending, tsr_mapped_tensor *out,
+                                tsr_error *err)
+{
+    const uint32_t ndim = like->rank;
+    uint64_t *shape = tsr_arena_array(m->own->arena, ndim, sizeof *shape, err);
+    if (!shape) return TSR_E_NOMEM;
+    memcpy(shape, like->shape, ndim * sizeof *shape);
+    TSR_FAIL_IF(shape[ndim - 1] > UINT64_MAX / group, err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has too many elements",
+                TSR_STR_ARG(like->fqn));
+    shape[ndim - 1] *= group;
+    out->ndim = ndim;
+    out->shape = shape;
+    if (tsr_str_ends(out->name, tsr_str_from(ending))) out->name.size -= strlen(ending);
+    return TSR_OK;
+}
+
 /* [experts, rows, groups, 16] pairs become [experts, rows, 32 · groups]. */
-static tsr_status unpack(tsr_mapped *m, const tsr_scaling *how, const tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
+static tsr_status unpack_mxfp4(tsr_mapped *m, const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
 {
     const tsr_entry *entry = file->input, *scales = file->scale;
     const uint32_t ndim = entry->rank ? entry->rank - 1 : 0;
-    uint64_t *shape = tsr_arena_array(m->own->arena, ndim, sizeof *shape, err);
-    if (!shape) return TSR_E_NOMEM;
     const bool packed = ndim && entry->dtype == TSR_UINT8 && scales->dtype == TSR_UINT8 && entry->shape[ndim] == 16;
-    if (!packed || scales->rank != ndim || memcmp(scales->shape, entry->shape, ndim * sizeof *shape) != 0) return misfit(entry, scales, err);
-    memcpy(shape, entry->shape, ndim * sizeof *shape);
-    TSR_FAIL_IF(shape[ndim - 1] > UINT64_MAX / 32, err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has too many elements",
-                TSR_STR_ARG(entry->fqn));
-    shape[ndim - 1] *= 32;
-    *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = how->dtype, .ndim = ndim, .shape = shape};
-    if (tsr_str_ends(out->name, TSR_STR("_blocks"))) out->name.size -= sizeof "_blocks" - 1;
-    return TSR_OK;
+    if (!packed || scales->rank != ndim || memcmp(scales->shape, entry->shape, ndim * sizeof *scales->shape) != 0)
+        return misfit(entry, scales, err);
+    file->kind = TSR_COMPUTED_MXFP4;
+    *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = how->dtype};
+    return name_unpacked(m, scales, 32, "_blocks", out, err);
+}
+
+/* One number, or one per expert as torchao has them: [experts, 1, 1]. */
+static bool set_tensor_scale(const tsr_entry *entry, tsr_computed *file)
+{
+    const tsr_entry *scale = file->tensor_scale;
+    uint64_t count, elements;
+    if (!tsr_entry_elements(scale, &count) || !tsr_entry_elements(entry, &elements) || elements > UINT64_MAX / 2) return false;
+    if (count != 1 && (entry->rank != 3 || scale->rank != 3 || count != entry->shape[0] || scale->shape[0] != count)) return false;
+    file->tensor_elements = elements && count ? 2 * elements / count : 1;
+    return true;
+}
+
+/* [rows, 8 · groups] pairs and [rows, groups] scales become [rows, 16 · groups]. */
+static tsr_status unpack_nvfp4(tsr_mapped *m, const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
+{
+    const tsr_entry *entry = file->input, *scales = file->scale;
+    const uint32_t ndim = entry->rank;
+    TSR_FAIL_IF(entry->dtype != TSR_UINT8 || scales->dtype != TSR_FLOAT8_E4M3FN, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s' is %s with scales '%.*s' in %s, but NVFP4 is uint8 with scales in float8_e4m3fn", TSR_STR_ARG(entry->fqn),
+                tsr_dtype_describe(entry->dtype)->name, TSR_STR_ARG(scales->fqn), tsr_dtype_describe(scales->dtype)->name);
+    TSR_FAIL_IF(how->tensor_scale->dtype != TSR_FLOAT32, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s' is %s, but the scale of an NVFP4 tensor is float32", TSR_STR_ARG(how->tensor_scale->fqn),
+                tsr_dtype_describe(how->tensor_scale->dtype)->name);
+    const bool fits = ndim >= 2 && scales->rank == ndim && memcmp(scales->shape, entry->shape, (ndim - 1) * sizeof *scales->shape) == 0;
+    if (!fits || entry->shape[ndim - 1] % 8 || scales->shape[ndim - 1] != entry->shape[ndim - 1] / 8) return misfit(entry, scales, err);
+    file->kind = TSR_COMPUTED_NVFP4;
+    file->tensor_scale = how->tensor_scale;
+    file->divides = how->divides;
+    if (!set_tensor_scale(entry, file)) return misfit(entry, how->tensor_scale, err);
+    *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = how->dtype};
+    return name_unpacked(m, scales, 16, "_packed", out, err);
+}
+
+static tsr_status choose(tsr_mapped *m, const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
+{
+    if (how->scheme == TSR_SCALES_MXFP4) return unpack_mxfp4(m, how, file, out, err);
+    if (how->scheme == TSR_SCALES_NVFP4) return unpack_nvfp4(m, how, file, out, err);
+    return multiply(how, file, out, err);
 }
 
 tsr_status tsr_mapped_multiply(tsr_mapped *m, const tsr_scaling *how, const tsr_entry *entry, const tsr_entry *scale,
                                tsr_mapped_tensor *out, tsr_error *err)
 {
-    const bool packed = how->scheme == TSR_SCALES_MXFP4;
-    tsr_computed file = {.kind = packed ? TSR_COMPUTED_MXFP4 : TSR_COMPUTED_SCALED, .dtype = how->dtype, .input = entry, .scale = scale};
-    TSR_TRY(packed ? unpack(m, how, &file, out, err) : multiply(how, &file, out, err));
+    tsr_computed file = {.kind = TSR_COMPUTED_SCALED, .dtype = how->dtype, .input = entry, .scale = scale};
+    TSR_TRY(choose(m, how, &file, out, err));
     TSR_TRY(borrow(m, entry, &file.input, err));
     TSR_TRY(borrow(m, scale, &file.scale, err));
+    if (file.tensor_scale) TSR_TRY(borrow(m, file.tensor_scale, &file.tensor_scale, err));
     return add_file(m, &file, out, err);
 }

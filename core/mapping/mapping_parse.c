@@ -81,36 +81,47 @@ static tsr_status read_argument(const parser *p, const cJSON *item, tsr_map_step
 }
 
 /* One pattern, or one per pattern of `from`. */
-static tsr_status read_scales(const parser *p, const cJSON *item, tsr_map_step *step)
+static tsr_status read_scales(const parser *p, const cJSON *item, tsr_scale_names *out)
 {
     const bool list = cJSON_IsArray(item);
     const int size = list ? cJSON_GetArraySize(item) : 1;
-    tsr_str *scales = tsr_arena_array(p->arena, (size_t)size, sizeof *scales, p->err);
-    if (!scales) return TSR_E_NOMEM;
-    step->scales = scales;
-    for (const cJSON *one = list ? item->child : item; one; one = list ? one->next : NULL) TSR_TRY(copy_text(p, one, &scales[step->scale_count++]));
+    tsr_str *names = tsr_arena_array(p->arena, (size_t)size, sizeof *names, p->err);
+    if (!names) return TSR_E_NOMEM;
+    *out = (tsr_scale_names){.names = names};
+    for (const cJSON *one = list ? item->child : item; one; one = list ? one->next : NULL) TSR_TRY(copy_text(p, one, &names[out->count++]));
     return TSR_OK;
 }
 
 static tsr_status read_scheme(const parser *p, const cJSON *item, tsr_scale_scheme *out)
 {
-    static const char *const words[] = {"block", "row", "tensor", "mxfp4"};
+    static const char *const words[] = {"block", "row", "tensor", "mxfp4", "nvfp4"};
     TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, p->where, p->err));
     for (unsigned i = 0; i < sizeof words / sizeof *words; i++) {
         *out = (tsr_scale_scheme)(TSR_SCALES_BLOCK + i);
         if (!strcmp(words[i], item->valuestring)) return TSR_OK;
     }
-    return tsr_raise(p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the scheme is '%s'; allowed are block, row, tensor and mxfp4", p->where,
-                     item->valuestring);
+    return tsr_raise(p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the scheme is '%s'; allowed are block, row, tensor, mxfp4 and nvfp4",
+                     p->where, item->valuestring);
 }
 
-/* {"scale": PATTERN, "scheme": …, "block": [ROWS, COLUMNS], "dtype": DTYPE} */
+/* Scales of whole tensors have one of two names: those that multiply, and those that divide. */
+static tsr_status read_tensor_scales(const parser *p, const cJSON *item, bool divides, tsr_map_step *step)
+{
+    TSR_FAIL_IF(step->tensor_scales.count, p->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "%s: the step 'dequantize' takes tensor_scale or global_scale, not both", p->where);
+    step->divides = divides;
+    return read_scales(p, item, &step->tensor_scales);
+}
+
+/* {"scale": PATTERN, "scheme": …, "tensor_scale" | "global_scale": PATTERN, "block": [ROWS, COLUMNS], "dtype": DTYPE} */
 static tsr_status read_dequantize(const parser *p, const cJSON *item, tsr_map_step *step)
 {
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
     for (const cJSON *member = item->child; member; member = member->next) {
         const tsr_str key = tsr_json_key_of(member);
-        if (tsr_str_equal(key, TSR_STR("scale"))) TSR_TRY(read_scales(p, member, step));
+        if (tsr_str_equal(key, TSR_STR("scale"))) TSR_TRY(read_scales(p, member, &step->scales));
+        else if (tsr_str_equal(key, TSR_STR("tensor_scale"))) TSR_TRY(read_tensor_scales(p, member, false, step));
+        else if (tsr_str_equal(key, TSR_STR("global_scale"))) TSR_TRY(read_tensor_scales(p, member, true, step));
         else if (tsr_str_equal(key, TSR_STR("scheme"))) TSR_TRY(read_scheme(p, member, &step->scheme));
         else if (tsr_str_equal(key, TSR_STR("block"))) TSR_TRY(read_numbers(p, member, &step->numbers, &step->number_count));
         else if (tsr_str_equal(key, TSR_STR("dtype"))) TSR_TRY(read_dtype(p, member, &step->dtype));
@@ -151,7 +162,9 @@ static tsr_status check_step(const parser *p, const tsr_map_step *step)
     if (step->kind == TSR_STEP_INTERLEAVE && !is_given(&step->parts)) lacks = "parts";
     if ((step->kind == TSR_STEP_TRIM || step->kind == TSR_STEP_PAD) && !is_given(&step->to)) lacks = "to";
     if (step->kind == TSR_STEP_PAD && !step->has_value) lacks = "value";
-    if (step->kind == TSR_STEP_DEQUANTIZE && (!step->scale_count || step->scheme == TSR_SCALES_FITTING)) lacks = "scale and scheme";
+    if (step->kind == TSR_STEP_DEQUANTIZE && (!step->scales.count || step->scheme == TSR_SCALES_FITTING)) lacks = "scale and scheme";
+    if (step->kind == TSR_STEP_DEQUANTIZE && !step->tensor_scales.count != (step->scheme != TSR_SCALES_NVFP4))
+        lacks = "tensor_scale or global_scale with the scheme nvfp4, and only with it";
     if (step->kind == TSR_STEP_DEQUANTIZE && step->number_count && (step->number_count != 2 || step->scheme != TSR_SCALES_BLOCK))
         lacks = "a block of two numbers, and only with the scheme block";
     if (step->kind == TSR_STEP_PERMUTE_ROPE && !is_given(&step->parts)) lacks = "heads of 1 or more";
@@ -204,21 +217,30 @@ static tsr_status read_steps(const parser *p, const cJSON *rule, tsr_map_rule *o
     return TSR_OK;
 }
 
+/* Patterns behind those of `from`, which has room for them. */
+static tsr_status add_patterns(const parser *p, tsr_str *captures, const tsr_scale_names *scales, uint32_t tensors, tsr_map_rule *rule)
+{
+    tsr_name_pattern *all = (tsr_name_pattern *)(uintptr_t)rule->from;
+    TSR_FAIL_IF(scales->count != tensors, p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the step 'dequantize' names %u scales for %u tensors",
+                p->where, (unsigned)scales->count, (unsigned)tensors);
+    for (uint32_t i = 0; i < tensors; i++, rule->from_count++)
+        TSR_TRY(tsr_pattern_parse(scales->names[i], p->arena, captures, MOST_CAPTURES, &rule->capture_count, &all[rule->from_count], p->err));
+    return TSR_OK;
+}
+
 /* The scales of a dequantize step are sources too: the rule takes them, and lacks those that are not there. */
 static tsr_status add_scales(const parser *p, tsr_str *captures, tsr_map_rule *rule)
 {
     const tsr_map_step *step = rule->step_count && rule->steps[0].kind == TSR_STEP_DEQUANTIZE ? &rule->steps[0] : NULL;
     if (!step) return TSR_OK;
-    TSR_FAIL_IF(step->scale_count != rule->from_count, p->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "%s: the step 'dequantize' names %u scales for %u tensors", p->where, (unsigned)step->scale_count, (unsigned)rule->from_count);
-    tsr_name_pattern *all = tsr_arena_array(p->arena, 2 * (size_t)rule->from_count, sizeof *all, p->err);
+    tsr_name_pattern *all = tsr_arena_array(p->arena, 3 * (size_t)rule->from_count, sizeof *all, p->err);
     if (!all) return TSR_E_NOMEM;
     memcpy(all, rule->from, rule->from_count * sizeof *all);
-    for (uint32_t i = 0; i < step->scale_count; i++)
-        TSR_TRY(tsr_pattern_parse(step->scales[i], p->arena, captures, MOST_CAPTURES, &rule->capture_count, &all[rule->from_count + i], p->err));
+    const uint32_t tensors = rule->from_count;
     rule->from = all;
-    rule->from_count += step->scale_count;
-    rule->scale_count = step->scale_count;
+    TSR_TRY(add_patterns(p, captures, &step->scales, tensors, rule));
+    if (step->tensor_scales.count) TSR_TRY(add_patterns(p, captures, &step->tensor_scales, tensors, rule));
+    rule->scale_count = rule->from_count - tensors;
     return TSR_OK;
 }
 

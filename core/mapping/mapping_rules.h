@@ -43,7 +43,20 @@ enum { TSR_STEP_KINDS = TSR_STEP_DEQUANTIZE + 1 };
 const char *tsr_step_name(tsr_step_kind kind);
 
 /* What shares a scale. */
-typedef enum tsr_scale_scheme { TSR_SCALES_FITTING, TSR_SCALES_BLOCK, TSR_SCALES_ROW, TSR_SCALES_TENSOR, TSR_SCALES_MXFP4 } tsr_scale_scheme;
+typedef enum tsr_scale_scheme {
+    TSR_SCALES_FITTING,
+    TSR_SCALES_BLOCK,
+    TSR_SCALES_ROW,
+    TSR_SCALES_TENSOR,
+    TSR_SCALES_MXFP4,
+    TSR_SCALES_NVFP4
+} tsr_scale_scheme;
+
+/* One pattern per pattern of `from`. */
+typedef struct tsr_scale_names {
+    const tsr_str *names;
+    uint32_t count;
+} tsr_scale_names;
 
 typedef struct tsr_map_step {
     tsr_step_kind kind;
@@ -59,14 +72,15 @@ typedef struct tsr_map_step {
     double value;                /* pad */
     tsr_dtype dtype;             /* cast; dequantize, where TSR_DTYPE_NONE is the model's */
     tsr_scale_scheme scheme;     /* dequantize */
-    const tsr_str *scales;       /* dequantize: the names of the scales, one pattern per pattern of `from` */
-    uint32_t scale_count;
+    tsr_scale_names scales;      /* dequantize, */
+    tsr_scale_names tensor_scales; /* and for nvfp4 the scales of whole tensors, by which the others are multiplied */
+    bool divides;                /* or divided */
 } tsr_map_step;
 
 typedef struct tsr_map_rule {
     const tsr_name_pattern *from, *to;
     uint32_t from_count, to_count;
-    uint32_t scale_count; /* of `from`: the last ones are the scales of the others, for a dequantize step */
+    uint32_t scale_count; /* of `from`: the last ones are the scales of the others, then those of whole tensors, for a dequantize step */
     const tsr_map_step *steps;
     uint32_t step_count;
     const tsr_str *captures; /* names */

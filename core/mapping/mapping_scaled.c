@@ -58,12 +58,13 @@ static float power_of_two(uint8_t exponent)
     return value;
 }
 
-enum { MXFP4_GROUP = 32 };
+enum { MXFP4_GROUP = 32, NVFP4_GROUP = 16 };
+
+static const float e2m1[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 
 static tsr_status read_mxfp4(tsr_mapped *m, const tsr_computed *file, uint64_t first, size_t count, uint8_t *input, float *out,
                              tsr_error *err)
 {
-    static const float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
     const uint64_t end = first + count, first_scale = first / MXFP4_GROUP;
     const tsr_run pairs = {.first = first / 2, .count = (end + 1) / 2 - first / 2};
     const tsr_run exponents = {.first = first_scale, .count = (end - 1) / MXFP4_GROUP + 1 - first_scale};
@@ -72,8 +73,51 @@ static tsr_status read_mxfp4(tsr_mapped *m, const tsr_computed *file, uint64_t f
     TSR_TRY(tsr_read_run(m->own, file->scale, &exponents, scales, (size_t)exponents.count, err));
     for (uint64_t i = first; i < end; i++) {
         const unsigned nibble = input[i / 2 - pairs.first] >> (i % 2 ? 4 : 0) & 15;
-        const float value = values[nibble & 7] * power_of_two(scales[i / MXFP4_GROUP - first_scale]);
-        out[i - first] = nibble & 8 ? -value : value;
+        out[i - first] = e2m1[nibble] * power_of_two(scales[i / MXFP4_GROUP - first_scale]);
+    }
+    return TSR_OK;
+}
+
+static void multiply_group(const uint8_t *pairs, float scale, float *out)
+{
+    for (unsigned i = 0; i < NVFP4_GROUP / 2; i++) {
+        out[2 * i] = e2m1[pairs[i] & 15] * scale;
+        out[2 * i + 1] = e2m1[pairs[i] >> 4] * scale;
+    }
+}
+
+/* Elements [first, first + count) of one `tensor_scale`. The scale of a group is rounded to float32 before a number is multiplied by it,
+ * as torchao does and, with the division, compressed-tensors. */
+static tsr_status read_nvfp4_run(tsr_mapped *m, const tsr_computed *file, const tsr_run *part, uint8_t *input, float *out, tsr_error *err)
+{
+    const uint64_t first = part->first, end = first + part->count, first_scale = first / NVFP4_GROUP;
+    const tsr_run pairs = {.first = first / 2, .count = (end + 1) / 2 - first / 2};
+    const tsr_run groups = {.first = first_scale, .count = (end - 1) / NVFP4_GROUP + 1 - first_scale};
+    const tsr_run one = {.first = first / file->tensor_elements, .count = 1};
+    uint8_t *scales = input + pairs.count, number[sizeof(float)];
+    float factor, scale;
+    TSR_TRY(read_floats(m, file->tensor_scale, &one, number, &factor, err));
+    TSR_TRY(tsr_read_run(m->own, file->input, &pairs, input, (size_t)pairs.count, err));
+    TSR_TRY(tsr_read_run(m->own, file->scale, &groups, scales, (size_t)groups.count, err));
+    for (uint64_t i = first; i < end;) {
+        const uint64_t group = i / NVFP4_GROUP, stop = (group + 1) * NVFP4_GROUP < end ? (group + 1) * NVFP4_GROUP : end;
+        tsr_cast(TSR_FLOAT8_E4M3FN, TSR_FLOAT32, &scales[group - first_scale], 1, (uint8_t *)&scale);
+        scale = file->divides ? scale / factor : scale * factor;
+        const uint8_t *pair = input + (i / 2 - pairs.first);
+        if (stop - i == NVFP4_GROUP) multiply_group(pair, scale, out + (i - first)), i = stop;
+        for (; i < stop; i++) out[i - first] = e2m1[input[i / 2 - pairs.first] >> (i % 2 ? 4 : 0) & 15] * scale;
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_nvfp4(tsr_mapped *m, const tsr_computed *file, uint64_t first, size_t count, uint8_t *input, float *out,
+                             tsr_error *err)
+{
+    for (const uint64_t end = first + count; first < end;) {
+        const uint64_t left = file->tensor_elements - first % file->tensor_elements;
+        const tsr_run part = {.first = first, .count = left < end - first ? left : end - first};
+        TSR_TRY(read_nvfp4_run(m, file, &part, input, out, err));
+        first += part.count, out += part.count;
     }
     return TSR_OK;
 }
@@ -82,5 +126,6 @@ tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, uint64_t f
                              tsr_error *err)
 {
     if (file->kind == TSR_COMPUTED_MXFP4) return read_mxfp4(m, file, first, count, input, out, err);
+    if (file->kind == TSR_COMPUTED_NVFP4) return read_nvfp4(m, file, first, count, input, out, err);
     return read_scaled(m, file, first, count, input, out, err);
 }

@@ -259,7 +259,7 @@ def test_dequantize_refusals(t):
     refused(t, {"w": w, "s": fits}, rule(scheme="mxfp4"), "'s' [3, 2] does not fit 'w'")
     refused(t, {"w": w, "s": fits}, rule(block=[0, 128]), "block of size 0")
     refused(t, {"w": w, "s": fits}, rule(block=[128]), "a block of two numbers")
-    refused(t, {"w": w, "s": fits}, rule(scheme="nvfp4"), "the scheme is 'nvfp4'; allowed are block, row, tensor and mxfp4")
+    refused(t, {"w": w, "s": fits}, rule(scheme="fp4"), "the scheme is 'fp4'; allowed are block, row, tensor, mxfp4 and nvfp4")
     refused(t, {"w": w, "s": fits}, rule(dtype="int8"), "cannot become int8")
     refused(t, {"w": w, "s": fits}, rule(zero="z"), "unknown member 'zero'")
     refused(t, {"w": w, "s": fits}, rule(scale=["s", "t"]), "names 2 scales for 1 tensors")

@@ -325,7 +325,7 @@ testOptimizers({ tessera, native, root, targets, withOpened });
 testCalls({ tessera, native, root, targets, withOpened });
 await testConversions({ tessera, native, root, targets, sourceOf });
 await testSources({ tessera, native, root, withOpened, sourceOf });
-await testMaps({ tessera, native, withOpened, sourceOf });
+await testMaps({ tessera, native, root, withOpened, sourceOf });
 await testNames({ tessera, native, withOpened, sourceOf });
 await testUnprepared(module, writers, { sample: path.join(samples, "dcp_fsdp2"), root });
 

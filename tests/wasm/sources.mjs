@@ -199,7 +199,7 @@ export const testNames = (environment) => withFolder(async (folder, put) => {
 
 /** --map, --inverse, --dequantize. */
 export const testMaps = (environment) => withFolder(async (folder, put) => {
-  const { tessera, withOpened } = environment, { documents, files, run } = comparer(environment, folder);
+  const { tessera, root, withOpened } = environment, { documents, files, run } = comparer(environment, folder);
   const experts = Object.fromEntries([0, 1].flatMap((layer) => [["gate", [4, 6]], ...[0, 1, 2, 3].flatMap((e) => [["w1", [5, 6]], ["w2", [6, 5]], ["w3", [5, 6]]].map(([w, shape]) => [`experts.${e}.${w}`, shape]))]
     .map(([name, shape]) => [`model.layers.${layer}.block_sparse_moe.${name}.weight`, [shape]])));
   const mixtral = put("mixtral/model.safetensors", safetensors({ ...experts, "model.embed_tokens.weight": [[8, 6]], "lm_head.weight": [[8, 6], "BF16"] }));
@@ -252,6 +252,10 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
   for (const [options, args] of [[{}, []], [{ dtype: "float32" }, ["--dtype", "float32"]], [{ dtype: "float16", include: ["w", "q.*"] }, ["--dtype", "float16", "--include", "w", "--include", "q.*"]]]) {
     await testAsync(`dequantize ${args.join(" ")}`, () => files(scaled, {}, ["convert", { to: "torch", dequantize: true, ...options }], ["--to", "torch", "--dequantize", ...args]));
     await testAsync(`scaled numbers without it ${args.join(" ")}`, () => files(scaled, {}, ["convert", { to: "torch", ...options }], ["--to", "torch", ...args]));
+  }
+  for (const name of ["modelopt", "compressed"]) {
+    const nvfp4 = path.join(root, "tests/golden/nvfp4", `${name}.safetensors`);
+    await testAsync(`dequantize NVFP4 of ${name}`, () => files(nvfp4, {}, ["convert", { to: "torch", dequantize: true, dtype: "float32" }], ["--to", "torch", "--dequantize", "--dtype", "float32"]));
   }
   await testAsync("dequantize and reshard", () => files(scaled, {}, ["reshard", { to: "dcp", dequantize: true, mesh: "dp=2", placements: "shard(0)" }], ["--to", "dcp", "--dequantize", "--mesh", "dp=2", "--placements", "shard(0)"]));
   await testAsync("dequantize where nothing is scaled", () => files(source, {}, ["convert", { to: "torch", dequantize: true }], ["--to", "torch", "--dequantize"]));

@@ -39,7 +39,7 @@ tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, 
 tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err);
 
 /* The checkpoint with scaled numbers multiplied by their scales, which are gone from it: float8 and int8 by tensor, row, group or
- * block, and MXFP4. Products are computed in float32 and rounded once to `dtype`; TSR_DTYPE_NONE stands for the dtype that config.json
+ * block, MXFP4, and NVFP4 as ModelOpt and compressed-tensors store it. Products are computed in float32 and rounded once to `dtype`; TSR_DTYPE_NONE stands for the dtype that config.json
  * states, otherwise bfloat16. *used is the dtype. Everything else stays as it is. Otherwise as tsr_mapping_open.
  *
  * Errors: TSR_E_FORMAT where a scale's shape does not fit; TSR_E_UNSUPPORTED naming numbers that have a zero point, and where there are

@@ -21,7 +21,7 @@ typedef struct cli_map_options {
 #define CLI_DEQUANTIZE_OPTION(type, field) \
     { \
         "dequantize", 0, CLI_FLAG, NULL, \
-            "Multiply float8, int8 and MXFP4 numbers by their scales, to --dtype (default: the dtype in config.json, or bfloat16)", \
+            "Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to --dtype (default: the dtype in config.json, or bfloat16)", \
             offsetof(type, field.dequantize) \
     }
 
@@ -29,7 +29,7 @@ typedef struct cli_map_options {
 #define CLI_MULTIPLY_OPTION(type, field, whose) \
     { \
         "dequantize", 0, CLI_FLAG, NULL, \
-            "Multiply float8, int8 and MXFP4 numbers " whose "by their scales, to the dtype in config.json, or bfloat16", \
+            "Multiply float8, int8, MXFP4 and NVFP4 numbers " whose "by their scales, to the dtype in config.json, or bfloat16", \
             offsetof(type, field.dequantize) \
     }
 
