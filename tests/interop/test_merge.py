@@ -143,6 +143,42 @@ def test_tied_weights_stay_tied(t):
     need(torch.equal(got["model"]["embed"], (a["model"]["embed"] + b["model"]["embed"]) / 2), "embed")
 
 
+def quantized_merge(t, paths, *options, more=()):
+    """What merge --quantize wrote and printed, after a comparison with merge and then convert --quantize."""
+    at = {n: os.path.join(t.scratch, n) for n in ("sum.safetensors", "then.safetensors", "once.safetensors")}
+    t.run("merge", at["sum.safetensors"], *paths, *options, "--overwrite")
+    t.run("convert", at["sum.safetensors"], at["then.safetensors"], "--quantize", "fp8-block", *more, "--overwrite")
+    p = t.run("merge", at["once.safetensors"], *paths, *options, "--quantize", "fp8-block", *more, "--overwrite")
+    need(open(at["once.safetensors"], "rb").read() == open(at["then.safetensors"], "rb").read(), f"{options} {more}: other bytes")
+    return load_file(at["once.safetensors"]), p.stderr.decode()
+
+
+def test_quantized_merges(t):
+    """merge --quantize writes what merge and then convert --quantize write."""
+    torch.manual_seed(12)
+    shapes = {"l.0.q.weight": (300, 200), "l.1.q.weight": (129, 5), "l.1.wide.weight": (3, 700), "embed.weight": (40, 8), "norm.weight": (9,)}
+    inputs = [{**{k: torch.randn(s) * (i + 1) for k, s in shapes.items()}, "steps": torch.arange(3)} for i in range(3)]
+    paths = [stored(t, i, m) for i, m in enumerate(inputs)]
+    for options in (["--method", "linear", "--weight", "2", "--weight", "-0.5", "--weight", "1"], ["--method", "linear", "--dtype", "bfloat16"],
+                    ["--method", "task-arithmetic", "--base", paths[1]], ["--method", "linear", "--exclude", "l.1.wide.*"]):
+        got, _ = quantized_merge(t, paths, *options)
+        numbers = {k for k, v in got.items() if v.dtype == torch.float8_e4m3fn}
+        need(numbers == {k for k in shapes if k.startswith("l.") and k in got}, f"{options}: {sorted(numbers)}")
+        need(got["embed.weight"].dtype == (torch.bfloat16 if "bfloat16" in options else torch.float32), f"{options}: embed.weight")
+    got, said = quantized_merge(t, paths[:2], "--method", "slerp", "--t", "0.4", more=("--no-quantize", "l.1.**"))
+    need({k for k, v in got.items() if v.dtype == torch.float8_e4m3fn} == {"l.0.q.weight"}, sorted(got))
+    need('"modules_to_not_convert": ["' in said, said)
+    first, second = os.path.join(t.scratch, "fp8-a.safetensors"), os.path.join(t.scratch, "fp8-b.safetensors")
+    for path, source in ((first, paths[0]), (second, paths[2])):
+        t.run("convert", source, path, "--to", "safetensors", "--quantize", "fp8-block")
+    quantized_merge(t, [first, second], "--method", "linear", "--dequantize", "--dtype", "float32")
+    out = os.path.join(t.scratch, "refused.safetensors")
+    for options, says in ((["--no-quantize", "x"], "--no-quantize needs --quantize"),
+                          (["--quantize", "fp8-block", "--dtype", "bfloat16", "--raw-cast"], "--raw-cast and --quantize cannot be used together")):
+        text = t.run("merge", out, *paths, "--method", "linear", *options, status=2).stderr.decode()
+        need(says in text and not os.path.exists(out), text)
+
+
 def test_refusals_of_merges(t):
     a, b = models(torch.float32, 2)
     out = os.path.join(t.scratch, "out.safetensors")

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 
-from harness import FULL, SAMPLES, alone, mpirun, need, ordinary, safetensors, test, tree
+from harness import FULL, ROOT, SAMPLES, alone, mpirun, need, ordinary, safetensors, test, tree
 
 MESH = ["--mesh", "dp=3,tp=2", "--placements", "shard(0),shard(0)"]
 
@@ -82,7 +82,10 @@ def merges_are_those_of_one_process(folder):
         paths = [os.path.join(inputs, f"{name}.safetensors") for name in "ab"]
         for seed, path in enumerate(paths):
             safetensors(path, [2_000_000, 1, 0, 17, 70_000] + [1000] * 20, seed, ordinary)
-        for options in (["--method", "slerp", "--t", "0.3"], ["--method", "linear", "--weight", "0.7", "--weight", "0.2", "--dtype", "bfloat16"]):
+        golden = [os.path.join(ROOT, "tests", "golden", "merging", f"{name}.safetensors") for name in "ab"]
+        for paths, options in ((paths, ["--method", "slerp", "--t", "0.3"]),
+                               (paths, ["--method", "linear", "--weight", "0.7", "--weight", "0.2", "--dtype", "bfloat16"]),
+                               (golden, ["--method", "slerp", "--t", "0.3", "--quantize", "fp8-block"])):
             one = os.path.join(scratch, "one.safetensors")
             status, _, err = alone(tessera, "merge", one, *paths, *options)
             need(status == 0, err)

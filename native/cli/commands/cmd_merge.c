@@ -16,7 +16,7 @@ typedef struct merge_arguments {
     cli_real t;
     bool no_normalize;
     uint64_t max_shard_size;
-    cli_map_options inputs; /* what is done to each input: --dequantize; --lora to the first one */
+    cli_map_options maps; /* --dequantize of each input, --lora of the first one, --quantize of the result */
 } merge_arguments;
 
 static const char *const methods[] = {"linear", "slerp", "task-arithmetic"};
@@ -29,6 +29,7 @@ typedef struct merging {
     tsr_merge_input *inputs;
     size_t count; /* of inputs, without the base */
     tsr_merge_options options;
+    tsr_checkpoint *merged; /* below what quantizes it */
 } merging;
 
 /* ---- options ---- */
@@ -83,7 +84,7 @@ static tsr_status open_input(merging *m, size_t i, tsr_error *err)
 {
     cli_session *source = &m->writing->source, opened = {0};
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &m->arguments->writing.selection};
-    cli_map_options options = m->arguments->inputs;
+    cli_map_options options = {.dequantize = m->arguments->maps.dequantize, .lora = m->arguments->maps.lora};
     options.dtype = options.dequantize ? m->arguments->writing.dtype : NULL;
     if (i) options.lora = NULL;
     m->path = i < m->count ? m->program->operands.items[i + 1] : m->arguments->base;
@@ -130,8 +131,9 @@ static tsr_str recipe_of(const merging *m, tsr_error *err)
 /* ---- the merge ---- */
 
 /* Each process measures its share of the tensors. */
-static tsr_status measure(merging *m, tsr_checkpoint *merged, tsr_error *err)
+static tsr_status measure(merging *m, tsr_error *err)
 {
+    tsr_checkpoint *merged = m->merged;
     tsr_comm *ranks = m->program->ranks;
     const tsr_allocator *allocator = cli_host(m->program)->allocator;
     tsr_comm_blobs all = {0};
@@ -147,13 +149,21 @@ static tsr_status measure(merging *m, tsr_checkpoint *merged, tsr_error *err)
 
 static tsr_status open_merge(merging *m, tsr_error *err)
 {
-    tsr_checkpoint *merged = NULL;
     const cli_selection *selection = &m->arguments->writing.selection;
     m->options.selection = (tsr_selection){cli_selects, selection};
     m->options.base = m->arguments->base ? &m->inputs[m->count] : NULL;
-    tsr_status status = tsr_merge_open(m->inputs, (uint32_t)m->count, &m->options, &merged, err);
-    if (status == TSR_OK) cli_add_layer(&m->writing->source, merged);
+    tsr_status status = tsr_merge_open(m->inputs, (uint32_t)m->count, &m->options, &m->merged, err);
+    if (status == TSR_OK) cli_add_layer(&m->writing->source, m->merged);
     return status;
+}
+
+/* --quantize, of the sums after they were rounded to --dtype. */
+static tsr_status quantize(merging *m, tsr_error *err)
+{
+    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &m->arguments->writing.selection};
+    cli_map_options map = m->arguments->maps;
+    map.dtype = m->arguments->writing.dtype;
+    return map.quantize ? cli_quantize(m->program, &map, &used, &m->writing->source, err) : TSR_OK;
 }
 
 static tsr_status merge(merging *m, tsr_error *err)
@@ -169,6 +179,7 @@ static tsr_status merge(merging *m, tsr_error *err)
     if (status == TSR_OK) status = set_weights(m, err);
     if (status == TSR_OK) status = open_inputs(m, err);
     if (status == TSR_OK) status = open_merge(m, err);
+    if (status == TSR_OK) status = quantize(m, err);
     if (status != TSR_OK) return status;
     w->source.recipe = recipe_of(m, err);
     return w->source.recipe.data ? TSR_OK : TSR_E_NOMEM;
@@ -178,10 +189,13 @@ static int run(cli *program, const void *given)
 {
     const merge_arguments *arguments = given;
     tsr_error err = {0};
-    cli_writing w = {.program = program, .options = &arguments->writing, .what = "merging", .destination = program->operands.items[0]};
+    cli_writing_options writing = arguments->writing;
+    cli_writing w = {.program = program, .options = &writing, .what = "merging", .destination = program->operands.items[0]};
     merging m = {.program = program, .arguments = arguments, .writing = &w, .count = program->operands.count - 1};
-    tsr_status status = cli_agree(program, merge(&m, &err), &err);
-    if (status == TSR_OK) status = measure(&m, w.source.checkpoint, &err);
+    tsr_status status = cli_quantize_dtype(&arguments->maps, writing.raw_cast, &writing.dtype, &err);
+    if (status == TSR_OK) status = merge(&m, &err);
+    status = cli_agree(program, status, &err);
+    if (status == TSR_OK) status = measure(&m, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) cli_choose_parts(&w);
     if (status == TSR_OK) status = cli_write(&w, &err);
@@ -204,8 +218,9 @@ static const cli_option options[] = {
      "Write this format (default: inferred from the extension of OUT)", offsetof(merge_arguments, to)},
     {"max-shard-size", 0, CLI_BYTES, "SIZE", "Write a directory of safetensors files of at most SIZE, with an index",
      offsetof(merge_arguments, max_shard_size)},
-    CLI_DEQUANTIZE_OPTION(merge_arguments, inputs),
-    CLI_LORA_OPTION(merge_arguments, inputs, "A"),
+    CLI_DEQUANTIZE_OPTION(merge_arguments, maps),
+    CLI_QUANTIZE_OPTIONS(merge_arguments, maps),
+    CLI_LORA_OPTION(merge_arguments, maps, "A"),
     CLI_WRITING_OPTIONS(merge_arguments, writing),
     CLI_SOURCE_OPTIONS,
     {0},
@@ -222,7 +237,8 @@ const cli_command cli_merge = {
                 "tessera merge out.safetensors a/ b/ --method slerp --t 0.3\nInterpolate along the arc between two models\n"
                 "tessera merge hf/ math/ code/ --method task-arithmetic --base base/ --weight 0.6 --weight 0.4 --to safetensors "
                 "--max-shard-size 5GB\nAdd what two models learned to their base\n"
-                "tessera merge out.safetensors base/ --lora adapter/\nFold a LoRA adapter into its base model\n",
+                "tessera merge out.safetensors base/ --lora adapter/\nFold a LoRA adapter into its base model\n"
+                "tessera merge fp8/ a/ b/ --method linear --quantize fp8-block --max-shard-size 5GB\nQuantize the sum for inference\n",
     .options = options,
     .arguments_size = sizeof(merge_arguments),
     .run = run,
