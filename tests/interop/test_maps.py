@@ -384,6 +384,22 @@ def test_torchtitans_deepseek(t):
     need("'mtp_layers.0.enorm.weight'" in t.run("convert", source, out, "--map", name, "--overwrite", status=2).stderr.decode(), "a further layer")
 
 
+def test_torchtitans_gpt_oss(t):
+    """As transformers' model computes the same logits (tests/golden/make_titan_gpt_oss.py), and back; only the biases that balance the load are dropped."""
+    golden, name = os.path.join(os.path.dirname(MAPS), "titan_gpt_oss"), "torchtitan-gpt_oss"
+    titan, hf, out = os.path.join(golden, "titan.safetensors"), os.path.join(golden, "hf.safetensors"), os.path.join(t.scratch, "out.safetensors")
+    t.run("convert", titan, out, "--map", name)
+    same(load_file(out), load_file(hf), name)
+    t.run("convert", hf, out, "--map", name, "--inverse", "--overwrite")
+    stored = load_file(titan)
+    same(load_file(out), {k: v for k, v in stored.items() if not k.endswith("expert_bias_E")}, f"{name} --inverse")
+    table = t.run("convert", titan, out, "--map", name, "--dry-run", "--overwrite").stderr.decode()
+    need(table.count("(dropped)") == 2 and "layers.1.moe.expert_bias_E -> (dropped)" in table, table)
+    source, more = os.path.join(t.scratch, "source.safetensors"), "layers.0.moe.shared_experts.w1.weight"
+    save_file({**stored, more: torch.ones(3)}, source)
+    need(f"'{more}'" in t.run("convert", source, out, "--map", name, "--overwrite", status=2).stderr.decode(), "a tensor that GPT-OSS does not have")
+
+
 def test_every_command_reads_through_a_map(t):
     """diff, manifest, verify, fqn and reshard see PATH as the map makes it; a plan that exec could not run is refused."""
     name = "transformers-qwen3_moe"
