@@ -22,13 +22,9 @@ static tsr_status check_name(const object_output *output, tsr_str name, tsr_erro
 /* The condition that there is none, or which one is replaced. */
 static void set_condition(const object_output *output, tsr_upload *upload)
 {
-    const tsr_object *objects = output->before.items.items;
-    upload->if_absent = true;
-    for (size_t i = 0; i < output->before.items.count; i++) {
-        if (!tsr_str_equal(objects[i].key, upload->key)) continue;
-        upload->if_absent = false;
-        upload->before = objects[i].version;
-    }
+    const uint32_t at = tsr_map_get(output->before_at, upload->key, UINT32_MAX);
+    upload->if_absent = at == UINT32_MAX;
+    if (!upload->if_absent) upload->before = ((const tsr_object *)output->before.items.items)[at].version;
 }
 
 static tsr_status cut(object_output *output, written_object *object, tsr_error *err)
@@ -64,6 +60,7 @@ static tsr_status output_create(tsr_output *base, tsr_str name, uint64_t size, u
     if (!object->name.data || !object->upload.key.data) return TSR_E_NOMEM;
     set_condition(output, &object->upload);
     TSR_TRY(cut(output, object, err));
+    TSR_TRY(tsr_map_put(output->file_of, object->name, (uint32_t)output->objects.count, NULL, NULL, err));
     pthread_mutex_lock(&output->lock);
     written_object **added = tsr_vec_push(&output->objects, err);
     if (added) *added = object;
@@ -119,6 +116,8 @@ static void output_close(tsr_output *base)
     pthread_rwlock_destroy(&output->steps);
     pthread_mutex_destroy(&output->lock);
     pthread_cond_destroy(&output->changed);
+    tsr_map_free(output->before_at);
+    tsr_map_free(output->file_of);
     tsr_object_list_close(&output->before);
     tsr_vec_free(&output->objects);
     tsr_vec_free(&output->held);
@@ -154,6 +153,18 @@ static tsr_status check_kind(const object_output *output, tsr_error *err)
     return TSR_OK;
 }
 
+/* There may be a million objects and as many files: each is looked up. */
+static tsr_status note_before(object_output *output, tsr_error *err)
+{
+    const tsr_object *objects = output->before.items.items;
+    const size_t count = output->before.items.count;
+    output->before_at = tsr_map_new(output->allocator, count, err);
+    output->file_of = tsr_map_new(output->allocator, 0, err);
+    if (!output->before_at || !output->file_of) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) TSR_TRY(tsr_map_put(output->before_at, objects[i].key, (uint32_t)i, NULL, NULL, err));
+    return TSR_OK;
+}
+
 static tsr_status open_output(object_output *output, const char *url, tsr_error *err)
 {
     tsr_location location;
@@ -167,6 +178,7 @@ static tsr_status open_output(object_output *output, const char *url, tsr_error 
     TSR_TRY(open_service(output, &location, err));
     TSR_TRY(tsr_object_list_open(output->allocator, &output->before, err));
     TSR_TRY(tsr_object_look(output, &output->before, err));
+    TSR_TRY(note_before(output, err));
     return check_kind(output, err);
 }
 

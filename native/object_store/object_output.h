@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "object_store/upload.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/object_output.h"
 
 enum {
@@ -58,7 +59,9 @@ typedef struct object_output {
     tsr_arena *arena;       /* of the thread that creates */
     tsr_str root;           /* the key of the destination */
     tsr_object_list before; /* what was there */
+    tsr_map *before_at;     /* of their keys: the indexes */
     tsr_vec objects;        /* of written_object * */
+    tsr_map *file_of;       /* of their names: the numbers */
     size_t small_bytes;
     uint32_t first_marker;  /* of the files, while they are published */
     bool has_replaced_marker;

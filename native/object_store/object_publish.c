@@ -102,8 +102,8 @@ static tsr_status look_again(object_output *output, tsr_error *err)
 
 static tsr_status remove_obsolete(object_output *output, tsr_str name, tsr_error *err)
 {
-    for (uint32_t f = 0; f < output->objects.count; f++)
-        if (written_object_at(output, f)->is_made && tsr_str_equal(written_object_at(output, f)->name, name)) return TSR_OK;
+    const uint32_t file = tsr_map_get(output->file_of, name, UINT32_MAX);
+    if (file != UINT32_MAX && written_object_at(output, file)->is_made) return TSR_OK;
     tsr_arena *arena = tsr_arena_new(output->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
     const tsr_str key = tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root), output->root.size ? "/" : "", TSR_STR_ARG(name));
@@ -116,8 +116,7 @@ static tsr_status remove_obsolete(object_output *output, tsr_str name, tsr_error
 static bool shares_names(const object_output *output)
 {
     for (size_t i = output->options.marker_count; i < output->options.obsolete_count; i++)
-        for (uint32_t f = 0; f < output->objects.count; f++)
-            if (tsr_str_equal(written_object_at(output, f)->name, output->options.obsolete[i])) return true;
+        if (tsr_map_get(output->file_of, output->options.obsolete[i], UINT32_MAX) != UINT32_MAX) return true;
     return false;
 }
 
