@@ -79,36 +79,49 @@ uint32_t (*const tsr_native_crc32)(uint32_t, const void *, size_t) = NULL;
 #endif
 
 #if defined(TSR_HAVE_CRYPTO)
-static void *sha256_start(void)
+static void *start_of(const EVP_MD *kind)
 {
     EVP_MD_CTX *ctx = EVP_MD_CTX_new();
-    if (ctx && EVP_DigestInit_ex(ctx, EVP_sha256(), NULL) != 1) {
+    if (ctx && EVP_DigestInit_ex(ctx, kind, NULL) != 1) {
         EVP_MD_CTX_free(ctx);
         return NULL;
     }
     return ctx;
 }
 
-static void sha256_update(void *state, const void *data, size_t size)
+static void *sha256_start(void)
+{
+    return start_of(EVP_sha256());
+}
+
+static void *md5_start(void)
+{
+    return start_of(EVP_md5());
+}
+
+static void evp_update(void *state, const void *data, size_t size)
 {
     EVP_DigestUpdate(state, data, size);
 }
 
-static void sha256_finish(void *state, uint8_t *out)
+static void evp_finish(void *state, uint8_t *out)
 {
     EVP_DigestFinal_ex(state, out, NULL);
     EVP_MD_CTX_free(state);
 }
 
-static void sha256_abandon(void *state)
+static void evp_abandon(void *state)
 {
     EVP_MD_CTX_free(state);
 }
 
-static const tsr_digest_ops sha256_ops = {32, sha256_start, sha256_update, sha256_finish, sha256_abandon};
+static const tsr_digest_ops sha256_ops = {32, sha256_start, evp_update, evp_finish, evp_abandon};
+static const tsr_digest_ops md5_ops = {16, md5_start, evp_update, evp_finish, evp_abandon};
 const tsr_digest_ops *const tsr_native_sha256 = &sha256_ops;
+const tsr_digest_ops *const tsr_native_md5 = &md5_ops;
 #else
 const tsr_digest_ops *const tsr_native_sha256 = NULL;
+const tsr_digest_ops *const tsr_native_md5 = NULL;
 #endif
 
 #if defined(TSR_HAVE_XXHASH)

@@ -9,7 +9,7 @@ static const double first_wait = 0.1, longest_wait = 5, longest_asked = 120; /* 
 
 static bool may_pass(const tsr_transfer *t)
 {
-    if (t->result == TSR_TRANSFER_ANSWERED) return t->answer.status == 429 || t->answer.status >= 500;
+    if (t->result == TSR_TRANSFER_ANSWERED) return t->answer.status == 429 || (t->answer.status >= 500 && t->answer.status != 501); /* 501: the server will never have it */
     return t->result == TSR_TRANSFER_CUT || t->result == TSR_TRANSFER_NOT_CONNECTED;
 }
 

@@ -3,8 +3,8 @@
 
 #include "object_store/encoding.h"
 
-const tsr_listing_form tsr_listing_of_s3 = {"ListBucketResult", "Contents", "Key", "Size", "ETag", "NextContinuationToken"};
-const tsr_listing_form tsr_listing_of_azure = {"EnumerationResults", "Blob", "Name", "Content-Length", "Etag", "NextMarker"};
+const tsr_listing_form tsr_listing_of_s3 = {"ListBucketResult", "Contents", "Key", "Size", "ETag", "NextContinuationToken", NULL};
+const tsr_listing_form tsr_listing_of_azure = {"EnumerationResults", "Blob", "Name", "Content-Length", "Etag", "NextMarker", NULL};
 
 #if defined(TSR_HAVE_EXPAT)
 #include <expat.h>
@@ -19,7 +19,7 @@ typedef struct reading {
     tsr_error *err;
     tsr_status status;
     tsr_object object; /* of the item that is being read */
-    bool in_item, is_encoded, is_error, has_key, has_size;
+    bool in_item, is_encoded, is_error, is_cut, has_key, has_size;
     unsigned depth;
     char text[MOST_TEXT]; /* of the element that is being read */
     size_t size;
@@ -45,7 +45,7 @@ static void XMLCALL begin_element(void *ctx, const XML_Char *name, const XML_Cha
     r->size = 0;
     if (r->depth++ == 0) {
         r->is_error = strcmp(name, "Error") == 0;
-        if (!r->is_error && strcmp(name, r->form->root) != 0)
+        if (!r->is_error && strncmp(name, r->form->root, strlen(r->form->root)) != 0)
             stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server gave <%s> where a listing (<%s>) was expected", name, r->form->root));
     } else if (r->depth > MOST_DEPTH) {
         stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing is nested more than %d deep", MOST_DEPTH));
@@ -111,6 +111,8 @@ static void XMLCALL end_element(void *ctx, const XML_Char *name)
         end_item(r);
     } else if (!r->in_item && strcmp(name, r->form->next) == 0) {
         *r->next = keep(r, text);
+    } else if (!r->in_item && r->form->cut && strcmp(name, r->form->cut) == 0) {
+        r->is_cut = tsr_str_equal(text, TSR_STR("true"));
     } else if (!r->in_item && strcmp(name, "EncodingType") == 0) {
         r->is_encoded = tsr_str_equal(text, TSR_STR("url"));
     }
@@ -141,6 +143,7 @@ tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_obje
         r.status = tsr_raise(err, TSR_E_FORMAT, (uint64_t)XML_GetCurrentByteIndex(r.parser), "the server's listing is not XML: %s",
                              XML_ErrorString(XML_GetErrorCode(r.parser)));
     if (r.status == TSR_OK && r.is_error) r.status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "the server answered with an error");
+    if (form->cut && !r.is_cut) *next = (tsr_str){NULL, 0};
     XML_ParserFree(r.parser);
     return r.status;
 }

@@ -4,9 +4,10 @@
 
 #include "object_store/service.h"
 
-/* The names of what counts in a page; `size` NULL: the items have none. */
+/* The names of what counts in a page; of `root` only how it begins (moto gives ListPartsResponse for S3's ListPartsResult). `size` NULL: the items have none. `cut`: the element that is "true" where more pages follow, of
+ * servers that state `next` on the last page, too; NULL: `next` alone says it. */
 typedef struct tsr_listing_form {
-    const char *root, *item, *key, *size, *version, *next;
+    const char *root, *item, *key, *size, *version, *next, *cut;
 } tsr_listing_form;
 extern const tsr_listing_form tsr_listing_of_s3, tsr_listing_of_azure;
 

@@ -20,11 +20,14 @@ static tsr_status check_name(const object_output *output, tsr_str name, tsr_erro
 }
 
 /* The condition that there is none, or which one is replaced. */
-static void set_condition(const object_output *output, tsr_upload *upload)
+static tsr_status set_condition(object_output *output, written_object *object, tsr_error *err)
 {
-    const uint32_t at = tsr_map_get(output->before_at, upload->key, UINT32_MAX);
-    upload->if_absent = at == UINT32_MAX;
-    if (!upload->if_absent) upload->before = ((const tsr_object *)output->before.items.items)[at].version;
+    const uint32_t at = tsr_map_get(output->before_at, object->upload.key, UINT32_MAX);
+    const tsr_object *before = at == UINT32_MAX ? NULL : &((const tsr_object *)output->before.items.items)[at];
+    object->upload.if_absent = !before;
+    if (!before) return TSR_OK;
+    object->upload.before = before->version;
+    return tsr_resume_take_object(output, object, before, err);
 }
 
 static tsr_status cut(object_output *output, written_object *object, tsr_error *err)
@@ -58,7 +61,7 @@ static tsr_status output_create(tsr_output *base, tsr_str name, uint64_t size, u
         tsr_arena_format(output->arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root), output->root.size && name.size ? "/" : "", TSR_STR_ARG(name));
     object->upload.size = size;
     if (!object->name.data || !object->upload.key.data) return TSR_E_NOMEM;
-    set_condition(output, &object->upload);
+    TSR_TRY(set_condition(output, object, err));
     TSR_TRY(cut(output, object, err));
     TSR_TRY(tsr_map_put(output->file_of, object->name, (uint32_t)output->objects.count, NULL, NULL, err));
     pthread_mutex_lock(&output->lock);
@@ -116,6 +119,12 @@ static void output_close(tsr_output *base)
     pthread_rwlock_destroy(&output->steps);
     pthread_mutex_destroy(&output->lock);
     pthread_cond_destroy(&output->changed);
+    for (uint32_t f = 0; f < output->objects.count; f++) {
+        tsr_map_free(written_object_at(output, f)->found_at);
+        tsr_object_list_close(&written_object_at(output, f)->found);
+    }
+    tsr_map_free(output->resumable);
+    tsr_object_list_close(&output->unfinished);
     tsr_map_free(output->before_at);
     tsr_map_free(output->file_of);
     tsr_object_list_close(&output->before);
@@ -177,9 +186,11 @@ static tsr_status open_output(object_output *output, const char *url, tsr_error 
     if (!output->root.data) return TSR_E_NOMEM;
     TSR_TRY(open_service(output, &location, err));
     TSR_TRY(tsr_object_list_open(output->allocator, &output->before, err));
+    TSR_TRY(tsr_resume_open(output, err));
     TSR_TRY(tsr_object_look(output, &output->before, err));
     TSR_TRY(note_before(output, err));
-    return check_kind(output, err);
+    TSR_TRY(check_kind(output, err));
+    return tsr_resume_look(output, err);
 }
 
 tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const tsr_object_output_options *options, tsr_output **out,

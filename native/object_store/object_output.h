@@ -43,6 +43,10 @@ typedef struct written_object {
     uint8_t *small;         /* the bytes of a small one; NULL: it is uploaded in parts */
     upload_state begun;
     bool is_made; /* visible */
+    bool is_there; /* an earlier run has made it: it is compared instead of written */
+    bool is_damaged; /* what was read back is not what was written */
+    tsr_object_list found; /* parts of an earlier run's upload, with its id */
+    tsr_map *found_at;     /* of their names: the indexes; NULL: there are none */
 } written_object;
 
 typedef struct queued_part {
@@ -62,6 +66,8 @@ typedef struct object_output {
     tsr_map *before_at;     /* of their keys: the indexes */
     tsr_vec objects;        /* of written_object * */
     tsr_map *file_of;       /* of their names: the numbers */
+    tsr_object_list unfinished; /* uploads of earlier runs */
+    tsr_map *resumable;         /* names of options.names; NULL: nothing is resumed */
     size_t small_bytes;
     uint32_t first_marker;  /* of the files, while they are published */
     bool has_replaced_marker;
@@ -69,6 +75,7 @@ typedef struct object_output {
     pthread_mutex_t lock;   /* over what follows, and the parts */
     pthread_cond_t changed;
     tsr_arena *ids; /* of uploads */
+    tsr_object_resumed resumed;
     tsr_vec held;   /* of queued_part: those in memory */
     size_t bytes_held;
     tsr_vec queue; /* of queued_part, from `queue_at` */
@@ -101,6 +108,22 @@ void tsr_parts_take_room(object_output *output, size_t size);
 void tsr_parts_give_room(object_output *output, size_t size);
 void tsr_parts_stop(object_output *output); /* nothing more is sent */
 void tsr_parts_close(object_output *output); /* ends the threads */
+
+/* object_resume.c. Does nothing without options.resume; `open` and `look` before and after what is there is listed. */
+tsr_status tsr_resume_open(object_output *output, tsr_error *err);
+tsr_status tsr_resume_look(object_output *output, tsr_error *err);
+/* Whether an object may be there because an earlier run of this job has made it. */
+bool tsr_resume_knows(const object_output *output, tsr_str key);
+/* Takes over an object that is there, if it may be one of this job's; TSR_E_EXISTS where it has another size. */
+tsr_status tsr_resume_take_object(object_output *output, written_object *object, const tsr_object *before, tsr_error *err);
+/* A part of such an object: TSR_E_EXISTS where it has other bytes. */
+tsr_status tsr_resume_compare(object_output *output, queued_part of, const tsr_upload_bytes *bytes, tsr_error *err);
+/* Finds an upload of an earlier run: sets its id, if there are ids, and what it has. */
+tsr_status tsr_resume_find_upload(object_output *output, written_object *object, tsr_error *err);
+/* Whether it has these bytes of a part; then sets its tag. */
+bool tsr_resume_has_part(object_output *output, queued_part of, const tsr_upload_bytes *bytes);
+/* Gives up uploads that were not continued, once all is published. */
+tsr_status tsr_resume_finish(object_output *output, tsr_error *err);
 
 /* object_publish.c */
 tsr_status tsr_object_publish(tsr_output *output, uint32_t marker, tsr_error *err);

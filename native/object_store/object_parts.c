@@ -176,7 +176,9 @@ static tsr_status begin(object_output *output, written_object *object, tsr_error
     if (!is_first) return TSR_E_CANCELLED;
     tsr_arena *arena = tsr_arena_new(output->allocator, 0, err);
     const char *id = NULL;
-    tsr_status status = arena ? output->service->uploading->begin(output->service, object->upload.key, arena, &id, err) : TSR_E_NOMEM;
+    tsr_status status = arena ? tsr_resume_find_upload(output, object, err) : TSR_E_NOMEM;
+    id = object->upload.id;
+    if (status == TSR_OK && !id) status = output->service->uploading->begin(output->service, object->upload.key, arena, &id, err);
     pthread_mutex_lock(&output->lock);
     if (status == TSR_OK) object->upload.id = tsr_arena_str(output->ids, tsr_str_from(id), err).data;
     if (status == TSR_OK && !object->upload.id) status = TSR_E_NOMEM;
@@ -191,12 +193,14 @@ static tsr_status send(object_output *output, queued_part of, tsr_error *err)
 {
     written_object *object = of.object;
     tsr_upload_bytes *bytes = &object->sums[of.number];
-    TSR_TRY(begin(output, object, err));
+    if (!object->is_there) TSR_TRY(begin(output, object, err));
     bytes->data = object->parts[of.number].data;
     bytes->size = size_of(object, of.number);
     tsr_upload_sum(bytes->data, bytes->size, bytes->sum);
-    const tsr_status status =
-        output->service->uploading->send(output->service, &object->upload, of.number + 1, bytes, &object->tags[of.number], err);
+    tsr_status status = TSR_OK;
+    if (object->is_there) status = tsr_resume_compare(output, of, bytes, err);
+    else if (!tsr_resume_has_part(output, of, bytes))
+        status = output->service->uploading->send(output->service, &object->upload, of.number + 1, bytes, &object->tags[of.number], err);
     bytes->data = NULL;
     return status;
 }

@@ -61,11 +61,11 @@ static bool is_directory_mark(const tsr_object *object)
 }
 
 /* The first object that counts, by name, in `found`. */
-static const tsr_object *first_object(const tsr_object_list *found)
+static const tsr_object *first_object(const object_output *output, const tsr_object_list *found)
 {
     const tsr_object *objects = found->items.items;
     for (size_t i = 0; i < found->items.count; i++)
-        if (!is_directory_mark(&objects[i])) return &objects[i];
+        if (!is_directory_mark(&objects[i]) && !tsr_resume_knows(output, objects[i].key)) return &objects[i];
     return NULL;
 }
 
@@ -78,7 +78,7 @@ tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_er
     const tsr_status status = output->root.size ? service->stat(service, output->root, found, &unused) : TSR_E_NOT_FOUND;
     if (status != TSR_OK && status != TSR_E_NOT_FOUND) return tsr_raise(err, status, TSR_NO_POSITION, "%s", unused.message);
     TSR_TRY(service->list(service, prefix, true, found, err));
-    const tsr_object *first = first_object(found);
+    const tsr_object *first = first_object(output, found);
     if (!first || output->options.overwrite) return TSR_OK;
     if (tsr_str_equal(first->key, output->root))
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it",
@@ -127,15 +127,23 @@ static tsr_status remove_old_markers(object_output *output, tsr_error *err)
     return TSR_OK;
 }
 
-/* The marker, which is made last, goes first. Where it took the place of an old one, the new data has to stay. */
+/* With --resume, data that is good stays for the next run. */
+static bool is_kept(const object_output *output, uint32_t file)
+{
+    return output->options.resume && file < output->first_marker && !written_object_at(output, file)->is_damaged;
+}
+
+/* The marker, which is made last, goes first. Where it took the place of an old one, the new data has to stay. With --resume, uploads
+ * stay, too. */
 void tsr_object_discard(object_output *output)
 {
     tsr_service *service = output->service;
     for (uint32_t f = (uint32_t)output->objects.count; f-- > 0;) {
         written_object *object = written_object_at(output, f);
         tsr_error unused = {0};
-        if (object->is_made && object->upload.if_absent && !output->has_replaced_marker) service->uploading->remove(service, object->upload.key, &unused);
-        if (!object->is_made && object->begun == UPLOAD_BEGUN) service->uploading->abort(service, &object->upload, &unused);
+        if (object->is_made && object->upload.if_absent && !output->has_replaced_marker && !is_kept(output, f))
+            service->uploading->remove(service, object->upload.key, &unused);
+        if (!object->is_made && object->begun == UPLOAD_BEGUN && !output->options.resume) service->uploading->abort(service, &object->upload, &unused);
     }
 }
 
@@ -162,10 +170,11 @@ static tsr_status make(object_output *output, uint32_t file, tsr_error *err)
 {
     tsr_service *service = output->service;
     written_object *object = written_object_at(output, file);
+    tsr_upload_bytes bytes = {.data = object->small, .size = (size_t)object->upload.size};
+    if (object->is_there) return object->small ? tsr_resume_compare(output, (queued_part){object, 0}, &bytes, err) : TSR_OK;
     pthread_rwlock_rdlock(&output->steps);
     tsr_status status = TSR_OK;
     if (object->small) {
-        tsr_upload_bytes bytes = {.data = object->small, .size = (size_t)object->upload.size};
         tsr_upload_sum(bytes.data, bytes.size, bytes.sum);
         object->sums[0] = bytes;
         status = service->uploading->put(service, &object->upload, &bytes, err);
@@ -197,9 +206,13 @@ static tsr_status compare(object_output *output, queued_part of, char *buffer, t
     tsr_status status = tsr_exchange_perform(output->service, &request, &x, 1, err);
     if (status == TSR_OK && x.transfer.answer.status >= 300) status = tsr_exchange_error(output->service, &x, err);
     if (status == TSR_OK && x.transfer.answer.size == wrote->size) tsr_upload_sum(buffer, wrote->size, sum);
-    if (status == TSR_OK && strcmp(sum, wrote->sum) != 0)
+    if (status == TSR_OK && strcmp(sum, wrote->sum) != 0) {
+        pthread_mutex_lock(&output->lock);
+        of.object->is_damaged = true;
+        pthread_mutex_unlock(&output->lock);
         status = tsr_raise(err, TSR_E_CHANGED, request.offset, "%s: the bytes that were read back are not those that were written",
                            tsr_shown_key_of(output->service, object->upload.key).text);
+    }
     tsr_exchange_end(&x);
     return status;
 }
@@ -225,7 +238,7 @@ static tsr_status verify(object_output *output, uint32_t first, uint32_t end, ts
     if (!output->options.verify) return TSR_OK;
     for (uint32_t f = first; f < end && status == TSR_OK; f++) {
         written_object *object = written_object_at(output, f);
-        for (unsigned i = 0; i < object->part_count && status == TSR_OK; i++) {
+        for (unsigned i = 0; i < object->part_count && status == TSR_OK && !object->is_there; i++) {
             queued_part *added = tsr_vec_push(&parts, err);
             if (added) *added = (queued_part){object, i};
             else status = TSR_E_NOMEM;
@@ -269,5 +282,5 @@ tsr_status tsr_object_publish(tsr_output *base, uint32_t marker, tsr_error *err)
                               TSR_STR_ARG(output->options.obsolete[i]));
             return TSR_E_IO;
         }
-    return TSR_OK;
+    return tsr_resume_finish(output, err);
 }

@@ -1,5 +1,5 @@
 /* Uploads by the protocol of S3. Source: the S3 API reference (CreateMultipartUpload, UploadPart, CompleteMultipartUpload,
- * AbortMultipartUpload, ListMultipartUploads, PutObject, DeleteObject). */
+ * AbortMultipartUpload, ListMultipartUploads, ListParts, PutObject, DeleteObject). */
 #include "object_store/upload.h"
 
 #include <stdio.h>
@@ -8,9 +8,76 @@
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
 
-enum { MOST_BEGINS = 6 };
+enum { MOST_BEGINS = 6, MOST_PAGE = 8 << 20 };
 
-static const tsr_listing_form uploads_form = {"ListMultipartUploadsResult", "Upload", "Key", NULL, "UploadId", "NextUploadIdMarker"};
+static const tsr_listing_form uploads_form = {"ListMultipartUploadsResult", "Upload", "Key", NULL, "UploadId", "NextUploadIdMarker", "IsTruncated"};
+static const tsr_listing_form parts_form = {"ListParts", "Part", "PartNumber", "Size", "ETag", "NextPartNumberMarker", "IsTruncated"};
+
+/* ---- what is there of uploads ---- */
+
+static tsr_status read_page(tsr_service *service, const tsr_request *request, const tsr_listing_form *form, tsr_object_list *out, tsr_str *next,
+                            tsr_error *err)
+{
+    tsr_exchange x;
+    tsr_str page;
+    const tsr_str asked = *next;
+    tsr_status status = tsr_exchange_text(service, *request, MOST_PAGE, &x, &page, err);
+    if (status == TSR_OK) status = tsr_listing_read(form, page, out, next, err);
+    if (status == TSR_OK && next->size && tsr_str_equal(asked, *next))
+        status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the server's listing does not advance", service->shown);
+    tsr_exchange_end(&x);
+    return status;
+}
+
+static tsr_status list_unfinished(tsr_service *service, tsr_str prefix, tsr_object_list *out, tsr_error *err)
+{
+    tsr_str next = {NULL, 0};
+    do {
+        tsr_parameter parameters[5] = {{"encoding-type", TSR_STR("url")}};
+        const tsr_object *found = out->items.items;
+        size_t count = 1;
+        if (next.size) parameters[count++] = (tsr_parameter){"key-marker", found[out->items.count - 1].key};
+        parameters[count++] = (tsr_parameter){"prefix", prefix};
+        if (next.size) parameters[count++] = (tsr_parameter){"upload-id-marker", next};
+        parameters[count++] = (tsr_parameter){"uploads", TSR_STR("")};
+        const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true, .is_upload = true};
+        const size_t had = out->items.count;
+        TSR_TRY(read_page(service, &request, &uploads_form, out, &next, err));
+        TSR_FAIL_IF(next.size && out->items.count == had, err, TSR_E_FORMAT, "%s: the server's listing does not advance", service->shown);
+    } while (next.size);
+    return TSR_OK;
+}
+
+static tsr_status list_parts(tsr_service *service, const tsr_upload *upload, tsr_object_list *out, tsr_error *err)
+{
+    tsr_str next = {NULL, 0};
+    do {
+        tsr_parameter parameters[2];
+        size_t count = 0;
+        if (next.size) parameters[count++] = (tsr_parameter){"part-number-marker", next};
+        parameters[count++] = (tsr_parameter){"uploadId", tsr_str_from(upload->id)};
+        const tsr_request request = {.key = upload->key, .parameters = parameters, .parameter_count = count, .is_upload = true};
+        TSR_TRY(read_page(service, &request, &parts_form, out, &next, err));
+    } while (next.size);
+    return TSR_OK;
+}
+
+static void name_part(unsigned number, const tsr_upload_bytes *bytes, tsr_part_tag *name)
+{
+    (void)bytes;
+    snprintf(name->text, sizeof name->text, "%u", number);
+}
+
+/* The ETag of a part is its MD5, unless the bucket encrypts with keys of its own: then no part agrees. */
+static bool is_same_part(const tsr_object *part, const tsr_upload_bytes *bytes, tsr_part_tag *tag)
+{
+    char sum[TSR_MD5_DIGITS + 1];
+    if (!tsr_upload_md5(bytes->data, bytes->size, sum) || !tsr_str_equal(part->version, tsr_str_from(sum))) return false;
+    snprintf(tag->text, sizeof tag->text, "\"%s\"", sum);
+    return true;
+}
+
+static const tsr_resuming resuming = {list_unfinished, list_parts, name_part, is_same_part};
 
 /* ---- beginning ---- */
 
@@ -25,32 +92,15 @@ static tsr_str upload_id(tsr_str reply)
     return (tsr_str){at, (size_t)(end - at)};
 }
 
-/* The uploads of this very key, or none where the server does not list them. */
-static tsr_status list_uploads(tsr_service *service, tsr_str key, tsr_object_list *out, tsr_error *err)
+static bool has_parts(tsr_service *service, tsr_str key, tsr_str id)
 {
-    const tsr_parameter parameters[] = {{"encoding-type", TSR_STR("url")}, {"prefix", key}, {"uploads", TSR_STR("")}};
-    const tsr_request request = {.parameters = parameters, .parameter_count = 3, .on_bucket = true, .is_upload = true};
-    tsr_upload_reply reply;
-    tsr_str next;
+    tsr_object_list parts = {0};
     tsr_error unused = {0};
-    if (tsr_upload_ask(service, &request, out->arena, &reply, &unused) != TSR_OK) return TSR_OK;
-    TSR_TRY(tsr_listing_read(&uploads_form, reply.text, out, &next, err));
-    tsr_object *objects = out->items.items;
-    size_t kept = 0;
-    for (size_t i = 0; i < out->items.count; i++)
-        if (tsr_str_equal(objects[i].key, key)) objects[kept++] = objects[i];
-    out->items.count = kept;
-    return TSR_OK;
-}
-
-static bool has_parts(tsr_service *service, tsr_str key, tsr_str id, tsr_arena *arena)
-{
-    const tsr_parameter parameters[] = {{"uploadId", id}};
-    const tsr_request request = {.key = key, .parameters = parameters, .parameter_count = 1, .is_upload = true};
-    tsr_upload_reply reply;
-    tsr_error unused = {0};
-    if (tsr_upload_ask(service, &request, arena, &reply, &unused) != TSR_OK) return true;
-    return reply.text.size && memmem(reply.text.data, reply.text.size, "<PartNumber>", 12);
+    if (tsr_object_list_open(service->allocator, &parts, &unused) != TSR_OK) return true;
+    const tsr_status status = list_parts(service, &(tsr_upload){.key = key, .id = id.data}, &parts, &unused);
+    const bool has = status != TSR_OK || parts.items.count;
+    tsr_object_list_close(&parts);
+    return has;
 }
 
 /* After a lost reply: the upload that was begun, if the server lists one of this key that has no parts. There is nobody but this
@@ -58,11 +108,14 @@ static bool has_parts(tsr_service *service, tsr_str key, tsr_str id, tsr_arena *
 static tsr_status find_begun(tsr_service *service, tsr_str key, tsr_arena *arena, const char **id, tsr_error *err)
 {
     tsr_object_list found = {0};
+    tsr_error unused = {0};
     TSR_TRY(tsr_object_list_open(service->allocator, &found, err));
-    tsr_status status = list_uploads(service, key, &found, err);
+    tsr_status status = TSR_OK;
+    if (list_unfinished(service, key, &found, &unused) != TSR_OK) found.items.count = 0; /* not all servers list them */
     for (size_t i = 0; i < found.items.count && status == TSR_OK && !*id; i++) {
-        const tsr_str own = ((tsr_object *)found.items.items)[i].version;
-        if (has_parts(service, key, own, found.arena)) continue;
+        const tsr_object *upload = &((tsr_object *)found.items.items)[i];
+        const tsr_str own = upload->version;
+        if (!tsr_str_equal(upload->key, key) || has_parts(service, key, own)) continue;
         *id = tsr_arena_str(arena, own, err).data;
         if (!*id) status = TSR_E_NOMEM;
     }
@@ -119,7 +172,7 @@ static tsr_status send(tsr_service *service, const tsr_upload *upload, unsigned 
     return status;
 }
 
-static tsr_status list_parts(tsr_arena *arena, const tsr_part_tag *tags, unsigned count, tsr_str *out, tsr_error *err)
+static tsr_status put_parts(tsr_arena *arena, const tsr_part_tag *tags, unsigned count, tsr_str *out, tsr_error *err)
 {
     static const char head[] = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">", tail[] = "</CompleteMultipartUpload>";
     const size_t room = sizeof head + sizeof tail + count * (sizeof(tsr_part_tag) + 80);
@@ -151,7 +204,7 @@ static tsr_status complete(tsr_service *service, const tsr_upload *upload, const
     tsr_arena *arena = tsr_arena_new(service->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
     tsr_status status = look_first(service, upload, err);
-    if (status == TSR_OK) status = list_parts(arena, tags, count, &body, err);
+    if (status == TSR_OK) status = put_parts(arena, tags, count, &body, err);
     if (status == TSR_OK) {
         tsr_upload_sum(body.data, body.size, sum);
         const tsr_request request = {.method = "POST",
@@ -194,4 +247,4 @@ static tsr_status put(tsr_service *service, const tsr_upload *upload, const tsr_
     return tsr_upload_make(service, upload, &request, bytes, err);
 }
 
-const tsr_uploading tsr_uploading_by_s3 = {begin, send, complete, abort_upload, put, tsr_upload_remove};
+const tsr_uploading tsr_uploading_by_s3 = {begin, send, complete, abort_upload, put, tsr_upload_remove, &resuming};

@@ -7,20 +7,34 @@
 #include "object_store/exchange.h"
 #include "tessera/sys/alloc.h"
 
-enum { MOST_REPLY = 64 << 10, MOST_TRIES = 6 };
+enum { MOST_REPLY = 64 << 10, MOST_TRIES = 6, COMPARED = 4 << 20 };
+
+static bool digest(const tsr_digest_ops *kind, const void *data, size_t size, char *out)
+{
+    static const char hex[] = "0123456789abcdef";
+    uint8_t bytes[TSR_SUM_DIGITS / 2];
+    void *state = kind->start();
+    if (!state) return false;
+    if (size) kind->update(state, data, size);
+    kind->finish(state, bytes);
+    for (size_t i = 0; i < kind->size; i++) {
+        out[2 * i] = hex[bytes[i] >> 4];
+        out[2 * i + 1] = hex[bytes[i] & 15];
+    }
+    out[2 * kind->size] = '\0';
+    return true;
+}
 
 void tsr_upload_sum(const void *data, size_t size, char out[TSR_SUM_DIGITS + 1])
 {
-    static const char hex[] = "0123456789abcdef";
-    uint8_t digest[TSR_SUM_DIGITS / 2];
-    void *state = tsr_native_sha256->start();
-    if (size) tsr_native_sha256->update(state, data, size);
-    tsr_native_sha256->finish(state, digest);
-    for (size_t i = 0; i < sizeof digest; i++) {
-        out[2 * i] = hex[digest[i] >> 4];
-        out[2 * i + 1] = hex[digest[i] & 15];
-    }
-    out[TSR_SUM_DIGITS] = '\0';
+    out[0] = '\0';
+    digest(tsr_native_sha256, data, size, out);
+}
+
+bool tsr_upload_md5(const void *data, size_t size, char out[TSR_MD5_DIGITS + 1])
+{
+    out[0] = '\0';
+    return tsr_native_md5 && digest(tsr_native_md5, data, size, out);
 }
 
 tsr_status tsr_upload_ask(tsr_service *service, const tsr_request *given, tsr_arena *arena, tsr_upload_reply *reply, tsr_error *err)
@@ -60,17 +74,28 @@ tsr_status tsr_upload_exists(tsr_service *service, tsr_str key, bool *there, tsr
     return status == TSR_OK || status == TSR_E_NOT_FOUND ? TSR_OK : tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
 }
 
-static tsr_status compare(tsr_service *service, const tsr_upload *upload, const tsr_upload_bytes *bytes, bool *equal, tsr_error *err)
+static tsr_status compare_range(tsr_service *service, const tsr_request *request, const void *with, bool *equal, tsr_error *err)
 {
     tsr_exchange x = {0};
-    char *buffer = tsr_alloc(service->allocator, bytes->size, 1, err);
-    if (!buffer) return TSR_E_NOMEM;
-    const tsr_request request = {.key = upload->key, .is_ranged = true, .buffer = buffer, .capacity = bytes->size};
-    tsr_status status = tsr_exchange_perform(service, &request, &x, 1, err);
+    tsr_status status = tsr_exchange_perform(service, request, &x, 1, err);
     if (status == TSR_OK && x.transfer.answer.status >= 300) status = tsr_exchange_error(service, &x, err);
-    *equal = status == TSR_OK && x.transfer.answer.size == bytes->size && memcmp(buffer, bytes->data, bytes->size) == 0;
+    *equal = status == TSR_OK && x.transfer.answer.size == request->capacity && memcmp(request->buffer, with, request->capacity) == 0;
     tsr_exchange_end(&x);
-    tsr_free(service->allocator, buffer, bytes->size, 1);
+    return status;
+}
+
+tsr_status tsr_upload_compare(tsr_service *service, tsr_str key, uint64_t offset, const tsr_upload_bytes *bytes, bool *equal, tsr_error *err)
+{
+    const size_t room = bytes->size < COMPARED ? bytes->size : COMPARED;
+    char *buffer = room ? tsr_alloc(service->allocator, room, 1, err) : NULL;
+    tsr_status status = buffer || !room ? TSR_OK : TSR_E_NOMEM;
+    *equal = true;
+    for (size_t at = 0; at < bytes->size && *equal && status == TSR_OK; at += room) {
+        const size_t size = bytes->size - at < room ? bytes->size - at : room;
+        const tsr_request request = {.key = key, .is_ranged = true, .offset = offset + at, .buffer = buffer, .capacity = size};
+        status = compare_range(service, &request, (const char *)bytes->data + at, equal, err);
+    }
+    tsr_free(service->allocator, buffer, room, 1);
     return status;
 }
 
@@ -84,7 +109,7 @@ tsr_status tsr_upload_is_there(tsr_service *service, const tsr_upload *upload, c
     if (status == TSR_OK) {
         const tsr_object *object = found.items.items;
         *there = object->size == upload->size && !(upload->before.size && tsr_str_equal(object->version, upload->before));
-        if (*there && bytes && bytes->size) status = compare(service, upload, bytes, there, &unused);
+        if (*there && bytes && bytes->size) status = tsr_upload_compare(service, upload->key, 0, bytes, there, &unused);
     }
     tsr_object_list_close(&found);
     if (status == TSR_OK || status == TSR_E_NOT_FOUND) return TSR_OK;

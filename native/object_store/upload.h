@@ -5,7 +5,7 @@
 
 #include "object_store/service.h"
 
-enum { TSR_SUM_DIGITS = 64, TSR_PART_TAG = 160, TSR_MOST_UPLOAD_PARTS = 10000 };
+enum { TSR_SUM_DIGITS = 64, TSR_MD5_DIGITS = 32, TSR_PART_TAG = 160, TSR_MOST_UPLOAD_PARTS = 10000 };
 
 #define TSR_OBJECT_TYPE "application/octet-stream" /* the Content-Type of objects */
 
@@ -30,6 +30,19 @@ typedef struct tsr_part_tag {
     char text[TSR_PART_TAG];
 } tsr_part_tag;
 
+/* What of an earlier run can be continued. A part that the server has counts only where its checksum agrees with the bytes. */
+typedef struct tsr_resuming {
+    /* Appends the unfinished uploads of keys that begin with `prefix`, their ids as versions. NULL: uploads have no ids, and each object
+     * has one at most. */
+    tsr_status (*list_unfinished)(tsr_service *service, tsr_str prefix, tsr_object_list *out, tsr_error *err);
+    /* Appends the parts that the server has of an upload, by names as `name` gives them. */
+    tsr_status (*list_parts)(tsr_service *service, const tsr_upload *upload, tsr_object_list *out, tsr_error *err);
+    /* Under which name the server lists part `number`, from 1, of these bytes. */
+    void (*name)(unsigned number, const tsr_upload_bytes *bytes, tsr_part_tag *name);
+    /* Whether a part that is listed under that name, and has this size, has these bytes; then sets its tag. */
+    bool (*is_same)(const tsr_object *part, const tsr_upload_bytes *bytes, tsr_part_tag *tag);
+} tsr_resuming;
+
 typedef struct tsr_uploading {
     /* Begins an upload in parts: sets *id, in `arena`. */
     tsr_status (*begin)(tsr_service *service, tsr_str key, tsr_arena *arena, const char **id, tsr_error *err);
@@ -44,6 +57,7 @@ typedef struct tsr_uploading {
     tsr_status (*put)(tsr_service *service, const tsr_upload *upload, const tsr_upload_bytes *bytes, tsr_error *err);
     /* Removes an object; not an error where there is none. */
     tsr_status (*remove)(tsr_service *service, tsr_str key, tsr_error *err);
+    const tsr_resuming *resuming;
 } tsr_uploading;
 
 /* By the protocol of S3, which Google's XML API has too; of Azure. */
@@ -51,6 +65,8 @@ extern const tsr_uploading tsr_uploading_by_s3, tsr_uploading_by_azure;
 
 /* SHA-256 of some bytes, in hexadecimal digits. Needs tsr_native_sha256. */
 void tsr_upload_sum(const void *data, size_t size, char out[TSR_SUM_DIGITS + 1]);
+/* MD5 likewise; false where the system forbids it. */
+bool tsr_upload_md5(const void *data, size_t size, char out[TSR_MD5_DIGITS + 1]);
 
 /* What the kinds have in common after a lost reply. */
 
@@ -66,6 +82,9 @@ typedef struct tsr_upload_reply {
     tsr_part_tag tag;   /* its ETag */
 } tsr_upload_reply;
 tsr_status tsr_upload_ask(tsr_service *service, const tsr_request *request, tsr_arena *arena, tsr_upload_reply *reply, tsr_error *err);
+
+/* Whether the object's bytes at `offset` are these; TSR_E_IO where they cannot be read. */
+tsr_status tsr_upload_compare(tsr_service *service, tsr_str key, uint64_t offset, const tsr_upload_bytes *bytes, bool *equal, tsr_error *err);
 
 /* A request whose answers of `allowed` are not errors either, because what was to go is not there. */
 tsr_status tsr_upload_give_up(tsr_service *service, const tsr_request *request, const long *allowed, tsr_error *err);

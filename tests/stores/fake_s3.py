@@ -123,10 +123,17 @@ class Handler(http_serving.Handler):
         if absent and key in s.objects:
             return 412, "PreconditionFailed", b"", {}
         if self.operation == "ListMultipartUploads":
-            found = "".join(f"<Upload><Key>{escape(k)}</Key><UploadId>{i}</UploadId></Upload>" for i, (k, _) in s.uploads.items() if k.startswith(query["prefix"]))
-            return 200, None, f"<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>{found}</ListMultipartUploadsResult>".encode(), {}
+            names = sorted(((k, i) for i, (k, _) in s.uploads.items() if k.startswith(query["prefix"])))
+            names = [n for n in names if n > (query.get("key-marker", ""), query.get("upload-id-marker", ""))]
+            found = "".join(f"<Upload><Key>{escape(urllib.parse.quote_plus(k, safe='/'))}</Key><UploadId>{i}</UploadId></Upload>" for k, i in names[:s.page])
+            more = f"<NextKeyMarker>x</NextKeyMarker><NextUploadIdMarker>{names[:s.page][-1][1] if names else ''}</NextUploadIdMarker>"
+            return 200, None, (f"<ListMultipartUploadsResult><EncodingType>url</EncodingType>{more}<IsTruncated>{str(len(names) > s.page).lower()}</IsTruncated>"
+                               f"{found}</ListMultipartUploadsResult>").encode(), {}
         if self.operation == "ListParts":
-            return 200, None, ("<ListPartsResult>" + "".join(f"<Part><PartNumber>{n}</PartNumber></Part>" for n in upload[1]) + "</ListPartsResult>").encode(), {}
+            numbers = [n for n in sorted(upload[1]) if n > int(query.get("part-number-marker", 0))]
+            found = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>{escape(etag(upload[1][n]))}</ETag><Size>{len(upload[1][n])}</Size></Part>" for n in numbers[:s.page])
+            more = f"<NextPartNumberMarker>{(numbers[:s.page] or [0])[-1]}</NextPartNumberMarker><IsTruncated>{str(len(numbers) > s.page).lower()}</IsTruncated>"
+            return 200, None, f"<ListPartsResult>{more}{found}</ListPartsResult>".encode(), {}
         if self.operation == "CreateMultipartUpload":
             name = f"upload-{len(s.done)}"
             s.uploads[name] = (key, {})

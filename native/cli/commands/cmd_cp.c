@@ -6,6 +6,7 @@
 #include "cli/program/session.h"
 #include "cli/program/signals.h"
 #include "cli/program/term.h"
+#include "cli/writing/resumed.h"
 #include "io/file_name.h"
 #include "io/sys.h"
 #include "publish/publication.h"
@@ -23,7 +24,7 @@
 enum { BUFFER = 8 << 20, LEVELS = 64 };
 
 typedef struct cp_arguments {
-    bool no_verify, overwrite;
+    bool no_verify, overwrite, resume, json;
 } cp_arguments;
 
 typedef struct copying {
@@ -42,6 +43,7 @@ typedef struct copying {
     char *buffer;
     uint64_t *sums;
     uint64_t byte_total, byte_done;
+    tsr_object_resumed resumed;
     cli_progress progress;
 } copying;
 
@@ -198,7 +200,10 @@ static tsr_status open_remote_output(copying *c, tsr_error *err)
                                                .obsolete = r->obsolete,
                                                .obsolete_count = r->obsolete_count,
                                                .marker_count = r->marker_count,
-                                               .is_unlike = r->swap};
+                                               .is_unlike = r->swap,
+                                               .resume = c->arguments->resume,
+                                               .names = c->names,
+                                               .name_count = c->count};
     return status == TSR_OK ? tsr_object_output_open(cli_host(c->program), c->to, &options, &c->output, err) : status;
 }
 
@@ -235,13 +240,20 @@ static tsr_status open_output(copying *c, tsr_error *err)
     return status;
 }
 
+static tsr_status publish_remote(copying *c, tsr_error *err)
+{
+    const tsr_status status = c->output->publish(c->output, c->marker, err);
+    if (status == TSR_OK) c->resumed = tsr_object_output_resumed(c->output);
+    return status;
+}
+
 static tsr_status copy_all(copying *c, tsr_error *err)
 {
     tsr_status status = open_output(c, err);
     for (uint32_t i = 0; i < c->count && status == TSR_OK; i++) status = copy_file(c, i, err);
     if (status == TSR_OK) status = c->output->sync(c->output, err);
     if (status == TSR_OK) status = tsr_folder_store_unchanged(c->store, err);
-    if (status == TSR_OK && c->is_remote) return c->output->publish(c->output, c->marker, err);
+    if (status == TSR_OK && c->is_remote) return publish_remote(c, err);
     for (uint32_t i = 0; i < c->count && status == TSR_OK && !c->arguments->no_verify; i++)
         c->sums[i] = tsr_folder_output_take_sum(c->output, i);
     if (status == TSR_OK && !c->arguments->no_verify) status = tsr_folder_output_verify(c->output, c->sums, c->count, err);
@@ -257,6 +269,9 @@ static tsr_status check_destination(copying *c, tsr_error *err)
     if (c->is_remote && tsr_urls_overlap(c->from, c->to))
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'", c->to, c->from);
     if (c->is_remote) return TSR_OK;
+    if (c->arguments->resume)
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "--resume continues a copy to s3://, gs:// or az:// only, and '%s' is a path; run without it",
+                         c->to);
     const tsr_status status = tsr_path_must_be_local(c->to, err);
     if (status != TSR_OK) return status;
     if (!c->arguments->overwrite && access(c->to, F_OK) == 0)
@@ -281,6 +296,36 @@ static tsr_status write_copy(copying *c, tsr_error *err)
     return status;
 }
 
+static tsr_status put_json(const copying *c, tsr_error *err)
+{
+    tsr_json json;
+    tsr_json_start(&json, cli_write_file, stdout, 1, err);
+    tsr_json_object(&json);
+    tsr_json_key(&json, "schema");
+    tsr_json_text(&json, "tessera.cp/1");
+    tsr_json_key(&json, "source");
+    tsr_json_text(&json, c->from);
+    tsr_json_key(&json, "destination");
+    tsr_json_text(&json, c->to);
+    tsr_json_key(&json, "files");
+    tsr_json_uint(&json, c->count);
+    tsr_json_key(&json, "bytes");
+    tsr_json_uint(&json, c->byte_total);
+    tsr_json_key(&json, "verified");
+    tsr_json_bool(&json, !c->arguments->no_verify);
+    if (c->arguments->resume) cli_put_resumed(&json, &c->resumed);
+    tsr_json_object_end(&json);
+    return tsr_json_finish(&json);
+}
+
+static void report(const copying *c)
+{
+    if (c->program->globals.quiet) return;
+    if (c->arguments->resume) cli_report_resumed(c->program, &c->resumed);
+    cli_put(stdout, tsr_str_from(c->to));
+    printf(": %s, %s%s\n", cli_plural(c->count, "file").text, cli_bytes(c->byte_total).text, c->arguments->no_verify ? "" : ", read back");
+}
+
 static int run(cli *program, const void *given)
 {
     copying c = {.program = program, .arguments = given, .from = program->operands.items[0], .to = program->operands.items[1]};
@@ -293,11 +338,9 @@ static int run(cli *program, const void *given)
     tsr_status status = c.buffer ? tsr_path_store_open(host, cli_given_address(program, c.from), &c.store, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = list_files(&c, &err);
     if (status == TSR_OK) status = write_copy(&c, &err);
+    if (status == TSR_OK && c.arguments->json) status = put_json(&c, &err);
+    else if (status == TSR_OK) report(&c);
     const int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, at, &err);
-    if (status == TSR_OK && !program->globals.quiet) {
-        cli_put(stdout, tsr_str_from(c.to));
-        printf(": %s, %s%s\n", cli_plural(c.count, "file").text, cli_bytes(c.byte_total).text, c.arguments->no_verify ? "" : ", read back");
-    }
     if (c.store) c.store->close(c.store);
     tsr_free(host->allocator, c.buffer, BUFFER, 1);
     tsr_arena_free(c.arena);
@@ -306,7 +349,10 @@ static int run(cli *program, const void *given)
 
 static const cli_option options[] = {
     {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that neither it nor PATH has", offsetof(cp_arguments, overwrite)},
+    {"resume", 0, CLI_FLAG, NULL, "To an object store: keep what an interrupted run uploaded, where its checksums agree; keep it if this run fails, too",
+     offsetof(cp_arguments, resume)},
     {"no-verify", 0, CLI_FLAG, NULL, "Do not read the copy back; file systems that can share blocks then do", offsetof(cp_arguments, no_verify)},
+    {"json", 0, CLI_FLAG, NULL, "Print the tessera.cp/1 document", offsetof(cp_arguments, json)},
     {0},
 };
 
@@ -318,6 +364,7 @@ const cli_command cli_cp = {
     .most = 2,
     .examples = "tessera cp s3://bucket/run/step-1000 step-1000\nDownload every file; the directory appears when all of it is there and has been read back\n"
                 "tessera cp step-1000 s3://bucket/run/step-1000\nUpload every file; the checkpoint's marker appears when all of it is there and has been read back\n"
+                "tessera cp step-1000 s3://bucket/run/step-1000 --resume\nContinue an interrupted upload\n"
                 "tessera cp step-1000/ /mnt/other/step-1000 --no-verify\n"
                 "Copy between disks without reading the copy back\n",
     .options = options,

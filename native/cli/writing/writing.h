@@ -8,6 +8,7 @@
 #include "tessera/convert.h"
 #include "tessera/document.h"
 #include "tessera/glob.h"
+#include "tessera/sys/object_output.h"
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/work.h"
 
@@ -107,6 +108,7 @@ typedef struct cli_writing {
     tsr_journal *journal;
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
     uint64_t units_found; /* done by earlier runs and other processes */
+    tsr_object_resumed resumed; /* in an object store, with --resume */
     bool published;
     tsr_work *work;
     tsr_conversion conversion;

@@ -1,5 +1,5 @@
 /* The middle of a writing command whose destination is in an object store. There are no journals: what is uploaded is not visible
- * before it is published, and what a failed run uploaded is removed.
+ * before it is published, and what a failed run uploaded is removed. --resume makes all bytes again, and sends what is not there.
  *
  *   decide what is replaced → open the output → do all units, file by file → finish → publish */
 #include "cli/program/signals.h"
@@ -10,8 +10,7 @@
 
 static tsr_status refuse_options(const cli_writing *w, tsr_error *err)
 {
-    const char *why = w->options->resume ? "--resume works for a DEST on this machine only; run without it"
-                      : w->is_exec       ? "a plan is carried out on this machine only; use `reshard` for an object store, or copy the result with `cp`"
+    const char *why = w->is_exec ? "a plan is carried out on this machine only; use `reshard` for an object store, or copy the result with `cp`"
                       : w->program->ranks && w->program->ranks->size > 1
                           ? "several ranks write to this machine only; run one process, or copy the result with `cp`"
                           : NULL;
@@ -42,14 +41,21 @@ static tsr_status refuse_sidecar(const cli_writing *w, tsr_error *err)
 static tsr_status open_output(cli_writing *w, tsr_error *err)
 {
     const tsr_replacement *r = &w->replacement;
+    const tsr_str single = TSR_STR("");
+    const tsr_str *names = &single;
+    size_t count = 1;
+    tsr_status status = w->is_folder ? cli_list_files(w, &names, &count, err) : TSR_OK;
     const tsr_object_output_options options = {.is_folder = w->is_folder,
                                                .overwrite = w->options->overwrite,
                                                .generation = w->generation,
                                                .obsolete = r->obsolete,
                                                .obsolete_count = r->obsolete_count,
                                                .marker_count = r->marker_count,
-                                               .is_unlike = r->swap};
-    tsr_status status = tsr_object_output_open(cli_host(w->program), w->destination, &options, &w->output, err);
+                                               .is_unlike = r->swap,
+                                               .resume = w->options->resume,
+                                               .names = names,
+                                               .name_count = count};
+    if (status == TSR_OK) status = tsr_object_output_open(cli_host(w->program), w->destination, &options, &w->output, err);
     return status == TSR_OK ? tsr_work_open(w->work, w->output, err) : status;
 }
 
@@ -81,6 +87,7 @@ static tsr_status write_all(cli_writing *w, tsr_error *err)
     if (status == TSR_OK) status = cli_unchanged(&w->source, err);
     if (status == TSR_OK) status = w->output->publish(w->output, w->conversion.marker, err);
     w->published = status == TSR_OK;
+    if (w->published) w->resumed = tsr_object_output_resumed(w->output);
     return status;
 }
 

@@ -3,13 +3,21 @@
 #include <stdio.h>
 
 #include "cli/program/term.h"
+#include "cli/writing/resumed.h"
 #include "cli/writing/writing.h"
+#include "tessera/sys/object_store.h"
+
+static bool resumed_remotely(const cli_writing *w)
+{
+    return w->options->resume && w->published && tsr_is_object_url(w->destination);
+}
 
 static void report_text(const cli_writing *w)
 {
     tsr_conversion_counts t;
     tsr_conversion_count(&w->conversion, &t);
     if (w->options->json || w->program->globals.quiet) return;
+    if (resumed_remotely(w)) cli_report_resumed(w->program, &w->resumed);
     if (w->units_found && !w->finish) {
         fprintf(stderr, "resumed: %s of %s were done already\n", cli_number(w->units_found).text,
                 cli_plural(tsr_work_units(w->work), "unit").text);
@@ -59,6 +67,7 @@ static void put_run(void *ctx, tsr_json *json)
         tsr_json_uint(json, counts[i].count);
     }
     tsr_json_object_end(json);
+    if (resumed_remotely(w)) cli_put_resumed(json, &w->resumed);
 }
 
 static tsr_status report_json(const cli_writing *w, tsr_error *err)

@@ -50,8 +50,8 @@ static share own_share(const cli_writing *w)
     return w->parts ? (share){w->part, w->parts} : (share){1, 1};
 }
 
-/* What the job will create, so that after a kill it can be told from files of others. */
-static tsr_status list_files(cli_writing *w, const tsr_str **files, size_t *count, tsr_error *err)
+/* So that after a kill it can be told from files of others. */
+tsr_status cli_list_files(cli_writing *w, const tsr_str **files, size_t *count, tsr_error *err)
 {
     const tsr_conversion *c = tsr_work_conversion(w->work);
     const char *beside = tsr_beside_marker(w->marker);
@@ -73,7 +73,7 @@ static tsr_status begin_journal(cli_writing *w, const cli_start *b, tsr_error *e
     const tsr_str *files;
     size_t count;
     tsr_str text;
-    tsr_status status = list_files(w, &files, &count, err);
+    tsr_status status = cli_list_files(w, &files, &count, err);
     if (status == TSR_OK) status = tsr_journal_text(w->arena, b->text, b->generation, files, count, &text, err);
     if (status != TSR_OK) return status;
     return tsr_journal_begin(&w->journals, w->tag, own.part, own.parts, w->program->ranks != NULL, text, &w->journal, err);

@@ -23,15 +23,35 @@ typedef struct tsr_object_output_options {
     const tsr_str *obsolete;
     size_t obsolete_count, marker_count;
     bool is_unlike; /* the new marker's name does not take the place of the old one's */
+    /* Continue what an interrupted run of this job left, as far as its checksums agree with what is written now: parts of unfinished
+     * uploads and, without `overwrite`, whole objects of these names, which do not mean then that the destination exists. If
+     * this run fails, what it uploaded stays, but no marker. Otherwise uploads that were not continued are given up: all
+     * below the URL, or with `overwrite`, and in a bucket's root, those of objects that this run writes. Borrowed. */
+    bool resume;
+    const tsr_str *names;
+    size_t name_count;
 } tsr_object_output_options;
+
+/* What was continued. */
+typedef struct tsr_object_resumed {
+    uint64_t objects;          /* whole ones that were there */
+    uint64_t parts;            /* of unfinished uploads */
+    uint64_t bytes;            /* of both */
+    uint64_t differing;        /* parts that were there, but with another size or checksum: sent again */
+    uint64_t uploads_given_up; /* unfinished ones of earlier runs that nothing needs */
+    uint64_t uploads_left;     /* unfinished ones of other objects, which may be anybody's */
+} tsr_object_resumed;
 
 /* Looks whether the destination is free, and writes nothing yet. Files need their sizes when they are created, and each byte is
  * written once. Parts wait in memory until they are whole, 32 MiB at most, beyond that in a temporary file without a name. Without
  * `overwrite` every object, and with it every object under a new name, is made on the condition that there is none. An
  * object that could not be published is removed again, and its upload is aborted. Keeps `host`. Errors: TSR_E_EXISTS,
- * TSR_E_UNSUPPORTED (a store that is read only), TSR_E_IO, TSR_E_USAGE, TSR_E_LIMIT (an object of more than 312 GiB), TSR_E_NOMEM. */
+ * TSR_E_UNSUPPORTED (a store that is read only; with `resume`, a server that does not list unfinished uploads), TSR_E_IO, TSR_E_USAGE, TSR_E_LIMIT (an object of more than 312 GiB), TSR_E_NOMEM. */
 tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const tsr_object_output_options *options, tsr_output **out,
                                   tsr_error *err);
+
+/* What an output with `resume` has continued; once it is published. */
+tsr_object_resumed tsr_object_output_resumed(const tsr_output *output);
 
 /* At a signal, from another thread than the one that writes: removes what is not published; nothing is written from here on. */
 void tsr_object_output_abandon(tsr_output *output);

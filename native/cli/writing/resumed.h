@@ -1,0 +1,13 @@
+/* What a run into an object store has continued of an interrupted one. */
+#ifndef TSR_CLI_WRITING_RESUMED_H
+#define TSR_CLI_WRITING_RESUMED_H
+
+#include "cli/program/cli.h"
+#include "tessera/sys/object_output.h"
+
+/* On stderr, for people; unless --quiet. */
+void cli_report_resumed(const cli *program, const tsr_object_resumed *resumed);
+/* "resumed": {…} */
+void cli_put_resumed(tsr_json *json, const tsr_object_resumed *resumed);
+
+#endif

@@ -1,0 +1,45 @@
+"""Stands between `tessera` and a server of another project: counts the requests, and can stop some of them."""
+import contextlib
+import http.client
+import urllib.parse
+
+import http_serving
+
+
+class Proxy(http_serving.Server):
+    """`trouble(handler)` may answer itself, or not at all, and return True: the server behind then never sees the request."""
+
+    def __init__(self, url, trouble=lambda handler: False):
+        self.behind, self.trouble = urllib.parse.urlsplit(url).netloc, trouble
+        super().__init__(Handler)
+
+    def parts(self):
+        """The numbers or names of the parts that the server behind has taken."""
+        queries = [urllib.parse.parse_qs(path.partition("?")[2]) for method, path in self.asked if method == "PUT"]
+        return [(q.get("partNumber") or q["blockid"])[0] for q in queries if "partNumber" in q or "blockid" in q]
+
+
+class Handler(http_serving.Handler):
+    def do_GET(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.server.trouble(self):
+            return
+        connection = http.client.HTTPConnection(self.server.behind)
+        try:
+            connection.request(self.command, self.path, body, dict(self.headers))
+            answer = connection.getresponse()
+            data = answer.read()
+        finally:
+            connection.close()
+        with self.server.lock:
+            self.server.asked.append((self.command, self.path))
+        kept = {k: v for k, v in answer.getheaders() if k.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server")}
+        self.answer(answer.status, data, **kept)
+
+    do_PUT = do_POST = do_DELETE = do_GET
+
+
+@contextlib.contextmanager
+def before(url):
+    with http_serving.running(Proxy(url)) as server:
+        yield server
