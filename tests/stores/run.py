@@ -18,6 +18,7 @@ import test_resume  # noqa: E402, F401
 import test_s3  # noqa: E402, F401
 import test_s3_trouble  # noqa: E402, F401
 import test_write  # noqa: E402, F401
+import test_write_commands  # noqa: E402, F401
 import test_write_others  # noqa: E402, F401
 import test_write_trouble  # noqa: E402, F401
 

@@ -12,6 +12,8 @@
 #include "tessera/document.h"
 #include "tessera/salvage.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/object_output.h"
+#include "tessera/sys/object_store.h"
 #include "tessera/validate.h"
 
 #define JOB TSR_STR("repaired metadata\n")
@@ -103,11 +105,39 @@ static tsr_status write_output(const repair *r, repaired_file *file, const tsr_v
     return status;
 }
 
+static void remove_upload(void *ctx)
+{
+    tsr_output *const *output = ctx;
+    if (*output) tsr_object_output_abandon(*output);
+}
+
+/* To an object store: on the condition that there is no such object. */
+static tsr_status write_object(const repair *r, const tsr_vec *bytes, tsr_error *err)
+{
+    const tsr_object_output_options options = {.verify = true};
+    tsr_output *output = NULL;
+    cli_cleanup cleanup = {.remove = remove_upload, .ctx = &output};
+    uint32_t number;
+    tsr_status status = tsr_object_output_open(cli_host(r->program), r->dest, &options, &output, err);
+    if (status != TSR_OK) return status;
+    cli_cleanup_add(&cleanup);
+    status = output->create(output, TSR_STR(""), bytes->count, &number, err);
+    if (status == TSR_OK) status = output->write_at(output, number, 0, bytes->items, bytes->count, err);
+    if (status == TSR_OK) status = output->publish(output, number, err);
+    cli_signals_hold();
+    output->close(output);
+    output = NULL;
+    cli_signals_release();
+    cli_cleanup_drop(&cleanup);
+    return status;
+}
+
 /* Never over a file that is there, and never half. */
 static tsr_status write_file(const repair *r, const tsr_vec *bytes, tsr_error *err)
 {
     repaired_file file = {.output = NULL};
     cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = &file};
+    if (tsr_is_object_url(r->dest)) return write_object(r, bytes, err);
     if (access(r->dest, F_OK) == 0)
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' already exists; choose a new file", r->dest);
     tsr_status status = tsr_publication_open(cli_host(r->program)->allocator, r->dest, JOB, &file.publication, err);

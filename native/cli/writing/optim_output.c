@@ -1,7 +1,10 @@
-/* The files of an optimizer conversion, written next to the destination and published together. */
+/* The files of an optimizer conversion: written next to the destination, or uploaded without being visible, and published together. */
 #include "cli/writing/optim_output.h"
 
 #include "tessera/sys/folder.h"
+#include "tessera/sys/object_output.h"
+#include "tessera/sys/object_store.h"
+#include "tessera/sys/path_store.h"
 
 #define JOB TSR_STR("optimizer state\n")
 
@@ -9,6 +12,8 @@
 static void remove_unfinished(void *ctx)
 {
     const cli_optim_output *o = ctx;
+    if (o->is_remote && o->output) tsr_object_output_abandon(o->output);
+    if (o->is_remote) return;
     tsr_sys_stop_naming();
     tsr_publication_discard(&o->publication);
 }
@@ -50,8 +55,27 @@ static tsr_status decide_replacement(cli_optim_output *o, const tsr_str *names, 
     return status;
 }
 
+static tsr_status open_remote(cli_optim_output *o, tsr_error *err)
+{
+    const tsr_replacement *r = &o->replacement;
+    const tsr_object_output_options options = {.is_folder = tsr_optim_is_directory(o->optim),
+                                               .overwrite = o->overwrite,
+                                               .obsolete = r->obsolete,
+                                               .obsolete_count = r->obsolete_count,
+                                               .marker_count = r->marker_count,
+                                               .is_unlike = r->swap};
+    if (tsr_urls_overlap(o->source, o->destination))
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'", o->destination, o->source);
+    const tsr_status status = tsr_object_output_open(cli_host(o->program), o->destination, &options, &o->output, err);
+    if (status != TSR_OK) return status;
+    o->cleanup = (cli_cleanup){.remove = remove_unfinished, .ctx = o};
+    cli_cleanup_add(&o->cleanup);
+    return TSR_OK;
+}
+
 static tsr_status open_output(cli_optim_output *o, const tsr_str *names, size_t count, tsr_error *err)
 {
+    if (o->is_remote) return open_remote(o, err);
     const tsr_allocator *allocator = cli_host(o->program)->allocator;
     const bool is_folder = tsr_optim_is_directory(o->optim);
     const tsr_folder_output_options options = {.is_folder = is_folder,
@@ -77,9 +101,10 @@ static tsr_status prepare(cli_optim_output *o, tsr_error *err)
     const tsr_str *names;
     size_t count;
     o->arena = tsr_arena_new(allocator, 0, err);
+    o->is_remote = tsr_is_object_url(o->destination);
     tsr_status status = o->arena ? list_names(o, &names, &count, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_publication_open(allocator, o->destination, JOB, &o->publication, err);
-    if (status == TSR_OK && o->overwrite) status = tsr_journals_hold(&o->publication.journals, err);
+    if (status == TSR_OK && !o->is_remote) status = tsr_publication_open(allocator, o->destination, JOB, &o->publication, err);
+    if (status == TSR_OK && o->overwrite && !o->is_remote) status = tsr_journals_hold(&o->publication.journals, err);
     if (status == TSR_OK) status = decide_replacement(o, names, count, err);
     return status == TSR_OK ? open_output(o, names, count, err) : status;
 }
@@ -107,6 +132,7 @@ tsr_status cli_optim_output_write(cli_optim_output *o, const tsr_progress *progr
     if (status == TSR_OK) status = o->output->sync(o->output, err); /* before signals have to wait */
     if (status != TSR_OK) return status;
     if (tsr_optim_is_directory(o->optim)) file = TSR_NO_FILE;
+    if (o->is_remote) return o->output->publish(o->output, file, err);
     cli_signals_hold();
     status = tsr_publication_publish(&o->publication, o->output, file, o->replacement.swap, err);
     cli_signals_release();
@@ -118,7 +144,7 @@ void cli_optim_output_close(cli_optim_output *o)
     cli_signals_hold();
     if (o->output) o->output->close(o->output);
     o->output = NULL;
-    tsr_publication_close(&o->publication);
+    if (!o->is_remote) tsr_publication_close(&o->publication);
     cli_signals_release();
     cli_cleanup_drop(&o->cleanup);
     tsr_arena_free(o->arena);

@@ -19,6 +19,7 @@ typedef struct cli_optim_output {
     uint32_t files_written; /* out */
     uint64_t bytes_written; /* out */
     tsr_output *output;     /* the rest is private */
+    bool is_remote;         /* the destination is in an object store */
     cli_cleanup cleanup;
     tsr_replacement replacement;
     tsr_publication publication;

@@ -1,0 +1,85 @@
+"""optim and repair to object stores: what is there is what the same command writes on a disk."""
+import json
+import os
+import shutil
+
+import servers
+from checks import need, test
+from fake_s3 import serving
+from harness import sample
+from test_s3 import files_below
+from test_write import bucket
+
+
+def flat_parameters(t, path, world):
+    """A description of FSDP1's flat parameters for a sample's optimizer state."""
+    names = {n[len("optim.state."):-len(".exp_avg")]: e["shape"] for n, e in sample("dcp_fsdp2")[1]["entries"].items() if n.startswith("optim.state.") and n.endswith(".exp_avg")}
+    volume = lambda shape: shape[0] * volume(shape[1:]) if shape else 1
+    unit = {"fsdp_module": "", "raw_name": "_flat_param", "params": [{"fqn": n, "shape": s} for n, s in names.items()], "numels_with_padding": [volume(s) for s in names.values()],
+            "is_padding_mask": [False] * len(names), "sharding_strategy": "FULL_SHARD"}
+    with open(path, "w") as f:
+        json.dump({"schema": "tessera.flat-params/1", "world_size": world, "use_orig_params": False, "files": [f"r{i}.pt" for i in range(world)], "units": [unit],
+                   "param_groups": [["_flat_param"]]}, f)
+    return path
+
+
+def optim_all(t, place):
+    path = sample("dcp_fsdp2")[0]
+    flat = flat_parameters(t, t.at("flat.json"), 3)
+    put = lambda name, data: place.put(name, data)
+    for name, args in (("flat.pt", ("flatten", path)), ("ranks", ("shard", path, "--flat-params", flat))):
+        command, source, *options = args
+        t.run("optim", command, source, t.at(name), *options)
+        doc = t.json("optim", command, source, f"{place.url}/o/{name}", *options, "--json", env=place.env)
+        need(place.below(f"o/{name}") == files_below(t.at(name)) and doc["files"] == len(files_below(t.at(name))), f"{name}: other bytes")
+        p = t.run("optim", command, source, f"{place.url}/o/{name}", *options, status=2, env=place.env)
+        need(b"exists" in p.stderr and b"--overwrite" in p.stderr, p.stderr)
+    t.run("optim", "unshard", f"{place.url}/o/ranks", f"{place.url}/o/full.pt", "--flat-params", flat, env=place.env)
+    t.run("optim", "unshard", t.at("ranks"), t.at("full.pt"), "--flat-params", flat)
+    need(place.below("o/full.pt") == files_below(t.at("full.pt")), "from a store to a store")
+    put("o/old.pt", files_below(t.at("flat.pt"))["flat.pt"])
+    t.run("optim", "unshard", t.at("ranks"), f"{place.url}/o/old.pt", "--flat-params", flat, "--overwrite", env=place.env)
+    need(list(place.below("o/old.pt").values()) == list(files_below(t.at("full.pt")).values()), "one object is replaced")
+    before = place.below("o/ranks")
+    p = t.run("optim", "shard", path, f"{place.url}/o/ranks", "--flat-params", flat, "--overwrite", status=2, env=place.env)
+    need(b"no marker" in p.stderr and place.below("o/ranks") == before, p.stderr)
+    p = t.run("optim", "unshard", f"{place.url}/o/ranks", f"{place.url}/o/ranks/full.pt", "--flat-params", flat, status=2, env=place.env)
+    need(b"inside the source" in p.stderr and place.below("o/ranks") == before, p.stderr)
+
+
+@test
+def test_optim_to_moto_is_what_a_disk_gets(t):
+    with bucket(servers.moto) as (place, _):
+        optim_all(t, place)
+
+
+@test
+def test_optim_that_fails_leaves_nothing(t):
+    path = sample("dcp_fsdp2")[0]
+    flat = flat_parameters(t, t.at("flat.json"), 3)
+    with serving({}) as s:
+        s.trouble = lambda h, k, count: h.command == "PUT" and k.endswith("r1.pt") and h.error(403, "AccessDenied")
+        p = t.run("optim", "shard", path, "s3://b/ranks", "--flat-params", flat, status=2, env=s.env())
+        need(b"AccessDenied" in p.stderr and not s.objects and not s.uploads, f"{p.stderr} {list(s.objects)}")
+
+
+@test
+def test_repair_to_moto(t):
+    """The marker goes to its place in the store: on the condition that there is none."""
+    path = sample("dcp_fsdp2")[0]
+    with bucket(servers.moto) as (place, _):
+        for name, data in files_below(path).items():
+            if name != ".metadata":
+                place.put("lost/" + name, data)
+        shutil.copytree(path, t.at("lost"))
+        os.remove(t.at("lost", ".metadata"))
+        t.run("repair", t.at("lost"), t.at("new"), "--like", path)
+        url = place.url + "/lost"
+        doc = t.json("repair", url, url + "/.metadata", "--like", path, "--json", env=place.env)
+        need(doc["written"] == url + "/.metadata" and doc["unnamed"] == doc["lost"] == 0, doc)
+        need(place.read("lost/.metadata")["lost/.metadata"] == files_below(t.at("new"))["new"], "other bytes than on a disk")
+        need(t.json("diff", path, url, "--values", "--json", env=place.env)["same"], "another checkpoint")
+        p = t.run("repair", t.at("lost"), url + "/.metadata", "--like", path, status=2, env=place.env)
+        need(b"exists" in p.stderr, p.stderr)
+        p = t.run("repair", t.at("lost"), "hf://org/name/.metadata", "--like", path, status=2, env=place.env)
+        need(b"hf:// is read only" in p.stderr, p.stderr)
