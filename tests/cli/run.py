@@ -17,6 +17,7 @@ from harness import SAMPLES, SCHEMAS, TESTS, Bad, Skip, Tessera, need, sample, s
 import test_addresses  # noqa: F401
 import test_altered  # noqa: F401
 import test_choices  # noqa: F401
+import test_clones  # noqa: F401
 import test_contracts  # noqa: F401
 import test_copies  # noqa: F401
 import test_enums  # noqa: F401
