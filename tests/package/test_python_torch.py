@@ -129,6 +129,9 @@ def test_a_save_loads_in_pytorch_and_validates(t):
     assert ids[0] == ids[1], "the digest of equal content differs"
     alone = lambda: dcp.save(state_of(1), storage_writer=tessera.torch.StorageWriter(t.at("c")), no_dist=True, use_collectives=False)
     fails(tessera.TesseraError, alone, "use_collectives")
+    for url in ("s3://bucket/c", "gs://bucket/c?sig=secret"):
+        fails(tessera.TesseraError, lambda: tessera.torch.StorageWriter(url), "tessera cp")
+    assert not os.path.exists("s3:") and not os.path.exists("gs:"), "a directory was made for a URL"
 
 
 CHANGES_FILES = ("open", "write", "fsync", "rename", "link", "unlink", "mkdir")

@@ -253,7 +253,11 @@ class StorageWriter(_StorageWriter):
 
     def reset(self, checkpoint_id=None):
         if checkpoint_id:
-            self._directory = _Directory(os.fspath(checkpoint_id))
+            path = os.fspath(checkpoint_id)
+            if "://" in path:
+                raise TesseraError(f"tessera.torch.StorageWriter cannot write to '{path.partition('?')[0]}': it writes to a directory on this machine; "
+                                   "save there, and upload the checkpoint with `tessera cp DIRECTORY URL`", "unsupported")
+            self._directory = _Directory(path)
         self._coordinator = False
         self._replaced = set()  # the coordinator's: files of the checkpoint that is replaced
         self._save_id = str(uuid.uuid4())
