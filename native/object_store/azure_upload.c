@@ -11,8 +11,6 @@
 
 enum { BLOCK_NAME = 24, BLOCK_ID = 4 * BLOCK_NAME / 3 + 1, NUMBER_BYTES = 4, MOST_PAGE = 8 << 20 };
 
-static const tsr_listing_form blocks_form = {"BlockList", "Block", "Name", "Size", "", "", NULL};
-
 static tsr_status begin(tsr_service *service, tsr_str key, tsr_arena *arena, const char **id, tsr_error *err)
 {
     (void)service, (void)key, (void)arena, (void)err;
@@ -126,7 +124,7 @@ static tsr_status list_parts(tsr_service *service, const tsr_upload *upload, tsr
     tsr_str page, next;
     tsr_error why = {0};
     tsr_status status = tsr_exchange_text(service, request, MOST_PAGE, &x, &page, &why);
-    if (status == TSR_OK) status = tsr_listing_read(&blocks_form, page, out, &next, &why);
+    if (status == TSR_OK) status = tsr_listing_read(&tsr_listing_of_blocks, page, out, &next, &why);
     tsr_exchange_end(&x);
     if (status == TSR_OK || status == TSR_E_NOT_FOUND) return TSR_OK;
     return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);

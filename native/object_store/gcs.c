@@ -1,7 +1,6 @@
 /* See gcs.h. Source: the reference of Cloud Storage's JSON API, and of its XML API for uploads; and Google's documentation of the metadata server. */
 #include "object_store/gcs.h"
 
-#include <cjson/cJSON.h>
 #include <pthread.h>
 #include <time.h>
 
@@ -9,11 +8,12 @@
 #include "object_store/encoding.h"
 #include "object_store/endpoint.h"
 #include "object_store/exchange.h"
+#include "object_store/object_listing.h"
 #include "object_store/s3.h"
 #include "object_store/setting.h"
 #include "object_store/upload.h"
 
-enum { MOST_PAGE = 8 << 20, RENEW_SECONDS = 300, RENEW_PAUSE = 30, MOST_DIGITS = 19 };
+enum { MOST_PAGE = 8 << 20, RENEW_SECONDS = 300, RENEW_PAUSE = 30 };
 
 typedef struct gcs {
     tsr_service base; /* first */
@@ -94,38 +94,6 @@ static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
 
 /* ---- listing ---- */
 
-static tsr_status add_object(const cJSON *item, tsr_object_list *out, tsr_error *err)
-{
-    const cJSON *name = cJSON_GetObjectItemCaseSensitive(item, "name"), *size = cJSON_GetObjectItemCaseSensitive(item, "size"),
-                *generation = cJSON_GetObjectItemCaseSensitive(item, "generation");
-    const char *digits = cJSON_IsString(size) ? size->valuestring : "";
-    uint64_t bytes = 0;
-    TSR_FAIL_IF(!cJSON_IsString(name) || !*digits || strlen(digits) > MOST_DIGITS || strspn(digits, "0123456789") != strlen(digits), err, TSR_E_FORMAT,
-                "the server lists an object without a name or a size");
-    for (; *digits; digits++) bytes = bytes * 10 + (uint64_t)(*digits - '0');
-    const tsr_object object = {tsr_arena_str(out->arena, tsr_str_from(name->valuestring), err), bytes,
-                               tsr_arena_str(out->arena, tsr_str_from(cJSON_IsString(generation) ? generation->valuestring : ""), err)};
-    return object.key.data && object.version.data ? tsr_object_list_add(out, object, err) : TSR_E_NOMEM;
-}
-
-static tsr_status read_page(tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err)
-{
-    cJSON *root = cJSON_ParseWithLength(page.data, page.size);
-    const cJSON *item, *token = cJSON_GetObjectItemCaseSensitive(root, "nextPageToken");
-    tsr_status status = cJSON_IsObject(root) ? TSR_OK : tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing is not a JSON object");
-    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "items"))
-    {
-        if (status == TSR_OK) status = add_object(item, out, err);
-    }
-    *next = (tsr_str){NULL, 0};
-    if (status == TSR_OK && cJSON_IsString(token)) {
-        *next = tsr_arena_str(out->arena, tsr_str_from(token->valuestring), err);
-        if (!next->data) status = TSR_E_NOMEM;
-    }
-    cJSON_Delete(root);
-    return status;
-}
-
 static tsr_status list(tsr_service *base, tsr_str prefix, bool flat, tsr_object_list *out, tsr_error *err)
 {
     tsr_str next = {NULL, 0};
@@ -142,7 +110,7 @@ static tsr_status list(tsr_service *base, tsr_str prefix, bool flat, tsr_object_
         parameters[count++] = (tsr_parameter){"prefix", prefix};
         const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true};
         tsr_status status = tsr_exchange_text(base, request, MOST_PAGE, &x, &page, err);
-        if (status == TSR_OK) status = read_page(page, out, &next, err);
+        if (status == TSR_OK) status = tsr_listing_read_google(page, out, &next, err);
         tsr_exchange_end(&x);
         if (status != TSR_OK) return status;
         TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance", base->shown);
@@ -156,9 +124,7 @@ static tsr_status stat_object(tsr_service *base, tsr_str key, tsr_object_list *o
     tsr_exchange x;
     tsr_str text;
     tsr_status status = tsr_exchange_text(base, (tsr_request){.key = key, .parameters = &fields, .parameter_count = 1}, MOST_PAGE, &x, &text, err);
-    cJSON *root = status == TSR_OK ? cJSON_ParseWithLength(text.data, text.size) : NULL;
-    if (status == TSR_OK) status = add_object(root, out, err);
-    cJSON_Delete(root);
+    if (status == TSR_OK) status = tsr_listing_read_google_object(text, out, err);
     tsr_exchange_end(&x);
     return status;
 }

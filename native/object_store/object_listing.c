@@ -1,10 +1,13 @@
-/* See object_listing.h. Sources: the S3 API reference (ListObjectsV2), Azure's "List Blobs". */
+/* See object_listing.h. Sources: the S3 API reference (ListObjectsV2, ListMultipartUploads, ListParts), Azure's "List Blobs" and "Get Block List". */
 #include "object_store/object_listing.h"
 
 #include "object_store/encoding.h"
 
 const tsr_listing_form tsr_listing_of_s3 = {"ListBucketResult", "Contents", "Key", "Size", "ETag", "NextContinuationToken", NULL};
 const tsr_listing_form tsr_listing_of_azure = {"EnumerationResults", "Blob", "Name", "Content-Length", "Etag", "NextMarker", NULL};
+const tsr_listing_form tsr_listing_of_uploads = {"ListMultipartUploadsResult", "Upload", "Key", NULL, "UploadId", "NextUploadIdMarker", "IsTruncated"};
+const tsr_listing_form tsr_listing_of_parts = {"ListParts", "Part", "PartNumber", "Size", "ETag", "NextPartNumberMarker", "IsTruncated"};
+const tsr_listing_form tsr_listing_of_blocks = {"BlockList", "Block", "Name", "Size", "", "", NULL};
 
 #if defined(TSR_HAVE_EXPAT)
 #include <expat.h>

@@ -10,9 +10,6 @@
 
 enum { MOST_BEGINS = 6, MOST_PAGE = 8 << 20 };
 
-static const tsr_listing_form uploads_form = {"ListMultipartUploadsResult", "Upload", "Key", NULL, "UploadId", "NextUploadIdMarker", "IsTruncated"};
-static const tsr_listing_form parts_form = {"ListParts", "Part", "PartNumber", "Size", "ETag", "NextPartNumberMarker", "IsTruncated"};
-
 /* ---- what is there of uploads ---- */
 
 static tsr_status read_page(tsr_service *service, const tsr_request *request, const tsr_listing_form *form, tsr_object_list *out, tsr_str *next,
@@ -42,7 +39,7 @@ static tsr_status list_unfinished(tsr_service *service, tsr_str prefix, tsr_obje
         parameters[count++] = (tsr_parameter){"uploads", TSR_STR("")};
         const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true, .is_upload = true};
         const size_t had = out->items.count;
-        TSR_TRY(read_page(service, &request, &uploads_form, out, &next, err));
+        TSR_TRY(read_page(service, &request, &tsr_listing_of_uploads, out, &next, err));
         TSR_FAIL_IF(next.size && out->items.count == had, err, TSR_E_FORMAT, "%s: the server's listing does not advance", service->shown);
     } while (next.size);
     return TSR_OK;
@@ -57,7 +54,7 @@ static tsr_status list_parts(tsr_service *service, const tsr_upload *upload, tsr
         if (next.size) parameters[count++] = (tsr_parameter){"part-number-marker", next};
         parameters[count++] = (tsr_parameter){"uploadId", tsr_str_from(upload->id)};
         const tsr_request request = {.key = upload->key, .parameters = parameters, .parameter_count = count, .is_upload = true};
-        TSR_TRY(read_page(service, &request, &parts_form, out, &next, err));
+        TSR_TRY(read_page(service, &request, &tsr_listing_of_parts, out, &next, err));
     } while (next.size);
     return TSR_OK;
 }
