@@ -219,6 +219,18 @@ def test_resume_keeps_what_it_sent_when_it_ends_early(t):
 
 
 @test
+def test_resume_of_a_merge(t):
+    args = "merge", "s3://b/m.safetensors", large_file(t, "a.safetensors"), large_file(t, "b.safetensors"), "--method", "linear"
+    with serving({}) as s:
+        t.run(*args, env=s.env())
+        fresh = dict(s.objects)
+        s.objects.clear()
+        kill(t, s, is_part(3, 4), has_parts(s, 1, 2, 5), s.env(), *args)
+        found = resume(t, s, *args)
+        need(found["parts"] == 3 and operations(s, "UploadPart") == 2 and s.objects == fresh and not s.uploads, f"{found} {operations(s)}")
+
+
+@test
 def test_resume_with_overwrite_keeps_the_old_checkpoint(t):
     old, new = sample("dcp_fsdp2")[0], large_file(t)
     with serving({f"ck/{n}": d for n, d in files_below(old).items()}) as s:
