@@ -116,6 +116,13 @@ def put_gradients(rng, optimizers, missing):
 def step(o):
     if type(o).__name__ == "LBFGS":
         return o.step(lambda: torch.tensor(1.0))
+    try:
+        return o.step()
+    except RuntimeError as e:
+        if "on inputs with different meshes" not in str(e):
+            raise
+    for g in o.param_groups:
+        g["foreach"] = False  # DTensor has no such operation over several meshes; ASGD comes to it in its second step
     return o.step()
 
 

@@ -31,6 +31,9 @@ OURS = [
      r"the flat state dict has no 'state\..*', which the optimizer holds"),
     ("Only the first parameter's options count in a flat state dict", lambda d, j: sets_optimizer(j) and options(j, "flatten_optimizer_state_dict"),
      r"are in the same group, but (differ in|only one of them has) '"),
+    ("In a broadcast to FSDP1 units, only rank 0 looks at the keys of a flat state dict", lambda d, j: d.apart and d.strategy == "fsdp1" and sets_optimizer(j)
+     and options(j, "full_state_dict", "flatten_optimizer_state_dict", "broadcast_from_rank0"),
+     r"^rank [1-9]: the flat state dict has no 'param_groups\..*\.mine'"),
     ("Ranks may hold other names when rank 0's state is broadcast", lambda d, j: d.apart and sets_optimizer(j) and options(j, "broadcast_from_rank0"),
      r"ranks \d+ and \d+ differ: local '"),
     ("With full_state_dict the first elements of a larger tensor are loaded into a DTensor", lambda d, j: sets_model(j) and j["change"] == "shape" and options(j, "full_state_dict"),
@@ -82,6 +85,9 @@ TORCH = [
     ("flat state of units without state", lambda d, j, e, s: units(s) and sets_optimizer(j) and options(j, "flatten_optimizer_state_dict")
      and "is empty. This should happen when use_orig_params=True" in e),
     ("states that are dicts", lambda d, j, e, s: units(s) and sets_optimizer(j) and re.search("unhashable type: 'dict'|'dict' object has no attribute 'cpu'", e)),
+    ("states that are numbers, where only rank 0 has the state dict or keeps it", lambda d, j, e, s: units(s) and sets_optimizer(j) and j["change"] == "state key"
+     and options(j, "full_state_dict") and (options(j, "cpu_offload") or options(j, "broadcast_from_rank0"))
+     and re.search("'(int|float)' object has no attribute 'cpu'", e)),
     ("missing states with strict=False", lambda d, j, e, s: units(s) and sets_optimizer(j) and j["options"].get("strict") is False and j["change"] == "drop"
      and "KeyError" in e),
     ("nothing to load into units", lambda d, j, e, s: units(s) and sets_optimizer(j) and s.get("optimizer_state") == {} and e.endswith("KeyError: 'state'")),
@@ -94,6 +100,9 @@ TORCH = [
     ("flatten_optimizer_state_dict with full_state_dict", lambda d, j, e, s: sets_optimizer(j) and options(j, "full_state_dict", "flatten_optimizer_state_dict")
      and re.search(r"KeyError: '(state|param_groups)", e)),
     ("nothing to load into an optimizer without state tensors", lambda d, j, e, s: sets_optimizer(j) and j["change"] == "empty" and "Expected device to be set" in e),
+    ("nothing to load into an optimizer whose state has lists", lambda d, j, e, s: not units(s) and sets_optimizer(j) and s.get("optimizer_state") == {}
+     and options(j, "full_state_dict", "flatten_optimizer_state_dict") and e.endswith("dict states now. Type is <class 'list'>.")
+     and any(o["algorithm"] == "LBFGS" for o in s["optimizers"])),
     ("FSDP2 over tensor parallelism that leaves a rank nothing", lambda d, j, e, s: d.strategy == "fsdp2_tp" and options(j, "full_state_dict")
      and "Expected cond to be True, but got False" in e),
     ("ignore_frozen_params with submodules", lambda d, j, e, s: options(j, "ignore_frozen_params") and j.get("submodules") and "KeyError" in e),
