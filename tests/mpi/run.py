@@ -16,7 +16,8 @@ for folder in (HERE, SLURM):
     for module in sorted(glob.glob(os.path.join(folder, "test_*.py"))):
         importlib.import_module(os.path.basename(module)[:-len(".py")])
 
-# Their cases are of 1 to 4 ranks, which PyTorch ran; further processes only look on, which 5 of them show.
+# Their cases are of 1 to 4 ranks, which PyTorch ran; further processes only look on, which 5 of them show. optimizer_state has one
+# of 8, too, which threads and --full run.
 CASES_OF_4 = {f"test_statedict_{name}_mpi" for name in ("first_states", "fsdp_get_set", "get_set_faults", "model_state", "optimizer_state")}
 
 OK = re.compile(r"^\[ +OK +\] (\S+)", re.M)

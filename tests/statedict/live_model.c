@@ -80,10 +80,10 @@ void live_records(const cJSON *golden, const char *what, ranks_body *body)
 {
     unsigned count = 0;
     for (const cJSON *test = live_get(golden, "cases")->child; test; test = test->next) {
-        const cJSON *rank = cJSON_GetArrayItem(live_get(test, "ranks"), 0);
+        const cJSON *ranks = live_get(test, "ranks"), *rank = cJSON_GetArrayItem(ranks, 0);
         for (int i = 0; i < cJSON_GetArraySize(live_get(rank, what)); i++, count++) {
             live_record record = {test, i};
-            live_run(2, body, &record);
+            live_run((uint32_t)cJSON_GetArraySize(ranks), body, &record);
         }
     }
     assert_true(count > 0);

@@ -1,4 +1,5 @@
-/* Live models of tests, out of the JSON that tests/golden/make_model_state.py and make_optimizer_state.py wrote. */
+/* Live models of tests, out of the JSON that tests/golden/make_model_state.py, make_optimizer_state.py and
+ * make_optimizer_mesh.py wrote. */
 #ifndef TSR_TESTS_STATEDICT_LIVE_MODEL_H
 #define TSR_TESTS_STATEDICT_LIVE_MODEL_H
 
@@ -29,7 +30,7 @@ typedef struct live_record {
     int number;
 } live_record;
 
-/* Runs `body` on 2 ranks with each live_record of every case. */
+/* Runs `body` with each live_record of every case, on as many ranks as the case has. */
 void live_records(const cJSON *golden, const char *what, ranks_body *body);
 const cJSON *live_record_of(const live_record *record, const char *what, uint32_t rank);
 /* Says in a failure's message which record it was; returns the status. */

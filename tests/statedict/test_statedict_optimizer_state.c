@@ -1,4 +1,4 @@
-/* Rows A12 and A13 against what real PyTorch does (tests/golden/make_optimizer_state.py). */
+/* Rows A12 and A13 against what real PyTorch does (tests/golden/make_optimizer_state.py, make_optimizer_mesh.py). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 #include "tessera/save_load.h"
 #include "tessera/sys/params.h"
 
-static cJSON *golden;
+static cJSON *golden, *over_meshes;
 
 typedef struct live_optimizers {
     live_model m;
@@ -224,6 +224,20 @@ static void test_statedict_optimizer_state__A11_A12_unlike_optimizers(void **sta
 {
     (void)state;
     live_records(golden, "unlike", run_unlike);
+}
+
+/* ---- DTensors over one, two and three dims of a mesh ---- */
+
+static void test_statedict_optimizer_state__A12_over_meshes_get(void **state)
+{
+    (void)state;
+    live_records(over_meshes, "gets", run_get);
+}
+
+static void test_statedict_optimizer_state__A12_over_meshes_set(void **state)
+{
+    (void)state;
+    live_records(over_meshes, "unlike", run_unlike);
 }
 
 /* ---- B7, B11: its own state dict ---- */
@@ -566,6 +580,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_optimizer_state__A12_get),
         cmocka_unit_test(test_statedict_optimizer_state__A12_set),
         cmocka_unit_test(test_statedict_optimizer_state__A11_A12_unlike_optimizers),
+        cmocka_unit_test(test_statedict_optimizer_state__A12_over_meshes_get),
+        cmocka_unit_test(test_statedict_optimizer_state__A12_over_meshes_set),
         cmocka_unit_test(test_statedict_optimizer_state__B7_B11_own_state_dicts),
         cmocka_unit_test(test_statedict_optimizer_state__A9_flat_state_that_lacks_one),
         cmocka_unit_test(test_statedict_optimizer_state__A1_A12_submodules),
@@ -575,7 +591,9 @@ int main(int argc, char **argv)
     };
     ranks_begin(&argc, &argv);
     golden = live_golden("optimizer_state.json");
+    over_meshes = live_golden("optimizer_mesh.json");
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    cJSON_Delete(over_meshes);
     cJSON_Delete(golden);
     return ranks_end(failed);
 }
