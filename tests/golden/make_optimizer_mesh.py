@@ -2,9 +2,9 @@
 python tests/golden/make_optimizer_mesh.py [CASE...]
 
 optimizer_mesh.json: as optimizer_state.json (make_optimizer_state.py), of models over tensor parallelism, HSDP, and FSDP2 and HSDP over
-tensor parallelism, on gloo with 4 ranks, and 8 of three dims (row A12). Every part of a tensor that other ranks do not have, too, has values
-of its own; so have options, and what is not a DTensor on each rank. A DTensor over some dims of the mesh is written as one over the
-whole mesh that the others replicate. "gets" have the states before; "unlike" what was given to set_optimizer_state_dict, what the optimizers
+tensor parallelism, on gloo with 4 ranks, and 8 of three dims (row A12). Every tensor and every part of it has values of its own; so have,
+on each rank, options and what is not a DTensor. A DTensor over some dims of the mesh is written as one over the whole mesh that the others
+replicate. "gets" have the states before; "unlike" what was given to set_optimizer_state_dict, what the optimizers
 held before ("optimizers") and hold afterwards ("then"), or the error.
 """
 import json
@@ -30,7 +30,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module, RowwiseParallel
 
-# `rows`: which of ROWS. What is refused after first states were made leaves them there, and PyTorch leaves one optimizer loaded, too.
+# `apart`: replicas differ, too. `rows`: which of ROWS. What is refused after first states were made leaves them there, and PyTorch leaves one optimizer loaded, too.
 CASES = {
     "tp_w4": {"world": 4, "mesh": {"tp": 4}, "hidden": 6, "keys": True},
     "hsdp_w4": {"world": 4, "mesh": {"replicate": 2, "shard": 2}, "hidden": 5},
@@ -38,6 +38,8 @@ CASES = {
     "fsdp2_tp_fresh_w4": {"world": 4, "mesh": {"shard": 2, "tp": 2}, "hidden": 8, "steps": 0, "rows": ["same", "gradients"]},
     "fsdp2_tp_one_w4": {"world": 4, "mesh": {"shard": 1, "tp": 4}, "hidden": 8, "narrow": True},
     "hsdp_tp_w8": {"world": 8, "mesh": {"replicate": 2, "shard": 2, "tp": 2}, "hidden": 8, "rows": ["same", "lacks"]},
+    "hsdp_apart_w4": {"world": 4, "mesh": {"replicate": 2, "shard": 2}, "hidden": 5, "apart": True, "rows": ["same"]},
+    "fsdp2_tp_apart_w4": {"world": 4, "mesh": {"shard": 2, "tp": 2}, "hidden": 8, "apart": True, "rows": ["same"]},
 }
 DONOR = 500_000  # what its numbers are higher by
 
@@ -67,9 +69,9 @@ def parallel(case):
     return net
 
 
-def part_of(t):
-    """Which part this rank has of it, as a number: ranks that must agree have the same."""
-    if not isinstance(t, DTensor):
+def part_of(t, apart):
+    """Which part this rank has of it, as a number: replicas have the same unless they are to differ."""
+    if apart or not isinstance(t, DTensor):
         return dist.get_rank()
     number = 0
     for dim, p in enumerate(t.placements):
@@ -78,11 +80,11 @@ def part_of(t):
     return number
 
 
-def fill(t, number, high):
+def fill(t, number, high, apart):
     """Numbers of this tensor and this part alone."""
     local = t.to_local() if isinstance(t, DTensor) else t
     with torch.no_grad():
-        local.copy_((torch.arange(local.numel()) + 100 * number + 10_000 * (part_of(t) + 1) + high).reshape(local.shape))
+        local.copy_((torch.arange(local.numel()) + 100 * number + 10_000 * (part_of(t, apart) + 1) + high).reshape(local.shape))
 
 
 def two(named):
@@ -105,13 +107,13 @@ def build(case, high=0):
             o.zero_grad()
     number = 0
     for _, p in named:
-        fill(p, number := number + 1, high)
+        fill(p, number := number + 1, high, case.get("apart"))
     for o in optimizers:
         for g in o.param_groups:
             g["lr"] += dist.get_rank() / 8 + (3 if high else 0)
         for state in o.state.values():
             for t in state.values():
-                fill(t, number := number + 1, high)
+                fill(t, number := number + 1, high, case.get("apart"))
     if case.get("keys") and dist.get_rank() == 2:  # of what is not a DTensor
         optimizers[0].state[model.scale]["mine"] = torch.full((2,), 3.0 + high)
     return model, optimizers
@@ -185,6 +187,8 @@ def sets(case):
         spread = "broadcast_from_rank0" in options
         if spread and case.get("keys"):
             continue  # ranks that hold other names are refused in a broadcast (DIFFERENCES.md)
+        if case.get("apart") and "full_state_dict" in options and not spread:
+            continue  # PyTorch takes rank 0's values, which are those of all ranks (DIFFERENCES.md)
         if of not in case.get("rows", of):
             continue
         of_donor = {k: v for k, v in options.items() if k in ("full_state_dict", "flatten_optimizer_state_dict")}
