@@ -1,5 +1,6 @@
 """Where we differ from PyTorch on purpose: native/statedict/DIFFERENCES.md, row by row (quoted), and what a comparison
 cannot ask for. Everything else that differs is a bug."""
+import json
 import re
 
 from codec import Object, Tensor
@@ -45,8 +46,27 @@ OURS = [
 ]
 
 
+def first_originals(module, path=""):
+    """The names of the first originals of all flat parameters below a module."""
+    if module.get("flat_param"):
+        yield path + module["flat_param"]["params"][0]["fqn"]
+    for name, child in module["children"].items():
+        yield from first_originals(child, path if name == "_fsdp_wrapped_module" else f"{path}{name}.")
+
+
+def first_lacks_scalar(job, message, described):
+    """PyTorch passes over a flat parameter whose first original has no state; where another has none it refuses the scalar, too."""
+    lacking = re.search(r"optim: '.*' has a scalar '.*', but '(.*)' of the same flat parameter has none$", message)
+    if not lacking or not sets_optimizer(job) or not units(described) or orig(described):
+        return False
+    given = described["optimizer_state"].get("state", {lacking[1]: None})
+    return lacking[1] not in given and lacking[1] in first_originals(json.loads(described["modules"])["root"])
+
+
 def ours_refuses(draw, job, message, described):
     """The row of a refusal that only we have, or None."""
+    if first_lacks_scalar(job, message, described):
+        return "A flat parameter whose first original has no state"
     shape = re.search(r" in the state dict, .* in the model, in '(.*)'$", message)
     if sets_model(job) and job["change"] == "shape" and shape and shape[1] in canonical(draw, described["seconds"]):
         return "Fails: second names of shared modules"  # PyTorch does not load them at all
