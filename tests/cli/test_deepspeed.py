@@ -77,9 +77,83 @@ def test_float32_weights_that_may_be_several_are_refused_with_their_names(t):
     need(all(want in states for want in expect["optim"].values()), "a state of the engine is missing")
 
 
+EXPERTS = ("zero1_moe", "zero2_moe", "zero1_moe_data_first")
+
+
+def named(rows, part):
+    return {n[len(part):]: described(e) for n, e in rows.items() if n.startswith(part) and e["kind"] == "tensor"}
+
+
+@test
+def test_weights_and_states_of_experts_are_those_of_all_engines(t):
+    """Neither zero_to_fp32 nor ds_to_universal of this DeepSpeed can read the checkpoints: what the live engines hold is the truth."""
+    for case in EXPERTS:
+        with open(os.path.join(GOLDEN, case, "expect.json")) as f:
+            expect = json.load(f)
+        path = copy_of(t, case, case)
+        rows = listing(t, path)
+        for section, part in (("module", "module."), ("model", "model."), ("optim", "optim.state.")):
+            need(named(rows, part) == expect[section], f"{case}: {section}")
+        groups = [rows[f"optim.param_groups.{g}.params"]["value"] if f"optim.param_groups.{g}.params" in rows else [] for g in range(len(expect["lr"]))]
+        trained = {n.rsplit(".", 1)[0] for n in expect["optim"]}
+        need(case == "zero1_moe_data_first" or sorted(sum(groups, [])) == sorted(trained), f"{case}: {groups}")
+        t.run("validate", path, "--deep")
+        t.run("convert", path, t.at(case + ".safetensors"), "--part", "model")
+        need(named(listing(t, t.at(case + ".safetensors")), "") == expect["model"], f"{case}: convert")
+        t.run("diff", path, t.at(case + ".safetensors"), "--values", "--part", "model")
+        t.run("convert", path, t.at(case + ".dcp"), "--to", "dcp", "--part", "optim")
+        need(named(listing(t, t.at(case + ".dcp")), "state.") == expect["optim"], f"{case}: states")
+
+
+@test
+def test_a_missing_rank_of_experts_is_named(t):
+    path = copy_of(t, "zero2_moe", "moe")
+    lost = "bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt"  # rank 3 shares experts with rank 1
+    os.remove(os.path.join(path, lost))
+    message = t.run("convert", path, t.at("x.safetensors"), "--part", "model", status=2).stderr.decode()
+    need(lost in message, message)
+    full, left = listing_of_golden("zero2_moe"), t.json("inspect", path, "--json")
+    whole = {e["fqn"] for e in left["entries"] if e["kind"] == "tensor" and e["fqn"].startswith("model.") and all(c.get("file") for c in e["chunks"])}
+    need({n for n in full if ".deepspeed_experts.0." in n} <= {n[len("model."):] for n in whole}, "experts of the other ranks are whole")
+
+
+def listing_of_golden(case):
+    with open(os.path.join(GOLDEN, case, "expect.json")) as f:
+        return json.load(f)["model"]
+
+
+def with_model_states(path, change):
+    """The files of a checkpoint whose model states went through torch's own pickle, changed."""
+    import torch
+    file = os.path.join(path, "mp_rank_00_model_states.pt")
+    saved = torch.load(file, weights_only=False)
+    change(saved)
+    torch.save(saved, file)
+    return path
+
+
+@test
+def test_experts_that_cannot_be_numbered_are_refused(t):
+    def auto(saved):
+        saved["ds_autoep_layers"] = [{"moe_layer_id": 0, "module_path": "first"}]
+
+    def tied(saved):
+        names = [n for n in saved["param_shapes"][4]]
+        saved["shared_params"] = {names[1]: names[0]}
+
+    def more(saved):
+        saved["num_experts"] = [4, 7]
+
+    for number, (change, want) in enumerate(((auto, "AutoEP"), (tied, "tied weights"), (more, "second.deepspeed_moe.experts.deepspeed_experts.0.weight"))):
+        path = with_model_states(copy_of(t, "zero2_moe", f"moe{number}"), change)
+        for part in ("model", "optim"):
+            message = t.run("convert", path, t.at("x"), "--to", "dcp", "--part", part, status=2).stderr.decode()
+            need(want in message and message.count("\n") == 1, message)
+
+
 @test
 def test_the_stored_weights_of_experts_are_read(t):
-    """Neither zero_to_fp32 nor ds_to_universal of this DeepSpeed can read the checkpoint: what the live engine holds is the truth."""
+    """Those of ranks without ZeRO, whose states have numbers in place of names, and of the others."""
     path = copy_of(t, "zero1_moe", "moe")
     with open(os.path.join(GOLDEN, "zero1_moe", "expect.json")) as f:
         expect = json.load(f)["module"]
@@ -88,6 +162,9 @@ def test_the_stored_weights_of_experts_are_read(t):
     t.run("convert", path, t.at("module.safetensors"), "--part", "module")
     need({n: described(e) for n, e in listing(t, t.at("module.safetensors")).items()} == expect, "convert")
     t.run("validate", path, "--part", "module", "--deep")
+    for file in (f for f in os.listdir(path) if f.endswith("_optim_states.pt")):
+        os.rename(os.path.join(path, file), os.path.join(path, file.replace("bf16_zero_pp_rank", "expp_rank")))
+    with_model_states(path, lambda saved: saved["ds_config"]["zero_optimization"].update(stage=0))
     for arguments in ((), ("--part", "model"), ("--part", "optim")):
         message = t.run("convert", path, t.at("x"), "--to", "dcp", *arguments, status=2).stderr.decode()
         need("has experts" in message and "--part module" in message and message.count("\n") == 1, message)

@@ -2,8 +2,9 @@
 
 Usage: python tests/golden/make_deepspeed.py    in an environment that has the versions below (over gloo, without CUDA).
 
-A case is the directory of a tag and expect.json: {"model": {name: tensor}, "optim": {name.key: tensor}, "lr": […]} (of experts {"module": …} alone), a tensor as
-{dtype, shape, sha256}. `model` is what zero_to_fp32 gives (ZeRO 0: the module's state dict or the optimizer's float32 copies);
+A case is the directory of a tag and expect.json: {"model": {name: tensor}, "optim": {name.key: tensor}, "lr": […]} (of experts also
+{"module": …}), a tensor as {dtype, shape, sha256}. `model` is what zero_to_fp32 gives (ZeRO 0: the module's state dict or the
+optimizer's float32 copies; experts, which zero_to_fp32 cannot read: the float32 weights of the live engines of all ranks);
 `optim` is each state of the live engine, gathered. Made with CPython 3.11.2, torch 2.13.0, deepspeed 0.19.8.
 """
 import hashlib
@@ -30,6 +31,8 @@ CASES = {
     "zero1_round_robin": (2, "fp32", {"stage": 1, "round_robin_gradients": True}, "adamw", {}),
     "zero1_elastic": (2, "bf16", {"stage": 1, "elastic_checkpoint": True}, "adamw", {}),
     "zero1_moe": (2, "bf16", {"stage": 1}, "moe", {}),
+    "zero2_moe": (4, "bf16", {"stage": 2}, "mixtures", {}),
+    "zero1_moe_data_first": (4, "fp32", {"stage": 1, "elastic_checkpoint": True}, "mixtures", {"use_data_before_expert_parallelism": True}),
     "zero2_fp16": (2, "fp16", {"stage": 2}, "rmsprop", {}),
     "zero3_bf16": (3, "bf16", {"stage": 3, "stage3_param_persistence_threshold": 0, "sub_group_size": 90}, "adamw", {}),
     "zero3_fp32_sgd": (2, "fp32", {"stage": 3, "stage3_param_persistence_threshold": 0}, "sgd", {}),
@@ -96,15 +99,67 @@ class Experts(torch.nn.Module):
         return self.head(self.moe(self.embed(ids))[0]).float().square().mean()
 
 
-def expert_weights(engine, rank, world):
-    """The weights of all ranks, an expert by its number among all of them."""
-    own = {}
-    for name, tensor in engine.module.state_dict().items():
-        head, local, tail = re.match(r"(.*deepspeed_experts\.)(\d+)(\..*)|", name).groups()
-        own[name if head is None else f"{head}{2 * rank + int(local)}{tail}"] = describe(tensor)
+class Mixtures(torch.nn.Module):
+    """Two layers with 4 and 6 experts over two expert-parallel ranks of a job of four; some experts and a weight are frozen."""
+
+    def __init__(self):
+        super().__init__()
+        from deepspeed.moe.layer import MoE
+        torch.manual_seed(6)
+        self.embed = torch.nn.Embedding(9, 4)
+        self.first = MoE(4, torch.nn.Linear(4, 4), num_experts=4, ep_size=2, use_rts=False)
+        self.frozen = torch.nn.Linear(4, 4)
+        self.second = MoE(4, torch.nn.Linear(4, 4), num_experts=6, ep_size=2, use_rts=False, use_residual=True)
+        self.head = torch.nn.Linear(4, 9)
+        self.register_buffer("seen", torch.arange(4) * 7)
+
+    def number_experts(self, expert_rank):
+        """Values by the number of each expert among all ranks."""
+        for layer in (self.first, self.second):
+            own, experts = expert_rank * layer.num_local_experts, layer.deepspeed_moe.experts.deepspeed_experts
+            for number, expert in enumerate(experts):
+                with torch.no_grad():
+                    expert.weight.copy_(torch.sin(torch.arange(16.0).reshape(4, 4) * 0.3 + own + number + len(experts)))
+                    expert.bias.copy_(torch.cos(torch.arange(4.0) + own + number - len(experts)))
+                expert.bias.requires_grad_(number != 1)
+        for parameter in self.frozen.parameters():
+            parameter.requires_grad_(False)
+
+    def forward(self, ids):
+        hidden = self.first(self.embed(ids))[0]
+        return self.head(self.second(hidden + self.frozen(hidden))[0]).float().square().mean()
+
+
+def offset_of(layer):
+    """The number of a rank's first expert among all of the layer."""
+    from deepspeed.utils import groups
+    return groups._get_expert_parallel_rank(layer.expert_group_name) * layer.num_local_experts
+
+
+def global_name(module, name):
+    """A name with the expert's number among all of the layer in place of that on this rank."""
+    match = re.match(r"(.*)(\.deepspeed_moe\.experts\.deepspeed_experts\.)(\d+)(\..*)", name)
+    if match is None:
+        return name
+    return f"{match[1]}{match[2]}{offset_of(module.get_submodule(match[1])) + int(match[3])}{match[4]}"
+
+
+def of_all_ranks(module, tensors, world):
+    """The tensors of all ranks, an expert by its number among all of them."""
     gathered = [None] * world
-    dist.all_gather_object(gathered, own)
+    dist.all_gather_object(gathered, {global_name(module, n): describe(t) for n, t in tensors.items()})
     return {name: row for rows in reversed(gathered) for name, row in rows.items()}
+
+
+def expectation_of_experts(engine, trained, world):
+    """zero_to_fp32 and ds_to_universal cannot read experts: the engines of all ranks are the truth."""
+    from deepspeed.utils import safe_get_full_fp32_param
+    states = states_of(engine, trained)  # links the states, all ranks together
+    weights = {n: safe_get_full_fp32_param(p) for n, p in trained}
+    stored = dict(engine.module.state_dict())
+    weights.update({n: t for n, t in stored.items() if n not in weights})
+    return {"module": of_all_ranks(engine.module, stored, world), "model": of_all_ranks(engine.module, weights, world),
+            "optim": of_all_ranks(engine.module, states, world), "lr": [g["lr"] for g in engine.optimizer.param_groups]}
 
 
 def optimizer_of(kind, groups):
@@ -187,7 +242,9 @@ def run(rank, world, port, case, folder):
     type(get_accelerator()).is_fp16_supported = lambda self: True
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     _, dtype, zero, kind, further = CASES[case]
-    model = {"still": Twins, "moe": Experts}.get(kind, Model)()
+    model = {"still": Twins, "moe": Experts, "mixtures": Mixtures}.get(kind, Model)()
+    if kind == "mixtures":
+        model.number_experts(rank // 2 if further.get("use_data_before_expert_parallelism") else rank % 2)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     groups = [{"params": [p for n, p in trained if p.ndim > 1], "weight_decay": 0.1},
               {"params": [p for n, p in trained if p.ndim <= 1], "weight_decay": 0.0}]
@@ -196,6 +253,10 @@ def run(rank, world, port, case, folder):
     if kind == "moe":
         from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
         groups = split_params_into_different_moe_groups_for_optimizer({"params": list(model.parameters()), "name": "all"})
+    elif kind == "mixtures":
+        from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+        named = [{"name": name, **group} for name, group in zip(("matrices", "vectors"), groups)]
+        groups = split_params_into_different_moe_groups_for_optimizer(named, max_group_size=50)
     config = {"train_micro_batch_size_per_gpu": 1, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
               "zero_optimization": zero, **further}
     if dtype != "fp32":
@@ -205,11 +266,12 @@ def run(rank, world, port, case, folder):
         engine.backward(engine((torch.arange(6) * (rank + 2) + step) % 9))
         engine.step()
     engine.save_checkpoint(folder, tag="t", client_state={"epoch": 3, "args": {"lr": 0.001}})
-    module = expert_weights(engine, rank, world) if kind == "moe" else None
-    states = {} if kind == "moe" else states_of(engine, trained)
-    if rank == 0 and kind == "moe":  # zero_to_fp32 and ds_to_universal cannot read it
+    experts = kind in ("moe", "mixtures")
+    expect = expectation_of_experts(engine, trained, world) if experts else None
+    states = {} if experts else states_of(engine, trained)
+    if rank == 0 and experts:
         with open(os.path.join(folder, "t", "expect.json"), "w") as f:
-            json.dump({"module": module}, f, indent=0, sort_keys=True)
+            json.dump(expect, f, indent=0, sort_keys=True)
     elif rank == 0:
         if case == "zero1_round_robin":
             states.update(states_by_weights(folder, [n for n, _ in trained], ["exp_avg", "exp_avg_sq"]))

@@ -54,6 +54,7 @@ static tsr_status read_column(reading *r, uint32_t number)
     if (status == TSR_OK && r->files.zero) status = read_flat(r, column, &trained);
     if (status == TSR_OK && !r->files.zero) status = tsr_ds_plain_add(&r->files, column, &trained, &r->states, &r->groups, r->err);
     if (status == TSR_OK) status = tsr_ds_model_add(&r->files, column, &trained, &r->model, r->err);
+    if (status == TSR_OK) status = tsr_ds_experts_add_rest(&r->files, &r->model, r->err);
     tsr_ds_rows_close(&trained);
     return status;
 }
@@ -76,7 +77,7 @@ static tsr_status mount(reading *r)
     tsr_checkpoint *checkpoint = r->files.checkpoint;
     tsr_ds_part parts[] = {{"model", NULL}, {"module", NULL}, {"optim", NULL}, {"engine", NULL}};
     TSR_TRY(tsr_ds_module(&r->files, &parts[1].tree, r->err));
-    if (!r->files.has_experts) {
+    if (!r->files.experts_unread) {
         parts[0].tree = tsr_ds_rows_tree(&r->model, r->err);
         if (!parts[0].tree) return TSR_E_NOMEM;
         TSR_TRY(make_optim(r, &parts[2].tree));
@@ -95,7 +96,7 @@ static tsr_status read_all(reading *r, tsr_checkpoint *checkpoint)
     r->model.pipeline = r->states.pipeline = r->files.pipeline;
     TSR_TRY(tsr_ds_check(&r->files, r->err));
     TSR_TRY(tsr_ds_experts_check(&r->files, r->err));
-    for (uint32_t c = 0; c < ranks && !r->files.has_experts; c++) TSR_TRY(read_column(r, c));
+    for (uint32_t c = 0; c < ranks && !r->files.experts_unread; c++) TSR_TRY(read_column(r, c));
     return mount(r);
 }
 

@@ -109,7 +109,7 @@ static tsr_status check_count(const tsr_ds_files *files, const tsr_ds_column *co
             files->checkpoint, name, err,
             "%.*s: belongs to rank %u, but the checkpoint has %u ranks: the file is left over from another save",
             TSR_STR_ARG(name), file->name.rank, column->world));
-    if (world && world != column->world)
+    if (world && (files->has_experts ? column->world % world : world != column->world))
         return tsr_ds_report(files->checkpoint, name, err,
                              "%.*s: was saved by %llu ranks ('partition_count'), but the other files by %u: the files do "
                              "not belong to the same save",

@@ -5,17 +5,18 @@
  *   zero_pp_rank_0_…_optim_states.pt              groups of experts are cut for fewer ranks than the others
  *   expp_rank_0_mp_rank_00_optim_states.pt        without ZeRO: the optimizer of a rank, by numbers
  *
- * The weights have names and are whole: they belong to the part `module`. zero_to_fp32 and ds_to_universal fail on such a checkpoint, so
- * that nothing says what its parts `model` and `optim` would be. */
+ * The stored weights have names and are whole. Under ZeRO 1 and 2 the float32 weights and the states are read, too: see
+ * deepspeed_groups.h. Neither zero_to_fp32 nor ds_to_universal reads any of this; the live engine is the judge. */
 #include "formats/deepspeed/deepspeed_experts.h"
 
 #include "base/try.h"
 #include "formats/common/shown_names.h"
 #include "formats/deepspeed/deepspeed_values.h"
 
-#define NOT_SUPPORTED \
-    "the checkpoint has experts, whose float32 weights and optimizer states are not supported; open the stored weights with " \
-    "--part module, or load the checkpoint with DeepSpeed's engine"
+#define BEFORE_NUMBER ".deepspeed_moe.experts.deepspeed_experts."
+#define NOT_SUPPORTED "the checkpoint has experts %s, whose float32 weights and optimizer states are not supported; %s"
+#define USE_STORED "open the stored weights with --part module, or load the checkpoint with DeepSpeed's engine"
+#define USE_ENGINE "load the checkpoint with DeepSpeed's engine"
 
 enum { MOST_MISSING = 64 };
 
@@ -69,29 +70,81 @@ static tsr_status check_parallelism(const tsr_ds_files *files, tsr_error *err)
                          "experts of %u model-parallel ranks are not supported; load the checkpoint with DeepSpeed's engine", files->column_count);
 }
 
-tsr_status tsr_ds_experts_check(const tsr_ds_files *files, tsr_error *err)
+size_t tsr_ds_expert_prefix(tsr_str name)
+{
+    const tsr_str marker = TSR_STR(BEFORE_NUMBER);
+    for (size_t at = name.size; at-- > 0;)
+        if (tsr_str_starts((tsr_str){name.data + at, name.size - at}, marker)) return at + marker.size;
+    return 0;
+}
+
+/* Whether experts have a weight under two names: only the names of the first rank's experts are stored then. */
+static bool has_shared_experts(const tsr_value *model)
+{
+    const tsr_value *shared = tsr_ds_dict(model, "shared_params");
+    for (size_t i = 0; i < 2 * tsr_ds_count(shared); i++)
+        if (shared->items[i]->kind == TSR_VALUE_STR && tsr_ds_expert_prefix(shared->items[i]->text)) return true;
+    return false;
+}
+
+/* What kind of experts these are, if their float32 weights are not read; otherwise NULL. */
+static const char *unread_kind(const tsr_ds_files *files)
+{
+    uint32_t count;
+    const tsr_ds_file *model = tsr_ds_first(files, TSR_DS_MODEL, &count);
+    if (!model) return "without model states";
+    if (tsr_ds_list(model->root, "ds_autoep_layers")) return "placed by AutoEP";
+    if (files->zero == 0) return "without ZeRO";
+    if (files->zero == 3) return "under ZeRO 3";
+    if (files->column_count > 1) return "on several model-parallel ranks";
+    return has_shared_experts(model->root) ? "with tied weights" : NULL;
+}
+
+static tsr_status check_unread(const tsr_ds_files *files, tsr_error *err)
 {
     const tsr_str part = files->checkpoint->options.part;
+    const char *kind = files->experts_unread, *advice = files->zero == 3 ? USE_ENGINE : USE_STORED;
+    TSR_FAIL_IF(part.data && (tsr_str_equal(part, TSR_STR("model")) || tsr_str_equal(part, TSR_STR("optim"))), err, TSR_E_UNSUPPORTED,
+                TSR_NO_POSITION, NOT_SUPPORTED, kind, advice);
+    return part.data ? TSR_OK : tsr_ds_report(files->checkpoint, TSR_STR(""), err, NOT_SUPPORTED, kind, advice);
+}
+
+tsr_status tsr_ds_experts_check(tsr_ds_files *files, tsr_error *err)
+{
     uint32_t count;
     const tsr_ds_file *experts = tsr_ds_first(files, TSR_DS_EXPERT, &count);
     if (!files->has_experts) return TSR_OK;
-    TSR_FAIL_IF(part.data && (tsr_str_equal(part, TSR_STR("model")) || tsr_str_equal(part, TSR_STR("optim"))), err, TSR_E_UNSUPPORTED,
-                TSR_NO_POSITION, NOT_SUPPORTED);
-    if (!part.data) TSR_TRY(tsr_ds_report(files->checkpoint, TSR_STR(""), err, NOT_SUPPORTED));
+    files->experts_unread = unread_kind(files);
+    if (files->experts_unread) TSR_TRY(check_unread(files, err));
     TSR_TRY(check_parallelism(files, err));
-    return check_files(files, experts, count, err);
+    return files->zero == 3 ? TSR_OK : check_files(files, experts, count, err);
+}
+
+static tsr_status add_expert(const tsr_ds_file *file, bool only_new, tsr_ds_rows *rows, tsr_error *err)
+{
+    for (size_t i = 0; i < tsr_ds_count(file->root); i++) {
+        const tsr_value *name = file->root->items[2 * i];
+        if (name->kind != TSR_VALUE_STR || (only_new && tsr_ds_rows_get(rows, name->text, TSR_STR("")))) continue;
+        TSR_TRY(tsr_ds_rows_add(rows, name->text, TSR_STR(""), file->root->items[2 * i + 1], err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status add_experts(const tsr_ds_files *files, bool only_new, tsr_ds_rows *rows, tsr_error *err)
+{
+    uint32_t count;
+    const tsr_ds_file *experts = tsr_ds_first(files, TSR_DS_EXPERT, &count);
+    rows->rank = 0;
+    for (uint32_t e = 0; e < count; e++) TSR_TRY(add_expert(&experts[e], only_new, rows, err));
+    return TSR_OK;
 }
 
 tsr_status tsr_ds_experts_add(const tsr_ds_files *files, tsr_ds_rows *rows, tsr_error *err)
 {
-    uint32_t count;
-    const tsr_ds_file *experts = tsr_ds_first(files, TSR_DS_EXPERT, &count);
-    for (uint32_t e = 0; e < count; e++) {
-        const tsr_value *root = experts[e].root;
-        rows->rank = 0;
-        for (size_t i = 0; i < tsr_ds_count(root); i++)
-            if (root->items[2 * i]->kind == TSR_VALUE_STR)
-                TSR_TRY(tsr_ds_rows_add(rows, root->items[2 * i]->text, TSR_STR(""), root->items[2 * i + 1], err));
-    }
-    return TSR_OK;
+    return add_experts(files, false, rows, err);
+}
+
+tsr_status tsr_ds_experts_add_rest(const tsr_ds_files *files, tsr_ds_rows *rows, tsr_error *err)
+{
+    return add_experts(files, true, rows, err);
 }

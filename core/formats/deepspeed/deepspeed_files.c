@@ -201,7 +201,7 @@ static uint32_t column_world(const tsr_ds_files *files, uint32_t model_rank)
         if (file->name.kind == TSR_DS_OPTIM && !world) world = tsr_ds_world_of(tsr_ds_optimizer(file));
     }
     if (files->zero == 0) return 1;
-    if (!world) world = stated;
+    if (!world || (files->has_experts && stated)) world = stated; /* experts are cut over fewer ranks */
     if (!world || world > MOST_RANKS) world = highest;
     return (uint32_t)(world ? world : 1);
 }
@@ -238,6 +238,14 @@ static tsr_status make_columns(tsr_ds_files *files, tsr_error *err)
     return TSR_OK;
 }
 
+/* Experts leave a count in the model states even where their files are lost. AutoEP says what it did in a list of layers. */
+static bool counts_experts(const tsr_ds_files *files)
+{
+    uint32_t count;
+    const tsr_ds_file *model = tsr_ds_first(files, TSR_DS_MODEL, &count);
+    return model && (tsr_ds_count(tsr_ds_list(model->root, "num_experts")) || tsr_ds_list(model->root, "ds_autoep_layers"));
+}
+
 /* Pipeline stages hold different weights; what two of them have is tied. */
 static bool is_pipeline(const tsr_ds_files *files)
 {
@@ -263,6 +271,7 @@ tsr_status tsr_ds_files_open(tsr_checkpoint *checkpoint, tsr_ds_files *out, tsr_
     out->storages = 2 * out->file_storages;
     TSR_TRY(tsr_torch_keep_runs(checkpoint, &out->runs, err));
     TSR_TRY(find_zero_stage(out, err));
+    out->has_experts = out->has_experts || counts_experts(out);
     TSR_TRY(make_columns(out, err));
     out->pipeline = is_pipeline(out);
     return TSR_OK;

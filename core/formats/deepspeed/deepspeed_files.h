@@ -51,7 +51,9 @@ typedef struct tsr_ds_files {
     tsr_ds_column *columns; /* in order of model-parallel ranks */
     uint32_t column_count;
     uint32_t zero; /* the stage: 0, 1, 2 or 3 */
-    bool has_experts; /* their float32 weights and states are not read: the parts are module and engine */
+    bool has_experts; /* experts have files of their own */
+    const char *experts_unread; /* why the experts' float32 weights and states are not read, so that the parts are module and
+                                   engine; NULL: they are read */
     bool universal; /* of a universal checkpoint: the model states have every weight that is not trained */
     bool pipeline; /* model-parallel ranks are pipeline stages: what two of them have under one name is tied */
     uint32_t file_storages; /* storage ids of all files' tensors are 1 … file_storages */

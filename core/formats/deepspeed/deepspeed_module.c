@@ -122,10 +122,10 @@ static tsr_status add_stored(const module *m, tsr_str name, const tsr_value *sto
 }
 
 /* Of what is in the module alone zero_to_fp32 takes the buffers: ZeRO 1 and 2 keep frozen weights there, too, and only ZeRO 2
- * lists them as such. */
+ * lists them as such. It does not read experts at all. */
 static bool is_left_out(const module *m, tsr_str name)
 {
-    return !m->files->universal && (m->files->zero == 1 || m->files->zero == 2) && m->buffers && !tsr_map_get(m->buffers, name, 0);
+    return !m->files->universal && !m->files->has_experts && (m->files->zero == 1 || m->files->zero == 2) && m->buffers && !tsr_map_get(m->buffers, name, 0);
 }
 
 static tsr_status add_name(module *m, tsr_str name, const tsr_value *stored)

@@ -15,6 +15,11 @@ typedef struct state {
     tsr_str key;
 } state;
 
+static const tsr_ds_sharers *sharers_of(const state *s)
+{
+    return &s->weights->segments[s->segment].sharers;
+}
+
 static const tsr_value *held_by(const state *s, uint32_t rank)
 {
     const tsr_value *dict = tsr_ds_state_of(s->weights, rank, s->segment);
@@ -24,15 +29,15 @@ static const tsr_value *held_by(const state *s, uint32_t rank)
 /* Flat tensors are as long as the rank's float32 tensor, or all equally long with its padding. */
 static state_form form_of(const state *s)
 {
-    const tsr_ds_column *column = s->weights->column;
+    const tsr_ds_sharers *sharers = sharers_of(s);
     const tsr_ds_buffer *fp32 = &s->weights->segments[s->segment].fp32;
     const tsr_value *first = NULL;
     uint64_t length = UINT64_MAX;
     bool lean = true, padded = true;
-    for (uint32_t r = 0; r < column->world; r++) {
+    for (uint32_t r = 0; r < sharers->world; r++) {
         const tsr_value *value = held_by(s, r);
         const tsr_entry *tensor = tsr_ds_tensor(value);
-        if (!column->optims[r]) continue;
+        if (!sharers->optims[r]) continue;
         if (!value) return ABSENT;
         if (!first) first = value;
         if (!tensor || tensor->rank != 1) continue;
@@ -49,35 +54,36 @@ static state_form form_of(const state *s)
 /* Which rank misses a key that another one has: then the files are of different saves. */
 static tsr_status check_absent(const state *s, tsr_error *err)
 {
-    const tsr_ds_column *column = s->weights->column;
+    const tsr_ds_sharers *sharers = sharers_of(s);
     uint32_t with = UINT32_MAX, without = UINT32_MAX;
-    for (uint32_t r = 0; r < column->world; r++) {
-        if (!column->optims[r]) continue;
+    for (uint32_t r = 0; r < sharers->world; r++) {
+        if (!sharers->optims[r]) continue;
         *(held_by(s, r) ? &with : &without) = r;
     }
     if (with == UINT32_MAX || without == UINT32_MAX) return TSR_OK;
     const tsr_ds_files *files = s->weights->files;
-    const tsr_str name = tsr_ds_file_name(files, column->optims[without]);
+    const tsr_str name = tsr_ds_file_name(files, sharers->optims[without]);
     return tsr_ds_report(files->checkpoint, name, err, "%.*s: has no '%.*s' for param group %u, but %.*s has",
-                         TSR_STR_ARG(name), TSR_STR_ARG(s->key), s->segment,
-                         TSR_STR_ARG(tsr_ds_file_name(files, column->optims[with])));
+                         TSR_STR_ARG(name), TSR_STR_ARG(s->key), sharers->group,
+                         TSR_STR_ARG(tsr_ds_file_name(files, sharers->optims[with])));
 }
 
 static tsr_status add_flat(const state *s, tsr_ds_rows *rows, tsr_error *err)
 {
     const tsr_ds_weights *w = s->weights;
+    const tsr_ds_sharers *sharers = sharers_of(s);
     tsr_ds_buffer buffer;
     uint64_t longest = w->segments[s->segment].slice;
-    TSR_TRY(tsr_ds_buffer_new(w->files->checkpoint->arena, w->column->world, &buffer, err));
-    for (uint32_t r = 0; r < w->column->world; r++) {
+    TSR_TRY(tsr_ds_buffer_new(w->files->checkpoint->arena, sharers->world, &buffer, err));
+    for (uint32_t r = 0; r < sharers->world; r++) {
         const tsr_entry *tensor = tsr_ds_tensor(held_by(s, r));
         if (tensor && tensor->rank == 1 && tensor->shape[0] > longest) longest = tensor->shape[0];
     }
-    for (uint32_t r = 0; r < w->column->world; r++) {
+    for (uint32_t r = 0; r < sharers->world; r++) {
         const tsr_entry *tensor = tsr_ds_tensor(held_by(s, r));
         tsr_status status = tsr_ds_buffer_add(&buffer, tensor, tensor && tensor->rank == 1 ? tensor->shape[0] : longest, err);
         if (status != TSR_OK)
-            return tsr_error_context(err, "%.*s, '%.*s'", TSR_STR_ARG(tsr_ds_file_name(w->files, w->column->optims[r])), TSR_STR_ARG(s->key)), status;
+            return tsr_error_context(err, "%.*s, '%.*s'", TSR_STR_ARG(tsr_ds_file_name(w->files, sharers->optims[r])), TSR_STR_ARG(s->key)), status;
     }
     return tsr_ds_weights_place(w, s->segment, &buffer, s->key, rows, err);
 }
@@ -85,7 +91,7 @@ static tsr_status add_flat(const state *s, tsr_ds_rows *rows, tsr_error *err)
 static const tsr_value *first_of(const state *s)
 {
     const tsr_value *value = NULL;
-    for (uint32_t r = 0; r < s->weights->column->world && !value; r++) value = held_by(s, r);
+    for (uint32_t r = 0; r < sharers_of(s)->world && !value; r++) value = held_by(s, r);
     return value;
 }
 
@@ -98,19 +104,28 @@ static tsr_status add_whole(const state *s, tsr_ds_rows *rows, tsr_error *err)
     return TSR_OK;
 }
 
+/* What a group's own states are listed under: its number, and which ranks' it is where others have a group of that number. */
+static tsr_str odd_name(const state *s, tsr_error *err)
+{
+    tsr_arena *arena = s->weights->files->checkpoint->arena;
+    const tsr_ds_sharers *sharers = sharers_of(s);
+    if (sharers->expert_ranks > 1) return tsr_arena_format(arena, err, "expp_rank_%u.%u", sharers->expert_rank, sharers->group);
+    if (s->weights->files->column_count == 1) return tsr_arena_format(arena, err, "%u", sharers->group);
+    return tsr_arena_format(arena, err, "mp_rank_%02u.%u", s->weights->column->model_rank, sharers->group);
+}
+
 /* A tensor of another length on every rank, as optimizers that compress or factor their states have. */
 static tsr_status add_odd(const state *s, tsr_ds_rows *odd, tsr_error *err)
 {
-    const tsr_ds_column *column = s->weights->column;
+    const tsr_ds_sharers *sharers = sharers_of(s);
     tsr_arena *arena = s->weights->files->checkpoint->arena;
-    const tsr_entry **tensors = tsr_arena_array(arena, column->world, sizeof *tensors, err);
+    const tsr_entry **tensors = tsr_arena_array(arena, sharers->world, sizeof *tensors, err);
     tsr_entry *entry = TSR_ARENA_NEW(arena, tsr_entry, err);
     if (!tensors || !entry) return TSR_E_NOMEM;
-    for (uint32_t r = 0; r < column->world; r++) tensors[r] = tsr_ds_tensor(held_by(s, r));
-    TSR_TRY(tsr_entry_list_per_rank(entry, tensors, column->world, arena, err));
-    const tsr_str group = s->weights->files->column_count == 1 ? tsr_arena_format(arena, err, "%u", s->segment)
-                                                                : tsr_arena_format(arena, err, "mp_rank_%02u.%u", column->model_rank, s->segment);
-    const tsr_value *value = tsr_value_tensor(arena, column->world == 1 ? tensors[0] : entry, err);
+    for (uint32_t r = 0; r < sharers->world; r++) tensors[r] = tsr_ds_tensor(held_by(s, r));
+    TSR_TRY(tsr_entry_list_per_rank(entry, tensors, sharers->world, arena, err));
+    const tsr_str group = odd_name(s, err);
+    const tsr_value *value = tsr_value_tensor(arena, sharers->world == 1 ? tensors[0] : entry, err);
     return group.data && value ? tsr_ds_rows_add(odd, group, s->key, value, err) : TSR_E_NOMEM;
 }
 
@@ -128,7 +143,7 @@ static tsr_status add_state(const state *s, tsr_ds_rows *rows, tsr_ds_rows *odd,
 static tsr_status add_segment(const tsr_ds_weights *w, uint32_t segment, tsr_ds_rows *rows, tsr_ds_rows *odd, tsr_error *err)
 {
     const tsr_value *dict = NULL;
-    for (uint32_t r = 0; r < w->column->world && !dict; r++) dict = tsr_ds_state_of(w, r, segment);
+    for (uint32_t r = 0; r < w->segments[segment].sharers.world && !dict; r++) dict = tsr_ds_state_of(w, r, segment);
     for (size_t i = 0; i < tsr_ds_count(dict); i++) {
         const tsr_value *key = dict->items[2 * i];
         if (key->kind != TSR_VALUE_STR) continue;
@@ -146,29 +161,52 @@ tsr_status tsr_ds_states_add(const tsr_ds_weights *weights, tsr_ds_rows *states,
 
 /* ---- parameter groups ---- */
 
-/* The names of the parameters in the segments that `params` lists; NULL where it lists something else. */
+/* The first segment of a group: segments are in order of groups. */
+static uint32_t first_segment(const tsr_ds_weights *w, uint32_t group)
+{
+    uint32_t low = 0, high = w->segment_count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (w->segments[middle].sharers.group < group) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+static bool is_of_group(const tsr_ds_weights *w, uint32_t segment, uint32_t group)
+{
+    return segment < w->segment_count && w->segments[segment].sharers.group == group;
+}
+
+/* The names of the parameters in a group, from names[*count] on; only counted if `names` is NULL. */
+static tsr_status add_names(const tsr_ds_weights *w, uint32_t group, const tsr_value **names, size_t *count, tsr_error *err)
+{
+    for (uint32_t s = first_segment(w, group); is_of_group(w, s, group); s++)
+        for (uint32_t k = 0; k < w->segments[s].count; k++, ++*count) {
+            if (!names) continue;
+            names[*count] = tsr_value_str(w->files->checkpoint->arena, w->weights[w->segments[s].first + k].name, err);
+            if (!names[*count]) return TSR_E_NOMEM;
+        }
+    return TSR_OK;
+}
+
+/* The names of the parameters in the groups that `params` lists; NULL where it lists something else. */
 static tsr_status names_of(const tsr_ds_weights *w, const tsr_value *params, const tsr_value **out, tsr_error *err)
 {
     tsr_arena *arena = w->files->checkpoint->arena;
     uint64_t number;
     size_t count = 0;
     *out = NULL;
-    if (!params || params->kind != TSR_VALUE_LIST || params->count > w->segment_count) return TSR_OK;
+    if (!params || params->kind != TSR_VALUE_LIST || params->count > w->group_count) return TSR_OK;
     for (size_t i = 0; i < params->count; i++) {
-        if (!tsr_ds_number(params->items[i], &number) || number >= w->segment_count) return TSR_OK;
-        count += w->segments[number].count;
+        if (!tsr_ds_number(params->items[i], &number) || number >= w->group_count) return TSR_OK;
+        TSR_TRY(add_names(w, (uint32_t)number, NULL, &count, err));
         if (count > w->count) return TSR_OK;
     }
     const tsr_value **names = tsr_arena_array(arena, count, sizeof *names, err);
     if (!names) return TSR_E_NOMEM;
     count = 0;
-    for (size_t i = 0; i < params->count; i++) {
-        const tsr_ds_segment *segment = &w->segments[params->items[i]->as.integer];
-        for (uint32_t k = 0; k < segment->count; k++) {
-            names[count] = tsr_value_str(arena, w->weights[segment->first + k].name, err);
-            if (!names[count++]) return TSR_E_NOMEM;
-        }
-    }
+    for (size_t i = 0; i < params->count; i++) TSR_TRY(add_names(w, (uint32_t)params->items[i]->as.integer, names, &count, err));
     *out = tsr_value_items(arena, TSR_VALUE_LIST, names, count, err);
     return *out ? TSR_OK : TSR_E_NOMEM;
 }

@@ -32,19 +32,32 @@ static tsr_status read_weight(tsr_ds_weights *w, const tsr_value *dict, size_t p
     return status;
 }
 
-static tsr_status read_weights(tsr_ds_weights *w, const tsr_value *groups, tsr_error *err)
+/* The parameters of a group, as an expert-parallel rank calls them. */
+static tsr_status read_group(tsr_ds_weights *w, const tsr_ds_groups *of, const tsr_value *dict, tsr_ds_sharers as, tsr_error *err)
+{
+    for (size_t p = 0; p < tsr_ds_count(dict); p++) {
+        tsr_ds_weight *weight = &w->weights[w->count++];
+        TSR_TRY(read_weight(w, dict, p, weight, err));
+        if (of) TSR_TRY(tsr_ds_groups_name(of, as.group, as.expert_rank, &weight->name, err));
+    }
+    return TSR_OK;
+}
+
+/* `of` may be NULL: then no group is one of experts. */
+static tsr_status read_weights(tsr_ds_weights *w, const tsr_ds_groups *of, const tsr_value *groups, tsr_error *err)
 {
     uint64_t count = 0;
     for (size_t g = 0; g < groups->count; g++) {
         TSR_FAIL_IF(groups->items[g]->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "'param_shapes' is not a list of dictionaries");
-        count += tsr_ds_count(groups->items[g]);
+        count += tsr_ds_count(groups->items[g]) * (of ? tsr_ds_groups_split(of, (uint32_t)g) : 1);
     }
     TSR_FAIL_IF(count > w->files->checkpoint->host->limits.entries || count > UINT32_MAX / 2, err, TSR_E_LIMIT,
                 TSR_NO_POSITION, "'param_shapes' names too many parameters (%llu)", (unsigned long long)count);
     w->weights = tsr_arena_array(w->files->checkpoint->arena, (size_t)count, sizeof *w->weights, err);
     if (!w->weights) return TSR_E_NOMEM;
-    for (size_t g = 0; g < groups->count; g++)
-        for (size_t p = 0; p < tsr_ds_count(groups->items[g]); p++) TSR_TRY(read_weight(w, groups->items[g], p, &w->weights[w->count++], err));
+    for (uint32_t g = 0; g < groups->count; g++)
+        for (uint32_t e = 0; e < (of ? tsr_ds_groups_split(of, g) : 1); e++)
+            TSR_TRY(read_group(w, of, groups->items[g], (tsr_ds_sharers){.group = g, .expert_rank = e}, err));
     return TSR_OK;
 }
 
@@ -57,56 +70,68 @@ const tsr_value *tsr_ds_base_state(const tsr_ds_files *files, const tsr_ds_file 
 
 const tsr_value *tsr_ds_state_of(const tsr_ds_weights *weights, uint32_t rank, uint32_t segment)
 {
-    const tsr_value *base = tsr_ds_base_state(weights->files, weights->column->optims[rank]);
-    if (base && base->kind == TSR_VALUE_LIST) return tsr_ds_kind_or_null(tsr_ds_item(base, segment), TSR_VALUE_DICT); /* elastic */
+    const tsr_ds_sharers *sharers = &weights->segments[segment].sharers;
+    const uint32_t group = sharers->group;
+    const tsr_value *base = tsr_ds_base_state(weights->files, sharers->optims[rank]);
+    if (base && base->kind == TSR_VALUE_LIST) return tsr_ds_kind_or_null(tsr_ds_item(base, group), TSR_VALUE_DICT); /* elastic */
     const tsr_value *states = tsr_ds_dict(base, "state");
     const size_t pairs = tsr_ds_count(states);
     uint64_t number;
     /* As they are written: in order, without those that have no state. A search stays within what is before it. */
-    for (size_t i = segment < pairs ? segment + 1 : pairs; i-- > 0;) {
+    for (size_t i = group < pairs ? group + 1 : pairs; i-- > 0;) {
         if (!tsr_ds_number(states->items[2 * i], &number)) return NULL;
-        if (number == segment) return tsr_ds_kind_or_null(states->items[2 * i + 1], TSR_VALUE_DICT);
-        if (number < segment) return NULL;
+        if (number == group) return tsr_ds_kind_or_null(states->items[2 * i + 1], TSR_VALUE_DICT);
+        if (number < group) return NULL;
     }
     return NULL;
 }
 
-static const tsr_value *fp32_groups(const tsr_ds_weights *w, uint32_t rank)
+static const tsr_value *fp32_groups(const tsr_ds_weights *w, const tsr_ds_file *optim)
 {
-    const char *key = w->files->zero == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups";
-    return tsr_ds_list(tsr_ds_optimizer(w->column->optims[rank]), key);
+    return tsr_ds_list(tsr_ds_optimizer(optim), w->files->zero == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups");
+}
+
+static const tsr_entry *fp32_tensor(const tsr_ds_weights *w, const tsr_ds_sharers *sharers, uint32_t rank)
+{
+    return tsr_ds_tensor(tsr_ds_item(fp32_groups(w, sharers->optims[rank]), sharers->group));
 }
 
 static tsr_status open_segment(tsr_ds_weights *w, uint32_t s, tsr_error *err)
 {
-    const uint32_t world = w->column->world;
     tsr_ds_segment *segment = &w->segments[s];
+    const tsr_ds_sharers *sharers = &segment->sharers;
+    const uint32_t world = sharers->world;
     TSR_TRY(tsr_ds_buffer_new(w->files->checkpoint->arena, world, &segment->fp32, err));
     for (uint32_t r = 0; r < world; r++) {
-        const tsr_entry *tensor = tsr_ds_tensor(tsr_ds_item(fp32_groups(w, r), s));
+        const tsr_entry *tensor = fp32_tensor(w, sharers, r);
         if (tensor && tensor->rank == 1 && tensor->shape[0] > segment->slice) segment->slice = tensor->shape[0];
     }
     for (uint32_t r = 0; r < world; r++) {
-        const tsr_ds_file *file = w->column->optims[r];
-        const tsr_entry *tensor = tsr_ds_tensor(tsr_ds_item(fp32_groups(w, r), s));
+        const tsr_ds_file *file = sharers->optims[r];
+        const tsr_entry *tensor = fp32_tensor(w, sharers, r);
         const uint64_t count = tensor && tensor->rank == 1 ? tensor->shape[0] : segment->slice;
         tsr_status status = tsr_ds_buffer_add(&segment->fp32, tensor, count, err);
         if (status == TSR_OK && file && !tensor)
-            status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "has no float32 tensor for param group %u", s);
+            status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "has no float32 tensor for param group %u", sharers->group);
         if (status != TSR_OK) return tsr_error_context(err, "%.*s", TSR_STR_ARG(tsr_ds_file_name(w->files, file))), status;
     }
     return TSR_OK;
 }
 
 /* As many groups as the first file that is there has. */
-static tsr_status open_segments(tsr_ds_weights *w, tsr_error *err)
+static tsr_status open_segments(tsr_ds_weights *w, const tsr_ds_groups *of, tsr_error *err)
 {
-    size_t count = 0;
-    for (uint32_t r = 0; r < w->column->world && !count; r++) count = tsr_ds_count(fp32_groups(w, r));
-    w->segments = tsr_arena_array(w->files->checkpoint->arena, count, sizeof *w->segments, err);
+    uint64_t count = 0;
+    for (uint32_t r = 0; r < w->column->world && !w->group_count; r++) w->group_count = (uint32_t)tsr_ds_count(fp32_groups(w, w->column->optims[r]));
+    for (uint32_t g = 0; g < w->group_count; g++) count += tsr_ds_groups_split(of, g);
+    TSR_FAIL_IF(count > w->files->checkpoint->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION, "the optimizer files have too many param groups (%llu)", (unsigned long long)count);
+    w->segments = tsr_arena_array(w->files->checkpoint->arena, (size_t)count, sizeof *w->segments, err);
     if (!w->segments) return TSR_E_NOMEM;
-    w->segment_count = (uint32_t)count;
-    for (uint32_t s = 0; s < count; s++) TSR_TRY(open_segment(w, s, err));
+    for (uint32_t g = 0; g < w->group_count; g++)
+        for (uint32_t e = 0; e < tsr_ds_groups_split(of, g); e++) {
+            TSR_TRY(tsr_ds_groups_sharers(of, g, e, &w->segments[w->segment_count].sharers, err));
+            TSR_TRY(open_segment(w, w->segment_count++, err));
+        }
     return TSR_OK;
 }
 
@@ -131,10 +156,11 @@ static tsr_status report(const tsr_ds_weights *w, bool *found, const char *what,
 /* Zeros that stand behind each parameter, by the first file that states them. */
 static const tsr_value *alignment_of(const tsr_ds_weights *w, uint32_t segment)
 {
+    const tsr_ds_sharers *sharers = &w->segments[segment].sharers;
     const tsr_value *paddings = NULL;
-    for (uint32_t r = 0; r < w->column->world && !paddings; r++)
-        paddings = tsr_ds_list(tsr_ds_optimizer(w->column->optims[r]), "param_alignment_paddings");
-    return tsr_ds_item(paddings, segment);
+    for (uint32_t r = 0; r < sharers->world && !paddings; r++)
+        paddings = tsr_ds_list(tsr_ds_optimizer(sharers->optims[r]), "param_alignment_paddings");
+    return tsr_ds_item(paddings, sharers->group);
 }
 
 /* ZeRO 1, 2: one group after the other, as zero_to_fp32 does it. */
@@ -142,9 +168,10 @@ static tsr_status place_group(tsr_ds_weights *w, uint32_t s, uint32_t count, uin
 {
     tsr_ds_segment *segment = &w->segments[s];
     const tsr_value *paddings = alignment_of(w, s);
-    const uint64_t unit = UINT64_C(2) * w->column->world;
+    const uint64_t unit = UINT64_C(2) * segment->sharers.world;
     uint64_t at = 0, padding;
-    *segment = (tsr_ds_segment){*next, count, segment->slice, segment->fp32};
+    segment->first = *next;
+    segment->count = count;
     for (uint32_t i = 0; i < count; i++) {
         tsr_ds_weight *weight = &w->weights[(*next)++];
         weight->segment = s;
@@ -155,7 +182,7 @@ static tsr_status place_group(tsr_ds_weights *w, uint32_t s, uint32_t count, uin
     }
     if (align(at, unit) == align(segment->fp32.elements, unit)) return TSR_OK;
     bool whole = true;
-    for (uint32_t r = 0; r < w->column->world; r++) whole = whole && w->column->optims[r];
+    for (uint32_t r = 0; r < segment->sharers.world; r++) whole = whole && segment->sharers.optims[r];
     if (!whole && segment->fp32.elements >= at) return TSR_OK;
     return report(w, found, "parameters", segment->fp32.elements, at, err);
 }
@@ -163,9 +190,9 @@ static tsr_status place_group(tsr_ds_weights *w, uint32_t s, uint32_t count, uin
 static tsr_status place_groups(tsr_ds_weights *w, const tsr_value *groups, bool *found, tsr_error *err)
 {
     uint32_t next = 0;
-    if (groups->count != w->segment_count) return report(w, found, "groups", w->segment_count, groups->count, err);
+    if (groups->count != w->group_count) return report(w, found, "groups", w->group_count, groups->count, err);
     for (uint32_t s = 0; s < w->segment_count; s++)
-        TSR_TRY(place_group(w, s, (uint32_t)tsr_ds_count(groups->items[s]), &next, found, err));
+        TSR_TRY(place_group(w, s, (uint32_t)tsr_ds_count(groups->items[w->segments[s].sharers.group]), &next, found, err));
     return TSR_OK;
 }
 
@@ -200,16 +227,29 @@ tsr_status tsr_ds_weights_by_shape(const tsr_ds_files *files, const tsr_ds_colum
     const tsr_value *groups = tsr_ds_list(column->model->root, "param_shapes");
     *out = (tsr_ds_weights){.files = files, .column = column};
     if (!groups) return TSR_OK;
-    const tsr_status status = read_weights(out, groups, err);
+    const tsr_status status = read_weights(out, NULL, groups, err);
     if (status != TSR_OK) return tsr_error_context(err, "%.*s", TSR_STR_ARG(tsr_ds_file_name(files, column->model))), status;
     out->segments = tsr_arena_array(files->checkpoint->arena, groups->count, sizeof *out->segments, err);
     if (!out->segments) return TSR_E_NOMEM;
     for (uint32_t at = 0; out->segment_count < groups->count; out->segment_count++) {
         const uint32_t count = (uint32_t)tsr_ds_count(groups->items[out->segment_count]);
-        out->segments[out->segment_count] = (tsr_ds_segment){.first = at, .count = count};
+        out->segments[out->segment_count] = (tsr_ds_segment){.sharers.group = out->segment_count, .first = at, .count = count};
         at += count;
     }
+    out->group_count = out->segment_count;
     return TSR_OK;
+}
+
+static tsr_status open_groups(tsr_ds_weights *w, const tsr_value *groups, bool *found, tsr_error *err)
+{
+    tsr_ds_groups of;
+    tsr_status status = tsr_ds_groups_open(w->files, w->column, &of, err);
+    if (status == TSR_OK) status = read_weights(w, &of, groups, err);
+    if (status != TSR_OK) tsr_error_context(err, "%.*s", TSR_STR_ARG(tsr_ds_file_name(w->files, w->column->model)));
+    if (status == TSR_OK) status = open_segments(w, &of, err);
+    tsr_ds_groups_close(&of);
+    if (status != TSR_OK) return status;
+    return w->files->zero == 3 ? place_shares(w, found, err) : place_groups(w, groups, found, err);
 }
 
 tsr_status tsr_ds_weights_open(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out, bool *found, tsr_error *err)
@@ -220,11 +260,7 @@ tsr_status tsr_ds_weights_open(const tsr_ds_files *files, const tsr_ds_column *c
     *found = groups != NULL;
     if (!groups)
         return tsr_ds_report(files->checkpoint, name, err, "%.*s: has no 'param_shapes', which names the weights in the optimizer files", TSR_STR_ARG(name));
-    tsr_status status = read_weights(out, groups, err);
-    if (status != TSR_OK) tsr_error_context(err, "%.*s", TSR_STR_ARG(name));
-    if (status != TSR_OK) return status;
-    TSR_TRY(open_segments(out, err));
-    return files->zero == 3 ? place_shares(out, found, err) : place_groups(out, groups, found, err);
+    return open_groups(out, groups, found, err);
 }
 
 static tsr_status add_shares(const tsr_ds_weight *weight, const tsr_ds_buffer *buffer, tsr_ds_chunks *chunks, tsr_error *err)

@@ -5,6 +5,7 @@
 
 #include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_flat.h"
+#include "formats/deepspeed/deepspeed_groups.h"
 #include "formats/deepspeed/deepspeed_rows.h"
 
 typedef struct tsr_ds_weight {
@@ -17,8 +18,10 @@ typedef struct tsr_ds_weight {
     uint64_t share;  /* ZeRO 3: elements of each rank, padding included; otherwise 0 */
 } tsr_ds_weight;
 
-/* A group of parameters that was flattened: an optimizer's group, or under ZeRO 3 a sub-group of one. */
+/* A group of parameters that was flattened: an optimizer's group, or under ZeRO 3 a sub-group of one. A group of experts is one
+ * segment per expert-parallel rank. */
 typedef struct tsr_ds_segment {
+    tsr_ds_sharers sharers;  /* the ranks whose tensors these are */
     uint32_t first, count;   /* of the weights */
     uint64_t slice;          /* elements of a rank's float32 tensor: the most of any rank */
     tsr_ds_buffer fp32;      /* the ranks' tensors one behind the other */
@@ -29,8 +32,9 @@ typedef struct tsr_ds_weights {
     const tsr_ds_column *column;
     tsr_ds_weight *weights; /* in order of segments */
     uint32_t count;
-    tsr_ds_segment *segments;
+    tsr_ds_segment *segments; /* in order of groups */
     uint32_t segment_count;
+    uint32_t group_count;
 } tsr_ds_weights;
 
 /* Reads `param_shapes` of a column that has model states and is not ZeRO 0, and finds the float32 buffers. What does not add up
@@ -50,7 +54,7 @@ tsr_status tsr_ds_weights_place(const tsr_ds_weights *weights, uint32_t segment,
 tsr_status tsr_ds_shape(tsr_arena *arena, const tsr_value *value, const uint64_t **shape, uint32_t *rank, uint64_t *elements,
                         tsr_error *err);
 
-/* What rank `rank` has of the states of a segment: a DICT, or NULL. */
+/* What the sharer `rank` has of the states of a segment: a DICT, or NULL. */
 const tsr_value *tsr_ds_state_of(const tsr_ds_weights *weights, uint32_t rank, uint32_t segment);
 /* The part of an optimizer file that has "state" and "param_groups"; NULL where there is none. */
 const tsr_value *tsr_ds_base_state(const tsr_ds_files *files, const tsr_ds_file *file);
