@@ -172,8 +172,24 @@ static tsr_status name_tag(tsr_universal_making *m)
     return m->tag.data ? TSR_OK : TSR_E_NOMEM;
 }
 
+/* DeepSpeed gives every expert-parallel rank the files of its own numbers, which begin at 0 on each. */
+static tsr_status refuse_experts(const tsr_universal_making *m)
+{
+    const tsr_str marker = TSR_STR(".deepspeed_moe.experts.deepspeed_experts.");
+    for (uint64_t i = 0; i < m->chosen->count; i++) {
+        const tsr_str name = m->chosen->rows[i].name;
+        for (size_t at = 0; m->chosen->rows[i].written && at < name.size; at++)
+            TSR_FAIL_IF(tsr_str_starts((tsr_str){name.data + at, name.size - at}, marker), m->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                        "DeepSpeed cannot load experts, such as '%.*s', from a universal checkpoint; write them with --to dcp, torch or "
+                        "safetensors",
+                        TSR_STR_ARG(name));
+    }
+    return TSR_OK;
+}
+
 static tsr_status make_all(tsr_universal_making *m)
 {
+    TSR_TRY(refuse_experts(m));
     TSR_TRY(name_tag(m));
     TSR_TRY(find_trained(m));
     TSR_TRY(add_weights(m));

@@ -106,6 +106,12 @@ def test_weights_and_states_of_experts_are_those_of_all_engines(t):
 
 
 @test
+def test_experts_are_not_written_as_a_universal_checkpoint(t):
+    message = t.run("convert", copy_of(t, "zero2_moe", "moe"), t.at("u"), "--to", "deepspeed-universal", status=2).stderr.decode()
+    need("experts" in message and ".deepspeed_experts." in message and message.count("\n") == 1 and not os.path.exists(t.at("u")), message)
+
+
+@test
 def test_a_missing_rank_of_experts_is_named(t):
     path = copy_of(t, "zero2_moe", "moe")
     lost = "bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt"  # rank 3 shares experts with rank 1
