@@ -1,4 +1,4 @@
-"""--part, --step and --also of the commands that do not read one whole checkpoint: optim, repair and view."""
+"""--part, --step, --also and --shards of the commands that do not read one whole checkpoint: optim, repair and view."""
 import json
 import os
 import shutil
@@ -151,3 +151,36 @@ def test_view_serves_directories_of_several_nodes(t):
         need({f["name"] for f in v.listing()["files"]} == set(files), v.listing())
         for name in files:
             need(v.ask(f"checkpoint/{name}")[1] == content(os.path.join(sound, name)), name)
+
+def lost_metadata(t):
+    """What accelerate saves under FSDP, as far as repair looks at it: a DCP per model and per optimizer."""
+    sound = sample("dcp_fsdp2")[0]
+    for name in ("pytorch_model_fsdp_0", "optimizer_0", "optimizer_1"):
+        shutil.copytree(sound, t.at("run", name))
+        os.remove(t.at("run", name, ".metadata"))
+    return sound, t.at("run")
+
+
+@test
+def test_repair_rebuilds_the_metadata_of_a_part(t):
+    sound, path = lost_metadata(t)
+    for part, directory in (("model", "pytorch_model_fsdp_0"), ("optimizer", "optimizer_0"), ("optimizer_1", "optimizer_1")):
+        doc = t.json("repair", path, t.at("new"), "--part", part, "--like", sound, "--json")
+        need(doc["items"] and doc["unnamed"] == doc["lost"] == 0, doc)
+        os.rename(t.at("new"), t.at("run", directory, ".metadata"))
+        t.run("diff", t.at("run", directory), sound, "--values", "--layout")
+        need("nothing to repair" in t.run("repair", path, t.at("x"), "--part", part, status=2).stderr.decode(), part)
+    for part in ("model_1", "model_0", "pytorch_model_fsdp_0", "modle", "optimizer_0"):
+        message = t.run("repair", path, t.at("x"), "--part", part, status=2).stderr.decode()
+        need(f"'{part}'" in message and "optimizer_N" in message and not os.path.exists(t.at("x")), message)
+    message = t.run("repair", ZERO3, t.at("x"), "--part", "optim", status=2).stderr.decode()
+    need("'optim'" in message and ".metadata of its own" in message, message)
+
+
+@test
+def test_a_map_of_ranks_is_refused_where_it_means_nothing(t):
+    for arguments, hint in ((["repair", ZERO3, t.at("x")], "inspect or convert"), (["optim", "flatten", ZERO3, t.at("x")], "tessera convert")):
+        for given in (["--shards", "meta-llama"], ["--shards=meta-llama"]):
+            message = t.run(*arguments, *given, status=2).stderr.decode()
+            need("has no option --shards: " in message and hint in message and message.count("\n") == 1, message)
+            need(not os.path.exists(t.at("x")), "something was written")

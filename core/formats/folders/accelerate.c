@@ -3,6 +3,7 @@
  * Source of the names: accelerate/utils/fsdp_utils.py, constants.py. */
 #include "base/try.h"
 #include "formats/folders/folders.h"
+#include "tessera/sys/checkpoint_files.h"
 
 enum { MOST = 1024 };
 
@@ -44,6 +45,31 @@ static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
 static tsr_status open_accelerate(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     return tsr_mounts_fill(checkpoint, mount, err);
+}
+
+/* Whether `directory` is KIND_NUMBER, and `part` is what that is mounted as. */
+static bool is_directory_of(const kind *k, tsr_str directory, tsr_str part)
+{
+    const tsr_str head = tsr_str_from(k->directory), name = tsr_str_from(k->part);
+    if (!tsr_str_starts(directory, head) || !tsr_str_starts(part, name)) return false;
+    const tsr_str tail = {directory.data + head.size, directory.size - head.size}, number = {part.data + name.size, part.size - name.size};
+    return tsr_str_equal(tail, number.size ? number : TSR_STR("_0")) && !tsr_str_equal(number, TSR_STR("_0"));
+}
+
+tsr_status tsr_part_directory(const tsr_store *store, tsr_str part, tsr_str *out, tsr_error *err)
+{
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        *out = store->files[f].name;
+        const char *slash = memchr(out->data, '/', out->size);
+        if (!slash) continue;
+        out->size = (size_t)(slash - out->data);
+        for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+            if (is_directory_of(&kinds[k], *out, part)) return TSR_OK;
+    }
+    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                     "no part '%.*s' has a .metadata of its own; those that do are the directories pytorch_model_fsdp_N and optimizer_N "
+                     "of accelerate (model, model_N, optimizer, optimizer_N)",
+                     TSR_STR_ARG(part));
 }
 
 const tsr_reader tsr_reader_accelerate = {

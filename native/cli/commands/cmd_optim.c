@@ -205,6 +205,11 @@ static const cli_option options[] = {
     {0},
 };
 
+static const cli_absent absent[] = {
+    {"shards", "it reads the optimizer's state of one file; join the ranks with tessera convert PATH DIR --to torch --shards MAP first"},
+    {0},
+};
+
 const cli_command cli_optim = {
     .name = "optim",
     .summary = "Convert optimizer state between its forms: names, ids, flat keys, FSDP1 shards",
@@ -222,6 +227,7 @@ const cli_command cli_optim = {
         "tessera optim shard full.pt ranks/ --flat-params flat.json --world-size 8\n"
         "Shard the full state for any number of ranks\n",
     .options = options,
+    .absent = absent,
     .arguments_size = sizeof(optim_arguments),
     .run = run,
 };

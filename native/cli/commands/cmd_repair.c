@@ -11,9 +11,11 @@
 #include "publish/publication.h"
 #include "tessera/document.h"
 #include "tessera/salvage.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/object_store.h"
+#include "tessera/sys/steps.h"
 #include "tessera/validate.h"
 
 #define JOB TSR_STR("repaired metadata\n")
@@ -28,11 +30,27 @@ typedef struct repair {
     const repair_arguments *arguments;
     const char *path, *dest;
     cli_files files;
+    tsr_store *store;     /* of the checkpoint, or with --part of that part */
+    tsr_checkpoint *part; /* has `store` open, or NULL */
     cli_session like;
     tsr_arena *arena;
     tsr_findings *findings;
     tsr_salvage salvage;
 } repair;
+
+/* With --part: its directory, which has a .metadata of its own. */
+static tsr_status enter_part(repair *r, tsr_error *err)
+{
+    const char *part = r->program->source.part;
+    tsr_str directory;
+    r->store = r->files.store;
+    if (!part) return TSR_OK;
+    const tsr_status status = tsr_part_directory(r->files.store, tsr_str_from(part), &directory, err);
+    if (status != TSR_OK) return status;
+    const tsr_status opened = tsr_step_open(r->files.store, cli_host(r->program), directory, &r->part, err);
+    if (opened == TSR_OK) r->store = tsr_checkpoint_store(r->part);
+    return opened;
+}
 
 /* A checkpoint that can be read as it is needs no repair. */
 static tsr_status refuse_sound(const repair *r, tsr_error *err)
@@ -41,7 +59,7 @@ static tsr_status refuse_sound(const repair *r, tsr_error *err)
     tsr_error ignored = {0};
     tsr_checkpoint *checkpoint = NULL;
     const tsr_open_options options = {.skip_objects = true};
-    if (tsr_checkpoint_open(r->files.store, host, &options, &checkpoint, &ignored) != TSR_OK) return TSR_OK;
+    if (tsr_checkpoint_open(r->store, host, &options, &checkpoint, &ignored) != TSR_OK) return TSR_OK;
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
     tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
     tsr_status status = tsr_validate_catalog(catalog, host, findings, err);
@@ -60,7 +78,7 @@ static tsr_status salvage(repair *r, tsr_error *err)
     cli_progress progress;
     cli_progress_start(&progress, r->program, "reading");
     const tsr_salvage_progress step = {progress.base.step, progress.base.ctx};
-    const tsr_status status = tsr_salvage_dcp(r->files.store, cli_host(r->program),
+    const tsr_status status = tsr_salvage_dcp(r->store, cli_host(r->program),
                                               &(tsr_salvage_options){.like = r->like.catalog, .findings = r->findings, .progress = &step},
                                               r->arena, &r->salvage, err);
     cli_progress_end(&progress);
@@ -215,6 +233,7 @@ static int run(cli *program, const void *given)
     tsr_error err = {0};
     const char *at = r.path;
     tsr_status status = cli_files_open(program, r.path, &r.files, &err);
+    if (status == TSR_OK) status = enter_part(&r, &err);
     if (status == TSR_OK) status = refuse_sound(&r, &err);
     if (status == TSR_OK && r.arguments->like) status = cli_open_apart(program, at = r.arguments->like, NULL, &r.like, &err);
     if (status == TSR_OK) {
@@ -231,6 +250,7 @@ static int run(cli *program, const void *given)
     tsr_findings_free(r.findings);
     tsr_arena_free(r.arena);
     cli_close(&r.like);
+    tsr_checkpoint_close(r.part);
     cli_files_close(&r.files);
     return result;
 }
@@ -239,8 +259,15 @@ static const cli_option options[] = {
     {"like", 0, CLI_TEXT, "PATH", "Take names and shards from a sound checkpoint of the same job, such as the previous step",
      offsetof(repair_arguments, like)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.repair/1 document", offsetof(repair_arguments, json)},
+    {"part", 0, CLI_TEXT, "NAME", "Rebuild that of this part, where each has its own: model or optimizer of accelerate's directories",
+     CLI_OF_SOURCE + offsetof(cli_source, part)},
     CLI_STEP_OPTION,
     CLI_ALSO_OPTION,
+    {0},
+};
+
+static const cli_absent absent[] = {
+    {"shards", "a .metadata lists whole tensors and their chunks, and plain tensors of several ranks have none; pass --shards to inspect or convert"},
     {0},
 };
 
@@ -255,6 +282,7 @@ const cli_command cli_repair = {
                 "tessera repair step-1000/ found.metadata\n"
                 "Rebuild it without names: each item is named after its file and number\n",
     .options = options,
+    .absent = absent,
     .arguments_size = sizeof(repair_arguments),
     .run = run,
 };

@@ -75,6 +75,11 @@ typedef struct cli_source {
 
 typedef struct cli cli;
 
+/* An option of other commands that means nothing for this one, and what to do instead. */
+typedef struct cli_absent {
+    const char *name, *why;
+} cli_absent;
+
 typedef struct cli_command {
     const char *name;
     const char *summary;       /* one line, imperative: "Compare two checkpoints" */
@@ -82,6 +87,7 @@ typedef struct cli_command {
     unsigned least, most;      /* operands */
     const char *examples;      /* lines in pairs: a command, and what it does */
     const cli_option *options; /* ends with a NULL name */
+    const cli_absent *absent;  /* ends with a NULL name; NULL: none needs an explanation */
     size_t arguments_size;
     int (*run)(cli *program, const void *arguments);
 } cli_command;

@@ -113,6 +113,23 @@ static bool store_value(cli *program, target to, const char *value, int argc)
     return false;
 }
 
+static const char *why_absent(const cli_command *command, const char *name, size_t size)
+{
+    for (const cli_absent *a = command->absent; a && a->name; a++)
+        if (strlen(a->name) == size && memcmp(a->name, name, size) == 0) return a->why;
+    return NULL;
+}
+
+/* An option that the command does not have. */
+static void fail_unknown(const cli *program, const char *text)
+{
+    const char *name = text[1] == '-' ? text + 2 : "", *meant = *name ? suggest_option(program->command, name) : NULL;
+    const char *why = why_absent(program->command, name, strcspn(name, "="));
+    if (why) cli_fail(program, "%s has no option --%.*s: %s", program->command->name, (int)strcspn(name, "="), name, why);
+    else if (meant) cli_fail(program, "%s has no option %s; did you mean --%s?", program->command->name, text, meant);
+    else cli_fail(program, "%s has no option %s; see tessera help %s", program->command->name, text, program->command->name);
+}
+
 /* One argument that begins with a dash; `*at` moves over a value that is an argument of its own. */
 static bool parse_option(cli *program, int argc, char **argv, int *at, void *arguments)
 {
@@ -127,11 +144,7 @@ static bool parse_option(cli *program, int argc, char **argv, int *at, void *arg
         value = text[2] ? text + 2 : NULL;
     }
     if (!to.option) {
-        const char *meant = text[1] == '-' ? suggest_option(program->command, text + 2) : NULL;
-        if (meant) cli_fail(program, "%s has no option %s; did you mean --%s?", program->command->name, text, meant);
-        else
-            cli_fail(program, "%s has no option %s; see tessera help %s", program->command->name, text,
-                     program->command->name);
+        fail_unknown(program, text);
         return false;
     }
     if (to.option->kind == CLI_FLAG) {

@@ -40,6 +40,11 @@ tsr_status tsr_store_file_role(tsr_store *store, uint32_t file, tsr_file_role *r
  * metadata or index names, or that holds bytes of an entry. */
 void tsr_checkpoint_used_files(const tsr_checkpoint *checkpoint, bool *used);
 
+/* The directory of a part that is a DCP of its own: "pytorch_model_fsdp_0" for the part `model` of what accelerate saved. It is
+ * borrowed from the store's names. Nothing is read, so that its .metadata need not be there. TSR_E_NOT_FOUND where no directory
+ * of `store` is that part. */
+tsr_status tsr_part_directory(const tsr_store *store, tsr_str part, tsr_str *out, tsr_error *err);
+
 TSR_API_END
 
 #endif
