@@ -339,6 +339,10 @@ static void list_side(tsr_json *json, const view_settings *view, size_t side)
         tsr_json_key(json, "part");
         tsr_json_text(json, view->sides[side].part);
     }
+    if (view->sides[side].shards.data) {
+        tsr_json_key(json, "shards");
+        tsr_json_str(json, view->sides[side].shards);
+    }
     tsr_json_key(json, "files");
     tsr_json_array(json);
     for (uint32_t i = 0; i < store->file_count; i++) {

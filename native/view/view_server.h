@@ -11,6 +11,7 @@ typedef struct view_side {
     tsr_store *store;   /* borrowed until stop */
     const bool *served; /* for each file of the store: whether it belongs to the checkpoint */
     const char *part;   /* the only part to show, or NULL */
+    tsr_str shards;     /* the map that joins the ranks: its name, or the text of the document. NULL data: none */
 } view_side;
 
 typedef struct view_settings {
@@ -24,7 +25,7 @@ typedef struct view_settings {
  *
  *   /TOKEN/                  index.html, and the other files of the viewer
  *   /TOKEN/checkpoint.json   {"title": …, "files": [{"name": …, "size": …}], "primary": … or absent, "part": the only one to show
- *                            or absent, "other": the same of the second checkpoint, or absent}
+ *                            or absent, "shards": the map that joins the ranks or absent, "other": the same of the second checkpoint, or absent}
  *   /TOKEN/checkpoint/NAME   a file of the checkpoint, with ranges
  *   /TOKEN/other/NAME        a file of the second one
  *

@@ -4,6 +4,7 @@ import os
 import shutil
 
 from harness import ROOT, need, sample, test
+from test_shards import GOOD, ranks, write
 from test_view import viewing
 
 TRAINER = os.path.join(ROOT, "tests", "golden", "folders", "trainer")
@@ -184,3 +185,18 @@ def test_a_map_of_ranks_is_refused_where_it_means_nothing(t):
             message = t.run(*arguments, *given, status=2).stderr.decode()
             need("has no option --shards: " in message and hint in message and message.count("\n") == 1, message)
             need(not os.path.exists(t.at("x")), "something was written")
+
+
+@test
+def test_view_tells_the_page_how_to_join_ranks(t):
+    document = write(t, GOOD)
+    path = ranks(t)
+    with viewing(t, path, sample("dcp_fsdp2")[0], "--shards", document) as v:
+        listing = v.listing()
+        need(listing["shards"] == json.dumps(GOOD) and "shards" not in listing["other"], listing)
+        need({f["name"] for f in listing["files"]} == set(os.listdir(path)), listing)
+    need("--shards" in t.run("view", path, "--pages", t.at("pages"), status=2).stderr.decode(), "without a map")
+    meta = os.path.join(ROOT, "tests", "golden", "meta", "llama3")
+    with viewing(t, meta, "--shards", "meta-llama") as v:
+        need(v.listing()["shards"] == "meta-llama" and "params.json" in {f["name"] for f in v.listing()["files"]}, v.listing())
+    need("none.json" in t.run("view", path, "--shards", t.at("none.json"), "--pages", t.at("pages"), status=2).stderr.decode(), "a map that is not there")

@@ -259,6 +259,20 @@ export async function testHabits({ page, url, context, broken }) {
     }
   });
 
+  await test("tessera view --shards shows the ranks joined", async () => {
+    const served = await view(path.join(root, "tests/golden/meta/llama3-2"), "--shards", "meta-llama");
+    try {
+      const whole = fs.readFileSync(path.join(root, "tests/golden/meta/llama3-2.safetensors")); // as transformers' own converter joined them
+      const { shape } = JSON.parse(whole.subarray(8, 8 + Number(whole.readBigUInt64LE())))["lm_head.weight"];
+      await page.goto(served.url);
+      await page.locator('.window [role="row"]', { hasText: "output" }).first().waitFor();
+      const rows = await rowsOf(page), at = rows.findIndex((r) => r.includes("output"));
+      check(rows[at + 1]?.startsWith(`weight | ${shape.join(" × ")} | `) && rows[at + 1].endsWith(" | 2"), JSON.stringify([shape, rows])); // 2: of two ranks
+    } finally {
+      served.stop();
+    }
+  });
+
   await test("tessera view of two checkpoints opens the comparison", async () => {
     const served = await view(path.join(samples, "dcp_tp_fsdp2"), path.join(samples, "dcp_fsdp2"));
     try {

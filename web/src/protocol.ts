@@ -47,6 +47,8 @@ export interface Opening {
   readonly primary?: string;
   /** The only part to open of a checkpoint that is made of parts. */
   readonly part?: string;
+  /** The map that joins the plain tensors of several ranks: its name, or a tessera.shards/1 document. */
+  readonly shards?: string;
   /** Where it was opened from, for links to it. */
   readonly url?: string;
 }

@@ -31,6 +31,6 @@ export function sourceFile(source: Source): SourceFile {
 }
 
 /** Which checkpoint of its files an opening is. */
-export function chosenOf({ primary, part }: Opening): OpenOptions {
-  return { ...(primary === undefined ? {} : { primary }), ...(part === undefined ? {} : { part }) };
+export function chosenOf({ primary, part, shards }: Opening): OpenOptions {
+  return { ...(primary === undefined ? {} : { primary }), ...(part === undefined ? {} : { part }), ...(shards === undefined ? {} : { shards }) };
 }

@@ -7,6 +7,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/session.h"
+#include "tessera/path.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/remote.h"
 #include "view/view_server.h"
@@ -52,6 +53,7 @@ static const char *title_of(const char *path)
 typedef struct viewed {
     cli_session session;
     bool *served;
+    tsr_arena *arena; /* of the map that joins the ranks, or NULL */
 } viewed;
 
 /* With --part the page opens the part itself, from the files of the whole checkpoint: what a part's entries need is not all that
@@ -73,6 +75,32 @@ static tsr_status open_files(cli *program, const char *path, bool is_second, cli
     return status;
 }
 
+/* A built-in map takes its numbers from these, so that the page needs them, too. */
+static void serve_settings(viewed *side)
+{
+    static const char *const names[] = {"params.json", "config.json"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const uint32_t file = tsr_store_find(side->session.store, tsr_str_from(names[i]));
+        if (file != TSR_NO_FILE) side->served[file] = true;
+    }
+}
+
+/* What the page passes on when it joins the ranks: the name of a built-in map, or the document, which is sound, since the checkpoint
+ * was opened with it. */
+static tsr_status read_shards(cli *program, viewed *side, tsr_str *out, tsr_error *err)
+{
+    const char *given = program->source.shards;
+    *out = (tsr_str){NULL, 0};
+    if (!given || !tsr_checkpoint_joined_ranks(side->session.checkpoint)) return TSR_OK;
+    *out = tsr_str_from(given);
+    if (tsr_shards_built_in(*out)) {
+        serve_settings(side);
+        return TSR_OK;
+    }
+    side->arena = tsr_arena_new(cli_host(program)->allocator, 0, err);
+    return side->arena ? tsr_path_load(cli_given_address(program, given), cli_host(program), side->arena, out, err) : TSR_E_NOMEM;
+}
+
 static tsr_status open_side(cli *program, size_t number, viewed *side, view_side *out, tsr_error *err)
 {
     const char *path = program->operands.items[number];
@@ -85,8 +113,8 @@ static tsr_status open_side(cli *program, size_t number, viewed *side, view_side
     side->served = calloc(side->session.store->file_count + 1, sizeof *side->served);
     if (!side->served) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
     tsr_checkpoint_used_files(side->session.checkpoint, side->served);
-    *out = (view_side){title_of(path), side->session.store, side->served, part};
-    return TSR_OK;
+    *out = (view_side){.title = title_of(path), .store = side->session.store, .served = side->served, .part = part};
+    return read_shards(program, side, &out->shards, err);
 }
 
 /* Until a signal ends the program. */
@@ -127,6 +155,7 @@ static int run(cli *program, const void *given)
     for (size_t i = 0; i < count; i++) {
         cli_close(&sides[i].session);
         free(sides[i].served);
+        tsr_arena_free(sides[i].arena);
     }
     return cli_fail_error(program, path, &err);
 }
@@ -136,9 +165,7 @@ static const cli_option options[] = {
     {"pages", 0, CLI_TEXT, "DIRECTORY",
      "Serve this build of the viewer (default: the one installed or built with this program)",
      offsetof(view_arguments, pages)},
-    CLI_PART_OPTION,
-    CLI_STEP_OPTION,
-    CLI_ALSO_OPTION,
+    CLI_SOURCE_OPTIONS,
     {0},
 };
 
