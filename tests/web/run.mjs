@@ -7,6 +7,7 @@ import { testSarif } from "./sarif.mjs";
 import { testSamples } from "./samples.mjs";
 import { testViews } from "./views.mjs";
 import { testFirefox } from "./firefox.mjs";
+import { testFrameworks } from "./frameworks.mjs";
 import { testHabits } from "./habits.mjs";
 import { testOffline } from "./offline.mjs";
 import { testLoading } from "./loading.mjs";
@@ -19,7 +20,7 @@ import { testTruth } from "./truth.mjs";
 import { testWriting } from "./writing.mjs";
 
 const option = (name) => process.argv[process.argv.indexOf(name) + 1 || process.argv.length];
-const families = { testViews, testTruth, testWriting, testLoading, testOptimizer, testOpening, testHabits, testRaces, testOffline, testPackage, testSamples, testScale };
+const families = { testViews, testTruth, testWriting, testLoading, testOptimizer, testOpening, testFrameworks, testHabits, testRaces, testOffline, testPackage, testSamples, testScale };
 const server = await serve();
 const browser = await launch({ viewport: { width: 1280, height: 800 }, acceptDownloads: true });
 try {
