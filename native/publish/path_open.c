@@ -6,38 +6,67 @@
 #include "tessera/document_read.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/path_choices.h"
 #include "tessera/sys/remote.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/uri.h"
+#include "tessera/sys/vec.h"
 
-/* Copies, because the names belong to the checkpoint that is closed before the store may change. */
-static tsr_status copy_names(const tsr_str *names, size_t count, tsr_arena *arena, tsr_str **out, tsr_error *err)
+/* What a server was asked for because it lists nothing. */
+typedef struct asking {
+    tsr_arena *arena; /* of the names: those of a checkpoint go when it is closed */
+    tsr_map *asked;
+    tsr_vec names; /* tsr_str: to ask for next */
+} asking;
+
+static tsr_status add_names(asking *a, const tsr_str *names, size_t count, tsr_error *err)
 {
-    tsr_str *copies = *out = tsr_arena_array(arena, count, sizeof *copies, err);
-    if (!copies) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) {
-        copies[i] = tsr_arena_str(arena, names[i], err);
-        if (!copies[i].data) return TSR_E_NOMEM;
+        bool fresh;
+        const tsr_str name = tsr_arena_str(a->arena, names[i], err);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_map_put(a->asked, name, 1, NULL, &fresh, err));
+        tsr_str *next = fresh ? tsr_vec_push(&a->names, err) : NULL;
+        if (fresh && !next) return TSR_E_NOMEM;
+        if (next) *next = name;
     }
     return TSR_OK;
 }
 
-static tsr_status open_again(tsr_checkpoint **checkpoint, const tsr_open_options *options, tsr_error *err)
+/* Opens the checkpoint over what the server has of the files that it lacks; *done where it has none that is new. */
+static tsr_status open_again(asking *a, tsr_checkpoint **checkpoint, const tsr_open_options *options, bool *done,
+                             tsr_error *err)
 {
     tsr_store *store = tsr_checkpoint_given_store(*checkpoint);
     const tsr_host *host = tsr_checkpoint_host(*checkpoint);
     size_t count, added;
-    const tsr_str *missing = tsr_checkpoint_missing(*checkpoint, &count);
-    tsr_str *names;
-    if (count == 0) return TSR_OK;
-    tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
-    tsr_status status = arena ? copy_names(missing, count, arena, &names, err) : TSR_E_NOMEM;
+    const tsr_str *names = tsr_checkpoint_missing(*checkpoint, &count);
+    TSR_TRY(add_names(a, names, count, err));
+    names = tsr_checkpoint_implied(*checkpoint, &count);
+    TSR_TRY(add_names(a, names, count, err));
+    *done = a->names.count == 0;
+    if (*done) return TSR_OK;
     tsr_checkpoint_close(*checkpoint);
     *checkpoint = NULL;
-    if (status == TSR_OK) status = tsr_remote_store_add(store, host, names, count, &added, err);
-    tsr_arena_free(arena);
-    return status == TSR_OK ? tsr_checkpoint_open(store, host, options, checkpoint, err) : status;
+    TSR_TRY(tsr_remote_store_add(store, host, a->names.items, a->names.count, &added, err));
+    a->names.count = 0;
+    *done = added == 0;
+    return tsr_checkpoint_open(store, host, options, checkpoint, err);
+}
+
+/* A file that is found may imply others, such as those of Megatron that its .metadata does not name. */
+static tsr_status open_all(tsr_checkpoint **checkpoint, const tsr_open_options *options, tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_checkpoint_host(*checkpoint)->allocator;
+    asking a = {tsr_arena_new(allocator, 0, err), tsr_map_new(allocator, 0, err), tsr_vec_of(allocator, sizeof(tsr_str))};
+    tsr_status status = a.arena && a.asked ? TSR_OK : TSR_E_NOMEM;
+    bool done = false;
+    while (status == TSR_OK && !done) status = open_again(&a, checkpoint, options, &done, err);
+    tsr_vec_free(&a.names);
+    tsr_map_free(a.asked);
+    tsr_arena_free(a.arena);
+    return status;
 }
 
 static tsr_status open_store(const tsr_store_opener *opener, const char *const *paths, size_t count, tsr_store **out, tsr_error *err)
@@ -58,7 +87,7 @@ tsr_status tsr_paths_open_by(const tsr_store_opener *opener, const char *const *
     *out = NULL;
     TSR_TRY(open_store(opener, paths, count, &store, err));
     tsr_status status = tsr_checkpoint_open(store, opener->host, options, out, err);
-    if (status == TSR_OK && count == 1 && tsr_is_address(paths[0])) status = open_again(out, options, err);
+    if (status == TSR_OK && count == 1 && tsr_is_address(paths[0])) status = open_all(out, options, err);
     if (status == TSR_OK) return TSR_OK;
     tsr_checkpoint_close(*out);
     *out = NULL;

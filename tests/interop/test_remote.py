@@ -94,3 +94,17 @@ def test_wrong_local_headers_are_found_when_their_data_is_read(t):
                 t.run("get", s.url + "/bad.pt", f"layers.9.weight{place}", "--print")
             refused = t.run("convert", s.url + "/bad.pt", t.at("out.safetensors"), status=2).stderr.decode()
             assert "zip: " in refused and not os.path.exists(t.at("out.safetensors")), f"{what}: {refused}"
+
+
+def test_megatrons_directory_has_the_files_that_its_metadata_does_not_name(t):
+    for name in ("layers", "fragments"):
+        folder = os.path.join(ROOT, "tests/golden/megatron", name)
+        with served(folder) as s:
+            remote = t.json("inspect", s.url + "/", "--json")
+            asked = len(s.asked)
+            judged = [t.json("validate", path, "--json")["findings"] for path in (s.url + "/", folder)]
+        assert [{**f, "path": ""} for f in judged[0]] == [{**f, "path": ""} for f in judged[1]] and judged[0], judged
+        local = t.json("inspect", folder, "--json")
+        for key in ("format", "summary", "entries", "findings"):
+            assert remote[key] == local[key], f"{name}: {key}: {remote[key]} for {local[key]}"
+        assert asked <= 2 * len(os.listdir(folder)) + 4, f"{name}: {asked} requests for {len(os.listdir(folder))} files"

@@ -37,6 +37,12 @@ const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *
     return checkpoint->missing.items;
 }
 
+const tsr_str *tsr_checkpoint_implied(const tsr_checkpoint *checkpoint, size_t *count)
+{
+    *count = checkpoint->implied.count;
+    return checkpoint->implied.items;
+}
+
 uint32_t tsr_checkpoint_joined_ranks(const tsr_checkpoint *checkpoint)
 {
     return checkpoint->joined_ranks;

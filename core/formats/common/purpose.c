@@ -2,10 +2,22 @@
 #include "base/try.h"
 #include "formats/common/reader.h"
 #include "formats/common/shown_names.h"
+#include "tessera/sys/store_read.h"
+
+static tsr_status add_implied(tsr_checkpoint *checkpoint, tsr_str file, tsr_error *err)
+{
+    if (!checkpoint->implied.allocator || !file.size || tsr_store_find(checkpoint->store, file) != TSR_NO_FILE)
+        return TSR_OK;
+    tsr_str *implied = tsr_vec_push(&checkpoint->implied, err);
+    if (!implied) return TSR_E_NOMEM;
+    *implied = tsr_arena_str(checkpoint->arena, file, err);
+    return implied->data ? TSR_OK : TSR_E_NOMEM;
+}
 
 tsr_status tsr_checkpoint_is_incomplete(tsr_checkpoint *checkpoint, tsr_str file, tsr_str message, tsr_error *err)
 {
     if (!message.data) return TSR_E_NOMEM;
+    TSR_TRY(add_implied(checkpoint, file, err));
     if (!checkpoint->incomplete.size) checkpoint->incomplete = message;
     return tsr_finding_add(checkpoint->findings, "parts/incomplete-save", (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, err,
                            "%.*s", TSR_STR_ARG(message));

@@ -36,6 +36,9 @@ struct tsr_checkpoint {
     bool is_probe;         /* only its format is asked for: what lies below it is of no interest */
     bool names_unknown;    /* only a missing file has the names of the entries */
     tsr_vec missing;       /* of tsr_str: files that the metadata names and the store does not have */
+    /* Of tsr_str: files that the form implies and the store does not have. Only of a checkpoint that was opened for its own
+     * sake; otherwise it has no allocator. */
+    tsr_vec implied;
     uint64_t expansion;    /* bytes that what the input shares may still expand to (expansion.h) */
 };
 

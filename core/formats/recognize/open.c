@@ -101,11 +101,12 @@ tsr_status tsr_checkpoint_open_as(tsr_store *store, const tsr_host *host, const 
     tsr_checkpoint *checkpoint = tsr_alloc(host->allocator, 1, sizeof *checkpoint, err);
     if (!checkpoint) return TSR_E_NOMEM;
     *checkpoint = (tsr_checkpoint){.store = store,
-                                    .given = store,
-                                    .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *)),
-                                    .host = host,
-                                    .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
-                                    .expansion = host->limits.expansion};
+                                   .given = store,
+                                   .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *)),
+                                   .host = host,
+                                   .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
+                                   .implied = tsr_vec_of(host->allocator, sizeof(tsr_str)),
+                                   .expansion = host->limits.expansion};
     checkpoint->options = own;
     size_t bound = host->limits.memory_bytes < SIZE_MAX ? (size_t)host->limits.memory_bytes : SIZE_MAX;
     checkpoint->arena = tsr_arena_new(host->allocator, bound, err);
@@ -123,6 +124,7 @@ void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
     tsr_name_index_free(checkpoint->index);
     tsr_findings_free(checkpoint->findings);
     tsr_vec_free(&checkpoint->missing);
+    tsr_vec_free(&checkpoint->implied);
     tsr_leave_steps(checkpoint);
     tsr_arena_free(checkpoint->arena);
     tsr_free(checkpoint->host->allocator, checkpoint, 1, sizeof *checkpoint);
