@@ -342,6 +342,14 @@ export type ConvertDocument = {
     readonly part?: number;
     readonly parts?: number;
   };
+  readonly resumed?: {
+    readonly objects: number;
+    readonly parts: number;
+    readonly bytes: number;
+    readonly differing: number;
+    readonly uploads_given_up: number;
+    readonly uploads_left: number;
+  };
   readonly summary: {
     readonly tensors: number;
     readonly objects: number;
