@@ -43,7 +43,8 @@ tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err)
     TSR_FAIL_IF(!rule->from_count, err, TSR_E_FORMAT, TSR_NO_POSITION, "a rule has an empty 'from'");
     TSR_TRY(find_one_sided(rule, true, &rule->folded, err));
     TSR_TRY(find_one_sided(rule, false, &rule->unfolded, err));
-    TSR_FAIL_IF(!rule->to_count && rule->step_count, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': a rule that drops takes no steps",
+    TSR_FAIL_IF(!rule->to_count && (rule->step_count || rule->shape), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s': a rule that drops takes no steps and no shape",
                 TSR_STR_ARG(rule->from[0].text));
     if (!rule->to_count) return TSR_OK;
     for (uint32_t i = 1; i < rule->step_count; i++)
@@ -155,6 +156,7 @@ static tsr_status invert_rule(const tsr_map_rule *rule, tsr_arena *arena, tsr_ma
     *out = *rule;
     out->from = rule->to, out->from_count = rule->to_count;
     out->to = rule->from, out->to_count = rule->from_count;
+    out->shape_of_from = !rule->shape_of_from;
     out->folded = rule->unfolded, out->unfolded = rule->folded;
     out->steps = steps;
     return TSR_OK;

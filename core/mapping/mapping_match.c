@@ -183,6 +183,7 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
     if (status == TSR_OK) status = bind_all(&s);
     if (status == TSR_OK) status = tsr_family_check(&s);
     if (status == TSR_OK) status = tsr_counts_check(&s);
+    if (status == TSR_OK) status = tsr_shapes_check(m, err);
     if (status == TSR_OK) status = check_targets(&s);
     tsr_map_free(s.members);
     tsr_vec_free(&s.families);

@@ -244,6 +244,23 @@ static tsr_status add_scales(const parser *p, tsr_str *captures, tsr_map_rule *r
     return TSR_OK;
 }
 
+/* ["experts", 8, "$hidden_size"]: names, and numbers as in steps. */
+static tsr_status read_shape(const parser *p, const cJSON *rule, tsr_map_rule *out)
+{
+    const cJSON *list;
+    TSR_TRY(tsr_json_find(rule, "shape", TSR_JSON_ARRAY, p->where, &list, p->err));
+    if (!list) return TSR_OK;
+    tsr_map_size *shape = tsr_arena_array(p->arena, (size_t)cJSON_GetArraySize(list), sizeof *shape, p->err);
+    if (!shape) return TSR_E_NOMEM;
+    out->shape = shape;
+    for (const cJSON *item = list->child; item; item = item->next, out->shape_count++) {
+        tsr_map_size *size = &shape[out->shape_count];
+        const bool named = cJSON_IsString(item) && item->valuestring[0] && item->valuestring[0] != '$';
+        TSR_TRY(named ? copy_text(p, item, &size->name) : read_number(p, item, &size->number));
+    }
+    return TSR_OK;
+}
+
 static tsr_status check_members(const parser *p, const cJSON *object, const char *const *allowed)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -256,7 +273,7 @@ static tsr_status check_members(const parser *p, const cJSON *object, const char
 
 static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *rule)
 {
-    static const char *const members[] = {"from", "to", "do", "about", NULL};
+    static const char *const members[] = {"from", "to", "do", "shape", "about", NULL};
     tsr_name_pattern *from, *to;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
     TSR_TRY(check_members(p, item, members));
@@ -269,6 +286,7 @@ static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *ru
     rule->to = to;
     TSR_TRY(read_steps(p, item, rule));
     TSR_TRY(add_scales(p, captures, rule));
+    TSR_TRY(read_shape(p, item, rule));
     return tsr_map_rule_check(rule, p->err);
 }
 

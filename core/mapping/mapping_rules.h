@@ -77,6 +77,12 @@ typedef struct tsr_map_step {
     bool divides;                /* or divided */
 } tsr_map_step;
 
+/* The size of a dim that a map states. */
+typedef struct tsr_map_size {
+    tsr_str name; /* every dim of this name in the map has one size; empty: `number` is the size */
+    tsr_map_number number;
+} tsr_map_size;
+
 typedef struct tsr_map_rule {
     const tsr_name_pattern *from, *to;
     uint32_t from_count, to_count;
@@ -85,6 +91,9 @@ typedef struct tsr_map_rule {
     uint32_t step_count;
     const tsr_str *captures; /* names */
     uint32_t capture_count;
+    const tsr_map_size *shape; /* of every tensor of `to`; NULL: not stated */
+    uint32_t shape_count;
+    bool shape_of_from;        /* of `from` instead: the rule is an inverse */
     uint32_t folded, unfolded; /* the capture that only `from`, only `to` has, or TSR_NO_CAPTURE */
 } tsr_map_rule;
 

@@ -400,6 +400,40 @@ def test_torchtitans_gpt_oss(t):
     need(f"'{more}'" in t.run("convert", source, out, "--map", name, "--overwrite", status=2).stderr.decode(), "a tensor that GPT-OSS does not have")
 
 
+def turn(tensor):
+    return tensor.transpose(1, 2).contiguous() if tensor.dim() == 3 else tensor
+
+
+def test_dequantized_gpt_oss_is_refused(t):
+    """MXFP4 experts have their dims the other way round, which a square down_proj does not show by itself; turned round they are what the map is for."""
+    name, name_of = "torchtitan-gpt_oss", os.path.join(os.path.dirname(MAPS), "titan_gpt_oss", "hf.safetensors")
+    layer, experts, hidden, packed, plain, out = "model.layers.{}.mlp.", 3, 64, *(os.path.join(t.scratch, f"{n}.safetensors") for n in ("packed", "plain", "out"))
+    model, sizes = {k: v for k, v in load_file(name_of).items() if ".mlp." not in k}, {"gate_up_proj": 2 * hidden, "down_proj": hidden}
+    for at in (layer.format(i) for i in range(2)):
+        model |= {at + "router.weight": torch.randn(experts, hidden), at + "router.bias": torch.randn(experts)}
+        for k, rows in sizes.items():
+            model[f"{at}experts.{k}_blocks"] = torch.randint(0, 256, (experts, rows, hidden // 32, 16), dtype=torch.uint8)
+            model[f"{at}experts.{k}_scales"] = torch.randint(120, 130, (experts, rows, hidden // 32), dtype=torch.uint8)
+            model[f"{at}experts.{k}_bias"] = torch.randn(experts, rows)
+    save_file(model, packed)
+    inverse = ["--map", name, "--inverse", "--overwrite"]
+    t.run("convert", packed, plain, "--dequantize")
+    for source in ([packed, out, "--dequantize"], [plain, out]):
+        said = t.run("convert", *source, *inverse, status=2).stderr.decode()
+        for part in ("'hidden' is 64", f"'{layer.format(0)}router.weight' [3, 64]", "128 in", f"'{layer.format(0)}experts.gate_up_proj' [3, 128, 64]"):
+            need(part in said, f"{part} is not in: {said}")
+    need(not os.path.exists(out), "a refused conversion left a file")
+    held = {k: turn(v) for k, v in load_file(plain).items()}
+    save_file(held, plain)
+    t.run("convert", plain, out, *inverse)
+    same({k: v for k, v in load_file(out).items() if "mlp" in k}, {f"layers.{i}.moe.routed_experts.inner_experts.{a}": v for i in range(2) for a, v in (
+        (a, turn(held[f"{layer.format(i)}experts.{b}"])) for a, b in (("mlp1_weight_EGD", "gate_up_proj"), ("mlp1_bias_EG", "gate_up_proj_bias"),
+                                                                      ("mlp2_weight_EDF", "down_proj"), ("mlp2_bias_ED", "down_proj_bias")))}, "turned round")
+    turned = {k: turn(v) if k.endswith("mlp1_weight_EGD") else v for k, v in load_file(out).items()}
+    save_file(turned, plain)
+    need("'hidden' is 64" in t.run("convert", plain, out, "--map", name, "--overwrite", status=2).stderr.decode(), "experts turned round under torchtitan's names")
+
+
 def test_every_command_reads_through_a_map(t):
     """diff, manifest, verify, fqn and reshard see PATH as the map makes it; a plan that exec could not run is refused."""
     name = "transformers-qwen3_moe"

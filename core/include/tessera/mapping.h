@@ -33,9 +33,9 @@ tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, 
  * before the source. Its store is its own and is closed with it. Numbers such as "$num_attention_heads" are taken from the
  * config.json in the source's store, otherwise from the params.json of Meta's Llamas.
  *
- * Errors: TSR_E_FORMAT naming the tensors where sizes do not fit, a target would be written twice, one tensor of several is
- * missing, or, under `refuse`, a name that no rule matches; TSR_E_UNSUPPORTED for a step on something that is not a dense tensor;
- * TSR_E_NOT_FOUND for a number that config.json does not have; TSR_E_LIMIT for more boxes than limits.entries allow. */
+ * Errors: TSR_E_FORMAT naming the tensors where sizes do not fit or are not as a rule's "shape" states, a target would be written
+ * twice, one tensor of several is missing, or, under `refuse`, a name that no rule matches; TSR_E_UNSUPPORTED for a step on something
+ * that is not a dense tensor; TSR_E_NOT_FOUND for a number that config.json does not have; TSR_E_LIMIT for more boxes than limits.entries allow. */
 tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err);
 
 /* The checkpoint with scaled numbers multiplied by their scales, which are gone from it: float8 and int8 by tensor, row, group or

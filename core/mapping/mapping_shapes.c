@@ -1,0 +1,75 @@
+/* That tensors have the shapes that rules state. Dims in the wrong order do not show in a square matrix, but in tensors that go with it. */
+#include "base/try.h"
+#include "mapping/mapping_match.h"
+
+enum { MOST_NAMES = 32 };
+
+/* A dim of a tensor. */
+typedef struct named_dim {
+    tsr_str name;
+    const tsr_entry *entry;
+    uint32_t dim;
+} named_dim;
+
+typedef struct checker {
+    const tsr_mapped *m;
+    named_dim first[MOST_NAMES]; /* the first dim of each name */
+    uint32_t count;
+    tsr_error *err;
+} checker;
+
+static tsr_shape_text shape_of(const tsr_entry *entry)
+{
+    const tsr_mapped_tensor tensor = {.ndim = entry->rank, .shape = (uint64_t *)(uintptr_t)entry->shape};
+    return tsr_shape_of(&tensor);
+}
+
+static tsr_status check_named(checker *c, named_dim here)
+{
+    uint32_t i = 0;
+    while (i < c->count && !tsr_str_equal(c->first[i].name, here.name)) i++;
+    TSR_FAIL_IF(i == MOST_NAMES, c->err, TSR_E_FORMAT, TSR_NO_POSITION, "the map names more than %u dims", (unsigned)MOST_NAMES);
+    named_dim *there = &c->first[i];
+    if (i == c->count) c->count++, *there = here;
+    const uint64_t size = here.entry->shape[here.dim], other = there->entry->shape[there->dim];
+    TSR_FAIL_IF(size != other, c->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "the map's '%.*s' is %llu in '%.*s' %s, dim %u, but %llu in '%.*s' %s, dim %u", TSR_STR_ARG(here.name),
+                (unsigned long long)other, TSR_STR_ARG(there->entry->fqn), shape_of(there->entry).text, (unsigned)there->dim,
+                (unsigned long long)size, TSR_STR_ARG(here.entry->fqn), shape_of(here.entry).text, (unsigned)here.dim);
+    return TSR_OK;
+}
+
+static tsr_status check_dim(checker *c, const tsr_map_number *stated, named_dim here)
+{
+    uint64_t size;
+    if (here.name.size) return check_named(c, here);
+    TSR_TRY(tsr_mapped_number(c->m, stated, &size, c->err));
+    TSR_FAIL_IF(size != here.entry->shape[here.dim], c->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "dim %u of '%.*s' %s must be %llu", (unsigned)here.dim, TSR_STR_ARG(here.entry->fqn),
+                shape_of(here.entry).text, (unsigned long long)size);
+    return TSR_OK;
+}
+
+static tsr_status check_entry(checker *c, const tsr_map_rule *rule, const tsr_entry *entry)
+{
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->rank != rule->shape_count, c->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s' %s must be a tensor of %u dims", TSR_STR_ARG(entry->fqn), shape_of(entry).text, (unsigned)rule->shape_count);
+    for (uint32_t d = 0; d < entry->rank; d++) TSR_TRY(check_dim(c, &rule->shape[d].number, (named_dim){rule->shape[d].name, entry, d}));
+    return TSR_OK;
+}
+
+static tsr_status check_row(checker *c, const tsr_mapped_row *row)
+{
+    if (!row->rule || !row->rule->shape) return TSR_OK;
+    if (!row->rule->shape_of_from) return check_entry(c, row->rule, &row->entry);
+    for (uint64_t i = 0; i < row->source_count; i++) TSR_TRY(check_entry(c, row->rule, row->sources[i]));
+    return TSR_OK;
+}
+
+tsr_status tsr_shapes_check(const tsr_mapped *m, tsr_error *err)
+{
+    checker c = {.m = m, .err = err};
+    const tsr_mapped_row *rows = m->rows.items;
+    for (size_t i = 0; i < m->rows.count; i++) TSR_TRY(check_row(&c, &rows[i]));
+    return TSR_OK;
+}
