@@ -3,7 +3,7 @@
  *
  *   unfinished uploads ─▶ the fullest of each object is continued: a part of the same size and checksum is kept, others are sent
  *   whole objects      ─▶ are read, and compared with the bytes that would be written
- *   other uploads      ─▶ are given up once the new checkpoint is complete */
+ *   other uploads      ─▶ of the same objects are given up once the new checkpoint is complete, all others are left and named */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -162,12 +162,11 @@ bool tsr_resume_has_part(object_output *output, queued_part of, const tsr_upload
 
 /* ---- the end ---- */
 
-/* Whether nobody else can be at work at a key: this run writes it, or the whole destination is this run's. */
+/* Whether this run writes the key: what somebody else uploads next to it is not ours to give up. */
 static bool is_ours(const object_output *output, tsr_str key)
 {
     const size_t head = output->root.size + (output->root.size && output->options.is_folder);
     if (!output->options.is_folder) return tsr_str_equal(key, output->root);
-    if (!output->options.overwrite && output->root.size) return true;
     return tsr_map_get(output->file_of, (tsr_str){key.data + head, key.size - head}, UINT32_MAX) != UINT32_MAX;
 }
 
