@@ -1,4 +1,5 @@
 """PyTorch's ranks: processes forked from this one, which has imported torch, that stay alive from draw to draw."""
+import ctypes
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -29,7 +30,14 @@ def serve(pipe, rank, world, folder):
             pipe.send(("broken", traceback.format_exc(limit=-3)[-500:]))
 
 
+def end_with_parent():
+    """A rank inherits the other ranks' pipes, so that none of them sees its own closed when the parent is killed."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def child(pipe, rank, world, folder):
+    end_with_parent()
     try:
         serve(pipe, rank, world, folder)
     except (EOFError, KeyboardInterrupt):
