@@ -165,16 +165,6 @@ static tsr_status put_numbers(const tsr_quantized_weight *w, uint64_t first, siz
     return TSR_OK;
 }
 
-tsr_status tsr_quantize_numbers(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err)
-{
-    room r;
-    const tsr_quantized_weight *w = ctx;
-    TSR_TRY(room_open(w, &r, err));
-    const tsr_status status = put_numbers(w, first, count, &r, out, err);
-    room_close(w, &r);
-    return status;
-}
-
 static tsr_status put_scales(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, uint8_t *out, tsr_error *err)
 {
     for (size_t i = 0; i < count; i++) {
@@ -186,12 +176,23 @@ static tsr_status put_scales(const tsr_quantized_weight *w, uint64_t first, size
     return TSR_OK;
 }
 
-tsr_status tsr_quantize_scales(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err)
+typedef tsr_status put_fn(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, uint8_t *out, tsr_error *err);
+
+static tsr_status in_room(put_fn *put, const tsr_quantized_weight *w, uint64_t first, size_t count, uint8_t *out, tsr_error *err)
 {
     room r;
-    const tsr_quantized_weight *w = ctx;
     TSR_TRY(room_open(w, &r, err));
-    const tsr_status status = put_scales(w, first, count, &r, out, err);
+    const tsr_status status = put(w, first, count, &r, out, err);
     room_close(w, &r);
     return status;
+}
+
+tsr_status tsr_quantize_numbers(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err)
+{
+    return in_room(put_numbers, ctx, first, count, out, err);
+}
+
+tsr_status tsr_quantize_scales(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err)
+{
+    return in_room(put_scales, ctx, first, count, out, err);
 }
