@@ -40,10 +40,7 @@ static void put_optimizer(tsr_json *json, const tsr_optim_states *o)
     tsr_json_object(json);
     tsr_json_key(json, "optimizer");
     tsr_json_str(json, o->optimizer);
-    tsr_json_key(json, "names");
-    tsr_json_array(json);
-    for (uint32_t i = 0; i < o->name_count; i++) tsr_json_str(json, o->names[i]);
-    tsr_json_array_end(json);
+    tsr_json_strs(json, "names", o->names, o->name_count);
     tsr_json_key(json, "parameters");
     tsr_json_array(json);
     for (uint32_t i = 0; i < o->row_count; i++) put_row(json, &o->rows[i], o->name_count);

@@ -269,3 +269,11 @@ void tsr_json_u64s(tsr_json *json, const uint64_t *values, size_t count)
     }
     put(json, "]", 1);
 }
+
+void tsr_json_strs(tsr_json *json, const char *key, const tsr_str *texts, size_t count)
+{
+    tsr_json_key(json, key);
+    tsr_json_array(json);
+    for (size_t i = 0; i < count; i++) tsr_json_str(json, texts[i]);
+    tsr_json_array_end(json);
+}

@@ -196,10 +196,7 @@ tsr_status tsr_document_conversion(const tsr_conversion_document *document, tsr_
     put_pair(json, "to", tsr_str_from(containers[document->to]));
     if (document->more) document->more(document->more_ctx, json);
     put_summary(json, document);
-    tsr_json_key(json, "warnings");
-    tsr_json_array(json);
-    for (size_t i = 0; i < document->warning_count; i++) tsr_json_str(json, document->warnings[i]);
-    tsr_json_array_end(json);
+    tsr_json_strs(json, "warnings", document->warnings, document->warning_count);
     put_files(json, conversion);
     tsr_json_key(json, "entries");
     tsr_json_array(json);

@@ -21,10 +21,7 @@ static void put_name(tsr_json *json, const tsr_name *name)
     tsr_json_object(json);
     tsr_json_key(json, "raw");
     tsr_json_str(json, name->raw);
-    tsr_json_key(json, "fqns");
-    tsr_json_array(json);
-    for (size_t i = 0; i < name->fqn_count; i++) tsr_json_str(json, name->fqns[i]);
-    tsr_json_array_end(json);
+    tsr_json_strs(json, "fqns", name->fqns, name->fqn_count);
     put_removed(json, name);
     if (name->ambiguity.size) {
         tsr_json_key(json, "ambiguity");

@@ -29,22 +29,14 @@ static void put_placements(tsr_json *json, tsr_str text)
     tsr_json_array_end(json);
 }
 
-static void put_globs(tsr_json *json, const char *key, const tsr_str *globs, uint32_t count)
-{
-    tsr_json_key(json, key);
-    tsr_json_array(json);
-    for (uint32_t i = 0; i < count; i++) tsr_json_str(json, globs[i]);
-    tsr_json_array_end(json);
-}
-
 static void put_strategy(tsr_json *json, const tsr_target_texts *texts)
 {
     tsr_json_key(json, "strategy");
     tsr_json_object(json);
     tsr_json_key(json, "name");
     tsr_json_text(json, "fsdp1");
-    put_globs(json, "units", texts->units, texts->unit_count);
-    if (texts->ignored_count) put_globs(json, "ignored", texts->ignored, texts->ignored_count);
+    tsr_json_strs(json, "units", texts->units, texts->unit_count);
+    if (texts->ignored_count) tsr_json_strs(json, "ignored", texts->ignored, texts->ignored_count);
     tsr_json_key(json, "use_orig_params");
     tsr_json_bool(json, texts->use_orig_params);
     tsr_json_object_end(json);
@@ -149,14 +141,6 @@ static void put_source(tsr_json *json, const tsr_plan_job *job)
     tsr_json_object_end(json);
 }
 
-static void put_list(tsr_json *json, const char *key, const tsr_str *items, size_t count)
-{
-    tsr_json_key(json, key);
-    tsr_json_array(json);
-    for (size_t i = 0; i < count; i++) tsr_json_str(json, items[i]);
-    tsr_json_array_end(json);
-}
-
 static void put_destination(tsr_json *json, const tsr_plan_job *job)
 {
     tsr_json_key(json, "destination");
@@ -168,8 +152,8 @@ static void put_destination(tsr_json *json, const tsr_plan_job *job)
         tsr_json_key(json, "raw_cast");
         tsr_json_bool(json, true);
     }
-    put_list(json, "include", job->include, job->include_count);
-    put_list(json, "exclude", job->exclude, job->exclude_count);
+    tsr_json_strs(json, "include", job->include, job->include_count);
+    tsr_json_strs(json, "exclude", job->exclude, job->exclude_count);
     tsr_json_object_end(json);
 }
 

@@ -30,14 +30,6 @@ static tsr_status write_text(void *ctx, const char *data, size_t size, tsr_error
     return TSR_OK;
 }
 
-static void put_patterns(tsr_json *json, const char *key, const tsr_str *patterns, uint32_t count)
-{
-    tsr_json_key(json, key);
-    tsr_json_array(json);
-    for (uint32_t i = 0; i < count; i++) tsr_json_str(json, patterns[i]);
-    tsr_json_array_end(json);
-}
-
 static void put_step(tsr_json *json, const tsr_map_candidate *c)
 {
     const uint64_t turned[] = {1, 0};
@@ -77,8 +69,8 @@ tsr_status tsr_candidate_rule(const tsr_map_candidate *c, const char *about, tsr
     if (!from.data || !to.data) return TSR_E_NOMEM;
     tsr_json_start(&json, write_text, &text, 0, err);
     tsr_json_object(&json);
-    put_patterns(&json, "from", &from, 1);
-    put_patterns(&json, "to", &to, 1);
+    tsr_json_strs(&json, "from", &from, 1);
+    tsr_json_strs(&json, "to", &to, 1);
     put_step(&json, c);
     if (about) tsr_json_key(&json, "about"), tsr_json_text(&json, about);
     tsr_json_object_end(&json);
@@ -116,10 +108,10 @@ tsr_status tsr_fused_rule_text(const tsr_fused_rule *rule, tsr_arena *arena, tsr
     tsr_vec text = tsr_vec_of(tsr_arena_allocator(arena), 1);
     tsr_json_start(&json, write_text, &text, 0, err);
     tsr_json_object(&json);
-    if (rule->splits) put_patterns(&json, "from", &rule->whole, 1);
-    else put_patterns(&json, "from", rule->parts, rule->count);
-    if (rule->splits) put_patterns(&json, "to", rule->parts, rule->count);
-    else put_patterns(&json, "to", &rule->whole, 1);
+    if (rule->splits) tsr_json_strs(&json, "from", &rule->whole, 1);
+    else tsr_json_strs(&json, "from", rule->parts, rule->count);
+    if (rule->splits) tsr_json_strs(&json, "to", rule->parts, rule->count);
+    else tsr_json_strs(&json, "to", &rule->whole, 1);
     put_fused_steps(&json, rule);
     if (rule->about) tsr_json_key(&json, "about"), tsr_json_text(&json, rule->about);
     tsr_json_object_end(&json);

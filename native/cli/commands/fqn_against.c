@@ -95,10 +95,7 @@ void cli_put_against_json(tsr_json *json, const cli_against *against)
         if (!against->pairs[i].to.data) tsr_json_str(json, against->pairs[i].from);
     }
     tsr_json_array_end(json);
-    tsr_json_key(json, "missing");
-    tsr_json_array(json);
-    for (size_t i = 0; i < against->missing_count; i++) tsr_json_str(json, against->missing[i]);
-    tsr_json_array_end(json);
+    tsr_json_strs(json, "missing", against->missing, against->missing_count);
     tsr_json_object_end(json);
 }
 

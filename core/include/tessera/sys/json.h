@@ -46,6 +46,8 @@ void tsr_json_array_end(tsr_json *json);
 void tsr_json_key(tsr_json *json, const char *key);
 void tsr_json_key_str(tsr_json *json, tsr_str key);
 void tsr_json_str(tsr_json *json, tsr_str text);
+/* A member that is an array of strings. */
+void tsr_json_strs(tsr_json *json, const char *key, const tsr_str *texts, size_t count);
 void tsr_json_text(tsr_json *json, const char *text); /* NULL writes null */
 void tsr_json_int(tsr_json *json, int64_t value);
 void tsr_json_uint(tsr_json *json, uint64_t value);
