@@ -169,29 +169,29 @@ static void put_elements(tsr_json *json, const tsr_entry *entry, const uint8_t *
 
 static tsr_status write_preview(const opened *item, const tsr_entry *entry, tsr_json *json, tsr_error *err)
 {
-    static uint64_t offsets[TSR_MAX_RANK];
-    uint64_t sizes[TSR_MAX_RANK], count = 1;
+    static uint64_t offsets[TSR_MAX_NDIM];
+    uint64_t sizes[TSR_MAX_NDIM], count = 1;
     uint8_t data[PREVIEW_LINE * 16];
-    if (entry->kind != TSR_ENTRY_TENSOR || entry->rank > TSR_MAX_RANK || tsr_dtype_size(entry->dtype) == 0) {
+    if (entry->kind != TSR_ENTRY_TENSOR || entry->ndim > TSR_MAX_NDIM || tsr_dtype_size(entry->dtype) == 0) {
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' has no elements that can be shown one by one",
                          TSR_STR_ARG(entry->fqn));
     }
-    for (uint32_t d = 0; d < entry->rank; d++) {
-        const uint64_t most = entry->rank == 1       ? PREVIEW_LINE
-                              : d + 2 == entry->rank ? PREVIEW_ROWS
-                              : d + 1 == entry->rank ? PREVIEW_COLUMNS
+    for (uint32_t d = 0; d < entry->ndim; d++) {
+        const uint64_t most = entry->ndim == 1       ? PREVIEW_LINE
+                              : d + 2 == entry->ndim ? PREVIEW_ROWS
+                              : d + 1 == entry->ndim ? PREVIEW_COLUMNS
                                                      : 1;
         sizes[d] = entry->shape[d] < most ? entry->shape[d] : most;
         count *= sizes[d];
     }
     const size_t bytes = (size_t)count * tsr_dtype_size(entry->dtype);
-    tsr_status status = count ? tsr_read_box(item->checkpoint, entry, (tsr_box){entry->rank, offsets, sizes}, data, bytes,
-                                             err) : TSR_OK;
+    tsr_status status =
+        count ? tsr_read_box(item->checkpoint, entry, (tsr_box){entry->ndim, offsets, sizes}, data, bytes, err) : TSR_OK;
     if (status != TSR_OK) return status;
     tsr_json_object(json);
     tessera_put_text(json, "schema", "tessera.preview/1");
     tsr_json_key(json, "sizes");
-    tsr_json_u64s(json, sizes, entry->rank);
+    tsr_json_u64s(json, sizes, entry->ndim);
     put_elements(json, entry, data, bytes);
     tsr_json_object_end(json);
     return json->status;

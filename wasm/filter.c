@@ -117,8 +117,8 @@ static bool fits_shape(const filter_term *term, const tsr_entry *entry)
 {
     char text[24 * 8 + 8];
     size_t size = 0;
-    if (entry->rank > 8) return false;
-    for (uint32_t d = 0; d < entry->rank; d++) {
+    if (entry->ndim > 8) return false;
+    for (uint32_t d = 0; d < entry->ndim; d++) {
         size +=
             (size_t)snprintf(text + size, sizeof text - size, "%s%llu", d ? "x" : "", (unsigned long long)entry->shape[d]);
     }

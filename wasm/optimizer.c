@@ -14,7 +14,7 @@ static void put_tensor(tsr_json *json, const tsr_entry *entry)
     if (entry->kind == TSR_ENTRY_TENSOR) {
         tessera_put_text(json, "dtype", tsr_dtype_describe(entry->dtype)->name);
         tsr_json_key(json, "shape");
-        tsr_json_u64s(json, entry->shape, entry->rank);
+        tsr_json_u64s(json, entry->shape, entry->ndim);
     }
     tsr_json_object_end(json);
 }

@@ -125,7 +125,7 @@ static void add_tensor(node *n, const tsr_entry *entry)
     n->elements += elements;
     n->bytes += bytes;
     n->dtypes |= (uint64_t)1 << entry->dtype;
-    for (uint32_t d = 0; d < entry->rank; d++) n->form = mix(n->form, entry->shape[d]);
+    for (uint32_t d = 0; d < entry->ndim; d++) n->form = mix(n->form, entry->shape[d]);
 }
 
 /* What differs from rank to rank counts as often as ranks hold it, as in the document of inspect. */

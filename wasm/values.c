@@ -20,7 +20,7 @@ static tsr_status measure(const tsr_entry *entry, bool whole, tessera_part *out,
 {
     const uint32_t itemsize = tsr_dtype_size(entry->dtype);
     out->dtype = entry->dtype;
-    out->ndim = entry->rank;
+    out->ndim = entry->ndim;
     out->unit = itemsize ? itemsize : 1;
     if (whole) {
         const tsr_status status = tsr_tensor_bytes(entry, &out->count, err);
@@ -31,7 +31,7 @@ static tsr_status measure(const tsr_entry *entry, bool whole, tessera_part *out,
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                          "%s elements are not byte-aligned, so they cannot be sliced; leave the slice out",
                          tsr_dtype_describe(entry->dtype)->name);
-    tsr_box_volume((tsr_box){entry->rank, NULL, out->slice.sizes}, &out->count); /* no more than the tensor has */
+    tsr_box_volume((tsr_box){entry->ndim, NULL, out->slice.sizes}, &out->count); /* no more than the tensor has */
     return TSR_OK;
 }
 
@@ -45,7 +45,7 @@ uint32_t tessera_part_of(uint32_t handle, const char *fqn, uint32_t fqn_size, co
     if (!item || find(item, (tsr_str){fqn, fqn_size}, &entry, err) != TSR_OK) return 0;
     out->entry = (uint32_t)(entry - tsr_checkpoint_catalog(item->checkpoint)->entries);
     out->whole = slice ? 0 : tsr_dtype_size(entry->dtype) ? 1 : 2;
-    tsr_status status = tsr_slice_parse((tsr_str){slice, slice_size}, entry->rank, entry->shape, &out->slice, err);
+    tsr_status status = tsr_slice_parse((tsr_str){slice, slice_size}, entry->ndim, entry->shape, &out->slice, err);
     if (status == TSR_OK) status = tsr_repeats_check_box(item->checkpoint, entry, out->slice.offsets, out->slice.sizes, err);
     if (status == TSR_OK) status = measure(entry, !slice, out, err);
     return status == TSR_OK;

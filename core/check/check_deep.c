@@ -207,10 +207,10 @@ static tsr_status drain_piece(void *ctx, void *job, tsr_error *err)
 static bool is_dense(const tsr_extent *extent, uint64_t *elements)
 {
     const tsr_chunk *chunk = extent->chunk;
-    const uint32_t rank = extent->entry->rank;
+    const uint32_t ndim = extent->entry->ndim;
     uint64_t reach = 1, step;
-    if (!tsr_box_volume((tsr_box){rank, NULL, chunk->sizes}, elements)) return false;
-    for (uint32_t d = 0; extent->view.strides && d < rank; d++) {
+    if (!tsr_box_volume((tsr_box){ndim, NULL, chunk->sizes}, elements)) return false;
+    for (uint32_t d = 0; extent->view.strides && d < ndim; d++) {
         if (chunk->sizes[d] > 1 && extent->view.strides[d] == 0) return false;
         if (!tsr_mul_u64(chunk->sizes[d] - (chunk->sizes[d] > 0), extent->view.strides[d], &step)) return false;
         if (!tsr_add_u64(reach, step, &reach)) return false;

@@ -169,7 +169,7 @@ tsr_status tsr_compare_copy(const tsr_gather *chunks, const tsr_chunk *replica, 
     TSR_TRY(tsr_gather_open_chunks(chunks->checkpoint, chunks->entry, replica, 1, &copy, err));
     tsr_status status = TSR_OK;
     if (copy->part_count) {
-        const tsr_box box = {copy->rank, copy->parts[0].offsets, copy->parts[0].sizes};
+        const tsr_box box = {copy->ndim, copy->parts[0].offsets, copy->parts[0].sizes};
         status = tsr_compare_gathers(chunks, copy, box, &(tsr_tolerance){.exact = true}, ring, out, err);
     }
     tsr_gather_close(copy);
@@ -180,7 +180,7 @@ static tsr_status check_pair(const tsr_gather *a, const tsr_gather *b, tsr_error
 {
     bool same = a->entry->dtype == b->entry->dtype || a->dtype == TSR_FLOAT4_E2M1FN_X2;
     same = same && a->dtype == b->dtype &&
-           tsr_box_equal((tsr_box){a->rank, NULL, a->shape}, (tsr_box){b->rank, NULL, b->shape});
+           tsr_box_equal((tsr_box){a->ndim, NULL, a->shape}, (tsr_box){b->ndim, NULL, b->shape});
     TSR_FAIL_IF(!same, err, TSR_E_USAGE, TSR_NO_POSITION,
                 "'%.*s' and '%.*s' differ in dtype or shape, so their values cannot be compared", TSR_STR_ARG(a->entry->fqn),
                 TSR_STR_ARG(b->entry->fqn));
@@ -195,7 +195,7 @@ tsr_status tsr_compare_tensors(tsr_stored_tensor a, tsr_stored_tensor b, const t
     if (status == TSR_OK) status = on_side("b", tsr_gather_open(b.checkpoint, b.entry, NULL, &gather_b, err), err);
     if (status == TSR_OK) status = check_pair(gather_a, gather_b, err);
     if (status == TSR_OK) {
-        const tsr_box whole = {gather_a->rank, NULL, gather_a->shape};
+        const tsr_box whole = {gather_a->ndim, NULL, gather_a->shape};
         status = tsr_compare_gathers(gather_a, gather_b, whole, tolerance, ring, out, err);
     }
     tsr_gather_close(gather_a);

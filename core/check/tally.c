@@ -92,7 +92,7 @@ tsr_status tsr_tally_new(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr
         return TSR_E_NOMEM;
     }
     *tally = (tsr_tally){.gather = gather, .allocator = allocator};
-    tsr_tiles_start(&tally->tiles, (tsr_box){gather->rank, NULL, gather->shape}, TILE_BYTES / gather->itemsize);
+    tsr_tiles_start(&tally->tiles, (tsr_box){gather->ndim, NULL, gather->shape}, TILE_BYTES / gather->itemsize);
     tally->memory = tsr_alloc(allocator, tsr_tile_memory(TILE_BYTES), 1, err);
     if (!tally->memory) {
         tsr_tally_free(tally);

@@ -16,14 +16,14 @@ static tsr_status add_piece(placing *p, const tsr_box *box, tsr_error *err)
     if (!piece) return TSR_E_NOMEM;
     *piece = (tsr_dcp_piece){.source = p->source};
     if (!box) return TSR_OK;
-    uint64_t *numbers = tsr_arena_array(p->rows->job->arena, 2 * (size_t)box->rank, sizeof *numbers, err);
+    uint64_t *numbers = tsr_arena_array(p->rows->job->arena, 2 * (size_t)box->ndim, sizeof *numbers, err);
     if (!numbers) return TSR_E_NOMEM;
-    for (uint32_t d = 0; d < box->rank; d++) {
+    for (uint32_t d = 0; d < box->ndim; d++) {
         numbers[d] = tsr_box_offset(*box, d);
-        numbers[box->rank + d] = box->sizes[d];
+        numbers[box->ndim + d] = box->sizes[d];
     }
     piece->offsets = numbers;
-    piece->sizes = numbers + box->rank;
+    piece->sizes = numbers + box->ndim;
     return TSR_OK;
 }
 
@@ -36,7 +36,7 @@ static tsr_status place(placing *p, bool tensors, tsr_error *err)
 {
     for (p->source = 0; p->source < p->rows->source_count; p->source++) {
         const tsr_dcp_output_entry *source = &p->rows->sources[p->source];
-        const tsr_box whole = {source->entry->rank, NULL, source->entry->shape};
+        const tsr_box whole = {source->entry->ndim, NULL, source->entry->shape};
         if ((source->entry->kind == TSR_ENTRY_TENSOR) != tensors) continue;
         TSR_TRY(source->fragments ? tsr_fragment_boxes(source->entry, source->fragments, whole, add_box, p, err)
                                   : add_piece(p, NULL, err));

@@ -70,7 +70,7 @@ tsr_status tsr_rank_files_open(const tsr_conversion_job *job, tsr_rank_files *ou
 /* Takes the dim of size 1 away that stacking added. */
 static tsr_status drop_dim(tsr_entry *local, uint32_t dim, tsr_arena *arena, tsr_error *err)
 {
-    const uint32_t ndim = local->rank - 1;
+    const uint32_t ndim = local->ndim - 1;
     tsr_chunk *chunks = (tsr_chunk *)(uintptr_t)local->chunks;
     uint64_t *shape = tsr_arena_array(arena, ndim, sizeof *shape, err);
     if (!shape) return TSR_E_NOMEM;
@@ -92,7 +92,7 @@ static tsr_status drop_dim(tsr_entry *local, uint32_t dim, tsr_arena *arena, tsr
         chunks[i].view = view;
     }
     local->shape = shape;
-    local->rank = ndim;
+    local->ndim = ndim;
     return TSR_OK;
 }
 
@@ -101,17 +101,18 @@ static tsr_status cut_tensor(const tsr_rank_files *f, const tsr_entry *entry, ts
 {
     tsr_shard shard;
     tsr_entry packed = *entry;
-    uint64_t shape[TSR_MAX_RANK], elements;
+    uint64_t shape[TSR_MAX_NDIM], elements;
     const tsr_shards_rule *rule = tsr_shards_rule_of(f->job->options->shards, name);
     packed.fqn = name;
-    TSR_TRY(tsr_gather_geometry(entry, &packed.dtype, &packed.rank, shape, &elements, err));
+    TSR_TRY(tsr_gather_geometry(entry, &packed.dtype, &packed.ndim, shape, &elements, err));
     packed.shape = shape;
     TSR_TRY(tsr_shards_cut(rule, &packed, f->tensor_ranks, rank, arena, &shard, &out->held, err));
     if (!out->held) return TSR_OK;
     TSR_TRY(tsr_localize(f->job->checkpoint, entry, &shard, arena, &out->local, err));
     out->local.requires_grad = entry->requires_grad;
     out->local.is_parameter = entry->is_parameter;
-    return rule && rule->kind == TSR_SHARDS_STACK ? drop_dim(&out->local, tsr_shards_dim(rule, packed.rank), arena, err) : TSR_OK;
+    return rule && rule->kind == TSR_SHARDS_STACK ? drop_dim(&out->local, tsr_shards_dim(rule, packed.ndim), arena, err)
+                                                  : TSR_OK;
 }
 
 tsr_status tsr_rank_row_of(const tsr_rank_files *f, uint64_t row_number, uint32_t file, tsr_arena *arena, tsr_rank_row *out,

@@ -45,8 +45,8 @@ static tsr_status add_box(void *ctx, tsr_box box, tsr_error *err)
     if (!piece) return TSR_E_NOMEM;
     piece->source = g->source;
     piece->file = g->owner;
-    TSR_TRY(copy_numbers(g->rows.job->arena, box.offsets, box.rank, &piece->offsets, err));
-    return copy_numbers(g->rows.job->arena, box.sizes, box.rank, &piece->sizes, err);
+    TSR_TRY(copy_numbers(g->rows.job->arena, box.offsets, box.ndim, &piece->offsets, err));
+    return copy_numbers(g->rows.job->arena, box.sizes, box.ndim, &piece->sizes, err);
 }
 
 /* The row of a tensor of the plan that is in the DCP, or NULL. */
@@ -66,7 +66,7 @@ static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
     g->source = g->rows.first_source[row - g->rows.chosen.rows];
     const tsr_dcp_output_entry *source = &g->rows.sources[g->source];
     for (uint64_t i = 0; i < shard->box_count; i++) {
-        const tsr_box box = {shard->rank, shard->boxes[i].offsets, shard->boxes[i].sizes};
+        const tsr_box box = {shard->ndim, shard->boxes[i].offsets, shard->boxes[i].sizes};
         TSR_TRY(source->fragments ? tsr_fragment_boxes(source->entry, source->fragments, box, add_box, g, err)
                                   : add_box(g, box, err));
     }
@@ -83,8 +83,8 @@ static tsr_status narrow_steps(void *ctx, uint64_t tensor, uint64_t owner, const
     if (!row) return TSR_OK;
     const tsr_dcp_output_entry *source = &g->rows.sources[g->rows.first_source[row - g->rows.chosen.rows]];
     for (uint64_t i = 0; source->fragments && i < shard->box_count; i++)
-        tsr_fragment_steps(shard->rank, (uint64_t *)source->fragments, /* our own: open_steps */
-                           (tsr_box){shard->rank, shard->boxes[i].offsets, shard->boxes[i].sizes});
+        tsr_fragment_steps(shard->ndim, (uint64_t *)source->fragments, /* our own: open_steps */
+                           (tsr_box){shard->ndim, shard->boxes[i].offsets, shard->boxes[i].sizes});
     return TSR_OK;
 }
 
@@ -94,11 +94,11 @@ static tsr_status open_steps(gathering *g, tsr_error *err)
 {
     for (size_t s = 0; s < g->rows.source_count; s++) {
         tsr_dcp_output_entry *source = &g->rows.sources[s];
-        const uint32_t rank = source->entry->rank;
-        uint64_t *steps = source->fragments ? tsr_arena_array(g->rows.job->arena, rank, sizeof *steps, err) : NULL;
+        const uint32_t ndim = source->entry->ndim;
+        uint64_t *steps = source->fragments ? tsr_arena_array(g->rows.job->arena, ndim, sizeof *steps, err) : NULL;
         if (!source->fragments) continue;
         if (!steps) return TSR_E_NOMEM;
-        for (uint32_t d = 0; d < rank; d++)
+        for (uint32_t d = 0; d < ndim; d++)
             steps[d] = source->fragments[d] == source->entry->shape[d] ? 1 : source->entry->shape[d];
         source->fragments = steps;
     }
@@ -112,7 +112,7 @@ static tsr_status cut_fragments(gathering *g, tsr_error *err)
     for (size_t s = 0; s < g->rows.source_count; s++) {
         const tsr_dcp_output_entry *source = &g->rows.sources[s];
         uint64_t *steps = (uint64_t *)source->fragments;
-        for (uint32_t d = 0; steps && d < source->entry->rank; d++)
+        for (uint32_t d = 0; steps && d < source->entry->ndim; d++)
             steps[d] = steps[d] ? source->entry->shape[d] / steps[d] : 1;
     }
     return TSR_OK;

@@ -123,7 +123,7 @@ tsr_status tsr_flat_values(const tsr_chosen *chosen, const tsr_plan *plan, uint6
                                .rank = rank,
                                .requires_grad = kind == TSR_CLASS_FLOAT || kind == TSR_CLASS_COMPLEX};
         *shape = tsr_sharded_size(&sharded, rank);
-        locals[u] = (tsr_entry){.fqn = row->name, .dtype = units[u].dtype, .rank = 1, .shape = shape};
+        locals[u] = (tsr_entry){.fqn = row->name, .dtype = units[u].dtype, .ndim = 1, .shape = shape};
         if (*shape) sharded.local = &locals[u];
         for (uint64_t i = 0; i < units[u].count; i++) values[units[u].entries[i] - first] = NULL;
         values[units[u].entries[0] - first] = tsr_sharded_value(&sharded, arena, err);
@@ -160,20 +160,20 @@ typedef struct filling {
 
 static tsr_status add_range(filling *f, const tsr_entry *entry, tsr_span range, tsr_error *err)
 {
-    const uint32_t rank = entry->rank;
-    const size_t most = rank ? (2 * (size_t)rank - 1) * rank : 1;
+    const uint32_t ndim = entry->ndim;
+    const size_t most = ndim ? (2 * (size_t)ndim - 1) * ndim : 1;
     uint64_t elements, *offsets = tsr_arena_array(f->arena, 2 * most, sizeof *offsets, err), *sizes = offsets + most;
     if (!offsets) return TSR_E_NOMEM;
-    const uint32_t count = tsr_range_boxes(rank, entry->shape, range, offsets, sizes);
+    const uint32_t count = tsr_range_boxes(ndim, entry->shape, range, offsets, sizes);
     for (uint32_t b = 0; b < count; b++) {
         tsr_blit *blit = tsr_vec_push(f->blits, err);
         if (!blit) return TSR_E_NOMEM;
-        tsr_box_volume((tsr_box){rank, NULL, sizes + b * rank}, &elements); /* fits: it is a part of the tensor */
+        tsr_box_volume((tsr_box){ndim, NULL, sizes + b * ndim}, &elements); /* fits: it is a part of the tensor */
         f->at.byte_length = elements * f->itemsize;
         *blit = f->at;
         blit->entry = entry;
-        if (rank) blit->offsets = offsets + b * rank;
-        if (rank) blit->sizes = sizes + b * rank;
+        if (ndim) blit->offsets = offsets + b * ndim;
+        if (ndim) blit->sizes = sizes + b * ndim;
         f->at.byte_offset += f->at.byte_length;
     }
     return TSR_OK;

@@ -41,14 +41,14 @@ static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
                 "'%.*s': rank %llu holds %llu separate boxes of it, but sharded safetensors store one box per file",
                 TSR_STR_ARG(entry->fqn), (unsigned long long)owner, (unsigned long long)shard->box_count);
     owned *o = tsr_vec_push(&g->owned, err);
-    uint64_t *box = tsr_arena_array(g->job->arena, 2 * (size_t)shard->rank, sizeof *box, err);
+    uint64_t *box = tsr_arena_array(g->job->arena, 2 * (size_t)shard->ndim, sizeof *box, err);
     if (!o || !box) return TSR_E_NOMEM;
-    if (shard->rank) memcpy(box, shard->boxes[0].offsets, shard->rank * sizeof *box);
-    if (shard->rank) memcpy(box + shard->rank, shard->boxes[0].sizes, shard->rank * sizeof *box);
+    if (shard->ndim) memcpy(box, shard->boxes[0].offsets, shard->ndim * sizeof *box);
+    if (shard->ndim) memcpy(box + shard->ndim, shard->boxes[0].sizes, shard->ndim * sizeof *box);
     o->order = g->owned.count;
     o->piece = (tsr_safetensors_output){.entry = entry,
                                         .offsets = box,
-                                        .sizes = box + shard->rank,
+                                        .sizes = box + shard->ndim,
                                         .name = row->name,
                                         .dtype = row->dtype,
                                         .file = (uint32_t)owner};
@@ -92,13 +92,13 @@ static tsr_status emit_offsets(const tsr_safetensors_output *pieces, size_t coun
     tsr_json_object(&json);
     for (size_t i = 0; i < count; i++) {
         tsr_dtype dtype;
-        uint32_t rank;
-        uint64_t shape[TSR_MAX_RANK], elements;
-        TSR_TRY(tsr_gather_geometry(pieces[i].entry, &dtype, &rank, shape, &elements, err));
+        uint32_t ndim;
+        uint64_t shape[TSR_MAX_NDIM], elements;
+        TSR_TRY(tsr_gather_geometry(pieces[i].entry, &dtype, &ndim, shape, &elements, err));
         tsr_json_key_str(&json, pieces[i].name);
         tsr_json_object(&json);
         tsr_json_key(&json, "saved_offsets");
-        tsr_json_u64s(&json, pieces[i].offsets, rank);
+        tsr_json_u64s(&json, pieces[i].offsets, ndim);
         tsr_json_object_end(&json);
     }
     tsr_json_object_end(&json);

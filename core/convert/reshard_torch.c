@@ -45,11 +45,11 @@ static tsr_status make_mesh(rank_file *f, const tsr_mesh *mesh, tsr_error *err)
 static tsr_status find_rows(const tsr_entry *entry, const tsr_shard *shard, tsr_rows *out, tsr_error *err)
 {
     tsr_dtype dtype;
-    uint32_t rank;
-    uint64_t shape[TSR_MAX_RANK], elements, length;
-    TSR_TRY(tsr_gather_geometry(entry, &dtype, &rank, shape, &elements, err));
+    uint32_t ndim;
+    uint64_t shape[TSR_MAX_NDIM], elements, length;
+    TSR_TRY(tsr_gather_geometry(entry, &dtype, &ndim, shape, &elements, err));
     if (shard->box_count != 1) return TSR_OK;
-    const tsr_box whole = {rank, NULL, shape}, box = {rank, shard->boxes->offsets, shard->boxes->sizes};
+    const tsr_box whole = {ndim, NULL, shape}, box = {ndim, shard->boxes->offsets, shard->boxes->sizes};
     if (tsr_find_run(dtype, whole, box, &out->byte_first, &length)) out->entry = entry;
     return TSR_OK;
 }
@@ -70,7 +70,7 @@ static tsr_status tensor_leaf(rank_file *f, uint64_t row_number, const tsr_value
                                  .mesh_value = f->mesh_value,
                                  .placements = planned.placements,
                                  .dtype = row->cast ? row->dtype : local->dtype,
-                                 .rank = row->entry->rank,
+                                 .ndim = row->entry->ndim,
                                  .shape = planned.shape,
                                  .requires_grad = row->entry->requires_grad,
                                  .is_parameter = row->entry->is_parameter,

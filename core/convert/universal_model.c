@@ -57,9 +57,10 @@ static tsr_status shapes_of(const tsr_universal_making *m, const tsr_value **out
     for (uint64_t i = 0; i < m->chosen->count; i++) {
         const tsr_converted *row = &m->chosen->rows[i];
         if (!tsr_universal_weight(row, &name) || !tsr_map_get(m->trained, name, 0)) continue;
-        const tsr_value **sizes = tsr_arena_array(m->arena, row->entry->rank, sizeof *sizes, m->err);
-        for (uint32_t d = 0; sizes && d < row->entry->rank; d++) sizes[d] = tsr_value_int(m->arena, (int64_t)row->entry->shape[d], m->err);
-        tsr_dict_put(&g, name, sizes ? tsr_value_items(m->arena, TSR_VALUE_SIZE, sizes, row->entry->rank, m->err) : NULL);
+        const tsr_value **sizes = tsr_arena_array(m->arena, row->entry->ndim, sizeof *sizes, m->err);
+        for (uint32_t d = 0; sizes && d < row->entry->ndim; d++)
+            sizes[d] = tsr_value_int(m->arena, (int64_t)row->entry->shape[d], m->err);
+        tsr_dict_put(&g, name, sizes ? tsr_value_items(m->arena, TSR_VALUE_SIZE, sizes, row->entry->ndim, m->err) : NULL);
     }
     const tsr_value *group;
     TSR_TRY(tsr_dict_take(&g, TSR_VALUE_DICT, &group));

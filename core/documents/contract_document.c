@@ -26,8 +26,8 @@ static tsr_status read_numbers(const contract_reader *r, const cJSON *object, co
     const cJSON *array, *item;
     TSR_TRY(tsr_json_get(object, key, TSR_JSON_ARRAY, where, &array, r->err));
     int size = cJSON_GetArraySize(array);
-    TSR_FAIL_IF(size > (int)TSR_MAX_RANK, r->err, TSR_E_LIMIT, TSR_NO_POSITION, "layout: %d dimensions at %s; at most %u",
-                size, where, TSR_MAX_RANK);
+    TSR_FAIL_IF(size > (int)TSR_MAX_NDIM, r->err, TSR_E_LIMIT, TSR_NO_POSITION, "layout: %d dimensions at %s; at most %u",
+                size, where, TSR_MAX_NDIM);
     uint64_t *numbers = tsr_arena_array(r->arena, (size_t)size, sizeof *numbers, r->err);
     if (!numbers) return TSR_E_NOMEM;
     *out = numbers;
@@ -36,15 +36,15 @@ static tsr_status read_numbers(const contract_reader *r, const cJSON *object, co
     return TSR_OK;
 }
 
-static tsr_status read_chunk(const contract_reader *r, const cJSON *item, const char *where, uint32_t rank, tsr_chunk *chunk)
+static tsr_status read_chunk(const contract_reader *r, const cJSON *item, const char *where, uint32_t ndim, tsr_chunk *chunk)
 {
     uint32_t offsets, sizes;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, where, r->err));
     TSR_TRY(read_numbers(r, item, "offsets", where, &chunk->offsets, &offsets));
     TSR_TRY(read_numbers(r, item, "sizes", where, &chunk->sizes, &sizes));
-    TSR_FAIL_IF(offsets != rank || sizes != rank, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(offsets != ndim || sizes != ndim, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "layout: a chunk has %u offsets and %u sizes at %s, but the shape has %u dimensions", offsets, sizes, where,
-                rank);
+                ndim);
     chunk->file = TSR_NO_FILE;
     return TSR_OK;
 }
@@ -57,7 +57,7 @@ static tsr_status read_chunks(const contract_reader *r, const cJSON *array, cons
     if (!chunks) return TSR_E_NOMEM;
     entry->chunks = chunks;
     entry->chunk_count = count;
-    cJSON_ArrayForEach(item, array) TSR_TRY(read_chunk(r, item, where, entry->rank, chunks++));
+    cJSON_ArrayForEach(item, array) TSR_TRY(read_chunk(r, item, where, entry->ndim, chunks++));
     return TSR_OK;
 }
 
@@ -96,7 +96,7 @@ static tsr_status read_entry(const contract_reader *r, const cJSON *item, size_t
     entry->dtype = tsr_dtype_from_name(tsr_json_text_of(text));
     TSR_FAIL_IF(entry->dtype == TSR_DTYPE_NONE, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "layout: unknown dtype '%s' at %s",
                 text->valuestring, where);
-    TSR_TRY(read_numbers(r, item, "shape", where, &entry->shape, &entry->rank));
+    TSR_TRY(read_numbers(r, item, "shape", where, &entry->shape, &entry->ndim));
     TSR_TRY(tsr_json_find(item, "chunks", TSR_JSON_ARRAY, where, &chunks, r->err));
     return chunks ? read_chunks(r, chunks, where, entry) : TSR_OK;
 }
@@ -257,10 +257,10 @@ static tsr_status add_item(const contract_reader *r, const tsr_modules *modules,
         tsr_entry *entry = &((tsr_entry *)list->items)[list->count - 1];
         if (item->kind == TSR_STATE_EXTRA) entry->kind = TSR_ENTRY_OBJECT;
         if (name.flat) {
-            entry->rank = name.flat->params[i].rank;
+            entry->ndim = name.flat->params[i].ndim;
             entry->shape = name.flat->params[i].shape;
         } else if (item->tensor) {
-            entry->rank = item->tensor->rank;
+            entry->ndim = item->tensor->ndim;
             entry->shape = item->tensor->shape;
         }
         if (item->tensor) entry->dtype = item->tensor->dtype;

@@ -20,7 +20,7 @@ static const char *side_text(const tsr_entry *entry, char *out, size_t capacity)
         return out;
     }
     tsr_line_format(&line, "%s [", tsr_dtype_describe(entry->dtype)->name);
-    for (uint32_t d = 0; d < entry->rank; d++)
+    for (uint32_t d = 0; d < entry->ndim; d++)
         tsr_line_format(&line, "%s%llu", d ? ", " : "", (unsigned long long)entry->shape[d]);
     tsr_line_put(&line, "]", 1);
     return out;

@@ -23,7 +23,7 @@ static void put_side(tsr_json *json, const char *key, const tsr_entry *entry, ui
         tsr_json_key(json, "dtype");
         tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);
         tsr_json_key(json, "shape");
-        tsr_json_u64s(json, entry->shape, entry->rank);
+        tsr_json_u64s(json, entry->shape, entry->ndim);
         if (what & TSR_DIFF_LAYOUT) {
             tsr_json_key(json, "chunks");
             tsr_json_uint(json, entry->chunk_count);

@@ -167,9 +167,9 @@ static void put_chunk(const inspector *in, const tsr_entry *entry, const tsr_chu
 {
     tsr_json_object(in->json);
     tsr_json_key(in->json, "offsets");
-    tsr_json_u64s(in->json, chunk->offsets, entry->rank);
+    tsr_json_u64s(in->json, chunk->offsets, entry->ndim);
     tsr_json_key(in->json, "sizes");
-    tsr_json_u64s(in->json, chunk->sizes, entry->rank);
+    tsr_json_u64s(in->json, chunk->sizes, entry->ndim);
     put_file(in, chunk->file);
     put_count(in->json, "byte_offset", chunk->byte_offset);
     put_count(in->json, "byte_length", chunk->byte_length);
@@ -331,7 +331,7 @@ static void put_held_dtype(const inspector *in, const tsr_entry *held)
 
 static void put_held_shape(const inspector *in, const tsr_entry *held)
 {
-    if (held->shape || held->kind == TSR_ENTRY_TENSOR) tsr_json_u64s(in->json, held->shape, held->rank);
+    if (held->shape || held->kind == TSR_ENTRY_TENSOR) tsr_json_u64s(in->json, held->shape, held->ndim);
     else tsr_json_null(in->json);
 }
 

@@ -11,7 +11,7 @@
 
 typedef struct chunk_order {
     const tsr_chunk *chunk;
-    uint32_t rank;
+    uint32_t ndim;
 } chunk_order;
 
 static int by_fqn(const void *a, const void *b)
@@ -22,7 +22,7 @@ static int by_fqn(const void *a, const void *b)
 static int by_offsets(const void *a, const void *b)
 {
     const chunk_order *x = a, *y = b;
-    for (uint32_t d = 0; d < x->rank; d++) {
+    for (uint32_t d = 0; d < x->ndim; d++) {
         if (x->chunk->offsets[d] != y->chunk->offsets[d]) return x->chunk->offsets[d] < y->chunk->offsets[d] ? -1 : 1;
     }
     return 0;
@@ -32,16 +32,16 @@ static tsr_status put_chunks(tsr_json *json, const tsr_entry *entry, const tsr_a
 {
     chunk_order *order = tsr_alloc(allocator, (size_t)entry->chunk_count, sizeof *order, err);
     if (!order) return TSR_E_NOMEM;
-    for (uint64_t i = 0; i < entry->chunk_count; i++) order[i] = (chunk_order){&entry->chunks[i], entry->rank};
+    for (uint64_t i = 0; i < entry->chunk_count; i++) order[i] = (chunk_order){&entry->chunks[i], entry->ndim};
     qsort(order, (size_t)entry->chunk_count, sizeof *order, by_offsets);
     tsr_json_key(json, "chunks");
     tsr_json_array(json);
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         tsr_json_object(json);
         tsr_json_key(json, "offsets");
-        tsr_json_u64s(json, order[i].chunk->offsets, entry->rank);
+        tsr_json_u64s(json, order[i].chunk->offsets, entry->ndim);
         tsr_json_key(json, "sizes");
-        tsr_json_u64s(json, order[i].chunk->sizes, entry->rank);
+        tsr_json_u64s(json, order[i].chunk->sizes, entry->ndim);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
@@ -87,7 +87,7 @@ static tsr_status put_entry(layout_writer *w, const tsr_entry *entry)
         tsr_json_key(json, "dtype");
         tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);
         tsr_json_key(json, "shape");
-        tsr_json_u64s(json, entry->shape, entry->rank);
+        tsr_json_u64s(json, entry->shape, entry->ndim);
         if (!w->options->no_chunks && entry->chunk_count) TSR_TRY(put_chunks(json, entry, w->host->allocator, w->err));
     } else {
         tsr_json_key(json, "type");

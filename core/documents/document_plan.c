@@ -226,7 +226,7 @@ static void put_item(tsr_json *json, const tsr_plan *plan, const tsr_read_item *
     for (size_t i = 0; i < 3; i++) {
         tsr_json_key(json, lists[i].key);
         const bool flat = i == 0 && tsr_plan_tensor_at(plan, item->tensor).layout->flat; /* its local tensor has one dim */
-        tsr_json_u64s(json, lists[i].numbers, flat && item->entry->rank ? 1 : item->entry->rank);
+        tsr_json_u64s(json, lists[i].numbers, flat && item->entry->ndim ? 1 : item->entry->ndim);
     }
     put_file(json, catalog, item->chunk->file);
     tsr_json_object_end(json);

@@ -58,7 +58,7 @@ static tsr_status read_param(reader *r, const cJSON *json, const char *where, ts
     for (const cJSON *i = shape->child; i; i = i->next) {
         uint64_t size;
         TSR_TRY(tsr_json_to_u64(i, where, &size, err));
-        sizes[out->rank++] = size;
+        sizes[out->ndim++] = size;
         TSR_FAIL_IF(!tsr_mul_u64(*numel, size, numel), err, TSR_E_FORMAT, TSR_NO_POSITION,
                     "flat params: the shape of '%s' at %s is too large", fqn->valuestring, where);
     }

@@ -40,16 +40,16 @@ static tsr_status copy_text(reader *r, tsr_str text, tsr_str *out, tsr_error *er
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status read_shape(reader *r, const cJSON *object, const char *where, uint32_t *rank, const uint64_t **shape,
+static tsr_status read_shape(reader *r, const cJSON *object, const char *where, uint32_t *ndim, const uint64_t **shape,
                              tsr_error *err)
 {
     const cJSON *list;
     TSR_TRY(tsr_json_get(object, "shape", TSR_JSON_ARRAY, where, &list, err));
     uint64_t *sizes = tsr_arena_array(r->arena, count_members(list), sizeof *sizes, err);
     if (!sizes) return TSR_E_NOMEM;
-    *rank = 0;
+    *ndim = 0;
     for (const cJSON *item = list->child; item; item = item->next)
-        TSR_TRY(tsr_json_to_u64(item, where, &sizes[(*rank)++], err));
+        TSR_TRY(tsr_json_to_u64(item, where, &sizes[(*ndim)++], err));
     *shape = sizes;
     return TSR_OK;
 }
@@ -90,7 +90,7 @@ static tsr_status read_tensors(reader *r, const cJSON *object, const char *key, 
         *t = (tsr_module_tensor){.requires_grad = true, .persistent = true};
         TSR_TRY(tsr_json_expect(m, TSR_JSON_OBJECT, place.data, err));
         TSR_TRY(copy_text(r, tsr_json_key_of(m), &t->name, err));
-        TSR_TRY(read_shape(r, m, place.data, &t->rank, &t->shape, err));
+        TSR_TRY(read_shape(r, m, place.data, &t->ndim, &t->shape, err));
         TSR_TRY(tsr_json_find(m, "dtype", TSR_JSON_STRING, place.data, &dtype, err));
         if (dtype) t->dtype = tsr_dtype_from_name(tsr_json_text_of(dtype));
         TSR_FAIL_IF(dtype && t->dtype == TSR_DTYPE_NONE, err, TSR_E_FORMAT, TSR_NO_POSITION,
@@ -152,7 +152,7 @@ static tsr_status read_flat_lists(reader *r, const cJSON *params, const cJSON *s
     for (const cJSON *p = params->child; p; p = p->next) {
         tsr_flat_original *o = &originals[flat->param_count++];
         TSR_TRY(read_string(r, p, "fqn", where, &o->fqn, err));
-        TSR_TRY(read_shape(r, p, where, &o->rank, &o->shape, err));
+        TSR_TRY(read_shape(r, p, where, &o->ndim, &o->shape, err));
     }
     for (const cJSON *s = shared ? shared->child : NULL; s; s = s->next) {
         tsr_flat_shared *second = &seconds[flat->shared_count++];

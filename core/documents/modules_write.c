@@ -58,7 +58,7 @@ static void put_tensors(tsr_json *json, const char *key, const tsr_module_tensor
         tsr_json_key_str(json, t->name);
         tsr_json_object(json);
         tsr_json_key(json, "shape");
-        tsr_json_u64s(json, t->shape, t->rank);
+        tsr_json_u64s(json, t->shape, t->ndim);
         if (t->dtype != TSR_DTYPE_NONE) {
             tsr_json_key(json, "dtype");
             tsr_json_text(json, tsr_dtype_describe(t->dtype)->name);
@@ -93,7 +93,7 @@ static void put_flat(tsr_json *json, const tsr_module_flat *flat)
         tsr_json_key(json, "fqn");
         tsr_json_str(json, flat->params[i].fqn);
         tsr_json_key(json, "shape");
-        tsr_json_u64s(json, flat->params[i].shape, flat->params[i].rank);
+        tsr_json_u64s(json, flat->params[i].shape, flat->params[i].ndim);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);

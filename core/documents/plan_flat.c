@@ -41,7 +41,7 @@ static tsr_status lay_out_unit(const flat_layouts *flat, const tsr_fsdp1_unit *u
     for (uint64_t i = 0; i < unit->count; i++) {
         const tsr_entry *entry = unit->entries[i];
         tsr_layout *layout = &flat->layouts[entry - flat->catalog->entries];
-        TSR_TRY(tsr_layout_flat(&unit->flat, i, (tsr_shape){entry->rank, entry->shape}, arena, layout, err));
+        TSR_TRY(tsr_layout_flat(&unit->flat, i, (tsr_shape){entry->ndim, entry->shape}, arena, layout, err));
     }
     return TSR_OK;
 }

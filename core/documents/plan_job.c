@@ -29,8 +29,8 @@ static void feed_str(const digester *d, tsr_str text)
 static void feed_chunk(const digester *d, const tsr_catalog *catalog, const tsr_entry *entry, const tsr_chunk *chunk)
 {
     bool known = chunk->file < catalog->store->file_count;
-    for (uint32_t i = 0; i < entry->rank; i++) feed_u64(d, chunk->offsets[i]);
-    for (uint32_t i = 0; i < entry->rank; i++) feed_u64(d, chunk->sizes[i]);
+    for (uint32_t i = 0; i < entry->ndim; i++) feed_u64(d, chunk->offsets[i]);
+    for (uint32_t i = 0; i < entry->ndim; i++) feed_u64(d, chunk->sizes[i]);
     feed_str(d, known ? catalog->store->files[chunk->file].name : TSR_STR(""));
     feed_u64(d, known ? catalog->store->files[chunk->file].size : 0);
     feed_u64(d, chunk->byte_offset);
@@ -42,8 +42,8 @@ static void feed_entry(const digester *d, const tsr_catalog *catalog, const tsr_
     feed_str(d, entry->fqn);
     feed_u64(d, (uint64_t)entry->kind);
     feed_str(d, tsr_str_from(tsr_dtype_describe(entry->dtype)->name));
-    feed_u64(d, entry->rank);
-    for (uint32_t i = 0; i < entry->rank; i++) feed_u64(d, entry->shape[i]);
+    feed_u64(d, entry->ndim);
+    for (uint32_t i = 0; i < entry->ndim; i++) feed_u64(d, entry->shape[i]);
     feed_u64(d, entry->chunk_count);
     for (uint64_t i = 0; i < entry->chunk_count; i++) feed_chunk(d, catalog, entry, &entry->chunks[i]);
     feed_u64(d, entry->replica_count);

@@ -11,7 +11,7 @@
 
 bool tsr_box_is_empty(tsr_box box)
 {
-    for (uint32_t d = 0; d < box.rank; d++) {
+    for (uint32_t d = 0; d < box.ndim; d++) {
         if (box.sizes[d] == 0) return true;
     }
     return false;
@@ -21,7 +21,7 @@ bool tsr_box_volume(tsr_box box, uint64_t *elements)
 {
     uint64_t product = 1;
     bool fits = true;
-    for (uint32_t d = 0; d < box.rank; d++) {
+    for (uint32_t d = 0; d < box.ndim; d++) {
         if (box.sizes[d] == 0) {
             *elements = 0;
             return true;
@@ -34,8 +34,8 @@ bool tsr_box_volume(tsr_box box, uint64_t *elements)
 
 bool tsr_box_equal(tsr_box a, tsr_box b)
 {
-    if (a.rank != b.rank) return false;
-    for (uint32_t d = 0; d < a.rank; d++) {
+    if (a.ndim != b.ndim) return false;
+    for (uint32_t d = 0; d < a.ndim; d++) {
         if (a.sizes[d] != b.sizes[d] || tsr_box_offset(a, d) != tsr_box_offset(b, d)) return false;
     }
     return true;
@@ -43,8 +43,8 @@ bool tsr_box_equal(tsr_box a, tsr_box b)
 
 bool tsr_box_contains(tsr_box outer, tsr_box inner)
 {
-    if (outer.rank != inner.rank) return false;
-    for (uint32_t d = 0; d < outer.rank; d++) {
+    if (outer.ndim != inner.ndim) return false;
+    for (uint32_t d = 0; d < outer.ndim; d++) {
         uint64_t begin = tsr_box_offset(outer, d), at = tsr_box_offset(inner, d);
         if (at < begin || at - begin > outer.sizes[d] || inner.sizes[d] > outer.sizes[d] - (at - begin)) return false;
     }
@@ -53,7 +53,7 @@ bool tsr_box_contains(tsr_box outer, tsr_box inner)
 
 bool tsr_box_intersect(tsr_box a, tsr_box b, uint64_t *offsets, uint64_t *sizes)
 {
-    for (uint32_t d = 0; d < a.rank; d++) {
+    for (uint32_t d = 0; d < a.ndim; d++) {
         uint64_t a_at = tsr_box_offset(a, d), b_at = tsr_box_offset(b, d);
         uint64_t begin = a_at > b_at ? a_at : b_at;
         /* Written so that offset + size need not fit 64 bits. */
@@ -66,9 +66,9 @@ bool tsr_box_intersect(tsr_box a, tsr_box b, uint64_t *offsets, uint64_t *sizes)
     return true;
 }
 
-void tsr_box_enclose(uint32_t rank, uint64_t *offsets, uint64_t *sizes, tsr_box box)
+void tsr_box_enclose(uint32_t ndim, uint64_t *offsets, uint64_t *sizes, tsr_box box)
 {
-    for (uint32_t d = 0; d < rank; d++) {
+    for (uint32_t d = 0; d < ndim; d++) {
         const uint64_t from = tsr_box_offset(box, d), to = from + box.sizes[d];
         const uint64_t end = offsets[d] + sizes[d] > to ? offsets[d] + sizes[d] : to;
         if (from < offsets[d]) offsets[d] = from;
@@ -79,7 +79,7 @@ void tsr_box_enclose(uint32_t rank, uint64_t *offsets, uint64_t *sizes, tsr_box 
 uint64_t tsr_box_index(tsr_box parent, const uint64_t *at)
 {
     uint64_t index = 0;
-    for (uint32_t d = 0; d < parent.rank; d++) index = index * parent.sizes[d] + (at[d] - tsr_box_offset(parent, d));
+    for (uint32_t d = 0; d < parent.ndim; d++) index = index * parent.sizes[d] + (at[d] - tsr_box_offset(parent, d));
     return index;
 }
 
@@ -87,7 +87,7 @@ uint64_t tsr_box_index(tsr_box parent, const uint64_t *at)
  * and the dim before them may be a part and still be contiguous. */
 static uint32_t outer_dims(tsr_box parent, tsr_box inner)
 {
-    uint32_t d = inner.rank;
+    uint32_t d = inner.ndim;
     while (d > 0 && inner.sizes[d - 1] == parent.sizes[d - 1]) d--;
     if (d > 0) d--;
     while (d > 0 && inner.sizes[d - 1] == 1) d--; /* one step of an outer dim is no second run */
@@ -102,7 +102,7 @@ bool tsr_box_is_contiguous(tsr_box parent, tsr_box inner)
 static void strides_of(tsr_box box, uint32_t dims, uint64_t *strides)
 {
     uint64_t step = 1;
-    for (uint32_t d = box.rank; d-- > 0;) {
+    for (uint32_t d = box.ndim; d-- > 0;) {
         if (d < dims) strides[d] = step;
         step *= box.sizes[d];
     }
@@ -110,7 +110,7 @@ static void strides_of(tsr_box box, uint32_t dims, uint64_t *strides)
 
 void tsr_box_walk_start(tsr_box_walk *walk, tsr_box inner, tsr_box a, tsr_box b)
 {
-    static const uint64_t zeros[TSR_MAX_RANK];
+    static const uint64_t zeros[TSR_MAX_NDIM];
     uint32_t outer_a = outer_dims(a, inner), outer_b = outer_dims(b, inner);
     const uint64_t *first = inner.offsets ? inner.offsets : zeros;
     walk->outer = outer_a > outer_b ? outer_a : outer_b;
@@ -121,7 +121,7 @@ void tsr_box_walk_start(tsr_box_walk *walk, tsr_box inner, tsr_box a, tsr_box b)
         walk->counts[d] = inner.sizes[d];
         walk->runs_left *= inner.sizes[d];
     }
-    for (uint32_t d = walk->outer; d < inner.rank; d++) walk->run *= inner.sizes[d];
+    for (uint32_t d = walk->outer; d < inner.ndim; d++) walk->run *= inner.sizes[d];
     if (tsr_box_is_empty(inner)) walk->runs_left = 0;
     if (walk->runs_left == 0) return;
     walk->index_a = tsr_box_index(a, first);

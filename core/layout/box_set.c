@@ -8,7 +8,7 @@
 #include "tessera/sys/vec.h"
 
 typedef struct item {
-    uint32_t rank;
+    uint32_t ndim;
     const tsr_chunk *chunk;
 } item;
 
@@ -23,8 +23,8 @@ static int compare_numbers(const uint64_t *a, const uint64_t *b, uint32_t count)
 static int compare_items(const void *left, const void *right)
 {
     const item *a = left, *b = right;
-    int order = compare_numbers(a->chunk->offsets, b->chunk->offsets, a->rank);
-    return order ? order : compare_numbers(a->chunk->sizes, b->chunk->sizes, a->rank);
+    int order = compare_numbers(a->chunk->offsets, b->chunk->offsets, a->ndim);
+    return order ? order : compare_numbers(a->chunk->sizes, b->chunk->sizes, a->ndim);
 }
 
 static bool equal_in_order(const item *a, const item *b, size_t count)
@@ -40,8 +40,8 @@ static tsr_status list_boxes(const tsr_entry *entry, tsr_vec *list, tsr_error *e
     TSR_TRY(tsr_vec_reserve(list, entry->chunk_count, err));
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         const tsr_chunk *chunk = &entry->chunks[i];
-        if (tsr_box_is_empty((tsr_box){entry->rank, chunk->offsets, chunk->sizes})) continue;
-        ((item *)list->items)[list->count++] = (item){entry->rank, chunk};
+        if (tsr_box_is_empty((tsr_box){entry->ndim, chunk->offsets, chunk->sizes})) continue;
+        ((item *)list->items)[list->count++] = (item){entry->ndim, chunk};
     }
     return TSR_OK;
 }

@@ -4,7 +4,7 @@
 
 #include "tessera/catalog.h"
 
-/* Whether two entries of one rank and shape have the same chunk boxes, in any order. Chunks without elements do not count:
+/* Whether two entries of one shape have the same chunk boxes, in any order. Chunks without elements do not count:
  * readers and writers may keep or leave out those of ranks that hold nothing. */
 tsr_status tsr_box_sets_equal(const tsr_allocator *allocator, const tsr_entry *a, const tsr_entry *b, bool *equal,
                               tsr_error *err);

@@ -22,7 +22,7 @@ static int compare_u64(const void *left, const void *right)
 
 static bool has_elements(const tsr_chunk_index *index, uint64_t i)
 {
-    return !tsr_box_is_empty((tsr_box){index->rank, index->chunks[i].offsets, index->chunks[i].sizes});
+    return !tsr_box_is_empty((tsr_box){index->ndim, index->chunks[i].offsets, index->chunks[i].sizes});
 }
 
 /* Sorts and removes what is equal to its neighbour. Returns how many stay. */
@@ -57,7 +57,7 @@ static uint64_t find_cut(const uint64_t *cuts, uint64_t count, uint64_t value)
 static tsr_status gather_cuts(tsr_chunk_index *index, uint64_t **cuts, uint64_t *counts, uint64_t *scratch, tsr_arena *arena,
                               tsr_error *err)
 {
-    for (uint32_t d = 0; d < index->rank; d++) {
+    for (uint32_t d = 0; d < index->ndim; d++) {
         uint64_t n = 0, end = 0;
         for (uint64_t i = 0; i < index->count; i++) {
             const tsr_chunk *chunk = &index->chunks[i];
@@ -79,7 +79,7 @@ static tsr_status gather_cuts(tsr_chunk_index *index, uint64_t **cuts, uint64_t 
 static bool cell_of(const tsr_chunk_index *index, const tsr_chunk *chunk, uint64_t *cell)
 {
     *cell = 0;
-    for (uint32_t d = 0; d < index->rank; d++) {
+    for (uint32_t d = 0; d < index->ndim; d++) {
         const uint64_t *cuts = index->cuts[d];
         uint64_t at = find_cut(cuts, index->cut_counts[d], chunk->offsets[d]);
         if (cuts[at] != chunk->offsets[d] || cuts[at + 1] != chunk->offsets[d] + chunk->sizes[d]) return false;
@@ -91,7 +91,7 @@ static bool cell_of(const tsr_chunk_index *index, const tsr_chunk *chunk, uint64
 static tsr_status recover_grid(tsr_chunk_index *index, tsr_arena *arena, tsr_error *err)
 {
     uint64_t total = 1, filled = 0, cell;
-    for (uint32_t d = 0; d < index->rank; d++) {
+    for (uint32_t d = 0; d < index->ndim; d++) {
         if (!tsr_mul_u64(total, index->cut_counts[d], &total) || total > index->count) return TSR_OK;
     }
     uint64_t *cells = tsr_arena_array(arena, total, sizeof *cells, err);
@@ -123,7 +123,7 @@ static tsr_status sort_on_axis(tsr_chunk_index *index, tsr_arena *arena, tsr_err
     uint64_t *order = begins ? tsr_arena_array(arena, index->count, sizeof *order, err) : NULL;
     uint64_t *reach = order ? tsr_arena_array(arena, index->count, sizeof *reach, err) : NULL, n = 0;
     if (!reach) return TSR_E_NOMEM;
-    for (uint32_t d = 1; d < index->rank; d++) {
+    for (uint32_t d = 1; d < index->ndim; d++) {
         if (index->cut_counts[d] > index->cut_counts[index->axis]) index->axis = d;
     }
     for (uint64_t i = 0; i < index->count; i++) {
@@ -141,19 +141,19 @@ static tsr_status sort_on_axis(tsr_chunk_index *index, tsr_arena *arena, tsr_err
     return TSR_OK;
 }
 
-tsr_status tsr_chunk_index_build(uint32_t rank, const tsr_chunk *chunks, uint64_t count, tsr_arena *arena,
+tsr_status tsr_chunk_index_build(uint32_t ndim, const tsr_chunk *chunks, uint64_t count, tsr_arena *arena,
                                  tsr_chunk_index *out, tsr_error *err)
 {
-    uint64_t **cuts = tsr_arena_array(arena, rank, sizeof *cuts, err);
-    uint64_t *counts = tsr_arena_array(arena, rank, sizeof *counts, err);
+    uint64_t **cuts = tsr_arena_array(arena, ndim, sizeof *cuts, err);
+    uint64_t *counts = tsr_arena_array(arena, ndim, sizeof *counts, err);
     if (!cuts || !counts) return TSR_E_NOMEM;
-    *out = (tsr_chunk_index){.rank = rank, .chunks = chunks, .count = count, .cuts = cuts, .cut_counts = counts};
+    *out = (tsr_chunk_index){.ndim = ndim, .chunks = chunks, .count = count, .cuts = cuts, .cut_counts = counts};
     uint64_t *scratch = tsr_alloc(tsr_arena_allocator(arena), count, sizeof *scratch, err);
     if (!scratch) return TSR_E_NOMEM;
     tsr_status status = gather_cuts(out, cuts, counts, scratch, arena, err);
     tsr_free(tsr_arena_allocator(arena), scratch, count, sizeof *scratch);
     if (status == TSR_OK) status = recover_grid(out, arena, err);
-    if (status != TSR_OK || out->cells || rank == 0) return status;
+    if (status != TSR_OK || out->cells || ndim == 0) return status;
     return sort_on_axis(out, arena, err);
 }
 
@@ -175,7 +175,7 @@ void tsr_chunk_query_start(tsr_chunk_query *query, const tsr_chunk_index *index,
         query->next = low;
         return;
     }
-    for (uint32_t d = 0; d < index->rank; d++) {
+    for (uint32_t d = 0; d < index->ndim; d++) {
         uint64_t offset = tsr_box_offset(box, d);
         query->begin[d] = query->at[d] = find_cut(index->cuts[d], index->cut_counts[d], offset);
         query->end[d] = find_cut(index->cuts[d], index->cut_counts[d], offset + box.sizes[d] - 1) + 1;
@@ -187,9 +187,9 @@ static bool next_cell(tsr_chunk_query *query, uint64_t *chunk)
     const tsr_chunk_index *index = query->index;
     uint64_t cell = 0;
     if (!query->next) return false;
-    for (uint32_t d = 0; d < index->rank; d++) cell = cell * index->cut_counts[d] + query->at[d];
+    for (uint32_t d = 0; d < index->ndim; d++) cell = cell * index->cut_counts[d] + query->at[d];
     *chunk = index->cells[cell];
-    for (uint32_t d = index->rank; d-- > 0;) {
+    for (uint32_t d = index->ndim; d-- > 0;) {
         if (++query->at[d] < query->end[d]) return true;
         query->at[d] = query->begin[d];
     }
@@ -203,12 +203,12 @@ bool tsr_chunk_query_next(tsr_chunk_query *query, uint64_t *chunk, uint64_t *off
     if (index->cells) {
         if (!next_cell(query, chunk)) return false;
         return tsr_box_intersect(
-            query->box, (tsr_box){index->rank, index->chunks[*chunk].offsets, index->chunks[*chunk].sizes}, offsets, sizes);
+            query->box, (tsr_box){index->ndim, index->chunks[*chunk].offsets, index->chunks[*chunk].sizes}, offsets, sizes);
     }
     uint64_t from = tsr_box_offset(query->box, index->axis);
     while (query->next > 0 && index->reach[query->next - 1] > from) {
         *chunk = index->order[--query->next];
-        tsr_box box = {index->rank, index->chunks[*chunk].offsets, index->chunks[*chunk].sizes};
+        tsr_box box = {index->ndim, index->chunks[*chunk].offsets, index->chunks[*chunk].sizes};
         if (tsr_box_intersect(query->box, box, offsets, sizes)) return true;
     }
     return false;

@@ -7,7 +7,7 @@
 #include "tessera/catalog.h"
 
 typedef struct tsr_chunk_index {
-    uint32_t rank;
+    uint32_t ndim;
     const tsr_chunk *chunks;
     uint64_t count;
     /* A grid: along dim d cell i is [cuts[d][i], cuts[d][i + 1]); `cells` (row-major) has the number of each chunk. */
@@ -21,8 +21,8 @@ typedef struct tsr_chunk_index {
     uint64_t ordered;
 } tsr_chunk_index;
 
-/* Lives in `arena`, borrows the chunks. O(count × rank × log count). */
-tsr_status tsr_chunk_index_build(uint32_t rank, const tsr_chunk *chunks, uint64_t count, tsr_arena *arena,
+/* Lives in `arena`, borrows the chunks. O(count × ndim × log count). */
+tsr_status tsr_chunk_index_build(uint32_t ndim, const tsr_chunk *chunks, uint64_t count, tsr_arena *arena,
                                  tsr_chunk_index *out, tsr_error *err);
 
 /* Yields the chunks that share elements with `box` (not empty), each once, in an order that depends on both alone. */
@@ -30,9 +30,9 @@ typedef struct tsr_chunk_query {
     const tsr_chunk_index *index;
     tsr_box box;
     uint64_t next; /* ordered: position to look at, counting down; grid: 1 while cells are left */
-    uint64_t begin[TSR_MAX_RANK];
-    uint64_t end[TSR_MAX_RANK];
-    uint64_t at[TSR_MAX_RANK];
+    uint64_t begin[TSR_MAX_NDIM];
+    uint64_t end[TSR_MAX_NDIM];
+    uint64_t at[TSR_MAX_NDIM];
 } tsr_chunk_query;
 
 void tsr_chunk_query_start(tsr_chunk_query *query, const tsr_chunk_index *index, tsr_box box);

@@ -49,8 +49,8 @@ static tsr_status read_names(const job *j, side *s, tsr_error *err)
 static tsr_dtype packed(const tsr_entry *entry, uint64_t *last_size)
 {
     tsr_dtype dtype = entry->dtype;
-    *last_size = entry->rank ? entry->shape[entry->rank - 1] : 0;
-    if (entry->rank) tsr_dtype_pack(&dtype, last_size);
+    *last_size = entry->ndim ? entry->shape[entry->ndim - 1] : 0;
+    if (entry->ndim) tsr_dtype_pack(&dtype, last_size);
     return dtype;
 }
 
@@ -59,8 +59,8 @@ static bool same_shape(const tsr_entry *a, const tsr_entry *b)
     uint64_t a_last, b_last;
     packed(a, &a_last);
     packed(b, &b_last);
-    if (a->rank != b->rank || a_last != b_last) return false;
-    for (uint32_t d = 0; d + 1 < a->rank; d++) {
+    if (a->ndim != b->ndim || a_last != b_last) return false;
+    for (uint32_t d = 0; d + 1 < a->ndim; d++) {
         if (a->shape[d] != b->shape[d]) return false;
     }
     return true;
@@ -128,8 +128,8 @@ static tsr_unmatched *list_unmatched(const job *j, const side *s, const tsr_entr
         const tsr_entry *entry = entries[i];
         uint64_t last, kind;
         if (entry->kind != TSR_ENTRY_TENSOR) continue;
-        kind = tsr_hash_bytes(entry->shape, (entry->rank ? entry->rank - 1 : 0) * sizeof *entry->shape,
-                              packed(entry, &last) + ((uint64_t)entry->rank << 32));
+        kind = tsr_hash_bytes(entry->shape, (entry->ndim ? entry->ndim - 1 : 0) * sizeof *entry->shape,
+                              packed(entry, &last) + ((uint64_t)entry->ndim << 32));
         kind = tsr_hash_bytes(&last, sizeof last, kind);
         list[(*out_count)++] = (tsr_unmatched){entry, s->names[entry - s->catalog->entries], kind, false};
     }

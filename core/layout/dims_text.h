@@ -9,6 +9,6 @@ typedef struct tsr_dims_buffer {
 } tsr_dims_buffer;
 
 /* Returns buffer->text. `values` NULL: zeros. */
-const char *tsr_dims_text(tsr_dims_buffer *buffer, const uint64_t *values, uint32_t rank);
+const char *tsr_dims_text(tsr_dims_buffer *buffer, const uint64_t *values, uint32_t ndim);
 
 #endif

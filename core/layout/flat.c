@@ -35,57 +35,57 @@ tsr_span tsr_flat_layout_range(const tsr_flat_layout *flat, uint64_t index, uint
 }
 
 /* One box: `count` steps of dim d from coordinate `at`, whole behind it. */
-static void put_box(uint32_t rank, const uint64_t *shape, const uint64_t *at, uint32_t d, uint64_t count, uint32_t n,
+static void put_box(uint32_t ndim, const uint64_t *shape, const uint64_t *at, uint32_t d, uint64_t count, uint32_t n,
                     uint64_t *offsets, uint64_t *sizes)
 {
-    for (uint32_t k = 0; k < rank; k++) {
-        offsets[n * rank + k] = k <= d ? at[k] : 0;
-        sizes[n * rank + k] = k < d ? 1 : k == d ? count : shape[k];
+    for (uint32_t k = 0; k < ndim; k++) {
+        offsets[n * ndim + k] = k <= d ? at[k] : 0;
+        sizes[n * ndim + k] = k < d ? 1 : k == d ? count : shape[k];
     }
 }
 
-uint32_t tsr_range_boxes(uint32_t rank, const uint64_t *shape, tsr_span range, uint64_t *offsets, uint64_t *sizes)
+uint32_t tsr_range_boxes(uint32_t ndim, const uint64_t *shape, tsr_span range, uint64_t *offsets, uint64_t *sizes)
 {
-    uint64_t begin = range.offset, end = begin + range.size, steps[TSR_MAX_RANK], at[TSR_MAX_RANK];
+    uint64_t begin = range.offset, end = begin + range.size, steps[TSR_MAX_NDIM], at[TSR_MAX_NDIM];
     uint32_t n = 0;
-    for (uint32_t d = rank; d-- > 0;) steps[d] = d + 1 < rank ? steps[d + 1] * shape[d + 1] : 1;
-    if (rank == 0) return range.size ? 1 : 0;
+    for (uint32_t d = ndim; d-- > 0;) steps[d] = d + 1 < ndim ? steps[d + 1] * shape[d + 1] : 1;
+    if (ndim == 0) return range.size ? 1 : 0;
     /* Grow the step from single elements up to whole slabs, then shrink it again. */
     while (begin < end) {
-        uint32_t d = rank - 1;
+        uint32_t d = ndim - 1;
         while (d > 0 && begin % steps[d - 1] == 0 && end - begin >= steps[d - 1]) d--;
-        for (uint32_t k = 0; k < rank; k++) at[k] = begin / steps[k] % shape[k];
+        for (uint32_t k = 0; k < ndim; k++) at[k] = begin / steps[k] % shape[k];
         uint64_t count = (end - begin) / steps[d], left = shape[d] - at[d];
         if (count > left) count = left;
-        put_box(rank, shape, at, d, count, n++, offsets, sizes);
+        put_box(ndim, shape, at, d, count, n++, offsets, sizes);
         begin += count * steps[d];
     }
     return n;
 }
 
 /* The boxes of one rank's range, with the places where they begin in it. */
-static tsr_status range_shard(uint32_t rank, const uint64_t *shape, tsr_span range, tsr_arena *arena, tsr_shard *out,
+static tsr_status range_shard(uint32_t ndim, const uint64_t *shape, tsr_span range, tsr_arena *arena, tsr_shard *out,
                               tsr_error *err)
 {
-    uint64_t offsets[(2 * TSR_MAX_RANK - 1) * TSR_MAX_RANK], sizes[(2 * TSR_MAX_RANK - 1) * TSR_MAX_RANK], at = 0;
-    const uint32_t count = range.size ? tsr_range_boxes(rank, shape, range, offsets, sizes) : 0;
-    uint64_t *numbers = tsr_arena_array(arena, (3 * (size_t)count + 2) * rank + 1, sizeof *numbers, err);
+    uint64_t offsets[(2 * TSR_MAX_NDIM - 1) * TSR_MAX_NDIM], sizes[(2 * TSR_MAX_NDIM - 1) * TSR_MAX_NDIM], at = 0;
+    const uint32_t count = range.size ? tsr_range_boxes(ndim, shape, range, offsets, sizes) : 0;
+    uint64_t *numbers = tsr_arena_array(arena, (3 * (size_t)count + 2) * ndim + 1, sizeof *numbers, err);
     tsr_shard_box *boxes = tsr_arena_array(arena, count, sizeof *boxes, err);
     if (!numbers || !boxes) return TSR_E_NOMEM;
-    uint64_t *local_shape = numbers, *first = numbers + rank;
-    *out = (tsr_shard){rank, local_shape, first, boxes, count};
-    for (uint32_t d = 0; d < rank; d++) local_shape[d] = d ? 1 : range.size;
-    numbers += 2 * (size_t)rank;
-    for (uint32_t b = 0; b < count; b++, numbers += 3 * (size_t)rank) {
+    uint64_t *local_shape = numbers, *first = numbers + ndim;
+    *out = (tsr_shard){ndim, local_shape, first, boxes, count};
+    for (uint32_t d = 0; d < ndim; d++) local_shape[d] = d ? 1 : range.size;
+    numbers += 2 * (size_t)ndim;
+    for (uint32_t b = 0; b < count; b++, numbers += 3 * (size_t)ndim) {
         uint64_t elements;
-        boxes[b] = (tsr_shard_box){numbers, numbers + rank, numbers + 2 * rank};
-        if (rank) memcpy(numbers, offsets + b * rank, rank * sizeof *numbers);
-        if (rank) memcpy(numbers + rank, sizes + b * rank, rank * sizeof *numbers);
-        if (rank) numbers[2 * rank] = at;
-        tsr_box_volume((tsr_box){rank, NULL, sizes + b * rank}, &elements); /* fits: it is a part of the tensor */
+        boxes[b] = (tsr_shard_box){numbers, numbers + ndim, numbers + 2 * ndim};
+        if (ndim) memcpy(numbers, offsets + b * ndim, ndim * sizeof *numbers);
+        if (ndim) memcpy(numbers + ndim, sizes + b * ndim, ndim * sizeof *numbers);
+        if (ndim) numbers[2 * ndim] = at;
+        tsr_box_volume((tsr_box){ndim, NULL, sizes + b * ndim}, &elements); /* fits: it is a part of the tensor */
         at += elements;
     }
-    for (uint32_t d = 0; d < rank; d++) first[d] = count ? boxes[0].offsets[d] : shape[d];
+    for (uint32_t d = 0; d < ndim; d++) first[d] = count ? boxes[0].offsets[d] : shape[d];
     return TSR_OK;
 }
 
@@ -93,8 +93,8 @@ tsr_status tsr_layout_flat(const tsr_flat_layout *flat, uint64_t index, tsr_shap
                            tsr_error *err)
 {
     tsr_shard *shards = tsr_arena_array(arena, flat->ranks, sizeof *shards, err);
-    TSR_FAIL_IF(shape.ndim > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "a parameter of %u dimensions; at most %u are supported",
-                shape.ndim, TSR_MAX_RANK);
+    TSR_FAIL_IF(shape.ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "a parameter of %u dimensions; at most %u are supported", shape.ndim, TSR_MAX_NDIM);
     if (!shards) return TSR_E_NOMEM;
     for (uint64_t r = 0; r < flat->ranks; r++)
         TSR_TRY(range_shard(shape.ndim, shape.sizes, tsr_flat_layout_range(flat, index, r), arena, &shards[r], err));
@@ -103,9 +103,9 @@ tsr_status tsr_layout_flat(const tsr_flat_layout *flat, uint64_t index, tsr_shap
     return TSR_OK;
 }
 
-uint32_t tsr_flat_split(uint32_t rank, const uint64_t *box_sizes, const uint64_t *sizes, uint64_t *runs)
+uint32_t tsr_flat_split(uint32_t ndim, const uint64_t *box_sizes, const uint64_t *sizes, uint64_t *runs)
 {
-    uint32_t split = rank ? rank - 1 : 0;
+    uint32_t split = ndim ? ndim - 1 : 0;
     while (split > 0 && sizes[split] == box_sizes[split]) split--;
     *runs = 1;
     for (uint32_t d = 0; d < split; d++) *runs *= sizes[d];

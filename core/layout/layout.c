@@ -6,13 +6,13 @@
 #include "layout/shard.h"
 
 /* The mesh dims that cut tensor dim `dim`, and how many positions they make. */
-static void find_cuts(const tsr_mesh *mesh, const tsr_placement *placements, uint32_t rank, uint32_t dim,
+static void find_cuts(const tsr_mesh *mesh, const tsr_placement *placements, uint32_t ndim, uint32_t dim,
                       tsr_dim_layout *out)
 {
     out->positions = 1;
     for (uint32_t i = 0; i < mesh->dim_count; i++) {
         uint32_t d;
-        if (!tsr_placement_dim(&placements[i], rank, &d) || d != dim) continue;
+        if (!tsr_placement_dim(&placements[i], ndim, &d) || d != dim) continue;
         out->mesh_dims[out->cut_count++] = i;
         out->positions *= mesh->shape[i];
     }
@@ -76,7 +76,7 @@ static void find_copies(const tsr_mesh *mesh, const tsr_placement *placements, t
     out->copies = 1;
     for (uint32_t i = 0; i < mesh->dim_count; i++) {
         uint32_t d;
-        if (tsr_placement_dim(&placements[i], out->rank, &d)) continue;
+        if (tsr_placement_dim(&placements[i], out->ndim, &d)) continue;
         out->copy_dims[out->copy_dim_count++] = i;
         out->copies *= mesh->shape[i];
     }
@@ -87,7 +87,8 @@ tsr_status tsr_layout_over_mesh(const tsr_sharding *how, tsr_shape shape, tsr_ar
     TSR_TRY(tsr_placements_check(how->mesh, how->placements, shape.ndim, err));
     tsr_dim_layout *dims = tsr_arena_array(arena, shape.ndim, sizeof *dims, err);
     if (!dims) return TSR_E_NOMEM;
-    *out = (tsr_layout){.rank = shape.ndim, .shape = shape.sizes, .ranks = tsr_mesh_ranks(how->mesh), .mesh = how->mesh, .dims = dims};
+    *out = (tsr_layout){
+        .ndim = shape.ndim, .shape = shape.sizes, .ranks = tsr_mesh_ranks(how->mesh), .mesh = how->mesh, .dims = dims};
     find_copies(how->mesh, how->placements, out);
     for (uint32_t d = 0; d < shape.ndim; d++) {
         TSR_TRY(make_dim(how, shape, d, arena, &dims[d], err));
@@ -95,9 +96,9 @@ tsr_status tsr_layout_over_mesh(const tsr_sharding *how, tsr_shape shape, tsr_ar
     return TSR_OK;
 }
 
-tsr_layout tsr_layout_explicit(uint64_t ranks, const tsr_shard *shards, uint32_t rank, const uint64_t *shape)
+tsr_layout tsr_layout_explicit(uint64_t ranks, const tsr_shard *shards, uint32_t ndim, const uint64_t *shape)
 {
-    return (tsr_layout){.rank = rank, .shape = shape, .ranks = ranks, .copies = 1, .shards = shards};
+    return (tsr_layout){.ndim = ndim, .shape = shape, .ranks = ranks, .copies = 1, .shards = shards};
 }
 
 /* The runs of `holder` along dim d. */
@@ -117,16 +118,16 @@ static const tsr_span *runs_of(const tsr_layout *layout, const uint64_t *coordin
 tsr_status tsr_layout_shard(const tsr_layout *layout, uint64_t holder, tsr_arena *arena, tsr_shard *out, tsr_error *err)
 {
     uint64_t coordinate[TSR_MESH_MAX_DIMS];
-    tsr_run_list lists[TSR_MAX_RANK];
+    tsr_run_list lists[TSR_MAX_NDIM];
     if (layout->shards) {
         *out = layout->shards[holder];
         return TSR_OK;
     }
     tsr_mesh_coordinate(layout->mesh, holder, coordinate);
-    for (uint32_t d = 0; d < layout->rank; d++) {
+    for (uint32_t d = 0; d < layout->ndim; d++) {
         lists[d].runs = runs_of(layout, coordinate, d, &lists[d].count, &lists[d].local);
     }
-    return tsr_shard_from_runs(layout->rank, layout->shape, lists, arena, out, err);
+    return tsr_shard_from_runs(layout->ndim, layout->shape, lists, arena, out, err);
 }
 
 uint64_t tsr_layout_elements(const tsr_layout *layout, uint64_t holder)
@@ -134,11 +135,11 @@ uint64_t tsr_layout_elements(const tsr_layout *layout, uint64_t holder)
     uint64_t coordinate[TSR_MESH_MAX_DIMS], elements = 1;
     if (layout->shards) {
         const tsr_shard *shard = &layout->shards[holder];
-        for (uint32_t d = 0; d < layout->rank; d++) elements *= shard->local_shape[d];
+        for (uint32_t d = 0; d < layout->ndim; d++) elements *= shard->local_shape[d];
         return elements;
     }
     tsr_mesh_coordinate(layout->mesh, holder, coordinate);
-    for (uint32_t d = 0; d < layout->rank; d++) {
+    for (uint32_t d = 0; d < layout->ndim; d++) {
         const uint64_t *local;
         uint64_t count;
         const tsr_span *runs = runs_of(layout, coordinate, d, &count, &local);

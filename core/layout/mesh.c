@@ -30,11 +30,11 @@ uint64_t tsr_mesh_rank_at(const tsr_mesh *mesh, const uint64_t *coordinate)
     return rank;
 }
 
-bool tsr_placement_dim(const tsr_placement *placement, uint32_t rank, uint32_t *dim)
+bool tsr_placement_dim(const tsr_placement *placement, uint32_t ndim, uint32_t *dim)
 {
     if (placement->kind != TSR_SHARD && placement->kind != TSR_STRIDED_SHARD) return false;
-    int64_t d = placement->dim < 0 ? (int64_t)rank + placement->dim : placement->dim;
-    if (d < 0 || d >= (int64_t)rank) return false;
+    int64_t d = placement->dim < 0 ? (int64_t)ndim + placement->dim : placement->dim;
+    if (d < 0 || d >= (int64_t)ndim) return false;
     *dim = (uint32_t)d;
     return true;
 }
@@ -103,14 +103,14 @@ typedef struct cut_order {
     uint64_t split_factors[TSR_MESH_MAX_DIMS];
 } cut_order;
 
-static cut_order order_cuts(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t rank,
+static cut_order order_cuts(const tsr_mesh *mesh, const tsr_placement *placements, tsr_strided strided, uint32_t ndim,
                             uint32_t dim)
 {
     cut_order order = {0};
     uint64_t parts = 1; /* that the later mesh dims make */
     for (uint32_t i = mesh->dim_count; i-- > 0;) {
         uint32_t d;
-        if (!tsr_placement_dim(&placements[i], rank, &d) || d != dim) continue;
+        if (!tsr_placement_dim(&placements[i], ndim, &d) || d != dim) continue;
         bool is_strided = placements[i].kind == TSR_STRIDED_SHARD;
         bool after = strided == TSR_STRIDED_FSDP && is_strided && placements[i].split_factor == parts;
         uint32_t at = after ? order.count : 0;

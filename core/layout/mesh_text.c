@@ -139,7 +139,7 @@ static tsr_status read_placement(reader *r, tsr_placement *out)
                 TSR_STR_ARG(name), begin, TSR_STR_ARG(r->text));
     TSR_TRY(expect(r, '('));
     bool negative = take(r, '-');
-    TSR_TRY(read_number(r, TSR_MAX_RANK, &dim));
+    TSR_TRY(read_number(r, TSR_MAX_NDIM, &dim));
     *out = (tsr_placement){strided ? TSR_STRIDED_SHARD : TSR_SHARD, negative ? -(int32_t)dim : (int32_t)dim, 0};
     if (strided) {
         TSR_TRY(expect(r, ','));

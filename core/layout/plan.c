@@ -22,18 +22,18 @@ typedef struct maker {
 /* float4 counted in halves, as pairs: shape and chunks of the copy have half the last dim. */
 static tsr_status pack_entry(const tsr_entry *entry, tsr_arena *arena, const tsr_entry **out, tsr_error *err)
 {
-    uint32_t rank = entry->rank, last = rank - 1;
+    uint32_t ndim = entry->ndim, last = ndim - 1;
     tsr_entry *copy = TSR_ARENA_NEW(arena, tsr_entry, err);
-    uint64_t *numbers = copy ? tsr_arena_array(arena, 2 * entry->chunk_count + 1, rank * sizeof *numbers, err) : NULL;
+    uint64_t *numbers = copy ? tsr_arena_array(arena, 2 * entry->chunk_count + 1, ndim * sizeof *numbers, err) : NULL;
     tsr_chunk *chunks = numbers ? tsr_arena_array(arena, entry->chunk_count, sizeof *chunks, err) : NULL;
     if (!chunks) return TSR_E_NOMEM;
     *copy = *entry;
-    memcpy(numbers, entry->shape, rank * sizeof *numbers);
+    memcpy(numbers, entry->shape, ndim * sizeof *numbers);
     bool even = tsr_dtype_pack(&copy->dtype, &numbers[last]);
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
-        uint64_t *offsets = numbers + (2 * i + 1) * rank, *sizes = offsets + rank;
-        memcpy(offsets, entry->chunks[i].offsets, rank * sizeof *offsets);
-        memcpy(sizes, entry->chunks[i].sizes, rank * sizeof *sizes);
+        uint64_t *offsets = numbers + (2 * i + 1) * ndim, *sizes = offsets + ndim;
+        memcpy(offsets, entry->chunks[i].offsets, ndim * sizeof *offsets);
+        memcpy(sizes, entry->chunks[i].sizes, ndim * sizeof *sizes);
         even = even && offsets[last] % 2 == 0 && sizes[last] % 2 == 0;
         offsets[last] /= 2;
         sizes[last] /= 2;
@@ -63,12 +63,12 @@ static tsr_status find_layout(maker *m, const tsr_entry *entry, const tsr_placem
 {
     tsr_arena *arena = m->plan->arena;
     const tsr_mesh *mesh = &m->plan->target->mesh;
-    size_t head = mesh->dim_count * sizeof *placements, size = head + entry->rank * sizeof *entry->shape;
-    char key[TSR_MESH_MAX_DIMS * sizeof *placements + TSR_MAX_RANK * sizeof *entry->shape];
+    size_t head = mesh->dim_count * sizeof *placements, size = head + entry->ndim * sizeof *entry->shape;
+    char key[TSR_MESH_MAX_DIMS * sizeof *placements + TSR_MAX_NDIM * sizeof *entry->shape];
     uint32_t *existing;
     bool inserted;
     memcpy(key, placements, head);
-    if (entry->rank) memcpy(key + head, entry->shape, size - head);
+    if (entry->ndim) memcpy(key + head, entry->shape, size - head);
     *number = tsr_map_get(m->layouts, (tsr_str){key, size}, UINT32_MAX);
     if (*number != UINT32_MAX) return TSR_OK;
     *number = (uint32_t)m->layout_list.count;
@@ -77,14 +77,14 @@ static tsr_status find_layout(maker *m, const tsr_entry *entry, const tsr_placem
     if (!slot) return TSR_E_NOMEM;
     *slot = layout;
     return tsr_layout_over_mesh(&(tsr_sharding){mesh, placements, m->plan->target->strided},
-                                (tsr_shape){entry->rank, entry->shape}, arena, layout, err);
+                                (tsr_shape){entry->ndim, entry->shape}, arena, layout, err);
 }
 
 /* A layout that the caller gave. */
 static tsr_status take_layout(maker *m, const tsr_entry *entry, const tsr_layout *layout, uint32_t *number, tsr_error *err)
 {
-    tsr_box shape = {entry->rank, NULL, entry->shape};
-    bool fits = layout->ranks == m->plan->ranks && tsr_box_equal(shape, (tsr_box){layout->rank, NULL, layout->shape});
+    tsr_box shape = {entry->ndim, NULL, entry->shape};
+    bool fits = layout->ranks == m->plan->ranks && tsr_box_equal(shape, (tsr_box){layout->ndim, NULL, layout->shape});
     TSR_FAIL_IF(!fits, err, TSR_E_USAGE, TSR_NO_POSITION,
                 "the layout given for '%.*s' has a different shape or number of ranks", TSR_STR_ARG(entry->fqn));
     const tsr_layout **slot = tsr_vec_push(&m->layout_list, err);
@@ -114,7 +114,7 @@ static tsr_status choose_layout(maker *m, const tsr_plan_options *options, tsr_p
 static uint64_t hash_boxes(const tsr_entry *entry)
 {
     uint64_t hash = entry->chunk_count;
-    size_t size = entry->rank * sizeof(uint64_t);
+    size_t size = entry->ndim * sizeof(uint64_t);
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         hash = tsr_hash_bytes(entry->chunks[i].offsets, size, hash);
         hash = tsr_hash_bytes(entry->chunks[i].sizes, size, hash);
@@ -124,10 +124,10 @@ static uint64_t hash_boxes(const tsr_entry *entry)
 
 static bool same_boxes(const tsr_entry *a, const tsr_entry *b)
 {
-    if (a->rank != b->rank || a->chunk_count != b->chunk_count) return false;
+    if (a->ndim != b->ndim || a->chunk_count != b->chunk_count) return false;
     for (uint64_t i = 0; i < a->chunk_count; i++) {
-        tsr_box box_a = {a->rank, a->chunks[i].offsets, a->chunks[i].sizes};
-        if (!tsr_box_equal(box_a, (tsr_box){a->rank, b->chunks[i].offsets, b->chunks[i].sizes})) return false;
+        tsr_box box_a = {a->ndim, a->chunks[i].offsets, a->chunks[i].sizes};
+        if (!tsr_box_equal(box_a, (tsr_box){a->ndim, b->chunks[i].offsets, b->chunks[i].sizes})) return false;
     }
     return true;
 }
@@ -136,14 +136,14 @@ static tsr_status check_class(const maker *m, const tsr_plan_class *c, tsr_error
 {
     const tsr_entry *entry = c->sample;
     tsr_tiling tiling;
-    TSR_TRY(tsr_tiling_check(m->plan->host->allocator, (tsr_shape){entry->rank, entry->shape}, entry->chunks,
+    TSR_TRY(tsr_tiling_check(m->plan->host->allocator, (tsr_shape){entry->ndim, entry->shape}, entry->chunks,
                              entry->chunk_count, &tiling, err));
     TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "the chunks of '%.*s' do not tile it (%llu elements are not covered%s); tessera validate shows where",
                 TSR_STR_ARG(entry->fqn), (unsigned long long)tiling.missing,
                 tiling.overlap[0] != TSR_NO_CHUNK ? ", some are covered several times" : "");
     bool cut = c->layout->dims == NULL;
-    for (uint32_t d = 0; d < entry->rank && !cut; d++) cut = c->layout->dims[d].positions > 1;
+    for (uint32_t d = 0; d < entry->ndim && !cut; d++) cut = c->layout->dims[d].positions > 1;
     TSR_FAIL_IF(cut && tsr_dtype_size(entry->dtype) == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "'%.*s' is %s, whose elements are not byte-aligned, so it cannot be split", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
@@ -160,7 +160,7 @@ static tsr_status add_class(maker *m, const tsr_entry *entry, const placing *pla
     c->holders = place->holders;
     TSR_TRY(check_class(m, c, err));
     tsr_entry_elements(entry, &c->elements); /* fits: the tiling was checked */
-    return tsr_chunk_index_build(entry->rank, entry->chunks, entry->chunk_count, m->plan->arena, &c->index, err);
+    return tsr_chunk_index_build(entry->ndim, entry->chunks, entry->chunk_count, m->plan->arena, &c->index, err);
 }
 
 /* The class of a tensor. Boxes whose hash another class has already, but which differ, make a class of their own. */
@@ -196,10 +196,10 @@ static tsr_status add_tensor(maker *m, const tsr_entry *entry, const tsr_plan_op
     tsr_plan *plan = m->plan;
     placing place;
     tsr_plan_tensor tensor = {.entry = entry, .packed = entry};
-    TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "'%.*s' has %u dimensions; at most %u are supported", TSR_STR_ARG(entry->fqn), entry->rank, TSR_MAX_RANK);
+    TSR_FAIL_IF(entry->ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "'%.*s' has %u dimensions; at most %u are supported", TSR_STR_ARG(entry->fqn), entry->ndim, TSR_MAX_NDIM);
     TSR_TRY(count_bytes(plan, entry, err));
-    if (entry->dtype == TSR_FLOAT4_E2M1FN && entry->rank) TSR_TRY(pack_entry(entry, plan->arena, &tensor.packed, err));
+    if (entry->dtype == TSR_FLOAT4_E2M1FN && entry->ndim) TSR_TRY(pack_entry(entry, plan->arena, &tensor.packed, err));
     TSR_TRY(choose_layout(m, options, &tensor, &place, err));
     TSR_TRY(find_class(m, tensor.packed, &place, &tensor.class_number, err));
     TSR_TRY(tsr_sources_choose(&m->loads, entry, plan->arena, &tensor.sources, err));

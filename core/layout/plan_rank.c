@@ -26,16 +26,16 @@ typedef struct piece_list {
 static tsr_status add_piece(const tsr_plan_class *c, uint64_t chunk, const tsr_shard_box *box, const uint64_t *offsets,
                             const uint64_t *sizes, tsr_vec *pieces, tsr_arena *arena, tsr_error *err)
 {
-    uint32_t rank = c->sample->rank;
-    uint64_t *numbers = tsr_arena_array(arena, rank, 4 * sizeof *numbers, err);
+    uint32_t ndim = c->sample->ndim;
+    uint64_t *numbers = tsr_arena_array(arena, ndim, 4 * sizeof *numbers, err);
     piece *p = numbers ? tsr_vec_push(pieces, err) : NULL;
     if (!p) return TSR_E_NOMEM;
-    *p = (piece){chunk, numbers, numbers + rank, numbers + 2 * rank, numbers + 3 * rank};
-    for (uint32_t d = 0; d < rank; d++) {
+    *p = (piece){chunk, numbers, numbers + ndim, numbers + 2 * ndim, numbers + 3 * ndim};
+    for (uint32_t d = 0; d < ndim; d++) {
         numbers[d] = offsets[d];
-        numbers[rank + d] = box->local_offsets[d] + (offsets[d] - box->offsets[d]);
-        numbers[2 * rank + d] = offsets[d] - c->sample->chunks[chunk].offsets[d];
-        numbers[3 * rank + d] = sizes[d];
+        numbers[ndim + d] = box->local_offsets[d] + (offsets[d] - box->offsets[d]);
+        numbers[2 * ndim + d] = offsets[d] - c->sample->chunks[chunk].offsets[d];
+        numbers[3 * ndim + d] = sizes[d];
     }
     return TSR_OK;
 }
@@ -44,11 +44,11 @@ static tsr_status add_piece(const tsr_plan_class *c, uint64_t chunk, const tsr_s
 static tsr_status add_flat_pieces(const tsr_plan_class *c, uint64_t chunk, const tsr_shard_box *box, const uint64_t *offsets,
                                   const uint64_t *sizes, tsr_vec *pieces, tsr_arena *arena, tsr_error *err)
 {
-    uint64_t runs, at[TSR_MAX_RANK] = {0}, inner[TSR_MAX_RANK] = {0}, place[TSR_MAX_RANK];
-    const uint32_t rank = c->sample->rank, split = tsr_flat_split(rank, box->sizes, sizes, &runs);
+    uint64_t runs, at[TSR_MAX_NDIM] = {0}, inner[TSR_MAX_NDIM] = {0}, place[TSR_MAX_NDIM];
+    const uint32_t ndim = c->sample->ndim, split = tsr_flat_split(ndim, box->sizes, sizes, &runs);
     for (uint64_t run = 0; run < runs; run++) {
         uint64_t left = run;
-        for (uint32_t d = rank; d-- > 0;) {
+        for (uint32_t d = ndim; d-- > 0;) {
             inner[d] = d < split ? 1 : sizes[d];
             at[d] = offsets[d] + (d < split ? left % sizes[d] : 0);
             if (d < split) left /= sizes[d];
@@ -57,8 +57,8 @@ static tsr_status add_flat_pieces(const tsr_plan_class *c, uint64_t chunk, const
         TSR_TRY(add_piece(c, chunk, box, at, inner, pieces, arena, err));
         const piece *p = (const piece *)pieces->items + pieces->count - 1;
         uint64_t *dest = (uint64_t *)(uintptr_t)p->dest_offsets;
-        for (uint32_t d = 0; d < rank; d++) dest[d] = 0;
-        if (rank) dest[0] = box->local_offsets[0] + tsr_box_index((tsr_box){rank, NULL, box->sizes}, place);
+        for (uint32_t d = 0; d < ndim; d++) dest[d] = 0;
+        if (ndim) dest[0] = box->local_offsets[0] + tsr_box_index((tsr_box){ndim, NULL, box->sizes}, place);
     }
     return TSR_OK;
 }
@@ -68,12 +68,12 @@ static tsr_status make_pieces(const tsr_plan_class *c, uint64_t holder, tsr_vec 
 {
     tsr_shard shard;
     tsr_chunk_query query;
-    uint64_t chunk, offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
+    uint64_t chunk, offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
     scratch->count = 0;
     TSR_TRY(tsr_layout_shard(c->layout, holder, arena, &shard, err));
     for (uint64_t b = 0; b < shard.box_count; b++) {
         const tsr_shard_box *box = &shard.boxes[b];
-        tsr_chunk_query_start(&query, &c->index, (tsr_box){shard.rank, box->offsets, box->sizes});
+        tsr_chunk_query_start(&query, &c->index, (tsr_box){shard.ndim, box->offsets, box->sizes});
         while (tsr_chunk_query_next(&query, &chunk, offsets, sizes)) {
             TSR_TRY((c->layout->flat ? add_flat_pieces : add_piece)(c, chunk, box, offsets, sizes, scratch, arena, err));
         }
@@ -92,7 +92,7 @@ static int compare_items(const void *left, const void *right)
     if (a->chunk->file != b->chunk->file) return a->chunk->file < b->chunk->file ? -1 : 1;
     if (a->chunk->byte_offset != b->chunk->byte_offset) return a->chunk->byte_offset < b->chunk->byte_offset ? -1 : 1;
     if (a->tensor != b->tensor) return a->tensor < b->tensor ? -1 : 1;
-    for (uint32_t d = 0; d < a->entry->rank; d++) { /* pieces of one chunk, or of chunks of a missing file */
+    for (uint32_t d = 0; d < a->entry->ndim; d++) { /* pieces of one chunk, or of chunks of a missing file */
         if (a->offsets[d] != b->offsets[d]) return a->offsets[d] < b->offsets[d] ? -1 : 1;
     }
     return 0;

@@ -25,12 +25,12 @@ tsr_byte_range tsr_read_item_bytes(const tsr_plan *plan, const tsr_read_item *it
     const tsr_plan_tensor *tensor = &tsr_plan_tensors(plan)[item->tensor];
     const tsr_chunk *chunk = item->chunk;
     tsr_byte_range whole = {chunk->file, chunk->byte_offset, chunk->byte_length};
-    uint32_t size = tsr_dtype_size(tensor->packed->dtype), rank = item->entry->rank;
+    uint32_t size = tsr_dtype_size(tensor->packed->dtype), ndim = item->entry->ndim;
     uint64_t begin, first = 0, last = 0;
     if (size == 0 || !first_byte(plan, chunk, &begin)) return whole;
-    for (uint32_t d = 0; d < rank; d++) {
+    for (uint32_t d = 0; d < ndim; d++) {
         uint64_t chunk_size = chunk->sizes[d];
-        if (tensor->packed != tensor->entry && d + 1 == rank) chunk_size /= 2; /* float4 in halves */
+        if (tensor->packed != tensor->entry && d + 1 == ndim) chunk_size /= 2; /* float4 in halves */
         first = first * chunk_size + item->storage_offsets[d];
         last = last * chunk_size + item->storage_offsets[d] + item->lengths[d] - 1;
     }

@@ -8,14 +8,14 @@
 #include "tessera/sys/alloc.h"
 
 typedef struct copy {
-    uint32_t rank;
+    uint32_t ndim;
     const tsr_chunk *chunk;
     uint64_t number; /* of the chunk, or of the replica behind all chunks */
 } copy;
 
 static int compare_boxes(const copy *a, const copy *b)
 {
-    for (uint32_t d = 0; d < a->rank; d++) {
+    for (uint32_t d = 0; d < a->ndim; d++) {
         const tsr_chunk *x = a->chunk, *y = b->chunk;
         if (x->offsets[d] != y->offsets[d]) return x->offsets[d] < y->offsets[d] ? -1 : 1;
         if (x->sizes[d] != y->sizes[d]) return x->sizes[d] < y->sizes[d] ? -1 : 1;
@@ -77,11 +77,11 @@ tsr_status tsr_sources_choose(tsr_source_loads *loads, const tsr_entry *entry, t
     copy *copies = chosen ? tsr_alloc(allocator, count, sizeof *copies, err) : NULL;
     if (!copies) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
-        copies[i] = (copy){entry->rank, &entry->chunks[i], i};
+        copies[i] = (copy){entry->ndim, &entry->chunks[i], i};
         chosen[i] = &entry->chunks[i];
     }
     for (uint64_t i = entry->chunk_count; i < count; i++) {
-        copies[i] = (copy){entry->rank, &entry->replicas[i - entry->chunk_count], i};
+        copies[i] = (copy){entry->ndim, &entry->replicas[i - entry->chunk_count], i};
     }
     qsort(copies, count, sizeof *copies, compare_copies);
     tsr_status status = choose(loads, copies, count, entry->chunk_count, chosen, err);

@@ -20,32 +20,32 @@ typedef struct class_reads {
 } class_reads;
 
 /* Elements from the first to the last of a box inside its chunk. */
-static uint64_t span_of(const tsr_chunk *chunk, uint32_t rank, const uint64_t *offsets, const uint64_t *sizes)
+static uint64_t span_of(const tsr_chunk *chunk, uint32_t ndim, const uint64_t *offsets, const uint64_t *sizes)
 {
-    tsr_box box = {rank, chunk->offsets, chunk->sizes};
-    uint64_t last[TSR_MAX_RANK];
-    for (uint32_t d = 0; d < rank; d++) last[d] = offsets[d] + sizes[d] - 1;
+    tsr_box box = {ndim, chunk->offsets, chunk->sizes};
+    uint64_t last[TSR_MAX_NDIM];
+    for (uint32_t d = 0; d < ndim; d++) last[d] = offsets[d] + sizes[d] - 1;
     return tsr_box_index(box, last) - tsr_box_index(box, offsets) + 1;
 }
 
 static void count_box(const tsr_plan_class *c, const tsr_shard_box *box, class_reads *reads)
 {
     tsr_chunk_query query;
-    uint64_t chunk, offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK], elements;
-    uint32_t rank = c->sample->rank;
-    tsr_chunk_query_start(&query, &c->index, (tsr_box){rank, box->offsets, box->sizes});
+    uint64_t chunk, offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], elements;
+    uint32_t ndim = c->sample->ndim;
+    tsr_chunk_query_start(&query, &c->index, (tsr_box){ndim, box->offsets, box->sizes});
     while (tsr_chunk_query_next(&query, &chunk, offsets, sizes)) {
         uint64_t runs = 1;
-        tsr_box_volume((tsr_box){rank, NULL, sizes}, &elements);
+        tsr_box_volume((tsr_box){ndim, NULL, sizes}, &elements);
         if (c->layout->flat) {
-            const uint32_t split = tsr_flat_split(rank, box->sizes, sizes, &runs);
+            const uint32_t split = tsr_flat_split(ndim, box->sizes, sizes, &runs);
             for (uint32_t d = 0; d < split; d++) sizes[d] = 1;
         }
         reads->by_chunk[chunk].items += runs;
         reads->by_chunk[chunk].elements += elements;
         reads->items += runs;
         reads->elements += elements;
-        reads->span_elements += runs * span_of(&c->sample->chunks[chunk], rank, offsets, sizes);
+        reads->span_elements += runs * span_of(&c->sample->chunks[chunk], ndim, offsets, sizes);
         if (elements / runs > reads->largest) reads->largest = elements / runs;
     }
 }

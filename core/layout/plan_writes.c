@@ -141,9 +141,9 @@ static tsr_status write_empty(writing *w, uint64_t until, tsr_error *err)
 {
     for (; w->next < until; w->next++) {
         const tsr_plan_class *c = &tsr_plan_classes(w->plan)[tsr_plan_tensors(w->plan)[w->next].class_number];
-        const uint64_t zeros[TSR_MAX_RANK] = {0};
+        const uint64_t zeros[TSR_MAX_NDIM] = {0};
         const tsr_shard_box whole = {zeros, c->sample->shape, zeros};
-        const tsr_shard shard = {c->sample->rank, c->sample->shape, zeros, &whole, 1};
+        const tsr_shard shard = {c->sample->ndim, c->sample->shape, zeros, &whole, 1};
         if (c->elements == 0) TSR_TRY(w->each(w->ctx, w->next, first_holder(c), &shard, err));
     }
     return TSR_OK;

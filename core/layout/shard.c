@@ -9,16 +9,16 @@
 
 #define MOST_BOXES (UINT64_C(1) << 24)
 
-tsr_status tsr_placements_check(const tsr_mesh *mesh, const tsr_placement *placements, uint32_t rank, tsr_error *err)
+tsr_status tsr_placements_check(const tsr_mesh *mesh, const tsr_placement *placements, uint32_t ndim, tsr_error *err)
 {
-    TSR_FAIL_IF(rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions; at most %u are supported", rank,
-                TSR_MAX_RANK);
+    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions; at most %u are supported", ndim,
+                TSR_MAX_NDIM);
     for (uint32_t i = 0; i < mesh->dim_count; i++) {
         const tsr_placement *p = &placements[i];
         uint32_t dim;
         bool cuts = p->kind == TSR_SHARD || p->kind == TSR_STRIDED_SHARD;
-        TSR_FAIL_IF(cuts && !tsr_placement_dim(p, rank, &dim), err, TSR_E_USAGE, TSR_NO_POSITION,
-                    "placement %u splits dim %d, but the tensor has %u dims", i, (int)p->dim, rank);
+        TSR_FAIL_IF(cuts && !tsr_placement_dim(p, ndim, &dim), err, TSR_E_USAGE, TSR_NO_POSITION,
+                    "placement %u splits dim %d, but the tensor has %u dims", i, (int)p->dim, ndim);
         bool bad_factor = p->split_factor == 0 || p->split_factor > TSR_SPLIT_FACTOR_MAX;
         TSR_FAIL_IF(p->kind == TSR_STRIDED_SHARD && bad_factor, err, TSR_E_USAGE, TSR_NO_POSITION,
                     "placement %u has split factor %llu; expected 1 to %llu", i, (unsigned long long)p->split_factor,
@@ -28,11 +28,11 @@ tsr_status tsr_placements_check(const tsr_mesh *mesh, const tsr_placement *place
 }
 
 /* Local shape and global offsets; the number of boxes. */
-static tsr_status measure(uint32_t rank, const uint64_t *shape, const tsr_run_list *lists, uint64_t *local_shape,
+static tsr_status measure(uint32_t ndim, const uint64_t *shape, const tsr_run_list *lists, uint64_t *local_shape,
                           uint64_t *global_offsets, uint64_t *box_count, tsr_error *err)
 {
     *box_count = 1;
-    for (uint32_t d = 0; d < rank; d++) {
+    for (uint32_t d = 0; d < ndim; d++) {
         uint64_t count = lists[d].count;
         local_shape[d] = count ? lists[d].local[count - 1] + lists[d].runs[count - 1].size : 0;
         global_offsets[d] = count ? lists[d].runs[0].offset : shape[d];
@@ -43,43 +43,43 @@ static tsr_status measure(uint32_t rank, const uint64_t *shape, const tsr_run_li
     return TSR_OK;
 }
 
-static void fill_boxes(uint32_t rank, const tsr_run_list *lists, uint64_t box_count, tsr_shard_box *boxes, uint64_t *numbers)
+static void fill_boxes(uint32_t ndim, const tsr_run_list *lists, uint64_t box_count, tsr_shard_box *boxes, uint64_t *numbers)
 {
-    uint64_t at[TSR_MAX_RANK] = {0};
+    uint64_t at[TSR_MAX_NDIM] = {0};
     for (uint64_t b = 0; b < box_count; b++) {
-        uint64_t *offsets = numbers + b * 3 * rank, *sizes = offsets + rank, *local_offsets = sizes + rank;
-        for (uint32_t d = 0; d < rank; d++) {
+        uint64_t *offsets = numbers + b * 3 * ndim, *sizes = offsets + ndim, *local_offsets = sizes + ndim;
+        for (uint32_t d = 0; d < ndim; d++) {
             offsets[d] = lists[d].runs[at[d]].offset;
             sizes[d] = lists[d].runs[at[d]].size;
             local_offsets[d] = lists[d].local[at[d]];
         }
         boxes[b] = (tsr_shard_box){offsets, sizes, local_offsets};
-        for (uint32_t d = rank; d-- > 0;) {
+        for (uint32_t d = ndim; d-- > 0;) {
             if (++at[d] < lists[d].count) break;
             at[d] = 0;
         }
     }
 }
 
-tsr_status tsr_shard_from_runs(uint32_t rank, const uint64_t *shape, const tsr_run_list *lists, tsr_arena *arena,
+tsr_status tsr_shard_from_runs(uint32_t ndim, const uint64_t *shape, const tsr_run_list *lists, tsr_arena *arena,
                                tsr_shard *out, tsr_error *err)
 {
-    uint64_t *local_shape = tsr_arena_array(arena, rank, 2 * sizeof *local_shape, err), box_count;
+    uint64_t *local_shape = tsr_arena_array(arena, ndim, 2 * sizeof *local_shape, err), box_count;
     if (!local_shape) return TSR_E_NOMEM;
-    uint64_t *global_offsets = local_shape + rank;
-    TSR_TRY(measure(rank, shape, lists, local_shape, global_offsets, &box_count, err));
+    uint64_t *global_offsets = local_shape + ndim;
+    TSR_TRY(measure(ndim, shape, lists, local_shape, global_offsets, &box_count, err));
     tsr_shard_box *boxes = tsr_arena_array(arena, box_count, sizeof *boxes, err);
-    uint64_t *numbers = boxes ? tsr_arena_array(arena, box_count, 3 * sizeof(uint64_t) * rank, err) : NULL;
+    uint64_t *numbers = boxes ? tsr_arena_array(arena, box_count, 3 * sizeof(uint64_t) * ndim, err) : NULL;
     if (!numbers) return TSR_E_NOMEM;
-    fill_boxes(rank, lists, box_count, boxes, numbers);
-    *out = (tsr_shard){rank, local_shape, global_offsets, boxes, box_count};
+    fill_boxes(ndim, lists, box_count, boxes, numbers);
+    *out = (tsr_shard){ndim, local_shape, global_offsets, boxes, box_count};
     return TSR_OK;
 }
 
 tsr_status tsr_mesh_shard(const tsr_sharding *how, tsr_shape shape, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out,
                           tsr_error *err)
 {
-    tsr_run_list lists[TSR_MAX_RANK];
+    tsr_run_list lists[TSR_MAX_NDIM];
     uint64_t coordinate[TSR_MESH_MAX_DIMS];
     TSR_TRY(tsr_placements_check(how->mesh, how->placements, shape.ndim, err));
     tsr_mesh_coordinate(how->mesh, mesh_rank, coordinate);

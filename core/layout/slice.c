@@ -85,7 +85,7 @@ static size_t count_parts(tsr_str inside)
 /* Dims that no part is for: they stay whole. */
 static void keep_whole(tsr_slice *out, uint32_t *dim, uint32_t end, const uint64_t *shape)
 {
-    for (; *dim < end; ++*dim) out->sizes[*dim] = out->shape[out->rank++] = shape[*dim];
+    for (; *dim < end; ++*dim) out->sizes[*dim] = out->shape[out->ndim++] = shape[*dim];
 }
 
 static tsr_status parse_parts(tsr_str inside, tsr_box tensor, tsr_slice *out, tsr_error *err)
@@ -100,23 +100,24 @@ static tsr_status parse_parts(tsr_str inside, tsr_box tensor, tsr_slice *out, ts
         at = end + 1;
         if (tsr_str_equal(part, TSR_STR("...")) && !filled) {
             filled = true;
-            keep_whole(out, &dim, dim + (uint32_t)(tensor.rank > parts - 1 ? tensor.rank - (parts - 1) : 0), tensor.sizes);
+            keep_whole(out, &dim, dim + (uint32_t)(tensor.ndim > parts - 1 ? tensor.ndim - (parts - 1) : 0), tensor.sizes);
             continue;
         }
-        TSR_FAIL_IF(dim >= tensor.rank, err, TSR_E_USAGE, TSR_NO_POSITION, "the slice has %zu indices, but the tensor has %u dimensions",
-                    parts, tensor.rank);
+        TSR_FAIL_IF(dim >= tensor.ndim, err, TSR_E_USAGE, TSR_NO_POSITION,
+                    "the slice has %zu indices, but the tensor has %u dimensions", parts, tensor.ndim);
         bool keeps;
         TSR_TRY(parse_part(part, dim, tensor.sizes[dim], &out->offsets[dim], &out->sizes[dim], &keeps, err));
-        if (keeps) out->shape[out->rank++] = out->sizes[dim];
+        if (keeps) out->shape[out->ndim++] = out->sizes[dim];
         dim++;
     }
-    keep_whole(out, &dim, tensor.rank, tensor.sizes);
+    keep_whole(out, &dim, tensor.ndim, tensor.sizes);
     return TSR_OK;
 }
 
-tsr_status tsr_slice_parse(tsr_str inside, uint32_t rank, const uint64_t *shape, tsr_slice *out, tsr_error *err)
+tsr_status tsr_slice_parse(tsr_str inside, uint32_t ndim, const uint64_t *shape, tsr_slice *out, tsr_error *err)
 {
-    *out = (tsr_slice){.rank = 0};
-    TSR_FAIL_IF(rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "the tensor has %u dimensions; at most %u are supported", rank, TSR_MAX_RANK);
-    return parse_parts(inside, (tsr_box){rank, NULL, shape}, out, err);
+    *out = (tsr_slice){.ndim = 0};
+    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "the tensor has %u dimensions; at most %u are supported", ndim, TSR_MAX_NDIM);
+    return parse_parts(inside, (tsr_box){ndim, NULL, shape}, out, err);
 }

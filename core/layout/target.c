@@ -45,13 +45,13 @@ tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, 
 }
 
 /* A default that cuts a dim which the tensor has not replicates there. */
-static tsr_status soften(const tsr_target *target, uint32_t rank, tsr_arena *arena, const tsr_placement **list,
+static tsr_status soften(const tsr_target *target, uint32_t ndim, tsr_arena *arena, const tsr_placement **list,
                          bool *replicated, tsr_error *err)
 {
     tsr_placement *copy = NULL;
     for (uint32_t i = 0; i < target->mesh.dim_count; i++) {
         uint32_t dim;
-        if (!is_cut(&(*list)[i]) || tsr_placement_dim(&(*list)[i], rank, &dim)) continue;
+        if (!is_cut(&(*list)[i]) || tsr_placement_dim(&(*list)[i], ndim, &dim)) continue;
         if (!copy) {
             copy = tsr_arena_array(arena, target->mesh.dim_count, sizeof *copy, err);
             if (!copy) return TSR_E_NOMEM;
@@ -74,14 +74,14 @@ tsr_status tsr_target_placements(const tsr_target *target, const tsr_entry *entr
         *out = rule->placements;
         for (uint32_t m = 0; m < target->mesh.dim_count; m++) {
             uint32_t dim;
-            TSR_FAIL_IF(is_cut(&(*out)[m]) && !tsr_placement_dim(&(*out)[m], entry->rank, &dim), err, TSR_E_USAGE,
+            TSR_FAIL_IF(is_cut(&(*out)[m]) && !tsr_placement_dim(&(*out)[m], entry->ndim, &dim), err, TSR_E_USAGE,
                         TSR_NO_POSITION, "the rule '%.*s' splits dim %d of '%.*s', which has %u dims",
-                        TSR_STR_ARG(rule->match), (int)(*out)[m].dim, TSR_STR_ARG(entry->fqn), entry->rank);
+                        TSR_STR_ARG(rule->match), (int)(*out)[m].dim, TSR_STR_ARG(entry->fqn), entry->ndim);
         }
         return TSR_OK;
     }
     *out = target->default_placements;
-    return soften(target, entry->rank, arena, out, replicated, err);
+    return soften(target, entry->ndim, arena, out, replicated, err);
 }
 
 static const tsr_placement replicate = {TSR_REPLICATE, 0, 0};

@@ -55,13 +55,13 @@ static uint64_t span_weight(uint64_t seed, uint32_t dim, uint64_t begin, uint64_
     return reduce(weight(seed, dim, end) + PRIME - weight(seed, dim, begin));
 }
 
-/* A region or box as begin[rank] followed by end[rank]. */
+/* A region or box as begin[ndim] followed by end[ndim]. */
 typedef const uint64_t *extent;
 
 typedef struct search {
-    uint32_t rank;
+    uint32_t ndim;
     uint64_t seed;
-    tsr_vec boxes;   /* begin[rank], end[rank] of each box that has elements, cut to the tensor */
+    tsr_vec boxes;   /* begin[ndim], end[ndim] of each box that has elements, cut to the tensor */
     tsr_vec numbers; /* of their chunks */
     tsr_vec regions; /* stack of regions still to be searched */
     tsr_vec ends;    /* for each of them, where its list in `lists` ends; it begins where the one below ends */
@@ -76,7 +76,7 @@ typedef struct search {
 
 static extent box_at(const search *s, uint64_t index)
 {
-    return (const uint64_t *)s->boxes.items + index * 2 * s->rank;
+    return (const uint64_t *)s->boxes.items + index * 2 * s->ndim;
 }
 
 static uint64_t larger(uint64_t a, uint64_t b)
@@ -88,10 +88,10 @@ static uint64_t smaller(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-static bool inside(extent box, extent region, uint32_t rank)
+static bool inside(extent box, extent region, uint32_t ndim)
 {
-    for (uint32_t d = 0; d < rank; d++) {
-        if (box[d] >= region[rank + d] || box[rank + d] <= region[d]) return false;
+    for (uint32_t d = 0; d < ndim; d++) {
+        if (box[d] >= region[ndim + d] || box[ndim + d] <= region[d]) return false;
     }
     return true;
 }
@@ -100,13 +100,13 @@ static bool inside(extent box, extent region, uint32_t rank)
 static bool tiles(search *s, extent region, const uint64_t *list, size_t count)
 {
     uint64_t whole = 1, sum = 0;
-    for (uint32_t d = 0; d < s->rank; d++) whole = multiply(whole, span_weight(s->seed, d, region[d], region[s->rank + d]));
+    for (uint32_t d = 0; d < s->ndim; d++) whole = multiply(whole, span_weight(s->seed, d, region[d], region[s->ndim + d]));
     for (size_t i = 0; i < count; i++) {
         extent box = box_at(s, list[i]);
         uint64_t part = 1;
-        for (uint32_t d = 0; d < s->rank; d++) {
+        for (uint32_t d = 0; d < s->ndim; d++) {
             part = multiply(
-                part, span_weight(s->seed, d, larger(box[d], region[d]), smaller(box[s->rank + d], region[s->rank + d])));
+                part, span_weight(s->seed, d, larger(box[d], region[d]), smaller(box[s->ndim + d], region[s->ndim + d])));
         }
         sum = reduce(sum + part);
     }
@@ -119,13 +119,13 @@ static bool lacks(search *s, extent region)
 {
     const uint64_t *list = s->scratch.items;
     uint64_t whole = 1, sum = 0;
-    for (uint32_t d = 0; d < s->rank; d++) whole *= region[s->rank + d] - region[d];
+    for (uint32_t d = 0; d < s->ndim; d++) whole *= region[s->ndim + d] - region[d];
     for (size_t i = 0; i < s->scratch.count && sum < whole; i++) {
         extent box = box_at(s, list[i]);
         uint64_t part = 1;
-        if (!inside(box, region, s->rank)) continue;
-        for (uint32_t d = 0; d < s->rank; d++) {
-            part *= smaller(box[s->rank + d], region[s->rank + d]) - larger(box[d], region[d]);
+        if (!inside(box, region, s->ndim)) continue;
+        for (uint32_t d = 0; d < s->ndim; d++) {
+            part *= smaller(box[s->ndim + d], region[s->ndim + d]) - larger(box[d], region[d]);
         }
         sum = part < whole - sum ? sum + part : whole;
     }
@@ -141,9 +141,9 @@ static bool choose_face(search *s, extent region, uint32_t *dim, uint64_t *cut)
     s->visits += s->scratch.count;
     for (size_t i = 0; i < s->scratch.count; i++) {
         extent box = box_at(s, list[i]);
-        for (uint32_t side = 0; side < 2 * s->rank; side++) {
-            uint32_t d = side % s->rank;
-            if (box[side] <= region[d] || box[side] >= region[s->rank + d]) continue;
+        for (uint32_t side = 0; side < 2 * s->ndim; side++) {
+            uint32_t d = side % s->ndim;
+            if (box[side] <= region[d] || box[side] >= region[s->ndim + d]) continue;
             s->random = mix(s->random + 0x9e3779b97f4a7c15u);
             if (s->random % ++faces != 0) continue;
             *dim = d;
@@ -157,8 +157,8 @@ static void report_hole(search *s, extent region)
 {
     uint64_t volume = 1;
     bool first = s->hole_elements == 0;
-    for (uint32_t d = 0; d < s->rank; d++) {
-        uint64_t size = region[s->rank + d] - region[d];
+    for (uint32_t d = 0; d < s->ndim; d++) {
+        uint64_t size = region[s->ndim + d] - region[d];
         volume *= size;
         if (!first) continue;
         s->out->hole_offsets[d] = region[d];
@@ -174,13 +174,13 @@ static void report_overlap(search *s, extent region)
     if (s->out->overlap[0] != TSR_NO_CHUNK) return;
     s->out->overlap[0] = numbers[list[0]];
     s->out->overlap[1] = numbers[list[1]];
-    for (uint32_t d = 0; d < s->rank; d++) s->out->overlap_offsets[d] = region[d];
+    for (uint32_t d = 0; d < s->ndim; d++) s->out->overlap_offsets[d] = region[d];
 }
 
-static void cut_region(extent region, uint32_t rank, uint32_t dim, uint64_t cut, bool upper, uint64_t *half)
+static void cut_region(extent region, uint32_t ndim, uint32_t dim, uint64_t cut, bool upper, uint64_t *half)
 {
-    memcpy(half, region, 2 * rank * sizeof *half);
-    half[upper ? dim : rank + dim] = cut;
+    memcpy(half, region, 2 * ndim * sizeof *half);
+    half[upper ? dim : ndim + dim] = cut;
 }
 
 /* Pushes a region with the boxes of `scratch` that reach into it, unless they tile it. */
@@ -192,12 +192,12 @@ static tsr_status push_region(search *s, extent region, tsr_error *err)
     uint64_t *kept = (uint64_t *)s->lists.items + begin;
     size_t count = 0;
     for (size_t i = 0; i < s->scratch.count; i++) {
-        if (inside(box_at(s, list[i]), region, s->rank)) kept[count++] = list[i];
+        if (inside(box_at(s, list[i]), region, s->ndim)) kept[count++] = list[i];
     }
     if (tiles(s, region, kept, count)) return TSR_OK;
     uint64_t *copy = tsr_vec_push(&s->regions, err), *end = copy ? tsr_vec_push(&s->ends, err) : NULL;
     if (!end) return TSR_E_NOMEM;
-    memcpy(copy, region, 2 * s->rank * sizeof *copy);
+    memcpy(copy, region, 2 * s->ndim * sizeof *copy);
     *end = s->lists.count = begin + count;
     return TSR_OK;
 }
@@ -214,7 +214,7 @@ static tsr_status pop_region(search *s, uint64_t *region, tsr_error *err)
     s->lists.count = begin;
     s->regions.count--;
     s->ends.count--;
-    memcpy(region, (uint64_t *)s->regions.items + s->regions.count * 2 * s->rank, 2 * s->rank * sizeof *region);
+    memcpy(region, (uint64_t *)s->regions.items + s->regions.count * 2 * s->ndim, 2 * s->ndim * sizeof *region);
     return TSR_OK;
 }
 
@@ -222,7 +222,7 @@ static tsr_status pop_region(search *s, uint64_t *region, tsr_error *err)
  * certainly is comes out on top of the stack. */
 static tsr_status search_region(search *s, tsr_error *err)
 {
-    uint64_t region[2 * TSR_MAX_RANK], lower[2 * TSR_MAX_RANK], upper[2 * TSR_MAX_RANK], cut = 0;
+    uint64_t region[2 * TSR_MAX_NDIM], lower[2 * TSR_MAX_NDIM], upper[2 * TSR_MAX_NDIM], cut = 0;
     uint32_t dim = 0;
     TSR_TRY(pop_region(s, region, err));
     if (!choose_face(s, region, &dim, &cut)) {
@@ -233,8 +233,8 @@ static tsr_status search_region(search *s, tsr_error *err)
         }
         return TSR_OK;
     }
-    cut_region(region, s->rank, dim, cut, false, lower);
-    cut_region(region, s->rank, dim, cut, true, upper);
+    cut_region(region, s->ndim, dim, cut, false, lower);
+    cut_region(region, s->ndim, dim, cut, true, upper);
     bool upper_on_top = s->hole_wanted && lacks(s, upper);
     TSR_TRY(push_region(s, upper_on_top ? lower : upper, err));
     return push_region(s, upper_on_top ? upper : lower, err);
@@ -242,8 +242,8 @@ static tsr_status search_region(search *s, tsr_error *err)
 
 static tsr_status search_damage(search *s, const uint64_t *shape, tsr_error *err)
 {
-    uint64_t whole[2 * TSR_MAX_RANK] = {0}, budget = VISITS_LEAST + VISITS_PER_BOX * s->numbers.count;
-    memcpy(whole + s->rank, shape, s->rank * sizeof *whole);
+    uint64_t whole[2 * TSR_MAX_NDIM] = {0}, budget = VISITS_LEAST + VISITS_PER_BOX * s->numbers.count;
+    memcpy(whole + s->ndim, shape, s->ndim * sizeof *whole);
     TSR_TRY(tsr_vec_reserve(&s->scratch, s->numbers.count + 1, err));
     for (uint64_t i = 0; i < s->numbers.count; i++) ((uint64_t *)s->scratch.items)[s->scratch.count++] = i;
     TSR_TRY(push_region(s, whole, err));
@@ -260,20 +260,20 @@ static tsr_status search_damage(search *s, const uint64_t *shape, tsr_error *err
 static tsr_status gather(search *s, const uint64_t *shape, const tsr_chunk *chunks, uint64_t count, uint64_t *sum,
                          tsr_error *err)
 {
-    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK], volume;
-    tsr_box tensor = {s->rank, NULL, shape};
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], volume;
+    tsr_box tensor = {s->ndim, NULL, shape};
     *sum = 0;
     for (uint64_t i = 0; i < count; i++) {
-        tsr_box box = {s->rank, chunks[i].offsets, chunks[i].sizes};
+        tsr_box box = {s->ndim, chunks[i].offsets, chunks[i].sizes};
         if (!tsr_box_intersect(tensor, box, offsets, sizes)) continue;
         uint64_t *number = tsr_vec_push(&s->numbers, err), *ends = number ? tsr_vec_push(&s->boxes, err) : NULL;
         if (!ends) return TSR_E_NOMEM;
         *number = i;
-        for (uint32_t d = 0; d < s->rank; d++) {
+        for (uint32_t d = 0; d < s->ndim; d++) {
             ends[d] = offsets[d];
-            ends[s->rank + d] = offsets[d] + sizes[d];
+            ends[s->ndim + d] = offsets[d] + sizes[d];
         }
-        tsr_box_volume((tsr_box){s->rank, NULL, sizes}, &volume); /* fits: within the tensor */
+        tsr_box_volume((tsr_box){s->ndim, NULL, sizes}, &volume); /* fits: within the tensor */
         if (!tsr_add_u64(*sum, volume, sum)) *sum = UINT64_MAX;
     }
     return TSR_OK;
@@ -292,13 +292,13 @@ static tsr_status locate_damage(search *s, const uint64_t *shape, uint64_t eleme
 }
 
 /* The form over all chunks, which must lie within the tensor. */
-static bool is_exact(uint32_t rank, const uint64_t *shape, const tsr_chunk *chunks, uint64_t count, uint64_t seed)
+static bool is_exact(uint32_t ndim, const uint64_t *shape, const tsr_chunk *chunks, uint64_t count, uint64_t seed)
 {
     uint64_t whole = 1, sum = 0;
-    for (uint32_t d = 0; d < rank; d++) whole = multiply(whole, span_weight(seed, d, 0, shape[d]));
+    for (uint32_t d = 0; d < ndim; d++) whole = multiply(whole, span_weight(seed, d, 0, shape[d]));
     for (uint64_t i = 0; i < count; i++) {
         uint64_t part = 1;
-        for (uint32_t d = 0; d < rank; d++) {
+        for (uint32_t d = 0; d < ndim; d++) {
             uint64_t begin = chunks[i].offsets[d];
             part = multiply(part, span_weight(seed, d, begin, begin + chunks[i].sizes[d]));
         }
@@ -312,10 +312,10 @@ static uint64_t look_over(tsr_box tensor, const tsr_chunk *chunks, uint64_t coun
 {
     uint64_t seed = mix(count);
     for (uint64_t i = 0; i < count; i++) {
-        tsr_box box = {tensor.rank, chunks[i].offsets, chunks[i].sizes};
+        tsr_box box = {tensor.ndim, chunks[i].offsets, chunks[i].sizes};
         if (tsr_box_is_empty(box)) out->empty_chunks++;
         if (out->outside == TSR_NO_CHUNK && !tsr_box_contains(tensor, box)) out->outside = i;
-        for (uint32_t d = 0; d < tensor.rank; d++) {
+        for (uint32_t d = 0; d < tensor.ndim; d++) {
             seed = (seed ^ chunks[i].offsets[d]) * 0x9fb21c651e98df25u;
             seed = (seed ^ (seed >> 29) ^ chunks[i].sizes[d]) * 0xc2b2ae3d27d4eb4fu;
         }
@@ -329,8 +329,8 @@ tsr_status tsr_tiling_check(const tsr_allocator *allocator, tsr_shape shape, con
     const uint32_t ndim = shape.ndim;
     uint64_t elements;
     tsr_box tensor = {ndim, NULL, shape.sizes};
-    TSR_FAIL_IF(ndim > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions; at most %u are supported", ndim,
-                TSR_MAX_RANK);
+    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions; at most %u are supported", ndim,
+                TSR_MAX_NDIM);
     TSR_FAIL_IF(!tsr_box_volume(tensor, &elements), err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "the tensor has more than 2^64 elements");
     memset(out, 0, sizeof *out);
@@ -340,7 +340,7 @@ tsr_status tsr_tiling_check(const tsr_allocator *allocator, tsr_shape shape, con
     out->exact = within && (elements == 0 || is_exact(ndim, shape.sizes, chunks, count, seed));
     if (out->exact || elements == 0) return TSR_OK;
 
-    search s = {.rank = ndim, .seed = seed, .random = 1, .out = out};
+    search s = {.ndim = ndim, .seed = seed, .random = 1, .out = out};
     s.boxes = s.regions = tsr_vec_of(allocator, (ndim ? 2 * ndim : 1) * sizeof(uint64_t));
     s.numbers = s.ends = s.lists = s.scratch = tsr_vec_of(allocator, sizeof(uint64_t));
     tsr_status status = locate_damage(&s, shape.sizes, elements, chunks, count, err);

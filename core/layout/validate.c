@@ -31,9 +31,9 @@ static tsr_status report_outside(const check *c, const tsr_entry *entry, uint64_
     tsr_dims_buffer offsets, sizes, shape;
     return tsr_finding_add(c->findings, "layout/out-of-range", place_of(c, entry, chunk), err,
                            "the chunk of %s at %s of '%.*s' reaches beyond the tensor's %s",
-                           tsr_dims_text(&sizes, entry->chunks[chunk].sizes, entry->rank),
-                           tsr_dims_text(&offsets, entry->chunks[chunk].offsets, entry->rank), TSR_STR_ARG(entry->fqn),
-                           tsr_dims_text(&shape, entry->shape, entry->rank));
+                           tsr_dims_text(&sizes, entry->chunks[chunk].sizes, entry->ndim),
+                           tsr_dims_text(&offsets, entry->chunks[chunk].offsets, entry->ndim), TSR_STR_ARG(entry->fqn),
+                           tsr_dims_text(&shape, entry->shape, entry->ndim));
 }
 
 static tsr_status report_overlap(const check *c, const tsr_entry *entry, const tsr_tiling *tiling, tsr_error *err)
@@ -42,9 +42,9 @@ static tsr_status report_overlap(const check *c, const tsr_entry *entry, const t
     tsr_dims_buffer a_at, a_size, b_at, b_size, element;
     return tsr_finding_add(c->findings, "layout/overlap", place_of(c, entry, tiling->overlap[1]), err,
                            "two chunks of '%.*s' contain the element %s: %s at %s and %s at %s", TSR_STR_ARG(entry->fqn),
-                           tsr_dims_text(&element, tiling->overlap_offsets, entry->rank),
-                           tsr_dims_text(&a_size, a->sizes, entry->rank), tsr_dims_text(&a_at, a->offsets, entry->rank),
-                           tsr_dims_text(&b_size, b->sizes, entry->rank), tsr_dims_text(&b_at, b->offsets, entry->rank));
+                           tsr_dims_text(&element, tiling->overlap_offsets, entry->ndim),
+                           tsr_dims_text(&a_size, a->sizes, entry->ndim), tsr_dims_text(&a_at, a->offsets, entry->ndim),
+                           tsr_dims_text(&b_size, b->sizes, entry->ndim), tsr_dims_text(&b_at, b->offsets, entry->ndim));
 }
 
 static tsr_status report_hole(const check *c, const tsr_entry *entry, const tsr_tiling *tiling, tsr_error *err)
@@ -53,9 +53,9 @@ static tsr_status report_hole(const check *c, const tsr_entry *entry, const tsr_
     return tsr_finding_add(c->findings, "layout/hole", place_of(c, entry, TSR_NO_CHUNK), err,
                            "%s%llu elements of '%.*s' %s are not covered by any chunk, such as %s at %s",
                            tiling->missing_at_least ? "at least " : "", (unsigned long long)tiling->missing,
-                           TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank),
-                           tsr_dims_text(&size, tiling->hole_sizes, entry->rank),
-                           tsr_dims_text(&at, tiling->hole_offsets, entry->rank));
+                           TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->ndim),
+                           tsr_dims_text(&size, tiling->hole_sizes, entry->ndim),
+                           tsr_dims_text(&at, tiling->hole_offsets, entry->ndim));
 }
 
 /* A chunk without elements is the share of a rank that got nothing: torch puts it at the far end of the split dimension. */
@@ -65,15 +65,15 @@ static tsr_status check_empty_chunks(const check *c, const tsr_entry *entry, tsr
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         const tsr_chunk *chunk = &entry->chunks[i];
         bool odd = false;
-        for (uint32_t d = 0; d < entry->rank; d++) {
+        for (uint32_t d = 0; d < entry->ndim; d++) {
             odd = odd || (chunk->sizes[d] == 0 && entry->shape[d] > 0 && chunk->offsets[d] != entry->shape[d]);
         }
         if (!odd) continue;
         TSR_TRY(tsr_finding_add(c->findings, "layout/empty-chunk", place_of(c, entry, i), err,
                                 "the chunk of %s at %s of '%.*s' %s is empty but not at an end of the tensor",
-                                tsr_dims_text(&size, chunk->sizes, entry->rank),
-                                tsr_dims_text(&at, chunk->offsets, entry->rank), TSR_STR_ARG(entry->fqn),
-                                tsr_dims_text(&shape, entry->shape, entry->rank)));
+                                tsr_dims_text(&size, chunk->sizes, entry->ndim),
+                                tsr_dims_text(&at, chunk->offsets, entry->ndim), TSR_STR_ARG(entry->fqn),
+                                tsr_dims_text(&shape, entry->shape, entry->ndim)));
     }
     return TSR_OK;
 }
@@ -83,12 +83,12 @@ static tsr_status check_tiling(const check *c, const tsr_entry *entry, tsr_error
     tsr_tiling tiling;
     tsr_dims_buffer shape;
     uint64_t elements;
-    if (entry->rank > TSR_MAX_RANK || !tsr_entry_elements(entry, &elements)) {
+    if (entry->ndim > TSR_MAX_NDIM || !tsr_entry_elements(entry, &elements)) {
         return tsr_finding_add(c->findings, "layout/too-large", place_of(c, entry, TSR_NO_CHUNK), err,
                                "'%.*s' %s has more than %u dimensions or 2^64 elements", TSR_STR_ARG(entry->fqn),
-                               tsr_dims_text(&shape, entry->shape, entry->rank), TSR_MAX_RANK);
+                               tsr_dims_text(&shape, entry->shape, entry->ndim), TSR_MAX_NDIM);
     }
-    TSR_TRY(tsr_tiling_check(c->allocator, (tsr_shape){entry->rank, entry->shape}, entry->chunks, entry->chunk_count,
+    TSR_TRY(tsr_tiling_check(c->allocator, (tsr_shape){entry->ndim, entry->shape}, entry->chunks, entry->chunk_count,
                              &tiling, err));
     if (tiling.outside != TSR_NO_CHUNK) TSR_TRY(report_outside(c, entry, tiling.outside, err));
     if (tiling.overlap[0] != TSR_NO_CHUNK) TSR_TRY(report_overlap(c, entry, &tiling, err));

@@ -103,8 +103,8 @@ static tsr_status compare_shapes(const compare *c, const tsr_entry *entry, const
     if (tsr_entry_same_shape(entry, wanted)) return allow & TSR_ANY_CHUNKS ? TSR_OK : compare_chunks(c, entry, wanted, err);
     if (allow & TSR_ANY_SHAPE) return TSR_OK;
     return tsr_finding_add(c->findings, "layout/shape", name_of(entry), err, "'%.*s' has shape %s, but %s has %s",
-                           TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->rank), c->contract->called,
-                           tsr_dims_text(&wanted_shape, wanted->shape, wanted->rank));
+                           TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->ndim), c->contract->called,
+                           tsr_dims_text(&wanted_shape, wanted->shape, wanted->ndim));
 }
 
 static tsr_status compare_entry(const compare *c, const tsr_entry *entry, const tsr_entry *wanted, tsr_error *err)

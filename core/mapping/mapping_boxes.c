@@ -67,7 +67,7 @@ static tsr_status add_chunks(tsr_box_list *list, const tsr_entry *entry, bool re
         if (!box) return add_failed(list);
         box->whole = true;
         uint64_t step = 1;
-        for (uint32_t d = entry->rank; d-- > 0;) {
+        for (uint32_t d = entry->ndim; d-- > 0;) {
             box->offsets[d] = chunks[i].offsets[d];
             box->sizes[d] = chunks[i].sizes[d];
             box->strides[d] = step;
@@ -79,8 +79,9 @@ static tsr_status add_chunks(tsr_box_list *list, const tsr_entry *entry, bool re
 
 static tsr_status set_shape(tsr_box_maker *maker, const uint64_t *shape, uint32_t ndim, tsr_mapped_tensor *out)
 {
-    TSR_FAIL_IF(ndim > TSR_MAX_RANK, maker->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': %u dimensions; at most %u are allowed",
-                TSR_STR_ARG(out->name), (unsigned)ndim, (unsigned)TSR_MAX_RANK);
+    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, maker->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s': %u dimensions; at most %u are allowed", TSR_STR_ARG(out->name), (unsigned)ndim,
+                (unsigned)TSR_MAX_NDIM);
     uint64_t *copy = tsr_arena_array(maker->arena, ndim, sizeof *copy, maker->err);
     if (!copy) return TSR_E_NOMEM;
     if (ndim) memcpy(copy, shape, ndim * sizeof *copy);
@@ -93,8 +94,8 @@ tsr_status tsr_boxes_of_entry(tsr_box_maker *maker, const tsr_entry *entry, tsr_
 {
     tsr_box_list list;
     *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = entry->dtype};
-    TSR_TRY(set_shape(maker, entry->shape, entry->rank, out));
-    tsr_box_list_open(&list, maker, entry->rank);
+    TSR_TRY(set_shape(maker, entry->shape, entry->ndim, out));
+    tsr_box_list_open(&list, maker, entry->ndim);
     tsr_status status = add_chunks(&list, entry, false);
     if (status == TSR_OK) status = add_chunks(&list, entry, true);
     return tsr_box_list_close(&list, status, out);
@@ -184,15 +185,15 @@ tsr_status tsr_boxes_concat(tsr_box_maker *maker, const tsr_mapped_tensor *in, s
     return tsr_box_list_close(&list, status, out);
 }
 
-/* Each box again, its dim `d` being the old one's order[d]; TSR_MAX_RANK stands for a new dim of size 1. */
+/* Each box again, its dim `d` being the old one's order[d]; TSR_MAX_NDIM stands for a new dim of size 1. */
 static tsr_status rearrange(tsr_box_maker *maker, const tsr_mapped_tensor *in, const uint32_t *order, uint32_t ndim,
                             tsr_mapped_tensor *out)
 {
     tsr_box_list list;
     tsr_status status = TSR_OK;
     const tsr_mapped_tensor old = *in;
-    uint64_t shape[TSR_MAX_RANK + 1];
-    for (uint32_t d = 0; d < ndim; d++) shape[d] = order[d] == TSR_MAX_RANK ? 1 : old.shape[order[d]];
+    uint64_t shape[TSR_MAX_NDIM + 1];
+    for (uint32_t d = 0; d < ndim; d++) shape[d] = order[d] == TSR_MAX_NDIM ? 1 : old.shape[order[d]];
     *out = old;
     TSR_TRY(set_shape(maker, shape, ndim, out));
     tsr_box_list_open(&list, maker, ndim);
@@ -201,7 +202,7 @@ static tsr_status rearrange(tsr_box_maker *maker, const tsr_mapped_tensor *in, c
         tsr_source_box *box = tsr_box_list_add(&list, from);
         if (!box) status = add_failed(&list);
         for (uint32_t d = 0; box && d < ndim; d++) {
-            const bool fresh = order[d] == TSR_MAX_RANK;
+            const bool fresh = order[d] == TSR_MAX_NDIM;
             box->offsets[d] = fresh ? 0 : from->offsets[order[d]];
             box->sizes[d] = fresh ? 1 : from->sizes[order[d]];
             box->strides[d] = fresh ? 0 : from->strides[order[d]];
@@ -217,14 +218,14 @@ tsr_status tsr_boxes_transpose(tsr_box_maker *maker, const tsr_mapped_tensor *in
 
 tsr_status tsr_boxes_add_dim(tsr_box_maker *maker, const tsr_mapped_tensor *in, uint32_t dim, tsr_mapped_tensor *out)
 {
-    uint32_t order[TSR_MAX_RANK + 1];
-    for (uint32_t d = 0; d <= in->ndim; d++) order[d] = d < dim ? d : d == dim ? TSR_MAX_RANK : d - 1;
+    uint32_t order[TSR_MAX_NDIM + 1];
+    for (uint32_t d = 0; d <= in->ndim; d++) order[d] = d < dim ? d : d == dim ? TSR_MAX_NDIM : d - 1;
     return rearrange(maker, in, order, in->ndim + 1, out);
 }
 
 tsr_status tsr_boxes_remove_dim(tsr_box_maker *maker, const tsr_mapped_tensor *in, uint32_t dim, tsr_mapped_tensor *out)
 {
-    uint32_t order[TSR_MAX_RANK];
+    uint32_t order[TSR_MAX_NDIM];
     for (uint32_t d = 0; d + 1 < in->ndim; d++) order[d] = d < dim ? d : d + 1;
     return rearrange(maker, in, order, in->ndim - 1, out);
 }

@@ -47,8 +47,8 @@ static tsr_status find_scale(const finder *f, const tsr_entry *entry, const tsr_
 static tsr_status find_mxfp4(const finder *f, const tsr_entry *entry, const tsr_entry **scales)
 {
     *scales = NULL;
-    const bool packed = entry->kind == TSR_ENTRY_TENSOR && entry->dtype == TSR_UINT8 && entry->rank >= 2;
-    if (!packed || entry->shape[entry->rank - 1] != 16) return TSR_OK;
+    const bool packed = entry->kind == TSR_ENTRY_TENSOR && entry->dtype == TSR_UINT8 && entry->ndim >= 2;
+    if (!packed || entry->shape[entry->ndim - 1] != 16) return TSR_OK;
     TSR_TRY(find_sibling(f, entry->fqn, TSR_STR("_blocks"), "_scales", scales));
     if (*scales && (*scales)->dtype != TSR_UINT8) *scales = NULL;
     return TSR_OK;

@@ -18,7 +18,7 @@ static uint32_t source_dims(const tsr_entry *entry, const tsr_chunk *chunk, cons
 {
     uint32_t count = 0;
     uint64_t step = 1;
-    for (uint32_t d = entry->rank; d-- > 0;) { /* innermost first */
+    for (uint32_t d = entry->ndim; d-- > 0;) { /* innermost first */
         const uint64_t size = chunk->sizes[d];
         source_dim *inner = count ? &dims[count - 1] : NULL;
         if (size == 1) continue;
@@ -32,7 +32,7 @@ static uint32_t source_dims(const tsr_entry *entry, const tsr_chunk *chunk, cons
 /* The box's strides in the file, where the source's are not row-major. */
 static bool translate(const tsr_source_box *box, uint32_t ndim, const tsr_view *view, uint64_t *first, uint64_t *strides)
 {
-    source_dim dims[TSR_MAX_RANK];
+    source_dim dims[TSR_MAX_NDIM];
     const uint32_t count = source_dims(box->entry, box->chunk, view, dims);
     *first = 0;
     for (uint32_t k = 0; k < count; k++) {
@@ -153,7 +153,7 @@ tsr_status tsr_mapped_entry(tsr_mapped *m, const tsr_mapped_tensor *tensor, cons
                        .kind = TSR_ENTRY_TENSOR,
                        .dtype = tensor->dtype,
                        .shape = tensor->shape,
-                       .rank = tensor->ndim,
+                       .ndim = tensor->ndim,
                        .chunks = chunks,
                        .requires_grad = like->requires_grad,
                        .is_parameter = like->is_parameter,

@@ -11,7 +11,7 @@ bool tsr_mapped_is_scalable(tsr_dtype dtype)
 
 static tsr_status misfit(const tsr_entry *entry, const tsr_entry *scale, tsr_error *err)
 {
-    tsr_mapped_tensor a = {.ndim = entry->rank}, b = {.ndim = scale->rank};
+    tsr_mapped_tensor a = {.ndim = entry->ndim}, b = {.ndim = scale->ndim};
     a.shape = (uint64_t *)(uintptr_t)entry->shape;
     b.shape = (uint64_t *)(uintptr_t)scale->shape;
     return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the scale '%.*s' %s does not fit '%.*s' %s", TSR_STR_ARG(scale->fqn),
@@ -36,12 +36,12 @@ static uint64_t share(uint64_t size, uint64_t scales, uint64_t block, bool group
 static bool set_blocks(const tsr_scaling *how, const tsr_entry *entry, const tsr_entry *scale, tsr_computed *file)
 {
     uint64_t count, matrices = 1;
-    const uint32_t ndim = entry->rank;
+    const uint32_t ndim = entry->ndim;
     if (!tsr_entry_elements(scale, &count) || !count) return false;
     file->columns = ndim ? entry->shape[ndim - 1] : 1;
     file->rows = ndim > 1 ? entry->shape[ndim - 2] : 1;
-    const bool per_row = scale->rank == 1 && ndim == 2 && count == file->rows;
-    if (count != 1 && !per_row && (scale->rank != ndim || !ndim)) return false;
+    const bool per_row = scale->ndim == 1 && ndim == 2 && count == file->rows;
+    if (count != 1 && !per_row && (scale->ndim != ndim || !ndim)) return false;
     for (uint32_t d = 0; d + 2 < ndim; d++) {
         if (count != 1 && scale->shape[d] != entry->shape[d]) return false;
         matrices *= entry->shape[d];
@@ -81,7 +81,7 @@ static tsr_status borrow(tsr_mapped *m, const tsr_entry *entry, const tsr_entry 
 static tsr_status add_file(tsr_mapped *m, const tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
 {
     uint32_t number;
-    const tsr_entry whole = {.shape = out->shape, .rank = out->ndim};
+    const tsr_entry whole = {.shape = out->shape, .ndim = out->ndim};
     tsr_computed *added = tsr_mapped_add_file(m, out->dtype, &number, err);
     if (!added) return TSR_E_NOMEM;
     *added = *file;
@@ -99,7 +99,7 @@ static tsr_status multiply(const tsr_scaling *how, tsr_computed *file, tsr_mappe
     TSR_FAIL_IF(!tsr_cast_possible(scale->dtype, TSR_FLOAT32), err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is %s, which cannot be a scale",
                 TSR_STR_ARG(scale->fqn), tsr_dtype_describe(scale->dtype)->name);
     if (!set_blocks(how, entry, scale, file) || !follows_scheme(how, file)) return misfit(entry, scale, err);
-    *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = how->dtype, .ndim = entry->rank};
+    *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = how->dtype, .ndim = entry->ndim};
     out->shape = (uint64_t *)(uintptr_t)entry->shape;
     return TSR_OK;
 }
@@ -109,7 +109,7 @@ static tsr_status multiply(const tsr_scaling *how, tsr_computed *file, tsr_mappe
 static tsr_status name_unpacked(tsr_mapped *m, const tsr_entry *like, uint64_t group, const char *ending, tsr_mapped_tensor *out,
                                 tsr_error *err)
 {
-    const uint32_t ndim = like->rank;
+    const uint32_t ndim = like->ndim;
     uint64_t *shape = tsr_arena_array(m->own->arena, ndim, sizeof *shape, err);
     if (!shape) return TSR_E_NOMEM;
     memcpy(shape, like->shape, ndim * sizeof *shape);
@@ -126,9 +126,9 @@ static tsr_status name_unpacked(tsr_mapped *m, const tsr_entry *like, uint64_t g
 static tsr_status unpack_mxfp4(tsr_mapped *m, const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
 {
     const tsr_entry *entry = file->input, *scales = file->scale;
-    const uint32_t ndim = entry->rank ? entry->rank - 1 : 0;
+    const uint32_t ndim = entry->ndim ? entry->ndim - 1 : 0;
     const bool packed = ndim && entry->dtype == TSR_UINT8 && scales->dtype == TSR_UINT8 && entry->shape[ndim] == 16;
-    if (!packed || scales->rank != ndim || memcmp(scales->shape, entry->shape, ndim * sizeof *scales->shape) != 0)
+    if (!packed || scales->ndim != ndim || memcmp(scales->shape, entry->shape, ndim * sizeof *scales->shape) != 0)
         return misfit(entry, scales, err);
     file->kind = TSR_COMPUTED_MXFP4;
     *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = how->dtype};
@@ -141,7 +141,8 @@ static bool set_tensor_scale(const tsr_entry *entry, tsr_computed *file)
     const tsr_entry *scale = file->tensor_scale;
     uint64_t count, elements;
     if (!tsr_entry_elements(scale, &count) || !tsr_entry_elements(entry, &elements) || elements > UINT64_MAX / 2) return false;
-    if (count != 1 && (entry->rank != 3 || scale->rank != 3 || count != entry->shape[0] || scale->shape[0] != count)) return false;
+    if (count != 1 && (entry->ndim != 3 || scale->ndim != 3 || count != entry->shape[0] || scale->shape[0] != count))
+        return false;
     file->tensor_elements = elements && count ? 2 * elements / count : 1;
     return true;
 }
@@ -150,14 +151,15 @@ static bool set_tensor_scale(const tsr_entry *entry, tsr_computed *file)
 static tsr_status unpack_nvfp4(tsr_mapped *m, const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
 {
     const tsr_entry *entry = file->input, *scales = file->scale;
-    const uint32_t ndim = entry->rank;
+    const uint32_t ndim = entry->ndim;
     TSR_FAIL_IF(entry->dtype != TSR_UINT8 || scales->dtype != TSR_FLOAT8_E4M3FN, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "'%.*s' is %s with scales '%.*s' in %s, but NVFP4 is uint8 with scales in float8_e4m3fn", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name, TSR_STR_ARG(scales->fqn), tsr_dtype_describe(scales->dtype)->name);
     TSR_FAIL_IF(how->tensor_scale->dtype != TSR_FLOAT32, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "'%.*s' is %s, but the scale of an NVFP4 tensor is float32", TSR_STR_ARG(how->tensor_scale->fqn),
                 tsr_dtype_describe(how->tensor_scale->dtype)->name);
-    const bool fits = ndim >= 2 && scales->rank == ndim && memcmp(scales->shape, entry->shape, (ndim - 1) * sizeof *scales->shape) == 0;
+    const bool fits =
+        ndim >= 2 && scales->ndim == ndim && memcmp(scales->shape, entry->shape, (ndim - 1) * sizeof *scales->shape) == 0;
     if (!fits || entry->shape[ndim - 1] % 8 || scales->shape[ndim - 1] != entry->shape[ndim - 1] / 8) return misfit(entry, scales, err);
     file->kind = TSR_COMPUTED_NVFP4;
     file->tensor_scale = how->tensor_scale;

@@ -59,8 +59,10 @@ static bool asks(bool (*callback)(void *ctx, tsr_str fqn), void *ctx, tsr_str fq
 /* Experts in one tensor hold most of a model: they are not passed over. */
 static tsr_status refuse_stacks(const quantizer *q, const tsr_entry *entry)
 {
-    TSR_FAIL_IF(is_float(entry) && entry->rank > 2 && contains(entry->fqn, TSR_STR("experts.")), q->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s' holds several experts in one tensor, but --quantize makes blocks of two dims; take it apart with a map (such as "
+    TSR_FAIL_IF(is_float(entry) && entry->ndim > 2 && contains(entry->fqn, TSR_STR("experts.")), q->err, TSR_E_UNSUPPORTED,
+                TSR_NO_POSITION,
+                "'%.*s' holds several experts in one tensor, but --quantize makes blocks of two dims; take it apart with a "
+                "map (such as "
                 "--map transformers-qwen3_moe --inverse), or leave it as it is with --no-quantize",
                 TSR_STR_ARG(entry->fqn));
     return TSR_OK;
@@ -74,7 +76,7 @@ static tsr_status decide(quantizer *q, const tsr_entry *entry, bool *out)
     if (!is_float(entry) || !asks(q->options.want, q->options.want_ctx, entry->fqn)) return TSR_OK;
     const bool chosen = asks(q->options.quantize, q->options.quantize_ctx, entry->fqn);
     if (chosen) TSR_TRY(refuse_stacks(q, entry));
-    if (entry->rank != 2 || !tsr_str_ends(entry->fqn, ending)) return TSR_OK;
+    if (entry->ndim != 2 || !tsr_str_ends(entry->fqn, ending)) return TSR_OK;
     *out = chosen && !is_delicate((tsr_str){entry->fqn.data, entry->fqn.size - ending.size});
     if (*out) return TSR_OK;
     tsr_str *kept = tsr_vec_push(&q->kept, q->err);
@@ -114,7 +116,7 @@ static tsr_status add_scales(quantizer *q, const tsr_quantized_weight *weight, u
 {
     uint32_t file;
     uint64_t shape[] = {weight->rows / TSR_TILE + (weight->rows % TSR_TILE != 0), weight->tiles};
-    tsr_entry like = {.kind = TSR_ENTRY_TENSOR, .shape = shape, .rank = 2};
+    tsr_entry like = {.kind = TSR_ENTRY_TENSOR, .shape = shape, .ndim = 2};
     const tsr_computed by = {.dtype = TSR_FLOAT32, .compute = tsr_quantize_scales, .ctx = weight};
     TSR_TRY(name_scale(q, weight->entry, &like.fqn));
     uint64_t *kept = tsr_arena_array(q->m->own->arena, 2, sizeof *kept, q->err);

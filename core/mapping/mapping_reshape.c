@@ -13,8 +13,9 @@ static tsr_status add_failed(const tsr_box_list *list)
 
 static tsr_status set_shape(tsr_box_maker *maker, uint32_t ndim, tsr_mapped_tensor *out)
 {
-    TSR_FAIL_IF(ndim > TSR_MAX_RANK, maker->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': %u dimensions; at most %u are allowed",
-                TSR_STR_ARG(out->name), (unsigned)ndim, (unsigned)TSR_MAX_RANK);
+    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, maker->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s': %u dimensions; at most %u are allowed", TSR_STR_ARG(out->name), (unsigned)ndim,
+                (unsigned)TSR_MAX_NDIM);
     out->ndim = ndim;
     out->shape = tsr_arena_array(maker->arena, ndim, sizeof *out->shape, maker->err);
     return out->shape ? TSR_OK : TSR_E_NOMEM;
@@ -36,7 +37,7 @@ static void copy_others(tsr_source_box *box, const tsr_source_box *from, uint32_
 static tsr_status split_box(tsr_box_list *list, const tsr_source_box *from, uint32_t old_ndim, uint32_t dim, const uint64_t *factors,
                             uint32_t count)
 {
-    uint64_t offsets[2 * TSR_MAX_RANK * TSR_MAX_RANK], sizes[2 * TSR_MAX_RANK * TSR_MAX_RANK];
+    uint64_t offsets[2 * TSR_MAX_NDIM * TSR_MAX_NDIM], sizes[2 * TSR_MAX_NDIM * TSR_MAX_NDIM];
     const tsr_span range = {from->offsets[dim], from->sizes[dim]};
     const uint32_t boxes = tsr_range_boxes(count, factors, range, offsets, sizes);
     for (uint32_t b = 0; b < boxes; b++) {
@@ -91,7 +92,7 @@ static uint32_t run_dims(const tsr_mapped_tensor *tensor, const tsr_source_box *
 static tsr_status merge_box(tsr_box_list *list, const tsr_mapped_tensor *old, const tsr_source_box *from, uint32_t dim, uint32_t count)
 {
     const uint32_t loops = count - run_dims(old, from, dim, count);
-    uint64_t at[TSR_MAX_RANK] = {0};
+    uint64_t at[TSR_MAX_NDIM] = {0};
     for (;;) {
         tsr_source_box *box = tsr_box_list_add(list, from);
         if (!box) return add_failed(list);
@@ -160,10 +161,11 @@ tsr_status tsr_boxes_reshape(tsr_box_maker *maker, const tsr_mapped_tensor *in, 
                              tsr_mapped_tensor *out)
 {
     uint64_t before, after;
-    TSR_FAIL_IF(ndim > TSR_MAX_RANK || !tsr_box_volume((tsr_box){in->ndim, NULL, in->shape}, &before) ||
+    TSR_FAIL_IF(ndim > TSR_MAX_NDIM || !tsr_box_volume((tsr_box){in->ndim, NULL, in->shape}, &before) ||
                     !tsr_box_volume((tsr_box){ndim, NULL, shape}, &after) || before != after,
-                maker->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' %s does not have as many elements as the shape of the step 'reshape'",
-                TSR_STR_ARG(in->name), tsr_shape_of(in).text);
+                maker->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s' %s does not have as many elements as the shape of the step 'reshape'", TSR_STR_ARG(in->name),
+                tsr_shape_of(in).text);
     *out = *in;
     if (before == 0) return reshape_empty(maker, shape, ndim, out);
     if (out->ndim == 0) TSR_TRY(tsr_boxes_add_dim(maker, out, 0, out));

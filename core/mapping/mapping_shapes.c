@@ -20,7 +20,7 @@ typedef struct checker {
 
 static tsr_shape_text shape_of(const tsr_entry *entry)
 {
-    const tsr_mapped_tensor tensor = {.ndim = entry->rank, .shape = (uint64_t *)(uintptr_t)entry->shape};
+    const tsr_mapped_tensor tensor = {.ndim = entry->ndim, .shape = (uint64_t *)(uintptr_t)entry->shape};
     return tsr_shape_of(&tensor);
 }
 
@@ -52,9 +52,11 @@ static tsr_status check_dim(checker *c, const tsr_map_number *stated, named_dim 
 
 static tsr_status check_entry(checker *c, const tsr_map_rule *rule, const tsr_entry *entry)
 {
-    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->rank != rule->shape_count, c->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s' %s must be a tensor of %u dims", TSR_STR_ARG(entry->fqn), shape_of(entry).text, (unsigned)rule->shape_count);
-    for (uint32_t d = 0; d < entry->rank; d++) TSR_TRY(check_dim(c, &rule->shape[d].number, (named_dim){rule->shape[d].name, entry, d}));
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->ndim != rule->shape_count, c->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s' %s must be a tensor of %u dims", TSR_STR_ARG(entry->fqn), shape_of(entry).text,
+                (unsigned)rule->shape_count);
+    for (uint32_t d = 0; d < entry->ndim; d++)
+        TSR_TRY(check_dim(c, &rule->shape[d].number, (named_dim){rule->shape[d].name, entry, d}));
     return TSR_OK;
 }
 

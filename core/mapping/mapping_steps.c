@@ -39,8 +39,8 @@ static tsr_status read_numbers(const runner *r, const tsr_map_number *numbers, u
 static tsr_status transpose(const runner *r, tsr_mapped_tensor *tensor)
 {
     uint64_t *numbers;
-    uint32_t order[TSR_MAX_RANK];
-    bool seen[TSR_MAX_RANK] = {false};
+    uint32_t order[TSR_MAX_NDIM];
+    bool seen[TSR_MAX_NDIM] = {false};
     TSR_TRY(read_numbers(r, r->step->numbers, r->step->number_count, &numbers));
     if (r->step->number_count != tensor->ndim) return misfit(r, tensor, "has another number of dims:", r->step->number_count);
     for (uint32_t d = 0; d < tensor->ndim; d++) {
@@ -54,8 +54,8 @@ static tsr_status transpose(const runner *r, tsr_mapped_tensor *tensor)
 /* Dim `dim` as [a, b] (and the rest), a and b exchanged, as one dim again. */
 static tsr_status exchange(const runner *r, tsr_mapped_tensor *tensor, uint32_t dim, const uint64_t *factors, uint32_t count)
 {
-    uint32_t order[TSR_MAX_RANK + 2];
-    if (tensor->ndim + count > TSR_MAX_RANK) return misfit(r, tensor, "needs more dims than", TSR_MAX_RANK);
+    uint32_t order[TSR_MAX_NDIM + 2];
+    if (tensor->ndim + count > TSR_MAX_NDIM) return misfit(r, tensor, "needs more dims than", TSR_MAX_NDIM);
     TSR_TRY(tsr_boxes_split_dim(&r->m->maker, tensor, dim, factors, count, tensor));
     for (uint32_t d = 0; d < tensor->ndim; d++) order[d] = d;
     order[dim + count - 2] = dim + count - 1;

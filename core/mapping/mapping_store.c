@@ -149,7 +149,8 @@ tsr_computed *tsr_mapped_add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file
 tsr_status tsr_mapped_compute(tsr_mapped *m, const tsr_entry *like, uint64_t order, const tsr_computed *by, bool shares, uint32_t *file,
                               tsr_error *err)
 {
-    tsr_mapped_tensor tensor = {.name = like->fqn, .dtype = by->dtype, .ndim = like->rank, .shape = (uint64_t *)(uintptr_t)like->shape};
+    tsr_mapped_tensor tensor = {
+        .name = like->fqn, .dtype = by->dtype, .ndim = like->ndim, .shape = (uint64_t *)(uintptr_t)like->shape};
     const tsr_entry **sources = TSR_ARENA_NEW(m->own->arena, const tsr_entry *, err);
     tsr_mapped_row *row = sources ? tsr_vec_push(&m->rows, err) : NULL;
     tsr_computed *added = row && !shares ? tsr_mapped_add_file(m, by->dtype, file, err) : NULL;

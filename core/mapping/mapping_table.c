@@ -27,7 +27,8 @@ static void put_result(tsr_line *line, const tsr_entry *entry)
     tsr_line_put(line, entry->fqn.data, entry->fqn.size);
     if (entry->kind == TSR_ENTRY_TENSOR) {
         tsr_line_format(line, " %s [", tsr_dtype_describe(entry->dtype)->name);
-        for (uint32_t d = 0; d < entry->rank; d++) tsr_line_format(line, "%s%llu", d ? ", " : "", (unsigned long long)entry->shape[d]);
+        for (uint32_t d = 0; d < entry->ndim; d++)
+            tsr_line_format(line, "%s%llu", d ? ", " : "", (unsigned long long)entry->shape[d]);
         tsr_line_put(line, "]", 1);
     }
 }

@@ -53,7 +53,7 @@ static tsr_status base_name(const folding *f, tsr_str name, tsr_str *out)
 
 static tsr_status misfit(const folding *f, const tsr_entry *entry, const tsr_entry *weight)
 {
-    tsr_mapped_tensor a = {.ndim = entry->rank}, b = {.ndim = weight->rank};
+    tsr_mapped_tensor a = {.ndim = entry->ndim}, b = {.ndim = weight->ndim};
     a.shape = (uint64_t *)(uintptr_t)entry->shape;
     b.shape = (uint64_t *)(uintptr_t)weight->shape;
     return tsr_raise(f->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' %s of the adapter does not fit '%.*s' %s of the base",
@@ -108,10 +108,11 @@ static tsr_status find_pair(const folding *f, tsr_str stem, const char *ending, 
 static tsr_status set_sizes(const folding *f, tsr_fold *fold, bool transposed)
 {
     const tsr_entry *a = fold->a, *b = fold->b, *w = fold->weight;
-    TSR_FAIL_IF(w->rank != 2, f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s' is not a matrix; adapters of convolutions and of other layers are not supported", TSR_STR_ARG(w->fqn));
-    if (a->rank != 2) return misfit(f, a, w);
-    if (b->rank != 2 || b->shape[1] != a->shape[0]) return misfit(f, b, w);
+    TSR_FAIL_IF(w->ndim != 2, f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' is not a matrix; adapters of convolutions and of other layers are not supported",
+                TSR_STR_ARG(w->fqn));
+    if (a->ndim != 2) return misfit(f, a, w);
+    if (b->ndim != 2 || b->shape[1] != a->shape[0]) return misfit(f, b, w);
     TSR_FAIL_IF(a->shape[0] != fold->rank, f->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' has rank %llu, but adapter_config.json states %llu",
                 TSR_STR_ARG(a->fqn), (unsigned long long)a->shape[0], (unsigned long long)fold->rank);
     const bool plain = w->shape[0] == b->shape[0] && w->shape[1] == a->shape[1];
@@ -142,7 +143,7 @@ static tsr_status add_product(folding *f, const tsr_entry *b, const char *a_endi
 
 static bool same_shape(const tsr_entry *a, const tsr_entry *b)
 {
-    return a->rank == b->rank && (!a->rank || !memcmp(a->shape, b->shape, a->rank * sizeof *a->shape));
+    return a->ndim == b->ndim && (!a->ndim || !memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape));
 }
 
 /* modules_to_save, biases and embeddings, which adapters store whole. */

@@ -14,7 +14,8 @@ static void describe(const tsr_entry *entry, char *text, size_t capacity)
     if (entry->kind == TSR_ENTRY_OBJECT) tsr_line_format(&line, "an object");
     else tsr_line_format(&line, "%s [", tsr_dtype_describe(entry->dtype)->name);
     if (entry->kind == TSR_ENTRY_OBJECT) return;
-    for (uint32_t d = 0; d < entry->rank; d++) tsr_line_format(&line, "%s%llu", d ? ", " : "", (unsigned long long)entry->shape[d]);
+    for (uint32_t d = 0; d < entry->ndim; d++)
+        tsr_line_format(&line, "%s%llu", d ? ", " : "", (unsigned long long)entry->shape[d]);
     tsr_line_format(&line, "]");
 }
 
@@ -22,7 +23,8 @@ static bool same_tensor(const tsr_entry *a, const tsr_entry *b)
 {
     if (a->kind != b->kind) return false;
     if (a->kind != TSR_ENTRY_TENSOR) return true;
-    return a->dtype == b->dtype && a->rank == b->rank && (!a->rank || !memcmp(a->shape, b->shape, a->rank * sizeof *a->shape));
+    return a->dtype == b->dtype && a->ndim == b->ndim &&
+           (!a->ndim || !memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape));
 }
 
 static tsr_status differ(const tsr_merge_input *a, const tsr_entry *entry, const tsr_merge_input *b, tsr_error *err)

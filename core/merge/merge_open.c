@@ -35,8 +35,9 @@ static bool is_summed(const tsr_entry *entry)
 static tsr_status is_alias(tsr_checkpoint *checkpoint, const tsr_entry *a, const tsr_entry *b, bool *is, tsr_error *err)
 {
     tsr_view x, y;
-    *is = a->storage_id && a->storage_id == b->storage_id && a->dtype == b->dtype && a->rank == b->rank && a->chunk_count == 1 &&
-          b->chunk_count == 1 && (!a->rank || !memcmp(a->shape, b->shape, a->rank * sizeof *a->shape));
+    *is = a->storage_id && a->storage_id == b->storage_id && a->dtype == b->dtype && a->ndim == b->ndim &&
+          a->chunk_count == 1 && b->chunk_count == 1 &&
+          (!a->ndim || !memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape));
     if (!*is) return TSR_OK;
     tsr_arena *scratch = tsr_arena_new(tsr_checkpoint_host(checkpoint)->allocator, 0, err);
     if (!scratch) return TSR_E_NOMEM;

@@ -42,7 +42,7 @@ bool tsr_entry_elements(const tsr_entry *entry, uint64_t *elements)
 {
     uint64_t product = 1;
     bool fits = true;
-    for (uint32_t d = 0; d < entry->rank; d++) {
+    for (uint32_t d = 0; d < entry->ndim; d++) {
         if (entry->shape[d] == 0) {
             *elements = 0;
             return true;
@@ -67,5 +67,5 @@ bool tsr_shape_equal(uint32_t a_ndim, const uint64_t *a, uint32_t b_ndim, const 
 
 bool tsr_entry_same_shape(const tsr_entry *a, const tsr_entry *b)
 {
-    return tsr_shape_equal(a->rank, a->shape, b->rank, b->shape);
+    return tsr_shape_equal(a->ndim, a->shape, b->ndim, b->shape);
 }

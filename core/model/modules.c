@@ -93,7 +93,7 @@ static int by_place(const void *a, const void *b)
 static bool same_tensor(const tsr_module_tensor *a, const tsr_module_tensor *b, bool same_kind)
 {
     return a->dtype == b->dtype && (!same_kind || a->requires_grad == b->requires_grad) &&
-           tsr_shape_equal(a->rank, a->shape, b->rank, b->shape);
+           tsr_shape_equal(a->ndim, a->shape, b->ndim, b->shape);
 }
 
 /* Gives the tensor its number: the number of the tensor whose identity it shares, or a new one. */

@@ -40,7 +40,7 @@ static void put_tensor(tsr_line *l, const tsr_entry *tensor)
         return;
     }
     tsr_line_format(l, "%s, [", tsr_dtype_describe(tensor->dtype)->name);
-    for (uint32_t i = 0; i < tensor->rank; i++) tsr_line_format(l, "%s%" PRIu64, i ? ", " : "", tensor->shape[i]);
+    for (uint32_t i = 0; i < tensor->ndim; i++) tsr_line_format(l, "%s%" PRIu64, i ? ", " : "", tensor->shape[i]);
     tsr_line_put(l, "])", 2);
 }
 

@@ -54,7 +54,7 @@ static tsr_status beta(const tsr_value *options, size_t i, double *out, tsr_erro
 
 static tsr_state_spec like_parameter(const char *name, const tsr_module_tensor *param)
 {
-    return (tsr_state_spec){.name = tsr_str_from(name), .dtype = param->dtype, .rank = param->rank, .shape = param->shape};
+    return (tsr_state_spec){.name = tsr_str_from(name), .dtype = param->dtype, .ndim = param->ndim, .shape = param->shape};
 }
 
 /* With weight decay the gradient of the step is decay × parameter, unless decay is decoupled from it. */

@@ -52,7 +52,7 @@ static tsr_status open_original(const tsr_unit_original *what, original *out, ts
 {
     const tsr_flat_param *param = &what->unit->params[what->param];
     uint64_t elements = param->flat_end - param->flat_begin, bytes;
-    TSR_FAIL_IF(param->rank == 0 || !tsr_mul_u64(elements, what->itemsize, &bytes) || bytes > SIZE_MAX / 2, err,
+    TSR_FAIL_IF(param->ndim == 0 || !tsr_mul_u64(elements, what->itemsize, &bytes) || bytes > SIZE_MAX / 2, err,
                 TSR_E_UNSUPPORTED, TSR_NO_POSITION, "optim: '%.*s' has no rows, or is too large", TSR_STR_ARG(param->fqn));
     *out = (original){what->unit, param, param->shape[0], param->shape[0] ? elements / param->shape[0] : 0, what->itemsize};
     return TSR_OK;

@@ -71,7 +71,7 @@ tsr_status tsr_sorted_state(const tsr_value *state, tsr_arena *arena, tsr_named 
 tsr_state_form tsr_form_of(const tsr_value *value)
 {
     if (value->kind != TSR_VALUE_TENSOR) return TSR_FORM_OTHER;
-    return value->as.tensor->rank ? TSR_FORM_TENSOR : TSR_FORM_SCALAR_TENSOR;
+    return value->as.tensor->ndim ? TSR_FORM_TENSOR : TSR_FORM_SCALAR_TENSOR;
 }
 
 tsr_status tsr_flat_clean_name(tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_error *err)

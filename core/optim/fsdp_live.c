@@ -100,7 +100,7 @@ static tsr_status want_chunk(live_call *m, const tsr_entry *entry, const tsr_chu
     uint64_t size = tsr_dtype_size(entry->dtype), at = 0, row = 1, count = 1;
     uint32_t file = chunk->view ? chunk->view->file : chunk->file;
     uint64_t byte_offset = chunk->view ? chunk->view->byte_offset : chunk->byte_offset;
-    for (uint32_t d = entry->rank; d-- > 0; row *= entry->shape[d]) {
+    for (uint32_t d = entry->ndim; d-- > 0; row *= entry->shape[d]) {
         at += (chunk->offsets[d] - (d == 0 ? first_row : 0)) * row;
         count *= chunk->sizes[d];
     }
@@ -133,11 +133,11 @@ static tsr_status received_chunk(const live_call *m, const tsr_entry *entry, uin
                                  tsr_error *err)
 {
     tsr_chunk *chunk = *out = TSR_ARENA_NEW(m->arena, tsr_chunk, err);
-    uint64_t *box = tsr_arena_array(m->arena, 2 * (size_t)entry->rank, sizeof *box, err);
+    uint64_t *box = tsr_arena_array(m->arena, 2 * (size_t)entry->ndim, sizeof *box, err);
     if (!chunk || !box) return TSR_E_NOMEM;
-    *chunk = (tsr_chunk){.offsets = box, .sizes = box + entry->rank};
-    for (uint32_t d = 0; d < entry->rank; d++) box[entry->rank + d] = d ? entry->shape[d] : end - begin;
-    if (entry->rank) box[0] = begin;
+    *chunk = (tsr_chunk){.offsets = box, .sizes = box + entry->ndim};
+    for (uint32_t d = 0; d < entry->ndim; d++) box[entry->ndim + d] = d ? entry->shape[d] : end - begin;
+    if (entry->ndim) box[0] = begin;
     return TSR_OK;
 }
 
@@ -148,8 +148,8 @@ static tsr_status want_tensor(live_call *m, tsr_entry *entry, tsr_vec *buffers, 
     uint64_t bytes, begin = 0, end = 0;
     tsr_chunk *chunk;
     bool fits = tsr_entry_bytes(entry, &bytes);
-    if (entry->rank) rows_of(entry, &begin, &end);
-    if (fits && entry->rank) bytes = entry->shape[0] ? bytes / entry->shape[0] * (end - begin) : 0;
+    if (entry->ndim) rows_of(entry, &begin, &end);
+    if (fits && entry->ndim) bytes = entry->shape[0] ? bytes / entry->shape[0] * (end - begin) : 0;
     TSR_FAIL_IF(!fits || bytes > SIZE_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: '%.*s' is too large for memory",
                 TSR_STR_ARG(entry->fqn));
     TSR_TRY(received_chunk(m, entry, begin, end, &chunk, err));
@@ -501,7 +501,7 @@ static tsr_status join_tensor(live_call *m, const tsr_value *own, const tsr_valu
 {
     const tsr_entry *mine = own->as.tensor;
     *out = own;
-    if (mine->rank == 0 || mine->chunks->sizes[0] == mine->shape[0]) return TSR_OK;
+    if (mine->ndim == 0 || mine->chunks->sizes[0] == mine->shape[0]) return TSR_OK;
     tsr_chunk *chunks = tsr_arena_array(m->arena, m->comm->size, sizeof *chunks, err);
     tsr_entry *entry = TSR_ARENA_NEW(m->arena, tsr_entry, err);
     tsr_value *value = entry ? tsr_value_tensor(m->arena, entry, err) : NULL;
@@ -511,10 +511,10 @@ static tsr_status join_tensor(live_call *m, const tsr_value *own, const tsr_valu
         const tsr_value *other = i ? find(states[i], key, hint) : own;
         if (!other || other->kind != TSR_VALUE_TENSOR) continue;
         const tsr_entry *e = other->as.tensor;
-        TSR_FAIL_IF(e->dtype != mine->dtype || !tsr_entry_same_shape(e, mine), err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is %s %.*s on this rank, but %s %.*s on another",
-                    TSR_STR_ARG(key->text), tsr_dtype_describe(mine->dtype)->name,
-                    TSR_STR_ARG(tsr_shape_brief(mine->rank, mine->shape, m->arena)), tsr_dtype_describe(e->dtype)->name,
-                    TSR_STR_ARG(tsr_shape_brief(e->rank, e->shape, m->arena)));
+        TSR_FAIL_IF(e->dtype != mine->dtype || !tsr_entry_same_shape(e, mine), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                    "optim: '%.*s' is %s %.*s on this rank, but %s %.*s on another", TSR_STR_ARG(key->text),
+                    tsr_dtype_describe(mine->dtype)->name, TSR_STR_ARG(tsr_shape_brief(mine->ndim, mine->shape, m->arena)),
+                    tsr_dtype_describe(e->dtype)->name, TSR_STR_ARG(tsr_shape_brief(e->ndim, e->shape, m->arena)));
         add_rows(chunks, &count, e->chunks);
     }
     *entry = *mine;

@@ -26,27 +26,27 @@ typedef struct cutting {
 static tsr_status take_rows(const cutting *c, const tsr_entry *source, uint64_t begin, uint64_t end, tsr_entry *out,
                             tsr_error *err)
 {
-    uint64_t elements, *shape = tsr_arena_array(c->arena, source->rank, sizeof *shape, err);
+    uint64_t elements, *shape = tsr_arena_array(c->arena, source->ndim, sizeof *shape, err);
     tsr_pieces pieces;
     const tsr_value *rows = NULL;
     if (!shape) return TSR_E_NOMEM;
-    memcpy(shape, source->shape, source->rank * sizeof *shape);
+    memcpy(shape, source->shape, source->ndim * sizeof *shape);
     shape[0] = end - begin;
     TSR_FAIL_IF(!tsr_entry_elements(source, &elements), err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is too large",
                 TSR_STR_ARG(source->fqn));
     uint64_t row = source->shape[0] ? elements / source->shape[0] : 0;
-    TSR_TRY(tsr_pieces_start(&pieces, c->host, c->arena, source->fqn, source->dtype, source->rank, shape, err));
+    TSR_TRY(tsr_pieces_start(&pieces, c->host, c->arena, source->fqn, source->dtype, source->ndim, shape, err));
     tsr_status status = tsr_pieces_add(&pieces, source, begin * row, end * row, err);
     if (status == TSR_OK) status = tsr_pieces_finish(&pieces, &rows, err);
     tsr_pieces_drop(&pieces);
     if (status != TSR_OK) return status;
     *out = *rows->as.tensor;
     tsr_chunk *chunks = tsr_arena_array(c->arena, (size_t)out->chunk_count, sizeof *chunks, err);
-    uint64_t *offsets = tsr_arena_array(c->arena, (size_t)out->chunk_count * out->rank, sizeof *offsets, err);
+    uint64_t *offsets = tsr_arena_array(c->arena, (size_t)out->chunk_count * out->ndim, sizeof *offsets, err);
     if (!chunks || !offsets) return TSR_E_NOMEM;
-    for (uint64_t i = 0; i < out->chunk_count; i++, offsets += out->rank) {
+    for (uint64_t i = 0; i < out->chunk_count; i++, offsets += out->ndim) {
         chunks[i] = out->chunks[i];
-        memcpy(offsets, chunks[i].offsets, out->rank * sizeof *offsets);
+        memcpy(offsets, chunks[i].offsets, out->ndim * sizeof *offsets);
         offsets[0] += begin;
         chunks[i].offsets = offsets;
     }

@@ -63,19 +63,18 @@ static tsr_status check_column(const sharding *s, const column *c, tsr_error *er
     for (uint32_t p = 0; p < c->unit->param_count; p++) {
         const tsr_flat_param *param = &c->unit->params[p];
         const tsr_value *value = c->values[p];
-        TSR_FAIL_IF(!value && (form != TSR_FORM_TENSOR || param->rank == 0), err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(!value && (form != TSR_FORM_TENSOR || param->ndim == 0), err, TSR_E_FORMAT, TSR_NO_POSITION,
                     "optim: '%.*s' has a scalar '%.*s', but '%.*s' of the same flat parameter has none", TSR_STR_ARG(known),
                     TSR_STR_ARG(c->name), TSR_STR_ARG(param->fqn));
         if (!value) continue;
         bool equal = tsr_form_of(value) == form && value->kind == model->kind;
         if (equal && form == TSR_FORM_TENSOR) {
             const tsr_entry *e = value->as.tensor;
-            TSR_FAIL_IF(
-                !tsr_shape_equal(e->rank, e->shape, param->rank, param->shape), err,
-                TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: '%.*s' of '%.*s' does not have the shape of its parameter: %.*s and %.*s", TSR_STR_ARG(c->name),
-                TSR_STR_ARG(param->fqn), TSR_STR_ARG(tsr_shape_brief(e->rank, e->shape, s->arena)),
-                TSR_STR_ARG(tsr_shape_brief(param->rank, param->shape, s->arena)));
+            TSR_FAIL_IF(!tsr_shape_equal(e->ndim, e->shape, param->ndim, param->shape), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                        "optim: '%.*s' of '%.*s' does not have the shape of its parameter: %.*s and %.*s",
+                        TSR_STR_ARG(c->name), TSR_STR_ARG(param->fqn),
+                        TSR_STR_ARG(tsr_shape_brief(e->ndim, e->shape, s->arena)),
+                        TSR_STR_ARG(tsr_shape_brief(param->ndim, param->shape, s->arena)));
             equal = e->dtype == model->as.tensor->dtype;
         } else if (equal) {
             equal = tsr_value_match(model, value, 64, 4096) == TSR_SAME;
@@ -203,8 +202,8 @@ static tsr_status put_part(sharding *s, const tsr_flat_param *param, const tsr_v
     TSR_FAIL_IF(
         !tsr_entry_elements(source, &elements) || elements != param->flat_end - param->flat_begin, err, TSR_E_FORMAT,
         TSR_NO_POSITION, "optim: the state '%.*s' of '%.*s' does not have as many elements as its parameter: %.*s and %.*s",
-        TSR_STR_ARG(key->text), TSR_STR_ARG(param->fqn), TSR_STR_ARG(tsr_shape_brief(source->rank, source->shape, s->arena)),
-        TSR_STR_ARG(tsr_shape_brief(param->rank, param->shape, s->arena)));
+        TSR_STR_ARG(key->text), TSR_STR_ARG(param->fqn), TSR_STR_ARG(tsr_shape_brief(source->ndim, source->shape, s->arena)),
+        TSR_STR_ARG(tsr_shape_brief(param->ndim, param->shape, s->arena)));
     tsr_pieces pieces;
     const tsr_value *value = NULL;
     TSR_TRY(tsr_pieces_start(&pieces, s->host, s->arena, source->fqn, source->dtype, 1, shape, err));

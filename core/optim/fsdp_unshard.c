@@ -157,7 +157,7 @@ static tsr_status put_tensor(unsharding *u, uint32_t id, const tsr_flat_param *p
     tsr_str fqn = tsr_arena_format(u->arena, err, "%.*s.%.*s", TSR_STR_ARG(param->fqn), TSR_STR_ARG(named->name));
     if (!fqn.data) return TSR_E_NOMEM;
     TSR_TRY(
-        tsr_pieces_start(&pieces, u->host, u->arena, fqn, named->value->as.tensor->dtype, param->rank, param->shape, err));
+        tsr_pieces_start(&pieces, u->host, u->arena, fqn, named->value->as.tensor->dtype, param->ndim, param->shape, err));
     tsr_status status = fill_original(u, id, param, named->name, whole, &pieces, err);
     if (status == TSR_OK) status = tsr_pieces_finish(&pieces, &value, err);
     tsr_pieces_drop(&pieces);

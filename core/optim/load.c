@@ -29,15 +29,15 @@ typedef struct loading {
 static tsr_status check_shapes(const loading *l, const tsr_optim_read *read, const tsr_tp_slice *slice, tsr_error *err)
 {
     const tsr_entry *entry = read->entry;
-    TSR_FAIL_IF(slice->rank != entry->rank, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(slice->ndim != entry->ndim, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: '%.*s' has %" PRIu32 " dimensions, but the slice of '%.*s' has %" PRIu32, TSR_STR_ARG(entry->fqn),
-                entry->rank, TSR_STR_ARG(slice->fqn), slice->rank);
-    for (uint32_t d = 0; d < entry->rank && slice->shape; d++)
+                entry->ndim, TSR_STR_ARG(slice->fqn), slice->ndim);
+    for (uint32_t d = 0; d < entry->ndim && slice->shape; d++)
         TSR_FAIL_IF(
             slice->shape[d] != read->shape[d], err, TSR_E_FORMAT, TSR_NO_POSITION,
             "optim: '%.*s' is %.*s in the checkpoint, but '%.*s' is %.*s in the model's state; their slices do not match",
-            TSR_STR_ARG(entry->fqn), TSR_STR_ARG(tsr_shape_brief(entry->rank, read->shape, l->arena)),
-            TSR_STR_ARG(slice->fqn), TSR_STR_ARG(tsr_shape_brief(slice->rank, slice->shape, l->arena)));
+            TSR_STR_ARG(entry->fqn), TSR_STR_ARG(tsr_shape_brief(entry->ndim, read->shape, l->arena)),
+            TSR_STR_ARG(slice->fqn), TSR_STR_ARG(tsr_shape_brief(slice->ndim, slice->shape, l->arena)));
     return TSR_OK;
 }
 
@@ -53,7 +53,7 @@ static tsr_status find_slice(const loading *l, const tsr_optim_read *read, const
     if (at == UINT32_MAX) return TSR_OK;
     const tsr_tp_slice *slice = &l->mesh->slices[at];
     TSR_TRY(check_shapes(l, read, slice, err));
-    for (uint32_t d = 0; d < entry->rank; d++) {
+    for (uint32_t d = 0; d < entry->ndim; d++) {
         uint64_t end;
         TSR_FAIL_IF(!tsr_add_u64(slice->offsets ? slice->offsets[d] : 0, slice->sizes[d], &end) || end > read->shape[d], err,
                     TSR_E_FORMAT, TSR_NO_POSITION,
@@ -68,14 +68,14 @@ static tsr_status find_slice(const loading *l, const tsr_optim_read *read, const
 static tsr_status fill_box(loading *l, tsr_optim_read *read, tsr_error *err)
 {
     const tsr_tp_slice *slice;
-    const uint32_t rank = read->entry->rank;
-    uint64_t end, *numbers = tsr_arena_array(l->arena, 3 * (size_t)rank, sizeof *numbers, err);
+    const uint32_t ndim = read->entry->ndim;
+    uint64_t end, *numbers = tsr_arena_array(l->arena, 3 * (size_t)ndim, sizeof *numbers, err);
     if (!numbers) return TSR_E_NOMEM;
     TSR_TRY(find_slice(l, read, &slice, err));
-    uint64_t *storage = numbers, *dest = numbers + rank, *sizes = numbers + 2 * rank;
+    uint64_t *storage = numbers, *dest = numbers + ndim, *sizes = numbers + 2 * ndim;
     read->kind = TSR_READ_BOX;
     read->dest_size = slice ? slice->sizes : read->shape;
-    for (uint32_t d = 0; d < rank; d++) {
+    for (uint32_t d = 0; d < ndim; d++) {
         sizes[d] = read->dest_size[d];
         if (d == 0) {
             /* Clamped: PyTorch's ChunkShardingSpec lets empty shards begin beyond the tensor, and then refuses them. */
@@ -106,15 +106,15 @@ static tsr_status name_parameter(const loading *l, tsr_optim_read *read, tsr_err
 static tsr_status fill_tensor(loading *l, tsr_optim_read *read, tsr_error *err)
 {
     const tsr_entry *entry = read->entry;
-    uint64_t elements = 1, *shape = tsr_arena_array(l->arena, entry->rank, sizeof *shape, err);
+    uint64_t elements = 1, *shape = tsr_arena_array(l->arena, entry->ndim, sizeof *shape, err);
     if (!shape) return TSR_E_NOMEM;
-    if (entry->rank) memcpy(shape, entry->shape, entry->rank * sizeof *shape);
+    if (entry->ndim) memcpy(shape, entry->shape, entry->ndim * sizeof *shape);
     read->kind = TSR_READ_WHOLE;
     read->dtype = entry->dtype;
     read->shape = shape;
     TSR_FAIL_IF(!tsr_entry_elements(entry, &elements), err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is too large",
                 TSR_STR_ARG(entry->fqn));
-    if (entry->rank && tsr_dtype_pack(&read->dtype, &shape[entry->rank - 1]) && read->dtype != entry->dtype) elements /= 2;
+    if (entry->ndim && tsr_dtype_pack(&read->dtype, &shape[entry->ndim - 1]) && read->dtype != entry->dtype) elements /= 2;
     return elements == 1 ? TSR_OK : fill_box(l, read, err);
 }
 

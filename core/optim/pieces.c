@@ -15,13 +15,13 @@
 #include "tessera/box.h"
 
 tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena *arena, tsr_str fqn, tsr_dtype dtype,
-                            uint32_t rank, const uint64_t *shape, tsr_error *err)
+                            uint32_t ndim, const uint64_t *shape, tsr_error *err)
 {
     *pieces = (tsr_pieces){host, arena, TSR_ARENA_NEW(arena, tsr_entry, err), tsr_vec_of(host->allocator, sizeof(tsr_chunk)),
                            0,    0};
     if (!pieces->entry) return TSR_E_NOMEM;
-    *pieces->entry = (tsr_entry){.fqn = fqn, .kind = TSR_ENTRY_TENSOR, .dtype = dtype, .rank = rank, .shape = shape};
-    TSR_FAIL_IF(rank > TSR_MAX_RANK || tsr_dtype_size(dtype) == 0 || !tsr_entry_elements(pieces->entry, &pieces->elements),
+    *pieces->entry = (tsr_entry){.fqn = fqn, .kind = TSR_ENTRY_TENSOR, .dtype = dtype, .ndim = ndim, .shape = shape};
+    TSR_FAIL_IF(ndim > TSR_MAX_NDIM || tsr_dtype_size(dtype) == 0 || !tsr_entry_elements(pieces->entry, &pieces->elements),
                 err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "optim: '%.*s' has too many dimensions or elements, or a dtype that is not byte-aligned", TSR_STR_ARG(fqn));
     return TSR_OK;
@@ -36,22 +36,22 @@ void tsr_pieces_drop(tsr_pieces *pieces)
 static tsr_status add_chunk(tsr_pieces *p, const uint64_t *offsets, const uint64_t *sizes, tsr_view view, uint64_t step,
                             uint64_t count, tsr_error *err)
 {
-    uint32_t rank = p->entry->rank;
-    uint64_t *numbers = tsr_arena_array(p->arena, 3 * (size_t)rank, sizeof *numbers, err);
+    uint32_t ndim = p->entry->ndim;
+    uint64_t *numbers = tsr_arena_array(p->arena, 3 * (size_t)ndim, sizeof *numbers, err);
     tsr_view *kept = TSR_ARENA_NEW(p->arena, tsr_view, err);
     tsr_chunk *chunk = numbers && kept ? tsr_vec_push(&p->chunks, err) : NULL;
     if (!chunk) return TSR_E_NOMEM;
     uint64_t stride = step;
-    for (uint32_t d = rank; d-- > 0;) {
+    for (uint32_t d = ndim; d-- > 0;) {
         numbers[d] = offsets[d];
-        numbers[rank + d] = sizes[d];
-        numbers[2 * rank + d] = stride;
+        numbers[ndim + d] = sizes[d];
+        numbers[2 * ndim + d] = stride;
         stride *= sizes[d];
     }
-    view.strides = numbers + 2 * rank;
+    view.strides = numbers + 2 * ndim;
     *kept = view;
     *chunk = (tsr_chunk){
-        .offsets = numbers, .sizes = numbers + rank, .byte_offset = view.byte_offset, .view = kept, .file = view.file};
+        .offsets = numbers, .sizes = numbers + ndim, .byte_offset = view.byte_offset, .view = kept, .file = view.file};
     chunk->byte_length = count * tsr_dtype_size(p->entry->dtype);
     return TSR_OK;
 }
@@ -60,13 +60,13 @@ static tsr_status add_chunk(tsr_pieces *p, const uint64_t *offsets, const uint64
 static tsr_status add_run(tsr_pieces *p, tsr_view view, uint64_t step, uint64_t count, tsr_error *err)
 {
     const tsr_entry *e = p->entry;
-    uint64_t offsets[TSR_MAX_RANK] = {0}, sizes[TSR_MAX_RANK] = {0}, itemsize = tsr_dtype_size(e->dtype);
+    uint64_t offsets[TSR_MAX_NDIM] = {0}, sizes[TSR_MAX_NDIM] = {0}, itemsize = tsr_dtype_size(e->dtype);
     TSR_FAIL_IF(count > p->elements - p->flat_filled, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: '%.*s' has %" PRIu64 " elements, but more were found", TSR_STR_ARG(e->fqn), p->elements);
     while (count) {
         uint64_t at = p->flat_filled, row = 1, taken = 1;
-        uint32_t block = e->rank; /* the outermost dimension in which whole rows fit */
-        for (uint32_t d = e->rank; d-- > 0;) {
+        uint32_t block = e->ndim; /* the outermost dimension in which whole rows fit */
+        for (uint32_t d = e->ndim; d-- > 0;) {
             uint64_t index = at / row % e->shape[d],
                      fits = count / row < e->shape[d] - index ? count / row : e->shape[d] - index;
             offsets[d] = index;
@@ -76,10 +76,10 @@ static tsr_status add_run(tsr_pieces *p, tsr_view view, uint64_t step, uint64_t 
             }
             row *= e->shape[d];
         }
-        for (uint32_t d = 0; d < e->rank; d++) sizes[d] = d < block ? 1 : e->shape[d];
-        if (block < e->rank) {
+        for (uint32_t d = 0; d < e->ndim; d++) sizes[d] = d < block ? 1 : e->shape[d];
+        if (block < e->ndim) {
             uint64_t inner = 1;
-            for (uint32_t d = block + 1; d < e->rank; d++) inner *= e->shape[d];
+            for (uint32_t d = block + 1; d < e->ndim; d++) inner *= e->shape[d];
             sizes[block] = taken / inner;
         }
         TSR_TRY(add_chunk(p, offsets, sizes, view, step, taken, err));
@@ -94,7 +94,7 @@ static tsr_status add_run(tsr_pieces *p, tsr_view view, uint64_t step, uint64_t 
 typedef struct source_chunk {
     const tsr_chunk *chunk;
     tsr_view view;
-    uint64_t strides[TSR_MAX_RANK];
+    uint64_t strides[TSR_MAX_NDIM];
     uint64_t run, step; /* elements of a whole run, and how far they are apart */
     uint32_t run_dims;  /* trailing dims that a run goes through */
 } source_chunk;
@@ -104,13 +104,13 @@ static void open_chunk(const tsr_entry *source, const tsr_chunk *chunk, source_c
     out->chunk = chunk;
     out->view = chunk->view ? *chunk->view : (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
     uint64_t row = 1;
-    for (uint32_t d = source->rank; d-- > 0;) {
+    for (uint32_t d = source->ndim; d-- > 0;) {
         out->strides[d] = out->view.strides ? out->view.strides[d] : row;
         row *= chunk->sizes[d];
     }
     out->run = out->step = 1;
     out->run_dims = 0;
-    for (uint32_t d = source->rank; d-- > 0;) {
+    for (uint32_t d = source->ndim; d-- > 0;) {
         if (chunk->sizes[d] != 1) {
             if (out->run == 1) out->step = out->strides[d];
             else if (out->strides[d] != out->step * out->run) return;
@@ -123,7 +123,7 @@ static void open_chunk(const tsr_entry *source, const tsr_chunk *chunk, source_c
 
 static bool holds(const tsr_entry *source, const tsr_chunk *chunk, const uint64_t *index)
 {
-    for (uint32_t d = 0; d < source->rank; d++) {
+    for (uint32_t d = 0; d < source->ndim; d++) {
         if (index[d] < chunk->offsets[d] || index[d] - chunk->offsets[d] >= chunk->sizes[d]) return false;
     }
     return true;
@@ -145,17 +145,17 @@ static const tsr_chunk *find_chunk(const tsr_entry *source, const uint64_t *inde
 static tsr_status add_source_run(tsr_pieces *pieces, const tsr_entry *source, uint64_t flat, uint64_t *hint,
                                  source_chunk *open, uint64_t *count, tsr_error *err)
 {
-    uint64_t index[TSR_MAX_RANK], rest = flat, element = 0, inside = 0, row = 1;
-    for (uint32_t d = source->rank; d-- > 0; rest /= source->shape[d]) index[d] = rest % source->shape[d];
+    uint64_t index[TSR_MAX_NDIM], rest = flat, element = 0, inside = 0, row = 1;
+    for (uint32_t d = source->ndim; d-- > 0; rest /= source->shape[d]) index[d] = rest % source->shape[d];
     const tsr_chunk *chunk = find_chunk(source, index, hint);
     TSR_FAIL_IF(!chunk, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: element %" PRIu64 " of '%.*s' is not covered by any chunk", flat, TSR_STR_ARG(source->fqn));
     TSR_FAIL_IF(chunk->file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
                 "optim: the file of a chunk of '%.*s' is missing", TSR_STR_ARG(source->fqn));
     if (chunk != open->chunk) open_chunk(source, chunk, open);
-    for (uint32_t d = source->rank; d-- > 0;) {
+    for (uint32_t d = source->ndim; d-- > 0;) {
         element += (index[d] - chunk->offsets[d]) * open->strides[d];
-        if (source->rank - d > open->run_dims) continue;
+        if (source->ndim - d > open->run_dims) continue;
         inside += (index[d] - chunk->offsets[d]) * row;
         row *= chunk->sizes[d];
     }
@@ -172,7 +172,7 @@ tsr_status tsr_pieces_add(tsr_pieces *pieces, const tsr_entry *source, uint64_t 
 {
     if (flat_begin == flat_end) return TSR_OK;
     uint64_t elements, hint = 0;
-    TSR_FAIL_IF(source->rank > TSR_MAX_RANK || tsr_dtype_size(source->dtype) == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(source->ndim > TSR_MAX_NDIM || tsr_dtype_size(source->dtype) == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "optim: '%.*s' has too many dimensions, or a dtype that is not byte-aligned", TSR_STR_ARG(source->fqn));
     TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || flat_end > elements, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: elements up to %" PRIu64 " of '%.*s' are requested, beyond its end", flat_end,
@@ -193,7 +193,7 @@ tsr_status tsr_pieces_add_zeros(tsr_pieces *pieces, uint32_t file, uint64_t coun
 tsr_status tsr_pieces_finish(tsr_pieces *pieces, const tsr_value **out, tsr_error *err)
 {
     tsr_entry *entry = pieces->entry;
-    static const uint64_t none[TSR_MAX_RANK] = {0};
+    static const uint64_t none[TSR_MAX_NDIM] = {0};
     TSR_FAIL_IF(pieces->elements != pieces->flat_filled, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: '%.*s' has %" PRIu64 " elements, but %" PRIu64 " were found", TSR_STR_ARG(entry->fqn),
                 pieces->elements, pieces->flat_filled);

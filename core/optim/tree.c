@@ -95,10 +95,10 @@ static tsr_str or_unknown(tsr_str text)
     return text.data ? text : TSR_STR("?");
 }
 
-tsr_str tsr_shape_brief(uint32_t rank, const uint64_t *shape, tsr_arena *arena)
+tsr_str tsr_shape_brief(uint32_t ndim, const uint64_t *shape, tsr_arena *arena)
 {
     tsr_str text = TSR_STR("[");
-    for (uint32_t d = 0; d < rank && text.data; d++)
+    for (uint32_t d = 0; d < ndim && text.data; d++)
         text = tsr_arena_format(arena, NULL, "%.*s%s%" PRIu64, TSR_STR_ARG(text), d ? ", " : "", shape[d]);
     return or_unknown(text.data ? tsr_arena_format(arena, NULL, "%.*s]", TSR_STR_ARG(text)) : text);
 }
@@ -114,7 +114,7 @@ tsr_str tsr_value_brief(const tsr_value *value, tsr_arena *arena)
     case TSR_VALUE_STR: return or_unknown(tsr_arena_format(arena, NULL, "'%.*s'", TSR_STR_ARG(value->text)));
     case TSR_VALUE_TENSOR:
         return or_unknown(tsr_arena_format(arena, NULL, "a %s tensor %.*s", tsr_dtype_describe(e->dtype)->name,
-                                           TSR_STR_ARG(tsr_shape_brief(e->rank, e->shape, arena))));
+                                           TSR_STR_ARG(tsr_shape_brief(e->ndim, e->shape, arena))));
     default: return or_unknown(tsr_arena_format(arena, NULL, "a %s of %zu", tsr_value_kind_name(value), value->count));
     }
 }

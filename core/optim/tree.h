@@ -49,7 +49,7 @@ const char *tsr_value_kind_name(const tsr_value *value);
 /* A value, and a shape, as messages show them: "0.5", "'text'", "a float32 tensor [3, 2]", "[3, 2]". In `arena`; "?" where
  * that has no memory left. */
 tsr_str tsr_value_brief(const tsr_value *value, tsr_arena *arena);
-tsr_str tsr_shape_brief(uint32_t rank, const uint64_t *shape, tsr_arena *arena);
+tsr_str tsr_shape_brief(uint32_t ndim, const uint64_t *shape, tsr_arena *arena);
 /* A key as text: a string itself, an int in decimal, True, False, None; a NULL text and TSR_E_UNSUPPORTED for others. */
 tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, tsr_error *err);
 bool tsr_is_key(const tsr_value *key, const char *text);

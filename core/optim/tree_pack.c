@@ -56,18 +56,18 @@ static tsr_status put_tensor(packing *p, const tsr_entry *entry, tsr_error *err)
 {
     uint64_t bytes = 0, end;
     bool fits = tsr_entry_bytes(entry, &bytes);
-    const bool part = entry->rank && entry->chunk_count == 1;
-    const uint64_t all = entry->rank ? entry->shape[0] : 0, begin = part ? entry->chunks->offsets[0] : 0,
+    const bool part = entry->ndim && entry->chunk_count == 1;
+    const uint64_t all = entry->ndim ? entry->shape[0] : 0, begin = part ? entry->chunks->offsets[0] : 0,
                    rows = part ? entry->chunks->sizes[0] : all;
     if (part && all) bytes = bytes / all * rows;
     fits = fits && begin <= all && rows <= all - begin && tsr_add_u64(p->byte_at, bytes, &end);
-    TSR_FAIL_IF(!fits || tsr_dtype_size(entry->dtype) == 0 || entry->rank > TSR_MAX_RANK, err, TSR_E_UNSUPPORTED,
+    TSR_FAIL_IF(!fits || tsr_dtype_size(entry->dtype) == 0 || entry->ndim > TSR_MAX_NDIM, err, TSR_E_UNSUPPORTED,
                 TSR_NO_POSITION, "optim: '%.*s' is too large, or its dtype is not byte-aligned", TSR_STR_ARG(entry->fqn));
     TSR_TRY(put_text(p, entry->fqn, err));
     TSR_TRY(put_number(p, entry->dtype, 4, err));
-    TSR_TRY(put_number(p, entry->rank, 4, err));
-    for (uint32_t d = 0; d < entry->rank; d++) TSR_TRY(put_number(p, entry->shape[d], 8, err));
-    if (entry->rank == 0) return put(p, p->live->bytes(p->live->ctx, entry), (size_t)bytes, err);
+    TSR_TRY(put_number(p, entry->ndim, 4, err));
+    for (uint32_t d = 0; d < entry->ndim; d++) TSR_TRY(put_number(p, entry->shape[d], 8, err));
+    if (entry->ndim == 0) return put(p, p->live->bytes(p->live->ctx, entry), (size_t)bytes, err);
     TSR_TRY(put_number(p, begin, 8, err));
     TSR_TRY(put_number(p, rows, 8, err));
     TSR_TRY(put_number(p, p->byte_at, 8, err));
@@ -188,25 +188,25 @@ static tsr_status take_tensor(unpacking *u, const tsr_entry **out, tsr_error *er
     *entry = (tsr_entry){.kind = TSR_ENTRY_TENSOR, .chunks = chunk, .chunk_count = 1};
     TSR_TRY(take_text(u, &entry->fqn, err));
     entry->dtype = (tsr_dtype)tsr_cursor_u32(&u->cursor);
-    entry->rank = tsr_cursor_u32(&u->cursor);
-    TSR_FAIL_IF(entry->rank > TSR_MAX_RANK || entry->dtype >= TSR_DTYPE_COUNT, err, TSR_E_FORMAT, u->cursor.at,
-                "optim: a rank sent a tensor of %" PRIu32 " dimensions", entry->rank);
-    uint64_t *numbers = tsr_arena_array(u->arena, 3 * (size_t)entry->rank, sizeof *numbers, err), *sizes, elements;
+    entry->ndim = tsr_cursor_u32(&u->cursor);
+    TSR_FAIL_IF(entry->ndim > TSR_MAX_NDIM || entry->dtype >= TSR_DTYPE_COUNT, err, TSR_E_FORMAT, u->cursor.at,
+                "optim: a rank sent a tensor of %" PRIu32 " dimensions", entry->ndim);
+    uint64_t *numbers = tsr_arena_array(u->arena, 3 * (size_t)entry->ndim, sizeof *numbers, err), *sizes, elements;
     if (!numbers) return TSR_E_NOMEM;
-    sizes = numbers + 2 * (size_t)entry->rank;
-    for (uint32_t d = 0; d < entry->rank; d++) sizes[d] = numbers[entry->rank + d] = tsr_cursor_u64(&u->cursor);
-    entry->shape = numbers + entry->rank;
+    sizes = numbers + 2 * (size_t)entry->ndim;
+    for (uint32_t d = 0; d < entry->ndim; d++) sizes[d] = numbers[entry->ndim + d] = tsr_cursor_u64(&u->cursor);
+    entry->shape = numbers + entry->ndim;
     *chunk = (tsr_chunk){.offsets = numbers, .sizes = sizes, .file = u->file};
     *out = entry;
-    if (entry->rank) {
+    if (entry->ndim) {
         numbers[0] = tsr_cursor_u64(&u->cursor);
         sizes[0] = tsr_cursor_u64(&u->cursor);
     }
-    bool fits = tsr_entry_elements(entry, &elements) && tsr_box_volume((tsr_box){entry->rank, NULL, sizes}, &elements) &&
+    bool fits = tsr_entry_elements(entry, &elements) && tsr_box_volume((tsr_box){entry->ndim, NULL, sizes}, &elements) &&
                 tsr_mul_u64(elements, tsr_dtype_size(entry->dtype), &chunk->byte_length);
-    fits = fits && (!entry->rank || (numbers[0] <= entry->shape[0] && sizes[0] <= entry->shape[0] - numbers[0]));
+    fits = fits && (!entry->ndim || (numbers[0] <= entry->shape[0] && sizes[0] <= entry->shape[0] - numbers[0]));
     TSR_FAIL_IF(!fits, err, TSR_E_FORMAT, u->cursor.at, "optim: a rank sent a tensor that is too large");
-    if (entry->rank == 0) return take_scalar(u, chunk, (size_t)chunk->byte_length, err);
+    if (entry->ndim == 0) return take_scalar(u, chunk, (size_t)chunk->byte_length, err);
     chunk->byte_offset = tsr_cursor_u64(&u->cursor);
     return TSR_OK;
 }

@@ -28,25 +28,25 @@
 
 /* ---- opening ---- */
 
-tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_t *rank, uint64_t *shape, uint64_t *elements,
+tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_t *ndim, uint64_t *shape, uint64_t *elements,
                                tsr_error *err)
 {
     TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "'%.*s' is not a dense tensor (%.*s)", TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
-    TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "'%.*s' has %u dimensions; at most %u are supported", TSR_STR_ARG(entry->fqn), (unsigned)entry->rank,
-                (unsigned)TSR_MAX_RANK);
+    TSR_FAIL_IF(entry->ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "'%.*s' has %u dimensions; at most %u are supported", TSR_STR_ARG(entry->fqn), (unsigned)entry->ndim,
+                (unsigned)TSR_MAX_NDIM);
     *dtype = entry->dtype;
-    *rank = entry->rank;
-    for (uint32_t d = 0; d < entry->rank; d++) shape[d] = entry->shape[d];
-    bool whole = *rank == 0 ? *dtype != TSR_FLOAT4_E2M1FN : tsr_dtype_pack(dtype, &shape[*rank - 1]);
+    *ndim = entry->ndim;
+    for (uint32_t d = 0; d < entry->ndim; d++) shape[d] = entry->shape[d];
+    bool whole = *ndim == 0 ? *dtype != TSR_FLOAT4_E2M1FN : tsr_dtype_pack(dtype, &shape[*ndim - 1]);
     if (tsr_dtype_describe(*dtype)->bits == 6) {
         *dtype = TSR_UINT8;
-        *rank = 1;
+        *ndim = 1;
         whole = tsr_entry_bytes(entry, &shape[0]);
     }
     uint64_t bytes;
-    whole = whole && tsr_box_volume((tsr_box){*rank, NULL, shape}, elements) && tsr_dtype_bytes(*dtype, *elements, &bytes);
+    whole = whole && tsr_box_volume((tsr_box){*ndim, NULL, shape}, elements) && tsr_dtype_bytes(*dtype, *elements, &bytes);
     TSR_FAIL_IF(!whole, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "'%.*s': its size is not a whole number of bytes, or it is too large", TSR_STR_ARG(entry->fqn));
     return TSR_OK;
@@ -54,19 +54,19 @@ tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_
 
 bool tsr_find_run(tsr_dtype dtype, tsr_box whole, tsr_box box, uint64_t *byte_first, uint64_t *byte_length)
 {
-    static const uint64_t zeros[TSR_MAX_RANK];
+    static const uint64_t zeros[TSR_MAX_NDIM];
     uint64_t elements;
     if (!tsr_box_is_contiguous(whole, box) || !tsr_box_volume(box, &elements)) return false;
     const uint64_t first = elements ? tsr_box_index(whole, box.offsets ? box.offsets : zeros) : 0;
     return tsr_dtype_bytes(dtype, first, byte_first) && tsr_dtype_bytes(dtype, elements, byte_length);
 }
 
-static const uint64_t *row_major(tsr_arena *arena, uint32_t rank, const uint64_t *sizes, tsr_error *err)
+static const uint64_t *row_major(tsr_arena *arena, uint32_t ndim, const uint64_t *sizes, tsr_error *err)
 {
-    uint64_t *strides = tsr_arena_array(arena, rank, sizeof *strides, err);
+    uint64_t *strides = tsr_arena_array(arena, ndim, sizeof *strides, err);
     if (!strides) return NULL;
     uint64_t step = 1;
-    for (uint32_t d = rank; d-- > 0;) {
+    for (uint32_t d = ndim; d-- > 0;) {
         strides[d] = step;
         step *= sizes[d];
     }
@@ -77,7 +77,7 @@ static const uint64_t *row_major(tsr_arena *arena, uint32_t rank, const uint64_t
 static bool part_span(const tsr_gather *gather, const tsr_located *part, uint64_t *span)
 {
     uint64_t last = 0, step;
-    for (uint32_t d = 0; d < gather->rank; d++) {
+    for (uint32_t d = 0; d < gather->ndim; d++) {
         if (!tsr_mul_u64(part->sizes[d] - 1, part->strides[d], &step) || !tsr_add_u64(last, step, &last)) return false;
     }
     return tsr_add_u64(last, 1, &last) && tsr_mul_u64(last, gather->itemsize, span);
@@ -106,19 +106,19 @@ static tsr_status set_box(tsr_gather *gather, const tsr_chunk *chunk, tsr_locate
     part->offsets = chunk->offsets;
     part->sizes = chunk->sizes;
     if (gather->dtype == entry->dtype) return TSR_OK;
-    uint64_t *box = tsr_arena_array(gather->arena, 2 * (size_t)gather->rank, sizeof *box, err);
+    uint64_t *box = tsr_arena_array(gather->arena, 2 * (size_t)gather->ndim, sizeof *box, err);
     if (!box) return TSR_E_NOMEM;
-    uint64_t *offsets = box, *sizes = box + gather->rank;
+    uint64_t *offsets = box, *sizes = box + gather->ndim;
     bool fits = true;
     if (gather->dtype == TSR_FLOAT4_E2M1FN_X2) {
-        memcpy(offsets, chunk->offsets, gather->rank * sizeof *box);
-        memcpy(sizes, chunk->sizes, gather->rank * sizeof *box);
-        fits = gather->rank && offsets[gather->rank - 1] % 2 == 0 && sizes[gather->rank - 1] % 2 == 0;
-        offsets[gather->rank - 1] /= 2;
-        sizes[gather->rank - 1] /= 2;
+        memcpy(offsets, chunk->offsets, gather->ndim * sizeof *box);
+        memcpy(sizes, chunk->sizes, gather->ndim * sizeof *box);
+        fits = gather->ndim && offsets[gather->ndim - 1] % 2 == 0 && sizes[gather->ndim - 1] % 2 == 0;
+        offsets[gather->ndim - 1] /= 2;
+        sizes[gather->ndim - 1] /= 2;
     } else {
         fits =
-            tsr_box_equal((tsr_box){entry->rank, chunk->offsets, chunk->sizes}, (tsr_box){entry->rank, NULL, entry->shape});
+            tsr_box_equal((tsr_box){entry->ndim, chunk->offsets, chunk->sizes}, (tsr_box){entry->ndim, NULL, entry->shape});
         sizes[0] = gather->elements;
     }
     TSR_FAIL_IF(!fits, err, TSR_E_UNSUPPORTED, chunk->byte_offset, "'%.*s': a chunk of %s is not byte-aligned",
@@ -132,18 +132,18 @@ static tsr_status set_strides(tsr_gather *gather, const tsr_chunk *chunk, tsr_lo
 {
     TSR_FAIL_IF(part->view.strides && gather->dtype != gather->entry->dtype, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
                 "'%.*s': %s with strides", TSR_STR_ARG(gather->entry->fqn), tsr_dtype_describe(gather->entry->dtype)->name);
-    part->strides = part->view.strides ? part->view.strides : row_major(gather->arena, gather->rank, part->sizes, err);
+    part->strides = part->view.strides ? part->view.strides : row_major(gather->arena, gather->ndim, part->sizes, err);
     return part->strides ? check_part(gather, part, err) : TSR_E_NOMEM;
 }
 
 static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr_box *box, tsr_error *err)
 {
     tsr_located *part = &gather->parts[gather->part_count];
-    const tsr_box whole = {gather->rank, NULL, gather->shape};
-    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
+    const tsr_box whole = {gather->ndim, NULL, gather->shape};
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
     *part = (tsr_located){0};
     TSR_TRY(set_box(gather, chunk, part, err));
-    const tsr_box own = {gather->rank, part->offsets, part->sizes};
+    const tsr_box own = {gather->ndim, part->offsets, part->sizes};
     TSR_FAIL_IF(!tsr_box_contains(whole, own), err, TSR_E_FORMAT, chunk->byte_offset,
                 "'%.*s': a chunk reaches beyond the tensor", TSR_STR_ARG(gather->entry->fqn));
     if (tsr_box_is_empty(own) || (box && !tsr_box_intersect(own, *box, offsets, sizes))) return TSR_OK;
@@ -154,7 +154,7 @@ static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr
         TSR_TRY(tsr_checkpoint_locate(gather->checkpoint, gather->entry, chunk, gather->arena, &part->view, err));
     }
     TSR_TRY(set_strides(gather, chunk, part, err));
-    for (uint32_t d = 0; d < gather->rank; d++) offsets[d] = part->offsets[d] + part->sizes[d] - 1;
+    for (uint32_t d = 0; d < gather->ndim; d++) offsets[d] = part->offsets[d] + part->sizes[d] - 1;
     part->first = tsr_box_index(whole, part->offsets);
     part->last = tsr_box_index(whole, offsets);
     gather->serial = gather->serial || part->view.zstd;
@@ -187,14 +187,14 @@ static tsr_status new_gather(tsr_checkpoint *checkpoint, const tsr_entry *entry,
     const tsr_host *host = tsr_checkpoint_host(checkpoint);
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
     tsr_gather *gather = arena ? TSR_ARENA_NEW(arena, tsr_gather, err) : NULL;
-    uint64_t *shape = gather ? tsr_arena_array(arena, TSR_MAX_RANK, sizeof *shape, err) : NULL;
+    uint64_t *shape = gather ? tsr_arena_array(arena, TSR_MAX_NDIM, sizeof *shape, err) : NULL;
     if (!shape) {
         tsr_arena_free(arena);
         return TSR_E_NOMEM;
     }
     *gather = (tsr_gather){.checkpoint = checkpoint, .entry = entry, .arena = arena, .shape = shape};
     *out = gather;
-    TSR_TRY(tsr_gather_geometry(entry, &gather->dtype, &gather->rank, shape, &gather->elements, err));
+    TSR_TRY(tsr_gather_geometry(entry, &gather->dtype, &gather->ndim, shape, &gather->elements, err));
     gather->itemsize = tsr_dtype_size(gather->dtype);
     gather->bytes = gather->elements * gather->itemsize;
     return TSR_OK;
@@ -210,7 +210,7 @@ static tsr_status closed_on_failure(tsr_status status, tsr_gather *gather, tsr_g
 static tsr_status must_tile(const tsr_entry *entry, const tsr_host *host, tsr_error *err)
 {
     tsr_tiling tiling;
-    TSR_TRY(tsr_tiling_check(host->allocator, (tsr_shape){entry->rank, entry->shape}, entry->chunks, entry->chunk_count,
+    TSR_TRY(tsr_tiling_check(host->allocator, (tsr_shape){entry->ndim, entry->shape}, entry->chunks, entry->chunk_count,
                              &tiling, err));
     TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': its chunks %s", TSR_STR_ARG(entry->fqn),
                 tiling.missing                      ? "do not cover the whole tensor"
@@ -223,20 +223,20 @@ static tsr_status must_tile(const tsr_entry *entry, const tsr_host *host, tsr_er
  * may make up for what none has. */
 static tsr_status must_not_overlap(tsr_gather *gather, const tsr_box *box, tsr_error *err)
 {
-    const uint32_t rank = gather->rank;
+    const uint32_t ndim = gather->ndim;
     tsr_tiling tiling;
     uint64_t count = 0;
     tsr_chunk *inside = tsr_arena_array(gather->arena, gather->part_count, sizeof *inside, err);
-    uint64_t *numbers = tsr_arena_array(gather->arena, gather->part_count, 2 * (size_t)rank * sizeof *numbers, err);
+    uint64_t *numbers = tsr_arena_array(gather->arena, gather->part_count, 2 * (size_t)ndim * sizeof *numbers, err);
     if (!inside || !numbers) return TSR_E_NOMEM;
-    for (size_t i = 0; i < gather->part_count; i++, numbers += 2 * rank) {
-        const tsr_box part = {rank, gather->parts[i].offsets, gather->parts[i].sizes};
-        if (!tsr_box_intersect(part, *box, numbers, numbers + rank)) continue;
-        for (uint32_t d = 0; d < rank; d++) numbers[d] -= tsr_box_offset(*box, d);
-        inside[count++] = (tsr_chunk){.offsets = numbers, .sizes = numbers + rank};
+    for (size_t i = 0; i < gather->part_count; i++, numbers += 2 * ndim) {
+        const tsr_box part = {ndim, gather->parts[i].offsets, gather->parts[i].sizes};
+        if (!tsr_box_intersect(part, *box, numbers, numbers + ndim)) continue;
+        for (uint32_t d = 0; d < ndim; d++) numbers[d] -= tsr_box_offset(*box, d);
+        inside[count++] = (tsr_chunk){.offsets = numbers, .sizes = numbers + ndim};
     }
     const tsr_allocator *allocator = tsr_checkpoint_host(gather->checkpoint)->allocator;
-    TSR_TRY(tsr_tiling_check(allocator, (tsr_shape){rank, box->sizes}, inside, count, &tiling, err));
+    TSR_TRY(tsr_tiling_check(allocator, (tsr_shape){ndim, box->sizes}, inside, count, &tiling, err));
     TSR_FAIL_IF(tiling.overlap[0] != TSR_NO_CHUNK, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': its chunks overlap",
                 TSR_STR_ARG(gather->entry->fqn));
     return TSR_OK;
@@ -335,7 +335,7 @@ static tsr_status fetch_block(const tsr_gather *gather, tsr_located *part, const
                               fetch_plan plan, uint64_t steps, uint64_t byte, uint8_t *to, uint8_t *scratch, tsr_error *err)
 {
     if (plan.direct) return read_part(gather, part, byte, to, (size_t)plan.span, err);
-    tsr_axis block[TSR_MAX_RANK];
+    tsr_axis block[TSR_MAX_NDIM];
     uint32_t used = 0;
     if (steps > 1) block[used++] = (tsr_axis){steps, axes[plan.loops - 1].from, axes[plan.loops - 1].to};
     for (uint32_t i = plan.loops; i < count; i++) block[used++] = axes[i];
@@ -352,7 +352,7 @@ static tsr_status fetch_share(const tsr_gather *gather, tsr_located *part, tsr_a
     const fetch_plan plan = plan_fetch(axes, count, gather->itemsize, scratch_size - TSR_COPY_SLACK);
     if (plan.loops == 0) return fetch_block(gather, part, axes, count, plan, 1, byte, to, scratch, err);
     const uint32_t outer = plan.loops - 1;
-    uint64_t at[TSR_MAX_RANK] = {0};
+    uint64_t at[TSR_MAX_NDIM] = {0};
     do {
         uint64_t from_byte = byte, to_byte = 0;
         for (uint32_t i = 0; i < outer; i++) {
@@ -376,7 +376,7 @@ static void resolve_share(const tsr_gather *gather, const tsr_located *part, tsr
     const bool runs = count && axes[count - 1].to == gather->itemsize;
     const size_t run = runs ? (size_t)axes[count - 1].size * gather->itemsize : gather->itemsize;
     const uint32_t outer = runs ? count - 1 : count;
-    uint64_t at[TSR_MAX_RANK] = {0};
+    uint64_t at[TSR_MAX_NDIM] = {0};
     do {
         uint64_t to_byte = 0;
         for (uint32_t i = 0; i < outer; i++) to_byte += at[i] * axes[i].to;
@@ -388,10 +388,10 @@ static void resolve_share(const tsr_gather *gather, const tsr_located *part, tsr
 static tsr_status gather_part(const tsr_gather *gather, tsr_located *part, tsr_box box, uint8_t *to, void *scratch,
                               size_t scratch_size, uint64_t *filled, tsr_error *err)
 {
-    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK], byte = 0, to_byte = 0, to_step = gather->itemsize, volume = 1;
-    if (!tsr_box_intersect((tsr_box){gather->rank, part->offsets, part->sizes}, box, offsets, sizes)) return TSR_OK;
-    tsr_axis axes[TSR_MAX_RANK], kept[TSR_MAX_RANK];
-    for (uint32_t d = gather->rank; d-- > 0;) {
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], byte = 0, to_byte = 0, to_step = gather->itemsize, volume = 1;
+    if (!tsr_box_intersect((tsr_box){gather->ndim, part->offsets, part->sizes}, box, offsets, sizes)) return TSR_OK;
+    tsr_axis axes[TSR_MAX_NDIM], kept[TSR_MAX_NDIM];
+    for (uint32_t d = gather->ndim; d-- > 0;) {
         axes[d] = (tsr_axis){sizes[d], part->strides[d] * gather->itemsize, to_step};
         byte += (offsets[d] - part->offsets[d]) * axes[d].from;
         to_byte += (offsets[d] - tsr_box_offset(box, d)) * to_step;
@@ -399,10 +399,10 @@ static tsr_status gather_part(const tsr_gather *gather, tsr_located *part, tsr_b
         volume *= sizes[d];
     }
     *filled += volume;
-    memcpy(kept, axes, gather->rank * sizeof *axes);
-    const uint32_t count = tsr_axes_simplify(axes, gather->rank);
+    memcpy(kept, axes, gather->ndim * sizeof *axes);
+    const uint32_t count = tsr_axes_simplify(axes, gather->ndim);
     TSR_TRY(fetch_share(gather, part, axes, count, byte, to + to_byte, scratch, scratch_size, err));
-    if (part->view.swap || part->view.conj || part->view.neg) resolve_share(gather, part, kept, gather->rank, to + to_byte);
+    if (part->view.swap || part->view.conj || part->view.neg) resolve_share(gather, part, kept, gather->ndim, to + to_byte);
     return TSR_OK;
 }
 
@@ -423,7 +423,7 @@ static size_t first_part(const tsr_gather *gather, uint64_t first)
 
 static bool holds(const tsr_gather *gather, const tsr_located *part, const uint64_t *at)
 {
-    for (uint32_t d = 0; d < gather->rank; d++) {
+    for (uint32_t d = 0; d < gather->ndim; d++) {
         if (at[d] < part->offsets[d] || at[d] - part->offsets[d] >= part->sizes[d]) return false;
     }
     return true;
@@ -431,12 +431,12 @@ static bool holds(const tsr_gather *gather, const tsr_located *part, const uint6
 
 uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at)
 {
-    const uint64_t first = tsr_box_index((tsr_box){gather->rank, NULL, gather->shape}, at);
+    const uint64_t first = tsr_box_index((tsr_box){gather->ndim, NULL, gather->shape}, at);
     for (size_t i = first_part(gather, first); i < gather->part_count && gather->parts[i].first <= first; i++) {
         const tsr_located *part = &gather->parts[i];
         if (!holds(gather, part, at)) continue;
         uint64_t byte = part->view.byte_offset;
-        for (uint32_t d = 0; d < gather->rank; d++) byte += (at[d] - part->offsets[d]) * part->strides[d] * gather->itemsize;
+        for (uint32_t d = 0; d < gather->ndim; d++) byte += (at[d] - part->offsets[d]) * part->strides[d] * gather->itemsize;
         return part->view.zstd ? TSR_NO_POSITION : byte;
     }
     return TSR_NO_POSITION;
@@ -445,12 +445,12 @@ uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at)
 tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void *scratch, size_t scratch_size,
                           tsr_error *err)
 {
-    uint64_t volume, filled = 0, corner[TSR_MAX_RANK];
+    uint64_t volume, filled = 0, corner[TSR_MAX_NDIM];
     if (!tsr_box_volume(box, &volume) || volume == 0) return TSR_OK;
-    const tsr_box whole = {gather->rank, NULL, gather->shape};
-    for (uint32_t d = 0; d < gather->rank; d++) corner[d] = tsr_box_offset(box, d);
+    const tsr_box whole = {gather->ndim, NULL, gather->shape};
+    for (uint32_t d = 0; d < gather->ndim; d++) corner[d] = tsr_box_offset(box, d);
     const uint64_t first = tsr_box_index(whole, corner);
-    for (uint32_t d = 0; d < gather->rank; d++) corner[d] += box.sizes[d] - 1;
+    for (uint32_t d = 0; d < gather->ndim; d++) corner[d] += box.sizes[d] - 1;
     const uint64_t last = tsr_box_index(whole, corner);
     tsr_status status = TSR_OK;
     for (size_t i = first_part(gather, first); i < gather->part_count && gather->parts[i].first <= last && status == TSR_OK;

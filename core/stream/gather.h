@@ -23,7 +23,7 @@ typedef struct tsr_gather {
     const tsr_entry *entry;
     tsr_arena *arena;
     tsr_dtype dtype; /* packed: float4 counts pairs; float6 is uint8 here */
-    uint32_t rank;
+    uint32_t ndim;
     uint32_t itemsize;
     const uint64_t *shape;
     uint64_t elements;
@@ -34,8 +34,8 @@ typedef struct tsr_gather {
     bool serial;    /* compressed parts: boxes in rising order, one thread at a time */
 } tsr_gather;
 
-/* Dtype and shape as gathers count them, without locating anything. `shape` has room for TSR_MAX_RANK. */
-tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_t *rank, uint64_t *shape, uint64_t *elements,
+/* Dtype and shape as gathers count them, without locating anything. `shape` has room for TSR_MAX_NDIM. */
+tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_t *ndim, uint64_t *shape, uint64_t *elements,
                                tsr_error *err);
 /* Where a box of `whole` lies in its row-major bytes; false when it is no run of them. */
 bool tsr_find_run(tsr_dtype dtype, tsr_box whole, tsr_box box, uint64_t *byte_first, uint64_t *byte_length);

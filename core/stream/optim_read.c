@@ -28,7 +28,7 @@ static tsr_status part_bytes(const tsr_optim_read *read, size_t *bytes, tsr_erro
     *bytes = 0;
     if (read->kind == TSR_READ_OBJECT) return TSR_OK;
     bool fits = true;
-    for (uint32_t d = 0; d < read->entry->rank && read->kind == TSR_READ_BOX; d++)
+    for (uint32_t d = 0; d < read->entry->ndim && read->kind == TSR_READ_BOX; d++)
         fits = fits && tsr_mul_u64(volume, read->sizes[d], &volume);
     TSR_FAIL_IF(!fits || size == 0 || !tsr_mul_u64(volume, size, &volume) || volume > SIZE_MAX, err, TSR_E_UNSUPPORTED,
                 TSR_NO_POSITION, "optim: a part of '%.*s' is too large, or its elements are not byte-aligned",
@@ -39,14 +39,15 @@ static tsr_status part_bytes(const tsr_optim_read *read, size_t *bytes, tsr_erro
 
 static void run_task(void *arg, size_t index)
 {
-    static const uint64_t zeros[TSR_MAX_RANK] = {0};
+    static const uint64_t zeros[TSR_MAX_NDIM] = {0};
     const batch *b = arg;
     task *t = &b->tasks[index];
     if (!t->bytes) return;
     bool box = t->read->kind == TSR_READ_BOX;
-    t->status = tsr_read_box(b->checkpoint, t->read->entry,
-                             (tsr_box){t->read->entry->rank, box ? t->read->storage_offsets : zeros, box ? t->read->sizes : t->read->shape},
-                             t->buffer, t->bytes, &t->err);
+    t->status = tsr_read_box(
+        b->checkpoint, t->read->entry,
+        (tsr_box){t->read->entry->ndim, box ? t->read->storage_offsets : zeros, box ? t->read->sizes : t->read->shape},
+        t->buffer, t->bytes, &t->err);
 }
 
 static tsr_status prepare(task *tasks, const tsr_optim_read *reads, size_t count, const tsr_optim_sink *sink, tsr_error *err)

@@ -10,9 +10,9 @@
 tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *err)
 {
     tsr_dtype dtype;
-    uint32_t rank;
-    uint64_t shape[TSR_MAX_RANK], elements;
-    TSR_TRY(tsr_gather_geometry(entry, &dtype, &rank, shape, &elements, err));
+    uint32_t ndim;
+    uint64_t shape[TSR_MAX_NDIM], elements;
+    TSR_TRY(tsr_gather_geometry(entry, &dtype, &ndim, shape, &elements, err));
     *bytes = elements * tsr_dtype_size(dtype);
     return TSR_OK;
 }
@@ -21,7 +21,7 @@ static tsr_status check_box(const tsr_entry *entry, tsr_box box, const uint64_t 
                             size_t buffer_size, tsr_error *err)
 {
     uint64_t volume, bytes;
-    TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.rank, NULL, shape}, box) || !tsr_box_volume(box, &volume), err, TSR_E_USAGE,
+    TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.ndim, NULL, shape}, box) || !tsr_box_volume(box, &volume), err, TSR_E_USAGE,
                 TSR_NO_POSITION, "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(entry->fqn));
     TSR_FAIL_IF(!tsr_mul_u64(volume, itemsize, &bytes) || bytes != buffer_size, err, TSR_E_USAGE, TSR_NO_POSITION,
                 "'%.*s': a box of %llu elements of %u bytes does not fit a buffer of %zu bytes", TSR_STR_ARG(entry->fqn),
@@ -33,11 +33,11 @@ tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_
                         tsr_error *err)
 {
     tsr_dtype dtype;
-    uint32_t rank;
-    uint64_t shape[TSR_MAX_RANK], elements;
-    TSR_TRY(tsr_gather_geometry(entry, &dtype, &rank, shape, &elements, err));
-    TSR_FAIL_IF(box.rank != rank, err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' has %u dimensions, and the box has %u",
-                TSR_STR_ARG(entry->fqn), rank, box.rank);
+    uint32_t ndim;
+    uint64_t shape[TSR_MAX_NDIM], elements;
+    TSR_TRY(tsr_gather_geometry(entry, &dtype, &ndim, shape, &elements, err));
+    TSR_FAIL_IF(box.ndim != ndim, err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' has %u dimensions, and the box has %u",
+                TSR_STR_ARG(entry->fqn), ndim, box.ndim);
     TSR_TRY(check_box(entry, box, shape, tsr_dtype_size(dtype), buffer_size, err));
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
     const size_t scratch_size = tsr_tile_memory(buffer_size) - buffer_size;
@@ -55,7 +55,7 @@ tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_
 static uint64_t part_at(tsr_box box, uint64_t first, uint64_t count, uint64_t *offsets, uint64_t *sizes)
 {
     uint64_t row = 1, taken = 1;
-    for (uint32_t d = box.rank; d-- > 0;) {
+    for (uint32_t d = box.ndim; d-- > 0;) {
         const uint64_t index = first / row % box.sizes[d], left = box.sizes[d] - index;
         const uint64_t fits = count / row < left ? count / row : left;
         const bool whole = first % row == 0 && fits;
@@ -82,16 +82,16 @@ tsr_status tsr_read_run(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
                         size_t buffer_size, tsr_error *err)
 {
     tsr_dtype dtype;
-    uint32_t rank;
-    uint64_t shape[TSR_MAX_RANK], elements, offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
-    TSR_TRY(tsr_gather_geometry(entry, &dtype, &rank, shape, &elements, err));
-    const tsr_box box = {rank, run->offsets, run->sizes ? run->sizes : shape};
+    uint32_t ndim;
+    uint64_t shape[TSR_MAX_NDIM], elements, offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
+    TSR_TRY(tsr_gather_geometry(entry, &dtype, &ndim, shape, &elements, err));
+    const tsr_box box = {ndim, run->offsets, run->sizes ? run->sizes : shape};
     const uint32_t itemsize = tsr_dtype_size(dtype);
     TSR_TRY(check_run(entry, box, run, itemsize, buffer_size, err));
     char *out = buffer;
     for (uint64_t done = 0; done < run->count;) {
         const uint64_t taken = part_at(box, run->first + done, run->count - done, offsets, sizes);
-        TSR_TRY(tsr_read_box(checkpoint, entry, (tsr_box){rank, offsets, sizes}, out + done * itemsize,
+        TSR_TRY(tsr_read_box(checkpoint, entry, (tsr_box){ndim, offsets, sizes}, out + done * itemsize,
                              (size_t)taken * itemsize, err));
         done += taken;
     }
@@ -144,11 +144,11 @@ tsr_status tsr_stream_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, ts
                           const tsr_tile_sink *sink, tsr_error *err)
 {
     tsr_dtype dtype;
-    uint64_t shape[TSR_MAX_RANK], elements;
+    uint64_t shape[TSR_MAX_NDIM], elements;
     if (!box.offsets && !box.sizes) return run_stream(checkpoint, entry, NULL, ring, sink, err);
-    TSR_TRY(tsr_gather_geometry(entry, &dtype, &box.rank, shape, &elements, err));
+    TSR_TRY(tsr_gather_geometry(entry, &dtype, &box.ndim, shape, &elements, err));
     if (!box.sizes) box.sizes = shape;
-    TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.rank, NULL, shape}, box), err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.ndim, NULL, shape}, box), err, TSR_E_USAGE, TSR_NO_POSITION,
                 "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(entry->fqn));
     return run_stream(checkpoint, entry, &box, ring, sink, err);
 }

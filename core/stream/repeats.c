@@ -50,13 +50,13 @@ static int by_step(const void *a, const void *b)
 }
 
 /* At most so many different elements have these strides; *reach is the span from the first to behind the last. */
-static uint64_t count_distinct(uint32_t rank, const uint64_t *sizes, const uint64_t *strides, uint64_t *reach)
+static uint64_t count_distinct(uint32_t ndim, const uint64_t *sizes, const uint64_t *strides, uint64_t *reach)
 {
-    row rows[TSR_MAX_RANK];
+    row rows[TSR_MAX_NDIM];
     uint32_t count = 0;
     uint64_t distinct = 1;
     *reach = 1;
-    for (uint32_t d = 0; d < rank && d < TSR_MAX_RANK; d++) {
+    for (uint32_t d = 0; d < ndim && d < TSR_MAX_NDIM; d++) {
         if (sizes[d] < 2 || strides[d] == 0) continue;
         *reach = add(*reach, multiply(sizes[d] - 1, strides[d]));
         rows[count++] = (row){strides[d], sizes[d]};
@@ -76,9 +76,9 @@ static uint64_t count_distinct(uint32_t rank, const uint64_t *sizes, const uint6
 static span span_at(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_view *view, const uint64_t *sizes)
 {
     uint64_t elements = 1, reach, distinct;
-    for (uint32_t d = 0; d < entry->rank; d++) elements = multiply(elements, sizes[d]);
+    for (uint32_t d = 0; d < entry->ndim; d++) elements = multiply(elements, sizes[d]);
     reach = distinct = elements;
-    if (view->strides) distinct = count_distinct(entry->rank, sizes, view->strides, &reach);
+    if (view->strides) distinct = count_distinct(entry->ndim, sizes, view->strides, &reach);
     span s = {chunk->file, view->zstd, view->byte_offset, add(view->byte_offset, bytes_of(entry->dtype, reach)),
               bytes_of(entry->dtype, distinct)};
     if (view->zstd) s.begin = view->stream_offset, s.end = add(view->stream_offset, view->stream_length);
@@ -166,10 +166,10 @@ void tsr_repeats_close(tsr_repeats *repeats)
 /* The spans of all chunks that meet the box. */
 static tsr_status add_spans(tsr_repeats *r, const tsr_entry *entry, const tsr_box *box, tsr_error *err)
 {
-    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         const tsr_chunk *chunk = &entry->chunks[i];
-        const tsr_box own = {entry->rank, chunk->offsets, chunk->sizes};
+        const tsr_box own = {entry->ndim, chunk->offsets, chunk->sizes};
         if (chunk->file == TSR_NO_FILE || tsr_box_is_empty(own)) continue;
         if (box && !tsr_box_intersect(own, *box, offsets, sizes)) continue;
         span *added = tsr_vec_push(&r->spans, err);
@@ -194,7 +194,7 @@ static void note(tsr_repeats *r, const tsr_entry *entry, uint64_t bytes, uint64_
 tsr_status tsr_repeats_add(tsr_repeats *repeats, const tsr_entry *entry, const uint64_t *offsets, const uint64_t *sizes,
                            bool *counts, tsr_error *err)
 {
-    const tsr_box box = {entry->rank, offsets, sizes};
+    const tsr_box box = {entry->ndim, offsets, sizes};
     const size_t before = repeats->spans.count;
     uint64_t elements = 1;
     if (counts) *counts = false;
@@ -204,8 +204,8 @@ tsr_status tsr_repeats_add(tsr_repeats *repeats, const tsr_entry *entry, const u
         repeats->holder = (tsr_str){NULL, 0};
         return status;
     }
-    if (entry->rank > TSR_MAX_RANK) return TSR_OK; /* the job refuses it */
-    for (uint32_t d = 0; d < entry->rank; d++) elements = multiply(elements, sizes ? sizes[d] : entry->shape[d]);
+    if (entry->ndim > TSR_MAX_NDIM) return TSR_OK; /* the job refuses it */
+    for (uint32_t d = 0; d < entry->ndim; d++) elements = multiply(elements, sizes ? sizes[d] : entry->shape[d]);
     if (elements == 0) return TSR_OK;
     TSR_TRY(add_spans(repeats, entry, sizes ? &box : NULL, err));
     const uint64_t bytes = bytes_of(entry->dtype, elements);

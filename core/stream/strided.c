@@ -118,10 +118,10 @@ void tsr_copy_block(uint8_t *to, const uint8_t *from, const tsr_axis *axes, uint
         copy_row(to, from, axes[0], itemsize);
         return;
     }
-    tsr_axis ordered[TSR_MAX_RANK];
+    tsr_axis ordered[TSR_MAX_NDIM];
     memcpy(ordered, axes, count * sizeof *axes);
     pair_axes(ordered, count);
-    uint64_t at[TSR_MAX_RANK] = {0};
+    uint64_t at[TSR_MAX_NDIM] = {0};
     do {
         uint64_t to_byte = 0, from_byte = 0;
         for (uint32_t i = 0; i + 2 < count; i++) {

@@ -26,8 +26,8 @@ tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_ti
                           tsr_error *err)
 {
     tile->gather = gather;
-    memcpy(tile->offsets, at->offsets, at->rank * sizeof *tile->offsets);
-    memcpy(tile->sizes, at->sizes, at->rank * sizeof *tile->sizes);
+    memcpy(tile->offsets, at->offsets, at->ndim * sizeof *tile->offsets);
+    memcpy(tile->sizes, at->sizes, at->ndim * sizeof *tile->sizes);
     tile->byte_at = at->first * gather->itemsize;
     tile->data = tsr_place_for_copy(memory, tsr_gather_position(gather, at->offsets), write_at);
     tile->bytes = (size_t)at->elements * gather->itemsize;
@@ -39,7 +39,7 @@ tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_ti
 tsr_status tsr_tile_fill(tsr_tile *tile, tsr_error *err)
 {
     if (tile->filled) return TSR_OK;
-    const tsr_box box = {tile->gather->rank, tile->offsets, tile->sizes};
+    const tsr_box box = {tile->gather->ndim, tile->offsets, tile->sizes};
     TSR_TRY(tsr_gather_box(tile->gather, box, tile->data, tile->data + tile->bytes, tile->scratch_size, err));
     tile->filled = true;
     return TSR_OK;
@@ -47,7 +47,7 @@ tsr_status tsr_tile_fill(tsr_tile *tile, tsr_error *err)
 
 tsr_status tsr_tiles_run(const tsr_gather *gather, const tsr_box *box, tsr_ring *ring, tsr_error *err)
 {
-    const tsr_box all = box ? *box : (tsr_box){gather->rank, NULL, gather->shape};
+    const tsr_box all = box ? *box : (tsr_box){gather->ndim, NULL, gather->shape};
     tsr_tiles tiles;
     for (tsr_tiles_start(&tiles, all, tsr_tile_most(ring, gather->itemsize, 1)); !tiles.done; tsr_tiles_next(&tiles)) {
         void *job;

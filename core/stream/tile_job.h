@@ -8,8 +8,8 @@
 
 typedef struct tsr_tile {
     const tsr_gather *gather;
-    uint64_t offsets[TSR_MAX_RANK];
-    uint64_t sizes[TSR_MAX_RANK];
+    uint64_t offsets[TSR_MAX_NDIM];
+    uint64_t sizes[TSR_MAX_NDIM];
     uint64_t byte_at; /* of its first byte in the row-major order of the box it was cut from */
     uint8_t *data;
     size_t bytes;

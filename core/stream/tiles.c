@@ -14,27 +14,27 @@ static uint64_t end_of(const tsr_tiles *tiles, uint32_t dim)
 /* Size of the split dim's share, and with it the tile's elements. */
 static void measure(tsr_tiles *tiles)
 {
-    if (tiles->rank) {
+    if (tiles->ndim) {
         const uint64_t left = end_of(tiles, tiles->split) - tiles->offsets[tiles->split];
         tiles->sizes[tiles->split] = left < tiles->step ? left : tiles->step;
     }
     tiles->elements = 1;
-    for (uint32_t d = 0; d < tiles->rank; d++) tiles->elements *= tiles->sizes[d];
+    for (uint32_t d = 0; d < tiles->ndim; d++) tiles->elements *= tiles->sizes[d];
 }
 
 void tsr_tiles_start(tsr_tiles *tiles, tsr_box box, uint64_t most)
 {
-    tiles->rank = box.rank;
+    tiles->ndim = box.ndim;
     tiles->box_offsets = box.offsets;
     tiles->box_sizes = box.sizes;
     tiles->first = 0;
     tiles->done = tsr_box_is_empty(box);
     if (tiles->done) return;
     uint64_t inside = 1; /* elements of one step of the split dim */
-    tiles->split = box.rank ? box.rank - 1 : 0;
+    tiles->split = box.ndim ? box.ndim - 1 : 0;
     while (tiles->split > 0 && inside * box.sizes[tiles->split] <= most) inside *= box.sizes[tiles->split--];
     tiles->step = most / inside ? most / inside : 1;
-    for (uint32_t d = 0; d < box.rank; d++) {
+    for (uint32_t d = 0; d < box.ndim; d++) {
         tiles->offsets[d] = from_of(tiles, d);
         tiles->sizes[d] = d < tiles->split ? 1 : box.sizes[d];
     }
@@ -45,7 +45,7 @@ void tsr_tiles_next(tsr_tiles *tiles)
 {
     tiles->first += tiles->elements;
     tiles->done = true;
-    for (uint32_t d = tiles->rank ? tiles->split + 1 : 0; d-- > 0 && tiles->done;) {
+    for (uint32_t d = tiles->ndim ? tiles->split + 1 : 0; d-- > 0 && tiles->done;) {
         tiles->offsets[d] += d == tiles->split ? tiles->step : 1;
         tiles->done = tiles->offsets[d] >= end_of(tiles, d);
         if (tiles->done) tiles->offsets[d] = from_of(tiles, d);

@@ -7,15 +7,15 @@
 #include "tessera/box.h"
 
 typedef struct tsr_tiles {
-    uint32_t rank;
+    uint32_t ndim;
     uint32_t split; /* dims before it are single steps, dims behind it whole */
     uint64_t step;  /* of the split dim */
     uint64_t first; /* number of this tile's first element in the box's row-major order */
     bool done;
     const uint64_t *box_offsets; /* or NULL */
     const uint64_t *box_sizes;
-    uint64_t offsets[TSR_MAX_RANK]; /* of this tile, in the coordinates of the box's tensor */
-    uint64_t sizes[TSR_MAX_RANK];
+    uint64_t offsets[TSR_MAX_NDIM]; /* of this tile, in the coordinates of the box's tensor */
+    uint64_t sizes[TSR_MAX_NDIM];
     uint64_t elements; /* of this tile */
 } tsr_tiles;
 

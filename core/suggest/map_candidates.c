@@ -19,9 +19,9 @@ static bool same_numbers(const tsr_pattern_member *a, const tsr_pattern_member *
 
 static bool same_sizes(const tsr_entry *a, const tsr_entry *b, bool reversed)
 {
-    if (a->rank != b->rank || (reversed && a->rank != 2)) return false;
-    for (uint32_t d = 0; d < a->rank; d++)
-        if (a->shape[d] != b->shape[reversed ? a->rank - 1 - d : d]) return false;
+    if (a->ndim != b->ndim || (reversed && a->ndim != 2)) return false;
+    for (uint32_t d = 0; d < a->ndim; d++)
+        if (a->shape[d] != b->shape[reversed ? a->ndim - 1 - d : d]) return false;
     return true;
 }
 
@@ -40,7 +40,8 @@ static bool folds(const tsr_name_family *apart, const tsr_name_family *whole, ui
     const tsr_pattern_member *x = members_of(apart), *y = members_of(whole);
     if (!apart->uniform || !whole->uniform || apart->numbers != whole->numbers + 1) return false;
     const tsr_entry *part = x->entry, *all = y->entry;
-    if (all->rank != part->rank + 1 || (part->rank && memcmp(all->shape + 1, part->shape, part->rank * sizeof *part->shape))) return false;
+    if (all->ndim != part->ndim + 1 || (part->ndim && memcmp(all->shape + 1, part->shape, part->ndim * sizeof *part->shape)))
+        return false;
     const uint64_t size = all->shape[0], count = whole->members.count;
     if (!size || apart->members.count % size || apart->members.count / size != count || folded + 1 != apart->numbers) return false;
     for (size_t i = 0; i < apart->members.count; i++)
@@ -61,7 +62,7 @@ static tsr_status add(tsr_vec *out, const tsr_map_candidate *like, tsr_pairing h
 static tsr_status add_ropes(tsr_vec *out, const tsr_map_candidate *like, tsr_error *err)
 {
     const tsr_entry *first = members_of(like->a)->entry;
-    const uint64_t rows = first->rank ? first->shape[0] : 0;
+    const uint64_t rows = first->ndim ? first->shape[0] : 0;
     for (uint64_t heads = 1; like->a->uniform && heads <= MOST_HEADS && heads * 4 <= rows; heads++)
         if (rows % (2 * heads) == 0) TSR_TRY(add(out, like, TSR_PAIR_ROPE, heads, err));
     return TSR_OK;

@@ -44,7 +44,8 @@ static tsr_status make_key(tsr_str name, tsr_arena *arena, tsr_pattern_member *m
 
 static bool same_kind(const tsr_entry *a, const tsr_entry *b)
 {
-    return a->dtype == b->dtype && a->rank == b->rank && (!a->rank || !memcmp(a->shape, b->shape, a->rank * sizeof *a->shape));
+    return a->dtype == b->dtype && a->ndim == b->ndim &&
+           (!a->ndim || !memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape));
 }
 
 static tsr_status add_entry(tsr_map *index, const tsr_allocator *allocator, const tsr_entry *entry, tsr_arena *arena, tsr_vec *out,

@@ -32,9 +32,9 @@ static bool same_numbers(const tsr_fused *f, const tsr_name_family *part)
 static bool fits(const tsr_fused *f, const tsr_name_family *part, uint64_t left)
 {
     const tsr_entry *a = members_of(part)->entry, *b = members_of(f->whole)->entry;
-    if (part->decided || !part->uniform || a->dtype != b->dtype || a->rank + f->folded != b->rank) return false;
+    if (part->decided || !part->uniform || a->dtype != b->dtype || a->ndim + f->folded != b->ndim) return false;
     if (!a->shape[f->dim] || a->shape[f->dim] > left) return false;
-    for (uint32_t d = 0; d < a->rank; d++)
+    for (uint32_t d = 0; d < a->ndim; d++)
         if (d != f->dim && a->shape[d] != b->shape[d + f->folded]) return false;
     for (uint32_t i = 0; i < f->count; i++)
         if (f->parts[i] == part) return false;
@@ -119,7 +119,7 @@ tsr_status tsr_fused_find(const tsr_fused_search *s, tsr_name_family *whole, tsr
     const tsr_entry *entry = members_of(whole)->entry;
     *found = false;
     for (unsigned folded = 0; folded < 2; folded++) {
-        for (uint32_t dim = 0; dim < 2 && dim + folded < entry->rank && whole->uniform; dim++) {
+        for (uint32_t dim = 0; dim < 2 && dim + folded < entry->ndim && whole->uniform; dim++) {
             const uint64_t total = entry->shape[dim + folded];
             uint64_t offset = 0;
             bool more = true;

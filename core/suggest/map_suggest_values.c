@@ -14,8 +14,9 @@ static tsr_status compare_all(tsr_checkpoint *mapped, tsr_checkpoint *b, tsr_rin
         const tsr_entry *made = &catalog->entries[i], *wanted = tsr_checkpoint_entry(b, made->fqn);
         tsr_diff_pair pair = {.a = made, .b = wanted};
         tsr_difference difference = {0};
-        *equal = wanted && wanted->kind == TSR_ENTRY_TENSOR && made->dtype == wanted->dtype && made->rank == wanted->rank &&
-                 (!made->rank || !memcmp(made->shape, wanted->shape, made->rank * sizeof *made->shape)) && tsr_pair_is_comparable(&pair);
+        *equal = wanted && wanted->kind == TSR_ENTRY_TENSOR && made->dtype == wanted->dtype && made->ndim == wanted->ndim &&
+                 (!made->ndim || !memcmp(made->shape, wanted->shape, made->ndim * sizeof *made->shape)) &&
+                 tsr_pair_is_comparable(&pair);
         if (!*equal) continue;
         TSR_TRY(tsr_compare_pair(mapped, b, &pair, &how, &difference, err));
         *equal = !difference.differing;

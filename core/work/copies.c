@@ -18,7 +18,7 @@ typedef struct copies {
 
 static tsr_str key_of(const copies *c, const tsr_chunk *chunk)
 {
-    const size_t row = c->entry->rank * sizeof(uint64_t);
+    const size_t row = c->entry->ndim * sizeof(uint64_t);
     char *key = tsr_arena_array(c->scratch, 2 * row + 1, 1, c->err);
     if (!key) return (tsr_str){NULL, 0};
     if (row) memcpy(key, chunk->offsets, row);

@@ -69,14 +69,14 @@ static int by_first(const void *a, const void *b)
 /* The entry's chunks as runs in order; *count is 0 when one is none. */
 static tsr_status sort_chunks(const tsr_entry *entry, tsr_arena *arena, run **out, uint64_t *count, tsr_error *err)
 {
-    const tsr_box whole = {entry->rank, NULL, entry->shape};
+    const tsr_box whole = {entry->ndim, NULL, entry->shape};
     *count = 0;
     *out = tsr_arena_array(arena, (size_t)entry->chunk_count, sizeof **out, err);
     if (!*out) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         const tsr_chunk *chunk = &entry->chunks[i];
         (*out)[i].chunk = chunk;
-        const tsr_box box = {entry->rank, chunk->offsets, chunk->sizes};
+        const tsr_box box = {entry->ndim, chunk->offsets, chunk->sizes};
         if (!tsr_find_run(entry->dtype, whole, box, &(*out)[i].first, &(*out)[i].bytes)) return TSR_OK;
     }
     *count = entry->chunk_count;
@@ -121,11 +121,11 @@ static tsr_status find_bytes(const tsr_blit *blit, const tsr_entry **entry, run 
                              tsr_error *err)
 {
     tsr_dtype dtype;
-    uint32_t rank;
-    uint64_t shape[TSR_MAX_RANK], elements;
+    uint32_t ndim;
+    uint64_t shape[TSR_MAX_NDIM], elements;
     *entry = blit->rows.entry ? blit->rows.entry : blit->entry;
-    TSR_TRY(tsr_gather_geometry(*entry, &dtype, &rank, shape, &elements, err));
-    const tsr_box whole = {rank, NULL, shape}, box = {rank, blit->offsets, blit->sizes ? blit->sizes : shape};
+    TSR_TRY(tsr_gather_geometry(*entry, &dtype, &ndim, shape, &elements, err));
+    const tsr_box whole = {ndim, NULL, shape}, box = {ndim, blit->offsets, blit->sizes ? blit->sizes : shape};
     *out = (run){.first = blit->rows.byte_first, .bytes = blit->byte_length};
     *found = (blit->rows.entry || tsr_find_run(dtype, whole, box, &out->first, &out->bytes)) &&
              tsr_dtype_bytes(dtype, elements, all);

@@ -19,15 +19,15 @@ static bool is_cut(const tsr_blit *blit, uint64_t unit_bytes)
     return !blit->literal && blit->byte_length > unit_bytes;
 }
 
-/* The tiles of a large blit; `shape` has room for TSR_MAX_RANK. */
+/* The tiles of a large blit; `shape` has room for TSR_MAX_NDIM. */
 static tsr_status start_tiles(const tsr_blit *blit, uint64_t unit_bytes, uint64_t *shape, tsr_tiles *tiles,
                               uint64_t *itemsize, tsr_error *err)
 {
     tsr_dtype dtype;
-    uint32_t rank;
+    uint32_t ndim;
     uint64_t elements;
-    TSR_TRY(tsr_gather_geometry(blit->entry, &dtype, &rank, shape, &elements, err));
-    const tsr_box box = {rank, blit->offsets, blit->sizes ? blit->sizes : shape};
+    TSR_TRY(tsr_gather_geometry(blit->entry, &dtype, &ndim, shape, &elements, err));
+    const tsr_box box = {ndim, blit->offsets, blit->sizes ? blit->sizes : shape};
     tsr_box_volume(box, &elements); /* fits: the blit's bytes do */
     *itemsize = blit->byte_length / elements;
     tsr_tiles_start(tiles, box, unit_bytes / *itemsize ? unit_bytes / *itemsize : 1);
@@ -45,7 +45,7 @@ static tsr_status cut_blit(const tsr_stage *stage, size_t i, tsr_unit unit, uint
                            tsr_error *err)
 {
     tsr_tiles tiles;
-    uint64_t shape[TSR_MAX_RANK], itemsize;
+    uint64_t shape[TSR_MAX_NDIM], itemsize;
     TSR_TRY(start_tiles(tsr_stage_blit(stage, i), unit_bytes, shape, &tiles, &itemsize, err));
     unit.first = (uint32_t)i;
     unit.count = 1;
@@ -81,13 +81,13 @@ tsr_status tsr_units_cut(const tsr_stage *stage, uint32_t number, uint64_t unit_
 static tsr_status tile_blit(const tsr_blit *blit, const tsr_tiles *tiles, uint64_t itemsize, tsr_arena *arena, tsr_blit *out,
                             tsr_error *err)
 {
-    uint64_t *box = tsr_arena_array(arena, 2 * (size_t)tiles->rank, sizeof *box, err);
+    uint64_t *box = tsr_arena_array(arena, 2 * (size_t)tiles->ndim, sizeof *box, err);
     if (!box) return TSR_E_NOMEM;
-    if (tiles->rank) memcpy(box, tiles->offsets, tiles->rank * sizeof *box);
-    if (tiles->rank) memcpy(box + tiles->rank, tiles->sizes, tiles->rank * sizeof *box);
+    if (tiles->ndim) memcpy(box, tiles->offsets, tiles->ndim * sizeof *box);
+    if (tiles->ndim) memcpy(box + tiles->ndim, tiles->sizes, tiles->ndim * sizeof *box);
     *out = *blit;
     out->offsets = box;
-    out->sizes = box + tiles->rank;
+    out->sizes = box + tiles->ndim;
     out->byte_offset = blit->byte_offset + tiles->first * itemsize;
     out->byte_length = tiles->elements * itemsize;
     return TSR_OK;
@@ -99,7 +99,7 @@ static tsr_status tile_blits(const tsr_stage *stage, const tsr_unit *units, size
 {
     const tsr_blit *blit = tsr_stage_blit(stage, units->first);
     tsr_tiles tiles;
-    uint64_t shape[TSR_MAX_RANK], itemsize, at = 0;
+    uint64_t shape[TSR_MAX_NDIM], itemsize, at = 0;
     TSR_TRY(start_tiles(blit, unit_bytes, shape, &tiles, &itemsize, err));
     for (; at < units->tile; at++) tsr_tiles_next(&tiles);
     for (*used = 0; *used < count; tsr_tiles_next(&tiles), at++, ++*used) {

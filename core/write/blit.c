@@ -44,10 +44,10 @@ typedef struct state {
 tsr_status tsr_blit_measure(const tsr_entry *entry, const uint64_t *sizes, tsr_dtype dtype, uint64_t *bytes, tsr_error *err)
 {
     tsr_dtype own;
-    uint32_t rank;
-    uint64_t shape[TSR_MAX_RANK], elements;
-    TSR_TRY(tsr_gather_geometry(entry, &own, &rank, shape, &elements, err));
-    const bool fits = !sizes || tsr_box_volume((tsr_box){rank, NULL, sizes}, &elements);
+    uint32_t ndim;
+    uint64_t shape[TSR_MAX_NDIM], elements;
+    TSR_TRY(tsr_gather_geometry(entry, &own, &ndim, shape, &elements, err));
+    const bool fits = !sizes || tsr_box_volume((tsr_box){ndim, NULL, sizes}, &elements);
     const bool same = dtype == own || dtype == entry->dtype;
     TSR_FAIL_IF(!same && !tsr_cast_possible(own, dtype), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "'%.*s': %s cannot be cast to %s", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name,
@@ -152,19 +152,19 @@ static tsr_status open_gather(state *s, lane *l, tsr_error *err)
 {
     const tsr_blit *blits = s->run->blits, *first = &blits[l->at];
     tsr_dtype dtype;
-    uint32_t rank;
-    uint64_t shape[TSR_MAX_RANK], offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK], elements;
-    TSR_TRY(tsr_gather_geometry(first->entry, &dtype, &rank, shape, &elements, err));
-    const tsr_box whole = {rank, NULL, shape}, reach = {rank, offsets, sizes};
-    for (uint32_t d = 0; d < rank; d++) {
+    uint32_t ndim;
+    uint64_t shape[TSR_MAX_NDIM], offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], elements;
+    TSR_TRY(tsr_gather_geometry(first->entry, &dtype, &ndim, shape, &elements, err));
+    const tsr_box whole = {ndim, NULL, shape}, reach = {ndim, offsets, sizes};
+    for (uint32_t d = 0; d < ndim; d++) {
         offsets[d] = first->offsets ? first->offsets[d] : 0;
         sizes[d] = first->sizes ? first->sizes[d] : shape[d];
     }
     for (size_t i = l->at; i < l->end && same_entry(first, &blits[i]); i++) {
-        const tsr_box box = {rank, blits[i].offsets, blits[i].sizes ? blits[i].sizes : shape};
+        const tsr_box box = {ndim, blits[i].offsets, blits[i].sizes ? blits[i].sizes : shape};
         TSR_FAIL_IF(!tsr_box_contains(whole, box), err, TSR_E_USAGE, TSR_NO_POSITION,
                     "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(first->entry->fqn));
-        tsr_box_enclose(rank, offsets, sizes, box);
+        tsr_box_enclose(ndim, offsets, sizes, box);
     }
     return open_lease(s, first->entry, tsr_box_equal(whole, reach) ? NULL : &reach, &l->gather, err);
 }
@@ -175,7 +175,7 @@ static tsr_status begin_blit(state *s, lane *l, tsr_error *err)
     if (!l->gather) TSR_TRY(open_gather(s, l, err));
     const tsr_gather *gather = l->gather;
     const uint32_t largest = gather->itemsize + (casts(blit, gather) ? tsr_dtype_size(blit->dtype) : 0);
-    const tsr_box box = {gather->rank, blit->offsets, blit->sizes ? blit->sizes : gather->shape};
+    const tsr_box box = {gather->ndim, blit->offsets, blit->sizes ? blit->sizes : gather->shape};
     tsr_tiles_start(&l->tiles, box, tsr_tile_most(s->run->ring, largest, 1));
     l->inside = true;
     return TSR_OK;

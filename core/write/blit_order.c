@@ -26,14 +26,14 @@ static bool is_row_major(const tsr_entry *entry)
 static tsr_status are_rows(const tsr_blit *blits, size_t count, bool *out, tsr_error *err)
 {
     tsr_dtype dtype;
-    uint32_t rank;
-    uint64_t shape[TSR_MAX_RANK], elements;
+    uint32_t ndim;
+    uint64_t shape[TSR_MAX_NDIM], elements;
     *out = is_row_major(blits->entry);
     if (!*out) return TSR_OK;
-    TSR_TRY(tsr_gather_geometry(blits->entry, &dtype, &rank, shape, &elements, err));
-    const tsr_box whole = {rank, NULL, shape};
+    TSR_TRY(tsr_gather_geometry(blits->entry, &dtype, &ndim, shape, &elements, err));
+    const tsr_box whole = {ndim, NULL, shape};
     for (size_t i = 0; i < count && *out; i++)
-        *out = !blits[i].sizes || tsr_box_is_contiguous(whole, (tsr_box){rank, blits[i].offsets, blits[i].sizes});
+        *out = !blits[i].sizes || tsr_box_is_contiguous(whole, (tsr_box){ndim, blits[i].offsets, blits[i].sizes});
     return TSR_OK;
 }
 

@@ -47,16 +47,16 @@ static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, ts
 {
     const tsr_dcp_output_entry *source = &w->job.sources[piece->source];
     tsr_dtype dtype;
-    uint32_t rank;
-    uint64_t shape[TSR_MAX_RANK], elements;
-    TSR_TRY(tsr_gather_geometry(source->entry, &dtype, &rank, shape, &elements, err));
+    uint32_t ndim;
+    uint64_t shape[TSR_MAX_NDIM], elements;
+    TSR_TRY(tsr_gather_geometry(source->entry, &dtype, &ndim, shape, &elements, err));
     if (source->dtype != source->entry->dtype) dtype = source->dtype;
     const tsr_value root = {.kind = TSR_VALUE_TENSOR, .as.tensor = source->entry};
-    tsr_torch_new_tensor tensor = {.entry = source->entry, .rank = rank, .sizes = piece->sizes ? piece->sizes : shape};
-    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
+    tsr_torch_new_tensor tensor = {.entry = source->entry, .ndim = ndim, .sizes = piece->sizes ? piece->sizes : shape};
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
     if (source->fragments) {
         tsr_fragments_of_box(source->entry, source->fragments, piece->offsets, piece->sizes, offsets, sizes);
-        tensor.rank = rank + 1;
+        tensor.ndim = ndim + 1;
         tensor.sizes = sizes;
     }
     storage->dtype = dtype;
@@ -233,9 +233,9 @@ static tsr_status describe_fragments(const writer *w, size_t i, tsr_dcp_new_item
 {
     const tsr_dcp_piece *piece = &w->job.pieces[i];
     const tsr_dcp_output_entry *source = &w->job.sources[piece->source];
-    uint64_t *offsets = tsr_arena_array(w->job.arena, 2 * ((size_t)source->entry->rank + 1), sizeof *offsets, err);
+    uint64_t *offsets = tsr_arena_array(w->job.arena, 2 * ((size_t)source->entry->ndim + 1), sizeof *offsets, err);
     if (!offsets) return TSR_E_NOMEM;
-    uint64_t *sizes = offsets + source->entry->rank + 1;
+    uint64_t *sizes = offsets + source->entry->ndim + 1;
     tsr_fragments_of_box(source->entry, source->fragments, piece->offsets, piece->sizes, offsets, sizes);
     *out = (tsr_dcp_new_item){.offsets = offsets,
                               .sizes = sizes,
@@ -251,7 +251,7 @@ static tsr_status describe_item(const writer *w, size_t i, const tsr_dcp_new_ent
 {
     const tsr_dcp_piece *piece = &w->job.pieces[i];
     if (w->job.sources[piece->source].fragments) return describe_fragments(w, i, out, err);
-    uint64_t *zeros = piece->offsets ? NULL : tsr_arena_array(w->job.arena, entry->rank, sizeof *zeros, err);
+    uint64_t *zeros = piece->offsets ? NULL : tsr_arena_array(w->job.arena, entry->ndim, sizeof *zeros, err);
     if (!piece->offsets && !zeros) return TSR_E_NOMEM;
     *out = (tsr_dcp_new_item){.offsets = piece->offsets ? piece->offsets : zeros,
                               .sizes = piece->sizes ? piece->sizes : entry->shape,
@@ -285,7 +285,7 @@ static bool is_subclass(const tsr_entry *entry)
 
 static tsr_status describe_entry(const writer *w, const tsr_dcp_output_entry *source, tsr_dcp_new_entry *out, tsr_error *err)
 {
-    uint64_t elements, *shape = tsr_arena_array(w->job.arena, TSR_MAX_RANK, sizeof *shape, err);
+    uint64_t elements, *shape = tsr_arena_array(w->job.arena, TSR_MAX_NDIM, sizeof *shape, err);
     if (!shape) return TSR_E_NOMEM;
     *out = (tsr_dcp_new_entry){.fqn = source->name,
                                .path = source->path,
@@ -297,18 +297,18 @@ static tsr_status describe_entry(const writer *w, const tsr_dcp_output_entry *so
     if (!out->tensor) return TSR_OK;
     if (source->entry->kind != TSR_ENTRY_TENSOR) {
         out->dtype = source->entry->dtype;
-        out->rank = source->entry->rank;
+        out->ndim = source->entry->ndim;
         out->shape = source->entry->shape;
         return TSR_OK;
     }
-    TSR_TRY(tsr_gather_geometry(source->entry, &out->dtype, &out->rank, shape, &elements, err));
+    TSR_TRY(tsr_gather_geometry(source->entry, &out->dtype, &out->ndim, shape, &elements, err));
     if (source->dtype != source->entry->dtype) out->dtype = source->dtype;
     out->in_mcore_data = source->in_mcore_data;
     if (!source->fragments) return TSR_OK;
-    uint64_t offsets[TSR_MAX_RANK];
+    uint64_t offsets[TSR_MAX_NDIM];
     tsr_fragments_of_box(source->entry, source->fragments, NULL, NULL, offsets, shape);
     out->original_shape = source->entry->shape;
-    out->original_rank = out->rank++;
+    out->original_ndim = out->ndim++;
     return TSR_OK;
 }
 

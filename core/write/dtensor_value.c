@@ -92,12 +92,12 @@ static const tsr_value *numbers(maker m, tsr_value_kind kind, const uint64_t *fr
 
 static const tsr_value *contiguous_strides(maker m, const tsr_dtensor *d)
 {
-    uint64_t strides[TSR_MAX_RANK], step = 1;
-    for (uint32_t i = d->rank; i-- > 0;) {
+    uint64_t strides[TSR_MAX_NDIM], step = 1;
+    for (uint32_t i = d->ndim; i-- > 0;) {
         strides[i] = step;
         step *= d->shape[i] ? d->shape[i] : 1;
     }
-    return numbers(m, TSR_VALUE_TUPLE, strides, d->rank);
+    return numbers(m, TSR_VALUE_TUPLE, strides, d->ndim);
 }
 
 static const tsr_value *dtype_value(maker m, tsr_dtype dtype)
@@ -184,7 +184,7 @@ tsr_status tsr_mesh_rank_map(const tsr_mesh *mesh, tsr_arena *arena, tsr_entry *
         for (unsigned b = 0; b < 4; b++) numbers[4 * i + b] = (uint8_t)(i >> (8 * b));
     }
     *shape = count;
-    **entry = (tsr_entry){.dtype = TSR_INT32, .rank = 1, .shape = shape};
+    **entry = (tsr_entry){.dtype = TSR_INT32, .ndim = 1, .shape = shape};
     *bytes = numbers;
     return TSR_OK;
 }
@@ -224,10 +224,10 @@ const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const tsr_e
 
 #define PLACEMENT "torch.distributed.tensor.placement_types."
 
-static const tsr_value *placement_value(maker m, const tsr_placement *placement, uint32_t rank)
+static const tsr_value *placement_value(maker m, const tsr_placement *placement, uint32_t ndim)
 {
     uint32_t dim;
-    if (!tsr_placement_dim(placement, rank, &dim)) return built(m, PLACEMENT "Replicate", NULL, dict(m, NULL, 0));
+    if (!tsr_placement_dim(placement, ndim, &dim)) return built(m, PLACEMENT "Replicate", NULL, dict(m, NULL, 0));
     const tsr_value *pairs[] = {text(m, "dim"), integer(m, dim), text(m, "split_factor"),
                                 integer(m, placement->split_factor)};
     if (placement->kind == TSR_SHARD) return built(m, PLACEMENT "Shard", NULL, dict(m, pairs, 2));
@@ -238,7 +238,7 @@ static bool has_strided(const tsr_dtensor *d)
 {
     uint32_t dim;
     for (uint32_t i = 0; i < d->mesh->dim_count; i++) {
-        if (d->placements[i].kind == TSR_STRIDED_SHARD && tsr_placement_dim(&d->placements[i], d->rank, &dim)) return true;
+        if (d->placements[i].kind == TSR_STRIDED_SHARD && tsr_placement_dim(&d->placements[i], d->ndim, &dim)) return true;
     }
     return false;
 }
@@ -246,15 +246,15 @@ static bool has_strided(const tsr_dtensor *d)
 /* For every tensor dim that is cut: the mesh dims that cut it, in order. Strided shards say it themselves. */
 static const tsr_value *shard_order(maker m, const tsr_dtensor *d)
 {
-    const tsr_value *entries[TSR_MAX_RANK];
+    const tsr_value *entries[TSR_MAX_NDIM];
     size_t count = 0;
     if (has_strided(d)) return none(m);
-    for (uint32_t dim = 0; dim < d->rank; dim++) {
+    for (uint32_t dim = 0; dim < d->ndim; dim++) {
         uint64_t cutters[TSR_MESH_MAX_DIMS];
         size_t cuts = 0;
         for (uint32_t i = 0; i < d->mesh->dim_count; i++) {
             uint32_t cut;
-            if (tsr_placement_dim(&d->placements[i], d->rank, &cut) && cut == dim) cutters[cuts++] = i;
+            if (tsr_placement_dim(&d->placements[i], d->ndim, &cut) && cut == dim) cutters[cuts++] = i;
         }
         if (!cuts) continue;
         const tsr_value *parts[] = {integer(m, dim), numbers(m, TSR_VALUE_TUPLE, cutters, cuts)};
@@ -266,8 +266,8 @@ static const tsr_value *shard_order(maker m, const tsr_dtensor *d)
 static const tsr_value *spec_value(maker m, const tsr_dtensor *d)
 {
     const tsr_value *placements[TSR_MESH_MAX_DIMS];
-    for (uint32_t i = 0; i < d->mesh->dim_count; i++) placements[i] = placement_value(m, &d->placements[i], d->rank);
-    const tsr_value *meta[] = {numbers(m, TSR_VALUE_SIZE, d->shape, d->rank), contiguous_strides(m, d),
+    for (uint32_t i = 0; i < d->mesh->dim_count; i++) placements[i] = placement_value(m, &d->placements[i], d->ndim);
+    const tsr_value *meta[] = {numbers(m, TSR_VALUE_SIZE, d->shape, d->ndim), contiguous_strides(m, d),
                                dtype_value(m, d->dtype)};
     /* clang-format off */
     const tsr_value *pairs[] = {
@@ -289,7 +289,7 @@ static const tsr_value *wrapper_arguments(maker m, const char *class_name, const
     const tsr_value *strided = text(m, "torch.strided");
     const tsr_value *arguments[] = {named(m, TSR_VALUE_GLOBAL, class_name),
                                     dtype_value(m, d->dtype),
-                                    numbers(m, TSR_VALUE_TUPLE, d->shape, d->rank),
+                                    numbers(m, TSR_VALUE_TUPLE, d->shape, d->ndim),
                                     contiguous_strides(m, d),
                                     integer(m, 0),
                                     called(m, "torch.serialization._get_layout", tuple(m, &strided, 1)),
@@ -394,6 +394,6 @@ const tsr_value *tsr_sharded_value(const tsr_sharded *s, tsr_arena *arena, tsr_e
         whole(m, TSR_VALUE_LIST, &shard, s->local != NULL),
         built(m, SHARD_ROOM "sharded_tensor.metadata.ShardedTensorMetadata", NULL, dict(m, about, 6)), group_state(m, s),
         built(m, SHARD_ROOM "sharding_spec.api.EnumerableShardingSpec", NULL, dict(m, spec, 2)), boolean(m, false)};
-    const tsr_dtensor global = {.dtype = s->dtype, .rank = 1, .shape = &s->numel, .requires_grad = s->requires_grad};
+    const tsr_dtensor global = {.dtype = s->dtype, .ndim = 1, .shape = &s->numel, .requires_grad = s->requires_grad};
     return wrapped(m, SHARD_ROOM "sharded_tensor.api.ShardedTensor", &global, tuple(m, state, 5));
 }

@@ -21,7 +21,7 @@ typedef struct tsr_dtensor {
     const tsr_value *mesh_value;
     const tsr_placement *placements;
     tsr_dtype dtype;
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *shape;
     bool requires_grad;
     bool is_parameter;

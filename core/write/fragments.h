@@ -13,7 +13,7 @@ void tsr_fragments_of_box(const tsr_entry *entry, const uint64_t *fragments, con
 
 /* Takes more cuts into account: `steps`, the size of a fragment on each dim, becomes one of which the box's offsets and
  * sizes are multiples. */
-void tsr_fragment_steps(uint32_t rank, uint64_t *steps, tsr_box box);
+void tsr_fragment_steps(uint32_t ndim, uint64_t *steps, tsr_box box);
 
 /* Calls `each` for the boxes that a box of whole fragments is written as: all fragments along dim 0 in one, each along the
  * others by itself. Stops at a status that is not TSR_OK. */

@@ -12,7 +12,7 @@ void tsr_put_dtype_and_shape(tsr_json *json, const tsr_entry *entry)
     tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);
     if (entry->kind == TSR_ENTRY_OPAQUE && !entry->shape) return; /* not known */
     tsr_json_key(json, "shape");
-    tsr_json_u64s(json, entry->shape, entry->rank);
+    tsr_json_u64s(json, entry->shape, entry->ndim);
 }
 
 /* The tensors among some pairs; those of a "state" count as the parts' own. */

@@ -116,7 +116,7 @@ typedef struct placed {
     const tsr_torch_source *source;
     const tsr_entry *readable;
     tsr_dtype dtype; /* of the elements in the source, packed */
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *sizes;
     bool sharing;
     tsr_view view; /* these with `sharing` */
@@ -128,11 +128,11 @@ static bool span_of(const placed *p, uint64_t *span)
 {
     uint64_t reach = 1, step;
     if (!p->view.strides) {
-        for (uint32_t d = 0; d < p->rank; d++) {
+        for (uint32_t d = 0; d < p->ndim; d++) {
             if (!tsr_mul_u64(reach, p->sizes[d], &reach)) return false;
         }
     }
-    for (uint32_t d = 0; p->view.strides && d < p->rank; d++) {
+    for (uint32_t d = 0; p->view.strides && d < p->ndim; d++) {
         if (!tsr_mul_u64(p->sizes[d] - 1, p->view.strides[d], &step) || !tsr_add_u64(reach, step, &reach)) return false;
     }
     return tsr_mul_u64(reach, tsr_dtype_size(p->dtype), span);
@@ -142,20 +142,20 @@ static bool may_share(const placed *p, uint64_t elements)
 {
     const tsr_entry *entry = p->readable;
     const bool one = entry->storage_id && entry->chunk_count == 1 && entry->chunks[0].file != TSR_NO_FILE && elements;
-    if (!one || !tsr_box_equal((tsr_box){entry->rank, entry->chunks[0].offsets, entry->chunks[0].sizes},
-                               (tsr_box){entry->rank, NULL, entry->shape}))
+    if (!one || !tsr_box_equal((tsr_box){entry->ndim, entry->chunks[0].offsets, entry->chunks[0].sizes},
+                               (tsr_box){entry->ndim, NULL, entry->shape}))
         return false;
     return entry->dtype == p->dtype && !p->view.zstd && !p->view.conj && !p->view.neg;
 }
 
 static tsr_status place(const tsr_torch_plan *plan, const tsr_torch_source *source, placed *out, tsr_error *err)
 {
-    uint64_t elements, span, *sizes = tsr_arena_array(plan->arena, TSR_MAX_RANK, sizeof *sizes, err);
+    uint64_t elements, span, *sizes = tsr_arena_array(plan->arena, TSR_MAX_NDIM, sizeof *sizes, err);
     *out = (placed){.source = source,
                     .readable = tsr_gather_readable(plan->checkpoint, plan->arena, source->entry, err),
                     .sizes = sizes};
     if (!out->readable || !sizes) return TSR_E_NOMEM;
-    TSR_TRY(tsr_gather_geometry(source->entry, &out->dtype, &out->rank, sizes, &elements, err));
+    TSR_TRY(tsr_gather_geometry(source->entry, &out->dtype, &out->ndim, sizes, &elements, err));
     if (out->readable->chunk_count == 1) {
         const tsr_chunk *chunk = &out->readable->chunks[0];
         out->view = chunk->view ? *chunk->view : (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
@@ -217,7 +217,7 @@ static const tsr_entry *stand_in(const tsr_torch_plan *plan, const placed *first
                            .file = first->view.file};
     s->entry = (tsr_entry){.fqn = first->source->entry->fqn,
                            .dtype = first->dtype,
-                           .rank = 1,
+                           .ndim = 1,
                            .shape = &s->count,
                            .chunks = &s->chunk,
                            .chunk_count = 1};
@@ -228,7 +228,7 @@ static void describe(const placed *p, tsr_torch_new_tensor *out, uint32_t storag
 {
     *out = (tsr_torch_new_tensor){.entry = p->source->entry,
                                   .storage = storage,
-                                  .rank = p->rank,
+                                  .ndim = p->ndim,
                                   .sizes = p->sizes,
                                   .requires_grad = p->source->entry->requires_grad,
                                   .is_parameter = p->source->is_parameter};

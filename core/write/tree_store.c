@@ -71,14 +71,14 @@ static tsr_status read_storage(const tree_file *file, uint32_t i, uint64_t byte_
 {
     const tsr_blit *blit = &file->plan.blits[i];
     tsr_dtype dtype;
-    uint32_t rank;
-    uint64_t shape[TSR_MAX_RANK], count;
+    uint32_t ndim;
+    uint64_t shape[TSR_MAX_NDIM], count;
     elements e = {.checkpoint = file->plan.checkpoint, .entry = blit->entry};
     if (blit->literal) {
         memcpy(out, blit->literal + byte_at, size);
         return TSR_OK;
     }
-    TSR_TRY(tsr_gather_geometry(blit->entry, &dtype, &rank, shape, &count, err));
+    TSR_TRY(tsr_gather_geometry(blit->entry, &dtype, &ndim, shape, &count, err));
     e.itemsize = tsr_dtype_size(dtype);
     return read_bytes(&e, byte_at, size, out, err);
 }

@@ -32,13 +32,13 @@ static tsr_status make_dtensor(distributing *d, const tsr_entry *entry, const ts
     tsr_entry *local = TSR_ARENA_NEW(d->arena, tsr_entry, err);
     if (!local) return TSR_E_NOMEM;
     TSR_TRY(tsr_mesh_shard(&(tsr_sharding){d->of->mesh, d->of->placements, TSR_STRIDED_FSDP},
-                           (tsr_shape){entry->rank, entry->shape}, d->of->rank, d->arena, &shard, err));
+                           (tsr_shape){entry->ndim, entry->shape}, d->of->rank, d->arena, &shard, err));
     TSR_TRY(tsr_localize(d->checkpoint, entry, &shard, d->arena, local, err));
     const tsr_dtensor dtensor = {.mesh = d->of->mesh,
                                  .mesh_value = d->mesh_value,
                                  .placements = d->of->placements,
                                  .dtype = entry->dtype,
-                                 .rank = entry->rank,
+                                 .ndim = entry->ndim,
                                  .shape = entry->shape,
                                  .requires_grad = entry->requires_grad,
                                  .is_parameter = entry->is_parameter,

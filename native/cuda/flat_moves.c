@@ -20,7 +20,7 @@ static tsr_status add_padding(flat_job *job, uint8_t *at, const uint64_t *numel,
     const tsr_dtype dtype = job->what->dtype;
     tsr_gpu_box *box = tsr_vec_push(&job->paddings, err);
     if (!box) return TSR_E_NOMEM;
-    *box = (tsr_gpu_box){.to = at, .to_dtype = dtype, .from_dtype = dtype, .rank = 1, .sizes = numel, .to_strides = &one};
+    *box = (tsr_gpu_box){.to = at, .to_dtype = dtype, .from_dtype = dtype, .ndim = 1, .sizes = numel, .to_strides = &one};
     memcpy(box->fill, job->padding, job->itemsize);
     return TSR_OK;
 }

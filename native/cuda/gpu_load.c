@@ -26,7 +26,7 @@ static tsr_status cast_tile(load_run *run, const void *data, size_t size, uint64
                              .from = data,
                              .to_dtype = run->to,
                              .from_dtype = run->from,
-                             .rank = 1,
+                             .ndim = 1,
                              .sizes = &count,
                              .to_strides = &one,
                              .from_strides = &one};
@@ -71,7 +71,7 @@ static bool is_one_run(const load_run *run, tsr_checkpoint *checkpoint, tsr_aren
 {
     const tsr_entry *entry = run->load->entry;
     if (run->load->offsets || run->load->sizes || run->from != run->to || entry->chunk_count != 1) return false;
-    for (uint32_t i = 0; i < entry->rank; i++) {
+    for (uint32_t i = 0; i < entry->ndim; i++) {
         if (entry->chunks[0].sizes[i] != entry->shape[i]) return false;
     }
     return tsr_checkpoint_locate(checkpoint, entry, &entry->chunks[0], scratch, view, NULL) == TSR_OK && !view->strides &&
@@ -106,7 +106,7 @@ static tsr_status load_all(load_run *run, tsr_checkpoint *checkpoint, const tsr_
         const tsr_status direct = load_direct(run, checkpoint, err);
         if (direct == TSR_OK) continue;
         if (direct != TSR_E_UNSUPPORTED) return direct;
-        const tsr_box box = {loads[i].entry->rank, loads[i].offsets, loads[i].sizes};
+        const tsr_box box = {loads[i].entry->ndim, loads[i].offsets, loads[i].sizes};
         const tsr_tile_sink sink = {send_tile, wait_for_tiles, run};
         TRY(tsr_stream_box(checkpoint, loads[i].entry, box, pipe->ring, &sink, err));
     }
@@ -119,7 +119,7 @@ static uint64_t bytes_of(const tsr_gpu_load *load)
     uint64_t bytes = 0;
     if (tsr_tensor_bytes(load->entry, &bytes, NULL) != TSR_OK || !load->sizes) return bytes;
     bytes = tsr_dtype_size(stored_dtype(load->entry));
-    for (uint32_t i = 0; i < load->entry->rank; i++) bytes *= load->sizes[i];
+    for (uint32_t i = 0; i < load->entry->ndim; i++) bytes *= load->sizes[i];
     return bytes;
 }
 

@@ -516,10 +516,10 @@ static void happen_box(operation *op)
     tsr_twin_box(&((const box_operation *)op)->box);
 }
 
-static size_t extent(uint32_t rank, const uint64_t *sizes, const uint64_t *strides, tsr_dtype dtype)
+static size_t extent(uint32_t ndim, const uint64_t *sizes, const uint64_t *strides, tsr_dtype dtype)
 {
     uint64_t last = 0;
-    for (uint32_t i = 0; i < rank; i++) last += (sizes[i] - 1) * strides[i];
+    for (uint32_t i = 0; i < ndim; i++) last += (sizes[i] - 1) * strides[i];
     return (size_t)(last + 1) * tsr_dtype_size(dtype);
 }
 
@@ -530,19 +530,19 @@ static tsr_status twin_box(tsr_gpu_stream *base, const tsr_gpu_box *box, tsr_err
     box_operation *op = prepare(st, sizeof *op, happen_box, err);
     if (!op) return TSR_E_NOMEM;
     op->box = *box;
-    if (box->rank) {
-        memcpy(op->sizes, box->sizes, box->rank * sizeof *box->sizes);
-        memcpy(op->to_strides, box->to_strides, box->rank * sizeof *box->sizes);
-        if (box->from) memcpy(op->from_strides, box->from_strides, box->rank * sizeof *box->sizes);
+    if (box->ndim) {
+        memcpy(op->sizes, box->sizes, box->ndim * sizeof *box->sizes);
+        memcpy(op->to_strides, box->to_strides, box->ndim * sizeof *box->sizes);
+        if (box->from) memcpy(op->from_strides, box->from_strides, box->ndim * sizeof *box->sizes);
     }
     op->box.sizes = op->sizes;
     op->box.to_strides = op->to_strides;
     op->box.from_strides = op->from_strides;
     void *to = NULL, *from = NULL;
     lock(base->device);
-    tsr_status status = resolve(s, box->to, extent(box->rank, op->sizes, op->to_strides, box->to_dtype), true, &to, err);
+    tsr_status status = resolve(s, box->to, extent(box->ndim, op->sizes, op->to_strides, box->to_dtype), true, &to, err);
     if (status == TSR_OK && box->from)
-        status = resolve(s, box->from, extent(box->rank, op->sizes, op->from_strides, box->from_dtype), true, &from, err);
+        status = resolve(s, box->from, extent(box->ndim, op->sizes, op->from_strides, box->from_dtype), true, &from, err);
     op->box.to = to;
     op->box.from = from;
     give_found(st, op, status);

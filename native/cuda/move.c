@@ -156,9 +156,9 @@ static tsr_status check_box(const tsr_gpu_box *box, bool *is_empty, tsr_error *e
     if (box->from && box->to_dtype != box->from_dtype && !tsr_cast_possible(box->from_dtype, box->to_dtype))
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "device move: %s cannot be cast to %s",
                          tsr_dtype_describe(box->from_dtype)->name, tsr_dtype_describe(box->to_dtype)->name);
-    if (box->rank > TSR_GPU_MAX_RANK)
+    if (box->ndim > TSR_GPU_MAX_RANK)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device move: %u dimensions; at most %u are supported",
-                         (unsigned)box->rank, TSR_GPU_MAX_RANK);
+                         (unsigned)box->ndim, TSR_GPU_MAX_RANK);
     const bool is_cast = box->from && box->to_dtype != box->from_dtype;
     if (is_cast && ((uintptr_t)box->to % to || (uintptr_t)box->from % from))
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
@@ -167,8 +167,8 @@ static tsr_status check_box(const tsr_gpu_box *box, bool *is_empty, tsr_error *e
     uint64_t to_last = to, from_last = from;
     bool fits = true;
     *is_empty = false;
-    for (uint32_t i = 0; i < box->rank; i++) *is_empty |= box->sizes[i] == 0;
-    for (uint32_t i = 0; i < box->rank && !*is_empty; i++) {
+    for (uint32_t i = 0; i < box->ndim; i++) *is_empty |= box->sizes[i] == 0;
+    for (uint32_t i = 0; i < box->ndim && !*is_empty; i++) {
         uint64_t step;
         fits = fits && !__builtin_mul_overflow(box->to_strides[i], (uint64_t)to, &step) &&
                !__builtin_mul_overflow(step, box->sizes[i] - 1, &step) && !__builtin_add_overflow(to_last, step, &to_last);
@@ -190,7 +190,7 @@ static plain simplify(const tsr_gpu_box *box)
     p.from_bytes = tsr_dtype_size(box->from_dtype);
     axis sorted[TSR_GPU_MAX_RANK];
     uint32_t count = 0;
-    for (uint32_t i = 0; i < box->rank; i++) {
+    for (uint32_t i = 0; i < box->ndim; i++) {
         if (box->sizes[i] == 1) continue;
         axis moving = {box->sizes[i], box->to_strides[i] * p.to_bytes, box->from ? box->from_strides[i] * p.from_bytes : 0};
         uint32_t j = count++;

@@ -9,7 +9,7 @@ void tsr_twin_box(const tsr_gpu_box *box)
     uint64_t at[TSR_GPU_MAX_RANK] = {0};
     for (;;) {
         uint64_t to = 0, from = 0;
-        for (uint32_t i = 0; i < box->rank; i++) {
+        for (uint32_t i = 0; i < box->ndim; i++) {
             to += at[i] * box->to_strides[i];
             if (box->from) from += at[i] * box->from_strides[i];
         }
@@ -17,7 +17,7 @@ void tsr_twin_box(const tsr_gpu_box *box)
         if (!box->from) memcpy(element, box->fill, to_size);
         else if (box->to_dtype == box->from_dtype) memcpy(element, (const uint8_t *)box->from + from * from_size, to_size);
         else tsr_cast(box->from_dtype, box->to_dtype, (const uint8_t *)box->from + from * from_size, 1, element);
-        uint32_t i = box->rank;
+        uint32_t i = box->ndim;
         while (i > 0 && ++at[i - 1] == box->sizes[i - 1]) at[--i] = 0;
         if (i == 0) return;
     }

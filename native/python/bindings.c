@@ -171,10 +171,10 @@ typedef struct facts {
     tsr_str type;
     const char *kind;
     const char *dtype;
-    uint64_t shape[TSR_MAX_RANK];
+    uint64_t shape[TSR_MAX_NDIM];
     uint64_t bytes;
     uint64_t chunks;
-    uint32_t rank;
+    uint32_t ndim;
     uint32_t path_length;
     uint8_t requires_grad;
 } facts;
@@ -208,11 +208,11 @@ void tsr_python_facts(const session *s, uint64_t index, facts *out)
                    .type = entry->type,
                    .kind = tsr_entry_kind_name(entry->kind),
                    .chunks = entry->chunk_count,
-                   .rank = entry->rank,
+                   .ndim = entry->ndim,
                    .path_length = entry->path ? entry->path_length : 0,
                    .requires_grad = entry->requires_grad};
-    for (uint32_t d = 0; d < entry->rank && d < TSR_MAX_RANK; d++) out->shape[d] = entry->shape[d];
-    if (entry->rank) tsr_dtype_pack(&dtype, &out->shape[entry->rank - 1]);
+    for (uint32_t d = 0; d < entry->ndim && d < TSR_MAX_NDIM; d++) out->shape[d] = entry->shape[d];
+    if (entry->ndim) tsr_dtype_pack(&dtype, &out->shape[entry->ndim - 1]);
     out->dtype = tsr_dtype_describe(dtype)->name;
     if (entry->kind == TSR_ENTRY_TENSOR) tsr_tensor_bytes(entry, &out->bytes, NULL);
 }
@@ -220,7 +220,7 @@ void tsr_python_facts(const session *s, uint64_t index, facts *out)
 void tsr_python_chunk(const session *s, uint64_t index, uint64_t chunk, uint64_t *offsets, uint64_t *sizes)
 {
     const tsr_entry *entry = entry_at(s, index);
-    for (uint32_t d = 0; d < entry->rank; d++) {
+    for (uint32_t d = 0; d < entry->ndim; d++) {
         offsets[d] = entry->chunks[chunk].offsets[d];
         sizes[d] = entry->chunks[chunk].sizes[d];
     }
@@ -234,7 +234,7 @@ void tsr_python_path_item(const session *s, uint64_t index, uint32_t at, path_it
 
 /* ---- bytes ---- */
 
-/* A box of a tensor, contiguous, into memory of exactly its bytes. `offsets` and `sizes` have the rank of the facts. */
+/* A box of a tensor, contiguous, into memory of exactly its bytes. `offsets` and `sizes` have the `ndim` of the facts. */
 typedef struct read_item {
     uint64_t index;
     const uint64_t *offsets;
@@ -296,17 +296,17 @@ static tsr_status read_piece(session *s, const piece *p, tsr_error *err)
 {
     const tsr_entry *entry = entry_at(s, p->item->index);
     if (is_only_whole(entry)) return read_whole(s, p->item, err);
-    uint64_t offsets[TSR_MAX_RANK] = {0}, sizes[TSR_MAX_RANK] = {0};
-    memcpy(offsets, p->item->offsets, entry->rank * sizeof *offsets);
-    memcpy(sizes, p->item->sizes, entry->rank * sizeof *sizes);
-    const uint64_t row_bytes = entry->rank && sizes[0] ? p->item->bytes / sizes[0] : p->item->bytes;
-    if (entry->rank) {
+    uint64_t offsets[TSR_MAX_NDIM] = {0}, sizes[TSR_MAX_NDIM] = {0};
+    memcpy(offsets, p->item->offsets, entry->ndim * sizeof *offsets);
+    memcpy(sizes, p->item->sizes, entry->ndim * sizeof *sizes);
+    const uint64_t row_bytes = entry->ndim && sizes[0] ? p->item->bytes / sizes[0] : p->item->bytes;
+    if (entry->ndim) {
         offsets[0] += p->row;
         sizes[0] = p->rows;
     }
-    return tsr_read_box(s->checkpoint, entry, (tsr_box){entry->rank, offsets, sizes},
+    return tsr_read_box(s->checkpoint, entry, (tsr_box){entry->ndim, offsets, sizes},
                         (uint8_t *)p->item->buffer + p->row * row_bytes,
-                        (size_t)(entry->rank ? p->rows * row_bytes : row_bytes), err);
+                        (size_t)(entry->ndim ? p->rows * row_bytes : row_bytes), err);
 }
 
 /* Threads take every `count`-th piece. */
@@ -325,7 +325,7 @@ static bool cut(const session *s, const read_item *items, size_t count, tsr_vec 
 {
     for (size_t i = 0; i < count; i++) {
         const tsr_entry *entry = entry_at(s, items[i].index);
-        uint64_t rows = entry->rank && !is_only_whole(entry) ? items[i].sizes[0] : 1;
+        uint64_t rows = entry->ndim && !is_only_whole(entry) ? items[i].sizes[0] : 1;
         if (items[i].bytes == 0 || rows == 0) continue;
         uint64_t each = PIECE_BYTES / (items[i].bytes / rows + 1) + 1;
         for (uint64_t row = 0; row < rows; row += each) {

@@ -17,10 +17,10 @@ typedef struct planned {
     uint64_t index; /* of the entry; UINT64_MAX: an empty dict */
     tsr_str fqn;
     tsr_str parameter;
-    uint64_t storage_offsets[TSR_MAX_RANK], dest_offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK], dest_size[TSR_MAX_RANK];
+    uint64_t storage_offsets[TSR_MAX_NDIM], dest_offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], dest_size[TSR_MAX_NDIM];
     uint32_t kind; /* tsr_optim_read_kind */
     uint32_t path_length;
-    uint32_t rank; /* of a box, whose numbers are above */
+    uint32_t ndim; /* of a box, whose numbers are above */
     uint8_t has_shard, is_unknown;
 } planned;
 
@@ -75,9 +75,9 @@ void tsr_python_planned(const plan *p, size_t at, planned *out)
                      .path_length = read->path_length,
                      .has_shard = read->has_shard,
                      .is_unknown = read->is_unknown};
-    if (read->kind != TSR_READ_BOX || read->entry->rank > TSR_MAX_RANK) return;
-    out->rank = read->entry->rank;
-    for (uint32_t d = 0; d < out->rank; d++) {
+    if (read->kind != TSR_READ_BOX || read->entry->ndim > TSR_MAX_NDIM) return;
+    out->ndim = read->entry->ndim;
+    for (uint32_t d = 0; d < out->ndim; d++) {
         out->storage_offsets[d] = read->storage_offsets[d];
         out->dest_offsets[d] = read->dest_offsets[d];
         out->sizes[d] = read->sizes[d];

@@ -122,7 +122,7 @@ static void do_shard(bench *b, const uint64_t *n)
                              .from = b->there + columns * 4,
                              .to_dtype = TSR_FLOAT32,
                              .from_dtype = TSR_FLOAT32,
-                             .rank = 2,
+                             .ndim = 2,
                              .sizes = sizes,
                              .to_strides = to,
                              .from_strides = from};
@@ -206,9 +206,9 @@ static void bench_load(bench *b, const char *path)
         must(tsr_tensor_bytes(work.loads[i].entry, &bytes, &failure));
         uint8_t *back = malloc(bytes + 1);
         must(tsr_gpu_checksum(b->stream, work.loads[i].to, bytes, &crc, &failure));
-        const uint64_t zeros[TSR_MAX_RANK] = {0};
+        const uint64_t zeros[TSR_MAX_NDIM] = {0};
         must(tsr_read_box(work.checkpoint, work.loads[i].entry,
-                          (tsr_box){work.loads[i].entry->rank, zeros, work.loads[i].entry->shape}, back, bytes, &failure));
+                          (tsr_box){work.loads[i].entry->ndim, zeros, work.loads[i].entry->shape}, back, bytes, &failure));
         must_be(tsr_crc32(&b->native.host, 0, back, bytes) == crc);
         free(back);
         tsr_gpu_free(b->gpu, work.loads[i].to);

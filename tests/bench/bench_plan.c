@@ -51,7 +51,7 @@ static tsr_catalog make_catalog(uint64_t from, uint64_t tensors, const uint64_t 
         entries[t] = (tsr_entry){.fqn = {name, (size_t)size},
                                  .kind = TSR_ENTRY_TENSOR,
                                  .dtype = TSR_FLOAT32,
-                                 .rank = 2,
+                                 .ndim = 2,
                                  .shape = shape,
                                  .chunks = chunks,
                                  .chunk_count = from};

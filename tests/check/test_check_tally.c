@@ -98,8 +98,8 @@ static void test_check_tally__steps_do_not_matter(void **state)
         tsr_made made;
         uint64_t shape[4] = {400, 3, 257};
         tsr_made_start(&made, seed, 1);
-        const uint32_t rank = seed % 3 ? 3 : tsr_made_shape(&made, shape, 12);
-        tsr_made_tensor(&made, "t", seed % 2 ? TSR_FLOAT32 : TSR_COMPLEX64, rank, shape, 5,
+        const uint32_t ndim = seed % 3 ? 3 : tsr_made_shape(&made, shape, 12);
+        tsr_made_tensor(&made, "t", seed % 2 ? TSR_FLOAT32 : TSR_COMPLEX64, ndim, shape, 5,
                         seed % 5 == 0 ? TSR_MADE_STRIDED : TSR_MADE_PLAIN);
         tsr_made_open(&made);
         tsr_ring *ring = NULL;

@@ -85,9 +85,9 @@ static void fill(tsr_made *made, uint64_t seed)
     tsr_made_start(made, seed, 7);
     for (unsigned i = 0; i < 7; i++) {
         uint64_t shape[8];
-        uint32_t rank = tsr_made_shape(made, shape, 30);
-        if (i == 6 && rank == 0) shape[rank++] = 3;
-        tsr_made_tensor(made, names[i], dtypes[i], rank, shape, (unsigned)(seed % 9), (tsr_made_how)((seed + i) % 3));
+        uint32_t ndim = tsr_made_shape(made, shape, 30);
+        if (i == 6 && ndim == 0) shape[ndim++] = 3;
+        tsr_made_tensor(made, names[i], dtypes[i], ndim, shape, (unsigned)(seed % 9), (tsr_made_how)((seed + i) % 3));
     }
     tsr_made_open(made);
 }
@@ -201,7 +201,7 @@ static void test_convert_files__entries_are_chosen_renamed_and_cast(void **state
     assert_int_equal(entry->dtype, TSR_BFLOAT16);
     uint16_t got[100];
     const uint64_t zero = 0, all = 100;
-    assert_int_equal(tsr_read_box(again, entry, (tsr_box){entry->rank, &zero, &all}, got, sizeof got, NULL), TSR_OK);
+    assert_int_equal(tsr_read_box(again, entry, (tsr_box){entry->ndim, &zero, &all}, got, sizeof got, NULL), TSR_OK);
     for (unsigned i = 0; i < 100; i++) {
         uint32_t bits;
         memcpy(&bits, made.truth[1] + 4 * i, 4);
@@ -356,7 +356,8 @@ static void test_convert_files__shared_storage_is_shared_again_in_torch_files(vo
             const uint64_t zeros[] = {0, 0};
             uint8_t got[400];
             const size_t size = 4 * (size_t)(entry->shape[0] * entry->shape[1]);
-            assert_int_equal(tsr_read_box(again, entry, (tsr_box){entry->rank, zeros, entry->shape}, got, size, NULL), TSR_OK);
+            assert_int_equal(tsr_read_box(again, entry, (tsr_box){entry->ndim, zeros, entry->shape}, got, size, NULL),
+                             TSR_OK);
             assert_memory_equal(got, made.truth[i], size);
             const tsr_entry *thin = tsr_checkpoint_entry(again, TSR_STR("thin"));
             assert_int_equal(entry->storage_id == thin->storage_id, !(cast && i == 5));

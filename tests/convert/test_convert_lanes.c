@@ -34,7 +34,7 @@ static uint64_t next(uint64_t *seed, uint64_t below)
 static void add_tensor(listed *l, unsigned t, uint64_t *seed)
 {
     l->entries[t] =
-        (tsr_entry){.fqn = TSR_STR("w"), .kind = TSR_ENTRY_TENSOR, .dtype = TSR_UINT8, .rank = 2, .shape = l->shape};
+        (tsr_entry){.fqn = TSR_STR("w"), .kind = TSR_ENTRY_TENSOR, .dtype = TSR_UINT8, .ndim = 2, .shape = l->shape};
     l->columns[t] = next(seed, 3) == 0;
     const unsigned cut = l->columns[t];
     for (uint32_t f = 0; f < l->files; f++) {

@@ -35,11 +35,11 @@ static void fill(tsr_made *made, uint64_t seed, bool for_safetensors)
     tsr_made_start(made, seed, TENSORS);
     for (unsigned i = 0; i < TENSORS; i++) {
         uint64_t shape[8];
-        uint32_t rank = tsr_made_shape(made, shape, seed % 50 ? 7 : 60);
+        uint32_t ndim = tsr_made_shape(made, shape, seed % 50 ? 7 : 60);
         tsr_dtype dtype = dtypes[tsr_made_random(made, sizeof dtypes / sizeof *dtypes)];
         if (for_safetensors && (dtype == TSR_COMPLEX32 || dtype == TSR_COMPLEX128)) dtype = TSR_UINT8;
-        if (rank == 0 && dtype == TSR_FLOAT4_E2M1FN_X2) dtype = TSR_INT16;
-        tsr_made_tensor(made, names[i], dtype, rank, shape, (unsigned)tsr_made_random(made, 9),
+        if (ndim == 0 && dtype == TSR_FLOAT4_E2M1FN_X2) dtype = TSR_INT16;
+        tsr_made_tensor(made, names[i], dtype, ndim, shape, (unsigned)tsr_made_random(made, 9),
                         (tsr_made_how)tsr_made_random(made, 3));
     }
     tsr_made_open(made);
@@ -174,9 +174,9 @@ static tsr_status expect_shard(void *ctx, uint64_t tensor, uint64_t owner, const
     for (uint64_t b = 0; b < shard->box_count; b++) {
         bool found = false;
         for (uint64_t c = 0; c < entry->chunk_count && !found; c++) {
-            const tsr_box chunk = {entry->rank, entry->chunks[c].offsets, entry->chunks[c].sizes};
+            const tsr_box chunk = {entry->ndim, entry->chunks[c].offsets, entry->chunks[c].sizes};
             const tsr_str name = p->r->store->files[entry->chunks[c].file].name;
-            found = tsr_box_equal(chunk, (tsr_box){shard->rank, shard->boxes[b].offsets, shard->boxes[b].sizes}) &&
+            found = tsr_box_equal(chunk, (tsr_box){shard->ndim, shard->boxes[b].offsets, shard->boxes[b].sizes}) &&
                     tsr_str_equal(name, tsr_str_from(file));
         }
         assert_true(found);

@@ -20,8 +20,8 @@ static void fill(tsr_made *made, uint64_t seed)
     tsr_made_start(made, seed, TENSORS);
     for (unsigned i = 0; i < TENSORS; i++) {
         uint64_t shape[8];
-        const uint32_t rank = tsr_made_shape(made, shape, 9);
-        tsr_made_tensor(made, names[i], dtypes[tsr_made_random(made, 6)], rank, shape, (unsigned)tsr_made_random(made, 4),
+        const uint32_t ndim = tsr_made_shape(made, shape, 9);
+        tsr_made_tensor(made, names[i], dtypes[tsr_made_random(made, 6)], ndim, shape, (unsigned)tsr_made_random(made, 4),
                         (tsr_made_how)tsr_made_random(made, 2));
     }
     made->host.threads = (uint32_t)(seed % 4);
@@ -35,8 +35,8 @@ static bool is_told(const tsr_entry *entry)
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         const tsr_chunk *chunk = &entry->chunks[i];
         told = told && !chunk->view->strides &&
-               tsr_box_is_contiguous((tsr_box){entry->rank, NULL, entry->shape},
-                                     (tsr_box){entry->rank, chunk->offsets, chunk->sizes});
+               tsr_box_is_contiguous((tsr_box){entry->ndim, NULL, entry->shape},
+                                     (tsr_box){entry->ndim, chunk->offsets, chunk->sizes});
     }
     return told;
 }

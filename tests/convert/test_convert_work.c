@@ -21,8 +21,8 @@ static void fill(tsr_made *made, uint64_t seed)
     tsr_made_start(made, seed, TENSORS);
     for (unsigned i = 0; i < TENSORS; i++) {
         uint64_t shape[8];
-        uint32_t rank = tsr_made_shape(made, shape, 9);
-        tsr_made_tensor(made, names[i], dtypes[tsr_made_random(made, 6)], rank, shape, (unsigned)tsr_made_random(made, 9),
+        uint32_t ndim = tsr_made_shape(made, shape, 9);
+        tsr_made_tensor(made, names[i], dtypes[tsr_made_random(made, 6)], ndim, shape, (unsigned)tsr_made_random(made, 9),
                         (tsr_made_how)tsr_made_random(made, 3));
     }
     tsr_made_open(made);

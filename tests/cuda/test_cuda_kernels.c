@@ -25,7 +25,7 @@ static void fill_random(random_source *random, void *bytes, size_t size)
 #define BOXES 4u
 
 typedef struct shape {
-    uint32_t rank;
+    uint32_t ndim;
     uint64_t sizes[8], to[8], from[8];
     size_t to_byte, from_byte; /* of the first element in its area */
 } shape;
@@ -35,13 +35,13 @@ static uint64_t random_strides(random_source *random, const shape *s, uint64_t *
 {
     uint32_t order[8];
     uint64_t step = random_in(random, 0, 3) ? 1 : random_in(random, 1, 4);
-    for (uint32_t i = 0; i < s->rank; i++) order[i] = s->rank - 1 - i;
-    for (uint32_t i = s->rank; i > 1 && random_in(random, 0, 1); i--) {
+    for (uint32_t i = 0; i < s->ndim; i++) order[i] = s->ndim - 1 - i;
+    for (uint32_t i = s->ndim; i > 1 && random_in(random, 0, 1); i--) {
         const uint32_t other = (uint32_t)random_in(random, 0, i - 1), kept = order[i - 1];
         order[i - 1] = order[other];
         order[other] = kept;
     }
-    for (uint32_t i = 0; i < s->rank; i++) {
+    for (uint32_t i = 0; i < s->ndim; i++) {
         const uint32_t dim = order[i];
         strides[dim] = may_repeat && random_in(random, 0, 9) == 0 ? 0 : step;
         if (s->sizes[dim] > 1) step *= s->sizes[dim];
@@ -53,9 +53,9 @@ static uint64_t random_strides(random_source *random, const shape *s, uint64_t *
 static shape random_shape(random_source *random, size_t itemsize)
 {
     for (;;) {
-        shape s = {.rank = (uint32_t)random_in(random, 0, 8)};
-        for (uint32_t i = 0; i < s.rank; i++)
-            s.sizes[i] = random_in(random, 0, 30) == 0 ? 0 : random_in(random, 1, s.rank < 3 ? 70 : s.rank < 5 ? 9 : 4);
+        shape s = {.ndim = (uint32_t)random_in(random, 0, 8)};
+        for (uint32_t i = 0; i < s.ndim; i++)
+            s.sizes[i] = random_in(random, 0, 30) == 0 ? 0 : random_in(random, 1, s.ndim < 3 ? 70 : s.ndim < 5 ? 9 : 4);
         const uint64_t to = random_strides(random, &s, s.to, false), from = random_strides(random, &s, s.from, true);
         if (to * itemsize + 64 > AREA || from * itemsize + 64 > AREA) continue;
         const bool aligned = random_in(random, 0, 1);
@@ -69,7 +69,7 @@ static shape random_shape(random_source *random, size_t itemsize)
 static void locate(const shape *s, uint64_t number, uint64_t *to, uint64_t *from)
 {
     *to = *from = 0;
-    for (uint32_t i = s->rank; i-- > 0; number /= s->sizes[i]) {
+    for (uint32_t i = s->ndim; i-- > 0; number /= s->sizes[i]) {
         *to += number % s->sizes[i] * s->to[i];
         *from += number % s->sizes[i] * s->from[i];
     }
@@ -78,7 +78,7 @@ static void locate(const shape *s, uint64_t number, uint64_t *to, uint64_t *from
 static uint64_t volume(const shape *s)
 {
     uint64_t count = 1;
-    for (uint32_t i = 0; i < s->rank; i++) count *= s->sizes[i];
+    for (uint32_t i = 0; i < s->ndim; i++) count *= s->sizes[i];
     return count;
 }
 
@@ -110,7 +110,7 @@ static void check_boxes(tsr_gpu *device, random_source *random, tsr_dtype dtype,
                                  fills ? NULL : there + i * AREA + shapes[i].from_byte,
                                  dtype,
                                  dtype,
-                                 shapes[i].rank,
+                                 shapes[i].ndim,
                                  shapes[i].sizes,
                                  shapes[i].to,
                                  shapes[i].from,

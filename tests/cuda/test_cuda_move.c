@@ -160,7 +160,7 @@ static void test_cuda_move__pageable_memory_goes_by_copies(void **state)
 typedef struct box_case {
     const char *name;
     tsr_dtype dtype;
-    uint32_t rank;
+    uint32_t ndim;
     uint64_t sizes[4], to[4], from[4];
     uintptr_t to_at, from_at;
     unsigned copies, launches;
@@ -187,7 +187,7 @@ static void test_cuda_move__boxes_take_the_shortest_way(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof box_cases / sizeof box_cases[0]; i++) {
         const box_case *c = &box_cases[i];
-        const tsr_gpu_box box = {at(c->to_at), at(c->from_at), c->dtype, c->dtype, c->rank, c->sizes, c->to, c->from, {0}};
+        const tsr_gpu_box box = {at(c->to_at), at(c->from_at), c->dtype, c->dtype, c->ndim, c->sizes, c->to, c->from, {0}};
         const notes n = move_box(&box);
         if (n.copies != c->copies || n.box_launches != c->launches || n.widest != c->width || n.vectors != c->vectors)
             fail_msg("%s: %u copies, %u launches, %u bytes wide, %lu vectors", c->name, n.copies, n.box_launches, n.widest,
@@ -210,7 +210,7 @@ static void test_cuda_move__boxes_beyond_32_bits_go_in_several(void **state)
 }
 
 typedef struct bad_box {
-    uint32_t rank;
+    uint32_t ndim;
     tsr_dtype to, from;
     uint64_t size, stride;
     uintptr_t from_at;
@@ -236,7 +236,7 @@ static void test_cuda_move__boxes_that_make_no_sense_are_refused(void **state)
             sizes[k] = b->size;
             strides[k] = b->stride;
         }
-        const tsr_gpu_box box = {at(64), at(b->from_at), b->to, b->from, b->rank, sizes, strides, strides, {0}};
+        const tsr_gpu_box box = {at(64), at(b->from_at), b->to, b->from, b->ndim, sizes, strides, strides, {0}};
         notes n = {.base = {&note_backend, &test_host}};
         tsr_gpu_stream stream = {&n.base};
         tsr_error error = {0};

@@ -347,9 +347,9 @@ static void load_boxes(tsr_gpu *device, tsr_gpu_pipe *pipe, random_source *rando
 {
     for (uint64_t i = 0; i < o->catalog->entry_count; i++) {
         const tsr_entry *entry = &o->catalog->entries[i];
-        uint64_t bytes, offsets[TSR_MAX_RANK], sizes_of_box[TSR_MAX_RANK], elements = 1;
+        uint64_t bytes, offsets[TSR_MAX_NDIM], sizes_of_box[TSR_MAX_NDIM], elements = 1;
         if (!is_loadable(entry, &bytes) || tsr_dtype_size(entry->dtype) == 0) continue;
-        for (uint32_t d = 0; d < entry->rank; d++) {
+        for (uint32_t d = 0; d < entry->ndim; d++) {
             offsets[d] = entry->shape[d] ? random_in(random, 0, entry->shape[d] - 1) : 0;
             sizes_of_box[d] = entry->shape[d] ? random_in(random, 1, entry->shape[d] - offsets[d]) : 0;
             elements *= sizes_of_box[d];
@@ -359,7 +359,7 @@ static void load_boxes(tsr_gpu *device, tsr_gpu_pipe *pipe, random_source *rando
         uint8_t *expected = malloc(elements * itemsize + 1), *cast = malloc(elements * 2 + 1), *back = malloc(out + 1);
         tsr_gpu_load load = {
             .entry = entry, .offsets = offsets, .sizes = sizes_of_box, .dtype = casts ? TSR_BFLOAT16 : entry->dtype};
-        OK(tsr_read_box(o->checkpoint, entry, (tsr_box){entry->rank, offsets, sizes_of_box}, expected, elements * itemsize,
+        OK(tsr_read_box(o->checkpoint, entry, (tsr_box){entry->ndim, offsets, sizes_of_box}, expected, elements * itemsize,
                         err));
         if (casts) tsr_cast(entry->dtype, TSR_BFLOAT16, expected, elements, cast);
         OK(tsr_gpu_alloc(device, out, &load.to, err));

@@ -114,7 +114,7 @@ typedef struct mine {
 typedef struct tensor_case {
     const char *name;
     tsr_dtype dtype;
-    uint32_t rank;
+    uint32_t ndim;
     uint64_t shape[3];
     int kind; /* 0 whole, 1 rows, 2 columns (of dim 1), 3 replicated, 4 boxes */
 } tensor_case;
@@ -131,7 +131,7 @@ static tsr_tensor describe(const tensor_case *c, int kind, const tsr_comm *comm,
     uint64_t *mesh_shape = tsr_arena_array(arena, 1, sizeof *mesh_shape, NULL);
     tsr_mesh *mesh = TSR_ARENA_NEW(arena, tsr_mesh, NULL);
     tsr_placement *placement = TSR_ARENA_NEW(arena, tsr_placement, NULL);
-    if (kind == 0) return tsr_tensor_whole(c->dtype, c->rank, c->shape, NULL);
+    if (kind == 0) return tsr_tensor_whole(c->dtype, c->ndim, c->shape, NULL);
     if (kind == 4) {
         const uint64_t each = (c->shape[0] + comm->size - 1) / comm->size, begin = each * comm->rank;
         uint64_t *numbers = tsr_arena_array(arena, 4, sizeof *numbers, NULL);
@@ -140,12 +140,12 @@ static tsr_tensor describe(const tensor_case *c, int kind, const tsr_comm *comm,
         numbers[2] = begin >= c->shape[0] ? 0 : c->shape[0] - begin < each ? c->shape[0] - begin : each;
         numbers[3] = c->shape[1];
         *part = (tsr_tensor_part){numbers, numbers + 2, NULL};
-        return tsr_tensor_in_boxes(c->dtype, c->rank, c->shape, part, numbers[2] ? 1 : 0);
+        return tsr_tensor_in_boxes(c->dtype, c->ndim, c->shape, part, numbers[2] ? 1 : 0);
     }
     *mesh_shape = comm->size;
     *mesh = (tsr_mesh){.dim_count = 1, .shape = mesh_shape};
     *placement = (tsr_placement){.kind = kind == 3 ? TSR_REPLICATE : TSR_SHARD, .dim = kind == 2};
-    return tsr_tensor_over_mesh(c->dtype, c->rank, c->shape, mesh, placement, comm->rank, NULL);
+    return tsr_tensor_over_mesh(c->dtype, c->ndim, c->shape, mesh, placement, comm->rank, NULL);
 }
 
 /* Every byte of a tensor follows from its place in the whole. */
@@ -153,14 +153,14 @@ static tsr_status fill_tensor(const tsr_tensor *tensor, uint64_t salt, tsr_arena
 {
     const tsr_piece *pieces;
     uint64_t count, elements;
-    const uint32_t rank = tensor->entry.rank;
+    const uint32_t ndim = tensor->entry.ndim;
     const size_t size = tsr_dtype_size(tensor->entry.dtype);
     NEED_OK(tsr_tensor_pieces(tensor, arena, &pieces, &count, err));
     for (uint64_t p = 0; p < count; p++) {
-        if (!tsr_box_volume((tsr_box){rank, NULL, pieces[p].sizes}, &elements)) return TSR_E_LIMIT;
+        if (!tsr_box_volume((tsr_box){ndim, NULL, pieces[p].sizes}, &elements)) return TSR_E_LIMIT;
         for (uint64_t i = 0; i < elements; i++) {
             uint64_t rest = i, number = salt, row = 1, local = 0, local_row = 1;
-            for (uint32_t d = rank; d-- > 0; rest /= pieces[p].sizes[d]) {
+            for (uint32_t d = ndim; d-- > 0; rest /= pieces[p].sizes[d]) {
                 const uint64_t index = rest % pieces[p].sizes[d];
                 number += (pieces[p].offsets[d] + index) * row;
                 row *= tensor->entry.shape[d];
@@ -186,7 +186,7 @@ static tsr_status bytes_of(const tsr_tensor *tensor, tsr_arena *arena, uint8_t *
         uint64_t bytes = *size;
         const void *data = tensor->data;
         if (tensor->spread == TSR_IN_BOXES) {
-            tsr_box_volume((tsr_box){tensor->entry.rank, NULL, tensor->parts[i].sizes}, &bytes);
+            tsr_box_volume((tsr_box){tensor->entry.ndim, NULL, tensor->parts[i].sizes}, &bytes);
             bytes *= tsr_dtype_size(tensor->entry.dtype);
             data = tensor->parts[i].data;
         }
@@ -218,8 +218,8 @@ static tsr_status build(side *s, tsr_comm *comm, tsr_device *device, const int *
     tsr_arena *arena = tsr_state_dict_arena(s->dict);
     for (uint32_t i = 0; i < TENSORS; i++) {
         const tsr_value *here, *there;
-        const int own = cases[i].rank == 0 ? 0 : kind ? *kind : cases[i].kind;
-        tsr_tensor tensor = describe(&cases[i], own == 2 && cases[i].rank < 2 ? 1 : own, comm, arena);
+        const int own = cases[i].ndim == 0 ? 0 : kind ? *kind : cases[i].kind;
+        tsr_tensor tensor = describe(&cases[i], own == 2 && cases[i].ndim < 2 ? 1 : own, comm, arena);
         NEED_OK(tsr_state_dict_allocate(s->dict, &tensor, &here, err));
         NEED_OK(fill_tensor(tsr_tensor_of(here), salt, arena, err));
         tensor.device = device;

@@ -25,7 +25,7 @@ static void test_documents_inspect__values_read_as_python_prints_them(void **sta
 {
     (void)state;
     const uint64_t shape[] = {2, 3};
-    const tsr_entry tensor = {.dtype = TSR_BFLOAT16, .rank = 2, .shape = shape};
+    const tsr_entry tensor = {.dtype = TSR_BFLOAT16, .ndim = 2, .shape = shape};
     const struct {
         const tsr_value *value;
         const char *text;
@@ -118,7 +118,7 @@ static void test_documents_inspect__a_layout_is_sorted_and_reads_back(void **sta
         {.fqn = TSR_STR("w"),
          .kind = TSR_ENTRY_TENSOR,
          .dtype = TSR_FLOAT16,
-         .rank = 1,
+         .ndim = 1,
          .shape = shape,
          .chunks = chunks,
          .chunk_count = 2},

@@ -72,8 +72,8 @@ static bool same_numbers(const cJSON *list, const uint64_t *numbers, uint32_t co
 static bool has_chunk(const tsr_entry *entry, const cJSON *chunk)
 {
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
-        if (same_numbers(cJSON_GetObjectItemCaseSensitive(chunk, "offsets"), entry->chunks[i].offsets, entry->rank) &&
-            same_numbers(cJSON_GetObjectItemCaseSensitive(chunk, "sizes"), entry->chunks[i].sizes, entry->rank)) {
+        if (same_numbers(cJSON_GetObjectItemCaseSensitive(chunk, "offsets"), entry->chunks[i].offsets, entry->ndim) &&
+            same_numbers(cJSON_GetObjectItemCaseSensitive(chunk, "sizes"), entry->chunks[i].sizes, entry->ndim)) {
             return true;
         }
     }
@@ -87,7 +87,7 @@ static void check_tensor(const opened *o, const cJSON *want)
     const cJSON *chunks = cJSON_GetObjectItemCaseSensitive(want, "chunks"), *chunk;
     assert_int_equal(entry->dtype,
                      tsr_dtype_from_name(tsr_str_from(cJSON_GetObjectItemCaseSensitive(want, "dtype")->valuestring)));
-    if (!same_numbers(cJSON_GetObjectItemCaseSensitive(want, "shape"), entry->shape, entry->rank))
+    if (!same_numbers(cJSON_GetObjectItemCaseSensitive(want, "shape"), entry->shape, entry->ndim))
         fail_msg("%s has a different shape", want->string);
     assert_int_equal(entry->chunk_count, cJSON_GetArraySize(chunks));
     cJSON_ArrayForEach(chunk, chunks) if (!has_chunk(entry, chunk)) fail_msg("%s lacks a chunk", want->string);

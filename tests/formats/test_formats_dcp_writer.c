@@ -28,7 +28,7 @@ static const tsr_dcp_new_entry entries[] = {
      .tensor = true,
      .requires_grad = true,
      .dtype = TSR_FLOAT8_E4M3FN,
-     .rank = 5,
+     .ndim = 5,
      .shape = shape,
      .items = chunks,
      .item_count = 2},
@@ -50,9 +50,9 @@ static tsr_status write_metadata(const tsr_allocator *allocator, tsr_vec *out, t
 
 static void expect_dims(const tsr_dcp_metadata *m, uint32_t id, const uint64_t *want)
 {
-    uint32_t rank;
-    const uint64_t *dims = tsr_dcp_dims(m, id, &rank);
-    assert_int_equal(rank, 5);
+    uint32_t ndim;
+    const uint64_t *dims = tsr_dcp_dims(m, id, &ndim);
+    assert_int_equal(ndim, 5);
     assert_memory_equal(dims, want, sizeof shape);
 }
 

@@ -166,14 +166,14 @@ static void test_formats_safetensors__an_opened_file_tells_what_its_header_says(
     const tsr_safetensors_tensor *w = tsr_safetensors_find(&o.file, TSR_STR("w\n"));
     assert_ptr_equal(w, &o.file.tensors[0]);
     assert_int_equal(w->dtype, TSR_BFLOAT16);
-    assert_int_equal(w->rank, 2);
+    assert_int_equal(w->ndim, 2);
     assert_int_equal(w->shape[0], 2);
     assert_int_equal(w->shape[1], 3);
     assert_int_equal(w->begin, 4);
     assert_int_equal(w->end, 16);
     assert_int_equal(bytes.data[w->position], '"');
     assert_int_equal(bytes.data[w->position + 1], 'w');
-    assert_int_equal(o.file.tensors[1].rank, 0);
+    assert_int_equal(o.file.tensors[1].ndim, 0);
     assert_null(tsr_safetensors_find(&o.file, TSR_STR("w")));
     assert_true(tsr_str_equal(tsr_safetensors_metadata(&o.file, TSR_STR("format")), TSR_STR("pt")));
     assert_non_null(tsr_safetensors_metadata(&o.file, TSR_STR("n\xC3\xA9")).data);

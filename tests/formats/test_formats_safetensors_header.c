@@ -33,8 +33,8 @@ static void test_formats_safetensors_header__bytes_are_exact(void **state)
     sink s = {.size = 0};
     tsr_safetensors_plan plan;
     tsr_safetensors_item items[] = {
-        {.name = TSR_STR("b"), .dtype = TSR_BOOL, .rank = 0, .tag = 1},
-        {.name = TSR_STR("w\"é"), .dtype = TSR_FLOAT32, .rank = 2, .shape = shape_3_4, .tag = 2}};
+        {.name = TSR_STR("b"), .dtype = TSR_BOOL, .ndim = 0, .tag = 1},
+        {.name = TSR_STR("w\"é"), .dtype = TSR_FLOAT32, .ndim = 2, .shape = shape_3_4, .tag = 2}};
     tsr_safetensors_pair pair = {TSR_STR("k"), TSR_STR("v")};
     assert_int_equal(tsr_safetensors_plan_file(items, 2, &pair, 1, &tsr_allocator_libc, &plan, NULL), TSR_OK);
     assert_int_equal(plan.header_size % 64, 0);
@@ -65,7 +65,7 @@ static void test_formats_safetensors_header__order_is_the_reference_librarys(voi
     for (size_t i = 0; i < COUNT; i++)
         items[COUNT - 1 - i] = (tsr_safetensors_item){.name = tsr_str_from(order[i]),
                                                       .dtype = tsr_dtype_from_safetensors(tsr_str_from(order[i])),
-                                                      .rank = 2,
+                                                      .ndim = 2,
                                                       .shape = shape_3_4};
     assert_int_equal(tsr_safetensors_plan_file(items, COUNT, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
     for (size_t i = 0; i < COUNT; i++) {
@@ -91,7 +91,7 @@ static void test_formats_safetensors_header__float4_pairs_become_single_elements
     (void)state;
     sink s = {.size = 0};
     tsr_safetensors_plan plan;
-    tsr_safetensors_item item = {.name = TSR_STR("q"), .dtype = TSR_FLOAT4_E2M1FN_X2, .rank = 2, .shape = shape_3_4};
+    tsr_safetensors_item item = {.name = TSR_STR("q"), .dtype = TSR_FLOAT4_E2M1FN_X2, .ndim = 2, .shape = shape_3_4};
     assert_int_equal(tsr_safetensors_plan_file(&item, 1, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
     assert_int_equal(plan.data_size, 12);
     assert_int_equal(tsr_safetensors_write_header(&plan, take, &s, NULL), TSR_OK);
@@ -106,9 +106,9 @@ static void test_formats_safetensors_header__what_was_written_reads_back(void **
     tsr_safetensors_plan plan;
     tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
     static const uint64_t none[] = {0, 5};
-    tsr_safetensors_item items[] = {{.name = TSR_STR("a\nb"), .dtype = TSR_INT64, .rank = 0},
-                                    {.name = TSR_STR("e"), .dtype = TSR_BFLOAT16, .rank = 2, .shape = none},
-                                    {.name = TSR_STR("x"), .dtype = TSR_UINT8, .rank = 2, .shape = shape_3_4}};
+    tsr_safetensors_item items[] = {{.name = TSR_STR("a\nb"), .dtype = TSR_INT64, .ndim = 0},
+                                    {.name = TSR_STR("e"), .dtype = TSR_BFLOAT16, .ndim = 2, .shape = none},
+                                    {.name = TSR_STR("x"), .dtype = TSR_UINT8, .ndim = 2, .shape = shape_3_4}};
     assert_int_equal(tsr_safetensors_plan_file(items, 3, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
     assert_int_equal(tsr_safetensors_write_header(&plan, take, &s, NULL), TSR_OK);
     memset(s.bytes + s.size, 7, (size_t)plan.data_size);
@@ -150,8 +150,8 @@ static void test_formats_safetensors_header__what_cannot_be_held_is_refused_by_n
         {{.name = {"\xFF", 1}, .dtype = TSR_BOOL}, "not UTF-8"},
         {{.name = {"__metadata__", 12}, .dtype = TSR_BOOL}, "the name of the metadata"},
         {{.name = {"twice", 5}, .dtype = TSR_BOOL}, "two tensors are called 'twice'"},
-        {{.name = {"h", 1}, .dtype = TSR_BOOL, .rank = 2, .shape = huge}, "overflows"},
-        {{.name = {"o", 1}, .dtype = TSR_FLOAT4_E2M1FN, .rank = 1, .shape = odd}, "not a whole number of bytes"},
+        {{.name = {"h", 1}, .dtype = TSR_BOOL, .ndim = 2, .shape = huge}, "overflows"},
+        {{.name = {"o", 1}, .dtype = TSR_FLOAT4_E2M1FN, .ndim = 1, .shape = odd}, "not a whole number of bytes"},
         {{.name = {"p", 1}, .dtype = TSR_FLOAT4_E2M1FN_X2}, "no dimension"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -176,7 +176,7 @@ static void test_formats_safetensors_header__a_failing_sink_is_reported(void **s
 {
     (void)state;
     tsr_safetensors_plan plan;
-    tsr_safetensors_item item = {.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .rank = 2, .shape = shape_3_4};
+    tsr_safetensors_item item = {.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .ndim = 2, .shape = shape_3_4};
     assert_int_equal(tsr_safetensors_plan_file(&item, 1, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
     for (size_t room = 0; room <= plan.header_size; room++) {
         size_t left = room;
@@ -192,12 +192,12 @@ static void test_formats_safetensors_header__no_memory_and_a_header_too_large_ar
     (void)state;
     failing_allocator failing;
     tsr_safetensors_plan plan;
-    tsr_safetensors_item item = {.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .rank = 2, .shape = shape_3_4};
+    tsr_safetensors_item item = {.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .ndim = 2, .shape = shape_3_4};
     failing_start(&failing, 0);
     assert_int_equal(tsr_safetensors_plan_file(&item, 1, NULL, 0, &failing.allocator, &plan, NULL), TSR_E_NOMEM);
     static const uint64_t half[] = {UINT64_MAX / 2 + 1};
-    tsr_safetensors_item items[] = {{.name = TSR_STR("a"), .dtype = TSR_INT8, .rank = 1, .shape = half},
-                                    {.name = TSR_STR("b"), .dtype = TSR_INT8, .rank = 1, .shape = half}};
+    tsr_safetensors_item items[] = {{.name = TSR_STR("a"), .dtype = TSR_INT8, .ndim = 1, .shape = half},
+                                    {.name = TSR_STR("b"), .dtype = TSR_INT8, .ndim = 1, .shape = half}};
     assert_int_equal(tsr_safetensors_plan_file(items, 2, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_E_UNSUPPORTED);
     size_t size = TSR_SAFETENSORS_MAX_HEADER;
     char *text = malloc(size);

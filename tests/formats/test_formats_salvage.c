@@ -88,9 +88,9 @@ static const tsr_entry *entry_named(const tsr_catalog *catalog, tsr_str fqn)
     return NULL;
 }
 
-static bool same_box(const tsr_dcp_new_item *item, const tsr_chunk *chunk, uint32_t rank)
+static bool same_box(const tsr_dcp_new_item *item, const tsr_chunk *chunk, uint32_t ndim)
 {
-    const size_t size = rank * sizeof *chunk->offsets;
+    const size_t size = ndim * sizeof *chunk->offsets;
     return size == 0 || (memcmp(item->offsets, chunk->offsets, size) == 0 && memcmp(item->sizes, chunk->sizes, size) == 0);
 }
 
@@ -109,7 +109,7 @@ static void assert_as_it_was(const salvaging *s)
                 found = got->items[i].byte_offset == want->chunks[c].byte_offset &&
                         got->items[i].byte_length == want->chunks[c].byte_length &&
                         tsr_str_equal(got->items[i].file, s->whole.store->files[want->chunks[c].file].name) &&
-                        same_box(&got->items[i], &want->chunks[c], want->rank);
+                        same_box(&got->items[i], &want->chunks[c], want->ndim);
             if (!found) fail_msg("'%.*s': item %d is elsewhere", TSR_STR_ARG(got->fqn), (int)i);
         }
     }
@@ -260,10 +260,10 @@ static void test_formats_salvage__an_item_of_another_kind_is_unlike(void **state
         tsr_entry *entries = tsr_arena_array(s.arena, like.entry_count, sizeof *entries, NULL);
         memcpy(entries, like.entries, like.entry_count * sizeof *entries);
         like.entries = entries;
-        while (entries->kind != TSR_ENTRY_TENSOR || entries->rank == 0) entries++;
+        while (entries->kind != TSR_ENTRY_TENSOR || entries->ndim == 0) entries++;
         if (change == 0) entries->dtype = TSR_BOOL;
         else if (change == 1) entries->kind = TSR_ENTRY_OBJECT;
-        else entries->rank--;
+        else entries->ndim--;
         assert_int_equal(salvage(&s, &like, false), TSR_OK);
         assert_true(count_of(&s, "repair/unlike") > 0 && s.out.unnamed > 0);
         end(&s);

@@ -115,7 +115,7 @@ static bool same_strides(const cJSON *list, const tsr_entry *entry)
     uint64_t expected = 1, elements;
     tsr_entry_elements(entry, &elements);
     if (!list || elements == 0) return true;
-    for (uint32_t i = entry->rank; i-- > 0; expected *= entry->shape[i]) {
+    for (uint32_t i = entry->ndim; i-- > 0; expected *= entry->shape[i]) {
         uint64_t ours = view && view->strides ? view->strides[i] : expected;
         if (entry->shape[i] > 1 && (double)ours != cJSON_GetArrayItem(list, (int)i)->valuedouble) return false;
     }
@@ -125,8 +125,8 @@ static bool same_strides(const cJSON *list, const tsr_entry *entry)
 static bool has_chunk(const tsr_entry *entry, const cJSON *box)
 {
     for (uint64_t i = 0; i < entry->chunk_count; i++)
-        if (same_numbers(cJSON_GetObjectItem(box, "offsets"), entry->chunks[i].offsets, entry->rank) &&
-            same_numbers(cJSON_GetObjectItem(box, "sizes"), entry->chunks[i].sizes, entry->rank))
+        if (same_numbers(cJSON_GetObjectItem(box, "offsets"), entry->chunks[i].offsets, entry->ndim) &&
+            same_numbers(cJSON_GetObjectItem(box, "sizes"), entry->chunks[i].sizes, entry->ndim))
             return true;
     return false;
 }
@@ -136,7 +136,7 @@ static void check_tensor(const char *folder, const tsr_entry *entry, const cJSON
     tsr_str dtype = tsr_str_from(cJSON_GetObjectItem(want, "dtype")->valuestring);
     const cJSON *chunks = cJSON_GetObjectItem(want, "chunks"), *box;
     bool same = entry->kind == TSR_ENTRY_TENSOR && entry->dtype == tsr_dtype_from_name(dtype) &&
-                same_numbers(cJSON_GetObjectItem(want, "shape"), entry->shape, entry->rank) &&
+                same_numbers(cJSON_GetObjectItem(want, "shape"), entry->shape, entry->ndim) &&
                 same_strides(cJSON_GetObjectItem(want, "stride"), entry);
     if (!chunks) same = same && entry->chunk_count == 1;
     else same = same && cJSON_GetArraySize(chunks) == (int)entry->chunk_count;
@@ -204,7 +204,7 @@ static void element(const opened *o, const tsr_entry *entry, uint64_t at, void *
     tsr_arena *scratch = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
     assert_int_equal(tsr_checkpoint_locate(o->checkpoint, entry, entry->chunks, scratch, &view, NULL), TSR_OK);
     uint64_t offset = 0, expected = 1;
-    for (uint32_t i = entry->rank; i-- > 0; expected *= entry->shape[i]) {
+    for (uint32_t i = entry->ndim; i-- > 0; expected *= entry->shape[i]) {
         offset += at % entry->shape[i] * (view.strides ? view.strides[i] : expected);
         at /= entry->shape[i];
     }
@@ -334,7 +334,7 @@ static void test_formats_torch__odd_tensors_name_their_parts(void **state)
     static const struct {
         const char *folder, *file, *fqn, *part;
         tsr_dtype dtype;
-        uint32_t rank;
+        uint32_t ndim;
     } rows[] = {
         {"torch_quantized", "quantized.pt", "by_channel", "zero_points", TSR_QINT8, 2},
         {"torch_quantized", "quantized.pt", "by_tensor", "data", TSR_QUINT8, 2},
@@ -349,7 +349,7 @@ static void test_formats_torch__odd_tensors_name_their_parts(void **state)
         const tsr_entry *entry = tsr_checkpoint_entry(o.checkpoint, tsr_str_from(rows[i].fqn));
         assert_int_equal(entry->kind, TSR_ENTRY_OPAQUE);
         assert_int_equal(entry->dtype, rows[i].dtype);
-        assert_int_equal(entry->rank, rows[i].rank);
+        assert_int_equal(entry->ndim, rows[i].ndim);
         const tsr_value *part = tsr_value_get(entry->value->items[0], tsr_str_from(rows[i].part));
         assert_int_equal(part->kind, TSR_VALUE_TENSOR);
         assert_true(tsr_str_equal(part->as.tensor->fqn, tsr_str_from(rows[i].part)));

@@ -170,7 +170,7 @@ static const struct leaf {
     const char *pickle, *type;
     tsr_entry_kind kind;
     tsr_dtype dtype;
-    uint32_t rank;
+    uint32_t ndim;
     uint64_t size; /* of the first dimension */
 } leaves[] = {
     {"I1\n.", "int", TSR_ENTRY_OBJECT, TSR_DTYPE_NONE, 0, 0},
@@ -208,9 +208,9 @@ static void test_formats_torch_flatten__leaves_say_their_type_dtype_and_shape(vo
         if (o.status != TSR_OK) fail_msg("row %zu: %s", i, o.err.message);
         const tsr_entry *e = &o.catalog->entries[0];
         if (!tsr_str_equal(e->type, tsr_str_from(leaves[i].type)) || e->kind != leaves[i].kind ||
-            e->dtype != leaves[i].dtype || e->rank != leaves[i].rank || (e->rank && e->shape[0] != leaves[i].size))
+            e->dtype != leaves[i].dtype || e->ndim != leaves[i].ndim || (e->ndim && e->shape[0] != leaves[i].size))
             fail_msg("row %zu: %.*s, kind %d, dtype %d, rank %u", i, TSR_STR_ARG(e->type), (int)e->kind, (int)e->dtype,
-                     e->rank);
+                     e->ndim);
         drop(&o);
     }
 }

@@ -27,7 +27,7 @@ static void print_chunks(const tsr_entry *entry, char *out, size_t size)
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         const tsr_chunk *c = &entry->chunks[i];
         if (i) used += (size_t)snprintf(out + used, size - used, " ");
-        for (uint32_t d = 0; d < entry->rank; d++)
+        for (uint32_t d = 0; d < entry->ndim; d++)
             used += (size_t)snprintf(out + used, size - used, "%s%llu+%llu", d ? "," : "", (unsigned long long)c->offsets[d],
                                      (unsigned long long)c->sizes[d]);
         used += (size_t)snprintf(out + used, size - used, "@%llu", (unsigned long long)(c->byte_offset - image.member[1].data));

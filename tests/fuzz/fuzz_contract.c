@@ -18,7 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             const tsr_entry *entry = &contract.expected.entries[i];
             if (!entry->fqn.data) abort();
             for (uint64_t c = 0; c < entry->chunk_count; c++) {
-                if (entry->rank && (!entry->chunks[c].offsets || !entry->chunks[c].sizes)) abort();
+                if (entry->ndim && (!entry->chunks[c].offsets || !entry->chunks[c].sizes)) abort();
                 chunks++;
             }
         }

@@ -24,7 +24,7 @@ static void walk_entry(tsr_checkpoint *checkpoint, const tsr_entry *entry)
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         const tsr_chunk *chunk = &entry->chunks[i];
         uint64_t sum = 0;
-        for (uint32_t d = 0; entry->kind == TSR_ENTRY_TENSOR && d < entry->rank; d++)
+        for (uint32_t d = 0; entry->kind == TSR_ENTRY_TENSOR && d < entry->ndim; d++)
             sum += chunk->offsets[d] + chunk->sizes[d] + entry->shape[d];
         assert(chunk->file == TSR_NO_FILE || chunk->byte_offset + chunk->byte_length <= store->files[chunk->file].size);
         if (entry->kind != TSR_ENTRY_TENSOR) continue;

@@ -32,7 +32,7 @@ static tsr_status read_all(tsr_checkpoint *checkpoint, tsr_error *err)
         char bytes[MOST_READ];
         uint64_t count;
         if (entry->kind != TSR_ENTRY_TENSOR || !tsr_entry_bytes(entry, &count) || count > sizeof bytes) continue;
-        status = tsr_read_box(checkpoint, entry, (tsr_box){entry->rank, NULL, entry->shape}, bytes, (size_t)count, err);
+        status = tsr_read_box(checkpoint, entry, (tsr_box){entry->ndim, NULL, entry->shape}, bytes, (size_t)count, err);
     }
     return status;
 }

@@ -12,7 +12,7 @@ static void check_opened(const tsr_safetensors *opened)
     for (uint64_t i = 0; i < opened->count; i++) {
         const tsr_safetensors_tensor *t = &opened->tensors[i];
         uint64_t elements = 1, bytes;
-        for (uint32_t d = 0; d < t->rank; d++) elements *= t->shape[d];
+        for (uint32_t d = 0; d < t->ndim; d++) elements *= t->shape[d];
         assert(tsr_dtype_bytes(t->dtype, elements, &bytes) && t->end - t->begin == bytes);
         assert(tsr_safetensors_find(opened, t->name) == t);
     }

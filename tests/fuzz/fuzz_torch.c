@@ -43,7 +43,7 @@ static void check_chunk(const tsr_catalog *catalog, const tsr_entry *entry, cons
 {
     uint64_t size = catalog->store->files[chunk->file].size;
     if (chunk->byte_length > size || chunk->byte_offset > size - chunk->byte_length) abort();
-    for (uint32_t d = 0; d < entry->rank; d++)
+    for (uint32_t d = 0; d < entry->ndim; d++)
         if (chunk->sizes[d] > entry->shape[d] || chunk->offsets[d] > entry->shape[d] - chunk->sizes[d]) abort();
 }
 

@@ -9,7 +9,7 @@
 #define MOST_BOXES 400u
 
 typedef struct box_list {
-    uint32_t rank;
+    uint32_t ndim;
     uint64_t shape[MOST_DIMS];
     uint64_t count;
     uint64_t offsets[MOST_BOXES][MOST_DIMS];
@@ -20,9 +20,9 @@ typedef struct box_list {
 /* Appends a random tiling of the box by cutting it again and again: grids and irregular ones alike. */
 static void cut_up(random_source *random, box_list *list, const uint64_t *offsets, const uint64_t *sizes, int depth)
 {
-    uint32_t d = list->rank ? (uint32_t)random_in(random, 0, list->rank - 1) : 0;
-    if (depth == 0 || list->rank == 0 || sizes[d] < 2 || list->count > MOST_BOXES - 40) {
-        for (uint32_t k = 0; k < list->rank; k++) {
+    uint32_t d = list->ndim ? (uint32_t)random_in(random, 0, list->ndim - 1) : 0;
+    if (depth == 0 || list->ndim == 0 || sizes[d] < 2 || list->count > MOST_BOXES - 40) {
+        for (uint32_t k = 0; k < list->ndim; k++) {
             list->offsets[list->count][k] = offsets[k];
             list->sizes[list->count][k] = sizes[k];
         }
@@ -31,7 +31,7 @@ static void cut_up(random_source *random, box_list *list, const uint64_t *offset
     }
     uint64_t cut = random_in(random, 1, sizes[d] - 1), at[MOST_DIMS], part[MOST_DIMS];
     for (int upper = 0; upper < 2; upper++) {
-        for (uint32_t k = 0; k < list->rank; k++) {
+        for (uint32_t k = 0; k < list->ndim; k++) {
             at[k] = offsets[k];
             part[k] = sizes[k];
         }
@@ -43,7 +43,7 @@ static void cut_up(random_source *random, box_list *list, const uint64_t *offset
 
 static void swap_boxes(box_list *list, uint64_t i, uint64_t j)
 {
-    for (uint32_t d = 0; d < list->rank; d++) {
+    for (uint32_t d = 0; d < list->ndim; d++) {
         uint64_t t = list->offsets[i][d];
         list->offsets[i][d] = list->offsets[j][d];
         list->offsets[j][d] = t;
@@ -56,9 +56,9 @@ static void swap_boxes(box_list *list, uint64_t i, uint64_t j)
 static void make_tiling(random_source *random, box_list *list)
 {
     uint64_t zero[MOST_DIMS] = {0};
-    list->rank = (uint32_t)random_in(random, 0, MOST_DIMS);
+    list->ndim = (uint32_t)random_in(random, 0, MOST_DIMS);
     list->count = 0;
-    for (uint32_t d = 0; d < list->rank; d++) list->shape[d] = random_in(random, 1, 7);
+    for (uint32_t d = 0; d < list->ndim; d++) list->shape[d] = random_in(random, 1, 7);
     cut_up(random, list, zero, list->shape, (int)random_in(random, 0, 6));
     for (uint64_t i = list->count; i > 1; i--) swap_boxes(list, i - 1, random_in(random, 0, i - 1));
 }

@@ -17,7 +17,7 @@ static void test_layout_box__volume_is_checked(void **state)
     (void)state;
     const uint64_t half = UINT64_C(1) << 32;
     const struct {
-        uint32_t rank;
+        uint32_t ndim;
         uint64_t sizes[3];
         bool fits;
         uint64_t elements;
@@ -32,7 +32,7 @@ static void test_layout_box__volume_is_checked(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         uint64_t elements = 77;
-        assert_int_equal(tsr_box_volume((tsr_box){cases[i].rank, NULL, cases[i].sizes}, &elements), cases[i].fits);
+        assert_int_equal(tsr_box_volume((tsr_box){cases[i].ndim, NULL, cases[i].sizes}, &elements), cases[i].fits);
         assert_int_equal(elements, cases[i].elements);
     }
 }
@@ -74,27 +74,27 @@ typedef struct random_box {
     tsr_box box;
 } random_box;
 
-static void make_box(random_source *random, random_box *out, uint32_t rank)
+static void make_box(random_source *random, random_box *out, uint32_t ndim)
 {
-    for (uint32_t d = 0; d < rank; d++) {
+    for (uint32_t d = 0; d < ndim; d++) {
         out->offsets[d] = random_in(random, 0, 3);
         out->sizes[d] = random_in(random, 0, 4);
     }
-    out->box = (tsr_box){rank, out->offsets, out->sizes};
+    out->box = (tsr_box){ndim, out->offsets, out->sizes};
 }
 
 static bool holds(tsr_box box, const uint64_t *at)
 {
-    for (uint32_t d = 0; d < box.rank; d++) {
+    for (uint32_t d = 0; d < box.ndim; d++) {
         if (at[d] < box.offsets[d] || at[d] >= box.offsets[d] + box.sizes[d]) return false;
     }
     return true;
 }
 
 /* Steps through all points of [0, 8)^rank, row-major. */
-static bool next_point(uint64_t *at, uint32_t rank)
+static bool next_point(uint64_t *at, uint32_t ndim)
 {
-    for (uint32_t d = rank; d-- > 0;) {
+    for (uint32_t d = ndim; d-- > 0;) {
         if (++at[d] < 8) return true;
         at[d] = 0;
     }
@@ -106,19 +106,19 @@ static void test_layout_box__intersection_and_containment_agree_with_elements(vo
     (void)state;
     random_source random = {1};
     for (int i = 0; i < 3000; i++) {
-        uint32_t rank = (uint32_t)random_in(&random, 0, 3);
+        uint32_t ndim = (uint32_t)random_in(&random, 0, 3);
         random_box a, b, common;
-        make_box(&random, &a, rank);
-        make_box(&random, &b, rank);
+        make_box(&random, &a, ndim);
+        make_box(&random, &b, ndim);
         uint64_t at[MOST] = {0}, both = 0, only_b = 0, volume;
         bool some = tsr_box_intersect(a.box, b.box, common.offsets, common.sizes);
-        common.box = (tsr_box){rank, common.offsets, common.sizes};
+        common.box = (tsr_box){ndim, common.offsets, common.sizes};
         do {
             bool in_a = holds(a.box, at), in_b = holds(b.box, at);
             both += in_a && in_b;
             only_b += in_b && !in_a;
             if (some) assert_int_equal(holds(common.box, at), in_a && in_b);
-        } while (next_point(at, rank));
+        } while (next_point(at, ndim));
         assert_int_equal(some, both > 0);
         if (some) {
             assert_true(tsr_box_volume(common.box, &volume));
@@ -131,12 +131,12 @@ static void test_layout_box__intersection_and_containment_agree_with_elements(vo
 /* Grows a box on every side, so that it contains the first one. */
 static void make_parent(random_source *random, const random_box *inner, random_box *out)
 {
-    for (uint32_t d = 0; d < inner->box.rank; d++) {
+    for (uint32_t d = 0; d < inner->box.ndim; d++) {
         uint64_t before = random_in(random, 0, inner->offsets[d] < 2 ? inner->offsets[d] : 2);
         out->offsets[d] = inner->offsets[d] - before;
         out->sizes[d] = before + inner->sizes[d] + random_in(random, 0, 1);
     }
-    out->box = (tsr_box){inner->box.rank, out->offsets, out->sizes};
+    out->box = (tsr_box){inner->box.ndim, out->offsets, out->sizes};
 }
 
 static void test_layout_box__walk_copies_every_element_once(void **state)
@@ -145,9 +145,9 @@ static void test_layout_box__walk_copies_every_element_once(void **state)
     random_source random = {2};
     static int from[8 * 8 * 8 * 8 * 8], to[8 * 8 * 8 * 8 * 8];
     for (int i = 0; i < 5000; i++) {
-        uint32_t rank = (uint32_t)random_in(&random, 0, MOST);
+        uint32_t ndim = (uint32_t)random_in(&random, 0, MOST);
         random_box inner, a, b;
-        make_box(&random, &inner, rank);
+        make_box(&random, &inner, ndim);
         make_parent(&random, &inner, &a);
         make_parent(&random, &inner, &b);
         uint64_t volume_a, volume_b, volume, copied = 0, runs = 0;
@@ -171,7 +171,7 @@ static void test_layout_box__walk_copies_every_element_once(void **state)
                 int want = holds(inner.box, at) ? (int)tsr_box_index(a.box, at) : -1;
                 assert_int_equal(to[tsr_box_index(b.box, at)], want);
             }
-        } while (rank < 4 && next_point(at, rank));
+        } while (ndim < 4 && next_point(at, ndim));
     }
 }
 

@@ -12,7 +12,7 @@
 
 #define BOX(...) ((const uint64_t[]){__VA_ARGS__})
 #define TENSOR(name, type, dims, ...) \
-    .fqn = {name, sizeof name - 1}, .kind = TSR_ENTRY_TENSOR, .dtype = type, .rank = dims, .shape = BOX(__VA_ARGS__)
+    .fqn = {name, sizeof name - 1}, .kind = TSR_ENTRY_TENSOR, .dtype = type, .ndim = dims, .shape = BOX(__VA_ARGS__)
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
 static tsr_host host_with(const tsr_allocator *allocator)
@@ -121,7 +121,7 @@ static size_t name_entries(const char *const names[3], tsr_entry *out)
     size_t count = 0;
     for (; count < 3 && names[count]; count++) {
         out[count] = (tsr_entry){
-            .fqn = tsr_str_from(names[count]), .kind = TSR_ENTRY_TENSOR, .dtype = TSR_FLOAT32, .rank = 2, .shape = shape};
+            .fqn = tsr_str_from(names[count]), .kind = TSR_ENTRY_TENSOR, .dtype = TSR_FLOAT32, .ndim = 2, .shape = shape};
     }
     return count;
 }

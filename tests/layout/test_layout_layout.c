@@ -20,8 +20,8 @@ static tsr_arena *new_arena(void)
 
 static void assert_same_shard(const tsr_shard *a, const tsr_shard *b)
 {
-    size_t bytes = a->rank * sizeof(uint64_t);
-    assert_true(a->rank == b->rank && a->box_count == b->box_count);
+    size_t bytes = a->ndim * sizeof(uint64_t);
+    assert_true(a->ndim == b->ndim && a->box_count == b->box_count);
     assert_memory_equal(a->local_shape, b->local_shape, bytes);
     assert_memory_equal(a->global_offsets, b->global_offsets, bytes);
     for (uint64_t i = 0; i < a->box_count; i++) {
@@ -59,27 +59,29 @@ static void test_layout_layout__tables_say_what_each_rank_alone_says(void **stat
         tsr_arena *arena = new_arena();
         uint64_t mesh_shape[3], shape[3];
         tsr_placement placements[3] = {{TSR_REPLICATE, 0, 0}};
-        uint32_t dims = (uint32_t)random_in(&random, 1, 3), rank = (uint32_t)random_in(&random, 0, 3);
-        for (uint32_t d = 0; d < rank; d++) shape[d] = random_in(&random, 0, 9);
+        uint32_t dims = (uint32_t)random_in(&random, 1, 3), ndim = (uint32_t)random_in(&random, 0, 3);
+        for (uint32_t d = 0; d < ndim; d++) shape[d] = random_in(&random, 0, 9);
         for (uint32_t m = 0; m < dims; m++) {
             mesh_shape[m] = random_in(&random, 1, 4);
-            placements[m].kind = rank ? (tsr_placement_kind)random_in(&random, 0, 3) : TSR_REPLICATE;
-            placements[m].dim = rank ? (int32_t)random_in(&random, 0, 2 * rank - 1) - (int32_t)rank : 0;
+            placements[m].kind = ndim ? (tsr_placement_kind)random_in(&random, 0, 3) : TSR_REPLICATE;
+            placements[m].dim = ndim ? (int32_t)random_in(&random, 0, 2 * ndim - 1) - (int32_t)ndim : 0;
             placements[m].split_factor = random_in(&random, 1, 4);
         }
         tsr_mesh mesh = {dims, mesh_shape, NULL};
         tsr_strided strided = i % 2 ? TSR_STRIDED_FSDP : TSR_STRIDED_DTENSOR;
         tsr_layout layout;
-        assert_int_equal(tsr_layout_over_mesh(&(tsr_sharding){&mesh, placements, strided}, (tsr_shape){rank, shape}, arena,
-                                              &layout, NULL), TSR_OK);
+        assert_int_equal(tsr_layout_over_mesh(&(tsr_sharding){&mesh, placements, strided}, (tsr_shape){ndim, shape}, arena,
+                                              &layout, NULL),
+                         TSR_OK);
         for (uint64_t r = 0; r < layout.ranks; r++) {
             tsr_shard from_table, alone;
             uint64_t elements;
             assert_int_equal(tsr_layout_shard(&layout, r, arena, &from_table, NULL), TSR_OK);
-            assert_int_equal(tsr_mesh_shard(&(tsr_sharding){&mesh, placements, strided}, (tsr_shape){rank, shape}, r, arena,
-                                            &alone, NULL), TSR_OK);
+            assert_int_equal(tsr_mesh_shard(&(tsr_sharding){&mesh, placements, strided}, (tsr_shape){ndim, shape}, r, arena,
+                                            &alone, NULL),
+                             TSR_OK);
             assert_same_shard(&from_table, &alone);
-            assert_true(tsr_box_volume((tsr_box){rank, NULL, alone.local_shape}, &elements));
+            assert_true(tsr_box_volume((tsr_box){ndim, NULL, alone.local_shape}, &elements));
             assert_int_equal(tsr_layout_elements(&layout, r), elements);
         }
         check_copies(&layout, arena);
@@ -168,16 +170,16 @@ static void test_layout_layout__a_flat_range_is_a_few_boxes_in_order(void **stat
     random_source random = {22};
     for (int i = 0; i < 20000; i++) {
         uint64_t shape[4], elements, offsets[7 * 4], sizes[7 * 4], next;
-        uint32_t rank = (uint32_t)random_in(&random, 0, 4);
-        for (uint32_t d = 0; d < rank; d++) shape[d] = random_in(&random, i % 50 ? 1 : 0, 5);
-        tsr_box tensor = {rank, NULL, shape};
+        uint32_t ndim = (uint32_t)random_in(&random, 0, 4);
+        for (uint32_t d = 0; d < ndim; d++) shape[d] = random_in(&random, i % 50 ? 1 : 0, 5);
+        tsr_box tensor = {ndim, NULL, shape};
         assert_true(tsr_box_volume(tensor, &elements));
         uint64_t begin = random_in(&random, 0, elements), end = random_in(&random, begin, elements);
-        uint32_t count = tsr_range_boxes(rank, shape, (tsr_span){begin, end - begin}, offsets, sizes);
-        assert_true(count <= (rank ? 2 * rank - 1 : 1));
+        uint32_t count = tsr_range_boxes(ndim, shape, (tsr_span){begin, end - begin}, offsets, sizes);
+        assert_true(count <= (ndim ? 2 * ndim - 1 : 1));
         next = begin;
         for (uint32_t b = 0; b < count; b++) { /* each is contiguous and begins where the one before ended */
-            tsr_box box = {rank, offsets + b * rank, sizes + b * rank};
+            tsr_box box = {ndim, offsets + b * ndim, sizes + b * ndim};
             assert_true(tsr_box_contains(tensor, box) && tsr_box_is_contiguous(tensor, box));
             assert_int_equal(tsr_box_index(tensor, box.offsets), next);
             uint64_t volume;

@@ -126,7 +126,7 @@ static void test_layout_mesh__a_dim_that_is_not_there_is_an_error(void **state)
     const tsr_mesh mesh = {1, two, NULL};
     const struct {
         tsr_placement placement;
-        uint32_t rank;
+        uint32_t ndim;
         bool fits;
     } cases[] = {
         {{TSR_SHARD, 0, 0}, 0, false},         {{TSR_SHARD, 2, 0}, 2, false},
@@ -137,9 +137,8 @@ static void test_layout_mesh__a_dim_that_is_not_there_is_an_error(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         tsr_arena *arena = new_arena();
         tsr_shard shard;
-        tsr_status status =
-            tsr_mesh_shard(&(tsr_sharding){&mesh, &cases[i].placement, TSR_STRIDED_FSDP}, (tsr_shape){cases[i].rank, shape},
-                           1, arena, &shard, NULL);
+        tsr_status status = tsr_mesh_shard(&(tsr_sharding){&mesh, &cases[i].placement, TSR_STRIDED_FSDP},
+                                           (tsr_shape){cases[i].ndim, shape}, 1, arena, &shard, NULL);
         assert_int_equal(status, cases[i].fits ? TSR_OK : TSR_E_USAGE);
         tsr_arena_free(arena);
     }
@@ -160,13 +159,13 @@ static uint32_t read_dims(const char *text, uint64_t *out)
 static void shard_text(const tsr_shard *shard, char *out, size_t size)
 {
     size_t used = 0;
-    for (uint32_t d = 0; d < shard->rank; d++) {
+    for (uint32_t d = 0; d < shard->ndim; d++) {
         used += (size_t)snprintf(out + used, size - used, "%s%llu", d ? "x" : "", (unsigned long long)shard->local_shape[d]);
     }
-    if (shard->rank == 0) used += (size_t)snprintf(out, size, ".");
-    if (shard->box_count == 0 || shard->rank == 0) return;
+    if (shard->ndim == 0) used += (size_t)snprintf(out, size, ".");
+    if (shard->box_count == 0 || shard->ndim == 0) return;
     used += (size_t)snprintf(out + used, size - used, "=");
-    for (uint32_t d = 0; d < shard->rank; d++) {
+    for (uint32_t d = 0; d < shard->ndim; d++) {
         uint64_t next = 0; /* local position where the next run of this dim must begin */
         for (uint64_t b = 0; b < shard->box_count; b++) {
             const tsr_shard_box *box = &shard->boxes[b];
@@ -187,7 +186,7 @@ typedef struct golden_case {
     tsr_strided strided;
     tsr_mesh mesh;
     tsr_placement *placements;
-    uint32_t rank;
+    uint32_t ndim;
     uint64_t shape[8];
     char *rest; /* of the line */
 } golden_case;
@@ -204,14 +203,14 @@ static bool next_case(FILE *file, char *line, int size, tsr_arena *arena, golden
     assert_int_equal(tsr_mesh_parse(tsr_str_from(mesh), arena, &out->mesh, NULL), TSR_OK);
     assert_int_equal(tsr_placements_parse(tsr_str_from(placements), arena, &out->placements, &count, NULL), TSR_OK);
     assert_int_equal(count, out->mesh.dim_count);
-    out->rank = read_dims(shape, out->shape);
+    out->ndim = read_dims(shape, out->shape);
     return true;
 }
 
 static void shard_of(const golden_case *c, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out)
 {
     tsr_error err = {0};
-    assert_int_equal(tsr_mesh_shard(&(tsr_sharding){&c->mesh, c->placements, c->strided}, (tsr_shape){c->rank, c->shape},
+    assert_int_equal(tsr_mesh_shard(&(tsr_sharding){&c->mesh, c->placements, c->strided}, (tsr_shape){c->ndim, c->shape},
                                     mesh_rank, arena, out, &err),
                      TSR_OK);
 }
@@ -280,10 +279,10 @@ static void test_layout_mesh__follows_the_ranks_where_pytorch_disagrees_with_its
         assert_string_equal(text, held);
         c.strided = TSR_STRIDED_DTENSOR; /* the reading that the function has */
         shard_of(&c, rank, arena, &shard);
-        assert_int_equal(read_dims(said, said_shape), shard.rank);
-        assert_int_equal(read_dims(strchr(said, '@') + 1, said_offsets), shard.rank);
-        assert_memory_equal(shard.local_shape, said_shape, shard.rank * sizeof *said_shape);
-        assert_memory_equal(shard.global_offsets, said_offsets, shard.rank * sizeof *said_offsets);
+        assert_int_equal(read_dims(said, said_shape), shard.ndim);
+        assert_int_equal(read_dims(strchr(said, '@') + 1, said_offsets), shard.ndim);
+        assert_memory_equal(shard.local_shape, said_shape, shard.ndim * sizeof *said_shape);
+        assert_memory_equal(shard.global_offsets, said_offsets, shard.ndim * sizeof *said_offsets);
     }
     fclose(file);
     assert_true(cases > 10);

@@ -23,10 +23,10 @@ static tsr_host host_with(const tsr_allocator *allocator)
     return (tsr_host){.allocator = allocator, .limits = tsr_limits_default()};
 }
 
-static uint64_t volume_of(uint32_t rank, const uint64_t *sizes)
+static uint64_t volume_of(uint32_t ndim, const uint64_t *sizes)
 {
     uint64_t volume;
-    assert_true(tsr_box_volume((tsr_box){rank, NULL, sizes}, &volume));
+    assert_true(tsr_box_volume((tsr_box){ndim, NULL, sizes}, &volume));
     return volume;
 }
 
@@ -39,10 +39,10 @@ typedef struct storage {
 static storage fill_storage(const tsr_entry *entry)
 {
     storage s = {calloc(entry->chunk_count + 1, sizeof *s.chunks), entry->chunk_count};
-    tsr_box tensor = {entry->rank, NULL, entry->shape};
+    tsr_box tensor = {entry->ndim, NULL, entry->shape};
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
-        tsr_box box = {entry->rank, entry->chunks[i].offsets, entry->chunks[i].sizes};
-        s.chunks[i] = calloc(volume_of(box.rank, box.sizes) + 1, sizeof **s.chunks);
+        tsr_box box = {entry->ndim, entry->chunks[i].offsets, entry->chunks[i].sizes};
+        s.chunks[i] = calloc(volume_of(box.ndim, box.sizes) + 1, sizeof **s.chunks);
         tsr_box_walk walk;
         for (tsr_box_walk_start(&walk, box, tensor, box); walk.runs_left; tsr_box_walk_next(&walk)) {
             for (uint64_t k = 0; k < walk.run; k++) s.chunks[i][walk.index_b + k] = (int64_t)(walk.index_a + k);
@@ -61,12 +61,12 @@ static void free_storage(storage s)
 static void carry_out(const tsr_read_item *item, const tsr_entry *entry, const int64_t *from, const uint64_t *local_shape,
                       int64_t *local)
 {
-    tsr_box chunk = {entry->rank, NULL, item->chunk->sizes}, dest = {entry->rank, NULL, local_shape};
+    tsr_box chunk = {entry->ndim, NULL, item->chunk->sizes}, dest = {entry->ndim, NULL, local_shape};
     uint64_t at[MOST_DIMS] = {0}, there[MOST_DIMS], here[MOST_DIMS];
-    assert_true(tsr_box_contains(chunk, (tsr_box){entry->rank, item->storage_offsets, item->lengths}));
-    assert_true(tsr_box_contains(dest, (tsr_box){entry->rank, item->dest_offsets, item->lengths}));
-    for (uint64_t n = volume_of(entry->rank, item->lengths); n > 0; n--) {
-        for (uint32_t d = 0; d < entry->rank; d++) {
+    assert_true(tsr_box_contains(chunk, (tsr_box){entry->ndim, item->storage_offsets, item->lengths}));
+    assert_true(tsr_box_contains(dest, (tsr_box){entry->ndim, item->dest_offsets, item->lengths}));
+    for (uint64_t n = volume_of(entry->ndim, item->lengths); n > 0; n--) {
+        for (uint32_t d = 0; d < entry->ndim; d++) {
             assert_int_equal(item->offsets[d], item->chunk->offsets[d] + item->storage_offsets[d]);
             there[d] = item->storage_offsets[d] + at[d];
             here[d] = item->dest_offsets[d] + at[d];
@@ -74,7 +74,7 @@ static void carry_out(const tsr_read_item *item, const tsr_entry *entry, const i
         int64_t *to = &local[tsr_box_index(dest, here)];
         assert_int_equal(*to, UNWRITTEN);
         *to = from[tsr_box_index(chunk, there)];
-        for (uint32_t d = entry->rank; d-- > 0;) {
+        for (uint32_t d = entry->ndim; d-- > 0;) {
             if (++at[d] < item->lengths[d]) break;
             at[d] = 0;
         }
@@ -84,24 +84,24 @@ static void carry_out(const tsr_read_item *item, const tsr_entry *entry, const i
 /* What must be in the local tensor of a shard. */
 static void assert_local(const tsr_entry *entry, const tsr_shard *shard, const int64_t *local)
 {
-    tsr_box tensor = {entry->rank, NULL, entry->shape}, dest = {entry->rank, NULL, shard->local_shape};
+    tsr_box tensor = {entry->ndim, NULL, entry->shape}, dest = {entry->ndim, NULL, shard->local_shape};
     uint64_t checked = 0;
     for (uint64_t b = 0; b < shard->box_count; b++) {
         const tsr_shard_box *box = &shard->boxes[b];
         uint64_t at[MOST_DIMS] = {0}, there[MOST_DIMS], here[MOST_DIMS];
-        for (uint64_t n = volume_of(entry->rank, box->sizes); n > 0; n--, checked++) {
-            for (uint32_t d = 0; d < entry->rank; d++) {
+        for (uint64_t n = volume_of(entry->ndim, box->sizes); n > 0; n--, checked++) {
+            for (uint32_t d = 0; d < entry->ndim; d++) {
                 there[d] = box->offsets[d] + at[d];
                 here[d] = box->local_offsets[d] + at[d];
             }
             assert_int_equal(local[tsr_box_index(dest, here)], tsr_box_index(tensor, there));
-            for (uint32_t d = entry->rank; d-- > 0;) {
+            for (uint32_t d = entry->ndim; d-- > 0;) {
                 if (++at[d] < box->sizes[d]) break;
                 at[d] = 0;
             }
         }
     }
-    assert_int_equal(checked, volume_of(entry->rank, shard->local_shape));
+    assert_int_equal(checked, volume_of(entry->ndim, shard->local_shape));
 }
 
 /* The local tensor of one rank as the plan fills it, or NULL where it holds nothing. */
@@ -112,7 +112,7 @@ static int64_t *load_rank(const tsr_plan *plan, uint64_t rank, const storage *fr
     uint64_t count;
     assert_int_equal(tsr_layout_shard(planned.layout, rank, arena, shard, NULL), TSR_OK);
     assert_int_equal(tsr_plan_rank(plan, rank, arena, &items, &count, NULL), TSR_OK);
-    uint64_t elements = volume_of(shard->rank, shard->local_shape);
+    uint64_t elements = volume_of(shard->ndim, shard->local_shape);
     assert_int_equal(elements, tsr_layout_elements(planned.layout, rank));
     int64_t *local = malloc((elements + 1) * sizeof *local);
     for (uint64_t k = 0; k < elements; k++) local[k] = UNWRITTEN;
@@ -130,16 +130,16 @@ typedef struct random_target {
     tsr_placement placements[3];
 } random_target;
 
-static void make_target(random_source *random, random_target *out, uint32_t rank)
+static void make_target(random_source *random, random_target *out, uint32_t ndim)
 {
     static const tsr_str names[3];
     memset(out, 0, sizeof *out);
     uint32_t dims = (uint32_t)random_in(random, 1, 3);
     for (uint32_t i = 0; i < dims; i++) {
-        uint64_t kind = rank ? random_in(random, 0, 3) : 0;
+        uint64_t kind = ndim ? random_in(random, 0, 3) : 0;
         out->shape[i] = random_in(random, 1, 4);
         out->placements[i].kind = kind == 0 ? TSR_REPLICATE : kind == 3 ? TSR_STRIDED_SHARD : TSR_SHARD;
-        out->placements[i].dim = rank ? (int32_t)random_in(random, 0, rank - 1) : 0;
+        out->placements[i].dim = ndim ? (int32_t)random_in(random, 0, ndim - 1) : 0;
         out->placements[i].split_factor = random_in(random, 1, 4);
     }
     out->target = (tsr_target){.mesh = {dims, out->shape, names}, .default_placements = out->placements};
@@ -149,12 +149,12 @@ static void make_target(random_source *random, random_target *out, uint32_t rank
 static void make_entry(random_source *random, box_list *list, tsr_entry *entry)
 {
     make_tiling(random, list);
-    if (list->rank && random_in(random, 0, 9) == 0) { /* a tensor without elements */
+    if (list->ndim && random_in(random, 0, 9) == 0) { /* a tensor without elements */
         list->shape[0] = 0;
         list->count = random_in(random, 0, 1);
         memset(list->offsets[0], 0, sizeof list->offsets[0]);
         memcpy(list->sizes[0], list->shape, sizeof list->shape);
-    } else if (list->rank && random_in(random, 0, 4) == 0) { /* a rank that got nothing */
+    } else if (list->ndim && random_in(random, 0, 4) == 0) { /* a rank that got nothing */
         memcpy(list->offsets[list->count], list->shape, sizeof list->shape);
         memset(list->sizes[list->count++], 0, sizeof list->shape);
     }
@@ -164,7 +164,7 @@ static void make_entry(random_source *random, box_list *list, tsr_entry *entry)
     *entry = (tsr_entry){.fqn = {"w", 1},
                          .kind = TSR_ENTRY_TENSOR,
                          .dtype = TSR_FLOAT32,
-                         .rank = list->rank,
+                         .ndim = list->ndim,
                          .shape = list->shape,
                          .chunks = list->chunks,
                          .chunk_count = list->count};
@@ -186,22 +186,22 @@ static tsr_status keep_write(void *ctx, uint64_t tensor, uint64_t owner, const t
     written *w = ctx;
     (void)err;
     assert_int_equal(tensor, 0);
-    if (volume_of(shard->rank, shard->local_shape) == 0) { /* the tensor has no elements */
+    if (volume_of(shard->ndim, shard->local_shape) == 0) { /* the tensor has no elements */
         assert_true(owner == 0 && shard->box_count == 1);
-        assert_memory_equal(shard->local_shape, shard->boxes[0].sizes, shard->rank * sizeof *shard->local_shape);
+        assert_memory_equal(shard->local_shape, shard->boxes[0].sizes, shard->ndim * sizeof *shard->local_shape);
         return TSR_OK;
     }
     tsr_shard own;
     int64_t *local = load_rank(w->plan, owner, w->from, &own, w->arena);
-    assert_memory_equal(own.local_shape, shard->local_shape, shard->rank * sizeof *own.local_shape);
+    assert_memory_equal(own.local_shape, shard->local_shape, shard->ndim * sizeof *own.local_shape);
     for (uint64_t b = 0; b < own.box_count; b++, w->count++) {
         const tsr_shard_box *box = &own.boxes[b];
-        uint64_t volume = volume_of(own.rank, box->sizes);
+        uint64_t volume = volume_of(own.ndim, box->sizes);
         assert_true(w->count < MOST_BOXES);
         w->chunks[w->count] = (tsr_chunk){box->offsets, box->sizes, w->count, 1, NULL, 0};
         w->values[w->count] = calloc(volume + 1, sizeof *local);
         tsr_box_walk walk;
-        tsr_box in_local = {own.rank, box->local_offsets, box->sizes}, whole = {own.rank, NULL, own.local_shape};
+        tsr_box in_local = {own.ndim, box->local_offsets, box->sizes}, whole = {own.ndim, NULL, own.local_shape};
         for (tsr_box_walk_start(&walk, in_local, whole, in_local); walk.runs_left; tsr_box_walk_next(&walk)) {
             memcpy(w->values[w->count] + walk.index_b, local + walk.index_a, walk.run * sizeof *local);
         }
@@ -215,7 +215,7 @@ static void assert_totals(const tsr_plan *plan, const tsr_entry *entry, uint64_t
 {
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
     tsr_plan_totals totals;
-    uint64_t read = 0, received = 0, sum = 0, bytes = volume_of(entry->rank, entry->shape) * 4;
+    uint64_t read = 0, received = 0, sum = 0, bytes = volume_of(entry->ndim, entry->shape) * 4;
     assert_int_equal(tsr_plan_count_totals(plan, arena, &totals, NULL), TSR_OK);
     for (uint64_t r = 0; r < totals.ranks; r++) {
         assert_int_equal(totals.per_rank[r].held, 4 * tsr_layout_elements(tsr_plan_tensor_at(plan, 0).layout, r));
@@ -245,7 +245,7 @@ static void reshard_and_back(random_source *random, const tsr_allocator *allocat
     tsr_entry entry;
     random_target target;
     make_entry(random, &list, &entry);
-    make_target(random, &target, entry.rank);
+    make_target(random, &target, entry.ndim);
     tsr_catalog catalog = {.entries = &entry, .entry_count = 1};
     tsr_plan *plan, *back;
     assert_int_equal(tsr_plan_new(&catalog, &target.target, NULL, &host, &plan, NULL), TSR_OK);
@@ -256,14 +256,14 @@ static void reshard_and_back(random_source *random, const tsr_allocator *allocat
         tsr_shard shard;
         int64_t *local = load_rank(plan, r, &from, &shard, arena);
         assert_local(&entry, &shard, local);
-        held += volume_of(shard.rank, shard.local_shape);
+        held += volume_of(shard.ndim, shard.local_shape);
         free(local);
     }
     assert_totals(plan, &entry, held);
 
     w = (written){.plan = plan, .from = &from, .arena = arena};
     assert_int_equal(tsr_plan_each_write(plan, keep_write, &w, NULL), TSR_OK);
-    assert_int_equal(w.elements, volume_of(entry.rank, entry.shape));
+    assert_int_equal(w.elements, volume_of(entry.ndim, entry.shape));
     tsr_entry again = entry;
     again.chunks = w.chunks;
     again.chunk_count = w.count;
@@ -310,19 +310,19 @@ static void test_layout_plan__a_layout_of_its_own_is_read_as_it_is(void **state)
         uint64_t offsets[2][MOST_DIMS] = {{0}}, sizes[2][MOST_DIMS] = {{0}}, zeros[MOST_DIMS] = {0}, held = 0;
         tsr_entry entry;
         do make_entry(&random, &list, &entry);
-        while (volume_of(entry.rank, entry.shape) == 0);
+        while (volume_of(entry.ndim, entry.shape) == 0);
         tsr_shard_box boxes[2];
         tsr_shard shards[2];
         for (int r = 0; r < 2; r++) {
-            for (uint32_t d = 0; d < entry.rank; d++) {
+            for (uint32_t d = 0; d < entry.ndim; d++) {
                 offsets[r][d] = random_in(&random, 0, entry.shape[d] - 1);
                 sizes[r][d] = random_in(&random, 1, entry.shape[d] - offsets[r][d]);
             }
             boxes[r] = (tsr_shard_box){offsets[r], sizes[r], zeros};
-            shards[r] = (tsr_shard){entry.rank, sizes[r], offsets[r], &boxes[r], 1};
-            held += volume_of(entry.rank, sizes[r]);
+            shards[r] = (tsr_shard){entry.ndim, sizes[r], offsets[r], &boxes[r], 1};
+            held += volume_of(entry.ndim, sizes[r]);
         }
-        tsr_layout layout = tsr_layout_explicit(2, shards, entry.rank, entry.shape);
+        tsr_layout layout = tsr_layout_explicit(2, shards, entry.ndim, entry.shape);
         const tsr_plan_options options = {.layout = own_layout, .layout_ctx = &layout};
         tsr_catalog catalog = {.entries = &entry, .entry_count = 1};
         tsr_plan *plan;
@@ -359,11 +359,11 @@ static const char *read_numbers(const char *text, uint64_t *out, uint32_t *count
 /* The chunks "0x0:2x3;2x0:1x3", placed in a file in this order. */
 static void read_chunks(const char *text, box_list *list)
 {
-    uint32_t rank;
+    uint32_t ndim;
     for (list->count = 0;; text++) {
         uint64_t i = list->count++;
-        text = read_numbers(text, list->offsets[i], &rank);
-        text = read_numbers(text + 1, list->sizes[i], &rank);
+        text = read_numbers(text, list->offsets[i], &ndim);
+        text = read_numbers(text + 1, list->sizes[i], &ndim);
         list->chunks[i] = (tsr_chunk){list->offsets[i], list->sizes[i], i, 1, NULL, 0};
         if (*text != ';') return;
     }
@@ -389,17 +389,17 @@ static void test_layout_plan__items_are_those_of_pytorchs_planner(void **state)
     assert_non_null(file);
     while (fgets(line, sizeof line, file)) {
         uint64_t offsets[MOST_DIMS], sizes[MOST_DIMS], count;
-        uint32_t rank;
+        uint32_t ndim;
         if (line[0] == '#') continue;
-        read_numbers(strtok(line, " "), list.shape, &list.rank);
-        read_numbers(read_numbers(strtok(NULL, " "), offsets, &rank) + 1, sizes, &rank);
+        read_numbers(strtok(line, " "), list.shape, &list.ndim);
+        read_numbers(read_numbers(strtok(NULL, " "), offsets, &ndim) + 1, sizes, &ndim);
         read_chunks(strtok(NULL, " "), &list);
         const tsr_shard_box box = {offsets, sizes, zeros};
-        const tsr_shard shard = {rank, sizes, offsets, &box, 1};
-        tsr_layout layout = tsr_layout_explicit(1, &shard, rank, list.shape);
+        const tsr_shard shard = {ndim, sizes, offsets, &box, 1};
+        tsr_layout layout = tsr_layout_explicit(1, &shard, ndim, list.shape);
         const tsr_entry entry = {.fqn = {"w", 1},
                                  .dtype = TSR_FLOAT32,
-                                 .rank = rank,
+                                 .ndim = ndim,
                                  .shape = list.shape,
                                  .chunks = list.chunks,
                                  .chunk_count = list.count};
@@ -413,9 +413,9 @@ static void test_layout_plan__items_are_those_of_pytorchs_planner(void **state)
         text[0] = '\0';
         for (uint64_t i = 0; i < count; i++) {
             sprintf(text + strlen(text), "%s%d", i ? ";" : "", (int)(items[i].chunk - list.chunks));
-            print_numbers(text, items[i].dest_offsets, rank, ':');
-            print_numbers(text, items[i].storage_offsets, rank, ':');
-            print_numbers(text, items[i].lengths, rank, ':');
+            print_numbers(text, items[i].dest_offsets, ndim, ':');
+            print_numbers(text, items[i].storage_offsets, ndim, ':');
+            print_numbers(text, items[i].lengths, ndim, ':');
         }
         assert_string_equal(text, strtok(NULL, " \n"));
         tsr_plan_free(plan);
@@ -430,15 +430,15 @@ static void test_layout_plan__items_are_those_of_pytorchs_planner(void **state)
 static void carry_out_flat(const tsr_read_item *item, const tsr_entry *entry, const int64_t *from, uint64_t numel,
                            int64_t *local)
 {
-    tsr_box chunk = {entry->rank, NULL, item->chunk->sizes};
-    uint64_t at[MOST_DIMS] = {0}, there[MOST_DIMS], to = entry->rank ? item->dest_offsets[0] : 0;
-    for (uint32_t d = 1; d < entry->rank; d++) assert_int_equal(item->dest_offsets[d], 0);
-    for (uint64_t n = volume_of(entry->rank, item->lengths); n > 0; n--, to++) {
-        for (uint32_t d = 0; d < entry->rank; d++) there[d] = item->storage_offsets[d] + at[d];
+    tsr_box chunk = {entry->ndim, NULL, item->chunk->sizes};
+    uint64_t at[MOST_DIMS] = {0}, there[MOST_DIMS], to = entry->ndim ? item->dest_offsets[0] : 0;
+    for (uint32_t d = 1; d < entry->ndim; d++) assert_int_equal(item->dest_offsets[d], 0);
+    for (uint64_t n = volume_of(entry->ndim, item->lengths); n > 0; n--, to++) {
+        for (uint32_t d = 0; d < entry->ndim; d++) there[d] = item->storage_offsets[d] + at[d];
         assert_true(to < numel);
         assert_int_equal(local[to], UNWRITTEN);
         local[to] = from[tsr_box_index(chunk, there)];
-        for (uint32_t d = entry->rank; d-- > 0;) {
+        for (uint32_t d = entry->ndim; d-- > 0;) {
             if (++at[d] < item->lengths[d]) break;
             at[d] = 0;
         }
@@ -461,14 +461,14 @@ static void test_layout_plan__flat_ranges_are_read_in_order(void **state)
         tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
         tsr_entry entry;
         make_entry(&random, &list, &entry);
-        const uint64_t numels[] = {random_in(&random, 0, 50), volume_of(entry.rank, entry.shape), random_in(&random, 0, 50)};
+        const uint64_t numels[] = {random_in(&random, 0, 50), volume_of(entry.ndim, entry.shape), random_in(&random, 0, 50)};
         tsr_flat_layout flat;
         tsr_layout layout;
         tsr_plan *plan;
         tsr_plan_totals totals;
         assert_int_equal(
             tsr_flat_layout_make((tsr_flat_numels){numels, 3, random_in(&random, 0, 4)}, world, arena, &flat, NULL), TSR_OK);
-        assert_int_equal(tsr_layout_flat(&flat, 1, (tsr_shape){entry.rank, entry.shape}, arena, &layout, NULL), TSR_OK);
+        assert_int_equal(tsr_layout_flat(&flat, 1, (tsr_shape){entry.ndim, entry.shape}, arena, &layout, NULL), TSR_OK);
         const tsr_plan_options options = {.layout = own_layout, .layout_ctx = &layout};
         tsr_catalog catalog = {.entries = &entry, .entry_count = 1};
         assert_int_equal(tsr_plan_new(&catalog, &target, &options, &host, &plan, NULL), TSR_OK);
@@ -484,7 +484,7 @@ static void test_layout_plan__flat_ranges_are_read_in_order(void **state)
             for (uint64_t k = 0; k < count; k++)
                 carry_out_flat(&items[k], &entry, from.chunks[items[k].chunk - entry.chunks], range.size, local);
             for (uint64_t k = 0; k < range.size; k++) assert_int_equal(local[k], range.offset + k);
-            assert_int_equal(tsr_layout_elements(&layout, r), entry.rank || range.size ? range.size : 1);
+            assert_int_equal(tsr_layout_elements(&layout, r), entry.ndim || range.size ? range.size : 1);
             items_of_all += count;
             held += range.size;
             free(local);

@@ -44,13 +44,13 @@ static void make_model(model *m, const char *mesh, const char *placements)
     m->big[0] = (tsr_chunk){zeros, five, 400, 20, NULL, 0};
     m->copies[0] = (tsr_chunk){zeros, five, 96, 20, NULL, 1};
     const tsr_entry entries[] = {
-        {.fqn = {"a.w", 3}, .rank = 2, .shape = shape, .chunks = m->rows, .chunk_count = 2},
-        {.fqn = {"b.w", 3}, .rank = 2, .shape = shape, .chunks = m->same, .chunk_count = 2},
+        {.fqn = {"a.w", 3}, .ndim = 2, .shape = shape, .chunks = m->rows, .chunk_count = 2},
+        {.fqn = {"b.w", 3}, .ndim = 2, .shape = shape, .chunks = m->same, .chunk_count = 2},
         {.fqn = {"step", 4}, .kind = TSR_ENTRY_OBJECT},
-        {.fqn = {"t", 1}, .rank = 0, .chunks = m->scalar, .chunk_count = 1},
-        {.fqn = {"none", 4}, .rank = 2, .shape = empty, .chunks = m->none, .chunk_count = 1},
+        {.fqn = {"t", 1}, .ndim = 0, .chunks = m->scalar, .chunk_count = 1},
+        {.fqn = {"none", 4}, .ndim = 2, .shape = empty, .chunks = m->none, .chunk_count = 1},
         {.fqn = {"bias", 4},
-         .rank = 1,
+         .ndim = 1,
          .shape = five,
          .chunks = m->big,
          .chunk_count = 1,
@@ -79,7 +79,7 @@ static tsr_plan *plan_model(const model *m)
 static void item_text(const tsr_read_item *item, char *out, size_t size)
 {
     size_t used = (size_t)snprintf(out, size, "%.*s f%u", TSR_STR_ARG(item->entry->fqn), item->chunk->file);
-    for (uint32_t d = 0; d < item->entry->rank; d++) {
+    for (uint32_t d = 0; d < item->entry->ndim; d++) {
         used += (size_t)snprintf(out + used, size - used, " %d<%d+%d", (int)item->dest_offsets[d],
                                  (int)item->storage_offsets[d], (int)item->lengths[d]);
     }

@@ -16,7 +16,7 @@ static void test_layout_slice__parts_are_those_of_python(void **state)
     static const struct {
         const char *text;
         uint64_t offsets[3], sizes[3], shape[3];
-        uint32_t rank;
+        uint32_t ndim;
     } rows[] = {
         {"0", {0, 0, 0}, {1, 5, 6}, {5, 6}, 2},
         {"-1,:,2", {3, 0, 2}, {1, 5, 1}, {5}, 1},
@@ -28,10 +28,10 @@ static void test_layout_slice__parts_are_those_of_python(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         tsr_slice slice;
         assert_int_equal(tsr_slice_parse(tsr_str_from(rows[i].text), 3, shape, &slice, NULL), TSR_OK);
-        assert_int_equal(slice.rank, rows[i].rank);
+        assert_int_equal(slice.ndim, rows[i].ndim);
         assert_memory_equal(slice.offsets, rows[i].offsets, sizeof rows[i].offsets);
         assert_memory_equal(slice.sizes, rows[i].sizes, sizeof rows[i].sizes);
-        assert_memory_equal(slice.shape, rows[i].shape, rows[i].rank * sizeof *rows[i].shape);
+        assert_memory_equal(slice.shape, rows[i].shape, rows[i].ndim * sizeof *rows[i].shape);
     }
 }
 

@@ -11,15 +11,15 @@
 #include "tessera/sys/target_fsdp1.h"
 #include "tessera/target.h"
 
-static tsr_entry named(const char *fqn, uint32_t rank)
+static tsr_entry named(const char *fqn, uint32_t ndim)
 {
-    return (tsr_entry){.fqn = tsr_str_from(fqn), .kind = TSR_ENTRY_TENSOR, .rank = rank};
+    return (tsr_entry){.fqn = tsr_str_from(fqn), .kind = TSR_ENTRY_TENSOR, .ndim = ndim};
 }
 
-static void assert_placements(const tsr_target *target, tsr_arena *arena, const char *fqn, uint32_t rank, const char *want,
+static void assert_placements(const tsr_target *target, tsr_arena *arena, const char *fqn, uint32_t ndim, const char *want,
                               bool want_replicated)
 {
-    const tsr_entry entry = named(fqn, rank);
+    const tsr_entry entry = named(fqn, ndim);
     const tsr_placement *placements;
     bool replicated;
     assert_int_equal(tsr_target_placements(target, &entry, arena, &placements, &replicated, NULL), TSR_OK);
@@ -105,7 +105,7 @@ static void test_layout_target__tensor_parallel_cuts_modules_by_style(void **sta
                                  {TSR_STR("pos"), TSR_TP_EMBEDDING_COLUMN}};
     const struct {
         const char *fqn;
-        uint32_t rank;
+        uint32_t ndim;
         const char *alone, *below_fsdp2;
     } cases[] = {
         {"h.0.wq.weight", 2, "shard(0)", "strided_shard(0, 2),shard(0)"},
@@ -122,8 +122,8 @@ static void test_layout_target__tensor_parallel_cuts_modules_by_style(void **sta
     assert_int_equal(tsr_target_tensor_parallel(mesh_of("dp=3,tp=2", arena), rules, 4, arena, &below, NULL), TSR_OK);
     alone.match = below.match = tsr_glob_match;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        assert_placements(&alone, arena, cases[i].fqn, cases[i].rank, cases[i].alone, false);
-        assert_placements(&below, arena, cases[i].fqn, cases[i].rank, cases[i].below_fsdp2, false);
+        assert_placements(&alone, arena, cases[i].fqn, cases[i].ndim, cases[i].alone, false);
+        assert_placements(&below, arena, cases[i].fqn, cases[i].ndim, cases[i].below_fsdp2, false);
     }
     assert_int_equal(tsr_target_tensor_parallel(mesh_of("1,1,1", arena), rules, 4, arena, &below, NULL), TSR_E_USAGE);
     tsr_arena_free(arena);
@@ -140,12 +140,12 @@ static void test_layout_target__fsdp1_deals_parameters_to_wrap_units(void **stat
     (void)state;
     static const uint64_t three_by_five[] = {3, 5}, seven[] = {7};
     const tsr_entry entries[] = {
-        {.fqn = {"emb", 3}, .dtype = TSR_FLOAT32, .rank = 1, .shape = seven},
-        {.fqn = {"h.0.w", 5}, .dtype = TSR_FLOAT32, .rank = 2, .shape = three_by_five},
+        {.fqn = {"emb", 3}, .dtype = TSR_FLOAT32, .ndim = 1, .shape = seven},
+        {.fqn = {"h.0.w", 5}, .dtype = TSR_FLOAT32, .ndim = 2, .shape = three_by_five},
         {.fqn = {"step", 4}, .dtype = TSR_INT64},
-        {.fqn = {"h.1.w", 5}, .dtype = TSR_BFLOAT16, .rank = 2, .shape = three_by_five},
-        {.fqn = {"h.0.b", 5}, .dtype = TSR_FLOAT32, .rank = 1, .shape = seven},
-        {.fqn = {"h.1.b", 5}, .dtype = TSR_BFLOAT16, .rank = 1, .shape = seven},
+        {.fqn = {"h.1.w", 5}, .dtype = TSR_BFLOAT16, .ndim = 2, .shape = three_by_five},
+        {.fqn = {"h.0.b", 5}, .dtype = TSR_FLOAT32, .ndim = 1, .shape = seven},
+        {.fqn = {"h.1.b", 5}, .dtype = TSR_BFLOAT16, .ndim = 1, .shape = seven},
     };
     const tsr_str units[] = {TSR_STR("h.0.**"), TSR_STR("h.*.*")};
     const tsr_catalog catalog = {.entries = entries, .entry_count = 6};

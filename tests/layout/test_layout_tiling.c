@@ -17,8 +17,8 @@ static void check_with(const tsr_allocator *allocator, box_list *list, tsr_statu
     for (uint64_t i = 0; i < list->count; i++) {
         list->chunks[i] = (tsr_chunk){.offsets = list->offsets[i], .sizes = list->sizes[i]};
     }
-    tsr_status status = tsr_tiling_check(allocator, (tsr_shape){list->rank, list->shape}, list->chunks, list->count, out,
-                                         &err);
+    tsr_status status =
+        tsr_tiling_check(allocator, (tsr_shape){list->ndim, list->shape}, list->chunks, list->count, out, &err);
     assert_int_equal(status, want);
 }
 
@@ -38,7 +38,7 @@ static unsigned times_held(const box_list *list, const uint64_t *at)
     unsigned times = 0;
     for (uint64_t i = 0; i < list->count; i++) {
         bool in = true;
-        for (uint32_t d = 0; d < list->rank; d++) {
+        for (uint32_t d = 0; d < list->ndim; d++) {
             in = in && at[d] >= list->offsets[i][d] && at[d] < list->offsets[i][d] + list->sizes[i][d];
         }
         times += in;
@@ -50,16 +50,16 @@ static counts count_elements(const box_list *list)
 {
     counts result = {0, 0, false};
     uint64_t at[MOST_DIMS] = {0}, elements = 1;
-    for (uint32_t d = 0; d < list->rank; d++) elements *= list->shape[d];
+    for (uint32_t d = 0; d < list->ndim; d++) elements *= list->shape[d];
     for (uint64_t e = 0; e < elements; e++) {
         uint64_t rest = e;
-        for (uint32_t d = list->rank; d-- > 0; rest /= list->shape[d]) at[d] = rest % list->shape[d];
+        for (uint32_t d = list->ndim; d-- > 0; rest /= list->shape[d]) at[d] = rest % list->shape[d];
         unsigned times = times_held(list, at);
         result.missing += times == 0;
         result.twice += times > 1;
     }
     for (uint64_t i = 0; i < list->count; i++) {
-        for (uint32_t d = 0; d < list->rank; d++) {
+        for (uint32_t d = 0; d < list->ndim; d++) {
             result.outside = result.outside || list->offsets[i][d] + list->sizes[i][d] > list->shape[d];
         }
     }
@@ -86,12 +86,12 @@ static void damage(random_source *random, box_list *list)
 {
     for (uint64_t times = random_in(random, 1, 3); times > 0 && list->count > 0; times--) {
         uint64_t i = random_in(random, 0, list->count - 1);
-        uint32_t d = list->rank ? (uint32_t)random_in(random, 0, list->rank - 1) : 0;
-        uint64_t what = random_in(random, 0, list->rank ? 3 : 1);
+        uint32_t d = list->ndim ? (uint32_t)random_in(random, 0, list->ndim - 1) : 0;
+        uint64_t what = random_in(random, 0, list->ndim ? 3 : 1);
         if (what == 0) {
             swap_boxes(list, i, --list->count);
         } else if (what == 1) {
-            for (uint32_t k = 0; k < list->rank; k++) {
+            for (uint32_t k = 0; k < list->ndim; k++) {
                 list->offsets[list->count][k] = list->offsets[i][k];
                 list->sizes[list->count][k] = list->sizes[i][k];
             }
@@ -108,7 +108,7 @@ static void assert_example_overlap(const box_list *list, const tsr_tiling *tilin
 {
     assert_true(tiling->overlap[0] < tiling->overlap[1] && tiling->overlap[1] < list->count);
     for (int k = 0; k < 2; k++) {
-        for (uint32_t d = 0; d < list->rank; d++) {
+        for (uint32_t d = 0; d < list->ndim; d++) {
             uint64_t begin = list->offsets[tiling->overlap[k]][d], at = tiling->overlap_offsets[d];
             assert_true(at >= begin && at < begin + list->sizes[tiling->overlap[k]][d]);
         }
@@ -117,13 +117,13 @@ static void assert_example_overlap(const box_list *list, const tsr_tiling *tilin
 
 static void assert_example_hole(const box_list *list, const tsr_tiling *tiling)
 {
-    for (uint32_t d = 0; d < list->rank; d++) {
+    for (uint32_t d = 0; d < list->ndim; d++) {
         assert_true(tiling->hole_sizes[d] > 0 && tiling->hole_offsets[d] + tiling->hole_sizes[d] <= list->shape[d]);
     }
     for (uint64_t i = 0; i < list->count; i++) {
         uint64_t offsets[MOST_DIMS], sizes[MOST_DIMS];
-        tsr_box hole = {list->rank, tiling->hole_offsets, tiling->hole_sizes};
-        assert_false(tsr_box_intersect(hole, (tsr_box){list->rank, list->offsets[i], list->sizes[i]}, offsets, sizes));
+        tsr_box hole = {list->ndim, tiling->hole_offsets, tiling->hole_sizes};
+        assert_false(tsr_box_intersect(hole, (tsr_box){list->ndim, list->offsets[i], list->sizes[i]}, offsets, sizes));
     }
 }
 
@@ -158,7 +158,7 @@ static void test_layout_tiling__edge_cases(void **state)
     tsr_tiling tiling;
     static box_list list;
 
-    list = (box_list){.rank = 0, .count = 1}; /* 0-d */
+    list = (box_list){.ndim = 0, .count = 1}; /* 0-d */
     check(&list, &tiling);
     assert_true(tiling.exact);
     list.count = 0;
@@ -168,7 +168,7 @@ static void test_layout_tiling__edge_cases(void **state)
     check(&list, &tiling);
     assert_int_equal(tiling.overlap[1], 1);
 
-    list = (box_list){.rank = 2, .shape = {0, 6}, .count = 0}; /* a tensor without elements */
+    list = (box_list){.ndim = 2, .shape = {0, 6}, .count = 0}; /* a tensor without elements */
     check(&list, &tiling);
     assert_true(tiling.exact);
     list.count = 1;
@@ -176,18 +176,18 @@ static void test_layout_tiling__edge_cases(void **state)
     check(&list, &tiling);
     assert_int_equal(tiling.outside, 0);
 
-    list = (box_list){.rank = 1, .shape = {3}, .count = 4, .offsets = {{0}, {1}, {2}, {3}}, .sizes = {{1}, {1}, {1}, {0}}};
+    list = (box_list){.ndim = 1, .shape = {3}, .count = 4, .offsets = {{0}, {1}, {2}, {3}}, .sizes = {{1}, {1}, {1}, {0}}};
     check(&list, &tiling); /* more ranks than rows */
     assert_true(tiling.exact);
     assert_int_equal(tiling.empty_chunks, 1);
 
-    list = (box_list){.rank = 1, .shape = {10}, .count = 1, .offsets = {{8}}, .sizes = {{UINT64_MAX}}};
+    list = (box_list){.ndim = 1, .shape = {10}, .count = 1, .offsets = {{8}}, .sizes = {{UINT64_MAX}}};
     check(&list, &tiling);
     assert_int_equal(tiling.outside, 0);
     assert_int_equal(tiling.missing, 8);
     assert_int_equal(tiling.hole_sizes[0], 8);
 
-    list = (box_list){.rank = 2, .shape = {UINT64_C(1) << 32, UINT64_C(1) << 32}};
+    list = (box_list){.ndim = 2, .shape = {UINT64_C(1) << 32, UINT64_C(1) << 32}};
     check_with(&tsr_allocator_libc, &list, TSR_E_LIMIT, &tiling);
 }
 
@@ -242,7 +242,7 @@ static void test_layout_tiling__survives_every_allocation_failure(void **state)
     (void)state;
     static box_list list;
     list = (box_list){
-        .rank = 2, .shape = {4, 4}, .count = 3, .offsets = {{0, 0}, {0, 2}, {2, 1}}, .sizes = {{2, 2}, {3, 2}, {2, 2}}};
+        .ndim = 2, .shape = {4, 4}, .count = 3, .offsets = {{0, 0}, {0, 2}, {2, 1}}, .sizes = {{2, 2}, {3, 2}, {2, 2}}};
     for (size_t n = 0;; n++) {
         failing_allocator failing;
         tsr_tiling tiling;

@@ -13,7 +13,7 @@
 #define CHUNKS(...) \
     .chunks = (const tsr_chunk[]){__VA_ARGS__}, .chunk_count = sizeof((const tsr_chunk[]){__VA_ARGS__}) / sizeof(tsr_chunk)
 #define TENSOR(name, type, dims, ...) \
-    .fqn = {name, sizeof name - 1}, .kind = TSR_ENTRY_TENSOR, .dtype = type, .rank = dims, .shape = BOX(__VA_ARGS__)
+    .fqn = {name, sizeof name - 1}, .kind = TSR_ENTRY_TENSOR, .dtype = type, .ndim = dims, .shape = BOX(__VA_ARGS__)
 
 static const tsr_str file_names[] = {{"__0_0.distcp", 12}, {"__1_0.distcp", 12}};
 
@@ -76,7 +76,7 @@ static void test_layout_validate__each_fault_names_its_place(void **state)
         {TENSOR("twice", TSR_FLOAT32, 1, 4), CHUNKS({BOX(0), BOX(3), 10, 10, NULL, 0}, {BOX(2), BOX(2), 20, 10, NULL, 1})},
         {TENSOR("beyond", TSR_FLOAT32, 1, 4), CHUNKS({BOX(0), BOX(5), 30, 10, NULL, 1})},
         {TENSOR("odd", TSR_FLOAT32, 1, 4), CHUNKS({BOX(0), BOX(4), 40, 10, NULL, 1}, {BOX(1), BOX(0), 50, 10, NULL, 1})},
-        {.fqn = {"huge", 4}, .kind = TSR_ENTRY_TENSOR, .dtype = TSR_INT8, .rank = 2, .shape = huge},
+        {.fqn = {"huge", 4}, .kind = TSR_ENTRY_TENSOR, .dtype = TSR_INT8, .ndim = 2, .shape = huge},
         {TENSOR("bytes", TSR_FLOAT32, 1, 1), CHUNKS({BOX(0), BOX(1), 8, 4, NULL, 0})},
     };
     const expected want[] = {
@@ -145,11 +145,11 @@ static void test_layout_validate__compares_with_a_layout_document(void **state)
 static void test_layout_validate__long_shapes_are_clipped_in_messages(void **state)
 {
     (void)state;
-    uint64_t shape[TSR_MAX_RANK];
-    for (uint32_t d = 0; d < TSR_MAX_RANK; d++) shape[d] = 1;
+    uint64_t shape[TSR_MAX_NDIM];
+    for (uint32_t d = 0; d < TSR_MAX_NDIM; d++) shape[d] = 1;
     shape[3] = UINT64_MAX;
     const tsr_entry entry = {
-        .fqn = {"w", 1}, .kind = TSR_ENTRY_TENSOR, .dtype = TSR_INT8, .rank = TSR_MAX_RANK, .shape = shape};
+        .fqn = {"w", 1}, .kind = TSR_ENTRY_TENSOR, .dtype = TSR_INT8, .ndim = TSR_MAX_NDIM, .shape = shape};
     const expected want[] = {{"layout/hole", "w", "[1, 1, 1, 18446744073709551615, 1, 1", NULL}};
     validate(TSR_FORMAT_DCP, &entry, 1, want, 1);
 }

@@ -94,15 +94,15 @@ static void test_model_dtype__entries_know_their_size(void **state)
 {
     (void)state;
     static const uint64_t plain[] = {2, 3}, empty[] = {UINT64_MAX, UINT64_MAX, 0}, huge[] = {UINT64_MAX, 2};
-    tsr_entry entry = {.dtype = TSR_INT16, .rank = 2, .shape = plain};
+    tsr_entry entry = {.dtype = TSR_INT16, .ndim = 2, .shape = plain};
     uint64_t n;
     assert_true(tsr_entry_elements(&entry, &n) && n == 6);
     assert_true(tsr_entry_bytes(&entry, &n) && n == 12);
-    entry.rank = 0;
+    entry.ndim = 0;
     assert_true(tsr_entry_elements(&entry, &n) && n == 1);
-    entry = (tsr_entry){.dtype = TSR_INT16, .rank = 3, .shape = empty};
+    entry = (tsr_entry){.dtype = TSR_INT16, .ndim = 3, .shape = empty};
     assert_true(tsr_entry_bytes(&entry, &n) && n == 0);
-    entry = (tsr_entry){.dtype = TSR_INT16, .rank = 2, .shape = huge};
+    entry = (tsr_entry){.dtype = TSR_INT16, .ndim = 2, .shape = huge};
     assert_false(tsr_entry_elements(&entry, &n));
     assert_false(tsr_entry_bytes(&entry, &n));
     assert_string_equal(tsr_format_name(TSR_FORMAT_SAFETENSORS_INDEX), "safetensors-index");

@@ -134,7 +134,7 @@ static void test_model_value__tensors_inside_compare_by_dtype_and_shape(void **s
 {
     (void)state;
     static const uint64_t s23[] = {2, 3}, s24[] = {2, 4};
-    tsr_entry a = {.dtype = TSR_INT8, .rank = 2, .shape = s23}, b = a, c = a;
+    tsr_entry a = {.dtype = TSR_INT8, .ndim = 2, .shape = s23}, b = a, c = a;
     c.shape = s24;
     tsr_value *va = tsr_value_new(arena, TSR_VALUE_TENSOR, NULL), *vb = tsr_value_new(arena, TSR_VALUE_TENSOR, NULL);
     va->as.tensor = &a;

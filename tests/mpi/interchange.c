@@ -26,10 +26,10 @@ static tsr_status plan_value(const tsr_value *stored, const tsr_mesh *mesh, uint
     if (stored->kind == TSR_VALUE_TENSOR) {
         const tsr_entry *entry = stored->as.tensor;
         tsr_dtype dtype = entry->dtype;
-        uint64_t shape[TSR_MAX_RANK] = {0};
-        if (entry->rank) memcpy(shape, entry->shape, entry->rank * sizeof *shape);
-        if (entry->rank) tsr_dtype_pack(&dtype, &shape[entry->rank - 1]); /* float4 in torch's count */
-        tsr_tensor tensor = tsr_tensor_over_mesh(dtype, entry->rank, shape, mesh, entry->rank ? &rows : &whole, rank, NULL);
+        uint64_t shape[TSR_MAX_NDIM] = {0};
+        if (entry->ndim) memcpy(shape, entry->shape, entry->ndim * sizeof *shape);
+        if (entry->ndim) tsr_dtype_pack(&dtype, &shape[entry->ndim - 1]); /* float4 in torch's count */
+        tsr_tensor tensor = tsr_tensor_over_mesh(dtype, entry->ndim, shape, mesh, entry->ndim ? &rows : &whole, rank, NULL);
         tensor.meta = true;
         return tsr_state_dict_tensor(dict, &tensor, out, err);
     }

@@ -21,7 +21,7 @@ enum { MOST_RANKS = 64 };
 
 /* A tensor of up to three dims, from being cut along one to being cut along another. */
 typedef struct change {
-    uint32_t rank;
+    uint32_t ndim;
     uint64_t shape[3];
     int32_t from, to;
     tsr_dtype dtype;
@@ -30,7 +30,7 @@ typedef struct change {
 
 static tsr_tensor cut(const change *c, const tsr_mesh *mesh, const tsr_placement *placement, uint64_t rank, void *data)
 {
-    return tsr_tensor_over_mesh(c->dtype, c->rank, c->shape, mesh, placement, rank, data);
+    return tsr_tensor_over_mesh(c->dtype, c->ndim, c->shape, mesh, placement, rank, data);
 }
 
 /* Which elements of `mine`, a local tensor, `theirs` also has: as a type for Alltoallw. An empty one has the count 0. */
@@ -40,15 +40,15 @@ static int common_type(const tsr_shard *mine, const tsr_shard *theirs, MPI_Datat
     int whole[3], part[3], at[3];
     *type = MPI_BYTE;
     if (!mine->box_count || !theirs->box_count) return 0;
-    if (!tsr_box_intersect((tsr_box){mine->rank, mine->boxes[0].offsets, mine->boxes[0].sizes},
-                           (tsr_box){mine->rank, theirs->boxes[0].offsets, theirs->boxes[0].sizes}, offsets, sizes))
+    if (!tsr_box_intersect((tsr_box){mine->ndim, mine->boxes[0].offsets, mine->boxes[0].sizes},
+                           (tsr_box){mine->ndim, theirs->boxes[0].offsets, theirs->boxes[0].sizes}, offsets, sizes))
         return 0;
-    for (uint32_t d = 0; d < mine->rank; d++) {
+    for (uint32_t d = 0; d < mine->ndim; d++) {
         whole[d] = (int)mine->local_shape[d];
         part[d] = (int)sizes[d];
         at[d] = (int)(offsets[d] - mine->boxes[0].offsets[d]);
     }
-    MPI_Type_create_subarray((int)mine->rank, whole, part, at, MPI_ORDER_C, element, type);
+    MPI_Type_create_subarray((int)mine->ndim, whole, part, at, MPI_ORDER_C, element, type);
     MPI_Type_commit(type);
     return 1;
 }
@@ -61,11 +61,11 @@ static tsr_status by_alltoallw(const change *c, const tsr_mesh *mesh, const tsr_
     tsr_shard own[2], other[2];
     MPI_Type_contiguous((int)tsr_dtype_size(c->dtype), MPI_BYTE, &element);
     for (int s = 0; s < 2; s++)
-        TRY(tsr_mesh_shard(&(tsr_sharding){mesh, &placements[s], TSR_STRIDED_FSDP}, (tsr_shape){c->rank, c->shape},
+        TRY(tsr_mesh_shard(&(tsr_sharding){mesh, &placements[s], TSR_STRIDED_FSDP}, (tsr_shape){c->ndim, c->shape},
                            comm->rank, arena, &own[s], err));
     for (uint32_t r = 0; r < comm->size; r++) {
         for (int s = 0; s < 2; s++)
-            TRY(tsr_mesh_shard(&(tsr_sharding){mesh, &placements[s], TSR_STRIDED_FSDP}, (tsr_shape){c->rank, c->shape}, r,
+            TRY(tsr_mesh_shard(&(tsr_sharding){mesh, &placements[s], TSR_STRIDED_FSDP}, (tsr_shape){c->ndim, c->shape}, r,
                                arena, &other[s], err));
         send_counts[r] = common_type(&own[0], &other[1], element, &sends[r]);
         receive_counts[r] = common_type(&own[1], &other[0], element, &receives[r]);

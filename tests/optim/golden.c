@@ -72,12 +72,12 @@ static const tsr_value *tensor_of(golden *g, const cJSON *json)
     tsr_chunk *chunk = TSR_ARENA_NEW(g->arena, tsr_chunk, NULL);
     uint64_t *sizes = tsr_arena_array(g->arena, count_of(shape), sizeof *sizes, NULL);
     uint64_t *zeros = tsr_arena_array(g->arena, count_of(shape), sizeof *zeros, NULL);
-    uint32_t rank = 0;
-    for (const cJSON *s = shape->child; s; s = s->next) sizes[rank++] = (uint64_t)s->valuedouble;
+    uint32_t ndim = 0;
+    for (const cJSON *s = shape->child; s; s = s->next) sizes[ndim++] = (uint64_t)s->valuedouble;
     *chunk = (tsr_chunk){.offsets = zeros, .sizes = sizes, .file = (uint32_t)g->tensors.count};
     *entry = (tsr_entry){.kind = TSR_ENTRY_TENSOR,
                          .dtype = tsr_dtype_from_name(tsr_str_from(dtype->valuestring)),
-                         .rank = rank,
+                         .ndim = ndim,
                          .shape = sizes,
                          .chunks = chunk,
                          .chunk_count = 1};
@@ -136,10 +136,10 @@ static double number_at(const golden *g, uint32_t file, uint64_t element)
 static void scatter(const golden *g, const tsr_entry *e, const tsr_chunk *c, double *numbers, unsigned *filled)
 {
     uint64_t count = 1, itemsize = tsr_dtype_size(e->dtype);
-    for (uint32_t d = 0; d < e->rank; d++) count *= c->sizes[d];
+    for (uint32_t d = 0; d < e->ndim; d++) count *= c->sizes[d];
     for (uint64_t i = 0; i < count; i++) {
         uint64_t rest = i, to = 0, row = 1, from = 0, own = 1;
-        for (uint32_t d = e->rank; d-- > 0; rest /= c->sizes[d]) {
+        for (uint32_t d = e->ndim; d-- > 0; rest /= c->sizes[d]) {
             uint64_t index = rest % c->sizes[d];
             to += (c->offsets[d] + index) * row;
             row *= e->shape[d];
@@ -156,7 +156,7 @@ static bool same_tensor(const golden *g, const tsr_entry *e, const cJSON *json)
 {
     const cJSON *dtype = json->child, *shape = dtype->next, *numbers = shape->next;
     uint64_t elements;
-    if (strcmp(tsr_dtype_describe(e->dtype)->name, dtype->valuestring) != 0 || count_of(shape) != e->rank) return false;
+    if (strcmp(tsr_dtype_describe(e->dtype)->name, dtype->valuestring) != 0 || count_of(shape) != e->ndim) return false;
     uint32_t d = 0;
     for (const cJSON *s = shape->child; s; s = s->next, d++)
         if ((uint64_t)s->valuedouble != e->shape[d]) return false;
@@ -196,18 +196,18 @@ static bool same_shard(const golden *g, const tsr_entry *e, const cJSON *json)
                     !same_texts(e->distribution->placements, golden_get(json, "placements"))))
         return false;
     for (const cJSON *s = golden_get(json, "shape")->child; s; s = s->next, d++)
-        if (d >= e->rank || e->shape[d] != (uint64_t)s->valuedouble) return false;
-    if (cJSON_IsNull(local)) return d == e->rank && e->chunk_count == 1 && e->chunks[0].sizes[0] == 0;
+        if (d >= e->ndim || e->shape[d] != (uint64_t)s->valuedouble) return false;
+    if (cJSON_IsNull(local)) return d == e->ndim && e->chunk_count == 1 && e->chunks[0].sizes[0] == 0;
     uint64_t shape[8] = {0}, begin = offsets->child ? (uint64_t)offsets->child->valuedouble : 0;
     tsr_chunk *chunks = calloc((size_t)e->chunk_count, sizeof *chunks);
-    uint64_t *moved = calloc((size_t)e->chunk_count * e->rank, sizeof *moved);
+    uint64_t *moved = calloc((size_t)e->chunk_count * e->ndim, sizeof *moved);
     d = 0;
     for (const cJSON *s = local->child->child->next->child; s; s = s->next) shape[d++] = (uint64_t)s->valuedouble;
     for (uint64_t i = 0; i < e->chunk_count; i++) {
         chunks[i] = e->chunks[i];
-        memcpy(moved + i * e->rank, e->chunks[i].offsets, e->rank * sizeof *moved);
-        moved[i * e->rank] -= shape[0] ? begin : moved[i * e->rank];
-        chunks[i].offsets = moved + i * e->rank;
+        memcpy(moved + i * e->ndim, e->chunks[i].offsets, e->ndim * sizeof *moved);
+        moved[i * e->ndim] -= shape[0] ? begin : moved[i * e->ndim];
+        chunks[i].offsets = moved + i * e->ndim;
     }
     tsr_entry part = *e;
     part.shape = shape;

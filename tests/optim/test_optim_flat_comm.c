@@ -49,9 +49,9 @@ static void test_optim_flat_comm__B2_slices_and_the_whole(void **state)
 /* A unit of three originals; every element is its flat position plus one, padding 9999. */
 static const uint64_t shapes[][2] = {{5, 3}, {7, 1}, {2, 4}};
 static const tsr_flat_param originals[] = {
-    {.fqn = {"a", 1}, .rank = 2, .shape = shapes[0], .flat_begin = 0, .flat_end = 15},
-    {.fqn = {"b", 1}, .rank = 2, .shape = shapes[1], .flat_begin = 16, .flat_end = 23},
-    {.fqn = {"c", 1}, .rank = 2, .shape = shapes[2], .flat_begin = 23, .flat_end = 31},
+    {.fqn = {"a", 1}, .ndim = 2, .shape = shapes[0], .flat_begin = 0, .flat_end = 15},
+    {.fqn = {"b", 1}, .ndim = 2, .shape = shapes[1], .flat_begin = 16, .flat_end = 23},
+    {.fqn = {"c", 1}, .ndim = 2, .shape = shapes[2], .flat_begin = 23, .flat_end = 31},
 };
 static const tsr_flat_unit unit = {.params = originals, .param_count = 3, .numel = 31, .is_sharded = true};
 

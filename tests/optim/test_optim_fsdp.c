@@ -397,22 +397,22 @@ static void test_optim_fsdp__documents_that_contradict_themselves(void **state)
 /* ---- pieces against an element-by-element oracle ---- */
 
 /* Fills a tensor of `shape` with flat ranges of a strided source and checks every element's address. */
-static void check_pieces(golden *g, uint32_t rank, const uint64_t *shape, uint32_t source_rank, const uint64_t *source_shape,
+static void check_pieces(golden *g, uint32_t ndim, const uint64_t *shape, uint32_t source_ndim, const uint64_t *source_shape,
                          const uint64_t *strides, uint64_t first)
 {
     uint64_t elements = 1, zeros[4] = {0};
-    for (uint32_t d = 0; d < rank; d++) elements *= shape[d];
+    for (uint32_t d = 0; d < ndim; d++) elements *= shape[d];
     tsr_view view = {.file = 0, .byte_offset = 8, .strides = strides};
     tsr_chunk chunk = {.offsets = zeros, .sizes = source_shape, .view = &view};
     tsr_entry source = {.kind = TSR_ENTRY_TENSOR,
                         .dtype = TSR_INT16,
-                        .rank = source_rank,
+                        .ndim = source_ndim,
                         .shape = source_shape,
                         .chunks = &chunk,
                         .chunk_count = 1};
     tsr_pieces p;
     const tsr_value *value;
-    assert_int_equal(tsr_pieces_start(&p, &g->host, g->arena, TSR_STR("x"), TSR_INT16, rank, shape, NULL), TSR_OK);
+    assert_int_equal(tsr_pieces_start(&p, &g->host, g->arena, TSR_STR("x"), TSR_INT16, ndim, shape, NULL), TSR_OK);
     uint64_t cut = elements / 3;
     assert_int_equal(tsr_pieces_add(&p, &source, first, first + cut, NULL), TSR_OK);
     assert_int_equal(tsr_pieces_add(&p, &source, first + cut, first + elements, NULL), TSR_OK);
@@ -422,17 +422,17 @@ static void check_pieces(golden *g, uint32_t rank, const uint64_t *shape, uint32
     unsigned filled[256] = {0};
     for (uint64_t c = 0; c < e->chunk_count; c++) {
         uint64_t count = 1;
-        for (uint32_t d = 0; d < rank; d++) count *= e->chunks[c].sizes[d];
+        for (uint32_t d = 0; d < ndim; d++) count *= e->chunks[c].sizes[d];
         for (uint64_t i = 0; i < count; i++) {
             uint64_t rest = i, flat = 0, row = 1, byte = e->chunks[c].view->byte_offset;
-            for (uint32_t d = rank; d-- > 0; rest /= e->chunks[c].sizes[d]) {
+            for (uint32_t d = ndim; d-- > 0; rest /= e->chunks[c].sizes[d]) {
                 uint64_t index = rest % e->chunks[c].sizes[d];
                 flat += (e->chunks[c].offsets[d] + index) * row;
                 row *= shape[d];
                 byte += 2 * index * e->chunks[c].view->strides[d];
             }
             uint64_t from = first + flat, expected = 8;
-            for (uint32_t d = source_rank; d-- > 0; from /= source_shape[d])
+            for (uint32_t d = source_ndim; d-- > 0; from /= source_shape[d])
                 expected += 2 * (from % source_shape[d]) * strides[d];
             assert_int_equal(byte, expected);
             filled[flat]++;
@@ -468,7 +468,7 @@ static void test_optim_fsdp__pieces_of_sources_in_several_chunks(void **state)
     for (uint32_t i = 0; i < 4; i++)
         chunks[i] = (tsr_chunk){.offsets = boxes[i][0], .sizes = boxes[i][1], .byte_offset = 100 * i, .file = i};
     tsr_entry source = {
-        .kind = TSR_ENTRY_TENSOR, .dtype = TSR_INT16, .rank = 2, .shape = shape, .chunks = chunks, .chunk_count = 4};
+        .kind = TSR_ENTRY_TENSOR, .dtype = TSR_INT16, .ndim = 2, .shape = shape, .chunks = chunks, .chunk_count = 4};
     for (uint64_t begin = 0; begin < 30; begin++) {
         for (uint64_t end = begin; end <= 30; end++) {
             uint64_t length = end - begin;

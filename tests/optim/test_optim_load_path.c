@@ -26,7 +26,7 @@ static void open_world(world *w, const char *fqn)
                  .slices = {{TSR_STR("fc"), 2, NULL, five_by_two, five_by_two},
                             {TSR_STR("fc.weight"), 2, NULL, five_by_two, five_by_two}}};
     w->entry = (tsr_entry){
-        .fqn = tsr_str_from(fqn), .kind = TSR_ENTRY_TENSOR, .dtype = TSR_FLOAT32, .rank = 2, .shape = five_by_two};
+        .fqn = tsr_str_from(fqn), .kind = TSR_ENTRY_TENSOR, .dtype = TSR_FLOAT32, .ndim = 2, .shape = five_by_two};
 }
 
 static tsr_status plan(world *w, uint32_t rank, uint32_t ranks, bool tensor_parallel)

@@ -66,10 +66,10 @@ static void fill_entries(tsr_entry *entries, const uint64_t *shape)
         {{TSR_PATH_KEY, {"optim", 5}, 0, NULL}, {TSR_PATH_KEY, {"param_groups", 12}, 0, NULL}},
     };
     entries[0] = (tsr_entry){
-        .fqn = TSR_STR("model.w"), .kind = TSR_ENTRY_TENSOR, .rank = 2, .shape = shape, .path = paths[0], .path_length = 2};
+        .fqn = TSR_STR("model.w"), .kind = TSR_ENTRY_TENSOR, .ndim = 2, .shape = shape, .path = paths[0], .path_length = 2};
     entries[1] = (tsr_entry){.fqn = TSR_STR("optim.state.w.exp_avg"),
                              .kind = TSR_ENTRY_TENSOR,
-                             .rank = 2,
+                             .ndim = 2,
                              .shape = shape,
                              .path = paths[1],
                              .path_length = 4};
@@ -321,7 +321,7 @@ static void check_first_state(golden *g, const cJSON *one, tsr_algorithm algorit
             const tsr_value *model =
                 have->count > 1 ? have->items[have->count - 1] : NULL; /* the last one has the parameter's shape */
             tsr_module_tensor param = {.requires_grad = true, .dtype = TSR_FLOAT32};
-            if (model) param.rank = model->as.tensor->rank, param.shape = model->as.tensor->shape;
+            if (model) param.ndim = model->as.tensor->ndim, param.shape = model->as.tensor->shape;
             tsr_state_spec specs[TSR_STATE_SPECS];
             size_t count;
             assert_int_equal(tsr_optim_first_state(&(tsr_first_step){algorithm, groups->items[gr], TSR_FLOAT32}, &param,
@@ -332,8 +332,8 @@ static void check_first_state(golden *g, const cJSON *one, tsr_algorithm algorit
                 const tsr_entry *e = have->items[2 * i + 1]->as.tensor;
                 assert_true(tsr_str_equal(have->items[2 * i]->text, specs[i].name));
                 assert_int_equal(e->dtype, specs[i].dtype);
-                assert_int_equal(e->rank, specs[i].rank);
-                for (uint32_t d = 0; d < e->rank; d++) assert_int_equal(e->shape[d], specs[i].shape[d]);
+                assert_int_equal(e->ndim, specs[i].ndim);
+                for (uint32_t d = 0; d < e->ndim; d++) assert_int_equal(e->shape[d], specs[i].shape[d]);
             }
         }
     }
@@ -411,7 +411,7 @@ static tsr_status create(void *ctx, size_t group, size_t param, const tsr_state_
         const cJSON *tensor = pair->child->next->child, *numbers_ = tensor->child->next->next;
         assert_true(tsr_str_equal(specs[i].name, tsr_str_from(pair->child->child->valuestring)));
         assert_string_equal(tsr_dtype_describe(specs[i].dtype)->name, tensor->child->valuestring);
-        assert_int_equal(cJSON_GetArraySize(tensor->child->next), specs[i].rank);
+        assert_int_equal(cJSON_GetArraySize(tensor->child->next), specs[i].ndim);
         for (int e = 0; e < cJSON_GetArraySize(numbers_); e++) {
             double x = specs[i].scalar ? 1 : cJSON_GetArrayItem(values, e)->valuedouble,
                    got = cJSON_GetArrayItem(numbers_, e)->valuedouble, wanted = about(&specs[i], x);
@@ -456,7 +456,7 @@ static void check_init(golden *g, const cJSON *one)
         const cJSON *p = param_at(&l, 0, i), *shape = p->child->child->child->next;
         numbers(shape, shapes[i]);
         tensors[i] = (tsr_module_tensor){.dtype = TSR_FLOAT32,
-                                         .rank = (uint32_t)cJSON_GetArraySize(shape),
+                                         .ndim = (uint32_t)cJSON_GetArraySize(shape),
                                          .shape = shapes[i],
                                          .requires_grad = cJSON_IsTrue(p->child->next)};
     }

@@ -95,7 +95,7 @@ static void check_chunks(const tsr_entry *a, const tsr_entry *b, const tsr_store
         assert_true(tsr_str_equal(x->files[p->file].name, y->files[q->file].name));
         assert_int_equal(p->byte_offset, q->byte_offset);
         assert_int_equal(p->byte_length, q->byte_length);
-        for (uint32_t d = 0; d < a->rank; d++) {
+        for (uint32_t d = 0; d < a->ndim; d++) {
             assert_int_equal(p->offsets[d], q->offsets[d]);
             assert_int_equal(p->sizes[d], q->sizes[d]);
         }
@@ -104,15 +104,15 @@ static void check_chunks(const tsr_entry *a, const tsr_entry *b, const tsr_store
 
 static void check_values(tsr_checkpoint *a, const tsr_entry *x, tsr_checkpoint *b, const tsr_entry *y)
 {
-    static const uint64_t zeros[TSR_MAX_RANK] = {0};
+    static const uint64_t zeros[TSR_MAX_NDIM] = {0};
     uint64_t bytes;
     char *buffers[2];
     assert_int_equal(tsr_tensor_bytes(x, &bytes, NULL), TSR_OK);
     for (int i = 0; i < 2; i++) {
         tsr_error err = {0};
         buffers[i] = malloc(bytes + 1);
-        const tsr_status status = tsr_read_box(i ? b : a, i ? y : x, (tsr_box){(i ? y : x)->rank, zeros, x->shape},
-                                               buffers[i], bytes, &err);
+        const tsr_status status =
+            tsr_read_box(i ? b : a, i ? y : x, (tsr_box){(i ? y : x)->ndim, zeros, x->shape}, buffers[i], bytes, &err);
         if (status != TSR_OK) fail_msg("%s", err.message);
     }
     assert_memory_equal(buffers[0], buffers[1], bytes);
@@ -132,7 +132,7 @@ static void check_catalogs(tsr_checkpoint *a, tsr_checkpoint *b)
     for (uint64_t i = 0; i < x->entry_count; i++) {
         const tsr_entry *e = &x->entries[i], *o = tsr_checkpoint_entry(b, e->fqn);
         assert_non_null(o);
-        assert_true(e->kind == o->kind && e->dtype == o->dtype && e->rank == o->rank);
+        assert_true(e->kind == o->kind && e->dtype == o->dtype && e->ndim == o->ndim);
         assert_true(e->storage_id == o->storage_id && e->replica_count == o->replica_count);
         if (e->value) assert_int_equal(tsr_value_match(e->value, o->value, 64, 1 << 20), TSR_SAME);
         check_chunks(e, o, x->store, y->store);

@@ -182,7 +182,7 @@ tsr_fsdp_settings fsdp_world_settings(const char *name)
 static void scramble(const tsr_tensor *tensor, float number)
 {
     uint64_t elements = 1;
-    for (uint32_t i = 0; i < tensor->entry.rank; i++) elements *= tensor->entry.shape[i];
+    for (uint32_t i = 0; i < tensor->entry.ndim; i++) elements *= tensor->entry.shape[i];
     const uint64_t bytes = elements * tsr_dtype_size(tensor->entry.dtype);
     uint8_t *host = malloc(bytes + 1);
     for (uint64_t i = 0; i < bytes; i++) host[i] = ((const uint8_t *)&number)[i % sizeof number];

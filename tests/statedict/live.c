@@ -150,12 +150,12 @@ static const tsr_value *in_boxes(tsr_state_dict *dict, const cJSON *json, tsr_te
     tsr_tensor_part *parts =
         tsr_arena_array(tsr_state_dict_arena(dict), (size_t)cJSON_GetArraySize(list), sizeof *parts, NULL);
     const tsr_value *value;
-    uint32_t rank;
+    uint32_t ndim;
     tensor.spread = TSR_IN_BOXES;
     tensor.parts = parts;
     for (const cJSON *p = list->child; p; p = p->next) {
-        parts[tensor.part_count++] = (tsr_tensor_part){list_of(tsr_state_dict_arena(dict), p->child, &rank),
-                                                       list_of(tsr_state_dict_arena(dict), p->child->next, &rank), NULL};
+        parts[tensor.part_count++] = (tsr_tensor_part){list_of(tsr_state_dict_arena(dict), p->child, &ndim),
+                                                       list_of(tsr_state_dict_arena(dict), p->child->next, &ndim), NULL};
     }
     if (tsr_state_dict_allocate(dict, &tensor, &value, NULL) != TSR_OK) abort();
     uint32_t i = 0;
@@ -258,8 +258,8 @@ static bool same_parts(const tsr_tensor *tensor, const cJSON *list, bool shapes_
     if ((uint32_t)cJSON_GetArraySize(list) != tensor->part_count) return false;
     for (const cJSON *p = list->child; p; p = p->next, at++) {
         const tsr_tensor_part *part = &tensor->parts[at];
-        if (!same_list(part->offsets, tensor->entry.rank, p->child) ||
-            !same_list(part->sizes, tensor->entry.rank, p->child->next))
+        if (!same_list(part->offsets, tensor->entry.ndim, p->child) ||
+            !same_list(part->sizes, tensor->entry.ndim, p->child->next))
             return false;
         if (!shapes_only && !same_numbers(tensor, part->data, p->child->next->next)) return false;
     }
@@ -283,13 +283,13 @@ static bool same_tensor(const tsr_tensor *tensor, const cJSON *json, bool shapes
 {
     const cJSON *dtype = json->child, *shape = dtype->next, *numbers = shape->next;
     const tsr_spread spread = json->string[0] == 'T' ? TSR_WHOLE : json->string[0] == 'M' ? TSR_OVER_MESH : TSR_IN_BOXES;
-    if (!tensor || tensor->meta || tensor->spread != spread || !same_list(tensor->entry.shape, tensor->entry.rank, shape) ||
+    if (!tensor || tensor->meta || tensor->spread != spread || !same_list(tensor->entry.shape, tensor->entry.ndim, shape) ||
         tensor->entry.dtype != tsr_dtype_from_name(tsr_str_from(dtype->valuestring)))
         return false;
     if (spread == TSR_IN_BOXES) return same_parts(tensor, numbers, shapes_only);
     if (spread == TSR_OVER_MESH && !same_placements(tensor, numbers)) return false;
     if (spread == TSR_OVER_MESH) numbers = numbers->next->next;
-    return (shapes_only && tensor->entry.rank) || same_numbers(tensor, tensor->data, numbers);
+    return (shapes_only && tensor->entry.ndim) || same_numbers(tensor, tensor->data, numbers);
 }
 
 static tsr_status same_items(const tsr_value *value, const cJSON *json, bool shapes_only, tsr_error *err)

@@ -129,7 +129,7 @@ static void add(const tsr_tensor *tensor, int number, tsr_arena *arena)
         tsr_tensor part = *tensor;
         uint64_t bytes = 0;
         if (tensor->spread == TSR_IN_BOXES)
-            part = tsr_tensor_whole(tensor->entry.dtype, tensor->entry.rank, tensor->parts[i].sizes, tensor->parts[i].data);
+            part = tsr_tensor_whole(tensor->entry.dtype, tensor->entry.ndim, tensor->parts[i].sizes, tensor->parts[i].data);
         tsr_tensor_held(&part, arena, &bytes, NULL);
         if (tensor->entry.dtype == TSR_FLOAT32)
             for (uint64_t k = 0; k < bytes / 4; k++) ((float *)part.data)[k] += (float)number;

@@ -11,13 +11,13 @@ tsr_status ramp_over(const tsr_tensor *tensor, tsr_arena *arena, bool fill, bool
 {
     const tsr_piece *pieces;
     uint64_t count, elements, size = tsr_dtype_size(tensor->entry.dtype);
-    const uint32_t rank = tensor->entry.rank;
+    const uint32_t ndim = tensor->entry.ndim;
     TRY(tsr_tensor_pieces(tensor, arena, &pieces, &count, err));
     for (uint64_t p = 0; p < count; p++) {
-        tsr_box_volume((tsr_box){rank, NULL, pieces[p].sizes}, &elements);
+        tsr_box_volume((tsr_box){ndim, NULL, pieces[p].sizes}, &elements);
         for (uint64_t i = 0; i < elements; i++) {
             uint64_t rest = i, number = 0, row = 1, local = 0, local_row = 1, bytes[2] = {0}, there[2] = {0};
-            for (uint32_t d = rank; d-- > 0; rest /= pieces[p].sizes[d]) {
+            for (uint32_t d = ndim; d-- > 0; rest /= pieces[p].sizes[d]) {
                 const uint64_t index = rest % pieces[p].sizes[d];
                 number += (pieces[p].offsets[d] + index) * row;
                 row *= tensor->entry.shape[d];
@@ -36,24 +36,24 @@ tsr_status ramp_over(const tsr_tensor *tensor, tsr_arena *arena, bool fill, bool
     return TSR_OK;
 }
 
-tsr_tensor ramp_tensor(uint64_t *seed, tsr_arena *arena, const tsr_comm *comm, tsr_dtype dtype, uint32_t rank,
+tsr_tensor ramp_tensor(uint64_t *seed, tsr_arena *arena, const tsr_comm *comm, tsr_dtype dtype, uint32_t ndim,
                        const uint64_t *shape)
 {
     const uint64_t kind = ramp_random(seed) % 8;
-    if (kind == 0) return tsr_tensor_whole(dtype, rank, shape, NULL);
-    if (kind == 1 && rank) { /* rows of the first dim, dealt out */
+    if (kind == 0) return tsr_tensor_whole(dtype, ndim, shape, NULL);
+    if (kind == 1 && ndim) { /* rows of the first dim, dealt out */
         const uint64_t rows = 1 + ramp_random(seed) % 3;
         tsr_tensor_part *parts = tsr_arena_array(arena, (size_t)shape[0] + 1, sizeof *parts, NULL);
         uint32_t count = 0;
         for (uint64_t at = 0, n = 0; at < shape[0]; at += rows, n++) {
             if (n % comm->size != comm->rank) continue;
-            uint64_t *numbers = tsr_arena_array(arena, 2 * rank, sizeof *numbers, NULL);
-            memcpy(numbers + rank, shape, rank * sizeof *shape);
+            uint64_t *numbers = tsr_arena_array(arena, 2 * ndim, sizeof *numbers, NULL);
+            memcpy(numbers + ndim, shape, ndim * sizeof *shape);
             numbers[0] = at;
-            numbers[rank] = shape[0] - at < rows ? shape[0] - at : rows;
-            parts[count++] = (tsr_tensor_part){numbers, numbers + rank, NULL};
+            numbers[ndim] = shape[0] - at < rows ? shape[0] - at : rows;
+            parts[count++] = (tsr_tensor_part){numbers, numbers + ndim, NULL};
         }
-        return tsr_tensor_in_boxes(dtype, rank, shape, parts, count);
+        return tsr_tensor_in_boxes(dtype, ndim, shape, parts, count);
     }
     tsr_mesh *mesh = TSR_ARENA_NEW(arena, tsr_mesh, NULL);
     uint64_t *sizes = tsr_arena_array(arena, 2, sizeof *sizes, NULL);
@@ -63,11 +63,11 @@ tsr_tensor ramp_tensor(uint64_t *seed, tsr_arena *arena, const tsr_comm *comm, t
     sizes[1] = comm->size / 2;
     *mesh = (tsr_mesh){.dim_count = grid ? 2 : 1, .shape = sizes};
     for (uint32_t i = 0; i < mesh->dim_count; i++) {
-        const uint64_t what = ramp_random(seed) % 4, dim = rank ? ramp_random(seed) % rank : 0;
-        placements[i] = (tsr_placement){rank == 0 || what == 0 ? TSR_REPLICATE
+        const uint64_t what = ramp_random(seed) % 4, dim = ndim ? ramp_random(seed) % ndim : 0;
+        placements[i] = (tsr_placement){ndim == 0 || what == 0 ? TSR_REPLICATE
                                         : what == 1            ? TSR_STRIDED_SHARD
                                                                : TSR_SHARD,
                                         (int32_t)dim, 1 + ramp_random(seed) % 3};
     }
-    return tsr_tensor_over_mesh(dtype, rank, shape, mesh, placements, comm->rank, NULL);
+    return tsr_tensor_over_mesh(dtype, ndim, shape, mesh, placements, comm->rank, NULL);
 }

@@ -380,7 +380,7 @@ static tsr_status negate(const calls *c, tsr_str fqn, const tsr_tensor *from, ts
     if (comm->rank == c->fail_on) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "nothing of %.*s", TSR_STR_ARG(fqn));
     like.device = NULL;
     TRY(tsr_state_dict_allocate(out, &like, &value, err));
-    for (uint32_t i = 0; i < from->entry.rank; i++) count *= from->entry.shape[i];
+    for (uint32_t i = 0; i < from->entry.ndim; i++) count *= from->entry.shape[i];
     for (uint64_t i = 0; i < count; i++) ((float *)tsr_tensor_of(value)->data)[i] = -((const float *)from->data)[i];
     *result = tsr_tensor_of(value);
     return TSR_OK;
@@ -428,7 +428,7 @@ static tsr_status same_but_negated(const live_units *u, const calls *c, tsr_stat
         snprintf(line, sizeof line, "%.*s\n", TSR_STR_ARG(fqn));
         for (size_t k = 0; k < keys->count; k += 2) {
             const tsr_tensor *tensor = tsr_tensor_of(keys->items[k + 1]);
-            const bool own = tensor && tensor->entry.rank && strstr(c->names, line);
+            const bool own = tensor && tensor->entry.ndim && strstr(c->names, line);
             const cJSON *want = pair_of(pair_of(own ? full : sharded, fqn), keys->items[k]->text);
             tsr_value value = *keys->items[k + 1];
             if (own) {

@@ -132,7 +132,7 @@ static tsr_status chunk(void *ctx, tsr_str fqn, const tsr_tensor *whole, tsr_com
     uint64_t count = 1;
     if (comm->rank == c->fail_on) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "no chunk of %.*s", TSR_STR_ARG(fqn));
     TRY(tsr_state_dict_allocate(out, whole, &value, err));
-    for (uint32_t i = 0; i < whole->entry.rank; i++) count *= whole->entry.shape[i];
+    for (uint32_t i = 0; i < whole->entry.ndim; i++) count *= whole->entry.shape[i];
     for (uint64_t i = 0; i < count; i++) ((float *)tsr_tensor_of(value)->data)[i] = -((const float *)whole->data)[i];
     c->chunked++;
     *result = tsr_tensor_of(value);

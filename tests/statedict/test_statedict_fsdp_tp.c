@@ -42,10 +42,10 @@ static tsr_status told(tsr_status status, const job *j, tsr_error *err)
 
 static tsr_status transpose(const tsr_tensor *from, tsr_state_dict *out, const tsr_tensor **result, tsr_error *err)
 {
-    const uint64_t *shape = from->entry.shape, turned[2] = {from->entry.rank == 2 ? shape[1] : 0, shape[0]};
+    const uint64_t *shape = from->entry.shape, turned[2] = {from->entry.ndim == 2 ? shape[1] : 0, shape[0]};
     const tsr_value *value;
     *result = from;
-    if (from->entry.rank != 2) return TSR_OK;
+    if (from->entry.ndim != 2) return TSR_OK;
     const tsr_tensor like = tsr_tensor_whole(from->entry.dtype, 2, turned, NULL);
     TRY(tsr_state_dict_allocate(out, &like, &value, err));
     const uint32_t size = tsr_dtype_size(from->entry.dtype);
@@ -69,7 +69,7 @@ static tsr_status turn(void *ctx, tsr_str fqn, const tsr_tensor *tensor, tsr_com
 static tsr_status chunk(void *ctx, tsr_str fqn, const tsr_tensor *whole, tsr_comm *comm, tsr_state_dict *out,
                         const tsr_tensor **result, tsr_error *err)
 {
-    const uint32_t ndim = whole->entry.rank, size = tsr_dtype_size(whole->entry.dtype);
+    const uint32_t ndim = whole->entry.ndim, size = tsr_dtype_size(whole->entry.dtype);
     const uint64_t last = whole->entry.shape[ndim - 1], step = (last + comm->size - 1) / comm->size;
     const uint64_t begin = comm->rank * step < last ? comm->rank * step : last;
     const uint64_t end = begin + step < last ? begin + step : last, rows = ndim == 2 ? whole->entry.shape[0] : 1;

@@ -89,7 +89,7 @@ static tsr_status open_world(world *w, tsr_comm *comm, tsr_error *err)
     *w = (world){.host = live_host(NULL), .comm = comm};
     for (int k = 0; k < KINDS; k++)
         w->params[k] = (tsr_module_tensor){
-            .name = tsr_str_from(names[k] + 4), .dtype = TSR_FLOAT32, .rank = 2, .shape = shape, .requires_grad = true};
+            .name = tsr_str_from(names[k] + 4), .dtype = TSR_FLOAT32, .ndim = 2, .shape = shape, .requires_grad = true};
     w->modules[1] = (tsr_module){.class_name = TSR_STR("Net"), .parameters = w->params, .parameter_count = KINDS};
     w->child = (tsr_module_child){TSR_STR("net"), &w->modules[1]};
     w->modules[0] = (tsr_module){.class_name = TSR_STR("Root"), .children = &w->child, .child_count = 1};

@@ -300,8 +300,8 @@ static void test_statedict_model_state__A6_two_keys_with_one_canonical_name_are_
     (void)state;
     const uint64_t shape[1] = {1};
     float numbers[2] = {1, 2};
-    const tsr_module_tensor weights[2] = {{.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .rank = 1, .shape = shape},
-                                          {.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .rank = 1, .shape = shape}};
+    const tsr_module_tensor weights[2] = {{.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .ndim = 1, .shape = shape},
+                                          {.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .ndim = 1, .shape = shape}};
     const tsr_module leaf = {.class_name = TSR_STR("A"), .parameters = &weights[0], .parameter_count = 1};
     const tsr_module_child below[1] = {{TSR_STR("_checkpoint_wrapped_module"), &leaf}};
     const tsr_module wrapped = {.class_name = TSR_STR("B"),

@@ -22,15 +22,15 @@ enum { CASES = 60, TENSORS = 3 };
 /* Shared memory has one box a rank. */
 static tsr_tensor in_one_box(const tsr_tensor *like, tsr_arena *arena, const tsr_comm *comm)
 {
-    const uint32_t rank = like->entry.rank;
+    const uint32_t ndim = like->entry.ndim;
     const uint64_t *shape = like->entry.shape, rows = (shape[0] + comm->size - 1) / comm->size;
-    uint64_t *numbers = tsr_arena_array(arena, 2 * rank, sizeof *numbers, NULL);
+    uint64_t *numbers = tsr_arena_array(arena, 2 * ndim, sizeof *numbers, NULL);
     tsr_tensor_part *part = TSR_ARENA_NEW(arena, tsr_tensor_part, NULL);
-    memcpy(numbers + rank, shape, rank * sizeof *shape);
+    memcpy(numbers + ndim, shape, ndim * sizeof *shape);
     numbers[0] = rows * comm->rank < shape[0] ? rows * comm->rank : shape[0];
-    numbers[rank] = shape[0] - numbers[0] < rows ? shape[0] - numbers[0] : rows;
-    *part = (tsr_tensor_part){numbers, numbers + rank, NULL};
-    return tsr_tensor_in_boxes(like->entry.dtype, rank, shape, part, 1);
+    numbers[ndim] = shape[0] - numbers[0] < rows ? shape[0] - numbers[0] : rows;
+    *part = (tsr_tensor_part){numbers, numbers + ndim, NULL};
+    return tsr_tensor_in_boxes(like->entry.dtype, ndim, shape, part, 1);
 }
 
 /* The tensors of `from` in memory that the ranks share. */
@@ -69,12 +69,12 @@ static tsr_status check_case(uint64_t seed, const property *p, tsr_comm *comm, t
     tsr_arena *arena = tsr_state_dict_arena(dict);
     for (size_t i = 0; i < TENSORS; i++) {
         uint64_t *shape = tsr_arena_array(arena, 4, sizeof *shape, NULL);
-        const uint32_t rank = (uint32_t)(ramp_random(&seed) % 4);
+        const uint32_t ndim = (uint32_t)(ramp_random(&seed) % 4);
         const tsr_dtype dtype = dtypes[ramp_random(&seed) % 5];
-        for (uint32_t d = 0; d < rank; d++) shape[d] = ramp_random(&seed) % 9;
+        for (uint32_t d = 0; d < ndim; d++) shape[d] = ramp_random(&seed) % 9;
         const tsr_value *value;
         for (int side = 0; side < 2; side++) {
-            tsr_tensor tensor = ramp_tensor(&seed, arena, comm, dtype, rank, shape);
+            tsr_tensor tensor = ramp_tensor(&seed, arena, comm, dtype, ndim, shape);
             if (p->shared & 1u << side && tensor.spread == TSR_IN_BOXES) tensor = in_one_box(&tensor, arena, comm);
             tensor.device = p->on_device ? &device.base : NULL;
             TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));

@@ -316,7 +316,7 @@ static tsr_status broadcast_nested(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_value *got = status == TSR_OK ? tsr_value_get(tsr_state_dict_root(out), TSR_STR("extra")) : NULL;
     const tsr_tensor *at = got ? tsr_tensor_of(tsr_value_get(got, TSR_STR("at"))) : NULL;
     const tsr_tensor *empty = got ? tsr_tensor_of(tsr_value_get(got, TSR_STR("empty"))) : NULL;
-    const bool same = at && at->entry.rank == 2 && at->entry.shape[0] == 2 && ((float *)at->data)[0] == 1.5f &&
+    const bool same = at && at->entry.ndim == 2 && at->entry.shape[0] == 2 && ((float *)at->data)[0] == 1.5f &&
                       ((float *)at->data)[1] == -2.0f && empty && !empty->meta && empty->entry.dtype == TSR_INT64;
     tsr_state_dict_free(out);
     tsr_state_dict_free(in);

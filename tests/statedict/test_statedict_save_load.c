@@ -36,11 +36,11 @@ static tsr_status make_state(const job *j, const tsr_comm *comm, tsr_device *dev
     char name[32];
     for (uint32_t i = 0; i < TENSORS; i++) {
         uint64_t *shape = tsr_arena_array(arena, 4, sizeof *shape, NULL);
-        const uint32_t rank = (uint32_t)(ramp_random(&seed) % 4);
+        const uint32_t ndim = (uint32_t)(ramp_random(&seed) % 4);
         const tsr_dtype dtype = dtypes[ramp_random(&seed) % 6];
-        for (uint32_t d = 0; d < rank; d++) shape[d] = ramp_random(&seed) % 9;
+        for (uint32_t d = 0; d < ndim; d++) shape[d] = ramp_random(&seed) % 9;
         const tsr_value *value;
-        tsr_tensor tensor = ramp_tensor(&distribution, arena, comm, dtype, rank, shape);
+        tsr_tensor tensor = ramp_tensor(&distribution, arena, comm, dtype, ndim, shape);
         tensor.device = device;
         tensor.meta = j->meta;
         if (tensor.meta && tensor.spread == TSR_IN_BOXES) tensor.spread = TSR_WHOLE;

@@ -195,7 +195,7 @@ static tsr_status make_pair(live_pair *p, scene *s, told *t, tsr_error *err)
     *p = (live_pair){0};
     for (int i = 0; i < 2; i++) {
         p->params[i] = (tsr_module_tensor){
-            .name = i ? TSR_STR("b") : TSR_STR("a"), .dtype = TSR_FLOAT32, .rank = 1, .shape = two, .requires_grad = true};
+            .name = i ? TSR_STR("b") : TSR_STR("a"), .dtype = TSR_FLOAT32, .ndim = 1, .shape = two, .requires_grad = true};
         p->tensors[i] = tsr_tensor_whole(TSR_FLOAT32, 1, two, p->data[i]);
         p->bound[i] = (tsr_model_tensor){&p->params[i], &p->tensors[i], NULL};
     }

@@ -54,12 +54,12 @@ static size_t slices_of(const cJSON *json, tsr_tp_slice *slices, uint64_t number
 {
     size_t count = 0;
     for (const cJSON *s = json->child; s; s = s->next, count++) {
-        uint32_t rank = 0;
-        for (const cJSON *o = s->child->child, *z = s->child->next->child; o; o = o->next, z = z->next, rank++) {
-            numbers[count][rank] = (uint64_t)o->valuedouble;
-            numbers[count][2 + rank] = (uint64_t)z->valuedouble;
+        uint32_t ndim = 0;
+        for (const cJSON *o = s->child->child, *z = s->child->next->child; o; o = o->next, z = z->next, ndim++) {
+            numbers[count][ndim] = (uint64_t)o->valuedouble;
+            numbers[count][2 + ndim] = (uint64_t)z->valuedouble;
         }
-        slices[count] = (tsr_tp_slice){tsr_str_from(s->string), rank, numbers[count], numbers[count] + 2, NULL};
+        slices[count] = (tsr_tp_slice){tsr_str_from(s->string), ndim, numbers[count], numbers[count] + 2, NULL};
     }
     return count;
 }

@@ -33,13 +33,13 @@ static void test_stream_read__any_box_of_any_chunks_equals_the_oracle(void **sta
         tsr_made made;
         tsr_made_start(&made, seed, 1);
         uint64_t shape[8], offsets[8], sizes[8], bytes = 0;
-        const uint32_t rank = tsr_made_shape(&made, shape, seed % 7 ? 9 : 40);
+        const uint32_t ndim = tsr_made_shape(&made, shape, seed % 7 ? 9 : 40);
         const tsr_dtype dtype = any_dtype(&made);
-        tsr_made_tensor(&made, "t", dtype, rank, shape, (unsigned)(seed % 9), (tsr_made_how)(seed % 3));
+        tsr_made_tensor(&made, "t", dtype, ndim, shape, (unsigned)(seed % 9), (tsr_made_how)(seed % 3));
         tsr_made_open(&made);
         for (unsigned n = 0; n < 10; n++) {
             uint64_t elements = 1;
-            for (uint32_t d = 0; d < rank; d++) {
+            for (uint32_t d = 0; d < ndim; d++) {
                 offsets[d] = n ? tsr_made_random(&made, shape[d] + 1) : 0;
                 sizes[d] = n ? tsr_made_random(&made, shape[d] - offsets[d] + 1) : shape[d];
                 elements *= sizes[d];
@@ -48,7 +48,7 @@ static void test_stream_read__any_box_of_any_chunks_equals_the_oracle(void **sta
             uint8_t *got = calloc(1, bytes + 1), *want = calloc(1, bytes + 1);
             tsr_error err = {0};
             tsr_status status = tsr_read_box(&made.checkpoint, &made.entries[0],
-                                             (tsr_box){made.entries[0].rank, offsets, sizes}, got, bytes, &err);
+                                             (tsr_box){made.entries[0].ndim, offsets, sizes}, got, bytes, &err);
             if (status != TSR_OK) fail_msg("seed %d: %s", (int)seed, err.message);
             tsr_made_box(&made, 0, offsets, sizes, want);
             if (memcmp(got, want, bytes)) fail_msg("seed %d box %u differs", (int)seed, n);
@@ -167,8 +167,10 @@ static void test_stream_read__boxes_stream_and_stay_until_they_are_settled(void 
         tsr_ring *ring;
         tsr_error err = {0};
         assert_int_equal(tsr_ring_new(&made.host, 1, &ring, NULL), TSR_OK);
-        if (tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, offsets, sizes}, expected, bytes, &err)) fail_msg("%s", err.message);
-        const tsr_box box = {made.entries->rank, offsets, sizes};
+        if (tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->ndim, offsets, sizes}, expected, bytes,
+                         &err))
+            fail_msg("%s", err.message);
+        const tsr_box box = {made.entries->ndim, offsets, sizes};
         const tsr_tile_sink late_sink = {keep_for_later, take_now, &l}, sink = {receive, NULL, &l.got};
         if (tsr_stream_box(&made.checkpoint, made.entries, box, ring, &late_sink, &err)) fail_msg("%s", err.message);
         assert_int_equal(l.got.next, bytes);
@@ -284,8 +286,9 @@ static void test_stream_read__damaged_layouts_are_refused_by_name(void **state)
         assert_int_equal(r.next, 0);
         const uint64_t zero[] = {0, 0};
         if (rows[i].damage != make_outside) /* the box itself is in the chunks then */
-            assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, zero, shape},
-                                          r.bytes, 96, NULL), rows[i].status);
+            assert_int_equal(
+                tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->ndim, zero, shape}, r.bytes, 96, NULL),
+                rows[i].status);
         tsr_ring_free(ring);
         free(r.bytes);
         tsr_made_end(&made);
@@ -302,19 +305,23 @@ static void test_stream_read__wrong_boxes_and_buffers_are_refused(void **state)
     tsr_made_open(&made);
     uint8_t buffer[128];
     tsr_error err = {0};
-    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, zero, outside}, buffer, 120,
-                                  &err), TSR_E_USAGE);
+    assert_int_equal(
+        tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->ndim, zero, outside}, buffer, 120, &err),
+        TSR_E_USAGE);
     assert_non_null(strstr(err.message, "beyond the tensor"));
-    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, far, inside}, buffer, 96,
-                                  NULL), TSR_E_USAGE);
-    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, zero, inside}, buffer, 95,
-                                  NULL), TSR_E_USAGE);
+    assert_int_equal(
+        tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->ndim, far, inside}, buffer, 96, NULL),
+        TSR_E_USAGE);
+    assert_int_equal(
+        tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->ndim, zero, inside}, buffer, 95, NULL),
+        TSR_E_USAGE);
     const tsr_run runs[] = {{NULL, NULL, 20, 5}, {NULL, NULL, 25, 0}, {NULL, NULL, UINT64_MAX, 2}, {NULL, NULL, 0, 4}};
     for (size_t i = 0; i < 4; i++) /* the last has a buffer of the wrong size */
         assert_int_equal(tsr_read_run(&made.checkpoint, made.entries, &runs[i], buffer, i == 1 ? 0 : 20, NULL), TSR_E_USAGE);
     made.entries[0].kind = TSR_ENTRY_OPAQUE;
-    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, zero, inside}, buffer, 96,
-                                  NULL), TSR_E_UNSUPPORTED);
+    assert_int_equal(
+        tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->ndim, zero, inside}, buffer, 96, NULL),
+        TSR_E_UNSUPPORTED);
     tsr_made_end(&made);
 }
 
@@ -330,13 +337,15 @@ static void test_stream_read__compressed_streams_that_end_early_are_refused(void
     uint8_t buffer[4000];
     const uint64_t zero = 0;
     tsr_error err = {0};
-    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, &zero, shape}, buffer, 4000,
-                                  &err), TSR_E_FORMAT);
+    assert_int_equal(
+        tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->ndim, &zero, shape}, buffer, 4000, &err),
+        TSR_E_FORMAT);
     assert_non_null(strstr(err.message, "ends early"));
     made.host.zstd = NULL;
     err = (tsr_error){0};
-    assert_int_equal(tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->rank, &zero, shape}, buffer, 4000,
-                                  &err), TSR_E_UNSUPPORTED);
+    assert_int_equal(
+        tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->ndim, &zero, shape}, buffer, 4000, &err),
+        TSR_E_UNSUPPORTED);
     assert_non_null(strstr(err.message, "this build has no zstd"));
     tsr_made_end(&made);
 }

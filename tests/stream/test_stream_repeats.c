@@ -57,11 +57,11 @@ static uint64_t enumerate(const tsr_entry *entry, const uint64_t *strides)
     memset(touched, 0, sizeof touched);
     for (bool more = true; more;) {
         uint64_t place = 0;
-        for (uint32_t d = 0; d < entry->rank; d++) place += at[d] * strides[d];
+        for (uint32_t d = 0; d < entry->ndim; d++) place += at[d] * strides[d];
         distinct += !touched[place];
         touched[place] = true;
         more = false;
-        for (uint32_t d = entry->rank; d-- > 0 && !more;) {
+        for (uint32_t d = entry->ndim; d-- > 0 && !more;) {
             more = ++at[d] < entry->shape[d];
             if (!more) at[d] = 0;
         }

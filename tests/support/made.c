@@ -102,9 +102,9 @@ void tsr_made_start(tsr_made *made, uint64_t seed, uint64_t most)
 
 uint32_t tsr_made_shape(tsr_made *made, uint64_t *shape, uint64_t most)
 {
-    const uint32_t rank = (uint32_t)tsr_made_random(made, 5);
-    for (uint32_t d = 0; d < rank; d++) shape[d] = tsr_made_random(made, 12) ? 1 + tsr_made_random(made, most) : 0;
-    return rank;
+    const uint32_t ndim = (uint32_t)tsr_made_random(made, 5);
+    for (uint32_t d = 0; d < ndim; d++) shape[d] = tsr_made_random(made, 12) ? 1 + tsr_made_random(made, most) : 0;
+    return ndim;
 }
 
 static uint64_t append(tsr_made *made, uint64_t bytes)
@@ -145,17 +145,17 @@ static void store_element(uint8_t *to, const uint8_t *value, tsr_dtype dtype, co
     }
 }
 
-static void choose_strides(tsr_made *made, uint32_t rank, const uint64_t *sizes, uint64_t *strides)
+static void choose_strides(tsr_made *made, uint32_t ndim, const uint64_t *sizes, uint64_t *strides)
 {
     uint32_t order[8];
     uint64_t step = 1 + tsr_made_random(made, 3) / 2;
-    for (uint32_t d = 0; d < rank; d++) order[d] = d;
-    for (uint32_t d = rank; d-- > 1 && tsr_made_random(made, 2);) {
+    for (uint32_t d = 0; d < ndim; d++) order[d] = d;
+    for (uint32_t d = ndim; d-- > 1 && tsr_made_random(made, 2);) {
         const uint32_t other = (uint32_t)tsr_made_random(made, d + 1), kept = order[d];
         order[d] = order[other];
         order[other] = kept;
     }
-    for (uint32_t d = rank; d-- > 0;) {
+    for (uint32_t d = ndim; d-- > 0;) {
         strides[order[d]] = step;
         step *= sizes[order[d]] + (tsr_made_random(made, 4) ? 0 : tsr_made_random(made, 50));
     }
@@ -166,34 +166,34 @@ static void store_chunk(tsr_made *made, const tsr_entry *entry, const tsr_chunk 
 {
     const uint32_t size = tsr_dtype_size(entry->dtype);
     uint64_t index[8] = {0}, count = 1;
-    for (uint32_t d = 0; d < entry->rank; d++) count *= chunk->sizes[d];
+    for (uint32_t d = 0; d < entry->ndim; d++) count *= chunk->sizes[d];
     for (uint64_t n = 0; n < count; n++) {
         uint64_t in_tensor = 0, in_file = 0;
-        for (uint32_t d = 0; d < entry->rank; d++) {
+        for (uint32_t d = 0; d < entry->ndim; d++) {
             in_tensor = in_tensor * entry->shape[d] + chunk->offsets[d] + index[d];
             in_file += index[d] * strides[d];
         }
         store_element(at + in_file * size, truth + in_tensor * size, entry->dtype, view);
-        for (uint32_t d = entry->rank; d-- > 0 && ++index[d] == chunk->sizes[d];) index[d] = 0;
+        for (uint32_t d = entry->ndim; d-- > 0 && ++index[d] == chunk->sizes[d];) index[d] = 0;
     }
     (void)made;
 }
 
 static void add_chunk(tsr_made *made, const tsr_entry *entry, tsr_chunk *chunk, const uint8_t *truth, tsr_made_how how)
 {
-    const uint32_t rank = entry->rank, size = tsr_dtype_size(entry->dtype);
+    const uint32_t ndim = entry->ndim, size = tsr_dtype_size(entry->dtype);
     tsr_view *view = TSR_ARENA_NEW(made->arena, tsr_view, NULL);
-    uint64_t *strides = tsr_arena_array(made->arena, rank, sizeof *strides, NULL), reach = 1, step = 1;
+    uint64_t *strides = tsr_arena_array(made->arena, ndim, sizeof *strides, NULL), reach = 1, step = 1;
     bool empty = false;
-    for (uint32_t d = rank; d-- > 0; step *= chunk->sizes[d]) strides[d] = step;
+    for (uint32_t d = ndim; d-- > 0; step *= chunk->sizes[d]) strides[d] = step;
     if (how == TSR_MADE_STRIDED) {
-        choose_strides(made, rank, chunk->sizes, strides);
+        choose_strides(made, ndim, chunk->sizes, strides);
         view->strides = strides;
         view->swap = tsr_made_random(made, 3) == 0;
         view->conj = tsr_made_random(made, 3) == 0;
         view->neg = tsr_made_random(made, 3) == 0;
     }
-    for (uint32_t d = 0; d < rank; d++) {
+    for (uint32_t d = 0; d < ndim; d++) {
         empty = empty || chunk->sizes[d] == 0;
         reach += empty ? 0 : (chunk->sizes[d] - 1) * strides[d];
     }
@@ -223,37 +223,37 @@ static void add_chunk(tsr_made *made, const tsr_entry *entry, tsr_chunk *chunk, 
 }
 
 /* Splits one random chunk in two along a random dim. */
-static void cut_once(tsr_made *made, tsr_chunk *chunks, uint64_t *count, uint32_t rank)
+static void cut_once(tsr_made *made, tsr_chunk *chunks, uint64_t *count, uint32_t ndim)
 {
     tsr_chunk *from = &chunks[tsr_made_random(made, *count)];
-    const uint32_t dim = (uint32_t)tsr_made_random(made, rank);
+    const uint32_t dim = (uint32_t)tsr_made_random(made, ndim);
     const uint64_t keep = tsr_made_random(made, from->sizes[dim] + 1);
     if (keep == from->sizes[dim]) return;
     tsr_chunk *to = &chunks[(*count)++];
-    uint64_t *box = tsr_arena_array(made->arena, 2 * (size_t)rank, sizeof *box, NULL);
-    memcpy(box, from->offsets, rank * sizeof *box);
-    memcpy(box + rank, from->sizes, rank * sizeof *box);
+    uint64_t *box = tsr_arena_array(made->arena, 2 * (size_t)ndim, sizeof *box, NULL);
+    memcpy(box, from->offsets, ndim * sizeof *box);
+    memcpy(box + ndim, from->sizes, ndim * sizeof *box);
     box[dim] += keep;
-    box[rank + dim] -= keep;
-    *to = (tsr_chunk){.offsets = box, .sizes = box + rank};
+    box[ndim + dim] -= keep;
+    *to = (tsr_chunk){.offsets = box, .sizes = box + ndim};
     ((uint64_t *)from->sizes)[dim] = keep;
 }
 
-uint64_t tsr_made_tensor(tsr_made *made, const char *fqn, tsr_dtype dtype, uint32_t rank, const uint64_t *shape,
+uint64_t tsr_made_tensor(tsr_made *made, const char *fqn, tsr_dtype dtype, uint32_t ndim, const uint64_t *shape,
                          unsigned cuts, tsr_made_how how)
 {
     const uint64_t number = made->count++;
     tsr_entry *entry = &made->entries[number];
-    uint64_t *own = tsr_arena_array(made->arena, 3 * (size_t)rank, sizeof *own, NULL), count = 1, bytes;
+    uint64_t *own = tsr_arena_array(made->arena, 3 * (size_t)ndim, sizeof *own, NULL), count = 1, bytes;
     tsr_chunk *chunks = tsr_arena_array(made->arena, MOST_CHUNKS, sizeof *chunks, NULL);
-    if (rank) memcpy(own, shape, rank * sizeof *own);
-    if (rank) memcpy(own + 2 * rank, shape, rank * sizeof *own);
-    chunks[0] = (tsr_chunk){.offsets = own + rank, .sizes = own + 2 * rank};
-    for (unsigned i = 0; rank && i < cuts && count < MOST_CHUNKS; i++) cut_once(made, chunks, &count, rank);
+    if (ndim) memcpy(own, shape, ndim * sizeof *own);
+    if (ndim) memcpy(own + 2 * ndim, shape, ndim * sizeof *own);
+    chunks[0] = (tsr_chunk){.offsets = own + ndim, .sizes = own + 2 * ndim};
+    for (unsigned i = 0; ndim && i < cuts && count < MOST_CHUNKS; i++) cut_once(made, chunks, &count, ndim);
     *entry = (tsr_entry){.fqn = tsr_str_from(fqn),
                          .kind = TSR_ENTRY_TENSOR,
                          .dtype = dtype,
-                         .rank = rank,
+                         .ndim = ndim,
                          .shape = own,
                          .chunks = chunks,
                          .chunk_count = count};
@@ -288,11 +288,11 @@ void tsr_made_box(const tsr_made *made, uint64_t number, const uint64_t *offsets
     const tsr_entry *entry = &made->entries[number];
     const uint32_t size = tsr_dtype_size(entry->dtype);
     uint64_t index[8] = {0}, count = 1;
-    for (uint32_t d = 0; d < entry->rank; d++) count *= sizes[d];
+    for (uint32_t d = 0; d < entry->ndim; d++) count *= sizes[d];
     for (uint64_t n = 0; n < count; n++) {
         uint64_t at = 0;
-        for (uint32_t d = 0; d < entry->rank; d++) at = at * entry->shape[d] + offsets[d] + index[d];
+        for (uint32_t d = 0; d < entry->ndim; d++) at = at * entry->shape[d] + offsets[d] + index[d];
         memcpy(out + n * size, made->truth[number] + at * size, size);
-        for (uint32_t d = entry->rank; d-- > 0 && ++index[d] == sizes[d];) index[d] = 0;
+        for (uint32_t d = entry->ndim; d-- > 0 && ++index[d] == sizes[d];) index[d] = 0;
     }
 }

@@ -30,7 +30,7 @@ uint64_t tsr_made_random(tsr_made *made, uint64_t below);
 /* Starts with room for `most` entries; one thread, or `threads`. */
 void tsr_made_start(tsr_made *made, uint64_t seed, uint64_t most);
 /* Adds a tensor of random contents, cut into about `cuts` chunks. Returns its number. `fqn` is borrowed. */
-uint64_t tsr_made_tensor(tsr_made *made, const char *fqn, tsr_dtype dtype, uint32_t rank, const uint64_t *shape,
+uint64_t tsr_made_tensor(tsr_made *made, const char *fqn, tsr_dtype dtype, uint32_t ndim, const uint64_t *shape,
                          unsigned cuts, tsr_made_how how);
 /* A random shape of at most 4 dims, now and then with zeros; returns the rank. */
 uint32_t tsr_made_shape(tsr_made *made, uint64_t *shape, uint64_t most);

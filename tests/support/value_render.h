@@ -23,7 +23,7 @@ static inline void render_values(rendering *r, const tsr_value *v, const char *o
 static inline void render_tensor(rendering *r, const tsr_entry *entry, uint64_t base)
 {
     render_add(r, "<%s %s", entry->is_parameter ? "parameter" : "tensor", tsr_dtype_describe(entry->dtype)->name);
-    for (uint32_t d = 0; d < entry->rank; d++) render_add(r, "%c%" PRIu64, d ? ',' : ' ', entry->shape[d]);
+    for (uint32_t d = 0; d < entry->ndim; d++) render_add(r, "%c%" PRIu64, d ? ',' : ' ', entry->shape[d]);
     for (uint64_t i = 0; i < entry->chunk_count; i++) render_add(r, " @%" PRIu64, entry->chunks[i].byte_offset - base);
     render_add(r, ">");
 }

@@ -27,7 +27,7 @@ typedef struct dimension {
 typedef struct matching {
     const tsr_checkpoint *checkpoint;
     window windows[2];
-    dimension dims[TSR_MAX_RANK];
+    dimension dims[TSR_MAX_NDIM];
     uint32_t rank;
     uint32_t item, unit; /* bytes of an element, and of a number in it */
     bool swap;           /* one of the two is stored big-endian */
@@ -90,7 +90,7 @@ static bool same_element(const matching *m, const uint8_t *a, const uint8_t *b)
 
 static tsr_status walk_elements(matching *m, bool *same)
 {
-    uint64_t index[TSR_MAX_RANK] = {0}, offsets[2] = {m->windows[0].from, m->windows[1].from};
+    uint64_t index[TSR_MAX_NDIM] = {0}, offsets[2] = {m->windows[0].from, m->windows[1].from};
     *same = true;
     for (uint32_t d;;) {
         const uint8_t *a, *b;
@@ -147,7 +147,7 @@ static int by_first_step(const void *left, const void *right)
 static bool take_dimensions(matching *m, const tsr_entry *entry, const uint64_t *strides_a, const uint64_t *strides_b)
 {
     uint64_t row_major = 1, visits = 1, stored = 0;
-    for (uint32_t d = entry->rank; d-- > 0;) {
+    for (uint32_t d = entry->ndim; d-- > 0;) {
         const uint64_t size = entry->shape[d];
         const dimension dim = {size, {(strides_a ? strides_a[d] : row_major) * m->item, (strides_b ? strides_b[d] : row_major) * m->item}};
         row_major *= size;
@@ -163,7 +163,7 @@ static bool take_dimensions(matching *m, const tsr_entry *entry, const uint64_t 
 static bool same_strides(const tsr_entry *entry, const tsr_view *a, const tsr_view *b)
 {
     if (!a->strides || !b->strides) return a->strides == b->strides;
-    return memcmp(a->strides, b->strides, entry->rank * sizeof *a->strides) == 0;
+    return memcmp(a->strides, b->strides, entry->ndim * sizeof *a->strides) == 0;
 }
 
 static tsr_status match(matching *m, const tsr_entry *entry, const tsr_view *a, const tsr_view *b, bool *same)
@@ -176,7 +176,7 @@ static tsr_status match(matching *m, const tsr_entry *entry, const tsr_view *a, 
         if (*same || !a->strides) return TSR_OK; /* bytes between the elements may differ */
         *same = false;
     }
-    if (!m->item || entry->rank > TSR_MAX_RANK || !take_dimensions(m, entry, a->strides, b->strides)) return TSR_OK;
+    if (!m->item || entry->ndim > TSR_MAX_NDIM || !take_dimensions(m, entry, a->strides, b->strides)) return TSR_OK;
     return match_elements(m, same);
 }
 

@@ -109,7 +109,7 @@ static bool are_alike(const tsr_entry *a, const tsr_entry *b)
 static bool is_whole(const tsr_entry *entry)
 {
     return entry->kind == TSR_ENTRY_TENSOR && entry->chunk_count == 1 &&
-           (entry->rank == 0 || memcmp(entry->chunks[0].sizes, entry->shape, entry->rank * sizeof *entry->shape) == 0);
+           (entry->ndim == 0 || memcmp(entry->chunks[0].sizes, entry->shape, entry->ndim * sizeof *entry->shape) == 0);
 }
 
 static tsr_status match_tensors(settling *s, const tsr_entry *a, const tsr_entry *b, bool *same)
@@ -205,7 +205,7 @@ static tsr_status mark(settling *s, const group *g, tsr_entry *entry)
     entry->shape = NULL;
     entry->chunks = entry->replicas = NULL;
     entry->chunk_count = entry->replica_count = 0;
-    entry->rank = entry->storage_id = 0;
+    entry->ndim = entry->storage_id = 0;
     tsr_shown_names_add(&s->differing, entry->fqn);
     return TSR_OK;
 }

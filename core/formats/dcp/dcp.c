@@ -35,15 +35,16 @@ static tsr_status entry_for(tsr_checkpoint *checkpoint, tsr_str fqn, uint32_t *i
 static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_output_entry *source, const uint64_t *record, bool inserted,
                              tsr_error *err)
 {
-    uint32_t rank;
-    const uint64_t *shape = tsr_dcp_dims(&source->metadata, tsr_dcp_high(record[0]), &rank);
+    uint32_t ndim;
+    const uint64_t *shape = tsr_dcp_dims(&source->metadata, tsr_dcp_high(record[0]), &ndim);
     tsr_dtype dtype = (tsr_dtype)(record[0] >> 8 & 0xFF);
-    bool same = entry->kind == TSR_ENTRY_TENSOR && entry->dtype == dtype && tsr_shape_equal(entry->rank, entry->shape, rank, shape);
+    bool same =
+        entry->kind == TSR_ENTRY_TENSOR && entry->dtype == dtype && tsr_shape_equal(entry->ndim, entry->shape, ndim, shape);
     TSR_FAIL_IF(!inserted && !same, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "dcp: '%.*s' has a different dtype, size or kind in the metadata of another rank", TSR_STR_ARG(entry->fqn));
     entry->kind = TSR_ENTRY_TENSOR;
     entry->dtype = dtype;
-    entry->rank = rank;
+    entry->ndim = ndim;
     entry->shape = shape;
     entry->requires_grad = record[0] >> 16 & 1;
     return TSR_OK;
@@ -54,13 +55,13 @@ static tsr_status set_chunks(const tsr_dcp_output_entry *source, const tsr_entry
 {
     const uint64_t *words = tsr_dcp_chunks(&source->metadata, record);
     for (uint64_t i = 0; i < record[1]; i++) {
-        uint32_t rank;
+        uint32_t ndim;
         chunks[i] = (tsr_chunk){.file = TSR_NO_FILE, .byte_length = UINT64_MAX /* no record yet */};
-        chunks[i].offsets = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_offsets(words[i]), &rank);
-        chunks[i].sizes = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_sizes(words[i]), &rank);
-        TSR_FAIL_IF(rank != entry->rank, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        chunks[i].offsets = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_offsets(words[i]), &ndim);
+        chunks[i].sizes = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_sizes(words[i]), &ndim);
+        TSR_FAIL_IF(ndim != entry->ndim, err, TSR_E_FORMAT, TSR_NO_POSITION,
                     "dcp: chunk %llu of '%.*s' has %u dimensions, but the tensor has %u", (unsigned long long)i,
-                    TSR_STR_ARG(entry->fqn), rank, entry->rank);
+                    TSR_STR_ARG(entry->fqn), ndim, entry->ndim);
     }
     return TSR_OK;
 }
@@ -216,9 +217,9 @@ static tsr_status join_parts(tsr_checkpoint *checkpoint, tsr_entry *entries, uin
     return TSR_OK;
 }
 
-static int compare_dims(const uint64_t *a, const uint64_t *b, uint32_t rank)
+static int compare_dims(const uint64_t *a, const uint64_t *b, uint32_t ndim)
 {
-    for (uint32_t d = 0; d < rank; d++) {
+    for (uint32_t d = 0; d < ndim; d++) {
         if (a[d] != b[d]) return a[d] < b[d] ? -1 : 1;
     }
     return 0;
@@ -228,7 +229,7 @@ static int compare_dims(const uint64_t *a, const uint64_t *b, uint32_t rank)
 static bool offsets_grow(const tsr_entry *entry)
 {
     for (uint64_t i = 1; i < entry->chunk_count; i++) {
-        if (entry->rank == 0 || compare_dims(entry->chunks[i - 1].offsets, entry->chunks[i].offsets, entry->rank) >= 0)
+        if (entry->ndim == 0 || compare_dims(entry->chunks[i - 1].offsets, entry->chunks[i].offsets, entry->ndim) >= 0)
             return false;
     }
     return true;
@@ -237,7 +238,7 @@ static bool offsets_grow(const tsr_entry *entry)
 /* Moves second occurrences of a box behind the first ones. `keys` has room for one key a chunk. */
 static tsr_status split_with(tsr_entry *entry, tsr_map *boxes, char *keys, tsr_arena *scratch, tsr_error *err)
 {
-    size_t half = entry->rank * sizeof(uint64_t);
+    size_t half = entry->ndim * sizeof(uint64_t);
     tsr_chunk *chunks = (tsr_chunk *)entry->chunks;
     tsr_chunk *copies = tsr_arena_array(scratch, (size_t)entry->chunk_count, sizeof *copies, err);
     if (!copies) return TSR_E_NOMEM;
@@ -264,7 +265,7 @@ static tsr_status split_replicas(tsr_checkpoint *checkpoint, tsr_entry *entry, t
     if (offsets_grow(entry)) return TSR_OK;
     tsr_arena *scratch = tsr_arena_new(allocator, 0, err);
     char *keys =
-        scratch ? tsr_arena_array(scratch, (size_t)entry->chunk_count, 2 * entry->rank * sizeof(uint64_t), err) : NULL;
+        scratch ? tsr_arena_array(scratch, (size_t)entry->chunk_count, 2 * entry->ndim * sizeof(uint64_t), err) : NULL;
     tsr_map *boxes = keys ? tsr_map_new(allocator, (size_t)entry->chunk_count, err) : NULL;
     tsr_status status = boxes ? split_with(entry, boxes, keys, scratch, err) : TSR_E_NOMEM;
     tsr_map_free(boxes);

@@ -8,11 +8,11 @@ static tsr_status plan_tensor(const tsr_dcp_box *box, const tsr_host *host, tsr_
                               tsr_error *err)
 {
     uint64_t elements;
-    const tsr_entry entry = {.kind = TSR_ENTRY_TENSOR, .dtype = box->dtype, .rank = box->rank, .shape = box->sizes};
+    const tsr_entry entry = {.kind = TSR_ENTRY_TENSOR, .dtype = box->dtype, .ndim = box->ndim, .shape = box->sizes};
     const tsr_value root = {.kind = TSR_VALUE_TENSOR, .as.tensor = &entry};
-    const tsr_torch_new_tensor tensor = {.entry = &entry, .rank = box->rank, .sizes = box->sizes};
+    const tsr_torch_new_tensor tensor = {.entry = &entry, .ndim = box->ndim, .sizes = box->sizes};
     tsr_torch_new_storage storage = {.dtype = box->dtype};
-    TSR_FAIL_IF(!tsr_box_volume((tsr_box){box->rank, NULL, box->sizes}, &elements) ||
+    TSR_FAIL_IF(!tsr_box_volume((tsr_box){box->ndim, NULL, box->sizes}, &elements) ||
                     !tsr_dtype_bytes(box->dtype, elements, &storage.byte_length),
                 err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: a box of %s is too large", tsr_dtype_describe(box->dtype)->name);
     const tsr_torch_tree tree = {&root, &tensor, 1, &storage, 1, NULL};

@@ -19,12 +19,12 @@ typedef struct images {
 /* The header counts single elements of float4, the metadata pairs. */
 static bool same_tensor(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_safetensors_tensor *tensor)
 {
-    uint32_t rank = tensor->rank;
-    uint64_t last = rank ? tensor->shape[rank - 1] : 1;
+    uint32_t ndim = tensor->ndim;
+    uint64_t last = ndim ? tensor->shape[ndim - 1] : 1;
     tsr_dtype dtype = tensor->dtype;
-    if (rank != entry->rank || !tsr_dtype_pack(&dtype, &last) || dtype != entry->dtype) return false;
-    for (uint32_t d = 0; d < rank; d++) {
-        if ((d + 1 == rank ? last : tensor->shape[d]) != chunk->sizes[d]) return false;
+    if (ndim != entry->ndim || !tsr_dtype_pack(&dtype, &last) || dtype != entry->dtype) return false;
+    for (uint32_t d = 0; d < ndim; d++) {
+        if ((d + 1 == ndim ? last : tensor->shape[d]) != chunk->sizes[d]) return false;
     }
     return true;
 }

@@ -17,10 +17,10 @@ tsr_status tsr_dcp_open_item(tsr_checkpoint *checkpoint, const tsr_entry *entry,
 }
 
 /* "[3, 4] float32" of a tensor, in the arena that is about to be thrown away with the error. */
-static tsr_str describe(tsr_arena *arena, tsr_dtype dtype, const uint64_t *sizes, uint32_t rank, tsr_error *err)
+static tsr_str describe(tsr_arena *arena, tsr_dtype dtype, const uint64_t *sizes, uint32_t ndim, tsr_error *err)
 {
     tsr_str text = {"", 0};
-    for (uint32_t d = 0; d < rank && text.data; d++) {
+    for (uint32_t d = 0; d < ndim && text.data; d++) {
         text = tsr_arena_format(arena, err, "%.*s%s%llu", TSR_STR_ARG(text), d ? ", " : "", (unsigned long long)sizes[d]);
     }
     return text.data ? tsr_arena_format(arena, err, "[%.*s] %s", TSR_STR_ARG(text), tsr_dtype_describe(dtype)->name) : text;
@@ -32,11 +32,11 @@ tsr_status tsr_dcp_view_of(const tsr_entry *entry, const tsr_chunk *chunk,
     TSR_FAIL_IF(item->root->kind != TSR_VALUE_TENSOR, err, TSR_E_FORMAT, chunk->byte_offset,
                 "dcp: the item of '%.*s' does not contain a dense tensor", TSR_STR_ARG(entry->fqn));
     const tsr_entry *inner = item->root->as.tensor;
-    bool same = inner->dtype == entry->dtype && inner->rank == entry->rank && inner->chunk_count == 1;
-    for (uint32_t d = 0; same && d < entry->rank; d++) same = inner->shape[d] == chunk->sizes[d];
+    bool same = inner->dtype == entry->dtype && inner->ndim == entry->ndim && inner->chunk_count == 1;
+    for (uint32_t d = 0; same && d < entry->ndim; d++) same = inner->shape[d] == chunk->sizes[d];
     if (!same) {
-        tsr_str found = describe(arena, inner->dtype, inner->shape, inner->rank, err),
-                wanted = describe(arena, entry->dtype, chunk->sizes, entry->rank, err);
+        tsr_str found = describe(arena, inner->dtype, inner->shape, inner->ndim, err),
+                wanted = describe(arena, entry->dtype, chunk->sizes, entry->ndim, err);
         if (!found.data || !wanted.data) return TSR_E_NOMEM;
         return tsr_raise(err, TSR_E_FORMAT, chunk->byte_offset,
                          "dcp: the item of '%.*s' contains a tensor %.*s, but the metadata states %.*s",
@@ -120,7 +120,7 @@ static void copy_object(const tsr_entry *from, tsr_entry *to)
     to->type = from->type;
     to->dtype = from->dtype;
     to->shape = from->shape;
-    to->rank = from->rank;
+    to->ndim = from->ndim;
 }
 
 static tsr_status read_object(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t number, read_items *items,

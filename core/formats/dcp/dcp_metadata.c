@@ -124,56 +124,56 @@ static tsr_status add_record(item *it, const uint64_t *words, size_t count, tsr_
     return TSR_OK;
 }
 
-static bool same_dims(const tsr_vec *dims, uint32_t id, const int64_t *values, int rank)
+static bool same_dims(const tsr_vec *dims, uint32_t id, const int64_t *values, int ndim)
 {
     const uint64_t *known = (const uint64_t *)dims->items + id;
-    int same = (uint32_t)known[0] == (uint32_t)rank ? 0 : -1;
-    while (same >= 0 && same < rank && known[1 + same] == (uint64_t)values[same]) same++;
-    return same == rank;
+    int same = (uint32_t)known[0] == (uint32_t)ndim ? 0 : -1;
+    while (same >= 0 && same < ndim && known[1 + same] == (uint64_t)values[same]) same++;
+    return same == ndim;
 }
 
-static tsr_status new_dims(item *it, const int64_t *values, int rank, uint32_t *id)
+static tsr_status new_dims(item *it, const int64_t *values, int ndim, uint32_t *id)
 {
     tsr_vec *dims = &it->folder->metadata->dims;
     TSR_FAIL_IF(dims->count + TSR_DCP_MAX_RANK + 1 >= TSR_DCP_DIMS_FLAG, it->err, TSR_E_LIMIT, it->parts->position,
                 "dcp: too many sizes and offsets (more than %u words)", TSR_DCP_DIMS_FLAG);
-    TSR_TRY(tsr_vec_reserve(dims, (size_t)rank + 1, it->err));
+    TSR_TRY(tsr_vec_reserve(dims, (size_t)ndim + 1, it->err));
     uint64_t *words = (uint64_t *)dims->items + dims->count;
-    words[0] = (uint64_t)rank;
-    memcpy(words + 1, values, (size_t)rank * sizeof *values);
+    words[0] = (uint64_t)ndim;
+    memcpy(words + 1, values, (size_t)ndim * sizeof *values);
     *id = (uint32_t)dims->count;
-    dims->count += (size_t)rank + 1;
+    dims->count += (size_t)ndim + 1;
     return TSR_OK;
 }
 
-static tsr_status look_up_dims(item *it, const int64_t *values, int rank, uint32_t *id)
+static tsr_status look_up_dims(item *it, const int64_t *values, int ndim, uint32_t *id)
 {
-    uint64_t hash = (uint64_t)rank;
-    for (int i = 0; i < rank; i++) {
+    uint64_t hash = (uint64_t)ndim;
+    for (int i = 0; i < ndim; i++) {
         if (values[i] < 0)
             return malformed(it, "dcp: sizes or offsets contain the negative value %lld", (long long)values[i]);
         hash = (hash ^ (uint64_t)values[i]) * UINT64_C(0x9e3779b97f4a7c15) ^ hash >> 29;
     }
     uint32_t *slot = &it->folder->dims_cache[hash >> 40 & (DIMS_CACHE - 1)];
     *id = *slot - 1;
-    if (*slot && same_dims(&it->folder->metadata->dims, *id, values, rank)) return TSR_OK;
-    TSR_TRY(new_dims(it, values, rank, id));
+    if (*slot && same_dims(&it->folder->metadata->dims, *id, values, ndim)) return TSR_OK;
+    TSR_TRY(new_dims(it, values, ndim, id));
     *slot = *id + 1;
     return TSR_OK;
 }
 
 /* Offsets and sizes take turns, and every tensor has those of the one before: what came two later last time is tried
  * before the cache. */
-static tsr_status add_dims(item *it, const int64_t *values, int rank, uint32_t *id)
+static tsr_status add_dims(item *it, const int64_t *values, int ndim, uint32_t *id)
 {
     folder *f = it->folder;
     tsr_vec *dims = &f->metadata->dims;
     uint64_t *two_ago = f->dims_before[1] ? (uint64_t *)dims->items + f->dims_before[1] - 1 : NULL;
     uint32_t guess = two_ago ? tsr_dcp_high(*two_ago) : 0;
-    if (guess && same_dims(dims, guess - 1, values, rank)) {
+    if (guess && same_dims(dims, guess - 1, values, ndim)) {
         *id = guess - 1;
     } else {
-        TSR_TRY(look_up_dims(it, values, rank, id));
+        TSR_TRY(look_up_dims(it, values, ndim, id));
         two_ago = (uint64_t *)dims->items + f->dims_before[1] - (f->dims_before[1] != 0);
         if (f->dims_before[1]) *two_ago = (uint32_t)*two_ago | (uint64_t)(*id + 1) << 32;
     }
@@ -186,9 +186,9 @@ static tsr_status add_dims(item *it, const int64_t *values, int rank, uint32_t *
 static tsr_status make_dims(item *it, tsr_ref tuple, uint32_t *id)
 {
     int64_t values[TSR_DCP_MAX_RANK];
-    int rank = tsr_pickle_ints(it->pickle, tuple, values, TSR_DCP_MAX_RANK);
-    if (rank < 0) return malformed(it, "dcp: sizes or offsets are not a list of at most %d integers", TSR_DCP_MAX_RANK);
-    return add_dims(it, values, rank, id);
+    int ndim = tsr_pickle_ints(it->pickle, tuple, values, TSR_DCP_MAX_RANK);
+    if (ndim < 0) return malformed(it, "dcp: sizes or offsets are not a list of at most %d integers", TSR_DCP_MAX_RANK);
+    return add_dims(it, values, ndim, id);
 }
 
 /* The dims that an attribute holds: a folded torch.Size, or a plain tuple or list. */
@@ -256,16 +256,16 @@ static tsr_status fold_chunk(item *it, tsr_ref *out)
 {
     tsr_ref values[KEY_CHUNKS + 1];
     unsigned found;
-    uint32_t offsets, sizes, offsets_rank, sizes_rank;
+    uint32_t offsets, sizes, offsets_ndim, sizes_ndim;
     TSR_TRY(take_attributes(it, "ChunkStorageMetadata", values, &found));
     TSR_TRY(need(it, "ChunkStorageMetadata", found, KEY_OFFSETS));
     TSR_TRY(need(it, "ChunkStorageMetadata", found, KEY_SIZES));
     TSR_TRY(take_dims(it, values[KEY_OFFSETS], &offsets));
     TSR_TRY(take_dims(it, values[KEY_SIZES], &sizes));
-    tsr_dcp_dims(it->folder->metadata, offsets, &offsets_rank);
-    tsr_dcp_dims(it->folder->metadata, sizes, &sizes_rank);
-    if (offsets_rank != sizes_rank)
-        return malformed(it, "dcp: a chunk has %u offsets but %u sizes", offsets_rank, sizes_rank);
+    tsr_dcp_dims(it->folder->metadata, offsets, &offsets_ndim);
+    tsr_dcp_dims(it->folder->metadata, sizes, &sizes_ndim);
+    if (offsets_ndim != sizes_ndim)
+        return malformed(it, "dcp: a chunk has %u offsets but %u sizes", offsets_ndim, sizes_ndim);
     uint64_t word = TSR_DCP_CHUNK | (uint64_t)offsets << 4 | (uint64_t)sizes << 32;
     return add_record(it, &word, 1, out);
 }

@@ -57,10 +57,10 @@ void tsr_dcp_metadata_close(tsr_dcp_metadata *metadata); /* takes a zeroed one *
 const uint64_t *tsr_dcp_record(const tsr_dcp_metadata *metadata, tsr_ref ref, tsr_dcp_kind kind);
 
 /* Values of dims; `*rank` of them. Stable once the pickle is parsed. */
-static inline const uint64_t *tsr_dcp_dims(const tsr_dcp_metadata *metadata, uint32_t id, uint32_t *rank)
+static inline const uint64_t *tsr_dcp_dims(const tsr_dcp_metadata *metadata, uint32_t id, uint32_t *ndim)
 {
     const uint64_t *words = (const uint64_t *)metadata->dims.items + id;
-    *rank = (uint32_t)words[0];
+    *ndim = (uint32_t)words[0];
     return words + 1;
 }
 

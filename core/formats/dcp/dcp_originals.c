@@ -11,12 +11,12 @@
 static int sizes_of(const tsr_dcp_metadata *metadata, tsr_ref ref, uint64_t sizes[TSR_DCP_MAX_RANK])
 {
     int64_t ints[TSR_DCP_MAX_RANK];
-    uint32_t rank;
+    uint32_t ndim;
     const uint32_t folded = tsr_pickle_kind_of(metadata->pickle, ref) == TSR_PICKLE_FOLDED ? tsr_pickle_folded_index(ref) : 0;
     if (folded & TSR_DCP_DIMS_FLAG) {
-        const uint64_t *dims = tsr_dcp_dims(metadata, folded & ~TSR_DCP_DIMS_FLAG, &rank);
-        for (uint32_t d = 0; d < rank; d++) sizes[d] = dims[d];
-        return (int)rank;
+        const uint64_t *dims = tsr_dcp_dims(metadata, folded & ~TSR_DCP_DIMS_FLAG, &ndim);
+        for (uint32_t d = 0; d < ndim; d++) sizes[d] = dims[d];
+        return (int)ndim;
     }
     const int count = tsr_pickle_ints(metadata->pickle, ref, ints, TSR_DCP_MAX_RANK);
     for (int d = 0; d < count; d++) {
@@ -30,15 +30,16 @@ static tsr_status keep_one(tsr_checkpoint *checkpoint, const tsr_dcp_metadata *m
                            tsr_dcp_original *out, tsr_error *err)
 {
     uint64_t sizes[TSR_DCP_MAX_RANK];
-    const int rank = sizes_of(metadata, tsr_pickle_get(metadata->pickle, facts, "nd_reformulated_orig_global_shape", NULL), sizes);
-    TSR_FAIL_IF(rank < 0, err, TSR_E_FORMAT, TSR_NO_POSITION, "dcp: mcore_data has no valid shape for '%.*s'",
+    const int ndim =
+        sizes_of(metadata, tsr_pickle_get(metadata->pickle, facts, "nd_reformulated_orig_global_shape", NULL), sizes);
+    TSR_FAIL_IF(ndim < 0, err, TSR_E_FORMAT, TSR_NO_POSITION, "dcp: mcore_data has no valid shape for '%.*s'",
                 TSR_STR_ARG(fqn));
-    TSR_TRY(tsr_expansion_take(&checkpoint->expansion, (uint64_t)rank * sizeof *sizes, checkpoint->host, err));
-    uint64_t *shape = tsr_arena_array(checkpoint->arena, (size_t)rank, sizeof *shape, err);
+    TSR_TRY(tsr_expansion_take(&checkpoint->expansion, (uint64_t)ndim * sizeof *sizes, checkpoint->host, err));
+    uint64_t *shape = tsr_arena_array(checkpoint->arena, (size_t)ndim, sizeof *shape, err);
     if (!shape) return TSR_E_NOMEM;
-    if (rank) memcpy(shape, sizes, (size_t)rank * sizeof *shape);
+    if (ndim) memcpy(shape, sizes, (size_t)ndim * sizeof *shape);
     out->shape = shape;
-    out->rank = (uint32_t)rank;
+    out->ndim = (uint32_t)ndim;
     return TSR_OK;
 }
 

@@ -22,7 +22,7 @@ typedef struct record {
     tsr_str fqn;
     const tsr_dcp_part *part; /* NULL: no entry of this source */
     const uint64_t *offsets;  /* NULL: none */
-    uint32_t rank;
+    uint32_t ndim;
     uint32_t hint;
     uint32_t path;
     int64_t byte_offset, byte_length;
@@ -35,11 +35,11 @@ static tsr_place metadata_place(const placer *p, tsr_str fqn)
 }
 
 /* "[3, 0]" into a buffer, cut with "…" where it does not fit. */
-static const char *dims_text(const uint64_t *dims, uint32_t rank, char *out, size_t size)
+static const char *dims_text(const uint64_t *dims, uint32_t ndim, char *out, size_t size)
 {
     size_t used = 0;
     out[used++] = '[';
-    for (uint32_t d = 0; d < rank && used + 30 < size; d++) {
+    for (uint32_t d = 0; d < ndim && used + 30 < size; d++) {
         char digits[20];
         int count = 0;
         uint64_t value = dims[d];
@@ -101,14 +101,14 @@ static tsr_status file_of(placer *p, const record *r, uint32_t *file, tsr_error 
 
 /* ---- from (FQN, offsets) to a chunk ---- */
 
-static tsr_status box_key(tsr_arena *arena, uint32_t entry, const uint64_t *offsets, uint32_t rank, tsr_str *out,
+static tsr_status box_key(tsr_arena *arena, uint32_t entry, const uint64_t *offsets, uint32_t ndim, tsr_str *out,
                           tsr_error *err)
 {
-    size_t size = sizeof entry + rank * sizeof *offsets;
+    size_t size = sizeof entry + ndim * sizeof *offsets;
     char *key = tsr_arena_array(arena, size, 1, err);
     if (!key) return TSR_E_NOMEM;
     memcpy(key, &entry, sizeof entry);
-    if (rank) memcpy(key + sizeof entry, offsets, rank * sizeof *offsets);
+    if (ndim) memcpy(key + sizeof entry, offsets, ndim * sizeof *offsets);
     *out = (tsr_str){key, size};
     return TSR_OK;
 }
@@ -126,33 +126,33 @@ static tsr_status index_offsets(placer *p, tsr_error *err)
         for (uint64_t c = 0; c < parts[i].count; c++) {
             tsr_str key;
             const tsr_chunk *chunk = &p->source->chunks[parts[i].first + c];
-            TSR_TRY(box_key(p->scratch, parts[i].entry, chunk->offsets, entry->rank, &key, err));
+            TSR_TRY(box_key(p->scratch, parts[i].entry, chunk->offsets, entry->ndim, &key, err));
             TSR_TRY(tsr_map_put(p->by_offsets, key, (uint32_t)(parts[i].first + c), NULL, NULL, err));
         }
     }
     return TSR_OK;
 }
 
-static bool same_dims(const uint64_t *a, const uint64_t *b, uint32_t rank)
+static bool same_dims(const uint64_t *a, const uint64_t *b, uint32_t ndim)
 {
-    for (uint32_t d = 0; a != b && d < rank; d++) {
+    for (uint32_t d = 0; a != b && d < ndim; d++) {
         if (a[d] != b[d]) return false;
     }
     return true;
 }
 
 /* The chunk of a part at these offsets, or NULL. */
-static tsr_status chunk_at(placer *p, const tsr_dcp_part *part, const uint64_t *offsets, uint32_t rank, uint32_t hint,
+static tsr_status chunk_at(placer *p, const tsr_dcp_part *part, const uint64_t *offsets, uint32_t ndim, uint32_t hint,
                            tsr_chunk **out, tsr_error *err)
 {
     tsr_chunk *chunks = p->source->chunks;
-    if (hint < part->count && same_dims(chunks[part->first + hint].offsets, offsets, rank)) {
+    if (hint < part->count && same_dims(chunks[part->first + hint].offsets, offsets, ndim)) {
         *out = &chunks[part->first + hint];
         return TSR_OK;
     }
     tsr_str key;
     if (!p->by_offsets) TSR_TRY(index_offsets(p, err));
-    TSR_TRY(box_key(p->scratch, part->entry, offsets, rank, &key, err));
+    TSR_TRY(box_key(p->scratch, part->entry, offsets, ndim, &key, err));
     uint32_t found = tsr_map_get(p->by_offsets, key, UINT32_MAX);
     *out = found == UINT32_MAX ? NULL : &chunks[found];
     return TSR_OK;
@@ -172,18 +172,18 @@ static tsr_status match(placer *p, const record *r, const tsr_entry **entry, tsr
     *entry = (const tsr_entry *)tsr_dcp_state_of(p->checkpoint)->entries.items + part->entry;
     bool tensor = (*entry)->kind == TSR_ENTRY_TENSOR;
     if (!tensor && !r->offsets) *out = &p->source->chunks[part->first];
-    if (tensor && r->offsets && r->rank == (*entry)->rank)
-        TSR_TRY(chunk_at(p, part, r->offsets, r->rank, r->hint, out, err));
+    if (tensor && r->offsets && r->ndim == (*entry)->ndim)
+        TSR_TRY(chunk_at(p, part, r->offsets, r->ndim, r->hint, out, err));
     if (!*out) {
         return tsr_finding_add(p->checkpoint->findings, "dcp/record-without-chunk", metadata_place(p, r->fqn), err,
                                "storage_data has an item of '%.*s' at offsets %s, where the metadata lists no chunk",
-                               TSR_STR_ARG(r->fqn), r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none");
+                               TSR_STR_ARG(r->fqn), r->offsets ? dims_text(r->offsets, r->ndim, text, sizeof text) : "none");
     }
     if ((*out)->byte_length == NO_RECORD) return TSR_OK;
     *out = NULL;
     return tsr_finding_add(p->checkpoint->findings, "dcp/duplicate-record", metadata_place(p, r->fqn), err,
                            "storage_data has two items of '%.*s' at offsets %s", TSR_STR_ARG(r->fqn),
-                           r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none");
+                           r->offsets ? dims_text(r->offsets, r->ndim, text, sizeof text) : "none");
 }
 
 /* ---- placing ---- */
@@ -195,7 +195,7 @@ static tsr_status find_beyond(placer *p, const record *r, uint32_t file, tsr_err
     return tsr_finding_add(p->checkpoint->findings, "dcp/beyond-end",
                            (tsr_place){f->name, r->byte_offset < 0 ? TSR_NO_POSITION : (uint64_t)r->byte_offset, r->fqn},
                            err, "'%.*s' at offsets %s is placed at byte %lld with %lld bytes, but '%.*s' has only %llu",
-                           TSR_STR_ARG(r->fqn), r->offsets ? dims_text(r->offsets, r->rank, text, sizeof text) : "none",
+                           TSR_STR_ARG(r->fqn), r->offsets ? dims_text(r->offsets, r->ndim, text, sizeof text) : "none",
                            (long long)r->byte_offset, (long long)r->byte_length, TSR_STR_ARG(f->name),
                            (unsigned long long)f->size);
 }
@@ -207,7 +207,7 @@ static tsr_dcp_use use_of(const tsr_entry *entry, const tsr_chunk *chunk, bool z
     uint64_t elements = 1, bytes;
     if (entry->kind != TSR_ENTRY_TENSOR) return TSR_DCP_OBJECTS;
     if (zstd) return TSR_DCP_TORCH;
-    for (uint32_t d = 0; d < entry->rank; d++) {
+    for (uint32_t d = 0; d < entry->ndim; d++) {
         if (!tsr_mul_u64(elements, chunk->sizes[d], &elements)) return TSR_DCP_TORCH;
     }
     return tsr_dtype_bytes(entry->dtype, elements, &bytes) && bytes == chunk->byte_length ? TSR_DCP_SAFETENSORS
@@ -277,7 +277,7 @@ static tsr_status place_pair(placer *p, tsr_ref key, tsr_ref value, tsr_error *e
                 .byte_offset = (int64_t)storage[1],
                 .byte_length = (int64_t)storage[2],
                 .zstd = storage[0] >> 8 & 1};
-    if (tsr_dcp_high(index[1]) != TSR_DCP_NO_DIMS) r.offsets = tsr_dcp_dims(metadata, tsr_dcp_high(index[1]), &r.rank);
+    if (tsr_dcp_high(index[1]) != TSR_DCP_NO_DIMS) r.offsets = tsr_dcp_dims(metadata, tsr_dcp_high(index[1]), &r.ndim);
     return place_one(p, &r, err);
 }
 
@@ -288,9 +288,9 @@ static tsr_status place_twins(placer *p, const tsr_dcp_part *part, const tsr_ent
     for (uint64_t c = 0; c < part->count; c++) {
         tsr_chunk *chunk = &p->source->chunks[part->first + c], *first;
         if ((chunk->byte_length == NO_RECORD) != from_first) continue;
-        TSR_TRY(chunk_at(p, part, chunk->offsets, entry->rank, UINT32_MAX, &first, err));
+        TSR_TRY(chunk_at(p, part, chunk->offsets, entry->ndim, UINT32_MAX, &first, err));
         tsr_chunk *to = from_first ? chunk : first, *from = from_first ? first : chunk;
-        if (to->byte_length == NO_RECORD && from->byte_length != NO_RECORD && same_dims(to->sizes, from->sizes, entry->rank))
+        if (to->byte_length == NO_RECORD && from->byte_length != NO_RECORD && same_dims(to->sizes, from->sizes, entry->ndim))
             *to = *from;
     }
     return TSR_OK;
@@ -304,7 +304,7 @@ static tsr_status report_unplaced_of(placer *p, const tsr_dcp_part *part, const 
         if (chunk->byte_length != NO_RECORD) continue;
         chunk->byte_length = 0;
         const char *offsets =
-            entry->kind == TSR_ENTRY_TENSOR ? dims_text(chunk->offsets, entry->rank, text, sizeof text) : "none";
+            entry->kind == TSR_ENTRY_TENSOR ? dims_text(chunk->offsets, entry->ndim, text, sizeof text) : "none";
         TSR_TRY(
             tsr_finding_add(p->checkpoint->findings, "dcp/no-record", metadata_place(p, entry->fqn), err,
                             "chunk %llu of '%.*s' (offsets %s) has no item in storage_data, so its bytes cannot be found",

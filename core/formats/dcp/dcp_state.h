@@ -28,7 +28,7 @@ typedef struct tsr_dcp_part {
 typedef struct tsr_dcp_original {
     uint64_t entry; /* of the catalog */
     const uint64_t *shape;
-    uint32_t rank;
+    uint32_t ndim;
 } tsr_dcp_original;
 
 typedef struct tsr_dcp_state {

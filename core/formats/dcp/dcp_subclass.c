@@ -35,7 +35,8 @@ static bool is_odd(const search *s, const tsr_entry *entry, size_t *length)
     *length = LENGTHS;
     if (entry->kind != TSR_ENTRY_TENSOR || entry->chunk_count != 1 || entry->replica_count || chunk->view) return false;
     if (chunk->file == TSR_NO_FILE || tsr_dcp_is_zstd(tsr_dcp_state_of(s->checkpoint), chunk)) return false;
-    if (!tsr_entry_bytes(entry, &bytes) || !tsr_box_equal((tsr_box){entry->rank, NULL, chunk->sizes}, (tsr_box){entry->rank, NULL, entry->shape}))
+    if (!tsr_entry_bytes(entry, &bytes) ||
+        !tsr_box_equal((tsr_box){entry->ndim, NULL, chunk->sizes}, (tsr_box){entry->ndim, NULL, entry->shape}))
         return false;
     const uint64_t around = chunk->byte_length >= bytes ? (chunk->byte_length - bytes) / STEP : LENGTHS;
     if (around < LENGTHS) *length = (size_t)around;

@@ -38,25 +38,25 @@ static void end_instance(tsr_pickler *p)
     tsr_pickler_build(p);
 }
 
-static void put_size(tsr_pickler *p, const uint64_t *numbers, uint32_t rank)
+static void put_size(tsr_pickler *p, const uint64_t *numbers, uint32_t ndim)
 {
     put_class(p, "torch", "Size");
-    if (rank > 3) tsr_pickler_mark(p);
-    for (uint32_t d = 0; d < rank; d++) tsr_pickler_uint(p, numbers[d]);
-    tsr_pickler_tuple(p, rank);
+    if (ndim > 3) tsr_pickler_mark(p);
+    for (uint32_t d = 0; d < ndim; d++) tsr_pickler_uint(p, numbers[d]);
+    tsr_pickler_tuple(p, ndim);
     tsr_pickler_tuple(p, 1);
     tsr_pickler_reduce(p);
 }
 
 static void put_strides(tsr_pickler *p, const tsr_dcp_new_entry *entry)
 {
-    if (entry->rank > 3) tsr_pickler_mark(p);
-    for (uint32_t d = 0; d < entry->rank; d++) {
+    if (entry->ndim > 3) tsr_pickler_mark(p);
+    for (uint32_t d = 0; d < entry->ndim; d++) {
         uint64_t stride = 1;
-        for (uint32_t i = d + 1; i < entry->rank; i++) stride *= entry->shape[i] ? entry->shape[i] : 1;
+        for (uint32_t i = d + 1; i < entry->ndim; i++) stride *= entry->shape[i] ? entry->shape[i] : 1;
         tsr_pickler_uint(p, stride);
     }
-    tsr_pickler_tuple(p, entry->rank);
+    tsr_pickler_tuple(p, entry->ndim);
 }
 
 /* TensorProperties has a tuple for its state: dtype, layout, requires_grad, memory format, pin_memory, and strides. */
@@ -88,16 +88,16 @@ static void put_tensor(tsr_pickler *p, const tsr_dcp_new_entry *entry, bool stri
     put_key(p, "properties");
     put_properties(p, entry, strides);
     put_key(p, "size");
-    put_size(p, entry->shape, entry->rank);
+    put_size(p, entry->shape, entry->ndim);
     put_key(p, "chunks");
     tsr_pickler_empty_list(p);
     tsr_pickler_mark(p);
     for (uint64_t i = 0; i < entry->item_count; i++) {
         begin_instance(p, METADATA_MODULE, "ChunkStorageMetadata");
         put_key(p, "offsets");
-        put_size(p, entry->items[i].offsets, entry->rank);
+        put_size(p, entry->items[i].offsets, entry->ndim);
         put_key(p, "sizes");
-        put_size(p, entry->items[i].sizes, entry->rank);
+        put_size(p, entry->items[i].sizes, entry->ndim);
         end_instance(p);
     }
     tsr_pickler_appends(p);
@@ -161,7 +161,7 @@ static void put_index(tsr_pickler *p, const tsr_dcp_new_entry *entry, uint64_t i
     tsr_pickler_str(p, entry->fqn);
     put_key(p, "offset");
     if (entry->tensor) {
-        put_size(p, entry->items[item].offsets, entry->rank);
+        put_size(p, entry->items[item].offsets, entry->ndim);
     } else {
         tsr_pickler_none(p);
     }
@@ -207,16 +207,16 @@ static void put_mcore_data(tsr_pickler *p, const tsr_dcp_new_entry *entries, uin
     tsr_pickler_empty_dict(p);
     tsr_pickler_mark(p);
     for (uint64_t i = 0; i < count; i++) {
-        const uint32_t rank = entries[i].original_rank;
+        const uint32_t ndim = entries[i].original_ndim;
         if (!entries[i].in_mcore_data) continue;
         tsr_pickler_str(p, entries[i].fqn);
         tsr_pickler_empty_dict(p);
         if (!entries[i].original_shape) continue;
         tsr_pickler_mark(p);
         put_key(p, "nd_reformulated_orig_global_shape");
-        if (rank > 3) tsr_pickler_mark(p);
-        for (uint32_t d = 0; d < rank; d++) tsr_pickler_uint(p, entries[i].original_shape[d]);
-        tsr_pickler_tuple(p, rank);
+        if (ndim > 3) tsr_pickler_mark(p);
+        for (uint32_t d = 0; d < ndim; d++) tsr_pickler_uint(p, entries[i].original_shape[d]);
+        tsr_pickler_tuple(p, ndim);
         tsr_pickler_setitems(p);
     }
     tsr_pickler_setitems(p);

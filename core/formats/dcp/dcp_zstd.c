@@ -110,7 +110,7 @@ static uint64_t window_bound(const tsr_checkpoint *checkpoint, const tsr_entry *
     uint64_t elements = 1, bytes, bound = limits->metadata_bytes, expanded = limits->expansion;
     tsr_expansion_add(&expanded, chunk->byte_length);
     if (entry->kind != TSR_ENTRY_TENSOR) return expanded < bound ? expanded : bound;
-    for (uint32_t d = 0; d < entry->rank; d++) {
+    for (uint32_t d = 0; d < entry->ndim; d++) {
         if (!tsr_mul_u64(elements, chunk->sizes[d], &elements)) return bound;
     }
     return tsr_dtype_bytes(entry->dtype, elements, &bytes) && tsr_add_u64(bytes, OVERHEAD_BYTES, &bytes) ? bytes : bound;

@@ -72,7 +72,7 @@ static tsr_status add_entry(salvager *s, const tsr_entry *entry, uint64_t number
                                  .tensor = entry->kind == TSR_ENTRY_TENSOR,
                                  .requires_grad = entry->requires_grad,
                                  .dtype = entry->dtype,
-                                 .rank = entry->rank,
+                                 .ndim = entry->ndim,
                                  .shape = entry->shape,
                                  .items = items};
     TSR_TRY(add_chunks(s, entry->chunks, entry->chunk_count, number, false));
@@ -98,8 +98,8 @@ static bool fits(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_salva
 {
     bool same = (entry->kind == TSR_ENTRY_TENSOR) == item->tensor;
     if (!item->tensor || !same) return same;
-    same = entry->dtype == item->dtype && entry->rank == item->rank;
-    for (uint32_t d = 0; same && d < item->rank; d++) same = chunk->sizes[d] == item->sizes[d];
+    same = entry->dtype == item->dtype && entry->ndim == item->ndim;
+    for (uint32_t d = 0; same && d < item->ndim; d++) same = chunk->sizes[d] == item->sizes[d];
     return same;
 }
 
@@ -109,7 +109,7 @@ static tsr_status add_unnamed(salvager *s, tsr_str file, uint64_t number, const 
     tsr_dcp_new_entry *entry = tsr_vec_push(&s->entries, s->err);
     tsr_path_item *path = TSR_ARENA_NEW(s->arena, tsr_path_item, s->err);
     tsr_dcp_new_item *place = TSR_ARENA_NEW(s->arena, tsr_dcp_new_item, s->err);
-    uint64_t *zeros = tsr_arena_array(s->arena, item->rank, sizeof *zeros, s->err);
+    uint64_t *zeros = tsr_arena_array(s->arena, item->ndim, sizeof *zeros, s->err);
     if (!entry || !path || !place || !zeros) return TSR_E_NOMEM;
     const tsr_str name = tsr_arena_format(s->arena, s->err, "%.*s#%llu", TSR_STR_ARG(file), (unsigned long long)number);
     if (!name.data) return TSR_E_NOMEM;
@@ -121,7 +121,7 @@ static tsr_status add_unnamed(salvager *s, tsr_str file, uint64_t number, const 
                                  .tensor = item->tensor,
                                  .requires_grad = item->requires_grad,
                                  .dtype = item->dtype,
-                                 .rank = item->rank,
+                                 .ndim = item->ndim,
                                  .shape = item->sizes,
                                  .items = place,
                                  .item_count = 1};

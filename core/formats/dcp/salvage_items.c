@@ -92,7 +92,7 @@ static tsr_status keep(tsr_vec *out, const tsr_torch_item *opened, uint64_t offs
     item->tensor = true;
     item->requires_grad = tensor->requires_grad;
     item->dtype = tensor->dtype;
-    item->rank = tensor->rank;
+    item->ndim = tensor->ndim;
     item->sizes = tensor->shape;
     return TSR_OK;
 }

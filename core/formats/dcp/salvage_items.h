@@ -12,7 +12,7 @@ typedef struct tsr_salvaged_item {
     bool tensor;
     bool requires_grad;
     tsr_dtype dtype;
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *sizes; /* in the arena */
 } tsr_salvaged_item;
 

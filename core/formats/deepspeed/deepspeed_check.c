@@ -129,7 +129,7 @@ static tsr_status same_scalar(const tsr_ds_files *files, const tsr_value *a, con
     *same = true;
     if (!a || !b) return TSR_OK;
     if (!x || !y) *same = tsr_value_match(a, b, DEPTH, NODES) == TSR_SAME;
-    else if (x->rank || y->rank || x->chunk_count != 1 || y->chunk_count != 1) return TSR_OK;
+    else if (x->ndim || y->ndim || x->chunk_count != 1 || y->chunk_count != 1) return TSR_OK;
     else if (x->dtype != y->dtype) *same = false;
     else if (!tsr_torch_decide(files->checkpoint, x, y, same)) return tsr_rank_bytes_match(files->checkpoint, x, y, same, err);
     return TSR_OK;

@@ -15,7 +15,7 @@ tsr_status tsr_ds_buffer_add(tsr_ds_buffer *buffer, const tsr_entry *tensor, uin
 {
     if (tensor) {
         const tsr_view *view = tensor->chunk_count ? tensor->chunks[0].view : NULL;
-        const bool plain = tensor->rank == 1 && tensor->chunk_count <= 1 && (!view || tsr_view_is_plain(view));
+        const bool plain = tensor->ndim == 1 && tensor->chunk_count <= 1 && (!view || tsr_view_is_plain(view));
         TSR_FAIL_IF(!plain || tensor->dtype == TSR_DTYPE_NONE, err, TSR_E_FORMAT, TSR_NO_POSITION, "a flat buffer is not one contiguous row of numbers");
         TSR_FAIL_IF(buffer->dtype != TSR_DTYPE_NONE && tensor->dtype != buffer->dtype, err, TSR_E_FORMAT, TSR_NO_POSITION,
                     "a flat buffer is %s, but that of a lower rank is %s", tsr_dtype_describe(tensor->dtype)->name,
@@ -46,19 +46,19 @@ static uint32_t piece_at(const tsr_ds_buffer *buffer, uint64_t element)
 /* A run of the tensor's elements that lies in one piece. */
 static tsr_status add_run(tsr_ds_chunks *chunks, const tsr_ds_piece *piece, uint64_t skipped, tsr_span run, tsr_error *err)
 {
-    const uint32_t most = chunks->rank ? 2 * chunks->rank - 1 : 1, row = chunks->rank ? chunks->rank : 1;
+    const uint32_t most = chunks->ndim ? 2 * chunks->ndim - 1 : 1, row = chunks->ndim ? chunks->ndim : 1;
     TSR_TRY(tsr_expansion_take(&chunks->checkpoint->expansion, sizeof(tsr_chunk), chunks->checkpoint->host, err));
     uint64_t *offsets = tsr_arena_array(chunks->checkpoint->arena, (size_t)most * row, sizeof *offsets, err);
     uint64_t *sizes = tsr_arena_array(chunks->checkpoint->arena, (size_t)most * row, sizeof *sizes, err);
     if (!offsets || !sizes) return TSR_E_NOMEM;
     const tsr_chunk *source = piece->tensor ? &piece->tensor->chunks[0] : NULL;
     const uint64_t itemsize = piece->tensor ? tsr_dtype_size(piece->tensor->dtype) : 1;
-    const uint32_t boxes = tsr_range_boxes(chunks->rank, chunks->shape, run, offsets, sizes);
+    const uint32_t boxes = tsr_range_boxes(chunks->ndim, chunks->shape, run, offsets, sizes);
     for (uint32_t b = 0; b < boxes; b++) {
         uint64_t volume;
         tsr_chunk *added = tsr_vec_push(&chunks->chunks, err);
         if (!added) return TSR_E_NOMEM;
-        tsr_box_volume((tsr_box){chunks->rank, NULL, sizes + (size_t)b * row}, &volume);
+        tsr_box_volume((tsr_box){chunks->ndim, NULL, sizes + (size_t)b * row}, &volume);
         *added = (tsr_chunk){.offsets = offsets + (size_t)b * row, .sizes = sizes + (size_t)b * row, .byte_length = volume * itemsize,
                              .file = source ? source->file : TSR_NO_FILE};
         if (source) added->byte_offset = source->byte_offset + skipped * itemsize;
@@ -92,7 +92,11 @@ tsr_status tsr_ds_chunks_take(tsr_ds_chunks *chunks, tsr_dtype dtype, const tsr_
     tsr_chunk *copy = tsr_arena_array(chunks->checkpoint->arena, chunks->chunks.count, sizeof *copy, err);
     if (!entry || !copy) return TSR_E_NOMEM;
     if (chunks->chunks.count) memcpy(copy, chunks->chunks.items, chunks->chunks.count * sizeof *copy);
-    *entry = (tsr_entry){.kind = TSR_ENTRY_TENSOR, .dtype = dtype, .shape = chunks->shape, .rank = chunks->rank, .chunks = copy,
+    *entry = (tsr_entry){.kind = TSR_ENTRY_TENSOR,
+                         .dtype = dtype,
+                         .shape = chunks->shape,
+                         .ndim = chunks->ndim,
+                         .chunks = copy,
                          .chunk_count = chunks->chunks.count};
     chunks->chunks.count = 0;
     *out = tsr_value_tensor(chunks->checkpoint->arena, entry, err);

@@ -37,7 +37,7 @@ tsr_status tsr_ds_buffer_add(tsr_ds_buffer *buffer, const tsr_entry *tensor, uin
 typedef struct tsr_ds_chunks {
     tsr_checkpoint *checkpoint;
     const uint64_t *shape;
-    uint32_t rank;
+    uint32_t ndim;
     tsr_vec chunks; /* tsr_chunk; begins empty, freed by the caller */
 } tsr_ds_chunks;
 

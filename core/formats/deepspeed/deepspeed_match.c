@@ -66,7 +66,7 @@ static tsr_status digest_values(const matching *m, const tsr_entry *tensor, tsr_
 static tsr_status digest(const matching *m, const tsr_entry *tensor, tsr_dtype to, depth how, uint64_t *hash)
 {
     uint64_t elements;
-    *hash = tsr_hash_bytes(tensor->shape, tensor->rank * sizeof *tensor->shape, tensor->rank);
+    *hash = tsr_hash_bytes(tensor->shape, tensor->ndim * sizeof *tensor->shape, tensor->ndim);
     if (how == BY_SHAPE || !is_plain(tensor) || !tsr_entry_elements(tensor, &elements)) return TSR_OK;
     return digest_values(m, tensor, to, how == BY_HEAD && elements > BLOCK ? BLOCK : elements, hash);
 }

@@ -32,7 +32,7 @@ static tsr_status join_pieces(const module *m, tsr_str name, const tsr_value *sh
     tsr_ds_buffer buffer;
     tsr_ds_chunks chunks = {.checkpoint = checkpoint, .chunks = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_chunk))};
     uint64_t elements;
-    TSR_TRY(tsr_ds_shape(checkpoint->arena, shape, &chunks.shape, &chunks.rank, &elements, m->err));
+    TSR_TRY(tsr_ds_shape(checkpoint->arena, shape, &chunks.shape, &chunks.ndim, &elements, m->err));
     TSR_TRY(tsr_ds_buffer_new(checkpoint->arena, world, &buffer, m->err));
     const uint64_t share = (elements + world - 1) / world;
     tsr_status status = TSR_OK;
@@ -105,7 +105,7 @@ static tsr_status read_ties(module *m)
 static bool is_hollow(const module *m, const tsr_value *stored)
 {
     const tsr_entry *tensor = tsr_ds_tensor(stored);
-    return m->files->zero == 3 && tensor && tensor->rank == 1 && tensor->shape[0] == 0;
+    return m->files->zero == 3 && tensor && tensor->ndim == 1 && tensor->shape[0] == 0;
 }
 
 /* A value of the model states under ids of its own: those of the file count from 1, those of the part `module` too. */

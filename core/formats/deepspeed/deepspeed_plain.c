@@ -38,8 +38,9 @@ const tsr_value *tsr_ds_plain_optimizer(const tsr_ds_files *files)
 
 static bool same_bytes(const tsr_entry *a, const tsr_entry *b)
 {
-    return a->storage_id && a->storage_id == b->storage_id && a->rank == b->rank && a->chunk_count == 1 && b->chunk_count == 1 &&
-           a->chunks[0].byte_offset == b->chunks[0].byte_offset && a->chunks[0].byte_length == b->chunks[0].byte_length;
+    return a->storage_id && a->storage_id == b->storage_id && a->ndim == b->ndim && a->chunk_count == 1 &&
+           b->chunk_count == 1 && a->chunks[0].byte_offset == b->chunks[0].byte_offset &&
+           a->chunks[0].byte_length == b->chunks[0].byte_length;
 }
 
 /* Parameters are named once, a tied weight by its first name: the candidate that a tensor is, or UINT32_MAX. Storages are few
@@ -97,7 +98,7 @@ static const tsr_entry *shaped_by(const tsr_value *states)
 {
     for (size_t i = 0; i < tsr_ds_count(states); i++) {
         const tsr_entry *tensor = tsr_ds_tensor(states->items[2 * i + 1]);
-        if (tensor && tensor->rank) return tensor;
+        if (tensor && tensor->ndim) return tensor;
     }
     return NULL;
 }

@@ -40,14 +40,14 @@ static state_form form_of(const state *s)
         if (!sharers->optims[r]) continue;
         if (!value) return ABSENT;
         if (!first) first = value;
-        if (!tensor || tensor->rank != 1) continue;
+        if (!tensor || tensor->ndim != 1) continue;
         if (length == UINT64_MAX) length = tensor->shape[0];
         lean = lean && tensor->shape[0] == fp32->pieces[r].count;
         padded = padded && tensor->shape[0] == length && length >= fp32->pieces[r].count;
     }
     if (!first) return ABSENT;
     const tsr_entry *tensor = tsr_ds_tensor(first);
-    if (!tensor || tensor->rank == 0) return WHOLE;
+    if (!tensor || tensor->ndim == 0) return WHOLE;
     return length != UINT64_MAX && (lean || padded) ? FLAT : ODD;
 }
 
@@ -77,11 +77,12 @@ static tsr_status add_flat(const state *s, tsr_ds_rows *rows, tsr_error *err)
     TSR_TRY(tsr_ds_buffer_new(w->files->checkpoint->arena, sharers->world, &buffer, err));
     for (uint32_t r = 0; r < sharers->world; r++) {
         const tsr_entry *tensor = tsr_ds_tensor(held_by(s, r));
-        if (tensor && tensor->rank == 1 && tensor->shape[0] > longest) longest = tensor->shape[0];
+        if (tensor && tensor->ndim == 1 && tensor->shape[0] > longest) longest = tensor->shape[0];
     }
     for (uint32_t r = 0; r < sharers->world; r++) {
         const tsr_entry *tensor = tsr_ds_tensor(held_by(s, r));
-        tsr_status status = tsr_ds_buffer_add(&buffer, tensor, tensor && tensor->rank == 1 ? tensor->shape[0] : longest, err);
+        tsr_status status =
+            tsr_ds_buffer_add(&buffer, tensor, tensor && tensor->ndim == 1 ? tensor->shape[0] : longest, err);
         if (status != TSR_OK)
             return tsr_error_context(err, "%.*s, '%.*s'", TSR_STR_ARG(tsr_ds_file_name(w->files, sharers->optims[r])), TSR_STR_ARG(s->key)), status;
     }

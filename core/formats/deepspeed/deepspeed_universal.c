@@ -90,13 +90,15 @@ static tsr_status shape_like(universal *u, const tsr_ds_weight *weight, const ts
     tsr_ds_buffer buffer;
     *out = NULL;
     if (!tsr_entry_elements(tensor, &elements) || elements != weight->elements) return TSR_OK;
-    const bool same = tsr_shape_equal(tensor->rank, tensor->shape, weight->rank, weight->shape);
+    const bool same = tsr_shape_equal(tensor->ndim, tensor->shape, weight->ndim, weight->shape);
     if (same) {
         *out = tsr_value_tensor(checkpoint->arena, tensor, u->err);
         return *out ? TSR_OK : TSR_E_NOMEM;
     }
-    if (tensor->rank != 1) return TSR_OK;
-    tsr_ds_chunks chunks = {.checkpoint = checkpoint, .shape = weight->shape, .rank = weight->rank,
+    if (tensor->ndim != 1) return TSR_OK;
+    tsr_ds_chunks chunks = {.checkpoint = checkpoint,
+                            .shape = weight->shape,
+                            .ndim = weight->ndim,
                             .chunks = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_chunk))};
     TSR_TRY(tsr_ds_buffer_new(checkpoint->arena, 1, &buffer, u->err));
     TSR_TRY(tsr_ds_buffer_add(&buffer, tensor, elements, u->err));
@@ -114,7 +116,7 @@ static tsr_status add_tensor(universal *u, uint32_t file, tsr_str name, tsr_str 
     const tsr_entry *tensor = tsr_ds_tensor(held);
     const uint32_t number = tsr_map_get(u->numbers, name, UINT32_MAX);
     const bool weight = tsr_str_equal(key, TSR_STR("fp32"));
-    if (number != UINT32_MAX && tensor && tensor->rank) {
+    if (number != UINT32_MAX && tensor && tensor->ndim) {
         TSR_TRY(shape_like(u, &u->weights.weights[number], tensor, &held));
         if (!held)
             return tsr_ds_report(u->files.checkpoint, path, u->err,

@@ -6,17 +6,18 @@
 
 /* ---- shapes ---- */
 
-tsr_status tsr_ds_shape(tsr_arena *arena, const tsr_value *value, const uint64_t **shape, uint32_t *rank, uint64_t *elements,
+tsr_status tsr_ds_shape(tsr_arena *arena, const tsr_value *value, const uint64_t **shape, uint32_t *ndim, uint64_t *elements,
                         tsr_error *err)
 {
     const bool known = value && (value->kind == TSR_VALUE_SIZE || value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_TUPLE);
-    TSR_FAIL_IF(!known || value->count > TSR_MAX_RANK, err, TSR_E_FORMAT, TSR_NO_POSITION, "a shape is not a torch.Size of at most %u numbers", TSR_MAX_RANK);
+    TSR_FAIL_IF(!known || value->count > TSR_MAX_NDIM, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "a shape is not a torch.Size of at most %u numbers", TSR_MAX_NDIM);
     uint64_t *sizes = tsr_arena_array(arena, value->count, sizeof *sizes, err);
     if (!sizes) return TSR_E_NOMEM;
     for (size_t i = 0; i < value->count; i++)
         TSR_FAIL_IF(!tsr_ds_number(value->items[i], &sizes[i]), err, TSR_E_FORMAT, TSR_NO_POSITION, "a shape holds something that is not a size");
-    *rank = (uint32_t)value->count;
-    TSR_FAIL_IF(!tsr_box_volume((tsr_box){*rank, NULL, sizes}, elements) || *elements > UINT64_MAX / 64, err, TSR_E_LIMIT,
+    *ndim = (uint32_t)value->count;
+    TSR_FAIL_IF(!tsr_box_volume((tsr_box){*ndim, NULL, sizes}, elements) || *elements > UINT64_MAX / 64, err, TSR_E_LIMIT,
                 TSR_NO_POSITION, "a parameter has more than 2^64 elements");
     *shape = sizes;
     return TSR_OK;
@@ -27,7 +28,8 @@ static tsr_status read_weight(tsr_ds_weights *w, const tsr_value *dict, size_t p
     const tsr_value *name = dict->items[2 * pair];
     TSR_FAIL_IF(name->kind != TSR_VALUE_STR, err, TSR_E_FORMAT, TSR_NO_POSITION, "'param_shapes' has a key that is not a name");
     *out = (tsr_ds_weight){.name = name->text};
-    tsr_status status = tsr_ds_shape(w->files->checkpoint->arena, dict->items[2 * pair + 1], &out->shape, &out->rank, &out->elements, err);
+    tsr_status status =
+        tsr_ds_shape(w->files->checkpoint->arena, dict->items[2 * pair + 1], &out->shape, &out->ndim, &out->elements, err);
     if (status != TSR_OK) tsr_error_context(err, "'param_shapes', '%.*s'", TSR_STR_ARG(name->text));
     return status;
 }
@@ -104,12 +106,12 @@ static tsr_status open_segment(tsr_ds_weights *w, uint32_t s, tsr_error *err)
     TSR_TRY(tsr_ds_buffer_new(w->files->checkpoint->arena, world, &segment->fp32, err));
     for (uint32_t r = 0; r < world; r++) {
         const tsr_entry *tensor = fp32_tensor(w, sharers, r);
-        if (tensor && tensor->rank == 1 && tensor->shape[0] > segment->slice) segment->slice = tensor->shape[0];
+        if (tensor && tensor->ndim == 1 && tensor->shape[0] > segment->slice) segment->slice = tensor->shape[0];
     }
     for (uint32_t r = 0; r < world; r++) {
         const tsr_ds_file *file = sharers->optims[r];
         const tsr_entry *tensor = fp32_tensor(w, sharers, r);
-        const uint64_t count = tensor && tensor->rank == 1 ? tensor->shape[0] : segment->slice;
+        const uint64_t count = tensor && tensor->ndim == 1 ? tensor->shape[0] : segment->slice;
         tsr_status status = tsr_ds_buffer_add(&segment->fp32, tensor, count, err);
         if (status == TSR_OK && file && !tensor)
             status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "has no float32 tensor for param group %u", sharers->group);
@@ -279,7 +281,7 @@ static tsr_status place_weight(const tsr_ds_weights *w, const tsr_ds_weight *wei
 {
     const tsr_value *tensor;
     chunks->shape = weight->shape;
-    chunks->rank = weight->rank;
+    chunks->ndim = weight->ndim;
     const tsr_status status = w->files->zero == 3 ? add_shares(weight, buffer, chunks, err)
                                                   : tsr_ds_chunks_add(chunks, buffer, weight->offset, weight->elements, 0, err);
     if (status != TSR_OK) {

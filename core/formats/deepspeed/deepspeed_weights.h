@@ -11,7 +11,7 @@
 typedef struct tsr_ds_weight {
     tsr_str name;
     const uint64_t *shape;
-    uint32_t rank;
+    uint32_t ndim;
     uint32_t segment;
     uint64_t elements;
     uint64_t offset; /* ZeRO 1, 2: in the segment's buffer; ZeRO 3: in each rank's tensor of it */
@@ -51,7 +51,7 @@ tsr_status tsr_ds_weights_place(const tsr_ds_weights *weights, uint32_t segment,
                                 tsr_ds_rows *rows, tsr_error *err);
 
 /* A torch.Size, or a LIST or TUPLE of ints, into the arena. */
-tsr_status tsr_ds_shape(tsr_arena *arena, const tsr_value *value, const uint64_t **shape, uint32_t *rank, uint64_t *elements,
+tsr_status tsr_ds_shape(tsr_arena *arena, const tsr_value *value, const uint64_t **shape, uint32_t *ndim, uint64_t *elements,
                         tsr_error *err);
 
 /* What the sharer `rank` has of the states of a segment: a DICT, or NULL. */

@@ -107,8 +107,9 @@ static tsr_status crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const 
     uint64_t elements, stored;
     if (chunk->file == state->common_file) return TSR_OK;
     if (!piece) return tsr_dcp_crc(checkpoint, entry, chunk, scratch, out, err);
-    const bool whole = tsr_box_volume((tsr_box){entry->rank, NULL, chunk->sizes}, &elements) &&
-                       tsr_box_volume((tsr_box){piece->entry->rank, NULL, piece->chunk->sizes}, &stored) && elements == stored;
+    const bool whole = tsr_box_volume((tsr_box){entry->ndim, NULL, chunk->sizes}, &elements) &&
+                       tsr_box_volume((tsr_box){piece->entry->ndim, NULL, piece->chunk->sizes}, &stored) &&
+                       elements == stored;
     return whole ? tsr_dcp_crc(checkpoint, piece->entry, piece->chunk, scratch, out, err) : TSR_OK;
 }
 
@@ -131,7 +132,7 @@ typedef struct walk {
 /* An item's extent as one of the catalog's entry. Of flat elements only their number counts for those who read them all. */
 static tsr_status give(void *ctx, const tsr_extent *extent, tsr_error *err)
 {
-    static const uint64_t zeros[TSR_MAX_RANK];
+    static const uint64_t zeros[TSR_MAX_NDIM];
     const walk *w = ctx;
     const tsr_megatron_state *state = tsr_megatron_state_of(w->checkpoint);
     tsr_extent own = *extent;
@@ -144,14 +145,14 @@ static tsr_status give(void *ctx, const tsr_extent *extent, tsr_error *err)
         if (!own.entry) own.chunk = NULL;
         return w->each(w->ctx, &own, err);
     }
-    uint64_t sizes[TSR_MAX_RANK];
+    uint64_t sizes[TSR_MAX_NDIM];
     const tsr_entry *raw = extent->entry;
     const bool replica = raw->replica_count && extent->chunk >= raw->replicas && extent->chunk < raw->replicas + raw->replica_count;
-    for (uint32_t d = 0; d < entry->rank; d++) sizes[d] = 1;
-    for (uint32_t d = 0; d < raw->rank && entry->rank; d++) sizes[entry->rank - 1] *= extent->chunk->sizes[d];
+    for (uint32_t d = 0; d < entry->ndim; d++) sizes[d] = 1;
+    for (uint32_t d = 0; d < raw->ndim && entry->ndim; d++) sizes[entry->ndim - 1] *= extent->chunk->sizes[d];
     const tsr_chunk flat = {.offsets = zeros, .sizes = sizes, .file = extent->file};
     own.chunk = replica ? NULL : &flat;
-    if (own.view.strides) own.view.strides += raw->rank - entry->rank;
+    if (own.view.strides) own.view.strides += raw->ndim - entry->ndim;
     return w->each(w->ctx, &own, err);
 }
 

@@ -13,13 +13,13 @@
 #include "formats/megatron/megatron_state.h"
 #include "tessera/sys/layout.h"
 
-enum { MOST_BOXES = 2 * TSR_MAX_RANK - 1 };
+enum { MOST_BOXES = 2 * TSR_MAX_NDIM - 1 };
 
 typedef struct undoing {
     tsr_checkpoint *checkpoint;
     const tsr_entry *raw;
     const tsr_dcp_original *original;
-    uint64_t fragment[TSR_MAX_RANK]; /* its shape */
+    uint64_t fragment[TSR_MAX_NDIM]; /* its shape */
     tsr_vec *chunks;                 /* of all tensors */
     tsr_vec *pieces;
     tsr_error *err;
@@ -36,15 +36,16 @@ static tsr_status measure_fragment(undoing *u)
     const tsr_dcp_original *original = u->original;
     uint64_t elements;
     if (u->raw->kind != TSR_ENTRY_TENSOR) return refuse(u, "it is not a tensor");
-    if (u->raw->rank != original->rank + 1) return refuse(u, "its size does not have one number more than the shape");
+    if (u->raw->ndim != original->ndim + 1) return refuse(u, "its size does not have one number more than the shape");
     if (tsr_dtype_size(u->raw->dtype) == 0) return refuse(u, "its elements are not byte-aligned");
-    for (uint32_t d = 0; d < original->rank; d++) {
+    for (uint32_t d = 0; d < original->ndim; d++) {
         const uint64_t count = u->raw->shape[d];
         if (count == 0 || original->shape[d] % count)
             return refuse(u, "the shape cannot be divided into that many fragments");
         u->fragment[d] = original->shape[d] / count;
     }
-    if (!tsr_box_volume((tsr_box){original->rank, NULL, u->fragment}, &elements) || elements != u->raw->shape[original->rank])
+    if (!tsr_box_volume((tsr_box){original->ndim, NULL, u->fragment}, &elements) ||
+        elements != u->raw->shape[original->ndim])
         return refuse(u, "a fragment has a different number of elements");
     return TSR_OK;
 }
@@ -53,60 +54,60 @@ static tsr_status measure_fragment(undoing *u)
 static tsr_status add_box(undoing *u, const tsr_chunk *from, const uint64_t *at, const uint64_t *offsets,
                           const uint64_t *sizes, uint64_t first)
 {
-    const uint32_t rank = u->original->rank;
-    uint64_t *numbers = tsr_arena_array(u->checkpoint->arena, 2 * (size_t)rank, sizeof *numbers, u->err);
+    const uint32_t ndim = u->original->ndim;
+    uint64_t *numbers = tsr_arena_array(u->checkpoint->arena, 2 * (size_t)ndim, sizeof *numbers, u->err);
     tsr_chunk *chunk = tsr_vec_push(u->chunks, u->err);
     tsr_megatron_piece *piece = tsr_vec_push(u->pieces, u->err);
     if (!numbers || !chunk || !piece) return TSR_E_NOMEM;
-    for (uint32_t d = 0; d < rank; d++) {
+    for (uint32_t d = 0; d < ndim; d++) {
         numbers[d] = at[d] * u->fragment[d] + offsets[d];
-        numbers[rank + d] = sizes[d];
+        numbers[ndim + d] = sizes[d];
     }
     *chunk = *from;
     chunk->offsets = numbers;
-    chunk->sizes = numbers + rank;
+    chunk->sizes = numbers + ndim;
     *piece = (tsr_megatron_piece){u->raw, from, first};
     return TSR_OK;
 }
 
 static tsr_status add_range(undoing *u, const tsr_chunk *from, const uint64_t *at, uint64_t first)
 {
-    uint64_t offsets[MOST_BOXES * TSR_MAX_RANK], sizes[MOST_BOXES * TSR_MAX_RANK];
-    const uint32_t rank = u->original->rank;
-    const tsr_span range = {from->offsets[rank], from->sizes[rank]};
-    const uint32_t count = tsr_range_boxes(rank, u->fragment, range, offsets, sizes);
-    const uint64_t bytes = count * (sizeof(tsr_chunk) + sizeof(tsr_megatron_piece) + 2 * rank * sizeof *offsets);
+    uint64_t offsets[MOST_BOXES * TSR_MAX_NDIM], sizes[MOST_BOXES * TSR_MAX_NDIM];
+    const uint32_t ndim = u->original->ndim;
+    const tsr_span range = {from->offsets[ndim], from->sizes[ndim]};
+    const uint32_t count = tsr_range_boxes(ndim, u->fragment, range, offsets, sizes);
+    const uint64_t bytes = count * (sizeof(tsr_chunk) + sizeof(tsr_megatron_piece) + 2 * ndim * sizeof *offsets);
     TSR_TRY(tsr_expansion_take(&u->checkpoint->expansion, bytes, u->checkpoint->host, u->err));
     for (uint32_t b = 0; b < count; b++) {
         uint64_t elements = 1;
-        TSR_TRY(add_box(u, from, at, offsets + b * rank, sizes + b * rank, first));
-        tsr_box_volume((tsr_box){rank, NULL, sizes + b * rank}, &elements); /* fits: it is a part of the fragment */
+        TSR_TRY(add_box(u, from, at, offsets + b * ndim, sizes + b * ndim, first));
+        tsr_box_volume((tsr_box){ndim, NULL, sizes + b * ndim}, &elements); /* fits: it is a part of the fragment */
         first += elements;
     }
     return TSR_OK;
 }
 
 /* To the next of the fragments of a chunk, in row-major order; false behind the last. */
-static bool next_fragment(uint32_t rank, const tsr_chunk *chunk, uint64_t *at)
+static bool next_fragment(uint32_t ndim, const tsr_chunk *chunk, uint64_t *at)
 {
-    for (uint32_t d = rank; d-- > 0; at[d] = chunk->offsets[d])
+    for (uint32_t d = ndim; d-- > 0; at[d] = chunk->offsets[d])
         if (++at[d] < chunk->offsets[d] + chunk->sizes[d]) return true;
     return false;
 }
 
 static tsr_status add_chunk(undoing *u, const tsr_chunk *from)
 {
-    const uint32_t rank = u->original->rank;
-    uint64_t at[TSR_MAX_RANK], first = 0, elements;
-    if (!tsr_box_contains((tsr_box){rank + 1, NULL, u->raw->shape}, (tsr_box){rank + 1, from->offsets, from->sizes}))
+    const uint32_t ndim = u->original->ndim;
+    uint64_t at[TSR_MAX_NDIM], first = 0, elements;
+    if (!tsr_box_contains((tsr_box){ndim + 1, NULL, u->raw->shape}, (tsr_box){ndim + 1, from->offsets, from->sizes}))
         return refuse(u, "a chunk reaches beyond the tensor");
-    if (!tsr_box_volume((tsr_box){rank + 1, NULL, from->sizes}, &elements)) return refuse(u, "a chunk is too large");
+    if (!tsr_box_volume((tsr_box){ndim + 1, NULL, from->sizes}, &elements)) return refuse(u, "a chunk is too large");
     if (elements == 0) return TSR_OK; /* a rank that has nothing of it */
-    if (rank) memcpy(at, from->offsets, rank * sizeof *at);
+    if (ndim) memcpy(at, from->offsets, ndim * sizeof *at);
     do {
         TSR_TRY(add_range(u, from, at, first));
-        first += from->sizes[rank];
-    } while (next_fragment(rank, from, at));
+        first += from->sizes[ndim];
+    } while (next_fragment(ndim, from, at));
     return TSR_OK;
 }
 
@@ -119,7 +120,7 @@ static tsr_status undo_one(undoing *u, tsr_entry *entry, tsr_megatron_stored *st
     for (uint64_t c = 0; c < u->raw->replica_count; c++) TSR_TRY(add_chunk(u, &u->raw->replicas[c]));
     entry->replica_count = u->chunks->count - before - entry->chunk_count;
     entry->shape = u->original->shape;
-    entry->rank = u->original->rank;
+    entry->ndim = u->original->ndim;
     entry->chunks = NULL; /* until all are known: keep_chunks */
     stored->fragments = u->raw->shape;
     return TSR_OK;
@@ -183,7 +184,7 @@ tsr_status tsr_megatron_locate_piece(tsr_checkpoint *checkpoint, const tsr_entry
                                      const tsr_megatron_piece *piece, tsr_arena *scratch, tsr_view *out, tsr_error *err)
 {
     TSR_TRY(tsr_dcp_locate(checkpoint, piece->entry, piece->chunk, scratch, out, err));
-    const uint32_t last = piece->entry->rank - 1;
+    const uint32_t last = piece->entry->ndim - 1;
     const uint64_t step = out->strides ? out->strides[last] : 1;
     for (uint32_t d = 0; d < last && out->strides; d++)
         TSR_FAIL_IF(piece->chunk->sizes[d] > 1, err, TSR_E_UNSUPPORTED, chunk->byte_offset,

@@ -8,10 +8,10 @@
 #include "formats/megatron/megatron_state.h"
 
 /* Numbers that dots join, up to `end`; -1: anything else, or a number with a leading zero. */
-static int numbers_of(tsr_str text, uint64_t out[TSR_MAX_RANK])
+static int numbers_of(tsr_str text, uint64_t out[TSR_MAX_NDIM])
 {
     size_t at = 0;
-    for (int count = 0; count < (int)TSR_MAX_RANK; count++) {
+    for (int count = 0; count < (int)TSR_MAX_NDIM; count++) {
         const size_t from = at;
         uint64_t number = 0;
         for (; at < text.size && text.data[at] >= '0' && text.data[at] <= '9' && at - from < 18; at++)
@@ -27,7 +27,7 @@ static int numbers_of(tsr_str text, uint64_t out[TSR_MAX_RANK])
 bool tsr_shard_name_of(tsr_str name, tsr_shard_name *out)
 {
     static const char before[] = "/shard_";
-    uint64_t offsets[TSR_MAX_RANK], shape[TSR_MAX_RANK];
+    uint64_t offsets[TSR_MAX_NDIM], shape[TSR_MAX_NDIM];
     size_t at = name.size, middle;
     while (at > 0 && name.data[at - 1] != '/') at--;
     if (at == 0 || !tsr_str_starts((tsr_str){name.data + at - 1, name.size - at + 1}, TSR_STR(before))) return false;

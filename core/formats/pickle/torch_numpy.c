@@ -74,10 +74,10 @@ static uint64_t raw_bytes(const tsr_pickle *pickle, tsr_ref ref)
 /* The number of elements; UINT64_MAX where that is not known. */
 static uint64_t element_count(const tsr_pickle *pickle, tsr_ref shape)
 {
-    size_t rank;
+    size_t ndim;
     uint64_t count = 1;
-    const tsr_ref *dims = tsr_pickle_items(pickle, shape, &rank);
-    for (size_t i = 0; i < rank; i++) {
+    const tsr_ref *dims = tsr_pickle_items(pickle, shape, &ndim);
+    for (size_t i = 0; i < ndim; i++) {
         int64_t size = tsr_pickle_int(pickle, dims[i]);
         if (!is_kind(pickle, dims[i], TSR_PICKLE_INT) && !is_kind(pickle, dims[i], TSR_PICKLE_BOOL)) return UINT64_MAX;
         if (size < 0 || (size && count > UINT32_MAX)) return UINT64_MAX - 1; /* more than any file has */

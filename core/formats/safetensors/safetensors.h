@@ -23,10 +23,10 @@
 
 typedef struct tsr_safetensors_tensor {
     tsr_str name;
-    const uint64_t *shape; /* elements, `rank` of them; as the header has them (F4 counts single elements) */
+    const uint64_t *shape; /* elements, `ndim` of them; as the header has them (F4 counts single elements) */
     uint64_t begin, end;   /* bytes, in the data section */
     uint64_t position;     /* of the name in the file, in bytes */
-    uint32_t rank;
+    uint32_t ndim;
     tsr_dtype dtype;
 } tsr_safetensors_tensor;
 

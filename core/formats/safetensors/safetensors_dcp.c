@@ -17,7 +17,7 @@
 typedef struct placed {
     uint32_t entry;
     uint32_t order; /* of discovery */
-    uint32_t rank;
+    uint32_t ndim;
     tsr_chunk chunk;
 } placed;
 
@@ -35,12 +35,12 @@ static tsr_status read_offsets(builder *b, const cJSON *info, const tsr_safetens
     uint32_t d = 0;
     TSR_TRY(tsr_json_get(info, "saved_offsets", TSR_JSON_ARRAY, "DCP_SHARDING_INFO", &list, b->err));
     for (const cJSON *item = list->child; item; item = item->next, d++) {
-        if (d < t->rank) TSR_TRY(tsr_json_to_u64(item, "DCP_SHARDING_INFO saved_offsets", &offsets[d], b->err));
+        if (d < t->ndim) TSR_TRY(tsr_json_to_u64(item, "DCP_SHARDING_INFO saved_offsets", &offsets[d], b->err));
     }
-    TSR_FAIL_IF(d != t->rank, b->err, TSR_E_FORMAT, t->position,
-                "safetensors: '%.*s' has %u dimensions but %u saved_offsets", TSR_STR_ARG(t->name), (unsigned)t->rank,
+    TSR_FAIL_IF(d != t->ndim, b->err, TSR_E_FORMAT, t->position,
+                "safetensors: '%.*s' has %u dimensions but %u saved_offsets", TSR_STR_ARG(t->name), (unsigned)t->ndim,
                 (unsigned)d);
-    if (t->rank && t->dtype == TSR_FLOAT4_E2M1FN) offsets[t->rank - 1] *= 2; /* below 2^53 */
+    if (t->ndim && t->dtype == TSR_FLOAT4_E2M1FN) offsets[t->ndim - 1] *= 2; /* below 2^53 */
     return TSR_OK;
 }
 
@@ -51,10 +51,10 @@ static tsr_status find_entry(builder *b, const tsr_safetensors_tensor *t, uint32
     TSR_TRY(tsr_map_put(b->entry_of, t->name, (uint32_t)b->entries.count, &found, &inserted, b->err));
     *number = *found;
     if (!inserted) return TSR_OK;
-    uint64_t *shape = tsr_arena_array(b->checkpoint->arena, t->rank, sizeof *shape, b->err);
+    uint64_t *shape = tsr_arena_array(b->checkpoint->arena, t->ndim, sizeof *shape, b->err);
     tsr_entry *entry = shape ? tsr_vec_push(&b->entries, b->err) : NULL;
     if (!entry) return TSR_E_NOMEM;
-    *entry = (tsr_entry){.fqn = t->name, .kind = TSR_ENTRY_TENSOR, .dtype = t->dtype, .rank = t->rank, .shape = shape};
+    *entry = (tsr_entry){.fqn = t->name, .kind = TSR_ENTRY_TENSOR, .dtype = t->dtype, .ndim = t->ndim, .shape = shape};
     return TSR_OK;
 }
 
@@ -63,21 +63,21 @@ static tsr_status add_shard(builder *b, const tsr_safetensors *opened, const tsr
     uint32_t number;
     TSR_TRY(find_entry(b, t, &number));
     tsr_entry *entry = (tsr_entry *)b->entries.items + number;
-    TSR_FAIL_IF(entry->dtype != t->dtype || entry->rank != t->rank, b->err, TSR_E_FORMAT, t->position,
+    TSR_FAIL_IF(entry->dtype != t->dtype || entry->ndim != t->ndim, b->err, TSR_E_FORMAT, t->position,
                 "safetensors: this shard of '%.*s' is %s with %u dimensions, but an earlier one is %s with %u",
-                TSR_STR_ARG(t->name), tsr_dtype_describe(t->dtype)->name, (unsigned)t->rank,
-                tsr_dtype_describe(entry->dtype)->name, (unsigned)entry->rank);
-    uint64_t *offsets = tsr_arena_array(b->checkpoint->arena, t->rank, sizeof *offsets, b->err);
+                TSR_STR_ARG(t->name), tsr_dtype_describe(t->dtype)->name, (unsigned)t->ndim,
+                tsr_dtype_describe(entry->dtype)->name, (unsigned)entry->ndim);
+    uint64_t *offsets = tsr_arena_array(b->checkpoint->arena, t->ndim, sizeof *offsets, b->err);
     placed *shard = offsets ? tsr_vec_push(&b->shards, b->err) : NULL;
     if (!shard) return TSR_E_NOMEM;
     TSR_TRY(read_offsets(b, info, t, offsets));
-    for (uint32_t d = 0; d < t->rank; d++) {
+    for (uint32_t d = 0; d < t->ndim; d++) {
         uint64_t end, *size = (uint64_t *)&entry->shape[d];
         TSR_FAIL_IF(!tsr_add_u64(offsets[d], t->shape[d], &end), b->err, TSR_E_FORMAT, t->position,
                     "safetensors: a shard of '%.*s' ends beyond 64 bits", TSR_STR_ARG(t->name));
         if (end > *size) *size = end;
     }
-    *shard = (placed){number, (uint32_t)b->shards.count, t->rank, tsr_safetensors_chunk(opened, t, offsets)};
+    *shard = (placed){number, (uint32_t)b->shards.count, t->ndim, tsr_safetensors_chunk(opened, t, offsets)};
     return TSR_OK;
 }
 
@@ -111,16 +111,16 @@ static int compare_placed(const void *left, const void *right)
 {
     const placed *a = left, *b = right;
     if (a->entry != b->entry) return a->entry < b->entry ? -1 : 1;
-    for (uint32_t d = 0; d < a->rank; d++)
+    for (uint32_t d = 0; d < a->ndim; d++)
         if (a->chunk.offsets[d] != b->chunk.offsets[d]) return a->chunk.offsets[d] < b->chunk.offsets[d] ? -1 : 1;
-    for (uint32_t d = 0; d < a->rank; d++)
+    for (uint32_t d = 0; d < a->ndim; d++)
         if (a->chunk.sizes[d] != b->chunk.sizes[d]) return a->chunk.sizes[d] < b->chunk.sizes[d] ? -1 : 1;
     return (a->order > b->order) - (a->order < b->order);
 }
 
 static bool same_box(const placed *a, const placed *b)
 {
-    size_t bytes = a->rank * sizeof(uint64_t);
+    size_t bytes = a->ndim * sizeof(uint64_t);
     return a->entry == b->entry && (bytes == 0 || (memcmp(a->chunk.offsets, b->chunk.offsets, bytes) == 0 &&
                                                    memcmp(a->chunk.sizes, b->chunk.sizes, bytes) == 0));
 }

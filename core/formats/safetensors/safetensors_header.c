@@ -59,10 +59,10 @@ static tsr_status check_item(const tsr_safetensors_item *item, uint64_t *bytes, 
     TSR_TRY(check_name(item->name, err));
     TSR_FAIL_IF(!tsr_dtype_describe(written_dtype(item->dtype))->safetensors_name, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "safetensors cannot store '%.*s': the format has no dtype %s", TSR_STR_ARG(item->name), dtype->name);
-    TSR_FAIL_IF(item->dtype == TSR_FLOAT4_E2M1FN_X2 && item->rank == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(item->dtype == TSR_FLOAT4_E2M1FN_X2 && item->ndim == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "safetensors cannot store '%.*s': a single pair of float4 has no dimension for its two elements",
                 TSR_STR_ARG(item->name));
-    for (uint32_t d = 0; d < item->rank; d++) fits = fits && tsr_mul_u64(elements, item->shape[d], &elements);
+    for (uint32_t d = 0; d < item->ndim; d++) fits = fits && tsr_mul_u64(elements, item->shape[d], &elements);
     TSR_FAIL_IF(!fits || !tsr_dtype_bytes(item->dtype, elements, bytes), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "safetensors cannot store '%.*s': its size overflows or is not a whole number of bytes",
                 TSR_STR_ARG(item->name));
@@ -77,8 +77,8 @@ static void emit_item(tsr_json *json, const tsr_safetensors_item *item)
     tsr_json_text(json, tsr_dtype_describe(written_dtype(item->dtype))->safetensors_name);
     tsr_json_key(json, "shape");
     tsr_json_array(json);
-    for (uint32_t d = 0; d < item->rank; d++) {
-        bool pairs = item->dtype == TSR_FLOAT4_E2M1FN_X2 && d + 1 == item->rank;
+    for (uint32_t d = 0; d < item->ndim; d++) {
+        bool pairs = item->dtype == TSR_FLOAT4_E2M1FN_X2 && d + 1 == item->ndim;
         tsr_json_uint(json, pairs ? 2 * item->shape[d] : item->shape[d]);
     }
     tsr_json_array_end(json);

@@ -13,7 +13,7 @@
 typedef struct tsr_safetensors_item {
     tsr_str name;
     tsr_dtype dtype; /* torch's float4 pairs are written as F4 with twice the last dimension */
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *shape; /* elements */
     uint64_t tag;          /* the caller's own */
     uint64_t begin, end;   /* set by the plan: bytes in the data section */

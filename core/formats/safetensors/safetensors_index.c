@@ -55,7 +55,7 @@ static void fill_entry(builder *b, uint32_t number, const tsr_safetensors *opene
     *entry = (tsr_entry){.fqn = entry->fqn,
                          .kind = TSR_ENTRY_TENSOR,
                          .dtype = t->dtype,
-                         .rank = t->rank,
+                         .ndim = t->ndim,
                          .shape = t->shape,
                          .chunk_count = 1};
     ((tsr_chunk *)b->chunks.items)[number] = tsr_safetensors_chunk(opened, t, b->zeros);
@@ -87,7 +87,7 @@ static tsr_status add_copy(builder *b, uint32_t number, const tsr_safetensors *o
 {
     const tsr_entry *entry = (const tsr_entry *)b->entries.items + number;
     const tsr_chunk *chunk = (const tsr_chunk *)b->chunks.items + number;
-    bool same = entry->dtype == t->dtype && tsr_shape_equal(entry->rank, entry->shape, t->rank, t->shape);
+    bool same = entry->dtype == t->dtype && tsr_shape_equal(entry->ndim, entry->shape, t->ndim, t->shape);
     TSR_TRY(tsr_finding_add_at(
         b->checkpoint->findings, "index/key-in-two-files", same ? TSR_WARNING : TSR_ERROR,
         at_tensor(b, opened->file, t->position, t->name), b->err, "'%.*s' is in '%.*s' too%s", TSR_STR_ARG(t->name),

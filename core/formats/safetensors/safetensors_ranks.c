@@ -37,8 +37,13 @@ static tsr_status add_tensor(joining *j, uint32_t i, uint32_t rank, const tsr_sa
     TSR_FAIL_IF(!is_new, j->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is in two files of one rank: '%.*s' and '%.*s'",
                 TSR_STR_ARG(t->name), TSR_STR_ARG(name_of(j, *first)), TSR_STR_ARG(name_of(j, i)));
     *chunk = tsr_safetensors_chunk(&j->opened[i], t, j->zeros);
-    *entry = (tsr_entry){.fqn = t->name, .kind = TSR_ENTRY_TENSOR, .dtype = t->dtype, .rank = t->rank, .shape = t->shape,
-                         .chunks = chunk, .chunk_count = 1};
+    *entry = (tsr_entry){.fqn = t->name,
+                         .kind = TSR_ENTRY_TENSOR,
+                         .dtype = t->dtype,
+                         .ndim = t->ndim,
+                         .shape = t->shape,
+                         .chunks = chunk,
+                         .chunk_count = 1};
     TSR_TRY(tsr_torch_union_add(&j->entries, entry, 0, &number, &joined, j->err));
     return tsr_rank_entries_add(&j->holders, number, rank, entry, j->err);
 }

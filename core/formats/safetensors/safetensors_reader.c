@@ -36,11 +36,11 @@ void tsr_safetensors_close_all(tsr_checkpoint *checkpoint, tsr_safetensors *open
 tsr_status tsr_safetensors_zeros(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, uint32_t count,
                                  const uint64_t **zeros, tsr_error *err)
 {
-    uint32_t rank = 0;
+    uint32_t ndim = 0;
     for (uint32_t f = 0; f < count; f++)
         for (uint64_t i = 0; i < opened[f].count; i++)
-            if (opened[f].tensors[i].rank > rank) rank = opened[f].tensors[i].rank;
-    *zeros = tsr_arena_array(checkpoint->arena, rank, sizeof **zeros, err);
+            if (opened[f].tensors[i].ndim > ndim) ndim = opened[f].tensors[i].ndim;
+    *zeros = tsr_arena_array(checkpoint->arena, ndim, sizeof **zeros, err);
     return *zeros ? TSR_OK : TSR_E_NOMEM;
 }
 
@@ -64,7 +64,7 @@ static void move_tensors(tsr_safetensors *opened, const uint64_t *zeros, tsr_ent
         entries[i] = (tsr_entry){.fqn = t->name,
                                  .kind = TSR_ENTRY_TENSOR,
                                  .dtype = t->dtype,
-                                 .rank = t->rank,
+                                 .ndim = t->ndim,
                                  .shape = t->shape,
                                  .chunks = &chunks[i],
                                  .chunk_count = 1};

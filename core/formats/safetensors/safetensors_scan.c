@@ -24,7 +24,7 @@ typedef struct scanner {
     tsr_vec text; /* the escaped string being decoded */
     struct {
         const uint64_t *dims;
-        size_t rank;
+        size_t ndim;
     } shapes[SHAPE_CACHE];
     char *block; /* where copied text goes */
     size_t block_left;
@@ -191,18 +191,18 @@ static tsr_status read_unsigned(scanner *s, uint64_t *out)
 static tsr_status intern_shape(scanner *s, const uint64_t **shape)
 {
     const uint64_t *dims = s->dims.items;
-    size_t rank = s->dims.count, bytes = rank * sizeof *dims;
-    size_t slot = rank ? tsr_hash_bytes(dims, bytes, 0) % SHAPE_CACHE : 0;
-    if (s->shapes[slot].dims && s->shapes[slot].rank == rank &&
-        (rank == 0 || memcmp(s->shapes[slot].dims, dims, bytes) == 0)) {
+    size_t ndim = s->dims.count, bytes = ndim * sizeof *dims;
+    size_t slot = ndim ? tsr_hash_bytes(dims, bytes, 0) % SHAPE_CACHE : 0;
+    if (s->shapes[slot].dims && s->shapes[slot].ndim == ndim &&
+        (ndim == 0 || memcmp(s->shapes[slot].dims, dims, bytes) == 0)) {
         *shape = s->shapes[slot].dims;
         return TSR_OK;
     }
-    uint64_t *copy = tsr_arena_array(s->scan->arena, rank, sizeof *copy, s->err);
+    uint64_t *copy = tsr_arena_array(s->scan->arena, ndim, sizeof *copy, s->err);
     if (!copy) return TSR_E_NOMEM;
-    if (rank) memcpy(copy, dims, bytes);
+    if (ndim) memcpy(copy, dims, bytes);
     s->shapes[slot].dims = *shape = copy;
-    s->shapes[slot].rank = rank;
+    s->shapes[slot].ndim = ndim;
     return TSR_OK;
 }
 
@@ -217,7 +217,7 @@ static tsr_status read_shape(scanner *s, tsr_safetensors_tensor *tensor)
         TSR_TRY(read_unsigned(s, dim));
         TSR_TRY(next_member(s, ']', "',' or ']'", &more));
     }
-    tensor->rank = (uint32_t)s->dims.count;
+    tensor->ndim = (uint32_t)s->dims.count;
     return intern_shape(s, &tensor->shape);
 }
 
@@ -281,7 +281,7 @@ static tsr_status check_bytes(const scanner *s, const tsr_safetensors_tensor *te
 {
     uint64_t elements = 1, bits, at = tensor->position;
     bool fits = true;
-    for (uint32_t d = 0; d < tensor->rank; d++) fits = fits && tsr_mul_u64(elements, tensor->shape[d], &elements);
+    for (uint32_t d = 0; d < tensor->ndim; d++) fits = fits && tsr_mul_u64(elements, tensor->shape[d], &elements);
     fits = fits && tsr_mul_u64(elements, tsr_dtype_describe(tensor->dtype)->bits, &bits);
     TSR_FAIL_IF(!fits, s->err, TSR_E_FORMAT, at, "safetensors: the shape of '%.*s' overflows 64 bits",
                 TSR_STR_ARG(tensor->name));

@@ -56,7 +56,7 @@ static tsr_status share_heads(const tsr_shards_held *held, uint64_t heads, uint6
 static uint64_t size_along(const tsr_shards_held *held, uint32_t dim)
 {
     const tsr_entry *first = held->tensors[0];
-    return first && first->kind == TSR_ENTRY_TENSOR && dim < first->rank ? first->shape[dim] : 0;
+    return first && first->kind == TSR_ENTRY_TENSOR && dim < first->ndim ? first->shape[dim] : 0;
 }
 
 /* ---- Meta's Llama 1 to 3 ---- */

@@ -28,7 +28,7 @@ typedef struct joining {
 bool tsr_shards_is_whole(const tsr_entry *entry)
 {
     return entry->kind == TSR_ENTRY_TENSOR && entry->chunk_count == 1 &&
-           (entry->rank == 0 || memcmp(entry->chunks[0].sizes, entry->shape, entry->rank * sizeof *entry->shape) == 0);
+           (entry->ndim == 0 || memcmp(entry->chunks[0].sizes, entry->shape, entry->ndim * sizeof *entry->shape) == 0);
 }
 
 static uint64_t size_of(const joining *j, uint32_t rank)
@@ -42,7 +42,7 @@ static tsr_status find_dim(joining *j, uint32_t ndim)
     const int64_t dim = given < 0 ? given + (int64_t)ndim : given;
     TSR_FAIL_IF(dim < 0 || dim >= ndim, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "the rule '%.*s' joins along dim %d, but '%.*s' has %u dims", TSR_STR_ARG(j->rule->match), (int)given,
-                TSR_STR_ARG(j->held->fqn), (unsigned)j->held->tensors[0]->rank);
+                TSR_STR_ARG(j->held->fqn), (unsigned)j->held->tensors[0]->ndim);
     j->dim = (uint32_t)dim;
     return TSR_OK;
 }
@@ -56,8 +56,8 @@ static tsr_status check_alike(const joining *j, uint32_t free_dim)
         TSR_FAIL_IF(entry->dtype != first->dtype, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
                     "'%.*s' is %s on rank 0 but %s on rank %u", TSR_STR_ARG(j->held->fqn),
                     tsr_dtype_describe(first->dtype)->name, tsr_dtype_describe(entry->dtype)->name, r);
-        bool alike = entry->rank == first->rank;
-        for (uint32_t d = 0; alike && d < first->rank; d++) alike = d == free_dim || entry->shape[d] == first->shape[d];
+        bool alike = entry->ndim == first->ndim;
+        for (uint32_t d = 0; alike && d < first->ndim; d++) alike = d == free_dim || entry->shape[d] == first->shape[d];
         TSR_FAIL_IF(!alike, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
                     "'%.*s' does not have the same sizes on ranks 0 and %u, as the rule '%.*s' needs", TSR_STR_ARG(j->held->fqn), r,
                     TSR_STR_ARG(j->rule->match));
@@ -72,7 +72,7 @@ static void strides_of(const tsr_entry *entry, uint64_t *strides)
 {
     const tsr_view *view = entry->chunks[0].view;
     uint64_t step = 1;
-    for (uint32_t d = entry->rank; d-- > 0;) {
+    for (uint32_t d = entry->ndim; d-- > 0;) {
         strides[d] = view && view->strides ? view->strides[d] : step;
         step *= entry->shape[d];
     }
@@ -94,11 +94,11 @@ static tsr_status cut(const joining *j, const tsr_entry *entry, uint64_t from, u
 {
     const tsr_chunk *whole = &entry->chunks[0];
     const uint32_t item = tsr_dtype_size(entry->dtype);
-    uint64_t *sizes = tsr_arena_array(j->arena, entry->rank, sizeof *sizes, j->err);
-    uint64_t *strides = tsr_arena_array(j->arena, entry->rank, sizeof *strides, j->err);
+    uint64_t *sizes = tsr_arena_array(j->arena, entry->ndim, sizeof *sizes, j->err);
+    uint64_t *strides = tsr_arena_array(j->arena, entry->ndim, sizeof *strides, j->err);
     *out = *whole;
     if (!sizes || !strides) return TSR_E_NOMEM;
-    memcpy(sizes, entry->shape, entry->rank * sizeof *sizes);
+    memcpy(sizes, entry->shape, entry->ndim * sizeof *sizes);
     sizes[j->dim] = size;
     out->sizes = sizes;
     if (size == entry->shape[j->dim]) return TSR_OK;
@@ -107,12 +107,12 @@ static tsr_status cut(const joining *j, const tsr_entry *entry, uint64_t from, u
                 tsr_dtype_describe(entry->dtype)->name);
     strides_of(entry, strides);
     const uint64_t offset = from * strides[j->dim] * item;
-    const tsr_box parent = {entry->rank, NULL, entry->shape}, inner = {entry->rank, NULL, sizes};
+    const tsr_box parent = {entry->ndim, NULL, entry->shape}, inner = {entry->ndim, NULL, sizes};
     const bool is_run = tsr_box_is_contiguous(parent, inner) && !(whole->view && whole->view->strides);
     const bool is_zstd = whole->view && whole->view->zstd;
     if (!is_zstd && out->file != TSR_NO_FILE) {
         out->byte_offset += offset;
-        out->byte_length = span_of(entry->rank, sizes, strides, item);
+        out->byte_length = span_of(entry->ndim, sizes, strides, item);
     }
     if (is_run && !whole->view) return TSR_OK;
     tsr_view *view = TSR_ARENA_NEW(j->arena, tsr_view, j->err);
@@ -127,7 +127,7 @@ static tsr_status cut(const joining *j, const tsr_entry *entry, uint64_t from, u
 /* Where a chunk is in the whole tensor. */
 static tsr_status place(const joining *j, uint64_t at, tsr_chunk *chunk)
 {
-    uint64_t *offsets = tsr_arena_array(j->arena, j->out->rank, sizeof *offsets, j->err);
+    uint64_t *offsets = tsr_arena_array(j->arena, j->out->ndim, sizeof *offsets, j->err);
     if (!offsets) return TSR_E_NOMEM;
     offsets[j->dim] = at;
     chunk->offsets = offsets;
@@ -214,7 +214,7 @@ static tsr_status add_blocks(joining *j)
 /* A tensor without elements has one empty chunk, as everywhere. */
 static tsr_status keep_empty(joining *j)
 {
-    const tsr_box whole = {j->out->rank, NULL, j->shape};
+    const tsr_box whole = {j->out->ndim, NULL, j->shape};
     if (j->out->chunk_count || !tsr_box_is_empty(whole)) return TSR_OK;
     j->chunks[0] = j->held->tensors[0]->chunks[0];
     j->chunks[0].sizes = j->shape;
@@ -226,7 +226,7 @@ static tsr_status keep_empty(joining *j)
 
 static tsr_status start(joining *j, uint32_t ndim, uint64_t chunks)
 {
-    j->out->rank = ndim;
+    j->out->ndim = ndim;
     j->out->chunk_count = j->out->replica_count = 0;
     j->shape = tsr_arena_array(j->arena, ndim, sizeof *j->shape, j->err);
     j->chunks = tsr_arena_array(j->arena, (size_t)chunks, sizeof *j->chunks, j->err);
@@ -243,16 +243,16 @@ tsr_status tsr_shards_concat(const tsr_shards_held *held, const tsr_shards_rule 
 {
     joining j = {.held = held, .rule = rule, .arena = arena, .out = out, .err = err};
     const tsr_entry *first = held->tensors[0];
-    TSR_TRY(find_dim(&j, first->rank));
+    TSR_TRY(find_dim(&j, first->ndim));
     TSR_TRY(check_alike(&j, j.dim));
     TSR_TRY(check_blocks(&j));
     for (uint32_t b = 0; b < blocks_of(&j); b++) TSR_TRY(check_copies(&j, b));
-    TSR_TRY(start(&j, first->rank, (uint64_t)held->ranks * blocks_of(&j)));
+    TSR_TRY(start(&j, first->ndim, (uint64_t)held->ranks * blocks_of(&j)));
     TSR_TRY(add_blocks(&j));
     TSR_FAIL_IF(rule->trims && rule->trim > j.end, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "the rule '%.*s' trims dim %u to %" PRIu64 ", but '%.*s' has only %" PRIu64 " there", TSR_STR_ARG(rule->match), j.dim,
                 rule->trim, TSR_STR_ARG(held->fqn), j.end);
-    memcpy(j.shape, first->shape, first->rank * sizeof *j.shape);
+    memcpy(j.shape, first->shape, first->ndim * sizeof *j.shape);
     j.shape[j.dim] = rule->trims ? rule->trim : j.end;
     return keep_empty(&j);
 }
@@ -264,11 +264,11 @@ static tsr_status widen(const joining *j, uint32_t rank, tsr_chunk *out)
 {
     const tsr_entry *entry = j->held->tensors[rank];
     const uint64_t *old = entry->chunks[0].view ? entry->chunks[0].view->strides : NULL;
-    uint64_t *sizes = tsr_arena_array(j->arena, j->out->rank, sizeof *sizes, j->err);
-    uint64_t *strides = tsr_arena_array(j->arena, j->out->rank, sizeof *strides, j->err);
+    uint64_t *sizes = tsr_arena_array(j->arena, j->out->ndim, sizeof *sizes, j->err);
+    uint64_t *strides = tsr_arena_array(j->arena, j->out->ndim, sizeof *strides, j->err);
     tsr_view *view = TSR_ARENA_NEW(j->arena, tsr_view, j->err);
     if (!sizes || !strides || !view) return TSR_E_NOMEM;
-    for (uint32_t d = 0, from = 0; d < j->out->rank; d++) {
+    for (uint32_t d = 0, from = 0; d < j->out->ndim; d++) {
         sizes[d] = d == j->dim ? 1 : entry->shape[from];
         strides[d] = d == j->dim || !old ? 1 : old[from];
         from += d != j->dim;
@@ -288,12 +288,12 @@ tsr_status tsr_shards_stack(const tsr_shards_held *held, const tsr_shards_rule *
 {
     joining j = {.held = held, .rule = rule, .arena = arena, .out = out, .err = err};
     const tsr_entry *first = held->tensors[0];
-    TSR_FAIL_IF(first->rank == TSR_MAX_RANK, err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' already has %u dims",
-                TSR_STR_ARG(held->fqn), first->rank);
-    TSR_TRY(find_dim(&j, first->rank + 1));
+    TSR_FAIL_IF(first->ndim == TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' already has %u dims",
+                TSR_STR_ARG(held->fqn), first->ndim);
+    TSR_TRY(find_dim(&j, first->ndim + 1));
     TSR_TRY(check_alike(&j, UINT32_MAX));
-    TSR_TRY(start(&j, first->rank + 1, held->ranks));
-    for (uint32_t d = 0, from = 0; d < out->rank; d++) {
+    TSR_TRY(start(&j, first->ndim + 1, held->ranks));
+    for (uint32_t d = 0, from = 0; d < out->ndim; d++) {
         j.shape[d] = d == j.dim ? held->ranks : first->shape[from];
         from += d != j.dim;
     }

@@ -72,7 +72,7 @@ static tsr_status check_blocks(const cutting *c)
 /* One box per block of the rank. */
 static tsr_status add_box(cutting *c, uint64_t from, uint64_t local, uint64_t size)
 {
-    const uint32_t ndim = c->entry->rank;
+    const uint32_t ndim = c->entry->ndim;
     uint64_t *numbers = tsr_arena_array(c->arena, ndim, 3 * sizeof *numbers, c->err);
     if (!numbers) return TSR_E_NOMEM;
     if (size == 0) return TSR_OK;
@@ -109,7 +109,7 @@ static tsr_status cut_index(cutting *c, uint64_t *local)
 static tsr_status cut(cutting *c, tsr_shard *out)
 {
     const bool is_cut = c->rule && (c->rule->kind == TSR_SHARDS_CONCAT || c->rule->kind == TSR_SHARDS_STACK);
-    const uint32_t ndim = c->entry->rank;
+    const uint32_t ndim = c->entry->ndim;
     uint64_t *shape = tsr_arena_array(c->arena, ndim, sizeof *shape, c->err), local = 0;
     c->boxes = tsr_arena_array(c->arena, is_cut ? blocks_of(c) : 1, sizeof *c->boxes, c->err);
     if (!shape || !c->boxes) return TSR_E_NOMEM;
@@ -128,7 +128,7 @@ static tsr_status cut(cutting *c, tsr_shard *out)
         shape[c->dim] = local;
         if (tsr_box_is_empty(whole)) c->box_count = 0;
     }
-    *out = (tsr_shard){.rank = ndim, .local_shape = shape, .boxes = c->boxes, .box_count = c->box_count};
+    *out = (tsr_shard){.ndim = ndim, .local_shape = shape, .boxes = c->boxes, .box_count = c->box_count};
     return TSR_OK;
 }
 

@@ -38,7 +38,8 @@ tsr_status tsr_shards_equal_chunks(tsr_shards_equality *equality, const tsr_entr
                 "comparing '%.*s' between ranks would read more than %d times its stored bytes", TSR_STR_ARG(entry->fqn),
                 MAX_READS);
     equality->bytes_left -= bytes;
-    const tsr_entry first = {.fqn = entry->fqn, .dtype = entry->dtype, .rank = entry->rank, .shape = a->sizes, .chunks = a, .chunk_count = 1};
+    const tsr_entry first = {
+        .fqn = entry->fqn, .dtype = entry->dtype, .ndim = entry->ndim, .shape = a->sizes, .chunks = a, .chunk_count = 1};
     tsr_entry second = first;
     second.chunks = b;
     return tsr_rank_bytes_match(equality->checkpoint, &first, &second, same, err);

@@ -141,7 +141,7 @@ static tsr_status check_copies(join *j, const tsr_entry *entry)
         const tsr_chunk *copy = &entry->replicas[c];
         for (uint64_t i = 0; i < entry->chunk_count; i++) {
             bool same = true;
-            if (memcmp(entry->chunks[i].offsets, copy->offsets, entry->rank * sizeof *copy->offsets) != 0) continue;
+            if (memcmp(entry->chunks[i].offsets, copy->offsets, entry->ndim * sizeof *copy->offsets) != 0) continue;
             TSR_TRY(tsr_shards_equal_chunks(&j->equality, entry, &entry->chunks[i], copy, &same, j->err));
             TSR_FAIL_IF(!same, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
                         "'%.*s' has blocks that should be replicas, but %.*s and %.*s differ", TSR_STR_ARG(entry->fqn),
@@ -221,7 +221,7 @@ static tsr_status merge_stages(join *j, tsr_entry *first, const tsr_entry *secon
                 first->chunk_count == second->chunk_count && tsr_entry_same_shape(first, second);
     for (uint64_t c = 0; same && c < first->chunk_count; c++) {
         const tsr_chunk *a = &first->chunks[c], *b = &second->chunks[c];
-        same = !first->rank || memcmp(a->offsets, b->offsets, first->rank * sizeof *a->offsets) == 0;
+        same = !first->ndim || memcmp(a->offsets, b->offsets, first->ndim * sizeof *a->offsets) == 0;
         if (same) TSR_TRY(tsr_shards_equal_chunks(&j->equality, first, a, b, &same, j->err));
     }
     TSR_FAIL_IF(!same, j->err, TSR_E_FORMAT, TSR_NO_POSITION,

@@ -100,7 +100,7 @@ static bool same_view(const tsr_entry *entry, const tsr_chunk *a, const tsr_chun
 {
     const tsr_view plain = {0}, *x = a->view ? a->view : &plain, *y = b->view ? b->view : &plain;
     if (x->conj != y->conj || x->neg != y->neg || x->swap != y->swap || !x->strides != !y->strides) return false;
-    return !x->strides || memcmp(x->strides, y->strides, entry->rank * sizeof *x->strides) == 0;
+    return !x->strides || memcmp(x->strides, y->strides, entry->ndim * sizeof *x->strides) == 0;
 }
 
 bool tsr_torch_decide(const tsr_checkpoint *checkpoint, const tsr_entry *a, const tsr_entry *b, bool *same)

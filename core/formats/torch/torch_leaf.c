@@ -36,7 +36,7 @@ static tsr_status describe_parts(const tsr_value *value, tsr_arena *arena, tsr_e
     if (values && values->kind == TSR_VALUE_TENSOR) entry->dtype = values->as.tensor->dtype;
     if (dtype && dtype->kind == TSR_VALUE_DTYPE) entry->dtype = dtype->as.dtype;
     if (data && data->kind == TSR_VALUE_TENSOR) {
-        entry->rank = data->as.tensor->rank;
+        entry->ndim = data->as.tensor->ndim;
         entry->shape = data->as.tensor->shape;
     }
     if (!size || (size->kind != TSR_VALUE_SIZE && size->kind != TSR_VALUE_TUPLE)) return TSR_OK;
@@ -46,7 +46,7 @@ static tsr_status describe_parts(const tsr_value *value, tsr_arena *arena, tsr_e
         if (size->items[i]->kind != TSR_VALUE_INT || size->items[i]->as.integer < 0) return TSR_OK;
         shape[i] = (uint64_t)size->items[i]->as.integer;
     }
-    entry->rank = (uint32_t)size->count;
+    entry->ndim = (uint32_t)size->count;
     entry->shape = shape;
     return TSR_OK;
 }

@@ -59,16 +59,16 @@ static void put_sizes(tsr_pickler *p, const uint64_t *sizes, size_t count)
 static void put_strides(tsr_pickler *p, const tsr_torch_new_tensor *tensor)
 {
     if (tensor->strides) {
-        put_sizes(p, tensor->strides, tensor->rank);
+        put_sizes(p, tensor->strides, tensor->ndim);
         return;
     }
-    if (tensor->rank > 3) tsr_pickler_mark(p);
-    for (uint32_t d = 0; d < tensor->rank; d++) {
+    if (tensor->ndim > 3) tsr_pickler_mark(p);
+    for (uint32_t d = 0; d < tensor->ndim; d++) {
         uint64_t step = 1;
-        for (uint32_t inner = d + 1; inner < tensor->rank; inner++) step *= tensor->sizes[inner] ? tensor->sizes[inner] : 1;
+        for (uint32_t inner = d + 1; inner < tensor->ndim; inner++) step *= tensor->sizes[inner] ? tensor->sizes[inner] : 1;
         tsr_pickler_uint(p, step);
     }
-    tsr_pickler_tuple(p, tensor->rank);
+    tsr_pickler_tuple(p, tensor->ndim);
 }
 
 static void put_ordered_dict(tsr_pickler *p)
@@ -109,7 +109,7 @@ static void put_tensor(emitter *e, const tsr_torch_new_tensor *tensor)
     tsr_pickler_mark(p);
     put_storage(p, storage, tensor->storage, e->arena, e->err);
     tsr_pickler_uint(p, tensor->storage_offset);
-    put_sizes(p, tensor->sizes, tensor->rank);
+    put_sizes(p, tensor->sizes, tensor->ndim);
     put_strides(p, tensor);
     tsr_pickler_bool(p, tensor->requires_grad && !tensor->is_parameter);
     put_ordered_dict(p);

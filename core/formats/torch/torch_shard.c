@@ -172,7 +172,7 @@ static tsr_status read_mesh(tsr_torch_build *build, tsr_ref holder, mesh *out, b
     return TSR_OK;
 }
 
-static bool read_placement(const tsr_pickle *pickle, tsr_ref ref, uint32_t rank, placement *out)
+static bool read_placement(const tsr_pickle *pickle, tsr_ref ref, uint32_t ndim, placement *out)
 {
     out->id = tsr_pickle_class_id(pickle, ref);
     if (out->id == TSR_TORCH_REPLICATE || out->id == TSR_TORCH_PARTIAL) return true;
@@ -180,19 +180,19 @@ static bool read_placement(const tsr_pickle *pickle, tsr_ref ref, uint32_t rank,
     tsr_ref dim_ref = tsr_torch_attribute(pickle, ref, "dim");
     if (dim_ref == TSR_REF_NONE) dim_ref = tsr_torch_arg(pickle, ref, 0);
     int64_t dim = tsr_pickle_int(pickle, dim_ref);
-    if (dim < 0) dim += rank;
+    if (dim < 0) dim += ndim;
     int64_t split = out->id == TSR_TORCH_SHARD ? 1 : tsr_pickle_int(pickle, tsr_torch_attribute(pickle, ref, "split_factor"));
     out->dim = (uint64_t)dim;
     out->split = (uint64_t)split;
-    return tsr_pickle_kind_of(pickle, dim_ref) == TSR_PICKLE_INT && dim >= 0 && dim < (int64_t)rank && split > 0;
+    return tsr_pickle_kind_of(pickle, dim_ref) == TSR_PICKLE_INT && dim >= 0 && dim < (int64_t)ndim && split > 0;
 }
 
-static bool read_placements(const tsr_pickle *pickle, tsr_ref spec, uint32_t rank, mesh *out)
+static bool read_placements(const tsr_pickle *pickle, tsr_ref spec, uint32_t ndim, mesh *out)
 {
     tsr_ref list = tsr_torch_attribute(pickle, spec, "placements");
     if (tsr_pickle_count(pickle, list) != out->dims) return false;
     for (uint32_t i = 0; i < out->dims; i++)
-        if (!read_placement(pickle, tsr_pickle_item(pickle, list, i), rank, &out->placements[i])) return false;
+        if (!read_placement(pickle, tsr_pickle_item(pickle, list, i), ndim, &out->placements[i])) return false;
     return true;
 }
 
@@ -332,28 +332,28 @@ static tsr_status cut_dimension(tsr_torch_build *build, const mesh *on, tsr_ref 
 static tsr_status add_boxes(tsr_torch_build *build, const cuts *runs, const tsr_torch_dense *local, tsr_torch_dense *out,
                             tsr_error *err)
 {
-    uint32_t rank = out->entry.rank;
+    uint32_t ndim = out->entry.ndim;
     uint64_t total = 1;
-    for (uint32_t d = 0; d < rank; d++) {
+    for (uint32_t d = 0; d < ndim; d++) {
         total *= runs[d].count; /* a product of 13 and 32 bits */
         TSR_FAIL_IF(total > CUTS_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "torch: a strided shard has more than %d boxes",
                     CUTS_MAX);
     }
-    TSR_TRY(charge(build, total, 2 * sizeof(tsr_chunk) + 2 * rank * sizeof(uint64_t), err));
+    TSR_TRY(charge(build, total, 2 * sizeof(tsr_chunk) + 2 * ndim * sizeof(uint64_t), err));
     tsr_chunk *chunks = tsr_arena_array(build->arena, (size_t)total, sizeof *chunks, err);
-    uint64_t *boxes = tsr_arena_array(build->arena, (size_t)total * 2 * rank, sizeof *boxes, err);
+    uint64_t *boxes = tsr_arena_array(build->arena, (size_t)total * 2 * ndim, sizeof *boxes, err);
     if (!chunks || !boxes) return TSR_E_NOMEM;
-    for (uint64_t i = 0; i < total; i++, boxes += 2 * rank) {
+    for (uint64_t i = 0; i < total; i++, boxes += 2 * ndim) {
         uint64_t rest = i, byte_offset = local->byte_offset;
-        for (uint32_t d = rank; d-- > 0;) {
+        for (uint32_t d = ndim; d-- > 0;) {
             uint32_t which = (uint32_t)(rest % runs[d].count);
             rest /= runs[d].count;
             const cut *run = &runs[d].items[which];
             boxes[d] = run->start;
-            boxes[rank + d] = run->size;
+            boxes[ndim + d] = run->size;
             byte_offset += run->local * local->strides[d] * tsr_dtype_size(local->entry.dtype);
         }
-        TSR_TRY(tsr_torch_chunk(build, local, byte_offset, boxes, boxes + rank, &chunks[i], err));
+        TSR_TRY(tsr_torch_chunk(build, local, byte_offset, boxes, boxes + ndim, &chunks[i], err));
     }
     out->entry.chunks = chunks;
     out->entry.chunk_count = total;
@@ -416,7 +416,7 @@ static tsr_status start_global(tsr_torch_build *build, tsr_ref wrapper, tsr_torc
     tsr_torch_dense *dense = TSR_ARENA_NEW(build->arena, tsr_torch_dense, err);
     if (!dense) return TSR_E_NOMEM;
     dense->entry.dtype = tsr_torch_dtype(pickle, tsr_pickle_item(pickle, wrapper, 1));
-    TSR_TRY(tsr_torch_sizes(build, tsr_pickle_item(pickle, wrapper, 2), &dense->entry.shape, &dense->entry.rank, err));
+    TSR_TRY(tsr_torch_sizes(build, tsr_pickle_item(pickle, wrapper, 2), &dense->entry.shape, &dense->entry.ndim, err));
     dense->entry.requires_grad = tsr_pickle_bool(pickle, tsr_pickle_item(pickle, wrapper, 7));
     dense->entry.is_sharded = true;
     dense->storage = UINT32_MAX;
@@ -428,8 +428,8 @@ static tsr_status start_global(tsr_torch_build *build, tsr_ref wrapper, tsr_torc
 static tsr_status cut_all(tsr_torch_build *build, const mesh *on, tsr_ref spec, const tsr_entry *global,
                           const tsr_torch_dense *local, cuts *runs, bool *fits, tsr_error *err)
 {
-    *fits = local->entry.rank == global->rank && local->entry.dtype == global->dtype;
-    for (uint32_t d = 0; d < global->rank && *fits; d++) {
+    *fits = local->entry.ndim == global->ndim && local->entry.dtype == global->dtype;
+    for (uint32_t d = 0; d < global->ndim && *fits; d++) {
         TSR_TRY(cut_dimension(build, on, spec, d, global->shape[d], &runs[d], err));
         *fits = total_of(&runs[d]) == local->entry.shape[d];
     }
@@ -440,7 +440,7 @@ static tsr_status cut_all(tsr_torch_build *build, const mesh *on, tsr_ref spec, 
 static tsr_status add_empty(tsr_torch_build *build, const tsr_torch_dense *local, tsr_torch_dense *out, tsr_error *err)
 {
     tsr_chunk *chunk = TSR_ARENA_NEW(build->arena, tsr_chunk, err);
-    uint64_t *zeros = tsr_arena_array(build->arena, out->entry.rank, sizeof *zeros, err);
+    uint64_t *zeros = tsr_arena_array(build->arena, out->entry.ndim, sizeof *zeros, err);
     if (!chunk || !zeros) return TSR_E_NOMEM;
     out->entry.chunks = chunk;
     out->entry.chunk_count = 1;
@@ -459,7 +459,7 @@ tsr_status tsr_torch_dtensor(tsr_torch_build *build, tsr_ref wrapper, tsr_ref st
     *out = NULL;
     TSR_TRY(start_global(build, wrapper, &dense, err));
     TSR_TRY(read_mesh(build, holder, &on, &known, err));
-    if (!known || !read_placements(pickle, spec, dense->entry.rank, &on))
+    if (!known || !read_placements(pickle, spec, dense->entry.ndim, &on))
         return say(build, "torch/dtensor", wrapper, "a DTensor whose mesh or placements have an unknown form", err);
     for (uint32_t i = 0; i < on.dims; i++)
         if (on.placements[i].id == TSR_TORCH_PARTIAL)
@@ -471,7 +471,7 @@ tsr_status tsr_torch_dtensor(tsr_torch_build *build, tsr_ref wrapper, tsr_ref st
         return say(build, "torch/dtensor", wrapper, "a DTensor of impossible size", err);
     if (!on.placed && held)
         return say(build, "torch/dtensor", wrapper, "a DTensor that does not state which rank's shard it is", err);
-    cuts *runs = tsr_arena_array(build->arena, dense->entry.rank, sizeof *runs, err);
+    cuts *runs = tsr_arena_array(build->arena, dense->entry.ndim, sizeof *runs, err);
     if (!runs) return TSR_E_NOMEM;
     bool fits = true;
     if (held || elements == 0) TSR_TRY(cut_all(build, &on, spec, &dense->entry, local, runs, &fits, err));
@@ -505,9 +505,9 @@ static tsr_status shard_chunk(tsr_torch_build *build, tsr_ref shard, const tsr_t
     uint32_t offset_count, size_count;
     TSR_TRY(tsr_torch_sizes(build, tsr_torch_attribute(pickle, metadata, "shard_offsets"), &offsets, &offset_count, err));
     TSR_TRY(tsr_torch_sizes(build, tsr_torch_attribute(pickle, metadata, "shard_sizes"), &sizes, &size_count, err));
-    bool fits = offset_count == global->rank && size_count == global->rank && local->entry.rank == global->rank &&
+    bool fits = offset_count == global->ndim && size_count == global->ndim && local->entry.ndim == global->ndim &&
                 local->entry.dtype == global->dtype && local->storage != UINT32_MAX;
-    for (uint32_t d = 0; d < global->rank && fits; d++)
+    for (uint32_t d = 0; d < global->ndim && fits; d++)
         fits = sizes[d] == local->entry.shape[d] && sizes[d] <= global->shape[d] && offsets[d] <= global->shape[d] - sizes[d];
     TSR_FAIL_IF(!fits, err, TSR_E_FORMAT, position,
                 "torch: a shard of a ShardedTensor does not match its metadata or reaches beyond the tensor");

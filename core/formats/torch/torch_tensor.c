@@ -117,7 +117,7 @@ tsr_status tsr_torch_sizes(tsr_torch_build *build, tsr_ref ref, const uint64_t *
         ref = tsr_torch_arg(pickle, ref, 0);
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
     size_t n = tsr_pickle_count(pickle, ref);
-    TSR_FAIL_IF((kind != TSR_PICKLE_TUPLE && kind != TSR_PICKLE_LIST) || n > TSR_MAX_RANK, err, TSR_E_FORMAT, position,
+    TSR_FAIL_IF((kind != TSR_PICKLE_TUPLE && kind != TSR_PICKLE_LIST) || n > TSR_MAX_NDIM, err, TSR_E_FORMAT, position,
                 "torch: a size or stride is not a list of at most 64 integers");
     uint64_t *values = tsr_arena_array(build->arena, n, sizeof *values, err);
     if (!values) return TSR_E_NOMEM;
@@ -134,13 +134,13 @@ tsr_status tsr_torch_sizes(tsr_torch_build *build, tsr_ref ref, const uint64_t *
 }
 
 /* Bytes from a box's first element to the end of its last; 0 for an empty box. false: overflow. */
-static bool span(const uint64_t *sizes, const uint64_t *strides, uint32_t rank, uint32_t item_size, uint64_t *bytes)
+static bool span(const uint64_t *sizes, const uint64_t *strides, uint32_t ndim, uint32_t item_size, uint64_t *bytes)
 {
     uint64_t last = 0, step;
     *bytes = 0;
-    for (uint32_t i = 0; i < rank; i++)
+    for (uint32_t i = 0; i < ndim; i++)
         if (sizes[i] == 0) return true;
-    for (uint32_t i = 0; i < rank; i++) {
+    for (uint32_t i = 0; i < ndim; i++) {
         if (!tsr_mul_u64(sizes[i] - 1, strides[i], &step) || !tsr_add_u64(last, step, &last)) return false;
     }
     return tsr_add_u64(last, 1, &last) && tsr_mul_u64(last, item_size, bytes);
@@ -149,7 +149,7 @@ static bool span(const uint64_t *sizes, const uint64_t *strides, uint32_t rank, 
 /* PyTorch lays a tensor without strides out in row-major order. */
 static tsr_status make_strides(tsr_torch_build *build, tsr_torch_dense *dense, uint64_t position, tsr_error *err)
 {
-    uint32_t i = dense->entry.rank;
+    uint32_t i = dense->entry.ndim;
     uint64_t *strides = tsr_arena_array(build->arena, i, sizeof *strides, err), step = 1;
     if (!strides) return TSR_E_NOMEM;
     while (i-- > 0) {
@@ -161,11 +161,11 @@ static tsr_status make_strides(tsr_torch_build *build, tsr_torch_dense *dense, u
     return TSR_OK;
 }
 
-static bool is_contiguous(const uint64_t *sizes, const uint64_t *strides, uint32_t rank)
+static bool is_contiguous(const uint64_t *sizes, const uint64_t *strides, uint32_t ndim)
 {
     uint64_t expected = 1;
     bool row_major = true;
-    for (uint32_t i = rank; i-- > 0;) {
+    for (uint32_t i = ndim; i-- > 0;) {
         if (sizes[i] == 0) return true;
         if (sizes[i] == 1) continue;
         row_major = row_major && strides[i] == expected;
@@ -178,9 +178,9 @@ tsr_status tsr_torch_chunk(tsr_torch_build *build, const tsr_torch_dense *on, ui
                            const uint64_t *sizes, tsr_chunk *out, tsr_error *err)
 {
     const tsr_entry *entry = &on->entry;
-    bool contiguous = is_contiguous(sizes, on->strides, entry->rank);
+    bool contiguous = is_contiguous(sizes, on->strides, entry->ndim);
     uint64_t byte_length;
-    span(sizes, on->strides, entry->rank, tsr_dtype_size(entry->dtype), &byte_length); /* no more than the tensor's own */
+    span(sizes, on->strides, entry->ndim, tsr_dtype_size(entry->dtype), &byte_length); /* no more than the tensor's own */
     *out = (tsr_chunk){offsets, sizes, byte_offset, byte_length, NULL, build->file};
     placed_chunk *placed = tsr_vec_push(&build->chunks, err);
     if (!placed) return TSR_E_NOMEM;
@@ -201,12 +201,12 @@ static tsr_status check_span(tsr_torch_build *build, const storage_part *part, i
     uint32_t item_size = tsr_dtype_size(entry->dtype);
     uint64_t elements, needed, start, end;
     bool sane = tsr_entry_elements(entry, &elements) &&
-                span(entry->shape, dense->strides, entry->rank, item_size, &needed) && offset >= 0 &&
+                span(entry->shape, dense->strides, entry->ndim, item_size, &needed) && offset >= 0 &&
                 tsr_mul_u64((uint64_t)offset, item_size, &start) && tsr_add_u64(start, needed, &end);
     const tsr_torch_storage *storage = (const tsr_torch_storage *)build->storages.items + part->storage;
     TSR_FAIL_IF(!sane || (needed && end > part->byte_length), err, TSR_E_FORMAT, position,
-                "torch: a tensor of %u dimensions at element %lld reaches beyond its storage '%.*s' (%llu bytes)", entry->rank,
-                (long long)offset, TSR_STR_ARG(storage->key), (unsigned long long)part->byte_length);
+                "torch: a tensor of %u dimensions at element %lld reaches beyond its storage '%.*s' (%llu bytes)",
+                entry->ndim, (long long)offset, TSR_STR_ARG(storage->key), (unsigned long long)part->byte_length);
     dense->byte_offset = part->byte_offset + (needed ? start : 0);
     dense->storage = part->storage;
     dense->entry.storage_id = part->storage + 1;
@@ -217,7 +217,7 @@ static tsr_status check_span(tsr_torch_build *build, const storage_part *part, i
 static tsr_status add_only_chunk(tsr_torch_build *build, tsr_torch_dense *dense, tsr_error *err)
 {
     if (dense->entry.kind != TSR_ENTRY_TENSOR) return TSR_OK;
-    uint64_t *zeros = tsr_arena_array(build->arena, dense->entry.rank, sizeof *zeros, err);
+    uint64_t *zeros = tsr_arena_array(build->arena, dense->entry.ndim, sizeof *zeros, err);
     tsr_chunk *chunk = TSR_ARENA_NEW(build->arena, tsr_chunk, err);
     if (!zeros || !chunk) return TSR_E_NOMEM;
     TSR_TRY(tsr_torch_chunk(build, dense, dense->byte_offset, zeros, dense->entry.shape, chunk, err));
@@ -245,14 +245,14 @@ tsr_status tsr_torch_rebuild(tsr_torch_build *build, uint32_t id, tsr_ref args, 
     tsr_ref offset = tsr_pickle_item(pickle, args, 1);
     TSR_FAIL_IF(tsr_pickle_kind_of(pickle, offset) == TSR_PICKLE_OBJECT, err, TSR_E_UNSUPPORTED, position,
                 "torch: the offset of a tensor into its storage is not an int");
-    TSR_TRY(tsr_torch_sizes(build, tsr_pickle_item(pickle, args, 2), &entry->shape, &entry->rank, err));
+    TSR_TRY(tsr_torch_sizes(build, tsr_pickle_item(pickle, args, 2), &entry->shape, &entry->ndim, err));
     TSR_TRY(tsr_torch_sizes(build, tsr_pickle_item(pickle, args, 3), &dense->strides, &stride_count, err));
-    if (stride_count == 0 && entry->rank) {
+    if (stride_count == 0 && entry->ndim) {
         TSR_TRY(make_strides(build, dense, position, err));
-        stride_count = entry->rank;
+        stride_count = entry->ndim;
     }
-    TSR_FAIL_IF(stride_count != entry->rank, err, TSR_E_FORMAT, position, "torch: %u strides for %u dimensions", stride_count,
-                entry->rank);
+    TSR_FAIL_IF(stride_count != entry->ndim, err, TSR_E_FORMAT, position, "torch: %u strides for %u dimensions",
+                stride_count, entry->ndim);
     if (id != TSR_TORCH_REBUILD_QUANTIZED) entry->requires_grad = tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 4));
     tsr_ref metadata = tsr_pickle_item(pickle, args, v3 ? 7 : 6);
     if (id != TSR_TORCH_REBUILD_QUANTIZED && metadata != TSR_REF_NONE) {
@@ -281,7 +281,7 @@ tsr_status tsr_torch_bare_storage(tsr_torch_build *build, tsr_ref persistent, ts
     TSR_TRY(read_storage(build, persistent, build->pickle_offset, &part, &dense->entry.dtype, err));
     *size = part.byte_length / tsr_dtype_size(dense->entry.dtype);
     dense->entry.shape = size;
-    dense->entry.rank = 1;
+    dense->entry.ndim = 1;
     dense->strides = &one;
     TSR_TRY(check_span(build, &part, 0, dense, build->pickle_offset, err));
     *out = dense;

@@ -47,15 +47,15 @@ tsr_entry *tsr_torch_union_at(const tsr_torch_union *u, uint32_t number)
 }
 
 /* Whether the box is new to the entry. */
-static tsr_status is_new_box(tsr_torch_union *u, uint32_t number, const tsr_chunk *chunk, uint32_t rank, bool *fresh,
+static tsr_status is_new_box(tsr_torch_union *u, uint32_t number, const tsr_chunk *chunk, uint32_t ndim, bool *fresh,
                              tsr_error *err)
 {
-    size_t row = rank * sizeof(uint64_t);
+    size_t row = ndim * sizeof(uint64_t);
     char *key = tsr_arena_array(u->checkpoint->arena, sizeof number + 2 * row, 1, err);
     if (!key) return TSR_E_NOMEM;
     memcpy(key, &number, sizeof number);
-    if (rank) memcpy(key + sizeof number, chunk->offsets, row);
-    if (rank) memcpy(key + sizeof number + row, chunk->sizes, row);
+    if (ndim) memcpy(key + sizeof number, chunk->offsets, row);
+    if (ndim) memcpy(key + sizeof number + row, chunk->sizes, row);
     return tsr_map_put(u->boxes, (tsr_str){key, sizeof number + 2 * row}, 0, NULL, fresh, err);
 }
 
@@ -63,7 +63,7 @@ static tsr_status add_chunks(tsr_torch_union *u, uint32_t number, const tsr_entr
 {
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         bool fresh;
-        TSR_TRY(is_new_box(u, number, &entry->chunks[i], entry->rank, &fresh, err));
+        TSR_TRY(is_new_box(u, number, &entry->chunks[i], entry->ndim, &fresh, err));
         joined_chunk *added = tsr_vec_push(&u->chunks, err);
         if (!added) return TSR_E_NOMEM;
         *added = (joined_chunk){number, !fresh, entry->chunks[i]};

@@ -23,7 +23,7 @@ typedef struct tsr_torch_new_tensor {
     const tsr_entry *entry;
     uint32_t storage;
     uint64_t storage_offset; /* elements */
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *sizes;
     const uint64_t *strides; /* elements; NULL: contiguous */
     bool requires_grad;

@@ -1,4 +1,4 @@
-/* Boxes: half-open rectangles {offsets, sizes} in elements, of any rank up to TSR_MAX_RANK.
+/* Boxes: half-open rectangles {offsets, sizes} in elements, of up to TSR_MAX_NDIM dimensions.
  * Everything here is pure and thread-safe; nothing allocates. Rank 0 is a single element.
  *
  * Example:
@@ -18,9 +18,9 @@
 
 TSR_API_BEGIN
 
-#define TSR_MAX_RANK 64u /* torch's own bound */
+#define TSR_MAX_NDIM 64u /* torch's own bound */
 
-/* Borrows its arrays, each of `rank` numbers. `offsets` NULL stands for zeros, so {rank, NULL, shape} is a whole tensor. */
+/* Borrows its arrays, each of `ndim` numbers. `offsets` NULL stands for zeros, so {ndim, NULL, shape} is a whole tensor. */
 /* The extents of a tensor. */
 typedef struct tsr_shape {
     uint32_t ndim;
@@ -28,7 +28,7 @@ typedef struct tsr_shape {
 } tsr_shape;
 
 typedef struct tsr_box {
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *offsets;
     const uint64_t *sizes;
 } tsr_box;

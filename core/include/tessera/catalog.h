@@ -8,7 +8,7 @@
  *         const tsr_entry *e = &catalog->entries[i];
  *         uint64_t volume;
  *         if (e->kind != TSR_ENTRY_TENSOR) continue;
- *         if (tsr_box_volume((tsr_box){e->rank, NULL, e->shape}, &volume)) elements += volume;
+ *         if (tsr_box_volume((tsr_box){e->ndim, NULL, e->shape}, &volume)) elements += volume;
  *     } */
 #ifndef TESSERA_CATALOG_H
 #define TESSERA_CATALOG_H
@@ -81,14 +81,14 @@ typedef struct tsr_entry {
     tsr_str fqn;
     tsr_entry_kind kind;
     tsr_dtype dtype;           /* tensors; for opaque tensors the inner values' dtype where known */
-    const uint64_t *shape;     /* tensor size: the global shape, `rank` numbers */
+    const uint64_t *shape;     /* tensor size: the global shape, `ndim` numbers */
     const tsr_chunk *chunks;   /* distinct boxes in the reader's order */
     uint64_t chunk_count;
     const tsr_chunk *replicas; /* further copies of boxes that `chunks` has already */
     uint64_t replica_count;
     const tsr_path_item *path; /* NULL: the FQN is one flat key */
     uint32_t path_length;
-    uint32_t rank;             /* number of dimensions */
+    uint32_t ndim;             /* number of dimensions */
     uint32_t storage_id;       /* equal and non-zero: tensors on one storage (tied, views) */
     bool requires_grad;
     bool is_parameter;         /* torch.nn.Parameter */

@@ -93,7 +93,7 @@ typedef struct tsr_shard_box {
 
 /* What one rank holds of a tensor. */
 typedef struct tsr_shard {
-    uint32_t rank; /* of the tensor */
+    uint32_t ndim; /* of the tensor */
     const uint64_t *local_shape;
     const uint64_t *global_offsets; /* of the first element; the dim's size where the shard is empty, as torch has it */
     const tsr_shard_box *boxes;     /* in row-major order of the local tensor; none when it is empty */
@@ -102,7 +102,7 @@ typedef struct tsr_shard {
 
 /* The shard of mesh rank `mesh_rank` (< tsr_mesh_ranks). `partial` counts as
  * replicate (the values are another matter). In closed form: O(mesh dims × boxes). Errors: TSR_E_USAGE when a placement
- * names a dim that the tensor does not have; TSR_E_LIMIT beyond TSR_MAX_RANK dims or for absurdly many boxes. */
+ * names a dim that the tensor does not have; TSR_E_LIMIT beyond TSR_MAX_NDIM dims or for absurdly many boxes. */
 tsr_status tsr_mesh_shard(const tsr_sharding *how, tsr_shape shape, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out,
                           tsr_error *err);
 

@@ -34,7 +34,7 @@ typedef enum tsr_wrapper {
 typedef struct tsr_module_tensor {
     tsr_str name;
     tsr_dtype dtype; /* TSR_DTYPE_NONE: not told */
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *shape;
     bool requires_grad; /* parameters */
     bool persistent;    /* buffers */
@@ -44,7 +44,7 @@ typedef struct tsr_module_tensor {
 /* An original parameter of a flat parameter. `fqn` is relative to what the unit wraps, as PyTorch's `_fqns`. */
 typedef struct tsr_flat_original {
     tsr_str fqn;
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *shape;
 } tsr_flat_original;
 

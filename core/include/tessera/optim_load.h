@@ -28,7 +28,7 @@ void tsr_rows_of_rank(uint64_t size, uint32_t world, uint32_t rank, bool clamp, 
 /* The part of a parameter that this rank's data-parallel group has, as the model's sharded state shows it. */
 typedef struct tsr_tp_slice {
     tsr_str fqn;
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *offsets; /* NULL: not tensor parallel; then `sizes` is the whole */
     const uint64_t *sizes;
     const uint64_t *shape; /* of the whole parameter, which its state must have too; NULL: not compared */

@@ -65,7 +65,7 @@ typedef struct tsr_planned {
 uint64_t tsr_plan_count(const tsr_plan *plan); /* in the catalog's order */
 tsr_planned tsr_plan_tensor_at(const tsr_plan *plan, uint64_t index);
 
-/* One box copy from storage into a rank's local tensor. Arrays have entry->rank numbers, in elements. */
+/* One box copy from storage into a rank's local tensor. Arrays have entry->ndim numbers, in elements. */
 typedef struct tsr_read_item {
     uint64_t tensor; /* index as in tsr_plan_tensor_at */
     const tsr_entry *entry;

@@ -12,7 +12,7 @@
  *
  *     const uint64_t offsets[] = {0, 0}, sizes[] = {2, 8};
  *     float corner[2 * 8];
- *     status = tsr_read_box(checkpoint, entry, (tsr_box){entry->rank, offsets, sizes}, corner, sizeof corner, &err);
+ *     status = tsr_read_box(checkpoint, entry, (tsr_box){entry->ndim, offsets, sizes}, corner, sizeof corner, &err);
  *     if (status == TSR_OK) printf("%g\n", corner[0]); */
 #ifndef TESSERA_READ_H
 #define TESSERA_READ_H
@@ -41,7 +41,7 @@ typedef struct tsr_progress {
     void *ctx;
 } tsr_progress;
 
-/* Bytes of a tensor entry as these functions deliver it; the shape (`rank` numbers, in the checkpoint's memory) that they
+/* Bytes of a tensor entry as these functions deliver it; the shape (`ndim` numbers, in the checkpoint's memory) that they
  * count in is the entry's own except for float4 of a safetensors container. TSR_E_UNSUPPORTED for entries without dense
  * elements. */
 tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *err);

@@ -73,12 +73,12 @@ typedef struct keys {
 
 static tsr_status copy_key(const tsr_entry *entry, size_t cut, tsr_arena *arena, cli_known_name *out, tsr_error *err)
 {
-    uint64_t *shape = tsr_arena_array(arena, entry->rank, sizeof *shape, err); /* the arena outlives the session */
+    uint64_t *shape = tsr_arena_array(arena, entry->ndim, sizeof *shape, err); /* the arena outlives the session */
     out->name = tsr_arena_str(arena, (tsr_str){entry->fqn.data + cut, entry->fqn.size - cut}, err);
     if (!shape || !out->name.data) return TSR_E_NOMEM;
-    if (entry->rank) memcpy(shape, entry->shape, entry->rank * sizeof *shape);
+    if (entry->ndim) memcpy(shape, entry->shape, entry->ndim * sizeof *shape);
     out->shape = shape;
-    out->rank = entry->rank;
+    out->ndim = entry->ndim;
     out->is_tensor = entry->kind == TSR_ENTRY_TENSOR;
     return TSR_OK;
 }
@@ -148,8 +148,8 @@ static tsr_status add_tree_name(keys *out, const tsr_state_item *item, const tsr
     if (status != TSR_OK || !fresh) return status;
     out->known[out->count++] = (cli_known_name){.name = name->fqns[at],
                                                 .is_tensor = item->tensor != NULL,
-                                                .rank = original       ? original->rank
-                                                        : item->tensor ? item->tensor->rank
+                                                .ndim = original       ? original->ndim
+                                                        : item->tensor ? item->tensor->ndim
                                                                        : 0,
                                                 .shape = original       ? original->shape
                                                          : item->tensor ? item->tensor->shape

@@ -28,7 +28,7 @@ typedef struct sink {
     FILE *file;
     bool as_text;
     tsr_dtype dtype;
-    uint32_t rank;         /* text */
+    uint32_t ndim;         /* text */
     const uint64_t *shape; /* text */
     uint64_t put, most;    /* elements */
 } sink;
@@ -43,7 +43,7 @@ static tsr_status write_bytes(sink *to, const uint8_t *data, size_t size, tsr_er
 static uint32_t dims_at(const sink *to, uint64_t index)
 {
     uint32_t count = 0;
-    for (uint32_t d = to->rank; d-- > 0; count++) {
+    for (uint32_t d = to->ndim; d-- > 0; count++) {
         if (to->shape[d] == 0 || index % to->shape[d] != 0) break;
         index /= to->shape[d];
     }
@@ -60,7 +60,7 @@ static void print_elements(sink *to, const uint8_t *data, size_t size)
             for (uint32_t d = 0; d < opens; d++) putchar(']');
             putchar('\n');
             for (uint32_t d = 1; d < opens; d++) putchar('\n');
-            cli_pad(stdout, to->rank - opens);
+            cli_pad(stdout, to->ndim - opens);
         } else if (to->put) {
             putchar(' ');
         }
@@ -92,7 +92,7 @@ static tsr_status read_slice(const cli_session *session, const tsr_entry *entry,
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                          "%s elements are not byte-aligned, so they cannot be sliced; leave the slice out",
                          tsr_dtype_describe(entry->dtype)->name);
-    if (!tsr_box_volume((tsr_box){entry->rank, NULL, slice->sizes}, &elements)) elements = UINT64_MAX; /* refused below */
+    if (!tsr_box_volume((tsr_box){entry->ndim, NULL, slice->sizes}, &elements)) elements = UINT64_MAX; /* refused below */
     if (elements > to->most) elements = to->most;
     if (elements == 0) return TSR_OK;
     const size_t most = (size_t)((elements < tile ? elements : tile) * itemsize);
@@ -130,7 +130,7 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const ts
     }
     if (npy) {
         tsr_status status =
-            cli_npy_header(entry->dtype, slice->rank, slice->shape, tsr_checkpoint_arena(session->checkpoint), &header, err);
+            cli_npy_header(entry->dtype, slice->ndim, slice->shape, tsr_checkpoint_arena(session->checkpoint), &header, err);
         if (status != TSR_OK) return status;
     }
     cli_out_file out;
@@ -148,7 +148,7 @@ static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry
                               tsr_error *err)
 {
     uint64_t elements = 1;
-    for (uint32_t d = 0; d < slice->rank; d++) elements *= slice->shape[d];
+    for (uint32_t d = 0; d < slice->ndim; d++) elements *= slice->shape[d];
     if (tsr_dtype_size(entry->dtype) == 0) {
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                          "%s elements are not byte-aligned; write them with -o FILE.bin",
@@ -157,7 +157,7 @@ static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry
     sink to = {.file = stdout,
                .as_text = true,
                .dtype = entry->dtype,
-               .rank = slice->rank,
+               .ndim = slice->ndim,
                .shape = slice->shape,
                .most = all || elements < PRINT_FIRST ? elements : PRINT_FIRST};
     tsr_status status = read_slice(session, entry, slice, &to, err);
@@ -167,7 +167,7 @@ static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry
     }
     if (elements == 0) fputs("[]", stdout);
     else if (to.put == elements)
-        for (uint32_t d = 0; d < slice->rank; d++) putchar(']');
+        for (uint32_t d = 0; d < slice->ndim; d++) putchar(']');
     else printf(" …\n%s more; --print prints all, -o FILE.npy writes them", cli_number(elements - to.put).text);
     putchar('\n');
     return status;
@@ -203,7 +203,7 @@ static tsr_status get(cli *program, const cli_session *session, const get_argume
         putchar('\n');
         return cli_unchanged(session, err);
     }
-    status = tsr_slice_parse(inside, entry->rank, entry->shape, &slice, err);
+    status = tsr_slice_parse(inside, entry->ndim, entry->shape, &slice, err);
     if (status == TSR_OK) status = tsr_repeats_check_box(session->checkpoint, entry, slice.offsets, slice.sizes, err);
     if (status == TSR_OK && (arguments->print || !arguments->output))
         status = get_as_text(session, entry, &slice, arguments->print, err);

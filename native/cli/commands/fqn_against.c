@@ -17,7 +17,7 @@ static tsr_status make_catalog(const cli_known_name *names, size_t count, tsr_ar
         entries[i] = (tsr_entry){.fqn = names[i].match,
                                  .kind = TSR_ENTRY_TENSOR,
                                  .dtype = names[i].is_tensor ? TSR_UINT8 : TSR_BOOL,
-                                 .rank = names[i].rank,
+                                 .ndim = names[i].ndim,
                                  .shape = names[i].shape};
     }
     *out = (tsr_catalog){.format = TSR_FORMAT_DCP, .entries = entries, .entry_count = count};

@@ -12,7 +12,7 @@ typedef struct cli_known_name {
     tsr_str name;  /* as it is written there */
     tsr_str match; /* canonical: what is compared */
     bool is_tensor;
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *shape;
 } cli_known_name;
 

@@ -27,7 +27,7 @@ static const char *descr_of(tsr_dtype dtype)
     }
 }
 
-tsr_status cli_npy_header(tsr_dtype dtype, uint32_t rank, const uint64_t *shape, tsr_arena *arena, tsr_str *out,
+tsr_status cli_npy_header(tsr_dtype dtype, uint32_t ndim, const uint64_t *shape, tsr_arena *arena, tsr_str *out,
                           tsr_error *err)
 {
     const char *descr = descr_of(dtype);
@@ -36,14 +36,14 @@ tsr_status cli_npy_header(tsr_dtype dtype, uint32_t rank, const uint64_t *shape,
                          "NumPy has no dtype for %s; name the output .bin to write raw bytes",
                          tsr_dtype_describe(dtype)->name);
     }
-    size_t room = 128 + (size_t)rank * 22, used;
+    size_t room = 128 + (size_t)ndim * 22, used;
     char *text = tsr_arena_array(arena, room + 64, 1, err);
     if (!text) return TSR_E_NOMEM;
     used = (size_t)snprintf(text, room, "{'descr': '%s', 'fortran_order': False, 'shape': (", descr);
-    for (uint32_t d = 0; d < rank; d++)
+    for (uint32_t d = 0; d < ndim; d++)
         used += (size_t)snprintf(text + used, room - used, "%" PRIu64 "%s", shape[d],
-                                 d + 1 < rank ? ", "
-                                 : rank == 1  ? ","
+                                 d + 1 < ndim ? ", "
+                                 : ndim == 1  ? ","
                                               : "");
     used += (size_t)snprintf(text + used, room - used, "), }");
     size_t prefix = used + 10 + 1 + 63 <= 65535 ? 10 : 12; /* magic, version, length */

@@ -95,7 +95,7 @@ static uint64_t hash_text(const char *text)
 
 static uint64_t hash_numbers(const tsr_entry *entry, const uint64_t *numbers)
 {
-    return tsr_hash_bytes(numbers, entry->rank * sizeof *numbers, 5);
+    return tsr_hash_bytes(numbers, entry->ndim * sizeof *numbers, 5);
 }
 
 static void take_entry(cli_node *node)

@@ -114,11 +114,11 @@ const char *cli_node_dtype(const cli_node *node)
 void cli_shape_text(const tsr_entry *entry, char *out, size_t capacity)
 {
     size_t used = (size_t)snprintf(out, capacity, "[");
-    for (uint32_t d = 0; d < entry->rank && used < capacity; d++) {
+    for (uint32_t d = 0; d < entry->ndim && used < capacity; d++) {
         used += (size_t)snprintf(out + used, capacity - used, "%s%" PRIu64, d ? ", " : "", entry->shape[d]);
     }
     if (used < capacity) used += (size_t)snprintf(out + used, capacity - used, "]");
-    if (used >= capacity) snprintf(out, capacity, "[%u dims]", entry->rank);
+    if (used >= capacity) snprintf(out, capacity, "[%u dims]", entry->ndim);
 }
 
 /* Number of chunks along one dim when the chunks are a grid: those that start at 0 in every other dim. */
@@ -127,7 +127,7 @@ static uint64_t cuts_along(const tsr_entry *entry, uint32_t dim)
     uint64_t count = 0;
     for (uint64_t c = 0; c < entry->chunk_count; c++) {
         bool on_edge = true;
-        for (uint32_t d = 0; d < entry->rank && on_edge; d++) on_edge = d == dim || entry->chunks[c].offsets[d] == 0;
+        for (uint32_t d = 0; d < entry->ndim && on_edge; d++) on_edge = d == dim || entry->chunks[c].offsets[d] == 0;
         count += on_edge;
     }
     return count;
@@ -137,7 +137,7 @@ static bool grid_text(const tsr_entry *entry, char *out, size_t capacity)
 {
     uint64_t product = 1;
     size_t used = 0;
-    for (uint32_t d = 0; d < entry->rank && used < capacity; d++) {
+    for (uint32_t d = 0; d < entry->ndim && used < capacity; d++) {
         uint64_t cuts = cuts_along(entry, d);
         if (cuts == 0 || cuts > entry->chunk_count / product) return false;
         product *= cuts;
@@ -149,7 +149,7 @@ static bool grid_text(const tsr_entry *entry, char *out, size_t capacity)
 
 static bool is_whole(const tsr_entry *entry)
 {
-    for (uint32_t d = 0; d < entry->rank; d++) {
+    for (uint32_t d = 0; d < entry->ndim; d++) {
         if (entry->chunks[0].sizes[d] != entry->shape[d]) return false;
     }
     return true;

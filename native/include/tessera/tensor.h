@@ -60,31 +60,31 @@ typedef struct tsr_tensor {
 } tsr_tensor;
 
 /* A tensor in words; arrays are borrowed. `shape` is the whole tensor's. */
-static inline tsr_tensor tsr_tensor_whole(tsr_dtype dtype, uint32_t rank, const uint64_t *shape, void *data)
+static inline tsr_tensor tsr_tensor_whole(tsr_dtype dtype, uint32_t ndim, const uint64_t *shape, void *data)
 {
     tsr_tensor tensor;
     memset(&tensor, 0, sizeof tensor);
     tensor.entry.kind = TSR_ENTRY_TENSOR;
     tensor.entry.dtype = dtype;
-    tensor.entry.rank = rank;
+    tensor.entry.ndim = ndim;
     tensor.entry.shape = shape;
     tensor.data = data;
     return tensor;
 }
-static inline tsr_tensor tsr_tensor_over_mesh(tsr_dtype dtype, uint32_t rank, const uint64_t *shape, const tsr_mesh *mesh,
+static inline tsr_tensor tsr_tensor_over_mesh(tsr_dtype dtype, uint32_t ndim, const uint64_t *shape, const tsr_mesh *mesh,
                                               const tsr_placement *placements, uint64_t mesh_rank, void *data)
 {
-    tsr_tensor tensor = tsr_tensor_whole(dtype, rank, shape, data);
+    tsr_tensor tensor = tsr_tensor_whole(dtype, ndim, shape, data);
     tensor.spread = TSR_OVER_MESH;
     tensor.mesh = mesh;
     tensor.placements = placements;
     tensor.mesh_rank = mesh_rank;
     return tensor;
 }
-static inline tsr_tensor tsr_tensor_in_boxes(tsr_dtype dtype, uint32_t rank, const uint64_t *shape,
+static inline tsr_tensor tsr_tensor_in_boxes(tsr_dtype dtype, uint32_t ndim, const uint64_t *shape,
                                              const tsr_tensor_part *parts, uint32_t part_count)
 {
-    tsr_tensor tensor = tsr_tensor_whole(dtype, rank, shape, NULL);
+    tsr_tensor tensor = tsr_tensor_whole(dtype, ndim, shape, NULL);
     tensor.spread = TSR_IN_BOXES;
     tensor.parts = parts;
     tensor.part_count = part_count;

@@ -39,7 +39,7 @@ class Entry:
         self._checkpoint, self._index = checkpoint, index
         self.name, self.kind, self.type = facts.fqn.text(), facts.kind.decode(), facts.type.text() or None
         self.dtype = facts.dtype.decode() if self.kind == "tensor" else None
-        self.shape = tuple(facts.shape[:facts.rank])
+        self.shape = tuple(facts.shape[:facts.ndim])
         self.nbytes, self._chunks = facts.bytes, facts.chunks
         self.path = session.keys(index, facts.path_length) if facts.path_length else None
         self.requires_grad = bool(facts.requires_grad)

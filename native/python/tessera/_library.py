@@ -53,7 +53,7 @@ class _Opening(ctypes.Structure):
 
 class Facts(ctypes.Structure):
     _fields_ = [("fqn", _Str), ("type", _Str), ("kind", ctypes.c_char_p), ("dtype", ctypes.c_char_p), ("shape", ctypes.c_uint64 * MAX_RANK),
-                ("bytes", ctypes.c_uint64), ("chunks", ctypes.c_uint64), ("rank", ctypes.c_uint32), ("path_length", ctypes.c_uint32),
+                ("bytes", ctypes.c_uint64), ("chunks", ctypes.c_uint64), ("ndim", ctypes.c_uint32), ("path_length", ctypes.c_uint32),
                 ("requires_grad", ctypes.c_uint8)]
 
 
@@ -67,7 +67,7 @@ class _ReadItem(ctypes.Structure):
 
 
 class _Slice(ctypes.Structure):
-    _fields_ = [("fqn", _Str), ("rank", ctypes.c_uint32), ("offsets", ctypes.c_void_p), ("sizes", ctypes.c_void_p), ("shape", ctypes.c_void_p)]
+    _fields_ = [("fqn", _Str), ("ndim", ctypes.c_uint32), ("offsets", ctypes.c_void_p), ("sizes", ctypes.c_void_p), ("shape", ctypes.c_void_p)]
 
 
 class _OptimizerMesh(ctypes.Structure):
@@ -77,7 +77,7 @@ class _OptimizerMesh(ctypes.Structure):
 class _Planned(ctypes.Structure):
     _fields_ = [("index", ctypes.c_uint64), ("fqn", _Str), ("parameter", _Str),
                 *((name, ctypes.c_uint64 * MAX_RANK) for name in ("storage_offsets", "dest_offsets", "sizes", "dest_size")),
-                ("kind", ctypes.c_uint32), ("path_length", ctypes.c_uint32), ("rank", ctypes.c_uint32),
+                ("kind", ctypes.c_uint32), ("path_length", ctypes.c_uint32), ("ndim", ctypes.c_uint32),
                 ("has_shard", ctypes.c_uint8), ("is_unknown", ctypes.c_uint8)]
 
 
@@ -92,7 +92,7 @@ class PlannedRead:
         self.name, self.parameter, self.kind, self.path = planned.fqn.text(), planned.parameter.text(), planned.kind, path
         self.has_shard, self.is_unknown = bool(planned.has_shard), bool(planned.is_unknown)
         self.storage_offsets, self.dest_offsets, self.sizes, self.dest_size = (
-            tuple(numbers[:planned.rank]) for numbers in (planned.storage_offsets, planned.dest_offsets, planned.sizes, planned.dest_size))
+            tuple(numbers[:planned.ndim]) for numbers in (planned.storage_offsets, planned.dest_offsets, planned.sizes, planned.dest_size))
 
 
 class _Validation(ctypes.Structure):
@@ -281,10 +281,10 @@ class Session:
         _facts(self.handle, index, ctypes.byref(facts))
         return facts
 
-    def chunk(self, index, number, rank):
+    def chunk(self, index, number, ndim):
         offsets, sizes = (_u64 * MAX_RANK)(), (_u64 * MAX_RANK)()
         _chunk(self.handle, index, number, offsets, sizes)
-        return tuple(offsets[:rank]), tuple(sizes[:rank])
+        return tuple(offsets[:ndim]), tuple(sizes[:ndim])
 
     def keys(self, index, length):
         """The way to an entry from the root of the nested state dict: strings, and positions in lists as int."""
@@ -326,7 +326,7 @@ class Session:
             name = fqn.encode("utf-8", "surrogatepass")
             numbers = [(_u64 * max(1, len(shape)))(*of) if of is not None else None for of in (offsets, sizes, shape)]
             kept += [name, *numbers]
-            to.fqn.data, to.fqn.size, to.rank = ctypes.cast(name, ctypes.c_void_p), len(name), len(shape)
+            to.fqn.data, to.fqn.size, to.ndim = ctypes.cast(name, ctypes.c_void_p), len(name), len(shape)
             to.offsets, to.sizes, to.shape = (ctypes.addressof(of) if of is not None else None for of in numbers)
         err, text = _Error(), key.encode("utf-8", "surrogatepass")
         plan = _plan_optimizer(self.handle, text, ctypes.byref(_OptimizerMesh(*mesh)), array, len(slices), ctypes.byref(err))

@@ -107,8 +107,8 @@ static tsr_status check_spec(const tsr_fsdp_model *model, const tsr_fsdp_node *n
                 "'%.*s': over tensor parallelism, a DTensor must be placed by shard or replicate", TSR_STR_ARG(o->fqn));
     TSR_TRY(tsr_fsdp_parameter(node, original, false, model->arena, &tensor, err));
     TSR_TRY(tsr_tensor_local(&tensor, model->arena, &shape, &bytes, err));
-    bool same = spec->ndim == o->rank;
-    for (uint32_t i = 0; same && i < o->rank; i++) same = shape[i] == o->shape[i];
+    bool same = spec->ndim == o->ndim;
+    for (uint32_t i = 0; same && i < o->ndim; i++) same = shape[i] == o->shape[i];
     if (same) return TSR_OK;
     const tsr_tensor flat = tsr_fsdp_original(node, original);
     const tsr_str whole = tsr_tensor_words(&tensor, model->arena, err), local = tsr_tensor_words(&flat, model->arena, err);
@@ -140,7 +140,7 @@ tsr_status tsr_fsdp_parameter(const tsr_fsdp_node *node, uint32_t original, bool
     const tsr_fsdp_spec *spec = spec_of(node, original);
     *out = tsr_fsdp_original(node, original);
     if (spec) {
-        out->entry.rank = spec->ndim;
+        out->entry.ndim = spec->ndim;
         out->entry.shape = spec->shape;
     }
     if (!sharded && !tp_spec(node, original)) return TSR_OK;
@@ -161,7 +161,7 @@ static tsr_status rows_like(const tsr_fsdp_node *node, const tsr_tensor *whole, 
 {
     const tsr_mesh *mesh = node->unit->mesh;
     const tsr_comm *comm = node->unit->comm;
-    const uint32_t ndim = whole->entry.rank;
+    const uint32_t ndim = whole->entry.ndim;
     uint64_t *box = tsr_arena_array(out->arena, 2 * (size_t)ndim, sizeof *box, err), end;
     tsr_tensor_part *part = TSR_ARENA_NEW(out->arena, tsr_tensor_part, err);
     if (!box || !part) return TSR_E_NOMEM;
@@ -186,7 +186,7 @@ static tsr_status rows_like(const tsr_fsdp_node *node, const tsr_tensor *whole, 
 static uint64_t row_bytes(const tsr_tensor *tensor, const uint64_t *shape)
 {
     uint64_t bytes = tsr_dtype_size(tensor->entry.dtype);
-    for (uint32_t d = 1; d < tensor->entry.rank; d++) bytes *= shape[d];
+    for (uint32_t d = 1; d < tensor->entry.ndim; d++) bytes *= shape[d];
     return bytes;
 }
 
@@ -195,7 +195,7 @@ tsr_status tsr_fsdp_cut_rows(const tsr_fsdp_node *node, const tsr_tensor *whole,
 {
     tsr_tensor rows;
     uint64_t begin, end;
-    TSR_FAIL_IF(whole->entry.rank == 0, err, TSR_E_UNSUPPORTED, "a tensor without dims cannot be split");
+    TSR_FAIL_IF(whole->entry.ndim == 0, err, TSR_E_UNSUPPORTED, "a tensor without dims cannot be split");
     TSR_TRY(rows_like(node, whole, out, &rows, err));
     rows.device = device;
     TSR_TRY(tsr_state_dict_allocate(out, &rows, value, err));
@@ -251,7 +251,7 @@ static tsr_status own_rows(const tsr_fsdp_node *node, uint32_t original, const v
     tsr_shard shard;
     const tsr_flat_original *o = &node->flat->params[original];
     TSR_TRY(tsr_mesh_shard(&(tsr_sharding){to->mesh, to->placements, to->strided},
-                           (tsr_shape){to->entry.rank, to->entry.shape}, to->mesh_rank, arena, &shard, err));
+                           (tsr_shape){to->entry.ndim, to->entry.shape}, to->mesh_rank, arena, &shard, err));
     if (shard.box_count == 0) return TSR_OK;
     const uint64_t row = row_bytes(to, o->shape);
     return tsr_fsdp_upload(to->device, to->data, (const char *)local + shard.boxes[0].offsets[0] * row,
@@ -263,7 +263,7 @@ tsr_status tsr_fsdp_chunk_2d(const tsr_fsdp_node *node, uint32_t original, const
 {
     const tsr_placement *last = &to->placements[to->mesh->dim_count - 1];
     tsr_tensor from;
-    if (!cuts_rows(last, to->entry.rank)) return own_rows(node, original, local, to, moves->passing->arena, err);
+    if (!cuts_rows(last, to->entry.ndim)) return own_rows(node, original, local, to, moves->passing->arena, err);
     TSR_TRY(tsr_fsdp_parameter(node, original, false, moves->passing->arena, &from, err));
     from.entry.dtype = to->entry.dtype;
     from.entry.fqn = to->entry.fqn;
@@ -276,7 +276,7 @@ tsr_status tsr_fsdp_chunk_2d(const tsr_fsdp_node *node, uint32_t original, const
  * `to`, which is what they flatten. */
 static bool joins_apart(const tsr_fsdp_moves *m, const tsr_tensor *given, const tsr_placement *last)
 {
-    const uint32_t dims = given->mesh->dim_count, ndim = given->entry.rank;
+    const uint32_t dims = given->mesh->dim_count, ndim = given->entry.ndim;
     const tsr_placement *theirs = &given->placements[dims - 1];
     uint32_t own = UINT32_MAX, other = UINT32_MAX, dim;
     const bool cut = tsr_placement_dim(last, ndim, &own);
@@ -294,9 +294,9 @@ static tsr_status join_apart(const tsr_fsdp_node *node, uint32_t original, const
                              tsr_fsdp_moves *moves, tsr_error *err)
 {
     const tsr_flat_original *o = &node->flat->params[original];
-    tsr_tensor from = *given, whole = tsr_tensor_whole(given->entry.dtype, o->rank, o->shape, to->data);
+    tsr_tensor from = *given, whole = tsr_tensor_whole(given->entry.dtype, o->ndim, o->shape, to->data);
     whole.entry.fqn = from.entry.fqn;
-    from.entry.rank = o->rank;
+    from.entry.ndim = o->ndim;
     from.entry.shape = o->shape;
     from.mesh = node->unit->mesh;
     from.mesh_rank = moves->data->rank;

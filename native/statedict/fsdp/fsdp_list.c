@@ -133,7 +133,7 @@ static tsr_status lay_out(tsr_fsdp_model *model, tsr_fsdp_node *node, tsr_error 
     if (!numels || !params) return TSR_E_NOMEM;
     for (size_t i = 0; i < flat->param_count; i++) {
         const tsr_flat_original *o = &flat->params[i];
-        TSR_FAIL_IF(o->rank > TSR_MAX_RANK || !tsr_box_volume((tsr_box){o->rank, NULL, o->shape}, &numels[i]), err,
+        TSR_FAIL_IF(o->ndim > TSR_MAX_NDIM || !tsr_box_volume((tsr_box){o->ndim, NULL, o->shape}, &numels[i]), err,
                     TSR_E_LIMIT, "'%.*s%s%.*s' is too large", TSR_STR_ARG(node->fqn), node->fqn.size ? "." : "",
                     TSR_STR_ARG(o->fqn));
     }
@@ -148,7 +148,7 @@ static tsr_status lay_out(tsr_fsdp_model *model, tsr_fsdp_node *node, tsr_error 
                 "unit '%.*s' is too large", TSR_STR_ARG(node->fqn));
     for (size_t i = 0; i < flat->param_count; i++)
         params[i] = (tsr_flat_param){.fqn = flat->params[i].fqn,
-                                     .rank = flat->params[i].rank,
+                                     .ndim = flat->params[i].ndim,
                                      .shape = flat->params[i].shape,
                                      .flat_begin = node->layout.flat_offsets[i],
                                      .flat_end = node->layout.flat_offsets[i] + numels[i]};
@@ -225,8 +225,10 @@ static tsr_status add_plain(walk *w, const at *here, const tsr_module_tensor *te
     TSR_TRY(plain_value(w, item->fqn, tensor, &item->value, err));
     const tsr_tensor *live = item->value ? tsr_tensor_of(item->value) : NULL;
     TSR_FAIL_IF(!live, err, TSR_E_USAGE, "no tensor was passed for '%.*s'", TSR_STR_ARG(item->fqn));
-    TSR_FAIL_IF(live->spread == TSR_WHOLE && !tsr_shape_equal(tensor->rank, tensor->shape, live->entry.rank, live->entry.shape), err, TSR_E_USAGE,
-                "the tensor that was passed for '%.*s' has a different shape than in the module tree", TSR_STR_ARG(item->fqn));
+    TSR_FAIL_IF(live->spread == TSR_WHOLE &&
+                    !tsr_shape_equal(tensor->ndim, tensor->shape, live->entry.ndim, live->entry.shape),
+                err, TSR_E_USAGE, "the tensor that was passed for '%.*s' has a different shape than in the module tree",
+                TSR_STR_ARG(item->fqn));
     return TSR_OK;
 }
 

@@ -56,12 +56,12 @@ static tsr_status match_keys(tsr_fsdp_loading *l, tsr_error *err)
 
 /* ---- values ---- */
 
-static tsr_status check_tensor(const tsr_tensor *tensor, tsr_str fqn, tsr_dtype dtype, uint32_t rank, const uint64_t *shape,
+static tsr_status check_tensor(const tsr_tensor *tensor, tsr_str fqn, tsr_dtype dtype, uint32_t ndim, const uint64_t *shape,
                                tsr_arena *arena, tsr_error *err)
 {
     TSR_FAIL_IF(!tensor, err, TSR_E_USAGE, "'%.*s' is not a tensor in the state", TSR_STR_ARG(fqn));
-    const tsr_tensor model = tsr_tensor_whole(dtype, rank, shape, NULL);
-    if (!tsr_shape_equal(tensor->entry.rank, tensor->entry.shape, rank, shape)) {
+    const tsr_tensor model = tsr_tensor_whole(dtype, ndim, shape, NULL);
+    if (!tsr_shape_equal(tensor->entry.ndim, tensor->entry.shape, ndim, shape)) {
         const tsr_str theirs = tsr_tensor_words(tensor, arena, err), mine = tsr_tensor_words(&model, arena, err);
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "size mismatch for '%.*s': %.*s in the state, %.*s in the model",
                          TSR_STR_ARG(fqn), TSR_STR_ARG(theirs), TSR_STR_ARG(mine));
@@ -103,7 +103,7 @@ static tsr_status check_rows(const tsr_fsdp_loading *l, const tsr_fsdp_node *nod
     }
     const tsr_tensor_part *part = &tensor->parts[0];
     bool fits = part->offsets[0] == begin && part->sizes[0] == end - begin;
-    for (uint32_t i = 1; i < tensor->entry.rank; i++)
+    for (uint32_t i = 1; i < tensor->entry.ndim; i++)
         fits = fits && part->offsets[i] == 0 && part->sizes[i] == tensor->entry.shape[i];
     TSR_FAIL_IF(!fits, err, TSR_E_USAGE, "the shard of '%.*s' is not rows %" PRIu64 " to %" PRIu64 ", which this rank loads",
                 TSR_STR_ARG(item->fqn), begin, end);
@@ -119,7 +119,7 @@ static tsr_status check_mesh(const tsr_fsdp_node *node, const tsr_tensor *tensor
         const bool last = i + 1 == mine->dim_count;
         same = mine->shape[i] == theirs->shape[i];
         whole = whole && p->kind == TSR_REPLICATE;
-        rows = rows && (last ? p->kind == TSR_SHARD && (p->dim == 0 || p->dim == -(int32_t)tensor->entry.rank)
+        rows = rows && (last ? p->kind == TSR_SHARD && (p->dim == 0 || p->dim == -(int32_t)tensor->entry.ndim)
                              : p->kind == TSR_REPLICATE);
     }
     TSR_FAIL_IF(!same, err, TSR_E_USAGE, "the mesh of '%.*s' is not its unit's", TSR_STR_ARG(fqn));
@@ -136,7 +136,7 @@ static tsr_status check_2d(const tsr_fsdp_loading *l, const tsr_fsdp_node *node,
     const tsr_mesh *root = node->unit->root_mesh;
     tsr_tensor own;
     TSR_TRY(tsr_fsdp_parameter(node, item->original, false, l->arena, &own, err));
-    TSR_TRY(check_tensor(tensor, item->fqn, own.entry.dtype, own.entry.rank, own.entry.shape, l->arena, err));
+    TSR_TRY(check_tensor(tensor, item->fqn, own.entry.dtype, own.entry.ndim, own.entry.shape, l->arena, err));
     if (tensor->spread == TSR_WHOLE && tsr_fsdp_effective(node).type == TSR_FSDP_FULL) return TSR_OK;
     TSR_TRY(check_spread(tensor, TSR_OVER_MESH, item->fqn, err));
     bool same = tensor->mesh->dim_count == root->dim_count, partial = false;
@@ -161,7 +161,7 @@ static tsr_status check_original(const tsr_fsdp_loading *l, const tsr_fsdp_item 
     if (type == TSR_FSDP_SHARDED && e && e->gather) return TSR_OK;
     if (type == TSR_FSDP_FULL && t && t->flatten) return TSR_OK;
     if (tsr_fsdp_is_2d(node)) return check_2d(l, node, item, tensor, err);
-    TSR_TRY(check_tensor(tensor, item->fqn, node->unit->dtype, o->rank, o->shape, l->arena, err));
+    TSR_TRY(check_tensor(tensor, item->fqn, node->unit->dtype, o->ndim, o->shape, l->arena, err));
     if (type == TSR_FSDP_FULL) return check_spread(tensor, TSR_WHOLE, item->fqn, err);
     TSR_TRY(check_spread(tensor, node->unit->mesh ? TSR_OVER_MESH : TSR_IN_BOXES, item->fqn, err));
     return node->unit->mesh ? check_mesh(node, tensor, item->fqn, err) : check_rows(l, node, item, tensor, err);
@@ -186,7 +186,7 @@ static tsr_status check_flat(const tsr_fsdp_loading *l, const tsr_fsdp_item *ite
 static tsr_status check_plain(const tsr_fsdp_loading *l, const tsr_fsdp_item *item, const tsr_tensor *tensor, tsr_error *err)
 {
     const tsr_tensor *live = tsr_tensor_of(item->value);
-    TSR_TRY(check_tensor(tensor, item->fqn, live->entry.dtype, live->entry.rank, live->entry.shape, l->arena, err));
+    TSR_TRY(check_tensor(tensor, item->fqn, live->entry.dtype, live->entry.ndim, live->entry.shape, l->arena, err));
     if (tensor->spread == TSR_WHOLE && live->spread == TSR_WHOLE) return TSR_OK;
     return tsr_tensor_same_place(tensor, live, true, "the state", "the model", l->arena, err);
 }

@@ -173,7 +173,7 @@ static tsr_status check_node(const tsr_fsdp_model *model, const tsr_fsdp_node *n
                 "unit '%.*s' keeps original parameters: it has no '_flat_param' to load a LOCAL state dict into",
                 TSR_STR_ARG(node->fqn));
     for (size_t i = 0; i < node->flat->param_count && type == TSR_FSDP_SHARDED && !node->unit->extensions; i++)
-        TSR_FAIL_IF(node->flat->params[i].rank == 0, err, TSR_E_UNSUPPORTED,
+        TSR_FAIL_IF(node->flat->params[i].ndim == 0, err, TSR_E_UNSUPPORTED,
                     "'%.*s%s%.*s' has no dimension that could be split", TSR_STR_ARG(node->fqn), node->fqn.size ? "." : "",
                     TSR_STR_ARG(node->flat->params[i].fqn));
     return TSR_OK;

@@ -57,7 +57,7 @@ static tsr_status new_rows(const saving *s, const unit_work *w, uint32_t origina
                            const tsr_value **value, tsr_error *err)
 {
     const tsr_mesh *mesh = w->node->unit->mesh;
-    uint64_t offsets[TSR_MAX_RANK] = {0}, sizes[TSR_MAX_RANK], end;
+    uint64_t offsets[TSR_MAX_NDIM] = {0}, sizes[TSR_MAX_NDIM], end;
     if (mesh) {
         tsr_placement *placements;
         TSR_TRY(tsr_fsdp_placements(mesh, w->arena, &placements, err));
@@ -68,7 +68,7 @@ static tsr_status new_rows(const saving *s, const unit_work *w, uint32_t origina
         return tsr_state_dict_allocate(s->out, &tensor, value, err);
     }
     tsr_fsdp_rows_here(w->node, original, &offsets[0], &end);
-    memcpy(sizes, tensor.entry.shape, tensor.entry.rank * sizeof *sizes);
+    memcpy(sizes, tensor.entry.shape, tensor.entry.ndim * sizeof *sizes);
     sizes[0] = end - offsets[0];
     const tsr_tensor_part part = {offsets, sizes, NULL};
     tensor.spread = TSR_IN_BOXES;

@@ -58,7 +58,7 @@ tsr_status tsr_fsdp_unstage(const tsr_fsdp_model *model, const tsr_fsdp_node *no
 tsr_tensor tsr_fsdp_original(const tsr_fsdp_node *node, uint32_t original)
 {
     const tsr_flat_original *o = &node->flat->params[original];
-    tsr_tensor tensor = tsr_tensor_whole(node->unit->dtype, o->rank, o->shape, NULL);
+    tsr_tensor tensor = tsr_tensor_whole(node->unit->dtype, o->ndim, o->shape, NULL);
     tensor.device = node->unit->device;
     return tensor;
 }

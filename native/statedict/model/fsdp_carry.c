@@ -187,7 +187,7 @@ static tsr_status flatten_tensor(void *ctx, const tsr_tensor *given, const tsr_t
     const flattening *f = ctx;
     tsr_tensor *made = TSR_ARENA_NEW(f->moves->passing->arena, tsr_tensor, err);
     if (!made) return TSR_E_NOMEM;
-    if (given->entry.rank == 0) return TSR_OK;
+    if (given->entry.ndim == 0) return TSR_OK;
     *made = tsr_fsdp_original(f->node, f->original);
     made->device = NULL;
     made->entry.dtype = given->entry.dtype;
@@ -292,7 +292,7 @@ static tsr_status list_tensor(void *ctx, const tsr_tensor *tensor, const tsr_ten
 {
     sharing *s = ctx;
     const tsr_value *value;
-    if (tensor->entry.rank == 0) return TSR_OK;
+    if (tensor->entry.ndim == 0) return TSR_OK;
     if (tensor->meta) {
         tsr_tensor like = *tensor;
         like.meta = false;

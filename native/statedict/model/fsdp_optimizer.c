@@ -103,14 +103,14 @@ static tsr_status put_part(const tsr_fsdp_optimizers *f, uint32_t id, const tsr_
 {
     tsr_tensor *tensor = TSR_ARENA_NEW(f->arena, tsr_tensor, err);
     tsr_module_tensor *local = TSR_ARENA_NEW(f->arena, tsr_module_tensor, err);
-    uint64_t *shape = tsr_arena_array(f->arena, part->entry.rank, sizeof *shape, err);
+    uint64_t *shape = tsr_arena_array(f->arena, part->entry.ndim, sizeof *shape, err);
     if (!tensor || !local || !shape) return TSR_E_NOMEM;
-    if (part->entry.rank) memcpy(shape, part->entry.shape, part->entry.rank * sizeof *shape);
+    if (part->entry.ndim) memcpy(shape, part->entry.shape, part->entry.ndim * sizeof *shape);
     *tensor = *part;
     tensor->entry.shape = shape;
     *local = *of;
     local->dtype = part->entry.dtype;
-    local->rank = part->entry.rank;
+    local->ndim = part->entry.ndim;
     local->shape = shape;
     f->bound->held[id] = tensor;
     f->local[id] = local;

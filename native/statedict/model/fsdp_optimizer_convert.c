@@ -21,23 +21,23 @@ static tsr_status take_rows(const tsr_tensor *tensor, tsr_arena *arena, sent *ou
 {
     const tsr_piece *pieces;
     uint64_t count;
-    const uint32_t rank = tensor->entry.rank;
-    uint64_t *box = tsr_arena_array(arena, 2 * (size_t)rank, sizeof *box, err);
+    const uint32_t ndim = tensor->entry.ndim;
+    uint64_t *box = tsr_arena_array(arena, 2 * (size_t)ndim, sizeof *box, err);
     tsr_chunk *chunk = TSR_ARENA_NEW(arena, tsr_chunk, err);
     if (!box || !chunk) return TSR_E_NOMEM;
     TSR_TRY(tsr_tensor_pieces(tensor, arena, &pieces, &count, err));
     bool rows = count <= 1;
-    for (uint32_t d = 0; d < rank && rows; d++) {
-        box[rank + d] = d ? tensor->entry.shape[d] : 0;
+    for (uint32_t d = 0; d < ndim && rows; d++) {
+        box[ndim + d] = d ? tensor->entry.shape[d] : 0;
         if (!count) continue;
         if (d == 0) box[0] = pieces->offsets[0];
-        box[rank + d] = pieces->sizes[d];
+        box[ndim + d] = pieces->sizes[d];
         rows = pieces->sizes[d] == pieces->buffer_sizes[d] && (d == 0 || pieces->sizes[d] == tensor->entry.shape[d]);
     }
     TSR_FAIL_IF(!rows, err, TSR_E_UNSUPPORTED, "a tensor lies in other pieces than rows");
-    *chunk = (tsr_chunk){.offsets = box, .sizes = box + rank};
-    if (rank) out->entry.chunks = chunk;
-    out->entry.chunk_count = rank ? 1 : 0;
+    *chunk = (tsr_chunk){.offsets = box, .sizes = box + ndim};
+    if (ndim) out->entry.chunks = chunk;
+    out->entry.chunk_count = ndim ? 1 : 0;
     out->data = count ? pieces->data : NULL;
     return TSR_OK;
 }
@@ -205,7 +205,7 @@ static tsr_status make_tensor(receiving *r, const tsr_entry *entry, const receiv
 {
     const tsr_value **made = &r->made[entry->chunks->file];
     const tsr_tensor whole =
-        tsr_tensor_whole(entry->dtype, entry->rank, entry->shape, r->live->buffers[entry->chunks->file].data);
+        tsr_tensor_whole(entry->dtype, entry->ndim, entry->shape, r->live->buffers[entry->chunks->file].data);
     tsr_device *device = r->full || r->offload ? NULL : of->node->unit->device;
     tsr_status status = TSR_OK;
     if (!*made && is_transformed(r, of->node)) status = transform(r, of, &whole, made, err);
@@ -221,13 +221,13 @@ static tsr_status receive_tensor(receiving *r, const tsr_entry *entry, const rec
     tsr_tensor *tensor = TSR_ARENA_NEW(r->out->arena, tsr_tensor, err);
     void *data;
     if (!tensor) return TSR_E_NOMEM;
-    const bool made = node && entry->rank && r->whole && (!r->full || is_transformed(r, node));
+    const bool made = node && entry->ndim && r->whole && (!r->full || is_transformed(r, node));
     if (made) return make_tensor(r, entry, of, out, err);
     if (r->full) node = NULL;
     TSR_TRY(keep_buffer(r, entry, &data, err));
-    *tensor = tsr_tensor_whole(entry->dtype, entry->rank, entry->shape, data);
-    if (node && entry->rank) TSR_TRY(put_rows(r, entry->chunks, tensor, err));
-    if (node && node->unit->device && entry->rank && !r->offload) return to_device(r, node->unit->device, tensor, out, err);
+    *tensor = tsr_tensor_whole(entry->dtype, entry->ndim, entry->shape, data);
+    if (node && entry->ndim) TSR_TRY(put_rows(r, entry->chunks, tensor, err));
+    if (node && node->unit->device && entry->ndim && !r->offload) return to_device(r, node->unit->device, tensor, out, err);
     return tsr_state_dict_tensor(r->out, tensor, out, err);
 }
 
@@ -244,7 +244,7 @@ static tsr_status copy_aside(const receiving *r, const tsr_tensor *aside, const 
 
 static bool same_shape(const tsr_entry *a, const tsr_entry *b)
 {
-    return a->rank == b->rank && (a->rank == 0 || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0);
+    return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape) == 0);
 }
 
 /* A whole state of a parameter that is distributed: this rank's part. */
@@ -252,10 +252,10 @@ static tsr_status distribute(receiving *r, const tsr_entry *entry, const tsr_ten
                              tsr_error *err)
 {
     const tsr_tensor whole =
-        tsr_tensor_whole(entry->dtype, entry->rank, entry->shape, r->live->buffers[entry->chunks->file].data);
+        tsr_tensor_whole(entry->dtype, entry->ndim, entry->shape, r->live->buffers[entry->chunks->file].data);
     tsr_tensor like = *param;
-    like.entry = (tsr_entry){
-        .kind = TSR_ENTRY_TENSOR, .dtype = entry->dtype, .rank = entry->rank, .shape = param->entry.shape};
+    like.entry =
+        (tsr_entry){.kind = TSR_ENTRY_TENSOR, .dtype = entry->dtype, .ndim = entry->ndim, .shape = param->entry.shape};
     like.device = NULL;
     return tsr_fsdp_cut_whole(&whole, &like, r->out, out, err);
 }
@@ -267,7 +267,7 @@ static tsr_status receive(receiving *r, const tsr_value *value, const tsr_value 
     if (value->kind == TSR_VALUE_TENSOR) {
         const tsr_tensor *other = aside ? tsr_tensor_of(aside) : NULL;
         if (other && other->spread != TSR_WHOLE) return copy_aside(r, other, out, err);
-        const bool cut = of->param && value->as.tensor->rank && same_shape(value->as.tensor, &of->param->entry);
+        const bool cut = of->param && value->as.tensor->ndim && same_shape(value->as.tensor, &of->param->entry);
         if (cut) return distribute(r, value->as.tensor, of->param, out, err);
         return receive_tensor(r, value->as.tensor, of, out, err);
     }

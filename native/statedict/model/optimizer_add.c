@@ -52,7 +52,7 @@ static tsr_status check_new(const adding *a, const tsr_value *value, const tsr_s
         TSR_TRY(check_new(a, value->items[i + dict], &step, err));
     }
     const tsr_tensor *tensor = tsr_tensor_of(value);
-    if (is_container(value) || !a->tensors_only || (tensor && tensor->entry.rank)) return TSR_OK;
+    if (is_container(value) || !a->tensors_only || (tensor && tensor->entry.ndim)) return TSR_OK;
     const tsr_str path = path_text(a, at, err);
     return path.data
                ? tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,

@@ -110,8 +110,8 @@ static tsr_status make_tensor(starting *s, const tsr_state_spec *spec, const tsr
                               tsr_error *err)
 {
     const bool like = !spec->scalar;
-    tsr_tensor want = like ? *param : tsr_tensor_whole(spec->dtype, spec->rank, spec->shape, NULL);
-    want.entry = (tsr_entry){.kind = TSR_ENTRY_TENSOR, .dtype = spec->dtype, .rank = spec->rank, .shape = want.entry.shape};
+    tsr_tensor want = like ? *param : tsr_tensor_whole(spec->dtype, spec->ndim, spec->shape, NULL);
+    want.entry = (tsr_entry){.kind = TSR_ENTRY_TENSOR, .dtype = spec->dtype, .ndim = spec->ndim, .shape = want.entry.shape};
     TSR_FAIL_IF(param->meta, err, TSR_E_USAGE, "the parameter is meta: it has no state yet");
     const tsr_dtype dtype = real_dtype(spec->dtype);
     TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, dtype) && dtype != TSR_FLOAT32, err, TSR_E_UNSUPPORTED,

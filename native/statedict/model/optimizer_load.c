@@ -304,7 +304,7 @@ static bool has_dimensions(const tsr_value *flat)
 {
     for (size_t i = 1; i < flat->count; i += 2) {
         const tsr_tensor *tensor = tsr_tensor_of(flat->items[i]);
-        if (tensor && tensor->entry.rank) return true;
+        if (tensor && tensor->entry.ndim) return true;
     }
     return false;
 }

@@ -70,7 +70,7 @@ static tsr_status agree(spreading *s, tsr_status mine, tsr_error *err)
 
 static tsr_status fresh_target(spreading *s, const tsr_tensor *full, const tsr_tensor **out, tsr_error *err)
 {
-    tsr_tensor want = tsr_tensor_whole(full->entry.dtype, full->entry.rank, full->entry.shape, NULL), *copy;
+    tsr_tensor want = tsr_tensor_whole(full->entry.dtype, full->entry.ndim, full->entry.shape, NULL), *copy;
     TSR_TRY(tsr_state_dict_copy_tensor(s->out, &want, &copy, err));
     *out = copy;
     return tsr_state_dict_give_memory(s->out, copy, NULL, err);
@@ -84,7 +84,7 @@ static tsr_status plan_one(spreading *s, size_t at, const tsr_value *whole, tsr_
     s->known[at] = true;
     s->values[at] = whole;
     if (!full) return TSR_OK;
-    if (full->entry.rank && local->kind == TSR_VALUE_NONE) {
+    if (full->entry.ndim && local->kind == TSR_VALUE_NONE) {
         s->values[at] = local;
         return TSR_OK;
     }
@@ -186,7 +186,7 @@ static tsr_status move_parts(spreading *s, tsr_error *err)
     for (size_t i = 0; transfers && requests && i < count; i++) {
         const tsr_tensor *full = pairs[i].full;
         transfers[i] = (tsr_transfer){.dtype = full->entry.dtype,
-                                      .rank = full->entry.rank,
+                                      .ndim = full->entry.ndim,
                                       .shape = full->entry.shape,
                                       .name = pairs[i].name,
                                       .from = {s->comm->rank == 0 ? full : NULL, NULL, root_only, 1},

@@ -11,7 +11,7 @@ typedef struct creation {
 /* As PyTorch leaves them. */
 static bool is_kept(const tsr_tensor *tensor)
 {
-    return (tensor->spread == TSR_OVER_MESH && tensor->entry.rank == 0) ||
+    return (tensor->spread == TSR_OVER_MESH && tensor->entry.ndim == 0) ||
            (tensor->spread == TSR_IN_BOXES && tensor->part_count == 0);
 }
 
@@ -34,7 +34,7 @@ static void zero_scalars(const creation *c)
 {
     tsr_tensor **made = c->made.items;
     for (size_t i = 0; i < c->made.count; i++)
-        if (made[i]->entry.rank == 0 && made[i]->spread == TSR_WHOLE)
+        if (made[i]->entry.ndim == 0 && made[i]->spread == TSR_WHOLE)
             memset(made[i]->data, 0, tsr_dtype_size(made[i]->entry.dtype));
 }
 

@@ -32,7 +32,7 @@ static tsr_status cut(const tsr_tensor *full, const tsr_tensor *target, tsr_aren
     const tsr_piece *pieces;
     uint64_t count;
     TSR_TRY(tsr_tensor_pieces(target, arena, &pieces, &count, err));
-    tsr_link from = {.rank = full->entry.rank,
+    tsr_link from = {.ndim = full->entry.ndim,
                      .itemsize = tsr_dtype_size(full->entry.dtype),
                      .buffer_sizes = full->entry.shape,
                      .data = full->data,
@@ -59,7 +59,7 @@ static tsr_status distribute_one(const tsr_value *full, const tsr_value *local, 
     *result = full;
     if (!whole) return TSR_OK;
     TSR_FAIL_IF(whole->spread != TSR_WHOLE, err, TSR_E_UNSUPPORTED, "the tensor is distributed; expected a whole tensor");
-    if (whole->entry.rank == 0) return TSR_OK;
+    if (whole->entry.ndim == 0) return TSR_OK;
     if (!local || local->kind == TSR_VALUE_NONE) {
         *result = local;
         return TSR_OK;

@@ -77,7 +77,7 @@ static tsr_status make_whole(void *ctx, const tsr_tensor *tensor, const tsr_tens
 {
     const gathering *g = ctx;
     if (!g->chosen) return TSR_OK;
-    tsr_tensor whole = tsr_tensor_whole(tensor->entry.dtype, tensor->entry.rank, tensor->entry.shape, NULL), *copy;
+    tsr_tensor whole = tsr_tensor_whole(tensor->entry.dtype, tensor->entry.ndim, tensor->entry.shape, NULL), *copy;
     whole.entry.fqn = tensor->entry.fqn;
     whole.entry.requires_grad = tensor->entry.requires_grad;
     whole.entry.is_parameter = tensor->entry.is_parameter;
@@ -117,7 +117,7 @@ static tsr_status list_transfers(const gathering *g, const tsr_leaves *from, con
         if (tensor->spread == TSR_WHOLE) continue;
         tsr_transfer *t = &list[*count];
         *t = (tsr_transfer){.dtype = tensor->entry.dtype,
-                            .rank = tensor->entry.rank,
+                            .ndim = tensor->entry.ndim,
                             .shape = tensor->entry.shape,
                             .name = from->items[i].path,
                             .from = {.tensor = tensor},

@@ -67,7 +67,7 @@ tsr_status tsr_state_dict_layout_2d(const tsr_value *model_state, tsr_arena *are
         TSR_TRY(check_value(key, model_state->items[2 * i + 1], err));
         const tsr_tensor *tensor = tsr_tensor_of(model_state->items[2 * i + 1]);
         const tsr_entry *entry = &tensor->entry;
-        slices[i] = (tsr_tp_slice){key->text, entry->rank, NULL, entry->shape, entry->shape};
+        slices[i] = (tsr_tp_slice){key->text, entry->ndim, NULL, entry->shape, entry->shape};
         TSR_TRY(is_slice(key->text, tensor, &slice, err));
         if (!slice) continue;
         slices[i].offsets = tensor->parts[0].offsets;

@@ -12,7 +12,7 @@
 
 enum { MOST_DEPTH = 256, MOST_NAMES = 5 };
 
-static const uint64_t zeros[TSR_MAX_RANK] = {0};
+static const uint64_t zeros[TSR_MAX_NDIM] = {0};
 
 typedef struct loading {
     const tsr_optimizer_target *to;
@@ -38,11 +38,11 @@ static tsr_status load_whole(loading *l, const tsr_entry *entry, tsr_dtype dtype
                              const tsr_value **value, tsr_error *err)
 {
     uint64_t elements;
-    tsr_tensor tensor = tsr_tensor_whole(dtype, entry->rank, shape, NULL);
+    tsr_tensor tensor = tsr_tensor_whole(dtype, entry->ndim, shape, NULL);
     tensor.entry.fqn = entry->fqn;
     tensor.entry.requires_grad = entry->requires_grad;
     TSR_TRY(new_tensor(l, &tensor, value, err));
-    if (!tsr_box_volume((tsr_box){entry->rank, NULL, shape}, &elements) || elements == 0) return TSR_OK;
+    if (!tsr_box_volume((tsr_box){entry->ndim, NULL, shape}, &elements) || elements == 0) return TSR_OK;
     const tsr_tensor *made = tsr_tensor_of(*value);
     const tsr_piece all = {zeros, shape, zeros, shape, made->data};
     return tsr_piece_read(&l->reader, entry, made, &all, err);
@@ -52,12 +52,12 @@ static tsr_status load_box(loading *l, const tsr_optim_read *read, const tsr_val
 {
     const tsr_entry *entry = read->entry;
     const tsr_tensor_part part = {read->dest_offsets, read->sizes, NULL};
-    tsr_tensor tensor = tsr_tensor_in_boxes(read->dtype, entry->rank, read->dest_size, &part, read->has_shard);
+    tsr_tensor tensor = tsr_tensor_in_boxes(read->dtype, entry->ndim, read->dest_size, &part, read->has_shard);
     tensor.entry.fqn = entry->fqn;
     tensor.entry.requires_grad = entry->requires_grad;
     tensor.group = l->layout.group;
     TSR_TRY(new_tensor(l, &tensor, value, err));
-    if (tsr_box_is_empty((tsr_box){entry->rank, NULL, read->sizes})) return TSR_OK;
+    if (tsr_box_is_empty((tsr_box){entry->ndim, NULL, read->sizes})) return TSR_OK;
     const tsr_tensor *made = tsr_tensor_of(*value);
     const tsr_piece rows = {read->storage_offsets, read->sizes, zeros, read->sizes, made->parts[0].data};
     return tsr_piece_read(&l->reader, entry, made, &rows, err);
@@ -84,14 +84,14 @@ static tsr_status make_readable(const loading *l, const tsr_entry *entry, tsr_en
 /* A tensor inside an object: a tuple of betas that a capturable optimizer keeps on its device. */
 static tsr_status load_inner(loading *l, const tsr_entry *entry, const tsr_value **value, tsr_error *err)
 {
-    uint64_t shape[TSR_MAX_RANK] = {0};
+    uint64_t shape[TSR_MAX_NDIM] = {0};
     tsr_dtype dtype = entry->dtype;
     tsr_entry readable;
     TSR_TRY(make_readable(l, entry, &readable, err));
-    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->rank > TSR_MAX_RANK, err, TSR_E_UNSUPPORTED,
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->ndim > TSR_MAX_NDIM, err, TSR_E_UNSUPPORTED,
                 "it contains a tensor that is %s and cannot be read", tsr_entry_kind_name(entry->kind));
-    if (entry->rank) memcpy(shape, entry->shape, entry->rank * sizeof *shape);
-    if (entry->rank) tsr_dtype_pack(&dtype, &shape[entry->rank - 1]);
+    if (entry->ndim) memcpy(shape, entry->shape, entry->ndim * sizeof *shape);
+    if (entry->ndim) tsr_dtype_pack(&dtype, &shape[entry->ndim - 1]);
     return load_whole(l, &readable, dtype, shape, value, err);
 }
 

@@ -39,11 +39,11 @@ void tsr_piece_reader_close(tsr_piece_reader *r)
 }
 
 /* A tile at `at` that fits the buffer: whole rows of as many inner dims as do, and a part of the one above. */
-static void size_tile(const tsr_piece *piece, uint32_t rank, uint32_t itemsize, size_t room, const uint64_t *at,
+static void size_tile(const tsr_piece *piece, uint32_t ndim, uint32_t itemsize, size_t room, const uint64_t *at,
                       uint64_t *sizes)
 {
     uint64_t inner = itemsize;
-    uint32_t d = rank;
+    uint32_t d = ndim;
     for (; d > 0 && inner <= room / piece->sizes[d - 1]; d--) inner *= sizes[d - 1] = piece->sizes[d - 1];
     for (uint32_t i = 0; i < d; i++) sizes[i] = 1;
     if (d == 0) return;
@@ -51,9 +51,9 @@ static void size_tile(const tsr_piece *piece, uint32_t rank, uint32_t itemsize, 
     sizes[d - 1] = left < room / inner ? left : room / inner;
 }
 
-static bool next_tile(const tsr_piece *piece, uint32_t rank, const uint64_t *sizes, uint64_t *at)
+static bool next_tile(const tsr_piece *piece, uint32_t ndim, const uint64_t *sizes, uint64_t *at)
 {
-    for (uint32_t d = rank; d-- > 0; at[d] = 0) {
+    for (uint32_t d = ndim; d-- > 0; at[d] = 0) {
         at[d] += sizes[d];
         if (at[d] < piece->sizes[d]) return true;
     }
@@ -63,14 +63,14 @@ static bool next_tile(const tsr_piece *piece, uint32_t rank, const uint64_t *siz
 static tsr_status read_tile(tsr_piece_reader *r, const tsr_entry *entry, const tsr_tensor *tensor, const tsr_piece *piece,
                             const uint64_t *at, const uint64_t *sizes, tsr_error *err)
 {
-    const uint32_t rank = tensor->entry.rank;
-    uint64_t offsets[TSR_MAX_RANK], local[TSR_MAX_RANK], elements;
-    for (uint32_t d = 0; d < rank; d++) {
+    const uint32_t ndim = tensor->entry.ndim;
+    uint64_t offsets[TSR_MAX_NDIM], local[TSR_MAX_NDIM], elements;
+    for (uint32_t d = 0; d < ndim; d++) {
         offsets[d] = piece->offsets[d] + at[d];
         local[d] = piece->local_offsets[d] + at[d];
     }
-    tsr_box_volume((tsr_box){rank, NULL, sizes}, &elements);
-    tsr_link link = {.rank = rank,
+    tsr_box_volume((tsr_box){ndim, NULL, sizes}, &elements);
+    tsr_link link = {.ndim = ndim,
                      .itemsize = tsr_dtype_size(tensor->entry.dtype),
                      .offsets = local,
                      .sizes = sizes,
@@ -80,10 +80,10 @@ static tsr_status read_tile(tsr_piece_reader *r, const tsr_entry *entry, const t
     link.bytes = elements * link.itemsize;
     tsr_stream stream = tsr_stream_of(&link, 1);
     uint8_t *there = tsr_stream_peek(&stream, false, link.bytes);
-    if (there) return tsr_read_box(r->checkpoint, entry, (tsr_box){entry->rank, offsets, sizes}, there, (size_t)link.bytes,
-                                   err);
+    if (there)
+        return tsr_read_box(r->checkpoint, entry, (tsr_box){entry->ndim, offsets, sizes}, there, (size_t)link.bytes, err);
     uint8_t *taken = tensor->device ? tsr_halves_take(&r->halves, (size_t)link.bytes) : r->halves.memory;
-    TSR_TRY(tsr_read_box(r->checkpoint, entry, (tsr_box){entry->rank, offsets, sizes}, taken, (size_t)link.bytes, err));
+    TSR_TRY(tsr_read_box(r->checkpoint, entry, (tsr_box){entry->ndim, offsets, sizes}, taken, (size_t)link.bytes, err));
     if (tensor->device) TSR_TRY(tsr_halves_filled(&r->halves, err));
     return tsr_stream_unpack(&stream, taken, NULL, link.bytes, err);
 }
@@ -92,16 +92,16 @@ static tsr_status read_tile(tsr_piece_reader *r, const tsr_entry *entry, const t
 tsr_status tsr_piece_read(tsr_piece_reader *r, const tsr_entry *entry, const tsr_tensor *tensor, const tsr_piece *piece,
                           tsr_error *err)
 {
-    const uint32_t rank = tensor->entry.rank, itemsize = tsr_dtype_size(tensor->entry.dtype);
+    const uint32_t ndim = tensor->entry.ndim, itemsize = tsr_dtype_size(tensor->entry.dtype);
     const size_t room = tensor->device ? tsr_halves_room(&r->halves) : r->halves.bytes;
-    uint64_t at[TSR_MAX_RANK] = {0}, sizes[TSR_MAX_RANK];
-    const bool direct = !tensor->device && tsr_box_is_contiguous((tsr_box){rank, NULL, piece->buffer_sizes},
-                                                                 (tsr_box){rank, piece->local_offsets, piece->sizes});
+    uint64_t at[TSR_MAX_NDIM] = {0}, sizes[TSR_MAX_NDIM];
+    const bool direct = !tensor->device && tsr_box_is_contiguous((tsr_box){ndim, NULL, piece->buffer_sizes},
+                                                                 (tsr_box){ndim, piece->local_offsets, piece->sizes});
     if (direct) return read_tile(r, entry, tensor, piece, at, piece->sizes, err);
     if (tensor->device) TSR_TRY(tsr_halves_use(&r->halves, tensor->device, err));
     do {
-        size_tile(piece, rank, itemsize, room, at, sizes);
+        size_tile(piece, ndim, itemsize, room, at, sizes);
         TSR_TRY(read_tile(r, entry, tensor, piece, at, sizes, err));
-    } while (next_tile(piece, rank, sizes, at));
+    } while (next_tile(piece, ndim, sizes, at));
     return TSR_OK;
 }

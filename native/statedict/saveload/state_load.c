@@ -24,12 +24,12 @@ typedef struct loading {
 
 static tsr_status check_entry(const loading *l, const tsr_entry *entry, const tsr_tensor *tensor, tsr_error *err)
 {
-    uint64_t shape[TSR_MAX_RANK] = {0};
-    tsr_tensor stored = tsr_tensor_whole(entry->dtype, entry->rank, shape, NULL);
-    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->rank > TSR_MAX_RANK, err, TSR_E_USAGE,
+    uint64_t shape[TSR_MAX_NDIM] = {0};
+    tsr_tensor stored = tsr_tensor_whole(entry->dtype, entry->ndim, shape, NULL);
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->ndim > TSR_MAX_NDIM, err, TSR_E_USAGE,
                 "a tensor in the state dict, %s in the checkpoint", tsr_entry_kind_name(entry->kind));
-    if (entry->rank) memcpy(shape, entry->shape, entry->rank * sizeof *shape);
-    if (entry->rank) tsr_dtype_pack(&stored.entry.dtype, &shape[entry->rank - 1]);
+    if (entry->ndim) memcpy(shape, entry->shape, entry->ndim * sizeof *shape);
+    if (entry->ndim) tsr_dtype_pack(&stored.entry.dtype, &shape[entry->ndim - 1]);
     return tsr_tensor_same_place(tensor, &stored, false, "the state dict", "the checkpoint", l->arena, err);
 }
 

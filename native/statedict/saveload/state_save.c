@@ -205,7 +205,7 @@ static tsr_status write_piece(saving *s, const tsr_save_piece *piece, tsr_arena 
         TSR_TRY(tsr_tensor_pieces(tensor, passing, &pieces, &count, err));
         const tsr_piece *local = &pieces[piece->number];
         TSR_FAIL_IF(!local->data, err, TSR_E_USAGE, "the tensor has no memory");
-        const tsr_link link = {.rank = tensor->entry.rank,
+        const tsr_link link = {.ndim = tensor->entry.ndim,
                                .itemsize = tsr_dtype_size(tensor->entry.dtype),
                                .offsets = local->local_offsets,
                                .sizes = local->sizes,
@@ -219,7 +219,7 @@ static tsr_status write_piece(saving *s, const tsr_save_piece *piece, tsr_arena 
         crc = w.crc;
     }
     head->count = tail->count = 0;
-    const tsr_dcp_box box = {tensor->entry.dtype, tensor->entry.rank, piece->sizes, crc};
+    const tsr_dcp_box box = {tensor->entry.dtype, tensor->entry.ndim, piece->sizes, crc};
     TSR_TRY(tsr_dcp_item_around(&box, s->host, head, tail, err));
     s->content = note(note(s->content, crc), piece->bytes);
     TSR_TRY(write_at(s, piece->byte_offset, head->items, head->count, err));
@@ -302,7 +302,7 @@ static tsr_status describe(const saving *s, tsr_dcp_new_entry **out, tsr_error *
         if (!from->tensor) continue;
         entries[e].requires_grad = from->tensor->entry.requires_grad;
         entries[e].dtype = from->tensor->entry.dtype;
-        entries[e].rank = from->tensor->entry.rank;
+        entries[e].ndim = from->tensor->entry.ndim;
         entries[e].shape = from->tensor->entry.shape;
     }
     describe_objects(s, entries, items);

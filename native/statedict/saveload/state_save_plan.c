@@ -70,7 +70,7 @@ static tsr_status list_tensors(planning *p, tsr_side_request **requests, size_t 
     p->sides = tsr_arena_array(p->arena, flat->count, sizeof *p->sides, err);
     p->entry_of = tsr_arena_array(p->arena, flat->count, sizeof *p->entry_of, err);
     tsr_side_request *list = *requests = tsr_arena_array(p->arena, flat->count, sizeof *list, err);
-    uint64_t *zeros = tsr_arena_array(p->arena, TSR_MAX_RANK, sizeof *zeros, err);
+    uint64_t *zeros = tsr_arena_array(p->arena, TSR_MAX_NDIM, sizeof *zeros, err);
     if (!p->tensors || !p->sides || !p->entry_of || !list || !zeros) return TSR_E_NOMEM;
     for (size_t i = 0; i < flat->count; i++) {
         const tsr_flat_entry *entry = &flat->entries[flat->sorted[i]];
@@ -101,19 +101,19 @@ static const tsr_layout *layout_of(void *ctx, const tsr_entry *entry)
 static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err)
 {
     planning *p = ctx;
-    const uint32_t rank = shard->rank;
+    const uint32_t ndim = shard->ndim;
     for (uint64_t b = 0; b < shard->box_count; b++) {
         tsr_save_piece *piece = tsr_vec_push(&p->pieces, err);
-        uint64_t elements, *numbers = tsr_arena_array(p->arena, 2 * (size_t)rank, sizeof *numbers, err);
+        uint64_t elements, *numbers = tsr_arena_array(p->arena, 2 * (size_t)ndim, sizeof *numbers, err);
         if (!piece || !numbers) return TSR_E_NOMEM;
-        if (rank) memcpy(numbers, shard->boxes[b].offsets, rank * sizeof *numbers);
-        if (rank) memcpy(numbers + rank, shard->boxes[b].sizes, rank * sizeof *numbers);
-        tsr_box_volume((tsr_box){rank, NULL, numbers + rank}, &elements);
+        if (ndim) memcpy(numbers, shard->boxes[b].offsets, ndim * sizeof *numbers);
+        if (ndim) memcpy(numbers + ndim, shard->boxes[b].sizes, ndim * sizeof *numbers);
+        tsr_box_volume((tsr_box){ndim, NULL, numbers + ndim}, &elements);
         *piece = (tsr_save_piece){.entry = p->entry_of[tensor],
                                   .owner = (uint32_t)owner,
                                   .number = b,
                                   .offsets = numbers,
-                                  .sizes = numbers + rank,
+                                  .sizes = numbers + ndim,
                                   .bytes = elements * tsr_dtype_size(p->tensors[tensor].dtype)};
     }
     return TSR_OK;
@@ -184,7 +184,7 @@ static tsr_status lay_out_piece(planning *p, tsr_save_piece *piece, tsr_vec *hea
 {
     const tsr_entry *entry = &p->out->flat.entries[piece->entry].tensor->entry;
     head->count = tail->count = 0;
-    const tsr_dcp_box box = {entry->dtype, entry->rank, piece->sizes, 0};
+    const tsr_dcp_box box = {entry->dtype, entry->ndim, piece->sizes, 0};
     const tsr_status status = tsr_dcp_item_around(&box, p->host, head, tail, err);
     if (status != TSR_OK) {
         tsr_error_context(err, "'%.*s'", TSR_STR_ARG(p->out->flat.entries[piece->entry].fqn));

@@ -9,7 +9,7 @@
 static tsr_str shape_words(const tsr_entry *entry, tsr_arena *arena, tsr_error *err)
 {
     tsr_str text = tsr_arena_format(arena, err, "%s [", tsr_dtype_describe(entry->dtype)->name);
-    for (uint32_t d = 0; d < entry->rank && text.data; d++)
+    for (uint32_t d = 0; d < entry->ndim && text.data; d++)
         text = tsr_arena_format(arena, err, "%.*s%s%" PRIu64, TSR_STR_ARG(text), d ? ", " : "", entry->shape[d]);
     return text.data ? tsr_arena_format(arena, err, "%.*s]", TSR_STR_ARG(text)) : text;
 }
@@ -43,8 +43,8 @@ static bool same_mesh(const tsr_tensor *a, const tsr_tensor *b)
     for (uint32_t i = 0; i < count; i++) {
         const tsr_placement *p = &a->placements[i], *q = &b->placements[i];
         uint32_t d = UINT32_MAX, e = UINT32_MAX;
-        tsr_placement_dim(p, a->entry.rank, &d);
-        tsr_placement_dim(q, b->entry.rank, &e);
+        tsr_placement_dim(p, a->entry.ndim, &d);
+        tsr_placement_dim(q, b->entry.ndim, &e);
         if (p->kind != q->kind || d != e || (p->kind == TSR_STRIDED_SHARD && p->split_factor != q->split_factor))
             return false;
     }
@@ -55,8 +55,8 @@ static bool same_parts(const tsr_tensor *a, const tsr_tensor *b)
 {
     if (a->part_count != b->part_count) return false;
     for (uint32_t i = 0; i < a->part_count; i++)
-        if (!tsr_box_equal((tsr_box){a->entry.rank, a->parts[i].offsets, a->parts[i].sizes},
-                           (tsr_box){b->entry.rank, b->parts[i].offsets, b->parts[i].sizes}))
+        if (!tsr_box_equal((tsr_box){a->entry.ndim, a->parts[i].offsets, a->parts[i].sizes},
+                           (tsr_box){b->entry.ndim, b->parts[i].offsets, b->parts[i].sizes}))
             return false;
     return true;
 }

@@ -16,8 +16,8 @@ static void enter_link(tsr_stream *s)
     s->run_done = 0;
     if (s->at == s->count) return;
     const tsr_link *link = &s->links[s->at];
-    const tsr_box buffer = {link->rank, NULL, link->buffer_sizes};
-    tsr_box_walk_start(&s->walk, (tsr_box){link->rank, link->offsets, link->sizes}, buffer, buffer);
+    const tsr_box buffer = {link->ndim, NULL, link->buffer_sizes};
+    tsr_box_walk_start(&s->walk, (tsr_box){link->ndim, link->offsets, link->sizes}, buffer, buffer);
 }
 
 tsr_stream tsr_stream_of(const tsr_link *links, size_t count)
@@ -190,16 +190,16 @@ static tsr_status copy_run(const tsr_link *from, const uint8_t *source, const ts
 /* Both buffers as boxes in common coordinates, in which the elements lie at the larger of the two offsets. */
 tsr_status tsr_link_copy(const tsr_link *from, const tsr_link *to, tsr_error *err)
 {
-    uint64_t offsets[TSR_MAX_RANK], from_offsets[TSR_MAX_RANK], to_offsets[TSR_MAX_RANK];
-    for (uint32_t d = 0; d < from->rank; d++) {
+    uint64_t offsets[TSR_MAX_NDIM], from_offsets[TSR_MAX_NDIM], to_offsets[TSR_MAX_NDIM];
+    for (uint32_t d = 0; d < from->ndim; d++) {
         offsets[d] = from->offsets[d] > to->offsets[d] ? from->offsets[d] : to->offsets[d];
         from_offsets[d] = offsets[d] - from->offsets[d];
         to_offsets[d] = offsets[d] - to->offsets[d];
     }
     tsr_box_walk w;
-    tsr_box_walk_start(&w, (tsr_box){from->rank, offsets, from->sizes},
-                       (tsr_box){from->rank, from_offsets, from->buffer_sizes},
-                       (tsr_box){to->rank, to_offsets, to->buffer_sizes});
+    tsr_box_walk_start(&w, (tsr_box){from->ndim, offsets, from->sizes},
+                       (tsr_box){from->ndim, from_offsets, from->buffer_sizes},
+                       (tsr_box){to->ndim, to_offsets, to->buffer_sizes});
     while (w.runs_left) {
         uint8_t *source = from->data + w.index_a * from->itemsize, *dest = to->data + w.index_b * to->itemsize;
         const uint64_t run = w.run * from->itemsize, runs = from->device || to->device ? 1 : runs_of_row(&w);

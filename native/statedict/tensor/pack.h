@@ -12,7 +12,7 @@ typedef struct tsr_link {
     uint32_t peer;     /* who has the other end */
     uint32_t transfer; /* with `order`: the place in the stream, the same at both ends */
     uint64_t order;
-    uint32_t rank, itemsize;
+    uint32_t ndim, itemsize;
     const uint64_t *offsets; /* in the buffer */
     const uint64_t *sizes;
     const uint64_t *buffer_sizes;

@@ -138,8 +138,8 @@ static tsr_status copy_parts(tsr_state_dict *dict, tsr_tensor *tensor, tsr_error
     TSR_TRY(copy_array(dict->arena, (const void **)&tensor->parts, tensor->part_count, sizeof *tensor->parts, err));
     for (uint32_t i = 0; i < tensor->part_count; i++) {
         tsr_tensor_part *part = (tsr_tensor_part *)&tensor->parts[i];
-        TSR_TRY(copy_array(dict->arena, (const void **)&part->offsets, tensor->entry.rank, sizeof *part->offsets, err));
-        TSR_TRY(copy_array(dict->arena, (const void **)&part->sizes, tensor->entry.rank, sizeof *part->sizes, err));
+        TSR_TRY(copy_array(dict->arena, (const void **)&part->offsets, tensor->entry.ndim, sizeof *part->offsets, err));
+        TSR_TRY(copy_array(dict->arena, (const void **)&part->sizes, tensor->entry.ndim, sizeof *part->sizes, err));
     }
     return TSR_OK;
 }
@@ -151,7 +151,7 @@ static tsr_status copy_tensor(tsr_state_dict *dict, const tsr_tensor *tensor, ts
     *copy = *tensor;
     if (copy->entry.fqn.size) copy->entry.fqn = tsr_arena_str(dict->arena, copy->entry.fqn, err);
     if (tensor->entry.fqn.size && !copy->entry.fqn.data) return TSR_E_NOMEM;
-    TSR_TRY(copy_array(dict->arena, (const void **)&copy->entry.shape, copy->entry.rank, sizeof *copy->entry.shape, err));
+    TSR_TRY(copy_array(dict->arena, (const void **)&copy->entry.shape, copy->entry.ndim, sizeof *copy->entry.shape, err));
     if (copy->spread == TSR_OVER_MESH) TSR_TRY(copy_mesh(dict, copy, err));
     if (copy->spread == TSR_IN_BOXES) TSR_TRY(copy_parts(dict, copy, err));
     *out = copy;
@@ -238,7 +238,7 @@ tsr_status tsr_tensor_buffer(const tsr_tensor *tensor, uint32_t index, tsr_arena
     TSR_FAIL_IF(tensor->nested, err, TSR_E_UNSUPPORTED, "'%.*s' is a distributed tensor inside another one",
                 TSR_STR_ARG(tensor->entry.fqn));
     *data = part->data;
-    tsr_box_volume((tsr_box){tensor->entry.rank, NULL, part->sizes}, &elements);
+    tsr_box_volume((tsr_box){tensor->entry.ndim, NULL, part->sizes}, &elements);
     *bytes = elements * tsr_dtype_size(tensor->entry.dtype);
     return TSR_OK;
 }

@@ -7,9 +7,9 @@
 
 static tsr_status check_box(const tsr_tensor *tensor, const tsr_tensor_part *part, uint64_t *elements, tsr_error *err)
 {
-    const uint32_t rank = tensor->entry.rank;
-    const tsr_box box = {rank, part->offsets, part->sizes};
-    TSR_FAIL_IF(!tsr_box_contains((tsr_box){rank, NULL, tensor->entry.shape}, box) || !tsr_box_volume(box, elements), err,
+    const uint32_t ndim = tensor->entry.ndim;
+    const tsr_box box = {ndim, part->offsets, part->sizes};
+    TSR_FAIL_IF(!tsr_box_contains((tsr_box){ndim, NULL, tensor->entry.shape}, box) || !tsr_box_volume(box, elements), err,
                 TSR_E_USAGE, "a box of '%.*s' reaches beyond the tensor", TSR_STR_ARG(tensor->entry.fqn));
     return TSR_OK;
 }
@@ -20,11 +20,11 @@ static tsr_status check_tensor(const tsr_tensor *tensor, tsr_error *err)
     uint64_t elements, bytes;
     TSR_FAIL_IF(tensor->nested, err, TSR_E_UNSUPPORTED, "'%.*s' is a distributed tensor inside another one",
                 TSR_STR_ARG(entry->fqn));
-    TSR_FAIL_IF(entry->rank > TSR_MAX_RANK, err, TSR_E_LIMIT, "'%.*s' has %" PRIu32 " dimensions; at most %u are allowed",
-                TSR_STR_ARG(entry->fqn), entry->rank, TSR_MAX_RANK);
+    TSR_FAIL_IF(entry->ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, "'%.*s' has %" PRIu32 " dimensions; at most %u are allowed",
+                TSR_STR_ARG(entry->fqn), entry->ndim, TSR_MAX_NDIM);
     TSR_FAIL_IF(tsr_dtype_size(entry->dtype) == 0, err, TSR_E_USAGE, "'%.*s': %s elements are not byte-aligned",
                 TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
-    TSR_FAIL_IF(!tsr_box_volume((tsr_box){entry->rank, NULL, entry->shape}, &elements) ||
+    TSR_FAIL_IF(!tsr_box_volume((tsr_box){entry->ndim, NULL, entry->shape}, &elements) ||
                     !tsr_dtype_bytes(entry->dtype, elements, &bytes) || bytes > SIZE_MAX / 2,
                 err, TSR_E_LIMIT, "'%.*s' is too large", TSR_STR_ARG(entry->fqn));
     if (tensor->spread != TSR_OVER_MESH) return TSR_OK;
@@ -43,7 +43,7 @@ static tsr_status mesh_pieces(const tsr_tensor *tensor, tsr_arena *arena, tsr_pi
     const tsr_entry *entry = &tensor->entry;
     tsr_shard shard;
     TSR_TRY(tsr_mesh_shard(&(tsr_sharding){tensor->mesh, tensor->placements, tensor->strided},
-                           (tsr_shape){entry->rank, entry->shape}, tensor->mesh_rank, arena, &shard, err));
+                           (tsr_shape){entry->ndim, entry->shape}, tensor->mesh_rank, arena, &shard, err));
     tsr_piece *pieces = tsr_arena_array(arena, (size_t)shard.box_count, sizeof *pieces, err);
     if (!pieces) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < shard.box_count; i++)
@@ -59,7 +59,7 @@ static tsr_status box_pieces(const tsr_tensor *tensor, const tsr_tensor_part *pa
                              tsr_piece **out, uint64_t *count, tsr_error *err)
 {
     tsr_piece *pieces = tsr_arena_array(arena, part_count, sizeof *pieces, err);
-    uint64_t *zeros = tsr_arena_array(arena, tensor->entry.rank, sizeof *zeros, err);
+    uint64_t *zeros = tsr_arena_array(arena, tensor->entry.ndim, sizeof *zeros, err);
     if (!pieces || !zeros) return TSR_E_NOMEM;
     *count = 0;
     for (uint32_t i = 0; i < part_count; i++) {
@@ -74,7 +74,7 @@ static tsr_status box_pieces(const tsr_tensor *tensor, const tsr_tensor_part *pa
 
 static tsr_status whole_pieces(const tsr_tensor *tensor, tsr_arena *arena, tsr_piece **out, uint64_t *count, tsr_error *err)
 {
-    uint64_t *zeros = tsr_arena_array(arena, tensor->entry.rank, sizeof *zeros, err);
+    uint64_t *zeros = tsr_arena_array(arena, tensor->entry.ndim, sizeof *zeros, err);
     if (!zeros) return TSR_E_NOMEM;
     const tsr_tensor_part all = {zeros, tensor->entry.shape, tensor->data};
     return box_pieces(tensor, &all, 1, arena, out, count, err);
@@ -107,10 +107,10 @@ tsr_status tsr_tensor_local(const tsr_tensor *tensor, tsr_arena *arena, const ui
     if (tensor->spread == TSR_OVER_MESH) {
         tsr_shard shard;
         TSR_TRY(tsr_mesh_shard(&(tsr_sharding){tensor->mesh, tensor->placements, tensor->strided},
-                               (tsr_shape){entry->rank, entry->shape}, tensor->mesh_rank, arena, &shard, err));
+                               (tsr_shape){entry->ndim, entry->shape}, tensor->mesh_rank, arena, &shard, err));
         *shape = shard.local_shape;
     }
-    tsr_box_volume((tsr_box){entry->rank, NULL, *shape}, &elements);
+    tsr_box_volume((tsr_box){entry->ndim, NULL, *shape}, &elements);
     *bytes = elements * tsr_dtype_size(entry->dtype);
     return TSR_OK;
 }

@@ -34,11 +34,11 @@ static tsr_status pack_bytes(const tsr_tensor *tensor, tsr_vec *out, tsr_error *
 static tsr_status pack_tensor(const tsr_tensor *tensor, bool whole, tsr_vec *out, tsr_error *err)
 {
     const tsr_entry *entry = &tensor->entry;
-    const uint32_t head[2] = {(uint32_t)entry->dtype, entry->rank};
+    const uint32_t head[2] = {(uint32_t)entry->dtype, entry->ndim};
     TSR_FAIL_IF(tensor->spread != TSR_WHOLE, err, TSR_E_UNSUPPORTED, "the tensor is distributed; expected a whole tensor");
     TSR_TRY(add(out, head, sizeof head, err));
-    TSR_TRY(add(out, entry->shape, entry->rank * sizeof *entry->shape, err));
-    return whole || entry->rank == 0 ? pack_bytes(tensor, out, err) : TSR_OK;
+    TSR_TRY(add(out, entry->shape, entry->ndim * sizeof *entry->shape, err));
+    return whole || entry->ndim == 0 ? pack_bytes(tensor, out, err) : TSR_OK;
 }
 
 static size_t scalar_size(tsr_value_kind kind)
@@ -107,7 +107,7 @@ static tsr_status unpack_tensor(unpacking *u, bool whole, tsr_value *value, tsr_
     uint32_t head[2];
     tsr_tensor *tensor = TSR_ARENA_NEW(u->arena, tsr_tensor, err);
     TSR_TRY(take(u, head, sizeof head, err));
-    TSR_FAIL_IF(head[0] >= TSR_DTYPE_COUNT || head[1] > TSR_MAX_RANK, err, TSR_E_FORMAT,
+    TSR_FAIL_IF(head[0] >= TSR_DTYPE_COUNT || head[1] > TSR_MAX_NDIM, err, TSR_E_FORMAT,
                 "a tensor from another rank is invalid");
     uint64_t *shape = tsr_arena_array(u->arena, head[1], sizeof *shape, err);
     if (!tensor || !shape) return TSR_E_NOMEM;

@@ -52,7 +52,7 @@ static tsr_status list_transfers(const tsr_move *moves, size_t count, tsr_arena 
     for (size_t i = 0; i < count; i++) {
         const tsr_entry *entry = &moves[i].from->entry;
         list[i] = (tsr_transfer){.dtype = entry->dtype,
-                                 .rank = entry->rank,
+                                 .ndim = entry->ndim,
                                  .shape = entry->shape,
                                  .name = entry->fqn,
                                  .from = {.tensor = moves[i].from},

@@ -17,7 +17,7 @@ typedef struct tsr_side {
 
 typedef struct tsr_transfer {
     tsr_dtype dtype;
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *shape;
     tsr_str name; /* for messages */
     tsr_side from, to;

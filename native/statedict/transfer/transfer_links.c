@@ -35,10 +35,10 @@ static bool holds_whole(const tsr_side *side, uint32_t rank)
 static tsr_status shard_of(const finder *f, const tsr_side *side, uint32_t rank, tsr_shard *out, tsr_error *err)
 {
     if (side->layout) return tsr_layout_shard(side->layout, rank, f->passing, out, err);
-    const tsr_tensor whole = tsr_tensor_whole(f->transfer->dtype, f->transfer->rank, f->transfer->shape, NULL);
+    const tsr_tensor whole = tsr_tensor_whole(f->transfer->dtype, f->transfer->ndim, f->transfer->shape, NULL);
     const tsr_piece *pieces;
     uint64_t count;
-    *out = (tsr_shard){.rank = f->transfer->rank};
+    *out = (tsr_shard){.ndim = f->transfer->ndim};
     if (!holds_whole(side, rank)) return TSR_OK;
     TSR_TRY(tsr_tensor_pieces(&whole, f->passing, &pieces, &count, err));
     tsr_shard_box *boxes = tsr_arena_array(f->passing, (size_t)count, sizeof *boxes, err);
@@ -88,24 +88,24 @@ static uint32_t next_first(const finder *f, uint32_t rank)
 static tsr_status make_link(const finder *f, uint32_t peer, uint64_t order, const tsr_side *side, const tsr_piece *piece,
                             const uint64_t *offsets, const uint64_t *sizes, tsr_link *out, tsr_error *err)
 {
-    const uint32_t rank = f->transfer->rank;
-    uint64_t elements, *numbers = tsr_arena_array(f->out->arena, 3 * (size_t)rank, sizeof *numbers, err);
+    const uint32_t ndim = f->transfer->ndim;
+    uint64_t elements, *numbers = tsr_arena_array(f->out->arena, 3 * (size_t)ndim, sizeof *numbers, err);
     if (!numbers) return TSR_E_NOMEM;
-    for (uint32_t d = 0; d < rank; d++) {
+    for (uint32_t d = 0; d < ndim; d++) {
         numbers[d] = offsets[d] - piece->offsets[d] + piece->local_offsets[d];
-        numbers[rank + d] = sizes[d];
-        numbers[2 * rank + d] = piece->buffer_sizes[d];
+        numbers[ndim + d] = sizes[d];
+        numbers[2 * ndim + d] = piece->buffer_sizes[d];
     }
     TSR_FAIL_IF(!piece->data, err, TSR_E_USAGE, "'%.*s' has no memory", TSR_STR_ARG(f->transfer->name));
-    tsr_box_volume((tsr_box){rank, NULL, numbers + rank}, &elements);
+    tsr_box_volume((tsr_box){ndim, NULL, numbers + ndim}, &elements);
     *out = (tsr_link){.peer = peer,
                       .transfer = f->number,
                       .order = order,
-                      .rank = rank,
+                      .ndim = ndim,
                       .itemsize = tsr_dtype_size(f->transfer->dtype),
                       .offsets = numbers,
-                      .sizes = numbers + rank,
-                      .buffer_sizes = numbers + 2 * rank,
+                      .sizes = numbers + ndim,
+                      .buffer_sizes = numbers + 2 * ndim,
                       .data = piece->data,
                       .device = side->tensor->device};
     out->bytes = elements * out->itemsize;
@@ -167,14 +167,14 @@ typedef tsr_status each_common(finder *f, uint32_t peer, uint64_t from, uint64_t
 static tsr_status meet(finder *f, uint32_t peer, const tsr_shard *from, const tsr_shard *to, each_common *each,
                        tsr_error *err)
 {
-    uint64_t offsets[TSR_MAX_RANK], sizes[TSR_MAX_RANK];
-    const uint32_t rank = f->transfer->rank;
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
+    const uint32_t ndim = f->transfer->ndim;
     f->from_shard = from;
     f->to_shard = to;
     for (uint64_t a = 0; a < from->box_count; a++) {
         for (uint64_t b = 0; b < to->box_count; b++) {
-            const tsr_box x = {rank, from->boxes[a].offsets, from->boxes[a].sizes};
-            const tsr_box y = {rank, to->boxes[b].offsets, to->boxes[b].sizes};
+            const tsr_box x = {ndim, from->boxes[a].offsets, from->boxes[a].sizes};
+            const tsr_box y = {ndim, to->boxes[b].offsets, to->boxes[b].sizes};
             if (tsr_box_intersect(x, y, offsets, sizes))
                 TSR_TRY(each(f, peer, a, b, a * to->box_count + b, offsets, sizes, err));
         }
@@ -197,7 +197,7 @@ static tsr_status receive_common(finder *f, uint32_t peer, uint64_t from, uint64
                                  const uint64_t *offsets, const uint64_t *sizes, tsr_error *err)
 {
     uint64_t elements;
-    tsr_box_volume((tsr_box){f->transfer->rank, NULL, sizes}, &elements);
+    tsr_box_volume((tsr_box){f->transfer->ndim, NULL, sizes}, &elements);
     f->found += elements;
     if (peer == f->own) return add_copy(f, &f->from[from], &f->to[to], offsets, sizes, err);
     if (f->reads) {
@@ -214,7 +214,7 @@ static tsr_status find_receives(finder *f, tsr_error *err)
     tsr_shard to, from;
     TSR_TRY(shard_of(f, &f->transfer->to, f->own, &to, err));
     for (uint64_t i = 0; i < to.box_count; i++) {
-        tsr_box_volume((tsr_box){f->transfer->rank, NULL, to.boxes[i].sizes}, &elements);
+        tsr_box_volume((tsr_box){f->transfer->ndim, NULL, to.boxes[i].sizes}, &elements);
         wanted += elements;
     }
     for (uint32_t first = next_first(f, 0); to.box_count && first < f->ranks; first = next_first(f, first + 1)) {

@@ -68,8 +68,8 @@ static tsr_status open_buffer(lane *l, const tsr_vec *links, uint64_t slice, con
     for (uint32_t r = 0; r < ranks; r++) bytes += l->streams[r].left < slice ? l->streams[r].left : slice;
     for (size_t i = 0; i < links->count && !scattered; i++)
         scattered = l->streams[all[i].peer].count > 1 || (all[i].device && !comm->takes_devices) ||
-                    !tsr_box_is_contiguous((tsr_box){all[i].rank, NULL, all[i].buffer_sizes},
-                                           (tsr_box){all[i].rank, all[i].offsets, all[i].sizes});
+                    !tsr_box_is_contiguous((tsr_box){all[i].ndim, NULL, all[i].buffer_sizes},
+                                           (tsr_box){all[i].ndim, all[i].offsets, all[i].sizes});
     if (!scattered || bytes == 0) return TSR_OK;
     l->buffer_size = (size_t)bytes;
     l->device = common_device(links, comm->takes_devices);

@@ -24,8 +24,8 @@ static tsr_status tell_boxes(const tsr_tensor *tensor, tsr_arena *arena, tsr_vec
     TSR_TRY(tsr_tensor_pieces(tensor, arena, &pieces, &count, err));
     TSR_TRY(add_numbers(blob, &count, 1, err));
     for (uint64_t i = 0; i < count; i++) {
-        TSR_TRY(add_numbers(blob, pieces[i].offsets, tensor->entry.rank, err));
-        TSR_TRY(add_numbers(blob, pieces[i].sizes, tensor->entry.rank, err));
+        TSR_TRY(add_numbers(blob, pieces[i].offsets, tensor->entry.ndim, err));
+        TSR_TRY(add_numbers(blob, pieces[i].sizes, tensor->entry.ndim, err));
     }
     return TSR_OK;
 }
@@ -36,32 +36,32 @@ static tsr_status mesh_layout(const tsr_tensor *tensor, tsr_arena *arena, tsr_si
     if (!layout) return TSR_E_NOMEM;
     side->layout = layout;
     return tsr_layout_over_mesh(&(tsr_sharding){tensor->mesh, tensor->placements, tensor->strided},
-                                (tsr_shape){tensor->entry.rank, tensor->entry.shape}, arena, layout, err);
+                                (tsr_shape){tensor->entry.ndim, tensor->entry.shape}, arena, layout, err);
 }
 
 /* The numbers a rank told, as a shard whose boxes lie each in memory of their own. */
 static tsr_status read_shard(const tsr_tensor *tensor, tsr_str *blob, tsr_arena *arena, tsr_shard *out, tsr_error *err)
 {
-    const uint32_t rank = tensor->entry.rank;
-    const size_t box_bytes = 2 * rank * sizeof(uint64_t);
+    const uint32_t ndim = tensor->entry.ndim;
+    const size_t box_bytes = 2 * ndim * sizeof(uint64_t);
     uint64_t count = 0;
     if (blob->size >= sizeof count) memcpy(&count, blob->data, sizeof count);
     TSR_FAIL_IF(blob->size < sizeof count || (box_bytes && count > (blob->size - sizeof count) / box_bytes), err,
                 TSR_E_FORMAT, "the list of a rank's boxes of '%.*s' is truncated", TSR_STR_ARG(tensor->entry.fqn));
-    uint64_t *numbers = tsr_arena_array(arena, (size_t)(2 * rank * count), sizeof *numbers, err);
-    uint64_t *zeros = tsr_arena_array(arena, rank, sizeof *zeros, err);
-    uint64_t elements, *shape = tsr_arena_array(arena, rank, sizeof *shape, err);
+    uint64_t *numbers = tsr_arena_array(arena, (size_t)(2 * ndim * count), sizeof *numbers, err);
+    uint64_t *zeros = tsr_arena_array(arena, ndim, sizeof *zeros, err);
+    uint64_t elements, *shape = tsr_arena_array(arena, ndim, sizeof *shape, err);
     tsr_shard_box *boxes = tsr_arena_array(arena, (size_t)count, sizeof *boxes, err);
     if (!numbers || !zeros || !boxes || !shape) return TSR_E_NOMEM;
     if (count) memcpy(numbers, blob->data + sizeof count, (size_t)count * box_bytes);
     *blob = (tsr_str){blob->data + sizeof count + count * box_bytes, blob->size - sizeof count - (size_t)count * box_bytes};
-    for (uint32_t d = 1; d < rank; d++) shape[d] = 1;
+    for (uint32_t d = 1; d < ndim; d++) shape[d] = 1;
     for (uint64_t i = 0; i < count; i++) {
-        boxes[i] = (tsr_shard_box){numbers + 2 * i * rank, numbers + (2 * i + 1) * rank, zeros};
-        tsr_box_volume((tsr_box){rank, NULL, boxes[i].sizes}, &elements);
-        if (rank) shape[0] += elements; /* no local tensor, but as large as all boxes together */
+        boxes[i] = (tsr_shard_box){numbers + 2 * i * ndim, numbers + (2 * i + 1) * ndim, zeros};
+        tsr_box_volume((tsr_box){ndim, NULL, boxes[i].sizes}, &elements);
+        if (ndim) shape[0] += elements; /* no local tensor, but as large as all boxes together */
     }
-    *out = (tsr_shard){.rank = rank, .local_shape = shape, .global_offsets = zeros, .boxes = boxes, .box_count = count};
+    *out = (tsr_shard){.ndim = ndim, .local_shape = shape, .global_offsets = zeros, .boxes = boxes, .box_count = count};
     return TSR_OK;
 }
 
@@ -81,7 +81,7 @@ static tsr_status check_tiling(const tsr_tensor *tensor, const tsr_layout *layou
             owner[at] = (uint32_t)r;
         }
     }
-    TSR_TRY(tsr_tiling_check(host->allocator, (tsr_shape){tensor->entry.rank, tensor->entry.shape}, chunks, count, &tiling,
+    TSR_TRY(tsr_tiling_check(host->allocator, (tsr_shape){tensor->entry.ndim, tensor->entry.shape}, chunks, count, &tiling,
                              err));
     if (tiling.exact) return TSR_OK;
     TSR_FAIL_IF(tiling.overlap[0] != TSR_NO_CHUNK, err, TSR_E_USAGE,
@@ -101,7 +101,7 @@ static tsr_status box_layouts(const tsr_side_request *requests, size_t count, ts
         tsr_layout *layout = TSR_ARENA_NEW(arena, tsr_layout, err);
         if (!shards || !layout) return TSR_E_NOMEM;
         for (uint32_t r = 0; r < blobs->count; r++) TSR_TRY(read_shard(tensor, &blobs->blobs[r], arena, &shards[r], err));
-        *layout = tsr_layout_explicit(blobs->count, shards, tensor->entry.rank, tensor->entry.shape);
+        *layout = tsr_layout_explicit(blobs->count, shards, tensor->entry.ndim, tensor->entry.shape);
         requests[i].side->layout = layout;
         if (requests[i].is_source) TSR_TRY(check_tiling(tensor, layout, host, arena, err));
     }

@@ -45,7 +45,7 @@ static void move_all(tsr_gpu_stream *stream, uint8_t *to, const uint8_t *from, u
                                  .from = random_in(&random, 0, 5) ? from + 16 * random_in(&random, 0, 900) + shift : NULL,
                                  .to_dtype = casts ? TSR_FLOAT16 : dtype,
                                  .from_dtype = dtype,
-                                 .rank = 3,
+                                 .ndim = 3,
                                  .sizes = sizes[i],
                                  .to_strides = strides[i],
                                  .from_strides = sources[i]};

@@ -18,7 +18,7 @@ TSR_API_BEGIN
 /* Whether two boxes have the same offsets and sizes. */
 bool tsr_box_equal(tsr_box a, tsr_box b);
 /* Makes the box {rank, offsets, sizes} reach over another one, too. */
-void tsr_box_enclose(uint32_t rank, uint64_t *offsets, uint64_t *sizes, tsr_box box);
+void tsr_box_enclose(uint32_t ndim, uint64_t *offsets, uint64_t *sizes, tsr_box box);
 /* Row-major index inside `parent` of the element at `at` (coordinates of the tensor). `parent`'s volume must not
  * overflow and `at` must be inside. */
 uint64_t tsr_box_index(tsr_box parent, const uint64_t *at);
@@ -38,10 +38,10 @@ typedef struct tsr_box_walk {
     uint64_t index_a;
     uint64_t index_b;
     uint32_t outer; /* leading dims that vary from run to run */
-    uint64_t at[TSR_MAX_RANK];
-    uint64_t counts[TSR_MAX_RANK];
-    uint64_t strides_a[TSR_MAX_RANK];
-    uint64_t strides_b[TSR_MAX_RANK];
+    uint64_t at[TSR_MAX_NDIM];
+    uint64_t counts[TSR_MAX_NDIM];
+    uint64_t strides_a[TSR_MAX_NDIM];
+    uint64_t strides_b[TSR_MAX_NDIM];
 } tsr_box_walk;
 
 /* `walk` borrows nothing of the boxes; no other call may be on it at the same time. */

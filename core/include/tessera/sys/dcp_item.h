@@ -28,7 +28,7 @@ TSR_API_BEGIN
 /* A box of elements whose contiguous little-endian bytes have the CRC-32 `crc32`. */
 typedef struct tsr_dcp_box {
     tsr_dtype dtype;
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *sizes;
     uint32_t crc32;
 } tsr_dcp_box;
@@ -54,7 +54,7 @@ typedef struct tsr_dcp_new_entry {
     bool tensor; /* else a byte item */
     bool requires_grad;
     tsr_dtype dtype;
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *shape;
     const tsr_dcp_new_item *items; /* one per chunk; exactly one for byte items */
     uint64_t item_count;
@@ -62,7 +62,7 @@ typedef struct tsr_dcp_new_entry {
      * the shape of one that is stored as flat ranges of fragments, otherwise NULL. */
     bool in_mcore_data;
     const uint64_t *original_shape;
-    uint32_t original_rank;
+    uint32_t original_ndim;
 } tsr_dcp_new_entry;
 
 /* A save id, in a UUID's form, out of names, places and `content`, the CRC of whatever the items hold. data NULL on

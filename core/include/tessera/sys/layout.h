@@ -35,7 +35,7 @@ typedef struct tsr_dim_layout {
 } tsr_dim_layout;
 
 typedef struct tsr_layout {
-    uint32_t rank; /* of the tensor */
+    uint32_t ndim; /* of the tensor */
     const uint64_t *shape;
     uint64_t ranks;
     /* Over a mesh; NULL for an explicit layout. */
@@ -54,7 +54,7 @@ typedef struct tsr_layout {
  * Errors as tsr_mesh_shard. */
 tsr_status tsr_layout_over_mesh(const tsr_sharding *how, tsr_shape shape, tsr_arena *arena, tsr_layout *out, tsr_error *err);
 /* Borrows everything. Boxes of different ranks may be equal; they count as different shards. */
-tsr_layout tsr_layout_explicit(uint64_t ranks, const tsr_shard *shards, uint32_t rank, const uint64_t *shape);
+tsr_layout tsr_layout_explicit(uint64_t ranks, const tsr_shard *shards, uint32_t ndim, const uint64_t *shape);
 
 /* What `holder` (< layout->ranks) holds, as tsr_mesh_shard says it. */
 tsr_status tsr_layout_shard(const tsr_layout *layout, uint64_t holder, tsr_arena *arena, tsr_shard *out, tsr_error *err);
@@ -98,13 +98,13 @@ tsr_span tsr_flat_layout_range(const tsr_flat_layout *flat, uint64_t index, uint
 tsr_status tsr_layout_flat(const tsr_flat_layout *flat, uint64_t index, tsr_shape shape, tsr_arena *arena, tsr_layout *out,
                            tsr_error *err);
 
-/* A row-major range [range) of a tensor's elements as boxes, in order: at most 2 × rank - 1. A 1-d local tensor holds
+/* A row-major range [range) of a tensor's elements as boxes, in order: at most 2 × ndim - 1. A 1-d local tensor holds
  * them one after another, so their local offsets are 1-d too and not given. `offsets` and `sizes` have room for
- * (2 × rank - 1) × rank numbers each (at least 1); returns the number of boxes. The range is within the tensor. */
-uint32_t tsr_range_boxes(uint32_t rank, const uint64_t *shape, tsr_span range, uint64_t *offsets, uint64_t *sizes);
+ * (2 × ndim - 1) × ndim numbers each (at least 1); returns the number of boxes. The range is within the tensor. */
+uint32_t tsr_range_boxes(uint32_t ndim, const uint64_t *shape, tsr_span range, uint64_t *offsets, uint64_t *sizes);
 
 /* The tensor dim that a placement cuts: false when it cuts none (replicate, partial) or none of this tensor's. */
-bool tsr_placement_dim(const tsr_placement *placement, uint32_t rank, uint32_t *dim);
+bool tsr_placement_dim(const tsr_placement *placement, uint32_t ndim, uint32_t *dim);
 
 /* The runs along one tensor dim of `size` that a rank at `coordinate` holds, ascending and disjoint, appended to `spans`
  * (of tsr_span). Neighbouring runs are joined. Pieces of tsr_mesh_shard, for layouts that tabulate them. */

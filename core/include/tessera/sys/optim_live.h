@@ -57,7 +57,7 @@ typedef enum tsr_state_source {
 typedef struct tsr_state_spec {
     tsr_str name;
     tsr_dtype dtype;
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *shape;
     double value;
     tsr_state_source source;

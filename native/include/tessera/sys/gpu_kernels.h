@@ -34,7 +34,7 @@ typedef struct tsr_gpu_box {
     void *to;
     const void *from;               /* NULL: every element becomes `fill` */
     tsr_dtype to_dtype, from_dtype; /* different: floating types, cast as tsr_cast does. Whole bytes, 1 to 16 an element */
-    uint32_t rank;
+    uint32_t ndim;
     const uint64_t *sizes;
     const uint64_t *to_strides;   /* no two elements at one place */
     const uint64_t *from_strides; /* unused by fills */
