@@ -2,7 +2,7 @@
  * Lib/uuid.py, Modules/_decimal, Objects. */
 #include "formats/pickle/torch_fits.h"
 
-#include "formats/pickle/torch_numpy_descr.h"
+#include "formats/pickle/torch_numpy_elements.h"
 #include "formats/pickle/torch_type.h"
 
 enum { KEY_DEPTH = 8, KEY_ITEMS = 64 /* of tuples that are keys, looked at for each: tuples may share theirs */ };

@@ -1,25 +1,17 @@
 #include "formats/pickle/torch_numpy.h"
 
+#include "formats/pickle/pickle_short.h"
 #include "formats/pickle/torch_fits.h"
 #include "formats/pickle/torch_numpy_descr.h"
 #include "formats/pickle/torch_numpy_dtype.h"
+#include "formats/pickle/torch_numpy_elements.h"
 #include "formats/pickle/torch_type.h"
 
 enum { MASKED_ITEMS = 7, MOST_KEYS = 64, MOST_DIMS = 64, MOST_DIGITS = 64 };
 
-static tsr_ref item(const tsr_pickle *pickle, tsr_ref tuple, size_t at)
-{
-    return tsr_pickle_item(pickle, tuple, at);
-}
-
 static bool is_type(const tsr_pickle *pickle, tsr_ref ref, const char *letters)
 {
     return tsr_torch_is_one_of(pickle, ref, letters);
-}
-
-static bool is_kind(const tsr_pickle *pickle, tsr_ref ref, tsr_pickle_kind kind)
-{
-    return tsr_pickle_kind_of(pickle, ref) == kind;
 }
 
 static bool is_value_for(const tsr_pickle *pickle, char sign, tsr_ref value);

@@ -2,84 +2,20 @@
  * (convert_datetime_metadata_tuple_to_datetime_metadata, convert_datetime_divisor_to_multiple). */
 #include "formats/pickle/torch_numpy_descr.h"
 
+#include "formats/pickle/pickle_short.h"
 #include "formats/pickle/torch_numpy_dtype.h"
+#include "formats/pickle/torch_numpy_elements.h"
 #include "formats/pickle/torch_type.h"
 
-/* Flags of a dtype: elements are pickled as a list, are read by a function of the dtype's. */
-enum { LIST_PICKLE = 2, USE_GETITEM = 0x20, OBJECT_FLAGS = 0x3f };
-enum { COPIES = 4 /* of dtypes that are made from dtypes */ };
-/* What pickles may share, and is looked at anew for each object: names and fields, sizes, characters of a scalar's dtype. */
-enum { MOST_NAMES = 64, MOST_DIMS = 64, MOST_CHARACTERS = 16 };
-
-static tsr_ref item(const tsr_pickle *pickle, tsr_ref tuple, size_t at)
-{
-    return tsr_pickle_item(pickle, tuple, at);
-}
+/* What pickles may share, and is looked at anew for each object: names and fields, sizes. */
+enum { MOST_NAMES = 64, MOST_DIMS = 64 };
 
 static bool is_type(const tsr_pickle *pickle, tsr_ref ref, const char *types)
 {
     return tsr_torch_is_one_of(pickle, ref, types);
 }
 
-static bool is_kind(const tsr_pickle *pickle, tsr_ref ref, tsr_pickle_kind kind)
-{
-    return tsr_pickle_kind_of(pickle, ref) == kind;
-}
-
-tsr_ref tsr_numpy_text_of(const tsr_pickle *pickle, tsr_ref ref)
-{
-    return tsr_pickle_class_id(pickle, ref) == TSR_TORCH_ENCODE ? item(pickle, tsr_pickle_args(pickle, ref), 0) : ref;
-}
-
-static bool is_text(const tsr_pickle *pickle, tsr_ref ref)
-{
-    return is_kind(pickle, ref, TSR_PICKLE_STR) || is_kind(pickle, ref, TSR_PICKLE_BYTES);
-}
-
 /* ---- what numpy.dtype is called with ---- */
-
-/* The dtype that a class stands for: that of a scalar, of one of Python's types, or object. */
-static tsr_numpy_dtype dtype_of_class(const tsr_pickle *pickle, tsr_ref class_)
-{
-    static const char *const types[][2] = {{"bool", "b1"}, {"int", "i8"}, {"float", "f8"}, {"complex", "c16"},
-                                           {"str", "U0"},  {"bytes", "S0"}};
-    tsr_str module = tsr_pickle_module(pickle, class_), name = tsr_pickle_name_of(pickle, class_);
-    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
-        if (tsr_str_equal(module, TSR_STR("builtins")) && tsr_str_equal(name, tsr_str_from(types[i][0])))
-            return tsr_numpy_dtype_from(tsr_str_from(types[i][1]));
-    if (tsr_str_equal(name, TSR_STR("record"))) return (tsr_numpy_dtype){'V', 0};
-    if (tsr_pickle_id(pickle, class_)) return (tsr_numpy_dtype){'O', 8};
-    return tsr_str_equal(module, TSR_STR("numpy")) ? tsr_numpy_dtype_from(name) : (tsr_numpy_dtype){0};
-}
-
-/* The type of a numpy scalar depends on its dtype, so that a dtype is told from its class alone here. */
-static bool is_dtype(const tsr_pickle *pickle, tsr_ref ref)
-{
-    return tsr_pickle_class_id(pickle, ref) == TSR_TORCH_LISTED &&
-           tsr_str_equal(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, ref)), TSR_STR("dtype"));
-}
-
-/* The letter and size that the first argument of numpy.dtype tells; text that is longer than `most` is not read. */
-static tsr_numpy_dtype made_from_short(const tsr_pickle *pickle, tsr_ref dtype, size_t most)
-{
-    for (int i = 0; i < COPIES && is_dtype(pickle, dtype); i++) {
-        tsr_ref first = tsr_numpy_text_of(pickle, item(pickle, tsr_pickle_args(pickle, dtype), 0));
-        if (is_text(pickle, first)) {
-            tsr_str text = tsr_pickle_text(pickle, first);
-            return text.size <= most ? tsr_numpy_dtype_from(text) : (tsr_numpy_dtype){0};
-        }
-        if (first == TSR_REF_NONE) return (tsr_numpy_dtype){'f', 8};
-        if (is_kind(pickle, first, TSR_PICKLE_LIST) || is_kind(pickle, first, TSR_PICKLE_DICT)) return (tsr_numpy_dtype){'V', 0};
-        if (is_kind(pickle, first, TSR_PICKLE_GLOBAL)) return dtype_of_class(pickle, first);
-        dtype = first;
-    }
-    return (tsr_numpy_dtype){0};
-}
-
-static tsr_numpy_dtype made_from(const tsr_pickle *pickle, tsr_ref dtype)
-{
-    return made_from_short(pickle, dtype, SIZE_MAX);
-}
 
 /* [(name, dtype), …] */
 static bool is_field_list(const tsr_pickle *pickle, tsr_ref list)
@@ -115,7 +51,7 @@ static bool is_field_dict(const tsr_pickle *pickle, tsr_ref dict)
 static bool is_name(const tsr_pickle *pickle, tsr_ref ref)
 {
     tsr_ref text = tsr_numpy_text_of(pickle, ref);
-    if (is_text(pickle, text)) return tsr_numpy_dtype_from(tsr_pickle_text(pickle, text)).letter != 0;
+    if (tsr_numpy_is_text(pickle, text)) return tsr_numpy_dtype_from(tsr_pickle_text(pickle, text)).letter != 0;
     return !tsr_str_equal(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, ref)), TSR_STR("bytearray"));
 }
 
@@ -133,9 +69,11 @@ bool tsr_numpy_names_dtype(const tsr_pickle *pickle, tsr_ref ref)
     switch (tsr_torch_type(pickle, ref)) {
     case 'L': return is_field_list(pickle, ref);
     case 'D': return is_field_dict(pickle, ref);
-    case 'T': return !is_kind(pickle, ref, TSR_PICKLE_TUPLE) ||
-                     (tsr_pickle_count(pickle, ref) == 2 && is_type(pickle, item(pickle, ref, 0), "SYVGNuLD") &&
-                      is_base(pickle, item(pickle, ref, 0)) && !is_text(pickle, tsr_numpy_text_of(pickle, item(pickle, ref, 1))));
+    case 'T':
+        return !is_kind(pickle, ref, TSR_PICKLE_TUPLE) ||
+               (tsr_pickle_count(pickle, ref) == 2 && is_type(pickle, item(pickle, ref, 0), "SYVGNuLD") &&
+                is_base(pickle, item(pickle, ref, 0)) &&
+                !tsr_numpy_is_text(pickle, tsr_numpy_text_of(pickle, item(pickle, ref, 1))));
     default: return true;
     }
 }
@@ -202,7 +140,8 @@ static bool is_time_unit(const tsr_pickle *pickle, tsr_ref unit)
     tsr_ref text = tsr_numpy_text_of(pickle, item(pickle, unit, 0));
     tsr_str name = tsr_pickle_text(pickle, text);
     bool whole = !is_kind(pickle, divisor, TSR_PICKLE_INT) || divides(name, tsr_pickle_int(pickle, divisor));
-    return is_type(pickle, item(pickle, unit, 0), "SY") && (!is_text(pickle, text) || (tsr_numpy_is_unit(name) && whole));
+    return is_type(pickle, item(pickle, unit, 0), "SY") &&
+           (!tsr_numpy_is_text(pickle, text) || (tsr_numpy_is_unit(name) && whole));
 }
 
 /* (a dict or None, the unit) of datetime64 and timedelta64 */
@@ -218,7 +157,7 @@ static bool has_key(const tsr_pickle *pickle, tsr_ref dict, tsr_ref key)
         tsr_ref other = tsr_pickle_key(pickle, dict, i);
         bool same = is_kind(pickle, other, tsr_pickle_kind_of(pickle, key)) &&
                     tsr_str_equal(tsr_pickle_text(pickle, other), tsr_pickle_text(pickle, key));
-        if (same && is_text(pickle, key)) return true;
+        if (same && tsr_numpy_is_text(pickle, key)) return true;
     }
     return false;
 }
@@ -267,7 +206,7 @@ bool tsr_numpy_is_dtype_state(const tsr_pickle *pickle, tsr_ref dtype, tsr_ref s
     size_t count = tsr_pickle_count(pickle, state), order = count == 5 ? 0 : 1, sizes = count > 7 ? 5 : count - 2;
     int64_t version = count == 5 ? 0 : tsr_pickle_int(pickle, item(pickle, state, 0));
     tsr_ref fields = item(pickle, state, count > 6 ? 4 : order + 2);
-    char letter = made_from(pickle, dtype).letter;
+    char letter = tsr_numpy_letter(pickle, dtype);
     if (count < 5 || count > 9) return false;
     if (count != 5 && (!is_type(pickle, item(pickle, state, 0), "IBj") || version < 0 || version > 4)) return false;
     if (!is_byte_order(pickle, item(pickle, state, order)) || !is_subarray(pickle, item(pickle, state, order + 1))) return false;
@@ -278,55 +217,4 @@ bool tsr_numpy_is_dtype_state(const tsr_pickle *pickle, tsr_ref dtype, tsr_ref s
     if (count > 7 && !is_type(pickle, item(pickle, state, 7), "IBJ")) return false;
     if (letter != 'M' && letter != 'm') return true;
     return count == 9 && is_datetime_metadata(pickle, item(pickle, state, 8)); /* without it, numpy crashes */
-}
-
-/* ---- elements ---- */
-
-char tsr_numpy_scalar_type(const tsr_pickle *pickle, tsr_ref dtype)
-{
-    tsr_numpy_dtype of = made_from_short(pickle, dtype, MOST_CHARACTERS);
-    switch (of.letter) {
-    case 0: return 'k';
-    case 'i':
-    case 'u': return 'j';
-    case 'f': return of.size == 8 ? 'F' : 'e';
-    case 'c': return of.size == 16 ? 'C' : 'e';
-    case 'b': return 'e';
-    case 'U': return 'S';
-    case 'S': return 'Y';
-    default: return 'o';
-    }
-}
-
-char tsr_numpy_letter(const tsr_pickle *pickle, tsr_ref dtype)
-{
-    return made_from(pickle, dtype).letter;
-}
-
-tsr_numpy_elements tsr_numpy_elements_of(const tsr_pickle *pickle, tsr_ref dtype)
-{
-    tsr_ref state = tsr_pickle_state(pickle, dtype), size = item(pickle, state, 5), flags = item(pickle, state, 7);
-    tsr_numpy_dtype from = made_from(pickle, dtype);
-    bool fields = item(pickle, state, 2) != TSR_REF_NONE || item(pickle, state, 3) != TSR_REF_NONE;
-    if (!from.letter || from.letter == 'T' || (fields && from.letter != 'V')) return (tsr_numpy_elements){0};
-    tsr_numpy_elements found = {.objects = from.letter == 'O', .size = from.size};
-    bool told = is_kind(pickle, size, TSR_PICKLE_INT) && tsr_pickle_int(pickle, size) >= 0;
-    if (strchr("SUV", from.letter) && told) found.size = (uint64_t)tsr_pickle_int(pickle, size);
-    if (is_kind(pickle, flags, TSR_PICKLE_INT)) {
-        int64_t set = tsr_pickle_int(pickle, flags);
-        found.unsafe = from.letter == 'O' ? set != OBJECT_FLAGS : !fields && (set & LIST_PICKLE);
-        found.objects = set & LIST_PICKLE;
-        found.called = !fields && from.letter != 'O' && (set & USE_GETITEM);
-    }
-    tsr_ref version = item(pickle, state, 0);
-    bool old = tsr_pickle_count(pickle, state) > 5 && tsr_pickle_int(pickle, version) < 3; /* then numpy works out the flags */
-    if (tsr_pickle_count(pickle, state) == 7 && from.letter == 'O') found.unsafe = !old;
-    if (old && !fields) found.unsafe = from.letter == 'U';
-    if (old && !fields) found.objects = from.letter == 'O';
-    bool subarray = item(pickle, state, 2) != TSR_REF_NONE;
-    tsr_ref first = item(pickle, tsr_pickle_args(pickle, dtype), 0);
-    bool empty = is_kind(pickle, first, TSR_PICKLE_LIST) || is_kind(pickle, first, TSR_PICKLE_DICT); /* fields: none */
-    empty = empty && tsr_pickle_count(pickle, first) == 0;
-    found.known = !subarray && (found.objects || found.size || empty);
-    return found;
 }

@@ -1,34 +1,13 @@
-/* numpy.dtype objects of a pickle: whether numpy makes them, and what they tell about the elements of an array. */
+/* numpy.dtype objects of a pickle: whether numpy makes them. */
 #ifndef TSR_FORMATS_PICKLE_TORCH_NUMPY_DESCR_H
 #define TSR_FORMATS_PICKLE_TORCH_NUMPY_DESCR_H
 
 #include "formats/pickle/torch_names.h"
-
-/* What is known of the elements of an array. */
-typedef struct tsr_numpy_elements {
-    bool known;
-    bool objects;  /* pickled as a list */
-    bool unsafe;   /* the dtype's flags contradict its type: numpy would take raw bytes for pointers, or the reverse */
-    bool called;   /* the flags ask for a function that reads an element, which only some dtypes have: no scalar is made */
-    uint64_t size; /* bytes of each otherwise */
-} tsr_numpy_elements;
-
-/* The letter of a dtype's type, as in torch_numpy_dtype.h; 0 where `dtype` is not a numpy.dtype whose type is known. */
-char tsr_numpy_letter(const tsr_pickle *pickle, tsr_ref dtype);
-
-/* The type (torch_type.h) of a scalar of that dtype: some are subclasses of Python's own. */
-char tsr_numpy_scalar_type(const tsr_pickle *pickle, tsr_ref dtype);
-
-/* The elements of arrays of a dtype, an OBJECT that numpy.dtype and BUILD have made. */
-tsr_numpy_elements tsr_numpy_elements_of(const tsr_pickle *pickle, tsr_ref dtype);
 
 /* Whether numpy.dtype(ref) gives a dtype. */
 bool tsr_numpy_names_dtype(const tsr_pickle *pickle, tsr_ref ref);
 
 /* Whether numpy accepts the state of `dtype`, a TUPLE. */
 bool tsr_numpy_is_dtype_state(const tsr_pickle *pickle, tsr_ref dtype, tsr_ref state);
-
-/* The STR or BYTES that a value is; for what _codecs.encode makes of text, that text. */
-tsr_ref tsr_numpy_text_of(const tsr_pickle *pickle, tsr_ref ref);
 
 #endif

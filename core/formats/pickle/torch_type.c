@@ -1,7 +1,7 @@
 /* What a call of a listed class or function makes. */
 #include "formats/pickle/torch_type.h"
 
-#include "formats/pickle/torch_numpy_descr.h"
+#include "formats/pickle/torch_numpy_elements.h"
 
 /* By the name alone: the module has been compared when the GLOBAL got its id. */
 static const struct {
