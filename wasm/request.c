@@ -1,4 +1,4 @@
-/* Options and opening of calls; see request.h. */
+/* The options of calls. */
 #include "request.h"
 
 #include "tessera/glob.h"
@@ -96,36 +96,4 @@ bool tessera_selects(const void *ctx, tsr_str fqn)
         included = included || tsr_glob_match(str_of(&option->value), fqn);
     }
     return !includes || included;
-}
-
-/* ---- opening ---- */
-
-tsr_status tessera_call_open(call *c, uint32_t handle, const tsr_open_options *wanted, tsr_error *err)
-{
-    opened *item = tessera_checkpoint_of(handle, err);
-    if (!item) return err->status;
-    c->host = item->host;
-    if (tessera_option_given(&c->request, "allow-expansion")) c->host.limits.repetition = UINT64_MAX;
-    c->path = tessera_option_text(&c->request, "path");
-    if (!c->path.data) c->path = TSR_STR("");
-    c->arena = tsr_arena_new(c->host.allocator, 0, err);
-    if (!c->arena) return TSR_E_NOMEM;
-    c->chosen = tessera_wanted_of(item, wanted);
-    if (tessera_call_is_mapped(c)) c->chosen.selects = NULL; /* the selection is of the names that the map gives */
-    const tsr_status status = tsr_checkpoint_open(item->store, &c->host, &c->chosen, &c->checkpoint, err);
-    return status == TSR_OK ? tessera_call_map(c, err) : status;
-}
-
-tsr_status tessera_call_ring(call *c, tsr_error *err)
-{
-    uint64_t bytes;
-    const tsr_status status = tessera_option_size(&c->request, "max-mem", &bytes, err);
-    return status == TSR_OK ? tsr_ring_new(&c->host, (size_t)bytes, &c->ring, err) : status;
-}
-
-void tessera_call_close(call *c)
-{
-    tsr_ring_free(c->ring);
-    tessera_call_unmap(c);
-    tsr_arena_free(c->arena);
 }

@@ -44,19 +44,14 @@ typedef struct call {
     tsr_ring *ring; /* where bytes are read; NULL otherwise */
 } call;
 
-/* Opens `handle` for a purpose, or where `wanted` is NULL without opening it: only the arena. The call is closed by
- * tessera_call_close, which takes a zeroed one, and one that could not be opened. */
+/* call_open.c: opens `handle` for a purpose, and over it what --map, --inverse and --dequantize make of it. Without `wanted` nothing is
+ * opened: there is only the arena. tessera_call_close takes any call: a zeroed one, and one that could not be opened. */
 tsr_status tessera_call_open(call *out, uint32_t handle, const tsr_open_options *wanted, tsr_error *err);
 void tessera_call_close(call *call);
 tsr_status tessera_call_ring(call *call, tsr_error *err);
 
-/* mapped.c: opens the checkpoint that --map, --inverse and --dequantize make of the call's, which becomes its source.
- * tessera_call_unmap closes it, and what is below it. */
-bool tessera_call_is_mapped(const call *call);
 /* The document of --map, which may name a built-in map; empty: there is none. */
 tsr_str tessera_call_map_text(const call *call);
-tsr_status tessera_call_map(call *call, tsr_error *err);
-void tessera_call_unmap(call *call);
 
 /* call_plan.c: the target of --target or of --mesh and --placements. Both live in the call's arena; the plan, which borrows
  * them, is the caller's to free. */

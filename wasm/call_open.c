@@ -1,4 +1,5 @@
-/* Maps: a checkpoint under another model's names and layouts, and with scaled numbers multiplied. */
+/* The checkpoint of a call: opened again for it, and, with --map and --dequantize, under another model's names and layouts and with
+ * scaled numbers multiplied. */
 #include "tessera/mapping.h"
 
 #include <stdlib.h>
@@ -6,7 +7,7 @@
 #include "request.h"
 #include "tessera/sys/casts.h"
 
-bool tessera_call_is_mapped(const call *c)
+static bool is_mapped(const call *c)
 {
     return tessera_option_given(&c->request, "map") || tessera_option_given(&c->request, "dequantize");
 }
@@ -64,21 +65,53 @@ static tsr_status dequantize(call *c, tsr_error *err)
     return status == TSR_OK ? tsr_check_casts(c->dequantized, &all, err) : status;
 }
 
-tsr_status tessera_call_map(call *c, tsr_error *err)
+static tsr_status map_checkpoint(call *c, tsr_error *err)
 {
     if (tessera_option_given(&c->request, "inverse") && !tessera_option_given(&c->request, "map"))
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--inverse needs --map MAP");
-    if (!tessera_call_is_mapped(c)) return TSR_OK;
+    if (!is_mapped(c)) return TSR_OK;
     c->source = c->checkpoint;
     const tsr_status status = tessera_option_given(&c->request, "dequantize") ? dequantize(c, err) : TSR_OK;
     return status == TSR_OK ? apply_map(c, err) : status;
 }
 
-void tessera_call_unmap(call *c)
+static void unmap(call *c)
 {
     if (c->checkpoint != c->dequantized && c->checkpoint != c->source) tsr_checkpoint_close(c->checkpoint);
     tsr_checkpoint_close(c->dequantized);
     tsr_checkpoint_close(c->source);
+}
+
+/* ---- opening ---- */
+
+tsr_status tessera_call_open(call *c, uint32_t handle, const tsr_open_options *wanted, tsr_error *err)
+{
+    opened *item = tessera_checkpoint_of(handle, err);
+    if (!item) return err->status;
+    c->host = item->host;
+    if (tessera_option_given(&c->request, "allow-expansion")) c->host.limits.repetition = UINT64_MAX;
+    c->path = tessera_option_text(&c->request, "path");
+    if (!c->path.data) c->path = TSR_STR("");
+    c->arena = tsr_arena_new(c->host.allocator, 0, err);
+    if (!c->arena) return TSR_E_NOMEM;
+    c->chosen = tessera_wanted_of(item, wanted);
+    if (is_mapped(c)) c->chosen.selects = NULL; /* the selection is of the names that the map gives */
+    const tsr_status status = tsr_checkpoint_open(item->store, &c->host, &c->chosen, &c->checkpoint, err);
+    return status == TSR_OK ? map_checkpoint(c, err) : status;
+}
+
+tsr_status tessera_call_ring(call *c, tsr_error *err)
+{
+    uint64_t bytes;
+    const tsr_status status = tessera_option_size(&c->request, "max-mem", &bytes, err);
+    return status == TSR_OK ? tsr_ring_new(&c->host, (size_t)bytes, &c->ring, err) : status;
+}
+
+void tessera_call_close(call *c)
+{
+    tsr_ring_free(c->ring);
+    unmap(c);
+    tsr_arena_free(c->arena);
 }
 
 /* ---- as a checkpoint of its own ---- */
