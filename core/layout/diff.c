@@ -119,33 +119,32 @@ static tsr_status match_entries(const job *j, tsr_diff *out, tsr_error *err)
 }
 
 /* The tensors among one side's unmatched entries. */
-static tsr_unmatched *list_unmatched(const job *j, const side *s, const tsr_entry *const *entries, uint64_t count,
-                                     size_t *out_count, tsr_error *err)
+static tsr_status list_unmatched(const job *j, const side *s, const tsr_entry *const *entries, uint64_t count,
+                                 tsr_unmatched_list *out, tsr_error *err)
 {
-    tsr_unmatched *list = tsr_arena_array(j->arena, count, sizeof *list, err);
-    *out_count = 0;
-    for (uint64_t i = 0; list && i < count; i++) {
+    *out = (tsr_unmatched_list){tsr_arena_array(j->arena, count, sizeof *out->items, err), 0};
+    if (!out->items) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < count; i++) {
         const tsr_entry *entry = entries[i];
         uint64_t last, kind;
         if (entry->kind != TSR_ENTRY_TENSOR) continue;
         kind = tsr_hash_bytes(entry->shape, (entry->ndim ? entry->ndim - 1 : 0) * sizeof *entry->shape,
                               packed(entry, &last) + ((uint64_t)entry->ndim << 32));
         kind = tsr_hash_bytes(&last, sizeof last, kind);
-        list[(*out_count)++] = (tsr_unmatched){entry, s->names[entry - s->catalog->entries], kind, false};
+        out->items[out->count++] = (tsr_unmatched){entry, s->names[entry - s->catalog->entries], kind, false};
     }
-    return list;
+    return TSR_OK;
 }
 
 static tsr_status run(job *j, tsr_diff *out, tsr_error *err)
 {
-    size_t removed_count, added_count;
+    tsr_unmatched_list removed, added;
     TSR_TRY(read_names(j, &j->a, err));
     TSR_TRY(read_names(j, &j->b, err));
     TSR_TRY(match_entries(j, out, err));
-    tsr_unmatched *removed = list_unmatched(j, &j->a, out->removed, out->removed_count, &removed_count, err);
-    tsr_unmatched *added = removed ? list_unmatched(j, &j->b, out->added, out->added_count, &added_count, err) : NULL;
-    if (!added) return TSR_E_NOMEM;
-    return tsr_diff_suggest_renames(j->host, j->arena, removed, removed_count, added, added_count, out, err);
+    TSR_TRY(list_unmatched(j, &j->a, out->removed, out->removed_count, &removed, err));
+    TSR_TRY(list_unmatched(j, &j->b, out->added, out->added_count, &added, err));
+    return tsr_diff_suggest_renames(j->host, j->arena, removed, added, out, err);
 }
 
 tsr_status tsr_diff_catalogs(tsr_catalog_pair of, const tsr_diff_options *options, const tsr_host *host, tsr_arena *arena,

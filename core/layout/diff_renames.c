@@ -24,8 +24,7 @@ typedef struct key {
 
 typedef struct search {
     tsr_arena *arena;
-    tsr_unmatched *sides[2]; /* removed, added */
-    size_t counts[2];
+    tsr_unmatched_list sides[2]; /* removed, added */
     tsr_vec keys;
     tsr_vec found; /* of tsr_diff_rename */
 } search;
@@ -34,7 +33,7 @@ static tsr_status add_key(search *s, bool is_added, size_t at, tsr_str head, tsr
 {
     key *k = tsr_vec_push(&s->keys, err);
     if (!k) return TSR_E_NOMEM;
-    uint64_t hash = tsr_hash_bytes(tail.data, tail.size, s->sides[is_added][at].kind);
+    uint64_t hash = tsr_hash_bytes(tail.data, tail.size, s->sides[is_added].items[at].kind);
     *k = (key){tsr_hash_bytes(head.data, head.size, hash), (uint32_t)at, is_added};
     return TSR_OK;
 }
@@ -66,9 +65,9 @@ static size_t last_component(tsr_str name)
 static tsr_status key_prefixes(search *s, bool whole_side, tsr_error *err)
 {
     for (int side = 0; side < 2; side++) {
-        for (size_t i = 0; i < s->counts[side]; i++) {
-            tsr_str name = s->sides[side][i].name, none = {NULL, 0};
-            if (s->sides[side][i].taken) continue;
+        for (size_t i = 0; i < s->sides[side].count; i++) {
+            tsr_str name = s->sides[side].items[i].name, none = {NULL, 0};
+            if (s->sides[side].items[i].taken) continue;
             if (side == whole_side) {
                 TSR_TRY(add_key(s, side, i, none, name, err));
                 continue;
@@ -86,9 +85,9 @@ static tsr_status key_components(search *s, bool whole_side, tsr_error *err)
 {
     (void)whole_side;
     for (int side = 0; side < 2; side++) {
-        for (size_t i = 0; i < s->counts[side]; i++) {
-            tsr_str name = s->sides[side][i].name;
-            if (s->sides[side][i].taken) continue;
+        for (size_t i = 0; i < s->sides[side].count; i++) {
+            tsr_str name = s->sides[side].items[i].name;
+            if (s->sides[side].items[i].taken) continue;
             size_t at = 0;
             for (unsigned n = 0; at <= name.size && n < MOST_COMPONENTS; n++) {
                 size_t next = next_component(name, at);
@@ -105,9 +104,9 @@ static tsr_status key_last(search *s, bool whole_side, tsr_error *err)
 {
     (void)whole_side;
     for (int side = 0; side < 2; side++) {
-        for (size_t i = 0; i < s->counts[side]; i++) {
-            tsr_str name = s->sides[side][i].name, none = {NULL, 0};
-            if (s->sides[side][i].taken) continue;
+        for (size_t i = 0; i < s->sides[side].count; i++) {
+            tsr_str name = s->sides[side].items[i].name, none = {NULL, 0};
+            if (s->sides[side].items[i].taken) continue;
             TSR_TRY(add_key(s, side, i, none, from(name, last_component(name)), err));
         }
     }
@@ -164,7 +163,7 @@ static int compare_keys(const void *left, const void *right)
 
 static tsr_status take_pair(search *s, const relation *r, const key *pair, tsr_error *err)
 {
-    tsr_unmatched *a = &s->sides[0][pair[0].at], *b = &s->sides[1][pair[1].at];
+    tsr_unmatched *a = &s->sides[0].items[pair[0].at], *b = &s->sides[1].items[pair[1].at];
     if (pair[0].is_added || !pair[1].is_added || a->taken || b->taken || a->kind != b->kind) return TSR_OK;
     tsr_error local = {0};
     tsr_str why = r->explain(s, a->name, b->name, &local);
@@ -203,11 +202,11 @@ static tsr_status apply_all(search *s, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_diff_suggest_renames(const tsr_host *host, tsr_arena *arena, tsr_unmatched *removed, size_t removed_count,
-                                    tsr_unmatched *added, size_t added_count, tsr_diff *diff, tsr_error *err)
+tsr_status tsr_diff_suggest_renames(const tsr_host *host, tsr_arena *arena, tsr_unmatched_list removed,
+                                    tsr_unmatched_list added, tsr_diff *diff, tsr_error *err)
 {
-    if (removed_count == 0 || added_count == 0) return TSR_OK;
-    search s = {arena, {removed, added}, {removed_count, added_count}, {0}, {0}};
+    if (removed.count == 0 || added.count == 0) return TSR_OK;
+    search s = {arena, {removed, added}, {0}, {0}};
     s.keys = tsr_vec_of(host->allocator, sizeof(key));
     s.found = tsr_vec_of(host->allocator, sizeof(tsr_diff_rename));
     tsr_status status = apply_all(&s, err);

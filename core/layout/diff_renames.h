@@ -13,10 +13,15 @@ typedef struct tsr_unmatched {
     bool taken;
 } tsr_unmatched;
 
+typedef struct tsr_unmatched_list {
+    tsr_unmatched *items;
+    size_t count;
+} tsr_unmatched_list;
+
 /* Fills diff->renamed from tensors only in A and only in B. A suggestion needs equal dtype and shape, and a relation of
  * the names that holds for one pair only: one is the other behind a prefix; they differ in one component; or they alone
  * share dtype, shape and last component. O(n log n) in the components of all names. */
-tsr_status tsr_diff_suggest_renames(const tsr_host *host, tsr_arena *arena, tsr_unmatched *removed, size_t removed_count,
-                                    tsr_unmatched *added, size_t added_count, tsr_diff *diff, tsr_error *err);
+tsr_status tsr_diff_suggest_renames(const tsr_host *host, tsr_arena *arena, tsr_unmatched_list removed,
+                                    tsr_unmatched_list added, tsr_diff *diff, tsr_error *err);
 
 #endif

@@ -35,12 +35,11 @@ tsr_span tsr_flat_layout_range(const tsr_flat_layout *flat, uint64_t index, uint
 }
 
 /* One box: `count` steps of dim d from coordinate `at`, whole behind it. */
-static void put_box(uint32_t ndim, const uint64_t *shape, const uint64_t *at, uint32_t d, uint64_t count, uint32_t n,
-                    uint64_t *offsets, uint64_t *sizes)
+static void put_box(tsr_shape shape, const uint64_t *at, uint32_t d, uint64_t count, uint64_t *offsets, uint64_t *sizes)
 {
-    for (uint32_t k = 0; k < ndim; k++) {
-        offsets[n * ndim + k] = k <= d ? at[k] : 0;
-        sizes[n * ndim + k] = k < d ? 1 : k == d ? count : shape[k];
+    for (uint32_t k = 0; k < shape.ndim; k++) {
+        offsets[k] = k <= d ? at[k] : 0;
+        sizes[k] = k < d ? 1 : k == d ? count : shape.sizes[k];
     }
 }
 
@@ -57,7 +56,8 @@ uint32_t tsr_range_boxes(uint32_t ndim, const uint64_t *shape, tsr_span range, u
         for (uint32_t k = 0; k < ndim; k++) at[k] = begin / steps[k] % shape[k];
         uint64_t count = (end - begin) / steps[d], left = shape[d] - at[d];
         if (count > left) count = left;
-        put_box(ndim, shape, at, d, count, n++, offsets, sizes);
+        put_box((tsr_shape){ndim, shape}, at, d, count, offsets + n * ndim, sizes + n * ndim);
+        n++;
         begin += count * steps[d];
     }
     return n;

@@ -62,25 +62,33 @@ static tsr_status claim_all(const tsr_catalog *catalog, const tsr_fsdp1 *options
     return TSR_OK;
 }
 
+/* The units that are made, and the sizes of the parameters of each. */
+typedef struct unit_list {
+    tsr_fsdp1_unit *units;
+    uint64_t **numels;
+    size_t count;
+} unit_list;
+
 /* Deals the entries out to their units; all units' lists share two arrays. */
-static tsr_status deal(const tsr_catalog *catalog, const uint32_t *unit_of, tsr_fsdp1_unit *units, uint32_t count,
-                       uint64_t **numels, tsr_arena *arena, tsr_error *err)
+static tsr_status deal(const tsr_catalog *catalog, const uint32_t *unit_of, const unit_list *list, tsr_arena *arena,
+                       tsr_error *err)
 {
     const tsr_entry **entries = tsr_arena_array(arena, catalog->entry_count, sizeof *entries, err);
     uint64_t *shared = entries ? tsr_arena_array(arena, catalog->entry_count, sizeof *shared, err) : NULL;
-    uint64_t *begins = shared ? tsr_arena_array(arena, (size_t)count + 1, sizeof *begins, err) : NULL;
+    uint64_t *begins = shared ? tsr_arena_array(arena, list->count + 1, sizeof *begins, err) : NULL;
     if (!begins) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         if (unit_of[i] != NO_UNIT) begins[unit_of[i] + 1]++;
     }
-    for (uint32_t u = 0; u < count; u++) {
+    for (size_t u = 0; u < list->count; u++) {
         begins[u + 1] += begins[u];
-        units[u].entries = entries + begins[u];
-        numels[u] = shared + begins[u];
+        list->units[u].entries = entries + begins[u];
+        list->numels[u] = shared + begins[u];
     }
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         uint32_t u = unit_of[i];
-        if (u != NO_UNIT) TSR_TRY(add_entry(&units[u], &catalog->entries[i], entries + begins[u], numels[u], err));
+        if (u != NO_UNIT)
+            TSR_TRY(add_entry(&list->units[u], &catalog->entries[i], entries + begins[u], list->numels[u], err));
     }
     return TSR_OK;
 }
@@ -88,18 +96,19 @@ static tsr_status deal(const tsr_catalog *catalog, const uint32_t *unit_of, tsr_
 tsr_status tsr_target_fsdp1(const tsr_catalog *catalog, const tsr_fsdp1 *options, tsr_arena *arena,
                             const tsr_fsdp1_unit **units, tsr_error *err)
 {
-    size_t count = (size_t)options->unit_count + 1;
-    tsr_fsdp1_unit *list = tsr_arena_array(arena, count, sizeof *list, err);
-    uint64_t **numels = list ? tsr_arena_array(arena, count, sizeof *numels, err) : NULL;
+    unit_list list = {.count = (size_t)options->unit_count + 1};
     uint32_t *unit_of;
-    if (!numels) return TSR_E_NOMEM;
+    list.units = tsr_arena_array(arena, list.count, sizeof *list.units, err);
+    list.numels = list.units ? tsr_arena_array(arena, list.count, sizeof *list.numels, err) : NULL;
+    if (!list.numels) return TSR_E_NOMEM;
     TSR_TRY(claim_all(catalog, options, arena, &unit_of, err));
-    TSR_TRY(deal(catalog, unit_of, list, (uint32_t)count, numels, arena, err));
-    for (size_t u = 0; u < count; u++) {
-        list[u].use_orig_params = options->use_orig_params;
-        list[u].match = u < options->unit_count ? options->units[u] : TSR_STR("");
-        TSR_TRY(finish(options, &list[u], numels[u], arena, err));
+    TSR_TRY(deal(catalog, unit_of, &list, arena, err));
+    for (size_t u = 0; u < list.count; u++) {
+        tsr_fsdp1_unit *unit = &list.units[u];
+        unit->use_orig_params = options->use_orig_params;
+        unit->match = u < options->unit_count ? options->units[u] : TSR_STR("");
+        TSR_TRY(finish(options, unit, list.numels[u], arena, err));
     }
-    *units = list;
+    *units = list.units;
     return TSR_OK;
 }

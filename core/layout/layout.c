@@ -27,15 +27,21 @@ static void coordinate_of(const tsr_mesh *mesh, const tsr_dim_layout *dim, uint6
     }
 }
 
+/* One dim of a sharded tensor. */
+typedef struct sharded_dim {
+    const tsr_sharding *how;
+    tsr_shape shape;
+    uint32_t d;
+} sharded_dim;
+
 /* The spans of one dim at every position of the mesh dims that cut it; runs of position p begin at first[p]. */
-static tsr_status tabulate(const tsr_sharding *how, tsr_shape shape, uint32_t d, tsr_dim_layout *dim, uint64_t *first,
-                           tsr_vec *runs, tsr_error *err)
+static tsr_status tabulate(const sharded_dim *of, const tsr_dim_layout *dim, uint64_t *first, tsr_vec *runs, tsr_error *err)
 {
     for (uint64_t p = 0; p < dim->positions; p++) {
         uint64_t coordinate[TSR_MESH_MAX_DIMS] = {0};
         first[p] = runs->count;
-        coordinate_of(how->mesh, dim, p, coordinate);
-        TSR_TRY(tsr_mesh_spans(how, shape, d, coordinate, runs, err));
+        coordinate_of(of->how->mesh, dim, p, coordinate);
+        TSR_TRY(tsr_mesh_spans(of->how, of->shape, of->d, coordinate, runs, err));
     }
     first[dim->positions] = runs->count;
     return TSR_OK;
@@ -65,7 +71,7 @@ static tsr_status make_dim(const tsr_sharding *how, tsr_shape shape, uint32_t d,
     uint64_t *first = tsr_arena_array(arena, dim->positions + 1, sizeof *first, err);
     if (!first) return TSR_E_NOMEM;
     tsr_vec runs = tsr_vec_of(tsr_arena_allocator(arena), sizeof(tsr_span));
-    tsr_status status = tabulate(how, shape, d, dim, first, &runs, err);
+    tsr_status status = tabulate(&(sharded_dim){how, shape, d}, dim, first, &runs, err);
     if (status == TSR_OK) status = keep_runs(&runs, first, dim, arena, err);
     tsr_vec_free(&runs);
     return status;

@@ -49,12 +49,14 @@ static tsr_status pack_entry(const tsr_entry *entry, tsr_arena *arena, const tsr
     return TSR_OK;
 }
 
-static tsr_status put_key(tsr_map *map, tsr_str key, uint32_t value, uint32_t **existing, bool *inserted, tsr_arena *arena,
-                          tsr_error *err)
+/* A key that the map has already keeps its value. */
+static tsr_status put_key(tsr_map *map, tsr_str key, uint32_t value, tsr_arena *arena, tsr_error *err)
 {
+    uint32_t *existing;
+    bool inserted;
     tsr_str kept = tsr_arena_str(arena, key, err);
     if (!kept.data) return TSR_E_NOMEM;
-    return tsr_map_put(map, kept, value, existing, inserted, err);
+    return tsr_map_put(map, kept, value, &existing, &inserted, err);
 }
 
 /* The layout of a shape under placements, made on first use. */
@@ -65,14 +67,12 @@ static tsr_status find_layout(maker *m, const tsr_entry *entry, const tsr_placem
     const tsr_mesh *mesh = &m->plan->target->mesh;
     size_t head = mesh->dim_count * sizeof *placements, size = head + entry->ndim * sizeof *entry->shape;
     char key[TSR_MESH_MAX_DIMS * sizeof *placements + TSR_MAX_NDIM * sizeof *entry->shape];
-    uint32_t *existing;
-    bool inserted;
     memcpy(key, placements, head);
     if (entry->ndim) memcpy(key + head, entry->shape, size - head);
     *number = tsr_map_get(m->layouts, (tsr_str){key, size}, UINT32_MAX);
     if (*number != UINT32_MAX) return TSR_OK;
     *number = (uint32_t)m->layout_list.count;
-    TSR_TRY(put_key(m->layouts, (tsr_str){key, size}, *number, &existing, &inserted, arena, err));
+    TSR_TRY(put_key(m->layouts, (tsr_str){key, size}, *number, arena, err));
     tsr_layout *layout = TSR_ARENA_NEW(arena, tsr_layout, err), **slot = layout ? tsr_vec_push(&m->layout_list, err) : NULL;
     if (!slot) return TSR_E_NOMEM;
     *slot = layout;
@@ -172,13 +172,11 @@ static tsr_status find_class(maker *m, const tsr_entry *entry, const placing *pl
     const uint64_t key[] = {place->layout, hash_boxes(entry), tsr_dtype_size(entry->dtype) == 0, (uintptr_t)holders->ranks,
                             holders->at_coordinate ? holders->mesh_dim + UINT64_C(1) : 0, holders->coordinate};
     tsr_str text = {(const char *)key, sizeof key};
-    uint32_t *existing;
-    bool inserted;
     *number = tsr_map_get(m->classes, text, UINT32_MAX);
     if (*number != UINT32_MAX && same_boxes(tsr_plan_classes(m->plan)[*number].sample, entry)) return TSR_OK;
     *number = (uint32_t)m->plan->classes.count;
     TSR_TRY(add_class(m, entry, place, err));
-    return put_key(m->classes, text, *number, &existing, &inserted, m->plan->arena, err);
+    return put_key(m->classes, text, *number, m->plan->arena, err);
 }
 
 /* Sums of bytes and bits of all tensors stay below 2^64 from here on. */

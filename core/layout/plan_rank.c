@@ -23,29 +23,43 @@ typedef struct piece_list {
     bool made;
 } piece_list;
 
-static tsr_status add_piece(const tsr_plan_class *c, uint64_t chunk, const tsr_shard_box *box, const uint64_t *offsets,
-                            const uint64_t *sizes, tsr_vec *pieces, tsr_arena *arena, tsr_error *err)
+/* What the pieces of a class are made with. */
+typedef struct piece_maker {
+    const tsr_plan_class *of;
+    tsr_vec *pieces;
+    tsr_arena *arena;
+    tsr_error *err;
+} piece_maker;
+
+/* Where a chunk and a box of the destination meet. */
+typedef struct meeting {
+    uint64_t chunk;
+    const tsr_shard_box *box;
+} meeting;
+
+static tsr_status add_piece(const piece_maker *m, meeting of, const uint64_t *offsets, const uint64_t *sizes)
 {
-    uint32_t ndim = c->sample->ndim;
-    uint64_t *numbers = tsr_arena_array(arena, ndim, 4 * sizeof *numbers, err);
-    piece *p = numbers ? tsr_vec_push(pieces, err) : NULL;
+    const uint32_t ndim = m->of->sample->ndim;
+    const uint64_t *chunk_offsets = m->of->sample->chunks[of.chunk].offsets;
+    uint64_t *numbers = tsr_arena_array(m->arena, ndim, 4 * sizeof *numbers, m->err);
+    piece *p = numbers ? tsr_vec_push(m->pieces, m->err) : NULL;
     if (!p) return TSR_E_NOMEM;
-    *p = (piece){chunk, numbers, numbers + ndim, numbers + 2 * ndim, numbers + 3 * ndim};
+    *p = (piece){of.chunk, numbers, numbers + ndim, numbers + 2 * ndim, numbers + 3 * ndim};
     for (uint32_t d = 0; d < ndim; d++) {
         numbers[d] = offsets[d];
-        numbers[ndim + d] = box->local_offsets[d] + (offsets[d] - box->offsets[d]);
-        numbers[2 * ndim + d] = offsets[d] - c->sample->chunks[chunk].offsets[d];
+        numbers[ndim + d] = of.box->local_offsets[d] + (offsets[d] - of.box->offsets[d]);
+        numbers[2 * ndim + d] = offsets[d] - chunk_offsets[d];
         numbers[3 * ndim + d] = sizes[d];
     }
     return TSR_OK;
 }
 
 /* In a 1-d local tensor: a piece for each run that has no gap there. */
-static tsr_status add_flat_pieces(const tsr_plan_class *c, uint64_t chunk, const tsr_shard_box *box, const uint64_t *offsets,
-                                  const uint64_t *sizes, tsr_vec *pieces, tsr_arena *arena, tsr_error *err)
+static tsr_status add_flat_pieces(const piece_maker *m, meeting of, const uint64_t *offsets, const uint64_t *sizes)
 {
+    const tsr_shard_box *box = of.box;
     uint64_t runs, at[TSR_MAX_NDIM] = {0}, inner[TSR_MAX_NDIM] = {0}, place[TSR_MAX_NDIM];
-    const uint32_t ndim = c->sample->ndim, split = tsr_flat_split(ndim, box->sizes, sizes, &runs);
+    const uint32_t ndim = m->of->sample->ndim, split = tsr_flat_split(ndim, box->sizes, sizes, &runs);
     for (uint64_t run = 0; run < runs; run++) {
         uint64_t left = run;
         for (uint32_t d = ndim; d-- > 0;) {
@@ -54,8 +68,8 @@ static tsr_status add_flat_pieces(const tsr_plan_class *c, uint64_t chunk, const
             if (d < split) left /= sizes[d];
             place[d] = at[d] - box->offsets[d];
         }
-        TSR_TRY(add_piece(c, chunk, box, at, inner, pieces, arena, err));
-        const piece *p = (const piece *)pieces->items + pieces->count - 1;
+        TSR_TRY(add_piece(m, of, at, inner));
+        const piece *p = (const piece *)m->pieces->items + m->pieces->count - 1;
         uint64_t *dest = (uint64_t *)(uintptr_t)p->dest_offsets;
         for (uint32_t d = 0; d < ndim; d++) dest[d] = 0;
         if (ndim) dest[0] = box->local_offsets[0] + tsr_box_index((tsr_box){ndim, NULL, box->sizes}, place);
@@ -69,13 +83,14 @@ static tsr_status make_pieces(const tsr_plan_class *c, uint64_t holder, tsr_vec 
     tsr_shard shard;
     tsr_chunk_query query;
     uint64_t chunk, offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
+    const piece_maker maker = {c, scratch, arena, err};
     scratch->count = 0;
     TSR_TRY(tsr_layout_shard(c->layout, holder, arena, &shard, err));
     for (uint64_t b = 0; b < shard.box_count; b++) {
         const tsr_shard_box *box = &shard.boxes[b];
         tsr_chunk_query_start(&query, &c->index, (tsr_box){shard.ndim, box->offsets, box->sizes});
         while (tsr_chunk_query_next(&query, &chunk, offsets, sizes)) {
-            TSR_TRY((c->layout->flat ? add_flat_pieces : add_piece)(c, chunk, box, offsets, sizes, scratch, arena, err));
+            TSR_TRY((c->layout->flat ? add_flat_pieces : add_piece)(&maker, (meeting){chunk, box}, offsets, sizes));
         }
     }
     out->pieces = tsr_arena_array(arena, scratch->count, sizeof *out->pieces, err);

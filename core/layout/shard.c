@@ -28,14 +28,14 @@ tsr_status tsr_placements_check(const tsr_mesh *mesh, const tsr_placement *place
 }
 
 /* Local shape and global offsets; the number of boxes. */
-static tsr_status measure(uint32_t ndim, const uint64_t *shape, const tsr_run_list *lists, uint64_t *local_shape,
-                          uint64_t *global_offsets, uint64_t *box_count, tsr_error *err)
+static tsr_status measure(tsr_shape shape, const tsr_run_list *lists, uint64_t *local_shape, uint64_t *global_offsets,
+                          uint64_t *box_count, tsr_error *err)
 {
     *box_count = 1;
-    for (uint32_t d = 0; d < ndim; d++) {
+    for (uint32_t d = 0; d < shape.ndim; d++) {
         uint64_t count = lists[d].count;
         local_shape[d] = count ? lists[d].local[count - 1] + lists[d].runs[count - 1].size : 0;
-        global_offsets[d] = count ? lists[d].runs[0].offset : shape[d];
+        global_offsets[d] = count ? lists[d].runs[0].offset : shape.sizes[d];
         bool fits = tsr_mul_u64(*box_count, count, box_count) && *box_count <= MOST_BOXES;
         TSR_FAIL_IF(!fits, err, TSR_E_LIMIT, TSR_NO_POSITION, "a rank holds the tensor in more than %llu boxes",
                     (unsigned long long)MOST_BOXES);
@@ -67,7 +67,7 @@ tsr_status tsr_shard_from_runs(uint32_t ndim, const uint64_t *shape, const tsr_r
     uint64_t *local_shape = tsr_arena_array(arena, ndim, 2 * sizeof *local_shape, err), box_count;
     if (!local_shape) return TSR_E_NOMEM;
     uint64_t *global_offsets = local_shape + ndim;
-    TSR_TRY(measure(ndim, shape, lists, local_shape, global_offsets, &box_count, err));
+    TSR_TRY(measure((tsr_shape){ndim, shape}, lists, local_shape, global_offsets, &box_count, err));
     tsr_shard_box *boxes = tsr_arena_array(arena, box_count, sizeof *boxes, err);
     uint64_t *numbers = boxes ? tsr_arena_array(arena, box_count, 3 * sizeof(uint64_t) * ndim, err) : NULL;
     if (!numbers) return TSR_E_NOMEM;

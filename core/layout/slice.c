@@ -4,6 +4,7 @@
 
 #include "base/try.h"
 #include "tessera/box.h"
+#include "tessera/mesh.h"
 #include "tessera/sys/slice.h"
 
 tsr_str tsr_slice_split(tsr_str text, tsr_str *inside)
@@ -46,8 +47,7 @@ static bool is_blank(tsr_str text)
 }
 
 /* One part of the slice for a dim of `size`; `*keeps` says whether the dim stays. */
-static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, uint64_t *offset, uint64_t *length, bool *keeps,
-                             tsr_error *err)
+static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, tsr_span *out, bool *keeps, tsr_error *err)
 {
     const char *colon = memchr(part.data, ':', part.size);
     int64_t from = 0, to = INT64_MAX;
@@ -59,16 +59,14 @@ static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, uint64_t
             return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "index %" PRId64 " of dim %u is beyond its size %" PRIu64,
                              from, dim, size);
         }
-        *offset = at;
-        *length = 1;
+        *out = (tsr_span){at, 1};
         return TSR_OK;
     }
     tsr_str left = {part.data, (size_t)(colon - part.data)}, right = {colon + 1, part.size - left.size - 1};
     if (!is_blank(left) && !parse_number(left, &from)) goto bad;
     if (!is_blank(right) && !parse_number(right, &to)) goto bad;
     uint64_t low = clamp(from, size), high = clamp(to, size);
-    *offset = low;
-    *length = high > low ? high - low : 0;
+    *out = (tsr_span){low, high > low ? high - low : 0};
     return TSR_OK;
 bad:
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
@@ -106,7 +104,10 @@ static tsr_status parse_parts(tsr_str inside, tsr_box tensor, tsr_slice *out, ts
         TSR_FAIL_IF(dim >= tensor.ndim, err, TSR_E_USAGE, TSR_NO_POSITION,
                     "the slice has %zu indices, but the tensor has %u dimensions", parts, tensor.ndim);
         bool keeps;
-        TSR_TRY(parse_part(part, dim, tensor.sizes[dim], &out->offsets[dim], &out->sizes[dim], &keeps, err));
+        tsr_span taken = {0, 0};
+        TSR_TRY(parse_part(part, dim, tensor.sizes[dim], &taken, &keeps, err));
+        out->offsets[dim] = taken.offset;
+        out->sizes[dim] = taken.size;
         if (keeps) out->shape[out->ndim++] = out->sizes[dim];
         dim++;
     }

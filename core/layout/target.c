@@ -119,16 +119,16 @@ tsr_status tsr_target_strategy(tsr_strategy strategy, tsr_mesh mesh, tsr_arena *
     return out->default_placements ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* The rule for one tensor of a module; `tp` is how the tp dim places it. */
-static tsr_status add_rule(const tsr_mesh *mesh, tsr_str module, const char *tensor, tsr_placement tp, tsr_arena *arena,
-                           tsr_target_rule *rule, tsr_error *err)
+/* The rule for the tensors of a name; `tp` is how the tp dim places them. */
+static tsr_status make_rule(const tsr_mesh *mesh, tsr_str name, tsr_placement tp, tsr_arena *arena, tsr_target_rule *rule,
+                            tsr_error *err)
 {
     tsr_placement dp = shard(0);
     uint64_t tp_size = mesh->shape[mesh->dim_count - 1];
     if (tp.kind == TSR_SHARD && tp.dim == 0 && tp_size > 1) dp = (tsr_placement){TSR_STRIDED_SHARD, 0, tp_size};
-    rule->match = tsr_arena_format(arena, err, "%.*s.%s", TSR_STR_ARG(module), tensor);
+    rule->match = name;
     rule->placements = mesh->dim_count == 2 ? list_of(arena, dp, tp, err) : list_of(arena, tp, replicate, err);
-    return rule->match.data && rule->placements ? TSR_OK : TSR_E_NOMEM;
+    return name.data && rule->placements ? TSR_OK : TSR_E_NOMEM;
 }
 
 tsr_status tsr_target_tensor_parallel(tsr_mesh mesh, const tsr_tp_rule *rules, uint32_t rule_count, tsr_arena *arena,
@@ -147,8 +147,10 @@ tsr_status tsr_target_tensor_parallel(tsr_mesh mesh, const tsr_tp_rule *rules, u
     for (uint32_t i = 0; i < rule_count; i++) {
         bool rows = rules[i].style == TSR_TP_COLUMN || rules[i].style == TSR_TP_EMBEDDING_ROW;
         tsr_placement bias = rules[i].style == TSR_TP_COLUMN ? shard(0) : replicate;
-        TSR_TRY(add_rule(&mesh, rules[i].module, "weight", shard(rows ? 0 : 1), arena, &list[2 * i], err));
-        TSR_TRY(add_rule(&mesh, rules[i].module, "bias", bias, arena, &list[2 * i + 1], err));
+        const tsr_str weight_name = tsr_arena_format(arena, err, "%.*s.weight", TSR_STR_ARG(rules[i].module));
+        const tsr_str bias_name = tsr_arena_format(arena, err, "%.*s.bias", TSR_STR_ARG(rules[i].module));
+        TSR_TRY(make_rule(&mesh, weight_name, shard(rows ? 0 : 1), arena, &list[2 * i], err));
+        TSR_TRY(make_rule(&mesh, bias_name, bias, arena, &list[2 * i + 1], err));
     }
     return TSR_OK;
 }

@@ -107,14 +107,14 @@ static tsr_status give_whole(const walk *w, const item *it, const tsr_view *view
     return w->each(w->ctx, &extent, err);
 }
 
-/* The compressed bytes once, and the CRCs of the archive in them. */
+/* The CRCs of the archive in the compressed bytes. */
 static tsr_status give_zstd(const walk *w, const item *it, const tsr_zip *zip, const tsr_zip_member *members,
-                            const tsr_view *view, tsr_arena *scratch, tsr_error *err)
+                            tsr_arena *scratch, tsr_error *err)
 {
     tsr_error why = {0};
-    TSR_TRY(give_whole(w, it, view, err));
     if (zip->crc_absent) return TSR_OK;
-    tsr_status status = tsr_dcp_check_zstd(w->checkpoint, it->entry, it->chunk, members, zip->count, scratch, &why);
+    const tsr_dcp_item at = {w->checkpoint, it->entry, it->chunk};
+    const tsr_status status = tsr_dcp_check_zstd(at, members, zip->count, scratch, &why);
     return status == TSR_OK ? TSR_OK : tsr_dcp_bad_item(w->checkpoint, it->entry, it->chunk, &why, err);
 }
 
@@ -125,15 +125,17 @@ static tsr_status give_archive(const walk *w, const item *it, tsr_arena *scratch
     tsr_torch_item opened;
     tsr_view view;
     tsr_error why = {0};
-    tsr_status status =
-        tsr_dcp_open_item(checkpoint, it->entry, it->chunk, scratch, seen ? NULL : checkpoint->findings, &opened, &why);
+    const tsr_dcp_item at = {checkpoint, it->entry, it->chunk};
+    tsr_status status = tsr_dcp_open_item(at, scratch, seen ? NULL : checkpoint->findings, &opened, &why);
     if (status == TSR_OK && tensor) status = tsr_dcp_view_of(it->entry, it->chunk, &opened, scratch, &view, &why);
     bool said = seen && status != TSR_E_NOMEM && status != TSR_E_IO; /* what is wrong with it was found when it was opened */
     if (status != TSR_OK) return said ? TSR_OK : tsr_dcp_bad_item(checkpoint, it->entry, it->chunk, &why, err);
     const tsr_zip_member *members = sort_members(&opened.zip, scratch, err);
     if (!members) return TSR_E_NOMEM;
-    if (tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), it->chunk))
-        return give_zstd(w, it, &opened.zip, members, tensor ? &view : NULL, scratch, err);
+    if (tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), it->chunk)) {
+        TSR_TRY(give_whole(w, it, tensor ? &view : NULL, err));
+        return give_zstd(w, it, &opened.zip, members, scratch, err);
+    }
     return give_members(w, it, &opened.zip, members, tensor ? &view : NULL, err);
 }
 

@@ -7,13 +7,13 @@
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_flatten.h"
 
-tsr_status tsr_dcp_open_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *arena,
-                             tsr_findings *findings, tsr_torch_item *out, tsr_error *err)
+tsr_status tsr_dcp_open_item(tsr_dcp_item item, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
+                             tsr_error *err)
 {
-    if (tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk))
-        return tsr_dcp_open_zstd(checkpoint, entry, chunk, arena, findings, out, err);
-    const tsr_torch_source from = {.range = {checkpoint->store, chunk->file, chunk->byte_offset, chunk->byte_length}};
-    return tsr_torch_item_open(&from, checkpoint->host, arena, findings, out, err);
+    const tsr_chunk *chunk = item.chunk;
+    if (tsr_dcp_is_zstd(tsr_dcp_state_of(item.checkpoint), chunk)) return tsr_dcp_open_zstd(item, arena, findings, out, err);
+    const tsr_torch_source from = {.range = {item.checkpoint->store, chunk->file, chunk->byte_offset, chunk->byte_length}};
+    return tsr_torch_item_open(&from, item.checkpoint->host, arena, findings, out, err);
 }
 
 /* "[3, 4] float32" of a tensor, in the arena that is about to be thrown away with the error. */
@@ -51,7 +51,7 @@ tsr_status tsr_dcp_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, co
                           tsr_view *out, tsr_error *err)
 {
     tsr_torch_item item;
-    tsr_status status = tsr_dcp_open_item(checkpoint, entry, chunk, scratch, NULL, &item, err);
+    tsr_status status = tsr_dcp_open_item((tsr_dcp_item){checkpoint, entry, chunk}, scratch, NULL, &item, err);
     if (status == TSR_OK) status = tsr_dcp_view_of(entry, chunk, &item, scratch, out, err);
     if (status != TSR_OK) {
         tsr_error_context(err, "item of '%.*s' at byte %llu of %.*s", TSR_STR_ARG(entry->fqn),
@@ -68,7 +68,7 @@ tsr_status tsr_dcp_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const
     uint64_t bytes;
     if (chunk->view || tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk))
         return TSR_OK; /* no archive, or one in a stream */
-    TSR_TRY(tsr_dcp_open_item(checkpoint, entry, chunk, scratch, NULL, &item, err));
+    TSR_TRY(tsr_dcp_open_item((tsr_dcp_item){checkpoint, entry, chunk}, scratch, NULL, &item, err));
     TSR_TRY(tsr_dcp_view_of(entry, chunk, &item, scratch, &view, err));
     if (!tsr_entry_bytes(item.root->as.tensor, &bytes) || !tsr_view_is_plain(&view) || item.zip.crc_absent) return TSR_OK;
     for (uint32_t i = 0; i < item.zip.count && !out->is_stated; i++) {
@@ -107,7 +107,8 @@ static tsr_status read_new_object(tsr_checkpoint *checkpoint, tsr_entry *entry, 
                 "dcp: the item of '%.*s' overlaps others: the items of objects have more bytes in total than the files",
                 TSR_STR_ARG(entry->fqn));
     items->left -= chunk->byte_length;
-    tsr_status status = tsr_dcp_open_item(checkpoint, entry, chunk, checkpoint->arena, checkpoint->findings, &item, &why);
+    const tsr_dcp_item at = {checkpoint, entry, chunk};
+    tsr_status status = tsr_dcp_open_item(at, checkpoint->arena, checkpoint->findings, &item, &why);
     if (status != TSR_OK) return tsr_dcp_bad_item(checkpoint, entry, chunk, &why, err);
     tsr_expansion_add(&checkpoint->expansion, item.pickle_bytes < chunk->byte_length ? item.pickle_bytes : chunk->byte_length);
     return tsr_torch_leaf(item.root, checkpoint->host, items->seen, checkpoint->arena, entry, err);

@@ -142,9 +142,11 @@ static bool same_dims(const uint64_t *a, const uint64_t *b, uint32_t ndim)
 }
 
 /* The chunk of a part at these offsets, or NULL. */
-static tsr_status chunk_at(placer *p, const tsr_dcp_part *part, const uint64_t *offsets, uint32_t ndim, uint32_t hint,
-                           tsr_chunk **out, tsr_error *err)
+static tsr_status chunk_at(placer *p, const tsr_dcp_part *part, const uint64_t *offsets, uint32_t hint, tsr_chunk **out,
+                           tsr_error *err)
 {
+    const tsr_entry *entries = tsr_dcp_state_of(p->checkpoint)->entries.items;
+    const uint32_t ndim = entries[part->entry].ndim;
     tsr_chunk *chunks = p->source->chunks;
     if (hint < part->count && same_dims(chunks[part->first + hint].offsets, offsets, ndim)) {
         *out = &chunks[part->first + hint];
@@ -172,8 +174,7 @@ static tsr_status match(placer *p, const record *r, const tsr_entry **entry, tsr
     *entry = (const tsr_entry *)tsr_dcp_state_of(p->checkpoint)->entries.items + part->entry;
     bool tensor = (*entry)->kind == TSR_ENTRY_TENSOR;
     if (!tensor && !r->offsets) *out = &p->source->chunks[part->first];
-    if (tensor && r->offsets && r->ndim == (*entry)->ndim)
-        TSR_TRY(chunk_at(p, part, r->offsets, r->ndim, r->hint, out, err));
+    if (tensor && r->offsets && r->ndim == (*entry)->ndim) TSR_TRY(chunk_at(p, part, r->offsets, r->hint, out, err));
     if (!*out) {
         return tsr_finding_add(p->checkpoint->findings, "dcp/record-without-chunk", metadata_place(p, r->fqn), err,
                                "storage_data has an item of '%.*s' at offsets %s, where the metadata lists no chunk",
@@ -288,7 +289,7 @@ static tsr_status place_twins(placer *p, const tsr_dcp_part *part, const tsr_ent
     for (uint64_t c = 0; c < part->count; c++) {
         tsr_chunk *chunk = &p->source->chunks[part->first + c], *first;
         if ((chunk->byte_length == NO_RECORD) != from_first) continue;
-        TSR_TRY(chunk_at(p, part, chunk->offsets, entry->ndim, UINT32_MAX, &first, err));
+        TSR_TRY(chunk_at(p, part, chunk->offsets, UINT32_MAX, &first, err));
         tsr_chunk *to = from_first ? chunk : first, *from = from_first ? first : chunk;
         if (to->byte_length == NO_RECORD && from->byte_length != NO_RECORD && same_dims(to->sizes, from->sizes, entry->ndim))
             *to = *from;

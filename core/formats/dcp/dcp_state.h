@@ -68,16 +68,23 @@ tsr_status tsr_dcp_place(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *sourc
 tsr_status tsr_dcp_place_safetensors(tsr_checkpoint *checkpoint, tsr_error *err);
 
 bool tsr_dcp_is_zstd(const tsr_dcp_state *state, const tsr_chunk *chunk);
-/* Opens the blob of a chunk in `arena`. Positions of a zstd item are those of the decompressed bytes. */
-tsr_status tsr_dcp_open_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *arena,
-                             tsr_findings *findings, tsr_torch_item *out, tsr_error *err);
+/* An item of a data file: what torch.save made of one chunk, or of an object. */
+typedef struct tsr_dcp_item {
+    tsr_checkpoint *checkpoint;
+    const tsr_entry *entry;
+    const tsr_chunk *chunk;
+} tsr_dcp_item;
+
+/* Opens an item in `arena`. Positions of a zstd item are those of the decompressed bytes. */
+tsr_status tsr_dcp_open_item(tsr_dcp_item item, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
+                             tsr_error *err);
 /* The same for an item that went through zstd. */
-tsr_status tsr_dcp_open_zstd(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *arena,
-                             tsr_findings *findings, tsr_torch_item *out, tsr_error *err);
+tsr_status tsr_dcp_open_zstd(tsr_dcp_item item, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
+                             tsr_error *err);
 /* Reads a zstd item to its end; members whose bytes do not have their CRC are findings. `members` are the archive's,
  * sorted by byte_offset. */
-tsr_status tsr_dcp_check_zstd(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
-                              const tsr_zip_member *members, uint32_t count, tsr_arena *scratch, tsr_error *err);
+tsr_status tsr_dcp_check_zstd(tsr_dcp_item item, const tsr_zip_member *members, uint32_t count, tsr_arena *scratch,
+                              tsr_error *err);
 /* The tensor that an opened item must be, checked against the metadata; its view in the file. */
 tsr_status tsr_dcp_view_of(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_torch_item *item, tsr_arena *arena,
                            tsr_view *out, tsr_error *err);

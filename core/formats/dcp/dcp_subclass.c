@@ -60,7 +60,8 @@ static tsr_status look_into(search *s, tsr_entry *entry, size_t length)
 {
     tsr_torch_item item;
     tsr_error why = {0};
-    const tsr_status status = tsr_dcp_open_item(s->checkpoint, entry, entry->chunks, s->checkpoint->arena, NULL, &item, &why);
+    const tsr_dcp_item at = {s->checkpoint, entry, entry->chunks};
+    const tsr_status status = tsr_dcp_open_item(at, s->checkpoint->arena, NULL, &item, &why);
     if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED || status == TSR_E_IO)
         return tsr_raise(s->err, status, why.byte_position, "%s", why.message);
     if (status != TSR_OK) return TSR_OK;

@@ -52,11 +52,15 @@ static tsr_status keep(void *ctx, const char *bytes, size_t size, tsr_error *err
     return TSR_OK;
 }
 
-typedef tsr_status take_fn(void *ctx, const char *bytes, size_t size, tsr_error *err);
+/* Who gets the plain bytes. */
+typedef struct taker {
+    tsr_status (*take)(void *ctx, const char *bytes, size_t size, tsr_error *err);
+    void *ctx;
+} taker;
 
-/* Gives the plain bytes of an item to `take`. `buffer` is INPUT_BYTES of input and as many of output. */
-static tsr_status decode(tsr_checkpoint *checkpoint, void *stream, const tsr_chunk *chunk, char *buffer, take_fn *take,
-                         void *ctx, tsr_error *err)
+/* Gives the plain bytes of an item to `to`. `buffer` is INPUT_BYTES of input and as many of output. */
+static tsr_status decode(tsr_checkpoint *checkpoint, void *stream, const tsr_chunk *chunk, char *buffer, taker to,
+                         tsr_error *err)
 {
     int state = 0;
     for (uint64_t done = 0; done < chunk->byte_length;) {
@@ -67,7 +71,7 @@ static tsr_status decode(tsr_checkpoint *checkpoint, void *stream, const tsr_chu
         for (size_t written = 1; in.size || written;) {
             state = checkpoint->host->zstd->step(stream, &in, buffer + INPUT_BYTES, INPUT_BYTES, &written);
             TSR_FAIL_IF(state < 0, err, TSR_E_FORMAT, chunk->byte_offset, "dcp: the zstd stream of an item is damaged");
-            TSR_TRY(take(ctx, buffer + INPUT_BYTES, written, err));
+            TSR_TRY(to.take(to.ctx, buffer + INPUT_BYTES, written, err));
             if (state == 1 && !written && in.size) break;
         }
         TSR_FAIL_IF(state == 1 && (in.size || done < chunk->byte_length), err, TSR_E_FORMAT, chunk->byte_offset,
@@ -76,7 +80,7 @@ static tsr_status decode(tsr_checkpoint *checkpoint, void *stream, const tsr_chu
     return TSR_OK; /* PyTorch flushes the stream and leaves its frame open; the archive inside tells whether all is there */
 }
 
-static tsr_status decompress(tsr_checkpoint *checkpoint, const tsr_chunk *chunk, tsr_arena *scratch, take_fn *take, void *ctx,
+static tsr_status decompress(tsr_checkpoint *checkpoint, const tsr_chunk *chunk, tsr_arena *scratch, taker to,
                              tsr_error *err)
 {
     const tsr_zstd_ops *zstd = checkpoint->host->zstd;
@@ -86,7 +90,7 @@ static tsr_status decompress(tsr_checkpoint *checkpoint, const tsr_chunk *chunk,
     if (!buffer) return TSR_E_NOMEM;
     void *stream = zstd->start();
     TSR_FAIL_IF(!stream, err, TSR_E_NOMEM, chunk->byte_offset, "dcp: out of memory while decompressing an item");
-    tsr_status status = decode(checkpoint, stream, chunk, buffer, take, ctx, err);
+    tsr_status status = decode(checkpoint, stream, chunk, buffer, to, err);
     zstd->end(stream);
     return status;
 }
@@ -96,7 +100,7 @@ static tsr_status fill_window(window *w, tsr_checkpoint *checkpoint, const tsr_c
     w->tail = tsr_arena_array(arena, TAIL_BYTES, 1, err);
     w->files = tsr_arena_array(arena, (size_t)chunk->file + 1, sizeof *w->files, err);
     if (!w->tail || !w->files) return TSR_E_NOMEM;
-    tsr_status status = decompress(checkpoint, chunk, arena, keep, w, err);
+    tsr_status status = decompress(checkpoint, chunk, arena, (taker){keep, w}, err);
     w->files[chunk->file] = (tsr_store_file){checkpoint->store->files[chunk->file].name, w->size};
     w->store = (tsr_store){.file_count = chunk->file + 1, .files = w->files, .primary = TSR_NO_FILE, .read_at = read_window};
     return status;
@@ -104,9 +108,11 @@ static tsr_status fill_window(window *w, tsr_checkpoint *checkpoint, const tsr_c
 
 /* The most a decompressed item can have: a tensor's elements and what torch.save puts around them; of an object, what any
  * input may expand to. */
-static uint64_t window_bound(const tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk)
+static uint64_t window_bound(tsr_dcp_item item)
 {
-    const tsr_limits *limits = &checkpoint->host->limits;
+    const tsr_entry *entry = item.entry;
+    const tsr_chunk *chunk = item.chunk;
+    const tsr_limits *limits = &item.checkpoint->host->limits;
     uint64_t elements = 1, bytes, bound = limits->metadata_bytes, expanded = limits->expansion;
     tsr_expansion_add(&expanded, chunk->byte_length);
     if (entry->kind != TSR_ENTRY_TENSOR) return expanded < bound ? expanded : bound;
@@ -116,18 +122,19 @@ static uint64_t window_bound(const tsr_checkpoint *checkpoint, const tsr_entry *
     return tsr_dtype_bytes(entry->dtype, elements, &bytes) && tsr_add_u64(bytes, OVERHEAD_BYTES, &bytes) ? bytes : bound;
 }
 
-tsr_status tsr_dcp_open_zstd(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *arena,
-                             tsr_findings *findings, tsr_torch_item *out, tsr_error *err)
+tsr_status tsr_dcp_open_zstd(tsr_dcp_item item, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
+                             tsr_error *err)
 {
-    tsr_arena *scratch = tsr_arena_new(checkpoint->host->allocator, 0, err);
+    const tsr_host *host = item.checkpoint->host;
+    tsr_arena *scratch = tsr_arena_new(host->allocator, 0, err);
     if (!scratch) return TSR_E_NOMEM;
-    uint64_t bound = window_bound(checkpoint, entry, chunk);
+    uint64_t bound = window_bound(item);
     window w = {.bound = bound,
-                .head_max = entry->kind == TSR_ENTRY_TENSOR || bound > SIZE_MAX ? HEAD_BYTES : (size_t)bound,
-                .head = tsr_vec_of(checkpoint->host->allocator, 1)};
-    tsr_status status = fill_window(&w, checkpoint, chunk, scratch, err);
-    const tsr_torch_source from = {.range = {&w.store, chunk->file, 0, w.size}, .zstd = chunk};
-    if (status == TSR_OK) status = tsr_torch_item_open(&from, checkpoint->host, arena, findings, out, err);
+                .head_max = item.entry->kind == TSR_ENTRY_TENSOR || bound > SIZE_MAX ? HEAD_BYTES : (size_t)bound,
+                .head = tsr_vec_of(host->allocator, 1)};
+    tsr_status status = fill_window(&w, item.checkpoint, item.chunk, scratch, err);
+    const tsr_torch_source from = {.range = {&w.store, item.chunk->file, 0, w.size}, .zstd = item.chunk};
+    if (status == TSR_OK) status = tsr_torch_item_open(&from, host, arena, findings, out, err);
     tsr_vec_free(&w.head);
     tsr_arena_free(scratch);
     return status;
@@ -136,9 +143,7 @@ tsr_status tsr_dcp_open_zstd(tsr_checkpoint *checkpoint, const tsr_entry *entry,
 /* ---- CRCs ---- */
 
 typedef struct sums {
-    tsr_checkpoint *checkpoint;
-    const tsr_entry *entry;
-    const tsr_chunk *chunk;
+    tsr_dcp_item of;
     const tsr_zip_member *members; /* sorted by byte_offset */
     uint32_t count, at;
     uint64_t position;
@@ -148,11 +153,11 @@ typedef struct sums {
 static tsr_status end_member(sums *s, tsr_error *err)
 {
     const tsr_zip_member *member = &s->members[s->at++];
-    tsr_place place = {s->checkpoint->store->files[s->chunk->file].name, s->chunk->byte_offset, s->entry->fqn};
+    tsr_place place = {s->of.checkpoint->store->files[s->of.chunk->file].name, s->of.chunk->byte_offset, s->of.entry->fqn};
     uint32_t crc = s->crc;
     s->crc = 0;
     if (crc == member->crc32) return TSR_OK;
-    return tsr_finding_add(s->checkpoint->findings, "zip/crc", place, err,
+    return tsr_finding_add(s->of.checkpoint->findings, "zip/crc", place, err,
                            "the bytes of member '%.*s' have CRC-32 %08x, but the archive in the zstd stream states %08x",
                            TSR_STR_ARG(member->name), (unsigned)crc, (unsigned)member->crc32);
 }
@@ -169,19 +174,19 @@ static tsr_status sum(void *ctx, const char *bytes, size_t size, tsr_error *err)
         if (skip < gap) return TSR_OK;
         uint64_t left = member->byte_offset + member->size - s->position;
         size_t part = left < size ? (size_t)left : size;
-        s->crc = tsr_crc32(s->checkpoint->host, s->crc, bytes, part);
+        s->crc = tsr_crc32(s->of.checkpoint->host, s->crc, bytes, part);
         bytes += part, size -= part, s->position += part;
         if (part < left) return TSR_OK;
         TSR_TRY(end_member(s, err));
     }
 }
 
-tsr_status tsr_dcp_check_zstd(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
-                              const tsr_zip_member *members, uint32_t count, tsr_arena *scratch, tsr_error *err)
+tsr_status tsr_dcp_check_zstd(tsr_dcp_item item, const tsr_zip_member *members, uint32_t count, tsr_arena *scratch,
+                              tsr_error *err)
 {
-    sums s = {.checkpoint = checkpoint, .entry = entry, .chunk = chunk, .members = members, .count = count};
-    TSR_TRY(decompress(checkpoint, chunk, scratch, sum, &s, err));
-    TSR_FAIL_IF(s.at < count, err, TSR_E_FORMAT, chunk->byte_offset,
+    sums s = {.of = item, .members = members, .count = count};
+    TSR_TRY(decompress(item.checkpoint, item.chunk, scratch, (taker){sum, &s}, err));
+    TSR_FAIL_IF(s.at < count, err, TSR_E_FORMAT, item.chunk->byte_offset,
                 "dcp: the zstd stream of an item ends before member '%.*s' of the archive inside does",
                 TSR_STR_ARG(members[s.at].name));
     return TSR_OK;

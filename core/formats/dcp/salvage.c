@@ -197,7 +197,8 @@ static tsr_status take_file(salvager *s, uint32_t file)
     const model_item *model;
     size_t model_count;
     tsr_vec items = tsr_vec_of(s->host->allocator, sizeof(tsr_salvaged_item));
-    tsr_status status = tsr_salvage_file(s->store, s->host, file, s->arena, s->findings, step, s, &items, s->err);
+    const tsr_salvage_job job = {s->store, s->host, s->arena, s->findings, step, s};
+    tsr_status status = tsr_salvage_file(&job, file, &items, s->err);
     model_of(s, name, &model, &model_count);
     if (status == TSR_OK) status = name_items(s, name, model, model_count, items.items, items.count);
     s->out->items += items.count;

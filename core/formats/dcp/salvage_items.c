@@ -21,17 +21,12 @@ enum {
 static const char end_signature[4] = {'P', 'K', 5, 6};
 
 typedef struct finder {
-    tsr_store *store;
-    const tsr_host *host;
+    const tsr_salvage_job *job;
     uint32_t file;
     uint64_t size;
-    tsr_arena *arena;
-    tsr_findings *findings;
     char *window; /* WINDOW bytes, of which `held` are those of the file from window_at on */
     uint64_t window_at;
     size_t held;
-    bool (*step)(void *ctx, uint64_t byte_at);
-    void *ctx;
 } finder;
 
 /* The bytes [offset, offset + size) through the window, which moves on when they are not in it. */
@@ -39,10 +34,11 @@ static tsr_status look(finder *f, uint64_t offset, size_t size, const char **out
 {
     if (offset < f->window_at || offset + size > f->window_at + f->held) {
         const uint64_t left = f->size - offset;
-        TSR_FAIL_IF(f->step && !f->step(f->ctx, offset), err, TSR_E_CANCELLED, TSR_NO_POSITION, "interrupted");
+        TSR_FAIL_IF(f->job->step && !f->job->step(f->job->ctx, offset), err, TSR_E_CANCELLED, TSR_NO_POSITION,
+                    "interrupted");
         f->window_at = offset;
         f->held = left < WINDOW ? (size_t)left : WINDOW;
-        TSR_TRY(tsr_store_read(f->store, f->file, offset, f->window, f->held, err));
+        TSR_TRY(tsr_store_read(f->job->store, f->file, offset, f->window, f->held, err));
     }
     *out = f->window + (offset - f->window_at);
     return TSR_OK;
@@ -111,8 +107,8 @@ static tsr_status take_archive(finder *f, uint64_t offset, tsr_vec *out, uint64_
         if (!likely) continue;
         false_ends++;
         *end = at + END_RECORD;
-        const tsr_torch_source from = {.range = {f->store, f->file, offset, *end - offset}};
-        const tsr_status status = tsr_torch_item_open(&from, f->host, f->arena, NULL, &item, &why);
+        const tsr_torch_source from = {.range = {f->job->store, f->file, offset, *end - offset}};
+        const tsr_status status = tsr_torch_item_open(&from, f->job->host, f->job->arena, NULL, &item, &why);
         if (status == TSR_OK) return keep(out, &item, offset, *end - offset, err);
         TSR_FAIL_IF(status == TSR_E_NOMEM || status == TSR_E_IO, err, status, why.byte_position, "%s", why.message);
     }
@@ -122,32 +118,25 @@ static tsr_status take_archive(finder *f, uint64_t offset, tsr_vec *out, uint64_
 
 static tsr_status take_archives(finder *f, tsr_vec *out, tsr_error *err)
 {
-    const tsr_str name = f->store->files[f->file].name;
+    const tsr_str name = f->job->store->files[f->file].name;
     for (uint64_t at = 0, end; at < f->size; at = end) {
         TSR_TRY(take_archive(f, at, out, &end, err));
         if (end > at) continue;
         const tsr_place place = {name, at, {NULL, 0}};
-        return tsr_finding_add(f->findings, "repair/no-item", place, err,
+        return tsr_finding_add(f->job->findings, "repair/no-item", place, err,
                                "the last %llu bytes of '%.*s' are an incomplete item, truncated or overwritten",
                                (unsigned long long)(f->size - at), TSR_STR_ARG(name));
     }
     return TSR_OK;
 }
 
-tsr_status tsr_salvage_file(tsr_store *store, const tsr_host *host, uint32_t file, tsr_arena *arena, tsr_findings *findings,
-                            bool (*step)(void *ctx, uint64_t byte_at), void *ctx, tsr_vec *out, tsr_error *err)
+tsr_status tsr_salvage_file(const tsr_salvage_job *job, uint32_t file, tsr_vec *out, tsr_error *err)
 {
-    finder f = {.store = store,
-                .host = host,
-                .file = file,
-                .size = store->files[file].size,
-                .arena = arena,
-                .findings = findings,
-                .window = tsr_alloc(host->allocator, WINDOW, 1, err),
-                .step = step,
-                .ctx = ctx};
+    const tsr_allocator *allocator = job->host->allocator;
+    finder f = {
+        .job = job, .file = file, .size = job->store->files[file].size, .window = tsr_alloc(allocator, WINDOW, 1, err)};
     if (!f.window) return TSR_E_NOMEM;
     const tsr_status status = take_archives(&f, out, err);
-    tsr_free(host->allocator, f.window, WINDOW, 1);
+    tsr_free(allocator, f.window, WINDOW, 1);
     return status;
 }

@@ -4,6 +4,7 @@
 
 #include "tessera/catalog.h"
 #include "tessera/findings.h"
+#include "tessera/host.h"
 #include "tessera/store.h"
 #include "tessera/sys/vec.h"
 
@@ -16,9 +17,18 @@ typedef struct tsr_salvaged_item {
     const uint64_t *sizes; /* in the arena */
 } tsr_salvaged_item;
 
-/* Appends the items of a file to a vec of tsr_salvaged_item; `step` (may be NULL) is told how far it is. Bytes that begin no
- * whole archive are a finding, and end the file: what stands behind them cannot be told apart. */
-tsr_status tsr_salvage_file(tsr_store *store, const tsr_host *host, uint32_t file, tsr_arena *arena, tsr_findings *findings,
-                            bool (*step)(void *ctx, uint64_t byte_at), void *ctx, tsr_vec *out, tsr_error *err);
+/* What the files are searched with. The arena keeps the shapes of the items. */
+typedef struct tsr_salvage_job {
+    tsr_store *store;
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_findings *findings;
+    bool (*step)(void *ctx, uint64_t byte_at); /* is told how far a file is, and ends the search by false; or NULL */
+    void *ctx;
+} tsr_salvage_job;
+
+/* Appends the items of a file to a vec of tsr_salvaged_item. Bytes that begin no whole archive are a finding, and end the
+ * file: what stands behind them cannot be told apart. */
+tsr_status tsr_salvage_file(const tsr_salvage_job *job, uint32_t file, tsr_vec *out, tsr_error *err);
 
 #endif

@@ -41,6 +41,8 @@ typedef struct part_store {
     tsr_store base; /* first */
     tsr_store *inner;
     uint32_t first; /* the inner store's file that is this one's file 0 */
+    bool worth;     /* looking into: a file's name is one that checkpoints have */
+    bool deeper;    /* there are directories in it */
 } part_store;
 
 static tsr_status read_part(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
@@ -114,21 +116,23 @@ static tsr_status probe(search *s, part_store *part, const char **form, bool *wh
 }
 
 /* The files [from, to) of the store, whose names begin with the same `prefix` bytes, that end in '/'. */
-static tsr_status part_of(search *s, uint32_t from, uint32_t to, size_t prefix, part_store *part, bool *worth,
-                          bool *deeper)
+static tsr_status part_of(search *s, uint32_t from, uint32_t to, size_t prefix, part_store *part)
 {
     tsr_store *inner = s->checkpoint->store;
     tsr_store_file *files = tsr_arena_array(s->checkpoint->arena, to - from, sizeof *files, s->err);
     if (!files) return TSR_E_NOMEM;
-    *worth = *deeper = false;
+    bool worth = false, deeper = false;
     for (uint32_t f = from; f < to; f++) {
         const tsr_str name = inner->files[f].name, rest = {name.data + prefix, name.size - prefix};
         files[f - from] = (tsr_store_file){rest, inner->files[f].size};
-        *worth = *worth || (!memchr(rest.data, '/', rest.size) && is_checkpoint_name(rest));
-        *deeper = *deeper || memchr(rest.data, '/', rest.size);
+        worth = worth || (!memchr(rest.data, '/', rest.size) && is_checkpoint_name(rest));
+        deeper = deeper || memchr(rest.data, '/', rest.size);
     }
     *part = (part_store){.base = {.file_count = to - from, .files = files, .primary = TSR_NO_FILE, .read_at = read_part},
-                         .inner = inner, .first = from};
+                         .inner = inner,
+                         .first = from,
+                         .worth = worth,
+                         .deeper = deeper};
     return TSR_OK;
 }
 
@@ -143,14 +147,15 @@ static tsr_status look_below(search *s, uint32_t from, uint32_t to, size_t prefi
         for (end = f + 1; slash && end < to && tsr_str_starts(store->files[end].name, (tsr_str){name.data, size}); end++) {}
         if (!slash) continue;
         part_store part;
-        bool worth, deeper, whole = false;
+        bool whole = false;
         const char *form = NULL;
-        TSR_TRY(part_of(s, f, end, size, &part, &worth, &deeper));
-        worth = worth && (!s->below->wanted || s->below->wanted(s->below->wanted_ctx, (tsr_str){name.data, size - 1}));
+        TSR_TRY(part_of(s, f, end, size, &part));
+        const bool worth =
+            part.worth && (!s->below->wanted || s->below->wanted(s->below->wanted_ctx, (tsr_str){name.data, size - 1}));
         if (worth && ++s->probed > MOST_PROBED) s->below->cut = true;
         else if (worth) TSR_TRY(probe(s, &part, &form, &whole));
         if (form) tsr_below_add(s->below, (tsr_str){name.data, size - 1}, form);
-        if (!whole && level == TSR_BELOW_LEVELS) s->below->deeper |= deeper;
+        if (!whole && level == TSR_BELOW_LEVELS) s->below->deeper |= part.deeper;
         if (!whole && level < TSR_BELOW_LEVELS) TSR_TRY(look_below(s, f, end, size, level + 1));
     }
     return TSR_OK;

@@ -7,6 +7,7 @@
 #define TSR_FORMATS_TORCH_TORCH_BUILD_H
 
 #include "formats/pickle/torch_names.h"
+#include "tessera/box.h"
 #include "tessera/catalog.h"
 #include "tessera/findings.h"
 #include "tessera/sys/map.h"
@@ -91,9 +92,9 @@ tsr_status tsr_torch_rebuild(tsr_torch_build *build, uint32_t id, tsr_ref args, 
 tsr_status tsr_torch_require_storage(tsr_torch_build *build, tsr_ref persistent, uint64_t position, tsr_error *err);
 /* A bare storage as a 1-d tensor of its elements. */
 tsr_status tsr_torch_bare_storage(tsr_torch_build *build, tsr_ref persistent, tsr_torch_dense **out, tsr_error *err);
-/* A chunk at `byte_offset` of a storage; `strides` may be NULL (contiguous). Neither array is copied. */
-tsr_status tsr_torch_chunk(tsr_torch_build *build, const tsr_torch_dense *on, uint64_t byte_offset, const uint64_t *offsets,
-                           const uint64_t *sizes, tsr_chunk *out, tsr_error *err);
+/* The chunk that fills `box`, at `byte_offset` of the storage of `on`. The arrays of `box` are not copied. */
+tsr_status tsr_torch_chunk(tsr_torch_build *build, const tsr_torch_dense *on, uint64_t byte_offset, tsr_box box,
+                           tsr_chunk *out, tsr_error *err);
 
 /* torch_shard.c. The tensor of a DTensor pickle, with the boxes that this rank holds as its chunks. `local` is this rank's
  * tensor, `wrapper` the arguments of _rebuild_wrapper_subclass. *out is NULL when the boxes cannot be told (partial

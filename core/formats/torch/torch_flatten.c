@@ -31,9 +31,15 @@ static tsr_status spell_key(flatten *f)
     return item->key.data ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* Path items as text: joined by '.' for the name, or quoted and bracketed for messages. */
-static tsr_status join(flatten *f, const tsr_path_item *path, size_t count, const char *open, const char *between,
-                       const char *close, tsr_str *out)
+/* What stands before, between and behind the items of a path: dots for a name, brackets for messages. */
+typedef struct joint {
+    const char *open, *between, *close;
+} joint;
+
+static const joint with_dots = {"", ".", ""}, in_brackets = {"[", "", "]"};
+
+/* Path items as text. */
+static tsr_status join(flatten *f, const tsr_path_item *path, size_t count, const joint *how, tsr_str *out)
 {
     tsr_vec text = tsr_vec_of(f->host->allocator, 1);
     tsr_status status = TSR_OK;
@@ -44,7 +50,7 @@ static tsr_status join(flatten *f, const tsr_path_item *path, size_t count, cons
         do digits[--at] = (char)('0' + rest % 10); while ((rest /= 10) > 0);
         if (path[i].integer < 0) digits[--at] = '-';
         tsr_str item = path[i].kind == TSR_PATH_KEY ? path[i].key : (tsr_str){digits + at, sizeof digits - at};
-        tsr_str parts[] = {tsr_str_from(i ? between : ""), tsr_str_from(open), item, tsr_str_from(close)};
+        tsr_str parts[] = {tsr_str_from(i ? how->between : ""), tsr_str_from(how->open), item, tsr_str_from(how->close)};
         for (size_t k = 0; k < 4 && status == TSR_OK; k++) {
             status = tsr_vec_reserve(&text, parts[k].size + 1, f->err);
             if (status != TSR_OK) break;
@@ -60,8 +66,8 @@ static tsr_status join(flatten *f, const tsr_path_item *path, size_t count, cons
 static tsr_status refuse_twins(flatten *f, const tsr_entry *first, const tsr_entry *second)
 {
     tsr_str a, b;
-    TSR_TRY(join(f, first->path, first->path_length, "[", "", "]", &a));
-    TSR_TRY(join(f, second->path, second->path_length, "[", "", "]", &b));
+    TSR_TRY(join(f, first->path, first->path_length, &in_brackets, &a));
+    TSR_TRY(join(f, second->path, second->path_length, &in_brackets, &b));
     return tsr_raise(f->err, TSR_E_FORMAT, TSR_NO_POSITION, "torch: the paths %.*s and %.*s both result in the name '%.*s'",
                      TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(second->fqn));
 }
@@ -83,12 +89,12 @@ static tsr_status take_path(flatten *f, place *out)
     for (; kept < count && !levels[kept].parts[0]; kept++) path[kept] = items[kept];
     if (kept < count) {
         path[kept] = (tsr_path_item){.kind = TSR_PATH_KEY};
-        TSR_TRY(join(f, items + kept, count - kept, "", ".", "", &path[kept].key));
+        TSR_TRY(join(f, items + kept, count - kept, &with_dots, &path[kept].key));
         kept++;
     }
     out->path = path;
     out->path_length = (uint32_t)kept;
-    TSR_TRY(join(f, path, kept, "", ".", "", &out->fqn));
+    TSR_TRY(join(f, path, kept, &with_dots, &out->fqn));
     return TSR_OK;
 }
 

@@ -11,13 +11,14 @@
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/store_read.h"
 
-static tsr_status read_member(tsr_store *store, const tsr_host *host, const tsr_zip *zip, const tsr_zip_member *member,
-                              tsr_arena *arena, tsr_str *out, tsr_error *err)
+static tsr_status read_member(tsr_store *store, const tsr_torch_build *build, const tsr_zip *zip,
+                              const tsr_zip_member *member, tsr_str *out, tsr_error *err)
 {
+    const tsr_host *host = build->host;
     TSR_FAIL_IF(member->size > host->limits.metadata_bytes, err, TSR_E_LIMIT, member->byte_offset,
                 "torch: '%.*s' has %llu bytes, which exceed the limit of %llu (metadata_bytes)", TSR_STR_ARG(member->name),
                 (unsigned long long)member->size, (unsigned long long)host->limits.metadata_bytes);
-    char *bytes = tsr_arena_array(arena, (size_t)member->size, 1, err);
+    char *bytes = tsr_arena_array(build->arena, (size_t)member->size, 1, err);
     if (!bytes) return TSR_E_NOMEM;
     TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, bytes, (size_t)member->size, err));
     *out = (tsr_str){bytes, (size_t)member->size};
@@ -138,7 +139,7 @@ static tsr_status open_item(tsr_store *store, const tsr_host *host, tsr_torch_bu
     TSR_TRY(judge_version(build, store, zip, err));
     TSR_TRY(judge_alignment(build, store, zip, err));
     TSR_TRY(read_byte_order(store, zip, &big, err));
-    TSR_TRY(read_member(store, host, zip, member, build->arena, &bytes, err));
+    TSR_TRY(read_member(store, build, zip, member, &bytes, err));
     tsr_pickle *pickle;
     size_t consumed;
     build->pickle_offset = member->byte_offset;

@@ -36,10 +36,10 @@ static bool is_latin1_name(tsr_str name)
 }
 
 /* The frame for a container node: `count` children into as many items. */
-tsr_status tsr_torch_fill(tsr_torch_build *build, tsr_value *value, tsr_value_kind kind, const tsr_ref *children, size_t count,
-                          tsr_torch_frame *out,
-                       tsr_error *err)
+tsr_status tsr_torch_fill(tsr_torch_build *build, tsr_value_kind kind, const tsr_ref *children, size_t count,
+                          tsr_torch_frame *out, tsr_error *err)
 {
+    tsr_value *value = out->value;
     const tsr_value **items = tsr_arena_array(build->arena, count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
     value->kind = kind;
@@ -53,10 +53,10 @@ tsr_status tsr_torch_fill(tsr_torch_build *build, tsr_value *value, tsr_value_ki
 }
 
 /* An object shown as named parts: value = OBJECT `class_name` {DICT of the parts}. */
-static tsr_status fill_parts(tsr_torch_build *build, tsr_value *value, tsr_str class_name, const part *parts, size_t count,
-                             tsr_torch_frame *out,
-                             tsr_error *err)
+static tsr_status fill_parts(tsr_torch_build *build, tsr_str class_name, const part *parts, size_t count,
+                             tsr_torch_frame *out, tsr_error *err)
 {
+    tsr_value *value = out->value;
     tsr_arena *arena = build->arena;
     tsr_ref *refs = tsr_arena_array(arena, count, sizeof *refs, err);
     const tsr_value **pairs = tsr_arena_array(arena, 2 * count, sizeof *pairs, err);
@@ -82,7 +82,7 @@ static tsr_status fill_parts(tsr_torch_build *build, tsr_value *value, tsr_str c
 }
 
 /* An object that is made with keywords, which the writer's protocol cannot express: it is shown, and refused by name. */
-static tsr_status fill_keywords(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
+static tsr_status fill_keywords(tsr_torch_build *build, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
     const tsr_ref args = tsr_pickle_args(pickle, ref);
@@ -94,14 +94,15 @@ static tsr_status fill_keywords(tsr_torch_build *build, tsr_value *value, tsr_re
                     {"state", tsr_pickle_state(pickle, ref)},
                     {"items", tsr_pickle_appended(pickle, ref)},
                     {"pairs", tsr_pickle_dict_items(pickle, ref)}};
-    return fill_parts(build, value, name, parts, 5, out, err);
+    return fill_parts(build, name, parts, 5, out, err);
 }
 
 /* Any other object: class and {args, state, list items, dict}, as far as there are any. */
-static tsr_status fill_object(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
+static tsr_status fill_object(tsr_torch_build *build, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
+    tsr_value *value = out->value;
     const tsr_pickle *pickle = build->pickle;
-    if (tsr_pickle_has_keywords(pickle, ref)) return fill_keywords(build, value, ref, out, err);
+    if (tsr_pickle_has_keywords(pickle, ref)) return fill_keywords(build, ref, out, err);
     value->called = tsr_pickle_how_of(pickle, ref) == TSR_PICKLE_CALLED;
     value->text = tsr_torch_class_text(build, tsr_pickle_class(pickle, ref), err);
     tsr_ref *refs = tsr_arena_array(build->arena, 4, sizeof *refs, err);
@@ -112,7 +113,7 @@ static tsr_status fill_object(tsr_torch_build *build, tsr_value *value, tsr_ref 
     refs[3] = tsr_pickle_dict_items(pickle, ref);
     size_t count = 4;
     while (refs[count - 1] == TSR_REF_NONE) count--; /* args are a tuple */
-    return tsr_torch_fill(build, value, TSR_VALUE_OBJECT, refs, count, out, err);
+    return tsr_torch_fill(build, TSR_VALUE_OBJECT, refs, count, out, err);
 }
 
 /* Items of a list that many objects could share are copied for each: an honest pickle has a byte for every one. */
@@ -125,17 +126,18 @@ static tsr_status charge(tsr_torch_build *build, tsr_ref ref, size_t count, tsr_
 }
 
 /* A mapping's pairs, and its __dict__ as one child more. */
-static tsr_status fill_pairs(tsr_torch_build *build, tsr_value *value, tsr_ref ref, const tsr_ref *pairs, size_t count,
-                             tsr_torch_frame *out, tsr_error *err)
+static tsr_status fill_pairs(tsr_torch_build *build, tsr_ref ref, const tsr_ref *pairs, size_t count, tsr_torch_frame *out,
+                             tsr_error *err)
 {
+    tsr_value *value = out->value;
     const tsr_ref state = tsr_pickle_state(build->pickle, ref);
     if (tsr_pickle_kind_of(build->pickle, state) != TSR_PICKLE_DICT || tsr_pickle_count(build->pickle, state) == 0)
-        return tsr_torch_fill(build, value, TSR_VALUE_DICT, pairs, count, out, err);
+        return tsr_torch_fill(build, TSR_VALUE_DICT, pairs, count, out, err);
     tsr_ref *all = tsr_arena_array(build->arena, count + 1, sizeof *all, err);
     if (!all) return TSR_E_NOMEM;
     if (count) memcpy(all, pairs, count * sizeof *all);
     all[count] = state;
-    TSR_TRY(tsr_torch_fill(build, value, TSR_VALUE_DICT, all, count + 1, out, err));
+    TSR_TRY(tsr_torch_fill(build, TSR_VALUE_DICT, all, count + 1, out, err));
     value->count = count;
     out->then = TSR_THEN_ATTRIBUTES;
     return TSR_OK;
@@ -161,8 +163,9 @@ static tsr_status note_mapping_class(tsr_torch_build *build, tsr_value *value, t
 }
 
 /* A mapping class: pairs of its first argument (a dict, or a list of pairs), then those set on it. */
-static tsr_status fill_mapping(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
+static tsr_status fill_mapping(tsr_torch_build *build, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
+    tsr_value *value = out->value;
     const tsr_pickle *pickle = build->pickle;
     tsr_ref first = tsr_torch_arg(pickle, ref, 0);
     bool listed = tsr_pickle_kind_of(pickle, first) == TSR_PICKLE_LIST;
@@ -172,7 +175,7 @@ static tsr_status fill_mapping(tsr_torch_build *build, tsr_value *value, tsr_ref
     const tsr_ref *set = tsr_pickle_items(pickle, tsr_pickle_dict_items(pickle, ref), &set_count);
     value->ordered_dict = tsr_pickle_class_id(pickle, ref) == TSR_TORCH_ORDERED_DICT;
     TSR_TRY(note_mapping_class(build, value, ref, err));
-    if (!given_count) return fill_pairs(build, value, ref, set, set_count, out, err);
+    if (!given_count) return fill_pairs(build, ref, set, set_count, out, err);
     TSR_TRY(charge(build, ref, given_count, err));
     tsr_ref *all = tsr_arena_array(build->arena, 2 * given_count + set_count, sizeof *all, err);
     if (!all) return TSR_E_NOMEM;
@@ -182,12 +185,12 @@ static tsr_status fill_mapping(tsr_torch_build *build, tsr_value *value, tsr_ref
             all[n++] = given[i];
             continue;
         }
-        if (tsr_pickle_count(pickle, given[i]) != 2) return fill_object(build, value, ref, out, err);
+        if (tsr_pickle_count(pickle, given[i]) != 2) return fill_object(build, ref, out, err);
         all[n++] = tsr_pickle_item(pickle, given[i], 0);
         all[n++] = tsr_pickle_item(pickle, given[i], 1);
     }
     for (size_t i = 0; i < set_count; i++) all[n++] = set[i];
-    return fill_pairs(build, value, ref, all, n, out, err);
+    return fill_pairs(build, ref, all, n, out, err);
 }
 
 void tsr_torch_set_tensor(tsr_value *value, const tsr_torch_dense *dense)
@@ -196,22 +199,23 @@ void tsr_torch_set_tensor(tsr_value *value, const tsr_torch_dense *dense)
 }
 
 /* A dense tensor; without bytes (meta device) it is an object with dtype and size. */
-static tsr_status make_tensor(tsr_torch_build *build, tsr_value *value, uint32_t id, tsr_ref args, bool parameter,
-                              tsr_torch_frame *out, tsr_error *err)
+static tsr_status make_tensor(tsr_torch_build *build, uint32_t id, tsr_ref args, bool is_parameter, tsr_torch_frame *out,
+                              tsr_error *err)
 {
+    tsr_value *value = out->value;
     tsr_torch_dense *dense;
     TSR_TRY(tsr_torch_rebuild(build, id, args, &dense, err));
     if (dense->entry.kind == TSR_ENTRY_TENSOR) {
-        dense->entry.is_parameter = parameter;
+        dense->entry.is_parameter = is_parameter;
         tsr_torch_set_tensor(value, dense);
         return TSR_OK;
     }
     const tsr_pickle *pickle = build->pickle;
     part parts[] = {{"size", tsr_pickle_item(pickle, args, 2)}, {"stride", tsr_pickle_item(pickle, args, 3)}};
-    return fill_parts(build, value, TSR_STR("torch.meta"), parts, 2, out, err);
+    return fill_parts(build, TSR_STR("torch.meta"), parts, 2, out, err);
 }
 
-static tsr_status fill_sparse(tsr_torch_build *build, tsr_value *value, tsr_ref args, tsr_torch_frame *out, tsr_error *err)
+static tsr_status fill_sparse(tsr_torch_build *build, tsr_ref args, tsr_torch_frame *out, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
     tsr_ref data = tsr_pickle_item(pickle, args, 1);
@@ -223,10 +227,10 @@ static tsr_status fill_sparse(tsr_torch_build *build, tsr_value *value, tsr_ref 
                     {coo ? "size" : "values", tsr_pickle_item(pickle, data, 2)},
                     {coo ? "is_coalesced" : "size", tsr_pickle_item(pickle, data, 3)}};
     if (!layout.size) layout = TSR_STR("torch.sparse");
-    return fill_parts(build, value, layout, parts, coo && tsr_pickle_count(pickle, data) < 4 ? 3 : 4, out, err);
+    return fill_parts(build, layout, parts, coo && tsr_pickle_count(pickle, data) < 4 ? 3 : 4, out, err);
 }
 
-static tsr_status fill_quantized(tsr_torch_build *build, tsr_value *value, tsr_ref args, tsr_torch_frame *out, tsr_error *err)
+static tsr_status fill_quantized(tsr_torch_build *build, tsr_ref args, tsr_torch_frame *out, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
     tsr_ref quantizer = tsr_pickle_item(pickle, args, 4);
@@ -247,7 +251,7 @@ static tsr_status fill_quantized(tsr_torch_build *build, tsr_value *value, tsr_r
     TSR_TRY(packed ? tsr_torch_bare_storage(build, storage, &dense, err)
                    : tsr_torch_rebuild(build, TSR_TORCH_REBUILD_QUANTIZED, args, &dense, err));
     if (packed) parts[count++] = parts[5];
-    TSR_TRY(fill_parts(build, value, TSR_STR("torch.quantized"), parts, count, out, err));
+    TSR_TRY(fill_parts(build, TSR_STR("torch.quantized"), parts, count, out, err));
     tsr_torch_set_tensor(data, dense);
     out->items[1] = data;
     out->next = 1; /* the first part is there already */
@@ -255,36 +259,35 @@ static tsr_status fill_quantized(tsr_torch_build *build, tsr_value *value, tsr_r
 }
 
 /* Tensors that are not one run of elements: their parts by name. `args` are those of the rebuild function. */
-static tsr_status fill_opaque(tsr_torch_build *build, tsr_value *value, uint32_t id, tsr_ref args, tsr_torch_frame *out,
-                              tsr_error *err)
+static tsr_status fill_opaque(tsr_torch_build *build, uint32_t id, tsr_ref args, tsr_torch_frame *out, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
     tsr_ref a[4];
     for (size_t i = 0; i < 4; i++) a[i] = tsr_pickle_item(pickle, args, i);
-    if (id == TSR_TORCH_REBUILD_QUANTIZED) return fill_quantized(build, value, args, out, err);
-    if (id == TSR_TORCH_REBUILD_SPARSE) return fill_sparse(build, value, args, out, err);
+    if (id == TSR_TORCH_REBUILD_QUANTIZED) return fill_quantized(build, args, out, err);
+    if (id == TSR_TORCH_REBUILD_SPARSE) return fill_sparse(build, args, out, err);
     if (id == TSR_TORCH_REBUILD_META) {
         part parts[] = {{"dtype", a[0]}, {"size", a[1]}, {"stride", a[2]}};
-        return fill_parts(build, value, TSR_STR("torch.meta"), parts, 3, out, err);
+        return fill_parts(build, TSR_STR("torch.meta"), parts, 3, out, err);
     }
     if (id == TSR_TORCH_REBUILD_DEVICE) {
         part parts[] = {{"data", a[0]}, {"dtype", a[1]}, {"device", a[2]}};
         out->then = TSR_THEN_DEVICE_TENSOR;
-        return fill_parts(build, value, TSR_STR("torch.Tensor"), parts, 3, out, err);
+        return fill_parts(build, TSR_STR("torch.Tensor"), parts, 3, out, err);
     }
     if (id == TSR_TORCH_REBUILD_JAGGED) {
         part parts[] = {{"values", tsr_pickle_get(pickle, a[0], "values", NULL)},
                         {"offsets", tsr_pickle_get(pickle, a[0], "offsets", NULL)},
                         {"lengths", tsr_pickle_get(pickle, a[0], "lengths", NULL)}};
-        return fill_parts(build, value, TSR_STR("torch.nested"), parts, 3, out, err);
+        return fill_parts(build, TSR_STR("torch.nested"), parts, 3, out, err);
     }
     part parts[] = {{"values", a[0]}, {"sizes", a[1]}, {"strides", a[2]}, {"storage_offsets", a[3]}};
-    return fill_parts(build, value, TSR_STR("torch.nested"), parts, 4, out, err);
+    return fill_parts(build, TSR_STR("torch.nested"), parts, 4, out, err);
 }
 
-static tsr_status fill_sharded(tsr_torch_build *build, tsr_value *value, tsr_ref args, tsr_ref state, tsr_torch_frame *out,
-                               tsr_error *err)
+static tsr_status fill_sharded(tsr_torch_build *build, tsr_ref args, tsr_ref state, tsr_torch_frame *out, tsr_error *err)
 {
+    tsr_value *value = out->value;
     const tsr_pickle *pickle = build->pickle;
     tsr_ref list = tsr_torch_local_shards(pickle, state);
     size_t count = tsr_pickle_count(pickle, list);
@@ -296,17 +299,17 @@ static tsr_status fill_sharded(tsr_torch_build *build, tsr_value *value, tsr_ref
     out->args = args;
     out->state = state;
     value->text = TSR_STR("torch.distributed._shard.sharded_tensor.api.ShardedTensor");
-    return tsr_torch_fill(build, value, TSR_VALUE_OBJECT, refs, count, out, err);
+    return tsr_torch_fill(build, TSR_VALUE_OBJECT, refs, count, out, err);
 }
 
 /* Wrapper subclasses have no bytes of their own: their state holds the inner tensors. */
-static tsr_status fill_wrapper(tsr_torch_build *build, tsr_value *value, tsr_ref type, tsr_ref args, tsr_ref state,
-                               tsr_torch_frame *out, tsr_error *err)
+static tsr_status fill_wrapper(tsr_torch_build *build, tsr_ref type, tsr_ref args, tsr_ref state, tsr_torch_frame *out,
+                               tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
     uint32_t id = tsr_pickle_id(pickle, type);
     if (id == TSR_TORCH_SHARDED_TENSOR && tsr_torch_local_shards(pickle, state) != TSR_REF_NONE)
-        return fill_sharded(build, value, args, state, out, err);
+        return fill_sharded(build, args, state, out, err);
     tsr_ref local = tsr_torch_attribute(pickle, state, "_local_tensor");
     const bool is_sharded = id == TSR_TORCH_DTENSOR || id == TSR_TORCH_SHARDED_TENSOR; /* written by other means */
     bool dtensor = id == TSR_TORCH_DTENSOR && local != TSR_REF_NONE;
@@ -319,33 +322,34 @@ static tsr_status fill_wrapper(tsr_torch_build *build, tsr_value *value, tsr_ref
     if (dtensor) out->then = TSR_THEN_DTENSOR;
     out->args = args;
     out->state = state;
-    return fill_parts(build, value, name, parts, is_sharded ? 3 : 4, out, err);
+    return fill_parts(build, name, parts, is_sharded ? 3 : 4, out, err);
 }
 
 /* _rebuild_from_type_v2(function, type, args, state): the call that it makes, looked at instead of made. */
-static tsr_status fill_from_type(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
+static tsr_status fill_from_type(tsr_torch_build *build, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
     tsr_ref function = tsr_torch_arg(pickle, ref, 0), type = tsr_torch_arg(pickle, ref, 1);
     tsr_ref args = tsr_torch_arg(pickle, ref, 2), state = tsr_torch_arg(pickle, ref, 3);
     uint32_t id = tsr_pickle_id(pickle, function);
     if (id == TSR_TORCH_REBUILD_TENSOR || id == TSR_TORCH_REBUILD_TENSOR_V3)
-        return make_tensor(build, value, id, args, tsr_pickle_id(pickle, type) == TSR_TORCH_PARAMETER, out, err);
-    if (id == TSR_TORCH_REBUILD_WRAPPER) return fill_wrapper(build, value, type, args, state, out, err);
-    if (id >= TSR_TORCH_REBUILD_QUANTIZED && id <= TSR_TORCH_REBUILD_DEVICE) return fill_opaque(build, value, id, args, out, err);
-    return fill_object(build, value, ref, out, err);
+        return make_tensor(build, id, args, tsr_pickle_id(pickle, type) == TSR_TORCH_PARAMETER, out, err);
+    if (id == TSR_TORCH_REBUILD_WRAPPER) return fill_wrapper(build, type, args, state, out, err);
+    if (id >= TSR_TORCH_REBUILD_QUANTIZED && id <= TSR_TORCH_REBUILD_DEVICE) return fill_opaque(build, id, args, out, err);
+    return fill_object(build, ref, out, err);
 }
 
 /* complex(re, im); made of text, or of other objects, it stays a call. */
-static tsr_status make_complex(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
+static tsr_status make_complex(tsr_torch_build *build, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
+    tsr_value *value = out->value;
     const tsr_pickle *pickle = build->pickle;
     double parts[2];
     for (size_t i = 0; i < 2; i++) {
         tsr_ref item = tsr_torch_arg(pickle, ref, i);
         tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, item);
         bool real = kind == TSR_PICKLE_FLOAT, absent = i >= tsr_pickle_count(pickle, tsr_pickle_args(pickle, ref));
-        if (!real && kind != TSR_PICKLE_INT && kind != TSR_PICKLE_BOOL && !absent) return fill_object(build, value, ref, out, err);
+        if (!real && kind != TSR_PICKLE_INT && kind != TSR_PICKLE_BOOL && !absent) return fill_object(build, ref, out, err);
         parts[i] = real ? tsr_pickle_float(pickle, item) : (double)tsr_pickle_int(pickle, item);
     }
     value->kind = TSR_VALUE_COMPLEX;
@@ -355,8 +359,9 @@ static tsr_status make_complex(tsr_torch_build *build, tsr_value *value, tsr_ref
 }
 
 /* _codecs.encode(text, 'latin1'), bytes(), bytearray(text, 'latin-1'), bytearray(bytes). */
-static tsr_status make_bytes(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
+static tsr_status make_bytes(tsr_torch_build *build, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
+    tsr_value *value = out->value;
     const tsr_pickle *pickle = build->pickle;
     tsr_ref args = tsr_pickle_args(pickle, ref), text = tsr_pickle_item(pickle, args, 0);
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, text);
@@ -367,27 +372,27 @@ static tsr_status make_bytes(tsr_torch_build *build, tsr_value *value, tsr_ref r
             value->kind = TSR_VALUE_BYTES;
             return TSR_OK;
         }
-        return status != TSR_OK ? status : fill_object(build, value, ref, out, err);
+        return status != TSR_OK ? status : fill_object(build, ref, out, err);
     }
     if (kind == TSR_PICKLE_BYTES || tsr_pickle_count(pickle, args) == 0) {
         value->kind = TSR_VALUE_BYTES;
         return tsr_torch_keep_text(build, text, &value->text, err);
     }
-    TSR_TRY(fill_object(build, value, ref, out, err));
+    TSR_TRY(fill_object(build, ref, out, err));
     out->then = TSR_THEN_BYTES;
     return TSR_OK;
 }
 
-static tsr_status make_named(tsr_torch_build *build, tsr_value *value, tsr_ref ref, uint32_t id, tsr_torch_frame *out,
-                             tsr_error *err)
+static tsr_status make_named(tsr_torch_build *build, tsr_ref ref, uint32_t id, tsr_torch_frame *out, tsr_error *err)
 {
+    tsr_value *value = out->value;
     const tsr_pickle *pickle = build->pickle;
     tsr_ref first = tsr_torch_arg(pickle, ref, 0), second = tsr_torch_arg(pickle, ref, 1);
     if (id == TSR_TORCH_GETATTR) {
         value->kind = TSR_VALUE_GLOBAL;
         value->text = tsr_torch_class_text(build, ref, err);
         if (!value->text.data) return TSR_E_NOMEM;
-        return tsr_torch_is_attribute(pickle, first, second) ? TSR_OK : fill_object(build, value, ref, out, err);
+        return tsr_torch_is_attribute(pickle, first, second) ? TSR_OK : fill_object(build, ref, out, err);
     }
     TSR_TRY(tsr_torch_keep_text(build, first, &value->text, err));
     value->kind = id == TSR_TORCH_DEVICE ? TSR_VALUE_DEVICE : TSR_VALUE_GLOBAL;
@@ -398,38 +403,37 @@ static tsr_status make_named(tsr_torch_build *build, tsr_value *value, tsr_ref r
 }
 
 /* set([…]), torch.Size((…)). */
-static tsr_status fill_from_items(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_value_kind kind,
-                                  tsr_torch_frame *out, tsr_error *err)
+static tsr_status fill_from_items(tsr_torch_build *build, tsr_ref ref, tsr_value_kind kind, tsr_torch_frame *out,
+                                  tsr_error *err)
 {
     tsr_ref items = tsr_torch_arg(build->pickle, ref, 0);
     tsr_pickle_kind held = tsr_pickle_kind_of(build->pickle, items);
     if (held != TSR_PICKLE_LIST && held != TSR_PICKLE_TUPLE && held != TSR_PICKLE_SET && items != TSR_REF_NONE)
-        return fill_object(build, value, ref, out, err);
+        return fill_object(build, ref, out, err);
     size_t count = 0;
     const tsr_ref *refs = tsr_pickle_items(build->pickle, items, &count);
     TSR_TRY(charge(build, ref, count, err));
-    return tsr_torch_fill(build, value, kind, refs, count, out, err);
+    return tsr_torch_fill(build, kind, refs, count, out, err);
 }
 
-static tsr_status fill_parameter(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
+static tsr_status fill_parameter(tsr_torch_build *build, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
     size_t count = 0;
     const tsr_ref *args = tsr_pickle_items(build->pickle, tsr_pickle_args(build->pickle, ref), &count);
-    if (!count) return fill_object(build, value, ref, out, err);
+    if (!count) return fill_object(build, ref, out, err);
     out->then = TSR_THEN_PARAMETER;
     out->args = tsr_pickle_args(build->pickle, ref);
-    return tsr_torch_fill(build, value, TSR_VALUE_OBJECT, args, 1, out, err);
+    return tsr_torch_fill(build, TSR_VALUE_OBJECT, args, 1, out, err);
 }
 
 /* torch.FloatTensor and the like with (storage, offset, size, stride) as their state, as PyTorch 0.x pickled them. */
-static tsr_status fill_old_tensor(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
+static tsr_status fill_old_tensor(tsr_torch_build *build, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
     tsr_ref state = tsr_pickle_state(pickle, ref);
     bool old = tsr_pickle_kind_of(pickle, state) == TSR_PICKLE_TUPLE && tsr_pickle_count(pickle, state) == 4 &&
                tsr_pickle_kind_of(pickle, tsr_pickle_item(pickle, state, 0)) == TSR_PICKLE_PERSISTENT;
-    return old ? make_tensor(build, value, TSR_TORCH_REBUILD_TENSOR, state, false, out, err)
-               : fill_object(build, value, ref, out, err);
+    return old ? make_tensor(build, TSR_TORCH_REBUILD_TENSOR, state, false, out, err) : fill_object(build, ref, out, err);
 }
 
 /* What a subclass of OrderedDict is called with: nothing; of defaultdict: the factory. Then come the items. */
@@ -443,52 +447,55 @@ static bool is_called_mapping(const tsr_pickle *pickle, tsr_ref ref)
 
 /* Python pickles items beside the arguments for instances of dict and of list only: what is merely built, from no arguments,
  * or called like a subclass of OrderedDict, is what PyTorch would walk into. */
-static tsr_status fill_container(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
+static tsr_status fill_container(tsr_torch_build *build, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
+    tsr_value *value = out->value;
     const tsr_pickle *pickle = build->pickle;
     tsr_ref appended = tsr_pickle_appended(pickle, ref), set = tsr_pickle_dict_items(pickle, ref);
     bool one = (appended == TSR_REF_NONE) != (set == TSR_REF_NONE), mapping = is_called_mapping(pickle, ref) && set;
     bool plain = tsr_pickle_how_of(pickle, ref) == TSR_PICKLE_BUILT && tsr_pickle_count(pickle, tsr_pickle_args(pickle, ref)) == 0;
-    if (!one || !(plain || mapping)) return fill_object(build, value, ref, out, err);
+    if (!one || !(plain || mapping)) return fill_object(build, ref, out, err);
     size_t count = 0;
     const tsr_ref *items = tsr_pickle_items(pickle, set == TSR_REF_NONE ? appended : set, &count);
-    if (!mapping) return tsr_torch_fill(build, value, set == TSR_REF_NONE ? TSR_VALUE_LIST : TSR_VALUE_DICT, items, count, out, err);
+    if (!mapping)
+        return tsr_torch_fill(build, set == TSR_REF_NONE ? TSR_VALUE_LIST : TSR_VALUE_DICT, items, count, out, err);
     value->ordered_dict = tsr_pickle_count(pickle, tsr_pickle_args(pickle, ref)) == 0;
-    return fill_pairs(build, value, ref, items, count, out, err);
+    return fill_pairs(build, ref, items, count, out, err);
 }
 
-tsr_status tsr_torch_enter_object(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
+tsr_status tsr_torch_enter_object(tsr_torch_build *build, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
+    tsr_value *value = out->value;
     const tsr_pickle *pickle = build->pickle;
     uint32_t id = tsr_pickle_class_id(pickle, ref);
     tsr_ref args = tsr_pickle_args(pickle, ref);
     switch (id) {
     case TSR_TORCH_ORDERED_DICT:
     case TSR_TORCH_DEFAULT_DICT:
-    case TSR_TORCH_PLAIN_DICT: return fill_mapping(build, value, ref, out, err);
+    case TSR_TORCH_PLAIN_DICT: return fill_mapping(build, ref, out, err);
     case TSR_TORCH_SET:
         if (is_named(build, ref, "frozenset")) value->variant = TSR_VARIANT_FROZENSET;
-        return fill_from_items(build, value, ref, TSR_VALUE_SET, out, err);
-    case TSR_TORCH_SIZE: return fill_from_items(build, value, ref, TSR_VALUE_SIZE, out, err);
-    case TSR_TORCH_COMPLEX: return make_complex(build, value, ref, out, err);
+        return fill_from_items(build, ref, TSR_VALUE_SET, out, err);
+    case TSR_TORCH_SIZE: return fill_from_items(build, ref, TSR_VALUE_SIZE, out, err);
+    case TSR_TORCH_COMPLEX: return make_complex(build, ref, out, err);
     case TSR_TORCH_BYTES:
-    case TSR_TORCH_ENCODE: return make_bytes(build, value, ref, out, err);
+    case TSR_TORCH_ENCODE: return make_bytes(build, ref, out, err);
     case TSR_TORCH_GETATTR:
     case TSR_TORCH_DEVICE:
-    case TSR_TORCH_LAYOUT: return make_named(build, value, ref, id, out, err);
-    case TSR_TORCH_TENSOR: return fill_old_tensor(build, value, ref, out, err);
+    case TSR_TORCH_LAYOUT: return make_named(build, ref, id, out, err);
+    case TSR_TORCH_TENSOR: return fill_old_tensor(build, ref, out, err);
     case TSR_TORCH_REBUILD_TENSOR:
-    case TSR_TORCH_REBUILD_TENSOR_V3: return make_tensor(build, value, id, args, false, out, err);
+    case TSR_TORCH_REBUILD_TENSOR_V3: return make_tensor(build, id, args, false, out, err);
     case TSR_TORCH_PARAMETER:
-    case TSR_TORCH_REBUILD_PARAMETER: return fill_parameter(build, value, ref, out, err);
+    case TSR_TORCH_REBUILD_PARAMETER: return fill_parameter(build, ref, out, err);
     case TSR_TORCH_REBUILD_QUANTIZED:
     case TSR_TORCH_REBUILD_SPARSE:
     case TSR_TORCH_REBUILD_NESTED:
     case TSR_TORCH_REBUILD_JAGGED:
     case TSR_TORCH_REBUILD_META:
-    case TSR_TORCH_REBUILD_DEVICE: return fill_opaque(build, value, id, args, out, err);
-    case TSR_TORCH_REBUILD_FROM_TYPE: return fill_from_type(build, value, ref, out, err);
-    default: return fill_container(build, value, ref, out, err);
+    case TSR_TORCH_REBUILD_DEVICE: return fill_opaque(build, id, args, out, err);
+    case TSR_TORCH_REBUILD_FROM_TYPE: return fill_from_type(build, ref, out, err);
+    default: return fill_container(build, ref, out, err);
     }
 }
 

@@ -26,6 +26,7 @@ typedef struct placement {
 } placement;
 
 typedef struct mesh {
+    tsr_ref spec; /* of the DTensor: it may state the order in which dims are cut */
     uint32_t dims;
     uint64_t sizes[MESH_DIMS_MAX];
     uint64_t coordinate[MESH_DIMS_MAX];
@@ -221,9 +222,9 @@ static bool cutting_order(const mesh *on, uint32_t dim, uint32_t *order, uint32_
 }
 
 /* Takes the order that a DTensorSpec of PyTorch 2.13 states for a dimension, if it states one. */
-static void stated_order(const tsr_pickle *pickle, tsr_ref spec, const mesh *on, uint32_t dim, uint32_t *order, uint32_t count)
+static void stated_order(const tsr_pickle *pickle, const mesh *on, uint32_t dim, uint32_t *order, uint32_t count)
 {
-    tsr_ref list = tsr_torch_attribute(pickle, spec, "shard_order");
+    tsr_ref list = tsr_torch_attribute(pickle, on->spec, "shard_order");
     for (size_t i = 0; i < tsr_pickle_count(pickle, list); i++) {
         tsr_ref item = tsr_pickle_item(pickle, list, i);
         if (tsr_pickle_int(pickle, tsr_torch_arg(pickle, item, 0)) != (int64_t)dim) continue;
@@ -309,7 +310,7 @@ static tsr_status cut_once(tsr_torch_build *build, cuts *runs, uint64_t split, u
 }
 
 /* The runs of dimension `dim` that the mesh's coordinate holds. */
-static tsr_status cut_dimension(tsr_torch_build *build, const mesh *on, tsr_ref spec, uint32_t dim, uint64_t size, cuts *out,
+static tsr_status cut_dimension(tsr_torch_build *build, const mesh *on, uint32_t dim, uint64_t size, cuts *out,
                                 tsr_error *err)
 {
     cut *whole = TSR_ARENA_NEW(build->arena, cut, err);
@@ -318,7 +319,7 @@ static tsr_status cut_dimension(tsr_torch_build *build, const mesh *on, tsr_ref 
     *out = (cuts){whole, 1};
     uint32_t order[MESH_DIMS_MAX], count;
     if (cutting_order(on, dim, order, &count)) {
-        stated_order(build->pickle, spec, on, dim, order, count);
+        stated_order(build->pickle, on, dim, order, count);
         for (uint32_t i = 0; i < count; i++)
             TSR_TRY(cut_once(build, out, 1, on->sizes[order[i]], on->coordinate[order[i]], err));
         return TSR_OK;
@@ -353,7 +354,7 @@ static tsr_status add_boxes(tsr_torch_build *build, const cuts *runs, const tsr_
             boxes[ndim + d] = run->size;
             byte_offset += run->local * local->strides[d] * tsr_dtype_size(local->entry.dtype);
         }
-        TSR_TRY(tsr_torch_chunk(build, local, byte_offset, boxes, boxes + ndim, &chunks[i], err));
+        TSR_TRY(tsr_torch_chunk(build, local, byte_offset, (tsr_box){ndim, boxes, boxes + ndim}, &chunks[i], err));
     }
     out->entry.chunks = chunks;
     out->entry.chunk_count = total;
@@ -425,15 +426,17 @@ static tsr_status start_global(tsr_torch_build *build, tsr_ref wrapper, tsr_torc
 }
 
 /* Cuts every dimension and compares with what the rank really has. */
-static tsr_status cut_all(tsr_torch_build *build, const mesh *on, tsr_ref spec, const tsr_entry *global,
-                          const tsr_torch_dense *local, cuts *runs, bool *fits, tsr_error *err)
+static tsr_status cut_all(tsr_torch_build *build, const mesh *on, tsr_shape global, cuts *runs, tsr_error *err)
 {
-    *fits = local->entry.ndim == global->ndim && local->entry.dtype == global->dtype;
-    for (uint32_t d = 0; d < global->ndim && *fits; d++) {
-        TSR_TRY(cut_dimension(build, on, spec, d, global->shape[d], &runs[d], err));
-        *fits = total_of(&runs[d]) == local->entry.shape[d];
-    }
+    for (uint32_t d = 0; d < global.ndim; d++) TSR_TRY(cut_dimension(build, on, d, global.sizes[d], &runs[d], err));
     return TSR_OK;
+}
+
+static bool fit(const cuts *runs, const tsr_entry *global, const tsr_entry *local)
+{
+    bool fits = local->ndim == global->ndim && local->dtype == global->dtype;
+    for (uint32_t d = 0; d < global->ndim && fits; d++) fits = total_of(&runs[d]) == local->shape[d];
+    return fits;
 }
 
 /* One chunk stands for the whole of an empty tensor. */
@@ -444,7 +447,8 @@ static tsr_status add_empty(tsr_torch_build *build, const tsr_torch_dense *local
     if (!chunk || !zeros) return TSR_E_NOMEM;
     out->entry.chunks = chunk;
     out->entry.chunk_count = 1;
-    return tsr_torch_chunk(build, local, local->byte_offset, zeros, out->entry.shape, chunk, err);
+    return tsr_torch_chunk(build, local, local->byte_offset, (tsr_box){out->entry.ndim, zeros, out->entry.shape}, chunk,
+                           err);
 }
 
 tsr_status tsr_torch_dtensor(tsr_torch_build *build, tsr_ref wrapper, tsr_ref state, const tsr_torch_dense *local,
@@ -454,7 +458,7 @@ tsr_status tsr_torch_dtensor(tsr_torch_build *build, tsr_ref wrapper, tsr_ref st
     tsr_ref spec = tsr_torch_attribute(pickle, state, "_spec");
     tsr_ref holder = either(pickle, spec, "mesh", "device_mesh");
     tsr_torch_dense *dense;
-    mesh on = {0};
+    mesh on = {.spec = spec};
     bool known;
     *out = NULL;
     TSR_TRY(start_global(build, wrapper, &dense, err));
@@ -474,7 +478,10 @@ tsr_status tsr_torch_dtensor(tsr_torch_build *build, tsr_ref wrapper, tsr_ref st
     cuts *runs = tsr_arena_array(build->arena, dense->entry.ndim, sizeof *runs, err);
     if (!runs) return TSR_E_NOMEM;
     bool fits = true;
-    if (held || elements == 0) TSR_TRY(cut_all(build, &on, spec, &dense->entry, local, runs, &fits, err));
+    if (held || elements == 0) {
+        TSR_TRY(cut_all(build, &on, (tsr_shape){dense->entry.ndim, dense->entry.shape}, runs, err));
+        fits = fit(runs, &dense->entry, &local->entry);
+    }
     if (!fits)
         return say(build, "torch/dtensor", wrapper,
                    "a DTensor whose local tensor does not match its placements on this rank", err);
@@ -511,7 +518,7 @@ static tsr_status shard_chunk(tsr_torch_build *build, tsr_ref shard, const tsr_t
         fits = sizes[d] == local->entry.shape[d] && sizes[d] <= global->shape[d] && offsets[d] <= global->shape[d] - sizes[d];
     TSR_FAIL_IF(!fits, err, TSR_E_FORMAT, position,
                 "torch: a shard of a ShardedTensor does not match its metadata or reaches beyond the tensor");
-    return tsr_torch_chunk(build, local, local->byte_offset, offsets, sizes, out, err);
+    return tsr_torch_chunk(build, local, local->byte_offset, (tsr_box){global->ndim, offsets, sizes}, out, err);
 }
 
 tsr_status tsr_torch_sharded(tsr_torch_build *build, tsr_ref wrapper, tsr_ref state, const tsr_torch_dense *const *locals,

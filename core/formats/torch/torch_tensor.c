@@ -174,14 +174,14 @@ static bool is_contiguous(const uint64_t *sizes, const uint64_t *strides, uint32
     return row_major;
 }
 
-tsr_status tsr_torch_chunk(tsr_torch_build *build, const tsr_torch_dense *on, uint64_t byte_offset, const uint64_t *offsets,
-                           const uint64_t *sizes, tsr_chunk *out, tsr_error *err)
+tsr_status tsr_torch_chunk(tsr_torch_build *build, const tsr_torch_dense *on, uint64_t byte_offset, tsr_box box,
+                           tsr_chunk *out, tsr_error *err)
 {
     const tsr_entry *entry = &on->entry;
-    bool contiguous = is_contiguous(sizes, on->strides, entry->ndim);
+    bool contiguous = is_contiguous(box.sizes, on->strides, box.ndim);
     uint64_t byte_length;
-    span(sizes, on->strides, entry->ndim, tsr_dtype_size(entry->dtype), &byte_length); /* no more than the tensor's own */
-    *out = (tsr_chunk){offsets, sizes, byte_offset, byte_length, NULL, build->file};
+    span(box.sizes, on->strides, box.ndim, tsr_dtype_size(entry->dtype), &byte_length); /* no more than the tensor's own */
+    *out = (tsr_chunk){box.offsets, box.sizes, byte_offset, byte_length, NULL, build->file};
     placed_chunk *placed = tsr_vec_push(&build->chunks, err);
     if (!placed) return TSR_E_NOMEM;
     *placed = (placed_chunk){out, NULL, entry->dtype, on->storage};
@@ -220,7 +220,8 @@ static tsr_status add_only_chunk(tsr_torch_build *build, tsr_torch_dense *dense,
     uint64_t *zeros = tsr_arena_array(build->arena, dense->entry.ndim, sizeof *zeros, err);
     tsr_chunk *chunk = TSR_ARENA_NEW(build->arena, tsr_chunk, err);
     if (!zeros || !chunk) return TSR_E_NOMEM;
-    TSR_TRY(tsr_torch_chunk(build, dense, dense->byte_offset, zeros, dense->entry.shape, chunk, err));
+    TSR_TRY(tsr_torch_chunk(build, dense, dense->byte_offset, (tsr_box){dense->entry.ndim, zeros, dense->entry.shape}, chunk,
+                            err));
     dense->entry.chunks = chunk;
     dense->entry.chunk_count = 1;
     return TSR_OK;

@@ -116,10 +116,10 @@ static tsr_status enter(walk *w, tsr_value *value, tsr_ref ref, tsr_torch_frame 
     case TSR_PICKLE_DICT:
         if (kind == TSR_PICKLE_SET && tsr_pickle_is_hashable(pickle, ref)) value->variant = TSR_VARIANT_FROZENSET;
         items = tsr_pickle_items(pickle, ref, &count);
-        return tsr_torch_fill(w->build, value, containers[kind], items, count, out, err);
+        return tsr_torch_fill(w->build, containers[kind], items, count, out, err);
     case TSR_PICKLE_GLOBAL: return enter_global(w, value, ref, err);
     case TSR_PICKLE_PERSISTENT: return enter_persistent(w, value, ref, err);
-    case TSR_PICKLE_OBJECT: return tsr_torch_enter_object(w->build, value, ref, out, err);
+    case TSR_PICKLE_OBJECT: return tsr_torch_enter_object(w->build, ref, out, err);
     default: return TSR_OK;
     }
 }

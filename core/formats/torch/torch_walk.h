@@ -28,13 +28,13 @@ typedef struct tsr_torch_frame {
     size_t count, next, first, step;
 } tsr_torch_frame;
 
-/* Starts the value of an OBJECT node: complete at once, or with children left in `out`. */
-tsr_status tsr_torch_enter_object(tsr_torch_build *build, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err);
+/* Starts out->value, that of an OBJECT node: complete at once, or with children left in `out`. */
+tsr_status tsr_torch_enter_object(tsr_torch_build *build, tsr_ref ref, tsr_torch_frame *out, tsr_error *err);
 /* What the children of an object's frame make of it. */
 tsr_status tsr_torch_finish_object(tsr_torch_build *build, const tsr_torch_frame *frame, tsr_error *err);
 
-/* Makes the value a container of `kind` and leaves its children in `out`. */
-tsr_status tsr_torch_fill(tsr_torch_build *build, tsr_value *value, tsr_value_kind kind, const tsr_ref *children, size_t count,
+/* Makes out->value a container of `kind` and leaves its children in `out`. */
+tsr_status tsr_torch_fill(tsr_torch_build *build, tsr_value_kind kind, const tsr_ref *children, size_t count,
                           tsr_torch_frame *out, tsr_error *err);
 void tsr_torch_set_tensor(tsr_value *value, const tsr_torch_dense *dense);
 /* "module.name" of a class, function, or what stands for one, in the arena; `data` is NULL on failure. */

@@ -37,21 +37,21 @@ static tsr_status name_storages(tsr_torch_archive *archive, const tsr_torch_new_
     return TSR_OK;
 }
 
-static tsr_status lay_out(tsr_str pickle, const tsr_torch_new_storage *storages, uint32_t storage_count, const tsr_host *host,
-                          tsr_arena *arena, tsr_torch_archive *out, tsr_error *err)
+static tsr_status lay_out(tsr_str pickle, const tsr_torch_tree *tree, const tsr_host *host, tsr_arena *arena,
+                          tsr_torch_archive *out, tsr_error *err)
 {
     uint64_t directory;
     *out = (tsr_torch_archive){.pickle = pickle,
-                               .storage_count = storage_count,
+                               .storage_count = tree->storage_count,
                                .first_storage = 4,
-                               .member_count = (size_t)storage_count + MEMBERS_AROUND};
+                               .member_count = (size_t)tree->storage_count + MEMBERS_AROUND};
     out->members = tsr_arena_array(arena, out->member_count, sizeof *out->members, err);
     if (!out->members) return TSR_E_NOMEM;
     set_member(out, 0, TOP "data.pkl", pickle, host);
     set_member(out, 1, TOP ".format_version", head_contents[1], host);
     set_member(out, 2, TOP ".storage_alignment", head_contents[2], host);
     set_member(out, 3, TOP "byteorder", head_contents[3], host);
-    TSR_TRY(name_storages(out, storages, arena, err));
+    TSR_TRY(name_storages(out, tree->storages, arena, err));
     set_member(out, out->member_count - 2, TOP "version", TSR_STR("3\n"), host);
     out->members[out->member_count - 1] =
         (tsr_zip_new_member){.name = TSR_STR(TOP ".data/serialization_id"), .size = ID_DIGITS};
@@ -70,7 +70,7 @@ tsr_status tsr_torch_archive_plan(const tsr_torch_tree *tree, const tsr_host *ho
     tsr_vec_free(&text);
     if (status != TSR_OK) return status;
     if (!pickle.data) return TSR_E_NOMEM;
-    return lay_out(pickle, tree->storages, tree->storage_count, host, arena, out, err);
+    return lay_out(pickle, tree, host, arena, out, err);
 }
 
 static tsr_status append_member(const tsr_zip_new_member *member, tsr_str content, tsr_vec *out, tsr_error *err)
