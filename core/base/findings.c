@@ -90,13 +90,24 @@ static rule_count *count_of(const tsr_findings *findings, const tsr_rule *rule)
 
 /* The message goes through tsr_raise's cleaning, so that a hostile name cannot reach a terminal raw. Beyond the most that
  * are kept of a rule, findings are only counted: input may cause millions. */
-static tsr_status add_formatted(tsr_findings *findings, const char *rule_id, const tsr_level *given, tsr_place place,
-                                tsr_error *err, const char *format, va_list args)
+typedef struct rated {
+    const tsr_rule *rule;
+    tsr_level level;
+} rated;
+
+static tsr_status find_rule(const char *id, const tsr_rule **out, tsr_error *err)
 {
-    const tsr_rule *rule = tsr_rule_find(rule_id);
-    TSR_FAIL_IF(!rule, err, TSR_E_USAGE, TSR_NO_POSITION, "there is no rule '%s'", rule_id);
+    *out = tsr_rule_find(id);
+    TSR_FAIL_IF(!*out, err, TSR_E_USAGE, TSR_NO_POSITION, "there is no rule '%s'", id);
+    return TSR_OK;
+}
+
+static tsr_status add_formatted(tsr_findings *findings, rated of, tsr_place place, tsr_error *err, const char *format,
+                                va_list args)
+{
+    const tsr_rule *rule = of.rule;
+    const tsr_level level = of.level;
     rule_count *count = count_of(findings, rule);
-    tsr_level level = given ? *given : rule->level;
     if (count->stored >= findings->max_per_rule) {
         tsr_findings_count_more(findings, rule, level, 1);
         return TSR_OK;
@@ -114,19 +125,23 @@ static tsr_status add_formatted(tsr_findings *findings, const char *rule_id, con
 tsr_status tsr_finding_add(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format,
                            ...)
 {
+    const tsr_rule *rule;
     va_list args;
+    TSR_TRY(find_rule(rule_id, &rule, err));
     va_start(args, format);
-    tsr_status status = add_formatted(findings, rule_id, NULL, place, err, format, args);
+    tsr_status status = add_formatted(findings, (rated){rule, rule->level}, place, err, format, args);
     va_end(args);
     return status;
 }
 
-tsr_status tsr_finding_add_at(tsr_findings *findings, const char *rule_id, tsr_level level, tsr_place place, tsr_error *err,
+tsr_status tsr_finding_add_at(tsr_findings *findings, tsr_rated_rule given, tsr_place place, tsr_error *err,
                               const char *format, ...)
 {
+    const tsr_rule *rule;
     va_list args;
+    TSR_TRY(find_rule(given.id, &rule, err));
     va_start(args, format);
-    tsr_status status = add_formatted(findings, rule_id, &level, place, err, format, args);
+    tsr_status status = add_formatted(findings, (rated){rule, given.level}, place, err, format, args);
     va_end(args);
     return status;
 }

@@ -162,8 +162,8 @@ static tsr_status add_arrived(const arrived *a, tsr_findings *findings, tsr_erro
     const char *file = a->text + p->message_size, *fqn = file + p->file_size;
     const tsr_place place = {
         {p->has_file ? file : NULL, p->file_size}, p->byte_offset, {p->has_fqn ? fqn : NULL, p->fqn_size}};
-    return tsr_finding_add_at(findings, tsr_rules(&count)[p->rule].id, (tsr_level)p->level, place, err, "%.*s",
-                              (int)p->message_size, a->text);
+    return tsr_finding_add_at(findings, (tsr_rated_rule){tsr_rules(&count)[p->rule].id, (tsr_level)p->level}, place, err,
+                              "%.*s", (int)p->message_size, a->text);
 }
 
 static tsr_status add_all(const tsr_share *share, const tsr_comm_blobs *blobs, tsr_findings *findings, tsr_error *err)

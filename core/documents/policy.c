@@ -163,7 +163,8 @@ static tsr_status keep_listed(const tsr_policy *policy, const tsr_finding *f, ts
     result->left_out += level != TSR_LEVEL_OFF && is_known;
     if (level == TSR_LEVEL_OFF || is_known) return TSR_OK;
     const tsr_place place = {f->file, f->byte_offset, f->fqn};
-    return tsr_finding_add_at(to, f->rule->id, (tsr_level)level, place, err, "%.*s", TSR_STR_ARG(f->message));
+    return tsr_finding_add_at(to, (tsr_rated_rule){f->rule->id, (tsr_level)level}, place, err, "%.*s",
+                              TSR_STR_ARG(f->message));
 }
 
 /* Those that were only counted. The baseline's allowance goes to the lowest levels first. */

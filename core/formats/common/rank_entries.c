@@ -297,7 +297,7 @@ static tsr_status settle(settling *s)
     for (size_t at = 0; next_group(s->ranks, &at, &g);) TSR_TRY(settle_group(s, &g));
     if (s->differing.count == 0 || s->ranks->sharded) return TSR_OK;
     checkpoint->catalog.format = TSR_FORMAT_SHARDS;
-    return tsr_finding_add_at(checkpoint->findings, "torch/rank-differs", TSR_NOTE, TSR_NOWHERE, s->err,
+    return tsr_finding_add_at(checkpoint->findings, (tsr_rated_rule){"torch/rank-differs", TSR_NOTE}, TSR_NOWHERE, s->err,
                               "%llu %s between the %u ranks: %s%s", (unsigned long long)s->differing.count,
                               s->differing.count == 1 ? "tensor differs" : "tensors differ", s->ranks->ranks,
                               s->differing.text, tsr_shown_names_rest(&s->differing));

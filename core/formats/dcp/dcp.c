@@ -290,7 +290,7 @@ static tsr_status report_unreferenced(tsr_checkpoint *checkpoint, tsr_error *err
         if (data && checkpoint->store->files[f].size == 0) continue; /* of a rank that had nothing to write */
         tsr_level level = data ? TSR_WARNING : TSR_NOTE;
         tsr_place place = {name, TSR_NO_POSITION, {NULL, 0}};
-        TSR_TRY(tsr_finding_add_at(checkpoint->findings, "dcp/unreferenced-file", level, place, err,
+        TSR_TRY(tsr_finding_add_at(checkpoint->findings, (tsr_rated_rule){"dcp/unreferenced-file", level}, place, err,
                                    "no item of the metadata is stored in '%.*s'", TSR_STR_ARG(name)));
     }
     return TSR_OK;

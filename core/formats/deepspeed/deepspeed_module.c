@@ -164,7 +164,7 @@ static tsr_status report_left_out(const module *m)
 {
     if (!m->left_out) return TSR_OK;
     const tsr_str file = tsr_ds_file_name(m->files, m->column->model);
-    return tsr_finding_add_at(m->files->checkpoint->findings, "parts/frozen-weights", TSR_NOTE,
+    return tsr_finding_add_at(m->files->checkpoint->findings, (tsr_rated_rule){"parts/frozen-weights", TSR_NOTE},
                               (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, m->err,
                               "%llu frozen %s only in the part 'module'; the part 'model' matches the result of "
                               "zero_to_fp32, which leaves them out",

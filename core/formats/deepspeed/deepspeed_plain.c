@@ -167,7 +167,8 @@ static tsr_status report_unnamed(const plain *p)
                              "checkpoint with ZeRO stage 1, which stores names",
                              TSR_STR_ARG(file), unnamed, names.text, tsr_shown_names_rest(&names));
     return tsr_finding_add_at(
-        p->checkpoint->findings, "parts/unnamed-states", TSR_NOTE, (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, p->err,
+        p->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
+        (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, p->err,
         "the optimizer's states of %u parameters are listed by number, because they may belong to any of %s%s", unnamed,
         names.text, tsr_shown_names_rest(&names));
 }

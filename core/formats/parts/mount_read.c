@@ -88,7 +88,7 @@ static tsr_status take_finding(tsr_checkpoint *checkpoint, const tsr_mount *moun
     } else if (mount->directory.size) {
         place.file = mount->directory;
     }
-    return tsr_finding_add_at(checkpoint->findings, finding->rule->id, finding->level, place, err, "%.*s",
+    return tsr_finding_add_at(checkpoint->findings, (tsr_rated_rule){finding->rule->id, finding->level}, place, err, "%.*s",
                               TSR_STR_ARG(finding->message));
 }
 

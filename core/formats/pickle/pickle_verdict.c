@@ -57,7 +57,7 @@ static tsr_status find_class(const tsr_verdict *v, uint64_t position, tsr_ref gl
     const bool unchecked = state == TSR_NAME_UNCHECKED;
     tsr_level level = dangerous ? TSR_ERROR : built || unchecked ? TSR_WARNING : TSR_NOTE;
     if (!dangerous && !built && !v->named) return TSR_OK;
-    return tsr_finding_add_at(v->findings, "pickle/unlisted-class", level, place_of(v, position), err,
+    return tsr_finding_add_at(v->findings, (tsr_rated_rule){"pickle/unlisted-class", level}, place_of(v, position), err,
                               "%s %.*s.%.*s, which %s%s", built ? "contains objects of" : "names", TSR_STR_ARG(module),
                               TSR_STR_ARG(name), dangerous ? "can do harm in any use" : "is not known to be harmless data",
                               unchecked && !dangerous ? "; whether it exists was not checked" : "");

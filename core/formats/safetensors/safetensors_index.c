@@ -89,7 +89,7 @@ static tsr_status add_copy(builder *b, uint32_t number, const tsr_safetensors *o
     const tsr_chunk *chunk = (const tsr_chunk *)b->chunks.items + number;
     bool same = entry->dtype == t->dtype && tsr_shape_equal(entry->ndim, entry->shape, t->ndim, t->shape);
     TSR_TRY(tsr_finding_add_at(
-        b->checkpoint->findings, "index/key-in-two-files", same ? TSR_WARNING : TSR_ERROR,
+        b->checkpoint->findings, (tsr_rated_rule){"index/key-in-two-files", same ? TSR_WARNING : TSR_ERROR},
         at_tensor(b, opened->file, t->position, t->name), b->err, "'%.*s' is in '%.*s' too%s", TSR_STR_ARG(t->name),
         TSR_STR_ARG(b->checkpoint->store->files[chunk->file == TSR_NO_FILE ? opened->file : chunk->file].name),
         same ? "" : ", with a different dtype or shape"));

@@ -261,9 +261,10 @@ static tsr_status join_entry(join *j, const tsr_entry *entry, uint32_t stage)
 static tsr_status report_left(const join *j)
 {
     if (!j->left) return TSR_OK;
-    return tsr_finding_add_at(j->checkpoint->findings, "torch/rank-differs", TSR_NOTE, TSR_NOWHERE, j->err,
-                       "%" PRIu64 " %s no rule in %.*s and %s listed per rank", j->left, j->left == 1 ? "tensor has" : "tensors have",
-                       TSR_STR_ARG(j->map->name), j->left == 1 ? "stays" : "stay");
+    return tsr_finding_add_at(j->checkpoint->findings, (tsr_rated_rule){"torch/rank-differs", TSR_NOTE}, TSR_NOWHERE, j->err,
+                              "%" PRIu64 " %s no rule in %.*s and %s listed per rank", j->left,
+                              j->left == 1 ? "tensor has" : "tensors have", TSR_STR_ARG(j->map->name),
+                              j->left == 1 ? "stays" : "stay");
 }
 
 static tsr_status join_all(join *j)

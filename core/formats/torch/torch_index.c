@@ -98,9 +98,9 @@ static tsr_status add_unmapped(joining *j, const shard *s, const tsr_entry *entr
         return tsr_finding_add(findings, "index/extra-key", in_shard(j, s, entry->fqn), j->err, "'%.*s' is not in the index",
                                TSR_STR_ARG(entry->fqn));
     bool same = joined == TSR_JOINED_CHUNKS;
-    return tsr_finding_add_at(findings, "index/key-in-two-files", same ? TSR_WARNING : TSR_ERROR, in_shard(j, s, entry->fqn),
-                              j->err, "'%.*s' is not only where the index places it%s", TSR_STR_ARG(entry->fqn),
-                              same ? "" : ", and of a different kind, dtype or shape");
+    return tsr_finding_add_at(findings, (tsr_rated_rule){"index/key-in-two-files", same ? TSR_WARNING : TSR_ERROR},
+                              in_shard(j, s, entry->fqn), j->err, "'%.*s' is not only where the index places it%s",
+                              TSR_STR_ARG(entry->fqn), same ? "" : ", and of a different kind, dtype or shape");
 }
 
 static tsr_status join_shards(joining *j)

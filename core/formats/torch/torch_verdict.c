@@ -372,7 +372,7 @@ static tsr_status judge_storage(const tsr_verdict *v, const tsr_pickle_oddity *o
     if (!named) return tsr_verdict_unloadable(v, odd->position, "a persistent id is not that of a storage", err);
     const tsr_place place = {v->file_name, v->pickle_offset + odd->position, {NULL, 0}};
     if (items == 6 && tsr_str_ends(tsr_pickle_name_of(pickle, tsr_pickle_item(pickle, id, 1)), TSR_STR("UntypedStorage")))
-        return tsr_finding_add_at(v->findings, "pickle/unloadable", TSR_WARNING, place, err,
+        return tsr_finding_add_at(v->findings, (tsr_rated_rule){"pickle/unloadable", TSR_WARNING}, place, err,
                                   "PyTorch writes untyped storages to files of the legacy form, but cannot read them back");
     if (tsr_pickle_kind_of(pickle, key) == TSR_PICKLE_BYTES)
         return tsr_verdict_unloadable(v, odd->position, "the key of a storage is not a str", err);

@@ -13,16 +13,24 @@ typedef struct unit_work {
 } unit_work;
 
 /* Elements of `from`, whatever its device and type, as `dtype` in host memory. */
-static tsr_status fetch(const tsr_tensor *from, const void *data, uint64_t count, tsr_dtype dtype, void *to,
-                        const tsr_allocator *allocator, tsr_error *err)
+/* Elements of a tensor of the state. */
+typedef struct elements {
+    const tsr_tensor *of;
+    const void *data; /* on the tensor's device */
+    uint64_t count;
+} elements;
+
+static tsr_status fetch(elements from, tsr_dtype dtype, void *to, const tsr_allocator *allocator, tsr_error *err)
 {
-    const uint64_t bytes = count * tsr_dtype_size(from->entry.dtype);
-    TSR_FAIL_IF(count && !data, err, TSR_E_USAGE, "the state's tensor has no memory");
-    if (from->entry.dtype == dtype) return tsr_fsdp_download(from->device, to, data, bytes, err);
-    uint8_t *source = from->device && bytes ? tsr_alloc(allocator, (size_t)bytes, 1, err) : NULL;
-    if (from->device && bytes && !source) return TSR_E_NOMEM;
-    tsr_status status = source ? tsr_fsdp_download(from->device, source, data, bytes, err) : TSR_OK;
-    if (status == TSR_OK && count) tsr_cast(from->entry.dtype, dtype, source ? source : data, (size_t)count, to);
+    tsr_device *device = from.of->device;
+    const tsr_dtype given = from.of->entry.dtype;
+    const uint64_t bytes = from.count * tsr_dtype_size(given);
+    TSR_FAIL_IF(from.count && !from.data, err, TSR_E_USAGE, "the state's tensor has no memory");
+    if (given == dtype) return tsr_fsdp_download(device, to, from.data, bytes, err);
+    uint8_t *source = device && bytes ? tsr_alloc(allocator, (size_t)bytes, 1, err) : NULL;
+    if (device && bytes && !source) return TSR_E_NOMEM;
+    tsr_status status = source ? tsr_fsdp_download(device, source, from.data, bytes, err) : TSR_OK;
+    if (status == TSR_OK && from.count) tsr_cast(given, dtype, source ? source : from.data, (size_t)from.count, to);
     tsr_free(allocator, source, (size_t)bytes, 1);
     return status;
 }
@@ -40,8 +48,8 @@ static tsr_status load_whole(const tsr_fsdp_loading *l, const unit_work *w, uint
     const uint64_t at = layout->flat_offsets[original] + range.offset - rank * layout->slice_numel;
     const uint8_t *from = whole->data;
     if (from) from += range.offset * tsr_dtype_size(whole->entry.dtype);
-    return fetch(whole, from, range.size, w->node->unit->dtype, w->slice + at * w->node->itemsize, l->model->host->allocator,
-                 err);
+    return fetch((elements){whole, from, range.size}, w->node->unit->dtype, w->slice + at * w->node->itemsize,
+                 l->model->host->allocator, err);
 }
 
 /* This rank's rows in the unit's type, zeros where it has none; to be freed. */
@@ -55,7 +63,8 @@ static tsr_status take_rows(const tsr_fsdp_loading *l, const unit_work *w, const
     if (bytes && !*rows) return TSR_E_NOMEM;
     if (bytes && boxes && tensor->part_count == 0) memset(*rows, 0, bytes);
     if (!bytes || (boxes && tensor->part_count == 0)) return TSR_OK;
-    return fetch(tensor, boxes ? tensor->parts[0].data : tensor->data, count, w->node->unit->dtype, *rows, allocator, err);
+    const elements given = {tensor, boxes ? tensor->parts[0].data : tensor->data, count};
+    return fetch(given, w->node->unit->dtype, *rows, allocator, err);
 }
 
 static bool is_replicated(const tsr_tensor *tensor)
@@ -106,7 +115,8 @@ static tsr_status load_gathered(const tsr_fsdp_loading *l, const unit_work *w, c
     if (status == TSR_OK) {
         status = flatten(ctx, item->fqn, tensor, w->node->unit->comm, passing, &whole, err);
         if (status == TSR_OK)
-            status = tsr_tensor_same_place(whole, &want, true, "what was gathered", "the model", passing->arena, err);
+            status = tsr_tensor_same_place(whole, &want, &(tsr_likeness){"what was gathered", "the model", true},
+                                           passing->arena, err);
         if (status == TSR_OK) status = load_whole(l, w, item->original, whole, err);
         status = tsr_comm_agree(w->node->unit->comm, status, err);
     }
@@ -121,7 +131,8 @@ static tsr_status load_slice(const tsr_fsdp_loading *l, const unit_work *w, cons
     const size_t bytes = (size_t)valid.size * w->node->itemsize;
     if (valid.size == 0) return TSR_OK; /* padding only: nothing to load */
     memset(w->slice + bytes, 0, (size_t)tsr_fsdp_slice_bytes(w->node) - bytes);
-    return fetch(tensor, tensor->parts[0].data, valid.size, w->node->unit->dtype, w->slice, l->model->host->allocator, err);
+    const elements given = {tensor, tensor->parts[0].data, valid.size};
+    return fetch(given, w->node->unit->dtype, w->slice, l->model->host->allocator, err);
 }
 
 /* Ends agreed by the unit's ranks where it needs them. */
@@ -205,8 +216,8 @@ static tsr_status load_plain(const tsr_fsdp_loading *l, const tsr_tensor *from, 
     TSR_TRY(tsr_tensor_held(to, l->arena, &bytes, err));
     result.data = bytes ? tsr_alloc(allocator, (size_t)bytes, 1, err) : NULL;
     if (bytes && !result.data) return TSR_E_NOMEM;
-    tsr_status status =
-        fetch(from, from->data, bytes / tsr_dtype_size(to->entry.dtype), to->entry.dtype, result.data, allocator, err);
+    const elements given = {from, from->data, bytes / tsr_dtype_size(to->entry.dtype)};
+    tsr_status status = fetch(given, to->entry.dtype, result.data, allocator, err);
     if (status == TSR_OK) status = tsr_fsdp_upload(to->device, to->data, result.data, bytes, err);
     tsr_free(allocator, result.data, (size_t)bytes, 1);
     return status;

@@ -56,12 +56,12 @@ static tsr_status match_keys(tsr_fsdp_loading *l, tsr_error *err)
 
 /* ---- values ---- */
 
-static tsr_status check_tensor(const tsr_tensor *tensor, tsr_str fqn, tsr_dtype dtype, uint32_t ndim, const uint64_t *shape,
-                               tsr_arena *arena, tsr_error *err)
+static tsr_status check_tensor(const tsr_tensor *tensor, tsr_str fqn, tsr_dtype dtype, tsr_shape shape, tsr_arena *arena,
+                               tsr_error *err)
 {
     TSR_FAIL_IF(!tensor, err, TSR_E_USAGE, "'%.*s' is not a tensor in the state", TSR_STR_ARG(fqn));
-    const tsr_tensor model = tsr_tensor_whole(dtype, ndim, shape, NULL);
-    if (!tsr_shape_equal(tensor->entry.ndim, tensor->entry.shape, ndim, shape)) {
+    const tsr_tensor model = tsr_tensor_whole(dtype, shape.ndim, shape.sizes, NULL);
+    if (!tsr_shape_equal(tensor->entry.ndim, tensor->entry.shape, shape.ndim, shape.sizes)) {
         const tsr_str theirs = tsr_tensor_words(tensor, arena, err), mine = tsr_tensor_words(&model, arena, err);
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "size mismatch for '%.*s': %.*s in the state, %.*s in the model",
                          TSR_STR_ARG(fqn), TSR_STR_ARG(theirs), TSR_STR_ARG(mine));
@@ -136,7 +136,7 @@ static tsr_status check_2d(const tsr_fsdp_loading *l, const tsr_fsdp_node *node,
     const tsr_mesh *root = node->unit->root_mesh;
     tsr_tensor own;
     TSR_TRY(tsr_fsdp_parameter(node, item->original, false, l->arena, &own, err));
-    TSR_TRY(check_tensor(tensor, item->fqn, own.entry.dtype, own.entry.ndim, own.entry.shape, l->arena, err));
+    TSR_TRY(check_tensor(tensor, item->fqn, own.entry.dtype, (tsr_shape){own.entry.ndim, own.entry.shape}, l->arena, err));
     if (tensor->spread == TSR_WHOLE && tsr_fsdp_effective(node).type == TSR_FSDP_FULL) return TSR_OK;
     TSR_TRY(check_spread(tensor, TSR_OVER_MESH, item->fqn, err));
     bool same = tensor->mesh->dim_count == root->dim_count, partial = false;
@@ -161,7 +161,7 @@ static tsr_status check_original(const tsr_fsdp_loading *l, const tsr_fsdp_item 
     if (type == TSR_FSDP_SHARDED && e && e->gather) return TSR_OK;
     if (type == TSR_FSDP_FULL && t && t->flatten) return TSR_OK;
     if (tsr_fsdp_is_2d(node)) return check_2d(l, node, item, tensor, err);
-    TSR_TRY(check_tensor(tensor, item->fqn, node->unit->dtype, o->ndim, o->shape, l->arena, err));
+    TSR_TRY(check_tensor(tensor, item->fqn, node->unit->dtype, (tsr_shape){o->ndim, o->shape}, l->arena, err));
     if (type == TSR_FSDP_FULL) return check_spread(tensor, TSR_WHOLE, item->fqn, err);
     TSR_TRY(check_spread(tensor, node->unit->mesh ? TSR_OVER_MESH : TSR_IN_BOXES, item->fqn, err));
     return node->unit->mesh ? check_mesh(node, tensor, item->fqn, err) : check_rows(l, node, item, tensor, err);
@@ -171,7 +171,7 @@ static tsr_status check_flat(const tsr_fsdp_loading *l, const tsr_fsdp_item *ite
 {
     const tsr_fsdp_node *node = &tsr_fsdp_nodes(l->model)[item->node];
     const tsr_span valid = tsr_fsdp_valid(node);
-    TSR_TRY(check_tensor(tensor, item->fqn, node->unit->dtype, 1, &node->layout.flat_numel, l->arena, err));
+    TSR_TRY(check_tensor(tensor, item->fqn, node->unit->dtype, (tsr_shape){1, &node->layout.flat_numel}, l->arena, err));
     TSR_TRY(check_spread(tensor, TSR_IN_BOXES, item->fqn, err));
     if (valid.size == 0) return TSR_OK;
     TSR_FAIL_IF(tensor->part_count != 1, err, TSR_E_USAGE, "'%.*s' has %" PRIu32 " shards on this rank; expected 1",
@@ -186,9 +186,10 @@ static tsr_status check_flat(const tsr_fsdp_loading *l, const tsr_fsdp_item *ite
 static tsr_status check_plain(const tsr_fsdp_loading *l, const tsr_fsdp_item *item, const tsr_tensor *tensor, tsr_error *err)
 {
     const tsr_tensor *live = tsr_tensor_of(item->value);
-    TSR_TRY(check_tensor(tensor, item->fqn, live->entry.dtype, live->entry.ndim, live->entry.shape, l->arena, err));
+    TSR_TRY(
+        check_tensor(tensor, item->fqn, live->entry.dtype, (tsr_shape){live->entry.ndim, live->entry.shape}, l->arena, err));
     if (tensor->spread == TSR_WHOLE && live->spread == TSR_WHOLE) return TSR_OK;
-    return tsr_tensor_same_place(tensor, live, true, "the state", "the model", l->arena, err);
+    return tsr_tensor_same_place(tensor, live, &(tsr_likeness){"the state", "the model", true}, l->arena, err);
 }
 
 static tsr_status check_item(const tsr_fsdp_loading *l, size_t i, tsr_error *err)

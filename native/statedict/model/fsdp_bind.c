@@ -72,12 +72,11 @@ static tsr_status bind(tsr_fsdp_bound *b, tsr_comm *comm, tsr_error *err)
     return tsr_fsdp_model_open(&tree, (tsr_fsdp_finder){find, b}, b->host, &b->units, err);
 }
 
-tsr_status tsr_fsdp_bind(const tsr_model *model, tsr_comm *comm, const tsr_host *host, tsr_arena *arena, tsr_state_dict *out,
-                         tsr_fsdp_bound **bound, tsr_error *err)
+tsr_status tsr_fsdp_bind(const tsr_fsdp_bound *given, tsr_comm *comm, tsr_fsdp_bound **bound, tsr_error *err)
 {
-    tsr_fsdp_bound *b = *bound = TSR_ARENA_NEW(arena, tsr_fsdp_bound, err);
+    tsr_fsdp_bound *b = *bound = TSR_ARENA_NEW(given->arena, tsr_fsdp_bound, err);
     if (!b) return TSR_E_NOMEM;
-    *b = (tsr_fsdp_bound){.model = model, .host = host, .arena = arena, .out = out};
+    *b = *given;
     return bind(b, comm, err);
 }
 
@@ -187,25 +186,29 @@ static tsr_status put_back(const tsr_value *value, const tsr_value *made, const 
     return TSR_OK;
 }
 
-static tsr_status gather_listed(const tsr_value **root, const tsr_value *rest, const tsr_map *places, tsr_comm *comm,
-                                bool root_only, tsr_state_dict *out, tsr_error *err)
+/* Whether no rank has any. */
+static tsr_status are_none(const tsr_value *list, tsr_comm *comm, bool *none, tsr_error *err)
 {
-    const uint32_t zero = 0;
-    const tsr_gather_options gather = {.ranks_only = &zero, .ranks_only_count = root_only ? 1 : 0};
-    uint64_t count = rest->count;
+    uint64_t count = list->count;
     TSR_TRY(comm->largest(comm, &count, err));
-    if (count == 0) return TSR_OK;
-    TSR_TRY(tsr_state_dict_gather(rest, comm, &gather, out, err));
-    return tsr_comm_agree(comm, put_back(*root, tsr_state_dict_root(out), places, out->arena, root, err), err);
+    *none = count == 0;
+    return TSR_OK;
 }
 
 static tsr_status gather_rest(const tsr_value **root, tsr_comm *comm, bool root_only, tsr_state_dict *out, tsr_error *err)
 {
+    const uint32_t zero = 0;
+    const tsr_gather_options gather = {.ranks_only = &zero, .ranks_only_count = root_only ? 1 : 0};
     const tsr_value *rest = NULL;
+    bool none = false;
     tsr_map *places = tsr_map_new(out->host->allocator, 0, err);
     tsr_status status = places ? distributed_in(*root, out->host, out->arena, places, &rest, err) : TSR_E_NOMEM;
     status = tsr_comm_agree(comm, status, err);
-    if (status == TSR_OK) status = gather_listed(root, rest, places, comm, root_only, out, err);
+    if (status == TSR_OK) status = are_none(rest, comm, &none, err);
+    none = none || status != TSR_OK;
+    if (!none) status = tsr_state_dict_gather(rest, comm, &gather, out, err);
+    if (!none && status == TSR_OK)
+        status = tsr_comm_agree(comm, put_back(*root, tsr_state_dict_root(out), places, out->arena, root, err), err);
     tsr_map_free(places);
     return status;
 }

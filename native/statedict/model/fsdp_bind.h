@@ -18,9 +18,8 @@ typedef struct tsr_fsdp_bound {
 
 /* Whether the tree has FSDP1 nodes. */
 bool tsr_fsdp_is_in(const tsr_modules *modules);
-/* This rank's own judgement. `out` as in tsr_fsdp_bound. */
-tsr_status tsr_fsdp_bind(const tsr_model *model, tsr_comm *comm, const tsr_host *host, tsr_arena *arena, tsr_state_dict *out,
-                         tsr_fsdp_bound **bound, tsr_error *err);
+/* This rank's own judgement. `given` has the model, the host, the arena and `out`. */
+tsr_status tsr_fsdp_bind(const tsr_fsdp_bound *given, tsr_comm *comm, tsr_fsdp_bound **bound, tsr_error *err);
 void tsr_fsdp_unbind(tsr_fsdp_bound *bound); /* takes NULL */
 
 /* FULL or SHARDED for all units, as the options say. */

@@ -162,7 +162,7 @@ static tsr_status check_2d(const flattening *f, const tsr_tensor *given, tsr_err
     tsr_tensor like;
     TSR_TRY(tsr_fsdp_parameter(f->node, f->original, false, arena, &like, err));
     like.entry.dtype = given->entry.dtype;
-    TSR_TRY(tsr_tensor_same_place(given, &like, false, "the state dict", "the parameter", arena, err));
+    TSR_TRY(tsr_tensor_same_place(given, &like, &(tsr_likeness){"the state dict", "the parameter", false}, arena, err));
     if (given->spread == TSR_WHOLE) return TSR_OK;
     bool same = given->spread == TSR_OVER_MESH && given->mesh->dim_count == root->dim_count;
     for (uint32_t i = 0; same && i < root->dim_count; i++)
@@ -262,7 +262,8 @@ static tsr_status flatten_by_extension(const flattening *f, const tsr_fsdp_call 
     if (f->full) TSR_TRY(t->flatten(t->ctx, call->fqn, &call->given, unit->comm, passing, &whole, err));
     else TSR_TRY(e->gather(e->ctx, call->fqn, &call->given, unit->comm, passing, &whole, err));
     call->flattened->data = whole->data;
-    return tsr_tensor_same_place(whole, call->flattened, true, "what was flattened", "the unit", passing->arena, err);
+    return tsr_tensor_same_place(whole, call->flattened, &(tsr_likeness){"what was flattened", "the unit", true},
+                                 passing->arena, err);
 }
 
 tsr_status tsr_fsdp_flatten_calls(const tsr_fsdp_flattening *how, tsr_status mine, tsr_error *err)

@@ -75,12 +75,18 @@ static tsr_status number_raw(forming *f, const tsr_value *given, const tsr_value
     return tsr_optim_is_named(given) ? tsr_raw_rekey(r, given, false, f->out->arena, out, err) : TSR_OK;
 }
 
+static tsr_fsdp_state_call state_call(const forming *f)
+{
+    return (tsr_fsdp_state_call){f->raw.names.fsdp, {f->groups, f->group_count}, &f->options, f->out};
+}
+
 static tsr_status convert_raw(forming *f, const tsr_value *given, tsr_error *err)
 {
     const tsr_value *raw = NULL, *root = NULL;
     const tsr_fsdp_settings *s = f->settings;
     TSR_TRY(tsr_comm_agree(f->raw.comm, number_raw(f, given, &raw, err), err));
-    TSR_TRY(tsr_fsdp_optimizer_get(f->raw.names.fsdp, raw, f->groups, f->group_count, &f->options, f->out, &root, err));
+    const tsr_fsdp_state_call call = state_call(f);
+    TSR_TRY(tsr_fsdp_optimizer_get(&call, raw, &root, err));
     if (!root) root = tsr_value_items(f->out->arena, TSR_VALUE_DICT, NULL, 0, err);
     tsr_status status = root ? TSR_OK : TSR_E_NOMEM;
     if (status == TSR_OK && s->offload && !f->options.cpu_offload)
@@ -189,8 +195,8 @@ static tsr_status convert_loaded(forming *f, const tsr_value *state, tsr_error *
     if (has && (!state || state->kind != TSR_VALUE_DICT))
         status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the optimizer's state dict is not a dict");
     TSR_TRY(tsr_comm_agree(f->raw.comm, status, err));
-    TSR_TRY(tsr_fsdp_optimizer_set(f->raw.names.fsdp, has ? state : NULL, f->groups, f->group_count, &f->options, f->out,
-                                   &native, err));
+    const tsr_fsdp_state_call call = state_call(f);
+    TSR_TRY(tsr_fsdp_optimizer_set(&call, has ? state : NULL, &native, err));
     if (f->raw.of->named) status = name_loaded(f, has ? state : NULL, &native, err);
     TSR_TRY(tsr_comm_agree(f->raw.comm, status, err));
     tsr_state_dict_set_root(f->out, native);

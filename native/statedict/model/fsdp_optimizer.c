@@ -159,7 +159,7 @@ tsr_status tsr_fsdp_optimizers_of(const tsr_model *model, tsr_comm *comm, const 
     tsr_fsdp_optimizers *f = *out = TSR_ARENA_NEW(arena, tsr_fsdp_optimizers, err);
     if (!f) return TSR_E_NOMEM;
     *f = (tsr_fsdp_optimizers){.world = comm, .comm = comm, .arena = arena, .tp_size = 1};
-    TSR_TRY(tsr_fsdp_bind(model, comm, host, arena, NULL, &f->bound, err));
+    TSR_TRY(tsr_fsdp_bind(&(tsr_fsdp_bound){.model = model, .host = host, .arena = arena}, comm, &f->bound, err));
     f->local = tsr_arena_array(arena, f->bound->ids.count, sizeof *f->local, err);
     f->names = tsr_arena_array(arena, f->bound->ids.count, sizeof *f->names, err);
     if (!f->local || !f->names) return TSR_E_NOMEM;

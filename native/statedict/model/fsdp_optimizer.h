@@ -33,14 +33,19 @@ tsr_status tsr_fsdp_optimizers_meet(tsr_fsdp_optimizers *fsdp, tsr_error *err);
  * nothing under such names. */
 tsr_status tsr_fsdp_optimizers_params(const tsr_fsdp_optimizers *fsdp, tsr_params **out, tsr_error *err);
 
-/* Collective. `native` is Optimizer.state_dict(), `groups` the names of its parameters. *root: NULL where nothing is kept;
- * its memory is `out`'s. */
-tsr_status tsr_fsdp_optimizer_get(const tsr_fsdp_optimizers *fsdp, const tsr_value *native, const tsr_name_list *groups,
-                                  size_t group_count, const tsr_state_options *options, tsr_state_dict *out,
-                                  const tsr_value **root, tsr_error *err);
+/* An optimizer's state in FSDP1's units: the names of its parameters, how it is wanted, and whose memory results have. */
+typedef struct tsr_fsdp_state_call {
+    const tsr_fsdp_optimizers *fsdp;
+    tsr_group_names groups;
+    const tsr_state_options *options;
+    tsr_state_dict *out;
+} tsr_fsdp_state_call;
+
+/* Collective. `native` is Optimizer.state_dict(). *root: NULL where nothing is kept. */
+tsr_status tsr_fsdp_optimizer_get(const tsr_fsdp_state_call *call, const tsr_value *native, const tsr_value **root,
+                                  tsr_error *err);
 /* Collective. `state` is keyed by FQN (NULL where another rank's counts); *native by number, this rank's part. */
-tsr_status tsr_fsdp_optimizer_set(const tsr_fsdp_optimizers *fsdp, const tsr_value *state, const tsr_name_list *groups,
-                                  size_t group_count, const tsr_state_options *options, tsr_state_dict *out,
-                                  const tsr_value **native, tsr_error *err);
+tsr_status tsr_fsdp_optimizer_set(const tsr_fsdp_state_call *call, const tsr_value *state, const tsr_value **native,
+                                  tsr_error *err);
 
 #endif

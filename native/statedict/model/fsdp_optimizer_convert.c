@@ -354,18 +354,18 @@ typedef struct conversion {
 } conversion;
 
 /* `changed` stays NULL where there is no memory: get and set tell all ranks. */
-static void convert_open(conversion *c, const tsr_fsdp_optimizers *fsdp, const tsr_name_list *groups, size_t group_count,
-                         tsr_state_dict *out, tsr_error *err)
+static void convert_open(conversion *c, const tsr_fsdp_state_call *call, tsr_error *err)
 {
+    const tsr_fsdp_optimizers *fsdp = call->fsdp;
     const tsr_host *host = fsdp->bound->host;
-    *c = (conversion){.receive = {.fsdp = fsdp, .live = &c->live, .out = out}, .flat = fsdp->flat};
-    c->flat.groups = groups;
-    c->flat.group_count = group_count;
+    *c = (conversion){.receive = {.fsdp = fsdp, .live = &c->live, .out = call->out}, .flat = fsdp->flat};
+    c->flat.groups = call->groups.groups;
+    c->flat.group_count = call->groups.count;
     c->passing = tsr_arena_new(host->allocator, 0, err);
     if (c->passing && tsr_flat_index_new(&c->flat, host->allocator, &c->index, err) != TSR_OK) c->index = NULL;
     if (c->index && tsr_state_dict_new(host, &c->host, err) != TSR_OK) c->host = NULL;
     if (c->host && tsr_state_dict_new(host, &c->changed, err) != TSR_OK) c->changed = NULL;
-    c->receive.names = (tsr_fsdp_names){fsdp, c->index, groups, group_count};
+    c->receive.names = (tsr_fsdp_names){fsdp, c->index, call->groups.groups, call->groups.count};
     c->receive.moves = tsr_fsdp_moves_of(fsdp->world, fsdp->comm, host, c->changed);
     c->receive.calls = tsr_vec_of(host->allocator, sizeof(tsr_fsdp_call));
 }
@@ -427,14 +427,13 @@ static tsr_status get(conversion *c, const tsr_value *native, const tsr_state_op
     return make_now(r, status, err);
 }
 
-tsr_status tsr_fsdp_optimizer_get(const tsr_fsdp_optimizers *fsdp, const tsr_value *native, const tsr_name_list *groups,
-                                  size_t group_count, const tsr_state_options *options, tsr_state_dict *out,
-                                  const tsr_value **root, tsr_error *err)
+tsr_status tsr_fsdp_optimizer_get(const tsr_fsdp_state_call *call, const tsr_value *native, const tsr_value **root,
+                                  tsr_error *err)
 {
     conversion c;
     *root = NULL;
-    convert_open(&c, fsdp, groups, group_count, out, err);
-    const tsr_status status = get(&c, native, options, root, err);
+    convert_open(&c, call, err);
+    const tsr_status status = get(&c, native, call->options, root, err);
     convert_close(&c);
     return status;
 }
@@ -469,14 +468,13 @@ static tsr_status set(conversion *c, const tsr_value *state, bool rank0, const t
     return tsr_comm_agree(f->world, receive_tree(r, native, err), err);
 }
 
-tsr_status tsr_fsdp_optimizer_set(const tsr_fsdp_optimizers *fsdp, const tsr_value *state, const tsr_name_list *groups,
-                                  size_t group_count, const tsr_state_options *options, tsr_state_dict *out,
-                                  const tsr_value **native, tsr_error *err)
+tsr_status tsr_fsdp_optimizer_set(const tsr_fsdp_state_call *call, const tsr_value *state, const tsr_value **native,
+                                  tsr_error *err)
 {
-    const tsr_fsdp_choice choice = tsr_state_fsdp_choice(options);
+    const tsr_fsdp_choice choice = tsr_state_fsdp_choice(call->options);
     conversion c;
     *native = NULL;
-    convert_open(&c, fsdp, groups, group_count, out, err);
+    convert_open(&c, call, err);
     c.receive.full = choice.full;
     const tsr_status status = set(&c, state, choice.optimizer_rank0_only, native, err);
     convert_close(&c);

@@ -133,7 +133,7 @@ static tsr_status check_tensor(setting *s, const tsr_model_item *item, const tsr
     tsr_tensor want = *item->tensor;
     if (s->bound) want.entry.dtype = given->entry.dtype; /* it casts */
     const bool mixed = !full && (given->spread == TSR_WHOLE) != (want.spread == TSR_WHOLE);
-    return tsr_tensor_same_place(given, &want, mixed, "the state dict", "the model", s->passing, err);
+    return tsr_tensor_same_place(given, &want, &(tsr_likeness){"the state dict", "the model", mixed}, s->passing, err);
 }
 
 static tsr_status check_all(setting *s, tsr_error *err)
@@ -335,18 +335,14 @@ static bool has_boxes(const tsr_tensor *a, const tsr_tensor *b)
 }
 
 /* Which tensors lie otherwise in the state dict than in the model; as to boxes, ranks may see it differently. */
-static tsr_status find_others(setting *s, bool *others, bool *boxes, tsr_error *err)
+static void find_others(const setting *s, bool *others, bool *boxes)
 {
     for (size_t i = 0; i < s->items.count; i++) {
         const tsr_tensor *given = s->matched[i] && s->items.items[i].tensor ? tsr_tensor_of(s->values[i]) : NULL;
-        tsr_error unlike = {0};
         if (!given || given->spread == TSR_WHOLE) continue;
-        const tsr_status status = tsr_tensor_same_place(given, s->items.items[i].tensor, true, "", "", s->passing, &unlike);
-        TSR_FAIL_IF(status == TSR_E_NOMEM, err, status, "%s", unlike.message);
-        others[i] = status != TSR_OK;
+        others[i] = !tsr_tensor_is_like(given, s->items.items[i].tensor, true);
         *boxes = *boxes || (others[i] && has_boxes(given, s->items.items[i].tensor));
     }
-    return TSR_OK;
 }
 
 /* Then all in boxes move. What has moved need not be written. */
@@ -368,7 +364,8 @@ static tsr_status redistribute_others(setting *s, tsr_error *err)
     bool boxes = false, *others = tsr_arena_array(s->passing, s->items.count, sizeof *others, err);
     tsr_move *moves = tsr_arena_array(s->passing, s->items.count, sizeof *moves, err);
     size_t count = 0;
-    tsr_status status = others && moves ? find_others(s, others, &boxes, err) : TSR_E_NOMEM;
+    tsr_status status = others && moves ? TSR_OK : TSR_E_NOMEM;
+    if (status == TSR_OK) find_others(s, others, &boxes);
     TSR_TRY(tsr_comm_agree(s->comm, status, err));
     uint64_t any = boxes;
     TSR_TRY(s->comm->largest(s->comm, &any, err));
@@ -402,7 +399,8 @@ static tsr_status write_all(setting *s, tsr_error *err)
 static tsr_status list_items(setting *s, tsr_error *err)
 {
     if (!tsr_fsdp_is_in(s->model->modules)) return tsr_model_items_of(s->model, s->host, s->passing, &s->items, err);
-    TSR_TRY(tsr_fsdp_bind(s->model, s->comm, s->host, s->passing, NULL, &s->bound, err));
+    TSR_TRY(
+        tsr_fsdp_bind(&(tsr_fsdp_bound){.model = s->model, .host = s->host, .arena = s->passing}, s->comm, &s->bound, err));
     TSR_TRY(tsr_fsdp_choose(s->bound, s->options, err));
     return tsr_fsdp_model_items(s->bound, s->passing, &s->items, err);
 }

@@ -111,7 +111,8 @@ static tsr_status fits_tree(const tsr_module_tensor *of, const tsr_tensor *tenso
 {
     const tsr_dtype dtype = of->dtype == TSR_DTYPE_NONE ? tensor->entry.dtype : of->dtype;
     const tsr_tensor want = tsr_tensor_whole(dtype, of->ndim, of->shape, NULL);
-    const tsr_status status = tsr_tensor_same_place(tensor, &want, false, "memory", "the module tree", arena, err);
+    const tsr_status status =
+        tsr_tensor_same_place(tensor, &want, &(tsr_likeness){"memory", "the module tree", false}, arena, err);
     if (status != TSR_OK) tsr_error_context(err, "'%.*s'", TSR_STR_ARG(raw));
     return status;
 }

@@ -107,7 +107,8 @@ static tsr_status prepare(getting *g, tsr_comm *comm, tsr_error *err)
     if (!g->taken) return TSR_E_NOMEM;
     if (g->options->ignore_frozen_params) TSR_TRY(find_frozen(g, err));
     if (!tsr_fsdp_is_in(g->model->modules)) return tsr_model_items_of(g->model, host, g->passing, &g->items, err);
-    TSR_TRY(tsr_fsdp_bind(g->model, comm, host, g->passing, g->out, &g->bound, err));
+    const tsr_fsdp_bound given = {.model = g->model, .host = host, .arena = g->passing, .out = g->out};
+    TSR_TRY(tsr_fsdp_bind(&given, comm, &g->bound, err));
     TSR_TRY(tsr_fsdp_choose(g->bound, g->options, err));
     return tsr_fsdp_model_items(g->bound, g->passing, &g->items, err);
 }

@@ -81,26 +81,42 @@ static void make_elements(const tsr_state_spec *spec, const uint8_t *elements, s
     else tsr_cast(TSR_FLOAT32, dtype, (const uint8_t *)floats, numbers, out);
 }
 
-static tsr_status fill_buffer(const tsr_state_spec *spec, const tsr_tensor *param, const uint8_t *from,
-                              const tsr_tensor *state, uint8_t *to, uint64_t bytes, tsr_error *err)
+/* Memory of a tensor, on its device. */
+typedef struct buffer {
+    tsr_device *device;
+    void *data;
+    uint64_t bytes;
+    tsr_dtype dtype;
+} buffer;
+
+static tsr_status take_elements(const buffer *from, uint64_t at, size_t count, uint8_t *to, tsr_error *err)
+{
+    const uint32_t size = tsr_dtype_size(from->dtype);
+    const uint8_t *there = (const uint8_t *)from->data + at * size;
+    if (!from->device) memcpy(to, there, count * size);
+    if (!from->device) return TSR_OK;
+    TSR_TRY(from->device->to_host(from->device, to, there, count * size, err));
+    return tsr_device_wait(from->device, err);
+}
+
+static tsr_status put_elements(const buffer *to, uint64_t at, size_t count, const uint8_t *from, tsr_error *err)
+{
+    const uint32_t size = tsr_dtype_size(to->dtype);
+    uint8_t *there = (uint8_t *)to->data + at * size;
+    if (!to->device) memcpy(there, from, count * size);
+    if (!to->device) return TSR_OK;
+    TSR_TRY(to->device->from_host(to->device, there, from, count * size, err));
+    return tsr_device_wait(to->device, err);
+}
+
+static tsr_status fill_buffer(const tsr_state_spec *spec, const buffer *param, const buffer *state, tsr_error *err)
 {
     uint8_t in[2 * AT_ONCE * sizeof(double)], out[2 * AT_ONCE * sizeof(double)];
-    const uint32_t in_size = tsr_dtype_size(param->entry.dtype), out_size = tsr_dtype_size(spec->dtype);
-    for (uint64_t at = 0, count = bytes / out_size; at < count; at += AT_ONCE) {
+    for (uint64_t at = 0, count = state->bytes / tsr_dtype_size(state->dtype); at < count; at += AT_ONCE) {
         const size_t some = count - at < AT_ONCE ? (size_t)(count - at) : AT_ONCE;
-        if (spec->source != TSR_STATE_FILLED && param->device) {
-            TSR_TRY(param->device->to_host(param->device, in, from + at * in_size, some * in_size, err));
-            TSR_TRY(tsr_device_wait(param->device, err));
-        } else if (spec->source != TSR_STATE_FILLED) {
-            memcpy(in, from + at * in_size, some * in_size);
-        }
+        if (spec->source != TSR_STATE_FILLED) TSR_TRY(take_elements(param, at, some, in, err));
         make_elements(spec, in, some, out);
-        if (state->device) {
-            TSR_TRY(state->device->from_host(state->device, to + at * out_size, out, some * out_size, err));
-            TSR_TRY(tsr_device_wait(state->device, err));
-        } else {
-            memcpy(to + at * out_size, out, some * out_size);
-        }
+        TSR_TRY(put_elements(state, at, some, out, err));
     }
     return TSR_OK;
 }
@@ -120,11 +136,11 @@ static tsr_status make_tensor(starting *s, const tsr_state_spec *spec, const tsr
     TSR_TRY(tsr_state_dict_allocate(s->optimizer->memory, &want, out, err));
     const tsr_tensor *state = tsr_tensor_of(*out);
     for (uint32_t i = 0; i < tsr_tensor_buffer_count(state); i++) {
-        void *from = NULL, *to;
-        uint64_t bytes;
-        if (like) TSR_TRY(tsr_tensor_buffer(param, i, s->names->arena, &from, &bytes, err));
-        TSR_TRY(tsr_tensor_buffer(state, i, s->names->arena, &to, &bytes, err));
-        TSR_TRY(fill_buffer(spec, param, from, state, to, bytes, err));
+        buffer from = {.device = param->device, .dtype = param->entry.dtype},
+               to = {.device = state->device, .dtype = spec->dtype};
+        if (like) TSR_TRY(tsr_tensor_buffer(param, i, s->names->arena, &from.data, &from.bytes, err));
+        TSR_TRY(tsr_tensor_buffer(state, i, s->names->arena, &to.data, &to.bytes, err));
+        TSR_TRY(fill_buffer(spec, &from, &to, err));
     }
     return TSR_OK;
 }

@@ -6,22 +6,30 @@
 
 #define COMPARED_BYTES 4096u /* at a time */
 
-static tsr_status on_host(const tsr_tensor *tensor, const uint8_t *from, uint8_t *to, size_t size, tsr_error *err)
+/* Memory of a tensor, on its device. */
+typedef struct buffer {
+    tsr_device *device;
+    void *data;
+    uint64_t bytes;
+} buffer;
+
+static tsr_status on_host(const buffer *from, uint64_t at, uint8_t *to, size_t size, tsr_error *err)
 {
-    if (!tensor->device) memcpy(to, from, size);
-    if (!tensor->device) return TSR_OK;
-    TSR_TRY(tensor->device->to_host(tensor->device, to, from, size, err));
-    return tsr_device_wait(tensor->device, err);
+    const uint8_t *there = (const uint8_t *)from->data + at;
+    if (!from->device) memcpy(to, there, size);
+    if (!from->device) return TSR_OK;
+    TSR_TRY(from->device->to_host(from->device, to, there, size, err));
+    return tsr_device_wait(from->device, err);
 }
 
-static tsr_status same_buffer(const tsr_tensor *a, const uint8_t *x, const tsr_tensor *b, const uint8_t *y, uint64_t bytes,
-                              bool *equal, tsr_error *err)
+/* Both have the same number of bytes. */
+static tsr_status same_buffer(const buffer *a, const buffer *b, bool *equal, tsr_error *err)
 {
     uint8_t p[COMPARED_BYTES], q[COMPARED_BYTES];
-    for (uint64_t at = 0; at < bytes && *equal; at += COMPARED_BYTES) {
-        const size_t some = bytes - at < COMPARED_BYTES ? (size_t)(bytes - at) : COMPARED_BYTES;
-        TSR_TRY(on_host(a, x + at, p, some, err));
-        TSR_TRY(on_host(b, y + at, q, some, err));
+    for (uint64_t at = 0; at < a->bytes && *equal; at += COMPARED_BYTES) {
+        const size_t some = a->bytes - at < COMPARED_BYTES ? (size_t)(a->bytes - at) : COMPARED_BYTES;
+        TSR_TRY(on_host(a, at, p, some, err));
+        TSR_TRY(on_host(b, at, q, some, err));
         *equal = memcmp(p, q, some) == 0;
     }
     return TSR_OK;
@@ -30,16 +38,12 @@ static tsr_status same_buffer(const tsr_tensor *a, const uint8_t *x, const tsr_t
 tsr_status tsr_optimizer_same_tensor(void *arena, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err)
 {
     const tsr_tensor *x = (const tsr_tensor *)a, *y = (const tsr_tensor *)b;
-    tsr_error unlike = {0};
-    const tsr_status placed = tsr_tensor_same_place(x, y, true, "", "", arena, &unlike);
-    TSR_FAIL_IF(placed == TSR_E_NOMEM, err, TSR_E_NOMEM, "%s", unlike.message);
-    *equal = placed == TSR_OK && x->meta == y->meta;
+    *equal = tsr_tensor_is_like(x, y, true) && x->meta == y->meta;
     for (uint32_t i = 0; *equal && !x->meta && i < tsr_tensor_buffer_count(x); i++) {
-        void *p, *q;
-        uint64_t bytes;
-        TSR_TRY(tsr_tensor_buffer(x, i, arena, &p, &bytes, err));
-        TSR_TRY(tsr_tensor_buffer(y, i, arena, &q, &bytes, err));
-        TSR_TRY(same_buffer(x, p, y, q, bytes, equal, err));
+        buffer p = {.device = x->device}, q = {.device = y->device};
+        TSR_TRY(tsr_tensor_buffer(x, i, arena, &p.data, &p.bytes, err));
+        TSR_TRY(tsr_tensor_buffer(y, i, arena, &q.data, &q.bytes, err));
+        TSR_TRY(same_buffer(&p, &q, equal, err));
     }
     return TSR_OK;
 }

@@ -397,8 +397,8 @@ static tsr_status spread_units(loading *l, size_t o, tsr_error *err)
     tsr_name_list *groups = NULL;
     TSR_TRY(tsr_comm_agree(l->comm, tsr_optimizer_unit_names(&l->names, l->optimizers[o], l->passing, &groups, err), err));
     const bool has = !root_only(l) || l->comm->rank == 0;
-    return tsr_fsdp_optimizer_set(l->names.fsdp, has ? l->loaded[o] : NULL, groups, count, l->options, l->scratch,
-                                  &l->loaded[o], err);
+    const tsr_fsdp_state_call call = {l->names.fsdp, {groups, count}, l->options, l->scratch};
+    return tsr_fsdp_optimizer_set(&call, has ? l->loaded[o] : NULL, &l->loaded[o], err);
 }
 
 /* ---- checking and writing ---- */
@@ -414,9 +414,10 @@ static tsr_status check_value(loading *l, const tsr_taking *taking, const tsr_va
     if (a && b) {
         tsr_tensor like = *b;
         like.entry.dtype = a->entry.dtype;
-        const tsr_status status = tsr_tensor_same_place(a, &like, !full, "the state dict", "the optimizer", l->passing, err);
+        const tsr_status status =
+            tsr_tensor_same_place(a, &like, &(tsr_likeness){"the state dict", "the optimizer", !full}, l->passing, err);
         if (status == TSR_OK) return status;
-        return tsr_tensor_same_place(a, b, !full, "the state dict", "the optimizer", l->passing, err);
+        return tsr_tensor_same_place(a, b, &(tsr_likeness){"the state dict", "the optimizer", !full}, l->passing, err);
     }
     if (given->kind != TSR_VALUE_DICT || !there || there->kind != TSR_VALUE_DICT) return TSR_OK;
     for (size_t i = 0; i < given->count; i += 2) {

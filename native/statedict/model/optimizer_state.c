@@ -54,8 +54,8 @@ static tsr_status name_all(getting *g, const tsr_value **parts, size_t *kept, ts
         const size_t count = g->optimizers[i]->group_count;
         tsr_name_list *names;
         if (g->names.fsdp) {
-            status = tsr_fsdp_optimizer_get(g->names.fsdp, g->native[i], g->groups[i], count, g->options, g->out,
-                                            &parts[*kept], err);
+            const tsr_fsdp_state_call call = {g->names.fsdp, {g->groups[i], count}, g->options, g->out};
+            status = tsr_fsdp_optimizer_get(&call, g->native[i], &parts[*kept], err);
             *kept += parts[*kept] != NULL;
             continue;
         }

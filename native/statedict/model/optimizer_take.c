@@ -122,10 +122,9 @@ static const tsr_value *take_tensor(const tsr_taking *t, const tsr_value *given,
     const tsr_tensor *from = tsr_tensor_of(given), *to = there ? tsr_tensor_of(there) : NULL;
     const tsr_dtype dtype = wanted_dtype(t, from->entry.dtype);
     tsr_tensor like = *from;
-    tsr_error unlike = {0};
     like.entry.dtype = dtype;
     if (given == there && from->entry.dtype == dtype) return there;
-    const bool fits = to && tsr_tensor_same_place(&like, to, true, "", "", t->passing, &unlike) == TSR_OK;
+    const bool fits = to && tsr_tensor_is_like(&like, to, true);
     if (t->param && (!t->is_step || t->step_moves)) like.device = t->param->device;
     if (!fits && tsr_state_dict_allocate(t->memory, &like, &there, err) != TSR_OK) return NULL;
     return fill(t, from, tsr_tensor_of(there), err) == TSR_OK ? there : NULL;

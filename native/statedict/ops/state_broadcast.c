@@ -123,57 +123,62 @@ static tsr_status plan_all(spreading *s, tsr_error *err)
 
 /* ---- bytes ---- */
 
+/* Whole tensors on their way, in pieces; what goes wrong on this rank alone is told when all have taken part. */
+typedef struct wholes_under_way {
+    size_t piece_bytes;
+    void *bounce; /* host memory for a piece, where the ranks cannot send from a device */
+    tsr_status own;
+    tsr_error own_error;
+} wholes_under_way;
+
 /* A piece of a whole tensor from rank 0 to all: memory that the ranks take takes part where it lies. */
-static tsr_status broadcast_piece(spreading *s, const tsr_tensor *tensor, uint64_t at, size_t size, void *bounce,
-                                  tsr_status *own, tsr_error *own_error, tsr_error *err)
+static tsr_status broadcast_piece(const spreading *s, const tsr_tensor *tensor, uint64_t at, size_t size,
+                                  wholes_under_way *w, tsr_error *err)
 {
     uint8_t *there = (uint8_t *)tensor->data + at;
     tsr_device *device = s->comm->takes_devices ? NULL : tensor->device;
-    if (device && s->comm->rank == 0 && *own == TSR_OK) {
-        *own = device->to_host(device, bounce, there, size, own_error);
-        if (*own == TSR_OK) *own = device->synchronize(device, own_error);
+    if (device && s->comm->rank == 0 && w->own == TSR_OK) {
+        w->own = device->to_host(device, w->bounce, there, size, &w->own_error);
+        if (w->own == TSR_OK) w->own = device->synchronize(device, &w->own_error);
     }
-    TSR_TRY(s->comm->broadcast(s->comm, device ? bounce : there, size, 0, err));
-    if (device && s->comm->rank != 0 && *own == TSR_OK) {
-        *own = device->from_host(device, there, bounce, size, own_error);
-        if (*own == TSR_OK) *own = device->synchronize(device, own_error);
+    TSR_TRY(s->comm->broadcast(s->comm, device ? w->bounce : there, size, 0, err));
+    if (device && s->comm->rank != 0 && w->own == TSR_OK) {
+        w->own = device->from_host(device, there, w->bounce, size, &w->own_error);
+        if (w->own == TSR_OK) w->own = device->synchronize(device, &w->own_error);
     }
     return TSR_OK;
 }
 
-static tsr_status broadcast_whole(spreading *s, const pair *p, size_t group, void *bounce, tsr_status *own,
-                                  tsr_error *own_error, tsr_error *err)
+static tsr_status broadcast_whole(const spreading *s, const pair *p, wholes_under_way *w, tsr_error *err)
 {
     const tsr_tensor *moving = s->comm->rank == 0 ? p->full : p->target;
-    for (uint64_t at = 0; at < p->bytes; at += group) {
-        const size_t size = p->bytes - at < group ? (size_t)(p->bytes - at) : group;
-        TSR_TRY(broadcast_piece(s, moving, at, size, bounce, own, own_error, err));
+    for (uint64_t at = 0; at < p->bytes; at += w->piece_bytes) {
+        const size_t size = p->bytes - at < w->piece_bytes ? (size_t)(p->bytes - at) : w->piece_bytes;
+        TSR_TRY(broadcast_piece(s, moving, at, size, w, err));
     }
-    if (s->comm->rank != 0 || *own != TSR_OK) return TSR_OK;
-    *own = tsr_tensor_copy(p->full, p->target, s->passing, own_error);
-    if (*own == TSR_OK) *own = tsr_device_wait(p->full->device, own_error);
-    if (*own == TSR_OK) *own = tsr_device_wait(p->target->device, own_error);
+    if (s->comm->rank != 0 || w->own != TSR_OK) return TSR_OK;
+    w->own = tsr_tensor_copy(p->full, p->target, s->passing, &w->own_error);
+    if (w->own == TSR_OK) w->own = tsr_device_wait(p->full->device, &w->own_error);
+    if (w->own == TSR_OK) w->own = tsr_device_wait(p->target->device, &w->own_error);
     return TSR_OK;
 }
 
 static tsr_status broadcast_wholes(spreading *s, tsr_error *err)
 {
     const pair *pairs = s->wholes.items;
-    const size_t group = s->options->round_bytes ? s->options->round_bytes : TSR_ROUND_BYTES_DEFAULT;
-    tsr_error own_error = {0};
-    tsr_status own = TSR_OK, status = TSR_OK;
+    wholes_under_way w = {.piece_bytes = s->options->round_bytes ? s->options->round_bytes : TSR_ROUND_BYTES_DEFAULT,
+                          .own = TSR_OK};
     bool device = false;
     for (size_t i = 0; i < s->wholes.count; i++)
         device = device || (!s->comm->takes_devices && (s->comm->rank == 0 ? pairs[i].full : pairs[i].target)->device);
-    void *bounce = device ? tsr_alloc(s->out->host->allocator, group, 1, &own_error) : NULL;
-    status = tsr_comm_agree(s->comm, device && !bounce ? TSR_E_NOMEM : TSR_OK, err);
-    for (size_t i = 0; i < s->wholes.count && status == TSR_OK; i++)
-        status = broadcast_whole(s, &pairs[i], group, bounce, &own, &own_error, err);
+    w.bounce = device ? tsr_alloc(s->out->host->allocator, w.piece_bytes, 1, &w.own_error) : NULL;
+    tsr_status status = tsr_comm_agree(s->comm, device && !w.bounce ? TSR_E_NOMEM : TSR_OK, err);
+    for (size_t i = 0; i < s->wholes.count && status == TSR_OK; i++) status = broadcast_whole(s, &pairs[i], &w, err);
     if (status == TSR_OK) {
-        status = tsr_comm_agree(s->comm, own, &own_error);
-        if (status != TSR_OK) tsr_raise(err, status, TSR_NO_POSITION, "%s", own_error.message);
+        status = tsr_comm_agree(s->comm, w.own, &w.own_error);
+        if (status != TSR_OK) tsr_raise(err, status, TSR_NO_POSITION, "%s", w.own_error.message);
     }
-    tsr_free(s->out->host->allocator, bounce, group, 1);
+    tsr_free(s->out->host->allocator, w.bounce, w.piece_bytes, 1);
     return status;
 }
 
@@ -194,8 +199,9 @@ static tsr_status move_parts(spreading *s, tsr_error *err)
         requests[i] = (tsr_side_request){pairs[i].target, false, &transfers[i].to};
     }
     const tsr_status mine = transfers && requests ? TSR_OK : TSR_E_NOMEM;
-    TSR_TRY(tsr_sides_resolve(s->comm, requests, count, s->out->host, s->passing, mine, err));
-    return tsr_transfers_run(s->comm, transfers, count, s->options->round_bytes, s->out->host, TSR_OK, err);
+    TSR_TRY(tsr_sides_resolve(s->comm, (tsr_side_requests){requests, count}, s->out->host, s->passing, mine, err));
+    return tsr_transfers_run(s->comm, (tsr_transfer_list){transfers, count}, s->options->round_bytes, s->out->host, TSR_OK,
+                             err);
 }
 
 /* ---- the whole ---- */

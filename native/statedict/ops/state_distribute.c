@@ -18,7 +18,8 @@ tsr_status tsr_full_target(const tsr_tensor *full, const tsr_tensor *local, bool
     tsr_tensor *copy, like = *local;
     *target = local;
     like.entry.dtype = full->entry.dtype; /* the part of a tensor of another type is new */
-    TSR_TRY(tsr_tensor_same_place(full, &like, false, "the full state", "the local state", out->arena, err));
+    TSR_TRY(
+        tsr_tensor_same_place(full, &like, &(tsr_likeness){"the full state", "the local state", false}, out->arena, err));
     if (!local->meta && local->entry.dtype == full->entry.dtype) return TSR_OK;
     TSR_TRY(tsr_state_dict_copy_tensor(out, &like, &copy, err));
     if (offload) copy->device = NULL;

@@ -84,7 +84,8 @@ static tsr_status make_whole(void *ctx, const tsr_tensor *tensor, const tsr_tens
     whole.device = g->options->offload ? NULL : tensor->device;
     if (companion) {
         *result = companion; /* the walk has nothing to copy then */
-        return tsr_tensor_same_place(&whole, companion, true, "the gathered state", "the companion", g->arena, err);
+        return tsr_tensor_same_place(&whole, companion, &(tsr_likeness){"the gathered state", "the companion", true},
+                                     g->arena, err);
     }
     TSR_TRY(tsr_state_dict_copy_tensor(out, &whole, &copy, err));
     *result = copy;
@@ -106,23 +107,23 @@ static tsr_status make_result(gathering *g, const tsr_value *state, tsr_state_di
     return tsr_state_dict_iterate(state, &how, out, err);
 }
 
-static tsr_status list_transfers(const gathering *g, const tsr_leaves *from, const tsr_leaves *to, tsr_transfer **transfers,
-                                 tsr_side_request **requests, size_t *count, tsr_error *err)
+static tsr_status list_transfers(const gathering *g, const tsr_leaves *from, const tsr_leaves *to,
+                                 tsr_transfer_list *transfers, tsr_side_requests *requests, tsr_error *err)
 {
-    tsr_transfer *list = *transfers = tsr_arena_array(g->arena, from->count, sizeof *list, err);
-    tsr_side_request *sides = *requests = tsr_arena_array(g->arena, from->count, sizeof *sides, err);
-    if (!list || !sides) return TSR_E_NOMEM;
+    *transfers = (tsr_transfer_list){tsr_arena_array(g->arena, from->count, sizeof *transfers->items, err), 0};
+    *requests = (tsr_side_requests){tsr_arena_array(g->arena, from->count, sizeof *requests->items, err), 0};
+    if (!transfers->items || !requests->items) return TSR_E_NOMEM;
     for (size_t i = 0; i < from->count; i++) {
         const tsr_tensor *tensor = from->items[i].tensor;
         if (tensor->spread == TSR_WHOLE) continue;
-        tsr_transfer *t = &list[*count];
+        tsr_transfer *t = &transfers->items[transfers->count++];
         *t = (tsr_transfer){.dtype = tensor->entry.dtype,
                             .ndim = tensor->entry.ndim,
                             .shape = tensor->entry.shape,
                             .name = from->items[i].path,
                             .from = {.tensor = tensor},
                             .to = {g->chosen ? to->items[i].tensor : NULL, NULL, g->holders, g->holder_count}};
-        sides[(*count)++] = (tsr_side_request){tensor, true, &t->from};
+        requests->items[requests->count++] = (tsr_side_request){tensor, true, &t->from};
     }
     return TSR_OK;
 }
@@ -130,18 +131,17 @@ static tsr_status list_transfers(const gathering *g, const tsr_leaves *from, con
 static tsr_status gather(gathering *g, const tsr_value *state, tsr_state_dict *out, tsr_error *err)
 {
     tsr_leaves from = {0}, to = {0};
-    tsr_transfer *transfers = NULL;
-    tsr_side_request *requests = NULL;
-    size_t count = 0;
+    tsr_transfer_list transfers = {0};
+    tsr_side_requests requests = {0};
     tsr_status status = choose(g, err);
     if (status == TSR_OK) status = tsr_leaves_of(state, out->host, true, g->arena, &from, err);
     if (status == TSR_OK) status = tsr_leaves_check(&from, g->comm, err);
     TSR_TRY(agree(g, &from, status, err));
     status = make_result(g, state, out, err);
     if (status == TSR_OK && g->chosen) status = tsr_leaves_of(out->root, out->host, true, g->arena, &to, err);
-    if (status == TSR_OK) status = list_transfers(g, &from, &to, &transfers, &requests, &count, err);
-    TSR_TRY(tsr_sides_resolve(g->comm, requests, count, out->host, g->arena, status, err));
-    return tsr_transfers_run(g->comm, transfers, count, g->options->round_bytes, out->host, TSR_OK, err);
+    if (status == TSR_OK) status = list_transfers(g, &from, &to, &transfers, &requests, err);
+    TSR_TRY(tsr_sides_resolve(g->comm, requests, out->host, g->arena, status, err));
+    return tsr_transfers_run(g->comm, transfers, g->options->round_bytes, out->host, TSR_OK, err);
 }
 
 tsr_status tsr_state_dict_gather(const tsr_value *state, tsr_comm *comm, const tsr_gather_options *options,

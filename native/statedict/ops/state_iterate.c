@@ -57,7 +57,8 @@ static tsr_status to_companion(walk *w, const tsr_tensor **tensor, const tsr_val
 {
     const tsr_tensor *target = tsr_tensor_of(companion);
     TSR_FAIL_IF(!target, err, TSR_E_USAGE, "a tensor in the state dict, %s in the companion", tsr_python_type(companion));
-    TSR_TRY(tsr_tensor_same_place(*tensor, target, true, "the state dict", "the companion", w->passing, err));
+    TSR_TRY(
+        tsr_tensor_same_place(*tensor, target, &(tsr_likeness){"the state dict", "the companion", true}, w->passing, err));
     TSR_TRY(copy_to(w, *tensor, target, err));
     *tensor = target;
     return TSR_OK;

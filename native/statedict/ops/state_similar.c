@@ -7,7 +7,8 @@ static tsr_status compare(void *ctx, const tsr_tensor *tensor, const tsr_tensor 
     (void)ctx;
     if (!companion) return TSR_OK; /* the walk says what is there instead */
     *result = companion;           /* nothing to copy */
-    return tsr_tensor_same_place(tensor, companion, true, "the state dict", "the companion", out->arena, err);
+    return tsr_tensor_same_place(tensor, companion, &(tsr_likeness){"the state dict", "the companion", true}, out->arena,
+                                 err);
 }
 
 tsr_status tsr_state_dict_similar(const tsr_value *state, const tsr_value *other, const tsr_host *host, bool *same,

@@ -61,19 +61,19 @@ static bool next_tile(const tsr_piece *piece, uint32_t ndim, const uint64_t *siz
 }
 
 static tsr_status read_tile(tsr_piece_reader *r, const tsr_entry *entry, const tsr_tensor *tensor, const tsr_piece *piece,
-                            const uint64_t *at, const uint64_t *sizes, tsr_error *err)
+                            tsr_box tile, tsr_error *err)
 {
-    const uint32_t ndim = tensor->entry.ndim;
+    const uint32_t ndim = tile.ndim;
     uint64_t offsets[TSR_MAX_NDIM], local[TSR_MAX_NDIM], elements;
     for (uint32_t d = 0; d < ndim; d++) {
-        offsets[d] = piece->offsets[d] + at[d];
-        local[d] = piece->local_offsets[d] + at[d];
+        offsets[d] = piece->offsets[d] + tile.offsets[d];
+        local[d] = piece->local_offsets[d] + tile.offsets[d];
     }
-    tsr_box_volume((tsr_box){ndim, NULL, sizes}, &elements);
+    tsr_box_volume((tsr_box){ndim, NULL, tile.sizes}, &elements);
     tsr_link link = {.ndim = ndim,
                      .itemsize = tsr_dtype_size(tensor->entry.dtype),
                      .offsets = local,
-                     .sizes = sizes,
+                     .sizes = tile.sizes,
                      .buffer_sizes = piece->buffer_sizes,
                      .data = piece->data,
                      .device = tensor->device};
@@ -81,9 +81,10 @@ static tsr_status read_tile(tsr_piece_reader *r, const tsr_entry *entry, const t
     tsr_stream stream = tsr_stream_of(&link, 1);
     uint8_t *there = tsr_stream_peek(&stream, false, link.bytes);
     if (there)
-        return tsr_read_box(r->checkpoint, entry, (tsr_box){entry->ndim, offsets, sizes}, there, (size_t)link.bytes, err);
+        return tsr_read_box(r->checkpoint, entry, (tsr_box){entry->ndim, offsets, tile.sizes}, there, (size_t)link.bytes,
+                            err);
     uint8_t *taken = tensor->device ? tsr_halves_take(&r->halves, (size_t)link.bytes) : r->halves.memory;
-    TSR_TRY(tsr_read_box(r->checkpoint, entry, (tsr_box){entry->ndim, offsets, sizes}, taken, (size_t)link.bytes, err));
+    TSR_TRY(tsr_read_box(r->checkpoint, entry, (tsr_box){entry->ndim, offsets, tile.sizes}, taken, (size_t)link.bytes, err));
     if (tensor->device) TSR_TRY(tsr_halves_filled(&r->halves, err));
     return tsr_stream_unpack(&stream, taken, NULL, link.bytes, err);
 }
@@ -97,11 +98,11 @@ tsr_status tsr_piece_read(tsr_piece_reader *r, const tsr_entry *entry, const tsr
     uint64_t at[TSR_MAX_NDIM] = {0}, sizes[TSR_MAX_NDIM];
     const bool direct = !tensor->device && tsr_box_is_contiguous((tsr_box){ndim, NULL, piece->buffer_sizes},
                                                                  (tsr_box){ndim, piece->local_offsets, piece->sizes});
-    if (direct) return read_tile(r, entry, tensor, piece, at, piece->sizes, err);
+    if (direct) return read_tile(r, entry, tensor, piece, (tsr_box){ndim, at, piece->sizes}, err);
     if (tensor->device) TSR_TRY(tsr_halves_use(&r->halves, tensor->device, err));
     do {
         size_tile(piece, ndim, itemsize, room, at, sizes);
-        TSR_TRY(read_tile(r, entry, tensor, piece, at, sizes, err));
+        TSR_TRY(read_tile(r, entry, tensor, piece, (tsr_box){ndim, at, sizes}, err));
     } while (next_tile(piece, ndim, sizes, at));
     return TSR_OK;
 }

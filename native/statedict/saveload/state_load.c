@@ -30,7 +30,7 @@ static tsr_status check_entry(const loading *l, const tsr_entry *entry, const ts
                 "a tensor in the state dict, %s in the checkpoint", tsr_entry_kind_name(entry->kind));
     if (entry->ndim) memcpy(shape, entry->shape, entry->ndim * sizeof *shape);
     if (entry->ndim) tsr_dtype_pack(&stored.entry.dtype, &shape[entry->ndim - 1]);
-    return tsr_tensor_same_place(tensor, &stored, false, "the state dict", "the checkpoint", l->arena, err);
+    return tsr_tensor_same_place(tensor, &stored, &(tsr_likeness){"the state dict", "the checkpoint", false}, l->arena, err);
 }
 
 static tsr_status load_tensor(loading *l, const tsr_entry *entry, const tsr_value **value, tsr_error *err)

@@ -354,7 +354,7 @@ static tsr_status save(saving *s, const tsr_value *state, tsr_error *err)
 {
     tsr_name_tally others = {0};
     const tsr_str call = tsr_arena_format(s->arena, err, "'%s', overwrite %d", s->path, s->options.overwrite);
-    TSR_TRY(tsr_save_plan_make(state, s->comm, call, s->host, s->arena, &s->plan, err));
+    TSR_TRY(tsr_save_plan_make(&(tsr_save_planner){s->comm, s->host, s->arena}, state, call, &s->plan, err));
     TSR_TRY(tsr_save_plan_differences(&s->plan, s->comm, s->host, s->arena, &others, err));
     TSR_TRY(open_outputs(s, err));
     const tsr_status status = write_own(s, err);

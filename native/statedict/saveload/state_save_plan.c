@@ -63,15 +63,15 @@ static tsr_status agree(planning *p, const tsr_value *state, tsr_str call, tsr_e
 
 /* ---- tensors as the planner sees them ---- */
 
-static tsr_status list_tensors(planning *p, tsr_side_request **requests, size_t *request_count, tsr_error *err)
+static tsr_status list_tensors(planning *p, tsr_side_requests *requests, tsr_error *err)
 {
     const tsr_flat *flat = &p->out->flat;
     p->tensors = tsr_arena_array(p->arena, flat->count, sizeof *p->tensors, err);
     p->sides = tsr_arena_array(p->arena, flat->count, sizeof *p->sides, err);
     p->entry_of = tsr_arena_array(p->arena, flat->count, sizeof *p->entry_of, err);
-    tsr_side_request *list = *requests = tsr_arena_array(p->arena, flat->count, sizeof *list, err);
+    requests->items = tsr_arena_array(p->arena, flat->count, sizeof *requests->items, err);
     uint64_t *zeros = tsr_arena_array(p->arena, TSR_MAX_NDIM, sizeof *zeros, err);
-    if (!p->tensors || !p->sides || !p->entry_of || !list || !zeros) return TSR_E_NOMEM;
+    if (!p->tensors || !p->sides || !p->entry_of || !requests->items || !zeros) return TSR_E_NOMEM;
     for (size_t i = 0; i < flat->count; i++) {
         const tsr_flat_entry *entry = &flat->entries[flat->sorted[i]];
         tsr_chunk *whole = TSR_ARENA_NEW(p->arena, tsr_chunk, err);
@@ -86,7 +86,7 @@ static tsr_status list_tensors(planning *p, tsr_side_request **requests, size_t 
         tensor->chunk_count = 1;
         p->entry_of[p->count] = flat->sorted[i];
         if (entry->tensor->spread != TSR_WHOLE)
-            list[(*request_count)++] = (tsr_side_request){entry->tensor, true, &p->sides[p->count]};
+            requests->items[requests->count++] = (tsr_side_request){entry->tensor, true, &p->sides[p->count]};
         p->count++;
     }
     return TSR_OK;
@@ -212,20 +212,20 @@ static tsr_status lay_out(planning *p, tsr_error *err)
     return status;
 }
 
-tsr_status tsr_save_plan_make(const tsr_value *state, tsr_comm *comm, tsr_str call, const tsr_host *host, tsr_arena *arena,
-                              tsr_save_plan *out, tsr_error *err)
+tsr_status tsr_save_plan_make(const tsr_save_planner *planner, const tsr_value *state, tsr_str call, tsr_save_plan *out,
+                              tsr_error *err)
 {
+    tsr_comm *comm = planner->comm;
     planning p = {.comm = comm,
-                  .host = host,
-                  .arena = arena,
+                  .host = planner->host,
+                  .arena = planner->arena,
                   .out = out,
-                  .pieces = tsr_vec_of(host->allocator, sizeof(tsr_save_piece))};
-    tsr_side_request *requests = NULL;
-    size_t request_count = 0;
+                  .pieces = tsr_vec_of(planner->host->allocator, sizeof(tsr_save_piece))};
+    tsr_side_requests requests = {0};
     *out = (tsr_save_plan){0};
     TSR_TRY(agree(&p, state, call, err));
-    tsr_status status = list_tensors(&p, &requests, &request_count, err);
-    status = tsr_sides_resolve(comm, requests, request_count, host, arena, status, err);
+    tsr_status status = list_tensors(&p, &requests, err);
+    status = tsr_sides_resolve(comm, requests, p.host, p.arena, status, err);
     if (status == TSR_OK) {
         status = assign(&p, err);
         if (status == TSR_OK) status = lay_out(&p, err);

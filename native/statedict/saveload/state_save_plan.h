@@ -34,9 +34,16 @@ typedef struct tsr_save_plan {
     uint64_t *file_sizes; /* by rank */
 } tsr_save_plan;
 
-/* All ranks agree on the state, or get an error. Collective. Lives in `arena`, but for the objects' bytes. */
-tsr_status tsr_save_plan_make(const tsr_value *state, tsr_comm *comm, tsr_str call, const tsr_host *host, tsr_arena *arena,
-                              tsr_save_plan *out, tsr_error *err);
+/* Who plans. The plan lives in `arena`, but for the objects' bytes. */
+typedef struct tsr_save_planner {
+    tsr_comm *comm;
+    const tsr_host *host;
+    tsr_arena *arena;
+} tsr_save_planner;
+
+/* All ranks agree on the state, and on the `call` in words, or get an error. Collective. */
+tsr_status tsr_save_plan_make(const tsr_save_planner *planner, const tsr_value *state, tsr_str call, tsr_save_plan *out,
+                              tsr_error *err);
 /* Objects whose values differ from rank 0's, which is the one that is saved. Collective; names are the plan's. */
 tsr_status tsr_save_plan_differences(const tsr_save_plan *plan, tsr_comm *comm, const tsr_host *host, tsr_arena *arena,
                                      tsr_name_tally *out, tsr_error *err);

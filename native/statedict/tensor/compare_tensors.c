@@ -67,14 +67,19 @@ static bool same_distribution(const tsr_tensor *a, const tsr_tensor *b)
     return a->spread == TSR_WHOLE || (a->spread == TSR_OVER_MESH ? same_mesh(a, b) : same_parts(a, b));
 }
 
-tsr_status tsr_tensor_same_place(const tsr_tensor *a, const tsr_tensor *b, bool with_distribution, const char *a_name,
-                                 const char *b_name, tsr_arena *arena, tsr_error *err)
+bool tsr_tensor_is_like(const tsr_tensor *a, const tsr_tensor *b, bool with_distribution)
 {
-    if (same_dtype_and_shape(&a->entry, &b->entry) && (!with_distribution || same_distribution(a, b))) return TSR_OK;
+    return same_dtype_and_shape(&a->entry, &b->entry) && (!with_distribution || same_distribution(a, b));
+}
+
+tsr_status tsr_tensor_same_place(const tsr_tensor *a, const tsr_tensor *b, const tsr_likeness *how, tsr_arena *arena,
+                                 tsr_error *err)
+{
+    if (tsr_tensor_is_like(a, b, how->with_distribution)) return TSR_OK;
     const tsr_str x = tsr_tensor_words(a, arena, err), y = tsr_tensor_words(b, arena, err);
     if (!x.data || !y.data) return TSR_E_NOMEM;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%.*s in %s, %.*s in %s%s", TSR_STR_ARG(x), a_name, TSR_STR_ARG(y),
-                     b_name, tsr_str_equal(x, y) ? " (other boxes)" : "");
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%.*s in %s, %.*s in %s%s", TSR_STR_ARG(x), how->a_name,
+                     TSR_STR_ARG(y), how->b_name, tsr_str_equal(x, y) ? " (other boxes)" : "");
 }
 
 tsr_status tsr_device_wait(tsr_device *device, tsr_error *err)

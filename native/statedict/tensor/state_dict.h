@@ -43,9 +43,15 @@ tsr_status tsr_tensor_buffer(const tsr_tensor *tensor, uint32_t index, tsr_arena
 /* A leaf for a tensor that lives as long as the dict. */
 const tsr_value *tsr_state_dict_leaf(tsr_state_dict *dict, const tsr_tensor *tensor, tsr_error *err);
 
-/* TSR_E_USAGE with both in words unless dtype and shape (and distribution) are the same; names say where each is. */
-tsr_status tsr_tensor_same_place(const tsr_tensor *a, const tsr_tensor *b, bool with_distribution, const char *a_name,
-                                 const char *b_name, tsr_arena *arena, tsr_error *err);
+/* Whether dtype and shape (and distribution) are the same. */
+bool tsr_tensor_is_like(const tsr_tensor *a, const tsr_tensor *b, bool with_distribution);
+/* TSR_E_USAGE with both in words unless they are alike. */
+typedef struct tsr_likeness {
+    const char *a_name, *b_name; /* where each is */
+    bool with_distribution;
+} tsr_likeness;
+tsr_status tsr_tensor_same_place(const tsr_tensor *a, const tsr_tensor *b, const tsr_likeness *how, tsr_arena *arena,
+                                 tsr_error *err);
 /* In words, for messages, and equal for equal tensors: dtype, shape and distribution, not what a rank holds. */
 tsr_str tsr_tensor_words(const tsr_tensor *tensor, tsr_arena *arena, tsr_error *err);
 

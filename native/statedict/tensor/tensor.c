@@ -38,60 +38,62 @@ static tsr_status check_tensor(const tsr_tensor *tensor, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status mesh_pieces(const tsr_tensor *tensor, tsr_arena *arena, tsr_piece **out, uint64_t *count, tsr_error *err)
+typedef struct piece_list {
+    tsr_piece *items;
+    uint64_t count;
+} piece_list;
+
+static tsr_status mesh_pieces(const tsr_tensor *tensor, tsr_arena *arena, piece_list *out, tsr_error *err)
 {
     const tsr_entry *entry = &tensor->entry;
     tsr_shard shard;
     TSR_TRY(tsr_mesh_shard(&(tsr_sharding){tensor->mesh, tensor->placements, tensor->strided},
                            (tsr_shape){entry->ndim, entry->shape}, tensor->mesh_rank, arena, &shard, err));
-    tsr_piece *pieces = tsr_arena_array(arena, (size_t)shard.box_count, sizeof *pieces, err);
-    if (!pieces) return TSR_E_NOMEM;
+    *out = (piece_list){tsr_arena_array(arena, (size_t)shard.box_count, sizeof *out->items, err), shard.box_count};
+    if (!out->items) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < shard.box_count; i++)
-        pieces[i] = (tsr_piece){shard.boxes[i].offsets, shard.boxes[i].sizes, shard.boxes[i].local_offsets,
-                                shard.local_shape, tensor->data};
-    *out = pieces;
-    *count = shard.box_count;
+        out->items[i] = (tsr_piece){shard.boxes[i].offsets, shard.boxes[i].sizes, shard.boxes[i].local_offsets,
+                                    shard.local_shape, tensor->data};
     return TSR_OK;
 }
 
 /* One piece each for parts that fill their own buffer. */
 static tsr_status box_pieces(const tsr_tensor *tensor, const tsr_tensor_part *parts, uint32_t part_count, tsr_arena *arena,
-                             tsr_piece **out, uint64_t *count, tsr_error *err)
+                             piece_list *out, tsr_error *err)
 {
-    tsr_piece *pieces = tsr_arena_array(arena, part_count, sizeof *pieces, err);
     uint64_t *zeros = tsr_arena_array(arena, tensor->entry.ndim, sizeof *zeros, err);
-    if (!pieces || !zeros) return TSR_E_NOMEM;
-    *count = 0;
+    *out = (piece_list){tsr_arena_array(arena, part_count, sizeof *out->items, err), 0};
+    if (!out->items || !zeros) return TSR_E_NOMEM;
     for (uint32_t i = 0; i < part_count; i++) {
         uint64_t elements;
         TSR_TRY(check_box(tensor, &parts[i], &elements, err));
         if (elements)
-            pieces[(*count)++] = (tsr_piece){parts[i].offsets, parts[i].sizes, zeros, parts[i].sizes, parts[i].data};
+            out->items[out->count++] = (tsr_piece){parts[i].offsets, parts[i].sizes, zeros, parts[i].sizes, parts[i].data};
     }
-    *out = pieces;
     return TSR_OK;
 }
 
-static tsr_status whole_pieces(const tsr_tensor *tensor, tsr_arena *arena, tsr_piece **out, uint64_t *count, tsr_error *err)
+static tsr_status whole_pieces(const tsr_tensor *tensor, tsr_arena *arena, piece_list *out, tsr_error *err)
 {
     uint64_t *zeros = tsr_arena_array(arena, tensor->entry.ndim, sizeof *zeros, err);
     if (!zeros) return TSR_E_NOMEM;
     const tsr_tensor_part all = {zeros, tensor->entry.shape, tensor->data};
-    return box_pieces(tensor, &all, 1, arena, out, count, err);
+    return box_pieces(tensor, &all, 1, arena, out, err);
 }
 
 tsr_status tsr_tensor_pieces(const tsr_tensor *tensor, tsr_arena *arena, const tsr_piece **out, uint64_t *count,
                              tsr_error *err)
 {
-    tsr_piece *pieces = NULL;
+    piece_list pieces = {0};
     tsr_status status = check_tensor(tensor, err);
     if (status != TSR_OK) return status;
     switch (tensor->spread) {
-    case TSR_WHOLE: status = whole_pieces(tensor, arena, &pieces, count, err); break;
-    case TSR_OVER_MESH: status = mesh_pieces(tensor, arena, &pieces, count, err); break;
-    default: status = box_pieces(tensor, tensor->parts, tensor->part_count, arena, &pieces, count, err); break;
+    case TSR_WHOLE: status = whole_pieces(tensor, arena, &pieces, err); break;
+    case TSR_OVER_MESH: status = mesh_pieces(tensor, arena, &pieces, err); break;
+    default: status = box_pieces(tensor, tensor->parts, tensor->part_count, arena, &pieces, err); break;
     }
-    *out = pieces;
+    *out = pieces.items;
+    *count = pieces.count;
     return status;
 }
 

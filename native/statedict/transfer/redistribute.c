@@ -30,8 +30,8 @@ static tsr_status check_moves(tsr_agreement *agreement, const tsr_comm *comm, co
                               tsr_error *err)
 {
     for (size_t i = 0; i < count; i++) {
-        tsr_status status =
-            tsr_tensor_same_place(moves[i].from, moves[i].to, false, "the source", "the target", agreement->arena, err);
+        tsr_status status = tsr_tensor_same_place(moves[i].from, moves[i].to,
+                                                  &(tsr_likeness){"the source", "the target", false}, agreement->arena, err);
         if (status == TSR_OK) status = check_mesh(moves[i].from, comm, err);
         if (status == TSR_OK) status = check_mesh(moves[i].to, comm, err);
         if (status != TSR_OK) {
@@ -43,12 +43,14 @@ static tsr_status check_moves(tsr_agreement *agreement, const tsr_comm *comm, co
     return TSR_OK;
 }
 
-static tsr_status list_transfers(const tsr_move *moves, size_t count, tsr_arena *arena, tsr_transfer **transfers,
-                                 tsr_side_request **requests, tsr_error *err)
+static tsr_status list_transfers(const tsr_move *moves, size_t count, tsr_arena *arena, tsr_transfer_list *transfers,
+                                 tsr_side_requests *requests, tsr_error *err)
 {
-    tsr_transfer *list = *transfers = tsr_arena_array(arena, count, sizeof *list, err);
-    tsr_side_request *sides = *requests = tsr_arena_array(arena, 2 * count, sizeof *sides, err);
+    tsr_transfer *list = tsr_arena_array(arena, count, sizeof *list, err);
+    tsr_side_request *sides = tsr_arena_array(arena, 2 * count, sizeof *sides, err);
     if (!list || !sides) return TSR_E_NOMEM;
+    *transfers = (tsr_transfer_list){list, count};
+    *requests = (tsr_side_requests){sides, 2 * count};
     for (size_t i = 0; i < count; i++) {
         const tsr_entry *entry = &moves[i].from->entry;
         list[i] = (tsr_transfer){.dtype = entry->dtype,
@@ -68,32 +70,36 @@ tsr_status tsr_redistribute(tsr_comm *comm, const tsr_move *moves, size_t count,
 {
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
     tsr_agreement agreement = {tsr_vec_of(host->allocator, 1), arena};
-    tsr_transfer *transfers = NULL;
-    tsr_side_request *requests = NULL;
+    tsr_transfer_list transfers = {0};
+    tsr_side_requests requests = {0};
     tsr_status status = arena ? check_moves(&agreement, comm, moves, count, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = list_transfers(moves, count, arena, &transfers, &requests, err);
     status = tsr_agreement_check(&agreement, comm, status, host->allocator, err);
-    if (status == TSR_OK) status = tsr_sides_resolve(comm, requests, 2 * count, host, arena, status, err);
-    if (status == TSR_OK) status = tsr_transfers_run(comm, transfers, count, round_bytes, host, status, err);
+    if (status == TSR_OK) status = tsr_sides_resolve(comm, requests, host, arena, status, err);
+    if (status == TSR_OK) status = tsr_transfers_run(comm, transfers, round_bytes, host, status, err);
     tsr_arena_free(arena);
     return status;
 }
 
+typedef struct move_list {
+    tsr_move *items;
+    size_t count;
+} move_list;
+
 /* Tensors in the same places, in the order of paths. */
 static tsr_status pair_leaves(const tsr_value *from, const tsr_value *to, const tsr_host *host, tsr_arena *arena,
-                              tsr_move **moves, size_t *count, tsr_error *err)
+                              move_list *moves, tsr_error *err)
 {
     tsr_leaves a, b;
     TSR_TRY(tsr_leaves_of(from, host, true, arena, &a, err));
     TSR_TRY(tsr_leaves_of(to, host, true, arena, &b, err));
-    *count = a.count;
-    *moves = tsr_arena_array(arena, a.count, sizeof **moves, err);
-    if (!*moves) return TSR_E_NOMEM;
+    *moves = (move_list){tsr_arena_array(arena, a.count, sizeof *moves->items, err), a.count};
+    if (!moves->items) return TSR_E_NOMEM;
     for (size_t i = 0; i < a.count || i < b.count; i++) {
         const int order = i == a.count ? 1 : i == b.count ? -1 : tsr_str_compare(a.items[i].order, b.items[i].order);
         TSR_FAIL_IF(order != 0, err, TSR_E_USAGE, "'%.*s' is a tensor only in the %s",
                     TSR_STR_ARG((order < 0 ? a : b).items[i].path), order < 0 ? "source" : "target");
-        (*moves)[i] = (tsr_move){a.items[i].tensor, b.items[i].tensor};
+        moves->items[i] = (tsr_move){a.items[i].tensor, b.items[i].tensor};
     }
     return TSR_OK;
 }
@@ -101,12 +107,11 @@ static tsr_status pair_leaves(const tsr_value *from, const tsr_value *to, const 
 tsr_status tsr_state_dict_redistribute(const tsr_value *from, const tsr_value *to, tsr_comm *comm, size_t round_bytes,
                                        const tsr_host *host, tsr_error *err)
 {
-    tsr_move *moves = NULL;
-    size_t count = 0;
+    move_list moves = {0};
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
-    tsr_status status = arena ? pair_leaves(from, to, host, arena, &moves, &count, err) : TSR_E_NOMEM;
+    tsr_status status = arena ? pair_leaves(from, to, host, arena, &moves, err) : TSR_E_NOMEM;
     status = tsr_comm_agree(comm, status, err);
-    if (status == TSR_OK) status = tsr_redistribute(comm, moves, count, round_bytes, host, err);
+    if (status == TSR_OK) status = tsr_redistribute(comm, moves.items, moves.count, round_bytes, host, err);
     if (arena) tsr_arena_free(arena);
     return status;
 }

@@ -23,11 +23,16 @@ typedef struct tsr_transfer {
     tsr_side from, to;
 } tsr_transfer;
 
+typedef struct tsr_transfer_list {
+    tsr_transfer *items;
+    size_t count;
+} tsr_transfer_list;
+
 /* Runs all. The lists differ between ranks in this rank's memory only. `round_bytes` 0: the default. Collective: all ranks
  * return the same status; `mine` is this rank's so far. Temporary memory: round_bytes each for sending and receiving, where
  * a side is not one run, and 200 bytes and a few numbers for each box that this rank sends or receives. */
-tsr_status tsr_transfers_run(tsr_comm *comm, const tsr_transfer *transfers, size_t count, size_t round_bytes,
-                             const tsr_host *host, tsr_status mine, tsr_error *err);
+tsr_status tsr_transfers_run(tsr_comm *comm, tsr_transfer_list transfers, size_t round_bytes, const tsr_host *host,
+                             tsr_status mine, tsr_error *err);
 
 /* The layouts of sides from what ranks have: fills side->layout for tensors over meshes, and for those in boxes after every
  * rank has told its own; the boxes of `from` sides must tile their tensors. `sides` are in the same order on all ranks;
@@ -37,7 +42,13 @@ typedef struct tsr_side_request {
     bool is_source;
     tsr_side *side;
 } tsr_side_request;
-tsr_status tsr_sides_resolve(tsr_comm *comm, const tsr_side_request *requests, size_t count, const tsr_host *host,
-                             tsr_arena *arena, tsr_status mine, tsr_error *err);
+
+typedef struct tsr_side_requests {
+    tsr_side_request *items;
+    size_t count;
+} tsr_side_requests;
+
+tsr_status tsr_sides_resolve(tsr_comm *comm, tsr_side_requests requests, const tsr_host *host, tsr_arena *arena,
+                             tsr_status mine, tsr_error *err);
 
 #endif

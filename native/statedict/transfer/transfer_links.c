@@ -85,22 +85,30 @@ static uint32_t next_first(const finder *f, uint32_t rank)
 
 /* ---- links ---- */
 
-static tsr_status make_link(const finder *f, uint32_t peer, uint64_t order, const tsr_side *side, const tsr_piece *piece,
-                            const uint64_t *offsets, const uint64_t *sizes, tsr_link *out, tsr_error *err)
+/* What a box of the source and a box of the target both have. */
+typedef struct common {
+    uint32_t peer;     /* who has the other end */
+    uint64_t from, to; /* which boxes of the shards */
+    uint64_t order;    /* the source's box counts first */
+    const uint64_t *offsets, *sizes;
+} common;
+
+static tsr_status make_link(const finder *f, const common *c, const tsr_side *side, const tsr_piece *piece, tsr_link *out,
+                            tsr_error *err)
 {
     const uint32_t ndim = f->transfer->ndim;
     uint64_t elements, *numbers = tsr_arena_array(f->out->arena, 3 * (size_t)ndim, sizeof *numbers, err);
     if (!numbers) return TSR_E_NOMEM;
     for (uint32_t d = 0; d < ndim; d++) {
-        numbers[d] = offsets[d] - piece->offsets[d] + piece->local_offsets[d];
-        numbers[ndim + d] = sizes[d];
+        numbers[d] = c->offsets[d] - piece->offsets[d] + piece->local_offsets[d];
+        numbers[ndim + d] = c->sizes[d];
         numbers[2 * ndim + d] = piece->buffer_sizes[d];
     }
     TSR_FAIL_IF(!piece->data, err, TSR_E_USAGE, "'%.*s' has no memory", TSR_STR_ARG(f->transfer->name));
     tsr_box_volume((tsr_box){ndim, NULL, numbers + ndim}, &elements);
-    *out = (tsr_link){.peer = peer,
+    *out = (tsr_link){.peer = c->peer,
                       .transfer = f->number,
-                      .order = order,
+                      .order = c->order,
                       .ndim = ndim,
                       .itemsize = tsr_dtype_size(f->transfer->dtype),
                       .offsets = numbers,
@@ -112,11 +120,11 @@ static tsr_status make_link(const finder *f, uint32_t peer, uint64_t order, cons
     return TSR_OK;
 }
 
-static tsr_status add_link(const finder *f, tsr_vec *list, uint32_t peer, uint64_t order, const tsr_side *side,
-                           const tsr_piece *piece, const uint64_t *offsets, const uint64_t *sizes, tsr_error *err)
+static tsr_status add_link(const finder *f, tsr_vec *list, const common *c, const tsr_side *side, const tsr_piece *piece,
+                           tsr_error *err)
 {
     tsr_link *link = tsr_vec_push(list, err);
-    return link ? make_link(f, peer, order, side, piece, offsets, sizes, link, err) : TSR_E_NOMEM;
+    return link ? make_link(f, c, side, piece, link, err) : TSR_E_NOMEM;
 }
 
 static const tsr_shared *shared_of(const tsr_side *side, uint32_t own, uint32_t ranks)
@@ -127,12 +135,13 @@ static const tsr_shared *shared_of(const tsr_side *side, uint32_t own, uint32_t 
     return tsr_shared_is_own(t->shared, own, ranks, t->shared_index, data) ? t->shared : NULL;
 }
 
-uint64_t tsr_links_shared(uint32_t own, uint32_t ranks, const tsr_transfer *transfers, size_t count)
+uint64_t tsr_links_shared(const tsr_comm *comm, tsr_transfer_list transfers)
 {
     uint64_t sum = 0;
-    for (size_t i = 0; i < 2 * count; i++) {
-        const tsr_side *side = i % 2 ? &transfers[i / 2].to : &transfers[i / 2].from;
-        const tsr_shared *shared = shared_of(side, own, ranks);
+    for (size_t i = 0; i < 2 * transfers.count; i++) {
+        const tsr_transfer *transfer = &transfers.items[i / 2];
+        const tsr_side *side = i % 2 ? &transfer->to : &transfer->from;
+        const tsr_shared *shared = shared_of(side, comm->rank, comm->size);
         if (shared) sum += (tsr_shared_digest(shared) + side->tensor->shared_index) * (2 * i + 1) | 1;
     }
     return sum;
@@ -153,16 +162,17 @@ static tsr_piece shared_piece(const finder *f, const tsr_side *side, const tsr_s
                        .data = tsr_shared_buffer(tensor->shared, peer, tensor->shared_index, &bytes)};
 }
 
-static tsr_status add_copy(const finder *f, const tsr_piece *from, const tsr_piece *to, const uint64_t *offsets,
-                           const uint64_t *sizes, tsr_error *err)
+/* Both ends are in reach of this rank. */
+static tsr_status add_copy(const finder *f, const common *c, const tsr_piece *from, const tsr_piece *to, tsr_error *err)
 {
-    TSR_TRY(add_link(f, &f->out->copies, f->own, 0, &f->transfer->from, from, offsets, sizes, err));
-    return add_link(f, &f->out->copies, f->own, 0, &f->transfer->to, to, offsets, sizes, err);
+    common own = *c;
+    own.peer = f->own;
+    own.order = 0;
+    TSR_TRY(add_link(f, &f->out->copies, &own, &f->transfer->from, from, err));
+    return add_link(f, &f->out->copies, &own, &f->transfer->to, to, err);
 }
 
-/* What both boxes have, in their order: box of the source first. */
-typedef tsr_status each_common(finder *f, uint32_t peer, uint64_t from, uint64_t to, uint64_t order, const uint64_t *offsets,
-                               const uint64_t *sizes, tsr_error *err);
+typedef tsr_status each_common(finder *f, const common *c, tsr_error *err);
 
 static tsr_status meet(finder *f, uint32_t peer, const tsr_shard *from, const tsr_shard *to, each_common *each,
                        tsr_error *err)
@@ -175,37 +185,35 @@ static tsr_status meet(finder *f, uint32_t peer, const tsr_shard *from, const ts
         for (uint64_t b = 0; b < to->box_count; b++) {
             const tsr_box x = {ndim, from->boxes[a].offsets, from->boxes[a].sizes};
             const tsr_box y = {ndim, to->boxes[b].offsets, to->boxes[b].sizes};
-            if (tsr_box_intersect(x, y, offsets, sizes))
-                TSR_TRY(each(f, peer, a, b, a * to->box_count + b, offsets, sizes, err));
+            const common c = {peer, a, b, a * to->box_count + b, offsets, sizes};
+            if (tsr_box_intersect(x, y, offsets, sizes)) TSR_TRY(each(f, &c, err));
         }
     }
     return TSR_OK;
 }
 
-static tsr_status send_common(finder *f, uint32_t peer, uint64_t from, uint64_t to, uint64_t order, const uint64_t *offsets,
-                              const uint64_t *sizes, tsr_error *err)
+static tsr_status send_common(finder *f, const common *c, tsr_error *err)
 {
     if (f->reads) return TSR_OK;
     if (f->writes) {
-        const tsr_piece there = shared_piece(f, &f->transfer->to, f->to_shard, peer, to);
-        return add_copy(f, &f->from[from], &there, offsets, sizes, err);
+        const tsr_piece there = shared_piece(f, &f->transfer->to, f->to_shard, c->peer, c->to);
+        return add_copy(f, c, &f->from[c->from], &there, err);
     }
-    return add_link(f, &f->out->sends, peer, order, &f->transfer->from, &f->from[from], offsets, sizes, err);
+    return add_link(f, &f->out->sends, c, &f->transfer->from, &f->from[c->from], err);
 }
 
-static tsr_status receive_common(finder *f, uint32_t peer, uint64_t from, uint64_t to, uint64_t order,
-                                 const uint64_t *offsets, const uint64_t *sizes, tsr_error *err)
+static tsr_status receive_common(finder *f, const common *c, tsr_error *err)
 {
     uint64_t elements;
-    tsr_box_volume((tsr_box){f->transfer->ndim, NULL, sizes}, &elements);
+    tsr_box_volume((tsr_box){f->transfer->ndim, NULL, c->sizes}, &elements);
     f->found += elements;
-    if (peer == f->own) return add_copy(f, &f->from[from], &f->to[to], offsets, sizes, err);
+    if (c->peer == f->own) return add_copy(f, c, &f->from[c->from], &f->to[c->to], err);
     if (f->reads) {
-        const tsr_piece there = shared_piece(f, &f->transfer->from, f->from_shard, peer, from);
-        return add_copy(f, &there, &f->to[to], offsets, sizes, err);
+        const tsr_piece there = shared_piece(f, &f->transfer->from, f->from_shard, c->peer, c->from);
+        return add_copy(f, c, &there, &f->to[c->to], err);
     }
     if (f->writes) return TSR_OK;
-    return add_link(f, &f->out->receives, peer, order, &f->transfer->to, &f->to[to], offsets, sizes, err);
+    return add_link(f, &f->out->receives, c, &f->transfer->to, &f->to[c->to], err);
 }
 
 static tsr_status find_receives(finder *f, tsr_error *err)
@@ -265,17 +273,18 @@ static int by_stream(const void *a, const void *b)
     return (x->order > y->order) - (x->order < y->order);
 }
 
-tsr_status tsr_links_find(uint32_t own, uint32_t ranks, const tsr_transfer *transfers, size_t count, bool direct,
-                          const tsr_host *host, tsr_links *out, tsr_error *err)
+tsr_status tsr_links_find(const tsr_comm *comm, tsr_transfer_list transfers, bool direct, const tsr_host *host,
+                          tsr_links *out, tsr_error *err)
 {
     const tsr_vec none = tsr_vec_of(host->allocator, sizeof(tsr_link));
     *out = (tsr_links){none, none, none, tsr_arena_new(host->allocator, 0, err)};
     if (!out->arena) return TSR_E_NOMEM;
-    TSR_FAIL_IF(count > UINT32_MAX, err, TSR_E_LIMIT, "too many tensors");
-    for (size_t i = 0; i < count; i++) {
-        finder f = {.transfer = &transfers[i], .number = (uint32_t)i, .own = own, .ranks = ranks, .out = out};
-        f.reads = direct && shared_of(&transfers[i].from, own, ranks);
-        f.writes = direct && !f.reads && shared_of(&transfers[i].to, own, ranks);
+    TSR_FAIL_IF(transfers.count > UINT32_MAX, err, TSR_E_LIMIT, "too many tensors");
+    for (size_t i = 0; i < transfers.count; i++) {
+        const tsr_transfer *t = &transfers.items[i];
+        finder f = {.transfer = t, .number = (uint32_t)i, .own = comm->rank, .ranks = comm->size, .out = out};
+        f.reads = direct && shared_of(&t->from, comm->rank, comm->size);
+        f.writes = direct && !f.reads && shared_of(&t->to, comm->rank, comm->size);
         TSR_TRY(find_one(&f, err));
     }
     if (out->sends.count) qsort(out->sends.items, out->sends.count, sizeof(tsr_link), by_stream);

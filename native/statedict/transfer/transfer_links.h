@@ -12,10 +12,10 @@ typedef struct tsr_links {
 
 /* Finds all. Both ends of a link find it by themselves, from the same layouts and in the same order. `direct`: where one end
  * is shared memory, the rank of the other copies; all ranks say the same. */
-tsr_status tsr_links_find(uint32_t own, uint32_t ranks, const tsr_transfer *transfers, size_t count, bool direct,
-                          const tsr_host *host, tsr_links *out, tsr_error *err);
+tsr_status tsr_links_find(const tsr_comm *comm, tsr_transfer_list transfers, bool direct, const tsr_host *host,
+                          tsr_links *out, tsr_error *err);
 /* Which sides lie in shared memory: equal on ranks that may find links with `direct`; 0: none. */
-uint64_t tsr_links_shared(uint32_t own, uint32_t ranks, const tsr_transfer *transfers, size_t count);
+uint64_t tsr_links_shared(const tsr_comm *comm, tsr_transfer_list transfers);
 void tsr_links_free(tsr_links *links);
 
 #endif

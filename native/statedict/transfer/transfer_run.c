@@ -223,11 +223,10 @@ static tsr_status agree_on_shared(const traffic *t, uint64_t own, bool *direct, 
     return TSR_OK;
 }
 
-static tsr_status prepare(traffic *t, const tsr_transfer *transfers, size_t count, bool direct, uint64_t *rounds,
-                          tsr_error *err)
+static tsr_status prepare(traffic *t, tsr_transfer_list transfers, bool direct, uint64_t *rounds, tsr_error *err)
 {
     const uint32_t ranks = t->comm->size;
-    TSR_TRY(tsr_links_find(t->comm->rank, ranks, transfers, count, direct, t->host, &t->links, err));
+    TSR_TRY(tsr_links_find(t->comm, transfers, direct, t->host, &t->links, err));
     TSR_TRY(open_lane(&t->out, &t->links.sends, ranks, t->host, err));
     TSR_TRY(open_lane(&t->in, &t->links.receives, ranks, t->host, err));
     for (uint32_t r = 0; r < ranks; r++) {
@@ -237,17 +236,17 @@ static tsr_status prepare(traffic *t, const tsr_transfer *transfers, size_t coun
     return TSR_OK;
 }
 
-tsr_status tsr_transfers_run(tsr_comm *comm, const tsr_transfer *transfers, size_t count, size_t round_bytes,
-                             const tsr_host *host, tsr_status mine, tsr_error *err)
+tsr_status tsr_transfers_run(tsr_comm *comm, tsr_transfer_list transfers, size_t round_bytes, const tsr_host *host,
+                             tsr_status mine, tsr_error *err)
 {
     traffic t = {.comm = comm, .host = host, .slice = slice_of(round_bytes, comm->size)};
     uint64_t rounds = 0;
     bool direct = false, done = false;
     tsr_error own_error = {0};
     tsr_status own = mine, status = TSR_OK;
-    TSR_TRY(agree_on_shared(&t, mine == TSR_OK ? tsr_links_shared(comm->rank, comm->size, transfers, count) : 0, &direct,
+    TSR_TRY(agree_on_shared(&t, mine == TSR_OK ? tsr_links_shared(comm, transfers) : 0, &direct,
                             mine == TSR_OK ? err : &own_error));
-    if (mine == TSR_OK) own = prepare(&t, transfers, count, direct, &rounds, err);
+    if (mine == TSR_OK) own = prepare(&t, transfers, direct, &rounds, err);
     status = tsr_comm_agree(comm, own, err);
     if (status == TSR_OK) own = copy_reached(&t, &own_error);
     if (status == TSR_OK) status = try_window(&t, &done, err);

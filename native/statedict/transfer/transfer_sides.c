@@ -91,31 +91,31 @@ static tsr_status check_tiling(const tsr_tensor *tensor, const tsr_layout *layou
                      TSR_STR_ARG(tensor->entry.fqn), tiling.missing_at_least ? "at least " : "", tiling.missing);
 }
 
-static tsr_status box_layouts(const tsr_side_request *requests, size_t count, tsr_comm_blobs *blobs, const tsr_host *host,
-                              tsr_arena *arena, tsr_error *err)
+static tsr_status box_layouts(tsr_side_requests requests, tsr_comm_blobs *blobs, const tsr_host *host, tsr_arena *arena,
+                              tsr_error *err)
 {
-    for (size_t i = 0; i < count; i++) {
-        const tsr_tensor *tensor = requests[i].tensor;
+    for (size_t i = 0; i < requests.count; i++) {
+        const tsr_side_request *request = &requests.items[i];
+        const tsr_tensor *tensor = request->tensor;
         if (tensor->spread != TSR_IN_BOXES) continue;
         tsr_shard *shards = tsr_arena_array(arena, blobs->count, sizeof *shards, err);
         tsr_layout *layout = TSR_ARENA_NEW(arena, tsr_layout, err);
         if (!shards || !layout) return TSR_E_NOMEM;
         for (uint32_t r = 0; r < blobs->count; r++) TSR_TRY(read_shard(tensor, &blobs->blobs[r], arena, &shards[r], err));
         *layout = tsr_layout_explicit(blobs->count, shards, tensor->entry.ndim, tensor->entry.shape);
-        requests[i].side->layout = layout;
-        if (requests[i].is_source) TSR_TRY(check_tiling(tensor, layout, host, arena, err));
+        request->side->layout = layout;
+        if (request->is_source) TSR_TRY(check_tiling(tensor, layout, host, arena, err));
     }
     return TSR_OK;
 }
 
-static tsr_status resolve_own(const tsr_side_request *requests, size_t count, tsr_arena *arena, tsr_vec *blob, bool *boxes,
-                              tsr_error *err)
+static tsr_status resolve_own(tsr_side_requests requests, tsr_arena *arena, tsr_vec *blob, bool *boxes, tsr_error *err)
 {
-    for (size_t i = 0; i < count; i++) {
-        const tsr_tensor *tensor = requests[i].tensor;
+    for (size_t i = 0; i < requests.count; i++) {
+        const tsr_tensor *tensor = requests.items[i].tensor;
         uint64_t bytes;
         TSR_TRY(tsr_tensor_held(tensor, arena, &bytes, err));
-        if (tensor->spread == TSR_OVER_MESH) TSR_TRY(mesh_layout(tensor, arena, requests[i].side, err));
+        if (tensor->spread == TSR_OVER_MESH) TSR_TRY(mesh_layout(tensor, arena, requests.items[i].side, err));
         if (tensor->spread != TSR_IN_BOXES) continue;
         *boxes = true;
         TSR_TRY(tell_boxes(tensor, arena, blob, err));
@@ -123,19 +123,19 @@ static tsr_status resolve_own(const tsr_side_request *requests, size_t count, ts
     return TSR_OK;
 }
 
-tsr_status tsr_sides_resolve(tsr_comm *comm, const tsr_side_request *requests, size_t count, const tsr_host *host,
-                             tsr_arena *arena, tsr_status mine, tsr_error *err)
+tsr_status tsr_sides_resolve(tsr_comm *comm, tsr_side_requests requests, const tsr_host *host, tsr_arena *arena,
+                             tsr_status mine, tsr_error *err)
 {
     tsr_vec blob = tsr_vec_of(host->allocator, sizeof(uint64_t));
     tsr_comm_blobs blobs = {0};
     bool boxes = false; /* the same on all ranks, which agree on distributions */
-    tsr_status status = mine == TSR_OK ? resolve_own(requests, count, arena, &blob, &boxes, err) : mine;
+    tsr_status status = mine == TSR_OK ? resolve_own(requests, arena, &blob, &boxes, err) : mine;
     status = tsr_comm_agree(comm, status, err);
     if (status == TSR_OK && boxes)
         status = tsr_comm_gather_blobs((tsr_ranks){comm, host->allocator},
                                        (tsr_str){blob.items, blob.count * sizeof(uint64_t)}, &blobs, err);
     if (status == TSR_OK && boxes) {
-        status = box_layouts(requests, count, &blobs, host, arena, err);
+        status = box_layouts(requests, &blobs, host, arena, err);
         status = tsr_comm_agree(comm, status, err);
     }
     tsr_vec_free(&blob);

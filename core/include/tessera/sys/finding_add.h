@@ -27,8 +27,14 @@ typedef struct tsr_place {
 tsr_status tsr_finding_add(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format,
                            ...)
     TSR_PRINTF_LIKE(5, 6);
-tsr_status tsr_finding_add_at(tsr_findings *findings, const char *rule_id, tsr_level level, tsr_place place, tsr_error *err,
-                              const char *format, ...) TSR_PRINTF_LIKE(6, 7);
+
+/* A rule, and how bad it is this time. */
+typedef struct tsr_rated_rule {
+    const char *id;
+    tsr_level level;
+} tsr_rated_rule;
+tsr_status tsr_finding_add_at(tsr_findings *findings, tsr_rated_rule given, tsr_place place, tsr_error *err,
+                              const char *format, ...) TSR_PRINTF_LIKE(5, 6);
 
 /* Counts findings of a rule of the table that are known of but not listed, as those beyond the bound. */
 void tsr_findings_count_more(tsr_findings *findings, const tsr_rule *rule, tsr_level level, uint64_t count);
