@@ -326,8 +326,8 @@ static tsr_status fetch(live_call *m, const tsr_value *tree, tsr_error *err)
 
 static tsr_status unpack_all(live_call *m, const tsr_comm_blobs *blobs, const tsr_value **ranks, tsr_error *err)
 {
-    for (uint32_t r = 0; r < m->comm->size; r++)
-        TSR_TRY(tsr_tree_unpack(blobs->blobs[r], r, scalar_file(m), &m->scalars, m->host, m->arena, &ranks[r], err));
+    const tsr_unpacked_into into = {scalar_file(m), &m->scalars, m->host, m->arena};
+    for (uint32_t r = 0; r < m->comm->size; r++) TSR_TRY(tsr_tree_unpack(blobs->blobs[r], r, &into, &ranks[r], err));
     return TSR_OK;
 }
 
@@ -434,8 +434,8 @@ static tsr_status broadcast(live_call *m, const tsr_flat_params *flat, const tsr
     tsr_fsdp_context context = context_of(m);
     const tsr_value *tree = NULL, *raw = NULL;
     TSR_TRY(broadcast_tree(m, full, err));
-    tsr_status status = tsr_tree_unpack((tsr_str){m->bytes.items, m->bytes.count}, 0, scalar_file(m), &m->scalars, m->host,
-                                        m->arena, &tree, err);
+    const tsr_unpacked_into into = {scalar_file(m), &m->scalars, m->host, m->arena};
+    tsr_status status = tsr_tree_unpack((tsr_str){m->bytes.items, m->bytes.count}, 0, &into, &tree, err);
     if (status == TSR_OK) status = tsr_fsdp_shard(flat, tree, (tsr_fsdp_rank){m->comm->size, m->comm->rank}, &context, &raw,
                                                   err);
     TSR_TRY(tsr_comm_agree(m->comm, status, err));
@@ -496,11 +496,13 @@ static tsr_status order_ranks(const live_call *m, const tsr_flat_params *flat, u
 }
 
 /* A tensor with the rows of all ranks; `states` are the ranks' of its parameter, this rank's first, or NULL. */
-static tsr_status join_tensor(live_call *m, const tsr_value *own, const tsr_value *const *states, const tsr_value *key,
-                              size_t hint, const tsr_value **out, tsr_error *err)
+/* The tensor behind key `at` of this rank's state, with the rows of all ranks. */
+static tsr_status join_tensor(live_call *m, const tsr_value *own, size_t at, const tsr_value *const *states,
+                              const tsr_value **out, tsr_error *err)
 {
-    const tsr_entry *mine = own->as.tensor;
-    *out = own;
+    const tsr_value *key = own->items[at];
+    const tsr_entry *mine = own->items[at + 1]->as.tensor;
+    *out = own->items[at + 1];
     if (mine->ndim == 0 || mine->chunks->sizes[0] == mine->shape[0]) return TSR_OK;
     tsr_chunk *chunks = tsr_arena_array(m->arena, m->comm->size, sizeof *chunks, err);
     tsr_entry *entry = TSR_ARENA_NEW(m->arena, tsr_entry, err);
@@ -508,7 +510,7 @@ static tsr_status join_tensor(live_call *m, const tsr_value *own, const tsr_valu
     size_t count = 0;
     if (!chunks || !value) return TSR_E_NOMEM;
     for (uint32_t i = 0; i < m->comm->size; i++) {
-        const tsr_value *other = i ? find(states[i], key, hint) : own;
+        const tsr_value *other = i ? find(states[i], key, at) : own->items[at + 1];
         if (!other || other->kind != TSR_VALUE_TENSOR) continue;
         const tsr_entry *e = other->as.tensor;
         TSR_FAIL_IF(e->dtype != mine->dtype || !tsr_entry_same_shape(e, mine), err, TSR_E_FORMAT, TSR_NO_POSITION,
@@ -534,8 +536,7 @@ static tsr_status join_state(live_call *m, const tsr_value *own, const tsr_value
     for (size_t i = 0; i < own->count; i += 2) {
         items[i] = own->items[i];
         items[i + 1] = own->items[i + 1];
-        if (items[i + 1]->kind == TSR_VALUE_TENSOR)
-            TSR_TRY(join_tensor(m, own->items[i + 1], states, own->items[i], i, &items[i + 1], err));
+        if (items[i + 1]->kind == TSR_VALUE_TENSOR) TSR_TRY(join_tensor(m, own, i, states, &items[i + 1], err));
     }
     *out = tsr_value_items(m->arena, TSR_VALUE_DICT, items, own->count, err);
     return *out ? TSR_OK : TSR_E_NOMEM;

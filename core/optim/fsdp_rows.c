@@ -35,7 +35,8 @@ static tsr_status take_rows(const cutting *c, const tsr_entry *source, uint64_t 
     TSR_FAIL_IF(!tsr_entry_elements(source, &elements), err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is too large",
                 TSR_STR_ARG(source->fqn));
     uint64_t row = source->shape[0] ? elements / source->shape[0] : 0;
-    TSR_TRY(tsr_pieces_start(&pieces, c->host, c->arena, source->fqn, source->dtype, source->ndim, shape, err));
+    const tsr_entry of = {.fqn = source->fqn, .dtype = source->dtype, .ndim = source->ndim, .shape = shape};
+    TSR_TRY(tsr_pieces_start(&pieces, c->host, c->arena, &of, err));
     tsr_status status = tsr_pieces_add(&pieces, source, begin * row, end * row, err);
     if (status == TSR_OK) status = tsr_pieces_finish(&pieces, &rows, err);
     tsr_pieces_drop(&pieces);

@@ -120,7 +120,8 @@ static tsr_status put_slice(sharding *s, const column *c, const tsr_value *key, 
     tsr_flat_shard_range(c->unit, place.slices, place.slice, &begin, &end);
     tsr_pieces pieces;
     const tsr_value *value = NULL;
-    TSR_TRY(tsr_pieces_start(&pieces, s->host, s->arena, fqn, c->values[c->first]->as.tensor->dtype, 1, shape, err));
+    const tsr_entry of = {.fqn = fqn, .dtype = c->values[c->first]->as.tensor->dtype, .ndim = 1, .shape = shape};
+    TSR_TRY(tsr_pieces_start(&pieces, s->host, s->arena, &of, err));
     tsr_status status = fill_slice(s, c, begin, end, &pieces, err);
     if (status == TSR_OK) status = tsr_pieces_finish(&pieces, &value, err);
     tsr_pieces_drop(&pieces);
@@ -192,13 +193,20 @@ static tsr_status flatten_unit(sharding *s, uint32_t id, tsr_error *err)
 
 /* ---- original parameters ---- */
 
+/* The elements [low, high) of the unit's flat parameter, all of one original. */
+typedef struct part {
+    const tsr_flat_param *param;
+    uint64_t low, high;
+} part;
+
 /* The part of a tensor that lies in the rank's slice, flat. */
-static tsr_status put_part(sharding *s, const tsr_flat_param *param, const tsr_value *key, const tsr_entry *source,
-                           uint64_t low, uint64_t high, tsr_tree *dict, tsr_error *err)
+static tsr_status put_part(sharding *s, const part *p, const tsr_value *key, const tsr_entry *source, tsr_tree *dict,
+                           tsr_error *err)
 {
+    const tsr_flat_param *param = p->param;
     uint64_t elements, *shape = TSR_ARENA_NEW(s->arena, uint64_t, err);
     if (!shape) return TSR_E_NOMEM;
-    *shape = high - low;
+    *shape = p->high - p->low;
     TSR_FAIL_IF(
         !tsr_entry_elements(source, &elements) || elements != param->flat_end - param->flat_begin, err, TSR_E_FORMAT,
         TSR_NO_POSITION, "optim: the state '%.*s' of '%.*s' does not have as many elements as its parameter: %.*s and %.*s",
@@ -206,19 +214,19 @@ static tsr_status put_part(sharding *s, const tsr_flat_param *param, const tsr_v
         TSR_STR_ARG(tsr_shape_brief(param->ndim, param->shape, s->arena)));
     tsr_pieces pieces;
     const tsr_value *value = NULL;
-    TSR_TRY(tsr_pieces_start(&pieces, s->host, s->arena, source->fqn, source->dtype, 1, shape, err));
-    tsr_status status = tsr_pieces_add(&pieces, source, low - param->flat_begin, high - param->flat_begin, err);
+    const tsr_entry of = {.fqn = source->fqn, .dtype = source->dtype, .ndim = 1, .shape = shape};
+    TSR_TRY(tsr_pieces_start(&pieces, s->host, s->arena, &of, err));
+    tsr_status status = tsr_pieces_add(&pieces, source, p->low - param->flat_begin, p->high - param->flat_begin, err);
     if (status == TSR_OK) status = tsr_pieces_finish(&pieces, &value, err);
     tsr_pieces_drop(&pieces);
     return status == TSR_OK ? tsr_tree_put_key(dict, key, value, err) : status;
 }
 
-static tsr_status fill_parts(sharding *s, const tsr_flat_param *param, const tsr_value *state, uint64_t low, uint64_t high,
-                             tsr_tree *dict, tsr_error *err)
+static tsr_status fill_parts(sharding *s, const part *p, const tsr_value *state, tsr_tree *dict, tsr_error *err)
 {
     for (size_t i = 0; i < state->count; i += 2) {
         const tsr_value *key = state->items[i], *value = state->items[i + 1];
-        if (tsr_form_of(value) == TSR_FORM_TENSOR) TSR_TRY(put_part(s, param, key, value->as.tensor, low, high, dict, err));
+        if (tsr_form_of(value) == TSR_FORM_TENSOR) TSR_TRY(put_part(s, p, key, value->as.tensor, dict, err));
         else TSR_TRY(tsr_tree_put_key(dict, key, value, err));
     }
     return TSR_OK;
@@ -239,7 +247,7 @@ static tsr_status shard_original(sharding *s, uint32_t id, tsr_error *err)
              high = end < param->flat_end ? end : param->flat_end;
     if (low >= high) return TSR_OK; /* no element of it is here, hence no state */
     tsr_tree dict = tsr_tree_on(s->host, s->arena);
-    tsr_status status = fill_parts(s, param, state, low, high, &dict, err);
+    tsr_status status = fill_parts(s, &(part){param, low, high}, state, &dict, err);
     if (status == TSR_OK) status = tsr_tree_finish(&dict, TSR_VALUE_DICT, &built, err);
     tsr_tree_drop(&dict);
     return status == TSR_OK ? tsr_tree_put_key(&s->state, tsr_value_int(s->arena, id, err), built, err) : status;

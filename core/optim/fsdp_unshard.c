@@ -105,35 +105,52 @@ static tsr_status order_ids(unsharding *u, tsr_error *err)
 
 /* ---- tensors ---- */
 
-/* The tensor `name` of an id on a rank: of one dimension or more, of dtype `dtype` and `numel` elements. */
-static tsr_status slice_of(const unsharding *u, uint32_t id, uint32_t rank, tsr_str name, tsr_dtype dtype, uint64_t numel,
-                           const tsr_entry **out, tsr_error *err)
+/* A rank's elements of one state of a parameter. */
+typedef struct held_state {
+    uint32_t rank;
+    tsr_str name; /* of the state: exp_avg */
+    tsr_dtype dtype;
+    uint64_t numel;
+} held_state;
+
+/* The tensor of one dimension or more that an id has on a rank. */
+static tsr_status slice_of(const unsharding *u, uint32_t id, const held_state *want, const tsr_entry **out, tsr_error *err)
 {
+    const uint32_t rank = want->rank;
+    const tsr_str name = want->name;
     const tsr_value *state = state_on(u, rank, id), *value = state ? tsr_value_get(state, name) : NULL;
     tsr_str raw = id_name(u, id);
     TSR_FAIL_IF(!value || tsr_form_of(value) != TSR_FORM_TENSOR, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: rank %" PRIu32 " has no tensor '%.*s' for '%.*s', of which it holds %" PRIu64 " elements", rank,
-                TSR_STR_ARG(name), TSR_STR_ARG(raw), numel);
+                TSR_STR_ARG(name), TSR_STR_ARG(raw), want->numel);
     const tsr_entry *entry = value->as.tensor;
     uint64_t elements = 0;
     bool fits = tsr_entry_elements(entry, &elements);
-    TSR_FAIL_IF(!fits || elements != numel, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!fits || elements != want->numel, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: '%.*s' of '%.*s' on rank %" PRIu32 " has %" PRIu64 " elements; expected %" PRIu64, TSR_STR_ARG(name),
-                TSR_STR_ARG(raw), rank, elements, numel);
-    TSR_FAIL_IF(entry->dtype != dtype, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                TSR_STR_ARG(raw), rank, elements, want->numel);
+    TSR_FAIL_IF(entry->dtype != want->dtype, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: '%.*s' of '%.*s' is %s on rank %" PRIu32 ", but %s on the ranks before it", TSR_STR_ARG(name),
-                TSR_STR_ARG(raw), tsr_dtype_describe(entry->dtype)->name, rank, tsr_dtype_describe(dtype)->name);
+                TSR_STR_ARG(raw), tsr_dtype_describe(entry->dtype)->name, rank, tsr_dtype_describe(want->dtype)->name);
     *out = entry;
     return TSR_OK;
 }
 
-/* Fills an original from the ranks' slices. `whole`: a slice is of the flat parameter, not of the original alone. */
-static tsr_status fill_original(const unsharding *u, uint32_t id, const tsr_flat_param *param, tsr_str name, bool whole,
-                                tsr_pieces *pieces, tsr_error *err)
+/* An original parameter whose states are put together. `whole`: the state of its flat parameter has all originals' elements. */
+typedef struct original {
+    uint32_t id;
+    const tsr_flat_param *param;
+    bool whole;
+} original;
+
+/* Fills an original from the ranks' slices. */
+static tsr_status fill_original(const unsharding *u, const original *of, tsr_str name, tsr_pieces *pieces, tsr_error *err)
 {
-    const tsr_flat_unit *unit = u->keys.keys[id].unit;
+    const tsr_flat_param *param = of->param;
+    const bool whole = of->whole;
+    const tsr_flat_unit *unit = u->keys.keys[of->id].unit;
     uint32_t slices = slices_of(u, unit);
-    uint64_t slice = tsr_flat_shard_numel(unit, slices);
+    uint64_t numel = tsr_flat_shard_numel(unit, slices);
     for (uint32_t i = 0; i < slices; i++) {
         uint64_t begin, end;
         const tsr_entry *source = NULL;
@@ -142,23 +159,24 @@ static tsr_status fill_original(const unsharding *u, uint32_t id, const tsr_flat
         uint64_t low = begin > param->flat_begin ? begin : param->flat_begin,
                  high = end < param->flat_end ? end : param->flat_end;
         if (!whole && low >= high) continue;
-        TSR_TRY(slice_of(u, id, rank, name, pieces->entry->dtype, whole ? slice : high - low, &source, err));
+        const held_state want = {rank, name, pieces->entry->dtype, whole ? numel : high - low};
+        TSR_TRY(slice_of(u, of->id, &want, &source, err));
         if (low < high)
             TSR_TRY(tsr_pieces_add(pieces, source, whole ? low - begin : 0, whole ? high - begin : high - low, err));
     }
     return TSR_OK;
 }
 
-static tsr_status put_tensor(unsharding *u, uint32_t id, const tsr_flat_param *param, const tsr_named *named, bool whole,
-                             tsr_tree *dict, tsr_error *err)
+static tsr_status put_tensor(unsharding *u, const original *of, const tsr_named *named, tsr_tree *dict, tsr_error *err)
 {
+    const tsr_flat_param *param = of->param;
     tsr_pieces pieces;
     const tsr_value *value = NULL;
     tsr_str fqn = tsr_arena_format(u->arena, err, "%.*s.%.*s", TSR_STR_ARG(param->fqn), TSR_STR_ARG(named->name));
     if (!fqn.data) return TSR_E_NOMEM;
-    TSR_TRY(
-        tsr_pieces_start(&pieces, u->host, u->arena, fqn, named->value->as.tensor->dtype, param->ndim, param->shape, err));
-    tsr_status status = fill_original(u, id, param, named->name, whole, &pieces, err);
+    const tsr_entry made = {.fqn = fqn, .dtype = named->value->as.tensor->dtype, .ndim = param->ndim, .shape = param->shape};
+    TSR_TRY(tsr_pieces_start(&pieces, u->host, u->arena, &made, err));
+    tsr_status status = fill_original(u, of, named->name, &pieces, err);
     if (status == TSR_OK) status = tsr_pieces_finish(&pieces, &value, err);
     tsr_pieces_drop(&pieces);
     return status == TSR_OK ? tsr_tree_put_key(dict, named->key, value, err) : status;
@@ -170,13 +188,14 @@ static tsr_status put_tensor(unsharding *u, uint32_t id, const tsr_flat_param *p
 static tsr_status unflatten_original(unsharding *u, uint32_t id, const tsr_flat_param *param, const tsr_named *named,
                                      size_t count, tsr_error *err)
 {
+    const original of = {id, param, true};
     tsr_tree dict = tsr_tree_on(u->host, u->arena);
     const tsr_value *built = NULL;
     tsr_status status = TSR_OK;
     for (int form = TSR_FORM_TENSOR; form <= TSR_FORM_OTHER; form++) {
         for (size_t i = 0; i < count && status == TSR_OK; i++) {
             if (tsr_form_of(named[i].value) != (tsr_state_form)form) continue;
-            status = form == TSR_FORM_TENSOR ? put_tensor(u, id, param, &named[i], true, &dict, err)
+            status = form == TSR_FORM_TENSOR ? put_tensor(u, &of, &named[i], &dict, err)
                                              : tsr_tree_put_key(&dict, named[i].key, named[i].value, err);
         }
     }
@@ -262,7 +281,7 @@ static tsr_status fill_parameter(unsharding *u, uint32_t id, tsr_tree *dict, tsr
     TSR_TRY(put_scalars(u, id, tensors > 0, dict, err));
     for (size_t i = 0; i < count; i++) {
         if (tsr_form_of(named[i].value) == TSR_FORM_TENSOR)
-            TSR_TRY(put_tensor(u, id, &key->unit->params[key->param], &named[i], false, dict, err));
+            TSR_TRY(put_tensor(u, &(original){id, &key->unit->params[key->param], false}, &named[i], dict, err));
     }
     return TSR_OK;
 }

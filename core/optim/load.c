@@ -120,13 +120,12 @@ static tsr_status fill_tensor(loading *l, tsr_optim_read *read, tsr_error *err)
 
 static tsr_status add_entry(loading *l, const tsr_entry *entry, tsr_str key, tsr_error *err)
 {
-    const tsr_path_item *path;
-    uint32_t length;
-    TSR_TRY(tsr_optim_path_of(entry, key, l->by_fqn, l->arena, &path, &length, err));
-    if (length == 0) return TSR_OK;
+    tsr_optim_path path;
+    TSR_TRY(tsr_optim_path_of(entry, key, l->by_fqn, l->arena, &path, err));
+    if (path.length == 0) return TSR_OK;
     tsr_optim_read *read = tsr_vec_push(&l->reads, err);
     if (!read) return TSR_E_NOMEM;
-    *read = (tsr_optim_read){.entry = entry, .kind = TSR_READ_OBJECT, .path = path, .path_length = length};
+    *read = (tsr_optim_read){.entry = entry, .kind = TSR_READ_OBJECT, .path = path.items, .path_length = path.length};
     TSR_TRY(name_parameter(l, read, err));
     return entry->kind == TSR_ENTRY_TENSOR ? fill_tensor(l, read, err) : TSR_OK;
 }

@@ -90,12 +90,11 @@ static bool is_key(const tsr_path_item *item, tsr_str key)
 }
 
 tsr_status tsr_optim_path_of(const tsr_entry *entry, tsr_str key, const tsr_map *parameters, tsr_arena *arena,
-                             const tsr_path_item **path, uint32_t *length, tsr_error *err)
+                             tsr_optim_path *out, tsr_error *err)
 {
-    *length = 0;
+    *out = (tsr_optim_path){NULL, 0};
     if (entry->path_length && is_key(&entry->path[0], key)) {
-        *path = entry->path;
-        *length = entry->path_length;
+        *out = (tsr_optim_path){entry->path, entry->path_length};
         return TSR_OK;
     }
     tsr_str name = entry->path_length ? entry->path[0].key : entry->fqn;
@@ -105,8 +104,7 @@ tsr_status tsr_optim_path_of(const tsr_entry *entry, tsr_str key, const tsr_map 
     tsr_path_item *items = tsr_arena_array(arena, 4, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
     items[0] = key_item(key);
-    *path = items;
-    *length = 1 + (is_whole ? 0 : split(name, parameters, items + 1));
+    *out = (tsr_optim_path){items, 1 + (is_whole ? 0 : split(name, parameters, items + 1))};
     return TSR_OK;
 }
 

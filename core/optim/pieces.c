@@ -14,16 +14,17 @@
 #include "base/try.h"
 #include "tessera/box.h"
 
-tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena *arena, tsr_str fqn, tsr_dtype dtype,
-                            uint32_t ndim, const uint64_t *shape, tsr_error *err)
+tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena *arena, const tsr_entry *of, tsr_error *err)
 {
     *pieces = (tsr_pieces){host, arena, TSR_ARENA_NEW(arena, tsr_entry, err), tsr_vec_of(host->allocator, sizeof(tsr_chunk)),
                            0,    0};
     if (!pieces->entry) return TSR_E_NOMEM;
-    *pieces->entry = (tsr_entry){.fqn = fqn, .kind = TSR_ENTRY_TENSOR, .dtype = dtype, .ndim = ndim, .shape = shape};
-    TSR_FAIL_IF(ndim > TSR_MAX_NDIM || tsr_dtype_size(dtype) == 0 || !tsr_entry_elements(pieces->entry, &pieces->elements),
-                err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "optim: '%.*s' has too many dimensions or elements, or a dtype that is not byte-aligned", TSR_STR_ARG(fqn));
+    *pieces->entry =
+        (tsr_entry){.fqn = of->fqn, .kind = TSR_ENTRY_TENSOR, .dtype = of->dtype, .ndim = of->ndim, .shape = of->shape};
+    TSR_FAIL_IF(
+        of->ndim > TSR_MAX_NDIM || tsr_dtype_size(of->dtype) == 0 || !tsr_entry_elements(pieces->entry, &pieces->elements),
+        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        "optim: '%.*s' has too many dimensions or elements, or a dtype that is not byte-aligned", TSR_STR_ARG(of->fqn));
     return TSR_OK;
 }
 
@@ -33,20 +34,19 @@ void tsr_pieces_drop(tsr_pieces *pieces)
 }
 
 /* A box of the result whose elements are `view`'s, `step` elements apart. */
-static tsr_status add_chunk(tsr_pieces *p, const uint64_t *offsets, const uint64_t *sizes, tsr_view view, uint64_t step,
-                            uint64_t count, tsr_error *err)
+static tsr_status add_chunk(tsr_pieces *p, tsr_box box, tsr_view view, uint64_t step, uint64_t count, tsr_error *err)
 {
-    uint32_t ndim = p->entry->ndim;
+    const uint32_t ndim = box.ndim;
     uint64_t *numbers = tsr_arena_array(p->arena, 3 * (size_t)ndim, sizeof *numbers, err);
     tsr_view *kept = TSR_ARENA_NEW(p->arena, tsr_view, err);
     tsr_chunk *chunk = numbers && kept ? tsr_vec_push(&p->chunks, err) : NULL;
     if (!chunk) return TSR_E_NOMEM;
     uint64_t stride = step;
     for (uint32_t d = ndim; d-- > 0;) {
-        numbers[d] = offsets[d];
-        numbers[ndim + d] = sizes[d];
+        numbers[d] = box.offsets[d];
+        numbers[ndim + d] = box.sizes[d];
         numbers[2 * ndim + d] = stride;
-        stride *= sizes[d];
+        stride *= box.sizes[d];
     }
     view.strides = numbers + 2 * ndim;
     *kept = view;
@@ -82,7 +82,7 @@ static tsr_status add_run(tsr_pieces *p, tsr_view view, uint64_t step, uint64_t 
             for (uint32_t d = block + 1; d < e->ndim; d++) inner *= e->shape[d];
             sizes[block] = taken / inner;
         }
-        TSR_TRY(add_chunk(p, offsets, sizes, view, step, taken, err));
+        TSR_TRY(add_chunk(p, (tsr_box){e->ndim, offsets, sizes}, view, step, taken, err));
         view.byte_offset += taken * step * itemsize;
         p->flat_filled += taken;
         count -= taken;
@@ -97,6 +97,7 @@ typedef struct source_chunk {
     uint64_t strides[TSR_MAX_NDIM];
     uint64_t run, step; /* elements of a whole run, and how far they are apart */
     uint32_t run_dims;  /* trailing dims that a run goes through */
+    uint64_t hint;      /* which chunk it is, where the search for the next begins */
 } source_chunk;
 
 static void open_chunk(const tsr_entry *source, const tsr_chunk *chunk, source_chunk *out)
@@ -142,12 +143,12 @@ static const tsr_chunk *find_chunk(const tsr_entry *source, const uint64_t *inde
 }
 
 /* Appends the run that begins at an element; `*count` is how many are wanted, then how many there were. */
-static tsr_status add_source_run(tsr_pieces *pieces, const tsr_entry *source, uint64_t flat, uint64_t *hint,
-                                 source_chunk *open, uint64_t *count, tsr_error *err)
+static tsr_status add_source_run(tsr_pieces *pieces, const tsr_entry *source, uint64_t flat, source_chunk *open,
+                                 uint64_t *count, tsr_error *err)
 {
     uint64_t index[TSR_MAX_NDIM], rest = flat, element = 0, inside = 0, row = 1;
     for (uint32_t d = source->ndim; d-- > 0; rest /= source->shape[d]) index[d] = rest % source->shape[d];
-    const tsr_chunk *chunk = find_chunk(source, index, hint);
+    const tsr_chunk *chunk = find_chunk(source, index, &open->hint);
     TSR_FAIL_IF(!chunk, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "optim: element %" PRIu64 " of '%.*s' is not covered by any chunk", flat, TSR_STR_ARG(source->fqn));
     TSR_FAIL_IF(chunk->file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
@@ -171,7 +172,7 @@ tsr_status tsr_pieces_add(tsr_pieces *pieces, const tsr_entry *source, uint64_t 
                           tsr_error *err)
 {
     if (flat_begin == flat_end) return TSR_OK;
-    uint64_t elements, hint = 0;
+    uint64_t elements;
     TSR_FAIL_IF(source->ndim > TSR_MAX_NDIM || tsr_dtype_size(source->dtype) == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "optim: '%.*s' has too many dimensions, or a dtype that is not byte-aligned", TSR_STR_ARG(source->fqn));
     TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || flat_end > elements, err, TSR_E_FORMAT, TSR_NO_POSITION,
@@ -180,7 +181,7 @@ tsr_status tsr_pieces_add(tsr_pieces *pieces, const tsr_entry *source, uint64_t 
     source_chunk open = {.chunk = NULL};
     for (uint64_t at = flat_begin, count; at < flat_end; at += count) {
         count = flat_end - at;
-        TSR_TRY(add_source_run(pieces, source, at, &hint, &open, &count, err));
+        TSR_TRY(add_source_run(pieces, source, at, &open, &count, err));
     }
     return TSR_OK;
 }

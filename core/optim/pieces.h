@@ -20,9 +20,8 @@ typedef struct tsr_pieces {
     uint64_t flat_filled; /* so far */
 } tsr_pieces;
 
-/* `shape` is borrowed and must live as long as the arena. */
-tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena *arena, tsr_str fqn, tsr_dtype dtype,
-                            uint32_t ndim, const uint64_t *shape, tsr_error *err);
+/* `of` tells the name, dtype and shape of what is made; they must live as long as the arena. */
+tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena *arena, const tsr_entry *of, tsr_error *err);
 /* Appends elements [flat_begin, flat_end) of `source`, in row-major order. The source's chunks
  * are raw bytes or have their views; they may be strided, conjugated, negated, swapped or compressed. TSR_E_FORMAT for
  * elements that no chunk holds. */

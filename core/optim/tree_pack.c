@@ -144,11 +144,10 @@ typedef struct opened {
 
 typedef struct unpacking {
     tsr_cursor cursor;
-    uint32_t file, scalar_file;
-    tsr_vec *scalars;
-    const tsr_host *host;
-    tsr_arena *arena;
-    tsr_vec stack; /* opened */
+    uint32_t file;
+    const tsr_unpacked_into *into;
+    tsr_arena *arena; /* into->arena */
+    tsr_vec stack;    /* opened */
 } unpacking;
 
 static tsr_status take_text(unpacking *u, tsr_str *out, tsr_error *err)
@@ -172,11 +171,11 @@ static tsr_status take_scalar(unpacking *u, tsr_chunk *chunk, size_t size, tsr_e
 {
     const uint8_t *data = tsr_cursor_take(&u->cursor, size);
     TSR_FAIL_IF(!data, err, TSR_E_FORMAT, u->cursor.at, "optim: a rank sent a truncated tensor");
-    TSR_TRY(tsr_vec_reserve(u->scalars, size, err));
-    chunk->file = u->scalar_file;
-    chunk->byte_offset = u->scalars->count;
-    memcpy((char *)u->scalars->items + u->scalars->count, data, size);
-    u->scalars->count += size;
+    TSR_TRY(tsr_vec_reserve(u->into->scalars, size, err));
+    chunk->file = u->into->scalar_file;
+    chunk->byte_offset = u->into->scalars->count;
+    memcpy((char *)u->into->scalars->items + u->into->scalars->count, data, size);
+    u->into->scalars->count += size;
     return TSR_OK;
 }
 
@@ -225,8 +224,8 @@ static tsr_status take_container(unpacking *u, tsr_value *v, tsr_error *err)
     v->items = items;
     v->count = (size_t)count;
     if (count == 0) return TSR_OK;
-    TSR_FAIL_IF(u->stack.count >= u->host->limits.depth, err, TSR_E_LIMIT, u->cursor.at,
-                "optim: nested deeper than %" PRIu32, u->host->limits.depth);
+    TSR_FAIL_IF(u->stack.count >= u->into->host->limits.depth, err, TSR_E_LIMIT, u->cursor.at,
+                "optim: nested deeper than %" PRIu32, u->into->host->limits.depth);
     opened *top = tsr_vec_push(&u->stack, err);
     if (!top) return TSR_E_NOMEM;
     *top = (opened){items, 0, (size_t)count};
@@ -262,11 +261,10 @@ static tsr_status take_value(unpacking *u, const tsr_value **slot, tsr_error *er
     }
 }
 
-tsr_status tsr_tree_unpack(tsr_str bytes, uint32_t file, uint32_t scalar_file, tsr_vec *scalars, const tsr_host *host,
-                           tsr_arena *arena, const tsr_value **out, tsr_error *err)
+tsr_status tsr_tree_unpack(tsr_str bytes, uint32_t file, const tsr_unpacked_into *into, const tsr_value **out,
+                           tsr_error *err)
 {
-    unpacking u = {
-        tsr_cursor_on(bytes), file, scalar_file, scalars, host, arena, tsr_vec_of(host->allocator, sizeof(opened))};
+    unpacking u = {tsr_cursor_on(bytes), file, into, into->arena, tsr_vec_of(into->host->allocator, sizeof(opened))};
     tsr_status status = take_value(&u, out, err);
     while (status == TSR_OK && u.stack.count) {
         opened *top = (opened *)u.stack.items + u.stack.count - 1;

@@ -22,10 +22,17 @@ typedef struct tsr_packed_tensor {
 tsr_status tsr_tree_pack(const tsr_value *tree, const tsr_live *live, const tsr_host *host, tsr_vec *bytes, tsr_vec *tensors,
                          tsr_error *err);
 
-/* The tree again, in `arena`: every tensor's chunk, its rows, is in "file" `file`, those of 0-d tensors in "file" `scalar_file`, at
- * their place in `scalars` (vec of char), to which their elements are appended. TSR_E_FORMAT for bytes that no
+/* Where trees are unpacked. */
+typedef struct tsr_unpacked_into {
+    uint32_t scalar_file; /* the "file" of 0-d tensors */
+    tsr_vec *scalars;     /* vec of char: its bytes; they are appended */
+    const tsr_host *host;
+    tsr_arena *arena;
+} tsr_unpacked_into;
+
+/* The tree again: every tensor's chunk, its rows, is in "file" `file`, but for 0-d tensors. TSR_E_FORMAT for bytes that no
  * tsr_tree_pack made. */
-tsr_status tsr_tree_unpack(tsr_str bytes, uint32_t file, uint32_t scalar_file, tsr_vec *scalars, const tsr_host *host,
-                           tsr_arena *arena, const tsr_value **out, tsr_error *err);
+tsr_status tsr_tree_unpack(tsr_str bytes, uint32_t file, const tsr_unpacked_into *into, const tsr_value **out,
+                           tsr_error *err);
 
 #endif

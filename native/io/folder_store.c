@@ -109,30 +109,38 @@ static bool is_passed_over(int error)
     return error == ENOENT || error == ELOOP || error == ENOTDIR || error == EACCES;
 }
 
-static tsr_status list_folder(folder_store *store, tsr_vec *list, int fd, const char *prefix, unsigned levels, tsr_error *err);
+/* A folder that is listed. */
+typedef struct open_folder {
+    int fd;
+    const char *prefix; /* of the names in it */
+    unsigned levels;    /* how far down */
+} open_folder;
+
+static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder folder, tsr_error *err);
 
 /* A directory below the root. A symbolic link to one is followed only from the root, and not further down, so that no cycle
  * and no other tree is walked. */
-static tsr_status list_below(folder_store *store, tsr_vec *list, int fd, const char *prefix, const char *name, unsigned levels,
-                             tsr_error *err)
+static tsr_status list_below(folder_store *store, tsr_vec *list, open_folder in, const char *name, tsr_error *err)
 {
     char below[PATH_MAX];
     const tsr_sys *sys = store->sys;
     const int flags = O_RDONLY | O_DIRECTORY;
-    if ((size_t)snprintf(below, sizeof below, "%s%s/", prefix, name) >= sizeof below) return TSR_OK;
-    int sub = sys->open_at(sys, fd, name, levels > 1 || *prefix ? flags | O_NOFOLLOW : flags, 0);
-    if (sub < 0 && (errno == ELOOP || errno == ENOTDIR) && levels > 1 && !*prefix) {
-        levels = 1;
-        sub = sys->open_at(sys, fd, name, flags, 0);
+    if ((size_t)snprintf(below, sizeof below, "%s%s/", in.prefix, name) >= sizeof below) return TSR_OK;
+    int sub = sys->open_at(sys, in.fd, name, in.levels > 1 || *in.prefix ? flags | O_NOFOLLOW : flags, 0);
+    if (sub < 0 && (errno == ELOOP || errno == ENOTDIR) && in.levels > 1 && !*in.prefix) {
+        in.levels = 1;
+        sub = sys->open_at(sys, in.fd, name, flags, 0);
     }
-    if (sub >= 0) return list_folder(store, list, sub, below, levels - 1, err);
+    if (sub >= 0) return list_folder(store, list, (open_folder){sub, below, in.levels - 1}, err);
     return is_passed_over(errno) ? TSR_OK : tsr_sys_raise(err, "open", name);
 }
 
-/* Lists the folder `fd`; names get `prefix`. With `levels`, as many levels below as well. Takes over `fd`. */
-static tsr_status list_folder(folder_store *store, tsr_vec *list, int fd, const char *prefix, unsigned levels, tsr_error *err)
+/* Takes over `folder.fd`. */
+static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder folder, tsr_error *err)
 {
     const tsr_sys *sys = store->sys;
+    const int fd = folder.fd;
+    const char *prefix = folder.prefix;
     DIR *dir = fdopendir(fd);
     if (!dir) {
         sys->close(sys, fd);
@@ -151,8 +159,8 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, int fd, const 
             if (!is_passed_over(errno)) status = tsr_sys_raise(err, "look at", item->d_name);
         } else if (S_ISREG(info.st_mode)) {
             status = list_file(store, list, prefix, item->d_name, &info, err);
-        } else if (S_ISDIR(info.st_mode) && levels) {
-            status = list_below(store, list, fd, prefix, item->d_name, levels, err);
+        } else if (S_ISDIR(info.st_mode) && folder.levels) {
+            status = list_below(store, list, folder, item->d_name, err);
         } else if (S_ISDIR(info.st_mode) && store->bounded) {
             store->deeper = true;
         }
@@ -245,7 +253,7 @@ static tsr_status folder_read_at(tsr_store *base, uint32_t file, uint64_t offset
     tsr_status status = acquire(store, file, &fd, err);
     if (status != TSR_OK) return status;
     if (store->slots[file].then.holes && is_hole(store, fd, offset, size)) memset(buffer, 0, size);
-    else status = tsr_sys_read(store->sys, fd, base->files[file].name.data, offset, buffer, size, err);
+    else status = tsr_sys_read((tsr_sys_file){store->sys, fd, base->files[file].name.data}, offset, buffer, size, err);
     release(store, file);
     return status;
 }
@@ -294,7 +302,7 @@ static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, boo
     store->bounded = true;
     store->deeper = false;
     store->visits_left = MAX_VISITS;
-    tsr_status status = list_folder(store, &list, again, "", levels, err);
+    tsr_status status = list_folder(store, &list, (open_folder){again, "", levels}, err);
     if (status == TSR_OK) {
         close_slots(store);
         base->file_count = 0;
@@ -345,7 +353,7 @@ static bool looks_like_json(folder_store *store, int fd, uint64_t size)
 {
     char head[16] = {0};
     size_t n = size < sizeof head ? (size_t)size : sizeof head;
-    if (tsr_sys_read(store->sys, fd, "", 0, head, n, NULL) != TSR_OK || memchr(head, 0, n)) return false;
+    if (tsr_sys_read((tsr_sys_file){store->sys, fd, ""}, 0, head, n, NULL) != TSR_OK || memchr(head, 0, n)) return false;
     size_t at = 0;
     while (at < n && (head[at] == ' ' || head[at] == '\n' || head[at] == '\r' || head[at] == '\t')) at++;
     return at < n && head[at] == '{';
@@ -368,7 +376,7 @@ static tsr_status open_file(folder_store *store, tsr_vec *list, int fd, const ch
     if (!is_set) return list_file(store, list, "", name, &info, err);
     int again = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
     if (again < 0) return tsr_sys_raise(err, "list", folder.data);
-    return list_folder(store, list, again, "", 0, err);
+    return list_folder(store, list, (open_folder){again, "", 0}, err);
 }
 
 static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path, tsr_error *err)
@@ -384,7 +392,7 @@ static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path
         store->folder = fd;
         fd = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
         if (fd < 0) return tsr_sys_raise(err, "list", path);
-        return list_folder(store, list, fd, "", 1, err);
+        return list_folder(store, list, (open_folder){fd, "", 1}, err);
     } else if (!S_ISREG(info.st_mode)) {
         status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%s' is neither a file nor a directory", path);
     } else {
@@ -401,7 +409,7 @@ static tsr_status open_below(folder_store *store, tsr_vec *list, folder_store *a
     store->folder = sys->open_at(sys, above->folder, name, O_RDONLY | O_DIRECTORY, 0);
     if (store->folder < 0) return tsr_sys_raise(err, "open", name);
     const int again = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
-    return again < 0 ? tsr_sys_raise(err, "list", name) : list_folder(store, list, again, "", 1, err);
+    return again < 0 ? tsr_sys_raise(err, "list", name) : list_folder(store, list, (open_folder){again, "", 1}, err);
 }
 
 /* `above` NULL: `path` is one of this process. Otherwise it is the name of a directory below that store. */

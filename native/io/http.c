@@ -112,13 +112,12 @@ static tsr_status check_part(const char *shown, const tsr_transfer *t, uint64_t 
                      t->overflowed ? "more than " : "", answer->size, wanted);
 }
 
-tsr_status tsr_http_get(tsr_http *http, const char *url, uint64_t byte_offset, size_t size, void *buffer,
-                        tsr_http_answer *answer, tsr_error *err)
+tsr_status tsr_http_get(tsr_http *http, const char *url, tsr_http_range range, tsr_http_answer *answer, tsr_error *err)
 {
-    char range[64], shown[2048];
+    char header[64], shown[2048];
     double seconds;
-    tsr_transfer t = {.range = range, .buffer = buffer, .capacity = size};
-    snprintf(range, sizeof range, "%" PRIu64 "-%" PRIu64, byte_offset, byte_offset + size - 1);
+    tsr_transfer t = {.range = header, .buffer = range.buffer, .capacity = range.size};
+    snprintf(header, sizeof header, "%" PRIu64 "-%" PRIu64, range.byte_offset, range.byte_offset + range.size - 1);
     perform_following(http, url, &t);
     for (unsigned attempt = 1; tsr_retry_worthwhile(&t, attempt, &seconds); attempt++) {
         tsr_retry_wait(seconds);
@@ -127,7 +126,7 @@ tsr_status tsr_http_get(tsr_http *http, const char *url, uint64_t byte_offset, s
     *answer = t.answer;
     shown[tsr_uri_redact(tsr_str_from(url), shown, sizeof shown - 1)] = '\0';
     const tsr_status status = t.result == TSR_TRANSFER_ANSWERED
-                                  ? check_part(shown, &t, byte_offset, size, err)
+                                  ? check_part(shown, &t, range.byte_offset, range.size, err)
                                   : tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: %s", shown, t.reason);
     tsr_transfer_clear(&t);
     return status;

@@ -52,7 +52,8 @@ static tsr_status fetch(void *ctx, uint32_t number, uint64_t offset, void *buffe
     remote_store *store = ctx;
     const remote_file *file = file_at(store, number);
     tsr_http_answer answer;
-    const tsr_status status = tsr_http_get(store->http, file->url.data, offset, size, buffer, &answer, err);
+    const tsr_status status =
+        tsr_http_get(store->http, file->url.data, (tsr_http_range){offset, size, buffer}, &answer, err);
     if (status != TSR_OK) return status;
     if (answer.status != 206)
         return tsr_raise(err, TSR_E_IO, offset, "%s answered %ld to a request for a byte range (expected 206)",
@@ -121,7 +122,8 @@ static tsr_status read_whole(remote_store *store, remote_file *file, const tsr_h
     file->size = first->total;
     file->whole = tsr_alloc(store->allocator, (size_t)file->size + 1, 1, err);
     if (!file->whole) return TSR_E_NOMEM;
-    const tsr_status status = tsr_http_get(store->http, file->url.data, 0, (size_t)file->size + 1, file->whole, &answer, err);
+    const tsr_http_range range = {0, (size_t)file->size + 1, file->whole};
+    const tsr_status status = tsr_http_get(store->http, file->url.data, range, &answer, err);
     if (status == TSR_OK && answer.size != file->size)
         return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s gave %zu bytes of %" PRIu64, file->shown.data, answer.size, file->size);
     return status;
@@ -133,7 +135,7 @@ static tsr_status ask(remote_store *store, remote_file *file, tsr_error *err)
     char byte;
     tsr_http_answer answer;
     const char *url = file->url.data;
-    const tsr_status status = tsr_http_get(store->http, url, 0, 1, &byte, &answer, err);
+    const tsr_status status = tsr_http_get(store->http, url, (tsr_http_range){0, 1, &byte}, &answer, err);
     if (status != TSR_OK) return status;
     memcpy(file->version, answer.version, sizeof file->version);
     file->size = answer.total;

@@ -277,29 +277,27 @@ tsr_status tsr_sys_sync(const tsr_sys *sys, int fd, const char *name, tsr_error 
     return done == 0 ? TSR_OK : tsr_sys_raise(err, "sync", name);
 }
 
-tsr_status tsr_sys_read(const tsr_sys *sys, int fd, const char *name, uint64_t offset, void *buffer, size_t size,
-                        tsr_error *err)
+tsr_status tsr_sys_read(tsr_sys_file file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
     for (size_t done = 0; done < size;) {
-        ssize_t n = sys->read_at(sys, fd, (char *)buffer + done, size - done, offset + done);
+        ssize_t n = file.sys->read_at(file.sys, file.fd, (char *)buffer + done, size - done, offset + done);
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return tsr_sys_raise(err, "read", name);
+        if (n < 0) return tsr_sys_raise(err, "read", file.name);
         if (n == 0) {
             return tsr_raise(err, TSR_E_IO, offset + done, "'%s' ends at byte %" PRIu64 ", %zu bytes short of the read",
-                             name, offset + done, size - done);
+                             file.name, offset + done, size - done);
         }
         done += (size_t)n;
     }
     return TSR_OK;
 }
 
-tsr_status tsr_sys_write(const tsr_sys *sys, int fd, const char *name, uint64_t offset, const void *data, size_t size,
-                         tsr_error *err)
+tsr_status tsr_sys_write(tsr_sys_file file, uint64_t offset, const void *data, size_t size, tsr_error *err)
 {
     for (size_t done = 0; done < size;) {
-        ssize_t n = sys->write_at(sys, fd, (const char *)data + done, size - done, offset + done);
+        ssize_t n = file.sys->write_at(file.sys, file.fd, (const char *)data + done, size - done, offset + done);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return tsr_sys_raise(err, "write", name);
+        if (n <= 0) return tsr_sys_raise(err, "write", file.name);
         done += (size_t)n;
     }
     return TSR_OK;

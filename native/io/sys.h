@@ -44,12 +44,17 @@ struct tsr_sys {
 /* The real ones. */
 extern const tsr_sys tsr_sys_posix;
 
-/* Exactly `size` bytes, whatever short transfers and EINTR do. Errors name `name`; TSR_E_IO carries the
- * byte where a read met the end of the file. Thread-safe. */
-tsr_status tsr_sys_read(const tsr_sys *sys, int fd, const char *name, uint64_t offset, void *buffer, size_t size,
-                        tsr_error *err);
-tsr_status tsr_sys_write(const tsr_sys *sys, int fd, const char *name, uint64_t offset, const void *data, size_t size,
-                         tsr_error *err);
+/* An open file, and its name for messages. */
+typedef struct tsr_sys_file {
+    const tsr_sys *sys;
+    int fd;
+    const char *name;
+} tsr_sys_file;
+
+/* Exactly `size` bytes, whatever short transfers and EINTR do. TSR_E_IO carries the byte where a read met the end of the file.
+ * Thread-safe. */
+tsr_status tsr_sys_read(tsr_sys_file file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
+tsr_status tsr_sys_write(tsr_sys_file file, uint64_t offset, const void *data, size_t size, tsr_error *err);
 
 /* For the thread that cleans up before the process ends: from here on every other thread that wants to create, link or rename
  * anything by tsr_sys_posix waits for ever, so that nothing appears behind the one that removes. */

@@ -86,7 +86,8 @@ static tsr_status save(object_output *output, queued_part of, tsr_error *err)
         part->saved_at = 1 + output->saved_bytes;
         output->saved_bytes += size;
     }
-    TSR_TRY(tsr_sys_write(&tsr_sys_posix, output->saved, "a temporary file for parts of uploads (TMPDIR)", part->saved_at - 1, part->data, size, err));
+    TSR_TRY(tsr_sys_write((tsr_sys_file){&tsr_sys_posix, output->saved, "a temporary file for parts of uploads (TMPDIR)"},
+                          part->saved_at - 1, part->data, size, err));
     let_go(output, of);
     return TSR_OK;
 }

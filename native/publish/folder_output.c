@@ -246,8 +246,7 @@ static bool lies_within(folder_output *output, uint32_t file, uint64_t offset, s
 }
 
 /* All but what is zero; the file's size is set and it began empty. Blocks are counted in the file. */
-static tsr_status write_around_holes(const folder_output *output, int fd, const char *name, uint64_t offset,
-                                     const uint8_t *data, size_t size, tsr_error *err)
+static tsr_status write_around_holes(tsr_sys_file file, uint64_t offset, const uint8_t *data, size_t size, tsr_error *err)
 {
     size_t from = 0; /* what is not yet written */
     for (size_t at = 0, next; at < size; at = next) {
@@ -255,12 +254,12 @@ static tsr_status write_around_holes(const folder_output *output, int fd, const 
         next = size - at < left ? size : at + left;
         if (!is_zero(data + at, next - at)) continue;
         if (at > from) {
-            tsr_status status = tsr_sys_write(output->sys, fd, name, offset + from, data + from, at - from, err);
+            tsr_status status = tsr_sys_write(file, offset + from, data + from, at - from, err);
             if (status != TSR_OK) return status;
         }
         from = next;
     }
-    return size > from ? tsr_sys_write(output->sys, fd, name, offset + from, data + from, size - from, err) : TSR_OK;
+    return size > from ? tsr_sys_write(file, offset + from, data + from, size - from, err) : TSR_OK;
 }
 
 static void add_sum(folder_output *output, uint32_t file, uint64_t sum)
@@ -305,10 +304,11 @@ static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offs
     const char *name;
     tsr_status status = tsr_output_take(output, file, &fd, &name, err);
     if (status != TSR_OK) return status;
+    const tsr_sys_file to = {output->sys, fd, name};
     if (output->options.holes && size >= HOLE_BYTES && lies_within(output, file, offset, size)) {
-        status = write_around_holes(output, fd, name, offset, data, size, err);
+        status = write_around_holes(to, offset, data, size, err);
     } else {
-        status = tsr_sys_write(output->sys, fd, name, offset, data, size, err);
+        status = tsr_sys_write(to, offset, data, size, err);
     }
     if (size >= LARGE_WRITE && !output->options.holes) output->sys->begin_sync(output->sys, fd, offset, size);
     give_written(output, file);
@@ -316,12 +316,18 @@ static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offs
     return status;
 }
 
-static tsr_status copy(folder_output *output, int from, uint64_t from_offset, int to, uint64_t to_offset, uint64_t size,
-                       const char *name, tsr_error *err)
+/* A place in an open file. */
+typedef struct file_place {
+    int fd;
+    uint64_t offset;
+} file_place;
+
+static tsr_status copy(folder_output *output, file_place from, file_place to, uint64_t size, const char *name,
+                       tsr_error *err)
 {
     for (uint64_t done = 0; done < size;) {
         uint64_t left = size - done;
-        ssize_t n = output->sys->copy_range(output->sys, from, from_offset + done, to, to_offset + done,
+        ssize_t n = output->sys->copy_range(output->sys, from.fd, from.offset + done, to.fd, to.offset + done,
                                             (size_t)(left < MAX_COPY ? left : MAX_COPY));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
@@ -330,27 +336,27 @@ static tsr_status copy(folder_output *output, int from, uint64_t from_offset, in
             output->cannot_copy = true;
             return TSR_E_UNSUPPORTED;
         }
-        if ((size_t)n >= LARGE_WRITE) output->sys->begin_sync(output->sys, to, to_offset + done, (uint64_t)n);
+        if ((size_t)n >= LARGE_WRITE) output->sys->begin_sync(output->sys, to.fd, to.offset + done, (uint64_t)n);
         done += (uint64_t)n;
     }
     return TSR_OK;
 }
 
-static tsr_status output_copy_range(tsr_output *base, uint32_t file, uint64_t offset, tsr_store *source,
-                                    uint32_t source_file, uint64_t source_offset, uint64_t size, tsr_error *err)
+static tsr_status output_copy_range(tsr_output *base, uint32_t file, uint64_t offset, const tsr_copied_range *source,
+                                    tsr_error *err)
 {
     folder_output *output = (folder_output *)base;
     int from, to;
     const char *name;
     if (output->cannot_copy) return TSR_E_UNSUPPORTED;
-    tsr_status status = tsr_folder_store_take_fd(source, source_file, &from, err);
+    tsr_status status = tsr_folder_store_take_fd(source->store, source->file, &from, err);
     if (status != TSR_OK) return status;
     status = tsr_output_take(output, file, &to, &name, err);
     if (status == TSR_OK) {
-        status = copy(output, from, source_offset, to, offset, size, name, err);
+        status = copy(output, (file_place){from, source->offset}, (file_place){to, offset}, source->size, name, err);
         give_written(output, file);
     }
-    tsr_folder_store_give_fd(source, source_file);
+    tsr_folder_store_give_fd(source->store, source->file);
     return status;
 }
 

@@ -150,5 +150,6 @@ tsr_status tsr_output_swap(folder_output *output, tsr_error *err)
     output->published = true;
     status = tsr_sys_sync(sys, output->parent, output->name, err);
     if (status != TSR_OK) return status;
-    return tsr_retire_folder(sys, output->parent, output->temporary, output->name, is_obsolete, output, err);
+    return tsr_retire_folder(sys, output->parent, output->temporary, output->name, (tsr_obsolete_test){is_obsolete, output},
+                             err);
 }

@@ -18,7 +18,7 @@ static tsr_status sum_file(folder_output *output, uint32_t file, uint8_t *buffer
     *sum = 0;
     for (uint64_t at = 0; at < size && status == TSR_OK; at += READ_BYTES) {
         const size_t some = size - at < READ_BYTES ? (size_t)(size - at) : READ_BYTES;
-        status = tsr_sys_read(output->sys, fd, *name, at, buffer, some, err);
+        status = tsr_sys_read((tsr_sys_file){output->sys, fd, *name}, at, buffer, some, err);
         if (status == TSR_OK) *sum = tsr_sum_add(*sum, tsr_sum_bytes(output->sums, at, buffer, some));
     }
     tsr_output_give(output, file);

@@ -100,7 +100,7 @@ static tsr_status load(tsr_journal *j, tsr_error *err)
     j->size = (size_t)info.st_size;
     j->bytes = tsr_alloc(j->journals->allocator, j->size, 1, err);
     if (!j->bytes) return TSR_E_NOMEM;
-    return tsr_sys_read(sys, j->fd, j->name, 0, j->bytes, j->size, err);
+    return tsr_sys_read((tsr_sys_file){sys, j->fd, j->name}, 0, j->bytes, j->size, err);
 }
 
 static bool has_text(const tsr_journal *j, tsr_str text)
@@ -111,8 +111,8 @@ static bool has_text(const tsr_journal *j, tsr_str text)
 static tsr_status write_text(tsr_journal *j, tsr_str text, tsr_error *err)
 {
     const tsr_sys *sys = j->journals->sys;
-    TSR_TRY(tsr_sys_write(sys, j->fd, j->name, 0, text.data, text.size, err));
-    TSR_TRY(tsr_sys_write(sys, j->fd, j->name, text.size, "\n", 1, err));
+    TSR_TRY(tsr_sys_write((tsr_sys_file){sys, j->fd, j->name}, 0, text.data, text.size, err));
+    TSR_TRY(tsr_sys_write((tsr_sys_file){sys, j->fd, j->name}, text.size, "\n", 1, err));
     TSR_TRY(tsr_sys_sync(sys, j->fd, j->name, err));
     return tsr_sys_sync(sys, j->journals->folder, j->name, err); /* before the output that it speaks for is made */
 }
@@ -206,7 +206,7 @@ tsr_status tsr_journal_cut(tsr_journal *j, size_t size, tsr_error *err)
 tsr_status tsr_journal_append(tsr_journal *j, tsr_str records, tsr_error *err)
 {
     const tsr_sys *sys = j->journals->sys;
-    TSR_TRY(tsr_sys_write(sys, j->fd, j->name, j->end, records.data, records.size, err));
+    TSR_TRY(tsr_sys_write((tsr_sys_file){sys, j->fd, j->name}, j->end, records.data, records.size, err));
     j->end += records.size;
     return tsr_sys_sync(sys, j->fd, j->name, err);
 }

@@ -113,24 +113,24 @@ static void split_text(tsr_leftover *l, tsr_str bytes)
     }
 }
 
-/* The bytes of a file that is ours; *found is false for anything else. Also whether somebody has it locked. */
-static tsr_status read_own(const listing *l, int folder, const char *name, tsr_str *bytes, bool *busy, bool *found, tsr_error *err)
+/* The bytes of a file that is ours as out->text; *ours is false for anything else. Also whether somebody has it locked. */
+static tsr_status read_own(const listing *l, int folder, const char *name, tsr_leftover *out, bool *ours, tsr_error *err)
 {
     const tsr_sys *sys = l->journals->sys;
     struct stat info;
     const int fd = tsr_sys_open(sys, folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
-    *found = fd >= 0 && tsr_is_own_file(sys, fd);
+    *ours = fd >= 0 && tsr_is_own_file(sys, fd);
     if (fd < 0) return errno == EIO || errno == ENFILE || errno == EMFILE ? tsr_sys_raise(err, "open", name) : TSR_OK;
     tsr_status status = TSR_OK;
-    *bytes = (tsr_str){"", 0};
-    if (*found) {
-        *busy = sys->lock(sys, fd) != 0 && errno == EWOULDBLOCK;
+    out->text = (tsr_str){"", 0};
+    if (*ours) {
+        out->busy = sys->lock(sys, fd) != 0 && errno == EWOULDBLOCK;
         status = sys->stat(sys, fd, &info) == 0 ? TSR_OK : tsr_sys_raise(err, "read", name);
         const size_t size = status == TSR_OK ? (size_t)info.st_size : 0;
         char *memory = status == TSR_OK ? tsr_arena_array(l->arena, size, 1, err) : NULL;
         if (status == TSR_OK && !memory) status = TSR_E_NOMEM;
-        if (status == TSR_OK) status = tsr_sys_read(sys, fd, name, 0, memory, size, err);
-        *bytes = (tsr_str){memory, size};
+        if (status == TSR_OK) status = tsr_sys_read((tsr_sys_file){sys, fd, name}, 0, memory, size, err);
+        out->text = (tsr_str){memory, size};
     }
     sys->close(sys, fd);
     return status;
@@ -146,17 +146,18 @@ static bool begins_like(tsr_str bytes, tsr_str magic)
 static tsr_status look_at(const listing *l, int folder, const char *name, tsr_leftover *out, bool *ours, tsr_error *err)
 {
     struct stat info;
-    tsr_str bytes;
     if (!out->publishing && !out->part) {
         *ours = l->journals->sys->link_stat_at(l->journals->sys, folder, name, &info) == 0 && !S_ISLNK(info.st_mode) &&
                 info.st_uid == geteuid();
         return TSR_OK;
     }
-    tsr_status status = read_own(l, folder, name, &bytes, &out->busy, ours, err);
+    tsr_status status = read_own(l, folder, name, out, ours, err);
     if (status != TSR_OK || !*ours) return status;
-    *ours = begins_like(bytes, out->publishing ? TSR_STR("tessera.publishing/") : TSR_STR(TSR_JOURNAL_MAGIC));
-    if (out->publishing) out->text = bytes;
-    else split_text(out, bytes);
+    *ours = begins_like(out->text, out->publishing ? TSR_STR("tessera.publishing/") : TSR_STR(TSR_JOURNAL_MAGIC));
+    if (out->publishing) return TSR_OK;
+    const tsr_str bytes = out->text;
+    out->text = (tsr_str){NULL, 0};
+    split_text(out, bytes);
     return TSR_OK;
 }
 
@@ -400,7 +401,7 @@ tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag
     TSR_TRY(tsr_remove_name(sys, journals->folder, name, false, err)); /* of a run that was killed in it */
     const int fd = tsr_sys_open(sys, journals->folder, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
     if (fd < 0) return tsr_sys_raise(err, "create", name);
-    tsr_status status = tsr_sys_write(sys, fd, name, 0, record.data, record.size, err);
+    tsr_status status = tsr_sys_write((tsr_sys_file){sys, fd, name}, 0, record.data, record.size, err);
     if (status == TSR_OK && durable) status = tsr_sys_sync(sys, fd, name, err);
     if (status == TSR_OK && durable) status = tsr_sys_sync(sys, journals->folder, name, err);
     sys->close(sys, fd);

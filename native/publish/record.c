@@ -301,7 +301,8 @@ tsr_status tsr_record_end(const tsr_record *record, const tsr_journals *journals
     if (record->kind != TSR_SWITCH_FOLDERS) return TSR_OK;
     snprintf(retired, sizeof retired, ".%s.tessera-%s", tsr_stem_of(journals->name, stem), tag);
     const recorded old = {record, journals};
-    return tsr_retire_folder(journals->sys, journals->folder, retired, journals->name, is_recorded_old, &old, err);
+    return tsr_retire_folder(journals->sys, journals->folder, retired, journals->name,
+                             (tsr_obsolete_test){is_recorded_old, &old}, err);
 }
 
 tsr_status tsr_record_undo(const tsr_record *record, const tsr_journals *journals, tsr_error *err)
@@ -314,8 +315,7 @@ tsr_status tsr_record_undo(const tsr_record *record, const tsr_journals *journal
 typedef struct retiring {
     const tsr_sys *sys;
     int replacing;
-    bool (*obsolete)(const void *ctx, const char *name, const struct stat *info);
-    const void *ctx;
+    tsr_obsolete_test test;
 } retiring;
 
 static tsr_status retire_file(void *ctx, int folder, const char *name, tsr_error *err)
@@ -325,17 +325,16 @@ static tsr_status retire_file(void *ctx, int folder, const char *name, tsr_error
     int done;
     if (r->sys->link_stat_at(r->sys, folder, name, &old) != 0) return errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "look at", name);
     const bool twice = r->sys->link_stat_at(r->sys, r->replacing, name, &new) == 0 && tsr_is_one_file(&old, &new);
-    if (twice || r->obsolete(r->ctx, name, &old)) return tsr_remove_name(r->sys, folder, name, false, err);
+    if (twice || r->test.is_obsolete(r->test.ctx, name, &old)) return tsr_remove_name(r->sys, folder, name, false, err);
     do done = r->sys->rename_new(r->sys, folder, name, r->replacing, name);
     while (done != 0 && errno == EINTR);
     return done == 0 || errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "keep", name);
 }
 
 tsr_status tsr_retire_folder(const tsr_sys *sys, int parent, const char *retired, const char *replacing,
-                             bool (*obsolete)(const void *ctx, const char *name, const struct stat *info), const void *ctx,
-                             tsr_error *err)
+                             tsr_obsolete_test test, tsr_error *err)
 {
-    retiring r = {sys, tsr_sys_open(sys, parent, replacing, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0), obsolete, ctx};
+    retiring r = {sys, tsr_sys_open(sys, parent, replacing, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0), test};
     if (r.replacing < 0) return tsr_sys_raise(err, "open", replacing);
     tsr_status status = tsr_each_name(sys, parent, retired, retire_file, &r, err);
     sys->close(sys, r.replacing);

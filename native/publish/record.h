@@ -52,11 +52,16 @@ tsr_status tsr_record_undo(const tsr_record *record, const tsr_journals *journal
 tsr_status tsr_record_written(const tsr_record *record, const tsr_journals *journals, tsr_arena *arena, const tsr_str **names,
                               size_t *count, tsr_error *err);
 
-/* Removes a directory that another one has replaced: `obsolete` files go, so do second names of files in the new one; any other
+/* Whether a file of a replaced checkpoint was listed by it. */
+typedef struct tsr_obsolete_test {
+    bool (*is_obsolete)(const void *ctx, const char *name, const struct stat *info);
+    const void *ctx;
+} tsr_obsolete_test;
+
+/* Removes a directory that another one has replaced: obsolete files go, so do second names of files in the new one; any other
  * file that appeared since moves there. Both are names in `parent`. */
 tsr_status tsr_retire_folder(const tsr_sys *sys, int parent, const char *retired, const char *replacing,
-                             bool (*obsolete)(const void *ctx, const char *name, const struct stat *info), const void *ctx,
-                             tsr_error *err);
+                             tsr_obsolete_test test, tsr_error *err);
 /* Calls `each` for every name but "." and ".." of a directory in `parent` that is not a link, until it fails. */
 tsr_status tsr_each_name(const tsr_sys *sys, int parent, const char *folder,
                          tsr_status (*each)(void *ctx, int folder, const char *name, tsr_error *err), void *ctx, tsr_error *err);

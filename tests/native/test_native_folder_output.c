@@ -328,7 +328,7 @@ static void test_native_folder_output__copies_ranges_between_files(void **state)
     assert_int_equal(tsr_folder_output_open(&faulty.sys, &tsr_allocator_libc, scratch_path("out"), &options, &output, &err),
                      TSR_OK);
     assert_int_equal(output->create(output, TSR_STR(""), 8, &file, &err), TSR_OK);
-    tsr_status status = output->copy_range(output, file, 0, store, 0, 2, 8, &err);
+    tsr_status status = output->copy_range(output, file, 0, &(tsr_copied_range){store, 0, 2, 8}, &err);
     if (status == TSR_OK) {
         assert_int_equal(output->publish(output, file, &err), TSR_OK);
         assert_int_equal(scratch_read("out", text, sizeof text), 8);

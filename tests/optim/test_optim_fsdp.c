@@ -396,6 +396,12 @@ static void test_optim_fsdp__documents_that_contradict_themselves(void **state)
 
 /* ---- pieces against an element-by-element oracle ---- */
 
+static tsr_status start_pieces(tsr_pieces *p, golden *g, uint32_t ndim, const uint64_t *shape)
+{
+    const tsr_entry of = {.fqn = TSR_STR("x"), .dtype = TSR_INT16, .ndim = ndim, .shape = shape};
+    return tsr_pieces_start(p, &g->host, g->arena, &of, NULL);
+}
+
 /* Fills a tensor of `shape` with flat ranges of a strided source and checks every element's address. */
 static void check_pieces(golden *g, uint32_t ndim, const uint64_t *shape, uint32_t source_ndim, const uint64_t *source_shape,
                          const uint64_t *strides, uint64_t first)
@@ -412,7 +418,7 @@ static void check_pieces(golden *g, uint32_t ndim, const uint64_t *shape, uint32
                         .chunk_count = 1};
     tsr_pieces p;
     const tsr_value *value;
-    assert_int_equal(tsr_pieces_start(&p, &g->host, g->arena, TSR_STR("x"), TSR_INT16, ndim, shape, NULL), TSR_OK);
+    assert_int_equal(start_pieces(&p, g, ndim, shape), TSR_OK);
     uint64_t cut = elements / 3;
     assert_int_equal(tsr_pieces_add(&p, &source, first, first + cut, NULL), TSR_OK);
     assert_int_equal(tsr_pieces_add(&p, &source, first + cut, first + elements, NULL), TSR_OK);
@@ -474,7 +480,7 @@ static void test_optim_fsdp__pieces_of_sources_in_several_chunks(void **state)
             uint64_t length = end - begin;
             tsr_pieces p;
             const tsr_value *value;
-            assert_int_equal(tsr_pieces_start(&p, &g.host, g.arena, TSR_STR("x"), TSR_INT16, 1, &length, NULL), TSR_OK);
+            assert_int_equal(start_pieces(&p, &g, 1, &length), TSR_OK);
             assert_int_equal(tsr_pieces_add(&p, &source, begin, end, NULL), TSR_OK);
             assert_int_equal(tsr_pieces_finish(&p, &value, NULL), TSR_OK);
             tsr_pieces_drop(&p);
@@ -494,7 +500,7 @@ static void test_optim_fsdp__pieces_of_sources_in_several_chunks(void **state)
     source.chunk_count = 3;
     tsr_pieces p;
     tsr_error err = {0};
-    assert_int_equal(tsr_pieces_start(&p, &g.host, g.arena, TSR_STR("x"), TSR_INT16, 2, shape, NULL), TSR_OK);
+    assert_int_equal(start_pieces(&p, &g, 2, shape), TSR_OK);
     assert_int_equal(tsr_pieces_add(&p, &source, 0, 30, &err), TSR_E_FORMAT);
     assert_string_equal(err.message, "optim: element 25 of '' is not covered by any chunk");
     tsr_pieces_drop(&p);

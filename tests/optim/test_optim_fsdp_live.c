@@ -322,21 +322,20 @@ static void test_optim_fsdp_live__cut_and_changed_trees(void **state)
     const tsr_live live = {bytes_of, &s};
     tsr_vec bytes = tsr_vec_of(&tsr_allocator_libc, 1), tensors = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_packed_tensor)),
             scalars = tsr_vec_of(&tsr_allocator_libc, 1);
+    const tsr_unpacked_into into = {1, &scalars, &s.g.host, s.g.arena};
     assert_int_equal(tsr_tree_pack(tree, &live, &s.g.host, &bytes, &tensors, NULL), TSR_OK);
     assert_int_equal(tensors.count, 1);
     char *packed = bytes.items;
-    assert_int_equal(tsr_tree_unpack((tsr_str){packed, bytes.count}, 0, 1, &scalars, &s.g.host, s.g.arena, &out, NULL),
-                     TSR_OK);
+    assert_int_equal(tsr_tree_unpack((tsr_str){packed, bytes.count}, 0, &into, &out, NULL), TSR_OK);
     assert_int_equal(tsr_value_match(tree, out, 64, 4096), TSR_SAME);
     for (size_t size = 0; size < bytes.count; size++) {
         char *cut = malloc(size + 1); /* so that a sanitizer sees a read too far */
         memcpy(cut, packed, size);
-        assert_int_not_equal(tsr_tree_unpack((tsr_str){cut, size}, 0, 1, &scalars, &s.g.host, s.g.arena, &out, NULL),
-                             TSR_OK);
+        assert_int_not_equal(tsr_tree_unpack((tsr_str){cut, size}, 0, &into, &out, NULL), TSR_OK);
         free(cut);
         for (unsigned bit = 0; bit < 8; bit++) {
             packed[size] ^= (char)(1u << bit);
-            (void)tsr_tree_unpack((tsr_str){packed, bytes.count}, 0, 1, &scalars, &s.g.host, s.g.arena, &out, NULL);
+            (void)tsr_tree_unpack((tsr_str){packed, bytes.count}, 0, &into, &out, NULL);
             packed[size] ^= (char)(1u << bit);
         }
     }

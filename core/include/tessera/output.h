@@ -15,6 +15,13 @@
 
 TSR_API_BEGIN
 
+/* Bytes of a file of a store. */
+typedef struct tsr_copied_range {
+    tsr_store *store;
+    uint32_t file;
+    uint64_t offset, size;
+} tsr_copied_range;
+
 typedef struct tsr_output tsr_output;
 struct tsr_output {
     /* Creates a file; `name` "" is the destination itself when it is a single file. `size` is its exact final size
@@ -23,8 +30,8 @@ struct tsr_output {
     /* Thread-safe for ranges that do not overlap. */
     tsr_status (*write_at)(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err);
     /* Optional: copies bytes of a store's file without bringing them here; TSR_E_UNSUPPORTED when it cannot. */
-    tsr_status (*copy_range)(tsr_output *output, uint32_t file, uint64_t offset, tsr_store *source, uint32_t source_file,
-                             uint64_t source_offset, uint64_t size, tsr_error *err);
+    tsr_status (*copy_range)(tsr_output *output, uint32_t file, uint64_t offset, const tsr_copied_range *source,
+                             tsr_error *err);
     /* Makes everything durable and visible; `marker` (or TSR_NO_FILE) becomes visible last. Frees nothing. */
     tsr_status (*publish)(tsr_output *output, uint32_t marker, tsr_error *err);
     /* Removes what was not published and frees the output. Also the way to free it after publish. */

@@ -149,7 +149,8 @@ static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
     tsr_status status = c->output->create(c->output, c->names[index], size, &number, err);
     cli_signals_release();
     if (status != TSR_OK || !size) return status;
-    status = c->arguments->no_verify ? c->output->copy_range(c->output, number, 0, c->store, file, 0, size, NULL) : TSR_E_UNSUPPORTED;
+    const tsr_copied_range whole = {c->store, file, 0, size};
+    status = c->arguments->no_verify ? c->output->copy_range(c->output, number, 0, &whole, NULL) : TSR_E_UNSUPPORTED;
     if (status == TSR_E_UNSUPPORTED) return copy_bytes(c, number, file, size, err);
     if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "'%.*s' cannot be copied", TSR_STR_ARG(c->names[index]));
     c->byte_done += size;

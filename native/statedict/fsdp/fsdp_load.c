@@ -12,7 +12,6 @@ typedef struct unit_work {
     void *staged;
 } unit_work;
 
-/* Elements of `from`, whatever its device and type, as `dtype` in host memory. */
 /* Elements of a tensor of the state. */
 typedef struct elements {
     const tsr_tensor *of;
@@ -20,6 +19,7 @@ typedef struct elements {
     uint64_t count;
 } elements;
 
+/* Elements of `from`, whatever its device and type, as `dtype` in host memory. */
 static tsr_status fetch(elements from, tsr_dtype dtype, void *to, const tsr_allocator *allocator, tsr_error *err)
 {
     tsr_device *device = from.of->device;
