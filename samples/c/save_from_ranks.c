@@ -33,7 +33,8 @@ static tsr_status build(tsr_state_dict *state, const tsr_comm *comm, long step, 
     const tsr_str mesh_names[] = {TSR_STR("dp")};
     const tsr_mesh mesh = {1, mesh_shape, mesh_names};
     const tsr_placement by_rows = {.kind = TSR_SHARD, .dim = 0};
-    const tsr_tensor described = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, &by_rows, comm->rank, NULL);
+    const tsr_tensor described =
+        tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL), &mesh, &by_rows, comm->rank);
     tsr_arena *arena = tsr_state_dict_arena(state);
     const tsr_value *weight;
     tsr_status status = tsr_state_dict_allocate(state, &described, &weight, err);

@@ -92,7 +92,8 @@ static void warn(void *ctx, const char *message)
 static tsr_status make_rows(trainer *t, const param *p, const tsr_value **out, tsr_error *err)
 {
     uint64_t bytes;
-    const tsr_tensor rows = tsr_tensor_over_mesh(TSR_FLOAT64, p->ndim, p->shape, &t->mesh, &by_rows, t->comm->rank, NULL);
+    const tsr_tensor rows =
+        tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT64, p->ndim, p->shape, NULL), &t->mesh, &by_rows, t->comm->rank);
     TRY(tsr_state_dict_allocate(t->memory, &rows, out, err));
     TRY(tsr_tensor_held(&rows, t->arena, &bytes, err));
     if (bytes) memset(tsr_tensor_of(*out)->data, 0, (size_t)bytes);

@@ -53,8 +53,9 @@ static void by_tessera(const matrix *m, tsr_comm *comm, bool share)
     const tsr_str name = {NULL, 0};
     const tsr_mesh mesh = {1, ranks, &name};
     const tsr_placement rows = {TSR_SHARD, 0, 0}, columns = {TSR_SHARD, 1, 0};
-    const tsr_tensor from = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, &rows, m->rank, m->by_rows);
-    const tsr_tensor to = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, &columns, m->rank, m->by_columns);
+    const tsr_tensor from = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, m->by_rows), &mesh, &rows, m->rank);
+    const tsr_tensor to =
+        tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, m->by_columns), &mesh, &columns, m->rank);
     const tsr_move move = {share ? m->shared : &from, &to};
     tsr_error err = {0};
     if (tsr_redistribute(comm, &move, 1, 0, &host, &err) != TSR_OK) failed(err.message);
@@ -66,7 +67,7 @@ static void share_rows(matrix *m, tsr_comm *comm)
     const uint64_t ranks[] = {m->ranks}, shape[] = {m->rows, m->columns};
     const tsr_mesh mesh = {1, ranks, NULL};
     const tsr_placement rows = {TSR_SHARD, 0, 0};
-    const tsr_tensor like = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, &rows, m->rank, m->by_rows);
+    const tsr_tensor like = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, m->by_rows), &mesh, &rows, m->rank);
     const tsr_value leaf = {.kind = TSR_VALUE_TENSOR, .as.tensor = &like.entry};
     const tsr_create_options options = {.share = comm};
     tsr_error err = {0};

@@ -145,7 +145,7 @@ static tsr_tensor describe(const tensor_case *c, int kind, const tsr_comm *comm,
     *mesh_shape = comm->size;
     *mesh = (tsr_mesh){.dim_count = 1, .shape = mesh_shape};
     *placement = (tsr_placement){.kind = kind == 3 ? TSR_REPLICATE : TSR_SHARD, .dim = kind == 2};
-    return tsr_tensor_over_mesh(c->dtype, c->ndim, c->shape, mesh, placement, comm->rank, NULL);
+    return tsr_tensor_over_mesh(tsr_tensor_whole(c->dtype, c->ndim, c->shape, NULL), mesh, placement, comm->rank);
 }
 
 /* Every byte of a tensor follows from its place in the whole. */

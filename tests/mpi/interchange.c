@@ -29,7 +29,8 @@ static tsr_status plan_value(const tsr_value *stored, const tsr_mesh *mesh, uint
         uint64_t shape[TSR_MAX_NDIM] = {0};
         if (entry->ndim) memcpy(shape, entry->shape, entry->ndim * sizeof *shape);
         if (entry->ndim) tsr_dtype_pack(&dtype, &shape[entry->ndim - 1]); /* float4 in torch's count */
-        tsr_tensor tensor = tsr_tensor_over_mesh(dtype, entry->ndim, shape, mesh, entry->ndim ? &rows : &whole, rank, NULL);
+        tsr_tensor tensor = tsr_tensor_over_mesh(tsr_tensor_whole(dtype, entry->ndim, shape, NULL), mesh,
+                                                 entry->ndim ? &rows : &whole, rank);
         tensor.meta = true;
         return tsr_state_dict_tensor(dict, &tensor, out, err);
     }

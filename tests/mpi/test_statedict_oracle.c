@@ -30,7 +30,7 @@ typedef struct change {
 
 static tsr_tensor cut(const change *c, const tsr_mesh *mesh, const tsr_placement *placement, uint64_t rank, void *data)
 {
-    return tsr_tensor_over_mesh(c->dtype, c->ndim, c->shape, mesh, placement, rank, data);
+    return tsr_tensor_over_mesh(tsr_tensor_whole(c->dtype, c->ndim, c->shape, data), mesh, placement, rank);
 }
 
 /* Which elements of `mine`, a local tensor, `theirs` also has: as a type for Alltoallw. An empty one has the count 0. */

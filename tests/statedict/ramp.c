@@ -69,5 +69,5 @@ tsr_tensor ramp_tensor(uint64_t *seed, tsr_arena *arena, const tsr_comm *comm, t
                                                                : TSR_SHARD,
                                         (int32_t)dim, 1 + ramp_random(seed) % 3};
     }
-    return tsr_tensor_over_mesh(dtype, ndim, shape, mesh, placements, comm->rank, NULL);
+    return tsr_tensor_over_mesh(tsr_tensor_whole(dtype, ndim, shape, NULL), mesh, placements, comm->rank);
 }

@@ -56,7 +56,8 @@ static tsr_status fill_dict(tsr_state_dict *dict, const tsr_comm *comm, int32_t 
     const tsr_mesh mesh = {1, ranks, NULL};
     const tsr_placement placement = {TSR_SHARD, dim, 0};
     for (int i = 0; i < 2; i++) {
-        tsr_tensor tensor = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shapes[i], &mesh, &placement, comm->rank, NULL);
+        tsr_tensor tensor =
+            tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shapes[i], NULL), &mesh, &placement, comm->rank);
         const tsr_value *value;
         if (dim < 0) tensor.spread = TSR_WHOLE;
         TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
@@ -290,7 +291,7 @@ static tsr_status make_many(tsr_state_dict *dict, const tsr_comm *comm, bool who
     const uint64_t shape[] = {512, 64}, ranks[] = {comm->size};
     const tsr_mesh mesh = {1, ranks, NULL};
     const tsr_placement columns = {TSR_SHARD, 1, 0};
-    tsr_tensor tensor = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, &columns, comm->rank, NULL);
+    tsr_tensor tensor = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL), &mesh, &columns, comm->rank);
     if (whole) tensor.spread = TSR_WHOLE;
     tensor.meta = meta;
     char name[16];

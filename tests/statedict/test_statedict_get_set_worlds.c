@@ -79,7 +79,8 @@ static void make_tensors(world *w)
     w->sizes[1] = COLUMNS;
     w->part = (tsr_tensor_part){w->offsets, w->sizes, w->data[2]};
     w->tensors[0] = tsr_tensor_whole(TSR_FLOAT32, 2, shape, w->data[0]);
-    w->tensors[1] = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &w->mesh, &w->placement, w->comm->rank, w->data[1]);
+    w->tensors[1] =
+        tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, w->data[1]), &w->mesh, &w->placement, w->comm->rank);
     w->tensors[2] = tsr_tensor_in_boxes(TSR_FLOAT32, 2, shape, &w->part, w->rows > 0);
     for (int k = 0; k < KINDS; k++) w->bound[k] = (tsr_model_tensor){&w->params[k], &w->tensors[k], NULL};
 }
@@ -164,7 +165,8 @@ static tsr_status put_otherwise(world *w, int kind, bool whole, tsr_state_dict *
     const tsr_value *value;
     const tsr_piece *pieces;
     uint64_t pieces_count;
-    tsr_tensor tensor = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &w->mesh, &columns, w->comm->rank, NULL);
+    tsr_tensor tensor =
+        tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL), &w->mesh, &columns, w->comm->rank);
     if (whole) tensor.spread = TSR_WHOLE;
     TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
     TRY(tsr_tensor_pieces(tsr_tensor_of(value), w->arena, &pieces, &pieces_count, err));

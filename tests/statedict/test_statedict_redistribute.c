@@ -134,9 +134,10 @@ static tsr_status make_state(const char *what, const tsr_comm *comm, tsr_state_d
     const tsr_mesh mesh = {1, mesh_shape, NULL};
     const tsr_placement rows = {TSR_SHARD, 0, 0}, columns = {TSR_SHARD, 1, 0};
     const tsr_value *value;
-    tsr_tensor a = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, &rows, comm->rank, NULL);
-    tsr_tensor b = tsr_tensor_over_mesh(odd && strcmp(what, "dtype") == 0 ? TSR_INT32 : TSR_FLOAT32, 2, other, &mesh,
-                                        odd && strcmp(what, "placements") == 0 ? &columns : &rows, comm->rank, NULL);
+    tsr_tensor a = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL), &mesh, &rows, comm->rank);
+    tsr_tensor b =
+        tsr_tensor_over_mesh(tsr_tensor_whole(odd && strcmp(what, "dtype") == 0 ? TSR_INT32 : TSR_FLOAT32, 2, other, NULL),
+                             &mesh, odd && strcmp(what, "placements") == 0 ? &columns : &rows, comm->rank);
     if (odd && strcmp(what, "whole") == 0) b = tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL);
     TRY(tsr_state_dict_allocate(dict, &a, &value, err));
     TRY(tsr_state_dict_put(dict, TSR_STR("a"), value, err));
@@ -236,7 +237,7 @@ static tsr_status gather_misfit(void *arg, tsr_comm *comm, tsr_error *err)
     const uint64_t shape[] = {4}, ranks[] = {strcmp(what, "mesh") == 0 ? 5 : comm->size};
     const tsr_mesh mesh = {1, ranks, NULL};
     const tsr_placement placement = {strcmp(what, "partial") == 0 ? TSR_PARTIAL : TSR_SHARD, 0, 0};
-    tsr_tensor tensor = tsr_tensor_over_mesh(TSR_FLOAT32, 1, shape, &mesh, &placement, comm->rank, NULL);
+    tsr_tensor tensor = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 1, shape, NULL), &mesh, &placement, comm->rank);
     tsr_state_dict *in, *out;
     tsr_error told = {0};
     TRY(tsr_state_dict_new(&host, &in, err));
@@ -270,7 +271,7 @@ static tsr_status make_wide(tsr_comm *comm, tsr_state_dict *dict, bool full, tsr
     const uint64_t shape[] = {ROWS, COLUMNS}, ranks[] = {comm->size};
     const tsr_mesh mesh = {1, ranks, NULL};
     const tsr_placement columns = {TSR_SHARD, 1, 0};
-    tsr_tensor tensor = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, &columns, comm->rank, NULL);
+    tsr_tensor tensor = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL), &mesh, &columns, comm->rank);
     if (full) tensor.spread = TSR_WHOLE;
     char name[16];
     for (int i = 0; i < WIDE; i++) {
@@ -416,8 +417,8 @@ static tsr_status own_replica(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_host host = live_host(NULL);
     const float rank = (float)comm->rank, low = (float)(comm->rank & ~1u), high = (float)(comm->rank | 1u);
     float mine[2] = {10 * rank, 10 * rank + 1}, all[4] = {0};
-    const tsr_tensor from = tsr_tensor_over_mesh(TSR_FLOAT32, 1, shape, &mesh, rows, comm->rank, mine);
-    const tsr_tensor to = tsr_tensor_over_mesh(TSR_FLOAT32, 1, shape, &mesh, whole, comm->rank, all);
+    const tsr_tensor from = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 1, shape, mine), &mesh, rows, comm->rank);
+    const tsr_tensor to = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 1, shape, all), &mesh, whole, comm->rank);
     const tsr_move move = {&from, &to};
     (void)arg;
     TRY(tsr_redistribute(comm, &move, 1, 0, &host, err));

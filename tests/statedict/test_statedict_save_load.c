@@ -354,7 +354,8 @@ static tsr_status within_bounds(void *arg, tsr_comm *comm, tsr_error *err)
     const uint64_t shape[] = {ROWS, COLUMNS}, ranks[] = {comm->size};
     const tsr_mesh mesh = {1, ranks, NULL};
     const tsr_placement strided = {TSR_STRIDED_SHARD, 1, 5};
-    const tsr_tensor tensor = tsr_tensor_over_mesh(TSR_FLOAT64, 2, shape, &mesh, &strided, comm->rank, NULL);
+    const tsr_tensor tensor =
+        tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT64, 2, shape, NULL), &mesh, &strided, comm->rank);
     const tsr_save_options saving = {.buffer_bytes = BUFFER};
     const tsr_load_options loading = {.buffer_bytes = BUFFER};
     tsr_state_dict *dict, *out;

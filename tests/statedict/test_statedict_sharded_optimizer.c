@@ -191,9 +191,10 @@ static tsr_status wrong_value(tsr_state_dict *model, wrong what, tsr_comm *comm,
                                             what == NO_SHARD ? 0 : what == TWO_SHARDS ? 2 : 1);
     inner.group = what == NO_GROUP ? NULL : comm;
     tensor.nested = &inner;
-    if (what == NESTED_DTENSOR) inner = tsr_tensor_over_mesh(TSR_FLOAT32, 2, columns, &mesh, &rows, 0, NULL);
+    if (what == NESTED_DTENSOR)
+        inner = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, columns, NULL), &mesh, &rows, 0);
     if (what == DTENSOR_OF_SHARDS) {
-        tensor = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, &rows, 0, NULL);
+        tensor = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL), &mesh, &rows, 0);
         tensor.nested = &inner;
     }
     if (what == ONE_D) tensor.nested = NULL;
@@ -384,7 +385,8 @@ static tsr_status save_large(tsr_comm *comm, const char *path, tsr_error *err)
     const uint64_t ranks[] = {comm->size};
     const tsr_mesh mesh = {1, ranks, NULL};
     const tsr_placement by_columns = {TSR_SHARD, 1, 0};
-    const tsr_tensor like = tsr_tensor_over_mesh(TSR_FLOAT32, 2, large, &mesh, &by_columns, comm->rank, NULL);
+    const tsr_tensor like =
+        tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, large, NULL), &mesh, &by_columns, comm->rank);
     tsr_state_dict *dict;
     const tsr_value *values[STATES];
     TRY(tsr_state_dict_new(&host, &dict, err));

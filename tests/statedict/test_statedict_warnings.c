@@ -69,7 +69,7 @@ static void close_scene(scene *s)
 static const tsr_value *tensor_of(scene *s, const tsr_comm *comm, bool whole)
 {
     const tsr_value *value = NULL;
-    tsr_tensor tensor = tsr_tensor_over_mesh(TSR_FLOAT32, 1, two, &s->mesh, &rows, comm->rank, NULL);
+    tsr_tensor tensor = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 1, two, NULL), &s->mesh, &rows, comm->rank);
     if (whole) tensor.spread = TSR_WHOLE;
     if (tsr_state_dict_allocate(s->dict, &tensor, &value, NULL) != TSR_OK) return NULL;
     for (int i = 0; i < (whole ? 2 : 1); i++) ((float *)tsr_tensor_of(value)->data)[i] = 1 + (float)(i + (int)comm->rank);

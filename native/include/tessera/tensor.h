@@ -12,7 +12,7 @@
  *
  *     const uint64_t shape[] = {10, 4};
  *     uint64_t bytes;
- *     const tsr_tensor rows = tsr_tensor_over_mesh(TSR_FLOAT32, 2, shape, &mesh, placements, comm->rank, NULL);
+ *     const tsr_tensor rows = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL), &mesh, placements, comm->rank);
  *     status = tsr_tensor_held(&rows, arena, &bytes, &err); */
 #ifndef TESSERA_TENSOR_H
 #define TESSERA_TENSOR_H
@@ -71,10 +71,11 @@ static inline tsr_tensor tsr_tensor_whole(tsr_dtype dtype, uint32_t ndim, const 
     tensor.data = data;
     return tensor;
 }
-static inline tsr_tensor tsr_tensor_over_mesh(tsr_dtype dtype, uint32_t ndim, const uint64_t *shape, const tsr_mesh *mesh,
-                                              const tsr_placement *placements, uint64_t mesh_rank, void *data)
+/* `whole` as tsr_tensor_whole makes it, but for `data`: the memory of this rank's shard. */
+static inline tsr_tensor tsr_tensor_over_mesh(tsr_tensor whole, const tsr_mesh *mesh, const tsr_placement *placements,
+                                              uint64_t mesh_rank)
 {
-    tsr_tensor tensor = tsr_tensor_whole(dtype, ndim, shape, data);
+    tsr_tensor tensor = whole;
     tensor.spread = TSR_OVER_MESH;
     tensor.mesh = mesh;
     tensor.placements = placements;
