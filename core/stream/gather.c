@@ -330,39 +330,62 @@ static tsr_status read_part(const tsr_gather *gather, tsr_located *part, uint64_
     return TSR_OK;
 }
 
-/* One read of the plan: `steps` steps of the last looped axis (1 when there is none). */
-static tsr_status fetch_block(const tsr_gather *gather, tsr_located *part, const tsr_axis *axes, uint32_t count,
-                              fetch_plan plan, uint64_t steps, uint64_t byte, uint8_t *to, uint8_t *scratch, tsr_error *err)
+/* A box that is being gathered. */
+typedef struct gathering {
+    const tsr_gather *gather;
+    tsr_box box;
+    uint8_t *to; /* the box's first element */
+    uint8_t *scratch;
+    size_t scratch_size;
+    uint64_t filled; /* elements so far */
+    tsr_error *err;
+} gathering;
+
+/* What one part holds of the box. */
+typedef struct part_share {
+    tsr_located *part;
+    uint64_t byte; /* its first element in the part, */
+    uint8_t *to;   /* and at the destination */
+    tsr_axis axes[TSR_MAX_NDIM];
+    uint32_t axis_count;
+} part_share;
+
+/* One read of the plan from `from` to `to`, both bytes behind the share's first element: `steps` steps of the last looped axis
+ * (1 when there is none). */
+static tsr_status fetch_block(const gathering *g, const part_share *share, const fetch_plan *plan, uint64_t steps,
+                              uint64_t from, uint64_t to)
 {
-    if (plan.direct) return read_part(gather, part, byte, to, (size_t)plan.span, err);
+    tsr_located *part = share->part;
+    const uint64_t byte = share->byte + from;
+    if (plan->direct) return read_part(g->gather, part, byte, share->to + to, (size_t)plan->span, g->err);
     tsr_axis block[TSR_MAX_NDIM];
     uint32_t used = 0;
-    if (steps > 1) block[used++] = (tsr_axis){steps, axes[plan.loops - 1].from, axes[plan.loops - 1].to};
-    for (uint32_t i = plan.loops; i < count; i++) block[used++] = axes[i];
+    if (steps > 1) block[used++] = (tsr_axis){steps, share->axes[plan->loops - 1].from, share->axes[plan->loops - 1].to};
+    for (uint32_t i = plan->loops; i < share->axis_count; i++) block[used++] = share->axes[i];
     const uint64_t reach = steps > 1 ? (steps - 1) * block[0].from : 0;
+    uint8_t *scratch = g->scratch;
     if (!part->view.zstd) scratch = tsr_place_for_copy(scratch, part->view.byte_offset + byte, TSR_NO_POSITION);
-    TSR_TRY(read_part(gather, part, byte, scratch, (size_t)(reach + plan.span), err));
-    tsr_copy_block(to, scratch, block, used, gather->itemsize);
+    TSR_TRY(read_part(g->gather, part, byte, scratch, (size_t)(reach + plan->span), g->err));
+    tsr_copy_block(share->to + to, scratch, block, used, g->gather->itemsize);
     return TSR_OK;
 }
 
-static tsr_status fetch_share(const tsr_gather *gather, tsr_located *part, tsr_axis *axes, uint32_t count, uint64_t byte,
-                              uint8_t *to, void *scratch, size_t scratch_size, tsr_error *err)
+static tsr_status fetch_share(const gathering *g, const part_share *share)
 {
-    const fetch_plan plan = plan_fetch(axes, count, gather->itemsize, scratch_size - TSR_COPY_SLACK);
-    if (plan.loops == 0) return fetch_block(gather, part, axes, count, plan, 1, byte, to, scratch, err);
+    const tsr_axis *axes = share->axes;
+    const fetch_plan plan = plan_fetch(axes, share->axis_count, g->gather->itemsize, g->scratch_size - TSR_COPY_SLACK);
+    if (plan.loops == 0) return fetch_block(g, share, &plan, 1, 0, 0);
     const uint32_t outer = plan.loops - 1;
     uint64_t at[TSR_MAX_NDIM] = {0};
     do {
-        uint64_t from_byte = byte, to_byte = 0;
+        uint64_t from = 0, to = 0;
         for (uint32_t i = 0; i < outer; i++) {
-            from_byte += at[i] * axes[i].from;
-            to_byte += at[i] * axes[i].to;
+            from += at[i] * axes[i].from;
+            to += at[i] * axes[i].to;
         }
         for (uint64_t i = 0; i < axes[outer].size; i += plan.step) {
             const uint64_t steps = axes[outer].size - i < plan.step ? axes[outer].size - i : plan.step;
-            TSR_TRY(fetch_block(gather, part, axes, count, plan, steps, from_byte + i * axes[outer].from,
-                                to + to_byte + i * axes[outer].to, scratch, err));
+            TSR_TRY(fetch_block(g, share, &plan, steps, from + i * axes[outer].from, to + i * axes[outer].to));
         }
     } while (tsr_axes_advance(axes, outer, at));
     return TSR_OK;
@@ -384,13 +407,15 @@ static void resolve_share(const tsr_gather *gather, const tsr_located *part, tsr
     } while (tsr_axes_advance(axes, outer, at));
 }
 
-/* What `part` holds of `box` goes into `to`; `*filled` grows by its elements. */
-static tsr_status gather_part(const tsr_gather *gather, tsr_located *part, tsr_box box, uint8_t *to, void *scratch,
-                              size_t scratch_size, uint64_t *filled, tsr_error *err)
+/* Gathers what `part` holds of the box. */
+static tsr_status gather_part(gathering *g, tsr_located *part)
 {
+    const tsr_gather *gather = g->gather;
+    const tsr_box box = g->box;
     uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], byte = 0, to_byte = 0, to_step = gather->itemsize, volume = 1;
     if (!tsr_box_intersect((tsr_box){gather->ndim, part->offsets, part->sizes}, box, offsets, sizes)) return TSR_OK;
-    tsr_axis axes[TSR_MAX_NDIM], kept[TSR_MAX_NDIM];
+    part_share share;
+    tsr_axis *axes = share.axes, kept[TSR_MAX_NDIM];
     for (uint32_t d = gather->ndim; d-- > 0;) {
         axes[d] = (tsr_axis){sizes[d], part->strides[d] * gather->itemsize, to_step};
         byte += (offsets[d] - part->offsets[d]) * axes[d].from;
@@ -398,11 +423,14 @@ static tsr_status gather_part(const tsr_gather *gather, tsr_located *part, tsr_b
         to_step *= box.sizes[d];
         volume *= sizes[d];
     }
-    *filled += volume;
+    g->filled += volume;
     memcpy(kept, axes, gather->ndim * sizeof *axes);
-    const uint32_t count = tsr_axes_simplify(axes, gather->ndim);
-    TSR_TRY(fetch_share(gather, part, axes, count, byte, to + to_byte, scratch, scratch_size, err));
-    if (part->view.swap || part->view.conj || part->view.neg) resolve_share(gather, part, kept, gather->ndim, to + to_byte);
+    share.part = part;
+    share.byte = byte;
+    share.to = g->to + to_byte;
+    share.axis_count = tsr_axes_simplify(axes, gather->ndim);
+    TSR_TRY(fetch_share(g, &share));
+    if (part->view.swap || part->view.conj || part->view.neg) resolve_share(gather, part, kept, gather->ndim, share.to);
     return TSR_OK;
 }
 
@@ -445,25 +473,27 @@ uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at)
 tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void *scratch, size_t scratch_size,
                           tsr_error *err)
 {
-    uint64_t volume, filled = 0, corner[TSR_MAX_NDIM];
+    uint64_t volume, corner[TSR_MAX_NDIM];
     if (!tsr_box_volume(box, &volume) || volume == 0) return TSR_OK;
     const tsr_box whole = {gather->ndim, NULL, gather->shape};
     for (uint32_t d = 0; d < gather->ndim; d++) corner[d] = tsr_box_offset(box, d);
     const uint64_t first = tsr_box_index(whole, corner);
     for (uint32_t d = 0; d < gather->ndim; d++) corner[d] += box.sizes[d] - 1;
     const uint64_t last = tsr_box_index(whole, corner);
+    gathering g = {.gather = gather, .box = box, .to = to, .scratch = scratch, .scratch_size = scratch_size, .err = err};
     tsr_status status = TSR_OK;
     for (size_t i = first_part(gather, first); i < gather->part_count && gather->parts[i].first <= last && status == TSR_OK;
          i++) {
-        status = gather_part(gather, &gather->parts[i], box, to, scratch, scratch_size, &filled, err);
+        status = gather_part(&g, &gather->parts[i]);
     }
     if (status != TSR_OK) {
         tsr_error_context(err, "'%.*s'", TSR_STR_ARG(gather->entry->fqn));
         return status;
     }
-    TSR_FAIL_IF(filled != volume, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': %llu of the %llu elements of a box are in %s",
-                TSR_STR_ARG(gather->entry->fqn), (unsigned long long)(filled < volume ? volume - filled : filled - volume),
-                (unsigned long long)volume, filled < volume ? "no chunk" : "more than one chunk");
+    TSR_FAIL_IF(g.filled != volume, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "'%.*s': %llu of the %llu elements of a box are in %s", TSR_STR_ARG(gather->entry->fqn),
+                (unsigned long long)(g.filled < volume ? volume - g.filled : g.filled - volume), (unsigned long long)volume,
+                g.filled < volume ? "no chunk" : "more than one chunk");
     return TSR_OK;
 }
 

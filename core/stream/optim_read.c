@@ -16,10 +16,14 @@ typedef struct task {
     tsr_error err;
 } task;
 
-typedef struct batch {
+/* Reads that are carried out a batch at a time. */
+typedef struct reading {
     tsr_checkpoint *checkpoint;
-    task *tasks;
-} batch;
+    task *tasks; /* of the current batch */
+    const tsr_optim_sink *sink;
+    const tsr_progress *progress;
+    uint64_t done, total; /* bytes */
+} reading;
 
 /* Bytes of the rank's part; 0: nothing to read. */
 static tsr_status part_bytes(const tsr_optim_read *read, size_t *bytes, tsr_error *err)
@@ -40,22 +44,23 @@ static tsr_status part_bytes(const tsr_optim_read *read, size_t *bytes, tsr_erro
 static void run_task(void *arg, size_t index)
 {
     static const uint64_t zeros[TSR_MAX_NDIM] = {0};
-    const batch *b = arg;
-    task *t = &b->tasks[index];
+    const reading *r = arg;
+    task *t = &r->tasks[index];
     if (!t->bytes) return;
     bool box = t->read->kind == TSR_READ_BOX;
     t->status = tsr_read_box(
-        b->checkpoint, t->read->entry,
+        r->checkpoint, t->read->entry,
         (tsr_box){t->read->entry->ndim, box ? t->read->storage_offsets : zeros, box ? t->read->sizes : t->read->shape},
         t->buffer, t->bytes, &t->err);
 }
 
-static tsr_status prepare(task *tasks, const tsr_optim_read *reads, size_t count, const tsr_optim_sink *sink, tsr_error *err)
+static tsr_status prepare(const reading *r, const tsr_optim_read *reads, size_t count, tsr_error *err)
 {
+    task *tasks = r->tasks;
     for (size_t i = 0; i < count; i++) {
         tasks[i] = (task){.read = &reads[i]};
         TSR_TRY(part_bytes(&reads[i], &tasks[i].bytes, err));
-        if (tasks[i].bytes) tasks[i].buffer = sink->buffer(sink->ctx, &reads[i], tasks[i].bytes);
+        if (tasks[i].bytes) tasks[i].buffer = r->sink->buffer(r->sink->ctx, &reads[i], tasks[i].bytes);
         TSR_FAIL_IF(tasks[i].bytes && !tasks[i].buffer, err, TSR_E_NOMEM, TSR_NO_POSITION,
                     "'%.*s': the buffer is missing (%zu bytes are needed)", TSR_STR_ARG(reads[i].entry->fqn),
                     tasks[i].bytes);
@@ -63,28 +68,27 @@ static tsr_status prepare(task *tasks, const tsr_optim_read *reads, size_t count
     return TSR_OK;
 }
 
-static tsr_status run_batch(batch *b, size_t count, tsr_error *err)
+static tsr_status run_batch(reading *r, size_t count, tsr_error *err)
 {
-    const tsr_host *host = tsr_checkpoint_host(b->checkpoint);
-    if (host->parallel_for) host->parallel_for(host->parallel_ctx, count, run_task, b);
+    const tsr_host *host = tsr_checkpoint_host(r->checkpoint);
+    if (host->parallel_for) host->parallel_for(host->parallel_ctx, count, run_task, r);
     for (size_t i = 0; i < count; i++) {
-        if (!host->parallel_for) run_task(b, i);
-        TSR_FAIL_IF(b->tasks[i].status != TSR_OK, err, b->tasks[i].status, b->tasks[i].err.byte_position, "%s",
-                    b->tasks[i].err.message);
+        if (!host->parallel_for) run_task(r, i);
+        TSR_FAIL_IF(r->tasks[i].status != TSR_OK, err, r->tasks[i].status, r->tasks[i].err.byte_position, "%s",
+                    r->tasks[i].err.message);
     }
     return TSR_OK;
 }
 
-static tsr_status run(batch *b, const tsr_optim_read *reads, size_t count, const tsr_optim_sink *sink,
-                      const tsr_progress *progress, uint64_t total, tsr_error *err)
+static tsr_status run(reading *r, const tsr_optim_read *reads, size_t count, tsr_error *err)
 {
-    uint64_t done = 0;
+    const tsr_progress *progress = r->progress;
     for (size_t at = 0; at < count; at += BATCH) {
         size_t now = count - at < BATCH ? count - at : BATCH;
-        TSR_TRY(prepare(b->tasks, reads + at, now, sink, err));
-        TSR_TRY(run_batch(b, now, err));
-        for (size_t i = 0; i < now; i++) done += b->tasks[i].bytes;
-        TSR_FAIL_IF(progress && progress->step && !progress->step(progress->ctx, done, total), err, TSR_E_CANCELLED,
+        TSR_TRY(prepare(r, reads + at, now, err));
+        TSR_TRY(run_batch(r, now, err));
+        for (size_t i = 0; i < now; i++) r->done += r->tasks[i].bytes;
+        TSR_FAIL_IF(progress && progress->step && !progress->step(progress->ctx, r->done, r->total), err, TSR_E_CANCELLED,
                     TSR_NO_POSITION, "interrupted");
     }
     return TSR_OK;
@@ -94,15 +98,15 @@ tsr_status tsr_optim_read_all(tsr_checkpoint *checkpoint, const tsr_optim_read *
                               const tsr_optim_sink *sink, const tsr_progress *progress, tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
-    uint64_t total = 0;
+    reading r = {.checkpoint = checkpoint, .sink = sink, .progress = progress};
     for (size_t i = 0; i < count; i++) {
         size_t bytes;
         TSR_TRY(part_bytes(&reads[i], &bytes, err));
-        total += bytes;
+        r.total += bytes;
     }
-    batch b = {checkpoint, tsr_alloc(allocator, BATCH, sizeof(task), err)};
-    if (!b.tasks) return TSR_E_NOMEM;
-    tsr_status status = run(&b, reads, count, sink, progress, total, err);
-    tsr_free(allocator, b.tasks, BATCH, sizeof(task));
+    r.tasks = tsr_alloc(allocator, BATCH, sizeof(task), err);
+    if (!r.tasks) return TSR_E_NOMEM;
+    tsr_status status = run(&r, reads, count, err);
+    tsr_free(allocator, r.tasks, BATCH, sizeof(task));
     return status;
 }
