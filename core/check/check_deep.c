@@ -9,7 +9,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "check/check_share.h"
-#include "check/compare_gathers.h"
+#include "check/compare_copy.h"
 #include "stream/numeric.h"
 #include "stream/text.h"
 #include "stream/tile_job.h"

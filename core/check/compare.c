@@ -7,7 +7,7 @@
 
 #include "base/cursor.h"
 #include "base/try.h"
-#include "check/compare_gathers.h"
+#include "check/compare_copy.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"
 
@@ -65,15 +65,27 @@ static double integer_distance(tsr_dtype dtype, const uint8_t *a, const uint8_t 
     return (x ^ sign) > (y ^ sign) ? (double)(x - y) : (double)(y - x);
 }
 
-/* One element that is not the same bytes. */
-static void judge(compare_job *job, const tsr_tolerance *tolerance, uint64_t number, tsr_dtype dtype, const double *a,
-                  const double *b, const uint8_t *bytes_a, const uint8_t *bytes_b)
+/* Elements of both tensors, as they are stored and as numbers. */
+typedef struct compared_block {
+    tsr_dtype dtype;
+    uint32_t parts, size; /* of an element: numbers, 0 where it has none; bytes */
+    uint64_t first;       /* number of the first one */
+    size_t count;
+    const uint8_t *a, *b;
+    double values_a[2 * BLOCK], values_b[2 * BLOCK];
+} compared_block;
+
+/* Element `i` of the block, which is not the same bytes. */
+static void judge(compare_job *job, const tsr_tolerance *tolerance, const compared_block *block, size_t i)
 {
-    const uint32_t parts = tsr_dtype_parts(dtype);
+    const tsr_dtype dtype = block->dtype;
+    const uint32_t parts = block->parts, size = block->size;
+    const double *a = block->values_a + i * parts, *b = block->values_b + i * parts;
+    const uint8_t *bytes_a = block->a + i * size, *bytes_b = block->b + i * size;
     const bool wide = dtype == TSR_INT64 || dtype == TSR_UINT64;
     const double abs = wide ? integer_distance(dtype, bytes_a, bytes_b) : parts ? distance(a, b, parts) : 0;
     if (!tolerance->exact && parts && is_close(tolerance, a, b, parts, abs)) return;
-    if (job->differing++ == 0) job->first = number;
+    if (job->differing++ == 0) job->first = block->first + i;
     if (!parts || is_nan(a, parts) || is_nan(b, parts)) return;
     if (abs > job->max_abs) job->max_abs = abs;
     const tsr_dtype part = tsr_dtype_part(dtype);
@@ -84,19 +96,16 @@ static void judge(compare_job *job, const tsr_tolerance *tolerance, uint64_t num
     }
 }
 
-static void compare_block(compare_job *job, const tsr_tolerance *tolerance, uint64_t number, tsr_dtype dtype, size_t count,
-                          const uint8_t *a, const uint8_t *b)
+static void compare_block(compare_job *job, const tsr_tolerance *tolerance, compared_block *block)
 {
-    const uint32_t parts = tsr_dtype_parts(dtype), size = tsr_dtype_size(dtype);
-    double values_a[2 * BLOCK], values_b[2 * BLOCK];
+    const uint32_t parts = block->parts, size = block->size;
+    const uint8_t *a = block->a, *b = block->b;
     if (parts) {
-        tsr_decode(tsr_dtype_part(dtype), a, count * parts, values_a);
-        tsr_decode(tsr_dtype_part(dtype), b, count * parts, values_b);
+        tsr_decode(tsr_dtype_part(block->dtype), a, block->count * parts, block->values_a);
+        tsr_decode(tsr_dtype_part(block->dtype), b, block->count * parts, block->values_b);
     }
-    for (size_t i = 0; i < count; i++) {
-        if (memcmp(a + i * size, b + i * size, size) == 0) continue;
-        judge(job, tolerance, number + i, dtype, values_a + i * parts, values_b + i * parts, a + i * size, b + i * size);
-    }
+    for (size_t i = 0; i < block->count; i++)
+        if (memcmp(a + i * size, b + i * size, size) != 0) judge(job, tolerance, block, i);
 }
 
 static tsr_status on_side(const char *side, tsr_status status, tsr_error *err)
@@ -114,11 +123,19 @@ static tsr_status fill_comparison(void *ctx, void *item, tsr_error *err)
     const uint32_t size = c->a->itemsize;
     const size_t step = (size_t)BLOCK * size;
     const uint8_t *a = job->a.data, *b = job->b.data;
+    compared_block block; /* not zeroed: its numbers are 16 KiB */
     if (memcmp(a, b, job->a.bytes) == 0) return TSR_OK;
+    block.dtype = c->a->dtype;
+    block.parts = tsr_dtype_parts(block.dtype);
+    block.size = tsr_dtype_size(block.dtype);
     for (size_t at = 0; at < job->a.bytes; at += step) {
         const size_t bytes = job->a.bytes - at < step ? job->a.bytes - at : step;
         if (memcmp(a + at, b + at, bytes) == 0) continue;
-        compare_block(job, c->tolerance, (job->a.byte_at + at) / size, c->a->dtype, bytes / size, a + at, b + at);
+        block.first = (job->a.byte_at + at) / size;
+        block.count = bytes / size;
+        block.a = a + at;
+        block.b = b + at;
+        compare_block(job, c->tolerance, &block);
     }
     return TSR_OK;
 }
@@ -150,16 +167,15 @@ static tsr_status compare_tiles(const comparison *c, tsr_box box, tsr_ring *ring
     return tsr_ring_end(ring, err);
 }
 
-tsr_status tsr_compare_gathers(const tsr_gather *a, const tsr_gather *b, tsr_box box, const tsr_tolerance *tolerance,
-                               tsr_ring *ring, tsr_difference *out, tsr_error *err)
+/* A box of two gathers of one geometry; `out->first` counts within the box. */
+static tsr_status compare_gathers(comparison *c, tsr_box box, tsr_ring *ring, tsr_error *err)
 {
-    comparison c = {a, b, tolerance, out};
-    *out = (tsr_difference){.numeric = tsr_dtype_parts(a->entry->dtype) != 0};
-    tsr_box_volume(box, &out->elements);
+    *c->out = (tsr_difference){.numeric = tsr_dtype_parts(c->a->entry->dtype) != 0};
+    tsr_box_volume(box, &c->out->elements);
     const tsr_ring_work work = {
-        .job_size = sizeof(compare_job), .fill = fill_comparison, .drain = join_comparison, .ctx = &c};
+        .job_size = sizeof(compare_job), .fill = fill_comparison, .drain = join_comparison, .ctx = c};
     TSR_TRY(tsr_ring_begin(ring, &work, err));
-    return compare_tiles(&c, box, ring, err);
+    return compare_tiles(c, box, ring, err);
 }
 
 tsr_status tsr_compare_copy(const tsr_gather *chunks, const tsr_chunk *replica, tsr_ring *ring, tsr_difference *out,
@@ -170,7 +186,8 @@ tsr_status tsr_compare_copy(const tsr_gather *chunks, const tsr_chunk *replica, 
     tsr_status status = TSR_OK;
     if (copy->part_count) {
         const tsr_box box = {copy->ndim, copy->parts[0].offsets, copy->parts[0].sizes};
-        status = tsr_compare_gathers(chunks, copy, box, &(tsr_tolerance){.exact = true}, ring, out, err);
+        comparison c = {.a = chunks, .b = copy, .tolerance = &(tsr_tolerance){.exact = true}, .out = out};
+        status = compare_gathers(&c, box, ring, err);
     }
     tsr_gather_close(copy);
     return status;
@@ -196,7 +213,8 @@ tsr_status tsr_compare_tensors(tsr_stored_tensor a, tsr_stored_tensor b, const t
     if (status == TSR_OK) status = check_pair(gather_a, gather_b, err);
     if (status == TSR_OK) {
         const tsr_box whole = {gather_a->ndim, NULL, gather_a->shape};
-        status = tsr_compare_gathers(gather_a, gather_b, whole, tolerance, ring, out, err);
+        comparison c = {.a = gather_a, .b = gather_b, .tolerance = tolerance, .out = out};
+        status = compare_gathers(&c, whole, ring, err);
     }
     tsr_gather_close(gather_a);
     tsr_gather_close(gather_b);

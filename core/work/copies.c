@@ -1,7 +1,7 @@
 #include "work/copies.h"
 
 #include "base/try.h"
-#include "check/compare_gathers.h"
+#include "check/compare_copy.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/map.h"
