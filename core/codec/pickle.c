@@ -250,28 +250,25 @@ static void free_work(machine *m)
     tsr_vec_free(&m->far);
 }
 
-/* One try at the whole pickle, from nothing. */
-static tsr_status parse_once(tsr_pickle *pickle, const tsr_host *host, const tsr_pickle_sink *sink, bool drop, bool *again,
-                             const uint8_t **end, tsr_error *err)
+/* One try at the whole pickle, from nothing: `m` has the pickle, host, sink and error, and whether it may drop objects. */
+static tsr_status parse_once(machine *m, const uint8_t **end)
 {
-    const tsr_allocator *a = host->allocator;
-    const uint8_t *start = (const uint8_t *)pickle->data.data;
-    machine m = {.pickle = pickle, .host = host, .sink = sink, .err = err, .drop = drop && sink && sink->fold};
-    m.start = m.at = m.frame_end = start;
-    m.end = start + pickle->data.size;
-    m.stack = m.memo = tsr_vec_of(a, sizeof(tsr_ref));
-    m.marks = tsr_vec_of(a, sizeof(uint32_t));
-    m.opens = tsr_vec_of(a, sizeof(open));
-    m.clean = tsr_vec_of(a, sizeof(span));
-    m.far = tsr_vec_of(a, sizeof(far_slot));
-    if (tsr_pickle_grow_stack(&m) && has_room(&m, &pickle->words, 1)) {
+    const tsr_allocator *a = m->host->allocator;
+    tsr_pickle *pickle = m->pickle;
+    m->start = m->at = m->frame_end = (const uint8_t *)pickle->data.data;
+    m->end = m->start + pickle->data.size;
+    m->stack = m->memo = tsr_vec_of(a, sizeof(tsr_ref));
+    m->marks = tsr_vec_of(a, sizeof(uint32_t));
+    m->opens = tsr_vec_of(a, sizeof(open));
+    m->clean = tsr_vec_of(a, sizeof(span));
+    m->far = tsr_vec_of(a, sizeof(far_slot));
+    if (tsr_pickle_grow_stack(m) && has_room(m, &pickle->words, 1)) {
         ((uint32_t *)pickle->words.items)[pickle->words.count++] = 0; /* REF_EMPTY_TUPLE */
-        m.status = run(&m, end);
-        if (m.status == TSR_OK) m.status = stop(&m);
+        m->status = run(m, end);
+        if (m->status == TSR_OK) m->status = stop(m);
     }
-    *again = m.again;
-    free_work(&m);
-    return m.status;
+    free_work(m);
+    return m->status;
 }
 
 static void empty(tsr_pickle *pickle)
@@ -303,13 +300,13 @@ tsr_status tsr_pickle_parse(tsr_str data, const tsr_host *host, const tsr_pickle
     if (!pickle) return TSR_E_NOMEM;
     *pickle = (tsr_pickle){.data = data, .allocator = host->allocator};
     const uint8_t *end = NULL;
-    bool again;
     empty(pickle);
-    tsr_status status = parse_once(pickle, host, sink, true, &again, &end, err);
-    if (again) {
+    machine first = {.pickle = pickle, .host = host, .sink = sink, .err = err, .drop = sink && sink->fold};
+    tsr_status status = parse_once(&first, &end);
+    if (first.again) {
         empty(pickle);
         if (sink->restart) sink->restart(sink->ctx);
-        status = parse_once(pickle, host, sink, false, &again, &end, err);
+        status = parse_once(&(machine){.pickle = pickle, .host = host, .sink = sink, .err = err}, &end);
     }
     if (status != TSR_OK) {
         tsr_pickle_free(pickle);
