@@ -65,10 +65,18 @@ static tsr_status read_param(reader *r, const cJSON *json, const char *where, ts
     return TSR_OK;
 }
 
+/* The originals of a unit, and how many elements each has by its shape. */
+typedef struct originals {
+    tsr_flat_param *params;
+    uint64_t *numels;
+} originals;
+
 /* Gives each original its flat range by walking the runs. */
-static tsr_status place_params(tsr_flat_unit *unit, tsr_flat_param *params, const uint64_t *numels, const cJSON *runs,
-                               const cJSON *mask, const char *where, tsr_error *err)
+static tsr_status place_params(tsr_flat_unit *unit, const originals *listed, const cJSON *runs, const cJSON *mask,
+                               const char *where, tsr_error *err)
 {
+    tsr_flat_param *params = listed->params;
+    const uint64_t *numels = listed->numels;
     const cJSON *run = runs->child, *padding = mask->child;
     uint64_t at = 0, numel;
     uint32_t placed = 0;
@@ -101,13 +109,13 @@ static tsr_status read_params(reader *r, const cJSON *json, const char *where, t
     TSR_TRY(tsr_json_get(json, "numels_with_padding", TSR_JSON_ARRAY, where, &runs, err));
     TSR_TRY(tsr_json_get(json, "is_padding_mask", TSR_JSON_ARRAY, where, &mask, err));
     size_t count = count_items(list);
-    tsr_flat_param *params = tsr_arena_array(r->arena, count, sizeof *params, err);
-    uint64_t *numels = tsr_arena_array(r->arena, count, sizeof *numels, err);
-    if (!params || !numels) return TSR_E_NOMEM;
+    const originals listed = {tsr_arena_array(r->arena, count, sizeof *listed.params, err),
+                              tsr_arena_array(r->arena, count, sizeof *listed.numels, err)};
+    if (!listed.params || !listed.numels) return TSR_E_NOMEM;
     for (const cJSON *p = list->child; p; p = p->next, unit->param_count++)
-        TSR_TRY(read_param(r, p, where, &params[unit->param_count], &numels[unit->param_count], err));
-    unit->params = params;
-    return place_params(unit, params, numels, runs, mask, where, err);
+        TSR_TRY(read_param(r, p, where, &listed.params[unit->param_count], &listed.numels[unit->param_count], err));
+    unit->params = listed.params;
+    return place_params(unit, &listed, runs, mask, where, err);
 }
 
 static tsr_status read_shared(reader *r, const cJSON *list, const char *where, tsr_flat_unit *unit, tsr_error *err)

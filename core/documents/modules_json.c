@@ -75,16 +75,21 @@ static tsr_status read_identity(reader *r, const cJSON *object, const char *wher
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status read_tensors(reader *r, const cJSON *object, const char *key, const char *where,
-                               const tsr_module_tensor **out, size_t *count, tsr_error *err)
+typedef struct tensor_list {
+    const tsr_module_tensor *tensors;
+    size_t count;
+} tensor_list;
+
+static tsr_status read_tensors(reader *r, const cJSON *object, const char *key, const char *where, tensor_list *out,
+                               tsr_error *err)
 {
     const cJSON *map, *dtype;
     TSR_TRY(tsr_json_find(object, key, TSR_JSON_OBJECT, where, &map, err));
     tsr_module_tensor *tensors = tsr_arena_array(r->arena, count_members(map), sizeof *tensors, err);
     if (!tensors) return TSR_E_NOMEM;
-    *count = 0;
+    *out = (tensor_list){tensors, 0};
     for (const cJSON *m = map ? map->child : NULL; m; m = m->next) {
-        tsr_module_tensor *t = &tensors[(*count)++];
+        tsr_module_tensor *t = &tensors[out->count++];
         tsr_str place = tsr_arena_format(r->arena, err, "%s.%s.%s", where, key, m->string);
         if (!place.data) return TSR_E_NOMEM;
         *t = (tsr_module_tensor){.requires_grad = true, .persistent = true};
@@ -99,7 +104,6 @@ static tsr_status read_tensors(reader *r, const cJSON *object, const char *key, 
         TSR_TRY(read_bool(m, "persistent", place.data, &t->persistent, err));
         TSR_TRY(read_identity(r, m, place.data, &t->identity, err));
     }
-    *out = tensors;
     return TSR_OK;
 }
 
@@ -222,8 +226,13 @@ static tsr_status read_node(reader *r, pending p, tsr_error *err)
     TSR_TRY(read_string(r, p.json, "class", where, &module->class_name, err));
     TSR_TRY(read_wrapper(p.json, where, &module->wrapper, err));
     TSR_TRY(read_bool(p.json, "extra_state", where, &module->extra_state, err));
-    TSR_TRY(read_tensors(r, p.json, "parameters", where, &module->parameters, &module->parameter_count, err));
-    TSR_TRY(read_tensors(r, p.json, "buffers", where, &module->buffers, &module->buffer_count, err));
+    tensor_list parameters, buffers;
+    TSR_TRY(read_tensors(r, p.json, "parameters", where, &parameters, err));
+    TSR_TRY(read_tensors(r, p.json, "buffers", where, &buffers, err));
+    module->parameters = parameters.tensors;
+    module->parameter_count = parameters.count;
+    module->buffers = buffers.tensors;
+    module->buffer_count = buffers.count;
     TSR_TRY(read_modifiers(r, p.json, where, module, err));
     TSR_TRY(read_flat(r, p.json, where, module, err));
     return read_children(r, p.json, where, p.path, module, err);
