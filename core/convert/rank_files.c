@@ -96,18 +96,21 @@ static tsr_status drop_dim(tsr_entry *local, uint32_t dim, tsr_arena *arena, tsr
     return TSR_OK;
 }
 
-static tsr_status cut_tensor(const tsr_rank_files *f, const tsr_entry *entry, tsr_str name, uint32_t rank, tsr_arena *arena,
+static tsr_status cut_tensor(const tsr_rank_files *f, const tsr_converted *row, uint32_t rank, tsr_arena *arena,
                              tsr_rank_row *out, tsr_error *err)
 {
     tsr_shard shard;
+    const tsr_entry *entry = row->entry;
     tsr_entry packed = *entry;
     uint64_t shape[TSR_MAX_NDIM], elements;
-    const tsr_shards_rule *rule = tsr_shards_rule_of(f->job->options->shards, name);
-    packed.fqn = name;
+    const tsr_tensor_rank of = {.rank = rank, .ranks = f->tensor_ranks};
+    const tsr_shards_rule *rule = tsr_shards_rule_of(f->job->options->shards, row->name);
+    packed.fqn = row->name;
     TSR_TRY(tsr_gather_geometry(entry, &packed.dtype, &packed.ndim, shape, &elements, err));
     packed.shape = shape;
-    TSR_TRY(tsr_shards_cut(rule, &packed, f->tensor_ranks, rank, arena, &shard, &out->held, err));
+    TSR_TRY(tsr_shards_holds(rule, &packed, of, &out->held, err));
     if (!out->held) return TSR_OK;
+    TSR_TRY(tsr_shards_cut(rule, &packed, of, arena, &shard, err));
     TSR_TRY(tsr_localize(f->job->checkpoint, entry, &shard, arena, &out->local, err));
     out->local.requires_grad = entry->requires_grad;
     out->local.is_parameter = entry->is_parameter;
@@ -124,5 +127,5 @@ tsr_status tsr_rank_row_of(const tsr_rank_files *f, uint64_t row_number, uint32_
     out->named.fqn = row->name;
     TSR_TRY(tsr_shards_rename_back(&f->stages, file / f->tensor_ranks, arena, &out->named, &out->held, err));
     if (!out->held || row->entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
-    return cut_tensor(f, row->entry, row->name, file % f->tensor_ranks, arena, out, err);
+    return cut_tensor(f, row, file % f->tensor_ranks, arena, out, err);
 }

@@ -48,7 +48,8 @@ static tsr_status fill_catalog(tsr_mapped *m, tsr_error *err)
     if (!names) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < own->store->file_count; f++) names[f] = own->store->files[f].name;
     own->catalog.file_names = names;
-    TSR_TRY(tsr_name_index_new(own->host->allocator, entries, sizeof *entries, own->catalog.entry_count, &own->index, &duplicate, err));
+    TSR_TRY(tsr_name_index_new(own->host->allocator, TSR_NAMED_ITEMS(entries, own->catalog.entry_count), &own->index,
+                               &duplicate, err));
     TSR_FAIL_IF(duplicate != TSR_NO_NAME, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' would be written twice",
                 TSR_STR_ARG(entries[duplicate].fqn));
     return TSR_OK;

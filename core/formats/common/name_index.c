@@ -7,8 +7,7 @@
 
 struct tsr_name_index {
     const tsr_allocator *allocator;
-    const char *items;
-    size_t stride;
+    tsr_named_items named;
     uint64_t seed;
     uint64_t mask;    /* slots - 1 */
     uint32_t slots[]; /* item number + 1; 0: free */
@@ -16,7 +15,7 @@ struct tsr_name_index {
 
 static tsr_str name_of(const tsr_name_index *index, uint32_t item)
 {
-    return *(const tsr_str *)(const void *)(index->items + item * index->stride);
+    return *(const tsr_str *)(const void *)((const char *)index->named.items + item * index->named.stride);
 }
 
 /* The slot that holds the name, or the free one where it belongs. */
@@ -32,24 +31,24 @@ static size_t byte_size(uint64_t slots)
     return sizeof(tsr_name_index) + (size_t)slots * sizeof(uint32_t);
 }
 
-tsr_status tsr_name_index_new(const tsr_allocator *allocator, const void *items, size_t stride, uint64_t count,
-                              tsr_name_index **out, uint64_t *duplicate, tsr_error *err)
+tsr_status tsr_name_index_new(const tsr_allocator *allocator, tsr_named_items named, tsr_name_index **out,
+                              uint64_t *duplicate, tsr_error *err)
 {
     uint64_t slots = 16;
     *out = NULL;
     if (duplicate) *duplicate = TSR_NO_NAME;
-    TSR_FAIL_IF(count >= UINT32_MAX / 4, err, TSR_E_LIMIT, TSR_NO_POSITION, "%llu names are too many",
-                (unsigned long long)count);
-    while (slots < 2 * count) slots *= 2;
+    TSR_FAIL_IF(named.count >= UINT32_MAX / 4, err, TSR_E_LIMIT, TSR_NO_POSITION, "%llu names are too many",
+                (unsigned long long)named.count);
+    while (slots < 2 * named.count) slots *= 2;
     tsr_name_index *index = tsr_alloc(allocator, 1, byte_size(slots), err);
     if (!index) return TSR_E_NOMEM;
     memset(index, 0, byte_size(slots));
     index->allocator = allocator;
-    index->items = items;
-    index->stride = stride;
-    index->seed = (uintptr_t)index ^ (uintptr_t)items; /* addresses differ from run to run: collisions cannot be planned */
+    index->named = named;
+    index->seed =
+        (uintptr_t)index ^ (uintptr_t)named.items; /* addresses differ from run to run: collisions cannot be planned */
     index->mask = slots - 1;
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < named.count; i++) {
         uint32_t *slot = find_slot(index, name_of(index, i));
         if (*slot == 0) *slot = i + 1;
         else if (duplicate && *duplicate == TSR_NO_NAME) *duplicate = i;

@@ -69,7 +69,9 @@ static tsr_status make_optim(reading *r, const tsr_value **out)
     const tsr_value *optimizer = r->files.zero ? tsr_ds_optimizer(first) : tsr_ds_plain_optimizer(&r->files);
     tsr_ds_rows_untie(&r->states); /* the step of a group is that of each parameter, not one tensor of all */
     tsr_ds_rows_untie(&r->odd);
-    return tsr_ds_optim(&r->files, &r->states, &r->odd, r->groups, tsr_ds_rest(&r->files, optimizer, taken, r->err), out, r->err);
+    const tsr_ds_optim_contents contents = {
+        .states = &r->states, .odd = &r->odd, .groups = r->groups, .rest = tsr_ds_rest(&r->files, optimizer, taken, r->err)};
+    return tsr_ds_optim(&r->files, &contents, out, r->err);
 }
 
 static tsr_status mount(reading *r)

@@ -253,15 +253,18 @@ tsr_status tsr_ds_param_groups(const tsr_ds_weights *weights, const tsr_value **
     return groups ? tsr_ds_name_groups(weights, groups, out, err) : TSR_OK;
 }
 
-tsr_status tsr_ds_optim(const tsr_ds_files *files, tsr_ds_rows *states, tsr_ds_rows *odd, const tsr_value *groups, const tsr_value *rest,
-                        const tsr_value **out, tsr_error *err)
+tsr_status tsr_ds_optim(const tsr_ds_files *files, const tsr_ds_optim_contents *contents, const tsr_value **out,
+                        tsr_error *err)
 {
     tsr_arena *arena = files->checkpoint->arena;
+    tsr_ds_rows *odd = contents->odd;
+    const tsr_value *rest = contents->rest;
     const tsr_value *tree = rest ? tsr_value_items(arena, TSR_VALUE_DICT, NULL, 0, err) : NULL;
-    const tsr_value *by_name = tree ? tsr_ds_rows_tree(states, err) : NULL, *by_group = odd && by_name ? tsr_ds_rows_tree(odd, err) : NULL;
+    const tsr_value *by_name = tree ? tsr_ds_rows_tree(contents->states, err) : NULL;
+    const tsr_value *by_group = odd && by_name ? tsr_ds_rows_tree(odd, err) : NULL;
     if (!by_name || (odd && !by_group)) return TSR_E_NOMEM;
     tree = tsr_ds_with(arena, tree, TSR_STR("state"), by_name->count ? by_name : NULL, err);
-    if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("param_groups"), groups, err);
+    if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("param_groups"), contents->groups, err);
     if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("group_state"), by_group && by_group->count ? by_group : NULL, err);
     for (size_t i = 0; tree && i + 1 < rest->count; i += 2)
         if (rest->items[i]->kind == TSR_VALUE_STR) tree = tsr_ds_with(arena, tree, rest->items[i]->text, rest->items[i + 1], err);

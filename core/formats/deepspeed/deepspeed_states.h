@@ -15,9 +15,16 @@ tsr_status tsr_ds_param_groups(const tsr_ds_weights *weights, const tsr_value **
 /* The same for a list of groups whose `params` are numbers of segments. */
 tsr_status tsr_ds_name_groups(const tsr_ds_weights *weights, const tsr_value *groups, const tsr_value **out, tsr_error *err);
 
-/* The part `optim`: {state: {name: {key: …}}, param_groups: […], …}, as PyTorch's own optimizer state dicts with names are.
- * `odd` and `groups` may be NULL; `rest` is a DICT, or NULL: out of memory. */
-tsr_status tsr_ds_optim(const tsr_ds_files *files, tsr_ds_rows *states, tsr_ds_rows *odd, const tsr_value *groups, const tsr_value *rest,
-                        const tsr_value **out, tsr_error *err);
+/* What the part `optim` is made of. */
+typedef struct tsr_ds_optim_contents {
+    tsr_ds_rows *states;
+    tsr_ds_rows *odd;        /* or NULL */
+    const tsr_value *groups; /* or NULL */
+    const tsr_value *rest;   /* a DICT, or NULL: out of memory */
+} tsr_ds_optim_contents;
+
+/* The part `optim`: {state: {name: {key: …}}, param_groups: […], …}, as PyTorch's own optimizer state dicts with names are. */
+tsr_status tsr_ds_optim(const tsr_ds_files *files, const tsr_ds_optim_contents *contents, const tsr_value **out,
+                        tsr_error *err);
 
 #endif

@@ -213,7 +213,9 @@ static tsr_status make_optim(universal *u, const tsr_value **out)
     if (groups) TSR_TRY(tsr_ds_name_groups(&u->weights, groups, &named, u->err));
     TSR_TRY(add_step(u));
     tsr_ds_rows_untie(&u->states);
-    return tsr_ds_optim(&u->files, &u->states, NULL, named, tsr_ds_rest(&u->files, u->optimizer, taken, u->err), out, u->err);
+    const tsr_ds_optim_contents contents = {
+        .states = &u->states, .groups = named, .rest = tsr_ds_rest(&u->files, u->optimizer, taken, u->err)};
+    return tsr_ds_optim(&u->files, &contents, out, u->err);
 }
 
 static tsr_status mount(universal *u)

@@ -276,31 +276,47 @@ static tsr_status add_shares(const tsr_ds_weight *weight, const tsr_ds_buffer *b
     return TSR_OK;
 }
 
-static tsr_status place_weight(const tsr_ds_weights *w, const tsr_ds_weight *weight, const tsr_ds_buffer *buffer, tsr_str key,
-                               tsr_ds_rows *rows, tsr_ds_chunks *chunks, tsr_error *err)
+/* The tensors of one key that are cut out of a buffer. */
+typedef struct placing {
+    const tsr_ds_buffer *buffer;
+    tsr_str key;
+    bool shares; /* every rank has a share of each weight: ZeRO 3 */
+    tsr_ds_chunks chunks;
+    tsr_ds_rows *rows;
+    tsr_error *err;
+} placing;
+
+static tsr_status place_weight(placing *p, const tsr_ds_weight *weight)
 {
     const tsr_value *tensor;
-    chunks->shape = weight->shape;
-    chunks->ndim = weight->ndim;
-    const tsr_status status = w->files->zero == 3 ? add_shares(weight, buffer, chunks, err)
-                                                  : tsr_ds_chunks_add(chunks, buffer, weight->offset, weight->elements, 0, err);
+    const tsr_dtype dtype = p->buffer->dtype == TSR_DTYPE_NONE ? TSR_FLOAT32 : p->buffer->dtype;
+    p->chunks.shape = weight->shape;
+    p->chunks.ndim = weight->ndim;
+    const tsr_status status = p->shares
+                                  ? add_shares(weight, p->buffer, &p->chunks, p->err)
+                                  : tsr_ds_chunks_add(&p->chunks, p->buffer, weight->offset, weight->elements, 0, p->err);
     if (status != TSR_OK) {
-        tsr_error_context(err, "'%.*s' of '%.*s'", TSR_STR_ARG(key.size ? key : TSR_STR("the float32 weight")), TSR_STR_ARG(weight->name));
+        tsr_error_context(p->err, "'%.*s' of '%.*s'", TSR_STR_ARG(p->key.size ? p->key : TSR_STR("the float32 weight")),
+                          TSR_STR_ARG(weight->name));
         return status;
     }
-    TSR_TRY(tsr_ds_chunks_take(chunks, buffer->dtype == TSR_DTYPE_NONE ? TSR_FLOAT32 : buffer->dtype, &tensor, err));
-    return tsr_ds_rows_add(rows, weight->name, key, tensor, err);
+    TSR_TRY(tsr_ds_chunks_take(&p->chunks, dtype, &tensor, p->err));
+    return tsr_ds_rows_add(p->rows, weight->name, p->key, tensor, p->err);
 }
 
 tsr_status tsr_ds_weights_place(const tsr_ds_weights *weights, uint32_t segment, const tsr_ds_buffer *buffer, tsr_str key,
                                 tsr_ds_rows *rows, tsr_error *err)
 {
     tsr_checkpoint *checkpoint = weights->files->checkpoint;
-    tsr_ds_chunks chunks = {.checkpoint = checkpoint, .chunks = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_chunk))};
     const tsr_ds_segment *s = &weights->segments[segment];
+    placing p = {.buffer = buffer,
+                 .key = key,
+                 .shares = weights->files->zero == 3,
+                 .chunks = {.checkpoint = checkpoint, .chunks = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_chunk))},
+                 .rows = rows,
+                 .err = err};
     tsr_status status = TSR_OK;
-    for (uint32_t i = 0; i < s->count && status == TSR_OK; i++)
-        status = place_weight(weights, &weights->weights[s->first + i], buffer, key, rows, &chunks, err);
-    tsr_vec_free(&chunks.chunks);
+    for (uint32_t i = 0; i < s->count && status == TSR_OK; i++) status = place_weight(&p, &weights->weights[s->first + i]);
+    tsr_vec_free(&p.chunks.chunks);
     return status;
 }

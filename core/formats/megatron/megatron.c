@@ -66,7 +66,7 @@ tsr_status tsr_megatron_refine(tsr_checkpoint *checkpoint, tsr_error *err)
     TSR_TRY(require_marker(checkpoint, err));
     TSR_TRY(tsr_megatron_join_objects(checkpoint, state, err));
     TSR_TRY(tsr_megatron_undo_fragments(checkpoint, state, err));
-    TSR_TRY(tsr_name_index_new(checkpoint->host->allocator, state->entries, sizeof *state->entries, state->count, &state->index,
+    TSR_TRY(tsr_name_index_new(checkpoint->host->allocator, TSR_NAMED_ITEMS(state->entries, state->count), &state->index,
                                NULL, err));
     return tsr_megatron_add_common(checkpoint, state, err);
 }
@@ -92,8 +92,7 @@ static tsr_status locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, con
                          tsr_view *out, tsr_error *err)
 {
     const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
-    const tsr_megatron_piece *piece = tsr_megatron_piece_of(state, chunk);
-    if (piece) return tsr_megatron_locate_piece(checkpoint, entry, chunk, piece, scratch, out, err);
+    if (tsr_megatron_piece_of(state, chunk)) return tsr_megatron_locate_piece(checkpoint, entry, chunk, scratch, out, err);
     if (chunk->file != state->common_file) return tsr_dcp_locate(checkpoint, entry, chunk, scratch, out, err);
     *out = (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
     return TSR_OK;

@@ -181,8 +181,9 @@ const tsr_megatron_piece *tsr_megatron_piece_of(const tsr_megatron_state *state,
 }
 
 tsr_status tsr_megatron_locate_piece(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
-                                     const tsr_megatron_piece *piece, tsr_arena *scratch, tsr_view *out, tsr_error *err)
+                                     tsr_arena *scratch, tsr_view *out, tsr_error *err)
 {
+    const tsr_megatron_piece *piece = tsr_megatron_piece_of(tsr_megatron_state_of(checkpoint), chunk);
     TSR_TRY(tsr_dcp_locate(checkpoint, piece->entry, piece->chunk, scratch, out, err));
     const uint32_t last = piece->entry->ndim - 1;
     const uint64_t step = out->strides ? out->strides[last] : 1;

@@ -24,7 +24,7 @@ static tsr_status index_names(tsr_checkpoint *checkpoint, tsr_error *err)
     uint64_t duplicate;
     TSR_FAIL_IF(catalog->entry_count > checkpoint->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "%" PRIu64 " entries; the limit is %" PRIu64, catalog->entry_count, checkpoint->host->limits.entries);
-    TSR_TRY(tsr_name_index_new(checkpoint->host->allocator, catalog->entries, sizeof *catalog->entries, catalog->entry_count,
+    TSR_TRY(tsr_name_index_new(checkpoint->host->allocator, TSR_NAMED_ITEMS(catalog->entries, catalog->entry_count),
                                &checkpoint->index, &duplicate, err));
     if (duplicate == TSR_NO_NAME) return TSR_OK;
     const tsr_entry *second = &catalog->entries[duplicate];

@@ -95,8 +95,7 @@ static tsr_status note_alignment(const tsr_safetensors *opened, tsr_str name, ts
 static tsr_status check_names(tsr_safetensors *opened, const tsr_allocator *allocator, tsr_error *err)
 {
     uint64_t duplicate;
-    TSR_TRY(tsr_name_index_new(allocator, opened->tensors, sizeof *opened->tensors, opened->count, &opened->names,
-                               &duplicate, err));
+    TSR_TRY(tsr_name_index_new(allocator, TSR_NAMED_ITEMS(opened->tensors, opened->count), &opened->names, &duplicate, err));
     if (duplicate == TSR_NO_NAME) return TSR_OK;
     const tsr_safetensors_tensor *second = &opened->tensors[duplicate];
     const tsr_safetensors_tensor *first = &opened->tensors[tsr_name_index_find(opened->names, second->name)];
@@ -112,7 +111,7 @@ static tsr_status keep_metadata(tsr_safetensors *opened, const tsr_vec *pairs, t
     tsr_safetensors_pair *kept = tsr_arena_array(arena, pairs->count, sizeof *kept, err);
     if (!kept) return TSR_E_NOMEM;
     if (pairs->count) memcpy(kept, pairs->items, pairs->count * sizeof *kept);
-    TSR_TRY(tsr_name_index_new(pairs->allocator, kept, sizeof *kept, pairs->count, &index, &duplicate, err));
+    TSR_TRY(tsr_name_index_new(pairs->allocator, TSR_NAMED_ITEMS(kept, pairs->count), &index, &duplicate, err));
     tsr_name_index_free(index);
     opened->metadata = kept;
     opened->metadata_count = pairs->count;

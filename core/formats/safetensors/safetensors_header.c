@@ -120,7 +120,7 @@ static tsr_status check_duplicates(const tsr_safetensors_item *items, uint64_t c
 {
     tsr_name_index *index;
     uint64_t duplicate;
-    TSR_TRY(tsr_name_index_new(allocator, items, sizeof *items, count, &index, &duplicate, err));
+    TSR_TRY(tsr_name_index_new(allocator, TSR_NAMED_ITEMS(items, count), &index, &duplicate, err));
     tsr_name_index_free(index);
     TSR_FAIL_IF(duplicate != TSR_NO_NAME, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                 "safetensors: two tensors are called '%.*s'", TSR_STR_ARG(items[duplicate].name));

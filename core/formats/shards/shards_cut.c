@@ -132,13 +132,19 @@ static tsr_status cut(cutting *c, tsr_shard *out)
     return TSR_OK;
 }
 
-tsr_status tsr_shards_cut(const tsr_shards_rule *rule, const tsr_entry *entry, uint32_t ranks, uint32_t rank, tsr_arena *arena,
-                          tsr_shard *out, bool *holds, tsr_error *err)
+tsr_status tsr_shards_holds(const tsr_shards_rule *rule, const tsr_entry *entry, tsr_tensor_rank of, bool *holds,
+                            tsr_error *err)
 {
-    cutting c = {.rule = rule, .entry = entry, .ranks = ranks, .rank = rank, .arena = arena, .err = err};
-    *holds = !rule || rule->kind != TSR_SHARDS_ONLY_RANK || rule->rank == rank;
-    TSR_FAIL_IF(rule && rule->kind == TSR_SHARDS_ONLY_RANK && rule->rank >= ranks, err, TSR_E_USAGE, TSR_NO_POSITION,
+    *holds = !rule || rule->kind != TSR_SHARDS_ONLY_RANK || rule->rank == of.rank;
+    TSR_FAIL_IF(rule && rule->kind == TSR_SHARDS_ONLY_RANK && rule->rank >= of.ranks, err, TSR_E_USAGE, TSR_NO_POSITION,
                 "the rule '%.*s' places '%.*s' on rank %u, but there are only %u ranks", TSR_STR_ARG(rule->match),
-                TSR_STR_ARG(entry->fqn), rule->rank, ranks);
-    return *holds ? cut(&c, out) : TSR_OK;
+                TSR_STR_ARG(entry->fqn), rule->rank, of.ranks);
+    return TSR_OK;
+}
+
+tsr_status tsr_shards_cut(const tsr_shards_rule *rule, const tsr_entry *entry, tsr_tensor_rank of, tsr_arena *arena,
+                          tsr_shard *out, tsr_error *err)
+{
+    cutting c = {.rule = rule, .entry = entry, .ranks = of.ranks, .rank = of.rank, .arena = arena, .err = err};
+    return cut(&c, out);
 }

@@ -7,11 +7,19 @@
 
 /* The rule of a document for a name; NULL: none, so that every rank holds the whole tensor. */
 const tsr_shards_rule *tsr_shards_rule_of(const tsr_shards *map, tsr_str fqn);
-/* What tensor-parallel rank `rank` of `ranks` holds of a tensor by a rule (or NULL), in `arena`; *holds is false where ONLY_RANK
- * leaves it to another one. By STACK the shard has size 1 along `dim`, a dim that the rank's tensor does not have. TSR_E_USAGE
- * where the tensor cannot be cut evenly, with its name. */
-tsr_status tsr_shards_cut(const tsr_shards_rule *rule, const tsr_entry *entry, uint32_t ranks, uint32_t rank, tsr_arena *arena,
-                          tsr_shard *out, bool *holds, tsr_error *err);
+/* One of the ranks of tensor parallelism. */
+typedef struct tsr_tensor_rank {
+    uint32_t rank, ranks;
+} tsr_tensor_rank;
+
+/* Whether the rank holds any of a tensor by a rule (or NULL): ONLY_RANK leaves it to one rank. TSR_E_USAGE where there is no such
+ * rank. */
+tsr_status tsr_shards_holds(const tsr_shards_rule *rule, const tsr_entry *entry, tsr_tensor_rank of, bool *holds,
+                            tsr_error *err);
+/* What a rank that holds some of the tensor holds of it, in `arena`. By STACK the shard has size 1 along `dim`, a dim that the
+ * rank's tensor does not have. TSR_E_USAGE where the tensor cannot be cut evenly, with its name. */
+tsr_status tsr_shards_cut(const tsr_shards_rule *rule, const tsr_entry *entry, tsr_tensor_rank of, tsr_arena *arena,
+                          tsr_shard *out, tsr_error *err);
 /* Along which dim STACK stacks. */
 uint32_t tsr_shards_dim(const tsr_shards_rule *rule, uint32_t ndim);
 

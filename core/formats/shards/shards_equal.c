@@ -16,23 +16,27 @@ tsr_shards_equality tsr_shards_equality_of(tsr_checkpoint *checkpoint)
     return equality;
 }
 
+/* What stated checksums show. */
+typedef enum verdict { UNKNOWN, SAME, DIFFERENT } verdict;
+
 static tsr_status by_checksum(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *a, const tsr_chunk *b,
-                              bool *decided, bool *same, tsr_error *err)
+                              verdict *out, tsr_error *err)
 {
     tsr_stated_crc first, second = {0};
     TSR_TRY(tsr_checkpoint_crc(checkpoint, entry, a, checkpoint->arena, &first, err));
     if (first.is_stated) TSR_TRY(tsr_checkpoint_crc(checkpoint, entry, b, checkpoint->arena, &second, err));
-    *decided = first.is_stated && second.is_stated;
-    *same = *decided && first.crc32 == second.crc32;
+    const bool known = first.is_stated && second.is_stated;
+    *out = !known ? UNKNOWN : first.crc32 == second.crc32 ? SAME : DIFFERENT;
     return TSR_OK;
 }
 
 tsr_status tsr_shards_equal_chunks(tsr_shards_equality *equality, const tsr_entry *entry, const tsr_chunk *a, const tsr_chunk *b,
                                    bool *same, tsr_error *err)
 {
-    bool decided;
-    TSR_TRY(by_checksum(equality->checkpoint, entry, a, b, &decided, same, err));
-    if (decided) return TSR_OK;
+    verdict shown;
+    TSR_TRY(by_checksum(equality->checkpoint, entry, a, b, &shown, err));
+    *same = shown == SAME;
+    if (shown != UNKNOWN) return TSR_OK;
     const uint64_t bytes = a->byte_length + b->byte_length;
     TSR_FAIL_IF(bytes > equality->bytes_left, err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "comparing '%.*s' between ranks would read more than %d times its stored bytes", TSR_STR_ARG(entry->fqn),

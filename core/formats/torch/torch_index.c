@@ -60,7 +60,7 @@ static tsr_status open_shard(joining *j, uint32_t number, uint32_t *storage_base
     *storage_base += file.storage_count;
     s->mapped = tsr_arena_array(checkpoint->arena, (size_t)s->count, sizeof *s->mapped, j->err);
     if (!s->mapped) return TSR_E_NOMEM;
-    return tsr_name_index_new(checkpoint->host->allocator, s->entries, sizeof *s->entries, s->count, &s->index, NULL, j->err);
+    return tsr_name_index_new(checkpoint->host->allocator, TSR_NAMED_ITEMS(s->entries, s->count), &s->index, NULL, j->err);
 }
 
 static tsr_status add_missing(joining *j, const tsr_weight *weight)
