@@ -4,6 +4,7 @@
 
 #include "formats/common/reader.h"
 #include "mapping/mapping_boxes.h"
+#include "tessera/sys/read_run.h"
 
 /* A file of the mapped store whose bytes are made while they are read. */
 typedef struct tsr_computed {
@@ -75,14 +76,17 @@ tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err);
 tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype dtype, tsr_mapped_tensor *out, tsr_error *err);
 tsr_status tsr_mapped_fill(tsr_mapped *m, double value, tsr_mapped_tensor *out, tsr_error *err);
 
-/* Elements [first, first + count) of a file that a scale makes, in float32. `input` has room for 4 bytes per element. */
-tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, uint64_t first, size_t count, uint8_t *input, float *out,
+/* A run of elements of a file that a scale makes, in float32. `input` has room for 4 bytes per element. */
+tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                              tsr_error *err);
 tsr_computed *tsr_mapped_add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file, tsr_error *err);
 /* A row with the name, shape and nesting of `like`, whose elements `by` computes (its kind and elements are set here). *file is the
- * computed file; where `shares` is set it is another row's, and nothing is added. */
-tsr_status tsr_mapped_compute(tsr_mapped *m, const tsr_entry *like, uint64_t order, const tsr_computed *by, bool shares, uint32_t *file,
+ * computed file. */
+tsr_status tsr_mapped_compute(tsr_mapped *m, const tsr_entry *like, uint64_t order, const tsr_computed *by, uint32_t *file,
                               tsr_error *err);
+/* The same with the computed file of another row. */
+tsr_status tsr_mapped_share(tsr_mapped *m, const tsr_entry *like, uint64_t order, tsr_dtype dtype, uint32_t file,
+                            tsr_error *err);
 
 /* mapping_multiply.c: which numbers a scale is for. Fitting: what the shape of the scale says. */
 typedef struct tsr_scaling {

@@ -190,7 +190,7 @@ static tsr_status read_step(const parser *p, const cJSON *item, tsr_map_step *st
     return check_step(p, step);
 }
 
-static tsr_status read_patterns(const parser *p, const cJSON *rule, const char *key, tsr_str *captures, uint32_t *capture_count,
+static tsr_status read_patterns(const parser *p, const cJSON *rule, const char *key, tsr_captures *captures,
                                 tsr_name_pattern **out, uint32_t *count)
 {
     const cJSON *list;
@@ -200,7 +200,7 @@ static tsr_status read_patterns(const parser *p, const cJSON *rule, const char *
     for (const cJSON *item = list->child; item; item = item->next) {
         tsr_str text;
         TSR_TRY(copy_text(p, item, &text));
-        TSR_TRY(tsr_pattern_parse(text, p->arena, captures, MOST_CAPTURES, capture_count, &patterns[(*count)++], p->err));
+        TSR_TRY(tsr_pattern_parse(text, p->arena, captures, &patterns[(*count)++], p->err));
     }
     return TSR_OK;
 }
@@ -218,18 +218,19 @@ static tsr_status read_steps(const parser *p, const cJSON *rule, tsr_map_rule *o
 }
 
 /* Patterns behind those of `from`, which has room for them. */
-static tsr_status add_patterns(const parser *p, tsr_str *captures, const tsr_scale_names *scales, uint32_t tensors, tsr_map_rule *rule)
+static tsr_status add_patterns(const parser *p, tsr_captures *captures, const tsr_scale_names *scales, uint32_t tensors,
+                               tsr_map_rule *rule)
 {
     tsr_name_pattern *all = (tsr_name_pattern *)(uintptr_t)rule->from;
     TSR_FAIL_IF(scales->count != tensors, p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the step 'dequantize' names %u scales for %u tensors",
                 p->where, (unsigned)scales->count, (unsigned)tensors);
     for (uint32_t i = 0; i < tensors; i++, rule->from_count++)
-        TSR_TRY(tsr_pattern_parse(scales->names[i], p->arena, captures, MOST_CAPTURES, &rule->capture_count, &all[rule->from_count], p->err));
+        TSR_TRY(tsr_pattern_parse(scales->names[i], p->arena, captures, &all[rule->from_count], p->err));
     return TSR_OK;
 }
 
 /* The scales of a dequantize step are sources too: the rule takes them, and lacks those that are not there. */
-static tsr_status add_scales(const parser *p, tsr_str *captures, tsr_map_rule *rule)
+static tsr_status add_scales(const parser *p, tsr_captures *captures, tsr_map_rule *rule)
 {
     const tsr_map_step *step = rule->step_count && rule->steps[0].kind == TSR_STEP_DEQUANTIZE ? &rule->steps[0] : NULL;
     if (!step) return TSR_OK;
@@ -277,15 +278,16 @@ static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *ru
     tsr_name_pattern *from, *to;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
     TSR_TRY(check_members(p, item, members));
-    tsr_str *captures = tsr_arena_array(p->arena, MOST_CAPTURES, sizeof *captures, p->err);
-    if (!captures) return TSR_E_NOMEM;
-    rule->captures = captures;
-    TSR_TRY(read_patterns(p, item, "from", captures, &rule->capture_count, &from, &rule->from_count));
-    TSR_TRY(read_patterns(p, item, "to", captures, &rule->capture_count, &to, &rule->to_count));
+    tsr_captures captures = {tsr_arena_array(p->arena, MOST_CAPTURES, sizeof *captures.names, p->err), 0, MOST_CAPTURES};
+    if (!captures.names) return TSR_E_NOMEM;
+    TSR_TRY(read_patterns(p, item, "from", &captures, &from, &rule->from_count));
+    TSR_TRY(read_patterns(p, item, "to", &captures, &to, &rule->to_count));
     rule->from = from;
     rule->to = to;
     TSR_TRY(read_steps(p, item, rule));
-    TSR_TRY(add_scales(p, captures, rule));
+    TSR_TRY(add_scales(p, &captures, rule));
+    rule->captures = captures.names;
+    rule->capture_count = captures.count;
     TSR_TRY(read_shape(p, item, rule));
     return tsr_map_rule_check(rule, p->err);
 }

@@ -27,12 +27,13 @@ static tsr_str next_component(tsr_str *text)
     return component;
 }
 
-static tsr_status find_capture(tsr_str name, tsr_str *captures, uint32_t room, uint32_t *count, uint32_t *out, tsr_error *err)
+static tsr_status find_capture(tsr_str name, tsr_captures *captures, uint32_t *out, tsr_error *err)
 {
-    for (*out = 0; *out < *count; ++*out)
-        if (tsr_str_equal(captures[*out], name)) return TSR_OK;
-    TSR_FAIL_IF(*count == room, err, TSR_E_FORMAT, TSR_NO_POSITION, "a rule may have at most %u captures", (unsigned)room);
-    captures[(*count)++] = name;
+    for (*out = 0; *out < captures->count; ++*out)
+        if (tsr_str_equal(captures->names[*out], name)) return TSR_OK;
+    TSR_FAIL_IF(captures->count == captures->room, err, TSR_E_FORMAT, TSR_NO_POSITION, "a rule may have at most %u captures",
+                (unsigned)captures->room);
+    captures->names[captures->count++] = name;
     return TSR_OK;
 }
 
@@ -41,8 +42,7 @@ static bool has_brace(tsr_str text)
     return memchr(text.data, '{', text.size) || memchr(text.data, '}', text.size);
 }
 
-static tsr_status parse_component(tsr_str text, tsr_str *captures, uint32_t room, uint32_t *count, struct tsr_name_component *out,
-                                  tsr_error *err)
+static tsr_status parse_component(tsr_str text, tsr_captures *captures, struct tsr_name_component *out, tsr_error *err)
 {
     *out = (struct tsr_name_component){.literal = text, .capture = TSR_NO_CAPTURE};
     if (!text.size || !has_brace(text)) return TSR_OK;
@@ -54,7 +54,7 @@ static tsr_status parse_component(tsr_str text, tsr_str *captures, uint32_t room
     }
     TSR_FAIL_IF(!whole || !name.size || has_brace(name) || memchr(name.data, '.', name.size), err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "'%.*s' is not a component of a name: a capture such as {layer} or {rest...} stands between dots", TSR_STR_ARG(text));
-    return find_capture(name, captures, room, count, &out->capture, err);
+    return find_capture(name, captures, &out->capture, err);
 }
 
 static tsr_status check_repeats(const tsr_name_pattern *pattern, tsr_error *err)
@@ -70,16 +70,14 @@ static tsr_status check_repeats(const tsr_name_pattern *pattern, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_pattern_parse(tsr_str text, tsr_arena *arena, tsr_str *captures, uint32_t capture_room, uint32_t *capture_count,
-                             tsr_name_pattern *out, tsr_error *err)
+tsr_status tsr_pattern_parse(tsr_str text, tsr_arena *arena, tsr_captures *captures, tsr_name_pattern *out, tsr_error *err)
 {
     *out = (tsr_name_pattern){.text = text, .count = count_components(text)};
     out->components = tsr_arena_array(arena, out->count, sizeof *out->components, err);
     if (!out->components) return TSR_E_NOMEM;
     tsr_str left = text;
-    for (uint32_t i = 0; i < out->count; i++) {
-        TSR_TRY(parse_component(next_component(&left), captures, capture_room, capture_count, &out->components[i], err));
-    }
+    for (uint32_t i = 0; i < out->count; i++)
+        TSR_TRY(parse_component(next_component(&left), captures, &out->components[i], err));
     return check_repeats(out, err);
 }
 

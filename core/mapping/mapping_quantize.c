@@ -126,7 +126,7 @@ static tsr_status add_scales(quantizer *q, const tsr_quantized_weight *weight, u
     *entry = like;
     entry->shape = kept;
     TSR_TRY(copy_path(q, weight->entry, entry));
-    return tsr_mapped_compute(q->m, entry, order, &by, false, &file, q->err);
+    return tsr_mapped_compute(q->m, entry, order, &by, &file, q->err);
 }
 
 static tsr_status quantize(quantizer *q, const tsr_entry *entry, uint64_t order)
@@ -138,7 +138,7 @@ static tsr_status quantize(quantizer *q, const tsr_entry *entry, uint64_t order)
     weight->tiles = weight->columns / TSR_TILE + (weight->columns % TSR_TILE != 0);
     if (weight->tiles > q->shared->most_tiles) q->shared->most_tiles = weight->tiles;
     const tsr_computed by = {.dtype = TSR_FLOAT8_E4M3FN, .compute = tsr_quantize_numbers, .ctx = weight};
-    TSR_TRY(tsr_mapped_compute(q->m, entry, order, &by, false, &file, q->err));
+    TSR_TRY(tsr_mapped_compute(q->m, entry, order, &by, &file, q->err));
     q->out->count++;
     return add_scales(q, weight, order);
 }

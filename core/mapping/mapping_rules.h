@@ -105,9 +105,14 @@ struct tsr_mapping_rules {
     tsr_unmatched unmatched;
 };
 
-/* mapping_pattern.c. Adds new captures to `captures`, which has room for `capture_room`. Errors: TSR_E_FORMAT. */
-tsr_status tsr_pattern_parse(tsr_str text, tsr_arena *arena, tsr_str *captures, uint32_t capture_room, uint32_t *capture_count,
-                             tsr_name_pattern *out, tsr_error *err);
+/* The captures of a rule while its patterns are read: `names` has room for `room`. */
+typedef struct tsr_captures {
+    tsr_str *names;
+    uint32_t count, room;
+} tsr_captures;
+
+/* mapping_pattern.c. Adds the captures that are not in `captures` yet. Errors: TSR_E_FORMAT. */
+tsr_status tsr_pattern_parse(tsr_str text, tsr_arena *arena, tsr_captures *captures, tsr_name_pattern *out, tsr_error *err);
 bool tsr_pattern_has(const tsr_name_pattern *pattern, uint32_t capture);
 /* Whether the name matches; then values[c] is set for every capture c of the pattern. */
 bool tsr_pattern_match(const tsr_name_pattern *pattern, tsr_str name, tsr_str *values);

@@ -22,31 +22,32 @@ static uint64_t scale_at(const tsr_computed *file, uint64_t row, uint64_t column
     return (matrix * file->scale_rows + inside / file->block_rows) * file->scale_columns + column / file->block_columns;
 }
 
-static void multiply(const tsr_computed *file, uint64_t first, size_t count, const float *scales, uint64_t first_scale, float *out)
+static void multiply(const tsr_computed *file, const tsr_run *run, const float *scales, uint64_t first_scale, float *out)
 {
-    uint64_t row = first / file->columns, column = first % file->columns;
+    const size_t count = (size_t)run->count;
+    uint64_t row = run->first / file->columns, column = run->first % file->columns;
     for (size_t i = 0; i < count; row++, column = 0) {
         for (; i < count && column < file->columns; i++, column++) out[i] *= scales[scale_at(file, row, column) - first_scale];
     }
 }
 
-static tsr_status read_scaled(tsr_mapped *m, const tsr_computed *file, uint64_t first, size_t count, uint8_t *input, float *out,
+static tsr_status read_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                               tsr_error *err)
 {
-    const tsr_run numbers = {.first = first, .count = count};
-    TSR_TRY(read_floats(m, file->input, &numbers, input, out, err));
-    const uint64_t last = first + count - 1, columns = file->columns, begin_row = first / columns, end_row = last / columns;
+    TSR_TRY(read_floats(m, file->input, run, input, out, err));
+    const uint64_t first = run->first, last = first + run->count - 1, columns = file->columns, begin_row = first / columns,
+                   end_row = last / columns;
     /* Rows that are there from end to end need the scales from the first column to the last. */
     const uint64_t low = scale_at(file, begin_row, begin_row == end_row ? first % columns : 0);
     const uint64_t high = scale_at(file, end_row, begin_row == end_row ? last % columns : columns - 1);
-    const tsr_run run = {.first = low, .count = high - low + 1};
+    const tsr_run needed = {.first = low, .count = high - low + 1};
     const tsr_allocator *allocator = m->own->host->allocator;
     const size_t itemsize = tsr_dtype_size(file->scale->dtype) + sizeof(float);
-    float *scales = tsr_alloc(allocator, (size_t)run.count, itemsize, err);
+    float *scales = tsr_alloc(allocator, (size_t)needed.count, itemsize, err);
     if (!scales) return TSR_E_NOMEM;
-    const tsr_status status = read_floats(m, file->scale, &run, (uint8_t *)(scales + run.count), scales, err);
-    if (status == TSR_OK) multiply(file, first, count, scales, low, out);
-    tsr_free(allocator, scales, (size_t)run.count, itemsize);
+    const tsr_status status = read_floats(m, file->scale, &needed, (uint8_t *)(scales + needed.count), scales, err);
+    if (status == TSR_OK) multiply(file, run, scales, low, out);
+    tsr_free(allocator, scales, (size_t)needed.count, itemsize);
     return status;
 }
 
@@ -62,10 +63,10 @@ enum { MXFP4_GROUP = 32, NVFP4_GROUP = 16 };
 
 static const float e2m1[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 
-static tsr_status read_mxfp4(tsr_mapped *m, const tsr_computed *file, uint64_t first, size_t count, uint8_t *input, float *out,
+static tsr_status read_mxfp4(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                              tsr_error *err)
 {
-    const uint64_t end = first + count, first_scale = first / MXFP4_GROUP;
+    const uint64_t first = run->first, end = first + run->count, first_scale = first / MXFP4_GROUP;
     const tsr_run pairs = {.first = first / 2, .count = (end + 1) / 2 - first / 2};
     const tsr_run exponents = {.first = first_scale, .count = (end - 1) / MXFP4_GROUP + 1 - first_scale};
     uint8_t *scales = input + pairs.count;
@@ -110,10 +111,10 @@ static tsr_status read_nvfp4_run(tsr_mapped *m, const tsr_computed *file, const 
     return TSR_OK;
 }
 
-static tsr_status read_nvfp4(tsr_mapped *m, const tsr_computed *file, uint64_t first, size_t count, uint8_t *input, float *out,
+static tsr_status read_nvfp4(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                              tsr_error *err)
 {
-    for (const uint64_t end = first + count; first < end;) {
+    for (uint64_t first = run->first, end = first + run->count; first < end;) {
         const uint64_t left = file->tensor_elements - first % file->tensor_elements;
         const tsr_run part = {.first = first, .count = left < end - first ? left : end - first};
         TSR_TRY(read_nvfp4_run(m, file, &part, input, out, err));
@@ -122,10 +123,10 @@ static tsr_status read_nvfp4(tsr_mapped *m, const tsr_computed *file, uint64_t f
     return TSR_OK;
 }
 
-tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, uint64_t first, size_t count, uint8_t *input, float *out,
+tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                              tsr_error *err)
 {
-    if (file->kind == TSR_COMPUTED_MXFP4) return read_mxfp4(m, file, first, count, input, out, err);
-    if (file->kind == TSR_COMPUTED_NVFP4) return read_nvfp4(m, file, first, count, input, out, err);
-    return read_scaled(m, file, first, count, input, out, err);
+    if (file->kind == TSR_COMPUTED_MXFP4) return read_mxfp4(m, file, run, input, out, err);
+    if (file->kind == TSR_COMPUTED_NVFP4) return read_nvfp4(m, file, run, input, out, err);
+    return read_scaled(m, file, run, input, out, err);
 }

@@ -24,7 +24,7 @@ static tsr_status compute(tsr_mapped *m, const tsr_computed *file, const tsr_run
         return TSR_OK;
     }
     float *products = (float *)(void *)(scratch + STEP_ELEMENTS * LARGEST / 2);
-    TSR_TRY(tsr_mapped_scaled(m, file, run->first, count, scratch, products, err));
+    TSR_TRY(tsr_mapped_scaled(m, file, run, scratch, products, err));
     tsr_cast(TSR_FLOAT32, file->dtype, (const uint8_t *)products, count, out);
     return TSR_OK;
 }
@@ -146,24 +146,29 @@ tsr_computed *tsr_mapped_add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file
     return computed;
 }
 
-tsr_status tsr_mapped_compute(tsr_mapped *m, const tsr_entry *like, uint64_t order, const tsr_computed *by, bool shares, uint32_t *file,
+tsr_status tsr_mapped_compute(tsr_mapped *m, const tsr_entry *like, uint64_t order, const tsr_computed *by, uint32_t *file,
                               tsr_error *err)
 {
+    tsr_computed *added = tsr_mapped_add_file(m, by->dtype, file, err);
+    if (!added) return TSR_E_NOMEM;
+    *added = *by;
+    added->kind = TSR_COMPUTED_BY;
+    TSR_FAIL_IF(!tsr_entry_elements(like, &added->elements), err, TSR_E_LIMIT, TSR_NO_POSITION,
+                "'%.*s' has too many elements", TSR_STR_ARG(like->fqn));
+    return tsr_mapped_share(m, like, order, by->dtype, *file, err);
+}
+
+tsr_status tsr_mapped_share(tsr_mapped *m, const tsr_entry *like, uint64_t order, tsr_dtype dtype, uint32_t file,
+                            tsr_error *err)
+{
     tsr_mapped_tensor tensor = {
-        .name = like->fqn, .dtype = by->dtype, .ndim = like->ndim, .shape = (uint64_t *)(uintptr_t)like->shape};
+        .name = like->fqn, .dtype = dtype, .ndim = like->ndim, .shape = (uint64_t *)(uintptr_t)like->shape};
     const tsr_entry **sources = TSR_ARENA_NEW(m->own->arena, const tsr_entry *, err);
     tsr_mapped_row *row = sources ? tsr_vec_push(&m->rows, err) : NULL;
-    tsr_computed *added = row && !shares ? tsr_mapped_add_file(m, by->dtype, file, err) : NULL;
-    if (!row || (!shares && !added)) return TSR_E_NOMEM;
+    if (!row) return TSR_E_NOMEM;
     *sources = like;
     *row = (tsr_mapped_row){.order = order, .sources = sources, .source_count = 1};
-    if (added) {
-        *added = *by;
-        added->kind = TSR_COMPUTED_BY;
-        TSR_FAIL_IF(!tsr_entry_elements(like, &added->elements), err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has too many elements",
-                    TSR_STR_ARG(like->fqn));
-    }
-    TSR_TRY(tsr_boxes_of_file(&m->maker, *file, false, &tensor));
+    TSR_TRY(tsr_boxes_of_file(&m->maker, file, false, &tensor));
     TSR_TRY(tsr_mapped_entry(m, &tensor, like, like->fqn, &row->entry, err));
     row->entry.path = like->path;
     row->entry.path_length = like->path_length;

@@ -226,7 +226,7 @@ static tsr_status fill_rows(folding *f)
             continue;
         }
         const tsr_computed by = {.dtype = folds[number]->dtype, .compute = tsr_lora_sum, .ctx = folds[number]};
-        TSR_TRY(tsr_mapped_compute(f->m, entry, i, &by, false, &file, f->err));
+        TSR_TRY(tsr_mapped_compute(f->m, entry, i, &by, &file, f->err));
     }
     return TSR_OK;
 }

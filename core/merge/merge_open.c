@@ -81,8 +81,12 @@ static tsr_status add_sum(builder *b, tsr_merged *tensor)
     uint32_t file;
     const size_t noted = b->tied.count;
     TSR_TRY(find_tied(b, tensor, &tied));
-    if (tied) file = tied->file;
-    TSR_TRY(tsr_mapped_compute(b->m, entry, tensor->order, &by, tied != NULL, &file, b->err));
+    if (tied) {
+        file = tied->file;
+        TSR_TRY(tsr_mapped_share(b->m, entry, tensor->order, by.dtype, file, b->err));
+    } else {
+        TSR_TRY(tsr_mapped_compute(b->m, entry, tensor->order, &by, &file, b->err));
+    }
     tsr_mapped_row *rows = b->m->rows.items;
     if (b->tied.count > noted) ((tied_row *)b->tied.items)[noted].file = file;
     if (tied) rows[tied->row].entry.storage_id = rows[b->m->rows.count - 1].entry.storage_id = entry->storage_id;
