@@ -1,9 +1,9 @@
 /* W + scale·(B·A), in blocks of bounded size. */
 #include "base/try.h"
 #include "merge/lora_parts.h"
+#include "merge/merge_read.h"
 #include "tessera/read.h"
 #include "tessera/sys/cast.h"
-#include "tessera/sys/read_run.h"
 
 enum { RANKS = 128, ROWS = 128, COLUMNS = 1024 };
 
@@ -23,10 +23,11 @@ typedef struct block {
     uint64_t row, rows, column, columns, rank, ranks;
 } block;
 
-/* The box [x0, x0 + xs) × [y0, y0 + ys) of a matrix in float64, transposed where `turned`. */
-static tsr_status load(const tsr_fold *fold, const tsr_entry *entry, const uint64_t box[4], bool turned, const room *r, double *out,
+/* The box [x0, x0 + xs) × [y0, y0 + ys) of a matrix in float64, transposed where W is. */
+static tsr_status load(const tsr_fold *fold, const tsr_entry *entry, const uint64_t box[4], const room *r, double *out,
                        tsr_error *err)
 {
+    const bool turned = fold->transposed;
     const uint64_t offsets[] = {box[0], box[2]}, sizes[] = {box[1], box[3]};
     const size_t count = (size_t)(sizes[0] * sizes[1]);
     TSR_TRY(tsr_read_box(fold->adapter, entry, (tsr_box){2, offsets, sizes}, r->bytes, count * tsr_dtype_size(entry->dtype), err));
@@ -41,13 +42,13 @@ static tsr_status load(const tsr_fold *fold, const tsr_entry *entry, const uint6
 static tsr_status load_left(const tsr_fold *fold, const block *b, const room *r, tsr_error *err)
 {
     const uint64_t plain[] = {b->row, b->rows, b->rank, b->ranks}, turned[] = {b->rank, b->ranks, b->row, b->rows};
-    return load(fold, fold->transposed ? fold->a : fold->b, fold->transposed ? turned : plain, fold->transposed, r, r->left, err);
+    return load(fold, fold->transposed ? fold->a : fold->b, fold->transposed ? turned : plain, r, r->left, err);
 }
 
 static tsr_status load_right(const tsr_fold *fold, const block *b, const room *r, tsr_error *err)
 {
     const uint64_t plain[] = {b->rank, b->ranks, b->column, b->columns}, turned[] = {b->column, b->columns, b->rank, b->ranks};
-    return load(fold, fold->transposed ? fold->b : fold->a, fold->transposed ? turned : plain, fold->transposed, r, r->right, err);
+    return load(fold, fold->transposed ? fold->b : fold->a, fold->transposed ? turned : plain, r, r->right, err);
 }
 
 /* Adds the block's products to those elements of the run that are in it. */
@@ -97,26 +98,17 @@ static tsr_status add_products(const tsr_fold *fold, const tsr_run *run, const r
     return TSR_OK;
 }
 
-static tsr_status read_as(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_run *run, tsr_dtype dtype, uint8_t *bytes,
-                          uint8_t *out, tsr_error *err)
-{
-    const size_t size = (size_t)run->count * tsr_dtype_size(entry->dtype);
-    if (entry->dtype == dtype) return tsr_read_run(checkpoint, entry, run, out, size, err);
-    TSR_TRY(tsr_read_run(checkpoint, entry, run, bytes, size, err));
-    tsr_cast(entry->dtype, dtype, bytes, (size_t)run->count, out);
-    return TSR_OK;
-}
-
 static tsr_status read_weight(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, const room *r, uint8_t *out, tsr_error *err)
 {
-    if (fold->start) return read_as(fold->adapter, fold->start, run, dtype, r->bytes, out, err);
-    return read_as(fold->base, fold->weight, run, dtype, r->bytes, out, err);
+    const tsr_stored_tensor start = {fold->adapter, fold->start}, weight = {fold->base, fold->weight};
+    return tsr_merge_read(fold->start ? start : weight, run, dtype, r->bytes, out, err);
 }
 
 /* The change of the run, in r->sums, before it is scaled. */
 static tsr_status read_change(const tsr_fold *fold, const tsr_run *run, const room *r, tsr_error *err)
 {
-    if (!fold->a) return read_as(fold->adapter, fold->b, run, TSR_FLOAT64, r->bytes, (uint8_t *)r->sums, err);
+    const tsr_stored_tensor change = {fold->adapter, fold->b};
+    if (!fold->a) return tsr_merge_read(change, run, TSR_FLOAT64, r->bytes, r->sums, err);
     memset(r->sums, 0, (size_t)run->count * sizeof *r->sums);
     return add_products(fold, run, r, err);
 }

@@ -3,8 +3,8 @@
 #define TSR_MERGE_MERGE_PARTS_H
 
 #include "mapping/mapped.h"
+#include "merge/merge_read.h"
 #include "tessera/merge.h"
-#include "tessera/sys/read_run.h"
 
 /* Of two whole tensors: Σa², Σb², Σab, once `known` is not 0. */
 typedef struct tsr_angle {
@@ -32,9 +32,11 @@ typedef struct tsr_merged {
     uint64_t order;
 } tsr_merged;
 
-/* merge_read.c: elements [first, first + count) of an entry in float64 where `wide`, otherwise in float32; `bytes` has room for them as stored. */
-tsr_status tsr_merge_read(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_run *run, uint8_t *bytes, bool wide, void *out,
-                          tsr_error *err);
+/* What an input has of the tensor. */
+static inline tsr_stored_tensor tsr_merge_input_tensor(const tsr_merged *tensor, uint32_t input)
+{
+    return (tsr_stored_tensor){tensor->merge->inputs[input].checkpoint, tensor->entries[input]};
+}
 
 /* merge_sum.c: a tsr_computed.compute; `ctx` is a tsr_merged. */
 tsr_status tsr_merge_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);

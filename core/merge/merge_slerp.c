@@ -33,8 +33,8 @@ static tsr_status measure(const tsr_merged *tensor, tsr_angle *out, tsr_error *e
     for (uint64_t first = 0; first < elements && status == TSR_OK; first += RUN) {
         const tsr_run run = {.first = first, .count = elements - first < RUN ? elements - first : RUN};
         for (unsigned i = 0; i < 2 && status == TSR_OK; i++)
-            status = tsr_merge_read(inputs[i].checkpoint, tensor->entries[i], &run, (uint8_t *)(memory + 2 * (size_t)RUN), true,
-                                    memory + i * (size_t)RUN, err);
+            status = tsr_merge_read(tsr_merge_input_tensor(tensor, i), &run, TSR_FLOAT64,
+                                    (uint8_t *)(memory + 2 * (size_t)RUN), memory + i * (size_t)RUN, err);
         if (status == TSR_OK) add_products(memory, memory + RUN, (size_t)run.count, &sums);
     }
     tsr_free(allocator, memory, RUN, 3 * sizeof *memory);

@@ -38,16 +38,18 @@ typedef struct room {
 static tsr_status sum_run(const tsr_merged *tensor, const tsr_run *run, const room *r, tsr_error *err)
 {
     const tsr_merge *merge = tensor->merge;
-    const bool wide = tensor->entries[0]->dtype == TSR_FLOAT64, has_base = merge->method == TSR_MERGE_TASK_ARITHMETIC;
+    const bool wide = tensor->entries[0]->dtype == TSR_FLOAT64;
+    const tsr_dtype sums = wide ? TSR_FLOAT64 : TSR_FLOAT32;
+    const bool has_base = merge->method == TSR_MERGE_TASK_ARITHMETIC;
     const size_t count = (size_t)run->count;
     const void *base = has_base ? r->base : NULL;
     double factors[2] = {0};
     if (merge->method == TSR_MERGE_SLERP) TSR_TRY(tsr_merge_factors(tensor, factors, err));
-    if (base) TSR_TRY(tsr_merge_read(merge->inputs[merge->count].checkpoint, tensor->entries[merge->count], run, r->bytes, wide, r->base, err));
+    if (base) TSR_TRY(tsr_merge_read(tsr_merge_input_tensor(tensor, merge->count), run, sums, r->bytes, r->base, err));
     memset(r->sum, 0, count * (wide ? sizeof(double) : sizeof(float)));
     for (uint32_t i = 0; i < merge->count; i++) {
         const double factor = merge->method == TSR_MERGE_SLERP ? factors[i] : merge->inputs[i].weight;
-        TSR_TRY(tsr_merge_read(merge->inputs[i].checkpoint, tensor->entries[i], run, r->bytes, wide, r->x, err));
+        TSR_TRY(tsr_merge_read(tsr_merge_input_tensor(tensor, i), run, sums, r->bytes, r->x, err));
         if (wide) add_doubles(r->sum, factor, r->x, base, count);
         else add_floats(r->sum, (float)factor, r->x, base, count);
     }
