@@ -165,27 +165,22 @@ static tsr_attribute *own_attribute(const node *n, tsr_str name)
     return n->attribute_count ? bsearch(&key, n->attributes, n->attribute_count, sizeof key, by_name) : NULL;
 }
 
-/* Finds or adds `module` under (parent, name); `*fresh` says that its subtree has still to be walked. */
-typedef struct meeting {
-    tsr_module_ref ref;
-    bool fresh; /* for the first time */
-} meeting;
-
-static tsr_status meet(tsr_modules *m, const tsr_module *module, tsr_module_ref parent, tsr_str name, meeting *out,
-                       tsr_error *err)
+/* Finds or adds a child of `parent`; `*fresh` says that its subtree has still to be walked. */
+static tsr_status find_or_add(tsr_modules *m, tsr_module_ref parent, const tsr_module_child *child, tsr_module_ref *out,
+                              bool *fresh, tsr_error *err)
 {
     const tsr_module **cell = TSR_ARENA_NEW(m->arena, const tsr_module *, err);
     if (!cell) return TSR_E_NOMEM;
-    *cell = module;
+    *cell = child->module;
     uint32_t *known;
-    TSR_TRY(tsr_map_put(m->by_module, (tsr_str){(const char *)cell, sizeof *cell}, (uint32_t)m->nodes.count, &known,
-                        &out->fresh, err));
-    out->ref = *known;
+    TSR_TRY(tsr_map_put(m->by_module, (tsr_str){(const char *)cell, sizeof *cell}, (uint32_t)m->nodes.count, &known, fresh,
+                        err));
+    *out = *known;
     TSR_FAIL_IF(m->nodes.count >= m->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "module tree: more than %" PRIu64 " modules", m->host->limits.entries);
-    if (out->fresh) return add_node(m, module, parent, name, err);
-    if (!node_at(m, out->ref)->on_path) return TSR_OK;
-    tsr_str path = path_of(m, parent, name);
+    if (*fresh) return add_node(m, child->module, parent, child->name, err);
+    if (!node_at(m, *out)->on_path) return TSR_OK;
+    tsr_str path = path_of(m, parent, child->name);
     return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: '%.*s' contains itself", TSR_STR_ARG(path));
 }
 
@@ -206,9 +201,10 @@ static tsr_status push_frame(tsr_modules *m, tsr_vec *stack, tsr_module_ref ref,
 
 static tsr_status walk(tsr_modules *m, const tsr_module *root, tsr_vec *stack, tsr_error *err)
 {
-    meeting met;
-    TSR_TRY(meet(m, root, TSR_NO_MODULE, TSR_STR(""), &met, err));
-    TSR_TRY(push_frame(m, stack, met.ref, err));
+    tsr_module_ref ref;
+    bool fresh;
+    TSR_TRY(find_or_add(m, TSR_NO_MODULE, &(tsr_module_child){.name = TSR_STR(""), .module = root}, &ref, &fresh, err));
+    TSR_TRY(push_frame(m, stack, ref, err));
     while (stack->count) {
         frame *top = (frame *)stack->items + stack->count - 1;
         const tsr_module *module = node_at(m, top->ref)->module;
@@ -219,9 +215,9 @@ static tsr_status walk(tsr_modules *m, const tsr_module *root, tsr_vec *stack, t
         }
         const tsr_module_child *child = &module->children[top->next_child++];
         tsr_module_ref parent = top->ref;
-        TSR_TRY(meet(m, child->module, parent, child->name, &met, err));
-        own_attribute(node_at(m, parent), child->name)->module = met.ref;
-        if (met.fresh) TSR_TRY(push_frame(m, stack, met.ref, err));
+        TSR_TRY(find_or_add(m, parent, child, &ref, &fresh, err));
+        own_attribute(node_at(m, parent), child->name)->module = ref;
+        if (fresh) TSR_TRY(push_frame(m, stack, ref, err));
     }
     return TSR_OK;
 }
