@@ -93,54 +93,63 @@ static tsr_status tile_blit(const tsr_blit *blit, const tsr_tiles *tiles, uint64
     return TSR_OK;
 }
 
-/* The tile units at the beginning of `units` that belong to one blit, without a gap; *used of them. */
-static tsr_status tile_blits(const tsr_stage *stage, const tsr_unit *units, size_t count, uint64_t unit_bytes,
-                             tsr_arena *arena, tsr_blit *out, size_t *used, tsr_error *err)
+/* Units of a stage on their way to blits. */
+typedef struct unit_expansion {
+    const tsr_stage *stage;
+    uint64_t unit_bytes;
+    tsr_arena *arena;
+    tsr_unit_blits *out;
+    tsr_error *err;
+} unit_expansion;
+
+/* Adds the tile units at the beginning of `units` that belong to one blit, without a gap; *used of them. */
+static tsr_status add_tiles(const unit_expansion *e, const tsr_unit *units, size_t count, size_t *used)
 {
-    const tsr_blit *blit = tsr_stage_blit(stage, units->first);
+    const tsr_blit *blit = tsr_stage_blit(e->stage, units->first);
+    tsr_blit *out = e->out->blits + e->out->count;
     tsr_tiles tiles;
     uint64_t shape[TSR_MAX_NDIM], itemsize, at = 0;
-    TSR_TRY(start_tiles(blit, unit_bytes, shape, &tiles, &itemsize, err));
+    TSR_TRY(start_tiles(blit, e->unit_bytes, shape, &tiles, &itemsize, e->err));
     for (; at < units->tile; at++) tsr_tiles_next(&tiles);
     for (*used = 0; *used < count; tsr_tiles_next(&tiles), at++, ++*used) {
         const tsr_unit *unit = &units[*used];
         if (!unit->is_tile || unit->first != units->first || unit->tile != at) break;
-        TSR_TRY(tile_blit(blit, &tiles, itemsize, arena, &out[*used], err));
+        TSR_TRY(tile_blit(blit, &tiles, itemsize, e->arena, &out[*used], e->err));
     }
+    for (size_t i = 0; i < *used; i++) e->out->owners[e->out->count++] = e->stage->order.numbers[units->first];
     return TSR_OK;
 }
 
 /* The blits of units [units, units + count), which follow each other. */
-static tsr_status add_blits(const tsr_stage *stage, const tsr_unit *units, size_t count, uint64_t unit_bytes,
-                            tsr_arena *arena, tsr_unit_blits *out, tsr_error *err)
+static tsr_status add_blits(const unit_expansion *e, const tsr_unit *units, size_t count)
 {
+    tsr_unit_blits *out = e->out;
     for (size_t u = 0, used = 1; u < count; u += used, used = 1) {
         const tsr_unit *unit = &units[u];
-        if (unit->is_tile) {
-            TSR_TRY(tile_blits(stage, unit, count - u, unit_bytes, arena, out->blits + out->count, &used, err));
-            for (size_t i = 0; i < used; i++) out->owners[out->count++] = stage->order.numbers[unit->first];
-        }
+        if (unit->is_tile) TSR_TRY(add_tiles(e, unit, count - u, &used));
         for (uint32_t i = 0; !unit->is_tile && i < unit->count; i++, out->count++) {
-            out->owners[out->count] = stage->order.numbers[unit->first + i];
-            out->blits[out->count] = stage->blits[out->owners[out->count]];
+            out->owners[out->count] = e->stage->order.numbers[unit->first + i];
+            out->blits[out->count] = e->stage->blits[out->owners[out->count]];
         }
     }
     return TSR_OK;
 }
 
-tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_unit *units, const tsr_lane *lanes, size_t lane_count,
-                           uint64_t unit_bytes, tsr_arena *arena, tsr_unit_blits *out, tsr_error *err)
+tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_lanes *lanes, tsr_arena *arena, tsr_unit_blits *out,
+                           tsr_error *err)
 {
+    const unit_expansion e = {.stage = stage, .unit_bytes = lanes->unit_bytes, .arena = arena, .out = out, .err = err};
     size_t total = 0;
-    for (size_t i = 0; i < lane_count; i++) {
-        for (size_t u = lanes[i].first; u < lanes[i].end; u++) total += units[u].count;
+    for (size_t i = 0; i < lanes->count; i++) {
+        for (size_t u = lanes->lanes[i].first; u < lanes->lanes[i].end; u++) total += lanes->units[u].count;
     }
     *out = (tsr_unit_blits){.blits = tsr_arena_array(arena, total, sizeof *out->blits, err),
                             .owners = tsr_arena_array(arena, total, sizeof *out->owners, err),
-                            .ends = tsr_arena_array(arena, lane_count, sizeof *out->ends, err)};
+                            .ends = tsr_arena_array(arena, lanes->count, sizeof *out->ends, err)};
     if (!out->blits || !out->owners || !out->ends) return TSR_E_NOMEM;
-    for (size_t i = 0; i < lane_count; i++) {
-        TSR_TRY(add_blits(stage, units + lanes[i].first, lanes[i].end - lanes[i].first, unit_bytes, arena, out, err));
+    for (size_t i = 0; i < lanes->count; i++) {
+        const tsr_lane *lane = &lanes->lanes[i];
+        TSR_TRY(add_blits(&e, lanes->units + lane->first, lane->end - lane->first));
         out->ends[i] = out->count;
     }
     return TSR_OK;

@@ -40,8 +40,16 @@ typedef struct tsr_unit_blits {
     size_t *ends; /* of each lane's blits */
 } tsr_unit_blits;
 
-/* The blits of lanes of one stage's units, lane after lane. Lives in `arena`. */
-tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_unit *units, const tsr_lane *lanes, size_t lane_count,
-                           uint64_t unit_bytes, tsr_arena *arena, tsr_unit_blits *out, tsr_error *err);
+/* Lanes of the units that one stage was cut into. */
+typedef struct tsr_lanes {
+    const tsr_unit *units; /* which the lanes count */
+    uint64_t unit_bytes;   /* as they were cut */
+    const tsr_lane *lanes;
+    size_t count;
+} tsr_lanes;
+
+/* The blits of the lanes, lane after lane. Lives in `arena`. */
+tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_lanes *lanes, tsr_arena *arena, tsr_unit_blits *out,
+                           tsr_error *err);
 
 #endif

@@ -76,7 +76,9 @@ static void keep_sums(const batch *b)
 static tsr_status write_batch(run *r, batch *b, tsr_arena *arena, tsr_error *err)
 {
     const tsr_work *work = r->work;
-    TSR_TRY(tsr_units_blits(b->stage, work->units.items, b->lanes, b->lane_count, work->unit_bytes, arena, &b->of, err));
+    const tsr_lanes lanes = {
+        .units = work->units.items, .unit_bytes = work->unit_bytes, .lanes = b->lanes, .count = b->lane_count};
+    TSR_TRY(tsr_units_blits(b->stage, &lanes, arena, &b->of, err));
     for (size_t i = 0; i < b->of.count; i++) b->of.blits[i].file = work->numbers[b->of.blits[i].file];
     const tsr_blit_run blits = {.checkpoint = work->job.checkpoint,
                                 .output = work->output,
