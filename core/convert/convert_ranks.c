@@ -110,8 +110,10 @@ static tsr_status lay_out_safetensors(tsr_rank_files *r, tsr_writer *out, tsr_er
     a->files = tsr_arena_array(arena, r->count, sizeof *a->files, err);
     if (!a->pieces || !a->files) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < r->count; f++) TSR_TRY(add_pieces(a, f, err));
-    TSR_TRY(tsr_safetensors_lay_out(a->pieces, a->count, a->files, r->count, tsr_checkpoint_host(r->job->checkpoint), arena, &a->blits,
-                                    err));
+    tsr_safetensors_layout layout = {
+        .pieces = a->pieces, .piece_count = a->count, .files = a->files, .file_count = r->count};
+    TSR_TRY(tsr_safetensors_lay_out(&layout, tsr_checkpoint_host(r->job->checkpoint), arena, err));
+    a->blits = layout.blits;
     for (uint32_t f = 0; f < r->count; f++) {
         r->sizes[f] = a->files[f].size;
         r->job->out->byte_total += a->files[f].plan.data_size;

@@ -216,7 +216,10 @@ tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer 
     if (!p->pieces) return TSR_E_NOMEM;
     TSR_TRY(job->options->per_part ? assign_parts(p, err) : assign_files(p, err));
     TSR_TRY(name_files(p, err));
-    TSR_TRY(tsr_safetensors_lay_out(p->pieces, p->count, p->files, p->file_count, host, job->arena, &p->blits, err));
+    tsr_safetensors_layout layout = {
+        .pieces = p->pieces, .piece_count = p->count, .files = p->files, .file_count = p->file_count};
+    TSR_TRY(tsr_safetensors_lay_out(&layout, host, job->arena, err));
+    p->blits = layout.blits;
     TSR_TRY(describe(p, err));
     *out = (tsr_writer){.stage_count = 1, .stage = stage_of, .ctx = p};
     if (!p->parts && (p->file_count > 1 || job->generation > 0)) out->finish = write_index; /* what replaces an index is an index */

@@ -168,8 +168,10 @@ static tsr_status gather(gathering *g, tsr_error *err)
     TSR_TRY(sort_into_files(g, err));
     TSR_TRY(describe_files(g, err));
     g->count = g->owned.count;
-    TSR_TRY(tsr_safetensors_lay_out(g->pieces, g->count, g->files, g->file_count, tsr_checkpoint_host(job->checkpoint),
-                                    job->arena, &g->blits, err));
+    tsr_safetensors_layout layout = {
+        .pieces = g->pieces, .piece_count = g->count, .files = g->files, .file_count = g->file_count};
+    TSR_TRY(tsr_safetensors_lay_out(&layout, tsr_checkpoint_host(job->checkpoint), job->arena, err));
+    g->blits = layout.blits;
     if (g->count) qsort(g->blits, g->count, sizeof *g->blits, by_entry); /* each tensor is located once */
     return report(g, err);
 }

@@ -29,13 +29,20 @@ static tsr_status describe(const tsr_safetensors_output *piece, uint64_t tag, ts
     return TSR_OK;
 }
 
-static tsr_status lay_out_file(const tsr_safetensors_output *pieces, size_t count, tsr_safetensors_file *file, const tsr_host *host,
-                               tsr_arena *arena, tsr_blit *blits, tsr_error *err)
+/* Lays out file `f`, whose pieces begin at *at. *at goes behind them. */
+static tsr_status lay_out_file(const tsr_safetensors_layout *layout, uint32_t f, size_t *at, const tsr_host *host,
+                               tsr_arena *arena, tsr_error *err)
 {
+    tsr_safetensors_file *file = &layout->files[f];
+    const tsr_safetensors_output *pieces = layout->pieces + *at;
+    tsr_blit *blits = layout->blits + *at;
+    size_t count = 0;
+    while (*at + count < layout->piece_count && pieces[count].file == f) count++;
     tsr_safetensors_item *items = tsr_arena_array(arena, count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) TSR_TRY(describe(&pieces[i], i, arena, &items[i], err));
-    TSR_TRY(tsr_safetensors_plan_file(items, count, file->pairs, file->pair_count, host->allocator, &file->plan, err));
+    file->plan = (tsr_safetensors_plan){items, count, file->pairs, file->pair_count, 0, 0};
+    TSR_TRY(tsr_safetensors_plan_file(&file->plan, host->allocator, err));
     for (size_t i = 0; i < count; i++) {
         const tsr_safetensors_output *p = &pieces[items[i].tag];
         blits[i] = (tsr_blit){.entry = p->entry,
@@ -47,21 +54,16 @@ static tsr_status lay_out_file(const tsr_safetensors_output *pieces, size_t coun
         TSR_TRY(tsr_blit_measure(p->entry, p->sizes, p->dtype, &blits[i].byte_length, err));
     }
     file->size = file->plan.header_size + file->plan.data_size;
+    *at += count;
     return TSR_OK;
 }
 
-tsr_status tsr_safetensors_lay_out(const tsr_safetensors_output *pieces, size_t count, tsr_safetensors_file *files,
-                                   uint32_t file_count, const tsr_host *host, tsr_arena *arena, tsr_blit **blits,
-                                   tsr_error *err)
+tsr_status tsr_safetensors_lay_out(tsr_safetensors_layout *layout, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
-    *blits = tsr_arena_array(arena, count, sizeof **blits, err);
-    if (!*blits) return TSR_E_NOMEM;
-    for (size_t f = 0, from = 0; f < file_count; f++) {
-        size_t to = from;
-        while (to < count && pieces[to].file == f) to++;
-        TSR_TRY(lay_out_file(pieces + from, to - from, &files[f], host, arena, *blits + from, err));
-        from = to;
-    }
+    size_t at = 0;
+    layout->blits = tsr_arena_array(arena, layout->piece_count, sizeof *layout->blits, err);
+    if (!layout->blits) return TSR_E_NOMEM;
+    for (uint32_t f = 0; f < layout->file_count; f++) TSR_TRY(lay_out_file(layout, f, &at, host, arena, err));
     return TSR_OK;
 }
 

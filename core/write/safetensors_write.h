@@ -26,11 +26,17 @@ typedef struct tsr_safetensors_file {
 /* Whether the format has the type (float4 counts, packed or not). */
 bool tsr_safetensors_holds(tsr_dtype dtype);
 
-/* Lays out `count` pieces, sorted by file: plans of `files`, and one blit a piece in the order in which they lie
- * (blits[i].file is an index into `files`). Everything lives in `arena`. */
-tsr_status tsr_safetensors_lay_out(const tsr_safetensors_output *pieces, size_t count, tsr_safetensors_file *files,
-                                   uint32_t file_count, const tsr_host *host, tsr_arena *arena, tsr_blit **blits,
-                                   tsr_error *err);
+/* Files and what goes into them. */
+typedef struct tsr_safetensors_layout {
+    const tsr_safetensors_output *pieces; /* sorted by file */
+    size_t piece_count;
+    tsr_safetensors_file *files;
+    uint32_t file_count;
+    tsr_blit *blits; /* out: one per piece in the order in which they are stored; blits[i].file is an index into `files` */
+} tsr_safetensors_layout;
+
+/* Plans the files and makes the blits. Everything lives in `arena`. */
+tsr_status tsr_safetensors_lay_out(tsr_safetensors_layout *layout, const tsr_host *host, tsr_arena *arena, tsr_error *err);
 /* What surrounds the blits: the headers of the files. */
 tsr_status tsr_safetensors_write_headers(const tsr_safetensors_file *files, uint32_t file_count, const tsr_sink *sink,
                                          tsr_error *err);

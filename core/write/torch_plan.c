@@ -366,20 +366,22 @@ static tsr_status blit_done(void *ctx, size_t index, tsr_error *err)
     return f->stage.behind(&f->stage, index, &f->sink, err);
 }
 
-tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_output *output, tsr_str name, tsr_ring *ring,
-                                const tsr_progress *progress, uint32_t *file, tsr_error *err)
+tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_tree_file *file, tsr_error *err)
 {
-    TSR_TRY(output->create(output, name, plan->archive.size, file, err));
-    torch_file f = {tsr_torch_plan_stage(plan, *file), {output, NULL}};
+    tsr_output *output = file->output;
+    TSR_TRY(output->create(output, file->name, plan->archive.size, &file->number, err));
+    torch_file f = {tsr_torch_plan_stage(plan, file->number), {output, NULL}};
     const tsr_blit_run run = {.checkpoint = plan->checkpoint,
                               .output = output,
-                              .ring = ring,
+                              .ring = file->ring,
                               .blits = plan->blits,
                               .count = plan->storage_count,
                               .crc = true,
-                              .progress = progress,
+                              .progress = file->progress,
                               .done = blit_done,
                               .ctx = &f};
     TSR_TRY(tsr_blits_write(&run, err));
-    return f.stage.rest(&f.stage, &f.sink, err);
+    TSR_TRY(f.stage.rest(&f.stage, &f.sink, err));
+    file->bytes = plan->archive.size;
+    return TSR_OK;
 }

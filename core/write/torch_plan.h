@@ -3,6 +3,7 @@
 #define TSR_WRITE_TORCH_PLAN_H
 
 #include "formats/torch/torch_writer.h"
+#include "tessera/sys/write_tree.h"
 #include "write/stage.h"
 
 /* A tensor that the tree names. */
@@ -50,8 +51,7 @@ tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const ts
 /* A laid out plan as a stage of one file: sets `file` of its blits. */
 tsr_stage tsr_torch_plan_stage(tsr_torch_plan *plan, uint32_t file);
 
-/* Creates the file and writes all of the archive into it. */
-tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_output *output, tsr_str name, tsr_ring *ring,
-                                const tsr_progress *progress, uint32_t *file, tsr_error *err);
+/* Creates the file, writes all of the archive into it, and sets the file's number and size. */
+tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_tree_file *file, tsr_error *err);
 
 #endif

@@ -135,13 +135,6 @@ tsr_status tsr_tree_plan(tsr_checkpoint *checkpoint, const tsr_value *root, cons
 
 /* ---- writing ---- */
 
-static tsr_status write_planned(tsr_torch_plan *plan, tsr_tree_file *file, tsr_error *err)
-{
-    TSR_TRY(tsr_torch_plan_write(plan, file->output, file->name, file->ring, file->progress, &file->number, err));
-    file->bytes = plan->archive.size;
-    return TSR_OK;
-}
-
 tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, const tsr_mesh_rank *of, tsr_tree_file *file,
                           tsr_error *err)
 {
@@ -150,7 +143,7 @@ tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, con
     tsr_arena *arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
     if (!arena) return TSR_E_NOMEM;
     tsr_status status = tsr_tree_plan(checkpoint, root, of, arena, &plan, err);
-    if (status == TSR_OK) status = write_planned(&plan, file, err);
+    if (status == TSR_OK) status = tsr_torch_plan_write(&plan, file, err);
     tsr_arena_free(arena);
     return status;
 }

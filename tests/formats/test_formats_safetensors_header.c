@@ -27,16 +27,22 @@ static tsr_status take(void *ctx, const char *data, size_t size, tsr_error *err)
 
 static const uint64_t shape_3_4[] = {3, 4};
 
+static tsr_status plan_items(tsr_safetensors_item *items, uint64_t count, tsr_safetensors_plan *out, tsr_error *err)
+{
+    *out = (tsr_safetensors_plan){.items = items, .count = count};
+    return tsr_safetensors_plan_file(out, &tsr_allocator_libc, err);
+}
+
 static void test_formats_safetensors_header__bytes_are_exact(void **state)
 {
     (void)state;
     sink s = {.size = 0};
-    tsr_safetensors_plan plan;
     tsr_safetensors_item items[] = {
         {.name = TSR_STR("b"), .dtype = TSR_BOOL, .ndim = 0, .tag = 1},
         {.name = TSR_STR("w\"é"), .dtype = TSR_FLOAT32, .ndim = 2, .shape = shape_3_4, .tag = 2}};
     tsr_safetensors_pair pair = {TSR_STR("k"), TSR_STR("v")};
-    assert_int_equal(tsr_safetensors_plan_file(items, 2, &pair, 1, &tsr_allocator_libc, &plan, NULL), TSR_OK);
+    tsr_safetensors_plan plan = {.items = items, .count = 2, .pairs = &pair, .pair_count = 1};
+    assert_int_equal(tsr_safetensors_plan_file(&plan, &tsr_allocator_libc, NULL), TSR_OK);
     assert_int_equal(plan.header_size % 64, 0);
     assert_int_equal(plan.data_size, 49);
     assert_int_equal(items[0].tag, 2);
@@ -67,7 +73,7 @@ static void test_formats_safetensors_header__order_is_the_reference_librarys(voi
                                                       .dtype = tsr_dtype_from_safetensors(tsr_str_from(order[i])),
                                                       .ndim = 2,
                                                       .shape = shape_3_4};
-    assert_int_equal(tsr_safetensors_plan_file(items, COUNT, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
+    assert_int_equal(plan_items(items, COUNT, &plan, NULL), TSR_OK);
     for (size_t i = 0; i < COUNT; i++) {
         assert_true(tsr_str_equal(items[i].name, tsr_str_from(order[i])));
         assert_int_equal(items[i].begin % tsr_dtype_describe(items[i].dtype)->swap_bytes, 0);
@@ -81,7 +87,7 @@ static void test_formats_safetensors_header__names_of_one_dtype_are_sorted(void 
         {.name = TSR_STR("b")}, {.name = TSR_STR("a.b")}, {.name = TSR_STR("a")}, {.name = TSR_STR("B")}};
     tsr_safetensors_plan plan;
     for (size_t i = 0; i < 4; i++) items[i].dtype = TSR_FLOAT16;
-    assert_int_equal(tsr_safetensors_plan_file(items, 4, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
+    assert_int_equal(plan_items(items, 4, &plan, NULL), TSR_OK);
     static const char *const order[] = {"B", "a", "a.b", "b"};
     for (size_t i = 0; i < 4; i++) assert_true(tsr_str_equal(items[i].name, tsr_str_from(order[i])));
 }
@@ -92,7 +98,7 @@ static void test_formats_safetensors_header__float4_pairs_become_single_elements
     sink s = {.size = 0};
     tsr_safetensors_plan plan;
     tsr_safetensors_item item = {.name = TSR_STR("q"), .dtype = TSR_FLOAT4_E2M1FN_X2, .ndim = 2, .shape = shape_3_4};
-    assert_int_equal(tsr_safetensors_plan_file(&item, 1, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
+    assert_int_equal(plan_items(&item, 1, &plan, NULL), TSR_OK);
     assert_int_equal(plan.data_size, 12);
     assert_int_equal(tsr_safetensors_write_header(&plan, take, &s, NULL), TSR_OK);
     s.bytes[s.size] = 0;
@@ -109,7 +115,7 @@ static void test_formats_safetensors_header__what_was_written_reads_back(void **
     tsr_safetensors_item items[] = {{.name = TSR_STR("a\nb"), .dtype = TSR_INT64, .ndim = 0},
                                     {.name = TSR_STR("e"), .dtype = TSR_BFLOAT16, .ndim = 2, .shape = none},
                                     {.name = TSR_STR("x"), .dtype = TSR_UINT8, .ndim = 2, .shape = shape_3_4}};
-    assert_int_equal(tsr_safetensors_plan_file(items, 3, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
+    assert_int_equal(plan_items(items, 3, &plan, NULL), TSR_OK);
     assert_int_equal(tsr_safetensors_write_header(&plan, take, &s, NULL), TSR_OK);
     memset(s.bytes + s.size, 7, (size_t)plan.data_size);
     tsr_memory_file file = {TSR_STR("m"), {s.bytes, s.size + (size_t)plan.data_size}};
@@ -158,7 +164,7 @@ static void test_formats_safetensors_header__what_cannot_be_held_is_refused_by_n
         tsr_safetensors_item items[] = {{.name = TSR_STR("twice"), .dtype = TSR_INT8}, bad[i].item};
         tsr_safetensors_plan plan;
         tsr_error err = {0};
-        assert_int_equal(tsr_safetensors_plan_file(items, 2, NULL, 0, &tsr_allocator_libc, &plan, &err), TSR_E_UNSUPPORTED);
+        assert_int_equal(plan_items(items, 2, &plan, &err), TSR_E_UNSUPPORTED);
         if (!strstr(err.message, bad[i].message)) fail_msg("%s", err.message);
     }
 }
@@ -177,7 +183,7 @@ static void test_formats_safetensors_header__a_failing_sink_is_reported(void **s
     (void)state;
     tsr_safetensors_plan plan;
     tsr_safetensors_item item = {.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .ndim = 2, .shape = shape_3_4};
-    assert_int_equal(tsr_safetensors_plan_file(&item, 1, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_OK);
+    assert_int_equal(plan_items(&item, 1, &plan, NULL), TSR_OK);
     for (size_t room = 0; room <= plan.header_size; room++) {
         size_t left = room;
         tsr_error err = {0};
@@ -194,17 +200,19 @@ static void test_formats_safetensors_header__no_memory_and_a_header_too_large_ar
     tsr_safetensors_plan plan;
     tsr_safetensors_item item = {.name = TSR_STR("w"), .dtype = TSR_FLOAT32, .ndim = 2, .shape = shape_3_4};
     failing_start(&failing, 0);
-    assert_int_equal(tsr_safetensors_plan_file(&item, 1, NULL, 0, &failing.allocator, &plan, NULL), TSR_E_NOMEM);
+    plan = (tsr_safetensors_plan){.items = &item, .count = 1};
+    assert_int_equal(tsr_safetensors_plan_file(&plan, &failing.allocator, NULL), TSR_E_NOMEM);
     static const uint64_t half[] = {UINT64_MAX / 2 + 1};
     tsr_safetensors_item items[] = {{.name = TSR_STR("a"), .dtype = TSR_INT8, .ndim = 1, .shape = half},
                                     {.name = TSR_STR("b"), .dtype = TSR_INT8, .ndim = 1, .shape = half}};
-    assert_int_equal(tsr_safetensors_plan_file(items, 2, NULL, 0, &tsr_allocator_libc, &plan, NULL), TSR_E_UNSUPPORTED);
+    assert_int_equal(plan_items(items, 2, &plan, NULL), TSR_E_UNSUPPORTED);
     size_t size = TSR_SAFETENSORS_MAX_HEADER;
     char *text = malloc(size);
     memset(text, 'x', size);
     tsr_safetensors_pair pair = {TSR_STR("k"), {text, size}};
     tsr_error err = {0};
-    assert_int_equal(tsr_safetensors_plan_file(&item, 1, &pair, 1, &tsr_allocator_libc, &plan, &err), TSR_E_LIMIT);
+    plan = (tsr_safetensors_plan){.items = &item, .count = 1, .pairs = &pair, .pair_count = 1};
+    assert_int_equal(tsr_safetensors_plan_file(&plan, &tsr_allocator_libc, &err), TSR_E_LIMIT);
     assert_non_null(strstr(err.message, "write several files"));
     free(text);
 }

@@ -127,12 +127,11 @@ static tsr_status check_duplicates(const tsr_safetensors_item *items, uint64_t c
     return TSR_OK;
 }
 
-tsr_status tsr_safetensors_plan_file(tsr_safetensors_item *items, uint64_t count, const tsr_safetensors_pair *pairs,
-                                     size_t pair_count, const tsr_allocator *allocator, tsr_safetensors_plan *out,
-                                     tsr_error *err)
+tsr_status tsr_safetensors_plan_file(tsr_safetensors_plan *plan, const tsr_allocator *allocator, tsr_error *err)
 {
+    tsr_safetensors_item *items = plan->items;
+    const uint64_t count = plan->count;
     uint64_t bytes = 0, at = 0, size = LENGTH_SIZE;
-    *out = (tsr_safetensors_plan){items, count, pairs, pair_count, 0, 0};
     for (uint64_t i = 0; i < count; i++) TSR_TRY(check_item(&items[i], &bytes, err));
     TSR_TRY(check_duplicates(items, count, allocator, err));
     if (count) qsort(items, (size_t)count, sizeof *items, compare_items);
@@ -143,13 +142,13 @@ tsr_status tsr_safetensors_plan_file(tsr_safetensors_item *items, uint64_t count
                     "safetensors: the tensors overflow 64 bits");
         items[i].end = at;
     }
-    TSR_TRY(emit(out, count_bytes, &size, err));
-    out->data_size = at;
-    out->header_size = (size + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
-    TSR_FAIL_IF(out->header_size - LENGTH_SIZE > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_TRY(emit(plan, count_bytes, &size, err));
+    plan->data_size = at;
+    plan->header_size = (size + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
+    TSR_FAIL_IF(plan->header_size - LENGTH_SIZE > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "safetensors: %" PRIu64 " tensors need a header of %" PRIu64
                 " bytes, but the format allows only %u; write several files",
-                count, out->header_size - LENGTH_SIZE, TSR_SAFETENSORS_MAX_HEADER);
+                count, plan->header_size - LENGTH_SIZE, TSR_SAFETENSORS_MAX_HEADER);
     return TSR_OK;
 }
 

@@ -19,10 +19,11 @@ typedef struct tsr_safetensors_item {
     uint64_t begin, end;   /* set by the plan: bytes in the data section */
 } tsr_safetensors_item;
 
+/* Of one file. The caller sets what goes into it, and tsr_safetensors_plan_file the sizes. */
 typedef struct tsr_safetensors_plan {
-    const tsr_safetensors_item *items;
+    tsr_safetensors_item *items;
     uint64_t count;
-    const tsr_safetensors_pair *pairs; /* beside "format": "pt"; written in this order */
+    const tsr_safetensors_pair *pairs; /* next to "format": "pt"; written in this order */
     size_t pair_count;
     uint64_t header_size; /* bytes in front of the data section: a multiple of 64 */
     uint64_t data_size;   /* bytes */
@@ -31,9 +32,7 @@ typedef struct tsr_safetensors_plan {
 /* Sorts the items and lays out the file. Borrows items and pairs. Errors name the tensor: TSR_E_UNSUPPORTED for a dtype or
  * a name that the format cannot hold (empty, NUL, invalid UTF-8, "__metadata__", a duplicate), TSR_E_LIMIT for a header
  * beyond 100,000,000 bytes. `allocator` serves while it runs. */
-tsr_status tsr_safetensors_plan_file(tsr_safetensors_item *items, uint64_t count, const tsr_safetensors_pair *pairs,
-                                     size_t pair_count, const tsr_allocator *allocator, tsr_safetensors_plan *out,
-                                     tsr_error *err);
+tsr_status tsr_safetensors_plan_file(tsr_safetensors_plan *plan, const tsr_allocator *allocator, tsr_error *err);
 /* Writes exactly plan->header_size bytes. */
 tsr_status tsr_safetensors_write_header(const tsr_safetensors_plan *plan, tsr_write_fn *write, void *ctx, tsr_error *err);
 
