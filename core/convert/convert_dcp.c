@@ -60,5 +60,6 @@ tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_writer *out, ts
     const size_t count = p.pieces.count;
     tsr_vec_free(&p.pieces);
     TSR_TRY(status);
-    return pieces ? tsr_dcp_rows_lay_out(&rows, pieces, count, file, 1, out, err) : TSR_E_NOMEM;
+    const tsr_dcp_contents contents = {.pieces = pieces, .piece_count = count, .files = file, .file_count = 1};
+    return pieces ? tsr_dcp_rows_lay_out(&rows, &contents, out, err) : TSR_E_NOMEM;
 }

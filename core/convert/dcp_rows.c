@@ -65,18 +65,17 @@ tsr_status tsr_dcp_rows_of(const tsr_conversion_job *job, const tsr_plan *plan, 
     return joins ? tsr_join_objects(out, err) : TSR_OK;
 }
 
-tsr_status tsr_dcp_rows_lay_out(tsr_dcp_rows *rows, const tsr_dcp_piece *pieces, size_t piece_count, const tsr_str *files,
-                                uint32_t file_count, tsr_writer *out, tsr_error *err)
+tsr_status tsr_dcp_rows_lay_out(tsr_dcp_rows *rows, const tsr_dcp_contents *contents, tsr_writer *out, tsr_error *err)
 {
     const tsr_conversion_job *job = rows->job;
     tsr_dcp_job dcp = {.checkpoint = job->checkpoint,
                        .arena = job->arena,
                        .sources = rows->sources,
                        .source_count = rows->source_count,
-                       .pieces = pieces,
-                       .piece_count = piece_count,
-                       .files = files,
-                       .file_count = file_count,
+                       .pieces = contents->pieces,
+                       .piece_count = contents->piece_count,
+                       .files = contents->files,
+                       .file_count = contents->file_count,
                        .for_torch = job->options->for_torch};
     TSR_TRY(tsr_dcp_lay_out(&dcp, out, err));
     *job->out = (tsr_conversion){.rows = rows->chosen.rows,

@@ -18,9 +18,16 @@ typedef struct tsr_dcp_rows {
 /* Chooses rows, which get their bytes and flags, and makes their sources. `plan` may be NULL; tensors that it does not have
  * are not written. Errors: those of tsr_choose. */
 tsr_status tsr_dcp_rows_of(const tsr_conversion_job *job, const tsr_plan *plan, tsr_dcp_rows *out, tsr_error *err);
-/* Lays out pieces of the sources in `files` (and what else the form has) and fills the conversion. */
-tsr_status tsr_dcp_rows_lay_out(tsr_dcp_rows *rows, const tsr_dcp_piece *pieces, size_t piece_count, const tsr_str *files,
-                                uint32_t file_count, tsr_writer *out, tsr_error *err);
+/* Pieces of the sources and the data files that they go into, as in tsr_dcp_job. */
+typedef struct tsr_dcp_contents {
+    const tsr_dcp_piece *pieces;
+    size_t piece_count;
+    const tsr_str *files;
+    uint32_t file_count;
+} tsr_dcp_contents;
+
+/* Lays out the data files (and what else the form has) and fills the conversion. */
+tsr_status tsr_dcp_rows_lay_out(tsr_dcp_rows *rows, const tsr_dcp_contents *contents, tsr_writer *out, tsr_error *err);
 
 /* ---- whole_objects.c ---- */
 

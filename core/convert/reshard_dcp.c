@@ -169,7 +169,9 @@ static tsr_status lay_out(gathering *g, tsr_writer *out, tsr_error *err)
     TSR_TRY(tsr_plan_each_write(g->plan, add_shard, g, err));
     TSR_TRY(sort_pieces(g, &pieces, err));
     TSR_TRY(name_files(g, &files, err));
-    return tsr_dcp_rows_lay_out(&g->rows, pieces, g->pieces.count, files, (uint32_t)tsr_plan_ranks(g->plan), out, err);
+    const tsr_dcp_contents contents = {
+        .pieces = pieces, .piece_count = g->pieces.count, .files = files, .file_count = (uint32_t)tsr_plan_ranks(g->plan)};
+    return tsr_dcp_rows_lay_out(&g->rows, &contents, out, err);
 }
 
 tsr_status tsr_reshard_to_dcp(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err)

@@ -103,26 +103,26 @@ tsr_status tsr_flat_rows_name(const tsr_chosen *chosen, const tsr_plan *plan, ts
 
 /* ---- values ---- */
 
-tsr_status tsr_flat_values(const tsr_chosen *chosen, const tsr_plan *plan, uint64_t rank, tsr_entry *locals,
-                           const tsr_value **values, tsr_arena *arena, tsr_error *err)
+tsr_status tsr_flat_values(const tsr_flat_rank *of, const tsr_value **values, tsr_arena *arena, tsr_error *err)
 {
-    const tsr_entry *first = tsr_checkpoint_catalog(chosen->checkpoint)->entries;
+    const tsr_entry *first = tsr_checkpoint_catalog(of->chosen->checkpoint)->entries;
+    tsr_entry *locals = of->locals;
     uint64_t count;
-    const tsr_fsdp1_unit *units = tsr_plan_flat_units(plan, &count);
+    const tsr_fsdp1_unit *units = tsr_plan_flat_units(of->plan, &count);
     for (uint64_t u = 0; u < count; u++) {
         const tsr_flat_layout *flat = &units[u].flat;
         uint64_t *shape = tsr_arena_array(arena, 1, sizeof *shape, err);
         if (!shape) return TSR_E_NOMEM;
         if (units[u].count == 0) continue;
-        const tsr_converted *row = tsr_row_of(chosen, units[u].entries[0]);
+        const tsr_converted *row = tsr_row_of(of->chosen, units[u].entries[0]);
         const tsr_dtype_class kind = tsr_dtype_describe(row->dtype)->kind;
         tsr_sharded sharded = {.dtype = row->dtype,
                                .numel = flat->flat_numel,
                                .slice_numel = flat->slice_numel,
                                .ranks = flat->ranks,
-                               .rank = rank,
+                               .rank = of->rank,
                                .requires_grad = kind == TSR_CLASS_FLOAT || kind == TSR_CLASS_COMPLEX};
-        *shape = tsr_sharded_size(&sharded, rank);
+        *shape = tsr_sharded_size(&sharded, of->rank);
         locals[u] = (tsr_entry){.fqn = row->name, .dtype = units[u].dtype, .ndim = 1, .shape = shape};
         if (*shape) sharded.local = &locals[u];
         for (uint64_t i = 0; i < units[u].count; i++) values[units[u].entries[i] - first] = NULL;
@@ -132,13 +132,13 @@ tsr_status tsr_flat_values(const tsr_chosen *chosen, const tsr_plan *plan, uint6
     return TSR_OK;
 }
 
-void tsr_flat_casts(const tsr_chosen *chosen, const tsr_plan *plan, const tsr_entry *locals, tsr_torch_plan *file)
+void tsr_flat_casts(const tsr_flat_rank *of, tsr_torch_plan *file)
 {
     uint64_t count;
-    const tsr_fsdp1_unit *units = tsr_plan_flat_units(plan, &count);
+    const tsr_fsdp1_unit *units = tsr_plan_flat_units(of->plan, &count);
     for (uint64_t u = 0; u < count; u++) {
-        tsr_torch_source *source = tsr_torch_plan_source(file, &locals[u]);
-        if (source) source->dtype = tsr_row_of(chosen, units[u].entries[0])->dtype;
+        tsr_torch_source *source = tsr_torch_plan_source(file, &of->locals[u]);
+        if (source) source->dtype = tsr_row_of(of->chosen, units[u].entries[0])->dtype;
     }
 }
 
@@ -217,18 +217,17 @@ static tsr_status match_units(const tsr_torch_plan *file, const tsr_entry *local
     return TSR_OK;
 }
 
-static tsr_status fill_storages(flat_stage *f, const tsr_plan *plan, uint64_t rank, const tsr_entry *locals, tsr_vec *blits,
-                                tsr_error *err)
+static tsr_status fill_storages(flat_stage *f, const tsr_flat_rank *of, tsr_vec *blits, tsr_error *err)
 {
     uint64_t count, *unit_of;
-    const tsr_fsdp1_unit *units = tsr_plan_flat_units(plan, &count);
-    TSR_TRY(match_units(f->file, locals, count, &unit_of, err));
+    const tsr_fsdp1_unit *units = tsr_plan_flat_units(of->plan, &count);
+    TSR_TRY(match_units(f->file, of->locals, count, &unit_of, err));
     for (uint32_t s = 0; s < f->file->storage_count; s++) {
         const uint64_t u = unit_of[s];
         filling slice = {f->file->arena, blits, f->file->blits[s], 0};
         if (u < count) {
             slice.itemsize = tsr_dtype_size(slice.at.dtype);
-            TSR_TRY(fill_slice(&slice, &units[u], rank, err));
+            TSR_TRY(fill_slice(&slice, &units[u], of->rank, err));
         } else {
             tsr_blit *blit = tsr_vec_push(blits, err);
             if (!blit) return TSR_E_NOMEM;
@@ -239,16 +238,15 @@ static tsr_status fill_storages(flat_stage *f, const tsr_plan *plan, uint64_t ra
     return TSR_OK;
 }
 
-tsr_status tsr_flat_stage(const tsr_chosen *chosen, const tsr_plan *plan, uint64_t rank, const tsr_entry *locals,
-                          tsr_torch_plan *file, uint32_t number, tsr_stage *out, tsr_error *err)
+tsr_status tsr_flat_stage(const tsr_flat_rank *of, tsr_torch_plan *file, uint32_t number, tsr_stage *out, tsr_error *err)
 {
     flat_stage *f = TSR_ARENA_NEW(file->arena, flat_stage, err);
     size_t *ends = tsr_arena_array(file->arena, file->storage_count, sizeof *ends, err);
     if (!f || !ends) return TSR_E_NOMEM;
     *f = (flat_stage){.file = file, .ends = ends};
     tsr_torch_plan_stage(file, number);
-    tsr_vec blits = tsr_vec_of(tsr_checkpoint_host(chosen->checkpoint)->allocator, sizeof(tsr_blit));
-    tsr_status status = fill_storages(f, plan, rank, locals, &blits, err);
+    tsr_vec blits = tsr_vec_of(tsr_checkpoint_host(of->chosen->checkpoint)->allocator, sizeof(tsr_blit));
+    tsr_status status = fill_storages(f, of, &blits, err);
     f->blits = status == TSR_OK ? tsr_arena_array(file->arena, blits.count, sizeof *f->blits, err) : NULL;
     if (status == TSR_OK && !f->blits) status = TSR_E_NOMEM;
     if (status == TSR_OK && blits.count) memcpy(f->blits, blits.items, blits.count * sizeof *f->blits);

@@ -79,6 +79,11 @@ static tsr_status tensor_leaf(rank_file *f, uint64_t row_number, const tsr_value
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
+static tsr_flat_rank flat_rank_of(const rank_file *f)
+{
+    return (tsr_flat_rank){.chosen = &f->all->chosen, .plan = f->all->plan, .rank = f->rank, .locals = f->locals};
+}
+
 static tsr_status nest_rank(rank_file *f, const tsr_value **root, tsr_error *err)
 {
     const tsr_chosen *chosen = &f->all->chosen;
@@ -98,7 +103,8 @@ static tsr_status nest_rank(rank_file *f, const tsr_value **root, tsr_error *err
             TSR_TRY(tensor_leaf(f, i, &values[i], err));
         }
     }
-    if (f->all->flat) TSR_TRY(tsr_flat_values(chosen, f->all->plan, f->rank, f->locals, values, f->arena, err));
+    const tsr_flat_rank flat = flat_rank_of(f);
+    if (f->all->flat) TSR_TRY(tsr_flat_values(&flat, values, f->arena, err));
     return tsr_nest_rows(chosen, values, f->arena, root, err);
 }
 
@@ -111,7 +117,8 @@ static tsr_status plan_rank(rank_file *f, tsr_torch_plan *plan, tsr_error *err)
     TSR_TRY(tsr_torch_plan_open(r->job->checkpoint, root, f->arena, plan, err));
     plan->literal_entry = f->rank_map;
     plan->literal = f->rank_numbers;
-    if (r->flat) tsr_flat_casts(&r->chosen, r->plan, f->locals, plan);
+    const tsr_flat_rank flat = flat_rank_of(f);
+    if (r->flat) tsr_flat_casts(&flat, plan);
     for (uint64_t i = 0; i < r->chosen.count; i++) {
         const tsr_converted *row = &r->chosen.rows[i];
         tsr_torch_source *source = tsr_torch_plan_source(plan, r->flat ? row->entry : &f->locals[i]);
@@ -130,7 +137,8 @@ static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_sta
     const bool first = f.all->sizes[number] == 0;
     for (uint32_t i = 0; i < plan->storage_count && first; i++) f.all->job->out->byte_total += plan->blits[i].byte_length;
     f.all->sizes[number] = plan->archive.size;
-    if (f.all->flat) return tsr_flat_stage(&f.all->chosen, f.all->plan, number, f.locals, plan, number, out, err);
+    const tsr_flat_rank flat = flat_rank_of(&f);
+    if (f.all->flat) return tsr_flat_stage(&flat, plan, number, out, err);
     *out = tsr_torch_plan_stage(plan, number);
     return TSR_OK;
 }
