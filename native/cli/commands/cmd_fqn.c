@@ -157,23 +157,35 @@ static tsr_status add_tree_name(keys *out, const tsr_state_item *item, const tsr
     return TSR_OK;
 }
 
-static tsr_status name_items(const tsr_modules *modules, const tsr_state_item *items, size_t count, tsr_map *seen,
-                             tsr_arena *arena, keys *out, tsr_error *err)
+/* A model's state, and the canonical names of each item. */
+typedef struct tree_state {
+    tsr_state_item *items;
+    tsr_name *names;
+    size_t count, name_count;
+} tree_state;
+
+static tsr_status read_state(cli *program, const tsr_modules *modules, tsr_arena *arena, tree_state *out, tsr_error *err)
 {
-    size_t total = 0;
-    tsr_status status = TSR_OK;
-    tsr_name *names = tsr_arena_array(arena, count, sizeof *names, err);
-    if (!names) return TSR_E_NOMEM;
-    for (size_t i = 0; i < count && status == TSR_OK; i++) {
-        status = tsr_fqn_resolve(modules, items[i].raw, NULL, arena, &names[i], err);
-        total += names[i].fqn_count;
-    }
+    *out = (tree_state){.count = 0};
+    tsr_status status = tsr_fqn_iterate(modules, cli_host(program), arena, &out->items, &out->count, err);
     if (status != TSR_OK) return status;
-    out->known = tsr_arena_array(arena, total, sizeof *out->known, err);
+    out->names = tsr_arena_array(arena, out->count, sizeof *out->names, err);
+    if (!out->names) return TSR_E_NOMEM;
+    for (size_t i = 0; i < out->count && status == TSR_OK; i++) {
+        status = tsr_fqn_resolve(modules, out->items[i].raw, NULL, arena, &out->names[i], err);
+        out->name_count += out->names[i].fqn_count;
+    }
+    return status;
+}
+
+static tsr_status add_tree_names(const tree_state *state, tsr_map *seen, tsr_arena *arena, keys *out, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    out->known = tsr_arena_array(arena, state->name_count, sizeof *out->known, err);
     if (!out->known) return TSR_E_NOMEM;
-    for (size_t i = 0; i < count; i++) {
-        for (size_t f = 0; f < names[i].fqn_count && status == TSR_OK; f++)
-            status = add_tree_name(out, &items[i], &names[i], f, seen, err);
+    for (size_t i = 0; i < state->count; i++) {
+        for (size_t f = 0; f < state->names[i].fqn_count && status == TSR_OK; f++)
+            status = add_tree_name(out, &state->items[i], &state->names[i], f, seen, err);
     }
     return status;
 }
@@ -181,12 +193,11 @@ static tsr_status name_items(const tsr_modules *modules, const tsr_state_item *i
 /* All canonical names of a model's state. What it points to lives as long as the arena. */
 static tsr_status tree_names(cli *program, const tsr_modules *modules, tsr_arena *arena, void *out, tsr_error *err)
 {
-    tsr_state_item *items;
-    size_t count;
-    tsr_status status = tsr_fqn_iterate(modules, cli_host(program), arena, &items, &count, err);
-    tsr_map *seen = status == TSR_OK ? tsr_map_new(cli_host(program)->allocator, count, err) : NULL;
+    tree_state state;
+    tsr_status status = read_state(program, modules, arena, &state, err);
+    tsr_map *seen = status == TSR_OK ? tsr_map_new(cli_host(program)->allocator, state.count, err) : NULL;
     if (!seen) return status == TSR_OK ? TSR_E_NOMEM : status;
-    status = name_items(modules, items, count, seen, arena, out, err);
+    status = add_tree_names(&state, seen, arena, out, err);
     tsr_map_free(seen);
     return status == TSR_OK ? name_by_text(program, arena, out, err) : status;
 }
@@ -206,8 +217,8 @@ static tsr_status ask_checkpoint(cli *program, const fqn_arguments *arguments, t
     if (status == TSR_OK) status = choose_matches(program, &want, err);
     if (status == TSR_OK) status = choose_matches(program, &have, err);
     if (status == TSR_OK)
-        status =
-            cli_compare_names(have.known, have.count, want.known, want.count, cli_host(program), arena, &out->against, err);
+        status = cli_compare_names((cli_known_names){have.known, have.count}, (cli_known_names){want.known, want.count},
+                                   cli_host(program), arena, &out->against, err);
     out->compared = status == TSR_OK;
     return status;
 }

@@ -118,9 +118,18 @@ static tsr_status read_whole(cli *program, const cli_session *session, const tsr
     return status;
 }
 
-static tsr_status get_to_file(cli *program, const cli_session *session, const tsr_entry *entry, const tsr_slice *slice,
-                              bool whole, const char *output, tsr_error *err)
+/* What FQN[SLICE] names. */
+typedef struct asked_values {
+    const tsr_entry *entry;
+    tsr_slice slice;
+    bool whole; /* there is no SLICE */
+} asked_values;
+
+static tsr_status get_to_file(cli *program, const cli_session *session, const asked_values *asked, const char *output,
+                              tsr_error *err)
 {
+    const tsr_entry *entry = asked->entry;
+    const tsr_slice *slice = &asked->slice;
     tsr_str name = tsr_str_from(output), header = {NULL, 0};
     bool npy = tsr_str_ends(name, TSR_STR(".npy"));
     if (!npy && !tsr_str_ends(name, TSR_STR(".bin"))) {
@@ -139,7 +148,7 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const ts
     sink to = {.file = out.to, .dtype = entry->dtype, .most = UINT64_MAX};
     status = header.size ? write_bytes(&to, (const uint8_t *)header.data, header.size, err) : TSR_OK;
     if (status == TSR_OK)
-        status = whole ? read_whole(program, session, entry, &to, err) : read_slice(session, entry, slice, &to, err);
+        status = asked->whole ? read_whole(program, session, entry, &to, err) : read_slice(session, entry, slice, &to, err);
     if (status == TSR_OK) status = cli_unchanged(session, err);
     return cli_out_close(&out, status, err);
 }
@@ -187,11 +196,12 @@ static tsr_status find(const cli_session *session, const char *given, const tsr_
 
 static tsr_status get(cli *program, const cli_session *session, const get_arguments *arguments, tsr_error *err)
 {
-    const tsr_entry *entry;
     tsr_str inside;
-    tsr_slice slice;
-    tsr_status status = find(session, program->operands.items[1], &entry, &inside, err);
+    asked_values asked;
+    tsr_status status = find(session, program->operands.items[1], &asked.entry, &inside, err);
     if (status != TSR_OK) return status;
+    const tsr_entry *entry = asked.entry;
+    asked.whole = inside.data == NULL;
     if (entry->kind != TSR_ENTRY_TENSOR) {
         char text[4096];
         if (arguments->output || inside.data) {
@@ -203,14 +213,14 @@ static tsr_status get(cli *program, const cli_session *session, const get_argume
         putchar('\n');
         return cli_unchanged(session, err);
     }
-    status = tsr_slice_parse(inside, entry->ndim, entry->shape, &slice, err);
-    if (status == TSR_OK) status = tsr_repeats_check_box(session->checkpoint, entry, slice.offsets, slice.sizes, err);
+    status = tsr_slice_parse(inside, entry->ndim, entry->shape, &asked.slice, err);
+    if (status == TSR_OK)
+        status = tsr_repeats_check_box(session->checkpoint, entry, asked.slice.offsets, asked.slice.sizes, err);
     if (status == TSR_OK && (arguments->print || !arguments->output))
-        status = get_as_text(session, entry, &slice, arguments->print, err);
+        status = get_as_text(session, entry, &asked.slice, arguments->print, err);
     if (status == TSR_OK) status = cli_unchanged(session, err);
     /* Last: the output may replace a file of PATH's directory. */
-    if (status == TSR_OK && arguments->output)
-        status = get_to_file(program, session, entry, &slice, inside.data == NULL, arguments->output, err);
+    if (status == TSR_OK && arguments->output) status = get_to_file(program, session, &asked, arguments->output, err);
     return status;
 }
 

@@ -97,14 +97,22 @@ static tsr_status describe_job(cli *program, const cli_session *session, const p
     return status == TSR_OK ? cli_describe_source(program, session, arena, job, err) : status;
 }
 
-static tsr_status report(cli *program, const cli_session *session, const plan_arguments *arguments, const tsr_plan *plan,
-                         const tsr_target *target, tsr_plan_job *job, tsr_arena *arena, tsr_error *err)
+/* The plan for a checkpoint, and what it was made from. */
+typedef struct planned {
+    cli_session session;
+    tsr_target target;
+    tsr_plan_job job;
+    tsr_plan *plan;
+    tsr_arena *arena;
+} planned;
+
+static tsr_status report(cli *program, const plan_arguments *arguments, planned *p, tsr_error *err)
 {
     tsr_plan_totals totals;
     tsr_json json;
-    tsr_status status = tsr_plan_count_totals(plan, arena, &totals, err);
-    if (status == TSR_OK) status = describe_job(program, session, arguments, arena, job, err);
-    const tsr_plan_document document = {plan, &totals, session->catalog, &target->mesh, job, arguments->items};
+    tsr_status status = tsr_plan_count_totals(p->plan, p->arena, &totals, err);
+    if (status == TSR_OK) status = describe_job(program, &p->session, arguments, p->arena, &p->job, err);
+    const tsr_plan_document document = {p->plan, &totals, p->session.catalog, &p->target.mesh, &p->job, arguments->items};
     if (status != TSR_OK) return status;
     if (!arguments->json && !arguments->items) {
         put_text(program, &document);
@@ -120,25 +128,22 @@ static int run(cli *program, const void *given)
     const plan_arguments *arguments = given;
     const char *path = program->operands.items[0];
     tsr_error err = {0};
-    cli_session session = {0};
-    tsr_target target;
-    tsr_plan_job job = {.file_count = 0};
-    tsr_plan *plan = NULL;
+    planned p = {.plan = NULL};
     const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection};
     const tsr_open_options used = {.skip_objects = true, .selects = cli_selects, .selects_ctx = &arguments->selection};
-    tsr_arena *arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
+    p.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status =
-        arena ? cli_read_target(program, &arguments->target, arena, &job.target, &target, &err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &arguments->map, &session, &err);
+        p.arena ? cli_read_target(program, &arguments->target, p.arena, &p.job.target, &p.target, &err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &arguments->map, &p.session, &err);
     if (status == TSR_OK)
-        status = tsr_plan_for_texts(session.catalog, &(tsr_planning){&job.target, &target, &options}, cli_host(program),
-                                    arena, &plan, &err);
-    if (status == TSR_OK) status = report(program, &session, arguments, plan, &target, &job, arena, &err);
-    if (status == TSR_OK) status = cli_unchanged(&session, &err);
-    int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, session.store ? path : NULL, &err);
-    tsr_plan_free(plan);
-    cli_close(&session);
-    tsr_arena_free(arena);
+        status = tsr_plan_for_texts(p.session.catalog, &(tsr_planning){&p.job.target, &p.target, &options},
+                                    cli_host(program), p.arena, &p.plan, &err);
+    if (status == TSR_OK) status = report(program, arguments, &p, &err);
+    if (status == TSR_OK) status = cli_unchanged(&p.session, &err);
+    int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, p.session.store ? path : NULL, &err);
+    tsr_plan_free(p.plan);
+    cli_close(&p.session);
+    tsr_arena_free(p.arena);
     return result;
 }
 

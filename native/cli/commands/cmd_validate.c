@@ -95,22 +95,16 @@ static int worse(int a, int b)
     return a > b ? a : b;
 }
 
-/* What is left of a path's findings, into the report. */
-static tsr_status report_path(cli *program, const tsr_policy *policy, const cli_session *session, unsigned fail_on,
-                              cli_report *report, int *result, tsr_error *err)
+/* The findings of a checkpoint that the policy leaves, and a count of the others. *left is to be freed, also on failure. */
+static tsr_status apply_policy(cli *program, const tsr_policy *policy, const cli_session *session, tsr_findings **left,
+                               tsr_policy_result *left_out, tsr_error *err)
 {
-    tsr_policy_result left_out = {0};
-    tsr_findings *left = tsr_findings_new(cli_host(program)->allocator, 0, err);
-    tsr_status status = left ? TSR_OK : TSR_E_NOMEM;
+    *left_out = (tsr_policy_result){0};
+    *left = tsr_findings_new(cli_host(program)->allocator, 0, err);
+    tsr_status status = *left ? TSR_OK : TSR_E_NOMEM;
     if (status == TSR_OK)
-        status = tsr_policy_findings(policy, tsr_checkpoint_findings(session->checkpoint), left, &left_out, err);
-    status = cli_agree(program, status, err);
-    if (status == TSR_OK) {
-        cli_report_add(report, session->path, session->catalog, left, &left_out);
-        *result = cli_report_status(left, fail_on);
-    }
-    tsr_findings_free(left);
-    return status;
+        status = tsr_policy_findings(policy, tsr_checkpoint_findings(session->checkpoint), *left, left_out, err);
+    return cli_agree(program, status, err);
 }
 
 static int validate_path(cli *program, const validate_arguments *arguments, const contracts *all, const char *path,
@@ -121,12 +115,18 @@ static int validate_path(cli *program, const validate_arguments *arguments, cons
     const tsr_open_options any = {.purpose = TSR_FOR_FINDINGS};
     tsr_status status = cli_agree(program, cli_open(program, path, &any, &session, &err), &err);
     if (status == TSR_OK) status = check(program, arguments, all, &session, &err);
-    int result = CLI_DONE;
-    if (status == TSR_OK) status = report_path(program, all->policy, &session, arguments->fail_on, report, &result, &err);
-    if (status != TSR_OK) {
+    int result;
+    tsr_findings *left = NULL;
+    tsr_policy_result left_out;
+    if (status == TSR_OK) status = apply_policy(program, all->policy, &session, &left, &left_out, &err);
+    if (status == TSR_OK) {
+        cli_report_add(report, session.path, session.catalog, left, &left_out);
+        result = cli_report_status(left, arguments->fail_on);
+    } else {
         cli_report_trouble(report, path, &err);
         result = cli_fail_error(program, path, &err);
     }
+    tsr_findings_free(left);
     cli_close(&session);
     return result;
 }

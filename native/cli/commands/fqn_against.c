@@ -9,18 +9,18 @@
 
 /* A side as a catalog under its canonical names. Types of tensors do not count here: a model in float32 is saved as
  * bfloat16. Objects go as one type of their own, so that they move with their neighbours. */
-static tsr_status make_catalog(const cli_known_name *names, size_t count, tsr_arena *arena, tsr_catalog *out, tsr_error *err)
+static tsr_status make_catalog(cli_known_names side, tsr_arena *arena, tsr_catalog *out, tsr_error *err)
 {
-    tsr_entry *entries = tsr_arena_array(arena, count, sizeof *entries, err);
+    tsr_entry *entries = tsr_arena_array(arena, side.count, sizeof *entries, err);
     if (!entries) return TSR_E_NOMEM;
-    for (size_t i = 0; i < count; i++) {
-        entries[i] = (tsr_entry){.fqn = names[i].match,
+    for (size_t i = 0; i < side.count; i++) {
+        entries[i] = (tsr_entry){.fqn = side.names[i].match,
                                  .kind = TSR_ENTRY_TENSOR,
-                                 .dtype = names[i].is_tensor ? TSR_UINT8 : TSR_BOOL,
-                                 .ndim = names[i].ndim,
-                                 .shape = names[i].shape};
+                                 .dtype = side.names[i].is_tensor ? TSR_UINT8 : TSR_BOOL,
+                                 .ndim = side.names[i].ndim,
+                                 .shape = side.names[i].shape};
     }
-    *out = (tsr_catalog){.format = TSR_FORMAT_DCP, .entries = entries, .entry_count = count};
+    *out = (tsr_catalog){.format = TSR_FORMAT_DCP, .entries = entries, .entry_count = side.count};
     return TSR_OK;
 }
 
@@ -37,27 +37,27 @@ static void pair_up(const tsr_diff *diff, const tsr_catalog *a, const tsr_catalo
     }
 }
 
-tsr_status cli_compare_names(const cli_known_name *have, size_t have_count, const cli_known_name *want, size_t want_count,
-                             const tsr_host *host, tsr_arena *arena, cli_against *out, tsr_error *err)
+tsr_status cli_compare_names(cli_known_names have, cli_known_names want, const tsr_host *host, tsr_arena *arena,
+                             cli_against *out, tsr_error *err)
 {
     tsr_catalog a, b;
     tsr_diff diff;
-    *out = (cli_against){.pair_count = have_count};
-    tsr_status status = make_catalog(have, have_count, arena, &a, err);
-    if (status == TSR_OK) status = make_catalog(want, want_count, arena, &b, err);
+    *out = (cli_against){.pair_count = have.count};
+    tsr_status status = make_catalog(have, arena, &a, err);
+    if (status == TSR_OK) status = make_catalog(want, arena, &b, err);
     if (status == TSR_OK) status = tsr_diff_catalogs((tsr_catalog_pair){&a, &b}, NULL, host, arena, &diff, err);
     if (status != TSR_OK) return status;
-    bool *met = tsr_arena_array(arena, want_count, sizeof *met, err);
-    tsr_str *missing = tsr_arena_array(arena, want_count, sizeof *missing, err);
-    out->pairs = tsr_arena_array(arena, have_count, sizeof *out->pairs, err);
+    bool *met = tsr_arena_array(arena, want.count, sizeof *met, err);
+    tsr_str *missing = tsr_arena_array(arena, want.count, sizeof *missing, err);
+    out->pairs = tsr_arena_array(arena, have.count, sizeof *out->pairs, err);
     if (!met || !missing || !out->pairs) return TSR_E_NOMEM;
-    for (size_t i = 0; i < have_count; i++) out->pairs[i] = (tsr_name_pair){have[i].name, {NULL, 0}};
-    pair_up(&diff, &a, &b, want, out->pairs, met);
-    for (size_t i = 0; i < want_count; i++) {
-        if (!met[i]) missing[out->missing_count++] = want[i].name;
+    for (size_t i = 0; i < have.count; i++) out->pairs[i] = (tsr_name_pair){have.names[i].name, {NULL, 0}};
+    pair_up(&diff, &a, &b, want.names, out->pairs, met);
+    for (size_t i = 0; i < want.count; i++) {
+        if (!met[i]) missing[out->missing_count++] = want.names[i].name;
     }
     out->missing = missing;
-    return tsr_fqn_rename_rules(out->pairs, have_count, arena, &out->rules, &out->rule_count, err);
+    return tsr_fqn_rename_rules(out->pairs, have.count, arena, &out->rules, &out->rule_count, err);
 }
 
 /* ---- telling ---- */

@@ -16,6 +16,11 @@ typedef struct cli_known_name {
     const uint64_t *shape;
 } cli_known_name;
 
+typedef struct cli_known_names {
+    const cli_known_name *names;
+    size_t count;
+} cli_known_names;
+
 typedef struct cli_against {
     tsr_rename_rule *rules;
     size_t rule_count;
@@ -27,8 +32,8 @@ typedef struct cli_against {
 
 /* Pairs `have` with `want` by canonical name, then tensors of equal shape by what `diff` calls renamed, and looks for
  * renames. Everything lives in `arena`. Errors: TSR_E_NOMEM. */
-tsr_status cli_compare_names(const cli_known_name *have, size_t have_count, const cli_known_name *want, size_t want_count,
-                             const tsr_host *host, tsr_arena *arena, cli_against *out, tsr_error *err);
+tsr_status cli_compare_names(cli_known_names have, cli_known_names want, const tsr_host *host, tsr_arena *arena,
+                             cli_against *out, tsr_error *err);
 void cli_put_against_json(tsr_json *json, const cli_against *against);
 void cli_put_against_text(const cli *program, const cli_against *against);
 
