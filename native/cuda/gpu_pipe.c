@@ -63,9 +63,14 @@ static tsr_status need_slot(tsr_gpu_pipe *pipe, pipe_slot *slot, tsr_error *err)
 
 /* ---- one slot, by threads ---- */
 
-typedef struct part_job {
-    pipe_work *work;
+/* What fills or empties slots. */
+typedef struct slot_work {
+    pipe_work *run;
     void *ctx;
+} slot_work;
+
+typedef struct part_job {
+    slot_work work;
     uint8_t *memory;
     uint64_t at;
     size_t size, part;
@@ -77,14 +82,14 @@ static void do_part(void *arg, size_t index)
     part_job *job = arg;
     const size_t begin = index * job->part, left = job->size - begin;
     tsr_error *err = &job->errors[index];
-    tsr_status status = job->work(job->ctx, job->memory + begin, job->at + begin, left < job->part ? left : job->part, err);
+    tsr_status status =
+        job->work.run(job->work.ctx, job->memory + begin, job->at + begin, left < job->part ? left : job->part, err);
     if (status != TSR_OK) tsr_raise(err, status, TSR_NO_POSITION, "%s", tsr_status_name(status));
 }
 
-static tsr_status do_slot(tsr_gpu_pipe *pipe, pipe_work *work, void *ctx, uint8_t *memory, uint64_t at, size_t size,
-                          tsr_error *err)
+static tsr_status do_slot(tsr_gpu_pipe *pipe, slot_work work, uint8_t *memory, uint64_t at, size_t size, tsr_error *err)
 {
-    part_job job = {.work = work, .ctx = ctx, .memory = memory, .at = at, .size = size, .part = PART_BYTES};
+    part_job job = {.work = work, .memory = memory, .at = at, .size = size, .part = PART_BYTES};
     while (job.part * PARTS_MOST < size) job.part *= 2;
     const size_t parts = (size + job.part - 1) / job.part;
     for (size_t i = 0; i < parts; i++) job.errors[i] = (tsr_error){0};
@@ -99,7 +104,7 @@ static tsr_status do_slot(tsr_gpu_pipe *pipe, pipe_work *work, void *ctx, uint8_
 
 /* ---- in and out ---- */
 
-static tsr_status in_slots(tsr_gpu_pipe *pipe, uint8_t *to, size_t size, pipe_work *fill, void *ctx, tsr_error *err)
+static tsr_status in_slots(tsr_gpu_pipe *pipe, uint8_t *to, size_t size, slot_work fill, tsr_error *err)
 {
     size_t number = 0;
     for (size_t at = 0; at < size; at += pipe->slot_bytes, number++) {
@@ -107,7 +112,7 @@ static tsr_status in_slots(tsr_gpu_pipe *pipe, uint8_t *to, size_t size, pipe_wo
         const size_t bytes = size - at < pipe->slot_bytes ? size - at : pipe->slot_bytes;
         TRY(need_slot(pipe, slot, err));
         TRY(tsr_gpu_event_wait(slot->copied, err));
-        TRY(do_slot(pipe, fill, ctx, slot->memory, at, bytes, err));
+        TRY(do_slot(pipe, fill, slot->memory, at, bytes, err));
         TRY(tsr_gpu_copy(pipe->stream, to + at, slot->memory, bytes, err));
         TRY(tsr_gpu_event_record(slot->copied, pipe->stream, err));
     }
@@ -115,8 +120,7 @@ static tsr_status in_slots(tsr_gpu_pipe *pipe, uint8_t *to, size_t size, pipe_wo
 }
 
 /* Copies run as many slots ahead as there are. */
-static tsr_status out_slots(tsr_gpu_pipe *pipe, const uint8_t *from, size_t size, pipe_work *empty, void *ctx,
-                            tsr_error *err)
+static tsr_status out_slots(tsr_gpu_pipe *pipe, const uint8_t *from, size_t size, slot_work empty, tsr_error *err)
 {
     const size_t slots = size / pipe->slot_bytes + (size % pipe->slot_bytes != 0);
     for (size_t ahead = 0, number = 0; number < slots; number++) {
@@ -130,21 +134,21 @@ static tsr_status out_slots(tsr_gpu_pipe *pipe, const uint8_t *from, size_t size
         pipe_slot *slot = &pipe->slots[number % PIPE_SLOTS];
         const size_t at = number * pipe->slot_bytes, left = size - at;
         TRY(tsr_gpu_event_wait(slot->copied, err));
-        TRY(do_slot(pipe, empty, ctx, slot->memory, at, left < pipe->slot_bytes ? left : pipe->slot_bytes, err));
+        TRY(do_slot(pipe, empty, slot->memory, at, left < pipe->slot_bytes ? left : pipe->slot_bytes, err));
     }
     return TSR_OK;
 }
 
 tsr_status tsr_pipe_in(tsr_gpu_pipe *pipe, void *to, size_t size, pipe_work *fill, void *ctx, tsr_error *err)
 {
-    tsr_status status = in_slots(pipe, to, size, fill, ctx, err);
+    tsr_status status = in_slots(pipe, to, size, (slot_work){fill, ctx}, err);
     if (status != TSR_OK) tsr_gpu_stream_wait(pipe->stream, NULL);
     return status;
 }
 
 tsr_status tsr_pipe_out(tsr_gpu_pipe *pipe, const void *from, size_t size, pipe_work *empty, void *ctx, tsr_error *err)
 {
-    tsr_status status = out_slots(pipe, from, size, empty, ctx, err);
+    tsr_status status = out_slots(pipe, from, size, (slot_work){empty, ctx}, err);
     if (status != TSR_OK) tsr_gpu_stream_wait(pipe->stream, NULL);
     return status;
 }
