@@ -4,10 +4,22 @@
 #include "tessera/sys/json.h"
 #include "tessera/tessera.h"
 
-EXPORT tsr_status tsr_python_inspect(session *s, const char *path, int hash, int stats, tsr_write_fn *write, void *ctx,
+/* What to measure. Mirrored in _library.py. */
+typedef struct inspection {
+    uint32_t hash; /* a tsr_digest_algorithm */
+    uint8_t stats;
+} inspection;
+EXPORT tsr_status tsr_python_inspect(session *s, const char *path, const inspection *asked, tsr_write_fn *write, void *ctx,
                                      tsr_error *err);
-EXPORT tsr_status tsr_python_diff(session *a, session *b, const char *path_a, const char *path_b, int values, int layout,
-                                  const tsr_tolerance *tolerance, tsr_write_fn *write, void *ctx, tsr_error *err);
+
+/* What to compare, and what the two checkpoints are called. Mirrored in _library.py. */
+typedef struct difference {
+    const char *path_a, *path_b;
+    tsr_tolerance tolerance; /* of the values */
+    uint8_t values, layout;
+} difference;
+EXPORT tsr_status tsr_python_diff(session *a, session *b, const difference *asked, tsr_write_fn *write, void *ctx,
+                                  tsr_error *err);
 
 /* What to validate against, and what counts. Mirrored in _library.py. A text whose data is NULL is not given. */
 typedef struct validation {
@@ -24,7 +36,7 @@ typedef struct validation {
 EXPORT tsr_status tsr_python_validate(session *s, const char *path, const validation *options, tsr_write_fn *write, void *ctx,
                                       tsr_error *err);
 
-tsr_status tsr_python_inspect(session *s, const char *path, int hash, int stats, tsr_write_fn *write, void *ctx,
+tsr_status tsr_python_inspect(session *s, const char *path, const inspection *asked, tsr_write_fn *write, void *ctx,
                               tsr_error *err)
 {
     tsr_json json;
@@ -33,7 +45,7 @@ tsr_status tsr_python_inspect(session *s, const char *path, int hash, int stats,
                                              tsr_checkpoint_findings(s->checkpoint), err);
     if (status == TSR_OK) status = tsr_ring_new(&s->native.host, 0, &ring, err);
     const tsr_inspect_options options = {
-        .path = tsr_str_from(path), .hash = (tsr_digest_algorithm)hash, .stats = stats != 0, .ring = ring};
+        .path = tsr_str_from(path), .hash = (tsr_digest_algorithm)asked->hash, .stats = asked->stats != 0, .ring = ring};
     tsr_json_start(&json, write, ctx, 0, err);
     if (status == TSR_OK) status = tsr_document_inspect(s->checkpoint, &options, &json, err);
     if (status == TSR_OK) status = tsr_json_finish(&json);
@@ -154,11 +166,10 @@ tsr_status tsr_python_validate(session *s, const char *path, const validation *o
 
 /* ---- diff ---- */
 
-tsr_status tsr_python_diff(session *a, session *b, const char *path_a, const char *path_b, int values, int layout,
-                           const tsr_tolerance *tolerance, tsr_write_fn *write, void *ctx, tsr_error *err)
+tsr_status tsr_python_diff(session *a, session *b, const difference *asked, tsr_write_fn *write, void *ctx, tsr_error *err)
 {
     const tsr_host *host = &a->native.host;
-    const tsr_diff_options options = {.layout = layout != 0};
+    const tsr_diff_options options = {.layout = asked->layout != 0};
     tsr_diff diff = {0};
     tsr_difference *differences = NULL;
     tsr_ring *ring = NULL;
@@ -169,17 +180,19 @@ tsr_status tsr_python_diff(session *a, session *b, const char *path_a, const cha
     tsr_status status =
         tsr_diff_catalogs((tsr_catalog_pair){tsr_checkpoint_catalog(a->checkpoint), tsr_checkpoint_catalog(b->checkpoint)},
                           &options, host, arena, &diff, err);
-    if (status == TSR_OK && values) {
+    if (status == TSR_OK && asked->values) {
         differences = tsr_arena_array(arena, (size_t)diff.pair_count, sizeof *differences, err);
         status = differences ? tsr_ring_new(host, 0, &ring, err) : TSR_E_NOMEM;
         if (status == TSR_OK)
-            status = tsr_diff_values(a->checkpoint, b->checkpoint, &diff,
-                                     &(tsr_value_comparison){.tolerance = tolerance, .ring = ring}, differences, err);
+            status =
+                tsr_diff_values(a->checkpoint, b->checkpoint, &diff,
+                                &(tsr_value_comparison){.tolerance = &asked->tolerance, .ring = ring}, differences, err);
         tsr_ring_free(ring);
     }
     if (status == TSR_OK) {
         tsr_json json;
-        const tsr_diff_document document = {tsr_str_from(path_a), tsr_str_from(path_b), &diff, differences, NULL};
+        const tsr_diff_document document = {tsr_str_from(asked->path_a), tsr_str_from(asked->path_b), &diff, differences,
+                                            NULL};
         tsr_json_start(&json, write, ctx, 0, err);
         status = tsr_document_diff(&document, &json);
         if (status == TSR_OK) status = tsr_json_finish(&json);

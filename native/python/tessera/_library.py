@@ -104,6 +104,15 @@ class _Tolerance(ctypes.Structure):
     _fields_ = [("exact", ctypes.c_bool), ("atol", ctypes.c_double), ("rtol", ctypes.c_double)]
 
 
+class _Inspection(ctypes.Structure):
+    _fields_ = [("hash", ctypes.c_uint32), ("stats", ctypes.c_uint8)]
+
+
+class _Difference(ctypes.Structure):
+    _fields_ = [("path_a", ctypes.c_char_p), ("path_b", ctypes.c_char_p), ("tolerance", _Tolerance), ("values", ctypes.c_uint8),
+                ("layout", ctypes.c_uint8)]
+
+
 _WRITE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 _p, _u32, _u64, _int, _char = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p
 
@@ -135,9 +144,9 @@ _free_plan = _function("free_plan", None, _p)
 _plan_count = _function("plan_count", ctypes.c_size_t, _p)
 _planned = _function("planned", None, _p, ctypes.c_size_t, _p)
 _planned_path_item = _function("planned_path_item", None, _p, ctypes.c_size_t, _u32, _p)
-_inspect = _function("inspect", _int, _p, _char, _int, _int, _WRITE, _p, _p)
+_inspect = _function("inspect", _int, _p, _char, _p, _WRITE, _p, _p)
 _validate = _function("validate", _int, _p, _char, _p, _WRITE, _p, _p)
-_diff = _function("diff", _int, _p, _p, _char, _char, _int, _int, _p, _WRITE, _p, _p)
+_diff = _function("diff", _int, _p, _p, _p, _WRITE, _p, _p)
 
 
 def _raise(err, path):
@@ -347,7 +356,9 @@ class Session:
         return PlannedRead(planned, path)
 
     def inspect(self, algorithm, stats):
-        return json.loads(_collect([self._stop], lambda *to: _inspect(self.handle, os.fsencode(self.path), algorithm, stats, *to), self.path))
+        asked = _Inspection(hash=algorithm, stats=stats)
+        return json.loads(_collect([self._stop], lambda *to: _inspect(self.handle, os.fsencode(self.path), ctypes.byref(asked), *to),
+                                   self.path))
 
     def validate(self, deep, texts, loads, rules):
         """texts: bytes by the name of a field; loads: the Session of a checkpoint to compare with, or None; rules: "ID=LEVEL" each."""
@@ -362,7 +373,7 @@ class Session:
         return json.loads(_collect(stops, lambda *to: _validate(self.handle, os.fsencode(self.path), ctypes.byref(options), *to), self.path))
 
     def diff(self, other, values, layout, atol, rtol):
-        tolerance = _Tolerance(atol == 0 and rtol == 0, atol, rtol)
-        paths = os.fsencode(self.path), os.fsencode(other.path)
-        return json.loads(_collect([self._stop, other._stop], lambda *to: _diff(self.handle, other.handle, *paths, values, layout,
-                                                                                ctypes.byref(tolerance), *to), None))
+        asked = _Difference(os.fsencode(self.path), os.fsencode(other.path), _Tolerance(atol == 0 and rtol == 0, atol, rtol),
+                            values, layout)
+        return json.loads(_collect([self._stop, other._stop],
+                                   lambda *to: _diff(self.handle, other.handle, ctypes.byref(asked), *to), None))
