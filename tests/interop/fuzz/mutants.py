@@ -31,7 +31,7 @@ MUTANTS = {
     "D1": Mutant("distributing keeps the local values that are not tensors", "native/statedict/ops/state_distribute.c",
                  "    *result = full;\n    if (!whole) return TSR_OK;", "    *result = local && !whole ? local : full;\n    if (!whole) return TSR_OK;"),
     "D2": Mutant("broadcasting keeps the local values that are not tensors", "native/statedict/ops/state_broadcast.c",
-                 "    if (!full) return TSR_OK;\n    if (full->entry.rank", "    if (!full) s->values[at] = local;\n    if (!full) return TSR_OK;\n    if (full->entry.rank"),
+                 "    if (!full) return TSR_OK;\n    if (full->entry.ndim", "    if (!full) s->values[at] = local;\n    if (!full) return TSR_OK;\n    if (full->entry.ndim"),
     "E1": Mutant("a remainder of one row belongs to nobody", "core/optim/load.c",
                  "size / world + (size % world != 0)", "size / world + (size % world > 1)"),
     "E2": Mutant("the last rows of an uneven tensor are cut off", "core/optim/load.c",

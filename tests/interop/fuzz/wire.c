@@ -73,8 +73,8 @@ static tsr_status take_boxes(wire_in *in, tsr_tensor *tensor, const tsr_value **
     tsr_tensor_part *parts = tsr_arena_array(tsr_state_dict_arena(in->dict), count, sizeof *parts, err);
     if (!parts) return TSR_E_NOMEM;
     for (uint32_t i = 0; i < count; i++) {
-        TRY(take_sizes(in, tensor->entry.rank, &parts[i].offsets, err));
-        TRY(take_sizes(in, tensor->entry.rank, &parts[i].sizes, err));
+        TRY(take_sizes(in, tensor->entry.ndim, &parts[i].offsets, err));
+        TRY(take_sizes(in, tensor->entry.ndim, &parts[i].sizes, err));
     }
     tensor->spread = TSR_IN_BOXES;
     tensor->parts = parts;
@@ -82,7 +82,7 @@ static tsr_status take_boxes(wire_in *in, tsr_tensor *tensor, const tsr_value **
     TRY(tsr_state_dict_allocate(in->dict, tensor, out, err));
     for (uint32_t i = 0; i < count; i++) {
         uint64_t elements = 1;
-        for (uint32_t d = 0; d < tensor->entry.rank; d++) elements *= parts[i].sizes[d];
+        for (uint32_t d = 0; d < tensor->entry.ndim; d++) elements *= parts[i].sizes[d];
         TRY(take_data(in, tsr_tensor_of(*out)->parts[i].data, elements * tsr_dtype_size(tensor->entry.dtype), err));
     }
     return TSR_OK;
@@ -195,7 +195,7 @@ static tsr_status put_data(tsr_vec *bytes, const void *data, uint64_t size, tsr_
 
 static tsr_status put_boxes(tsr_vec *bytes, const tsr_tensor *tensor, tsr_error *err)
 {
-    const size_t size = tensor->entry.rank * sizeof(uint64_t);
+    const size_t size = tensor->entry.ndim * sizeof(uint64_t);
     TRY(put(bytes, &tensor->part_count, 4, err));
     for (uint32_t i = 0; i < tensor->part_count; i++) {
         TRY(put(bytes, tensor->parts[i].offsets, size, err));
@@ -203,7 +203,7 @@ static tsr_status put_boxes(tsr_vec *bytes, const tsr_tensor *tensor, tsr_error 
     }
     for (uint32_t i = 0; i < tensor->part_count; i++) {
         uint64_t elements = 1;
-        for (uint32_t d = 0; d < tensor->entry.rank; d++) elements *= tensor->parts[i].sizes[d];
+        for (uint32_t d = 0; d < tensor->entry.ndim; d++) elements *= tensor->parts[i].sizes[d];
         TRY(put_data(bytes, tensor->parts[i].data, elements * tsr_dtype_size(tensor->entry.dtype), err));
     }
     return TSR_OK;
@@ -216,8 +216,8 @@ static tsr_status put_tensor(tsr_vec *bytes, const tsr_tensor *tensor, tsr_arena
     TRY(put(bytes, &tags[tensor->spread], 1, err));
     TRY(put(bytes, &(uint32_t){UINT32_MAX}, 4, err));
     TRY(put_text(bytes, tsr_str_from(tsr_dtype_describe(tensor->entry.dtype)->name), err));
-    TRY(put(bytes, &tensor->entry.rank, 4, err));
-    TRY(put(bytes, tensor->entry.shape, tensor->entry.rank * sizeof(uint64_t), err));
+    TRY(put(bytes, &tensor->entry.ndim, 4, err));
+    TRY(put(bytes, tensor->entry.shape, tensor->entry.ndim * sizeof(uint64_t), err));
     if (tensor->spread == TSR_IN_BOXES) return put_boxes(bytes, tensor, err);
     if (tensor->spread == TSR_OVER_MESH) {
         TRY(put_text(bytes, tsr_mesh_text(tensor->mesh, arena, err), err));
