@@ -46,12 +46,12 @@ OURS = [
 ]
 
 
-def first_originals(module, path=""):
-    """The names of the first originals of all flat parameters below a module."""
+def originals(module, path=""):
+    """The names of the originals of each flat parameter below a module."""
     if module.get("flat_param"):
-        yield path + module["flat_param"]["params"][0]["fqn"]
+        yield [path + p["fqn"] for p in module["flat_param"]["params"]]
     for name, child in module["children"].items():
-        yield from first_originals(child, path if name == "_fsdp_wrapped_module" else f"{path}{name}.")
+        yield from originals(child, path if name == "_fsdp_wrapped_module" else f"{path}{name}.")
 
 
 def first_lacks_scalar(job, message, described):
@@ -60,11 +60,22 @@ def first_lacks_scalar(job, message, described):
     if not lacking or not sets_optimizer(job) or not units(described) or orig(described):
         return False
     given = described["optimizer_state"].get("state", {lacking[1]: None})
-    return lacking[1] not in given and lacking[1] in first_originals(json.loads(described["modules"])["root"])
+    return lacking[1] not in given and lacking[1] in [names[0] for names in originals(json.loads(described["modules"])["root"])]
+
+
+def other_original_has(job, message, described):
+    """Which of a flat parameter's originals is the first that PyTorch asks for options depends on the order of a set."""
+    lacking = re.search(r"the flat state dict has no 'param_groups\.(.*)\.(\w+)': it must have every option", message)
+    if not lacking or not sets_optimizer(job) or not units(described) or orig(described):
+        return False
+    flat = next((u for u in originals(json.loads(described["modules"])["root"]) if lacking[1] in u), ())
+    return any(f"param_groups.{name}.{lacking[2]}" in described["optimizer_state"] for name in flat)
 
 
 def ours_refuses(draw, job, message, described):
     """The row of a refusal that only we have, or None."""
+    if other_original_has(job, message, described):
+        return "Only the first parameter's options count in a flat state dict"
     if first_lacks_scalar(job, message, described):
         return "A flat parameter whose first original has no state"
     shape = re.search(r" in the state dict, .* in the model, in '(.*)'$", message)
@@ -139,6 +150,12 @@ def torch_refuses(draw, job, error, described):
 
 # ---- values ----
 
+def stateless_parameters(described):
+    """Raw names of the parameters of optimizers without any state: getting and setting makes their first states."""
+    return {n for o in described["optimizers"] if not any(s for g in o["groups"] for s in g["state"]) for g in o["groups"] for n in g["params"]}
+
+
+
 def canonical(draw, names):
     """Without the components of wrappers. DDP is at the root alone."""
     inner = [re.sub(r"_orig_mod\.|_checkpoint_wrapped_module\.", "", n) for n in names]
@@ -180,11 +197,11 @@ class Rule:
             return got == self.described["extra"][place[10:]]  # A missing extra state becomes the placeholder
         if place.startswith("now/tensors/") and self.left_out(want, got, self.described["tensors"][place[12:]]):
             return True
-        first = self.draw.steps == 0 and self.job["op"] not in ("get_model", "set_model") and "tensors" in self.described
-        if first and (place.startswith("now/tensors/") or place.startswith("model/")) and isinstance(got, Tensor):
+        first = self.job["op"] not in ("get_model", "set_model") and "tensors" in self.described and isinstance(got, Tensor)
+        if first and (place.startswith("now/tensors/") or place.startswith("model/")):
             # The step that makes the first states writes into parameters
-            before = self.described["tensors"]
-            return got == before[place[12:]] if place.startswith("now/") else got in before.values()
+            before, stateless = self.described["tensors"], stateless_parameters(self.described)
+            return place[12:] in stateless and got == before[place[12:]] if place.startswith("now/") else got in [before.get(n) for n in stateless]
         return False
 
     def left_out(self, want, got, before):
