@@ -5,6 +5,12 @@ sharded_optimizer/<name>/: checkpoints that dcp.save wrote on 1 to 3 ranks, of F
 state, [fqn, shape, shard or null, inner shape or null], and what load_sharded_optimizer_state_dict gave, written as in
 make_state_dict.py. 1-D: the model's own SHARDED state. 2-D (`slice`, of two): ShardedTensors of ShardedTensors, put together by hand
 as make_optim_load.py does, one run for each tensor-parallel rank.
+
+PyTorch 2.13 cannot make the 2-D cases from end to end. A unit with a mesh has DTensors in its SHARDED state, for which the load knows
+no slices. Without the mesh, ShardedTensors of ShardedTensors can only be made by the tensor-parallel group of ranks 0, 1, ...: their
+placements are numbers within the group, taken for ranks of the world. The load does the same with the data-parallel group, and no rank
+but 0 can be in both. With one data-parallel rank nothing is sharded, and with sizes that the ranks do not divide the shards do not fill
+the tensor. compare_by_hand() shows that where PyTorch can make the model's state, what is put together by hand is the same.
 """
 
 import json
@@ -25,8 +31,10 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardMetadata, TensorProperties
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
-from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
+from torch.distributed.checkpoint.optimizer import _get_state_dict_2d_layout, load_sharded_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 SAVED = {"fsdp2": 2, "fsdp3": 3, "by_hand": 1}
 KEY = "optimizer"
@@ -112,8 +120,51 @@ def load(rank, world, port, t, folder, out):
     dist.destroy_process_group()
 
 
+# ---- whether what is put together by hand is what FSDP1 gives ----
+
+EVEN = {"0.weight": [([0, 0], [2, 6]), ([2, 0], [2, 6])], "0.bias": [([0], [2]), ([2], [2])], "2.weight": [([0, 0], [2, 2]), ([0, 2], [2, 2])], "2.bias": [([0], [2])] * 2}
+
+
+def real_state(mesh):
+    """The model's SHARDED state of FSDP1 over tensor parallelism. A unit with a mesh gives DTensors, which have no slices; so it
+    forgets the mesh."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    model = FSDP(model, device_mesh=mesh["dp"], device_id=torch.device("cpu"), use_orig_params=True)
+    for unit in FSDP.fsdp_modules(model):
+        unit._device_mesh = None
+    FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+    return model.state_dict()
+
+
+def load_layout(state):
+    """What the load takes of a model's state: slices and group."""
+    specs, group = _get_state_dict_2d_layout(state)
+    return {name: (list(at or ()), list(size)) for name, (at, size) in specs.items()}, dist.get_process_group_ranks(group)
+
+
+def compare_by_hand(rank, world, port):
+    start(rank, world, port)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    group, t = mesh.get_group("dp"), mesh.get_local_rank("tp")
+    try:
+        real = real_state(mesh)
+        hand = {n: nested(rows_sharded(EVEN[n][t][1], group), ShardMetadata(*EVEN[n][t], f"rank:{rank}/cpu"), v.size(), group) for n, v in real.items()}
+        assert describe(real) == describe(hand) and load_layout(real) == load_layout(hand), (describe(real), describe(hand))
+        found = "as by hand"
+    except ValueError as e:
+        found = str(e)
+    assert found == "as by hand" if rank < 2 else found.startswith("Global rank"), (rank, found)
+    print(f"2-D model state of rank {rank}: {found}", flush=True)
+    store = dist.distributed_c10d._get_default_store()  # gloo's barrier wants groups that nobody left
+    store.set(f"done {rank}", "")
+    store.wait([f"done {r}" for r in range(world)])
+    dist.destroy_process_group()
+
+
 def main():
     root, port, cases = os.path.join(HERE, "sharded_optimizer"), 29500, []
+    mp.spawn(compare_by_hand, (4, port), nprocs=4)
     shutil.rmtree(root, ignore_errors=True)
     for name, world in SAVED.items():
         folder, port = os.path.join(root, name), port + 1
