@@ -5,6 +5,7 @@
 #include "statedict/model/fsdp_carry.h"
 #include "statedict/model/optimizer_names.h"
 #include "statedict/model/optimizer_take.h"
+#include "statedict/ops/state_full.h"
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/warn.h"
 #include "tessera/sys/map.h"
@@ -379,6 +380,8 @@ static tsr_status spread_full(loading *l, tsr_error *err)
         if (status == TSR_OK) status = add_new(l, o, &tree, err);
     }
     TSR_TRY(tsr_comm_agree(l->comm, status, err));
+    for (size_t o = 0; o < l->count && l->options->broadcast_from_rank0; o++)
+        TSR_TRY(tsr_full_agree(all[o].flat_local, l->comm, l->host, l->passing, err));
     for (size_t o = 0; o < l->count; o++) TSR_TRY(spread_one(l, o, &all[o], err));
     return TSR_OK;
 }

@@ -52,18 +52,32 @@ static tsr_status broadcast_infos(spreading *s, tsr_error *err)
     return status;
 }
 
-static tsr_status agree(spreading *s, tsr_status mine, tsr_error *err)
+static tsr_status add_local(tsr_agreement *agreement, const tsr_value *local, const tsr_comm *comm, const tsr_host *host,
+                            tsr_error *err)
 {
     tsr_leaves leaves;
-    tsr_agreement agreement = {tsr_vec_of(s->out->host->allocator, 1), s->passing};
+    TSR_TRY(tsr_leaves_of(local, host, false, agreement->arena, &leaves, err));
+    TSR_TRY(tsr_leaves_check(&leaves, comm, err));
+    return tsr_agreement_add_leaves(agreement, "local ", &leaves, err);
+}
+
+tsr_status tsr_full_agree(const tsr_value *local, tsr_comm *comm, const tsr_host *host, tsr_arena *arena, tsr_error *err)
+{
+    tsr_agreement agreement = {tsr_vec_of(host->allocator, 1), arena};
+    const tsr_status mine = add_local(&agreement, local, comm, host, err);
+    return tsr_agreement_check(&agreement, comm, mine, host->allocator, err);
+}
+
+static tsr_status agree(spreading *s, tsr_status mine, tsr_error *err)
+{
+    const tsr_host *host = s->out->host;
+    tsr_agreement agreement = {tsr_vec_of(host->allocator, 1), s->passing};
     const tsr_str words = tsr_arena_format(s->passing, err, "strict %d, offload %d, round_bytes %zu", s->options->strict,
                                            s->options->offload, s->options->round_bytes);
     tsr_status status = mine == TSR_OK && !words.data ? TSR_E_NOMEM : mine;
-    if (status == TSR_OK) status = tsr_leaves_of(s->local, s->out->host, false, s->passing, &leaves, err);
-    if (status == TSR_OK) status = tsr_leaves_check(&leaves, s->comm, err);
     if (status == TSR_OK) status = tsr_agreement_add(&agreement, TSR_STR(""), TSR_STR("the call broadcast"), words, err);
-    if (status == TSR_OK) status = tsr_agreement_add_leaves(&agreement, "local ", &leaves, err);
-    return tsr_agreement_check(&agreement, s->comm, status, s->out->host->allocator, err);
+    if (status == TSR_OK) status = add_local(&agreement, s->local, s->comm, host, err);
+    return tsr_agreement_check(&agreement, s->comm, status, host->allocator, err);
 }
 
 /* ---- targets ---- */

@@ -10,5 +10,8 @@ tsr_status tsr_full_target(const tsr_tensor *full, const tsr_tensor *local, bool
                            const tsr_tensor **target, tsr_error *err);
 /* TSR_E_USAGE unless both are dicts. */
 tsr_status tsr_full_check(const tsr_value *full, const tsr_value *local, tsr_error *err);
+/* Whether `local` has the same keys in the same places on all ranks, as a broadcast needs: TSR_E_USAGE with the first that
+ * differs. Collective. */
+tsr_status tsr_full_agree(const tsr_value *local, tsr_comm *comm, const tsr_host *host, tsr_arena *arena, tsr_error *err);
 
 #endif

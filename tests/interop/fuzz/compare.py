@@ -74,6 +74,12 @@ def compare(draw, job, described, wants, answers):
     return found
 
 
+def kept_optimizers(described, optimizers):
+    """Options of the optimizers, and the states of those that had any before the set: first states remain."""
+    had = [any(s for g in o["groups"] for s in g["state"]) for o in described["optimizers"]]
+    return [[(g["options"], g["state"] if kept else None) for g in o["groups"]] for o, kept in zip(optimizers, had)]
+
+
 def untouched(job, described, answers):
     """A set that is refused changes nothing."""
     found = []
@@ -82,4 +88,5 @@ def untouched(job, described, answers):
             continue
         rule = rules.Untouched()
         walk(d["tensors"], a["now"]["tensors"], f"rank {rank}: refused, but tensors", rule, found)
+        walk(kept_optimizers(d, d["optimizers"]), kept_optimizers(d, a["now"]["optimizers"]), f"rank {rank}: refused, but optimizers", rule, found)
     return found
