@@ -113,16 +113,22 @@ def put_gradients(rng, optimizers, missing):
                     p.grad = p.grad.to_sparse()
 
 
+# What PyTorch cannot do, and without which option it can
+CANNOT = {"on inputs with different meshes": "foreach",  # DTensors over several meshes; ASGD comes to it in its second step
+          "expected Tensor as element": "fused"}  # SGD in its second step, where a parameter had no gradient in the first
+
+
 def step(o):
     if type(o).__name__ == "LBFGS":
         return o.step(lambda: torch.tensor(1.0))
     try:
         return o.step()
-    except RuntimeError as e:
-        if "on inputs with different meshes" not in str(e):
+    except (RuntimeError, TypeError) as e:
+        option = next((key for text, key in CANNOT.items() if text in str(e)), None)
+        if not option:
             raise
     for g in o.param_groups:
-        g["foreach"] = False  # DTensor has no such operation over several meshes; ASGD comes to it in its second step
+        g[option] = False
     return o.step()
 
 
