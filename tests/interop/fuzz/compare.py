@@ -88,5 +88,7 @@ def untouched(job, described, answers):
             continue
         rule = rules.Untouched()
         walk(d["tensors"], a["now"]["tensors"], f"rank {rank}: refused, but tensors", rule, found)
+        walk(d["extra"], a["now"]["extra"], f"rank {rank}: refused, but extra", rule, found)
+        walk(d.get("units"), a["now"]["units"], f"rank {rank}: refused, but units", rule, found)
         walk(kept_optimizers(d, d["optimizers"]), kept_optimizers(d, a["now"]["optimizers"]), f"rank {rank}: refused, but optimizers", rule, found)
     return found

@@ -223,7 +223,8 @@ class Rule:
             return tuple(want) == got  # full_state_dict turns tuples such as betas into lists
         if full and isinstance(want, dict) and isinstance(got, dict):
             lists = {k for k, v in got.items() if v == [] and k not in want}  # it drops empty lists
-            if lists and want == {k: v for k, v in got.items() if k not in lists}:
+            left = {k: v for k, v in got.items() if k not in lists}
+            if lists and list(want) == list(left) and all(v == left[k] or self.same_optimizer(f"{place}/{k}", v, left[k]) for k, v in want.items()):
                 return True
         if not options(self.job, "flatten_optimizer_state_dict"):
             return False
