@@ -163,6 +163,15 @@ def encode_local(local):
     return {"D": out}
 
 
+def other_shapes(add):
+    """A whole tensor gives way to one of another shape."""
+    local = {"longer": torch.zeros(2), "flat": torch.zeros(2, 3), "first": torch.zeros(()), "number": torch.ones(2)}
+    given = encode_local(local)
+    full = {"longer": ramp([5]), "flat": ramp([6]), "first": ramp([1]), "number": torch.tensor(0.5)} if dist.get_rank() == 0 else {}
+    sdu._broadcast_state_dict(full, local, torch.device("cpu"))
+    add("broadcast", {"in": encode(full), "local": given, "out": encode(local)}, strict=False)
+
+
 def full_cases(world, add):
     for strict in (False, True):
         for meta in (False, True):
@@ -171,6 +180,7 @@ def full_cases(world, add):
             full = full_state() if dist.get_rank() == 0 else {}
             sdu._broadcast_state_dict(full, local, torch.device("cpu"), strict=strict)
             add("broadcast", {"in": encode(full), "local": given, "out": encode(local)}, strict=strict)
+    other_shapes(add)
     local = local_state(world, False)
     given = encode_local(local)
     sdu._distribute_state_dict(full_state(), local, torch.device("cpu"))

@@ -177,8 +177,8 @@ typedef struct tsr_broadcast_options {
  * ones get all of it, distributed ones their part; meta ones get memory in `out`. Names and shapes go first, then tensors
  * in groups of round_bytes. The result has the keys of `local`: what `full` has no key for stays (see strict), values that
  * are not tensors are rank 0's. Keys of `full` that `local` lacks are passed over. Warns of these keys, and of those that
- * only `local` has. A tensor whose shape differs from the local one is TSR_E_USAGE with both; one of another dtype goes to
- * new memory in `out`, of its own type (PyTorch casts into local DTensors, and has whole tensors of the new type, too).
+ * only `local` has. A tensor of another dtype than the local one, or of another shape than a whole one, goes to new memory
+ * in `out`, as it is (PyTorch casts into local DTensors). A distributed tensor of another shape is TSR_E_USAGE with both.
  * Collective. Source: _broadcast_state_dict, _broadcast_tensors. */
 tsr_status tsr_state_dict_broadcast(const tsr_value *full, const tsr_value *local, tsr_comm *comm,
                                     const tsr_broadcast_options *options, tsr_state_dict *out, tsr_error *err);

@@ -82,12 +82,24 @@ static tsr_status agree(spreading *s, tsr_status mine, tsr_error *err)
 
 /* ---- targets ---- */
 
-static tsr_status fresh_target(spreading *s, const tsr_tensor *full, const tsr_tensor **out, tsr_error *err)
+/* On the device of what it replaces. */
+static tsr_status fresh_target(spreading *s, const tsr_tensor *full, const tsr_tensor *mine, const tsr_tensor **out,
+                               tsr_error *err)
 {
     tsr_tensor want = tsr_tensor_whole(full->entry.dtype, full->entry.ndim, full->entry.shape, NULL), *copy;
+    want.device = mine && !s->options->offload ? mine->device : NULL;
     TSR_TRY(tsr_state_dict_copy_tensor(s->out, &want, &copy, err));
     *out = copy;
     return tsr_state_dict_give_memory(s->out, copy, NULL, err);
+}
+
+/* A whole tensor of another shape gives way to what is broadcast. */
+static bool replaced(const tsr_tensor *full, const tsr_tensor *mine)
+{
+    if (mine->spread != TSR_WHOLE) return false;
+    if (full->entry.ndim != mine->entry.ndim) return true;
+    return full->entry.ndim &&
+           memcmp(full->entry.shape, mine->entry.shape, full->entry.ndim * sizeof *full->entry.shape) != 0;
 }
 
 /* One key of the full state that the local state has too. */
@@ -102,8 +114,8 @@ static tsr_status plan_one(spreading *s, size_t at, const tsr_value *whole, tsr_
         s->values[at] = local;
         return TSR_OK;
     }
-    if (mine) TSR_TRY(tsr_full_target(full, mine, s->options->offload, s->out, &target, err));
-    else TSR_TRY(fresh_target(s, full, &target, err));
+    if (mine && !replaced(full, mine)) TSR_TRY(tsr_full_target(full, mine, s->options->offload, s->out, &target, err));
+    else TSR_TRY(fresh_target(s, full, mine, &target, err));
     s->values[at] = target == mine ? local : tsr_state_dict_leaf(s->out, target, err);
     pair *p = tsr_vec_push(target->spread == TSR_WHOLE ? &s->wholes : &s->moves, err);
     if (!p || !s->values[at]) return TSR_E_NOMEM;
