@@ -128,7 +128,7 @@ TORCH = [
     ("keys that the model lacks, in a broadcast with cpu_offload", lambda d, j, e, s: sets_model(j) and options(j, "broadcast_from_rank0", "cpu_offload")
      and j["change"] == "add" and re.search("KeyError: '.*stranger", e)),
     ("a state without `step`", lambda d, j, e, s: sets_optimizer(j) and j["change"] == "state key" and "KeyError: 'step'" in e),
-    ("a state without what __setstate__ reads", lambda d, j, e, s: sets_optimizer(j) and j["change"] == "state key" and any(
+    ("a state without what __setstate__ reads", lambda d, j, e, s: sets_optimizer(j) and (d.apart or j["change"] == "state key") and any(
         o["algorithm"] == name and e.endswith(f"KeyError: '{key}'") for o in s["optimizers"] for name, key in (("NAdam", "mu_product"), ("ASGD", "eta"), ("ASGD", "mu")))),
     ("names that the walk over the model leaves out, in a broadcast", lambda d, j, e, s: units(s) and sets_model(j) and options(j, "broadcast_from_rank0")
      and re.match("rank [1-9]: ", e) and second_names(d, e, {"seconds": [n.replace("_fsdp_wrapped_module.", "") for n in s["seconds"]]})),
