@@ -1,6 +1,7 @@
 /* See tessera/sys/remote.h. */
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/remote.h"
+#include "tessera/sys/store_read.h"
 #include "tessera/sys/uri.h"
 #include "tessera/sys/vec.h"
 
@@ -11,6 +12,7 @@
 #include "io/block_cache.h"
 #include "io/guards.h"
 #include "io/http.h"
+#include "io/remote_names.h"
 
 enum { WHOLE = 64 << 20 };
 
@@ -248,7 +250,7 @@ tsr_status tsr_remote_store_add(tsr_store *base, const tsr_host *host, const tsr
         for (size_t i = 0; i < count && status == TSR_OK; i++) ask_one(&a, i);
     if (status == TSR_OK) status = take_answers(&a, count, added, err);
     if (a.errors) tsr_free(store->allocator, a.errors, count + 1, sizeof *a.errors);
-    return status == TSR_OK ? list_files(store, err) : status;
+    return status == TSR_OK && *added ? list_files(store, err) : status;
 }
 
 /* ---- opening ---- */
@@ -288,22 +290,60 @@ static tsr_str unescape(tsr_arena *arena, tsr_str text, tsr_error *err)
     return (tsr_str){out, n};
 }
 
-static tsr_status open_folder(remote_store *store, const char *address, tsr_error *err)
+/* Asks for the names of a list that ends with NULL, all at once. */
+static tsr_status ask_for(remote_store *store, const tsr_host *host, const char *const *list, tsr_error *err)
 {
-    static const char *const first[] = {".metadata", "model.safetensors.index.json", "pytorch_model.bin.index.json",
-                                        "model.safetensors", "pytorch_model.bin"};
-    const tsr_host here = {.allocator = store->allocator};
-    for (size_t i = 0; i < sizeof first / sizeof *first; i++) {
-        const tsr_str name = tsr_str_from(first[i]);
-        size_t added;
-        const tsr_status status = tsr_remote_store_add(&store->base, &here, &name, 1, &added, err);
-        if (status != TSR_OK || added) return status;
+    tsr_str names[16];
+    size_t count = 0, added;
+    while (list[count] && count < sizeof names / sizeof *names) {
+        names[count] = tsr_str_from(list[count]);
+        count++;
     }
+    return tsr_remote_store_add(&store->base, host, names, count, &added, err);
+}
+
+/* Asks for what the marker that counts names. */
+static tsr_status follow_marker(remote_store *store, const tsr_host *host, tsr_error *err)
+{
+    char bytes[TSR_REMOTE_MARKER_SIZE];
+    tsr_str names[TSR_REMOTE_MARKED];
+    size_t count, added;
+    uint32_t file = TSR_NO_FILE;
+    for (size_t i = 0; tsr_remote_markers[i] && file == TSR_NO_FILE; i++)
+        file = tsr_store_find(&store->base, tsr_str_from(tsr_remote_markers[i]));
+    const uint64_t size = file == TSR_NO_FILE ? 0 : store->base.files[file].size;
+    if (size == 0 || size > sizeof bytes) return TSR_OK;
+    tsr_status status = remote_read_at(&store->base, file, 0, bytes, (size_t)size, err);
+    if (status == TSR_OK) status = tsr_remote_marked((tsr_str){bytes, (size_t)size}, store->arena, names, &count, err);
+    return status == TSR_OK && count ? tsr_remote_store_add(&store->base, host, names, count, &added, err) : status;
+}
+
+static tsr_status find_first(remote_store *store, const tsr_host *host, tsr_error *err)
+{
+    for (size_t i = 0; tsr_remote_first[i]; i++) {
+        const tsr_str name = tsr_str_from(tsr_remote_first[i]);
+        size_t added;
+        const tsr_status status = tsr_remote_store_add(&store->base, host, &name, 1, &added, err);
+        if (status != TSR_OK) return status;
+        if (added)
+            return tsr_remote_is_model(tsr_remote_first[i]) ? ask_for(store, host, tsr_remote_of_trainer, err) : TSR_OK;
+    }
+    return TSR_OK;
+}
+
+static tsr_status open_folder(remote_store *store, const tsr_host *host, const char *address, tsr_error *err)
+{
+    tsr_status status = find_first(store, host, err);
+    if (status != TSR_OK || store->base.file_count) return status;
+    status = ask_for(store, host, tsr_remote_other, err);
+    if (status == TSR_OK) status = follow_marker(store, host, err);
+    if (status != TSR_OK || store->base.file_count) return status;
     const tsr_str shown = shown_as(store, tsr_str_from(address), err);
     if (!shown.data) return TSR_E_NOMEM;
     return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
                      "%s: the server has none of the files by which a checkpoint is found (.metadata, an index, "
-                     "model.safetensors, pytorch_model.bin); pass the URL of a file",
+                     "model.safetensors, pytorch_model.bin, or those of DeepSpeed, Megatron, accelerate and verl); pass the "
+                     "URL of a file",
                      shown.data);
 }
 
@@ -343,7 +383,7 @@ tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_
     if (status == TSR_OK) status = tsr_block_cache_new(allocator, fetch, store, &store->cache, err);
     if (status == TSR_OK) status = tsr_guards_new(allocator, read_unguarded, store, &store->guards, err);
     if (status == TSR_OK) status = split(store, address, &name, err);
-    if (status == TSR_OK) status = name.size ? open_file(store, address, name, err) : open_folder(store, address, err);
+    if (status == TSR_OK) status = name.size ? open_file(store, address, name, err) : open_folder(store, host, address, err);
     if (status != TSR_OK) {
         remote_close(&store->base);
         return status;

@@ -20,11 +20,13 @@ typedef struct asking {
     tsr_vec names; /* tsr_str: to ask for next */
 } asking;
 
-static tsr_status add_names(asking *a, const tsr_str *names, size_t count, tsr_error *err)
+/* `directory`: where the checkpoint is below the root, or empty. */
+static tsr_status add_names(asking *a, tsr_str directory, const tsr_str *names, size_t count, tsr_error *err)
 {
     for (size_t i = 0; i < count; i++) {
         bool fresh;
-        const tsr_str name = tsr_arena_str(a->arena, names[i], err);
+        const tsr_str name = tsr_arena_format(a->arena, err, "%.*s%s%.*s", TSR_STR_ARG(directory), directory.size ? "/" : "",
+                                              TSR_STR_ARG(names[i]));
         if (!name.data) return TSR_E_NOMEM;
         TSR_TRY(tsr_map_put(a->asked, name, 1, NULL, &fresh, err));
         tsr_str *next = fresh ? tsr_vec_push(&a->names, err) : NULL;
@@ -41,10 +43,11 @@ static tsr_status open_again(asking *a, tsr_checkpoint **checkpoint, const tsr_o
     tsr_store *store = tsr_checkpoint_given_store(*checkpoint);
     const tsr_host *host = tsr_checkpoint_host(*checkpoint);
     size_t count, added;
-    const tsr_str *names = tsr_checkpoint_missing(*checkpoint, &count);
-    TSR_TRY(add_names(a, names, count, err));
+    const char *marker;
+    const tsr_str *names = tsr_checkpoint_missing(*checkpoint, &count), step = tsr_checkpoint_step(*checkpoint, &marker);
+    TSR_TRY(add_names(a, step, names, count, err));
     names = tsr_checkpoint_implied(*checkpoint, &count);
-    TSR_TRY(add_names(a, names, count, err));
+    TSR_TRY(add_names(a, step, names, count, err));
     *done = a->names.count == 0;
     if (*done) return TSR_OK;
     tsr_checkpoint_close(*checkpoint);
@@ -55,8 +58,9 @@ static tsr_status open_again(asking *a, tsr_checkpoint **checkpoint, const tsr_o
     return tsr_checkpoint_open(store, host, options, checkpoint, err);
 }
 
-/* A file that is found may imply others, such as those of Megatron that its .metadata does not name. */
-static tsr_status open_all(tsr_checkpoint **checkpoint, const tsr_open_options *options, tsr_error *err)
+/* A file that is found may imply others, such as those of Megatron that its .metadata does not name. Until all of them were asked
+ * for, the checkpoint lacks files that are there: only then is it judged by its purpose. */
+static tsr_status ask_for_all(tsr_checkpoint **checkpoint, const tsr_open_options *options, tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(*checkpoint)->allocator;
     asking a = {tsr_arena_new(allocator, 0, err), tsr_map_new(allocator, 0, err), tsr_vec_of(allocator, sizeof(tsr_str))};
@@ -67,6 +71,16 @@ static tsr_status open_all(tsr_checkpoint **checkpoint, const tsr_open_options *
     tsr_map_free(a.asked);
     tsr_arena_free(a.arena);
     return status;
+}
+
+static tsr_status open_all(tsr_store *store, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
+                           tsr_error *err)
+{
+    tsr_open_options whole = *options;
+    whole.purpose = TSR_FOR_FINDINGS;
+    TSR_TRY(tsr_checkpoint_open(store, host, &whole, out, err));
+    TSR_TRY(ask_for_all(out, &whole, err));
+    return tsr_checkpoint_require(*out, options->purpose, err);
 }
 
 static tsr_status open_store(const tsr_store_opener *opener, const char *const *paths, size_t count, tsr_store **out, tsr_error *err)
@@ -86,8 +100,8 @@ tsr_status tsr_paths_open_by(const tsr_store_opener *opener, const char *const *
     tsr_store *store = NULL;
     *out = NULL;
     TSR_TRY(open_store(opener, paths, count, &store, err));
-    tsr_status status = tsr_checkpoint_open(store, opener->host, options, out, err);
-    if (status == TSR_OK && count == 1 && tsr_is_address(paths[0])) status = open_all(out, options, err);
+    const bool lists_nothing = count == 1 && tsr_is_address(paths[0]);
+    const tsr_status status = (lists_nothing ? open_all : tsr_checkpoint_open)(store, opener->host, options, out, err);
     if (status == TSR_OK) return TSR_OK;
     tsr_checkpoint_close(*out);
     *out = NULL;

@@ -4,7 +4,7 @@
 #include "formats/common/shown_names.h"
 #include "tessera/sys/store_read.h"
 
-static tsr_status add_implied(tsr_checkpoint *checkpoint, tsr_str file, tsr_error *err)
+tsr_status tsr_checkpoint_implies(tsr_checkpoint *checkpoint, tsr_str file, tsr_error *err)
 {
     if (!checkpoint->implied.allocator || !file.size || tsr_store_find(checkpoint->store, file) != TSR_NO_FILE)
         return TSR_OK;
@@ -17,7 +17,7 @@ static tsr_status add_implied(tsr_checkpoint *checkpoint, tsr_str file, tsr_erro
 tsr_status tsr_checkpoint_is_incomplete(tsr_checkpoint *checkpoint, tsr_str file, tsr_str message, tsr_error *err)
 {
     if (!message.data) return TSR_E_NOMEM;
-    TSR_TRY(add_implied(checkpoint, file, err));
+    TSR_TRY(tsr_checkpoint_implies(checkpoint, file, err));
     if (!checkpoint->incomplete.size) checkpoint->incomplete = message;
     return tsr_finding_add(checkpoint->findings, "parts/incomplete-save", (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, err,
                            "%.*s", TSR_STR_ARG(message));

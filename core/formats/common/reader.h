@@ -76,6 +76,9 @@ tsr_status tsr_checkpoint_open_as(tsr_store *store, const tsr_host *host, const 
 
 /* Notes a file that the metadata names and that is not there; copies the name. */
 tsr_status tsr_checkpoint_lacks(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err);
+/* Notes a file that such a checkpoint may have, for servers that list nothing, unless it is there; copies the name. Its absence is
+ * not a finding. Does nothing for a checkpoint that is mounted in another one. */
+tsr_status tsr_checkpoint_implies(tsr_checkpoint *checkpoint, tsr_str file, tsr_error *err);
 /* Reports `parts/incomplete-save` at `file` (may be empty) and keeps the first message, which must live in the checkpoint's
  * arena, for tsr_checkpoint_require. An empty message is out of memory. */
 tsr_status tsr_checkpoint_is_incomplete(tsr_checkpoint *checkpoint, tsr_str file, tsr_str message, tsr_error *err);

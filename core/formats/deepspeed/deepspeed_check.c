@@ -8,14 +8,14 @@
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/value_walk.h"
 
-enum { DEPTH = 64, NODES = 1 << 20, MOST_NAMED = 64 };
+enum { DEPTH = 64, NODES = 1 << 20, MOST_NAMED = 64, MOST_COLUMNS = 4096 };
 
 /* ---- missing files ---- */
 
 /* The name of a file with another data-parallel rank in it. */
-static tsr_str with_rank(const tsr_ds_files *files, const tsr_ds_file *like, uint32_t rank, tsr_error *err)
+static tsr_str with_rank(const tsr_ds_files *files, tsr_str name, uint32_t rank, tsr_error *err)
 {
-    const tsr_str name = tsr_ds_file_name(files, like), before = TSR_STR("zero_pp_rank_");
+    const tsr_str before = TSR_STR("zero_pp_rank_");
     size_t at = 0;
     while (!tsr_str_starts((tsr_str){name.data + at, name.size - at}, before)) at++;
     at += before.size;
@@ -24,32 +24,52 @@ static tsr_str with_rank(const tsr_ds_files *files, const tsr_ds_file *like, uin
     return tsr_arena_format(files->checkpoint->arena, err, "%.*s%u%.*s", (int)at, name.data, rank, (int)(name.size - end), name.data + end);
 }
 
-/* Reports the ranks of a column whose file of one kind is missing. */
-static tsr_status check_ranks(const tsr_ds_files *files, const tsr_ds_column *column, const tsr_ds_file *const *ranks, const char *what,
-                              tsr_error *err)
+/* Whether the job trained in bfloat16, which DeepSpeed puts before the names of optimizer files. */
+static bool is_bf16(const tsr_ds_file *model)
 {
-    const tsr_ds_file *like = NULL;
+    const tsr_value *config = model ? tsr_ds_dict(model->root, "ds_config") : NULL;
+    const tsr_value *bf16 = tsr_ds_dict(config, "bf16"), *older = tsr_ds_dict(config, "bfloat16");
+    const tsr_value *enabled = tsr_ds_get(bf16 ? bf16 : older, "enabled");
+    return enabled && enabled->kind == TSR_VALUE_BOOL && enabled->as.boolean;
+}
+
+/* A name of the files of one kind: of one that is there, or else that of rank 0, as DeepSpeed makes it. */
+static tsr_str name_like(const tsr_ds_files *files, const tsr_ds_column *column, bool optims, tsr_error *err)
+{
+    const tsr_ds_file *const *ranks = optims ? column->optims : column->models;
+    for (uint32_t r = 0; r < column->world; r++)
+        if (ranks[r]) return tsr_ds_file_name(files, ranks[r]);
+    return tsr_arena_format(files->checkpoint->arena, err, "%szero_pp_rank_0_mp_rank_%02u_%s_states.pt",
+                            optims && is_bf16(column->model) ? "bf16_" : "", column->model_rank, optims ? "optim" : "model");
+}
+
+/* Reports the ranks of a column whose file of one kind is missing. */
+static tsr_status check_ranks(const tsr_ds_files *files, const tsr_ds_column *column, bool optims, tsr_error *err)
+{
+    const tsr_ds_file *const *ranks = optims ? column->optims : column->models;
     tsr_shown_names missing = {.used = 0};
     tsr_str first = {NULL, 0};
-    for (uint32_t r = 0; r < column->world && !like; r++) like = ranks[r];
-    if (!like)
-        return tsr_ds_report(files->checkpoint, TSR_STR(""), err, "there are no %s files of model-parallel rank %u (…mp_rank_%02u_…)", what,
-                             column->model_rank, column->model_rank);
+    const tsr_str like = name_like(files, column, optims, err);
+    if (!like.data) return TSR_E_NOMEM;
     for (uint32_t r = 0; r < column->world; r++) {
         if (ranks[r]) continue;
+        const tsr_str name = with_rank(files, like, r, err);
+        if (!name.data) return TSR_E_NOMEM;
+        if (!first.data) first = name;
+        TSR_TRY(tsr_checkpoint_implies(files->checkpoint, name, err));
         if (missing.count >= MOST_NAMED) {
             tsr_shown_names_add(&missing, TSR_STR("…"));
             continue;
         }
-        const tsr_str name = with_rank(files, like, r, err);
-        if (!name.data) return TSR_E_NOMEM;
-        if (!first.data) first = name;
         tsr_shown_names_add(&missing, name);
         if (tsr_store_find(files->checkpoint->store, name) == TSR_NO_FILE) TSR_TRY(tsr_checkpoint_lacks(files->checkpoint, name, err));
     }
     if (missing.count == 0) return TSR_OK;
-    return tsr_ds_report(files->checkpoint, first, err, "%llu of the %s files of %u ranks cannot be read or are missing: %s%s; copy them from where the checkpoint was written",
-                         (unsigned long long)missing.count, what, column->world, missing.text, tsr_shown_names_rest(&missing));
+    return tsr_ds_report(files->checkpoint, first, err,
+                         "%llu of the %s files of %u ranks cannot be read or are missing: %s%s; copy them from where the "
+                         "checkpoint was written",
+                         (unsigned long long)missing.count, optims ? "optimizer" : "model states", column->world,
+                         missing.text, tsr_shown_names_rest(&missing));
 }
 
 static tsr_status check_model(const tsr_ds_files *files, const tsr_ds_column *column, tsr_error *err)
@@ -64,6 +84,20 @@ static tsr_status check_model(const tsr_ds_files *files, const tsr_ds_column *co
                          "'%.*s', which has the names of the weights, is missing or cannot be read", TSR_STR_ARG(name));
 }
 
+/* Notes the model states of model-parallel ranks of which there is no file; their optimizer files follow from them. */
+static tsr_status imply_columns(const tsr_ds_files *files, uint64_t count, tsr_error *err)
+{
+    for (uint32_t rank = 0, c = 0; rank < count && rank < MOST_COLUMNS; rank++) {
+        while (c < files->column_count && files->columns[c].model_rank < rank) c++;
+        if (c < files->column_count && files->columns[c].model_rank == rank) continue;
+        const tsr_str name = tsr_arena_format(files->checkpoint->arena, err, "%smp_rank_%02u_model_states.pt",
+                                              files->zero == 3 ? "zero_pp_rank_0_" : "", rank);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_checkpoint_implies(files->checkpoint, name, err));
+    }
+    return TSR_OK;
+}
+
 /* As many model-parallel ranks as the model states speak of. */
 static tsr_status check_columns(const tsr_ds_files *files, tsr_error *err)
 {
@@ -74,6 +108,7 @@ static tsr_status check_columns(const tsr_ds_files *files, tsr_error *err)
     if (!tsr_ds_number(tsr_ds_get(dims, "pp_degree"), &stages) || !tsr_ds_number(tsr_ds_get(dims, "tp_degree"), &ranks))
         tsr_ds_number(tsr_ds_get(model->root, "mp_world_size"), &ranks);
     if (stages < 1 || stages > UINT16_MAX || ranks > UINT16_MAX || stages * ranks <= files->column_count) return TSR_OK;
+    TSR_TRY(imply_columns(files, stages * ranks, err));
     uint32_t absent = 0;
     while (absent < files->column_count && files->columns[absent].model_rank == absent) absent++;
     const tsr_str name = tsr_arena_format(files->checkpoint->arena, err, "mp_rank_%02u_model_states.pt", absent);
@@ -202,8 +237,8 @@ static tsr_status check_world(const tsr_ds_files *files, const tsr_ds_column *co
 static tsr_status check_column(const tsr_ds_files *files, const tsr_ds_column *column, tsr_error *err)
 {
     TSR_TRY(check_model(files, column, err));
-    if (column->models) TSR_TRY(check_ranks(files, column, column->models, "model states", err));
-    if (column->optims) TSR_TRY(check_ranks(files, column, column->optims, "optimizer", err));
+    if (column->models) TSR_TRY(check_ranks(files, column, false, err));
+    if (column->optims) TSR_TRY(check_ranks(files, column, true, err));
     return check_world(files, column, err);
 }
 

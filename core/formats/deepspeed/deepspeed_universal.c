@@ -165,6 +165,14 @@ static tsr_status lacks(universal *u, tsr_str name, tsr_str key)
     return tsr_ds_report(checkpoint, path, u->err, "'%.*s' is missing: the conversion to a universal checkpoint was interrupted, or files were not copied", TSR_STR_ARG(path));
 }
 
+static tsr_status imply(universal *u, tsr_str name, tsr_str key)
+{
+    tsr_checkpoint *checkpoint = u->files.checkpoint;
+    const tsr_str path =
+        tsr_arena_format(checkpoint->arena, u->err, "zero/%.*s/%.*s.pt", TSR_STR_ARG(name), TSR_STR_ARG(key));
+    return path.data ? tsr_checkpoint_implies(checkpoint, path, u->err) : TSR_E_NOMEM;
+}
+
 /* Weights that were never trained have no states; those with some have all that others have. */
 static tsr_status check_weight(universal *u, const tsr_ds_weight *weight, tsr_str model)
 {
@@ -173,12 +181,56 @@ static tsr_status check_weight(universal *u, const tsr_ds_weight *weight, tsr_st
     if (!tsr_ds_rows_get(&u->trained, weight->name, TSR_STR(""))) TSR_TRY(lacks(u, weight->name, TSR_STR("fp32")));
     for (uint32_t r = own == UINT32_MAX ? own : other; r != UINT32_MAX; r = rows[r].next)
         if (!tsr_ds_rows_get(&u->states, weight->name, rows[r].key)) TSR_TRY(lacks(u, weight->name, rows[r].key));
+    for (uint32_t r = own == UINT32_MAX ? other : UINT32_MAX; r != UINT32_MAX; r = rows[r].next)
+        TSR_TRY(imply(u, weight->name, rows[r].key));
+    return TSR_OK;
+}
+
+/* No file states which states there are, and a server does not list them: those of PyTorch's and DeepSpeed's optimizers. What one
+ * weight has, all others have. */
+static tsr_status imply_states(universal *u)
+{
+    static const char *const keys[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg",
+                                       "sum",     "step"};
+    if (u->weights.count == 0 || u->states.rows.count) return TSR_OK;
+    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
+        TSR_TRY(imply(u, u->weights.weights[0].name, tsr_str_from(keys[k])));
+    return TSR_OK;
+}
+
+/* Converted from ZeRO 1 and 2, frozen weights, buffers and the second names of tied weights have a file, too. */
+static tsr_status imply_untrained(universal *u)
+{
+    const tsr_ds_file *model = u->column->model;
+    const tsr_value *module = model && !model->name.has_rank ? tsr_ds_dict(model->root, "module") : NULL;
+    for (size_t i = 0; i < tsr_ds_count(module); i++) {
+        const tsr_value *name = module->items[2 * i];
+        if (name->kind != TSR_VALUE_STR || tsr_map_get(u->numbers, name->text, UINT32_MAX) != UINT32_MAX) continue;
+        TSR_TRY(imply(u, name->text, TSR_STR("fp32")));
+    }
+    return TSR_OK;
+}
+
+/* From ZeRO 3 each rank's model states are there, with its pieces of the frozen weights. */
+static tsr_status imply_ranks(universal *u)
+{
+    const tsr_ds_column *column = u->column;
+    tsr_checkpoint *checkpoint = u->files.checkpoint;
+    for (uint32_t r = 0; column->models && r < column->world; r++) {
+        const tsr_str name = tsr_arena_format(checkpoint->arena, u->err, "zero_pp_rank_%u_mp_rank_%02u_model_states.pt", r,
+                                              column->model_rank);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_checkpoint_implies(checkpoint, name, u->err));
+    }
     return TSR_OK;
 }
 
 static tsr_status check(universal *u)
 {
     tsr_str model = {NULL, 0};
+    TSR_TRY(imply_ranks(u));
+    TSR_TRY(imply_states(u));
+    TSR_TRY(imply_untrained(u));
     for (uint32_t i = 0; i < u->weights.count; i++) {
         if (!model.data && tsr_map_get(u->states.names, u->weights.weights[i].name, UINT32_MAX) != UINT32_MAX) model = u->weights.weights[i].name;
         TSR_TRY(check_weight(u, &u->weights.weights[i], model));

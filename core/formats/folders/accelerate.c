@@ -27,13 +27,33 @@ static tsr_status mount_directory(tsr_checkpoint *checkpoint, const kind *k, uns
     const tsr_str part = number ? tsr_arena_format(checkpoint->arena, err, "%s_%u", k->part, number) : tsr_str_from(k->part);
     if (!directory.data || !part.data) return TSR_E_NOMEM;
     *found = tsr_folder_has_directory(checkpoint->store, directory.data);
-    if (!*found) return TSR_OK;
+    const tsr_str metadata =
+        number ? tsr_arena_format(checkpoint->arena, err, "%.*s/.metadata", TSR_STR_ARG(directory)) : TSR_STR("");
+    if (!metadata.data) return TSR_E_NOMEM;
+    if (!*found) return tsr_checkpoint_implies(checkpoint, metadata, err);
     TSR_TRY(tsr_part_begin(checkpoint, part, number == 0, err));
     return tsr_part_mount(checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .directory = directory}, err);
 }
 
+/* What the Trainer writes next to the DCPs, and what accelerate itself does. */
+static const char *const by_trainer[] = {"scheduler.pt",    "scaler.pt",         "rng_state.pth",
+                                         "rng_state_0.pth", "training_args.bin", NULL};
+static const char *const by_accelerate[] = {"scheduler.bin",           "sampler.bin", "scaler.pt", "random_states_0.pkl",
+                                            "custom_checkpoint_0.pkl", NULL};
+static const char *const by_either[] = {"optimizer_0/.metadata", "trainer_state.json", "random_states_0.pkl", NULL};
+
+/* First what tells the two apart, so that only one's names are asked for. */
+static tsr_status imply(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    TSR_TRY(tsr_folder_imply(checkpoint, by_either, err));
+    if (tsr_folder_has(checkpoint->store, "trainer_state.json")) TSR_TRY(tsr_folder_imply(checkpoint, by_trainer, err));
+    if (tsr_folder_has(checkpoint->store, "random_states_0.pkl")) TSR_TRY(tsr_folder_imply(checkpoint, by_accelerate, err));
+    return TSR_OK;
+}
+
 static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
 {
+    TSR_TRY(imply(checkpoint, err));
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         bool found = true;
         for (unsigned number = 0; found && number < MOST; number++)

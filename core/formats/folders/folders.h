@@ -42,6 +42,8 @@ tsr_status tsr_folder_mount_joined(tsr_checkpoint *checkpoint, tsr_str name, con
 /* trainer_files.c: what the Trainer and accelerate write next to a model and an optimizer: scheduler, random states, and the
  * rest. Files that may hold tensors and have no part are findings. */
 tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err);
+/* Notes files that such a directory may have (tsr_checkpoint_implies). The list ends with NULL. */
+tsr_status tsr_folder_imply(tsr_checkpoint *checkpoint, const char *const *names, tsr_error *err);
 /* Names of the file that holds a model of the Trainer: itself, or its index. Ends with NULL. */
 extern const char *const tsr_trainer_models[];
 

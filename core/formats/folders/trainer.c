@@ -28,8 +28,12 @@ static tsr_status mount_optimizer(tsr_checkpoint *checkpoint, tsr_error *err)
     return TSR_OK;
 }
 
+static const char *const written[] = {"optimizer.pt",    "scheduler.pt",       "scaler.pt",         "rng_state.pth",
+                                      "rng_state_0.pth", "trainer_state.json", "training_args.bin", NULL};
+
 static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
 {
+    TSR_TRY(tsr_folder_imply(checkpoint, written, err));
     TSR_TRY(tsr_folder_mount_file(checkpoint, "model", tsr_folder_first(checkpoint->store, tsr_trainer_models), err));
     TSR_TRY(mount_optimizer(checkpoint, err));
     TSR_TRY(tsr_folder_mount_rest(checkpoint, err));

@@ -52,11 +52,39 @@ static tsr_status mount_custom(tsr_checkpoint *checkpoint, tsr_error *err)
     return TSR_OK;
 }
 
+tsr_status tsr_folder_imply(tsr_checkpoint *checkpoint, const char *const *names, tsr_error *err)
+{
+    for (; *names; names++) TSR_TRY(tsr_checkpoint_implies(checkpoint, tsr_str_from(*names), err));
+    return TSR_OK;
+}
+
+/* As many numbers after the highest one that is there as there are: a few rounds find the files of many ranks. */
+static tsr_status imply_next(tsr_checkpoint *checkpoint, const char *before, const char *after, tsr_error *err)
+{
+    tsr_numbered_files files;
+    TSR_TRY(tsr_folder_numbered(checkpoint, before, after, &files, err));
+    if (files.count == 0 || files.items[files.count - 1].number >= files.count) return TSR_OK;
+    for (uint32_t i = files.count; i < 2 * files.count; i++) {
+        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s%u%s", before, i, after);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_checkpoint_implies(checkpoint, name, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status imply_numbered(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    TSR_TRY(imply_next(checkpoint, "rng_state_", ".pth", err));
+    TSR_TRY(imply_next(checkpoint, "random_states_", ".pkl", err));
+    return imply_next(checkpoint, "custom_checkpoint_", ".pkl", err);
+}
+
 tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
     const uint32_t state = tsr_store_find(store, TSR_STR("trainer_state.json")),
                    arguments = tsr_store_find(store, TSR_STR("training_args.bin"));
+    TSR_TRY(imply_numbered(checkpoint, err));
     TSR_TRY(mount_one(checkpoint, &before_state[0], err));
     TSR_TRY(mount_random(checkpoint, err));
     for (size_t i = 1; i < sizeof before_state / sizeof *before_state; i++) TSR_TRY(mount_one(checkpoint, &before_state[i], err));

@@ -1,6 +1,7 @@
 /* verl's FSDP checkpoints: model, optimizer and other state, one torch.save file per rank each. Every file's name has the number
  * of ranks. Source of the names: verl/utils/checkpoint/fsdp_checkpoint_manager.py. */
 #include "base/try.h"
+#include "codec/json.h"
 #include "formats/common/shown_names.h"
 #include "formats/folders/folders.h"
 
@@ -39,11 +40,32 @@ static uint64_t find_world(const tsr_store *store, const kind *k, uint64_t *othe
     return world;
 }
 
+/* The number of ranks in fsdp_config.json; 0: it is not there, or does not state one. */
+static tsr_status stated_world(tsr_checkpoint *checkpoint, uint64_t *world, tsr_error *err)
+{
+    const uint32_t file = tsr_store_find(checkpoint->store, TSR_STR("fsdp_config.json"));
+    tsr_bytes text;
+    cJSON *root;
+    tsr_error why = {0};
+    *world = 0;
+    if (file == TSR_NO_FILE) return TSR_OK;
+    TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &text, err));
+    const tsr_status status = tsr_json_parse(text.data, checkpoint->host, &root, &why);
+    tsr_bytes_free(&text);
+    if (status != TSR_OK) return status == TSR_E_NOMEM ? tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message) : TSR_OK;
+    const cJSON *stated = cJSON_GetObjectItemCaseSensitive(root, "world_size");
+    if (cJSON_IsNumber(stated) && stated->valuedouble >= 1 && stated->valuedouble <= MOST_RANKS)
+        *world = (uint64_t)stated->valuedouble;
+    cJSON_Delete(root);
+    return TSR_OK;
+}
+
+/* By the models' files. A server lists nothing, so that fsdp_config.json may be all that is known of them. */
 static tsr_status is_verl(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
-    uint64_t other;
-    (void)err;
-    *is = find_world(checkpoint->store, &kinds[0], &other) > 0;
+    uint64_t other, world = find_world(checkpoint->store, &kinds[0], &other);
+    if (!world && checkpoint->store->file_count == 1) TSR_TRY(stated_world(checkpoint, &world, err));
+    *is = world > 0;
     return TSR_OK;
 }
 
@@ -60,6 +82,7 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, const kind *k, uint64_
         const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s%llu_rank_%llu.pt", k->before,
                                               (unsigned long long)world, (unsigned long long)rank);
         if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_checkpoint_implies(checkpoint, name, err));
         if (names.count < TSR_NAMES_SHOWN) tsr_shown_names_add(&names, name);
         else names.count++;
     }
@@ -79,12 +102,19 @@ static tsr_status mount_files(tsr_checkpoint *checkpoint, const kind *k, const t
     return tsr_folder_mount_ranks(checkpoint, files, err);
 }
 
+/* Rank 0's file of a kind that verl writes only where it is asked to; the other ranks' follow from it. */
+static tsr_status imply_first(tsr_checkpoint *checkpoint, const kind *k, uint64_t world, tsr_error *err)
+{
+    const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s%llu_rank_0.pt", k->before, (unsigned long long)world);
+    return name.data ? tsr_checkpoint_implies(checkpoint, name, err) : TSR_E_NOMEM;
+}
+
 static tsr_status mount_kind(tsr_checkpoint *checkpoint, const kind *k, uint64_t *common, tsr_error *err)
 {
     tsr_numbered_files files;
-    uint64_t other = 0;
-    const uint64_t world = find_world(checkpoint->store, k, &other);
-    if (!world) return TSR_OK;
+    uint64_t other = 0, world = find_world(checkpoint->store, k, &other);
+    if (!world && k == kinds) TSR_TRY(stated_world(checkpoint, &world, err));
+    if (!world) return imply_first(checkpoint, k, *common, err);
     if (!*common) *common = world;
     if (!other && world != *common) other = *common;
     if (other) {

@@ -19,8 +19,6 @@ static tsr_status choose_container(cli_writing *w, const convert_arguments *argu
     if (status != TSR_OK) return status;
     if (arguments->world_size && w->to != TSR_TO_RANKS)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--world-size can only be used with --to ranks");
-    if (arguments->writing.resume && w->to == TSR_TO_RANKS)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--resume cannot be used with --to ranks");
     w->program->writes_ranks = w->to == TSR_TO_RANKS;
     return TSR_OK;
 }

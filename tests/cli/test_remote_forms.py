@@ -1,0 +1,171 @@
+"""Checkpoints of training frameworks on a server that lists nothing: opened by the names that their own files imply, with few
+requests. The directories are those that the real libraries wrote (tests/golden), or have the same files under other names."""
+import json
+import os
+import shutil
+
+from harness import ROOT, need, sample, test
+from test_addresses import entries, serving
+
+GOLDEN = os.path.join(ROOT, "tests", "golden")
+DEEPSPEED = os.path.join(GOLDEN, "deepspeed")
+
+
+def names_asked(server):
+    return [path.lstrip("/") for path, _, _ in server.asked]
+
+
+def absent(server, root):
+    """Names that were asked for and are not there, in order."""
+    return [n for n in dict.fromkeys(names_asked(server)) if not os.path.isfile(os.path.join(root, n))]
+
+
+def check_same(t, root, at, misses, purpose=("validate", "--deep")):
+    """The address lists what the directory does. `misses`: the names that may be asked for in vain, each once, and no others."""
+    local = t.json("inspect", os.path.join(root, at), "--json", "--hash", "sha256")
+    with serving(root) as server:
+        remote = t.json("inspect", server.url + at, "--json", "--hash", "sha256")
+        need(remote["format"] == local["format"] and entries(remote) == entries(local), f"{at}: {remote['format']}, {len(remote['entries'])} entries of {len(local['entries'])}")
+        need(remote["summary"].get("parts") == local["summary"].get("parts"), f"{at}: other parts")
+        need(remote["findings"] == local["findings"], f"{at}: {remote['findings'][:2]}, locally {local['findings'][:2]}")
+        asked = absent(server, root)
+        need(set(asked) <= set(misses), f"{at}: asked for {sorted(set(asked) - set(misses))} in vain")
+        need(all(names_asked(server).count(n) == 1 for n in asked), f"{at}: an absent name was asked for twice")
+        t.run(*purpose, server.url + at)
+    return local
+
+
+FIRST = [".metadata", "model.safetensors.index.json", "pytorch_model.bin.index.json", "model.safetensors", "pytorch_model.bin"]
+ZERO = ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt", "zero/optimizer_state.pt"]
+MARKERS = ["latest", "latest_universal", "latest_checkpointed_iteration.txt"]
+OTHER = FIRST + MARKERS + ZERO + ["pytorch_model_fsdp_0/.metadata", "fsdp_config.json"]
+
+
+def copied(t, case, at):
+    shutil.copytree(os.path.join(DEEPSPEED, case), t.at(at), ignore=lambda _, names: [n for n in names if n == "expect.json"])
+
+
+@test
+def test_deepspeed_is_opened_without_a_listing(t):
+    for case in ("zero0_bf16", "zero1_bf16", "zero1_round_robin", "zero1_elastic", "zero2_fp16", "zero3_bf16", "zero3_fp32_sgd", "zero1_moe"):
+        os.makedirs(t.at(case))
+        copied(t, case, f"{case}/run/global_step3")
+        with open(t.at(f"{case}/run/latest"), "w") as f:
+            f.write("global_step3")
+        tag = [f"run/{n}" for n in OTHER] + [f"run/global_step3/{n}" for n in ZERO]
+        check_same(t, t.at(case), "run/", tag)
+        check_same(t, t.at(case), "run/global_step3/", [f"run/global_step3/{n}" for n in OTHER])
+
+
+@test
+def test_universal_checkpoints_are_opened_without_a_listing(t):
+    for case in ("universal_zero1_bf16", "universal_zero3_bf16"):
+        copied(t, case, f"{case}/run/global_step3_universal")
+        with open(t.at(f"{case}/run/latest_universal"), "w") as f:
+            f.write("global_step3_universal")
+        local = t.json("inspect", t.at(f"{case}/run"), "--json", "--hash", "sha256")
+        with serving(t.at(case)) as server:
+            remote = t.json("inspect", server.url + "run/", "--json", "--hash", "sha256")
+            need(remote["format"] == "deepspeed-universal", remote["format"])
+            need(entries(remote) == entries(local), f"{case}: {len(remote['entries'])} entries of {len(local['entries'])}: "
+                 f"{sorted({e[0] for e in entries(local)} - {e[0] for e in entries(remote)})[:5]}")
+
+
+@test
+def test_absent_files_of_deepspeed_are_named(t):
+    copied(t, "zero3_bf16", "run")
+    names = [f"bf16_zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in range(3)]
+    for lost in (names[1:2], names):
+        for name in lost:
+            if os.path.exists(t.at("run/" + name)):
+                os.remove(t.at("run/" + name))
+        with serving(t.folder) as server:
+            found = t.json("validate", server.url + "run/", "--json", status=1)["findings"]
+            found = [f for f in found if f["rule"] == "parts/incomplete-save"]
+            need(found and all(name in found[0]["message"] for name in lost), found)
+            need(all(names_asked(server).count("run/" + name) == 1 for name in lost), "an absent file was asked for again")
+            t.run("inspect", server.url + "run/")
+            message = t.run("convert", server.url + "run/", t.at("x.safetensors"), "--part", "model", status=2).stderr.decode()
+            need(lost[0] in message, message)
+        local = t.json("validate", t.at("run"), "--json", status=1)["findings"]
+        need([f["message"] for f in local if f["rule"] == "parts/incomplete-save"] == [f["message"] for f in found], f"{found}, locally {local}")
+
+
+@test
+def test_deepspeed_is_converted_from_an_address(t):
+    copied(t, "zero2_fp16", "run")
+    with serving(t.folder) as server:
+        t.run("convert", server.url + "run/", t.at("there.safetensors"), "--part", "model")
+    t.run("convert", t.at("run"), t.at("here.safetensors"), "--part", "model")
+    with open(t.at("there.safetensors"), "rb") as a, open(t.at("here.safetensors"), "rb") as b:
+        need(a.read() == b.read(), "the files differ")
+
+
+TRAINER = ["optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "rng_state_0.pth", "trainer_state.json", "training_args.bin"]
+
+
+@test
+def test_trainer_is_opened_without_a_listing(t):
+    source = os.path.join(GOLDEN, "folders", "trainer")
+    shutil.copytree(source, t.at("one"))
+    check_same(t, t.folder, "one/", [f"one/{n}" for n in FIRST + TRAINER])
+    shutil.copytree(source, t.at("five"))
+    os.rename(t.at("five/rng_state.pth"), t.at("five/rng_state_0.pth"))
+    for rank in range(1, 5):
+        shutil.copy(t.at("five/rng_state_0.pth"), t.at(f"five/rng_state_{rank}.pth"))
+    check_same(t, t.folder, "five/", [f"five/{n}" for n in FIRST + TRAINER] + [f"five/rng_state_{r}.pth" for r in range(5, 10)])
+    shutil.copytree(source, t.at("killed"))
+    os.remove(t.at("killed/trainer_state.json"))
+    with serving(t.folder) as server:
+        found = t.json("validate", server.url + "killed/", "--json", status=1)["findings"]
+        need(any(f["rule"] == "parts/incomplete-save" and "trainer_state.json" in f["message"] for f in found), found)
+
+
+@test
+def test_accelerate_is_opened_without_a_listing(t):
+    """The directories of a DCP sample stand for those that accelerate writes: only the names count here."""
+    for part in ("pytorch_model_fsdp_0", "optimizer_0"):
+        shutil.copytree(sample("dcp_fsdp2")[0], t.at(f"run/{part}"))
+    trainer = os.path.join(GOLDEN, "folders", "trainer")
+    for name in ("scheduler.pt", "trainer_state.json", "training_args.bin"):
+        shutil.copy(os.path.join(trainer, name), t.at("run/" + name))
+    for rank in range(2):
+        shutil.copy(os.path.join(trainer, "rng_state.pth"), t.at(f"run/rng_state_{rank}.pth"))
+    misses = OTHER + ["pytorch_model_fsdp_1/.metadata", "optimizer_1/.metadata", "random_states_0.pkl", "scaler.pt", "rng_state.pth",
+                      "rng_state_2.pth", "rng_state_3.pth"]
+    local = check_same(t, t.folder, "run/", [f"run/{n}" for n in misses], ("inspect",))
+    need([p["name"] for p in local["summary"]["parts"]] == ["model", "optimizer", "scheduler", "rng_state", "trainer_state", "training_args"], local["summary"]["parts"])
+
+
+@test
+def test_verl_is_opened_without_a_listing(t):
+    """fsdp_config.json states how many ranks there were; the optimizer and other state may not have been saved."""
+    def save(actor, world, kinds):
+        os.makedirs(t.at(actor))
+        with open(t.at(actor, "fsdp_config.json"), "w") as f:
+            json.dump({"FSDP_version": 2, "world_size": world}, f)
+        for kind in kinds:
+            for rank in range(world):
+                shutil.copy(os.path.join(GOLDEN, "folders", "torch_checkpointing", f"model_{rank}.pt"), t.at(actor, f"{kind}_world_size_{world}_rank_{rank}.pt"))
+
+    for run, kinds in (("all", ("model", "optim", "extra_state")), ("some", ("model",))):
+        save(f"{run}/global_step_7/actor", 2, kinds)
+        with open(t.at(f"{run}/latest_checkpointed_iteration.txt"), "w") as f:
+            f.write("7")
+        tag = [f"{run}/{n}" for n in OTHER] + [f"{run}/iter_0000007/.metadata", f"{run}/iter_0000007/metadata.json"] + [f"{run}/7/{n}" for n in ZERO]
+        actor = f"{run}/global_step_7/actor/"
+        check_same(t, t.folder, f"{run}/", tag + [f"{actor}{k}_world_size_2_rank_0.pt" for k in ("optim", "extra_state")], ("inspect",))
+    os.remove(t.at("some/global_step_7/actor/model_world_size_2_rank_1.pt"))
+    with serving(t.folder) as server:
+        found = t.json("validate", server.url + "some/", "--json", status=1)["findings"]
+        need(any(f["rule"] == "parts/incomplete-save" and "model_world_size_2_rank_1.pt" in f["message"] for f in found), found)
+
+
+@test
+def test_few_requests_find_many_ranks(t):
+    """Of every name that is there one request finds it out, and the rest reads it: names are not asked for rank by rank."""
+    copied(t, "zero3_bf16", "run")
+    with serving(t.folder) as server:
+        t.run("inspect", server.url + "run/")
+        found = [r for _, r, _ in server.asked if r == "bytes=0-0"]
+        need(len(found) == len(OTHER) + 4, f"{len(found)} requests to find 6 files")
