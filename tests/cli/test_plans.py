@@ -159,6 +159,46 @@ def test_resume_after_a_kill(t):
     need(b"'files 1 with sizes and times" in p.stderr, p.stderr)
 
 
+def deep_tree(path):
+    found = {}
+    for folder, _, files in os.walk(path):
+        for name in files:
+            with open(os.path.join(folder, name), "rb") as f:
+                found[os.path.relpath(os.path.join(folder, name), path)] = f.read()
+    return found
+
+
+@test
+def test_resume_of_files_of_ranks(t):
+    """Kills while each of the files is written, in both forms; another map or number of ranks is another job."""
+    path = many_units(t)
+    rules = [{"match": "big", "concat": 0}, {"match": "**", "replicate": True}]
+    torch = {"schema": "tessera.shards/1", "rules": rules}
+    safetensors = {**torch, "ranks": "model-rank-{tp}-part-{part}.safetensors"}
+    for name, document in (("torch", torch), ("safetensors", safetensors), ("columns", {**torch, "rules": [{"match": "big", "concat": 1}, rules[1]]})):
+        with open(t.at(name + ".json"), "w") as f:
+            json.dump(document, f)
+    job = lambda name, out, world=2: ("convert", path, t.at(out), "--to", "ranks", "--shards", t.at(name + ".json"), "--world-size", world)
+    for name in ("torch", "safetensors"):
+        t.run(*job(name, name + "-whole"))
+        want = deep_tree(t.at(name + "-whole"))
+        need(len(want) == 2 and all(len(data) > 20 << 20 for data in want.values()), {n: len(d) for n, d in want.items()})
+        for limit in (1 << 20, 10 << 20, 17 << 20, 22 << 20):
+            out = f"{name}-{limit}"
+            killed(t, *job(name, out), "--resume", limit=limit)
+            need(not os.path.exists(t.at(out)), "a killed run published")
+            if limit == 17 << 20:
+                for other in (job("columns", out), job(name, out, 4)):
+                    p = t.run(*other, "--resume", status=2)
+                    need(b"cannot resume" in p.stderr, f"another job's work is continued: {p.stderr}")
+                killed(t, *job(name, out), "--resume", limit=limit + (1 << 20))
+            t.run(*job(name, out), "--resume")
+            need(deep_tree(t.at(out)) == want, f"{name}, killed at {limit}: resumed to other bytes")
+            need(not [f for f in os.listdir(t.folder) if f.startswith(".")], os.listdir(t.folder))
+        p = t.run(*job(name, name + "-new"), "--resume")
+        need(b"nothing to resume" in p.stderr and deep_tree(t.at(name + "-new")) == want, p.stderr)
+
+
 @test
 def test_fsdp1_as_a_target(t):
     """Every rank's items make up its slice of the flat parameter: the parameters one behind the other, padded, cut evenly."""

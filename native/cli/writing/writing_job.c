@@ -100,6 +100,37 @@ static tsr_status add_others(cli_writing *w, tsr_str *text, tsr_error *err)
     return status;
 }
 
+static tsr_str shards_rule_line(const cli_writing *w, const tsr_shards_rule *rule, tsr_error *err)
+{
+    tsr_str line =
+        tsr_arena_format(w->arena, err, "%.*s %d %d %u %u %d %" PRIu64, TSR_STR_ARG(rule->match), (int)rule->kind,
+                         (int)rule->dim, (unsigned)rule->rank, (unsigned)rule->block_count, (int)rule->trims, rule->trim);
+    for (uint32_t i = 0; rule->block_sizes && i < rule->block_count && line.data; i++)
+        line = tsr_arena_format(w->arena, err, "%.*s size %" PRIu64, TSR_STR_ARG(line), rule->block_sizes[i]);
+    for (uint32_t i = 0; rule->block_copies && i < rule->block_count && line.data; i++)
+        line = tsr_arena_format(w->arena, err, "%.*s copies %" PRIu64, TSR_STR_ARG(line), rule->block_copies[i]);
+    return line;
+}
+
+/* How tensors are cut for the files of ranks. */
+static tsr_status add_shards(const cli_writing *w, tsr_str *text, tsr_error *err)
+{
+    const tsr_shards *map = w->shards;
+    const tsr_str world = tsr_arena_format(w->arena, err, "%u", (unsigned)w->world_size);
+    tsr_status status = world.data ? add_line(w, text, "world-size", world, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = add_line(w, text, "ranks", map->ranks, err);
+    if (status == TSR_OK && map->stage_pattern.size) status = add_line(w, text, "stages", map->stage_pattern, err);
+    for (uint32_t i = 0; i < map->stage_count && status == TSR_OK; i++) {
+        const tsr_str layers = tsr_arena_format(w->arena, err, "%" PRIu64, map->stage_layers[i]);
+        status = layers.data ? add_line(w, text, "layers", layers, err) : TSR_E_NOMEM;
+    }
+    for (uint32_t i = 0; i < map->rule_count && status == TSR_OK; i++) {
+        const tsr_str rule = shards_rule_line(w, &map->rules[i], err);
+        status = rule.data ? add_line(w, text, "shards-rule", rule, err) : TSR_E_NOMEM;
+    }
+    return status;
+}
+
 /* One line a thing that makes another output. */
 tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
 {
@@ -121,6 +152,7 @@ tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
                  {"shard-size", tsr_arena_format(w->arena, err, "%" PRIu64, w->max_shard_size)}};
     for (size_t i = 0; i < sizeof lines / sizeof *lines && status == TSR_OK; i++)
         status = add_line(w, text, lines[i].key, lines[i].value, err);
+    if (status == TSR_OK && w->shards) status = add_shards(w, text, err);
     if (status == TSR_OK) status = add_map(w, text, err);
     if (status == TSR_OK) status = add_others(w, text, err);
     if (status == TSR_OK) status = add_list(w, text, "include", &w->options->selection.include, err);
