@@ -124,8 +124,8 @@ def test_trainer_is_opened_without_a_listing(t):
 @test
 def test_accelerate_is_opened_without_a_listing(t):
     """The directories of a DCP sample stand for those that accelerate writes: only the names count here."""
-    for part in ("pytorch_model_fsdp_0", "optimizer_0"):
-        shutil.copytree(sample("dcp_fsdp2")[0], t.at(f"run/{part}"))
+    for part, stands in (("pytorch_model_fsdp_0", "dcp_fsdp2"), ("optimizer_0", "dcp_dtypes")):
+        shutil.copytree(sample(stands)[0], t.at(f"run/{part}"))
     trainer = os.path.join(GOLDEN, "folders", "trainer")
     for name in ("scheduler.pt", "trainer_state.json", "training_args.bin"):
         shutil.copy(os.path.join(trainer, name), t.at("run/" + name))
@@ -168,4 +168,4 @@ def test_few_requests_find_many_ranks(t):
     with serving(t.folder) as server:
         t.run("inspect", server.url + "run/")
         found = [r for _, r, _ in server.asked if r == "bytes=0-0"]
-        need(len(found) == len(OTHER) + 4, f"{len(found)} requests to find 6 files")
+        need(len(found) == len(OTHER) + 5, f"{len(found)} requests to find 6 files")

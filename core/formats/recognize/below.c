@@ -54,7 +54,9 @@ static tsr_status read_part(tsr_store *base, uint32_t file, uint64_t offset, voi
 /* Whether a file's name is one that checkpoints have: only such directories are looked into. */
 static bool is_checkpoint_name(tsr_str path)
 {
-    static const char *const endings[] = {".metadata", ".distcp", ".safetensors", ".index.json", ".pt", ".pth", ".ckpt", ".bin"};
+    static const char *const endings[] = {
+        ".metadata", ".distcp", ".safetensors", ".index.json",     ".pt",
+        ".pth",      ".ckpt",   ".bin",         "fsdp_config.json"}; /* of verl, next to whose files it is */
     for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++)
         if (tsr_str_ends(path, tsr_str_from(endings[i]))) return true;
     return false;

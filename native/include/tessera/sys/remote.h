@@ -14,11 +14,12 @@ TSR_API_BEGIN
 bool tsr_is_address(const char *path); /* http://… or https://… */
 
 /* Opens an address. A server lists no folders: "…/" is asked for the files that a checkpoint begins with (.metadata,
- * model.safetensors.index.json, pytorch_model.bin.index.json, model.safetensors, pytorch_model.bin); any other address is
- * one file, which is `primary` where files may stand beside it. tsr_remote_store_add names further files. Servers must give
- * ranges (206), except for files of at most 64 MiB, which are read whole. Redirects are followed; what may pass is tried
- * again; TESSERA_HTTP_HEADERS (lines) and ~/.netrc are heeded. Reads of a few bytes are served from blocks of 64 KiB. A file
- * whose ETag or date changes while it is read is TSR_E_CHANGED.
+ * model.safetensors.index.json, pytorch_model.bin.index.json, model.safetensors, pytorch_model.bin), then for those of DeepSpeed,
+ * Megatron, accelerate and verl, and for what a marker such as `latest` names; any other address is one file, which is `primary`
+ * where files may stand beside it. tsr_remote_store_add names further files. Servers must give ranges (206), except for files of
+ * at most 64 MiB, which are read whole. Redirects are followed; what may pass is tried again; TESSERA_HTTP_HEADERS (lines) and
+ * ~/.netrc are heeded. Reads of a few bytes are served from blocks of 64 KiB. A file whose ETag or date changes while it is read
+ * is TSR_E_CHANGED.
  * Errors: TSR_E_NOT_FOUND, TSR_E_IO, TSR_E_UNSUPPORTED (no libcurl, no ranges), TSR_E_NOMEM; messages name the address. */
 tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err);
 
