@@ -98,6 +98,22 @@ def p18(bench):
                [Side("tessera", bench.program("bench_plan", "totals", 1024, 100000, 1000, 1000000, 64))], "seconds, ≤ 2 GiB")
 
 
+def zero_ranks(bench, ranks=256, width=512, layers=24):
+    """A ZeRO-3 directory of 2 files per rank with the entries and flat buffers of DeepSpeed's, saved by PyTorch alone."""
+    path = os.path.join(bench.samples, "zero3_256_ranks")
+    if not os.path.exists(path):
+        subprocess.run(bench.peer("make_zero3", path + ".new", ranks, width, layers), check=True, stdout=sys.stderr)
+        os.rename(path + ".new", path)
+    return path
+
+
+def p20(bench):
+    d = zero_ranks(bench)
+    return Job("P20", "list a ZeRO-3 checkpoint of 512 rank files", f"{mib(d)}, 256 ranks",
+               [Side("tessera inspect", [bench.tessera, "inspect", d]), Side("torch.load of each, mmap", bench.peer("load_files", d))],
+               "≤ 0.1 s of CPU", metric="cpu")
+
+
 def conversion(bench, id, what, source, form, dest, peer, check=None):
     out, remove = bench.fresh(dest)
     theirs, remove_theirs = bench.fresh("peer_" + dest)
@@ -335,4 +351,4 @@ def p13_four(bench):
     return redistribution(bench, "P13b", 4)
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "PY": [py_dcp, py_safetensors]}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P20": [p20], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "PY": [py_dcp, py_safetensors]}

@@ -41,6 +41,29 @@ def listing(path):
         print(fqn, getattr(item, "size", "object"), len(getattr(item, "chunks", ())))
 
 
+def make_zero3(path, ranks, width, layers):
+    import torch
+    ranks, width, layers = int(ranks), int(width), int(layers)
+    shapes = {f"layers.{i}.{name}": torch.Size(shape) for i in range(layers) for name, shape in (("up", (width, width)), ("down", (width, width)), ("norm", (width,)))}
+    pieces = sum(-(-shape.numel() // ranks) for shape in shapes.values())
+    config = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": False}}
+    os.makedirs(path)
+    for rank in range(ranks):
+        name = f"{path}/zero_pp_rank_{rank}_mp_rank_00_"
+        torch.save({"module": {n: torch.empty(0) for n in shapes}, "buffer_names": [], "param_shapes": [shapes], "frozen_param_shapes": None, "shared_params": {},
+                    "frozen_param_fragments": None, "dp_world_size": ranks, "mp_world_size": 1, "global_steps": 7, "ds_config": config, "ds_version": "0.19.8"}, name + "model_states.pt")
+        state = {0: {"step": torch.tensor(7.0), "exp_avg": torch.full((pieces,), rank / 2), "exp_avg_sq": torch.full((pieces,), rank / 4)}}
+        group = {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "params": [0]}
+        torch.save({"optimizer_state_dict": {"zero_stage": 3, "partition_count": ranks, "optimizer_state_dict": {"state": state, "param_groups": [group]},
+                                             "fp32_flat_groups": [torch.full((pieces,), float(rank))]}, "ds_config": config, "ds_version": "0.19.8"}, name + "optim_states.pt")
+
+
+def load_files(path):
+    import torch
+    for name in sorted(os.listdir(path)):
+        torch.load(os.path.join(path, name), map_location="cpu", weights_only=True, mmap=True)
+
+
 def validate_plan(ranks, rows, columns):
     """_validate_global_plan over one tensor sharded shard(0) over `ranks`."""
     import torch
