@@ -59,6 +59,16 @@ export function segmentsOf(bytes) {
   });
 }
 
+/** The sizes of the functions' bodies, in bytes. */
+export function bodySizesOf(bytes) {
+  const section = sectionsOf(bytes).find(({ id }) => id === SECTION.code), r = new Reader(bytes, section.begin);
+  return r.list(() => {
+    const size = r.u32();
+    r.at += size;
+    return size;
+  });
+}
+
 /** The names of data segments by number, from the section "name". */
 export function segmentNamesOf(bytes) {
   const section = sectionsOf(bytes).find(({ name }) => name === "name"), r = new Reader(bytes, section.begin);

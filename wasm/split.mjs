@@ -10,7 +10,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { execFileSync } from "node:child_process";
-import { readObject, segmentNamesOf, segmentsOf, withSegments } from "./object_file.mjs";
+import { bodySizesOf, readObject, segmentNamesOf, segmentsOf, withSegments } from "./object_file.mjs";
 
 const FEATURES = ["mutable-globals", "bulk-memory", "sign-ext", "nontrapping-float-to-int"].map((name) => `--enable-${name}`);
 // Control flow made anew from flat code is 0.4 % smaller than what the compiler left, and a module that was written and read
@@ -18,6 +18,7 @@ const FEATURES = ["mutable-globals", "bulk-memory", "sign-ext", "nontrapping-flo
 const SMALL = ["-Oz", "--converge", "--flatten", "--rereloop", "-Oz", "-Oz", "--low-memory-unused", "--zero-filled-memory", "--strip-debug", "--strip-producers"];
 const SMALLER = ["--optimize-instructions", "--precompute-propagate", "-Oz", "--low-memory-unused"];
 const RECOGNIZES = 4, IS_RARE = 9; // offsets in tsr_reader (core/formats/common/reader.h)
+const SHORT = 400; // bytes of a function
 const CLOSE = 12; // bytes between two stretches of data that cost less than another segment
 const [whole, object, exportsFirst, later, first, second] = process.argv.slice(2);
 const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-split-"));
@@ -69,10 +70,20 @@ function joined(list) {
   return runs.map(({ address, parts }) => ({ address, bytes: Buffer.concat(parts) }));
 }
 
+/** The text of a module with its short functions first, by size: those of one size are alike, so gzip finds more to repeat. */
+function ordered(binary) {
+  const sizes = bodySizesOf(fs.readFileSync(binary)), text = tool("wasm-dis", binary), blocks = text.match(/^ \(func [^]*?^ \)\n/gm) ?? [];
+  if (blocks.length !== sizes.length) throw new Error(`${binary}: ${blocks.length} functions in the text, ${sizes.length} in the file`);
+  const size = (i) => (sizes[i] < SHORT ? sizes[i] : SHORT), order = [...blocks.keys()].sort((a, b) => size(a) - size(b) || a - b);
+  let next = 0;
+  return text.replace(/^ \(func [^]*?^ \)\n/gm, () => blocks[order[next++]]);
+}
+
 for (const [name, isLate, file] of [["first", false, first], ["second", true, second]]) {
   fs.writeFileSync(at(`${name}.wasm`), withSegments(fs.readFileSync(at(name)), joined(placed.filter((p) => p.isLate === isLate))));
   fs.mkdirSync(path.dirname(file), { recursive: true });
   tool("wasm-opt", ...SMALL, at(`${name}.wasm`), "-o", at(`${name}.small.wasm`));
-  tool("wasm-opt", ...SMALLER, at(`${name}.small.wasm`), "-o", file);
+  fs.writeFileSync(at(`${name}.wat`), ordered(at(`${name}.small.wasm`)));
+  tool("wasm-opt", ...SMALLER, at(`${name}.wat`), "-o", file);
 }
 fs.rmSync(folder, { recursive: true });
