@@ -145,9 +145,9 @@ export interface MapOptions {
   readonly inverse?: boolean | undefined;
 }
 
-/** What an output is made from. */
+/** What an output, a manifest or a comparison is made from. */
 export interface SourceOptions extends MapOptions {
-  /** Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to `dtype` (by default that of config.json, or bfloat16). */
+  /** Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to `dtype` where the call takes one (by default that of config.json, or bfloat16). */
   readonly dequantize?: boolean | undefined;
 }
 
@@ -219,9 +219,9 @@ export class Checkpoint {
   /** What resharding would read, hold and send: `tessera plan`. */
   plan(options: PlanOptions): PlanDocument;
   /** Checksums of all values that do not depend on sharding and form: `tessera manifest`. */
-  manifest(options?: Selection & Hashing & MapOptions): LayoutDocument;
+  manifest(options?: Selection & Hashing & SourceOptions): LayoutDocument;
   /** All values against a manifest: `tessera verify`. */
-  verify(manifest: DocumentOrText, options?: MapOptions & { allow?: string | undefined; allowExpansion?: boolean | undefined }): FindingsDocument;
+  verify(manifest: DocumentOrText, options?: SourceOptions & { allow?: string | undefined; allowExpansion?: boolean | undefined }): FindingsDocument;
   /** Writes the checkpoint in another form: `tessera convert`. Needs `Tessera.prepare`. */
   convert(options: ConvertOptions, sink: Sink): Promise<ConversionResult>;
   /** Writes what each rank of a mesh holds: `tessera reshard`. Needs `Tessera.prepare`. */
@@ -238,7 +238,7 @@ export class Checkpoint {
   twins(): Twins;
   /** What differs from `other`. `layout` counts other chunks, too; `canonical` matches names without wrapper prefixes;
    *  values may differ by `atol` plus `rtol` times other's. A map is applied to this one. */
-  diff(other: Checkpoint, options?: MapOptions & { layout?: boolean | undefined; canonical?: boolean | undefined; atol?: number | undefined; rtol?: number | undefined }): Diff;
+  diff(other: Checkpoint, options?: SourceOptions & { layout?: boolean | undefined; canonical?: boolean | undefined; atol?: number | undefined; rtol?: number | undefined }): Diff;
   /** The canonical names of the keys, judged by their text alone: what `tessera fqn --checkpoint PATH` prints. `prefix`:
    *  only of the keys with this prefix, without it. */
   canonicalize(options?: MapOptions & { prefix?: string | undefined }): FqnDocument;

@@ -26,19 +26,20 @@ const ARRAYS = {
 const SELECTION = { include: "texts", exclude: "texts", allowExpansion: "flag" };
 const TARGET = { target: "document", mesh: "text", placements: "text" };
 const MAP = { map: "document", inverse: "flag" };
+const SOURCE = { dequantize: "flag", ...MAP };
 const WRITING = { to: "text", objects: "text", dtype: "text", rawCast: "flag", ...SELECTION };
 const RUN = { maxMem: "size", ignoreCrc: "flag", signal: "signal", onProgress: "function" };
 const OPTIONS = {
   inspect: { hash: "text", stats: "flag", ...SELECTION },
   layout: { chunks: "flag", hash: "text", ...SELECTION },
-  manifest: { hash: "text", ...MAP, ...SELECTION },
+  manifest: { hash: "text", ...SOURCE, ...SELECTION },
   plan: { items: "flag", ...MAP, ...TARGET, ...WRITING },
-  verify: { allow: "text", ...MAP, allowExpansion: "flag" },
+  verify: { allow: "text", ...SOURCE, allowExpansion: "flag" },
   validate: { deep: "flag", layout: "document", allow: "text", prefix: "text", rule: "texts", baseline: "document" },
-  convert: { rename: "texts", maxShardSize: "size", worldSize: "count", dequantize: "flag", ...MAP, ...WRITING, ...RUN },
-  reshard: { dequantize: "flag", ...MAP, ...TARGET, ...WRITING, ...RUN },
+  convert: { rename: "texts", maxShardSize: "size", worldSize: "count", ...SOURCE, ...WRITING, ...RUN },
+  reshard: { ...SOURCE, ...TARGET, ...WRITING, ...RUN },
   optimizer: { modules: "document", flatParams: "document", worldSize: "count", at: "text", sharded: "flag", rank: "count" },
-  diff: { layout: "flag", canonical: "flag", ...MAP, atol: "real", rtol: "real" },
+  diff: { layout: "flag", canonical: "flag", ...SOURCE, atol: "real", rtol: "real" },
 };
 
 export class Tessera {

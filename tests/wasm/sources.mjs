@@ -257,6 +257,23 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
     const nvfp4 = path.join(root, "tests/golden/nvfp4", `${name}.safetensors`);
     await testAsync(`dequantize NVFP4 of ${name}`, () => files(nvfp4, {}, ["convert", { to: "torch", dequantize: true, dtype: "float32" }], ["--to", "torch", "--dequantize", "--dtype", "float32"]));
   }
+  for (const target of [scaled, path.join(root, "tests/golden/nvfp4/modelopt.safetensors")]) {
+    const name = path.basename(target), args = ["--dequantize"], dequantize = true;
+    test(`dequantize manifest of ${name}`, () => documents(target, {}, (c) => c.manifest({ dequantize }), ["manifest", target, ...args]));
+    const manifest = run(["manifest", target, ...args]).stdout, stored = run(["manifest", target]).stdout;
+    check(manifest !== stored, `${name}: nothing was multiplied`);
+    for (const text of [manifest, stored]) {
+      const at = put("manifest.json", text);
+      test(`dequantize verify of ${name}`, () => documents(target, {}, (c) => c.verify(text, { dequantize }), ["verify", target, at, "--json", ...args]));
+    }
+    test(`dequantize diff of ${name}`, () => documents(target, {}, (c) => {
+      const diff = c.diff(c, { dequantize });
+      while (diff.step());
+      const result = diff.result();
+      diff.close();
+      return { ...result, a: target, b: target };
+    }, ["diff", target, target, "--json", "--values", ...args]));
+  }
   await testAsync("dequantize and reshard", () => files(scaled, {}, ["reshard", { to: "dcp", dequantize: true, mesh: "dp=2", placements: "shard(0)" }], ["--to", "dcp", "--dequantize", "--mesh", "dp=2", "--placements", "shard(0)"]));
   await testAsync("dequantize where nothing is scaled", () => files(source, {}, ["convert", { to: "torch", dequantize: true }], ["--to", "torch", "--dequantize"]));
   await testAsync("inverse without a map", () => files(source, {}, ["convert", { to: "torch", inverse: true }], ["--to", "torch", "--inverse"]));
