@@ -1,6 +1,8 @@
 /* See publication.h. */
 #include "publish/publication.h"
 
+#include <string.h>
+
 #include "io/try.h"
 #include "tessera/sys/folder.h"
 
@@ -10,30 +12,69 @@ static tsr_status describe(tsr_arena *arena, tsr_str job, tsr_str *text, tsr_err
     return text->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status remove_leftovers(const tsr_publication *p, tsr_str job, tsr_arena *arena, tsr_error *err)
+/* Takes the tag of an interrupted run whose journal has this text. One that was publishing is ended or undone instead. */
+static void find_interrupted(tsr_publication *p, tsr_str text, const tsr_leftover *found, size_t count)
+{
+    for (size_t i = 0; i < count && !p->continues; i++) {
+        const tsr_leftover *l = &found[i];
+        p->continues = l->part == 1 && l->parts == 1 && !l->busy && tsr_str_equal(l->text, text);
+        for (size_t k = 0; k < count; k++) p->continues &= !(found[k].publishing && strcmp(found[k].tag, l->tag) == 0);
+        if (p->continues) memcpy(p->tag, l->tag, sizeof p->tag);
+    }
+}
+
+/* `kept` NULL: nothing is continued. */
+static tsr_status remove_leftovers(tsr_publication *p, tsr_str job, const tsr_publication_job *kept, tsr_arena *arena,
+                                   tsr_error *err)
 {
     tsr_leftover *found;
     size_t count;
-    tsr_str text;
+    tsr_str text, whole;
     uint32_t generation;
     TSR_TRY(describe(arena, job, &text, err));
     TSR_TRY(tsr_journals_list(&p->journals, arena, &found, &count, err));
+    if (kept) TSR_TRY(tsr_journal_text(arena, text, 0, kept->names, kept->count, &whole, err));
+    if (kept) find_interrupted(p, whole, found, count);
     for (size_t i = 0; i < count; i++) {
         const tsr_leftover *l = &found[i];
         const bool ours = !l->text.size || tsr_journal_is_of(l->text, text, &generation);
+        if (p->continues && strcmp(l->tag, p->tag) == 0) continue;
         if (l->part == 1 && l->parts == 1 && !l->busy && ours) TSR_TRY(tsr_journals_discard(&p->journals, l->tag, err));
     }
     return TSR_OK;
 }
 
-tsr_status tsr_publication_open(const tsr_allocator *allocator, const char *path, tsr_str job, tsr_publication *out, tsr_error *err)
+static tsr_status open_place(tsr_publication *p, const char *path, tsr_str job, const tsr_publication_job *kept,
+                             tsr_error *err)
 {
-    *out = (tsr_publication){0};
-    TSR_TRY(tsr_journals_open(NULL, allocator, path, &out->journals, err));
-    tsr_arena *arena = tsr_arena_new(allocator, 0, err);
-    tsr_status status = arena ? remove_leftovers(out, job, arena, err) : TSR_E_NOMEM;
+    TSR_TRY(tsr_journals_open(NULL, p->journals.allocator, path, &p->journals, err));
+    tsr_arena *arena = tsr_arena_new(p->journals.allocator, 0, err);
+    tsr_status status = arena ? remove_leftovers(p, job, kept, arena, err) : TSR_E_NOMEM;
     tsr_arena_free(arena);
     return status;
+}
+
+tsr_status tsr_publication_open(const tsr_allocator *allocator, const char *path, tsr_str job, tsr_publication *out,
+                                tsr_error *err)
+{
+    *out = (tsr_publication){.journals = {.allocator = allocator}};
+    return open_place(out, path, job, NULL, err);
+}
+
+tsr_status tsr_publication_reopen(const tsr_allocator *allocator, const char *path, const tsr_publication_job *job,
+                                  tsr_publication *out, tsr_error *err)
+{
+    *out = (tsr_publication){.journals = {.allocator = allocator}};
+    return open_place(out, path, job->line, job, err);
+}
+
+tsr_status tsr_publication_start_over(tsr_publication *p, tsr_error *err)
+{
+    p->continues = false;
+    TSR_TRY(tsr_journals_discard(&p->journals, p->tag, err));
+    tsr_journal_close(p->journal);
+    p->journal = NULL;
+    return TSR_OK;
 }
 
 tsr_status tsr_publication_begin(tsr_publication *p, tsr_str job, uint32_t generation, const tsr_str *names, size_t count,
@@ -41,7 +82,7 @@ tsr_status tsr_publication_begin(tsr_publication *p, tsr_str job, uint32_t gener
 {
     tsr_error unable = {0};
     tsr_str lines, text;
-    TSR_TRY(tsr_journal_new_tag(p->tag, err));
+    if (!p->continues) TSR_TRY(tsr_journal_new_tag(p->tag, err));
     tsr_arena *arena = tsr_arena_new(p->journals.allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
     tsr_status status = describe(arena, job, &lines, err);
@@ -80,10 +121,15 @@ void tsr_publication_discard(const tsr_publication *p)
     if (p->journal) tsr_journals_discard(&p->journals, p->tag, &ignored);
 }
 
-void tsr_publication_close(tsr_publication *p)
+void tsr_publication_leave(tsr_publication *p)
 {
-    tsr_publication_discard(p); /* also ends or undoes a publication that failed */
     tsr_journal_close(p->journal);
     tsr_journals_close(&p->journals);
     *p = (tsr_publication){0};
+}
+
+void tsr_publication_close(tsr_publication *p)
+{
+    tsr_publication_discard(p); /* also ends or undoes a publication that failed */
+    tsr_publication_leave(p);
 }

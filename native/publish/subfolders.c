@@ -24,7 +24,10 @@ static tsr_status make(folder_output *output, const char *name, size_t size, tsr
     const char **noted = copy ? tsr_vec_push(&output->folders, err) : NULL;
     if (!noted) return TSR_E_NOMEM;
     *noted = copy;
-    if (output->sys->make_folder(output->sys, output->work, copy, 0777) == 0 || errno == EEXIST) return TSR_OK;
+    if (output->sys->make_folder(output->sys, output->work, copy, 0777) == 0) return TSR_OK;
+    struct stat info; /* a link would lead out of the output */
+    if (errno == EEXIST && output->sys->link_stat_at(output->sys, output->work, copy, &info) == 0 && S_ISDIR(info.st_mode))
+        return TSR_OK;
     output->folders.count--;
     return tsr_sys_raise(err, "create", copy);
 }

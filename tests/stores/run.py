@@ -15,6 +15,7 @@ import test_cp  # noqa: E402, F401
 import test_gcs  # noqa: E402, F401
 import test_hf  # noqa: E402, F401
 import test_resume  # noqa: E402, F401
+import test_resume_disk  # noqa: E402, F401
 import test_s3  # noqa: E402, F401
 import test_s3_trouble  # noqa: E402, F401
 import test_write  # noqa: E402, F401

@@ -6,9 +6,12 @@
 #include "cli/program/session.h"
 #include "cli/program/signals.h"
 #include "cli/program/term.h"
+#include "cli/writing/copy_log.h"
+#include "cli/writing/copy_source.h"
 #include "cli/writing/resumed.h"
 #include "io/file_name.h"
 #include "io/sys.h"
+#include "publish/file_sums.h"
 #include "publish/publication.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/folder.h"
@@ -41,11 +44,18 @@ typedef struct copying {
     tsr_publication publication;
     tsr_output *output;
     char *buffer;
-    uint64_t *sums;
+    uint64_t *sums, *sizes;
     uint64_t byte_total, byte_done;
     tsr_object_resumed resumed;
+    cli_copy_log log; /* onto a disk, where digests are made */
     cli_progress progress;
 } copying;
+
+/* Whether a run that ends now, without having published, leaves what it wrote to a later one. */
+static bool is_left(const copying *c)
+{
+    return c->arguments->resume && !c->is_remote && c->log.has_chunks;
+}
 
 static void remove_unfinished(void *ctx)
 {
@@ -53,6 +63,8 @@ static void remove_unfinished(void *ctx)
     if (c->is_remote && c->output) tsr_object_output_abandon(c->output);
     if (c->is_remote) return;
     tsr_sys_stop_naming();
+    if (is_left(c)) return;
+    if (c->output) tsr_folder_output_drop(c->output);
     if (c->output) tsr_folder_output_abandon(c->output);
     tsr_publication_discard(&c->publication);
 }
@@ -113,29 +125,82 @@ static tsr_status list_files(copying *c, tsr_error *err)
     c->files = tsr_arena_array(c->arena, c->count, sizeof *c->files, err);
     c->names = tsr_arena_array(c->arena, c->count, sizeof *c->names, err);
     c->sums = tsr_arena_array(c->arena, c->count, sizeof *c->sums, err);
-    if (!c->files || !c->names || !c->sums) return TSR_E_NOMEM;
+    c->sizes = tsr_arena_array(c->arena, c->count, sizeof *c->sizes, err);
+    if (!c->files || !c->names || !c->sums || !c->sizes) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < c->count; i++) c->sums[i] = 0;
     if (is_single) {
         c->files[0] = c->store->primary;
         c->names[0] = TSR_STR("");
     } else {
         status = put_in_order(c, err);
     }
-    for (uint32_t i = 0; i < c->count; i++) c->byte_total += c->store->files[c->files[i]].size;
+    for (uint32_t i = 0; i < c->count && status == TSR_OK; i++) c->byte_total += c->sizes[i] = c->store->files[c->files[i]].size;
     return status;
 }
 
 /* ---- copying ---- */
 
-static tsr_status copy_bytes(copying *c, uint32_t number, uint32_t file, uint64_t size, tsr_error *err)
+static void step(copying *c, uint64_t bytes)
 {
-    for (uint64_t at = 0; at < size; at += BUFFER) {
-        const size_t some = size - at < BUFFER ? (size_t)(size - at) : BUFFER;
-        tsr_status status = tsr_store_read(c->store, file, at, c->buffer, some, err);
-        if (status == TSR_OK) status = c->output->write_at(c->output, number, at, c->buffer, some, err);
+    c->byte_done += bytes;
+    c->progress.base.step(c->progress.base.ctx, c->byte_done, c->byte_total);
+}
+
+static tsr_status copy_range(copying *c, uint32_t number, uint32_t file, tsr_file_range range, tsr_error *err)
+{
+    for (uint64_t done = 0; done < range.size; done += BUFFER) {
+        const size_t some = range.size - done < BUFFER ? (size_t)(range.size - done) : BUFFER;
+        tsr_status status = tsr_store_read(c->store, file, range.offset + done, c->buffer, some, err);
+        if (status == TSR_OK) status = c->output->write_at(c->output, number, range.offset + done, c->buffer, some, err);
         if (status != TSR_OK) return status;
-        c->byte_done += some;
-        c->progress.base.step(c->progress.base.ctx, c->byte_done, c->byte_total);
+        step(c, some);
     }
+    return TSR_OK;
+}
+
+/* Whether the bytes that an interrupted run has written have the digest that it recorded. */
+static tsr_status is_there(copying *c, uint32_t index, tsr_file_range range, bool *there, tsr_error *err)
+{
+    const uint64_t chunk = cli_copy_log_chunk(&c->log, index, range.offset);
+    uint64_t sum;
+    *there = false;
+    if (!c->log.is_recorded[chunk]) return TSR_OK;
+    const tsr_status status = tsr_folder_output_sum(c->output, index, range, &sum, err);
+    if (status != TSR_OK) return status;
+    *there = sum == c->log.sums[chunk];
+    if (!*there) {
+        c->resumed.differing++;
+        return TSR_OK;
+    }
+    c->sums[index] = tsr_sum_add(c->sums[index], sum);
+    c->resumed.bytes += range.size;
+    step(c, range.size);
+    return TSR_OK;
+}
+
+static tsr_status copy_chunk(copying *c, uint32_t index, tsr_file_range range, tsr_error *err)
+{
+    const tsr_status status = copy_range(c, index, c->files[index], range, err);
+    if (status != TSR_OK) return status;
+    const uint64_t sum = tsr_folder_output_take_sum(c->output, index);
+    c->sums[index] = tsr_sum_add(c->sums[index], sum);
+    return cli_copy_log_add(&c->log, cli_copy_log_chunk(&c->log, index, range.offset), sum, range.size, err);
+}
+
+/* Onto a disk: what an interrupted run has written stays, as far as its digests agree. */
+static tsr_status continue_file(copying *c, uint32_t index, uint64_t size, tsr_error *err)
+{
+    uint64_t found = 0, count = 0;
+    for (uint64_t at = 0; at < size; at += CLI_COPY_CHUNK, count++) {
+        const tsr_file_range range = {at, size - at < CLI_COPY_CHUNK ? size - at : CLI_COPY_CHUNK};
+        bool there;
+        tsr_status status = is_there(c, index, range, &there, err);
+        if (status == TSR_OK && !there) status = copy_chunk(c, index, range, err);
+        if (status != TSR_OK) return status;
+        found += there;
+    }
+    if (found == count) c->resumed.objects++;
+    else c->resumed.parts += found;
     return TSR_OK;
 }
 
@@ -149,9 +214,10 @@ static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
     tsr_status status = c->output->create(c->output, c->names[index], size, &number, err);
     cli_signals_release();
     if (status != TSR_OK || !size) return status;
+    if (c->log.first) return continue_file(c, index, size, err);
     const tsr_copied_range whole = {c->store, file, 0, size};
     status = c->arguments->no_verify ? c->output->copy_range(c->output, number, 0, &whole, NULL) : TSR_E_UNSUPPORTED;
-    if (status == TSR_E_UNSUPPORTED) return copy_bytes(c, number, file, size, err);
+    if (status == TSR_E_UNSUPPORTED) return copy_range(c, number, file, (tsr_file_range){0, size}, err);
     if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "'%.*s' cannot be copied", TSR_STR_ARG(c->names[index]));
     c->byte_done += size;
     return TSR_OK;
@@ -218,6 +284,26 @@ static tsr_status replace_directory(copying *c, tsr_error *err)
     return status;
 }
 
+/* Continues the records of an interrupted run, or starts over where they are about another source. */
+static tsr_status open_log(copying *c, tsr_error *err)
+{
+    const bool is_folder = c->names[0].size > 0;
+    tsr_publication *p = &c->publication;
+    tsr_str source;
+    bool fits = false;
+    if ((c->arguments->no_verify && !c->arguments->resume) || !p->journal) return TSR_OK;
+    tsr_status status = cli_copy_source(c->store, c->files, c->count, c->arena, &source, err);
+    if (status == TSR_OK) status = cli_copy_log_new(c->arena, c->sizes, c->count, &c->log, err);
+    if (status == TSR_OK && p->continues) status = cli_copy_log_load(&c->log, p->journal, source, &fits, err);
+    if (status != TSR_OK || fits) return status;
+    if (p->continues) {
+        cli_warn(c->program, "the source changed since the interrupted copy, or nothing shows that it did not; everything is copied again");
+        status = tsr_publication_start_over(p, err);
+        if (status == TSR_OK) status = tsr_publication_begin(p, JOB, 0, is_folder ? c->names : NULL, is_folder ? c->count : 0, err);
+    }
+    return status == TSR_OK && p->journal ? cli_copy_log_begin(&c->log, p->journal, source, err) : status;
+}
+
 static tsr_status open_output(copying *c, tsr_error *err)
 {
     const bool is_folder = c->names[0].size > 0;
@@ -226,6 +312,7 @@ static tsr_status open_output(copying *c, tsr_error *err)
     cli_signals_hold();
     tsr_status status = replace_directory(c, err);
     if (status == TSR_OK) status = tsr_publication_begin(&c->publication, JOB, 0, is_folder ? c->names : NULL, is_folder ? c->count : 0, err);
+    if (status == TSR_OK) status = open_log(c, err);
     const tsr_folder_output_options options = {.is_folder = is_folder,
                                                .overwrite = c->arguments->overwrite,
                                                .absent = is_folder && c->arguments->overwrite && !r->exists,
@@ -233,8 +320,10 @@ static tsr_status open_output(copying *c, tsr_error *err)
                                                .obsolete = r->obsolete,
                                                .obsolete_count = r->obsolete_count,
                                                .tag = c->publication.tag,
-                                               .sums = !c->arguments->no_verify,
-                                               .holes = tsr_folder_store_has_holes(c->store),
+                                               .join = c->publication.continues,
+                                               .keep = c->arguments->resume,
+                                               .sums = !c->arguments->no_verify || c->arguments->resume,
+                                               .holes = !c->publication.continues && tsr_folder_store_has_holes(c->store),
                                                .source = tsr_is_url(c->from) ? NULL : c->from};
     if (status == TSR_OK) status = tsr_folder_output_open(NULL, cli_host(c->program)->allocator, c->to, &options, &c->output, err);
     cli_signals_release();
@@ -256,7 +345,7 @@ static tsr_status copy_all(copying *c, tsr_error *err)
     if (status == TSR_OK) status = tsr_folder_store_unchanged(c->store, err);
     if (status == TSR_OK && c->is_remote) return publish_remote(c, err);
     for (uint32_t i = 0; i < c->count && status == TSR_OK && !c->arguments->no_verify; i++)
-        c->sums[i] = tsr_folder_output_take_sum(c->output, i);
+        c->sums[i] = tsr_sum_add(c->sums[i], tsr_folder_output_take_sum(c->output, i));
     if (status == TSR_OK && !c->arguments->no_verify) status = tsr_folder_output_verify(c->output, c->sums, c->count, err);
     if (status != TSR_OK) return status;
     cli_signals_hold();
@@ -270,14 +359,26 @@ static tsr_status check_destination(copying *c, tsr_error *err)
     if (c->is_remote && tsr_urls_overlap(c->from, c->to))
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'", c->to, c->from);
     if (c->is_remote) return TSR_OK;
-    if (c->arguments->resume)
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "--resume continues a copy to s3://, gs:// or az:// only, and '%s' is a path; run without it",
-                         c->to);
     const tsr_status status = tsr_path_must_be_local(c->to, err);
     if (status != TSR_OK) return status;
     if (!c->arguments->overwrite && access(c->to, F_OK) == 0)
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' already exists; choose a new name, or pass --overwrite", c->to);
+    const bool is_folder = c->names[0].size > 0;
+    const tsr_publication_job job = {JOB, is_folder ? c->names : NULL, is_folder ? c->count : 0};
+    if (c->arguments->resume) return tsr_publication_reopen(cli_host(c->program)->allocator, c->to, &job, &c->publication, err);
     return tsr_publication_open(cli_host(c->program)->allocator, c->to, JOB, &c->publication, err);
+}
+
+static void close_all(copying *c, tsr_status status)
+{
+    tsr_error ignored = {0};
+    if (status != TSR_OK) cli_copy_log_flush(&c->log, &ignored);
+    const bool left = status != TSR_OK && is_left(c);
+    if (c->output && !c->is_remote && !left) tsr_folder_output_drop(c->output);
+    if (c->output) c->output->close(c->output);
+    if (left) tsr_publication_leave(&c->publication);
+    else if (!c->is_remote) tsr_publication_close(&c->publication);
+    cli_copy_log_free(&c->log);
 }
 
 static tsr_status write_copy(copying *c, tsr_error *err)
@@ -290,8 +391,7 @@ static tsr_status write_copy(copying *c, tsr_error *err)
     const tsr_status status = copy_all(c, err);
     cli_progress_end(&c->progress);
     cli_signals_hold();
-    if (c->output) c->output->close(c->output);
-    if (!c->is_remote) tsr_publication_close(&c->publication);
+    close_all(c, status);
     cli_signals_release();
     cli_cleanup_drop(&cleanup);
     return status;
@@ -322,7 +422,8 @@ static tsr_status put_json(const copying *c, tsr_error *err)
 static void report(const copying *c)
 {
     if (c->program->globals.quiet) return;
-    if (c->arguments->resume) cli_report_resumed(c->program, &c->resumed);
+    if (c->arguments->resume && c->is_remote) cli_report_resumed(c->program, &c->resumed);
+    else if (c->arguments->resume) cli_report_continued(&c->resumed);
     cli_put(stdout, tsr_str_from(c->to));
     printf(": %s, %s%s\n", cli_plural(c->count, "file").text, cli_bytes(c->byte_total).text, c->arguments->no_verify ? "" : ", read back");
 }
@@ -350,7 +451,7 @@ static int run(cli *program, const void *given)
 
 static const cli_option options[] = {
     {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that neither it nor PATH has", offsetof(cp_arguments, overwrite)},
-    {"resume", 0, CLI_FLAG, NULL, "To an object store: keep what an interrupted run uploaded, where its checksums agree; keep it if this run fails, too",
+    {"resume", 0, CLI_FLAG, NULL, "Continue an interrupted copy with --resume: keep what it wrote, where the digests agree; keep it if this run fails, too",
      offsetof(cp_arguments, resume)},
     {"no-verify", 0, CLI_FLAG, NULL, "Do not read the copy back; file systems that can share blocks then do", offsetof(cp_arguments, no_verify)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.cp/1 document", offsetof(cp_arguments, json)},
@@ -365,7 +466,7 @@ const cli_command cli_cp = {
     .most = 2,
     .examples = "tessera cp s3://bucket/run/step-1000 step-1000\nDownload every file; the directory appears when all of it is there and has been read back\n"
                 "tessera cp step-1000 s3://bucket/run/step-1000\nUpload every file; the checkpoint's marker appears when all of it is there and has been read back\n"
-                "tessera cp step-1000 s3://bucket/run/step-1000 --resume\nContinue an interrupted upload\n"
+                "tessera cp step-1000 s3://bucket/run/step-1000 --resume\nContinue an interrupted copy\n"
                 "tessera cp step-1000/ /mnt/other/step-1000 --no-verify\n"
                 "Copy between disks without reading the copy back\n",
     .options = options,

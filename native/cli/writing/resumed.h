@@ -7,6 +7,8 @@
 
 /* On stderr, for people; unless --quiet. */
 void cli_report_resumed(const cli *program, const tsr_object_resumed *resumed);
+/* The same of a copy onto a disk: objects are whole files, parts are chunks of other files. */
+void cli_report_continued(const tsr_object_resumed *resumed);
 /* "resumed": {…} */
 void cli_put_resumed(tsr_json *json, const tsr_object_resumed *resumed);
 

@@ -132,6 +132,11 @@ void tsr_folder_output_drop(tsr_output *output);
 uint32_t tsr_folder_output_count(const tsr_output *output);
 /* The sum of what was written to a file since this was last asked for. Not while it is written. */
 uint64_t tsr_folder_output_take_sum(tsr_output *output, uint32_t file);
+/* Reads bytes of a file again: what tsr_folder_output_take_sum would have returned after they were written. The file must have them. */
+typedef struct tsr_file_range {
+    uint64_t offset, size;
+} tsr_file_range;
+tsr_status tsr_folder_output_sum(tsr_output *output, uint32_t file, tsr_file_range range, uint64_t *sum, tsr_error *err);
 /* Reads the first `count` files again and compares them with the sums of all that was ever written to them. TSR_E_CHANGED names
  * one that differs. */
 tsr_status tsr_folder_output_verify(tsr_output *output, const uint64_t *sums, uint32_t count, tsr_error *err);

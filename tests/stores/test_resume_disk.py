@@ -1,0 +1,202 @@
+"""cp --resume from an object store onto a disk: what a killed run wrote is kept where its digests agree, and the rest is fetched."""
+import os
+import shutil
+import time
+
+from checks import need, test
+from fake_s3 import serving
+from harness import sample
+from test_resume import kill
+from test_s3 import files_below
+
+CHUNK = 32 << 20  # CLI_COPY_CHUNK
+NAMES = ("a.bin", "b.bin", "deep/c.bin")
+
+
+def source():
+    """Three files of data and the marker: 1, 4 and 1 chunks."""
+    sizes = dict(zip(NAMES, (CHUNK, 3 * CHUNK + 12345, 54321)))
+    return {**{name: os.urandom(size) for name, size in sizes.items()}, "empty": b"", ".metadata": files_below(sample("dcp_fsdp2")[0])[".metadata"]}
+
+
+def objects(files, prefix="ck"):
+    return {f"{prefix}/{name}": data for name, data in files.items()}
+
+
+def is_read(name, at=0):
+    """A request for bytes of an object from `at` on."""
+    def is_point(handler):
+        first = handler.headers.get("Range", "").removeprefix("bytes=").partition("-")[0]
+        return handler.command == "GET" and handler.path == f"/b/ck/{name}" and first.isdigit() and int(first) >= at
+    return is_point
+
+
+def is_settled(t):
+    """Whether no journal has grown for half a second: then the program waits for the request that is not answered."""
+    seen = {}
+
+    def enough():
+        sizes = {n: os.path.getsize(t.at(n)) for n in os.listdir(t.folder) if n.endswith(".1-of-1")}
+        if seen.get("sizes") != sizes:
+            seen.update(sizes=sizes, since=time.monotonic())
+        return bool(sizes) and time.monotonic() - seen["since"] > 0.5
+    return enough
+
+
+def fetched(s):
+    """The bytes of objects that were asked for, by object."""
+    found = {}
+    for command, key, headers in s.asked:
+        first, _, last = headers.get("Range", "").removeprefix("bytes=").partition("-")
+        if command == "GET" and last.isdigit():
+            found[key] = found.get(key, 0) + int(last) - int(first) + 1
+    return found
+
+
+def left(t):
+    """What the killed run left: its output and its journal."""
+    outputs = [n for n in os.listdir(t.folder) if n.startswith(".copy.tessera-") and n.count(".") == 2]
+    need(len(outputs) == 1, f"{os.listdir(t.folder)}")
+    return t.at(outputs[0])
+
+
+def resume(t, s, *more, at="copy"):
+    s.asked.clear()
+    return t.json("cp", "s3://b/ck", t.at(at), "--resume", "--json", *more, env=s.env())["resumed"]
+
+
+def is_done(t, files, name="copy"):
+    need(files_below(t.at(name)) == files, f"{list(files_below(t.at(name)))}")
+    need(not [n for n in os.listdir(t.folder) if ".tessera-" in n], f"left behind: {os.listdir(t.folder)}")
+
+
+@test
+def test_resume_onto_a_disk_fetches_what_is_missing(t):
+    files = source()
+    points = ((is_read("b.bin"), 1, 0, CHUNK), (is_read("b.bin", 2 * CHUNK), 1, 2, 3 * CHUNK), (is_read(".metadata"), 1, 3, 4 * CHUNK))
+    with serving(objects(files)) as s:
+        for i, (is_point, whole, parts, least) in enumerate(points):
+            kill(t, s, is_point, is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+            need(not os.path.exists(t.at("copy")), "visible before it is whole")
+            resumed = resume(t, s)
+            is_done(t, files)
+            need(resumed["objects"] >= whole and resumed["bytes"] >= least and resumed["differing"] == 0, f"{i}: {resumed}")
+            need(resumed["parts"] == parts or resumed["objects"] > whole, f"{i}: {resumed}")
+            need(sum(fetched(s).values()) <= sum(map(len, files.values())) - least + (1 << 20), f"{i}: {fetched(s)}")
+            shutil.rmtree(t.at("copy"))
+
+
+@test
+def test_resume_onto_a_disk_without_an_interrupted_run(t):
+    files = source()
+    with serving(objects(files)) as s:
+        need(resume(t, s)["bytes"] == 0, "nothing was there")
+        is_done(t, files)
+        need("already exists" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode(), "refused")
+        kill(t, s, is_read("b.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck/b.bin", t.at("one.bin"))
+        s.asked.clear()
+        r = t.json("cp", "s3://b/ck/b.bin", t.at("one.bin"), "--resume", "--json", env=s.env())["resumed"]
+        need(r["parts"] == 1 and r["bytes"] == CHUNK and fetched(s)["ck/b.bin"] <= 2 * CHUNK + (1 << 20), f"{r} {fetched(s)}")
+        need(files_below(t.at("one.bin"))["one.bin"] == files["b.bin"], "a single file")
+
+
+@test
+def test_resume_onto_a_disk_twice_and_with_a_failure(t):
+    """--resume keeps what it wrote when it fails, too; a run without --resume starts over."""
+    files = source()
+    with serving(objects(files)) as s:
+        kill(t, s, is_read("b.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        before, s.trouble = s.trouble, lambda h, *_: is_read("b.bin", 2 * CHUNK)(h) and h.error(403, "AccessDenied")
+        need(b"AccessDenied" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr, "the failure is not shown")
+        need(not os.path.exists(t.at("copy")) and left(t), "the failed run has to leave what it wrote")
+        s.trouble = before
+        r = resume(t, s)
+        need(r["objects"] == 1 and r["parts"] == 2 and r["bytes"] == 3 * CHUNK, f"{r}")
+        is_done(t, files)
+        shutil.rmtree(t.at("copy"))
+        kill(t, s, is_read("b.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        t.run("cp", "s3://b/ck", t.at("copy"), env=s.env())
+        is_done(t, files)
+
+
+@test
+def test_resume_onto_a_disk_checks_what_is_there(t):
+    """Changed bytes are fetched again; a changed source is copied from scratch; a torn record is not believed."""
+    files = source()
+    with serving(objects(files)) as s:
+        kill(t, s, is_read("b.bin", 2 * CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        with open(os.path.join(left(t), "b.bin"), "r+b") as f:
+            f.seek(CHUNK + 7)
+            f.write(b"other bytes")
+        r = resume(t, s)
+        need(r["differing"] == 1 and r["objects"] == 1 and r["parts"] == 1, f"{r}")
+        is_done(t, files)
+        shutil.rmtree(t.at("copy"))
+
+        kill(t, s, is_read("b.bin", 2 * CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        with open(left(t) + ".1-of-1", "r+b") as f:
+            f.truncate(os.path.getsize(f.name) - 5)
+        r = resume(t, s)
+        need(r["differing"] == 0 and r["bytes"] == 2 * CHUNK, f"{r}")
+        is_done(t, files)
+        shutil.rmtree(t.at("copy"))
+
+        kill(t, s, is_read("b.bin", 2 * CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        files["a.bin"] = os.urandom(CHUNK)
+        s.objects["ck/a.bin"] = files["a.bin"]
+        p = t.run("cp", "s3://b/ck", t.at("copy"), "--resume", env=s.env())
+        need(b"source changed" in p.stderr and b"nothing that can be continued" in p.stderr, p.stderr)
+        is_done(t, files)
+
+
+@test
+def test_resume_onto_a_disk_touches_nothing_of_others(t):
+    """A file that somebody put into the unpublished output is neither removed nor published; a link there is not followed."""
+    files = source()
+    with serving(objects(files)) as s:
+        kill(t, s, is_read(".metadata"), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        with open(os.path.join(left(t), "notes.txt"), "wb") as f:
+            f.write(b"mine")
+        refused = t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode()
+        need("notes.txt" in refused and not os.path.exists(t.at("copy")), refused)
+        with open(os.path.join(left(t), "notes.txt"), "rb") as f:
+            need(f.read() == b"mine", "the file of somebody else")
+        os.remove(os.path.join(left(t), "notes.txt"))
+
+        os.mkdir(t.at("elsewhere"))
+        with open(t.at("elsewhere/c.bin"), "wb") as f:
+            f.write(b"mine")
+        shutil.rmtree(os.path.join(left(t), "deep"))
+        os.symlink(t.at("elsewhere"), os.path.join(left(t), "deep"))
+        t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env())
+        need(files_below(t.at("elsewhere")) == {"c.bin": b"mine"}, "written through a link")
+        os.remove(os.path.join(left(t), "deep"))
+        resume(t, s)
+        shutil.rmtree(t.at("elsewhere"))
+        is_done(t, files)
+
+
+@test
+def test_resume_onto_a_disk_that_replaces_a_checkpoint(t):
+    """With --overwrite the old checkpoint stays until the new one is whole."""
+    files = {k: v for k, v in source().items() if "/" not in k}
+    path = sample("dcp_fsdp2")[0]
+    old = files_below(path)
+    with serving(objects(files)) as s:
+        shutil.copytree(path, t.at("copy"))
+        kill(t, s, is_read("b.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"), "--overwrite")
+        need(files_below(t.at("copy")) == old, "the old checkpoint")
+        r = resume(t, s, "--overwrite")
+        need(r["bytes"] == 2 * CHUNK, f"{r}")
+        is_done(t, files)
+
+
+@test
+def test_resume_from_disk_to_disk(t):
+    files = source()
+    with serving(objects(files)) as s:
+        t.run("cp", "s3://b/ck", t.at("first"), env=s.env())
+        kill(t, s, is_read("b.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        p = t.run("cp", t.at("first"), t.at("copy"), "--resume")
+        need(b"source changed" in p.stderr, p.stderr)
+        is_done(t, files)
