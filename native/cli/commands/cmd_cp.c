@@ -134,7 +134,8 @@ static tsr_status list_files(copying *c, tsr_error *err)
     } else {
         status = put_in_order(c, err);
     }
-    for (uint32_t i = 0; i < c->count && status == TSR_OK; i++) c->byte_total += c->sizes[i] = c->store->files[c->files[i]].size;
+    for (uint32_t i = 0; i < c->count && status == TSR_OK; i++)
+        c->byte_total += c->sizes[i] = c->store->files[c->files[i]].size;
     return status;
 }
 
@@ -297,9 +298,12 @@ static tsr_status open_log(copying *c, tsr_error *err)
     if (status == TSR_OK && p->continues) status = cli_copy_log_load(&c->log, p->journal, source, &fits, err);
     if (status != TSR_OK || fits) return status;
     if (p->continues) {
-        cli_warn(c->program, "the source changed since the interrupted copy, or nothing shows that it did not; everything is copied again");
+        cli_warn(
+            c->program,
+            "the source changed since the interrupted copy, or nothing shows that it did not; everything is copied again");
         status = tsr_publication_start_over(p, err);
-        if (status == TSR_OK) status = tsr_publication_begin(p, JOB, 0, is_folder ? c->names : NULL, is_folder ? c->count : 0, err);
+        if (status == TSR_OK)
+            status = tsr_publication_begin(p, JOB, 0, is_folder ? c->names : NULL, is_folder ? c->count : 0, err);
     }
     return status == TSR_OK && p->journal ? cli_copy_log_begin(&c->log, p->journal, source, err) : status;
 }
@@ -365,7 +369,8 @@ static tsr_status check_destination(copying *c, tsr_error *err)
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' already exists; choose a new name, or pass --overwrite", c->to);
     const bool is_folder = c->names[0].size > 0;
     const tsr_publication_job job = {JOB, is_folder ? c->names : NULL, is_folder ? c->count : 0};
-    if (c->arguments->resume) return tsr_publication_reopen(cli_host(c->program)->allocator, c->to, &job, &c->publication, err);
+    if (c->arguments->resume)
+        return tsr_publication_reopen(cli_host(c->program)->allocator, c->to, &job, &c->publication, err);
     return tsr_publication_open(cli_host(c->program)->allocator, c->to, JOB, &c->publication, err);
 }
 
@@ -450,10 +455,14 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that neither it nor PATH has", offsetof(cp_arguments, overwrite)},
-    {"resume", 0, CLI_FLAG, NULL, "Continue an interrupted copy with --resume: keep what it wrote, where the digests agree; keep it if this run fails, too",
+    {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that neither it nor PATH has",
+     offsetof(cp_arguments, overwrite)},
+    {"resume", 0, CLI_FLAG, NULL,
+     "Continue an interrupted copy with --resume: keep what it wrote, where the digests agree; keep it if this run fails, "
+     "too",
      offsetof(cp_arguments, resume)},
-    {"no-verify", 0, CLI_FLAG, NULL, "Do not read the copy back; file systems that can share blocks then do", offsetof(cp_arguments, no_verify)},
+    {"no-verify", 0, CLI_FLAG, NULL, "Do not read the copy back; file systems that can share blocks then do",
+     offsetof(cp_arguments, no_verify)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.cp/1 document", offsetof(cp_arguments, json)},
     {0},
 };
@@ -464,8 +473,10 @@ const cli_command cli_cp = {
     .operands = "PATH DEST",
     .least = 2,
     .most = 2,
-    .examples = "tessera cp s3://bucket/run/step-1000 step-1000\nDownload every file; the directory appears when all of it is there and has been read back\n"
-                "tessera cp step-1000 s3://bucket/run/step-1000\nUpload every file; the checkpoint's marker appears when all of it is there and has been read back\n"
+    .examples = "tessera cp s3://bucket/run/step-1000 step-1000\nDownload every file; the directory appears when all of it "
+                "is there and has been read back\n"
+                "tessera cp step-1000 s3://bucket/run/step-1000\nUpload every file; the checkpoint's marker appears when "
+                "all of it is there and has been read back\n"
                 "tessera cp step-1000 s3://bucket/run/step-1000 --resume\nContinue an interrupted copy\n"
                 "tessera cp step-1000/ /mnt/other/step-1000 --no-verify\n"
                 "Copy between disks without reading the copy back\n",

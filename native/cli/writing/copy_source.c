@@ -15,7 +15,8 @@ static bool describe(tsr_store *store, uint32_t file, char *line, size_t room)
     const uint64_t size = store->files[file].size;
     if (tsr_folder_store_identify(store, file, &id)) {
         tsr_folder_store_modified(store, file, &seconds, &nanoseconds);
-        snprintf(line, room, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRId64 " %" PRId64 "\n", size, id.device, id.inode, seconds, nanoseconds);
+        snprintf(line, room, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRId64 " %" PRId64 "\n", size, id.device, id.inode,
+                 seconds, nanoseconds);
         return true;
     }
     const char *version = tsr_path_store_version(store, file);
@@ -23,7 +24,8 @@ static bool describe(tsr_store *store, uint32_t file, char *line, size_t room)
     return *version && length > 0 && (size_t)length < room;
 }
 
-tsr_status cli_copy_source(tsr_store *store, const uint32_t *files, uint32_t count, tsr_arena *arena, tsr_str *out, tsr_error *err)
+tsr_status cli_copy_source(tsr_store *store, const uint32_t *files, uint32_t count, tsr_arena *arena, tsr_str *out,
+                           tsr_error *err)
 {
     char line[512];
     bool is_known = true;
