@@ -63,12 +63,13 @@ tsr_status tsr_units_cut(const tsr_stage *stage, uint32_t number, uint64_t unit_
     for (size_t i = 0; i < stage->count; i++) {
         const tsr_blit *blit = tsr_stage_blit(stage, i);
         if (is_cut(blit, unit_bytes)) {
-            TSR_TRY(cut_blit(stage, i, (tsr_unit){.stage = number}, unit_bytes, units, err));
+            TSR_TRY(cut_blit(stage, i, (tsr_unit){.stage = number, .file = blit->file}, unit_bytes, units, err));
             open = NULL;
             continue;
         }
-        if (!open || tsr_unit_weight(open) + blit->byte_length + BLIT_WEIGHT > unit_bytes) {
-            open = add_unit(units, &(tsr_unit){.stage = number, .first = (uint32_t)i}, err);
+        const bool is_other = open && unit_bytes == UINT64_MAX && open->file != blit->file;
+        if (!open || is_other || tsr_unit_weight(open) + blit->byte_length + BLIT_WEIGHT > unit_bytes) {
+            open = add_unit(units, &(tsr_unit){.stage = number, .first = (uint32_t)i, .file = blit->file}, err);
             if (!open) return TSR_E_NOMEM;
         }
         open->bytes += blit->byte_length;

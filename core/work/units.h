@@ -17,6 +17,7 @@ typedef struct tsr_unit {
     uint32_t stage;
     uint32_t first; /* in the stage's order */
     uint32_t count;
+    uint32_t file; /* of the first blit, in the conversion's files; units without a bound on their bytes have one file */
     bool is_tile;
     bool done;
     uint32_t *crcs; /* `count` of them, when done */

@@ -178,23 +178,61 @@ static tsr_status run_units(run *r, size_t first, size_t end, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err)
+static tsr_status run_range(tsr_work *work, size_t first, size_t end, const tsr_work_journal *journal, tsr_error *err)
 {
     const tsr_allocator *allocator = work->host->allocator;
-    size_t first, end;
     const uint32_t threads = work->host->threads;
     run r = {.work = work, .journal = journal, .most_lanes = threads > 1 ? LANES_A_THREAD * threads : 1};
     r.progress = (tsr_progress){step, &r};
-    TSR_FAIL_IF(part >= parts, err, TSR_E_USAGE, TSR_NO_POSITION, "there is no part %llu of %llu", (unsigned long long)part,
-                (unsigned long long)parts);
     TSR_TRY(tsr_ring_new(work->host, work->job.options->max_memory, &r.ring, err));
-    tsr_work_part(work, part, parts, &first, &end);
     r.lanes = tsr_alloc(allocator, 2 * r.most_lanes, sizeof *r.lanes, err);
     tsr_status status = r.lanes ? TSR_OK : TSR_E_NOMEM;
     r.taken = r.lanes + (r.lanes ? r.most_lanes : 0);
     if (status == TSR_OK) status = run_units(&r, first, end, err);
     tsr_free(allocator, r.lanes, 2 * r.most_lanes, sizeof *r.lanes);
     tsr_ring_free(r.ring);
+    return status;
+}
+
+tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err)
+{
+    size_t first, end;
+    TSR_FAIL_IF(part >= parts, err, TSR_E_USAGE, TSR_NO_POSITION, "there is no part %llu of %llu", (unsigned long long)part,
+                (unsigned long long)parts);
+    tsr_work_part(work, part, parts, &first, &end);
+    return run_range(work, first, end, journal, err);
+}
+
+/* Which part has each file: that in which its first unit begins, where the parts divide the sum of all weights evenly. */
+static void choose_owners(const tsr_work *work, uint64_t parts, uint64_t *owners)
+{
+    const uint64_t each = work->weight / parts + 1;
+    uint64_t at = 0;
+    for (uint32_t f = 0; f < work->conversion.file_count; f++) owners[f] = parts;
+    for (size_t u = 0; u < work->units.count; u++) {
+        const tsr_unit *unit = tsr_work_unit(work, u);
+        if (owners[unit->file] == parts) owners[unit->file] = at / each;
+        at += tsr_unit_weight(unit);
+    }
+}
+
+tsr_status tsr_work_run_files(tsr_work *work, uint64_t part, uint64_t parts, tsr_error *err)
+{
+    const size_t count = work->units.count;
+    uint64_t *owners = tsr_arena_array(work->job.arena, work->conversion.file_count, sizeof *owners, err);
+    bool *were_done = tsr_arena_array(work->job.arena, count, sizeof *were_done, err);
+    if (!owners || !were_done) return TSR_E_NOMEM;
+    choose_owners(work, parts, owners);
+    for (size_t u = 0; u < count; u++) { /* those of the other parts are passed over as if they were done */
+        tsr_unit *unit = tsr_work_unit(work, u);
+        were_done[u] = unit->done;
+        unit->done |= owners[unit->file] != part;
+    }
+    const tsr_status status = run_range(work, 0, count, NULL, err);
+    for (size_t u = 0; u < count; u++) {
+        tsr_unit *unit = tsr_work_unit(work, u);
+        if (owners[unit->file] != part) unit->done = were_done[u];
+    }
     return status;
 }
 

@@ -64,6 +64,9 @@ typedef struct tsr_work_journal {
  * bytes; there may be more parts than units. `journal` may be NULL: then nothing is synced. After a failure the units
  * finished so far stay done. */
 tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err);
+/* The same for outputs whose files cannot be written by two processes: each file belongs to one part. Needs options.unit_bytes of
+ * UINT64_MAX. */
+tsr_status tsr_work_run_files(tsr_work *work, uint64_t part, uint64_t parts, tsr_error *err);
 /* How many units of a part are not done. */
 uint64_t tsr_work_left(const tsr_work *work, uint64_t part, uint64_t parts);
 
