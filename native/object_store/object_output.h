@@ -44,6 +44,7 @@ typedef struct written_object {
     upload_state begun;
     bool is_made; /* visible */
     bool is_there; /* an earlier run has made it: it is compared instead of written */
+    bool is_left;  /* to another process, which uploads it */
     bool is_damaged; /* what was read back is not what was written */
     tsr_object_list found; /* parts of an earlier run's upload, with its id */
     tsr_map *found_at;     /* of their names: the indexes; NULL: there are none */
@@ -71,6 +72,8 @@ typedef struct object_output {
     size_t small_bytes;
     uint32_t first_marker;  /* of the files, while they are published */
     bool has_replaced_marker;
+    bool follows; /* another process makes the marker */
+    bool has_all_data;
     pthread_rwlock_t steps; /* held for reading while an object is made, for writing by whoever stops that */
     pthread_mutex_t lock;   /* over what follows, and the parts */
     pthread_cond_t changed;

@@ -271,7 +271,7 @@ tsr_status tsr_parts_write(object_output *output, part_bytes where, const void *
 
 static tsr_status finish_object(object_output *output, written_object *object, tsr_error *err)
 {
-    for (unsigned i = 0; i < object->part_count && !object->small; i++) {
+    for (unsigned i = 0; i < object->part_count && !object->small && !object->is_left; i++) {
         if (object->parts[i].state >= PART_QUEUED) continue;
         TSR_TRY(hold(output, (queued_part){object, i}, err));
         TSR_TRY(add_to_queue(output, (queued_part){object, i}, err));

@@ -103,7 +103,8 @@ static tsr_status look_again(object_output *output, tsr_error *err)
 static tsr_status remove_obsolete(object_output *output, tsr_str name, tsr_error *err)
 {
     const uint32_t file = tsr_map_get(output->file_of, name, UINT32_MAX);
-    if (file != UINT32_MAX && written_object_at(output, file)->is_made) return TSR_OK;
+    const written_object *object = file != UINT32_MAX ? written_object_at(output, file) : NULL;
+    if (object && (object->is_made || (object->is_left && output->has_all_data))) return TSR_OK;
     tsr_arena *arena = tsr_arena_new(output->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
     const tsr_str key = tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root), output->root.size ? "/" : "", TSR_STR_ARG(name));
@@ -171,6 +172,7 @@ static tsr_status make(object_output *output, uint32_t file, tsr_error *err)
     tsr_service *service = output->service;
     written_object *object = written_object_at(output, file);
     tsr_upload_bytes bytes = {.data = object->small, .size = (size_t)object->upload.size};
+    if (object->is_left) return TSR_OK;
     if (object->is_there) return object->small ? tsr_resume_compare(output, (queued_part){object, 0}, &bytes, err) : TSR_OK;
     pthread_rwlock_rdlock(&output->steps);
     tsr_status status = TSR_OK;
@@ -238,7 +240,7 @@ static tsr_status verify(object_output *output, uint32_t first, uint32_t end, ts
     if (!output->options.verify) return TSR_OK;
     for (uint32_t f = first; f < end && status == TSR_OK; f++) {
         written_object *object = written_object_at(output, f);
-        for (unsigned i = 0; i < object->part_count && status == TSR_OK && !object->is_there; i++) {
+        for (unsigned i = 0; i < object->part_count && status == TSR_OK && !object->is_there && !object->is_left; i++) {
             queued_part *added = tsr_vec_push(&parts, err);
             if (added) *added = (queued_part){object, i};
             else status = TSR_E_NOMEM;
@@ -252,30 +254,35 @@ static tsr_status verify(object_output *output, uint32_t first, uint32_t end, ts
 
 /* ---- all of it ---- */
 
+static void set_published(object_output *output)
+{
+    pthread_rwlock_rdlock(&output->steps);
+    output->is_published = true;
+    pthread_rwlock_unlock(&output->steps);
+}
+
 /* What was made is not removed any more when the last marker is there and is what was written. */
 static tsr_status make_markers(object_output *output, uint32_t marker, tsr_error *err)
 {
     const uint32_t count = (uint32_t)output->objects.count;
     for (uint32_t f = marker; f < count; f++) TSR_TRY(make(output, f, err));
     TSR_TRY(verify(output, marker, count, err));
-    pthread_rwlock_rdlock(&output->steps);
-    output->is_published = true;
-    pthread_rwlock_unlock(&output->steps);
+    if (!output->follows) set_published(output);
     return TSR_OK;
 }
 
-tsr_status tsr_object_publish(tsr_output *base, uint32_t marker, tsr_error *err)
+static tsr_status make_data(object_output *output, uint32_t count, tsr_error *err)
 {
-    object_output *output = (object_output *)base;
-    const uint32_t count = (uint32_t)output->objects.count, data_count = marker < count ? marker : count;
     many data = {.output = output, .one = make_one};
-    TSR_TRY(tsr_parts_finish(output, err));
-    TSR_TRY(look_again(output, err));
-    TSR_TRY(remove_old_markers(output, err));
-    output->first_marker = data_count;
-    TSR_TRY(do_all(&data, data_count, err));
-    TSR_TRY(verify(output, 0, data_count, err));
-    TSR_TRY(make_markers(output, data_count, err));
+    output->first_marker = count;
+    TSR_TRY(do_all(&data, count, err));
+    return verify(output, 0, count, err);
+}
+
+static tsr_status end(object_output *output, tsr_error *err)
+{
+    output->has_all_data = true;
+    if (output->follows) set_published(output);
     for (size_t i = 0; i < output->options.obsolete_count; i++)
         if (remove_obsolete(output, output->options.obsolete[i], err) != TSR_OK) {
             tsr_error_context(err, "the new checkpoint is complete, but '%.*s' of the old one could not be removed",
@@ -283,4 +290,37 @@ tsr_status tsr_object_publish(tsr_output *base, uint32_t marker, tsr_error *err)
             return TSR_E_IO;
         }
     return tsr_resume_finish(output, err);
+}
+
+tsr_status tsr_object_output_step(tsr_output *base, tsr_object_step step, uint32_t marker, tsr_error *err)
+{
+    object_output *output = (object_output *)base;
+    const uint32_t count = (uint32_t)output->objects.count, data_count = marker < count ? marker : count;
+    switch (step) {
+    case TSR_OBJECT_SEND: return tsr_parts_finish(output, err);
+    case TSR_OBJECT_CLEAR: TSR_TRY(look_again(output, err)); return remove_old_markers(output, err);
+    case TSR_OBJECT_DATA: return make_data(output, data_count, err);
+    case TSR_OBJECT_MARKER: return make_markers(output, data_count, err);
+    default: return end(output, err);
+    }
+}
+
+tsr_status tsr_object_publish(tsr_output *base, uint32_t marker, tsr_error *err)
+{
+    for (unsigned s = TSR_OBJECT_SEND; s <= TSR_OBJECT_END; s++)
+        TSR_TRY(tsr_object_output_step(base, (tsr_object_step)s, marker, err));
+    return TSR_OK;
+}
+
+tsr_status tsr_object_output_share(tsr_output *base, const bool *kept, uint32_t count, bool leads, tsr_error *err)
+{
+    object_output *output = (object_output *)base;
+    output->follows = !leads;
+    for (uint32_t f = 0; f < output->objects.count; f++) {
+        written_object *object = written_object_at(output, f);
+        object->is_left = f < count ? !kept[f] : !leads;
+        TSR_FAIL_IF(object->is_left && object->begun != UPLOAD_NONE, err, TSR_E_USAGE,
+                    "'%.*s' is uploaded by several processes", TSR_STR_ARG(object->upload.key));
+    }
+    return TSR_OK;
 }

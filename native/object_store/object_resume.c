@@ -170,6 +170,16 @@ static bool is_ours(const object_output *output, tsr_str key)
     return tsr_map_get(output->file_of, (tsr_str){key.data + head, key.size - head}, UINT32_MAX) != UINT32_MAX;
 }
 
+/* To another process of this run. */
+static bool is_left(const object_output *output, tsr_str key)
+{
+    for (uint32_t f = 0; f < output->objects.count; f++) {
+        const written_object *object = written_object_at(output, f);
+        if (object->is_left && tsr_str_equal(object->upload.key, key)) return true;
+    }
+    return false;
+}
+
 static bool is_used(const object_output *output, const tsr_object *unfinished)
 {
     for (uint32_t f = 0; f < output->objects.count; f++) {
@@ -185,8 +195,9 @@ tsr_status tsr_resume_finish(object_output *output, tsr_error *err)
     for (size_t i = 0; i < output->unfinished.items.count; i++) {
         const tsr_upload upload = {.key = unfinished[i].key, .id = unfinished[i].version.data};
         if (is_used(output, &unfinished[i]) || (!output->options.is_folder && !tsr_str_equal(upload.key, output->root))) continue;
+        if (is_left(output, upload.key)) continue;
         if (!is_ours(output, upload.key)) {
-            output->resumed.uploads_left++;
+            output->resumed.uploads_left += !output->follows;
             continue;
         }
         if (output->service->uploading->abort(output->service, &upload, err) != TSR_OK) {

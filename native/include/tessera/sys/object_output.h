@@ -50,6 +50,21 @@ typedef struct tsr_object_resumed {
 tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const tsr_object_output_options *options, tsr_output **out,
                                   tsr_error *err);
 
+/* Several processes write one checkpoint, each with an output of its own for the same URL, and each uploads some of the files. Before
+ * publishing each calls this: `kept` are the files that it uploads, of the first `count`; no other process may keep these. One process
+ * leads; only it may have created further files. */
+tsr_status tsr_object_output_share(tsr_output *output, const bool *kept, uint32_t count, bool leads, tsr_error *err);
+/* The steps of publishing, each of which begins when all processes have ended the one before; TSR_OBJECT_CLEAR is for the one that leads,
+ * whose TSR_OBJECT_MARKER comes behind that of the others. `marker` is its first marker, on all. */
+typedef enum tsr_object_step {
+    TSR_OBJECT_SEND,
+    TSR_OBJECT_CLEAR,
+    TSR_OBJECT_DATA,
+    TSR_OBJECT_MARKER,
+    TSR_OBJECT_END
+} tsr_object_step;
+tsr_status tsr_object_output_step(tsr_output *output, tsr_object_step step, uint32_t marker, tsr_error *err);
+
 /* What an output with `resume` has continued; once it is published. */
 tsr_object_resumed tsr_object_output_resumed(const tsr_output *output);
 
