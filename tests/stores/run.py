@@ -21,6 +21,7 @@ import test_s3_trouble  # noqa: E402, F401
 import test_write  # noqa: E402, F401
 import test_write_commands  # noqa: E402, F401
 import test_write_others  # noqa: E402, F401
+import test_write_ranks  # noqa: E402, F401
 import test_write_trouble  # noqa: E402, F401
 
 # Nothing of this machine's own settings, and no metadata service.

@@ -36,6 +36,9 @@ tsr_status cli_take_steps(cli_writing *writing, bool others, tsr_error *err);
 /* When all is written: compares the files with all that journals, and this process, say was written to them. */
 tsr_status cli_verify_written(cli_writing *writing, tsr_error *err);
 
+/* All ranks learn what each has done. */
+tsr_status cli_exchange_records(const cli_writing *writing, tsr_error *err);
+
 /* What the job will create. */
 tsr_status cli_list_files(cli_writing *writing, const tsr_str **files, size_t *count, tsr_error *err);
 

@@ -1,19 +1,23 @@
 /* The middle of a writing command whose destination is in an object store. There are no journals: what is uploaded is not visible
  * before it is published, and what a failed run uploaded is removed. --resume makes all bytes again, and sends what is not there.
  *
- *   decide what is replaced → open the output → do all units, file by file → finish → publish */
+ *   decide what is replaced → open the output → do all units, file by file → finish → publish
+ *
+ * Of several ranks each uploads the files of its own share. Rank 0 decides, writes what surrounds the tensors, and makes the marker. */
 #include "cli/program/signals.h"
+#include "cli/writing/ranked_output.h"
 #include "cli/writing/writing_parts.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/path_store.h"
 
 static tsr_status refuse_options(const cli_writing *w, tsr_error *err)
 {
-    const char *why = w->is_exec ? "a plan is carried out on this machine only; use `reshard` for an object store, or copy the result with `cp`"
-                      : w->program->ranks && w->program->ranks->size > 1
-                          ? "several ranks write to this machine only; run one process, or copy the result with `cp`"
-                          : NULL;
+    const char *why =
+        w->is_exec
+            ? "a plan is carried out on this machine only; use `reshard` for an object store, or copy the result with `cp`"
+            : NULL;
     return why ? tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cannot write to '%s': %s", w->destination, why) : TSR_OK;
 }
 
@@ -56,19 +60,39 @@ static tsr_status open_output(cli_writing *w, tsr_error *err)
                                                .names = names,
                                                .name_count = count};
     if (status == TSR_OK) status = tsr_object_output_open(cli_host(w->program), w->destination, &options, &w->output, err);
-    return status == TSR_OK ? tsr_work_open(w->work, w->output, err) : status;
+    return status;
 }
 
 static tsr_status open_all(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
 {
+    const bool first = cli_speaks(w->program);
     tsr_status status = refuse_options(w, err);
     if (status == TSR_OK) status = refuse_sources(w, err);
-    if (status == TSR_OK) status = cli_decide_replacement(w, NULL, 0, err);
-    w->generation = w->replacement.generation;
+    if (status == TSR_OK && first) status = cli_decide_replacement(w, NULL, 0, err);
+    if (first) w->generation = w->replacement.generation;
     if (status == TSR_OK) status = tsr_work_new(w->source.checkpoint, options, w->generation, w->arena, &w->work, err);
     if (status == TSR_OK) status = refuse_sidecar(w, err);
-    if (status == TSR_OK) status = cli_check_names(w, err);
+    if (status == TSR_OK && first) status = cli_check_names(w, err);
     return status == TSR_OK ? open_output(w, err) : status;
+}
+
+/* Rank 0 first, which refuses an existing destination. */
+static tsr_status open_on_ranks(cli_writing *w, const tsr_convert_options *options, cli_ranked_output *output,
+                                tsr_error *err)
+{
+    tsr_comm *ranks = w->program->ranks;
+    char sum[TSR_JOURNAL_TAG_SIZE + 1];
+    tsr_str text = TSR_STR("");
+    tsr_status status = cli_agree(w->program, cli_describe_work(w, &text, err), err);
+    if (status != TSR_OK) return status;
+    tsr_journal_tag(text, sum);
+    status = tsr_comm_same(ranks, tsr_str_from(sum), "the source as the ranks see it", err);
+    if (status == TSR_OK) status = cli_agree(w->program, ranks->rank == 0 ? open_all(w, options, err) : TSR_OK, err);
+    if (status == TSR_OK) status = ranks->broadcast(ranks, &w->generation, sizeof w->generation, 0, err);
+    if (status == TSR_OK) status = cli_agree(w->program, ranks->rank == 0 ? TSR_OK : open_all(w, options, err), err);
+    if (status != TSR_OK) return status;
+    cli_ranked_output_open(w->output, ranks, cli_host(w->program)->allocator, output);
+    return cli_agree(w->program, tsr_work_open(w->work, &output->base, err), err);
 }
 
 static void remove_unfinished(void *ctx)
@@ -91,12 +115,57 @@ static tsr_status write_all(cli_writing *w, tsr_error *err)
     return status;
 }
 
+/* What surrounds the units goes to those who upload the files that it belongs to. */
+static tsr_status finish_on_ranks(cli_writing *w, cli_ranked_output *output, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    if (w->program->ranks->rank == 0) {
+        w->conversion = *tsr_work_conversion(w->work);
+        status = cli_write_sidecar(w, err);
+        if (status == TSR_OK) status = tsr_work_finish(w->work, err);
+    }
+    if (status == TSR_OK) status = cli_unchanged(&w->source, err);
+    status = cli_agree(w->program, status, err);
+    w->conversion = *tsr_work_conversion(w->work);
+    return status == TSR_OK ? cli_ranked_output_hand_out(output, err) : status;
+}
+
+static tsr_status write_on_ranks(cli_writing *w, cli_ranked_output *output, tsr_error *err)
+{
+    const tsr_comm *ranks = w->program->ranks;
+    tsr_status status = cli_agree(w->program, tsr_work_run_files(w->work, ranks->rank, ranks->size, err), err);
+    if (status == TSR_OK) status = cli_agree(w->program, cli_exchange_records(w, err), err);
+    if (status == TSR_OK) status = cli_ranked_output_divide(output, err);
+    if (status == TSR_OK) status = finish_on_ranks(w, output, err);
+    if (status == TSR_OK) status = cli_ranked_output_publish(output, w->conversion.marker, err);
+    w->published = status == TSR_OK;
+    return w->published ? cli_ranked_output_resumed(output, &w->resumed, err) : status;
+}
+
+static tsr_status carry_out_on_ranks(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
+{
+    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
+    cli_ranked_output output = {0};
+    cli_cleanup_add(&cleanup);
+    tsr_status status = open_on_ranks(w, options, &output, err);
+    if (status == TSR_OK) status = write_on_ranks(w, &output, err);
+    cli_signals_hold();
+    if (w->output) w->output->close(w->output);
+    w->output = NULL;
+    cli_signals_release();
+    cli_cleanup_drop(&cleanup);
+    cli_ranked_output_free(&output);
+    return status;
+}
+
 tsr_status cli_carry_out_remote(cli_writing *w, const tsr_convert_options *given, tsr_error *err)
 {
     tsr_convert_options options = *given;
     cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
     options.unit_bytes = UINT64_MAX; /* files are written from front to back, one after the other */
+    if (w->program->ranks && w->program->ranks->size > 1) return carry_out_on_ranks(w, &options, err);
     tsr_status status = open_all(w, &options, err);
+    if (status == TSR_OK) status = tsr_work_open(w->work, w->output, err);
     if (status != TSR_OK) return status;
     cli_cleanup_add(&cleanup);
     status = write_all(w, err);

@@ -228,8 +228,7 @@ static tsr_status open_on_ranks(cli_writing *w, cli_start *b, const tsr_convert_
     return status == TSR_OK ? cli_agree(w->program, first ? TSR_OK : join_rank_0(w, b, options, err), err) : status;
 }
 
-/* All ranks learn what each has done. */
-static tsr_status exchange_records(const cli_writing *w, tsr_error *err)
+tsr_status cli_exchange_records(const cli_writing *w, tsr_error *err)
 {
     tsr_comm *ranks = w->program->ranks;
     tsr_comm_blobs all = {0};
@@ -333,7 +332,7 @@ static tsr_status do_units(cli_writing *w, tsr_error *err)
     if (runs) status = tsr_work_run(w->work, own.part - 1, own.parts, &journal, err);
     status = cli_agree(w->program, status, err);
     if (status != TSR_OK || (w->part && !w->finish)) return status;
-    status = w->part ? cli_take_steps(w, true, err) : exchange_records(w, err);
+    status = w->part ? cli_take_steps(w, true, err) : cli_exchange_records(w, err);
     if (status == TSR_OK && first) status = finish(w, err);
     if (status == TSR_OK) status = cli_unchanged(&w->source, err);
     status = cli_agree(w->program, status, err);
