@@ -179,7 +179,6 @@ def test_write_refuses_what_it_does_not_do(t):
     source = sample("dcp_fsdp2")[0]
     with serving({}) as s:
         for args, words in ((("convert", source, "hf://org/name", "--to", "dcp"), "hf:// is read only"), (("cp", source, "hf://org/name"), "hf:// is read only"),
-                            (("cp", source, t.at("copy"), "--resume"), "--resume continues a copy to s3://"),
                             (("convert", source, "s3://b", "--to", "torch"), "name the object"),
                             (("convert", source, "s3://b/x.safetensors", "--objects", "sidecar"), "a file of objects")):
             p = t.run(*args, status=2, env=s.env())
