@@ -35,25 +35,25 @@ bool tsr_is_own_file(const tsr_sys *sys, int fd)
     return sys->stat(sys, fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 1 && info.st_uid == geteuid();
 }
 
-static tsr_status put_text(tsr_vec *text, tsr_str job, uint32_t generation, const tsr_str *files, size_t count, tsr_error *err)
+static tsr_status put_text(tsr_vec *text, tsr_str job, uint32_t generation, tsr_journal_files files, tsr_error *err)
 {
     char line[64];
     const int size = snprintf(line, sizeof line, "generation %u\n", (unsigned)generation);
     TSR_TRY(tsr_text_add(text, job, err));
     TSR_TRY(tsr_text_add(text, (tsr_str){line, (size_t)size}, err));
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < files.count; i++) {
         TSR_TRY(tsr_text_add(text, TSR_STR("file "), err));
-        TSR_TRY(tsr_text_add(text, files[i], err));
+        TSR_TRY(tsr_text_add(text, files.names[i], err));
         TSR_TRY(tsr_text_add(text, TSR_STR("\n"), err));
     }
     return TSR_OK;
 }
 
-tsr_status tsr_journal_text(tsr_arena *arena, tsr_str job, uint32_t generation, const tsr_str *files, size_t count, tsr_str *out,
+tsr_status tsr_journal_text(tsr_arena *arena, tsr_str job, uint32_t generation, tsr_journal_files files, tsr_str *out,
                             tsr_error *err)
 {
     tsr_vec text = tsr_vec_of(&tsr_allocator_libc, 1);
-    tsr_status status = put_text(&text, job, generation, files, count, err);
+    tsr_status status = put_text(&text, job, generation, files, err);
     if (status == TSR_OK) *out = tsr_arena_str(arena, (tsr_str){text.items, text.count}, err);
     if (status == TSR_OK && !out->data) status = TSR_E_NOMEM;
     tsr_vec_free(&text);
@@ -174,15 +174,15 @@ static tsr_status begin(tsr_journal *j, tsr_str text, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_journal_begin(const tsr_journals *journals, const char *tag, uint64_t part, uint64_t parts, bool by_ranks,
-                             tsr_str text, tsr_journal **out, tsr_error *err)
+tsr_status tsr_journal_begin(const tsr_journals *journals, const char *tag, tsr_journal_share share, tsr_str text,
+                             tsr_journal **out, tsr_error *err)
 {
     tsr_journal *j = tsr_alloc(journals->allocator, 1, sizeof *j, err);
     if (!j) return TSR_E_NOMEM;
     char stem[TSR_STEM_SIZE + 1];
     *j = (tsr_journal){.journals = journals, .fd = -1};
-    snprintf(j->name, sizeof j->name, ".%s.tessera-%s.%" PRIu64 "-%s-%" PRIu64, tsr_stem_of(journals->name, stem), tag, part,
-             by_ranks ? "by" : "of", parts);
+    snprintf(j->name, sizeof j->name, ".%s.tessera-%s.%" PRIu64 "-%s-%" PRIu64, tsr_stem_of(journals->name, stem), tag,
+             share.part, share.by_ranks ? "by" : "of", share.parts);
     tsr_status status = begin(j, text, err);
     if (status == TSR_OK) *out = j;
     else tsr_journal_close(j);

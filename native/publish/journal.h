@@ -26,9 +26,14 @@
 void tsr_journal_tag(tsr_str text, char tag[TSR_JOURNAL_TAG_SIZE + 1]);
 tsr_status tsr_journal_new_tag(char tag[TSR_JOURNAL_TAG_SIZE + 1], tsr_error *err);
 
-/* The text of a journal: the lines that describe the job, then the generation of its output and the names of the files that it
- * creates there. */
-tsr_status tsr_journal_text(tsr_arena *arena, tsr_str job, uint32_t generation, const tsr_str *files, size_t count, tsr_str *out,
+/* The files that a job creates in its output. */
+typedef struct tsr_journal_files {
+    const tsr_str *names;
+    size_t count;
+} tsr_journal_files;
+
+/* The text of a journal: the lines that describe the job, then the generation of its output and its files. */
+tsr_status tsr_journal_text(tsr_arena *arena, tsr_str job, uint32_t generation, tsr_journal_files files, tsr_str *out,
                             tsr_error *err);
 /* Whether a journal's text is of a job; *generation is then its output's. */
 bool tsr_journal_is_of(tsr_str text, tsr_str job, uint32_t *generation);
@@ -73,10 +78,16 @@ tsr_status tsr_journals_discard(const tsr_journals *journals, const char *tag, t
 tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, tsr_str record, bool durable, tsr_error *err);
 
 typedef struct tsr_journal tsr_journal;
-/* Opens or makes the journal of a part and locks it; durable when it returns. TSR_E_EXISTS when another process has it, and
+/* Which share of a job a process does: part 1 to `parts`; of ranks that share it, or of processes that know nothing of others. */
+typedef struct tsr_journal_share {
+    uint64_t part, parts;
+    bool by_ranks;
+} tsr_journal_share;
+
+/* Opens or makes the journal of a share and locks it; durable when it returns. TSR_E_EXISTS when another process has it, and
  * when something else has its name. Borrows `journals`. */
-tsr_status tsr_journal_begin(const tsr_journals *journals, const char *tag, uint64_t part, uint64_t parts, bool by_ranks,
-                             tsr_str text, tsr_journal **out, tsr_error *err);
+tsr_status tsr_journal_begin(const tsr_journals *journals, const char *tag, tsr_journal_share share, tsr_str text,
+                             tsr_journal **out, tsr_error *err);
 /* The records in it when it was opened. Borrowed until the journal is closed. */
 tsr_str tsr_journal_records(const tsr_journal *journal);
 /* Only the first `size` bytes of them count. */

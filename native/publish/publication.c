@@ -33,7 +33,7 @@ static tsr_status remove_leftovers(tsr_publication *p, tsr_str job, const tsr_pu
     uint32_t generation;
     TSR_TRY(describe(arena, job, &text, err));
     TSR_TRY(tsr_journals_list(&p->journals, arena, &found, &count, err));
-    if (kept) TSR_TRY(tsr_journal_text(arena, text, 0, kept->names, kept->count, &whole, err));
+    if (kept) TSR_TRY(tsr_journal_text(arena, text, 0, (tsr_journal_files){kept->names, kept->count}, &whole, err));
     if (kept) find_interrupted(p, whole, found, count);
     for (size_t i = 0; i < count; i++) {
         const tsr_leftover *l = &found[i];
@@ -86,8 +86,9 @@ tsr_status tsr_publication_begin(tsr_publication *p, tsr_str job, uint32_t gener
     tsr_arena *arena = tsr_arena_new(p->journals.allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
     tsr_status status = describe(arena, job, &lines, err);
-    if (status == TSR_OK) status = tsr_journal_text(arena, lines, generation, names, count, &text, err);
-    if (status == TSR_OK && tsr_journal_begin(&p->journals, p->tag, 1, 1, false, text, &p->journal, &unable) == TSR_E_NOMEM)
+    if (status == TSR_OK) status = tsr_journal_text(arena, lines, generation, (tsr_journal_files){names, count}, &text, err);
+    if (status == TSR_OK &&
+        tsr_journal_begin(&p->journals, p->tag, (tsr_journal_share){1, 1, false}, text, &p->journal, &unable) == TSR_E_NOMEM)
         status = tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "%s", unable.message);
     tsr_arena_free(arena); /* where no journal can be written, opening the output says why */
     return status;

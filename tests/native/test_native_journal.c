@@ -60,7 +60,8 @@ static tsr_journal *begin(place *p, uint64_t part, const char *given)
 {
     tsr_journal *journal;
     tsr_error err = {0};
-    if (tsr_journal_begin(&p->journals, p->tag, part, 3, false, tsr_str_from(given), &journal, &err)) fail_msg("%s", err.message);
+    if (tsr_journal_begin(&p->journals, p->tag, (tsr_journal_share){part, 3, false}, tsr_str_from(given), &journal, &err))
+        fail_msg("%s", err.message);
     return journal;
 }
 
@@ -89,7 +90,8 @@ static void test_native_journal__records_are_found_again(void **state)
     expect_records(journal, "onet!");
     tsr_journal_close(journal);
     tsr_error err = {0};
-    assert_int_equal(tsr_journal_begin(&p.journals, p.tag, 2, 3, false, TSR_STR(TSR_JOURNAL_MAGIC "to torch\n"), &journal, &err),
+    assert_int_equal(tsr_journal_begin(&p.journals, p.tag, (tsr_journal_share){2, 3, false},
+                                       TSR_STR(TSR_JOURNAL_MAGIC "to torch\n"), &journal, &err),
                      TSR_E_EXISTS); /* other work under the same tag */
     journal = begin(&p, 2, text);
     expect_records(journal, "onet!");
@@ -108,7 +110,9 @@ static void test_native_journal__a_process_at_work_is_told_from_a_killed_one(voi
     tsr_error err = {0};
     start(&p);
     tsr_journal *journal = begin(&p, 1, text);
-    assert_int_equal(tsr_journal_begin(&p.journals, p.tag, 1, 3, false, tsr_str_from(text), &second, &err), TSR_E_EXISTS);
+    assert_int_equal(
+        tsr_journal_begin(&p.journals, p.tag, (tsr_journal_share){1, 3, false}, tsr_str_from(text), &second, &err),
+        TSR_E_EXISTS);
     assert_non_null(strstr(err.message, "another process"));
     list(&p);
     assert_int_equal(p.count, 1);
@@ -200,7 +204,9 @@ static void test_native_journal__links_are_not_followed(void **state)
         tsr_error err = {0};
         if (hard) assert_int_equal(link(scratch_path("victim"), scratch_path(name)), 0);
         else assert_int_equal(symlink("victim", scratch_path(name)), 0);
-        assert_int_equal(tsr_journal_begin(&p.journals, p.tag, 1, 3, false, tsr_str_from(text), &journal, &err), TSR_E_EXISTS);
+        assert_int_equal(
+            tsr_journal_begin(&p.journals, p.tag, (tsr_journal_share){1, 3, false}, tsr_str_from(text), &journal, &err),
+            TSR_E_EXISTS);
         assert_non_null(strstr(err.message, name));
         list(&p);
         assert_int_equal(p.count, 0);

@@ -4,6 +4,9 @@ import re
 from modules import CORE, OUTSIDE, PUBLIC, ROOT, sources
 
 MOST_PARAMETERS = 6
+# The table of services names each service, which calls what all services share.
+KNOWN_CIRCLES = {("native/object_store", ("azure", "gcs", "hf", "s3", "service"))}
+FOREIGN = {"answer_request"}  # callbacks whose parameters another library decides (libmicrohttpd)
 COMMENTS = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:[^\"\\\n]|\\.)*\"", re.S)
 DEFINITION = re.compile(r"^(?!static\b|typedef\b|#|\s)[\w][\w \t*]*?\b(\w+)\(([^;{}]*?)\)\s*\{", re.M)
 ANY_DEFINITION = re.compile(r"^(?!typedef\b|#|\s)[\w][\w \t*()]*?\b(\w+)\(([^;{}]*?)\)\s*\{", re.M)
@@ -73,8 +76,23 @@ def show_modules():
         print(f"{module:25} {len(own):4} {len(list((ROOT / module).glob('*.h'))):4} {layers_of(graph):7}  {circles or '–'}")
 
 
+def functions():
+    """Every function of core and native: its file, its name, and how many parameters it takes."""
+    return [(p, m[1], parameters(m[2])) for p in sources("core", "native") for m in ANY_DEFINITION.finditer(plain(p))]
+
+
+def checks():
+    many = [f"{p.relative_to(ROOT)}: {name} takes {n} parameters; at most {MOST_PARAMETERS}, or a struct that says what belongs together"
+            for p, name, n in functions() if n > MOST_PARAMETERS and name not in FOREIGN]
+    circles = []
+    for module in [*(f"core/{m}" for m in CORE), *OUTSIDE]:
+        found = circles_of(graph_of(sorted((ROOT / module).glob("*.c"))))
+        circles += [f"{module}: {' and '.join(c)} call each other" for c in found if (module, tuple(c)) not in KNOWN_CIRCLES]
+    return [("few parameters", many), ("no circles", circles)]
+
+
 def show_functions():
-    every = [(p, m[1], parameters(m[2])) for p in sources("core", "native") for m in ANY_DEFINITION.finditer(plain(p))]
+    every = functions()
     for tier in ("tessera", "sys"):
         headers = [p for p in PUBLIC if p.parent.name == tier]
         public = {m[1]: parameters(m[2]) for p in headers for m in DECLARATION.finditer(plain(p))}

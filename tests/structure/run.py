@@ -21,7 +21,7 @@ def main():
         report.show()
         return
     core, outside = modules.sources("core"), modules.sources("native", "wasm")
-    checks = [*includes.checks(core, outside), *texts.checks(modules.PUBLIC, core + outside), *product.checks()]
+    checks = [*includes.checks(core, outside), *texts.checks(modules.PUBLIC, core + outside), *product.checks(), *report.checks()]
     failed = 0
     for name, errors in checks:
         failed += bool(errors)

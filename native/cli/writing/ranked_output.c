@@ -35,10 +35,10 @@ static tsr_status write_at(tsr_output *base, uint32_t file, uint64_t offset, con
     return o->inner->write_at(o->inner, file, offset, data, size, err);
 }
 
-static tsr_status copy_range(tsr_output *base, uint32_t file, uint64_t offset, tsr_store *source, uint32_t source_file,
-                             uint64_t source_offset, uint64_t size, tsr_error *err)
+static tsr_status copy_range(tsr_output *base, uint32_t file, uint64_t offset, const tsr_copied_range *source,
+                             tsr_error *err)
 {
-    (void)base, (void)file, (void)offset, (void)source, (void)source_file, (void)source_offset, (void)size, (void)err;
+    (void)base, (void)file, (void)offset, (void)source, (void)err;
     return TSR_E_UNSUPPORTED;
 }
 

@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include "cli/program/target_options.h"
+#include "cli/writing/writing_parts.h"
 #include "io/clock.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/object_store.h"
 
 /* ---- options ---- */
 
@@ -77,7 +79,9 @@ static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_er
         return cli_agree(w->program, status, err);
     }
     status = cli_agree(w->program, status, err);
-    return status == TSR_OK ? cli_carry_out(w, &options, err) : status;
+    if (status != TSR_OK) return status;
+    if (tsr_is_object_url(w->destination)) return cli_agree(w->program, cli_carry_out_remote(w, &options, err), err);
+    return cli_carry_out(w, &options, err);
 }
 
 tsr_status cli_write(cli_writing *w, tsr_error *err)

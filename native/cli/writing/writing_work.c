@@ -10,7 +10,6 @@
 #include "cli/writing/writing_parts.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/object_store.h"
 
 /* ---- opening ---- */
 
@@ -38,16 +37,12 @@ static tsr_status open_output(cli_writing *w, const cli_start *b, bool join, tsr
     return tsr_folder_output_open(NULL, cli_host(w->program)->allocator, w->destination, &options, &w->output, err);
 }
 
-/* What this process does of the work, from 1; 1 of 1 is all. */
-typedef struct share {
-    uint64_t part, parts;
-} share;
-
-static share own_share(const cli_writing *w)
+/* What this process does of the work. */
+static tsr_journal_share own_share(const cli_writing *w)
 {
     const tsr_comm *ranks = w->program->ranks;
-    if (ranks) return (share){(uint64_t)ranks->rank + 1, ranks->size};
-    return w->parts ? (share){w->part, w->parts} : (share){1, 1};
+    if (ranks) return (tsr_journal_share){(uint64_t)ranks->rank + 1, ranks->size, true};
+    return w->parts ? (tsr_journal_share){w->part, w->parts, false} : (tsr_journal_share){1, 1, false};
 }
 
 /* So that after a kill it can be told from files of others. */
@@ -69,14 +64,12 @@ tsr_status cli_list_files(cli_writing *w, const tsr_str **files, size_t *count, 
 
 static tsr_status begin_journal(cli_writing *w, const cli_start *b, tsr_error *err)
 {
-    const share own = own_share(w);
-    const tsr_str *files;
-    size_t count;
+    tsr_journal_files files;
     tsr_str text;
-    tsr_status status = cli_list_files(w, &files, &count, err);
-    if (status == TSR_OK) status = tsr_journal_text(w->arena, b->text, b->generation, files, count, &text, err);
+    tsr_status status = cli_list_files(w, &files.names, &files.count, err);
+    if (status == TSR_OK) status = tsr_journal_text(w->arena, b->text, b->generation, files, &text, err);
     if (status != TSR_OK) return status;
-    return tsr_journal_begin(&w->journals, w->tag, own.part, own.parts, w->program->ranks != NULL, text, &w->journal, err);
+    return tsr_journal_begin(&w->journals, w->tag, own_share(w), text, &w->journal, err);
 }
 
 /* Marks what is done already: by this part, and by others. */
@@ -324,7 +317,7 @@ static tsr_status finish(cli_writing *w, tsr_error *err)
 
 static tsr_status do_units(cli_writing *w, tsr_error *err)
 {
-    const share own = own_share(w);
+    const tsr_journal_share own = own_share(w);
     const bool first = cli_speaks(w->program);
     const tsr_work_journal journal = {append, w, first && !w->part};
     const bool runs = !w->finish || w->part;
@@ -374,7 +367,6 @@ tsr_status cli_carry_out(cli_writing *w, const tsr_convert_options *options, tsr
 {
     cli_start b = {0};
     cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
-    if (tsr_is_object_url(w->destination)) return cli_agree(w->program, cli_carry_out_remote(w, options, err), err);
     tsr_status status = begin(w, &b, err);
     if (status != TSR_OK) return status;
     if (b.complete) return cli_speaks(w->program) ? tsr_journals_discard(&w->journals, w->tag, err) : TSR_OK;
