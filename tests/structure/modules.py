@@ -73,6 +73,7 @@ OUTSIDE = {
     "native/io": set(),
     "native/comm": set(),
     "native/object_store": {"native/io"},
+    "native/object_output": {"native/io", "native/object_store"},
     "native/publish": {"native/io"},
     "native/statedict/tensor": {"native/io"},
     "native/statedict/transfer": {"native/io", "native/statedict/tensor"},

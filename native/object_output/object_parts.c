@@ -13,8 +13,8 @@
 
 #include "io/sys.h"
 #include "io/try.h"
+#include "object_output/object_output.h"
 #include "object_store/exchange.h"
-#include "object_store/object_output.h"
 #include "object_store/setting.h"
 
 static size_t size_of(const written_object *object, unsigned number)
@@ -69,8 +69,8 @@ static tsr_status open_saved(object_output *output, tsr_error *err)
     const char *folder = tsr_setting("TMPDIR");
     char path[4096];
     if (output->saved >= 0) return TSR_OK;
-    TSR_FAIL_IF((size_t)snprintf(path, sizeof path, "%s/tessera-XXXXXX", folder ? folder : "/tmp") >= sizeof path, err, TSR_E_USAGE,
-                "the path in TMPDIR is too long");
+    TSR_FAIL_IF((size_t)snprintf(path, sizeof path, "%s/tessera-XXXXXX", folder ? folder : "/tmp") >= sizeof path, err,
+                TSR_E_USAGE, "the path in TMPDIR is too long");
     output->saved = mkostemp(path, O_CLOEXEC);
     if (output->saved < 0) return tsr_sys_raise(err, "create", path);
     unlink(path);
@@ -133,7 +133,8 @@ static tsr_status allocate(object_output *output, queued_part of, tsr_error *err
 static tsr_status hold(object_output *output, queued_part of, tsr_error *err)
 {
     object_part *part = &of.object->parts[of.number];
-    TSR_FAIL_IF(part->state >= PART_QUEUED, err, TSR_E_USAGE, "bytes of '%.*s' were written twice", TSR_STR_ARG(of.object->upload.key));
+    TSR_FAIL_IF(part->state >= PART_QUEUED, err, TSR_E_USAGE, "bytes of '%.*s' were written twice",
+                TSR_STR_ARG(of.object->upload.key));
     part->state = PART_FILLING;
     part->used = ++output->clock;
     while (!part->data) {
@@ -179,7 +180,8 @@ static tsr_status begin(object_output *output, written_object *object, tsr_error
     const char *id = NULL;
     tsr_status status = arena ? tsr_resume_find_upload(output, object, err) : TSR_E_NOMEM;
     id = object->upload.id;
-    if (status == TSR_OK && !id) status = output->service->uploading->begin(output->service, object->upload.key, arena, &id, err);
+    if (status == TSR_OK && !id)
+        status = output->service->uploading->begin(output->service, object->upload.key, arena, &id, err);
     pthread_mutex_lock(&output->lock);
     if (status == TSR_OK) object->upload.id = tsr_arena_str(output->ids, tsr_str_from(id), err).data;
     if (status == TSR_OK && !object->upload.id) status = TSR_E_NOMEM;
@@ -201,7 +203,8 @@ static tsr_status send(object_output *output, queued_part of, tsr_error *err)
     tsr_status status = TSR_OK;
     if (object->is_there) status = tsr_resume_compare(output, of, bytes, err);
     else if (!tsr_resume_has_part(output, of, bytes))
-        status = output->service->uploading->send(output->service, &object->upload, of.number + 1, bytes, &object->tags[of.number], err);
+        status = output->service->uploading->send(output->service, &object->upload, of.number + 1, bytes,
+                                                  &object->tags[of.number], err);
     bytes->data = NULL;
     return status;
 }
@@ -212,7 +215,8 @@ static void *upload(void *ctx)
     pthread_mutex_lock(&output->lock);
     for (;;) {
         output->idle++;
-        while (output->queue_at == output->queue.count && !output->is_closing) pthread_cond_wait(&output->changed, &output->lock);
+        while (output->queue_at == output->queue.count && !output->is_closing)
+            pthread_cond_wait(&output->changed, &output->lock);
         output->idle--;
         if (output->queue_at == output->queue.count) break;
         const queued_part of = ((queued_part *)output->queue.items)[output->queue_at++];
@@ -262,8 +266,10 @@ tsr_status tsr_parts_write(object_output *output, part_bytes where, const void *
     part->writers--;
     if (status == TSR_OK) part->filled += where.size;
     if (status == TSR_OK && part->filled > size_of(where.object, where.number))
-        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "bytes of '%.*s' were written twice", TSR_STR_ARG(where.object->upload.key));
-    if (status == TSR_OK && part->filled == size_of(where.object, where.number) && !part->writers) status = add_to_queue(output, of, err);
+        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "bytes of '%.*s' were written twice",
+                           TSR_STR_ARG(where.object->upload.key));
+    if (status == TSR_OK && part->filled == size_of(where.object, where.number) && !part->writers)
+        status = add_to_queue(output, of, err);
     pthread_cond_broadcast(&output->changed);
     pthread_mutex_unlock(&output->lock);
     return status;
@@ -283,7 +289,8 @@ tsr_status tsr_parts_finish(object_output *output, tsr_error *err)
 {
     tsr_status status = TSR_OK;
     pthread_mutex_lock(&output->lock);
-    for (uint32_t f = 0; f < output->objects.count && status == TSR_OK; f++) status = finish_object(output, written_object_at(output, f), err);
+    for (uint32_t f = 0; f < output->objects.count && status == TSR_OK; f++)
+        status = finish_object(output, written_object_at(output, f), err);
     while (status == TSR_OK && !output->is_stopped && (output->queue_at < output->queue.count || output->sending))
         pthread_cond_wait(&output->changed, &output->lock);
     if (status == TSR_OK && output->is_stopped) status = stopped(output, err);

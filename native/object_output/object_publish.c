@@ -6,8 +6,8 @@
 #include <time.h>
 
 #include "io/try.h"
+#include "object_output/object_output.h"
 #include "object_store/exchange.h"
-#include "object_store/object_output.h"
 #include "tessera/sys/alloc.h"
 
 enum { LONGEST_WAIT_SECONDS = 20 };
@@ -73,7 +73,8 @@ tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_er
 {
     tsr_service *service = output->service;
     tsr_error unused = {0};
-    const tsr_str prefix = tsr_arena_format(found->arena, err, "%.*s%s", TSR_STR_ARG(output->root), output->root.size ? "/" : "");
+    const tsr_str prefix =
+        tsr_arena_format(found->arena, err, "%.*s%s", TSR_STR_ARG(output->root), output->root.size ? "/" : "");
     if (!prefix.data) return TSR_E_NOMEM;
     const tsr_status status = output->root.size ? service->stat(service, output->root, found, &unused) : TSR_E_NOT_FOUND;
     if (status != TSR_OK && status != TSR_E_NOT_FOUND) return tsr_raise(err, status, TSR_NO_POSITION, "%s", unused.message);
@@ -83,8 +84,10 @@ tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_er
     if (tsr_str_equal(first->key, output->root))
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it",
                          tsr_shown_key_of(service, output->root).text);
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists: there is '%.*s' below it; --overwrite replaces it",
-                     tsr_shown_key_of(service, output->root).text, TSR_STR_ARG(((tsr_str){first->key.data + prefix.size, first->key.size - prefix.size})));
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                     "the destination '%s' exists: there is '%.*s' below it; --overwrite replaces it",
+                     tsr_shown_key_of(service, output->root).text,
+                     TSR_STR_ARG(((tsr_str){first->key.data + prefix.size, first->key.size - prefix.size})));
 }
 
 /* A store may know no preconditions: what appeared since the output was opened must not be replaced. */
@@ -107,7 +110,8 @@ static tsr_status remove_obsolete(object_output *output, tsr_str name, tsr_error
     if (object && (object->is_made || (object->is_left && output->has_all_data))) return TSR_OK;
     tsr_arena *arena = tsr_arena_new(output->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
-    const tsr_str key = tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root), output->root.size ? "/" : "", TSR_STR_ARG(name));
+    const tsr_str key = tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root), output->root.size ? "/" : "",
+                                         TSR_STR_ARG(name));
     const tsr_status status = key.data ? output->service->uploading->remove(output->service, key, err) : TSR_E_NOMEM;
     tsr_arena_free(arena);
     return status;
@@ -124,7 +128,8 @@ static bool shares_names(const object_output *output)
 static tsr_status remove_old_markers(object_output *output, tsr_error *err)
 {
     if (!output->options.is_unlike && !shares_names(output)) return TSR_OK;
-    for (size_t i = 0; i < output->options.marker_count; i++) TSR_TRY(remove_obsolete(output, output->options.obsolete[i], err));
+    for (size_t i = 0; i < output->options.marker_count; i++)
+        TSR_TRY(remove_obsolete(output, output->options.obsolete[i], err));
     return TSR_OK;
 }
 
@@ -144,7 +149,8 @@ void tsr_object_discard(object_output *output)
         tsr_error unused = {0};
         if (object->is_made && object->upload.if_absent && !output->has_replaced_marker && !is_kept(output, f))
             service->uploading->remove(service, object->upload.key, &unused);
-        if (!object->is_made && object->begun == UPLOAD_BEGUN && !output->options.resume) service->uploading->abort(service, &object->upload, &unused);
+        if (!object->is_made && object->begun == UPLOAD_BEGUN && !output->options.resume)
+            service->uploading->abort(service, &object->upload, &unused);
     }
 }
 
@@ -159,7 +165,8 @@ void tsr_object_output_abandon(tsr_output *base)
     if (pthread_rwlock_timedwrlock(&output->steps, &until) != 0 || output->is_published) return;
     pthread_mutex_lock(&output->lock);
     for (uint32_t f = 0; f < output->objects.count; f++)
-        while (written_object_at(output, f)->begun == UPLOAD_BEGINNING && pthread_cond_timedwait(&output->changed, &output->lock, &until) == 0) {
+        while (written_object_at(output, f)->begun == UPLOAD_BEGINNING &&
+               pthread_cond_timedwait(&output->changed, &output->lock, &until) == 0) {
         }
     pthread_mutex_unlock(&output->lock);
     tsr_object_discard(output); /* the steps stay locked: nothing is made from here on */
@@ -201,8 +208,11 @@ static tsr_status compare(object_output *output, queued_part of, char *buffer, t
 {
     const written_object *object = of.object;
     const tsr_upload_bytes *wrote = &object->sums[of.number];
-    const tsr_request request = {
-        .key = object->upload.key, .is_ranged = true, .offset = (uint64_t)of.number * object->part_size, .buffer = buffer, .capacity = wrote->size};
+    const tsr_request request = {.key = object->upload.key,
+                                 .is_ranged = true,
+                                 .offset = (uint64_t)of.number * object->part_size,
+                                 .buffer = buffer,
+                                 .capacity = wrote->size};
     char sum[TSR_SUM_DIGITS + 1] = "";
     tsr_exchange x = {0};
     tsr_status status = tsr_exchange_perform(output->service, &request, &x, 1, err);
@@ -212,7 +222,8 @@ static tsr_status compare(object_output *output, queued_part of, char *buffer, t
         pthread_mutex_lock(&output->lock);
         of.object->is_damaged = true;
         pthread_mutex_unlock(&output->lock);
-        status = tsr_raise(err, TSR_E_CHANGED, request.offset, "%s: the bytes that were read back are not those that were written",
+        status = tsr_raise(err, TSR_E_CHANGED, request.offset,
+                           "%s: the bytes that were read back are not those that were written",
                            tsr_shown_key_of(output->service, object->upload.key).text);
     }
     tsr_exchange_end(&x);

@@ -1,5 +1,5 @@
 /* See tessera/sys/object_output.h. */
-#include "object_store/object_output.h"
+#include "object_output/object_output.h"
 
 #include "io/digests.h"
 #include "io/file_name.h"
@@ -12,7 +12,8 @@
 static tsr_status check_name(const object_output *output, tsr_str name, tsr_error *err)
 {
     if (!output->options.is_folder) {
-        TSR_FAIL_IF(name.size || output->objects.count, err, TSR_E_USAGE, "the output is a single file, which has no name of its own");
+        TSR_FAIL_IF(name.size || output->objects.count, err, TSR_E_USAGE,
+                    "the output is a single file, which has no name of its own");
         return TSR_OK;
     }
     TSR_FAIL_IF(!tsr_is_name_below(name, SIZE_MAX), err, TSR_E_USAGE, "'%.*s' is not a valid file name", TSR_STR_ARG(name));
@@ -36,7 +37,8 @@ static tsr_status cut(object_output *output, written_object *object, tsr_error *
     size_t part = TSR_PART_BYTES;
     while (part < TSR_LARGEST_PART && size > (uint64_t)part * TSR_MOST_UPLOAD_PARTS) part *= 2;
     TSR_FAIL_IF(size > (uint64_t)part * TSR_MOST_UPLOAD_PARTS, err, TSR_E_LIMIT,
-                "'%.*s' would have more than 312 GiB, the most that is written as one object; use --max-shard-size", TSR_STR_ARG(object->upload.key));
+                "'%.*s' would have more than 312 GiB, the most that is written as one object; use --max-shard-size",
+                TSR_STR_ARG(object->upload.key));
     object->part_size = part;
     object->part_count = size ? (unsigned)((size + part - 1) / part) : 1;
     object->parts = tsr_arena_array(output->arena, object->part_count, sizeof *object->parts, err);
@@ -57,8 +59,8 @@ static tsr_status output_create(tsr_output *base, tsr_str name, uint64_t size, u
     written_object *object = tsr_arena_array(output->arena, 1, sizeof *object, err);
     if (!object) return TSR_E_NOMEM;
     object->name = tsr_arena_str(output->arena, name, err);
-    object->upload.key =
-        tsr_arena_format(output->arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root), output->root.size && name.size ? "/" : "", TSR_STR_ARG(name));
+    object->upload.key = tsr_arena_format(output->arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root),
+                                          output->root.size && name.size ? "/" : "", TSR_STR_ARG(name));
     object->upload.size = size;
     if (!object->name.data || !object->upload.key.data) return TSR_E_NOMEM;
     TSR_TRY(set_condition(output, object, err));
@@ -74,7 +76,8 @@ static tsr_status output_create(tsr_output *base, tsr_str name, uint64_t size, u
 
 /* ---- writing ---- */
 
-static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err)
+static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size,
+                                  tsr_error *err)
 {
     object_output *output = (object_output *)base;
     TSR_FAIL_IF(file >= output->objects.count, err, TSR_E_USAGE, "there is no output file number %u", file);
@@ -140,8 +143,10 @@ static void output_close(tsr_output *base)
 static tsr_status open_service(object_output *output, const tsr_location *location, tsr_error *err)
 {
     const tsr_host *host = output->host;
-    TSR_TRY(tsr_service_open(output->allocator, location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &output->service, err));
-    TSR_FAIL_IF(!tsr_native_sha256, err, TSR_E_UNSUPPORTED, "this build does not write to object stores: it was made without OpenSSL");
+    TSR_TRY(tsr_service_open(output->allocator, location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &output->service,
+                             err));
+    TSR_FAIL_IF(!tsr_native_sha256, err, TSR_E_UNSUPPORTED,
+                "this build does not write to object stores: it was made without OpenSSL");
     return TSR_OK;
 }
 
@@ -153,12 +158,13 @@ static tsr_status check_kind(const object_output *output, tsr_error *err)
         const bool is_below = objects[i].key.size > output->root.size && objects[i].size;
         const bool is_itself = tsr_str_equal(objects[i].key, output->root);
         const tsr_shown_key shown = tsr_shown_key_of(output->service, output->root);
-        TSR_FAIL_IF(output->options.is_folder && is_itself, err, TSR_E_USAGE, "the destination '%s' exists and is a file; a directory would be written",
-                    shown.text);
+        TSR_FAIL_IF(output->options.is_folder && is_itself, err, TSR_E_USAGE,
+                    "the destination '%s' exists and is a file; a directory would be written", shown.text);
         TSR_FAIL_IF(!output->options.is_folder && is_below, err, TSR_E_USAGE,
                     "the destination '%s' exists and is a directory; a file would be written", shown.text);
     }
-    TSR_FAIL_IF(!output->options.is_folder && !output->root.size, err, TSR_E_USAGE, "'%s' is a bucket; name the object to write", output->service->shown);
+    TSR_FAIL_IF(!output->options.is_folder && !output->root.size, err, TSR_E_USAGE,
+                "'%s' is a bucket; name the object to write", output->service->shown);
     return TSR_OK;
 }
 
@@ -178,7 +184,8 @@ static tsr_status open_output(object_output *output, const char *url, tsr_error 
 {
     tsr_location location;
     TSR_TRY(tsr_location_parse(url, &location, err));
-    TSR_FAIL_IF(location.kind == TSR_AT_HF, err, TSR_E_UNSUPPORTED, "cannot write to '%s': hf:// is read only; use `hf upload` of huggingface_hub", url);
+    TSR_FAIL_IF(location.kind == TSR_AT_HF, err, TSR_E_UNSUPPORTED,
+                "cannot write to '%s': hf:// is read only; use `hf upload` of huggingface_hub", url);
     output->arena = tsr_arena_new(output->allocator, 0, err);
     output->ids = tsr_arena_new(output->allocator, 0, err);
     if (!output->arena || !output->ids) return TSR_E_NOMEM;
@@ -193,13 +200,14 @@ static tsr_status open_output(object_output *output, const char *url, tsr_error 
     return tsr_resume_look(output, err);
 }
 
-tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const tsr_object_output_options *options, tsr_output **out,
-                                  tsr_error *err)
+tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const tsr_object_output_options *options,
+                                  tsr_output **out, tsr_error *err)
 {
     object_output *output = tsr_alloc(host->allocator, 1, sizeof *output, err);
     if (!output) return TSR_E_NOMEM;
     *output = (object_output){
-        .base = {output_create, output_write_at, output_copy_range, tsr_object_publish, output_close, output_sync, options->generation},
+        .base = {output_create, output_write_at, output_copy_range, tsr_object_publish, output_close, output_sync,
+                 options->generation},
         .host = host,
         .allocator = host->allocator,
         .options = *options,

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 
 #include "io/try.h"
+#include "object_output/object_output.h"
 #include "object_store/exchange.h"
-#include "object_store/object_output.h"
 
 /* ---- what is there ---- */
 
@@ -17,13 +17,16 @@ static tsr_status list_unfinished(object_output *output, tsr_error *err)
 {
     const tsr_resuming *kind = output->service->uploading->resuming;
     tsr_error why = {0};
-    const tsr_str prefix = tsr_arena_format(output->arena, err, "%.*s%s", TSR_STR_ARG(output->root), output->root.size && output->options.is_folder ? "/" : "");
+    const tsr_str prefix = tsr_arena_format(output->arena, err, "%.*s%s", TSR_STR_ARG(output->root),
+                                            output->root.size && output->options.is_folder ? "/" : "");
     if (!prefix.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_object_list_open(output->allocator, &output->unfinished, err));
     if (!kind->list_unfinished) return TSR_OK;
     if (kind->list_unfinished(output->service, prefix, &output->unfinished, &why) == TSR_OK) return TSR_OK;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "--resume needs the list of unfinished uploads, which the server does not give (%s); run without --resume", why.message);
+    return tsr_raise(
+        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        "--resume needs the list of unfinished uploads, which the server does not give (%s); run without --resume",
+        why.message);
 }
 
 tsr_status tsr_resume_open(object_output *output, tsr_error *err)
@@ -51,7 +54,8 @@ bool tsr_resume_knows(const object_output *output, tsr_str key)
 
 static tsr_status refuse_other(const object_output *output, tsr_str key, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists, and is not what this run writes; --overwrite replaces it",
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                     "'%s' exists, and is not what this run writes; --overwrite replaces it",
                      tsr_shown_key_of(output->service, key).text);
 }
 
@@ -69,7 +73,8 @@ tsr_status tsr_resume_compare(object_output *output, queued_part of, const tsr_u
 {
     const written_object *object = of.object;
     bool equal = false;
-    TSR_TRY(tsr_upload_compare(output->service, object->upload.key, (uint64_t)of.number * object->part_size, bytes, &equal, err));
+    TSR_TRY(tsr_upload_compare(output->service, object->upload.key, (uint64_t)of.number * object->part_size, bytes, &equal,
+                               err));
     if (!equal) return refuse_other(output, object->upload.key, err);
     pthread_mutex_lock(&output->lock);
     output->resumed.objects += of.number == 0;
@@ -184,7 +189,9 @@ static bool is_used(const object_output *output, const tsr_object *unfinished)
 {
     for (uint32_t f = 0; f < output->objects.count; f++) {
         const tsr_upload *upload = &written_object_at(output, f)->upload;
-        if (upload->id && tsr_str_equal(upload->key, unfinished->key) && tsr_str_equal(tsr_str_from(upload->id), unfinished->version)) return true;
+        if (upload->id && tsr_str_equal(upload->key, unfinished->key) &&
+            tsr_str_equal(tsr_str_from(upload->id), unfinished->version))
+            return true;
     }
     return false;
 }
@@ -194,14 +201,16 @@ tsr_status tsr_resume_finish(object_output *output, tsr_error *err)
     const tsr_object *unfinished = output->unfinished.items.items;
     for (size_t i = 0; i < output->unfinished.items.count; i++) {
         const tsr_upload upload = {.key = unfinished[i].key, .id = unfinished[i].version.data};
-        if (is_used(output, &unfinished[i]) || (!output->options.is_folder && !tsr_str_equal(upload.key, output->root))) continue;
+        if (is_used(output, &unfinished[i]) || (!output->options.is_folder && !tsr_str_equal(upload.key, output->root)))
+            continue;
         if (is_left(output, upload.key)) continue;
         if (!is_ours(output, upload.key)) {
             output->resumed.uploads_left += !output->follows;
             continue;
         }
         if (output->service->uploading->abort(output->service, &upload, err) != TSR_OK) {
-            tsr_error_context(err, "the new checkpoint is complete, but an unfinished upload of an earlier run could not be given up");
+            tsr_error_context(
+                err, "the new checkpoint is complete, but an unfinished upload of an earlier run could not be given up");
             return TSR_E_IO;
         }
         output->resumed.uploads_given_up++;

@@ -13,8 +13,8 @@ enum {
     TSR_PART_BYTES = 8 << 20,
     TSR_LARGEST_PART = 32 << 20,
     TSR_PARTS_IN_MEMORY = 32 << 20, /* bytes */
-    TSR_SMALL_OBJECT = 1 << 20,     /* up to here an object is kept until it is published, and then written with one request, */
-    TSR_SMALL_OBJECTS = 4 << 20,    /* as long as all of these together have no more bytes than this */
+    TSR_SMALL_OBJECT = 1 << 20,  /* up to here an object is kept until it is published, and then written with one request, */
+    TSR_SMALL_OBJECTS = 4 << 20, /* as long as all of these together have no more bytes than this */
     TSR_UPLOADERS = 4
 };
 
@@ -42,10 +42,10 @@ typedef struct written_object {
     tsr_upload_bytes *sums; /* of each part: size and sum */
     uint8_t *small;         /* the bytes of a small one; NULL: it is uploaded in parts */
     upload_state begun;
-    bool is_made; /* visible */
-    bool is_there; /* an earlier run has made it: it is compared instead of written */
-    bool is_left;  /* to another process, which uploads it */
-    bool is_damaged; /* what was read back is not what was written */
+    bool is_made;          /* visible */
+    bool is_there;         /* an earlier run has made it: it is compared instead of written */
+    bool is_left;          /* to another process, which uploads it */
+    bool is_damaged;       /* what was read back is not what was written */
     tsr_object_list found; /* parts of an earlier run's upload, with its id */
     tsr_map *found_at;     /* of their names: the indexes; NULL: there are none */
 } written_object;
@@ -61,16 +61,16 @@ typedef struct object_output {
     const tsr_allocator *allocator;
     tsr_service *service;
     tsr_object_output_options options;
-    tsr_arena *arena;       /* of the thread that creates */
-    tsr_str root;           /* the key of the destination */
-    tsr_object_list before; /* what was there */
-    tsr_map *before_at;     /* of their keys: the indexes */
-    tsr_vec objects;        /* of written_object * */
-    tsr_map *file_of;       /* of their names: the numbers */
+    tsr_arena *arena;           /* of the thread that creates */
+    tsr_str root;               /* the key of the destination */
+    tsr_object_list before;     /* what was there */
+    tsr_map *before_at;         /* of their keys: the indexes */
+    tsr_vec objects;            /* of written_object * */
+    tsr_map *file_of;           /* of their names: the numbers */
     tsr_object_list unfinished; /* uploads of earlier runs */
     tsr_map *resumable;         /* names of options.names; NULL: nothing is resumed */
     size_t small_bytes;
-    uint32_t first_marker;  /* of the files, while they are published */
+    uint32_t first_marker; /* of the files, while they are published */
     bool has_replaced_marker;
     bool follows; /* another process makes the marker */
     bool has_all_data;
@@ -79,7 +79,7 @@ typedef struct object_output {
     pthread_cond_t changed;
     tsr_arena *ids; /* of uploads */
     tsr_object_resumed resumed;
-    tsr_vec held;   /* of queued_part: those in memory */
+    tsr_vec held; /* of queued_part: those in memory */
     size_t bytes_held;
     tsr_vec queue; /* of queued_part, from `queue_at` */
     size_t queue_at, sending;
@@ -109,7 +109,7 @@ tsr_status tsr_parts_finish(object_output *output, tsr_error *err);
 /* Waits until so many bytes may be taken into memory. */
 void tsr_parts_take_room(object_output *output, size_t size);
 void tsr_parts_give_room(object_output *output, size_t size);
-void tsr_parts_stop(object_output *output); /* nothing more is sent */
+void tsr_parts_stop(object_output *output);  /* nothing more is sent */
 void tsr_parts_close(object_output *output); /* ends the threads */
 
 /* object_resume.c. Does nothing without options.resume; `open` and `look` before and after what is there is listed. */
