@@ -3,10 +3,10 @@
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
-#include "cli/commands/npy.h"
 #include "cli/program/session.h"
 #include "cli/program/term.h"
 #include "cli/text/listing.h"
+#include "cli/text/npy.h"
 #include "cli/writing/out_file.h"
 #include "tessera/document.h"
 #include "tessera/sys/alloc.h"

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
-#include "cli/commands/contract.h"
+#include "cli/program/contract.h"
 #include "cli/program/policy_options.h"
 #include "cli/program/term.h"
 #include "cli/text/findings_text.h"

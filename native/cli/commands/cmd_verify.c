@@ -1,6 +1,6 @@
 /* `tessera verify`: a checkpoint's values against a manifest that was written of them, perhaps in another sharding. */
 #include "cli/commands/commands.h"
-#include "cli/commands/contract.h"
+#include "cli/program/contract.h"
 #include "cli/program/map_options.h"
 #include "cli/text/report.h"
 #include "tessera/check.h"

@@ -1,6 +1,6 @@
 /* magic 6 bytes | version 2 | length 2 (1.0) or 4 (2.0) | "{'descr': …, 'fortran_order': False, 'shape': (…), }" spaces \n
  * with the whole a multiple of 64 bytes. */
-#include "cli/commands/npy.h"
+#include "cli/text/npy.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* The header of a .npy file (NumPy format 1.0 and 2.0, numpy.lib.format). */
-#ifndef TSR_CLI_COMMANDS_NPY_H
-#define TSR_CLI_COMMANDS_NPY_H
+#ifndef TSR_CLI_TEXT_NPY_H
+#define TSR_CLI_TEXT_NPY_H
 
 #include "tessera/dtype.h"
 #include "tessera/memory.h"

@@ -1,5 +1,5 @@
 /* See contract.h. */
-#include "cli/commands/contract.h"
+#include "cli/program/contract.h"
 
 #include <sys/stat.h>
 
@@ -17,7 +17,8 @@ static bool is_folder(const char *path)
 static bool begins_like_json(tsr_str text)
 {
     size_t at = 0;
-    while (at < text.size && (text.data[at] == ' ' || text.data[at] == '\n' || text.data[at] == '\r' || text.data[at] == '\t'))
+    while (at < text.size &&
+           (text.data[at] == ' ' || text.data[at] == '\n' || text.data[at] == '\r' || text.data[at] == '\t'))
         at++;
     return at < text.size && (text.data[at] == '{' || text.data[at] == '[');
 }
@@ -27,7 +28,8 @@ static tsr_status take_checkpoint(cli *program, const char *path, cli_contract *
 {
     tsr_status status = cli_open_compared(program, path, &(tsr_open_options){.skip_objects = true}, &out->session, err);
     if (status != TSR_OK) return status;
-    out->contract = (tsr_contract){.expected = *out->session.catalog, .called = "the other checkpoint", .allow = TSR_ANY_CHUNKS};
+    out->contract =
+        (tsr_contract){.expected = *out->session.catalog, .called = "the other checkpoint", .allow = TSR_ANY_CHUNKS};
     return TSR_OK;
 }
 
@@ -54,7 +56,8 @@ static tsr_status take_file(cli *program, const char *path, cli_contract *out, t
 tsr_status cli_contract_open(cli *program, const char *path, cli_contract *out, tsr_error *err)
 {
     *out = (cli_contract){0};
-    const tsr_status status = is_folder(path) ? take_checkpoint(program, path, out, err) : take_file(program, path, out, err);
+    const tsr_status status =
+        is_folder(path) ? take_checkpoint(program, path, out, err) : take_file(program, path, out, err);
     out->contract.match = tsr_glob_match;
     return status;
 }
@@ -85,8 +88,7 @@ tsr_status cli_check_digests(cli *program, const cli_session *session, const tsr
     tsr_status status = cli_agree(program, tsr_ring_new(cli_host(program), 0, &ring, err), err);
     if (status == TSR_OK && ranks)
         status = tsr_check_digests_shared(session->checkpoint, contract, ranks, ring, &progress.base, err);
-    else if (status == TSR_OK)
-        status = tsr_check_digests(session->checkpoint, contract, ring, &progress.base, err);
+    else if (status == TSR_OK) status = tsr_check_digests(session->checkpoint, contract, ring, &progress.base, err);
     tsr_ring_free(ring);
     cli_progress_end(&progress);
     return status;

@@ -1,6 +1,6 @@
 /* What a checkpoint is checked against: a document (tessera/document_read.h), or another checkpoint of any form. */
-#ifndef TSR_CLI_COMMANDS_CONTRACT_H
-#define TSR_CLI_COMMANDS_CONTRACT_H
+#ifndef TSR_CLI_PROGRAM_CONTRACT_H
+#define TSR_CLI_PROGRAM_CONTRACT_H
 
 #include "cli/program/session.h"
 #include "tessera/document_read.h"
