@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "io/file_name.h"
 #include "io/try.h"
 #include "publish/destination.h"
 #include "publish/folder_output.h"
@@ -233,13 +234,48 @@ typedef struct removal {
     bool is_ours;  /* there is a whole journal, or a record */
 } removal;
 
+/* Opens the directory below `folder` that a file is in, component by component, so that no link leads out; *name is then the
+ * last one. `folder` itself where there is no other; -1 where one is missing. */
+static int open_parent(const tsr_sys *sys, int folder, const char **name)
+{
+    char part[NAME_MAX + 1];
+    int at = folder;
+    for (const char *slash; at >= 0 && (slash = strchr(*name, '/')) != NULL; *name = slash + 1) {
+        const int from = at;
+        snprintf(part, sizeof part, "%.*s", (int)(slash - *name), *name);
+        at = tsr_sys_open(sys, from, part, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+        if (from != folder) sys->close(sys, from);
+    }
+    return at;
+}
+
 /* A name that is a file, and not a link or a folder. */
 static tsr_status remove_file(const removal *r, int folder, const char *name, tsr_error *err)
 {
     struct stat info;
     const tsr_sys *sys = r->journals->sys;
-    if (sys->link_stat_at(sys, folder, name, &info) != 0 || !S_ISREG(info.st_mode)) return TSR_OK;
-    return tsr_remove_name(sys, folder, name, false, err);
+    const int parent = open_parent(sys, folder, &name);
+    if (parent < 0) return TSR_OK;
+    const bool is_file = sys->link_stat_at(sys, parent, name, &info) == 0 && S_ISREG(info.st_mode);
+    const tsr_status status = is_file ? tsr_remove_name(sys, parent, name, false, err) : TSR_OK;
+    if (parent != folder) sys->close(sys, parent);
+    return status;
+}
+
+/* The directories that a file was in, as far as they are empty now. */
+static void remove_parents(const removal *r, int folder, const char *name)
+{
+    char path[PATH_MAX];
+    const tsr_sys *sys = r->journals->sys;
+    snprintf(path, sizeof path, "%s", name);
+    for (char *slash; (slash = strrchr(path, '/')) != NULL;) {
+        *slash = '\0';
+        const char *last = path;
+        const int parent = open_parent(sys, folder, &last);
+        if (parent < 0) continue;
+        sys->unlink(sys, parent, last, true);
+        if (parent != folder) sys->close(sys, parent);
+    }
 }
 
 static tsr_status list_files(removal *r, tsr_str text, tsr_error *err)
@@ -247,7 +283,7 @@ static tsr_status list_files(removal *r, tsr_str text, tsr_error *err)
     tsr_str name;
     while (text.size) {
         if (!tsr_text_has_key(tsr_text_line(&text), TSR_STR("file "), &name)) continue;
-        if (name.size == 0 || name.size > NAME_MAX || memchr(name.data, '/', name.size)) continue;
+        if (name.size >= PATH_MAX || !tsr_is_name_below(name, NAME_MAX)) continue;
         const tsr_str copy = tsr_arena_str(r->arena, name, err);
         tsr_str *item = copy.data ? tsr_vec_push(&r->files, err) : NULL;
         if (!item) return TSR_E_NOMEM;
@@ -301,6 +337,7 @@ static tsr_status remove_folder(const removal *r, const char *name, tsr_error *e
     if (folder < 0) return TSR_OK;
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < r->files.count && status == TSR_OK; i++) status = remove_file(r, folder, files[i].data, err);
+    for (size_t i = 0; i < r->files.count && status == TSR_OK; i++) remove_parents(r, folder, files[i].data);
     for (int i = 0; i < 2 && status == TSR_OK; i++) {
         const char *const trial = i ? TSR_TRIAL_B : TSR_TRIAL_A;
         if (sys->unlink(sys, folder, trial, true) != 0 && errno == EIO) status = tsr_sys_raise(err, "remove", trial);

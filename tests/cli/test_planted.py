@@ -102,6 +102,31 @@ def test_files_of_others_among_what_a_killed_run_left(t):
 
 
 @test
+def test_files_of_subdirectories_that_a_killed_copy_left(t):
+    """The next run removes them and their directories, follows no link in place of a directory, and keeps what it does not know."""
+    os.makedirs(t.at("source", "step-7"))
+    shutil.move(many_units(t), t.at("source", "step-7", "model.safetensors"))
+    with open(t.at("source", "latest"), "w") as f:
+        f.write("step-7")
+    for what in ("plain", "link", "foreign"):
+        killed(t, "cp", t.at("source"), t.at("copy"), limit=8 << 20)
+        folder = next(f for f in leftovers(t, "copy") if os.path.isdir(f))
+        need(os.path.exists(os.path.join(folder, "step-7", "model.safetensors")), os.listdir(folder))
+        if what == "link":
+            shutil.move(os.path.join(folder, "step-7"), t.at("victim"))
+            os.symlink(t.at("victim"), os.path.join(folder, "step-7"))
+        if what == "foreign":
+            with open(os.path.join(folder, "step-7", "mine.txt"), "w") as f:
+                f.write("mine")
+        t.run("cp", t.at("source"), t.at("copy"))
+        need(what == "plain" or os.path.isdir(folder), f"{what}: the directory is gone")
+        need(what != "plain" or not leftovers(t, "copy"), leftovers(t, "copy"))
+        need(what != "link" or os.listdir(t.at("victim")) == ["model.safetensors"], "a file behind a link is gone")
+        need(what != "foreign" or os.listdir(os.path.join(folder, "step-7")) == ["mine.txt"], "a foreign file is gone")
+        clear(t, "copy")
+
+
+@test
 def test_plans_refuse_what_no_part_has_made(t):
     """Parts must find each other's files, so their names can be foreseen."""
     path = many_units(t)
