@@ -126,6 +126,8 @@ static tsr_status read_options(conversion *c, bool reshards, tsr_error *err)
     if (status == TSR_OK) status = read_renames(c, err);
     if (status == TSR_OK) status = tessera_option_choice(r, "objects", "keep|drop|sidecar|refuse", &objects, err);
     if (status == TSR_OK) status = tsr_cast_parse(tessera_option_text(r, "dtype"), c->options.raw_cast, &c->options.dtype, err);
+    if (status == TSR_OK)
+        status = tsr_for_torch_parse(tessera_option_text(r, "for-torch"), c->options.to, &c->options.for_torch, err);
     if (c->rename_count) c->options.rename = rename_entry;
     c->options.max_memory = (size_t)memory;
     c->options.objects = (tsr_objects)objects;

@@ -129,12 +129,14 @@ export interface WritingOptions extends Selection {
 }
 
 export interface RunOptions {
-  /** Of the buffers: a number of bytes, or a text such as "64MiB". */
-  readonly maxMem?: string | number | undefined;
-  readonly ignoreCrc?: boolean | undefined;
-  readonly signal?: AbortSignal | undefined;
-  /** Bytes of tensors, after each step. */
-  readonly onProgress?: ((progress: { readonly done: number; readonly total: number }) => void) | undefined;
+    /** torch, dcp: the version of PyTorch that loads the output, "2.3" to "2.15"; by default 2.4, or the oldest that can. */
+    readonly forTorch?: string|undefined;
+    /** Of the buffers: a number of bytes, or a text such as "64MiB". */
+    readonly maxMem?: string|number|undefined;
+    readonly ignoreCrc?: boolean|undefined;
+    readonly signal?: AbortSignal|undefined;
+    /** Bytes of tensors, after each step. */
+    readonly onProgress?: ((progress: {readonly done: number; readonly total : number}) => void)|undefined;
 }
 
 /** Another model's names and layouts. */

@@ -28,7 +28,13 @@ const TARGET = { target: "document", mesh: "text", placements: "text" };
 const MAP = { map: "document", inverse: "flag" };
 const SOURCE = { dequantize: "flag", ...MAP };
 const WRITING = { to: "text", objects: "text", dtype: "text", rawCast: "flag", ...SELECTION };
-const RUN = { maxMem: "size", ignoreCrc: "flag", signal: "signal", onProgress: "function" };
+const RUN = {
+    forTorch : "text",
+    maxMem : "size",
+    ignoreCrc : "flag",
+    signal : "signal",
+    onProgress : "function"
+};
 const OPTIONS = {
   inspect: { hash: "text", stats: "flag", ...SELECTION },
   layout: { chunks: "flag", hash: "text", ...SELECTION },

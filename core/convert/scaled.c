@@ -226,3 +226,12 @@ tsr_status tsr_cast_parse(tsr_str dtype, bool raw_cast, tsr_dtype *out, tsr_erro
     TSR_FAIL_IF(raw_cast && !dtype.data, err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype");
     return TSR_OK;
 }
+
+tsr_status tsr_for_torch_parse(tsr_str version, tsr_container to, tsr_torch_version *out, tsr_error *err)
+{
+    *out = 0;
+    if (!version.data) return TSR_OK;
+    TSR_FAIL_IF(to == TSR_TO_SAFETENSORS, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "--for-torch cannot be used with --to safetensors, whose files are the same for every version");
+    return tsr_torch_version_parse(version, out, err);
+}

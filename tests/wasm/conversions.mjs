@@ -54,8 +54,12 @@ const CASES = [
   ["convert", { to: "safetensors", objects: "sidecar", maxShardSize: 2000, rename: ["model.=m."] }, ["--to", "safetensors", "--objects", "sidecar", "--max-shard-size", "2000", "--rename", "model.=m."]],
   ["convert", { to: "safetensors", objects: "sidecar", include: ["**"], exclude: ["**.bias"] }, ["--to", "safetensors", "--objects", "sidecar", "--include", "**", "--exclude", "**.bias"]],
   ["convert", { to: "dcp", dtype: "bfloat16" }, ["--to", "dcp", "--dtype", "bfloat16"]],
+  ["convert", { to: "dcp", forTorch: "2.3" }, ["--to", "dcp", "--for-torch", "2.3"]],
+  ["convert", { to: "dcp", forTorch: "2.15" }, ["--to", "dcp", "--for-torch", "2.15"]],
+  ["convert", { to: "safetensors", objects: "drop", forTorch: "2.5" }, ["--to", "safetensors", "--objects", "drop", "--for-torch", "2.5"]],
   ["reshard", { to: "dcp", mesh: "dp=3", placements: "shard(0)" }, ["--to", "dcp", "--mesh", "dp=3", "--placements", "shard(0)"]],
   ["reshard", { to: "torch", mesh: "a=2,b=2", placements: "shard(0),replicate" }, ["--to", "torch", "--mesh", "a=2,b=2", "--placements", "shard(0),replicate"]],
+  ["reshard", { to: "torch", mesh: "dp=2", placements: "shard(0)", forTorch: "2.13" }, ["--to", "torch", "--mesh", "dp=2", "--placements", "shard(0)", "--for-torch", "2.13"]],
   ["reshard", { to: "safetensors", objects: "drop", mesh: "dp=2", placements: "shard(0)" }, ["--to", "safetensors", "--objects", "drop", "--mesh", "dp=2", "--placements", "shard(0)"]],
 ];
 

@@ -24,20 +24,12 @@ static tsr_status rename_entry(void *ctx, tsr_str fqn, tsr_arena *arena, tsr_str
     return tsr_rename_apply(w->renames, w->rename_count, fqn, arena, out, err);
 }
 
-static tsr_status parse_version(const cli_writing *w, tsr_torch_version *out, tsr_error *err)
-{
-    if (w->to == TSR_TO_SAFETENSORS)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "--for-torch cannot be used with --to safetensors, whose files are the same for every version");
-    return tsr_torch_version_parse(tsr_str_from(w->options->for_torch), out, err);
-}
-
 static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr_convert_options *out, tsr_error *err)
 {
     tsr_dtype dtype;
-    tsr_torch_version for_torch = 0;
+    tsr_torch_version for_torch;
     tsr_status status = tsr_cast_parse(tsr_str_from(w->options->dtype), w->options->raw_cast, &dtype, err);
-    if (status == TSR_OK && w->options->for_torch) status = parse_version(w, &for_torch, err);
+    if (status == TSR_OK) status = tsr_for_torch_parse(tsr_str_from(w->options->for_torch), w->to, &for_torch, err);
     if (status != TSR_OK) return status;
     *out = (tsr_convert_options){
         .to = w->to,

@@ -15,6 +15,9 @@ TSR_API_BEGIN
 /* The dtype of --dtype (data NULL: not given, TSR_DTYPE_NONE). TSR_E_USAGE for a name that is not a dtype's, and for --raw-cast
  * without it. */
 tsr_status tsr_cast_parse(tsr_str dtype, bool raw_cast, tsr_dtype *out, tsr_error *err);
+/* The version of --for-torch (data NULL: not given, 0). TSR_E_USAGE for a text that is none, and with safetensors, whose files are
+ * the same for every version. */
+tsr_status tsr_for_torch_parse(tsr_str version, tsr_container to, tsr_torch_version *out, tsr_error *err);
 /* Refuses a cast of quantized numbers that have a scale, or of the scale: TSR_E_UNSUPPORTED naming both. tsr_convert
  * does this first; it is here for what only plans a job. Of the options `want`, `dtype` and `raw_cast` count. */
 tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options *options, tsr_error *err);
