@@ -203,7 +203,7 @@ tsr_status tsr_fsdp_cut_rows(const tsr_fsdp_node *node, const tsr_tensor *whole,
     tsr_rows_of_rank(whole->entry.shape[0], node->unit->comm->size, node->unit->comm->rank, true, &begin, &end);
     const uint64_t row = row_bytes(whole, whole->entry.shape);
     void *data = to->spread == TSR_IN_BOXES ? to->part_count ? to->parts[0].data : NULL : to->data;
-    return tsr_fsdp_upload(device, data, (const char *)whole->data + begin * row, (end - begin) * row, err);
+    return tsr_device_upload(device, data, (const char *)whole->data + begin * row, (end - begin) * row, err);
 }
 
 /* ---- extensions ---- */
@@ -254,8 +254,8 @@ static tsr_status own_rows(const tsr_fsdp_node *node, uint32_t original, const v
                            (tsr_shape){to->entry.ndim, to->entry.shape}, to->mesh_rank, arena, &shard, err));
     if (shard.box_count == 0) return TSR_OK;
     const uint64_t row = row_bytes(to, o->shape);
-    return tsr_fsdp_upload(to->device, to->data, (const char *)local + shard.boxes[0].offsets[0] * row,
-                           shard.local_shape[0] * row, err);
+    return tsr_device_upload(to->device, to->data, (const char *)local + shard.boxes[0].offsets[0] * row,
+                             shard.local_shape[0] * row, err);
 }
 
 tsr_status tsr_fsdp_chunk_2d(const tsr_fsdp_node *node, uint32_t original, const void *local, const tsr_tensor *to,

@@ -26,10 +26,10 @@ static tsr_status fetch(elements from, tsr_dtype dtype, void *to, const tsr_allo
     const tsr_dtype given = from.of->entry.dtype;
     const uint64_t bytes = from.count * tsr_dtype_size(given);
     TSR_FAIL_IF(from.count && !from.data, err, TSR_E_USAGE, "the state's tensor has no memory");
-    if (given == dtype) return tsr_fsdp_download(device, to, from.data, bytes, err);
+    if (given == dtype) return tsr_device_download(device, to, from.data, bytes, err);
     uint8_t *source = device && bytes ? tsr_alloc(allocator, (size_t)bytes, 1, err) : NULL;
     if (device && bytes && !source) return TSR_E_NOMEM;
-    tsr_status status = source ? tsr_fsdp_download(device, source, from.data, bytes, err) : TSR_OK;
+    tsr_status status = source ? tsr_device_download(device, source, from.data, bytes, err) : TSR_OK;
     if (status == TSR_OK && from.count) tsr_cast(given, dtype, source ? source : from.data, (size_t)from.count, to);
     tsr_free(allocator, source, (size_t)bytes, 1);
     return status;
@@ -218,7 +218,7 @@ static tsr_status load_plain(const tsr_fsdp_loading *l, const tsr_tensor *from, 
     if (bytes && !result.data) return TSR_E_NOMEM;
     const elements given = {from, from->data, bytes / tsr_dtype_size(to->entry.dtype)};
     tsr_status status = fetch(given, to->entry.dtype, result.data, allocator, err);
-    if (status == TSR_OK) status = tsr_fsdp_upload(to->device, to->data, result.data, bytes, err);
+    if (status == TSR_OK) status = tsr_device_upload(to->device, to->data, result.data, bytes, err);
     tsr_free(allocator, result.data, (size_t)bytes, 1);
     return status;
 }

@@ -96,10 +96,6 @@ tsr_status tsr_fsdp_stage(const tsr_fsdp_model *model, const tsr_fsdp_node *node
 tsr_status tsr_fsdp_unstage(const tsr_fsdp_model *model, const tsr_fsdp_node *node, void *staged, bool copy_out,
                             tsr_error *err);
 
-/* `bytes` from host memory to a device's (NULL: the host's), or back; done when it returns. */
-tsr_status tsr_fsdp_upload(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err);
-tsr_status tsr_fsdp_download(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err);
-
 /* An original as a whole tensor without memory. */
 tsr_tensor tsr_fsdp_original(const tsr_fsdp_node *node, uint32_t original);
 /* The rows of an original, by torch.chunk, that a rank of the unit's communicator has. */

@@ -112,8 +112,8 @@ static tsr_status local_flat(const saving *s, const unit_work *w, const tsr_valu
     tensor.device = NULL;
     TSR_TRY(tsr_state_dict_allocate(s->out, &tensor, value, err));
     if (!valid.size) return TSR_OK;
-    return tsr_fsdp_download(unit->device, tsr_tensor_of(*value)->parts[0].data, unit->slice, valid.size * w->node->itemsize,
-                             err);
+    return tsr_device_download(unit->device, tsr_tensor_of(*value)->parts[0].data, unit->slice,
+                               valid.size * w->node->itemsize, err);
 }
 
 static bool is_own(const saving *s, const unit_work *w, size_t i)
@@ -176,7 +176,7 @@ static tsr_status fill_whole(const unit_work *w, uint32_t original, tsr_error *e
 {
     const tsr_tensor *to = tsr_tensor_of(w->made[original]);
     const uint8_t *from = w->flat + w->node->layout.flat_offsets[original] * w->node->itemsize;
-    return tsr_fsdp_upload(to->device, to->data, from, original_bytes(w->node, original), err);
+    return tsr_device_upload(to->device, to->data, from, original_bytes(w->node, original), err);
 }
 
 /* A rank of the group that fails on its own goes on with the others until all agree. */
@@ -192,7 +192,7 @@ static tsr_status fill_rows(const saving *s, const unit_work *w, uint32_t origin
     if (bytes && !rows) status = TSR_E_NOMEM;
     status = tsr_comm_agree(w->node->unit->comm, status, err);
     if (status == TSR_OK) status = tsr_flat_to_rows((tsr_ranks){w->node->unit->comm, allocator}, &what, w->slice, rows, err);
-    if (status == TSR_OK && rows != data) status = tsr_fsdp_upload(to->device, data, rows, bytes, err);
+    if (status == TSR_OK && rows != data) status = tsr_device_upload(to->device, data, rows, bytes, err);
     if (rows != data) tsr_free(allocator, rows, (size_t)bytes, 1);
     return tsr_comm_agree(w->node->unit->comm, status, err);
 }
@@ -289,10 +289,10 @@ static tsr_status cast(const tsr_tensor *from, tsr_dtype dtype, tsr_state_dict *
     TSR_TRY(tsr_state_dict_allocate(out, &tensor, value, err));
     uint8_t *source = tsr_alloc(allocator, (size_t)bytes, 1, err), *result = tsr_alloc(allocator, (size_t)wide, 1, err);
     tsr_status status = (source && result) || !bytes ? TSR_OK : TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_fsdp_download(from->device, source, from->data, bytes, err);
+    if (status == TSR_OK) status = tsr_device_download(from->device, source, from->data, bytes, err);
     if (status == TSR_OK && bytes)
         tsr_cast(from->entry.dtype, dtype, source, (size_t)(bytes / tsr_dtype_size(from->entry.dtype)), result);
-    if (status == TSR_OK) status = tsr_fsdp_upload(tensor.device, tsr_tensor_of(*value)->data, result, wide, err);
+    if (status == TSR_OK) status = tsr_device_upload(tensor.device, tsr_tensor_of(*value)->data, result, wide, err);
     tsr_free(allocator, source, (size_t)bytes, 1);
     tsr_free(allocator, result, (size_t)wide, 1);
     return status;

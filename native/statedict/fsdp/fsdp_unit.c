@@ -6,24 +6,6 @@
 
 /* ---- memory ---- */
 
-tsr_status tsr_fsdp_upload(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
-{
-    if (bytes == 0) return TSR_OK;
-    if (!device) memmove(to, from, (size_t)bytes);
-    if (!device) return TSR_OK;
-    TSR_TRY(device->from_host(device, to, from, bytes, err));
-    return device->synchronize(device, err);
-}
-
-tsr_status tsr_fsdp_download(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
-{
-    if (bytes == 0) return TSR_OK;
-    if (!device) memmove(to, from, (size_t)bytes);
-    if (!device) return TSR_OK;
-    TSR_TRY(device->to_host(device, to, from, bytes, err));
-    return device->synchronize(device, err);
-}
-
 uint64_t tsr_fsdp_slice_bytes(const tsr_fsdp_node *node)
 {
     return node->layout.slice_numel * node->itemsize;
@@ -40,7 +22,7 @@ tsr_status tsr_fsdp_stage(const tsr_fsdp_model *model, const tsr_fsdp_node *node
     if (!device || bytes == 0) return TSR_OK;
     *slice = *staged = tsr_alloc(model->host->allocator, (size_t)bytes, 1, err);
     if (!*staged) return TSR_E_NOMEM;
-    return copy_in ? tsr_fsdp_download(device, *staged, node->unit->slice, bytes, err) : TSR_OK;
+    return copy_in ? tsr_device_download(device, *staged, node->unit->slice, bytes, err) : TSR_OK;
 }
 
 tsr_status tsr_fsdp_unstage(const tsr_fsdp_model *model, const tsr_fsdp_node *node, void *staged, bool copy_out,
@@ -48,7 +30,7 @@ tsr_status tsr_fsdp_unstage(const tsr_fsdp_model *model, const tsr_fsdp_node *no
 {
     const uint64_t bytes = tsr_fsdp_slice_bytes(node);
     tsr_status status = TSR_OK;
-    if (staged && copy_out) status = tsr_fsdp_upload(node->unit->device, node->unit->slice, staged, bytes, err);
+    if (staged && copy_out) status = tsr_device_upload(node->unit->device, node->unit->slice, staged, bytes, err);
     tsr_free(model->host->allocator, staged, (size_t)bytes, 1);
     return status;
 }

@@ -190,7 +190,7 @@ static tsr_status transform(receiving *r, const received *of, const tsr_tensor *
     to.entry.fqn = of->name; /* for messages; the result's own would not live as long */
     if (!r->full) return tsr_fsdp_chunk_2d(of->node, of->original, flattened->data, &to, &r->moves, err);
     const uint64_t bytes = of->node->layout.numels[of->original] * tsr_dtype_size(flattened->entry.dtype);
-    return tsr_fsdp_upload(to.device, to.data, flattened->data, bytes, err);
+    return tsr_device_upload(to.device, to.data, flattened->data, bytes, err);
 }
 
 static bool is_transformed(const receiving *r, const tsr_fsdp_node *node)

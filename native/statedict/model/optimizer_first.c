@@ -89,34 +89,17 @@ typedef struct buffer {
     tsr_dtype dtype;
 } buffer;
 
-static tsr_status take_elements(const buffer *from, uint64_t at, size_t count, uint8_t *to, tsr_error *err)
-{
-    const uint32_t size = tsr_dtype_size(from->dtype);
-    const uint8_t *there = (const uint8_t *)from->data + at * size;
-    if (!from->device) memcpy(to, there, count * size);
-    if (!from->device) return TSR_OK;
-    TSR_TRY(from->device->to_host(from->device, to, there, count * size, err));
-    return tsr_device_wait(from->device, err);
-}
-
-static tsr_status put_elements(const buffer *to, uint64_t at, size_t count, const uint8_t *from, tsr_error *err)
-{
-    const uint32_t size = tsr_dtype_size(to->dtype);
-    uint8_t *there = (uint8_t *)to->data + at * size;
-    if (!to->device) memcpy(there, from, count * size);
-    if (!to->device) return TSR_OK;
-    TSR_TRY(to->device->from_host(to->device, there, from, count * size, err));
-    return tsr_device_wait(to->device, err);
-}
-
 static tsr_status fill_buffer(const tsr_state_spec *spec, const buffer *param, const buffer *state, tsr_error *err)
 {
     uint8_t in[2 * AT_ONCE * sizeof(double)], out[2 * AT_ONCE * sizeof(double)];
-    for (uint64_t at = 0, count = state->bytes / tsr_dtype_size(state->dtype); at < count; at += AT_ONCE) {
+    const uint32_t in_size = tsr_dtype_size(param->dtype), out_size = tsr_dtype_size(state->dtype);
+    for (uint64_t at = 0, count = state->bytes / out_size; at < count; at += AT_ONCE) {
         const size_t some = count - at < AT_ONCE ? (size_t)(count - at) : AT_ONCE;
-        if (spec->source != TSR_STATE_FILLED) TSR_TRY(take_elements(param, at, some, in, err));
+        if (spec->source != TSR_STATE_FILLED)
+            TSR_TRY(
+                tsr_device_download(param->device, in, (const uint8_t *)param->data + at * in_size, some * in_size, err));
         make_elements(spec, in, some, out);
-        TSR_TRY(put_elements(state, at, some, out, err));
+        TSR_TRY(tsr_device_upload(state->device, (uint8_t *)state->data + at * out_size, out, some * out_size, err));
     }
     return TSR_OK;
 }

@@ -13,23 +13,14 @@ typedef struct buffer {
     uint64_t bytes;
 } buffer;
 
-static tsr_status on_host(const buffer *from, uint64_t at, uint8_t *to, size_t size, tsr_error *err)
-{
-    const uint8_t *there = (const uint8_t *)from->data + at;
-    if (!from->device) memcpy(to, there, size);
-    if (!from->device) return TSR_OK;
-    TSR_TRY(from->device->to_host(from->device, to, there, size, err));
-    return tsr_device_wait(from->device, err);
-}
-
 /* Both have the same number of bytes. */
 static tsr_status same_buffer(const buffer *a, const buffer *b, bool *equal, tsr_error *err)
 {
     uint8_t p[COMPARED_BYTES], q[COMPARED_BYTES];
     for (uint64_t at = 0; at < a->bytes && *equal; at += COMPARED_BYTES) {
         const size_t some = a->bytes - at < COMPARED_BYTES ? (size_t)(a->bytes - at) : COMPARED_BYTES;
-        TSR_TRY(on_host(a, at, p, some, err));
-        TSR_TRY(on_host(b, at, q, some, err));
+        TSR_TRY(tsr_device_download(a->device, p, (const uint8_t *)a->data + at, some, err));
+        TSR_TRY(tsr_device_download(b->device, q, (const uint8_t *)b->data + at, some, err));
         *equal = memcmp(p, q, some) == 0;
     }
     return TSR_OK;

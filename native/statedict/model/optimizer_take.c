@@ -83,19 +83,9 @@ static tsr_status cast_buffer(const tsr_tensor *from, const uint8_t *source, con
     const uint32_t in_size = tsr_dtype_size(from->entry.dtype), out_size = tsr_dtype_size(to->entry.dtype);
     for (uint64_t at = 0, count = bytes / in_size; at < count; at += AT_ONCE) {
         const size_t some = count - at < AT_ONCE ? (size_t)(count - at) : AT_ONCE;
-        if (from->device) {
-            TSR_TRY(from->device->to_host(from->device, in, source + at * in_size, some * in_size, err));
-            TSR_TRY(tsr_device_wait(from->device, err));
-        } else {
-            memcpy(in, source + at * in_size, some * in_size);
-        }
+        TSR_TRY(tsr_device_download(from->device, in, source + at * in_size, some * in_size, err));
         cast_elements(from->entry.dtype, to->entry.dtype, in, some, out);
-        if (to->device) {
-            TSR_TRY(to->device->from_host(to->device, target + at * out_size, out, some * out_size, err));
-            TSR_TRY(tsr_device_wait(to->device, err));
-        } else {
-            memcpy(target + at * out_size, out, some * out_size);
-        }
+        TSR_TRY(tsr_device_upload(to->device, target + at * out_size, out, some * out_size, err));
     }
     return TSR_OK;
 }

@@ -87,6 +87,24 @@ tsr_status tsr_device_wait(tsr_device *device, tsr_error *err)
     return device ? device->synchronize(device, err) : TSR_OK;
 }
 
+tsr_status tsr_device_upload(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
+{
+    if (bytes == 0) return TSR_OK;
+    if (!device) memmove(to, from, (size_t)bytes);
+    if (!device) return TSR_OK;
+    TSR_TRY(device->from_host(device, to, from, bytes, err));
+    return device->synchronize(device, err);
+}
+
+tsr_status tsr_device_download(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
+{
+    if (bytes == 0) return TSR_OK;
+    if (!device) memmove(to, from, (size_t)bytes);
+    if (!device) return TSR_OK;
+    TSR_TRY(device->to_host(device, to, from, bytes, err));
+    return device->synchronize(device, err);
+}
+
 static tsr_status copy_bytes(tsr_device *from_device, const void *from, tsr_device *to_device, void *to, uint64_t bytes,
                              tsr_error *err)
 {

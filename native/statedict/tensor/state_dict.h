@@ -59,5 +59,8 @@ tsr_str tsr_tensor_words(const tsr_tensor *tensor, tsr_arena *arena, tsr_error *
  * are synchronized. */
 tsr_status tsr_tensor_copy(const tsr_tensor *from, const tsr_tensor *to, tsr_arena *arena, tsr_error *err);
 tsr_status tsr_device_wait(tsr_device *device, tsr_error *err); /* takes NULL */
+/* `bytes` from host memory to a device's (NULL: the host's), or back; done when it returns. */
+tsr_status tsr_device_upload(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err);
+tsr_status tsr_device_download(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err);
 
 #endif
