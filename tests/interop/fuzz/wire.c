@@ -13,7 +13,9 @@
 
 static tsr_status take(wire_in *in, void *out, size_t size, tsr_error *err)
 {
-    if ((size_t)(in->end - in->at) < size) return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "wire: too short");
+    const bool fits = size <= (size_t)(in->end - in->at);
+    if (!fits) memset(out, 0, size);
+    if (!fits) return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "wire: too short");
     memcpy(out, in->at, size);
     in->at += size;
     return TSR_OK;
