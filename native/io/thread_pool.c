@@ -14,7 +14,10 @@ struct tsr_pool {
     uint32_t started;
     uint32_t working; /* workers inside the current loop */
     uint64_t generation;
-    bool busy, stop;
+    bool
+        busy; /* a loop runs, to its last worker's end: who asks for another meanwhile, such as that worker, runs it alone */
+    bool open; /* it has indices left, so that workers may begin */
+    bool stop;
     void (*body)(void *arg, size_t index);
     void *arg;
     size_t count;
@@ -32,7 +35,7 @@ static void *worker(void *ctx)
     uint64_t seen = 0;
     pthread_mutex_lock(&pool->lock);
     for (;;) {
-        while (!pool->stop && (seen == pool->generation || !pool->busy)) pthread_cond_wait(&pool->wake, &pool->lock);
+        while (!pool->stop && (seen == pool->generation || !pool->open)) pthread_cond_wait(&pool->wake, &pool->lock);
         if (pool->stop) break;
         seen = pool->generation;
         pool->working++;
@@ -95,7 +98,7 @@ void tsr_pool_run(void *ctx, size_t count, void (*body)(void *arg, size_t index)
     bool alone = count < 2 || pool->busy || pool->wanted == 0;
     if (!alone) {
         start_workers(pool, count);
-        pool->busy = true;
+        pool->busy = pool->open = true;
         pool->generation++;
         pool->body = body;
         pool->arg = arg;
@@ -110,7 +113,8 @@ void tsr_pool_run(void *ctx, size_t count, void (*body)(void *arg, size_t index)
     }
     deal(pool, body, arg, count);
     pthread_mutex_lock(&pool->lock);
-    pool->busy = false; /* all indices are dealt: a worker that wakes only now need not begin */
+    pool->open = false; /* all indices are dealt: a worker that wakes only now need not begin */
     while (pool->working > 0) pthread_cond_wait(&pool->done, &pool->lock);
+    pool->busy = false;
     pthread_mutex_unlock(&pool->lock);
 }

@@ -5,7 +5,9 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <pthread.h>
 #include <stdatomic.h>
+#include <unistd.h>
 
 #include "io/thread_pool.h"
 #include "tessera/native_host.h"
@@ -88,6 +90,33 @@ static void test_native_host__a_loop_inside_a_loop_finishes(void **state)
     tsr_pool_free(l.pool);
 }
 
+typedef struct late_loop {
+    loop inner;
+    pthread_t caller;
+    atomic_uint inside;
+} late_loop;
+
+/* Both threads have an index; the worker begins its inner loop when the caller has none left and waits for it. */
+static void nest_late(void *arg, size_t index)
+{
+    (void)index;
+    late_loop *l = arg;
+    atomic_fetch_add(&l->inside, 1);
+    for (int i = 0; i < 1000 && atomic_load(&l->inside) < 2; i++) usleep(1000);
+    if (pthread_equal(pthread_self(), l->caller)) return;
+    usleep(50000);
+    tsr_pool_run(l->inner.pool, l->inner.inner, hit, &l->inner);
+}
+
+static void test_native_host__a_loop_that_a_worker_begins_last_finishes(void **state)
+{
+    (void)state;
+    late_loop l = {.inner = {.pool = tsr_pool_new(2), .inner = 100}, .caller = pthread_self()};
+    tsr_pool_run(l.inner.pool, 2, nest_late, &l);
+    for (size_t i = 0; i < 100; i++) assert_int_equal(l.inner.hits[i], 1);
+    tsr_pool_free(l.inner.pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -95,6 +124,7 @@ int main(void)
         cmocka_unit_test(test_native_host__digests_give_the_published_values),
         cmocka_unit_test(test_native_host__parallel_loops_run_every_index_once),
         cmocka_unit_test(test_native_host__a_loop_inside_a_loop_finishes),
+        cmocka_unit_test(test_native_host__a_loop_that_a_worker_begins_last_finishes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
