@@ -87,24 +87,6 @@ tsr_status tsr_device_wait(tsr_device *device, tsr_error *err)
     return device ? device->synchronize(device, err) : TSR_OK;
 }
 
-tsr_status tsr_device_upload(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
-{
-    if (bytes == 0) return TSR_OK;
-    if (!device) memmove(to, from, (size_t)bytes);
-    if (!device) return TSR_OK;
-    TSR_TRY(device->from_host(device, to, from, bytes, err));
-    return device->synchronize(device, err);
-}
-
-tsr_status tsr_device_download(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
-{
-    if (bytes == 0) return TSR_OK;
-    if (!device) memmove(to, from, (size_t)bytes);
-    if (!device) return TSR_OK;
-    TSR_TRY(device->to_host(device, to, from, bytes, err));
-    return device->synchronize(device, err);
-}
-
 static tsr_status copy_bytes(tsr_device *from_device, const void *from, tsr_device *to_device, void *to, uint64_t bytes,
                              tsr_error *err)
 {
@@ -117,6 +99,18 @@ static tsr_status copy_bytes(tsr_device *from_device, const void *from, tsr_devi
     if (!to_device) return from_device->to_host(from_device, to, from, bytes, err);
     if (!from_device) return to_device->from_host(to_device, to, from, bytes, err);
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "there is no copy from one device to another");
+}
+
+tsr_status tsr_device_upload(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
+{
+    TSR_TRY(copy_bytes(NULL, from, device, to, bytes, err));
+    return bytes ? tsr_device_wait(device, err) : TSR_OK;
+}
+
+tsr_status tsr_device_download(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)
+{
+    TSR_TRY(copy_bytes(device, from, NULL, to, bytes, err));
+    return bytes ? tsr_device_wait(device, err) : TSR_OK;
 }
 
 tsr_status tsr_tensor_copy(const tsr_tensor *from, const tsr_tensor *to, tsr_arena *arena, tsr_error *err)
