@@ -98,13 +98,6 @@ static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offs
     return TSR_OK;
 }
 
-static tsr_status output_copy_range(tsr_output *base, uint32_t file, uint64_t offset, const tsr_copied_range *source,
-                                    tsr_error *err)
-{
-    (void)base, (void)file, (void)offset, (void)source, (void)err;
-    return TSR_E_UNSUPPORTED;
-}
-
 /* Nothing has to be durable before it is published. */
 static tsr_status output_sync(tsr_output *base, tsr_error *err)
 {
@@ -206,8 +199,12 @@ tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const t
     object_output *output = tsr_alloc(host->allocator, 1, sizeof *output, err);
     if (!output) return TSR_E_NOMEM;
     *output = (object_output){
-        .base = {output_create, output_write_at, output_copy_range, tsr_object_publish, output_close, output_sync,
-                 options->generation},
+        .base = {.create = output_create,
+                 .write_at = output_write_at,
+                 .publish = tsr_object_publish,
+                 .close = output_close,
+                 .sync = output_sync,
+                 .generation = options->generation},
         .host = host,
         .allocator = host->allocator,
         .options = *options,

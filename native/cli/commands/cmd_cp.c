@@ -217,7 +217,8 @@ static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
     if (status != TSR_OK || !size) return status;
     if (c->log.first) return continue_file(c, index, size, err);
     const tsr_copied_range whole = {c->store, file, 0, size};
-    status = c->arguments->no_verify ? c->output->copy_range(c->output, number, 0, &whole, NULL) : TSR_E_UNSUPPORTED;
+    const bool may_copy = c->arguments->no_verify && c->output->copy_range;
+    status = may_copy ? c->output->copy_range(c->output, number, 0, &whole, NULL) : TSR_E_UNSUPPORTED;
     if (status == TSR_E_UNSUPPORTED) return copy_range(c, number, file, (tsr_file_range){0, size}, err);
     if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "'%.*s' cannot be copied", TSR_STR_ARG(c->names[index]));
     c->byte_done += size;

@@ -35,13 +35,6 @@ static tsr_status write_at(tsr_output *base, uint32_t file, uint64_t offset, con
     return o->inner->write_at(o->inner, file, offset, data, size, err);
 }
 
-static tsr_status copy_range(tsr_output *base, uint32_t file, uint64_t offset, const tsr_copied_range *source,
-                             tsr_error *err)
-{
-    (void)base, (void)file, (void)offset, (void)source, (void)err;
-    return TSR_E_UNSUPPORTED;
-}
-
 static tsr_status sync(tsr_output *base, tsr_error *err)
 {
     cli_ranked_output *o = (cli_ranked_output *)base;
@@ -50,16 +43,13 @@ static tsr_status sync(tsr_output *base, tsr_error *err)
 
 void cli_ranked_output_open(tsr_output *inner, tsr_comm *ranks, const tsr_allocator *allocator, cli_ranked_output *out)
 {
-    *out = (cli_ranked_output){.base = {.create = create,
-                                        .write_at = write_at,
-                                        .copy_range = copy_range,
-                                        .sync = sync,
-                                        .generation = inner->generation},
-                               .inner = inner,
-                               .ranks = ranks,
-                               .allocator = allocator,
-                               .written = tsr_vec_of(allocator, 1),
-                               .kept = tsr_vec_of(allocator, 1)};
+    *out =
+        (cli_ranked_output){.base = {.create = create, .write_at = write_at, .sync = sync, .generation = inner->generation},
+                            .inner = inner,
+                            .ranks = ranks,
+                            .allocator = allocator,
+                            .written = tsr_vec_of(allocator, 1),
+                            .kept = tsr_vec_of(allocator, 1)};
 }
 
 void cli_ranked_output_free(cli_ranked_output *o)
