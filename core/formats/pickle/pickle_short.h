@@ -2,7 +2,7 @@
 #ifndef TSR_FORMATS_PICKLE_PICKLE_SHORT_H
 #define TSR_FORMATS_PICKLE_PICKLE_SHORT_H
 
-#include "codec/pickle.h"
+#include "formats/pickle/torch_type.h"
 
 static inline tsr_ref item(const tsr_pickle *pickle, tsr_ref tuple, size_t at)
 {
@@ -12,6 +12,11 @@ static inline tsr_ref item(const tsr_pickle *pickle, tsr_ref tuple, size_t at)
 static inline bool is_kind(const tsr_pickle *pickle, tsr_ref ref, tsr_pickle_kind kind)
 {
     return tsr_pickle_kind_of(pickle, ref) == kind;
+}
+
+static inline bool is_type(const tsr_pickle *pickle, tsr_ref ref, const char *types)
+{
+    return tsr_torch_is_one_of(pickle, ref, types);
 }
 
 #endif

@@ -9,11 +9,6 @@
 
 enum { MASKED_ITEMS = 7, MOST_KEYS = 64, MOST_DIMS = 64, MOST_DIGITS = 64 };
 
-static bool is_type(const tsr_pickle *pickle, tsr_ref ref, const char *letters)
-{
-    return tsr_torch_is_one_of(pickle, ref, letters);
-}
-
 static bool is_value_for(const tsr_pickle *pickle, char sign, tsr_ref value);
 
 /* ---- arrays and scalars ---- */

@@ -7,13 +7,8 @@
 #include "formats/pickle/torch_numpy_elements.h"
 #include "formats/pickle/torch_type.h"
 
-/* What pickles may share, and is looked at anew for each object: names and fields, sizes. */
+/* Most names, fields and sizes of a dtype: many objects may share it, and each reads it again. */
 enum { MOST_NAMES = 64, MOST_DIMS = 64 };
-
-static bool is_type(const tsr_pickle *pickle, tsr_ref ref, const char *types)
-{
-    return tsr_torch_is_one_of(pickle, ref, types);
-}
 
 /* ---- what numpy.dtype is called with ---- */
 

@@ -7,7 +7,7 @@
 /* Flags of a dtype: elements are pickled as a list, are read by a function of the dtype's. */
 enum { LIST_PICKLE = 2, USE_GETITEM = 0x20, OBJECT_FLAGS = 0x3f };
 enum { COPIES = 4 /* of dtypes that are made from dtypes */ };
-enum { MOST_CHARACTERS = 16 }; /* of a scalar's dtype: pickles may share it, and it is looked at anew for each object */
+enum { MOST_CHARACTERS = 16 }; /* of a scalar's dtype: many objects may share it, and each reads it again */
 
 tsr_ref tsr_numpy_text_of(const tsr_pickle *pickle, tsr_ref ref)
 {
