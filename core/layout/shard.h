@@ -11,7 +11,7 @@ typedef struct tsr_run_list {
     uint64_t count;
 } tsr_run_list;
 
-/* TSR_E_USAGE when a placement names a dim that a tensor of `ndim` dims has not, or has a bad split factor. */
+/* TSR_E_USAGE when a placement names a dim that a tensor of `ndim` dims does not have, or has a bad split factor. */
 tsr_status tsr_placements_check(const tsr_mesh *mesh, const tsr_placement *placements, uint32_t ndim, tsr_error *err);
 
 /* How a part of a box (`sizes`) lies in the box's row-major order: as *runs runs without gaps, one for each index of the dims

@@ -17,11 +17,11 @@ typedef struct tsr_http_range {
     void *buffer;
 } tsr_http_range;
 
-/* At most the bytes of `range`, following redirects; further bytes of an answer that is no range are not waited
- * for. Headers of TESSERA_HTTP_HEADERS, user and password of the URL and those of ~/.netrc go to the URL's own scheme, host
- * and port only. Failures that may pass are tried again (io/retry.h). Any status of the server is
- * an answer; TSR_E_IO when there is none in the end, or a 206 whose part is not the one that was asked for. Messages name the
- * URL without its secrets. */
+/* Reads the bytes of `range`, or fewer where the file ends, and follows redirects. It does not wait for what lies behind them when the
+ * server answers with the whole file. Headers of TESSERA_HTTP_HEADERS, user and password of the URL and those of ~/.netrc go to the
+ * URL's own scheme, host and port only. Failures that may pass are tried again (io/retry.h). Any status of the server is an answer;
+ * TSR_E_IO when there is none in the end, or a 206 whose part is not the one that was asked for. Messages name the URL without its
+ * secrets. */
 tsr_status tsr_http_get(tsr_http *http, const char *url, tsr_http_range range, tsr_http_answer *answer, tsr_error *err);
 
 #endif

@@ -84,7 +84,7 @@ static tsr_status check_model(const tsr_ds_files *files, const tsr_ds_column *co
                          "'%.*s', which has the names of the weights, is missing or cannot be read", TSR_STR_ARG(name));
 }
 
-/* Notes the model states of model-parallel ranks of which there is no file; their optimizer files follow from them. */
+/* Notes the model states of model-parallel ranks that have no file; they tell which optimizer files there are. */
 static tsr_status imply_columns(const tsr_ds_files *files, uint64_t count, tsr_error *err)
 {
     for (uint32_t rank = 0, c = 0; rank < count && rank < MOST_COLUMNS; rank++) {
