@@ -6,6 +6,7 @@
 #include "sink.h"
 #include "tessera/glob.h"
 #include "tessera/sys/casts.h"
+#include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/work.h"
 

@@ -2,6 +2,7 @@
  * laid out when it is needed, and the marker that names their directory. */
 #include "base/try.h"
 #include "convert/universal.h"
+#include "tessera/sys/entries.h"
 #include "write/torch_plan.h"
 
 typedef struct universal {

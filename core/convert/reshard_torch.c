@@ -8,6 +8,7 @@
 #include "write/localize.h"
 #include "write/torch_plan.h"
 
+#include "tessera/sys/holders.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/plan_items.h"
 

@@ -10,6 +10,7 @@
 #include "tessera/convert.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/casts.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/vec.h"

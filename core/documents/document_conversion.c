@@ -4,6 +4,7 @@
 #include "base/line.h"
 #include "base/try.h"
 #include "tessera/document.h"
+#include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/number_text.h"
 #include "tessera/sys/vec.h"
 

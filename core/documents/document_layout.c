@@ -6,6 +6,7 @@
 #include "documents/document_parts.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/check_shared.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/repeats.h"
 

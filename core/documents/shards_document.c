@@ -3,6 +3,7 @@
 #include "base/try.h"
 #include "codec/json.h"
 #include "tessera/document_read.h"
+#include "tessera/sys/shard_names.h"
 #include "tessera/sys/suggest.h"
 
 typedef struct shards_reader {

@@ -2,6 +2,8 @@
 #include "layout/holders.h"
 
 #include "base/try.h"
+#include "tessera/sys/holders.h"
+#include "tessera/sys/layout.h"
 
 bool tsr_holders_have(const tsr_holders *holders, uint64_t rank)
 {

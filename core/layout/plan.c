@@ -5,6 +5,7 @@
 #include "layout/plan_sources.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/holders.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/plan_items.h"

@@ -9,6 +9,7 @@
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box_walk.h"
+#include "tessera/sys/holders.h"
 #include "tessera/sys/plan_items.h"
 
 /* One box copy of a class, whatever the tensor. */

@@ -4,6 +4,7 @@
 #include "layout/shard.h"
 
 #include "tessera/sys/box_walk.h"
+#include "tessera/sys/holders.h"
 
 typedef struct chunk_reads {
     uint64_t items;

@@ -4,6 +4,7 @@
 #include "layout/plan_room.h"
 
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/holders.h"
 #include "tessera/sys/plan_items.h"
 
 typedef struct assignment {

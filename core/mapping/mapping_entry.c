@@ -2,6 +2,7 @@
 #include "base/try.h"
 #include "mapping/mapped.h"
 #include "tessera/box.h"
+#include "tessera/sys/checkpoint_bytes.h"
 
 static tsr_chunk_origin *origin_of(const tsr_chunk *chunk)
 {

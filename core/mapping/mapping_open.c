@@ -5,6 +5,7 @@
 #include "codec/json.h"
 #include "formats/common/name_index.h"
 #include "mapping/mapped.h"
+#include "tessera/sys/checkpoint_files.h"
 
 static void close_mapped(tsr_checkpoint *own)
 {

@@ -3,6 +3,7 @@
 #include "mapping/mapped.h"
 #include "tessera/read.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/read_run.h"
 
 enum { STEP_ELEMENTS = 1 << 14, LARGEST = 16 }; /* elements at a time; bytes of the largest one */

@@ -2,6 +2,8 @@
 #include "base/try.h"
 #include "merge/merge_parts.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
 

@@ -3,6 +3,7 @@
 
 #include "base/try.h"
 #include "merge/merge_parts.h"
+#include "tessera/sys/merge_angles.h"
 
 enum { RUN = 1 << 16 };
 

@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "base/cursor.h"
+#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/entries.h"
 
 const char *tsr_entry_kind_name(tsr_entry_kind kind)
 {

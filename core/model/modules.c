@@ -14,6 +14,7 @@
 #include "base/try.h"
 #include "tessera/catalog.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/module_tree.h"
 #include "tessera/sys/vec.h"

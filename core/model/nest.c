@@ -8,6 +8,7 @@
 
 #include "base/try.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/value_walk.h"
 #include "tessera/sys/vec.h"
 
 #define NO_NODE UINT32_MAX

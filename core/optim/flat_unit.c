@@ -9,6 +9,7 @@
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/flat_index.h"
+#include "tessera/sys/flat_ranks.h"
 
 uint64_t tsr_flat_shard_numel(const tsr_flat_unit *unit, uint32_t world_size)
 {

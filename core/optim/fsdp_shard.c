@@ -12,7 +12,9 @@
 #include "optim/pieces.h"
 #include "optim/tree.h"
 
+#include "tessera/sys/entries.h"
 #include "tessera/sys/flat_index.h"
+#include "tessera/sys/flat_ranks.h"
 #include "tessera/sys/value_walk.h"
 
 typedef struct sharding {

@@ -13,6 +13,7 @@
 #include "optim/tree.h"
 
 #include "tessera/sys/flat_index.h"
+#include "tessera/sys/flat_ranks.h"
 #include "tessera/sys/value_walk.h"
 
 typedef struct unsharding {

@@ -5,6 +5,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "tessera/box.h"
+#include "tessera/sys/value_walk.h"
 
 /* ---- packing ---- */
 

@@ -12,6 +12,9 @@
 #include "base/try.h"
 #include "formats/common/reader.h"
 #include "tessera/box.h"
+#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/entries.h"
+#include "tessera/sys/value_walk.h"
 
 enum { LONGEST_NAME = 48 };
 

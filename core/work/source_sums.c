@@ -6,6 +6,8 @@
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/host_calls.h"
 
 /* Of a tensor's first bytes in row-major order. */

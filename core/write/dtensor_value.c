@@ -13,6 +13,7 @@
 #include "formats/torch/torch_writer.h"
 #include "tessera/catalog.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/value_walk.h"
 
 /* Building blocks with a sticky failure: a NULL part makes a NULL whole. */
 typedef struct maker {

@@ -14,6 +14,7 @@
 #include "formats/common/reader.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/value_walk.h"
 
 /* ---- tensors of the tree ---- */
 

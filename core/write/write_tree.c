@@ -4,6 +4,7 @@
 #include "base/try.h"
 #include "model/value_path.h"
 #include "tessera/sys/repeats.h"
+#include "tessera/sys/value_walk.h"
 #include "write/dtensor_value.h"
 #include "write/localize.h"
 #include "write/tree_plan.h"

@@ -2,6 +2,7 @@
 #include "cuda/backend.h"
 
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/vec.h"
 
 typedef struct flat_job {

@@ -1,6 +1,7 @@
 /* What is the same for all kinds of devices: sizes of nothing, checks of arguments. */
 #include "cuda/backend.h"
 #include "cuda/kernel_cast.h"
+#include "tessera/sys/dtype_forms.h"
 
 void tsr_gpu_close(tsr_gpu *device)
 {

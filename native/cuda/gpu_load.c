@@ -2,6 +2,7 @@
  * gathered; a half of the ring is used again when its copies are done. */
 #include "cuda/pipe.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/read_run.h"
 

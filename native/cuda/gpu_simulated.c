@@ -14,6 +14,7 @@
 #include "cuda/twin.h"
 
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/gpu_device.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/vec.h"
 

@@ -5,6 +5,7 @@
 #include "session.h"
 #include "tessera/box.h"
 #include "tessera/optim_load.h"
+#include "tessera/sys/entries.h"
 
 typedef struct plan {
     tsr_checkpoint *checkpoint;

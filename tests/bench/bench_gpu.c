@@ -19,6 +19,7 @@
 #include "tessera/box.h"
 #include "tessera/native_host.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/gpu_device.h"
 #include "tessera/sys/gpu_kernels.h"
 #include "tessera/sys/gpu_pipe.h"
 #include "tessera/sys/host_calls.h"

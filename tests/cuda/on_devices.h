@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "tessera/gpu.h"
+#include "tessera/sys/gpu_device.h"
 #include "tessera/sys/gpu_stream.h"
 
 #define SIMULATED_BYTES ((size_t)64 << 20)

@@ -15,6 +15,7 @@
 #include "support/dcp_pickle.h"
 #include "support/st_image.h"
 #include "support/torch_pickle.h"
+#include "tessera/sys/checkpoint_bytes.h"
 
 static zip_image image;
 

@@ -10,6 +10,7 @@
 
 #include "formats/safetensors/safetensors_header.h"
 #include "support/failing_allocator.h"
+#include "tessera/sys/dtype_forms.h"
 
 typedef struct sink {
     char bytes[8192];

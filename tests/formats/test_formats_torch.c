@@ -11,6 +11,7 @@
 #include "support/checkpoint_opening.h"
 #include "support/sample.h"
 #include "tessera/checkpoint.h"
+#include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/store_read.h"
 
 typedef struct opened {

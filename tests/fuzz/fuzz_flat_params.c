@@ -2,6 +2,7 @@
 #include <assert.h>
 
 #include "tessera/flat_params.h"
+#include "tessera/sys/flat_ranks.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "formats/safetensors/safetensors.h"
+#include "tessera/sys/dtype_forms.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

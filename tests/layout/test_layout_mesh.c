@@ -10,6 +10,7 @@
 
 #include "support/arena_job.h"
 #include "tessera/mesh.h"
+#include "tessera/sys/layout.h"
 
 #define GOLDEN(name) TSR_TEST_DATA "/tests/golden/" name
 

@@ -4,11 +4,13 @@
 #include <stdio.h>
 
 #include "tessera/comm_mpi.h"
-#include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/save_load.h"
+#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/folder.h"
+#include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/trees.h"
+#include "tessera/sys/value_walk.h"
 
 #define TRY(call) \
     do { \

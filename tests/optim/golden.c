@@ -1,6 +1,8 @@
 /* See golden.h. */
 #include "golden.h"
 
+#include "tessera/sys/value_walk.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,8 @@
 /* See live.h. */
 #include "live.h"
 
+#include "tessera/sys/value_walk.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

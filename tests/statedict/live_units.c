@@ -5,6 +5,7 @@
 
 #include "tessera/fqn.h"
 #include "tessera/sys/params.h"
+#include "tessera/sys/value_walk.h"
 
 static tsr_status get_extra(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_value **out, tsr_error *err)
 {

@@ -17,6 +17,7 @@
 #include "support/full_counts.h"
 #include "tessera/optimizer_raw.h"
 #include "tessera/sys/params.h"
+#include "tessera/sys/value_walk.h"
 
 static cJSON *plain, *units, *tp;
 

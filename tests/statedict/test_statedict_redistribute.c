@@ -10,6 +10,7 @@
 
 #include "ramp.h"
 #include "support/failing_allocator.h"
+#include "tessera/sys/state_dict_memory.h"
 
 typedef struct property {
     uint64_t first_seed;

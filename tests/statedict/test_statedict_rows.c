@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "live.h"
+#include "tessera/sys/state_dict_memory.h"
 
 static cJSON *golden;
 

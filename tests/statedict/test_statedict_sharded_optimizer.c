@@ -13,6 +13,7 @@
 #include "ramp.h"
 #include "tessera/save_load.h"
 #include "tessera/sharded_optimizer.h"
+#include "tessera/sys/state_dict_memory.h"
 
 static const tsr_str optimizer = {"optimizer", 9};
 

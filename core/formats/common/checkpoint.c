@@ -4,7 +4,9 @@
 #include "formats/common/reader.h"
 #include "formats/common/shown_names.h"
 
+#include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/entries.h"
 
 const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint)
 {

@@ -3,6 +3,7 @@
 
 #include "base/try.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/value_walk.h"
 
 tsr_status tsr_expansion_take(uint64_t *room, uint64_t bytes, const tsr_host *host, tsr_error *err)
 {

@@ -9,6 +9,7 @@
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/dcp/dcp_verdict.h"
+#include "tessera/sys/entries.h"
 
 /* Entry `fqn`, new or seen in an earlier source. */
 static tsr_status entry_for(tsr_checkpoint *checkpoint, tsr_str fqn, uint32_t *index, bool *inserted, tsr_error *err)

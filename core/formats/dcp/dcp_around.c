@@ -3,6 +3,7 @@
 #include "formats/torch/torch_writer.h"
 #include "tessera/box.h"
 #include "tessera/sys/dcp_item.h"
+#include "tessera/sys/dtype_forms.h"
 
 static tsr_status plan_tensor(const tsr_dcp_box *box, const tsr_host *host, tsr_arena *arena, tsr_torch_archive *out,
                               tsr_error *err)

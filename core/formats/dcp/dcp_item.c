@@ -6,6 +6,7 @@
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_flatten.h"
+#include "tessera/sys/entries.h"
 
 tsr_status tsr_dcp_open_item(tsr_dcp_item item, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
                              tsr_error *err)

@@ -4,6 +4,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "formats/dcp/dcp_state.h"
+#include "tessera/sys/dtype_forms.h"
 
 #define NO_RECORD  UINT64_MAX       /* byte_length of a chunk that no record placed yet */
 #define UNRESOLVED (UINT32_MAX - 1) /* a path not met yet */

@@ -5,6 +5,7 @@
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
 
+#include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/host_calls.h"
 
 /* A torch.save archive has its pickle at the beginning and its directory at the end, and only these are needed to find the

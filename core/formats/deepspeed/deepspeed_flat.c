@@ -3,6 +3,7 @@
 
 #include "base/try.h"
 #include "formats/common/expansion.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/layout.h"
 
 tsr_status tsr_ds_buffer_new(tsr_arena *arena, uint32_t capacity, tsr_ds_buffer *out, tsr_error *err)

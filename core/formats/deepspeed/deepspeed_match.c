@@ -3,6 +3,7 @@
  * digest that one parameter and one weight share is decided, and leaves. */
 #include "base/try.h"
 #include "formats/deepspeed/deepspeed_plain.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 
 enum { BLOCK = 4096 };

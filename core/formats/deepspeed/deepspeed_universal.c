@@ -11,6 +11,7 @@
 #include "formats/deepspeed/deepspeed_states.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/torch/torch_file.h"
+#include "tessera/sys/entries.h"
 
 typedef struct universal {
     tsr_ds_files files;

@@ -11,6 +11,7 @@
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_survey.h"
 #include "model/nest.h"
+#include "tessera/sys/checkpoint_bytes.h"
 
 #define ZEROS_SIZE 16u
 

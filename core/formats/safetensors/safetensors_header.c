@@ -7,6 +7,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "base/utf8.h"
+#include "tessera/sys/dtype_forms.h"
 
 enum { LENGTH_SIZE = 8, DATA_ALIGNMENT = 64 };
 

@@ -8,6 +8,7 @@
 #include "base/try.h"
 #include "formats/common/weight_map.h"
 #include "formats/safetensors/safetensors_reader.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 
 /* A copy of a tensor in another file than the index says. */

@@ -11,6 +11,7 @@
 #include "base/try.h"
 #include "base/utf8.h"
 #include "codec/json_check.h"
+#include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"
 

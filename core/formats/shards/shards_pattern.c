@@ -1,6 +1,8 @@
 /* See shards_pattern.h. A capture takes all the digits that are there. */
 #include "formats/shards/shards_pattern.h"
 
+#include "tessera/sys/shard_names.h"
+
 #include <string.h>
 
 enum { MAX_DIGITS = 9 };

@@ -6,6 +6,7 @@
 #include "base/line.h"
 #include "base/try.h"
 #include "tessera/glob.h"
+#include "tessera/sys/shard_names.h"
 
 static const char layer_capture[] = "{layer}", rest_capture[] = "{rest...}";
 

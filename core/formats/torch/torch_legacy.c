@@ -8,6 +8,7 @@
 #include "base/try.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_verdict.h"
+#include "tessera/sys/dtype_forms.h"
 
 /* The length of the pickles is only known after parsing them, so 64 KiB are tried first, then eight times as much, and so
  * on. Growing by a factor keeps the total at most 8/7 of the last read; the limit keeps a damaged file from being read as a

@@ -5,6 +5,7 @@
 #include "formats/pickle/enum_names.h"
 #include "formats/pickle/pickle_verdict.h"
 #include "formats/pickle/torch_names.h"
+#include "tessera/sys/value_walk.h"
 #include "tessera/sys/vec.h"
 
 bool tsr_torch_split_name(tsr_str dotted, tsr_str *module, tsr_str *name)

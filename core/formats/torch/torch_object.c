@@ -5,6 +5,7 @@
 #include "base/try.h"
 #include "formats/torch/torch_walk.h"
 #include "formats/torch/torch_writer.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct part {
     const char *name;

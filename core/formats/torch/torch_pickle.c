@@ -9,6 +9,7 @@
 #include "formats/pickle/enum_names.h"
 #include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"
+#include "tessera/sys/value_walk.h"
 
 typedef enum frame_mode { WHOLE, INLINE_LIST, INLINE_DICT } frame_mode;
 

@@ -9,6 +9,7 @@
 #include "formats/common/expansion.h"
 #include "formats/torch/torch_build.h"
 #include "tessera/box.h"
+#include "tessera/sys/dtype_forms.h"
 
 typedef struct placed_chunk {
     tsr_chunk *chunk;

@@ -7,6 +7,7 @@
 #include "formats/torch/torch_writer.h"
 
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct slot {
     tsr_ref ref;

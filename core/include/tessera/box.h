@@ -1,5 +1,5 @@
 /* Boxes: half-open rectangles {offsets, sizes} in elements, of up to TSR_MAX_NDIM dimensions.
- * Everything here is pure and thread-safe; nothing allocates. Rank 0 is a single element.
+ * Everything here is pure and thread-safe; nothing allocates. A box of 0 dimensions is a single element.
  *
  * Example:
  *
@@ -20,20 +20,20 @@ TSR_API_BEGIN
 
 #define TSR_MAX_NDIM 64u /* torch's own bound */
 
-/* Borrows its arrays, each of `ndim` numbers. `offsets` NULL stands for zeros, so {ndim, NULL, shape} is a whole tensor. */
 /* The extents of a tensor. */
 typedef struct tsr_shape {
     uint32_t ndim;
     const uint64_t *sizes;
 } tsr_shape;
 
+/* Borrows its arrays, each of `ndim` numbers. `offsets` NULL stands for zeros, so {ndim, NULL, shape} is a whole tensor. */
 typedef struct tsr_box {
     uint32_t ndim;
     const uint64_t *offsets;
     const uint64_t *sizes;
 } tsr_box;
 
-/* In elements along `dim` < rank; boxes without offsets begin at 0. */
+/* In elements along `dim` < ndim; boxes without offsets begin at 0. */
 static inline uint64_t tsr_box_offset(tsr_box box, uint32_t dim)
 {
     return box.offsets ? box.offsets[dim] : 0;
@@ -44,7 +44,7 @@ bool tsr_box_volume(tsr_box box, uint64_t *elements);
 bool tsr_box_is_empty(tsr_box box);
 /* Whether every offset + size of `inner` is within `outer`; empty boxes at the far edge are within. */
 bool tsr_box_contains(tsr_box outer, tsr_box inner);
-/* The common part, in the coordinates of both; `offsets` and `sizes` have room for the rank. False when it is empty. */
+/* The common part, in the coordinates of both; `offsets` and `sizes` have room for `ndim` numbers. False when it is empty. */
 bool tsr_box_intersect(tsr_box a, tsr_box b, uint64_t *offsets, uint64_t *sizes);
 
 TSR_API_END

@@ -33,12 +33,6 @@ typedef struct tsr_view {
     uint64_t stream_length;
 } tsr_view;
 
-/* Whether the elements are stored contiguously in row-major order. */
-static inline bool tsr_view_is_plain(const tsr_view *view)
-{
-    return !view->strides && !view->conj && !view->neg && !view->swap && !view->zstd;
-}
-
 /* A box of a tensor and where its bytes are. `offsets` and `sizes` have the tensor's rank, in elements, half-open. */
 typedef struct tsr_chunk {
     const uint64_t *offsets;
@@ -158,29 +152,15 @@ typedef struct tsr_catalog {
     const tsr_str *file_names; /* of the store's files, for messages; NULL: messages name no file */
 } tsr_catalog;
 
-/* Whether `entry` is one of the catalog's own, as opposed to one that was derived from others. */
-static inline bool tsr_catalog_has(const tsr_catalog *catalog, const tsr_entry *entry)
-{
-    return ((uintptr_t)entry - (uintptr_t)catalog->entries) / sizeof *entry < catalog->entry_count;
-}
-
 /* Selects the entries of a job; `keeps` NULL: all. */
 typedef struct tsr_selection {
     bool (*keeps)(const void *ctx, tsr_str fqn);
     const void *ctx;
 } tsr_selection;
 
-/* Whether the job includes the entry with this name. */
-static inline bool tsr_selection_keeps(const tsr_selection *selection, tsr_str fqn)
-{
-    return !selection->keeps || selection->keeps(selection->ctx, fqn);
-}
-
 /* Elements (false: overflow) and bytes of the whole tensor. */
 bool tsr_entry_elements(const tsr_entry *entry, uint64_t *elements);
 bool tsr_entry_bytes(const tsr_entry *entry, uint64_t *bytes);
-/* Whether two shapes have the same number of dimensions and the same sizes. */
-bool tsr_shape_equal(uint32_t a_ndim, const uint64_t *a, uint32_t b_ndim, const uint64_t *b);
 /* Whether two entries list the same shape; their dtypes may differ. */
 bool tsr_entry_same_shape(const tsr_entry *a, const tsr_entry *b);
 

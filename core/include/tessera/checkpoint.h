@@ -78,18 +78,9 @@ const tsr_host *tsr_checkpoint_host(const tsr_checkpoint *checkpoint);
 /* The directory below the root that was opened, and in *marker the file that named it; NULL data and NULL where it was the
  * root itself, or if the caller chose the step. */
 tsr_str tsr_checkpoint_step(const tsr_checkpoint *checkpoint, const char **marker);
-/* The names, relative to the store's root, of files that the metadata needs but the store does not have. Each is also a
- * finding. */
-const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *count);
 
 /* The entry with exactly this FQN, or NULL. O(1). */
 const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str fqn);
-
-/* Finds the bytes of one chunk of `entry`. For DCP this reads the head and the end of the item's blob and checks its
- * dtype, sizes and member structure against the metadata. `scratch` holds the strides. Thread-safe for different
- * scratch arenas. Errors as open, plus TSR_E_NOT_FOUND for a missing data file. */
-tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
-                                 tsr_arena *scratch, tsr_view *out, tsr_error *err);
 
 TSR_API_END
 

@@ -94,18 +94,6 @@ tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json);
 /* The same as findings: diff/added, removed, dtype, shape, value, object, layout; diff/renamed (a note) for suggestions. */
 tsr_status tsr_diff_findings(const tsr_diff_document *document, tsr_findings *findings, tsr_error *err);
 
-/* What became of the entries of a conversion, counted. */
-typedef struct tsr_conversion_counts {
-    uint64_t tensors, objects; /* written */
-    uint64_t left_out, cast, copied;
-    uint64_t not_weights_only; /* objects that torch.load(weights_only=True) will refuse */
-} tsr_conversion_counts;
-void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_counts *out);
-/* Appends what a conversion warns of to `warnings`, a vec of tsr_str in `arena`: errors that reading the source found, tied
- * tensors that are copies now, objects that PyTorch's weights_only loader will refuse. TSR_E_NOMEM. */
-tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_arena *arena,
-                                   tsr_vec *warnings, tsr_error *err);
-
 /* tessera.convert/1, and tessera.exec/1, which has the same form. */
 typedef struct tsr_conversion_document {
     tsr_str schema, source, destination;

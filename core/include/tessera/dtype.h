@@ -75,12 +75,9 @@ typedef struct tsr_dtype_info {
 const tsr_dtype_info *tsr_dtype_describe(tsr_dtype dtype);
 /* TSR_DTYPE_NONE when the name is unknown. `tsr_dtype_from_name` accepts "float32" and "torch.float32". */
 tsr_dtype tsr_dtype_from_name(tsr_str name);
-tsr_dtype tsr_dtype_from_safetensors(tsr_str name);
 
 /* Bytes of one element; 0 for float6 and F4, whose elements are not whole bytes. */
 uint32_t tsr_dtype_size(tsr_dtype dtype);
-/* Bytes of `elements` elements; false when it overflows or is not whole bytes. */
-bool tsr_dtype_bytes(tsr_dtype dtype, uint64_t elements, uint64_t *bytes);
 
 TSR_API_END
 

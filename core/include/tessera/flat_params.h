@@ -68,9 +68,7 @@ typedef struct tsr_flat_params {
  * not their shapes', a name twice, a unit without a raw name, …), TSR_E_LIMIT, TSR_E_NOMEM. (core/documents) */
 tsr_status tsr_flat_params_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_flat_params *out, tsr_error *err);
 
-/* Elements of one rank's slice of a flat parameter (padding included) and the part of the flat parameter that is in it:
- * torch.chunk, padded to equal slices. Ranks behind the end hold padding only. */
-uint64_t tsr_flat_shard_numel(const tsr_flat_unit *unit, uint32_t world_size);
+/* The part of a flat parameter that is in one rank's slice of it: torch.chunk. Ranks behind the end have none. */
 void tsr_flat_shard_range(const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank, uint64_t *flat_begin,
                           uint64_t *flat_end);
 

@@ -53,11 +53,8 @@ tsr_status tsr_merge_open(const tsr_merge_input *inputs, uint32_t count, const t
 
 /* slerp needs the angle between whole tensors before the first element. Reads the selected tensors whose number modulo `parts` is
  * `part` and remembers their angles, with the host's threads; tensors that were not measured are read once more for every run of
- * elements. The sums of several processes are exchanged by tsr_merge_angles. Does nothing for other methods. Errors of reading. */
+ * elements. Several processes exchange what they measured (tessera/sys/merge_angles.h). Does nothing for other methods. Errors of reading. */
 tsr_status tsr_merge_measure(tsr_checkpoint *merged, uint64_t part, uint64_t parts, tsr_error *err);
-/* What was measured, in the memory of `merged`, the same size in every process; and what another process measured. */
-tsr_str tsr_merge_angles(tsr_checkpoint *merged);
-void tsr_merge_take_angles(tsr_checkpoint *merged, tsr_str angles);
 
 /* A LoRA adapter of PEFT (adapter_config.json and adapter_model.safetensors), folded into its base as PEFT's merge_and_unload does:
  * W + B·A·alpha/r, by rank_pattern, alpha_pattern and use_rslora, transposed for embeddings and fan_in_fan_out, and with the tensors

@@ -61,9 +61,6 @@ tsr_str tsr_placements_text(const tsr_placement *placements, uint32_t count, tsr
 
 /* The product of its dimensions. */
 uint64_t tsr_mesh_ranks(const tsr_mesh *mesh);
-/* `coordinate` has room for dim_count numbers; `rank` < tsr_mesh_ranks. And back. */
-void tsr_mesh_coordinate(const tsr_mesh *mesh, uint64_t rank, uint64_t *coordinate);
-uint64_t tsr_mesh_rank_at(const tsr_mesh *mesh, const uint64_t *coordinate);
 
 /* How a strided shard is cut where sizes do not divide. */
 typedef enum tsr_strided {

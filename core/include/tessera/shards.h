@@ -49,10 +49,6 @@ typedef struct tsr_shards {
 /* A built-in map: "meta-llama", "megatron-gpt", "vllm"; NULL for any other name. */
 const tsr_shards *tsr_shards_built_in(tsr_str name);
 
-/* Whether a text may be `ranks` or `stage_pattern` of a map: NULL, or what is wrong with it, as a clause. */
-const char *tsr_shards_ranks_wrong(tsr_str ranks);
-const char *tsr_shards_stages_wrong(tsr_str stage_pattern);
-
 TSR_API_END
 
 #endif

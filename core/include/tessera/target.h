@@ -42,13 +42,6 @@ typedef struct tsr_holders {
     uint64_t coordinate;
 } tsr_holders;
 
-/* Whether every rank is one, and whether `rank` is. */
-static inline bool tsr_holders_are_all(const tsr_holders *holders)
-{
-    return !holders->ranks && !holders->at_coordinate;
-}
-bool tsr_holders_have(const tsr_holders *holders, uint64_t rank);
-
 typedef struct tsr_target {
     tsr_mesh mesh;
     const tsr_target_rule *rules; /* the first that matches wins */
@@ -65,9 +58,6 @@ tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, 
  * default that does replicates there instead: *out is then a copy in `arena` and *replicated is true. */
 tsr_status tsr_target_placements(const tsr_target *target, const tsr_entry *entry, tsr_arena *arena,
                                  const tsr_placement **out, bool *replicated, tsr_error *err);
-
-/* Which ranks hold a tensor by the rule that gives its placements. TSR_E_USAGE for a layer that is in no stage. */
-tsr_status tsr_target_holders(const tsr_target *target, const tsr_entry *entry, tsr_holders *out, tsr_error *err);
 
 /* Strategies by name. Each gives the target that PyTorch's API of that name leads to; all live in `arena`.
  *

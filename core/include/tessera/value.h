@@ -78,15 +78,9 @@ static inline size_t tsr_value_pairs(const tsr_value *dict)
 {
     return dict->count / 2;
 }
-/* The attributes of a DICT; NULL for those without and for other kinds. */
-static inline const tsr_value *tsr_value_attributes(const tsr_value *value)
-{
-    return value->kind == TSR_VALUE_DICT ? value->as.attributes : NULL;
-}
 /* The value under a string key, or NULL. Linear. */
 const tsr_value *tsr_value_get(const tsr_value *dict, tsr_str key);
 /* Constructors into an arena; NULL and TSR_E_NOMEM on failure. `items` and `text` are borrowed, not copied. */
-tsr_value *tsr_value_new(tsr_arena *arena, tsr_value_kind kind, tsr_error *err);
 tsr_value *tsr_value_none(tsr_arena *arena, tsr_error *err);
 tsr_value *tsr_value_bool(tsr_arena *arena, bool boolean, tsr_error *err);
 tsr_value *tsr_value_int(tsr_arena *arena, int64_t integer, tsr_error *err);

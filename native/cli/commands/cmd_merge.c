@@ -7,6 +7,7 @@
 #include "tessera/merge.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/merge_angles.h"
 
 typedef struct merge_arguments {
     cli_writing_options writing;

@@ -5,6 +5,7 @@
 #include "cli/program/term.h"
 #include "cli/writing/resumed.h"
 #include "cli/writing/writing.h"
+#include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/object_store.h"
 
 static bool resumed_remotely(const cli_writing *w)

@@ -1,7 +1,7 @@
 /* GPUs: which ones there are, and opening one. What is done with one is in tessera/sys/gpu_stream.h (memory, streams, copies)
  * and tessera/sys/gpu_kernels.h; tessera/sys/gpu_device.h makes one the memory of state dicts.
  *
- * A device is a CUDA device, or a simulated one for programs and tests without a GPU: its memory cannot be touched
+ * A device is a CUDA device, or a simulated one for tests without a GPU (tsr_gpu_simulate of tessera/sys/gpu_device.h): its memory cannot be touched
  * directly (the processor traps), nothing in its streams happens before somebody waits for it, freed and fresh memory is
  * filled with rubbish, and every address is checked against what was allocated. Results are the same bits on both.
  *
@@ -55,10 +55,6 @@ tsr_status tsr_gpu_describe(uint32_t ordinal, tsr_gpu_info *out, tsr_error *err)
 /* TSR_E_NOT_FOUND, with the reason, when there is no such CUDA device. Borrows `host`. */
 tsr_status tsr_gpu_open(const tsr_host *host, uint32_t ordinal, tsr_gpu **out, tsr_error *err);
 
-/* What stands in for kernels: their CPU twins (fast), or the kernels' own code over a simulated grid of threads. */
-typedef enum tsr_gpu_simulation { TSR_SIMULATE_TWINS, TSR_SIMULATE_GRID } tsr_gpu_simulation;
-tsr_status tsr_gpu_simulate(const tsr_host *host, size_t memory_bytes, tsr_gpu_simulation how, tsr_gpu **out,
-                            tsr_error *err);
 /* All its streams, events and memory must have been given back. Accepts NULL. */
 void tsr_gpu_close(tsr_gpu *device);
 tsr_status tsr_gpu_about(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err);

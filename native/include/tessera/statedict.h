@@ -47,8 +47,6 @@ typedef struct tsr_warnings {
 tsr_status tsr_state_dict_new(const tsr_host *host, tsr_state_dict **out, tsr_error *err);
 void tsr_state_dict_free(tsr_state_dict *dict); /* accepts NULL */
 
-/* The one it was made with. */
-const tsr_host *tsr_state_dict_host(const tsr_state_dict *dict);
 /* Where its nodes live; more may be put there. */
 tsr_arena *tsr_state_dict_arena(tsr_state_dict *dict);
 
@@ -66,8 +64,6 @@ void tsr_state_dict_set_root(tsr_state_dict *dict, const tsr_value *root);
 tsr_status tsr_state_dict_tensor(tsr_state_dict *dict, const tsr_tensor *tensor, const tsr_value **out, tsr_error *err);
 /* The same with memory of its own, on tensor->device; what `tensor` says of memory is not looked at, nor is `meta`. */
 tsr_status tsr_state_dict_allocate(tsr_state_dict *dict, const tsr_tensor *tensor, const tsr_value **out, tsr_error *err);
-/* Bytes of tensors that the dict has allocated. */
-uint64_t tsr_state_dict_owned(const tsr_state_dict *dict);
 
 /* ---- D1: iterate ---- */
 

@@ -114,9 +114,6 @@ typedef struct tsr_piece {
 tsr_status tsr_tensor_pieces(const tsr_tensor *tensor, tsr_arena *arena, const tsr_piece **out, uint64_t *count,
                              tsr_error *err);
 
-/* Shape of the local tensor (WHOLE: all of it; TSR_E_USAGE for IN_BOXES) and its bytes. `*shape` may live in `arena`. */
-tsr_status tsr_tensor_local(const tsr_tensor *tensor, tsr_arena *arena, const uint64_t **shape, uint64_t *bytes,
-                            tsr_error *err);
 /* Bytes of this rank's memory for it, all parts together. `arena` for passing notes. */
 tsr_status tsr_tensor_held(const tsr_tensor *tensor, tsr_arena *arena, uint64_t *bytes, tsr_error *err);
 

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 
 #include "tessera/optim_load.h"
+#include "tessera/sys/state_dict_memory.h"
 
 /* ---- moves ---- */
 

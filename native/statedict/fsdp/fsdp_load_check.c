@@ -5,6 +5,7 @@
 #include <inttypes.h>
 
 #include "tessera/sys/cast.h"
+#include "tessera/sys/entries.h"
 
 /* ---- keys ---- */
 

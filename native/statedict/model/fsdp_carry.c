@@ -4,6 +4,7 @@
 #include <inttypes.h>
 
 #include "statedict/tensor/value_pack.h"
+#include "tessera/sys/value_walk.h"
 
 /* ---- names ---- */
 

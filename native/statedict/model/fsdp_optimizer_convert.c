@@ -2,6 +2,7 @@
  * they want, and what they received becomes live tensors. */
 #include "statedict/model/fsdp_carry.h"
 #include "tessera/sys/optim_comm.h"
+#include "tessera/sys/value_walk.h"
 
 /* ---- live tensors → entries ---- */
 

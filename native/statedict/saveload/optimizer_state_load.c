@@ -1,13 +1,14 @@
 /* Sharded optimizer state: every rank opens the checkpoint, plans its boxes (core/optim/load.c), and reads them into new
  * tensors of the right distribution. */
 #include "statedict/saveload/piece_reads.h"
-#include "statedict/tensor/state_dict.h"
 #include "statedict/saveload/state_flat.h"
+#include "statedict/tensor/state_dict.h"
 #include "statedict/tensor/value_pack.h"
-#include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/map.h"
 #include "tessera/optim.h"
 #include "tessera/sharded_optimizer.h"
+#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/map.h"
+#include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/state_keys.h"
 
 enum { MOST_DEPTH = 256, MOST_NAMES = 5 };

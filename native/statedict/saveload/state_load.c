@@ -1,11 +1,12 @@
 /* Loading: every rank opens the checkpoint and reads the boxes it holds. */
 #include "statedict/saveload/piece_reads.h"
-#include "statedict/tensor/state_dict.h"
 #include "statedict/saveload/state_flat.h"
+#include "statedict/tensor/state_dict.h"
 #include "statedict/tensor/value_pack.h"
 #include "statedict/tensor/warn.h"
 #include "tessera/save_load.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/options.h"
 
 typedef struct loading {

@@ -2,6 +2,7 @@
 #include "statedict/tensor/state_dict.h"
 
 #include "tessera/sys/map.h"
+#include "tessera/sys/state_dict_memory.h"
 
 tsr_status tsr_state_dict_new(const tsr_host *host, tsr_state_dict **out, tsr_error *err)
 {

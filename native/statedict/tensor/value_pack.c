@@ -7,6 +7,7 @@
 
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/state_dict.h"
+#include "tessera/sys/value_walk.h"
 
 enum { FLAG_ORDERED = 1, FLAG_CALLED = 2, FLAG_TRUE = 4, FLAG_WHOLE = 8, MOST_DEPTH = 256 };
 

@@ -8,6 +8,7 @@
 
 #include "io/try.h"
 #include "statedict/tensor/share.h"
+#include "tessera/sys/layout.h"
 
 /* One transfer as this rank looks at it. */
 typedef struct finder {

@@ -1,6 +1,8 @@
 /* See wire.h. */
 #include "wire.h"
 
+#include "tessera/sys/value_walk.h"
+
 #define TRY(call) \
     do { \
         tsr_status try_status_ = (call); \

@@ -45,6 +45,12 @@ tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
                                   tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                                   tsr_error *err);
 
+/* Finds the bytes of one chunk of `entry`. For DCP this reads the head and the end of the item's blob and checks its
+ * dtype, sizes and member structure against the metadata. `scratch` holds the strides. Thread-safe for different
+ * scratch arenas. Errors as open, plus TSR_E_NOT_FOUND for a missing data file. */
+tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
+                                 tsr_arena *scratch, tsr_view *out, tsr_error *err);
+
 TSR_API_END
 
 #endif

@@ -21,6 +21,9 @@ tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint);
 /* TSR_E_NOT_FOUND with the reason why bytes of the entry `fqn` are not there: the files that are missing, by name, or one that
  * is cut short. */
 tsr_status tsr_checkpoint_raise_missing(const tsr_checkpoint *checkpoint, tsr_str fqn, tsr_error *err);
+/* The names, relative to the store's root, of files that the metadata needs but the store does not have. Each is also a
+ * finding. */
+const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *count);
 /* Names of files that the form of the checkpoint implies and the store does not have, beside those that tsr_checkpoint_missing
  * has from its metadata: a server that lists nothing may have them. Borrowed until close. */
 const tsr_str *tsr_checkpoint_implied(const tsr_checkpoint *checkpoint, size_t *count);

@@ -1,4 +1,4 @@
-/* Element types as containers other than safetensors name them, and the two ways of counting float4.
+/* Element types as containers name them, the bytes of many elements, and the two ways of counting float4.
  *
  * Example:
  *
@@ -12,13 +12,17 @@
 
 TSR_API_BEGIN
 
-/* "FloatStorage": TSR_DTYPE_NONE for an unknown name. */
+/* TSR_DTYPE_NONE for an unknown name: "F32", and "FloatStorage". */
+tsr_dtype tsr_dtype_from_safetensors(tsr_str name);
 tsr_dtype tsr_dtype_from_storage_class(tsr_str name);
 
 /* Between the two ways of counting float4: F4 with an even last dimension becomes pairs with half of it, and back. Other
  * dtypes are left alone (true). false: the last dimension is odd or overflows; nothing was changed. */
 bool tsr_dtype_pack(tsr_dtype *dtype, uint64_t *last_size);
 bool tsr_dtype_unpack(tsr_dtype *dtype, uint64_t *last_size);
+
+/* Bytes of `elements` elements; false when it overflows or is not whole bytes. */
+bool tsr_dtype_bytes(tsr_dtype dtype, uint64_t elements, uint64_t *bytes);
 
 TSR_API_END
 

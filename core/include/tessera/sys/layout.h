@@ -111,6 +111,10 @@ bool tsr_placement_dim(const tsr_placement *placement, uint32_t ndim, uint32_t *
 tsr_status tsr_mesh_spans(const tsr_sharding *how, tsr_shape shape, uint32_t dim, const uint64_t *coordinate,
                           tsr_vec *spans, tsr_error *err);
 
+/* `coordinate` has room for dim_count numbers; `rank` < tsr_mesh_ranks. And back. */
+void tsr_mesh_coordinate(const tsr_mesh *mesh, uint64_t rank, uint64_t *coordinate);
+uint64_t tsr_mesh_rank_at(const tsr_mesh *mesh, const uint64_t *coordinate);
+
 TSR_API_END
 
 #endif

@@ -1,4 +1,5 @@
-/* Whole value trees: whether two are equal, and whether JSON can hold one.
+/* Value trees below what their constructors show: whether two are equal, whether JSON can hold one, attributes, and values
+ * that the caller fills in.
  *
  * Example:
  *
@@ -33,6 +34,15 @@ tsr_match tsr_value_match_tensors(const tsr_value *a, const tsr_value *b, uint32
 bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes);
 /* A value that tsr_value_is_json accepts, as JSON. */
 void tsr_json_value(tsr_json *json, const tsr_value *value);
+
+/* The attributes of a DICT; NULL for those without and for other kinds. */
+static inline const tsr_value *tsr_value_attributes(const tsr_value *value)
+{
+    return value->kind == TSR_VALUE_DICT ? value->as.attributes : NULL;
+}
+
+/* A value of which the caller fills in the rest. NULL: no memory. */
+tsr_value *tsr_value_new(tsr_arena *arena, tsr_value_kind kind, tsr_error *err);
 
 TSR_API_END
 

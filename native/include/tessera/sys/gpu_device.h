@@ -1,4 +1,4 @@
-/* A GPU, or a simulated one, as the memory of state dicts (tessera/device.h). (native/cuda)
+/* Simulated GPUs, and any GPU as the memory of state dicts (tessera/device.h). (native/cuda)
  *
  * Example:
  *
@@ -21,6 +21,12 @@ void tsr_gpu_device_free(tsr_device *device); /* waits first; takes NULL */
 
 /* The GPU behind such a device; NULL for devices of other kinds. */
 tsr_gpu *tsr_gpu_of_device(const tsr_device *device);
+
+/* What stands in for kernels: their CPU twins (fast), or the kernels' own code over a simulated grid of threads. */
+typedef enum tsr_gpu_simulation { TSR_SIMULATE_TWINS, TSR_SIMULATE_GRID } tsr_gpu_simulation;
+/* A simulated device with `memory_bytes` of memory. Borrows `host`; closed by tsr_gpu_close. TSR_E_NOMEM. */
+tsr_status tsr_gpu_simulate(const tsr_host *host, size_t memory_bytes, tsr_gpu_simulation how, tsr_gpu **out,
+                            tsr_error *err);
 
 TSR_API_END
 

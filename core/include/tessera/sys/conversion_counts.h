@@ -1,0 +1,33 @@
+/* What became of the entries of a conversion (tessera/convert.h), counted and in words.
+ *
+ * Example:
+ *
+ *     const tsr_conversion conversion = {0};
+ *     tsr_conversion_counts counts;
+ *     tsr_conversion_count(&conversion, &counts);
+ *     printf("%llu tensors\n", (unsigned long long)counts.tensors); */
+#ifndef TESSERA_SYS_CONVERSION_COUNTS_H
+#define TESSERA_SYS_CONVERSION_COUNTS_H
+
+#include "tessera/checkpoint.h"
+#include "tessera/convert.h"
+#include "tessera/sys/vec.h"
+
+TSR_API_BEGIN
+
+/* What became of the entries of a conversion, counted. */
+typedef struct tsr_conversion_counts {
+    uint64_t tensors, objects; /* written */
+    uint64_t left_out, cast, copied;
+    uint64_t not_weights_only; /* objects that torch.load(weights_only=True) will refuse */
+} tsr_conversion_counts;
+void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_counts *out);
+
+/* Appends what a conversion warns of to `warnings`, a vec of tsr_str in `arena`: errors that reading the source found, tied
+ * tensors that are copies now, objects that PyTorch's weights_only loader will refuse. TSR_E_NOMEM. */
+tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_arena *arena,
+                                   tsr_vec *warnings, tsr_error *err);
+
+TSR_API_END
+
+#endif

@@ -1,0 +1,37 @@
+/* Small questions about entries, views and selections, which readers and writers ask everywhere.
+ *
+ * Example:
+ *
+ *     for (uint64_t c = 0; c < entry->chunk_count; c++)
+ *         if (!entry->chunks[c].view || tsr_view_is_plain(entry->chunks[c].view)) puts("contiguous"); */
+#ifndef TESSERA_SYS_ENTRIES_H
+#define TESSERA_SYS_ENTRIES_H
+
+#include "tessera/catalog.h"
+
+TSR_API_BEGIN
+
+/* Whether the elements are stored contiguously in row-major order. */
+static inline bool tsr_view_is_plain(const tsr_view *view)
+{
+    return !view->strides && !view->conj && !view->neg && !view->swap && !view->zstd;
+}
+
+/* Whether `entry` is one of the catalog's own, as opposed to one that was derived from others. */
+static inline bool tsr_catalog_has(const tsr_catalog *catalog, const tsr_entry *entry)
+{
+    return ((uintptr_t)entry - (uintptr_t)catalog->entries) / sizeof *entry < catalog->entry_count;
+}
+
+/* Whether the job includes the entry with this name. */
+static inline bool tsr_selection_keeps(const tsr_selection *selection, tsr_str fqn)
+{
+    return !selection->keeps || selection->keeps(selection->ctx, fqn);
+}
+
+/* Whether two shapes have the same number of dimensions and the same sizes. */
+bool tsr_shape_equal(uint32_t a_ndim, const uint64_t *a, uint32_t b_ndim, const uint64_t *b);
+
+TSR_API_END
+
+#endif
