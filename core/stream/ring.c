@@ -1,6 +1,8 @@
 /* Two halves of reused memory and the rounds that turn them. */
 #include "stream/ring.h"
 
+#include <assert.h>
+
 #include "base/try.h"
 
 #include "tessera/sys/alloc.h"
@@ -137,6 +139,7 @@ static void round_body(void *arg, size_t index)
 static tsr_status run_round(tsr_ring *ring, tsr_error *err)
 {
     half *older = &ring->halves[1 - ring->filling];
+    assert(older->used <= older->capacity && older->count <= MOST_JOBS);
     tsr_parallel(ring->host, ring->halves[ring->filling].count + 1, round_body, ring);
     if (ring->work.settle && older->count && ring->failure.status == TSR_OK) {
         tsr_status settled = ring->work.settle(ring->work.ctx, &ring->failure);
@@ -165,6 +168,7 @@ static tsr_status grow(tsr_ring *ring, half *h, size_t need, tsr_error *err)
 tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memory, tsr_error *err)
 {
     half *h = &ring->halves[ring->filling];
+    assert(ring->work.fill && ring->failure.status == TSR_OK); /* begun, and not ended by a failure */
     const size_t room = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     TSR_FAIL_IF(room > ring->half_bytes, err, TSR_E_LIMIT, TSR_NO_POSITION,
                 "%zu bytes of memory are too few for buffers of %zu bytes", 2 * ring->half_bytes, bytes);

@@ -1,6 +1,8 @@
 /* See block_cache.h. */
 #include "io/block_cache.h"
+#include "io/locked.h"
 
+#include <assert.h>
 #include <pthread.h>
 
 #include "tessera/sys/alloc.h"
@@ -117,6 +119,7 @@ static tsr_status fetch(tsr_block_cache *cache, const tsr_block_range *range, bl
 static tsr_status load(tsr_block_cache *cache, const tsr_block_range *range, uint64_t number, uint64_t last, tsr_error *err)
 {
     block *claimed[MOST_AT_ONCE];
+    assert(tsr_is_locked(&cache->lock));
     const size_t count = claim(cache, range, number, last, claimed);
     if (!count) { /* another thread fetches this one, or all of them are being fetched */
         pthread_cond_wait(&cache->fetched, &cache->lock);

@@ -1,10 +1,12 @@
 /* A tsr_store over openat and pread. Descriptors are opened on first use; a clock hand closes idle ones when too many
  * are open. See folder.h for what is listed. */
+#include "io/locked.h"
 #include "io/sys.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/store_read.h"
 
+#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -196,6 +198,7 @@ static tsr_status take_list(folder_store *store, tsr_vec *list, tsr_error *err)
 /* Under the lock: closes one idle descriptor if there is any. */
 static void close_idle(folder_store *store)
 {
+    assert(tsr_is_locked(&store->lock));
     for (uint32_t step = 0; step < store->base.file_count; step++) {
         slot *s = &store->slots[store->hand];
         store->hand = (store->hand + 1) % store->base.file_count;

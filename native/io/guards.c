@@ -1,6 +1,8 @@
 /* See guards.h. */
 #include "io/guards.h"
+#include "io/locked.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -80,6 +82,7 @@ static int by_place(const void *a, const void *b)
 /* With the lock held: the first guard of the file whose guarded bytes end behind `offset`. */
 static size_t first_behind(tsr_guards *guards, uint32_t file, uint64_t offset)
 {
+    assert(tsr_is_locked(&guards->lock));
     if (!guards->is_sorted && guards->kept.count) qsort(guards->kept.items, guards->kept.count, sizeof(kept), by_place);
     guards->is_sorted = true;
     const kept *all = guards->kept.items;

@@ -1,6 +1,8 @@
 /* See thread_pool.h. One loop at a time: a generation number wakes the workers, an atomic counter deals out indices. */
 #include "io/thread_pool.h"
+#include "io/locked.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -37,6 +39,7 @@ static void *worker(void *ctx)
     for (;;) {
         while (!pool->stop && (seen == pool->generation || !pool->open)) pthread_cond_wait(&pool->wake, &pool->lock);
         if (pool->stop) break;
+        assert(pool->busy);
         seen = pool->generation;
         pool->working++;
         pthread_mutex_unlock(&pool->lock);
@@ -82,6 +85,7 @@ void tsr_pool_free(tsr_pool *pool)
 /* Under the lock. Starting fewer threads than wanted only makes loops slower. */
 static void start_workers(tsr_pool *pool, size_t count)
 {
+    assert(tsr_is_locked(&pool->lock));
     while (pool->started < pool->wanted && pool->started + 1 < count) {
         if (pthread_create(&pool->workers[pool->started], NULL, worker, pool) != 0) {
             pool->wanted = pool->started;
@@ -97,6 +101,7 @@ void tsr_pool_run(void *ctx, size_t count, void (*body)(void *arg, size_t index)
     pthread_mutex_lock(&pool->lock);
     bool alone = count < 2 || pool->busy || pool->wanted == 0;
     if (!alone) {
+        assert(!pool->open && !pool->working);
         start_workers(pool, count);
         pool->busy = pool->open = true;
         pool->generation++;

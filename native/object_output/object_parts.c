@@ -4,6 +4,7 @@
  *                    │  TSR_PARTS_IN_MEMORY at most
  *                    ▼
  *               temporary file: parts that wait longest for bytes that come late, such as headers */
+#include <assert.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "io/locked.h"
 #include "io/sys.h"
 #include "io/try.h"
 #include "object_output/object_output.h"
@@ -133,6 +135,7 @@ static tsr_status allocate(object_output *output, queued_part of, tsr_error *err
 static tsr_status hold(object_output *output, queued_part of, tsr_error *err)
 {
     object_part *part = &of.object->parts[of.number];
+    assert(tsr_is_locked(&output->lock));
     TSR_FAIL_IF(part->state >= PART_QUEUED, err, TSR_E_USAGE, "bytes of '%.*s' were written twice",
                 TSR_STR_ARG(of.object->upload.key));
     part->state = PART_FILLING;
@@ -228,6 +231,7 @@ static void *upload(void *ctx)
         if (status == TSR_OK) status = send(output, of, &err);
         pthread_mutex_lock(&output->lock);
         output->sending--;
+        assert(of.object->parts[of.number].state == PART_QUEUED);
         if (status == TSR_OK) of.object->parts[of.number].state = PART_SENT;
         else stop(output, status, &err);
         let_go(output, of);
@@ -240,8 +244,10 @@ static void *upload(void *ctx)
 static tsr_status add_to_queue(object_output *output, queued_part of, tsr_error *err)
 {
     sigset_t all, before;
+    assert(tsr_is_locked(&output->lock));
     queued_part *added = tsr_vec_push(&output->queue, err);
     if (!added) return TSR_E_NOMEM;
+    assert(of.object->parts[of.number].state < PART_QUEUED);
     *added = of;
     of.object->parts[of.number].state = PART_QUEUED;
     pthread_cond_broadcast(&output->changed);

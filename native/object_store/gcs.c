@@ -1,6 +1,8 @@
 /* See gcs.h. Source: the reference of Cloud Storage's JSON API, and of its XML API for uploads; and Google's documentation of the metadata server. */
 #include "object_store/gcs.h"
+#include "io/locked.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <time.h>
 
@@ -53,6 +55,7 @@ static tsr_status renew(gcs *service, tsr_error *err)
     const int64_t now = (int64_t)time(NULL);
     const char *token;
     int64_t expires;
+    assert(tsr_is_locked(&service->lock));
     if (!service->expires || service->expires - now > RENEW_SECONDS || now - service->renewed < RENEW_PAUSE) return TSR_OK;
     tsr_arena *arena = tsr_arena_new(service->base.allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;

@@ -1,6 +1,8 @@
 /* See read_ahead.h. */
 #include "object_store/read_ahead.h"
+#include "io/locked.h"
 
+#include <assert.h>
 #include <pthread.h>
 
 #include "tessera/sys/alloc.h"
@@ -93,6 +95,7 @@ static bool continues_run(tsr_read_ahead *ahead, const tsr_block_range *range, s
 /* With the lock held, which is given up meanwhile. */
 static tsr_status fill(tsr_read_ahead *ahead, const tsr_block_range *range, tsr_error *err)
 {
+    assert(tsr_is_locked(&ahead->lock));
     window *w = oldest(ahead);
     if (!w) {
         pthread_cond_wait(&ahead->fetched, &ahead->lock);

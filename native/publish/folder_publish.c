@@ -3,6 +3,7 @@
  *   sync every file that is not synced yet → rename (data files first) → sync the folder → rename the marker → sync the folder → remove the old
  *
  * so that at any instant, and after a power loss, the destination is what it was or the whole new checkpoint. */
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -191,6 +192,7 @@ static tsr_status keep_all_permissions(folder_output *output, tsr_error *err)
 tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
 {
     folder_output *output = (folder_output *)base;
+    assert(!output->published);
     tsr_status status = keep_all_permissions(output, err);
     if (status == TSR_OK) status = sync_files(output, err);
     if (status != TSR_OK) return status;

@@ -1,6 +1,7 @@
 /* One journal: its text, its records, its lock. */
 #include "publish/journal.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -197,6 +198,7 @@ tsr_str tsr_journal_records(const tsr_journal *j)
 tsr_status tsr_journal_cut(tsr_journal *j, size_t size, tsr_error *err)
 {
     const tsr_sys *sys = j->journals->sys;
+    assert(j->fd >= 0 && j->end == j->text_size + j->records); /* nothing was appended yet */
     if (size >= j->records) return TSR_OK;
     j->records = size;
     j->end = j->text_size + size;
@@ -206,6 +208,7 @@ tsr_status tsr_journal_cut(tsr_journal *j, size_t size, tsr_error *err)
 tsr_status tsr_journal_append(tsr_journal *j, tsr_str records, tsr_error *err)
 {
     const tsr_sys *sys = j->journals->sys;
+    assert(j->fd >= 0 && j->end >= j->text_size);
     TSR_TRY(tsr_sys_write((tsr_sys_file){sys, j->fd, j->name}, j->end, records.data, records.size, err));
     j->end += records.size;
     return tsr_sys_sync(sys, j->fd, j->name, err);

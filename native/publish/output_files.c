@@ -1,12 +1,15 @@
 /* The descriptors of an output's files: at most MAX_OPEN_FILES at a time, of which those that nobody uses are closed first. */
+#include "io/locked.h"
 #include "publish/folder_output.h"
 
+#include <assert.h>
 #include <fcntl.h>
 
 #define MAX_OPEN_FILES 256
 
 void tsr_output_make_room(folder_output *output)
 {
+    assert(tsr_is_locked(&output->lock));
     if (output->open_files < MAX_OPEN_FILES) return;
     for (uint32_t i = 0; i < output->files.count; i++) {
         output_file *f = tsr_output_file(output, i);
@@ -48,6 +51,7 @@ tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const 
 void tsr_output_give(folder_output *output, uint32_t file)
 {
     pthread_mutex_lock(&output->lock);
+    assert(tsr_output_file(output, file)->users);
     tsr_output_file(output, file)->users--;
     pthread_mutex_unlock(&output->lock);
 }

@@ -1,6 +1,8 @@
 /* See view_clients.h. */
 #include "view/view_clients.h"
+#include "io/locked.h"
 
+#include <assert.h>
 #include <stddef.h>
 #include <sys/socket.h>
 
@@ -24,6 +26,7 @@ static void make_room(view_clients *clients)
 {
     view_client *oldest = NULL;
     size_t idle = 0;
+    assert(tsr_is_locked(&clients->lock));
     for (size_t i = 0; i < VIEW_MOST_CLIENTS; i++) {
         view_client *client = &clients->places[i];
         if (!is_idle(client)) continue;
