@@ -30,14 +30,23 @@ def released():
     return tuple(map(int, re.search(r"set\(TSR_RELEASED (\S+)\)", text)[1].split("-")))
 
 
+def output_of(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def machine_of(binary):
+    """What the binary was built for, as the tags of wheels name it."""
+    return {"AArch64": "aarch64", "Advanced Micro Devices X86-64": "x86_64"}[re.search(r"Machine:\s+(.+)", output_of("readelf", "-h", binary))[1]]
+
+
 def platform_tag(binaries):
     newest, foreign = (17,), []
     for path in binaries:
-        dynamic = subprocess.run(["readelf", "-W", "-d", path], check=True, capture_output=True, text=True).stdout
+        dynamic = output_of("readelf", "-W", "-d", path)
         foreign += [name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic) if not SYSTEM.match(name)]
-        symbols = subprocess.run(["readelf", "-W", "--dyn-syms", path], check=True, capture_output=True, text=True).stdout
+        symbols = output_of("readelf", "-W", "--dyn-syms", path)
         newest = max([newest, *((int(n),) for n in re.findall(r"@GLIBC_2\.(\d+)", symbols))])
-    machine = platform.machine()
+    machine = machine_of(binaries[0])
     return f"linux_{machine}" if foreign else f"manylinux_2_{newest[0]}_{machine}"
 
 
@@ -71,8 +80,9 @@ class Wheel:
 
 
 def stripped(path):
-    out = path + ".stripped"
-    subprocess.run(["strip", "--strip-unneeded", "-o", out, path], check=True)
+    out, machine = path + ".stripped", machine_of(path)
+    strip = "strip" if machine == platform.machine() else f"{machine}-linux-gnu-strip"
+    subprocess.run([strip, "--strip-unneeded", "-o", out, path], check=True)
     return out
 
 
