@@ -76,8 +76,7 @@ static tsr_status check_model(const tsr_ds_files *files, const tsr_ds_column *co
 {
     if (column->model) return TSR_OK;
     files->checkpoint->names_unknown = files->column_count == 1;
-    const tsr_str name = files->zero == 3 ? tsr_arena_format(files->checkpoint->arena, err, "zero_pp_rank_0_mp_rank_%02u_model_states.pt", column->model_rank)
-                                          : tsr_arena_format(files->checkpoint->arena, err, "mp_rank_%02u_model_states.pt", column->model_rank);
+    const tsr_str name = tsr_ds_model_states_name(files, column->model_rank, 0, err);
     if (!name.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_checkpoint_lacks(files->checkpoint, name, err));
     return tsr_ds_report(files->checkpoint, name, err,
@@ -90,8 +89,7 @@ static tsr_status imply_columns(const tsr_ds_files *files, uint64_t count, tsr_e
     for (uint32_t rank = 0, c = 0; rank < count && rank < MOST_COLUMNS; rank++) {
         while (c < files->column_count && files->columns[c].model_rank < rank) c++;
         if (c < files->column_count && files->columns[c].model_rank == rank) continue;
-        const tsr_str name = tsr_arena_format(files->checkpoint->arena, err, "%smp_rank_%02u_model_states.pt",
-                                              files->zero == 3 ? "zero_pp_rank_0_" : "", rank);
+        const tsr_str name = tsr_ds_model_states_name(files, rank, 0, err);
         if (!name.data) return TSR_E_NOMEM;
         TSR_TRY(tsr_checkpoint_implies(files->checkpoint, name, err));
     }
@@ -111,7 +109,7 @@ static tsr_status check_columns(const tsr_ds_files *files, tsr_error *err)
     TSR_TRY(imply_columns(files, stages * ranks, err));
     uint32_t absent = 0;
     while (absent < files->column_count && files->columns[absent].model_rank == absent) absent++;
-    const tsr_str name = tsr_arena_format(files->checkpoint->arena, err, "mp_rank_%02u_model_states.pt", absent);
+    const tsr_str name = tsr_ds_model_states_name(files, absent, 0, err);
     if (!name.data) return TSR_E_NOMEM;
     return tsr_ds_report(files->checkpoint, name, err,
                          "the files of model-parallel rank %u (…%.*s) are missing: the job had %llu such ranks, but there "

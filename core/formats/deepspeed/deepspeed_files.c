@@ -70,6 +70,13 @@ tsr_str tsr_ds_file_name(const tsr_ds_files *files, const tsr_ds_file *file)
     return files->checkpoint->store->files[file->file].name;
 }
 
+tsr_str tsr_ds_model_states_name(const tsr_ds_files *files, uint32_t model_rank, uint32_t rank, tsr_error *err)
+{
+    tsr_arena *arena = files->checkpoint->arena;
+    if (files->zero != 3) return tsr_arena_format(arena, err, "mp_rank_%02u_model_states.pt", model_rank);
+    return tsr_arena_format(arena, err, "zero_pp_rank_%u_mp_rank_%02u_model_states.pt", rank, model_rank);
+}
+
 const tsr_value *tsr_ds_optimizer(const tsr_ds_file *file)
 {
     return file ? tsr_ds_dict(file->root, "optimizer_state_dict") : NULL;

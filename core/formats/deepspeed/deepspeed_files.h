@@ -70,6 +70,9 @@ void tsr_ds_files_close(tsr_ds_files *files);
 const tsr_ds_file *tsr_ds_first(const tsr_ds_files *files, tsr_ds_kind kind, uint32_t *count);
 /* The name of a file's file. */
 tsr_str tsr_ds_file_name(const tsr_ds_files *files, const tsr_ds_file *file);
+/* What DeepSpeed calls the model states of a model-parallel rank: under ZeRO 3, of its data-parallel rank `rank`. NULL data:
+ * TSR_E_NOMEM. */
+tsr_str tsr_ds_model_states_name(const tsr_ds_files *files, uint32_t model_rank, uint32_t rank, tsr_error *err);
 /* What an optimizer file has under "optimizer_state_dict", a DICT; NULL for no file and where there is none. */
 const tsr_value *tsr_ds_optimizer(const tsr_ds_file *file);
 

@@ -216,12 +216,10 @@ static tsr_status imply_untrained(universal *u)
 static tsr_status imply_ranks(universal *u)
 {
     const tsr_ds_column *column = u->column;
-    tsr_checkpoint *checkpoint = u->files.checkpoint;
     for (uint32_t r = 0; column->models && r < column->world; r++) {
-        const tsr_str name = tsr_arena_format(checkpoint->arena, u->err, "zero_pp_rank_%u_mp_rank_%02u_model_states.pt", r,
-                                              column->model_rank);
+        const tsr_str name = tsr_ds_model_states_name(&u->files, column->model_rank, r, u->err);
         if (!name.data) return TSR_E_NOMEM;
-        TSR_TRY(tsr_checkpoint_implies(checkpoint, name, u->err));
+        TSR_TRY(tsr_checkpoint_implies(u->files.checkpoint, name, u->err));
     }
     return TSR_OK;
 }
