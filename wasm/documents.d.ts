@@ -373,6 +373,7 @@ export type ConvertDocument = {
     readonly file?: string;
     readonly bytes?: number;
     readonly copied?: boolean;
+    readonly replicated?: boolean;
     readonly weights_only?: boolean;
   }[];
 };

@@ -23,6 +23,7 @@ void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_count
         c.left_out += !row->written;
         c.cast += row->cast;
         c.copied += row->copied;
+        c.replicated += row->written && row->replicated;
         c.not_weights_only += row->written && !tensor && !row->weights_only;
     }
     *out = c;
@@ -122,6 +123,12 @@ static void put_pair(tsr_json *json, const char *key, tsr_str text)
     tsr_json_str(json, text);
 }
 
+static void put_true(tsr_json *json, const char *key)
+{
+    tsr_json_key(json, key);
+    tsr_json_bool(json, true);
+}
+
 static void put_tensor(tsr_json *json, const tsr_conversion *conversion, const tsr_converted *row)
 {
     put_pair(json, "dtype", tsr_str_from(tsr_dtype_describe(row->dtype)->name));
@@ -129,9 +136,8 @@ static void put_tensor(tsr_json *json, const tsr_conversion *conversion, const t
     if (row->file < conversion->file_count) put_pair(json, "file", conversion->files[row->file]);
     tsr_json_key(json, "bytes");
     tsr_json_uint(json, row->bytes);
-    if (!row->copied) return;
-    tsr_json_key(json, "copied");
-    tsr_json_bool(json, true);
+    if (row->copied) put_true(json, "copied");
+    if (row->replicated) put_true(json, "replicated");
 }
 
 static void put_row(tsr_json *json, const tsr_conversion *conversion, const tsr_converted *row)

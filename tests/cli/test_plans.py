@@ -100,6 +100,24 @@ def test_exec_in_parts_equals_reshard(t):
 
 
 @test
+def test_tensors_without_the_dim_of_the_default_are_said_to_be_replicated(t):
+    path, target = sample("dcp_tp")[0], ("--mesh", "dp=3", "--placements", "shard(1)")
+    shapes = {e["fqn"]: e["shape"] for e in t.json("inspect", path, "--json")["entries"] if e["kind"] == "tensor"}
+    few = {fqn for fqn, shape in shapes.items() if len(shape) < 2}
+    need(0 < len(few) < len(shapes) and any(shapes[fqn] == [] for fqn in few), shapes)
+    for to in ("dcp", "torch", "safetensors"):
+        extra = ["--objects", "drop"] if to == "safetensors" else []
+        p = t.run("reshard", path, t.at(to), *target, "--to", to, *extra)
+        need(f", {len(few)} replicated (too few dims);".encode() in p.stderr, p.stderr)
+        doc = t.json("reshard", path, t.at(f"{to}-again"), *target, "--to", to, "--json", *extra)
+        need({e["fqn"] for e in doc["entries"] if e.get("replicated")} == few, doc["entries"])
+    written = {e["fqn"]: e["chunks"] for e in t.json("layout", t.at("dcp"), "--json")["entries"] if e["kind"] == "tensor"}
+    need(all((len(chunks) == 1) == (fqn in few) for fqn, chunks in written.items()), written)
+    p = t.run("reshard", path, t.at("by-rows"), "--mesh", "dp=3", "--placements", "replicate")
+    need(b"replicated" not in p.stderr, p.stderr)
+
+
+@test
 def test_exec_refuses_stale_plans(t):
     source = t.at("source")
     shutil.copytree(sample("dcp_fsdp2")[0], source)

@@ -79,6 +79,7 @@ typedef struct tsr_converted {
     bool written;
     bool cast;
     bool copied;          /* it shares storage in the source and is an independent copy now */
+    bool replicated;      /* with a plan: the target's default cuts a dim that the tensor does not have, so it is whole there */
     bool weights_only;    /* objects: torch.load(weights_only=True) will accept it */
     const char *left_out; /* static text: why it was not written; NULL when it was */
 } tsr_converted;

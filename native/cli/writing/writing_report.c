@@ -37,6 +37,7 @@ static void report_text(const cli_writing *w)
             cli_plural(w->conversion.file_count, "file").text);
     if (t.cast) fprintf(stderr, ", %s cast", cli_number(t.cast).text);
     if (t.left_out) fprintf(stderr, ", %s left out", cli_number(t.left_out).text);
+    if (t.replicated) fprintf(stderr, ", %s replicated (too few dims)", cli_number(t.replicated).text);
     if (!w->options->dry_run && w->seconds > 0) {
         fprintf(stderr, "; %.2f s, %s/s", w->seconds,
                 cli_bytes((uint64_t)((double)w->conversion.byte_total / w->seconds)).text);

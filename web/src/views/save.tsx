@@ -25,9 +25,10 @@ function Preview({ preview: { files, bytes }, name }: { preview: WritingPreview;
 }
 
 function Result({ written: { result, download, title } }: { written: Written & { readonly title: string } }): JSX.Element {
-  const { summary: s, warnings, files } = result;
+  const { summary: s, warnings, files, entries } = result;
+  const whole = entries.filter((e) => e.replicated).length;
   useEffect(() => { if (download) saveBlob(download.name, download.blob); }, [download]);
-  const more = [s.cast && `${plural(s.cast, "tensor")} cast`, s.copied && `${plural(s.copied, "tied tensor")} copied`, s.left_out && `${plural(s.left_out, "entry", "entries")} left out`].filter(Boolean);
+  const more = [s.cast && `${plural(s.cast, "tensor")} cast`, s.copied && `${plural(s.copied, "tied tensor")} copied`, s.left_out && `${plural(s.left_out, "entry", "entries")} left out`, whole && `${plural(whole, "tensor")} replicated (too few dims)`].filter(Boolean);
   return (
     <div class="written" role="status">
       <p><strong>Wrote {[plural(s.tensors, "tensor"), ...(s.objects ? [plural(s.objects, "object")] : [])].join(" and ")} to {visible(title)}</strong>: {bytesText(files.reduce((sum, f) => sum + f.bytes, 0))} in {plural(files.length, "file")}{more.length > 0 && `; ${more.join(", ")}`}.</p>

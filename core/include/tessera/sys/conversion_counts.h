@@ -18,7 +18,7 @@ TSR_API_BEGIN
 /* What became of the entries of a conversion, counted. */
 typedef struct tsr_conversion_counts {
     uint64_t tensors, objects; /* written */
-    uint64_t left_out, cast, copied;
+    uint64_t left_out, cast, copied, replicated;
     uint64_t not_weights_only; /* objects that torch.load(weights_only=True) will refuse */
 } tsr_conversion_counts;
 void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_counts *out);
