@@ -1,15 +1,14 @@
 /* The values of a tensor or of a slice of it, in pieces. */
 #include "handles.h"
 #include "tessera/read.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/read_run.h"
 #include "tessera/sys/repeats.h"
 
 static tsr_status find(const opened *item, tsr_str fqn, const tsr_entry **out, tsr_error *err)
 {
     const tsr_entry *entry = *out = tsr_checkpoint_entry(item->checkpoint, fqn);
-    if (!entry)
-        return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no entry '%.*s'; `tessera inspect` lists them",
-                         TSR_STR_ARG(fqn));
+    if (!entry) return tsr_checkpoint_raise_no_entry(item->checkpoint, fqn, err);
     if (entry->kind == TSR_ENTRY_TENSOR) return TSR_OK;
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                      "'%.*s' is not a dense tensor but %.*s; only tensors can be sliced and written with -o",

@@ -372,6 +372,9 @@ def test_get(t):
         p = t.run("get", x, *args, status=2)
         need(message in p.stderr.decode(), p.stderr)
     need(not os.path.exists(t.at("b.npy")), "a refused output was left")
+    for name, message in (("emb.weight[0]", "no entry 'emb.weight'; did you mean 'model.emb.weight'?"), ("weight", "no entry 'weight'; `tessera inspect` lists them")):
+        p = t.run("get", sample("torch_train_state")[0], name, status=2)  # several names end in ".weight"
+        need(message in p.stderr.decode(), p.stderr)
 
 
 def npy_read(path):
@@ -570,8 +573,10 @@ def test_optim_there_and_back(t):
     names = {e["fqn"] for e in t.json("inspect", t.at("flat.pt"), "--json")["entries"]}
     nested = {n[len("optim."):] for n in want["entries"] if n.startswith("optim.state.")}
     need(doc["action"] == "flatten" and doc["files"] == 1 and nested <= names, nested - names)
-    t.run("optim", "unflatten", t.at("flat.pt"), t.at("nested.pt"))
-    t.run("optim", "flatten", t.at("nested.pt"), t.at("again.pt"))
+    p = t.run("optim", "unflatten", t.at("flat.pt"), t.at("nested.pt"))
+    need(p.stderr.startswith(f"wrote {t.at('nested.pt')}: ".encode()) and b" in 1 file; " in p.stderr, p.stderr)
+    p = t.run("optim", "flatten", t.at("nested.pt"), t.at("again.pt"), "-q")
+    need(not p.stderr, p.stderr)
     t.run("diff", t.at("flat.pt"), t.at("again.pt"), "--values")
     digests = {e["fqn"]: e["hash"]["digest"] for e in t.json("inspect", t.at("nested.pt"), "--json", "--hash", "sha256")["entries"] if e["kind"] == "tensor"}
     need(digests == {n[len("optim."):]: w["sha256"] for n, w in want["entries"].items() if n.startswith("optim.state.")}, "other bytes after a round trip")

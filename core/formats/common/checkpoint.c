@@ -103,6 +103,28 @@ tsr_status tsr_checkpoint_raise_missing(const tsr_checkpoint *checkpoint, tsr_st
                      count == 1 ? "is" : "are", count == 1 ? "it" : "them");
 }
 
+static bool ends_in(tsr_str name, tsr_str end)
+{
+    return name.size > end.size && name.data[name.size - end.size - 1] == '.' && tsr_str_ends(name, end);
+}
+
+tsr_status tsr_checkpoint_raise_no_entry(const tsr_checkpoint *checkpoint, tsr_str fqn, tsr_error *err)
+{
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    const tsr_entry *meant = NULL;
+    bool several = false;
+    for (uint64_t i = 0; fqn.size && i < catalog->entry_count && !several; i++) {
+        if (!ends_in(catalog->entries[i].fqn, fqn)) continue;
+        several = meant != NULL;
+        meant = &catalog->entries[i];
+    }
+    if (meant && !several)
+        return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no entry '%.*s'; did you mean '%.*s'?",
+                         TSR_STR_ARG(fqn), TSR_STR_ARG(meant->fqn));
+    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no entry '%.*s'; `tessera inspect` lists them",
+                     TSR_STR_ARG(fqn));
+}
+
 tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
                                  tsr_arena *scratch, tsr_view *out, tsr_error *err)
 {

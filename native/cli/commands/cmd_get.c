@@ -10,6 +10,7 @@
 #include "cli/writing/out_file.h"
 #include "tessera/document.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/document_text.h"
 #include "tessera/sys/read_run.h"
 #include "tessera/sys/repeats.h"
@@ -186,12 +187,13 @@ static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry
 static tsr_status find(const cli_session *session, const char *given, const tsr_entry **entry, tsr_str *inside,
                        tsr_error *err)
 {
-    tsr_str text = tsr_str_from(given);
+    tsr_str name = tsr_str_from(given);
     *inside = (tsr_str){NULL, 0};
-    *entry = tsr_checkpoint_entry(session->checkpoint, text);
-    if (!*entry) *entry = tsr_checkpoint_entry(session->checkpoint, tsr_slice_split(text, inside));
+    *entry = tsr_checkpoint_entry(session->checkpoint, name);
     if (*entry) return TSR_OK;
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no entry '%s'; `tessera inspect` lists them", given);
+    name = tsr_slice_split(name, inside);
+    *entry = tsr_checkpoint_entry(session->checkpoint, name);
+    return *entry ? TSR_OK : tsr_checkpoint_raise_no_entry(session->checkpoint, name, err);
 }
 
 static tsr_status get(cli *program, const cli_session *session, const get_arguments *arguments, tsr_error *err)

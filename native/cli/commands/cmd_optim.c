@@ -4,8 +4,9 @@
 #include <stdlib.h>
 
 #include "cli/commands/commands.h"
-#include "cli/writing/optim_output.h"
 #include "cli/program/session.h"
+#include "cli/program/term.h"
+#include "cli/writing/optim_output.h"
 #include "io/clock.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/optim_request.h"
@@ -120,7 +121,7 @@ static tsr_status run_job(job *j, tsr_error *err)
     return status == TSR_OK ? write_output(j, err) : status;
 }
 
-static tsr_status report(const job *j, double seconds, tsr_error *err)
+static tsr_status report_json(const job *j, double seconds, tsr_error *err)
 {
     tsr_json json;
     size_t count;
@@ -149,6 +150,14 @@ static tsr_status report(const job *j, double seconds, tsr_error *err)
     return tsr_json_finish(&json);
 }
 
+static void report_text(const job *j, double seconds)
+{
+    fputs("wrote ", stderr);
+    cli_put(stderr, tsr_str_from(j->output.destination));
+    fprintf(stderr, ": %s in %s; %.2f s\n", cli_bytes(j->output.bytes_written).text,
+            cli_plural(j->output.files_written, "file").text, seconds);
+}
+
 static void close_job(job *j)
 {
     cli_optim_output_close(&j->output);
@@ -174,7 +183,8 @@ static int run(cli *program, const void *arguments)
     cli_allow_expansion(program, a->allow_expansion);
     tsr_status status = tsr_optim_action_find(program->operands.items[0], &j.request.action, &err);
     if (status == TSR_OK) status = run_job(&j, &err);
-    if (status == TSR_OK && a->json) status = report(&j, tsr_seconds() - started, &err);
+    if (status == TSR_OK && a->json) status = report_json(&j, tsr_seconds() - started, &err);
+    else if (status == TSR_OK && !program->globals.quiet) report_text(&j, tsr_seconds() - started);
     close_job(&j);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
 }

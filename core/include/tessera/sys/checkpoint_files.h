@@ -21,6 +21,8 @@ tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint);
 /* TSR_E_NOT_FOUND with the reason why bytes of the entry `fqn` are not there: the files that are missing, by name, or one that
  * is cut short. */
 tsr_status tsr_checkpoint_raise_missing(const tsr_checkpoint *checkpoint, tsr_str fqn, tsr_error *err);
+/* TSR_E_NOT_FOUND for a name that no entry has; where one entry alone ends in ".fqn", it is suggested. */
+tsr_status tsr_checkpoint_raise_no_entry(const tsr_checkpoint *checkpoint, tsr_str fqn, tsr_error *err);
 /* The names, relative to the store's root, of files that the metadata needs but the store does not have. Each is also a
  * finding. */
 const tsr_str *tsr_checkpoint_missing(const tsr_checkpoint *checkpoint, size_t *count);
