@@ -1,6 +1,7 @@
 """Layouts with rules and hashes, manifests, what would load into what, and a diff's reports."""
 import json
 import os
+import subprocess
 import xml.etree.ElementTree as xml
 
 from harness import need, sample, test
@@ -117,3 +118,34 @@ def test_github_shows_what_it_can_and_summarizes_the_rest(t):
     need(text.startswith("before\n### ") and text.count("| error |") > 10, text)
     t.run("validate", sample("dcp_small")[0], "--format", "github", env={"GITHUB_STEP_SUMMARY": summary})
     need("0 errors" in open(summary).read(), "no summary for a sound checkpoint")
+
+
+@test
+def test_convert_refuses_what_validate_would(t):
+    """`convert --against` writes exactly what `validate --against` accepts of the same output, and else nothing."""
+    path = sample("torch_train_state")[0]
+    model = ("--include", "model.**", "--rename", "model.=")
+    t.run("convert", path, t.at("model.safetensors"), *model, "-q")
+    t.run("convert", path, t.at("half.pt"), *model, "--dtype", "bfloat16", "-q")
+    open(t.at("layout.json"), "wb").write(t.run("layout", t.at("model.safetensors")).stdout)
+    names = [e["fqn"] for e in t.json("inspect", t.at("model.safetensors"), "--json")["entries"]]
+    open(t.at("names"), "w").write("\n".join(names) + "\n")
+    open(t.at("more"), "w").write("\n".join([*names, "head.bias"]) + "\n")
+    verdicts = []
+    for against in ("model.safetensors", "half.pt", "layout.json", "names", "more"):
+        for n, options in enumerate((model, (*model, "--dtype", "bfloat16"), ("--include", "model.**"), (*model, "--exclude", "model.bn.*"))):
+            for form, extra in (("safetensors", ()), ("dcp", ("--for-torch", "2.6"))):
+                plain, checked = t.at(f"plain-{against}-{n}.{form}"), t.at(f"checked-{against}-{n}.{form}")
+                t.run("convert", path, plain, "--to", form, *options, *extra, "-q")
+                says = subprocess.run([t.path, "validate", plain, "--against", t.at(against)], capture_output=True).returncode
+                for more in (("--dry-run",), ()):
+                    p = subprocess.run([t.path, "convert", path, checked, "--to", form, *options, *extra, "--against", t.at(against), *more], capture_output=True)
+                    need(p.returncode == (2 if says else 0), f"{against} {options}: {says} {p}")
+                    need(b"the result would not load: " in p.stderr or not says, p.stderr)
+                need(os.path.exists(checked) == (says == 0), f"{checked}: {os.listdir(t.folder)}")
+                verdicts.append(says)
+    need(verdicts.count(0) >= 6 and verdicts.count(1) >= 20, verdicts)
+    p = t.run("convert", path, t.at("no"), "--to", "dcp", *model, "--against", t.at("more"), status=2)
+    need(b"'head.bias'" in p.stderr, p.stderr)
+    t.run("convert", path, t.at("model.safetensors"), *model, "--against", t.at("model.safetensors"), "--overwrite", status=2)
+    t.run("validate", "--deep", t.at("model.safetensors"))

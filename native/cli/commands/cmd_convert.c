@@ -9,6 +9,7 @@ typedef struct convert_arguments {
     unsigned to; /* a tsr_container and one */
     uint64_t world_size;
     cli_list renames;
+    const char *against;
     uint64_t max_shard_size;
     cli_map_options map;
 } convert_arguments;
@@ -53,8 +54,12 @@ static int run(cli *program, const void *given)
     const char *path = program->operands.items[0];
     tsr_error err = {0};
     cli_writing_options writing = arguments->writing;
-    cli_writing w = {
-        .program = program, .options = &writing, .what = "converting", .destination = program->operands.items[1]};
+    cli_writing w = {.program = program,
+                     .options = &writing,
+                     .what = "converting",
+                     .destination = program->operands.items[1],
+                     .against = arguments->against,
+                     .documents = {arguments->against}};
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
     cli_map_options map = arguments->map;
     map.dtype = arguments->writing.dtype;
@@ -86,6 +91,11 @@ static const cli_option options[] = {
      offsetof(convert_arguments, renames)},
     {"max-shard-size", 0, CLI_BYTES, "SIZE", "Write a directory of safetensors files of at most SIZE, with an index",
      offsetof(convert_arguments, max_shard_size)},
+    {"against", 0, CLI_TEXT, "FILE",
+     "Write only what would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a "
+     "list "
+     "of names",
+     offsetof(convert_arguments, against)},
     CLI_MAP_OPTIONS(convert_arguments, map),
     CLI_DEQUANTIZE_OPTION(convert_arguments, map),
     CLI_QUANTIZE_OPTIONS(convert_arguments, map),
@@ -101,18 +111,23 @@ const cli_command cli_convert = {
     .operands = "PATH DEST",
     .least = 2,
     .most = 2,
-    .examples = "tessera convert ckpt/ model.safetensors --to safetensors\n"
-                "Convert DCP to a single file, in a few MiB of memory\n"
-                "tessera convert ckpt/ hf/ --to safetensors --max-shard-size 5GB --include 'model.**' --rename "
-                "model.=\nWrite shards with an index, and strip the prefix of the names\n"
-                "tessera convert checkpoint-500/ model.safetensors --part model\nTake the model out of a training checkpoint\n"
-                "tessera convert checkpoint-500/ parts/ --to safetensors --objects sidecar\nWrite one file per part of it\n"
-                "tessera convert llama-70b/ model.safetensors --shards meta-llama\n"
-                "Join the consolidated.NN.pth files of all ranks\n"
-                "tessera convert base/ merged.safetensors --lora adapter/\nFold a LoRA adapter into its base model\n"
-                "tessera convert model/ fp8/ --quantize fp8-block --max-shard-size 5GB\nQuantize the weights of a model for inference\n"
-                "tessera convert run.pt ckpt/ --to dcp\nPrepare a checkpoint to resume training with any number of ranks\n"
-                "tessera convert run/global_step100 out/ --to deepspeed-universal\nLet DeepSpeed continue with another number of ranks",
+    .examples =
+        "tessera convert ckpt/ model.safetensors --to safetensors\n"
+        "Convert DCP to a single file, in a few MiB of memory\n"
+        "tessera convert ckpt/ hf/ --to safetensors --max-shard-size 5GB --include 'model.**' --rename "
+        "model.=\nWrite shards with an index, and strip the prefix of the names\n"
+        "tessera convert checkpoint-500/ model.safetensors --part model\nTake the model out of a training checkpoint\n"
+        "tessera convert checkpoint-500/ parts/ --to safetensors --objects sidecar\nWrite one file per part of it\n"
+        "tessera convert step-500/ model.safetensors --part model --against modules.json\n"
+        "Refuse to write what this model would not load\n"
+        "tessera convert llama-70b/ model.safetensors --shards meta-llama\n"
+        "Join the consolidated.NN.pth files of all ranks\n"
+        "tessera convert base/ merged.safetensors --lora adapter/\nFold a LoRA adapter into its base model\n"
+        "tessera convert model/ fp8/ --quantize fp8-block --max-shard-size 5GB\nQuantize the weights of a model for "
+        "inference\n"
+        "tessera convert run.pt ckpt/ --to dcp\nPrepare a checkpoint to resume training with any number of ranks\n"
+        "tessera convert run/global_step100 out/ --to deepspeed-universal\nLet DeepSpeed continue with another number of "
+        "ranks",
     .options = options,
     .arguments_size = sizeof(convert_arguments),
     .run = run,

@@ -64,6 +64,7 @@ static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_er
 {
     tsr_convert_options options;
     tsr_status status = make_options(w, progress, &options, err);
+    if (status == TSR_OK) status = cli_check_against(w, &options, err);
     if (status == TSR_OK && w->options->dry_run) {
         status = decide(w, &options, err);
         if (status == TSR_OK && cli_speaks(w->program)) status = cli_decide_replacement(w, NULL, 0, err);

@@ -100,6 +100,7 @@ typedef struct cli_writing {
     bool is_exec;
     bool finish; /* all parts must be there: write what surrounds them, and publish */
     tsr_arena *arena;
+    const char *against;      /* what the result must fit, or NULL */
     const char *documents[2]; /* paths of what is read besides the source, or NULL */
     tsr_replacement replacement; /* on the rank that speaks; `swap` on all */
     tsr_vec warnings;            /* tsr_str: for the document */

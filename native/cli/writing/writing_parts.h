@@ -22,6 +22,9 @@ typedef struct cli_start {
     size_t written_count;
 } cli_start;
 
+/* writing_against.c: refuses a conversion whose names, shapes and dtypes are not those of --against; decides it for that. */
+tsr_status cli_check_against(cli_writing *writing, const tsr_convert_options *options, tsr_error *err);
+
 /* The lines that describe the job: of everything that makes another output. */
 tsr_status cli_describe_work(cli_writing *writing, tsr_str *text, tsr_error *err);
 
