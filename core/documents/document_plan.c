@@ -157,8 +157,21 @@ static void put_destination(tsr_json *json, const tsr_plan_job *job)
     tsr_json_object_end(json);
 }
 
-static void put_totals(tsr_json *json, const tsr_plan *plan, const tsr_plan_totals *totals)
+/* The server with the most to do bounds every order of reads. */
+static void put_storage_totals(tsr_json *json, const tsr_plan_document *document)
 {
+    double seconds = 0;
+    for (uint32_t s = 0; s < document->storage->server_count; s++)
+        seconds = document->servers[s].seconds > seconds ? document->servers[s].seconds : seconds;
+    tsr_json_key(json, "server_seconds");
+    tsr_json_double(json, seconds);
+    put_count(json, "assumed_files", tsr_storage_assumed(document->storage, document->totals));
+}
+
+static void put_totals(tsr_json *json, const tsr_plan_document *document)
+{
+    const tsr_plan *plan = document->plan;
+    const tsr_plan_totals *totals = document->totals;
     tsr_json_key(json, "totals");
     tsr_json_object(json);
     put_count(json, "tensors", tsr_plan_count(plan));
@@ -174,6 +187,7 @@ static void put_totals(tsr_json *json, const tsr_plan *plan, const tsr_plan_tota
     tsr_json_double(json, totals->imbalance);
     tsr_json_key(json, "read_amplification");
     tsr_json_double(json, totals->amplification);
+    if (document->storage) put_storage_totals(json, document);
     tsr_json_object_end(json);
 }
 
@@ -187,8 +201,45 @@ static void put_file(tsr_json *json, const tsr_catalog *catalog, uint32_t file)
     else tsr_json_str(json, name);
 }
 
-static void put_loads(tsr_json *json, const tsr_plan_totals *totals, const tsr_catalog *catalog)
+static void put_file_loads(tsr_json *json, const tsr_plan_document *document)
 {
+    const tsr_plan_totals *totals = document->totals;
+    const tsr_storage *storage = document->storage;
+    tsr_json_key(json, "files");
+    tsr_json_array(json);
+    for (uint32_t f = 0; f < totals->file_count && f < document->catalog->store->file_count; f++) {
+        if (totals->per_file[f].reads == 0) continue;
+        tsr_json_object(json);
+        put_file(json, document->catalog, f);
+        put_count(json, "reads", totals->per_file[f].reads);
+        put_count(json, "bytes", totals->per_file[f].bytes);
+        if (storage) put_pair(json, "first_server", storage->servers[tsr_storage_server_at(storage, f, 0)].name);
+        if (storage) put_count(json, "stripe_count", storage->files[f].stripe_count);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+}
+
+static void put_servers(tsr_json *json, const tsr_plan_document *document)
+{
+    tsr_json_key(json, "storage");
+    tsr_storage_write(json, &document->job->storage);
+    tsr_json_key(json, "servers");
+    tsr_json_array(json);
+    for (uint32_t s = 0; s < document->storage->server_count; s++) {
+        tsr_json_object(json);
+        put_pair(json, "server", document->storage->servers[s].name);
+        put_count(json, "bytes", document->servers[s].bytes);
+        tsr_json_key(json, "seconds");
+        tsr_json_double(json, document->servers[s].seconds);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+}
+
+static void put_loads(tsr_json *json, const tsr_plan_document *document)
+{
+    const tsr_plan_totals *totals = document->totals;
     tsr_json_key(json, "ranks");
     tsr_json_array(json);
     for (uint64_t r = 0; r < totals->ranks; r++) {
@@ -199,17 +250,8 @@ static void put_loads(tsr_json *json, const tsr_plan_totals *totals, const tsr_c
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
-    tsr_json_key(json, "files");
-    tsr_json_array(json);
-    for (uint32_t f = 0; f < totals->file_count && f < catalog->store->file_count; f++) {
-        if (totals->per_file[f].reads == 0) continue;
-        tsr_json_object(json);
-        put_file(json, catalog, f);
-        put_count(json, "reads", totals->per_file[f].reads);
-        put_count(json, "bytes", totals->per_file[f].bytes);
-        tsr_json_object_end(json);
-    }
-    tsr_json_array_end(json);
+    put_file_loads(json, document);
+    if (document->storage) put_servers(json, document);
 }
 
 static void put_item(tsr_json *json, const tsr_plan *plan, const tsr_read_item *item, const tsr_catalog *catalog)
@@ -256,8 +298,8 @@ tsr_status tsr_document_plan(const tsr_plan_document *document, tsr_json *json, 
     put_source(json, document->job);
     put_target(json, document->mesh, &document->job->target);
     put_destination(json, document->job);
-    put_totals(json, document->plan, document->totals);
-    put_loads(json, document->totals, document->catalog);
+    put_totals(json, document);
+    put_loads(json, document);
     if (document->items) TSR_TRY(put_items(json, document, err));
     tsr_json_object_end(json);
     return json->status;

@@ -3,6 +3,7 @@
 #include "base/try.h"
 #include "codec/json.h"
 #include "documents/document_parts.h"
+#include "documents/storage_read.h"
 #include "documents/target_read.h"
 #include "tessera/convert.h"
 
@@ -236,7 +237,7 @@ static tsr_status read_list(const job_reader *r, const cJSON *object, const char
 
 static tsr_status read_job(const job_reader *r, const cJSON *root, tsr_plan_job *out)
 {
-    const cJSON *source, *target, *destination, *raw_cast;
+    const cJSON *source, *target, *destination, *raw_cast, *storage;
     tsr_str schema;
     *out = (tsr_plan_job){.file_count = 0};
     TSR_TRY(get_text(r, root, "schema", "", true, &schema));
@@ -253,7 +254,9 @@ static tsr_status read_job(const job_reader *r, const cJSON *root, tsr_plan_job 
     TSR_TRY(tsr_json_find(destination, "raw_cast", TSR_JSON_BOOL, "destination", &raw_cast, r->err));
     out->raw_cast = cJSON_IsTrue(raw_cast);
     TSR_TRY(read_list(r, destination, "include", &out->include, &out->include_count));
-    return read_list(r, destination, "exclude", &out->exclude, &out->exclude_count);
+    TSR_TRY(read_list(r, destination, "exclude", &out->exclude, &out->exclude_count));
+    TSR_TRY(tsr_json_find(root, "storage", TSR_JSON_OBJECT, "", &storage, r->err));
+    return storage ? tsr_storage_text_of(storage, r->arena, &out->storage, r->err) : TSR_OK;
 }
 
 tsr_status tsr_plan_job_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out, tsr_error *err)

@@ -256,6 +256,7 @@ tsr_status tsr_plan_new(const tsr_catalog *catalog, const tsr_target *target, co
     plan->tensors = tsr_vec_of(host->allocator, sizeof(tsr_plan_tensor));
     plan->flat_units = own.flat_units;
     plan->flat_unit_count = own.flat_unit_count;
+    plan->storage = own.storage;
     tsr_status status = make(plan, &own, err);
     if (status != TSR_OK) {
         tsr_plan_free(plan);

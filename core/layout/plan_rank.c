@@ -5,6 +5,7 @@
 #include "base/cursor.h"
 #include "base/try.h"
 #include "layout/plan_room.h"
+#include "layout/plan_storage.h"
 #include "layout/shard.h"
 
 #include "tessera/sys/alloc.h"
@@ -163,6 +164,7 @@ tsr_status tsr_plan_rank(const tsr_plan *plan, uint64_t dest_rank, tsr_arena *ar
         }
     }
     if (!sorted) qsort(list, total, sizeof *list, compare_items);
+    if (plan->storage) TSR_TRY(tsr_plan_order_items(plan, dest_rank, list, total, err));
     *items = list;
     *count = total;
     return TSR_OK;

@@ -36,6 +36,7 @@ struct tsr_plan {
     tsr_vec tensors; /* of tsr_plan_tensor */
     const tsr_fsdp1_unit *flat_units;
     uint64_t flat_unit_count;
+    const struct tsr_storage *storage; /* NULL: items in the order of files */
     uint64_t ranks;
     uint64_t byte_total;
 };

@@ -11,7 +11,7 @@
 
 uint64_t tsr_unit_weight(const tsr_unit *unit)
 {
-    return unit->bytes + unit->count * BLIT_WEIGHT;
+    return unit->bytes + unit->count * BLIT_WEIGHT + unit->delay;
 }
 
 static bool is_cut(const tsr_blit *blit, uint64_t unit_bytes)
@@ -104,30 +104,31 @@ typedef struct unit_expansion {
 } unit_expansion;
 
 /* Adds the tile units at the beginning of `units` that belong to one blit, without a gap; *used of them. */
-static tsr_status add_tiles(const unit_expansion *e, const tsr_unit *units, size_t count, size_t *used)
+static tsr_status add_tiles(const unit_expansion *e, tsr_unit *const *units, size_t count, size_t *used)
 {
-    const tsr_blit *blit = tsr_stage_blit(e->stage, units->first);
+    const tsr_unit *head = units[0];
+    const tsr_blit *blit = tsr_stage_blit(e->stage, head->first);
     tsr_blit *out = e->out->blits + e->out->count;
     tsr_tiles tiles;
     uint64_t shape[TSR_MAX_NDIM], itemsize, at = 0;
     TSR_TRY(start_tiles(blit, e->unit_bytes, shape, &tiles, &itemsize, e->err));
-    for (; at < units->tile; at++) tsr_tiles_next(&tiles);
+    for (; at < head->tile; at++) tsr_tiles_next(&tiles);
     for (*used = 0; *used < count; tsr_tiles_next(&tiles), at++, ++*used) {
-        const tsr_unit *unit = &units[*used];
-        if (!unit->is_tile || unit->first != units->first || unit->tile != at) break;
+        const tsr_unit *unit = units[*used];
+        if (!unit->is_tile || unit->first != head->first || unit->tile != at) break;
         TSR_TRY(tile_blit(blit, &tiles, itemsize, e->arena, &out[*used], e->err));
     }
-    for (size_t i = 0; i < *used; i++) e->out->owners[e->out->count++] = e->stage->order.numbers[units->first];
+    for (size_t i = 0; i < *used; i++) e->out->owners[e->out->count++] = e->stage->order.numbers[head->first];
     return TSR_OK;
 }
 
 /* The blits of units [units, units + count), which follow each other. */
-static tsr_status add_blits(const unit_expansion *e, const tsr_unit *units, size_t count)
+static tsr_status add_blits(const unit_expansion *e, tsr_unit *const *units, size_t count)
 {
     tsr_unit_blits *out = e->out;
     for (size_t u = 0, used = 1; u < count; u += used, used = 1) {
-        const tsr_unit *unit = &units[u];
-        if (unit->is_tile) TSR_TRY(add_tiles(e, unit, count - u, &used));
+        const tsr_unit *unit = units[u];
+        if (unit->is_tile) TSR_TRY(add_tiles(e, units + u, count - u, &used));
         for (uint32_t i = 0; !unit->is_tile && i < unit->count; i++, out->count++) {
             out->owners[out->count] = e->stage->order.numbers[unit->first + i];
             out->blits[out->count] = e->stage->blits[out->owners[out->count]];
@@ -142,7 +143,7 @@ tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_lanes *lanes, tsr_a
     const unit_expansion e = {.stage = stage, .unit_bytes = lanes->unit_bytes, .arena = arena, .out = out, .err = err};
     size_t total = 0;
     for (size_t i = 0; i < lanes->count; i++) {
-        for (size_t u = lanes->lanes[i].first; u < lanes->lanes[i].end; u++) total += lanes->units[u].count;
+        for (size_t u = lanes->lanes[i].first; u < lanes->lanes[i].end; u++) total += lanes->units[u]->count;
     }
     *out = (tsr_unit_blits){.blits = tsr_arena_array(arena, total, sizeof *out->blits, err),
                             .owners = tsr_arena_array(arena, total, sizeof *out->owners, err),

@@ -20,6 +20,8 @@ typedef struct tsr_unit {
     uint32_t file; /* of the first blit, in the conversion's files; units without a bound on their bytes have one file */
     bool is_tile;
     bool done;
+    uint32_t server; /* with a storage: the one that delivers most of what the unit reads */
+    uint64_t delay;  /* with a storage: what slow servers and latencies add, in bytes of the fastest server */
     uint32_t *crcs; /* `count` of them, when done */
 } tsr_unit;
 
@@ -43,7 +45,7 @@ typedef struct tsr_unit_blits {
 
 /* Lanes of the units that one stage was cut into. */
 typedef struct tsr_lanes {
-    const tsr_unit *units; /* which the lanes count */
+    tsr_unit *const *units; /* which the lanes count */
     uint64_t unit_bytes;   /* as they were cut */
     const tsr_lane *lanes;
     size_t count;

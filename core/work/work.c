@@ -7,6 +7,7 @@
 #include "tessera/sys/options.h"
 #include "tessera/sys/repeats.h"
 #include "work/copies.h"
+#include "work/unit_servers.h"
 #include "work/work_parts.h"
 #include "write/object_json.h"
 
@@ -120,7 +121,11 @@ static tsr_status cut_stage(tsr_work *work, uint32_t number, tsr_error *err)
     tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
     tsr_status status = tsr_work_stage(work, number, arena, &stage, err);
+    const size_t before = work->units.count;
     if (status == TSR_OK) status = tsr_units_cut(&stage, number, work->unit_bytes, &work->units, err);
+    const size_t count = work->units.count - before;
+    if (status == TSR_OK && count && work->options.storage)
+        status = tsr_units_find_servers(work, &stage, tsr_work_unit(work, before), count, err);
     tsr_arena_free(arena);
     return status;
 }

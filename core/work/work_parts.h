@@ -3,6 +3,7 @@
 #define TSR_WORK_WORK_PARTS_H
 
 #include "convert/convert_to.h"
+#include "tessera/sys/storage.h"
 #include "tessera/sys/work.h"
 #include "work/units.h"
 

@@ -2,6 +2,7 @@
 #include "base/try.h"
 #include "work/lanes.h"
 #include "work/source_sums.h"
+#include "work/unit_servers.h"
 #include "work/work_parts.h"
 
 #include "tessera/sys/alloc.h"
@@ -19,6 +20,7 @@
 /* Units of one stage on their way: some of each lane. */
 typedef struct batch {
     tsr_work *work;
+    tsr_unit *const *units; /* which the lanes count */
     tsr_sink sink;
     const tsr_stage *stage;
     const tsr_lane *lanes;
@@ -29,6 +31,8 @@ typedef struct batch {
 /* A run over a part: how far it is. */
 typedef struct run {
     tsr_work *work;
+    tsr_storage_reader part;
+    tsr_unit **units; /* of the part, in the order in which they are done */
     tsr_ring *ring;
     const tsr_work_journal *journal;
     tsr_progress progress;
@@ -66,7 +70,7 @@ static void keep_sums(const batch *b)
     size_t at = 0;
     for (size_t l = 0; l < b->lane_count; l++) {
         for (size_t u = b->lanes[l].first; u < b->lanes[l].end; u++) {
-            tsr_unit *unit = tsr_work_unit(b->work, u);
+            tsr_unit *unit = b->units[u];
             for (uint32_t i = 0; i < unit->count; i++) unit->crcs[i] = b->of.blits[at++].crc;
             unit->done = true;
         }
@@ -76,8 +80,7 @@ static void keep_sums(const batch *b)
 static tsr_status write_batch(run *r, batch *b, tsr_arena *arena, tsr_error *err)
 {
     const tsr_work *work = r->work;
-    const tsr_lanes lanes = {
-        .units = work->units.items, .unit_bytes = work->unit_bytes, .lanes = b->lanes, .count = b->lane_count};
+    const tsr_lanes lanes = {.units = b->units, .unit_bytes = work->unit_bytes, .lanes = b->lanes, .count = b->lane_count};
     TSR_TRY(tsr_units_blits(b->stage, &lanes, arena, &b->of, err));
     for (size_t i = 0; i < b->of.count; i++) b->of.blits[i].file = work->numbers[b->of.blits[i].file];
     const tsr_blit_run blits = {.checkpoint = work->job.checkpoint,
@@ -103,7 +106,7 @@ static tsr_status append_records(const run *r, const batch *b, tsr_error *err)
     tsr_status status = output->sync ? output->sync(output, err) : TSR_OK;
     for (size_t l = 0; l < b->lane_count; l++) {
         for (size_t u = b->lanes[l].first; u < b->lanes[l].end && status == TSR_OK; u++)
-            status = tsr_work_put_record(r->work, u, &records, err);
+            status = tsr_work_put_record(r->work, (size_t)(b->units[u] - tsr_work_unit(r->work, 0)), &records, err);
     }
     if (status == TSR_OK) status = r->journal->append(r->journal->ctx, (tsr_str){records.items, records.count}, err);
     tsr_vec_free(&records);
@@ -113,6 +116,7 @@ static tsr_status append_records(const run *r, const batch *b, tsr_error *err)
 static tsr_status run_batch(run *r, size_t lane_count, tsr_error *err)
 {
     batch b = {.work = r->work,
+               .units = r->units,
                .sink = {r->work->output, r->work->numbers},
                .stage = &r->stage,
                .lanes = r->taken,
@@ -123,7 +127,7 @@ static tsr_status run_batch(run *r, size_t lane_count, tsr_error *err)
     tsr_arena_free(arena);
     for (size_t l = 0; l < lane_count; l++) {
         r->units_left -= b.lanes[l].end - b.lanes[l].first;
-        for (size_t u = b.lanes[l].first; u < b.lanes[l].end; u++) r->byte_done += tsr_work_unit(r->work, u)->bytes;
+        for (size_t u = b.lanes[l].first; u < b.lanes[l].end; u++) r->byte_done += r->units[u]->bytes;
     }
     const bool wanted = r->journal && (r->units_left || !r->journal->finishes);
     return status == TSR_OK && wanted ? append_records(r, &b, err) : status;
@@ -136,7 +140,7 @@ static tsr_status run_lanes(run *r, size_t count, tsr_error *err)
     for (;;) {
         size_t taken = 0;
         for (size_t l = 0; l < count; l++) {
-            r->taken[taken] = tsr_lane_take(&r->lanes[l], r->work->units.items, each);
+            r->taken[taken] = tsr_lane_take(&r->lanes[l], r->units, each);
             taken += r->taken[taken].first < r->taken[taken].end;
         }
         if (!taken) return TSR_OK;
@@ -144,14 +148,22 @@ static tsr_status run_lanes(run *r, size_t count, tsr_error *err)
     }
 }
 
-/* Units [first, end) of one stage. */
+/* One process alone asks one server after the other in any order. */
+static bool goes_by_server(const run *r)
+{
+    return r->work->options.storage && r->part.readers > 1;
+}
+
+/* Units [first, end) of the run, which are of one stage. */
 static tsr_status run_stage(run *r, size_t first, size_t end, tsr_error *err)
 {
     tsr_arena *arena = tsr_arena_new(r->work->host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
-    tsr_status status = tsr_work_stage(r->work, tsr_work_unit(r->work, first)->stage, arena, &r->stage, err);
+    tsr_status status = tsr_work_stage(r->work, r->units[first]->stage, arena, &r->stage, err);
+    if (status == TSR_OK && goes_by_server(r))
+        status = tsr_units_order(r->work, &r->stage, r->part, r->units + first, end - first, err);
     while (first < end && status == TSR_OK) {
-        const size_t count = tsr_lanes_cut(&r->stage, r->work->units.items, first, end, r->most_lanes, r->lanes);
+        const size_t count = tsr_lanes_cut(&r->stage, r->units, first, end, r->most_lanes, r->lanes);
         first = r->lanes[count - 1].end;
         status = run_lanes(r, count, err);
     }
@@ -159,36 +171,48 @@ static tsr_status run_stage(run *r, size_t first, size_t end, tsr_error *err)
     return status;
 }
 
-static tsr_status run_units(run *r, size_t first, size_t end, tsr_error *err)
+static tsr_status run_units(run *r, size_t count, tsr_error *err)
 {
-    const tsr_work *work = r->work;
-    for (size_t u = first; u < end; u++) {
-        const tsr_unit *unit = tsr_work_unit(work, u);
+    for (size_t u = 0; u < count; u++) {
+        const tsr_unit *unit = r->units[u];
         r->byte_total += unit->done ? 0 : unit->bytes;
         r->units_left += !unit->done;
     }
-    for (size_t u = first; u < end;) {
+    for (size_t u = 0; u < count;) {
         size_t to = u;
         bool left = false;
-        for (; to < end && tsr_work_unit(work, to)->stage == tsr_work_unit(work, u)->stage; to++)
-            left |= !tsr_work_unit(work, to)->done;
+        for (; to < count && r->units[to]->stage == r->units[u]->stage; to++) left |= !r->units[to]->done;
         if (left) TSR_TRY(run_stage(r, u, to, err));
         u = to;
     }
     return TSR_OK;
 }
 
-static tsr_status run_range(tsr_work *work, size_t first, size_t end, const tsr_work_journal *journal, tsr_error *err)
+/* What a run needs: the ring, lanes, and units [first, + count) in their own order. */
+static tsr_status open_run(run *r, size_t first, size_t count, tsr_error *err)
+{
+    const tsr_allocator *allocator = r->work->host->allocator;
+    TSR_TRY(tsr_ring_new(r->work->host, r->work->job.options->max_memory, &r->ring, err));
+    r->lanes = tsr_alloc(allocator, 2 * r->most_lanes, sizeof *r->lanes, err);
+    r->units = r->lanes ? tsr_alloc(allocator, count ? count : 1, sizeof *r->units, err) : NULL;
+    if (!r->units) return TSR_E_NOMEM;
+    r->taken = r->lanes + r->most_lanes;
+    for (size_t u = 0; u < count; u++) r->units[u] = tsr_work_unit(r->work, first + u);
+    return TSR_OK;
+}
+
+static tsr_status run_range(tsr_work *work, tsr_storage_reader part, const tsr_lane *range, const tsr_work_journal *journal,
+                            tsr_error *err)
 {
     const tsr_allocator *allocator = work->host->allocator;
     const uint32_t threads = work->host->threads;
-    run r = {.work = work, .journal = journal, .most_lanes = threads > 1 ? LANES_A_THREAD * threads : 1};
+    const size_t count = range->end - range->first;
+    run r = {.work = work, .part = part, .journal = journal};
+    r.most_lanes = threads > 1 && !goes_by_server(&r) ? LANES_A_THREAD * threads : 1; /* lanes share no file: lanes.h */
     r.progress = (tsr_progress){step, &r};
-    TSR_TRY(tsr_ring_new(work->host, work->job.options->max_memory, &r.ring, err));
-    r.lanes = tsr_alloc(allocator, 2 * r.most_lanes, sizeof *r.lanes, err);
-    tsr_status status = r.lanes ? TSR_OK : TSR_E_NOMEM;
-    r.taken = r.lanes + (r.lanes ? r.most_lanes : 0);
-    if (status == TSR_OK) status = run_units(&r, first, end, err);
+    tsr_status status = open_run(&r, range->first, count, err);
+    if (status == TSR_OK) status = run_units(&r, count, err);
+    tsr_free(allocator, r.units, count ? count : 1, sizeof *r.units);
     tsr_free(allocator, r.lanes, 2 * r.most_lanes, sizeof *r.lanes);
     tsr_ring_free(r.ring);
     return status;
@@ -196,11 +220,11 @@ static tsr_status run_range(tsr_work *work, size_t first, size_t end, const tsr_
 
 tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err)
 {
-    size_t first, end;
+    tsr_lane range;
     TSR_FAIL_IF(part >= parts, err, TSR_E_USAGE, TSR_NO_POSITION, "there is no part %llu of %llu", (unsigned long long)part,
                 (unsigned long long)parts);
-    tsr_work_part(work, part, parts, &first, &end);
-    return run_range(work, first, end, journal, err);
+    tsr_work_part(work, part, parts, &range.first, &range.end);
+    return run_range(work, (tsr_storage_reader){part, parts}, &range, journal, err);
 }
 
 /* Which part has each file: that in which its first unit begins, where the parts divide the sum of all weights evenly. */
@@ -228,7 +252,7 @@ tsr_status tsr_work_run_files(tsr_work *work, uint64_t part, uint64_t parts, tsr
         were_done[u] = unit->done;
         unit->done |= owners[unit->file] != part;
     }
-    const tsr_status status = run_range(work, 0, count, NULL, err);
+    const tsr_status status = run_range(work, (tsr_storage_reader){0, 1}, &(tsr_lane){0, count}, NULL, err);
     for (size_t u = 0; u < count; u++) {
         tsr_unit *unit = tsr_work_unit(work, u);
         if (owners[unit->file] != part) unit->done = were_done[u];

@@ -2,13 +2,15 @@
  * for TO ranks under shard(0).
  *     bench_plan full FROM TO TENSORS ROWS COLUMNS     seconds of the items of all ranks, a tensor, and of making the plan
  *     bench_plan rank FROM TO TENSORS ROWS COLUMNS     seconds of one rank's items once the plan is made
- *     bench_plan totals FROM TO TENSORS ROWS COLUMNS   seconds of making the plan and counting its totals, for all ranks */
+ *     bench_plan totals FROM TO TENSORS ROWS COLUMNS   seconds of making the plan and counting its totals, for all ranks
+ *     bench_plan servers FROM TO TENSORS ROWS COLUMNS  the same, then the loads of 1,000 servers and one rank's items in their order */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "tessera/plan.h"
+#include "tessera/sys/storage.h"
 
 static double seconds(clockid_t clock)
 {
@@ -69,6 +71,19 @@ static uint64_t count_rank(const tsr_plan *plan, uint64_t rank)
     return count;
 }
 
+/* Files with four stripes of 1 MiB each. */
+static tsr_storage make_storage(uint64_t files)
+{
+    enum { SERVERS = 1000 };
+    tsr_storage_server *servers = calloc(SERVERS, sizeof *servers);
+    tsr_striping *striping = calloc(files, sizeof *striping);
+    if (!servers || !striping) exit(2);
+    for (uint32_t s = 0; s < SERVERS; s++) servers[s] = (tsr_storage_server){{"", 0}, 1e9, 0.0005};
+    for (uint32_t f = 0; f < files; f++)
+        striping[f] = (tsr_striping){.stripe_size = 1 << 20, .stripe_count = 4, .first = f * 4 % SERVERS};
+    return (tsr_storage){servers, SERVERS, 1e9, striping, (uint32_t)files};
+}
+
 static void print(stopwatch taken, double times, uint64_t items)
 {
     printf("{\"wall\": %.9f, \"cpu\": %.9f, \"items\": %llu}\n", taken.wall / times, taken.cpu / times,
@@ -88,8 +103,12 @@ int main(int argc, char **argv)
     tsr_target target = {.mesh = {1, &n[1], &no_name}, .default_placements = &rows};
     tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
     tsr_plan *plan;
+    const bool by_server = strcmp(argv[1], "servers") == 0;
+    const tsr_storage storage = make_storage(n[0]);
+    tsr_plan_options options = TSR_OPTIONS(tsr_plan_options);
+    options.storage = by_server ? &storage : NULL;
     stopwatch clock = start();
-    if (tsr_plan_new(&catalog, &target, NULL, &host, &plan, NULL) != TSR_OK) return 2;
+    if (tsr_plan_new(&catalog, &target, &options, &host, &plan, NULL) != TSR_OK) return 2;
     if (strcmp(argv[1], "full") == 0) {
         for (uint64_t r = 0; r < n[1]; r++) items += count_rank(plan, r);
         print(since(clock), (double)n[2], items);
@@ -101,7 +120,10 @@ int main(int argc, char **argv)
     } else {
         tsr_plan_totals totals;
         tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+        const tsr_server_load *loads;
         if (!arena || tsr_plan_count_totals(plan, arena, &totals, NULL) != TSR_OK) return 2;
+        if (by_server && tsr_plan_count_servers(plan, &storage, arena, &loads, NULL) != TSR_OK) return 2;
+        if (by_server) count_rank(plan, n[1] / 2);
         print(since(clock), 1, totals.reads);
         tsr_arena_free(arena);
     }

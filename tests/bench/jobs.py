@@ -98,6 +98,11 @@ def p18(bench):
                [Side("tessera", bench.program("bench_plan", "totals", 1024, 100000, 1000, 1000000, 64))], "seconds, ≤ 2 GiB")
 
 
+def p18_servers(bench):
+    return Job("P18b", "plan, totals and loads of 1,000 servers, 100,000 ranks × 10,000 tensors", "from 1,024 ranks, shard(0), [1000000, 64]",
+               [Side("tessera", bench.program("bench_plan", "servers", 1024, 100000, 10000, 1000000, 64))], "seconds, ≤ 2 GiB")
+
+
 def zero_ranks(bench, ranks=256, width=512, layers=24):
     """A ZeRO-3 directory of 2 files per rank with the entries and flat buffers of DeepSpeed's, saved by PyTorch alone."""
     path = os.path.join(bench.samples, "zero3_256_ranks")
@@ -351,4 +356,4 @@ def p13_four(bench):
     return redistribution(bench, "P13b", 4)
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18], "P20": [p20], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "PY": [py_dcp, py_safetensors]}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "PY": [py_dcp, py_safetensors]}

@@ -121,7 +121,9 @@ static void test_convert_lanes__no_two_share_a_group_of_files(void **state)
         tsr_lane lanes[16];
         tsr_vec units = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_unit));
         assert_int_equal(tsr_units_cut(&l.stage, 0, 1 + seed % 3 * 4000, &units, NULL), TSR_OK);
-        const tsr_unit *list = units.items;
+        tsr_unit **list = tsr_arena_array(l.arena, units.count, sizeof *list, NULL);
+        assert_non_null(list);
+        for (size_t u = 0; u < units.count; u++) list[u] = (tsr_unit *)units.items + u;
         for (size_t first = 0, count; first < units.count; first = lanes[count - 1].end) {
             const size_t most = 1 + seed % 16;
             count = tsr_lanes_cut(&l.stage, list, first, units.count, most, lanes);
@@ -129,10 +131,10 @@ static void test_convert_lanes__no_two_share_a_group_of_files(void **state)
             for (size_t i = 0; i < count; i++) {
                 assert_true(lanes[i].first < lanes[i].end);
                 assert_int_equal(lanes[i].first, i ? lanes[i - 1].end : first);
-                if (i) assert_true(group_of(&l, &list[lanes[i].first]) > group_of(&l, &list[lanes[i].first - 1]));
+                if (i) assert_true(group_of(&l, list[lanes[i].first]) > group_of(&l, list[lanes[i].first - 1]));
             }
             several += count > 1;
-            if (count > 1) assert_true(list[first].first >= l.stage.order.grouped);
+            if (count > 1) assert_true(list[first]->first >= l.stage.order.grouped);
         }
         tsr_vec_free(&units);
         tsr_arena_free(l.arena);
@@ -145,16 +147,17 @@ static void test_convert_lanes__files_of_one_size_get_a_lane_each_or_even_shares
     (void)state;
     static listed l;
     l = (listed){.shape = {FILES, FILES}, .arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL)};
-    tsr_unit units[12] = {{0}};
+    tsr_unit units[12] = {{0}}, *list[12];
     tsr_lane lanes[12];
     for (uint32_t f = 0; f < 12; f++) {
         l.blits[f] = (tsr_blit){.literal = (const uint8_t *)"", .file = f};
         units[f] = (tsr_unit){.bytes = 1000, .first = f, .count = 1};
+        list[f] = &units[f];
     }
     l.stage = (tsr_stage){.blits = l.blits, .count = 12};
     assert_int_equal(tsr_blits_order(&l.catalog, l.blits, 12, l.arena, &l.stage.order, NULL), TSR_OK);
     for (size_t most = 1; most <= 12; most++) {
-        const size_t count = tsr_lanes_cut(&l.stage, units, 0, 12, most, lanes);
+        const size_t count = tsr_lanes_cut(&l.stage, list, 0, 12, most, lanes);
         assert_int_equal(count, most);
         for (size_t i = 0; i < count; i++) assert_in_range(lanes[i].end - lanes[i].first, 12 / most, (12 + most - 1) / most);
     }
@@ -164,16 +167,17 @@ static void test_convert_lanes__files_of_one_size_get_a_lane_each_or_even_shares
 static void test_convert_lanes__what_is_done_is_passed_over(void **state)
 {
     (void)state;
-    tsr_unit units[10] = {{0}};
+    tsr_unit units[10] = {{0}}, *list[10];
+    for (size_t u = 0; u < 10; u++) list[u] = &units[u];
     units[0].done = units[4].done = units[9].done = true;
     tsr_lane lane = {0, 10};
     const size_t expected[][2] = {{1, 4}, {5, 8}, {8, 9}};
     for (size_t i = 0; i < 3; i++) {
-        const tsr_lane taken = tsr_lane_take(&lane, units, 3);
+        const tsr_lane taken = tsr_lane_take(&lane, list, 3);
         assert_int_equal(taken.first, expected[i][0]);
         assert_int_equal(taken.end, expected[i][1]);
     }
-    const tsr_lane none = tsr_lane_take(&lane, units, 3);
+    const tsr_lane none = tsr_lane_take(&lane, list, 3);
     assert_int_equal(none.first, none.end);
 }
 

@@ -9,6 +9,7 @@
 #include "support/failing_allocator.h"
 #include "support/full_counts.h"
 #include "support/made.h"
+#include "tessera/sys/storage.h"
 #include "tessera/sys/work.h"
 
 #define TENSORS 6u
@@ -70,7 +71,20 @@ typedef struct job {
     tsr_target target;
     tsr_convert_options options;
     shared_output output;
+    tsr_storage_server servers[3];
+    tsr_striping striping;
+    tsr_storage storage;
 } job;
+
+/* Servers of different speeds behind the one file, whose stripes are small. */
+static void add_storage(job *j, uint64_t seed)
+{
+    for (uint32_t s = 0; s < 3; s++)
+        j->servers[s] = (tsr_storage_server){TSR_STR("s"), (double)(100 + (seed >> s) % 7 * 50), 0.01};
+    j->striping = (tsr_striping){.stripe_size = 1 + seed % 300, .stripe_count = (uint32_t)(1 + seed % 3), .first = 2};
+    j->storage = (tsr_storage){j->servers, 3, 400, &j->striping, 1};
+    j->options.storage = &j->storage;
+}
 
 static void start(job *j, uint64_t seed)
 {
@@ -86,6 +100,7 @@ static void start(job *j, uint64_t seed)
         tsr_plan_new(tsr_checkpoint_catalog(&j->made.checkpoint), &j->target, NULL, &j->made.host, &j->plan, &err))
         fail_msg("%s", err.message);
     j->options.plan = j->plan;
+    if (seed / FORMS % 2) add_storage(j, seed);
 }
 
 static void new_output(job *j)

@@ -42,7 +42,7 @@ HEADERS = {
     "io": "store output comm store_read collectives",
     "model": "dtype torch_version value catalog modules dtype_forms value_walk module_tree entries",
     "fqn": "glob fqn canonical_names params",
-    "layout": "box layout mesh target plan validate diff box_walk slice target_fsdp1 holders plan_items tiling contract_rules",
+    "layout": "box layout mesh target plan validate diff box_walk slice target_fsdp1 holders plan_items tiling contract_rules storage",
     "optim": "optim optim_comm optim_keys optim_load optim_states flat_params flat_index flat_ranks fsdp_optim optim_live state_keys",
     "formats/common": "checkpoint checkpoint_bytes checkpoint_files",
     "formats/dcp": "salvage dcp_item",
@@ -57,7 +57,7 @@ HEADERS = {
     "write": "write_tree",
     "convert": "convert casts",
     "work": "work",
-    "documents": "document document_read policy plan_job document_text conversion_counts",
+    "documents": "document document_read policy plan_job document_text conversion_counts storage_document",
     "optim_convert": "optim_convert optim_request",
 }
 MODULE_OF = {header: module for module, names in HEADERS.items() for header in names.split()}

@@ -68,6 +68,9 @@ typedef struct tsr_convert_options {
     tsr_torch_version for_torch; /* not safetensors: which PyTorch must be able to load the output */
     /* NULL: the checkpoint as it is. Otherwise it is written as the ranks of the plan's target hold it (below). */
     const tsr_plan *plan;
+    /* With `plan`: NULL, or the servers of the source (tessera/sys/storage.h). Shares of the work (tessera/sys/work.h) are even in
+     * the servers' time, and each begins at another server. The output is the same. */
+    const struct tsr_storage *storage;
 } tsr_convert_options;
 
 /* The outcome for one entry of the source. Rows are in the source's order. */

@@ -26,6 +26,7 @@ TSR_API_BEGIN
 
 struct tsr_layout;     /* tessera/sys/layout.h */
 struct tsr_fsdp1_unit; /* tessera/sys/target_fsdp1.h */
+struct tsr_storage;    /* tessera/sys/storage.h */
 typedef struct tsr_plan tsr_plan;
 
 typedef struct tsr_plan_options {
@@ -39,6 +40,7 @@ typedef struct tsr_plan_options {
     void *layout_ctx;
     const struct tsr_fsdp1_unit *flat_units; /* where the layouts are flat ranges: whose; kept, so they outlive the plan */
     uint64_t flat_unit_count;
+    const struct tsr_storage *storage; /* NULL, or orders each rank's reads by server; kept, so it outlives the plan */
 } tsr_plan_options;
 
 /* Plans the catalog's tensors (objects and opaque entries have no bytes to place) for a target. Borrows catalog, target and
@@ -77,8 +79,8 @@ typedef struct tsr_read_item {
     const uint64_t *lengths;
 } tsr_read_item;
 
-/* All items of one rank, sorted by (file, byte_offset of the chunk, tensor, storage offsets). They and their arrays live in
- * `arena`. O(items × log items). */
+/* All items of one rank, sorted by (file, byte_offset of the chunk, tensor, storage offsets); with a storage, by server in
+ * front of that, and each rank begins at another server. They and their arrays live in `arena`. O(items × log items). */
 tsr_status tsr_plan_rank(const tsr_plan *plan, uint64_t dest_rank, tsr_arena *arena, const tsr_read_item **items,
                          uint64_t *count, tsr_error *err);
 

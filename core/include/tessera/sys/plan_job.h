@@ -13,6 +13,7 @@
 #include "tessera/check.h"
 #include "tessera/plan.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/storage_document.h"
 
 TSR_API_BEGIN
 
@@ -77,6 +78,7 @@ typedef struct tsr_plan_job {
     bool raw_cast;
     const tsr_str *include, *exclude;
     size_t include_count, exclude_count;
+    tsr_storage_text storage; /* its `servers` is NULL without one */
 } tsr_plan_job;
 /* What a catalog tells of a job's source: format, digest, the files with their sizes (`modified` empty; a store of a single
  * file counts it whatever it holds, and config.json or params.json counts where there is a source_map, which takes numbers from it), and `to`, where that is empty. A digest_algorithm that is set already ("sha256",
@@ -96,6 +98,8 @@ typedef struct tsr_plan_document {
     const tsr_mesh *mesh;
     const tsr_plan_job *job;
     bool items;
+    const tsr_storage *storage;     /* of job->storage, or NULL */
+    const tsr_server_load *servers; /* its servers' loads */
 } tsr_plan_document;
 tsr_status tsr_document_plan(const tsr_plan_document *document, tsr_json *json, tsr_error *err);
 /* Digest of a catalog, by `*algorithm` (0: SHA-256, or XXH3 where the host has no SHA-256; *algorithm says which): names, kinds, dtypes, shapes, boxes, and where their bytes
