@@ -275,6 +275,8 @@ export type PlanDocument = {
     readonly peak_memory: number;
     readonly imbalance: number;
     readonly read_amplification: number;
+    readonly server_seconds?: number;
+    readonly assumed_files?: number;
   };
   readonly ranks: readonly {
     readonly held: number;
@@ -285,6 +287,32 @@ export type PlanDocument = {
     readonly file: (string) | (null);
     readonly reads: number;
     readonly bytes: number;
+    readonly first_server?: string;
+    readonly stripe_count?: number;
+  }[];
+  readonly storage?: {
+    readonly schema: "tessera.storage/1";
+    readonly servers: readonly {
+      readonly name?: string;
+      readonly bandwidth?: number;
+      readonly latency?: number;
+    }[];
+    readonly bandwidth?: number;
+    readonly latency?: number;
+    readonly stripe_size?: number;
+    readonly stripe_count?: number;
+    readonly files?: readonly {
+      readonly file: string;
+      readonly first?: number;
+      readonly servers?: readonly number[];
+      readonly stripe_size?: number;
+      readonly stripe_count?: number;
+    }[];
+  };
+  readonly servers?: readonly {
+    readonly server: string;
+    readonly bytes: number;
+    readonly seconds: number;
   }[];
   readonly items?: readonly {
     readonly fqn: string;
@@ -404,6 +432,27 @@ export type TargetDocument = {
     readonly ignored?: readonly string[];
     readonly use_orig_params?: boolean;
   };
+};
+
+/** tessera.storage/1: The servers of a parallel file system, and where a checkpoint's files are on them. */
+export type StorageDocument = {
+  readonly schema: "tessera.storage/1";
+  readonly servers: (number) | (readonly {
+    readonly name?: string;
+    readonly bandwidth?: number;
+    readonly latency?: number;
+  }[]);
+  readonly bandwidth?: number;
+  readonly latency?: number;
+  readonly stripe_size?: number;
+  readonly stripe_count?: number;
+  readonly files?: readonly {
+    readonly file: string;
+    readonly first?: number;
+    readonly servers?: readonly number[];
+    readonly stripe_size?: number;
+    readonly stripe_count?: number;
+  }[];
 };
 
 /** tessera.modules/1: A module tree. */

@@ -258,3 +258,88 @@ def test_fsdp1_as_a_target(t):
     need(all((sum(h) == numel(shapes[n])) != n.endswith(".weight") and (h == [numel(shapes[n])] * 3) == n.endswith(".weight") for n, h in held.items()), held)
     json.dump({"schema": "tessera.target/1", "mesh": {"shape": [3]}, "strategy": {"name": "zero3"}}, open(t.at("bad.json"), "w"))
     need(b"zero3" in t.run("plan", path, "--target", t.at("bad.json"), status=2).stderr, "an unknown strategy")
+
+
+def server_of(files, name, at):
+    """The stripes of a file, as tessera.storage/1 describes them."""
+    stripe_size, servers = files[name]
+    return servers[at // stripe_size % len(servers)]
+
+
+@test
+def test_a_storage_shows_servers_and_orders_reads(t):
+    """Eight layers, each in a safetensors file of its own on one of four servers; ranks take rows of all of them."""
+    names, size = [f"model-{i:05d}-of-00008.safetensors" for i in range(1, 9)], 64 * 64 * 4
+    os.mkdir(t.at("ckpt"))
+    weights = {}
+    for i, name in enumerate(names):
+        st_write(t.at("ckpt", name), {f"layers.{i}.w{k}": ("F32", [64, 64], os.urandom(size)) for k in range(4)})
+        weights.update({f"layers.{i}.w{k}": name for k in range(4)})
+    json.dump({"metadata": {"total_size": 32 * size}, "weight_map": weights}, open(t.at("ckpt", "model.safetensors.index.json"), "w"))
+    where = {n: (4096, [i % 4, (i + 1) % 4]) if i == 7 else (1 << 20, [i % 4]) for i, n in enumerate(names)}
+    storage = {"schema": "tessera.storage/1", "servers": [{"name": f"oss{s}"} for s in range(4)], "bandwidth": 1e9, "latency": 0.001,
+               "files": [{"file": n, "first": where[n][1][0], "stripe_count": len(where[n][1]), "stripe_size": where[n][0]} for n in names]}
+    json.dump(storage, open(t.at("storage.json"), "w"))
+    target = ("--mesh", "dp=8", "--placements", "shard(0)")
+    doc = t.json("plan", t.at("ckpt"), *target, "--storage", t.at("storage.json"), "--items")
+    need([f["first_server"] for f in doc["files"]] == [f"oss{i % 4}" for i in range(8)], doc["files"])
+    need([f["stripe_count"] for f in doc["files"]] == [1] * 7 + [2], doc["files"])
+    need(doc["totals"]["assumed_files"] == 0 and sum(s["bytes"] for s in doc["servers"]) == doc["totals"]["bytes"] == 32 * size, doc["servers"])
+    want = [0] * 4
+    for entry in t.json("inspect", t.at("ckpt"), "--json")["entries"]:
+        c = entry["chunks"][0]
+        for at in range(c["byte_offset"], c["byte_offset"] + c["byte_length"]):
+            want[server_of(where, c["file"], at)] += 1
+    need([s["bytes"] for s in doc["servers"]] == want, (doc["servers"], want))
+    need(abs(doc["totals"]["server_seconds"] - max(want) / 1e9) < 1e-9, doc["totals"])
+    plain = t.json("plan", t.at("ckpt"), *target, "--items")
+    key = lambda i: json.dumps(i, sort_keys=True)
+    begun = []
+    for rank in range(8):
+        by_file, by_server = ([i for i in d["items"] if i["dest_rank"] == rank] for d in (plain, doc))
+        need(sorted(map(key, by_file)) == sorted(map(key, by_server)), f"rank {rank} reads something else")
+        need(by_file[0]["file"] == names[0], by_file[0])
+        begun.append(where[by_server[0]["file"]][1][0])
+    need(set(begun) == {0, 1, 2, 3} and max(map(begun.count, begun)) <= 3, f"ranks begin at servers {begun}")  # server 0 has more
+    text = t.text("plan", t.at("ckpt"), *target, "--storage", t.at("storage.json"))
+    need("4 servers" in text and "oss3" in text and names[7] + ", oss3" in text, text)
+
+    t.run("reshard", t.at("ckpt"), t.at("whole"), *target, "--to", "dcp", "-q")
+    t.run("reshard", t.at("ckpt"), t.at("stored"), *target, "--to", "dcp", "--storage", t.at("storage.json"), "-q")
+    open(t.at("plan.json"), "wb").write(t.run("plan", t.at("ckpt"), *target, "--to", "dcp", "--storage", t.at("storage.json"), "--json").stdout)
+    for part in (2, 1, 3):
+        t.run("exec", t.at("plan.json"), t.at("parts"), "--part", f"{part}/3", "-q")
+    t.run("exec", t.at("plan.json"), t.at("parts"), "--finish", "-q")
+    need(tree(t.at("whole")) == tree(t.at("stored")) == tree(t.at("parts")), "a storage changes bytes")
+
+
+@test
+def test_storages_that_are_wrong_are_refused(t):
+    path, target = sample("dcp_fsdp2")[0], ("--mesh", "dp=2", "--placements", "shard(0)")
+    good = {"schema": "tessera.storage/1", "servers": 2, "bandwidth": 1e9, "files": [{"file": "__0_0.distcp", "first": 1}]}
+
+    def refused(message, **changes):
+        doc = {k: v for k, v in {**good, **changes}.items() if v is not None}
+        json.dump(doc, open(t.at("storage.json"), "w"))
+        for command in (("plan", path), ("reshard", path, t.at("out"))):
+            p = t.run(*command, *target, "--storage", t.at("storage.json"), status=2)
+            need(message in p.stderr.decode(), f"{changes}: {p.stderr}")
+        need(not os.path.exists(t.at("out")), "wrote in spite of it")
+
+    json.dump(good, open(t.at("storage.json"), "w"))
+    doc = t.json("plan", path, *target, "--storage", t.at("storage.json"), "--json")
+    need(doc["totals"]["assumed_files"] == 3 and [s["server"] for s in doc["servers"]] == ["0", "1"], doc["totals"])
+    need("3 files not listed" in t.text("plan", path, *target, "--storage", t.at("storage.json")), "assumed files")
+    refused("tessera.storage/1", schema="tessera.target/1")
+    refused("servers", servers=None)
+    refused("0 servers", servers=0)
+    refused("no bandwidth", bandwidth=None)
+    refused("at least 1 byte per second", bandwidth=-5)
+    refused("at least 0 seconds", latency=-1)
+    refused("stripe_count is 3; expected a number from 1 to 2", stripe_count=3)
+    refused("stripe_size is 0", stripe_size=0)
+    refused("files[0].first is 2", files=[{"file": "__0_0.distcp", "first": 2}])
+    refused("either `first`", files=[{"file": "__0_0.distcp"}])
+    refused("lists server 7", files=[{"file": "__0_0.distcp", "servers": [0, 7]}])
+    refused("twice", files=good["files"] * 2)
+    refused("none of the 1 files", files=[{"file": "other.distcp", "first": 0}])

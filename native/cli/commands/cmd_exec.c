@@ -76,6 +76,7 @@ static tsr_status read_plan(execution *e, tsr_error *err)
     if (status == TSR_OK) status = copy_list(p->include, p->include_count, w->arena, &selection->include, err);
     if (status == TSR_OK) status = copy_list(p->exclude, p->exclude_count, w->arena, &selection->exclude, err);
     w->job.target = p->target;
+    w->job.storage = p->storage;
     if (status == TSR_OK) status = tsr_target_from_texts(&w->job.target, tsr_glob_match, w->arena, &e->target, err);
     if (status != TSR_OK) tsr_error_context(err, "%s", path);
     return status;

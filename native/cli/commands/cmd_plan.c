@@ -17,6 +17,7 @@ typedef struct plan_arguments {
     unsigned to, objects; /* choices */
     const char *dtype;
     bool raw_cast, items, json;
+    const char *storage;
     cli_map_options map;
 } plan_arguments;
 
@@ -25,9 +26,10 @@ static bool want(void *ctx, tsr_str fqn)
     return cli_selects(ctx, fqn);
 }
 
+enum { SHOWN = 16 }; /* lines of a table */
+
 static void put_ranks(const tsr_plan_totals *totals)
 {
-    enum { SHOWN = 16 };
     printf("\n%8s  %10s  %10s  %10s\n", "RANK", "HOLDS", "READS", "RECEIVES");
     for (uint64_t r = 0; r < totals->ranks; r++) {
         if (r == SHOWN && totals->ranks > SHOWN + 1) {
@@ -37,6 +39,63 @@ static void put_ranks(const tsr_plan_totals *totals)
         const tsr_rank_load *load = &totals->per_rank[r];
         printf("%8" PRIu64 "  %10s  %10s  %10s\n", r, cli_bytes(load->held).text, cli_bytes(load->read).text,
                cli_bytes(load->received).text);
+    }
+}
+
+static void put_server_head(const tsr_plan_document *document)
+{
+    const tsr_storage *storage = document->storage;
+    uint32_t most = 0;
+    double seconds = 0;
+    for (uint32_t s = 0; s < storage->server_count; s++) {
+        seconds += document->servers[s].seconds;
+        if (document->servers[s].seconds > document->servers[most].seconds) most = s;
+    }
+    const double longest = document->servers[most].seconds;
+    printf("\n  %s: at least %.3g s, the time of server ", cli_plural(storage->server_count, "server").text, longest);
+    cli_put(stdout, storage->servers[most].name);
+    printf(" (imbalance %.2f)\n", seconds > 0 ? longest * storage->server_count / seconds : 0);
+    const uint32_t assumed = tsr_storage_assumed(storage, document->totals);
+    if (assumed)
+        printf("  %s not listed in the storage document and assumed to begin at the servers in turn\n",
+               cli_plural(assumed, "file").text);
+}
+
+static void put_servers(const tsr_plan_document *document)
+{
+    const uint32_t count = document->storage->server_count;
+    put_server_head(document);
+    printf("\n%10s  %10s  SERVER\n", "DELIVERS", "SECONDS");
+    for (uint32_t s = 0; s < count; s++) {
+        if (s == SHOWN && count > SHOWN + 1) {
+            printf("… and %s more servers\n", cli_number(count - s).text);
+            return;
+        }
+        printf("%10s  %10.3f  ", cli_bytes(document->servers[s].bytes).text, document->servers[s].seconds);
+        cli_put(stdout, document->storage->servers[s].name);
+        putchar('\n');
+    }
+}
+
+static void put_files(const tsr_plan_document *document, uint64_t files)
+{
+    const tsr_storage *storage = document->storage;
+    const tsr_store *store = document->catalog->store;
+    const tsr_plan_totals *totals = document->totals;
+    uint64_t shown = 0;
+    printf("\n%10s  %7s  %7s  FILE, FIRST SERVER\n", "BYTES", "READS", "STRIPES");
+    for (uint32_t f = 0; f < totals->file_count && f < store->file_count; f++) {
+        if (!totals->per_file[f].reads) continue;
+        if (shown++ == SHOWN && files > SHOWN + 1) {
+            printf("… and %s more files\n", cli_number(files - SHOWN).text);
+            return;
+        }
+        printf("%10s  %7s  %7" PRIu32 "  ", cli_bytes(totals->per_file[f].bytes).text,
+               cli_number(totals->per_file[f].reads).text, storage->files[f].stripe_count);
+        cli_put(stdout, store->files[f].name);
+        fputs(", ", stdout);
+        cli_put(stdout, storage->servers[tsr_storage_server_at(storage, f, 0)].name);
+        putchar('\n');
     }
 }
 
@@ -60,6 +119,8 @@ static void put_text(const cli *program, const tsr_plan_document *document)
     printf("\n  a rank holds at most %s (imbalance %.2f); read amplification %.2f\n", cli_bytes(t->held_max).text,
            t->imbalance, t->amplification);
     put_ranks(t);
+    if (document->storage) put_servers(document);
+    if (document->storage) put_files(document, files);
 }
 
 static tsr_status copy_list(const cli_list *list, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err)
@@ -102,6 +163,7 @@ typedef struct planned {
     cli_session session;
     tsr_target target;
     tsr_plan_job job;
+    tsr_storage storage; /* of job.storage, where that has servers */
     tsr_plan *plan;
     tsr_arena *arena;
 } planned;
@@ -112,7 +174,15 @@ static tsr_status report(cli *program, const plan_arguments *arguments, planned 
     tsr_json json;
     tsr_status status = tsr_plan_count_totals(p->plan, p->arena, &totals, err);
     if (status == TSR_OK) status = describe_job(program, &p->session, arguments, p->arena, &p->job, err);
-    const tsr_plan_document document = {p->plan, &totals, p->session.catalog, &p->target.mesh, &p->job, arguments->items};
+    tsr_plan_document document = {.plan = p->plan,
+                                  .totals = &totals,
+                                  .catalog = p->session.catalog,
+                                  .mesh = &p->target.mesh,
+                                  .job = &p->job,
+                                  .items = arguments->items,
+                                  .storage = p->job.storage.servers ? &p->storage : NULL};
+    if (status == TSR_OK && document.storage)
+        status = tsr_plan_count_servers(p->plan, &p->storage, p->arena, &document.servers, err);
     if (status != TSR_OK) return status;
     if (!arguments->json && !arguments->items) {
         put_text(program, &document);
@@ -123,21 +193,32 @@ static tsr_status report(cli *program, const plan_arguments *arguments, planned 
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
 
+static tsr_status make_plan(cli *program, const plan_arguments *arguments, planned *p, tsr_error *err)
+{
+    const tsr_storage_text *text = &p->job.storage;
+    const tsr_catalog *catalog = p->session.catalog;
+    const tsr_host *host = cli_host(program);
+    const tsr_plan_options options = {
+        .want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection, .storage = text->servers ? &p->storage : NULL};
+    const tsr_status status =
+        text->servers ? tsr_storage_of(text, catalog->store, host, p->arena, &p->storage, err) : TSR_OK;
+    if (status != TSR_OK) return status;
+    return tsr_plan_for_texts(catalog, &(tsr_planning){&p->job.target, &p->target, &options}, host, p->arena, &p->plan, err);
+}
+
 static int run(cli *program, const void *given)
 {
     const plan_arguments *arguments = given;
     const char *path = program->operands.items[0];
     tsr_error err = {0};
     planned p = {.plan = NULL};
-    const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection};
     const tsr_open_options used = {.skip_objects = true, .selects = cli_selects, .selects_ctx = &arguments->selection};
     p.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status =
         p.arena ? cli_read_target(program, &arguments->target, p.arena, &p.job.target, &p.target, &err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = cli_read_storage(program, arguments->storage, p.arena, &p.job.storage, &err);
     if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &arguments->map, &p.session, &err);
-    if (status == TSR_OK)
-        status = tsr_plan_for_texts(p.session.catalog, &(tsr_planning){&p.job.target, &p.target, &options},
-                                    cli_host(program), p.arena, &p.plan, &err);
+    if (status == TSR_OK) status = make_plan(program, arguments, &p, &err);
     if (status == TSR_OK) status = report(program, arguments, &p, &err);
     if (status == TSR_OK) status = cli_unchanged(&p.session, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, p.session.store ? path : NULL, &err);
@@ -159,6 +240,9 @@ static const cli_option options[] = {
      offsetof(plan_arguments, objects)},
     {"dtype", 0, CLI_TEXT, "DTYPE", "Let exec cast floating-point tensors", offsetof(plan_arguments, dtype)},
     {"raw-cast", 0, CLI_FLAG, NULL, CLI_RAW_CAST_HELP, offsetof(plan_arguments, raw_cast)},
+    {"storage", 0, CLI_TEXT, "FILE",
+     "Show the load of each server of this tessera.storage/1 document, and order reads and parts by server",
+     offsetof(plan_arguments, storage)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.plan/1 document", offsetof(plan_arguments, json)},
     {"items", 0, CLI_FLAG, NULL, "Print the document with every read of every rank", offsetof(plan_arguments, items)},
     CLI_SOURCE_OPTIONS,
@@ -171,12 +255,15 @@ const cli_command cli_plan = {
     .operands = "PATH",
     .least = 1,
     .most = 1,
-    .examples =
-        "tessera plan ckpt/ --mesh dp=4,tp=2 --placements 'shard(0),replicate'\n"
-        "Show the load of each rank before any byte is moved\n"
-        "tessera plan ckpt/ --target target.json --items\nPrint every read of every rank as JSON, for scripts\n"
-        "tessera plan ckpt/ --mesh dp=3 --placements 'shard(0)' --json > plan.json\nWrite a plan that `tessera exec` carries "
-        "out\n",
+    .examples = "tessera plan ckpt/ --mesh dp=4,tp=2 --placements 'shard(0),replicate'\n"
+                "Show the load of each rank before any byte is moved\n"
+                "tessera plan ckpt/ --target target.json --items\nPrint every read of every rank as JSON, for scripts\n"
+                "tessera plan ckpt/ --mesh dp=3 --placements 'shard(0)' --json > plan.json\nWrite a plan that `tessera "
+                "exec` carries "
+                "out\n"
+                "tessera plan ckpt/ --mesh dp=512 --placements 'shard(1)' --storage storage.json\nShow what each server of "
+                "a parallel file "
+                "system delivers\n",
     .options = options,
     .arguments_size = sizeof(plan_arguments),
     .run = run,

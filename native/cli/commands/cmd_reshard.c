@@ -8,6 +8,7 @@ typedef struct reshard_arguments {
     cli_writing_options writing;
     cli_target_options target;
     unsigned to; /* choice: safetensors, torch, dcp */
+    const char *storage;
     cli_map_options map;
 } reshard_arguments;
 
@@ -21,6 +22,7 @@ static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, ts
                           tsr_error *err)
 {
     tsr_status status = cli_read_target(w->program, &arguments->target, w->arena, &w->job.target, target, err);
+    if (status == TSR_OK) status = cli_read_storage(w->program, arguments->storage, w->arena, &w->job.storage, err);
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
     cli_map_options map = arguments->map;
     map.dtype = arguments->writing.dtype;
@@ -29,6 +31,7 @@ static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, ts
     w->to = arguments->to ? (tsr_container)(arguments->to - 1) : tsr_container_for(w->source.catalog->format);
     w->documents[0] = arguments->target.target;
     w->documents[1] = w->source.map_path;
+    w->documents[2] = arguments->storage;
     w->is_folder = true;
     w->marker = tsr_marker_of(w->to);
     const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->writing.selection};
@@ -66,6 +69,9 @@ static const cli_option options[] = {
     CLI_TARGET_OPTIONS(reshard_arguments, target),
     {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist", "Write this format (default: the source's format)",
      offsetof(reshard_arguments, to)},
+    {"storage", 0, CLI_TEXT, "FILE",
+     "Spread the processes of mpirun over the file servers of this tessera.storage/1 document",
+     offsetof(reshard_arguments, storage)},
     CLI_MAP_OPTIONS(reshard_arguments, map),
     CLI_DEQUANTIZE_OPTION(reshard_arguments, map),
     CLI_QUANTIZE_OPTIONS(reshard_arguments, map),

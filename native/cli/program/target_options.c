@@ -4,16 +4,35 @@
 #include "cli/program/session.h"
 #include "tessera/glob.h"
 
-static tsr_status read_file(cli *program, const char *path, tsr_arena *arena, tsr_target_texts *texts, tsr_error *err)
+/* Reads a JSON document by `read`, which puts what it says into `out`. */
+static tsr_status read_file(cli *program, const char *path, tsr_arena *arena,
+                            tsr_status (*read)(tsr_str, const tsr_host *, tsr_arena *, void *, tsr_error *), void *out,
+                            tsr_error *err)
 {
     tsr_store *store = NULL;
     tsr_bytes bytes = {0};
     tsr_status status = cli_load_file(program, path, &store, &bytes, err);
-    if (status == TSR_OK) status = tsr_target_texts_read(bytes.data, cli_host(program), arena, texts, err);
+    if (status == TSR_OK) status = read(bytes.data, cli_host(program), arena, out, err);
     tsr_bytes_free(&bytes);
     if (store) store->close(store);
     if (status != TSR_OK) tsr_error_context(err, "%s", path);
     return status;
+}
+
+static tsr_status read_target(tsr_str text, const tsr_host *host, tsr_arena *arena, void *out, tsr_error *err)
+{
+    return tsr_target_texts_read(text, host, arena, out, err);
+}
+
+static tsr_status read_storage(tsr_str text, const tsr_host *host, tsr_arena *arena, void *out, tsr_error *err)
+{
+    return tsr_storage_read(text, host, arena, out, err);
+}
+
+tsr_status cli_read_storage(cli *program, const char *path, tsr_arena *arena, tsr_storage_text *out, tsr_error *err)
+{
+    *out = (tsr_storage_text){.servers = NULL};
+    return path ? read_file(program, path, arena, read_storage, out, err) : TSR_OK;
 }
 
 tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_arena *arena, tsr_target_texts *texts,
@@ -24,6 +43,6 @@ tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_
                          "pass either --target FILE or --mesh with --placements");
     }
     *texts = (tsr_target_texts){.mesh = tsr_str_from(options->mesh), .default_placements = tsr_str_from(options->placements)};
-    tsr_status status = options->target ? read_file(program, options->target, arena, texts, err) : TSR_OK;
+    tsr_status status = options->target ? read_file(program, options->target, arena, read_target, texts, err) : TSR_OK;
     return status == TSR_OK ? tsr_target_from_texts(texts, tsr_glob_match, arena, out, err) : status;
 }

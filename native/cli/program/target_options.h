@@ -20,6 +20,9 @@ typedef struct cli_target_options {
             offsetof(type, field.placements) \
     }
 
+/* The storage of a file with a tessera.storage/1 document, in `arena`; no servers where `path` is NULL. */
+tsr_status cli_read_storage(cli *program, const char *path, tsr_arena *arena, tsr_storage_text *out, tsr_error *err);
+
 /* The target of the options, in `arena`. TSR_E_USAGE unless there is either --target or both of the others. */
 tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_arena *arena, tsr_target_texts *texts,
                            tsr_target *out, tsr_error *err);

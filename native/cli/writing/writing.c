@@ -30,6 +30,9 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
     tsr_torch_version for_torch;
     tsr_status status = tsr_cast_parse(tsr_str_from(w->options->dtype), w->options->raw_cast, &dtype, err);
     if (status == TSR_OK) status = tsr_for_torch_parse(tsr_str_from(w->options->for_torch), w->to, &for_torch, err);
+    const bool has_storage = w->plan && w->job.storage.servers;
+    if (status == TSR_OK && has_storage)
+        status = tsr_storage_of(&w->job.storage, w->source.catalog->store, cli_host(w->program), w->arena, &w->storage, err);
     if (status != TSR_OK) return status;
     *out = (tsr_convert_options){
         .to = w->to,
@@ -49,6 +52,7 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
         .dry_run = w->options->dry_run,
         .progress = progress,
         .plan = w->plan,
+        .storage = has_storage ? &w->storage : NULL,
         .for_torch = for_torch,
     };
     return TSR_OK;

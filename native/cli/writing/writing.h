@@ -94,6 +94,7 @@ typedef struct cli_writing {
     size_t rename_count;
     const tsr_plan *plan; /* NULL: convert; else reshard */
     tsr_plan_job job;     /* what the plan was made for; `target` is empty in a conversion */
+    tsr_storage storage;  /* of job.storage, where that has servers */
     uint64_t part, parts; /* exec: from 1; 0 of 0: all that is left */
     uint32_t generation;  /* of the output, once it is known */
     bool joins;           /* files of an earlier run or of another part */
@@ -101,7 +102,7 @@ typedef struct cli_writing {
     bool finish; /* all parts must be there: write what surrounds them, and publish */
     tsr_arena *arena;
     const char *against;      /* what the result must fit, or NULL */
-    const char *documents[2]; /* paths of what is read besides the source, or NULL */
+    const char *documents[3];    /* paths of what is read besides the source, or NULL */
     tsr_replacement replacement; /* on the rank that speaks; `swap` on all */
     tsr_vec warnings;            /* tsr_str: for the document */
     tsr_output *output, *sidecar;
