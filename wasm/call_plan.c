@@ -22,9 +22,23 @@ static bool want(void *ctx, tsr_str fqn)
     return tessera_selects(ctx, fqn);
 }
 
-tsr_status tessera_make_plan(call *c, const tsr_target_texts *texts, const tsr_target *target, tsr_plan **out, tsr_error *err)
+/* The storage of --storage, if it was given, in the call's arena. */
+static tsr_status read_storage(call *c, tsr_storage_text *text, tsr_storage **out, tsr_error *err)
 {
-    const tsr_plan_options options = {.want = want, .want_ctx = &c->request};
+    const tsr_str document = tessera_option_text(&c->request, "storage");
+    *out = NULL;
+    if (!document.data) return TSR_OK;
+    *out = TSR_ARENA_NEW(c->arena, tsr_storage, err);
+    if (!*out) return TSR_E_NOMEM;
+    const tsr_status status = tsr_storage_read(document, &c->host, c->arena, text, err);
+    if (status != TSR_OK) return status;
+    return tsr_storage_of(text, tsr_checkpoint_catalog(c->checkpoint)->store, &c->host, c->arena, *out, err);
+}
+
+tsr_status tessera_make_plan(call *c, const tsr_target_texts *texts, const tsr_target *target, const tsr_storage *storage,
+                             tsr_plan **out, tsr_error *err)
+{
+    const tsr_plan_options options = {.want = want, .want_ctx = &c->request, .storage = storage};
     return tsr_plan_for_texts(tsr_checkpoint_catalog(c->checkpoint), &(tsr_planning){texts, target, &options}, &c->host,
                               c->arena, out, err);
 }
@@ -62,30 +76,39 @@ static tsr_status describe_job(call *c, tsr_plan_job *job, tsr_error *err)
     return tsr_plan_job_source(tsr_checkpoint_catalog(source), &c->host, c->arena, job, err);
 }
 
-static tsr_status write_totals(call *c, const tsr_plan *plan, const tsr_target *target, tsr_plan_job *job, tsr_json *json,
-                               tsr_error *err)
+/* What the document is about, apart from the job. */
+typedef struct planned {
+    tsr_target target;
+    tsr_storage *storage; /* or NULL */
+    tsr_plan *plan;
+} planned;
+
+static tsr_status write_totals(call *c, const planned *p, tsr_plan_job *job, tsr_json *json, tsr_error *err)
 {
     tsr_plan_totals totals;
-    tsr_status status = tsr_plan_count_totals(plan, c->arena, &totals, err);
+    tsr_status status = tsr_plan_count_totals(p->plan, c->arena, &totals, err);
     if (status == TSR_OK) status = describe_job(c, job, err);
     if (status != TSR_OK) return status;
-    const tsr_plan_document about = {.plan = plan,
-                                     .totals = &totals,
-                                     .catalog = tsr_checkpoint_catalog(c->checkpoint),
-                                     .mesh = &target->mesh,
-                                     .job = job,
-                                     .items = tessera_option_given(&c->request, "items")};
+    tsr_plan_document about = {.plan = p->plan,
+                               .totals = &totals,
+                               .catalog = tsr_checkpoint_catalog(c->checkpoint),
+                               .mesh = &p->target.mesh,
+                               .job = job,
+                               .items = tessera_option_given(&c->request, "items"),
+                               .storage = p->storage};
+    if (p->storage) status = tsr_plan_count_servers(p->plan, p->storage, c->arena, &about.servers, err);
+    if (status != TSR_OK) return status;
     return tsr_document_plan(&about, json, err);
 }
 
 tsr_status tessera_write_plan(call *c, tsr_json *json, tsr_error *err)
 {
     tsr_plan_job job = {.file_count = 0};
-    tsr_target target;
-    tsr_plan *plan = NULL;
-    tsr_status status = tessera_read_target(c, &job.target, &target, err);
-    if (status == TSR_OK) status = tessera_make_plan(c, &job.target, &target, &plan, err);
-    if (status == TSR_OK) status = write_totals(c, plan, &target, &job, json, err);
-    tsr_plan_free(plan);
+    planned p = {.plan = NULL};
+    tsr_status status = tessera_read_target(c, &job.target, &p.target, err);
+    if (status == TSR_OK) status = read_storage(c, &job.storage, &p.storage, err);
+    if (status == TSR_OK) status = tessera_make_plan(c, &job.target, &p.target, p.storage, &p.plan, err);
+    if (status == TSR_OK) status = write_totals(c, &p, &job, json, err);
+    tsr_plan_free(p.plan);
     return status;
 }

@@ -161,7 +161,7 @@ static tsr_status decide(conversion *c, bool reshards, tsr_error *err)
     tsr_status status = read_options(c, reshards, err);
     if (status == TSR_OK && c->made && !reshards && is_plain(c)) return decide_made(c, err);
     c->made = NULL;
-    if (status == TSR_OK && reshards) status = tessera_make_plan(&c->call, &c->texts, &c->target, &c->plan, err);
+    if (status == TSR_OK && reshards) status = tessera_make_plan(&c->call, &c->texts, &c->target, NULL, &c->plan, err);
     c->options.plan = c->plan;
     if (status == TSR_OK) status = tsr_work_new(c->call.checkpoint, &c->options, 0, c->call.arena, &c->work, err);
     if (status != TSR_OK) return status;

@@ -56,8 +56,8 @@ tsr_str tessera_call_map_text(const call *call);
 /* call_plan.c: the target of --target or of --mesh and --placements. Both live in the call's arena; the plan, which borrows
  * them, is the caller's to free. */
 tsr_status tessera_read_target(call *call, tsr_target_texts *texts, tsr_target *target, tsr_error *err);
-tsr_status tessera_make_plan(call *call, const tsr_target_texts *texts, const tsr_target *target, tsr_plan **out,
-                             tsr_error *err);
+tsr_status tessera_make_plan(call *call, const tsr_target_texts *texts, const tsr_target *target, const tsr_storage *storage,
+                             tsr_plan **out, tsr_error *err); /* `storage` may be NULL */
 
 /* call_*.c: what each kind of call writes. */
 tsr_status tessera_write_inspect(call *call, tsr_json *json, tsr_error *err);

@@ -154,7 +154,11 @@ export interface SourceOptions extends MapOptions {
 }
 
 /** With a map, the plan has the map's document in it, and `tessera exec` reads the source through it. */
-export interface PlanOptions extends TargetOptions, WritingOptions, MapOptions { readonly items?: boolean | undefined }
+export interface PlanOptions extends TargetOptions, WritingOptions, MapOptions {
+  readonly items?: boolean | undefined;
+  /** tessera.storage/1: the servers of a parallel file system, and where files begin. */
+  readonly storage?: DocumentOrText | undefined;
+}
 
 export interface ConvertOptions extends Omit<WritingOptions, "to">, RunOptions, SourceOptions {
   /** "ranks": one file per rank, cut by the map of shards that the checkpoint was opened with. */

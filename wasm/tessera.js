@@ -39,7 +39,7 @@ const OPTIONS = {
   inspect: { hash: "text", stats: "flag", ...SELECTION },
   layout: { chunks: "flag", hash: "text", ...SELECTION },
   manifest: { hash: "text", ...SOURCE, ...SELECTION },
-  plan: { items: "flag", ...MAP, ...TARGET, ...WRITING },
+  plan: { items: "flag", storage: "document", ...MAP, ...TARGET, ...WRITING },
   verify: { allow: "text", ...SOURCE, allowExpansion: "flag" },
   validate: { deep: "flag", layout: "document", allow: "text", prefix: "text", rule: "texts", baseline: "document" },
   convert: { rename: "texts", maxShardSize: "size", worldSize: "count", ...SOURCE, ...WRITING, ...RUN },
