@@ -1,12 +1,15 @@
 /* Rows to columns in memory: `mpirun -n N bench_redistribute SIDE[,SIDE…] ROWS COLUMNS [TURNS]`, a float32 matrix whose rows
  * lie on N ranks becomes one whose columns do. SIDE: tessera, shared (the same from a state dict in memory that the ranks
  * share), alltoallw (subarray types), alltoallv (packed), or copy (every rank copies its own bytes once). Several sides take turns. A line of JSON a side: medians of TURNS, `wall` from a barrier
- * to the last rank's end, `cpu` of all ranks together (waiting for others in a loop counts); every element is checked. */
+ * to the last rank's end, `cpu` of all ranks together (waiting for others in a loop counts); every element is checked.
+ * Without MPI: `bench_redistribute bounds RANKS…` counts messages and bytes between simulated ranks for pairs of placements,
+ * next to the least that is possible. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
+#include "redistribute_bounds.h"
 #include "tessera/comm_mpi.h"
 #include "tessera/redistribute.h"
 
@@ -165,6 +168,7 @@ int main(int argc, char **argv)
     side sides[MOST_SIDES];
     int side_count = 0;
     host.limits = tsr_limits_default();
+    if (argc > 1 && strcmp(argv[1], "bounds") == 0) return redistribute_bounds(argc - 2, argv + 2);
     if (tsr_mpi_start(&argc, &argv, &err) != TSR_OK ||
         tsr_comm_mpi_open(MPI_COMM_WORLD, NULL, &tsr_allocator_libc, &comm, &err) != TSR_OK)
         return failed(err.message);

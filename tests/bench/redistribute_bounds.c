@@ -1,0 +1,191 @@
+/* Messages and bytes between ranks that are threads, counted where they are given to the communicator. The bound: each rank
+ * must receive what it wants and does not have, from at least as many ranks as there are different shards among that. */
+#include "redistribute_bounds.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tessera/comm_threads.h"
+#include "tessera/redistribute.h"
+
+#define SIDE 128u /* rows and columns; so few that everything goes by messages, none through shared memory */
+
+typedef struct layout_case {
+    const char *name;
+    uint32_t dims; /* of the mesh */
+    tsr_placement placements[2];
+} layout_case;
+
+#define ROWS \
+    { \
+        TSR_SHARD, 0, 0 \
+    }
+#define COLUMNS \
+    { \
+        TSR_SHARD, 1, 0 \
+    }
+#define WHOLE \
+    { \
+        TSR_REPLICATE, 0, 0 \
+    }
+
+static const layout_case cases[] = {
+    {"shard(0)", 1, {ROWS}},
+    {"shard(1)", 1, {COLUMNS}},
+    {"replicate", 1, {WHOLE}},
+    {"shard(0),shard(1)", 2, {ROWS, COLUMNS}},
+    {"shard(1),shard(0)", 2, {COLUMNS, ROWS}},
+    {"shard(0),replicate", 2, {ROWS, WHOLE}},
+    {"replicate,shard(0)", 2, {WHOLE, ROWS}},
+    {"shard(0),shard(0)", 2, {ROWS, ROWS}},
+};
+#define CASES (sizeof cases / sizeof *cases)
+
+/* Rows and columns [begin, end) of a rank. */
+typedef struct patch {
+    uint64_t begin[2], end[2];
+} patch;
+
+typedef struct pair_run {
+    const layout_case *from, *to;
+    tsr_mesh mesh; /* of both */
+    uint64_t mesh_shape[2];
+    atomic_ullong messages, bytes, most_messages;
+} pair_run;
+
+static patch patch_of(const pair_run *run, const layout_case *l, uint64_t rank)
+{
+    patch p = {{0, 0}, {SIDE, SIDE}};
+    uint64_t below = run->mesh.dim_count == 2 ? run->mesh_shape[1] : 1;
+    for (uint32_t d = 0; d < run->mesh.dim_count; d++, below = 1) {
+        if (l->placements[d].kind != TSR_SHARD) continue;
+        const int64_t dim = l->placements[d].dim;
+        const uint64_t size = (p.end[dim] - p.begin[dim]) / run->mesh_shape[d];
+        p.begin[dim] += rank / below % run->mesh_shape[d] * size;
+        p.end[dim] = p.begin[dim] + size;
+    }
+    return p;
+}
+
+static uint64_t common(patch a, patch b)
+{
+    uint64_t volume = 1;
+    for (int d = 0; d < 2; d++) {
+        const uint64_t begin = a.begin[d] > b.begin[d] ? a.begin[d] : b.begin[d],
+                       end = a.end[d] < b.end[d] ? a.end[d] : b.end[d];
+        volume *= end > begin ? end - begin : 0;
+    }
+    return volume;
+}
+
+/* Shards of one distribution are equal or share nothing. */
+static void count_bound(const pair_run *run, uint64_t ranks, uint64_t *messages, uint64_t *bytes)
+{
+    *messages = *bytes = 0;
+    for (uint64_t r = 0; r < ranks; r++) {
+        const patch wanted = patch_of(run, run->to, r), own = patch_of(run, run->from, r);
+        *bytes += (common(wanted, wanted) - common(wanted, own)) * 4;
+        for (uint64_t s = 0; s < ranks; s++) {
+            const patch shard = patch_of(run, run->from, s);
+            bool first = common(shard, wanted) && memcmp(&shard, &own, sizeof own) != 0;
+            for (uint64_t before = 0; before < s && first; before++) {
+                const patch other = patch_of(run, run->from, before);
+                first = memcmp(&other, &shard, sizeof other) != 0;
+            }
+            *messages += first;
+        }
+    }
+}
+
+/* ---- counting ---- */
+
+static _Thread_local struct {
+    tsr_status (*exchange)(tsr_comm *comm, const tsr_message *sends, size_t send_count, const tsr_message *receives,
+                           size_t receive_count, tsr_error *err);
+    uint64_t messages, bytes;
+} counted;
+
+static tsr_status count_exchange(tsr_comm *comm, const tsr_message *sends, size_t send_count, const tsr_message *receives,
+                                 size_t receive_count, tsr_error *err)
+{
+    for (size_t i = 0; i < send_count; i++) {
+        counted.messages += sends[i].peer != comm->rank && sends[i].size;
+        counted.bytes += sends[i].peer != comm->rank ? sends[i].size : 0;
+    }
+    return counted.exchange(comm, sends, send_count, receives, receive_count, err);
+}
+
+static uint32_t *fill(const patch *p, bool with_elements)
+{
+    uint32_t *data = malloc(common(*p, *p) * 4), *at = data;
+    if (!data) abort();
+    for (uint64_t r = p->begin[0]; r < p->end[0]; r++)
+        for (uint64_t c = p->begin[1]; c < p->end[1]; c++) *at++ = with_elements ? (uint32_t)(r * SIDE + c) : UINT32_MAX;
+    return data;
+}
+
+static tsr_status move_on_rank(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    pair_run *run = arg;
+    const uint64_t shape[] = {SIDE, SIDE};
+    const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
+    const patch has = patch_of(run, run->from, comm->rank), wants = patch_of(run, run->to, comm->rank);
+    uint32_t *there = fill(&has, true), *here = fill(&wants, false), *expected = fill(&wants, true);
+    const tsr_tensor from =
+        tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, there), &run->mesh, run->from->placements, comm->rank);
+    const tsr_tensor to =
+        tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, here), &run->mesh, run->to->placements, comm->rank);
+    const tsr_move move = {&from, &to};
+    counted.messages = counted.bytes = 0;
+    counted.exchange = comm->exchange;
+    comm->exchange = count_exchange;
+    tsr_status status = tsr_redistribute(comm, &move, 1, 0, &host, err);
+    comm->exchange = counted.exchange;
+    if (status == TSR_OK && memcmp(here, expected, common(wants, wants) * 4) != 0)
+        status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "an element is wrong");
+    atomic_fetch_add(&run->messages, counted.messages);
+    atomic_fetch_add(&run->bytes, counted.bytes);
+    unsigned long long most = atomic_load(&run->most_messages);
+    while (counted.messages > most && !atomic_compare_exchange_weak(&run->most_messages, &most, counted.messages)) {
+    }
+    free(there), free(here), free(expected);
+    return status;
+}
+
+static int run_pair(const layout_case *from, const layout_case *to, uint32_t ranks)
+{
+    const tsr_str no_names[2] = {{"", 0}, {"", 0}};
+    pair_run run = {.from = from, .to = to, .mesh_shape = {ranks, 1}};
+    uint64_t messages, bytes;
+    tsr_error err = {0};
+    if (from->dims == 2) run.mesh_shape[0] = ranks / 4, run.mesh_shape[1] = 4;
+    run.mesh = (tsr_mesh){from->dims, run.mesh_shape, no_names};
+    if (tsr_comm_threads_run(&tsr_allocator_libc, ranks, move_on_rank, &run, &err) != TSR_OK) {
+        fprintf(stderr, "bench_redistribute: %s to %s on %u ranks: %s\n", from->name, to->name, (unsigned)ranks,
+                err.message);
+        return 1;
+    }
+    count_bound(&run, ranks, &messages, &bytes);
+    printf("{\"ranks\": %u, \"from\": \"%s\", \"to\": \"%s\", \"messages\": %llu, \"least_messages\": %llu, "
+           "\"most_of_a_rank\": %llu, "
+           "\"bytes\": %llu, \"least_bytes\": %llu}\n",
+           (unsigned)ranks, from->name, to->name, atomic_load(&run.messages), (unsigned long long)messages,
+           atomic_load(&run.most_messages), atomic_load(&run.bytes), (unsigned long long)bytes);
+    return atomic_load(&run.bytes) < bytes || atomic_load(&run.messages) < messages;
+}
+
+int redistribute_bounds(int count, char **ranks)
+{
+    int status = count < 1 ? 2 : 0;
+    for (int i = 0; i < count && !status; i++) {
+        const unsigned long n = strtoul(ranks[i], NULL, 10);
+        if (n < 4 || n > 64 || n & (n - 1)) return fprintf(stderr, "RANKS must be a power of two from 4 to 64\n"), 2;
+        for (size_t a = 0; a < CASES; a++) {
+            for (size_t b = 0; b < CASES && !status; b++)
+                if (a != b && cases[a].dims == cases[b].dims) status = run_pair(&cases[a], &cases[b], (uint32_t)n);
+        }
+    }
+    return status;
+}
