@@ -200,3 +200,58 @@ def test_resume_from_disk_to_disk(t):
         p = t.run("cp", t.at("first"), t.at("copy"), "--resume")
         need(b"source changed" in p.stderr, p.stderr)
         is_done(t, files)
+
+
+def put_back_journal(t, s, *args):
+    """The state behind a kill between the copy's last rename and the end of its journal: what a killed run left is finished, and the
+    journal that the end removed is there again."""
+    kill(t, s, is_read(".metadata"), is_settled(t), s.env(), *args)
+    name = next(n for n in os.listdir(t.folder) if n.endswith(".1-of-1"))
+    with open(t.at(name), "rb") as f:
+        journal = f.read()
+    t.run(*args, "--resume", env=s.env())
+    need(not os.path.exists(t.at(name)), "the journal is removed at the end")
+    with open(t.at(name), "wb") as f:
+        f.write(journal)
+    return name
+
+
+@test
+def test_resume_onto_a_disk_after_the_last_rename(t):
+    """The copy is whole and read back, so that --resume succeeds; what is not that copy is refused as before, and stays."""
+    files = source()
+    with serving(objects(files)) as s:
+        put_back_journal(t, s, "cp", "s3://b/ck", t.at("copy"))
+        p = t.run("cp", "s3://b/ck", t.at("copy"), "--resume", env=s.env())
+        need(b"already complete" in p.stderr, p.stderr)
+        is_done(t, files)
+        need("already exists" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode(), "no journal")
+
+        shutil.rmtree(t.at("copy"))
+        put_back_journal(t, s, "cp", "s3://b/ck", t.at("copy"))
+        r = resume(t, s)
+        need(r["objects"] == len(files) and r["bytes"] == sum(map(len, files.values())), f"{r}")
+        need(sum(fetched(s).values()) <= 2 * CHUNK, f"only what no record has is compared with the source: {fetched(s)}")
+        is_done(t, files)
+
+        for change in (lambda: s.objects.update({"ck/c.bin": b"more"}), lambda: s.objects.update({"ck/deep/c.bin": os.urandom(54321)})):
+            before = dict(s.objects)
+            shutil.rmtree(t.at("copy"))
+            put_back_journal(t, s, "cp", "s3://b/ck", t.at("copy"))
+            change()
+            need("already exists" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode(), "another source")
+            need(files_below(t.at("copy")) == files, "the copy")
+            s.objects.clear()
+            s.objects.update(before)
+
+        for name, at in (("a.bin", 5), ("b.bin", 3 * CHUNK + 12000), ("deep/c.bin", 0)):
+            shutil.rmtree(t.at("copy"))
+            put_back_journal(t, s, "cp", "s3://b/ck", t.at("copy"))
+            with open(os.path.join(t.at("copy"), name), "r+b") as f:
+                f.seek(at)
+                byte = f.read(1)
+                f.seek(at)
+                f.write(bytes([byte[0] ^ 1]))
+            changed = files_below(t.at("copy"))
+            need("already exists" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode(), name)
+            need(files_below(t.at("copy")) == changed, f"{name} was touched")

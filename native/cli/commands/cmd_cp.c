@@ -7,6 +7,7 @@
 #include "cli/program/signals.h"
 #include "cli/program/term.h"
 #include "cli/writing/copy_log.h"
+#include "cli/writing/copy_published.h"
 #include "cli/writing/copy_source.h"
 #include "cli/writing/resumed.h"
 #include "io/file_name.h"
@@ -40,6 +41,7 @@ typedef struct copying {
     tsr_str *names;  /* of these; "" for a single one */
     uint32_t count, marker; /* the first marker among them, or `count` */
     bool is_remote;         /* the copy goes to an object store */
+    bool was_published;     /* by the run that --resume continues, which was killed before it removed its journal */
     tsr_replacement replacement;
     tsr_publication publication;
     tsr_output *output;
@@ -359,6 +361,54 @@ static tsr_status copy_all(copying *c, tsr_error *err)
     return status;
 }
 
+static tsr_status refuse_existing(const copying *c, tsr_error *err)
+{
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' already exists; choose a new name, or pass --overwrite",
+                     c->to);
+}
+
+/* What the interrupted run recorded of this source; *fits is false where it copied another one. */
+static tsr_status load_log(copying *c, bool *fits, tsr_error *err)
+{
+    const bool is_folder = c->names[0].size > 0;
+    tsr_str source;
+    *fits = false;
+    tsr_status status =
+        tsr_publication_begin(&c->publication, JOB, 0, is_folder ? c->names : NULL, is_folder ? c->count : 0, err);
+    if (status == TSR_OK) status = cli_copy_source(c->store, c->files, c->count, c->arena, &source, err);
+    if (status == TSR_OK) status = cli_copy_log_new(c->arena, c->sizes, c->count, &c->log, err);
+    return status == TSR_OK && c->publication.journal ? cli_copy_log_load(&c->log, c->publication.journal, source, fits, err)
+                                                      : status;
+}
+
+/* The destination is there: a run that was killed when it had renamed its output has made it, if it has what would be copied. */
+static tsr_status look_for_published(copying *c, tsr_error *err)
+{
+    const cli_published_copy copy = {.from = c->store,
+                                     .files = c->files,
+                                     .names = c->names,
+                                     .sizes = c->sizes,
+                                     .count = c->count,
+                                     .log = &c->log,
+                                     .tag = c->publication.tag,
+                                     .buffer = c->buffer,
+                                     .buffer_size = BUFFER / 2};
+    bool fits = false;
+    tsr_status status = c->publication.continues ? load_log(c, &fits, err) : TSR_OK;
+    if (status == TSR_OK && fits) status = cli_copy_is_published(&copy, cli_host(c->program), c->to, &c->was_published, err);
+    if (status == TSR_OK && !c->was_published) status = refuse_existing(c, err);
+    if (c->was_published) {
+        cli_warn(c->program, "'%s' is already complete", c->to);
+        c->resumed = (tsr_object_resumed){.objects = c->count, .bytes = c->byte_total};
+        tsr_publication_close(&c->publication);
+    } else {
+        tsr_publication_leave(&c->publication); /* what the interrupted run left is for whoever removes the destination */
+    }
+    cli_copy_log_free(&c->log);
+    c->log = (cli_copy_log){0};
+    return status;
+}
+
 static tsr_status check_destination(copying *c, tsr_error *err)
 {
     if (c->is_remote && tsr_urls_overlap(c->from, c->to))
@@ -366,13 +416,14 @@ static tsr_status check_destination(copying *c, tsr_error *err)
     if (c->is_remote) return TSR_OK;
     const tsr_status status = tsr_path_must_be_local(c->to, err);
     if (status != TSR_OK) return status;
-    if (!c->arguments->overwrite && access(c->to, F_OK) == 0)
-        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' already exists; choose a new name, or pass --overwrite", c->to);
+    const bool exists = !c->arguments->overwrite && access(c->to, F_OK) == 0;
+    if (exists && !c->arguments->resume) return refuse_existing(c, err);
     const bool is_folder = c->names[0].size > 0;
     const tsr_publication_job job = {JOB, is_folder ? c->names : NULL, is_folder ? c->count : 0};
-    if (c->arguments->resume)
-        return tsr_publication_reopen(cli_host(c->program)->allocator, c->to, &job, &c->publication, err);
-    return tsr_publication_open(cli_host(c->program)->allocator, c->to, JOB, &c->publication, err);
+    if (!c->arguments->resume)
+        return tsr_publication_open(cli_host(c->program)->allocator, c->to, JOB, &c->publication, err);
+    const tsr_status reopened = tsr_publication_reopen(cli_host(c->program)->allocator, c->to, &job, &c->publication, err);
+    return reopened == TSR_OK && exists ? look_for_published(c, err) : reopened;
 }
 
 static void close_all(copying *c, tsr_status status)
@@ -391,7 +442,7 @@ static tsr_status write_copy(copying *c, tsr_error *err)
 {
     cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = c};
     const tsr_status refused = check_destination(c, err);
-    if (refused != TSR_OK) return refused;
+    if (refused != TSR_OK || c->was_published) return refused;
     cli_cleanup_add(&cleanup);
     cli_progress_start(&c->progress, c->program, "copying");
     const tsr_status status = copy_all(c, err);
