@@ -1,7 +1,9 @@
 """Several ranks under mpirun write one checkpoint to an object store, and each uploads its own files."""
+import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import threading
 
@@ -152,3 +154,25 @@ def test_ranks_that_fail_leave_nothing(t):
     with serving({}, lambda h, key, count: h.command == "PUT" and key.endswith("__3_0.distcp") and h.error(403, "AccessDenied")) as s:
         _, err = run(t, 3, s.env(), *args, status=2)
         need("AccessDenied" in err and not s.objects and not s.uploads, f"{err} {sorted(s.objects)} {s.uploads.keys()}")
+
+
+def many_tensors(t, count=60000):
+    """A safetensors file of one-element tensors: most of what is written surrounds them."""
+    header = json.dumps({f"layers.{i:06d}.weight": {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i in range(count)}).encode()
+    path = t.at("many.safetensors")
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(header)) + header + bytes(range(256)) * (4 * count // 256) + bytes(4 * count % 256))
+    return path
+
+
+@test
+def test_ranks_hand_out_what_surrounds_many_tensors(t):
+    """Headers and directories of several MiB go to those who upload the files in several rounds."""
+    needs_mpi(t)
+    path = many_tensors(t)
+    for name, options in (("x.pt", ("--to", "torch")), ("st", ("--to", "safetensors", "--max-shard-size", "20KB"))):
+        t.run("convert", path, t.at(name), *options)
+        wanted = {f"{name}/{n}" if os.path.isdir(t.at(name)) else name: data for n, data in files_below(t.at(name)).items()}
+        with serving({}) as s:
+            run(t, 3, s.env(), "convert", path, f"s3://b/{name}", *options)
+            need(s.objects == wanted, f"{name}: {sorted(s.objects)}")

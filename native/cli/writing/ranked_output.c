@@ -21,9 +21,43 @@ static tsr_status create(tsr_output *base, tsr_str name, uint64_t size, uint32_t
     return o->inner->create(o->inner, name, size, file, err);
 }
 
+/* What is in files of this rank's own. */
+static tsr_status write_own(cli_ranked_output *o, const char *bytes, size_t size, tsr_error *err)
+{
+    const char *own = o->written.items;
+    tsr_status status = TSR_OK;
+    for (size_t at = 0; at < size && status == TSR_OK;) {
+        kept_bytes head;
+        memcpy(&head, bytes + at, sizeof head);
+        at += sizeof head;
+        if (own[head.file])
+            status = o->inner->write_at(o->inner, head.file, head.offset, bytes + at, (size_t)head.size, err);
+        at += (size_t)head.size;
+    }
+    return status;
+}
+
+/* One round: what rank 0 has kept goes to all. *size is 0 behind the last one. A rank that cannot write still takes part in the rounds
+ * that follow; *written is its own status. */
+static tsr_status hand_out(cli_ranked_output *o, size_t *size, tsr_status *written, tsr_error *err)
+{
+    const tsr_ranks ranks = {o->ranks, o->allocator};
+    void *bytes = NULL;
+    const tsr_status status = tsr_comm_broadcast_blob(ranks, (tsr_str){o->kept.items, o->kept.count}, 0, &bytes, size, err);
+    if (status != TSR_OK) return status;
+    o->kept.count = 0;
+    if (*written == TSR_OK) *written = write_own(o, bytes, *size, err);
+    tsr_free(o->allocator, bytes, *size, 1);
+    return TSR_OK;
+}
+
 static tsr_status keep(cli_ranked_output *o, kept_bytes head, const void *data, tsr_error *err)
 {
-    const tsr_status status = tsr_text_add(&o->kept, (tsr_str){(const char *)&head, sizeof head}, err);
+    size_t size;
+    tsr_status status = TSR_OK, written = TSR_OK;
+    if (o->kept.count && o->kept.count + sizeof head + head.size > CLI_MOST_KEPT) status = hand_out(o, &size, &written, err);
+    if (status == TSR_OK) status = written;
+    if (status == TSR_OK) status = tsr_text_add(&o->kept, (tsr_str){(const char *)&head, sizeof head}, err);
     return status == TSR_OK ? tsr_text_add(&o->kept, (tsr_str){data, (size_t)head.size}, err) : status;
 }
 
@@ -85,32 +119,15 @@ tsr_status cli_ranked_output_divide(cli_ranked_output *o, tsr_error *err)
     return tsr_comm_agree(o->ranks, status, err);
 }
 
-static tsr_status write_own(cli_ranked_output *o, const char *bytes, size_t size, tsr_error *err)
+tsr_status cli_ranked_output_hand_out(cli_ranked_output *o, tsr_status status, tsr_error *err)
 {
-    const char *own = o->written.items;
-    tsr_status status = TSR_OK;
-    for (size_t at = 0; at < size && status == TSR_OK;) {
-        kept_bytes head;
-        memcpy(&head, bytes + at, sizeof head);
-        at += sizeof head;
-        if (own[head.file])
-            status = o->inner->write_at(o->inner, head.file, head.offset, bytes + at, (size_t)head.size, err);
-        at += (size_t)head.size;
-    }
-    return status;
-}
-
-tsr_status cli_ranked_output_hand_out(cli_ranked_output *o, tsr_error *err)
-{
-    void *bytes = NULL;
     size_t size = 0;
+    tsr_status round = TSR_OK;
     o->keeps = false;
-    tsr_status status = tsr_comm_broadcast_blob((tsr_ranks){o->ranks, o->allocator}, (tsr_str){o->kept.items, o->kept.count},
-                                                0, &bytes, &size, err);
-    if (status != TSR_OK) return status;
-    status = write_own(o, bytes, size, err);
-    tsr_free(o->allocator, bytes, size, 1);
-    return tsr_comm_agree(o->ranks, status, err);
+    if (status != TSR_OK) o->kept.count = 0;
+    do round = hand_out(o, &size, &status, err);
+    while (round == TSR_OK && size);
+    return round == TSR_OK ? tsr_comm_agree(o->ranks, status, err) : round;
 }
 
 /* Rank 0 makes the last markers, behind those of the other ranks. */

@@ -1,5 +1,6 @@
 /* One process's view of an output into an object store that several ranks write: it notes which files this rank has written, so that
- * they become its own, and keeps what rank 0 writes into files of others (headers, directories of archives) for those who upload them. */
+ * they become its own, and hands what rank 0 writes into files of others (headers, directories of archives) to those who upload them, in
+ * rounds of CLI_MOST_KEPT bytes. */
 #ifndef TSR_CLI_WRITING_RANKED_OUTPUT_H
 #define TSR_CLI_WRITING_RANKED_OUTPUT_H
 
@@ -7,6 +8,9 @@
 #include "tessera/output.h"
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/vec.h"
+
+/* What rank 0 keeps of them before it hands them out, bytes; a single write may be larger. */
+enum { CLI_MOST_KEPT = 4 << 20 };
 
 typedef struct cli_ranked_output {
     tsr_output base; /* first */
@@ -22,11 +26,12 @@ typedef struct cli_ranked_output {
 /* Borrows `inner`, which the caller closes. */
 void cli_ranked_output_open(tsr_output *inner, tsr_comm *ranks, const tsr_allocator *allocator, cli_ranked_output *out);
 void cli_ranked_output_free(cli_ranked_output *output);
-/* When all ranks have done their units: which files are whose. Files that nobody wrote are rank 0's. From here on rank 0 keeps what is
- * written into the files that all ranks have. */
+/* When all ranks have done their units: which files are whose. Files that nobody wrote are rank 0's. From here on what rank 0 writes
+ * into the files that all ranks have goes to their owners, who must be in cli_ranked_output_hand_out. */
 tsr_status cli_ranked_output_divide(cli_ranked_output *output, tsr_error *err);
-/* Sends what rank 0 has kept to all, who write what is in their own files. */
-tsr_status cli_ranked_output_hand_out(cli_ranked_output *output, tsr_error *err);
+/* Ends the rounds: rank 0, which has written what surrounds the tensors, sends the rest of it; the others receive all rounds, and write
+ * what is in their own files. `status` is this rank's until then. Every rank returns the same status. */
+tsr_status cli_ranked_output_hand_out(cli_ranked_output *output, tsr_status status, tsr_error *err);
 /* Publishes on all ranks, step by step; `marker` counts on rank 0. Every rank returns the same status. */
 tsr_status cli_ranked_output_publish(cli_ranked_output *output, uint32_t marker, tsr_error *err);
 /* What all ranks together have continued. */

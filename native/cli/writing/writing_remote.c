@@ -124,10 +124,9 @@ static tsr_status finish_on_ranks(cli_writing *w, cli_ranked_output *output, tsr
         status = cli_write_sidecar(w, err);
         if (status == TSR_OK) status = tsr_work_finish(w->work, err);
     }
-    if (status == TSR_OK) status = cli_unchanged(&w->source, err);
-    status = cli_agree(w->program, status, err);
+    status = cli_ranked_output_hand_out(output, status, err);
     w->conversion = *tsr_work_conversion(w->work);
-    return status == TSR_OK ? cli_ranked_output_hand_out(output, err) : status;
+    return status == TSR_OK ? cli_agree(w->program, cli_unchanged(&w->source, err), err) : status;
 }
 
 static tsr_status write_on_ranks(cli_writing *w, cli_ranked_output *output, tsr_error *err)
