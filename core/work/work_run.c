@@ -313,6 +313,11 @@ static tsr_status finish_checked(tsr_work *work, tsr_error *err)
     return status;
 }
 
+tsr_status tsr_work_surround(tsr_work *work, tsr_error *err)
+{
+    return finish_stages(work, NULL, err);
+}
+
 tsr_status tsr_work_finish(tsr_work *work, tsr_error *err)
 {
     const uint64_t left = tsr_work_left(work, 0, 1);

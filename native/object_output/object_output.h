@@ -45,6 +45,7 @@ typedef struct written_object {
     bool is_made;          /* visible */
     bool is_there;         /* an earlier run has made it: it is compared instead of written */
     bool is_left;          /* to another process, which uploads it */
+    bool is_taken;         /* another process has uploaded all its parts */
     bool is_damaged;       /* what was read back is not what was written */
     tsr_object_list found; /* parts of an earlier run's upload, with its id */
     tsr_map *found_at;     /* of their names: the indexes; NULL: there are none */
@@ -74,6 +75,7 @@ typedef struct object_output {
     bool has_replaced_marker;
     bool follows; /* another process makes the marker */
     bool has_all_data;
+    bool has_notes;         /* parts of this job have been handed over: what has its names may be its own */
     pthread_rwlock_t steps; /* held for reading while an object is made, for writing by whoever stops that */
     pthread_mutex_t lock;   /* over what follows, and the parts */
     pthread_cond_t changed;
@@ -104,6 +106,8 @@ typedef struct part_bytes {
     size_t at, size;
 } part_bytes;
 tsr_status tsr_parts_write(object_output *output, part_bytes where, const void *data, tsr_error *err);
+/* Sends one part, which is in memory, now. */
+tsr_status tsr_parts_send(object_output *output, queued_part of, tsr_error *err);
 /* Sends what is not whole, zeros where nothing was written, and waits until the server has all parts. */
 tsr_status tsr_parts_finish(object_output *output, tsr_error *err);
 /* Waits until so many bytes may be taken into memory. */
@@ -130,8 +134,14 @@ tsr_status tsr_resume_finish(object_output *output, tsr_error *err);
 
 /* object_publish.c */
 tsr_status tsr_object_publish(tsr_output *output, uint32_t marker, tsr_error *err);
+/* From here on nothing is removed or aborted. */
+void tsr_object_set_published(object_output *output);
 /* Aborts uploads, and removes what was made without being published. */
 void tsr_object_discard(object_output *output);
+/* object_notes.c. Whether a key is that of a note (options.notes); then *name is what follows in it. */
+bool tsr_object_is_note(const object_output *output, tsr_str key, tsr_str *name);
+bool tsr_object_has_notes(const object_output *output, const tsr_object_list *found);
+
 /* TSR_E_EXISTS where there is anything at the destination or below it; appends it to `found`. */
 tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_error *err);
 

@@ -195,7 +195,7 @@ static tsr_status begin(object_output *output, written_object *object, tsr_error
     return status;
 }
 
-static tsr_status send(object_output *output, queued_part of, tsr_error *err)
+tsr_status tsr_parts_send(object_output *output, queued_part of, tsr_error *err)
 {
     written_object *object = of.object;
     tsr_upload_bytes *bytes = &object->sums[of.number];
@@ -228,7 +228,7 @@ static void *upload(void *ctx)
         tsr_status status = output->is_stopped ? TSR_E_CANCELLED : TSR_OK;
         output->sending++;
         pthread_mutex_unlock(&output->lock);
-        if (status == TSR_OK) status = send(output, of, &err);
+        if (status == TSR_OK) status = tsr_parts_send(output, of, &err);
         pthread_mutex_lock(&output->lock);
         output->sending--;
         assert(of.object->parts[of.number].state == PART_QUEUED);
@@ -283,7 +283,7 @@ tsr_status tsr_parts_write(object_output *output, part_bytes where, const void *
 
 static tsr_status finish_object(object_output *output, written_object *object, tsr_error *err)
 {
-    for (unsigned i = 0; i < object->part_count && !object->small && !object->is_left; i++) {
+    for (unsigned i = 0; i < object->part_count && !object->small && !object->is_left && !object->is_taken; i++) {
         if (object->parts[i].state >= PART_QUEUED) continue;
         TSR_TRY(hold(output, (queued_part){object, i}, err));
         TSR_TRY(add_to_queue(output, (queued_part){object, i}, err));

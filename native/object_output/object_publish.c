@@ -64,8 +64,11 @@ static bool is_directory_mark(const tsr_object *object)
 static const tsr_object *first_object(const object_output *output, const tsr_object_list *found)
 {
     const tsr_object *objects = found->items.items;
+    tsr_str note;
     for (size_t i = 0; i < found->items.count; i++)
-        if (!is_directory_mark(&objects[i]) && !tsr_resume_knows(output, objects[i].key)) return &objects[i];
+        if (!is_directory_mark(&objects[i]) && !tsr_resume_knows(output, objects[i].key) &&
+            !tsr_object_is_note(output, objects[i].key, &note))
+            return &objects[i];
     return NULL;
 }
 
@@ -79,6 +82,7 @@ tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_er
     const tsr_status status = output->root.size ? service->stat(service, output->root, found, &unused) : TSR_E_NOT_FOUND;
     if (status != TSR_OK && status != TSR_E_NOT_FOUND) return tsr_raise(err, status, TSR_NO_POSITION, "%s", unused.message);
     TSR_TRY(service->list(service, prefix, true, found, err));
+    output->has_notes = tsr_object_has_notes(output, found);
     const tsr_object *first = first_object(output, found);
     if (!first || output->options.overwrite) return TSR_OK;
     if (tsr_str_equal(first->key, output->root))
@@ -133,10 +137,11 @@ static tsr_status remove_old_markers(object_output *output, tsr_error *err)
     return TSR_OK;
 }
 
-/* With --resume, data that is good stays for the next run. */
+/* With --resume, data that is good stays for the next run, and what another process has uploaded always. */
 static bool is_kept(const object_output *output, uint32_t file)
 {
-    return output->options.resume && file < output->first_marker && !written_object_at(output, file)->is_damaged;
+    const written_object *object = written_object_at(output, file);
+    return (output->options.resume || object->is_taken) && file < output->first_marker && !object->is_damaged;
 }
 
 /* The marker, which is made last, goes first. Where it took the place of an old one, the new data has to stay. With --resume, uploads
@@ -149,7 +154,7 @@ void tsr_object_discard(object_output *output)
         tsr_error unused = {0};
         if (object->is_made && object->upload.if_absent && !output->has_replaced_marker && !is_kept(output, f))
             service->uploading->remove(service, object->upload.key, &unused);
-        if (!object->is_made && object->begun == UPLOAD_BEGUN && !output->options.resume)
+        if (!object->is_made && object->begun == UPLOAD_BEGUN && !output->options.resume && !object->is_taken)
             service->uploading->abort(service, &object->upload, &unused);
     }
 }
@@ -170,36 +175,6 @@ void tsr_object_output_abandon(tsr_output *base)
         }
     pthread_mutex_unlock(&output->lock);
     tsr_object_discard(output); /* the steps stay locked: nothing is made from here on */
-}
-
-/* ---- making ---- */
-
-static tsr_status make(object_output *output, uint32_t file, tsr_error *err)
-{
-    tsr_service *service = output->service;
-    written_object *object = written_object_at(output, file);
-    tsr_upload_bytes bytes = {.data = object->small, .size = (size_t)object->upload.size};
-    if (object->is_left) return TSR_OK;
-    if (object->is_there) return object->small ? tsr_resume_compare(output, (queued_part){object, 0}, &bytes, err) : TSR_OK;
-    pthread_rwlock_rdlock(&output->steps);
-    tsr_status status = TSR_OK;
-    if (object->small) {
-        tsr_upload_sum(bytes.data, bytes.size, bytes.sum);
-        object->sums[0] = bytes;
-        status = service->uploading->put(service, &object->upload, &bytes, err);
-    } else {
-        status = service->uploading->complete(service, &object->upload, object->tags, object->part_count, err);
-    }
-    object->is_made = status == TSR_OK;
-    if (object->is_made && file >= output->first_marker && !object->upload.if_absent) output->has_replaced_marker = true;
-    pthread_rwlock_unlock(&output->steps);
-    return status;
-}
-
-static void make_one(many *m, size_t index)
-{
-    tsr_error why = {0};
-    note(m, make(m->output, (uint32_t)index, &why), &why);
 }
 
 /* ---- reading back ---- */
@@ -229,6 +204,57 @@ static tsr_status compare(object_output *output, queued_part of, char *buffer, t
     tsr_exchange_end(&x);
     return status;
 }
+
+/* A process that was killed while it published may have completed the upload: then the object has the bytes that were uploaded. */
+static tsr_status accept_made(object_output *output, written_object *object, tsr_status status, tsr_error *err)
+{
+    tsr_error why = {0};
+    tsr_status same = TSR_OK;
+    for (unsigned i = 0; i < object->part_count && same == TSR_OK; i++) {
+        char *buffer = tsr_alloc(output->allocator, object->sums[i].size, 1, &why);
+        same = buffer ? compare(output, (queued_part){object, i}, buffer, &why) : TSR_E_NOMEM;
+        tsr_free(output->allocator, buffer, object->sums[i].size, 1);
+    }
+    object->is_damaged = false;
+    if (same == TSR_OK) return TSR_OK;
+    tsr_error_context(err, "the upload of '%.*s' cannot be completed; run its part again", TSR_STR_ARG(object->name));
+    return status;
+}
+
+/* ---- making ---- */
+
+static tsr_status make(object_output *output, uint32_t file, tsr_error *err)
+{
+    tsr_service *service = output->service;
+    written_object *object = written_object_at(output, file);
+    tsr_upload_bytes bytes = {.data = object->small, .size = (size_t)object->upload.size};
+    if (object->is_left) return TSR_OK;
+    if (object->is_there) return object->small ? tsr_resume_compare(output, (queued_part){object, 0}, &bytes, err) : TSR_OK;
+    pthread_rwlock_rdlock(&output->steps);
+    tsr_status status = TSR_OK;
+    if (object->small) {
+        tsr_upload_sum(bytes.data, bytes.size, bytes.sum);
+        object->sums[0] = bytes;
+        status = service->uploading->put(service, &object->upload, &bytes, err);
+    } else {
+        if (object->begun == UPLOAD_BEGUN)
+            status = service->uploading->complete(service, &object->upload, object->tags, object->part_count, err);
+        else status = tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no upload"); /* there was a whole object */
+        if (status != TSR_OK && object->is_taken) status = accept_made(output, object, status, err);
+    }
+    object->is_made = status == TSR_OK;
+    if (object->is_made && file >= output->first_marker && !object->upload.if_absent) output->has_replaced_marker = true;
+    pthread_rwlock_unlock(&output->steps);
+    return status;
+}
+
+static void make_one(many *m, size_t index)
+{
+    tsr_error why = {0};
+    note(m, make(m->output, (uint32_t)index, &why), &why);
+}
+
+/* ---- reading all back ---- */
 
 static void verify_one(many *m, size_t index)
 {
@@ -265,7 +291,7 @@ static tsr_status verify(object_output *output, uint32_t first, uint32_t end, ts
 
 /* ---- all of it ---- */
 
-static void set_published(object_output *output)
+void tsr_object_set_published(object_output *output)
 {
     pthread_rwlock_rdlock(&output->steps);
     output->is_published = true;
@@ -278,7 +304,7 @@ static tsr_status make_markers(object_output *output, uint32_t marker, tsr_error
     const uint32_t count = (uint32_t)output->objects.count;
     for (uint32_t f = marker; f < count; f++) TSR_TRY(make(output, f, err));
     TSR_TRY(verify(output, marker, count, err));
-    if (!output->follows) set_published(output);
+    if (!output->follows) tsr_object_set_published(output);
     return TSR_OK;
 }
 
@@ -293,14 +319,15 @@ static tsr_status make_data(object_output *output, uint32_t count, tsr_error *er
 static tsr_status end(object_output *output, tsr_error *err)
 {
     output->has_all_data = true;
-    if (output->follows) set_published(output);
+    if (output->follows) tsr_object_set_published(output);
     for (size_t i = 0; i < output->options.obsolete_count; i++)
         if (remove_obsolete(output, output->options.obsolete[i], err) != TSR_OK) {
             tsr_error_context(err, "the new checkpoint is complete, but '%.*s' of the old one could not be removed",
                               TSR_STR_ARG(output->options.obsolete[i]));
             return TSR_E_IO;
         }
-    return tsr_resume_finish(output, err);
+    TSR_TRY(tsr_resume_finish(output, err));
+    return tsr_object_output_remove_notes(&output->base, err);
 }
 
 tsr_status tsr_object_output_step(tsr_output *base, tsr_object_step step, uint32_t marker, tsr_error *err)

@@ -32,7 +32,7 @@ static tsr_status list_unfinished(object_output *output, tsr_error *err)
 tsr_status tsr_resume_open(object_output *output, tsr_error *err)
 {
     const tsr_object_output_options *options = &output->options;
-    if (!options->resume) return TSR_OK;
+    if (!options->resume && !options->notes.size) return TSR_OK;
     output->resumable = tsr_map_new(output->allocator, options->name_count, err);
     if (!output->resumable) return TSR_E_NOMEM;
     for (size_t i = 0; i < options->name_count; i++)
@@ -48,7 +48,8 @@ tsr_status tsr_resume_look(object_output *output, tsr_error *err)
 bool tsr_resume_knows(const object_output *output, tsr_str key)
 {
     const size_t head = output->root.size + (output->root.size && output->options.is_folder);
-    if (!output->resumable || output->options.overwrite || key.size < head) return false;
+    const bool may_be_ours = output->options.resume || output->options.takes_over || output->has_notes;
+    if (!may_be_ours || !output->resumable || output->options.overwrite || key.size < head) return false;
     return tsr_map_get(output->resumable, (tsr_str){key.data + head, key.size - head}, UINT32_MAX) != UINT32_MAX;
 }
 

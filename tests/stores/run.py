@@ -12,6 +12,7 @@ from harness import Tessera  # noqa: E402
 import servers  # noqa: E402
 import test_azure  # noqa: E402, F401
 import test_cp  # noqa: E402, F401
+import test_exec_parts  # noqa: E402, F401
 import test_gcs  # noqa: E402, F401
 import test_hf  # noqa: E402, F401
 import test_resume  # noqa: E402, F401

@@ -1,4 +1,5 @@
 """Checkpoints written to Google's and Azure's stores: by a server of our own, which takes what Google documents, and by azurite."""
+import contextlib
 import datetime
 import json
 import re
@@ -90,8 +91,8 @@ def test_write_to_google_looks_before_parts_become_an_object(t):
         need(b"exists" in p.stderr and s.objects == {"x.pt": b"another's"} and not s.uploads, p.stderr)
 
 
-@test
-def test_write_to_azurite_is_what_a_disk_gets(t):
+@contextlib.contextmanager
+def azurite_place():
     try:
         from azure.storage.blob import AccountSasPermissions, BlobServiceClient, ResourceTypes, generate_account_sas
     except ImportError as e:
@@ -103,9 +104,24 @@ def test_write_to_azurite_is_what_a_disk_gets(t):
         allowed = AccountSasPermissions(read=True, list=True, write=True, create=True, delete=True)
         sas = generate_account_sas(ACCOUNT, KEY, ResourceTypes(service=True, container=True, object=True), allowed, later)
         env = {"AZURE_STORAGE_ACCOUNT": ACCOUNT, "AZURE_STORAGE_SERVICE_ENDPOINT": endpoint, "AZURE_STORAGE_SAS_TOKEN": sas}
-        read = lambda prefix: {b.name: container.download_blob(b.name).readall() for b in container.list_blobs(name_starts_with=prefix)}
-        place = Place(f"az://{ACCOUNT}/container", env, read, lambda key, data: container.upload_blob(key, data, overwrite=True))
+
+        def read(prefix):
+            return {b.name: container.download_blob(b.name).readall() for b in container.list_blobs(name_starts_with=prefix)}
+
+        yield Place(f"az://{ACCOUNT}/container", env, read, lambda key, data: container.upload_blob(key, data, overwrite=True))
+
+
+@contextlib.contextmanager
+def google_place():
+    with http_serving.running(google({})) as s:
+        yield place_of(s, {"GOOGLE_OAUTH_ACCESS_TOKEN": TOKEN, "STORAGE_EMULATOR_HOST": s.url})
+        need(not s.uploads, f"unfinished uploads: {s.uploads.keys()}")
+
+
+@test
+def test_write_to_azurite_is_what_a_disk_gets(t):
+    with azurite_place() as place:
         compare_all(t, place)
         overwrite_all(t, place)
-        p = t.run("convert", large_file(t), place.url + "/one.pt", status=2, env=env)
+        p = t.run("convert", large_file(t), place.url + "/one.pt", status=2, env=place.env)
         need(b"exists" in p.stderr and re.search(rb"sig=[^ ]", p.stderr) is None, p.stderr)

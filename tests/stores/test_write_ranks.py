@@ -13,6 +13,7 @@ from fake_s3 import SECRET, serving
 from harness import sample
 from test_s3 import files_below
 from test_write import bucket, large_file
+from test_write_others import azurite_place, google_place
 
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -71,6 +72,20 @@ def test_ranks_write_to_s3rver(t):
     needs_mpi(t)
     with bucket(servers.s3rver) as (place, _):
         write_all(t, place, (4,))
+
+
+@test
+def test_ranks_write_to_azurite(t):
+    needs_mpi(t)
+    with azurite_place() as place:
+        write_all(t, place, (3,))
+
+
+@test
+def test_ranks_write_to_google(t):
+    needs_mpi(t)
+    with google_place() as place:
+        write_all(t, place, (3,))
 
 
 def reshard(t):

@@ -155,19 +155,19 @@ static int run(cli *program, const void *given)
 static const cli_option options[] = {
     {"part", 0, CLI_TEXT, "i/N", "Write only this share of the bytes, from 1/N to N/N, in any order and on any machine",
      offsetof(exec_arguments, part)},
-    {"finish", 0, CLI_FLAG, NULL,
-     "Check that all parts are done, and publish the checkpoint", offsetof(exec_arguments, finish)},
+    {"finish", 0, CLI_FLAG, NULL, "Check that all parts are done, and publish the checkpoint",
+     offsetof(exec_arguments, finish)},
     {"source", 0, CLI_TEXT, "PATH", "Read the plan's source from here: it has moved, or its URL needs a fresh signature",
      offsetof(exec_arguments, source)},
     CLI_ALSO_OPTION,
-    {"max-mem", 0, CLI_BYTES, "SIZE",
-     "Limit the memory for buffers (default: 16MiB)", offsetof(exec_arguments, writing.max_memory)},
+    {"max-mem", 0, CLI_BYTES, "SIZE", "Limit the memory for buffers (default: 16MiB)",
+     offsetof(exec_arguments, writing.max_memory)},
     {"ignore-crc", 0, CLI_FLAG, NULL, "Accept tensors whose bytes do not match the source's CRC-32",
      offsetof(exec_arguments, writing.ignore_crc)},
     {"overwrite", 0, CLI_FLAG, NULL,
      "Replace the checkpoint at DEST once the new one is complete; keep files that it does not list",
      offsetof(exec_arguments, writing.overwrite)},
-    {"resume", 0, CLI_FLAG, NULL, "Continue an interrupted run (exec always does)",
+    {"resume", 0, CLI_FLAG, NULL, "Continue an interrupted run; onto a disk, exec always does",
      offsetof(exec_arguments, writing.resume)},
     {"no-verify", 0, CLI_FLAG, NULL, "Do not check again what other parts and earlier runs wrote",
      offsetof(exec_arguments, writing.no_verify)},
@@ -188,7 +188,9 @@ const cli_command cli_exec = {
     .examples = "tessera exec plan.json ckpt-3/\n"
                 "Carry out a plan of `tessera plan --json`, unless its source changed since\n"
                 "tessera exec plan.json ckpt-3/ --part $SLURM_ARRAY_TASK_ID/8\nDo one of eight parts, numbered from 1\n"
-                "tessera exec plan.json ckpt-3/ --finish\nPublish the checkpoint when all eight parts are done\n",
+                "tessera exec plan.json ckpt-3/ --finish\nPublish the checkpoint when all eight parts are done\n"
+                "tessera exec plan.json s3://bucket/ckpt-3 --part $SLURM_ARRAY_TASK_ID/8\n"
+                "Upload one of eight parts, on any machine; nothing is visible before `--finish`\n",
     .options = options,
     .arguments_size = sizeof(exec_arguments),
     .run = run,

@@ -48,6 +48,11 @@ tsr_status cli_list_files(cli_writing *writing, const tsr_str **files, size_t *c
 /* writing_remote.c: cli_carry_out for the URL of an object store. */
 tsr_status cli_carry_out_remote(cli_writing *writing, const tsr_convert_options *options, tsr_error *err);
 
+/* writing_remote_parts.c: of a plan without MPI (exec), which may run on machines that share nothing but the bucket, once w->work and
+ * w->output are open. One part, whose uploads stay open; or all that is left, with which everything is published. */
+tsr_status cli_carry_out_remote_part(cli_writing *writing, tsr_error *err);
+tsr_status cli_finish_remote_parts(cli_writing *writing, tsr_error *err);
+
 /* Whether a journal or record that was found is of this run's tag. */
 bool cli_is_own(const cli_writing *writing, const tsr_leftover *leftover);
 

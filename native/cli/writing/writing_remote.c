@@ -3,7 +3,8 @@
  *
  *   decide what is replaced → open the output → do all units, file by file → finish → publish
  *
- * Of several ranks each uploads the files of its own share. Rank 0 decides, writes what surrounds the tensors, and makes the marker. */
+ * Of several ranks each uploads the files of its own share. Rank 0 decides, writes what surrounds the tensors, and makes the marker. Parts
+ * of a plan, which may run on machines that share nothing but the bucket, are in writing_remote_parts.c. */
 #include "cli/program/signals.h"
 #include "cli/writing/ranked_output.h"
 #include "cli/writing/writing_parts.h"
@@ -11,15 +12,6 @@
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/path_store.h"
-
-static tsr_status refuse_options(const cli_writing *w, tsr_error *err)
-{
-    const char *why =
-        w->is_exec
-            ? "a plan is carried out on this machine only; use `reshard` for an object store, or copy the result with `cp`"
-            : NULL;
-    return why ? tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cannot write to '%s': %s", w->destination, why) : TSR_OK;
-}
 
 static tsr_status refuse_source(const cli_writing *w, const char *source, tsr_error *err)
 {
@@ -42,13 +34,28 @@ static tsr_status refuse_sidecar(const cli_writing *w, tsr_error *err)
                      w->destination);
 }
 
+/* Parts of a plan must find each other's notes: their names are what the job's text determines. */
+static tsr_status choose_notes(cli_writing *w, tsr_str *notes, tsr_error *err)
+{
+    tsr_str text;
+    const tsr_status status = cli_describe_work(w, &text, err);
+    if (status != TSR_OK) return status;
+    text = tsr_arena_format(w->arena, err, "%.*sgeneration %u\n", TSR_STR_ARG(text), (unsigned)w->generation);
+    if (!text.data) return TSR_E_NOMEM;
+    tsr_journal_tag(text, w->tag);
+    *notes = tsr_arena_format(w->arena, err, ".tessera-%s-", w->tag);
+    return notes->data ? TSR_OK : TSR_E_NOMEM;
+}
+
 static tsr_status open_output(cli_writing *w, tsr_error *err)
 {
     const tsr_replacement *r = &w->replacement;
     const tsr_str single = TSR_STR("");
     const tsr_str *names = &single;
     size_t count = 1;
+    tsr_str notes = {NULL, 0};
     tsr_status status = w->is_folder ? cli_list_files(w, &names, &count, err) : TSR_OK;
+    if (status == TSR_OK && w->is_exec) status = choose_notes(w, &notes, err);
     const tsr_object_output_options options = {.is_folder = w->is_folder,
                                                .overwrite = w->options->overwrite,
                                                .generation = w->generation,
@@ -58,7 +65,9 @@ static tsr_status open_output(cli_writing *w, tsr_error *err)
                                                .is_unlike = r->swap,
                                                .resume = w->options->resume,
                                                .names = names,
-                                               .name_count = count};
+                                               .name_count = count,
+                                               .notes = notes,
+                                               .takes_over = w->is_exec && !w->part};
     if (status == TSR_OK) status = tsr_object_output_open(cli_host(w->program), w->destination, &options, &w->output, err);
     return status;
 }
@@ -66,8 +75,7 @@ static tsr_status open_output(cli_writing *w, tsr_error *err)
 static tsr_status open_all(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
 {
     const bool first = cli_speaks(w->program);
-    tsr_status status = refuse_options(w, err);
-    if (status == TSR_OK) status = refuse_sources(w, err);
+    tsr_status status = refuse_sources(w, err);
     if (status == TSR_OK && first) status = cli_decide_replacement(w, NULL, 0, err);
     if (first) w->generation = w->replacement.generation;
     if (status == TSR_OK) status = tsr_work_new(w->source.checkpoint, options, w->generation, w->arena, &w->work, err);
@@ -103,7 +111,8 @@ static void remove_unfinished(void *ctx)
 
 static tsr_status write_all(cli_writing *w, tsr_error *err)
 {
-    tsr_status status = tsr_work_run(w->work, 0, 1, NULL, err);
+    tsr_status status = tsr_work_open(w->work, w->output, err);
+    if (status == TSR_OK) status = tsr_work_run(w->work, 0, 1, NULL, err);
     w->conversion = *tsr_work_conversion(w->work);
     if (status == TSR_OK) status = cli_write_sidecar(w, err); /* before the marker */
     if (status == TSR_OK) status = tsr_work_finish(w->work, err);
@@ -141,6 +150,16 @@ static tsr_status write_on_ranks(cli_writing *w, cli_ranked_output *output, tsr_
     return w->published ? cli_ranked_output_resumed(output, &w->resumed, err) : status;
 }
 
+/* Also when opening failed. */
+static void close_output(cli_writing *w, cli_cleanup *cleanup)
+{
+    cli_signals_hold();
+    if (w->output) w->output->close(w->output);
+    w->output = NULL;
+    cli_signals_release();
+    cli_cleanup_drop(cleanup);
+}
+
 static tsr_status carry_out_on_ranks(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
 {
     cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
@@ -148,30 +167,43 @@ static tsr_status carry_out_on_ranks(cli_writing *w, const tsr_convert_options *
     cli_cleanup_add(&cleanup);
     tsr_status status = open_on_ranks(w, options, &output, err);
     if (status == TSR_OK) status = write_on_ranks(w, &output, err);
-    cli_signals_hold();
-    if (w->output) w->output->close(w->output);
-    w->output = NULL;
-    cli_signals_release();
-    cli_cleanup_drop(&cleanup);
+    close_output(w, &cleanup);
     cli_ranked_output_free(&output);
+    return status;
+}
+
+static tsr_status carry_out_alone(cli_writing *w, const tsr_convert_options *options,
+                                  tsr_status (*write)(cli_writing *w, tsr_error *err), tsr_error *err)
+{
+    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
+    tsr_status status = open_all(w, options, err);
+    if (status != TSR_OK) return status;
+    cli_cleanup_add(&cleanup);
+    status = write(w, err);
+    close_output(w, &cleanup);
+    return status;
+}
+
+/* A part, and behind it, where that is asked for, the end. */
+static tsr_status carry_out_plan(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
+{
+    const uint64_t part = w->part;
+    tsr_status status = part ? carry_out_alone(w, options, cli_carry_out_remote_part, err) : TSR_OK;
+    if (status != TSR_OK || (part && !w->finish)) return status;
+    tsr_work_free(w->work);
+    w->work = NULL;
+    w->replacement = (tsr_replacement){0};
+    w->part = 0; /* what follows is about all parts */
+    status = carry_out_alone(w, options, cli_finish_remote_parts, err);
+    w->part = part;
     return status;
 }
 
 tsr_status cli_carry_out_remote(cli_writing *w, const tsr_convert_options *given, tsr_error *err)
 {
     tsr_convert_options options = *given;
-    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
     options.unit_bytes = UINT64_MAX; /* files are written from front to back, one after the other */
+    if (w->is_exec) return carry_out_plan(w, &options, err);
     if (w->program->ranks && w->program->ranks->size > 1) return carry_out_on_ranks(w, &options, err);
-    tsr_status status = open_all(w, &options, err);
-    if (status == TSR_OK) status = tsr_work_open(w->work, w->output, err);
-    if (status != TSR_OK) return status;
-    cli_cleanup_add(&cleanup);
-    status = write_all(w, err);
-    cli_signals_hold();
-    w->output->close(w->output);
-    w->output = NULL;
-    cli_signals_release();
-    cli_cleanup_drop(&cleanup);
-    return status;
+    return carry_out_alone(w, &options, write_all, err);
 }

@@ -80,6 +80,10 @@ tsr_status tsr_work_take(tsr_work *work, tsr_str records, size_t *taken, tsr_err
 /* When all units are done: headers, directories, index, `.metadata`. TSR_E_USAGE when some are not. Does not publish. */
 tsr_status tsr_work_finish(tsr_work *work, tsr_error *err);
 
+/* For a part of tsr_work_run_files that knows nothing of the other parts: writes what surrounds the tensors in its files. What surrounds
+ * those of other files is written too, with wrong checksums: the output has to pass over these files. */
+tsr_status tsr_work_surround(tsr_work *work, tsr_error *err);
+
 TSR_API_END
 
 #endif

@@ -9,6 +9,7 @@
 #define TESSERA_SYS_OBJECT_OUTPUT_H
 
 #include "tessera/output.h"
+#include "tessera/sys/vec.h"
 
 TSR_API_BEGIN
 
@@ -30,6 +31,10 @@ typedef struct tsr_object_output_options {
     bool resume;
     const tsr_str *names;
     size_t name_count;
+    /* Processes that share nothing but the bucket: notes of this prefix below the URL are no objects of a checkpoint, and are removed once
+     * the new one is complete. Where there are such notes, objects of `names` may be this job's. `takes_over`: this process publishes. */
+    tsr_str notes;
+    bool takes_over;
 } tsr_object_output_options;
 
 /* What was continued. */
@@ -64,6 +69,25 @@ typedef enum tsr_object_step {
     TSR_OBJECT_END
 } tsr_object_step;
 tsr_status tsr_object_output_step(tsr_output *output, tsr_object_step step, uint32_t marker, tsr_error *err);
+
+/* The same for processes that share nothing but the bucket, and may run days apart. Each sends all bytes of the files `kept`, of the first
+ * `count`, and leaves their uploads open: nothing of them is visible. Appends what another process needs to complete them to `note`, a
+ * vec of bytes. Empty files are left to that process. tsr_object_output_keep_uploads then makes closing leave the uploads. */
+tsr_status tsr_object_output_hand_over(tsr_output *output, const bool *kept, uint32_t count, tsr_vec *note, tsr_error *err);
+void tsr_object_output_keep_uploads(tsr_output *output);
+/* The process that publishes: takes over what a note has, before anything is published. These files must not be written any more. If
+ * publishing fails, their uploads stay. TSR_E_FORMAT for a note that is damaged or of other files. */
+tsr_status tsr_object_output_take_over(tsr_output *output, tsr_str note, tsr_error *err);
+bool tsr_object_output_is_taken(const tsr_output *output, uint32_t file);
+/* Writes a note, an object next to the files, whose name follows options.notes. Replaces one of that name. */
+tsr_status tsr_object_output_put_note(tsr_output *output, tsr_str name, tsr_str text, tsr_error *err);
+/* Calls `each` for all notes that were there when the output was opened; what it gets is valid until the output is closed. */
+typedef tsr_status tsr_object_note_fn(void *ctx, tsr_str name, tsr_str text, tsr_error *err);
+tsr_status tsr_object_output_notes(tsr_output *output, tsr_object_note_fn *each, void *ctx, tsr_error *err);
+
+/* Removes the notes. While it does there is one named TSR_NOTE_PUBLISHED. Publishing calls it in the end. */
+#define TSR_NOTE_PUBLISHED "published"
+tsr_status tsr_object_output_remove_notes(tsr_output *output, tsr_error *err);
 
 /* What an output with `resume` has continued; once it is published. */
 tsr_object_resumed tsr_object_output_resumed(const tsr_output *output);

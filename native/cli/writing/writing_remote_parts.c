@@ -1,0 +1,222 @@
+/* The parts of a plan whose destination is in an object store (exec --part, --finish).
+ *
+ *   part      does the units of its files, and what surrounds them; sends all of it, but completes nothing; leaves a note
+ *   the end   takes over what the notes have; does what no part has done, or with --finish refuses; publishes; the notes go
+ *
+ * A note is the object .tessera-TAG-2-of-8 below the destination: the size of its records (u64, little-endian), the records of its units
+ * (tessera/sys/work.h), and what tsr_object_output_hand_over gives. TAG is determined by the plan, the source and the options. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/writing/writing_parts.h"
+#include "publish/text.h"
+#include "tessera/sys/object_output.h"
+
+enum { HEAD = 8, MOST_NAMED = 8 };
+
+/* An output that passes over files of other processes. */
+typedef struct part_output {
+    tsr_output base; /* first */
+    tsr_output *inner;
+    bool *written; /* of a part: the files that it has written units of */
+    uint32_t count, created;
+    bool surrounds; /* of a part: what belongs to other files is written, too */
+} part_output;
+
+static tsr_status create(tsr_output *base, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
+{
+    part_output *o = (part_output *)base;
+    const tsr_status status = o->inner->create(o->inner, name, size, file, err);
+    if (status == TSR_OK) o->created++;
+    return status;
+}
+
+static tsr_status write_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err)
+{
+    part_output *o = (part_output *)base;
+    if (tsr_object_output_is_taken(o->inner, file)) return TSR_OK;
+    if (o->written && file < o->count) {
+        if (o->surrounds && !o->written[file]) return TSR_OK;
+        __atomic_store_n(&o->written[file], true, __ATOMIC_RELAXED);
+    }
+    return o->inner->write_at(o->inner, file, offset, data, size, err);
+}
+
+static tsr_status sync(tsr_output *base, tsr_error *err)
+{
+    part_output *o = (part_output *)base;
+    return o->inner->sync(o->inner, err);
+}
+
+static part_output open_part(const cli_writing *w)
+{
+    return (part_output){.base = {.create = create, .write_at = write_at, .sync = sync, .generation = w->output->generation},
+                         .inner = w->output};
+}
+
+/* ---- a part ---- */
+
+/* The numbers of the files are 0, 1, …: the part's output is new. */
+static tsr_status do_part(cli_writing *w, part_output *o, tsr_error *err)
+{
+    o->count = tsr_work_conversion(w->work)->file_count;
+    o->written = tsr_arena_array(w->arena, (size_t)o->count + 1, sizeof *o->written, err);
+    if (!o->written) return TSR_E_NOMEM;
+    for (uint32_t f = 0; f < o->count; f++) o->written[f] = false;
+    tsr_status status = tsr_work_open(w->work, &o->base, err);
+    o->count = o->created;
+    if (status == TSR_OK) status = tsr_work_run_files(w->work, w->part - 1, w->parts, err);
+    o->surrounds = true;
+    return status == TSR_OK ? tsr_work_surround(w->work, err) : status;
+}
+
+static void put_size(uint64_t size, char *out)
+{
+    for (unsigned i = 0; i < 8; i++) out[i] = (char)(size >> 8 * i);
+}
+
+static tsr_status make_note(cli_writing *w, const part_output *o, tsr_vec *note, tsr_error *err)
+{
+    const char head[HEAD] = {0};
+    tsr_status status = tsr_text_add(note, (tsr_str){head, HEAD}, err);
+    if (status == TSR_OK) status = tsr_work_records(w->work, note, err);
+    if (status != TSR_OK) return status;
+    put_size(note->count - HEAD, note->items);
+    return tsr_object_output_hand_over(w->output, o->written, o->count, note, err);
+}
+
+static tsr_status leave_note(cli_writing *w, const part_output *o, tsr_error *err)
+{
+    char name[64];
+    tsr_vec note = tsr_vec_of(cli_host(w->program)->allocator, 1);
+    snprintf(name, sizeof name, "%" PRIu64 "-of-%" PRIu64, w->part, w->parts);
+    tsr_status status = make_note(w, o, &note, err);
+    if (status == TSR_OK) status = cli_unchanged(&w->source, err);
+    if (status == TSR_OK)
+        status = tsr_object_output_put_note(w->output, tsr_str_from(name), (tsr_str){note.items, note.count}, err);
+    if (status == TSR_OK) tsr_object_output_keep_uploads(w->output);
+    tsr_vec_free(&note);
+    return status;
+}
+
+tsr_status cli_carry_out_remote_part(cli_writing *w, tsr_error *err)
+{
+    part_output o = open_part(w);
+    tsr_status status = do_part(w, &o, err);
+    w->conversion = *tsr_work_conversion(w->work);
+    return status == TSR_OK ? leave_note(w, &o, err) : status;
+}
+
+/* ---- the end ---- */
+
+typedef struct note_taker {
+    cli_writing *writing;
+    uint64_t parts;    /* of the largest division */
+    bool is_published; /* by a run that was killed while it removed the notes */
+    tsr_vec done;      /* of uint64_t pairs: part, parts */
+} note_taker;
+
+static uint64_t size_in(const char *bytes)
+{
+    uint64_t size = 0;
+    for (unsigned i = 8; i-- > 0;) size = size << 8 | (uint8_t)bytes[i];
+    return size;
+}
+
+static tsr_status take_text(cli_writing *w, tsr_str text, tsr_error *err)
+{
+    const uint64_t records = text.size >= HEAD ? size_in(text.data) : 0;
+    if (text.size < HEAD || records > text.size - HEAD)
+        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the note of a part is damaged; run the part again");
+    const tsr_status status = tsr_work_take(w->work, (tsr_str){text.data + HEAD, (size_t)records}, NULL, err);
+    if (status != TSR_OK) return status;
+    return tsr_object_output_take_over(w->output, (tsr_str){text.data + HEAD + records, text.size - HEAD - (size_t)records},
+                                       err);
+}
+
+static tsr_status take_note(void *ctx, tsr_str name, tsr_str text, tsr_error *err)
+{
+    note_taker *t = ctx;
+    if (t->is_published || tsr_str_equal(name, TSR_STR(TSR_NOTE_PUBLISHED))) {
+        t->is_published = true;
+        return TSR_OK;
+    }
+    uint64_t *done = tsr_vec_push(&t->done, err);
+    if (!done) return TSR_E_NOMEM;
+    char shown[64];
+    snprintf(shown, sizeof shown, "%.*s", TSR_STR_ARG(name));
+    if (sscanf(shown, "%" SCNu64 "-of-%" SCNu64, &done[0], &done[1]) != 2) done[0] = done[1] = 0;
+    if (done[1] > t->parts) t->parts = done[1];
+    const tsr_status status = take_text(t->writing, text, err);
+    if (status != TSR_OK) tsr_error_context(err, "part %" PRIu64 " of %" PRIu64, done[0], done[1]);
+    return status;
+}
+
+static bool is_done(const note_taker *t, uint64_t part)
+{
+    const uint64_t *done = t->done.items;
+    for (size_t i = 0; i < t->done.count; i++)
+        if (done[2 * i] == part && done[2 * i + 1] == t->parts) return true;
+    return false;
+}
+
+static tsr_status refuse_missing(const note_taker *t, tsr_error *err)
+{
+    const cli_writing *w = t->writing;
+    const uint64_t parts = t->parts ? t->parts : 1;
+    uint64_t missing = 0;
+    tsr_str names = TSR_STR("");
+    for (uint64_t p = 1; p <= parts && names.data; p++) {
+        if (is_done(t, p) || missing++ >= MOST_NAMED) continue;
+        names = tsr_arena_format(w->arena, err, "%.*s%s%" PRIu64, TSR_STR_ARG(names), names.size ? ", " : "", p);
+    }
+    if (!names.data) return TSR_E_NOMEM;
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "cannot finish '%s': of %" PRIu64 " part%s, %.*s%s not done (%" PRIu64 " of %" PRIu64 " units)",
+                     w->destination, parts, parts == 1 ? "" : "s", TSR_STR_ARG(names),
+                     missing > MOST_NAMED ? " and more are"
+                     : missing == 1       ? " is"
+                                          : " are",
+                     tsr_work_left(w->work, 0, 1), tsr_work_units(w->work));
+}
+
+/* Does the rest unless only the end is asked for. */
+static tsr_status complete_work(cli_writing *w, const note_taker *t, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    w->units_found = tsr_work_units(w->work) - tsr_work_left(w->work, 0, 1);
+    if (status == TSR_OK && w->finish && tsr_work_left(w->work, 0, 1)) status = refuse_missing(t, err);
+    return status == TSR_OK ? tsr_work_run_files(w->work, 0, 1, err) : status;
+}
+
+static tsr_status publish(cli_writing *w, const note_taker *t, tsr_error *err)
+{
+    tsr_status status = complete_work(w, t, err);
+    w->conversion = *tsr_work_conversion(w->work);
+    if (status == TSR_OK) status = cli_write_sidecar(w, err); /* before the marker */
+    if (status == TSR_OK) status = tsr_work_finish(w->work, err);
+    w->conversion = *tsr_work_conversion(w->work);
+    if (status == TSR_OK) status = cli_unchanged(&w->source, err);
+    if (status == TSR_OK) status = w->output->publish(w->output, w->conversion.marker, err);
+    if (status == TSR_OK) w->resumed = tsr_object_output_resumed(w->output);
+    return status;
+}
+
+static tsr_status end_published(cli_writing *w, tsr_error *err)
+{
+    cli_warn(w->program, "'%s' is already complete", w->destination);
+    tsr_object_output_keep_uploads(w->output);
+    return tsr_object_output_remove_notes(w->output, err);
+}
+
+tsr_status cli_finish_remote_parts(cli_writing *w, tsr_error *err)
+{
+    part_output o = open_part(w);
+    note_taker t = {.writing = w, .done = tsr_vec_of(cli_host(w->program)->allocator, 2 * sizeof(uint64_t))};
+    tsr_status status = tsr_work_open(w->work, &o.base, err);
+    if (status == TSR_OK) status = tsr_object_output_notes(w->output, take_note, &t, err);
+    if (status == TSR_OK) status = t.is_published ? end_published(w, err) : publish(w, &t, err);
+    w->published = status == TSR_OK;
+    tsr_vec_free(&t.done);
+    return status;
+}

@@ -1,0 +1,179 @@
+"""exec --part and --finish to object stores: parts on machines that share nothing but the bucket."""
+import os
+import subprocess
+import threading
+
+import servers
+from checks import need, test
+from fake_s3 import serving
+from harness import sample
+from test_resume import kill
+from test_s3 import files_below
+from test_write import bucket, large_file
+from test_write_others import azurite_place, google_place
+
+TARGET = ("--mesh", "dp=5", "--placements", "shard(0)")
+
+
+def make_plan(t, source, to="dcp", target=TARGET):
+    name = t.at(f"{to}.json")
+    with open(name, "wb") as f:
+        f.write(t.run("plan", source, *target, "--to", to, "--json").stdout)
+    if not os.path.exists(t.at(f"{to}-wanted")):
+        t.run("reshard", source, t.at(f"{to}-wanted"), *target, "--to", to)
+    return name, files_below(t.at(f"{to}-wanted"))
+
+
+def notes(names):
+    return sorted(name for name in names if ".tessera-" in name)
+
+
+def check_parts(t, place, plan, wanted, key):
+    """Parts in any order and at the same time, nothing visible before the end, then the bytes of `reshard`."""
+    url = f"{place.url}/{key}"
+    doc = t.json("exec", plan, url, "--part", "2/3", "--json", env=place.env)
+    need(not doc["published"] and doc["work"]["part"] == 2 and doc["work"]["left"], f"{doc['work']}")
+    need(len(notes(place.below(key))) == 1 == len(place.below(key)), f"{sorted(place.below(key))}")
+    p = t.run("exec", plan, url, "--finish", status=2, env=place.env)
+    need(b"of 3 parts, 1, 3 are not done" in p.stderr, p.stderr)
+    both = [subprocess.Popen([t.path, "exec", plan, url, "--part", f"{i}/3"], env={**os.environ, **place.env}, stderr=subprocess.PIPE) for i in (1, 3)]
+    need([(b.communicate(timeout=60), b.returncode)[1] for b in both] == [0, 0], "parts at the same time")
+    need(len(notes(place.below(key))) == 3 == len(place.below(key)), f"{sorted(place.below(key))}")
+    doc = t.json("exec", plan, url, "--finish", "--json", env=place.env)
+    need(doc["schema"] == "tessera.exec/1" and doc["published"] and doc["work"]["left"] == 0, f"{doc['work']}")
+    need(place.below(key) == wanted, f"{key}: {sorted(place.below(key))}")
+    p = t.run("exec", plan, url, "--part", "1/3", status=2, env=place.env)
+    need(b"exists" in p.stderr and place.below(key) == wanted, p.stderr)
+
+
+def check_place(t, place):
+    for source, name in ((large_file(t), "large"), (sample("dcp_fsdp2")[0], "small")):
+        for to in ("dcp", "safetensors", "torch"):
+            target = ("--mesh", "dp=2", "--placements", "shard(0)") if name == "small" else TARGET
+            if (name, to) == ("small", "safetensors"):
+                continue  # it has objects, which a plan cannot leave out
+            plan, wanted = make_plan(t, source, to, target)
+            check_parts(t, place, plan, wanted, f"{name}/{to}")
+            t.run("exec", plan, f"{place.url}/{name}/{to}-whole", env=place.env)
+            need(place.below(f"{name}/{to}-whole") == wanted, f"exec without parts, {to}")
+        subprocess.run(["rm", "-r", *(t.at(f"{to}-wanted") for to in ("dcp", "torch"))], check=True)
+
+
+@test
+def test_exec_parts_to_moto(t):
+    with bucket(servers.moto) as (place, client):
+        check_place(t, place)
+        need(not client.list_multipart_uploads(Bucket="bucket").get("Uploads"), "unfinished uploads")
+
+
+@test
+def test_exec_parts_to_s3rver(t):
+    with bucket(servers.s3rver) as (place, _):
+        check_place(t, place)
+
+
+@test
+def test_exec_parts_to_azurite(t):
+    with azurite_place() as place:
+        check_place(t, place)
+
+
+@test
+def test_exec_parts_to_google(t):
+    with google_place() as place:
+        check_place(t, place)
+
+
+def run_parts(t, s, plan, url, parts, *more):
+    for i in parts:
+        t.run("exec", plan, url, "--part", f"{i}/3", *more, env=s.env())
+
+
+@test
+def test_exec_parts_of_which_one_is_killed(t):
+    """Its uploads are continued with --resume; without, they are sent again. Either way --finish makes the right bytes."""
+    plan, wanted = make_plan(t, large_file(t), target=("--mesh", "dp=3", "--placements", "shard(0)"))
+    for more in ((), ("--resume",)):
+        with serving({}) as s:
+            run_parts(t, s, plan, "s3://b/ck", (1, 3), *more)
+            is_point = lambda h: h.command == "PUT" and "partNumber=2&" in h.path  # noqa: E731
+            kill(t, s, is_point, lambda: len(s.uploads) > 2, s.env(), "exec", plan, "s3://b/ck", "--part", "2/3", *more)
+            need(b"is not done" in t.run("exec", plan, "s3://b/ck", "--finish", status=2, env=s.env()).stderr, "a part is missing")
+            need(not [k for k in s.objects if ".tessera-" not in k], f"{sorted(s.objects)}")
+            run_parts(t, s, plan, "s3://b/ck", (2,), *more)
+            t.run("exec", plan, "s3://b/ck", "--finish", "--resume", env=s.env())
+            need(s.objects == {f"ck/{k}": v for k, v in wanted.items()} and not s.uploads, f"{sorted(s.objects)} {list(s.uploads)}")
+
+
+@test
+def test_exec_finish_that_is_killed(t):
+    """At every request of the publication: no marker then, or all; --finish again ends it."""
+    plan, wanted = make_plan(t, large_file(t))
+    files = {f"ck/{k}": v for k, v in wanted.items()}
+    with serving({}) as s:
+        run_parts(t, s, plan, "s3://b/ck", (1, 2, 3))
+        before, uploads = dict(s.objects), dict(s.uploads)
+        s.asked.clear()
+        t.run("exec", plan, "s3://b/ck", "--finish", env=s.env())
+        count = len(s.asked)
+        need(s.objects == files and s.done[-1][0] == "DeleteObject", f"{s.done[-5:]}")
+        marker = [key for operation, key in s.done if operation in ("PutObject", "CompleteMultipartUpload") and ".tessera-" not in key][-1]
+        need(marker == "ck/.metadata", marker)
+        for stop in range(3, count):
+            s.objects.clear(), s.objects.update(before)
+            s.uploads.clear(), s.uploads.update(uploads)
+            seen, lock = [0], threading.Lock()
+
+            def is_point(_):
+                with lock:
+                    seen[0] += 1
+                    return seen[0] > stop
+            kill(t, s, is_point, lambda: True, s.env(), "exec", plan, "s3://b/ck", "--finish")
+            need(all(files[k] == v for k, v in s.objects.items() if k in files), f"{stop}: other bytes")
+            if "ck/.metadata" in s.objects:
+                need(all(k in s.objects for k in files), f"{stop}: a marker of a checkpoint that is not whole")
+            if s.objects != files:
+                t.run("exec", plan, "s3://b/ck", "--finish", env=s.env())
+            need(s.objects == files and not s.uploads, f"{stop}: {sorted(s.objects)}")
+
+
+@test
+def test_exec_parts_that_replace(t):
+    plan, wanted = make_plan(t, large_file(t))
+    old = {f"ck/{k}": v for k, v in files_below(sample("dcp_fsdp2")[0]).items()}
+    with serving({**old, "ck/mine.txt": b"mine"}) as s:
+        before = dict(s.objects)
+        need(b"exists" in t.run("exec", plan, "s3://b/ck", "--part", "1/3", status=2, env=s.env()).stderr, "an old checkpoint")
+        run_parts(t, s, plan, "s3://b/ck", (3, 1, 2), "--overwrite")
+        need({k: v for k, v in s.objects.items() if ".tessera-" not in k} == before, "the old one stays until the end")
+        t.run("exec", plan, "s3://b/ck", "--finish", "--overwrite", env=s.env())
+        need(s.objects.pop("ck/mine.txt") == b"mine" and not notes(s.objects) and not s.uploads, f"{sorted(s.objects)}")
+        need(sorted(map(len, s.objects.values())) == sorted(map(len, wanted.values())), f"{sorted(s.objects)}")
+        t.run("validate", "s3://b/ck", "--deep", env=s.env())
+
+
+@test
+def test_exec_parts_are_not_mixed(t):
+    """Notes of another source, or damaged ones, are not believed; an upload that is gone is named."""
+    source = large_file(t)
+    plan, wanted = make_plan(t, source)
+    with serving({}) as s:
+        run_parts(t, s, plan, "s3://b/ck", (1, 2, 3))
+        whole = dict(s.objects)
+        name = notes(s.objects)[1]
+        for at in (0, 70, len(whole[name]) // 2, len(whole[name]) - 1):
+            data = bytearray(whole[name])
+            data[at] ^= 1
+            s.objects[name] = bytes(data)
+            p = t.run("exec", plan, "s3://b/ck", "--finish", status=2, env=s.env())
+            need(b"damaged" in p.stderr and set(s.objects) == set(whole), p.stderr)
+        s.objects[name] = whole[name][:50]
+        need(b"damaged" in t.run("exec", plan, "s3://b/ck", "--finish", status=2, env=s.env()).stderr, "a short one")
+        s.objects[name] = whole[name]
+        upload, kept = next((u, v) for u, v in s.uploads.items())
+        del s.uploads[upload]
+        p = t.run("exec", plan, "s3://b/ck", "--finish", status=2, env=s.env())
+        need(b"run its part again" in p.stderr and "ck/.metadata" not in s.objects, p.stderr)
+        run_parts(t, s, plan, "s3://b/ck", (1, 2, 3))
+        t.run("exec", plan, "s3://b/ck", "--finish", "--resume", env=s.env())
+        need(s.objects == {f"ck/{k}": v for k, v in wanted.items()}, f"{sorted(s.objects)}")
