@@ -95,6 +95,11 @@ def second_names(draw, error, described):
     return bool(names) and set(canonical(draw, names)) <= set(canonical(draw, described["seconds"]))
 
 
+def within_units(described):
+    """A job's second names without the component of units."""
+    return {"seconds": [n.replace("_fsdp_wrapped_module.", "") for n in described["seconds"]]}
+
+
 def units(described):
     return bool(described.get("units"))
 
@@ -126,12 +131,12 @@ TORCH = [
      and ("not 'dict'" in e or "'dict' object has no attribute" in e)),
     ("second names of shared modules within wrappers", lambda d, j, e, s: sets_model(j) and second_names(d, e, s)),
     ("keys that the model lacks, in a broadcast with cpu_offload", lambda d, j, e, s: sets_model(j) and options(j, "broadcast_from_rank0", "cpu_offload")
-     and j["change"] == "add" and re.search("KeyError: '.*stranger", e)),
+     and (j["change"] == "add" and re.search("KeyError: '.*stranger", e) or second_names(d, e, within_units(s)))),
     ("a state without `step`", lambda d, j, e, s: sets_optimizer(j) and j["change"] == "state key" and "KeyError: 'step'" in e),
     ("a state without what __setstate__ reads", lambda d, j, e, s: sets_optimizer(j) and (d.apart or j["change"] == "state key") and any(
         o["algorithm"] == name and e.endswith(f"KeyError: '{key}'") for o in s["optimizers"] for name, key in (("NAdam", "mu_product"), ("ASGD", "eta"), ("ASGD", "mu")))),
     ("names that the walk over the model leaves out, in a broadcast", lambda d, j, e, s: units(s) and sets_model(j) and options(j, "broadcast_from_rank0")
-     and re.match("rank [1-9]: ", e) and second_names(d, e, {"seconds": [n.replace("_fsdp_wrapped_module.", "") for n in s["seconds"]]})),
+     and re.match("rank [1-9]: ", e) and second_names(d, e, within_units(s))),
     ("flatten_optimizer_state_dict with full_state_dict", lambda d, j, e, s: sets_optimizer(j) and options(j, "full_state_dict", "flatten_optimizer_state_dict")
      and re.search(r"KeyError: '(state|param_groups)", e)),
     ("nothing to load into an optimizer without state tensors", lambda d, j, e, s: sets_optimizer(j) and j["change"] == "empty" and "Expected device to be set" in e),
@@ -209,9 +214,10 @@ class Rule:
         other than 0 do not load any name that _iterate_valid_model_state leaves out."""
         if not sets_model(self.job) or self.job["options"].get("strict") is not False or want != before:
             return False
-        everywhere = options(self.job, "broadcast_from_rank0") and self.rank > 0
+        broadcast = options(self.job, "broadcast_from_rank0")
+        everywhere = broadcast and self.rank > 0
         seconds = [c for n, c in zip(self.described["seconds"], canonical(self.draw, self.described["seconds"])) if everywhere or n != c]
-        given = self.first["state"] or {}
+        given = (self.first if broadcast else self.described)["state"] or {}
         return any(n in seconds and got == v for n, v in zip(canonical(self.draw, given), given.values()))
 
     def same_optimizer(self, place, want, got):
