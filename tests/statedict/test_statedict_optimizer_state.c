@@ -450,6 +450,55 @@ static tsr_status both_case(void *arg, tsr_comm *comm, tsr_error *err)
     return TSR_OK;
 }
 
+static double sum_of(live_model *m)
+{
+    double sum = 0;
+    for (size_t i = 0; i < m->item_count; i++) {
+        uint64_t bytes = 0;
+        if (m->tensors[i].entry.dtype != TSR_FLOAT32) continue;
+        if (tsr_tensor_held(&m->tensors[i], m->arena, &bytes, NULL) != TSR_OK) return sum;
+        for (uint64_t k = 0; k < bytes / sizeof(float); k++) sum += ((const float *)m->tensors[i].data)[k];
+    }
+    return sum;
+}
+
+/* Neither the model nor its optimizers are loaded where the state of one of them is refused. */
+static tsr_status refused_case(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_optimizers l;
+    tsr_state_dict *model, *optimizer;
+    tsr_state_options full = tsr_state_options_default();
+    full.full_state_dict = true; /* copies */
+    TRY(open_all(&l, arg, comm->rank, err));
+    TRY(tsr_state_dict_new(&l.m.host, &model, err));
+    TRY(tsr_state_dict_new(&l.m.host, &optimizer, err));
+    const tsr_optimizers optimizers = {l.at, l.count};
+    const tsr_state_call call = {.comm = comm, .options = &full, .host = &l.m.host, .arena = l.m.arena};
+    TRY(tsr_get_state_dict(&l.m.model, optimizers, &call, model, optimizer, err));
+    add_one(&l.m);
+    const tsr_value *options = l.at[0]->groups[0].options, *state = l.at[0]->groups[0].params[0].state;
+    const double sum = sum_of(&l.m);
+    tsr_error own = {0};
+    NEED(tsr_set_state_dict(&l.m.model, optimizers, tsr_state_dict_root(model), tsr_value_dict(l.m.arena, 0), &call, NULL) !=
+         TSR_OK);
+    NEED(sum_of(&l.m) == sum);
+    const tsr_value *stranger = tsr_value_dict(l.m.arena, 1, "stranger", tsr_value_int(l.m.arena, 1, err));
+    NEED(tsr_set_state_dict(&l.m.model, optimizers, stranger, tsr_state_dict_root(optimizer), &call, &own) ==
+         TSR_E_NOT_FOUND);
+    NEED(strstr(own.message, "unexpected, first 'stranger'"));
+    NEED(l.at[0]->groups[0].options == options && l.at[0]->groups[0].params[0].state == state); /* loading replaces them */
+    tsr_state_dict_free(optimizer);
+    tsr_state_dict_free(model);
+    close_all(&l);
+    return TSR_OK;
+}
+
+static void test_statedict_optimizer_state__A12_both_or_none(void **state)
+{
+    (void)state;
+    live_run(2, refused_case, (void *)(uintptr_t)case_of("sharded"));
+}
+
 static void count_warning(void *ctx, const char *message)
 {
     live_model *m = ctx;
@@ -586,6 +635,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_optimizer_state__A9_flat_state_that_lacks_one),
         cmocka_unit_test(test_statedict_optimizer_state__A1_A12_submodules),
         cmocka_unit_test(test_statedict_optimizer_state__A12_both),
+        cmocka_unit_test(test_statedict_optimizer_state__A12_both_or_none),
         cmocka_unit_test(test_statedict_optimizer_state__A12_bad_state_is_refused_on_all_ranks),
         cmocka_unit_test(test_statedict_optimizer_state__A13_calls_save_and_load),
     };

@@ -104,8 +104,8 @@ tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_optimizers o
                                         const tsr_state_call *call, tsr_error *err);
 
 /* get_state_dict, set_state_dict: both. `call->submodules` is for the model's state alone, as in PyTorch; the optimizers' is not
- * cut down. Setting begins with the optimizers, and does no more when no rank
- * gives any model state, as PyTorch's. */
+ * cut down. Setting loads the optimizers and then the model, and only the optimizers when no rank gives any model state, as in
+ * PyTorch. Neither is written before both have been found to fit. */
 tsr_status tsr_get_state_dict(const tsr_model *model, tsr_optimizers optimizers, const tsr_state_call *call,
                               tsr_state_dict *model_out, tsr_state_dict *optimizer_out, tsr_error *err);
 tsr_status tsr_set_state_dict(const tsr_model *model, tsr_optimizers optimizers, const tsr_value *model_state,

@@ -237,7 +237,7 @@ static tsr_status load_other(const tsr_fsdp_loading *l, size_t i, tsr_error *err
 }
 
 /* PyTorch calls a unit's hook before its subtree is loaded and after it, nested units within. */
-static tsr_status load_all(const tsr_fsdp_loading *l, tsr_error *err)
+tsr_status tsr_fsdp_load_write(const tsr_fsdp_loading *l, tsr_error *err)
 {
     tsr_status status = TSR_OK, mine = TSR_OK;
     for (size_t i = 0; i < l->model->items.count && status == TSR_OK; i++) {
@@ -250,12 +250,17 @@ static tsr_status load_all(const tsr_fsdp_loading *l, tsr_error *err)
     return status == TSR_OK ? tsr_comm_agree(l->model->tree.comm, mine, err) : status;
 }
 
+tsr_status tsr_fsdp_load_check(tsr_fsdp_loading *l, tsr_error *err)
+{
+    TSR_TRY(tsr_fsdp_begin(l->model, "load", l->state, err));
+    return tsr_comm_agree(l->model->tree.comm, tsr_fsdp_check_state(l, err), err);
+}
+
 tsr_status tsr_fsdp_model_load(tsr_fsdp_model *model, const tsr_value *state, bool strict, tsr_arena *arena,
                                tsr_fsdp_keys *keys, tsr_error *err)
 {
     tsr_fsdp_loading l = {.model = model, .state = state, .strict = strict, .arena = arena};
-    TSR_TRY(tsr_fsdp_begin(model, "load", state, err));
-    tsr_status status = tsr_comm_agree(model->tree.comm, tsr_fsdp_check_state(&l, err), err);
+    const tsr_status status = tsr_fsdp_load_check(&l, err);
     if (keys) *keys = l.keys;
-    return status == TSR_OK ? load_all(&l, err) : status;
+    return status == TSR_OK ? tsr_fsdp_load_write(&l, err) : status;
 }

@@ -17,4 +17,10 @@ typedef struct tsr_fsdp_loading {
 /* Fills `values` and `keys`. This rank's own judgement: ranks agree afterwards. */
 tsr_status tsr_fsdp_check_state(tsr_fsdp_loading *loading, tsr_error *err);
 
+/* tsr_fsdp_model_load in two steps, for callers that have more to check between them. Both are collective. Needs `model`,
+ * `state`, `strict` and `arena` of `loading`; writes nothing of the model. */
+tsr_status tsr_fsdp_load_check(tsr_fsdp_loading *loading, tsr_error *err);
+/* Of what was checked. */
+tsr_status tsr_fsdp_load_write(const tsr_fsdp_loading *loading, tsr_error *err);
+
 #endif

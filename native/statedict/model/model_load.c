@@ -1,22 +1,10 @@
 /* A model's state set from one under canonical names: match, check, agree, and only then write. */
-#include "statedict/model/fsdp_bind.h"
+#include "statedict/model/model_setting.h"
 #include "statedict/tensor/value_pack.h"
 #include "tessera/redistribute.h"
+#include "tessera/sys/cast.h"
 
-typedef struct setting {
-    const tsr_model *model;
-    const tsr_state_options *options;
-    const tsr_host *host;
-    tsr_comm *comm;
-    tsr_arena *passing, *arena;
-    const tsr_value *state; /* NULL: another rank's counts */
-    tsr_unmatched_keys *unmatched;
-    tsr_model_items items;
-    tsr_fsdp_bound *bound;    /* of a tree with FSDP1's units */
-    const tsr_value **values; /* by item; NULL: none */
-    bool *matched;            /* by item */
-    tsr_state_dict *scratch;
-} setting;
+typedef tsr_model_setting setting;
 
 /* ---- matching ---- */
 
@@ -129,9 +117,14 @@ static tsr_status check_tensor(setting *s, const tsr_model_item *item, const tsr
     TSR_FAIL_IF(given->meta, err, TSR_E_USAGE, "the tensor in the state dict is meta: it has no memory");
     TSR_FAIL_IF(full && given->spread != TSR_WHOLE, err, TSR_E_USAGE,
                 "the tensor in the state dict is distributed; full_state_dict wants whole ones");
-    if (units) return TSR_OK; /* tsr_fsdp_model_load says more */
+    if (units) return TSR_OK; /* tsr_fsdp_load_check says more */
     tsr_tensor want = *item->tensor;
-    if (s->bound) want.entry.dtype = given->entry.dtype; /* it casts */
+    if (s->bound) { /* it casts */
+        TSR_FAIL_IF(given->entry.dtype != want.entry.dtype && !tsr_cast_possible(given->entry.dtype, want.entry.dtype), err,
+                    TSR_E_UNSUPPORTED, "%s in the state, which is not cast to the model's %s",
+                    tsr_dtype_describe(given->entry.dtype)->name, tsr_dtype_describe(want.entry.dtype)->name);
+        want.entry.dtype = given->entry.dtype;
+    }
     const bool mixed = !full && (given->spread == TSR_WHOLE) != (want.spread == TSR_WHOLE);
     return tsr_tensor_same_place(given, &want, &(tsr_likeness){"the state dict", "the model", mixed}, s->passing, err);
 }
@@ -303,12 +296,14 @@ static const tsr_value *unit_state(setting *s, tsr_error *err)
     return items ? tsr_value_items(s->passing, TSR_VALUE_DICT, items, count, err) : NULL;
 }
 
-static tsr_status load_units(setting *s, tsr_error *err)
+/* Before anything is written. A broadcast is checked already: what it spreads lies as the model does. */
+static tsr_status check_units(setting *s, tsr_error *err)
 {
     if (s->options->full_state_dict) TSR_TRY(spread_units(s, err));
     const tsr_value *state = unit_state(s, err);
     TSR_TRY(tsr_comm_agree(s->comm, state ? TSR_OK : TSR_E_NOMEM, err));
-    return tsr_fsdp_model_load(s->bound->units, state, false, s->passing, NULL, err);
+    s->loading = (tsr_fsdp_loading){.model = s->bound->units, .state = state, .arena = s->passing};
+    return tsr_fsdp_load_check(&s->loading, err);
 }
 
 /* ---- tensor by tensor ---- */
@@ -420,44 +415,62 @@ static tsr_status prepare(setting *s, bool has, tsr_error *err)
     return has ? match(s, err) : TSR_OK;
 }
 
-static tsr_status set_model(setting *s, tsr_error *err)
+static tsr_status check_model(setting *s, tsr_error *err)
 {
     const bool broadcast = s->options->broadcast_from_rank0, has = !broadcast || s->comm->rank == 0;
-    tsr_status status = s->passing ? prepare(s, has, err) : TSR_E_NOMEM;
+    const tsr_status status = s->passing ? prepare(s, has, err) : TSR_E_NOMEM;
     TSR_TRY(tsr_options_agree(s->comm, "set_model_state_dict: options", s->options, 0, status, err));
     if (!broadcast) {
         uint64_t given = tsr_value_pairs(s->state);
         TSR_TRY(s->comm->largest(s->comm, &given, err));
         if (given == 0) {
             *s->unmatched = (tsr_unmatched_keys){0};
+            s->nothing = true;
             return TSR_OK;
         }
     } else {
         TSR_TRY(share_unmatched(s, err));
     }
     TSR_TRY(tsr_comm_agree(s->comm, check_all(s, err), err));
-    return s->bound ? load_units(s, err) : write_all(s, err);
+    return s->bound && !broadcast ? check_units(s, err) : TSR_OK;
+}
+
+tsr_status tsr_model_setting_write(tsr_model_setting *s, tsr_error *err)
+{
+    if (s->nothing) return TSR_OK;
+    if (!s->bound) return write_all(s, err);
+    if (s->options->broadcast_from_rank0) TSR_TRY(check_units(s, err)); /* so late because of its memory */
+    return tsr_fsdp_load_write(&s->loading, err);
+}
+
+tsr_status tsr_model_setting_open(tsr_model_setting *s, const tsr_model *model, const tsr_value *state,
+                                  const tsr_state_call *call, tsr_error *err)
+{
+    *s = (tsr_model_setting){.model = model, .host = call->host, .state = state};
+    TSR_TRY(tsr_call_open(&s->call, call, call->host, err));
+    s->options = &s->call.options;
+    s->comm = s->call.given.comm;
+    s->passing = tsr_arena_new(call->host->allocator, 0, err);
+    s->arena = s->call.given.arena;
+    s->unmatched = s->call.given.unmatched ? s->call.given.unmatched : &s->own;
+    *s->unmatched = (tsr_unmatched_keys){0};
+    return check_model(s, err);
+}
+
+void tsr_model_setting_close(tsr_model_setting *s)
+{
+    tsr_state_dict_free(s->scratch);
+    tsr_model_items_free(&s->items);
+    tsr_fsdp_unbind(s->bound);
+    tsr_arena_free(s->passing);
+    tsr_call_close(&s->call);
 }
 
 tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, const tsr_state_call *call, tsr_error *err)
 {
-    tsr_call c;
-    tsr_unmatched_keys own = {0};
-    TSR_TRY(tsr_call_open(&c, call, call->host, err));
-    setting s = {.model = model,
-                 .options = &c.options,
-                 .host = call->host,
-                 .comm = c.given.comm,
-                 .passing = tsr_arena_new(call->host->allocator, 0, err),
-                 .arena = c.given.arena,
-                 .state = state,
-                 .unmatched = c.given.unmatched ? c.given.unmatched : &own};
-    *s.unmatched = (tsr_unmatched_keys){0};
-    const tsr_status status = set_model(&s, err);
-    tsr_state_dict_free(s.scratch);
-    tsr_model_items_free(&s.items);
-    tsr_fsdp_unbind(s.bound);
-    tsr_arena_free(s.passing);
-    tsr_call_close(&c);
+    tsr_model_setting s;
+    tsr_status status = tsr_model_setting_open(&s, model, state, call, err);
+    if (status == TSR_OK) status = tsr_model_setting_write(&s, err);
+    tsr_model_setting_close(&s);
     return status;
 }

@@ -1,4 +1,5 @@
 /* The state of live optimizers under canonical names, got; and what covers a model with its optimizers. */
+#include "statedict/model/model_setting.h"
 #include "statedict/model/optimizer_names.h"
 
 typedef struct getting {
@@ -120,9 +121,14 @@ tsr_status tsr_set_state_dict(const tsr_model *model, tsr_optimizers optimizers,
 {
     uint64_t given = model_state ? model_state->count : 0;
     if (call->comm) TSR_TRY(call->comm->largest(call->comm, &given, err));
-    if (optimizers.count) TSR_TRY(tsr_set_optimizer_state_dict(model, optimizers, optimizer_state, call, err));
-    if (optimizers.count && given == 0) return TSR_OK;
-    return tsr_set_model_state_dict(model, model_state, call, err);
+    if (!optimizers.count) return tsr_set_model_state_dict(model, model_state, call, err);
+    if (given == 0) return tsr_set_optimizer_state_dict(model, optimizers, optimizer_state, call, err);
+    tsr_model_setting setting;
+    tsr_status status = tsr_model_setting_open(&setting, model, model_state, call, err);
+    if (status == TSR_OK) status = tsr_set_optimizer_state_dict(model, optimizers, optimizer_state, call, err);
+    if (status == TSR_OK) status = tsr_model_setting_write(&setting, err);
+    tsr_model_setting_close(&setting);
+    return status;
 }
 
 static tsr_state_call call_of(const tsr_bound_state *b, tsr_arena *arena)

@@ -84,7 +84,7 @@ def untouched(job, described, answers):
     """A set that is refused changes nothing."""
     found = []
     for rank, (d, a) in enumerate(zip(described, answers)):
-        if a["status"] == 0 or not job["op"].startswith("set_") or a["now"] is None or job["op"] == "set_both":
+        if a["status"] == 0 or not job["op"].startswith("set_") or a["now"] is None:
             continue
         rule = rules.Untouched()
         walk(d["tensors"], a["now"]["tensors"], f"rank {rank}: refused, but tensors", rule, found)
