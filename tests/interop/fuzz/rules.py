@@ -112,7 +112,16 @@ def wrapped(described):
     return '"wrapper": "checkpoint"' in described.get("modules", "")
 
 
+def hidden_module(module):
+    """A child named `module` of what a unit inside a checkpoint wrapper wraps: the unit's own attribute `module` is found in its place."""
+    children = module["children"].values()
+    inner = [unit["children"].get("_fsdp_wrapped_module") for unit in children if module["wrapper"] == "checkpoint" and unit["wrapper"] == "fsdp1"]
+    return any("module" in m["children"] for m in inner) or any(map(hidden_module, children))
+
+
 TORCH = [
+    ("a child named `module` of a unit inside a checkpoint wrapper", lambda d, j, e, s: units(s) and j["op"] in ("get_model", "get_both")
+     and re.search(r"AttributeError: '\w+' object has no attribute '\w+'$", e) and hidden_module(json.loads(s["modules"])["root"])),
     ("checkpoint wrappers within or around a unit", lambda d, j, e, s: units(s) and wrapped(s) and (sets_model(j) or sets_optimizer(j))),
     ("missing keys with full_state_dict and strict=False", lambda d, j, e, s: units(s) and sets_model(j) and options(j, "full_state_dict")
      and j["options"].get("strict") is False and j["change"] in ("drop", "empty")),
