@@ -28,6 +28,10 @@ CASES = [
     (Adam, {"weight_decay": 0.3, "betas": (0.5, 0.25), "amsgrad": True}), (Adam, {"weight_decay": 0.07, "foreach": True, "amsgrad": True}),
     (Adam, {"weight_decay": 0.07, "foreach": True, "betas": (0.1, 0.7), "maximize": True}), (Adam, {"weight_decay": 0.1, "maximize": True}),
     (Adam, {"weight_decay": 0.1, "fused": True, "amsgrad": True}), (Adam, {"weight_decay": 0.3, "fused": True, "betas": (0.2, 0.7), "maximize": True}),
+    (Adam, {"weight_decay": 0.3, "betas": (torch.tensor(0.3), torch.tensor(0.7)), "amsgrad": True, "foreach": False}),
+    (Adam, {"weight_decay": 0.07, "betas": (torch.tensor([0.9]), torch.tensor([0.999])), "foreach": False, "maximize": True}),
+    (Adam, {"weight_decay": 0.1, "betas": (torch.tensor(0.55, dtype=torch.float64), torch.tensor(0.95, dtype=torch.float64)), "foreach": False}),
+    (Adam, {"weight_decay": torch.tensor(0.3), "betas": (0.6, 0.8), "foreach": False}),
     (Adam, {"maximize": True}), (AdamW, {"weight_decay": 0.1, "amsgrad": True}), (AdamW, {"fused": True}),
 ]
 SIZE = 23

@@ -41,10 +41,17 @@ static float rounded(tsr_dtype dtype, float value)
     return value;
 }
 
+/* The weight of `lerp_`, which casts a beta that is a tensor to the parameter's type. */
+static float weight_of(const tsr_state_spec *spec, tsr_dtype dtype)
+{
+    if (!spec->beta_cast) return (float)spec->weight;
+    return rounded(dtype, 1 - rounded(dtype, (float)(1 - spec->weight)));
+}
+
 static float single(const tsr_state_spec *spec, tsr_dtype dtype, float p)
 {
     const bool within = spec->fused && spec->source != TSR_STATE_GRADIENT; /* nothing is rounded on the way */
-    const float weight = (float)spec->weight, zero = (float)spec->value;
+    const float weight = weight_of(spec, dtype), zero = (float)spec->value;
     const float decay = within ? (float)spec->decay : rounded(dtype, (float)spec->decay);
     const float g = within ? zero + decay * p : rounded(dtype, zero + decay * p);
     if (spec->source == TSR_STATE_SQUARE) return 0 + weight * g * g;
@@ -170,6 +177,65 @@ static tsr_status param_here(const tsr_optimizer_names *names, const tsr_model_p
     return TSR_OK;
 }
 
+/* ---- options that are tensors ---- */
+
+static bool is_readable(const tsr_value *value)
+{
+    const tsr_tensor *t = tsr_tensor_of(value);
+    if (!t || t->spread != TSR_WHOLE || t->meta) return false;
+    for (uint32_t i = 0; i < t->entry.ndim; i++)
+        if (t->entry.shape[i] != 1) return false;
+    return t->entry.dtype == TSR_FLOAT32 || t->entry.dtype == TSR_FLOAT64;
+}
+
+/* The element of a tensor that is readable as a number; any other value as it is. */
+static tsr_status number_of(tsr_arena *arena, const tsr_value *value, const tsr_value **out, tsr_error *err)
+{
+    float single_value;
+    double number;
+    *out = value;
+    if (!is_readable(value)) return TSR_OK;
+    const tsr_tensor *t = tsr_tensor_of(value);
+    const bool is_single = t->entry.dtype == TSR_FLOAT32;
+    TSR_TRY(tsr_device_download(t->device, is_single ? (void *)&single_value : &number, t->data,
+                                is_single ? sizeof single_value : sizeof number, err));
+    *out = tsr_value_float(arena, is_single ? (double)single_value : number, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status betas_of(tsr_arena *arena, const tsr_value *betas, tsr_live_group *out, const tsr_value **numbers,
+                           tsr_error *err)
+{
+    const tsr_value **items;
+    *numbers = betas;
+    if ((betas->kind != TSR_VALUE_TUPLE && betas->kind != TSR_VALUE_LIST) || betas->count != 2 ||
+        !is_readable(betas->items[0]) || !is_readable(betas->items[1]))
+        return TSR_OK;
+    out->betas_dtype = tsr_tensor_of(betas->items[0])->entry.dtype;
+    if (!(items = tsr_arena_array(arena, 2, sizeof *items, err))) return TSR_E_NOMEM;
+    for (size_t i = 0; i < 2; i++) TSR_TRY(number_of(arena, betas->items[i], &items[i], err));
+    *numbers = tsr_value_items(arena, betas->kind, items, 2, err);
+    return *numbers ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Options with the numbers that first states depend on: core cannot read tensors. */
+static tsr_status with_numbers(tsr_arena *arena, const tsr_value *options, tsr_live_group *out, tsr_error *err)
+{
+    out->options = options;
+    if (options->kind != TSR_VALUE_DICT || !options->count) return TSR_OK;
+    const tsr_value **items = tsr_arena_array(arena, options->count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    memcpy(items, options->items, options->count * sizeof *items);
+    for (size_t i = 0; i < options->count; i += 2) {
+        if (items[i]->kind != TSR_VALUE_STR) continue;
+        if (tsr_str_equal(items[i]->text, TSR_STR("betas"))) TSR_TRY(betas_of(arena, items[i + 1], out, &items[i + 1], err));
+        if (tsr_str_equal(items[i]->text, TSR_STR("weight_decay")))
+            TSR_TRY(number_of(arena, items[i + 1], &items[i + 1], err));
+    }
+    out->options = tsr_value_items(arena, TSR_VALUE_DICT, items, options->count, err);
+    return out->options ? TSR_OK : TSR_E_NOMEM;
+}
+
 tsr_status tsr_optimizer_first(tsr_model_optimizer *optimizer, const tsr_optimizer_names *names, tsr_error *err)
 {
     starting s = {optimizer, names};
@@ -181,7 +247,8 @@ tsr_status tsr_optimizer_first(tsr_model_optimizer *optimizer, const tsr_optimiz
         const tsr_module_tensor **params = tsr_arena_array(names->arena, group->count, sizeof *params, err);
         if (!params) return TSR_E_NOMEM;
         for (size_t p = 0; p < group->count; p++) TSR_TRY(param_here(names, &group->params[p], &params[p], err));
-        groups[g] = (tsr_live_group){group->options, params, group->count};
+        groups[g] = (tsr_live_group){.params = params, .count = group->count};
+        TSR_TRY(with_numbers(names->arena, group->options, &groups[g], err));
     }
     const tsr_live_optimizer live = {.algorithm = optimizer->algorithm,
                                      .default_dtype = optimizer->default_dtype,

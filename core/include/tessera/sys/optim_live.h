@@ -63,6 +63,7 @@ typedef struct tsr_state_spec {
     tsr_state_source source;
     double decay, weight;
     bool fused;
+    bool beta_cast; /* 1 - weight, and weight after it, are rounded to the state's real type: the beta was a tensor */
     bool scalar;    /* not of the parameter's shape: "step" */
     bool on_device; /* a scalar on the parameter's device; otherwise on the host */
 } tsr_state_spec;
@@ -70,9 +71,10 @@ typedef struct tsr_first_step {
     tsr_algorithm algorithm;
     const tsr_value *options; /* the param group */
     tsr_dtype default_dtype;  /* torch.get_default_dtype(): TSR_FLOAT64, or any other for float32 */
+    tsr_dtype betas_dtype; /* TSR_FLOAT32 or TSR_FLOAT64: the betas are the elements of such tensors; 0: Python's numbers */
 } tsr_first_step;
 /* A frozen parameter has none. TSR_E_USAGE for algorithms not listed; TSR_E_UNSUPPORTED for a weight decay, or with it
- * betas, that are tensors. */
+ * betas, that are tensors: a caller that can read them gives their elements. */
 tsr_status tsr_optim_first_state(const tsr_first_step *step, const tsr_module_tensor *param, tsr_state_spec *out,
                                  size_t *count, tsr_error *err);
 
@@ -81,6 +83,7 @@ typedef struct tsr_live_group {
     const tsr_value *options; /* the param group's dict; without "lr" none is touched */
     const tsr_module_tensor *const *params;
     size_t count;
+    tsr_dtype betas_dtype; /* as in tsr_first_step */
 } tsr_live_group;
 typedef struct tsr_live_optimizer {
     tsr_algorithm algorithm;
