@@ -22,6 +22,11 @@ def test_random_state_dicts_are_pytorchs(t):
     assert out.splitlines()[-1].startswith("300 draws, ") and " 0 draws differ" in out, out
 
 
+def test_wider_state_dicts_are_pytorchs(t):
+    out = fuzz(t, "--wide", "--draws", "60")
+    assert out.splitlines()[-1].startswith("60 draws, ") and " 0 draws differ" in out, out
+
+
 def test_draws_that_differed_once_do_not(t):
     files = sorted(glob.glob(os.path.join(KEPT, "*.job")))
     assert f"{len(files)} jobs, 0 differ" in fuzz(t, "--replay", *files) and files

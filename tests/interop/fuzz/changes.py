@@ -3,6 +3,9 @@ import torch
 from torch import nn
 
 
+WIDE_OPTIONS = ("tensor option", "tensors option", "option of another kind")
+
+
 def whole_tensors(state):
     return [k for k, v in state.items() if type(v) in (torch.Tensor, nn.Parameter) and v.dim() > 0 and v.numel() > 0]
 
@@ -32,11 +35,29 @@ def of_model(rng, change, state):
     return state
 
 
+def wide_option(rng, change):
+    """A value of an option that the optimizer's own differs from in kind, shape or type."""
+    if change == "tensors option":
+        return tuple(torch.tensor(v) for v in rng.choice([(0.25, 0.5), (0.5, 0.75)]))
+    if change == "option of another kind":
+        return rng.choice([7, True, "text", [1, 2.5], {"a": 1, "b": torch.ones(2)}, [torch.ones(1), 3]])
+    return torch.full(rng.choice([(), (), (1,), (2,), (2, 1)]), 0.375, dtype=rng.choice([torch.float32, torch.float64, torch.bfloat16]))
+
+
+def option_key(rng, change, keys):
+    return rng.choice([k for k in ("betas", "etas") if k in keys] or ["extra"]) if change == "tensors option" else rng.choice(["lr", "lr", "weight_decay", "extra"])
+
+
 def of_flat(rng, change, state):
     if change == "order":
         return shuffled(rng, state)
     if change in ("drop", "group option") and state:
         state.pop(rng.choice([k for k in state if k.startswith("param_groups.") == (change != "drop")] or list(state)))
+    elif change in WIDE_OPTIONS:
+        key = option_key(rng, change, {k.rsplit(".", 1)[-1] for k in state if k.startswith("param_groups.")})
+        value = wide_option(rng, change)
+        for k in [k for k in state if k.startswith("param_groups.") and k.endswith(f".{key}")]:
+            state[k] = value
     elif change == "add":
         state["state.stranger.exp_avg"] = torch.ones(2)
         state["param_groups.stranger.lr"] = 0.5
@@ -56,6 +77,9 @@ def of_nested(rng, change, state):
     elif change == "group option":
         group = rng.choice(groups)
         group[rng.choice(["lr", "extra"])] = rng.choice([0.375, 3, None])
+    elif change in WIDE_OPTIONS:
+        group = rng.choice(groups)
+        group[option_key(rng, change, group)] = wide_option(rng, change)
     elif change == "state key" and keys:
         change_state(rng, states[rng.choice(keys)])
     elif change == "dtype" and keys:

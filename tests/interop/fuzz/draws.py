@@ -14,18 +14,23 @@ class Draw:
     apart: bool = False  # what every rank has for itself differs
     steps: int = 0
     missing: float = 0.0  # of gradients
+    wide: bool = False    # with what `widen` draws
+    named: bool = False   # optimizers made of named parameters
+    user: bool = False    # optimizers with state that belongs to no parameter
     jobs: list = field(default_factory=list)
 
     def rng(self, what="model"):
         return random.Random(f"{self.seed}/{self.number}/{what}")
 
     def title(self):
-        return f"--seed {self.seed} --only {self.number}"
+        return f"--seed {self.seed} --only {self.number}" + " --wide" * self.wide
 
 
 GETS, SETS = ["get_model", "get_optimizer", "get_both"], ["set_model", "set_optimizer", "set_both"]
 NESTED = ["gather", "flatten", "flatten_dcp"]  # of state dicts alone
 CHANGES = [None, None, None, "drop", "add", "shape", "dtype", "order", "group option", "empty", "state key"]
+
+WIDE_CHANGES = ["tensor option", "tensor option", "tensors option", "option of another kind", "shape"]
 
 
 def options(rng, op):
@@ -52,7 +57,16 @@ def job(rng, op):
     return made
 
 
-def draw(seed, number, strategies):
+def widen(d):
+    """From a stream of its own, so that the draws without it stay what they are."""
+    rng = d.rng("wide")
+    d.wide, d.named, d.user = True, rng.random() < 0.3, rng.random() < (0.4 if d.strategy == "fsdp1" else 0.2)
+    for made in d.jobs:
+        if made["op"].startswith("set_") and rng.random() < 0.5:
+            made["change"] = rng.choice(WIDE_CHANGES)
+
+
+def draw(seed, number, strategies, wide=False):
     d = Draw(seed, number)
     rng = d.rng("draw")
     d.world = rng.choice(WORLDS)
@@ -69,4 +83,6 @@ def draw(seed, number, strategies):
         for made in d.jobs:  # on the CPU PyTorch frees what it offloads: it crashes
             if made["op"] in ("get_model", "get_both") and made["options"].get("full_state_dict"):
                 made["options"].pop("cpu_offload", None)
+    if wide:
+        widen(d)
     return d

@@ -21,7 +21,7 @@ def differences(ours, draw, job, described, wants):
 def write(folder, draw, number, described, wants):
     os.makedirs(folder, exist_ok=True)
     record = {"draw": json.dumps(dataclasses.asdict(draw)), "number": number, "described": described, "wants": wants}
-    with open(os.path.join(folder, f"{draw.seed}-{draw.number}-{number}.job"), "wb") as f:
+    with open(os.path.join(folder, f"{'wide-' * draw.wide}{draw.seed}-{draw.number}-{number}.job"), "wb") as f:
         f.write(codec.encode(record))
 
 

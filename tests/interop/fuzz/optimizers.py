@@ -78,8 +78,20 @@ def groups(rng, parameters, name):
     return made
 
 
-def draw(rng, model, strategy):
-    """One optimizer or two, over the model's parameters or some of them."""
+def with_names(model, grouped):
+    """Groups of named parameters, as Optimizer takes them."""
+    names = {id(p): n for n, p in model.named_parameters()}
+    return [{**g, "params": [(names[id(p)], p) for p in g["params"]]} for g in grouped]
+
+
+def tensor_betas(chosen):
+    """Which PyTorch takes one by one only."""
+    chosen.pop("fused", None)
+    chosen.update(betas=tuple(torch.tensor(b) for b in chosen.get("betas", (0.5, 0.75))), foreach=False)
+
+
+def draw(rng, model, of):
+    """One optimizer or two, over the parameters of draw `of`'s model or some of them."""
     parameters = list(model.parameters())
     if rng.random() < 0.2:
         rng.shuffle(parameters)
@@ -91,13 +103,15 @@ def draw(rng, model, strategy):
         parts = [parameters[:cut], parameters[cut:]]
     made = []
     for part in parts:
-        name = rng.choice(COMMON) if strategy == "fsdp1" and rng.random() < 0.7 else kinds(rng, strategy)
+        name = rng.choice(COMMON) if of.strategy == "fsdp1" and rng.random() < 0.7 else kinds(rng, of.strategy)
         if not all(suits(name, p) for p in part):
             name = rng.choice(COMMON)
         chosen, grouped = options(rng, name, part), groups(rng, part, name)
+        if of.wide and name in ("Adam", "AdamW") and of.rng(("betas", len(made))).random() < 0.3:
+            tensor_betas(chosen)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made.append(getattr(optim, name)(grouped, **chosen))
+            made.append(getattr(optim, name)(with_names(model, grouped) if of.named else grouped, **chosen))
     return made
 
 
@@ -153,6 +167,13 @@ def part(rng, optimizers, rank, world, own):
             o.param_groups[0]["mine"] = rank
         if rng.random() < 0.2 and one and whole:
             part_state(rng, o, rng.choice(whole))
+
+
+def put_user_state(rng, optimizers, rank):
+    """State under keys that are not parameters, which ranks may differ in."""
+    for o in optimizers:
+        if rng.random() < 0.7:
+            o.state["user"] = rng.choice([{"calls": 3 + rank, "mean": torch.full((2,), 1.5 + rank)}, {"mean": torch.full((3,), 2.5)}, {"calls": 7}])
 
 
 def part_state(rng, o, p):

@@ -126,6 +126,8 @@ TORCH = [
     ("missing keys with full_state_dict and strict=False", lambda d, j, e, s: units(s) and sets_model(j) and options(j, "full_state_dict")
      and j["options"].get("strict") is False and j["change"] in ("drop", "empty")),
     ("Parameters that never had a gradient must have state", lambda d, j, e, s: orig(s) and "is not in the optimizer state" in e),
+    ("an optimizer whose first state is of no parameter is taken for a named one", lambda d, j, e, s: units(s) and re.search(r"KeyError: \d+$", e)
+     and any(o.get("user") and not any(state for g in o["groups"] for state in g["state"]) for o in s["optimizers"])),
     ("tied parameters with broadcast_from_rank0", lambda d, j, e, s: units(s) and sets_model(j) and options(j, "broadcast_from_rank0") and '"shared": [{' in s["modules"]),
     ("flat state of units without state", lambda d, j, e, s: units(s) and sets_optimizer(j) and options(j, "flatten_optimizer_state_dict")
      and "is empty. This should happen when use_orig_params=True" in e),
@@ -137,7 +139,7 @@ TORCH = [
      and "KeyError" in e),
     ("nothing to load into units", lambda d, j, e, s: units(s) and sets_optimizer(j) and s.get("optimizer_state") == {} and e.endswith("KeyError: 'state'")),
     ("A flat state dict without a state that the optimizer holds: {} is loaded", lambda d, j, e, s: sets_optimizer(j) and options(j, "flatten_optimizer_state_dict")
-     and ("not 'dict'" in e or "'dict' object has no attribute" in e)),
+     and re.search("not '?dict'?$|'dict' object has no attribute", e)),
     ("second names of shared modules within wrappers", lambda d, j, e, s: sets_model(j) and second_names(d, e, s)),
     ("keys that the model lacks, in a broadcast with cpu_offload", lambda d, j, e, s: sets_model(j) and options(j, "broadcast_from_rank0", "cpu_offload")
      and (j["change"] == "add" and re.search("KeyError: '.*stranger", e) or second_names(d, e, within_units(s)))),
@@ -234,6 +236,8 @@ class Rule:
         if full and self.nothing and isinstance(want, Tensor) and isinstance(got, Tensor):
             any_shape = any(o["algorithm"] == "LBFGS" for o in self.first["optimizers"])  # whose state has the type of all parameters together
             return want.shape == got.shape and (any_shape or got.shape == ()) and want.dtype != got.dtype  # PyTorch loads the optimizer's own state, which casts it
+        if full and units(self.described) and self.rank and "/options/" in place and isinstance(got, Tensor) and got.shape:
+            return want == (got.shape, Object("dtype"))  # a description of a tensor with dimensions
         if full and "/options/" in place and isinstance(want, list) and isinstance(got, tuple):
             return tuple(want) == got  # full_state_dict turns tuples such as betas into lists
         if full and isinstance(want, dict) and isinstance(got, dict):

@@ -85,15 +85,15 @@ def told(draw, found):
     return "\n".join(lines)
 
 
-def drawn(seed, numbers):
+def drawn(seed, numbers, wide):
     """In the order of worlds, so that ranks stay alive."""
-    return sorted((draws.draw(seed, i, strategies.STRATEGIES) for i in numbers), key=lambda d: (d.world, d.number))
+    return sorted((draws.draw(seed, i, strategies.STRATEGIES, wide) for i in numbers), key=lambda d: (d.world, d.number))
 
 
-def run(runner, seed, numbers):
+def run(runner, seed, numbers, wide):
     """Titles of the draws that differ."""
     failed = []
-    for d in drawn(seed, numbers):
+    for d in drawn(seed, numbers, wide):
         found = runner.draw(d)
         if found:
             failed.append(d.title())
@@ -105,7 +105,7 @@ def once(a, path):
     runner, begin = Runner(path, a.keep), time.monotonic()
     numbers = [a.only] if a.only is not None else range(a.draws)
     try:
-        failed = run(runner, a.seed, numbers)
+        failed = run(runner, a.seed, numbers, a.wide)
     finally:
         runner.close()
     for title in runner.hung:
@@ -120,9 +120,9 @@ def recorded(a):
     done = set()
     for line in open(a.record) if os.path.exists(a.record) else []:
         r = json.loads(line)
-        if r["seed"] == a.seed:
+        if r["seed"] == a.seed and r.get("wide", False) == a.wide:
             done |= set(range(r["from"], r["to"]))
-            done -= {int(title.split()[-1]) for title in r["failed"]}
+            done -= {int(title.split()[3]) for title in r["failed"]}
     return done
 
 
@@ -145,10 +145,10 @@ def part(a, path, numbers, begin, end):
     """The line of the record."""
     runner, start = Runner(path, a.keep), time.monotonic()
     try:
-        failed = run(runner, a.seed, numbers)
+        failed = run(runner, a.seed, numbers, a.wide)
     finally:
         runner.close()
-    return {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "seed": a.seed, "from": begin, "to": end, "draws": len(numbers), "jobs": runner.jobs,
+    return {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "seed": a.seed, **({"wide": True} if a.wide else {}), "from": begin, "to": end, "draws": len(numbers), "jobs": runner.jobs,
             "refused": runner.refused, "hung": len(runner.hung), "failed": failed, "seconds": round(time.monotonic() - start)}
 
 
@@ -157,7 +157,7 @@ def with_mutants(a, path):
     runner = MutantRunner(path, mutants.build(os.path.abspath(a.build)))
     try:
         failed = []
-        for d in drawn(a.seed, range(a.draws)):
+        for d in drawn(a.seed, range(a.draws), a.wide):
             failed += [d.title()] if runner.draw(d) else []
             if not runner.left:
                 break

@@ -21,12 +21,18 @@ def mesh_of(shape, names):
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
+def plain_kit(draw):
+    kit = Kit(draw.rng(), True)
+    kit.wide = draw.rng("twice") if draw.wide else None
+    return kit
+
+
 def plain(draw):
-    return model(Kit(draw.rng(), True))
+    return model(plain_kit(draw))
 
 
 def ddp(draw):
-    kit = Kit(draw.rng(), True)
+    kit = plain_kit(draw)
     made = model(kit)
     if kit.chance(0.2):
         made = torch.compile(made)

@@ -82,11 +82,13 @@ class Subject:
         self.model = strategies.build(draw)
         self.units = strategies.handles(self.model)
         self.managed = strategies.managed(self.model)
-        self.optimizers = optimizers.draw(draw.rng("optimizers"), self.model, draw.strategy)
+        self.optimizers = optimizers.draw(draw.rng("optimizers"), self.model, draw)
         self.fill((draw.seed, draw.number, variant))
         steps = draw.steps if variant == 0 else max(draw.steps, 1)
         optimizers.train(draw.rng("train"), self.optimizers, steps, 0 if self.units else draw.missing)
         self.fill((draw.seed, draw.number, variant))
+        if draw.user and (variant == 0 or self.units):  # PyTorch gets it with FSDP1 alone, and a donor must give something
+            optimizers.put_user_state(draw.rng(("user", variant)), self.optimizers, rank if draw.apart else 0)
         if draw.apart and draw.world > 1:
             optimizers.part(draw.rng(("apart", variant)), self.optimizers, rank, draw.world, self.own())
         if variant == 0 and draw.rng("gradients").random() < 0.15:
@@ -136,9 +138,13 @@ class Subject:
                  "gradients": [p.grad is not None for p in g["params"]],
                  "state": [dict(o.state[p]) if p in o.state else None for p in g["params"]]} for g in o.param_groups]
 
+    def user_state(self, o):
+        """State of no parameter; None: nothing."""
+        return {k: v for k, v in o.state.items() if not isinstance(k, torch.Tensor)} or None
+
     def now(self):
         return {"tensors": self.tensors(), "extra": self.extra(),
-                "optimizers": [{"groups": [{"options": g["options"], "state": g["state"]} for g in self.optimizer_state(o)], "user": None} for o in self.optimizers],
+                "optimizers": [{"groups": [{"options": g["options"], "state": g["state"]} for g in self.optimizer_state(o)], "user": self.user_state(o)} for o in self.optimizers],
                 "units": self.slices() if self.units else None}
 
     def slices(self):
@@ -157,7 +163,7 @@ class Subject:
             out["ignored"] = [n for n, m in self.model.named_modules() if m in self.model.left_out]
         for o in self.optimizers:
             known = type(o).__name__ in KNOWN
-            out["optimizers"].append({"algorithm": type(o).__name__, "groups": self.optimizer_state(o), "has_first": not known})
+            out["optimizers"].append({"algorithm": type(o).__name__, "groups": self.optimizer_state(o), "user": self.user_state(o), "has_first": not known})
         if not all(o.state or type(o).__name__ in KNOWN for o in self.optimizers):
             self.add_first(out["optimizers"])
         return out

@@ -32,6 +32,7 @@ class Kit:
         self.shared, self.frozen, self.shared_modules, self.compiled = shared, frozen, shared_modules, compiled
         self.parameters, self.buffers, self.modules = [], [], []
         self.wrappers = wrappers
+        self.wide = None  # a stream of its own for what only wide draws have
         self.sizes, self.tp_dims = [1, 2, 3, 4, 5, 7], [0, 1, 2]
 
     def chance(self, of):
@@ -86,6 +87,8 @@ def tree(kit, depth=0):
         module.register_parameter(name, kit.parameter())
     for name in free[parameters:parameters + buffers]:
         module.register_buffer(name, kit.buffer(), persistent=kit.chance(0.75))
+    if kit.wide and kit.wide.random() < 0.3:
+        twice(kit, module, f"d{depth}")
     for name in free[parameters + buffers:]:
         if kit.shared and kit.shared_modules and kit.modules and kit.chance(0.1):
             module.add_module(name, kit.rng.choice(kit.modules))
@@ -94,6 +97,16 @@ def tree(kit, depth=0):
         kit.modules.append(child)
         module.add_module(name, child)
     return module
+
+
+def twice(kit, module, name):
+    """A parameter as a buffer, or one buffer under two names of which only the first, the second or both are persistent."""
+    if kit.parameters and kit.wide.random() < 0.5:
+        module.register_buffer(name, kit.wide.choice(kit.parameters), persistent=kit.wide.random() < 0.7)
+        return
+    same = torch.zeros(kit.wide.choice([1, 2, 3]), dtype=kit.wide.choice([torch.float32, torch.int64]))
+    for end in "ab":
+        module.register_buffer(name + end, same, persistent=kit.wide.random() < 0.6)
 
 
 def model(kit):
