@@ -8,10 +8,12 @@
 /* Elements [first, first + count) of an entry as float32; `bytes` has room for them. */
 static tsr_status read_floats(tsr_mapped *m, const tsr_entry *entry, const tsr_run *run, uint8_t *bytes, float *out, tsr_error *err)
 {
-    TSR_TRY(tsr_read_run(m->own, entry, run, bytes, (size_t)run->count * tsr_dtype_size(entry->dtype), err));
+    const bool floats = entry->dtype == TSR_FLOAT32;
+    const size_t count = (size_t)run->count;
+    TSR_TRY(tsr_read_run(m->own, entry, run, floats ? (uint8_t *)out : bytes, count * tsr_dtype_size(entry->dtype), err));
     if (entry->dtype == TSR_INT8)
-        for (uint64_t i = 0; i < run->count; i++) out[i] = (float)(int8_t)bytes[i];
-    else tsr_cast(entry->dtype, TSR_FLOAT32, bytes, (size_t)run->count, (uint8_t *)out);
+        for (size_t i = 0; i < count; i++) out[i] = (float)(int8_t)bytes[i];
+    else if (!floats) tsr_cast(entry->dtype, TSR_FLOAT32, bytes, count, (uint8_t *)out);
     return TSR_OK;
 }
 
@@ -22,12 +24,22 @@ static uint64_t scale_at(const tsr_computed *file, uint64_t row, uint64_t column
     return (matrix * file->scale_rows + inside / file->block_rows) * file->scale_columns + column / file->block_columns;
 }
 
+/* Elements of one row, from `column` on, times the scales of their blocks; `scales`: from that of the first one on. */
+static void multiply_row(const tsr_computed *file, uint64_t column, size_t count, const float *scales, float *out)
+{
+    for (size_t i = 0, next; i < count; i = next, scales++) {
+        const uint64_t left = file->block_columns - (column + i) % file->block_columns;
+        const float scale = *scales;
+        for (next = left < count - i ? i + (size_t)left : count; i < next; i++) out[i] *= scale;
+    }
+}
+
 static void multiply(const tsr_computed *file, const tsr_run *run, const float *scales, uint64_t first_scale, float *out)
 {
-    const size_t count = (size_t)run->count;
     uint64_t row = run->first / file->columns, column = run->first % file->columns;
-    for (size_t i = 0; i < count; row++, column = 0) {
-        for (; i < count && column < file->columns; i++, column++) out[i] *= scales[scale_at(file, row, column) - first_scale];
+    for (uint64_t done = 0, count; done < run->count; done += count, row++, column = 0) {
+        count = run->count - done < file->columns - column ? run->count - done : file->columns - column;
+        multiply_row(file, column, (size_t)count, scales + (scale_at(file, row, column) - first_scale), out + done);
     }
 }
 
@@ -51,73 +63,90 @@ static tsr_status read_scaled(tsr_mapped *m, const tsr_computed *file, const tsr
     return status;
 }
 
-/* Powers of two from 2^-127 to 2^128: the exponent is a byte, biased by 127. */
-static float power_of_two(uint8_t exponent)
-{
-    float value;
-    tsr_cast(TSR_FLOAT8_E8M0FNU, TSR_FLOAT32, &exponent, 1, (uint8_t *)&value);
-    return value;
-}
-
 enum { MXFP4_GROUP = 32, NVFP4_GROUP = 16 };
 
-static const float e2m1[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+#define E2M1_EACH(with) \
+    with(0) with(0.5f) with(1) with(1.5f) with(2) with(3) with(4) with(6) with(-0.0f) with(-0.5f) with(-1) with(-1.5f) \
+        with(-2) with(-3) with(-4) with(-6)
+#define E2M1_PAIRS(second) \
+    {0, second}, {0.5f, second}, {1, second}, {1.5f, second}, {2, second}, {3, second}, {4, second}, {6, second}, \
+        {-0.0f, second}, {-0.5f, second}, {-1, second}, {-1.5f, second}, {-2, second}, {-3, second}, {-4, second}, \
+        {-6, second},
 
-static tsr_status read_mxfp4(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
-                             tsr_error *err)
+/* The two numbers of each byte; the first one is in the low half. */
+static const float e2m1[256][2] = {E2M1_EACH(E2M1_PAIRS)};
+
+/* Numbers in packed bytes, and the scales of their groups as float32. */
+typedef struct packed_run {
+    const uint8_t *pairs; /* from the byte on that has number `first` */
+    const float *scales;  /* from the scale of number `first` on */
+    uint64_t first, end;
+    unsigned group;
+} packed_run;
+
+static void multiply_group(const uint8_t *pairs, unsigned count, float scale, float *out)
 {
-    const uint64_t first = run->first, end = first + run->count, first_scale = first / MXFP4_GROUP;
-    const tsr_run pairs = {.first = first / 2, .count = (end + 1) / 2 - first / 2};
-    const tsr_run exponents = {.first = first_scale, .count = (end - 1) / MXFP4_GROUP + 1 - first_scale};
-    uint8_t *scales = input + pairs.count;
-    TSR_TRY(tsr_read_run(m->own, file->input, &pairs, input, (size_t)pairs.count, err));
-    TSR_TRY(tsr_read_run(m->own, file->scale, &exponents, scales, (size_t)exponents.count, err));
-    for (uint64_t i = first; i < end; i++) {
-        const unsigned nibble = input[i / 2 - pairs.first] >> (i % 2 ? 4 : 0) & 15;
-        out[i - first] = e2m1[nibble] * power_of_two(scales[i / MXFP4_GROUP - first_scale]);
+    for (unsigned i = 0; i < count / 2; i++) {
+        out[2 * i] = e2m1[pairs[i]][0] * scale;
+        out[2 * i + 1] = e2m1[pairs[i]][1] * scale;
     }
-    return TSR_OK;
 }
 
-static void multiply_group(const uint8_t *pairs, float scale, float *out)
+static void multiply_packed(const packed_run *run, float *out)
 {
-    for (unsigned i = 0; i < NVFP4_GROUP / 2; i++) {
-        out[2 * i] = e2m1[pairs[i] & 15] * scale;
-        out[2 * i + 1] = e2m1[pairs[i] >> 4] * scale;
+    const uint64_t first_pair = run->first / 2, first_group = run->first / run->group;
+    for (uint64_t i = run->first; i < run->end;) {
+        const uint64_t group = i / run->group, edge = (group + 1) * run->group, stop = edge < run->end ? edge : run->end;
+        const float scale = run->scales[group - first_group];
+        if (stop - i == run->group) {
+            multiply_group(run->pairs + (i / 2 - first_pair), run->group, scale, out + (i - run->first));
+            i = stop;
+        }
+        for (; i < stop; i++) out[i - run->first] = e2m1[run->pairs[i / 2 - first_pair]][i % 2] * scale;
     }
 }
 
-/* Elements [first, first + count) of one `tensor_scale`. The scale of a group is rounded to float32 before a number is multiplied by it,
- * as torchao does and, with the division, compressed-tensors. */
-static tsr_status read_nvfp4_run(tsr_mapped *m, const tsr_computed *file, const tsr_run *part, uint8_t *input, float *out, tsr_error *err)
+/* The scales of groups and that of their tensor, rounded to float32 before a number is multiplied by them, as torchao does and, with the
+ * division, compressed-tensors. `first`: the first element, whose tensor scale all have. */
+static tsr_status scale_groups(tsr_mapped *m, const tsr_computed *file, uint64_t first, float *scales, size_t count,
+                               tsr_error *err)
 {
-    const uint64_t first = part->first, end = first + part->count, first_scale = first / NVFP4_GROUP;
-    const tsr_run pairs = {.first = first / 2, .count = (end + 1) / 2 - first / 2};
-    const tsr_run groups = {.first = first_scale, .count = (end - 1) / NVFP4_GROUP + 1 - first_scale};
     const tsr_run one = {.first = first / file->tensor_elements, .count = 1};
-    uint8_t *scales = input + pairs.count, number[sizeof(float)];
-    float factor, scale;
-    TSR_TRY(read_floats(m, file->tensor_scale, &one, number, &factor, err));
-    TSR_TRY(tsr_read_run(m->own, file->input, &pairs, input, (size_t)pairs.count, err));
-    TSR_TRY(tsr_read_run(m->own, file->scale, &groups, scales, (size_t)groups.count, err));
-    for (uint64_t i = first; i < end;) {
-        const uint64_t group = i / NVFP4_GROUP, stop = (group + 1) * NVFP4_GROUP < end ? (group + 1) * NVFP4_GROUP : end;
-        tsr_cast(TSR_FLOAT8_E4M3FN, TSR_FLOAT32, &scales[group - first_scale], 1, (uint8_t *)&scale);
-        scale = file->divides ? scale / factor : scale * factor;
-        const uint8_t *pair = input + (i / 2 - pairs.first);
-        if (stop - i == NVFP4_GROUP) multiply_group(pair, scale, out + (i - first)), i = stop;
-        for (; i < stop; i++) out[i - first] = e2m1[input[i / 2 - pairs.first] >> (i % 2 ? 4 : 0) & 15] * scale;
-    }
+    float factor;
+    TSR_TRY(read_floats(m, file->tensor_scale, &one, NULL, &factor, err)); /* it is float32 */
+    for (size_t i = 0; i < count; i++) scales[i] = file->divides ? scales[i] / factor : scales[i] * factor;
     return TSR_OK;
 }
 
+/* `input` has room for 8 bytes per element. */
+static tsr_status read_packed(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
+                              tsr_error *err)
+{
+    const bool mxfp4 = file->kind == TSR_COMPUTED_MXFP4;
+    packed_run packed = {.first = run->first, .end = run->first + run->count, .group = mxfp4 ? MXFP4_GROUP : NVFP4_GROUP};
+    const uint64_t first_group = packed.first / packed.group;
+    const tsr_run pairs = {.first = packed.first / 2, .count = (packed.end + 1) / 2 - packed.first / 2};
+    const tsr_run groups = {.first = first_group, .count = (packed.end - 1) / packed.group + 1 - first_group};
+    float *scales = (float *)(void *)input;
+    uint8_t *stored = (uint8_t *)(scales + groups.count), *bytes = stored + groups.count;
+    TSR_TRY(tsr_read_run(m->own, file->scale, &groups, stored, (size_t)groups.count, err));
+    TSR_TRY(tsr_read_run(m->own, file->input, &pairs, bytes, (size_t)pairs.count, err));
+    tsr_cast(mxfp4 ? TSR_FLOAT8_E8M0FNU : TSR_FLOAT8_E4M3FN, TSR_FLOAT32, stored, (size_t)groups.count, (uint8_t *)scales);
+    if (!mxfp4) TSR_TRY(scale_groups(m, file, packed.first, scales, (size_t)groups.count, err));
+    packed.pairs = bytes;
+    packed.scales = scales;
+    multiply_packed(&packed, out);
+    return TSR_OK;
+}
+
+/* Runs of elements that have one tensor scale. */
 static tsr_status read_nvfp4(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                              tsr_error *err)
 {
     for (uint64_t first = run->first, end = first + run->count; first < end;) {
         const uint64_t left = file->tensor_elements - first % file->tensor_elements;
         const tsr_run part = {.first = first, .count = left < end - first ? left : end - first};
-        TSR_TRY(read_nvfp4_run(m, file, &part, input, out, err));
+        TSR_TRY(read_packed(m, file, &part, input, out, err));
         first += part.count, out += part.count;
     }
     return TSR_OK;
@@ -126,7 +155,7 @@ static tsr_status read_nvfp4(tsr_mapped *m, const tsr_computed *file, const tsr_
 tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                              tsr_error *err)
 {
-    if (file->kind == TSR_COMPUTED_MXFP4) return read_mxfp4(m, file, run, input, out, err);
+    if (file->kind == TSR_COMPUTED_MXFP4) return read_packed(m, file, run, input, out, err);
     if (file->kind == TSR_COMPUTED_NVFP4) return read_nvfp4(m, file, run, input, out, err);
     return read_scaled(m, file, run, input, out, err);
 }

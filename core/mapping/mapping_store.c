@@ -39,11 +39,12 @@ static tsr_status read_computed(tsr_mapped *m, const tsr_computed *file, uint64_
     while (status == TSR_OK && size) {
         const uint64_t skip = offset % itemsize, needed = (skip + size + itemsize - 1) / itemsize;
         const tsr_run run = {.first = offset / itemsize, .count = needed < STEP_ELEMENTS ? needed : STEP_ELEMENTS};
-        uint8_t *out = scratch + STEP_ELEMENTS * LARGEST;
+        const size_t made = (size_t)(run.count * itemsize - skip), taken = made < size ? made : size;
+        const bool whole = !skip && taken == made; /* elements can be made where they belong */
+        uint8_t *out = whole ? buffer : scratch + STEP_ELEMENTS * LARGEST;
         status = compute(m, file, &run, scratch, out, err);
         if (status != TSR_OK) break;
-        const size_t made = (size_t)(run.count * itemsize - skip), taken = made < size ? made : size;
-        memcpy(buffer, out + skip, taken);
+        if (!whole) memcpy(buffer, out + skip, taken);
         buffer += taken, offset += taken, size -= taken;
     }
     tsr_free(allocator, scratch, 2 * STEP_ELEMENTS, LARGEST);

@@ -8,7 +8,7 @@
 #include "base/cursor.h"
 #include "stream/numeric.h"
 
-#define BLOCK 512u
+enum { BLOCK = 512, BYTE_VALUES = 256 };
 
 bool tsr_cast_possible(tsr_dtype from, tsr_dtype to)
 {
@@ -110,6 +110,13 @@ static void bfloat16_to_float32(const uint8_t *from, size_t count, uint8_t *out)
     }
 }
 
+/* One of two without a branch, which would keep compilers from making vectors of the loop. */
+static uint32_t choose(bool first, uint32_t a, uint32_t b)
+{
+    const uint32_t mask = 0u - (uint32_t)first;
+    return (a & mask) | (b & ~mask);
+}
+
 /* The code of a magnitude below 2^-6, the least normal number: a multiple of 2^-9, which is the last place of floats from 2^14 on, so
  * that the addition rounds to it. */
 static uint32_t float8_subnormal(uint32_t magnitude)
@@ -129,10 +136,33 @@ static void float32_to_float8_e4m3fn(const uint8_t *from, size_t count, uint8_t 
         uint32_t bits;
         memcpy(&bits, from + 4 * i, 4);
         const uint32_t magnitude = bits & 0x7fffffffu, rounded = (magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20;
-        uint32_t code = magnitude < LEAST_NORMAL ? float8_subnormal(magnitude) : rounded - REBIASED;
-        if (code > LARGEST) code = LARGEST;
-        if (magnitude > INFINITE) code = NOT_A_NUMBER;
-        out[i] = (uint8_t)((bits >> 24 & 0x80u) | code);
+        const uint32_t code = choose(magnitude < LEAST_NORMAL, float8_subnormal(magnitude), rounded - REBIASED);
+        const uint32_t finite = choose(code > LARGEST, LARGEST, code);
+        out[i] = (uint8_t)((bits >> 24 & 0x80u) | choose(magnitude > INFINITE, NOT_A_NUMBER, finite));
+    }
+}
+
+static void float8_e4m3fn_to_float32(const uint8_t *from, size_t count, uint8_t *out)
+{
+    enum { LEAST_NORMAL = 8, REBIASED = (127 - 7) << 23, LARGEST = 0x7e, NOT_A_NUMBER = 0x7fc00000 };
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t magnitude = from[i] & 0x7fu;
+        const float subnormal = (float)(int32_t)magnitude * 0x1p-9f;
+        uint32_t small;
+        memcpy(&small, &subnormal, sizeof small);
+        const uint32_t finite = choose(magnitude < LEAST_NORMAL, small, (magnitude << 20) + REBIASED);
+        const uint32_t bits = choose(magnitude > LARGEST, NOT_A_NUMBER, finite) | (from[i] & 0x80u) << 24;
+        memcpy(out + 4 * i, &bits, 4);
+    }
+}
+
+static void float8_e8m0fnu_to_float32(const uint8_t *from, size_t count, uint8_t *out)
+{
+    enum { SUBNORMAL = 1 << 22, NOT_A_NUMBER = 0x7fc00000 };
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t exponent = from[i];
+        const uint32_t bits = exponent == 0 ? SUBNORMAL : exponent == 0xff ? NOT_A_NUMBER : exponent << 23;
+        memcpy(out + 4 * i, &bits, 4);
     }
 }
 
@@ -142,18 +172,45 @@ static bool cast_directly(tsr_dtype from, tsr_dtype to, const uint8_t *elements,
     if (from == TSR_FLOAT32 && to == TSR_BFLOAT16) float32_to_bfloat16(elements, count, out);
     else if (from == TSR_BFLOAT16 && to == TSR_FLOAT32) bfloat16_to_float32(elements, count, out);
     else if (from == TSR_FLOAT32 && to == TSR_FLOAT8_E4M3FN) float32_to_float8_e4m3fn(elements, count, out);
+    else if (from == TSR_FLOAT8_E4M3FN && to == TSR_FLOAT32) float8_e4m3fn_to_float32(elements, count, out);
+    else if (from == TSR_FLOAT8_E8M0FNU && to == TSR_FLOAT32) float8_e8m0fnu_to_float32(elements, count, out);
     else return false;
     return true;
 }
 
-void tsr_cast(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out)
+/* One conversion after another, by way of float64. */
+static void cast_each(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out)
 {
     const size_t from_size = tsr_dtype_size(from), to_size = tsr_dtype_size(to);
-    if (cast_directly(from, to, elements, count, out)) return;
     double values[BLOCK];
     for (size_t i = 0; i < count; i += BLOCK) {
         const size_t n = count - i < BLOCK ? count - i : BLOCK;
         tsr_decode(from, elements + i * from_size, n, values);
         encode(to, values, n, out + i * to_size);
     }
+}
+
+#define LOOK_UP(type) \
+    for (size_t i = 0; i < count; i++) memcpy(out + i * sizeof(type), table + elements[i] * sizeof(type), sizeof(type)); \
+    break
+
+/* An element of one byte is one of 256, so each of them is converted once. */
+static void cast_by_table(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out)
+{
+    uint8_t bytes[BYTE_VALUES], table[BYTE_VALUES * sizeof(uint64_t)];
+    for (size_t i = 0; i < BYTE_VALUES; i++) bytes[i] = (uint8_t)i;
+    cast_each(from, to, bytes, BYTE_VALUES, table);
+    switch (tsr_dtype_size(to)) {
+    case 1: LOOK_UP(uint8_t);
+    case 2: LOOK_UP(uint16_t);
+    case 4: LOOK_UP(uint32_t);
+    default: LOOK_UP(uint64_t);
+    }
+}
+
+void tsr_cast(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out)
+{
+    if (cast_directly(from, to, elements, count, out)) return;
+    if (tsr_dtype_size(from) == 1 && count >= 2 * BYTE_VALUES) cast_by_table(from, to, elements, count, out);
+    else cast_each(from, to, elements, count, out);
 }
