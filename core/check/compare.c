@@ -155,7 +155,7 @@ static tsr_status join_comparison(void *ctx, void *item, tsr_error *err)
 static tsr_status compare_tiles(const comparison *c, tsr_box box, tsr_ring *ring, tsr_error *err)
 {
     tsr_tiles tiles;
-    for (tsr_tiles_start(&tiles, box, tsr_tile_most(ring, c->a->itemsize, 2)); !tiles.done; tsr_tiles_next(&tiles)) {
+    for (tsr_tiles_start(&tiles, box, tsr_tile_most(ring, c->a, c->a->itemsize, 2)); !tiles.done; tsr_tiles_next(&tiles)) {
         void *item;
         uint8_t *memory;
         const size_t each = tsr_tile_memory((size_t)tiles.elements * c->a->itemsize);

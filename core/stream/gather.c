@@ -352,14 +352,18 @@ typedef struct part_share {
     uint32_t axis_count;
 } part_share;
 
-/* One read of the plan from `from` to `to`, both bytes behind the share's first element: `steps` steps of the last looped axis
- * (1 when there is none). */
+/* Bytes behind the share's first element, in the part and at the destination. */
+typedef struct fetch_at {
+    uint64_t from, to;
+} fetch_at;
+
+/* One read of the plan: `steps` steps of the last looped axis (1 when there is none). */
 static tsr_status fetch_block(const gathering *g, const part_share *share, const fetch_plan *plan, uint64_t steps,
-                              uint64_t from, uint64_t to)
+                              fetch_at at)
 {
     tsr_located *part = share->part;
-    const uint64_t byte = share->byte + from;
-    if (plan->direct) return read_part(g->gather, part, byte, share->to + to, (size_t)plan->span, g->err);
+    const uint64_t byte = share->byte + at.from;
+    if (plan->direct) return read_part(g->gather, part, byte, share->to + at.to, (size_t)plan->span, g->err);
     tsr_axis block[TSR_MAX_NDIM];
     uint32_t used = 0;
     if (steps > 1) block[used++] = (tsr_axis){steps, share->axes[plan->loops - 1].from, share->axes[plan->loops - 1].to};
@@ -368,16 +372,37 @@ static tsr_status fetch_block(const gathering *g, const part_share *share, const
     uint8_t *scratch = g->scratch;
     if (!part->view.zstd) scratch = tsr_place_for_copy(scratch, part->view.byte_offset + byte, TSR_NO_POSITION);
     TSR_TRY(read_part(g->gather, part, byte, scratch, (size_t)(reach + plan->span), g->err));
-    tsr_copy_block(share->to + to, scratch, block, used, g->gather->itemsize);
+    tsr_copy_block(share->to + at.to, scratch, block, used, g->gather->itemsize);
+    return TSR_OK;
+}
+
+/* Steps of the last looped axis one read each, next to each other in scratch, and then to their places in one go: element by element they
+ * would go to lines of the destination that are far apart. */
+static tsr_status fetch_rows(const gathering *g, const part_share *share, const fetch_plan *plan, uint64_t steps,
+                             fetch_at at)
+{
+    const tsr_axis rows = share->axes[plan->loops - 1];
+    tsr_axis block[TSR_MAX_NDIM];
+    uint32_t used = 0;
+    block[used++] = (tsr_axis){steps, plan->span, rows.to};
+    for (uint32_t i = plan->loops; i < share->axis_count; i++) block[used++] = share->axes[i];
+    for (uint64_t i = 0; i < steps; i++) {
+        const uint64_t byte = share->byte + at.from + i * rows.from;
+        TSR_TRY(read_part(g->gather, share->part, byte, g->scratch + i * plan->span, (size_t)plan->span, g->err));
+    }
+    tsr_copy_block(share->to + at.to, g->scratch, block, used, g->gather->itemsize);
     return TSR_OK;
 }
 
 static tsr_status fetch_share(const gathering *g, const part_share *share)
 {
     const tsr_axis *axes = share->axes;
-    const fetch_plan plan = plan_fetch(axes, share->axis_count, g->gather->itemsize, g->scratch_size - TSR_COPY_SLACK);
-    if (plan.loops == 0) return fetch_block(g, share, &plan, 1, 0, 0);
+    const size_t scratch_size = g->scratch_size - TSR_COPY_SLACK;
+    fetch_plan plan = plan_fetch(axes, share->axis_count, g->gather->itemsize, scratch_size);
+    if (plan.loops == 0) return fetch_block(g, share, &plan, 1, (fetch_at){0, 0});
     const uint32_t outer = plan.loops - 1;
+    const bool apart = !plan.direct && plan.step == 1 && plan.span <= scratch_size / 2;
+    if (apart) plan.step = scratch_size / plan.span;
     uint64_t at[TSR_MAX_NDIM] = {0};
     do {
         uint64_t from = 0, to = 0;
@@ -387,7 +412,8 @@ static tsr_status fetch_share(const gathering *g, const part_share *share)
         }
         for (uint64_t i = 0; i < axes[outer].size; i += plan.step) {
             const uint64_t steps = axes[outer].size - i < plan.step ? axes[outer].size - i : plan.step;
-            TSR_TRY(fetch_block(g, share, &plan, steps, from + i * axes[outer].from, to + i * axes[outer].to));
+            const fetch_at first = {from + i * axes[outer].from, to + i * axes[outer].to};
+            TSR_TRY(apart ? fetch_rows(g, share, &plan, steps, first) : fetch_block(g, share, &plan, steps, first));
         }
     } while (tsr_axes_advance(axes, outer, at));
     return TSR_OK;

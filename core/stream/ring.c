@@ -76,6 +76,13 @@ size_t tsr_ring_best(const tsr_ring *ring)
     return best < least ? least : best > BEST_BYTES ? BEST_BYTES : best;
 }
 
+size_t tsr_ring_largest(const tsr_ring *ring)
+{
+    const size_t threads = ring->host->threads ? ring->host->threads : 1, best = tsr_ring_best(ring);
+    const size_t largest = ring->half_bytes / threads / ALIGNMENT * ALIGNMENT;
+    return largest < best ? best : largest;
+}
+
 tsr_status tsr_ring_begin(tsr_ring *ring, const tsr_ring_work *work, tsr_error *err)
 {
     for (unsigned i = 0; i < 2; i++) {

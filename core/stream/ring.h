@@ -40,5 +40,7 @@ uint8_t *tsr_place_for_copy(uint8_t *memory, uint64_t read_at, uint64_t write_at
 
 /* What a job should ask for so that all threads have work. */
 size_t tsr_ring_best(const tsr_ring *ring);
+/* The most that each thread's job can ask for: for jobs that are the cheaper the larger they are. */
+size_t tsr_ring_largest(const tsr_ring *ring);
 
 #endif

@@ -3,13 +3,15 @@
  *   storage   a b c d | e f g h | …        axes sorted by `from`, largest first: the last axis is the one whose
  *   dest      a b . . | e f . . | …        elements are neighbours in storage
  *
- * Rows that are runs on both sides are copied by memcpy; the rest (transposed views) goes through a blocked double loop
- * so that both sides stay within the cache. */
+ * Rows that are runs on both sides are copied by memcpy. Transposed views go through square tiles whose rows are a cache line: strides
+ * are often powers of two, at which the rows of a matrix fall into the same few sets of the cache, so each line is touched once, and
+ * elements change places in a tile of our own. The rest goes through a blocked double loop. */
 #include "stream/strided.h"
 
 #include <string.h>
 
 #define BLOCK 32u /* elements a side of a transposing tile: 32 × 32 × 16 bytes fit the first-level cache */
+enum { LINE = 64 }; /* bytes of a cache line */
 
 static void drop_single(tsr_axis *axes, uint32_t *count)
 {
@@ -78,13 +80,8 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* Two axes, of which `inner` may be a neighbour run on one side only. */
-static void copy_plane(uint8_t *to, const uint8_t *from, tsr_axis outer, tsr_axis inner, uint32_t itemsize)
+static void copy_blocks(uint8_t *to, const uint8_t *from, tsr_axis outer, tsr_axis inner, uint32_t itemsize)
 {
-    if (inner.from == itemsize && inner.to == itemsize) {
-        for (uint64_t i = 0; i < outer.size; i++) copy_row(to + i * outer.to, from + i * outer.from, inner, itemsize);
-        return;
-    }
     for (uint64_t i = 0; i < outer.size; i += BLOCK) {
         for (uint64_t j = 0; j < inner.size; j += BLOCK) {
             const tsr_axis row = {least(BLOCK, outer.size - i), outer.from, outer.to};
@@ -93,6 +90,59 @@ static void copy_plane(uint8_t *to, const uint8_t *from, tsr_axis outer, tsr_axi
                 copy_row(to + i * outer.to + k * inner.to, from + i * outer.from + k * inner.from, row, itemsize);
             }
         }
+    }
+}
+
+#define DEFINE_TILE(name, type) \
+    static void name(uint8_t *to, uint64_t to_row, const uint8_t *from, uint64_t from_row) \
+    { \
+        enum { SIDE = LINE / sizeof(type) }; \
+        type in[SIDE][SIDE], out[SIDE][SIDE]; \
+        for (size_t i = 0; i < SIDE; i++) memcpy(in[i], from + i * from_row, LINE); \
+        for (size_t i = 0; i < SIDE; i++) \
+            for (size_t j = 0; j < SIDE; j++) out[i][j] = in[j][i]; \
+        for (size_t i = 0; i < SIDE; i++) memcpy(to + i * to_row, out[i], LINE); \
+    }
+
+DEFINE_TILE(transpose_1, uint8_t)
+DEFINE_TILE(transpose_2, uint16_t)
+DEFINE_TILE(transpose_4, uint32_t)
+DEFINE_TILE(transpose_8, uint64_t)
+
+static void transpose_tile(uint8_t *to, uint64_t to_row, const uint8_t *from, uint64_t from_row, uint32_t itemsize)
+{
+    switch (itemsize) {
+    case 1: transpose_1(to, to_row, from, from_row); break;
+    case 2: transpose_2(to, to_row, from, from_row); break;
+    case 4: transpose_4(to, to_row, from, from_row); break;
+    default: transpose_8(to, to_row, from, from_row); break;
+    }
+}
+
+/* Elements of `inner` are neighbours in storage, those of `outer` at the destination. */
+static void transpose_plane(uint8_t *to, const uint8_t *from, tsr_axis outer, tsr_axis inner, uint32_t itemsize)
+{
+    const uint64_t side = LINE / itemsize, rows = outer.size - outer.size % side, columns = inner.size - inner.size % side;
+    for (uint64_t i = 0; i < rows; i += side) {
+        for (uint64_t j = 0; j < columns; j += side)
+            transpose_tile(to + i * itemsize + j * inner.to, inner.to, from + i * outer.from + j * itemsize, outer.from,
+                           itemsize);
+    }
+    const tsr_axis below = {outer.size - rows, outer.from, outer.to}, whole = {columns, inner.from, inner.to},
+                   beside = {inner.size - columns, inner.from, inner.to};
+    copy_blocks(to + rows * itemsize, from + rows * outer.from, below, whole, itemsize);
+    copy_blocks(to + columns * inner.to, from + columns * itemsize, outer, beside, itemsize);
+}
+
+/* Two axes, of which `inner` may be a neighbour run on one side only. */
+static void copy_plane(uint8_t *to, const uint8_t *from, tsr_axis outer, tsr_axis inner, uint32_t itemsize)
+{
+    if (inner.from == itemsize && inner.to == itemsize) {
+        for (uint64_t i = 0; i < outer.size; i++) copy_row(to + i * outer.to, from + i * outer.from, inner, itemsize);
+    } else if (inner.from == itemsize && outer.to == itemsize && itemsize <= sizeof(uint64_t)) {
+        transpose_plane(to, from, outer, inner, itemsize);
+    } else {
+        copy_blocks(to, from, outer, inner, itemsize);
     }
 }
 

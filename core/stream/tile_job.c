@@ -15,9 +15,19 @@ size_t tsr_tile_memory(size_t bytes)
     return bytes + TSR_COPY_SLACK + scratch_of(bytes);
 }
 
-uint64_t tsr_tile_most(const tsr_ring *ring, uint32_t itemsize, uint32_t tiles)
+/* Whether elements that are neighbours in the tensor are far apart in storage, as those of a transposed matrix are. */
+static bool is_transposed(const tsr_gather *gather)
 {
-    const size_t each = tsr_ring_best(ring) / tiles;
+    const tsr_located *part = gather->parts;
+    uint32_t last = gather->ndim;
+    while (gather->part_count && last && part->sizes[last - 1] == 1) last--;
+    return gather->part_count && last > 1 && part->strides[last - 1] > 1;
+}
+
+uint64_t tsr_tile_most(const tsr_ring *ring, const tsr_gather *gather, uint32_t itemsize, uint32_t tiles)
+{
+    /* A tile of a transposed matrix is a strip of storage's columns: the wider it is, the fewer reads. */
+    const size_t each = (is_transposed(gather) ? tsr_ring_largest(ring) : tsr_ring_best(ring)) / tiles;
     const size_t data = each / 2 > TSR_SCRATCH_BEST ? each - TSR_SCRATCH_BEST : each / 2;
     return (data - 2 * TSR_COPY_SLACK) / itemsize;
 }
@@ -49,7 +59,8 @@ tsr_status tsr_tiles_run(const tsr_gather *gather, const tsr_box *box, tsr_ring 
 {
     const tsr_box all = box ? *box : (tsr_box){gather->ndim, NULL, gather->shape};
     tsr_tiles tiles;
-    for (tsr_tiles_start(&tiles, all, tsr_tile_most(ring, gather->itemsize, 1)); !tiles.done; tsr_tiles_next(&tiles)) {
+    for (tsr_tiles_start(&tiles, all, tsr_tile_most(ring, gather, gather->itemsize, 1)); !tiles.done;
+         tsr_tiles_next(&tiles)) {
         void *job;
         uint8_t *memory;
         TSR_TRY(tsr_ring_job(ring, tsr_tile_memory((size_t)tiles.elements * gather->itemsize), &job, &memory, err));

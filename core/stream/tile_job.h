@@ -18,9 +18,9 @@ typedef struct tsr_tile {
 } tsr_tile;
 
 /* Memory of a tile of `bytes` bytes, scratch included, and the most elements of `itemsize` a tile of this ring may have
- * when `tiles` of them make one job. */
+ * when `tiles` of them, of tensors as `gather`'s, make one job. */
 size_t tsr_tile_memory(size_t bytes);
-uint64_t tsr_tile_most(const tsr_ring *ring, uint32_t itemsize, uint32_t tiles);
+uint64_t tsr_tile_most(const tsr_ring *ring, const tsr_gather *gather, uint32_t itemsize, uint32_t tiles);
 /* Sets a tile up over `memory` of tsr_tile_memory bytes. `write_at` is where in a file its bytes will go, or
  * TSR_NO_POSITION. A tensor that must be read in order is read here and now. */
 tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, uint64_t write_at,

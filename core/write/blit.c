@@ -176,7 +176,7 @@ static tsr_status begin_blit(state *s, lane *l, tsr_error *err)
     const tsr_gather *gather = l->gather;
     const uint32_t largest = gather->itemsize + (casts(blit, gather) ? tsr_dtype_size(blit->dtype) : 0);
     const tsr_box box = {gather->ndim, blit->offsets, blit->sizes ? blit->sizes : gather->shape};
-    tsr_tiles_start(&l->tiles, box, tsr_tile_most(s->run->ring, largest, 1));
+    tsr_tiles_start(&l->tiles, box, tsr_tile_most(s->run->ring, gather, largest, 1));
     l->inside = true;
     return TSR_OK;
 }

@@ -83,6 +83,27 @@ def same(got, want, what):
         need(got[k].dtype == want[k].dtype and torch.equal(got[k], want[k]), f"{what}: {k}")
 
 
+def test_transposes_of_every_size_of_element(t):
+    """Larger than the tiles that elements are turned in, and not a multiple of them; in little memory rows are read apart."""
+    dtypes = [torch.uint8, torch.bfloat16, torch.float32, torch.float64]
+    shapes = [(200, 331), (64, 4096), (3, 130, 515), (1031, 1999)]
+    steps = {2: [1, 0], 3: [0, 2, 1]}
+    stored = {f"{n}.{len(shape)}.{i}": torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8).view(dtype).squeeze(-1)
+              for n, dtype in enumerate(dtypes) for i, shape in enumerate(shapes)}
+    source = os.path.join(t.scratch, "in.safetensors")
+    save_file(stored, source)
+    rules = [{"from": [f"{{n}}.{ndim}.{{i}}"], "to": [f"t{{n}}.{ndim}.{{i}}"], "do": [{"transpose": dims}]} for ndim, dims in steps.items()]
+    document = write(t.scratch, "map.json", {"schema": "tessera.map/1", "rules": rules})
+    for memory in ("256KiB", "1MiB", "16MiB"):
+        out = os.path.join(t.scratch, f"{memory}.safetensors")
+        t.run("convert", source, out, "--map", document, "--max-mem", memory)
+        got = load_file(out)
+        need(set(got) == {"t" + n for n in stored}, sorted(got))
+        for name, x in stored.items():
+            y = x.permute(steps[x.ndim]).contiguous()
+            need(torch.equal(got["t" + name].view(torch.uint8), y.view(torch.uint8)), f"{name} with {memory}")
+
+
 def save_sharded(folder, tensors):
     """As ranks save DTensors, without processes: every tensor in row shards and column shards of uneven sizes."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata

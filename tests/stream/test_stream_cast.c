@@ -105,6 +105,28 @@ static void test_stream_cast__direct_conversions_are_those_by_way_of_float64(voi
         for (size_t i = 0; i < sizeof low / sizeof *low; i++) check_paths(TSR_FLOAT32, TSR_FLOAT8_E4M3FN, high << 12 | low[i]);
 }
 
+/* Many elements go through a table or vectors, one goes by itself. */
+static void test_stream_cast__many_elements_become_what_each_becomes(void **state)
+{
+    (void)state;
+    static const tsr_dtype types[] = {TSR_FLOAT8_E4M3FN,   TSR_FLOAT8_E4M3FNUZ, TSR_FLOAT8_E5M2,
+                                      TSR_FLOAT8_E5M2FNUZ, TSR_FLOAT8_E8M0FNU,  TSR_FLOAT16,
+                                      TSR_BFLOAT16,        TSR_FLOAT32,         TSR_FLOAT64};
+    uint8_t codes[1000], many[8 * sizeof codes], one[8];
+    for (size_t i = 0; i < sizeof codes; i++) codes[i] = (uint8_t)(i * 7);
+    for (size_t from = 0; from < 5; from++) {
+        for (size_t to = 0; to < sizeof types / sizeof *types; to++) {
+            const size_t size = tsr_dtype_size(types[to]);
+            tsr_cast(types[from], types[to], codes, sizeof codes, many);
+            for (size_t i = 0; i < sizeof codes; i++) {
+                tsr_cast(types[from], types[to], &codes[i], 1, one);
+                assert_memory_equal(many + i * size, one, size);
+                if (types[to] == TSR_FLOAT32) check_paths(types[from], types[to], codes[i]);
+            }
+        }
+    }
+}
+
 static void test_stream_cast__only_floating_types_cast(void **state)
 {
     (void)state;
@@ -123,6 +145,7 @@ int main(void)
         cmocka_unit_test(test_stream_cast__every_value_survives_a_wider_type),
         cmocka_unit_test(test_stream_cast__double_rounds_once),
         cmocka_unit_test(test_stream_cast__direct_conversions_are_those_by_way_of_float64),
+        cmocka_unit_test(test_stream_cast__many_elements_become_what_each_becomes),
         cmocka_unit_test(test_stream_cast__only_floating_types_cast),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
