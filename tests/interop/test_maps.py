@@ -92,16 +92,16 @@ def test_transposes_of_every_size_of_element(t):
               for n, dtype in enumerate(dtypes) for i, shape in enumerate(shapes)}
     source = os.path.join(t.scratch, "in.safetensors")
     save_file(stored, source)
-    rules = [{"from": [f"{{n}}.{ndim}.{{i}}"], "to": [f"t{{n}}.{ndim}.{{i}}"], "do": [{"transpose": dims}]} for ndim, dims in steps.items()]
+    rules = [{"from": [f"{{n}}.{ndim}.{{i}}"], "to": [f"turned.{{n}}.{ndim}.{{i}}"], "do": [{"transpose": dims}]} for ndim, dims in steps.items()]
     document = write(t.scratch, "map.json", {"schema": "tessera.map/1", "rules": rules})
     for memory in ("256KiB", "1MiB", "16MiB"):
         out = os.path.join(t.scratch, f"{memory}.safetensors")
         t.run("convert", source, out, "--map", document, "--max-mem", memory)
         got = load_file(out)
-        need(set(got) == {"t" + n for n in stored}, sorted(got))
+        need(set(got) == {"turned." + n for n in stored}, sorted(got))
         for name, x in stored.items():
             y = x.permute(steps[x.ndim]).contiguous()
-            need(torch.equal(got["t" + name].view(torch.uint8), y.view(torch.uint8)), f"{name} with {memory}")
+            need(torch.equal(got["turned." + name].view(torch.uint8), y.view(torch.uint8)), f"{name} with {memory}")
 
 
 def save_sharded(folder, tensors):
