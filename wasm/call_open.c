@@ -1,88 +1,27 @@
-/* The checkpoint of a call: opened again for it, and, with --map and --dequantize, under another model's names and layouts and with
- * scaled numbers multiplied. */
+/* The checkpoint of a call: opened again for it, and, with --map, --dequantize and so on, what these make of it (call_layers.c). */
 #include "tessera/mapping.h"
 
 #include <stdlib.h>
 
 #include "request.h"
-#include "tessera/sys/casts.h"
-
-static bool is_mapped(const call *c)
-{
-    return tessera_option_given(&c->request, "map") || tessera_option_given(&c->request, "dequantize");
-}
-
-/* ---- --map ---- */
-
-static bool is_document(tsr_str text)
-{
-    size_t at = 0;
-    while (at < text.size && strchr(" \t\r\n", text.data[at])) at++;
-    return at < text.size && text.data[at] == '{';
-}
-
-tsr_str tessera_call_map_text(const call *c)
-{
-    const tsr_str given = tessera_option_text(&c->request, "map");
-    return is_document(given) ? given : tsr_mapping_builtin(given);
-}
-
-static tsr_status parse_map(call *c, tsr_str given, const tsr_mapping_rules **rules, tsr_error *err)
-{
-    const bool document = is_document(given);
-    const tsr_str text = tessera_call_map_text(c);
-    if (!text.size) return tsr_mapping_unknown(given, err);
-    tsr_status status = tsr_mapping_parse(text, &c->host, c->arena, rules, err);
-    if (status == TSR_OK && tessera_option_given(&c->request, "inverse"))
-        status = tsr_mapping_invert(*rules, c->arena, rules, err);
-    if (status != TSR_OK && document) tsr_error_context(err, "--map");
-    else if (status != TSR_OK) tsr_error_context(err, "--map %.*s", TSR_STR_ARG(given));
-    return status;
-}
-
-static tsr_status apply_map(call *c, tsr_error *err)
-{
-    const tsr_str given = tessera_option_text(&c->request, "map");
-    const tsr_mapping_rules *rules;
-    tsr_status status = given.data ? parse_map(c, given, &rules, err) : TSR_OK;
-    if (status != TSR_OK || !given.data) return status;
-    tsr_checkpoint *below = c->checkpoint, *mapped = NULL;
-    status = tsr_mapping_open(below, rules, &mapped, err);
-    if (status == TSR_OK) c->checkpoint = mapped;
-    return status;
-}
-
-/* ---- --dequantize ---- */
-
-/* What is left of scaled numbers is of a kind that cannot be multiplied: nothing of it is passed over. */
-static tsr_status dequantize(call *c, tsr_error *err)
-{
-    tsr_convert_options all = {.raw_cast = false};
-    tsr_dtype dtype;
-    tsr_status status = tsr_cast_parse(tessera_option_text(&c->request, "dtype"), false, &dtype, err);
-    if (status == TSR_OK) status = tsr_mapping_dequantize(c->source, dtype, &all.dtype, &c->dequantized, err);
-    if (status == TSR_OK) c->checkpoint = c->dequantized;
-    return status == TSR_OK ? tsr_check_casts(c->dequantized, &all, err) : status;
-}
-
-static tsr_status map_checkpoint(call *c, tsr_error *err)
-{
-    if (tessera_option_given(&c->request, "inverse") && !tessera_option_given(&c->request, "map"))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--inverse needs --map MAP");
-    if (!is_mapped(c)) return TSR_OK;
-    c->source = c->checkpoint;
-    const tsr_status status = tessera_option_given(&c->request, "dequantize") ? dequantize(c, err) : TSR_OK;
-    return status == TSR_OK ? apply_map(c, err) : status;
-}
-
-static void unmap(call *c)
-{
-    if (c->checkpoint != c->dequantized && c->checkpoint != c->source) tsr_checkpoint_close(c->checkpoint);
-    tsr_checkpoint_close(c->dequantized);
-    tsr_checkpoint_close(c->source);
-}
 
 /* ---- opening ---- */
+
+uint32_t tessera_call_adapter(const call *c)
+{
+    return (uint32_t)strtoul(tessera_option_given(&c->request, "lora") ? tessera_option_text(&c->request, "lora").data : "0",
+                             NULL, 10);
+}
+
+static tsr_status open_adapter(call *c, tsr_error *err)
+{
+    if (!tessera_option_given(&c->request, "lora")) return TSR_OK;
+    c->adapter = calloc(1, sizeof *c->adapter);
+    if (!c->adapter) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    const tsr_status status = tessera_call_open(c->adapter, tessera_call_adapter(c), NULL, err);
+    if (status != TSR_OK) tsr_error_context(err, "adapter");
+    return status;
+}
 
 tsr_status tessera_call_open(call *c, uint32_t handle, const tsr_open_options *wanted, tsr_error *err)
 {
@@ -95,9 +34,11 @@ tsr_status tessera_call_open(call *c, uint32_t handle, const tsr_open_options *w
     c->arena = tsr_arena_new(c->host.allocator, 0, err);
     if (!c->arena) return TSR_E_NOMEM;
     c->chosen = tessera_wanted_of(item, wanted);
-    if (is_mapped(c)) c->chosen.selects = NULL; /* the selection is of the names that the map gives */
-    const tsr_status status = tsr_checkpoint_open(item->store, &c->host, &c->chosen, &c->checkpoint, err);
-    return status == TSR_OK ? map_checkpoint(c, err) : status;
+    if (tessera_call_is_layered(c)) c->chosen.selects = NULL; /* the selection is of the names that the layers give */
+    tsr_status status = tsr_checkpoint_open(item->store, &c->host, &c->chosen, &c->source, err);
+    c->checkpoint = c->source;
+    if (status == TSR_OK) status = open_adapter(c, err);
+    return status == TSR_OK ? tessera_call_add_layers(c, err) : status;
 }
 
 tsr_status tessera_call_ring(call *c, tsr_error *err)
@@ -107,22 +48,24 @@ tsr_status tessera_call_ring(call *c, tsr_error *err)
     return status == TSR_OK ? tsr_ring_new(&c->host, (size_t)bytes, &c->ring, err) : status;
 }
 
-void tessera_call_close(call *c)
-{
-    tsr_ring_free(c->ring);
-    unmap(c);
-    tsr_arena_free(c->arena);
-}
-
-/* ---- as a checkpoint of its own ---- */
-
 static void release_call(void *below)
 {
     tessera_call_close(below);
     free(below);
 }
 
-/* The checkpoint as a map makes it, for a comparison. It is closed with `handle`. Returns a handle. */
+void tessera_call_close(call *c)
+{
+    tsr_ring_free(c->ring);
+    while (c->layer_count) tsr_checkpoint_close(c->layers[--c->layer_count]);
+    if (c->adapter) release_call(c->adapter);
+    tsr_checkpoint_close(c->source);
+    tsr_arena_free(c->arena);
+}
+
+/* ---- as a checkpoint of its own ---- */
+
+/* The checkpoint as the options of a comparison make it. It is closed with `handle`. Returns a handle. */
 TSR_EXPORT(tessera_mapped)
 uint32_t tessera_mapped(uint32_t handle, const tessera_option *options, uint32_t count, tsr_error *err)
 {
@@ -137,8 +80,8 @@ uint32_t tessera_mapped(uint32_t handle, const tessera_option *options, uint32_t
         return 0;
     }
     const tessera_view view = {c->checkpoint, c, release_call};
-    if (c->dequantized == c->checkpoint) c->dequantized = NULL;
-    c->checkpoint = NULL;
+    if (c->layer_count) c->layer_count--; /* the view closes it */
+    else c->source = NULL;
     return tessera_add_view(&view, handle, err);
 }
 

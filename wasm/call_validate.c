@@ -1,6 +1,7 @@
 /* validate and verify: a checkpoint against itself, a layout, a manifest, and what it is to be loaded into. */
 #include <stdlib.h>
 
+#include "judge.h"
 #include "request.h"
 #include "tessera/document.h"
 #include "tessera/glob.h"
@@ -101,12 +102,12 @@ static tsr_status put_findings(call *c, const tsr_findings *findings, const tsr_
     return tsr_findings_document_end(&all);
 }
 
-static tsr_status read_policy(call *c, tsr_policy *policy, tsr_error *err)
+static tsr_status read_policy(const request *r, tsr_arena *arena, tsr_policy *policy, tsr_error *err)
 {
     const tsr_str *rules;
     size_t count;
-    const tsr_str baseline = tessera_option_text(&c->request, "baseline");
-    tsr_status status = tessera_option_list(&c->request, "rule", c->arena, &rules, &count, err);
+    const tsr_str baseline = tessera_option_text(r, "baseline");
+    tsr_status status = tessera_option_list(r, "rule", arena, &rules, &count, err);
     for (size_t i = 0; i < count && status == TSR_OK; i++) status = tsr_policy_rule(policy, rules[i].data, err);
     return status == TSR_OK && baseline.data ? tsr_policy_baseline(policy, baseline, err) : status;
 }
@@ -126,7 +127,7 @@ tsr_status tessera_write_validate(call *c, tsr_json *json, tsr_error *err)
 {
     tsr_contract layout = {.digests = NULL};
     tsr_policy *policy = tsr_policy_new(TSR_POLICY_VALIDATE, &c->host, err);
-    tsr_status status = policy ? read_policy(c, policy, err) : TSR_E_NOMEM;
+    tsr_status status = policy ? read_policy(&c->request, c->arena, policy, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = check_layout(c, &layout, tessera_option_given(&c->request, "layout"), err);
     if (status == TSR_OK) status = check_against(c, err);
     if (status == TSR_OK && tessera_option_given(&c->request, "deep")) status = check_deep(c, &layout, err);
@@ -150,4 +151,21 @@ tsr_status tessera_write_verify(call *c, tsr_json *json, tsr_error *err)
     if (status == TSR_OK) status = tessera_call_ring(c, err);
     if (status == TSR_OK) status = tsr_check_digests(c->checkpoint, &manifest, c->ring, NULL, err);
     return status == TSR_OK ? put_findings(c, tsr_checkpoint_findings(c->checkpoint), NULL, json) : status;
+}
+
+/* ---- diff ---- */
+
+/* --rule and --baseline for a diff. Returns 1. */
+TSR_EXPORT(tessera_judge_diff)
+uint32_t tessera_judge_diff(uint32_t diff, const tessera_option *options, uint32_t count, tsr_error *err)
+{
+    const request asked = {options, count};
+    const tsr_host *host = tessera_diff_host(diff, err); /* outlives the diff, and with it the policy */
+    tsr_arena *arena = host ? tsr_arena_new(host->allocator, 0, err) : NULL;
+    tsr_policy *policy = arena ? tsr_policy_new(TSR_POLICY_DIFF, host, err) : NULL;
+    tsr_status status = policy ? read_policy(&asked, arena, policy, err) : err->status;
+    if (status == TSR_OK) status = tessera_diff_judge(diff, &(tessera_judge){policy, tsr_policy_diff, tsr_policy_free}, err);
+    if (status != TSR_OK) tsr_policy_free(policy);
+    tsr_arena_free(arena);
+    return status == TSR_OK;
 }

@@ -126,7 +126,7 @@ static tsr_status read_options(conversion *c, bool reshards, tsr_error *err)
     if (status == TSR_OK) status = read_container(c, reshards, err);
     if (status == TSR_OK) status = read_renames(c, err);
     if (status == TSR_OK) status = tessera_option_choice(r, "objects", "keep|drop|sidecar|refuse", &objects, err);
-    if (status == TSR_OK) status = tsr_cast_parse(tessera_option_text(r, "dtype"), c->options.raw_cast, &c->options.dtype, err);
+    if (status == TSR_OK) status = tessera_call_dtype(&c->call, &c->options.dtype, err);
     if (status == TSR_OK)
         status = tsr_for_torch_parse(tessera_option_text(r, "for-torch"), c->options.to, &c->options.for_torch, err);
     if (c->rename_count) c->options.rename = rename_entry;
@@ -198,7 +198,7 @@ uint32_t tessera_convert(uint32_t handle, uint32_t sink, uint32_t reshards, cons
     c->warnings = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_str));
     c->sink = tessera_host_sink(sink);
     if (open_conversion(c, handle, reshards, err) == TSR_OK)
-        return tessera_add_handle(HANDLE_CONVERSION, c, free_conversion, handle, 0, err);
+        return tessera_add_handle(HANDLE_CONVERSION, c, free_conversion, handle, tessera_call_adapter(&c->call), err);
     free_conversion(c);
     return 0;
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "handles.h"
+#include "judge.h"
 #include "tessera/document.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/canonical_names.h"
@@ -77,6 +78,7 @@ TSR_EXPORT(tessera_tally_document) document *tessera_tally_document(uint32_t han
 
 typedef struct comparison {
     opened *a, *b;
+    tessera_judge judge;
     tsr_arena *arena;
     tsr_ring *ring;
     tsr_diff diff;
@@ -88,6 +90,7 @@ typedef struct comparison {
 static void free_comparison(void *pointer)
 {
     comparison *c = pointer;
+    if (c->judge.policy) c->judge.release(c->judge.policy);
     tsr_ring_free(c->ring);
     tsr_arena_free(c->arena);
     free(c);
@@ -136,6 +139,8 @@ uint32_t tessera_diff(uint32_t handle_a, uint32_t handle_b, uint32_t flags, doub
 
 static tsr_status compare_next(comparison *c, tsr_error *err)
 {
+    if (!c->differences && tsr_diff_check_repeats(c->a->checkpoint, c->b->checkpoint, &c->diff, err) != TSR_OK)
+        return err->status;
     if (!c->differences) c->differences = tsr_arena_array(c->arena, (size_t)c->diff.pair_count, sizeof *c->differences, err);
     if (!c->differences) return TSR_E_NOMEM;
     if (!c->ring && tsr_ring_new(&c->a->host, 0, &c->ring, err) != TSR_OK) return TSR_E_NOMEM;
@@ -159,15 +164,43 @@ TSR_EXPORT(tessera_diff_step) uint32_t tessera_diff_step(uint32_t handle, tsr_er
     return c->next == c->diff.pair_count ? TESSERA_DONE : TESSERA_MORE;
 }
 
+const tsr_host *tessera_diff_host(uint32_t handle, tsr_error *err)
+{
+    const comparison *c = tessera_item_of(handle, HANDLE_DIFF, err);
+    return c ? &c->a->host : NULL;
+}
+
+tsr_status tessera_diff_judge(uint32_t handle, const tessera_judge *judge, tsr_error *err)
+{
+    comparison *c = tessera_item_of(handle, HANDLE_DIFF, err);
+    if (!c) return err->status;
+    c->judge = *judge;
+    return TSR_OK;
+}
+
 typedef struct diff_request {
     comparison *c;
     tsr_str path_a, path_b;
 } diff_request;
 
+/* What the policy leaves of the diff is for this document alone: more values may be compared after it. */
+static tsr_status write_judged(const diff_request *r, tsr_json *json, tsr_error *err)
+{
+    comparison *c = r->c;
+    tsr_policy_result left_out = {0};
+    tsr_diff left;
+    tsr_arena *arena = tsr_arena_new(c->a->host.allocator, 0, err);
+    tsr_status status = arena ? c->judge.apply(c->judge.policy, &c->diff, arena, &left, &left_out, err) : TSR_E_NOMEM;
+    if (status == TSR_OK)
+        status = tsr_document_diff(&(tsr_diff_document){r->path_a, r->path_b, &left, c->differences, &left_out}, json);
+    tsr_arena_free(arena);
+    return status;
+}
+
 static tsr_status write_diff(void *ctx, tsr_json *json, tsr_error *err)
 {
-    (void)err;
     const diff_request *r = ctx;
+    if (r->c->judge.policy) return write_judged(r, json, err);
     return tsr_document_diff(&(tsr_diff_document){r->path_a, r->path_b, &r->c->diff, r->c->differences, NULL}, json);
 }
 

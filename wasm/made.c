@@ -1,6 +1,7 @@
 /* Optimizer state in another form, as a checkpoint whose tensors are read from the source when they are asked for. */
 #include "made.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/optim_request.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/vec.h"
@@ -54,11 +55,21 @@ static tsr_store *store_of(const opened *source)
     return source->checkpoint ? tsr_checkpoint_store(source->checkpoint) : source->store;
 }
 
+static tsr_status new_ring(made *m, const tessera_optim_options *options, tsr_error *err)
+{
+    const tsr_str given = text_at(options->max_mem, options->max_mem_size);
+    uint64_t bytes = 0;
+    if (given.data && !tsr_size_parse(given.data, &bytes))
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-mem takes a size such as 512MB or 2GiB, not '%.*s'",
+                         TSR_STR_ARG(given));
+    return tsr_ring_new(&m->host, (size_t)bytes, &m->ring, err);
+}
+
 static tsr_status convert(made *m, const opened *source, const tessera_optim_options *options, tsr_error *err)
 {
     m->warnings = tsr_vec_of(m->host.allocator, sizeof(tsr_str));
     m->arena = tsr_arena_new(m->host.allocator, 0, err);
-    tsr_status status = m->arena ? tsr_ring_new(&m->host, 0, &m->ring, err) : TSR_E_NOMEM;
+    tsr_status status = m->arena ? new_ring(m, options, err) : TSR_E_NOMEM;
     tsr_optim_request request = request_of(m, source->chosen.part, options);
     if (status == TSR_OK)
         status = tsr_optim_action_find((const char *)(uintptr_t)options->action, &request.action, err);
@@ -81,6 +92,7 @@ uint32_t tessera_optimizer(uint32_t handle, const tessera_optim_options *options
         return 0;
     }
     m->host = source->host;
+    if (options->flags & TESSERA_OPTIM_ALLOW_EXPANSION) m->host.limits.repetition = UINT64_MAX;
     if (convert(m, source, options, err) == TSR_OK) return tessera_open_made(m, m->store, free_made, handle, err);
     free_made(m);
     return 0;

@@ -11,6 +11,7 @@ const KINDS = {
   document: { holds: (v) => isText(v) || isObject(v), words: "a document: its text, or an object" },
   texts: { holds: (v) => Array.isArray(v) && v.every(isText), words: "an array of strings" },
   size: { holds: (v) => isText(v) || (Number.isSafeInteger(v) && v >= 0), words: "a size: a number of bytes, or a text such as \"2GiB\"" },
+  any: { holds: () => true, words: "" }, // checked where it is used
   function: { holds: (v) => typeof v === "function", words: "a function" },
   signal: { holds: (v) => isObject(v) && typeof v.aborted === "boolean" && typeof v.throwIfAborted === "function", words: "an AbortSignal" },
 };

@@ -84,16 +84,16 @@ tsr_status tessera_option_size(const request *r, const char *name, uint64_t *out
                      TSR_STR_ARG(value));
 }
 
+bool tessera_option_matches(const request *r, const char *name, tsr_str fqn)
+{
+    for (uint32_t i = 0; i < r->count; i++)
+        if (is_named(&r->items[i], name) && tsr_glob_match(str_of(&r->items[i].value), fqn)) return true;
+    return false;
+}
+
 bool tessera_selects(const void *ctx, tsr_str fqn)
 {
     const request *r = ctx;
-    bool includes = false, included = false;
-    for (uint32_t i = 0; i < r->count; i++) {
-        const tessera_option *option = &r->items[i];
-        if (is_named(option, "exclude") && tsr_glob_match(str_of(&option->value), fqn)) return false;
-        if (!is_named(option, "include")) continue;
-        includes = true;
-        included = included || tsr_glob_match(str_of(&option->value), fqn);
-    }
-    return !includes || included;
+    if (tessera_option_matches(r, "exclude", fqn)) return false;
+    return !tessera_option_given(r, "include") || tessera_option_matches(r, "include", fqn);
 }

@@ -29,8 +29,12 @@ tsr_status tessera_option_list(const request *request, const char *name, tsr_are
 tsr_status tessera_option_choice(const request *request, const char *name, const char *words, unsigned *out, tsr_error *err);
 /* A size in bytes, or 0. TSR_E_USAGE for a text that is not a size. */
 tsr_status tessera_option_size(const request *request, const char *name, uint64_t *out, tsr_error *err);
+/* Whether a name matches one of the globs that an option was given. */
+bool tessera_option_matches(const request *request, const char *name, tsr_str fqn);
 /* Whether --include and --exclude keep a name; `ctx` is the request. */
 bool tessera_selects(const void *ctx, tsr_str fqn);
+
+enum { CALL_LAYERS = 4 }; /* --dequantize, --lora, --map, --quantize */
 
 /* A checkpoint that is opened again for one call, with what the call asks for, so that nothing of an earlier call counts. */
 typedef struct call {
@@ -38,17 +42,28 @@ typedef struct call {
     tsr_str path;
     tsr_open_options chosen; /* when the checkpoint was opened */
     tsr_host host;
-    tsr_checkpoint *checkpoint;
-    tsr_checkpoint *source, *dequantized; /* with --map or --dequantize: what `checkpoint` is opened over; NULL otherwise */
+    tsr_checkpoint *checkpoint;          /* the last layer, or the source itself */
+    tsr_checkpoint *source;              /* of the files */
+    tsr_checkpoint *layers[CALL_LAYERS]; /* opened over the source, each over the one before */
+    unsigned layer_count;
+    struct call *adapter; /* --lora: the checkpoint that is folded in; NULL: none */
     tsr_arena *arena;
     tsr_ring *ring; /* where bytes are read; NULL otherwise */
 } call;
 
-/* call_open.c: opens `handle` for a purpose, and over it what --map, --inverse and --dequantize make of it. Without `wanted` nothing is
- * opened: there is only the arena. tessera_call_close takes any call: a zeroed one, and one that could not be opened. */
+/* call_open.c: opens `handle` for a purpose, and over it what --dequantize, --lora, --map and --quantize make of it. tessera_call_close
+ * takes any call: a zeroed one, and one that could not be opened. */
 tsr_status tessera_call_open(call *out, uint32_t handle, const tsr_open_options *wanted, tsr_error *err);
 void tessera_call_close(call *call);
+/* The handle of --lora, or 0. */
+uint32_t tessera_call_adapter(const call *call);
 tsr_status tessera_call_ring(call *call, tsr_error *err);
+
+/* call_layers.c: opens these layers over the source; that of --lora is made with `adapter`. */
+bool tessera_call_is_layered(const call *call);
+tsr_status tessera_call_add_layers(call *call, tsr_error *err);
+/* The dtype to which a writer casts: that of --dtype, but with --quantize TSR_DTYPE_NONE, because the cast comes before it. */
+tsr_status tessera_call_dtype(const call *call, tsr_dtype *out, tsr_error *err);
 
 /* The document of --map, which may name a built-in map; empty: there is none. */
 tsr_str tessera_call_map_text(const call *call);

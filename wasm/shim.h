@@ -45,14 +45,20 @@ typedef struct tessera_choice {
     tessera_text shards; /* a built-in map's name, or a tessera.shards/1 document; needs the second file */
 } tessera_choice;
 
-/* The options of an optimizer conversion as JavaScript lays them down: 48 bytes. A text whose pointer is 0 was not given. */
-enum { TESSERA_OPTIM_SHARDED = 1, TESSERA_OPTIM_HAS_WORLD_SIZE = 2, TESSERA_OPTIM_HAS_RANK = 4 };
+/* The options of an optimizer conversion as JavaScript lays them down: 56 bytes. A text whose pointer is 0 was not given. */
+enum {
+    TESSERA_OPTIM_SHARDED = 1,
+    TESSERA_OPTIM_HAS_WORLD_SIZE = 2,
+    TESSERA_OPTIM_HAS_RANK = 4,
+    TESSERA_OPTIM_ALLOW_EXPANSION = 8
+};
 typedef struct tessera_optim_options {
     uint32_t action; /* pointer to its name, with a NUL behind it */
     uint32_t flags;
     uint32_t modules, modules_size;
     uint32_t flat_params, flat_params_size;
     uint32_t at, at_size;
+    uint32_t max_mem, max_mem_size; /* a size such as "64MiB" */
     uint64_t world_size, rank;
 } tessera_optim_options;
 

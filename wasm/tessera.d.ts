@@ -87,7 +87,9 @@ export interface TensorValues {
 export type OptimizerAction = "flatten" | "unflatten" | "to-fqn" | "to-id" | "unshard" | "shard";
 
 /** The options of `tessera optim`. */
-export interface OptimizerOptions {
+export interface OptimizerOptions extends Expansion {
+  /** Of the buffers: a number of bytes, or a text such as "64MiB". */
+  readonly maxMem?: string | number | undefined;
   /** tessera.modules/1: names, frozen parameters, groups. "to-fqn" needs it. */
   readonly modules?: DocumentOrText | undefined;
   /** tessera.flat-params/1: FSDP1's flat parameters. "unshard" and "shard" need it. */
@@ -103,12 +105,17 @@ export interface OptimizerOptions {
 }
 
 /** Which entries count. A name that `exclude` matches is left out, whatever `include` says. */
-export interface Selection {
+export interface Names {
   readonly include?: readonly string[] | undefined;
   readonly exclude?: readonly string[] | undefined;
+}
+
+export interface Expansion {
   /** Work on tensors that repeat stored elements very often. */
   readonly allowExpansion?: boolean | undefined;
 }
+
+export interface Selection extends Names, Expansion {}
 
 export interface Hashing { readonly hash?: "sha256" | "xxh3" | undefined }
 
@@ -120,13 +127,15 @@ export interface TargetOptions {
 }
 
 /** What the output is. */
-export interface WritingOptions extends Selection {
+export interface OutputOptions {
   readonly to?: "safetensors" | "torch" | "dcp" | "megatron-dist" | undefined;
   readonly objects?: "keep" | "drop" | "sidecar" | "refuse" | undefined;
   /** What floating-point tensors become. */
   readonly dtype?: string | undefined;
   readonly rawCast?: boolean | undefined;
 }
+
+export interface WritingOptions extends OutputOptions, Selection {}
 
 export interface RunOptions {
     /** torch, dcp: the version of PyTorch that loads the output, "2.3" to "2.15"; by default 2.4, or the oldest that can. */
@@ -154,13 +163,38 @@ export interface SourceOptions extends MapOptions {
 }
 
 /** With a map, the plan has the map's document in it, and `tessera exec` reads the source through it. */
-export interface PlanOptions extends TargetOptions, WritingOptions, MapOptions {
+export interface PlanOptions extends TargetOptions, OutputOptions, Names, MapOptions {
   readonly items?: boolean | undefined;
   /** tessera.storage/1: the servers of a parallel file system, and where files begin. */
   readonly storage?: DocumentOrText | undefined;
 }
 
-export interface ConvertOptions extends Omit<WritingOptions, "to">, RunOptions, SourceOptions {
+/** Float8 weights for inference, as `tessera convert --quantize` writes them. */
+export interface QuantizeOptions {
+  /** Linear weights become float8_e4m3fn in blocks of 128 x 128, each with NAME.weight_scale_inv. */
+  readonly quantize?: "fp8-block" | undefined;
+  /** With `quantize`: weights that stay as they are. */
+  readonly noQuantize?: readonly string[] | undefined;
+}
+
+/** Which differences count. */
+export interface PolicyOptions {
+  /** "ID=LEVEL". */
+  readonly rule?: readonly string[] | undefined;
+  /** An earlier result, whose findings or differences are left out. */
+  readonly baseline?: DocumentOrText | undefined;
+}
+
+export interface DiffOptions extends SourceOptions, PolicyOptions, Expansion {
+  readonly layout?: boolean | undefined;
+  readonly canonical?: boolean | undefined;
+  readonly atol?: number | undefined;
+  readonly rtol?: number | undefined;
+}
+
+export interface ConvertOptions extends Omit<WritingOptions, "to">, RunOptions, SourceOptions, QuantizeOptions {
+  /** The directory of a LoRA adapter of PEFT, opened as a checkpoint, which is folded in. */
+  readonly lora?: Checkpoint | undefined;
   /** "ranks": one file per rank, cut by the map of shards that the checkpoint was opened with. */
   readonly to: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal" | "ranks";
   /** "ranks": how many, those of all pipeline stages together. By default as many as were joined. */
@@ -171,9 +205,9 @@ export interface ConvertOptions extends Omit<WritingOptions, "to">, RunOptions, 
   readonly maxShardSize?: string | number | undefined;
 }
 
-export interface ReshardOptions extends TargetOptions, WritingOptions, RunOptions, SourceOptions {}
+export interface ReshardOptions extends TargetOptions, WritingOptions, RunOptions, SourceOptions, QuantizeOptions {}
 
-export interface ValidateOptions {
+export interface ValidateOptions extends PolicyOptions {
   /** Reads every byte. */
   readonly deep?: boolean | undefined;
   readonly layout?: DocumentOrText | undefined;
@@ -183,10 +217,6 @@ export interface ValidateOptions {
   readonly allow?: string | undefined;
   /** With `against`: only names with this prefix count, without it. */
   readonly prefix?: string | undefined;
-  /** "ID=LEVEL". */
-  readonly rule?: readonly string[] | undefined;
-  /** An earlier result, whose findings are left out. */
-  readonly baseline?: DocumentOrText | undefined;
 }
 
 /** Takes the files of a conversion. Methods may return promises, which are awaited between steps of about 16 MiB; `bytes` is valid
@@ -227,7 +257,7 @@ export class Checkpoint {
   /** Checksums of all values that do not depend on sharding and form: `tessera manifest`. */
   manifest(options?: Selection & Hashing & SourceOptions): LayoutDocument;
   /** All values against a manifest: `tessera verify`. */
-  verify(manifest: DocumentOrText, options?: SourceOptions & { allow?: string | undefined; allowExpansion?: boolean | undefined }): FindingsDocument;
+  verify(manifest: DocumentOrText, options?: SourceOptions & Expansion & { allow?: string | undefined }): FindingsDocument;
   /** Writes the checkpoint in another form: `tessera convert`. Needs `Tessera.prepare`. */
   convert(options: ConvertOptions, sink: Sink): Promise<ConversionResult>;
   /** Writes what each rank of a mesh holds: `tessera reshard`. Needs `Tessera.prepare`. */
@@ -235,7 +265,7 @@ export class Checkpoint {
   /** The number of the entry with this name. */
   find(fqn: string): number | undefined;
   /** The values of a tensor, or of `slice`: the text between the brackets of `tessera get` ("0:2,:,-1"). */
-  read(fqn: string, slice?: string): TensorValues;
+  read(fqn: string, slice?: string, options?: Expansion): TensorValues;
   /** Of all entries, or of those that are no tensors. */
   outline(options?: { objectsOnly?: boolean }): Outline;
   /** Statistics and histogram of a tensor, in steps. */
@@ -243,8 +273,9 @@ export class Checkpoint {
   /** Looks for tensors that hold equal bytes, in steps. */
   twins(): Twins;
   /** What differs from `other`. `layout` counts other chunks, too; `canonical` matches names without wrapper prefixes;
-   *  values may differ by `atol` plus `rtol` times other's. A map is applied to this one. */
-  diff(other: Checkpoint, options?: SourceOptions & { layout?: boolean | undefined; canonical?: boolean | undefined; atol?: number | undefined; rtol?: number | undefined }): Diff;
+   *  values may differ by `atol` plus `rtol` times other's. A map is applied to this one. With `rule` or `baseline` the result has
+   *  only what they leave. */
+  diff(other: Checkpoint, options?: DiffOptions): Diff;
   /** The canonical names of the keys, judged by their text alone: what `tessera fqn --checkpoint PATH` prints. `prefix`:
    *  only of the keys with this prefix, without it. */
   canonicalize(options?: MapOptions & { prefix?: string | undefined }): FqnDocument;

@@ -15,7 +15,7 @@ const DIFF = { layout: 1, canonical: 2, tolerant: 4 };
 const PART_BYTES = 32 + 3 * 64 * 8 + 8; // tessera_part: numbers, offsets, sizes, shape, and the result's dimensions
 const SLICE_SHAPE = 32 + 2 * 64 * 8;
 const READ_BYTES = 4 << 20;
-const OPTIM = { sharded: 1, hasWorldSize: 2, hasRank: 4 };
+const OPTIM = { sharded: 1, hasWorldSize: 2, hasRank: 4, allowExpansion: 8 };
 
 /** What holds the elements; the other dtypes are bytes. */
 const ARRAYS = {
@@ -23,29 +23,31 @@ const ARRAYS = {
   int64: BigInt64Array, int32: Int32Array, int16: Int16Array, int8: Int8Array, uint64: BigUint64Array, uint32: Uint32Array, uint16: Uint16Array,
 };
 
-const SELECTION = { include: "texts", exclude: "texts", allowExpansion: "flag" };
+const NAMES = { include: "texts", exclude: "texts" };
+const SELECTION = { ...NAMES, allowExpansion: "flag" };
 const TARGET = { target: "document", mesh: "text", placements: "text" };
 const MAP = { map: "document", inverse: "flag" };
 const SOURCE = { dequantize: "flag", ...MAP };
-const WRITING = { to: "text", objects: "text", dtype: "text", rawCast: "flag", ...SELECTION };
-const RUN = {
-    forTorch : "text",
-    maxMem : "size",
-    ignoreCrc : "flag",
-    signal : "signal",
-    onProgress : "function"
-};
-const OPTIONS = {
+const QUANTIZE = { quantize: "text", noQuantize: "texts" };
+const POLICY = { rule: "texts", baseline: "document" };
+const OUTPUT = { to: "text", objects: "text", dtype: "text", rawCast: "flag" };
+const WRITING = { ...OUTPUT, ...SELECTION };
+const RUN = { forTorch: "text", maxMem: "size", ignoreCrc: "flag", signal: "signal", onProgress: "function" };
+/** The options of calls; tests/wasm compares them with the command line's. */
+export const OPTIONS = {
+  open: { primary: "text", part: "text", step: "text", shards: "document" },
+  canonicalize: { prefix: "text", ...MAP },
+  read: { allowExpansion: "flag" },
   inspect: { hash: "text", stats: "flag", ...SELECTION },
   layout: { chunks: "flag", hash: "text", ...SELECTION },
   manifest: { hash: "text", ...SOURCE, ...SELECTION },
-  plan: { items: "flag", storage: "document", ...MAP, ...TARGET, ...WRITING },
+  plan: { items: "flag", storage: "document", ...MAP, ...TARGET, ...OUTPUT, ...NAMES },
   verify: { allow: "text", ...SOURCE, allowExpansion: "flag" },
-  validate: { deep: "flag", layout: "document", allow: "text", prefix: "text", rule: "texts", baseline: "document" },
-  convert: { rename: "texts", maxShardSize: "size", worldSize: "count", ...SOURCE, ...WRITING, ...RUN },
-  reshard: { ...SOURCE, ...TARGET, ...WRITING, ...RUN },
-  optimizer: { modules: "document", flatParams: "document", worldSize: "count", at: "text", sharded: "flag", rank: "count" },
-  diff: { layout: "flag", canonical: "flag", ...SOURCE, atol: "real", rtol: "real" },
+  validate: { deep: "flag", layout: "document", against: "any", allow: "text", prefix: "text", ...POLICY },
+  convert: { rename: "texts", maxShardSize: "size", worldSize: "count", lora: "any", ...SOURCE, ...QUANTIZE, ...WRITING, ...RUN },
+  reshard: { ...SOURCE, ...QUANTIZE, ...TARGET, ...WRITING, ...RUN },
+  optimizer: { modules: "document", flatParams: "document", worldSize: "count", at: "text", sharded: "flag", rank: "count", maxMem: "size", allowExpansion: "flag" },
+  diff: { layout: "flag", canonical: "flag", ...SOURCE, atol: "real", rtol: "real", allowExpansion: "flag", ...POLICY },
 };
 
 export class Tessera {
@@ -73,7 +75,7 @@ export class Tessera {
   }
 
   open(files, options = {}) {
-    const choice = optionsOf("open", options, { primary: "text", part: "text", step: "text", shards: "document" });
+    const choice = optionsOf("open", options, OPTIONS.open);
     if (choice.shards !== undefined) this.#m.needsPrepared();
     const { handle, number } = this.#m.open(files, choice);
     return new Checkpoint(this.#m, handle, number);
@@ -144,7 +146,7 @@ export class Checkpoint extends Handle {
   }
 
   validate(options = {}) {
-    const { against, ...others } = options;
+    const { against, ...others } = optionsOf("validate", options, OPTIONS.validate);
     return this.#call("validate", others, against === undefined ? [] : this.#expectation(against));
   }
 
@@ -173,8 +175,9 @@ export class Checkpoint extends Handle {
   reshard(options, sink) { return this.#write("reshard", options, sink); }
 
   async #write(name, options, sink) {
-    const { signal, onProgress, ...others } = optionsOf(name, options, OPTIONS[name]);
-    const job = { reshards: name === "reshard", pairs: pairsOf(others), signal, onProgress };
+    const { signal, onProgress, lora, ...others } = optionsOf(name, options, OPTIONS[name]);
+    const adapter = lora === undefined ? [] : ["lora", String(this.#other(name, "option 'lora'", lora).handle)];
+    const job = { reshards: name === "reshard", pairs: [...pairsOf(others), ...adapter], signal, onProgress };
     return convertInto(this.m, this.handle, job, sinkOrThrow(name, sink));
   }
 
@@ -189,17 +192,27 @@ export class Checkpoint extends Handle {
   }
 
   /** The values of a tensor or of a slice of it: { dtype, shape, data }. */
-  read(fqn, slice) {
+  read(fqn, slice, options = {}) {
     argumentOf("read", "fqn", fqn, "text");
+    const layered = this.#layered(pairsOf(optionsOf("read", options, OPTIONS.read)));
+    if (layered === undefined) return this.#readFrom(this.handle, fqn, slice);
+    try {
+      return this.#readFrom(layered, fqn, slice);
+    } finally {
+      this.m.x.tessera_close(layered);
+    }
+  }
+
+  #readFrom(handle, fqn, slice) {
     const texts = slice === undefined ? [fqn] : [fqn, argumentOf("read", "slice", slice, "text")];
     const { m } = this;
     const part = m.room(PART_BYTES);
     try {
-      m.withTexts(texts, (args) => m.checked((err) => m.x.tessera_part_of(this.handle, ...(slice === undefined ? [...args, 0, 0] : args), part, err)));
+      m.withTexts(texts, (args) => m.checked((err) => m.x.tessera_part_of(handle, ...(slice === undefined ? [...args, 0, 0] : args), part, err)));
       const view = new DataView(m.x.memory.buffer, part, PART_BYTES), u64 = (at) => Number(view.getBigUint64(at, true));
       const dtype = m.text(m.x.tessera_dtype_name(view.getUint32(4, true))), unit = view.getUint32(16, true), whole = view.getUint32(12, true) === 2;
       const shape = Array.from({ length: view.getUint32(PART_BYTES - 8, true) }, (_, i) => u64(SLICE_SHAPE + 8 * i));
-      const bytes = this.#readPart(part, u64(24), unit, whole);
+      const bytes = this.#readPart(handle, part, u64(24), unit, whole);
       return { dtype, shape, data: new (ARRAYS[dtype] ?? Uint8Array)(bytes.buffer) };
     } finally {
       m.x.tessera_release(part);
@@ -207,7 +220,7 @@ export class Checkpoint extends Handle {
   }
 
   /** Elements that are smaller than bytes come in one piece, others in pieces of 4 MiB. */
-  #readPart(part, count, unit, whole) {
+  #readPart(handle, part, count, unit, whole) {
     const { m } = this;
     const all = new Uint8Array(count * unit), most = whole ? count : Math.floor(READ_BYTES / unit);
     if (!count) return all;
@@ -215,7 +228,7 @@ export class Checkpoint extends Handle {
     try {
       for (let first = 0; first < count; first += most) {
         const taken = Math.min(most, count - first);
-        m.checked((err) => m.x.tessera_read(this.handle, part, BigInt(first), taken, piece, err));
+        m.checked((err) => m.x.tessera_read(handle, part, BigInt(first), taken, piece, err));
         all.set(new Uint8Array(m.x.memory.buffer, piece, taken * unit), first * unit);
       }
     } finally {
@@ -238,21 +251,31 @@ export class Checkpoint extends Handle {
   }
 
   diff(other, options = {}) {
-    const { layout, canonical, atol, rtol, ...map } = optionsOf("diff", options, OPTIONS.diff);
-    this.#other("diff", "other", other);
-    const mapped = this.#mapped(pairsOf(map));
-    const tolerant = atol !== undefined || rtol !== undefined;
-    const flags = (layout ? DIFF.layout : 0) | (canonical ? DIFF.canonical : 0) | (tolerant ? DIFF.tolerant : 0);
+    const { layout, canonical, atol, rtol, rule, baseline, allowExpansion, ...layers } = optionsOf("diff", options, OPTIONS.diff);
+    const right = this.#other("diff", "other", other), flags = (layout ? DIFF.layout : 0) | (canonical ? DIFF.canonical : 0) | (atol !== undefined || rtol !== undefined ? DIFF.tolerant : 0);
+    const judged = pairsOf({ ...(rule && { rule }), ...(baseline && { baseline }) });
+    if (judged.length) this.m.needsPrepared();
+    const own = [];
+    const layered = (checkpoint, pairs) => {
+      const handle = checkpoint.#layered(pairs);
+      if (handle !== undefined) own.push(handle);
+      return handle ?? checkpoint.handle;
+    };
+    let diff;
     try {
-      return new Diff(this.m, this.m.checked((err) => this.m.x.tessera_diff(mapped ?? this.handle, other.handle, flags, atol ?? 0, rtol ?? 0, err)), mapped);
+      const a = layered(this, pairsOf({ ...layers, allowExpansion: allowExpansion ?? false })), b = layered(right, pairsOf({ allowExpansion: allowExpansion ?? false }));
+      diff = new Diff(this.m, this.m.checked((err) => this.m.x.tessera_diff(a, b, flags, atol ?? 0, rtol ?? 0, err)), own);
+      if (judged.length) this.m.withTable(judged, ([table, count]) => this.m.checked((err) => this.m.x.tessera_judge_diff(diff.handle, table, count / 2, err)));
+      return diff;
     } catch (e) {
-      if (mapped !== undefined) this.m.x.tessera_close(mapped);
+      if (diff) diff.close();
+      else own.forEach((handle) => this.m.x.tessera_close(handle));
       throw e;
     }
   }
 
-  /** The handle of this checkpoint under a map, or undefined where there is none. */
-  #mapped(pairs) {
+  /** The handle of this checkpoint as options make it, or undefined where there are none. */
+  #layered(pairs) {
     const { m } = this;
     if (pairs.length === 0) return undefined;
     m.needsPrepared();
@@ -261,9 +284,9 @@ export class Checkpoint extends Handle {
 
   /** tessera.fqn/1 of the keys, by text. */
   canonicalize(options = {}) {
-    const { prefix = "", ...map } = optionsOf("canonicalize", options, { prefix: "text", ...MAP }), { m } = this;
+    const { prefix = "", ...map } = optionsOf("canonicalize", options, OPTIONS.canonicalize), { m } = this;
     m.needsPrepared();
-    const mapped = this.#mapped(pairsOf(map));
+    const mapped = this.#layered(pairsOf(map));
     try {
       return JSON.parse(m.withTexts([prefix], (text) => m.document((err) => m.x.tessera_names(mapped ?? this.handle, ...text, err))));
     } finally {
@@ -287,11 +310,11 @@ export class Checkpoint extends Handle {
 
 /** Lays down the options as tessera_optim_options has them. */
 function makeOptimizer(m, handle, what, given) {
-  const texts = ["modules", "flatParams", "at"].map((name) => given[name]);
+  const texts = ["modules", "flatParams", "at", "maxMem"].map((name) => (typeof given[name] === "number" ? String(given[name]) : given[name]));
   const present = texts.filter((text) => text !== undefined).map(documentText);
   return m.withTexts([what, ...present], ([action, , ...placed]) => {
-    const options = new DataView(new ArrayBuffer(48));
-    const flags = (given.sharded ? OPTIM.sharded : 0) | (given.worldSize !== undefined ? OPTIM.hasWorldSize : 0) | (given.rank !== undefined ? OPTIM.hasRank : 0);
+    const options = new DataView(new ArrayBuffer(56));
+    const flags = (given.sharded ? OPTIM.sharded : 0) | (given.worldSize !== undefined ? OPTIM.hasWorldSize : 0) | (given.rank !== undefined ? OPTIM.hasRank : 0) | (given.allowExpansion ? OPTIM.allowExpansion : 0);
     options.setUint32(0, action, true);
     options.setUint32(4, flags, true);
     texts.forEach((text, i) => {
@@ -299,8 +322,8 @@ function makeOptimizer(m, handle, what, given) {
       options.setUint32(8 + 8 * i, pointer, true);
       options.setUint32(12 + 8 * i, size, true);
     });
-    options.setBigUint64(32, BigInt(given.worldSize ?? 0), true);
-    options.setBigUint64(40, BigInt(given.rank ?? 0), true);
+    options.setBigUint64(40, BigInt(given.worldSize ?? 0), true);
+    options.setBigUint64(48, BigInt(given.rank ?? 0), true);
     return m.withBytes(options, (pointer) => m.checked((err) => m.x.tessera_optimizer(handle, pointer, err)));
   });
 }

@@ -94,11 +94,11 @@ export class Twins extends Job {
 }
 
 export class Diff extends Job {
-  #mapped; // the handle of what A is under a map, which is the comparison's own
+  #own; // handles of what A and B are with the comparison's options
 
-  constructor(instance, handle, mapped) {
+  constructor(instance, handle, own = []) {
     super(instance, handle);
-    this.#mapped = mapped;
+    this.#own = own;
   }
 
   stepOnce(err) { return this.m.x.tessera_diff_step(this.handle, err); }
@@ -110,7 +110,6 @@ export class Diff extends Job {
 
   close() {
     super.close();
-    if (this.#mapped !== undefined) this.m.x.tessera_close(this.#mapped);
-    this.#mapped = undefined;
+    this.#own.splice(0).forEach((handle) => this.m.x.tessera_close(handle));
   }
 }

@@ -95,12 +95,17 @@ static tsr_status check_repeats(tsr_checkpoint *checkpoint, const tsr_diff *diff
     return status;
 }
 
+tsr_status tsr_diff_check_repeats(tsr_checkpoint *a, tsr_checkpoint *b, const tsr_diff *diff, tsr_error *err)
+{
+    TSR_TRY(check_repeats(a, diff, false, err));
+    return check_repeats(b, diff, true, err);
+}
+
 tsr_status tsr_diff_values(tsr_checkpoint *a, tsr_checkpoint *b, tsr_diff *diff, const tsr_value_comparison *how,
                            tsr_difference *differences, tsr_error *err)
 {
     uint64_t total = 0, done = 0, bytes;
-    TSR_TRY(check_repeats(a, diff, false, err));
-    TSR_TRY(check_repeats(b, diff, true, err));
+    TSR_TRY(tsr_diff_check_repeats(a, b, diff, err));
     for (uint64_t i = 0; i < diff->pair_count; i++) {
         const tsr_diff_pair *pair = &diff->pairs[i];
         if (pair->a->kind == TSR_ENTRY_TENSOR && tsr_pair_is_comparable(pair) && tsr_entry_bytes(pair->a, &bytes)) total += bytes;

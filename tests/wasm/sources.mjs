@@ -3,11 +3,10 @@
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
-import zlib from "node:zlib";
-import { spawnSync } from "node:child_process";
-import { pathless, refusalOf } from "./calls.mjs";
-import { filesAt, MemorySink, resultOf, sameFiles } from "./conversions.mjs";
+import { pathless } from "./calls.mjs";
+import { comparer } from "./compare.mjs";
 import { check, errorOf, same, test, testAsync } from "./harness.mjs";
+import { namingFile } from "./torch_files.mjs";
 
 /** A safetensors file of F32 tensors, or of the given dtype, whose bytes are all different: { name: [shape, dtype, bytes] }. */
 function safetensors(tensors) {
@@ -24,52 +23,6 @@ function safetensors(tensors) {
   const text = Buffer.from(JSON.stringify(header)), size = Buffer.alloc(8);
   size.writeBigUInt64LE(BigInt(text.length));
   return Buffer.concat([size, text, ...bodies]);
-}
-
-/** Compares one call, or one conversion, of a checkpoint that was opened with options, with a command. */
-function comparer({ tessera, native, withOpened, sourceOf }, folder) {
-  const run = (args) => spawnSync(native, args, { encoding: "utf8", maxBuffer: 1 << 28 });
-  /* A map that is given as a document has no path. */
-  const refuses = (p, refusal, target, what) => check(refusal !== undefined && refusalOf(p.stderr, target).replace(/--map \S+\.json/, "--map").includes(refusal), `${what}: native refuses: ${p.stderr.trim()}; wasm: ${refusal ?? "nothing"}`);
-
-  function documents(target, options, call, args) {
-    const p = run(args);
-    let ours, refusal;
-    try {
-      ours = withOpened(target, call, options);
-    } catch (e) {
-      if (!e.status) throw e;
-      refusal = e.message;
-    }
-    if (p.status === 2) return refuses(p, refusal, target, args.join(" "));
-    check(refusal === undefined, `${args.join(" ")}: wasm refuses: ${refusal}`);
-    same(pathless(JSON.parse(p.stdout), target), pathless(ours, target), args.join(" "));
-  }
-
-  async function files(target, options, [command, settings], args) {
-    const destination = path.join(folder, "native"), sink = new MemorySink();
-    fs.rmSync(destination, { recursive: true, force: true });
-    fs.rmSync(`${destination}.objects.json`, { force: true });
-    const p = run([command, target, destination, "--json", ...args]);
-    const source = sourceOf(target);
-    let opened, result, refusal;
-    try {
-      opened = tessera.open(source.files, { ...source.options, ...options });
-      result = await opened[command](settings, sink);
-    } catch (e) {
-      if (!e.status) throw e;
-      refusal = e.message;
-    } finally {
-      opened?.close();
-      source.close();
-    }
-    if (p.status) return void refuses(p, refusal, target, args.join(" "));
-    check(refusal === undefined, `${args.join(" ")}: wasm refuses: ${refusal}`);
-    sameFiles(filesAt(destination), sink.files, args.join(" "));
-    check(resultOf(JSON.parse(p.stdout)) === resultOf(result), `${args.join(" ")}: results differ: ${resultOf(JSON.parse(p.stdout)).slice(0, 300)} and ${resultOf(result).slice(0, 300)}`);
-    check(sink.files.size > 0, `${args.join(" ")}: nothing was written`);
-  }
-  return { documents, files, run };
 }
 
 const withFolder = async (body) => {
@@ -157,39 +110,13 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
   });
 });
 
-/** A torch.save file whose pickle is a dict of a name: a global of a module. */
-function torchFile(module, name) {
-  const text = (s) => Buffer.concat([Buffer.from([0x58, s.length, 0, 0, 0]), Buffer.from(s)]);
-  const pickle = Buffer.concat([Buffer.from([0x80, 2, 0x7d]), text("a"), Buffer.from(`c${module}\n${name}\n`), Buffer.from("s.")]);
-  const members = [["x/data.pkl", pickle], ["x/byteorder", Buffer.from("little")], ["x/version", Buffer.from("3\n")]], locals = [], central = [];
-  let at = 0;
-  for (const [member, bytes] of members) {
-    const head = Buffer.alloc(26);
-    head.writeUInt32LE(zlib.crc32(bytes), 10);
-    head.writeUInt32LE(bytes.length, 14);
-    head.writeUInt32LE(bytes.length, 18);
-    head.writeUInt16LE(member.length, 22);
-    const entry = Buffer.alloc(16);
-    entry.writeUInt32LE(at, 12);
-    locals.push(Buffer.from("PK\x03\x04"), head, Buffer.from(member), bytes);
-    central.push(Buffer.from("PK\x01\x02\0\0"), head, entry.subarray(2), Buffer.from(member));
-    at += 30 + member.length + bytes.length;
-  }
-  const directory = Buffer.concat(central), end = Buffer.alloc(18);
-  end.writeUInt16LE(members.length, 4);
-  end.writeUInt16LE(members.length, 6);
-  end.writeUInt32LE(directory.length, 8);
-  end.writeUInt32LE(at, 12);
-  return Buffer.concat([...locals, directory, Buffer.from("PK\x05\x06"), end]);
-}
-
 /** Whether what a pickle names exists. */
 export const testNames = (environment) => withFolder(async (folder, put) => {
   const { documents, run } = comparer(environment, folder);
   for (const [module, name, exists] of [["torch", "Tensor", true], ["torch", "Tensr", false], ["torch.nn", "Linear", true], ["torch.nn", "Liner", false], ["numpy", "ndarray", true], ["numpy", "ndarry", false],
     ["builtins", "dict", true], ["builtins", "dct", false], ["collections", "Countr", false], ["uuid", "UUID", true], ["torch.made.up", "X", true]]) {
     test(`a pickle that names ${module}.${name}`, () => {
-      const target = put("names.pt", torchFile(module, name)), found = run(["validate", target, "--json"]).stdout;
+      const target = put("names.pt", namingFile(module, name)), found = run(["validate", target, "--json"]).stdout;
       check(/"pickle\/unloadable"|can do harm/.test(found) === !exists, `native: ${found}`);
       documents(target, {}, (c) => c.validate(), ["validate", target, "--json"]);
       documents(target, {}, (c) => JSON.parse(c.document("findings")), ["validate", target, "--json"]);

@@ -18,6 +18,9 @@ TSR_API_BEGIN
 /* Whether there are values to compare: the two entries are dense tensors of one dtype and shape, or equal objects, which may
  * hold tensors (quantized and sparse ones, tuples of tensors, …). */
 bool tsr_pair_is_comparable(const tsr_diff_pair *pair);
+/* Whether the values of all comparable pairs may be read: TSR_E_LIMIT where tensors repeat stored elements too often
+ * (tessera/sys/repeats.h). tsr_diff_values asks first; whoever compares pair by pair has to. Errors also as tsr_repeats_add. */
+tsr_status tsr_diff_check_repeats(tsr_checkpoint *a, tsr_checkpoint *b, const tsr_diff *diff, tsr_error *err);
 /* Compares the values of a comparable pair; of objects, those of all tensors in them (`first` then counts within the first
  * one that differs). Sets TSR_DIFF_VALUE where they differ. Errors as tsr_compare_tensors; TSR_E_LIMIT beyond the limits
  * depth and expansion. */

@@ -1,0 +1,166 @@
+/** The package's options against the command line's: every long option of a command is an option of the call, an option of `open`,
+ *  or named here with the reason why a call has none. And the options that no other file compares. */
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { spawnSync } from "node:child_process";
+import { OPTIONS } from "../../wasm/tessera.js";
+import { refusalOf } from "./calls.mjs";
+import { comparer } from "./compare.mjs";
+import { check, errorOf, same, test, testAsync } from "./harness.mjs";
+import { expandedFile } from "./torch_files.mjs";
+
+const PRINTING = { json: "a call gives the document", format: "a call gives the JSON document", "fail-on": "there is no exit status", "list-rules": "ruleHelp explains a rule", tree: "text for a terminal", output: "a call gives the document", print: "text for a terminal" };
+const PLACES = { overwrite: "the sink decides", resume: "a sink begins anew", "no-verify": "a sink begins anew", "dry-run": "whoever wants no files gives a sink that keeps none" };
+const GLOBAL = { quiet: "nothing is printed", "no-progress": "nothing is printed", color: "nothing is printed", threads: "a module has one thread", "io-depth": "the host reads", "no-mpi": "there is no MPI", help: "text for a terminal", version: "package.json states it" };
+const OPENED = { also: "the files of all directories are given to open", part: "of open", step: "of open", shards: "of open" };
+
+/** Commands and calls: options that are an argument, or that the call does not need. */
+const CALLS = {
+  inspect: { call: "inspect" },
+  layout: { call: "layout", has: { "no-chunks": "chunks" } },
+  validate: { call: "validate" },
+  diff: { call: "diff", no: { values: "step() compares values" } },
+  plan: { call: "plan" },
+  manifest: { call: "manifest" },
+  verify: { call: "verify" },
+  optim: { call: "optimizer", no: { overwrite: "nothing is written" } },
+  get: { call: "read" },
+  fqn: { call: "canonicalize", no: { checkpoint: "canonicalize is a checkpoint's method", against: "renames towards another checkpoint are not in the package" } },
+  convert: { call: "convert" },
+  reshard: { call: "reshard" },
+};
+/** What calls have beside the command line's. */
+const OWN = { signal: "stops a conversion", onProgress: "watches a conversion" };
+
+const camel = (name) => name.replace(/-([a-z])/g, (_, letter) => letter.toUpperCase());
+
+export function testOptionTables({ native }) {
+  const longOptions = (command) => {
+    const help = spawnSync(native, ["help", command], { encoding: "utf8" }).stdout;
+    return [...new Set([...help.matchAll(/^ {2,6}(?:-[a-z], |\s{4})?--([a-z-]+)/gm)].map((m) => m[1]))];
+  };
+  for (const [command, { call, has = {}, no = {} }] of Object.entries(CALLS)) {
+    test(`every option of ${command} is one of ${call}, or has a reason`, () => {
+      const listed = longOptions(command), found = new Set(), known = Object.keys(OPTIONS[call]);
+      check(listed.includes("help") && listed.length > 9, `the help of ${command} lists ${listed}`);
+      for (const option of listed) {
+        const name = has[option] ?? camel(option);
+        if (known.includes(name)) found.add(name);
+        else check({ ...PRINTING, ...PLACES, ...GLOBAL, ...OPENED, ...no }[option] !== undefined, `--${option} of ${command} is neither an option of ${call} nor named`);
+        check(!(known.includes(name) && no[option]), `--${option} of ${command} is both an option and named`);
+      }
+      for (const name of known) check(found.has(name) || OWN[name], `option ${name} of ${call} is not the command line's`);
+    });
+  }
+}
+
+const GOLDEN = "tests/golden";
+const QUANTIZED = [[{}, []], [{ noQuantize: ["**.up*", "tall.*"] }, ["--no-quantize", "**.up*", "--no-quantize", "tall.*"]], [{ dtype: "bfloat16" }, ["--dtype", "bfloat16"]],
+  [{ include: ["tall.**"] }, ["--include", "tall.**"]], [{ rawCast: true }, ["--raw-cast"]], [{ exclude: ["**.weight"] }, ["--exclude", "**.weight"]], [{ exclude: ["**_scale_inv"] }, ["--exclude", "**_scale_inv"]]];
+
+/** --quantize, --no-quantize, --lora, and what diff, read and optimizer have. */
+export async function testNewOptions(environment) {
+  const { tessera, root, withOpened, sourceOf } = environment, folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-options-"));
+  const { files, run } = comparer(environment, folder);
+  const golden = (...names) => path.join(root, GOLDEN, ...names), weights = golden("quantized", "weights.safetensors");
+
+  for (const [options, args] of QUANTIZED) {
+    await testAsync(`quantize ${args.join(" ")}`, () => files(weights, {}, ["convert", { to: "safetensors", quantize: "fp8-block", ...options }], ["--to", "safetensors", "--quantize", "fp8-block", ...args]));
+    await testAsync(`quantize and reshard ${args.join(" ")}`, () => files(weights, {}, ["reshard", { to: "dcp", mesh: "dp=3", placements: "shard(0)", quantize: "fp8-block", ...options }], ["--to", "dcp", "--mesh", "dp=3", "--placements", "shard(0)", "--quantize", "fp8-block", ...args]));
+  }
+  await testAsync("what is quantized is what transformers writes", async () => {
+    const at = path.join(folder, "fp8.safetensors"), source = sourceOf(weights), opened = tessera.open(source.files, source.options), parts = [];
+    await opened.convert({ to: "safetensors", quantize: "fp8-block" }, { create() {}, finish() {}, write: (_, offset, bytes) => void parts.push([offset, Buffer.from(bytes)]) });
+    const bytes = Buffer.alloc(Math.max(...parts.map(([offset, part]) => offset + part.length)));
+    for (const [offset, part] of parts) part.copy(bytes, offset);
+    fs.writeFileSync(at, bytes);
+    check(JSON.parse(run(["diff", at, golden("quantized", "fp8-block.safetensors"), "--json", "--values"]).stdout).same, "the values differ");
+    opened.close();
+    source.close();
+  });
+  for (const [options, args] of [[{ quantize: "fp4" }, ["--quantize", "fp4"]], [{ noQuantize: ["a"] }, ["--no-quantize", "a"]]])
+    await testAsync(`refused: ${args.join(" ")}`, () => files(weights, {}, ["convert", { to: "torch", ...options }], ["--to", "torch", ...args]));
+
+  for (const name of fs.readdirSync(golden("merging", "lora")).filter((n) => fs.existsSync(golden("merging", "lora", n, "base.safetensors")))) {
+    const base = golden("merging", "lora", name, "base.safetensors"), directory = golden("merging", "lora", name, "adapter"), source = sourceOf(directory);
+    const lora = tessera.open(source.files, source.options);
+    for (const [options, args] of [[{}, []], [{ dtype: "bfloat16", include: ["**.weight"] }, ["--dtype", "bfloat16", "--include", "**.weight"]], [{ quantize: "fp8-block" }, ["--quantize", "fp8-block"]]])
+      await testAsync(`lora ${name} ${args.join(" ")}`, () => files(base, {}, ["convert", { to: "safetensors", lora, ...options }], ["--to", "safetensors", "--lora", directory, ...args]));
+    lora.close();
+    source.close();
+  }
+  await testAsync("adapters that are refused, and what is not an adapter", async () => {
+    const base = golden("merging", "lora", "plain", "base.safetensors");
+    for (const directory of [golden("merging", "lora", "dora", "adapter"), golden("merging", "lora", "rslora", "adapter"), path.join(root, "samples/checkpoints/dcp_fsdp2")]) {
+      const source = sourceOf(directory), lora = tessera.open(source.files, source.options);
+      await files(base, {}, ["convert", { to: "safetensors", lora }], ["--to", "safetensors", "--lora", directory], (text) => text.replace(/adapter \S+: /, "adapter: "));
+      lora.close();
+      source.close();
+    }
+    for (const lora of [3, "adapter", {}]) {
+      const source = sourceOf(base), opened = tessera.open(source.files, source.options);
+      const e = await opened.convert({ to: "torch", lora }, { create() {}, write() {}, finish() {} }).then(() => undefined, (error) => error);
+      check(e instanceof TypeError && e.message.includes("'lora'"), `${e}`);
+      opened.close();
+      source.close();
+    }
+  });
+
+  const [a, b] = ["dcp_fsdp2", "dcp_hsdp"].map((name) => path.join(root, "samples/checkpoints", name));
+  const diffOf = (options) => withOpened(a, (left) => withOpened(b, (right) => {
+    const diff = left.diff(right, options);
+    const before = diff.result();
+    while (diff.step());
+    const result = diff.result();
+    diff.close();
+    return { before, result };
+  }));
+  const sides = (document) => JSON.stringify({ ...document, a: 0, b: 0 });
+  const whole = run(["diff", a, b, "--json", "--values"]).stdout, baseline = path.join(folder, "known.json");
+  const some = { ...JSON.parse(whole) };
+  some.added = some.added.slice(1);
+  some.removed = some.removed.slice(1);
+  some.changed = some.changed.slice(1);
+  fs.writeFileSync(baseline, JSON.stringify(some));
+  for (const [options, args] of [[{}, []], [{ rule: ["diff/value=off", "diff/added=note"] }, ["--rule", "diff/value=off", "--rule", "diff/added=note"]], [{ rule: ["diff/*=off"] }, ["--rule", "diff/*=off"]],
+    [{ baseline: fs.readFileSync(baseline, "utf8") }, ["--baseline", baseline]], [{ baseline: some, rule: ["diff/dtype=off"] }, ["--baseline", baseline, "--rule", "diff/dtype=off"]], [{ allowExpansion: true }, ["--allow-expansion"]]])
+    test(`diff ${args.join(" ")}`, () => {
+      const { before, result } = diffOf(options);
+      same(sides(JSON.parse(run(["diff", a, b, "--json", ...args]).stdout)), sides(before), "without values");
+      same(sides(JSON.parse(run(["diff", a, b, "--json", "--values", ...args]).stdout)), sides(result), "with values");
+    });
+  test("diff refuses rules and baselines as the command does", () => {
+    for (const [options, args] of [[{ rule: ["diff/nosuch=off"] }, ["--rule", "diff/nosuch=off"]], [{ rule: ["layout/hole=off"] }, ["--rule", "layout/hole=off"]], [{ rule: ["diff/value"] }, ["--rule", "diff/value"]]]) {
+      const p = run(["diff", a, b, ...args]), e = errorOf(() => diffOf(options));
+      check(p.status === 2 && refusalOf(p.stderr, a).includes(e.message), `native: ${p.stderr}, wasm: ${e.message}`);
+    }
+    check(errorOf(() => diffOf({ baseline: "{" })).status, "a broken baseline was taken");
+    check(tessera.openCount === 0, `${tessera.openCount} handles are open`);
+  });
+
+  const wide = path.join(folder, "wide.pt");
+  fs.writeFileSync(wide, expandedFile(2 ** 29));
+  test("tensors that repeat their elements are read and compared only on request", () => {
+    check(run(["diff", wide, wide, "--values"]).status === 2, "native compares it");
+    const limited = run(["diff", wide, wide, "--values"]).stderr, got = run(["get", wide, "x[0:3]"]);
+    check(got.status === 0, got.stderr);
+    withOpened(wide, (left) => withOpened(wide, (right) => {
+      const diff = left.diff(right), e = errorOf(() => diff.step());
+      check(limited.includes(e.message), `native: ${limited}; wasm: ${e.message}`);
+      diff.close();
+      const allowed = left.diff(right, { allowExpansion: true });
+      check(allowed.result().same, "the names differ");
+      allowed.close();
+      check(run(["get", wide, "x", "-o", path.join(folder, "x.npy")]).stderr.includes(errorOf(() => left.read("x")).message), "read");
+      check(left.read("x", "0:3", { allowExpansion: true }).data.join() === "1.5,1.5,1.5", `${left.read("x", "0:3").data}`);
+    }));
+    check(tessera.openCount === 0, `${tessera.openCount} handles are open`);
+  });
+  const full = path.join(root, "samples/checkpoints/dcp_fsdp2");
+  test("optimizer takes a limit of memory", () => {
+    withOpened(full, (c) => check(c.optimizer("flatten", { maxMem: "1MiB", allowExpansion: true }).inspect().entries.length > 0, "nothing was made"));
+    for (const maxMem of ["big", "-1"]) check(/--max-mem takes a size/.test(errorOf(() => withOpened(full, (c) => c.optimizer("flatten", { maxMem }))).message), maxMem);
+  });
+  fs.rmSync(folder, { recursive: true });
+}
