@@ -21,6 +21,7 @@ static tsr_status refuse_to_load(tsr_error *err)
 static void lend(tsr_host *host)
 {
     host->load = tessera_is_prepared ? NULL : refuse_to_load;
+    host->crc32 = tessera_lent.crc32;
     host->sha256 = tessera_lent.sha256;
     host->xxh3 = tessera_lent.xxh3;
     host->zstd = tessera_lent.zstd;

@@ -23,7 +23,7 @@ static tsr_status read_shards(tsr_str given, const tsr_host *host, tsr_arena *ar
 /* Called once when the second file is loaded. */
 TSR_EXPORT(tessera_prepare) void tessera_prepare(void)
 {
-    tessera_lent = (tsr_host){.sha256 = &tessera_sha256, .xxh3 = &tessera_xxh3, .zstd = &tessera_zstd};
+    tessera_lent = (tsr_host){.crc32 = tessera_crc32, .sha256 = &tessera_sha256, .xxh3 = &tessera_xxh3, .zstd = &tessera_zstd};
     tessera_read_shards = read_shards;
     tessera_is_prepared = true;
 }
