@@ -5,7 +5,7 @@ import { createRequire } from "node:module";
 import { root } from "./browser.mjs";
 import { check, test } from "./harness.mjs";
 
-async function load(file) {
+export async function load(file) {
   const { transformSync } = createRequire(createRequire(path.join(root, "web/package.json")).resolve("vite"))("esbuild");
   const { code } = transformSync(fs.readFileSync(path.join(root, "web/src", file), "utf8"), { loader: "ts", format: "esm" });
   return import(`data:text/javascript,${encodeURIComponent(code)}`);

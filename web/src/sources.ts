@@ -1,13 +1,15 @@
 /** Bytes for the module, in the worker: slices of dropped files, or ranges of a URL, both synchronously. */
 import type { OpenOptions, SourceFile } from "../../wasm/tessera.js";
 import type { Opening, Source } from "./protocol";
+import { ReadAhead, type BlockReader } from "./read_ahead";
+import { Readers, type Lent } from "./readers";
 
 const reader = new FileReaderSync();
 
-function readFile(file: File, offset: number, into: Uint8Array): void {
-  const bytes = reader.readAsArrayBuffer(file.slice(offset, offset + into.length));
-  if (bytes.byteLength !== into.length) throw new Error("the file ended early: it changed since it was opened");
-  into.set(new Uint8Array(bytes));
+function readFile(file: File, offset: number, size: number): Uint8Array {
+  const bytes = reader.readAsArrayBuffer(file.slice(offset, offset + size));
+  if (bytes.byteLength !== size) throw new Error("the file ended early: it changed since it was opened");
+  return new Uint8Array(bytes);
 }
 
 function readRange(url: string, size: number, offset: number, into: Uint8Array): void {
@@ -24,9 +26,18 @@ function readRange(url: string, size: number, offset: number, into: Uint8Array):
   into.set(new Uint8Array(bytes));
 }
 
+let readers: Readers | undefined;
+/** From now on other workers read ahead. */
+export function lendReaders(lent: Lent): void { readers = new Readers(lent); }
+
 export function sourceFile(source: Source): SourceFile {
   const { name, size } = source;
-  if ("file" in source) return { name, size, read: (offset, into) => { if (into.length) readFile(source.file, offset, into); } };
+  if ("file" in source) {
+    const { file } = source, readAt = (offset: number, count: number) => readFile(file, offset, count);
+    let reader: BlockReader | undefined;
+    const ahead = new ReadAhead(size, readAt, () => reader ??= readers?.of(file, readAt));
+    return { name, size, read: (offset, into) => { if (into.length) ahead.read(offset, into); } };
+  }
   return { name, size, read: (offset, into) => { if (into.length) readRange(source.url, size, offset, into); } };
 }
 

@@ -1,0 +1,149 @@
+/** Reading ahead: the bytes are the file's whatever is read in whatever order, and long work on the page gives the same with other
+ *  workers reading for it, where the browser lends shared memory, and without. */
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { spawnSync } from "node:child_process";
+import { pick } from "./browser.mjs";
+import { native, tessera } from "./files.mjs";
+import { check, test } from "./harness.mjs";
+import { load } from "./pure.mjs";
+import { goTo } from "./views.mjs";
+
+const MIB = 1 << 20;
+
+function random(seed) {
+  let state = seed;
+  return (below) => {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return Math.floor(state / 2 ** 32 * below);
+  };
+}
+
+const noise = (size, seed) => {
+  const next = random(seed), words = new Uint32Array(size / 4);
+  for (let i = 0; i < words.length; i++) words[i] = next(2 ** 32);
+  return new Uint8Array(words.buffer);
+};
+
+/** Blocks in slots of one memory that is overwritten when it is used again, filled when they are waited for. */
+function slotReader(bytes, slots, blockSize) {
+  const free = Array.from({ length: slots }, () => new Uint8Array(blockSize)), state = { begun: 0 };
+  const begin = (at, size) => {
+    const slot = free.pop();
+    if (!slot) return undefined;
+    state.begun++;
+    let isFilled = false;
+    return { at, size, release: () => { slot.fill(0xee); free.push(slot); }, bytes: () => {
+      if (!isFilled) slot.set(bytes.subarray(at, at + size));
+      isFilled = true;
+      return slot.subarray(0, size);
+    } };
+  };
+  return { reader: { blockSize, most: 4, begin }, state, free };
+}
+
+async function testBytes() {
+  const { ReadAhead } = await load("read_ahead.ts");
+  const bytes = noise(24 * MIB, 1);
+  for (const withReader of [false, true]) {
+    await test(`every read gives the file's bytes, ${withReader ? "with" : "without"} readers`, () => {
+      const next = random(2), { reader, state } = slotReader(bytes, 6, MIB);
+      const direct = (at, size) => bytes.slice(at, at + size), files = Array.from({ length: 20 }, () => new ReadAhead(bytes.length, direct, () => (withReader ? reader : undefined)));
+      for (let round = 0; round < 300; round++) {
+        const file = files[next(files.length)];
+        let at = next(4) ? next(bytes.length) : Math.max(0, bytes.length - next(40000));
+        for (let n = 1 + next(40), step = 1 + next(next(3) ? 600000 : 300); n && at < bytes.length; n--) {
+          const size = Math.min(step, bytes.length - at), into = new Uint8Array(size);
+          file.read(at, into);
+          check(Buffer.compare(into, bytes.subarray(at, at + size)) === 0, `${size} bytes at ${at}`);
+          at += size + (next(9) ? 0 : next(100000));
+        }
+      }
+      check(withReader === (state.begun > 0), `${state.begun} blocks were begun`);
+    });
+  }
+  await test("reading in order takes few reads, and reads here and there fetch little", () => {
+    const seen = [], file = new ReadAhead(bytes.length, (at, size) => (seen.push(size), bytes.slice(at, at + size)));
+    for (let at = 0, into = new Uint8Array(131072); at < bytes.length; at += into.length) file.read(at, into);
+    check(seen.length < 20 && seen.reduce((a, b) => a + b) <= bytes.length + MIB, `${seen.length} reads: ${seen}`);
+    const apart = [], other = new ReadAhead(bytes.length, (at, size) => (apart.push(size), bytes.slice(at, at + size)));
+    for (let at = 20 * MIB; at > 0; at -= MIB) other.read(at, new Uint8Array(30));
+    check(apart.every((size) => size <= 16384), `${apart}`);
+  });
+}
+
+/** A model of 48 MiB as a DCP of eight ranks, and the same with one bit flipped. */
+function makeCheckpoints(folder) {
+  const each = 6 * MIB, header = Buffer.from(JSON.stringify(Object.fromEntries(Array.from({ length: 8 }, (_, i) => [`layers.${i}.w`, { dtype: "I32", shape: [each / 4], data_offsets: [i * each, (i + 1) * each] }]))));
+  const size = Buffer.alloc(8), at = (name) => path.join(folder, name);
+  size.writeBigUInt64LE(BigInt(header.length));
+  fs.writeFileSync(at("model.safetensors"), Buffer.concat([size, header, noise(8 * each, 3)]));
+  tessera("convert", at("model.safetensors"), at("sound"), "--to", "dcp");
+  fs.cpSync(at("sound"), at("flipped"), { recursive: true });
+  const data = fs.readdirSync(at("flipped")).filter((name) => name !== ".metadata").map((name) => path.join(at("flipped"), name)).at(-1), bytes = fs.readFileSync(data);
+  bytes[Math.floor(bytes.length * 0.7)] ^= 4;
+  fs.writeFileSync(data, bytes);
+  return { sound: at("sound"), flipped: at("flipped") };
+}
+
+async function open(page, url, target) {
+  await page.goto(url);
+  await pick(page, target);
+  await page.locator(".window .row .text").first().waitFor();
+}
+
+async function testWork({ page, url, made, folder, isShared }) {
+  const how = isShared ? "with readers" : "without shared memory", started = [];
+  page.on("worker", (worker) => started.push(worker));
+  await test(`${how} the page ${isShared ? "is lent" : "has no"} shared memory`, async () => {
+    await page.goto(url);
+    check(await page.evaluate(() => globalThis.crossOriginIsolated && typeof SharedArrayBuffer === "function") === isShared, "it is the other way round");
+  });
+  await test(`${how} a flipped bit in 48 MiB is found where the command finds it`, async () => {
+    await open(page, url, made.flipped);
+    const before = started.length;
+    await goTo(page, /^Problems/);
+    await page.getByRole("button", { name: /^Check every byte/ }).click();
+    await page.locator(".findings code", { hasText: "zip/crc" }).waitFor();
+    const { findings } = JSON.parse(spawnSync(native, ["validate", made.flipped, "--deep", "--json"], { encoding: "utf8" }).stdout), text = await page.locator(".view").innerText();
+    check(findings.some((f) => f.rule === "zip/crc" && text.includes(f.message)), `${JSON.stringify(findings)}: ${text}`);
+    check((started.length - before > 1) === isShared, `${started.length - before} workers were started`);
+  });
+  await test(`${how} values differ in one tensor`, async () => {
+    await open(page, url, made.sound);
+    await goTo(page, "Compare");
+    await pick(page, made.flipped);
+    await page.locator(".verdict-line", { hasText: "values not compared yet" }).waitFor();
+    await page.getByRole("button", { name: /^Values/ }).click();
+    await page.locator(".verdict-line", { hasText: /1 .*differ|1 changed/ }).waitFor();
+  });
+  await test(`${how} a conversion writes what the command writes`, async () => {
+    await open(page, url, made.sound);
+    await goTo(page, "Convert…");
+    await page.locator("form.fields").getByLabel("Form", { exact: true }).selectOption("safetensors");
+    await page.getByRole("button", { name: "Save…", exact: true }).and(page.locator(":enabled")).waitFor();
+    const [file] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Save…", exact: true }).click()]);
+    const expected = path.join(folder, `native-${isShared}.safetensors`);
+    tessera("convert", made.sound, expected, "--to", "safetensors");
+    check(fs.readFileSync(await file.path()).equals(fs.readFileSync(expected)), "it has other bytes");
+  });
+}
+
+export async function testReading({ context, url, broken }) {
+  await testBytes();
+  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-reading-"));
+  try {
+    const made = makeCheckpoints(folder);
+    for (const isShared of [true, false]) {
+      const page = await context.newPage();
+      await page.addInitScript(() => { globalThis.showSaveFilePicker = globalThis.showDirectoryPicker = undefined; });
+      if (!isShared) await page.addInitScript(() => { delete globalThis.SharedArrayBuffer; });
+      await testWork({ page, url, made, folder, isShared });
+      await page.close();
+    }
+  } finally {
+    fs.rmSync(folder, { recursive: true });
+  }
+  await test("reading ahead does not break the page", () => check(broken.length === 0, broken.join("; ")));
+}
