@@ -357,4 +357,57 @@ def p13_four(bench):
     return redistribution(bench, "P13b", 4)
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "PY": [py_dcp, py_safetensors], **map_jobs.JOBS}
+def browser(*args):
+    return ["node", os.path.join(HERE, "browser", "run.mjs"), *map(str, args)]
+
+
+def no_browser():
+    if not shutil.which("chromium"):
+        return "there is no Chromium"
+    if not os.path.exists(os.path.join(HERE, "..", "..", "web", "dist", "assets.json")):
+        return "web/build has not made web/dist"
+    return None
+
+
+def browser_reads(side, *paths):
+    """The limit: the browser's own read of the same bytes, each way, by as many workers as gain."""
+    return [Side(f"{side} by {method}, {workers} worker{'s' if workers > 1 else ''}", browser(side, method, workers, *paths))
+            for method, workers in (("arrayBuffer", 1), ("stream", 1), ("sync", 1), ("sync", 2), ("sync", 4))]
+
+
+def p24_deep(bench):
+    missing = no_browser()
+    if missing:
+        return missing
+    d = bench.sample("large_dcp_rows")
+    return Job("P24", "the page: check every byte", mib(d),
+               [Side("page", browser("deep", d)), Side("page without readers", browser("deep", d, "--readers", 0)), *browser_reads("read", d),
+                Side("tessera validate --deep", [bench.tessera, "validate", d, "--deep", "--quiet"])], "≤ 1.5 × the browser's fastest read")
+
+
+def p24_diff(bench):
+    missing = no_browser()
+    if missing:
+        return missing
+    a = bench.sample("large_dcp_rows")
+    b, _ = bench.fresh("other_dcp")
+    if not os.path.exists(b):
+        shutil.copytree(a, b)
+    return Job("P24b", "the page: compare values of two equal checkpoints", mib(a) + " each",
+               [Side("page", browser("diff", a, b)), Side("page without readers", browser("diff", a, b, "--readers", 0)), *browser_reads("read", a, b),
+                Side("tessera diff --values", [bench.tessera, "diff", a, b, "--values", "--quiet"])], "≤ 1.5 × the browser's fastest read")
+
+
+def p27(bench):
+    missing = no_browser()
+    if missing:
+        return missing
+    d = bench.sample("large_dcp_rows")
+    out, remove = bench.fresh("out.safetensors")
+    return Job("P27", "the page: convert a DCP to one safetensors file of the origin", mib(d),
+               [Side("page", browser("convert", d)), Side("page without readers", browser("convert", d, "--readers", 0)), *browser_reads("copy", d),
+                Side("tessera convert", [bench.tessera, "convert", d, out, "--to", "safetensors", "--objects", "drop", "--quiet"], remove)],
+               "≤ 1.5 × the browser's fastest read and write, ≤ 200 MiB")
+
+
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "PY": [py_dcp, py_safetensors], **map_jobs.JOBS}
