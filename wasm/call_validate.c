@@ -85,6 +85,17 @@ static tsr_status check_against(call *c, tsr_error *err)
     return status;
 }
 
+tsr_status tessera_check_conversion(call *c, const tsr_conversion *conversion, tsr_error *err)
+{
+    expectation against = {.other = {.ring = NULL}};
+    bool given;
+    tsr_status status = read_against(c, &against, &given, err);
+    against.contract.match = tsr_glob_match;
+    if (status == TSR_OK && given) status = tsr_conversion_check(conversion, &against.contract, &c->host, err);
+    tessera_call_close(&against.other);
+    return status;
+}
+
 static tsr_status check_deep(call *c, const tsr_contract *layout, tsr_error *err)
 {
     tsr_status status = tessera_call_ring(c, err);

@@ -180,7 +180,8 @@ static tsr_status open_conversion(conversion *c, uint32_t handle, bool reshards,
     if (status == TSR_OK) status = tessera_request_copy(&c->call.request, c->call.arena, &c->call.request, err);
     c->call.path = TSR_STR("");
     if (status == TSR_OK && reshards) status = tessera_read_target(&c->call, &c->texts, &c->target, err);
-    return status == TSR_OK ? decide(c, reshards, err) : status;
+    if (status == TSR_OK) status = decide(c, reshards, err);
+    return status == TSR_OK ? tessera_check_conversion(&c->call, &c->result, err) : status;
 }
 
 /* Decides and refuses everything, and writes nothing yet. `sink` is the number that tsr_create and tsr_write are given back.

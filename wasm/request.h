@@ -79,6 +79,8 @@ tsr_status tessera_write_inspect(call *call, tsr_json *json, tsr_error *err);
 tsr_status tessera_write_layout(call *call, tsr_json *json, tsr_error *err);
 tsr_status tessera_write_manifest(call *call, tsr_json *json, tsr_error *err);
 tsr_status tessera_write_validate(call *call, tsr_json *json, tsr_error *err);
+/* Refuses a conversion whose result would not load into what `against` is, if it was given. */
+tsr_status tessera_check_conversion(call *call, const tsr_conversion *conversion, tsr_error *err);
 tsr_status tessera_write_verify(call *call, tsr_json *json, tsr_error *err);
 tsr_status tessera_write_plan(call *call, tsr_json *json, tsr_error *err);
 

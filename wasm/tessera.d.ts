@@ -193,6 +193,8 @@ export interface DiffOptions extends SourceOptions, PolicyOptions, Expansion {
 }
 
 export interface ConvertOptions extends Omit<WritingOptions, "to">, RunOptions, SourceOptions, QuantizeOptions {
+  /** Nothing is written that would not load into this: a checkpoint, names, or a document (module tree, layout, index). */
+  readonly against?: Checkpoint | readonly string[] | DocumentOrText | undefined;
   /** The directory of a LoRA adapter of PEFT, opened as a checkpoint, which is folded in. */
   readonly lora?: Checkpoint | undefined;
   /** "ranks": one file per rank, cut by the map of shards that the checkpoint was opened with. */

@@ -44,7 +44,7 @@ export const OPTIONS = {
   plan: { items: "flag", storage: "document", ...MAP, ...TARGET, ...OUTPUT, ...NAMES },
   verify: { allow: "text", ...SOURCE, allowExpansion: "flag" },
   validate: { deep: "flag", layout: "document", against: "any", allow: "text", prefix: "text", ...POLICY },
-  convert: { rename: "texts", maxShardSize: "size", worldSize: "count", lora: "any", ...SOURCE, ...QUANTIZE, ...WRITING, ...RUN },
+  convert: { against: "any", rename: "texts", maxShardSize: "size", worldSize: "count", lora: "any", ...SOURCE, ...QUANTIZE, ...WRITING, ...RUN },
   reshard: { ...SOURCE, ...QUANTIZE, ...TARGET, ...WRITING, ...RUN },
   optimizer: { modules: "document", flatParams: "document", worldSize: "count", at: "text", sharded: "flag", rank: "count", maxMem: "size", allowExpansion: "flag" },
   diff: { layout: "flag", canonical: "flag", ...SOURCE, atol: "real", rtol: "real", allowExpansion: "flag", ...POLICY },
@@ -147,14 +147,15 @@ export class Checkpoint extends Handle {
 
   validate(options = {}) {
     const { against, ...others } = optionsOf("validate", options, OPTIONS.validate);
-    return this.#call("validate", others, against === undefined ? [] : this.#expectation(against));
+    return this.#call("validate", others, this.#expectation("validate", against));
   }
 
   /** A checkpoint, an array of names, or a document. An array becomes an index, in which a name may be any text. */
-  #expectation(against) {
-    if (against instanceof Checkpoint) return ["against-checkpoint", String(this.#other("validate", "option 'against'", against).handle)];
-    if (!Array.isArray(against)) return ["against", documentText(argumentOf("validate", "option 'against'", against, "document"))];
-    argumentOf("validate", "option 'against'", against, "texts");
+  #expectation(call, against) {
+    if (against === undefined) return [];
+    if (against instanceof Checkpoint) return ["against-checkpoint", String(this.#other(call, "option 'against'", against).handle)];
+    if (!Array.isArray(against)) return ["against", documentText(argumentOf(call, "option 'against'", against, "document"))];
+    argumentOf(call, "option 'against'", against, "texts");
     return ["against-names", `{"weight_map": {${[...new Set(against)].map((name) => `${JSON.stringify(name)}: ""`).join(", ")}}}`];
   }
 
@@ -175,9 +176,9 @@ export class Checkpoint extends Handle {
   reshard(options, sink) { return this.#write("reshard", options, sink); }
 
   async #write(name, options, sink) {
-    const { signal, onProgress, lora, ...others } = optionsOf(name, options, OPTIONS[name]);
+    const { signal, onProgress, lora, against, ...others } = optionsOf(name, options, OPTIONS[name]);
     const adapter = lora === undefined ? [] : ["lora", String(this.#other(name, "option 'lora'", lora).handle)];
-    const job = { reshards: name === "reshard", pairs: [...pairsOf(others), ...adapter], signal, onProgress };
+    const job = { reshards: name === "reshard", pairs: [...pairsOf(others), ...adapter, ...this.#expectation(name, against)], signal, onProgress };
     return convertInto(this.m, this.handle, job, sinkOrThrow(name, sink));
   }
 

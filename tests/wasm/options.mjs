@@ -107,6 +107,24 @@ export async function testNewOptions(environment) {
     }
   });
 
+  const state = path.join(root, "samples/checkpoints/torch_train_state"), model = { include: ["model.**"], rename: ["model.="] }, asked = ["--include", "model.**", "--rename", "model.="];
+  const fitting = path.join(folder, "fitting.safetensors"), list = path.join(folder, "names");
+  run(["convert", state, fitting, ...asked]);
+  const layout = run(["layout", fitting]).stdout, names = JSON.parse(layout).entries.map((e) => e.fqn);
+  fs.writeFileSync(path.join(folder, "layout.json"), layout);
+  fs.writeFileSync(list, [...names, "head.bias"].join("\n"));
+  for (const [options, args] of [[model, asked], [{ ...model, dtype: "float16" }, [...asked, "--dtype", "float16"]], [{ include: ["model.bn.**"] }, ["--include", "model.bn.**"]]]) {
+    const convert = (against, at) => files(state, {}, ["convert", { to: "safetensors", ...options, against }], ["--to", "safetensors", ...args, "--against", at]);
+    await testAsync(`against a layout ${args.join(" ")}`, () => convert(layout, path.join(folder, "layout.json")));
+    await testAsync(`against names ${args.join(" ")}`, () => convert([...names, "head.bias"], list));
+    await testAsync(`against a checkpoint ${args.join(" ")}`, async () => {
+      const source = sourceOf(fitting), other = tessera.open(source.files, source.options);
+      await convert(other, fitting);
+      other.close();
+      source.close();
+    });
+  }
+
   const [a, b] = ["dcp_fsdp2", "dcp_hsdp"].map((name) => path.join(root, "samples/checkpoints", name));
   const diffOf = (options) => withOpened(a, (left) => withOpened(b, (right) => {
     const diff = left.diff(right, options);
