@@ -44,7 +44,7 @@ function slotReader(bytes, slots, blockSize) {
 }
 
 async function testBytes() {
-  const { ReadAhead } = await load("read_ahead.ts");
+  const { ReadAhead, forgetReads } = await load("read_ahead.ts");
   const bytes = noise(24 * MIB, 1);
   for (const withReader of [false, true]) {
     await test(`every read gives the file's bytes, ${withReader ? "with" : "without"} readers`, () => {
@@ -63,6 +63,14 @@ async function testBytes() {
       check(withReader === (state.begun > 0), `${state.begun} blocks were begun`);
     });
   }
+  await test("what was read before a request is read again in it", () => {
+    let seen = bytes;
+    const file = new ReadAhead(bytes.length, (at, size) => seen.slice(at, at + size)), into = new Uint8Array(1000), read = (at) => (file.read(at, into), into[0]);
+    for (const at of [5000, 6000, 7000, 40, 20 * MIB]) read(at);
+    seen = bytes.map((b) => b ^ 255);
+    forgetReads();
+    for (const at of [7000, 8000, 40, 20 * MIB]) check(read(at) === seen[at], `the bytes at ${at} are those of before`);
+  });
   await test("reading in order takes few reads, and reads here and there fetch little", () => {
     const seen = [], file = new ReadAhead(bytes.length, (at, size) => (seen.push(size), bytes.slice(at, at + size)));
     for (let at = 0, into = new Uint8Array(131072); at < bytes.length; at += into.length) file.read(at, into);

@@ -11,6 +11,10 @@ const SHORT = 16 << 10, MOST_SHORT = 64 << 10, KEPT = 2;
 /** Of those that hold blocks of their own, so that thousands of files need no more memory than a few; the last one read last. */
 const holders: ReadAhead[] = [], MOST_HOLDERS = 8;
 
+let generation = 0;
+/** What was read ahead is not used any more: the files may have changed since. */
+export function forgetReads(): void { generation++; }
+
 /** Bytes of a file that were read, or are being read. */
 export interface Block {
   readonly at: number;
@@ -37,10 +41,12 @@ export class ReadAhead {
   #ahead = LEAST;
   #blocks: Block[] = [];
   readonly #short: Block[] = [];
+  #generation = generation;
 
   constructor(private readonly size: number, private readonly readAt: (at: number, size: number) => Uint8Array, private readonly reader: () => BlockReader | undefined = () => undefined) {}
 
   read(offset: number, into: Uint8Array): void {
+    if (this.#generation !== generation) this.#startOver();
     const end = offset + into.length, isNear = offset >= this.#next && offset - this.#next <= GAP, isInOrder = isNear || offset === this.#candidate;
     if (isInOrder && !isNear) this.drop();
     for (let at = offset; at < end;) {
@@ -51,6 +57,14 @@ export class ReadAhead {
     }
     this.#candidate = end;
     if (isInOrder) this.#advance(end);
+  }
+
+  #startOver(): void {
+    this.drop();
+    this.#short.length = 0;
+    this.#next = NOWHERE;
+    this.#candidate = -1;
+    this.#generation = generation;
   }
 
   /** Forgets what was read ahead. */

@@ -10,6 +10,7 @@ import { fileMetadata } from "./file_metadata";
 import { fileTerm } from "./filter";
 import { groupEntries, mergedGroups, optimizersByName } from "./optimizer_names";
 import type { Detail, Diff, FileUse, Findings, FromWorker, Kind, Opening, Optimizer, OutlineName, Overview, ParamGroup, Plan, Requests, Side, Tally, ToWorker, Trouble, Twins } from "./protocol";
+import { forgetReads } from "./read_ahead";
 import { serveReads } from "./readers";
 import { scanned } from "./scan";
 import { chosenOf, lendReaders, sourceFile } from "./sources";
@@ -362,6 +363,7 @@ function troubleOf(e: unknown): Trouble {
 }
 
 async function answer<K extends Kind>(id: number, kind: K, takes: Requests[K]["takes"]): Promise<void> {
+  forgetReads();
   try {
     say({ id, gives: await handlers[kind](takes, id) });
   } catch (e) {
