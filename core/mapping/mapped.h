@@ -16,7 +16,7 @@ typedef struct tsr_computed {
     const void *ctx;
     const tsr_entry *input;  /* all but constants: of the mapped checkpoint, though not of its catalog */
     const tsr_entry *scale;  /* scaled, mxfp4, nvfp4 */
-    const tsr_entry *tensor_scale; /* nvfp4: the scale of the scales, */
+    const tsr_entry *tensor_scale; /* nvfp4: the scale of the scales, or NULL; */
     uint64_t tensor_elements;      /* how many elements share one of its numbers, */
     bool divides;                  /* and whether scales are divided by it, not multiplied */
     uint64_t rows, columns;  /* scaled: the last two dims of the input, */
@@ -93,7 +93,7 @@ typedef struct tsr_scaling {
     tsr_scale_scheme scheme;
     tsr_dtype dtype; /* of the products */
     uint64_t block[2];
-    const tsr_entry *tensor_scale; /* nvfp4: float32, one number or one per expert; scales are multiplied by it, */
+    const tsr_entry *tensor_scale; /* nvfp4: NULL, or float32, one number or one per expert; scales are multiplied by it, */
     bool divides;                  /* or divided */
 } tsr_scaling;
 /* float8 and int8. */

@@ -1,6 +1,6 @@
 /* Which entries are numbers and which are their scales. */
 #include "base/try.h"
-#include "mapping/mapped.h"
+#include "mapping/mapping_subclass.h"
 #include "tessera/sys/cast.h"
 
 typedef struct finder {
@@ -27,6 +27,19 @@ static tsr_status refuse_zero_point(const finder *f, const tsr_entry *entry, con
 {
     return tsr_raise(f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' has a zero point, '%.*s', which --dequantize does not support",
                      TSR_STR_ARG(entry->fqn), TSR_STR_ARG(zero->fqn));
+}
+
+/* torchao's own form in safetensors keeps in the file's metadata what the numbers mean. */
+static tsr_status refuse_flattened(const finder *f, const tsr_entry *entry)
+{
+    const tsr_entry *scale;
+    TSR_TRY(find_sibling(f, entry->fqn, TSR_STR("_qdata"), "_scale", &scale));
+    TSR_FAIL_IF(scale && entry->kind == TSR_ENTRY_TENSOR, f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                "'%.*s' and '%.*s' are a tensor of torchao flattened for safetensors, which --dequantize does not support; "
+                "load it with torchao's "
+                "unflatten_tensor_state_dict",
+                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(scale->fqn));
+    return TSR_OK;
 }
 
 /* The scale of float8 or int8 numbers, or NULL. */
@@ -132,11 +145,15 @@ static tsr_status is_used_scale(const finder *f, const tsr_entry *entry, bool *i
 
 static tsr_status add_entry(finder *f, const tsr_entry *entry, uint64_t order)
 {
+    tsr_subclass_parts parts = {.object = entry};
     const tsr_entry *scale;
     tsr_scaling how;
     bool is_scale;
     TSR_TRY(find_scaling(f, entry, &how, &scale));
     if (scale) return add_row(f, &how, entry, scale, order);
+    TSR_TRY(tsr_subclass_find(f->m, &parts, &how, f->err));
+    if (parts.data) return add_row(f, &how, parts.data, parts.scale, order);
+    TSR_TRY(refuse_flattened(f, entry));
     TSR_TRY(is_used_scale(f, entry, &is_scale));
     return is_scale ? TSR_OK : tsr_mapped_keep(f->m, entry, order, f->err);
 }

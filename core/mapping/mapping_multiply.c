@@ -135,12 +135,13 @@ static tsr_status unpack_mxfp4(tsr_mapped *m, const tsr_scaling *how, tsr_comput
     return name_unpacked(m, scales, 32, "_blocks", out, err);
 }
 
-/* One number, or one per expert as torchao has them: [experts, 1, 1]. */
+/* None, one number, or one per expert as torchao has them: [experts, 1, 1]. */
 static bool set_tensor_scale(const tsr_entry *entry, tsr_computed *file)
 {
     const tsr_entry *scale = file->tensor_scale;
-    uint64_t count, elements;
-    if (!tsr_entry_elements(scale, &count) || !tsr_entry_elements(entry, &elements) || elements > UINT64_MAX / 2) return false;
+    uint64_t count = 1, elements;
+    if ((scale && !tsr_entry_elements(scale, &count)) || !tsr_entry_elements(entry, &elements) || elements > UINT64_MAX / 2)
+        return false;
     if (count != 1 && (entry->ndim != 3 || scale->ndim != 3 || count != entry->shape[0] || scale->shape[0] != count))
         return false;
     file->tensor_elements = elements && count ? 2 * elements / count : 1;
@@ -155,7 +156,7 @@ static tsr_status unpack_nvfp4(tsr_mapped *m, const tsr_scaling *how, tsr_comput
     TSR_FAIL_IF(entry->dtype != TSR_UINT8 || scales->dtype != TSR_FLOAT8_E4M3FN, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "'%.*s' is %s with scales '%.*s' in %s, but NVFP4 is uint8 with scales in float8_e4m3fn", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name, TSR_STR_ARG(scales->fqn), tsr_dtype_describe(scales->dtype)->name);
-    TSR_FAIL_IF(how->tensor_scale->dtype != TSR_FLOAT32, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(how->tensor_scale && how->tensor_scale->dtype != TSR_FLOAT32, err, TSR_E_FORMAT, TSR_NO_POSITION,
                 "'%.*s' is %s, but the scale of an NVFP4 tensor is float32", TSR_STR_ARG(how->tensor_scale->fqn),
                 tsr_dtype_describe(how->tensor_scale->dtype)->name);
     const bool fits =

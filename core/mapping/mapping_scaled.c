@@ -132,7 +132,7 @@ static tsr_status read_packed(tsr_mapped *m, const tsr_computed *file, const tsr
     TSR_TRY(tsr_read_run(m->own, file->scale, &groups, stored, (size_t)groups.count, err));
     TSR_TRY(tsr_read_run(m->own, file->input, &pairs, bytes, (size_t)pairs.count, err));
     tsr_cast(mxfp4 ? TSR_FLOAT8_E8M0FNU : TSR_FLOAT8_E4M3FN, TSR_FLOAT32, stored, (size_t)groups.count, (uint8_t *)scales);
-    if (!mxfp4) TSR_TRY(scale_groups(m, file, packed.first, scales, (size_t)groups.count, err));
+    if (file->tensor_scale) TSR_TRY(scale_groups(m, file, packed.first, scales, (size_t)groups.count, err));
     packed.pairs = bytes;
     packed.scales = scales;
     multiply_packed(&packed, out);

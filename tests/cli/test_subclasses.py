@@ -48,3 +48,28 @@ def test_subclasses_are_refused_by_name_for_safetensors(t):
         out = t.at(f"{source}.safetensors")
         t.run("convert", path, out, "--to", "safetensors", *(a for n in WRAPPED for a in ("--exclude", n)))
         need({e["fqn"] for e in t.json("inspect", out, "--json")["entries"]} == {"bias", "norm"}, source)
+
+
+@test
+def test_subclasses_are_dequantized_as_torchao_does(t):
+    want = {e["fqn"]: e for e in t.json("inspect", os.path.join(GOLDEN, "scaled-float32.pt"), "--json")["entries"]}
+    for source in ("scaled.pt", "scaled_dcp"):
+        out = t.at(f"{source}.safetensors")
+        t.run("convert", os.path.join(GOLDEN, source), out, "--dequantize", "--dtype", "float32")
+        rows = {e["fqn"]: e for e in t.json("inspect", out, "--json")["entries"]}
+        need({n: (e["dtype"], e["shape"]) for n, e in rows.items()} == {n: (e["dtype"], e["shape"]) for n, e in want.items()}, f"{source}: {rows}")
+        t.run("diff", out, os.path.join(GOLDEN, "scaled-float32.pt"), "--values")
+        t.run("convert", os.path.join(GOLDEN, source), t.at(f"little {source}"), "--to", "safetensors", "--dequantize", "--dtype", "float32", "--max-mem", "64KiB")
+        t.run("diff", t.at(f"little {source}"), out, "--values")
+
+
+@test
+def test_subclasses_that_are_not_dequantized_are_named(t):
+    for name, why in (("int8", "Int8Tensor"), ("swizzled", "NVFP4Tensor with swizzled scales"), ("mxfp4", "MXTensor of packed numbers"),
+                      ("transposed", "NVFP4Tensor that is transposed")):
+        for to in ("safetensors", "torch", "dcp"):
+            message = t.run("convert", os.path.join(GOLDEN, f"refused-{name}.pt"), t.at("no"), "--to", to, "--dequantize", status=2).stderr.decode()
+            need(f"'{name}' is a " in message and why in message and "torchao" in message, message)
+            need(not os.path.exists(t.at("no")), name)
+    message = t.run("convert", os.path.join(GOLDEN, "refused.safetensors"), t.at("no"), "--to", "dcp", "--dequantize", status=2).stderr.decode()
+    need("'layer._weight_qdata' and 'layer._weight_scale' are a tensor of torchao" in message and not os.path.exists(t.at("no")), message)
