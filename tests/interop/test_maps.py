@@ -601,3 +601,21 @@ def test_suggested_parts(t):
     save_file(b, fused)
     text = t.run("map", "suggest", apart, fused, "--values").stderr.decode()
     need("nothing in A has the values of 'n.*.qkv' of B" in text and "'m.*.q' of A" in text and "gate_up" not in text, text)
+
+
+def test_an_expert_that_is_missing_everywhere_shows(t):
+    """Without config.json too: layers and routers must agree on how many experts there are."""
+    forms = {"transformers-mixtral": ("block_sparse_moe", ("w1", "w3", "w2")), "transformers-qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+             "transformers-deepseek_v3": ("mlp", ("gate_proj", "up_proj", "down_proj"))}
+    for name, (part, weights) in forms.items():
+        whole = {f"model.layers.{i}.{part}.experts.{e}.{w}.weight": torch.randn((6, 10) if w == weights[2] else (10, 6)) for i in (1, 2) for e in range(4) for w in weights}
+        whole.update({f"model.layers.{i}.{part}.gate.weight": torch.randn(4, 6) for i in (1, 2)})
+        source, out = os.path.join(t.scratch, "in.safetensors"), os.path.join(t.scratch, f"{name}.safetensors")
+        save_file(whole, source)
+        t.run("convert", source, out, "--map", name)
+        t.run("convert", out, os.path.join(t.scratch, "back.safetensors"), "--map", name, "--inverse", "--overwrite")
+        same(load_file(os.path.join(t.scratch, "back.safetensors")), whole, f"{name} and back")
+        for lost, says in ((".experts.3.", "mlp.gate.weight' [4, 6]"), ("layers.2." + part + ".experts.3.", "'model.layers.2.mlp.experts.gate_up_proj' [3, 20, 6]")):
+            save_file({n: x for n, x in whole.items() if lost not in n}, source)
+            text = t.run("convert", source, os.path.join(t.scratch, "no.safetensors"), "--map", name, status=2).stderr.decode()
+            need("'experts'" in text and says in text, text)
