@@ -74,7 +74,7 @@ def p23_fp8(bench):
 
 
 def p23_mxfp4(bench):
-    return dequantization(bench, "P23b", "mxfp4", "QuantizedHuggingFaceStorageReader + save_file", "≥ 0.5 × cp's rate")
+    return dequantization(bench, "P23b", "mxfp4", "torch: unpack, multiply, save_file", "≥ 0.5 × cp's rate")
 
 
 def p23_nvfp4(bench):

@@ -68,15 +68,20 @@ def make_quantized(path, scheme, count=20, rows=4096, columns=12288):
     write_folder(path, tensors)
 
 
-def dequantize_nvfp4(source):
+def dequantize_packed(scheme, source):
+    """By PyTorch's operators: its reader of quantized models reads the first 16 numbers of an MXFP4 row and leaves the rest as it is (2.13)."""
     numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
     tensors = load_file(os.path.join(source, NAME))
+    ending = "weight_blocks" if scheme == "mxfp4" else "weight"
     out = {}
-    for name in [n for n in tensors if n.endswith("weight")]:
-        pairs = tensors.pop(name)
-        scale = tensors.pop(name + "_scale").float() * tensors.pop(name + "_scale_2")
-        values = numbers[torch.stack([pairs & 15, pairs >> 4], -1).int()].view(*scale.shape, 16)
-        out[name] = (values * scale[..., None]).flatten(1).bfloat16()
+    for name in [n for n in tensors if n.endswith(ending)]:
+        pairs, stem = tensors.pop(name), name.removesuffix("_blocks")
+        if scheme == "mxfp4":
+            scale = tensors.pop(stem + "_scales").view(torch.float8_e8m0fnu).float()
+        else:
+            scale = tensors.pop(stem + "_scale").float() * tensors.pop(stem + "_scale_2")
+        values = numbers[torch.stack([pairs & 15, pairs >> 4], -1).int()].view(*scale.shape, GROUP[scheme])
+        out[stem] = (values * scale[..., None]).flatten(-2).bfloat16()
     return out
 
 
@@ -85,14 +90,14 @@ def read_quantized(source):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.quantized_hf_storage import QuantizedHuggingFaceStorageReader
     reader = QuantizedHuggingFaceStorageReader(source, target_dtype=torch.bfloat16, thread_count=2)
-    sizes = {n: x.size for n, x in reader.read_metadata().state_dict_metadata.items() if not n.endswith(("_scale_inv", "_scales"))}
+    sizes = {n: x.size for n, x in reader.read_metadata().state_dict_metadata.items() if not n.endswith("_scale_inv")}
     state = {n: torch.empty(size, dtype=torch.bfloat16) for n, size in sizes.items()}
     dcp.load(state, storage_reader=reader, no_dist=True)
-    return {n.removesuffix("_blocks"): x for n, x in state.items()}
+    return state
 
 
 def dequantize(scheme, source, dest):
-    timed(lambda: save_file((dequantize_nvfp4 if scheme == "nvfp4" else read_quantized)(source), dest))
+    timed(lambda: save_file(read_quantized(source) if scheme == "fp8-block" else dequantize_packed(scheme, source), dest))
 
 
 def make_llama(path, seed, layers=16, hidden=2048, width=8192, vocabulary=32000):
