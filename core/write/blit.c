@@ -17,6 +17,7 @@
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/host_calls.h"
+#include "write/columns.h"
 
 /* A gather in use: by the blits that still produce tiles, and by tiles not yet drained. */
 typedef struct lease {
@@ -32,6 +33,8 @@ typedef struct blit_job {
     uint64_t out_at; /* from the blit's first byte */
     uint32_t crc;
     bool last;           /* tile of its blit */
+    tsr_column_set set;  /* of `blit` and those behind it: the tile is a band of all */
+    tsr_column *columns; /* of the set, when it has more than one */
     tsr_gather *release; /* to be closed when this job is drained */
 } blit_job;
 
@@ -62,11 +65,26 @@ static bool casts(const tsr_blit *blit, const tsr_gather *gather)
     return blit->dtype != gather->dtype && blit->dtype != gather->entry->dtype;
 }
 
+static tsr_status fill_columns(const state *s, blit_job *job, tsr_error *err)
+{
+    const tsr_host *host = tsr_checkpoint_host(s->run->checkpoint);
+    TSR_TRY(tsr_tile_fill(&job->tile, err));
+    tsr_columns_cut(&job->set, job->blit, job->tile.data, job->tile.bytes, job->columns);
+    for (size_t i = 0; i < job->set.count; i++) {
+        tsr_column *c = &job->columns[i];
+        const tsr_blit *blit = &job->blit[i];
+        if (s->run->crc) c->crc = tsr_crc32(host, 0, c->out, c->bytes);
+        TSR_TRY(s->run->output->write_at(s->run->output, blit->file, blit->byte_offset + c->at, c->out, c->bytes, err));
+    }
+    return TSR_OK;
+}
+
 static tsr_status fill_blit(void *ctx, void *item, tsr_error *err)
 {
     const state *s = ctx;
     blit_job *job = item;
     const tsr_gather *gather = job->tile.gather;
+    if (job->columns) return fill_columns(s, job, err);
     if (job->out_bytes == 0) return TSR_OK;
     if (gather) TSR_TRY(tsr_tile_fill(&job->tile, err));
     if (gather && casts(job->blit, gather)) {
@@ -92,13 +110,20 @@ static tsr_status drain_blit(void *ctx, void *item, tsr_error *err)
     state *s = ctx;
     blit_job *job = item;
     const tsr_progress *progress = s->run->progress;
-    job->blit->crc = job->out_at ? tsr_crc32_join(job->blit->crc, job->crc, job->out_bytes) : job->crc;
+    const size_t count = job->columns ? job->set.count : 1;
+    for (size_t i = 0; i < count; i++) {
+        const tsr_column own = {.at = job->out_at, .bytes = job->out_bytes, .crc = job->crc};
+        const tsr_column *c = job->columns ? &job->columns[i] : &own;
+        job->blit[i].crc = c->at ? tsr_crc32_join(job->blit[i].crc, c->crc, c->bytes) : c->crc;
+    }
     s->byte_done += job->out_bytes;
     if (job->release) close_lease(s, job->release);
     if (progress && progress->step && !progress->step(progress->ctx, s->byte_done, s->byte_total)) {
         return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "writing was cancelled");
     }
-    return job->last && s->run->done ? s->run->done(s->run->ctx, (size_t)(job->blit - s->run->blits), err) : TSR_OK;
+    for (size_t i = 0; i < count && job->last && s->run->done; i++)
+        TSR_TRY(s->run->done(s->run->ctx, (size_t)(job->blit - s->run->blits) + i, err));
+    return TSR_OK;
 }
 
 static tsr_status open_lease(state *s, const tsr_entry *entry, const tsr_box *box, tsr_gather **out, tsr_error *err)
@@ -140,7 +165,24 @@ typedef struct lane {
     tsr_gather *gather; /* of blits[at] and those before it of the same entry */
     bool inside;        /* blits[at], of which `tiles` are left */
     tsr_tiles tiles;
+    tsr_column_set set; /* that begins with blits[at] */
 } lane;
+
+/* A band of the lane's columns. */
+static tsr_status new_band(state *s, const lane *l, blit_job **out, tsr_error *err)
+{
+    const size_t bytes = (size_t)l->tiles.elements * l->gather->itemsize, columns = tsr_columns_memory(&l->set, bytes);
+    void *item;
+    uint8_t *memory;
+    TSR_TRY(tsr_ring_job(s->run->ring, columns + tsr_tile_memory(bytes), &item, &memory, err));
+    blit_job *job = item;
+    *out = job;
+    job->blit = &s->run->blits[l->at];
+    job->set = l->set;
+    job->out_bytes = bytes;
+    job->columns = tsr_columns_place(&l->set, job->blit, &l->tiles, memory);
+    return tsr_tile_start(&job->tile, l->gather, &l->tiles, memory + columns, TSR_NO_POSITION, err);
+}
 
 static bool same_entry(const tsr_blit *a, const tsr_blit *b)
 {
@@ -169,6 +211,19 @@ static tsr_status open_gather(state *s, lane *l, tsr_error *err)
     return open_lease(s, first->entry, tsr_box_equal(whole, reach) ? NULL : &reach, &l->gather, err);
 }
 
+/* Whether the lane's next blits are columns that are read together. */
+static bool begin_columns(const state *s, lane *l)
+{
+    const uint32_t itemsize = l->gather->itemsize;
+    const uint64_t most = tsr_tile_most(s->run->ring, l->gather, 2 * itemsize, 1), spare = most / 8;
+    tsr_columns_find(&s->run->blits[l->at], l->end - l->at, l->gather, most - spare, &l->set);
+    while (l->set.count > 1 && tsr_columns_memory(&l->set, 0) > spare * itemsize)
+        tsr_columns_find(&s->run->blits[l->at], l->set.count / 2, l->gather, most - spare, &l->set);
+    if (l->set.count < 2) return false;
+    tsr_tiles_start(&l->tiles, (tsr_box){l->gather->ndim, l->set.offsets, l->set.sizes}, most - spare);
+    return true;
+}
+
 static tsr_status begin_blit(state *s, lane *l, tsr_error *err)
 {
     const tsr_blit *blit = &s->run->blits[l->at];
@@ -176,8 +231,9 @@ static tsr_status begin_blit(state *s, lane *l, tsr_error *err)
     const tsr_gather *gather = l->gather;
     const uint32_t largest = gather->itemsize + (casts(blit, gather) ? tsr_dtype_size(blit->dtype) : 0);
     const tsr_box box = {gather->ndim, blit->offsets, blit->sizes ? blit->sizes : gather->shape};
-    tsr_tiles_start(&l->tiles, box, tsr_tile_most(s->run->ring, gather, largest, 1));
     l->inside = true;
+    if (begin_columns(s, l)) return TSR_OK;
+    tsr_tiles_start(&l->tiles, box, tsr_tile_most(s->run->ring, gather, largest, 1));
     return TSR_OK;
 }
 
@@ -201,12 +257,14 @@ static tsr_status add_tile(state *s, lane *l, tsr_error *err)
         return add_literal(s, blit, err);
     }
     if (!l->inside) TSR_TRY(begin_blit(s, l, err));
-    TSR_TRY(new_job(s, blit, l->gather, l->tiles.done ? NULL : &l->tiles, &job, err));
+    if (l->set.count > 1) TSR_TRY(new_band(s, l, &job, err));
+    else TSR_TRY(new_job(s, blit, l->gather, l->tiles.done ? NULL : &l->tiles, &job, err));
     if (!l->tiles.done) tsr_tiles_next(&l->tiles);
     if (!l->tiles.done) return TSR_OK;
     job->last = true;
     l->inside = false;
-    if (++l->at < l->end && same_entry(blit, blit + 1)) return TSR_OK;
+    l->at += l->set.count;
+    if (l->at < l->end && same_entry(blit, &s->run->blits[l->at])) return TSR_OK;
     job->release = l->gather;
     l->gather = NULL;
     return TSR_OK;
