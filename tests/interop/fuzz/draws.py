@@ -64,6 +64,17 @@ def widen(d):
     for made in d.jobs:
         if made["op"].startswith("set_") and rng.random() < 0.5:
             made["change"] = rng.choice(WIDE_CHANGES)
+    if d.strategy == "fsdp1":
+        d.jobs += [raw_job(rng, "raw_get"), raw_job(rng, "raw_set")]
+
+
+def raw_job(rng, op):
+    """FSDP's own calls around an optimizer's own; the options say in which form (StateDictType)."""
+    made = {"op": op, "options": dict(rng.choice([{}, {"full_state_dict": True}, {"full_state_dict": True, "cpu_offload": True}])), "change": None}
+    if op == "raw_set":
+        made["change"] = rng.choice([None, None, "group option", "state key", *WIDE_CHANGES])
+        made["of"] = dict(made["options"])
+    return made
 
 
 def draw(seed, number, strategies, wide=False):

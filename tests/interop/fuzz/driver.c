@@ -10,6 +10,7 @@
 #include "subject.h"
 #include "tessera/comm_threads.h"
 #include "tessera/fqn.h"
+#include "tessera/optimizer_raw.h"
 #include "tessera/sys/params.h"
 #include "tessera/sys/state_keys.h"
 
@@ -100,6 +101,27 @@ static tsr_status set_job(subject *s, const tsr_state_options *o, outcome *out, 
                               err);
 }
 
+/* ---- FSDP1's calls ---- */
+
+static tsr_fsdp_settings settings_of(const subject *s)
+{
+    return (tsr_fsdp_settings){.type = option(s, "full_state_dict", false) ? TSR_FSDP_FULL : TSR_FSDP_SHARDED,
+                               .offload = option(s, "cpu_offload", false),
+                               .rank0_only = option(s, "cpu_offload", false)};
+}
+
+/* Of the first optimizer: the state by canonical names, or what its own load_state_dict makes of one. */
+static tsr_status raw_job(subject *s, outcome *out, tsr_error *err)
+{
+    const tsr_raw_optimizer raw = {.model = &s->model, .optimizer = s->at[0], .comm = s->comm};
+    const tsr_fsdp_settings settings = settings_of(s);
+    out->with_now = true;
+    out->with_optimizer = subject_is(s->job, "op", "raw_get");
+    if (out->with_optimizer) return tsr_fsdp_optim_state_dict(&raw, NULL, &settings, out->optimizer, err);
+    TRY(tsr_fsdp_optim_state_dict_to_load(&raw, subject_get(s, "optimizer_state"), &settings, out->optimizer, err));
+    return tsr_comm_agree(s->comm, tsr_optimizer_load_state_dict(&raw, tsr_state_dict_root(out->optimizer), &s->host, err), err);
+}
+
 /* ---- of state dicts alone ---- */
 
 static tsr_status gather_job(subject *s, outcome *out, tsr_error *err)
@@ -141,6 +163,7 @@ static tsr_status perform(subject *s, outcome *out, tsr_error *err)
     if (op->kind != TSR_VALUE_STR) return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "a job without an operation");
     if (tsr_str_starts(op->text, TSR_STR("get_"))) return get_job(s, &options, out, err);
     if (tsr_str_starts(op->text, TSR_STR("set_"))) return set_job(s, &options, out, err);
+    if (tsr_str_starts(op->text, TSR_STR("raw_"))) return raw_job(s, out, err);
     if (subject_is(s->job, "op", "gather") || tsr_str_starts(op->text, TSR_STR("flatten"))) return state_job(s, out, err);
     return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "no operation '%.*s'", TSR_STR_ARG(op->text));
 }

@@ -11,7 +11,7 @@ def options(job, *names):
 
 
 def sets_optimizer(job):
-    return job["op"] in ("set_optimizer", "set_both")
+    return job["op"] in ("set_optimizer", "set_both", "raw_set")
 
 
 def sets_model(job):
@@ -39,6 +39,7 @@ OURS = [
      r"ranks \d+ and \d+ differ: local '"),
     ("With full_state_dict the first elements of a larger tensor are loaded into a DTensor", lambda d, j: sets_model(j) and j["change"] == "shape" and options(j, "full_state_dict"),
      r" in the state dict, .* over .* in the model, in '"),
+    ("Two optimizers with state under one key that is not a parameter", lambda d, j: d.user, r"optim: two optimizers have state for '"),
     ("names that several submodules share", lambda d, j: j["op"] in ("get_model", "get_both") and j["options"].get("keep_submodule_prefixes") is False,
      r"of several submodules"),
     ("With full_state_dict, missing keys are not reported unless the load is a strict broadcast", lambda d, j: sets_model(j) and options(j, "full_state_dict"),
@@ -52,6 +53,13 @@ def originals(module, path=""):
         yield [path + p["fqn"] for p in module["flat_param"]["params"]]
     for name, child in module["children"].items():
         yield from originals(child, path if name == "_fsdp_wrapped_module" else f"{path}{name}.")
+
+
+def frozen(module, path=""):
+    """Raw names of the frozen parameters below a module."""
+    yield from (path + name for name, p in module["parameters"].items() if not p["requires_grad"])
+    for name, child in module["children"].items():
+        yield from frozen(child, f"{path}{name}.")
 
 
 def first_lacks_scalar(job, message, described):
@@ -207,6 +215,8 @@ class Rule:
         place = path.split(": ", 1)[1]
         if place.startswith("optimizer") and orig(self.described) and options(self.job, "cpu_offload") and isinstance(want, Tensor):
             return shell(want) == shell(got)  # views of one buffer, all equal to the last one gathered
+        if place == "model" and isinstance(want, dict) and isinstance(got, dict) and self.named_as_frozen(want, got):
+            return True
         if place.startswith("now/optimizers") and sets_optimizer(self.job):
             return self.same_optimizer(place, want, got)
         if place.startswith("now/extra/") and want == Object("_EXTRA_STATE"):
@@ -219,6 +229,14 @@ class Rule:
             before, stateless = self.described["tensors"], stateless_parameters(self.described)
             return place[12:] in stateless and got == before[place[12:]] if place.startswith("now/") else got in [before.get(n) for n in stateless]
         return False
+
+    def named_as_frozen(self, want, got):
+        """Without their prefixes PyTorch also drops what then has the name of a frozen parameter."""
+        if not options(self.job, "ignore_frozen_params") or self.job["options"].get("keep_submodule_prefixes") is not False:
+            return False
+        more = set(got) - set(want)
+        names = canonical(self.draw, frozen(json.loads(self.described["modules"])["root"]))
+        return bool(more) and more <= set(names) and want == {k: v for k, v in got.items() if k not in more}
 
     def left_out(self, want, got, before):
         """With `strict` off PyTorch does not load second names of shared modules inside wrappers; and in a broadcast, ranks
@@ -236,7 +254,7 @@ class Rule:
         if full and self.nothing and isinstance(want, Tensor) and isinstance(got, Tensor):
             any_shape = any(o["algorithm"] == "LBFGS" for o in self.first["optimizers"])  # whose state has the type of all parameters together
             return want.shape == got.shape and (any_shape or got.shape == ()) and want.dtype != got.dtype  # PyTorch loads the optimizer's own state, which casts it
-        if full and units(self.described) and self.rank and "/options/" in place and isinstance(got, Tensor) and got.shape:
+        if full and units(self.described) and self.rank and re.search("/(options|user)/", place) and isinstance(got, Tensor) and got.shape:
             return want == (got.shape, Object("dtype"))  # a description of a tensor with dimensions
         if full and "/options/" in place and isinstance(want, list) and isinstance(got, tuple):
             return tuple(want) == got  # full_state_dict turns tuples such as betas into lists

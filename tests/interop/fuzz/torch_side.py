@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint import state_dict as dsd
 from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
+from torch.distributed.fsdp.api import FullOptimStateDictConfig, FullStateDictConfig, ShardedOptimStateDictConfig, ShardedStateDictConfig
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -189,7 +191,41 @@ def submodules(subject, job):
     return rng.sample(names, min(job.get("submodules", 0), len(names)))
 
 
+def set_form(subject, job):
+    """Of FSDP1's units, for its own calls."""
+    if not job["options"].get("full_state_dict"):
+        FSDP.set_state_dict_type(subject.model, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(), ShardedOptimStateDictConfig())
+        return
+    alone = job["options"].get("cpu_offload", False)
+    FSDP.set_state_dict_type(subject.model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig(offload_to_cpu=alone, rank0_only=alone))
+
+
+def raw_get(subject, job):
+    set_form(subject, job)
+    optimizer = subject.optimizers[0]
+    return {"model": None, "optimizer": FSDP.optim_state_dict(subject.model, optimizer, optimizer.state_dict())}
+
+
+def raw_given(subject, job):
+    try:
+        out = {"state": None, "optimizer_state": raw_get(Subject(subject.draw, subject.rank, 1), job)["optimizer"]}
+    except Exception:
+        return {"state": None, "optimizer_state": {}}
+    if job.get("change") and out["optimizer_state"]:
+        changes.make(subject.draw.rng(("change", job["number"])), job["change"], out)
+    return out
+
+
+def raw_put(subject, job, states):
+    set_form(subject, job)
+    optimizer = subject.optimizers[0]
+    optimizer.load_state_dict(FSDP.optim_state_dict_to_load(subject.model, optimizer, states["optimizer_state"]))
+    return {"missing": None, "unexpected": None}
+
+
 def get(subject, job):
+    if job["op"] == "raw_get":
+        return raw_get(subject, job)
     options, of = StateDictOptions(**job["options"]), {}
     if job.get("submodules"):
         of["submodules"] = {subject.model.get_submodule(n) for n in submodules(subject, job)}
@@ -231,6 +267,8 @@ def given(subject, job):
 
 
 def put(subject, job, states):
+    if job["op"] == "raw_set":
+        return raw_put(subject, job, states)
     options, keys = StateDictOptions(**job["options"]), None
     if job["op"] == "set_optimizer":
         dsd.set_optimizer_state_dict(subject.model, subject.optimizers, states["optimizer_state"], options=options)
@@ -254,8 +292,8 @@ def perform(draw, number, rank, tell):
             return {"error": f"{type(e).__name__}: {e}"[:4000]}
     subject = Subject(draw, rank, 0)
     described = {"op": job["op"], "options": job["options"], **subject.describe(), "submodules": submodules(subject, job)}
-    setting = job["op"].startswith("set_")
-    states = given(subject, job) if setting else {}
+    setting = job["op"].startswith("set_") or job["op"] == "raw_set"
+    states = {} if not setting else raw_given(subject, job) if job["op"] == "raw_set" else given(subject, job)
     tell(encode({**described, **states}))
     try:
         out = put(subject, job, states) if setting else get(subject, job)
