@@ -169,11 +169,13 @@ def part(rng, optimizers, rank, world, own):
             part_state(rng, o, rng.choice(whole))
 
 
-def put_user_state(rng, optimizers, rank):
-    """State under keys that are not parameters, which ranks may differ in."""
+def put_user_state(rng, optimizers, rank, world):
+    """State under keys that are not parameters, which ranks of `world` may differ in, or which one of them has alone."""
     for o in optimizers:
-        if rng.random() < 0.7:
-            o.state["user"] = rng.choice([{"calls": 3 + rank, "mean": torch.full((2,), 1.5 + rank)}, {"mean": torch.full((3,), 2.5)}, {"calls": 7}])
+        alone = rng.randrange(world) if world > 1 and rng.random() < 0.3 else rank
+        state = rng.choice([{"calls": 3 + rank, "mean": torch.full((2,), 1.5 + rank)}, {"mean": torch.full((3,), 2.5)}, {"calls": 7}])
+        if rng.random() < 0.7 and alone == rank:
+            o.state["user"] = state
 
 
 def part_state(rng, o, p):

@@ -135,7 +135,7 @@ TORCH = [
      and j["options"].get("strict") is False and j["change"] in ("drop", "empty")),
     ("Parameters that never had a gradient must have state", lambda d, j, e, s: orig(s) and "is not in the optimizer state" in e),
     ("an optimizer whose first state is of no parameter is taken for a named one", lambda d, j, e, s: units(s) and re.search(r"KeyError: \d+$", e)
-     and any(o.get("user") and not any(state for g in o["groups"] for state in g["state"]) for o in s["optimizers"])),
+     and (d.user and d.apart or any(o.get("user") and not any(state for g in o["groups"] for state in g["state"]) for o in s["optimizers"]))),
     ("tied parameters with broadcast_from_rank0", lambda d, j, e, s: units(s) and sets_model(j) and options(j, "broadcast_from_rank0") and '"shared": [{' in s["modules"]),
     ("flat state of units without state", lambda d, j, e, s: units(s) and sets_optimizer(j) and options(j, "flatten_optimizer_state_dict")
      and "is empty. This should happen when use_orig_params=True" in e),

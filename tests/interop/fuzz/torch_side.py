@@ -90,7 +90,8 @@ class Subject:
         optimizers.train(draw.rng("train"), self.optimizers, steps, 0 if self.units else draw.missing)
         self.fill((draw.seed, draw.number, variant))
         if draw.user and (variant == 0 or self.units):  # PyTorch gets it with FSDP1 alone, and a donor must give something
-            optimizers.put_user_state(draw.rng(("user", variant)), self.optimizers, rank if draw.apart else 0)
+            of = (rank, draw.world) if draw.apart else (0, 1)
+            optimizers.put_user_state(draw.rng(("user", variant)), self.optimizers, *of)
         if draw.apart and draw.world > 1:
             optimizers.part(draw.rng(("apart", variant)), self.optimizers, rank, draw.world, self.own())
         if variant == 0 and draw.rng("gradients").random() < 0.15:
