@@ -40,6 +40,8 @@ OURS = [
     ("With full_state_dict the first elements of a larger tensor are loaded into a DTensor", lambda d, j: sets_model(j) and j["change"] == "shape" and options(j, "full_state_dict"),
      r" in the state dict, .* over .* in the model, in '"),
     ("Two optimizers with state under one key that is not a parameter", lambda d, j: d.user, r"optim: two optimizers have state for '"),
+    ("A replicated DTensor that only some ranks hold", lambda d, j: not sets_model(j) and not sets_optimizer(j) and options(j, "full_state_dict"),
+     r"^ranks \d+ and \d+ differ: '.*' is .* over .*: replicate(,replicate)* on rank \d+, but missing on rank \d+$"),
     ("names that several submodules share", lambda d, j: j["op"] in ("get_model", "get_both") and j["options"].get("keep_submodule_prefixes") is False,
      r"of several submodules"),
     ("With full_state_dict, missing keys are not reported unless the load is a strict broadcast", lambda d, j: sets_model(j) and options(j, "full_state_dict"),
@@ -69,6 +71,14 @@ def first_lacks_scalar(job, message, described):
         return False
     given = described["optimizer_state"].get("state", {lacking[1]: None})
     return lacking[1] not in given and lacking[1] in [names[0] for names in originals(json.loads(described["modules"])["root"])]
+
+
+def first_lacks_state(described):
+    """Of a flat parameter whose other originals have some."""
+    if not units(described) or orig(described):
+        return False
+    given = (described["optimizer_state"] or {}).get("state", {})
+    return any(names[0] not in given and set(names) & set(given) for names in originals(json.loads(described["modules"])["root"]))
 
 
 def other_original_has(job, message, described):
@@ -263,6 +273,8 @@ class Rule:
             left = {k: v for k, v in got.items() if k not in lists}
             if lists and list(want) == list(left) and all(v == left[k] or self.same_optimizer(f"{place}/{k}", v, left[k]) for k, v in want.items()):
                 return True
+        if want is None and isinstance(got, dict) and self.job["change"] == "drop" and first_lacks_state(self.described):
+            return "/state/" in place  # PyTorch loses the state of the flat parameter's others
         if not options(self.job, "flatten_optimizer_state_dict"):
             return False
         if place.endswith("/options") and isinstance(want, dict) and isinstance(got, dict):
