@@ -273,8 +273,11 @@ class Rule:
             left = {k: v for k, v in got.items() if k not in lists}
             if lists and list(want) == list(left) and all(v == left[k] or self.same_optimizer(f"{place}/{k}", v, left[k]) for k, v in want.items()):
                 return True
-        if want is None and isinstance(got, dict) and self.job["change"] == "drop" and first_lacks_state(self.described):
-            return "/state/" in place  # PyTorch loses the state of the flat parameter's others
+        if self.job["change"] == "drop" and first_lacks_state(self.described):  # PyTorch leaves the states of the others under their names
+            if want is None and isinstance(got, dict):
+                return "/state/" in place
+            if place.endswith("/user") and isinstance(want, dict):
+                return {k: v for k, v in want.items() if k not in self.described["optimizer_state"]["state"]} == (got or {})
         if not options(self.job, "flatten_optimizer_state_dict"):
             return False
         if place.endswith("/options") and isinstance(want, dict) and isinstance(got, dict):
