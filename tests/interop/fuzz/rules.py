@@ -144,7 +144,7 @@ TORCH = [
     ("missing keys with full_state_dict and strict=False", lambda d, j, e, s: units(s) and sets_model(j) and options(j, "full_state_dict")
      and j["options"].get("strict") is False and j["change"] in ("drop", "empty")),
     ("Parameters that never had a gradient must have state", lambda d, j, e, s: orig(s) and "is not in the optimizer state" in e),
-    ("an optimizer whose first state is of no parameter is taken for a named one", lambda d, j, e, s: units(s) and re.search(r"KeyError: \d+$", e)
+    ("an optimizer whose first state is of no parameter is taken for a named one", lambda d, j, e, s: units(s) and re.search(r"KeyError: \d+$|calculated _sharded_numel_padded is incorrect", e)
      and (d.user and d.apart or any(o.get("user") and not any(state for g in o["groups"] for state in g["state"]) for o in s["optimizers"]))),
     ("tied parameters with broadcast_from_rank0", lambda d, j, e, s: units(s) and sets_model(j) and options(j, "broadcast_from_rank0") and '"shared": [{' in s["modules"]),
     ("flat state of units without state", lambda d, j, e, s: units(s) and sets_optimizer(j) and options(j, "flatten_optimizer_state_dict")
