@@ -92,6 +92,31 @@ static tsr_status check_files(const tsr_chosen *s, tsr_error *err)
     return TSR_OK;
 }
 
+/* Why an entry could not be read, from the findings; NULL: nothing is known. */
+static const tsr_finding *finding_of(const tsr_chosen *s, const tsr_entry *entry)
+{
+    const tsr_findings *findings = tsr_checkpoint_findings(s->checkpoint);
+    for (size_t i = 0; i < tsr_findings_count(findings); i++) {
+        const tsr_finding *finding = tsr_findings_at(findings, i);
+        if (finding->level == TSR_ERROR && finding->fqn.data && tsr_str_equal(finding->fqn, entry->fqn)) return finding;
+    }
+    return NULL;
+}
+
+/* An object that was not read for another reason, such as credentials that expired: the reason is what the message is about. */
+static tsr_status check_objects(const tsr_chosen *s, tsr_error *err)
+{
+    for (uint64_t i = 0; i < s->count && s->options->objects != TSR_OBJECTS_REFUSE; i++) {
+        const tsr_entry *entry = s->rows[i].entry;
+        if (!s->rows[i].written || !tsr_is_object(entry) || entry->value) continue;
+        const tsr_finding *finding = finding_of(s, entry);
+        if (!finding) continue;
+        return tsr_raise(err, TSR_E_FORMAT, finding->byte_offset, "the object '%.*s' could not be read: %.*s",
+                         TSR_STR_ARG(entry->fqn), TSR_STR_ARG(finding->message));
+    }
+    return TSR_OK;
+}
+
 /* One message for all entries that cannot be written, naming the first few. */
 static tsr_status check_refusals(const tsr_chosen *s, const char *(*refusal)(const tsr_converted *row), tsr_error *err)
 {
@@ -144,6 +169,7 @@ tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *opt
     }
     TSR_TRY(tsr_check_casts(checkpoint, options, err));
     TSR_TRY(check_files(out, err));
+    TSR_TRY(check_objects(out, err));
     TSR_TRY(check_refusals(out, refusal, err));
     TSR_TRY(check_names(out, err));
     return mark_copies(out, err);
