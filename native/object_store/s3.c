@@ -98,10 +98,10 @@ static bool relocate(tsr_service *base, const char *region)
 {
     s3 *service = (s3 *)base;
     pthread_mutex_lock(&service->lock);
-    const bool is_other = strcmp(service->region, region) != 0 && strlen(region) < sizeof service->region;
-    if (is_other) memcpy(service->region, region, strlen(region) + 1);
+    const bool fits = strlen(region) < sizeof service->region;
+    if (fits) memcpy(service->region, region, strlen(region) + 1);
     pthread_mutex_unlock(&service->lock);
-    return is_other;
+    return fits; /* also where it is the region already: another request may have set it since this one was signed */
 }
 
 /* ---- listing ---- */
