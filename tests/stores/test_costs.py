@@ -1,0 +1,29 @@
+"""What it costs to list a checkpoint of many files in a bucket: requests and bytes, counted by the server."""
+import os
+
+from checks import need, test
+from fake_s3 import serving
+from test_s3 import files_below, st_write
+
+RANKS = 1024
+
+
+@test
+def test_costs_of_listing_a_dcp_of_1024_files(t):
+    """As many bytes as the metadata has, twice at most, and no request for any data file."""
+    st_write(t.at("x.safetensors"), {f"layers.{i}.weight": ("F32", [RANKS, 4], os.urandom(16 * RANKS)) for i in range(8)})
+    t.run("reshard", t.at("x.safetensors"), t.at("ck"), "--to", "dcp", "--mesh", f"dp={RANKS}", "--placements", "shard(0)")
+    files = files_below(t.at("ck"))
+    need(len(files) == RANKS + 1, f"{len(files)} files")
+    with serving({f"ck/{k}": v for k, v in files.items()}) as s:
+        remote, local = t.json("inspect", "s3://b/ck", "--json", env=s.env()), t.json("inspect", t.at("ck"), "--json")
+        need(remote["entries"] == local["entries"] and not remote["findings"], "other entries")
+        listings = [key for _, key, _ in s.asked if key.startswith("?")]
+        reads = [(key, h.get("Range", "")) for _, key, h in s.asked if not key.startswith("?")]
+        need(len(listings) == 2, f"{len(files)} names fit in two pages: {listings}")
+        need({key for key, _ in reads} == {"ck/.metadata"}, f"{reads[:5]}")
+        asked = [range_.removeprefix("bytes=").split("-") for _, range_ in reads]
+        most = sum(min(int(last or 1 << 40), len(files[".metadata"]) - 1) - int(first) + 1 for first, last in asked)
+        need(most <= 2 * len(files[".metadata"]), f"{most} bytes of a .metadata of {len(files['.metadata'])}")
+        need(len(reads) <= 1 + len(files[".metadata"]) // (1 << 20), f"{len(reads)} requests for {len(files['.metadata'])} bytes")
+        print(f"a DCP of {RANKS} files: {len(s.asked)} requests, {most} bytes of a .metadata of {len(files['.metadata'])}")

@@ -1,0 +1,184 @@
+"""Every trouble at every request of a command in turn: it passes, or ends with a clear message; nothing half-done becomes visible, and no
+secret is shown or sent elsewhere."""
+import concurrent.futures
+import json
+import os
+import shutil
+import urllib.parse
+
+import http_serving
+from checks import need, test
+from fake_s3 import ID, SECRET, serving
+from harness import sample
+from test_s3 import files_below, st_write
+
+TOKEN = "the-session-token"
+SECRETS = (SECRET.encode(), TOKEN.encode(), b"Signature=")
+PREFIX = "ck/"
+
+
+class Elsewhere(http_serving.Handler):
+    """Another host: what is sent there is kept."""
+
+    def do_GET(self):
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        with self.server.lock:
+            self.server.asked.append((self.command, self.path, dict(self.headers)))
+        return self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+
+    do_PUT = do_POST = do_DELETE = do_GET
+
+
+def reset(h):
+    h.close_connection = True
+    h.connection.shutdown(2)
+    return True
+
+
+def half(h):
+    """An answer that promises more than it has; none where there is nothing that it could be a half of."""
+    if h.command != "GET" or "list-type" not in h.path and urllib.parse.unquote(h.path)[len("/b/"):] not in h.server.objects:
+        return reset(h)
+    h.send_response(206 if "Range" in h.headers else 200)
+    h.send_header("Content-Length", "65536")
+    h.send_header("Content-Range", "bytes 0-65535/65536")
+    h.end_headers()
+    h.wfile.write(b"half")
+    h.close_connection = True
+    return True
+
+
+def other_region(h):
+    h.server.region = "us-other-2"  # from here on
+    return h.error(400, "AuthorizationHeaderMalformed", "<Region>us-other-2</Region>")
+
+
+# Each: what happens, whether from then on or once, and whether the command must succeed then.
+PASSING = {
+    "429": (lambda h: h.error(429, "SlowDown", Retry_After=0), False),
+    "500": (lambda h: h.error(500, "InternalError", Retry_After=0), False),
+    "503": (lambda h: h.error(503, "SlowDown", Retry_After=0), False),
+    "reset": (reset, False),
+    "half": (half, False),
+    "another region": (other_region, False),
+}
+STAYING = {
+    "denied": (lambda h: h.error(403, "AccessDenied"), False, b"AccessDenied"),
+    "clock": (lambda h: h.error(403, "RequestTimeTooSkewed"), True, b"clock"),
+    "expired": (lambda h: h.error(400, "ExpiredToken"), True, b"expired"),
+    "error in a good answer": (lambda h: h.error(200, "InternalError"), True, b""),
+    "redirect": (lambda h: h.answer(307, Location=h.server.elsewhere + h.path), False, b""),
+}
+
+
+def at(index, what, stays):
+    """Trouble at request number `index`, from 0, or from there on."""
+    seen = [-1]
+
+    def trouble(handler, *_):
+        with handler.server.lock:
+            seen[0] += 1
+            number = seen[0]
+        return (number >= index if stays else number == index) and what(handler)
+    return trouble
+
+
+def small(t):
+    """A checkpoint of a file in two parts, of one in one part, and a marker."""
+    folder = t.at("source")
+    if not os.path.exists(folder):
+        os.mkdir(folder)
+        st_write(os.path.join(folder, "a.safetensors"), {"a": ("F32", [2304 << 10], os.urandom(9 << 20)), "b": ("F32", [2], bytes(8))})
+        for name, data in files_below(sample("dcp_fsdp2")[0]).items():
+            with open(os.path.join(folder, name), "wb") as f:
+                f.write(data)
+    return folder
+
+
+def jobs(t):
+    """name: (objects before, arguments but for the destination, whether the destination is in the store)"""
+    objects = {PREFIX + k: v for k, v in files_below(small(t)).items()}
+    dcp = {k: v for k, v in objects.items() if not k.endswith(".safetensors")}
+    return {
+        "inspect": (dcp, ("inspect", "s3://b/ck", "--json", "--hash", "sha256"), None),
+        "convert from": (dcp, ("convert", "s3://b/ck", "--to", "torch"), False),
+        "cp from": (objects, ("cp", "s3://b/ck"), False),
+        "cp to": ({}, ("cp", small(t)), True),
+        "convert to": ({}, ("convert", os.path.join(small(t), "a.safetensors"), "--to", "dcp"), True),
+        "resume to": ({}, ("cp", small(t), "--resume"), True),
+    }
+
+
+def destination(t, name, is_remote):
+    return [] if is_remote is None else ["s3://b/out" if is_remote else t.at(name)]
+
+
+def outcome(t, s, name, is_remote, p):
+    """What a run has made visible."""
+    if is_remote is None:
+        return p.stdout
+    if is_remote:
+        return {k: v for k, v in s.objects.items() if k.startswith("out")}
+    if not os.path.exists(t.at(name)):
+        return {}
+    return files_below(t.at(name)) if os.path.isdir(t.at(name)) else {"": next(iter(files_below(t.at(name)).values()))}
+
+
+def remove(path):
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    elif os.path.exists(path):
+        os.remove(path)
+
+
+def run(t, job, name, elsewhere, trouble):
+    before, args, is_remote = job
+    with serving(dict(before), trouble, keys={ID: (SECRET, TOKEN)}) as s:
+        s.elsewhere = elsewhere.url
+        p = t.run(*args[:2], *destination(t, name, is_remote), *args[2:], status=(0, 2), env=s.env(AWS_SESSION_TOKEN=TOKEN))
+        made, uploads, count = outcome(t, s, name, is_remote, p), dict(s.uploads), len(s.asked)
+    if is_remote is False:
+        remove(t.at(name))
+    need(not any(secret in p.stdout + p.stderr for secret in SECRETS), f"{name}: a secret is shown: {p.stderr[-300:]}")
+    return p, made, uploads, count
+
+
+def is_whole_or_hidden(made, wanted):
+    """No marker of something that is not whole, and no other bytes."""
+    if isinstance(wanted, bytes):
+        return True
+    marked = any(k.endswith(".metadata") for k in made)
+    return all(wanted.get(k) == v for k, v in made.items()) and (not marked or made == wanted)
+
+
+def check_one(t, elsewhere, job, wanted, case):
+    name, kind, index = case
+    what, stays, text = (*PASSING[kind], None) if kind in PASSING else STAYING[kind]
+    p, made, uploads, _ = run(t, job, f"{name}-{kind}-{index}".replace(" ", "-"), elsewhere, at(index, what, stays))
+    need(is_whole_or_hidden(made, wanted), f"{case}: {sorted(made)}")
+    if p.returncode:
+        need(kind not in PASSING, f"{case}: {p.stderr.decode()}")
+        need(len(p.stderr) > 20 and text in p.stderr, f"{case}: {p.stderr.decode()}")
+        need(isinstance(made, bytes) or not made or stays or "resume" in name, f"{case} leaves {sorted(made)}: {p.stderr.decode()}")
+    elif kind in PASSING or made != wanted:  # an object that cannot be read is a finding of inspect
+        need(made == wanted or (name == "inspect" and kind in STAYING and json.loads(made)["findings"] and text in made), f"{case}: another outcome, {p.stderr.decode()}")
+    need(stays or not uploads or "resume" in name, f"{case} leaves {uploads.keys()}")
+
+
+@test
+def test_every_trouble_at_every_request(t):
+    elsewhere = http_serving.Server(Elsewhere)
+    total = 0
+    with http_serving.running(elsewhere), concurrent.futures.ThreadPoolExecutor(12) as pool:
+        for name, job in jobs(t).items():
+            p, wanted, _, count = run(t, job, name.replace(" ", "-"), elsewhere, lambda *_: False)
+            need(p.returncode == 0 and count > 2, f"{name}: {p.stderr}")
+            cases = [(name, kind, i) for kind in (*PASSING, *STAYING) for i in range(count)]
+            done = [pool.submit(check_one, t, elsewhere, job, wanted, case) for case in cases]
+            failed = [str(e) for e in (d.exception() for d in done) if e]
+            need(not failed, f"{len(failed)} of {len(cases)}: " + "\n  ".join(failed[:8]))
+            total += len(cases)
+        for command, path, headers in elsewhere.asked:
+            shown = f"{path} {headers}".encode()
+            need(not any(secret in shown for secret in SECRETS) and "Authorization" not in headers, f"sent elsewhere: {command} {shown}")
+        need(total > 300, f"only {total} cases")
