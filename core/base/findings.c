@@ -6,7 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 enum { NAME_MAX_BYTES = 4096 };
 
@@ -98,7 +98,7 @@ typedef struct rated {
 static tsr_status find_rule(const char *id, const tsr_rule **out, tsr_error *err)
 {
     *out = tsr_rule_find(id);
-    TSR_FAIL_IF(!*out, err, TSR_E_USAGE, TSR_NO_POSITION, "there is no rule '%s'", id);
+    TSR_FAIL_IF(!*out, err, TSR_E_USAGE, "there is no rule '%s'", id);
     return TSR_OK;
 }
 

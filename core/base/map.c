@@ -3,7 +3,7 @@
 #include "tessera/sys/map.h"
 
 #include "base/cursor.h"
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 typedef struct slot {
     tsr_str key; /* data NULL: free */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 static void *libc_resize(void *ctx, void *pointer, size_t old_size, size_t new_size)
 {
@@ -51,7 +51,7 @@ tsr_status tsr_vec_reserve(tsr_vec *vec, size_t extra, tsr_error *err)
     if (vec->count + extra >= extra && byte_size(wanted, vec->item_size, &bytes)) {
         grown = vec->allocator->resize(vec->allocator->ctx, vec->items, vec->capacity * vec->item_size, bytes);
     }
-    TSR_FAIL_IF(!grown, err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for %zu items of %zu bytes", wanted, vec->item_size);
+    TSR_FAIL_IF(!grown, err, TSR_E_NOMEM, "out of memory for %zu items of %zu bytes", wanted, vec->item_size);
     vec->items = grown;
     vec->capacity = wanted;
     return TSR_OK;

@@ -7,7 +7,6 @@
  * Tensors whose stored bytes are not simply their elements (strides with holes, big-endian, compressed) are scanned for NaN
  * in a second pass, through the gather. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "check/check_share.h"
 #include "check/compare_copy.h"
 #include "stream/numeric.h"
@@ -24,6 +23,7 @@
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/store_read.h"
+#include "tessera/sys/try.h"
 
 #define MEMBER_CHARS 96u
 #define SLICE_BYTES  ((size_t)128 << 10) /* read, summed and scanned while it is in the cache */

@@ -1,6 +1,5 @@
 /* The digests of a contract against the values that a checkpoint holds, whatever its sharding and container. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "check/check_share.h"
 #include "tessera/check.h"
 #include "tessera/checkpoint.h"
@@ -10,6 +9,7 @@
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/repeats.h"
+#include "tessera/sys/try.h"
 
 typedef struct checker {
     tsr_checkpoint *checkpoint;
@@ -118,7 +118,7 @@ static tsr_status prepare(checker *c, const tsr_catalog *catalog, tsr_comm *comm
     TSR_TRY(check_repeats(c, catalog));
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         TSR_FAIL_IF(!tsr_add_u64(c->byte_total, cost_of(c, &catalog->entries[i]), &c->byte_total), c->err, TSR_E_LIMIT,
-                    TSR_NO_POSITION, "the tensors are too large in total");
+                    "the tensors are too large in total");
     }
     return TSR_OK;
 }
@@ -133,7 +133,7 @@ static tsr_status check_own(checker *c, const tsr_catalog *catalog)
         TSR_TRY(check(c, entry, expected_of(c, entry)));
         TSR_TRY(tsr_share_order(&c->share, i, c->err));
         TSR_FAIL_IF(c->progress && !c->progress->step(c->progress->ctx, c->byte_done, c->byte_total / c->share.comm->size),
-                    c->err, TSR_E_CANCELLED, TSR_NO_POSITION, "interrupted");
+                    c->err, TSR_E_CANCELLED, "interrupted");
     }
     return TSR_OK;
 }

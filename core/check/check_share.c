@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "stream/text.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"

@@ -6,10 +6,10 @@
 #include <math.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "check/compare_copy.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"
+#include "tessera/sys/try.h"
 
 #define BLOCK 512u /* elements decoded at a time */
 
@@ -198,9 +198,8 @@ static tsr_status check_pair(const tsr_gather *a, const tsr_gather *b, tsr_error
     bool same = a->entry->dtype == b->entry->dtype || a->dtype == TSR_FLOAT4_E2M1FN_X2;
     same = same && a->dtype == b->dtype &&
            tsr_box_equal((tsr_box){a->ndim, NULL, a->shape}, (tsr_box){b->ndim, NULL, b->shape});
-    TSR_FAIL_IF(!same, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "'%.*s' and '%.*s' differ in dtype or shape, so their values cannot be compared", TSR_STR_ARG(a->entry->fqn),
-                TSR_STR_ARG(b->entry->fqn));
+    TSR_FAIL_IF(!same, err, TSR_E_USAGE, "'%.*s' and '%.*s' differ in dtype or shape, so their values cannot be compared",
+                TSR_STR_ARG(a->entry->fqn), TSR_STR_ARG(b->entry->fqn));
     return TSR_OK;
 }
 

@@ -1,10 +1,10 @@
 /* The values of all pairs of a diff. */
-#include "base/try.h"
 #include "stream/gather.h"
 #include "tessera/compare.h"
 #include "tessera/sys/compare_pair.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/repeats.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 #include "tessera/value.h"
 
@@ -63,7 +63,7 @@ static tsr_status compare_objects(object_pair *o, const tsr_diff_pair *pair)
     const tsr_match match =
         tsr_value_match_tensors(pair->a->value, pair->b->value, VALUE_DEPTH, host->limits.expansion, compare_inner, o);
     tsr_map_free(o->seen);
-    TSR_FAIL_IF(o->status == TSR_OK && match == TSR_TOO_LARGE, o->err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(o->status == TSR_OK && match == TSR_TOO_LARGE, o->err, TSR_E_LIMIT,
                 "'%.*s' is too deep or too large to compare", TSR_STR_ARG(pair->a->fqn));
     return o->status;
 }

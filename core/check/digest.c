@@ -1,9 +1,9 @@
 /* Digests of tensors: tiles are read ahead by threads, the digest runs over them in order. Of objects: over their
  * JSON, or over a form of our own where JSON cannot hold them. */
-#include "base/try.h"
 #include "tessera/check.h"
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 typedef struct running {
@@ -23,10 +23,9 @@ static tsr_status update(void *ctx, const void *data, size_t size, uint64_t byte
 static tsr_status start(const tsr_host *host, tsr_digest_algorithm algorithm, running *out, tsr_error *err)
 {
     *out = (running){algorithm == TSR_DIGEST_SHA256 ? host->sha256 : host->xxh3, NULL};
-    TSR_FAIL_IF(!out->ops, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "built without %s",
-                algorithm == TSR_DIGEST_SHA256 ? "sha256" : "xxh3");
+    TSR_FAIL_IF(!out->ops, err, TSR_E_UNSUPPORTED, "built without %s", algorithm == TSR_DIGEST_SHA256 ? "sha256" : "xxh3");
     out->state = out->ops->start();
-    TSR_FAIL_IF(!out->state, err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a digest");
+    TSR_FAIL_IF(!out->state, err, TSR_E_NOMEM, "out of memory for a digest");
     return TSR_OK;
 }
 

@@ -1,10 +1,10 @@
 /* Statistics of tensors. Each tile is summed up where it was read; the sums are joined in order, so that the result does
  * not depend on threads. */
-#include "base/try.h"
 #include "check/sums.h"
 #include "stream/tile_job.h"
-#include "tessera/sys/cast.h"
 #include "tessera/check.h"
+#include "tessera/sys/cast.h"
+#include "tessera/sys/try.h"
 
 typedef struct stats_job {
     tsr_tile tile; /* first */
@@ -32,7 +32,7 @@ tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
 {
     tsr_sums all = {0};
     TSR_FAIL_IF(entry->kind == TSR_ENTRY_TENSOR && !tsr_dtype_is_numeric(entry->dtype), err, TSR_E_UNSUPPORTED,
-                TSR_NO_POSITION, "'%.*s': no statistics can be computed for %s", TSR_STR_ARG(entry->fqn),
+                "'%.*s': no statistics can be computed for %s", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
     tsr_gather *gather;
     TSR_TRY(tsr_gather_open(checkpoint, entry, NULL, &gather, err));

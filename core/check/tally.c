@@ -8,10 +8,10 @@
 
 #include <math.h>
 
-#include "base/try.h"
 #include "check/sums.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"
+#include "tessera/sys/try.h"
 
 #define FINE_BINS  4096u
 #define SCALE      0x1p-16 /* of the counted values, so that no border overflows */
@@ -81,7 +81,7 @@ static void count_values(void *ctx, const double *values, size_t count)
 tsr_status tsr_tally_new(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_tally **out, tsr_error *err)
 {
     TSR_FAIL_IF(entry->kind == TSR_ENTRY_TENSOR && !tsr_dtype_is_numeric(entry->dtype), err, TSR_E_UNSUPPORTED,
-                TSR_NO_POSITION, "'%.*s': no statistics can be computed for %s", TSR_STR_ARG(entry->fqn),
+                "'%.*s': no statistics can be computed for %s", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
     tsr_gather *gather;
     TSR_TRY(tsr_gather_open(checkpoint, entry, NULL, &gather, err));

@@ -3,9 +3,9 @@
 
 #include <math.h>
 
-#include "base/try.h"
 #include "codec/json_check.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 #define TWO_TO_53 9007199254740992.0
 
@@ -61,12 +61,12 @@ tsr_status tsr_json_parse(tsr_str text, const tsr_host *host, cJSON **out, tsr_e
 {
     uint32_t depth = host->limits.depth < MAX_DEPTH ? host->limits.depth : MAX_DEPTH;
     *out = NULL;
-    TSR_FAIL_IF(text.size > host->limits.metadata_bytes, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(text.size > host->limits.metadata_bytes, err, TSR_E_LIMIT,
                 "json: a document of %zu bytes exceeds the limit of %llu", text.size,
                 (unsigned long long)host->limits.metadata_bytes);
     TSR_TRY(tsr_json_check(text, depth, 0, NULL, err));
     cJSON *root = cJSON_ParseWithLength(text.data, text.size);
-    TSR_FAIL_IF(!root, err, TSR_E_NOMEM, TSR_NO_POSITION, "json: out of memory for a document of %zu bytes", text.size);
+    TSR_FAIL_IF(!root, err, TSR_E_NOMEM, "json: out of memory for a document of %zu bytes", text.size);
     tsr_status status = refuse_duplicates(root, host, text, err);
     if (status != TSR_OK) cJSON_Delete(root);
     else *out = root;
@@ -99,8 +99,8 @@ static const char *const expected_names[] = {"an object", "an array", "a string"
 
 tsr_status tsr_json_expect(const cJSON *item, tsr_json_type type, const char *where, tsr_error *err)
 {
-    TSR_FAIL_IF(!has_type(item, type), err, TSR_E_FORMAT, TSR_NO_POSITION, "json: expected %s at %s, found %s",
-                expected_names[type], *where ? where : "the root", found_name(item));
+    TSR_FAIL_IF(!has_type(item, type), err, TSR_E_FORMAT, "json: expected %s at %s, found %s", expected_names[type],
+                *where ? where : "the root", found_name(item));
     return TSR_OK;
 }
 
@@ -111,8 +111,8 @@ tsr_status tsr_json_find(const cJSON *object, const char *key, tsr_json_type typ
     TSR_TRY(tsr_json_expect(object, TSR_JSON_OBJECT, where, err));
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
     if (!item || cJSON_IsNull(item)) return TSR_OK;
-    TSR_FAIL_IF(!has_type(item, type), err, TSR_E_FORMAT, TSR_NO_POSITION, "json: expected %s at %s%s%s, found %s",
-                expected_names[type], where, *where ? "." : "", key, found_name(item));
+    TSR_FAIL_IF(!has_type(item, type), err, TSR_E_FORMAT, "json: expected %s at %s%s%s, found %s", expected_names[type],
+                where, *where ? "." : "", key, found_name(item));
     *out = item;
     return TSR_OK;
 }
@@ -121,7 +121,7 @@ tsr_status tsr_json_get(const cJSON *object, const char *key, tsr_json_type type
                         tsr_error *err)
 {
     TSR_TRY(tsr_json_find(object, key, type, where, out, err));
-    TSR_FAIL_IF(!*out, err, TSR_E_FORMAT, TSR_NO_POSITION, "json: %s lacks '%s' (%s)", *where ? where : "the root", key,
+    TSR_FAIL_IF(!*out, err, TSR_E_FORMAT, "json: %s lacks '%s' (%s)", *where ? where : "the root", key,
                 expected_names[type]);
     return TSR_OK;
 }
@@ -131,7 +131,7 @@ tsr_status tsr_json_to_i64(const cJSON *item, const char *where, int64_t *out, t
     *out = 0;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_NUMBER, where, err));
     double value = item->valuedouble;
-    TSR_FAIL_IF(!(fabs(value) < TWO_TO_53) || value != floor(value), err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!(fabs(value) < TWO_TO_53) || value != floor(value), err, TSR_E_FORMAT,
                 "json: expected an integer below 2^53 at %s, found %.17g", *where ? where : "the root", value);
     *out = (int64_t)value;
     return TSR_OK;
@@ -142,7 +142,7 @@ tsr_status tsr_json_to_u64(const cJSON *item, const char *where, uint64_t *out, 
     int64_t value;
     *out = 0;
     TSR_TRY(tsr_json_to_i64(item, where, &value, err));
-    TSR_FAIL_IF(value < 0, err, TSR_E_FORMAT, TSR_NO_POSITION, "json: expected an integer of at least 0 at %s, found %lld",
+    TSR_FAIL_IF(value < 0, err, TSR_E_FORMAT, "json: expected an integer of at least 0 at %s, found %lld",
                 *where ? where : "the root", (long long)value);
     *out = (uint64_t)value;
     return TSR_OK;

@@ -5,8 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "base/utf8.h"
+#include "tessera/sys/try.h"
 
 enum { MAX_DEPTH = 256, MAX_NUMBER = 63 /* cJSON's buffer */ };
 
@@ -59,7 +59,7 @@ static tsr_status check_range(checker *c, size_t from)
 {
     char copy[MAX_NUMBER + 1] = {0};
     memcpy(copy, c->text.data + from, c->at - from);
-    TSR_FAIL_IF(isinf(strtod(copy, NULL)), c->err, TSR_E_FORMAT, from, "json: %s is outside the range of a double", copy);
+    TSR_FAIL_AT(isinf(strtod(copy, NULL)), c->err, TSR_E_FORMAT, from, "json: %s is outside the range of a double", copy);
     return TSR_OK;
 }
 
@@ -78,7 +78,7 @@ static tsr_status check_number(checker *c)
         if (peek(c) == '+' || peek(c) == '-') c->at++;
         TSR_TRY(check_digits(c));
     }
-    TSR_FAIL_IF(c->at - from > MAX_NUMBER, c->err, TSR_E_FORMAT, from,
+    TSR_FAIL_AT(c->at - from > MAX_NUMBER, c->err, TSR_E_FORMAT, from,
                 "json: a number of %zu characters; at most %d are allowed", c->at - from, MAX_NUMBER);
     return check_range(c, from);
 }
@@ -120,8 +120,8 @@ static tsr_status check_unicode_escape(checker *c)
     uint32_t scalar;
     const char *wrong;
     size_t length = tsr_json_unicode_escape(c->text, c->at, &scalar, &wrong);
-    TSR_FAIL_IF(length == 0, c->err, TSR_E_FORMAT, c->at, "json: %s in a string", wrong);
-    TSR_FAIL_IF(scalar == 0, c->err, TSR_E_FORMAT, c->at, "json: NUL character in a string");
+    TSR_FAIL_AT(length == 0, c->err, TSR_E_FORMAT, c->at, "json: %s in a string", wrong);
+    TSR_FAIL_AT(scalar == 0, c->err, TSR_E_FORMAT, c->at, "json: NUL character in a string");
     c->at += length;
     return TSR_OK;
 }
@@ -130,7 +130,7 @@ static tsr_status check_escape(checker *c)
 {
     char kind = c->at + 1 < c->text.size ? c->text.data[c->at + 1] : 0;
     if (kind == 'u') return check_unicode_escape(c);
-    TSR_FAIL_IF(!kind || !strchr("\"\\/bfnrt", kind), c->err, TSR_E_FORMAT, c->at, "json: unknown escape in a string");
+    TSR_FAIL_AT(!kind || !strchr("\"\\/bfnrt", kind), c->err, TSR_E_FORMAT, c->at, "json: unknown escape in a string");
     c->at += 2;
     return TSR_OK;
 }
@@ -144,11 +144,11 @@ static tsr_status check_string(checker *c)
             TSR_TRY(check_escape(c));
             continue;
         }
-        TSR_FAIL_IF(byte < 0, c->err, TSR_E_FORMAT, c->at, "json: unterminated string");
-        TSR_FAIL_IF(byte < 0x20, c->err, TSR_E_FORMAT, c->at, "json: unescaped control byte 0x%02x in a string",
+        TSR_FAIL_AT(byte < 0, c->err, TSR_E_FORMAT, c->at, "json: unterminated string");
+        TSR_FAIL_AT(byte < 0x20, c->err, TSR_E_FORMAT, c->at, "json: unescaped control byte 0x%02x in a string",
                     (unsigned)byte);
         size_t length = tsr_utf8_length((tsr_str){c->text.data + c->at, c->text.size - c->at});
-        TSR_FAIL_IF(length == 0, c->err, TSR_E_FORMAT, c->at, "json: invalid UTF-8 (byte 0x%02x)", (unsigned)byte);
+        TSR_FAIL_AT(length == 0, c->err, TSR_E_FORMAT, c->at, "json: invalid UTF-8 (byte 0x%02x)", (unsigned)byte);
         c->at += length;
     }
     c->at++;
@@ -174,7 +174,7 @@ static bool in_object(const checker *c)
 static tsr_status enter(checker *c, bool object, uint32_t max_depth)
 {
     uint64_t bit = (uint64_t)1 << (c->depth % 64);
-    TSR_FAIL_IF(c->depth == max_depth || c->depth == MAX_DEPTH, c->err, TSR_E_LIMIT, c->at,
+    TSR_FAIL_AT(c->depth == max_depth || c->depth == MAX_DEPTH, c->err, TSR_E_LIMIT, c->at,
                 "json: more than %u nested containers", (unsigned)c->depth);
     if (object) c->objects[c->depth / 64] |= bit;
     else c->objects[c->depth / 64] &= ~bit;

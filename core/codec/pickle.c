@@ -2,7 +2,7 @@
  * tsr_pickle_rare. Position and stack top stay in locals; a helper that needs them in the machine gets them there. */
 #include "codec/pickle_machine.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 
@@ -292,10 +292,10 @@ tsr_status tsr_pickle_parse(tsr_str data, const tsr_host *host, const tsr_pickle
                             size_t *consumed, tsr_error *err)
 {
     *out = NULL;
-    TSR_FAIL_IF(data.size > host->limits.metadata_bytes || data.size > PTRDIFF_MAX, err, TSR_E_LIMIT, 0,
+    TSR_FAIL_AT(data.size > host->limits.metadata_bytes || data.size > PTRDIFF_MAX, err, TSR_E_LIMIT, 0,
                 "pickle: %llu bytes exceed the limit of %llu (metadata_bytes)", (unsigned long long)data.size,
                 (unsigned long long)host->limits.metadata_bytes);
-    TSR_FAIL_IF(data.size == 0, err, TSR_E_FORMAT, 0, "pickle: the input is empty");
+    TSR_FAIL_AT(data.size == 0, err, TSR_E_FORMAT, 0, "pickle: the input is empty");
     tsr_pickle *pickle = tsr_alloc(host->allocator, 1, sizeof *pickle, err);
     if (!pickle) return TSR_E_NOMEM;
     *pickle = (tsr_pickle){.data = data, .allocator = host->allocator};

@@ -1,7 +1,7 @@
 /* Opcodes out of values. */
 #include "codec/pickle_write.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 #define NOT_THERE UINT32_MAX
 

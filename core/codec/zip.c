@@ -15,9 +15,9 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "codec/zip_guard.h"
 #include "codec/zip_local.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/store_read.h"
@@ -82,26 +82,26 @@ static tsr_status window_need(window *w, uint64_t at, size_t size, size_t ahead,
 static tsr_status zip64_end(window *w, uint64_t locator, end_records *end, uint64_t *end_offset, tsr_error *err)
 {
     const uint8_t *p;
-    TSR_FAIL_IF(locator < ZIP64_END_SIZE, err, TSR_E_FORMAT, w->base,
+    TSR_FAIL_AT(locator < ZIP64_END_SIZE, err, TSR_E_FORMAT, w->base,
                 "zip: the archive is too short for its zip64 end record");
     *end_offset = locator - ZIP64_END_SIZE;
     TSR_TRY(window_need(w, *end_offset, ZIP64_END_SIZE + ZIP64_LOCATOR_SIZE, 0, &p, err));
     uint64_t position = w->base + *end_offset;
     uint64_t claimed = tsr_load_le(p + ZIP64_END_SIZE + 8, 8);
-    TSR_FAIL_IF(claimed != *end_offset, err, TSR_E_FORMAT, w->base + locator,
+    TSR_FAIL_AT(claimed != *end_offset, err, TSR_E_FORMAT, w->base + locator,
                 "zip: the zip64 end record is expected at byte %llu of the archive, but its locator follows byte %llu "
                 "(prepended data, or a second end record)",
                 (unsigned long long)claimed, (unsigned long long)*end_offset);
-    TSR_FAIL_IF(tsr_load_le(p, 4) != ZIP64_END_SIGNATURE || tsr_load_le(p + 4, 8) != ZIP64_END_SIZE - 12, err, TSR_E_FORMAT,
+    TSR_FAIL_AT(tsr_load_le(p, 4) != ZIP64_END_SIGNATURE || tsr_load_le(p + 4, 8) != ZIP64_END_SIZE - 12, err, TSR_E_FORMAT,
                 position, "zip: the zip64 end record is damaged");
-    TSR_FAIL_IF(tsr_load_le(p + 16, 4) != 0 || tsr_load_le(p + 20, 4) != 0, err, TSR_E_UNSUPPORTED, position,
+    TSR_FAIL_AT(tsr_load_le(p + 16, 4) != 0 || tsr_load_le(p + 20, 4) != 0, err, TSR_E_UNSUPPORTED, position,
                 "zip: the archive spans several disks");
     uint64_t here = tsr_load_le(p + 24, 8);
     end_records wide = {tsr_load_le(p + 32, 8), tsr_load_le(p + 48, 8), tsr_load_le(p + 40, 8)};
     bool agree = here == wide.entries && (end->entries == UINT16_MAX || end->entries == wide.entries) &&
                  (end->directory_size == UINT32_MAX || end->directory_size == wide.directory_size) &&
                  (end->directory_offset == UINT32_MAX || end->directory_offset == wide.directory_offset);
-    TSR_FAIL_IF(!agree, err, TSR_E_FORMAT, position, "zip: the zip64 end record and the end record disagree");
+    TSR_FAIL_AT(!agree, err, TSR_E_FORMAT, position, "zip: the zip64 end record and the end record disagree");
     *end = wide;
     return TSR_OK;
 }
@@ -109,29 +109,29 @@ static tsr_status zip64_end(window *w, uint64_t locator, end_records *end, uint6
 static tsr_status read_end(window *w, end_records *end, tsr_error *err)
 {
     const uint8_t *p;
-    TSR_FAIL_IF(w->size < END_SIZE, err, TSR_E_FORMAT, w->base,
+    TSR_FAIL_AT(w->size < END_SIZE, err, TSR_E_FORMAT, w->base,
                 "zip: %llu bytes are too few for an archive; at least 22 are needed", (unsigned long long)w->size);
     uint64_t at = w->size - END_SIZE;
     uint64_t first = w->size <= WHOLE_READ ? 0 : w->size - TAIL_READ;
     TSR_TRY(window_need(w, first, (size_t)(w->size - first), 0, &p, err));
     p += at - first;
-    TSR_FAIL_IF(
+    TSR_FAIL_AT(
         tsr_load_le(p, 4) != END_SIGNATURE || tsr_load_le(p + 20, 2) != 0, err, TSR_E_FORMAT, w->base + at,
         "zip: the archive does not end with an end record (it was truncated, or has trailing data or an archive comment)");
-    TSR_FAIL_IF(tsr_load_le(p + 4, 2) != 0 || tsr_load_le(p + 6, 2) != 0 || tsr_load_le(p + 8, 2) != tsr_load_le(p + 10, 2),
+    TSR_FAIL_AT(tsr_load_le(p + 4, 2) != 0 || tsr_load_le(p + 6, 2) != 0 || tsr_load_le(p + 8, 2) != tsr_load_le(p + 10, 2),
                 err, TSR_E_UNSUPPORTED, w->base + at, "zip: the archive spans several disks");
     *end = (end_records){tsr_load_le(p + 10, 2), tsr_load_le(p + 16, 4), tsr_load_le(p + 12, 4)};
     uint64_t directory_end = at;
     if (at >= ZIP64_LOCATOR_SIZE && tsr_load_le(p - ZIP64_LOCATOR_SIZE, 4) == ZIP64_LOCATOR_SIGNATURE)
         TSR_TRY(zip64_end(w, at - ZIP64_LOCATOR_SIZE, end, &directory_end, err));
     uint64_t claimed_end;
-    TSR_FAIL_IF(!tsr_add_u64(end->directory_offset, end->directory_size, &claimed_end) || claimed_end != directory_end, err,
+    TSR_FAIL_AT(!tsr_add_u64(end->directory_offset, end->directory_size, &claimed_end) || claimed_end != directory_end, err,
                 TSR_E_FORMAT, w->base + at,
                 "zip: the central directory should begin at byte %llu and have %llu bytes, but the end records begin at "
                 "byte %llu (prepended data, or a second end record)",
                 (unsigned long long)end->directory_offset, (unsigned long long)end->directory_size,
                 (unsigned long long)directory_end);
-    TSR_FAIL_IF(end->entries > end->directory_size / CENTRAL_SIZE, err, TSR_E_FORMAT, w->base + at,
+    TSR_FAIL_AT(end->entries > end->directory_size / CENTRAL_SIZE, err, TSR_E_FORMAT, w->base + at,
                 "zip: %llu members cannot be listed in %llu bytes", (unsigned long long)end->entries,
                 (unsigned long long)end->directory_size);
     return TSR_OK;
@@ -139,7 +139,7 @@ static tsr_status read_end(window *w, end_records *end, tsr_error *err)
 
 static tsr_status check_name(tsr_str name, uint64_t position, tsr_error *err)
 {
-    TSR_FAIL_IF(name.size == 0 || memchr(name.data, 0, name.size), err, TSR_E_FORMAT, position,
+    TSR_FAIL_AT(name.size == 0 || memchr(name.data, 0, name.size), err, TSR_E_FORMAT, position,
                 "zip: a member's name is empty or contains a NUL");
     return TSR_OK;
 }
@@ -147,22 +147,22 @@ static tsr_status check_name(tsr_str name, uint64_t position, tsr_error *err)
 static tsr_status read_entry(tsr_cursor *directory, uint64_t base, uint64_t position, tsr_zip_member *out, tsr_error *err)
 {
     const uint8_t *p = tsr_cursor_take(directory, CENTRAL_SIZE);
-    TSR_FAIL_IF(!p || tsr_load_le(p, 4) != CENTRAL_SIGNATURE, err, TSR_E_FORMAT, position,
+    TSR_FAIL_AT(!p || tsr_load_le(p, 4) != CENTRAL_SIGNATURE, err, TSR_E_FORMAT, position,
                 "zip: expected another entry of the central directory");
     size_t name_size = (size_t)tsr_load_le(p + 28, 2), extra_size = (size_t)tsr_load_le(p + 30, 2);
     const uint8_t *name = tsr_cursor_take(directory, name_size);
     const uint8_t *extra = tsr_cursor_take(directory, extra_size);
     tsr_cursor_take(directory, (size_t)tsr_load_le(p + 32, 2));
-    TSR_FAIL_IF(directory->failed, err, TSR_E_FORMAT, position,
+    TSR_FAIL_AT(directory->failed, err, TSR_E_FORMAT, position,
                 "zip: an entry of the central directory reaches beyond its end");
     out->name = (tsr_str){(const char *)name, name_size};
     TSR_TRY(check_name(out->name, position, err));
     out->flags = (uint16_t)tsr_load_le(p + 8, 2);
     out->crc32 = (uint32_t)tsr_load_le(p + 16, 4);
     unsigned method = (unsigned)tsr_load_le(p + 10, 2);
-    TSR_FAIL_IF(out->flags & FLAGS_ENCRYPTED, err, TSR_E_UNSUPPORTED, position, "zip: member '%.*s' is encrypted",
+    TSR_FAIL_AT(out->flags & FLAGS_ENCRYPTED, err, TSR_E_UNSUPPORTED, position, "zip: member '%.*s' is encrypted",
                 TSR_STR_ARG(out->name));
-    TSR_FAIL_IF(method != 0, err, TSR_E_UNSUPPORTED, position,
+    TSR_FAIL_AT(method != 0, err, TSR_E_UNSUPPORTED, position,
                 "zip: member '%.*s' is compressed (%s, method %u); torch.save stores members uncompressed",
                 TSR_STR_ARG(out->name), method == 8 ? "deflate" : "unknown", method);
     tsr_cursor wide = {NULL, 0, 0, false};
@@ -171,12 +171,12 @@ static tsr_status read_entry(tsr_cursor *directory, uint64_t base, uint64_t posi
     bool whole = tsr_zip_widen((uint32_t)tsr_load_le(p + 24, 4), &wide, &out->size) &&
                  tsr_zip_widen((uint32_t)tsr_load_le(p + 20, 4), &wide, &packed) &&
                  tsr_zip_widen((uint32_t)tsr_load_le(p + 42, 4), &wide, &out->header_offset);
-    TSR_FAIL_IF(!whole, err, TSR_E_FORMAT, position, "zip: member '%.*s' lacks its zip64 sizes", TSR_STR_ARG(out->name));
-    TSR_FAIL_IF(packed != out->size, err, TSR_E_FORMAT, position,
+    TSR_FAIL_AT(!whole, err, TSR_E_FORMAT, position, "zip: member '%.*s' lacks its zip64 sizes", TSR_STR_ARG(out->name));
+    TSR_FAIL_AT(packed != out->size, err, TSR_E_FORMAT, position,
                 "zip: member '%.*s' is stored uncompressed, but has %llu bytes compressed and %llu uncompressed",
                 TSR_STR_ARG(out->name), (unsigned long long)packed, (unsigned long long)out->size);
-    TSR_FAIL_IF(tsr_load_le(p + 34, 2) != 0, err, TSR_E_UNSUPPORTED, position, "zip: the archive spans several disks");
-    TSR_FAIL_IF(!tsr_add_u64(out->header_offset, base, &out->header_offset), err, TSR_E_FORMAT, position,
+    TSR_FAIL_AT(tsr_load_le(p + 34, 2) != 0, err, TSR_E_UNSUPPORTED, position, "zip: the archive spans several disks");
+    TSR_FAIL_AT(!tsr_add_u64(out->header_offset, base, &out->header_offset), err, TSR_E_FORMAT, position,
                 "zip: member '%.*s' begins beyond the end of the archive", TSR_STR_ARG(out->name));
     return TSR_OK;
 }
@@ -184,10 +184,10 @@ static tsr_status read_entry(tsr_cursor *directory, uint64_t base, uint64_t posi
 static tsr_status read_directory(window *w, const tsr_host *host, const end_records *end, tsr_arena *arena, tsr_zip *zip,
                                  tsr_error *err)
 {
-    TSR_FAIL_IF(end->directory_size > host->limits.metadata_bytes, err, TSR_E_LIMIT, w->base + end->directory_offset,
+    TSR_FAIL_AT(end->directory_size > host->limits.metadata_bytes, err, TSR_E_LIMIT, w->base + end->directory_offset,
                 "zip: a central directory of %llu bytes exceeds the limit of %llu (metadata_bytes)",
                 (unsigned long long)end->directory_size, (unsigned long long)host->limits.metadata_bytes);
-    TSR_FAIL_IF(end->entries >= UINT32_MAX, err, TSR_E_LIMIT, w->base + end->directory_offset, "zip: too many members");
+    TSR_FAIL_AT(end->entries >= UINT32_MAX, err, TSR_E_LIMIT, w->base + end->directory_offset, "zip: too many members");
     size_t size = (size_t)end->directory_size;
     const uint8_t *seen;
     TSR_TRY(window_need(w, end->directory_offset, size, 0, &seen, err));
@@ -199,7 +199,7 @@ static tsr_status read_directory(window *w, const tsr_host *host, const end_reco
     uint64_t position = w->base + end->directory_offset;
     for (uint32_t i = 0; i < end->entries; i++)
         TSR_TRY(read_entry(&cursor, w->base, position + cursor.at, &members[i], err));
-    TSR_FAIL_IF(tsr_cursor_left(&cursor) != 0, err, TSR_E_FORMAT, position + cursor.at,
+    TSR_FAIL_AT(tsr_cursor_left(&cursor) != 0, err, TSR_E_FORMAT, position + cursor.at,
                 "zip: %llu bytes of the central directory follow its last entry",
                 (unsigned long long)tsr_cursor_left(&cursor));
     zip->members = members;
@@ -277,19 +277,19 @@ static tsr_status read_local(window *w, uint64_t limit, tsr_zip_member *member, 
 {
     const uint8_t *p;
     uint64_t at = member->header_offset - w->base;
-    TSR_FAIL_IF(at >= limit || limit - at < TSR_ZIP_LOCAL_SIZE, err, TSR_E_FORMAT, member->header_offset,
+    TSR_FAIL_AT(at >= limit || limit - at < TSR_ZIP_LOCAL_SIZE, err, TSR_E_FORMAT, member->header_offset,
                 "zip: the local header of '%.*s' is beyond the end of the members (byte %llu of %llu)",
                 TSR_STR_ARG(member->name), (unsigned long long)at, (unsigned long long)limit);
     TSR_TRY(window_need(w, at, TSR_ZIP_LOCAL_SIZE, AHEAD_READ, &p, err));
     size_t name_size = (size_t)tsr_load_le(p + 26, 2), extra_size = (size_t)tsr_load_le(p + 28, 2);
     uint64_t head = TSR_ZIP_LOCAL_SIZE + name_size + extra_size;
-    TSR_FAIL_IF(tsr_load_le(p, 4) != TSR_ZIP_LOCAL_SIGNATURE || head > limit - at, err, TSR_E_FORMAT, member->header_offset,
+    TSR_FAIL_AT(tsr_load_le(p, 4) != TSR_ZIP_LOCAL_SIGNATURE || head > limit - at, err, TSR_E_FORMAT, member->header_offset,
                 "zip: the central directory points to no local header of '%.*s'", TSR_STR_ARG(member->name));
     TSR_TRY(window_need(w, at, (size_t)head, AHEAD_READ, &p, err));
     TSR_TRY(tsr_zip_check_local(member, p, err));
-    TSR_FAIL_IF(member->size > limit - at - head, err, TSR_E_FORMAT, member->header_offset,
-                "zip: member '%.*s' has %llu bytes, but only %llu are left before the central directory", TSR_STR_ARG(member->name),
-                (unsigned long long)member->size, (unsigned long long)(limit - at - head));
+    TSR_FAIL_AT(member->size > limit - at - head, err, TSR_E_FORMAT, member->header_offset,
+                "zip: member '%.*s' has %llu bytes, but only %llu are left before the central directory",
+                TSR_STR_ARG(member->name), (unsigned long long)member->size, (unsigned long long)(limit - at - head));
     member->byte_offset = member->header_offset + head;
     return TSR_OK;
 }
@@ -298,13 +298,14 @@ static tsr_status read_local(window *w, uint64_t limit, tsr_zip_member *member, 
 static tsr_status check_gap(window *w, const tsr_zip_member *member, uint64_t next, tsr_error *err)
 {
     uint64_t at = member->byte_offset - w->base + member->size;
-    TSR_FAIL_IF(next < at, err, TSR_E_FORMAT, member->header_offset, "zip: member '%.*s' overlaps the next one",
+    TSR_FAIL_AT(next < at, err, TSR_E_FORMAT, member->header_offset, "zip: member '%.*s' overlaps the next one",
                 TSR_STR_ARG(member->name));
     uint64_t gap = next - at;
     bool described = member->flags & TSR_ZIP_FLAG_DESCRIPTOR;
     bool fits = gap >= TSR_ZIP_DESCRIPTOR_LEAST && gap <= TSR_ZIP_DESCRIPTOR_MOST && gap % 4 == 0;
-    TSR_FAIL_IF(described ? !fits : gap != 0, err, TSR_E_FORMAT, w->base + at, "zip: %llu bytes after member '%.*s' belong to no member",
-                (unsigned long long)gap, TSR_STR_ARG(member->name));
+    TSR_FAIL_AT(described ? !fits : gap != 0, err, TSR_E_FORMAT, w->base + at,
+                "zip: %llu bytes after member '%.*s' belong to no member", (unsigned long long)gap,
+                TSR_STR_ARG(member->name));
     if (gap == 0) return TSR_OK;
     const uint8_t *p;
     TSR_TRY(window_need(w, at, (size_t)gap, AHEAD_READ, &p, err));
@@ -316,7 +317,7 @@ static tsr_status read_locals(window *w, uint64_t limit, tsr_zip *zip, tsr_arena
     const tsr_zip_member **order = sorted(zip, by_header, arena, err);
     if (!order) return TSR_E_NOMEM;
     uint64_t first = zip->count ? order[0]->header_offset - w->base : limit;
-    TSR_FAIL_IF(first != 0, err, TSR_E_FORMAT, w->base, "zip: %llu bytes before the first member belong to no member",
+    TSR_FAIL_AT(first != 0, err, TSR_E_FORMAT, w->base, "zip: %llu bytes before the first member belong to no member",
                 (unsigned long long)first);
     uint32_t file = zip->file;
     tsr_store *origin = w->store;

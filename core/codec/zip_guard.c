@@ -1,8 +1,8 @@
 /* See zip_guard.h. */
 #include "codec/zip_guard.h"
 
-#include "base/try.h"
 #include "codec/zip_local.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/vec.h"
 
@@ -24,12 +24,12 @@ static tsr_status check(const tsr_store_guard *guard, const uint8_t *bytes, tsr_
     if (known.descriptor) TSR_TRY(tsr_zip_check_descriptor(&known.before, bytes, known.descriptor, err));
     const uint8_t *p = bytes + known.descriptor;
     const uint64_t head = member->byte_offset - member->header_offset;
-    TSR_FAIL_IF(tsr_load_le(p, 4) != TSR_ZIP_LOCAL_SIGNATURE, err, TSR_E_FORMAT, member->header_offset,
+    TSR_FAIL_AT(tsr_load_le(p, 4) != TSR_ZIP_LOCAL_SIGNATURE, err, TSR_E_FORMAT, member->header_offset,
                 "zip: the central directory points to no local header of '%.*s'", TSR_STR_ARG(member->name));
     const uint64_t stated = TSR_ZIP_LOCAL_SIZE + tsr_load_le(p + 26, 2) + tsr_load_le(p + 28, 2);
-    TSR_FAIL_IF(stated != head, err, TSR_E_FORMAT, member->header_offset,
-                "zip: the local header of '%.*s' has %llu bytes, where the central directory leaves %llu", TSR_STR_ARG(member->name),
-                (unsigned long long)stated, (unsigned long long)head);
+    TSR_FAIL_AT(stated != head, err, TSR_E_FORMAT, member->header_offset,
+                "zip: the local header of '%.*s' has %llu bytes, where the central directory leaves %llu",
+                TSR_STR_ARG(member->name), (unsigned long long)stated, (unsigned long long)head);
     return tsr_zip_check_local(member, p, err);
 }
 

@@ -1,7 +1,7 @@
 /* See zip_local.h. */
 #include "codec/zip_local.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 enum { DESCRIPTOR_SIGNATURE = 0x08074b50, ZIP64_EXTRA_ID = 1 };
 
@@ -44,11 +44,11 @@ tsr_status tsr_zip_check_local(const tsr_zip_member *member, const uint8_t *p, t
 {
     const size_t name_size = (size_t)tsr_load_le(p + 26, 2), extra_size = (size_t)tsr_load_le(p + 28, 2);
     const tsr_str name = {(const char *)p + TSR_ZIP_LOCAL_SIZE, name_size};
-    TSR_FAIL_IF(!tsr_str_equal(name, member->name), err, TSR_E_FORMAT, member->header_offset,
+    TSR_FAIL_AT(!tsr_str_equal(name, member->name), err, TSR_E_FORMAT, member->header_offset,
                 "zip: the central directory calls a member '%.*s', its local header '%.*s'", TSR_STR_ARG(member->name),
                 TSR_STR_ARG(name));
     const tsr_cursor extra = {p + TSR_ZIP_LOCAL_SIZE + name_size, extra_size, 0, false};
-    TSR_FAIL_IF(tsr_load_le(p + 6, 2) != member->flags || tsr_load_le(p + 8, 2) != 0 || !local_agrees(p, extra, member), err,
+    TSR_FAIL_AT(tsr_load_le(p + 6, 2) != member->flags || tsr_load_le(p + 8, 2) != 0 || !local_agrees(p, extra, member), err,
                 TSR_E_FORMAT, member->header_offset,
                 "zip: the local header of '%.*s' and the central directory disagree on flags, method, CRC or size",
                 TSR_STR_ARG(name));
@@ -62,7 +62,7 @@ tsr_status tsr_zip_check_descriptor(const tsr_zip_member *member, const uint8_t 
     const uint8_t *fields = p + (marked ? 4 : 0);
     const bool agrees = (!marked || tsr_load_le(p, 4) == DESCRIPTOR_SIGNATURE) && tsr_load_le(fields, 4) == member->crc32 &&
                         tsr_load_le(fields + 4, width) == member->size && tsr_load_le(fields + 4 + width, width) == member->size;
-    TSR_FAIL_IF(!agrees, err, TSR_E_FORMAT, member->byte_offset + member->size,
+    TSR_FAIL_AT(!agrees, err, TSR_E_FORMAT, member->byte_offset + member->size,
                 "zip: the data descriptor of '%.*s' and the central directory disagree", TSR_STR_ARG(member->name));
     return TSR_OK;
 }

@@ -10,7 +10,7 @@
 #include "codec/zip_write.h"
 
 #include "base/cursor.h"
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 #define LOCAL_SIZE      30u
 #define CENTRAL_SIZE    46u

@@ -2,8 +2,8 @@
 #include <inttypes.h>
 
 #include "base/line.h"
-#include "base/try.h"
 #include "tessera/convert.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_SHOWN = 5, SHOWN_BYTES = 600 };
 

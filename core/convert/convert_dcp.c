@@ -1,6 +1,6 @@
 /* A checkpoint as a DCP folder of one data file: byte items first, then tensors, each whole, in the order of the source. */
-#include "base/try.h"
 #include "convert/dcp_rows.h"
+#include "tessera/sys/try.h"
 #include "write/fragments.h"
 
 typedef struct placing {

@@ -1,8 +1,8 @@
 /* Plain tensors in one file per rank, cut by a map of shards: the inverse of reading such files. With torch.save each file is a
  * stage, laid out when it is needed; safetensors files are laid out together. */
-#include "base/try.h"
 #include "convert/rank_files.h"
 #include "formats/torch/torch_loadable.h"
+#include "tessera/sys/try.h"
 #include "write/safetensors_write.h"
 #include "write/torch_plan.h"
 

@@ -2,10 +2,10 @@
  * huggingface_hub does: in order, a new shard when the next tensor does not fit, a larger tensor alone in its own. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "convert/convert_to.h"
 #include "stream/text.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/try.h"
 #include "write/safetensors_write.h"
 
 #define INDEX_NAME "model.safetensors.index.json"

@@ -1,8 +1,8 @@
 /* A checkpoint as one torch.save file: the nested structure comes back from the entries' paths, objects are written again
  * as the data they were read as, and tensors that shared storage share it still. */
-#include "base/try.h"
 #include "convert/convert_to.h"
 #include "formats/torch/torch_loadable.h"
+#include "tessera/sys/try.h"
 #include "write/torch_plan.h"
 
 const char *tsr_torch_refusal(const tsr_converted *row)

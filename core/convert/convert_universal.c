@@ -1,8 +1,8 @@
 /* A checkpoint as a DeepSpeed universal checkpoint: one small torch.save file for each weight and each state, each a stage that is
  * laid out when it is needed, and the marker that names their directory. */
-#include "base/try.h"
 #include "convert/universal.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/try.h"
 #include "write/torch_plan.h"
 
 typedef struct universal {

@@ -1,11 +1,11 @@
 /* See dcp_rows.h. */
 #include "convert/dcp_rows.h"
 
-#include "base/try.h"
 #include "convert/reshard_to.h"
 #include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"
 #include "model/nest.h"
+#include "tessera/sys/try.h"
 #include "write/blit.h"
 
 static tsr_status complete_row(const tsr_dcp_rows *rows, tsr_converted *row, tsr_error *err)

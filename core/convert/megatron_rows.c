@@ -6,9 +6,9 @@
  *
  * Source: megatron/core/dist_checkpointing, serialization.py and core.py, of Megatron-Core 0.14 and 0.16. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "convert/dcp_rows.h"
 #include "formats/megatron/megatron.h"
+#include "tessera/sys/try.h"
 #include "write/blit.h"
 #include "write/torch_plan.h"
 

@@ -1,8 +1,8 @@
 /* The nested value that a conversion to torch.save writes: the written rows, and between them the mappings that the source
  * says more of than its entries do. */
-#include "base/try.h"
 #include "convert/selection.h"
 #include "model/nest.h"
+#include "tessera/sys/try.h"
 
 /* Empty dicts go by the same filter as entries; a renamed one has no place that the others' paths tell. */
 static tsr_status wants(const tsr_chosen *chosen, const tsr_mapping *mapping, bool *yes, tsr_error *err)

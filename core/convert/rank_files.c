@@ -1,10 +1,10 @@
 /* See rank_files.h. */
 #include "convert/rank_files.h"
 
-#include "base/try.h"
 #include "formats/shards/shards_cut.h"
 #include "formats/shards/shards_pattern.h"
 #include "model/nest.h"
+#include "tessera/sys/try.h"
 #include "write/localize.h"
 
 /* As Meta and Megatron write numbers of ranks. */
@@ -33,7 +33,7 @@ static tsr_status name_files(tsr_rank_files *f, tsr_error *err)
         const tsr_shards_numbers numbers = {{i % f->tensor_ranks, i / f->tensor_ranks, 0}};
         f->names[i] = tsr_shards_name(pattern, &numbers, is_padded(pattern) ? padded : plain, arena, err);
         if (!f->names[i].data) return TSR_E_NOMEM;
-        TSR_FAIL_IF(i && tsr_str_equal(f->names[i], f->names[i - 1]), err, TSR_E_USAGE, TSR_NO_POSITION,
+        TSR_FAIL_IF(i && tsr_str_equal(f->names[i], f->names[i - 1]), err, TSR_E_USAGE,
                     "ranks '%.*s' of %.*s names one file for several ranks; it needs {tp}, and also {pp} if there are "
                     "pipeline stages",
                     TSR_STR_ARG(pattern), TSR_STR_ARG(f->job->options->shards->name));
@@ -46,18 +46,18 @@ tsr_status tsr_rank_files_open(const tsr_conversion_job *job, tsr_rank_files *ou
 {
     const tsr_shards *map = job->options->shards;
     const uint32_t world = job->options->world_size;
-    TSR_FAIL_IF(!map, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(!map, err, TSR_E_USAGE,
                 "writing one file per rank needs a map that describes how tensors are split; pass --shards FILE");
     TSR_FAIL_IF(
-        map->family, err, TSR_E_USAGE, TSR_NO_POSITION,
+        map->family, err, TSR_E_USAGE,
         "the built-in map '%.*s' can only be used for reading; to write one file per rank, pass a tessera.shards/1 file",
         TSR_STR_ARG(map->name));
     out->job = job;
     out->stages = (tsr_shards_stages){.count = map->stage_count ? map->stage_count : 1, .layers = map->stage_layers};
-    TSR_FAIL_IF(!world || world % out->stages.count, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(!world || world % out->stages.count, err, TSR_E_USAGE,
                 "%u ranks cannot be divided into the %u pipeline stages of %.*s (--world-size)", world, out->stages.count,
                 TSR_STR_ARG(map->name));
-    TSR_FAIL_IF(world > UINT16_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u ranks are too many to write files for", world);
+    TSR_FAIL_IF(world > UINT16_MAX, err, TSR_E_LIMIT, "%u ranks are too many to write files for", world);
     out->count = world;
     out->tensor_ranks = world / out->stages.count;
     if (map->stage_count) {

@@ -1,6 +1,6 @@
 /* Rows of a conversion and tensors of a plan. */
-#include "base/try.h"
 #include "convert/reshard_to.h"
+#include "tessera/sys/try.h"
 
 tsr_converted *tsr_row_of(const tsr_chosen *chosen, const tsr_entry *entry)
 {

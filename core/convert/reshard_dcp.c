@@ -2,9 +2,9 @@
  * in rank 0's, before its tensors. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "convert/dcp_rows.h"
 #include "convert/reshard_to.h"
+#include "tessera/sys/try.h"
 #include "write/fragments.h"
 
 #include "tessera/sys/plan_items.h"

@@ -4,10 +4,10 @@
  *   storage                 [ w0 ·· ][ w1 ··· ]             blits: boxes of w0, boxes of w1 */
 #include "convert/reshard_flat.h"
 
-#include "base/try.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/plan_items.h"
+#include "tessera/sys/try.h"
 #include "write/dtensor_value.h"
 
 #define FLAT_PARAM "_flat_param" /* FLAT_PARAM of torch/distributed/fsdp/_common_utils.py */
@@ -63,7 +63,7 @@ static tsr_status unit_name(const tsr_fsdp1_unit *unit, tsr_arena *arena, tsr_st
     const bool starred = module.size < unit->match.size && module.size > 1 && module.data[module.size - 1] == '.';
     bool literal = starred;
     for (size_t i = 0; i < module.size; i++) literal = literal && !memchr("*?[", module.data[i], 3);
-    TSR_FAIL_IF(!literal, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(!literal, err, TSR_E_USAGE,
                 "the unit '%.*s' does not name a single module, so its flat parameter has no name in a torch.save file; "
                 "units must have the form MODULE.**",
                 TSR_STR_ARG(unit->match));
@@ -73,7 +73,7 @@ static tsr_status unit_name(const tsr_fsdp1_unit *unit, tsr_arena *arena, tsr_st
 
 static tsr_status check_loadable(const tsr_fsdp1_unit *unit, tsr_error *err)
 {
-    TSR_FAIL_IF(unit->use_orig_params, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(unit->use_orig_params, err, TSR_E_UNSUPPORTED,
                 "'%.*s' would be part of a flat parameter, which FSDP1 with use_orig_params does not load from a rank's "
                 "file; set \"use_orig_params\": false in the strategy, or reshard to dcp",
                 TSR_STR_ARG(unit->entries[0]->fqn));

@@ -7,11 +7,11 @@
  * The form keeps no global shapes: a reader takes the farthest end of the pieces for it. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "convert/reshard_to.h"
 #include "stream/text.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/plan_items.h"
+#include "tessera/sys/try.h"
 #include "write/safetensors_write.h"
 
 typedef struct owned {
@@ -37,7 +37,7 @@ static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
     const tsr_entry *entry = tsr_plan_tensor_at(g->plan, tensor).entry;
     tsr_converted *row = tsr_row_of(&g->chosen, entry);
     if (!row) return TSR_OK;
-    TSR_FAIL_IF(shard->box_count > 1, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(shard->box_count > 1, err, TSR_E_UNSUPPORTED,
                 "'%.*s': rank %llu holds %llu separate boxes of it, but sharded safetensors store one box per file",
                 TSR_STR_ARG(entry->fqn), (unsigned long long)owner, (unsigned long long)shard->box_count);
     owned *o = tsr_vec_push(&g->owned, err);

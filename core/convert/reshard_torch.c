@@ -1,9 +1,9 @@
 /* One torch.save file a rank: all that the rank holds, as DTensors over the target's mesh or as slices of FSDP1's flat
  * parameters (reshard_flat.c), and the objects. Each rank is a
  * stage, laid out in an arena of its own when it is needed. */
-#include "base/try.h"
 #include "convert/reshard_flat.h"
 #include "formats/torch/torch_loadable.h"
+#include "tessera/sys/try.h"
 #include "write/dtensor_value.h"
 #include "write/localize.h"
 #include "write/torch_plan.h"

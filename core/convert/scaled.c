@@ -6,13 +6,13 @@
  * quantization libraries write tell which scale belongs to which tensor. The dtype counts too: bfloat16 numbers are the
  * weights themselves, whatever is next to them. A scale counts even where it is not selected. */
 #include "base/line.h"
-#include "base/try.h"
 #include "tessera/convert.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 /* A scale has the name of its numbers, with the ending `data` replaced by `scale`. */
@@ -167,8 +167,7 @@ static tsr_status check_entries(search *s)
 
 static tsr_status fill_names(search *s)
 {
-    TSR_FAIL_IF(s->catalog->entry_count > UINT32_MAX - 1, s->err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "too many entries to convert");
+    TSR_FAIL_IF(s->catalog->entry_count > UINT32_MAX - 1, s->err, TSR_E_LIMIT, "too many entries to convert");
     for (uint64_t i = 0; i < s->catalog->entry_count; i++)
         TSR_TRY(tsr_map_put(s->names, s->catalog->entries[i].fqn, (uint32_t)i, NULL, NULL, s->err));
     return check_entries(s);
@@ -180,7 +179,7 @@ static tsr_status report(const search *s)
     if (s->count == 0) return TSR_OK;
     tsr_line line = tsr_line_on(more, sizeof more);
     if (s->count > 1) tsr_line_format(&line, " (and %llu more like it)", (unsigned long long)(s->count - 1));
-    TSR_FAIL_IF(s->selection, s->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(s->selection, s->err, TSR_E_UNSUPPORTED,
                 "'%.*s' is scaled by '%.*s'%s, which a sum of the stored numbers would not apply; pass --dequantize",
                 TSR_STR_ARG(s->data->fqn), TSR_STR_ARG(s->scale), more);
     const char *const dtype = tsr_dtype_describe(s->options->dtype)->name;
@@ -221,10 +220,10 @@ tsr_status tsr_check_sums(tsr_checkpoint *checkpoint, const tsr_selection *selec
 tsr_status tsr_cast_parse(tsr_str dtype, bool raw_cast, tsr_dtype *out, tsr_error *err)
 {
     *out = dtype.data ? tsr_dtype_from_name(dtype) : TSR_DTYPE_NONE;
-    TSR_FAIL_IF(dtype.data && *out == TSR_DTYPE_NONE, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(dtype.data && *out == TSR_DTYPE_NONE, err, TSR_E_USAGE,
                 "unknown dtype '%.*s'; choose a floating-point dtype such as float32, bfloat16, float16 or float8_e4m3fn",
                 TSR_STR_ARG(dtype));
-    TSR_FAIL_IF(raw_cast && !dtype.data, err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast needs --dtype");
+    TSR_FAIL_IF(raw_cast && !dtype.data, err, TSR_E_USAGE, "--raw-cast needs --dtype");
     return TSR_OK;
 }
 
@@ -232,7 +231,7 @@ tsr_status tsr_for_torch_parse(tsr_str version, tsr_container to, tsr_torch_vers
 {
     *out = 0;
     if (!version.data) return TSR_OK;
-    TSR_FAIL_IF(to == TSR_TO_SAFETENSORS, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(to == TSR_TO_SAFETENSORS, err, TSR_E_USAGE,
                 "--for-torch cannot be used with --to safetensors, whose files are the same for every version");
     return tsr_torch_version_parse(version, out, err);
 }

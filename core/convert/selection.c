@@ -1,11 +1,11 @@
 /* Filter, rename, cast and refuse, before anything is written. */
 #include "convert/selection.h"
 
-#include "base/try.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 #define NAMED 5u /* entries that a refusal names; the rest is counted */
 
@@ -156,9 +156,9 @@ tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *opt
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
     const bool known = options->dtype == TSR_DTYPE_NONE || tsr_cast_possible(options->dtype, options->dtype);
-    TSR_FAIL_IF(!known, err, TSR_E_USAGE, TSR_NO_POSITION, "tensors can only be cast to floating-point types, not to %s",
+    TSR_FAIL_IF(!known, err, TSR_E_USAGE, "tensors can only be cast to floating-point types, not to %s",
                 tsr_dtype_describe(options->dtype)->name);
-    TSR_FAIL_IF(catalog->entry_count > UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "too many entries to convert");
+    TSR_FAIL_IF(catalog->entry_count > UINT32_MAX, err, TSR_E_LIMIT, "too many entries to convert");
     tsr_converted *rows = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *rows, err);
     if (!rows) return TSR_E_NOMEM;
     *out = (tsr_chosen){checkpoint, options, arena, rows, catalog->entry_count, 0};

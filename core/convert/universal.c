@@ -8,7 +8,7 @@
  *   TAG/zero_pp_rank_0_mp_rank_00_model_states.pt         read by ZeRO 3: the same, without the weights as stored */
 #include "convert/universal_making.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 /* ---- trained weights ---- */
@@ -36,7 +36,7 @@ static tsr_status find_trained(tsr_universal_making *m)
     }
     for (uint64_t i = 0; i < m->chosen->count; i++)
         if (state_of(m, &m->chosen->rows[i], &name, &key)) TSR_TRY(tsr_universal_note(m, name));
-    TSR_FAIL_IF(tsr_map_count(m->trained) == 0, m->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(tsr_map_count(m->trained) == 0, m->err, TSR_E_UNSUPPORTED,
                 "a universal checkpoint consists of a model and its optimizer's states, but the source has no entries named "
                 "'optim.state.NAME.KEY' or 'optimizer.state.NAME.KEY'");
     return TSR_OK;
@@ -47,7 +47,7 @@ static tsr_status add_tensor(tsr_universal_making *m, tsr_str name, tsr_str key,
 {
     const tsr_value *tensor = tsr_value_tensor(m->arena, entry, m->err);
     const tsr_value *root = tsr_value_dict(m->arena, 2, "cat_dim", tsr_value_int(m->arena, 0, m->err), "param", tensor);
-    TSR_FAIL_IF(!root, m->err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a universal checkpoint");
+    TSR_FAIL_IF(!root, m->err, TSR_E_NOMEM, "out of memory for a universal checkpoint");
     return tsr_universal_add(m, root, "%.*s/zero/%.*s/%.*s.pt", name, key);
 }
 
@@ -67,8 +67,8 @@ static tsr_status add_state(tsr_universal_making *m, tsr_converted *row, tsr_str
 static tsr_status check_name(const tsr_universal_making *m, tsr_str name)
 {
     const bool plain = !memchr(name.data, '/', name.size) && !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
-    TSR_FAIL_IF(!plain, m->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "the name of the weight '%.*s' cannot be used as the name of a directory", TSR_STR_ARG(name));
+    TSR_FAIL_IF(!plain, m->err, TSR_E_UNSUPPORTED, "the name of the weight '%.*s' cannot be used as the name of a directory",
+                TSR_STR_ARG(name));
     return TSR_OK;
 }
 
@@ -93,7 +93,7 @@ static tsr_status add_weights(tsr_universal_making *m)
     }
     for (uint64_t i = 0; i < m->chosen->count; i++)
         TSR_FAIL_IF(state_of(m, &m->chosen->rows[i], &name, &key) && tsr_map_get(m->trained, name, 0) != 2, m->err,
-                    TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                    TSR_E_UNSUPPORTED,
                     "'%.*s' is the state of a weight '" TSR_MODEL_PREFIX "%.*s', which is not in the checkpoint",
                     TSR_STR_ARG(m->chosen->rows[i].name), TSR_STR_ARG(name));
     return TSR_OK;
@@ -150,7 +150,7 @@ static tsr_status add_optimizer(tsr_universal_making *m)
     if (m->step) states = tsr_value_dict(m->arena, 1, "step", m->step);
     else states = tsr_value_dict(m->arena, 0);
     const tsr_value **first = tsr_arena_array(m->arena, 2, sizeof *first, m->err);
-    TSR_FAIL_IF(!first || !states, m->err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a universal checkpoint");
+    TSR_FAIL_IF(!first || !states, m->err, TSR_E_NOMEM, "out of memory for a universal checkpoint");
     first[0] = tsr_value_int(m->arena, 0, m->err);
     first[1] = states;
     const tsr_value *numbered = first[0] ? tsr_value_items(m->arena, TSR_VALUE_DICT, first, 2, m->err) : NULL;
@@ -179,8 +179,9 @@ static tsr_status refuse_experts(const tsr_universal_making *m)
     for (uint64_t i = 0; i < m->chosen->count; i++) {
         const tsr_str name = m->chosen->rows[i].name;
         for (size_t at = 0; m->chosen->rows[i].written && at < name.size; at++)
-            TSR_FAIL_IF(tsr_str_starts((tsr_str){name.data + at, name.size - at}, marker), m->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                        "DeepSpeed cannot load experts, such as '%.*s', from a universal checkpoint; write them with --to dcp, torch or "
+            TSR_FAIL_IF(tsr_str_starts((tsr_str){name.data + at, name.size - at}, marker), m->err, TSR_E_UNSUPPORTED,
+                        "DeepSpeed cannot load experts, such as '%.*s', from a universal checkpoint; write them with --to "
+                        "dcp, torch or "
                         "safetensors",
                         TSR_STR_ARG(name));
     }

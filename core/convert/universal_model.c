@@ -1,7 +1,7 @@
 /* The model states of a universal checkpoint: what has no directory of its own, and what the engine kept. */
 #include "convert/universal_making.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 static bool is_same_tensor(const tsr_entry *a, const tsr_entry *b)
 {
@@ -65,7 +65,7 @@ static tsr_status shapes_of(const tsr_universal_making *m, const tsr_value **out
     const tsr_value *group;
     TSR_TRY(tsr_dict_take(&g, TSR_VALUE_DICT, &group));
     *out = tsr_value_list(m->arena, TSR_VALUE_LIST, 1, group);
-    TSR_FAIL_IF(!*out, m->err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a universal checkpoint");
+    TSR_FAIL_IF(!*out, m->err, TSR_E_NOMEM, "out of memory for a universal checkpoint");
     return TSR_OK;
 }
 

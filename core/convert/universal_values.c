@@ -1,7 +1,7 @@
 /* Dictionaries that grow, for the files of a universal checkpoint; and what both of its makers ask of rows and names. */
 #include "convert/universal_making.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 const tsr_value *tsr_dict_get(const tsr_value *dict, const char *key)
@@ -51,7 +51,7 @@ tsr_status tsr_dict_take(tsr_growing_dict *g, tsr_value_kind kind, const tsr_val
     if (items && count) memcpy(items, g->items.items, count * sizeof *items);
     tsr_vec_free(&g->items);
     *out = items ? tsr_value_items(g->arena, kind, items, count, g->err) : NULL;
-    TSR_FAIL_IF(!*out, g->err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a universal checkpoint");
+    TSR_FAIL_IF(!*out, g->err, TSR_E_NOMEM, "out of memory for a universal checkpoint");
     return TSR_OK;
 }
 

@@ -2,9 +2,9 @@
  * tensor anywhere below it was one item: `args`, not `args.lr`. 2.3 looks for that item, and newer versions accept it.
  *
  * Source: traverse_state_dict and traverse_state_dict_v_2_3 in torch/distributed/checkpoint/_traverse.py. */
-#include "base/try.h"
 #include "convert/dcp_rows.h"
 #include "model/nest.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/map.h"
 

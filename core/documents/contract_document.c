@@ -1,11 +1,11 @@
 /* Reads what a checkpoint is checked against: a layout with its rules and digests, a module tree, an index file, a list of
  * names. */
 #include "base/line.h"
-#include "base/try.h"
 #include "codec/json.h"
 #include "tessera/box.h"
 #include "tessera/document_read.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 typedef struct contract_reader {
@@ -26,8 +26,8 @@ static tsr_status read_numbers(const contract_reader *r, const cJSON *object, co
     const cJSON *array, *item;
     TSR_TRY(tsr_json_get(object, key, TSR_JSON_ARRAY, where, &array, r->err));
     int size = cJSON_GetArraySize(array);
-    TSR_FAIL_IF(size > (int)TSR_MAX_NDIM, r->err, TSR_E_LIMIT, TSR_NO_POSITION, "layout: %d dimensions at %s; at most %u",
-                size, where, TSR_MAX_NDIM);
+    TSR_FAIL_IF(size > (int)TSR_MAX_NDIM, r->err, TSR_E_LIMIT, "layout: %d dimensions at %s; at most %u", size, where,
+                TSR_MAX_NDIM);
     uint64_t *numbers = tsr_arena_array(r->arena, (size_t)size, sizeof *numbers, r->err);
     if (!numbers) return TSR_E_NOMEM;
     *out = numbers;
@@ -42,7 +42,7 @@ static tsr_status read_chunk(const contract_reader *r, const cJSON *item, const 
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, where, r->err));
     TSR_TRY(read_numbers(r, item, "offsets", where, &chunk->offsets, &offsets));
     TSR_TRY(read_numbers(r, item, "sizes", where, &chunk->sizes, &sizes));
-    TSR_FAIL_IF(offsets != ndim || sizes != ndim, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(offsets != ndim || sizes != ndim, r->err, TSR_E_FORMAT,
                 "layout: a chunk has %u offsets and %u sizes at %s, but the shape has %u dimensions", offsets, sizes, where,
                 ndim);
     chunk->file = TSR_NO_FILE;
@@ -94,8 +94,8 @@ static tsr_status read_entry(const contract_reader *r, const cJSON *item, size_t
     }
     TSR_TRY(tsr_json_get(item, "dtype", TSR_JSON_STRING, where, &text, r->err));
     entry->dtype = tsr_dtype_from_name(tsr_json_text_of(text));
-    TSR_FAIL_IF(entry->dtype == TSR_DTYPE_NONE, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "layout: unknown dtype '%s' at %s",
-                text->valuestring, where);
+    TSR_FAIL_IF(entry->dtype == TSR_DTYPE_NONE, r->err, TSR_E_FORMAT, "layout: unknown dtype '%s' at %s", text->valuestring,
+                where);
     TSR_TRY(read_numbers(r, item, "shape", where, &entry->shape, &entry->ndim));
     TSR_TRY(tsr_json_find(item, "chunks", TSR_JSON_ARRAY, where, &chunks, r->err));
     return chunks ? read_chunks(r, chunks, where, entry) : TSR_OK;
@@ -107,7 +107,7 @@ static tsr_status read_algorithm(const contract_reader *r, const cJSON *item, co
 {
     const char *name = item->valuestring;
     *out = strcmp(name, "sha256") == 0 ? TSR_DIGEST_SHA256 : TSR_DIGEST_XXH3;
-    TSR_FAIL_IF(*out == TSR_DIGEST_XXH3 && strcmp(name, "xxh3") != 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(*out == TSR_DIGEST_XXH3 && strcmp(name, "xxh3") != 0, r->err, TSR_E_FORMAT,
                 "layout: unknown digest algorithm '%s' at %s; expected sha256 or xxh3", name, where);
     return TSR_OK;
 }
@@ -125,7 +125,7 @@ static tsr_status read_digest(const contract_reader *r, const cJSON *item, size_
     TSR_TRY(tsr_json_get(hash, "algorithm", TSR_JSON_STRING, where, &name, r->err));
     TSR_TRY(tsr_json_get(hash, "digest", TSR_JSON_STRING, where, &digest, r->err));
     TSR_TRY(read_algorithm(r, name, where, &algorithm));
-    TSR_FAIL_IF(out->digests && algorithm != out->algorithm, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(out->digests && algorithm != out->algorithm, r->err, TSR_E_FORMAT,
                 "layout: the digest algorithm at %s differs from the one before; a document must use a single algorithm",
                 where);
     out->algorithm = algorithm;
@@ -142,7 +142,7 @@ static tsr_status read_allowed(const contract_reader *r, const cJSON *list, cons
     {
         TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, where, r->err));
         const uint32_t bit = tsr_leniency_from_word(tsr_json_text_of(item));
-        TSR_FAIL_IF(!bit, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(!bit, r->err, TSR_E_FORMAT,
                     "layout: '%s' at %s cannot be allowed; choose missing, extra, dtype, shape, chunks or value",
                     item->valuestring, where);
         *out |= bit;
@@ -160,8 +160,8 @@ static tsr_status read_dtypes(const contract_reader *r, const cJSON *list, const
     {
         TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, where, r->err));
         dtypes[rule->dtype_count] = tsr_dtype_from_name(tsr_json_text_of(item));
-        TSR_FAIL_IF(dtypes[rule->dtype_count++] == TSR_DTYPE_NONE, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "layout: unknown dtype '%s' at %s", item->valuestring, where);
+        TSR_FAIL_IF(dtypes[rule->dtype_count++] == TSR_DTYPE_NONE, r->err, TSR_E_FORMAT, "layout: unknown dtype '%s' at %s",
+                    item->valuestring, where);
     }
     return TSR_OK;
 }
@@ -289,7 +289,7 @@ static tsr_status read_names(const contract_reader *r, tsr_str text, tsr_vec *na
         tsr_str line = {text.data + at, end ? (size_t)(end - text.data) - at : text.size - at};
         at += line.size + 1;
         if (line.size && line.data[line.size - 1] == '\r') line.size--;
-        TSR_FAIL_IF(memchr(line.data, 0, line.size), r->err, TSR_E_FORMAT, at - line.size - 1,
+        TSR_FAIL_AT(memchr(line.data, 0, line.size), r->err, TSR_E_FORMAT, at - line.size - 1,
                     "expected a JSON document or a list of names, one per line; found a NUL character");
         if (line.size && line.data[0] != '#') TSR_TRY(add_name(r, names, line));
     }
@@ -305,7 +305,7 @@ static tsr_status read_json(const contract_reader *r, tsr_str text, const cJSON 
     const char *name = schema->valuestring;
     if (strcmp(name, "tessera.modules/1") == 0) return read_modules(r, text, list, out);
     TSR_FAIL_IF(strcmp(name, "tessera.layout/1") != 0 && strcmp(name, "tessera.inspect/1") != 0, r->err, TSR_E_FORMAT,
-                TSR_NO_POSITION, "layout: unexpected schema '%s'; expected tessera.layout/1 or tessera.modules/1", name);
+                "layout: unexpected schema '%s'; expected tessera.layout/1 or tessera.modules/1", name);
     return read_layout(r, root, out);
 }
 

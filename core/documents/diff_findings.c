@@ -1,8 +1,8 @@
 /* A diff as findings, for the reports that CI systems read. */
 #include "base/line.h"
-#include "base/try.h"
 #include "tessera/document.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/try.h"
 
 static tsr_place place_of(const tsr_entry *entry)
 {

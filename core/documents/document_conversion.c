@@ -2,10 +2,10 @@
 #include <inttypes.h>
 
 #include "base/line.h"
-#include "base/try.h"
 #include "tessera/document.h"
 #include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/number_text.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 #define FINDINGS_SHOWN 5u

@@ -2,7 +2,6 @@
  * a long document has it first; findings stand last because digests and statistics may add to them. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "documents/document_parts.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/cast.h"
@@ -10,6 +9,7 @@
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/repeats.h"
+#include "tessera/sys/try.h"
 #include "write/object_json.h"
 
 enum { MAX_SHARED = 16 };

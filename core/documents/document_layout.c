@@ -2,13 +2,13 @@
  * same bytes. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "documents/document_parts.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/repeats.h"
+#include "tessera/sys/try.h"
 
 typedef struct chunk_order {
     const tsr_chunk *chunk;
@@ -72,7 +72,7 @@ static tsr_status put_hash(layout_writer *w, const tsr_entry *entry)
     tsr_document_put_digest(w->json, o->hash, &digest);
     if (entry->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entry, &bytes)) w->byte_done += bytes;
     TSR_FAIL_IF(o->progress && !o->progress->step(o->progress->ctx, w->byte_done, w->byte_total), w->err, TSR_E_CANCELLED,
-                TSR_NO_POSITION, "interrupted");
+                "interrupted");
     return TSR_OK;
 }
 

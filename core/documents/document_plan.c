@@ -1,6 +1,6 @@
 /* tessera.plan/1: the job, totals, loads by rank and file, and on request every read item. */
-#include "base/try.h"
 #include "documents/document_parts.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/plan_items.h"
 #include "tessera/sys/plan_job.h"

@@ -9,9 +9,9 @@
 #include <inttypes.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "codec/json.h"
 #include "tessera/flat_params.h"
+#include "tessera/sys/try.h"
 
 typedef struct reader {
     tsr_arena *arena;
@@ -59,7 +59,7 @@ static tsr_status read_param(reader *r, const cJSON *json, const char *where, ts
         uint64_t size;
         TSR_TRY(tsr_json_to_u64(i, where, &size, err));
         sizes[out->ndim++] = size;
-        TSR_FAIL_IF(!tsr_mul_u64(*numel, size, numel), err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(!tsr_mul_u64(*numel, size, numel), err, TSR_E_FORMAT,
                     "flat params: the shape of '%s' at %s is too large", fqn->valuestring, where);
     }
     return TSR_OK;
@@ -84,20 +84,20 @@ static tsr_status place_params(tsr_flat_unit *unit, const originals *listed, con
         TSR_TRY(tsr_json_to_u64(run, where, &numel, err));
         TSR_TRY(tsr_json_expect(padding, TSR_JSON_BOOL, where, err));
         uint64_t begin = at;
-        TSR_FAIL_IF(!tsr_add_u64(at, numel, &at), err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(!tsr_add_u64(at, numel, &at), err, TSR_E_FORMAT,
                     "flat params: the sum of numels_with_padding at %s is too large", where);
         if (cJSON_IsTrue(padding)) continue;
-        TSR_FAIL_IF(placed == unit->param_count, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(placed == unit->param_count, err, TSR_E_FORMAT,
                     "flat params: numels_with_padding has more entries than the %" PRIu32 " params at %s", unit->param_count,
                     where);
-        TSR_FAIL_IF(numels[placed] != numel, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(numels[placed] != numel, err, TSR_E_FORMAT,
                     "flat params: '%.*s' has %" PRIu64 " elements by its shape, but %" PRIu64
                     " by numels_with_padding at %s",
                     TSR_STR_ARG(params[placed].fqn), numels[placed], numel, where);
         params[placed].flat_begin = begin;
         params[placed++].flat_end = unit->numel = at;
     }
-    TSR_FAIL_IF(run || padding || placed != unit->param_count, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(run || padding || placed != unit->param_count, err, TSR_E_FORMAT,
                 "flat params: numels_with_padding, is_padding_mask and params at %s do not match", where);
     return TSR_OK;
 }
@@ -143,14 +143,14 @@ static tsr_status read_unit(reader *r, const cJSON *json, size_t number, tsr_fla
     TSR_TRY(tsr_json_get(json, "fsdp_module", TSR_JSON_STRING, where, &module, err));
     TSR_TRY(copy_string(r, module, where, &unit->fsdp_module, err));
     TSR_TRY(tsr_json_find(json, "raw_name", TSR_JSON_STRING, where, &raw, err));
-    TSR_FAIL_IF(!raw && !r->out->use_orig_params, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!raw && !r->out->use_orig_params, err, TSR_E_FORMAT,
                 "flat params: raw_name is missing at %s; it is required when use_orig_params is false", where);
     if (raw && !r->out->use_orig_params) TSR_TRY(copy_string(r, raw, where, &unit->raw_name, err));
     TSR_TRY(tsr_json_find(json, "sharding_strategy", TSR_JSON_STRING, where, &strategy, err));
     bool alone = r->out->world_size == 1; /* FSDP calls that NO_SHARD: it says nothing of other world sizes */
     unit->is_sharded = alone || !strategy || !strstr(strategy->valuestring, "NO_SHARD");
     unit->is_hybrid = strategy && strstr(strategy->valuestring, "HYBRID");
-    TSR_FAIL_IF(unit->is_hybrid && !r->out->shard_groups, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(unit->is_hybrid && !r->out->shard_groups, err, TSR_E_FORMAT,
                 "flat params: %s at %s needs shard_groups, which list the ranks of each replica", strategy->valuestring,
                 where);
     TSR_TRY(tsr_json_find(json, "shared", TSR_JSON_ARRAY, where, &shared, err));
@@ -187,21 +187,21 @@ static tsr_status read_shard_groups(reader *r, const cJSON *list, tsr_error *err
     size_t size = count_items(list->child);
     for (const cJSON *g = list->child; g; g = g->next) {
         TSR_TRY(tsr_json_expect(g, TSR_JSON_ARRAY, "shard_groups", err));
-        TSR_FAIL_IF(count_items(g) != size, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(count_items(g) != size, err, TSR_E_FORMAT,
                     "flat params: shard_groups of %zu and %zu ranks; all groups must have the same number of ranks", size,
                     count_items(g));
         for (const cJSON *i = g->child; i; i = i->next) {
             uint64_t rank;
             TSR_TRY(tsr_json_to_u64(i, "shard_groups", &rank, err));
-            TSR_FAIL_IF(rank >= world || seen[rank], err, TSR_E_FORMAT, TSR_NO_POSITION,
+            TSR_FAIL_IF(rank >= world || seen[rank], err, TSR_E_FORMAT,
                         "flat params: shard_groups list rank %" PRIu64 " twice, or it is not one of the %" PRIu32 " ranks",
                         rank, world);
             seen[rank] = true;
             ranks[count++] = (uint32_t)rank;
         }
     }
-    TSR_FAIL_IF(count != world, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "flat params: shard_groups list only %" PRIu32 " of %" PRIu32 " ranks", count, world);
+    TSR_FAIL_IF(count != world, err, TSR_E_FORMAT, "flat params: shard_groups list only %" PRIu32 " of %" PRIu32 " ranks",
+                count, world);
     r->out->shard_groups = ranks;
     r->out->shard_size = (uint32_t)size;
     return TSR_OK;
@@ -212,12 +212,12 @@ static tsr_status read_document(reader *r, const cJSON *json, tsr_error *err)
     const cJSON *schema, *world, *orig, *files, *units, *groups, *shards;
     uint64_t world_size;
     TSR_TRY(tsr_json_get(json, "schema", TSR_JSON_STRING, "", &schema, err));
-    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.flat-params/1") != 0, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.flat-params/1") != 0, err, TSR_E_FORMAT,
                 "flat params: unexpected schema '%s'; expected tessera.flat-params/1", schema->valuestring);
     TSR_TRY(tsr_json_get(json, "world_size", TSR_JSON_NUMBER, "", &world, err));
     TSR_TRY(tsr_json_to_u64(world, "world_size", &world_size, err));
-    TSR_FAIL_IF(world_size == 0 || world_size > 1u << 24, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "flat params: world_size is %" PRIu64, world_size);
+    TSR_FAIL_IF(world_size == 0 || world_size > 1u << 24, err, TSR_E_FORMAT, "flat params: world_size is %" PRIu64,
+                world_size);
     r->out->world_size = (uint32_t)world_size;
     TSR_TRY(tsr_json_find(json, "use_orig_params", TSR_JSON_BOOL, "", &orig, err));
     r->out->use_orig_params = orig && cJSON_IsTrue(orig);
@@ -226,7 +226,7 @@ static tsr_status read_document(reader *r, const cJSON *json, tsr_error *err)
     TSR_TRY(tsr_json_get(json, "param_groups", TSR_JSON_ARRAY, "", &groups, err));
     tsr_name_list names = {NULL, 0};
     if (files) TSR_TRY(read_names(r, files, "files", &names, err));
-    TSR_FAIL_IF(files && names.count != world_size, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(files && names.count != world_size, err, TSR_E_FORMAT,
                 "flat params: %zu files are listed for %" PRIu64 " ranks", names.count, world_size);
     r->out->files = names.names;
     r->out->file_count = names.count;

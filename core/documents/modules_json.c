@@ -5,11 +5,11 @@
  *          | {"same_as": PATH}
  *
  * Nodes wait on a stack until their turn, so depth costs no C stack; second names of shared modules are filled in last. */
-#include "base/try.h"
 #include "codec/json.h"
-#include "tessera/sys/map.h"
 #include "tessera/modules.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/module_tree.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 typedef struct pending {
@@ -98,8 +98,8 @@ static tsr_status read_tensors(reader *r, const cJSON *object, const char *key, 
         TSR_TRY(read_shape(r, m, place.data, &t->ndim, &t->shape, err));
         TSR_TRY(tsr_json_find(m, "dtype", TSR_JSON_STRING, place.data, &dtype, err));
         if (dtype) t->dtype = tsr_dtype_from_name(tsr_json_text_of(dtype));
-        TSR_FAIL_IF(dtype && t->dtype == TSR_DTYPE_NONE, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "modules: '%s' at %s is not a PyTorch dtype", dtype->valuestring, place.data);
+        TSR_FAIL_IF(dtype && t->dtype == TSR_DTYPE_NONE, err, TSR_E_FORMAT, "modules: '%s' at %s is not a PyTorch dtype",
+                    dtype->valuestring, place.data);
         TSR_TRY(read_bool(m, "requires_grad", place.data, &t->requires_grad, err));
         TSR_TRY(read_bool(m, "persistent", place.data, &t->persistent, err));
         TSR_TRY(read_identity(r, m, place.data, &t->identity, err));
@@ -115,7 +115,7 @@ static tsr_status read_wrapper(const cJSON *object, const char *where, tsr_wrapp
         *out = (tsr_wrapper)i;
         if (strcmp(text->valuestring, tsr_wrapper_name(*out)) == 0) return TSR_OK;
     }
-    TSR_FAIL_IF(text, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(text, err, TSR_E_FORMAT,
                 "modules: unknown wrapper '%s' at %s; expected none, ddp, fsdp1, compiled or checkpoint", text->valuestring,
                 where);
     return TSR_OK;
@@ -247,7 +247,7 @@ static tsr_status read_nodes(reader *r, const cJSON *root, tsr_module_child *slo
         const cJSON *text;
         TSR_TRY(tsr_json_get(p->json, "same_as", TSR_JSON_STRING, p->path.data, &text, err));
         uint32_t index = tsr_map_get(r->by_path, tsr_json_text_of(text), UINT32_MAX);
-        TSR_FAIL_IF(index == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(index == UINT32_MAX, err, TSR_E_FORMAT,
                     "modules: '%s' is the same as '%s', which does not describe a module", p->path.data, text->valuestring);
         p->slot->module = ((const tsr_module **)r->modules.items)[index];
     }
@@ -283,14 +283,14 @@ static tsr_status read_document(reader *r, const cJSON *json, tsr_modules_docume
     const cJSON *schema, *root;
     tsr_module_child slot = {{NULL, 0}, NULL};
     TSR_TRY(tsr_json_get(json, "schema", TSR_JSON_STRING, "", &schema, err));
-    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.modules/1") != 0, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.modules/1") != 0, err, TSR_E_FORMAT,
                 "modules: unexpected schema '%s'; expected tessera.modules/1", schema->valuestring);
     TSR_TRY(tsr_json_get(json, "root", TSR_JSON_OBJECT, "", &root, err));
     r->by_path = tsr_map_new(r->host->allocator, 0, err);
     if (!r->by_path) return TSR_E_NOMEM;
     TSR_TRY(read_nodes(r, root, &slot, err));
     out->root = slot.module;
-    TSR_FAIL_IF(!slot.module, err, TSR_E_FORMAT, TSR_NO_POSITION, "modules: the root is the same as itself");
+    TSR_FAIL_IF(!slot.module, err, TSR_E_FORMAT, "modules: the root is the same as itself");
     return read_groups(r, json, out, err);
 }
 

@@ -5,12 +5,12 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "base/try.h"
+#include "tessera/modules.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/map.h"
-#include "tessera/modules.h"
 #include "tessera/sys/module_tree.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 #define MOST_LEVELS 28u
@@ -157,7 +157,7 @@ static tsr_status enter(writer *w, const tsr_module *const *module, tsr_str path
     tsr_str *slot = tsr_vec_push(&w->paths, err);
     if (!slot) return TSR_E_NOMEM;
     *slot = path;
-    TSR_FAIL_IF(w->depth == MOST_LEVELS, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(w->depth == MOST_LEVELS, err, TSR_E_LIMIT,
                 "modules: '%.*s' is nested deeper than %u levels, the limit for a document", TSR_STR_ARG(path), MOST_LEVELS);
     w->levels[w->depth++] = (level){*module, path, 0};
     open_node(&w->json, *module);

@@ -1,6 +1,6 @@
 /* Plans for FSDP1: every tensor's flat ranges as a layout of its own. */
-#include "base/try.h"
 #include "documents/document_parts.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/layout.h"
 #include "tessera/sys/options.h"

@@ -1,11 +1,11 @@
 /* The job of a plan document: read in, made from a catalog, and one compared with the other. */
 #include "base/line.h"
-#include "base/try.h"
 #include "codec/json.h"
 #include "documents/document_parts.h"
 #include "documents/storage_read.h"
 #include "documents/target_read.h"
 #include "tessera/convert.h"
+#include "tessera/sys/try.h"
 
 /* ---- digest of a catalog ---- */
 
@@ -56,10 +56,10 @@ tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, 
 {
     if (!*algorithm) *algorithm = host->sha256 ? TSR_DIGEST_SHA256 : TSR_DIGEST_XXH3;
     digester d = {*algorithm == TSR_DIGEST_SHA256 ? host->sha256 : host->xxh3, NULL};
-    TSR_FAIL_IF(!d.ops, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build has no %s digest",
+    TSR_FAIL_IF(!d.ops, err, TSR_E_UNSUPPORTED, "this build has no %s digest",
                 *algorithm == TSR_DIGEST_SHA256 ? "SHA-256" : "XXH3");
     d.state = d.ops->start();
-    TSR_FAIL_IF(!d.state, err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a digest");
+    TSR_FAIL_IF(!d.state, err, TSR_E_NOMEM, "out of memory for a digest");
     feed_str(&d, tsr_str_from(tsr_format_name(catalog->format)));
     feed_u64(&d, catalog->entry_count);
     for (uint64_t i = 0; i < catalog->entry_count; i++) feed_entry(&d, catalog, &catalog->entries[i]);
@@ -124,7 +124,7 @@ tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host,
 
 static tsr_status check_text(const char *what, tsr_str planned, tsr_str found, tsr_error *err)
 {
-    TSR_FAIL_IF(!tsr_str_equal(planned, found), err, TSR_E_CHANGED, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tsr_str_equal(planned, found), err, TSR_E_CHANGED,
                 "the source changed since the plan was made: its %s is %.*s, but the plan was made for %.*s", what,
                 TSR_STR_ARG(found), TSR_STR_ARG(planned));
     return TSR_OK;
@@ -132,15 +132,15 @@ static tsr_status check_text(const char *what, tsr_str planned, tsr_str found, t
 
 static tsr_status check_file(const tsr_plan_file *planned, const tsr_plan_file *found, tsr_error *err)
 {
-    TSR_FAIL_IF(!tsr_str_equal(planned->name, found->name), err, TSR_E_CHANGED, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tsr_str_equal(planned->name, found->name), err, TSR_E_CHANGED,
                 "the source changed since the plan was made: it has the file '%.*s' where the plan has '%.*s'",
                 TSR_STR_ARG(found->name), TSR_STR_ARG(planned->name));
-    TSR_FAIL_IF(planned->bytes != found->bytes, err, TSR_E_CHANGED, TSR_NO_POSITION,
+    TSR_FAIL_IF(planned->bytes != found->bytes, err, TSR_E_CHANGED,
                 "the source changed since the plan was made: '%.*s' has %llu bytes, but the plan was made for %llu",
                 TSR_STR_ARG(found->name), (unsigned long long)found->bytes, (unsigned long long)planned->bytes);
     const bool known = planned->modified.size && found->modified.size;
     TSR_FAIL_IF(
-        known && !tsr_str_equal(planned->modified, found->modified), err, TSR_E_CHANGED, TSR_NO_POSITION,
+        known && !tsr_str_equal(planned->modified, found->modified), err, TSR_E_CHANGED,
         "the source changed since the plan was made: '%.*s' has the time or version %.*s, but the plan was made for %.*s",
         TSR_STR_ARG(found->name), TSR_STR_ARG(found->modified), TSR_STR_ARG(planned->modified));
     return TSR_OK;
@@ -151,10 +151,10 @@ tsr_status tsr_plan_job_check(const tsr_plan_job *planned, const tsr_plan_job *f
     TSR_TRY(check_text("format", planned->source_format, found->source_format, err));
     for (uint64_t i = 0; i < planned->file_count && i < found->file_count; i++)
         TSR_TRY(check_file(&planned->files[i], &found->files[i], err));
-    TSR_FAIL_IF(planned->file_count != found->file_count, err, TSR_E_CHANGED, TSR_NO_POSITION,
+    TSR_FAIL_IF(planned->file_count != found->file_count, err, TSR_E_CHANGED,
                 "the source changed since the plan was made: it has %llu files with tensors, but the plan was made for %llu",
                 (unsigned long long)found->file_count, (unsigned long long)planned->file_count);
-    TSR_FAIL_IF(!tsr_str_equal(planned->digest_algorithm, found->digest_algorithm), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tsr_str_equal(planned->digest_algorithm, found->digest_algorithm), err, TSR_E_UNSUPPORTED,
                 "the plan has a %.*s digest, but this build computes %.*s", TSR_STR_ARG(planned->digest_algorithm),
                 TSR_STR_ARG(found->digest_algorithm));
     return check_text("metadata's digest", planned->digest, found->digest, err);
@@ -241,7 +241,7 @@ static tsr_status read_job(const job_reader *r, const cJSON *root, tsr_plan_job 
     tsr_str schema;
     *out = (tsr_plan_job){.file_count = 0};
     TSR_TRY(get_text(r, root, "schema", "", true, &schema));
-    TSR_FAIL_IF(!tsr_str_equal(schema, TSR_STR("tessera.plan/1")), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tsr_str_equal(schema, TSR_STR("tessera.plan/1")), r->err, TSR_E_FORMAT,
                 "plan: unexpected schema '%.*s'; expected tessera.plan/1", TSR_STR_ARG(schema));
     TSR_TRY(tsr_json_get(root, "source", TSR_JSON_OBJECT, "", &source, r->err));
     TSR_TRY(tsr_json_get(root, "target", TSR_JSON_OBJECT, "", &target, r->err));

@@ -1,8 +1,8 @@
 /* Levels of rules, and applying them to findings. See tessera/policy.h. */
-#include "base/try.h"
 #include "base/utf8.h"
 #include "documents/policy_parts.h"
 #include "stream/text.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/suggest.h"
@@ -86,8 +86,7 @@ tsr_status tsr_policy_rule(tsr_policy *policy, const char *text, tsr_error *err)
     bool found = false;
     const tsr_rule *rules = tsr_rules(&count);
     const char *equals = strchr(text, '=');
-    TSR_FAIL_IF(!equals, err, TSR_E_USAGE, TSR_NO_POSITION, "--rule expects ID=LEVEL, such as values/nan=error; found '%s'",
-                text);
+    TSR_FAIL_IF(!equals, err, TSR_E_USAGE, "--rule expects ID=LEVEL, such as values/nan=error; found '%s'", text);
     TSR_TRY(read_level(equals + 1, &level, err));
     const tsr_str pattern = {text, (size_t)(equals - text)};
     for (size_t i = 0; i < count; i++) {

@@ -1,9 +1,9 @@
 /* Baselines: earlier tessera.findings/1 and tessera.diff/1 documents. People edit them and merge them, so that whatever in
  * one is not as the schema has it is named with its place instead of being passed over: a difference would go unnoticed. */
 #include "base/line.h"
-#include "base/try.h"
 #include "codec/json.h"
 #include "documents/policy_parts.h"
+#include "tessera/sys/try.h"
 
 enum { WHERE_BYTES = 64 };
 
@@ -148,9 +148,9 @@ static tsr_status read_document(tsr_policy *policy, const cJSON *root, tsr_error
     const bool is_diff = policy->scope == TSR_POLICY_DIFF;
     const char *wanted = is_diff ? "tessera.diff/1" : "tessera.findings/1", *command = is_diff ? "diff" : "validate";
     const cJSON *schema = cJSON_IsObject(root) ? cJSON_GetObjectItemCaseSensitive(root, "schema") : NULL;
-    TSR_FAIL_IF(!cJSON_IsString(schema), err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!cJSON_IsString(schema), err, TSR_E_FORMAT,
                 "baseline: not a %s document; --baseline expects the output of `tessera %s --json`", wanted, command);
-    TSR_FAIL_IF(strcmp(schema->valuestring, wanted) != 0, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(strcmp(schema->valuestring, wanted) != 0, err, TSR_E_FORMAT,
                 "baseline: the schema is '%.64s', not %s; --baseline expects the output of `tessera %s --json`",
                 schema->valuestring, wanted, command);
     return is_diff ? read_diff(policy, root, err) : read_findings(policy, root, err);

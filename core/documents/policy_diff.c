@@ -1,6 +1,6 @@
 /* A policy applied to a diff: its differences carry the rules diff/…, so that one without a rule is never lost. */
-#include "base/try.h"
 #include "documents/policy_parts.h"
+#include "tessera/sys/try.h"
 
 typedef struct filter {
     const tsr_policy *policy;

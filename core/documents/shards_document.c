@@ -1,10 +1,10 @@
 /* Reads a tessera.shards/1 document. A key that is not known is an error: a rule that is misread joins tensors wrongly. */
 #include "base/line.h"
-#include "base/try.h"
 #include "codec/json.h"
 #include "tessera/document_read.h"
 #include "tessera/sys/shard_names.h"
 #include "tessera/sys/suggest.h"
+#include "tessera/sys/try.h"
 
 typedef struct shards_reader {
     tsr_arena *arena;
@@ -40,7 +40,7 @@ static tsr_status read_sizes(const shards_reader *r, const cJSON *array, const c
     const int size = cJSON_GetArraySize(array);
     uint64_t *sizes = tsr_arena_array(r->arena, (size_t)size, sizeof *sizes, r->err);
     if (!sizes) return TSR_E_NOMEM;
-    TSR_FAIL_IF(!size, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s.%s is an empty list", r->where, key);
+    TSR_FAIL_IF(!size, r->err, TSR_E_FORMAT, "%s.%s is an empty list", r->where, key);
     *out = sizes;
     *count = (uint32_t)size;
     cJSON_ArrayForEach(item, array) TSR_TRY(tsr_json_to_u64(item, key, sizes++, r->err));
@@ -50,8 +50,8 @@ static tsr_status read_sizes(const shards_reader *r, const cJSON *array, const c
 static tsr_status read_small(const shards_reader *r, const cJSON *item, const char *key, int64_t least, int64_t *out)
 {
     TSR_TRY(tsr_json_to_i64(item, key, out, r->err));
-    TSR_FAIL_IF(*out < least || *out > INT32_MAX, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s.%s is %lld; it must be at least %lld",
-                r->where, key, (long long)*out, (long long)least);
+    TSR_FAIL_IF(*out < least || *out > INT32_MAX, r->err, TSR_E_FORMAT, "%s.%s is %lld; it must be at least %lld", r->where,
+                key, (long long)*out, (long long)least);
     return TSR_OK;
 }
 
@@ -65,15 +65,15 @@ static tsr_status read_blocks(const shards_reader *r, const cJSON *item, tsr_sha
         TSR_TRY(read_sizes(r, blocks, "blocks", &rule->block_sizes, &rule->block_count));
     } else {
         if (blocks) TSR_TRY(read_small(r, blocks, "blocks", 1, &count));
-        TSR_FAIL_IF(count > UINT16_MAX, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s.blocks is %lld; at most %u are allowed",
-                    r->where, (long long)count, (unsigned)UINT16_MAX);
+        TSR_FAIL_IF(count > UINT16_MAX, r->err, TSR_E_FORMAT, "%s.blocks is %lld; at most %u are allowed", r->where,
+                    (long long)count, (unsigned)UINT16_MAX);
         rule->block_count = (uint32_t)count;
     }
     if (!shared) return TSR_OK;
     if (cJSON_IsArray(shared)) {
         TSR_TRY(read_sizes(r, shared, "copies", &rule->block_copies, &listed));
-        TSR_FAIL_IF(listed != rule->block_count, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s lists %u copies for %u blocks",
-                    r->where, listed, rule->block_count);
+        TSR_FAIL_IF(listed != rule->block_count, r->err, TSR_E_FORMAT, "%s lists %u copies for %u blocks", r->where, listed,
+                    rule->block_count);
         return TSR_OK;
     }
     TSR_TRY(read_small(r, shared, "copies", 1, &copies));
@@ -98,10 +98,10 @@ static tsr_status read_kind(const shards_reader *r, const cJSON *item, tsr_shard
         rule->kind = (tsr_shards_kind)k;
         given++;
     }
-    TSR_FAIL_IF(given != 1, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(given != 1, r->err, TSR_E_FORMAT,
                 "%s has %s of concat, replicate, only_rank and stack; exactly one is needed", r->where,
                 given ? "several" : "none");
-    TSR_FAIL_IF(rule->kind == TSR_SHARDS_REPLICATE && !cJSON_IsTrue(value), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(rule->kind == TSR_SHARDS_REPLICATE && !cJSON_IsTrue(value), r->err, TSR_E_FORMAT,
                 "%s.replicate can only be true", r->where);
     if (rule->kind == TSR_SHARDS_REPLICATE) return TSR_OK;
     const int64_t least = rule->kind == TSR_SHARDS_ONLY_RANK ? 0 : -64;
@@ -121,7 +121,7 @@ static tsr_status read_rule(const shards_reader *r, const cJSON *item, tsr_shard
     TSR_TRY(read_text(r, item, "match", &rule->match));
     TSR_TRY(read_kind(r, item, rule));
     for (size_t k = 5; rule->kind != TSR_SHARDS_CONCAT && keys[k]; k++)
-        TSR_FAIL_IF(cJSON_GetObjectItemCaseSensitive(item, keys[k]), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(cJSON_GetObjectItemCaseSensitive(item, keys[k]), r->err, TSR_E_FORMAT,
                     "%s.%s can only be used with concat", r->where, keys[k]);
     TSR_TRY(read_blocks(r, item, rule));
     TSR_TRY(tsr_json_find(item, "trim", TSR_JSON_NUMBER, r->where, &trim, r->err));
@@ -154,11 +154,11 @@ static tsr_status read_stages(shards_reader *r, const cJSON *stages, tsr_shards 
     TSR_TRY(tsr_json_get(stages, "pattern", TSR_JSON_STRING, r->where, &pattern, r->err));
     TSR_TRY(read_text(r, stages, "pattern", &out->stage_pattern));
     const char *wrong = tsr_shards_stages_wrong(out->stage_pattern);
-    TSR_FAIL_IF(wrong, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "stages.pattern '%.*s' %s", TSR_STR_ARG(out->stage_pattern), wrong);
+    TSR_FAIL_IF(wrong, r->err, TSR_E_FORMAT, "stages.pattern '%.*s' %s", TSR_STR_ARG(out->stage_pattern), wrong);
     TSR_TRY(tsr_json_get(stages, "layers", TSR_JSON_ARRAY, r->where, &layers, r->err));
     TSR_TRY(read_sizes(r, layers, "layers", &out->stage_layers, &out->stage_count));
     for (uint32_t s = 0; s < out->stage_count; s++)
-        TSR_FAIL_IF(out->stage_layers[s] > INT32_MAX, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "stages.layers: %llu layers are too many",
+        TSR_FAIL_IF(out->stage_layers[s] > INT32_MAX, r->err, TSR_E_FORMAT, "stages.layers: %llu layers are too many",
                     (unsigned long long)out->stage_layers[s]);
     return TSR_OK;
 }
@@ -168,12 +168,12 @@ static tsr_status read_map(shards_reader *r, const cJSON *root, tsr_shards *out)
     static const char *const keys[] = {"schema", "ranks", "stages", "rules", NULL};
     const cJSON *schema, *stages, *rules;
     TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, r->err));
-    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.shards/1") != 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.shards/1") != 0, r->err, TSR_E_FORMAT,
                 "unexpected schema '%s'; expected tessera.shards/1", schema->valuestring);
     TSR_TRY(check_keys(r, root, keys));
     TSR_TRY(read_text(r, root, "ranks", &out->ranks));
     const char *wrong = out->ranks.size ? tsr_shards_ranks_wrong(out->ranks) : NULL;
-    TSR_FAIL_IF(wrong, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "ranks '%.*s' %s", TSR_STR_ARG(out->ranks), wrong);
+    TSR_FAIL_IF(wrong, r->err, TSR_E_FORMAT, "ranks '%.*s' %s", TSR_STR_ARG(out->ranks), wrong);
     TSR_TRY(tsr_json_find(root, "stages", TSR_JSON_OBJECT, "", &stages, r->err));
     TSR_TRY(tsr_json_get(root, "rules", TSR_JSON_ARRAY, "", &rules, r->err));
     TSR_TRY(read_rules(r, rules, out));

@@ -1,8 +1,8 @@
 /* tessera.storage/1: the servers of a parallel file system, and where its files begin. */
 #include "base/line.h"
-#include "base/try.h"
 #include "codec/json.h"
 #include "documents/storage_read.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/map.h"
 
@@ -26,7 +26,7 @@ static tsr_status read_count(const storage_reader *r, const cJSON *object, const
     TSR_TRY(tsr_json_find(object, key, TSR_JSON_NUMBER, where, &item, r->err));
     if (!item) return TSR_OK;
     TSR_TRY(tsr_json_to_u64(item, key, out, r->err));
-    TSR_FAIL_IF(*out < bounds[0] || *out > bounds[1], r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(*out < bounds[0] || *out > bounds[1], r->err, TSR_E_FORMAT,
                 "storage: %s%s%s is %llu; expected a number from %llu to %llu", where, *where ? "." : "", key,
                 (unsigned long long)*out, (unsigned long long)bounds[0], (unsigned long long)bounds[1]);
     return TSR_OK;
@@ -40,9 +40,8 @@ static tsr_status read_amount(const storage_reader *r, const cJSON *object, cons
     if (!item) return TSR_OK;
     *out = item->valuedouble;
     const bool rate = key[0] == 'b';
-    TSR_FAIL_IF(!(rate ? *out >= 1 : *out >= 0) || *out > 1e18, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "storage: %s%s%s must be %s", where, *where ? "." : "", key,
-                rate ? "at least 1 byte per second" : "at least 0 seconds");
+    TSR_FAIL_IF(!(rate ? *out >= 1 : *out >= 0) || *out > 1e18, r->err, TSR_E_FORMAT, "storage: %s%s%s must be %s", where,
+                *where ? "." : "", key, rate ? "at least 1 byte per second" : "at least 0 seconds");
     return TSR_OK;
 }
 
@@ -63,7 +62,7 @@ static tsr_status read_server(const storage_reader *r, const cJSON *item, uint32
     server->name = name ? tsr_arena_str(r->arena, tsr_json_text_of(name), r->err)
                         : tsr_arena_format(r->arena, r->err, "%u", (unsigned)number);
     if (!server->name.data) return TSR_E_NOMEM;
-    TSR_FAIL_IF(server->bandwidth == 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(server->bandwidth == 0, r->err, TSR_E_FORMAT,
                 "storage: %s has no bandwidth; state it there or for all servers, in bytes per second", where);
     return TSR_OK;
 }
@@ -77,8 +76,8 @@ static tsr_status read_servers(const storage_reader *r, const cJSON *root)
     uint64_t count = is_list ? (uint64_t)cJSON_GetArraySize(list) : 0;
     if (!is_list) TSR_TRY(tsr_json_get(root, "servers", TSR_JSON_NUMBER, "", &list, r->err));
     if (!is_list) TSR_TRY(tsr_json_to_u64(list, "servers", &count, r->err));
-    TSR_FAIL_IF(count < 1 || count > MOST_SERVERS, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "storage: %llu servers; expected 1 to %llu", (unsigned long long)count, (unsigned long long)MOST_SERVERS);
+    TSR_FAIL_IF(count < 1 || count > MOST_SERVERS, r->err, TSR_E_FORMAT, "storage: %llu servers; expected 1 to %llu",
+                (unsigned long long)count, (unsigned long long)MOST_SERVERS);
     TSR_TRY(read_amount(r, root, "bandwidth", "", &usual.bandwidth));
     TSR_TRY(read_amount(r, root, "latency", "", &usual.latency));
     tsr_storage_server *servers = tsr_arena_array(r->arena, count, sizeof *servers, r->err);
@@ -101,13 +100,13 @@ static tsr_status read_list(const storage_reader *r, const cJSON *list, const ch
     const int count = cJSON_GetArraySize(list);
     uint32_t *servers = tsr_arena_array(r->arena, (size_t)count, sizeof *servers, r->err);
     if (!servers) return TSR_E_NOMEM;
-    TSR_FAIL_IF(!count, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "storage: %s.servers is empty", where);
+    TSR_FAIL_IF(!count, r->err, TSR_E_FORMAT, "storage: %s.servers is empty", where);
     s->stripe_count = 0;
     cJSON_ArrayForEach(item, list)
     {
         uint64_t server;
         TSR_TRY(tsr_json_to_u64(item, where, &server, r->err));
-        TSR_FAIL_IF(server >= r->out->server_count, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(server >= r->out->server_count, r->err, TSR_E_FORMAT,
                     "storage: %s.servers lists server %llu, but there are %u, counted from 0", where,
                     (unsigned long long)server, (unsigned)r->out->server_count);
         servers[s->stripe_count++] = (uint32_t)server;
@@ -138,9 +137,9 @@ static tsr_status read_file(const storage_reader *r, const cJSON *item, const ch
     TSR_TRY(tsr_json_find(item, "first", TSR_JSON_NUMBER, where, &first, r->err));
     TSR_TRY(tsr_json_find(item, "servers", TSR_JSON_ARRAY, where, &list, r->err));
     TSR_TRY(tsr_json_find(item, "stripe_count", TSR_JSON_NUMBER, where, &stripes, r->err));
-    TSR_FAIL_IF(!first == !list, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!first == !list, r->err, TSR_E_FORMAT,
                 "storage: %s must have either `first`, the server of its first stripe, or a list of `servers`", where);
-    TSR_FAIL_IF(list && stripes, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(list && stripes, r->err, TSR_E_FORMAT,
                 "storage: %s has both `servers` and `stripe_count`; the length of the list is the count", where);
     TSR_TRY(read_striping(r, item, where, &file->striping));
     TSR_TRY(read_count(r, item, "first", where, numbers, &begin));
@@ -174,7 +173,7 @@ tsr_status tsr_storage_text_of(const cJSON *root, tsr_arena *arena, tsr_storage_
     const cJSON *schema;
     *out = (tsr_storage_text){.usual = {.stripe_size = USUAL_STRIPE, .stripe_count = 1}};
     TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, err));
-    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.storage/1") != 0, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.storage/1") != 0, err, TSR_E_FORMAT,
                 "storage: unexpected schema '%s'; expected tessera.storage/1", schema->valuestring);
     TSR_TRY(read_servers(&r, root));
     TSR_TRY(read_striping(&r, root, "", &out->usual));
@@ -256,8 +255,7 @@ static tsr_status index_names(const tsr_storage_text *text, tsr_map *map, tsr_er
         uint32_t *existing = NULL;
         bool inserted = true;
         TSR_TRY(tsr_map_put(map, text->files[i].name, i, &existing, &inserted, err));
-        TSR_FAIL_IF(!inserted, err, TSR_E_FORMAT, TSR_NO_POSITION, "storage: files lists '%.*s' twice",
-                    TSR_STR_ARG(text->files[i].name));
+        TSR_FAIL_IF(!inserted, err, TSR_E_FORMAT, "storage: files lists '%.*s' twice", TSR_STR_ARG(text->files[i].name));
     }
     return TSR_OK;
 }
@@ -273,7 +271,7 @@ static tsr_status place_files(const tsr_storage_text *text, const tsr_store *sto
         files[f].assumed = listed == UINT32_MAX;
         if (files[f].assumed) files[f].first = assumed++ % out->server_count;
     }
-    TSR_FAIL_IF(text->file_count && assumed == store->file_count, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(text->file_count && assumed == store->file_count, err, TSR_E_USAGE,
                 "storage: none of the %u files that it lists is in the checkpoint (the first is '%.*s'); name them as "
                 "`tessera plan --json` does",
                 (unsigned)text->file_count, TSR_STR_ARG(text->files[0].name));

@@ -1,8 +1,8 @@
 /* Reads a tessera.target/1 document: lists of placements become the comma-separated texts that the command line takes too,
  * so that one parser (layout/mesh_text.c) knows what a placement is. */
 #include "base/line.h"
-#include "base/try.h"
 #include "documents/target_read.h"
+#include "tessera/sys/try.h"
 
 typedef struct target_reader {
     tsr_arena *arena;
@@ -37,7 +37,7 @@ static tsr_status read_mesh(const target_reader *r, const cJSON *mesh, tsr_str *
     const cJSON *shape, *names, *item;
     TSR_TRY(tsr_json_get(mesh, "shape", TSR_JSON_ARRAY, "mesh", &shape, r->err));
     TSR_TRY(tsr_json_find(mesh, "dim_names", TSR_JSON_ARRAY, "mesh", &names, r->err));
-    TSR_FAIL_IF(names && cJSON_GetArraySize(names) != cJSON_GetArraySize(shape), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(names && cJSON_GetArraySize(names) != cJSON_GetArraySize(shape), r->err, TSR_E_FORMAT,
                 "target: mesh has %d sizes and %d dim_names", cJSON_GetArraySize(shape), cJSON_GetArraySize(names));
     const cJSON *name = names ? names->child : NULL;
     *out = TSR_STR("");
@@ -60,8 +60,7 @@ static tsr_status read_ranks(const target_reader *r, const cJSON *list, const ch
     const cJSON *item;
     uint64_t *ranks = tsr_arena_array(r->arena, (size_t)cJSON_GetArraySize(list), sizeof *ranks, r->err);
     if (!ranks) return TSR_E_NOMEM;
-    TSR_FAIL_IF(!list->child, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "target: %s.ranks is empty; list at least one rank",
-                where);
+    TSR_FAIL_IF(!list->child, r->err, TSR_E_FORMAT, "target: %s.ranks is empty; list at least one rank", where);
     cJSON_ArrayForEach(item, list) TSR_TRY(tsr_json_to_u64(item, where, &ranks[rule->rank_count++], r->err));
     rule->ranks = ranks;
     return TSR_OK;
@@ -79,11 +78,11 @@ static tsr_status read_ranges(const target_reader *r, const cJSON *list, const c
         uint64_t end;
         tsr_span *range = &ranges[rule->stage_range_count++];
         TSR_TRY(tsr_json_expect(item, TSR_JSON_ARRAY, where, r->err));
-        TSR_FAIL_IF(cJSON_GetArraySize(item) != 2, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(cJSON_GetArraySize(item) != 2, r->err, TSR_E_FORMAT,
                     "target: %s.stage: a range of layers must be a list of two numbers, [first, end)", where);
         TSR_TRY(tsr_json_to_u64(item->child, where, &range->offset, r->err));
         TSR_TRY(tsr_json_to_u64(item->child->next, where, &end, r->err));
-        TSR_FAIL_IF(end < range->offset, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(end < range->offset, r->err, TSR_E_FORMAT,
                     "target: %s.stage: the range [%llu, %llu] of layers ends before it begins", where,
                     (unsigned long long)range->offset, (unsigned long long)end);
         range->size = end - range->offset;
@@ -110,7 +109,7 @@ static tsr_status read_holders(const target_reader *r, const cJSON *item, const 
     const cJSON *ranks, *stage, *placements;
     TSR_TRY(tsr_json_find(item, "ranks", TSR_JSON_ARRAY, where, &ranks, r->err));
     TSR_TRY(tsr_json_find(item, "stage", TSR_JSON_OBJECT, where, &stage, r->err));
-    TSR_FAIL_IF(ranks && stage, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(ranks && stage, r->err, TSR_E_FORMAT,
                 "target: %s has both ranks and a stage; a rule can have only one of them", where);
     if (ranks) TSR_TRY(read_ranks(r, ranks, where, rule));
     if (stage) TSR_TRY(read_stage(r, stage, where, rule));
@@ -165,7 +164,7 @@ static tsr_status read_strategy(const target_reader *r, const cJSON *strategy, t
 {
     const cJSON *name, *orig;
     TSR_TRY(tsr_json_get(strategy, "name", TSR_JSON_STRING, "strategy", &name, r->err));
-    TSR_FAIL_IF(strcmp(name->valuestring, "fsdp1") != 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(strcmp(name->valuestring, "fsdp1") != 0, r->err, TSR_E_FORMAT,
                 "target: unknown strategy '%s'; the only one is fsdp1, and everything else is written as placements",
                 name->valuestring);
     TSR_TRY(tsr_json_find(strategy, "use_orig_params", TSR_JSON_BOOL, "strategy", &orig, r->err));
@@ -180,7 +179,7 @@ static tsr_status read_target(const target_reader *r, const cJSON *root, tsr_tar
     const cJSON *schema, *mesh, *rules, *others, *strategy;
     *out = (tsr_target_texts){.default_placements = TSR_STR("")};
     TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, r->err));
-    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.target/1") != 0, r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.target/1") != 0, r->err, TSR_E_FORMAT,
                 "target: unexpected schema '%s'; expected tessera.target/1", schema->valuestring);
     TSR_TRY(tsr_json_get(root, "mesh", TSR_JSON_OBJECT, "", &mesh, r->err));
     TSR_TRY(read_mesh(r, mesh, &out->mesh));
@@ -189,7 +188,7 @@ static tsr_status read_target(const target_reader *r, const cJSON *root, tsr_tar
     TSR_TRY(tsr_json_find(root, "default", TSR_JSON_ARRAY, "", &others, r->err));
     if (others) TSR_TRY(join(r, others, "default", &out->default_placements));
     TSR_TRY(tsr_json_find(root, "strategy", TSR_JSON_OBJECT, "", &strategy, r->err));
-    TSR_FAIL_IF(strategy && (out->rule_count || others), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(strategy && (out->rule_count || others), r->err, TSR_E_FORMAT,
                 "target: a strategy replaces rules and default; remove either of them");
     return strategy ? read_strategy(r, strategy, out) : TSR_OK;
 }

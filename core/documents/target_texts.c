@@ -1,10 +1,10 @@
 /* A target from the texts of a document or of the command line. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "tessera/document.h"
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/target_fsdp1.h"
+#include "tessera/sys/try.h"
 
 static tsr_status parse_list(const tsr_mesh *mesh, tsr_str text, tsr_str rule, tsr_arena *arena, const tsr_placement **out,
                              tsr_error *err)
@@ -12,7 +12,7 @@ static tsr_status parse_list(const tsr_mesh *mesh, tsr_str text, tsr_str rule, t
     tsr_placement *list;
     uint32_t count;
     TSR_TRY(tsr_placements_parse(text, arena, &list, &count, err));
-    TSR_FAIL_IF(count != mesh->dim_count, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(count != mesh->dim_count, err, TSR_E_USAGE,
                 "'%.*s' has %u placements, but the mesh has %u dims; give one placement per mesh dim in the rule '%.*s'",
                 TSR_STR_ARG(text), count, mesh->dim_count, TSR_STR_ARG(rule));
     *out = list;
@@ -43,10 +43,10 @@ static tsr_status sort_ranks(const tsr_mesh *mesh, const tsr_target_rule_text *t
     memcpy(ranks, text->ranks, (size_t)text->rank_count * sizeof *ranks);
     qsort(ranks, (size_t)text->rank_count, sizeof *ranks, by_number);
     for (uint64_t i = 0; i < text->rank_count; i++) {
-        TSR_FAIL_IF(ranks[i] >= tsr_mesh_ranks(mesh), err, TSR_E_USAGE, TSR_NO_POSITION,
+        TSR_FAIL_IF(ranks[i] >= tsr_mesh_ranks(mesh), err, TSR_E_USAGE,
                     "the rule '%.*s' names rank %llu, but the mesh has only %llu ranks", TSR_STR_ARG(text->match),
                     (unsigned long long)ranks[i], (unsigned long long)tsr_mesh_ranks(mesh));
-        TSR_FAIL_IF(i && ranks[i] == ranks[i - 1], err, TSR_E_USAGE, TSR_NO_POSITION, "the rule '%.*s' names rank %llu twice",
+        TSR_FAIL_IF(i && ranks[i] == ranks[i - 1], err, TSR_E_USAGE, "the rule '%.*s' names rank %llu twice",
                     TSR_STR_ARG(text->match), (unsigned long long)ranks[i]);
     }
     out->ranks = ranks;
@@ -73,12 +73,13 @@ static tsr_status parse_stage(const tsr_mesh *mesh, const tsr_target_rule_text *
     tsr_target_stage *stage = TSR_ARENA_NEW(arena, tsr_target_stage, err);
     if (!stage) return TSR_E_NOMEM;
     while (dim < mesh->dim_count && !(text->stage_dim.size && tsr_str_equal(mesh->names[dim], text->stage_dim))) dim++;
-    TSR_FAIL_IF(dim == mesh->dim_count, err, TSR_E_USAGE, TSR_NO_POSITION, "the rule '%.*s' has stages of the mesh dim '%.*s', which the mesh does not have",
-                TSR_STR_ARG(text->match), TSR_STR_ARG(text->stage_dim));
-    TSR_FAIL_IF(!split_capture(text->stage_capture, stage), err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(dim == mesh->dim_count, err, TSR_E_USAGE,
+                "the rule '%.*s' has stages of the mesh dim '%.*s', which the mesh does not have", TSR_STR_ARG(text->match),
+                TSR_STR_ARG(text->stage_dim));
+    TSR_FAIL_IF(!split_capture(text->stage_capture, stage), err, TSR_E_USAGE,
                 "the rule '%.*s' captures layers with '%.*s', which does not contain {n}", TSR_STR_ARG(text->match),
                 TSR_STR_ARG(text->stage_capture));
-    TSR_FAIL_IF(text->stage_range_count != mesh->shape[dim], err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(text->stage_range_count != mesh->shape[dim], err, TSR_E_USAGE,
                 "the rule '%.*s' has %u ranges of layers for the %llu stages of '%.*s'", TSR_STR_ARG(text->match),
                 text->stage_range_count, (unsigned long long)mesh->shape[dim], TSR_STR_ARG(text->stage_dim));
     stage->mesh_dim = dim;

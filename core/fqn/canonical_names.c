@@ -1,9 +1,9 @@
 /* Canonical names of whole catalogs, kept for looking up. */
-#include "base/try.h"
+#include "tessera/sys/canonical_names.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/alloc.h"
-#include "tessera/sys/canonical_names.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 struct tsr_canonical_names {

@@ -8,9 +8,9 @@
  *
  * DDP and torch.compile wrappers hold nothing beside the module they wrap, so a sibling proves that it is no wrapper; an
  * only child proves nothing, which the name's `ambiguity` says. */
-#include "base/try.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 typedef struct wrapper {

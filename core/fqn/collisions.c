@@ -1,8 +1,8 @@
 /* FQNs that several raw names share: whoever saves both loses one of them. */
-#include "base/try.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 typedef struct slot {

@@ -7,7 +7,7 @@
  * now: the next dot is the next place to try, so that long components are not read again from each of their bytes. */
 #include "tessera/glob.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 typedef struct rune {
     uint32_t code;
@@ -136,16 +136,15 @@ static bool split_star(tsr_str text, tsr_str *head, tsr_str *tail)
 tsr_status tsr_rename_parse(tsr_str text, tsr_rename *out, tsr_error *err)
 {
     const char *equals = text.size ? memchr(text.data, '=', text.size) : NULL;
-    TSR_FAIL_IF(!equals, err, TSR_E_USAGE, TSR_NO_POSITION, "the rename '%.*s' does not have the form FROM=TO",
-                TSR_STR_ARG(text));
+    TSR_FAIL_IF(!equals, err, TSR_E_USAGE, "the rename '%.*s' does not have the form FROM=TO", TSR_STR_ARG(text));
     tsr_str from = {text.data, (size_t)(equals - text.data)}, to = {equals + 1, text.size - from.size - 1};
     tsr_rename r;
     r.starred = split_star(from, &r.from_head, &r.from_tail);
     bool placed = split_star(to, &r.to_head, &r.to_tail);
     bool more = (r.from_tail.size && memchr(r.from_tail.data, '*', r.from_tail.size)) ||
                 (r.to_tail.size && memchr(r.to_tail.data, '*', r.to_tail.size));
-    TSR_FAIL_IF(r.starred != placed || more, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "the rename '%.*s' needs one '*' on each side, or none", TSR_STR_ARG(text));
+    TSR_FAIL_IF(r.starred != placed || more, err, TSR_E_USAGE, "the rename '%.*s' needs one '*' on each side, or none",
+                TSR_STR_ARG(text));
     *out = r;
     return TSR_OK;
 }

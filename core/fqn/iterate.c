@@ -1,8 +1,8 @@
 /* The order in which PyTorch visits a model's state (`_iterate_valid_model_state`, torch 2.13). */
-#include "base/try.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/module_tree.h"
 #include "tessera/sys/params.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 typedef struct frame {

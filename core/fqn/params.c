@@ -1,10 +1,10 @@
 /* Which tensor has which canonical names (the maps of PyTorch's `_verify_options`, torch 2.13). */
-#include "base/try.h"
+#include "tessera/sys/params.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/module_tree.h"
-#include "tessera/sys/params.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 struct tsr_params {

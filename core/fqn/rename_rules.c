@@ -9,12 +9,12 @@
  */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "tessera/fqn.h"
 #include "tessera/glob.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/canonical_names.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 #define MOST_TRIED 256u /* proposals: each costs a walk over all names */

@@ -9,11 +9,11 @@
  *
  * Source: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. Two facts of it matter: "_checkpoint_wrapped_module."
  * goes by text, before the walk and after it; and every component that stays must be an attribute, except "_extra_state". */
-#include "base/try.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/module_tree.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/params.h"
+#include "tessera/sys/try.h"
 
 #define CHECKPOINT_PREFIX TSR_STR("_checkpoint_wrapped_module.")
 #define FLAT_PARAM        TSR_STR("_flat_param")
@@ -104,7 +104,7 @@ static tsr_status step_fsdp(walk *w, tsr_str component, tsr_str next, tsr_error 
     const tsr_module *module = tsr_modules_at(w->modules, w->at);
     tsr_str inner = tsr_wrapper_child(TSR_WRAPPER_FSDP1);
     if (next.data && tsr_str_equal(next, FLAT_PARAM)) {
-        TSR_FAIL_IF(!module->flat_param, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+        TSR_FAIL_IF(!module->flat_param, err, TSR_E_NOT_FOUND,
                     "fqn: '%.*s': the module tree has no flat_param for the fsdp1 unit at '%.*s'", TSR_STR_ARG(w->out->raw),
                     (int)w->kept_size, w->kept);
         remove_component(w, component, why);
@@ -144,8 +144,8 @@ static tsr_status step_plain(walk *w, tsr_str component, bool last, tsr_error *e
         break;
     }
     if (tsr_str_equal(component, EXTRA_STATE)) {
-        TSR_FAIL_IF(!last, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "fqn: '%.*s' continues after '_extra_state', which must come last", TSR_STR_ARG(w->out->raw));
+        TSR_FAIL_IF(!last, err, TSR_E_FORMAT, "fqn: '%.*s' continues after '_extra_state', which must come last",
+                    TSR_STR_ARG(w->out->raw));
     } else {
         TSR_TRY(go_to(w, component, err));
     }

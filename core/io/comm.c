@@ -6,7 +6,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_error *err)
 {
@@ -146,8 +146,7 @@ static tsr_status gather_blobs(tsr_comm *comm, tsr_str mine, tsr_comm_blobs *b, 
     TSR_TRY(gather_sizes(comm, mine.size, b, err));
     size_t total = 0;
     for (uint32_t r = 0; r < b->count; r++) { /* the same on every rank, and so is its failure */
-        TSR_FAIL_IF(b->sizes[r] > SIZE_MAX - total, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                    "comm: the ranks' data is too large in total");
+        TSR_FAIL_IF(b->sizes[r] > SIZE_MAX - total, err, TSR_E_LIMIT, "comm: the ranks' data is too large in total");
         total += b->sizes[r];
     }
     TSR_TRY(need(comm, b->allocator, total, 1, &memory, err));
@@ -184,7 +183,6 @@ tsr_status tsr_comm_same(tsr_comm *comm, tsr_str value, const char *what, tsr_er
     }
     uint64_t differs = same ? 0 : (uint64_t)comm->size - comm->rank;
     TSR_TRY(comm->largest(comm, &differs, err));
-    TSR_FAIL_IF(differs, err, TSR_E_USAGE, TSR_NO_POSITION, "%s: rank %" PRIu32 " differs from rank 0", what,
-                comm->size - (uint32_t)differs);
+    TSR_FAIL_IF(differs, err, TSR_E_USAGE, "%s: rank %" PRIu32 " differs from rank 0", what, comm->size - (uint32_t)differs);
     return TSR_OK;
 }

@@ -1,7 +1,7 @@
 /* A communicator of one rank: what it sends is what it receives. */
-#include "base/try.h"
 #include "tessera/comm.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/try.h"
 
 typedef struct self {
     tsr_comm base;
@@ -37,13 +37,13 @@ static tsr_status broadcast(tsr_comm *comm, void *data, size_t size, uint32_t ro
 static tsr_status move(const tsr_message *sends, size_t send_count, const tsr_message *receives, size_t receive_count,
                        tsr_error *err)
 {
-    TSR_FAIL_IF(send_count != receive_count, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(send_count != receive_count, err, TSR_E_USAGE,
                 "rank 0: comm: rank 0 sends %zu messages to rank 0, which expects %zu", send_count, receive_count);
     for (size_t i = 0; i < send_count; i++) {
-        TSR_FAIL_IF(sends[i].peer || receives[i].peer, err, TSR_E_USAGE, TSR_NO_POSITION,
+        TSR_FAIL_IF(sends[i].peer || receives[i].peer, err, TSR_E_USAGE,
                     "rank 0: comm: message %zu is for rank %u, but there is only rank 0", i,
                     (unsigned)(sends[i].peer ? sends[i].peer : receives[i].peer));
-        TSR_FAIL_IF(sends[i].size != receives[i].size, err, TSR_E_USAGE, TSR_NO_POSITION,
+        TSR_FAIL_IF(sends[i].size != receives[i].size, err, TSR_E_USAGE,
                     "rank 0: comm: message %zu has %zu bytes for rank 0, which expects %zu", i, sends[i].size,
                     receives[i].size);
     }

@@ -1,7 +1,7 @@
 /* An output into memory: a growable buffer a file. */
-#include "base/try.h"
 #include "tessera/output.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 typedef struct memory_output {
@@ -25,10 +25,8 @@ static written_file *file_of(const tsr_output *output, uint32_t file)
 static tsr_status memory_create(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
 {
     memory_output *memory = (memory_output *)output;
-    TSR_FAIL_IF(tsr_output_memory_file(output, name).data, err, TSR_E_EXISTS, TSR_NO_POSITION, "%.*s already exists",
-                TSR_STR_ARG(name));
-    TSR_FAIL_IF(size > SIZE_MAX, err, TSR_E_NOMEM, TSR_NO_POSITION, "a file of %llu bytes does not fit in memory",
-                (unsigned long long)size);
+    TSR_FAIL_IF(tsr_output_memory_file(output, name).data, err, TSR_E_EXISTS, "%.*s already exists", TSR_STR_ARG(name));
+    TSR_FAIL_IF(size > SIZE_MAX, err, TSR_E_NOMEM, "a file of %llu bytes does not fit in memory", (unsigned long long)size);
     tsr_str copy = tsr_arena_str(memory->names, name, err);
     written_file *created = copy.data ? tsr_vec_push(&memory->files, err) : NULL;
     if (!created) return TSR_E_NOMEM;
@@ -41,7 +39,7 @@ static tsr_status memory_write_at(tsr_output *output, uint32_t file, uint64_t of
 {
     tsr_vec *bytes = &file_of(output, file)->bytes;
     uint64_t end = offset + size;
-    TSR_FAIL_IF(end < offset || end > SIZE_MAX, err, TSR_E_NOMEM, offset, "a write at %llu does not fit in memory",
+    TSR_FAIL_AT(end < offset || end > SIZE_MAX, err, TSR_E_NOMEM, offset, "a write at %llu does not fit in memory",
                 (unsigned long long)offset);
     if (end > bytes->count) {
         TSR_TRY(tsr_vec_reserve(bytes, (size_t)end - bytes->count, err));

@@ -1,9 +1,9 @@
 /* A store over borrowed memory. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "tessera/store.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/try.h"
 
 typedef struct memory_store {
     tsr_store base;
@@ -16,7 +16,7 @@ static tsr_status memory_read_at(tsr_store *store, uint32_t file, uint64_t offse
 {
     const memory_store *memory = (const memory_store *)store;
     const tsr_str content = memory->contents[file].content;
-    TSR_FAIL_IF(offset > content.size || size > content.size - offset, err, TSR_E_IO, offset, "read beyond the end of %.*s",
+    TSR_FAIL_AT(offset > content.size || size > content.size - offset, err, TSR_E_IO, offset, "read beyond the end of %.*s",
                 TSR_STR_ARG(memory->contents[file].name));
     memcpy(buffer, content.data + offset, size);
     return TSR_OK;

@@ -3,7 +3,7 @@
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/store_read.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 uint32_t tsr_store_find(const tsr_store *store, tsr_str name)
 {
@@ -23,10 +23,9 @@ uint32_t tsr_store_find(const tsr_store *store, tsr_str name)
 
 static tsr_status check_range(const tsr_store *store, uint32_t file, uint64_t offset, uint64_t size, tsr_error *err)
 {
-    TSR_FAIL_IF(file >= store->file_count, err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no file number %u",
-                (unsigned)file);
+    TSR_FAIL_IF(file >= store->file_count, err, TSR_E_NOT_FOUND, "there is no file number %u", (unsigned)file);
     const tsr_store_file *f = &store->files[file];
-    TSR_FAIL_IF(offset > f->size || size > f->size - offset, err, TSR_E_IO, offset,
+    TSR_FAIL_AT(offset > f->size || size > f->size - offset, err, TSR_E_IO, offset,
                 "a read of %llu bytes at byte %llu reaches beyond the end (%llu bytes) of %.*s", (unsigned long long)size,
                 (unsigned long long)offset, (unsigned long long)f->size, TSR_STR_ARG(f->name));
     return TSR_OK;
@@ -50,7 +49,7 @@ tsr_status tsr_range_load(tsr_range range, const tsr_host *host, tsr_bytes *out,
     const uint64_t offset = range.byte_offset, size = range.byte_length;
     *out = (tsr_bytes){0};
     TSR_TRY(check_range(store, file, offset, size, err));
-    TSR_FAIL_IF(size > host->limits.metadata_bytes || size > SIZE_MAX / 2, err, TSR_E_LIMIT, offset,
+    TSR_FAIL_AT(size > host->limits.metadata_bytes || size > SIZE_MAX / 2, err, TSR_E_LIMIT, offset,
                 "reading %llu bytes of metadata from %.*s would exceed the limit of %llu", (unsigned long long)size,
                 TSR_STR_ARG(store->files[file].name), (unsigned long long)host->limits.metadata_bytes);
     if (store->map && store->map(store, file, &out->mapping, NULL) == TSR_OK) {

@@ -1,7 +1,7 @@
 /* See store_view.h. A store's files are sorted by name, so those below one directory follow each other. */
 #include "io/store_view.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 static tsr_status read_shown(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {

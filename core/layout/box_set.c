@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "tessera/box.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 typedef struct item {

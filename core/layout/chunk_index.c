@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 

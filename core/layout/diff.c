@@ -1,13 +1,13 @@
 /* Two catalogs matched by name. One hash map over B's names; everything else is one pass over each side. */
 #include "tessera/diff.h"
 
-#include "base/try.h"
 #include "layout/box_set.h"
 #include "layout/diff_renames.h"
 #include "tessera/box.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 #define ABSENT UINT32_MAX
@@ -39,7 +39,7 @@ static tsr_status read_names(const job *j, side *s, tsr_error *err)
         s->names[i] = fqn;
         if (o->canonical) TSR_TRY(o->canonical(o->canonical_ctx, fqn, j->arena, &s->names[i], err));
         TSR_TRY(tsr_map_put(s->index, s->names[i], (uint32_t)i, &first, &inserted, err));
-        TSR_FAIL_IF(!inserted, err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' and '%.*s' both become '%.*s'",
+        TSR_FAIL_IF(!inserted, err, TSR_E_USAGE, "'%.*s' and '%.*s' both become '%.*s'",
                     TSR_STR_ARG(s->catalog->entries[*first].fqn), TSR_STR_ARG(fqn), TSR_STR_ARG(s->names[i]));
     }
     return TSR_OK;

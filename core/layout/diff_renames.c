@@ -10,8 +10,8 @@
 
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 #define MOST_COMPONENTS 64u /* of a name; further ones are left whole */
@@ -167,7 +167,7 @@ static tsr_status take_pair(search *s, const relation *r, const key *pair, tsr_e
     if (pair[0].is_added || !pair[1].is_added || a->taken || b->taken || a->kind != b->kind) return TSR_OK;
     tsr_error local = {0};
     tsr_str why = r->explain(s, a->name, b->name, &local);
-    TSR_FAIL_IF(local.status, err, local.status, TSR_NO_POSITION, "%s", local.message);
+    TSR_FAIL_IF(local.status, err, local.status, "%s", local.message);
     if (why.size == 0) return TSR_OK;
     tsr_diff_rename *rename = tsr_vec_push(&s->found, err);
     if (!rename) return TSR_E_NOMEM;

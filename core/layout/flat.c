@@ -1,9 +1,9 @@
 /* FSDP1's flat parameters: where each original begins, and which of its elements a rank's slice has. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "layout/shard.h"
 #include "tessera/box.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/try.h"
 
 static bool round_up(uint64_t value, uint64_t unit, uint64_t *out)
 {
@@ -20,8 +20,7 @@ tsr_status tsr_flat_layout_make(tsr_flat_numels of, uint64_t ranks, tsr_arena *a
         fits = fits && round_up(total, of.alignment, &offsets[i]) && tsr_add_u64(offsets[i], of.numels[i], &total);
     }
     if (of.alignment) fits = fits && round_up(total, ranks, &total);
-    TSR_FAIL_IF(!fits || total > UINT64_MAX - ranks, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "a flat parameter has more than 2^64 elements");
+    TSR_FAIL_IF(!fits || total > UINT64_MAX - ranks, err, TSR_E_LIMIT, "a flat parameter has more than 2^64 elements");
     *out = (tsr_flat_layout){of.count, offsets, of.numels, total, total / ranks + (total % ranks != 0), ranks};
     return TSR_OK;
 }
@@ -93,8 +92,8 @@ tsr_status tsr_layout_flat(const tsr_flat_layout *flat, uint64_t index, tsr_shap
                            tsr_error *err)
 {
     tsr_shard *shards = tsr_arena_array(arena, flat->ranks, sizeof *shards, err);
-    TSR_FAIL_IF(shape.ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "a parameter of %u dimensions; at most %u are supported", shape.ndim, TSR_MAX_NDIM);
+    TSR_FAIL_IF(shape.ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, "a parameter of %u dimensions; at most %u are supported",
+                shape.ndim, TSR_MAX_NDIM);
     if (!shards) return TSR_E_NOMEM;
     for (uint64_t r = 0; r < flat->ranks; r++)
         TSR_TRY(range_shard(shape.ndim, shape.sizes, tsr_flat_layout_range(flat, index, r), arena, &shards[r], err));

@@ -1,8 +1,8 @@
 /* FSDP1 as a strategy: the catalog's parameters dealt out to wrap units, each unit one flat parameter. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/target_fsdp1.h"
+#include "tessera/sys/try.h"
 #include "tessera/target.h"
 
 #define ALIGNMENT_BYTES 16u /* of FSDP1 with use_orig_params */
@@ -21,16 +21,16 @@ static tsr_status add_entry(tsr_fsdp1_unit *unit, const tsr_entry *entry, const 
                             tsr_error *err)
 {
     if (unit->count == 0) unit->dtype = entry->dtype;
-    TSR_FAIL_IF(entry->dtype != unit->dtype, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(entry->dtype != unit->dtype, err, TSR_E_USAGE,
                 "'%.*s' is %s but '%.*s' is %s; a flat parameter has a single dtype (buffers can be listed in the "
                 "strategy's \"ignored\")",
                 TSR_STR_ARG(entries[0]->fqn), tsr_dtype_describe(unit->dtype)->name, TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
-    TSR_FAIL_IF(tsr_dtype_size(entry->dtype) == 0, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(tsr_dtype_size(entry->dtype) == 0, err, TSR_E_USAGE,
                 "'%.*s' is %s, whose elements are not byte-aligned, so it cannot be flattened", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
-    TSR_FAIL_IF(!tsr_entry_elements(entry, &numels[unit->count]), err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "'%.*s' has more than 2^64 elements", TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!tsr_entry_elements(entry, &numels[unit->count]), err, TSR_E_LIMIT, "'%.*s' has more than 2^64 elements",
+                TSR_STR_ARG(entry->fqn));
     entries[unit->count++] = entry;
     return TSR_OK;
 }
@@ -42,7 +42,7 @@ static tsr_status finish(const tsr_fsdp1 *options, tsr_fsdp1_unit *unit, const u
     uint64_t alignment = options->use_orig_params && size ? ALIGNMENT_BYTES / size : 0;
     TSR_TRY(
         tsr_flat_layout_make((tsr_flat_numels){numels, unit->count, alignment}, options->ranks, arena, &unit->flat, err));
-    TSR_FAIL_IF(!tsr_mul_u64(unit->flat.slice_numel, size, &unit->slice_bytes), err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tsr_mul_u64(unit->flat.slice_numel, size, &unit->slice_bytes), err, TSR_E_LIMIT,
                 "a flat parameter has more than 2^64 bytes");
     return TSR_OK;
 }

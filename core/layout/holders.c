@@ -1,9 +1,9 @@
 /* Rules that put a tensor on some ranks only: experts by a list of ranks, layers by pipeline stages. */
 #include "layout/holders.h"
 
-#include "base/try.h"
 #include "tessera/sys/holders.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/try.h"
 
 bool tsr_holders_have(const tsr_holders *holders, uint64_t rank)
 {

@@ -2,8 +2,8 @@
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/layout.h"
 
-#include "base/try.h"
 #include "layout/shard.h"
+#include "tessera/sys/try.h"
 
 /* The mesh dims that cut tensor dim `dim`, and how many positions they make. */
 static void find_cuts(const tsr_mesh *mesh, const tsr_placement *placements, uint32_t ndim, uint32_t dim,

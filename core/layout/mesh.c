@@ -9,7 +9,7 @@
 #include "tessera/sys/layout.h"
 
 #include "base/cursor.h"
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 uint64_t tsr_mesh_ranks(const tsr_mesh *mesh)
 {

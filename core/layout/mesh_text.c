@@ -1,7 +1,7 @@
 /* "dp=4,tp=2" and "shard(0),replicate": the texts of --mesh and --placements, and of target documents. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "tessera/mesh.h"
+#include "tessera/sys/try.h"
 
 static bool is_space(char c)
 {
@@ -45,10 +45,10 @@ static tsr_status read_number(reader *r, uint64_t most, uint64_t *out)
     uint64_t value = 0;
     for (; r->at < r->text.size && is_digit(r->text.data[r->at]); r->at++) {
         value = value * 10 + (uint64_t)(r->text.data[r->at] - '0'); /* `most` is far from 64 bits */
-        TSR_FAIL_IF(value > most, r->err, TSR_E_USAGE, begin, "the number at byte %zu of '%.*s' is greater than %llu", begin,
+        TSR_FAIL_AT(value > most, r->err, TSR_E_USAGE, begin, "the number at byte %zu of '%.*s' is greater than %llu", begin,
                     TSR_STR_ARG(r->text), (unsigned long long)most);
     }
-    TSR_FAIL_IF(r->at == begin, r->err, TSR_E_USAGE, begin, "expected a number at byte %zu of '%.*s'", begin,
+    TSR_FAIL_AT(r->at == begin, r->err, TSR_E_USAGE, begin, "expected a number at byte %zu of '%.*s'", begin,
                 TSR_STR_ARG(r->text));
     *out = value;
     return TSR_OK;
@@ -72,21 +72,21 @@ static tsr_status read_mesh_dim(reader *r, tsr_str *name, uint64_t *size)
     size_t begin = r->at;
     *name = read_name(r);
     if (take(r, '=')) {
-        TSR_FAIL_IF(name->size == 0, r->err, TSR_E_USAGE, begin,
+        TSR_FAIL_AT(name->size == 0, r->err, TSR_E_USAGE, begin,
                     "expected the name of a mesh dim before '=' at byte %zu of '%.*s'", begin, TSR_STR_ARG(r->text));
     } else {
         *name = TSR_STR("");
         r->at = begin;
     }
     TSR_TRY(read_number(r, TSR_MESH_MAX_RANKS, size));
-    TSR_FAIL_IF(*size == 0, r->err, TSR_E_USAGE, begin, "a mesh dim of '%.*s' has size 0", TSR_STR_ARG(r->text));
+    TSR_FAIL_AT(*size == 0, r->err, TSR_E_USAGE, begin, "a mesh dim of '%.*s' has size 0", TSR_STR_ARG(r->text));
     return TSR_OK;
 }
 
 static tsr_status check_name(reader *r, const tsr_str *names, uint32_t count)
 {
     for (uint32_t i = 0; i < count && names[count].size; i++) {
-        TSR_FAIL_IF(tsr_str_equal(names[i], names[count]), r->err, TSR_E_USAGE, r->at,
+        TSR_FAIL_AT(tsr_str_equal(names[i], names[count]), r->err, TSR_E_USAGE, r->at,
                     "two mesh dims of '%.*s' are called %.*s", TSR_STR_ARG(r->text), TSR_STR_ARG(names[i]));
     }
     return TSR_OK;
@@ -100,17 +100,17 @@ tsr_status tsr_mesh_parse(tsr_str text, tsr_arena *arena, tsr_mesh *out, tsr_err
     uint32_t count = 0;
     if (!shape || !names) return TSR_E_NOMEM;
     do {
-        TSR_FAIL_IF(count == TSR_MESH_MAX_DIMS, err, TSR_E_USAGE, r.at, "the mesh '%.*s' has more than %u dims",
+        TSR_FAIL_AT(count == TSR_MESH_MAX_DIMS, err, TSR_E_USAGE, r.at, "the mesh '%.*s' has more than %u dims",
                     TSR_STR_ARG(text), TSR_MESH_MAX_DIMS);
         TSR_TRY(read_mesh_dim(&r, &names[count], &shape[count]));
         TSR_TRY(check_name(&r, names, count));
         ranks *= shape[count]; /* each at most TSR_MESH_MAX_RANKS, which is 2^31 */
-        TSR_FAIL_IF(ranks > TSR_MESH_MAX_RANKS, err, TSR_E_USAGE, r.at, "the mesh '%.*s' has more than %llu ranks", TSR_STR_ARG(text),
-                    (unsigned long long)TSR_MESH_MAX_RANKS);
+        TSR_FAIL_AT(ranks > TSR_MESH_MAX_RANKS, err, TSR_E_USAGE, r.at, "the mesh '%.*s' has more than %llu ranks",
+                    TSR_STR_ARG(text), (unsigned long long)TSR_MESH_MAX_RANKS);
         names[count] = tsr_arena_str(arena, names[count], err);
         if (!names[count++].data) return TSR_E_NOMEM;
     } while (take(&r, ','));
-    TSR_FAIL_IF(!at_end(&r), err, TSR_E_USAGE, r.at, "expected ',' or the end at byte %zu of the mesh '%.*s'", r.at,
+    TSR_FAIL_AT(!at_end(&r), err, TSR_E_USAGE, r.at, "expected ',' or the end at byte %zu of the mesh '%.*s'", r.at,
                 TSR_STR_ARG(text));
     *out = (tsr_mesh){count, shape, names};
     return TSR_OK;
@@ -118,7 +118,7 @@ tsr_status tsr_mesh_parse(tsr_str text, tsr_arena *arena, tsr_mesh *out, tsr_err
 
 static tsr_status expect(reader *r, char c)
 {
-    TSR_FAIL_IF(!take(r, c), r->err, TSR_E_USAGE, r->at, "expected '%c' at byte %zu of '%.*s'", c, r->at,
+    TSR_FAIL_AT(!take(r, c), r->err, TSR_E_USAGE, r->at, "expected '%c' at byte %zu of '%.*s'", c, r->at,
                 TSR_STR_ARG(r->text));
     return TSR_OK;
 }
@@ -134,7 +134,7 @@ static tsr_status read_placement(reader *r, tsr_placement *out)
         return TSR_OK;
     }
     bool strided = tsr_str_equal(name, TSR_STR("strided_shard"));
-    TSR_FAIL_IF(!strided && !tsr_str_equal(name, TSR_STR("shard")), r->err, TSR_E_USAGE, begin,
+    TSR_FAIL_AT(!strided && !tsr_str_equal(name, TSR_STR("shard")), r->err, TSR_E_USAGE, begin,
                 "unknown placement '%.*s' at byte %zu of '%.*s'; choose replicate, shard(d), strided_shard(d, f) or partial",
                 TSR_STR_ARG(name), begin, TSR_STR_ARG(r->text));
     TSR_TRY(expect(r, '('));
@@ -144,7 +144,7 @@ static tsr_status read_placement(reader *r, tsr_placement *out)
     if (strided) {
         TSR_TRY(expect(r, ','));
         TSR_TRY(read_number(r, TSR_SPLIT_FACTOR_MAX, &out->split_factor));
-        TSR_FAIL_IF(out->split_factor == 0, r->err, TSR_E_USAGE, r->at, "a split factor in '%.*s' is 0",
+        TSR_FAIL_AT(out->split_factor == 0, r->err, TSR_E_USAGE, r->at, "a split factor in '%.*s' is 0",
                     TSR_STR_ARG(r->text));
     }
     return expect(r, ')');
@@ -157,11 +157,11 @@ tsr_status tsr_placements_parse(tsr_str text, tsr_arena *arena, tsr_placement **
     *count = 0;
     if (!*out) return TSR_E_NOMEM;
     do {
-        TSR_FAIL_IF(*count == TSR_MESH_MAX_DIMS, err, TSR_E_USAGE, r.at, "'%.*s' has more than %u placements",
+        TSR_FAIL_AT(*count == TSR_MESH_MAX_DIMS, err, TSR_E_USAGE, r.at, "'%.*s' has more than %u placements",
                     TSR_STR_ARG(text), TSR_MESH_MAX_DIMS);
         TSR_TRY(read_placement(&r, &(*out)[(*count)++]));
     } while (take(&r, ','));
-    TSR_FAIL_IF(!at_end(&r), err, TSR_E_USAGE, r.at, "expected ',' or the end at byte %zu of the placements '%.*s'", r.at,
+    TSR_FAIL_AT(!at_end(&r), err, TSR_E_USAGE, r.at, "expected ',' or the end at byte %zu of the placements '%.*s'", r.at,
                 TSR_STR_ARG(text));
     return TSR_OK;
 }

@@ -1,6 +1,5 @@
 /* Making a plan: every tensor gets its placements, its layout and its class; each class is checked and indexed once. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "layout/plan_room.h"
 #include "layout/plan_sources.h"
 #include "tessera/sys/box_walk.h"
@@ -10,6 +9,7 @@
 #include "tessera/sys/options.h"
 #include "tessera/sys/plan_items.h"
 #include "tessera/sys/tiling.h"
+#include "tessera/sys/try.h"
 #include "tessera/validate.h"
 
 typedef struct maker {
@@ -42,8 +42,8 @@ static tsr_status pack_entry(const tsr_entry *entry, tsr_arena *arena, const tsr
         chunks[i].offsets = offsets;
         chunks[i].sizes = sizes;
     }
-    TSR_FAIL_IF(!even, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s' is float4, and the target splits it in the middle of a byte", TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!even, err, TSR_E_UNSUPPORTED, "'%.*s' is float4, and the target splits it in the middle of a byte",
+                TSR_STR_ARG(entry->fqn));
     copy->shape = numbers;
     copy->chunks = chunks;
     *out = copy;
@@ -86,8 +86,8 @@ static tsr_status take_layout(maker *m, const tsr_entry *entry, const tsr_layout
 {
     tsr_box shape = {entry->ndim, NULL, entry->shape};
     bool fits = layout->ranks == m->plan->ranks && tsr_box_equal(shape, (tsr_box){layout->ndim, NULL, layout->shape});
-    TSR_FAIL_IF(!fits, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "the layout given for '%.*s' has a different shape or number of ranks", TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!fits, err, TSR_E_USAGE, "the layout given for '%.*s' has a different shape or number of ranks",
+                TSR_STR_ARG(entry->fqn));
     const tsr_layout **slot = tsr_vec_push(&m->layout_list, err);
     if (!slot) return TSR_E_NOMEM;
     *slot = layout;
@@ -139,13 +139,13 @@ static tsr_status check_class(const maker *m, const tsr_plan_class *c, tsr_error
     tsr_tiling tiling;
     TSR_TRY(tsr_tiling_check(m->plan->host->allocator, (tsr_shape){entry->ndim, entry->shape}, entry->chunks,
                              entry->chunk_count, &tiling, err));
-    TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT,
                 "the chunks of '%.*s' do not tile it (%llu elements are not covered%s); tessera validate shows where",
                 TSR_STR_ARG(entry->fqn), (unsigned long long)tiling.missing,
                 tiling.overlap[0] != TSR_NO_CHUNK ? ", some are covered several times" : "");
     bool cut = c->layout->dims == NULL;
     for (uint32_t d = 0; d < entry->ndim && !cut; d++) cut = c->layout->dims[d].positions > 1;
-    TSR_FAIL_IF(cut && tsr_dtype_size(entry->dtype) == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(cut && tsr_dtype_size(entry->dtype) == 0, err, TSR_E_UNSUPPORTED,
                 "'%.*s' is %s, whose elements are not byte-aligned, so it cannot be split", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
     return tsr_plan_check_holders(c, m->plan->ranks, err);
@@ -185,8 +185,8 @@ static tsr_status count_bytes(tsr_plan *plan, const tsr_entry *entry, tsr_error 
 {
     uint64_t bytes;
     bool fits = tsr_entry_bytes(entry, &bytes) && tsr_add_u64(plan->byte_total, bytes, &plan->byte_total);
-    TSR_FAIL_IF(!fits || plan->byte_total >> 60, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "the tensors up to '%.*s' have 2^60 bytes or more", TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!fits || plan->byte_total >> 60, err, TSR_E_LIMIT, "the tensors up to '%.*s' have 2^60 bytes or more",
+                TSR_STR_ARG(entry->fqn));
     return TSR_OK;
 }
 
@@ -195,8 +195,8 @@ static tsr_status add_tensor(maker *m, const tsr_entry *entry, const tsr_plan_op
     tsr_plan *plan = m->plan;
     placing place;
     tsr_plan_tensor tensor = {.entry = entry, .packed = entry};
-    TSR_FAIL_IF(entry->ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "'%.*s' has %u dimensions; at most %u are supported", TSR_STR_ARG(entry->fqn), entry->ndim, TSR_MAX_NDIM);
+    TSR_FAIL_IF(entry->ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, "'%.*s' has %u dimensions; at most %u are supported",
+                TSR_STR_ARG(entry->fqn), entry->ndim, TSR_MAX_NDIM);
     TSR_TRY(count_bytes(plan, entry, err));
     if (entry->dtype == TSR_FLOAT4_E2M1FN && entry->ndim) TSR_TRY(pack_entry(entry, plan->arena, &tensor.packed, err));
     TSR_TRY(choose_layout(m, options, &tensor, &place, err));

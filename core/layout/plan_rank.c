@@ -3,10 +3,10 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "layout/plan_room.h"
 #include "layout/plan_storage.h"
 #include "layout/shard.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box_walk.h"
@@ -141,9 +141,8 @@ tsr_status tsr_plan_rank(const tsr_plan *plan, uint64_t dest_rank, tsr_arena *ar
     piece_list *lists = tsr_arena_array(arena, plan->classes.count, sizeof *lists, err);
     uint64_t total;
     bool sorted = true;
-    TSR_FAIL_IF(dest_rank >= plan->ranks, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "rank %llu is not one of the target's %llu ranks", (unsigned long long)dest_rank,
-                (unsigned long long)plan->ranks);
+    TSR_FAIL_IF(dest_rank >= plan->ranks, err, TSR_E_USAGE, "rank %llu is not one of the target's %llu ranks",
+                (unsigned long long)dest_rank, (unsigned long long)plan->ranks);
     if (!lists) return TSR_E_NOMEM;
     TSR_TRY(make_lists(plan, dest_rank, lists, &total, arena, err));
     tsr_read_item *list = tsr_arena_array(arena, total, sizeof *list, err), *next = list;
@@ -180,7 +179,7 @@ struct tsr_plan_cursor {
 
 tsr_status tsr_plan_cursor_new(const tsr_plan *plan, uint64_t first, uint64_t ranks, tsr_plan_cursor **out, tsr_error *err)
 {
-    TSR_FAIL_IF(first > plan->ranks || ranks > plan->ranks - first, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(first > plan->ranks || ranks > plan->ranks - first, err, TSR_E_USAGE,
                 "ranks [%llu, +%llu) are not within the %llu ranks of the target", (unsigned long long)first,
                 (unsigned long long)ranks, (unsigned long long)plan->ranks);
     *out = tsr_alloc(plan->host->allocator, 1, sizeof **out, err);

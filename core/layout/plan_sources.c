@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 

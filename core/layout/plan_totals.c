@@ -1,7 +1,7 @@
 /* What a plan costs, counted by class: geometry once, times the bits of all the class's elements. */
-#include "base/try.h"
 #include "layout/plan_room.h"
 #include "layout/shard.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/holders.h"

@@ -1,7 +1,7 @@
 /* Which rank writes (or first reads) each distinct shard. What a rank holds alone is its load from the start; shards that
  * several ranks hold then go to the least loaded of them, in order, so that the choice needs one number a rank. */
-#include "base/try.h"
 #include "layout/plan_room.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/holders.h"
@@ -33,7 +33,7 @@ tsr_status tsr_plan_check_holders(const tsr_plan_class *c, uint64_t ranks, tsr_e
     if (tsr_holders_are_all(&c->holders)) return TSR_OK;
     for (uint64_t r = 0; r < ranks; r++) {
         if (!tsr_layout_is_first(c->layout, r) || !tsr_layout_elements(c->layout, r)) continue;
-        TSR_FAIL_IF(!tsr_plan_copies(c, r, NULL), err, TSR_E_USAGE, TSR_NO_POSITION,
+        TSR_FAIL_IF(!tsr_plan_copies(c, r, NULL), err, TSR_E_USAGE,
                     "the rule for '%.*s' leaves some of its elements without a rank: its placements assign them to rank "
                     "%llu, which is not among the ranks or the stage of the rule",
                     TSR_STR_ARG(c->sample->fqn), (unsigned long long)r);

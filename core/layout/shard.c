@@ -2,7 +2,7 @@
 #include "layout/shard.h"
 
 #include "base/cursor.h"
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/layout.h"
@@ -11,16 +11,15 @@
 
 tsr_status tsr_placements_check(const tsr_mesh *mesh, const tsr_placement *placements, uint32_t ndim, tsr_error *err)
 {
-    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions; at most %u are supported", ndim,
-                TSR_MAX_NDIM);
+    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, "%u dimensions; at most %u are supported", ndim, TSR_MAX_NDIM);
     for (uint32_t i = 0; i < mesh->dim_count; i++) {
         const tsr_placement *p = &placements[i];
         uint32_t dim;
         bool cuts = p->kind == TSR_SHARD || p->kind == TSR_STRIDED_SHARD;
-        TSR_FAIL_IF(cuts && !tsr_placement_dim(p, ndim, &dim), err, TSR_E_USAGE, TSR_NO_POSITION,
+        TSR_FAIL_IF(cuts && !tsr_placement_dim(p, ndim, &dim), err, TSR_E_USAGE,
                     "placement %u splits dim %d, but the tensor has %u dims", i, (int)p->dim, ndim);
         bool bad_factor = p->split_factor == 0 || p->split_factor > TSR_SPLIT_FACTOR_MAX;
-        TSR_FAIL_IF(p->kind == TSR_STRIDED_SHARD && bad_factor, err, TSR_E_USAGE, TSR_NO_POSITION,
+        TSR_FAIL_IF(p->kind == TSR_STRIDED_SHARD && bad_factor, err, TSR_E_USAGE,
                     "placement %u has split factor %llu; expected 1 to %llu", i, (unsigned long long)p->split_factor,
                     (unsigned long long)TSR_SPLIT_FACTOR_MAX);
     }
@@ -37,7 +36,7 @@ static tsr_status measure(tsr_shape shape, const tsr_run_list *lists, uint64_t *
         local_shape[d] = count ? lists[d].local[count - 1] + lists[d].runs[count - 1].size : 0;
         global_offsets[d] = count ? lists[d].runs[0].offset : shape.sizes[d];
         bool fits = tsr_mul_u64(*box_count, count, box_count) && *box_count <= MOST_BOXES;
-        TSR_FAIL_IF(!fits, err, TSR_E_LIMIT, TSR_NO_POSITION, "a rank holds the tensor in more than %llu boxes",
+        TSR_FAIL_IF(!fits, err, TSR_E_LIMIT, "a rank holds the tensor in more than %llu boxes",
                     (unsigned long long)MOST_BOXES);
     }
     return TSR_OK;

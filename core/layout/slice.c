@@ -2,10 +2,10 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "tessera/box.h"
 #include "tessera/mesh.h"
 #include "tessera/sys/slice.h"
+#include "tessera/sys/try.h"
 
 tsr_str tsr_slice_split(tsr_str text, tsr_str *inside)
 {
@@ -101,8 +101,8 @@ static tsr_status parse_parts(tsr_str inside, tsr_box tensor, tsr_slice *out, ts
             keep_whole(out, &dim, dim + (uint32_t)(tensor.ndim > parts - 1 ? tensor.ndim - (parts - 1) : 0), tensor.sizes);
             continue;
         }
-        TSR_FAIL_IF(dim >= tensor.ndim, err, TSR_E_USAGE, TSR_NO_POSITION,
-                    "the slice has %zu indices, but the tensor has %u dimensions", parts, tensor.ndim);
+        TSR_FAIL_IF(dim >= tensor.ndim, err, TSR_E_USAGE, "the slice has %zu indices, but the tensor has %u dimensions",
+                    parts, tensor.ndim);
         bool keeps;
         tsr_span taken = {0, 0};
         TSR_TRY(parse_part(part, dim, tensor.sizes[dim], &taken, &keeps, err));
@@ -118,7 +118,7 @@ static tsr_status parse_parts(tsr_str inside, tsr_box tensor, tsr_slice *out, ts
 tsr_status tsr_slice_parse(tsr_str inside, uint32_t ndim, const uint64_t *shape, tsr_slice *out, tsr_error *err)
 {
     *out = (tsr_slice){.ndim = 0};
-    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "the tensor has %u dimensions; at most %u are supported", ndim, TSR_MAX_NDIM);
+    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, "the tensor has %u dimensions; at most %u are supported", ndim,
+                TSR_MAX_NDIM);
     return parse_parts(inside, (tsr_box){ndim, NULL, shape}, out, err);
 }

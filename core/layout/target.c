@@ -3,8 +3,8 @@
 #include "tessera/sys/target_fsdp1.h"
 #include "tessera/target.h"
 
-#include "base/try.h"
 #include "layout/holders.h"
+#include "tessera/sys/try.h"
 
 static bool is_cut(const tsr_placement *placement)
 {
@@ -14,7 +14,7 @@ static bool is_cut(const tsr_placement *placement)
 static tsr_status check_list(const tsr_target *target, const tsr_placement *placements, tsr_str rule, tsr_error *err)
 {
     for (uint32_t i = 0; i < target->mesh.dim_count; i++) {
-        TSR_FAIL_IF(placements[i].kind == TSR_PARTIAL, err, TSR_E_USAGE, TSR_NO_POSITION,
+        TSR_FAIL_IF(placements[i].kind == TSR_PARTIAL, err, TSR_E_USAGE,
                     "the placements for '%.*s' contain partial: a checkpoint cannot store such values, which are parts of a "
                     "sum that only the running job can add up",
                     TSR_STR_ARG(rule));
@@ -37,7 +37,7 @@ tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, 
     memset(out, 0, sizeof *out);
     TSR_TRY(tsr_mesh_parse(mesh, arena, &out->mesh, err));
     TSR_TRY(tsr_placements_parse(placements, arena, &list, &count, err));
-    TSR_FAIL_IF(count != out->mesh.dim_count, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(count != out->mesh.dim_count, err, TSR_E_USAGE,
                 "'%.*s' has %u placements, but the mesh '%.*s' has %u dims; give one placement per mesh dim",
                 TSR_STR_ARG(placements), count, TSR_STR_ARG(mesh), out->mesh.dim_count);
     out->default_placements = list;
@@ -75,8 +75,8 @@ tsr_status tsr_target_placements(const tsr_target *target, const tsr_entry *entr
         for (uint32_t m = 0; m < target->mesh.dim_count; m++) {
             uint32_t dim;
             TSR_FAIL_IF(is_cut(&(*out)[m]) && !tsr_placement_dim(&(*out)[m], entry->ndim, &dim), err, TSR_E_USAGE,
-                        TSR_NO_POSITION, "the rule '%.*s' splits dim %d of '%.*s', which has %u dims",
-                        TSR_STR_ARG(rule->match), (int)(*out)[m].dim, TSR_STR_ARG(entry->fqn), entry->ndim);
+                        "the rule '%.*s' splits dim %d of '%.*s', which has %u dims", TSR_STR_ARG(rule->match),
+                        (int)(*out)[m].dim, TSR_STR_ARG(entry->fqn), entry->ndim);
         }
         return TSR_OK;
     }
@@ -109,7 +109,7 @@ tsr_status tsr_target_strategy(tsr_strategy strategy, tsr_mesh mesh, tsr_arena *
         uint32_t dims;
     } strategies[] = {
         [TSR_STRATEGY_FSDP2] = {"fsdp2", 1}, [TSR_STRATEGY_HSDP] = {"hsdp", 2}, [TSR_STRATEGY_DDP] = {"ddp", 1}};
-    TSR_FAIL_IF(mesh.dim_count != strategies[strategy].dims, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(mesh.dim_count != strategies[strategy].dims, err, TSR_E_USAGE,
                 "%s needs a mesh of %u dims, but this one has %u", strategies[strategy].name, strategies[strategy].dims,
                 mesh.dim_count);
     *out = (tsr_target){.mesh = mesh};
@@ -134,9 +134,9 @@ static tsr_status make_rule(const tsr_mesh *mesh, tsr_str name, tsr_placement tp
 tsr_status tsr_target_tensor_parallel(tsr_mesh mesh, const tsr_tp_rule *rules, uint32_t rule_count, tsr_arena *arena,
                                       tsr_target *out, tsr_error *err)
 {
-    TSR_FAIL_IF(mesh.dim_count != 1 && mesh.dim_count != 2, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(mesh.dim_count != 1 && mesh.dim_count != 2, err, TSR_E_USAGE,
                 "tensor parallelism needs a mesh (tp) or (dp, tp), but this one has %u dims", mesh.dim_count);
-    TSR_FAIL_IF(mesh.shape[mesh.dim_count - 1] > TSR_SPLIT_FACTOR_MAX, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(mesh.shape[mesh.dim_count - 1] > TSR_SPLIT_FACTOR_MAX, err, TSR_E_USAGE,
                 "a tp dim of size %llu is greater than %llu", (unsigned long long)mesh.shape[mesh.dim_count - 1],
                 (unsigned long long)TSR_SPLIT_FACTOR_MAX);
     tsr_target_rule *list = tsr_arena_array(arena, rule_count, 2 * sizeof *list, err);

@@ -12,9 +12,9 @@
  *   |  1  |2 |   =>   |  1  | |2 |   =>   or wholly in two or more (an overlap)
  *   +--+..|  |        +--+..| |  |  ok
  */
-#include "base/cursor.h"
-#include "base/try.h"
 #include "tessera/sys/tiling.h"
+#include "base/cursor.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 #include "tessera/validate.h"
 
@@ -329,10 +329,8 @@ tsr_status tsr_tiling_check(const tsr_allocator *allocator, tsr_shape shape, con
     const uint32_t ndim = shape.ndim;
     uint64_t elements;
     tsr_box tensor = {ndim, NULL, shape.sizes};
-    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION, "%u dimensions; at most %u are supported", ndim,
-                TSR_MAX_NDIM);
-    TSR_FAIL_IF(!tsr_box_volume(tensor, &elements), err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "the tensor has more than 2^64 elements");
+    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, "%u dimensions; at most %u are supported", ndim, TSR_MAX_NDIM);
+    TSR_FAIL_IF(!tsr_box_volume(tensor, &elements), err, TSR_E_LIMIT, "the tensor has more than 2^64 elements");
     memset(out, 0, sizeof *out);
     out->outside = out->overlap[0] = out->overlap[1] = TSR_NO_CHUNK;
     uint64_t seed = look_over(tensor, chunks, count, out);

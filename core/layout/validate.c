@@ -7,8 +7,8 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "layout/dims_text.h"
+#include "tessera/sys/try.h"
 
 typedef struct check {
     const tsr_catalog *catalog;

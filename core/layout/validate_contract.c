@@ -1,11 +1,11 @@
 /* A catalog against a contract, such as the layout that a repository committed: names, kinds, dtypes, shapes and boxes. */
-#include "base/try.h"
 #include "layout/box_set.h"
 #include "layout/dims_text.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/contract_rules.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/validate.h"
 
 typedef struct compare {

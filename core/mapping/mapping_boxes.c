@@ -1,8 +1,8 @@
 #include "mapping/mapping_boxes.h"
 
 #include "base/line.h"
-#include "base/try.h"
 #include "tessera/box.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 tsr_shape_text tsr_shape_of(const tsr_mapped_tensor *tensor)
@@ -79,9 +79,8 @@ static tsr_status add_chunks(tsr_box_list *list, const tsr_entry *entry, bool re
 
 static tsr_status set_shape(tsr_box_maker *maker, const uint64_t *shape, uint32_t ndim, tsr_mapped_tensor *out)
 {
-    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, maker->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s': %u dimensions; at most %u are allowed", TSR_STR_ARG(out->name), (unsigned)ndim,
-                (unsigned)TSR_MAX_NDIM);
+    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, maker->err, TSR_E_FORMAT, "'%.*s': %u dimensions; at most %u are allowed",
+                TSR_STR_ARG(out->name), (unsigned)ndim, (unsigned)TSR_MAX_NDIM);
     uint64_t *copy = tsr_arena_array(maker->arena, ndim, sizeof *copy, maker->err);
     if (!copy) return TSR_E_NOMEM;
     if (ndim) memcpy(copy, shape, ndim * sizeof *copy);
@@ -155,10 +154,11 @@ static tsr_status check_alike(tsr_box_maker *maker, const tsr_mapped_tensor *a, 
 {
     bool same = a->ndim == b->ndim;
     for (uint32_t d = 0; same && d < a->ndim; d++) same = d == dim || a->shape[d] == b->shape[d];
-    TSR_FAIL_IF(!same, maker->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' %s and '%.*s' %s do not go together along dim %u",
+    TSR_FAIL_IF(!same, maker->err, TSR_E_FORMAT, "'%.*s' %s and '%.*s' %s do not go together along dim %u",
                 TSR_STR_ARG(a->name), tsr_shape_of(a).text, TSR_STR_ARG(b->name), tsr_shape_of(b).text, (unsigned)dim);
-    TSR_FAIL_IF(a->dtype != b->dtype, maker->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is %s but '%.*s' is %s; add a cast step",
-                TSR_STR_ARG(a->name), tsr_dtype_describe(a->dtype)->name, TSR_STR_ARG(b->name), tsr_dtype_describe(b->dtype)->name);
+    TSR_FAIL_IF(a->dtype != b->dtype, maker->err, TSR_E_FORMAT, "'%.*s' is %s but '%.*s' is %s; add a cast step",
+                TSR_STR_ARG(a->name), tsr_dtype_describe(a->dtype)->name, TSR_STR_ARG(b->name),
+                tsr_dtype_describe(b->dtype)->name);
     return TSR_OK;
 }
 

@@ -1,8 +1,8 @@
 /* One binding of a rule: its tensors through the steps, as entries under the target's names. */
 #include "base/line.h"
-#include "base/try.h"
 #include "mapping/mapped.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/try.h"
 
 static tsr_status add_row(tsr_mapped *m, const tsr_map_binding *binding, const tsr_entry *entry, tsr_error *err)
 {
@@ -46,9 +46,8 @@ tsr_status tsr_mapped_keep(tsr_mapped *m, const tsr_entry *entry, uint64_t order
 static tsr_status rename_all(tsr_mapped *m, const tsr_map_binding *binding, tsr_error *err)
 {
     const tsr_map_rule *rule = binding->rule;
-    TSR_FAIL_IF(rule->from_count != rule->to_count, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s': %u tensors cannot become %u without a step", TSR_STR_ARG(binding->sources[0]->fqn), (unsigned)rule->from_count,
-                (unsigned)rule->to_count);
+    TSR_FAIL_IF(rule->from_count != rule->to_count, err, TSR_E_FORMAT, "'%.*s': %u tensors cannot become %u without a step",
+                TSR_STR_ARG(binding->sources[0]->fqn), (unsigned)rule->from_count, (unsigned)rule->to_count);
     for (uint32_t i = 0; i < rule->to_count; i++) {
         const tsr_str name = tsr_pattern_expand(&rule->to[i], binding->values, rule->to[i].count, m->own->arena, err);
         if (!name.data) return TSR_E_NOMEM;
@@ -59,7 +58,7 @@ static tsr_status rename_all(tsr_mapped *m, const tsr_map_binding *binding, tsr_
 
 static tsr_status check_dense(const tsr_entry *entry, tsr_error *err)
 {
-    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || !tsr_dtype_size(entry->dtype), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || !tsr_dtype_size(entry->dtype), err, TSR_E_UNSUPPORTED,
                 "'%.*s' is not a dense tensor of whole bytes, so a map can only rename it", TSR_STR_ARG(entry->fqn));
     return TSR_OK;
 }
@@ -78,9 +77,9 @@ static tsr_status multiply(tsr_mapped *m, const tsr_map_binding *binding, uint64
     if (how.tensor_scale) TSR_TRY(check_dense(how.tensor_scale, err));
     TSR_TRY(tsr_mapped_block(m, how.block, err));
     for (uint32_t i = 0; i < step->number_count; i++) TSR_TRY(tsr_mapped_number(m, &step->numbers[i], &how.block[i], err));
-    TSR_FAIL_IF(!how.block[0] || !how.block[1], err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': the step 'dequantize' has a block of size 0",
+    TSR_FAIL_IF(!how.block[0] || !how.block[1], err, TSR_E_FORMAT, "'%.*s': the step 'dequantize' has a block of size 0",
                 TSR_STR_ARG(entry->fqn));
-    TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, how.dtype), err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': scaled numbers cannot become %s",
+    TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, how.dtype), err, TSR_E_FORMAT, "'%.*s': scaled numbers cannot become %s",
                 TSR_STR_ARG(entry->fqn), tsr_dtype_describe(how.dtype)->name);
     return tsr_mapped_multiply(m, &how, entry, scale, out, err);
 }
@@ -135,7 +134,7 @@ tsr_status tsr_mapped_build(tsr_mapped *m, const tsr_map_binding *binding, tsr_e
     if (!rule->step_count) return rename_all(m, binding, err);
     TSR_TRY(fill_slots(m, binding, &slots, err));
     TSR_TRY(tsr_mapped_steps(m, rule, &slots, &count, err));
-    TSR_FAIL_IF(count != rule->to_count, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': the steps make %u tensors, but the rule names %u",
+    TSR_FAIL_IF(count != rule->to_count, err, TSR_E_FORMAT, "'%.*s': the steps make %u tensors, but the rule names %u",
                 TSR_STR_ARG(binding->sources[0]->fqn), (unsigned)count, (unsigned)rule->to_count);
     for (uint32_t s = 0; s < count; s++) TSR_TRY(name_slot(m, binding, s, &slots[s], err));
     return TSR_OK;

@@ -5,9 +5,9 @@
  *
  * Names alone decide, so that it does not depend on how a map takes them. Without config.json a missing layer is not noticed: the
  * modules of a Sequential that have no parameters leave the same gaps. */
-#include "base/try.h"
 #include "codec/json.h"
 #include "mapping/mapping_match.h"
+#include "tessera/sys/try.h"
 
 typedef struct group {
     tsr_str prefix;
@@ -134,7 +134,7 @@ static tsr_status refuse_missing(const counter *c, size_t number)
             if (end->group != number) continue;
             const tsr_str name = tsr_arena_format(c->s->arena, c->s->err, "n%.*s%.*s", TSR_STR_ARG(member->text), TSR_STR_ARG(end->text));
             if (!name.data) return TSR_E_NOMEM;
-            TSR_FAIL_IF(tsr_map_get(c->known, name, UINT32_MAX) == UINT32_MAX, c->s->err, TSR_E_FORMAT, TSR_NO_POSITION,
+            TSR_FAIL_IF(tsr_map_get(c->known, name, UINT32_MAX) == UINT32_MAX, c->s->err, TSR_E_FORMAT,
                         "'%s' is missing, although another expert of '%.*s' has such a tensor", name.data + 1,
                         TSR_STR_ARG(((const group *)c->groups.items)[number].prefix));
         }

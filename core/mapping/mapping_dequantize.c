@@ -1,7 +1,7 @@
 /* Which entries are numbers and which are their scales. */
-#include "base/try.h"
 #include "mapping/mapping_subclass.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/try.h"
 
 typedef struct finder {
     tsr_mapped *m;
@@ -34,7 +34,7 @@ static tsr_status refuse_flattened(const finder *f, const tsr_entry *entry)
 {
     const tsr_entry *scale;
     TSR_TRY(find_sibling(f, entry->fqn, TSR_STR("_qdata"), "_scale", &scale));
-    TSR_FAIL_IF(scale && entry->kind == TSR_ENTRY_TENSOR, f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(scale && entry->kind == TSR_ENTRY_TENSOR, f->err, TSR_E_UNSUPPORTED,
                 "'%.*s' and '%.*s' are a tensor of torchao flattened for safetensors, which --dequantize does not support; "
                 "load it with torchao's "
                 "unflatten_tensor_state_dict",
@@ -162,11 +162,11 @@ tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err)
 {
     finder f = {.m = m, .scaling.dtype = dtype, .err = err};
     const tsr_catalog *catalog = &m->source->catalog;
-    TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, dtype), err, TSR_E_USAGE, TSR_NO_POSITION, "scaled numbers cannot become %s",
+    TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, dtype), err, TSR_E_USAGE, "scaled numbers cannot become %s",
                 tsr_dtype_describe(dtype)->name);
     TSR_TRY(tsr_mapped_block(m, f.scaling.block, err));
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(&f, &catalog->entries[i], i));
-    TSR_FAIL_IF(!f.found, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(!f.found, err, TSR_E_UNSUPPORTED,
                 "--dequantize: there are no float8, int8, MXFP4 or NVFP4 tensors with scales in the checkpoint");
     return TSR_OK;
 }

@@ -1,8 +1,8 @@
 /* Boxes as chunks: where the elements of a mapped tensor are in the source's files. */
-#include "base/try.h"
 #include "mapping/mapped.h"
 #include "tessera/box.h"
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/try.h"
 
 static tsr_chunk_origin *origin_of(const tsr_chunk *chunk)
 {
@@ -74,8 +74,9 @@ static tsr_status locate_box(const tsr_mapped *m, const tsr_entry *entry, const 
     *out = (tsr_view){.file = box->file};
     if (box->entry) TSR_TRY(tsr_checkpoint_locate(m->source, box->entry, box->chunk, scratch, out, err));
     if (out->strides) {
-        TSR_FAIL_IF(!translate(box, origin->ndim, out, &first, strides), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                    "'%.*s': the map reshapes '%.*s', which is stored with strides that do not allow it; convert the checkpoint first, "
+        TSR_FAIL_IF(!translate(box, origin->ndim, out, &first, strides), err, TSR_E_UNSUPPORTED,
+                    "'%.*s': the map reshapes '%.*s', which is stored with strides that do not allow it; convert the "
+                    "checkpoint first, "
                     "without the map",
                     TSR_STR_ARG(entry->fqn), TSR_STR_ARG(box->entry->fqn));
     } else if (origin->ndim) {

@@ -1,6 +1,6 @@
 /* That no expert lacks a weight which the others have. */
-#include "base/try.h"
 #include "mapping/mapping_match.h"
+#include "tessera/sys/try.h"
 
 tsr_status tsr_match_lacks(const tsr_matcher *s, const tsr_name_match *of, uint32_t pattern, uint64_t index)
 {

@@ -1,6 +1,6 @@
 /* The map that goes back: sides exchanged, the inverse of each step in the opposite order. */
-#include "base/try.h"
 #include "mapping/mapping_rules.h"
+#include "tessera/sys/try.h"
 
 /* The capture that all patterns of one side have and the other side does not. */
 static tsr_status find_one_sided(const tsr_map_rule *rule, bool from_side, uint32_t *out, tsr_error *err)
@@ -11,10 +11,11 @@ static tsr_status find_one_sided(const tsr_map_rule *rule, bool from_side, uint3
     for (uint32_t c = 0; c < rule->capture_count && own_count; c++) {
         const bool has = tsr_pattern_has(&own[0], c);
         for (uint32_t i = 1; i < own_count; i++)
-            TSR_FAIL_IF(tsr_pattern_has(&own[i], c) != has, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                        "'%.*s' and '%.*s' do not have the same captures", TSR_STR_ARG(own[0].text), TSR_STR_ARG(own[i].text));
+            TSR_FAIL_IF(tsr_pattern_has(&own[i], c) != has, err, TSR_E_FORMAT,
+                        "'%.*s' and '%.*s' do not have the same captures", TSR_STR_ARG(own[0].text),
+                        TSR_STR_ARG(own[i].text));
         if (!has || !others || tsr_pattern_has(&other[0], c)) continue;
-        TSR_FAIL_IF(*out != TSR_NO_CAPTURE, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(*out != TSR_NO_CAPTURE, err, TSR_E_FORMAT,
                     "'%.*s': only one capture of a side may be missing on the other side", TSR_STR_ARG(own[0].text));
         *out = c;
     }
@@ -31,24 +32,23 @@ static uint32_t count_kind(const tsr_map_rule *rule, tsr_step_kind kind)
 static tsr_status check_folds(const tsr_map_rule *rule, tsr_step_kind kind, uint32_t capture, tsr_error *err)
 {
     const uint32_t count = count_kind(rule, kind), wanted = capture != TSR_NO_CAPTURE;
-    TSR_FAIL_IF(wanted && !count, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': {%.*s} is on one side only, which needs the step '%s'",
+    TSR_FAIL_IF(wanted && !count, err, TSR_E_FORMAT, "'%.*s': {%.*s} is on one side only, which needs the step '%s'",
                 TSR_STR_ARG(rule->from[0].text), TSR_STR_ARG(rule->captures[capture]), tsr_step_name(kind));
-    TSR_FAIL_IF(count > wanted, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': the step '%s' has no capture of one side to go with",
+    TSR_FAIL_IF(count > wanted, err, TSR_E_FORMAT, "'%.*s': the step '%s' has no capture of one side to go with",
                 TSR_STR_ARG(rule->from[0].text), tsr_step_name(kind));
     return TSR_OK;
 }
 
 tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err)
 {
-    TSR_FAIL_IF(!rule->from_count, err, TSR_E_FORMAT, TSR_NO_POSITION, "a rule has an empty 'from'");
+    TSR_FAIL_IF(!rule->from_count, err, TSR_E_FORMAT, "a rule has an empty 'from'");
     TSR_TRY(find_one_sided(rule, true, &rule->folded, err));
     TSR_TRY(find_one_sided(rule, false, &rule->unfolded, err));
-    TSR_FAIL_IF(!rule->to_count && (rule->step_count || rule->shape), err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s': a rule that drops takes no steps and no shape",
-                TSR_STR_ARG(rule->from[0].text));
+    TSR_FAIL_IF(!rule->to_count && (rule->step_count || rule->shape), err, TSR_E_FORMAT,
+                "'%.*s': a rule that drops takes no steps and no shape", TSR_STR_ARG(rule->from[0].text));
     if (!rule->to_count) return TSR_OK;
     for (uint32_t i = 1; i < rule->step_count; i++)
-        TSR_FAIL_IF(rule->steps[i].kind == TSR_STEP_DEQUANTIZE, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(rule->steps[i].kind == TSR_STEP_DEQUANTIZE, err, TSR_E_FORMAT,
                     "'%.*s': the step 'dequantize' must be the first, because scales are for tensors as they are stored",
                     TSR_STR_ARG(rule->from[0].text));
     TSR_TRY(check_folds(rule, TSR_STEP_STACK, rule->folded, err));

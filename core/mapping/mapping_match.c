@@ -2,9 +2,9 @@
 #include <stdlib.h>
 
 #include "base/line.h"
-#include "base/try.h"
 #include "mapping/mapping_match.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 enum { NAMED = 5, LAST_INDEX = 1000000 };
 
@@ -16,7 +16,7 @@ static tsr_status read_index(const tsr_matcher *s, const tsr_map_rule *rule, con
         digits = text.data[i] >= '0' && text.data[i] <= '9' && *out <= LAST_INDEX;
         *out = *out * 10 + (uint64_t)(text.data[i] - '0');
     }
-    TSR_FAIL_IF(!digits, s->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': {%.*s} is '%.*s', not an index that can be stacked",
+    TSR_FAIL_IF(!digits, s->err, TSR_E_FORMAT, "'%.*s': {%.*s} is '%.*s', not an index that can be stacked",
                 TSR_STR_ARG(entry->fqn), TSR_STR_ARG(rule->captures[rule->folded]), TSR_STR_ARG(text));
     return TSR_OK;
 }

@@ -1,7 +1,7 @@
 /* How the shape of a scale fits that of its numbers: by tensor, row, group or block; MXFP4 and NVFP4. */
-#include "base/try.h"
 #include "mapping/mapped.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/try.h"
 
 bool tsr_mapped_is_scalable(tsr_dtype dtype)
 {
@@ -85,7 +85,7 @@ static tsr_status add_file(tsr_mapped *m, const tsr_computed *file, tsr_mapped_t
     tsr_computed *added = tsr_mapped_add_file(m, out->dtype, &number, err);
     if (!added) return TSR_E_NOMEM;
     *added = *file;
-    TSR_FAIL_IF(!tsr_entry_elements(&whole, &added->elements), err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has too many elements",
+    TSR_FAIL_IF(!tsr_entry_elements(&whole, &added->elements), err, TSR_E_LIMIT, "'%.*s' has too many elements",
                 TSR_STR_ARG(out->name));
     return tsr_boxes_of_file(&m->maker, number, false, out);
 }
@@ -93,10 +93,10 @@ static tsr_status add_file(tsr_mapped *m, const tsr_computed *file, tsr_mapped_t
 static tsr_status multiply(const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
 {
     const tsr_entry *entry = file->input, *scale = file->scale;
-    TSR_FAIL_IF(!tsr_mapped_is_scalable(entry->dtype), err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tsr_mapped_is_scalable(entry->dtype), err, TSR_E_FORMAT,
                 "'%.*s' is %s, but only float8 and int8 numbers are multiplied by a scale", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
-    TSR_FAIL_IF(!tsr_cast_possible(scale->dtype, TSR_FLOAT32), err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is %s, which cannot be a scale",
+    TSR_FAIL_IF(!tsr_cast_possible(scale->dtype, TSR_FLOAT32), err, TSR_E_FORMAT, "'%.*s' is %s, which cannot be a scale",
                 TSR_STR_ARG(scale->fqn), tsr_dtype_describe(scale->dtype)->name);
     if (!set_blocks(how, entry, scale, file) || !follows_scheme(how, file)) return misfit(entry, scale, err);
     *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = how->dtype, .ndim = entry->ndim};
@@ -113,7 +113,7 @@ static tsr_status name_unpacked(tsr_mapped *m, const tsr_entry *like, uint64_t g
     uint64_t *shape = tsr_arena_array(m->own->arena, ndim, sizeof *shape, err);
     if (!shape) return TSR_E_NOMEM;
     memcpy(shape, like->shape, ndim * sizeof *shape);
-    TSR_FAIL_IF(shape[ndim - 1] > UINT64_MAX / group, err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has too many elements",
+    TSR_FAIL_IF(shape[ndim - 1] > UINT64_MAX / group, err, TSR_E_LIMIT, "'%.*s' has too many elements",
                 TSR_STR_ARG(like->fqn));
     shape[ndim - 1] *= group;
     out->ndim = ndim;
@@ -153,10 +153,11 @@ static tsr_status unpack_nvfp4(tsr_mapped *m, const tsr_scaling *how, tsr_comput
 {
     const tsr_entry *entry = file->input, *scales = file->scale;
     const uint32_t ndim = entry->ndim;
-    TSR_FAIL_IF(entry->dtype != TSR_UINT8 || scales->dtype != TSR_FLOAT8_E4M3FN, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s' is %s with scales '%.*s' in %s, but NVFP4 is uint8 with scales in float8_e4m3fn", TSR_STR_ARG(entry->fqn),
-                tsr_dtype_describe(entry->dtype)->name, TSR_STR_ARG(scales->fqn), tsr_dtype_describe(scales->dtype)->name);
-    TSR_FAIL_IF(how->tensor_scale && how->tensor_scale->dtype != TSR_FLOAT32, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(entry->dtype != TSR_UINT8 || scales->dtype != TSR_FLOAT8_E4M3FN, err, TSR_E_FORMAT,
+                "'%.*s' is %s with scales '%.*s' in %s, but NVFP4 is uint8 with scales in float8_e4m3fn",
+                TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name, TSR_STR_ARG(scales->fqn),
+                tsr_dtype_describe(scales->dtype)->name);
+    TSR_FAIL_IF(how->tensor_scale && how->tensor_scale->dtype != TSR_FLOAT32, err, TSR_E_FORMAT,
                 "'%.*s' is %s, but the scale of an NVFP4 tensor is float32", TSR_STR_ARG(how->tensor_scale->fqn),
                 tsr_dtype_describe(how->tensor_scale->dtype)->name);
     const bool fits =

@@ -1,7 +1,7 @@
 /* Numbers that a map takes from config.json, or from the params.json of Meta's Llamas, which has other names for them. */
-#include "base/try.h"
 #include "codec/json.h"
 #include "mapping/mapped.h"
+#include "tessera/sys/try.h"
 
 #define CONFIG_NAME "config.json"
 #define PARAMS_NAME "params.json"
@@ -49,12 +49,13 @@ tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, 
 {
     *out = number->value;
     if (!number->config.size) return TSR_OK;
-    TSR_FAIL_IF(!m->config, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "the map takes '%.*s' from config.json, which is not next to the checkpoint's files; give the directory that has it, or "
+    TSR_FAIL_IF(!m->config, err, TSR_E_NOT_FOUND,
+                "the map takes '%.*s' from config.json, which is not next to the checkpoint's files; give the directory "
+                "that has it, or "
                 "a map with the number",
                 TSR_STR_ARG(number->config));
     const cJSON *item = tsr_mapped_setting(m, number->config.data);
-    TSR_FAIL_IF(!item || !cJSON_IsNumber(item), err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "%s has no number '%.*s', which the map needs",
+    TSR_FAIL_IF(!item || !cJSON_IsNumber(item), err, TSR_E_NOT_FOUND, "%s has no number '%.*s', which the map needs",
                 m->config_name, TSR_STR_ARG(number->config));
     return tsr_json_to_u64(item, m->config_name, out, err);
 }
@@ -89,6 +90,6 @@ tsr_status tsr_mapped_block(const tsr_mapped *m, uint64_t block[2], tsr_error *e
     block[0] = block[1] = 128;
     if (!cJSON_IsArray(size) || cJSON_GetArraySize(size) != 2) return TSR_OK;
     for (int i = 0; i < 2; i++) TSR_TRY(tsr_json_to_u64(cJSON_GetArrayItem(size, i), "weight_block_size of config.json", &block[i], err));
-    TSR_FAIL_IF(!block[0] || !block[1], err, TSR_E_FORMAT, TSR_NO_POSITION, "weight_block_size of config.json is 0");
+    TSR_FAIL_IF(!block[0] || !block[1], err, TSR_E_FORMAT, "weight_block_size of config.json is 0");
     return TSR_OK;
 }

@@ -1,11 +1,11 @@
 /* A mapped checkpoint: its own catalog and store over another checkpoint's. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "codec/json.h"
 #include "formats/common/name_index.h"
 #include "mapping/mapped.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/try.h"
 
 static void close_mapped(tsr_checkpoint *own)
 {
@@ -51,7 +51,7 @@ static tsr_status fill_catalog(tsr_mapped *m, tsr_error *err)
     own->catalog.file_names = names;
     TSR_TRY(tsr_name_index_new(own->host->allocator, TSR_NAMED_ITEMS(entries, own->catalog.entry_count), &own->index,
                                &duplicate, err));
-    TSR_FAIL_IF(duplicate != TSR_NO_NAME, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' would be written twice",
+    TSR_FAIL_IF(duplicate != TSR_NO_NAME, err, TSR_E_FORMAT, "'%.*s' would be written twice",
                 TSR_STR_ARG(entries[duplicate].fqn));
     return TSR_OK;
 }

@@ -1,7 +1,7 @@
 /* `tessera.map/1` documents. */
-#include "base/try.h"
 #include "codec/json.h"
 #include "mapping/mapping_rules.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_CAPTURES = 16 };
 
@@ -24,8 +24,9 @@ static tsr_status read_number(const parser *p, const cJSON *item, tsr_map_number
     *out = (tsr_map_number){0};
     if (!cJSON_IsString(item)) return tsr_json_to_u64(item, p->where, &out->value, p->err);
     TSR_TRY(copy_text(p, item, &out->config));
-    TSR_FAIL_IF(out->config.size < 2 || out->config.data[0] != '$', p->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "%s: '%.*s' is not a number; a number of config.json is written \"$name\"", p->where, TSR_STR_ARG(out->config));
+    TSR_FAIL_IF(out->config.size < 2 || out->config.data[0] != '$', p->err, TSR_E_FORMAT,
+                "%s: '%.*s' is not a number; a number of config.json is written \"$name\"", p->where,
+                TSR_STR_ARG(out->config));
     out->config = (tsr_str){out->config.data + 1, out->config.size - 1};
     return TSR_OK;
 }
@@ -39,7 +40,7 @@ static tsr_status read_numbers(const parser *p, const cJSON *item, tsr_map_numbe
     }
     TSR_TRY(tsr_json_expect(item, TSR_JSON_ARRAY, p->where, p->err));
     const int size = cJSON_GetArraySize(item);
-    TSR_FAIL_IF(size > 4096, p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: %d numbers; at most 4096 are allowed", p->where, size);
+    TSR_FAIL_IF(size > 4096, p->err, TSR_E_FORMAT, "%s: %d numbers; at most 4096 are allowed", p->where, size);
     *out = tsr_arena_array(p->arena, (size_t)size, sizeof **out, p->err);
     if (!*out) return TSR_E_NOMEM;
     for (const cJSON *n = item->child; n; n = n->next) TSR_TRY(read_number(p, n, &(*out)[(*count)++]));
@@ -50,7 +51,7 @@ static tsr_status read_dtype(const parser *p, const cJSON *item, tsr_dtype *out)
 {
     TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, p->where, p->err));
     *out = tsr_dtype_from_name(tsr_json_text_of(item));
-    TSR_FAIL_IF(*out == TSR_DTYPE_NONE, p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: '%s' is not a dtype", p->where, item->valuestring);
+    TSR_FAIL_IF(*out == TSR_DTYPE_NONE, p->err, TSR_E_FORMAT, "%s: '%s' is not a dtype", p->where, item->valuestring);
     return TSR_OK;
 }
 
@@ -107,7 +108,7 @@ static tsr_status read_scheme(const parser *p, const cJSON *item, tsr_scale_sche
 /* Scales of whole tensors have one of two names: those that multiply, and those that divide. */
 static tsr_status read_tensor_scales(const parser *p, const cJSON *item, bool divides, tsr_map_step *step)
 {
-    TSR_FAIL_IF(step->tensor_scales.count, p->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(step->tensor_scales.count, p->err, TSR_E_FORMAT,
                 "%s: the step 'dequantize' takes tensor_scale or global_scale, not both", p->where);
     step->divides = divides;
     return read_scales(p, item, &step->tensor_scales);
@@ -142,7 +143,7 @@ static tsr_status read_main(const parser *p, const cJSON *item, tsr_map_step *st
     case TSR_STEP_PERMUTE_ROPE:
         TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
         heads = cJSON_GetObjectItemCaseSensitive(item, "heads");
-        TSR_FAIL_IF(!heads || heads->next || item->child != heads, p->err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(!heads || heads->next || item->child != heads, p->err, TSR_E_FORMAT,
                     "%s: permute_rope takes {\"heads\": N} and nothing else", p->where);
         return read_number(p, heads, &step->parts);
     default: return tsr_json_to_i64(item, p->where, &step->dim, p->err);
@@ -168,7 +169,7 @@ static tsr_status check_step(const parser *p, const tsr_map_step *step)
     if (step->kind == TSR_STEP_DEQUANTIZE && step->number_count && (step->number_count != 2 || step->scheme != TSR_SCALES_BLOCK))
         lacks = "a block of two numbers, and only with the scheme block";
     if (step->kind == TSR_STEP_PERMUTE_ROPE && !is_given(&step->parts)) lacks = "heads of 1 or more";
-    TSR_FAIL_IF(lacks, p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the step '%s' needs %s", p->where, tsr_step_name(step->kind), lacks);
+    TSR_FAIL_IF(lacks, p->err, TSR_E_FORMAT, "%s: the step '%s' needs %s", p->where, tsr_step_name(step->kind), lacks);
     return TSR_OK;
 }
 
@@ -180,8 +181,9 @@ static tsr_status read_step(const parser *p, const cJSON *item, tsr_map_step *st
         main = cJSON_GetObjectItemCaseSensitive(item, tsr_step_name((tsr_step_kind)kind));
         step->kind = (tsr_step_kind)kind;
     }
-    TSR_FAIL_IF(!main, p->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "%s: unknown step '%s'; allowed are concat, split, interleave, stack, unstack, transpose, reshape, permute_rope, trim, "
+    TSR_FAIL_IF(!main, p->err, TSR_E_FORMAT,
+                "%s: unknown step '%s'; allowed are concat, split, interleave, stack, unstack, transpose, reshape, "
+                "permute_rope, trim, "
                 "pad, cast and dequantize",
                 p->where, item->child ? item->child->string : "");
     TSR_TRY(read_main(p, main, step));
@@ -222,7 +224,7 @@ static tsr_status add_patterns(const parser *p, tsr_captures *captures, const ts
                                tsr_map_rule *rule)
 {
     tsr_name_pattern *all = (tsr_name_pattern *)(uintptr_t)rule->from;
-    TSR_FAIL_IF(scales->count != tensors, p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the step 'dequantize' names %u scales for %u tensors",
+    TSR_FAIL_IF(scales->count != tensors, p->err, TSR_E_FORMAT, "%s: the step 'dequantize' names %u scales for %u tensors",
                 p->where, (unsigned)scales->count, (unsigned)tensors);
     for (uint32_t i = 0; i < tensors; i++, rule->from_count++)
         TSR_TRY(tsr_pattern_parse(scales->names[i], p->arena, captures, &all[rule->from_count], p->err));
@@ -267,7 +269,7 @@ static tsr_status check_members(const parser *p, const cJSON *object, const char
     for (const cJSON *member = object->child; member; member = member->next) {
         size_t i = 0;
         while (allowed[i] && strcmp(allowed[i], member->string)) i++;
-        TSR_FAIL_IF(!allowed[i], p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: unknown member '%s'", p->where, member->string);
+        TSR_FAIL_IF(!allowed[i], p->err, TSR_E_FORMAT, "%s: unknown member '%s'", p->where, member->string);
     }
     return TSR_OK;
 }
@@ -310,7 +312,7 @@ static tsr_status read_document(parser *p, const cJSON *root, tsr_mapping_rules 
     const cJSON *schema, *list;
     TSR_TRY(tsr_json_expect(root, TSR_JSON_OBJECT, "", p->err));
     TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, p->err));
-    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.map/1"), p->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.map/1"), p->err, TSR_E_FORMAT,
                 "the schema is '%s'; expected tessera.map/1", schema->valuestring);
     TSR_TRY(check_members(p, root, members));
     TSR_TRY(tsr_json_get(root, "rules", TSR_JSON_ARRAY, "", &list, p->err));

@@ -1,6 +1,6 @@
 /* Names with captures: "layers.{layer}.attention.{rest...}". */
-#include "base/try.h"
 #include "mapping/mapping_rules.h"
+#include "tessera/sys/try.h"
 
 static uint32_t count_components(tsr_str text)
 {
@@ -31,7 +31,7 @@ static tsr_status find_capture(tsr_str name, tsr_captures *captures, uint32_t *o
 {
     for (*out = 0; *out < captures->count; ++*out)
         if (tsr_str_equal(captures->names[*out], name)) return TSR_OK;
-    TSR_FAIL_IF(captures->count == captures->room, err, TSR_E_FORMAT, TSR_NO_POSITION, "a rule may have at most %u captures",
+    TSR_FAIL_IF(captures->count == captures->room, err, TSR_E_FORMAT, "a rule may have at most %u captures",
                 (unsigned)captures->room);
     captures->names[captures->count++] = name;
     return TSR_OK;
@@ -52,8 +52,9 @@ static tsr_status parse_component(tsr_str text, tsr_captures *captures, struct t
         out->rest = true;
         name.size -= 3;
     }
-    TSR_FAIL_IF(!whole || !name.size || has_brace(name) || memchr(name.data, '.', name.size), err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s' is not a component of a name: a capture such as {layer} or {rest...} stands between dots", TSR_STR_ARG(text));
+    TSR_FAIL_IF(!whole || !name.size || has_brace(name) || memchr(name.data, '.', name.size), err, TSR_E_FORMAT,
+                "'%.*s' is not a component of a name: a capture such as {layer} or {rest...} stands between dots",
+                TSR_STR_ARG(text));
     return find_capture(name, captures, &out->capture, err);
 }
 
@@ -63,10 +64,10 @@ static tsr_status check_repeats(const tsr_name_pattern *pattern, tsr_error *err)
     for (uint32_t i = 0; i < pattern->count; i++) {
         rests += pattern->components[i].rest;
         for (uint32_t j = 0; j < i && pattern->components[i].capture != TSR_NO_CAPTURE; j++)
-            TSR_FAIL_IF(pattern->components[j].capture == pattern->components[i].capture, err, TSR_E_FORMAT, TSR_NO_POSITION,
+            TSR_FAIL_IF(pattern->components[j].capture == pattern->components[i].capture, err, TSR_E_FORMAT,
                         "'%.*s' has the same capture twice", TSR_STR_ARG(pattern->text));
     }
-    TSR_FAIL_IF(rests > 1, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' has more than one {name...}", TSR_STR_ARG(pattern->text));
+    TSR_FAIL_IF(rests > 1, err, TSR_E_FORMAT, "'%.*s' has more than one {name...}", TSR_STR_ARG(pattern->text));
     return TSR_OK;
 }
 

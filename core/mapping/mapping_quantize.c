@@ -1,9 +1,9 @@
 /* Which weights are quantized, and which stay as they are. */
 #include "mapping/mapping_quantize.h"
 
-#include "base/try.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/try.h"
 
 #define ENDING ".weight"
 #define SCALE_ENDING "_scale_inv"
@@ -60,7 +60,6 @@ static bool asks(bool (*callback)(void *ctx, tsr_str fqn), void *ctx, tsr_str fq
 static tsr_status refuse_stacks(const quantizer *q, const tsr_entry *entry)
 {
     TSR_FAIL_IF(is_float(entry) && entry->ndim > 2 && contains(entry->fqn, TSR_STR("experts.")), q->err, TSR_E_UNSUPPORTED,
-                TSR_NO_POSITION,
                 "'%.*s' holds several experts in one tensor, but --quantize makes blocks of two dims; take it apart with a "
                 "map (such as "
                 "--map transformers-qwen3_moe --inverse), or leave it as it is with --no-quantize",
@@ -89,11 +88,12 @@ static tsr_status name_scale(const quantizer *q, const tsr_entry *entry, tsr_str
 {
     *out = tsr_arena_format(q->m->own->arena, q->err, "%.*s" SCALE_ENDING, TSR_STR_ARG(entry->fqn));
     if (!out->data) return TSR_E_NOMEM;
-    TSR_FAIL_IF(tsr_checkpoint_entry(q->m->source, *out), q->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s' has a scale already, '%.*s'; pass --dequantize too, or leave it as it is with --no-quantize", TSR_STR_ARG(entry->fqn),
+    TSR_FAIL_IF(tsr_checkpoint_entry(q->m->source, *out), q->err, TSR_E_UNSUPPORTED,
+                "'%.*s' has a scale already, '%.*s'; pass --dequantize too, or leave it as it is with --no-quantize",
+                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(*out));
+    TSR_FAIL_IF(!asks(q->options.want, q->options.want_ctx, *out), q->err, TSR_E_USAGE,
+                "--include and --exclude select '%.*s' without its scale '%.*s'; select both", TSR_STR_ARG(entry->fqn),
                 TSR_STR_ARG(*out));
-    TSR_FAIL_IF(!asks(q->options.want, q->options.want_ctx, *out), q->err, TSR_E_USAGE, TSR_NO_POSITION,
-                "--include and --exclude select '%.*s' without its scale '%.*s'; select both", TSR_STR_ARG(entry->fqn), TSR_STR_ARG(*out));
     return TSR_OK;
 }
 
@@ -194,8 +194,10 @@ static tsr_status fill_entries(quantizer *q)
         TSR_TRY(decide(q, &catalog->entries[i], &chosen));
         TSR_TRY(chosen ? quantize(q, &catalog->entries[i], i) : keep(q, &catalog->entries[i], i));
     }
-    TSR_FAIL_IF(!q->out->count, q->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "--quantize: the checkpoint has no linear weights (floating-point tensors of two dims whose names end in " ENDING ")");
+    TSR_FAIL_IF(
+        !q->out->count, q->err, TSR_E_UNSUPPORTED,
+        "--quantize: the checkpoint has no linear weights (floating-point tensors of two dims whose names end in " ENDING
+        ")");
     TSR_TRY(list_kept(q));
     return open_slots(q);
 }
@@ -218,7 +220,7 @@ tsr_status tsr_mapping_quantize(tsr_checkpoint *source, const tsr_quantize_optio
     *out = NULL;
     *quantized = (tsr_quantized){.count = 0};
     TSR_TRY(TSR_OPTIONS_COPY(&q.options, options, tsr_quantize_options, err));
-    TSR_FAIL_IF(q.options.dtype != TSR_DTYPE_NONE && !tsr_cast_possible(q.options.dtype, TSR_FLOAT32), err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(q.options.dtype != TSR_DTYPE_NONE && !tsr_cast_possible(q.options.dtype, TSR_FLOAT32), err, TSR_E_USAGE,
                 "%s is not a floating-point dtype", tsr_dtype_describe(q.options.dtype)->name);
     const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &q};
     return tsr_mapped_open(source, &scheme, out, err);

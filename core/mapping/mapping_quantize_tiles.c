@@ -12,10 +12,10 @@
  * Both divisions are what torch makes of them: the reciprocal, rounded, times 448, rounded again. */
 #include <math.h>
 
-#include "base/try.h"
 #include "mapping/mapping_quantize.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/read_run.h"
+#include "tessera/sys/try.h"
 
 enum { STEP_ELEMENTS = 1 << 14, LARGEST_BYTES = 8 };
 #define FP8_MAX 448.0f

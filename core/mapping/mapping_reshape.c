@@ -1,10 +1,10 @@
 /* Reshaping boxes. A dim that becomes several cuts a box into a few; several dims that become one cut it at every index of a dim
  * of which the box has only a part inside. */
-#include "base/try.h"
 #include "mapping/mapping_boxes.h"
 #include "tessera/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/try.h"
 
 static tsr_status add_failed(const tsr_box_list *list)
 {
@@ -13,9 +13,8 @@ static tsr_status add_failed(const tsr_box_list *list)
 
 static tsr_status set_shape(tsr_box_maker *maker, uint32_t ndim, tsr_mapped_tensor *out)
 {
-    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, maker->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s': %u dimensions; at most %u are allowed", TSR_STR_ARG(out->name), (unsigned)ndim,
-                (unsigned)TSR_MAX_NDIM);
+    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, maker->err, TSR_E_FORMAT, "'%.*s': %u dimensions; at most %u are allowed",
+                TSR_STR_ARG(out->name), (unsigned)ndim, (unsigned)TSR_MAX_NDIM);
     out->ndim = ndim;
     out->shape = tsr_arena_array(maker->arena, ndim, sizeof *out->shape, maker->err);
     return out->shape ? TSR_OK : TSR_E_NOMEM;
@@ -163,9 +162,8 @@ tsr_status tsr_boxes_reshape(tsr_box_maker *maker, const tsr_mapped_tensor *in, 
     uint64_t before, after;
     TSR_FAIL_IF(ndim > TSR_MAX_NDIM || !tsr_box_volume((tsr_box){in->ndim, NULL, in->shape}, &before) ||
                     !tsr_box_volume((tsr_box){ndim, NULL, shape}, &after) || before != after,
-                maker->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s' %s does not have as many elements as the shape of the step 'reshape'", TSR_STR_ARG(in->name),
-                tsr_shape_of(in).text);
+                maker->err, TSR_E_FORMAT, "'%.*s' %s does not have as many elements as the shape of the step 'reshape'",
+                TSR_STR_ARG(in->name), tsr_shape_of(in).text);
     *out = *in;
     if (before == 0) return reshape_empty(maker, shape, ndim, out);
     if (out->ndim == 0) TSR_TRY(tsr_boxes_add_dim(maker, out, 0, out));

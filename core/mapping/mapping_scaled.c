@@ -1,9 +1,9 @@
 /* Numbers times scales, while they are read. */
-#include "base/try.h"
 #include "mapping/mapped.h"
 #include "tessera/read.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/read_run.h"
+#include "tessera/sys/try.h"
 
 /* Elements [first, first + count) of an entry as float32; `bytes` has room for them. */
 static tsr_status read_floats(tsr_mapped *m, const tsr_entry *entry, const tsr_run *run, uint8_t *bytes, float *out, tsr_error *err)

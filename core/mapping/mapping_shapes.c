@@ -1,6 +1,6 @@
 /* That tensors have the shapes that rules state. Dims in the wrong order do not show in a square matrix, but in tensors that go with it. */
-#include "base/try.h"
 #include "mapping/mapping_match.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_NAMES = 32 };
 
@@ -28,11 +28,11 @@ static tsr_status check_named(checker *c, named_dim here)
 {
     uint32_t i = 0;
     while (i < c->count && !tsr_str_equal(c->first[i].name, here.name)) i++;
-    TSR_FAIL_IF(i == MOST_NAMES, c->err, TSR_E_FORMAT, TSR_NO_POSITION, "the map names more than %u dims", (unsigned)MOST_NAMES);
+    TSR_FAIL_IF(i == MOST_NAMES, c->err, TSR_E_FORMAT, "the map names more than %u dims", (unsigned)MOST_NAMES);
     named_dim *there = &c->first[i];
     if (i == c->count) c->count++, *there = here;
     const uint64_t size = here.entry->shape[here.dim], other = there->entry->shape[there->dim];
-    TSR_FAIL_IF(size != other, c->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(size != other, c->err, TSR_E_FORMAT,
                 "the map's '%.*s' is %llu in '%.*s' %s, dim %u, but %llu in '%.*s' %s, dim %u", TSR_STR_ARG(here.name),
                 (unsigned long long)other, TSR_STR_ARG(there->entry->fqn), shape_of(there->entry).text, (unsigned)there->dim,
                 (unsigned long long)size, TSR_STR_ARG(here.entry->fqn), shape_of(here.entry).text, (unsigned)here.dim);
@@ -44,15 +44,14 @@ static tsr_status check_dim(checker *c, const tsr_map_number *stated, named_dim 
     uint64_t size;
     if (here.name.size) return check_named(c, here);
     TSR_TRY(tsr_mapped_number(c->m, stated, &size, c->err));
-    TSR_FAIL_IF(size != here.entry->shape[here.dim], c->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "dim %u of '%.*s' %s must be %llu", (unsigned)here.dim, TSR_STR_ARG(here.entry->fqn),
-                shape_of(here.entry).text, (unsigned long long)size);
+    TSR_FAIL_IF(size != here.entry->shape[here.dim], c->err, TSR_E_FORMAT, "dim %u of '%.*s' %s must be %llu",
+                (unsigned)here.dim, TSR_STR_ARG(here.entry->fqn), shape_of(here.entry).text, (unsigned long long)size);
     return TSR_OK;
 }
 
 static tsr_status check_entry(checker *c, const tsr_map_rule *rule, const tsr_entry *entry)
 {
-    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->ndim != rule->shape_count, c->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->ndim != rule->shape_count, c->err, TSR_E_FORMAT,
                 "'%.*s' %s must be a tensor of %u dims", TSR_STR_ARG(entry->fqn), shape_of(entry).text,
                 (unsigned)rule->shape_count);
     for (uint32_t d = 0; d < entry->ndim; d++)

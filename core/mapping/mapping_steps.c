@@ -1,7 +1,7 @@
 /* The steps of a rule, on the tensors of one binding. */
-#include "base/try.h"
 #include "mapping/mapped.h"
 #include "tessera/box.h"
+#include "tessera/sys/try.h"
 
 typedef struct runner {
     tsr_mapped *m;
@@ -14,7 +14,7 @@ static tsr_status find_dim(const runner *r, const tsr_mapped_tensor *tensor, uin
 {
     *out = 0;
     const int64_t count = (int64_t)tensor->ndim + extra, dim = r->step->dim < 0 ? r->step->dim + count : r->step->dim;
-    TSR_FAIL_IF(dim < 0 || dim >= count, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' %s: the step '%s' names dim %lld",
+    TSR_FAIL_IF(dim < 0 || dim >= count, r->err, TSR_E_FORMAT, "'%.*s' %s: the step '%s' names dim %lld",
                 TSR_STR_ARG(tensor->name), tsr_shape_of(tensor).text, tsr_step_name(r->step->kind), (long long)r->step->dim);
     *out = (uint32_t)dim;
     return TSR_OK;
@@ -211,7 +211,7 @@ static tsr_status split(const runner *r, tsr_map_slot **slots, uint32_t *slot_co
     const tsr_map_slot all = (*slots)[0];
     uint32_t dim, count, first = 0;
     uint64_t *sizes;
-    TSR_FAIL_IF(*slot_count != 1, r->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': the step 'split' takes one tensor, not %u",
+    TSR_FAIL_IF(*slot_count != 1, r->err, TSR_E_FORMAT, "'%.*s': the step 'split' takes one tensor, not %u",
                 TSR_STR_ARG(all.tensors[0].name), (unsigned)*slot_count);
     for (uint64_t i = 0; i < all.count; i++) {
         uint64_t offset = 0;

@@ -1,10 +1,10 @@
 /* The store of a mapped checkpoint: the source's files, and behind them those that are computed while they are read. */
-#include "base/try.h"
 #include "mapping/mapped.h"
 #include "tessera/read.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/read_run.h"
+#include "tessera/sys/try.h"
 
 enum { STEP_ELEMENTS = 1 << 14, LARGEST = 16 }; /* elements at a time; bytes of the largest one */
 enum { RUN_ELEMENTS = 1 << 17 };                /* at a time, of what others compute */
@@ -111,7 +111,7 @@ static tsr_status list_files(const tsr_mapped *m, tsr_store_file *files, tsr_err
         file->name = tsr_arena_format(m->own->arena, err, "\xf8" "computed %08zu", i);
         if (!file->name.data) return TSR_E_NOMEM;
         const tsr_computed *computed = (const tsr_computed *)m->computed.items + i;
-        TSR_FAIL_IF(!tsr_dtype_bytes(computed->dtype, computed->elements, &file->size), err, TSR_E_LIMIT, TSR_NO_POSITION,
+        TSR_FAIL_IF(!tsr_dtype_bytes(computed->dtype, computed->elements, &file->size), err, TSR_E_LIMIT,
                     "a tensor has more bytes than a file can have");
     }
     return TSR_OK;
@@ -120,7 +120,7 @@ static tsr_status list_files(const tsr_mapped *m, tsr_store_file *files, tsr_err
 tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err)
 {
     tsr_store *inner = m->source->store;
-    TSR_FAIL_IF(m->computed.count >= UINT32_MAX - inner->file_count, err, TSR_E_LIMIT, TSR_NO_POSITION, "too many tensors to cast");
+    TSR_FAIL_IF(m->computed.count >= UINT32_MAX - inner->file_count, err, TSR_E_LIMIT, "too many tensors to cast");
     const size_t count = inner->file_count + m->computed.count;
     mapped_store *store = TSR_ARENA_NEW(m->own->arena, mapped_store, err);
     tsr_store_file *files = tsr_arena_array(m->own->arena, count, sizeof *files, err);
@@ -155,8 +155,8 @@ tsr_status tsr_mapped_compute(tsr_mapped *m, const tsr_entry *like, uint64_t ord
     if (!added) return TSR_E_NOMEM;
     *added = *by;
     added->kind = TSR_COMPUTED_BY;
-    TSR_FAIL_IF(!tsr_entry_elements(like, &added->elements), err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "'%.*s' has too many elements", TSR_STR_ARG(like->fqn));
+    TSR_FAIL_IF(!tsr_entry_elements(like, &added->elements), err, TSR_E_LIMIT, "'%.*s' has too many elements",
+                TSR_STR_ARG(like->fqn));
     return tsr_mapped_share(m, like, order, by->dtype, *file, err);
 }
 
@@ -180,7 +180,7 @@ tsr_status tsr_mapped_share(tsr_mapped *m, const tsr_entry *like, uint64_t order
 tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype dtype, tsr_mapped_tensor *out, tsr_error *err)
 {
     uint32_t file;
-    TSR_FAIL_IF(!tsr_cast_possible(in->dtype, dtype), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is %s and cannot be cast to %s",
+    TSR_FAIL_IF(!tsr_cast_possible(in->dtype, dtype), err, TSR_E_UNSUPPORTED, "'%.*s' is %s and cannot be cast to %s",
                 TSR_STR_ARG(in->name), tsr_dtype_describe(in->dtype)->name, tsr_dtype_describe(dtype)->name);
     tsr_entry *input = TSR_ARENA_NEW(m->own->arena, tsr_entry, err);
     tsr_computed *computed = input ? tsr_mapped_add_file(m, dtype, &file, err) : NULL;
@@ -189,7 +189,7 @@ tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype
     computed->kind = TSR_COMPUTED_CAST;
     computed->input = input;
     TSR_TRY(tsr_mapped_entry(m, in, &like, in->name, input, err));
-    TSR_FAIL_IF(!tsr_entry_elements(input, &computed->elements), err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' has too many elements",
+    TSR_FAIL_IF(!tsr_entry_elements(input, &computed->elements), err, TSR_E_LIMIT, "'%.*s' has too many elements",
                 TSR_STR_ARG(in->name));
     *out = *in;
     out->dtype = dtype;
@@ -200,7 +200,7 @@ tsr_status tsr_mapped_fill(tsr_mapped *m, double value, tsr_mapped_tensor *out, 
 {
     uint32_t file;
     const bool floats = tsr_cast_possible(TSR_FLOAT64, out->dtype);
-    TSR_FAIL_IF(!floats && value != 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is %s, which can only be padded with 0",
+    TSR_FAIL_IF(!floats && value != 0, err, TSR_E_UNSUPPORTED, "'%.*s' is %s, which can only be padded with 0",
                 TSR_STR_ARG(out->name), tsr_dtype_describe(out->dtype)->name);
     tsr_computed *computed = tsr_mapped_add_file(m, out->dtype, &file, err);
     if (!computed) return TSR_E_NOMEM;

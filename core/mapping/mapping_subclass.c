@@ -1,7 +1,7 @@
 /* Weights that torchao quantized: objects that hold their numbers and scales as `qdata` and `scale`. */
 #include "mapping/mapping_subclass.h"
-#include "base/try.h"
 #include "stream/gather.h"
+#include "tessera/sys/try.h"
 
 enum { DEEPEST = 8 };
 

@@ -1,10 +1,10 @@
 /* Which tensors of an adapter change which of the base. */
-#include "base/try.h"
 #include "mapping/mapping_boxes.h"
 #include "merge/lora_parts.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/try.h"
 
 typedef struct folding {
     tsr_checkpoint *adapter;
@@ -66,12 +66,13 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, ts
     uint32_t *number;
     bool inserted;
     const tsr_entry *weight = tsr_checkpoint_entry(f->m->source, target);
-    TSR_FAIL_IF(!weight || weight->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "'%.*s' of the adapter is for '%.*s', which the base does not have", TSR_STR_ARG(entry->fqn), TSR_STR_ARG(target));
+    TSR_FAIL_IF(!weight || weight->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_NOT_FOUND,
+                "'%.*s' of the adapter is for '%.*s', which the base does not have", TSR_STR_ARG(entry->fqn),
+                TSR_STR_ARG(target));
     const bool floats = tsr_cast_possible(weight->dtype, TSR_FLOAT32) && tsr_cast_possible(entry->dtype, TSR_FLOAT32);
-    TSR_FAIL_IF(!floats && weight->dtype != entry->dtype, f->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s' is %s in the adapter, but '%.*s' of the base is %s", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name,
-                TSR_STR_ARG(weight->fqn), tsr_dtype_describe(weight->dtype)->name);
+    TSR_FAIL_IF(!floats && weight->dtype != entry->dtype, f->err, TSR_E_FORMAT,
+                "'%.*s' is %s in the adapter, but '%.*s' of the base is %s", TSR_STR_ARG(entry->fqn),
+                tsr_dtype_describe(entry->dtype)->name, TSR_STR_ARG(weight->fqn), tsr_dtype_describe(weight->dtype)->name);
     TSR_TRY(tsr_map_put(f->targets, weight->fqn, (uint32_t)f->folds.count, &number, &inserted, f->err));
     if (!inserted) {
         *out = ((tsr_fold **)f->folds.items)[*number];
@@ -87,9 +88,10 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, ts
 
 static tsr_status set_change(const folding *f, tsr_fold *fold, const tsr_entry *b)
 {
-    TSR_FAIL_IF(fold->b, f->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is changed twice by the adapter", TSR_STR_ARG(fold->weight->fqn));
-    TSR_FAIL_IF(!tsr_cast_possible(b->dtype, TSR_FLOAT32), f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s' is %s; only floating-point matrices can be folded", TSR_STR_ARG(b->fqn), tsr_dtype_describe(b->dtype)->name);
+    TSR_FAIL_IF(fold->b, f->err, TSR_E_FORMAT, "'%.*s' is changed twice by the adapter", TSR_STR_ARG(fold->weight->fqn));
+    TSR_FAIL_IF(!tsr_cast_possible(b->dtype, TSR_FLOAT32), f->err, TSR_E_UNSUPPORTED,
+                "'%.*s' is %s; only floating-point matrices can be folded", TSR_STR_ARG(b->fqn),
+                tsr_dtype_describe(b->dtype)->name);
     fold->b = b;
     return TSR_OK;
 }
@@ -100,7 +102,7 @@ static tsr_status find_pair(const folding *f, tsr_str stem, const char *ending, 
     tsr_str name;
     TSR_TRY(join(f, stem, ending, &name));
     *out = tsr_checkpoint_entry(f->adapter, name);
-    TSR_FAIL_IF(!*out, f->err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "the adapter has '%.*s' but not '%.*s'", TSR_STR_ARG(of->fqn),
+    TSR_FAIL_IF(!*out, f->err, TSR_E_NOT_FOUND, "the adapter has '%.*s' but not '%.*s'", TSR_STR_ARG(of->fqn),
                 TSR_STR_ARG(name));
     return TSR_OK;
 }
@@ -108,12 +110,12 @@ static tsr_status find_pair(const folding *f, tsr_str stem, const char *ending, 
 static tsr_status set_sizes(const folding *f, tsr_fold *fold, bool transposed)
 {
     const tsr_entry *a = fold->a, *b = fold->b, *w = fold->weight;
-    TSR_FAIL_IF(w->ndim != 2, f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(w->ndim != 2, f->err, TSR_E_UNSUPPORTED,
                 "'%.*s' is not a matrix; adapters of convolutions and of other layers are not supported",
                 TSR_STR_ARG(w->fqn));
     if (a->ndim != 2) return misfit(f, a, w);
     if (b->ndim != 2 || b->shape[1] != a->shape[0]) return misfit(f, b, w);
-    TSR_FAIL_IF(a->shape[0] != fold->rank, f->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' has rank %llu, but adapter_config.json states %llu",
+    TSR_FAIL_IF(a->shape[0] != fold->rank, f->err, TSR_E_FORMAT, "'%.*s' has rank %llu, but adapter_config.json states %llu",
                 TSR_STR_ARG(a->fqn), (unsigned long long)a->shape[0], (unsigned long long)fold->rank);
     const bool plain = w->shape[0] == b->shape[0] && w->shape[1] == a->shape[1];
     const bool turned = w->shape[1] == b->shape[0] && w->shape[0] == a->shape[1];
@@ -135,7 +137,7 @@ static tsr_status add_product(folding *f, const tsr_entry *b, const char *a_endi
     TSR_TRY(set_change(f, fold, b));
     fold->a = a;
     fold->rounds = embedding && fold->dtype == fold->weight->dtype;
-    TSR_FAIL_IF(!tsr_cast_possible(a->dtype, TSR_FLOAT32), f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is %s", TSR_STR_ARG(a->fqn),
+    TSR_FAIL_IF(!tsr_cast_possible(a->dtype, TSR_FLOAT32), f->err, TSR_E_UNSUPPORTED, "'%.*s' is %s", TSR_STR_ARG(a->fqn),
                 tsr_dtype_describe(a->dtype)->name);
     TSR_TRY(tsr_lora_scale(&f->config, module, &fold->scale, &fold->rank, f->err));
     return set_sizes(f, fold, embedding || f->config.fan_in_fan_out);
@@ -153,7 +155,7 @@ static tsr_status add_whole(folding *f, const tsr_entry *entry)
     tsr_fold *fold = NULL;
     TSR_TRY(base_name(f, entry->fqn, &target));
     TSR_TRY(fold_of(f, entry, target, &fold));
-    TSR_FAIL_IF(fold->start, f->err, TSR_E_FORMAT, TSR_NO_POSITION, "the adapter has '%.*s' and '%.*s', both for '%.*s'",
+    TSR_FAIL_IF(fold->start, f->err, TSR_E_FORMAT, "the adapter has '%.*s' and '%.*s', both for '%.*s'",
                 TSR_STR_ARG(fold->start->fqn), TSR_STR_ARG(entry->fqn), TSR_STR_ARG(fold->weight->fqn));
     fold->start = entry;
     return same_shape(entry, fold->weight) ? TSR_OK : misfit(f, entry, fold->weight);
@@ -179,7 +181,7 @@ static tsr_status add_tensor(folding *f, const tsr_entry *entry)
     const tsr_str name = entry->fqn;
     const tsr_entry *pair;
     size_t at;
-    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' of the adapter is not a tensor",
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_UNSUPPORTED, "'%.*s' of the adapter is not a tensor",
                 TSR_STR_ARG(name));
     if (tsr_str_ends(name, TSR_STR(".lora_B.weight"))) return add_product(f, entry, a, sizeof b - 1, false);
     if (tsr_str_ends(name, TSR_STR(".lora_embedding_B"))) return add_product(f, entry, embedding_a, sizeof embedding_b - 1, true);
@@ -187,10 +189,10 @@ static tsr_status add_tensor(folding *f, const tsr_entry *entry)
     if (tsr_str_ends(name, TSR_STR(".lora_embedding_A")))
         return find_pair(f, (tsr_str){name.data, name.size - (sizeof embedding_a - 1)}, embedding_b, entry, &pair);
     if (tsr_str_ends(name, TSR_STR(".lora_B.bias"))) return add_bias(f, entry, sizeof bias - 1);
-    TSR_FAIL_IF(contains(name, TSR_STR("lora_magnitude_vector"), &at), f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(contains(name, TSR_STR("lora_magnitude_vector"), &at), f->err, TSR_E_UNSUPPORTED,
                 "'%.*s' is of a DoRA adapter, which is not supported", TSR_STR_ARG(name));
-    TSR_FAIL_IF(contains(name, TSR_STR(".lora_"), &at) || contains(name, TSR_STR("token_adapter"), &at), f->err, TSR_E_UNSUPPORTED,
-                TSR_NO_POSITION, "'%.*s' is not a tensor of plain LoRA", TSR_STR_ARG(name));
+    TSR_FAIL_IF(contains(name, TSR_STR(".lora_"), &at) || contains(name, TSR_STR("token_adapter"), &at), f->err,
+                TSR_E_UNSUPPORTED, "'%.*s' is not a tensor of plain LoRA", TSR_STR_ARG(name));
     return add_whole(f, entry);
 }
 
@@ -205,9 +207,10 @@ static tsr_status check_ties(const folding *f)
         const tsr_entry *weight = folds[i]->weight;
         for (uint64_t e = 0; weight->storage_id && e < catalog->entry_count; e++) {
             const tsr_entry *other = &catalog->entries[e];
-            TSR_FAIL_IF(other != weight && other->storage_id == weight->storage_id, f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                        "'%.*s', which the adapter changes, shares its memory with '%.*s'; convert the base to safetensors first",
-                        TSR_STR_ARG(weight->fqn), TSR_STR_ARG(other->fqn));
+            TSR_FAIL_IF(
+                other != weight && other->storage_id == weight->storage_id, f->err, TSR_E_UNSUPPORTED,
+                "'%.*s', which the adapter changes, shares its memory with '%.*s'; convert the base to safetensors first",
+                TSR_STR_ARG(weight->fqn), TSR_STR_ARG(other->fqn));
         }
     }
     return TSR_OK;
@@ -234,7 +237,7 @@ static tsr_status fill_rows(folding *f)
 static tsr_status fold_all(folding *f)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(f->adapter);
-    TSR_FAIL_IF(!catalog->entry_count, f->err, TSR_E_FORMAT, TSR_NO_POSITION, "the adapter has no tensors");
+    TSR_FAIL_IF(!catalog->entry_count, f->err, TSR_E_FORMAT, "the adapter has no tensors");
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_tensor(f, &catalog->entries[i]));
     TSR_TRY(check_ties(f));
     return fill_rows(f);

@@ -1,9 +1,9 @@
 /* adapter_config.json of PEFT. */
 #include <math.h>
 
-#include "base/try.h"
 #include "codec/json.h"
 #include "merge/lora_parts.h"
+#include "tessera/sys/try.h"
 
 #define CONFIG_NAME "adapter_config.json"
 
@@ -24,14 +24,16 @@ static tsr_status refuse_others(const cJSON *tree, tsr_error *err)
 {
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(tree, "peft_type");
     const cJSON *start = cJSON_GetObjectItemCaseSensitive(tree, "init_lora_weights");
-    TSR_FAIL_IF(!cJSON_IsString(type) || strcmp(type->valuestring, "LORA") != 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "peft_type is %s; only LORA adapters can be folded into a base", cJSON_IsString(type) ? type->valuestring : "missing");
+    TSR_FAIL_IF(!cJSON_IsString(type) || strcmp(type->valuestring, "LORA") != 0, err, TSR_E_UNSUPPORTED,
+                "peft_type is %s; only LORA adapters can be folded into a base",
+                cJSON_IsString(type) ? type->valuestring : "missing");
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
-        TSR_FAIL_IF(is_set(cJSON_GetObjectItemCaseSensitive(tree, settings[i])), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        TSR_FAIL_IF(is_set(cJSON_GetObjectItemCaseSensitive(tree, settings[i])), err, TSR_E_UNSUPPORTED,
                     "the adapter has %s, which is not supported; only plain LoRA can be folded into a base", settings[i]);
     for (size_t i = 0; cJSON_IsString(start) && i < sizeof changed_bases / sizeof *changed_bases; i++)
-        TSR_FAIL_IF(!strncmp(start->valuestring, changed_bases[i], strlen(changed_bases[i])), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                    "init_lora_weights is %s, which changes the base; save the adapter with path_initial_model_for_weight_conversion, "
+        TSR_FAIL_IF(!strncmp(start->valuestring, changed_bases[i], strlen(changed_bases[i])), err, TSR_E_UNSUPPORTED,
+                    "init_lora_weights is %s, which changes the base; save the adapter with "
+                    "path_initial_model_for_weight_conversion, "
                     "which makes it plain LoRA",
                     start->valuestring);
     return TSR_OK;
@@ -55,7 +57,7 @@ tsr_status tsr_lora_config_read(tsr_checkpoint *adapter, tsr_lora_config *out, t
     tsr_bytes bytes = {0};
     *out = (tsr_lora_config){.tree = NULL};
     const uint32_t file = tsr_store_find(adapter->store, TSR_STR(CONFIG_NAME));
-    TSR_FAIL_IF(file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+    TSR_FAIL_IF(file == TSR_NO_FILE, err, TSR_E_NOT_FOUND,
                 CONFIG_NAME " is not next to the adapter's tensors; give the directory that PEFT saved");
     tsr_status status = tsr_range_load(tsr_whole_file(adapter->store, file), adapter->host, &bytes, err);
     if (status == TSR_OK) status = tsr_json_parse(bytes.data, adapter->host, &out->tree, err);
@@ -96,13 +98,15 @@ static tsr_status find_pattern(const cJSON *patterns, tsr_str module, const cJSO
         tsr_str key = tsr_json_key_of(item);
         const bool anchored = tsr_str_starts(key, TSR_STR("^"));
         if (anchored) key.data++, key.size--;
-        TSR_FAIL_IF(!is_plain(key), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                    CONFIG_NAME ": the pattern '%s' is a regular expression; only names of modules, whole or their last components, are understood", item->string);
+        TSR_FAIL_IF(!is_plain(key), err, TSR_E_UNSUPPORTED,
+                    CONFIG_NAME ": the pattern '%s' is a regular expression; only names of modules, whole or their last "
+                                "components, are understood",
+                    item->string);
         const bool whole = tsr_str_equal(key, module);
         const bool ends = !anchored && tsr_str_ends(module, key) && module.size > key.size && module.data[module.size - key.size - 1] == '.';
         if (!*out && (whole || ends)) *out = item;
     }
-    TSR_FAIL_IF(*out && !cJSON_IsNumber(*out), err, TSR_E_FORMAT, TSR_NO_POSITION, CONFIG_NAME ": the pattern '%s' is not a number",
+    TSR_FAIL_IF(*out && !cJSON_IsNumber(*out), err, TSR_E_FORMAT, CONFIG_NAME ": the pattern '%s' is not a number",
                 (*out)->string);
     return TSR_OK;
 }
@@ -114,7 +118,7 @@ tsr_status tsr_lora_scale(const tsr_lora_config *config, tsr_str module, double 
     TSR_TRY(find_pattern(config->rank_pattern, module, &r, err));
     *rank = config->rank;
     if (r) TSR_TRY(tsr_json_to_u64(r, CONFIG_NAME, rank, err));
-    TSR_FAIL_IF(!*rank, err, TSR_E_FORMAT, TSR_NO_POSITION, CONFIG_NAME ": the rank of '%.*s' is 0", TSR_STR_ARG(module));
+    TSR_FAIL_IF(!*rank, err, TSR_E_FORMAT, CONFIG_NAME ": the rank of '%.*s' is 0", TSR_STR_ARG(module));
     *scale = (alpha ? alpha->valuedouble : config->alpha) / (config->rslora ? sqrt((double)*rank) : (double)*rank);
     return TSR_OK;
 }

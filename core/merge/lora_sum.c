@@ -1,9 +1,9 @@
 /* W + scale·(B·A), in blocks of bounded size. */
-#include "base/try.h"
 #include "merge/lora_parts.h"
 #include "merge/merge_read.h"
 #include "tessera/read.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/try.h"
 
 enum { RANKS = 128, ROWS = 128, COLUMNS = 1024 };
 

@@ -1,9 +1,9 @@
 /* What must agree between the inputs of a merge. */
 #include "base/line.h"
-#include "base/try.h"
 #include "merge/merge_parts.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/compare_pair.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 enum { VALUE_DEPTH = 256, VALUE_NODES = 10000000 };

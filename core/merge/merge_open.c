@@ -1,11 +1,11 @@
 /* The merge of several checkpoints as one over the first of them. */
-#include "base/try.h"
 #include "merge/merge_parts.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/try.h"
 
 typedef struct builder {
     const tsr_merge_input *given;
@@ -114,7 +114,7 @@ static tsr_status add_entry(builder *b, const tsr_entry *entry, uint64_t order)
     entries[0] = entry;
     for (uint32_t i = 1; i < b->inputs; i++) {
         entries[i] = tsr_checkpoint_entry(inputs[i].checkpoint, entry->fqn);
-        TSR_FAIL_IF(!entries[i], b->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is in '%.*s' but not in '%.*s'", TSR_STR_ARG(entry->fqn),
+        TSR_FAIL_IF(!entries[i], b->err, TSR_E_FORMAT, "'%.*s' is in '%.*s' but not in '%.*s'", TSR_STR_ARG(entry->fqn),
                     TSR_STR_ARG(inputs[0].name), TSR_STR_ARG(inputs[i].name));
         TSR_TRY(tsr_merge_check(&inputs[0], entry, &inputs[i], entries[i], b->ring, b->err));
     }
@@ -177,7 +177,7 @@ static tsr_status new_merge(builder *b)
     if (merge->method == TSR_MERGE_LINEAR && !b->options.no_normalize) {
         merge->divisor = 0;
         for (uint32_t i = 0; i < b->count; i++) merge->divisor += merge->inputs[i].weight;
-        TSR_FAIL_IF(merge->divisor == 0, b->err, TSR_E_USAGE, TSR_NO_POSITION,
+        TSR_FAIL_IF(merge->divisor == 0, b->err, TSR_E_USAGE,
                     "the weights sum to 0, so they cannot be normalized; pass --no-normalize to use them as they are");
     }
     b->m->ctx = merge;
@@ -207,12 +207,12 @@ static tsr_status fill(tsr_mapped *m, void *ctx, tsr_error *err)
 static tsr_status check_options(const builder *b, tsr_error *err)
 {
     const tsr_merge_options *o = &b->options;
-    TSR_FAIL_IF(o->method >= TSR_MERGE_METHODS || !b->count, err, TSR_E_USAGE, TSR_NO_POSITION, "a merge needs a method and an input");
-    TSR_FAIL_IF((o->method == TSR_MERGE_TASK_ARITHMETIC) != (o->base != NULL), err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(o->method >= TSR_MERGE_METHODS || !b->count, err, TSR_E_USAGE, "a merge needs a method and an input");
+    TSR_FAIL_IF((o->method == TSR_MERGE_TASK_ARITHMETIC) != (o->base != NULL), err, TSR_E_USAGE,
                 o->base ? "a base can only be used with task-arithmetic" : "task-arithmetic needs a base");
-    TSR_FAIL_IF(o->method == TSR_MERGE_SLERP && b->count != 2, err, TSR_E_USAGE, TSR_NO_POSITION, "slerp merges 2 checkpoints, found %u",
+    TSR_FAIL_IF(o->method == TSR_MERGE_SLERP && b->count != 2, err, TSR_E_USAGE, "slerp merges 2 checkpoints, found %u",
                 (unsigned)b->count);
-    TSR_FAIL_IF(o->dtype && !tsr_cast_possible(TSR_FLOAT32, o->dtype), err, TSR_E_USAGE, TSR_NO_POSITION, "merged tensors cannot be %s",
+    TSR_FAIL_IF(o->dtype && !tsr_cast_possible(TSR_FLOAT32, o->dtype), err, TSR_E_USAGE, "merged tensors cannot be %s",
                 tsr_dtype_describe(o->dtype)->name);
     return TSR_OK;
 }

@@ -1,8 +1,8 @@
 /* See merge_read.h. */
 #include "merge/merge_read.h"
 
-#include "base/try.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/try.h"
 
 tsr_status tsr_merge_read(tsr_stored_tensor tensor, const tsr_run *run, tsr_dtype dtype, uint8_t *bytes, void *out,
                           tsr_error *err)

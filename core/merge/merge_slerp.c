@@ -1,9 +1,9 @@
 /* The angle between two tensors, and what it makes of them. */
 #include <math.h>
 
-#include "base/try.h"
 #include "merge/merge_parts.h"
 #include "tessera/sys/merge_angles.h"
+#include "tessera/sys/try.h"
 
 enum { RUN = 1 << 16 };
 

@@ -1,7 +1,7 @@
 /* Weighted sums of runs of elements. */
-#include "base/try.h"
 #include "merge/merge_parts.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/try.h"
 
 /* sum += factor · (x − base); `base` NULL: none. */
 static void add_floats(float *sum, float factor, const float *x, const float *base, size_t count)

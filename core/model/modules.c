@@ -11,12 +11,12 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "tessera/catalog.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/module_tree.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 typedef struct node {
@@ -102,7 +102,7 @@ static tsr_status number_tensor(tsr_modules *m, tsr_module_ref ref, const tsr_mo
                                 uint32_t *id, tsr_error *err)
 {
     uint32_t fresh_id = (uint32_t)m->tensors.count, *known = &fresh_id;
-    TSR_FAIL_IF(fresh_id >= m->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(fresh_id >= m->host->limits.entries, err, TSR_E_LIMIT,
                 "module tree: more than %" PRIu64 " parameters and buffers", m->host->limits.entries);
     if (tensor->identity.size) TSR_TRY(tsr_map_put(m->by_identity, tensor->identity, fresh_id, &known, NULL, err));
     *id = *known;
@@ -177,8 +177,8 @@ static tsr_status find_or_add(tsr_modules *m, tsr_module_ref parent, const tsr_m
     TSR_TRY(tsr_map_put(m->by_module, (tsr_str){(const char *)cell, sizeof *cell}, (uint32_t)m->nodes.count, &known, fresh,
                         err));
     *out = *known;
-    TSR_FAIL_IF(m->nodes.count >= m->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "module tree: more than %" PRIu64 " modules", m->host->limits.entries);
+    TSR_FAIL_IF(m->nodes.count >= m->host->limits.entries, err, TSR_E_LIMIT, "module tree: more than %" PRIu64 " modules",
+                m->host->limits.entries);
     if (*fresh) return add_node(m, child->module, parent, child->name, err);
     if (!node_at(m, *out)->on_path) return TSR_OK;
     tsr_str path = path_of(m, parent, child->name);
@@ -192,8 +192,8 @@ typedef struct frame {
 
 static tsr_status push_frame(tsr_modules *m, tsr_vec *stack, tsr_module_ref ref, tsr_error *err)
 {
-    TSR_FAIL_IF(stack->count >= m->host->limits.depth, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "module tree: deeper than %" PRIu32 " modules", m->host->limits.depth);
+    TSR_FAIL_IF(stack->count >= m->host->limits.depth, err, TSR_E_LIMIT, "module tree: deeper than %" PRIu32 " modules",
+                m->host->limits.depth);
     frame *f = tsr_vec_push(stack, err);
     if (!f) return TSR_E_NOMEM;
     f->ref = ref;
@@ -264,8 +264,8 @@ static tsr_status check_wrapper(const tsr_modules *m, tsr_module_ref ref, tsr_er
     bool childless = inner.size && (!child || child->kind != TSR_ATTRIBUTE_MODULE);
     if (!childless && (!n->module->flat_param || n->module->wrapper == TSR_WRAPPER_FSDP1)) return TSR_OK;
     tsr_str path = path_of(m, ref, TSR_STR(""));
-    TSR_FAIL_IF(childless, err, TSR_E_FORMAT, TSR_NO_POSITION, "module tree: the wrapper at '%.*s' has no module '%.*s'",
-                TSR_STR_ARG(path), TSR_STR_ARG(inner));
+    TSR_FAIL_IF(childless, err, TSR_E_FORMAT, "module tree: the wrapper at '%.*s' has no module '%.*s'", TSR_STR_ARG(path),
+                TSR_STR_ARG(inner));
     return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
                      "module tree: '%.*s' has a flat_param, but only fsdp1 wrappers have one", TSR_STR_ARG(path));
 }

@@ -6,8 +6,8 @@
  * A child is found by its parent's number and its key in one hash map, so that a wide dict costs no search. */
 #include "model/nest.h"
 
-#include "base/try.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 #include "tessera/sys/vec.h"
 
@@ -64,9 +64,9 @@ static tsr_status child(nest *n, uint32_t parent, const tsr_path_item *step, con
 {
     const bool is_list = step->kind == TSR_PATH_INDEX;
     node *above = node_at(n, parent);
-    TSR_FAIL_IF(above->leaf, n->err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is inside '%.*s', which is not a container",
+    TSR_FAIL_IF(above->leaf, n->err, TSR_E_USAGE, "'%.*s' is inside '%.*s', which is not a container",
                 TSR_STR_ARG(leaf->name), TSR_STR_ARG(above->leaf->name));
-    TSR_FAIL_IF(above->count && above->is_list != is_list, n->err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(above->count && above->is_list != is_list, n->err, TSR_E_USAGE,
                 "'%.*s': its container would be both a list and a dict", TSR_STR_ARG(leaf->name));
     const tsr_str key = key_of(n, parent, step);
     uint32_t *known, fresh;
@@ -117,7 +117,7 @@ static tsr_status thread(nest *n, const tsr_leaf *leaf)
     uint32_t at = 0;
     for (uint32_t i = 0; i < leaf->path_length; i++) TSR_TRY(child(n, at, &leaf->path[i], leaf, &at));
     node *end = node_at(n, at);
-    TSR_FAIL_IF(end->leaf || end->count, n->err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' has the same path as another entry",
+    TSR_FAIL_IF(end->leaf || end->count, n->err, TSR_E_USAGE, "'%.*s' has the same path as another entry",
                 TSR_STR_ARG(leaf->name));
     end->leaf = leaf;
     end->value = (tsr_value *)leaf->value;
@@ -155,13 +155,12 @@ static tsr_status fill_list(nest *n, node *container)
     uint64_t length = 0;
     for (uint32_t c = container->first; c != NO_NODE; c = node_at(n, c)->next) {
         const int64_t index = node_at(n, c)->step->integer;
-        TSR_FAIL_IF(index < 0, n->err, TSR_E_USAGE, TSR_NO_POSITION, "the list position %lld is out of range",
-                    (long long)index);
+        TSR_FAIL_IF(index < 0, n->err, TSR_E_USAGE, "the list position %lld is out of range", (long long)index);
         if ((uint64_t)index >= length) length = (uint64_t)index + 1;
     }
     n->missing += length - container->count;
     const uint64_t most = n->host->limits.expansion / sizeof(const tsr_value *);
-    TSR_FAIL_IF(length - container->count > most || n->missing > most, n->err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(length - container->count > most || n->missing > most, n->err, TSR_E_LIMIT,
                 "a list has %llu positions, but only %u of them are present", (unsigned long long)length,
                 (unsigned)container->count);
     const tsr_value **items = tsr_arena_array(n->arena, (size_t)length, sizeof *items, n->err);

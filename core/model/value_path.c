@@ -1,7 +1,7 @@
 #include "model/value_path.h"
 
-#include "base/try.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 typedef struct frame {

@@ -1,10 +1,10 @@
 /* What an optimizer's state looks like after its first step (`_init_optim_state` of PyTorch 2.13 takes one with zero
  * gradients and learning rate 0, so that there is a state to load into), on paper and live; and the checks around getting
  * and loading. */
-#include "base/try.h"
 #include "optim/tree.h"
 #include "tessera/optim.h"
 #include "tessera/sys/optim_live.h"
+#include "tessera/sys/try.h"
 
 static bool is_true(const tsr_value *options, const char *key)
 {
@@ -33,8 +33,8 @@ static tsr_status real_option(const tsr_value *options, const char *key, double 
     const tsr_value *v = tsr_value_get(options, tsr_str_from(key));
     *out = 0;
     if (!v) return TSR_OK;
-    TSR_FAIL_IF(!is_number(v), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "optim: '%s' is a %s; the first state is only known for numbers", key, tsr_value_kind_name(v));
+    TSR_FAIL_IF(!is_number(v), err, TSR_E_UNSUPPORTED, "optim: '%s' is a %s; the first state is only known for numbers", key,
+                tsr_value_kind_name(v));
     *out = number(v);
     return TSR_OK;
 }
@@ -46,7 +46,7 @@ static tsr_status beta(const tsr_value *options, size_t i, double *out, tsr_erro
     *out = i ? 0.999 : 0.9;
     if (!betas) return TSR_OK;
     TSR_FAIL_IF(
-        betas->count != 2 || !is_number(betas->items[i]), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        betas->count != 2 || !is_number(betas->items[i]), err, TSR_E_UNSUPPORTED,
         "optim: 'betas' is not a pair of numbers; with weight decay, the first state is only known for a pair of numbers");
     *out = number(betas->items[i]);
     return TSR_OK;
@@ -105,8 +105,8 @@ tsr_status tsr_optim_first_state(const tsr_first_step *step, const tsr_module_te
                                  size_t *count, tsr_error *err)
 {
     *count = 0;
-    TSR_FAIL_IF(step->options->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: a param group is a %s; expected a dict", tsr_value_kind_name(step->options));
+    TSR_FAIL_IF(step->options->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: a param group is a %s; expected a dict",
+                tsr_value_kind_name(step->options));
     if (!param->requires_grad) return TSR_OK;
     switch (step->algorithm) {
     case TSR_SGD: return sgd_state(step, param, out, count, err);
@@ -163,7 +163,7 @@ static tsr_status set_rates(const tsr_live_optimizer *o, bool zero, size_t *done
 static tsr_status step_in_place(const tsr_live_optimizer *o, tsr_error *err)
 {
     size_t zeroed = 0;
-    TSR_FAIL_IF(!o->set_lr || !o->set_gradients || !o->step, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(!o->set_lr || !o->set_gradients || !o->step, err, TSR_E_USAGE,
                 "optim: the first state of an unknown algorithm requires a step: provide set_lr, set_gradients and step");
     tsr_status status = o->set_gradients(o->ctx, true, err);
     if (status == TSR_OK) status = set_rates(o, true, &zeroed, err);
@@ -194,9 +194,9 @@ tsr_fsdp_choice tsr_state_fsdp_choice(const tsr_state_options *options)
 tsr_status tsr_state_options_check(const tsr_state_options *options, size_t optimizer_count, bool optimizers_only,
                                    tsr_error *err)
 {
-    TSR_FAIL_IF(optimizers_only && optimizer_count == 0, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(optimizers_only && optimizer_count == 0, err, TSR_E_USAGE,
                 "state dict: only optimizer state is requested, but there is no optimizer");
-    TSR_FAIL_IF(options->broadcast_from_rank0 && !options->full_state_dict, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(options->broadcast_from_rank0 && !options->full_state_dict, err, TSR_E_USAGE,
                 "state dict: broadcast_from_rank0 needs full_state_dict");
     return TSR_OK;
 }
@@ -207,13 +207,13 @@ tsr_status tsr_state_dict_check(const tsr_state_options *options, const tsr_stat
         (options->cpu_offload && options->full_state_dict) || options->broadcast_from_rank0; /* only rank 0 has it */
     bool model_excused = request->submodules || options->ignore_frozen_params || !options->strict;
     TSR_FAIL_IF(request->handle_model && request->model_key_count == 0 && !model_excused && !elsewhere, err, TSR_E_FORMAT,
-                TSR_NO_POSITION, "state dict: the model's state is to be saved or loaded, but it is empty");
-    TSR_FAIL_IF(request->handle_optimizer && request->optimizer_is_empty && !elsewhere, err, TSR_E_FORMAT, TSR_NO_POSITION,
+                "state dict: the model's state is to be saved or loaded, but it is empty");
+    TSR_FAIL_IF(request->handle_optimizer && request->optimizer_is_empty && !elsewhere, err, TSR_E_FORMAT,
                 "state dict: the optimizer's state is to be saved or loaded, but it is empty");
     for (size_t i = 0; i < request->model_key_count; i++) {
         tsr_str key = request->model_keys[i], flat = TSR_STR("_flat_param");
         for (size_t at = 0; at + flat.size <= key.size; at++)
-            TSR_FAIL_IF(memcmp(key.data + at, flat.data, flat.size) == 0, err, TSR_E_FORMAT, TSR_NO_POSITION,
+            TSR_FAIL_IF(memcmp(key.data + at, flat.data, flat.size) == 0, err, TSR_E_FORMAT,
                         "state dict: '%.*s' holds _flat_param; perhaps the model is not the root module", TSR_STR_ARG(key));
     }
     return TSR_OK;

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "tessera/flat_params.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/flat_ranks.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 /* Bytes of each rank's elements, without padding. */
@@ -17,7 +17,7 @@ static tsr_status slice_bytes(const tsr_comm *comm, const tsr_flat_unit *unit, u
                               tsr_error *err)
 {
     uint64_t total;
-    TSR_FAIL_IF(!tsr_mul_u64(unit->numel, itemsize, &total) || total > SIZE_MAX / 2, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tsr_mul_u64(unit->numel, itemsize, &total) || total > SIZE_MAX / 2, err, TSR_E_LIMIT,
                 "optim: a flat parameter of %" PRIu64 " elements is too large to gather", unit->numel);
     for (uint32_t rank = 0; rank < comm->size; rank++) {
         uint64_t begin, end;

@@ -1,9 +1,9 @@
 /* FQNs of originals, over all units. */
-#include "base/try.h"
+#include "tessera/sys/flat_index.h"
 #include "tessera/flat_params.h"
 #include "tessera/sys/alloc.h"
-#include "tessera/sys/flat_index.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 struct tsr_flat_index {
@@ -16,7 +16,7 @@ static tsr_status add(tsr_flat_index *x, tsr_str fqn, tsr_flat_found what, tsr_e
 {
     bool fresh;
     TSR_TRY(tsr_map_put(x->by_fqn, fqn, (uint32_t)x->found.count, NULL, &fresh, err));
-    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: '%.*s' is in two units, or twice in the same unit",
+    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, "flat params: '%.*s' is in two units, or twice in the same unit",
                 TSR_STR_ARG(fqn));
     tsr_flat_found *slot = tsr_vec_push(&x->found, err);
     if (!slot) return TSR_E_NOMEM;
@@ -35,7 +35,7 @@ static tsr_status fill(tsr_flat_index *x, const tsr_flat_params *flat, tsr_error
         const tsr_flat_unit *unit = &flat->units[u];
         for (size_t s = 0; s < unit->shared_count; s++) {
             tsr_flat_found of = tsr_flat_index_find(x, unit->shared[s].of);
-            TSR_FAIL_IF(of.unit != unit, err, TSR_E_FORMAT, TSR_NO_POSITION,
+            TSR_FAIL_IF(of.unit != unit, err, TSR_E_FORMAT,
                         "flat params: '%.*s' is tied to '%.*s', which is not in its unit", TSR_STR_ARG(unit->shared[s].fqn),
                         TSR_STR_ARG(unit->shared[s].of));
             TSR_TRY(add(x, unit->shared[s].fqn, of, err));

@@ -8,11 +8,11 @@
 #include <inttypes.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "tessera/flat_params.h"
 #include "tessera/optim_load.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/flat_ranks.h"
+#include "tessera/sys/try.h"
 
 /* A half-open range of the original's elements. */
 typedef struct span {
@@ -53,7 +53,7 @@ static tsr_status open_original(const tsr_unit_original *what, original *out, ts
     const tsr_flat_param *param = &what->unit->params[what->param];
     uint64_t elements = param->flat_end - param->flat_begin, bytes;
     TSR_FAIL_IF(param->ndim == 0 || !tsr_mul_u64(elements, what->itemsize, &bytes) || bytes > SIZE_MAX / 2, err,
-                TSR_E_UNSUPPORTED, TSR_NO_POSITION, "optim: '%.*s' has no rows, or is too large", TSR_STR_ARG(param->fqn));
+                TSR_E_UNSUPPORTED, "optim: '%.*s' has no rows, or is too large", TSR_STR_ARG(param->fqn));
     *out = (original){what->unit, param, param->shape[0], param->shape[0] ? elements / param->shape[0] : 0, what->itemsize};
     return TSR_OK;
 }

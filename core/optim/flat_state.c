@@ -4,9 +4,9 @@
  *     state . c.weight . exp_avg        the longest known FQN is taken
  *             └─ FQN ─┘  └ the state's name
  */
-#include "base/try.h"
 #include "optim/flat_unit.h"
 #include "optim/tree.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/fsdp_optim.h"
 
@@ -33,11 +33,11 @@ static size_t find_name(const nesting *n, tsr_str rest)
 
 static tsr_status add_pair(nesting *n, const tsr_value *key, const tsr_value *value, tsr_error *err)
 {
-    TSR_FAIL_IF(key->kind != TSR_VALUE_STR || !tsr_str_starts(key->text, STATE), err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(key->kind != TSR_VALUE_STR || !tsr_str_starts(key->text, STATE), err, TSR_E_FORMAT,
                 "optim: '%.*s' is not a key of a flat optimizer state", TSR_STR_ARG(key->text));
     tsr_str rest = {key->text.data + STATE.size, key->text.size - STATE.size};
     size_t at = find_name(n, rest);
-    TSR_FAIL_IF(at == 0, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(at == 0, err, TSR_E_FORMAT,
                 "optim: '%.*s' does not name a parameter in the param groups of the flat-params document",
                 TSR_STR_ARG(key->text));
     uint32_t *place;
@@ -73,7 +73,7 @@ tsr_status tsr_fsdp_nest_state(const tsr_flat_params *params, const tsr_value *f
                                const tsr_value **out, tsr_error *err)
 {
     const tsr_allocator *a = host->allocator;
-    TSR_FAIL_IF(flat->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: expected a dict, found %s",
+    TSR_FAIL_IF(flat->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: expected a dict, found %s",
                 tsr_value_kind_name(flat));
     nesting n = {.host = host,
                  .arena = arena,

@@ -4,8 +4,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "optim/tree.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/flat_index.h"
@@ -29,7 +29,7 @@ tsr_status tsr_flat_place_of(const tsr_flat_params *flat, const tsr_flat_unit *u
 {
     *out = unit->is_sharded ? (tsr_flat_place){world_size, rank} : (tsr_flat_place){1, 0};
     if (!unit->is_sharded || !unit->is_hybrid) return TSR_OK;
-    TSR_FAIL_IF(world_size % flat->shard_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(world_size % flat->shard_size, err, TSR_E_USAGE,
                 "flat params: %" PRIu32 " ranks cannot be divided into replicas of %" PRIu32 " ranks", world_size,
                 flat->shard_size);
     uint32_t at = rank;
@@ -57,8 +57,8 @@ static int by_name(const void *a, const void *b)
 tsr_status tsr_sorted_state(const tsr_value *state, tsr_arena *arena, tsr_named **out, size_t *count, tsr_error *err)
 {
     *count = tsr_value_pairs(state);
-    TSR_FAIL_IF(*count > TSR_MAX_STATES, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "optim: a parameter has %zu states; at most %u are allowed", *count, TSR_MAX_STATES);
+    TSR_FAIL_IF(*count > TSR_MAX_STATES, err, TSR_E_LIMIT, "optim: a parameter has %zu states; at most %u are allowed",
+                *count, TSR_MAX_STATES);
     *out = tsr_arena_array(arena, *count, sizeof **out, err);
     if (!*out) return TSR_E_NOMEM;
     for (size_t i = 0; i < *count; i++) {
@@ -112,8 +112,7 @@ static tsr_status add_fqn(tsr_flat_keys *keys, tsr_str fqn, uint32_t id, tsr_err
 {
     bool fresh;
     TSR_TRY(tsr_map_put(keys->by_fqn, fqn, id, NULL, &fresh, err));
-    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "flat params: the param groups list '%.*s' twice",
-                TSR_STR_ARG(fqn));
+    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, "flat params: the param groups list '%.*s' twice", TSR_STR_ARG(fqn));
     return TSR_OK;
 }
 

@@ -8,10 +8,10 @@
  * PyTorch lets a later value overwrite an earlier one of the same name; here unequal ones are refused. */
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "optim/tree.h"
-#include "tessera/sys/map.h"
 #include "tessera/optim.h"
+#include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 typedef struct frame {
     const tsr_value *dict;
@@ -30,8 +30,7 @@ typedef struct flattening {
 static tsr_status count_node(flattening *f, tsr_error *err)
 {
     uint64_t most = f->out.host->limits.expansion;
-    TSR_FAIL_IF(++f->nodes > most, err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: more than %" PRIu64 " values when flattened",
-                most);
+    TSR_FAIL_IF(++f->nodes > most, err, TSR_E_LIMIT, "optim: more than %" PRIu64 " values when flattened", most);
     return TSR_OK;
 }
 
@@ -44,9 +43,9 @@ static tsr_status put(flattening *f, tsr_str key, const tsr_value *value, tsr_er
     if (fresh) return tsr_tree_put(&f->out, key, value, err);
     const tsr_value *earlier = ((const tsr_value **)f->out.items.items)[2 * (size_t)*place + 1];
     bool same = tsr_same_value(earlier, value);
-    TSR_FAIL_IF(!same, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: two different values have the flat name '%.*s': %.*s and %.*s", TSR_STR_ARG(key),
-                TSR_STR_ARG(tsr_value_brief(earlier, f->out.arena)), TSR_STR_ARG(tsr_value_brief(value, f->out.arena)));
+    TSR_FAIL_IF(!same, err, TSR_E_FORMAT, "optim: two different values have the flat name '%.*s': %.*s and %.*s",
+                TSR_STR_ARG(key), TSR_STR_ARG(tsr_value_brief(earlier, f->out.arena)),
+                TSR_STR_ARG(tsr_value_brief(value, f->out.arena)));
     return TSR_OK;
 }
 
@@ -61,8 +60,8 @@ static tsr_status join(flattening *f, tsr_str prefix, const tsr_value *key, tsr_
 static tsr_status push_dict(flattening *f, const tsr_value *dict, tsr_str prefix, tsr_error *err)
 {
     uint32_t depth = f->out.host->limits.depth;
-    TSR_FAIL_IF(f->stack.count >= depth, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "optim: state is nested deeper than %" PRIu32 " dicts, at '%.*s'", depth, TSR_STR_ARG(prefix));
+    TSR_FAIL_IF(f->stack.count >= depth, err, TSR_E_LIMIT, "optim: state is nested deeper than %" PRIu32 " dicts, at '%.*s'",
+                depth, TSR_STR_ARG(prefix));
     TSR_TRY(count_node(f, err));
     frame *top = tsr_vec_push(&f->stack, err);
     if (!top) return TSR_E_NOMEM;
@@ -100,7 +99,7 @@ static tsr_status flatten_state(flattening *f, const tsr_value *state, tsr_error
             TSR_TRY(push_dict(f, value, name, err));
             continue;
         }
-        TSR_FAIL_IF(!is_supported(value), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        TSR_FAIL_IF(!is_supported(value), err, TSR_E_UNSUPPORTED,
                     "optim: '%.*s' is a %s; only tensors, ints, floats and dicts of them can be flattened",
                     TSR_STR_ARG(name), tsr_value_kind_name(value));
         TSR_TRY(put(f, name, value, err));

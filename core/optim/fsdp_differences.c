@@ -9,9 +9,9 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/try.h"
 #include "optim/flat_unit.h"
 #include "optim/tree.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/flat_index.h"
 #include "tessera/sys/fsdp_optim.h"
@@ -176,8 +176,8 @@ static tsr_status run(differing *d, const tsr_value *const *ranks, tsr_name_list
 tsr_status tsr_fsdp_differences(const tsr_flat_params *flat, const tsr_value *const *ranks, uint32_t rank,
                                 const tsr_fsdp_context *context, tsr_name_list *out, tsr_error *err)
 {
-    TSR_FAIL_IF(rank >= flat->world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "optim: rank %" PRIu32 " is not one of the %" PRIu32 " ranks", rank, flat->world_size);
+    TSR_FAIL_IF(rank >= flat->world_size, err, TSR_E_USAGE, "optim: rank %" PRIu32 " is not one of the %" PRIu32 " ranks",
+                rank, flat->world_size);
     differing d = {.flat = flat,
                    .context = context,
                    .rank = rank,

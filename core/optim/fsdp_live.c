@@ -6,13 +6,13 @@
 #include <inttypes.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "optim/flat_unit.h"
 #include "optim/tree.h"
 #include "optim/tree_pack.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 typedef struct request {
     uint64_t byte_offset, byte_length; /* in the sender's imaginary memory */
@@ -150,7 +150,7 @@ static tsr_status want_tensor(live_call *m, tsr_entry *entry, tsr_vec *buffers, 
     bool fits = tsr_entry_bytes(entry, &bytes);
     if (entry->ndim) rows_of(entry, &begin, &end);
     if (fits && entry->ndim) bytes = entry->shape[0] ? bytes / entry->shape[0] * (end - begin) : 0;
-    TSR_FAIL_IF(!fits || bytes > SIZE_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "optim: '%.*s' is too large for memory",
+    TSR_FAIL_IF(!fits || bytes > SIZE_MAX, err, TSR_E_LIMIT, "optim: '%.*s' is too large for memory",
                 TSR_STR_ARG(entry->fqn));
     TSR_TRY(received_chunk(m, entry, begin, end, &chunk, err));
     chunk->file = (uint32_t)buffers->count;
@@ -373,7 +373,7 @@ static tsr_status unshard(live_call *m, const tsr_flat_params *flat, const tsr_v
 {
     const tsr_value **ranks;
     const uint32_t rank = m->comm->rank;
-    TSR_FAIL_IF(m->comm->size != flat->world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(m->comm->size != flat->world_size, err, TSR_E_USAGE,
                 "optim: %" PRIu32 " ranks take part, but the state is of %" PRIu32 " ranks", m->comm->size,
                 flat->world_size);
     TSR_TRY(tsr_comm_agree(m->comm, name_state(m, flat, raw, &raw, err), err));
@@ -513,7 +513,7 @@ static tsr_status join_tensor(live_call *m, const tsr_value *own, size_t at, con
         const tsr_value *other = i ? find(states[i], key, at) : own->items[at + 1];
         if (!other || other->kind != TSR_VALUE_TENSOR) continue;
         const tsr_entry *e = other->as.tensor;
-        TSR_FAIL_IF(e->dtype != mine->dtype || !tsr_entry_same_shape(e, mine), err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(e->dtype != mine->dtype || !tsr_entry_same_shape(e, mine), err, TSR_E_FORMAT,
                     "optim: '%.*s' is %s %.*s on this rank, but %s %.*s on another", TSR_STR_ARG(key->text),
                     tsr_dtype_describe(mine->dtype)->name, TSR_STR_ARG(tsr_shape_brief(mine->ndim, mine->shape, m->arena)),
                     tsr_dtype_describe(e->dtype)->name, TSR_STR_ARG(tsr_shape_brief(e->ndim, e->shape, m->arena)));

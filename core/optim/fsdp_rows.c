@@ -5,12 +5,12 @@
  */
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "optim/flat_unit.h"
 #include "optim/pieces.h"
 #include "optim/tree.h"
 #include "tessera/optim_load.h"
 #include "tessera/sys/flat_index.h"
+#include "tessera/sys/try.h"
 
 typedef struct cutting {
     const tsr_flat_params *flat;
@@ -32,7 +32,7 @@ static tsr_status take_rows(const cutting *c, const tsr_entry *source, uint64_t 
     if (!shape) return TSR_E_NOMEM;
     memcpy(shape, source->shape, source->ndim * sizeof *shape);
     shape[0] = end - begin;
-    TSR_FAIL_IF(!tsr_entry_elements(source, &elements), err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is too large",
+    TSR_FAIL_IF(!tsr_entry_elements(source, &elements), err, TSR_E_FORMAT, "optim: '%.*s' is too large",
                 TSR_STR_ARG(source->fqn));
     uint64_t row = source->shape[0] ? elements / source->shape[0] : 0;
     const tsr_entry of = {.fqn = source->fqn, .dtype = source->dtype, .ndim = source->ndim, .shape = shape};
@@ -110,11 +110,10 @@ static tsr_status tell_mesh(cutting *c, tsr_error *err)
     static const tsr_placement placements[] = {{.kind = TSR_REPLICATE}, {.kind = TSR_SHARD, .dim = 0}};
     const tsr_mesh *mesh = c->options->mesh;
     if (!mesh) return TSR_OK;
-    TSR_FAIL_IF(mesh->dim_count == 0 || mesh->dim_count > 2 || tsr_mesh_ranks(mesh) != c->options->world_size, err,
-                TSR_E_USAGE, TSR_NO_POSITION,
-                "optim: FSDP needs a mesh with one dim (two for hybrid strategies) and as many ranks as the world (%" PRIu32
-                ")",
-                c->options->world_size);
+    TSR_FAIL_IF(
+        mesh->dim_count == 0 || mesh->dim_count > 2 || tsr_mesh_ranks(mesh) != c->options->world_size, err, TSR_E_USAGE,
+        "optim: FSDP needs a mesh with one dim (two for hybrid strategies) and as many ranks as the world (%" PRIu32 ")",
+        c->options->world_size);
     tsr_distribution *d = TSR_ARENA_NEW(c->arena, tsr_distribution, err);
     if (!d) return TSR_E_NOMEM;
     d->mesh = tsr_mesh_text(mesh, c->arena, err);
@@ -137,7 +136,7 @@ static tsr_status run(cutting *c, const tsr_optim_parts *full, const tsr_value *
 tsr_status tsr_fsdp_shard_rows(const tsr_flat_params *flat, const tsr_value *full, const tsr_fsdp_rows *options,
                                const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err)
 {
-    TSR_FAIL_IF(options->rank >= options->world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(options->rank >= options->world_size, err, TSR_E_USAGE,
                 "optim: rank %" PRIu32 " is not one of the %" PRIu32 " ranks", options->rank, options->world_size);
     cutting c = {.flat = flat,
                  .options = options,

@@ -7,10 +7,10 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "optim/flat_unit.h"
 #include "optim/pieces.h"
 #include "optim/tree.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/entries.h"
 #include "tessera/sys/flat_index.h"
@@ -65,14 +65,14 @@ static tsr_status check_column(const sharding *s, const column *c, tsr_error *er
     for (uint32_t p = 0; p < c->unit->param_count; p++) {
         const tsr_flat_param *param = &c->unit->params[p];
         const tsr_value *value = c->values[p];
-        TSR_FAIL_IF(!value && (form != TSR_FORM_TENSOR || param->ndim == 0), err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(!value && (form != TSR_FORM_TENSOR || param->ndim == 0), err, TSR_E_FORMAT,
                     "optim: '%.*s' has a scalar '%.*s', but '%.*s' of the same flat parameter has none", TSR_STR_ARG(known),
                     TSR_STR_ARG(c->name), TSR_STR_ARG(param->fqn));
         if (!value) continue;
         bool equal = tsr_form_of(value) == form && value->kind == model->kind;
         if (equal && form == TSR_FORM_TENSOR) {
             const tsr_entry *e = value->as.tensor;
-            TSR_FAIL_IF(!tsr_shape_equal(e->ndim, e->shape, param->ndim, param->shape), err, TSR_E_FORMAT, TSR_NO_POSITION,
+            TSR_FAIL_IF(!tsr_shape_equal(e->ndim, e->shape, param->ndim, param->shape), err, TSR_E_FORMAT,
                         "optim: '%.*s' of '%.*s' does not have the shape of its parameter: %.*s and %.*s",
                         TSR_STR_ARG(c->name), TSR_STR_ARG(param->fqn),
                         TSR_STR_ARG(tsr_shape_brief(e->ndim, e->shape, s->arena)),
@@ -83,7 +83,7 @@ static tsr_status check_column(const sharding *s, const column *c, tsr_error *er
             if (equal && form == TSR_FORM_SCALAR_TENSOR && s->context->same && value != model)
                 TSR_TRY(s->context->same(s->context->ctx, model->as.tensor, value->as.tensor, &equal, err));
         }
-        TSR_FAIL_IF(!equal, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(!equal, err, TSR_E_FORMAT,
                     "optim: '%.*s' of '%.*s' and of '%.*s' differ in type, dtype or value (%.*s, %.*s), but are in the same "
                     "flat parameter",
                     TSR_STR_ARG(c->name), TSR_STR_ARG(known), TSR_STR_ARG(param->fqn),
@@ -157,7 +157,7 @@ static tsr_status check_names(const tsr_flat_unit *unit, const tsr_value *const 
         bool same = !states[p] || states[p]->count == states[first]->count;
         for (size_t i = 0; same && states[p] && i < states[p]->count; i += 2)
             same = states[p]->items[i]->kind == TSR_VALUE_STR && tsr_value_get(states[first], states[p]->items[i]->text);
-        TSR_FAIL_IF(!same, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(!same, err, TSR_E_FORMAT,
                     "optim: '%.*s' and '%.*s' are in the same flat parameter, but their states have different names",
                     TSR_STR_ARG(unit->params[first].fqn), TSR_STR_ARG(unit->params[p].fqn));
     }
@@ -167,8 +167,8 @@ static tsr_status check_names(const tsr_flat_unit *unit, const tsr_value *const 
 static tsr_status fill_unit(sharding *s, const tsr_flat_unit *unit, const tsr_value *const *states, uint32_t first,
                             tsr_tree *dict, tsr_error *err)
 {
-    TSR_FAIL_IF(tsr_value_pairs(states[first]) > TSR_MAX_STATES, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "optim: '%.*s' has more than %u states", TSR_STR_ARG(unit->params[first].fqn), TSR_MAX_STATES);
+    TSR_FAIL_IF(tsr_value_pairs(states[first]) > TSR_MAX_STATES, err, TSR_E_LIMIT, "optim: '%.*s' has more than %u states",
+                TSR_STR_ARG(unit->params[first].fqn), TSR_MAX_STATES);
     TSR_TRY(check_names(unit, states, first, err));
     for (size_t i = 0; i < states[first]->count; i += 2)
         TSR_TRY(put_column(s, unit, states, states[first]->items[i], dict, err));
@@ -209,11 +209,11 @@ static tsr_status put_part(sharding *s, const part *p, const tsr_value *key, con
     uint64_t elements, *shape = TSR_ARENA_NEW(s->arena, uint64_t, err);
     if (!shape) return TSR_E_NOMEM;
     *shape = p->high - p->low;
-    TSR_FAIL_IF(
-        !tsr_entry_elements(source, &elements) || elements != param->flat_end - param->flat_begin, err, TSR_E_FORMAT,
-        TSR_NO_POSITION, "optim: the state '%.*s' of '%.*s' does not have as many elements as its parameter: %.*s and %.*s",
-        TSR_STR_ARG(key->text), TSR_STR_ARG(param->fqn), TSR_STR_ARG(tsr_shape_brief(source->ndim, source->shape, s->arena)),
-        TSR_STR_ARG(tsr_shape_brief(param->ndim, param->shape, s->arena)));
+    TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || elements != param->flat_end - param->flat_begin, err, TSR_E_FORMAT,
+                "optim: the state '%.*s' of '%.*s' does not have as many elements as its parameter: %.*s and %.*s",
+                TSR_STR_ARG(key->text), TSR_STR_ARG(param->fqn),
+                TSR_STR_ARG(tsr_shape_brief(source->ndim, source->shape, s->arena)),
+                TSR_STR_ARG(tsr_shape_brief(param->ndim, param->shape, s->arena)));
     tsr_pieces pieces;
     const tsr_value *value = NULL;
     const tsr_entry of = {.fqn = source->fqn, .dtype = source->dtype, .ndim = 1, .shape = shape};
@@ -288,7 +288,7 @@ static tsr_status put_ids(sharding *s, const tsr_value *params, size_t number, t
     for (size_t i = 0; i < params->count; i++) {
         const tsr_value *name = params->items[i];
         found[i] = name->kind == TSR_VALUE_STR ? tsr_map_get(s->keys.by_fqn, name->text, UINT32_MAX) : UINT32_MAX;
-        TSR_FAIL_IF(found[i] == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(found[i] == UINT32_MAX, err, TSR_E_FORMAT,
                     "optim: param_groups[%zu] lists '%.*s', which is not in the param groups of the flat-params document",
                     number, TSR_STR_ARG(name->text));
     }
@@ -326,7 +326,7 @@ static tsr_status run(sharding *s, const tsr_value **out, tsr_error *err)
 tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, tsr_fsdp_rank of,
                           const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err)
 {
-    TSR_FAIL_IF(of.world_size == 0 || of.rank >= of.world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(of.world_size == 0 || of.rank >= of.world_size, err, TSR_E_USAGE,
                 "optim: rank %" PRIu32 " is not one of the %" PRIu32 " ranks", of.rank, of.world_size);
     sharding s = {.flat = flat,
                   .context = context,

@@ -7,10 +7,10 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "optim/flat_unit.h"
 #include "optim/pieces.h"
 #include "optim/tree.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/flat_index.h"
 #include "tessera/sys/flat_ranks.h"
@@ -92,7 +92,7 @@ static tsr_status order_ids(unsharding *u, tsr_error *err)
         const bool merge = u->flat->use_orig_params || (u->context->keep_own && !u->keys.keys[id].unit);
         for (uint32_t rank = 1; rank < world; rank++) {
             bool here = state_on(u, rank, id) != NULL;
-            TSR_FAIL_IF(!merge && any && !here, err, TSR_E_FORMAT, TSR_NO_POSITION,
+            TSR_FAIL_IF(!merge && any && !here, err, TSR_E_FORMAT,
                         "optim: rank %" PRIu32 " has no state for '%.*s', which rank 0 has", rank,
                         TSR_STR_ARG(id_name(u, id)));
             any = any || (here && merge);
@@ -121,16 +121,16 @@ static tsr_status slice_of(const unsharding *u, uint32_t id, const held_state *w
     const tsr_str name = want->name;
     const tsr_value *state = state_on(u, rank, id), *value = state ? tsr_value_get(state, name) : NULL;
     tsr_str raw = id_name(u, id);
-    TSR_FAIL_IF(!value || tsr_form_of(value) != TSR_FORM_TENSOR, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!value || tsr_form_of(value) != TSR_FORM_TENSOR, err, TSR_E_FORMAT,
                 "optim: rank %" PRIu32 " has no tensor '%.*s' for '%.*s', of which it holds %" PRIu64 " elements", rank,
                 TSR_STR_ARG(name), TSR_STR_ARG(raw), want->numel);
     const tsr_entry *entry = value->as.tensor;
     uint64_t elements = 0;
     bool fits = tsr_entry_elements(entry, &elements);
-    TSR_FAIL_IF(!fits || elements != want->numel, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!fits || elements != want->numel, err, TSR_E_FORMAT,
                 "optim: '%.*s' of '%.*s' on rank %" PRIu32 " has %" PRIu64 " elements; expected %" PRIu64, TSR_STR_ARG(name),
                 TSR_STR_ARG(raw), rank, elements, want->numel);
-    TSR_FAIL_IF(entry->dtype != want->dtype, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(entry->dtype != want->dtype, err, TSR_E_FORMAT,
                 "optim: '%.*s' of '%.*s' is %s on rank %" PRIu32 ", but %s on the ranks before it", TSR_STR_ARG(name),
                 TSR_STR_ARG(raw), tsr_dtype_describe(entry->dtype)->name, rank, tsr_dtype_describe(want->dtype)->name);
     *out = entry;
@@ -240,7 +240,7 @@ static tsr_status put_scalar(unsharding *u, uint32_t id, uint32_t rank, const ts
     bool equal = tsr_value_match(earlier, named->value, 64, 4096) == TSR_SAME;
     if (equal && earlier->kind == TSR_VALUE_TENSOR && u->context->same)
         TSR_TRY(u->context->same(u->context->ctx, earlier->as.tensor, named->value->as.tensor, &equal, err));
-    TSR_FAIL_IF(!equal, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!equal, err, TSR_E_FORMAT,
                 "optim: '%.*s' of '%.*s' has a different value on rank %" PRIu32
                 " (%.*s) than on the ranks before it (%.*s)",
                 TSR_STR_ARG(named->name), TSR_STR_ARG(id_name(u, id)), rank,
@@ -315,7 +315,7 @@ static tsr_status gather_unit(unsharding *u, const tsr_flat_unit *unit, tsr_erro
         TSR_TRY(gather_parameter(u, u->order[i], err));
     }
     for (uint32_t p = 0; p < unit->param_count; p++) needed += unit->params[p].needs_state;
-    TSR_FAIL_IF(found != needed, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(found != needed, err, TSR_E_FORMAT,
                 "optim: %" PRIu32 " of %" PRIu32 " parameters with gradients of unit '%.*s' have no state on any rank",
                 needed - found, needed, TSR_STR_ARG(unit->fsdp_module));
     return TSR_OK;
@@ -355,7 +355,7 @@ static tsr_status name_params(unsharding *u, const tsr_value *params, tsr_tree *
 {
     for (size_t i = 0; i < params->count; i++) {
         uint32_t id = tsr_flat_keys_find(&u->keys, params->items[i]);
-        TSR_FAIL_IF(id == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(id == UINT32_MAX, err, TSR_E_FORMAT,
                     "optim: a param group of rank %" PRIu32 " lists a parameter that is not in the flat-params document",
                     u->rank);
         const tsr_flat_key *key = &u->keys.keys[id];
@@ -421,8 +421,8 @@ static tsr_status run(unsharding *u, const tsr_value *const *ranks, tsr_fsdp_ful
 tsr_status tsr_fsdp_unshard(const tsr_flat_params *flat, const tsr_value *const *ranks, uint32_t rank,
                             const tsr_fsdp_context *context, tsr_fsdp_full *out, tsr_error *err)
 {
-    TSR_FAIL_IF(rank >= flat->world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "optim: rank %" PRIu32 " is not one of the %" PRIu32 " ranks", rank, flat->world_size);
+    TSR_FAIL_IF(rank >= flat->world_size, err, TSR_E_USAGE, "optim: rank %" PRIu32 " is not one of the %" PRIu32 " ranks",
+                rank, flat->world_size);
     unsharding u = {.flat = flat,
                     .context = context,
                     .host = context->host,

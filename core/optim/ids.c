@@ -4,11 +4,11 @@
  * groups connects a number with a name. Where that order comes from is tsr_optim_name_groups' business. */
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "optim/tree.h"
-#include "tessera/sys/map.h"
 #include "tessera/optim.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/params.h"
+#include "tessera/sys/try.h"
 
 /* Old key (as text) → new key. */
 typedef struct rekeying {
@@ -24,8 +24,7 @@ static tsr_status add_key(rekeying *r, const tsr_value *old, const tsr_value *ne
     if (!new) return TSR_E_NOMEM;
     TSR_TRY(tsr_key_text(old, r->arena, &text, err));
     TSR_TRY(tsr_map_put(r->places, text, (uint32_t)r->keys.count, NULL, &fresh, err));
-    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: parameter '%.*s' occurs twice in the param groups",
-                TSR_STR_ARG(text));
+    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, "optim: parameter '%.*s' occurs twice in the param groups", TSR_STR_ARG(text));
     const tsr_value **slot = tsr_vec_push(&r->keys, err);
     if (!slot) return TSR_E_NOMEM;
     *slot = new;
@@ -40,7 +39,7 @@ static tsr_status rekey_state(rekeying *r, const tsr_value *state, const tsr_val
         tsr_str text;
         TSR_TRY(tsr_key_text(state->items[i], r->arena, &text, err));
         uint32_t place = tsr_map_get(r->places, text, UINT32_MAX);
-        TSR_FAIL_IF(place == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(place == UINT32_MAX, err, TSR_E_FORMAT,
                     "optim: there is state for '%.*s', which is not in any param group", TSR_STR_ARG(text));
         items[i] = ((const tsr_value **)r->keys.items)[place];
         items[i + 1] = state->items[i + 1];
@@ -58,7 +57,7 @@ static tsr_status rekey_groups(rekeying *r, const tsr_value *groups, const tsr_n
     int64_t number = 0;
     for (size_t g = 0; g < groups->count; g++) {
         const tsr_value *params = tsr_group_params(groups->items[g]);
-        TSR_FAIL_IF(names && names[g].count != params->count, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(names && names[g].count != params->count, err, TSR_E_FORMAT,
                     "optim: param_groups[%zu] has %zu parameters, but %zu names", g, params->count, names[g].count);
         const tsr_value **keys = tsr_arena_array(r->arena, params->count, sizeof *keys, err);
         if (!keys) return TSR_E_NOMEM;
@@ -94,7 +93,7 @@ tsr_status tsr_optim_to_fqn(const tsr_value *native, tsr_group_names names, cons
 {
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(native, true, &parts, err));
-    TSR_FAIL_IF(names.count != parts.groups->count, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(names.count != parts.groups->count, err, TSR_E_FORMAT,
                 "optim: there are %zu param groups, but names for %zu", parts.groups->count, names.count);
     return rekey(native, names.groups, host, arena, out, err);
 }
@@ -117,7 +116,7 @@ static tsr_status names_in_group(const tsr_value *group, size_t number, tsr_aren
     tsr_str *texts = tsr_arena_array(arena, names->count, sizeof *texts, err);
     if (!texts) return TSR_E_NOMEM;
     for (size_t i = 0; i < names->count; i++) {
-        TSR_FAIL_IF(names->items[i]->kind != TSR_VALUE_STR, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(names->items[i]->kind != TSR_VALUE_STR, err, TSR_E_FORMAT,
                     "optim: param_names[%zu] of group %zu is a %s", i, number, tsr_value_kind_name(names->items[i]));
         texts[i] = names->items[i]->text;
     }
@@ -133,7 +132,7 @@ static tsr_status canonicalize(const tsr_modules *modules, tsr_name_list *list, 
     for (size_t i = 0; i < list->count; i++) {
         tsr_name name;
         TSR_TRY(tsr_fqn_resolve(modules, list->names[i], NULL, arena, &name, err));
-        TSR_FAIL_IF(name.fqn_count != 1, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(name.fqn_count != 1, err, TSR_E_FORMAT,
                     "optim: '%.*s' represents %zu parameters; unshard its state first", TSR_STR_ARG(list->names[i]),
                     name.fqn_count);
         texts[i] = name.fqns[0];
@@ -149,7 +148,7 @@ static tsr_status names_in_order(const tsr_modules *modules, size_t wanted, cons
     size_t count, trainable = 0;
     TSR_TRY(tsr_fqn_named_parameters(modules, host, arena, &items, &count, err));
     for (size_t i = 0; i < count; i++) trainable += items[i].tensor->requires_grad;
-    TSR_FAIL_IF(wanted != count && wanted != trainable, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(wanted != count && wanted != trainable, err, TSR_E_FORMAT,
                 "optim: the param group has %zu parameters, but the module tree has %zu (%zu with gradients)", wanted, count,
                 trainable);
     tsr_str *names = tsr_arena_array(arena, wanted, sizeof *names, err);
@@ -175,7 +174,7 @@ static tsr_status name_group(const namer *n, size_t at, tsr_name_list *out, tsr_
     const tsr_value *group = n->groups->items[at];
     bool found;
     TSR_TRY(names_in_group(group, at, n->arena, out, &found, err));
-    TSR_FAIL_IF(!found && n->groups->count != 1, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(!found && n->groups->count != 1, err, TSR_E_USAGE,
                 "optim: %zu param groups have no param_names; list the parameters of each group under \"groups\" in the "
                 "module tree document",
                 n->groups->count);
@@ -189,7 +188,7 @@ tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_group_naming
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(native, true, &parts, err));
     const size_t count = parts.groups->count;
-    TSR_FAIL_IF(how->listed.groups && how->listed.count != count, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(how->listed.groups && how->listed.count != count, err, TSR_E_FORMAT,
                 "optim: there are %zu param groups, but the module tree document lists %zu", count, how->listed.count);
     *out = how->listed;
     if (how->listed.groups) return TSR_OK;

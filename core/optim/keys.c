@@ -5,9 +5,9 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "optim/flat_unit.h"
 #include "optim/tree.h"
+#include "tessera/sys/try.h"
 
 /* ---- what an optimizer was made of ---- */
 
@@ -49,10 +49,9 @@ static tsr_status take_param(naming *n, const tsr_value *param, tsr_str *out, ts
     const tsr_str key = tensor ? tensor_key(n, &tensor, err) : TSR_STR("");
     if (tensor && !key.data) return TSR_E_NOMEM;
     const uint32_t place = tensor ? tsr_map_get(n->places, key, UINT32_MAX) : UINT32_MAX;
-    TSR_FAIL_IF(place == UINT32_MAX, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+    TSR_FAIL_IF(place == UINT32_MAX, err, TSR_E_NOT_FOUND,
                 "optim: the optimizer's input lists '%.*s', which is not a parameter of the model", TSR_STR_ARG(name));
-    TSR_FAIL_IF(n->taken[place], err, TSR_E_USAGE, TSR_NO_POSITION, "optim: the optimizer's input lists '%.*s' twice",
-                TSR_STR_ARG(name));
+    TSR_FAIL_IF(n->taken[place], err, TSR_E_USAGE, "optim: the optimizer's input lists '%.*s' twice", TSR_STR_ARG(name));
     n->taken[place] = true;
     *out = n->items[place].raw;
     return TSR_OK;
@@ -68,7 +67,7 @@ static tsr_status take_params(naming *n, const tsr_value *list, size_t group, ts
     tsr_str *names = tsr_arena_array(n->arena, list->count, sizeof *names, err);
     if (!names) return TSR_E_NOMEM;
     for (size_t i = 0; i < list->count; i++) {
-        TSR_FAIL_IF(list->items[i]->kind != TSR_VALUE_STR, err, TSR_E_USAGE, TSR_NO_POSITION,
+        TSR_FAIL_IF(list->items[i]->kind != TSR_VALUE_STR, err, TSR_E_USAGE,
                     "optim: parameter %zu of group %zu of the optimizer's input is a %s; expected the name of a parameter",
                     i, group, tsr_value_kind_name(list->items[i]));
         TSR_TRY(take_param(n, list->items[i], &names[i], err));
@@ -80,9 +79,9 @@ static tsr_status take_params(naming *n, const tsr_value *list, size_t group, ts
 static tsr_status take_group(naming *n, const tsr_value *group, size_t number, tsr_name_list *out, tsr_error *err)
 {
     const tsr_value *params = tsr_value_get(group, TSR_STR("params"));
-    TSR_FAIL_IF(!params, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(!params, err, TSR_E_USAGE,
                 "optim: group %zu of the optimizer's input has no \"params\", the list of its parameters", number);
-    TSR_FAIL_IF(!is_list(params), err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(!is_list(params), err, TSR_E_USAGE,
                 "optim: \"params\" of group %zu of the optimizer's input is a %s; expected a list", number,
                 tsr_value_kind_name(params));
     return take_params(n, params, number, out, err);
@@ -90,14 +89,13 @@ static tsr_status take_group(naming *n, const tsr_value *group, size_t number, t
 
 static tsr_status take_input(naming *n, const tsr_value *input, tsr_group_names *out, tsr_error *err)
 {
-    TSR_FAIL_IF(!is_list(input), err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(!is_list(input), err, TSR_E_USAGE,
                 "optim: the optimizer's input is a %s; expected a list of parameters or of param groups",
                 tsr_value_kind_name(input));
-    TSR_FAIL_IF(input->count == 0, err, TSR_E_USAGE, TSR_NO_POSITION, "optim: the optimizer's input is empty");
+    TSR_FAIL_IF(input->count == 0, err, TSR_E_USAGE, "optim: the optimizer's input is empty");
     const tsr_value_kind kind = input->items[0]->kind;
     for (size_t i = 0; i < input->count; i++)
         TSR_FAIL_IF(input->items[i]->kind != kind || (kind != TSR_VALUE_STR && kind != TSR_VALUE_DICT), err, TSR_E_USAGE,
-                    TSR_NO_POSITION,
                     "optim: item %zu of the optimizer's input is a %s; expected parameters only, or param groups only", i,
                     tsr_value_kind_name(input->items[i]));
     const bool grouped = kind == TSR_VALUE_DICT;
@@ -161,8 +159,7 @@ static tsr_status index_names(rekeying *r, tsr_error *err)
             *name = names->groups[g].names[p];
             if (!r->how->raw_names) TSR_TRY(tsr_flat_clean_name(*name, r->arena, name, err));
             TSR_TRY(tsr_map_put(r->numbers, *name, (uint32_t)r->count++, NULL, &fresh, err));
-            TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: the param groups list '%.*s' twice",
-                        TSR_STR_ARG(*name));
+            TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, "optim: the param groups list '%.*s' twice", TSR_STR_ARG(*name));
         }
     }
     return TSR_OK;
@@ -248,7 +245,7 @@ static tsr_status check_kinds(const rekeying *r, const tsr_value *state, bool *d
         numbers += state->items[i]->kind == TSR_VALUE_INT;
     }
     TSR_FAIL_IF((names && names < state->count / 2) || (numbers && numbers < state->count / 2), err, TSR_E_FORMAT,
-                TSR_NO_POSITION, "optim: the state has keys of several kinds; expected only names, or only numbers");
+                "optim: the state has keys of several kinds; expected only names, or only numbers");
     *done = (r->how->to_names ? names : numbers) == state->count / 2;
     return TSR_OK;
 }

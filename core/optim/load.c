@@ -6,9 +6,9 @@
 #include <inttypes.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "optim/load_path.h"
 #include "optim/tree.h"
+#include "tessera/sys/try.h"
 
 void tsr_rows_of_rank(uint64_t size, uint32_t world, uint32_t rank, bool clamp, uint64_t *begin, uint64_t *end)
 {
@@ -29,12 +29,12 @@ typedef struct loading {
 static tsr_status check_shapes(const loading *l, const tsr_optim_read *read, const tsr_tp_slice *slice, tsr_error *err)
 {
     const tsr_entry *entry = read->entry;
-    TSR_FAIL_IF(slice->ndim != entry->ndim, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(slice->ndim != entry->ndim, err, TSR_E_FORMAT,
                 "optim: '%.*s' has %" PRIu32 " dimensions, but the slice of '%.*s' has %" PRIu32, TSR_STR_ARG(entry->fqn),
                 entry->ndim, TSR_STR_ARG(slice->fqn), slice->ndim);
     for (uint32_t d = 0; d < entry->ndim && slice->shape; d++)
         TSR_FAIL_IF(
-            slice->shape[d] != read->shape[d], err, TSR_E_FORMAT, TSR_NO_POSITION,
+            slice->shape[d] != read->shape[d], err, TSR_E_FORMAT,
             "optim: '%.*s' is %.*s in the checkpoint, but '%.*s' is %.*s in the model's state; their slices do not match",
             TSR_STR_ARG(entry->fqn), TSR_STR_ARG(tsr_shape_brief(entry->ndim, read->shape, l->arena)),
             TSR_STR_ARG(slice->fqn), TSR_STR_ARG(tsr_shape_brief(slice->ndim, slice->shape, l->arena)));
@@ -46,8 +46,9 @@ static tsr_status find_slice(const loading *l, const tsr_optim_read *read, const
     const tsr_entry *entry = read->entry;
     *out = NULL;
     if (!l->mesh->tensor_parallel) return TSR_OK;
-    TSR_FAIL_IF(read->path_length < 3, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: the path of '%.*s' does not name a parameter, so its slice cannot be found", TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(read->path_length < 3, err, TSR_E_FORMAT,
+                "optim: the path of '%.*s' does not name a parameter, so its slice cannot be found",
+                TSR_STR_ARG(entry->fqn));
     if (read->path[2].kind != TSR_PATH_KEY) return TSR_OK;
     uint32_t at = tsr_map_get(l->by_fqn, read->path[2].key, UINT32_MAX);
     if (at == UINT32_MAX) return TSR_OK;
@@ -56,8 +57,7 @@ static tsr_status find_slice(const loading *l, const tsr_optim_read *read, const
     for (uint32_t d = 0; d < entry->ndim; d++) {
         uint64_t end;
         TSR_FAIL_IF(!tsr_add_u64(slice->offsets ? slice->offsets[d] : 0, slice->sizes[d], &end) || end > read->shape[d], err,
-                    TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: the slice of '%.*s' ends beyond dimension %" PRIu32 " of '%.*s' (%" PRIu64 ")",
+                    TSR_E_FORMAT, "optim: the slice of '%.*s' ends beyond dimension %" PRIu32 " of '%.*s' (%" PRIu64 ")",
                     TSR_STR_ARG(slice->fqn), d, TSR_STR_ARG(entry->fqn), read->shape[d]);
     }
     *out = slice;
@@ -112,7 +112,7 @@ static tsr_status fill_tensor(loading *l, tsr_optim_read *read, tsr_error *err)
     read->kind = TSR_READ_WHOLE;
     read->dtype = entry->dtype;
     read->shape = shape;
-    TSR_FAIL_IF(!tsr_entry_elements(entry, &elements), err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is too large",
+    TSR_FAIL_IF(!tsr_entry_elements(entry, &elements), err, TSR_E_FORMAT, "optim: '%.*s' is too large",
                 TSR_STR_ARG(entry->fqn));
     if (entry->ndim && tsr_dtype_pack(&read->dtype, &shape[entry->ndim - 1]) && read->dtype != entry->dtype) elements /= 2;
     return elements == 1 ? TSR_OK : fill_box(l, read, err);
@@ -165,7 +165,7 @@ tsr_status tsr_optim_load(const tsr_catalog *catalog, tsr_str optimizer_key, con
                           tsr_optim_reads *out, tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_arena_allocator(arena);
-    TSR_FAIL_IF(mesh->data_rank >= mesh->data_world, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(mesh->data_rank >= mesh->data_world, err, TSR_E_USAGE,
                 "optim: rank %" PRIu32 " is not one of the %" PRIu32 " ranks", mesh->data_rank, mesh->data_world);
     loading l = {mesh, tsr_map_new(allocator, mesh->slice_count, err), arena, tsr_vec_of(allocator, sizeof(tsr_optim_read))};
     tsr_status status = l.by_fqn ? run(&l, catalog, optimizer_key, out, err) : TSR_E_NOMEM;

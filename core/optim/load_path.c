@@ -8,7 +8,7 @@
 
 #include <inttypes.h>
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_DIGITS = 9, MOST_NAMES = 6 };
 

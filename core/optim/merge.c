@@ -1,11 +1,11 @@
 /* Several optimizers in one state dict, and each one's part of it again (the end of `_get_optim_state_dict`, and
  * `_split_optim_state_dict`, of PyTorch 2.13). */
-#include "base/try.h"
 #include "optim/tree.h"
-#include "tessera/sys/map.h"
 #include "tessera/optim.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/optim_live.h"
 #include "tessera/sys/params.h"
+#include "tessera/sys/try.h"
 
 typedef struct merging {
     tsr_tree state, groups;
@@ -22,8 +22,7 @@ static tsr_status add_part(merging *m, const tsr_value *part, tsr_error *err)
         bool fresh;
         TSR_TRY(tsr_key_text(p.state->items[i], m->arena, &name, err));
         TSR_TRY(tsr_map_put(m->seen, name, 0, NULL, &fresh, err));
-        TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: two optimizers have state for '%.*s'",
-                    TSR_STR_ARG(name));
+        TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, "optim: two optimizers have state for '%.*s'", TSR_STR_ARG(name));
         TSR_TRY(tsr_tree_put_key(&m->state, p.state->items[i], p.state->items[i + 1], err));
     }
     for (size_t i = 0; i < p.groups->count; i++) TSR_TRY(tsr_tree_add(&m->groups, p.groups->items[i], err));
@@ -91,8 +90,8 @@ static tsr_status take_name(splitting *s, const tsr_param *param, tsr_str fqn, u
     if (!param->tensor->requires_grad) return TSR_OK;
     uint32_t at = tsr_map_get(s->state_of, fqn, NOWHERE);
     if (at != NOWHERE) return tsr_tree_put_key(&s->state, s->saved->state->items[at], s->saved->state->items[at + 1], err);
-    TSR_FAIL_IF(s->strict, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "optim: no state was saved for '%.*s', which requires gradients", TSR_STR_ARG(fqn));
+    TSR_FAIL_IF(s->strict, err, TSR_E_NOT_FOUND, "optim: no state was saved for '%.*s', which requires gradients",
+                TSR_STR_ARG(fqn));
     return TSR_OK;
 }
 
@@ -105,11 +104,11 @@ static tsr_status take_empty(splitting *s, uint32_t group, size_t group_count, t
         found = g;
         count++;
     }
-    TSR_FAIL_IF(count != 1, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(count != 1, err, TSR_E_FORMAT,
                 "optim: group %u of the optimizer has no parameters, which requires exactly one such group in the saved "
                 "state; found %u",
                 group, count);
-    TSR_FAIL_IF(s->saved->groups->count != group_count, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(s->saved->groups->count != group_count, err, TSR_E_FORMAT,
                 "optim: group %u of the optimizer has no parameters, which is only supported with one optimizer; %zu groups "
                 "were saved, but it has %zu",
                 group, s->saved->groups->count, group_count);

@@ -11,8 +11,8 @@
 #include <inttypes.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "tessera/box.h"
+#include "tessera/sys/try.h"
 
 tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena *arena, const tsr_entry *of, tsr_error *err)
 {
@@ -23,8 +23,8 @@ tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena 
         (tsr_entry){.fqn = of->fqn, .kind = TSR_ENTRY_TENSOR, .dtype = of->dtype, .ndim = of->ndim, .shape = of->shape};
     TSR_FAIL_IF(
         of->ndim > TSR_MAX_NDIM || tsr_dtype_size(of->dtype) == 0 || !tsr_entry_elements(pieces->entry, &pieces->elements),
-        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-        "optim: '%.*s' has too many dimensions or elements, or a dtype that is not byte-aligned", TSR_STR_ARG(of->fqn));
+        err, TSR_E_UNSUPPORTED, "optim: '%.*s' has too many dimensions or elements, or a dtype that is not byte-aligned",
+        TSR_STR_ARG(of->fqn));
     return TSR_OK;
 }
 
@@ -61,7 +61,7 @@ static tsr_status add_run(tsr_pieces *p, tsr_view view, uint64_t step, uint64_t 
 {
     const tsr_entry *e = p->entry;
     uint64_t offsets[TSR_MAX_NDIM] = {0}, sizes[TSR_MAX_NDIM] = {0}, itemsize = tsr_dtype_size(e->dtype);
-    TSR_FAIL_IF(count > p->elements - p->flat_filled, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(count > p->elements - p->flat_filled, err, TSR_E_FORMAT,
                 "optim: '%.*s' has %" PRIu64 " elements, but more were found", TSR_STR_ARG(e->fqn), p->elements);
     while (count) {
         uint64_t at = p->flat_filled, row = 1, taken = 1;
@@ -149,10 +149,10 @@ static tsr_status add_source_run(tsr_pieces *pieces, const tsr_entry *source, ui
     uint64_t index[TSR_MAX_NDIM], rest = flat, element = 0, inside = 0, row = 1;
     for (uint32_t d = source->ndim; d-- > 0; rest /= source->shape[d]) index[d] = rest % source->shape[d];
     const tsr_chunk *chunk = find_chunk(source, index, &open->hint);
-    TSR_FAIL_IF(!chunk, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: element %" PRIu64 " of '%.*s' is not covered by any chunk", flat, TSR_STR_ARG(source->fqn));
-    TSR_FAIL_IF(chunk->file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "optim: the file of a chunk of '%.*s' is missing", TSR_STR_ARG(source->fqn));
+    TSR_FAIL_IF(!chunk, err, TSR_E_FORMAT, "optim: element %" PRIu64 " of '%.*s' is not covered by any chunk", flat,
+                TSR_STR_ARG(source->fqn));
+    TSR_FAIL_IF(chunk->file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, "optim: the file of a chunk of '%.*s' is missing",
+                TSR_STR_ARG(source->fqn));
     if (chunk != open->chunk) open_chunk(source, chunk, open);
     for (uint32_t d = source->ndim; d-- > 0;) {
         element += (index[d] - chunk->offsets[d]) * open->strides[d];
@@ -163,7 +163,7 @@ static tsr_status add_source_run(tsr_pieces *pieces, const tsr_entry *source, ui
     if (*count > open->run - inside) *count = open->run - inside;
     tsr_view view = open->view;
     view.byte_offset += element * tsr_dtype_size(source->dtype);
-    TSR_FAIL_IF(pieces->chunks.count >= pieces->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(pieces->chunks.count >= pieces->host->limits.entries, err, TSR_E_LIMIT,
                 "optim: the strides of '%.*s' result in too many runs", TSR_STR_ARG(source->fqn));
     return add_run(pieces, view, open->step, *count, err);
 }
@@ -173,9 +173,9 @@ tsr_status tsr_pieces_add(tsr_pieces *pieces, const tsr_entry *source, uint64_t 
 {
     if (flat_begin == flat_end) return TSR_OK;
     uint64_t elements;
-    TSR_FAIL_IF(source->ndim > TSR_MAX_NDIM || tsr_dtype_size(source->dtype) == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(source->ndim > TSR_MAX_NDIM || tsr_dtype_size(source->dtype) == 0, err, TSR_E_UNSUPPORTED,
                 "optim: '%.*s' has too many dimensions, or a dtype that is not byte-aligned", TSR_STR_ARG(source->fqn));
-    TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || flat_end > elements, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tsr_entry_elements(source, &elements) || flat_end > elements, err, TSR_E_FORMAT,
                 "optim: elements up to %" PRIu64 " of '%.*s' are requested, beyond its end", flat_end,
                 TSR_STR_ARG(source->fqn));
     source_chunk open = {.chunk = NULL};
@@ -195,7 +195,7 @@ tsr_status tsr_pieces_finish(tsr_pieces *pieces, const tsr_value **out, tsr_erro
 {
     tsr_entry *entry = pieces->entry;
     static const uint64_t none[TSR_MAX_NDIM] = {0};
-    TSR_FAIL_IF(pieces->elements != pieces->flat_filled, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(pieces->elements != pieces->flat_filled, err, TSR_E_FORMAT,
                 "optim: '%.*s' has %" PRIu64 " elements, but %" PRIu64 " were found", TSR_STR_ARG(entry->fqn),
                 pieces->elements, pieces->flat_filled);
     tsr_chunk *chunks = tsr_arena_array(pieces->arena, pieces->chunks.count + 1, sizeof *chunks, err);

@@ -3,13 +3,13 @@
  * without tensors and mappings are leaves. */
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "model/nest.h"
 #include "optim/tree.h"
+#include "tessera/optim.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
-#include "tessera/optim.h"
 #include "tessera/sys/state_keys.h"
+#include "tessera/sys/try.h"
 
 typedef struct frame {
     const tsr_value *container;
@@ -51,8 +51,7 @@ static bool expands(const flattening *f, const tsr_value *value)
 static tsr_status enter(flattening *f, const tsr_value *container, tsr_str prefix, tsr_error *err)
 {
     uint32_t depth = f->host->limits.depth;
-    TSR_FAIL_IF(f->stack.count >= depth, err, TSR_E_LIMIT, TSR_NO_POSITION, "state dict: nested deeper than %" PRIu32,
-                depth);
+    TSR_FAIL_IF(f->stack.count >= depth, err, TSR_E_LIMIT, "state dict: nested deeper than %" PRIu32, depth);
     frame *top = tsr_vec_push(&f->stack, err);
     if (!top || !tsr_vec_push(&f->path, err)) return TSR_E_NOMEM;
     *top = (frame){container, 0, prefix};
@@ -63,8 +62,7 @@ static tsr_status put_leaf(flattening *f, tsr_str name, const tsr_value *value, 
 {
     bool fresh;
     TSR_TRY(tsr_map_put(f->seen, name, 0, NULL, &fresh, err));
-    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, TSR_NO_POSITION, "state dict: two values have the flat key '%.*s'",
-                TSR_STR_ARG(name));
+    TSR_FAIL_IF(!fresh, err, TSR_E_FORMAT, "state dict: two values have the flat key '%.*s'", TSR_STR_ARG(name));
     tsr_path_item *path = tsr_arena_array(f->arena, f->path.count, sizeof *path, err);
     tsr_state_key *key = path ? tsr_vec_push(&f->items, err) : NULL;
     if (!key) return TSR_E_NOMEM;
@@ -103,8 +101,8 @@ static tsr_status walk(flattening *f, const tsr_value *root, tsr_error *err)
         }
         tsr_str name;
         const tsr_value *value;
-        TSR_FAIL_IF(++f->visited > f->host->limits.expansion, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                    "state dict: more than %" PRIu64 " values", f->host->limits.expansion);
+        TSR_FAIL_IF(++f->visited > f->host->limits.expansion, err, TSR_E_LIMIT, "state dict: more than %" PRIu64 " values",
+                    f->host->limits.expansion);
         TSR_TRY(next_member(f, top, &name, &value, err));
         if (!expands(f, value)) {
             TSR_TRY(put_leaf(f, name, value, err));
@@ -120,8 +118,8 @@ static tsr_status walk(flattening *f, const tsr_value *root, tsr_error *err)
 static tsr_status flatten(const tsr_value *state_dict, bool dcp, const tsr_host *host, tsr_arena *arena, tsr_vec *keys,
                           tsr_error *err)
 {
-    TSR_FAIL_IF(state_dict->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "state dict: expected a dict, found %s", tsr_value_kind_name(state_dict));
+    TSR_FAIL_IF(state_dict->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "state dict: expected a dict, found %s",
+                tsr_value_kind_name(state_dict));
     const tsr_allocator *a = host->allocator;
     flattening f = {host,
                     arena,

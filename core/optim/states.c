@@ -9,8 +9,8 @@
 #include <inttypes.h>
 
 #include "base/line.h"
-#include "base/try.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 typedef enum role { ROLE_NONE, ROLE_STATE, ROLE_GROUP, ROLE_MEMBER } role;
@@ -188,8 +188,8 @@ static tsr_status finish(const survey *s, optimizer *o, tsr_optim_states *out)
 {
     const size_t rows = o->row_list.count, names = o->name_list.count;
     const found *states = o->states.items;
-    TSR_FAIL_IF(names && rows > SIZE_MAX / names, s->err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "%zu parameters with %zu kinds of state are too many", rows, names);
+    TSR_FAIL_IF(names && rows > SIZE_MAX / names, s->err, TSR_E_LIMIT, "%zu parameters with %zu kinds of state are too many",
+                rows, names);
     tsr_param_states *list = tsr_arena_array(s->arena, rows, sizeof *list, s->err);
     tsr_str *texts = list ? tsr_arena_array(s->arena, names, sizeof *texts, s->err) : NULL;
     const tsr_entry **table = texts ? tsr_arena_array(s->arena, rows * names, sizeof(tsr_entry *), s->err) : NULL;
@@ -213,7 +213,7 @@ static tsr_status finish(const survey *s, optimizer *o, tsr_optim_states *out)
 static tsr_status run(survey *s, tsr_optim_states **out, uint32_t *count)
 {
     const uint64_t entries = s->catalog->entry_count;
-    TSR_FAIL_IF(entries >= UINT32_MAX, s->err, TSR_E_LIMIT, TSR_NO_POSITION, "%" PRIu64 " entries are too many", entries);
+    TSR_FAIL_IF(entries >= UINT32_MAX, s->err, TSR_E_LIMIT, "%" PRIu64 " entries are too many", entries);
     /* Groups first: their order is that of the rows, and what has none is no optimizer. */
     for (uint64_t i = 0; i < entries; i++) TSR_TRY(take(s, &s->catalog->entries[i], true));
     if (s->optimizers.count == 0) return TSR_OK;

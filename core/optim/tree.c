@@ -3,8 +3,8 @@
 
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "tessera/catalog.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 void tsr_tree_drop(tsr_tree *tree)
@@ -58,8 +58,7 @@ tsr_status tsr_tree_optim(const tsr_value *state, const tsr_value *groups, tsr_a
 
 tsr_status tsr_check_state(const tsr_value *key, const tsr_value *state, tsr_error *err)
 {
-    TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "optim: the state of '%.*s' is a %s; expected a dict",
+    TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: the state of '%.*s' is a %s; expected a dict",
                 TSR_STR_ARG(key->kind == TSR_VALUE_STR ? key->text : TSR_STR("(a number)")), tsr_value_kind_name(state));
     return TSR_OK;
 }
@@ -121,18 +120,18 @@ tsr_str tsr_value_brief(const tsr_value *value, tsr_arena *arena)
 
 tsr_status tsr_optim_take_apart(const tsr_value *optim, bool groups, tsr_optim_parts *out, tsr_error *err)
 {
-    TSR_FAIL_IF(optim->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(optim->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT,
                 "optim: expected a dict with 'state' and 'param_groups', found %s", tsr_value_kind_name(optim));
     *out = (tsr_optim_parts){tsr_value_get(optim, TSR_STR("state")), tsr_value_get(optim, TSR_STR("param_groups"))};
-    TSR_FAIL_IF(!out->state || out->state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!out->state || out->state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT,
                 "optim: the state dict has no dict 'state'");
     if (!out->groups && !groups) return TSR_OK;
-    TSR_FAIL_IF(!out->groups || out->groups->kind != TSR_VALUE_LIST, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!out->groups || out->groups->kind != TSR_VALUE_LIST, err, TSR_E_FORMAT,
                 "optim: the state dict has no list 'param_groups'");
     for (size_t i = 0; i < out->groups->count; i++) {
         const tsr_value *group = out->groups->items[i],
                         *params = group->kind == TSR_VALUE_DICT ? tsr_group_params(group) : NULL;
-        TSR_FAIL_IF(!params || params->kind != TSR_VALUE_LIST, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(!params || params->kind != TSR_VALUE_LIST, err, TSR_E_FORMAT,
                     "optim: param_groups[%zu] has no list 'params'", i);
     }
     return TSR_OK;

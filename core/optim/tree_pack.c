@@ -3,8 +3,8 @@
 #include <inttypes.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "tessera/box.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 /* ---- packing ---- */
@@ -63,7 +63,7 @@ static tsr_status put_tensor(packing *p, const tsr_entry *entry, tsr_error *err)
     if (part && all) bytes = bytes / all * rows;
     fits = fits && begin <= all && rows <= all - begin && tsr_add_u64(p->byte_at, bytes, &end);
     TSR_FAIL_IF(!fits || tsr_dtype_size(entry->dtype) == 0 || entry->ndim > TSR_MAX_NDIM, err, TSR_E_UNSUPPORTED,
-                TSR_NO_POSITION, "optim: '%.*s' is too large, or its dtype is not byte-aligned", TSR_STR_ARG(entry->fqn));
+                "optim: '%.*s' is too large, or its dtype is not byte-aligned", TSR_STR_ARG(entry->fqn));
     TSR_TRY(put_text(p, entry->fqn, err));
     TSR_TRY(put_number(p, entry->dtype, 4, err));
     TSR_TRY(put_number(p, entry->ndim, 4, err));
@@ -110,12 +110,12 @@ static tsr_status put_head(packing *p, const tsr_value *v, tsr_error *err)
 
 static tsr_status enter(packing *p, const tsr_value *v, tsr_error *err)
 {
-    TSR_FAIL_IF(++p->visited > p->host->limits.expansion, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "optim: more than %" PRIu64 " values", p->host->limits.expansion);
+    TSR_FAIL_IF(++p->visited > p->host->limits.expansion, err, TSR_E_LIMIT, "optim: more than %" PRIu64 " values",
+                p->host->limits.expansion);
     TSR_TRY(put_head(p, v, err));
     if (v->count == 0) return TSR_OK;
-    TSR_FAIL_IF(p->stack.count >= p->host->limits.depth, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "optim: nested deeper than %" PRIu32, p->host->limits.depth);
+    TSR_FAIL_IF(p->stack.count >= p->host->limits.depth, err, TSR_E_LIMIT, "optim: nested deeper than %" PRIu32,
+                p->host->limits.depth);
     visit *top = tsr_vec_push(&p->stack, err);
     if (!top) return TSR_E_NOMEM;
     *top = (visit){v, 0};
@@ -171,7 +171,7 @@ static double take_real(unpacking *u)
 static tsr_status take_scalar(unpacking *u, tsr_chunk *chunk, size_t size, tsr_error *err)
 {
     const uint8_t *data = tsr_cursor_take(&u->cursor, size);
-    TSR_FAIL_IF(!data, err, TSR_E_FORMAT, u->cursor.at, "optim: a rank sent a truncated tensor");
+    TSR_FAIL_AT(!data, err, TSR_E_FORMAT, u->cursor.at, "optim: a rank sent a truncated tensor");
     TSR_TRY(tsr_vec_reserve(u->into->scalars, size, err));
     chunk->file = u->into->scalar_file;
     chunk->byte_offset = u->into->scalars->count;
@@ -189,7 +189,7 @@ static tsr_status take_tensor(unpacking *u, const tsr_entry **out, tsr_error *er
     TSR_TRY(take_text(u, &entry->fqn, err));
     entry->dtype = (tsr_dtype)tsr_cursor_u32(&u->cursor);
     entry->ndim = tsr_cursor_u32(&u->cursor);
-    TSR_FAIL_IF(entry->ndim > TSR_MAX_NDIM || entry->dtype >= TSR_DTYPE_COUNT, err, TSR_E_FORMAT, u->cursor.at,
+    TSR_FAIL_AT(entry->ndim > TSR_MAX_NDIM || entry->dtype >= TSR_DTYPE_COUNT, err, TSR_E_FORMAT, u->cursor.at,
                 "optim: a rank sent a tensor of %" PRIu32 " dimensions", entry->ndim);
     uint64_t *numbers = tsr_arena_array(u->arena, 3 * (size_t)entry->ndim, sizeof *numbers, err), *sizes, elements;
     if (!numbers) return TSR_E_NOMEM;
@@ -205,7 +205,7 @@ static tsr_status take_tensor(unpacking *u, const tsr_entry **out, tsr_error *er
     bool fits = tsr_entry_elements(entry, &elements) && tsr_box_volume((tsr_box){entry->ndim, NULL, sizes}, &elements) &&
                 tsr_mul_u64(elements, tsr_dtype_size(entry->dtype), &chunk->byte_length);
     fits = fits && (!entry->ndim || (numbers[0] <= entry->shape[0] && sizes[0] <= entry->shape[0] - numbers[0]));
-    TSR_FAIL_IF(!fits, err, TSR_E_FORMAT, u->cursor.at, "optim: a rank sent a tensor that is too large");
+    TSR_FAIL_AT(!fits, err, TSR_E_FORMAT, u->cursor.at, "optim: a rank sent a tensor that is too large");
     if (entry->ndim == 0) return take_scalar(u, chunk, (size_t)chunk->byte_length, err);
     chunk->byte_offset = tsr_cursor_u64(&u->cursor);
     return TSR_OK;
@@ -218,14 +218,14 @@ static tsr_status take_container(unpacking *u, tsr_value *v, tsr_error *err)
     v->called = flags >> 1 & 1;
     if (v->kind == TSR_VALUE_OBJECT || v->variant == TSR_VARIANT_DEFAULTDICT) TSR_TRY(take_text(u, &v->text, err));
     uint64_t count = tsr_cursor_u64(&u->cursor);
-    TSR_FAIL_IF(count > tsr_cursor_left(&u->cursor) || (v->kind == TSR_VALUE_DICT && count % 2), err, TSR_E_FORMAT,
+    TSR_FAIL_AT(count > tsr_cursor_left(&u->cursor) || (v->kind == TSR_VALUE_DICT && count % 2), err, TSR_E_FORMAT,
                 u->cursor.at, "optim: a rank sent %" PRIu64 " items in %zu bytes", count, tsr_cursor_left(&u->cursor));
     const tsr_value **items = tsr_arena_array(u->arena, (size_t)count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
     v->items = items;
     v->count = (size_t)count;
     if (count == 0) return TSR_OK;
-    TSR_FAIL_IF(u->stack.count >= u->into->host->limits.depth, err, TSR_E_LIMIT, u->cursor.at,
+    TSR_FAIL_AT(u->stack.count >= u->into->host->limits.depth, err, TSR_E_LIMIT, u->cursor.at,
                 "optim: nested deeper than %" PRIu32, u->into->host->limits.depth);
     opened *top = tsr_vec_push(&u->stack, err);
     if (!top) return TSR_E_NOMEM;
@@ -236,8 +236,8 @@ static tsr_status take_container(unpacking *u, tsr_value *v, tsr_error *err)
 static tsr_status take_value(unpacking *u, const tsr_value **slot, tsr_error *err)
 {
     const uint8_t kind = tsr_cursor_u8(&u->cursor), variant = tsr_cursor_u8(&u->cursor);
-    TSR_FAIL_IF(u->cursor.failed || kind > TSR_VALUE_OBJECT || variant > TSR_VARIANT_DEFAULTDICT, err, TSR_E_FORMAT, u->cursor.at,
-                "optim: a rank sent a value of an unknown kind");
+    TSR_FAIL_AT(u->cursor.failed || kind > TSR_VALUE_OBJECT || variant > TSR_VARIANT_DEFAULTDICT, err, TSR_E_FORMAT,
+                u->cursor.at, "optim: a rank sent a value of an unknown kind");
     tsr_value *v = tsr_value_new(u->arena, (tsr_value_kind)kind, err);
     if (!v) return TSR_E_NOMEM;
     v->variant = (tsr_value_variant)variant;

@@ -5,11 +5,11 @@
  *
  * An FQN may hold any number of dots, and so may what follows: the longest known FQN is taken. Each parameter's options are
  * gathered first; parameters with the same options then make a group. */
-#include "base/try.h"
 #include "optim/tree.h"
-#include "tessera/sys/map.h"
 #include "tessera/optim.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/params.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 #define GROUPS   TSR_STR("param_groups.")
@@ -121,7 +121,7 @@ static tsr_status add_state(unflattening *u, uint32_t above, tsr_str key, size_t
         bool fresh;
         TSR_TRY(tsr_map_put(u->by_path, (tsr_str){key.data, end}, (uint32_t)u->items.count, &place, &fresh, err));
         uint32_t here = *place;
-        TSR_FAIL_IF(!fresh && (!dot || item_at(u, here)->value), err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(!fresh && (!dot || item_at(u, here)->value), err, TSR_E_FORMAT,
                     "optim: '%.*s' occurs twice, or both as a value and as a dict", (int)end, key.data);
         if (fresh) TSR_TRY(new_item(u, (tsr_str){key.data + at, end - at}, dot ? NULL : value, above, &here, err));
         above = here;
@@ -134,7 +134,7 @@ static tsr_status read_pair(unflattening *u, tsr_str key, const tsr_value *value
 {
     size_t head = option ? GROUPS.size : STATE.size;
     tsr_str text = {key.data + head, key.size - head}, fqn, rest;
-    TSR_FAIL_IF(!split_key(u, text, option, &fqn, &rest), err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!split_key(u, text, option, &fqn, &rest), err, TSR_E_FORMAT,
                 u->known ? "optim: '%.*s' does not begin with a parameter of the module tree"
                          : "optim: '%.*s' does not belong to a parameter of the param_groups keys",
                 TSR_STR_ARG(key));
@@ -148,22 +148,22 @@ static tsr_status read_pair(unflattening *u, tsr_str key, const tsr_value *value
 /* Options first: without a module tree they tell which FQNs there are. */
 static tsr_status read_keys(unflattening *u, const tsr_value *flat, tsr_error *err)
 {
-    TSR_FAIL_IF(flat->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: expected a flat dict, found %s",
+    TSR_FAIL_IF(flat->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: expected a flat dict, found %s",
                 tsr_value_kind_name(flat));
     for (int option = 1; option >= 0; option--) {
         for (size_t i = 0; i < flat->count; i += 2) {
             const tsr_value *key = flat->items[i];
             bool text = key->kind == TSR_VALUE_STR, is_option = text && tsr_str_starts(key->text, GROUPS);
             TSR_FAIL_IF(
-                !text || (!is_option && !tsr_str_starts(key->text, STATE)), err, TSR_E_FORMAT, TSR_NO_POSITION,
+                !text || (!is_option && !tsr_str_starts(key->text, STATE)), err, TSR_E_FORMAT,
                 "optim: '%.*s' is not a key of a flat optimizer state: it begins with neither 'state.' nor 'param_groups.'",
                 TSR_STR_ARG(text ? key->text : TSR_STR("(not a string)")));
             if (is_option == option) TSR_TRY(read_pair(u, key->text, flat->items[i + 1], option, err));
         }
     }
     for (uint32_t i = 0; i < u->params.count; i++)
-        TSR_FAIL_IF(!param_at(u, i)->options, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: there is state for '%.*s', but no param_groups key", TSR_STR_ARG(param_at(u, i)->fqn));
+        TSR_FAIL_IF(!param_at(u, i)->options, err, TSR_E_FORMAT, "optim: there is state for '%.*s', but no param_groups key",
+                    TSR_STR_ARG(param_at(u, i)->fqn));
     return TSR_OK;
 }
 
@@ -283,23 +283,21 @@ static tsr_status group_as_listed(unflattening *u, const tsr_name_list *list, ts
     TSR_TRY(new_group(u, &g, err));
     for (size_t i = 0; i < list->count; i++) {
         uint32_t index = tsr_map_get(u->by_fqn, list->names[i], UINT32_MAX);
-        TSR_FAIL_IF(index == UINT32_MAX, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' of the listed groups has no param_groups key", TSR_STR_ARG(list->names[i]));
+        TSR_FAIL_IF(index == UINT32_MAX, err, TSR_E_FORMAT, "optim: '%.*s' of the listed groups has no param_groups key",
+                    TSR_STR_ARG(list->names[i]));
         param *p = param_at(u, index);
-        TSR_FAIL_IF(p->grouped, err, TSR_E_FORMAT, TSR_NO_POSITION, "optim: '%.*s' is in two of the listed groups",
-                    TSR_STR_ARG(p->fqn));
+        TSR_FAIL_IF(p->grouped, err, TSR_E_FORMAT, "optim: '%.*s' is in two of the listed groups", TSR_STR_ARG(p->fqn));
         TSR_TRY(join_group(u, g, index, err));
         const param *first = param_at(u, *(uint32_t *)g->members.items);
         const item *ours, *theirs;
         TSR_TRY(differing_option(u, first, p, &ours, &theirs, err));
-        TSR_FAIL_IF(ours && ours == theirs, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(ours && ours == theirs, err, TSR_E_FORMAT,
                     "optim: '%.*s' and '%.*s' are in the same group, but only one of them has '%.*s'",
                     TSR_STR_ARG(first->fqn), TSR_STR_ARG(p->fqn), TSR_STR_ARG(ours->name));
-        TSR_FAIL_IF(ours, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' and '%.*s' are in the same group, but differ in '%.*s': %.*s and %.*s",
-                    TSR_STR_ARG(first->fqn), TSR_STR_ARG(p->fqn), TSR_STR_ARG(ours->name),
-                    TSR_STR_ARG(tsr_value_brief(ours->value, u->arena)),
-                    TSR_STR_ARG(tsr_value_brief(theirs->value, u->arena)));
+        TSR_FAIL_IF(
+            ours, err, TSR_E_FORMAT, "optim: '%.*s' and '%.*s' are in the same group, but differ in '%.*s': %.*s and %.*s",
+            TSR_STR_ARG(first->fqn), TSR_STR_ARG(p->fqn), TSR_STR_ARG(ours->name),
+            TSR_STR_ARG(tsr_value_brief(ours->value, u->arena)), TSR_STR_ARG(tsr_value_brief(theirs->value, u->arena)));
     }
     return TSR_OK;
 }
@@ -309,8 +307,8 @@ static tsr_status make_groups(unflattening *u, const tsr_name_list *groups, size
     for (size_t i = 0; groups && i < group_count; i++) TSR_TRY(group_as_listed(u, &groups[i], err));
     for (uint32_t i = 0; i < u->params.count; i++) {
         const param *p = param_at(u, i);
-        TSR_FAIL_IF(groups && !p->grouped, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "optim: '%.*s' is not in any of the listed groups", TSR_STR_ARG(p->fqn));
+        TSR_FAIL_IF(groups && !p->grouped, err, TSR_E_FORMAT, "optim: '%.*s' is not in any of the listed groups",
+                    TSR_STR_ARG(p->fqn));
         if (!p->grouped) TSR_TRY(group_by_options(u, i, err));
     }
     return TSR_OK;

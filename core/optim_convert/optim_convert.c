@@ -4,11 +4,11 @@
 
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "optim_convert/optim_job.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/optim_request.h"
 #include "tessera/sys/suggest.h"
+#include "tessera/sys/try.h"
 
 #define MOST_RANKS (1ul << 20)
 
@@ -21,7 +21,7 @@ tsr_status tsr_optim_action_find(const char *name, tsr_optim_action *out, tsr_er
     *out = (tsr_optim_action)action;
     if (action < TSR_OPTIM_ACTION_COUNT) return TSR_OK;
     const char *meant = tsr_suggest(name, tsr_optim_action_names, sizeof *tsr_optim_action_names);
-    TSR_FAIL_IF(meant, err, TSR_E_USAGE, TSR_NO_POSITION, "optim has no action '%s'; did you mean '%s'?", name, meant);
+    TSR_FAIL_IF(meant, err, TSR_E_USAGE, "optim has no action '%s'; did you mean '%s'?", name, meant);
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                      "optim has no action '%s'; choose flatten, unflatten, to-fqn, to-id, unshard or shard", name);
 }
@@ -36,19 +36,18 @@ static bool is_about_shards(const tsr_optim_request *r)
 tsr_status tsr_optim_request_check(const tsr_optim_request *r, tsr_error *err)
 {
     const bool unshard = r->action == TSR_OPTIM_UNSHARD;
-    TSR_FAIL_IF((unsigned)r->action >= TSR_OPTIM_ACTION_COUNT, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "there is no optimizer action number %u", (unsigned)r->action);
-    TSR_FAIL_IF(r->sharded && !unshard, err, TSR_E_USAGE, TSR_NO_POSITION, "--sharded can only be used with optim unshard");
-    TSR_FAIL_IF(r->has_rank && !unshard, err, TSR_E_USAGE, TSR_NO_POSITION, "--rank can only be used with optim unshard");
-    TSR_FAIL_IF(r->part.data && unshard, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF((unsigned)r->action >= TSR_OPTIM_ACTION_COUNT, err, TSR_E_USAGE, "there is no optimizer action number %u",
+                (unsigned)r->action);
+    TSR_FAIL_IF(r->sharded && !unshard, err, TSR_E_USAGE, "--sharded can only be used with optim unshard");
+    TSR_FAIL_IF(r->has_rank && !unshard, err, TSR_E_USAGE, "--rank can only be used with optim unshard");
+    TSR_FAIL_IF(r->part.data && unshard, err, TSR_E_USAGE,
                 "--part cannot be used with optim unshard, which reads the files that FLAT.json lists");
-    TSR_FAIL_IF(r->sharded && r->has_world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
-                "--sharded keeps the world size; remove --world-size");
-    TSR_FAIL_IF(is_about_shards(r) && !r->flat_params.text.data, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(r->sharded && r->has_world_size, err, TSR_E_USAGE, "--sharded keeps the world size; remove --world-size");
+    TSR_FAIL_IF(is_about_shards(r) && !r->flat_params.text.data, err, TSR_E_USAGE,
                 "optim %s needs --flat-params FLAT.json; see tessera help optim", tsr_optim_action_names[r->action]);
-    TSR_FAIL_IF(r->action == TSR_OPTIM_TO_FQN && !r->modules.text.data, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(r->action == TSR_OPTIM_TO_FQN && !r->modules.text.data, err, TSR_E_USAGE,
                 "optim to-fqn needs --modules MODULES.json; see tessera help optim");
-    TSR_FAIL_IF(r->has_world_size && (r->world_size == 0 || r->world_size > MOST_RANKS), err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(r->has_world_size && (r->world_size == 0 || r->world_size > MOST_RANKS), err, TSR_E_USAGE,
                 "--world-size expects a number of ranks, not '%" PRIu64 "'", r->world_size);
     return TSR_OK;
 }
@@ -96,7 +95,7 @@ static tsr_status read_documents(tsr_optim_job *j, tsr_error *err)
     if (r->modules.text.data) TSR_TRY(read_document(j, &r->modules, read_modules, err));
     if (is_about_shards(r)) TSR_TRY(read_document(j, &r->flat_params, read_flat_params, err));
     if (r->sharded) TSR_TRY(tsr_optim_make_mesh(j, err));
-    TSR_FAIL_IF(r->has_rank && r->rank >= j->flat.world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(r->has_rank && r->rank >= j->flat.world_size, err, TSR_E_USAGE,
                 "--rank expects a rank from 0 to %" PRIu32 ", not '%" PRIu64 "'", j->flat.world_size - 1, r->rank);
     j->rank = (uint32_t)r->rank;
     return name_files(j, err);

@@ -2,8 +2,8 @@
  * holds. Ranks are done one at a time, each in an arena of its own, so that memory does not grow with their number. */
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "optim_convert/optim_job.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/fsdp_optim.h"
 
@@ -20,7 +20,7 @@ tsr_status tsr_optim_make_mesh(tsr_optim_job *j, tsr_error *err)
     const tsr_flat_params *flat = &j->flat;
     const bool hybrid = flat->shard_groups != NULL;
     for (uint32_t i = 0; hybrid && i < flat->world_size; i++)
-        TSR_FAIL_IF(flat->shard_groups[i] != i, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        TSR_FAIL_IF(flat->shard_groups[i] != i, err, TSR_E_UNSUPPORTED,
                     "--sharded writes DTensors over a mesh whose replicas consist of consecutive ranks, but rank %" PRIu32
                     " is where rank %" PRIu32 " would be",
                     flat->shard_groups[i], i);

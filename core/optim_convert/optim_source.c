@@ -1,14 +1,14 @@
 /* The source of an optimizer conversion as value trees, and where in them the optimizer is. */
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "optim_convert/optim_job.h"
 #include "tessera/checkpoint.h"
 #include "tessera/sys/store_read.h"
+#include "tessera/sys/try.h"
 
 static tsr_status find_rank_files(const tsr_optim_job *j, uint32_t *files, tsr_error *err)
 {
-    TSR_FAIL_IF(j->flat.file_count != j->flat.world_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(j->flat.file_count != j->flat.world_size, err, TSR_E_USAGE,
                 "the flat-params document does not list the ranks' files; list one per rank under \"files\"");
     for (uint32_t rank = 0; rank < j->flat.world_size; rank++) {
         files[rank] = tsr_store_find(j->store, j->flat.files[rank]);
@@ -27,7 +27,7 @@ static tsr_status refuse_errors(const tsr_optim_job *j, tsr_error *err)
     const tsr_findings *findings = tsr_checkpoint_findings(j->trees.checkpoint);
     for (size_t i = 0; i < tsr_findings_count(findings); i++) {
         const tsr_finding *f = tsr_findings_at(findings, i);
-        TSR_FAIL_IF(f->level == TSR_ERROR, err, TSR_E_FORMAT, TSR_NO_POSITION, "%.*s", TSR_STR_ARG(f->message));
+        TSR_FAIL_IF(f->level == TSR_ERROR, err, TSR_E_FORMAT, "%.*s", TSR_STR_ARG(f->message));
         if (f->level == TSR_WARNING) tsr_optim_warn(j, f->message);
     }
     return TSR_OK;
@@ -61,7 +61,7 @@ static tsr_status find_member(const tsr_optim_job *j, const tsr_value *root, con
     size_t found = 0;
     if (j->request.at.data) {
         *out = root->kind == TSR_VALUE_DICT ? tsr_value_get(root, j->request.at) : NULL;
-        TSR_FAIL_IF(!*out, err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no '%.*s'", TSR_STR_ARG(j->request.at));
+        TSR_FAIL_IF(!*out, err, TSR_E_NOT_FOUND, "there is no '%.*s'", TSR_STR_ARG(j->request.at));
         return TSR_OK;
     }
     *out = root;
@@ -71,7 +71,7 @@ static tsr_status find_member(const tsr_optim_job *j, const tsr_value *root, con
         *out = root->items[i];
         found++;
     }
-    TSR_FAIL_IF(found > 1, err, TSR_E_USAGE, TSR_NO_POSITION, "there are %zu optimizers; choose one with --at NAME", found);
+    TSR_FAIL_IF(found > 1, err, TSR_E_USAGE, "there are %zu optimizers; choose one with --at NAME", found);
     return TSR_OK;
 }
 

@@ -1,7 +1,7 @@
 /* One tree converted with what the documents of the job say. */
-#include "base/try.h"
 #include "optim_convert/optim_job.h"
 #include "tessera/compare.h"
+#include "tessera/sys/try.h"
 
 static bool has_ids(const tsr_value *optim)
 {

@@ -15,7 +15,6 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "stream/ring.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/checkpoint_bytes.h"
@@ -24,6 +23,7 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/tiling.h"
+#include "tessera/sys/try.h"
 #include "tessera/validate.h"
 
 #define READ_COST UINT64_C(16384) /* what starting one read costs, in bytes copied meanwhile */
@@ -33,11 +33,10 @@
 tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_t *ndim, uint64_t *shape, uint64_t *elements,
                                tsr_error *err)
 {
-    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s' is not a dense tensor (%.*s)", TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
-    TSR_FAIL_IF(entry->ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "'%.*s' has %u dimensions; at most %u are supported", TSR_STR_ARG(entry->fqn), (unsigned)entry->ndim,
-                (unsigned)TSR_MAX_NDIM);
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, err, TSR_E_UNSUPPORTED, "'%.*s' is not a dense tensor (%.*s)",
+                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
+    TSR_FAIL_IF(entry->ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, "'%.*s' has %u dimensions; at most %u are supported",
+                TSR_STR_ARG(entry->fqn), (unsigned)entry->ndim, (unsigned)TSR_MAX_NDIM);
     *dtype = entry->dtype;
     *ndim = entry->ndim;
     for (uint32_t d = 0; d < entry->ndim; d++) shape[d] = entry->shape[d];
@@ -49,8 +48,8 @@ tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_
     }
     uint64_t bytes;
     whole = whole && tsr_box_volume((tsr_box){*ndim, NULL, shape}, elements) && tsr_dtype_bytes(*dtype, *elements, &bytes);
-    TSR_FAIL_IF(!whole, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s': its size is not a whole number of bytes, or it is too large", TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!whole, err, TSR_E_FORMAT, "'%.*s': its size is not a whole number of bytes, or it is too large",
+                TSR_STR_ARG(entry->fqn));
     return TSR_OK;
 }
 
@@ -90,12 +89,12 @@ static tsr_status check_part(const tsr_gather *gather, tsr_located *part, tsr_er
     const tsr_str fqn = gather->entry->fqn;
     const tsr_store *store = tsr_checkpoint_store(gather->checkpoint);
     uint64_t end;
-    TSR_FAIL_IF(!part_span(gather, part, &part->span) || !tsr_add_u64(part->view.byte_offset, part->span, &end), err,
+    TSR_FAIL_AT(!part_span(gather, part, &part->span) || !tsr_add_u64(part->view.byte_offset, part->span, &end), err,
                 TSR_E_FORMAT, part->view.byte_offset,
                 "'%.*s': the strides of a chunk reach beyond the largest possible file", TSR_STR_ARG(fqn));
     if (part->view.file >= store->file_count) return tsr_checkpoint_raise_missing(gather->checkpoint, fqn, err);
     const tsr_store_file *file = &store->files[part->view.file];
-    TSR_FAIL_IF(!part->view.zstd && end > file->size, err, TSR_E_FORMAT, part->view.byte_offset,
+    TSR_FAIL_AT(!part->view.zstd && end > file->size, err, TSR_E_FORMAT, part->view.byte_offset,
                 "'%.*s': a chunk ends at %llu, beyond the end of %.*s (%llu bytes)", TSR_STR_ARG(fqn),
                 (unsigned long long)end, TSR_STR_ARG(file->name), (unsigned long long)file->size);
     return TSR_OK;
@@ -123,7 +122,7 @@ static tsr_status set_box(tsr_gather *gather, const tsr_chunk *chunk, tsr_locate
             tsr_box_equal((tsr_box){entry->ndim, chunk->offsets, chunk->sizes}, (tsr_box){entry->ndim, NULL, entry->shape});
         sizes[0] = gather->elements;
     }
-    TSR_FAIL_IF(!fits, err, TSR_E_UNSUPPORTED, chunk->byte_offset, "'%.*s': a chunk of %s is not byte-aligned",
+    TSR_FAIL_AT(!fits, err, TSR_E_UNSUPPORTED, chunk->byte_offset, "'%.*s': a chunk of %s is not byte-aligned",
                 TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
     part->offsets = offsets;
     part->sizes = sizes;
@@ -132,7 +131,7 @@ static tsr_status set_box(tsr_gather *gather, const tsr_chunk *chunk, tsr_locate
 
 static tsr_status set_strides(tsr_gather *gather, const tsr_chunk *chunk, tsr_located *part, tsr_error *err)
 {
-    TSR_FAIL_IF(part->view.strides && gather->dtype != gather->entry->dtype, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
+    TSR_FAIL_AT(part->view.strides && gather->dtype != gather->entry->dtype, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
                 "'%.*s': %s with strides", TSR_STR_ARG(gather->entry->fqn), tsr_dtype_describe(gather->entry->dtype)->name);
     part->strides = part->view.strides ? part->view.strides : row_major(gather->arena, gather->ndim, part->sizes, err);
     return part->strides ? check_part(gather, part, err) : TSR_E_NOMEM;
@@ -146,7 +145,7 @@ static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr
     *part = (tsr_located){0};
     TSR_TRY(set_box(gather, chunk, part, err));
     const tsr_box own = {gather->ndim, part->offsets, part->sizes};
-    TSR_FAIL_IF(!tsr_box_contains(whole, own), err, TSR_E_FORMAT, chunk->byte_offset,
+    TSR_FAIL_AT(!tsr_box_contains(whole, own), err, TSR_E_FORMAT, chunk->byte_offset,
                 "'%.*s': a chunk reaches beyond the tensor", TSR_STR_ARG(gather->entry->fqn));
     if (tsr_box_is_empty(own) || (box && !tsr_box_intersect(own, *box, offsets, sizes))) return TSR_OK;
     if (chunk->file == TSR_NO_FILE) return tsr_checkpoint_raise_missing(gather->checkpoint, gather->entry->fqn, err);
@@ -214,7 +213,7 @@ static tsr_status must_tile(const tsr_entry *entry, const tsr_host *host, tsr_er
     tsr_tiling tiling;
     TSR_TRY(tsr_tiling_check(host->allocator, (tsr_shape){entry->ndim, entry->shape}, entry->chunks, entry->chunk_count,
                              &tiling, err));
-    TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': its chunks %s", TSR_STR_ARG(entry->fqn),
+    TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT, "'%.*s': its chunks %s", TSR_STR_ARG(entry->fqn),
                 tiling.missing                      ? "do not cover the whole tensor"
                 : tiling.overlap[0] != TSR_NO_CHUNK ? "overlap"
                                                     : "reach beyond the tensor");
@@ -239,7 +238,7 @@ static tsr_status must_not_overlap(tsr_gather *gather, const tsr_box *box, tsr_e
     }
     const tsr_allocator *allocator = tsr_checkpoint_host(gather->checkpoint)->allocator;
     TSR_TRY(tsr_tiling_check(allocator, (tsr_shape){ndim, box->sizes}, inside, count, &tiling, err));
-    TSR_FAIL_IF(tiling.overlap[0] != TSR_NO_CHUNK, err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s': its chunks overlap",
+    TSR_FAIL_IF(tiling.overlap[0] != TSR_NO_CHUNK, err, TSR_E_FORMAT, "'%.*s': its chunks overlap",
                 TSR_STR_ARG(gather->entry->fqn));
     return TSR_OK;
 }
@@ -518,8 +517,8 @@ tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void 
         tsr_error_context(err, "'%.*s'", TSR_STR_ARG(gather->entry->fqn));
         return status;
     }
-    TSR_FAIL_IF(g.filled != volume, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s': %llu of the %llu elements of a box are in %s", TSR_STR_ARG(gather->entry->fqn),
+    TSR_FAIL_IF(g.filled != volume, err, TSR_E_FORMAT, "'%.*s': %llu of the %llu elements of a box are in %s",
+                TSR_STR_ARG(gather->entry->fqn),
                 (unsigned long long)(g.filled < volume ? volume - g.filled : g.filled - volume), (unsigned long long)volume,
                 g.filled < volume ? "no chunk" : "more than one chunk");
     return TSR_OK;

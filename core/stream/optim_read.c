@@ -2,9 +2,9 @@
 #include "tessera/sys/optim_read.h"
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "tessera/box.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/try.h"
 
 #define BATCH 64u
 
@@ -35,8 +35,7 @@ static tsr_status part_bytes(const tsr_optim_read *read, size_t *bytes, tsr_erro
     for (uint32_t d = 0; d < read->entry->ndim && read->kind == TSR_READ_BOX; d++)
         fits = fits && tsr_mul_u64(volume, read->sizes[d], &volume);
     TSR_FAIL_IF(!fits || size == 0 || !tsr_mul_u64(volume, size, &volume) || volume > SIZE_MAX, err, TSR_E_UNSUPPORTED,
-                TSR_NO_POSITION, "optim: a part of '%.*s' is too large, or its elements are not byte-aligned",
-                TSR_STR_ARG(read->entry->fqn));
+                "optim: a part of '%.*s' is too large, or its elements are not byte-aligned", TSR_STR_ARG(read->entry->fqn));
     *bytes = (size_t)volume;
     return TSR_OK;
 }
@@ -61,7 +60,7 @@ static tsr_status prepare(const reading *r, const tsr_optim_read *reads, size_t 
         tasks[i] = (task){.read = &reads[i]};
         TSR_TRY(part_bytes(&reads[i], &tasks[i].bytes, err));
         if (tasks[i].bytes) tasks[i].buffer = r->sink->buffer(r->sink->ctx, &reads[i], tasks[i].bytes);
-        TSR_FAIL_IF(tasks[i].bytes && !tasks[i].buffer, err, TSR_E_NOMEM, TSR_NO_POSITION,
+        TSR_FAIL_IF(tasks[i].bytes && !tasks[i].buffer, err, TSR_E_NOMEM,
                     "'%.*s': the buffer is missing (%zu bytes are needed)", TSR_STR_ARG(reads[i].entry->fqn),
                     tasks[i].bytes);
     }
@@ -74,7 +73,7 @@ static tsr_status run_batch(reading *r, size_t count, tsr_error *err)
     if (host->parallel_for) host->parallel_for(host->parallel_ctx, count, run_task, r);
     for (size_t i = 0; i < count; i++) {
         if (!host->parallel_for) run_task(r, i);
-        TSR_FAIL_IF(r->tasks[i].status != TSR_OK, err, r->tasks[i].status, r->tasks[i].err.byte_position, "%s",
+        TSR_FAIL_AT(r->tasks[i].status != TSR_OK, err, r->tasks[i].status, r->tasks[i].err.byte_position, "%s",
                     r->tasks[i].err.message);
     }
     return TSR_OK;
@@ -89,7 +88,7 @@ static tsr_status run(reading *r, const tsr_optim_read *reads, size_t count, tsr
         TSR_TRY(run_batch(r, now, err));
         for (size_t i = 0; i < now; i++) r->done += r->tasks[i].bytes;
         TSR_FAIL_IF(progress && progress->step && !progress->step(progress->ctx, r->done, r->total), err, TSR_E_CANCELLED,
-                    TSR_NO_POSITION, "interrupted");
+                    "interrupted");
     }
     return TSR_OK;
 }

@@ -4,8 +4,8 @@
 #include "tessera/sys/read_run.h"
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "stream/tile_job.h"
+#include "tessera/sys/try.h"
 
 tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *err)
 {
@@ -22,8 +22,8 @@ static tsr_status check_box(const tsr_entry *entry, tsr_box box, const uint64_t 
 {
     uint64_t volume, bytes;
     TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.ndim, NULL, shape}, box) || !tsr_box_volume(box, &volume), err, TSR_E_USAGE,
-                TSR_NO_POSITION, "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(entry->fqn));
-    TSR_FAIL_IF(!tsr_mul_u64(volume, itemsize, &bytes) || bytes != buffer_size, err, TSR_E_USAGE, TSR_NO_POSITION,
+                "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!tsr_mul_u64(volume, itemsize, &bytes) || bytes != buffer_size, err, TSR_E_USAGE,
                 "'%.*s': a box of %llu elements of %u bytes does not fit a buffer of %zu bytes", TSR_STR_ARG(entry->fqn),
                 (unsigned long long)volume, (unsigned)itemsize, buffer_size);
     return TSR_OK;
@@ -36,8 +36,8 @@ tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_
     uint32_t ndim;
     uint64_t shape[TSR_MAX_NDIM], elements;
     TSR_TRY(tsr_gather_geometry(entry, &dtype, &ndim, shape, &elements, err));
-    TSR_FAIL_IF(box.ndim != ndim, err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' has %u dimensions, and the box has %u",
-                TSR_STR_ARG(entry->fqn), ndim, box.ndim);
+    TSR_FAIL_IF(box.ndim != ndim, err, TSR_E_USAGE, "'%.*s' has %u dimensions, and the box has %u", TSR_STR_ARG(entry->fqn),
+                ndim, box.ndim);
     TSR_TRY(check_box(entry, box, shape, tsr_dtype_size(dtype), buffer_size, err));
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
     const size_t scratch_size = tsr_tile_memory(buffer_size) - buffer_size;
@@ -73,8 +73,8 @@ static tsr_status check_run(const tsr_entry *entry, tsr_box box, const tsr_run *
     uint64_t volume, bytes;
     const bool inside = tsr_box_volume(box, &volume) && run->first <= volume && run->count <= volume - run->first;
     TSR_FAIL_IF(!inside || !tsr_mul_u64(run->count, itemsize, &bytes) || bytes != buffer_size, err, TSR_E_USAGE,
-                TSR_NO_POSITION, "'%.*s': a run of %llu elements of %u bytes does not fit a buffer of %zu bytes",
-                TSR_STR_ARG(entry->fqn), (unsigned long long)run->count, (unsigned)itemsize, buffer_size);
+                "'%.*s': a run of %llu elements of %u bytes does not fit a buffer of %zu bytes", TSR_STR_ARG(entry->fqn),
+                (unsigned long long)run->count, (unsigned)itemsize, buffer_size);
     return TSR_OK;
 }
 
@@ -148,7 +148,7 @@ tsr_status tsr_stream_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, ts
     if (!box.offsets && !box.sizes) return run_stream(checkpoint, entry, NULL, ring, sink, err);
     TSR_TRY(tsr_gather_geometry(entry, &dtype, &box.ndim, shape, &elements, err));
     if (!box.sizes) box.sizes = shape;
-    TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.ndim, NULL, shape}, box), err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.ndim, NULL, shape}, box), err, TSR_E_USAGE,
                 "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(entry->fqn));
     return run_stream(checkpoint, entry, &box, ring, sink, err);
 }

@@ -9,11 +9,11 @@
 #include <stdlib.h>
 
 #include "base/line.h"
-#include "base/try.h"
 #include "formats/common/reader.h"
 #include "tessera/box.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 enum { LONGEST_NAME = 48 };
@@ -302,7 +302,7 @@ tsr_status tsr_repeats_check(tsr_repeats *repeats, tsr_error *err)
     put_bytes(&of_sum, counted ? repeats->repeated : repeats->total);
     put_bytes(&of_limit, most);
     put_names(repeats, &line);
-    TSR_FAIL_IF(!counted, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!counted, err, TSR_E_LIMIT,
                 "the tensors overlap so much that they would expand to %s, more than %u times their stored bytes; select "
                 "fewer, or pass --allow-expansion",
                 sum, TSR_REPEATS_MOST);

@@ -3,7 +3,7 @@
 
 #include <assert.h>
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/host_calls.h"
@@ -177,8 +177,8 @@ tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memo
     half *h = &ring->halves[ring->filling];
     assert(ring->work.fill && ring->failure.status == TSR_OK); /* begun, and not ended by a failure */
     const size_t room = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    TSR_FAIL_IF(room > ring->half_bytes, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "%zu bytes of memory are too few for buffers of %zu bytes", 2 * ring->half_bytes, bytes);
+    TSR_FAIL_IF(room > ring->half_bytes, err, TSR_E_LIMIT, "%zu bytes of memory are too few for buffers of %zu bytes",
+                2 * ring->half_bytes, bytes);
     const size_t most =
         ring->work.enough && ring->work.enough / 2 < ring->half_bytes ? ring->work.enough / 2 : ring->half_bytes;
     const bool full = h->count && (room > h->capacity - h->used || h->used + room > most);

@@ -2,8 +2,8 @@
 #ifndef TSR_STREAM_TEXT_H
 #define TSR_STREAM_TEXT_H
 
-#include "base/try.h"
 #include "tessera/memory.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 /* A tsr_write_fn whose `ctx` is the vec. */

@@ -1,7 +1,7 @@
 /* Tiles in the ring: [ up to TSR_COPY_SLACK | data ······ | scratch ] */
 #include "stream/tile_job.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 static size_t scratch_of(size_t bytes)
 {

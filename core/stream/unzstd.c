@@ -4,7 +4,7 @@
  *               └ input (64 KiB) ─▶ decoder ─▶ the caller's buffer, or the dump while skipping */
 #include "stream/unzstd.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/store_read.h"
@@ -26,7 +26,7 @@ struct tsr_unzstd {
 
 tsr_status tsr_unzstd_open(tsr_range in, const tsr_host *host, tsr_unzstd **out, tsr_error *err)
 {
-    TSR_FAIL_IF(!host->zstd, err, TSR_E_UNSUPPORTED, in.byte_offset,
+    TSR_FAIL_AT(!host->zstd, err, TSR_E_UNSUPPORTED, in.byte_offset,
                 "zstd-compressed items cannot be read: this build has no zstd");
     tsr_unzstd *stream = tsr_alloc(host->allocator, 1, sizeof *stream, err);
     if (!stream) return TSR_E_NOMEM;
@@ -49,7 +49,7 @@ static tsr_status start_over(tsr_unzstd *stream, tsr_error *err)
 {
     if (stream->decoder) stream->host->zstd->end(stream->decoder);
     stream->decoder = stream->host->zstd->start();
-    TSR_FAIL_IF(!stream->decoder, err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a zstd decoder");
+    TSR_FAIL_IF(!stream->decoder, err, TSR_E_NOMEM, "out of memory for a zstd decoder");
     stream->fetched = stream->position = 0;
     stream->input = (tsr_str){stream->buffer, 0};
     stream->ended = false;
@@ -76,10 +76,10 @@ static tsr_status produce(tsr_unzstd *stream, void *out, size_t size, size_t *wr
         const size_t waiting = stream->input.size;
         int step = stream->host->zstd->step(stream->decoder, &stream->input, out, size, written);
         const uint64_t at = stream->in.byte_offset + stream->fetched - stream->input.size;
-        TSR_FAIL_IF(step < 0, err, TSR_E_FORMAT, at, "the zstd stream in %.*s is damaged",
+        TSR_FAIL_AT(step < 0, err, TSR_E_FORMAT, at, "the zstd stream in %.*s is damaged",
                     TSR_STR_ARG(stream->in.store->files[stream->in.file].name));
         const bool no_more = stream->input.size == 0 && stream->fetched == stream->in.byte_length;
-        TSR_FAIL_IF(step == 0 && *written == 0 && stream->input.size == waiting, err, TSR_E_FORMAT, at,
+        TSR_FAIL_AT(step == 0 && *written == 0 && stream->input.size == waiting, err, TSR_E_FORMAT, at,
                     "the zstd stream in %.*s ends early", TSR_STR_ARG(stream->in.store->files[stream->in.file].name));
         stream->ended = step == 1 && no_more;
     }
@@ -96,7 +96,7 @@ tsr_status tsr_unzstd_read(tsr_unzstd *stream, uint64_t position, void *buffer, 
         const size_t skip = ahead < DUMP_BYTES ? (size_t)ahead : DUMP_BYTES;
         size_t written;
         TSR_TRY(produce(stream, ahead ? (void *)stream->dump : out, ahead ? skip : size, &written, err));
-        TSR_FAIL_IF(written == 0, err, TSR_E_FORMAT, stream->in.byte_offset,
+        TSR_FAIL_AT(written == 0, err, TSR_E_FORMAT, stream->in.byte_offset,
                     "the zstd stream in %.*s contains %llu bytes, but %llu are needed at byte %llu",
                     TSR_STR_ARG(stream->in.store->files[stream->in.file].name), (unsigned long long)stream->position,
                     (unsigned long long)size, (unsigned long long)position);

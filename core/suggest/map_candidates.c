@@ -1,6 +1,6 @@
 /* Which families of two checkpoints could be one, by their numbers and shapes. */
-#include "base/try.h"
 #include "suggest/map_suggest_parts.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_HEADS = 256 };
 

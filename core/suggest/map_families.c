@@ -1,9 +1,9 @@
 /* Names that differ only in their numbers. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "suggest/map_suggest_parts.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 /* A component of decimal digits, as lists and layers have them. */
 static bool read_number(tsr_str component, uint64_t *out)
@@ -58,7 +58,7 @@ static tsr_status add_entry(tsr_map *index, const tsr_allocator *allocator, cons
     TSR_TRY(make_key(entry->fqn, arena, &member, &like, err));
     TSR_TRY(tsr_map_put(index, like.key, (uint32_t)out->count, &number, &inserted, err));
     if (inserted) {
-        TSR_FAIL_IF(out->count == TSR_MOST_PATTERNS, err, TSR_E_LIMIT, TSR_NO_POSITION, "more than %d different patterns of names",
+        TSR_FAIL_IF(out->count == TSR_MOST_PATTERNS, err, TSR_E_LIMIT, "more than %d different patterns of names",
                     TSR_MOST_PATTERNS);
         tsr_name_family *added = tsr_vec_push(out, err);
         if (!added) return TSR_E_NOMEM;

@@ -3,11 +3,11 @@
  *   whole  ┌───────┬───┬───┐      each part is looked for at the place where the last one ended: only values show which
  *          │   q   │ k │ v │      one follows
  *          └───────┴───┴───┘ */
-#include "base/try.h"
 #include "suggest/map_suggest_parts.h"
 #include "tessera/mapping.h"
 #include "tessera/sys/compare_pair.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/try.h"
 
 static const tsr_pattern_member *members_of(const tsr_name_family *family)
 {

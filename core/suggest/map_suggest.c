@@ -1,7 +1,7 @@
 /* Which candidates are chosen, and what is said of the others. */
 #include "base/line.h"
-#include "base/try.h"
 #include "suggest/map_suggest_parts.h"
+#include "tessera/sys/try.h"
 
 enum { NAMED = 4 };
 

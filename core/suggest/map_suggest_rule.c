@@ -1,8 +1,8 @@
 /* A candidate as a rule of a map. */
-#include "base/try.h"
 #include "suggest/map_suggest_parts.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/try.h"
 
 const char *const tsr_captures[TSR_MOST_NUMBERS] = {"{layer}", "{index}", "{index2}", "{index3}"};
 

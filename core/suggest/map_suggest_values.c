@@ -1,8 +1,8 @@
 /* Whether a candidate's rule, applied to A, gives B's values. */
-#include "base/try.h"
 #include "suggest/map_suggest_parts.h"
 #include "tessera/mapping.h"
 #include "tessera/sys/compare_pair.h"
+#include "tessera/sys/try.h"
 
 static tsr_status compare_all(tsr_checkpoint *mapped, tsr_checkpoint *b, tsr_ring *ring, bool *equal, tsr_error *err)
 {

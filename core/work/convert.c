@@ -1,5 +1,5 @@
 /* A conversion or a reshard in one go: a work of one part. */
-#include "base/try.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/work.h"
 
 tsr_container tsr_container_for(tsr_format format)

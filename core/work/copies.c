@@ -1,10 +1,10 @@
 #include "work/copies.h"
 
-#include "base/try.h"
 #include "check/compare_copy.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 typedef struct copies {
     tsr_checkpoint *checkpoint;
@@ -63,11 +63,12 @@ static tsr_status check_copy(copies *c, const tsr_chunk *replica)
     if (same) return TSR_OK;
     if (!c->chunks) TSR_TRY(tsr_gather_open(c->checkpoint, c->entry, NULL, &c->chunks, c->err));
     TSR_TRY(tsr_compare_copy(c->chunks, replica, c->ring, &difference, c->err));
-    TSR_FAIL_IF(difference.differing, c->err, TSR_E_FORMAT, replica->byte_offset,
-                "'%.*s' is replicated, but %llu of %llu elements of the copy in %.*s differ from the first copy; leave it out with "
-                "--exclude, or replace the file",
-                TSR_STR_ARG(c->entry->fqn), (unsigned long long)difference.differing, (unsigned long long)difference.elements,
-                TSR_STR_ARG(store->files[replica->file].name));
+    TSR_FAIL_AT(
+        difference.differing, c->err, TSR_E_FORMAT, replica->byte_offset,
+        "'%.*s' is replicated, but %llu of %llu elements of the copy in %.*s differ from the first copy; leave it out with "
+        "--exclude, or replace the file",
+        TSR_STR_ARG(c->entry->fqn), (unsigned long long)difference.differing, (unsigned long long)difference.elements,
+        TSR_STR_ARG(store->files[replica->file].name));
     return TSR_OK;
 }
 

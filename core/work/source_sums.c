@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_bytes.h"
@@ -111,7 +111,7 @@ static tsr_status check_entry(const tsr_source_sums *sums, const tsr_entry *entr
     const tsr_status status = stated_sum(sums, entry, written->bytes, arena, &stated, err);
     tsr_arena_free(arena);
     TSR_TRY(status);
-    TSR_FAIL_IF(stated.complete && stated.crc != written->crc, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(stated.complete && stated.crc != written->crc, err, TSR_E_FORMAT,
                 "'%.*s' is damaged in the source: its bytes have CRC-32 %08x, but had %08x when they were saved; tessera "
                 "validate --deep shows where, and --ignore-crc accepts the bytes as they are",
                 TSR_STR_ARG(entry->fqn), (unsigned)written->crc, (unsigned)stated.crc);

@@ -1,8 +1,8 @@
 /* See unit_servers.h. */
 #include "work/unit_servers.h"
 
-#include "base/try.h"
 #include "layout/chunk_index.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box_walk.h"

@@ -4,8 +4,8 @@
  *   units   [a  b][ c tile 0 ][ c tile 1 ][ c tile 2 ][d] */
 #include "work/units.h"
 
-#include "base/try.h"
 #include "stream/tiles.h"
+#include "tessera/sys/try.h"
 
 #define BLIT_WEIGHT ((uint64_t)4 << 10) /* what a blit costs beside its bytes */
 

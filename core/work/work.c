@@ -1,11 +1,11 @@
 /* Making a work: the writer of the container lays everything out, and the stages' blits are cut into units. */
-#include "base/try.h"
 #include "convert/reshard_to.h"
 #include "stream/text.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/repeats.h"
+#include "tessera/sys/try.h"
 #include "work/copies.h"
 #include "work/unit_servers.h"
 #include "work/work_parts.h"
@@ -66,11 +66,10 @@ static tsr_status choose_writer(tsr_work *work, const tsr_plan *plan, tsr_error 
     };
     const tsr_container to = work->job.options->to;
     if (!plan) return writers[to].convert(&work->job, &work->writer, err);
-    TSR_FAIL_IF(tsr_plan_ranks(plan) > UINT32_MAX / 2, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "too many ranks to write files for");
-    TSR_FAIL_IF(to == TSR_TO_DEEPSPEED_UNIVERSAL, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(tsr_plan_ranks(plan) > UINT32_MAX / 2, err, TSR_E_LIMIT, "too many ranks to write files for");
+    TSR_FAIL_IF(to == TSR_TO_DEEPSPEED_UNIVERSAL, err, TSR_E_USAGE,
                 "a universal checkpoint can be loaded on any number of ranks; write it with convert instead of for a mesh");
-    TSR_FAIL_IF(to == TSR_TO_RANKS, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(to == TSR_TO_RANKS, err, TSR_E_USAGE,
                 "for --to ranks, tensors are split by a --shards map, not by a mesh with placements");
     return writers[to].reshard(&work->job, plan, &work->writer, err);
 }

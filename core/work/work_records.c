@@ -4,8 +4,8 @@
  *
  * n is the unit's number of blits, or 0 where the container needs no CRCs. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "stream/text.h"
+#include "tessera/sys/try.h"
 #include "work/work_parts.h"
 
 #include "tessera/sys/host_calls.h"
@@ -57,7 +57,7 @@ tsr_status tsr_work_take(tsr_work *work, tsr_str records, size_t *taken, tsr_err
     size_t whole = 0;
     for (; next_record(&c, &number, &count, &crcs); whole = c.at) {
         tsr_unit *unit = number < work->units.count ? tsr_work_unit(work, (size_t)number) : NULL;
-        TSR_FAIL_IF(!unit || count != (work->crc ? unit->count : 0), err, TSR_E_FORMAT, whole,
+        TSR_FAIL_AT(!unit || count != (work->crc ? unit->count : 0), err, TSR_E_FORMAT, whole,
                     "a record of unit %llu with %u checksums does not belong to this work of %zu units",
                     (unsigned long long)number, (unsigned)count, work->units.count);
         for (uint32_t i = 0; i < count; i++) unit->crcs[i] = (uint32_t)tsr_load_le(crcs + 4 * (size_t)i, 4);

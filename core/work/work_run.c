@@ -1,5 +1,5 @@
 /* Carrying out units, batch by batch, and finishing what they leave. */
-#include "base/try.h"
+#include "tessera/sys/try.h"
 #include "work/lanes.h"
 #include "work/source_sums.h"
 #include "work/unit_servers.h"
@@ -221,7 +221,7 @@ static tsr_status run_range(tsr_work *work, tsr_storage_reader part, const tsr_l
 tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err)
 {
     tsr_lane range;
-    TSR_FAIL_IF(part >= parts, err, TSR_E_USAGE, TSR_NO_POSITION, "there is no part %llu of %llu", (unsigned long long)part,
+    TSR_FAIL_IF(part >= parts, err, TSR_E_USAGE, "there is no part %llu of %llu", (unsigned long long)part,
                 (unsigned long long)parts);
     tsr_work_part(work, part, parts, &range.first, &range.end);
     return run_range(work, (tsr_storage_reader){part, parts}, &range, journal, err);
@@ -321,7 +321,7 @@ tsr_status tsr_work_surround(tsr_work *work, tsr_error *err)
 tsr_status tsr_work_finish(tsr_work *work, tsr_error *err)
 {
     const uint64_t left = tsr_work_left(work, 0, 1);
-    TSR_FAIL_IF(left, err, TSR_E_USAGE, TSR_NO_POSITION, "%llu of %zu units of work are not done", (unsigned long long)left,
+    TSR_FAIL_IF(left, err, TSR_E_USAGE, "%llu of %zu units of work are not done", (unsigned long long)left,
                 work->units.count);
     TSR_TRY(finish_checked(work, err));
     const uint32_t marker = work->writer.marker;

@@ -11,12 +11,12 @@
 #include "write/blit.h"
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "stream/tile_job.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/try.h"
 #include "write/columns.h"
 
 /* A gather in use: by the blits that still produce tiles, and by tiles not yet drained. */
@@ -52,11 +52,10 @@ tsr_status tsr_blit_measure(const tsr_entry *entry, const uint64_t *sizes, tsr_d
     TSR_TRY(tsr_gather_geometry(entry, &own, &ndim, shape, &elements, err));
     const bool fits = !sizes || tsr_box_volume((tsr_box){ndim, NULL, sizes}, &elements);
     const bool same = dtype == own || dtype == entry->dtype;
-    TSR_FAIL_IF(!same && !tsr_cast_possible(own, dtype), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s': %s cannot be cast to %s", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name,
-                tsr_dtype_describe(dtype)->name);
+    TSR_FAIL_IF(!same && !tsr_cast_possible(own, dtype), err, TSR_E_UNSUPPORTED, "'%.*s': %s cannot be cast to %s",
+                TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name, tsr_dtype_describe(dtype)->name);
     TSR_FAIL_IF(!fits || !tsr_mul_u64(elements, tsr_dtype_size(same ? own : dtype), bytes), err, TSR_E_FORMAT,
-                TSR_NO_POSITION, "'%.*s' is too large", TSR_STR_ARG(entry->fqn));
+                "'%.*s' is too large", TSR_STR_ARG(entry->fqn));
     return TSR_OK;
 }
 
@@ -204,8 +203,8 @@ static tsr_status open_gather(state *s, lane *l, tsr_error *err)
     }
     for (size_t i = l->at; i < l->end && same_entry(first, &blits[i]); i++) {
         const tsr_box box = {ndim, blits[i].offsets, blits[i].sizes ? blits[i].sizes : shape};
-        TSR_FAIL_IF(!tsr_box_contains(whole, box), err, TSR_E_USAGE, TSR_NO_POSITION,
-                    "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(first->entry->fqn));
+        TSR_FAIL_IF(!tsr_box_contains(whole, box), err, TSR_E_USAGE, "'%.*s': the box reaches beyond the tensor",
+                    TSR_STR_ARG(first->entry->fqn));
         tsr_box_enclose(ndim, offsets, sizes, box);
     }
     return open_lease(s, first->entry, tsr_box_equal(whole, reach) ? NULL : &reach, &l->gather, err);

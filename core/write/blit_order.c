@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/box_walk.h"
 
@@ -69,7 +69,7 @@ tsr_status tsr_blits_order(const tsr_catalog *catalog, const tsr_blit *blits, si
                            tsr_blit_order *out, tsr_error *err)
 {
     uint32_t last = 0;
-    TSR_FAIL_IF(count >= UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "too many boxes to write");
+    TSR_FAIL_IF(count >= UINT32_MAX, err, TSR_E_LIMIT, "too many boxes to write");
     for (size_t i = 0; i < count; i++) last = blits[i].file > last ? blits[i].file : last;
     *out = (tsr_blit_order){.numbers = tsr_arena_array(arena, count, sizeof *out->numbers, err),
                             .group_files = last / MOST_GROUPS + 1};

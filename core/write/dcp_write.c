@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
+#include "tessera/sys/try.h"
 #include "write/fragments.h"
 #include "write/torch_plan.h"
 
@@ -134,8 +134,8 @@ static tsr_status lay_out(writer *w, tsr_error *err)
         } else {
             TSR_TRY(lay_out_object(w, i, err));
         }
-        TSR_FAIL_IF(!tsr_add_u64(*at, w->items[i].byte_length, at), err, TSR_E_LIMIT, TSR_NO_POSITION,
-                    "a file of %.*s is too large", TSR_STR_ARG(job->sources[piece->source].name));
+        TSR_FAIL_IF(!tsr_add_u64(*at, w->items[i].byte_length, at), err, TSR_E_LIMIT, "a file of %.*s is too large",
+                    TSR_STR_ARG(job->sources[piece->source].name));
     }
     return TSR_OK;
 }

@@ -9,10 +9,10 @@
  * not look at it. The hashes that these objects cache are left to be computed anew. */
 #include "write/dtensor_value.h"
 
-#include "base/try.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/catalog.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 /* Building blocks with a sticky failure: a NULL part makes a NULL whole. */

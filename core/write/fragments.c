@@ -1,7 +1,7 @@
 /* See fragments.h. */
 #include "write/fragments.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 void tsr_fragments_of_box(const tsr_entry *entry, const uint64_t *fragments, const uint64_t *offsets, const uint64_t *sizes,
                           uint64_t *stored_offsets, uint64_t *stored_sizes)

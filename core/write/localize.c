@@ -4,7 +4,7 @@
  *   local                   [ a1 ··][ b1 ···]                        views begin where the box begins in its chunk */
 #include "write/localize.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/dtype_forms.h"
@@ -70,8 +70,8 @@ tsr_status tsr_localize(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
     const tsr_box hull = hull_of(shard, offsets, sizes);
     tsr_gather *gather = NULL;
     if (!shape) return TSR_E_NOMEM;
-    TSR_FAIL_IF(tsr_dtype_describe(entry->dtype)->bits == 6, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s': %s cannot be split", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
+    TSR_FAIL_IF(tsr_dtype_describe(entry->dtype)->bits == 6, err, TSR_E_UNSUPPORTED, "'%.*s': %s cannot be split",
+                TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
     if (shard->ndim) memcpy(shape, shard->local_shape, shard->ndim * sizeof *shape);
     if (shard->box_count) TSR_TRY(tsr_gather_open(checkpoint, entry, &hull, &gather, err));
     *out = (tsr_entry){.fqn = entry->fqn, .dtype = entry->dtype, .ndim = shard->ndim, .shape = shape};

@@ -1,7 +1,7 @@
 /* Safetensors files: headers by formats/safetensors_header, tensor bytes by blits in the order in which they lie. */
 #include "write/safetensors_write.h"
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/dtype_forms.h"
 

@@ -9,11 +9,11 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/common/reader.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 /* ---- tensors of the tree ---- */
@@ -304,7 +304,7 @@ tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err)
 {
     const size_t count = plan->source_count;
     uint64_t room = tsr_torch_plan_room(plan->checkpoint);
-    TSR_FAIL_IF(count >= UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "too many tensors for one file");
+    TSR_FAIL_IF(count >= UINT32_MAX, err, TSR_E_LIMIT, "too many tensors for one file");
     placed *list = tsr_arena_array(plan->arena, count, sizeof *list, err);
     plan->tensors = tsr_arena_array(plan->arena, count, sizeof *plan->tensors, err);
     plan->storages = tsr_arena_array(plan->arena, count, sizeof *plan->storages, err);

@@ -7,8 +7,8 @@
  * The checksums of the storages would take reading them all, so every CRC is 0, as where torch.save writes none. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "formats/common/reader.h"
+#include "tessera/sys/try.h"
 #include "write/tree_plan.h"
 
 #include "tessera/sys/read_run.h"
@@ -106,7 +106,7 @@ static tsr_status read_at(tsr_store *store, uint32_t number, uint64_t offset, vo
         const bool inside = i < file->plan.storage_count && file->plan.blits[i].byte_offset <= offset;
         const uint64_t begin = inside ? file->plan.blits[i].byte_offset : file->pieces[i].byte_at;
         const uint64_t length = inside ? file->plan.blits[i].byte_length : file->pieces[i].size;
-        TSR_FAIL_IF(offset < begin || offset - begin >= length, err, TSR_E_IO, offset, "%.*s ends there",
+        TSR_FAIL_AT(offset < begin || offset - begin >= length, err, TSR_E_IO, offset, "%.*s ends there",
                     TSR_STR_ARG(file->name));
         const size_t part = length - (offset - begin) < size ? (size_t)(length - (offset - begin)) : size;
         if (inside) TSR_TRY(read_storage(file, i, offset - begin, part, out, err));
@@ -171,7 +171,7 @@ static tsr_status list_files(tree_store *s, tsr_error *err)
     if (s->count) qsort(s->sorted, s->count, sizeof *s->sorted, by_name);
     for (uint32_t i = 0; i < s->count; i++) {
         listing[i] = (tsr_store_file){s->sorted[i]->name, s->sorted[i]->plan.archive.size};
-        TSR_FAIL_IF(i && tsr_str_equal(listing[i].name, listing[i - 1].name), err, TSR_E_USAGE, TSR_NO_POSITION,
+        TSR_FAIL_IF(i && tsr_str_equal(listing[i].name, listing[i - 1].name), err, TSR_E_USAGE,
                     "two files have the name '%.*s'", TSR_STR_ARG(listing[i].name));
     }
     s->base.files = listing;

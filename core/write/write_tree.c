@@ -1,9 +1,9 @@
 /* Value trees to torch.save files. */
 #include "tessera/sys/write_tree.h"
 
-#include "base/try.h"
 #include "model/value_path.h"
 #include "tessera/sys/repeats.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 #include "write/dtensor_value.h"
 #include "write/localize.h"
@@ -56,7 +56,7 @@ static tsr_status put(distributing *d, const tsr_value *value, const tsr_value *
     if (value->kind == TSR_VALUE_TENSOR)
         return value->as.tensor->distribution ? make_dtensor(d, value->as.tensor, out, err) : TSR_OK;
     if (value->count == 0) return TSR_OK;
-    TSR_FAIL_IF(d->stack.count >= host->limits.depth, err, TSR_E_LIMIT, TSR_NO_POSITION, "a tree is nested deeper than %u",
+    TSR_FAIL_IF(d->stack.count >= host->limits.depth, err, TSR_E_LIMIT, "a tree is nested deeper than %u",
                 (unsigned)host->limits.depth);
     frame *top = tsr_vec_push(&d->stack, err);
     tsr_value *copy = top ? tsr_value_new(d->arena, value->kind, err) : NULL;

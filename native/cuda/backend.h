@@ -5,13 +5,7 @@
 #include "cuda/kernel_table.h"
 #include "tessera/gpu.h"
 #include "tessera/sys/gpu_kernels.h"
-
-/* Returns the status of a failed call. */
-#define TRY(call) \
-    do { \
-        tsr_status try_status_ = (call); \
-        if (try_status_ != TSR_OK) return try_status_; \
-    } while (0)
+#include "tessera/sys/try.h"
 
 typedef struct tsr_backend {
     void (*close)(tsr_gpu *device);

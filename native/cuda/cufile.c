@@ -47,8 +47,8 @@ static tsr_status open_library(cufile *c, tsr_error *err)
                                       {"cuFileHandleRegister", &c->enter},
                                       {"cuFileHandleDeregister", &c->leave},
                                       {"cuFileRead", &c->read}};
-    TRY(tsr_library_open(names, calls, sizeof calls / sizeof *calls, &c->library, err));
-    TRY(tsr_cuda_use(c->gpu, err));
+    TSR_TRY(tsr_library_open(names, calls, sizeof calls / sizeof *calls, &c->library, err));
+    TSR_TRY(tsr_cuda_use(c->gpu, err));
     const int code = (int)c->open().err;
     return code == 0 ? TSR_OK
                      : tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cufile: the driver cannot be opened (%d)", code);
@@ -69,7 +69,7 @@ static tsr_status read_direct(void *ctx, int fd, uint64_t offset, void *to, size
     memset(&description, 0, sizeof description);
     description.type = CU_FILE_HANDLE_TYPE_OPAQUE_FD;
     description.handle.fd = fd;
-    TRY(tsr_cuda_use(c->gpu, err));
+    TSR_TRY(tsr_cuda_use(c->gpu, err));
     if (c->enter(&handle, &description).err != 0) return TSR_E_UNSUPPORTED;
     tsr_status status = TSR_OK;
     for (size_t at = 0; at < size && status == TSR_OK;) {

@@ -64,7 +64,7 @@ static tsr_status add_spans(flat_job *job, uint64_t *numels, tsr_error *err)
     const tsr_gpu_flat *what = job->what;
     uint64_t at = 0;
     for (size_t i = 0; i < what->span_count; at += what->spans[i++].numel)
-        TRY(add_span(job, what->spans[i], at, &numels[i], err));
+        TSR_TRY(add_span(job, what->spans[i], at, &numels[i], err));
     const tsr_gpu_span rest = {NULL, at < what->flat_end ? what->flat_end - at : 0};
     return add_span(job, rest, at, &numels[what->span_count], err);
 }
@@ -73,7 +73,7 @@ static tsr_status run_flat(tsr_gpu_stream *stream, const tsr_gpu_flat *what, uin
                            const void *padding, tsr_error *err)
 {
     const tsr_allocator *allocator = stream->device->host->allocator;
-    TRY(check_flat(what, err));
+    TSR_TRY(check_flat(what, err));
     flat_job job = {what,
                     flat,
                     gathers,

@@ -140,7 +140,7 @@ tsr_status tsr_gpu_scan(tsr_gpu_stream *stream, tsr_dtype dtype, const void *dat
                          "gpu scan: the address is not a multiple of the element size (%u bytes)",
                          (unsigned)tsr_dtype_size(dtype));
     if (count == 0) return TSR_OK;
-    TRY(stream->device->ops->scan(stream, dtype, data, count, &scan, err));
+    TSR_TRY(stream->device->ops->scan(stream, dtype, data, count, &scan, err));
     *sums = (tsr_gpu_sums){.nan = scan.nan, .inf = scan.inf, .finite = scan.finite};
     if (scan.finite) {
         sums->min = double_of(scan.least);

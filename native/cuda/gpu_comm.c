@@ -72,7 +72,7 @@ static tsr_status finish(staged *s, moved result, tsr_error *err)
 
 static tsr_status fetch_piece(staged *s, half *h, const uint8_t *data, size_t size, tsr_error *err)
 {
-    TRY(tsr_gpu_copy(s->from, h->memory, data, size, err));
+    TSR_TRY(tsr_gpu_copy(s->from, h->memory, data, size, err));
     return tsr_gpu_event_record(h->filled, s->from, err);
 }
 
@@ -133,7 +133,7 @@ static tsr_status deliver_all(staged *s, const gathering *g, size_t round, tsr_e
     uint8_t *to = g->all;
     for (uint32_t r = 0; r < s->base.size; to += g->sizes[r], from += g->round_sizes[r], r++) {
         uint8_t *at = to + round * g->piece;
-        if (g->to_device) TRY(tsr_gpu_copy(s->to, at, from, g->round_sizes[r], err));
+        if (g->to_device) TSR_TRY(tsr_gpu_copy(s->to, at, from, g->round_sizes[r], err));
         else if (g->round_sizes[r]) memcpy(at, from, g->round_sizes[r]);
     }
     return g->to_device ? tsr_gpu_event_record(h->emptied, s->to, err) : TSR_OK;
@@ -226,9 +226,9 @@ static tsr_status copy_round(staged *s, exchanging *e, size_t round, bool sendin
     for (size_t i = 0; i < e->send_count + e->receive_count; i++) {
         if (!takes_part(e, i, round)) continue;
         if (e->on_device[i] && sending && i < e->send_count)
-            TRY(tsr_gpu_copy(s->from, piece->data, (uint8_t *)message(e, i)->data + round * e->piece, piece->size, err));
+            TSR_TRY(tsr_gpu_copy(s->from, piece->data, (uint8_t *)message(e, i)->data + round * e->piece, piece->size, err));
         if (e->on_device[i] && !sending && i >= e->send_count)
-            TRY(tsr_gpu_copy(s->to, (uint8_t *)message(e, i)->data + round * e->piece, piece->data, piece->size, err));
+            TSR_TRY(tsr_gpu_copy(s->to, (uint8_t *)message(e, i)->data + round * e->piece, piece->data, piece->size, err));
         piece++;
     }
     return tsr_gpu_event_record(sending ? h->filled : h->emptied, sending ? s->from : s->to, err);
@@ -306,7 +306,7 @@ static tsr_status take_own(staged *s, exchanging *e, tsr_message *rest, tsr_erro
         }
         while (next < e->receive_count && e->receives[next].peer != s->base.rank) next++;
         if (next == e->receive_count || e->receives[next].size != from->size) return TSR_OK;
-        TRY(tsr_gpu_copy(s->to, e->receives[next++].data, from->data, from->size, err));
+        TSR_TRY(tsr_gpu_copy(s->to, e->receives[next++].data, from->data, from->size, err));
     }
     while (next < e->receive_count && e->receives[next].peer != s->base.rank) next++;
     if (next < e->receive_count) return TSR_OK;
@@ -340,7 +340,7 @@ static tsr_status all_on_device(staged *s, bool mine, bool *everywhere, tsr_erro
     uint64_t misses = !mine;
     *everywhere = false;
     if (!s->nccl) return TSR_OK;
-    TRY(s->below->largest(s->below, &misses, err));
+    TSR_TRY(s->below->largest(s->below, &misses, err));
     *everywhere = misses == 0;
     return TSR_OK;
 }
@@ -350,7 +350,7 @@ static tsr_status all_gather(tsr_comm *comm, const void *mine, const size_t *siz
     staged *s = (staged *)comm;
     bool everywhere;
     if (s->options.way == TSR_GPU_COMM_DIRECT) return finish(s, direct_all_gather(s, mine, sizes, all, err), err);
-    TRY(all_on_device(s, (sizes[comm->rank] == 0 || on_device(s, mine)) && on_device(s, all), &everywhere, err));
+    TSR_TRY(all_on_device(s, (sizes[comm->rank] == 0 || on_device(s, mine)) && on_device(s, all), &everywhere, err));
     return everywhere ? tsr_nccl_all_gather(s->nccl, mine, sizes, all, err) : staged_all_gather(s, mine, sizes, all, err);
 }
 
@@ -359,7 +359,7 @@ static tsr_status broadcast(tsr_comm *comm, void *data, size_t size, uint32_t ro
     staged *s = (staged *)comm;
     bool everywhere;
     if (s->options.way == TSR_GPU_COMM_DIRECT) return s->below->broadcast(s->below, data, size, root, err);
-    TRY(all_on_device(s, size == 0 || on_device(s, data), &everywhere, err));
+    TSR_TRY(all_on_device(s, size == 0 || on_device(s, data), &everywhere, err));
     if (everywhere) return tsr_nccl_broadcast(s->nccl, data, size, root, err);
     return finish(s, broadcast_pieces(s, data, size, root, err), err);
 }
@@ -422,7 +422,7 @@ static tsr_status split(tsr_comm *comm, uint32_t group, uint32_t order, tsr_comm
     staged *s = (staged *)comm;
     tsr_comm *below;
     *out = NULL;
-    TRY(s->below->split(s->below, group, order, &below, err));
+    TSR_TRY(s->below->split(s->below, group, order, &below, err));
     if (!below) return TSR_OK;
     tsr_status status = tsr_gpu_comm_new(below, s->gpu, &s->options, out, err);
     if (status == TSR_OK) ((staged *)*out)->owns_below = true;
@@ -432,13 +432,13 @@ static tsr_status split(tsr_comm *comm, uint32_t group, uint32_t order, tsr_comm
 
 static tsr_status prepare(staged *s, tsr_error *err)
 {
-    TRY(tsr_gpu_stream_new(s->gpu, &s->from, err));
-    TRY(tsr_gpu_stream_new(s->gpu, &s->to, err));
+    TSR_TRY(tsr_gpu_stream_new(s->gpu, &s->from, err));
+    TSR_TRY(tsr_gpu_stream_new(s->gpu, &s->to, err));
     if (s->options.way == TSR_GPU_COMM_DIRECT) return TSR_OK;
     for (unsigned i = 0; i < 2; i++) {
-        TRY(tsr_gpu_event_new(s->gpu, &s->halves[i].filled, err));
-        TRY(tsr_gpu_event_new(s->gpu, &s->halves[i].emptied, err));
-        TRY(tsr_gpu_host_alloc(s->gpu, s->half_bytes, TSR_HOST_PINNED, (void **)&s->halves[i].memory, err));
+        TSR_TRY(tsr_gpu_event_new(s->gpu, &s->halves[i].filled, err));
+        TSR_TRY(tsr_gpu_event_new(s->gpu, &s->halves[i].emptied, err));
+        TSR_TRY(tsr_gpu_host_alloc(s->gpu, s->half_bytes, TSR_HOST_PINNED, (void **)&s->halves[i].memory, err));
     }
     return TSR_OK;
 }

@@ -95,9 +95,9 @@ static tsr_status about(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err)
     struct cudaDeviceProp properties;
     size_t free_bytes, bytes;
     const int ordinal = ((const cuda_device *)device)->ordinal;
-    TRY(use(device, err));
-    TRY(check(device, cudaGetDeviceProperties(&properties, ordinal), "getting its properties", err));
-    TRY(check(device, cudaMemGetInfo(&free_bytes, &bytes), "getting its free memory", err));
+    TSR_TRY(use(device, err));
+    TSR_TRY(check(device, cudaGetDeviceProperties(&properties, ordinal), "getting its properties", err));
+    TSR_TRY(check(device, cudaMemGetInfo(&free_bytes, &bytes), "getting its free memory", err));
     *out = (tsr_gpu_info){.ordinal = (uint32_t)ordinal,
                           .major = (uint32_t)properties.major,
                           .minor = (uint32_t)properties.minor,
@@ -109,7 +109,7 @@ static tsr_status about(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err)
 
 tsr_status tsr_gpu_describe(uint32_t ordinal, tsr_gpu_info *out, tsr_error *err)
 {
-    TRY(check_ordinal(ordinal, err));
+    TSR_TRY(check_ordinal(ordinal, err));
     cuda_device device = {.ordinal = (int)ordinal};
     return about(&device.base, out, err);
 }
@@ -120,7 +120,7 @@ static tsr_status alloc(tsr_gpu *device, size_t size, void **out, tsr_error *err
 {
     char doing[64];
     snprintf(doing, sizeof doing, "allocating %zu bytes", size);
-    TRY(use(device, err));
+    TSR_TRY(use(device, err));
     return check(device, cudaMalloc(out, size), doing, err);
 }
 
@@ -156,7 +156,7 @@ static tsr_status pin(tsr_gpu *device, void *memory, size_t size, tsr_error *err
 {
     char doing[64];
     snprintf(doing, sizeof doing, "pinning %zu bytes of host memory", size);
-    TRY(use(device, err));
+    TSR_TRY(use(device, err));
     return check(device, cudaHostRegister(memory, size, cudaHostRegisterPortable), doing, err);
 }
 
@@ -183,7 +183,7 @@ static tsr_status host_alloc(tsr_gpu *device, size_t size, unsigned flags, void 
     host_memory memory = {.size = size, .is_mapped = !is_pinned || (flags & TSR_HOST_SHARED), .is_pinned = is_pinned};
     char doing[64];
     snprintf(doing, sizeof doing, "pinning %zu bytes of host memory", size);
-    TRY(use(device, err));
+    TSR_TRY(use(device, err));
     tsr_status status;
     if (memory.is_mapped) {
         memory.at = tsr_pages_new(size, flags & TSR_HOST_SHARED);
@@ -191,7 +191,7 @@ static tsr_status host_alloc(tsr_gpu *device, size_t size, unsigned flags, void 
         status = is_pinned ? pin(device, memory.at, size, err) : TSR_OK;
         if (status != TSR_OK) memory.is_pinned = false;
     } else {
-        TRY(check(device, cudaHostAlloc(&memory.at, size, cudaHostAllocPortable), doing, err));
+        TSR_TRY(check(device, cudaHostAlloc(&memory.at, size, cudaHostAllocPortable), doing, err));
         memset(memory.at, 0, size);
         status = TSR_OK;
     }
@@ -273,7 +273,7 @@ static tsr_status stream_new(tsr_gpu *device, tsr_gpu_stream **out, tsr_error *e
 
 static tsr_status stream_wait(tsr_gpu_stream *base, tsr_error *err)
 {
-    TRY(use(base->device, err));
+    TSR_TRY(use(base->device, err));
     return check(base->device, cudaStreamSynchronize(((cuda_stream *)base)->handle), "waiting for a stream", err);
 }
 
@@ -312,20 +312,20 @@ static void event_free(tsr_gpu_event *base)
 
 static tsr_status event_record(tsr_gpu_event *base, tsr_gpu_stream *stream, tsr_error *err)
 {
-    TRY(use(base->device, err));
+    TSR_TRY(use(base->device, err));
     return check(base->device, cudaEventRecord(((cuda_event *)base)->handle, ((cuda_stream *)stream)->handle),
                  "recording an event", err);
 }
 
 static tsr_status event_wait(tsr_gpu_event *base, tsr_error *err)
 {
-    TRY(use(base->device, err));
+    TSR_TRY(use(base->device, err));
     return check(base->device, cudaEventSynchronize(((cuda_event *)base)->handle), "waiting for an event", err);
 }
 
 static tsr_status stream_after(tsr_gpu_stream *stream, tsr_gpu_event *event, tsr_error *err)
 {
-    TRY(use(stream->device, err));
+    TSR_TRY(use(stream->device, err));
     return check(stream->device, cudaStreamWaitEvent(((cuda_stream *)stream)->handle, ((cuda_event *)event)->handle, 0),
                  "ordering streams", err);
 }
@@ -337,18 +337,18 @@ static tsr_status copy_2d(tsr_gpu_stream *base, const tsr_gpu_rows *what, tsr_er
     const cudaStream_t handle = ((cuda_stream *)base)->handle;
     char doing[64];
     snprintf(doing, sizeof doing, "copying %zu × %zu bytes", what->rows, what->row_bytes);
-    TRY(use(base->device, err));
+    TSR_TRY(use(base->device, err));
     if (what->rows == 1 || (what->to_pitch == what->row_bytes && what->from_pitch == what->row_bytes))
         return check(base->device,
                      cudaMemcpyAsync(what->to, what->from, what->rows * what->row_bytes, cudaMemcpyDefault, handle), doing,
                      err);
     if (what->to_pitch > MOST_PITCH || what->from_pitch > MOST_PITCH) {
         for (size_t i = 0; i < what->rows; i++)
-            TRY(check(base->device,
-                      cudaMemcpyAsync((uint8_t *)what->to + i * what->to_pitch,
-                                      (const uint8_t *)what->from + i * what->from_pitch, what->row_bytes, cudaMemcpyDefault,
-                                      handle),
-                      doing, err));
+            TSR_TRY(check(base->device,
+                          cudaMemcpyAsync((uint8_t *)what->to + i * what->to_pitch,
+                                          (const uint8_t *)what->from + i * what->from_pitch, what->row_bytes,
+                                          cudaMemcpyDefault, handle),
+                          doing, err));
         return TSR_OK;
     }
     return check(base->device,
@@ -361,16 +361,16 @@ static tsr_status copy_2d(tsr_gpu_stream *base, const tsr_gpu_rows *what, tsr_er
 static tsr_status need_scratch(cuda_stream *stream, size_t size, tsr_error *err)
 {
     tsr_gpu *device = stream->base.device;
-    TRY(use(device, err));
+    TSR_TRY(use(device, err));
     if (size <= stream->scratch_size) return TSR_OK;
     if (stream->scratch) {
-        TRY(stream_wait(&stream->base, err));
+        TSR_TRY(stream_wait(&stream->base, err));
         cudaFree(stream->scratch);
     }
     stream->scratch = NULL;
     stream->scratch_size = 0;
     size = size < 65536 ? 65536 : size;
-    TRY(alloc(device, size, (void **)&stream->scratch, err));
+    TSR_TRY(alloc(device, size, (void **)&stream->scratch, err));
     stream->scratch_size = size;
     return TSR_OK;
 }
@@ -378,14 +378,14 @@ static tsr_status need_scratch(cuda_stream *stream, size_t size, tsr_error *err)
 static tsr_status need_table(cuda_stream *stream, size_t size, tsr_error *err)
 {
     const tsr_gpu *device = stream->base.device;
-    TRY(check(device, cudaEventSynchronize(stream->uploaded), "waiting for a kernel's table", err));
+    TSR_TRY(check(device, cudaEventSynchronize(stream->uploaded), "waiting for a kernel's table", err));
     if (size <= stream->table_size) return TSR_OK;
     if (stream->table) cudaFreeHost(stream->table);
     stream->table = NULL;
     stream->table_size = 0;
     size = size < 65536 ? 65536 : size;
-    TRY(check(device, cudaHostAlloc((void **)&stream->table, size, cudaHostAllocPortable), "pinning memory for tables",
-              err));
+    TSR_TRY(check(device, cudaHostAlloc((void **)&stream->table, size, cudaHostAllocPortable), "pinning memory for tables",
+                  err));
     stream->table_size = size;
     return TSR_OK;
 }
@@ -394,18 +394,18 @@ static tsr_status need_table(cuda_stream *stream, size_t size, tsr_error *err)
 static tsr_status upload(cuda_stream *stream, const void *table, size_t size, tsr_error *err)
 {
     const tsr_gpu *device = stream->base.device;
-    TRY(need_scratch(stream, size, err));
-    TRY(need_table(stream, size, err));
+    TSR_TRY(need_scratch(stream, size, err));
+    TSR_TRY(need_table(stream, size, err));
     memcpy(stream->table, table, size);
-    TRY(check(device, cudaMemcpyAsync(stream->scratch, stream->table, size, cudaMemcpyDefault, stream->handle),
-              "copying a kernel's table", err));
+    TSR_TRY(check(device, cudaMemcpyAsync(stream->scratch, stream->table, size, cudaMemcpyDefault, stream->handle),
+                  "copying a kernel's table", err));
     return check(device, cudaEventRecord(stream->uploaded, stream->handle), "recording an event", err);
 }
 
 static tsr_status runs(tsr_gpu_stream *base, const tsr_kernel_run *table, uint32_t count, uint32_t units, tsr_error *err)
 {
     cuda_stream *stream = (cuda_stream *)base;
-    TRY(upload(stream, table, count * sizeof *table, err));
+    TSR_TRY(upload(stream, table, count * sizeof *table, err));
     return check(base->device, (cudaError_t)tsr_kernel_launch_runs((void *)stream->scratch, count, units, stream->handle),
                  "starting the kernel of runs", err);
 }
@@ -413,7 +413,7 @@ static tsr_status runs(tsr_gpu_stream *base, const tsr_kernel_run *table, uint32
 static tsr_status boxes(tsr_gpu_stream *base, const tsr_kernel_box *table, uint32_t count, uint32_t units, tsr_error *err)
 {
     cuda_stream *stream = (cuda_stream *)base;
-    TRY(upload(stream, table, count * sizeof *table, err));
+    TSR_TRY(upload(stream, table, count * sizeof *table, err));
     return check(base->device, (cudaError_t)tsr_kernel_launch_boxes((void *)stream->scratch, count, units, stream->handle),
                  "starting the kernel of boxes", err);
 }
@@ -422,11 +422,11 @@ static tsr_status boxes(tsr_gpu_stream *base, const tsr_kernel_box *table, uint3
 static tsr_status fetch(cuda_stream *stream, void *to, const void *from, size_t size, tsr_error *err)
 {
     const tsr_gpu *device = stream->base.device;
-    TRY(need_table(stream, size, err));
-    TRY(check(device, cudaMemcpyAsync(stream->table, from, size, cudaMemcpyDefault, stream->handle),
-              "copying a kernel's results", err));
-    TRY(check(device, cudaEventRecord(stream->uploaded, stream->handle), "recording an event", err));
-    TRY(stream_wait(&stream->base, err));
+    TSR_TRY(need_table(stream, size, err));
+    TSR_TRY(check(device, cudaMemcpyAsync(stream->table, from, size, cudaMemcpyDefault, stream->handle),
+                  "copying a kernel's results", err));
+    TSR_TRY(check(device, cudaEventRecord(stream->uploaded, stream->handle), "recording an event", err));
+    TSR_TRY(stream_wait(&stream->base, err));
     memcpy(to, stream->table, size);
     return TSR_OK;
 }
@@ -438,18 +438,19 @@ static tsr_status launch_checksum(cuda_stream *stream, const void *data, size_t 
     const tsr_gpu *device = stream->base.device;
     const uint64_t result_count = segments.count - segments.full + segments.groups;
     uint32_t tables[8 * 256];
-    TRY(need_scratch(stream, sizeof tables + (segments.count + segments.groups) * sizeof(uint32_t), err));
+    TSR_TRY(need_scratch(stream, sizeof tables + (segments.count + segments.groups) * sizeof(uint32_t), err));
     uint32_t *crcs = (uint32_t *)(void *)(stream->scratch + sizeof tables), *joined = crcs + segments.count;
     tsr_segments_tables(tables);
-    TRY(upload(stream, tables, sizeof tables, err));
-    TRY(check(device,
+    TSR_TRY(upload(stream, tables, sizeof tables, err));
+    TSR_TRY(
+        check(device,
               (cudaError_t)tsr_kernel_launch_crc((void *)stream->scratch, data, size, segments.count, crcs, stream->handle),
               "starting the checksum kernel", err));
     if (segments.groups) {
         const uint32_t power = tsr_segments_power(TSR_KERNEL_CRC_SEGMENT);
-        TRY(check(device,
-                  (cudaError_t)tsr_kernel_launch_join(crcs, segments.full, segments.groups, power, joined, stream->handle),
-                  "starting the kernel that joins checksums", err));
+        TSR_TRY(check(
+            device, (cudaError_t)tsr_kernel_launch_join(crcs, segments.full, segments.groups, power, joined, stream->handle),
+            "starting the kernel that joins checksums", err));
     }
     return fetch(stream, results, crcs + segments.full, (size_t)result_count * sizeof *results, err);
 }
@@ -472,10 +473,10 @@ static tsr_status scan(tsr_gpu_stream *base, tsr_dtype dtype, const void *data, 
 {
     cuda_stream *stream = (cuda_stream *)base;
     *out = tsr_body_scan_none();
-    TRY(upload(stream, out, sizeof *out, err));
-    TRY(check(base->device,
-              (cudaError_t)tsr_kernel_launch_scan((int)dtype, data, count, (void *)stream->scratch, stream->handle),
-              "starting the scan kernel", err));
+    TSR_TRY(upload(stream, out, sizeof *out, err));
+    TSR_TRY(check(base->device,
+                  (cudaError_t)tsr_kernel_launch_scan((int)dtype, data, count, (void *)stream->scratch, stream->handle),
+                  "starting the scan kernel", err));
     return fetch(stream, out, stream->scratch, sizeof *out, err);
 }
 
@@ -517,7 +518,7 @@ static const tsr_backend backend = {
 tsr_status tsr_gpu_open(const tsr_host *host, uint32_t ordinal, tsr_gpu **out, tsr_error *err)
 {
     *out = NULL;
-    TRY(check_ordinal(ordinal, err));
+    TSR_TRY(check_ordinal(ordinal, err));
     cuda_device *device = tsr_alloc(host->allocator, 1, sizeof *device, err);
     if (!device) return TSR_E_NOMEM;
     *device = (cuda_device){.base = {&backend, host}, .ordinal = (int)ordinal};

@@ -81,8 +81,8 @@ static tsr_status add_run(tsr_vec *runs, void *to, const void *from, uint64_t by
 /* Room for `bytes` in the stage. */
 static tsr_status reserve(gpu_device *d, uint64_t bytes, uint8_t **out, tsr_error *err)
 {
-    if (!d->stage) TRY(tsr_gpu_host_alloc(d->gpu, STAGE_BYTES, TSR_HOST_PINNED, (void **)&d->stage, err));
-    if (bytes > STAGE_BYTES - d->staged) TRY(settle(d, err));
+    if (!d->stage) TSR_TRY(tsr_gpu_host_alloc(d->gpu, STAGE_BYTES, TSR_HOST_PINNED, (void **)&d->stage, err));
+    if (bytes > STAGE_BYTES - d->staged) TSR_TRY(settle(d, err));
     *out = d->stage + d->staged;
     d->staged += (size_t)bytes;
     return TSR_OK;
@@ -93,9 +93,9 @@ static tsr_status join(gpu_device *d, int kind, void *to, const void *from, uint
 {
     const bool crosses =
         meets(d->written, to, bytes) || (kind == WITHIN && (meets(d->written, from, bytes) || meets(d->read, to, bytes)));
-    if (d->runs.count && ((int)d->kind != kind || crosses)) TRY(launch(d, err));
+    if (d->runs.count && ((int)d->kind != kind || crosses)) TSR_TRY(launch(d, err));
     d->kind = kind;
-    TRY(add_run(&d->runs, to, from, bytes, err));
+    TSR_TRY(add_run(&d->runs, to, from, bytes, err));
     extend(&d->written, to, bytes);
     if (kind == WITHIN) extend(&d->read, from, bytes);
     return TSR_OK;
@@ -105,12 +105,12 @@ static tsr_status copy_small(gpu_device *d, int kind, void *to, const void *from
 {
     uint8_t *stage;
     if (kind == WITHIN) return join(d, kind, to, from, bytes, err);
-    TRY(reserve(d, bytes, &stage, err));
+    TSR_TRY(reserve(d, bytes, &stage, err));
     if (kind == FROM_HOST) {
         memcpy(stage, from, (size_t)bytes);
         return join(d, kind, to, stage, bytes, err);
     }
-    TRY(join(d, kind, stage, from, bytes, err));
+    TSR_TRY(join(d, kind, stage, from, bytes, err));
     extend(&d->owed, to, bytes);
     return add_run(&d->due, to, stage, bytes, err);
 }
@@ -132,9 +132,9 @@ static tsr_status copy(gpu_device *d, int kind, void *to, const void *from, uint
 {
     const bool is_small = bytes < SMALL_BYTES;
     if ((kind == FROM_HOST && is_owed(d, from, bytes)) || (kind == TO_HOST && !is_small && is_owed(d, to, bytes)))
-        TRY(settle(d, err));
+        TSR_TRY(settle(d, err));
     if (is_small) return copy_small(d, kind, to, from, bytes, err);
-    TRY(launch(d, err));
+    TSR_TRY(launch(d, err));
     return tsr_gpu_copy(d->stream, to, from, (size_t)bytes, err);
 }
 

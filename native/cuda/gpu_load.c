@@ -45,8 +45,8 @@ static tsr_status tell_progress(load_run *run, uint64_t bytes, tsr_error *err)
 static tsr_status send_tile(void *ctx, const void *data, size_t size, uint64_t byte_at, tsr_error *err)
 {
     load_run *run = ctx;
-    if (run->from == run->to) TRY(tsr_gpu_copy(run->pipe->stream, (uint8_t *)run->load->to + byte_at, data, size, err));
-    else TRY(cast_tile(run, data, size, byte_at, err));
+    if (run->from == run->to) TSR_TRY(tsr_gpu_copy(run->pipe->stream, (uint8_t *)run->load->to + byte_at, data, size, err));
+    else TSR_TRY(cast_tile(run, data, size, byte_at, err));
     return tell_progress(run, size, err);
 }
 
@@ -100,16 +100,16 @@ static tsr_status load_all(load_run *run, tsr_checkpoint *checkpoint, const tsr_
                            tsr_error *err)
 {
     tsr_gpu_pipe *pipe = run->pipe;
-    if (!pipe->ring) TRY(tsr_ring_new(&pipe->pinned_host, pipe->ring_bytes, &pipe->ring, err));
+    if (!pipe->ring) TSR_TRY(tsr_ring_new(&pipe->pinned_host, pipe->ring_bytes, &pipe->ring, err));
     for (size_t i = 0; i < count; i++) {
         run->load = &loads[i];
-        TRY(choose_types(run, err));
+        TSR_TRY(choose_types(run, err));
         const tsr_status direct = load_direct(run, checkpoint, err);
         if (direct == TSR_OK) continue;
         if (direct != TSR_E_UNSUPPORTED) return direct;
         const tsr_box box = {loads[i].entry->ndim, loads[i].offsets, loads[i].sizes};
         const tsr_tile_sink sink = {send_tile, wait_for_tiles, run};
-        TRY(tsr_stream_box(checkpoint, loads[i].entry, box, pipe->ring, &sink, err));
+        TSR_TRY(tsr_stream_box(checkpoint, loads[i].entry, box, pipe->ring, &sink, err));
     }
     return TSR_OK;
 }

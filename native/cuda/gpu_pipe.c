@@ -56,7 +56,7 @@ void tsr_gpu_pipe_free(tsr_gpu_pipe *pipe)
 
 static tsr_status need_slot(tsr_gpu_pipe *pipe, pipe_slot *slot, tsr_error *err)
 {
-    if (!slot->copied) TRY(tsr_gpu_event_new(pipe->gpu, &slot->copied, err));
+    if (!slot->copied) TSR_TRY(tsr_gpu_event_new(pipe->gpu, &slot->copied, err));
     return slot->memory ? TSR_OK
                         : tsr_gpu_host_alloc(pipe->gpu, pipe->slot_bytes, TSR_HOST_PINNED, (void **)&slot->memory, err);
 }
@@ -110,11 +110,11 @@ static tsr_status in_slots(tsr_gpu_pipe *pipe, uint8_t *to, size_t size, slot_wo
     for (size_t at = 0; at < size; at += pipe->slot_bytes, number++) {
         pipe_slot *slot = &pipe->slots[number % PIPE_SLOTS];
         const size_t bytes = size - at < pipe->slot_bytes ? size - at : pipe->slot_bytes;
-        TRY(need_slot(pipe, slot, err));
-        TRY(tsr_gpu_event_wait(slot->copied, err));
-        TRY(do_slot(pipe, fill, slot->memory, at, bytes, err));
-        TRY(tsr_gpu_copy(pipe->stream, to + at, slot->memory, bytes, err));
-        TRY(tsr_gpu_event_record(slot->copied, pipe->stream, err));
+        TSR_TRY(need_slot(pipe, slot, err));
+        TSR_TRY(tsr_gpu_event_wait(slot->copied, err));
+        TSR_TRY(do_slot(pipe, fill, slot->memory, at, bytes, err));
+        TSR_TRY(tsr_gpu_copy(pipe->stream, to + at, slot->memory, bytes, err));
+        TSR_TRY(tsr_gpu_event_record(slot->copied, pipe->stream, err));
     }
     return tsr_gpu_stream_wait(pipe->stream, err);
 }
@@ -127,14 +127,15 @@ static tsr_status out_slots(tsr_gpu_pipe *pipe, const uint8_t *from, size_t size
         for (; ahead < slots && ahead < number + PIPE_SLOTS; ahead++) {
             pipe_slot *slot = &pipe->slots[ahead % PIPE_SLOTS];
             const size_t at = ahead * pipe->slot_bytes, left = size - at;
-            TRY(need_slot(pipe, slot, err));
-            TRY(tsr_gpu_copy(pipe->stream, slot->memory, from + at, left < pipe->slot_bytes ? left : pipe->slot_bytes, err));
-            TRY(tsr_gpu_event_record(slot->copied, pipe->stream, err));
+            TSR_TRY(need_slot(pipe, slot, err));
+            TSR_TRY(
+                tsr_gpu_copy(pipe->stream, slot->memory, from + at, left < pipe->slot_bytes ? left : pipe->slot_bytes, err));
+            TSR_TRY(tsr_gpu_event_record(slot->copied, pipe->stream, err));
         }
         pipe_slot *slot = &pipe->slots[number % PIPE_SLOTS];
         const size_t at = number * pipe->slot_bytes, left = size - at;
-        TRY(tsr_gpu_event_wait(slot->copied, err));
-        TRY(do_slot(pipe, empty, slot->memory, at, left < pipe->slot_bytes ? left : pipe->slot_bytes, err));
+        TSR_TRY(tsr_gpu_event_wait(slot->copied, err));
+        TSR_TRY(do_slot(pipe, empty, slot->memory, at, left < pipe->slot_bytes ? left : pipe->slot_bytes, err));
     }
     return TSR_OK;
 }

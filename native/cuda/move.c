@@ -67,7 +67,7 @@ static bool is_regular(const tsr_gpu_run *runs, size_t count)
 
 static tsr_status copy_each(tsr_gpu_stream *stream, const tsr_gpu_run *runs, size_t count, tsr_error *err)
 {
-    for (size_t i = 0; i < count; i++) TRY(tsr_gpu_copy(stream, runs[i].to, runs[i].from, runs[i].bytes, err));
+    for (size_t i = 0; i < count; i++) TSR_TRY(tsr_gpu_copy(stream, runs[i].to, runs[i].from, runs[i].bytes, err));
     return TSR_OK;
 }
 
@@ -268,7 +268,7 @@ static tsr_status flush_boxes(box_list *list, tsr_error *err)
 static tsr_status add_vectors(box_list *list, const plain *p, uint64_t count, uint32_t width, tsr_error *err)
 {
     const uint32_t units = (uint32_t)((count + TSR_KERNEL_BOX_UNIT - 1) / TSR_KERNEL_BOX_UNIT);
-    if (list->used == list->capacity || units > TSR_KERNEL_COUNT_MOST - list->units) TRY(flush_boxes(list, err));
+    if (list->used == list->capacity || units > TSR_KERNEL_COUNT_MOST - list->units) TSR_TRY(flush_boxes(list, err));
     tsr_kernel_box *out = &list->table[list->used++];
     *out = (tsr_kernel_box){.to = p->to, .from = p->from, .count = (uint32_t)count, .first_unit = list->units};
     out->width = (uint8_t)width;
@@ -300,7 +300,7 @@ static tsr_status add_plain(box_list *list, plain whole, tsr_error *err)
             if (p.axes[i].size > p.axes[longest].size) longest = i;
         }
         if (fits) {
-            TRY(add_vectors(list, &p, count, width, err));
+            TSR_TRY(add_vectors(list, &p, count, width, err));
             continue;
         }
         plain second = p;
@@ -328,7 +328,7 @@ static bool is_two_dimensional(const plain *p, tsr_gpu *device)
 static tsr_status sort_box(run_list *runs, box_list *boxes, const tsr_gpu_box *box, size_t count, tsr_error *err)
 {
     bool is_empty;
-    TRY(check_box(box, &is_empty, err));
+    TSR_TRY(check_box(box, &is_empty, err));
     if (is_empty) return TSR_OK;
     const plain p = simplify(box);
     tsr_gpu_stream *stream = runs->stream;

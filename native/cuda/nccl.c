@@ -72,8 +72,8 @@ static tsr_status prepare(nccl_ranks *ranks, tsr_comm *below, ncclUniqueId *id, 
 {
     if (!tsr_cuda_is(ranks->gpu))
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: not available on a simulated device");
-    TRY(open_library(&ranks->nccl, err));
-    TRY(tsr_gpu_stream_new(ranks->gpu, &ranks->stream, err));
+    TSR_TRY(open_library(&ranks->nccl, err));
+    TSR_TRY(tsr_gpu_stream_new(ranks->gpu, &ranks->stream, err));
     return below->rank == 0 ? check(ranks, ranks->nccl.ncclGetUniqueId(id), "creating an id", err) : TSR_OK;
 }
 
@@ -109,7 +109,7 @@ void tsr_nccl_close(nccl_ranks *ranks)
 
 static tsr_status begin(nccl_ranks *ranks, tsr_error *err)
 {
-    TRY(tsr_cuda_use(ranks->gpu, err));
+    TSR_TRY(tsr_cuda_use(ranks->gpu, err));
     return check(ranks, ranks->nccl.ncclGroupStart(), "starting a group", err);
 }
 
@@ -127,7 +127,7 @@ tsr_status tsr_nccl_all_gather(nccl_ranks *ranks, const void *mine, const size_t
     const cudaStream_t stream = tsr_cuda_stream(ranks->stream);
     bool equal = true;
     for (uint32_t r = 1; r < ranks->size; r++) equal = equal && sizes[r] == sizes[0];
-    TRY(begin(ranks, err));
+    TSR_TRY(begin(ranks, err));
     tsr_status status = TSR_OK;
     if (equal && sizes[0])
         status = check(ranks, nccl->ncclAllGather(mine, all, sizes[0], ncclUint8, ranks->comm, stream), "gathering", err);
@@ -145,7 +145,7 @@ tsr_status tsr_nccl_broadcast(nccl_ranks *ranks, void *data, size_t size, uint32
 {
     const cudaStream_t stream = tsr_cuda_stream(ranks->stream);
     if (size == 0) return TSR_OK;
-    TRY(begin(ranks, err));
+    TSR_TRY(begin(ranks, err));
     return end(ranks,
                check(ranks, ranks->nccl.ncclBroadcast(data, data, size, ncclUint8, (int)root, ranks->comm, stream),
                      "broadcasting", err),
@@ -158,7 +158,7 @@ tsr_status tsr_nccl_exchange(nccl_ranks *ranks, const tsr_message *sends, size_t
     const library *nccl = &ranks->nccl;
     const cudaStream_t stream = tsr_cuda_stream(ranks->stream);
     tsr_status status = TSR_OK;
-    TRY(begin(ranks, err));
+    TSR_TRY(begin(ranks, err));
     for (size_t i = 0; i < send_count && status == TSR_OK; i++) {
         const tsr_message *m = &sends[i];
         if (m->size)

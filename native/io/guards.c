@@ -6,8 +6,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "io/try.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 typedef struct kept {

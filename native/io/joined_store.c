@@ -1,11 +1,11 @@
 /* Several directories as one store. */
 #include <stdlib.h>
 
-#include "io/try.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/remote.h"
 #include "tessera/sys/store_read.h"
+#include "tessera/sys/try.h"
 
 enum { PART_BYTES = 256 << 10 };
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "io/try.h"
+#include "tessera/sys/try.h"
 
 const char *const tsr_remote_first[] = {".metadata", "model.safetensors.index.json", "pytorch_model.bin.index.json",
                                         "model.safetensors", "pytorch_model.bin", NULL};

@@ -5,8 +5,8 @@
  *                tag, its SHA-256
  *
  * Texts have their size before them (u32), numbers are little-endian. */
-#include "io/try.h"
 #include "object_output/object_output.h"
+#include "tessera/sys/try.h"
 
 /* ---- texts and numbers ---- */
 

@@ -1,8 +1,8 @@
 /* Notes: objects next to the files of a checkpoint by which processes that share nothing but the bucket find what others have uploaded.
  * A note is the SHA-256 of its text in hexadecimal digits, and the text. */
-#include "io/try.h"
 #include "object_output/object_output.h"
 #include "object_store/exchange.h"
+#include "tessera/sys/try.h"
 
 #define MOST_NOTE ((uint64_t)64 << 20)
 

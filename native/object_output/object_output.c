@@ -3,9 +3,9 @@
 
 #include "io/digests.h"
 #include "io/file_name.h"
-#include "io/try.h"
 #include "object_store/exchange.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/try.h"
 
 /* ---- creating ---- */
 

@@ -14,10 +14,10 @@
 
 #include "io/locked.h"
 #include "io/sys.h"
-#include "io/try.h"
 #include "object_output/object_output.h"
 #include "object_store/exchange.h"
 #include "object_store/setting.h"
+#include "tessera/sys/try.h"
 
 static size_t size_of(const written_object *object, unsigned number)
 {

@@ -5,10 +5,10 @@
  * Killed in between, the old checkpoint is whole where the new one has other names, and otherwise there is no marker. */
 #include <time.h>
 
-#include "io/try.h"
 #include "object_output/object_output.h"
 #include "object_store/exchange.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/try.h"
 
 enum { LONGEST_WAIT_SECONDS = 20 };
 

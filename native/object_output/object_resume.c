@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "io/try.h"
 #include "object_output/object_output.h"
 #include "object_store/exchange.h"
+#include "tessera/sys/try.h"
 
 /* ---- what is there ---- */
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "io/try.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_BYTES = 1 << 20 };
 

@@ -1,13 +1,13 @@
 /* See azure.h. Source: the reference of Azure's Blob service (List Blobs, Get Blob), and of its connection strings. */
 #include "object_store/azure.h"
 
-#include "io/try.h"
 #include "object_store/encoding.h"
 #include "object_store/endpoint.h"
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
 #include "object_store/setting.h"
 #include "object_store/upload.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_PAGE = 16 << 20 };
 

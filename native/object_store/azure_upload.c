@@ -5,9 +5,9 @@
 
 #include <stdio.h>
 
-#include "io/try.h"
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
+#include "tessera/sys/try.h"
 
 enum { BLOCK_NAME = 24, BLOCK_ID = 4 * BLOCK_NAME / 3 + 1, NUMBER_BYTES = 4, MOST_PAGE = 8 << 20 };
 

@@ -5,8 +5,8 @@
 #include <strings.h>
 #include <time.h>
 
-#include "io/try.h"
 #include "object_store/setting.h"
+#include "tessera/sys/try.h"
 
 static bool from_environment(tsr_credentials *out)
 {

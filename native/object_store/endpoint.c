@@ -1,7 +1,7 @@
 /* See endpoint.h. */
 #include "object_store/endpoint.h"
 
-#include "io/try.h"
+#include "tessera/sys/try.h"
 
 tsr_status tsr_endpoint_of(tsr_arena *arena, tsr_str given, const char *setting, const char **out, tsr_error *err)
 {

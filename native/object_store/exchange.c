@@ -7,8 +7,8 @@
 
 #include "io/http_origin.h"
 #include "io/retry.h"
-#include "io/try.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/uri.h"
 
 enum { MOST_REDIRECTS = 10, MOST_AT_ONCE = 64, CODE_SIZE = 64 };

@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <time.h>
 
-#include "io/try.h"
 #include "object_store/encoding.h"
 #include "object_store/endpoint.h"
 #include "object_store/exchange.h"
@@ -14,6 +13,7 @@
 #include "object_store/s3.h"
 #include "object_store/setting.h"
 #include "object_store/upload.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_PAGE = 8 << 20, RENEW_SECONDS = 300, RENEW_PAUSE = 30 };
 

@@ -1,8 +1,8 @@
 /* Listings in JSON; see object_listing.h. Source: the reference of Cloud Storage's JSON API (Objects: list, Objects: get). */
 #include <cjson/cJSON.h>
 
-#include "io/try.h"
 #include "object_store/object_listing.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_DIGITS = 19 };
 

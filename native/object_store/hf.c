@@ -5,11 +5,11 @@
 #include <stdio.h>
 
 #include "io/http_origin.h"
-#include "io/try.h"
 #include "object_store/encoding.h"
 #include "object_store/endpoint.h"
 #include "object_store/exchange.h"
 #include "object_store/setting.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_PAGE = 16 << 20, MOST_TOKEN = 512 };
 

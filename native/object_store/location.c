@@ -1,8 +1,8 @@
 /* See location.h. */
 #include "object_store/location.h"
 
-#include "io/try.h"
 #include "tessera/sys/object_store.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/uri.h"
 
 static const struct {

@@ -4,7 +4,7 @@
 #include <cjson/cJSON.h>
 
 #include "io/retry.h"
-#include "io/try.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_BYTES = 64 << 10 };
 

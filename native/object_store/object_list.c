@@ -1,7 +1,7 @@
 /* See service.h. */
 #include "object_store/service.h"
 
-#include "io/try.h"
+#include "tessera/sys/try.h"
 
 tsr_status tsr_object_list_open(const tsr_allocator *allocator, tsr_object_list *out, tsr_error *err)
 {

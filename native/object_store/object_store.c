@@ -6,11 +6,11 @@
 
 #include "io/block_cache.h"
 #include "io/guards.h"
-#include "io/try.h"
 #include "object_store/exchange.h"
 #include "object_store/read_ahead.h"
 #include "object_store/service.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/try.h"
 
 enum { PART = 4 << 20, PART_AHEAD = 1 << 20, MOST_PARTS = 64 };
 

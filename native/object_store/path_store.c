@@ -1,10 +1,10 @@
 /* See tessera/sys/path_store.h. */
 #include "tessera/sys/path_store.h"
 
-#include "io/try.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/remote.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/uri.h"
 
 bool tsr_is_url(const char *path)

@@ -4,13 +4,13 @@
 #include <pthread.h>
 #include <time.h>
 
-#include "io/try.h"
 #include "object_store/encoding.h"
 #include "object_store/endpoint.h"
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
 #include "object_store/setting.h"
 #include "object_store/upload.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_PAGE = 8 << 20, RENEW_SECONDS = 300, RENEW_PAUSE = 30 };
 /* SHA-256 of an empty body */

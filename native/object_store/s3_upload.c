@@ -4,9 +4,9 @@
 
 #include <stdio.h>
 
-#include "io/try.h"
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_BEGINS = 6, MOST_PAGE = 8 << 20 };
 

@@ -1,10 +1,10 @@
 /* Which kind of store a URL is served by. */
-#include "io/try.h"
 #include "object_store/azure.h"
 #include "object_store/gcs.h"
 #include "object_store/hf.h"
 #include "object_store/s3.h"
 #include "object_store/service.h"
+#include "tessera/sys/try.h"
 
 static tsr_status open_kind(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
                             tsr_service **out, tsr_error *err)

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "io/try.h"
 #include "tessera/sys/path_store.h"
+#include "tessera/sys/try.h"
 
 static size_t without_slashes(const char *path)
 {

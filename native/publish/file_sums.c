@@ -7,9 +7,9 @@
 #include <string.h>
 
 #include "publish/text.h"
-#include "io/try.h"
 #include "tessera/host.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/try.h"
 
 #define PRIME (((uint64_t)1 << 61) - 1)
 #define SUM_BYTES 12u

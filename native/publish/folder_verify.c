@@ -2,7 +2,7 @@
 #include <unistd.h>
 
 #include "publish/folder_output.h"
-#include "io/try.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 

@@ -10,9 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "io/try.h"
 #include "publish/stem.h"
 #include "publish/text.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 

@@ -8,12 +8,12 @@
 #include <unistd.h>
 
 #include "io/file_name.h"
-#include "io/try.h"
 #include "publish/destination.h"
 #include "publish/folder_output.h"
 #include "publish/record.h"
 #include "publish/stem.h"
 #include "publish/text.h"
+#include "tessera/sys/try.h"
 
 #define HOLD_TRIES 100 /* one second */
 

@@ -2,7 +2,6 @@
  * are asked for once it was read, and the checkpoint is opened again over all of them. */
 #include "tessera/path.h"
 
-#include "io/try.h"
 #include "tessera/document_read.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/folder.h"
@@ -10,6 +9,7 @@
 #include "tessera/sys/path_choices.h"
 #include "tessera/sys/remote.h"
 #include "tessera/sys/store_read.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/uri.h"
 #include "tessera/sys/vec.h"
 

@@ -1,9 +1,9 @@
 /* Writing a value tree to a path, as torch.save would. */
 #include "tessera/path.h"
 
-#include "io/try.h"
 #include "publish/publication.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/write_tree.h"
 
 #define JOB TSR_STR("a value tree that a program writes\n")

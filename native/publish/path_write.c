@@ -7,13 +7,13 @@
  * The command line does the same with journals, so that a killed run can be resumed (native/cli/writing/writing_work.c). */
 #include "tessera/path.h"
 
-#include "io/try.h"
 #include "publish/publication.h"
 #include "tessera/document.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/plan_job.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/work.h"
 
 #define JOB TSR_STR("a checkpoint that a program writes\n")

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "io/try.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/try.h"
 
 static tsr_status describe(tsr_arena *arena, tsr_str job, tsr_str *text, tsr_error *err)
 {

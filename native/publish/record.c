@@ -8,9 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "io/try.h"
 #include "publish/stem.h"
 #include "publish/text.h"
+#include "tessera/sys/try.h"
 
 #define MAGIC "tessera.publishing/2\n"
 

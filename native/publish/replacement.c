@@ -8,10 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "io/try.h"
 #include "publish/folder_output.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path_store.h"
+#include "tessera/sys/try.h"
 
 typedef struct decision {
     const tsr_replacement_request *request;

@@ -1,7 +1,7 @@
 /* The JSON documents of the Python package: the same functions as the command line's, with what they are given as texts. */
-#include "io/try.h"
 #include "session.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/try.h"
 #include "tessera/tessera.h"
 
 /* What to measure. Mirrored in _library.py. */

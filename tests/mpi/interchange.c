@@ -10,13 +10,8 @@
 #include "tessera/sys/folder.h"
 #include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/trees.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
-
-#define TRY(call) \
-    do { \
-        tsr_status try_status_ = (call); \
-        if (try_status_ != TSR_OK) return try_status_; \
-    } while (0)
 
 static const tsr_placement rows = {TSR_SHARD, 0, 0}, whole = {TSR_REPLICATE, 0, 0};
 
@@ -51,7 +46,7 @@ static tsr_status plan_value(const tsr_value *stored, const tsr_mesh *mesh, uint
             *key = *stored->items[i];
             key->text = tsr_arena_str(arena, key->text, err);
             items[i] = key;
-        } else TRY(plan_value(stored->items[i], mesh, rank, dict, &items[i], err));
+        } else TSR_TRY(plan_value(stored->items[i], mesh, rank, dict, &items[i], err));
     }
     return TSR_OK;
 }
@@ -61,7 +56,7 @@ static tsr_status plan(const char *path, const tsr_mesh *mesh, uint32_t rank, ts
     tsr_store *store;
     tsr_trees trees;
     const tsr_value *root;
-    TRY(tsr_folder_store_open(NULL, tsr_state_dict_host(dict)->allocator, path, &store, err));
+    TSR_TRY(tsr_folder_store_open(NULL, tsr_state_dict_host(dict)->allocator, path, &store, err));
     tsr_status status = tsr_trees_of(store, tsr_state_dict_host(dict), false, &trees, err);
     if (status == TSR_OK) {
         status = plan_value(trees.roots[0], mesh, rank, dict, &root, err);
@@ -93,12 +88,12 @@ static tsr_status run(tsr_comm *comm, const char *source, const char *dest, bool
     const tsr_str name[] = {TSR_STR("dp")};
     const tsr_mesh mesh = {1, ranks, name};
     tsr_state_dict *planned, *loaded;
-    TRY(tsr_state_dict_new(host, &planned, err));
-    TRY(tsr_state_dict_new(host, &loaded, err));
-    TRY(tsr_comm_agree(comm, plan(source, &mesh, comm->rank, planned, err), err));
-    TRY(tsr_state_dict_load(source, tsr_state_dict_root(planned), comm, NULL, loaded, err));
+    TSR_TRY(tsr_state_dict_new(host, &planned, err));
+    TSR_TRY(tsr_state_dict_new(host, &loaded, err));
+    TSR_TRY(tsr_comm_agree(comm, plan(source, &mesh, comm->rank, planned, err), err));
+    TSR_TRY(tsr_state_dict_load(source, tsr_state_dict_root(planned), comm, NULL, loaded, err));
     if (!same) change(tsr_state_dict_root(loaded));
-    TRY(tsr_state_dict_save(tsr_state_dict_root(loaded), comm, dest, NULL, host, err));
+    TSR_TRY(tsr_state_dict_save(tsr_state_dict_root(loaded), comm, dest, NULL, host, err));
     tsr_state_dict_free(loaded);
     tsr_state_dict_free(planned);
     return TSR_OK;

@@ -10,12 +10,7 @@
 
 #include "support/ranks.h"
 #include "tessera/redistribute.h"
-
-#define TRY(call) \
-    do { \
-        tsr_status try_status_ = (call); \
-        if (try_status_ != TSR_OK) return try_status_; \
-    } while (0)
+#include "tessera/sys/try.h"
 
 enum { MOST_RANKS = 64 };
 
@@ -61,12 +56,12 @@ static tsr_status by_alltoallw(const change *c, const tsr_mesh *mesh, const tsr_
     tsr_shard own[2], other[2];
     MPI_Type_contiguous((int)tsr_dtype_size(c->dtype), MPI_BYTE, &element);
     for (int s = 0; s < 2; s++)
-        TRY(tsr_mesh_shard(&(tsr_sharding){mesh, &placements[s], TSR_STRIDED_FSDP}, (tsr_shape){c->ndim, c->shape},
-                           comm->rank, arena, &own[s], err));
+        TSR_TRY(tsr_mesh_shard(&(tsr_sharding){mesh, &placements[s], TSR_STRIDED_FSDP}, (tsr_shape){c->ndim, c->shape},
+                               comm->rank, arena, &own[s], err));
     for (uint32_t r = 0; r < comm->size; r++) {
         for (int s = 0; s < 2; s++)
-            TRY(tsr_mesh_shard(&(tsr_sharding){mesh, &placements[s], TSR_STRIDED_FSDP}, (tsr_shape){c->ndim, c->shape}, r,
-                               arena, &other[s], err));
+            TSR_TRY(tsr_mesh_shard(&(tsr_sharding){mesh, &placements[s], TSR_STRIDED_FSDP}, (tsr_shape){c->ndim, c->shape},
+                                   r, arena, &other[s], err));
         send_counts[r] = common_type(&own[0], &other[1], element, &sends[r]);
         receive_counts[r] = common_type(&own[1], &other[0], element, &receives[r]);
     }
@@ -91,16 +86,16 @@ static tsr_status compare(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
     RANKS_NEED(arena && comm->size <= MOST_RANKS);
     tsr_tensor from = cut(c, &mesh, &placements[0], comm->rank, NULL), to = cut(c, &mesh, &placements[1], comm->rank, NULL);
-    TRY(tsr_tensor_held(&from, arena, &from_bytes, err));
-    TRY(tsr_tensor_held(&to, arena, &to_bytes, err));
+    TSR_TRY(tsr_tensor_held(&from, arena, &from_bytes, err));
+    TSR_TRY(tsr_tensor_held(&to, arena, &to_bytes, err));
     uint8_t *source = malloc((size_t)from_bytes + 1), *mine = calloc((size_t)to_bytes + 1, 1),
             *theirs = calloc((size_t)to_bytes + 1, 1);
     for (uint64_t i = 0; i < from_bytes; i++) source[i] = (uint8_t)(rand() >> 7);
     from.data = source;
     to.data = mine;
     const tsr_move move = {&from, &to};
-    TRY(tsr_redistribute(comm, &move, 1, c->round_bytes, &host, err));
-    TRY(by_alltoallw(c, &mesh, placements, comm, source, theirs, arena, err));
+    TSR_TRY(tsr_redistribute(comm, &move, 1, c->round_bytes, &host, err));
+    TSR_TRY(by_alltoallw(c, &mesh, placements, comm, source, theirs, arena, err));
     const bool same = memcmp(mine, theirs, (size_t)to_bytes) == 0;
     free(source);
     free(mine);

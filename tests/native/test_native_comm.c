@@ -14,12 +14,7 @@
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
-
-#define TRY(call) \
-    do { \
-        tsr_status try_status = (call); \
-        if (try_status != TSR_OK) return try_status; \
-    } while (0)
+#include "tessera/sys/try.h"
 
 enum { MOST = 64 };
 
@@ -51,7 +46,7 @@ static tsr_status gather_uneven(void *arg, tsr_comm *comm, tsr_error *err)
         }
         free(mine);
         free(all);
-        TRY(status);
+        TSR_TRY(status);
         RANKS_NEED(right);
     }
     return TSR_OK;
@@ -75,7 +70,7 @@ static tsr_status broadcast_from_each(void *arg, tsr_comm *comm, tsr_error *err)
             bool right = true;
             for (size_t i = 0; i < sizes[s]; i++) right = data[i] == (uint8_t)hash(root, s, i) && right;
             free(data);
-            TRY(status);
+            TSR_TRY(status);
             RANKS_NEED(right);
         }
     }
@@ -93,7 +88,7 @@ static tsr_status largest_value(void *arg, tsr_comm *comm, tsr_error *err)
     (void)arg;
     for (uint32_t top = 0; top < comm->size; top++) {
         uint64_t value = comm->rank == top ? UINT64_MAX - top : comm->rank;
-        TRY(comm->largest(comm, &value, err));
+        TSR_TRY(comm->largest(comm, &value, err));
         RANKS_NEED(value == UINT64_MAX - top);
     }
     return tsr_comm_barrier(comm, err);
@@ -168,7 +163,7 @@ static tsr_status random_mail(void *arg, tsr_comm *comm, tsr_error *err)
         bool right = status != TSR_OK || read_mail(comm, round, &in);
         burn_mail(&out);
         burn_mail(&in);
-        TRY(status);
+        TSR_TRY(status);
         RANKS_NEED(right);
     }
     return comm->exchange(comm, NULL, 0, NULL, 0, err);
@@ -190,7 +185,7 @@ static tsr_status gather_to_each(void *arg, tsr_comm *comm, tsr_error *err)
             mine[r] = comm->rank * 1000 + r;
             sizes[r] = r % 3 * sizeof *mine;
         }
-        TRY(tsr_comm_gather((tsr_ranks){comm, libc}, mine, sizes, root, comm->rank == root ? all : NULL, err));
+        TSR_TRY(tsr_comm_gather((tsr_ranks){comm, libc}, mine, sizes, root, comm->rank == root ? all : NULL, err));
         for (uint32_t r = 0; r < comm->size && comm->rank == root; r++) {
             for (uint32_t i = 0; i < r % 3; i++) RANKS_NEED(all[at++] == r * 1000 + i);
         }
@@ -208,7 +203,7 @@ static tsr_status all_to_all(void *arg, tsr_comm *comm, tsr_error *err)
         receive_sizes[r] = (r + 2 * comm->rank) % 5 * sizeof *mine;
         for (size_t i = 0; i < send_sizes[r] / sizeof *mine; i++) mine[count++] = (uint16_t)hash(comm->rank, r, i);
     }
-    TRY(tsr_comm_all_to_all((tsr_ranks){comm, libc}, mine, send_sizes, all, receive_sizes, err));
+    TSR_TRY(tsr_comm_all_to_all((tsr_ranks){comm, libc}, mine, send_sizes, all, receive_sizes, err));
     for (uint32_t r = 0; r < comm->size; r++) {
         for (size_t i = 0; i < receive_sizes[r] / sizeof *all; i++)
             RANKS_NEED(all[at++] == (uint16_t)hash(r, comm->rank, i));
@@ -228,7 +223,7 @@ static tsr_status blobs(void *arg, tsr_comm *comm, tsr_error *err)
     (void)arg;
     static const char alphabet[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
     tsr_comm_blobs all;
-    TRY(tsr_comm_gather_blobs((tsr_ranks){comm, libc}, (tsr_str){alphabet, 3 * comm->rank}, &all, err));
+    TSR_TRY(tsr_comm_gather_blobs((tsr_ranks){comm, libc}, (tsr_str){alphabet, 3 * comm->rank}, &all, err));
     bool right = true;
     for (uint32_t r = 0; r < comm->size; r++)
         right = right && tsr_str_equal(all.blobs[r], (tsr_str){alphabet, 3 * (size_t)r});
@@ -238,7 +233,7 @@ static tsr_status blobs(void *arg, tsr_comm *comm, tsr_error *err)
         void *copy;
         size_t size;
         const tsr_str mine = comm->rank == root ? (tsr_str){alphabet, root % 5} : (tsr_str){NULL, 0};
-        TRY(tsr_comm_broadcast_blob((tsr_ranks){comm, libc}, mine, root, &copy, &size, err));
+        TSR_TRY(tsr_comm_broadcast_blob((tsr_ranks){comm, libc}, mine, root, &copy, &size, err));
         right = size == root % 5 && (size == 0 || memcmp(copy, alphabet, size) == 0);
         tsr_free(libc, copy, size, 1);
         RANKS_NEED(right);
@@ -258,7 +253,7 @@ static tsr_status even_and_odd(void *arg, tsr_comm *comm, tsr_error *err)
 {
     (void)arg;
     tsr_comm *half, *pair, *none;
-    TRY(comm->split(comm, comm->rank % 2, comm->size - comm->rank, &half, err)); /* backwards */
+    TSR_TRY(comm->split(comm, comm->rank % 2, comm->size - comm->rank, &half, err)); /* backwards */
     uint64_t top = comm->rank;
     const uint32_t most = (comm->size - 1 - comm->rank % 2) / 2 * 2 + comm->rank % 2;
     bool right = half->size == (comm->size + 1 - comm->rank % 2) / 2 && half->rank == (most - comm->rank) / 2;
@@ -274,9 +269,9 @@ static tsr_status even_and_odd(void *arg, tsr_comm *comm, tsr_error *err)
         pair->close(pair);
     }
     half->close(half);
-    TRY(status);
+    TSR_TRY(status);
     RANKS_NEED(right);
-    TRY(comm->split(comm, comm->rank ? TSR_COMM_NO_GROUP : 5, 0, &none, err));
+    TSR_TRY(comm->split(comm, comm->rank ? TSR_COMM_NO_GROUP : 5, 0, &none, err));
     RANKS_NEED((none == NULL) == (comm->rank != 0));
     if (none) {
         right = none->size == 1;
@@ -298,7 +293,7 @@ static tsr_status poison_a_group(void *arg, tsr_comm *comm, tsr_error *err)
     (void)arg;
     tsr_comm *half;
     tsr_error told = {0};
-    TRY(comm->split(comm, comm->rank % 2, 0, &half, err));
+    TSR_TRY(comm->split(comm, comm->rank % 2, 0, &half, err));
     tsr_status status;
     if (comm->rank == 1) {
         status = tsr_raise(&told, TSR_E_LIMIT, 9, "too odd");
@@ -400,7 +395,7 @@ static tsr_status poison_one(void *arg, tsr_comm *comm, tsr_error *err)
     const uint32_t bad = comm->size / 2;
     char want[64];
     snprintf(want, sizeof want, "rank %u: disk full", (unsigned)bad);
-    TRY(tsr_comm_barrier(comm, err));
+    TSR_TRY(tsr_comm_barrier(comm, err));
     for (unsigned further = 0; further <= CALLS; further++) {
         tsr_error told = {0};
         tsr_status status;
@@ -547,7 +542,7 @@ static void test_native_comm__one_rank_without_memory_is_told_to_all(void **stat
 
 static tsr_status all_calls(tsr_comm *comm, tsr_error *err)
 {
-    for (unsigned number = 0; number < CALLS; number++) TRY(make_call(comm, number, err));
+    for (unsigned number = 0; number < CALLS; number++) TSR_TRY(make_call(comm, number, err));
     return TSR_OK;
 }
 
@@ -555,7 +550,7 @@ static tsr_status spoiled(void *arg, tsr_comm *comm, tsr_error *err)
 {
     tsr_faults faults = *(const tsr_faults *)arg;
     tsr_comm *bad;
-    TRY(tsr_comm_faulty(comm, &faults, libc, &bad, err));
+    TSR_TRY(tsr_comm_faulty(comm, &faults, libc, &bad, err));
     tsr_status status = all_calls(bad, err);
     if (status == TSR_OK && faults.delay_seed) status = random_mail(NULL, bad, err);
     tsr_free(libc, bad, 0, 0); /* not closed: what it stands before belongs to the caller */

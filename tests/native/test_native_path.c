@@ -14,11 +14,12 @@
 
 #include "support/ranks.h"
 #include "support/sample.h"
-#include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/path.h"
+#include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/trees.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 typedef struct job {
@@ -30,12 +31,6 @@ typedef struct job {
     const char *other_sample; /* what the last rank opens instead */
     const char *name;         /* of the destination; NULL: out */
 } job;
-
-#define TRY(call) \
-    do { \
-        const tsr_status try_status_ = (call); \
-        if (try_status_ != TSR_OK) return try_status_; \
-    } while (0)
 
 /* ---- files ---- */
 
@@ -113,8 +108,8 @@ static tsr_status write_with(const job *j, tsr_comm *comm, tsr_checkpoint *check
     tsr_plan *plan = NULL;
     if (j->mesh) {
         const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
-        TRY(tsr_target_parse(tsr_str_from(j->mesh), tsr_str_from(j->placements), arena, &target, err));
-        TRY(tsr_plan_new(catalog, &target, NULL, tsr_checkpoint_host(checkpoint), &plan, err));
+        TSR_TRY(tsr_target_parse(tsr_str_from(j->mesh), tsr_str_from(j->placements), arena, &target, err));
+        TSR_TRY(tsr_plan_new(catalog, &target, NULL, tsr_checkpoint_host(checkpoint), &plan, err));
         convert.plan = plan;
     }
     const tsr_status status = tsr_path_write(checkpoint, to, &options, arena, &done, err);
@@ -159,8 +154,8 @@ static tsr_status write_twice(void *arg, tsr_comm *comm, tsr_error *err)
     snprintf(alone, sizeof alone, "%s/alone", ranks_scratch());
     snprintf(shared, sizeof shared, "%s/shared", ranks_scratch());
     tsr_status status = comm->rank == 0 ? carry_out(j, NULL, alone, err) : TSR_OK;
-    TRY(tsr_comm_agree(comm, status, err));
-    TRY(carry_out(j, comm, shared, err));
+    TSR_TRY(tsr_comm_agree(comm, status, err));
+    TSR_TRY(carry_out(j, comm, shared, err));
     if (comm->rank == 0) {
         RANKS_NEED(sum_of(alone, &files) == sum_of(shared, &files_shared) && files && files == files_shared);
         remove_all(alone);
@@ -209,16 +204,16 @@ static tsr_status replace(void *arg, tsr_comm *comm, tsr_error *err)
     (void)arg;
     snprintf(path, sizeof path, "%s/out", ranks_scratch());
     again.overwrite = replacing.overwrite = true;
-    TRY(carry_out(&first, comm, path, err));
-    TRY(look(comm, path, &before, &files, err));
+    TSR_TRY(carry_out(&first, comm, path, err));
+    TSR_TRY(look(comm, path, &before, &files, err));
     RANKS_NEED(carry_out(&other, comm, path, &refused) == TSR_E_EXISTS && strstr(refused.message, "exists"));
-    TRY(look(comm, path, &after, &files_after, err));
+    TSR_TRY(look(comm, path, &after, &files_after, err));
     RANKS_NEED(after == before);
-    TRY(carry_out(&replacing, comm, path, err));
-    TRY(look(comm, path, &after, &files_after, err));
+    TSR_TRY(carry_out(&replacing, comm, path, err));
+    TSR_TRY(look(comm, path, &after, &files_after, err));
     RANKS_NEED(comm->rank != 0 || after != before);
-    TRY(carry_out(&again, comm, path, err)); /* back again, under the names of another generation */
-    TRY(look(comm, path, &after, &files_after, err));
+    TSR_TRY(carry_out(&again, comm, path, err)); /* back again, under the names of another generation */
+    TSR_TRY(look(comm, path, &after, &files_after, err));
     RANKS_NEED(files_after == files); /* nothing of the checkpoint in between is left */
     if (comm->rank == 0) remove_all(path);
     return tsr_comm_barrier(comm, err);
@@ -284,11 +279,11 @@ static tsr_status write_tree_again(void *arg, tsr_comm *comm, tsr_error *err)
     (void)arg;
     snprintf(from, sizeof from, "%s/samples/checkpoints/torch_train_state/train.pt", sample_root());
     snprintf(to, sizeof to, "%s/tree%u.pt", ranks_scratch(), (unsigned)comm->rank);
-    TRY(tsr_folder_store_open(NULL, host.allocator, from, &store, err));
-    TRY(tsr_trees_of(store, &host, false, &trees, err));
-    TRY(tsr_path_write_tree(trees.checkpoint, trees.roots[0], to, err));
-    TRY(tsr_folder_store_open(NULL, host.allocator, to, &written, err));
-    TRY(tsr_trees_of(written, &host, false, &again, err));
+    TSR_TRY(tsr_folder_store_open(NULL, host.allocator, from, &store, err));
+    TSR_TRY(tsr_trees_of(store, &host, false, &trees, err));
+    TSR_TRY(tsr_path_write_tree(trees.checkpoint, trees.roots[0], to, err));
+    TSR_TRY(tsr_folder_store_open(NULL, host.allocator, to, &written, err));
+    TSR_TRY(tsr_trees_of(written, &host, false, &again, err));
     RANKS_NEED(tsr_value_pairs(again.roots[0]) > 0);
     RANKS_NEED(tsr_value_match(trees.roots[0], again.roots[0], 64, 1000000) == TSR_SAME);
     RANKS_NEED(tsr_path_write_tree(trees.checkpoint, trees.roots[0], to, &refused) == TSR_E_EXISTS);

@@ -16,6 +16,7 @@
 #include "tessera/sys/optim_live.h"
 #include "tessera/sys/params.h"
 #include "tessera/sys/state_keys.h"
+#include "tessera/sys/try.h"
 
 /* What the operations work on: read once, with memory to spare. */
 typedef struct material {
@@ -54,12 +55,6 @@ typedef struct run {
     tsr_error err;
 } run;
 
-#define TRY(call) \
-    do { \
-        tsr_status status_ = (call); \
-        if (status_ != TSR_OK) return status_; \
-    } while (0)
-
 static tsr_status swallow(void *ctx, const char *data, size_t size, tsr_error *err)
 {
     (void)ctx, (void)data, (void)size, (void)err;
@@ -76,20 +71,20 @@ static tsr_status names(run *r)
     tsr_name_list prefixes;
     tsr_rename_rule *rules;
     size_t count, collision_count;
-    TRY(tsr_modules_parse(tsr_str_from(r->m->modules), &r->host, r->arena, &document, &r->err));
-    TRY(tsr_modules_write(&document, r->host.allocator, swallow, NULL, &r->err));
-    TRY(tsr_modules_new(document.root, &r->host, &r->modules, &r->err));
-    TRY(tsr_fqn_named_modules(r->modules, &r->host, r->arena, &named, &count, &r->err));
+    TSR_TRY(tsr_modules_parse(tsr_str_from(r->m->modules), &r->host, r->arena, &document, &r->err));
+    TSR_TRY(tsr_modules_write(&document, r->host.allocator, swallow, NULL, &r->err));
+    TSR_TRY(tsr_modules_new(document.root, &r->host, &r->modules, &r->err));
+    TSR_TRY(tsr_fqn_named_modules(r->modules, &r->host, r->arena, &named, &count, &r->err));
     const tsr_module_refs last = {&named[count - 1].module, 1};
-    TRY(tsr_fqn_submodule_prefixes(r->modules, last, &r->host, r->arena, &prefixes, &r->err));
-    TRY(tsr_fqn_rename_rules(moved, 2, r->arena, &rules, &count, &r->err));
-    TRY(tsr_params_new(r->modules, &r->host, &r->params, &r->err));
-    TRY(tsr_fqn_named_parameters(r->modules, &r->host, r->arena, &items, &count, &r->err));
+    TSR_TRY(tsr_fqn_submodule_prefixes(r->modules, last, &r->host, r->arena, &prefixes, &r->err));
+    TSR_TRY(tsr_fqn_rename_rules(moved, 2, r->arena, &rules, &count, &r->err));
+    TSR_TRY(tsr_params_new(r->modules, &r->host, &r->params, &r->err));
+    TSR_TRY(tsr_fqn_named_parameters(r->modules, &r->host, r->arena, &items, &count, &r->err));
     tsr_name *found = tsr_arena_array(r->arena, count, sizeof *found, &r->err);
     tsr_str *raws = tsr_arena_array(r->arena, count, sizeof *raws, &r->err);
     if (!found || !raws) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) raws[i] = items[i].raw;
-    TRY(tsr_fqn_from_text(raws, count, r->host.allocator, r->arena, found, &r->err));
+    TSR_TRY(tsr_fqn_from_text(raws, count, r->host.allocator, r->arena, found, &r->err));
     return tsr_fqn_collisions(found, count, r->arena, &collisions, &collision_count, &r->err);
 }
 
@@ -99,17 +94,17 @@ static tsr_status forms(run *r)
     const tsr_value *nested, *out;
     tsr_state_key *keys;
     size_t count;
-    TRY(names(r));
+    TSR_TRY(names(r));
     const tsr_group_naming naming = {.modules = r->modules};
-    TRY(tsr_optim_name_groups(r->m->native, &naming, &r->host, r->arena, &lists, &r->err));
-    TRY(tsr_optim_to_fqn(r->m->native, lists, &r->host, r->arena, &nested, &r->err));
-    TRY(tsr_optim_to_id(nested, &r->host, r->arena, &out, &r->err));
-    TRY(tsr_optim_merge(&nested, 1, &r->host, r->arena, &out, &r->err));
-    TRY(tsr_optim_flatten(nested, &r->host, r->arena, &out, &r->err));
-    TRY(tsr_optim_unflatten(r->m->flat_state, &(tsr_unflatten){r->params, NULL, 0, NULL, NULL}, &r->host, r->arena, &out,
-                            &r->err));
-    TRY(tsr_state_keys(r->m->nested, &r->host, r->arena, &keys, &count, &r->err));
-    TRY(tsr_state_unflatten(keys, count, &r->host, r->arena, &out, &r->err));
+    TSR_TRY(tsr_optim_name_groups(r->m->native, &naming, &r->host, r->arena, &lists, &r->err));
+    TSR_TRY(tsr_optim_to_fqn(r->m->native, lists, &r->host, r->arena, &nested, &r->err));
+    TSR_TRY(tsr_optim_to_id(nested, &r->host, r->arena, &out, &r->err));
+    TSR_TRY(tsr_optim_merge(&nested, 1, &r->host, r->arena, &out, &r->err));
+    TSR_TRY(tsr_optim_flatten(nested, &r->host, r->arena, &out, &r->err));
+    TSR_TRY(tsr_optim_unflatten(r->m->flat_state, &(tsr_unflatten){r->params, NULL, 0, NULL, NULL}, &r->host, r->arena, &out,
+                                &r->err));
+    TSR_TRY(tsr_state_keys(r->m->nested, &r->host, r->arena, &keys, &count, &r->err));
+    TSR_TRY(tsr_state_unflatten(keys, count, &r->host, r->arena, &out, &r->err));
     const size_t first[] = {0};
     const tsr_optimizer optimizer = {&(tsr_optimizer_group){first, 1}, 1};
     return tsr_optim_split(r->m->nested, &(tsr_split){r->params, &optimizer, false}, &r->host, r->arena, &out, &r->err);
@@ -121,15 +116,15 @@ static tsr_status flat_parameters(run *r)
     tsr_fsdp_full full;
     const tsr_value *out;
     const tsr_fsdp_context context = {&r->host, r->arena, GOLDEN_ZEROS, NULL, NULL, false};
-    TRY(tsr_flat_params_parse(tsr_str_from(r->m->flat), &r->host, r->arena, &flat, &r->err));
+    TSR_TRY(tsr_flat_params_parse(tsr_str_from(r->m->flat), &r->host, r->arena, &flat, &r->err));
     tsr_name_list differences;
-    TRY(tsr_fsdp_differences(&flat, r->m->ranks, 0, &context, &differences, &r->err));
-    TRY(tsr_fsdp_unshard(&flat, r->m->ranks, 0, &context, &full, &r->err));
-    TRY(tsr_fsdp_shard_rows(&flat, full.optim, &(tsr_fsdp_rows){2, 1, NULL}, &context, &out, &r->err));
+    TSR_TRY(tsr_fsdp_differences(&flat, r->m->ranks, 0, &context, &differences, &r->err));
+    TSR_TRY(tsr_fsdp_unshard(&flat, r->m->ranks, 0, &context, &full, &r->err));
+    TSR_TRY(tsr_fsdp_shard_rows(&flat, full.optim, &(tsr_fsdp_rows){2, 1, NULL}, &context, &out, &r->err));
     const tsr_value *key = tsr_value_str(r->arena, TSR_STR("state.emb.weight.m"), &r->err), *pair[] = {key, r->m->full},
                     *flat_state = key ? tsr_value_items(r->arena, TSR_VALUE_DICT, pair, 2, &r->err) : NULL;
     if (!flat_state) return TSR_E_NOMEM;
-    TRY(tsr_fsdp_nest_state(&flat, flat_state, &r->host, r->arena, &out, &r->err));
+    TSR_TRY(tsr_fsdp_nest_state(&flat, flat_state, &r->host, r->arena, &out, &r->err));
     return tsr_fsdp_shard(&flat, r->m->full, (tsr_fsdp_rank){3, 1}, &context, &out, &r->err);
 }
 
@@ -145,10 +140,10 @@ static tsr_status meet(run *r, tsr_comm *comm)
     const tsr_live_call call = {comm, &r->host, r->arena, {zeros, NULL}};
     tsr_flat_params flat;
     tsr_live_state state;
-    TRY(tsr_flat_params_parse(tsr_str_from(r->m->alone), &r->host, r->arena, &flat, &r->err));
-    TRY(tsr_fsdp_gather(&call, &flat, r->m->lonely_raw, TSR_ALL_RANKS, &state, &r->err));
+    TSR_TRY(tsr_flat_params_parse(tsr_str_from(r->m->alone), &r->host, r->arena, &flat, &r->err));
+    TSR_TRY(tsr_fsdp_gather(&call, &flat, r->m->lonely_raw, TSR_ALL_RANKS, &state, &r->err));
     tsr_live_state_free(&state);
-    TRY(tsr_fsdp_broadcast(&call, &flat, r->m->lonely_full, &state, &r->err));
+    TSR_TRY(tsr_fsdp_broadcast(&call, &flat, r->m->lonely_full, &state, &r->err));
     tsr_live_state_free(&state);
     return TSR_OK;
 }
@@ -156,7 +151,7 @@ static tsr_status meet(run *r, tsr_comm *comm)
 static tsr_status live_ranks(run *r)
 {
     tsr_comm *comm;
-    TRY(tsr_comm_self(r->host.allocator, &comm, &r->err));
+    TSR_TRY(tsr_comm_self(r->host.allocator, &comm, &r->err));
     tsr_status status = meet(r, comm);
     comm->close(comm);
     return status;
@@ -167,15 +162,15 @@ static tsr_status keys(run *r)
     tsr_group_names all, one;
     const tsr_rekeying to_names = {.names = &all, .to_names = true}, to_numbers = {.names = &all, .keep_others = true};
     const tsr_value *out;
-    TRY(names(r));
+    TSR_TRY(names(r));
     const tsr_value *emb = tsr_value_str(r->arena, TSR_STR("emb.weight"), &r->err);
     const tsr_value *list = emb ? tsr_value_list(r->arena, TSR_VALUE_LIST, 1, emb) : NULL;
     const tsr_value *group = tsr_value_dict(r->arena, 1, "params", list);
     const tsr_value *input = tsr_value_list(r->arena, TSR_VALUE_LIST, 1, group);
     if (!input) return tsr_raise(&r->err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory");
-    TRY(tsr_optim_input_names(input, r->modules, &r->host, r->arena, &one, &r->err));
-    TRY(tsr_optim_input_names(NULL, r->modules, &r->host, r->arena, &all, &r->err));
-    TRY(tsr_optim_rekey(r->m->nested, &to_numbers, &r->host, r->arena, &out, &r->err));
+    TSR_TRY(tsr_optim_input_names(input, r->modules, &r->host, r->arena, &one, &r->err));
+    TSR_TRY(tsr_optim_input_names(NULL, r->modules, &r->host, r->arena, &all, &r->err));
+    TSR_TRY(tsr_optim_rekey(r->m->nested, &to_numbers, &r->host, r->arena, &out, &r->err));
     return tsr_optim_rekey(out, &to_names, &r->host, r->arena, &out, &r->err);
 }
 

@@ -66,7 +66,7 @@ static tsr_status open_specs(fsdp_world *w, tsr_fsdp_unit *unit, const cJSON *li
         uint64_t *shape = tsr_arena_array(w->arena, 8, sizeof *shape, err);
         for (const cJSON *n = s->child->child; n; n = n->next) shape[spec->ndim++] = (uint64_t)n->valuedouble;
         spec->shape = shape;
-        TRY(tsr_placements_parse(tsr_str_from(s->child->next->valuestring), w->arena, &placement, &count, err));
+        TSR_TRY(tsr_placements_parse(tsr_str_from(s->child->next->valuestring), w->arena, &placement, &count, err));
         spec->placement = *placement;
     }
     unit->specs = specs;
@@ -101,7 +101,7 @@ static tsr_status open_units(fsdp_world *w, bool on_device, tsr_error *err)
     const cJSON *slice = live_get(w->record, "slices")->child;
     tsr_named_module *named;
     size_t count;
-    TRY(tsr_fqn_named_modules(w->modules, &w->host, w->arena, &named, &count, err));
+    TSR_TRY(tsr_fqn_named_modules(w->modules, &w->host, w->arena, &named, &count, err));
     const cJSON *own = cJSON_GetObjectItem(w->record, "units");
     for (const cJSON *u = (own ? own : live_get(w->test, "units"))->child; u; u = u->next, slice = slice->next) {
         tsr_fsdp_unit *unit = &w->units[w->tree.unit_count];
@@ -121,7 +121,7 @@ static tsr_status open_units(fsdp_world *w, bool on_device, tsr_error *err)
         for (size_t i = 0; i < count; i++)
             if (tsr_str_equal(named[i].raw, path)) unit->module = named[i].module;
         const cJSON *specs = cJSON_GetObjectItem(w->record, "specs");
-        if (specs) TRY(open_specs(w, unit, cJSON_GetArrayItem(specs, (int)w->tree.unit_count - 1), err));
+        if (specs) TSR_TRY(open_specs(w, unit, cJSON_GetArrayItem(specs, (int)w->tree.unit_count - 1), err));
         if (!cJSON_IsTrue(cJSON_GetObjectItem(live_get(w->test, "case"), "extension"))) continue;
         unit->extensions = &w->extensions;
         unit->transforms = &w->transforms;
@@ -136,10 +136,10 @@ tsr_status fsdp_world_describe(fsdp_world *w, const cJSON *test, tsr_comm *comm,
     w->record = cJSON_GetArrayItem(live_get(test, "ranks"), (int)comm->rank);
     w->arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
     live_device_open(&w->device);
-    TRY(tsr_state_dict_new(&w->host, &w->mine, err));
-    TRY(open_modules(w, err));
-    TRY(open_group(w, live_get(test, "case"), err));
-    TRY(open_units(w, on_device, err));
+    TSR_TRY(tsr_state_dict_new(&w->host, &w->mine, err));
+    TSR_TRY(open_modules(w, err));
+    TSR_TRY(open_group(w, live_get(test, "case"), err));
+    TSR_TRY(open_units(w, on_device, err));
     w->tree = (tsr_fsdp_tree){
         .modules = w->modules,
         .comm = comm,
@@ -157,7 +157,7 @@ tsr_status fsdp_world_describe(fsdp_world *w, const cJSON *test, tsr_comm *comm,
 
 tsr_status fsdp_world_open(fsdp_world *w, const cJSON *test, tsr_comm *comm, bool on_device, tsr_error *err)
 {
-    TRY(fsdp_world_describe(w, test, comm, on_device, err));
+    TSR_TRY(fsdp_world_describe(w, test, comm, on_device, err));
     return tsr_fsdp_model_new(&w->tree, &w->host, &w->model, err);
 }
 
@@ -205,7 +205,7 @@ tsr_status fsdp_world_same(const fsdp_world *w, const cJSON *slices, const cJSON
     size_t i = 0;
     for (const cJSON *slice = slices->child; slice; slice = slice->next) {
         const tsr_value value = {.kind = TSR_VALUE_TENSOR, .as.tensor = &w->slices[i++]->entry};
-        TRY(live_same(&value, slice, false, err));
+        TSR_TRY(live_same(&value, slice, false, err));
     }
     return plain ? live_same(w->tree.plain, plain, false, err) : TSR_OK;
 }

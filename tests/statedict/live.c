@@ -300,8 +300,8 @@ static tsr_status same_items(const tsr_value *value, const cJSON *json, bool sha
     size_t at = 0;
     if ((size_t)cJSON_GetArraySize(json) * (dict ? 2 : 1) != value->count) return differs(err, json);
     for (const cJSON *i = json->child; i; i = i->next) {
-        if (dict) TRY(live_same(value->items[at++], i->child, shapes_only, err));
-        TRY(live_same(value->items[at++], dict ? i->child->next : i, shapes_only, err));
+        if (dict) TSR_TRY(live_same(value->items[at++], i->child, shapes_only, err));
+        TSR_TRY(live_same(value->items[at++], dict ? i->child->next : i, shapes_only, err));
     }
     return TSR_OK;
 }
@@ -426,7 +426,7 @@ static tsr_status run_group(void *arg, tsr_comm *comm, tsr_error *err)
     const group_run *run = arg;
     tsr_comm *group;
     if (comm->size == run->world) return run->body(run->arg, comm, err);
-    TRY(comm->split(comm, comm->rank < run->world ? 0 : TSR_COMM_NO_GROUP, comm->rank, &group, err));
+    TSR_TRY(comm->split(comm, comm->rank < run->world ? 0 : TSR_COMM_NO_GROUP, comm->rank, &group, err));
     if (!group) return TSR_OK;
     const tsr_status status = run->body(run->arg, group, err);
     group->close(group);

@@ -9,14 +9,9 @@
 #include "tessera/optim.h"
 #include "tessera/redistribute.h"
 #include "tessera/statedict.h"
+#include "tessera/sys/try.h"
 
 #define NEED RANKS_NEED
-#define TRY(call) \
-    do { \
-        tsr_status try_status_ = (call); \
-        if (try_status_ != TSR_OK) return try_status_; \
-    } while (0)
-
 /* A file of tests/golden, parsed; the test frees it. */
 cJSON *live_golden(const char *name);
 const cJSON *live_get(const cJSON *object, const char *key); /* aborts when there is none */

@@ -32,7 +32,7 @@ static tsr_status set_extra(void *ctx, tsr_str raw, const tsr_value *value, tsr_
 
 static tsr_status take_tensors(live_model *m, uint32_t rank, tsr_error *err)
 {
-    TRY(tsr_fqn_iterate(m->modules, &m->host, m->arena, &m->items, &m->item_count, err));
+    TSR_TRY(tsr_fqn_iterate(m->modules, &m->host, m->arena, &m->items, &m->item_count, err));
     tsr_model_tensor *bound = tsr_arena_array(m->arena, m->item_count, sizeof *bound, err);
     m->tensors = tsr_arena_array(m->arena, m->item_count, sizeof *m->tensors, err);
     for (size_t i = 0; i < m->item_count; i++) {
@@ -59,10 +59,10 @@ tsr_status live_model_open(live_model *m, const cJSON *test, uint32_t rank, tsr_
     m->arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
     tsr_status status = tsr_modules_parse(tsr_str_from(text), &m->host, m->arena, &document, err);
     cJSON_free(text);
-    TRY(status);
-    TRY(tsr_modules_new(document.root, &m->host, &m->modules, err));
-    TRY(tsr_state_dict_new(&m->host, &m->home, err));
-    TRY(tsr_state_dict_new(&m->host, &m->out, err));
+    TSR_TRY(status);
+    TSR_TRY(tsr_modules_new(document.root, &m->host, &m->modules, err));
+    TSR_TRY(tsr_state_dict_new(&m->host, &m->home, err));
+    TSR_TRY(tsr_state_dict_new(&m->host, &m->out, err));
     m->model =
         (tsr_model){.modules = m->modules, .get_extra = get_extra, .set_extra = set_extra, .ctx = m, .memory = m->home};
     return take_tensors(m, rank, err);

@@ -49,7 +49,7 @@ static tsr_status take_tensors(live_units *u, tsr_error *err)
 {
     tsr_state_item *items;
     size_t count;
-    TRY(tsr_fqn_iterate(u->w.modules, &u->w.host, u->w.arena, &items, &count, err));
+    TSR_TRY(tsr_fqn_iterate(u->w.modules, &u->w.host, u->w.arena, &items, &count, err));
     tsr_model_tensor *bound = tsr_arena_array(u->w.arena, count, sizeof *bound, err);
     for (size_t i = 0; i < count; i++) {
         char name[256];
@@ -102,18 +102,18 @@ static tsr_status read_optimizer(live_units *u, const cJSON *json, bool on_devic
 tsr_status live_units_open(live_units *u, const cJSON *test, tsr_comm *comm, bool on_device, tsr_error *err)
 {
     *u = (live_units){.count = 0};
-    TRY(fsdp_world_describe(&u->w, test, comm, on_device, err));
-    TRY(tsr_state_dict_new(&u->w.host, &u->memory, err));
-    TRY(tsr_state_dict_new(&u->w.host, &u->out, err));
+    TSR_TRY(fsdp_world_describe(&u->w, test, comm, on_device, err));
+    TSR_TRY(tsr_state_dict_new(&u->w.host, &u->memory, err));
+    TSR_TRY(tsr_state_dict_new(&u->w.host, &u->out, err));
     u->model = (tsr_model){.modules = u->w.modules,
                            .fsdp = &u->w.tree,
                            .get_extra = get_extra,
                            .set_extra = set_extra,
                            .ctx = u,
                            .memory = u->memory};
-    TRY(take_tensors(u, err));
+    TSR_TRY(take_tensors(u, err));
     for (const cJSON *o = live_get(u->w.record, "optimizers")->child; o; o = o->next)
-        TRY(read_optimizer(u, o, on_device, err));
+        TSR_TRY(read_optimizer(u, o, on_device, err));
     return TSR_OK;
 }
 
@@ -213,10 +213,10 @@ tsr_status live_units_same(const live_units *u, const cJSON *json, tsr_error *er
         const cJSON *user = cJSON_GetObjectItem(optimizer, "user");
         if ((user != NULL) != (u->list[o].user_state != NULL))
             return tsr_raise(err, TSR_E_FORMAT, 0, "state of no parameter");
-        if (user) TRY(live_same(u->list[o].user_state, user, false, err));
+        if (user) TSR_TRY(live_same(u->list[o].user_state, user, false, err));
         for (const cJSON *group = live_get(optimizer, "groups")->child; group; group = group->next, g++) {
             size_t p = 0;
-            TRY(live_same(u->list[o].groups[g].options, live_get(group, "options"), false, err));
+            TSR_TRY(live_same(u->list[o].groups[g].options, live_get(group, "options"), false, err));
             for (const cJSON *state = live_get(group, "state")->child; state; state = state->next, p++) {
                 const tsr_value *mine = u->list[o].groups[g].params[p].state;
                 const char *name = cJSON_GetArrayItem(live_get(group, "params"), (int)p)->valuestring;

@@ -12,7 +12,7 @@ tsr_status ramp_over(const tsr_tensor *tensor, tsr_arena *arena, bool fill, bool
     const tsr_piece *pieces;
     uint64_t count, elements, size = tsr_dtype_size(tensor->entry.dtype);
     const uint32_t ndim = tensor->entry.ndim;
-    TRY(tsr_tensor_pieces(tensor, arena, &pieces, &count, err));
+    TSR_TRY(tsr_tensor_pieces(tensor, arena, &pieces, &count, err));
     for (uint64_t p = 0; p < count; p++) {
         tsr_box_volume((tsr_box){ndim, NULL, pieces[p].sizes}, &elements);
         for (uint64_t i = 0; i < elements; i++) {

@@ -61,9 +61,9 @@ static tsr_status fill_dict(tsr_state_dict *dict, const tsr_comm *comm, int32_t 
             tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shapes[i], NULL), &mesh, &placement, comm->rank);
         const tsr_value *value;
         if (dim < 0) tensor.spread = TSR_WHOLE;
-        TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
-        TRY(ramp_over(tsr_tensor_of(value), tsr_state_dict_arena(dict), true, NULL, err));
-        TRY(tsr_state_dict_put(dict, tsr_str_from(names[i]), value, err));
+        TSR_TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+        TSR_TRY(ramp_over(tsr_tensor_of(value), tsr_state_dict_arena(dict), true, NULL, err));
+        TSR_TRY(tsr_state_dict_put(dict, tsr_str_from(names[i]), value, err));
     }
     return TSR_OK;
 }
@@ -73,15 +73,15 @@ static tsr_status open_world(world *w, tsr_comm *comm, tsr_error *err)
     tsr_state_dict **dicts[] = {&w->rows, &w->columns, &w->whole, &w->shared};
     const tsr_create_options options = {.share = comm};
     *w = (world){.host = live_host(NULL), .comm = comm};
-    for (int i = 0; i < 4; i++) TRY(tsr_state_dict_new(&w->host, dicts[i], err));
-    TRY(fill_dict(w->rows, comm, 0, err));
-    TRY(fill_dict(w->columns, comm, 1, err));
-    TRY(fill_dict(w->whole, comm, -1, err));
-    TRY(tsr_state_dict_create(tsr_state_dict_root(w->rows), &options, w->shared, err));
+    for (int i = 0; i < 4; i++) TSR_TRY(tsr_state_dict_new(&w->host, dicts[i], err));
+    TSR_TRY(fill_dict(w->rows, comm, 0, err));
+    TSR_TRY(fill_dict(w->columns, comm, 1, err));
+    TSR_TRY(fill_dict(w->whole, comm, -1, err));
+    TSR_TRY(tsr_state_dict_create(tsr_state_dict_root(w->rows), &options, w->shared, err));
     snprintf(w->path, sizeof w->path, "%s/saved", ranks_scratch());
     tsr_state_dict *copied;
-    TRY(tsr_state_dict_new(&w->host, &copied, err));
-    TRY(tsr_state_dict_copy(tsr_state_dict_root(w->rows), tsr_state_dict_root(w->shared), false, copied, err));
+    TSR_TRY(tsr_state_dict_new(&w->host, &copied, err));
+    TSR_TRY(tsr_state_dict_copy(tsr_state_dict_root(w->rows), tsr_state_dict_root(w->shared), false, copied, err));
     tsr_state_dict_free(copied);
     return TSR_OK;
 }
@@ -131,7 +131,7 @@ static tsr_status check_result(const world *w, operation what, const tsr_state_d
     bool right = true;
     if (what == SHARE || what == SAVE) return TSR_OK;
     for (size_t i = 1; i < made->count; i += 2)
-        TRY(ramp_over(tsr_tensor_of(made->items[i]), tsr_state_dict_arena(w->rows), false, &right, err));
+        TSR_TRY(ramp_over(tsr_tensor_of(made->items[i]), tsr_state_dict_arena(w->rows), false, &right, err));
     NEED(right);
     return TSR_OK;
 }
@@ -156,9 +156,9 @@ static tsr_status run_spoiled(const world *w, operation what, tsr_faults *faults
     tsr_comm *inner, *spoiled;
     tsr_state_dict *out;
     tsr_error message = {0};
-    TRY(w->comm->split(w->comm, 0, w->comm->rank, &inner, err));
-    TRY(tsr_comm_faulty(inner, faults, &tsr_allocator_libc, &spoiled, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(w->comm->split(w->comm, 0, w->comm->rank, &inner, err));
+    TSR_TRY(tsr_comm_faulty(inner, faults, &tsr_allocator_libc, &spoiled, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
     forget_columns(w);
     failing_after(own, successes);
     *told = run_operation(w, what, spoiled, &host, out, &message);
@@ -173,8 +173,8 @@ static tsr_status run_spoiled(const world *w, operation what, tsr_faults *faults
 static tsr_status agree_on(tsr_comm *comm, tsr_status told, tsr_error *err)
 {
     uint64_t most = (uint64_t)told, least = ~most;
-    TRY(comm->largest(comm, &most, err));
-    TRY(comm->largest(comm, &least, err));
+    TSR_TRY(comm->largest(comm, &most, err));
+    TSR_TRY(comm->largest(comm, &least, err));
     NEED(most == ~least);
     return TSR_OK;
 }
@@ -189,18 +189,18 @@ static tsr_status run_trouble(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_faults faults = {.list = &fault, .count = !t->memory};
     failing_allocator own;
     failing_start(&own, SIZE_MAX);
-    TRY(open_world(&w, comm, err));
+    TSR_TRY(open_world(&w, comm, err));
     if (t->what == LOAD || t->what == LOAD_OPTIMIZER) {
         const tsr_save_options replace = {.overwrite = true};
-        TRY(tsr_state_dict_save(tsr_state_dict_root(w.rows), comm, w.path, &replace, &w.host, err));
+        TSR_TRY(tsr_state_dict_save(tsr_state_dict_root(w.rows), comm, w.path, &replace, &w.host, err));
     }
     const size_t successes = t->memory && comm->rank == odd ? (size_t)t->number - 1 : SIZE_MAX;
-    TRY(run_spoiled(&w, t->what, &faults, &own, successes, &told, err));
+    TSR_TRY(run_spoiled(&w, t->what, &faults, &own, successes, &told, err));
     uint64_t reached = t->memory ? own.failed : faults.calls > fault.call;
     if (!t->memory && comm->rank != odd) reached = 0;
-    TRY(comm->largest(comm, &reached, err));
+    TSR_TRY(comm->largest(comm, &reached, err));
     if (comm->rank == 0 || ranks_count(0)) t->reached = reached;
-    TRY(agree_on(comm, told, err));
+    TSR_TRY(agree_on(comm, told, err));
     /* without memory to share, by messages; what fails after a save was published does not unmake it */
     const bool other_way = t->memory && (t->what == REDISTRIBUTE || t->what == SAVE);
     NEED(told == (!reached ? TSR_OK : t->memory ? TSR_E_NOMEM : TSR_E_IO) || (other_way && told == TSR_OK));
@@ -255,10 +255,10 @@ static tsr_status run_late(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_status told;
     failing_allocator own;
     failing_start(&own, SIZE_MAX);
-    TRY(open_world(&w, comm, err));
+    TSR_TRY(open_world(&w, comm, err));
     for (int what = 0; what < OPERATIONS; what++) {
         tsr_faults faults = {.delay_seed = *seed, .delay_microseconds = 2000};
-        TRY(run_spoiled(&w, (operation)what, &faults, &own, SIZE_MAX, &told, err));
+        TSR_TRY(run_spoiled(&w, (operation)what, &faults, &own, SIZE_MAX, &told, err));
         NEED(told == TSR_OK);
     }
     NEED(own.live == 0);
@@ -299,10 +299,10 @@ static tsr_status make_many(tsr_state_dict *dict, const tsr_comm *comm, bool who
     for (int i = 0; i < MANY; i++) {
         const tsr_value *value;
         snprintf(name, sizeof name, "w%d", i);
-        if (meta) TRY(tsr_state_dict_tensor(dict, &tensor, &value, err));
-        else TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
-        if (!meta) TRY(ramp_over(tsr_tensor_of(value), tsr_state_dict_arena(dict), true, NULL, err));
-        TRY(tsr_state_dict_put(dict, tsr_str_from(name), value, err));
+        if (meta) TSR_TRY(tsr_state_dict_tensor(dict, &tensor, &value, err));
+        else TSR_TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+        if (!meta) TSR_TRY(ramp_over(tsr_tensor_of(value), tsr_state_dict_arena(dict), true, NULL, err));
+        TSR_TRY(tsr_state_dict_put(dict, tsr_str_from(name), value, err));
     }
     return TSR_OK;
 }
@@ -315,21 +315,21 @@ static tsr_status run_alone(void *arg, tsr_comm *comm, tsr_error *err)
     live_meter_open(&meter);
     const tsr_host free_host = live_host(NULL), host = live_host(&meter.base);
     tsr_state_dict *state, *other, *out;
-    TRY(tsr_state_dict_new(&free_host, &state, err));
-    TRY(tsr_state_dict_new(&free_host, &other, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
-    TRY(make_many(state, comm, row == 8, false, err));
-    TRY(make_many(other, comm, false, row == 8, err));
+    TSR_TRY(tsr_state_dict_new(&free_host, &state, err));
+    TSR_TRY(tsr_state_dict_new(&free_host, &other, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(make_many(state, comm, row == 8, false, err));
+    TSR_TRY(make_many(other, comm, false, row == 8, err));
     const tsr_value *from = tsr_state_dict_root(state), *to = tsr_state_dict_root(other);
     const tsr_iterate how = {.whole = keep, .over_mesh = keep, .comm = comm};
     bool same = true;
     switch (row) {
-    case 1: TRY(tsr_state_dict_iterate(from, &how, out, err)); break;
-    case 3: TRY(tsr_state_dict_offload(from, comm, NULL, out, err)); break;
-    case 4: TRY(tsr_state_dict_copy(from, to, false, out, err)); break;
-    case 5: TRY(tsr_state_dict_create(from, NULL, out, err)); break;
-    case 6: TRY(tsr_state_dict_similar(from, to, &host, &same, NULL, err)); break;
-    default: TRY(tsr_state_dict_distribute(from, to, out, err)); break;
+    case 1: TSR_TRY(tsr_state_dict_iterate(from, &how, out, err)); break;
+    case 3: TSR_TRY(tsr_state_dict_offload(from, comm, NULL, out, err)); break;
+    case 4: TSR_TRY(tsr_state_dict_copy(from, to, false, out, err)); break;
+    case 5: TSR_TRY(tsr_state_dict_create(from, NULL, out, err)); break;
+    case 6: TSR_TRY(tsr_state_dict_similar(from, to, &host, &same, NULL, err)); break;
+    default: TSR_TRY(tsr_state_dict_distribute(from, to, out, err)); break;
     }
     const uint64_t part = 512 * 64 * 4 / comm->size;
     NEED(same);

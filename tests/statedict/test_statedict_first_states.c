@@ -100,14 +100,14 @@ static tsr_status open_model(const first *f, tsr_state_dict *home, const tsr_hos
         "1\",\"root\":{\"class\":\"Net\",\"wrapper\":\"none\",\"parameters\":{\"w\":{\"shape\":"
         "[%d],\"dtype\":\"%s\",\"requires_grad\":true,\"id\":0}},\"buffers\":{},\"extra_state\":false,\"children\":{}}}",
         (int)*shape, dtype);
-    TRY(tsr_modules_parse(text, host, arena, &document, err));
-    TRY(tsr_modules_new(document.root, host, modules, err));
+    TSR_TRY(tsr_modules_parse(text, host, arena, &document, err));
+    TSR_TRY(tsr_modules_new(document.root, host, modules, err));
     tsr_tensor like = tsr_tensor_whole(tsr_dtype_from_name(tsr_str_from(dtype)), 1, shape, NULL);
     like.device = f->on_device ? (tsr_device *)&f->device.base : NULL;
     const tsr_value *value;
-    TRY(tsr_state_dict_allocate(home, &like, &value, err));
+    TSR_TRY(tsr_state_dict_allocate(home, &like, &value, err));
     const tsr_tensor *tensor = tsr_tensor_of(value);
-    if (tensor->device) TRY(tensor->device->from_host(tensor->device, tensor->data, bytes, size, err));
+    if (tensor->device) TSR_TRY(tensor->device->from_host(tensor->device, tensor->data, bytes, size, err));
     else memcpy(tensor->data, bytes, (size_t)size);
     tsr_model_tensor *bound = tsr_arena_array(arena, 1, sizeof *bound, err);
     *bound = (tsr_model_tensor){.name = "w", .tensor = (tsr_tensor *)tensor};
@@ -129,15 +129,15 @@ static tsr_status first_case(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_modules *modules;
     tsr_model model;
     live_device_open(&f->device);
-    TRY(tsr_state_dict_new(&host, &home, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
-    TRY(open_model(f, home, &host, arena, &model, &modules, err));
+    TSR_TRY(tsr_state_dict_new(&host, &home, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(open_model(f, home, &host, arena, &model, &modules, err));
     tsr_model_param param = {.name = "w"};
     tsr_model_group group = {live_value(home, live_get(f->test, "options"), 0, NULL), &param, 1};
     tsr_model_optimizer optimizer = {.algorithm = algorithm_of(f->test), .groups = &group, .group_count = 1, .memory = home};
     tsr_model_optimizer *list[1] = {&optimizer};
     optimizer.default_dtype = live_is(f->test, "default", "float64") ? TSR_FLOAT64 : TSR_DTYPE_NONE;
-    TRY(tsr_get_optimizer_state_dict(&model, (tsr_optimizers){list, 1}, &(tsr_state_call){.comm = comm}, out, err));
+    TSR_TRY(tsr_get_optimizer_state_dict(&model, (tsr_optimizers){list, 1}, &(tsr_state_call){.comm = comm}, out, err));
     const cJSON *want = live_get(f->param, "state");
     tsr_status status = TSR_OK;
     if (cJSON_GetArraySize(want) == 0) status = param.state ? tsr_raise(err, TSR_E_FORMAT, 0, "there is a state") : TSR_OK;

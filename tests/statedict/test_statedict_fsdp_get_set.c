@@ -40,7 +40,7 @@ static tsr_status get_one(live_units *u, const char *gets, const tsr_state_optio
     if (gets[0] == 'o') return tsr_get_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count},
                                                             &(tsr_state_call){.comm = comm, .options = options}, u->out,
                                                             err);
-    TRY(tsr_fqn_named_modules(u->w.modules, &u->w.host, u->w.arena, &named, &count, err));
+    TSR_TRY(tsr_fqn_named_modules(u->w.modules, &u->w.host, u->w.arena, &named, &count, err));
     for (size_t i = 0; i < count; i++)
         if (tsr_str_equal(named[i].raw, TSR_STR("b")) || tsr_str_ends(named[i].raw, TSR_STR("_fsdp_wrapped_module.b")))
             b = named[i].module;
@@ -71,7 +71,7 @@ static tsr_status run_get(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const job *j = arg;
     live_units u;
-    TRY(live_units_open(&u, j->test, comm, j->on_device, err));
+    TSR_TRY(live_units_open(&u, j->test, comm, j->on_device, err));
     const cJSON *record = cJSON_GetArrayItem(live_get(u.w.record, j->gets), j->number);
     const tsr_state_options options = live_options(live_get(record, "options"));
     const bool refuses = cJSON_GetObjectItem(live_get(j->test, "case"), "apart") && cJSON_GetObjectItem(record, "error");
@@ -182,7 +182,7 @@ static tsr_status same_again(live_units *u, const job *j, const tsr_state_option
     tsr_state_options again = *options;
     again.broadcast_from_rank0 = again.cpu_offload = false;
     if (cJSON_GetObjectItem(j->set, "drop") || cJSON_GetObjectItem(j->set, "add")) return TSR_OK;
-    TRY(get_one(u, j->gets, &again, NULL, comm, err));
+    TSR_TRY(get_one(u, j->gets, &again, NULL, comm, err));
     return live_same(live_unchanged(u, tsr_state_dict_root(u->out)), live_get(record, "out"), false, err);
 }
 
@@ -225,7 +225,7 @@ static tsr_status run_set(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_unmatched_keys keys = {0};
     tsr_error own = {0};
     const tsr_state_options options = live_options(live_get(j->set, "options"));
-    TRY(live_units_open(&u, j->test, comm, false, err));
+    TSR_TRY(live_units_open(&u, j->test, comm, false, err));
     tsr_status status = set_one(&u, j, &options, &keys, comm, &own);
     if (must_refuse(j) != (status != TSR_OK))
         status = tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch %s; %s", refused(j) ? "refuses" : "does not", own.message);
@@ -287,7 +287,7 @@ static tsr_status lacks_one(live_units *u, tsr_comm *comm, tsr_error *err)
     const cJSON *before = live_get(u->w.record, "optimizers");
     options.flatten_optimizer_state_dict = true;
     options.full_state_dict = true;
-    TRY(get_one(u, "optimizer_gets", &options, NULL, comm, err));
+    TSR_TRY(get_one(u, "optimizer_gets", &options, NULL, comm, err));
     for (int last = 0; last < 2; last++) {
         tsr_error own = {0};
         tsr_str gone;
@@ -300,7 +300,7 @@ static tsr_status lacks_one(live_units *u, tsr_comm *comm, tsr_error *err)
                                          &(tsr_state_call){.comm = comm, .options = &options, .host = &u->w.host}, &own);
         if (status != TSR_E_NOT_FOUND || !strstr(own.message, text))
             return tsr_raise(err, TSR_E_FORMAT, 0, "without '%.*s': %s", TSR_STR_ARG(gone), own.message);
-        TRY(live_units_same(u, before, err));
+        TSR_TRY(live_units_same(u, before, err));
     }
     const tsr_value *all = tsr_state_dict_root(u->out);
     return tsr_set_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count}, all,
@@ -323,7 +323,7 @@ static tsr_status lacks_others(live_units *u, bool option, tsr_comm *comm, tsr_e
     const tsr_value **more = option ? &u->at[0]->groups[0].options : some_state(u), *before = *more;
     tsr_error own = {0};
     options.flatten_optimizer_state_dict = options.full_state_dict = true;
-    TRY(get_one(u, "optimizer_gets", &options, NULL, comm, err));
+    TSR_TRY(get_one(u, "optimizer_gets", &options, NULL, comm, err));
     options.broadcast_from_rank0 = true;
     const char *text = option ? ".mine': it must have every option of the optimizer's param groups"
                               : ".mine', which the optimizer holds; to load anyway, pass strict = false";
@@ -341,7 +341,7 @@ static tsr_status lacks_others(live_units *u, bool option, tsr_comm *comm, tsr_e
 static tsr_status run_lacking(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_units u;
-    TRY(live_units_open(&u, arg, comm, false, err));
+    TSR_TRY(live_units_open(&u, arg, comm, false, err));
     tsr_status status = lacks_one(&u, comm, err);
     for (int option = 0; option < 2 && status == TSR_OK && comm->size > 1; option++)
         status = lacks_others(&u, option, comm, err);
@@ -379,7 +379,7 @@ static tsr_status negate(const calls *c, tsr_str fqn, const tsr_tensor *from, ts
     tsr_tensor like = *from;
     if (comm->rank == c->fail_on) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "nothing of %.*s", TSR_STR_ARG(fqn));
     like.device = NULL;
-    TRY(tsr_state_dict_allocate(out, &like, &value, err));
+    TSR_TRY(tsr_state_dict_allocate(out, &like, &value, err));
     for (uint32_t i = 0; i < from->entry.ndim; i++) count *= from->entry.shape[i];
     for (uint64_t i = 0; i < count; i++) ((float *)tsr_tensor_of(value)->data)[i] = -((const float *)from->data)[i];
     *result = tsr_tensor_of(value);
@@ -432,11 +432,11 @@ static tsr_status same_but_negated(const live_units *u, const calls *c, tsr_stat
             const cJSON *want = pair_of(pair_of(own ? full : sharded, fqn), keys->items[k]->text);
             tsr_value value = *keys->items[k + 1];
             if (own) {
-                TRY(negate(&back, fqn, tensor, u->w.comm, passing, &tensor, err));
+                TSR_TRY(negate(&back, fqn, tensor, u->w.comm, passing, &tensor, err));
                 value.as.tensor = &tensor->entry;
             }
             *found += own;
-            TRY(live_same(&value, want, false, err));
+            TSR_TRY(live_same(&value, want, false, err));
         }
     }
     return TSR_OK;
@@ -447,7 +447,7 @@ static tsr_status got_again(live_units *u, const calls *c, bool change, tsr_stat
 {
     const tsr_state_options options = tsr_state_options_default();
     unsigned found = 0;
-    TRY(get_one(u, "optimizer_gets", &options, NULL, u->w.comm, err));
+    TSR_TRY(get_one(u, "optimizer_gets", &options, NULL, u->w.comm, err));
     if (change) tsr_state_dict_set_root(u->out, live_unchanged(u, tsr_state_dict_root(u->out)));
     return same_but_negated(u, c, passing, &found, err);
 }
@@ -476,20 +476,20 @@ static tsr_status extend(live_units *u, const job *j, tsr_comm *comm, tsr_error 
     const tsr_fsdp_extensions extensions = {chunk, gather, &c};
     tsr_state_dict *passing;
     unsigned found = 0;
-    TRY(tsr_state_dict_new(&u->w.host, &passing, err));
+    TSR_TRY(tsr_state_dict_new(&u->w.host, &passing, err));
     u->w.units[j->number].extensions = &extensions;
-    TRY(get_one(u, "optimizer_gets", &options, NULL, comm, err));
-    TRY(same_but_negated(u, &c, passing, &found, err));
+    TSR_TRY(get_one(u, "optimizer_gets", &options, NULL, comm, err));
+    TSR_TRY(same_but_negated(u, &c, passing, &found, err));
     NEED(found > 0 && found == c.chunked && c.gathered == 0);
     const tsr_value *state = tsr_state_dict_root(u->out);
     if (!j->on_device) state = live_changed(u, state, NULL);
-    TRY(tsr_set_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count}, state,
-                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &u->w.host}, err));
+    TSR_TRY(tsr_set_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count}, state,
+                                         &(tsr_state_call){.comm = comm, .options = &options, .host = &u->w.host}, err));
     NEED(c.gathered == found);
     c.fail_on = 1;
-    TRY(fail_in_extension(u, comm, passing, err));
+    TSR_TRY(fail_in_extension(u, comm, passing, err));
     c.fail_on = UINT32_MAX;
-    TRY(got_again(u, &c, !j->on_device, passing, err));
+    TSR_TRY(got_again(u, &c, !j->on_device, passing, err));
     tsr_state_dict_free(passing);
     return TSR_OK;
 }
@@ -498,7 +498,7 @@ static tsr_status run_extended(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const job *j = arg;
     live_units u;
-    TRY(live_units_open(&u, j->test, comm, j->on_device, err));
+    TSR_TRY(live_units_open(&u, j->test, comm, j->on_device, err));
     const tsr_status status = extend(&u, j, comm, err);
     live_units_close(&u);
     if (status != TSR_OK) tsr_error_context(err, "%s, unit %d", j->test->string, j->number);
@@ -528,7 +528,7 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
     live_units u;
     tsr_error told[4] = {{0}};
     tsr_state_options options = tsr_state_options_default();
-    TRY(live_units_open(&u, arg, comm, false, err));
+    TSR_TRY(live_units_open(&u, arg, comm, false, err));
     const tsr_value *state =
         live_value(u.memory, live_get(cJSON_GetArrayItem(live_get(u.w.record, "gets"), 1), "out"), comm->rank, NULL);
     options.full_state_dict = true;

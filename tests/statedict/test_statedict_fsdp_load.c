@@ -48,7 +48,7 @@ static tsr_status load_on(const job *j, fsdp_world *w, tsr_arena *arena, tsr_sta
     const tsr_value *state = live_value(in, live_get(record, "in"), comm->rank, j->on_device ? &w->device.base : NULL);
     tsr_fsdp_keys keys;
     tsr_error own = {0};
-    TRY(tsr_fsdp_set_type(w->model, 0, &settings, NULL, err));
+    TSR_TRY(tsr_fsdp_set_type(w->model, 0, &settings, NULL, err));
     fsdp_world_scramble(w);
     const tsr_status status =
         tsr_fsdp_model_load(w->model, state, cJSON_IsTrue(live_get(j->load, "strict")), arena, &keys, &own);
@@ -71,8 +71,8 @@ static tsr_status load(void *arg, tsr_comm *comm, tsr_error *err)
     const job *j = arg;
     fsdp_world w;
     tsr_state_dict *in;
-    TRY(fsdp_world_open(&w, j->test, comm, j->on_device, err));
-    TRY(tsr_state_dict_new(&w.host, &in, err));
+    TSR_TRY(fsdp_world_open(&w, j->test, comm, j->on_device, err));
+    TSR_TRY(tsr_state_dict_new(&w.host, &in, err));
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
     const tsr_status status = load_on(j, &w, arena, in, err);
     if (status != TSR_OK)
@@ -131,7 +131,7 @@ static tsr_status chunk(void *ctx, tsr_str fqn, const tsr_tensor *whole, tsr_com
     const tsr_value *value;
     uint64_t count = 1;
     if (comm->rank == c->fail_on) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "no chunk of %.*s", TSR_STR_ARG(fqn));
-    TRY(tsr_state_dict_allocate(out, whole, &value, err));
+    TSR_TRY(tsr_state_dict_allocate(out, whole, &value, err));
     for (uint32_t i = 0; i < whole->entry.ndim; i++) count *= whole->entry.shape[i];
     for (uint64_t i = 0; i < count; i++) ((float *)tsr_tensor_of(value)->data)[i] = -((const float *)whole->data)[i];
     c->chunked++;
@@ -156,20 +156,20 @@ static tsr_status extended(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_error own = {0}, late = {0};
     fsdp_world w;
     tsr_state_dict *out, *broken;
-    TRY(fsdp_world_open(&w, j->test, comm, false, err));
-    TRY(tsr_state_dict_new(&w.host, &out, err));
-    TRY(tsr_state_dict_new(&w.host, &broken, err));
+    TSR_TRY(fsdp_world_open(&w, j->test, comm, false, err));
+    TSR_TRY(tsr_state_dict_new(&w.host, &out, err));
+    TSR_TRY(tsr_state_dict_new(&w.host, &broken, err));
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
     w.units[0].extensions = &extensions;
-    TRY(tsr_fsdp_set_type(w.model, 0, &sharded, NULL, err));
-    TRY(tsr_fsdp_model_save(w.model, out, err));
+    TSR_TRY(tsr_fsdp_set_type(w.model, 0, &sharded, NULL, err));
+    TSR_TRY(tsr_fsdp_model_save(w.model, out, err));
     NEED(c.chunked == 2); /* scale and emb.weight; head.weight is tied */
     const tsr_value *tied = tsr_state_dict_get(out, TSR_STR("head.weight"));
     NEED(tied == tsr_state_dict_get(out, TSR_STR("emb.weight")) && tsr_tensor_of(tied)->spread == TSR_WHOLE);
     fsdp_world_scramble(&w);
-    TRY(tsr_fsdp_model_load(w.model, tsr_state_dict_root(out), true, arena, NULL, err));
+    TSR_TRY(tsr_fsdp_model_load(w.model, tsr_state_dict_root(out), true, arena, NULL, err));
     NEED(c.gathered == 3);
-    TRY(fsdp_world_same(&w, live_get(w.record, "slices"), NULL, err)); /* plain tensors are the state's own memory */
+    TSR_TRY(fsdp_world_same(&w, live_get(w.record, "slices"), NULL, err)); /* plain tensors are the state's own memory */
     c.fail_on = 1;
     NEED(tsr_fsdp_model_save(w.model, broken, &own) == TSR_E_IO && strstr(own.message, "rank 1: no chunk of scale"));
     NEED(tsr_fsdp_model_load(w.model, tsr_state_dict_root(out), true, arena, NULL, &late) == TSR_E_IO);
@@ -196,8 +196,8 @@ static tsr_status differing(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_error own = {0};
     fsdp_world w;
     tsr_state_dict *in;
-    TRY(fsdp_world_open(&w, j->test, comm, false, err));
-    TRY(tsr_state_dict_new(&w.host, &in, err));
+    TSR_TRY(fsdp_world_open(&w, j->test, comm, false, err));
+    TSR_TRY(tsr_state_dict_new(&w.host, &in, err));
     const tsr_value *full = live_value(in, live_get(live_get(live_get(w.record, "saves"), "full"), "out"), comm->rank, NULL);
     tsr_value less = *full;
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
@@ -205,7 +205,7 @@ static tsr_status differing(void *arg, tsr_comm *comm, tsr_error *err)
     fsdp_world_scramble(&w);
     NEED(tsr_fsdp_model_load(w.model, &less, false, arena, NULL, &own) == TSR_E_USAGE);
     NEED(strstr(own.message, "ranks 0 and 2 differ: the state's 'head.weight'"));
-    TRY(untouched(&w, err));
+    TSR_TRY(untouched(&w, err));
     tsr_arena_free(arena);
     tsr_state_dict_free(in);
     fsdp_world_close(&w);
@@ -228,7 +228,7 @@ static tsr_status bad_trees(void *arg, tsr_comm *comm, tsr_error *err)
     const uint64_t shape = comm->size + 1;
     const tsr_mesh mesh = {1, &shape, &TSR_STR("shard")};
     fsdp_world w;
-    TRY(fsdp_world_open(&w, j->test, comm, false, err));
+    TSR_TRY(fsdp_world_open(&w, j->test, comm, false, err));
     for (int i = 0; i < 4; i++) {
         tsr_error own = {0};
         tsr_fsdp_model *model;
@@ -285,8 +285,8 @@ static tsr_status save_and_load(const short_of *s, fsdp_world *w, failing *f, ts
     const tsr_fsdp_settings settings = fsdp_world_settings(s->type);
     tsr_error own = {0};
     tsr_state_dict *out;
-    TRY(tsr_fsdp_set_type(w->model, 0, &settings, NULL, err));
-    TRY(tsr_state_dict_new(&w->host, &out, err));
+    TSR_TRY(tsr_fsdp_set_type(w->model, 0, &settings, NULL, err));
+    TSR_TRY(tsr_state_dict_new(&w->host, &out, err));
     tsr_arena *arena = tsr_arena_new(&f->base, 0, err);
     if (w->comm->rank == 1) f->left = s->allocations;
     tsr_status status = tsr_fsdp_model_save(w->model, out, &own);
@@ -304,7 +304,7 @@ static tsr_status run_short(void *arg, tsr_comm *comm, tsr_error *err)
     failing f = {{fail_later, &f}, UINT64_MAX, false};
     tsr_status result = TSR_OK;
     fsdp_world w;
-    TRY(fsdp_world_open(&w, s->test, comm, false, err));
+    TSR_TRY(fsdp_world_open(&w, s->test, comm, false, err));
     const tsr_allocator *before = w.host.allocator;
     w.host.allocator = &f.base;
     tsr_status status = save_and_load(s, &w, &f, &result, err);
@@ -313,7 +313,7 @@ static tsr_status run_short(void *arg, tsr_comm *comm, tsr_error *err)
     w.host.allocator = before;
     s->failed[comm->rank] = failed;
     fsdp_world_close(&w);
-    TRY(status);
+    TSR_TRY(status);
     NEED(result == (failed ? TSR_E_NOMEM : TSR_OK));
     return TSR_OK;
 }

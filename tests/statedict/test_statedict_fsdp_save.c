@@ -57,11 +57,11 @@ static tsr_status save(void *arg, tsr_comm *comm, tsr_error *err)
     fsdp_world w;
     tsr_state_dict *out;
     tsr_error own = {0};
-    TRY(fsdp_world_open(&w, j->test, comm, j->on_device, err));
-    TRY(tsr_state_dict_new(&w.host, &out, err));
+    TSR_TRY(fsdp_world_open(&w, j->test, comm, j->on_device, err));
+    TSR_TRY(tsr_state_dict_new(&w.host, &out, err));
     tsr_fsdp_settings settings = fsdp_world_settings(j->save);
     settings.offload = j->offload;
-    TRY(tsr_fsdp_set_type(w.model, 0, &settings, NULL, err));
+    TSR_TRY(tsr_fsdp_set_type(w.model, 0, &settings, NULL, err));
     const tsr_status status = tsr_fsdp_model_save(w.model, out, &own);
     if (refused(j)) NEED(status == TSR_E_USAGE || status == TSR_E_UNSUPPORTED);
     else if (status != TSR_OK)
@@ -129,11 +129,11 @@ static tsr_status moments(void *arg, tsr_comm *comm, tsr_error *err)
     fsdp_world w;
     tsr_state_dict *out;
     char want[sizeof w.moments] = "";
-    TRY(fsdp_world_open(&w, arg, comm, false, err));
-    TRY(tsr_state_dict_new(&w.host, &out, err));
+    TSR_TRY(fsdp_world_open(&w, arg, comm, false, err));
+    TSR_TRY(tsr_state_dict_new(&w.host, &out, err));
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
-    TRY(tsr_fsdp_model_save(w.model, out, err));
-    TRY(tsr_fsdp_model_load(w.model, tsr_state_dict_root(out), true, arena, NULL, err));
+    TSR_TRY(tsr_fsdp_model_save(w.model, out, err));
+    TSR_TRY(tsr_fsdp_model_load(w.model, tsr_state_dict_root(out), true, arena, NULL, err));
     for (const cJSON *m = live_get(w.record, "moments")->child; m; m = m->next) {
         const size_t used = strlen(want);
         snprintf(want + used, sizeof want - used, "%s %s\n", m->child->valuestring, m->child->next->valuestring);
@@ -163,26 +163,26 @@ static tsr_status types(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_dict *out;
     tsr_fsdp_settings before, now;
     tsr_error own = {0};
-    TRY(fsdp_world_open(&w, arg, comm, false, err));
-    TRY(tsr_state_dict_new(&w.host, &out, err));
+    TSR_TRY(fsdp_world_open(&w, arg, comm, false, err));
+    TSR_TRY(tsr_state_dict_new(&w.host, &out, err));
     const cJSON *said = live_get(w.record, "types");
     const tsr_fsdp_settings sharded = {.type = TSR_FSDP_SHARDED}, local = {.type = TSR_FSDP_LOCAL}, full = {0};
-    TRY(tsr_fsdp_set_type(w.model, 0, &sharded, NULL, err));
-    TRY(tsr_fsdp_set_type(w.model, 0, &local, &before, err));
-    TRY(tsr_fsdp_get_type(w.model, unit_b(&w), &now, err));
+    TSR_TRY(tsr_fsdp_set_type(w.model, 0, &sharded, NULL, err));
+    TSR_TRY(tsr_fsdp_set_type(w.model, 0, &local, &before, err));
+    TSR_TRY(tsr_fsdp_get_type(w.model, unit_b(&w), &now, err));
     NEED(now.type == TSR_FSDP_LOCAL && live_is(said, "within", "LOCAL_STATE_DICT"));
-    TRY(tsr_fsdp_set_type(w.model, 0, &before, NULL, err));
-    TRY(tsr_fsdp_get_type(w.model, 0, &now, err));
+    TSR_TRY(tsr_fsdp_set_type(w.model, 0, &before, NULL, err));
+    TSR_TRY(tsr_fsdp_get_type(w.model, 0, &now, err));
     NEED(now.type == TSR_FSDP_SHARDED && live_is(said, "after", "SHARDED_STATE_DICT"));
-    TRY(tsr_fsdp_set_type(w.model, unit_b(&w), &local, NULL, err));
+    TSR_TRY(tsr_fsdp_set_type(w.model, unit_b(&w), &local, NULL, err));
     NEED(cJSON_GetObjectItem(live_get(said, "get_mixed"), "error") &&
          tsr_fsdp_get_type(w.model, 0, &now, &own) == TSR_E_USAGE);
     NEED(strstr(own.message, "'b' to LOCAL"));
     NEED(cJSON_GetObjectItem(live_get(said, "set_mixed"), "error") &&
          tsr_fsdp_set_type(w.model, 0, &full, NULL, NULL) == TSR_E_USAGE);
-    TRY(tsr_fsdp_get_type(w.model, unit_b(&w), &now, err));
+    TSR_TRY(tsr_fsdp_get_type(w.model, unit_b(&w), &now, err));
     NEED(now.type == TSR_FSDP_LOCAL && live_is(live_get(said, "get_part"), "out", "LOCAL_STATE_DICT"));
-    TRY(tsr_fsdp_model_save(w.model, out, err));
+    TSR_TRY(tsr_fsdp_model_save(w.model, out, err));
     const tsr_status same = live_same(tsr_state_dict_root(out), live_get(live_get(said, "save_mixed"), "out"), false, err);
     tsr_state_dict_free(out);
     fsdp_world_close(&w);
@@ -201,10 +201,10 @@ static tsr_status differing(void *arg, tsr_comm *comm, tsr_error *err)
     fsdp_world w;
     tsr_state_dict *out;
     tsr_error own = {0};
-    TRY(fsdp_world_open(&w, arg, comm, false, err));
-    TRY(tsr_state_dict_new(&w.host, &out, err));
+    TSR_TRY(fsdp_world_open(&w, arg, comm, false, err));
+    TSR_TRY(tsr_state_dict_new(&w.host, &out, err));
     const tsr_fsdp_settings sharded = {.type = TSR_FSDP_SHARDED};
-    if (comm->rank == 1) TRY(tsr_fsdp_set_type(w.model, unit_b(&w), &sharded, NULL, err));
+    if (comm->rank == 1) TSR_TRY(tsr_fsdp_set_type(w.model, unit_b(&w), &sharded, NULL, err));
     NEED(tsr_fsdp_model_save(w.model, out, &own) == TSR_E_USAGE);
     NEED(strstr(own.message, "ranks 0 and 1 differ: unit 'b' is FULL"));
     tsr_state_dict_free(out);

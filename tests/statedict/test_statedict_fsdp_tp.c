@@ -47,7 +47,7 @@ static tsr_status transpose(const tsr_tensor *from, tsr_state_dict *out, const t
     *result = from;
     if (from->entry.ndim != 2) return TSR_OK;
     const tsr_tensor like = tsr_tensor_whole(from->entry.dtype, 2, turned, NULL);
-    TRY(tsr_state_dict_allocate(out, &like, &value, err));
+    TSR_TRY(tsr_state_dict_allocate(out, &like, &value, err));
     const uint32_t size = tsr_dtype_size(from->entry.dtype);
     for (uint64_t r = 0; r < shape[0]; r++)
         for (uint64_t c = 0; c < shape[1]; c++)
@@ -79,7 +79,7 @@ static tsr_status chunk(void *ctx, tsr_str fqn, const tsr_tensor *whole, tsr_com
     const tsr_value *value;
     (void)ctx;
     (void)fqn;
-    TRY(tsr_state_dict_allocate(out, &like, &value, err));
+    TSR_TRY(tsr_state_dict_allocate(out, &like, &value, err));
     *result = tsr_tensor_of(value);
     for (uint64_t r = 0; r < rows && end > begin; r++)
         memcpy((char *)(*result)->parts[0].data + r * (end - begin) * size,
@@ -92,9 +92,9 @@ static tsr_status gather(void *ctx, tsr_str fqn, const tsr_tensor *sharded, tsr_
 {
     const tsr_value *items[2] = {tsr_value_str(tsr_state_dict_arena(out), fqn, err)};
     (void)ctx;
-    TRY(tsr_state_dict_tensor(out, sharded, &items[1], err));
+    TSR_TRY(tsr_state_dict_tensor(out, sharded, &items[1], err));
     const tsr_value *state = tsr_value_items(tsr_state_dict_arena(out), TSR_VALUE_DICT, items, 2, err);
-    TRY(tsr_state_dict_gather(state, comm, NULL, out, err));
+    TSR_TRY(tsr_state_dict_gather(state, comm, NULL, out, err));
     return transpose(tsr_tensor_of(tsr_state_dict_root(out)->items[1]), out, whole, err);
 }
 
@@ -103,7 +103,7 @@ static const tsr_fsdp_transforms transposed = {turn, turn, NULL};
 
 static tsr_status open_units(live_units *u, const job *j, tsr_comm *comm, tsr_error *err)
 {
-    TRY(live_units_open(u, j->test, comm, j->on_device, err));
+    TSR_TRY(live_units_open(u, j->test, comm, j->on_device, err));
     u->w.extensions = by_columns;
     u->w.transforms = transposed;
     return TSR_OK;
@@ -125,7 +125,7 @@ static tsr_status get_one(live_units *u, const job *j, const tsr_state_options *
     if (is_optimizer(j))
         return tsr_get_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count},
                                             &(tsr_state_call){.comm = u->w.comm, .options = options}, u->out, err);
-    TRY(tsr_fqn_named_modules(u->w.modules, &u->w.host, u->w.arena, &named, &count, err));
+    TSR_TRY(tsr_fqn_named_modules(u->w.modules, &u->w.host, u->w.arena, &named, &count, err));
     for (size_t i = 0; i < count; i++)
         if (tsr_str_ends(named[i].raw, TSR_STR("_fsdp_wrapped_module.b"))) b = named[i].module;
     return tsr_get_model_state_dict(&u->model,
@@ -142,7 +142,7 @@ static tsr_status run_get(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const job *j = arg;
     live_units u;
-    TRY(open_units(&u, j, comm, err));
+    TSR_TRY(open_units(&u, j, comm, err));
     const cJSON *record = record_of(j, &u);
     tsr_status status = get_one(&u, j, &j->options, cJSON_GetObjectItem(record, "submodules"), err);
     const bool none = j->options.full_state_dict && j->options.cpu_offload && comm->rank;
@@ -233,10 +233,10 @@ static tsr_status set_both(live_units *u, const job *j, tsr_error *err)
     tsr_state_options again = j->options;
     again.broadcast_from_rank0 = again.cpu_offload = false;
     const tsr_value *state = has ? live_changed(u, live_value(u->memory, out, rank, NULL), NULL) : none;
-    TRY(set_state(u, j, state, err));
-    TRY(get_one(u, j, &again, NULL, err));
-    TRY(live_same(live_unchanged(u, tsr_state_dict_root(u->out)), out, false, err));
-    TRY(set_state(u, j, has ? live_value(u->memory, out, rank, NULL) : none, err));
+    TSR_TRY(set_state(u, j, state, err));
+    TSR_TRY(get_one(u, j, &again, NULL, err));
+    TSR_TRY(live_same(live_unchanged(u, tsr_state_dict_root(u->out)), out, false, err));
+    TSR_TRY(set_state(u, j, has ? live_value(u->memory, out, rank, NULL) : none, err));
     if (j->options.broadcast_from_rank0 || mixes(j)) return TSR_OK;
     if (is_optimizer(j)) return live_units_same(u, live_get(u->w.record, "optimizers"), err);
     return fsdp_world_same(&u->w, live_get(u->w.record, "slices"), live_get(u->w.record, "plain"), err);
@@ -246,7 +246,7 @@ static tsr_status run_set(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const job *j = arg;
     live_units u;
-    TRY(open_units(&u, j, comm, err));
+    TSR_TRY(open_units(&u, j, comm, err));
     const tsr_status status = set_both(&u, j, err);
     live_units_close(&u);
     NEED(u.w.device.allocated == 0);
@@ -294,7 +294,7 @@ static tsr_status run_torch_set(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const job *j = arg;
     live_units u;
-    TRY(open_units(&u, j, comm, err));
+    TSR_TRY(open_units(&u, j, comm, err));
     const cJSON *set = cJSON_GetArrayItem(live_get(j->test, "sets"), 0);
     const cJSON *want = cJSON_GetArrayItem(live_get(set, "ranks"), (int)comm->rank);
     const tsr_value *state = live_value(u.memory, live_get(record_of(j, &u), "out"), comm->rank, NULL);
@@ -355,7 +355,7 @@ static tsr_status refuse_state(live_units *u, const job *j, tsr_error *err)
     const tsr_tensor whole = tsr_tensor_whole(TSR_FLOAT32, 2, shape, zeros);
     const tsr_value *state = live_value(u->memory, live_get(record_of(j, u), "out"), comm->rank, NULL), *value;
     tsr_error told = {0};
-    TRY(tsr_state_dict_tensor(u->memory, &whole, &value, err));
+    TSR_TRY(tsr_state_dict_tensor(u->memory, &whole, &value, err));
     for (size_t i = 0; i < state->count; i += 2)
         if (tsr_str_equal(state->items[i]->text, TSR_STR("a.0.weight"))) ((const tsr_value **)state->items)[i + 1] = value;
     NEED(set_state(u, j, state, &told) == TSR_E_USAGE);
@@ -367,7 +367,7 @@ static tsr_status refuse(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const job *j = arg;
     live_units u;
-    TRY(open_units(&u, j, comm, err));
+    TSR_TRY(open_units(&u, j, comm, err));
     tsr_status status = refuse_descriptions(&u, j, err);
     if (status == TSR_OK) status = refuse_state(&u, j, err);
     live_units_close(&u);

@@ -59,7 +59,7 @@ static tsr_status add_optimizer(subject *s, tsr_error *err)
     tsr_arena *arena = s->m.arena;
     tsr_state_item *named;
     size_t count;
-    TRY(tsr_fqn_named_parameters(s->m.modules, &s->m.host, arena, &named, &count, err));
+    TSR_TRY(tsr_fqn_named_parameters(s->m.modules, &s->m.host, arena, &named, &count, err));
     tsr_model_group *group = tsr_arena_array(arena, 1, sizeof *group, err);
     group->params = tsr_arena_array(arena, count, sizeof *group->params, err);
     const tsr_value **options = tsr_arena_array(arena, 2, sizeof *options, err);
@@ -83,7 +83,7 @@ static tsr_status keep(void *ctx, tsr_str fqn, const tsr_tensor *whole, tsr_comm
     const tsr_value *value;
     (void)ctx;
     (void)fqn;
-    TRY(tsr_comm_agree(comm, tsr_state_dict_allocate(out, whole, &value, err), err)); /* as one that communicates must */
+    TSR_TRY(tsr_comm_agree(comm, tsr_state_dict_allocate(out, whole, &value, err), err)); /* as one that communicates must */
     *result = tsr_tensor_of(value);
     for (uint64_t i = 0; i < whole->entry.shape[0]; i++) ((char *)(*result)->data)[i] = ((const char *)whole->data)[i];
     return TSR_OK;
@@ -94,7 +94,7 @@ static const tsr_fsdp_extensions extensions = {keep, keep, NULL};
 static tsr_status open_subject(subject *s, const point *p, tsr_comm *comm, tsr_error *err)
 {
     if (p->with_units) {
-        TRY(live_units_open(&s->u, p->test, comm, false, err));
+        TSR_TRY(live_units_open(&s->u, p->test, comm, false, err));
         s->u.w.units[0].extensions = p->extended ? &extensions : NULL;
         s->model = &s->u.model;
         s->optimizers = s->u.at;
@@ -103,7 +103,7 @@ static tsr_status open_subject(subject *s, const point *p, tsr_comm *comm, tsr_e
         s->arena = s->u.w.arena;
         return TSR_OK;
     }
-    TRY(live_model_open(&s->m, p->test, comm->rank, err));
+    TSR_TRY(live_model_open(&s->m, p->test, comm->rank, err));
     s->model = &s->m.model;
     s->host = &s->m.host;
     s->arena = s->m.arena;
@@ -161,9 +161,9 @@ static tsr_status make_given(subject *s, const point *p, tsr_comm *comm, tsr_sta
 static tsr_status judge(point *p, tsr_comm *comm, tsr_status got, const tsr_error *own, bool failed, tsr_error *err)
 {
     uint64_t any = failed, low = UINT64_MAX - (uint64_t)got, high = (uint64_t)got;
-    TRY(comm->largest(comm, &any, err));
-    TRY(comm->largest(comm, &low, err));
-    TRY(comm->largest(comm, &high, err));
+    TSR_TRY(comm->largest(comm, &any, err));
+    TSR_TRY(comm->largest(comm, &low, err));
+    TSR_TRY(comm->largest(comm, &high, err));
     p->points[comm->rank] = any;
     if (UINT64_MAX - low != high || (any ? got == TSR_OK : got != TSR_OK) || (got != TSR_OK && !*own->message))
         return tsr_raise(err, TSR_E_FORMAT, 0, "status %d, failed %d: %s", (int)got, (int)any, own->message);
@@ -181,13 +181,13 @@ static tsr_status run_allocation(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_comm *own_comm; /* it may be spent afterwards */
     tsr_error own = {0};
     failing_start(&f, SIZE_MAX);
-    TRY(comm->split(comm, 0, comm->rank, &own_comm, err));
-    TRY(open_subject(&s, p, own_comm, err));
-    TRY(tsr_state_dict_new(s.host, &given, err));
-    TRY(make_given(&s, p, own_comm, given, err));
+    TSR_TRY(comm->split(comm, 0, comm->rank, &own_comm, err));
+    TSR_TRY(open_subject(&s, p, own_comm, err));
+    TSR_TRY(tsr_state_dict_new(s.host, &given, err));
+    TSR_TRY(make_given(&s, p, own_comm, given, err));
     const tsr_allocator *before = s.host->allocator;
     s.host->allocator = &f.allocator;
-    TRY(tsr_state_dict_new(s.host, &out, err));
+    TSR_TRY(tsr_state_dict_new(s.host, &out, err));
     tsr_arena *arena = tsr_arena_new(&f.allocator, 0, err);
     if (comm->rank == p->rank) failing_after(&f, (size_t)p->allocation);
     const tsr_status got = operate(&s, p, own_comm, tsr_state_dict_root(given), out, arena, &own);
@@ -210,12 +210,12 @@ static tsr_status run_call(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_error own = {0};
     const tsr_fault fault = {TSR_FAULT_FAIL, p->rank, p->call, false};
     tsr_faults faults = {.list = &fault, .count = 1}, none = {.count = 0};
-    TRY(comm->split(comm, 0, comm->rank, &whole, err));
-    TRY(tsr_comm_faulty(whole, &none, &tsr_allocator_libc, &faulty, err));
-    TRY(open_subject(&s, p, faulty, err));
-    TRY(tsr_state_dict_new(s.host, &given, err));
-    TRY(tsr_state_dict_new(s.host, &out, err));
-    TRY(make_given(&s, p, faulty, given, err));
+    TSR_TRY(comm->split(comm, 0, comm->rank, &whole, err));
+    TSR_TRY(tsr_comm_faulty(whole, &none, &tsr_allocator_libc, &faulty, err));
+    TSR_TRY(open_subject(&s, p, faulty, err));
+    TSR_TRY(tsr_state_dict_new(s.host, &given, err));
+    TSR_TRY(tsr_state_dict_new(s.host, &out, err));
+    TSR_TRY(make_given(&s, p, faulty, given, err));
     none = faults;
     none.calls = 0;
     const tsr_status got = operate(&s, p, faulty, tsr_state_dict_root(given), out, s.arena, &own);

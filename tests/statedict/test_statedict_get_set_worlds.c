@@ -97,9 +97,9 @@ static tsr_status open_world(world *w, tsr_comm *comm, tsr_error *err)
     make_tensors(w);
     fill(w, 0);
     w->arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
-    TRY(tsr_modules_new(w->modules, &w->host, &w->tree, err));
-    TRY(tsr_state_dict_new(&w->host, &w->out, err));
-    TRY(tsr_state_dict_new(&w->host, &w->memory, err));
+    TSR_TRY(tsr_modules_new(w->modules, &w->host, &w->tree, err));
+    TSR_TRY(tsr_state_dict_new(&w->host, &w->out, err));
+    TSR_TRY(tsr_state_dict_new(&w->host, &w->memory, err));
     w->model = (tsr_model){.modules = w->tree, .tensors = w->bound, .tensor_count = KINDS, .memory = w->memory};
     return TSR_OK;
 }
@@ -131,11 +131,11 @@ static tsr_status model_both_ways(void *arg, tsr_comm *comm, tsr_error *err)
         tsr_state_options options = tsr_state_options_default();
         options.full_state_dict = ways[i][0];
         options.cpu_offload = ways[i][1];
-        TRY(open_world(&w, comm, err));
-        TRY(tsr_get_model_state_dict(&w.model, &(tsr_state_call){.comm = comm, .options = &options}, w.out, err));
+        TSR_TRY(open_world(&w, comm, err));
+        TSR_TRY(tsr_get_model_state_dict(&w.model, &(tsr_state_call){.comm = comm, .options = &options}, w.out, err));
         const tsr_value *root = tsr_state_dict_root(w.out);
         NEED(root->count == (ways[i][1] && comm->rank ? 0 : 2 * KINDS));
-        if (ways[i][0] && root->count) TRY(check_full(&w, comm, err));
+        if (ways[i][0] && root->count) TSR_TRY(check_full(&w, comm, err));
         if (ways[i][0]) fill(&w, 50); /* the result is not the model's memory, but for the whole one */
         options.broadcast_from_rank0 = ways[i][2] || ways[i][1];
         options.cpu_offload = false;
@@ -143,9 +143,8 @@ static tsr_status model_both_ways(void *arg, tsr_comm *comm, tsr_error *err)
             const tsr_tensor *whole = tsr_tensor_of(tsr_state_dict_get(w.out, TSR_STR("net.whole")));
             for (int e = 0; e < MOST; e++) ((float *)whole->data)[e] = (float)e;
         }
-        TRY(tsr_set_model_state_dict(&w.model, root,
-                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &w.host, .arena = w.arena},
-                                     err));
+        TSR_TRY(tsr_set_model_state_dict(
+            &w.model, root, &(tsr_state_call){.comm = comm, .options = &options, .host = &w.host, .arena = w.arena}, err));
         NEED(is_filled(&w, 0));
         close_world(&w);
     }
@@ -168,8 +167,8 @@ static tsr_status put_otherwise(world *w, int kind, bool whole, tsr_state_dict *
     tsr_tensor tensor =
         tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL), &w->mesh, &columns, w->comm->rank);
     if (whole) tensor.spread = TSR_WHOLE;
-    TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
-    TRY(tsr_tensor_pieces(tsr_tensor_of(value), w->arena, &pieces, &pieces_count, err));
+    TSR_TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+    TSR_TRY(tsr_tensor_pieces(tsr_tensor_of(value), w->arena, &pieces, &pieces_count, err));
     for (uint64_t i = 0; pieces_count && i < ROWS * pieces->sizes[1]; i++) {
         const uint64_t row = i / pieces->sizes[1], column = pieces->offsets[1] + i % pieces->sizes[1];
         ((float *)pieces->data)[i] = (float)(row * COLUMNS + column) + 100 * (float)kind + 7;
@@ -186,9 +185,9 @@ static tsr_status model_from_other_placements(void *arg, tsr_comm *comm, tsr_err
         world w;
         tsr_state_dict *given;
         tsr_error told = {0};
-        TRY(open_world(&w, comm, err));
-        TRY(tsr_state_dict_new(&w.host, &given, err));
-        for (int k = 0; k < KINDS; k++) TRY(put_otherwise(&w, k, (k == 0) != (k == mixed), given, err));
+        TSR_TRY(open_world(&w, comm, err));
+        TSR_TRY(tsr_state_dict_new(&w.host, &given, err));
+        for (int k = 0; k < KINDS; k++) TSR_TRY(put_otherwise(&w, k, (k == 0) != (k == mixed), given, err));
         const tsr_status status =
             tsr_set_model_state_dict(&w.model, tsr_state_dict_root(given),
                                      &(tsr_state_call){.comm = comm, .host = &w.host, .arena = w.arena}, &told);
@@ -225,7 +224,7 @@ static tsr_status first_state(void *ctx, tsr_error *err)
     for (int k = 0; k < KINDS; k++) {
         const tsr_value **items = tsr_arena_array(o->w->arena, 4, sizeof *items, err);
         items[0] = tsr_value_str(o->w->arena, TSR_STR("twice"), err);
-        TRY(tsr_state_dict_allocate(o->w->memory, &o->w->tensors[k], &items[1], err));
+        TSR_TRY(tsr_state_dict_allocate(o->w->memory, &o->w->tensors[k], &items[1], err));
         const tsr_tensor *t = tsr_tensor_of(items[1]);
         float *data = t->spread == TSR_IN_BOXES ? t->part_count ? t->parts[0].data : NULL : t->data;
         for (uint64_t i = 0; i < count(o->w, k); i++) data[i] = 2 * mine(o->w, k)[i];
@@ -244,7 +243,7 @@ static tsr_status other_algorithm(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_options options = tsr_state_options_default();
     (void)arg;
     options.full_state_dict = true;
-    TRY(open_world(&w, comm, err));
+    TSR_TRY(open_world(&w, comm, err));
     for (int k = 0; k < KINDS; k++) params[k].of = &w.params[k];
     const tsr_value *none = tsr_value_items(w.arena, TSR_VALUE_DICT, NULL, 0, err);
     tsr_model_group group = {none, params, KINDS};
@@ -260,12 +259,12 @@ static tsr_status other_algorithm(void *arg, tsr_comm *comm, tsr_error *err)
     for (int k = 0; k < KINDS; k++) params[k].state = NULL;
     params[1].has_gradient = true; /* then nothing is done, quietly */
     ctx.fails = false;
-    TRY(tsr_get_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1},
-                                     &(tsr_state_call){.comm = comm, .options = &options}, w.out, err));
+    TSR_TRY(tsr_get_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1},
+                                         &(tsr_state_call){.comm = comm, .options = &options}, w.out, err));
     NEED(ctx.calls == 1 && tsr_value_get(tsr_state_dict_root(w.out), TSR_STR("state"))->count == 0);
     params[1].has_gradient = false;
-    TRY(tsr_get_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1},
-                                     &(tsr_state_call){.comm = comm, .options = &options}, w.out, err));
+    TSR_TRY(tsr_get_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1},
+                                         &(tsr_state_call){.comm = comm, .options = &options}, w.out, err));
     const tsr_value *state = tsr_value_get(tsr_state_dict_root(w.out), TSR_STR("state"));
     NEED(ctx.calls == 2 && state->count == 2 * KINDS);
     for (int k = 0; k < KINDS; k++) {
@@ -273,8 +272,8 @@ static tsr_status other_algorithm(void *arg, tsr_comm *comm, tsr_error *err)
         NEED(twice->spread == TSR_WHOLE);
         for (int i = 0; i < MOST; i++) NEED(((const float *)twice->data)[i] == 2 * ((float)i + 100 * (float)k));
     }
-    TRY(tsr_set_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1}, tsr_state_dict_root(w.out),
-                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &w.host}, err));
+    TSR_TRY(tsr_set_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1}, tsr_state_dict_root(w.out),
+                                         &(tsr_state_call){.comm = comm, .options = &options, .host = &w.host}, err));
     NEED(ctx.calls == 2);
     close_world(&w);
     return TSR_OK;
@@ -335,7 +334,7 @@ static tsr_status partial(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_error own = {0};
     tsr_state_options options = tsr_state_options_default();
     (void)arg;
-    TRY(open_world(&w, comm, err));
+    TSR_TRY(open_world(&w, comm, err));
     w.placement = (tsr_placement){.kind = TSR_PARTIAL};
     options.full_state_dict = true;
     const tsr_status status = tsr_get_model_state_dict(&w.model, &(tsr_state_call){.comm = comm, .options = &options},

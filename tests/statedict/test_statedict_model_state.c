@@ -23,8 +23,8 @@ static tsr_status get_one(const cJSON *test, const cJSON *record, tsr_comm *comm
     size_t named_count, count = 0;
     tsr_error own = {0};
     const tsr_state_options options = live_options(live_get(record, "options"));
-    TRY(live_model_open(&m, test, comm->rank, err));
-    TRY(tsr_fqn_named_modules(m.modules, &m.host, m.arena, &named, &named_count, err));
+    TSR_TRY(live_model_open(&m, test, comm->rank, err));
+    TSR_TRY(tsr_fqn_named_modules(m.modules, &m.host, m.arena, &named, &named_count, err));
     for (const cJSON *n = live_get(record, "submodules")->child; n; n = n->next)
         for (size_t i = 0; i < named_count; i++)
             if (tsr_str_equal(named[i].raw, tsr_str_from(n->valuestring))) submodules[count++] = named[i].module;
@@ -78,7 +78,7 @@ static tsr_status expect_model(live_model *m, const cJSON *record, tsr_error *er
         const tsr_value *value;
         if (!m->tensors[i].entry.dtype) continue;
         snprintf(raw, sizeof raw, "%.*s", TSR_STR_ARG(m->items[i].raw));
-        TRY(tsr_state_dict_tensor(m->out, &m->tensors[i], &value, err));
+        TSR_TRY(tsr_state_dict_tensor(m->out, &m->tensors[i], &value, err));
         const tsr_status status = live_same(value, live_get(live_get(record, "tensors"), raw), false, err);
         if (status != TSR_OK) {
             tsr_error_context(err, "'%s'", raw);
@@ -103,7 +103,7 @@ static tsr_status set_one(const cJSON *test, const cJSON *record, tsr_comm *comm
     tsr_error own = {0};
     const tsr_state_options options = live_options(live_get(record, "options"));
     const bool refused = cJSON_GetObjectItem(record, "error") != NULL;
-    TRY(live_model_open(&m, test, comm->rank, err));
+    TSR_TRY(live_model_open(&m, test, comm->rank, err));
     const tsr_value *state = live_value(m.out, live_get(record, "state"), comm->rank, NULL);
     const tsr_status got = tsr_set_model_state_dict(&m.model, state,
                                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena, .unmatched = &keys},
@@ -151,21 +151,21 @@ static tsr_status meta_case(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_model m, other;
     tsr_state_options options = tsr_state_options_default();
-    TRY(live_model_open(&m, arg, comm->rank, err));
-    TRY(live_model_open(&other, arg, comm->rank, err));
+    TSR_TRY(live_model_open(&m, arg, comm->rank, err));
+    TSR_TRY(live_model_open(&other, arg, comm->rank, err));
     tsr_tensor *weight = m.model.tensors[1].tensor;
     const tsr_tensor was = *weight;
     weight->meta = true;
     weight->data = NULL;
-    TRY(tsr_get_model_state_dict(&m.model, &(tsr_state_call){.comm = comm, .options = &options}, m.out, err));
-    TRY(tsr_get_model_state_dict(&other.model, &(tsr_state_call){.comm = comm, .options = &options}, other.out, err));
+    TSR_TRY(tsr_get_model_state_dict(&m.model, &(tsr_state_call){.comm = comm, .options = &options}, m.out, err));
+    TSR_TRY(tsr_get_model_state_dict(&other.model, &(tsr_state_call){.comm = comm, .options = &options}, other.out, err));
     NEED(tsr_value_pairs(tsr_state_dict_root(m.out)) + 1 == tsr_value_pairs(tsr_state_dict_root(other.out)));
-    TRY(tsr_set_model_state_dict(&m.model, tsr_state_dict_root(other.out),
-                                 &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena},
-                                 err));
+    TSR_TRY(tsr_set_model_state_dict(&m.model, tsr_state_dict_root(other.out),
+                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena},
+                                     err));
     uint64_t bytes;
     NEED(!weight->meta && weight->data != was.data);
-    TRY(tsr_tensor_held(weight, m.arena, &bytes, err));
+    TSR_TRY(tsr_tensor_held(weight, m.arena, &bytes, err));
     NEED(memcmp(weight->data, was.data, (size_t)bytes) == 0);
     live_model_close(&m);
     live_model_close(&other);
@@ -183,18 +183,17 @@ static tsr_status offloaded_case(void *arg, tsr_comm *comm, tsr_error *err)
         options.cpu_offload = bits & 1;
         options.broadcast_from_rank0 = bits & 2;
         live_device_open(&device);
-        TRY(live_model_open(&m, arg, comm->rank, err));
-        TRY(live_model_open(&other, arg, comm->rank, err));
-        TRY(tsr_get_model_state_dict(&other.model, &(tsr_state_call){.comm = comm}, other.out, err));
+        TSR_TRY(live_model_open(&m, arg, comm->rank, err));
+        TSR_TRY(live_model_open(&other, arg, comm->rank, err));
+        TSR_TRY(tsr_get_model_state_dict(&other.model, &(tsr_state_call){.comm = comm}, other.out, err));
         tsr_tensor *weight = m.model.tensors[1].tensor;
         *weight = *other.model.tensors[1].tensor;
         weight->meta = true;
         weight->data = NULL;
         weight->device = &device.base;
         const tsr_value *state = tsr_state_dict_root(other.out);
-        TRY(tsr_set_model_state_dict(&m.model, state,
-                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena},
-                                     err));
+        TSR_TRY(tsr_set_model_state_dict(
+            &m.model, state, &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena}, err));
         NEED(!weight->meta && weight->data && weight->device == (bits == 3 ? NULL : &device.base));
         live_model_close(&m);
         live_model_close(&other);
@@ -234,16 +233,16 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_tensor tensor = tsr_tensor_whole(r->dtype, 1, shape, NULL);
     const tsr_value *value;
     tsr_state_options options = tsr_state_options_default();
-    TRY(live_model_open(&m, case_of(r->model), comm->rank, err));
+    TSR_TRY(live_model_open(&m, case_of(r->model), comm->rank, err));
     options.full_state_dict = r->full;
-    TRY(tsr_get_model_state_dict(&m.model, &(tsr_state_call){.comm = comm, .options = &options}, m.out, err));
+    TSR_TRY(tsr_get_model_state_dict(&m.model, &(tsr_state_call){.comm = comm, .options = &options}, m.out, err));
     const tsr_value *root = tsr_state_dict_root(m.out);
     tsr_state_dict *given;
-    TRY(tsr_state_dict_new(&m.host, &given, err));
+    TSR_TRY(tsr_state_dict_new(&m.host, &given, err));
     for (size_t i = 0; i < tsr_value_pairs(root); i++)
-        TRY(tsr_state_dict_put(given, root->items[2 * i]->text, root->items[2 * i + 1], err));
-    TRY(tsr_state_dict_allocate(given, &tensor, &value, err));
-    if (comm->rank == 0) TRY(tsr_state_dict_put(given, TSR_STR("scale"), value, err));
+        TSR_TRY(tsr_state_dict_put(given, root->items[2 * i]->text, root->items[2 * i + 1], err));
+    TSR_TRY(tsr_state_dict_allocate(given, &tensor, &value, err));
+    if (comm->rank == 0) TSR_TRY(tsr_state_dict_put(given, TSR_STR("scale"), value, err));
     const tsr_status status =
         tsr_set_model_state_dict(&m.model, tsr_state_dict_root(given),
                                  &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena},
@@ -277,7 +276,7 @@ static tsr_status disagree(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_error own = {0};
     tsr_state_options options = tsr_state_options_default();
     options.full_state_dict = comm->rank == 1;
-    TRY(live_model_open(&m, arg, comm->rank, err));
+    TSR_TRY(live_model_open(&m, arg, comm->rank, err));
     NEED(tsr_get_model_state_dict(&m.model, &(tsr_state_call){.comm = comm, .options = &options}, m.out, &own) == TSR_E_USAGE);
     NEED(strstr(own.message, "get_model_state_dict: options: rank 1 differs from rank 0"));
     if (comm->rank == 0) m.model.tensor_count--;

@@ -159,7 +159,7 @@ static tsr_status same_loosely(const tsr_value *value, const cJSON *json, tsr_er
     if (pairs && value->kind == TSR_VALUE_DICT) return same_dict(value, pairs, err);
     if (!list || value->kind != TSR_VALUE_LIST) return live_same(value, json, false, err);
     if (value->count != (size_t)cJSON_GetArraySize(list)) return tsr_raise(err, TSR_E_FORMAT, 0, "%zu items", value->count);
-    for (size_t i = 0; i < value->count; i++) TRY(same_loosely(value->items[i], cJSON_GetArrayItem(list, (int)i), err));
+    for (size_t i = 0; i < value->count; i++) TSR_TRY(same_loosely(value->items[i], cJSON_GetArrayItem(list, (int)i), err));
     return TSR_OK;
 }
 
@@ -204,7 +204,7 @@ static tsr_status get_case(void *arg, tsr_comm *comm, tsr_error *err)
     live_units u;
     tsr_error own = {0};
     cJSON *kept = NULL;
-    TRY(live_units_open(&u, j->test, comm, false, err));
+    TSR_TRY(live_units_open(&u, j->test, comm, false, err));
     const cJSON *record = record_of(j, comm->rank);
     const tsr_fsdp_settings settings = settings_of(text_of(record, "form"));
     const tsr_raw_optimizer raw = {.model = &u.model, .optimizer = u.at[0], .input = input_of(&u, record), .comm = comm};
@@ -242,7 +242,7 @@ static tsr_status to_load_case(void *arg, tsr_comm *comm, tsr_error *err)
     const job *j = arg;
     live_units u;
     tsr_error own = {0};
-    TRY(live_units_open(&u, j->test, comm, false, err));
+    TSR_TRY(live_units_open(&u, j->test, comm, false, err));
     const cJSON *record = record_of(j, comm->rank);
     const char *changes = text_of(record, "change"), *form = text_of(record, "form");
     const tsr_fsdp_settings settings = settings_of(form);
@@ -279,7 +279,7 @@ static tsr_status load_case(void *arg, tsr_comm *comm, tsr_error *err)
     const job *j = arg;
     live_units u;
     tsr_error own = {0};
-    TRY(live_units_open(&u, j->test, comm, false, err));
+    TSR_TRY(live_units_open(&u, j->test, comm, false, err));
     const cJSON *record = record_of(j, comm->rank), *error = cJSON_GetObjectItem(record, "error");
     const bool named = cJSON_IsTrue(live_get(record, "named"));
     const char *changes = text_of(record, "change");
@@ -287,8 +287,8 @@ static tsr_status load_case(void *arg, tsr_comm *comm, tsr_error *err)
     const cJSON *own_state = named ? live_get(live_get(u.w.record, "named"), "out") : live_get(u.w.record, "raw");
     cJSON *kept = cJSON_Duplicate(own_state, true);
     change(kept, changes);
-    TRY(tsr_optimizer_state_dict(&raw, u.out, err));
-    TRY(same_loosely(tsr_state_dict_root(u.out), own_state, err));
+    TSR_TRY(tsr_optimizer_state_dict(&raw, u.out, err));
+    TSR_TRY(same_loosely(tsr_state_dict_root(u.out), own_state, err));
     const tsr_value *state = live_changed(&u, live_value(u.memory, kept, comm->rank, NULL), NULL);
     for (size_t g = 0; strcmp(changes, "fresh") == 0 && g < u.at[0]->group_count; g++)
         for (size_t p = 0; p < u.at[0]->groups[g].count; p++) u.at[0]->groups[g].params[p].state = NULL;
@@ -321,7 +321,7 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_error told_of[5] = {{0}};
     const tsr_fsdp_settings full = {0}, rank0 = {.type = TSR_FSDP_SHARDED, .rank0_only = true};
     const tsr_fsdp_settings other = {.rank0_only = comm->rank == 1};
-    TRY(live_units_open(&u, arg, comm, false, err));
+    TSR_TRY(live_units_open(&u, arg, comm, false, err));
     const tsr_value *input =
         tsr_value_list(u.w.arena, TSR_VALUE_LIST, 1, tsr_value_str(u.w.arena, TSR_STR("stranger"), err));
     const tsr_value *state = tsr_value_dict(u.w.arena, 0);
@@ -364,7 +364,7 @@ static tsr_status warn_case(void *arg, tsr_comm *comm, tsr_error *err)
     live_units u;
     heard h = {0};
     const tsr_fsdp_settings full = {0};
-    TRY(live_units_open(&u, arg, comm, false, err));
+    TSR_TRY(live_units_open(&u, arg, comm, false, err));
     u.w.tree.warn = hear;
     u.w.tree.ctx = &h;
     tsr_raw_optimizer raw = {.model = &u.model, .optimizer = u.at[0], .comm = comm};
@@ -378,7 +378,7 @@ static tsr_status warn_case(void *arg, tsr_comm *comm, tsr_error *err)
     raw.named = true;
     for (size_t g = 0; g < u.at[0]->group_count; g++)
         for (size_t p = 0; p < u.at[0]->groups[g].count; p++) u.at[0]->groups[g].params[p].state = NULL;
-    TRY(tsr_fsdp_optim_state_dict_to_load(&raw, state, &full, u.out, err));
+    TSR_TRY(tsr_fsdp_optim_state_dict_to_load(&raw, state, &full, u.out, err));
     const bool here = tsr_value_pairs(tsr_value_get(tsr_state_dict_root(u.out), TSR_STR("state"))) > 0;
     live_units_close(&u);
     NEED(here && h.none == comm->rank && h.input == 1); /* rank 0 has all elements of it */

@@ -46,8 +46,8 @@ static void read_group(live_model *m, const cJSON *json, tsr_model_group *out, u
 static tsr_status open_with(live_optimizers *l, const cJSON *test, const cJSON *optimizers, uint32_t rank, tsr_error *err)
 {
     *l = (live_optimizers){0};
-    TRY(live_model_open(&l->m, test, rank, err));
-    TRY(tsr_state_dict_new(&l->m.host, &l->out, err));
+    TSR_TRY(live_model_open(&l->m, test, rank, err));
+    TSR_TRY(tsr_state_dict_new(&l->m.host, &l->out, err));
     if (!optimizers) optimizers = live_get(l->m.rank, "optimizers");
     for (const cJSON *o = optimizers->child; o; o = o->next) {
         tsr_model_optimizer *optimizer = l->at[l->count] = &l->list[l->count];
@@ -91,7 +91,7 @@ static tsr_status run_get(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_error own = {0};
     const cJSON *record = live_record_of(arg, "gets", comm->rank);
     const tsr_state_options options = live_options(live_get(record, "options"));
-    TRY(open_all(&l, ((live_record *)arg)->test, comm->rank, err));
+    TSR_TRY(open_all(&l, ((live_record *)arg)->test, comm->rank, err));
     tsr_status status = tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count},
                                                      &(tsr_state_call){.comm = comm, .options = &options}, l.out, &own);
     if (cJSON_GetObjectItem(record, "error"))
@@ -114,7 +114,7 @@ static tsr_status run_set(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_error own = {0};
     const cJSON *record = live_record_of(arg, "sets", comm->rank);
     const tsr_state_options options = live_options(live_get(record, "options"));
-    TRY(open_all(&l, ((live_record *)arg)->test, comm->rank, err));
+    TSR_TRY(open_all(&l, ((live_record *)arg)->test, comm->rank, err));
     const tsr_value *given = live_value(l.m.out, live_get(record, "state"), comm->rank, NULL);
     tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, given,
                                                      &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host},
@@ -154,7 +154,7 @@ static void put_gradients(live_optimizers *l, const cJSON *gradients)
 
 static tsr_status same_group(const tsr_model_group *group, const cJSON *want, tsr_error *err)
 {
-    TRY(live_same(group->options, live_get(want, "options"), false, err));
+    TSR_TRY(live_same(group->options, live_get(want, "options"), false, err));
     for (int p = 0; p < (int)group->count; p++) {
         const cJSON *state = cJSON_GetArrayItem(live_get(want, "state"), p);
         const tsr_value *mine = group->params[p].state;
@@ -175,9 +175,9 @@ static tsr_status same_optimizers(const live_optimizers *l, const cJSON *want, t
         const cJSON *optimizer = cJSON_GetArrayItem(want, o), *user = cJSON_GetObjectItem(optimizer, "user");
         if ((user != NULL) != (l->list[o].user_state != NULL))
             return tsr_raise(err, TSR_E_FORMAT, 0, "state of no parameter");
-        if (user) TRY(live_same(l->list[o].user_state, user, false, err));
+        if (user) TSR_TRY(live_same(l->list[o].user_state, user, false, err));
         for (int g = 0; g < (int)l->list[o].group_count; g++)
-            TRY(same_group(&l->list[o].groups[g], cJSON_GetArrayItem(live_get(optimizer, "groups"), g), err));
+            TSR_TRY(same_group(&l->list[o].groups[g], cJSON_GetArrayItem(live_get(optimizer, "groups"), g), err));
     }
     return TSR_OK;
 }
@@ -201,9 +201,9 @@ static tsr_status run_unlike(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_error own = {0};
     const cJSON *record = live_record_of(arg, "unlike", comm->rank), *error = cJSON_GetObjectItem(record, "error");
     const tsr_state_options options = live_options(live_get(record, "options"));
-    TRY(open_with(&l, ((live_record *)arg)->test, live_get(record, "optimizers"), comm->rank, err));
+    TSR_TRY(open_with(&l, ((live_record *)arg)->test, live_get(record, "optimizers"), comm->rank, err));
     put_gradients(&l, live_get(record, "gradients"));
-    if (cJSON_GetObjectItem(record, "get")) TRY(refuse_get(&l, live_get(record, "get"), &options, comm, err));
+    if (cJSON_GetObjectItem(record, "get")) TSR_TRY(refuse_get(&l, live_get(record, "get"), &options, comm, err));
     const size_t count = live_is(record, "of", "first only") ? 1 : l.count;
     const tsr_value *given = live_value(l.m.out, live_get(record, "state"), comm->rank, NULL);
     tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, count}, given,
@@ -256,7 +256,7 @@ static tsr_status same_raw(const tsr_value *raw, const cJSON *want, bool named, 
             if (number ? key->kind != TSR_VALUE_INT || key->as.integer != (int64_t)number->valuedouble
                        : key->kind != TSR_VALUE_STR || !tsr_str_equal(key->text, tsr_str_from(name->valuestring)))
                 continue;
-            TRY(live_same(state->items[i + 1], pair->child->next, false, err));
+            TSR_TRY(live_same(state->items[i + 1], pair->child->next, false, err));
             same++;
         }
     }
@@ -267,7 +267,7 @@ static tsr_status same_raw(const tsr_value *raw, const cJSON *want, bool named, 
     for (size_t g = 0; g < list->count; g++) { /* "params" is first there, and last here */
         const cJSON *group = cJSON_GetArrayItem(live_get(groups, "L"), (int)g);
         const cJSON *params = live_get(group, "D")->child->child->next;
-        TRY(live_same(tsr_value_get(list->items[g], TSR_STR("params")), params, false, err));
+        TSR_TRY(live_same(tsr_value_get(list->items[g], TSR_STR("params")), params, false, err));
     }
     return TSR_OK;
 }
@@ -279,11 +279,11 @@ static tsr_status run_raw(void *arg, tsr_comm *comm, tsr_error *err)
     const cJSON *record = live_record_of(arg, "raws", comm->rank), *error = cJSON_GetObjectItem(record, "error");
     const cJSON *want = cJSON_GetObjectItem(record, "raw"), *given = cJSON_GetObjectItem(record, "state");
     const bool named = cJSON_IsTrue(live_get(record, "named"));
-    TRY(open_with(&l, ((live_record *)arg)->test, live_get(record, "optimizers"), comm->rank, err));
+    TSR_TRY(open_with(&l, ((live_record *)arg)->test, live_get(record, "optimizers"), comm->rank, err));
     const tsr_raw_optimizer raw = {.model = &l.m.model, .optimizer = l.at[0], .comm = comm, .named = named};
     tsr_status status = tsr_optimizer_state_dict(&raw, l.out, &own);
-    if (want) TRY(status);
-    if (want) TRY(same_raw(tsr_state_dict_root(l.out), want, named, err));
+    if (want) TSR_TRY(status);
+    if (want) TSR_TRY(same_raw(tsr_state_dict_root(l.out), want, named, err));
     if (given)
         status = tsr_optimizer_load_state_dict(&raw, live_value(l.m.out, given, comm->rank, NULL), &l.m.host, &own);
     if ((status != TSR_OK) != (error != NULL))
@@ -306,9 +306,9 @@ static tsr_status lacks_state(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_error own = {0};
     tsr_state_options options = tsr_state_options_default();
     options.flatten_optimizer_state_dict = true;
-    TRY(open_all(&l, arg, comm->rank, err));
-    TRY(tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count},
-                                     &(tsr_state_call){.comm = comm, .options = &options}, l.out, err));
+    TSR_TRY(open_all(&l, arg, comm->rank, err));
+    TSR_TRY(tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count},
+                                         &(tsr_state_call){.comm = comm, .options = &options}, l.out, err));
     const tsr_value *all = tsr_state_dict_root(l.out), **items = tsr_arena_array(l.m.arena, all->count, sizeof *items, err);
     size_t count = 0;
     for (size_t i = 0; i < all->count; i += 2) {
@@ -353,7 +353,7 @@ static tsr_status program_save(const tsr_state_calls *calls, tsr_comm *comm, con
 {
     tsr_state_dict *state;
     const tsr_save_options options = {.overwrite = true};
-    TRY(tsr_state_dict_new(host, &state, err));
+    TSR_TRY(tsr_state_dict_new(host, &state, err));
     tsr_status status = calls->state_dict(calls->ctx, state, err);
     if (status == TSR_OK) status = tsr_state_dict_save(tsr_state_dict_root(state), comm, path, &options, host, err);
     tsr_state_dict_free(state);
@@ -364,8 +364,8 @@ static tsr_status program_load(const tsr_state_calls *calls, tsr_comm *comm, con
                                tsr_error *err)
 {
     tsr_state_dict *state, *loaded;
-    TRY(tsr_state_dict_new(host, &state, err));
-    TRY(tsr_state_dict_new(host, &loaded, err));
+    TSR_TRY(tsr_state_dict_new(host, &state, err));
+    TSR_TRY(tsr_state_dict_new(host, &loaded, err));
     tsr_status status = calls->state_dict(calls->ctx, state, err);
     if (status == TSR_OK) status = tsr_state_dict_load(path, tsr_state_dict_root(state), comm, NULL, loaded, err);
     if (status == TSR_OK) status = calls->load_state_dict(calls->ctx, tsr_state_dict_root(loaded), err);
@@ -380,28 +380,29 @@ static tsr_status calls_case(void *arg, tsr_comm *comm, tsr_error *err)
     char model_path[512], optimizer_path[512];
     snprintf(model_path, sizeof model_path, "%s/model", ranks_scratch());
     snprintf(optimizer_path, sizeof optimizer_path, "%s/optimizer", ranks_scratch());
-    TRY(open_all(&l, arg, comm->rank, err));
+    TSR_TRY(open_all(&l, arg, comm->rank, err));
     const cJSON *rank = cJSON_GetArrayItem(live_get(arg, "ranks"), (int)comm->rank);
     const cJSON *first = cJSON_GetArrayItem(live_get(rank, "gets"), 0);
     tsr_bound_state bound = {&l.m.model, {l.at, l.count}, comm, tsr_state_options_default(), &l.m.host};
     const tsr_state_calls model = tsr_model_state_calls(&bound), optimizer = tsr_optimizer_state_calls(&bound);
-    TRY(program_save(&model, comm, model_path, &l.m.host, err));
-    TRY(program_save(&optimizer, comm, optimizer_path, &l.m.host, err));
+    TSR_TRY(program_save(&model, comm, model_path, &l.m.host, err));
+    TSR_TRY(program_save(&optimizer, comm, optimizer_path, &l.m.host, err));
     add_one(&l.m);
     const tsr_value *state = l.list[0].groups[0].params[0].state;
     if (state) ((float *)tsr_tensor_of(state->items[1])->data)[0] += 7;
-    TRY(program_load(&model, comm, model_path, &l.m.host, err));
-    TRY(program_load(&optimizer, comm, optimizer_path, &l.m.host, err));
+    TSR_TRY(program_load(&model, comm, model_path, &l.m.host, err));
+    TSR_TRY(program_load(&optimizer, comm, optimizer_path, &l.m.host, err));
     for (size_t i = 0; i < l.m.item_count; i++) {
         char raw[128];
         const tsr_value *value;
         if (!l.m.tensors[i].entry.dtype) continue;
         snprintf(raw, sizeof raw, "%.*s", TSR_STR_ARG(l.m.items[i].raw));
-        TRY(tsr_state_dict_tensor(l.m.out, &l.m.tensors[i], &value, err));
-        TRY(live_same(value, live_get(live_get(l.m.rank, "tensors"), raw), false, err));
+        TSR_TRY(tsr_state_dict_tensor(l.m.out, &l.m.tensors[i], &value, err));
+        TSR_TRY(live_same(value, live_get(live_get(l.m.rank, "tensors"), raw), false, err));
     }
-    TRY(tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, &(tsr_state_call){.comm = comm}, l.out, err));
-    TRY(live_same(tsr_state_dict_root(l.out), live_get(first, "out"), false, err));
+    TSR_TRY(tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, &(tsr_state_call){.comm = comm}, l.out,
+                                         err));
+    TSR_TRY(live_same(tsr_state_dict_root(l.out), live_get(first, "out"), false, err));
     close_all(&l);
     return TSR_OK;
 }
@@ -422,17 +423,17 @@ static tsr_status both_case(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_unmatched_keys keys;
     tsr_state_options options = tsr_state_options_default();
     options.full_state_dict = options.broadcast_from_rank0 = true;
-    TRY(open_all(&l, arg, comm->rank, err));
-    TRY(tsr_state_dict_new(&l.m.host, &model, err));
-    TRY(tsr_state_dict_new(&l.m.host, &optimizer, err));
-    TRY(tsr_get_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count},
-                           &(tsr_state_call){.comm = comm, .options = &options}, model, optimizer, err));
+    TSR_TRY(open_all(&l, arg, comm->rank, err));
+    TSR_TRY(tsr_state_dict_new(&l.m.host, &model, err));
+    TSR_TRY(tsr_state_dict_new(&l.m.host, &optimizer, err));
+    TSR_TRY(tsr_get_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count},
+                               &(tsr_state_call){.comm = comm, .options = &options}, model, optimizer, err));
     const tsr_value *root = comm->rank == 0 ? tsr_state_dict_root(optimizer) : NULL;
     add_one(&l.m);
-    TRY(tsr_set_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, comm->rank == 0 ? tsr_state_dict_root(model) : NULL,
-                           root,
-                           &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host, .arena = l.m.arena, .unmatched = &keys},
-                           err));
+    TSR_TRY(tsr_set_state_dict(
+        &l.m.model, (tsr_optimizers){l.at, l.count}, comm->rank == 0 ? tsr_state_dict_root(model) : NULL, root,
+        &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host, .arena = l.m.arena, .unmatched = &keys},
+        err));
     NEED(keys.missing_count == 0 && keys.unexpected_count == 0);
     for (size_t i = 0; i < l.m.item_count; i++) {
         const tsr_tensor *tensor = &l.m.tensors[i];
@@ -440,8 +441,8 @@ static tsr_status both_case(void *arg, tsr_comm *comm, tsr_error *err)
         const tsr_value *value;
         if (tensor->spread != TSR_OVER_MESH) continue;
         snprintf(raw, sizeof raw, "%.*s", TSR_STR_ARG(l.m.items[i].raw));
-        TRY(tsr_state_dict_tensor(l.m.out, tensor, &value, err));
-        TRY(live_same(value, live_get(live_get(l.m.rank, "tensors"), raw), false, err));
+        TSR_TRY(tsr_state_dict_tensor(l.m.out, tensor, &value, err));
+        TSR_TRY(live_same(value, live_get(live_get(l.m.rank, "tensors"), raw), false, err));
     }
     NEED(tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, 0}, &(tsr_state_call){.comm = comm}, l.out, NULL) == TSR_E_USAGE);
     tsr_state_dict_free(optimizer);
@@ -469,12 +470,12 @@ static tsr_status refused_case(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_dict *model, *optimizer;
     tsr_state_options full = tsr_state_options_default();
     full.full_state_dict = true; /* copies */
-    TRY(open_all(&l, arg, comm->rank, err));
-    TRY(tsr_state_dict_new(&l.m.host, &model, err));
-    TRY(tsr_state_dict_new(&l.m.host, &optimizer, err));
+    TSR_TRY(open_all(&l, arg, comm->rank, err));
+    TSR_TRY(tsr_state_dict_new(&l.m.host, &model, err));
+    TSR_TRY(tsr_state_dict_new(&l.m.host, &optimizer, err));
     const tsr_optimizers optimizers = {l.at, l.count};
     const tsr_state_call call = {.comm = comm, .options = &full, .host = &l.m.host, .arena = l.m.arena};
-    TRY(tsr_get_state_dict(&l.m.model, optimizers, &call, model, optimizer, err));
+    TSR_TRY(tsr_get_state_dict(&l.m.model, optimizers, &call, model, optimizer, err));
     add_one(&l.m);
     const tsr_value *options = l.at[0]->groups[0].options, *state = l.at[0]->groups[0].params[0].state;
     const double sum = sum_of(&l.m);
@@ -513,19 +514,20 @@ static tsr_status submodule_case(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_named_module *named;
     size_t count;
     tsr_module_ref body = TSR_NO_MODULE;
-    TRY(open_all(&l, arg, comm->rank, err));
-    TRY(tsr_state_dict_new(&l.m.host, &model, err));
+    TSR_TRY(open_all(&l, arg, comm->rank, err));
+    TSR_TRY(tsr_state_dict_new(&l.m.host, &model, err));
     l.m.model.warn = count_warning;
-    TRY(tsr_fqn_named_modules(l.m.modules, &l.m.host, l.m.arena, &named, &count, err));
+    TSR_TRY(tsr_fqn_named_modules(l.m.modules, &l.m.host, l.m.arena, &named, &count, err));
     for (size_t i = 0; i < count; i++)
         if (tsr_str_equal(named[i].raw, TSR_STR("body"))) body = named[i].module;
-    TRY(tsr_get_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count},
-                           &(tsr_state_call){.comm = comm, .submodules = &body, .submodule_count = 1}, model, l.out, err));
+    TSR_TRY(tsr_get_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count},
+                               &(tsr_state_call){.comm = comm, .submodules = &body, .submodule_count = 1}, model, l.out,
+                               err));
     const tsr_value *root = tsr_state_dict_root(model);
     NEED(tsr_value_pairs(root) == 3 && l.m.warnings == 1);
     for (size_t i = 0; i < root->count; i += 2) NEED(tsr_str_starts(root->items[i]->text, TSR_STR("body.")));
-    TRY(live_same(tsr_state_dict_root(l.out), live_get(cJSON_GetArrayItem(live_get(l.m.rank, "gets"), 0), "out"), false,
-                  err));
+    TSR_TRY(live_same(tsr_state_dict_root(l.out), live_get(cJSON_GetArrayItem(live_get(l.m.rank, "gets"), 0), "out"), false,
+                      err));
     tsr_state_dict_free(model);
     close_all(&l);
     return TSR_OK;
@@ -593,8 +595,9 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_optimizers l;
     tsr_error own = {0};
-    TRY(open_all(&l, arg, comm->rank, err));
-    TRY(tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, &(tsr_state_call){.comm = comm}, l.out, err));
+    TSR_TRY(open_all(&l, arg, comm->rank, err));
+    TSR_TRY(tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, &(tsr_state_call){.comm = comm}, l.out,
+                                         err));
     const tsr_value *good = tsr_state_dict_root(l.out);
     const tsr_value *given = comm->rank == 1 ? spoil(refused->what, l.m.out, good) : good;
     const tsr_value *before = l.list[0].groups[0].options;

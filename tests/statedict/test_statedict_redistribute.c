@@ -41,13 +41,13 @@ static tsr_status share_side(const tsr_tensor **side, tsr_comm *comm, tsr_state_
     static const char *const names[TENSORS] = {"a", "b", "c"};
     const tsr_create_options options = {.share = comm};
     tsr_state_dict *tree;
-    TRY(tsr_state_dict_new(tsr_state_dict_host(dict), &tree, err));
+    TSR_TRY(tsr_state_dict_new(tsr_state_dict_host(dict), &tree, err));
     for (size_t i = 0; i < TENSORS; i++) {
         const tsr_value *value;
-        TRY(tsr_state_dict_tensor(dict, side[i], &value, err));
-        TRY(tsr_state_dict_put(tree, tsr_str_from(names[i]), value, err));
+        TSR_TRY(tsr_state_dict_tensor(dict, side[i], &value, err));
+        TSR_TRY(tsr_state_dict_put(tree, tsr_str_from(names[i]), value, err));
     }
-    TRY(tsr_state_dict_create(tsr_state_dict_root(tree), &options, out, err));
+    TSR_TRY(tsr_state_dict_create(tsr_state_dict_root(tree), &options, out, err));
     for (size_t i = 0; i < TENSORS; i++)
         side[i] = tsr_tensor_of(tsr_value_get(tsr_state_dict_root(out), tsr_str_from(names[i])));
     tsr_state_dict_free(tree);
@@ -64,9 +64,9 @@ static tsr_status check_case(uint64_t seed, const property *p, tsr_comm *comm, t
     tsr_move moves[TENSORS];
     live_device device;
     live_device_open(&device);
-    TRY(tsr_state_dict_new(&host, &dict, err));
-    TRY(tsr_state_dict_new(&host, &shared[0], err));
-    TRY(tsr_state_dict_new(&host, &shared[1], err));
+    TSR_TRY(tsr_state_dict_new(&host, &dict, err));
+    TSR_TRY(tsr_state_dict_new(&host, &shared[0], err));
+    TSR_TRY(tsr_state_dict_new(&host, &shared[1], err));
     tsr_arena *arena = tsr_state_dict_arena(dict);
     for (size_t i = 0; i < TENSORS; i++) {
         uint64_t *shape = tsr_arena_array(arena, 4, sizeof *shape, NULL);
@@ -78,19 +78,19 @@ static tsr_status check_case(uint64_t seed, const property *p, tsr_comm *comm, t
             tsr_tensor tensor = ramp_tensor(&seed, arena, comm, dtype, ndim, shape);
             if (p->shared & 1u << side && tensor.spread == TSR_IN_BOXES) tensor = in_one_box(&tensor, arena, comm);
             tensor.device = p->on_device ? &device.base : NULL;
-            TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+            TSR_TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
             sides[side][i] = tsr_tensor_of(value);
         }
     }
     for (int side = 0; side < 2; side++)
-        if (p->shared & 1u << side) TRY(share_side(sides[side], comm, dict, shared[side], err));
+        if (p->shared & 1u << side) TSR_TRY(share_side(sides[side], comm, dict, shared[side], err));
     for (size_t i = 0; i < TENSORS; i++) {
         moves[i] = (tsr_move){sides[0][i], sides[1][i]};
-        TRY(ramp_over(moves[i].from, arena, true, NULL, err));
+        TSR_TRY(ramp_over(moves[i].from, arena, true, NULL, err));
     }
-    TRY(tsr_redistribute(comm, moves, TENSORS, rounds[ramp_random(&seed) % 4], &host, err));
+    TSR_TRY(tsr_redistribute(comm, moves, TENSORS, rounds[ramp_random(&seed) % 4], &host, err));
     bool right = true;
-    for (size_t i = 0; i < TENSORS; i++) TRY(ramp_over(moves[i].to, arena, false, &right, err));
+    for (size_t i = 0; i < TENSORS; i++) TSR_TRY(ramp_over(moves[i].to, arena, false, &right, err));
     tsr_state_dict_free(shared[0]);
     tsr_state_dict_free(shared[1]);
     tsr_state_dict_free(dict);
@@ -140,12 +140,12 @@ static tsr_status make_state(const char *what, const tsr_comm *comm, tsr_state_d
         tsr_tensor_over_mesh(tsr_tensor_whole(odd && strcmp(what, "dtype") == 0 ? TSR_INT32 : TSR_FLOAT32, 2, other, NULL),
                              &mesh, odd && strcmp(what, "placements") == 0 ? &columns : &rows, comm->rank);
     if (odd && strcmp(what, "whole") == 0) b = tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL);
-    TRY(tsr_state_dict_allocate(dict, &a, &value, err));
-    TRY(tsr_state_dict_put(dict, TSR_STR("a"), value, err));
+    TSR_TRY(tsr_state_dict_allocate(dict, &a, &value, err));
+    TSR_TRY(tsr_state_dict_put(dict, TSR_STR("a"), value, err));
     if (odd && strcmp(what, "missing") == 0) return TSR_OK;
-    TRY(tsr_state_dict_allocate(dict, &b, &value, err));
-    TRY(tsr_state_dict_put(dict, TSR_STR("b"), value, err));
-    if (odd && strcmp(what, "key") == 0) TRY(tsr_state_dict_put(dict, TSR_STR("c"), value, err));
+    TSR_TRY(tsr_state_dict_allocate(dict, &b, &value, err));
+    TSR_TRY(tsr_state_dict_put(dict, TSR_STR("b"), value, err));
+    if (odd && strcmp(what, "key") == 0) TSR_TRY(tsr_state_dict_put(dict, TSR_STR("c"), value, err));
     return TSR_OK;
 }
 
@@ -167,14 +167,14 @@ static tsr_status quarrel_over_gather(void *arg, tsr_comm *comm, tsr_error *err)
                                         .round_bytes = odd && strcmp(q->what, "round_bytes") == 0 ? 64 : 0};
     tsr_state_dict *in, *out;
     tsr_error told = {0};
-    TRY(tsr_state_dict_new(&host, &in, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
-    TRY(make_state(q->what, comm, in, err));
+    TSR_TRY(tsr_state_dict_new(&host, &in, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(make_state(q->what, comm, in, err));
     tsr_status status = tsr_state_dict_gather(tsr_state_dict_root(in), comm, &options, out, &told);
     status = expect_told(status, &told, q->message, comm, err);
     tsr_state_dict_free(in);
     tsr_state_dict_free(out);
-    TRY(status);
+    TSR_TRY(status);
     return tsr_comm_barrier(comm, err); /* the communicator is still good */
 }
 
@@ -210,10 +210,10 @@ static tsr_status gather_boxes(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_dict *in, *out;
     const tsr_value *value;
     tsr_error told = {0};
-    TRY(tsr_state_dict_new(&host, &in, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
-    TRY(tsr_state_dict_allocate(in, &boxes, &value, err));
-    TRY(tsr_state_dict_put(in, TSR_STR("s"), value, err));
+    TSR_TRY(tsr_state_dict_new(&host, &in, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(tsr_state_dict_allocate(in, &boxes, &value, err));
+    TSR_TRY(tsr_state_dict_put(in, TSR_STR("s"), value, err));
     tsr_status status = tsr_state_dict_gather(tsr_state_dict_root(in), comm, NULL, out, &told);
     status = expect_told(status, &told, bad->message, comm, err);
     tsr_state_dict_free(in);
@@ -241,10 +241,10 @@ static tsr_status gather_misfit(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_tensor tensor = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 1, shape, NULL), &mesh, &placement, comm->rank);
     tsr_state_dict *in, *out;
     tsr_error told = {0};
-    TRY(tsr_state_dict_new(&host, &in, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(tsr_state_dict_new(&host, &in, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
     const tsr_value leaf = {.kind = TSR_VALUE_TENSOR, .as.tensor = &tensor.entry};
-    TRY(tsr_state_dict_put(in, TSR_STR("t"), &leaf, err));
+    TSR_TRY(tsr_state_dict_put(in, TSR_STR("t"), &leaf, err));
     const tsr_status status = tsr_state_dict_gather(tsr_state_dict_root(in), comm, NULL, out, &told);
     tsr_state_dict_free(in);
     tsr_state_dict_free(out);
@@ -278,8 +278,8 @@ static tsr_status make_wide(tsr_comm *comm, tsr_state_dict *dict, bool full, tsr
     for (int i = 0; i < WIDE; i++) {
         const tsr_value *value;
         snprintf(name, sizeof name, "w%d", i);
-        TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
-        TRY(tsr_state_dict_put(dict, tsr_str_from(name), value, err));
+        TSR_TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+        TSR_TRY(tsr_state_dict_put(dict, tsr_str_from(name), value, err));
     }
     return TSR_OK;
 }
@@ -301,14 +301,14 @@ static tsr_status gather_bounded(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_gather_options all = {.round_bytes = ROUND};
     const tsr_gather_options to_root = {.ranks_only = root, .ranks_only_count = 1, .round_bytes = ROUND};
     tsr_state_dict *in;
-    TRY(tsr_state_dict_new(&free_host, &in, err));
-    TRY(make_wide(comm, in, false, err));
+    TSR_TRY(tsr_state_dict_new(&free_host, &in, err));
+    TSR_TRY(make_wide(comm, in, false, err));
     for (int i = 0; i < 2; i++) {
         tsr_state_dict *out;
-        TRY(tsr_state_dict_new(&host, &out, err));
-        TRY(tsr_state_dict_gather(tsr_state_dict_root(in), comm, i ? &to_root : &all, out, err));
+        TSR_TRY(tsr_state_dict_new(&host, &out, err));
+        TSR_TRY(tsr_state_dict_gather(tsr_state_dict_root(in), comm, i ? &to_root : &all, out, err));
         NEED(tsr_state_dict_owned(out) == (i == 0 || comm->rank == 0 ? (uint64_t)WIDE * ROWS * COLUMNS * 4 : 0));
-        TRY(bounded(&meter, out, comm, err));
+        TSR_TRY(bounded(&meter, out, comm, err));
         tsr_state_dict_free(out);
         NEED(meter.now == 0);
         meter.most = 0;
@@ -325,14 +325,14 @@ static tsr_status broadcast_bounded(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_host free_host = live_host(NULL), host = live_host(&meter.base);
     const tsr_broadcast_options options = {.round_bytes = ROUND};
     tsr_state_dict *full, *local, *out;
-    TRY(tsr_state_dict_new(&free_host, &full, err));
-    TRY(tsr_state_dict_new(&free_host, &local, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
-    TRY(make_wide(comm, local, false, err));
-    if (comm->rank == 0) TRY(make_wide(comm, full, true, err));
-    TRY(tsr_state_dict_broadcast(tsr_state_dict_root(full), tsr_state_dict_root(local), comm, &options, out, err));
+    TSR_TRY(tsr_state_dict_new(&free_host, &full, err));
+    TSR_TRY(tsr_state_dict_new(&free_host, &local, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(make_wide(comm, local, false, err));
+    if (comm->rank == 0) TSR_TRY(make_wide(comm, full, true, err));
+    TSR_TRY(tsr_state_dict_broadcast(tsr_state_dict_root(full), tsr_state_dict_root(local), comm, &options, out, err));
     NEED(tsr_state_dict_owned(out) == 0);
-    TRY(bounded(&meter, out, comm, err));
+    TSR_TRY(bounded(&meter, out, comm, err));
     tsr_state_dict_free(out);
     tsr_state_dict_free(full);
     tsr_state_dict_free(local);
@@ -362,19 +362,19 @@ static tsr_status starve(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_host free_host = live_host(NULL), host = live_host(&own.allocator);
     tsr_state_dict *in, *out = NULL, *full;
     tsr_error told = {0};
-    TRY(tsr_state_dict_new(&free_host, &in, err));
-    TRY(tsr_state_dict_new(&free_host, &full, err));
-    TRY(make_state("", comm, in, err));
+    TSR_TRY(tsr_state_dict_new(&free_host, &in, err));
+    TSR_TRY(tsr_state_dict_new(&free_host, &full, err));
+    TSR_TRY(make_state("", comm, in, err));
     if (comm->rank == 0) { /* whole tensors of the same names */
         const uint64_t shape[] = {6, 4};
         const tsr_tensor tensor = tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL);
         const tsr_value *value;
-        TRY(tsr_state_dict_allocate(full, &tensor, &value, err));
+        TSR_TRY(tsr_state_dict_allocate(full, &tensor, &value, err));
         memset(tsr_tensor_of(value)->data, 7, 96);
-        TRY(tsr_state_dict_put(full, TSR_STR("a"), value, err));
+        TSR_TRY(tsr_state_dict_put(full, TSR_STR("a"), value, err));
     }
     tsr_status status = TSR_E_NOMEM;
-    TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
     if (comm->rank == 1) failing_after(&own, s->nth);
     if (s->op == 0) status = tsr_state_dict_gather(tsr_state_dict_root(in), comm, NULL, out, &told);
     else if (s->op == 1)
@@ -385,7 +385,7 @@ static tsr_status starve(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_dict_free(out);
     tsr_state_dict_free(full);
     tsr_state_dict_free(in);
-    TRY(comm->largest(comm, &failed, err));
+    TSR_TRY(comm->largest(comm, &failed, err));
     if (comm->rank == 0) s->ended = !failed;
     NEED(failed ? status == TSR_E_NOMEM : status == TSR_OK);
     return tsr_comm_barrier(comm, err);
@@ -422,7 +422,7 @@ static tsr_status own_replica(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_tensor to = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 1, shape, all), &mesh, whole, comm->rank);
     const tsr_move move = {&from, &to};
     (void)arg;
-    TRY(tsr_redistribute(comm, &move, 1, 0, &host, err));
+    TSR_TRY(tsr_redistribute(comm, &move, 1, 0, &host, err));
     NEED(all[0] == 10 * low && all[1] == 10 * low + 1 && all[2] == 10 * high && all[3] == 10 * high + 1);
     return TSR_OK;
 }

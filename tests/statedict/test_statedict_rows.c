@@ -37,8 +37,8 @@ static tsr_status run_row(void *arg, tsr_comm *comm, tsr_error *err)
     run r = {.test = c->test, .host = live_host(NULL), .comm = comm, .on_device = c->on_device};
     r.record = cJSON_GetArrayItem(live_get(c->test, "ranks"), (int)comm->rank);
     live_device_open(&r.device);
-    TRY(tsr_state_dict_new(&r.host, &r.in, err));
-    TRY(tsr_state_dict_new(&r.host, &r.out, err));
+    TSR_TRY(tsr_state_dict_new(&r.host, &r.in, err));
+    TSR_TRY(tsr_state_dict_new(&r.host, &r.out, err));
     r.state = live_value(r.in, live_get(r.record, "in"), comm->rank, c->on_device ? &r.device.base : NULL);
     tsr_status status = c->body(&r, err);
     tsr_state_dict_free(r.out);
@@ -111,12 +111,12 @@ static tsr_status gather(run *r, tsr_error *err)
                                             .ranks_only_count = ranks_only(r, ranks),
                                             .round_bytes = rounds[i],
                                             .offload = r->on_device && i == 1};
-        TRY(tsr_state_dict_new(&r->host, &r->out, err));
+        TSR_TRY(tsr_state_dict_new(&r->host, &r->out, err));
         tsr_status status = tsr_state_dict_gather(r->state, r->comm, &options, r->out, err);
         if (status == TSR_OK) status = expect_out(r, err);
         tsr_state_dict_free(r->out);
         r->out = out;
-        TRY(status);
+        TSR_TRY(status);
     }
     return TSR_OK;
 }
@@ -132,10 +132,10 @@ static tsr_status gather_companion(run *r, tsr_error *err)
     for (int i = 0; i < 2; i++) {
         const tsr_value *first = companion->items[1];
         memset(tsr_tensor_of(first)->data, 0x55, 4);
-        TRY(tsr_state_dict_gather(r->state, comm, &options, r->out, err));
+        TSR_TRY(tsr_state_dict_gather(r->state, comm, &options, r->out, err));
         NEED(tsr_state_dict_root(r->out)->items[1] == first);
         NEED(tsr_state_dict_owned(r->out) == 0);
-        TRY(expect_out(r, err));
+        TSR_TRY(expect_out(r, err));
     }
     return TSR_OK;
 }
@@ -165,8 +165,8 @@ static tsr_status offload(run *r, tsr_error *err)
     tsr_comm *comm = r->comm;
     uint32_t ranks[4];
     const size_t count = ranks_only(r, ranks);
-    TRY(tsr_state_dict_offload(r->state, comm, &(tsr_offload_options){.ranks_only = ranks, .ranks_only_count = count},
-                               r->out, err));
+    TSR_TRY(tsr_state_dict_offload(r->state, comm, &(tsr_offload_options){.ranks_only = ranks, .ranks_only_count = count},
+                                   r->out, err));
     NEED(r->device.waits == (r->on_device && (count == 0 || comm->rank == 0)));
     return expect_out(r, err);
 }
@@ -182,14 +182,14 @@ static tsr_status copy(run *r, tsr_error *err)
 {
     tsr_comm *comm = r->comm;
     tsr_state_dict *target;
-    TRY(tsr_state_dict_new(&r->host, &target, err));
+    TSR_TRY(tsr_state_dict_new(&r->host, &target, err));
     tsr_status status = tsr_state_dict_create(r->state, NULL, target, err);
     if (status == TSR_OK) status = tsr_state_dict_copy(r->state, tsr_state_dict_root(target), false, r->out, err);
     if (status == TSR_OK) status = expect_out(r, err);
     if (status == TSR_OK) status = live_same(tsr_state_dict_root(target), live_get(r->record, "out"), false, err);
     const uint64_t owned = tsr_state_dict_owned(r->out);
     tsr_state_dict_free(target);
-    TRY(status);
+    TSR_TRY(status);
     NEED(owned == 0);
     return TSR_OK;
 }
@@ -205,7 +205,7 @@ static tsr_status create(run *r, tsr_error *err)
 {
     tsr_create_options options = {.share = cJSON_GetObjectItem(r->test, "share") ? r->comm : NULL};
     if (r->on_device) options.pin = &r->device.base;
-    TRY(tsr_state_dict_create(r->state, &options, r->out, err));
+    TSR_TRY(tsr_state_dict_create(r->state, &options, r->out, err));
     return live_same(tsr_state_dict_root(r->out), live_get(r->record, "out"), true, err);
 }
 
@@ -221,17 +221,17 @@ static tsr_status share(run *r, tsr_error *err)
 {
     tsr_comm *comm = r->comm;
     const tsr_create_options options = {.share = comm};
-    TRY(tsr_state_dict_create(r->state, &options, r->out, err));
+    TSR_TRY(tsr_state_dict_create(r->state, &options, r->out, err));
     const tsr_tensor *rows = tsr_tensor_of(tsr_state_dict_get(r->out, TSR_STR("rows")));
     void *data;
     uint64_t bytes;
-    TRY(tsr_state_dict_peer(r->out, comm->rank, rows, &data, &bytes, err));
+    TSR_TRY(tsr_state_dict_peer(r->out, comm->rank, rows, &data, &bytes, err));
     NEED(data == rows->data);
     if (bytes) memset(data, (int)comm->rank + 1, (size_t)bytes);
-    TRY(tsr_comm_barrier(comm, err));
+    TSR_TRY(tsr_comm_barrier(comm, err));
     for (uint32_t peer = 0; peer < comm->size; peer++) {
         const uint64_t per = (5 + comm->size - 1) / comm->size, first = peer * per < 5 ? peer * per : 5;
-        TRY(tsr_state_dict_peer(r->out, peer, rows, &data, &bytes, err));
+        TSR_TRY(tsr_state_dict_peer(r->out, peer, rows, &data, &bytes, err));
         NEED(bytes == (first + per < 5 ? per : 5 - first) * 12);
         for (uint64_t i = 0; i < bytes; i++) NEED(((const char *)data)[i] == (char)(peer + 1));
     }
@@ -253,7 +253,7 @@ static tsr_status similar(run *r, tsr_error *err)
     tsr_error difference = {0};
     bool same;
     const tsr_value *other = live_value(r->in, live_get(r->record, "other"), 0, NULL);
-    TRY(tsr_state_dict_similar(r->state, other, &r->host, &same, &difference, err));
+    TSR_TRY(tsr_state_dict_similar(r->state, other, &r->host, &same, &difference, err));
     if (same != (bool)cJSON_IsTrue(live_get(r->record, "same")))
         return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "'%s': said %d", live_get(r->test, "of")->valuestring, same);
     NEED(same == (difference.message[0] == 0));
@@ -277,12 +277,12 @@ static tsr_status broadcast(run *r, tsr_error *err)
                                                .round_bytes = rounds[i]};
         const tsr_value *local =
             live_value(r->in, live_get(r->record, "local"), r->comm->rank, r->on_device ? &r->device.base : NULL);
-        TRY(tsr_state_dict_new(&r->host, &r->out, err));
+        TSR_TRY(tsr_state_dict_new(&r->host, &r->out, err));
         tsr_status status = tsr_state_dict_broadcast(r->state, local, r->comm, &options, r->out, err);
         if (status == TSR_OK) status = expect_out(r, err);
         tsr_state_dict_free(r->out);
         r->out = out;
-        TRY(status);
+        TSR_TRY(status);
     }
     return TSR_OK;
 }
@@ -305,10 +305,10 @@ static tsr_status broadcast_nested(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_value *values[2];
     tsr_state_dict *in, *out;
     (void)arg;
-    TRY(tsr_state_dict_new(&host, &in, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(tsr_state_dict_new(&host, &in, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
     tsr_arena *arena = tsr_state_dict_arena(in);
-    for (size_t i = 0; i < 2; i++) TRY(tsr_state_dict_tensor(in, &tensors[i], &values[i], err));
+    for (size_t i = 0; i < 2; i++) TSR_TRY(tsr_state_dict_tensor(in, &tensors[i], &values[i], err));
     const tsr_value *extra = tsr_value_dict(arena, 2, "at", values[0], "empty", values[1]);
     const tsr_value *local = tsr_value_dict(arena, 1, "extra", tsr_value_int(arena, 0, err));
     tsr_status status =
@@ -336,7 +336,7 @@ static tsr_status distribute(run *r, tsr_error *err)
 {
     const tsr_value *local =
         live_value(r->in, live_get(r->record, "local"), r->comm->rank, r->on_device ? &r->device.base : NULL);
-    TRY(tsr_state_dict_distribute(r->state, local, r->out, err));
+    TSR_TRY(tsr_state_dict_distribute(r->state, local, r->out, err));
     return expect_out(r, err);
 }
 

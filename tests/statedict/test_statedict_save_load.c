@@ -44,14 +44,14 @@ static tsr_status make_state(const job *j, const tsr_comm *comm, tsr_device *dev
         tensor.device = device;
         tensor.meta = j->meta;
         if (tensor.meta && tensor.spread == TSR_IN_BOXES) tensor.spread = TSR_WHOLE;
-        if (tensor.meta) TRY(tsr_state_dict_tensor(dict, &tensor, &value, err));
-        else TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+        if (tensor.meta) TSR_TRY(tsr_state_dict_tensor(dict, &tensor, &value, err));
+        else TSR_TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
         snprintf(name, sizeof name, "layer.%u", i);
-        TRY(tsr_state_dict_put(dict, tsr_str_from(name), value, err));
+        TSR_TRY(tsr_state_dict_put(dict, tsr_str_from(name), value, err));
     }
     tsr_value *number = tsr_value_int(arena, 0, err), *text = tsr_value_str(arena, TSR_STR(""), err);
     if (distribution % 2) number->as.integer = 12;
-    TRY(tsr_state_dict_put(dict, TSR_STR("step"), number, err));
+    TSR_TRY(tsr_state_dict_put(dict, TSR_STR("step"), number, err));
     return tsr_state_dict_put(dict, TSR_STR("note"), text, err);
 }
 
@@ -63,15 +63,15 @@ static tsr_status save(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_dict *dict;
     live_device device;
     live_device_open(&device);
-    TRY(tsr_state_dict_new(&native.host, &dict, err));
-    TRY(make_state(j, comm, j->on_device ? &device.base : NULL, j->seed * 2 + 1, dict, err));
+    TSR_TRY(tsr_state_dict_new(&native.host, &dict, err));
+    TSR_TRY(make_state(j, comm, j->on_device ? &device.base : NULL, j->seed * 2 + 1, dict, err));
     for (size_t i = 0; i < TENSORS; i++)
-        TRY(ramp_over(tsr_tensor_of(tsr_state_dict_root(dict)->items[2 * i + 1]), tsr_state_dict_arena(dict), true, NULL,
-                      err));
+        TSR_TRY(ramp_over(tsr_tensor_of(tsr_state_dict_root(dict)->items[2 * i + 1]), tsr_state_dict_arena(dict), true, NULL,
+                          err));
     tsr_value *number = tsr_value_int(tsr_state_dict_arena(dict), 41 + comm->rank, err);
     tsr_value *text = tsr_value_str(tsr_state_dict_arena(dict), TSR_STR("rank 0's"), err);
-    TRY(tsr_state_dict_put(dict, TSR_STR("step"), number, err));
-    TRY(tsr_state_dict_put(dict, TSR_STR("note"), text, err));
+    TSR_TRY(tsr_state_dict_put(dict, TSR_STR("step"), number, err));
+    TSR_TRY(tsr_state_dict_put(dict, TSR_STR("note"), text, err));
     const tsr_status status = tsr_state_dict_save(tsr_state_dict_root(dict), comm, j->path, &j->save, &native.host, err);
     tsr_state_dict_free(dict);
     tsr_native_host_close(&native);
@@ -86,13 +86,13 @@ static tsr_status load(void *arg, tsr_comm *comm, tsr_error *err)
     live_device device;
     bool right = true;
     live_device_open(&device);
-    TRY(tsr_state_dict_new(&host, &dict, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
-    TRY(make_state(j, comm, j->on_device ? &device.base : NULL, j->seed * 3 + 2, dict, err));
-    TRY(tsr_state_dict_load(j->path, tsr_state_dict_root(dict), comm, &j->load, out, err));
+    TSR_TRY(tsr_state_dict_new(&host, &dict, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(make_state(j, comm, j->on_device ? &device.base : NULL, j->seed * 3 + 2, dict, err));
+    TSR_TRY(tsr_state_dict_load(j->path, tsr_state_dict_root(dict), comm, &j->load, out, err));
     for (size_t i = 0; i < TENSORS; i++)
-        TRY(ramp_over(tsr_tensor_of(tsr_state_dict_root(out)->items[2 * i + 1]), tsr_state_dict_arena(dict), false, &right,
-                      err));
+        TSR_TRY(ramp_over(tsr_tensor_of(tsr_state_dict_root(out)->items[2 * i + 1]), tsr_state_dict_arena(dict), false,
+                          &right, err));
     NEED(tsr_state_dict_get(out, TSR_STR("step"))->as.integer == 41);
     NEED(tsr_str_equal(tsr_state_dict_get(out, TSR_STR("note"))->text, TSR_STR("rank 0's")));
     tsr_state_dict_free(out);
@@ -259,10 +259,10 @@ static tsr_status load_misfit(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_dict *dict, *out;
     const tsr_value *value;
     tsr_error told = {0};
-    TRY(tsr_state_dict_new(&host, &dict, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
-    TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
-    if (comm->rank == 1) TRY(tsr_state_dict_put(dict, tsr_str_from(m->name), value, err)); /* the others load nothing */
+    TSR_TRY(tsr_state_dict_new(&host, &dict, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+    if (comm->rank == 1) TSR_TRY(tsr_state_dict_put(dict, tsr_str_from(m->name), value, err)); /* the others load nothing */
     const tsr_status status = tsr_state_dict_load(path, tsr_state_dict_root(dict), comm, &options, out, &told);
     tsr_state_dict_free(out);
     tsr_state_dict_free(dict);
@@ -278,10 +278,10 @@ static tsr_status save_one(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_tensor tensor = tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL);
     tsr_state_dict *dict;
     const tsr_value *value;
-    TRY(tsr_state_dict_new(&host, &dict, err));
-    TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+    TSR_TRY(tsr_state_dict_new(&host, &dict, err));
+    TSR_TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
     memset(tsr_tensor_of(value)->data, 0, 48);
-    TRY(tsr_state_dict_put(dict, TSR_STR("w"), value, err));
+    TSR_TRY(tsr_state_dict_put(dict, TSR_STR("w"), value, err));
     const tsr_status status = tsr_state_dict_save(tsr_state_dict_root(dict), comm, arg, NULL, &host, err);
     tsr_state_dict_free(dict);
     return status;
@@ -323,10 +323,10 @@ static tsr_status save_unnamed(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_dict *dict;
     const tsr_value *value;
     tsr_error told = {0};
-    TRY(tsr_state_dict_new(&host, &dict, err));
-    TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
-    TRY(tsr_state_dict_put(dict, TSR_STR("t"), tsr_value_items(tsr_state_dict_arena(dict), TSR_VALUE_TUPLE, &value, 1, err),
-                           err));
+    TSR_TRY(tsr_state_dict_new(&host, &dict, err));
+    TSR_TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+    TSR_TRY(tsr_state_dict_put(dict, TSR_STR("t"),
+                               tsr_value_items(tsr_state_dict_arena(dict), TSR_VALUE_TUPLE, &value, 1, err), err));
     const tsr_status status = tsr_state_dict_save(tsr_state_dict_root(dict), comm, arg, NULL, &host, &told);
     tsr_state_dict_free(dict);
     NEED(status == TSR_E_UNSUPPORTED);
@@ -361,19 +361,19 @@ static tsr_status within_bounds(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_dict *dict, *out;
     const tsr_value *value;
     bool right = true;
-    TRY(tsr_state_dict_new(&free_host, &dict, err));
-    TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
-    TRY(ramp_over(tsr_tensor_of(value), tsr_state_dict_arena(dict), true, NULL, err));
-    TRY(tsr_state_dict_put(dict, TSR_STR("w"), value, err));
-    TRY(tsr_state_dict_save(tsr_state_dict_root(dict), comm, arg, &saving, &host, err));
+    TSR_TRY(tsr_state_dict_new(&free_host, &dict, err));
+    TSR_TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+    TSR_TRY(ramp_over(tsr_tensor_of(value), tsr_state_dict_arena(dict), true, NULL, err));
+    TSR_TRY(tsr_state_dict_put(dict, TSR_STR("w"), value, err));
+    TSR_TRY(tsr_state_dict_save(tsr_state_dict_root(dict), comm, arg, &saving, &host, err));
     NEED(meter.most < BUFFER + 150000 && meter.now == 0);
     meter.most = 0;
     memset(tsr_tensor_of(value)->data, 0, 8);
-    TRY(tsr_state_dict_new(&host, &out, err));
-    TRY(tsr_state_dict_load(arg, tsr_state_dict_root(dict), comm, &loading, out, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(tsr_state_dict_load(arg, tsr_state_dict_root(dict), comm, &loading, out, err));
     tsr_state_dict_free(out);
     NEED(meter.most < BUFFER + 1000000 && meter.now == 0); /* readers have a scratch of 512 KiB */
-    TRY(ramp_over(tsr_tensor_of(value), tsr_state_dict_arena(dict), false, &right, err));
+    TSR_TRY(ramp_over(tsr_tensor_of(value), tsr_state_dict_arena(dict), false, &right, err));
     tsr_state_dict_free(dict);
     NEED(right);
     return TSR_OK;

@@ -62,13 +62,14 @@ static tsr_status put_model(tsr_state_dict *model, const cJSON *row, tsr_comm *g
         tensor = tsr_tensor_in_boxes(TSR_FLOAT32, ndim, tensor.entry.shape, &part, 1);
         tensor.nested = &inner;
     }
-    TRY(tsr_state_dict_tensor(model, &tensor, &value, err));
+    TSR_TRY(tsr_state_dict_tensor(model, &tensor, &value, err));
     return tsr_state_dict_put(model, tsr_str_from(row->child->valuestring), value, err);
 }
 
 static tsr_status make_model(tsr_state_dict *model, const cJSON *record, tsr_comm *group, tsr_error *err)
 {
-    for (const cJSON *row = live_get(record, "model")->child; row; row = row->next) TRY(put_model(model, row, group, err));
+    for (const cJSON *row = live_get(record, "model")->child; row; row = row->next)
+        TSR_TRY(put_model(model, row, group, err));
     return TSR_OK;
 }
 
@@ -98,13 +99,13 @@ static tsr_status load_and_compare(const job *j, const cJSON *one, tsr_comm *com
     tsr_state_dict *model, *out;
     live_device_open(&device);
     golden_path(live_get(one, "saved")->valuestring, path, sizeof path);
-    TRY(tsr_state_dict_new(&host, &model, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
-    TRY(make_model(model, record, data, err));
+    TSR_TRY(tsr_state_dict_new(&host, &model, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(make_model(model, record, data, err));
     const tsr_optimizer_target to = {out, j->on_device ? &device.base : NULL, j->on_device ? 128 : 0,
                                      {keep_warning, &warning}};
-    TRY(tsr_optimizer_state_load(path, optimizer, tsr_state_dict_root(model), comm, &to, err));
-    TRY(live_same(tsr_state_dict_root(out), live_get(record, "got"), false, err));
+    TSR_TRY(tsr_optimizer_state_load(path, optimizer, tsr_state_dict_root(model), comm, &to, err));
+    TSR_TRY(live_same(tsr_state_dict_root(out), live_get(record, "got"), false, err));
     NEED(is_of_group(tsr_state_dict_root(out), two ? data : NULL));
     const bool by_hand = strcmp(live_get(one, "saved")->valuestring, "by_hand") == 0;
     NEED(warning.count == by_hand);
@@ -122,7 +123,7 @@ static tsr_status load_as_pytorch(void *arg, tsr_comm *comm, tsr_error *err)
     if (!j->in_groups) return load_and_compare(j, j->one, comm, comm, err);
     tsr_comm *data;
     const uint32_t slice = comm->rank % 2;
-    TRY(comm->split(comm, slice, comm->rank, &data, err));
+    TSR_TRY(comm->split(comm, slice, comm->rank, &data, err));
     const tsr_status status = load_and_compare(j, slice ? j->one->next : j->one, comm, data, err);
     data->close(data);
     return status;
@@ -208,11 +209,11 @@ static tsr_status wrong_value(tsr_state_dict *model, wrong what, tsr_comm *comm,
 static tsr_status put_wrong(tsr_state_dict *model, wrong what, tsr_comm *comm, tsr_comm *other, tsr_error *err)
 {
     const tsr_value *value;
-    TRY(wrong_value(model, what, comm, &value, err));
+    TSR_TRY(wrong_value(model, what, comm, &value, err));
     if (what == NO_DICT) tsr_state_dict_set_root(model, value);
-    else TRY(tsr_state_dict_put(model, TSR_STR("0.weight"), value, err));
+    else TSR_TRY(tsr_state_dict_put(model, TSR_STR("0.weight"), value, err));
     if (what != TWO_GROUPS) return TSR_OK;
-    TRY(wrong_value(model, NOTHING, other, &value, err));
+    TSR_TRY(wrong_value(model, NOTHING, other, &value, err));
     return tsr_state_dict_put(model, TSR_STR("2.weight"), value, err);
 }
 
@@ -225,10 +226,10 @@ static tsr_status load_refused(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_dict *model, *out;
     tsr_comm *self;
     golden_path("fsdp2", path, sizeof path);
-    TRY(tsr_comm_self(&tsr_allocator_libc, &self, err));
-    TRY(tsr_state_dict_new(&host, &model, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
-    TRY(put_wrong(model, comm->rank == 1 ? r->what : NOTHING, comm, self, err));
+    TSR_TRY(tsr_comm_self(&tsr_allocator_libc, &self, err));
+    TSR_TRY(tsr_state_dict_new(&host, &model, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(put_wrong(model, comm->rank == 1 ? r->what : NOTHING, comm, self, err));
     const tsr_optimizer_target to = {.out = out};
     const tsr_str key = comm->rank == 1 ? tsr_str_from(r->key) : optimizer;
     const tsr_status status = tsr_optimizer_state_load(path, key, tsr_state_dict_root(model), comm, &to, &message);
@@ -270,8 +271,8 @@ static tsr_status load_two_keys(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_dict *model, *out;
     golden_path("fsdp2", path, sizeof path);
     if (arg) snprintf(path, sizeof path, "%s/nothing-here", ranks_scratch());
-    TRY(tsr_state_dict_new(&host, &model, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(tsr_state_dict_new(&host, &model, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
     const tsr_optimizer_target to = {.out = out};
     const tsr_str key = comm->rank == 0 || arg ? optimizer : TSR_STR("model");
     const tsr_status status = tsr_optimizer_state_load(path, key, tsr_state_dict_root(model), comm, &to, &message);
@@ -298,7 +299,7 @@ static tsr_status load_sample(const char *name, tsr_str key, tsr_comm *comm, tsr
     tsr_state_dict *model;
     const tsr_optimizer_target to = {.out = out};
     snprintf(path, sizeof path, "%s/samples/checkpoints/%s", TSR_TEST_DATA, name);
-    TRY(tsr_state_dict_new(tsr_state_dict_host(out), &model, err));
+    TSR_TRY(tsr_state_dict_new(tsr_state_dict_host(out), &model, err));
     const tsr_status status = tsr_optimizer_state_load(path, key, tsr_state_dict_root(model), comm, &to, err);
     tsr_state_dict_free(model);
     return status;
@@ -310,8 +311,8 @@ static tsr_status load_native(void *arg, tsr_comm *comm, tsr_error *err)
     (void)arg;
     const tsr_host host = live_host(NULL);
     tsr_state_dict *out;
-    TRY(tsr_state_dict_new(&host, &out, err));
-    TRY(load_sample("torch_train_state", optimizer, comm, out, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(load_sample("torch_train_state", optimizer, comm, out, err));
     const tsr_value *all = tsr_state_dict_get(out, optimizer), *states = tsr_value_get(all, TSR_STR("state"));
     NEED(tsr_value_pairs(states) == 3 && states->items[4]->kind == TSR_VALUE_INT && states->items[4]->as.integer == 2);
     const tsr_tensor *rows = tsr_tensor_of(tsr_value_get(states->items[5], TSR_STR("exp_avg")));
@@ -330,7 +331,7 @@ static tsr_status load_sparse(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_host host = live_host(NULL);
     tsr_error message = {0};
     tsr_state_dict *out;
-    TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
     NEED(load_sample("torch_sparse", TSR_STR("coo"), comm, out, &message) == TSR_E_UNSUPPORTED);
     NEED(strstr(message.message, "is neither a dense tensor nor plain data") && strstr(message.message, "'coo'"));
     tsr_state_dict_free(out);
@@ -351,11 +352,11 @@ static tsr_status use_slice(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_host host = live_host(NULL);
     tsr_state_dict *model, *other, *out;
     tsr_error message = {0};
-    TRY(tsr_state_dict_new(&host, &model, err));
-    TRY(tsr_state_dict_new(&host, &other, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
-    TRY(put_wrong(model, NOTHING, comm, NULL, err));
-    TRY(put_wrong(other, NOTHING, comm, NULL, err));
+    TSR_TRY(tsr_state_dict_new(&host, &model, err));
+    TSR_TRY(tsr_state_dict_new(&host, &other, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(put_wrong(model, NOTHING, comm, NULL, err));
+    TSR_TRY(put_wrong(other, NOTHING, comm, NULL, err));
     NEED(tsr_state_dict_gather(tsr_state_dict_root(model), comm, NULL, out, &message) == TSR_E_UNSUPPORTED);
     NEED(strstr(message.message, "is a distributed tensor inside another one"));
     message = (tsr_error){0};
@@ -390,15 +391,15 @@ static tsr_status save_large(tsr_comm *comm, const char *path, tsr_error *err)
         tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, large, NULL), &mesh, &by_columns, comm->rank);
     tsr_state_dict *dict;
     const tsr_value *values[STATES];
-    TRY(tsr_state_dict_new(&host, &dict, err));
+    TSR_TRY(tsr_state_dict_new(&host, &dict, err));
     tsr_arena *arena = tsr_state_dict_arena(dict);
     for (int i = 0; i < STATES; i++) {
-        TRY(tsr_state_dict_allocate(dict, &like, &values[i], err));
-        TRY(ramp_over(tsr_tensor_of(values[i]), arena, true, NULL, err));
+        TSR_TRY(tsr_state_dict_allocate(dict, &like, &values[i], err));
+        TSR_TRY(ramp_over(tsr_tensor_of(values[i]), arena, true, NULL, err));
     }
     const tsr_value *of_w = tsr_value_dict(arena, 3, names[0], values[0], names[1], values[1], names[2], values[2]);
     const tsr_value *states = tsr_value_dict(arena, 1, "state", tsr_value_dict(arena, 1, "w", of_w));
-    TRY(tsr_state_dict_put(dict, optimizer, states, err));
+    TSR_TRY(tsr_state_dict_put(dict, optimizer, states, err));
     const tsr_save_options options = {.overwrite = true};
     const tsr_status status = tsr_state_dict_save(tsr_state_dict_root(dict), comm, path, &options, &host, err);
     tsr_state_dict_free(dict);
@@ -412,17 +413,17 @@ static tsr_status within_bounds(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_host host = live_host(&meter.base), own = live_host(NULL);
     tsr_state_dict *model, *out;
     bool right = true;
-    TRY(save_large(comm, arg, err));
-    TRY(tsr_state_dict_new(&own, &model, err));
-    TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(save_large(comm, arg, err));
+    TSR_TRY(tsr_state_dict_new(&own, &model, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
     const tsr_optimizer_target to = {.out = out, .buffer_bytes = 65536};
-    TRY(tsr_optimizer_state_load(arg, optimizer, tsr_state_dict_root(model), comm, &to, err));
+    TSR_TRY(tsr_optimizer_state_load(arg, optimizer, tsr_state_dict_root(model), comm, &to, err));
     const size_t shards = (size_t)STATES * ROWS * COLUMNS * sizeof(float) / comm->size;
     NEED(tsr_state_dict_owned(out) == shards);
     NEED(meter.most < shards + 65536 + 1000000); /* readers have a scratch of 512 KiB */
     const tsr_value *root = tsr_state_dict_root(out), *of_w = root->items[1]->items[1]->items[1];
     for (size_t i = 1; i < of_w->count; i += 2)
-        TRY(ramp_over(tsr_tensor_of(of_w->items[i]), tsr_state_dict_arena(model), false, &right, err));
+        TSR_TRY(ramp_over(tsr_tensor_of(of_w->items[i]), tsr_state_dict_arena(model), false, &right, err));
     NEED(right && of_w->count == 2 * STATES);
     tsr_state_dict_free(out);
     NEED(meter.now == 0);

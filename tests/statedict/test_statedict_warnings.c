@@ -55,7 +55,7 @@ static tsr_status open_scene(scene *s, const tsr_comm *comm, tsr_error *err)
     s->host = s->native.host;
     s->mesh_shape[0] = comm->size;
     s->mesh = (tsr_mesh){.dim_count = 1, .shape = s->mesh_shape};
-    TRY(tsr_state_dict_new(&s->host, &s->dict, err));
+    TSR_TRY(tsr_state_dict_new(&s->host, &s->dict, err));
     s->arena = tsr_state_dict_arena(s->dict);
     return tsr_state_dict_new(&s->host, &s->out, err);
 }
@@ -84,7 +84,7 @@ static tsr_status save_case(void *arg, tsr_comm *comm, tsr_error *err)
     const char *path = arg;
     scene s;
     told first = {0}, second = {0};
-    TRY(open_scene(&s, comm, err));
+    TSR_TRY(open_scene(&s, comm, err));
     /* values of the same names, in another order on rank 1 */
     const tsr_value *step = tsr_value_int(s.arena, 7 + comm->rank, err);
     const tsr_value *note = tsr_value_str(s.arena, TSR_STR("both"), err);
@@ -92,12 +92,12 @@ static tsr_status save_case(void *arg, tsr_comm *comm, tsr_error *err)
                     *state = comm->rank ? tsr_value_dict(s.arena, 3, "note", note, "step", step, "w", w)
                                         : tsr_value_dict(s.arena, 3, "w", w, "step", step, "note", note);
     tsr_save_options options = {.overwrite = true, .warnings = {tell, &first}};
-    TRY(tsr_state_dict_save(state, comm, path, &options, &s.host, err));
+    TSR_TRY(tsr_state_dict_save(state, comm, path, &options, &s.host, err));
     options.warnings.ctx = &second;
-    TRY(tsr_state_dict_save(state, comm, path, &options, &s.host, err));
+    TSR_TRY(tsr_state_dict_save(state, comm, path, &options, &s.host, err));
     close_scene(&s);
     const char *differs = "saved rank 0's values, which differ from this rank's: 'step'\n";
-    TRY(need(&first, comm->rank ? 1 : 0, comm->rank ? differs : NULL, err));
+    TSR_TRY(need(&first, comm->rank ? 1 : 0, comm->rank ? differs : NULL, err));
     return need(&second, 1, comm->rank ? differs : "replaced the checkpoint that was at '", err);
 }
 
@@ -105,16 +105,16 @@ static tsr_status load_case(void *arg, tsr_comm *comm, tsr_error *err)
 {
     scene s;
     told lacks = {0}, all = {0};
-    TRY(open_scene(&s, comm, err));
+    TSR_TRY(open_scene(&s, comm, err));
     const tsr_value *none = tsr_value_none(s.arena, err), *w = tensor_of(&s, comm, true);
     tsr_load_options options = {.allow_missing = true, .warnings = {tell, &lacks}};
-    TRY(tsr_state_dict_load(arg, tsr_value_dict(s.arena, 3, "w", w, "x", none, "y", none), comm, &options, s.out, err));
+    TSR_TRY(tsr_state_dict_load(arg, tsr_value_dict(s.arena, 3, "w", w, "x", none, "y", none), comm, &options, s.out, err));
     options.warnings.ctx = &all;
     const tsr_value *whole = tsr_value_dict(s.arena, 3, "w", w, "step", none, "note", none);
-    TRY(tsr_state_dict_load(arg, whole, comm, &options, s.out, err));
+    TSR_TRY(tsr_state_dict_load(arg, whole, comm, &options, s.out, err));
     close_scene(&s);
-    TRY(need(&all, 0, NULL, err));
-    TRY(need(&lacks, 2, "the checkpoint lacks some values, which stay as they are: 'x' and 1 other\n", err));
+    TSR_TRY(need(&all, 0, NULL, err));
+    TSR_TRY(need(&lacks, 2, "the checkpoint lacks some values, which stay as they are: 'x' and 1 other\n", err));
     return need(&lacks, 2, "the state dict has no place for some entries of the checkpoint: '", err);
 }
 
@@ -136,14 +136,14 @@ static tsr_status gather_case(void *arg, tsr_comm *comm, tsr_error *err)
     static const uint32_t root[] = {0};
     scene s;
     told t = {0};
-    TRY(open_scene(&s, comm, err));
+    TSR_TRY(open_scene(&s, comm, err));
     tsr_value *class = tsr_value_new(s.arena, TSR_VALUE_GLOBAL, err);
     class->text = TSR_STR("torch.nn.Linear");
     const tsr_value *state = tsr_value_dict(s.arena, 2, "w", tensor_of(&s, comm, false), "in",
                                             tsr_value_list(s.arena, TSR_VALUE_LIST, 1, (const tsr_value *)class));
     const tsr_gather_options options = {
         .any_type = true, .ranks_only = root, .ranks_only_count = 1, .warnings = {tell, &t}};
-    TRY(tsr_state_dict_gather(state, comm, &options, s.out, err));
+    TSR_TRY(tsr_state_dict_gather(state, comm, &options, s.out, err));
     close_scene(&s);
     return comm->rank ? need(&t, 0, NULL, err)
                       : need(&t, 1, "values of types that a checkpoint cannot hold are kept as they are: 'in[0]'\n", err);
@@ -154,13 +154,13 @@ static tsr_status broadcast_case(void *arg, tsr_comm *comm, tsr_error *err)
     const bool strict = arg != NULL;
     scene s;
     told t = {0};
-    TRY(open_scene(&s, comm, err));
+    TSR_TRY(open_scene(&s, comm, err));
     const tsr_value *w = tensor_of(&s, comm, true), *local = tsr_value_dict(s.arena, 3, "w", w, "a", w, "b", w);
     const tsr_value *full = comm->rank ? NULL : tsr_value_dict(s.arena, 2, "w", w, "z", w);
     const tsr_broadcast_options options = {.strict = strict, .warnings = {tell, &t}};
-    TRY(tsr_state_dict_broadcast(full, local, comm, &options, s.out, err));
+    TSR_TRY(tsr_state_dict_broadcast(full, local, comm, &options, s.out, err));
     close_scene(&s);
-    TRY(need(&t, 2, "the local state has no place for some keys of the full state: 'z'\n", err));
+    TSR_TRY(need(&t, 2, "the local state has no place for some keys of the full state: 'z'\n", err));
     return need(&t, 2,
                 strict ? "the full state lacks some keys, which are left out of the result: 'a' and 1 other\n"
                        : "the full state lacks some keys, whose values stay as they are: 'a' and 1 other\n",
@@ -202,7 +202,7 @@ static tsr_status make_pair(live_pair *p, scene *s, told *t, tsr_error *err)
     }
     p->tensors[1].meta = true;
     p->module = (tsr_module){.class_name = TSR_STR("Net"), .parameters = p->params, .parameter_count = 2};
-    TRY(tsr_modules_new(&p->module, &s->host, &p->tree, err));
+    TSR_TRY(tsr_modules_new(&p->module, &s->host, &p->tree, err));
     p->model = (tsr_model){
         .modules = p->tree, .tensors = p->bound, .tensor_count = 2, .memory = s->dict, .warn = tell, .ctx = t};
     p->optimized[0] = (tsr_model_param){.name = "a"};
@@ -235,20 +235,20 @@ static tsr_status model_case(void *arg, tsr_comm *comm, tsr_error *err)
     live_pair p;
     told t = {0};
     tsr_state_options options = tsr_state_options_default();
-    TRY(open_scene(&s, comm, err));
-    TRY(make_pair(&p, &s, &t, err));
-    TRY(tsr_get_model_state_dict(&p.model, &(tsr_state_call){.comm = comm}, s.out, err));
+    TSR_TRY(open_scene(&s, comm, err));
+    TSR_TRY(make_pair(&p, &s, &t, err));
+    TSR_TRY(tsr_get_model_state_dict(&p.model, &(tsr_state_call){.comm = comm}, s.out, err));
     NEED(tsr_value_pairs(tsr_state_dict_root(s.out)) == 1);
-    TRY(need(&t, 1, "tensors on the meta device have no values and are left out: 'b'\n", err));
+    TSR_TRY(need(&t, 1, "tensors on the meta device have no values and are left out: 'b'\n", err));
     options.strict = false;
     for (int flat = 0; flat < 2; flat++) {
         t = (told){0};
-        TRY(tsr_set_optimizer_state_dict(&p.model, (tsr_optimizers){p.list, 1}, strangers_too(&s, flat),
-                                         &(tsr_state_call){.comm = comm, .options = &options, .host = &s.host}, err));
-        TRY(need(&t, 1,
-                 flat ? "the optimizer state dict has keys that none of the optimizers wants: 'state.stranger.step'\n"
-                      : "the optimizer state dict has keys that none of the optimizers wants: 'stranger'\n",
-                 err));
+        TSR_TRY(tsr_set_optimizer_state_dict(&p.model, (tsr_optimizers){p.list, 1}, strangers_too(&s, flat),
+                                             &(tsr_state_call){.comm = comm, .options = &options, .host = &s.host}, err));
+        TSR_TRY(need(&t, 1,
+                     flat ? "the optimizer state dict has keys that none of the optimizers wants: 'state.stranger.step'\n"
+                          : "the optimizer state dict has keys that none of the optimizers wants: 'stranger'\n",
+                     err));
         NEED(tsr_value_get(p.group.options, TSR_STR("lr"))->as.real == 0.25);
     }
     tsr_modules_free(p.tree);

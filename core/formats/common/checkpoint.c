@@ -1,8 +1,8 @@
 /* What every form shares once a checkpoint is open: its parts, and where the bytes of its entries are. */
-#include "base/try.h"
 #include "formats/common/name_index.h"
 #include "formats/common/reader.h"
 #include "formats/common/shown_names.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"

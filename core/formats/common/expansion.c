@@ -1,17 +1,17 @@
 /* See expansion.h. */
 #include "formats/common/expansion.h"
 
-#include "base/try.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 tsr_status tsr_expansion_take(uint64_t *room, uint64_t bytes, const tsr_host *host, tsr_error *err)
 {
-    TSR_FAIL_IF(bytes > *room, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(bytes > *room, err, TSR_E_LIMIT,
                 "shared values would expand to %llu bytes%s of names and entries, but only %llu are left of the limit (%u "
                 "for each byte of metadata, plus %llu). No training job writes this; do not trust the file",
-                (unsigned long long)bytes, bytes == UINT64_MAX ? " or more" : "", (unsigned long long)*room, TSR_EXPANSION_PER_BYTE,
-                (unsigned long long)host->limits.expansion);
+                (unsigned long long)bytes, bytes == UINT64_MAX ? " or more" : "", (unsigned long long)*room,
+                TSR_EXPANSION_PER_BYTE, (unsigned long long)host->limits.expansion);
     *room -= bytes;
     return TSR_OK;
 }

@@ -1,8 +1,8 @@
 /* See incomplete.h. */
 #include "formats/common/incomplete.h"
 
-#include "base/try.h"
 #include "formats/common/shown_names.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_COUNTED = 1 << 20 };
 

@@ -1,9 +1,9 @@
 /* Open addressing with linear probing over item numbers; at most half of the slots are taken. */
 #include "formats/common/name_index.h"
 
-#include "base/try.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 struct tsr_name_index {
     const tsr_allocator *allocator;
@@ -37,8 +37,7 @@ tsr_status tsr_name_index_new(const tsr_allocator *allocator, tsr_named_items na
     uint64_t slots = 16;
     *out = NULL;
     if (duplicate) *duplicate = TSR_NO_NAME;
-    TSR_FAIL_IF(named.count >= UINT32_MAX / 4, err, TSR_E_LIMIT, TSR_NO_POSITION, "%llu names are too many",
-                (unsigned long long)named.count);
+    TSR_FAIL_IF(named.count >= UINT32_MAX / 4, err, TSR_E_LIMIT, "%llu names are too many", (unsigned long long)named.count);
     while (slots < 2 * named.count) slots *= 2;
     tsr_name_index *index = tsr_alloc(allocator, 1, byte_size(slots), err);
     if (!index) return TSR_E_NOMEM;

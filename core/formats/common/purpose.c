@@ -1,8 +1,8 @@
 /* What a checkpoint that is not whole may still be used for. */
-#include "base/try.h"
 #include "formats/common/reader.h"
 #include "formats/common/shown_names.h"
 #include "tessera/sys/store_read.h"
+#include "tessera/sys/try.h"
 
 tsr_status tsr_checkpoint_implies(tsr_checkpoint *checkpoint, tsr_str file, tsr_error *err)
 {
@@ -38,11 +38,11 @@ static tsr_status refuse_per_rank(const tsr_checkpoint *checkpoint, tsr_error *e
     }
     if (names.count == 0) return TSR_OK;
     const bool one = names.count == 1;
-    TSR_FAIL_IF(checkpoint->joined_ranks, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(checkpoint->joined_ranks, err, TSR_E_UNSUPPORTED,
                 "%llu %s no rule in the --shards map: %s%s; add a rule, or leave %s out with --exclude (convert, reshard, "
                 "plan, layout, manifest)",
-                (unsigned long long)names.count, one ? "tensor has" : "tensors have", names.text, tsr_shown_names_rest(&names),
-                one ? "it" : "them");
+                (unsigned long long)names.count, one ? "tensor has" : "tensors have", names.text,
+                tsr_shown_names_rest(&names), one ? "it" : "them");
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                      "%llu %s between ranks: %s%s; pass --shards MAP to join %s (a tessera.shards/1 file, or meta-llama, "
                      "megatron-gpt or vllm), or leave %s out with --exclude (convert, reshard, plan, layout, manifest)",
@@ -74,8 +74,7 @@ tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose 
 {
     const bool listing = purpose == TSR_FOR_NAMES && !checkpoint->names_unknown;
     if (purpose == TSR_FOR_FINDINGS || (listing && checkpoint->incomplete.size)) return TSR_OK;
-    TSR_FAIL_IF(checkpoint->incomplete.size, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s",
-                TSR_STR_ARG(checkpoint->incomplete));
+    TSR_FAIL_IF(checkpoint->incomplete.size, err, TSR_E_UNSUPPORTED, "%.*s", TSR_STR_ARG(checkpoint->incomplete));
     if (purpose == TSR_FOR_NAMES) return TSR_OK;
     TSR_TRY(refuse_missing(checkpoint, err));
     return refuse_per_rank(checkpoint, err);

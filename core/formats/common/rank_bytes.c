@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "tessera/box.h"
+#include "tessera/sys/try.h"
 
 enum { BLOCK = 256 << 10, SMALL = 4 << 10, WHOLE = 64 << 20, MAX_VISITS_PER_BYTE = 8 };
 

@@ -3,10 +3,10 @@
 
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "formats/common/rank_bytes.h"
 #include "formats/common/shown_names.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 enum { MATCH_DEPTH = 256, MAX_READS = 16 };

@@ -3,9 +3,9 @@
 
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "codec/json.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 static tsr_place in_index(const tsr_checkpoint *checkpoint, tsr_str fqn)
 {
@@ -16,7 +16,7 @@ static tsr_status check_bare(tsr_str key, tsr_str name, tsr_error *err)
 {
     bool bare = name.size > 0 && !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
     for (size_t i = 0; i < name.size; i++) bare = bare && name.data[i] != '/' && name.data[i] != '\\' && name.data[i] != ':';
-    TSR_FAIL_IF(!bare, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!bare, err, TSR_E_FORMAT,
                 "index: weight_map places '%.*s' in '%.*s'; only the plain name of a file in the same directory is allowed",
                 TSR_STR_ARG(key), TSR_STR_ARG(name));
     return TSR_OK;
@@ -108,7 +108,7 @@ static tsr_status refuse_empty(const reader *r)
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_str name = store->files[f].name;
         const bool shard = tsr_str_ends(name, TSR_STR(".safetensors")) || tsr_str_ends(name, TSR_STR(".bin"));
-        TSR_FAIL_IF(shard && !memchr(name.data, '/', name.size), r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(shard && !memchr(name.data, '/', name.size), r->err, TSR_E_FORMAT,
                     "index: weight_map does not name any tensor, although '%.*s' exists", TSR_STR_ARG(name));
     }
     return TSR_OK;

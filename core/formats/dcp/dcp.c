@@ -5,11 +5,11 @@
  *   storage_data          (FQN, offsets) → file, offset, length             dcp_place.c
  *
  * Boxes that occur twice (replicas, one a rank) are chunks once and `replicas` after that. */
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/dcp/dcp_verdict.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/try.h"
 
 /* Entry `fqn`, new or seen in an earlier source. */
 static tsr_status entry_for(tsr_checkpoint *checkpoint, tsr_str fqn, uint32_t *index, bool *inserted, tsr_error *err)
@@ -20,8 +20,7 @@ static tsr_status entry_for(tsr_checkpoint *checkpoint, tsr_str fqn, uint32_t *i
     *inserted = *index == TSR_DCP_NO_ENTRY;
     if (!*inserted) return TSR_OK;
     TSR_FAIL_IF(state->entries.count >= checkpoint->host->limits.entries || state->entries.count >= UINT32_MAX - 1, err,
-                TSR_E_LIMIT, TSR_NO_POSITION, "dcp: more than %llu entries",
-                (unsigned long long)checkpoint->host->limits.entries);
+                TSR_E_LIMIT, "dcp: more than %llu entries", (unsigned long long)checkpoint->host->limits.entries);
     tsr_str copy = tsr_arena_str(checkpoint->arena, fqn, err);
     if (!copy.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_map_put(state->names, copy, (uint32_t)state->entries.count, &stored, NULL, err));
@@ -41,7 +40,7 @@ static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_output_entry *sourc
     tsr_dtype dtype = (tsr_dtype)(record[0] >> 8 & 0xFF);
     bool same =
         entry->kind == TSR_ENTRY_TENSOR && entry->dtype == dtype && tsr_shape_equal(entry->ndim, entry->shape, ndim, shape);
-    TSR_FAIL_IF(!inserted && !same, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!inserted && !same, err, TSR_E_FORMAT,
                 "dcp: '%.*s' has a different dtype, size or kind in the metadata of another rank", TSR_STR_ARG(entry->fqn));
     entry->kind = TSR_ENTRY_TENSOR;
     entry->dtype = dtype;
@@ -60,7 +59,7 @@ static tsr_status set_chunks(const tsr_dcp_output_entry *source, const tsr_entry
         chunks[i] = (tsr_chunk){.file = TSR_NO_FILE, .byte_length = UINT64_MAX /* no record yet */};
         chunks[i].offsets = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_offsets(words[i]), &ndim);
         chunks[i].sizes = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_sizes(words[i]), &ndim);
-        TSR_FAIL_IF(ndim != entry->ndim, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(ndim != entry->ndim, err, TSR_E_FORMAT,
                     "dcp: chunk %llu of '%.*s' has %u dimensions, but the tensor has %u", (unsigned long long)i,
                     TSR_STR_ARG(entry->fqn), ndim, entry->ndim);
     }
@@ -74,9 +73,9 @@ static tsr_status add_entry(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *so
     const tsr_dcp_metadata *metadata = &source->metadata;
     const uint64_t *tensor = tsr_dcp_record(metadata, value, TSR_DCP_TENSOR);
     tsr_str fqn = tsr_pickle_text(metadata->pickle, key);
-    TSR_FAIL_IF(tsr_pickle_kind_of(metadata->pickle, key) != TSR_PICKLE_STR, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(tsr_pickle_kind_of(metadata->pickle, key) != TSR_PICKLE_STR, err, TSR_E_FORMAT,
                 "dcp: a key of state_dict_metadata is not a string");
-    TSR_FAIL_IF(!tensor && !tsr_dcp_record(metadata, value, TSR_DCP_BYTES), err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tensor && !tsr_dcp_record(metadata, value, TSR_DCP_BYTES), err, TSR_E_FORMAT,
                 "dcp: '%.*s' is neither a TensorStorageMetadata nor a BytesStorageMetadata", TSR_STR_ARG(fqn));
     uint32_t index;
     bool inserted;
@@ -90,7 +89,7 @@ static tsr_status add_entry(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *so
         TSR_TRY(set_tensor(entry, source, tensor, inserted, err));
         return set_chunks(source, entry, tensor, source->chunks + part->first, err);
     }
-    TSR_FAIL_IF(!inserted && entry->kind != TSR_ENTRY_OBJECT, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!inserted && entry->kind != TSR_ENTRY_OBJECT, err, TSR_E_FORMAT,
                 "dcp: '%.*s' is a tensor in the metadata of one rank and an object in that of another", TSR_STR_ARG(fqn));
     entry->kind = TSR_ENTRY_OBJECT;
     source->chunks[part->first] = (tsr_chunk){.file = TSR_NO_FILE, .byte_length = UINT64_MAX};
@@ -113,7 +112,7 @@ static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *
     size_t count;
     const tsr_ref *pairs = tsr_pickle_items(source->metadata.pickle, source->metadata.state_dict, &count);
     uint64_t before = tsr_dcp_state_of(checkpoint)->entries.count, total = count_chunks(source, pairs, count);
-    TSR_FAIL_IF(total > SIZE_MAX / sizeof(tsr_chunk), err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: %llu chunks are too many",
+    TSR_FAIL_IF(total > SIZE_MAX / sizeof(tsr_chunk), err, TSR_E_LIMIT, "dcp: %llu chunks are too many",
                 (unsigned long long)total);
     TSR_TRY(tsr_expansion_take(&checkpoint->expansion, total * sizeof(tsr_chunk), checkpoint->host, err)); /* lists may be shared */
     source->chunks = tsr_alloc(checkpoint->host->allocator, (size_t)total, sizeof(tsr_chunk), err);
@@ -121,7 +120,7 @@ static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *
     source->chunk_room = total;
     for (size_t i = 0; i + 1 < count; i += 2) TSR_TRY(add_entry(checkpoint, source, pairs[i], pairs[i + 1], err));
     uint64_t added = tsr_dcp_state_of(checkpoint)->entries.count - before;
-    TSR_FAIL_IF(tsr_dcp_state_of(checkpoint)->source_count == 1 && added < count / 2, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(tsr_dcp_state_of(checkpoint)->source_count == 1 && added < count / 2, err, TSR_E_FORMAT,
                 "dcp: state_dict_metadata has the same key twice");
     return TSR_OK;
 }

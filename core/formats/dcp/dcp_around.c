@@ -1,9 +1,9 @@
 /* An item's archive without its bytes. */
-#include "base/try.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/box.h"
 #include "tessera/sys/dcp_item.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/try.h"
 
 static tsr_status plan_tensor(const tsr_dcp_box *box, const tsr_host *host, tsr_arena *arena, tsr_torch_archive *out,
                               tsr_error *err)
@@ -15,7 +15,7 @@ static tsr_status plan_tensor(const tsr_dcp_box *box, const tsr_host *host, tsr_
     tsr_torch_new_storage storage = {.dtype = box->dtype};
     TSR_FAIL_IF(!tsr_box_volume((tsr_box){box->ndim, NULL, box->sizes}, &elements) ||
                     !tsr_dtype_bytes(box->dtype, elements, &storage.byte_length),
-                err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: a box of %s is too large", tsr_dtype_describe(box->dtype)->name);
+                err, TSR_E_LIMIT, "dcp: a box of %s is too large", tsr_dtype_describe(box->dtype)->name);
     const tsr_torch_tree tree = {&root, &tensor, 1, &storage, 1, NULL};
     return tsr_torch_archive_plan(&tree, host, arena, out, err);
 }

@@ -2,8 +2,8 @@
  * opened, compared with the metadata, and given out member by member. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "formats/dcp/dcp_state.h"
+#include "tessera/sys/try.h"
 
 typedef struct item {
     uint32_t file;

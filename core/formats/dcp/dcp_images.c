@@ -3,9 +3,9 @@
  *   [blobs of byte items] [u64 | header | data]     every tensor's record has the image's beginning as its offset
  *
  * The header says where each tensor lies, so its chunks get their view when the checkpoint is opened. */
-#include "base/try.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/safetensors/safetensors.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/dtype_forms.h"
 
@@ -50,7 +50,7 @@ static tsr_status image_of(images *im, const tsr_chunk *chunk, const tsr_safeten
         (tsr_range){checkpoint->store, chunk->file, chunk->byte_offset, file->size - chunk->byte_offset}, checkpoint->host,
         im->scratch, checkpoint->findings, &im->opened[chunk->file], &why);
     if (status == TSR_OK) return TSR_OK;
-    TSR_FAIL_IF(status == TSR_E_NOMEM, err, status, why.byte_position, "%s", why.message);
+    TSR_FAIL_AT(status == TSR_E_NOMEM, err, status, why.byte_position, "%s", why.message);
     im->opened[chunk->file] = (tsr_safetensors){0};
     return tsr_finding_add(checkpoint->findings, "dcp/item", (tsr_place){file->name, why.byte_position, {NULL, 0}}, err, "%s",
                            why.message);

@@ -2,11 +2,11 @@
  *
  *   [ archive/data.pkl | … | archive/data/0 | … | central directory ]   at [byte_offset, + byte_length) of the file */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_flatten.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/try.h"
 
 tsr_status tsr_dcp_open_item(tsr_dcp_item item, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
                              tsr_error *err)
@@ -30,7 +30,7 @@ static tsr_str describe(tsr_arena *arena, tsr_dtype dtype, const uint64_t *sizes
 tsr_status tsr_dcp_view_of(const tsr_entry *entry, const tsr_chunk *chunk,
                            const tsr_torch_item *item, tsr_arena *arena, tsr_view *out, tsr_error *err)
 {
-    TSR_FAIL_IF(item->root->kind != TSR_VALUE_TENSOR, err, TSR_E_FORMAT, chunk->byte_offset,
+    TSR_FAIL_AT(item->root->kind != TSR_VALUE_TENSOR, err, TSR_E_FORMAT, chunk->byte_offset,
                 "dcp: the item of '%.*s' does not contain a dense tensor", TSR_STR_ARG(entry->fqn));
     const tsr_entry *inner = item->root->as.tensor;
     bool same = inner->dtype == entry->dtype && inner->ndim == entry->ndim && inner->chunk_count == 1;
@@ -104,7 +104,7 @@ static tsr_status read_new_object(tsr_checkpoint *checkpoint, tsr_entry *entry, 
     const tsr_chunk *chunk = &entry->chunks[0];
     tsr_torch_item item;
     tsr_error why = {0};
-    TSR_FAIL_IF(chunk->byte_length > items->left, err, TSR_E_LIMIT, chunk->byte_offset,
+    TSR_FAIL_AT(chunk->byte_length > items->left, err, TSR_E_LIMIT, chunk->byte_offset,
                 "dcp: the item of '%.*s' overlaps others: the items of objects have more bytes in total than the files",
                 TSR_STR_ARG(entry->fqn));
     items->left -= chunk->byte_length;

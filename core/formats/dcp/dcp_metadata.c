@@ -1,9 +1,9 @@
 /* The pickle of a `.metadata` file folded into records while it is parsed. */
 #include "formats/dcp/dcp_metadata.h"
 
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/pickle/enum_names.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 
@@ -114,7 +114,7 @@ typedef struct item {
 static tsr_status add_record(item *it, const uint64_t *words, size_t count, tsr_ref *out)
 {
     tsr_vec *records = &it->folder->metadata->records;
-    TSR_FAIL_IF(records->count + count >= TSR_DCP_DIMS_FLAG, it->err, TSR_E_LIMIT, it->parts->position,
+    TSR_FAIL_AT(records->count + count >= TSR_DCP_DIMS_FLAG, it->err, TSR_E_LIMIT, it->parts->position,
                 "dcp: too many records (more than %u words)", TSR_DCP_DIMS_FLAG);
     TSR_TRY(tsr_vec_reserve(records, count, it->err));
     uint64_t *to = (uint64_t *)records->items + records->count;
@@ -135,7 +135,7 @@ static bool same_dims(const tsr_vec *dims, uint32_t id, const int64_t *values, i
 static tsr_status new_dims(item *it, const int64_t *values, int ndim, uint32_t *id)
 {
     tsr_vec *dims = &it->folder->metadata->dims;
-    TSR_FAIL_IF(dims->count + TSR_DCP_MAX_RANK + 1 >= TSR_DCP_DIMS_FLAG, it->err, TSR_E_LIMIT, it->parts->position,
+    TSR_FAIL_AT(dims->count + TSR_DCP_MAX_RANK + 1 >= TSR_DCP_DIMS_FLAG, it->err, TSR_E_LIMIT, it->parts->position,
                 "dcp: too many sizes and offsets (more than %u words)", TSR_DCP_DIMS_FLAG);
     TSR_TRY(tsr_vec_reserve(dims, (size_t)ndim + 1, it->err));
     uint64_t *words = (uint64_t *)dims->items + dims->count;
@@ -297,7 +297,7 @@ static tsr_status take_transforms(item *it, tsr_ref list, bool *zstd)
     *zstd = false;
     for (size_t i = 0; i < count; i++) {
         tsr_str text = tsr_pickle_text(it->pickle, items[i]);
-        TSR_FAIL_IF(*zstd || !tsr_str_equal(text, TSR_STR("stream.zstd/1")), it->err, TSR_E_UNSUPPORTED, it->parts->position,
+        TSR_FAIL_AT(*zstd || !tsr_str_equal(text, TSR_STR("stream.zstd/1")), it->err, TSR_E_UNSUPPORTED, it->parts->position,
                     "dcp: transform %zu of an item is '%.*s'; only a single stream.zstd/1 is supported", i,
                     TSR_STR_ARG(text));
         *zstd = true;
@@ -364,7 +364,7 @@ static tsr_status fold_tensor(item *it, tsr_ref *out)
     TSR_TRY(take_dims(it, values[KEY_SIZE], &size));
     const tsr_ref *chunks = tsr_pickle_items(it->pickle, values[KEY_CHUNKS], &count);
     it->folder->chunk_count += count;
-    TSR_FAIL_IF(it->folder->chunk_count > it->folder->chunk_bound, it->err, TSR_E_LIMIT, it->parts->position,
+    TSR_FAIL_AT(it->folder->chunk_count > it->folder->chunk_bound, it->err, TSR_E_LIMIT, it->parts->position,
                 "dcp: tensors share lists of chunks and have more chunks in total than the file has bytes");
     uint64_t words[3] = {TSR_DCP_TENSOR | kept | (uint64_t)size << 32, count};
     TSR_TRY(gather_chunks(it, chunks, count, &words[2], it->err));
@@ -535,7 +535,7 @@ static tsr_status take_dict(const tsr_dcp_metadata *metadata, tsr_ref state, con
     if (kind == TSR_PICKLE_OBJECT && tsr_pickle_class_id(pickle, ref) == ID_LISTED)
         *out = tsr_pickle_dict_items(pickle, ref);
     else
-        TSR_FAIL_IF(kind != TSR_PICKLE_DICT && kind != TSR_PICKLE_NONE, err, TSR_E_FORMAT, tsr_pickle_position(pickle, ref),
+        TSR_FAIL_AT(kind != TSR_PICKLE_DICT && kind != TSR_PICKLE_NONE, err, TSR_E_FORMAT, tsr_pickle_position(pickle, ref),
                     "dcp: '%s' is not a dict", name);
     return TSR_OK;
 }
@@ -544,9 +544,9 @@ static tsr_status take_root(tsr_dcp_metadata *metadata, tsr_error *err)
 {
     const tsr_pickle *pickle = metadata->pickle;
     tsr_ref root = tsr_pickle_root(pickle), state = tsr_pickle_state(pickle, root);
-    TSR_FAIL_IF(tsr_pickle_class_id(pickle, root) != ID_METADATA, err, TSR_E_FORMAT, 0,
+    TSR_FAIL_AT(tsr_pickle_class_id(pickle, root) != ID_METADATA, err, TSR_E_FORMAT, 0,
                 "dcp: the pickle does not contain a torch.distributed.checkpoint Metadata object");
-    TSR_FAIL_IF(tsr_pickle_kind_of(pickle, state) != TSR_PICKLE_DICT, err, TSR_E_FORMAT, tsr_pickle_position(pickle, root),
+    TSR_FAIL_AT(tsr_pickle_kind_of(pickle, state) != TSR_PICKLE_DICT, err, TSR_E_FORMAT, tsr_pickle_position(pickle, root),
                 "dcp: Metadata lacks its state");
     TSR_TRY(take_dict(metadata, state, "state_dict_metadata", &metadata->state_dict, err));
     TSR_TRY(take_dict(metadata, state, "storage_data", &metadata->storage_data, err));

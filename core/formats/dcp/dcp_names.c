@@ -1,8 +1,8 @@
 /* Open addressing with linear probing over name numbers; at most half of the slots are taken. */
 #include "formats/dcp/dcp_names.h"
 
-#include "base/try.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 #define MOST_NAMES (1u << 28)
 
@@ -49,7 +49,7 @@ static bool same_text(tsr_str a, tsr_str b)
 static tsr_status look_up(tsr_dcp_names *names, tsr_str text, uint32_t *number, tsr_error *err)
 {
     if (2 * (names->list.count + 1) > names->slots.count) TSR_TRY(rehash(names, err));
-    TSR_FAIL_IF(text.size > names->room, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(text.size > names->room, err, TSR_E_LIMIT,
                 "dcp: long names are repeated so often that reading them would exceed the limit for shared parts");
     names->room -= text.size;
     const tsr_dcp_name *list = names->list.items;
@@ -59,7 +59,7 @@ static tsr_status look_up(tsr_dcp_names *names, tsr_str text, uint32_t *number, 
         *number = table[slot] - 1;
         if (list[*number].hash == hash && same_text(list[*number].text, text)) return TSR_OK;
     }
-    TSR_FAIL_IF(names->list.count >= MOST_NAMES, err, TSR_E_LIMIT, TSR_NO_POSITION, "dcp: more than %u names", MOST_NAMES);
+    TSR_FAIL_IF(names->list.count >= MOST_NAMES, err, TSR_E_LIMIT, "dcp: more than %u names", MOST_NAMES);
     tsr_dcp_name *added = tsr_vec_push(&names->list, err);
     if (!added) return TSR_E_NOMEM;
     *added = (tsr_dcp_name){text, 0, hash};

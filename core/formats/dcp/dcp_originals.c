@@ -3,9 +3,9 @@
  *   Metadata.mcore_data = {FQN: {"nd_reformulated_orig_global_shape": (20, 8)}, FQN: {}, …}      {}: stored as it is
  *
  * Source: megatron/core/dist_checkpointing/strategies/torch.py of Megatron-Core 0.14. */
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
+#include "tessera/sys/try.h"
 
 /* The sizes of a tuple, or of a torch.Size; -1 for anything else. */
 static int sizes_of(const tsr_dcp_metadata *metadata, tsr_ref ref, uint64_t sizes[TSR_DCP_MAX_RANK])
@@ -32,8 +32,7 @@ static tsr_status keep_one(tsr_checkpoint *checkpoint, const tsr_dcp_metadata *m
     uint64_t sizes[TSR_DCP_MAX_RANK];
     const int ndim =
         sizes_of(metadata, tsr_pickle_get(metadata->pickle, facts, "nd_reformulated_orig_global_shape", NULL), sizes);
-    TSR_FAIL_IF(ndim < 0, err, TSR_E_FORMAT, TSR_NO_POSITION, "dcp: mcore_data has no valid shape for '%.*s'",
-                TSR_STR_ARG(fqn));
+    TSR_FAIL_IF(ndim < 0, err, TSR_E_FORMAT, "dcp: mcore_data has no valid shape for '%.*s'", TSR_STR_ARG(fqn));
     TSR_TRY(tsr_expansion_take(&checkpoint->expansion, (uint64_t)ndim * sizeof *sizes, checkpoint->host, err));
     uint64_t *shape = tsr_arena_array(checkpoint->arena, (size_t)ndim, sizeof *shape, err);
     if (!shape) return TSR_E_NOMEM;

@@ -2,9 +2,9 @@
  *
  * A MetadataIndex is (FQN, offsets); its `index` is a hint that does not count for equality. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/dcp/dcp_state.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/try.h"
 
 #define NO_RECORD  UINT64_MAX       /* byte_length of a chunk that no record placed yet */
 #define UNRESOLVED (UINT32_MAX - 1) /* a path not met yet */
@@ -118,8 +118,7 @@ static tsr_status index_offsets(placer *p, tsr_error *err)
 {
     const tsr_entry *entries = tsr_dcp_state_of(p->checkpoint)->entries.items;
     const tsr_dcp_part *parts = p->source->parts.items;
-    TSR_FAIL_IF(p->source->chunk_count >= UINT32_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION,
-                "dcp: there are too many chunks without an index");
+    TSR_FAIL_IF(p->source->chunk_count >= UINT32_MAX, err, TSR_E_LIMIT, "dcp: there are too many chunks without an index");
     p->by_offsets = tsr_map_new(p->checkpoint->host->allocator, (size_t)p->source->chunk_count, err);
     if (!p->by_offsets) return TSR_E_NOMEM;
     for (size_t i = 0; i < p->source->parts.count; i++) {
@@ -269,7 +268,7 @@ static tsr_status place_pair(placer *p, tsr_ref key, tsr_ref value, tsr_error *e
     const tsr_dcp_metadata *metadata = &p->source->metadata;
     const uint64_t *index = tsr_dcp_record(metadata, key, TSR_DCP_INDEX),
                    *storage = tsr_dcp_record(metadata, value, TSR_DCP_STORAGE);
-    TSR_FAIL_IF(!index || !storage, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!index || !storage, err, TSR_E_FORMAT,
                 "dcp: storage_data contains something other than MetadataIndex: _StorageInfo");
     uint32_t fqn = tsr_dcp_high(index[0]), part = p->parts_of[fqn];
     record r = {.fqn = tsr_dcp_name_text(&metadata->fqns, fqn),

@@ -4,13 +4,13 @@
  * A listing opens no items of tensors, but for those whose length shows that they are not plain: what is around the elements
  * of a plain tensor has one of a few lengths, which depend on the version of PyTorch. Lengths that were met and belong to a
  * plain tensor are not looked at again. */
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/box.h"
 #include "tessera/sys/box_walk.h"
+#include "tessera/sys/try.h"
 
 enum { STEP = 64, LENGTHS = 64 }; /* longer than their product is never plain */
 

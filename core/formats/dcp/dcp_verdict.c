@@ -2,9 +2,9 @@
  * the others are looked at here, once each. Source: torch/distributed/checkpoint/planner.py of PyTorch 2.13, Lib/pathlib.py. */
 #include "formats/dcp/dcp_verdict.h"
 
-#include "base/try.h"
 #include "formats/pickle/pickle_verdict.h"
 #include "formats/pickle/torch_names.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/finding_add.h"
 

@@ -6,8 +6,8 @@
 #include "tessera/sys/dcp_item.h"
 #include "tessera/sys/host_calls.h"
 
-#include "base/try.h"
 #include "codec/pickle_write.h"
+#include "tessera/sys/try.h"
 
 #define METADATA_MODULE "torch.distributed.checkpoint.metadata"
 #define STORAGE_MODULE  "torch.distributed.checkpoint.filesystem"

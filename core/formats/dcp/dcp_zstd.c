@@ -1,9 +1,9 @@
 /* A DCP item inside one zstd stream: the archive is read through a window that keeps the beginning and the end of the plain
  * bytes; the elements between them only pass by. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/host_calls.h"
@@ -32,7 +32,7 @@ static tsr_status read_window(tsr_store *store, uint32_t file, uint64_t offset, 
         memcpy(buffer, (const char *)w->head.items + offset, size);
         return TSR_OK;
     }
-    TSR_FAIL_IF(offset < tail, err, TSR_E_UNSUPPORTED, offset,
+    TSR_FAIL_AT(offset < tail, err, TSR_E_UNSUPPORTED, offset,
                 "dcp: %zu bytes in the middle of a zstd stream of %.*s were not read", size,
                 TSR_STR_ARG(store->files[file].name));
     for (size_t i = 0; i < size; i++) ((char *)buffer)[i] = w->tail[(offset + i) % TAIL_BYTES];
@@ -42,7 +42,7 @@ static tsr_status read_window(tsr_store *store, uint32_t file, uint64_t offset, 
 static tsr_status keep(void *ctx, const char *bytes, size_t size, tsr_error *err)
 {
     window *w = ctx;
-    TSR_FAIL_IF(size > w->bound - w->size, err, TSR_E_FORMAT, w->size,
+    TSR_FAIL_AT(size > w->bound - w->size, err, TSR_E_FORMAT, w->size,
                 "dcp: a zstd stream contains more than the %llu bytes that its item can have", (unsigned long long)w->bound);
     size_t left = w->head_max - w->head.count, head = size < left ? size : left;
     TSR_TRY(tsr_vec_reserve(&w->head, head, err));
@@ -71,11 +71,11 @@ static tsr_status decode(tsr_checkpoint *checkpoint, void *stream, const tsr_chu
         done += in.size;
         for (size_t written = 1; in.size || written;) {
             state = checkpoint->host->zstd->step(stream, &in, buffer + INPUT_BYTES, INPUT_BYTES, &written);
-            TSR_FAIL_IF(state < 0, err, TSR_E_FORMAT, chunk->byte_offset, "dcp: the zstd stream of an item is damaged");
+            TSR_FAIL_AT(state < 0, err, TSR_E_FORMAT, chunk->byte_offset, "dcp: the zstd stream of an item is damaged");
             TSR_TRY(to.take(to.ctx, buffer + INPUT_BYTES, written, err));
             if (state == 1 && !written && in.size) break;
         }
-        TSR_FAIL_IF(state == 1 && (in.size || done < chunk->byte_length), err, TSR_E_FORMAT, chunk->byte_offset,
+        TSR_FAIL_AT(state == 1 && (in.size || done < chunk->byte_length), err, TSR_E_FORMAT, chunk->byte_offset,
                     "dcp: bytes follow the zstd stream of an item");
     }
     return TSR_OK; /* PyTorch flushes the stream and leaves its frame open; the archive inside tells whether all is there */
@@ -85,12 +85,12 @@ static tsr_status decompress(tsr_checkpoint *checkpoint, const tsr_chunk *chunk,
                              tsr_error *err)
 {
     const tsr_zstd_ops *zstd = checkpoint->host->zstd;
-    TSR_FAIL_IF(!zstd, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
+    TSR_FAIL_AT(!zstd, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
                 "dcp: the item is compressed (stream.zstd/1), but this build has no zstd");
     char *buffer = tsr_arena_array(scratch, 2, INPUT_BYTES, err);
     if (!buffer) return TSR_E_NOMEM;
     void *stream = zstd->start();
-    TSR_FAIL_IF(!stream, err, TSR_E_NOMEM, chunk->byte_offset, "dcp: out of memory while decompressing an item");
+    TSR_FAIL_AT(!stream, err, TSR_E_NOMEM, chunk->byte_offset, "dcp: out of memory while decompressing an item");
     tsr_status status = decode(checkpoint, stream, chunk, buffer, to, err);
     zstd->end(stream);
     return status;
@@ -187,7 +187,7 @@ tsr_status tsr_dcp_check_zstd(tsr_dcp_item item, const tsr_zip_member *members, 
 {
     sums s = {.of = item, .members = members, .count = count};
     TSR_TRY(decompress(item.checkpoint, item.chunk, scratch, (taker){sum, &s}, err));
-    TSR_FAIL_IF(s.at < count, err, TSR_E_FORMAT, item.chunk->byte_offset,
+    TSR_FAIL_AT(s.at < count, err, TSR_E_FORMAT, item.chunk->byte_offset,
                 "dcp: the zstd stream of an item ends before member '%.*s' of the archive inside does",
                 TSR_STR_ARG(members[s.at].name));
     return TSR_OK;

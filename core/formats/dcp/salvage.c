@@ -5,9 +5,9 @@
 
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "formats/dcp/salvage_items.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/try.h"
 
 /* An item that the other checkpoint has. */
 typedef struct model_item {
@@ -240,7 +240,7 @@ static tsr_status run(salvager *s)
     for (uint32_t f = 0; f < s->store->file_count; f++) {
         if (is_data_file(s->store->files[f].name)) TSR_TRY(take_file(s, f));
     }
-    TSR_FAIL_IF(s->out->files == 0, s->err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+    TSR_FAIL_IF(s->out->files == 0, s->err, TSR_E_NOT_FOUND,
                 "there is no .distcp file, so the contents of this checkpoint cannot be reconstructed");
     TSR_TRY(find_lost_files(s));
     if (s->out->unnamed) {

@@ -4,8 +4,8 @@
 #include "formats/dcp/salvage_items.h"
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/torch/torch_item.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/finding_add.h"
@@ -34,8 +34,7 @@ static tsr_status look(finder *f, uint64_t offset, size_t size, const char **out
 {
     if (offset < f->window_at || offset + size > f->window_at + f->held) {
         const uint64_t left = f->size - offset;
-        TSR_FAIL_IF(f->job->step && !f->job->step(f->job->ctx, offset), err, TSR_E_CANCELLED, TSR_NO_POSITION,
-                    "interrupted");
+        TSR_FAIL_IF(f->job->step && !f->job->step(f->job->ctx, offset), err, TSR_E_CANCELLED, "interrupted");
         f->window_at = offset;
         f->held = left < WINDOW ? (size_t)left : WINDOW;
         TSR_TRY(tsr_store_read(f->job->store, f->file, offset, f->window, f->held, err));
@@ -110,7 +109,7 @@ static tsr_status take_archive(finder *f, uint64_t offset, tsr_vec *out, uint64_
         const tsr_torch_source from = {.range = {f->job->store, f->file, offset, *end - offset}};
         const tsr_status status = tsr_torch_item_open(&from, f->job->host, f->job->arena, NULL, &item, &why);
         if (status == TSR_OK) return keep(out, &item, offset, *end - offset, err);
-        TSR_FAIL_IF(status == TSR_E_NOMEM || status == TSR_E_IO, err, status, why.byte_position, "%s", why.message);
+        TSR_FAIL_AT(status == TSR_E_NOMEM || status == TSR_E_IO, err, status, why.byte_position, "%s", why.message);
     }
     *end = offset;
     return TSR_OK;

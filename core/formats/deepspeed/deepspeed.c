@@ -1,6 +1,5 @@
 /* A DeepSpeed tag directory as one checkpoint of four parts: model, module, optim, engine. The files are read, what they hold is
  * brought together name by name, and the result is one tree, which is flattened as that of a torch.save file is. */
-#include "base/try.h"
 #include "formats/deepspeed/deepspeed_check.h"
 #include "formats/deepspeed/deepspeed_engine.h"
 #include "formats/deepspeed/deepspeed_experts.h"
@@ -10,6 +9,7 @@
 #include "formats/deepspeed/deepspeed_states.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/torch/torch_file.h"
+#include "tessera/sys/try.h"
 
 typedef struct reading {
     tsr_ds_files files;

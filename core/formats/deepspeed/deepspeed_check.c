@@ -1,11 +1,11 @@
 /* See deepspeed_check.h. */
 #include "formats/deepspeed/deepspeed_check.h"
 
-#include "base/try.h"
 #include "formats/common/rank_bytes.h"
 #include "formats/common/shown_names.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/torch/torch_file.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 enum { DEPTH = 64, NODES = 1 << 20, MOST_NAMED = 64, MOST_COLUMNS = 4096 };

@@ -1,9 +1,9 @@
 /* See deepspeed_engine.h. */
 #include "formats/deepspeed/deepspeed_engine.h"
 
-#include "base/try.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/pickle/enum_names.h"
+#include "tessera/sys/try.h"
 
 static bool is_one_of(tsr_str key, const char *const *list)
 {

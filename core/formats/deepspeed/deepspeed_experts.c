@@ -9,9 +9,9 @@
  * deepspeed_groups.h. Neither zero_to_fp32 nor ds_to_universal reads any of this; the live engine is the judge. */
 #include "formats/deepspeed/deepspeed_experts.h"
 
-#include "base/try.h"
 #include "formats/common/shown_names.h"
 #include "formats/deepspeed/deepspeed_values.h"
+#include "tessera/sys/try.h"
 
 #define BEFORE_NUMBER ".deepspeed_moe.experts.deepspeed_experts."
 #define NOT_SUPPORTED "the checkpoint has experts %s, whose float32 weights and optimizer states are not supported; %s"
@@ -104,8 +104,8 @@ static tsr_status check_unread(const tsr_ds_files *files, tsr_error *err)
 {
     const tsr_str part = files->checkpoint->options.part;
     const char *kind = files->experts_unread, *advice = files->zero == 3 ? USE_ENGINE : USE_STORED;
-    TSR_FAIL_IF(part.data && (tsr_str_equal(part, TSR_STR("model")) || tsr_str_equal(part, TSR_STR("optim"))), err, TSR_E_UNSUPPORTED,
-                TSR_NO_POSITION, NOT_SUPPORTED, kind, advice);
+    TSR_FAIL_IF(part.data && (tsr_str_equal(part, TSR_STR("model")) || tsr_str_equal(part, TSR_STR("optim"))), err,
+                TSR_E_UNSUPPORTED, NOT_SUPPORTED, kind, advice);
     return part.data ? TSR_OK : tsr_ds_report(files->checkpoint, TSR_STR(""), err, NOT_SUPPORTED, kind, advice);
 }
 

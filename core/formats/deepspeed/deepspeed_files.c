@@ -3,10 +3,10 @@
 
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/pickle/enum_names.h"
 #include "formats/torch/torch_file.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_RANKS = 1 << 16 };
 

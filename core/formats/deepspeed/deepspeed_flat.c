@@ -1,10 +1,10 @@
 /* See deepspeed_flat.h. */
 #include "formats/deepspeed/deepspeed_flat.h"
 
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/try.h"
 
 tsr_status tsr_ds_buffer_new(tsr_arena *arena, uint32_t capacity, tsr_ds_buffer *out, tsr_error *err)
 {
@@ -17,16 +17,17 @@ tsr_status tsr_ds_buffer_add(tsr_ds_buffer *buffer, const tsr_entry *tensor, uin
     if (tensor) {
         const tsr_view *view = tensor->chunk_count ? tensor->chunks[0].view : NULL;
         const bool plain = tensor->ndim == 1 && tensor->chunk_count <= 1 && (!view || tsr_view_is_plain(view));
-        TSR_FAIL_IF(!plain || tensor->dtype == TSR_DTYPE_NONE, err, TSR_E_FORMAT, TSR_NO_POSITION, "a flat buffer is not one contiguous row of numbers");
-        TSR_FAIL_IF(buffer->dtype != TSR_DTYPE_NONE && tensor->dtype != buffer->dtype, err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(!plain || tensor->dtype == TSR_DTYPE_NONE, err, TSR_E_FORMAT,
+                    "a flat buffer is not one contiguous row of numbers");
+        TSR_FAIL_IF(buffer->dtype != TSR_DTYPE_NONE && tensor->dtype != buffer->dtype, err, TSR_E_FORMAT,
                     "a flat buffer is %s, but that of a lower rank is %s", tsr_dtype_describe(tensor->dtype)->name,
                     tsr_dtype_describe(buffer->dtype)->name);
-        TSR_FAIL_IF(count > tensor->shape[0] || (count && !tensor->chunk_count), err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(count > tensor->shape[0] || (count && !tensor->chunk_count), err, TSR_E_FORMAT,
                     "a flat buffer has %llu elements; expected %llu", (unsigned long long)tensor->shape[0],
                     (unsigned long long)count);
         buffer->dtype = tensor->dtype;
     }
-    TSR_FAIL_IF(count > UINT64_MAX / 16 - buffer->elements, err, TSR_E_LIMIT, TSR_NO_POSITION, "the flat buffers are too large");
+    TSR_FAIL_IF(count > UINT64_MAX / 16 - buffer->elements, err, TSR_E_LIMIT, "the flat buffers are too large");
     buffer->pieces[buffer->count++] = (tsr_ds_piece){tensor, buffer->elements, count};
     buffer->elements += count;
     return TSR_OK;
@@ -71,7 +72,7 @@ static tsr_status add_run(tsr_ds_chunks *chunks, const tsr_ds_piece *piece, uint
 tsr_status tsr_ds_chunks_add(tsr_ds_chunks *chunks, const tsr_ds_buffer *buffer, uint64_t from, uint64_t count, uint64_t to,
                              tsr_error *err)
 {
-    TSR_FAIL_IF(from > buffer->elements || count > buffer->elements - from, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(from > buffer->elements || count > buffer->elements - from, err, TSR_E_FORMAT,
                 "the ranks' flat buffers have %llu elements in total; expected %llu", (unsigned long long)buffer->elements,
                 (unsigned long long)from + count);
     for (uint32_t i = count ? piece_at(buffer, from) : 0; count; i++) {

@@ -1,9 +1,9 @@
 /* See deepspeed_groups.h. */
 #include "formats/deepspeed/deepspeed_groups.h"
 
-#include "base/try.h"
 #include "formats/deepspeed/deepspeed_experts.h"
 #include "formats/deepspeed/deepspeed_values.h"
+#include "tessera/sys/try.h"
 
 /* ---- the experts of each layer ---- */
 
@@ -98,10 +98,11 @@ tsr_status tsr_ds_groups_name(const tsr_ds_groups *groups, uint32_t group, uint3
     const size_t prefix = tsr_ds_expert_prefix(*name);
     const uint32_t experts = tsr_map_get(groups->experts, (tsr_str){name->data, prefix}, 0), own = experts / split;
     const uint64_t number = number_at((tsr_str){name->data + prefix, name->size - prefix}, &digits);
-    TSR_FAIL_IF(!prefix || !digits || experts % split || number >= own, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s' is in a param group of %u of %u ranks ('partition_count'), but it is not one of the %u experts of its layer "
-                "that such a rank holds ('num_experts', layer_*_expert_*)",
-                TSR_STR_ARG(*name), groups->column->world / split, groups->column->world, own);
+    TSR_FAIL_IF(
+        !prefix || !digits || experts % split || number >= own, err, TSR_E_FORMAT,
+        "'%.*s' is in a param group of %u of %u ranks ('partition_count'), but it is not one of the %u experts of its layer "
+        "that such a rank holds ('num_experts', layer_*_expert_*)",
+        TSR_STR_ARG(*name), groups->column->world / split, groups->column->world, own);
     *name = tsr_arena_format(groups->files->checkpoint->arena, err, "%.*s%llu%.*s", (int)prefix, name->data,
                              (unsigned long long)(expert_rank * (uint64_t)own + number), (int)(name->size - prefix - digits),
                              name->data + prefix + digits);

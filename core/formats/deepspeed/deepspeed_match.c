@@ -1,10 +1,10 @@
 /* Float32 copies and 16-bit weights belong together where the copy, rounded, is the weight. Instead of comparing each with each,
  * both sides are given a digest: of their shape alone, then of the head of their values too, then of all values. Whatever has a
  * digest that one parameter and one weight share is decided, and leaves. */
-#include "base/try.h"
 #include "formats/deepspeed/deepspeed_plain.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 enum { BLOCK = 4096 };
 

@@ -1,12 +1,12 @@
 /* See deepspeed_module.h. */
 #include "formats/deepspeed/deepspeed_module.h"
 
-#include "base/try.h"
 #include "formats/deepspeed/deepspeed_experts.h"
 #include "formats/deepspeed/deepspeed_flat.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/deepspeed/deepspeed_weights.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/try.h"
 
 typedef struct module {
     tsr_ds_files *files;

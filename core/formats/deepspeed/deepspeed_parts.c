@@ -1,10 +1,10 @@
 /* See deepspeed_parts.h. */
 #include "formats/deepspeed/deepspeed_parts.h"
 
-#include "base/try.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_union.h"
+#include "tessera/sys/try.h"
 
 /* Whether an entry is of the part `name`: all begin with its key. */
 static bool is_of(const tsr_entry *entry, tsr_str name)

@@ -1,9 +1,9 @@
 /* See deepspeed_plain.h. */
 #include "formats/deepspeed/deepspeed_plain.h"
 
-#include "base/try.h"
 #include "formats/common/shown_names.h"
 #include "formats/deepspeed/deepspeed_values.h"
+#include "tessera/sys/try.h"
 
 typedef struct plain {
     tsr_checkpoint *checkpoint;

@@ -1,10 +1,10 @@
 /* See deepspeed_rows.h. */
 #include "formats/deepspeed/deepspeed_rows.h"
 
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/common/joined_entries.h"
 #include "formats/deepspeed/deepspeed_values.h"
+#include "tessera/sys/try.h"
 
 tsr_status tsr_ds_rows_open(tsr_ds_rows *rows, tsr_checkpoint *checkpoint, uint32_t ranks, tsr_error *err)
 {

@@ -1,10 +1,10 @@
 /* See deepspeed_states.h. */
 #include "formats/deepspeed/deepspeed_states.h"
 
-#include "base/try.h"
 #include "formats/common/joined_entries.h"
 #include "formats/deepspeed/deepspeed_engine.h"
 #include "formats/deepspeed/deepspeed_values.h"
+#include "tessera/sys/try.h"
 
 typedef enum state_form { ABSENT, WHOLE, FLAT, ODD } state_form;
 

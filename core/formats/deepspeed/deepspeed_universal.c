@@ -4,7 +4,6 @@
  *   zero/optimizer_state.pt              parameter groups, the loss scaler
  *   zero/norm.weight/fp32.pt             {param: tensor}, or made from ZeRO 3 the bare tensor, which is flat
  *   zero/norm.weight/exp_avg.pt          the same; step.pt is a bare number */
-#include "base/try.h"
 #include "formats/deepspeed/deepspeed_engine.h"
 #include "formats/deepspeed/deepspeed_module.h"
 #include "formats/deepspeed/deepspeed_parts.h"
@@ -12,6 +11,7 @@
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/try.h"
 
 typedef struct universal {
     tsr_ds_files files;

@@ -3,9 +3,9 @@
 #ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_VALUES_H
 #define TSR_FORMATS_DEEPSPEED_DEEPSPEED_VALUES_H
 
-#include "base/try.h"
 #include "tessera/catalog.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/value.h"
 
 static inline const tsr_value *tsr_ds_kind_or_null(const tsr_value *value, tsr_value_kind kind)

@@ -1,8 +1,8 @@
 /* See deepspeed_weights.h. */
 #include "formats/deepspeed/deepspeed_weights.h"
 
-#include "base/try.h"
 #include "formats/deepspeed/deepspeed_values.h"
+#include "tessera/sys/try.h"
 
 /* ---- shapes ---- */
 
@@ -10,15 +10,16 @@ tsr_status tsr_ds_shape(tsr_arena *arena, const tsr_value *value, const uint64_t
                         tsr_error *err)
 {
     const bool known = value && (value->kind == TSR_VALUE_SIZE || value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_TUPLE);
-    TSR_FAIL_IF(!known || value->count > TSR_MAX_NDIM, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!known || value->count > TSR_MAX_NDIM, err, TSR_E_FORMAT,
                 "a shape is not a torch.Size of at most %u numbers", TSR_MAX_NDIM);
     uint64_t *sizes = tsr_arena_array(arena, value->count, sizeof *sizes, err);
     if (!sizes) return TSR_E_NOMEM;
     for (size_t i = 0; i < value->count; i++)
-        TSR_FAIL_IF(!tsr_ds_number(value->items[i], &sizes[i]), err, TSR_E_FORMAT, TSR_NO_POSITION, "a shape holds something that is not a size");
+        TSR_FAIL_IF(!tsr_ds_number(value->items[i], &sizes[i]), err, TSR_E_FORMAT,
+                    "a shape holds something that is not a size");
     *ndim = (uint32_t)value->count;
     TSR_FAIL_IF(!tsr_box_volume((tsr_box){*ndim, NULL, sizes}, elements) || *elements > UINT64_MAX / 64, err, TSR_E_LIMIT,
-                TSR_NO_POSITION, "a parameter has more than 2^64 elements");
+                "a parameter has more than 2^64 elements");
     *shape = sizes;
     return TSR_OK;
 }
@@ -26,7 +27,7 @@ tsr_status tsr_ds_shape(tsr_arena *arena, const tsr_value *value, const uint64_t
 static tsr_status read_weight(tsr_ds_weights *w, const tsr_value *dict, size_t pair, tsr_ds_weight *out, tsr_error *err)
 {
     const tsr_value *name = dict->items[2 * pair];
-    TSR_FAIL_IF(name->kind != TSR_VALUE_STR, err, TSR_E_FORMAT, TSR_NO_POSITION, "'param_shapes' has a key that is not a name");
+    TSR_FAIL_IF(name->kind != TSR_VALUE_STR, err, TSR_E_FORMAT, "'param_shapes' has a key that is not a name");
     *out = (tsr_ds_weight){.name = name->text};
     tsr_status status =
         tsr_ds_shape(w->files->checkpoint->arena, dict->items[2 * pair + 1], &out->shape, &out->ndim, &out->elements, err);
@@ -50,11 +51,12 @@ static tsr_status read_weights(tsr_ds_weights *w, const tsr_ds_groups *of, const
 {
     uint64_t count = 0;
     for (size_t g = 0; g < groups->count; g++) {
-        TSR_FAIL_IF(groups->items[g]->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, TSR_NO_POSITION, "'param_shapes' is not a list of dictionaries");
+        TSR_FAIL_IF(groups->items[g]->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT,
+                    "'param_shapes' is not a list of dictionaries");
         count += tsr_ds_count(groups->items[g]) * (of ? tsr_ds_groups_split(of, (uint32_t)g) : 1);
     }
     TSR_FAIL_IF(count > w->files->checkpoint->host->limits.entries || count > UINT32_MAX / 2, err, TSR_E_LIMIT,
-                TSR_NO_POSITION, "'param_shapes' names too many parameters (%llu)", (unsigned long long)count);
+                "'param_shapes' names too many parameters (%llu)", (unsigned long long)count);
     w->weights = tsr_arena_array(w->files->checkpoint->arena, (size_t)count, sizeof *w->weights, err);
     if (!w->weights) return TSR_E_NOMEM;
     for (uint32_t g = 0; g < groups->count; g++)
@@ -126,7 +128,8 @@ static tsr_status open_segments(tsr_ds_weights *w, const tsr_ds_groups *of, tsr_
     uint64_t count = 0;
     for (uint32_t r = 0; r < w->column->world && !w->group_count; r++) w->group_count = (uint32_t)tsr_ds_count(fp32_groups(w, w->column->optims[r]));
     for (uint32_t g = 0; g < w->group_count; g++) count += tsr_ds_groups_split(of, g);
-    TSR_FAIL_IF(count > w->files->checkpoint->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION, "the optimizer files have too many param groups (%llu)", (unsigned long long)count);
+    TSR_FAIL_IF(count > w->files->checkpoint->host->limits.entries, err, TSR_E_LIMIT,
+                "the optimizer files have too many param groups (%llu)", (unsigned long long)count);
     w->segments = tsr_arena_array(w->files->checkpoint->arena, (size_t)count, sizeof *w->segments, err);
     if (!w->segments) return TSR_E_NOMEM;
     for (uint32_t g = 0; g < w->group_count; g++)
@@ -180,7 +183,7 @@ static tsr_status place_group(tsr_ds_weights *w, uint32_t s, uint32_t count, uin
         weight->offset = at;
         at += weight->elements;
         if (tsr_ds_number(tsr_ds_item(paddings, i), &padding) && padding < UINT32_MAX) at += padding;
-        TSR_FAIL_IF(at > UINT64_MAX / 16, err, TSR_E_LIMIT, TSR_NO_POSITION, "the parameters are too large");
+        TSR_FAIL_IF(at > UINT64_MAX / 16, err, TSR_E_LIMIT, "the parameters are too large");
     }
     if (align(at, unit) == align(segment->fp32.elements, unit)) return TSR_OK;
     bool whole = true;

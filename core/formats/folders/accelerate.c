@@ -1,9 +1,9 @@
 /* accelerate's save_state under FSDP with sharded state dicts: a DCP directory per model and per optimizer, numbered, with the
  * files of the Trainer or of accelerate itself next to them. The names in the DCPs begin with "model." and "optimizer.".
  * Source of the names: accelerate/utils/fsdp_utils.py, constants.py. */
-#include "base/try.h"
 #include "formats/folders/folders.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/try.h"
 
 enum { MOST = 1024 };
 

@@ -1,8 +1,8 @@
 /* See folders.h. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "formats/folders/folders.h"
+#include "tessera/sys/try.h"
 
 bool tsr_folder_has(const tsr_store *store, const char *name)
 {

@@ -1,7 +1,7 @@
 /* Lightning's distributed checkpoints (ModelParallelStrategy, FSDP with sharded state dicts): a DCP, and meta.pt with what is not
  * a tensor, which is written last. Source of the names: lightning/fabric/strategies/model_parallel.py, fsdp.py. */
-#include "base/try.h"
 #include "formats/folders/folders.h"
+#include "tessera/sys/try.h"
 
 static tsr_status is_lightning(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {

@@ -1,8 +1,8 @@
 /* Checkpoints of the package torch_checkpointing: a torch.save file per item and rank ("model_0.pt"), and metadata.pkl, a plain
  * pickle. Source of the names: torch_checkpointing/checkpoint_layout.py, metadata_serialization.py. */
-#include "base/try.h"
 #include "formats/common/shown_names.h"
 #include "formats/folders/folders.h"
+#include "tessera/sys/try.h"
 
 #define METADATA "metadata.pkl"
 

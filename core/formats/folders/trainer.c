@@ -1,7 +1,7 @@
 /* A checkpoint of the transformers Trainer: a model as save_pretrained writes it, and the state of the training next to it.
  * trainer_state.json is written last. Source of the file names: transformers/trainer.py, trainer_utils.py. */
-#include "base/try.h"
 #include "formats/folders/folders.h"
+#include "tessera/sys/try.h"
 
 static const char *const optimizers[] = {"optimizer.pt", "optimizer.bin", NULL};
 

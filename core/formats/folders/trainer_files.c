@@ -1,6 +1,6 @@
 /* What the Trainer of transformers, and accelerate's save_state, write next to a model and an optimizer. */
-#include "base/try.h"
 #include "formats/folders/folders.h"
+#include "tessera/sys/try.h"
 
 const char *const tsr_trainer_models[] = {"model.safetensors",
                                           "model.safetensors.index.json",

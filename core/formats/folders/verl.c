@@ -1,9 +1,9 @@
 /* verl's FSDP checkpoints: model, optimizer and other state, one torch.save file per rank each. Every file's name has the number
  * of ranks. Source of the names: verl/utils/checkpoint/fsdp_checkpoint_manager.py. */
-#include "base/try.h"
 #include "codec/json.h"
 #include "formats/common/shown_names.h"
 #include "formats/folders/folders.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_RANKS = 1 << 20 };
 

@@ -1,9 +1,9 @@
 /* Recognition, opening, and where bytes are: items of the DCP, parts of them, and common.pt. */
 #include "formats/megatron/megatron.h"
 
-#include "base/try.h"
 #include "codec/json.h"
 #include "formats/megatron/megatron_state.h"
+#include "tessera/sys/try.h"
 
 /* ---- opening ---- */
 

@@ -1,8 +1,8 @@
 /* common.pt: what is not sharded (arguments, schedulers, the iteration), as the part "common". */
-#include "base/try.h"
 #include "formats/megatron/megatron_state.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_union.h"
+#include "tessera/sys/try.h"
 
 #define COMMON "common"
 

@@ -8,10 +8,10 @@
  *
  * Source: sharded_tensor_to_torch_sharded_tensor of Megatron-Core 0.14, strategies/torch.py and resharding.py. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/megatron/megatron_state.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_BOXES = 2 * TSR_MAX_NDIM - 1 };
 
@@ -188,7 +188,7 @@ tsr_status tsr_megatron_locate_piece(tsr_checkpoint *checkpoint, const tsr_entry
     const uint32_t last = piece->entry->ndim - 1;
     const uint64_t step = out->strides ? out->strides[last] : 1;
     for (uint32_t d = 0; d < last && out->strides; d++)
-        TSR_FAIL_IF(piece->chunk->sizes[d] > 1, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
+        TSR_FAIL_AT(piece->chunk->sizes[d] > 1, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
                     "megatron: several fragments of '%.*s' are in one item with strides", TSR_STR_ARG(entry->fqn));
     out->byte_offset += piece->first * step * tsr_dtype_size(entry->dtype);
     out->strides = NULL;

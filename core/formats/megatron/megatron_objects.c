@@ -3,9 +3,9 @@
  *
  * Source: ShardedObject in mapping.py of Megatron-Core 0.16, _mcore_to_torch_sharded_object in strategies/torch.py. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/megatron/megatron_state.h"
+#include "tessera/sys/try.h"
 
 /* Numbers that dots join, up to `end`; -1: anything else, or a number with a leading zero. */
 static int numbers_of(tsr_str text, uint64_t out[TSR_MAX_NDIM])

@@ -2,9 +2,9 @@
  * holds one as soon as a loss is not finite). So the numbers are also met in the text, in the order in which the tree has them. */
 #include <math.h>
 
-#include "base/try.h"
 #include "codec/json.h"
 #include "formats/parts/mount.h"
+#include "tessera/sys/try.h"
 
 typedef struct reading {
     const tsr_host *host;

@@ -1,10 +1,10 @@
 /* See mount.h: parts are filled here. */
 #include "formats/parts/mount.h"
 
-#include "base/try.h"
 #include "formats/torch/torch_flatten.h"
 #include "io/store_view.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/try.h"
 
 static tsr_mounts *mounts_of(const tsr_checkpoint *checkpoint)
 {

@@ -1,6 +1,6 @@
 /* Entries under the name of their part. */
-#include "base/try.h"
 #include "formats/parts/mount.h"
+#include "tessera/sys/try.h"
 
 /* What stands in front of the names that are added. */
 typedef struct prefix {

@@ -1,15 +1,15 @@
 /* A file that is one pickle, and nothing else. */
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/parts/mount.h"
 #include "formats/torch/torch_build.h"
 #include "formats/torch/torch_verdict.h"
+#include "tessera/sys/try.h"
 
 static tsr_status build_value(tsr_torch_build *build, size_t consumed, const tsr_value **out, tsr_error *err)
 {
     TSR_TRY(tsr_torch_build_open(build, err));
     TSR_TRY(tsr_torch_values(build, tsr_pickle_root(build->pickle), out, err));
-    TSR_FAIL_IF(build->storages.count, err, TSR_E_FORMAT, 0, "a bare pickle with tensors, whose bytes are not in the file");
+    TSR_FAIL_AT(build->storages.count, err, TSR_E_FORMAT, 0, "a bare pickle with tensors, whose bytes are not in the file");
     return tsr_torch_verdict_on_end(build, consumed, build->pickle_bytes.size, err);
 }
 

@@ -1,7 +1,7 @@
 #include "formats/pickle/pickle_verdict.h"
 
-#include "base/try.h"
 #include "formats/pickle/known_names.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"

@@ -2,9 +2,9 @@
  * A store's files are sorted, so that those below one directory stand together. */
 #include "formats/recognize/below.h"
 
-#include "base/try.h"
 #include "formats/common/incomplete.h"
 #include "formats/recognize/recognize.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_PROBED = 256 };
 

@@ -1,8 +1,8 @@
 /* One file's kind by its first bytes. The signatures are those of each format's own description. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/recognize/recognize.h"
 #include "formats/safetensors/safetensors.h"
+#include "tessera/sys/try.h"
 
 enum { HEAD = 512, ZIP_NAME_AT = 30 };
 

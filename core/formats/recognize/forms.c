@@ -1,8 +1,8 @@
 /* The forms of directories that training frameworks write. A new form is one line here. */
-#include "base/try.h"
 #include "formats/folders/folders.h"
 #include "formats/recognize/recognize.h"
 #include "formats/shards/shards_files.h"
+#include "tessera/sys/try.h"
 
 /* In the order in which they are tried: a form whose files others write too comes after those. */
 static const tsr_reader *const forms[] = {

@@ -1,7 +1,6 @@
 /* Opens whatever a store holds: recognition, the format's reader, the index of names; and what every format shares. */
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "formats/common/incomplete.h"
 #include "formats/common/name_index.h"
 #include "formats/dcp/dcp_state.h"
@@ -11,6 +10,7 @@
 #include "formats/shards/shards_join.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/try.h"
 
 static tsr_str file_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
 {
@@ -22,7 +22,7 @@ static tsr_status index_names(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_catalog *catalog = &checkpoint->catalog;
     uint64_t duplicate;
-    TSR_FAIL_IF(catalog->entry_count > checkpoint->host->limits.entries, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(catalog->entry_count > checkpoint->host->limits.entries, err, TSR_E_LIMIT,
                 "%" PRIu64 " entries; the limit is %" PRIu64, catalog->entry_count, checkpoint->host->limits.entries);
     TSR_TRY(tsr_name_index_new(checkpoint->host->allocator, TSR_NAMED_ITEMS(catalog->entries, catalog->entry_count),
                                &checkpoint->index, &duplicate, err));

@@ -1,9 +1,9 @@
 /* Which files belong to a checkpoint, for programs that replace or remove one. Only lists count: a name or an ending that looks
  * like a checkpoint's may be somebody else's file. */
-#include "base/try.h"
 #include "formats/common/weight_map.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/recognize/recognize.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/checkpoint_files.h"
 

@@ -1,15 +1,14 @@
 /* One part of a checkpoint that is made of parts, as a checkpoint of its own. */
-#include "base/try.h"
 #include "formats/common/shown_names.h"
 #include "formats/recognize/recognize.h"
+#include "tessera/sys/try.h"
 
 static tsr_status refuse_part(const tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_catalog *catalog = &checkpoint->catalog;
     tsr_shown_names names = {.used = 0};
     for (uint32_t p = 0; p < catalog->part_count; p++) tsr_shown_names_add(&names, catalog->parts[p].name);
-    TSR_FAIL_IF(!names.count, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "there is no part '%.*s': the checkpoint (%s) does not consist of parts",
+    TSR_FAIL_IF(!names.count, err, TSR_E_NOT_FOUND, "there is no part '%.*s': the checkpoint (%s) does not consist of parts",
                 TSR_STR_ARG(checkpoint->options.part), tsr_format_name(catalog->format));
     return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no part '%.*s'; the checkpoint (%s) has %s%s",
                      TSR_STR_ARG(checkpoint->options.part), tsr_format_name(catalog->format), names.text,

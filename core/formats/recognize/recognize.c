@@ -10,12 +10,12 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "codec/json.h"
 #include "formats/common/incomplete.h"
 #include "formats/recognize/below.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/shards/shards_files.h"
+#include "tessera/sys/try.h"
 
 static tsr_str base_name(tsr_str path)
 {
@@ -156,7 +156,7 @@ static tsr_status refuse_unknown(recognizer *r, uint32_t file)
     uint8_t b[4] = {0};
     tsr_str name = name_at(r, file);
     uint64_t size = r->store->files[file].size;
-    TSR_FAIL_IF(size == 0, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is empty", TSR_STR_ARG(name));
+    TSR_FAIL_IF(size == 0, r->err, TSR_E_UNSUPPORTED, "%.*s is empty", TSR_STR_ARG(name));
     TSR_TRY(tsr_store_read(r->store, file, 0, b, size < 4 ? (size_t)size : 4, r->err));
     return tsr_raise(r->err, TSR_E_UNSUPPORTED, 0,
                      "%.*s is not in a recognized checkpoint format; it begins with the bytes %02x %02x %02x %02x",
@@ -169,7 +169,7 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
     const char *foreign;
     tsr_str name = name_at(r, file);
     TSR_TRY(tsr_content_of(r->store, file, &content, &foreign, r->err));
-    TSR_FAIL_IF(tsr_str_ends(name, TSR_STR(".distcp")), r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(tsr_str_ends(name, TSR_STR(".distcp")), r->err, TSR_E_UNSUPPORTED,
                 "%.*s is a data file of a DCP checkpoint; name the directory that contains it and its .metadata",
                 TSR_STR_ARG(name));
     TSR_TRY(choose_one(r, file));
@@ -333,18 +333,18 @@ static tsr_status refuse_folder(recognizer *r)
 {
     tsr_below list = {.used = 0};
     const char *foreign = foreign_folder(r->store), *below;
-    TSR_FAIL_IF(foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the directory is %s", foreign);
+    TSR_FAIL_IF(foreign, r->err, TSR_E_UNSUPPORTED, "the directory is %s", foreign);
     tsr_str named = r->foreign ? tsr_arena_str(r->checkpoint->arena, name_at(r, r->foreign_file), r->err) : (tsr_str){"", 0};
     if (!named.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_list_below(r->checkpoint, tsr_recognize, &list, r->err));
     if (list.count) return refuse_below(r, &list);
     below = list.cut ? "; there are more, which were not looked at" : tsr_below_deeper(&list);
-    TSR_FAIL_IF(r->foreign, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s%s", TSR_STR_ARG(named), r->foreign, below);
-    TSR_FAIL_IF(any_path(r->store, is_deepspeed), r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(r->foreign, r->err, TSR_E_UNSUPPORTED, "%.*s is %s%s", TSR_STR_ARG(named), r->foreign, below);
+    TSR_FAIL_IF(any_path(r->store, is_deepspeed), r->err, TSR_E_UNSUPPORTED,
                 "the directory contains files of a DeepSpeed checkpoint, but no *mp_rank_MM_model_states.pt and no "
                 "*_mp_rank_MM_optim_states.pt%s",
                 below);
-    TSR_FAIL_IF(r->store->file_count == 0, r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the directory %s%s",
+    TSR_FAIL_IF(r->store->file_count == 0, r->err, TSR_E_UNSUPPORTED, "the directory %s%s",
                 list.deeper ? "contains no files" : "is empty", below);
     return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                      "none of the directory's %u files is in a recognized checkpoint format%s",

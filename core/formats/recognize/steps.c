@@ -1,11 +1,11 @@
 /* Which of the checkpoints below a directory is opened: the one that was asked for, or the one that a marker file names. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "formats/recognize/below.h"
 #include "formats/recognize/recognize.h"
-#include "tessera/sys/steps.h"
 #include "io/store_view.h"
+#include "tessera/sys/steps.h"
+#include "tessera/sys/try.h"
 
 enum { MOST_MARKED = 255, MOST_TRIED = 64 };
 
@@ -127,7 +127,7 @@ static tsr_status enter_found(choice *c, tsr_str asked)
 static tsr_status refuse_unknown(choice *c, tsr_str asked)
 {
     TSR_TRY(look(c, NULL, NULL));
-    TSR_FAIL_IF(c->list.count == 0, c->err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+    TSR_FAIL_IF(c->list.count == 0, c->err, TSR_E_NOT_FOUND,
                 "there is no step '%.*s': the directory contains no checkpoints%s", TSR_STR_ARG(asked),
                 tsr_below_deeper(&c->list));
     return tsr_raise(c->err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no step '%.*s'; the directory contains %s%s",
@@ -276,9 +276,9 @@ static tsr_status follow_marker(choice *c, bool *followed)
         TSR_TRY(checkpoint->store->deepen(checkpoint->store, TSR_BELOW_LEVELS, &cut, &deeper, c->err));
         TSR_TRY(directory_of(checkpoint, line, &directory, c->err));
     }
-    TSR_FAIL_IF(!directory.data, c->err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "the file '%s' names the checkpoint '%.*s', which is not in the directory; choose another one with --step", marker,
-                TSR_STR_ARG(line));
+    TSR_FAIL_IF(!directory.data, c->err, TSR_E_NOT_FOUND,
+                "the file '%s' names the checkpoint '%.*s', which is not in the directory; choose another one with --step",
+                marker, TSR_STR_ARG(line));
     TSR_TRY(enter(checkpoint, directory, c->err));
     checkpoint->step_marker = marker;
     TSR_TRY(is_checkpoint(checkpoint, &is, c->err));
@@ -294,7 +294,7 @@ tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err)
     uint32_t file;
     bool done = false;
     if (checkpoint->options.stay || checkpoint->is_probe) return TSR_OK;
-    TSR_FAIL_IF(asked.data && checkpoint->store->primary != TSR_NO_FILE, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(asked.data && checkpoint->store->primary != TSR_NO_FILE, err, TSR_E_USAGE,
                 "--step %.*s can only be used with a directory that contains checkpoints, not with a file",
                 TSR_STR_ARG(asked));
     if (checkpoint->store->primary != TSR_NO_FILE) return TSR_OK;

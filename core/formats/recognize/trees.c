@@ -6,12 +6,12 @@
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/trees.h"
 
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_survey.h"
 #include "model/nest.h"
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/try.h"
 
 #define ZEROS_SIZE 16u
 
@@ -157,8 +157,9 @@ static tsr_status leaf_of(tsr_checkpoint *checkpoint, const tsr_entry *entry, bo
     tsr_checkpoint_missing(checkpoint, &missing);
     if (missing && entry->kind == TSR_ENTRY_OBJECT && !entry->value) return tsr_checkpoint_raise_missing(checkpoint, entry->fqn, err);
     TSR_FAIL_IF(entry->kind == TSR_ENTRY_OPAQUE || (entry->kind == TSR_ENTRY_OBJECT && !entry->value), err,
-                TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' (%.*s) cannot be part of a value tree%s", TSR_STR_ARG(entry->fqn),
-                TSR_STR_ARG(entry->type), checkpoint->catalog.part_count ? "; choose one part of the checkpoint with --part" : "");
+                TSR_E_UNSUPPORTED, "'%.*s' (%.*s) cannot be part of a value tree%s", TSR_STR_ARG(entry->fqn),
+                TSR_STR_ARG(entry->type),
+                checkpoint->catalog.part_count ? "; choose one part of the checkpoint with --part" : "");
     *out = (tsr_leaf){.value = entry->value, .name = entry->fqn};
     if (entry->kind == TSR_ENTRY_TENSOR) {
         tsr_entry *copy = located ? TSR_ARENA_NEW(checkpoint->arena, tsr_entry, err) : NULL;

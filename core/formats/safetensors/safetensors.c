@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/safetensors/safetensors_scan.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/finding_add.h"
@@ -31,7 +31,7 @@ static int compare_spans(const void *left, const void *right)
 
 static tsr_status check_next(const tsr_safetensors_tensor *tensor, uint64_t expected, tsr_error *err)
 {
-    TSR_FAIL_IF(tensor->begin != expected, err, TSR_E_FORMAT, tensor->position,
+    TSR_FAIL_AT(tensor->begin != expected, err, TSR_E_FORMAT, tensor->position,
                 "safetensors: data_offsets of '%.*s' begin at %" PRIu64 ", but the tensors before it end at %" PRIu64,
                 TSR_STR_ARG(tensor->name), tensor->begin, expected);
     return TSR_OK;
@@ -135,14 +135,14 @@ static tsr_status read_length(tsr_store *store, uint32_t file, uint64_t offset, 
                               tsr_error *err)
 {
     uint8_t bytes[LENGTH_SIZE];
-    TSR_FAIL_IF(size < LENGTH_SIZE, err, TSR_E_FORMAT, offset,
+    TSR_FAIL_AT(size < LENGTH_SIZE, err, TSR_E_FORMAT, offset,
                 "safetensors: %" PRIu64 " bytes are too few for the header's length", size);
     TSR_TRY(tsr_store_read(store, file, offset, bytes, LENGTH_SIZE, err));
     *length = tsr_load_le(bytes, LENGTH_SIZE);
-    TSR_FAIL_IF(*length > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_FORMAT, offset,
+    TSR_FAIL_AT(*length > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_FORMAT, offset,
                 "safetensors: the header has %" PRIu64 " bytes, but the format allows only %u", *length,
                 TSR_SAFETENSORS_MAX_HEADER);
-    TSR_FAIL_IF(*length > size - LENGTH_SIZE, err, TSR_E_FORMAT, offset,
+    TSR_FAIL_AT(*length > size - LENGTH_SIZE, err, TSR_E_FORMAT, offset,
                 "safetensors: the header should have %" PRIu64 " bytes, but only %" PRIu64 " follow its length", *length,
                 size - LENGTH_SIZE);
     return TSR_OK;

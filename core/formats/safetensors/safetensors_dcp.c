@@ -9,10 +9,10 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "codec/json.h"
 #include "formats/safetensors/safetensors_reader.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 typedef struct placed {
     uint32_t entry;
@@ -37,7 +37,7 @@ static tsr_status read_offsets(builder *b, const cJSON *info, const tsr_safetens
     for (const cJSON *item = list->child; item; item = item->next, d++) {
         if (d < t->ndim) TSR_TRY(tsr_json_to_u64(item, "DCP_SHARDING_INFO saved_offsets", &offsets[d], b->err));
     }
-    TSR_FAIL_IF(d != t->ndim, b->err, TSR_E_FORMAT, t->position,
+    TSR_FAIL_AT(d != t->ndim, b->err, TSR_E_FORMAT, t->position,
                 "safetensors: '%.*s' has %u dimensions but %u saved_offsets", TSR_STR_ARG(t->name), (unsigned)t->ndim,
                 (unsigned)d);
     if (t->ndim && t->dtype == TSR_FLOAT4_E2M1FN) offsets[t->ndim - 1] *= 2; /* below 2^53 */
@@ -63,7 +63,7 @@ static tsr_status add_shard(builder *b, const tsr_safetensors *opened, const tsr
     uint32_t number;
     TSR_TRY(find_entry(b, t, &number));
     tsr_entry *entry = (tsr_entry *)b->entries.items + number;
-    TSR_FAIL_IF(entry->dtype != t->dtype || entry->ndim != t->ndim, b->err, TSR_E_FORMAT, t->position,
+    TSR_FAIL_AT(entry->dtype != t->dtype || entry->ndim != t->ndim, b->err, TSR_E_FORMAT, t->position,
                 "safetensors: this shard of '%.*s' is %s with %u dimensions, but an earlier one is %s with %u",
                 TSR_STR_ARG(t->name), tsr_dtype_describe(t->dtype)->name, (unsigned)t->ndim,
                 tsr_dtype_describe(entry->dtype)->name, (unsigned)entry->ndim);
@@ -73,7 +73,7 @@ static tsr_status add_shard(builder *b, const tsr_safetensors *opened, const tsr
     TSR_TRY(read_offsets(b, info, t, offsets));
     for (uint32_t d = 0; d < t->ndim; d++) {
         uint64_t end, *size = (uint64_t *)&entry->shape[d];
-        TSR_FAIL_IF(!tsr_add_u64(offsets[d], t->shape[d], &end), b->err, TSR_E_FORMAT, t->position,
+        TSR_FAIL_AT(!tsr_add_u64(offsets[d], t->shape[d], &end), b->err, TSR_E_FORMAT, t->position,
                     "safetensors: a shard of '%.*s' ends beyond 64 bits", TSR_STR_ARG(t->name));
         if (end > *size) *size = end;
     }
@@ -87,8 +87,7 @@ static tsr_status add_file(builder *b, const tsr_safetensors *opened)
     tsr_str text = tsr_safetensors_metadata(opened, TSR_STR("DCP_SHARDING_INFO"));
     cJSON *info;
     uint64_t found = 0;
-    TSR_FAIL_IF(!text.data, b->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "safetensors: no DCP_SHARDING_INFO in the file's metadata");
+    TSR_FAIL_IF(!text.data, b->err, TSR_E_FORMAT, "safetensors: no DCP_SHARDING_INFO in the file's metadata");
     TSR_TRY(tsr_json_parse(text, b->checkpoint->host, &info, b->err));
     tsr_status status = tsr_json_expect(info, TSR_JSON_OBJECT, "DCP_SHARDING_INFO", b->err);
     for (const cJSON *member = info->child; member && status == TSR_OK; member = member->next) {

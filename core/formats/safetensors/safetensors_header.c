@@ -5,9 +5,9 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "base/utf8.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/try.h"
 
 enum { LENGTH_SIZE = 8, DATA_ALIGNMENT = 64 };
 
@@ -46,7 +46,7 @@ static tsr_status check_name(tsr_str name, tsr_error *err)
                         : tsr_utf8_check(name) != name.size            ? "a name that is not UTF-8"
                         : tsr_str_equal(name, TSR_STR("__metadata__")) ? "the name of the metadata"
                                                                        : NULL;
-    TSR_FAIL_IF(wrong, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(wrong, err, TSR_E_UNSUPPORTED,
                 "safetensors: '%.*s' is %s, which a file should not contain (--rename changes it)", TSR_STR_ARG(name),
                 wrong);
     return TSR_OK;
@@ -58,13 +58,13 @@ static tsr_status check_item(const tsr_safetensors_item *item, uint64_t *bytes, 
     bool fits = true;
     const tsr_dtype_info *dtype = tsr_dtype_describe(item->dtype);
     TSR_TRY(check_name(item->name, err));
-    TSR_FAIL_IF(!tsr_dtype_describe(written_dtype(item->dtype))->safetensors_name, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tsr_dtype_describe(written_dtype(item->dtype))->safetensors_name, err, TSR_E_UNSUPPORTED,
                 "safetensors cannot store '%.*s': the format has no dtype %s", TSR_STR_ARG(item->name), dtype->name);
-    TSR_FAIL_IF(item->dtype == TSR_FLOAT4_E2M1FN_X2 && item->ndim == 0, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(item->dtype == TSR_FLOAT4_E2M1FN_X2 && item->ndim == 0, err, TSR_E_UNSUPPORTED,
                 "safetensors cannot store '%.*s': a single pair of float4 has no dimension for its two elements",
                 TSR_STR_ARG(item->name));
     for (uint32_t d = 0; d < item->ndim; d++) fits = fits && tsr_mul_u64(elements, item->shape[d], &elements);
-    TSR_FAIL_IF(!fits || !tsr_dtype_bytes(item->dtype, elements, bytes), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(!fits || !tsr_dtype_bytes(item->dtype, elements, bytes), err, TSR_E_UNSUPPORTED,
                 "safetensors cannot store '%.*s': its size overflows or is not a whole number of bytes",
                 TSR_STR_ARG(item->name));
     return TSR_OK;
@@ -123,8 +123,8 @@ static tsr_status check_duplicates(const tsr_safetensors_item *items, uint64_t c
     uint64_t duplicate;
     TSR_TRY(tsr_name_index_new(allocator, TSR_NAMED_ITEMS(items, count), &index, &duplicate, err));
     tsr_name_index_free(index);
-    TSR_FAIL_IF(duplicate != TSR_NO_NAME, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "safetensors: two tensors are called '%.*s'", TSR_STR_ARG(items[duplicate].name));
+    TSR_FAIL_IF(duplicate != TSR_NO_NAME, err, TSR_E_UNSUPPORTED, "safetensors: two tensors are called '%.*s'",
+                TSR_STR_ARG(items[duplicate].name));
     return TSR_OK;
 }
 
@@ -139,14 +139,13 @@ tsr_status tsr_safetensors_plan_file(tsr_safetensors_plan *plan, const tsr_alloc
     for (uint64_t i = 0; i < count; i++) {
         TSR_TRY(check_item(&items[i], &bytes, err));
         items[i].begin = at;
-        TSR_FAIL_IF(!tsr_add_u64(at, bytes, &at), err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                    "safetensors: the tensors overflow 64 bits");
+        TSR_FAIL_IF(!tsr_add_u64(at, bytes, &at), err, TSR_E_UNSUPPORTED, "safetensors: the tensors overflow 64 bits");
         items[i].end = at;
     }
     TSR_TRY(emit(plan, count_bytes, &size, err));
     plan->data_size = at;
     plan->header_size = (size + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
-    TSR_FAIL_IF(plan->header_size - LENGTH_SIZE > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(plan->header_size - LENGTH_SIZE > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_LIMIT,
                 "safetensors: %" PRIu64 " tensors need a header of %" PRIu64
                 " bytes, but the format allows only %u; write several files",
                 count, plan->header_size - LENGTH_SIZE, TSR_SAFETENSORS_MAX_HEADER);

@@ -5,11 +5,11 @@
  * that no later step loses it silently. */
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "formats/common/weight_map.h"
 #include "formats/safetensors/safetensors_reader.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 /* A copy of a tensor in another file than the index says. */
 typedef struct copy {
@@ -40,7 +40,7 @@ static tsr_place at_tensor(const builder *b, uint32_t file, uint64_t position, t
 static tsr_status add_entry(builder *b, tsr_str key)
 {
     TSR_FAIL_IF(b->entries.count >= b->checkpoint->host->limits.entries || b->entries.count >= UINT32_MAX - 1, b->err,
-                TSR_E_LIMIT, TSR_NO_POSITION, "index: more than %zu tensors", b->entries.count);
+                TSR_E_LIMIT, "index: more than %zu tensors", b->entries.count);
     tsr_entry *entry = tsr_vec_push(&b->entries, b->err);
     tsr_chunk *chunk = entry ? tsr_vec_push(&b->chunks, b->err) : NULL;
     if (!chunk) return TSR_E_NOMEM;

@@ -3,8 +3,8 @@
  *     model.safetensors       __metadata__: {"format": "pt", "tessera.part": "model"}        w        → model.w
  *     optim.safetensors       __metadata__: {"format": "pt", "tessera.part": "optim"}        state.…  → optim.state.…
  */
-#include "base/try.h"
 #include "formats/safetensors/safetensors_reader.h"
+#include "tessera/sys/try.h"
 
 /* Whether every file states a part, and each another one. */
 static bool are_parts(const tsr_safetensors *opened, uint32_t count)

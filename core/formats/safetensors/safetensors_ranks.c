@@ -4,11 +4,11 @@
  *
  * Every rank has the same names. Nothing says how its tensors form the whole ones, so that those which differ are listed per
  * rank (rank_entries.h); there are no checksums, and the bytes decide. */
-#include "base/try.h"
 #include "formats/common/incomplete.h"
 #include "formats/common/rank_entries.h"
 #include "formats/safetensors/safetensors_reader.h"
 #include "formats/torch/torch_union.h"
+#include "tessera/sys/try.h"
 
 typedef struct joining {
     tsr_checkpoint *checkpoint;
@@ -34,8 +34,8 @@ static tsr_status add_tensor(joining *j, uint32_t i, uint32_t rank, const tsr_sa
     bool is_new;
     if (!entry || !chunk) return TSR_E_NOMEM;
     TSR_TRY(tsr_map_put(j->seen, t->name, i, &first, &is_new, j->err));
-    TSR_FAIL_IF(!is_new, j->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is in two files of one rank: '%.*s' and '%.*s'",
-                TSR_STR_ARG(t->name), TSR_STR_ARG(name_of(j, *first)), TSR_STR_ARG(name_of(j, i)));
+    TSR_FAIL_IF(!is_new, j->err, TSR_E_FORMAT, "'%.*s' is in two files of one rank: '%.*s' and '%.*s'", TSR_STR_ARG(t->name),
+                TSR_STR_ARG(name_of(j, *first)), TSR_STR_ARG(name_of(j, i)));
     *chunk = tsr_safetensors_chunk(&j->opened[i], t, j->zeros);
     *entry = (tsr_entry){.fqn = t->name,
                          .kind = TSR_ENTRY_TENSOR,

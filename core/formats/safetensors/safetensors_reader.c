@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 enum { MOVED_AT_ONCE = 1 << 16 }; /* tensors whose memory is given back together */
 

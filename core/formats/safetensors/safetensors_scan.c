@@ -8,12 +8,12 @@
 #include <inttypes.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "base/utf8.h"
 #include "codec/json_check.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 enum { SHAPE_CACHE = 256, TEXT_BLOCK = 16384, MAX_JSON_DEPTH = 125 /* below the tensor's own object; the reference: 128 */ };
 
@@ -99,7 +99,7 @@ static tsr_status decode_unicode(scanner *s)
     uint32_t scalar;
     const char *wrong;
     size_t length = tsr_json_unicode_escape((tsr_str){(const char *)s->data, s->size}, s->at, &scalar, &wrong);
-    TSR_FAIL_IF(length == 0, s->err, TSR_E_FORMAT, s->scan->byte_base + s->at, "safetensors: %s in a string", wrong);
+    TSR_FAIL_AT(length == 0, s->err, TSR_E_FORMAT, s->scan->byte_base + s->at, "safetensors: %s in a string", wrong);
     s->at += length;
     return append_text(s, bytes, tsr_utf8_put(scalar, bytes));
 }
@@ -237,7 +237,7 @@ static tsr_status read_dtype(scanner *s, tsr_safetensors_tensor *tensor)
     size_t at = s->at;
     TSR_TRY(read_string(s, "the name of a dtype", &name));
     tensor->dtype = tsr_dtype_from_safetensors(name);
-    TSR_FAIL_IF(tensor->dtype == TSR_DTYPE_NONE, s->err, TSR_E_FORMAT, s->scan->byte_base + at,
+    TSR_FAIL_AT(tensor->dtype == TSR_DTYPE_NONE, s->err, TSR_E_FORMAT, s->scan->byte_base + at,
                 "safetensors: '%.*s' has the unknown dtype '%.*s'", TSR_STR_ARG(tensor->name), TSR_STR_ARG(name));
     return TSR_OK;
 }
@@ -269,7 +269,7 @@ static tsr_status read_field(scanner *s, tsr_safetensors_tensor *tensor, unsigne
                      : tsr_str_equal(field, TSR_STR("shape"))        ? HAS_SHAPE
                      : tsr_str_equal(field, TSR_STR("data_offsets")) ? HAS_OFFSETS
                                                                      : 0;
-    TSR_FAIL_IF(*seen & which, s->err, TSR_E_FORMAT, s->scan->byte_base + at,
+    TSR_FAIL_AT(*seen & which, s->err, TSR_E_FORMAT, s->scan->byte_base + at,
                 "safetensors: '%.*s' has the field '%.*s' twice", TSR_STR_ARG(tensor->name), TSR_STR_ARG(field));
     *seen |= which;
     TSR_TRY(expect(s, ':', "':' after the name of a field"));
@@ -284,15 +284,15 @@ static tsr_status check_bytes(const scanner *s, const tsr_safetensors_tensor *te
     bool fits = true;
     for (uint32_t d = 0; d < tensor->ndim; d++) fits = fits && tsr_mul_u64(elements, tensor->shape[d], &elements);
     fits = fits && tsr_mul_u64(elements, tsr_dtype_describe(tensor->dtype)->bits, &bits);
-    TSR_FAIL_IF(!fits, s->err, TSR_E_FORMAT, at, "safetensors: the shape of '%.*s' overflows 64 bits",
+    TSR_FAIL_AT(!fits, s->err, TSR_E_FORMAT, at, "safetensors: the shape of '%.*s' overflows 64 bits",
                 TSR_STR_ARG(tensor->name));
-    TSR_FAIL_IF(bits % 8, s->err, TSR_E_FORMAT, at,
+    TSR_FAIL_AT(bits % 8, s->err, TSR_E_FORMAT, at,
                 "safetensors: '%.*s' has %" PRIu64 " bits, which is not a whole number of bytes", TSR_STR_ARG(tensor->name),
                 bits);
-    TSR_FAIL_IF(tensor->end < tensor->begin, s->err, TSR_E_FORMAT, at,
+    TSR_FAIL_AT(tensor->end < tensor->begin, s->err, TSR_E_FORMAT, at,
                 "safetensors: data_offsets of '%.*s' end at %" PRIu64 ", before they begin at %" PRIu64,
                 TSR_STR_ARG(tensor->name), tensor->end, tensor->begin);
-    TSR_FAIL_IF(tensor->end - tensor->begin != bits / 8, s->err, TSR_E_FORMAT, at,
+    TSR_FAIL_AT(tensor->end - tensor->begin != bits / 8, s->err, TSR_E_FORMAT, at,
                 "safetensors: data_offsets of '%.*s' span %" PRIu64 " bytes, its shape and dtype need %" PRIu64,
                 TSR_STR_ARG(tensor->name), tensor->end - tensor->begin, bits / 8);
     return TSR_OK;
@@ -314,7 +314,7 @@ static tsr_status read_tensor(scanner *s, tsr_str name, size_t at)
 {
     unsigned seen = 0;
     bool more;
-    TSR_FAIL_IF(s->scan->tensors.count >= s->scan->max_entries, s->err, TSR_E_LIMIT, s->scan->byte_base + at,
+    TSR_FAIL_AT(s->scan->tensors.count >= s->scan->max_entries, s->err, TSR_E_LIMIT, s->scan->byte_base + at,
                 "safetensors: more than %" PRIu64 " tensors", s->scan->max_entries);
     tsr_safetensors_tensor *tensor = tsr_vec_push(&s->scan->tensors, s->err);
     if (!tensor) return TSR_E_NOMEM;
@@ -325,7 +325,7 @@ static tsr_status read_tensor(scanner *s, tsr_str name, size_t at)
         TSR_TRY(read_field(s, tensor, &seen));
         TSR_TRY(next_member(s, '}', "',' or '}'", &more));
     }
-    TSR_FAIL_IF(seen != HAS_ALL, s->err, TSR_E_FORMAT, tensor->position, "safetensors: '%.*s' lacks %s",
+    TSR_FAIL_AT(seen != HAS_ALL, s->err, TSR_E_FORMAT, tensor->position, "safetensors: '%.*s' lacks %s",
                 TSR_STR_ARG(tensor->name),
                 !(seen & HAS_DTYPE)   ? "dtype"
                 : !(seen & HAS_SHAPE) ? "shape"

@@ -3,9 +3,9 @@
  * Sources of the axes: ColumnParallelLinear, RowParallelLinear, ParallelEmbedding and VocabParallelEmbedding of fairscale (Llama
  * 1 to 3), of megatron.core.tensor_parallel, and of vllm.model_executor.layers. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/shards/shards_rules.h"
 #include "tessera/glob.h"
+#include "tessera/sys/try.h"
 
 typedef enum split {
     ROWS,    /* cut along dim 0: column-parallel */
@@ -47,7 +47,7 @@ static void set_split(split how, tsr_shards_choice *out)
 static tsr_status share_heads(const tsr_shards_held *held, uint64_t heads, uint64_t *copies, tsr_error *err)
 {
     *copies = heads < held->ranks ? held->ranks / heads : 1;
-    TSR_FAIL_IF(heads < held->ranks ? held->ranks % heads : heads % held->ranks, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(heads < held->ranks ? held->ranks % heads : heads % held->ranks, err, TSR_E_FORMAT,
                 "'%.*s': %llu heads cannot be distributed over %u ranks", TSR_STR_ARG(held->fqn), (unsigned long long)heads,
                 held->ranks);
     return TSR_OK;
@@ -90,7 +90,6 @@ static tsr_status choose_embedding(const tsr_shards_settings *s, const tsr_shard
     const uint64_t width = size_along(held, 1);
     uint64_t all;
     TSR_FAIL_IF(width != s->dim && (!tsr_mul_u64(width, held->ranks, &all) || all != s->dim), err, TSR_E_FORMAT,
-                TSR_NO_POSITION,
                 "'%.*s' has rows of %llu elements on rank 0, but params.json states a width of %llu and there are %u ranks",
                 TSR_STR_ARG(held->fqn), (unsigned long long)width, (unsigned long long)s->dim, held->ranks);
     out->rule.dim = width != s->dim;
@@ -167,13 +166,13 @@ static tsr_status megatron_settings(tsr_checkpoint *checkpoint, uint32_t ranks, 
                                     tsr_error *err)
 {
     TSR_TRY(tsr_shards_read_args(checkpoint, out, err));
-    TSR_FAIL_IF(out->tensor_ranks && out->tensor_ranks != ranks, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(out->tensor_ranks && out->tensor_ranks != ranks, err, TSR_E_FORMAT,
                 "args.tensor_model_parallel_size is %llu, but there are files of %u tensor-parallel ranks",
                 (unsigned long long)out->tensor_ranks, ranks);
-    TSR_FAIL_IF(out->stages && out->stages != stages, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(out->stages && out->stages != stages, err, TSR_E_FORMAT,
                 "args.pipeline_model_parallel_size is %llu, but there are files of %u pipeline stages",
                 (unsigned long long)out->stages, stages);
-    TSR_FAIL_IF(out->expert_ranks > 1, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(out->expert_ranks > 1, err, TSR_E_UNSUPPORTED,
                 "args.expert_model_parallel_size is %llu; the built-in map does not support experts on several ranks",
                 (unsigned long long)out->expert_ranks);
     return TSR_OK;
@@ -184,7 +183,7 @@ static tsr_status megatron_choose(const tsr_shards_settings *s, const tsr_shards
     const split how = split_of(megatron_names, held->fqn, &out->known);
     if (!out->known) return TSR_OK;
     set_split(how == GATED_ROWS && !s->gated ? ROWS : how, out);
-    TSR_FAIL_IF(how == OLD_QKV && s->version < 1, err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(how == OLD_QKV && s->version < 1, err, TSR_E_UNSUPPORTED,
                 "'%.*s' has checkpoint_version 0, whose order of heads the built-in map does not support",
                 TSR_STR_ARG(held->fqn));
     return TSR_OK;
@@ -228,9 +227,8 @@ static tsr_status choose_qkv(const tsr_shards_settings *s, const tsr_shards_held
 {
     uint64_t copies;
     TSR_TRY(share_heads(held, s->kv_heads, &copies, err));
-    TSR_FAIL_IF(s->heads % held->ranks, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s': %llu heads cannot be distributed over %u ranks", TSR_STR_ARG(held->fqn),
-                (unsigned long long)s->heads, held->ranks);
+    TSR_FAIL_IF(s->heads % held->ranks, err, TSR_E_FORMAT, "'%.*s': %llu heads cannot be distributed over %u ranks",
+                TSR_STR_ARG(held->fqn), (unsigned long long)s->heads, held->ranks);
     const uint64_t kv = (s->kv_heads > held->ranks ? s->kv_heads / held->ranks : 1) * s->head_dim;
     const uint64_t sizes[] = {s->heads / held->ranks * s->head_dim, kv, kv}, shared[] = {1, copies, copies};
     memcpy(out->block_sizes, sizes, sizeof sizes);
@@ -244,8 +242,8 @@ static tsr_status choose_qkv(const tsr_shards_settings *s, const tsr_shards_held
 /* Rows are padded to a multiple of 64; the padding is at the end of the last ranks' rows. */
 static tsr_status choose_vocabulary(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
 {
-    TSR_FAIL_IF(!s->vocabulary, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "config.json does not state vocab_size, to which '%.*s' must be trimmed", TSR_STR_ARG(held->fqn));
+    TSR_FAIL_IF(!s->vocabulary, err, TSR_E_FORMAT, "config.json does not state vocab_size, to which '%.*s' must be trimmed",
+                TSR_STR_ARG(held->fqn));
     out->rule.trims = true;
     out->rule.trim = s->vocabulary;
     return TSR_OK;

@@ -9,9 +9,9 @@
 #include <inttypes.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "tessera/box.h"
 #include "tessera/sys/box_walk.h"
+#include "tessera/sys/try.h"
 
 typedef struct joining {
     const tsr_shards_held *held;
@@ -40,9 +40,8 @@ static tsr_status find_dim(joining *j, uint32_t ndim)
 {
     const int32_t given = j->rule->dim;
     const int64_t dim = given < 0 ? given + (int64_t)ndim : given;
-    TSR_FAIL_IF(dim < 0 || dim >= ndim, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "the rule '%.*s' joins along dim %d, but '%.*s' has %u dims", TSR_STR_ARG(j->rule->match), (int)given,
-                TSR_STR_ARG(j->held->fqn), (unsigned)j->held->tensors[0]->ndim);
+    TSR_FAIL_IF(dim < 0 || dim >= ndim, j->err, TSR_E_FORMAT, "the rule '%.*s' joins along dim %d, but '%.*s' has %u dims",
+                TSR_STR_ARG(j->rule->match), (int)given, TSR_STR_ARG(j->held->fqn), (unsigned)j->held->tensors[0]->ndim);
     j->dim = (uint32_t)dim;
     return TSR_OK;
 }
@@ -53,14 +52,14 @@ static tsr_status check_alike(const joining *j, uint32_t free_dim)
     const tsr_entry *first = j->held->tensors[0];
     for (uint32_t r = 1; r < j->held->ranks; r++) {
         const tsr_entry *entry = j->held->tensors[r];
-        TSR_FAIL_IF(entry->dtype != first->dtype, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "'%.*s' is %s on rank 0 but %s on rank %u", TSR_STR_ARG(j->held->fqn),
-                    tsr_dtype_describe(first->dtype)->name, tsr_dtype_describe(entry->dtype)->name, r);
+        TSR_FAIL_IF(entry->dtype != first->dtype, j->err, TSR_E_FORMAT, "'%.*s' is %s on rank 0 but %s on rank %u",
+                    TSR_STR_ARG(j->held->fqn), tsr_dtype_describe(first->dtype)->name,
+                    tsr_dtype_describe(entry->dtype)->name, r);
         bool alike = entry->ndim == first->ndim;
         for (uint32_t d = 0; alike && d < first->ndim; d++) alike = d == free_dim || entry->shape[d] == first->shape[d];
-        TSR_FAIL_IF(!alike, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "'%.*s' does not have the same sizes on ranks 0 and %u, as the rule '%.*s' needs", TSR_STR_ARG(j->held->fqn), r,
-                    TSR_STR_ARG(j->rule->match));
+        TSR_FAIL_IF(!alike, j->err, TSR_E_FORMAT,
+                    "'%.*s' does not have the same sizes on ranks 0 and %u, as the rule '%.*s' needs",
+                    TSR_STR_ARG(j->held->fqn), r, TSR_STR_ARG(j->rule->match));
     }
     return TSR_OK;
 }
@@ -102,9 +101,8 @@ static tsr_status cut(const joining *j, const tsr_entry *entry, uint64_t from, u
     sizes[j->dim] = size;
     out->sizes = sizes;
     if (size == entry->shape[j->dim]) return TSR_OK;
-    TSR_FAIL_IF(!item, j->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "'%.*s' (%s) cannot be cut: its elements are not byte-aligned", TSR_STR_ARG(j->held->fqn),
-                tsr_dtype_describe(entry->dtype)->name);
+    TSR_FAIL_IF(!item, j->err, TSR_E_UNSUPPORTED, "'%.*s' (%s) cannot be cut: its elements are not byte-aligned",
+                TSR_STR_ARG(j->held->fqn), tsr_dtype_describe(entry->dtype)->name);
     strides_of(entry, strides);
     const uint64_t offset = from * strides[j->dim] * item;
     const tsr_box parent = {entry->ndim, NULL, entry->shape}, inner = {entry->ndim, NULL, sizes};
@@ -156,12 +154,11 @@ static uint64_t block_size(const joining *j, uint32_t rank, uint32_t block)
 static tsr_status check_copies(const joining *j, uint32_t block)
 {
     const uint64_t copies = copies_of(j, block);
-    TSR_FAIL_IF(!copies || j->held->ranks % copies, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!copies || j->held->ranks % copies, j->err, TSR_E_FORMAT,
                 "the rule '%.*s' has %" PRIu64 " copies of a block, which does not divide the %u ranks",
                 TSR_STR_ARG(j->rule->match), copies, j->held->ranks);
     for (uint32_t r = 1; r < j->held->ranks; r++)
         TSR_FAIL_IF(r % copies && block_size(j, r, block) != block_size(j, r - 1, block), j->err, TSR_E_FORMAT,
-                    TSR_NO_POSITION,
                     "'%.*s' does not have the same sizes on ranks %u and %u, which have copies according to the rule '%.*s'",
                     TSR_STR_ARG(j->held->fqn), r - 1, r, TSR_STR_ARG(j->rule->match));
     return TSR_OK;
@@ -173,9 +170,9 @@ static tsr_status check_blocks(const joining *j)
     for (uint32_t r = 0; r < j->held->ranks; r++) {
         uint64_t sum = 0;
         for (uint32_t b = 0; b < count; b++)
-            TSR_FAIL_IF(!tsr_add_u64(sum, block_size(j, r, b), &sum), j->err, TSR_E_LIMIT, TSR_NO_POSITION,
+            TSR_FAIL_IF(!tsr_add_u64(sum, block_size(j, r, b), &sum), j->err, TSR_E_LIMIT,
                         "the blocks of the rule '%.*s' are too large", TSR_STR_ARG(j->rule->match));
-        TSR_FAIL_IF(sum != size_of(j, r), j->err, TSR_E_FORMAT, TSR_NO_POSITION,
+        TSR_FAIL_IF(sum != size_of(j, r), j->err, TSR_E_FORMAT,
                     "'%.*s' has size %" PRIu64 " along dim %u on rank %u, which is not %s of the rule '%.*s' (%" PRIu64 ")",
                     TSR_STR_ARG(j->held->fqn), size_of(j, r), j->dim, r,
                     j->rule->block_sizes ? "the sum of the blocks" : "a multiple of the blocks", TSR_STR_ARG(j->rule->match),
@@ -249,9 +246,9 @@ tsr_status tsr_shards_concat(const tsr_shards_held *held, const tsr_shards_rule 
     for (uint32_t b = 0; b < blocks_of(&j); b++) TSR_TRY(check_copies(&j, b));
     TSR_TRY(start(&j, first->ndim, (uint64_t)held->ranks * blocks_of(&j)));
     TSR_TRY(add_blocks(&j));
-    TSR_FAIL_IF(rule->trims && rule->trim > j.end, err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "the rule '%.*s' trims dim %u to %" PRIu64 ", but '%.*s' has only %" PRIu64 " there", TSR_STR_ARG(rule->match), j.dim,
-                rule->trim, TSR_STR_ARG(held->fqn), j.end);
+    TSR_FAIL_IF(rule->trims && rule->trim > j.end, err, TSR_E_FORMAT,
+                "the rule '%.*s' trims dim %u to %" PRIu64 ", but '%.*s' has only %" PRIu64 " there",
+                TSR_STR_ARG(rule->match), j.dim, rule->trim, TSR_STR_ARG(held->fqn), j.end);
     memcpy(j.shape, first->shape, first->ndim * sizeof *j.shape);
     j.shape[j.dim] = rule->trims ? rule->trim : j.end;
     return keep_empty(&j);
@@ -288,8 +285,8 @@ tsr_status tsr_shards_stack(const tsr_shards_held *held, const tsr_shards_rule *
 {
     joining j = {.held = held, .rule = rule, .arena = arena, .out = out, .err = err};
     const tsr_entry *first = held->tensors[0];
-    TSR_FAIL_IF(first->ndim == TSR_MAX_NDIM, err, TSR_E_LIMIT, TSR_NO_POSITION, "'%.*s' already has %u dims",
-                TSR_STR_ARG(held->fqn), first->ndim);
+    TSR_FAIL_IF(first->ndim == TSR_MAX_NDIM, err, TSR_E_LIMIT, "'%.*s' already has %u dims", TSR_STR_ARG(held->fqn),
+                first->ndim);
     TSR_TRY(find_dim(&j, first->ndim + 1));
     TSR_TRY(check_alike(&j, UINT32_MAX));
     TSR_TRY(start(&j, first->ndim + 1, held->ranks));

@@ -4,8 +4,8 @@
 #include <inttypes.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "tessera/glob.h"
+#include "tessera/sys/try.h"
 
 typedef struct cutting {
     const tsr_shards_rule *rule;
@@ -121,9 +121,8 @@ static tsr_status cut(cutting *c, tsr_shard *out)
         if (!tsr_box_is_empty(whole)) c->boxes[c->box_count++] = (tsr_shard_box){zeros, shape, zeros};
     } else {
         c->dim = tsr_shards_dim(c->rule, ndim);
-        TSR_FAIL_IF(c->dim >= ndim, c->err, TSR_E_USAGE, TSR_NO_POSITION,
-                    "the rule '%.*s' splits dim %d of '%.*s', which has %u dims", TSR_STR_ARG(c->rule->match),
-                    (int)c->rule->dim, TSR_STR_ARG(c->entry->fqn), ndim);
+        TSR_FAIL_IF(c->dim >= ndim, c->err, TSR_E_USAGE, "the rule '%.*s' splits dim %d of '%.*s', which has %u dims",
+                    TSR_STR_ARG(c->rule->match), (int)c->rule->dim, TSR_STR_ARG(c->entry->fqn), ndim);
         TSR_TRY(c->rule->kind == TSR_SHARDS_STACK ? cut_index(c, &local) : cut_blocks(c, &local));
         shape[c->dim] = local;
         if (tsr_box_is_empty(whole)) c->box_count = 0;
@@ -136,7 +135,7 @@ tsr_status tsr_shards_holds(const tsr_shards_rule *rule, const tsr_entry *entry,
                             tsr_error *err)
 {
     *holds = !rule || rule->kind != TSR_SHARDS_ONLY_RANK || rule->rank == of.rank;
-    TSR_FAIL_IF(rule && rule->kind == TSR_SHARDS_ONLY_RANK && rule->rank >= of.ranks, err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(rule && rule->kind == TSR_SHARDS_ONLY_RANK && rule->rank >= of.ranks, err, TSR_E_USAGE,
                 "the rule '%.*s' places '%.*s' on rank %u, but there are only %u ranks", TSR_STR_ARG(rule->match),
                 TSR_STR_ARG(entry->fqn), rule->rank, of.ranks);
     return TSR_OK;

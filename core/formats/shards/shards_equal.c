@@ -1,9 +1,9 @@
 /* See shards_equal.h. */
 #include "formats/shards/shards_equal.h"
 
-#include "base/try.h"
 #include "formats/common/rank_bytes.h"
 #include "formats/shards/shards_chunks.h"
+#include "tessera/sys/try.h"
 
 enum { MAX_READS = 16 };
 
@@ -38,7 +38,7 @@ tsr_status tsr_shards_equal_chunks(tsr_shards_equality *equality, const tsr_entr
     *same = shown == SAME;
     if (shown != UNKNOWN) return TSR_OK;
     const uint64_t bytes = a->byte_length + b->byte_length;
-    TSR_FAIL_IF(bytes > equality->bytes_left, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(bytes > equality->bytes_left, err, TSR_E_LIMIT,
                 "comparing '%.*s' between ranks would read more than %d times its stored bytes", TSR_STR_ARG(entry->fqn),
                 MAX_READS);
     equality->bytes_left -= bytes;

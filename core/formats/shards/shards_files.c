@@ -4,9 +4,9 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/shards/shards_pattern.h"
+#include "tessera/sys/try.h"
 
 /* Where frameworks put the file of each rank. */
 static const char *const megatron[] = {"mp_rank_{tp}_{pp}/model_optim_rng.pt", "mp_rank_{tp}/model_optim_rng.pt"};
@@ -98,8 +98,7 @@ static tsr_status check_grid(const choice *c)
         const bool same = i && rank_of(c, &files[i]) == rank_of(c, &files[i - 1]);
         TSR_FAIL_IF(same && by_rank(&files[i], &files[i - 1]) &&
                         files[i].numbers.of[TSR_CAPTURE_PART] == files[i - 1].numbers.of[TSR_CAPTURE_PART],
-                    c->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                    "'%.*s' and '%.*s' are files of the same rank according to '%.*s'",
+                    c->err, TSR_E_UNSUPPORTED, "'%.*s' and '%.*s' are files of the same rank according to '%.*s'",
                     TSR_STR_ARG(name_of(c, &files[i - 1])), TSR_STR_ARG(name_of(c, &files[i])), TSR_STR_ARG(c->pattern));
         if (same) continue;
         if (rank_of(c, &files[i]) != expected) return raise_missing(c, expected);
@@ -140,7 +139,7 @@ static tsr_status reader_of(const choice *c, const tsr_reader **reader)
     const bool is_safetensors = tsr_safetensors_looks_like((tsr_str){(const char *)head, read}, size);
     *reader = is_safetensors ? &tsr_reader_safetensors_ranks : &tsr_reader_torch_ranks;
     for (uint32_t i = 1; !is_safetensors && i < checkpoint->file_count; i++)
-        TSR_FAIL_IF(checkpoint->file_ranks[i] == checkpoint->file_ranks[i - 1], c->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        TSR_FAIL_IF(checkpoint->file_ranks[i] == checkpoint->file_ranks[i - 1], c->err, TSR_E_UNSUPPORTED,
                     "'%.*s' and '%.*s' are two torch.save files of one rank; only safetensors files can be split this way",
                     TSR_STR_ARG(checkpoint->store->files[checkpoint->files[i - 1]].name),
                     TSR_STR_ARG(checkpoint->store->files[checkpoint->files[i]].name));
@@ -162,7 +161,7 @@ static tsr_status list_levels(choice *c, tsr_str pattern)
     for (size_t i = 0; i < pattern.size; i++) levels += pattern.data[i] == '/';
     if (levels < 2 || !store->deepen) return TSR_OK; /* one level is always listed */
     TSR_TRY(store->deepen(store, levels, &cut, &deeper, c->err));
-    TSR_FAIL_IF(cut, c->err, TSR_E_LIMIT, TSR_NO_POSITION, "too many files to look for '%.*s' among them", TSR_STR_ARG(pattern));
+    TSR_FAIL_IF(cut, c->err, TSR_E_LIMIT, "too many files to look for '%.*s' among them", TSR_STR_ARG(pattern));
     return TSR_OK;
 }
 
@@ -174,9 +173,8 @@ static tsr_status choose_by_map(choice *c, const tsr_shards *map)
     }
     TSR_TRY(list_levels(c, map->ranks));
     TSR_TRY(find_files(c, map->ranks));
-    TSR_FAIL_IF(!c->files.count, c->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                "no file name matches '%.*s', the pattern for the ranks of %.*s", TSR_STR_ARG(map->ranks),
-                TSR_STR_ARG(map->name));
+    TSR_FAIL_IF(!c->files.count, c->err, TSR_E_UNSUPPORTED, "no file name matches '%.*s', the pattern for the ranks of %.*s",
+                TSR_STR_ARG(map->ranks), TSR_STR_ARG(map->name));
     return TSR_OK;
 }
 
@@ -189,7 +187,7 @@ static tsr_status refuse_lone_file(choice *c, const tsr_shards *map)
     bool is_rank = map->ranks.size && tsr_shards_match(map->ranks, name, &numbers);
     for (size_t i = 0; i < SOME; i++) is_rank = is_rank || tsr_shards_match(tsr_str_from(others[i]), name, &numbers);
     is_rank = is_rank || tsr_str_equal(name, TSR_STR("model_optim_rng.pt"));
-    TSR_FAIL_IF(is_rank, c->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    TSR_FAIL_IF(is_rank, c->err, TSR_E_UNSUPPORTED,
                 "%.*s is the file of one rank; with --shards, name the directory that holds the files of all ranks",
                 TSR_STR_ARG(name));
     return TSR_OK;

@@ -4,13 +4,13 @@
 
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "formats/common/joined_entries.h"
 #include "formats/shards/shards_chunks.h"
 #include "formats/shards/shards_equal.h"
 #include "formats/shards/shards_rules.h"
 #include "formats/shards/shards_stages.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 typedef struct join {
     tsr_checkpoint *checkpoint;
@@ -53,7 +53,7 @@ static tsr_status count_layers(const join *j, uint64_t *layers)
             if (first_of(j, held_by(j, &catalog->entries[e], s)) && layer >= layers[s]) layers[s] = layer + 1;
     }
     for (uint32_t s = 0; s < j->stages.count; s++) all += layers[s];
-    TSR_FAIL_IF(j->settings.layers && all != j->settings.layers, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(j->settings.layers && all != j->settings.layers, j->err, TSR_E_FORMAT,
                 "the stages have %" PRIu64 " layers in total, but the model has %" PRIu64, all, j->settings.layers);
     return TSR_OK;
 }
@@ -65,7 +65,7 @@ static tsr_status number_stages(join *j)
     stages->count = j->checkpoint->stages ? j->checkpoint->stages : 1;
     const tsr_str pattern = map->family && map->family->stage_pattern ? tsr_str_from(map->family->stage_pattern) : map->stage_pattern;
     if (!pattern.size) return TSR_OK;
-    TSR_FAIL_IF(!map->family && map->stage_count != stages->count, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!map->family && map->stage_count != stages->count, j->err, TSR_E_FORMAT,
                 "%.*s lists the layers of %u pipeline stages, but there are files of %u", TSR_STR_ARG(map->name),
                 map->stage_count, stages->count);
     TSR_TRY(tsr_shards_stages_of(pattern, j->arena, stages, j->err));
@@ -92,10 +92,9 @@ static tsr_status check_present(const join *j, const tsr_shards_held *held, cons
 {
     for (uint32_t r = 0; r < held->ranks; r++) {
         const tsr_entry *entry = held->tensors[r];
-        TSR_FAIL_IF(!entry, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                    "rank %u has no '%.*s', which the rule '%.*s' joins from all %u ranks", r, TSR_STR_ARG(held->fqn),
-                    TSR_STR_ARG(rule->match), held->ranks);
-        TSR_FAIL_IF(!tsr_shards_is_whole(entry), j->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        TSR_FAIL_IF(!entry, j->err, TSR_E_FORMAT, "rank %u has no '%.*s', which the rule '%.*s' joins from all %u ranks", r,
+                    TSR_STR_ARG(held->fqn), TSR_STR_ARG(rule->match), held->ranks);
+        TSR_FAIL_IF(!tsr_shards_is_whole(entry), j->err, TSR_E_UNSUPPORTED,
                     "'%.*s' is not a dense tensor on rank %u; only dense tensors can be joined", TSR_STR_ARG(held->fqn), r);
     }
     return TSR_OK;
@@ -127,7 +126,7 @@ static tsr_status replicate(join *j, const tsr_shards_held *held, const tsr_shar
 {
     uint32_t other;
     TSR_TRY(find_other(j, held, &other));
-    TSR_FAIL_IF(other < held->ranks, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(other < held->ranks, j->err, TSR_E_FORMAT,
                 "'%.*s' differs between %.*s and %.*s, but the rule '%.*s' treats it as replicated", TSR_STR_ARG(held->fqn),
                 TSR_STR_ARG(file_of(j, held->tensors[0], 0)), TSR_STR_ARG(file_of(j, held->tensors[other], other)),
                 TSR_STR_ARG(rule->match));
@@ -143,9 +142,8 @@ static tsr_status check_copies(join *j, const tsr_entry *entry)
             bool same = true;
             if (memcmp(entry->chunks[i].offsets, copy->offsets, entry->ndim * sizeof *copy->offsets) != 0) continue;
             TSR_TRY(tsr_shards_equal_chunks(&j->equality, entry, &entry->chunks[i], copy, &same, j->err));
-            TSR_FAIL_IF(!same, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                        "'%.*s' has blocks that should be replicas, but %.*s and %.*s differ", TSR_STR_ARG(entry->fqn),
-                        TSR_STR_ARG(j->checkpoint->store->files[entry->chunks[i].file].name),
+            TSR_FAIL_IF(!same, j->err, TSR_E_FORMAT, "'%.*s' has blocks that should be replicas, but %.*s and %.*s differ",
+                        TSR_STR_ARG(entry->fqn), TSR_STR_ARG(j->checkpoint->store->files[entry->chunks[i].file].name),
                         TSR_STR_ARG(j->checkpoint->store->files[copy->file].name));
         }
     }
@@ -155,9 +153,8 @@ static tsr_status check_copies(join *j, const tsr_entry *entry)
 static tsr_status only_rank(const join *j, const tsr_shards_held *held, const tsr_shards_rule *rule, tsr_entry *out)
 {
     const tsr_entry *entry = rule->rank < held->ranks ? held->tensors[rule->rank] : NULL;
-    TSR_FAIL_IF(!entry, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s' is not on rank %u, where the rule '%.*s' expects it (%u ranks)", TSR_STR_ARG(held->fqn), rule->rank,
-                TSR_STR_ARG(rule->match), held->ranks);
+    TSR_FAIL_IF(!entry, j->err, TSR_E_FORMAT, "'%.*s' is not on rank %u, where the rule '%.*s' expects it (%u ranks)",
+                TSR_STR_ARG(held->fqn), rule->rank, TSR_STR_ARG(rule->match), held->ranks);
     const tsr_str fqn = out->fqn;
     const tsr_path_item *path = out->path;
     *out = *entry;
@@ -176,7 +173,7 @@ static tsr_status apply(join *j, const tsr_shards_held *held, const tsr_shards_c
     out->storage_id = 0; /* what is joined from several storages shares none */
     if (rule->kind == TSR_SHARDS_STACK) return tsr_shards_stack(held, rule, j->arena, out, j->err);
     TSR_TRY(tsr_shards_concat(held, rule, j->arena, out, j->err));
-    TSR_FAIL_IF(choice->expected && out->shape[rule->dim] != choice->expected, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(choice->expected && out->shape[rule->dim] != choice->expected, j->err, TSR_E_FORMAT,
                 "'%.*s' has size %" PRIu64
                 " along dim %d after joining %u ranks, but according to the model's settings it should be %" PRIu64,
                 TSR_STR_ARG(out->fqn), out->shape[rule->dim], (int)rule->dim, held->ranks, choice->expected);
@@ -224,9 +221,8 @@ static tsr_status merge_stages(join *j, tsr_entry *first, const tsr_entry *secon
         same = !first->ndim || memcmp(a->offsets, b->offsets, first->ndim * sizeof *a->offsets) == 0;
         if (same) TSR_TRY(tsr_shards_equal_chunks(&j->equality, first, a, b, &same, j->err));
     }
-    TSR_FAIL_IF(!same, j->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                "'%.*s' is in several pipeline stages and differs between them%s", TSR_STR_ARG(first->fqn),
-                j->stages.first ? "" : "; if it is a layer, the map needs \"stages\"");
+    TSR_FAIL_IF(!same, j->err, TSR_E_FORMAT, "'%.*s' is in several pipeline stages and differs between them%s",
+                TSR_STR_ARG(first->fqn), j->stages.first ? "" : "; if it is a layer, the map needs \"stages\"");
     return tsr_entry_add_replicas(first, second, j->arena, j->err);
 }
 

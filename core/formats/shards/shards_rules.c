@@ -1,8 +1,8 @@
 /* See shards_rules.h. */
 #include "formats/shards/shards_rules.h"
 
-#include "base/try.h"
 #include "tessera/glob.h"
+#include "tessera/sys/try.h"
 
 tsr_status tsr_shards_choose_rule(const tsr_shards *map, const tsr_shards_settings *settings, const tsr_shards_held *held,
                                   tsr_shards_choice *out, tsr_error *err)

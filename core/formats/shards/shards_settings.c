@@ -1,8 +1,8 @@
 /* What a model's own files say of it: numbers only, and none is guessed where they are silent. */
-#include "base/try.h"
 #include "codec/json.h"
 #include "formats/common/reader.h"
 #include "formats/shards/shards_rules.h"
+#include "tessera/sys/try.h"
 
 typedef struct setting {
     const char *key;
@@ -14,8 +14,8 @@ static tsr_status load(tsr_checkpoint *checkpoint, const char *name, cJSON **roo
     tsr_bytes text;
     tsr_store *store = checkpoint->store;
     const uint32_t file = tsr_store_find(store, tsr_str_from(name));
-    TSR_FAIL_IF(file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                "the built-in map '%.*s' needs %s next to the ranks' files", TSR_STR_ARG(checkpoint->options.shards->name), name);
+    TSR_FAIL_IF(file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, "the built-in map '%.*s' needs %s next to the ranks' files",
+                TSR_STR_ARG(checkpoint->options.shards->name), name);
     TSR_TRY(tsr_range_load(tsr_whole_file(store, file), checkpoint->host, &text, err));
     tsr_status status = tsr_json_parse(text.data, checkpoint->host, root, err);
     if (status == TSR_OK) status = tsr_json_expect(*root, TSR_JSON_OBJECT, "", err);
@@ -49,15 +49,15 @@ static tsr_status read_numbers(tsr_checkpoint *checkpoint, const char *file, con
 
 static tsr_status settle_heads(const char *file, tsr_shards_settings *out, tsr_error *err)
 {
-    TSR_FAIL_IF(!out->dim || !out->heads, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!out->dim || !out->heads, err, TSR_E_FORMAT,
                 "%s does not state the width of the model and its number of attention heads", file);
-    TSR_FAIL_IF(!out->head_dim && out->dim % out->heads, err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!out->head_dim && out->dim % out->heads, err, TSR_E_FORMAT,
                 "%s: a width of %llu is not a multiple of %llu attention heads", file, (unsigned long long)out->dim,
                 (unsigned long long)out->heads);
     if (!out->head_dim) out->head_dim = out->dim / out->heads;
     if (!out->kv_heads) out->kv_heads = out->heads;
     TSR_FAIL_IF(out->heads > UINT32_MAX || out->kv_heads > UINT32_MAX || out->head_dim > UINT32_MAX, err, TSR_E_LIMIT,
-                TSR_NO_POSITION, "%s: too many or too large attention heads", file);
+                "%s: too many or too large attention heads", file);
     return TSR_OK;
 }
 
@@ -116,7 +116,7 @@ tsr_status tsr_shards_read_args(tsr_checkpoint *checkpoint, tsr_shards_settings 
     const tsr_entry *args = find_object(checkpoint, TSR_STR("args"));
     const tsr_entry *version = find_object(checkpoint, TSR_STR("checkpoint_version"));
     const tsr_value *attributes = args ? attributes_of(args->value) : NULL;
-    TSR_FAIL_IF(!attributes, err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+    TSR_FAIL_IF(!attributes, err, TSR_E_NOT_FOUND,
                 "the built-in map '%.*s' needs the object 'args' of Megatron's checkpoints, which is not in these files",
                 TSR_STR_ARG(checkpoint->options.shards->name));
     out->tensor_ranks = number_of(attributes, "tensor_model_parallel_size");

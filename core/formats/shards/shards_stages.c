@@ -4,9 +4,9 @@
 #include <inttypes.h>
 
 #include "base/line.h"
-#include "base/try.h"
 #include "tessera/glob.h"
 #include "tessera/sys/shard_names.h"
+#include "tessera/sys/try.h"
 
 static const char layer_capture[] = "{layer}", rest_capture[] = "{rest...}";
 
@@ -138,7 +138,7 @@ tsr_status tsr_shards_rename(const tsr_shards_stages *stages, uint32_t stage, ts
     tsr_str digits;
     uint64_t layer;
     if (!tsr_shards_layer_of(stages, entry->fqn, &digits, &layer)) return TSR_OK;
-    TSR_FAIL_IF(layer >= stages->layers[stage], err, TSR_E_FORMAT, TSR_NO_POSITION,
+    TSR_FAIL_IF(layer >= stages->layers[stage], err, TSR_E_FORMAT,
                 "'%.*s' is layer %" PRIu64 " of pipeline stage %u, which has only %" PRIu64 " layers",
                 TSR_STR_ARG(entry->fqn), layer, stage, stages->layers[stage]);
     if (!stages->first[stage]) return TSR_OK;
@@ -153,7 +153,7 @@ tsr_status tsr_shards_rename_back(const tsr_shards_stages *stages, uint32_t stag
     *holds = true;
     if (!tsr_shards_layer_of(stages, entry->fqn, &digits, &layer)) return TSR_OK;
     const uint32_t last = stages->count - 1;
-    TSR_FAIL_IF(layer >= stages->first[last] + stages->layers[last], err, TSR_E_USAGE, TSR_NO_POSITION,
+    TSR_FAIL_IF(layer >= stages->first[last] + stages->layers[last], err, TSR_E_USAGE,
                 "'%.*s' is layer %" PRIu64 ", but the stages have only %" PRIu64 " layers in total", TSR_STR_ARG(entry->fqn),
                 layer, stages->first[last] + stages->layers[last]);
     *holds = layer >= stages->first[stage] && layer - stages->first[stage] < stages->layers[stage];

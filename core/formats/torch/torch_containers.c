@@ -1,8 +1,8 @@
 /* Which values a walk over a state dict goes into, and their children. */
 #include "formats/torch/torch_containers.h"
 
-#include "base/try.h"
 #include "formats/torch/torch_flatten.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/vec.h"
 

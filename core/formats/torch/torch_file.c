@@ -3,11 +3,11 @@
 
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_item.h"
 #include "formats/torch/torch_union.h"
+#include "tessera/sys/try.h"
 
 typedef struct run_list {
     const tsr_torch_run *runs; /* in order of (file, byte_offset) */
@@ -51,7 +51,7 @@ tsr_status tsr_torch_file_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_to
 {
     char head[4] = {0};
     const tsr_store_file *named = &checkpoint->store->files[file];
-    TSR_FAIL_IF(named->size < sizeof head, err, TSR_E_FORMAT, 0,
+    TSR_FAIL_AT(named->size < sizeof head, err, TSR_E_FORMAT, 0,
                 "torch: %.*s has %llu bytes, which are too few for a torch.save file", TSR_STR_ARG(named->name),
                 (unsigned long long)named->size);
     TSR_TRY(tsr_store_read(checkpoint->store, file, 0, head, sizeof head, err));

@@ -2,9 +2,9 @@
  * huge tree: that is counted first (torch_survey.c). */
 #include "formats/torch/torch_flatten.h"
 
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/torch/torch_survey.h"
+#include "tessera/sys/try.h"
 
 typedef struct flatten {
     const tsr_host *host;
@@ -101,7 +101,7 @@ static tsr_status take_path(flatten *f, place *out)
 static tsr_status add_leaf(flatten *f, const tsr_value *value)
 {
     TSR_FAIL_IF(f->entries.count >= f->host->limits.entries || f->entries.count >= UINT32_MAX - 1, f->err, TSR_E_LIMIT,
-                TSR_NO_POSITION, "torch: more than %zu entries (limit entries)", f->entries.count);
+                "torch: more than %zu entries (limit entries)", f->entries.count);
     tsr_entry entry = {0};
     if (value->kind == TSR_VALUE_TENSOR) {
         entry = *value->as.tensor;

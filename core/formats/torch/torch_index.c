@@ -2,12 +2,12 @@
  * beside it. A tensor that cannot be found is listed as opaque, "missing", so that no later step loses it silently. */
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "formats/common/name_index.h"
 #include "formats/common/weight_map.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_union.h"
+#include "tessera/sys/try.h"
 
 typedef struct shard {
     tsr_entry *entries;

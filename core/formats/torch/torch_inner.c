@@ -1,7 +1,7 @@
 /* Names for the tensors inside an object: the path from the object's root, so that a message or a listing can point at one.
  * Each container is looked into once, however many hold it, and a name is only written where a tensor takes it. */
-#include "base/try.h"
 #include "formats/torch/torch_flatten.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/vec.h"
 

@@ -5,8 +5,8 @@
  *   <top>/byteorder       "little" or "big"; absent before PyTorch 2.1: little */
 #include "formats/torch/torch_item.h"
 
-#include "base/try.h"
 #include "formats/torch/torch_verdict.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/store_read.h"
@@ -15,7 +15,7 @@ static tsr_status read_member(tsr_store *store, const tsr_torch_build *build, co
                               const tsr_zip_member *member, tsr_str *out, tsr_error *err)
 {
     const tsr_host *host = build->host;
-    TSR_FAIL_IF(member->size > host->limits.metadata_bytes, err, TSR_E_LIMIT, member->byte_offset,
+    TSR_FAIL_AT(member->size > host->limits.metadata_bytes, err, TSR_E_LIMIT, member->byte_offset,
                 "torch: '%.*s' has %llu bytes, which exceed the limit of %llu (metadata_bytes)", TSR_STR_ARG(member->name),
                 (unsigned long long)member->size, (unsigned long long)host->limits.metadata_bytes);
     char *bytes = tsr_arena_array(build->arena, (size_t)member->size, 1, err);
@@ -34,7 +34,7 @@ static tsr_status read_byte_order(tsr_store *store, const tsr_zip *zip, bool *bi
     size_t size = member->size < sizeof text ? (size_t)member->size : sizeof text;
     TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, text, size, err));
     *big = member->size == 3 && memcmp(text, "big", 3) == 0;
-    TSR_FAIL_IF(!*big && (member->size != 6 || memcmp(text, "little", 6) != 0), err, TSR_E_FORMAT, member->byte_offset,
+    TSR_FAIL_AT(!*big && (member->size != 6 || memcmp(text, "little", 6) != 0), err, TSR_E_FORMAT, member->byte_offset,
                 "torch: 'byteorder' is neither \"little\" nor \"big\"");
     return TSR_OK;
 }
@@ -98,9 +98,10 @@ static tsr_status locate_storages(tsr_torch_build *build, const tsr_zip *zip, ts
         tsr_str name = tsr_arena_format(build->arena, err, "data/%.*s", TSR_STR_ARG(storages[i].key));
         if (!name.data) return TSR_E_NOMEM;
         const tsr_zip_member *member = tsr_zip_find(zip, name);
-        TSR_FAIL_IF(!member, err, TSR_E_FORMAT, zip->byte_offset, "torch: the archive has no '%.*s' for a storage of %llu bytes",
-                    TSR_STR_ARG(name), (unsigned long long)storages[i].byte_length);
-        TSR_FAIL_IF(member->size != storages[i].byte_length, err, TSR_E_FORMAT, member->byte_offset,
+        TSR_FAIL_AT(!member, err, TSR_E_FORMAT, zip->byte_offset,
+                    "torch: the archive has no '%.*s' for a storage of %llu bytes", TSR_STR_ARG(name),
+                    (unsigned long long)storages[i].byte_length);
+        TSR_FAIL_AT(member->size != storages[i].byte_length, err, TSR_E_FORMAT, member->byte_offset,
                     "torch: storage '%.*s' has %llu bytes, but its member '%.*s' has %llu", TSR_STR_ARG(storages[i].key),
                     (unsigned long long)storages[i].byte_length, TSR_STR_ARG(name), (unsigned long long)member->size);
         storages[i].byte_offset = member->byte_offset;
@@ -123,9 +124,9 @@ static tsr_status build_values(tsr_torch_build *build, const tsr_zip *zip, bool 
 static tsr_status find_pickle(const tsr_zip *zip, const tsr_zip_member **out, tsr_error *err)
 {
     *out = tsr_zip_find(zip, TSR_STR("data.pkl"));
-    TSR_FAIL_IF(tsr_zip_find(zip, TSR_STR("constants.pkl")), err, TSR_E_UNSUPPORTED, zip->byte_offset,
+    TSR_FAIL_AT(tsr_zip_find(zip, TSR_STR("constants.pkl")), err, TSR_E_UNSUPPORTED, zip->byte_offset,
                 "torch: a TorchScript archive (torch.jit.save), not a checkpoint");
-    TSR_FAIL_IF(!*out, err, TSR_E_FORMAT, zip->byte_offset, "torch: a zip archive without a member <folder>/data.pkl");
+    TSR_FAIL_AT(!*out, err, TSR_E_FORMAT, zip->byte_offset, "torch: a zip archive without a member <folder>/data.pkl");
     return TSR_OK;
 }
 

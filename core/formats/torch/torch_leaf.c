@@ -1,7 +1,7 @@
 /* What a leaf of a state dict is called and what is known of it, when it is no dense tensor. */
-#include "base/try.h"
 #include "formats/pickle/enum_names.h"
 #include "formats/torch/torch_flatten.h"
+#include "tessera/sys/try.h"
 
 /* numpy's _reconstruct and copyreg's _reconstructor make an object of the class that is their first argument. */
 static tsr_str class_name(const tsr_value *object)

@@ -5,10 +5,10 @@
  *
  * Source: torch/serialization.py (_legacy_save, _legacy_load), torch/csrc/serialization.cpp of PyTorch 2.13. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_verdict.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/try.h"
 
 /* The length of the pickles is only known after parsing them, so 64 KiB are tried first, then eight times as much, and so
  * on. Growing by a factor keeps the total at most 8/7 of the last read; the limit keeps a damaged file from being read as a
@@ -68,10 +68,10 @@ static tsr_status check_head(const parts *p, tsr_error *err)
 {
     const tsr_pickle *number = p->pickles[MAGIC], *version = p->pickles[VERSION];
     tsr_str text = tsr_pickle_text(number, tsr_pickle_root(number));
-    TSR_FAIL_IF(!tsr_str_equal(text, (tsr_str){magic, sizeof magic - 1}), err, TSR_E_FORMAT, 0,
+    TSR_FAIL_AT(!tsr_str_equal(text, (tsr_str){magic, sizeof magic - 1}), err, TSR_E_FORMAT, 0,
                 "torch: the file does not begin with torch.save's magic number");
     int64_t protocol = tsr_pickle_int(version, tsr_pickle_root(version));
-    TSR_FAIL_IF(protocol != PROTOCOL, err, TSR_E_UNSUPPORTED, p->at[VERSION],
+    TSR_FAIL_AT(protocol != PROTOCOL, err, TSR_E_UNSUPPORTED, p->at[VERSION],
                 "torch: unknown version %lld of the legacy format; only %d is supported", (long long)protocol, PROTOCOL);
     return TSR_OK;
 }
@@ -89,18 +89,18 @@ static tsr_status locate_storage(tsr_checkpoint *checkpoint, tsr_torch_build *bu
 {
     uint8_t head[8];
     uint64_t size = checkpoint->store->files[build->file].size, left = size - *at;
-    TSR_FAIL_IF(left < sizeof head, err, TSR_E_FORMAT, *at, "torch: the file ends before storage '%.*s'",
+    TSR_FAIL_AT(left < sizeof head, err, TSR_E_FORMAT, *at, "torch: the file ends before storage '%.*s'",
                 TSR_STR_ARG(storage->key));
     TSR_TRY(tsr_store_read(checkpoint->store, build->file, *at, head, sizeof head, err));
     uint64_t elements = tsr_load_le(head, sizeof head), bytes;
-    TSR_FAIL_IF(!tsr_dtype_bytes(storage->dtype, elements, &bytes) || bytes != storage->byte_length, err, TSR_E_FORMAT, *at,
+    TSR_FAIL_AT(!tsr_dtype_bytes(storage->dtype, elements, &bytes) || bytes != storage->byte_length, err, TSR_E_FORMAT, *at,
                 "torch: storage '%.*s' has %llu bytes in the pickle but %llu elements of %s in the file",
                 TSR_STR_ARG(storage->key), (unsigned long long)storage->byte_length, (unsigned long long)elements,
                 tsr_dtype_describe(storage->dtype)->name);
-    TSR_FAIL_IF(bytes > left - sizeof head, err, TSR_E_FORMAT, *at,
+    TSR_FAIL_AT(bytes > left - sizeof head, err, TSR_E_FORMAT, *at,
                 "torch: storage '%.*s' has %llu bytes, but the file ends after %llu of them", TSR_STR_ARG(storage->key),
                 (unsigned long long)bytes, (unsigned long long)(left - sizeof head));
-    TSR_FAIL_IF(storage->byte_offset, err, TSR_E_FORMAT, *at, "torch: storage '%.*s' occurs twice",
+    TSR_FAIL_AT(storage->byte_offset, err, TSR_E_FORMAT, *at, "torch: storage '%.*s' occurs twice",
                 TSR_STR_ARG(storage->key));
     storage->byte_offset = *at + sizeof head;
     *at = storage->byte_offset + bytes;
@@ -118,14 +118,14 @@ static tsr_status locate_storages(tsr_checkpoint *checkpoint, tsr_torch_build *b
     size_t count = tsr_pickle_count(keys, tsr_pickle_root(keys));
     for (size_t i = 0; i < count; i++) {
         tsr_torch_storage *storage = listed(build, keys, i);
-        TSR_FAIL_IF(!storage, err, TSR_E_FORMAT, p->at[KEYS], "torch: storage %zu of the list after the object is not used",
+        TSR_FAIL_AT(!storage, err, TSR_E_FORMAT, p->at[KEYS], "torch: storage %zu of the list after the object is not used",
                     i);
         TSR_TRY(locate_storage(checkpoint, build, storage, &at, runs, err));
     }
     *end = at;
     const tsr_torch_storage *storages = build->storages.items;
     for (size_t i = 0; i < build->storages.count; i++)
-        TSR_FAIL_IF(!storages[i].byte_offset && !storages[i].meta, err, TSR_E_FORMAT, p->at[KEYS],
+        TSR_FAIL_AT(!storages[i].byte_offset && !storages[i].meta, err, TSR_E_FORMAT, p->at[KEYS],
                     "torch: storage '%.*s' is not in the file", TSR_STR_ARG(storages[i].key));
     return TSR_OK;
 }

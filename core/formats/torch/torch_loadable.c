@@ -1,10 +1,10 @@
 /* What loaders may be given: which classes and calls of a value are passed on, and which loader takes them. */
 #include "formats/torch/torch_loadable.h"
 
-#include "base/try.h"
 #include "formats/pickle/enum_names.h"
 #include "formats/pickle/pickle_verdict.h"
 #include "formats/pickle/torch_names.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 #include "tessera/sys/vec.h"
 

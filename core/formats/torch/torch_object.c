@@ -2,9 +2,9 @@
  * their arguments. Everything else stays an object of which the class, arguments and state are shown.
  *
  * Sources: torch/_utils.py, torch/_tensor.py, torch/_weights_only_unpickler.py of PyTorch 2.13. */
-#include "base/try.h"
 #include "formats/torch/torch_walk.h"
 #include "formats/torch/torch_writer.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 typedef struct part {
@@ -121,7 +121,7 @@ static tsr_status fill_object(tsr_torch_build *build, tsr_ref ref, tsr_torch_fra
 static tsr_status charge(tsr_torch_build *build, tsr_ref ref, size_t count, tsr_error *err)
 {
     build->copied += count;
-    TSR_FAIL_IF(build->copied > build->pickle_bytes.size, err, TSR_E_LIMIT, tsr_torch_position(build, ref),
+    TSR_FAIL_AT(build->copied > build->pickle_bytes.size, err, TSR_E_LIMIT, tsr_torch_position(build, ref),
                 "torch: objects built from shared lists have more items than the pickle has bytes");
     return TSR_OK;
 }

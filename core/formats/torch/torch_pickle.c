@@ -5,10 +5,10 @@
  * shared for the reader too, and lists and dicts may hold themselves. */
 #include <stdlib.h>
 
-#include "base/try.h"
 #include "formats/pickle/enum_names.h"
 #include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 typedef enum frame_mode { WHOLE, INLINE_LIST, INLINE_DICT } frame_mode;
@@ -166,7 +166,7 @@ static tsr_status remember(emitter *e, const tsr_value *value)
 
 static tsr_status push(emitter *e, const tsr_value *value, frame_mode mode)
 {
-    TSR_FAIL_IF(e->frames.count >= e->host->limits.depth, e->err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(e->frames.count >= e->host->limits.depth, e->err, TSR_E_LIMIT,
                 "values are nested deeper than %u levels, or contain themselves", (unsigned)e->host->limits.depth);
     frame *f = tsr_vec_push(&e->frames, e->err);
     if (!f) return TSR_E_NOMEM;
@@ -433,7 +433,7 @@ static tsr_status step(emitter *e)
 static tsr_status check_room(const emitter *e)
 {
     const uint64_t size = e->pickler.out->count;
-    TSR_FAIL_IF(e->tree->room && size > *e->tree->room, e->err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(e->tree->room && size > *e->tree->room, e->err, TSR_E_LIMIT,
                 "the objects share values, so they would be written as more than the %llu bytes left of the limit (%u for "
                 "each byte of the source, plus %llu). No training job writes this; do not trust the file",
                 (unsigned long long)*e->tree->room, TSR_EXPANSION_PER_BYTE, (unsigned long long)e->host->limits.expansion);

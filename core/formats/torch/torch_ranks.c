@@ -4,11 +4,11 @@
  * file's name. */
 #include <inttypes.h>
 
-#include "base/try.h"
 #include "formats/common/rank_entries.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_union.h"
+#include "tessera/sys/try.h"
 
 enum { MISSING_SHOWN = 16 };
 

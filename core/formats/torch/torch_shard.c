@@ -12,8 +12,8 @@
  * Sources: torch/distributed/tensor (_dtensor_spec.py, placement_types.py), device_mesh.py, _mesh_layout.py,
  * _shard/sharded_tensor/api.py of PyTorch 2.13; the local tensors that ranks saved. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/torch/torch_build.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/finding_add.h"
 
@@ -277,7 +277,7 @@ static uint64_t chunk_size(uint64_t total, uint64_t pieces)
 /* A spec can be shared by any number of tensors, and a few bytes of it ask for thousands of pieces of each. */
 static tsr_status charge(tsr_torch_build *build, uint64_t pieces, uint64_t bytes, tsr_error *err)
 {
-    TSR_FAIL_IF(pieces > build->room / bytes, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(pieces > build->room / bytes, err, TSR_E_LIMIT,
                 "torch: strided shards have more boxes than fit in %u bytes for each byte of the pickle",
                 TSR_EXPANSION_PER_BYTE);
     build->room -= pieces * bytes;
@@ -337,8 +337,7 @@ static tsr_status add_boxes(tsr_torch_build *build, const cuts *runs, const tsr_
     uint64_t total = 1;
     for (uint32_t d = 0; d < ndim; d++) {
         total *= runs[d].count; /* a product of 13 and 32 bits */
-        TSR_FAIL_IF(total > CUTS_MAX, err, TSR_E_LIMIT, TSR_NO_POSITION, "torch: a strided shard has more than %d boxes",
-                    CUTS_MAX);
+        TSR_FAIL_IF(total > CUTS_MAX, err, TSR_E_LIMIT, "torch: a strided shard has more than %d boxes", CUTS_MAX);
     }
     TSR_TRY(charge(build, total, 2 * sizeof(tsr_chunk) + 2 * ndim * sizeof(uint64_t), err));
     tsr_chunk *chunks = tsr_arena_array(build->arena, (size_t)total, sizeof *chunks, err);
@@ -516,7 +515,7 @@ static tsr_status shard_chunk(tsr_torch_build *build, tsr_ref shard, const tsr_t
                 local->entry.dtype == global->dtype && local->storage != UINT32_MAX;
     for (uint32_t d = 0; d < global->ndim && fits; d++)
         fits = sizes[d] == local->entry.shape[d] && sizes[d] <= global->shape[d] && offsets[d] <= global->shape[d] - sizes[d];
-    TSR_FAIL_IF(!fits, err, TSR_E_FORMAT, position,
+    TSR_FAIL_AT(!fits, err, TSR_E_FORMAT, position,
                 "torch: a shard of a ShardedTensor does not match its metadata or reaches beyond the tensor");
     return tsr_torch_chunk(build, local, local->byte_offset, (tsr_box){global->ndim, offsets, sizes}, out, err);
 }

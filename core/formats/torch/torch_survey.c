@@ -1,8 +1,8 @@
 /* Counts entries, names and paths over the shared graph. */
 #include "formats/torch/torch_survey.h"
 
-#include "base/try.h"
 #include "formats/torch/torch_flatten.h"
+#include "tessera/sys/try.h"
 
 /* An entry's place in the catalog and in the maps of names; a container that is visited. */
 enum { ENTRY_BYTES = sizeof(tsr_entry) + 48, VISIT_BYTES = 64 };
@@ -74,7 +74,7 @@ static void add_child(counted *to, uint64_t bytes, uint64_t names, uint64_t step
 
 static tsr_status enter(tsr_torch_survey *survey, tsr_vec *levels, const tsr_value *value, tsr_error *err)
 {
-    TSR_FAIL_IF(levels->count >= survey->host->limits.depth, err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(levels->count >= survey->host->limits.depth, err, TSR_E_LIMIT,
                 "torch: containers nest deeper than %u (limit depth)", survey->host->limits.depth);
     counted *c = tsr_vec_push(&survey->counts, err);
     if (!c) return TSR_E_NOMEM;
@@ -107,7 +107,7 @@ static tsr_status visit(tsr_torch_survey *survey, tsr_vec *levels, const tsr_val
     const uint32_t number = tsr_map_get(survey->known, tsr_torch_container_key(value), UINT32_MAX);
     if (number != UINT32_MAX) {
         *out = *counted_at(survey, number);
-        TSR_FAIL_IF(out->open, err, TSR_E_LIMIT, TSR_NO_POSITION,
+        TSR_FAIL_IF(out->open, err, TSR_E_LIMIT,
                     "torch: a container of the state dict contains itself, so its names would never end");
         return TSR_OK;
     }

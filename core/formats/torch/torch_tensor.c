@@ -5,11 +5,11 @@
  *
  * What a tensor claims is held against its storage here, and the storage against its bytes by the container. */
 #include "base/cursor.h"
-#include "base/try.h"
 #include "formats/common/expansion.h"
 #include "formats/torch/torch_build.h"
 #include "tessera/box.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/try.h"
 
 typedef struct placed_chunk {
     tsr_chunk *chunk;
@@ -54,7 +54,7 @@ static tsr_status add_storage(tsr_torch_build *build, const tsr_torch_storage *s
     *index = *existing;
     if (!inserted) {
         const tsr_torch_storage *known = (const tsr_torch_storage *)build->storages.items + *index;
-        TSR_FAIL_IF(known->byte_length != storage->byte_length, err, TSR_E_FORMAT, position,
+        TSR_FAIL_AT(known->byte_length != storage->byte_length, err, TSR_E_FORMAT, position,
                     "torch: storage '%.*s' has %llu bytes in one place and %llu bytes in another", TSR_STR_ARG(storage->key),
                     (unsigned long long)storage->byte_length, (unsigned long long)known->byte_length);
         return TSR_OK;
@@ -76,7 +76,7 @@ static tsr_status narrow(tsr_torch_build *build, tsr_ref view, uint32_t item_siz
     bool inside = tsr_pickle_count(pickle, view) == 3 && offset >= 0 && size >= 0 &&
                   tsr_mul_u64((uint64_t)offset, item_size, &start) && tsr_mul_u64((uint64_t)size, item_size, &length) &&
                   tsr_add_u64(start, length, &end) && end <= part->byte_length;
-    TSR_FAIL_IF(!inside, err, TSR_E_FORMAT, position, "torch: a view of a storage reaches beyond it");
+    TSR_FAIL_AT(!inside, err, TSR_E_FORMAT, position, "torch: a view of a storage reaches beyond it");
     part->byte_offset = start;
     part->byte_length = length;
     return TSR_OK;
@@ -90,16 +90,18 @@ static tsr_status read_storage(tsr_torch_build *build, tsr_ref ref, uint64_t pos
     size_t count = tsr_pickle_count(pickle, id);
     bool named = tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_PERSISTENT && (count == 5 || count == 6) &&
                  tsr_str_equal(tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 0)), TSR_STR("storage"));
-    TSR_FAIL_IF(!named, err, TSR_E_FORMAT, position, "torch: a tensor's storage is not a persistent id of five or six parts");
+    TSR_FAIL_AT(!named, err, TSR_E_FORMAT, position,
+                "torch: a tensor's storage is not a persistent id of five or six parts");
     tsr_ref class_ref = tsr_pickle_item(pickle, id, 1), numel_ref = tsr_pickle_item(pickle, id, 4);
     tsr_torch_storage storage = {.key = tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 2)),
                                  .dtype = tsr_torch_storage_dtype(pickle, class_ref)};
-    TSR_FAIL_IF(storage.dtype == TSR_DTYPE_NONE, err, TSR_E_UNSUPPORTED, position, "torch: unknown storage class '%.*s.%.*s'",
-                TSR_STR_ARG(tsr_pickle_module(pickle, class_ref)), TSR_STR_ARG(tsr_pickle_name_of(pickle, class_ref)));
+    TSR_FAIL_AT(storage.dtype == TSR_DTYPE_NONE, err, TSR_E_UNSUPPORTED, position,
+                "torch: unknown storage class '%.*s.%.*s'", TSR_STR_ARG(tsr_pickle_module(pickle, class_ref)),
+                TSR_STR_ARG(tsr_pickle_name_of(pickle, class_ref)));
     int64_t numel = tsr_pickle_int(pickle, numel_ref);
     bool sized = tsr_pickle_kind_of(pickle, numel_ref) == TSR_PICKLE_INT && numel >= 0 &&
                  tsr_dtype_bytes(storage.dtype, (uint64_t)numel, &storage.byte_length);
-    TSR_FAIL_IF(!sized, err, TSR_E_FORMAT, position, "torch: storage '%.*s' has an impossible number of elements (%lld)",
+    TSR_FAIL_AT(!sized, err, TSR_E_FORMAT, position, "torch: storage '%.*s' has an impossible number of elements (%lld)",
                 TSR_STR_ARG(storage.key), (long long)numel);
     storage.meta = tsr_str_equal(tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 3)), TSR_STR("meta"));
     TSR_TRY(add_storage(build, &storage, position, &part->storage, err));
@@ -118,14 +120,14 @@ tsr_status tsr_torch_sizes(tsr_torch_build *build, tsr_ref ref, const uint64_t *
         ref = tsr_torch_arg(pickle, ref, 0);
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
     size_t n = tsr_pickle_count(pickle, ref);
-    TSR_FAIL_IF((kind != TSR_PICKLE_TUPLE && kind != TSR_PICKLE_LIST) || n > TSR_MAX_NDIM, err, TSR_E_FORMAT, position,
+    TSR_FAIL_AT((kind != TSR_PICKLE_TUPLE && kind != TSR_PICKLE_LIST) || n > TSR_MAX_NDIM, err, TSR_E_FORMAT, position,
                 "torch: a size or stride is not a list of at most 64 integers");
     uint64_t *values = tsr_arena_array(build->arena, n, sizeof *values, err);
     if (!values) return TSR_E_NOMEM;
     for (size_t i = 0; i < n; i++) {
         tsr_ref item = tsr_pickle_item(pickle, ref, i);
         int64_t value = tsr_pickle_int(pickle, item);
-        TSR_FAIL_IF(tsr_pickle_kind_of(pickle, item) != TSR_PICKLE_INT || value < 0, err, TSR_E_FORMAT, position,
+        TSR_FAIL_AT(tsr_pickle_kind_of(pickle, item) != TSR_PICKLE_INT || value < 0, err, TSR_E_FORMAT, position,
                     "torch: a size or stride is not a list of non-negative integers");
         values[i] = (uint64_t)value;
     }
@@ -155,8 +157,8 @@ static tsr_status make_strides(tsr_torch_build *build, tsr_torch_dense *dense, u
     if (!strides) return TSR_E_NOMEM;
     while (i-- > 0) {
         strides[i] = step;
-        TSR_FAIL_IF(!tsr_mul_u64(step, dense->entry.shape[i] ? dense->entry.shape[i] : 1, &step), err, TSR_E_FORMAT, position,
-                    "torch: the sizes of a tensor are too large");
+        TSR_FAIL_AT(!tsr_mul_u64(step, dense->entry.shape[i] ? dense->entry.shape[i] : 1, &step), err, TSR_E_FORMAT,
+                    position, "torch: the sizes of a tensor are too large");
     }
     dense->strides = strides;
     return TSR_OK;
@@ -205,7 +207,7 @@ static tsr_status check_span(tsr_torch_build *build, const storage_part *part, i
                 span(entry->shape, dense->strides, entry->ndim, item_size, &needed) && offset >= 0 &&
                 tsr_mul_u64((uint64_t)offset, item_size, &start) && tsr_add_u64(start, needed, &end);
     const tsr_torch_storage *storage = (const tsr_torch_storage *)build->storages.items + part->storage;
-    TSR_FAIL_IF(!sane || (needed && end > part->byte_length), err, TSR_E_FORMAT, position,
+    TSR_FAIL_AT(!sane || (needed && end > part->byte_length), err, TSR_E_FORMAT, position,
                 "torch: a tensor of %u dimensions at element %lld reaches beyond its storage '%.*s' (%llu bytes)",
                 entry->ndim, (long long)offset, TSR_STR_ARG(storage->key), (unsigned long long)part->byte_length);
     dense->byte_offset = part->byte_offset + (needed ? start : 0);
@@ -235,17 +237,17 @@ tsr_status tsr_torch_rebuild(tsr_torch_build *build, uint32_t id, tsr_ref args, 
     tsr_torch_dense *dense = TSR_ARENA_NEW(build->arena, tsr_torch_dense, err);
     if (!dense) return TSR_E_NOMEM;
     bool v3 = id == TSR_TORCH_REBUILD_TENSOR_V3;
-    TSR_FAIL_IF(tsr_pickle_count(pickle, args) < (v3 ? 7u : 4u), err, TSR_E_FORMAT, position,
+    TSR_FAIL_AT(tsr_pickle_count(pickle, args) < (v3 ? 7u : 4u), err, TSR_E_FORMAT, position,
                 "torch: too few arguments to rebuild a tensor (%zu)", tsr_pickle_count(pickle, args));
     storage_part part;
     tsr_entry *entry = &dense->entry;
     TSR_TRY(read_storage(build, tsr_pickle_item(pickle, args, 0), position, &part, &entry->dtype, err));
     if (v3) entry->dtype = tsr_torch_dtype(pickle, tsr_pickle_item(pickle, args, 6));
-    TSR_FAIL_IF(entry->dtype == TSR_DTYPE_NONE || tsr_dtype_size(entry->dtype) == 0, err, TSR_E_UNSUPPORTED, position,
+    TSR_FAIL_AT(entry->dtype == TSR_DTYPE_NONE || tsr_dtype_size(entry->dtype) == 0, err, TSR_E_UNSUPPORTED, position,
                 "torch: a tensor of an unknown dtype");
     uint32_t stride_count;
     tsr_ref offset = tsr_pickle_item(pickle, args, 1);
-    TSR_FAIL_IF(tsr_pickle_kind_of(pickle, offset) == TSR_PICKLE_OBJECT, err, TSR_E_UNSUPPORTED, position,
+    TSR_FAIL_AT(tsr_pickle_kind_of(pickle, offset) == TSR_PICKLE_OBJECT, err, TSR_E_UNSUPPORTED, position,
                 "torch: the offset of a tensor into its storage is not an int");
     TSR_TRY(tsr_torch_sizes(build, tsr_pickle_item(pickle, args, 2), &entry->shape, &entry->ndim, err));
     TSR_TRY(tsr_torch_sizes(build, tsr_pickle_item(pickle, args, 3), &dense->strides, &stride_count, err));
@@ -253,7 +255,7 @@ tsr_status tsr_torch_rebuild(tsr_torch_build *build, uint32_t id, tsr_ref args, 
         TSR_TRY(make_strides(build, dense, position, err));
         stride_count = entry->ndim;
     }
-    TSR_FAIL_IF(stride_count != entry->ndim, err, TSR_E_FORMAT, position, "torch: %u strides for %u dimensions",
+    TSR_FAIL_AT(stride_count != entry->ndim, err, TSR_E_FORMAT, position, "torch: %u strides for %u dimensions",
                 stride_count, entry->ndim);
     if (id != TSR_TORCH_REBUILD_QUANTIZED) entry->requires_grad = tsr_pickle_bool(pickle, tsr_pickle_item(pickle, args, 4));
     tsr_ref metadata = tsr_pickle_item(pickle, args, v3 ? 7 : 6);

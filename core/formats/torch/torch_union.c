@@ -2,8 +2,8 @@
  * array of chunks and one of replicas. */
 #include "formats/torch/torch_union.h"
 
-#include "base/try.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/try.h"
 
 typedef struct joined_chunk {
     uint32_t entry;
@@ -83,8 +83,8 @@ tsr_status tsr_torch_union_add(tsr_torch_union *u, const tsr_entry *entry, uint3
 {
     uint32_t *existing;
     bool inserted;
-    TSR_FAIL_IF(u->entries.count >= u->checkpoint->host->limits.entries || u->entries.count >= UINT32_MAX - 1, err, TSR_E_LIMIT,
-                TSR_NO_POSITION, "torch: more than %zu entries (limit entries)", u->entries.count);
+    TSR_FAIL_IF(u->entries.count >= u->checkpoint->host->limits.entries || u->entries.count >= UINT32_MAX - 1, err,
+                TSR_E_LIMIT, "torch: more than %zu entries (limit entries)", u->entries.count);
     TSR_TRY(tsr_map_put(u->names, entry->fqn, (uint32_t)u->entries.count, &existing, &inserted, err));
     uint32_t at = *existing;
     if (number) *number = at;

@@ -1,10 +1,10 @@
 /* A torch.save pickle as a value tree. The walk is a stack of frames, one a node whose children are being made; a node that
  * several parents share is made once, so the tree is as large as the pickle, not as its expansion. */
-#include "base/try.h"
 #include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_verdict.h"
 #include "formats/torch/torch_walk.h"
 #include "formats/torch/torch_writer.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/value_walk.h"
@@ -180,7 +180,7 @@ static tsr_status visit(walk *w, tsr_ref ref, const tsr_value **out, tsr_error *
     TSR_TRY(enter(w, value, ref, &next, err));
     if (next.next == next.count) return finish(w, &next, err);
     value->expanded = TSR_VALUE_ENDLESS; /* as long as it is open: what is inside it and holds it has no end */
-    TSR_FAIL_IF(w->frames.count >= w->build->host->limits.depth, err, TSR_E_LIMIT, tsr_torch_position(w->build, ref),
+    TSR_FAIL_AT(w->frames.count >= w->build->host->limits.depth, err, TSR_E_LIMIT, tsr_torch_position(w->build, ref),
                 "torch: values nest deeper than the limit of %u (depth)", w->build->host->limits.depth);
     tsr_torch_frame *pushed = tsr_vec_push(&w->frames, err);
     if (!pushed) return TSR_E_NOMEM;

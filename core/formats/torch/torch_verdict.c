@@ -7,8 +7,8 @@
 #include "formats/pickle/torch_type.h"
 #include "formats/torch/torch_verdict.h"
 
-#include "base/try.h"
 #include "formats/pickle/enum_names.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/finding_add.h"
 
@@ -337,7 +337,7 @@ static tsr_status charge(judge *j, tsr_ref tuple, tsr_error *err)
         if (tsr_pickle_class_id(pickle, item) == TSR_TORCH_ENCODE) item = tsr_torch_arg(pickle, item, 0);
         cost += tsr_pickle_count(pickle, item) + tsr_pickle_text(pickle, item).size;
     }
-    TSR_FAIL_IF(cost > j->visits, err, TSR_E_LIMIT, j->verdict.pickle_offset + j->position,
+    TSR_FAIL_AT(cost > j->visits, err, TSR_E_LIMIT, j->verdict.pickle_offset + j->position,
                 "torch: calls share arguments that are far larger in total than the pickle");
     j->visits -= cost;
     return TSR_OK;

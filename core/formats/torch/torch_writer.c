@@ -9,7 +9,7 @@
 
 #include <inttypes.h>
 
-#include "base/try.h"
+#include "tessera/sys/try.h"
 
 #include "tessera/sys/host_calls.h"
 
@@ -55,7 +55,7 @@ static tsr_status lay_out(tsr_str pickle, const tsr_torch_tree *tree, const tsr_
     set_member(out, out->member_count - 2, TOP "version", TSR_STR("3\n"), host);
     out->members[out->member_count - 1] =
         (tsr_zip_new_member){.name = TSR_STR(TOP ".data/serialization_id"), .size = ID_DIGITS};
-    TSR_FAIL_IF(!tsr_zip_layout(out->members, out->member_count, &directory, &out->size), err, TSR_E_LIMIT, TSR_NO_POSITION,
+    TSR_FAIL_IF(!tsr_zip_layout(out->members, out->member_count, &directory, &out->size), err, TSR_E_LIMIT,
                 "torch: the archive is too large");
     return TSR_OK;
 }

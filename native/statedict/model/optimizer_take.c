@@ -1,10 +1,10 @@
 /* See optimizer_take.h. */
 #include "statedict/model/optimizer_take.h"
 
-#include "io/try.h"
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/state_dict.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 #define AT_ONCE 512u /* elements */

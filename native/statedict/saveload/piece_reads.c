@@ -2,11 +2,11 @@
  * the last one is copied. */
 #include "statedict/saveload/piece_reads.h"
 
-#include "io/try.h"
 #include "statedict/tensor/pack.h"
 #include "tessera/read.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/path_store.h"
+#include "tessera/sys/try.h"
 
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
 #define BUFFER_BYTES_LEAST   ((size_t)128) /* halves with room for one element of any type */

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 
 #include "statedict/tensor/path.h"
-#include "io/try.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 enum { MOST_DEPTH = 256 };

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "statedict/tensor/path.h"
-#include "io/try.h"
+#include "tessera/sys/try.h"
 
 typedef struct listing {
     const tsr_host *host;

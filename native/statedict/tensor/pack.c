@@ -2,7 +2,7 @@
  * the sizes of single elements known to the compiler. */
 #include "statedict/tensor/pack.h"
 
-#include "io/try.h"
+#include "tessera/sys/try.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>

@@ -3,7 +3,7 @@
 
 #include <inttypes.h>
 
-#include "io/try.h"
+#include "tessera/sys/try.h"
 
 tsr_str tsr_step_text(const tsr_step *step, tsr_arena *arena, tsr_error *err)
 {

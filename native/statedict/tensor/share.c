@@ -14,9 +14,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "io/try.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 enum { ALIGNMENT = 64, NAME_SIZE = 48 };
 

@@ -4,10 +4,10 @@
 
 #include "statedict/tensor/leaves.h"
 #include "statedict/tensor/share.h"
-#include "io/try.h"
 #include "tessera/statedict.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/try.h"
 
 /* Memory that a dict owns. */
 typedef struct tsr_buffer {

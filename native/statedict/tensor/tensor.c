@@ -3,9 +3,9 @@
 
 #include <inttypes.h>
 
-#include "io/try.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/state_dict_memory.h"
+#include "tessera/sys/try.h"
 
 static tsr_status check_box(const tsr_tensor *tensor, const tsr_tensor_part *part, uint64_t *elements, tsr_error *err)
 {

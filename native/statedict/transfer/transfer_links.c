@@ -6,9 +6,9 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "io/try.h"
 #include "statedict/tensor/share.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/try.h"
 
 /* One transfer as this rank looks at it. */
 typedef struct finder {

@@ -18,8 +18,8 @@
 #include <unistd.h>
 
 #include "statedict/tensor/share.h"
-#include "io/try.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 enum { LINE = 64, SPINS = 500, NAP_NS = 20000000, MOST_SECONDS = 60 };
 

@@ -54,7 +54,7 @@ static tsr_status submodules_of(subject *s, tsr_module_ref **out, size_t *count,
     const tsr_value *names = subject_get(s, "submodules");
     tsr_named_module *named;
     size_t modules;
-    TRY(tsr_fqn_named_modules(s->modules, &s->host, s->arena, &named, &modules, err));
+    TSR_TRY(tsr_fqn_named_modules(s->modules, &s->host, s->arena, &named, &modules, err));
     *out = tsr_arena_array(s->arena, names->count, sizeof **out, err);
     if (!*out) return TSR_E_NOMEM;
     for (*count = 0; *count < names->count; ++*count) {
@@ -69,7 +69,7 @@ static tsr_status get_job(subject *s, const tsr_state_options *o, outcome *out, 
 {
     tsr_module_ref *submodules;
     size_t count;
-    TRY(submodules_of(s, &submodules, &count, err));
+    TSR_TRY(submodules_of(s, &submodules, &count, err));
     out->with_model = !subject_is(s->job, "op", "get_optimizer");
     out->with_optimizer = !subject_is(s->job, "op", "get_model");
     if (!out->with_optimizer) return tsr_get_model_state_dict(&s->model,
@@ -118,7 +118,7 @@ static tsr_status raw_job(subject *s, outcome *out, tsr_error *err)
     out->with_now = true;
     out->with_optimizer = subject_is(s->job, "op", "raw_get");
     if (out->with_optimizer) return tsr_fsdp_optim_state_dict(&raw, NULL, &settings, out->optimizer, err);
-    TRY(tsr_fsdp_optim_state_dict_to_load(&raw, subject_get(s, "optimizer_state"), &settings, out->optimizer, err));
+    TSR_TRY(tsr_fsdp_optim_state_dict_to_load(&raw, subject_get(s, "optimizer_state"), &settings, out->optimizer, err));
     return tsr_comm_agree(s->comm, tsr_optimizer_load_state_dict(&raw, tsr_state_dict_root(out->optimizer), &s->host, err), err);
 }
 
@@ -141,10 +141,10 @@ static tsr_status flatten_job(subject *s, outcome *out, tsr_error *err)
     const tsr_value *state = subject_get(s, "state"), *again;
     tsr_state_key *keys;
     size_t count;
-    if (subject_is(s->job, "op", "flatten")) TRY(tsr_state_keys(state, &s->host, s->arena, &keys, &count, err));
-    else TRY(tsr_state_keys_dcp(state, &s->host, s->arena, &keys, &count, err));
-    for (size_t i = 0; i < count; i++) TRY(tsr_state_dict_put(out->model, keys[i].name, keys[i].value, err));
-    TRY(tsr_state_unflatten(keys, count, &s->host, s->arena, &again, err));
+    if (subject_is(s->job, "op", "flatten")) TSR_TRY(tsr_state_keys(state, &s->host, s->arena, &keys, &count, err));
+    else TSR_TRY(tsr_state_keys_dcp(state, &s->host, s->arena, &keys, &count, err));
+    for (size_t i = 0; i < count; i++) TSR_TRY(tsr_state_dict_put(out->model, keys[i].name, keys[i].value, err));
+    TSR_TRY(tsr_state_unflatten(keys, count, &s->host, s->arena, &again, err));
     tsr_state_dict_set_root(out->optimizer, again);
     out->with_optimizer = true;
     return TSR_OK;
@@ -179,7 +179,7 @@ static tsr_status write_answer(subject *s, const outcome *out, tsr_status status
 {
     tsr_error err = {0};
     const tsr_value *none = tsr_value_none(s->arena, NULL), *now = none;
-    if (out->with_now) TRY(subject_now(s, &now, &err));
+    if (out->with_now) TSR_TRY(subject_now(s, &now, &err));
     const bool good = status == TSR_OK;
     const tsr_value *warnings =
         tsr_value_items(s->arena, TSR_VALUE_LIST, (const tsr_value *const *)s->warnings.items, s->warnings.count, NULL);

@@ -52,7 +52,7 @@ static tsr_status set_extra(void *ctx, tsr_str raw, const tsr_value *value, tsr_
     if (s->extra_count == tsr_value_pairs(subject_get(s, "extra")))
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "more extra state than there is");
     s->extra_names[s->extra_count] = tsr_arena_str(s->arena, raw, err);
-    TRY(copy_of(s, value, &s->extra_set[s->extra_count], err));
+    TSR_TRY(copy_of(s, value, &s->extra_set[s->extra_count], err));
     s->extra_count++;
     return TSR_OK;
 }
@@ -67,7 +67,7 @@ static void warn(void *ctx, const char *message)
 static tsr_status open_modules(subject *s, tsr_error *err)
 {
     tsr_modules_document document;
-    TRY(tsr_modules_parse(subject_get(s, "modules")->text, &s->host, s->arena, &document, err));
+    TSR_TRY(tsr_modules_parse(subject_get(s, "modules")->text, &s->host, s->arena, &document, err));
     return tsr_modules_new(document.root, &s->host, &s->modules, err);
 }
 
@@ -154,7 +154,7 @@ static tsr_status open_optimizer(subject *s, const tsr_value *json, tsr_model_op
     o->ctx = first;
     o->first_state = get(json, "has_first")->as.boolean ? first_state : NULL;
     o->user_state = user->kind == TSR_VALUE_DICT ? user : NULL;
-    for (size_t g = 0; g < groups->count; g++) TRY(open_group(s, groups->items[g], &o->groups[g], err));
+    for (size_t g = 0; g < groups->count; g++) TSR_TRY(open_group(s, groups->items[g], &o->groups[g], err));
     put_states(o, groups, "state");
     return TSR_OK;
 }
@@ -167,7 +167,7 @@ static tsr_status open_optimizers(subject *s, tsr_error *err)
     if (!s->list || !s->at) return TSR_E_NOMEM;
     for (s->count = 0; s->count < optimizers->count; s->count++) {
         s->at[s->count] = &s->list[s->count];
-        TRY(open_optimizer(s, optimizers->items[s->count], s->at[s->count], err));
+        TSR_TRY(open_optimizer(s, optimizers->items[s->count], s->at[s->count], err));
     }
     return TSR_OK;
 }
@@ -181,7 +181,7 @@ static tsr_status open_unit(subject *s, const tsr_value *json, const tsr_mesh *m
     tsr_named_module *named;
     size_t count;
     if (!tensor) return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "a unit without a slice");
-    TRY(tsr_fqn_named_modules(s->modules, &s->host, s->arena, &named, &count, err));
+    TSR_TRY(tsr_fqn_named_modules(s->modules, &s->host, s->arena, &named, &count, err));
     *unit = (tsr_fsdp_unit){.module = TSR_NO_MODULE,
                             .comm = s->group,
                             .no_shard = subject_is(json, "strategy", "NO_SHARD"),
@@ -201,12 +201,12 @@ static tsr_status open_units(subject *s, tsr_error *err)
     if (mesh_text->kind == TSR_VALUE_STR) {
         mesh = TSR_ARENA_NEW(s->arena, tsr_mesh, err);
         if (!mesh) return TSR_E_NOMEM;
-        TRY(tsr_mesh_parse(mesh_text->text, s->arena, mesh, err));
+        TSR_TRY(tsr_mesh_parse(mesh_text->text, s->arena, mesh, err));
     }
-    TRY(s->comm->split(s->comm, (uint32_t)subject_get(s, "fsdp_group")->as.integer, s->comm->rank, &s->group, err));
+    TSR_TRY(s->comm->split(s->comm, (uint32_t)subject_get(s, "fsdp_group")->as.integer, s->comm->rank, &s->group, err));
     tsr_fsdp_unit *list = tsr_arena_array(s->arena, units->count, sizeof *list, err);
     if (!list) return TSR_E_NOMEM;
-    for (size_t i = 0; i < units->count; i++) TRY(open_unit(s, units->items[i], mesh, &list[i], err));
+    for (size_t i = 0; i < units->count; i++) TSR_TRY(open_unit(s, units->items[i], mesh, &list[i], err));
     const tsr_value *ignored = subject_get(s, "ignored");
     tsr_str *names = tsr_arena_array(s->arena, ignored->count, sizeof *names, err);
     if (!names) return TSR_E_NOMEM;
@@ -231,16 +231,16 @@ tsr_status subject_open(subject *s, tsr_str bytes, tsr_comm *comm, tsr_error *er
     s->warnings = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_value *));
     s->arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
     if (!s->arena) return TSR_E_NOMEM;
-    TRY(tsr_state_dict_new(&s->host, &s->home, err));
+    TSR_TRY(tsr_state_dict_new(&s->host, &s->home, err));
     wire_in in = {(const uint8_t *)bytes.data, (const uint8_t *)bytes.data + bytes.size, s->home, comm->rank,
                   tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_value *))};
     const tsr_status status = wire_read(&in, &s->job, err);
     tsr_vec_free(&in.shared);
     if (status != TSR_OK) return status;
     if (subject_get(s, "modules")->kind != TSR_VALUE_STR) return TSR_OK; /* of state dicts alone */
-    TRY(open_modules(s, err));
-    TRY(open_model(s, err));
-    TRY(open_optimizers(s, err));
+    TSR_TRY(open_modules(s, err));
+    TSR_TRY(open_model(s, err));
+    TSR_TRY(open_optimizers(s, err));
     return open_units(s, err);
 }
 

@@ -3,6 +3,7 @@
 #define TSR_TESTS_INTEROP_FUZZ_SUBJECT_H
 
 #include "tessera/optimizer_state.h"
+#include "tessera/sys/try.h"
 #include "wire.h"
 
 typedef struct subject {
@@ -21,12 +22,6 @@ typedef struct subject {
     size_t extra_count;
     tsr_vec warnings; /* of const tsr_value *: what was warned of */
 } subject;
-
-#define TRY(call) \
-    do { \
-        tsr_status try_status_ = (call); \
-        if (try_status_ != TSR_OK) return try_status_; \
-    } while (0)
 
 /* The value under a key of the job; None for one that it lacks. */
 const tsr_value *subject_get(const subject *s, const char *key);

@@ -1,13 +1,8 @@
 /* See wire.h. */
 #include "wire.h"
 
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
-
-#define TRY(call) \
-    do { \
-        tsr_status try_status_ = (call); \
-        if (try_status_ != TSR_OK) return try_status_; \
-    } while (0)
 
 #define NO_BYTES UINT64_MAX
 
@@ -26,7 +21,7 @@ static tsr_status take(wire_in *in, void *out, size_t size, tsr_error *err)
 static tsr_status take_text(wire_in *in, tsr_str *out, tsr_error *err)
 {
     uint32_t size;
-    TRY(take(in, &size, sizeof size, err));
+    TSR_TRY(take(in, &size, sizeof size, err));
     if ((size_t)(in->end - in->at) < size) return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "wire: too short");
     *out = tsr_arena_str(tsr_state_dict_arena(in->dict), (tsr_str){(const char *)in->at, size}, err);
     in->at += size;
@@ -48,10 +43,10 @@ static tsr_status take_mesh(wire_in *in, tsr_tensor *tensor, tsr_error *err)
     uint32_t count;
     tsr_str text;
     if (!mesh) return TSR_E_NOMEM;
-    TRY(take_text(in, &text, err));
-    TRY(tsr_mesh_parse(text, arena, mesh, err));
-    TRY(take_text(in, &text, err));
-    TRY(tsr_placements_parse(text, arena, &placements, &count, err));
+    TSR_TRY(take_text(in, &text, err));
+    TSR_TRY(tsr_mesh_parse(text, arena, mesh, err));
+    TSR_TRY(take_text(in, &text, err));
+    TSR_TRY(tsr_placements_parse(text, arena, &placements, &count, err));
     tensor->spread = TSR_OVER_MESH;
     tensor->mesh = mesh;
     tensor->placements = placements;
@@ -63,7 +58,7 @@ static tsr_status take_mesh(wire_in *in, tsr_tensor *tensor, tsr_error *err)
 static tsr_status take_data(wire_in *in, void *data, uint64_t held, tsr_error *err)
 {
     uint64_t size;
-    TRY(take(in, &size, sizeof size, err));
+    TSR_TRY(take(in, &size, sizeof size, err));
     if (size != held)
         return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "wire: a buffer of %llu bytes, where PyTorch has %llu",
                          (unsigned long long)held, (unsigned long long)size);
@@ -73,21 +68,21 @@ static tsr_status take_data(wire_in *in, void *data, uint64_t held, tsr_error *e
 static tsr_status take_boxes(wire_in *in, tsr_tensor *tensor, const tsr_value **out, tsr_error *err)
 {
     uint32_t count;
-    TRY(take(in, &count, sizeof count, err));
+    TSR_TRY(take(in, &count, sizeof count, err));
     tsr_tensor_part *parts = tsr_arena_array(tsr_state_dict_arena(in->dict), count, sizeof *parts, err);
     if (!parts) return TSR_E_NOMEM;
     for (uint32_t i = 0; i < count; i++) {
-        TRY(take_sizes(in, tensor->entry.ndim, &parts[i].offsets, err));
-        TRY(take_sizes(in, tensor->entry.ndim, &parts[i].sizes, err));
+        TSR_TRY(take_sizes(in, tensor->entry.ndim, &parts[i].offsets, err));
+        TSR_TRY(take_sizes(in, tensor->entry.ndim, &parts[i].sizes, err));
     }
     tensor->spread = TSR_IN_BOXES;
     tensor->parts = parts;
     tensor->part_count = count;
-    TRY(tsr_state_dict_allocate(in->dict, tensor, out, err));
+    TSR_TRY(tsr_state_dict_allocate(in->dict, tensor, out, err));
     for (uint32_t i = 0; i < count; i++) {
         uint64_t elements = 1;
         for (uint32_t d = 0; d < tensor->entry.ndim; d++) elements *= parts[i].sizes[d];
-        TRY(take_data(in, tsr_tensor_of(*out)->parts[i].data, elements * tsr_dtype_size(tensor->entry.dtype), err));
+        TSR_TRY(take_data(in, tsr_tensor_of(*out)->parts[i].data, elements * tsr_dtype_size(tensor->entry.dtype), err));
     }
     return TSR_OK;
 }
@@ -98,31 +93,31 @@ static tsr_status take_tensor(wire_in *in, char tag, const tsr_value **out, tsr_
     uint32_t dims;
     const uint64_t *shape;
     uint64_t held;
-    TRY(take_text(in, &dtype, err));
-    TRY(take(in, &dims, sizeof dims, err));
-    TRY(take_sizes(in, dims, &shape, err));
+    TSR_TRY(take_text(in, &dtype, err));
+    TSR_TRY(take(in, &dims, sizeof dims, err));
+    TSR_TRY(take_sizes(in, dims, &shape, err));
     tsr_tensor tensor = tsr_tensor_whole(tsr_dtype_from_name(dtype), dims, shape, NULL);
     if (tag == 'X') return take_boxes(in, &tensor, out, err);
-    if (tag == 'M') TRY(take_mesh(in, &tensor, err));
+    if (tag == 'M') TSR_TRY(take_mesh(in, &tensor, err));
     if (in->end - in->at >= 8 && memcmp(in->at, &(uint64_t){NO_BYTES}, 8) == 0) {
         in->at += 8;
         tensor.meta = true;
         return tsr_state_dict_tensor(in->dict, &tensor, out, err);
     }
-    TRY(tsr_state_dict_allocate(in->dict, &tensor, out, err));
-    TRY(tsr_tensor_held(tsr_tensor_of(*out), tsr_state_dict_arena(in->dict), &held, err));
+    TSR_TRY(tsr_state_dict_allocate(in->dict, &tensor, out, err));
+    TSR_TRY(tsr_tensor_held(tsr_tensor_of(*out), tsr_state_dict_arena(in->dict), &held, err));
     return take_data(in, tsr_tensor_of(*out)->data, held, err);
 }
 
 static tsr_status take_shared(wire_in *in, char tag, const tsr_value **out, tsr_error *err)
 {
     uint32_t number;
-    TRY(take(in, &number, sizeof number, err));
+    TSR_TRY(take(in, &number, sizeof number, err));
     if (number < in->shared.count) {
         *out = ((const tsr_value **)in->shared.items)[number];
         return TSR_OK;
     }
-    TRY(take_tensor(in, tag, out, err));
+    TSR_TRY(take_tensor(in, tag, out, err));
     const tsr_value **slot = tsr_vec_push(&in->shared, err);
     if (!slot) return TSR_E_NOMEM;
     *slot = *out;
@@ -132,10 +127,10 @@ static tsr_status take_shared(wire_in *in, char tag, const tsr_value **out, tsr_
 static tsr_status take_items(wire_in *in, tsr_value_kind kind, const tsr_value **out, tsr_error *err)
 {
     uint32_t count;
-    TRY(take(in, &count, sizeof count, err));
+    TSR_TRY(take(in, &count, sizeof count, err));
     const tsr_value **items = tsr_arena_array(tsr_state_dict_arena(in->dict), count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
-    for (uint32_t i = 0; i < count; i++) TRY(wire_read(in, &items[i], err));
+    for (uint32_t i = 0; i < count; i++) TSR_TRY(wire_read(in, &items[i], err));
     *out = tsr_value_items(tsr_state_dict_arena(in->dict), kind, items, count, err);
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
@@ -146,7 +141,7 @@ static tsr_status take_scalar(wire_in *in, char tag, tsr_value *value, tsr_error
     switch (tag) {
     case 'N': return TSR_OK;
     case 'B':
-        TRY(take(in, &boolean, 1, err));
+        TSR_TRY(take(in, &boolean, 1, err));
         value->kind = TSR_VALUE_BOOL;
         value->as.boolean = boolean;
         return TSR_OK;
@@ -163,7 +158,7 @@ static tsr_status take_scalar(wire_in *in, char tag, tsr_value *value, tsr_error
 tsr_status wire_read(wire_in *in, const tsr_value **out, tsr_error *err)
 {
     char tag;
-    TRY(take(in, &tag, 1, err));
+    TSR_TRY(take(in, &tag, 1, err));
     if (tag == 'T' || tag == 'M' || tag == 'X') return take_shared(in, tag, out, err);
     if (tag == 'D') return take_items(in, TSR_VALUE_DICT, out, err);
     if (tag == 'L') return take_items(in, TSR_VALUE_LIST, out, err);
@@ -178,7 +173,7 @@ tsr_status wire_read(wire_in *in, const tsr_value **out, tsr_error *err)
 static tsr_status put(tsr_vec *bytes, const void *data, size_t size, tsr_error *err)
 {
     if (!size) return TSR_OK;
-    TRY(tsr_vec_reserve(bytes, size, err));
+    TSR_TRY(tsr_vec_reserve(bytes, size, err));
     memcpy((uint8_t *)bytes->items + bytes->count, data, size);
     bytes->count += size;
     return TSR_OK;
@@ -186,29 +181,29 @@ static tsr_status put(tsr_vec *bytes, const void *data, size_t size, tsr_error *
 
 static tsr_status put_text(tsr_vec *bytes, tsr_str text, tsr_error *err)
 {
-    TRY(put(bytes, &(uint32_t){(uint32_t)text.size}, 4, err));
+    TSR_TRY(put(bytes, &(uint32_t){(uint32_t)text.size}, 4, err));
     return put(bytes, text.data, text.size, err);
 }
 
 static tsr_status put_data(tsr_vec *bytes, const void *data, uint64_t size, tsr_error *err)
 {
     if (size && !data) return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "a tensor without memory");
-    TRY(put(bytes, &size, sizeof size, err));
+    TSR_TRY(put(bytes, &size, sizeof size, err));
     return put(bytes, data, (size_t)size, err);
 }
 
 static tsr_status put_boxes(tsr_vec *bytes, const tsr_tensor *tensor, tsr_error *err)
 {
     const size_t size = tensor->entry.ndim * sizeof(uint64_t);
-    TRY(put(bytes, &tensor->part_count, 4, err));
+    TSR_TRY(put(bytes, &tensor->part_count, 4, err));
     for (uint32_t i = 0; i < tensor->part_count; i++) {
-        TRY(put(bytes, tensor->parts[i].offsets, size, err));
-        TRY(put(bytes, tensor->parts[i].sizes, size, err));
+        TSR_TRY(put(bytes, tensor->parts[i].offsets, size, err));
+        TSR_TRY(put(bytes, tensor->parts[i].sizes, size, err));
     }
     for (uint32_t i = 0; i < tensor->part_count; i++) {
         uint64_t elements = 1;
         for (uint32_t d = 0; d < tensor->entry.ndim; d++) elements *= tensor->parts[i].sizes[d];
-        TRY(put_data(bytes, tensor->parts[i].data, elements * tsr_dtype_size(tensor->entry.dtype), err));
+        TSR_TRY(put_data(bytes, tensor->parts[i].data, elements * tsr_dtype_size(tensor->entry.dtype), err));
     }
     return TSR_OK;
 }
@@ -217,25 +212,25 @@ static tsr_status put_tensor(tsr_vec *bytes, const tsr_tensor *tensor, tsr_arena
 {
     static const char tags[] = {[TSR_WHOLE] = 'T', [TSR_OVER_MESH] = 'M', [TSR_IN_BOXES] = 'X'};
     uint64_t held;
-    TRY(put(bytes, &tags[tensor->spread], 1, err));
-    TRY(put(bytes, &(uint32_t){UINT32_MAX}, 4, err));
-    TRY(put_text(bytes, tsr_str_from(tsr_dtype_describe(tensor->entry.dtype)->name), err));
-    TRY(put(bytes, &tensor->entry.ndim, 4, err));
-    TRY(put(bytes, tensor->entry.shape, tensor->entry.ndim * sizeof(uint64_t), err));
+    TSR_TRY(put(bytes, &tags[tensor->spread], 1, err));
+    TSR_TRY(put(bytes, &(uint32_t){UINT32_MAX}, 4, err));
+    TSR_TRY(put_text(bytes, tsr_str_from(tsr_dtype_describe(tensor->entry.dtype)->name), err));
+    TSR_TRY(put(bytes, &tensor->entry.ndim, 4, err));
+    TSR_TRY(put(bytes, tensor->entry.shape, tensor->entry.ndim * sizeof(uint64_t), err));
     if (tensor->spread == TSR_IN_BOXES) return put_boxes(bytes, tensor, err);
     if (tensor->spread == TSR_OVER_MESH) {
-        TRY(put_text(bytes, tsr_mesh_text(tensor->mesh, arena, err), err));
-        TRY(put_text(bytes, tsr_placements_text(tensor->placements, tensor->mesh->dim_count, arena, err), err));
+        TSR_TRY(put_text(bytes, tsr_mesh_text(tensor->mesh, arena, err), err));
+        TSR_TRY(put_text(bytes, tsr_placements_text(tensor->placements, tensor->mesh->dim_count, arena, err), err));
     }
     if (tensor->meta) return put(bytes, &(uint64_t){NO_BYTES}, 8, err);
-    TRY(tsr_tensor_held(tensor, arena, &held, err));
+    TSR_TRY(tsr_tensor_held(tensor, arena, &held, err));
     return put_data(bytes, tensor->data, held, err);
 }
 
 static tsr_status put_items(tsr_vec *bytes, const tsr_value *value, tsr_arena *arena, tsr_error *err)
 {
-    TRY(put(bytes, &(uint32_t){(uint32_t)value->count}, 4, err));
-    for (size_t i = 0; i < value->count; i++) TRY(wire_write(bytes, value->items[i], arena, err));
+    TSR_TRY(put(bytes, &(uint32_t){(uint32_t)value->count}, 4, err));
+    for (size_t i = 0; i < value->count; i++) TSR_TRY(wire_write(bytes, value->items[i], arena, err));
     return TSR_OK;
 }
 
@@ -249,7 +244,7 @@ tsr_status wire_write(tsr_vec *bytes, const tsr_value *value, tsr_arena *arena, 
     if (value->kind == TSR_VALUE_TENSOR) return put_tensor(bytes, tsr_tensor_of(value), arena, err);
     if (value->kind >= sizeof tags || !tags[value->kind])
         return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "a value of kind %d", (int)value->kind);
-    TRY(put(bytes, &tags[value->kind], 1, err));
+    TSR_TRY(put(bytes, &tags[value->kind], 1, err));
     switch (value->kind) {
     case TSR_VALUE_NONE: return TSR_OK;
     case TSR_VALUE_BOOL: return put(bytes, &(uint8_t){value->as.boolean}, 1, err);
