@@ -28,7 +28,7 @@ const CALLS = {
   get: { call: "read" },
   fqn: { call: "canonicalize", no: { checkpoint: "canonicalize is a checkpoint's method", against: "renames towards another checkpoint are not in the package" } },
   convert: { call: "convert" },
-  reshard: { call: "reshard" },
+  reshard: { call: "reshard", no: { storage: "it orders what several processes read" } },
 };
 /** What calls have beside the command line's. */
 const OWN = { signal: "stops a conversion", onProgress: "watches a conversion" };
