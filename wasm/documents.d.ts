@@ -265,6 +265,7 @@ export type PlanDocument = {
   };
   readonly totals: {
     readonly tensors: number;
+    readonly replicated?: number;
     readonly classes: number;
     readonly ranks: number;
     readonly reads: number;

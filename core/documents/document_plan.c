@@ -168,13 +168,22 @@ static void put_storage_totals(tsr_json *json, const tsr_plan_document *document
     put_count(json, "assumed_files", tsr_storage_assumed(document->storage, document->totals));
 }
 
+static uint64_t replicated_of(const tsr_plan *plan)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < tsr_plan_count(plan); i++) count += tsr_plan_tensor_at(plan, i).replicated;
+    return count;
+}
+
 static void put_totals(tsr_json *json, const tsr_plan_document *document)
 {
     const tsr_plan *plan = document->plan;
+    const uint64_t replicated = replicated_of(plan);
     const tsr_plan_totals *totals = document->totals;
     tsr_json_key(json, "totals");
     tsr_json_object(json);
     put_count(json, "tensors", tsr_plan_count(plan));
+    if (replicated) put_count(json, "replicated", replicated);
     put_count(json, "classes", totals->classes);
     put_count(json, "ranks", totals->ranks);
     put_count(json, "reads", totals->reads);

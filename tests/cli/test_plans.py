@@ -111,6 +111,9 @@ def test_tensors_without_the_dim_of_the_default_are_said_to_be_replicated(t):
         need(f", {len(few)} replicated (too few dims);".encode() in p.stderr, p.stderr)
         doc = t.json("reshard", path, t.at(f"{to}-again"), *target, "--to", to, "--json", *extra)
         need({e["fqn"] for e in doc["entries"] if e.get("replicated")} == few, doc["entries"])
+    need(t.json("plan", path, *target, "--json")["totals"]["replicated"] == len(few), "plan's document")
+    said = next(line for line in t.text("plan", path, *target).splitlines() if "too few dims: " in line)
+    need(set(said.split(": ")[1].split(", ")) == few, said)
     written = {e["fqn"]: e["chunks"] for e in t.json("layout", t.at("dcp"), "--json")["entries"] if e["kind"] == "tensor"}
     need(all((len(chunks) == 1) == (fqn in few) for fqn, chunks in written.items()), written)
     p = t.run("reshard", path, t.at("by-rows"), "--mesh", "dp=3", "--placements", "replicate")

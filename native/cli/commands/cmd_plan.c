@@ -26,7 +26,7 @@ static bool want(void *ctx, tsr_str fqn)
     return cli_selects(ctx, fqn);
 }
 
-enum { SHOWN = 16 }; /* lines of a table */
+enum { SHOWN = 16 /* lines of a table */, NAMED = 5 };
 
 static void put_ranks(const tsr_plan_totals *totals)
 {
@@ -99,6 +99,20 @@ static void put_files(const tsr_plan_document *document, uint64_t files)
     }
 }
 
+/* Tensors that the default placements would cut along a dim that they do not have. */
+static void put_replicated(const tsr_plan *plan)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < tsr_plan_count(plan); i++) {
+        const tsr_planned planned = tsr_plan_tensor_at(plan, i);
+        if (!planned.replicated || count++ >= NAMED) continue;
+        fputs(count == 1 ? "  replicated, because they have too few dims: " : ", ", stdout);
+        cli_put(stdout, planned.entry->fqn);
+    }
+    if (count > NAMED) printf(" and %s more", cli_number(count - NAMED).text);
+    if (count) putchar('\n');
+}
+
 static void put_text(const cli *program, const tsr_plan_document *document)
 {
     const tsr_plan_totals *t = document->totals;
@@ -118,6 +132,7 @@ static void put_text(const cli *program, const tsr_plan_document *document)
            cli_bytes(t->bytes).text, cli_bytes(t->largest_read).text);
     printf("\n  a rank holds at most %s (imbalance %.2f); read amplification %.2f\n", cli_bytes(t->held_max).text,
            t->imbalance, t->amplification);
+    put_replicated(document->plan);
     put_ranks(t);
     if (document->storage) put_servers(document);
     if (document->storage) put_files(document, files);
