@@ -83,10 +83,6 @@ static enum MHD_Result answer(const view_server *s, struct MHD_Connection *conne
     s->mhd.add_response_header(response, "Content-Security-Policy", policy);
     s->mhd.add_response_header(response, "X-Content-Type-Options", "nosniff");
     s->mhd.add_response_header(response, "Referrer-Policy", "no-referrer");
-    /* With these browsers lend shared memory, by which several workers read files for one. */
-    s->mhd.add_response_header(response, "Cross-Origin-Opener-Policy", "same-origin");
-    s->mhd.add_response_header(response, "Cross-Origin-Embedder-Policy", "require-corp");
-    s->mhd.add_response_header(response, "Cross-Origin-Resource-Policy", "same-origin");
     s->mhd.add_response_header(response, "Cache-Control", "no-store");
     s->mhd.add_response_header(response, "Cross-Origin-Resource-Policy", "same-origin");
     s->mhd.add_response_header(response, "Accept-Ranges", "bytes");

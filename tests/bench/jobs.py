@@ -381,7 +381,7 @@ def p24_deep(bench):
         return missing
     d = bench.sample("large_dcp_rows")
     return Job("P24", "the page: check every byte", mib(d),
-               [Side("page", browser("deep", d)), Side("page without readers", browser("deep", d, "--readers", 0)), *browser_reads("read", d),
+               [Side("page", browser("deep", d)), *browser_reads("read", d),
                 Side("tessera validate --deep", [bench.tessera, "validate", d, "--deep", "--quiet"])], "≤ 1.5 × the browser's fastest read")
 
 
@@ -394,7 +394,7 @@ def p24_diff(bench):
     if not os.path.exists(b):
         shutil.copytree(a, b)
     return Job("P24b", "the page: compare values of two equal checkpoints", mib(a) + " each",
-               [Side("page", browser("diff", a, b)), Side("page without readers", browser("diff", a, b, "--readers", 0)), *browser_reads("read", a, b),
+               [Side("page", browser("diff", a, b)), *browser_reads("read", a, b),
                 Side("tessera diff --values", [bench.tessera, "diff", a, b, "--values", "--quiet"])], "≤ 1.5 × the browser's fastest read")
 
 
@@ -405,7 +405,7 @@ def p27(bench):
     d = bench.sample("large_dcp_rows")
     out, remove = bench.fresh("out.safetensors")
     return Job("P27", "the page: convert a DCP to one safetensors file of the origin", mib(d),
-               [Side("page", browser("convert", d)), Side("page without readers", browser("convert", d, "--readers", 0)), *browser_reads("copy", d),
+               [Side("page", browser("convert", d)), *browser_reads("copy", d),
                 Side("tessera convert", [bench.tessera, "convert", d, out, "--to", "safetensors", "--objects", "drop", "--quiet"], remove)],
                "≤ 1.5 × the browser's fastest read and write, ≤ 200 MiB")
 

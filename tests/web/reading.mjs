@@ -1,5 +1,5 @@
-/** Reading ahead: the bytes are the file's whatever is read in whatever order, and long work on the page gives the same with other
- *  workers reading for it, where the browser lends shared memory, and without. */
+/** Reading ahead: the bytes are the file's whatever is read in whatever order, and long work on the page gives what the
+ *  command gives. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -26,43 +26,22 @@ const noise = (size, seed) => {
   return new Uint8Array(words.buffer);
 };
 
-/** Blocks in slots of one memory that is overwritten when it is used again, filled when they are waited for. */
-function slotReader(bytes, slots, blockSize) {
-  const free = Array.from({ length: slots }, () => new Uint8Array(blockSize)), state = { begun: 0 };
-  const begin = (at, size) => {
-    const slot = free.pop();
-    if (!slot) return undefined;
-    state.begun++;
-    let isFilled = false;
-    return { at, size, release: () => { slot.fill(0xee); free.push(slot); }, bytes: () => {
-      if (!isFilled) slot.set(bytes.subarray(at, at + size));
-      isFilled = true;
-      return slot.subarray(0, size);
-    } };
-  };
-  return { reader: { blockSize, most: 4, begin }, state, free };
-}
-
 async function testBytes() {
   const { ReadAhead, forgetReads } = await load("read_ahead.ts");
   const bytes = noise(24 * MIB, 1);
-  for (const withReader of [false, true]) {
-    await test(`every read gives the file's bytes, ${withReader ? "with" : "without"} readers`, () => {
-      const next = random(2), { reader, state } = slotReader(bytes, 6, MIB);
-      const direct = (at, size) => bytes.slice(at, at + size), files = Array.from({ length: 20 }, () => new ReadAhead(bytes.length, direct, () => (withReader ? reader : undefined)));
-      for (let round = 0; round < 300; round++) {
-        const file = files[next(files.length)];
-        let at = next(4) ? next(bytes.length) : Math.max(0, bytes.length - next(40000));
-        for (let n = 1 + next(40), step = 1 + next(next(3) ? 600000 : 300); n && at < bytes.length; n--) {
-          const size = Math.min(step, bytes.length - at), into = new Uint8Array(size);
-          file.read(at, into);
-          check(Buffer.compare(into, bytes.subarray(at, at + size)) === 0, `${size} bytes at ${at}`);
-          at += size + (next(9) ? 0 : next(100000));
-        }
+  await test("every read gives the file's bytes", () => {
+    const next = random(2), files = Array.from({ length: 20 }, () => new ReadAhead(bytes.length, (at, size) => bytes.slice(at, at + size)));
+    for (let round = 0; round < 300; round++) {
+      const file = files[next(files.length)];
+      let at = next(4) ? next(bytes.length) : Math.max(0, bytes.length - next(40000));
+      for (let n = 1 + next(40), step = 1 + next(next(3) ? 600000 : 300); n && at < bytes.length; n--) {
+        const size = Math.min(step, bytes.length - at), into = new Uint8Array(size);
+        file.read(at, into);
+        check(Buffer.compare(into, bytes.subarray(at, at + size)) === 0, `${size} bytes at ${at}`);
+        at += size + (next(9) ? 0 : next(100000));
       }
-      check(withReader === (state.begun > 0), `${state.begun} blocks were begun`);
-    });
-  }
+    }
+  });
   await test("what was read before a request is read again in it", () => {
     let seen = bytes;
     const file = new ReadAhead(bytes.length, (at, size) => seen.slice(at, at + size)), into = new Uint8Array(1000), read = (at) => (file.read(at, into), into[0]);
@@ -101,24 +80,16 @@ async function open(page, url, target) {
   await page.locator(".window .row .text").first().waitFor();
 }
 
-async function testWork({ page, url, made, folder, isShared }) {
-  const how = isShared ? "with readers" : "without shared memory", started = [];
-  page.on("worker", (worker) => started.push(worker));
-  await test(`${how} the page ${isShared ? "is lent" : "has no"} shared memory`, async () => {
-    await page.goto(url);
-    check(await page.evaluate(() => globalThis.crossOriginIsolated && typeof SharedArrayBuffer === "function") === isShared, "it is the other way round");
-  });
-  await test(`${how} a flipped bit in 48 MiB is found where the command finds it`, async () => {
+async function testWork({ page, url, made, folder }) {
+  await test("a flipped bit in 48 MiB is found where the command finds it", async () => {
     await open(page, url, made.flipped);
-    const before = started.length;
     await goTo(page, /^Problems/);
     await page.getByRole("button", { name: /^Check every byte/ }).click();
     await page.locator(".findings code", { hasText: "zip/crc" }).waitFor();
     const { findings } = JSON.parse(spawnSync(native, ["validate", made.flipped, "--deep", "--json"], { encoding: "utf8" }).stdout), text = await page.locator(".view").innerText();
     check(findings.some((f) => f.rule === "zip/crc" && text.includes(f.message)), `${JSON.stringify(findings)}: ${text}`);
-    check((started.length - before > 1) === isShared, `${started.length - before} workers were started`);
   });
-  await test(`${how} values differ in one tensor`, async () => {
+  await test("values differ in one tensor", async () => {
     await open(page, url, made.sound);
     await goTo(page, "Compare");
     await pick(page, made.flipped);
@@ -126,13 +97,13 @@ async function testWork({ page, url, made, folder, isShared }) {
     await page.getByRole("button", { name: /^Values/ }).click();
     await page.locator(".verdict-line", { hasText: /1 .*differ|1 changed/ }).waitFor();
   });
-  await test(`${how} a conversion writes what the command writes`, async () => {
+  await test("a conversion writes what the command writes", async () => {
     await open(page, url, made.sound);
     await goTo(page, "Convert…");
     await page.locator("form.fields").getByLabel("Form", { exact: true }).selectOption("safetensors");
     await page.getByRole("button", { name: "Save…", exact: true }).and(page.locator(":enabled")).waitFor();
     const [file] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Save…", exact: true }).click()]);
-    const expected = path.join(folder, `native-${isShared}.safetensors`);
+    const expected = path.join(folder, "native.safetensors");
     tessera("convert", made.sound, expected, "--to", "safetensors");
     check(fs.readFileSync(await file.path()).equals(fs.readFileSync(expected)), "it has other bytes");
   });
@@ -143,13 +114,10 @@ export async function testReading({ context, url, broken }) {
   const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-reading-"));
   try {
     const made = makeCheckpoints(folder);
-    for (const isShared of [true, false]) {
-      const page = await context.newPage();
-      await page.addInitScript(() => { globalThis.showSaveFilePicker = globalThis.showDirectoryPicker = undefined; });
-      if (!isShared) await page.addInitScript(() => { delete globalThis.SharedArrayBuffer; });
-      await testWork({ page, url, made, folder, isShared });
-      await page.close();
-    }
+    const page = await context.newPage();
+    await page.addInitScript(() => { globalThis.showSaveFilePicker = globalThis.showDirectoryPicker = undefined; });
+    await testWork({ page, url, made, folder });
+    await page.close();
   } finally {
     fs.rmSync(folder, { recursive: true });
   }

@@ -3,13 +3,8 @@
 import wasmUrl from "../../build/wasm/bin/tessera.wasm?url";
 import writersUrl from "../../build/wasm/bin/tessera-writers.wasm?url";
 import type { FromWorker, Kind, Requests, Tally, ToWorker, Trouble } from "./protocol";
-import { canShare, newShared } from "./readers";
 import { scriptUrl } from "./trusted";
 import workerUrl from "./worker.ts?worker&url";
-
-/** Work that reads whole files, for which readers are worth their start. */
-const READS_ALL: ReadonlySet<Kind> = new Set<Kind>(["deepFindings", "diff", "write", "scan", "twins"]);
-const MOST_READERS = 4;
 
 export class Failure extends Error {
   constructor(readonly trouble: Trouble) {
@@ -42,7 +37,6 @@ interface Waiting {
 export class Client {
   readonly #waiting = new Map<number, Waiting>();
   readonly #worker: Promise<Worker>;
-  #readers: Worker[] | undefined;
   #next = 1;
   /** Why nothing more will be answered. */
   #over: Trouble | undefined;
@@ -65,22 +59,6 @@ export class Client {
       return worker;
     });
     this.#worker.catch((e: unknown) => this.#fail({ message: `the page could not be loaded whole: ${e instanceof Error ? e.message : String(e)}`, status: "page" }));
-  }
-
-  /** Where the browser lends shared memory, other workers read files for this one while it works on them. */
-  #lendReaders(): void {
-    if (this.#readers || !canShare()) return;
-    const started: Worker[] = this.#readers = [], shared = newShared();
-    void Promise.all([script, this.#worker]).then(([url, worker]) => {
-      if (this.#over) return;
-      const ports = Array.from({ length: Math.min(MOST_READERS, navigator.hardwareConcurrency) }, () => {
-        const { port1, port2 } = new MessageChannel(), reader = new Worker(scriptUrl(url), { type: "module" });
-        reader.postMessage({ reads: port2, shared } satisfies ToWorker, [port2]);
-        started.push(reader);
-        return port1;
-      });
-      worker.postMessage({ readers: { ports, shared } } satisfies ToWorker, ports);
-    }, () => undefined);
   }
 
   #hear(data: Exclude<FromWorker, { read: number }>): void {
@@ -106,7 +84,6 @@ export class Client {
 
   #fail(trouble: Trouble): void {
     this.#over ??= trouble;
-    this.#readers?.forEach((reader) => reader.terminate());
     for (const waiting of this.#waiting.values()) waiting.reject(new Failure(trouble));
     this.#waiting.clear();
   }
@@ -119,7 +96,6 @@ export class Client {
       this.#waiting.set(id, { resolve: (gives) => resolve(gives as Requests[K]["gives"]), reject, progress });
     });
     const post = (message: ToWorker) => void this.#worker.then((w) => w.postMessage(message), () => undefined);
-    if (READS_ALL.has(kind)) this.#lendReaders();
     post({ id, kind, takes } as ToWorker);
     return { result, cancel: () => post({ cancel: id }) };
   }

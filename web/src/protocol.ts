@@ -1,5 +1,4 @@
 /** What the page and its worker say to each other. */
-import type { Lent } from "./readers";
 import type { ConversionResult, ConvertOptions, FqnDocument, Level, OptimizerOptions, ReshardOptions, Row as ModuleRow, RunOptions } from "../../wasm/tessera.js";
 import type { Elements } from "./elements";
 import type { Sort, Totals } from "./entry_tree";
@@ -324,9 +323,6 @@ export type ToWorker =
   | { readonly cancel: number }
   /** First of all. */
   | { readonly module: WebAssembly.Module }
-  /** Workers that read files for this one; and to one of these, which does nothing else. */
-  | { readonly readers: Lent }
-  | { readonly reads: MessagePort; readonly shared: SharedArrayBuffer }
   /** The module's second file, or why it could not be fetched. */
   | { readonly writers: WebAssembly.Module | string };
 

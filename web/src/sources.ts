@@ -1,8 +1,7 @@
 /** Bytes for the module, in the worker: slices of dropped files, or ranges of a URL, both synchronously. */
 import type { OpenOptions, SourceFile } from "../../wasm/tessera.js";
 import type { Opening, Source } from "./protocol";
-import { ReadAhead, type BlockReader } from "./read_ahead";
-import { Readers, type Lent } from "./readers";
+import { ReadAhead } from "./read_ahead";
 
 const reader = new FileReaderSync();
 
@@ -26,16 +25,10 @@ function readRange(url: string, size: number, offset: number, into: Uint8Array):
   into.set(new Uint8Array(bytes));
 }
 
-let readers: Readers | undefined;
-/** From now on other workers read ahead. */
-export function lendReaders(lent: Lent): void { readers = new Readers(lent); }
-
 export function sourceFile(source: Source): SourceFile {
   const { name, size } = source;
   if ("file" in source) {
-    const { file } = source, readAt = (offset: number, count: number) => readFile(file, offset, count);
-    let reader: BlockReader | undefined;
-    const ahead = new ReadAhead(size, readAt, () => reader ??= readers?.of(file, readAt));
+    const { file } = source, ahead = new ReadAhead(size, (offset, count) => readFile(file, offset, count));
     return { name, size, read: (offset, into) => { if (into.length) ahead.read(offset, into); } };
   }
   return { name, size, read: (offset, into) => { if (into.length) readRange(source.url, size, offset, into); } };

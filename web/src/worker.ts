@@ -11,9 +11,8 @@ import { fileTerm } from "./filter";
 import { groupEntries, mergedGroups, optimizersByName } from "./optimizer_names";
 import type { Detail, Diff, FileUse, Findings, FromWorker, Kind, Opening, Optimizer, OutlineName, Overview, ParamGroup, Plan, Requests, Side, Tally, ToWorker, Trouble, Twins } from "./protocol";
 import { forgetReads } from "./read_ahead";
-import { serveReads } from "./readers";
 import { scanned } from "./scan";
-import { chosenOf, lendReaders, sourceFile } from "./sources";
+import { chosenOf, sourceFile } from "./sources";
 import { optimizerOf } from "./split";
 import { differingElements } from "./tensor_equality";
 import { optimizerPreviewOf, previewOf, write } from "./writing";
@@ -374,8 +373,6 @@ async function answer<K extends Kind>(id: number, kind: K, takes: Requests[K]["t
 scope.onmessage = ({ data }: MessageEvent<ToWorker>) => {
   if ("module" in data) start(data.module);
   else if ("writers" in data) lend(data.writers);
-  else if ("readers" in data) lendReaders(data.readers);
-  else if ("reads" in data) serveReads(data.reads, data.shared);
   else if ("cancel" in data) {
     stopping.get(data.cancel)?.abort(new Cancelled("cancelled"));
     cancelled.add(data.cancel);

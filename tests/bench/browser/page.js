@@ -9,19 +9,8 @@ const seconds = async (body) => {
 
 /* ---- the page's own worker ---- */
 
-/** As the page does it (web/src/client.ts). */
-function lendReaders(worker, script, count) {
-  const shared = new SharedArrayBuffer(96 + 24 * (2 << 20)); // web/src/readers.ts
-  const ports = Array.from({ length: count }, () => {
-    const { port1, port2 } = new MessageChannel();
-    new Worker(`assets/${script}`, { type: "module" }).postMessage({ reads: port2, shared }, [port2]);
-    return port1;
-  });
-  worker.postMessage({ readers: { ports, shared } }, ports);
-}
-
 /** Starts the worker of web/dist; `call` sends a request and gives its answer. */
-async function viewer({ worker: script, first, second, readers }) {
+async function viewer({ worker: script, first, second }) {
   const [module, writers] = await Promise.all([first, second].map(async (name) => WebAssembly.compile(await (await fetch(`assets/${name}`)).arrayBuffer())));
   const worker = new Worker(`assets/${script}`, { type: "module" }), waiting = new Map();
   worker.onmessage = ({ data }) => {
@@ -32,7 +21,6 @@ async function viewer({ worker: script, first, second, readers }) {
   worker.onerror = (e) => { throw new Error(e.message); };
   worker.postMessage({ module });
   worker.postMessage({ writers });
-  if (readers) lendReaders(worker, script, readers);
   let next = 1;
   return { call: (kind, takes) => new Promise((resolve, reject) => { waiting.set(next, { resolve, reject }); worker.postMessage({ id: next++, kind, takes }); }) };
 }

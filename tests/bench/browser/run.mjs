@@ -1,7 +1,7 @@
 #!/usr/bin/env node
 /** Times one thing in Chromium, and prints it as JSON: {"wall": seconds, "cpu": 0, "peak_mib": of the tab's processes}.
  *  Usage: run.mjs SIDE A [B]
- *    deep A, diff A B, convert A   what the page's worker does, with the module in web/dist; --readers 0: without others that read for it
+ *    deep A, diff A B, convert A   what the page's worker does, with the module in web/dist
  *    read METHOD WORKERS A [B]     the browser's own read of the same bytes: METHOD is arrayBuffer, stream or sync
  *    copy METHOD WORKERS A         the same, written to one file of the origin's private file system */
 import fs from "node:fs";
@@ -42,7 +42,6 @@ function watchMemory() {
   return () => (clearInterval(timer), peak);
 }
 
-const readersAt = process.argv.indexOf("--readers"), readers = readersAt < 0 ? 4 : Number(process.argv.splice(readersAt, 2)[1]);
 const [side, ...given] = process.argv.slice(2);
 const [method, workers] = side === "read" || side === "copy" ? [given.shift(), Number(given.shift())] : [];
 const server = await serve(), browser = await launch();
@@ -56,7 +55,7 @@ try {
   }
   const worker = asset(/^worker-.*\.js$/), first = asset(/^tessera-[^w].*\.wasm$/), second = asset(/^tessera-writers-.*\.wasm$/);
   const stop = watchMemory();
-  const wall = await page.evaluate((job) => globalThis.measure(job), { side, method, workers, readers, count: given.length, worker, first, second });
+  const wall = await page.evaluate((job) => globalThis.measure(job), { side, method, workers, count: given.length, worker, first, second });
   console.log(JSON.stringify({ wall, cpu: 0, peak_mib: stop() }));
 } finally {
   await browser.close();
