@@ -58,19 +58,22 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
     return TSR_OK;
 }
 
-/* Decides everything, for a look. */
+/* Decides everything, for a look, before anything of the destination is touched. */
 static tsr_status decide(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
 {
-    return tsr_convert(w->source.checkpoint, NULL, options, w->arena, &w->conversion, err);
+    tsr_convert_options look = *options;
+    if (!w->options->dry_run && !w->against) return TSR_OK;
+    look.dry_run = true;
+    const tsr_status status = tsr_convert(w->source.checkpoint, NULL, &look, w->arena, &w->conversion, err);
+    return status == TSR_OK && w->against ? cli_check_against(w, err) : status;
 }
 
 static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_error *err)
 {
     tsr_convert_options options;
     tsr_status status = make_options(w, progress, &options, err);
-    if (status == TSR_OK) status = cli_check_against(w, &options, err);
+    if (status == TSR_OK) status = decide(w, &options, err);
     if (status == TSR_OK && w->options->dry_run) {
-        status = decide(w, &options, err);
         if (status == TSR_OK && cli_speaks(w->program)) status = cli_decide_replacement(w, NULL, 0, err);
         if (status == TSR_OK && cli_speaks(w->program)) status = cli_note_kept(w, err);
         return cli_agree(w->program, status, err);

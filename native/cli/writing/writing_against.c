@@ -2,16 +2,12 @@
 #include "cli/program/contract.h"
 #include "cli/writing/writing_parts.h"
 
-tsr_status cli_check_against(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
+tsr_status cli_check_against(const cli_writing *w, tsr_error *err)
 {
     cli_contract against;
-    tsr_convert_options look = *options;
-    if (!w->against) return TSR_OK;
-    look.dry_run = true;
     tsr_status status = cli_contract_open(w->program, w->against, &against, err);
     if (status != TSR_OK) tsr_error_context(err, "--against '%s'", w->against);
-    if (status == TSR_OK) status = tsr_convert(w->source.checkpoint, NULL, &look, w->arena, &w->conversion, err);
-    if (status == TSR_OK) status = tsr_conversion_check(&w->conversion, &against.contract, cli_host(w->program), err);
+    else status = tsr_conversion_check(&w->conversion, &against.contract, cli_host(w->program), err);
     cli_contract_free(&against);
     return status;
 }

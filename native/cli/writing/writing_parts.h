@@ -22,8 +22,8 @@ typedef struct cli_start {
     size_t written_count;
 } cli_start;
 
-/* writing_against.c: refuses a conversion whose names, shapes and dtypes are not those of --against; decides it for that. */
-tsr_status cli_check_against(cli_writing *writing, const tsr_convert_options *options, tsr_error *err);
+/* writing_against.c: refuses a conversion, which is decided, whose names, shapes and dtypes are not those of --against. */
+tsr_status cli_check_against(const cli_writing *writing, tsr_error *err);
 
 /* The lines that describe the job: of everything that makes another output. */
 tsr_status cli_describe_work(cli_writing *writing, tsr_str *text, tsr_error *err);
@@ -51,6 +51,11 @@ tsr_status cli_carry_out_remote(cli_writing *writing, const tsr_convert_options 
 /* writing_remote_parts.c: of a plan without MPI (exec), which may run on machines that share nothing but the bucket, once w->work and
  * w->output are open. One part, whose uploads stay open; or all that is left, with which everything is published. */
 tsr_status cli_carry_out_remote_part(cli_writing *writing, tsr_error *err);
+/* writing_remote_end.c: what surrounds the units, all of which are done, and the publication. */
+tsr_status cli_publish_remote(cli_writing *writing, tsr_error *err);
+/* writing_work.c: TSR_E_USAGE with the parts, from 1 to `parts`, that are not done. */
+tsr_status cli_refuse_missing(const cli_writing *writing, uint64_t parts, bool (*is_missing)(const void *ctx, uint64_t part),
+                              const void *ctx, tsr_error *err);
 tsr_status cli_finish_remote_parts(cli_writing *writing, tsr_error *err);
 
 /* Whether a journal or record that was found is of this run's tag. */

@@ -113,15 +113,7 @@ static tsr_status write_all(cli_writing *w, tsr_error *err)
 {
     tsr_status status = tsr_work_open(w->work, w->output, err);
     if (status == TSR_OK) status = tsr_work_run(w->work, 0, 1, NULL, err);
-    w->conversion = *tsr_work_conversion(w->work);
-    if (status == TSR_OK) status = cli_write_sidecar(w, err); /* before the marker */
-    if (status == TSR_OK) status = tsr_work_finish(w->work, err);
-    w->conversion = *tsr_work_conversion(w->work);
-    if (status == TSR_OK) status = cli_unchanged(&w->source, err);
-    if (status == TSR_OK) status = w->output->publish(w->output, w->conversion.marker, err);
-    w->published = status == TSR_OK;
-    if (w->published) w->resumed = tsr_object_output_resumed(w->output);
-    return status;
+    return status == TSR_OK ? cli_publish_remote(w, err) : status;
 }
 
 /* What surrounds the units goes to those who upload the files that it belongs to. */

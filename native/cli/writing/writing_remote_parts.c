@@ -12,7 +12,7 @@
 #include "publish/text.h"
 #include "tessera/sys/object_output.h"
 
-enum { HEAD = 8, MOST_NAMED = 8 };
+enum { HEAD = 8 };
 
 /* An output that passes over files of other processes. */
 typedef struct part_output {
@@ -160,46 +160,19 @@ static bool is_done(const note_taker *t, uint64_t part)
     return false;
 }
 
-static tsr_status refuse_missing(const note_taker *t, tsr_error *err)
+static bool is_missing(const void *ctx, uint64_t part)
 {
-    const cli_writing *w = t->writing;
-    const uint64_t parts = t->parts ? t->parts : 1;
-    uint64_t missing = 0;
-    tsr_str names = TSR_STR("");
-    for (uint64_t p = 1; p <= parts && names.data; p++) {
-        if (is_done(t, p) || missing++ >= MOST_NAMED) continue;
-        names = tsr_arena_format(w->arena, err, "%.*s%s%" PRIu64, TSR_STR_ARG(names), names.size ? ", " : "", p);
-    }
-    if (!names.data) return TSR_E_NOMEM;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "cannot finish '%s': of %" PRIu64 " part%s, %.*s%s not done (%" PRIu64 " of %" PRIu64 " units)",
-                     w->destination, parts, parts == 1 ? "" : "s", TSR_STR_ARG(names),
-                     missing > MOST_NAMED ? " and more are"
-                     : missing == 1       ? " is"
-                                          : " are",
-                     tsr_work_left(w->work, 0, 1), tsr_work_units(w->work));
+    return !is_done(ctx, part);
 }
 
 /* Does the rest unless only the end is asked for. */
-static tsr_status complete_work(cli_writing *w, const note_taker *t, tsr_error *err)
+static tsr_status complete(cli_writing *w, const note_taker *t, tsr_error *err)
 {
-    tsr_status status = TSR_OK;
-    w->units_found = tsr_work_units(w->work) - tsr_work_left(w->work, 0, 1);
-    if (status == TSR_OK && w->finish && tsr_work_left(w->work, 0, 1)) status = refuse_missing(t, err);
-    return status == TSR_OK ? tsr_work_run_files(w->work, 0, 1, err) : status;
-}
-
-static tsr_status publish(cli_writing *w, const note_taker *t, tsr_error *err)
-{
-    tsr_status status = complete_work(w, t, err);
-    w->conversion = *tsr_work_conversion(w->work);
-    if (status == TSR_OK) status = cli_write_sidecar(w, err); /* before the marker */
-    if (status == TSR_OK) status = tsr_work_finish(w->work, err);
-    w->conversion = *tsr_work_conversion(w->work);
-    if (status == TSR_OK) status = cli_unchanged(&w->source, err);
-    if (status == TSR_OK) status = w->output->publish(w->output, w->conversion.marker, err);
-    if (status == TSR_OK) w->resumed = tsr_object_output_resumed(w->output);
-    return status;
+    const uint64_t left = tsr_work_left(w->work, 0, 1);
+    w->units_found = tsr_work_units(w->work) - left;
+    if (w->finish && left) return cli_refuse_missing(w, t->parts ? t->parts : 1, is_missing, t, err);
+    const tsr_status status = tsr_work_run_files(w->work, 0, 1, err);
+    return status == TSR_OK ? cli_publish_remote(w, err) : status;
 }
 
 static tsr_status end_published(cli_writing *w, tsr_error *err)
@@ -215,7 +188,7 @@ tsr_status cli_finish_remote_parts(cli_writing *w, tsr_error *err)
     note_taker t = {.writing = w, .done = tsr_vec_of(cli_host(w->program)->allocator, 2 * sizeof(uint64_t))};
     tsr_status status = tsr_work_open(w->work, &o.base, err);
     if (status == TSR_OK) status = tsr_object_output_notes(w->output, take_note, &t, err);
-    if (status == TSR_OK) status = t.is_published ? end_published(w, err) : publish(w, &t, err);
+    if (status == TSR_OK) status = t.is_published ? end_published(w, err) : complete(w, &t, err);
     w->published = status == TSR_OK;
     tsr_vec_free(&t.done);
     return status;

@@ -11,6 +11,8 @@
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
 
+enum { MOST_NAMED = 8 };
+
 /* ---- opening ---- */
 
 static tsr_status open_output(cli_writing *w, const cli_start *b, bool join, tsr_error *err)
@@ -243,31 +245,48 @@ static tsr_status append(void *ctx, tsr_str records, tsr_error *err)
     return cli_append_step(ctx, records, err);
 }
 
-/* The parts of the largest division that was begun and is not complete, by name. */
-static tsr_status refuse_missing(const cli_writing *w, tsr_error *err)
+tsr_status cli_refuse_missing(const cli_writing *w, uint64_t parts, bool (*is_missing)(const void *ctx, uint64_t part),
+                              const void *ctx, tsr_error *err)
 {
-    uint64_t parts = 1;
-    tsr_leftover *found;
-    size_t count;
-    tsr_status status = tsr_journals_list(&w->journals, w->arena, &found, &count, err);
-    if (status != TSR_OK) return status;
-    for (size_t i = 0; i < count; i++) {
-        if (cli_is_own(w, &found[i]) && found[i].parts > parts) parts = found[i].parts;
-    }
     tsr_str names = TSR_STR("");
     uint64_t missing = 0;
-    for (uint64_t p = 0; p < parts; p++) {
-        if (!tsr_work_left(w->work, p, parts) || missing++ >= 8) continue;
-        names = tsr_arena_format(w->arena, err, "%.*s%s%" PRIu64, TSR_STR_ARG(names), names.size ? ", " : "", p + 1);
+    for (uint64_t p = 1; p <= parts; p++) {
+        if (!is_missing(ctx, p) || missing++ >= MOST_NAMED) continue;
+        names = tsr_arena_format(w->arena, err, "%.*s%s%" PRIu64, TSR_STR_ARG(names), names.size ? ", " : "", p);
         if (!names.data) return TSR_E_NOMEM;
     }
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                      "cannot finish '%s': of %" PRIu64 " part%s, %.*s%s not done (%" PRIu64 " of %" PRIu64 " units)",
                      w->destination, parts, parts == 1 ? "" : "s", TSR_STR_ARG(names),
-                     missing > 8    ? " and more are"
-                     : missing == 1 ? " is"
-                                    : " are",
+                     missing > MOST_NAMED ? " and more are"
+                     : missing == 1       ? " is"
+                                          : " are",
                      tsr_work_left(w->work, 0, 1), tsr_work_units(w->work));
+}
+
+typedef struct missing_units {
+    const cli_writing *writing;
+    uint64_t parts;
+} missing_units;
+
+static bool has_units_left(const void *ctx, uint64_t part)
+{
+    const missing_units *m = ctx;
+    return tsr_work_left(m->writing->work, part - 1, m->parts) != 0;
+}
+
+/* The parts of the largest division that was begun and is not complete. */
+static tsr_status refuse_missing(const cli_writing *w, tsr_error *err)
+{
+    missing_units m = {w, 1};
+    tsr_leftover *found;
+    size_t count;
+    const tsr_status status = tsr_journals_list(&w->journals, w->arena, &found, &count, err);
+    if (status != TSR_OK) return status;
+    for (size_t i = 0; i < count; i++) {
+        if (cli_is_own(w, &found[i]) && found[i].parts > m.parts) m.parts = found[i].parts;
+    }
+    return cli_refuse_missing(w, m.parts, has_units_left, &m, err);
 }
 
 /* Keeps what publishing will do, so that what a kill leaves of it can be brought to an end. */

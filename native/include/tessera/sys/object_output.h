@@ -31,7 +31,7 @@ typedef struct tsr_object_output_options {
     bool resume;
     const tsr_str *names;
     size_t name_count;
-    /* Processes that share nothing but the bucket: notes of this prefix below the URL are no objects of a checkpoint, and are removed once
+    /* Processes that share nothing but the bucket: notes of this prefix below the URL are not objects of a checkpoint, and are removed once
      * the new one is complete. Where there are such notes, objects of `names` may be this job's. `takes_over`: this process publishes. */
     tsr_str notes;
     bool takes_over;
