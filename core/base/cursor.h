@@ -4,6 +4,7 @@
 #define TSR_BASE_CURSOR_H
 
 #include "tessera/str.h"
+#include "tessera/sys/little_endian.h"
 
 typedef struct tsr_cursor {
     const uint8_t *data;
@@ -20,13 +21,6 @@ static inline tsr_cursor tsr_cursor_on(tsr_str bytes)
 static inline size_t tsr_cursor_left(const tsr_cursor *cursor)
 {
     return cursor->size - cursor->at;
-}
-
-static inline uint64_t tsr_load_le(const uint8_t *bytes, unsigned count)
-{
-    uint64_t value = 0;
-    for (unsigned i = 0; i < count; i++) value |= (uint64_t)bytes[i] << (8 * i);
-    return value;
 }
 
 static inline const uint8_t *tsr_cursor_take(tsr_cursor *cursor, size_t size)

@@ -66,6 +66,19 @@ void *tsr_vec_push(tsr_vec *vec, tsr_error *err)
     return item;
 }
 
+tsr_status tsr_vec_append(tsr_vec *vec, const void *items, size_t count, tsr_error *err)
+{
+    TSR_TRY(tsr_vec_reserve(vec, count, err));
+    if (count) memcpy((char *)vec->items + vec->count * vec->item_size, items, count * vec->item_size);
+    vec->count += count;
+    return TSR_OK;
+}
+
+tsr_status tsr_vec_write(void *vec, const char *data, size_t size, tsr_error *err)
+{
+    return tsr_vec_append((tsr_vec *)vec, data, size, err);
+}
+
 void tsr_vec_cut(tsr_vec *vec, size_t count)
 {
     if (count == 0) {

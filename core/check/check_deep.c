@@ -10,7 +10,7 @@
 #include "check/check_share.h"
 #include "check/compare_copy.h"
 #include "stream/numeric.h"
-#include "stream/text.h"
+#include "tessera/sys/vec.h"
 #include "stream/tile_job.h"
 #include "tessera/check.h"
 #include "tessera/sys/alloc.h"
@@ -365,7 +365,7 @@ static tsr_status list_partials(const check *c, tsr_vec *out, tsr_error *err)
     for (size_t i = 0; i < c->partials.count; i++) {
         const partial *own = (const partial *)c->partials.items + i;
         const sent_partial s = {own->last.extent_number, own->crc_bytes, own->crc, own->damaged};
-        TSR_TRY(tsr_text_append(out, (const char *)&s, sizeof s, err));
+        TSR_TRY(tsr_vec_append(out, &s, sizeof s, err));
     }
     return TSR_OK;
 }
@@ -380,7 +380,7 @@ static tsr_status list_tallies(const check *c, tsr_vec *out, tsr_error *err)
 {
     for (uint64_t i = 0; i < tsr_checkpoint_catalog(c->checkpoint)->entry_count; i++) {
         const sent_tally s = {i, c->tallies[i].counts};
-        if (s.counts.nan || s.counts.inf || s.counts.odd) TSR_TRY(tsr_text_append(out, (const char *)&s, sizeof s, err));
+        if (s.counts.nan || s.counts.inf || s.counts.odd) TSR_TRY(tsr_vec_append(out, &s, sizeof s, err));
     }
     return TSR_OK;
 }

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "stream/text.h"
+#include "tessera/sys/vec.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
@@ -81,7 +81,7 @@ typedef struct packed {
 
 static tsr_status append_str(tsr_vec *out, tsr_str s, tsr_error *err)
 {
-    return tsr_text_append(out, s.data, s.size, err);
+    return tsr_vec_append(out, s.data, s.size, err);
 }
 
 static tsr_status pack_one(const tsr_finding *f, uint64_t order, tsr_vec *out, tsr_error *err)

@@ -2,15 +2,13 @@
 #include "codec/pickle_write.h"
 
 #include "tessera/sys/try.h"
+#include "tessera/sys/little_endian.h"
 
 #define NOT_THERE UINT32_MAX
 
 static void emit(tsr_pickler *pickler, const void *bytes, size_t size)
 {
-    if (pickler->status == TSR_OK) pickler->status = tsr_vec_reserve(pickler->out, size, pickler->err);
-    if (pickler->status != TSR_OK || size == 0) return;
-    memcpy((uint8_t *)pickler->out->items + pickler->out->count, bytes, size);
-    pickler->out->count += size;
+    if (pickler->status == TSR_OK) pickler->status = tsr_vec_append(pickler->out, bytes, size, pickler->err);
 }
 
 static void opcode(tsr_pickler *pickler, char code)
@@ -21,7 +19,7 @@ static void opcode(tsr_pickler *pickler, char code)
 static void little(tsr_pickler *pickler, char code, uint64_t value, unsigned bytes)
 {
     uint8_t text[9] = {(uint8_t)code};
-    for (unsigned i = 0; i < bytes; i++) text[i + 1] = (uint8_t)(value >> (8 * i));
+    tsr_store_le(text + 1, value, bytes);
     emit(pickler, text, bytes + 1);
 }
 
@@ -82,7 +80,7 @@ void tsr_pickler_int(tsr_pickler *pickler, int64_t value)
     } else {
         uint8_t bytes[8];
         size_t size = 8;
-        for (unsigned i = 0; i < 8; i++) bytes[i] = (uint8_t)((uint64_t)value >> (8 * i));
+        tsr_store_le(bytes, (uint64_t)value, 8);
         const uint8_t fill = value < 0 ? 0xff : 0;
         while (size > 1 && bytes[size - 1] == fill && (bytes[size - 2] ^ fill) < 0x80) size--;
         tsr_pickler_bigint(pickler, (tsr_str){(const char *)bytes, size});
@@ -96,7 +94,7 @@ void tsr_pickler_uint(tsr_pickler *pickler, uint64_t value)
         return;
     }
     uint8_t bytes[9] = {0};
-    for (unsigned i = 0; i < 8; i++) bytes[i] = (uint8_t)(value >> (8 * i));
+    tsr_store_le(bytes, value, 8);
     tsr_pickler_bigint(pickler, (tsr_str){(const char *)bytes, 9});
 }
 

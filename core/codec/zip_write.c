@@ -11,6 +11,7 @@
 
 #include "base/cursor.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/little_endian.h"
 
 #define LOCAL_SIZE      30u
 #define CENTRAL_SIZE    46u
@@ -75,7 +76,8 @@ static tsr_status room(tsr_vec *out, size_t size, uint8_t **at, tsr_error *err)
 
 static void put(uint8_t **at, uint64_t value, unsigned bytes)
 {
-    for (unsigned i = 0; i < bytes; i++) *(*at)++ = (uint8_t)(value >> (8 * i));
+    tsr_store_le(*at, value, bytes);
+    *at += bytes;
 }
 
 static void put_str(uint8_t **at, tsr_str text)

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "convert/convert_to.h"
-#include "stream/text.h"
+#include "tessera/sys/vec.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/try.h"
 #include "write/safetensors_write.h"
@@ -142,7 +142,7 @@ static tsr_status emit_index(const plan *p, tsr_vec *text, tsr_error *err)
     if (p->count) memcpy(sorted, p->pieces, p->count * sizeof *sorted);
     qsort(sorted, p->count, sizeof *sorted, by_name);
     tsr_json json;
-    tsr_json_start(&json, tsr_text_append, text, 1, err);
+    tsr_json_start(&json, tsr_vec_write, text, 1, err);
     tsr_json_object(&json);
     tsr_json_key(&json, "metadata");
     tsr_json_object(&json);

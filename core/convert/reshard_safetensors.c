@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "convert/reshard_to.h"
-#include "stream/text.h"
+#include "tessera/sys/vec.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/plan_items.h"
 #include "tessera/sys/try.h"
@@ -88,7 +88,7 @@ static tsr_status sort_into_files(gathering *g, tsr_error *err)
 static tsr_status emit_offsets(const tsr_safetensors_output *pieces, size_t count, tsr_vec *text, tsr_error *err)
 {
     tsr_json json;
-    tsr_json_start(&json, tsr_text_append, text, 0, err);
+    tsr_json_start(&json, tsr_vec_write, text, 0, err);
     tsr_json_object(&json);
     for (size_t i = 0; i < count; i++) {
         tsr_dtype dtype;

@@ -5,6 +5,7 @@
 #include "documents/storage_read.h"
 #include "documents/target_read.h"
 #include "tessera/convert.h"
+#include "tessera/sys/little_endian.h"
 #include "tessera/sys/try.h"
 
 /* ---- digest of a catalog ---- */
@@ -17,7 +18,7 @@ typedef struct digester {
 static void feed_u64(const digester *d, uint64_t number)
 {
     uint8_t bytes[8];
-    for (unsigned i = 0; i < 8; i++) bytes[i] = (uint8_t)(number >> 8 * i);
+    tsr_store_le(bytes, number, sizeof bytes);
     d->ops->update(d->state, bytes, sizeof bytes);
 }
 

@@ -1,7 +1,7 @@
 /* Levels of rules, and applying them to findings. See tessera/policy.h. */
 #include "base/utf8.h"
 #include "documents/policy_parts.h"
-#include "stream/text.h"
+#include "tessera/sys/vec.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/finding_add.h"
@@ -111,14 +111,14 @@ int tsr_policy_level(const tsr_policy *policy, const tsr_rule *rule, tsr_level l
 /* ":name", or "-" for an absent one, and an end that no name has. */
 static tsr_status append_name(tsr_vec *key, tsr_str name, tsr_error *err)
 {
-    TSR_TRY(tsr_text_append(key, name.data ? ":" : "-", 1, err));
+    TSR_TRY(tsr_vec_append(key, name.data ? ":" : "-", 1, err));
     for (size_t at = 0; at < name.size;) {
         const size_t length = tsr_utf8_length((tsr_str){name.data + at, name.size - at});
-        if (length) TSR_TRY(tsr_text_append(key, name.data + at, length, err));
-        else TSR_TRY(tsr_text_append(key, "\xEF\xBF\xBD", 3, err));
+        if (length) TSR_TRY(tsr_vec_append(key, name.data + at, length, err));
+        else TSR_TRY(tsr_vec_append(key, "\xEF\xBF\xBD", 3, err));
         at += length ? length : 1;
     }
-    return tsr_text_append(key, "\xFF", 1, err);
+    return tsr_vec_append(key, "\xFF", 1, err);
 }
 
 static tsr_status make_key(tsr_vec *key, const tsr_known *known, tsr_error *err)

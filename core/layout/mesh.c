@@ -137,11 +137,7 @@ tsr_status tsr_mesh_spans(const tsr_sharding *how, tsr_shape shape, uint32_t dim
         uint32_t m = order.mesh_dims[i];
         status = cut(&runs, &scratch, order.split_factors[i], how->mesh->shape[m], coordinate[m], err);
     }
-    if (status == TSR_OK) status = tsr_vec_reserve(spans, runs.count, err);
-    if (status == TSR_OK && runs.count) {
-        memcpy((tsr_span *)spans->items + spans->count, runs.items, runs.count * sizeof(tsr_span));
-        spans->count += runs.count;
-    }
+    if (status == TSR_OK) status = tsr_vec_append(spans, runs.items, runs.count, err);
     tsr_vec_free(&runs);
     tsr_vec_free(&scratch);
     return status;

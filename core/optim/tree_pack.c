@@ -26,16 +26,13 @@ typedef struct packing {
 
 static tsr_status put(packing *p, const void *data, size_t size, tsr_error *err)
 {
-    TSR_TRY(tsr_vec_reserve(p->bytes, size, err));
-    if (size) memcpy((char *)p->bytes->items + p->bytes->count, data, size);
-    p->bytes->count += size;
-    return TSR_OK;
+    return tsr_vec_append(p->bytes, data, size, err);
 }
 
 static tsr_status put_number(packing *p, uint64_t number, unsigned size, tsr_error *err)
 {
     uint8_t le[8];
-    for (unsigned i = 0; i < size; i++) le[i] = (uint8_t)(number >> (8 * i));
+    tsr_store_le(le, number, size);
     return put(p, le, size, err);
 }
 
@@ -172,12 +169,9 @@ static tsr_status take_scalar(unpacking *u, tsr_chunk *chunk, size_t size, tsr_e
 {
     const uint8_t *data = tsr_cursor_take(&u->cursor, size);
     TSR_FAIL_AT(!data, err, TSR_E_FORMAT, u->cursor.at, "optim: a rank sent a truncated tensor");
-    TSR_TRY(tsr_vec_reserve(u->into->scalars, size, err));
     chunk->file = u->into->scalar_file;
     chunk->byte_offset = u->into->scalars->count;
-    memcpy((char *)u->into->scalars->items + u->into->scalars->count, data, size);
-    u->into->scalars->count += size;
-    return TSR_OK;
+    return tsr_vec_append(u->into->scalars, data, size, err);
 }
 
 static tsr_status take_tensor(unpacking *u, const tsr_entry **out, tsr_error *err)

@@ -21,15 +21,6 @@ tsr_str tsr_family_pattern(const tsr_name_family *family, const char *const *nam
     return out;
 }
 
-static tsr_status write_text(void *ctx, const char *data, size_t size, tsr_error *err)
-{
-    tsr_vec *text = ctx;
-    TSR_TRY(tsr_vec_reserve(text, size, err));
-    memcpy((char *)text->items + text->count, data, size);
-    text->count += size;
-    return TSR_OK;
-}
-
 static void put_step(tsr_json *json, const tsr_map_candidate *c)
 {
     const uint64_t turned[] = {1, 0};
@@ -67,7 +58,7 @@ tsr_status tsr_candidate_rule(const tsr_map_candidate *c, const char *about, tsr
     tsr_vec text = tsr_vec_of(c->a->members.allocator, 1);
     const tsr_str from = tsr_family_pattern(c->a, tsr_captures, arena, err), to = tsr_family_pattern(c->b, tsr_captures, arena, err);
     if (!from.data || !to.data) return TSR_E_NOMEM;
-    tsr_json_start(&json, write_text, &text, 0, err);
+    tsr_json_start(&json, tsr_vec_write, &text, 0, err);
     tsr_json_object(&json);
     tsr_json_strs(&json, "from", &from, 1);
     tsr_json_strs(&json, "to", &to, 1);
@@ -106,7 +97,7 @@ tsr_status tsr_fused_rule_text(const tsr_fused_rule *rule, tsr_arena *arena, tsr
 {
     tsr_json json;
     tsr_vec text = tsr_vec_of(tsr_arena_allocator(arena), 1);
-    tsr_json_start(&json, write_text, &text, 0, err);
+    tsr_json_start(&json, tsr_vec_write, &text, 0, err);
     tsr_json_object(&json);
     if (rule->splits) tsr_json_strs(&json, "from", &rule->whole, 1);
     else tsr_json_strs(&json, "from", rule->parts, rule->count);

@@ -1,6 +1,6 @@
 /* Making a work: the writer of the container lays everything out, and the stages' blits are cut into units. */
 #include "convert/reshard_to.h"
-#include "stream/text.h"
+#include "tessera/sys/vec.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/options.h"
@@ -16,7 +16,7 @@
 static tsr_status emit_sidecar(const tsr_conversion_job *job, tsr_vec *text, tsr_error *err)
 {
     tsr_json json;
-    tsr_json_start(&json, tsr_text_append, text, 1, err);
+    tsr_json_start(&json, tsr_vec_write, text, 1, err);
     tsr_json_object(&json);
     tsr_json_key(&json, "schema");
     tsr_json_text(&json, "tessera.objects/1");

@@ -4,16 +4,11 @@
  *
  * n is the unit's number of blits, or 0 where the container needs no CRCs. */
 #include "base/cursor.h"
-#include "stream/text.h"
+#include "tessera/sys/vec.h"
 #include "tessera/sys/try.h"
 #include "work/work_parts.h"
 
 #include "tessera/sys/host_calls.h"
-
-static void store_le(uint8_t *bytes, uint64_t number, unsigned count)
-{
-    for (unsigned i = 0; i < count; i++) bytes[i] = (uint8_t)(number >> (8 * i));
-}
 
 tsr_status tsr_work_put_record(const tsr_work *work, size_t number, tsr_vec *out, tsr_error *err)
 {
@@ -22,10 +17,10 @@ tsr_status tsr_work_put_record(const tsr_work *work, size_t number, tsr_vec *out
     const size_t size = 12 + 4 * (size_t)count;
     TSR_TRY(tsr_vec_reserve(out, size + 4, err));
     uint8_t *bytes = (uint8_t *)out->items + out->count;
-    store_le(bytes, number, 8);
-    store_le(bytes + 8, count, 4);
-    for (uint32_t i = 0; i < count; i++) store_le(bytes + 12 + 4 * (size_t)i, unit->crcs[i], 4);
-    store_le(bytes + size, tsr_crc32(NULL, 0, bytes, size), 4);
+    tsr_store_le(bytes, number, 8);
+    tsr_store_le(bytes + 8, count, 4);
+    for (uint32_t i = 0; i < count; i++) tsr_store_le(bytes + 12 + 4 * (size_t)i, unit->crcs[i], 4);
+    tsr_store_le(bytes + size, tsr_crc32(NULL, 0, bytes, size), 4);
     out->count += size + 4;
     return TSR_OK;
 }

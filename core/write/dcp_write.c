@@ -14,6 +14,7 @@
 #include "write/torch_plan.h"
 
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/little_endian.h"
 
 typedef struct item {
     uint64_t byte_offset, byte_length;
@@ -145,7 +146,7 @@ static tsr_status lay_out(writer *w, tsr_error *err)
 static uint32_t note(uint32_t crc, uint64_t number)
 {
     uint8_t bytes[8];
-    for (unsigned i = 0; i < 8; i++) bytes[i] = (uint8_t)(number >> (8 * i));
+    tsr_store_le(bytes, number, sizeof bytes);
     return tsr_crc32(NULL, crc, bytes, sizeof bytes);
 }
 

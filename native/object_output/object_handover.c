@@ -7,35 +7,28 @@
  * Texts have their size before them (u32), numbers are little-endian. */
 #include "object_output/object_output.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/little_endian.h"
 
 /* ---- texts and numbers ---- */
 
 static tsr_status put_number(tsr_vec *out, uint64_t number, unsigned bytes, tsr_error *err)
 {
-    TSR_TRY(tsr_vec_reserve(out, bytes, err));
-    for (unsigned i = 0; i < bytes; i++) *(uint8_t *)tsr_vec_push(out, err) = (uint8_t)(number >> 8 * i);
-    return TSR_OK;
-}
-
-static tsr_status put_bytes(tsr_vec *out, tsr_str bytes, tsr_error *err)
-{
-    TSR_TRY(tsr_vec_reserve(out, bytes.size, err));
-    if (bytes.size) memcpy((char *)out->items + out->count, bytes.data, bytes.size);
-    out->count += bytes.size;
-    return TSR_OK;
+    uint8_t stored[8];
+    tsr_store_le(stored, number, bytes);
+    return tsr_vec_append(out, stored, bytes, err);
 }
 
 static tsr_status put_text(tsr_vec *out, tsr_str text, tsr_error *err)
 {
     TSR_TRY(put_number(out, text.size, 4, err));
-    return put_bytes(out, text, err);
+    return tsr_vec_append(out, text.data, text.size, err);
 }
 
 static bool take_number(tsr_str *in, unsigned bytes, uint64_t *number)
 {
     *number = 0;
     if (in->size < bytes) return false;
-    for (unsigned i = bytes; i-- > 0;) *number = *number << 8 | (uint8_t)in->data[i];
+    *number = tsr_load_le(in->data, bytes);
     *in = (tsr_str){in->data + bytes, in->size - bytes};
     return true;
 }

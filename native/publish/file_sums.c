@@ -10,6 +10,7 @@
 #include "tessera/host.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/little_endian.h"
 
 #define PRIME (((uint64_t)1 << 61) - 1)
 #define SUM_BYTES 12u
@@ -100,36 +101,24 @@ uint64_t tsr_sum_bytes(const tsr_sum_key *key, uint64_t offset, const void *data
 
 /* ---- steps ---- */
 
-static void store(uint8_t *bytes, uint64_t number, unsigned count)
-{
-    for (unsigned i = 0; i < count; i++) bytes[i] = (uint8_t)(number >> (8 * i));
-}
-
-static uint64_t load(const uint8_t *bytes, unsigned count)
-{
-    uint64_t number = 0;
-    for (unsigned i = count; i-- > 0;) number = number << 8 | bytes[i];
-    return number;
-}
-
 tsr_status tsr_step_put(tsr_str records, const uint64_t *sums, uint32_t count, tsr_vec *text, tsr_error *err)
 {
     const size_t start = text->count;
     uint8_t head[HEAD], crc[4];
     uint32_t used = 0;
     for (uint32_t f = 0; f < count; f++) used += sums[f] != 0;
-    store(head, records.size, 8);
-    store(head + 8, used, 4);
+    tsr_store_le(head, records.size, 8);
+    tsr_store_le(head + 8, used, 4);
     TSR_TRY(tsr_text_add(text, (tsr_str){(const char *)head, HEAD}, err));
     TSR_TRY(tsr_text_add(text, records, err));
     for (uint32_t f = 0; f < count; f++) {
         uint8_t sum[SUM_BYTES];
         if (!sums[f]) continue;
-        store(sum, f, 4);
-        store(sum + 4, sums[f], 8);
+        tsr_store_le(sum, f, 4);
+        tsr_store_le(sum + 4, sums[f], 8);
         TSR_TRY(tsr_text_add(text, (tsr_str){(const char *)sum, SUM_BYTES}, err));
     }
-    store(crc, tsr_crc32(NULL, 0, (const char *)text->items + start, text->count - start), 4);
+    tsr_store_le(crc, tsr_crc32(NULL, 0, (const char *)text->items + start, text->count - start), 4);
     return tsr_text_add(text, (tsr_str){(const char *)crc, 4}, err);
 }
 
@@ -137,11 +126,11 @@ bool tsr_journal_step_next(tsr_str *rest, tsr_journal_step *out)
 {
     const uint8_t *bytes = (const uint8_t *)rest->data;
     if (rest->size < HEAD + 4) return false;
-    const uint64_t records = load(bytes, 8), sums = load(bytes + 8, 4) * SUM_BYTES;
+    const uint64_t records = tsr_load_le(bytes, 8), sums = tsr_load_le(bytes + 8, 4) * SUM_BYTES;
     const size_t room = rest->size - HEAD - 4;
     if (records > room || sums > room - records) return false;
     const size_t size = HEAD + (size_t)records + (size_t)sums;
-    if (tsr_crc32(NULL, 0, bytes, size) != load(bytes + size, 4)) return false;
+    if (tsr_crc32(NULL, 0, bytes, size) != tsr_load_le(bytes + size, 4)) return false;
     *out = (tsr_journal_step){{rest->data + HEAD, (size_t)records}, bytes + HEAD + records, (uint32_t)(sums / SUM_BYTES)};
     *rest = (tsr_str){rest->data + size + 4, rest->size - size - 4};
     return true;
@@ -150,7 +139,7 @@ bool tsr_journal_step_next(tsr_str *rest, tsr_journal_step *out)
 void tsr_journal_step_sum(const tsr_journal_step *step, uint64_t *sums, uint32_t count)
 {
     for (uint32_t i = 0; i < step->count; i++) {
-        const uint64_t file = load(step->sums + SUM_BYTES * i, 4);
-        if (file < count) sums[file] = tsr_sum_add(sums[file], load(step->sums + SUM_BYTES * i + 4, 8));
+        const uint64_t file = tsr_load_le(step->sums + SUM_BYTES * i, 4);
+        if (file < count) sums[file] = tsr_sum_add(sums[file], tsr_load_le(step->sums + SUM_BYTES * i + 4, 8));
     }
 }

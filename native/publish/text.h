@@ -9,11 +9,7 @@
 
 static inline tsr_status tsr_text_add(tsr_vec *text, tsr_str part, tsr_error *err)
 {
-    const tsr_status status = tsr_vec_reserve(text, part.size, err);
-    if (status != TSR_OK || !part.size) return status;
-    memcpy((char *)text->items + text->count, part.data, part.size);
-    text->count += part.size;
-    return TSR_OK;
+    return tsr_vec_append(text, part.data, part.size, err);
 }
 
 /* The first line of a text, without its end; the text becomes what follows. */

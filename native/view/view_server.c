@@ -315,16 +315,6 @@ static void note_answered(void *ctx, struct MHD_Connection *connection, void **s
 
 /* ---- start and stop ---- */
 
-static tsr_status append(void *ctx, const char *data, size_t size, tsr_error *err)
-{
-    tsr_vec *vec = ctx;
-    const tsr_status status = tsr_vec_reserve(vec, size, err);
-    if (status != TSR_OK) return status;
-    memcpy((char *)vec->items + vec->count, data, size);
-    vec->count += size;
-    return TSR_OK;
-}
-
 static void list_side(tsr_json *json, const view_settings *view, size_t side)
 {
     const tsr_store *store = view->sides[side].store;
@@ -365,7 +355,7 @@ static void list_side(tsr_json *json, const view_settings *view, size_t side)
 static tsr_status list_files(view_server *s, tsr_error *err)
 {
     tsr_json json;
-    tsr_json_start(&json, append, &s->listing, 0, err);
+    tsr_json_start(&json, tsr_vec_write, &s->listing, 0, err);
     list_side(&json, &s->view, 0);
     return tsr_json_finish(&json);
 }

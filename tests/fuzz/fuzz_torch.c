@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "../support/zip_image.h"
-#include "stream/text.h"
+#include "tessera/sys/vec.h"
 #include "tessera/document.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/value_walk.h"
@@ -64,7 +64,7 @@ static void check_value(const tsr_value *value, const tsr_value *again, const ts
     if (!tsr_value_is_json(value, 60, 10000)) return;
     tsr_vec text = tsr_vec_of(host->allocator, 1);
     tsr_json json;
-    tsr_json_start(&json, tsr_text_append, &text, 0, NULL);
+    tsr_json_start(&json, tsr_vec_write, &text, 0, NULL);
     tsr_json_value(&json, value);
     if (tsr_json_finish(&json) != TSR_OK) abort();
     tsr_vec_free(&text);

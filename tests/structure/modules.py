@@ -38,7 +38,7 @@ CORE = {
 }
 # Module of core: its public headers.
 HEADERS = {
-    "base": "api version str status memory host map findings json alloc vec visible suggest uri finding_add host_calls options number_text try",
+    "base": "api version str status memory host map findings json alloc vec visible suggest uri finding_add host_calls options number_text try little_endian",
     "io": "store output comm store_read collectives",
     "model": "dtype torch_version value catalog modules dtype_forms value_walk module_tree entries",
     "fqn": "glob fqn canonical_names params",

@@ -8,6 +8,7 @@
 
 #include "codec/pickle_write.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/little_endian.h"
 
 #define METADATA_MODULE "torch.distributed.checkpoint.metadata"
 #define STORAGE_MODULE  "torch.distributed.checkpoint.filesystem"
@@ -271,7 +272,7 @@ tsr_status tsr_dcp_metadata_write(const tsr_dcp_new_metadata *metadata, const ts
 static uint32_t note(uint32_t crc, uint64_t number)
 {
     uint8_t bytes[8];
-    for (unsigned i = 0; i < 8; i++) bytes[i] = (uint8_t)(number >> (8 * i));
+    tsr_store_le(bytes, number, sizeof bytes);
     return tsr_crc32(NULL, crc, bytes, sizeof bytes);
 }
 

@@ -8,6 +8,7 @@
 #include "base/utf8.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/little_endian.h"
 
 enum { LENGTH_SIZE = 8, DATA_ALIGNMENT = 64 };
 
@@ -170,7 +171,7 @@ tsr_status tsr_safetensors_write_header(const tsr_safetensors_plan *plan, tsr_wr
 {
     counted out = {write, ctx, 0};
     char length[LENGTH_SIZE], spaces[DATA_ALIGNMENT];
-    for (unsigned i = 0; i < LENGTH_SIZE; i++) length[i] = (char)((plan->header_size - LENGTH_SIZE) >> (8 * i));
+    tsr_store_le(length, plan->header_size - LENGTH_SIZE, LENGTH_SIZE);
     memset(spaces, ' ', sizeof spaces);
     TSR_TRY(write_counted(&out, length, sizeof length, err));
     TSR_TRY(emit(plan, write_counted, &out, err));

@@ -76,9 +76,7 @@ tsr_status tsr_torch_archive_plan(const tsr_torch_tree *tree, const tsr_host *ho
 static tsr_status append_member(const tsr_zip_new_member *member, tsr_str content, tsr_vec *out, tsr_error *err)
 {
     TSR_TRY(tsr_zip_append_header(member, out, err));
-    TSR_TRY(tsr_vec_reserve(out, content.size, err));
-    if (content.size) memcpy((char *)out->items + out->count, content.data, content.size);
-    out->count += content.size;
+    TSR_TRY(tsr_vec_append(out, content.data, content.size, err));
     return tsr_zip_append_descriptor(member, out, err);
 }
 

@@ -2,20 +2,9 @@
 #include "cli/writing/copy_log.h"
 
 #include "publish/file_sums.h"
+#include "tessera/sys/little_endian.h"
 
 enum { RECORD = 16 };
-
-static void store(uint8_t *bytes, uint64_t number)
-{
-    for (unsigned i = 0; i < 8; i++) bytes[i] = (uint8_t)(number >> 8 * i);
-}
-
-static uint64_t load(const char *bytes)
-{
-    uint64_t number = 0;
-    for (unsigned i = 8; i-- > 0;) number = number << 8 | (uint8_t)bytes[i];
-    return number;
-}
 
 tsr_status cli_copy_log_new(tsr_arena *arena, const uint64_t *sizes, uint32_t count, cli_copy_log *out, tsr_error *err)
 {
@@ -41,9 +30,9 @@ void cli_copy_log_free(cli_copy_log *log)
 static void take_chunks(cli_copy_log *log, tsr_str records)
 {
     for (size_t at = 0; at + RECORD <= records.size; at += RECORD) {
-        const uint64_t chunk = load(records.data + at);
+        const uint64_t chunk = tsr_load_le(records.data + at, 8);
         if (chunk >= log->chunk_count) continue;
-        log->sums[chunk] = load(records.data + at + 8);
+        log->sums[chunk] = tsr_load_le(records.data + at + 8, 8);
         log->is_recorded[chunk] = log->has_chunks = true;
     }
 }
@@ -85,8 +74,8 @@ tsr_status cli_copy_log_add(cli_copy_log *log, uint64_t chunk, uint64_t sum, uin
 {
     uint8_t record[RECORD];
     if (!log->journal) return TSR_OK;
-    store(record, chunk);
-    store(record + 8, sum);
+    tsr_store_le(record, chunk, 8);
+    tsr_store_le(record + 8, sum, 8);
     if (tsr_vec_reserve(&log->pending, RECORD, err) != TSR_OK) return TSR_E_NOMEM;
     for (unsigned i = 0; i < RECORD; i++) *(uint8_t *)tsr_vec_push(&log->pending, err) = record[i];
     log->pending_bytes += size;

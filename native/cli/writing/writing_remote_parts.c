@@ -11,6 +11,7 @@
 #include "cli/writing/writing_parts.h"
 #include "publish/text.h"
 #include "tessera/sys/object_output.h"
+#include "tessera/sys/little_endian.h"
 
 enum { HEAD = 8 };
 
@@ -70,18 +71,13 @@ static tsr_status do_part(cli_writing *w, part_output *o, tsr_error *err)
     return status == TSR_OK ? tsr_work_surround(w->work, err) : status;
 }
 
-static void put_size(uint64_t size, char *out)
-{
-    for (unsigned i = 0; i < 8; i++) out[i] = (char)(size >> 8 * i);
-}
-
 static tsr_status make_note(cli_writing *w, const part_output *o, tsr_vec *note, tsr_error *err)
 {
     const char head[HEAD] = {0};
     tsr_status status = tsr_text_add(note, (tsr_str){head, HEAD}, err);
     if (status == TSR_OK) status = tsr_work_records(w->work, note, err);
     if (status != TSR_OK) return status;
-    put_size(note->count - HEAD, note->items);
+    tsr_store_le(note->items, note->count - HEAD, HEAD);
     return tsr_object_output_hand_over(w->output, o->written, o->count, note, err);
 }
 
@@ -116,16 +112,9 @@ typedef struct note_taker {
     tsr_vec done;      /* of uint64_t pairs: part, parts */
 } note_taker;
 
-static uint64_t size_in(const char *bytes)
-{
-    uint64_t size = 0;
-    for (unsigned i = 8; i-- > 0;) size = size << 8 | (uint8_t)bytes[i];
-    return size;
-}
-
 static tsr_status take_text(cli_writing *w, tsr_str text, tsr_error *err)
 {
-    const uint64_t records = text.size >= HEAD ? size_in(text.data) : 0;
+    const uint64_t records = text.size >= HEAD ? tsr_load_le(text.data, HEAD) : 0;
     if (text.size < HEAD || records > text.size - HEAD)
         return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the note of a part is damaged; run the part again");
     const tsr_status status = tsr_work_take(w->work, (tsr_str){text.data + HEAD, (size_t)records}, NULL, err);

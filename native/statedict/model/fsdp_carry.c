@@ -231,10 +231,8 @@ static tsr_status list_names(const tsr_vec *calls, tsr_vec *names, tsr_error *er
 {
     for (size_t i = 0; i < calls->count; i++) {
         const tsr_str fqn = ((const tsr_fsdp_call *)calls->items)[i].fqn;
-        TSR_TRY(tsr_vec_reserve(names, fqn.size + 1, err));
-        memcpy((char *)names->items + names->count, fqn.data, fqn.size);
-        names->count += fqn.size + 1;
-        ((char *)names->items)[names->count - 1] = 0;
+        TSR_TRY(tsr_vec_append(names, fqn.data, fqn.size, err));
+        TSR_TRY(tsr_vec_append(names, "", 1, err));
     }
     return TSR_OK;
 }

@@ -13,6 +13,7 @@
 #include "tessera/save_load.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/little_endian.h"
 
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
 #define JOB                  TSR_STR("a state dict of several ranks\n")
@@ -133,7 +134,7 @@ static tsr_status open_outputs(saving *s, tsr_error *err)
 static uint32_t note(uint32_t crc, uint64_t number)
 {
     uint8_t bytes[8];
-    for (unsigned i = 0; i < 8; i++) bytes[i] = (uint8_t)(number >> (8 * i));
+    tsr_store_le(bytes, number, sizeof bytes);
     return tsr_crc32(NULL, crc, bytes, sizeof bytes);
 }
 

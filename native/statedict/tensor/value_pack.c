@@ -11,20 +11,12 @@
 
 enum { FLAG_ORDERED = 1, FLAG_CALLED = 2, FLAG_TRUE = 4, FLAG_WHOLE = 8, MOST_DEPTH = 256 };
 
-static tsr_status add(tsr_vec *out, const void *bytes, size_t size, tsr_error *err)
-{
-    TSR_TRY(tsr_vec_reserve(out, size, err));
-    if (size) memcpy((char *)out->items + out->count, bytes, size);
-    out->count += size;
-    return TSR_OK;
-}
-
 static tsr_status pack_bytes(const tsr_tensor *tensor, tsr_vec *out, tsr_error *err)
 {
     uint64_t bytes;
     TSR_FAIL_IF(!tsr_entry_bytes(&tensor->entry, &bytes), err, TSR_E_UNSUPPORTED, "the tensor's elements are not whole bytes");
     TSR_FAIL_IF(tensor->meta || (bytes && !tensor->data), err, TSR_E_USAGE, "the tensor has no memory");
-    if (!tensor->device || !bytes) return add(out, tensor->data, (size_t)bytes, err);
+    if (!tensor->device || !bytes) return tsr_vec_append(out, tensor->data, (size_t)bytes, err);
     TSR_TRY(tsr_vec_reserve(out, (size_t)bytes, err));
     TSR_TRY(tensor->device->to_host(tensor->device, (char *)out->items + out->count, tensor->data, bytes, err));
     TSR_TRY(tsr_device_wait(tensor->device, err));
@@ -37,8 +29,8 @@ static tsr_status pack_tensor(const tsr_tensor *tensor, bool whole, tsr_vec *out
     const tsr_entry *entry = &tensor->entry;
     const uint32_t head[2] = {(uint32_t)entry->dtype, entry->ndim};
     TSR_FAIL_IF(tensor->spread != TSR_WHOLE, err, TSR_E_UNSUPPORTED, "the tensor is distributed; expected a whole tensor");
-    TSR_TRY(add(out, head, sizeof head, err));
-    TSR_TRY(add(out, entry->shape, entry->ndim * sizeof *entry->shape, err));
+    TSR_TRY(tsr_vec_append(out, head, sizeof head, err));
+    TSR_TRY(tsr_vec_append(out, entry->shape, entry->ndim * sizeof *entry->shape, err));
     return whole || entry->ndim == 0 ? pack_bytes(tensor, out, err) : TSR_OK;
 }
 
@@ -62,14 +54,14 @@ static tsr_status pack(const tsr_value *value, uint32_t depth, uint32_t tensors_
                                        (whole ? FLAG_WHOLE : 0))};
     const uint64_t sizes[2] = {value->text.size, value->count};
     TSR_FAIL_IF(depth > MOST_DEPTH, err, TSR_E_LIMIT, "nested deeper than %d", MOST_DEPTH);
-    TSR_TRY(add(out, head, sizeof head, err));
+    TSR_TRY(tsr_vec_append(out, head, sizeof head, err));
     if (value->kind == TSR_VALUE_TENSOR) {
         TSR_FAIL_IF(!tensors_at, err, TSR_E_UNSUPPORTED, "a tensor inside a nested value cannot be broadcast");
         return pack_tensor(tsr_tensor_of(value), whole, out, err);
     }
-    TSR_TRY(add(out, &value->as, scalar_size(value->kind), err));
-    TSR_TRY(add(out, sizes, sizeof sizes, err));
-    TSR_TRY(add(out, value->text.data, value->text.size, err));
+    TSR_TRY(tsr_vec_append(out, &value->as, scalar_size(value->kind), err));
+    TSR_TRY(tsr_vec_append(out, sizes, sizeof sizes, err));
+    TSR_TRY(tsr_vec_append(out, value->text.data, value->text.size, err));
     for (size_t i = 0; i < value->count; i++) TSR_TRY(pack(value->items[i], depth + 1, tensors_at, out, err));
     return TSR_OK;
 }

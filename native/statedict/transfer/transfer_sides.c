@@ -8,24 +8,16 @@
 #include "tessera/sys/tiling.h"
 #include "tessera/validate.h"
 
-static tsr_status add_numbers(tsr_vec *blob, const uint64_t *numbers, size_t count, tsr_error *err)
-{
-    TSR_TRY(tsr_vec_reserve(blob, count, err));
-    if (count) memcpy((uint64_t *)blob->items + blob->count, numbers, count * sizeof *numbers);
-    blob->count += count;
-    return TSR_OK;
-}
-
 /* Boxes without elements are nobody's. */
 static tsr_status tell_boxes(const tsr_tensor *tensor, tsr_arena *arena, tsr_vec *blob, tsr_error *err)
 {
     const tsr_piece *pieces;
     uint64_t count;
     TSR_TRY(tsr_tensor_pieces(tensor, arena, &pieces, &count, err));
-    TSR_TRY(add_numbers(blob, &count, 1, err));
+    TSR_TRY(tsr_vec_append(blob, &count, 1, err));
     for (uint64_t i = 0; i < count; i++) {
-        TSR_TRY(add_numbers(blob, pieces[i].offsets, tensor->entry.ndim, err));
-        TSR_TRY(add_numbers(blob, pieces[i].sizes, tensor->entry.ndim, err));
+        TSR_TRY(tsr_vec_append(blob, pieces[i].offsets, tensor->entry.ndim, err));
+        TSR_TRY(tsr_vec_append(blob, pieces[i].sizes, tensor->entry.ndim, err));
     }
     return TSR_OK;
 }

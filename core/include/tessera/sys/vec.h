@@ -31,6 +31,10 @@ static inline tsr_vec tsr_vec_of(const tsr_allocator *allocator, size_t item_siz
 tsr_status tsr_vec_reserve(tsr_vec *vec, size_t extra, tsr_error *err);
 /* Appends one zeroed item and returns it (NULL: TSR_E_NOMEM in err). Valid until the next append. */
 void *tsr_vec_push(tsr_vec *vec, tsr_error *err);
+/* Appends copies of `count` items; `items` may be NULL where there are none. TSR_E_NOMEM. */
+tsr_status tsr_vec_append(tsr_vec *vec, const void *items, size_t count, tsr_error *err);
+/* The same as a tsr_write_fn (tessera/sys/json.h): `vec` is a tsr_vec of bytes. */
+tsr_status tsr_vec_write(void *vec, const char *data, size_t size, tsr_error *err);
 /* Forgets the items from `count` on and gives back the memory behind them, as far as the allocator can. Items may move. */
 void tsr_vec_cut(tsr_vec *vec, size_t count);
 void tsr_vec_free(tsr_vec *vec); /* takes an empty one */
