@@ -53,14 +53,14 @@ def originals(module, path=""):
     """The names of the originals of each flat parameter below a module."""
     if module.get("flat_param"):
         yield [path + p["fqn"] for p in module["flat_param"]["params"]]
-    for name, child in module["children"].items():
+    for name, child in module.get("children", {}).items():
         yield from originals(child, path if name == "_fsdp_wrapped_module" else f"{path}{name}.")
 
 
 def frozen(module, path=""):
     """Raw names of the frozen parameters below a module."""
-    yield from (path + name for name, p in module["parameters"].items() if not p["requires_grad"])
-    for name, child in module["children"].items():
+    yield from (path + name for name, p in module.get("parameters", {}).items() if not p["requires_grad"])
+    for name, child in module.get("children", {}).items():
         yield from frozen(child, f"{path}{name}.")
 
 
