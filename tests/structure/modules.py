@@ -13,6 +13,7 @@ CORE = {
     "model": {"base"},
     "fqn": {"base", "model"},
     "layout": {"base", "model"},
+    "plan": {"base", "model", "layout"},
     "optim": {"base", "io", "model", "fqn", "layout"},  # of io the comm vtable only, see PURE
     "formats/common": {"base", "io", "codec", "model", "layout"},
     "formats/pickle": {"base", "io", "codec", "model", "formats/common"},
@@ -31,9 +32,9 @@ CORE = {
     "suggest": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "mapping", "check"},
     "merge": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "mapping", "check"},
     "write": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
-    "convert": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "write"},
-    "work": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "check", "write", "convert"},
-    "documents": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "check", "write", "convert", "work", "fqn", "optim"},
+    "convert": {"base", "io", "codec", "model", "layout", "plan", *FORMATS, "stream", "write"},
+    "work": {"base", "io", "codec", "model", "layout", "plan", *FORMATS, "stream", "check", "write", "convert"},
+    "documents": {"base", "io", "codec", "model", "layout", "plan", *FORMATS, "stream", "check", "write", "convert", "work", "fqn", "optim"},
     "optim_convert": {"base", "io", "model", "fqn", "layout", "optim", *FORMATS, "stream", "check", "write", "documents"},
 }
 # Module of core: its public headers.
@@ -42,7 +43,8 @@ HEADERS = {
     "io": "store output comm store_read collectives",
     "model": "dtype torch_version value catalog modules dtype_forms value_walk module_tree entries",
     "fqn": "glob fqn canonical_names params",
-    "layout": "box layout mesh target plan validate diff box_walk slice target_fsdp1 holders plan_items tiling contract_rules storage",
+    "layout": "box layout mesh validate diff box_walk slice tiling contract_rules",
+    "plan": "target plan target_fsdp1 holders plan_items storage",
     "optim": "optim optim_comm optim_keys optim_load optim_states flat_params flat_index flat_ranks fsdp_optim optim_live state_keys",
     "formats/common": "checkpoint checkpoint_bytes checkpoint_files",
     "formats/dcp": "salvage dcp_item",
@@ -63,7 +65,7 @@ HEADERS = {
 MODULE_OF = {header: module for module, names in HEADERS.items() for header in names.split()}
 # Module of core: public headers of modules below it that it may not include: names, layouts and optimizer state do no I/O.
 FILES = {"store", "store_read", "output"}
-PURE = {"fqn": FILES, "optim": FILES, "layout": FILES}
+PURE = {"fqn": FILES, "optim": FILES, "layout": FILES, "plan": FILES}
 # System header: the modules of core that may include it. Core makes no OS call.
 SYSTEM = {"stdio.h": {"base"}, "unistd.h": set(), "fcntl.h": set(), "pthread.h": set(), "sys/stat.h": set(), "time.h": set()}
 

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "layout/plan_room.h"
-#include "layout/plan_storage.h"
+#include "plan/plan_room.h"
+#include "plan/plan_storage.h"
 #include "layout/shard.h"
 #include "tessera/sys/try.h"
 

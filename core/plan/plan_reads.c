@@ -1,6 +1,6 @@
 /* Items as byte ranges of files, and neighbouring ranges joined into one read. */
 #include "base/cursor.h"
-#include "layout/plan_room.h"
+#include "plan/plan_room.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/plan_items.h"

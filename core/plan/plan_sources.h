@@ -1,6 +1,6 @@
 /* Which copy of a box is read where several are stored. */
-#ifndef TSR_LAYOUT_PLAN_SOURCES_H
-#define TSR_LAYOUT_PLAN_SOURCES_H
+#ifndef TSR_PLAN_SOURCES_H
+#define TSR_PLAN_SOURCES_H
 
 #include "tessera/catalog.h"
 #include "tessera/sys/vec.h"

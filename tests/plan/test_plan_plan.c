@@ -282,7 +282,7 @@ static void reshard_and_back(random_source *random, const tsr_allocator *allocat
     free_storage(from);
 }
 
-static void test_layout_plan__every_rank_gets_every_element_once_and_back(void **state)
+static void test_plan_plan__every_rank_gets_every_element_once_and_back(void **state)
 {
     (void)state;
     random_source random = {11};
@@ -296,7 +296,7 @@ static const tsr_layout *own_layout(void *ctx, const tsr_entry *entry)
 }
 
 /* A rank that wants any box it likes, as a model of another parallelism does, gets just that. */
-static void test_layout_plan__a_layout_of_its_own_is_read_as_it_is(void **state)
+static void test_plan_plan__a_layout_of_its_own_is_read_as_it_is(void **state)
 {
     (void)state;
     static box_list list;
@@ -374,7 +374,7 @@ static void print_numbers(char *out, const uint64_t *numbers, uint32_t count, ch
     for (uint32_t d = 0; d < count; d++) sprintf(out + strlen(out), "%c%d", d ? 'x' : first, (int)numbers[d]);
 }
 
-static void test_layout_plan__items_are_those_of_pytorchs_planner(void **state)
+static void test_plan_plan__items_are_those_of_pytorchs_planner(void **state)
 {
     (void)state;
     static char line[1 << 14], text[1 << 14];
@@ -446,7 +446,7 @@ static void carry_out_flat(const tsr_read_item *item, const tsr_entry *entry, co
 }
 
 /* FSDP1: a parameter between two others, cut into flat slices. Each rank's items put its range into place, in order. */
-static void test_layout_plan__flat_ranges_are_read_in_order(void **state)
+static void test_plan_plan__flat_ranges_are_read_in_order(void **state)
 {
     (void)state;
     static box_list list;
@@ -503,10 +503,10 @@ static void test_layout_plan__flat_ranges_are_read_in_order(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout_plan__every_rank_gets_every_element_once_and_back),
-        cmocka_unit_test(test_layout_plan__a_layout_of_its_own_is_read_as_it_is),
-        cmocka_unit_test(test_layout_plan__items_are_those_of_pytorchs_planner),
-        cmocka_unit_test(test_layout_plan__flat_ranges_are_read_in_order),
+        cmocka_unit_test(test_plan_plan__every_rank_gets_every_element_once_and_back),
+        cmocka_unit_test(test_plan_plan__a_layout_of_its_own_is_read_as_it_is),
+        cmocka_unit_test(test_plan_plan__items_are_those_of_pytorchs_planner),
+        cmocka_unit_test(test_plan_plan__flat_ranges_are_read_in_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

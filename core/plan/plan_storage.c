@@ -1,6 +1,6 @@
 /* What a plan asks of the servers of a parallel file system, and each rank's items in the order of the servers. */
-#include "layout/plan_storage.h"
-#include "layout/plan_room.h"
+#include "plan/plan_storage.h"
+#include "plan/plan_room.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"

@@ -1,7 +1,7 @@
 /* Making a plan: every tensor gets its placements, its layout and its class; each class is checked and indexed once. */
 #include "base/cursor.h"
-#include "layout/plan_room.h"
-#include "layout/plan_sources.h"
+#include "plan/plan_room.h"
+#include "plan/plan_sources.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/holders.h"

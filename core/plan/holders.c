@@ -1,5 +1,5 @@
 /* Rules that put a tensor on some ranks only: experts by a list of ranks, layers by pipeline stages. */
-#include "layout/holders.h"
+#include "plan/holders.h"
 
 #include "tessera/sys/holders.h"
 #include "tessera/sys/layout.h"

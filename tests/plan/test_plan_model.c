@@ -85,7 +85,7 @@ static void item_text(const tsr_read_item *item, char *out, size_t size)
     }
 }
 
-static void test_layout_plan_model__items_come_rank_by_rank_in_file_order(void **state)
+static void test_plan_model__items_come_rank_by_rank_in_file_order(void **state)
 {
     (void)state;
     static const char *const want[] = {
@@ -117,7 +117,7 @@ static void test_layout_plan_model__items_come_rank_by_rank_in_file_order(void *
     tsr_arena_free(m.arena);
 }
 
-static void test_layout_plan_model__a_column_is_a_span_of_its_chunk(void **state)
+static void test_plan_model__a_column_is_a_span_of_its_chunk(void **state)
 {
     (void)state;
     model m;
@@ -153,7 +153,7 @@ static tsr_status list_write(void *ctx, uint64_t tensor, uint64_t owner, const t
     return TSR_OK;
 }
 
-static void test_layout_plan_model__shared_shards_go_to_the_least_loaded(void **state)
+static void test_plan_model__shared_shards_go_to_the_least_loaded(void **state)
 {
     (void)state;
     char text[256] = "";
@@ -176,7 +176,7 @@ static void test_layout_plan_model__shared_shards_go_to_the_least_loaded(void **
     tsr_arena_free(m.arena);
 }
 
-static void test_layout_plan_model__equal_geometry_is_planned_once(void **state)
+static void test_plan_model__equal_geometry_is_planned_once(void **state)
 {
     (void)state;
     model m;
@@ -192,7 +192,7 @@ static void test_layout_plan_model__equal_geometry_is_planned_once(void **state)
     tsr_arena_free(m.arena);
 }
 
-static void test_layout_plan_model__a_copy_stands_in_for_a_missing_file(void **state)
+static void test_plan_model__a_copy_stands_in_for_a_missing_file(void **state)
 {
     (void)state;
     model m;
@@ -214,7 +214,7 @@ static void test_layout_plan_model__a_copy_stands_in_for_a_missing_file(void **s
     tsr_arena_free(m.arena);
 }
 
-static void test_layout_plan_model__refuses_what_cannot_be_done(void **state)
+static void test_plan_model__refuses_what_cannot_be_done(void **state)
 {
     (void)state;
     tsr_host host = host_with(&tsr_allocator_libc);
@@ -256,7 +256,7 @@ static void test_layout_plan_model__refuses_what_cannot_be_done(void **state)
     }
 }
 
-static void test_layout_plan_model__float4_is_counted_in_pairs(void **state)
+static void test_plan_model__float4_is_counted_in_pairs(void **state)
 {
     (void)state;
     model m;
@@ -282,7 +282,7 @@ static bool want_b(void *ctx, tsr_str fqn)
     return fqn.data[0] == 'b';
 }
 
-static void test_layout_plan_model__survives_every_allocation_failure(void **state)
+static void test_plan_model__survives_every_allocation_failure(void **state)
 {
     (void)state;
     for (size_t n = 0;; n++) {
@@ -318,14 +318,14 @@ static void test_layout_plan_model__survives_every_allocation_failure(void **sta
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout_plan_model__items_come_rank_by_rank_in_file_order),
-        cmocka_unit_test(test_layout_plan_model__a_column_is_a_span_of_its_chunk),
-        cmocka_unit_test(test_layout_plan_model__shared_shards_go_to_the_least_loaded),
-        cmocka_unit_test(test_layout_plan_model__equal_geometry_is_planned_once),
-        cmocka_unit_test(test_layout_plan_model__a_copy_stands_in_for_a_missing_file),
-        cmocka_unit_test(test_layout_plan_model__refuses_what_cannot_be_done),
-        cmocka_unit_test(test_layout_plan_model__float4_is_counted_in_pairs),
-        cmocka_unit_test(test_layout_plan_model__survives_every_allocation_failure),
+        cmocka_unit_test(test_plan_model__items_come_rank_by_rank_in_file_order),
+        cmocka_unit_test(test_plan_model__a_column_is_a_span_of_its_chunk),
+        cmocka_unit_test(test_plan_model__shared_shards_go_to_the_least_loaded),
+        cmocka_unit_test(test_plan_model__equal_geometry_is_planned_once),
+        cmocka_unit_test(test_plan_model__a_copy_stands_in_for_a_missing_file),
+        cmocka_unit_test(test_plan_model__refuses_what_cannot_be_done),
+        cmocka_unit_test(test_plan_model__float4_is_counted_in_pairs),
+        cmocka_unit_test(test_plan_model__survives_every_allocation_failure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

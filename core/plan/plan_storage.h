@@ -1,6 +1,6 @@
 /* Items of a plan in the order of servers. */
-#ifndef TSR_LAYOUT_PLAN_STORAGE_H
-#define TSR_LAYOUT_PLAN_STORAGE_H
+#ifndef TSR_PLAN_STORAGE_H
+#define TSR_PLAN_STORAGE_H
 
 #include "tessera/sys/storage.h"
 

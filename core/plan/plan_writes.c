@@ -1,6 +1,6 @@
 /* Which rank writes (or first reads) each distinct shard. What a rank holds alone is its load from the start; shards that
  * several ranks hold then go to the least loaded of them, in order, so that the choice needs one number a rank. */
-#include "layout/plan_room.h"
+#include "plan/plan_room.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"

@@ -3,7 +3,7 @@
 #include "tessera/sys/target_fsdp1.h"
 #include "tessera/target.h"
 
-#include "layout/holders.h"
+#include "plan/holders.h"
 #include "tessera/sys/try.h"
 
 static bool is_cut(const tsr_placement *placement)

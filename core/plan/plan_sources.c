@@ -1,5 +1,5 @@
 /* Replicas are matched to their chunk by sorting both lists by box; then every chunk takes the least loaded copy. */
-#include "layout/plan_sources.h"
+#include "plan/plan_sources.h"
 
 #include <stdlib.h>
 

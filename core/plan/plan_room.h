@@ -1,6 +1,6 @@
 /* What a plan is made of, for the files that make one and read it. */
-#ifndef TSR_LAYOUT_PLAN_ROOM_H
-#define TSR_LAYOUT_PLAN_ROOM_H
+#ifndef TSR_PLAN_ROOM_H
+#define TSR_PLAN_ROOM_H
 
 #include "layout/chunk_index.h"
 #include "tessera/plan.h"

@@ -34,7 +34,7 @@ static tsr_mesh mesh_of(const char *text, tsr_arena *arena)
     return mesh;
 }
 
-static void test_layout_target__the_first_rule_that_matches_wins(void **state)
+static void test_plan_target__the_first_rule_that_matches_wins(void **state)
 {
     (void)state;
     static const tsr_placement rows[] = {{TSR_SHARD, 0, 0}}, cols[] = {{TSR_SHARD, -1, 0}}, all[] = {{TSR_REPLICATE, 0, 0}};
@@ -54,7 +54,7 @@ static void test_layout_target__the_first_rule_that_matches_wins(void **state)
     tsr_arena_free(arena);
 }
 
-static void test_layout_target__texts_must_fit_each_other(void **state)
+static void test_plan_target__texts_must_fit_each_other(void **state)
 {
     (void)state;
     const struct {
@@ -78,7 +78,7 @@ static void test_layout_target__texts_must_fit_each_other(void **state)
     }
 }
 
-static void test_layout_target__strategies_are_those_of_pytorch(void **state)
+static void test_plan_target__strategies_are_those_of_pytorch(void **state)
 {
     (void)state;
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
@@ -96,7 +96,7 @@ static void test_layout_target__strategies_are_those_of_pytorch(void **state)
     tsr_arena_free(arena);
 }
 
-static void test_layout_target__tensor_parallel_cuts_modules_by_style(void **state)
+static void test_plan_target__tensor_parallel_cuts_modules_by_style(void **state)
 {
     (void)state;
     const tsr_tp_rule rules[] = {{TSR_STR("**.wq"), TSR_TP_COLUMN},
@@ -135,7 +135,7 @@ static bool no_step(void *ctx, tsr_str fqn)
     return !tsr_str_equal(fqn, TSR_STR("step"));
 }
 
-static void test_layout_target__fsdp1_deals_parameters_to_wrap_units(void **state)
+static void test_plan_target__fsdp1_deals_parameters_to_wrap_units(void **state)
 {
     (void)state;
     static const uint64_t three_by_five[] = {3, 5}, seven[] = {7};
@@ -184,11 +184,11 @@ static void test_layout_target__fsdp1_deals_parameters_to_wrap_units(void **stat
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout_target__the_first_rule_that_matches_wins),
-        cmocka_unit_test(test_layout_target__texts_must_fit_each_other),
-        cmocka_unit_test(test_layout_target__strategies_are_those_of_pytorch),
-        cmocka_unit_test(test_layout_target__tensor_parallel_cuts_modules_by_style),
-        cmocka_unit_test(test_layout_target__fsdp1_deals_parameters_to_wrap_units),
+        cmocka_unit_test(test_plan_target__the_first_rule_that_matches_wins),
+        cmocka_unit_test(test_plan_target__texts_must_fit_each_other),
+        cmocka_unit_test(test_plan_target__strategies_are_those_of_pytorch),
+        cmocka_unit_test(test_plan_target__tensor_parallel_cuts_modules_by_style),
+        cmocka_unit_test(test_plan_target__fsdp1_deals_parameters_to_wrap_units),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

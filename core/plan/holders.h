@@ -1,6 +1,6 @@
 /* Which rule a name has. */
-#ifndef TSR_LAYOUT_HOLDERS_H
-#define TSR_LAYOUT_HOLDERS_H
+#ifndef TSR_PLAN_HOLDERS_H
+#define TSR_PLAN_HOLDERS_H
 
 #include "tessera/target.h"
 

@@ -1,5 +1,5 @@
 /* What a plan costs, counted by class: geometry once, times the bits of all the class's elements. */
-#include "layout/plan_room.h"
+#include "plan/plan_room.h"
 #include "layout/shard.h"
 #include "tessera/sys/try.h"
 

@@ -11,7 +11,7 @@
 
 static const uint32_t chosen[] = {4, 1, 5};
 
-static void test_layout_storage__stripes_are_where_every_byte_is(void **state)
+static void test_plan_storage__stripes_are_where_every_byte_is(void **state)
 {
     (void)state;
     tsr_storage_server servers[SERVERS];
@@ -40,7 +40,7 @@ static void test_layout_storage__stripes_are_where_every_byte_is(void **state)
     }
 }
 
-static void test_layout_storage__readers_begin_apart_and_ask_everything_once(void **state)
+static void test_plan_storage__readers_begin_apart_and_ask_everything_once(void **state)
 {
     (void)state;
     const tsr_storage storage = {.server_count = SERVERS};
@@ -68,7 +68,7 @@ static void test_layout_storage__readers_begin_apart_and_ask_everything_once(voi
 }
 
 /* What a server has to do counts, not how many items it has. */
-static void test_layout_storage__the_busiest_server_is_begun_with_most(void **state)
+static void test_plan_storage__the_busiest_server_is_begun_with_most(void **state)
 {
     (void)state;
     const tsr_storage storage = {.server_count = 2};
@@ -83,7 +83,7 @@ static void test_layout_storage__the_busiest_server_is_begun_with_most(void **st
 }
 
 /* Rows in eight files, each on a server; ranks take columns, so that every rank reads every file. */
-static void test_layout_storage__ranks_of_a_plan_do_not_queue(void **state)
+static void test_plan_storage__ranks_of_a_plan_do_not_queue(void **state)
 {
     (void)state;
     enum { FILES = 8, RANKS = 16, TENSORS = 20, SIZE = 64 };
@@ -155,10 +155,10 @@ static void test_layout_storage__ranks_of_a_plan_do_not_queue(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout_storage__stripes_are_where_every_byte_is),
-        cmocka_unit_test(test_layout_storage__readers_begin_apart_and_ask_everything_once),
-        cmocka_unit_test(test_layout_storage__the_busiest_server_is_begun_with_most),
-        cmocka_unit_test(test_layout_storage__ranks_of_a_plan_do_not_queue),
+        cmocka_unit_test(test_plan_storage__stripes_are_where_every_byte_is),
+        cmocka_unit_test(test_plan_storage__readers_begin_apart_and_ask_everything_once),
+        cmocka_unit_test(test_plan_storage__the_busiest_server_is_begun_with_most),
+        cmocka_unit_test(test_plan_storage__ranks_of_a_plan_do_not_queue),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
