@@ -73,11 +73,10 @@ def first_lacks_scalar(job, message, described):
     return lacking[1] not in given and lacking[1] in [names[0] for names in originals(json.loads(described["modules"])["root"])]
 
 
-def first_lacks_state(described):
-    """Of a flat parameter whose other originals have some."""
+def first_lacks_state(described, given):
+    """Of a flat parameter whose other originals have some. `given`: the states that are set, by name."""
     if not units(described) or orig(described):
         return False
-    given = (described["optimizer_state"] or {}).get("state", {})
     return any(names[0] not in given and set(names) & set(given) for names in originals(json.loads(described["modules"])["root"]))
 
 
@@ -155,7 +154,9 @@ TORCH = [
      and re.search("'(int|float)' object has no attribute 'cpu'", e)),
     ("missing states with strict=False", lambda d, j, e, s: units(s) and sets_optimizer(j) and j["options"].get("strict") is False and j["change"] == "drop"
      and "KeyError" in e),
-    ("nothing to load into units", lambda d, j, e, s: units(s) and sets_optimizer(j) and s.get("optimizer_state") == {} and e.endswith("KeyError: 'state'")),
+    ("nothing to load into units", lambda d, j, e, s: units(s) and sets_optimizer(j) and not s.get("optimizer_state") and e.endswith("KeyError: 'state'")),
+    ("an empty state in a broadcast to units", lambda d, j, e, s: units(s) and sets_optimizer(j) and options(j, "broadcast_from_rank0")
+     and "is empty. This should happen when use_orig_params=True" in e and {} in (s.get("optimizer_state") or {}).get("state", {}).values()),
     ("A flat state dict without a state that the optimizer holds: {} is loaded", lambda d, j, e, s: sets_optimizer(j) and options(j, "flatten_optimizer_state_dict")
      and re.search("not '?dict'?$|'dict' object has no attribute", e)),
     ("second names of shared modules within wrappers", lambda d, j, e, s: sets_model(j) and second_names(d, e, s)),
@@ -273,11 +274,12 @@ class Rule:
             left = {k: v for k, v in got.items() if k not in lists}
             if lists and list(want) == list(left) and all(v == left[k] or self.same_optimizer(f"{place}/{k}", v, left[k]) for k, v in want.items()):
                 return True
-        if self.job["change"] == "drop" and first_lacks_state(self.described):  # PyTorch leaves the states of the others under their names
+        states = self.given_optimizer().get("state", {})
+        if self.job["change"] == "drop" and first_lacks_state(self.described, states):  # PyTorch leaves the states of the others under their names
             if want is None and isinstance(got, dict):
                 return "/state/" in place
             if place.endswith("/user") and isinstance(want, dict):
-                return {k: v for k, v in want.items() if k not in self.described["optimizer_state"]["state"]} == (got or {})
+                return {k: v for k, v in want.items() if k not in states} == (got or {})
         if not options(self.job, "flatten_optimizer_state_dict"):
             return False
         if place.endswith("/options") and isinstance(want, dict) and isinstance(got, dict):
