@@ -10,7 +10,7 @@
 #include <strings.h>
 
 #include "io/block_cache.h"
-#include "io/guards.h"
+#include "io/thread_guards.h"
 #include "io/http.h"
 #include "io/remote_names.h"
 
@@ -381,7 +381,7 @@ tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_
     store->arena = tsr_arena_new(allocator, 0, err);
     tsr_status status = store->arena ? tsr_http_open(allocator, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &store->http, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = tsr_block_cache_new(allocator, fetch, store, &store->cache, err);
-    if (status == TSR_OK) status = tsr_guards_new(allocator, read_unguarded, store, &store->guards, err);
+    if (status == TSR_OK) status = tsr_thread_guards_new(allocator, read_unguarded, store, &store->guards, err);
     if (status == TSR_OK) status = split(store, address, &name, err);
     if (status == TSR_OK) status = name.size ? open_file(store, address, name, err) : open_folder(store, host, address, err);
     if (status != TSR_OK) {

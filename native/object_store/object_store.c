@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "io/block_cache.h"
-#include "io/guards.h"
+#include "io/thread_guards.h"
 #include "object_store/exchange.h"
 #include "object_store/read_ahead.h"
 #include "object_store/service.h"
@@ -295,7 +295,7 @@ tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_stor
                             .allocator = host->allocator};
     tsr_status status = tsr_object_list_open(host->allocator, &store->objects, err);
     if (status == TSR_OK) status = tsr_block_cache_new(host->allocator, fetch, store, &store->cache, err);
-    if (status == TSR_OK) status = tsr_guards_new(host->allocator, read_unguarded, store, &store->guards, err);
+    if (status == TSR_OK) status = tsr_thread_guards_new(host->allocator, read_unguarded, store, &store->guards, err);
     if (status == TSR_OK) status = tsr_read_ahead_new(host->allocator, fetch_ahead, store, &store->ahead, err);
     if (status == TSR_OK) status = tsr_service_open(host->allocator, &location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &store->service, err);
     if (status == TSR_OK) status = open_either(store, location.key, err);

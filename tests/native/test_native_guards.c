@@ -1,4 +1,4 @@
-/* native/io/guards.h: a guard is read with the first bytes that it guards, once, and a wrong one fails every read behind it. */
+/* tessera/sys/guards.h: a guard is read with the first bytes that it guards, once, and a wrong one fails every read behind it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "support/failing_allocator.h"
-#include "io/guards.h"
+#include "io/thread_guards.h"
 #include "tessera/host.h"
 
 enum { FILE_BYTES = 4096, GUARD = 16, DATA = 100 };
@@ -50,7 +50,7 @@ static tsr_guards *guarded(reads *r, unsigned count, const tsr_allocator *alloca
 {
     tsr_guards *guards = NULL;
     tsr_error err = {0};
-    if (tsr_guards_new(allocator, read_bytes, r, &guards, &err) != TSR_OK) return NULL;
+    if (tsr_thread_guards_new(allocator, read_bytes, r, &guards, &err) != TSR_OK) return NULL;
     for (uint32_t f = 0; f < 2; f++) {
         for (unsigned i = count; i-- > 0;) {
             const uint64_t at = i * (GUARD + DATA);
@@ -120,6 +120,39 @@ static void test_native_guards__a_wrong_guard_fails_every_read_behind_it(void **
     tsr_guards_free(guards);
 }
 
+/* Adds the guards of file 0 again, the second of them with facts that are not those of the file if `is_wrong`. */
+static void add_again(tsr_guards *guards, reads *r, bool is_wrong)
+{
+    for (unsigned i = 0; i < 4; i++) {
+        const uint64_t at = i * (GUARD + DATA);
+        const uint8_t *facts = &r->bytes[0][at + (is_wrong && i == 1 ? 3 : 0)];
+        assert_int_equal(tsr_guards_add(guards, &(tsr_store_guard){0, at, at + GUARD, DATA, {(const char *)facts, GUARD}, check}, NULL), TSR_OK);
+    }
+}
+
+static void test_native_guards__of_guards_that_are_added_again_the_last_count(void **state)
+{
+    (void)state;
+    reads r;
+    failing_allocator never;
+    fill(&r);
+    failing_start(&never, SIZE_MAX);
+    tsr_guards *guards = guarded(&r, 4, &never.allocator);
+    assert_non_null(guards);
+    expect(guards, &r, 0, 0, 3 * (GUARD + DATA));
+    add_again(guards, &r, false);
+    expect(guards, &r, 0, 0, 4 * (GUARD + DATA)); /* does not go on for ever */
+    add_again(guards, &r, true);
+    uint8_t got[FILE_BYTES];
+    assert_int_equal(tsr_guards_read(guards, 0, GUARD + DATA + GUARD, got, DATA, NULL), TSR_E_FORMAT);
+    expect(guards, &r, 0, GUARD, DATA);
+    expect(guards, &r, 1, GUARD + DATA + GUARD, DATA);
+    add_again(guards, &r, false);
+    expect(guards, &r, 0, GUARD + DATA + GUARD, DATA);
+    tsr_guards_free(guards);
+    assert_int_equal(never.live, 0);
+}
+
 static void test_native_guards__memory_that_runs_out_leaks_nothing(void **state)
 {
     (void)state;
@@ -142,6 +175,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_native_guards__a_guard_is_read_with_the_first_bytes_behind_it),
         cmocka_unit_test(test_native_guards__a_wrong_guard_fails_every_read_behind_it),
+        cmocka_unit_test(test_native_guards__of_guards_that_are_added_again_the_last_count),
         cmocka_unit_test(test_native_guards__memory_that_runs_out_leaks_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

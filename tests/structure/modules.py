@@ -40,7 +40,7 @@ CORE = {
 # Module of core: its public headers.
 HEADERS = {
     "base": "api version str status memory host map findings json alloc vec visible suggest uri finding_add host_calls options number_text try little_endian",
-    "io": "store output comm store_read collectives",
+    "io": "store output comm store_read collectives guards",
     "model": "dtype torch_version value catalog modules dtype_forms value_walk module_tree entries",
     "fqn": "glob fqn canonical_names params",
     "layout": "box layout mesh validate diff box_walk slice tiling contract_rules",
@@ -64,7 +64,7 @@ HEADERS = {
 }
 MODULE_OF = {header: module for module, names in HEADERS.items() for header in names.split()}
 # Module of core: public headers of modules below it that it may not include: names, layouts and optimizer state do no I/O.
-FILES = {"store", "store_read", "output"}
+FILES = {"store", "store_read", "output", "guards"}
 PURE = {"fqn": FILES, "optim": FILES, "layout": FILES, "plan": FILES}
 # System header: the modules of core that may include it. Core makes no OS call.
 SYSTEM = {"stdio.h": {"base"}, "unistd.h": set(), "fcntl.h": set(), "pthread.h": set(), "sys/stat.h": set(), "time.h": set()}

@@ -98,12 +98,14 @@ extern tsr_write_fn write_to_stdout;
 """
 # What the examples of headers in tessera/sys may take as given too.
 GIVEN_SYS = """
+#include "tessera/sys/guards.h"
 #include "tessera/sys/optim_comm.h"
 #include "tessera/sys/optim_read.h"
 extern const tsr_live live;
 extern tsr_optim_read *reads;
 extern size_t read_count;
 extern void *give_buffer(void *ctx, const tsr_optim_read *read, size_t bytes);
+extern tsr_unguarded_read read_unguarded;
 """
 GIVEN_NATIVE = """
 #include "tessera/gpu.h"

@@ -1,9 +1,7 @@
-/* See guards.h. */
-#include "io/guards.h"
-#include "io/locked.h"
+/* See tessera/sys/guards.h. */
+#include "tessera/sys/guards.h"
 
 #include <assert.h>
-#include <pthread.h>
 #include <stdlib.h>
 
 #include "tessera/sys/alloc.h"
@@ -12,6 +10,7 @@
 
 typedef struct kept {
     tsr_store_guard guard;
+    uint64_t number; /* in order of adding */
     bool is_checked;
 } kept;
 
@@ -19,8 +18,9 @@ struct tsr_guards {
     const tsr_allocator *allocator;
     tsr_unguarded_read *read;
     void *ctx;
-    pthread_mutex_t lock;
+    tsr_guards_lock lock; /* all NULL: one thread */
     tsr_vec kept; /* by file and offset, if is_sorted; they do not overlap */
+    uint64_t added;
     bool is_sorted;
 };
 
@@ -31,12 +31,26 @@ typedef struct wanted {
     size_t size;
 } wanted;
 
-tsr_status tsr_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *read, void *ctx, tsr_guards **out, tsr_error *err)
+static void take_lock(const tsr_guards *guards)
+{
+    if (guards->lock.take) guards->lock.take(guards->lock.ctx);
+}
+
+static void release_lock(const tsr_guards *guards)
+{
+    if (guards->lock.release) guards->lock.release(guards->lock.ctx);
+}
+
+tsr_status tsr_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *read, void *ctx, const tsr_guards_lock *lock, tsr_guards **out,
+                          tsr_error *err)
 {
     tsr_guards *guards = tsr_alloc(allocator, 1, sizeof *guards, err);
-    if (!guards) return TSR_E_NOMEM;
+    if (!guards) {
+        if (lock) lock->free(lock->ctx);
+        return TSR_E_NOMEM;
+    }
     *guards = (tsr_guards){.allocator = allocator, .read = read, .ctx = ctx, .kept = tsr_vec_of(allocator, sizeof(kept))};
-    pthread_mutex_init(&guards->lock, NULL);
+    if (lock) guards->lock = *lock;
     *out = guards;
     return TSR_OK;
 }
@@ -53,7 +67,7 @@ void tsr_guards_free(tsr_guards *guards)
     if (!guards) return;
     tsr_guards_forget(guards);
     tsr_vec_free(&guards->kept);
-    pthread_mutex_destroy(&guards->lock);
+    if (guards->lock.free) guards->lock.free(guards->lock.ctx);
     tsr_free(guards->allocator, guards, 1, sizeof *guards);
 }
 
@@ -62,29 +76,49 @@ tsr_status tsr_guards_add(tsr_guards *guards, const tsr_store_guard *guard, tsr_
     char *facts = tsr_alloc(guards->allocator, guard->facts.size, 1, err);
     if (!facts) return TSR_E_NOMEM;
     memcpy(facts, guard->facts.data, guard->facts.size);
-    pthread_mutex_lock(&guards->lock);
+    take_lock(guards);
     kept *added = tsr_vec_push(&guards->kept, err);
-    if (added) *added = (kept){.guard = *guard};
+    if (added) *added = (kept){.guard = *guard, .number = guards->added++};
     if (added) added->guard.facts.data = facts;
     guards->is_sorted = false;
-    pthread_mutex_unlock(&guards->lock);
+    release_lock(guards);
     if (!added) tsr_free(guards->allocator, facts, guard->facts.size, 1);
     return added ? TSR_OK : TSR_E_NOMEM;
 }
 
+static bool is_same_place(const kept *a, const kept *b)
+{
+    return a->guard.file == b->guard.file && a->guard.byte_offset == b->guard.byte_offset;
+}
+
+/* Of one place, those that were added later come first. */
 static int by_place(const void *a, const void *b)
 {
-    const tsr_store_guard *x = &((const kept *)a)->guard, *y = &((const kept *)b)->guard;
-    if (x->file != y->file) return x->file < y->file ? -1 : 1;
-    return (x->byte_offset > y->byte_offset) - (x->byte_offset < y->byte_offset);
+    const kept *x = a, *y = b;
+    if (x->guard.file != y->guard.file) return x->guard.file < y->guard.file ? -1 : 1;
+    if (!is_same_place(x, y)) return x->guard.byte_offset < y->guard.byte_offset ? -1 : 1;
+    return (x->number < y->number) - (x->number > y->number);
+}
+
+/* A file that is opened again has its guards again: only the last one of a place counts. */
+static void sort(tsr_guards *guards)
+{
+    kept *all = guards->kept.items;
+    size_t count = 0;
+    if (guards->kept.count) qsort(all, guards->kept.count, sizeof *all, by_place);
+    for (size_t i = 0; i < guards->kept.count; i++) {
+        if (count && is_same_place(&all[count - 1], &all[i])) tsr_free(guards->allocator, (char *)all[i].guard.facts.data, all[i].guard.facts.size, 1);
+        else all[count++] = all[i];
+    }
+    guards->kept.count = count;
+    guards->is_sorted = true;
 }
 
 /* With the lock held: the first guard of the file whose guarded bytes end behind `offset`. */
 static size_t first_behind(tsr_guards *guards, uint32_t file, uint64_t offset)
 {
-    assert(tsr_is_locked(&guards->lock));
-    if (!guards->is_sorted && guards->kept.count) qsort(guards->kept.items, guards->kept.count, sizeof(kept), by_place);
-    guards->is_sorted = true;
+    assert(!guards->lock.is_taken || guards->lock.is_taken(guards->lock.ctx));
+    if (!guards->is_sorted) sort(guards);
     const kept *all = guards->kept.items;
     size_t low = 0, high = guards->kept.count;
     while (low < high) {
@@ -100,7 +134,7 @@ static size_t first_behind(tsr_guards *guards, uint32_t file, uint64_t offset)
 static bool next_unchecked(tsr_guards *guards, const wanted *w, uint64_t from, tsr_store_guard *out)
 {
     bool found = false;
-    pthread_mutex_lock(&guards->lock);
+    take_lock(guards);
     const kept *all = guards->kept.items;
     for (size_t i = first_behind(guards, w->file, w->offset); i < guards->kept.count && !found; i++) {
         const tsr_store_guard *guard = &all[i].guard;
@@ -108,19 +142,19 @@ static bool next_unchecked(tsr_guards *guards, const wanted *w, uint64_t from, t
         found = !all[i].is_checked && guard->guarded_length && guard->byte_offset >= from;
         if (found) *out = *guard;
     }
-    pthread_mutex_unlock(&guards->lock);
+    release_lock(guards);
     return found;
 }
 
 static tsr_status check(tsr_guards *guards, const tsr_store_guard *guard, const char *bytes, tsr_error *err)
 {
     TSR_TRY(guard->check(guard, (const uint8_t *)bytes, err));
-    pthread_mutex_lock(&guards->lock);
+    take_lock(guards);
     kept *all = guards->kept.items;
     size_t i = first_behind(guards, guard->file, guard->guarded_offset);
     while (i < guards->kept.count && all[i].guard.byte_offset != guard->byte_offset) i++;
     if (i < guards->kept.count) all[i].is_checked = true;
-    pthread_mutex_unlock(&guards->lock);
+    release_lock(guards);
     return TSR_OK;
 }
 
