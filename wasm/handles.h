@@ -3,6 +3,7 @@
 #define TSR_WASM_HANDLES_H
 
 #include "shim.h"
+#include "tessera/sys/guards.h"
 #include "tessera/sys/json.h"
 
 /* What the second file lends the host when it is loaded (prepare.c): digests and zstd. */
@@ -23,12 +24,16 @@ typedef struct host_store {
     tsr_store store; /* first: the store's functions cast back */
     uint32_t number; /* that tsr_read is given back */
     tsr_arena *names;
+    tsr_guards *guards; /* NULL: what is guarded is read when the checkpoint is opened */
 } host_store;
 
 /* Files that JavaScript laid down, sorted by name; names are copied. tessera_host_store_close takes a zeroed store, and one
  * that could not be opened. */
 tsr_status tessera_host_store_open(host_store *out, uint32_t number, const tessera_file *files, uint32_t count,
                                    uint32_t primary, tsr_error *err);
+/* For files of which each read is a request: reads what is guarded with the first bytes behind it. The second file does it; without
+ * that nothing changes. */
+tsr_status tessera_host_store_guard(host_store *store, tsr_error *err);
 void tessera_host_store_close(host_store *store);
 tsr_host tessera_host(void);
 

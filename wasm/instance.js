@@ -149,7 +149,7 @@ export class Instance {
     const choice = [part, step, shards === undefined ? undefined : documentText(shards)];
     this.stores.set(number, listing.map((f) => f.file));
     try {
-      const handle = this.withTexts(choice.map((text) => text ?? ""), (placed) => this.withBytes(Uint32Array.of(at, ...placed.map((value, i) => (choice[i >> 1] === undefined ? 0 : value))), (chosen) =>
+      const handle = this.withTexts(choice.map((text) => text ?? ""), (placed) => this.withBytes(Uint32Array.of(at, Number(listing.some((f) => f.file.remote)), ...placed.map((value, i) => (choice[i >> 1] === undefined ? 0 : value))), (chosen) =>
         this.checked((err) => this.x.tessera_open(number, pointer, listing.length, chosen, err))));
       return { number, handle };
     } catch (e) {

@@ -122,6 +122,7 @@ uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count,
     if (!item) return 0;
     item->store = &item->files.store;
     tsr_status status = tessera_host_store_open(&item->files, store, files, count, choice->primary, err);
+    if (status == TSR_OK && choice->is_remote) status = tessera_host_store_guard(&item->files, err);
     if (status == TSR_OK) status = choose(item, choice, err);
     if (status == TSR_OK) status = open_checkpoint(item, err);
     if (status == TSR_OK) return tessera_add_handle(HANDLE_CHECKPOINT, item, free_opened, 0, 0, err);

@@ -131,18 +131,29 @@ TSR_EXPORT(tessera_close) void tessera_close(uint32_t handle)
 
 /* ---- stores ---- */
 
-static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
-    const uint32_t number = ((host_store *)store)->number;
+    const host_store *store = ctx;
     for (size_t done = 0; done < size;) {
         const size_t part = size - done < TESSERA_READ_BYTES ? size - done : TESSERA_READ_BYTES;
-        if (tsr_read(number, file, offset + done, (char *)buffer + done, (uint32_t)part) != 0) {
+        if (tsr_read(store->number, file, offset + done, (char *)buffer + done, (uint32_t)part) != 0) {
             return tsr_raise(err, TSR_E_IO, offset + done, "%zu bytes of %.*s cannot be read", part,
-                             TSR_STR_ARG(store->files[file].name));
+                             TSR_STR_ARG(store->store.files[file].name));
         }
         done += part;
     }
     return TSR_OK;
+}
+
+static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    host_store *s = (host_store *)store;
+    return s->guards ? tsr_guards_read(s->guards, file, offset, buffer, size, err) : read_unguarded(s, file, offset, buffer, size, err);
+}
+
+static tsr_status add_guard(tsr_store *store, const tsr_store_guard *guard, tsr_error *err)
+{
+    return tsr_guards_add(((host_store *)store)->guards, guard, err);
 }
 
 static tsr_status list_files(host_store *s, const tessera_file *files, uint32_t count, tsr_error *err)
@@ -172,7 +183,15 @@ tsr_status tessera_host_store_open(host_store *out, uint32_t number, const tesse
     return out->names ? list_files(out, files, count, err) : TSR_E_NOMEM;
 }
 
+tsr_status tessera_host_store_guard(host_store *store, tsr_error *err)
+{
+    if (!tessera_is_prepared) return TSR_OK;
+    store->store.guard = add_guard;
+    return tsr_guards_new(&tsr_allocator_libc, read_unguarded, store, NULL, &store->guards, err);
+}
+
 void tessera_host_store_close(host_store *store)
 {
+    if (store->guards) tsr_guards_free(store->guards);
     tsr_arena_free(store->names);
 }

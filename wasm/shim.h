@@ -41,6 +41,7 @@ typedef struct tessera_text {
  * behind it. */
 typedef struct tessera_choice {
     uint32_t primary; /* the file that the user named, or ≥ the number of files */
+    uint32_t is_remote; /* a read of a file is a request */
     tessera_text part, step;
     tessera_text shards; /* a built-in map's name, or a tessera.shards/1 document; needs the second file */
 } tessera_choice;

@@ -10,6 +10,9 @@ export interface SourceFile {
   readonly size: number;
   /** When it was written: seconds since 1970 with nine decimals. A plan states it. */
   readonly modified?: string | undefined;
+  /** Each read is a request. Where `prepare` was called before `open`, what stands before each record of a torch.save file is read and
+   *  checked with the record's first values, not when the file is opened: a request less for each record. */
+  readonly remote?: boolean | undefined;
   read(offset: number, into: Uint8Array): void;
 }
 

@@ -14,7 +14,7 @@ import { testNewOptions, testOptionTables } from "./options.mjs";
 import { testOutlines } from "./outline.mjs";
 import { testCalls } from "./calls.mjs";
 import { testConversions } from "./conversions.mjs";
-import { testMaps, testNames, testSources } from "./sources.mjs";
+import { testMaps, testNames, testRemoteFiles, testSources } from "./sources.mjs";
 import { testOptimizers, testUnprepared } from "./optimizer.mjs";
 import { check, errorOf, report, same, test } from "./harness.mjs";
 
@@ -326,6 +326,7 @@ testOptimizers({ tessera, native, root, targets, withOpened });
 testCalls({ tessera, native, root, targets, withOpened });
 await testConversions({ tessera, native, root, targets, sourceOf });
 await testSources({ tessera, native, root, withOpened, sourceOf });
+await testRemoteFiles({ tessera, module, native, root, withOpened, sourceOf });
 await testMaps({ tessera, native, root, withOpened, sourceOf });
 testOptionTables({ tessera, native, root, withOpened, sourceOf });
 await testNewOptions({ tessera, native, root, withOpened, sourceOf });

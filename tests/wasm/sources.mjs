@@ -7,6 +7,7 @@ import { pathless } from "./calls.mjs";
 import { comparer } from "./compare.mjs";
 import { check, errorOf, same, test, testAsync } from "./harness.mjs";
 import { namingFile } from "./torch_files.mjs";
+import { Tessera } from "../../wasm/tessera.js";
 
 /** A safetensors file of F32 tensors, or of the given dtype, whose bytes are all different: { name: [shape, dtype, bytes] }. */
 function safetensors(tensors) {
@@ -212,4 +213,40 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
     for (const name of names) same(run(["map", "show", name]).stdout, tessera.mapShow(name), name);
     check(run(["map", "show", "nosuch"]).stderr.includes(errorOf(() => tessera.mapShow("nosuch")).message), "an unknown map");
   });
+});
+
+/** Files whose reads are requests: what stands before a record of a torch.save file is checked with the record's first values. */
+export const testRemoteFiles = (environment) => withFolder(async (folder, put) => {
+  const { tessera, module } = environment, unprepared = await Tessera.load(module);
+  const shapes = Object.fromEntries(Array.from({ length: 9 }, (_, i) => [`layers.${i}.w`, [[300 + i, 251]]])), train = path.join(folder, "train.pt");
+  check(comparer(environment, folder).run(["convert", put("train.safetensors", safetensors(shapes)), train]).status === 0, "convert");
+  const bytes = fs.readFileSync(train);
+  const opened = (from, remote, by = tessera) => {
+    const reads = [], read = (offset, into) => { reads.push(offset); into.set(from.subarray(offset, offset + into.length)); };
+    const checkpoint = by.open([{ name: "train.pt", size: from.length, remote, read }], { primary: "train.pt" });
+    return { checkpoint, opening: reads.length };
+  };
+  const local = opened(bytes, false), tensors = local.checkpoint.inspect({ hash: "sha256" }).entries.filter((e) => e.kind === "tensor");
+  test("a remote torch.save file opens with a read less for each record, and says and gives the same", () => {
+    const remote = opened(bytes, true), late = opened(bytes, true, unprepared);
+    check(local.opening - remote.opening >= tensors.length, `${local.opening} reads, and ${remote.opening} where they are requests`);
+    check(late.opening === local.opening, `${late.opening} reads without the second file`);
+    const documents = ({ checkpoint }) => JSON.stringify([checkpoint.inspect({ hash: "sha256" }), checkpoint.validate({ deep: true })]);
+    check(documents(local) === documents(remote), "the documents differ");
+    for (const { checkpoint } of [remote, late]) checkpoint.close();
+  });
+  test("a record behind a wrong header opens where reads are requests, and its values are refused as it is elsewhere", () => {
+    check(tensors.length > 3, `${tensors.length} tensors`);
+    for (const damaged of tensors) {
+      const [{ byte_offset: at }] = damaged.chunks, wrong = Buffer.from(bytes);
+      wrong[wrong.lastIndexOf("PK\x03\x04", at - 1) + 31] ^= 1; // of the name
+      const reason = ({ message }) => message.slice(0, message.lastIndexOf(", in ")), want = reason(errorOf(() => opened(wrong, false)));
+      const { checkpoint } = opened(wrong, true);
+      check(/central directory/.test(want), `${damaged.fqn}: '${want}'`);
+      for (const { fqn } of tensors) if (fqn !== damaged.fqn) check(Buffer.compare(Buffer.from(checkpoint.read(fqn).data.buffer), Buffer.from(local.checkpoint.read(fqn).data.buffer)) === 0, fqn);
+      for (let round = 0; round < 2; round++) same(want, reason(errorOf(() => checkpoint.read(damaged.fqn))), damaged.fqn);
+      checkpoint.close();
+    }
+  });
+  local.checkpoint.close();
 });
