@@ -1,6 +1,5 @@
 /** Keyboard, colours, widths, network, addresses, accessibility. */
 import fs from "node:fs";
-import http from "node:http";
 import path from "node:path";
 import { axeSource, pick, root, rowsOf, samples, view } from "./browser.mjs";
 import { check, test } from "./harness.mjs";
@@ -29,51 +28,6 @@ async function eachView(page, body) {
 
 async function press(page, ...keys) {
   for (const key of keys) await page.keyboard.press(key);
-}
-
-/** A server of another origin: with ranges or without, open to other sites or not. */
-function otherSite({ ranges, cors }) {
-  const bytes = fs.readFileSync(path.join(samples, "safetensors_index/model-00001-of-00003.safetensors"));
-  const server = http.createServer((request, response) => {
-    const allow = cors ? { "Access-Control-Allow-Origin": "*", "Access-Control-Allow-Headers": "Range", "Access-Control-Expose-Headers": "Content-Range" } : {};
-    const range = ranges && /^bytes=(\d+)-(\d+)$/.exec(request.headers.range ?? "");
-    if (request.method === "OPTIONS") return void response.writeHead(204, allow).end();
-    if (!range) return void response.writeHead(200, { ...allow, "Content-Length": bytes.length }).end(bytes);
-    const [from, to] = [Number(range[1]), Math.min(Number(range[2]), bytes.length - 1)];
-    return void response.writeHead(206, { ...allow, "Content-Range": `bytes ${from}-${to}/${bytes.length}` }).end(bytes.subarray(from, to + 1));
-  });
-  return new Promise((resolve) => server.listen(0, "127.0.0.1", () => resolve({ url: `http://127.0.0.1:${server.address().port}/model.safetensors`, stop: () => server.close() })));
-}
-
-async function testOtherSites(page, url) {
-  const ask = async (target) => {
-    await page.getByLabel(/^URL/).fill(target);
-    await page.getByRole("button", { name: "Open URL" }).click();
-  };
-  const onSite = async (traits, body) => {
-    const site = await otherSite(traits);
-    try {
-      await page.goto(`${url}remote.html`);
-      await ask(site.url);
-      await body();
-    } finally {
-      site.stop();
-    }
-  };
-  await test("the ordinary page reads from no other site, and says which page may", async () => {
-    await page.goto(url);
-    await ask("http://127.0.0.1:1/model.safetensors");
-    await page.getByRole("link", { name: "Open it in the page that is" }).click();
-    await page.waitForURL(/remote\.html\?url=/);
-  });
-  await test("another site's file is read by ranges", () => onSite({ ranges: true, cors: true }, () => page.locator(".window .row .text").first().waitFor()));
-  await test("a site that allows no others is refused with what to do", () => onSite({ ranges: true, cors: false }, () => page.locator(".trouble", { hasText: "Download the file and drop it here" }).waitFor()));
-  await test("a whole download is asked for first", () => onSite({ ranges: false, cors: true }, async () => {
-    await page.locator(".url .note", { hasText: "would be downloaded" }).waitFor();
-    check(await page.locator(".window .row").count() === 0, "it was opened unasked");
-    await page.getByRole("button", { name: "Download all of it" }).click();
-    await page.locator(".window .row .text").first().waitFor();
-  }));
 }
 
 /** Drops files and folders of the disk, as a person's mouse does. */
@@ -226,7 +180,6 @@ export async function testHabits({ page, url, context, broken }) {
     await page.locator(".window .row .text").first().waitFor();
     check(statuses.length > 0 && statuses.every((s) => s === 206), `statuses ${statuses.join(" ")}`);
   });
-  await testOtherSites(page, url);
   await testDrops(page, context, url);
   await test("tessera view opens a checkpoint of the machine it runs on", async () => {
     const served = await view(path.join(samples, "dcp_tp_fsdp2"));

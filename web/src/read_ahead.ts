@@ -5,9 +5,9 @@ const LEAST = 256 << 10, MOST = 4 << 20;
 /** How far a read may begin behind the end of the last one and still be in order. */
 const GAP = 64 << 10;
 const NOWHERE = Number.MAX_SAFE_INTEGER;
-/** Of reads here and there: they are at least so long, and the last two of at most so many bytes are kept, because the records of a zip
- *  are read one by one. */
-const SHORT = 16 << 10, MOST_SHORT = 64 << 10, KEPT = 2;
+/** Of reads here and there: they are at least so long, longer where each is a request, and the last two of at most so many bytes are
+ *  kept, because the records of a zip are read one by one. */
+const SHORT = 16 << 10, SHORT_REQUEST = 64 << 10, MOST_SHORT = 64 << 10, KEPT = 2;
 /** Of those that hold blocks of their own, so that thousands of files need no more memory than a few; the last one read last. */
 const holders: ReadAhead[] = [], MOST_HOLDERS = 8;
 
@@ -29,9 +29,12 @@ export class ReadAhead {
   #ahead = LEAST;
   readonly #blocks: Block[] = [];
   readonly #short: Block[] = [];
+  readonly #least: number; // bytes of a read here and there
   #generation = generation;
 
-  constructor(private readonly size: number, private readonly readAt: (at: number, size: number) => Uint8Array) {}
+  constructor(private readonly size: number, private readonly readAt: (at: number, size: number) => Uint8Array, remote: boolean) {
+    this.#least = Math.min(size, remote ? SHORT_REQUEST : SHORT);
+  }
 
   read(offset: number, into: Uint8Array): void {
     if (this.#generation !== generation) this.#startOver();
@@ -68,9 +71,10 @@ export class ReadAhead {
 
   #readShort(at: number, wanted: number): Uint8Array {
     if (wanted > MOST_SHORT) return this.readAt(at, wanted);
-    const bytes = this.readAt(at, Math.min(this.size - at, Math.max(wanted, SHORT)));
-    if (this.#short.push({ at, bytes }) > KEPT) this.#short.shift();
-    return bytes.subarray(0, wanted);
+    const from = Math.min(at, this.size - this.#least); // what is before the end of a zip is needed next
+    const bytes = this.readAt(from, Math.max(at + wanted - from, this.#least));
+    if (this.#short.push({ at: from, bytes }) > KEPT) this.#short.shift();
+    return bytes.subarray(at - from, at - from + wanted);
   }
 
   /** A block of at least `least` bytes; one by one twice as large. */

@@ -57,6 +57,8 @@ export async function askUrl(text: string, signal: AbortSignal): Promise<Remote>
   return { url: url.href, name: nameOf(url), size: total ? Number(total) : undefined, ranges };
 }
 
+const AT_ONCE = 6, MOST_WHOLE = 256 << 20;
+
 /** All of a file, telling how far it is. */
 async function downloaded(url: string, size: number | undefined, signal: AbortSignal, tell: (p: Progress) => void): Promise<Blob> {
   const response = await fetch(url, { signal });
@@ -70,14 +72,12 @@ async function downloaded(url: string, size: number | undefined, signal: AbortSi
   return new Response(response.body.pipeThrough(counting)).blob();
 }
 
-/** One file behind a URL: by ranges, or, where the server gives none, all of it. */
+/** One file behind a URL: by ranges, or, where the server gives none, all of it. So is a `.metadata`, which is read more than once. */
 async function sourceOf({ url, name, size, ranges }: Remote, signal: AbortSignal, tell: (p: Progress) => void): Promise<Source> {
-  if (ranges) return { name, size: size ?? 0, url };
+  if (ranges && (name !== ".metadata" || (size ?? 0) > MOST_WHOLE)) return { name, size: size ?? 0, url };
   const file = new File([await downloaded(url, size, signal, tell)], name);
   return { name, size: file.size, file };
 }
-
-const AT_ONCE = 6, MOST_INDEX = 256 << 20;
 
 /** Asks for the sizes of several files, a few at a time; those that are not there are left out. */
 export async function sourcesAt(base: string, names: readonly string[], signal: AbortSignal): Promise<Source[]> {
@@ -101,7 +101,7 @@ export async function sourcesAt(base: string, names: readonly string[], signal: 
 /** The files that an index names, next to it. */
 async function indexOpening(remote: Remote, signal: AbortSignal, tell: (p: Progress) => void): Promise<Opening> {
   const { url, name, size } = remote;
-  if ((size ?? 0) > MOST_INDEX) throw new Error(`${name} is too large for an index`);
+  if ((size ?? 0) > MOST_WHOLE) throw new Error(`${name} is too large for an index`);
   const file = new File([await downloaded(url, size, signal, tell)], name);
   const { weight_map: map } = JSON.parse(await file.text()) as { weight_map?: Readonly<Record<string, string>> };
   if (!map) throw new Error(`${name} has no weight_map, which an index must have`);

@@ -11,27 +11,26 @@ function readFile(file: File, offset: number, size: number): Uint8Array {
   return new Uint8Array(bytes);
 }
 
-function readRange(url: string, size: number, offset: number, into: Uint8Array): void {
+function readRange(url: string, size: number, offset: number, count: number): Uint8Array {
   const request = new XMLHttpRequest();
   request.open("GET", url, false);
   request.responseType = "arraybuffer";
-  request.setRequestHeader("Range", `bytes=${offset}-${offset + into.length - 1}`);
+  request.setRequestHeader("Range", `bytes=${offset}-${offset + count - 1}`);
   request.send();
   if (request.status !== 206) throw new Error(`${url} answered ${request.status} where 206 (a part of the file) was needed`);
   const total = /\/(\d+)$/.exec(request.getResponseHeader("Content-Range") ?? "")?.[1];
   if (total !== undefined && Number(total) !== size) throw new Error(`${url} now has ${total} bytes, not ${size}: it changed since it was opened`);
   const bytes: unknown = request.response;
-  if (!(bytes instanceof ArrayBuffer) || bytes.byteLength !== into.length) throw new Error(`${url} sent another part than was asked for`);
-  into.set(new Uint8Array(bytes));
+  if (!(bytes instanceof ArrayBuffer) || bytes.byteLength !== count) throw new Error(`${url} sent another part than was asked for`);
+  return new Uint8Array(bytes);
 }
 
+export const isRemote = (source: Source): source is Source & { readonly url: string } => "url" in source;
+
 export function sourceFile(source: Source): SourceFile {
-  const { name, size } = source;
-  if ("file" in source) {
-    const { file } = source, ahead = new ReadAhead(size, (offset, count) => readFile(file, offset, count));
-    return { name, size, read: (offset, into) => { if (into.length) ahead.read(offset, into); } };
-  }
-  return { name, size, read: (offset, into) => { if (into.length) readRange(source.url, size, offset, into); } };
+  const { name, size } = source, remote = isRemote(source);
+  const ahead = new ReadAhead(size, (offset, count) => remote ? readRange(source.url, size, offset, count) : readFile(source.file, offset, count), remote);
+  return { name, size, remote, read: (offset, into) => { if (into.length) ahead.read(offset, into); } };
 }
 
 /** Which checkpoint of its files an opening is. */

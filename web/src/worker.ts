@@ -12,7 +12,7 @@ import { groupEntries, mergedGroups, optimizersByName } from "./optimizer_names"
 import type { Detail, Diff, FileUse, Findings, FromWorker, Kind, Opening, Optimizer, OutlineName, Overview, ParamGroup, Plan, Requests, Side, Tally, ToWorker, Trouble, Twins } from "./protocol";
 import { forgetReads } from "./read_ahead";
 import { scanned } from "./scan";
-import { chosenOf, sourceFile } from "./sources";
+import { chosenOf, isRemote, sourceFile } from "./sources";
 import { optimizerOf } from "./split";
 import { differingElements } from "./tensor_equality";
 import { optimizerPreviewOf, previewOf, write } from "./writing";
@@ -184,6 +184,7 @@ const handlers: Handlers = {
     const t = await tessera;
     closeSide(side);
     const { title } = opening;
+    if (opening.files.some(isRemote)) await prepared(); // it needs fewer requests with the rest of the module
     sides[side] = { title, opening, ...await withRest(() => openFiles(t, opening.files.map(sourceFile), chosenOf(opening), title)) };
     say({ read: t.bytesRead, file: "" });
     return null;

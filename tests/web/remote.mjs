@@ -1,0 +1,96 @@
+/** Checkpoints behind URLs of another origin: what is asked for, how often, and what is said where that does not work. */
+import fs from "node:fs";
+import http from "node:http";
+import os from "node:os";
+import path from "node:path";
+import { spawnSync } from "node:child_process";
+import { root, samples } from "./browser.mjs";
+import { check, skip, test } from "./harness.mjs";
+
+const python = path.join(root, ".local/venv/bin/python");
+
+/** A server of the files below a folder, with ranges or without, open to other sites or not; `asked` is what it gave. */
+function site(folder, { ranges = true, cors = true } = {}) {
+  const asked = [];
+  const server = http.createServer((request, response) => {
+    const allow = cors ? { "Access-Control-Allow-Origin": "*", "Access-Control-Allow-Headers": "Range", "Access-Control-Expose-Headers": "Content-Range" } : {};
+    const file = path.join(folder, decodeURIComponent(request.url)), range = ranges && /^bytes=(\d+)-(\d+)$/.exec(request.headers.range ?? "");
+    if (request.method === "OPTIONS" || !fs.existsSync(file)) return void response.writeHead(request.method === "OPTIONS" ? 204 : 404, allow).end();
+    const bytes = fs.readFileSync(file), [from, to] = range ? [Number(range[1]), Math.min(Number(range[2]), bytes.length - 1)] : [0, bytes.length - 1];
+    asked.push({ name: path.basename(file), bytes: to - from + 1 });
+    const how = range ? { "Content-Range": `bytes ${from}-${to}/${bytes.length}` } : { "Content-Length": bytes.length };
+    return void response.writeHead(range ? 206 : 200, { ...allow, ...how }).end(bytes.subarray(from, to + 1));
+  });
+  return new Promise((resolve) => server.listen(0, "127.0.0.1", () => resolve({ url: `http://127.0.0.1:${server.address().port}/`, asked, stop: () => { server.closeAllConnections(); server.close(); } })));
+}
+
+/** Asks the page for `name` of a site, and looks at what comes. */
+async function onSite(page, url, { folder, name, ...traits }, body) {
+  const there = await site(folder, traits);
+  try {
+    await page.goto(`${url}remote.html`);
+    await page.getByLabel(/^URL/).fill(there.url + name);
+    await page.getByRole("button", { name: "Open URL" }).click();
+    await body(there);
+  } finally {
+    there.stop();
+  }
+}
+
+const firstRow = (page) => page.locator(".window .row .text").first().waitFor();
+
+async function testOtherSites(page, url) {
+  const on = (traits, body) => onSite(page, url, { folder: path.join(samples, "safetensors_index"), name: "model-00001-of-00003.safetensors", ...traits }, body);
+  await test("the ordinary page reads from no other site, and says which page may", async () => {
+    await page.goto(url);
+    await page.getByLabel(/^URL/).fill("http://127.0.0.1:1/model.safetensors");
+    await page.getByRole("button", { name: "Open URL" }).click();
+    await page.getByRole("link", { name: "Open it in the page that is" }).click();
+    await page.waitForURL(/remote\.html\?url=/);
+  });
+  await test("another site's file is read by ranges", () => on({}, () => firstRow(page)));
+  await test("a site that allows no others is refused with what to do", () => on({ cors: false }, () => page.locator(".trouble", { hasText: "Download the file and drop it here" }).waitFor()));
+  await test("a whole download is asked for first", () => on({ ranges: false }, async () => {
+    await page.locator(".url .note", { hasText: "would be downloaded" }).waitFor();
+    check(await page.locator(".window .row").count() === 0, "it was opened unasked");
+    await page.getByRole("button", { name: "Download all of it" }).click();
+    await firstRow(page);
+  }));
+}
+
+/** Opening costs requests and bytes; the figures are bounds of the project's targets. */
+async function testCosts(page, url, folder) {
+  await test("a torch.save file of 389 records opens with few requests, and a value with one more", () => onSite(page, url, { folder, name: "records.pt" }, async ({ asked }) => {
+    await firstRow(page);
+    await page.getByText("383 tensors").first().waitFor();
+    const opened = asked.length;
+    check(opened <= 6 && asked.reduce((n, a) => n + a.bytes, 0) < 300_000, JSON.stringify(asked));
+    await page.getByLabel("Filter").fill("layers.251.w");
+    await page.locator(".filter [role=status]", { hasText: "1 match" }).waitFor();
+    await page.locator(".window .row:not(.group)").click();
+    await page.getByRole("button", { name: "Show values" }).click();
+    await page.locator("section[aria-label=Values]", { hasText: "251.5" }).waitFor();
+    check(asked.length <= opened + 2, JSON.stringify(asked.slice(opened)));
+  }));
+  await test("a DCP of 1,024 files opens with its metadata read once, and a byte of each file", () => onSite(page, url, { folder: path.join(folder, "dcp_1024"), name: ".metadata" }, async ({ asked }) => {
+    await firstRow(page);
+    await page.locator(".verdict").waitFor();
+    const size = fs.statSync(path.join(folder, "dcp_1024/.metadata")).size, of = (isMetadata) => asked.filter((a) => (a.name === ".metadata") === isMetadata);
+    check(of(true).reduce((n, a) => n + a.bytes, 0) <= 2 * size, JSON.stringify(of(true)));
+    check(of(false).length === 1024 && of(false).every((a) => a.bytes === 1) && new Set(of(false).map((a) => a.name)).size === 1024, `${of(false).length} requests`);
+  }));
+}
+
+export async function testRemote({ page, url, broken }) {
+  await testOtherSites(page, url);
+  if (!fs.existsSync(python)) return skip("requests for checkpoints made by PyTorch", "there is no .local/venv");
+  const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-remote-"));
+  try {
+    const p = spawnSync(python, [path.join(root, "tests/web/make_remote_checkpoints.py"), scratch], { encoding: "utf8" });
+    check(p.status === 0, p.stderr);
+    await testCosts(page, url, scratch);
+  } finally {
+    fs.rmSync(scratch, { recursive: true });
+  }
+  return test("none of these breaks the page", () => check(broken.length === 0, broken.join("; ")));
+}
