@@ -2,6 +2,7 @@
 
 import { TesseraError } from "./errors.js";
 import { documentText } from "./options.js";
+import { parseReal, printReal } from "./reals.js";
 
 const NO_NUMBER = 0xffffffff;
 const NO_POSITION = 0xffffffffffffffffn;
@@ -205,6 +206,12 @@ export async function instantiated(source) {
       instance.toSink(sink >>> 0, (to) => to.create(file >>> 0, instance.text(name, nameSize), Number(u64(size)), marker !== 0)),
     tsr_write: (sink, file, offset, pointer, size) =>
       instance.toSink(sink >>> 0, (to) => to.write(file >>> 0, Number(u64(offset)), instance.bytes(pointer, size))),
+    tsr_print_real: (value, digits, pointer) => encoder.encodeInto(printReal(value, digits), instance.bytes(pointer, 40)).written,
+    tsr_parse_real: (pointer, size, used) => {
+      const number = parseReal(instance.text(pointer, size));
+      new DataView(instance.x.memory.buffer).setUint32(used >>> 0, number.used, true);
+      return number.value;
+    },
     emscripten_notify_memory_growth: () => {},
   };
   instance.env = env;

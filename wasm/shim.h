@@ -1,4 +1,4 @@
-/* The module's boundary: what JavaScript calls, and the one function it lends.
+/* The module's boundary: what JavaScript calls, and the functions it lends (sink.h and reals.c have the others).
  *
  *   page/worker/Node ── tessera_*() ──▶ shim ── core/include ──▶ core
  *                    ◀── tsr_read() ──

@@ -38,8 +38,9 @@ function needs(item) {
   return references.map((r) => r.to).filter((to) => to !== undefined && !(to.kind === "function" && doors.has(to.name)));
 }
 
-/** Functions that are not in the object file (of the compiler's library) stay in the first file, and call none of these. */
-const kept = new Set([...constructors, ...functions.filter((f) => exported.has(f.name))]);
+/** Functions that are not in the object file (of the compiler's library) stay in the first file. Of these they call what stands in for
+ *  functions of that library (--wrap). */
+const kept = new Set([...constructors, ...functions.filter((f) => exported.has(f.name) || f.name.startsWith("__wrap_"))]);
 for (const left = [...kept]; left.length;)
   for (const item of needs(left.pop())) if (!kept.has(item)) left.push(item), kept.add(item);
 

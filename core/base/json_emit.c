@@ -11,6 +11,7 @@
 #include "base/line.h"
 #include "base/utf8.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/visible.h"
 
 enum { MAX_DEPTH = 63, PRETTY_DEPTH = 2 };
@@ -229,15 +230,14 @@ void tsr_json_uint(tsr_json *json, uint64_t value)
 
 void tsr_json_double(tsr_json *json, double value)
 {
-    char shortest[40], text[48];
+    char shortest[TSR_REAL_TEXT], text[48];
     size_t size = 0;
     if (!isfinite(value)) {
         tsr_json_text(json, isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
         return;
     }
     for (int digits = 15; digits <= 17; digits++) {
-        snprintf(shortest, sizeof shortest, "%.*g", digits, value);
-        if (strtod(shortest, NULL) == value) break;
+        if (strtod(tsr_real_text(value, digits, shortest), NULL) == value) break;
     }
     /* The decimal point is the locale's, one or more bytes. */
     for (const char *c = shortest; *c; c++) {

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tessera/sys/number_text.h"
+
 tsr_line tsr_line_on(char *out, size_t capacity)
 {
     *out = '\0';
@@ -37,11 +39,10 @@ void tsr_line_format(tsr_line *line, const char *format, ...)
 /* The fewest significant digits that read back as `value`. */
 static int fewest_digits(double value, bool single)
 {
-    char text[40];
+    char text[TSR_REAL_TEXT];
     int digits = 1;
     for (; digits < 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        double back = strtod(text, NULL);
+        double back = strtod(tsr_real_text(value, digits, text), NULL);
         if (single ? (float)back == (float)value : back == value) break;
     }
     return digits;
@@ -49,15 +50,14 @@ static int fewest_digits(double value, bool single)
 
 void tsr_line_real(tsr_line *line, double value, bool single)
 {
-    char text[40];
+    char text[TSR_REAL_TEXT];
     if (!isfinite(value)) {
         tsr_line_format(line, "%s", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
         return;
     }
-    snprintf(text, sizeof text, "%.*g", fewest_digits(value, single), value);
-    /* %g turns to an exponent where there are fewer digits than places before the point. */
-    if (fabs(value) >= 1 && fabs(value) < (single ? 1e8 : 1e16) && strchr(text, 'e'))
-        snprintf(text, sizeof text, "%.0f", strtod(text, NULL));
+    tsr_real_text(value, fewest_digits(value, single), text);
+    /* It has an exponent where there are fewer digits than places before the point. */
+    if (fabs(value) >= 1 && fabs(value) < (single ? 1e8 : 1e16) && strchr(text, 'e')) tsr_real_text(strtod(text, NULL), 17, text);
     tsr_line_put(line, text, strlen(text));
 }
 

@@ -5,6 +5,7 @@
 
 #include "codec/json_check.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/try.h"
 
 #define TWO_TO_53 9007199254740992.0
@@ -131,8 +132,9 @@ tsr_status tsr_json_to_i64(const cJSON *item, const char *where, int64_t *out, t
     *out = 0;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_NUMBER, where, err));
     double value = item->valuedouble;
+    char text[TSR_REAL_TEXT];
     TSR_FAIL_IF(!(fabs(value) < TWO_TO_53) || value != floor(value), err, TSR_E_FORMAT,
-                "json: expected an integer below 2^53 at %s, found %.17g", *where ? where : "the root", value);
+                "json: expected an integer below 2^53 at %s, found %s", *where ? where : "the root", tsr_real_text(value, 17, text));
     *out = (int64_t)value;
     return TSR_OK;
 }

@@ -9,6 +9,7 @@
 #include "tessera/modules.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/module_tree.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
@@ -66,10 +67,11 @@ static tsr_status read_bool(const cJSON *object, const char *key, const char *wh
 static tsr_status read_identity(reader *r, const cJSON *object, const char *where, tsr_str *out, tsr_error *err)
 {
     const cJSON *id = cJSON_GetObjectItemCaseSensitive(object, "id");
+    char number[TSR_REAL_TEXT];
     *out = (tsr_str){NULL, 0};
     if (!id || cJSON_IsNull(id)) return TSR_OK;
     if (cJSON_IsString(id)) *out = tsr_arena_format(r->arena, err, "\"%s\"", id->valuestring);
-    else if (cJSON_IsNumber(id)) *out = tsr_arena_format(r->arena, err, "%.17g", id->valuedouble);
+    else if (cJSON_IsNumber(id)) *out = tsr_arena_str(r->arena, tsr_str_from(tsr_real_text(id->valuedouble, 17, number)), err);
     else if (cJSON_IsBool(id)) *out = cJSON_IsTrue(id) ? TSR_STR("true") : TSR_STR("false");
     else return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "modules: expected a number or a string as id at %s", where);
     return out->data ? TSR_OK : TSR_E_NOMEM;

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 
 #include "tessera/catalog.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
@@ -105,11 +106,12 @@ tsr_str tsr_shape_brief(uint32_t ndim, const uint64_t *shape, tsr_arena *arena)
 tsr_str tsr_value_brief(const tsr_value *value, tsr_arena *arena)
 {
     const tsr_entry *e = value->kind == TSR_VALUE_TENSOR ? value->as.tensor : NULL;
+    char number[TSR_REAL_TEXT];
     switch (value->kind) {
     case TSR_VALUE_NONE: return TSR_STR("None");
     case TSR_VALUE_BOOL: return value->as.boolean ? TSR_STR("True") : TSR_STR("False");
     case TSR_VALUE_INT: return or_unknown(tsr_arena_format(arena, NULL, "%" PRId64, value->as.integer));
-    case TSR_VALUE_FLOAT: return or_unknown(tsr_arena_format(arena, NULL, "%.17g", value->as.real));
+    case TSR_VALUE_FLOAT: return or_unknown(tsr_arena_str(arena, tsr_str_from(tsr_real_text(value->as.real, 17, number)), NULL));
     case TSR_VALUE_STR: return or_unknown(tsr_arena_format(arena, NULL, "'%.*s'", TSR_STR_ARG(value->text)));
     case TSR_VALUE_TENSOR:
         return or_unknown(tsr_arena_format(arena, NULL, "a %s tensor %.*s", tsr_dtype_describe(e->dtype)->name,

@@ -13,6 +13,7 @@
 #include "tessera/box.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
@@ -270,9 +271,11 @@ static void put_bytes(tsr_line *line, uint64_t bytes)
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     unsigned unit = 0;
+    char text[TSR_REAL_TEXT];
     double value = (double)bytes;
     for (; value >= 1024 && unit + 1 < sizeof units / sizeof *units; unit++) value /= 1024;
-    tsr_line_format(line, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    tsr_real_text(value, unit ? 2 + (value >= 10) + (value >= 100) + (value >= 1000) : 4, text); /* one digit behind the point */
+    tsr_line_format(line, "%s%s %s", text, unit && !strchr(text, '.') ? ".0" : "", units[unit]);
 }
 
 static void put_names(const tsr_repeats *r, tsr_line *line)

@@ -59,9 +59,21 @@ def files_in_readmes():
                 yield f"{readme.relative_to(ROOT)}: there is no {name}"
 
 
+REAL_FORMAT = re.compile(r'"[^"\n]*%[-+ #0-9.*]*[aefgAEFG][^"\n]*"')
+
+
+def real_formats(paths):
+    """The module's printf knows no %g (wasm/reals.c): core and wasm print floating-point numbers by tsr_real_text."""
+    for p in paths:
+        if p.suffix == ".c" and p.name != "real_text.c" and p.relative_to(ROOT).parts[0] in ("core", "wasm"):
+            for m in REAL_FORMAT.finditer(re.sub(r"/\*.*?\*/|^#include[^\n]*", "", p.read_text(), flags=re.S | re.M)):
+                yield f"{p.relative_to(ROOT)}: {m[0]} prints a floating-point number; call tsr_real_text"
+
+
 def checks(public, paths):
     return [("exported headers", list(exported(public))),
             ("documented headers", list(documented(public))),
             ("file names", list(unique_names(paths))),
+            ("floating-point formats", list(real_formats(paths))),
             ("names in READMEs", list(names_in_readmes(p for p in paths if p.suffix == ".h"))),
             ("files in READMEs", list(files_in_readmes()))]

@@ -16,6 +16,11 @@ TSR_API_BEGIN
 enum { TSR_NUMBER_TEXT = 32 };
 const char *tsr_number_text(uint64_t number, char out[TSR_NUMBER_TEXT]);
 
+/* A number with at most `digits` (1 to 17) significant digits, as C's "%.*g" has it. Only this prints floating-point numbers: the
+ * formats of other functions have no %g and no %f. Returns `out`. */
+enum { TSR_REAL_TEXT = 40 };
+const char *tsr_real_text(double value, int digits, char out[TSR_REAL_TEXT]);
+
 /* A size in bytes as options have it: "64MB" is decimal, "64MiB" binary, a bare number bytes. false: `text` is not one. */
 bool tsr_size_parse(const char *text, uint64_t *bytes);
 

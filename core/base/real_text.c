@@ -1,0 +1,10 @@
+/* Floating-point numbers as text, by the C library. WebAssembly has its own (wasm/reals.c): the C library's takes 9 KB there. */
+#include <stdio.h>
+
+#include "tessera/sys/number_text.h"
+
+const char *tsr_real_text(double value, int digits, char out[TSR_REAL_TEXT])
+{
+    snprintf(out, TSR_REAL_TEXT, "%.*g", digits, value);
+    return out;
+}
