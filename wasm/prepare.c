@@ -1,6 +1,6 @@
 /* What the second file gives to the first when it is loaded. */
 #include "handles.h"
-#include "lent.h"
+#include "platform/lent.h"
 #include "tessera/document_read.h"
 
 /* What --shards takes: a document, which is in braces, or the name of a built-in map. */

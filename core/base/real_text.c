@@ -1,4 +1,4 @@
-/* Floating-point numbers as text, by the C library. WebAssembly has its own (wasm/reals.c): the C library's takes 9 KB there. */
+/* Floating-point numbers as text, by the C library. WebAssembly has its own (wasm/platform/reals.c): the C library's takes 9 KB there. */
 #include <stdio.h>
 
 #include "tessera/sys/number_text.h"

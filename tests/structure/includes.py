@@ -54,7 +54,7 @@ def check_outside(path):
     for kind, name in includes(path):
         if kind == "<" or name.startswith("tessera/"):
             continue
-        target = f"native/{name.rpartition('/')[0]}" if "/" in name else module
+        target = f"{module.partition('/')[0]}/{name.rpartition('/')[0]}" if "/" in name else module
         if public:
             yield f"{path.relative_to(ROOT)}: a public header includes the private {name}"
         elif (ROOT / "core" / name).exists() and not (ROOT / "native" / name).exists():

@@ -63,7 +63,7 @@ REAL_FORMAT = re.compile(r'"[^"\n]*%[-+ #0-9.*]*[aefgAEFG][^"\n]*"')
 
 
 def real_formats(paths):
-    """The module's printf knows no %g (wasm/reals.c): core and wasm print floating-point numbers by tsr_real_text."""
+    """The module's printf knows no %g (wasm/platform/reals.c): core and wasm print floating-point numbers by tsr_real_text."""
     for p in paths:
         if p.suffix == ".c" and p.name != "real_text.c" and p.relative_to(ROOT).parts[0] in ("core", "wasm"):
             for m in REAL_FORMAT.finditer(re.sub(r"/\*.*?\*/|^#include[^\n]*", "", p.read_text(), flags=re.S | re.M)):

@@ -1,7 +1,7 @@
 /* Items compressed by stream.zstd/1, through zstd's own decoder. */
 #include <zstd.h>
 
-#include "lent.h"
+#include "platform/lent.h"
 
 static void *start(void)
 {

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lent.h"
+#include "platform/lent.h"
 
 enum { BLOCK = 64, LENGTH_AT = 56 };
 

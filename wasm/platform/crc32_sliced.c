@@ -2,7 +2,7 @@
  * most of their time in it, since a module can reach no instruction for CRCs. The tables cost nothing until they are made. */
 #include <string.h>
 
-#include "lent.h"
+#include "platform/lent.h"
 
 #define POLYNOMIAL 0xedb88320u
 enum { SLICES = 16 };

@@ -2,7 +2,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "lent.h"
+#include "platform/lent.h"
 
 static void *start(void)
 {
