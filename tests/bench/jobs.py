@@ -227,12 +227,32 @@ def p10_processes(bench):
                check=lambda: subprocess.run(["diff", "-r", one, two], check=True))
 
 
+def by_threads(name, command, before=None):
+    """The same command on one thread and on two."""
+    return [Side(f"{name}, {'two threads' if threads == 2 else 'one thread'}", [*command, "--threads", str(threads)], before, ours=True)
+            for threads in (1, 2)]
+
+
+def every_byte(bench, id, what, source, peers):
+    """What reads every byte once, against cat of the same files."""
+    files = [source] if os.path.isfile(source) else [os.path.join(source, f) for f in sorted(os.listdir(source))]
+    return Job(id, what, mib(source),
+               [*by_threads("validate --deep", [bench.tessera, "validate", source, "--deep", "--quiet"]),
+                *by_threads("manifest", [bench.tessera, "manifest", source]), *peers,
+                Side("cat > /dev/null", ["sh", "-c", 'exec cat "$@" >/dev/null', "cat", *files])],
+               "one thread ≤ 1.5 × cat, two free cores ≤ 0.8 ×")
+
+
 def p11(bench):
     d = bench.sample("large_dcp_rows")
-    return Job("P11", "validate --deep: every byte, zip, pickle, CRC", mib(d),
-               [Side("tessera validate --deep", [bench.tessera, "validate", d, "--deep", "--quiet"]),
-                Side("torch.load of every item", bench.peer("load_items", d)),
-                Side("cat > /dev/null", ["sh", "-c", f"cat {d}/.metadata {d}/* >/dev/null"])], "≤ 1.15 × cat")
+    return every_byte(bench, "P11", "every byte of a DCP: zip, pickle, CRC, NaN; digests", d, [Side("torch.load of every item", bench.peer("load_items", d))])
+
+
+def p11_safetensors(bench):
+    path, _ = bench.fresh("every_byte.safetensors")
+    if not os.path.exists(path):
+        subprocess.run([bench.tessera, "convert", bench.sample("large_dcp_rows"), path, "--objects", "drop", "--quiet"], check=True)
+    return every_byte(bench, "P11b", "every byte of a safetensors file: NaN; digests", path, [])
 
 
 def value_diff(bench, id, what, a, b):
@@ -410,4 +430,4 @@ def p27(bench):
                "≤ 1.5 × the browser's fastest read and write, ≤ 200 MiB")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "PY": [py_dcp, py_safetensors], **map_jobs.JOBS}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "PY": [py_dcp, py_safetensors], **map_jobs.JOBS}

@@ -15,6 +15,7 @@ class Side:
     command: list
     before: Optional[Callable[[], None]] = None
     ok: tuple = (0,)
+    ours: bool = False  # one of several sides of ours in a job; otherwise the first side is ours
 
 
 @dataclass
@@ -64,13 +65,13 @@ def run_job(job, runs):
     return job
 
 
-def ratio_line(job):
-    ours = job.results[job.sides[0].name]
+def ratio_line(job, side, others):
+    """One of our sides next to each of the others'."""
+    ours = job.results[side.name]
     parts = []
-    for side in job.sides[1:]:
-        theirs = job.results[side.name]
-        a, b = ours[job.metric], theirs[job.metric]
-        parts.append(f"{b / a:.1f}× faster than {side.name}" if b >= 2 * a else f"{a / b:.2f}× {side.name}")
+    for other in others:
+        a, b = ours[job.metric], job.results[other.name][job.metric]
+        parts.append(f"{b / a:.1f}× faster than {other.name}" if b >= 2 * a else f"{a / b:.2f}× {other.name}")
     return "; ".join(parts)
 
 
@@ -79,5 +80,9 @@ def table(job):
     for side in job.sides:
         r = job.results[side.name]
         lines.append(f"    {side.name:<34} wall {r['wall']:9.4f} s   cpu {r['cpu']:9.4f} s   peak {r['peak_mib']:8.1f} MiB")
-    lines.append(f"    → {ratio_line(job)} ({job.metric})")
+    ours = [side for side in job.sides if side.ours]
+    if not ours:
+        lines.append(f"    → {ratio_line(job, job.sides[0], job.sides[1:])} ({job.metric})")
+    for side in ours:
+        lines.append(f"    {side.name} → {ratio_line(job, side, [s for s in job.sides if not s.ours])} ({job.metric})")
     return "\n".join(lines)
