@@ -3,6 +3,7 @@
 #include "check/check_share.h"
 #include "tessera/check.h"
 #include "tessera/checkpoint.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/contract_rules.h"
@@ -17,6 +18,9 @@ typedef struct checker {
     tsr_ring *ring;
     const tsr_progress *progress;
     tsr_error *err;
+    const tsr_entry **own; /* entries that this rank looks at; NULL before they are known */
+    size_t own_count;
+    tsr_digests *digests; /* of them */
     tsr_map *index; /* FQN of the contract → its number */
     tsr_share share;
     uint64_t byte_done, byte_total;
@@ -34,23 +38,26 @@ static tsr_str expected_of(const checker *c, const tsr_entry *entry)
     return c->contract->digests[at];
 }
 
-static tsr_status digest_of(const checker *c, const tsr_entry *entry, bool *there, tsr_digest *out)
+static tsr_status digest_of(const checker *c, size_t number, bool *there, tsr_digest *out)
 {
-    const tsr_digest_algorithm algorithm = c->contract->algorithm;
+    const tsr_entry *entry = c->own[number];
     *there = true;
     if (entry->kind != TSR_ENTRY_TENSOR)
-        return tsr_object_digest(tsr_checkpoint_host(c->checkpoint), entry, algorithm, there, out, c->err);
-    return tsr_tensor_digest(c->checkpoint, entry, algorithm, c->ring, out, c->err);
+        return tsr_object_digest(tsr_checkpoint_host(c->checkpoint), entry, c->contract->algorithm, there, out, c->err);
+    return tsr_digests_get(c->digests, number, out, c->err);
 }
 
-static tsr_status check(checker *c, const tsr_entry *entry, tsr_str expected)
+/* `number` is the entry's among the own ones. */
+static tsr_status check(checker *c, size_t number)
 {
+    const tsr_entry *entry = c->own[number];
+    const tsr_str expected = expected_of(c, entry);
     char text[65];
     bool there;
     tsr_digest digest;
     uint64_t bytes;
     tsr_place place = TSR_NOWHERE;
-    TSR_TRY(digest_of(c, entry, &there, &digest));
+    TSR_TRY(digest_of(c, number, &there, &digest));
     if (entry->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entry, &bytes)) c->byte_done += bytes;
     if (there && tsr_str_equal(tsr_str_from(tsr_digest_text(&digest, text)), expected)) return TSR_OK;
     place.fqn = entry->fqn;
@@ -123,19 +130,38 @@ static tsr_status prepare(checker *c, const tsr_catalog *catalog, tsr_comm *comm
     return TSR_OK;
 }
 
-static tsr_status check_own(checker *c, const tsr_catalog *catalog)
+/* Lists what this rank looks at. */
+static tsr_status take_own(checker *c, const tsr_catalog *catalog)
 {
     uint64_t at = 0, cost;
+    c->own = tsr_alloc(tsr_checkpoint_host(c->checkpoint)->allocator, (size_t)catalog->entry_count, sizeof *c->own, c->err);
+    if (!c->own) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count; i++, at += cost) {
-        const tsr_entry *entry = &catalog->entries[i];
-        cost = cost_of(c, entry);
-        if (!cost || tsr_share_owner_of_cost(&c->share, at, c->byte_total) != c->share.comm->rank) continue;
-        TSR_TRY(check(c, entry, expected_of(c, entry)));
-        TSR_TRY(tsr_share_order(&c->share, i, c->err));
+        cost = cost_of(c, &catalog->entries[i]);
+        if (cost && tsr_share_owner_of_cost(&c->share, at, c->byte_total) == c->share.comm->rank)
+            c->own[c->own_count++] = &catalog->entries[i];
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_own(checker *c, const tsr_catalog *catalog)
+{
+    TSR_TRY(take_own(c, catalog));
+    const tsr_digest_list list = {c->own, c->own_count, c->contract->algorithm};
+    TSR_TRY(tsr_digests_open(c->checkpoint, &list, c->ring, &c->digests, c->err));
+    for (size_t i = 0; i < c->own_count; i++) {
+        TSR_TRY(check(c, i));
+        TSR_TRY(tsr_share_order(&c->share, (uint64_t)(c->own[i] - catalog->entries), c->err));
         TSR_FAIL_IF(c->progress && !c->progress->step(c->progress->ctx, c->byte_done, c->byte_total / c->share.comm->size),
                     c->err, TSR_E_CANCELLED, "interrupted");
     }
     return TSR_OK;
+}
+
+static void close_own(checker *c, const tsr_catalog *catalog)
+{
+    tsr_digests_close(c->digests);
+    tsr_free(tsr_checkpoint_host(c->checkpoint)->allocator, c->own, (size_t)catalog->entry_count, sizeof *c->own);
 }
 
 static tsr_status check_shared(checker *c, tsr_comm *comm)
@@ -154,6 +180,7 @@ tsr_status tsr_check_digests_shared(tsr_checkpoint *checkpoint, const tsr_contra
     checker c = {.checkpoint = checkpoint, .contract = contract, .ring = ring, .progress = progress, .err = err};
     if (!contract->digests) return TSR_OK;
     const tsr_status status = check_shared(&c, comm);
+    close_own(&c, tsr_checkpoint_catalog(checkpoint));
     tsr_map_free(c.index);
     tsr_share_close(&c.share);
     return status;

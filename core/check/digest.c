@@ -1,26 +1,12 @@
-/* Digests of tensors: tiles are read ahead by threads, the digest runs over them in order. Of objects: over their
- * JSON, or over a form of our own where JSON cannot hold them. */
-#include "tessera/check.h"
-#include "tessera/sys/check_shared.h"
+/* Digests as they run, and those of objects: over their JSON, or over a form of our own where JSON cannot hold them. */
+#include "check/digest.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
-typedef struct running {
-    const tsr_digest_ops *ops;
-    void *state;
-} running;
+typedef tsr_running_digest running;
 
-static tsr_status update(void *ctx, const void *data, size_t size, uint64_t byte_at, tsr_error *err)
-{
-    const running *digest = ctx;
-    (void)byte_at;
-    (void)err;
-    digest->ops->update(digest->state, data, size);
-    return TSR_OK;
-}
-
-static tsr_status start(const tsr_host *host, tsr_digest_algorithm algorithm, running *out, tsr_error *err)
+tsr_status tsr_digest_start(const tsr_host *host, tsr_digest_algorithm algorithm, running *out, tsr_error *err)
 {
     *out = (running){algorithm == TSR_DIGEST_SHA256 ? host->sha256 : host->xxh3, NULL};
     TSR_FAIL_IF(!out->ops, err, TSR_E_UNSUPPORTED, "built without %s", algorithm == TSR_DIGEST_SHA256 ? "sha256" : "xxh3");
@@ -29,7 +15,7 @@ static tsr_status start(const tsr_host *host, tsr_digest_algorithm algorithm, ru
     return TSR_OK;
 }
 
-static tsr_status finish(const running *digest, tsr_status status, tsr_digest *out)
+tsr_status tsr_digest_finish(const running *digest, tsr_status status, tsr_digest *out)
 {
     if (status != TSR_OK) {
         digest->ops->abandon(digest->state);
@@ -40,17 +26,12 @@ static tsr_status finish(const running *digest, tsr_status status, tsr_digest *o
     return TSR_OK;
 }
 
-tsr_status tsr_tensor_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_digest_algorithm algorithm,
-                             tsr_ring *ring, tsr_digest *out, tsr_error *err)
-{
-    running digest;
-    TSR_TRY(start(tsr_checkpoint_host(checkpoint), algorithm, &digest, err));
-    return finish(&digest, tsr_stream_tensor(checkpoint, entry, ring, update, &digest, err), out);
-}
-
 static tsr_status take_text(void *ctx, const char *data, size_t size, tsr_error *err)
 {
-    return update(ctx, data, size, 0, err);
+    const running *digest = ctx;
+    (void)err;
+    digest->ops->update(digest->state, data, size);
+    return TSR_OK;
 }
 
 enum { VALUE_DEPTH = 48 };
@@ -105,14 +86,14 @@ tsr_status tsr_object_digest(const tsr_host *host, const tsr_entry *entry, tsr_d
     const bool json_holds = entry->value && tsr_value_is_json(entry->value, VALUE_DEPTH, host->limits.expansion);
     *there = json_holds || (entry->value && put_value(NULL, entry->value, host->limits.expansion));
     if (!*there) return TSR_OK;
-    TSR_TRY(start(host, algorithm, &digest, err));
+    TSR_TRY(tsr_digest_start(host, algorithm, &digest, err));
     if (!json_holds) {
         put_value(&digest, entry->value, host->limits.expansion);
-        return finish(&digest, TSR_OK, out);
+        return tsr_digest_finish(&digest, TSR_OK, out);
     }
     tsr_json_start(&json, take_text, &digest, 0, err);
     tsr_json_value(&json, entry->value);
-    return finish(&digest, tsr_json_finish(&json), out);
+    return tsr_digest_finish(&digest, tsr_json_finish(&json), out);
 }
 
 const char *tsr_digest_text(const tsr_digest *digest, char *out)

@@ -55,17 +55,19 @@ typedef struct layout_writer {
     const tsr_host *host;
     tsr_json *json;
     tsr_error *err;
+    tsr_digests *digests; /* of all entries; NULL without hashes */
     uint64_t byte_done, byte_total;
 } layout_writer;
 
-static tsr_status put_hash(layout_writer *w, const tsr_entry *entry)
+/* `number` is the entry's among those that are written. */
+static tsr_status put_hash(layout_writer *w, const tsr_entry *entry, size_t number)
 {
     const tsr_layout_options *o = w->options;
     tsr_digest digest;
     uint64_t bytes;
     bool there = true;
     if (!o->hash) return TSR_OK;
-    if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_tensor_digest(o->checkpoint, entry, o->hash, o->ring, &digest, w->err));
+    if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_digests_get(w->digests, number, &digest, w->err));
     else TSR_TRY(tsr_object_digest(w->host, entry, o->hash, &there, &digest, w->err));
     if (!there) return TSR_OK;
     tsr_json_key(w->json, "hash");
@@ -76,7 +78,7 @@ static tsr_status put_hash(layout_writer *w, const tsr_entry *entry)
     return TSR_OK;
 }
 
-static tsr_status put_entry(layout_writer *w, const tsr_entry *entry)
+static tsr_status put_entry(layout_writer *w, const tsr_entry *entry, size_t number)
 {
     tsr_json *json = w->json;
     tsr_json_object(json);
@@ -94,7 +96,7 @@ static tsr_status put_entry(layout_writer *w, const tsr_entry *entry)
         tsr_json_key(json, "type");
         tsr_json_str(json, entry->type);
     }
-    TSR_TRY(put_hash(w, entry));
+    TSR_TRY(put_hash(w, entry, number));
     tsr_json_object_end(json);
     return json->status;
 }
@@ -110,7 +112,7 @@ static tsr_status put_entries(layout_writer *w, const tsr_entry **entries, size_
     tsr_json_text(w->json, "tessera.layout/1");
     tsr_json_key(w->json, "entries");
     tsr_json_array(w->json);
-    for (size_t i = 0; i < count; i++) TSR_TRY(put_entry(w, entries[i]));
+    for (size_t i = 0; i < count; i++) TSR_TRY(put_entry(w, entries[i], i));
     tsr_json_array_end(w->json);
     tsr_json_object_end(w->json);
     return w->json->status;
@@ -121,7 +123,7 @@ tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_layout_opti
 {
     tsr_layout_options own;
     TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_layout_options, err));
-    layout_writer w = {&own, host, json, err, 0, 0};
+    layout_writer w = {.options = &own, .host = host, .json = json, .err = err};
     size_t count = 0, room = (size_t)catalog->entry_count;
     if (own.hash) TSR_TRY(tsr_repeats_check_catalog(own.checkpoint, &own.selection, err));
     const tsr_entry **entries = tsr_alloc(host->allocator, room + 1, sizeof *entries, err);
@@ -130,7 +132,10 @@ tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_layout_opti
         if (tsr_selection_keeps(&own.selection, catalog->entries[i].fqn)) entries[count++] = &catalog->entries[i];
     }
     qsort(entries, count, sizeof *entries, by_fqn);
-    const tsr_status status = put_entries(&w, entries, count);
+    const tsr_digest_list list = {entries, count, own.hash};
+    tsr_status status = own.hash ? tsr_digests_open(own.checkpoint, &list, own.ring, &w.digests, err) : TSR_OK;
+    if (status == TSR_OK) status = put_entries(&w, entries, count);
+    tsr_digests_close(w.digests);
     tsr_free(host->allocator, entries, room + 1, sizeof *entries);
     return status;
 }

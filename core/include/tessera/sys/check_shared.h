@@ -15,7 +15,22 @@ TSR_API_BEGIN
  * with tensors or sets in it, and beyond 48 containers or limits.expansion. */
 tsr_status tsr_object_digest(const tsr_host *host, const tsr_entry *entry, tsr_digest_algorithm algorithm, bool *there,
                              tsr_digest *out, tsr_error *err);
-/* The same, shared by ranks that have opened the same checkpoint and contract: each reads some of the entries, and all end
+/* Digests of many tensors, which are read ahead of the one that is asked for: each by one thread, as far as they are small
+ * enough for that. `entries`, which is borrowed, may hold objects too; they are passed over. */
+typedef struct tsr_digest_list {
+    const tsr_entry *const *entries;
+    size_t count;
+    tsr_digest_algorithm algorithm;
+} tsr_digest_list;
+typedef struct tsr_digests tsr_digests;
+tsr_status tsr_digests_open(tsr_checkpoint *checkpoint, const tsr_digest_list *list, tsr_ring *ring, tsr_digests **out,
+                            tsr_error *err);
+/* The digest of tensor number `index` of the list, as tsr_tensor_digest. To be asked for in rising order. Errors are those of
+ * the first tensor, from this one on, that cannot be read. */
+tsr_status tsr_digests_get(tsr_digests *digests, size_t index, tsr_digest *out, tsr_error *err);
+void tsr_digests_close(tsr_digests *digests); /* takes NULL */
+
+/* The same as tsr_check_digests, shared by ranks that have opened the same checkpoint and contract: each reads some of the entries, and all end
  * with the findings, in their order, that one alone would have. Collective; a failure of one is a failure of all. */
 tsr_status tsr_check_digests_shared(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_comm *comm, tsr_ring *ring,
                                     const tsr_progress *progress, tsr_error *err);
