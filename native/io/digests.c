@@ -20,7 +20,11 @@
 #if defined(TSR_HAVE_CRYPTO)
 #include <openssl/evp.h>
 #endif
-#if defined(TSR_HAVE_XXHASH)
+#if defined(TSR_HAVE_XXHASH_DISPATCH)
+#include <pthread.h>
+#define XXH_DISPATCH_DISABLE_REPLACE
+#include <xxh_x86dispatch.h>
+#elif defined(TSR_HAVE_XXHASH)
 #include <xxhash.h>
 #endif
 #if defined(TSR_HAVE_ZSTD)
@@ -125,8 +129,24 @@ const tsr_digest_ops *const tsr_native_md5 = NULL;
 #endif
 
 #if defined(TSR_HAVE_XXHASH)
+#if defined(TSR_HAVE_XXHASH_DISPATCH)
+/* The library looks at the processor in its first call, without a lock: before several threads make that call. */
+static void choose_vectors(void)
+{
+    XXH3_state_t *state = XXH3_createState();
+    if (!state) return;
+    XXH3_128bits_reset(state);
+    XXH3_128bits_update_dispatch(state, "", 0);
+    XXH3_freeState(state);
+}
+#endif
+
 static void *xxh3_start(void)
 {
+#if defined(TSR_HAVE_XXHASH_DISPATCH)
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, choose_vectors);
+#endif
     XXH3_state_t *state = XXH3_createState();
     if (state) XXH3_128bits_reset(state);
     return state;
@@ -134,7 +154,11 @@ static void *xxh3_start(void)
 
 static void xxh3_update(void *state, const void *data, size_t size)
 {
+#if defined(TSR_HAVE_XXHASH_DISPATCH)
+    XXH3_128bits_update_dispatch(state, data, size);
+#else
     XXH3_128bits_update(state, data, size);
+#endif
 }
 
 static void xxh3_abandon(void *state)
