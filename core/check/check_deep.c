@@ -100,10 +100,10 @@ static bool is_scanned(tsr_dtype part)
     return tsr_float_form_of(part) || part == TSR_BOOL;
 }
 
-static void count_values(tsr_dtype part, const uint8_t *data, size_t bytes, counts *out)
+static void count_values(const tsr_host *host, tsr_dtype part, const uint8_t *data, size_t bytes, counts *out)
 {
     if (part != TSR_BOOL) {
-        tsr_count_special(part, data, bytes / tsr_dtype_size(part), &out->nan, &out->inf);
+        tsr_count_special(host, part, data, bytes / tsr_dtype_size(part), &out->nan, &out->inf);
         return;
     }
     for (size_t i = 0; i < bytes; i++) out->odd += data[i] > 1;
@@ -140,7 +140,7 @@ static tsr_status fill_piece(void *ctx, void *job, tsr_error *err)
         if (tsr_store_read(store, p->file, p->byte_offset + at, data, end - at, &p->failure) != TSR_OK) return TSR_OK;
         if (p->has_crc) p->crc = tsr_crc32(host, p->crc, data, end - at);
         const size_t low = p->scan_from > at ? p->scan_from : at, high = p->scan_to < end ? p->scan_to : end;
-        if (p->scan != TSR_DTYPE_NONE && low < high) count_values(p->scan, data + (low - at), high - low, &p->counts);
+        if (p->scan != TSR_DTYPE_NONE && low < high) count_values(host, p->scan, data + (low - at), high - low, &p->counts);
     }
     return TSR_OK;
 }
@@ -426,7 +426,8 @@ static tsr_status fill_scan(void *ctx, void *job, tsr_error *err)
     (void)ctx;
     scan_job *s = job;
     TSR_TRY(tsr_tile_fill(&s->tile, err));
-    count_values(tsr_dtype_part(s->tile.gather->dtype), s->tile.data, s->tile.bytes, &s->counts);
+    const tsr_host *host = tsr_checkpoint_host(s->tile.gather->checkpoint);
+    count_values(host, tsr_dtype_part(s->tile.gather->dtype), s->tile.data, s->tile.bytes, &s->counts);
     return TSR_OK;
 }
 
@@ -586,7 +587,8 @@ static tsr_status check_entries(check *c, tsr_error *err)
 static tsr_status check_extents(check *c, tsr_error *err)
 {
     const uint32_t threads = tsr_checkpoint_host(c->checkpoint)->threads;
-    const size_t enough = 8 * (threads ? threads : 1) * (SLICE_BYTES + TSR_COPY_SLACK);
+    /* Eight pieces per thread and round: with fewer, threads wait for the last one noticeably long. */
+    const size_t enough = 16 * (threads ? threads : 1) * (SLICE_BYTES + TSR_COPY_SLACK);
     const tsr_ring_work work = {
         .job_size = sizeof(piece), .fill = fill_piece, .drain = drain_piece, .ctx = c, .enough = enough};
     TSR_TRY(tsr_ring_begin(c->ring, &work, err));

@@ -159,7 +159,7 @@ void tsr_decode(tsr_dtype dtype, const uint8_t *from, size_t count, double *to)
         return (found & sign) != 0; \
     } while (0)
 
-static bool has_suspects(tsr_dtype dtype, const uint8_t *from, size_t count)
+static bool has_portable_suspects(tsr_dtype dtype, const uint8_t *from, size_t count)
 {
     switch (dtype) {
     case TSR_FLOAT64: FIND_ONES(uint64_t, UINT64_C(1) << 52);
@@ -173,10 +173,28 @@ static bool has_suspects(tsr_dtype dtype, const uint8_t *from, size_t count)
     }
 }
 
-void tsr_count_special(tsr_dtype dtype, const uint8_t *from, size_t count, uint64_t *nan, uint64_t *inf)
+/* Added to a magnitude it carries into the sign where a NaN or an infinity is possible. */
+static uint64_t lowest_of(const tsr_float_form *form)
+{
+    return form->has_infinity ? UINT64_C(1) << form->fraction_bits : 1;
+}
+
+/* The host's vectors look at whole blocks of the types whose NaNs have an exponent of all ones, the loop above at the rest. */
+static bool has_suspects(const tsr_host *host, const tsr_float_form *form, tsr_dtype dtype, const uint8_t *from, size_t count)
+{
+    size_t done = 0;
+    if (host && host->carries && form->has_sign && form->nan != 0x80) {
+        done = count * form->bytes / TSR_SCAN_BLOCK * TSR_SCAN_BLOCK;
+        if (done && host->carries(from, done, form->bytes, lowest_of(form))) return true;
+    }
+    return has_portable_suspects(dtype, from + done, count - done / form->bytes);
+}
+
+void tsr_count_special(const tsr_host *host, tsr_dtype dtype, const uint8_t *from, size_t count, uint64_t *nan,
+                       uint64_t *inf)
 {
     const tsr_float_form *form = tsr_float_form_of(dtype);
-    if (!form || !has_suspects(dtype, from, count)) return;
+    if (!form || !has_suspects(host, form, dtype, from, count)) return;
     for (size_t i = 0; i < count; i++) {
         const uint64_t bits = tsr_load_le(from + i * form->bytes, form->bytes);
         *nan += is_nan(form, bits);

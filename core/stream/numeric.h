@@ -3,6 +3,7 @@
 #define TSR_STREAM_NUMERIC_H
 
 #include "tessera/dtype.h"
+#include "tessera/host.h"
 
 /* How a floating type of at most 64 bits is built: sign, exponent, fraction from high to low bits. */
 typedef struct tsr_float_form {
@@ -25,8 +26,9 @@ tsr_dtype tsr_dtype_part(tsr_dtype dtype);
 /* `count` numbers of a type with one part; exact but for integers beyond 2^53. */
 void tsr_decode(tsr_dtype dtype, const uint8_t *from, size_t count, double *to);
 
-/* How many of `count` numbers of a type with one part are NaN, and infinite. Adds to both. */
-void tsr_count_special(tsr_dtype dtype, const uint8_t *from, size_t count, uint64_t *nan, uint64_t *inf);
+/* How many of `count` numbers of a type with one part are NaN, and infinite. Adds to both. `host` may be NULL. */
+void tsr_count_special(const tsr_host *host, tsr_dtype dtype, const uint8_t *from, size_t count, uint64_t *nan,
+                       uint64_t *inf);
 
 /* The bits of a floating number as a whole number that grows with the value (both zeros give 0): the difference of two is
  * their distance in units in the last place. */

@@ -6,6 +6,7 @@
 
 #include "io/digests.h"
 #include "io/thread_pool.h"
+#include "io/wide_scan.h"
 
 static uint32_t cores_allowed(void)
 {
@@ -29,6 +30,7 @@ void tsr_native_host_open(tsr_native_host *out, uint32_t max_threads)
                                  .xxh3 = tsr_native_xxh3,
                                  .zstd = tsr_native_zstd,
                                  .threads = 1,
+                                 .carries = tsr_native_wide_scan(),
                              }};
     out->pool = threads > 1 ? tsr_pool_new(threads) : NULL;
     if (!out->pool) return;

@@ -1,4 +1,5 @@
-/* The count of NaN and infinity, which first looks at whole blocks for exponents of all ones, against decoding. */
+/* The count of NaN and infinity, which first looks at whole blocks for exponents of all ones, against decoding: by the portable
+ * loop and by what this machine's host has. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,6 +10,7 @@
 
 #include "stream/numeric.h"
 #include "tessera/check.h"
+#include "tessera/native_host.h"
 
 enum { MOST = 300 }; /* elements: more than two blocks of any type, and a rest */
 
@@ -16,7 +18,9 @@ static const tsr_dtype types[] = {TSR_FLOAT64,     TSR_FLOAT32,         TSR_FLOA
                                   TSR_BFLOAT16,    TSR_FLOAT8_E4M3FN,   TSR_FLOAT8_E4M3FNUZ,
                                   TSR_FLOAT8_E5M2, TSR_FLOAT8_E5M2FNUZ, TSR_FLOAT8_E8M0FNU};
 
-static void expect_counts(tsr_dtype dtype, const uint8_t *bytes, size_t count)
+static tsr_native_host native;
+
+static void expect_counts_by(const tsr_host *host, tsr_dtype dtype, const uint8_t *bytes, size_t count)
 {
     double values[MOST];
     uint64_t nan = 0, inf = 0, want_nan = 0, want_inf = 0;
@@ -25,12 +29,18 @@ static void expect_counts(tsr_dtype dtype, const uint8_t *bytes, size_t count)
         want_nan += isnan(values[i]) != 0;
         want_inf += isinf(values[i]) != 0;
     }
-    tsr_count_special(dtype, bytes, count, &nan, &inf);
+    tsr_count_special(host, dtype, bytes, count, &nan, &inf);
     if (nan != want_nan || inf != want_inf) {
         fail_msg("%s, %zu elements: %llu NaN and %llu infinite, there are %llu and %llu", tsr_dtype_describe(dtype)->name,
                  count, (unsigned long long)nan, (unsigned long long)inf, (unsigned long long)want_nan,
                  (unsigned long long)want_inf);
     }
+}
+
+static void expect_counts(tsr_dtype dtype, const uint8_t *bytes, size_t count)
+{
+    expect_counts_by(NULL, dtype, bytes, count);
+    expect_counts_by(&native.host, dtype, bytes, count);
 }
 
 /* At every place, among zeros: the two highest bytes around every type's infinity, NaN and largest finite number. */
@@ -74,5 +84,9 @@ int main(void)
         cmocka_unit_test(test_stream_numeric__one_special_value_is_found_wherever_it_is),
         cmocka_unit_test(test_stream_numeric__many_special_values_are_all_counted),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    tsr_native_host_open(&native, 1);
+    print_message("wide scan: %s\n", native.host.carries ? "yes" : "none on this machine");
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    tsr_native_host_close(&native);
+    return failed;
 }

@@ -68,9 +68,13 @@ typedef struct tsr_host {
     /* NULL: all code is there. Otherwise called before code that a program loads on demand, such as the readers of rare forms: an
      * error ends the call (the WebAssembly module is such a program). */
     tsr_status (*load)(tsr_error *err);
+    /* NULL: a portable loop. Whether for any of the little-endian numbers of `item_bytes` (1, 2, 4 or 8) in `data`, without its
+     * highest bit, adding `lowest` carries into that bit. Where `lowest` is the lowest bit of a floating type's exponent, those are
+     * its NaNs and infinities. `size` is a multiple of TSR_SCAN_BLOCK. */
+    bool (*carries)(const void *data, size_t size, uint32_t item_bytes, uint64_t lowest);
 } tsr_host;
 
-enum { TSR_IO_DEPTH = 16 };
+enum { TSR_IO_DEPTH = 16, TSR_SCAN_BLOCK = 128 };
 
 TSR_API_END
 
