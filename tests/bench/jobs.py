@@ -211,6 +211,29 @@ def large_safetensors(bench, tensors=64, rows=8192, columns=1024):
     return path
 
 
+def rows_of_eight(bench):
+    """The 2 GiB as a DCP of 8 ranks, cut by rows."""
+    path, _ = bench.fresh("rows_of_eight")
+    if not os.path.exists(path):
+        subprocess.run([bench.tessera, "reshard", large_safetensors(bench), path, "--mesh", "8", "--placements", "shard(0)", "--to", "dcp", "--quiet"], check=True)
+    return path
+
+
+def columns(bench, id, what, mesh, placements):
+    source, (out, remove) = rows_of_eight(bench), bench.fresh("columns")
+    command = [bench.tessera, "reshard", source, out, "--mesh", mesh, "--placements", placements, "--quiet"]
+    return Job(id, what, mib(source), [*by_threads("reshard", command, remove), copy_limit(bench, source)], "one thread ≤ 1.5 × cp, two free cores ≤ 0.9 ×",
+               check=lambda: subprocess.run([bench.tessera, "diff", source, out, "--values", "--quiet"], check=True))
+
+
+def p21(bench):
+    return columns(bench, "P21", "reshard rows of 8 ranks to columns of 4", "tp=4", "shard(1)")
+
+
+def p21_mesh(bench):
+    return columns(bench, "P21b", "reshard rows of 8 ranks to a mesh of rows and columns, 2 × 4", "dp=2,tp=4", "shard(0),shard(1)")
+
+
 def p10_processes(bench):
     if not shutil.which("mpirun") or not os.path.exists(bench.tessera + "-mpi"):
         return "there is no Open MPI"
@@ -430,4 +453,4 @@ def p27(bench):
                "≤ 1.5 × the browser's fastest read and write, ≤ 200 MiB")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "PY": [py_dcp, py_safetensors], **map_jobs.JOBS}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "PY": [py_dcp, py_safetensors], **map_jobs.JOBS}
