@@ -15,8 +15,9 @@
 #define TSR_SUM_WORDS 1024u /* summed up at a time */
 
 typedef struct tsr_sum_key {
-    uint64_t powers[TSR_SUM_WORDS]; /* r^0, r^1, … */
-    uint64_t next;                  /* r^TSR_SUM_WORDS */
+    uint64_t powers[TSR_SUM_WORDS];   /* r^0, r^1, … */
+    uint32_t parts[3][TSR_SUM_WORDS]; /* their bits 0 to 20, 21 to 41 and 42 to 60, for vectors */
+    uint64_t next;                    /* r^TSR_SUM_WORDS */
 } tsr_sum_key;
 
 /* The key of a job, by the tag of its journals. */
