@@ -1,5 +1,6 @@
 """A Slurm cluster for the tests: starts `cluster`, runs commands in it, and ends it with all its processes."""
 import atexit
+import contextlib
 import os
 import shutil
 import signal
@@ -113,6 +114,42 @@ class Cluster:
                 return facts
             time.sleep(0.2)
         raise Bad(f"job {number} did not end in {limit} s: {facts}")
+
+
+    def slurmd_of(self, node):
+        """The process of a node's slurmd; None: it is dead."""
+        for name in os.listdir("/proc"):
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as f:
+                    line = f.read().split(b"\0")
+                with open(f"/proc/{name}/environ", "rb") as f:
+                    own = self.path("slurm.conf").encode() in f.read()
+            except OSError:
+                continue
+            if own and line[:4] == [b"slurmd", b"-D", b"-N", node.encode()]:
+                return int(name)
+        return None
+
+    @contextlib.contextmanager
+    def without_slurmd(self, node):
+        """The node's slurmd is killed, and starts again at the end. What it started lives on."""
+        mark = self.path(f"dead.{node}")
+        open(mark, "w").close()
+        try:
+            kill(self.slurmd_of(node))
+            wait_for("the end of slurmd", lambda: self.slurmd_of(node) is None)
+            yield
+        finally:
+            os.unlink(mark)
+            wait_for("slurmd", lambda: self.slurmd_of(node))
+
+    def lose(self, node):
+        """What slurmctld does by itself when it has not heard of a slurmd for SlurmdTimeout."""
+        need(self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost").status == 0, "scontrol update")
+
+    def wait_for_nodes(self):
+        """Until all nodes are idle."""
+        wait_for("idle nodes", lambda: len(set(self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").out.split())) == NODES)
 
 
 def ranks_of(mark):

@@ -291,3 +291,56 @@ def slurm_lost_node_ends_the_step(folder):
             wire("up")
         job = running.ended(60)
         need(job.status != 0 and not os.path.exists(out), f"{job.status}: {job.err[-500:]}")
+
+
+@test
+def slurm_dead_slurmd_lets_the_step_go_on(folder):
+    """Ranks belong to the step's own daemon: without slurmd they write the whole."""
+    with huge_place() as (source, out):
+        running = Running(folder, source, out, "--kill-on-bad-exit=1")
+        with cluster().without_slurmd("n3"):
+            job = running.ended(60)
+        need(job.status == 0 and os.path.exists(os.path.join(out, ".metadata")), f"{job.status}: {job.err[-800:]}")
+        status, _, err = alone(f"{folder}/tessera", "validate", out)
+        need(status == 0, f"what it wrote: {err}")
+    cluster().wait_for_nodes()
+
+
+@test
+def slurm_lost_slurmd_ends_the_step(folder):
+    """Slurm gives the node up. It ends the ranks that it can reach; the one that it cannot ends within the peer limit."""
+    with huge_place() as (source, out):
+        running = Running(folder, source, out, env={"TESSERA_PEER_LIMIT": "4"})
+        with cluster().without_slurmd("n3"):
+            need(len(ranks_of(source)) == 3, "the ranks ended with slurmd")
+            cluster().lose("n3")
+            wait_for("the end of Slurm's ranks", lambda: running.step.poll() is not None, 15)
+            wait_for("the end of the rank that Slurm cannot reach", lambda: not ranks_of(source), 10)
+            job = running.ended(5)
+            need(job.status == 143 and "Node failure" in job.err, f"{job.status}: {job.err[-800:]}")
+            need(not os.path.exists(os.path.join(out, ".metadata")), "a marker of a step that was ended")
+    cluster().wait_for_nodes()
+
+
+@test
+def slurm_job_of_a_lost_slurmd_resumes_on_other_nodes(folder):
+    """Requeued by Slurm while the node, on which the script itself ran, is still lost. A rank is stopped, so that the job cannot be
+    done before."""
+    cluster().wait_for_nodes()
+    tessera = f"{folder}/tessera"
+    with place("a.safetensors", "one", "many") as (source, one, many):
+        safetensors(source, [10_000_000, 7, 1_500_000] + [5000] * 20, 9)
+        need(alone(tessera, "reshard", source, one, *RESHARD)[0] == 0, "one process")
+        number = cluster().submit(os.path.join(SCRIPTS, "reshard.sbatch"), source, many, *RESHARD, "--max-mem", "1MiB", options=["-N2", "-n4", "--exclusive"],
+                                  env={**on_path(folder), "TESSERA_PEER_LIMIT": "5"})
+        wait_for("the ranks", lambda: len(ranks_of(source)) == 4)
+        kill(ranks_of(source)[3], signal.SIGSTOP)
+        lost = cluster().run("squeue", "-h", "-j", number, "-o", "%N").out.strip()
+        need(lost == "n[1-2]", f"it runs on {lost}")
+        with cluster().without_slurmd("n1"):
+            cluster().lose("n1")
+            facts = cluster().ended(number, 90)
+            nodes = facts["NodeList"]
+        need(facts["JobState"] == "COMPLETED" and facts["Restarts"] == "1" and nodes == "n[2-3]", f"{facts}: {cluster().printed(number)}")
+        need(tree(many) == tree(one), f"other bytes: {cluster().printed(number)}")
+    cluster().wait_for_nodes()
