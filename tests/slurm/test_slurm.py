@@ -324,16 +324,16 @@ def slurm_lost_slurmd_ends_the_step(folder):
 
 @test
 def slurm_job_of_a_lost_slurmd_resumes_on_other_nodes(folder):
-    """Requeued by Slurm while the node, on which the script itself ran, is still lost. A rank is stopped, so that the job cannot be
-    done before."""
+    """Requeued by Slurm while the node, on which the script itself ran, is still lost. A rank is stopped in the middle of its work,
+    so that the job cannot be done before."""
     cluster().wait_for_nodes()
     tessera = f"{folder}/tessera"
     with place("a.safetensors", "one", "many") as (source, one, many):
-        safetensors(source, [10_000_000, 7, 1_500_000] + [5000] * 20, 9)
+        safetensors(source, [30_000_000, 7, 30_000_000] + [5000] * 20, 9)
         need(alone(tessera, "reshard", source, one, *RESHARD)[0] == 0, "one process")
         number = cluster().submit(os.path.join(SCRIPTS, "reshard.sbatch"), source, many, *RESHARD, "--max-mem", "1MiB", options=["-N2", "-n4", "--exclusive"],
                                   env={**on_path(folder), "TESSERA_PEER_LIMIT": "5"})
-        wait_for("the ranks", lambda: len(ranks_of(source)) == 4)
+        wait_for("the journals", lambda: len(journals(many)) == 4)
         kill(ranks_of(source)[3], signal.SIGSTOP)
         lost = cluster().run("squeue", "-h", "-j", number, "-o", "%N").out.strip()
         need(lost == "n[1-2]", f"it runs on {lost}")
@@ -341,6 +341,8 @@ def slurm_job_of_a_lost_slurmd_resumes_on_other_nodes(folder):
             cluster().lose("n1")
             facts = cluster().ended(number, 90)
             nodes = facts["NodeList"]
-        need(facts["JobState"] == "COMPLETED" and facts["Restarts"] == "1" and nodes == "n[2-3]", f"{facts}: {cluster().printed(number)}")
+        need(facts["JobState"] == "COMPLETED" and facts["Restarts"] == "1" and nodes == "n[2-3]",
+             f"{facts['JobState']}, {facts['ExitCode']}, {facts['Restarts']}, {nodes}: {cluster().printed(number)}")
         need(tree(many) == tree(one), f"other bytes: {cluster().printed(number)}")
+        need("\nresumed: " in cluster().printed(number), f"it started over: {cluster().printed(number)}")
     cluster().wait_for_nodes()
