@@ -181,6 +181,29 @@ def open_safetensors(path):
     timed(count)
 
 
+def our_wheel():
+    """tessera.torch as native/python/install has put it."""
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/wheel/installed"))
+    import tessera.torch
+    return tessera.torch
+
+
+def dcp_save(writer, source, dest):
+    """dcp.save of the tensors of a DCP, by FileSystemWriter or tessera.torch; both sync what they write."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    metadata = FileSystemReader(source).read_metadata().state_dict_metadata
+    state = {k: torch.full(m.size, 1, dtype=m.properties.dtype) for k, m in metadata.items() if isinstance(m, TensorStorageMetadata)}
+    dcp.load(state, storage_reader=FileSystemReader(source), planner=dcp.DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
+
+    def save():
+        made = our_wheel().StorageWriter(dest) if writer == "tessera" else FileSystemWriter(dest, sync_files=True)
+        dcp.save(state, storage_writer=made, no_dist=True)
+    timed(save)
+
+
 def dcp_load(reader, path):
     """dcp.load into tensors that are there already, by FileSystemReader, HuggingFaceStorageReader or tessera.torch."""
     import torch
@@ -190,9 +213,7 @@ def dcp_load(reader, path):
 
     def open_reader():
         if reader == "tessera":
-            sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/wheel/installed"))
-            import tessera.torch
-            return tessera.torch.StorageReader(path)
+            return our_wheel().StorageReader(path)
         return {"FileSystemReader": FileSystemReader, "HuggingFaceStorageReader": HuggingFaceStorageReader}[reader](path)
 
     def planner():
