@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 
+import cold_jobs
 import map_jobs
 from measure import Job, Side
 
@@ -278,6 +279,33 @@ def p11_safetensors(bench):
     return every_byte(bench, "P11b", "every byte of a safetensors file: NaN; digests", path, [])
 
 
+def cold_deep(bench):
+    d = bench.sample("large_dcp_rows")
+    return cold_jobs.job(bench, "COLD", "validate --deep", d, by_threads("validate --deep", [bench.tessera, "validate", d, "--deep", "--quiet"]), "as fast as the disk")
+
+
+def cold_convert(bench):
+    d, (out, remove) = bench.sample("large_dcp_rows"), bench.fresh("out.safetensors")
+    command = [bench.tessera, "convert", d, out, "--objects", "drop", "--quiet"]
+    return cold_jobs.job(bench, "COLDb", "convert DCP → safetensors", d, [*by_threads("convert", command, remove), copy_limit(bench, d)], "≤ 1.15 × cp",
+                         check=lambda: subprocess.run(bench.peer("same_tensors", d, out), check=True))
+
+
+def cold_reshard(bench, id, what, placements):
+    d, (out, remove) = bench.sample("large_dcp_rows"), bench.fresh("resharded_cold")
+    command = [bench.tessera, "reshard", d, out, "--mesh", "3", "--placements", placements, "--quiet"]
+    return cold_jobs.job(bench, id, what, d, [*by_threads("reshard", command, remove), copy_limit(bench, d)], "≤ 1.3 × cp",
+                         check=lambda: subprocess.run(bench.peer("equal_dcp", d, out), check=True, stdout=subprocess.DEVNULL))
+
+
+def cold_rows(bench):
+    return cold_reshard(bench, "COLDc", "reshard to 3 ranks, rows", "shard(0)")
+
+
+def cold_columns(bench):
+    return cold_reshard(bench, "COLDd", "reshard to 3 ranks, columns", "shard(1)")
+
+
 def value_diff(bench, id, what, a, b):
     """Ours reads a and b; cmp, which cannot see through sharding, reads a and a copy of it."""
     copy, _ = bench.fresh("other_dcp")
@@ -464,4 +492,4 @@ def p27(bench):
                "≤ 1.5 × the browser's fastest read and write, ≤ 200 MiB")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "PY": [py_dcp, py_safetensors, py_save], **map_jobs.JOBS}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "COLD": [cold_deep, cold_convert, cold_rows, cold_columns], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "PY": [py_dcp, py_safetensors, py_save], **map_jobs.JOBS}
