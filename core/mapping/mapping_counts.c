@@ -124,6 +124,47 @@ static tsr_status add_name(counter *c, tsr_str name, unsigned wanted)
 
 /* ---- against each other ---- */
 
+/* "layer 3", from "model.layers.3.mlp.experts", or the prefix in quotes where it does not state a layer. */
+static tsr_str layer_of(const counter *c, tsr_str prefix)
+{
+    unsigned kind = NEITHER;
+    for (size_t at = 0, end; at < prefix.size; at = end + 1) {
+        for (end = at; end < prefix.size && prefix.data[end] != '.';) end++;
+        const tsr_str component = {prefix.data + at, end - at};
+        if (kind == LAYERS && is_index(component)) return tsr_arena_format(c->s->arena, c->s->err, "layer %.*s", TSR_STR_ARG(component));
+        kind = kind_of(component);
+    }
+    return tsr_arena_format(c->s->arena, c->s->err, "'%.*s'", TSR_STR_ARG(prefix));
+}
+
+/* Whether the member has a tensor with this ending. */
+static tsr_status has_tensor(const counter *c, const piece *member, const piece *end, bool *has)
+{
+    const tsr_str name = tsr_arena_format(c->s->arena, c->s->err, "n%.*s%.*s", TSR_STR_ARG(member->text), TSR_STR_ARG(end->text));
+    if (!name.data) return TSR_E_NOMEM;
+    *has = tsr_map_get(c->known, name, UINT32_MAX) != UINT32_MAX;
+    return TSR_OK;
+}
+
+static tsr_status refuse_tensor(const counter *c, const piece *member, const piece *end)
+{
+    const piece *members = c->members.items;
+    const group *g = (const group *)c->groups.items + member->group;
+    const tsr_str layer = layer_of(c, g->prefix);
+    const tsr_str expert = {member->text.data + g->prefix.size + 1, member->text.size - g->prefix.size - 1};
+    uint64_t have = 0;
+    if (!layer.data) return TSR_E_NOMEM;
+    for (size_t i = 0; i < c->members.count; i++) {
+        bool has = false;
+        if (members[i].group == end->group) TSR_TRY(has_tensor(c, &members[i], end, &has));
+        have += has;
+    }
+    return tsr_raise(c->s->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                     "expert %.*s of %.*s does not have '%.*s%.*s', which %llu of the %llu experts there have", TSR_STR_ARG(expert),
+                     TSR_STR_ARG(layer), TSR_STR_ARG(member->text), TSR_STR_ARG(end->text), (unsigned long long)have,
+                     (unsigned long long)g->members);
+}
+
 /* Names the first weight that a member of group `number` does not have. */
 static tsr_status refuse_missing(const counter *c, size_t number)
 {
@@ -131,12 +172,10 @@ static tsr_status refuse_missing(const counter *c, size_t number)
         const piece *member = (const piece *)c->members.items + i;
         for (size_t k = 0; k < c->endings.count && member->group == number; k++) {
             const piece *end = (const piece *)c->endings.items + k;
+            bool has;
             if (end->group != number) continue;
-            const tsr_str name = tsr_arena_format(c->s->arena, c->s->err, "n%.*s%.*s", TSR_STR_ARG(member->text), TSR_STR_ARG(end->text));
-            if (!name.data) return TSR_E_NOMEM;
-            TSR_FAIL_IF(tsr_map_get(c->known, name, UINT32_MAX) == UINT32_MAX, c->s->err, TSR_E_FORMAT,
-                        "'%s' is missing, although another expert of '%.*s' has such a tensor", name.data + 1,
-                        TSR_STR_ARG(((const group *)c->groups.items)[number].prefix));
+            TSR_TRY(has_tensor(c, member, end, &has));
+            if (!has) return refuse_tensor(c, member, end);
         }
     }
     return TSR_OK;
