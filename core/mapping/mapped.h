@@ -102,7 +102,17 @@ bool tsr_mapped_is_scalable(tsr_dtype dtype);
  * of the scale does not fit. */
 tsr_status tsr_mapped_multiply(tsr_mapped *m, const tsr_scaling *how, const tsr_entry *entry, const tsr_entry *scale,
                                tsr_mapped_tensor *out, tsr_error *err);
-/* mapping_dequantize.c: the scheme of tsr_mapping_dequantize, in place of rules. */
+/* mapping_dequantize.c: the scheme of tsr_mapping_dequantize, in place of rules. m->ctx becomes a tsr_dequantized. */
+typedef struct tsr_dequantize_refusal {
+    tsr_str fqn; /* of an entry that was kept as it is */
+    tsr_error why;
+    struct tsr_dequantize_refusal *next;
+} tsr_dequantize_refusal;
+typedef struct tsr_dequantized {
+    bool found; /* any scaled numbers that can be multiplied */
+    tsr_dequantize_refusal *refused, **end;
+    bool *used; /* by entry of the catalog; NULL until tsr_mapping_check_dequantized */
+} tsr_dequantized;
 tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err);
 
 /* mapping_numbers.c. TSR_E_NOT_FOUND where config.json does not have it. */

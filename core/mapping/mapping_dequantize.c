@@ -1,4 +1,6 @@
-/* Which entries are numbers and which are their scales. */
+/* Which entries are numbers and which are their scales.
+ *
+ * Numbers that cannot be multiplied are kept, with the reason. It is raised when it is known that they are used. */
 #include "mapping/mapping_subclass.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/try.h"
@@ -6,7 +8,7 @@
 typedef struct finder {
     tsr_mapped *m;
     tsr_scaling scaling; /* what all have in common */
-    uint64_t found;
+    tsr_dequantized *done;
     tsr_error *err;
 } finder;
 
@@ -120,7 +122,7 @@ static tsr_status add_row(finder *f, const tsr_scaling *how, const tsr_entry *en
     sources[1] = scale;
     sources[2] = how->tensor_scale;
     *row = (tsr_mapped_row){.order = order, .sources = sources, .source_count = how->tensor_scale ? 3 : 2};
-    f->found++;
+    f->done->found = true;
     TSR_TRY(tsr_mapped_multiply(f->m, how, entry, scale, &tensor, f->err));
     return tsr_mapped_entry(f->m, &tensor, entry, tensor.name, &row->entry, f->err);
 }
@@ -143,7 +145,7 @@ static tsr_status is_used_scale(const finder *f, const tsr_entry *entry, bool *i
     return TSR_OK;
 }
 
-static tsr_status add_entry(finder *f, const tsr_entry *entry, uint64_t order)
+static tsr_status multiply_entry(finder *f, const tsr_entry *entry, uint64_t order)
 {
     tsr_subclass_parts parts = {.object = entry};
     const tsr_entry *scale;
@@ -158,15 +160,46 @@ static tsr_status add_entry(finder *f, const tsr_entry *entry, uint64_t order)
     return is_scale ? TSR_OK : tsr_mapped_keep(f->m, entry, order, f->err);
 }
 
+/* Keeps the entry as it is, and the reason why it could not be multiplied. */
+static tsr_status keep_refused(finder *f, const tsr_entry *entry, uint64_t order, const tsr_error *why)
+{
+    tsr_dequantize_refusal *refusal = TSR_ARENA_NEW(f->m->own->arena, tsr_dequantize_refusal, f->err);
+    if (!refusal) return TSR_E_NOMEM;
+    *refusal = (tsr_dequantize_refusal){.fqn = entry->fqn, .why = *why};
+    *f->done->end = refusal;
+    f->done->end = &refusal->next;
+    return tsr_mapped_keep(f->m, entry, order, f->err);
+}
+
+static tsr_status add_entry(finder *f, const tsr_entry *entry, uint64_t order)
+{
+    const size_t rows = f->m->rows.count;
+    const bool found = f->done->found;
+    tsr_error why = {.status = TSR_OK}, *err = f->err;
+    f->err = f->m->maker.err = &why;
+    const tsr_status status = multiply_entry(f, entry, order);
+    f->err = f->m->maker.err = err;
+    if (status == TSR_OK) return TSR_OK;
+    if (status != TSR_E_UNSUPPORTED && status != TSR_E_FORMAT) {
+        if (err) *err = why;
+        return status;
+    }
+    f->m->rows.count = rows; /* a row that was begun */
+    f->done->found = found;
+    return keep_refused(f, entry, order, &why);
+}
+
 tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err)
 {
-    finder f = {.m = m, .scaling.dtype = dtype, .err = err};
+    tsr_dequantized *done = TSR_ARENA_NEW(m->own->arena, tsr_dequantized, err);
+    finder f = {.m = m, .scaling.dtype = dtype, .done = done, .err = err};
     const tsr_catalog *catalog = &m->source->catalog;
+    if (!done) return TSR_E_NOMEM;
+    *done = (tsr_dequantized){.end = &done->refused};
+    m->ctx = done;
     TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, dtype), err, TSR_E_USAGE, "scaled numbers cannot become %s",
                 tsr_dtype_describe(dtype)->name);
     TSR_TRY(tsr_mapped_block(m, f.scaling.block, err));
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(&f, &catalog->entries[i], i));
-    TSR_FAIL_IF(!f.found, err, TSR_E_UNSUPPORTED,
-                "--dequantize: there are no float8, int8, MXFP4 or NVFP4 tensors with scales in the checkpoint");
     return TSR_OK;
 }

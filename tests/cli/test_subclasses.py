@@ -1,4 +1,5 @@
 """Tensor subclasses, made by tests/golden/make_torchao.py: entries with named inner tensors, which torch.save and DCP keep."""
+import json
 import os
 
 from harness import need, test
@@ -73,3 +74,23 @@ def test_subclasses_that_are_not_dequantized_are_named(t):
             need(not os.path.exists(t.at("no")), name)
     message = t.run("convert", os.path.join(GOLDEN, "refused.safetensors"), t.at("no"), "--to", "dcp", "--dequantize", status=2).stderr.decode()
     need("'layer._weight_qdata' and 'layer._weight_scale' are a tensor of torchao" in message and not os.path.exists(t.at("no")), message)
+
+
+@test
+def test_a_subclass_that_is_not_dequantized_refuses_only_where_it_is_selected(t):
+    """'second' of the file is an Int8Tensor of torchao, next to two that can be dequantized."""
+    def mapped(name, *first):
+        with open(t.at(name), "w") as f:
+            json.dump({"schema": "tessera.map/1", "rules": [*first, {"from": ["{rest...}"], "to": ["m.{rest...}"]}]}, f)
+        return t.at(name)
+    renamed, dropped = mapped("renamed.json"), mapped("dropped.json", {"from": ["second"], "to": []})
+    for source in ("model.pt", "dcp"):
+        path = os.path.join(GOLDEN, source)
+        for more in ((), ("--map", renamed), ("--exclude", "first"), ("--include", "second")):
+            message = t.run("convert", path, t.at("no"), "--to", "dcp", "--dequantize", *more, status=2).stderr.decode()
+            need("'second' is a torchao.quantization.Int8Tensor" in message and not os.path.exists(t.at("no")), message)
+        for prefix, more in (("", ("--exclude", "second")), ("m.", ("--map", dropped)), ("m.", ("--map", renamed, "--exclude", "m.second"))):
+            out = t.at(f"{source} {len(more)} {prefix}.safetensors")
+            t.run("convert", path, out, "--dequantize", *more)
+            rows = {e["fqn"]: (e["dtype"], e["shape"]) for e in t.json("inspect", out, "--json")["entries"]}
+            need(set(rows) == {prefix + n for n in ("first", "large", "bias", "norm")} and rows[prefix + "first"] == ("bfloat16", [16, 32]), f"{more}: {rows}")

@@ -39,12 +39,20 @@ tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, 
 tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err);
 
 /* The checkpoint with scaled numbers multiplied by their scales, which are gone from it: float8 and int8 by tensor, row, group or
- * block, MXFP4, and NVFP4 as ModelOpt and compressed-tensors store it. Products are computed in float32 and rounded once to `dtype`; TSR_DTYPE_NONE stands for the dtype that config.json
- * states, otherwise bfloat16. *used is the dtype. Everything else stays as it is. Otherwise as tsr_mapping_open.
- *
- * Errors: TSR_E_FORMAT where a scale's shape does not fit; TSR_E_UNSUPPORTED naming numbers that have a zero point, and where there are
- * no scaled numbers of these kinds at all. */
+ * block, MXFP4, and NVFP4 as ModelOpt and compressed-tensors store it. Products are computed in float32 and rounded once to `dtype`;
+ * TSR_DTYPE_NONE stands for the dtype that config.json states, otherwise bfloat16. *used is the dtype. Everything else stays as it is,
+ * and so do scaled numbers that cannot be multiplied: call tsr_mapping_check_dequantized before anything is read. Otherwise as
+ * tsr_mapping_open. */
 tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_dtype *used, tsr_checkpoint **out, tsr_error *err);
+/* Refuses scaled numbers that tsr_mapping_dequantize could not multiply, where they are used: where an entry of `top` that `options`
+ * select (NULL: any entry) is made of them. `layer` is the dequantized checkpoint; `top` is the same one, or was opened over it by
+ * maps, adapters and the like.
+ *
+ * Errors: TSR_E_FORMAT where a scale's shape does not fit; TSR_E_UNSUPPORTED naming numbers that have a zero point or are of a class
+ * that is not supported, and where no numbers could be multiplied at all. */
+tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *top, const tsr_open_options *options, tsr_error *err);
+/* Whether that call found this entry of the layer to be used. It can be `want` of tsr_convert_options, with the layer as its context. */
+bool tsr_mapping_uses(void *layer, tsr_str fqn);
 
 typedef struct tsr_quantize_options {
     size_t size;     /* TSR_OPTIONS sets it */
