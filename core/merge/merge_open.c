@@ -170,14 +170,18 @@ static tsr_status new_merge(builder *b)
     *merge = (tsr_merge){.method = b->options.method,
                          .count = b->count,
                          .divisor = 1,
+                         .float_divisor = 1,
                          .t = b->options.t,
                          .selection = b->options.selection,
                          .entry_count = b->m->source->catalog.entry_count};
     TSR_TRY(copy_inputs(b, merge));
     if (merge->method == TSR_MERGE_LINEAR && !b->options.no_normalize) {
-        merge->divisor = 0;
-        for (uint32_t i = 0; i < b->count; i++) merge->divisor += merge->inputs[i].weight;
-        TSR_FAIL_IF(merge->divisor == 0, b->err, TSR_E_USAGE,
+        merge->divisor = merge->float_divisor = 0;
+        for (uint32_t i = 0; i < b->count; i++) {
+            merge->divisor += merge->inputs[i].weight;
+            merge->float_divisor += (float)merge->inputs[i].weight;
+        }
+        TSR_FAIL_IF(merge->divisor == 0 || merge->float_divisor == 0, b->err, TSR_E_USAGE,
                     "the weights sum to 0, so they cannot be normalized; pass --no-normalize to use them as they are");
     }
     b->m->ctx = merge;

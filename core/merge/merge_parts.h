@@ -17,6 +17,7 @@ typedef struct tsr_merge {
     const tsr_merge_input *inputs; /* of task arithmetic the last one is the base */
     uint32_t count;                /* without it */
     double divisor;                /* of linear; 1: none */
+    float float_divisor;           /* the same for sums in float32: the sum of the weights as they are rounded there */
     double t;
     tsr_selection selection;
     tsr_angle *angles; /* of slerp: by the first input's entries */

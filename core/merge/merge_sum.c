@@ -54,7 +54,7 @@ static tsr_status sum_run(const tsr_merged *tensor, const tsr_run *run, const ro
         else add_floats(r->sum, (float)factor, r->x, base, count);
     }
     if (wide) finish_doubles(r->sum, merge->divisor, base, count);
-    else finish_floats(r->sum, (float)merge->divisor, base, count);
+    else finish_floats(r->sum, merge->float_divisor, base, count);
     return TSR_OK;
 }
 

@@ -66,6 +66,8 @@ def merges(folder):
          ["a32", "b32"], ["--method", "slerp", "--t", "0.8"])
     case("task", {"merge_method": "task_arithmetic", "models": models("bc", [0.6, 0.9]), "base_model": str(paths["a"]), "dtype": "float32", "out_dtype": "bfloat16"},
          ["b", "c"], ["--method", "task-arithmetic", "--base", "a", "--weight", "0.6", "--weight", "0.9"])
+    case("linear32", {"merge_method": "linear", "models": models(["a32", "b32"], [-0.295, 0.535]), "dtype": "float32"}, ["a32", "b32"],
+         ["--method", "linear", "--weight", "-0.295", "--weight", "0.535"])
     (HERE / "merges.json").write_text(json.dumps(cases, indent=1) + "\n")
 
 
