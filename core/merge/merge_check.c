@@ -1,7 +1,6 @@
 /* What must agree between the inputs of a merge. */
 #include "base/line.h"
 #include "merge/merge_parts.h"
-#include "tessera/sys/cast.h"
 #include "tessera/sys/compare_pair.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
@@ -19,11 +18,12 @@ static void describe(const tsr_entry *entry, char *text, size_t capacity)
     tsr_line_format(&line, "]");
 }
 
-static bool same_tensor(const tsr_entry *a, const tsr_entry *b)
+/* `casts`: sums may be of several dtypes. */
+static bool same_tensor(const tsr_entry *a, const tsr_entry *b, bool casts)
 {
     if (a->kind != b->kind) return false;
     if (a->kind != TSR_ENTRY_TENSOR) return true;
-    return a->dtype == b->dtype && a->ndim == b->ndim &&
+    return (a->dtype == b->dtype || (casts && tsr_merge_sums(a) && tsr_merge_sums(b))) && a->ndim == b->ndim &&
            (!a->ndim || !memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape));
 }
 
@@ -49,16 +49,17 @@ static tsr_status compare(const tsr_merge_input *a, const tsr_entry *of_a, const
     return difference.differing ? differ(a, of_a, b, err) : TSR_OK;
 }
 
-tsr_status tsr_merge_check(const tsr_merge_input *a, const tsr_entry *of_a, const tsr_merge_input *b, const tsr_entry *of_b, tsr_ring *ring,
-                           tsr_error *err)
+tsr_status tsr_merge_check(const tsr_merge *merge, uint32_t other, const tsr_entry *of_a, const tsr_entry *of_b, tsr_ring *ring, tsr_error *err)
 {
+    const tsr_merge_input *a = &merge->inputs[0], *b = &merge->inputs[other];
     char x[160], y[160];
-    if (!same_tensor(of_a, of_b)) {
+    if (!same_tensor(of_a, of_b, merge->dtype != TSR_DTYPE_NONE)) {
+        const bool cast_helps = same_tensor(of_a, of_b, true);
         describe(of_a, x, sizeof x);
         describe(of_b, y, sizeof y);
-        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is %s in '%.*s' and %s in '%.*s'", TSR_STR_ARG(of_a->fqn), x,
-                         TSR_STR_ARG(a->name), y, TSR_STR_ARG(b->name));
+        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is %s in '%.*s' and %s in '%.*s'%s", TSR_STR_ARG(of_a->fqn), x,
+                         TSR_STR_ARG(a->name), y, TSR_STR_ARG(b->name), cast_helps ? "; pass --dtype to choose the dtype of the result" : "");
     }
-    if (of_a->kind == TSR_ENTRY_TENSOR && tsr_cast_possible(of_a->dtype, TSR_FLOAT32)) return TSR_OK;
+    if (tsr_merge_sums(of_a)) return TSR_OK;
     return compare(a, of_a, b, of_b, ring, err);
 }

@@ -1,6 +1,5 @@
 /* The merge of several checkpoints as one over the first of them. */
 #include "merge/merge_parts.h"
-#include "tessera/sys/cast.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
@@ -25,11 +24,6 @@ typedef struct tied_row {
     size_t row;
     uint32_t file;
 } tied_row;
-
-static bool is_summed(const tsr_entry *entry)
-{
-    return entry->kind == TSR_ENTRY_TENSOR && tsr_cast_possible(entry->dtype, TSR_FLOAT32);
-}
 
 /* ---- tied tensors ---- */
 
@@ -111,16 +105,17 @@ static tsr_status add_entry(builder *b, const tsr_entry *entry, uint64_t order)
     const tsr_entry **entries = tsr_arena_array(arena, b->inputs, sizeof *entries, b->err);
     tsr_merged *tensor = entries ? TSR_ARENA_NEW(arena, tsr_merged, b->err) : NULL;
     if (!tensor) return TSR_E_NOMEM;
+    *tensor = (tsr_merged){.merge = b->merge, .entries = entries, .sums = TSR_FLOAT32, .dtype = b->options.dtype ? b->options.dtype : entry->dtype, .order = order};
     entries[0] = entry;
     for (uint32_t i = 1; i < b->inputs; i++) {
         entries[i] = tsr_checkpoint_entry(inputs[i].checkpoint, entry->fqn);
         TSR_FAIL_IF(!entries[i], b->err, TSR_E_FORMAT, "'%.*s' is in '%.*s' but not in '%.*s'", TSR_STR_ARG(entry->fqn),
                     TSR_STR_ARG(inputs[0].name), TSR_STR_ARG(inputs[i].name));
-        TSR_TRY(tsr_merge_check(&inputs[0], entry, &inputs[i], entries[i], b->ring, b->err));
+        TSR_TRY(tsr_merge_check(b->merge, i, entry, entries[i], b->ring, b->err));
     }
-    if (!is_summed(entry)) return tsr_mapped_keep(b->m, entry, order, b->err);
-    *tensor = (tsr_merged){.merge = b->merge, .entries = entries, .dtype = b->options.dtype ? b->options.dtype : entry->dtype, .order = order};
-    return add_sum(b, tensor);
+    for (uint32_t i = 0; i < b->inputs; i++)
+        if (entries[i]->dtype == TSR_FLOAT64) tensor->sums = TSR_FLOAT64;
+    return tsr_merge_sums(entry) ? add_sum(b, tensor) : tsr_mapped_keep(b->m, entry, order, b->err);
 }
 
 /* Names that the first input does not have. */
@@ -172,6 +167,7 @@ static tsr_status new_merge(builder *b)
                          .divisor = 1,
                          .float_divisor = 1,
                          .t = b->options.t,
+                         .dtype = b->options.dtype,
                          .selection = b->options.selection,
                          .entry_count = b->m->source->catalog.entry_count};
     TSR_TRY(copy_inputs(b, merge));

@@ -5,6 +5,7 @@
 #include "mapping/mapped.h"
 #include "merge/merge_read.h"
 #include "tessera/merge.h"
+#include "tessera/sys/cast.h"
 
 /* Of two whole tensors: Σa², Σb², Σab, once `known` is not 0. */
 typedef struct tsr_angle {
@@ -19,6 +20,7 @@ typedef struct tsr_merge {
     double divisor;                /* of linear; 1: none */
     float float_divisor;           /* the same for sums in float32: the sum of the weights as they are rounded there */
     double t;
+    tsr_dtype dtype;               /* of the results; TSR_DTYPE_NONE: the inputs' own, which must be the same */
     tsr_selection selection;
     tsr_angle *angles; /* of slerp: by the first input's entries */
     const struct tsr_merged **tensors; /* of slerp, the same; NULL: not merged */
@@ -29,7 +31,7 @@ typedef struct tsr_merge {
 typedef struct tsr_merged {
     const tsr_merge *merge;
     const tsr_entry *const *entries; /* by input */
-    tsr_dtype dtype;                 /* of the result */
+    tsr_dtype sums, dtype;           /* of the arithmetic; of the result */
     uint64_t order;
 } tsr_merged;
 
@@ -43,8 +45,13 @@ static inline tsr_stored_tensor tsr_merge_input_tensor(const tsr_merged *tensor,
 tsr_status tsr_merge_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
 /* merge_slerp.c: the factors of the two inputs. Reads both tensors where they were not measured. */
 tsr_status tsr_merge_factors(const tsr_merged *tensor, double factors[2], tsr_error *err);
-/* merge_check.c: whether an entry that is not summed is the same in two inputs; an error names both where it is not. */
-tsr_status tsr_merge_check(const tsr_merge_input *a, const tsr_entry *of_a, const tsr_merge_input *b, const tsr_entry *of_b, tsr_ring *ring,
-                           tsr_error *err);
+/* Whether it is a tensor whose elements are added. */
+static inline bool tsr_merge_sums(const tsr_entry *entry)
+{
+    return entry->kind == TSR_ENTRY_TENSOR && tsr_cast_possible(entry->dtype, TSR_FLOAT32);
+}
+/* merge_check.c: whether what the first input and another one have of an entry can be summed, or is the same; an error names both
+ * where it is not. */
+tsr_status tsr_merge_check(const tsr_merge *merge, uint32_t other, const tsr_entry *of_a, const tsr_entry *of_b, tsr_ring *ring, tsr_error *err);
 
 #endif

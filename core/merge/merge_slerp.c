@@ -71,7 +71,7 @@ tsr_status tsr_merge_factors(const tsr_merged *tensor, double factors[2], tsr_er
     if (!sums.known) TSR_TRY(measure(tensor, &sums, err));
     double cosine = sums.ab / (length(sums.aa) * length(sums.bb));
     cosine = cosine > 1 ? 1 : cosine < -1 ? -1 : cosine;
-    const bool wide = tensor->entries[0]->dtype == TSR_FLOAT64;
+    const bool wide = tensor->sums == TSR_FLOAT64;
     factors[0] = wide ? 1 - t : 1 - (float)t;
     factors[1] = t;
     if (fabs(cosine) > NEARLY_PARALLEL) return TSR_OK;

@@ -38,8 +38,8 @@ typedef struct room {
 static tsr_status sum_run(const tsr_merged *tensor, const tsr_run *run, const room *r, tsr_error *err)
 {
     const tsr_merge *merge = tensor->merge;
-    const bool wide = tensor->entries[0]->dtype == TSR_FLOAT64;
-    const tsr_dtype sums = wide ? TSR_FLOAT64 : TSR_FLOAT32;
+    const tsr_dtype sums = tensor->sums;
+    const bool wide = sums == TSR_FLOAT64;
     const bool has_base = merge->method == TSR_MERGE_TASK_ARITHMETIC;
     const size_t count = (size_t)run->count;
     const void *base = has_base ? r->base : NULL;
@@ -61,7 +61,7 @@ static tsr_status sum_run(const tsr_merged *tensor, const tsr_run *run, const ro
 tsr_status tsr_merge_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err)
 {
     const tsr_merged *tensor = ctx;
-    const tsr_dtype sums = tensor->entries[0]->dtype == TSR_FLOAT64 ? TSR_FLOAT64 : TSR_FLOAT32;
+    const tsr_dtype sums = tensor->sums;
     const tsr_allocator *allocator = tsr_checkpoint_host(tensor->merge->inputs[0].checkpoint)->allocator;
     const tsr_run run = {.first = first, .count = count};
     double *memory = tsr_alloc(allocator, count, 4 * sizeof *memory, err);

@@ -68,6 +68,13 @@ def merges(folder):
          ["b", "c"], ["--method", "task-arithmetic", "--base", "a", "--weight", "0.6", "--weight", "0.9"])
     case("linear32", {"merge_method": "linear", "models": models(["a32", "b32"], [-0.295, 0.535]), "dtype": "float32"}, ["a32", "b32"],
          ["--method", "linear", "--weight", "-0.295", "--weight", "0.535"])
+    # inputs of several dtypes
+    case("mixed", {"merge_method": "linear", "models": models(["a", "b32"], [0.4, 1.7]), "dtype": "float32", "out_dtype": "bfloat16"}, ["a", "b32"],
+         ["--method", "linear", "--weight", "0.4", "--weight", "1.7", "--dtype", "bfloat16"])
+    case("mixed_slerp", {"merge_method": "slerp", "models": models(["a32", "b"]), "base_model": str(paths["a32"]), "parameters": {"t": 0.6}, "dtype": "float32"},
+         ["a32", "b"], ["--method", "slerp", "--t", "0.6", "--dtype", "float32"])
+    case("mixed_task", {"merge_method": "task_arithmetic", "models": models(["a32", "c"], [0.6, -0.3]), "base_model": str(paths["a"]), "dtype": "float32"},
+         ["a32", "c"], ["--method", "task-arithmetic", "--base", "a", "--weight", "0.6", "--weight", "-0.3", "--dtype", "float32"])
     (HERE / "merges.json").write_text(json.dumps(cases, indent=1) + "\n")
 
 

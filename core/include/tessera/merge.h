@@ -17,7 +17,8 @@
 
 TSR_API_BEGIN
 
-/* How values x of the inputs make one. Sums are in float64 for float64 tensors and in float32 for all others, and are rounded once. */
+/* How values x of the inputs make one. Sums are in float64 where a tensor is float64 and in float32 otherwise, and are
+ * rounded once. */
 typedef enum tsr_merge_method {
     TSR_MERGE_LINEAR,          /* Σ weight·x / Σ weight; Σ weight·x with `no_normalize` */
     TSR_MERGE_SLERP,           /* between two inputs along the arc, as mergekit has it: along the line where |cos| > 0.9995 */
@@ -37,7 +38,7 @@ typedef struct tsr_merge_options {
     const tsr_merge_input *base; /* task arithmetic */
     bool no_normalize;           /* linear */
     double t;                    /* slerp: 0 is the first input, 1 the second */
-    tsr_dtype dtype;             /* of the merged tensors; TSR_DTYPE_NONE: their own */
+    tsr_dtype dtype;             /* of the merged tensors; TSR_DTYPE_NONE: their own, the same in all inputs */
     tsr_selection selection;     /* only these entries are compared and merged; the others stay as the first input has them */
 } tsr_merge_options;
 
