@@ -136,6 +136,7 @@ static tsr_status add_product(folding *f, const tsr_entry *b, const char *a_endi
     TSR_TRY(fold_of(f, b, target, &fold));
     TSR_TRY(set_change(f, fold, b));
     fold->a = a;
+    fold->embedding = embedding;
     fold->rounds = embedding && fold->dtype == fold->weight->dtype;
     TSR_FAIL_IF(!tsr_cast_possible(a->dtype, TSR_FLOAT32), f->err, TSR_E_UNSUPPORTED, "'%.*s' is %s", TSR_STR_ARG(a->fqn),
                 tsr_dtype_describe(a->dtype)->name);
@@ -198,24 +199,6 @@ static tsr_status add_tensor(folding *f, const tsr_entry *entry)
 
 /* ---- the base ---- */
 
-/* A tensor that shares memory with a changed one would change with it in PEFT: which of both is meant is not known here. */
-static tsr_status check_ties(const folding *f)
-{
-    const tsr_catalog *catalog = &f->m->source->catalog;
-    tsr_fold *const *folds = f->folds.items;
-    for (size_t i = 0; i < f->folds.count; i++) {
-        const tsr_entry *weight = folds[i]->weight;
-        for (uint64_t e = 0; weight->storage_id && e < catalog->entry_count; e++) {
-            const tsr_entry *other = &catalog->entries[e];
-            TSR_FAIL_IF(
-                other != weight && other->storage_id == weight->storage_id, f->err, TSR_E_UNSUPPORTED,
-                "'%.*s', which the adapter changes, shares its memory with '%.*s'; convert the base to safetensors first",
-                TSR_STR_ARG(weight->fqn), TSR_STR_ARG(other->fqn));
-        }
-    }
-    return TSR_OK;
-}
-
 static tsr_status fill_rows(folding *f)
 {
     const tsr_catalog *catalog = &f->m->source->catalog;
@@ -239,7 +222,7 @@ static tsr_status fold_all(folding *f)
     const tsr_catalog *catalog = tsr_checkpoint_catalog(f->adapter);
     TSR_FAIL_IF(!catalog->entry_count, f->err, TSR_E_FORMAT, "the adapter has no tensors");
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_tensor(f, &catalog->entries[i]));
-    TSR_TRY(check_ties(f));
+    TSR_TRY(tsr_lora_check(f->m, &f->config, f->folds.items, f->folds.count, f->err));
     return fill_rows(f);
 }
 

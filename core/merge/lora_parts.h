@@ -31,11 +31,14 @@ typedef struct tsr_fold {
     const tsr_entry *a, *b;  /* of the adapter: + scale·(B·A), without `a` + scale·b, and without `b` nothing */
     bool rounds;             /* the change is rounded to the weight's dtype before it is added, as for embeddings */
     bool transposed;         /* W is [columns of A, rows of B] */
+    bool embedding;          /* which always is */
     double scale;
     uint64_t rank;
     tsr_dtype dtype;         /* of the result */
 } tsr_fold;
 
+/* lora_check.c: whether the folds do to the whole model what PEFT does. */
+tsr_status tsr_lora_check(const tsr_mapped *m, const tsr_lora_config *config, tsr_fold *const *folds, size_t count, tsr_error *err);
 /* lora_sum.c: a tsr_computed.compute; `ctx` is a tsr_fold. */
 tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
 

@@ -68,7 +68,8 @@ typedef struct tsr_lora_options {
 } tsr_lora_options;
 
 /* Errors: TSR_E_NOT_FOUND where adapter_config.json or a tensor of the base or adapter is missing; TSR_E_FORMAT where a size does not
- * fit; TSR_E_UNSUPPORTED naming what is not plain LoRA (DoRA, other methods of PEFT, adapters that change the base when loaded). */
+ * fit; TSR_E_UNSUPPORTED naming what is not plain LoRA (DoRA, other methods of PEFT, adapters that change the base when loaded), a
+ * square matrix of which nothing shows whether it is transposed, and an embedding that the output layer would not follow in PEFT. */
 tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const tsr_lora_options *options, tsr_checkpoint **out,
                          tsr_error *err);
 

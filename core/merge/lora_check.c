@@ -1,0 +1,141 @@
+/* What adapters do in PEFT to other tensors than those that they name, and what their files leave open. */
+#include "codec/json.h"
+#include "merge/lora_parts.h"
+#include "tessera/sys/try.h"
+
+/* A tensor that shares memory with a changed one would change with it in PEFT: which of both is meant is not known here. */
+static tsr_status check_shared(const tsr_catalog *catalog, const tsr_fold *fold, tsr_error *err)
+{
+    const tsr_entry *weight = fold->weight;
+    for (uint64_t e = 0; weight->storage_id && e < catalog->entry_count; e++) {
+        const tsr_entry *other = &catalog->entries[e];
+        TSR_FAIL_IF(other != weight && other->storage_id == weight->storage_id, err, TSR_E_UNSUPPORTED,
+                    "'%.*s', which the adapter changes, shares its memory with '%.*s'; convert the base to safetensors first",
+                    TSR_STR_ARG(weight->fqn), TSR_STR_ARG(other->fqn));
+    }
+    return TSR_OK;
+}
+
+/* ---- matrices that may be transposed ---- */
+
+static bool is_square(const tsr_entry *weight)
+{
+    return weight->shape[0] == weight->shape[1];
+}
+
+/* Whether the weight is [inputs, outputs], as its bias shows; *known: whether it shows anything. */
+static tsr_status is_turned(const tsr_mapped *m, const tsr_entry *weight, bool *known, bool *turned, tsr_error *err)
+{
+    const tsr_str ending = TSR_STR(".weight");
+    *known = false;
+    if (weight->kind != TSR_ENTRY_TENSOR || weight->ndim != 2 || is_square(weight) || !tsr_str_ends(weight->fqn, ending)) return TSR_OK;
+    const tsr_str name = tsr_arena_format(m->own->arena, err, "%.*s.bias", (int)(weight->fqn.size - ending.size), weight->fqn.data);
+    if (!name.data) return TSR_E_NOMEM;
+    const tsr_entry *bias = tsr_checkpoint_entry(m->source, name);
+    if (!bias || bias->kind != TSR_ENTRY_TENSOR || bias->ndim != 1) return TSR_OK;
+    *turned = bias->shape[0] == weight->shape[1];
+    *known = *turned || bias->shape[0] == weight->shape[0];
+    return TSR_OK;
+}
+
+/* A weight of the adapter or of the base whose shape contradicts fan_in_fan_out, or NULL. */
+static tsr_status find_contradiction(const tsr_mapped *m, bool fan_in_fan_out, tsr_fold *const *folds, size_t count, const tsr_entry **out,
+                                     tsr_error *err)
+{
+    const tsr_catalog *catalog = &m->source->catalog;
+    *out = NULL;
+    for (size_t i = 0; i < count && !*out; i++) {
+        const tsr_fold *fold = folds[i];
+        if (fold->a && !fold->embedding && !is_square(fold->weight) && fold->transposed != fan_in_fan_out) *out = fold->weight;
+    }
+    for (uint64_t e = 0; e < catalog->entry_count && !*out; e++) {
+        bool known, turned = false;
+        TSR_TRY(is_turned(m, &catalog->entries[e], &known, &turned, err));
+        if (known && turned != fan_in_fan_out) *out = &catalog->entries[e];
+    }
+    return TSR_OK;
+}
+
+/* PEFT goes by the class of each module (Linear, or Conv1D as in GPT-2), but saves as fan_in_fan_out what held for the last one. Only
+ * shapes show what holds for the others, and those of square matrices do not. */
+static tsr_status check_squares(const tsr_mapped *m, bool fan_in_fan_out, tsr_fold *const *folds, size_t count, tsr_error *err)
+{
+    size_t first = 0;
+    const tsr_entry *other;
+    while (first < count && !(folds[first]->a && !folds[first]->embedding && is_square(folds[first]->weight))) first++;
+    if (first == count) return TSR_OK;
+    TSR_TRY(find_contradiction(m, fan_in_fan_out, folds, count, &other, err));
+    TSR_FAIL_IF(other, err, TSR_E_UNSUPPORTED,
+                "'%.*s' is square, so nothing shows whether it is transposed: fan_in_fan_out of adapter_config.json does not hold for "
+                "'%.*s'; fold this adapter with PEFT",
+                TSR_STR_ARG(folds[first]->weight->fqn), TSR_STR_ARG(other->fqn));
+    return TSR_OK;
+}
+
+/* ---- tied embeddings ---- */
+
+static bool ends_with_component(tsr_str name, tsr_str last)
+{
+    return tsr_str_equal(name, last) || (tsr_str_ends(name, last) && name.data[name.size - last.size - 1] == '.');
+}
+
+static bool is_saved_module(const tsr_lora_config *config, tsr_str module)
+{
+    const cJSON *item;
+    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(config->tree, "modules_to_save"))
+    {
+        if (cJSON_IsString(item) && ends_with_component(module, tsr_str_from(item->valuestring))) return true;
+    }
+    return false;
+}
+
+static bool is_input_embedding(tsr_str module)
+{
+    static const char *const names[] = {"embed_tokens", "wte", "word_embeddings"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (ends_with_component(module, tsr_str_from(names[i]))) return true;
+    return false;
+}
+
+/* Without config.json next to the base, a language model that stores no output layer is taken for a tied one. */
+static bool ties_words(const tsr_mapped *m, const tsr_lora_config *config)
+{
+    const cJSON *task = cJSON_GetObjectItemCaseSensitive(config->tree, "task_type");
+    if (!m->config) return cJSON_IsString(task) && !strcmp(task->valuestring, "CAUSAL_LM");
+    return cJSON_IsTrue(tsr_mapped_setting(m, "tie_word_embeddings")) ||
+           cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(tsr_mapped_setting(m, "text_config"), "tie_word_embeddings"));
+}
+
+static bool has_output_layer(const tsr_catalog *catalog)
+{
+    static const char *const names[] = {"lm_head.weight", "embed_out.weight", "output.weight"};
+    for (uint64_t e = 0; e < catalog->entry_count; e++)
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+            if (ends_with_component(catalog->entries[e].fqn, tsr_str_from(names[i]))) return true;
+    return false;
+}
+
+/* modules_to_save replaces the embedding module, and the output layer keeps the weight that it had in common with it. A base that does
+ * not store that weight would get the new one there, too. */
+static tsr_status check_embedding(const tsr_mapped *m, const tsr_lora_config *config, const tsr_fold *fold, tsr_error *err)
+{
+    const tsr_str fqn = fold->weight->fqn, ending = TSR_STR(".weight");
+    if (!fold->start || !tsr_str_ends(fqn, ending) || cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(config->tree, "ensure_weight_tying")))
+        return TSR_OK;
+    const tsr_str module = {fqn.data, fqn.size - ending.size};
+    if (!is_input_embedding(module) || !is_saved_module(config, module) || !ties_words(m, config)) return TSR_OK;
+    TSR_FAIL_IF(!has_output_layer(&m->source->catalog), err, TSR_E_UNSUPPORTED,
+                "modules_to_save replaces '%.*s', which the output layer shares; PEFT keeps the old weight there, but the base has no "
+                "tensor for it; save the base with its lm_head.weight first",
+                TSR_STR_ARG(fqn));
+    return TSR_OK;
+}
+
+tsr_status tsr_lora_check(const tsr_mapped *m, const tsr_lora_config *config, tsr_fold *const *folds, size_t count, tsr_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        TSR_TRY(check_shared(&m->source->catalog, folds[i], err));
+        TSR_TRY(check_embedding(m, config, folds[i], err));
+    }
+    return check_squares(m, config->fan_in_fan_out, folds, count, err);
+}
