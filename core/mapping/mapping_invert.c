@@ -154,6 +154,7 @@ static tsr_status invert_rule(const tsr_map_rule *rule, tsr_arena *arena, tsr_ma
         TSR_TRY(invert_step(rule, i, step, arena, err));
     }
     *out = *rule;
+    out->forward = rule;
     out->from = rule->to, out->from_count = rule->to_count;
     out->to = rule->from, out->to_count = rule->from_count;
     out->shape_of_from = !rule->shape_of_from;
@@ -167,7 +168,7 @@ tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, 
     tsr_mapping_rules *back = TSR_ARENA_NEW(arena, tsr_mapping_rules, err);
     tsr_map_rule *list = tsr_arena_array(arena, rules->count, sizeof *list, err);
     if (!back || !list) return TSR_E_NOMEM;
-    *back = (tsr_mapping_rules){.rules = list, .unmatched = rules->unmatched};
+    *back = (tsr_mapping_rules){.rules = list, .unmatched = rules->unmatched, .forward = rules};
     for (uint32_t i = 0; i < rules->count; i++) {
         /* What a rule dropped is not there any more: nothing goes back. */
         if (rules->rules[i].to_count) TSR_TRY(invert_rule(&rules->rules[i], arena, &list[back->count++], err));

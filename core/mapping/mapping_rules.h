@@ -94,6 +94,7 @@ typedef struct tsr_map_rule {
     const tsr_map_size *shape; /* of every tensor of `to`; NULL: not stated */
     uint32_t shape_count;
     bool shape_of_from;        /* of `from` instead: the rule is an inverse */
+    const struct tsr_map_rule *forward; /* whose inverse the rule is; or NULL */
     uint32_t folded, unfolded; /* the capture that only `from`, only `to` has, or TSR_NO_CAPTURE */
 } tsr_map_rule;
 
@@ -103,6 +104,7 @@ struct tsr_mapping_rules {
     const tsr_map_rule *rules;
     uint32_t count;
     tsr_unmatched unmatched;
+    const struct tsr_mapping_rules *forward; /* whose inverse they are; or NULL */
 };
 
 /* The captures of a rule while its patterns are read: `names` has room for `room`. */

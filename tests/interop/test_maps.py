@@ -177,6 +177,26 @@ def refused(t, tensors, rules, *says, inverse=False, unmatched="refuse"):
     need(not os.path.exists(out), "a refusal wrote a file")
 
 
+def test_names_that_two_rules_make(t):
+    """The inverse sends a name to where the map takes it from, or refuses it where that is not known."""
+    def rule(a, b):
+        return {"from": [a], "to": [b]}
+
+    source, there, back = (os.path.join(t.scratch, f"{n}.safetensors") for n in ("source", "there", "back"))
+    for rules, names in (([rule("b", "t.b"), rule("a.{x}", "t.{x}")], ["b", "a.c"]),  # an exception, then what holds for the others
+                         ([rule("b", "t.b"), rule("{rest...}", "t.{rest...}")], ["b", "a.c"]),
+                         ([rule("a.b", "z"), rule("a.{x}", "t.{x}"), rule("c", "t.b")], ["a.b", "a.d", "c"])):  # a.b is not made of t.b
+        stored = {n: torch.randn(3, 2) for n in names}
+        save_file(stored, source)
+        path = write(t.scratch, "map.json", {"schema": "tessera.map/1", "rules": rules})
+        t.run("convert", source, there, "--map", path, "--overwrite")
+        t.run("convert", there, back, "--map", path, "--inverse", "--overwrite")
+        same(load_file(back), stored, f"{rules}")
+    x = torch.zeros(2)
+    refused(t, {"t.b": x}, [rule("a.{x}", "t.{x}"), rule("b", "t.b")], "'t.b' may come from 'a.b' or from 'b'", inverse=True)
+    refused(t, {"n.1.x.w": x}, [rule("{r...}.u", "n.1.{r...}"), rule("{r...}.v", "n.{r...}.w")], "'n.1.x.w' may come from 'x.w.u' or from '1.x.v'", inverse=True)
+
+
 def test_refusals(t):
     w = {f"e.{i}.{k}": torch.randn(4, 6) for i in range(4) for k in ("up", "down")}
     stack = [{"from": [f"e.{{i}}.{k}"], "to": [k], "do": [{"stack": 0}]} for k in ("up", "down")]
