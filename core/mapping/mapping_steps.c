@@ -97,9 +97,24 @@ static tsr_status permute_rope(const runner *r, tsr_mapped_tensor *tensor)
     return exchange(r, tensor, 0, factors, 3);
 }
 
+/* That the sizes from dim `first` on are those that the step states for its inverse, which would make other tensors otherwise. Only
+ * the inverse needs them: those of config.json may be missing. */
+static tsr_status check_from(const runner *r, const tsr_mapped_tensor *tensor, uint32_t first)
+{
+    for (uint32_t d = 0; d < r->step->from_count && first + d < tensor->ndim; d++) {
+        uint64_t size;
+        if (tsr_mapped_number(r->m, &r->step->from[d], &size, NULL) != TSR_OK) continue;
+        if (tensor->shape[first + d] != size) return misfit(r, tensor, "states in \"from\" the size", size);
+    }
+    return TSR_OK;
+}
+
 static tsr_status reshape(const runner *r, tsr_mapped_tensor *tensor)
 {
     uint64_t *shape;
+    if (r->step->from_count && r->step->from_count != tensor->ndim)
+        return misfit(r, tensor, "states in \"from\" another number of dims:", r->step->from_count);
+    TSR_TRY(check_from(r, tensor, 0));
     TSR_TRY(read_numbers(r, r->step->numbers, r->step->number_count, &shape));
     return tsr_boxes_reshape(&r->m->maker, tensor, shape, r->step->number_count, tensor);
 }
@@ -110,6 +125,7 @@ static tsr_status trim(const runner *r, tsr_mapped_tensor *tensor)
     uint64_t to;
     TSR_TRY(find_dim(r, tensor, 0, &dim));
     TSR_TRY(tsr_mapped_number(r->m, &r->step->to, &to, r->err));
+    TSR_TRY(check_from(r, tensor, dim));
     if (to > tensor->shape[dim]) return misfit(r, tensor, "keeps more elements than there are:", to);
     return tsr_boxes_slice(&r->m->maker, tensor, dim, (tsr_span){0, to}, tensor);
 }
@@ -120,6 +136,7 @@ static tsr_status pad(const runner *r, tsr_mapped_tensor *tensor)
     uint64_t to;
     TSR_TRY(find_dim(r, tensor, 0, &dim));
     TSR_TRY(tsr_mapped_number(r->m, &r->step->to, &to, r->err));
+    TSR_TRY(check_from(r, tensor, dim));
     if (to < tensor->shape[dim]) return misfit(r, tensor, "pads to fewer elements:", to);
     if (to == tensor->shape[dim]) return TSR_OK;
     tsr_mapped_tensor both[] = {*tensor, *tensor};

@@ -177,6 +177,22 @@ def refused(t, tensors, rules, *says, inverse=False, unmatched="refuse"):
     need(not os.path.exists(out), "a refusal wrote a file")
 
 
+def test_sizes_for_the_inverse_are_true(t):
+    """`from` of a step: with another size the inverse would make another tensor."""
+    x = torch.randn(4, 6)
+    for step, says in (({"pad": 1, "to": 8, "value": 0, "from": 5}, "size 5"), ({"trim": 0, "to": 3, "from": 5, "value": 0}, "size 5"),
+                       ({"reshape": [24], "from": [6, 4]}, "size 6"), ({"reshape": [24], "from": [4, 6, 1]}, "number of dims: 3")):
+        refused(t, {"a": x}, [{"from": ["a"], "to": ["b"], "do": [step]}], "'a' [4, 6]", 'in "from"', says)
+    source, there, back = (os.path.join(t.scratch, f"{n}.safetensors") for n in ("source", "there", "back"))
+    save_file({"a": x}, source)
+    for step in ({"trim": 0, "to": 3, "from": "$not_in_config", "value": 0}, {"trim": 0, "to": 3, "from": 4, "value": 0}):
+        path = write(t.scratch, "map.json", {"schema": "tessera.map/1", "rules": [{"from": ["a"], "to": ["b"], "do": [step]}]})
+        t.run("convert", source, there, "--map", path, "--overwrite")
+        same(load_file(there), {"b": x[:3]}, f"{step}")
+    t.run("convert", there, back, "--map", path, "--inverse")
+    same(load_file(back), {"a": torch.cat([x[:3], torch.zeros(1, 6)])}, "padded again")
+
+
 def test_names_that_two_rules_make(t):
     """The inverse sends a name to where the map takes it from, or refuses it where that is not known."""
     def rule(a, b):
