@@ -12,18 +12,6 @@ enum { DEPTH = 64, NODES = 1 << 20, MOST_NAMED = 64, MOST_COLUMNS = 4096 };
 
 /* ---- missing files ---- */
 
-/* The name of a file with another data-parallel rank in it. */
-static tsr_str with_rank(const tsr_ds_files *files, tsr_str name, uint32_t rank, tsr_error *err)
-{
-    const tsr_str before = TSR_STR("zero_pp_rank_");
-    size_t at = 0;
-    while (!tsr_str_starts((tsr_str){name.data + at, name.size - at}, before)) at++;
-    at += before.size;
-    size_t end = at;
-    while (end < name.size && name.data[end] >= '0' && name.data[end] <= '9') end++;
-    return tsr_arena_format(files->checkpoint->arena, err, "%.*s%u%.*s", (int)at, name.data, rank, (int)(name.size - end), name.data + end);
-}
-
 /* Whether the job trained in bfloat16, which DeepSpeed puts before the names of optimizer files. */
 static bool is_bf16(const tsr_ds_file *model)
 {
@@ -33,14 +21,14 @@ static bool is_bf16(const tsr_ds_file *model)
     return enabled && enabled->kind == TSR_VALUE_BOOL && enabled->as.boolean;
 }
 
-/* A name of the files of one kind: of one that is there, or else that of rank 0, as DeepSpeed makes it. */
-static tsr_str name_like(const tsr_ds_files *files, const tsr_ds_column *column, bool optims, tsr_error *err)
+/* The names of a column's files of one kind but for the rank: of one that is there, or else as DeepSpeed makes it. */
+static tsr_ds_name name_like(const tsr_ds_column *column, bool optims)
 {
     const tsr_ds_file *const *ranks = optims ? column->optims : column->models;
     for (uint32_t r = 0; r < column->world; r++)
-        if (ranks[r]) return tsr_ds_file_name(files, ranks[r]);
-    return tsr_arena_format(files->checkpoint->arena, err, "%szero_pp_rank_0_mp_rank_%02u_%s_states.pt",
-                            optims && is_bf16(column->model) ? "bf16_" : "", column->model_rank, optims ? "optim" : "model");
+        if (ranks[r]) return ranks[r]->name;
+    return (tsr_ds_name){.kind = optims ? TSR_DS_OPTIM : TSR_DS_MODEL, .has_rank = true, .model_rank = column->model_rank,
+                         .prefix = optims && is_bf16(column->model) ? "bf16_" : NULL};
 }
 
 /* Reports the ranks of a column whose file of one kind is missing. */
@@ -49,11 +37,11 @@ static tsr_status check_ranks(const tsr_ds_files *files, const tsr_ds_column *co
     const tsr_ds_file *const *ranks = optims ? column->optims : column->models;
     tsr_shown_names missing = {.used = 0};
     tsr_str first = {NULL, 0};
-    const tsr_str like = name_like(files, column, optims, err);
-    if (!like.data) return TSR_E_NOMEM;
+    tsr_ds_name like = name_like(column, optims);
     for (uint32_t r = 0; r < column->world; r++) {
         if (ranks[r]) continue;
-        const tsr_str name = with_rank(files, like, r, err);
+        like.rank = r;
+        const tsr_str name = tsr_ds_name_text(files->checkpoint->arena, &like, err);
         if (!name.data) return TSR_E_NOMEM;
         if (!first.data) first = name;
         TSR_TRY(tsr_checkpoint_implies(files->checkpoint, name, err));

@@ -28,17 +28,18 @@ typedef struct missing_experts {
     tsr_str first;
 } missing_experts;
 
-static bool is_before(const tsr_ds_name *name, uint64_t layer, uint64_t expert)
+static bool is_before(const tsr_ds_name *name, uint32_t layer, uint32_t expert)
 {
     return name->rank < layer || (name->rank == layer && name->expert < expert);
 }
 
-static tsr_status look_for(missing_experts *m, size_t layer, uint64_t expert, tsr_error *err)
+static tsr_status look_for(missing_experts *m, uint32_t layer, uint32_t expert, tsr_error *err)
 {
     tsr_checkpoint *checkpoint = m->files->checkpoint;
     for (; m->left && is_before(&m->next->name, layer, expert); m->next++, m->left--) {}
     if (m->left && m->next->name.rank == layer && m->next->name.expert == expert) return TSR_OK;
-    const tsr_str name = tsr_arena_format(checkpoint->arena, err, "layer_%zu_expert_%llu_mp_rank_00_model_states.pt", layer, (unsigned long long)expert);
+    const tsr_ds_name lost = {.kind = TSR_DS_EXPERT, .is_expert = true, .rank = layer, .expert = expert};
+    const tsr_str name = tsr_ds_name_text(checkpoint->arena, &lost, err);
     if (!name.data) return TSR_E_NOMEM;
     if (!m->first.data) m->first = name;
     tsr_shown_names_add(&m->names, name);
@@ -51,10 +52,10 @@ static tsr_status check_files(const tsr_ds_files *files, const tsr_ds_file *expe
     const tsr_ds_file *model = files->column_count ? files->columns[0].model : NULL;
     const tsr_value *layers = model ? tsr_ds_list(model->root, "num_experts") : NULL;
     missing_experts m = {.files = files, .next = experts, .left = count};
-    for (size_t layer = 0; layer < tsr_ds_count(layers); layer++) {
+    for (uint32_t layer = 0; layer < tsr_ds_count(layers); layer++) {
         uint64_t of_layer = 0;
         if (!tsr_ds_number(layers->items[layer], &of_layer)) continue;
-        for (uint64_t expert = 0; expert < of_layer && m.names.count < MOST_MISSING; expert++) TSR_TRY(look_for(&m, layer, expert, err));
+        for (uint32_t expert = 0; expert < of_layer && m.names.count < MOST_MISSING; expert++) TSR_TRY(look_for(&m, layer, expert, err));
     }
     if (!m.names.count) return TSR_OK;
     return tsr_ds_report(files->checkpoint, m.first, err,

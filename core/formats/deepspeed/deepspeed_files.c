@@ -56,13 +56,25 @@ tsr_ds_name tsr_ds_name_of(tsr_str name)
     tsr_ds_name out = {0};
     tsr_str rest = name;
     if (skip(&rest, "layer_")) return layer_of(rest);
-    if (!skip(&rest, "bf16_")) skip(&rest, "fp16_");
+    if (skip(&rest, "bf16_")) out.prefix = "bf16_";
+    else if (skip(&rest, "fp16_")) out.prefix = "fp16_";
     out.is_expert = skip(&rest, "expp_rank_");
     out.has_rank = out.is_expert || skip(&rest, "zero_pp_rank_");
     if (out.has_rank && (!skip_number(&rest, &out.rank) || !skip(&rest, "_"))) return (tsr_ds_name){0};
     if (!skip(&rest, "mp_rank_") || !skip_number(&rest, &out.model_rank)) return (tsr_ds_name){0};
     out.kind = kind_of(rest);
     return out.kind == TSR_DS_OTHER ? (tsr_ds_name){0} : out;
+}
+
+tsr_str tsr_ds_name_text(tsr_arena *arena, const tsr_ds_name *name, tsr_error *err)
+{
+    const char *prefix = name->prefix ? name->prefix : "", *what = name->kind == TSR_DS_OPTIM ? "optim" : "model";
+    if (name->kind == TSR_DS_EXPERT)
+        return tsr_arena_format(arena, err, "layer_%u_expert_%u_mp_rank_%02u_model_states.pt", name->rank, name->expert, name->model_rank);
+    if (name->kind == TSR_DS_LAYER) return tsr_arena_format(arena, err, "layer_%02u-model_%02u-model_states.pt", name->rank, name->model_rank);
+    if (!name->has_rank) return tsr_arena_format(arena, err, "%smp_rank_%02u_%s_states.pt", prefix, name->model_rank, what);
+    return tsr_arena_format(arena, err, "%s%s_rank_%u_mp_rank_%02u_%s_states.pt", prefix, name->is_expert ? "expp" : "zero_pp", name->rank,
+                            name->model_rank, what);
 }
 
 tsr_str tsr_ds_file_name(const tsr_ds_files *files, const tsr_ds_file *file)
@@ -72,9 +84,8 @@ tsr_str tsr_ds_file_name(const tsr_ds_files *files, const tsr_ds_file *file)
 
 tsr_str tsr_ds_model_states_name(const tsr_ds_files *files, uint32_t model_rank, uint32_t rank, tsr_error *err)
 {
-    tsr_arena *arena = files->checkpoint->arena;
-    if (files->zero != 3) return tsr_arena_format(arena, err, "mp_rank_%02u_model_states.pt", model_rank);
-    return tsr_arena_format(arena, err, "zero_pp_rank_%u_mp_rank_%02u_model_states.pt", rank, model_rank);
+    const tsr_ds_name name = {.kind = TSR_DS_MODEL, .has_rank = files->zero == 3, .rank = rank, .model_rank = model_rank};
+    return tsr_ds_name_text(files->checkpoint->arena, &name, err);
 }
 
 const tsr_value *tsr_ds_optimizer(const tsr_ds_file *file)

@@ -23,9 +23,12 @@ typedef struct tsr_ds_name {
     uint32_t rank;  /* data-parallel rank; for a layer, and for the layer of an expert, its number */
     uint32_t expert; /* its number in the layer */
     uint32_t model_rank;
+    const char *prefix; /* of the dtype, as "bf16_"; NULL: none */
 } tsr_ds_name;
 
 tsr_ds_name tsr_ds_name_of(tsr_str name);
+/* The inverse: the file name that DeepSpeed gives. The name must have a kind. NULL data: TSR_E_NOMEM. */
+tsr_str tsr_ds_name_text(tsr_arena *arena, const tsr_ds_name *name, tsr_error *err);
 
 /* One file that could be read. */
 typedef struct tsr_ds_file {

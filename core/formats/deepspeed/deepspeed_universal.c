@@ -295,6 +295,14 @@ static tsr_status read_names(universal *u)
     return TSR_OK;
 }
 
+static tsr_status report_model_states(const universal *u)
+{
+    const tsr_str name = tsr_ds_model_states_name(&u->files, 0, 0, u->err);
+    if (!name.data) return TSR_E_NOMEM;
+    return tsr_ds_report(u->files.checkpoint, name, u->err, "'%.*s', which has the shapes of the weights, is missing or cannot be read",
+                         TSR_STR_ARG(name));
+}
+
 static tsr_status read_all(universal *u, tsr_checkpoint *checkpoint)
 {
     static const tsr_ds_column none = {0};
@@ -306,10 +314,7 @@ static tsr_status read_all(universal *u, tsr_checkpoint *checkpoint)
     if (!u->others) return TSR_E_NOMEM;
     TSR_TRY(tsr_ds_files_open(checkpoint, &u->files, u->err));
     u->column = u->files.column_count ? &u->files.columns[0] : &none;
-    if (!u->column->model)
-        TSR_TRY(tsr_ds_report(
-            checkpoint, TSR_STR("mp_rank_00_model_states.pt"), u->err,
-            "'mp_rank_00_model_states.pt', which has the shapes of the weights, is missing or cannot be read"));
+    if (!u->column->model) TSR_TRY(report_model_states(u));
     TSR_TRY(read_names(u));
     TSR_TRY(open_all(u));
     TSR_TRY(tsr_torch_keep_runs(checkpoint, &u->files.runs, u->err));
