@@ -3,6 +3,7 @@
 #include "formats/deepspeed/deepspeed_check.h"
 #include "formats/deepspeed/deepspeed_engine.h"
 #include "formats/deepspeed/deepspeed_experts.h"
+#include "formats/deepspeed/deepspeed_layers.h"
 #include "formats/deepspeed/deepspeed_module.h"
 #include "formats/deepspeed/deepspeed_parts.h"
 #include "formats/deepspeed/deepspeed_plain.h"
@@ -14,7 +15,7 @@
 typedef struct reading {
     tsr_ds_files files;
     tsr_ds_rows model, states, odd;
-    const tsr_value *groups; /* parameter groups of the first column that has some */
+    const tsr_value *groups; /* parameter groups, with the parameters of all pipeline stages */
     tsr_error *err;
 } reading;
 
@@ -29,30 +30,29 @@ static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *er
     return TSR_OK;
 }
 
-static tsr_status read_flat(reading *r, const tsr_ds_column *column, tsr_ds_rows *trained)
+static tsr_status read_flat(reading *r, const tsr_ds_column *column, tsr_ds_rows *trained, const tsr_value **groups)
 {
     tsr_ds_weights weights;
     bool found;
-    const tsr_value *groups;
     TSR_TRY(tsr_ds_weights_open(&r->files, column, &weights, &found, r->err));
     if (!found) return TSR_OK;
     for (uint32_t s = 0; s < weights.segment_count; s++)
         TSR_TRY(tsr_ds_weights_place(&weights, s, &weights.segments[s].fp32, TSR_STR(""), trained, r->err));
     TSR_TRY(tsr_ds_states_add(&weights, &r->states, &r->odd, r->err));
-    TSR_TRY(tsr_ds_param_groups(&weights, &groups, r->err));
-    if (!r->groups) r->groups = groups;
-    return TSR_OK;
+    return tsr_ds_param_groups(&weights, groups, r->err);
 }
 
 static tsr_status read_column(reading *r, uint32_t number)
 {
     const tsr_ds_column *column = &r->files.columns[number];
+    const tsr_value *groups = NULL;
     tsr_ds_rows trained;
     if (!column->model) return TSR_OK;
-    r->model.rank = r->states.rank = number;
+    r->model.rank = r->states.rank = tsr_ds_tensor_rank(&r->files, number);
     tsr_status status = tsr_ds_rows_open(&trained, r->files.checkpoint, 1, r->err);
-    if (status == TSR_OK && r->files.zero) status = read_flat(r, column, &trained);
-    if (status == TSR_OK && !r->files.zero) status = tsr_ds_plain_add(&r->files, column, &trained, &r->states, &r->groups, r->err);
+    if (status == TSR_OK && r->files.zero) status = read_flat(r, column, &trained, &groups);
+    if (status == TSR_OK && !r->files.zero) status = tsr_ds_plain_add(&r->files, column, &trained, &r->states, &groups, r->err);
+    if (status == TSR_OK) status = tsr_ds_join_groups(&r->files, &r->groups, groups, r->err);
     if (status == TSR_OK) status = tsr_ds_model_add(&r->files, column, &trained, &r->model, r->err);
     if (status == TSR_OK) status = tsr_ds_experts_add_rest(&r->files, &r->model, r->err);
     tsr_ds_rows_close(&trained);
@@ -91,14 +91,15 @@ static tsr_status mount(reading *r)
 static tsr_status read_all(reading *r, tsr_checkpoint *checkpoint)
 {
     TSR_TRY(tsr_ds_files_open(checkpoint, &r->files, r->err));
-    const uint32_t ranks = r->files.column_count;
+    const uint32_t ranks = r->files.tensor_ranks;
     TSR_TRY(tsr_ds_rows_open(&r->model, checkpoint, ranks, r->err));
     TSR_TRY(tsr_ds_rows_open(&r->states, checkpoint, ranks, r->err));
     TSR_TRY(tsr_ds_rows_open(&r->odd, checkpoint, ranks, r->err));
-    r->model.pipeline = r->states.pipeline = r->files.pipeline;
     TSR_TRY(tsr_ds_check(&r->files, r->err));
+    TSR_TRY(tsr_ds_layers_check(&r->files, r->err));
     TSR_TRY(tsr_ds_experts_check(&r->files, r->err));
-    for (uint32_t c = 0; c < ranks && !r->files.experts_unread; c++) TSR_TRY(read_column(r, c));
+    for (uint32_t c = 0; c < r->files.column_count && !r->files.experts_unread; c++) TSR_TRY(read_column(r, c));
+    TSR_TRY(tsr_ds_layers_add_rest(&r->files, &r->model, r->err));
     return mount(r);
 }
 

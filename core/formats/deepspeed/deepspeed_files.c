@@ -42,8 +42,12 @@ static tsr_ds_name layer_of(tsr_str rest)
 {
     tsr_ds_name out = {0};
     if (!skip_number(&rest, &out.rank)) return out;
-    if (skip(&rest, "-model_") && skip_number(&rest, &out.model_rank) && tsr_str_equal(rest, TSR_STR("-model_states.pt")))
+    tsr_str ranked = rest;
+    out.has_rank = skip(&ranked, "-model_") && skip_number(&ranked, &out.model_rank);
+    if (tsr_str_equal(out.has_rank ? ranked : rest, TSR_STR("-model_states.pt"))) {
         out.kind = TSR_DS_LAYER;
+        return out;
+    }
     if (!skip(&rest, "_expert_") || !skip_number(&rest, &out.expert) || !skip(&rest, "_mp_rank_")) return out;
     if (!skip_number(&rest, &out.model_rank) || !tsr_str_equal(rest, TSR_STR("_model_states.pt"))) return out;
     out.is_expert = true;
@@ -71,7 +75,9 @@ tsr_str tsr_ds_name_text(tsr_arena *arena, const tsr_ds_name *name, tsr_error *e
     const char *prefix = name->prefix ? name->prefix : "", *what = name->kind == TSR_DS_OPTIM ? "optim" : "model";
     if (name->kind == TSR_DS_EXPERT)
         return tsr_arena_format(arena, err, "layer_%u_expert_%u_mp_rank_%02u_model_states.pt", name->rank, name->expert, name->model_rank);
-    if (name->kind == TSR_DS_LAYER) return tsr_arena_format(arena, err, "layer_%02u-model_%02u-model_states.pt", name->rank, name->model_rank);
+    if (name->kind == TSR_DS_LAYER && name->has_rank)
+        return tsr_arena_format(arena, err, "layer_%02u-model_%02u-model_states.pt", name->rank, name->model_rank);
+    if (name->kind == TSR_DS_LAYER) return tsr_arena_format(arena, err, "layer_%02u-model_states.pt", name->rank);
     if (!name->has_rank) return tsr_arena_format(arena, err, "%smp_rank_%02u_%s_states.pt", prefix, name->model_rank, what);
     return tsr_arena_format(arena, err, "%s%s_rank_%u_mp_rank_%02u_%s_states.pt", prefix, name->is_expert ? "expp" : "zero_pp", name->rank,
                             name->model_rank, what);
@@ -264,15 +270,28 @@ static bool counts_experts(const tsr_ds_files *files)
     return model && (tsr_ds_count(tsr_ds_list(model->root, "num_experts")) || tsr_ds_list(model->root, "ds_autoep_layers"));
 }
 
-/* Pipeline stages hold different weights; what two of them have is tied. */
-static bool is_pipeline(const tsr_ds_files *files)
+/* How many model-parallel ranks are the tensor-parallel ranks of one pipeline stage. Stages hold different weights, and what two of
+ * them have under one name is tied. Versions that do not state the degrees count tensor-parallel ranks in `mp_world_size`. */
+static uint32_t tensor_ranks_of(const tsr_ds_files *files)
 {
     uint64_t ranks;
     uint32_t layers;
     const tsr_ds_file *model = files->column_count ? files->columns[0].model : NULL;
     const tsr_value *dims = model ? tsr_ds_dict(model->root, "checkpoint_parallel_dimensions") : NULL;
-    if (tsr_ds_number(tsr_ds_get(dims, "tp_degree"), &ranks)) return ranks == 1;
-    return tsr_ds_first(files, TSR_DS_LAYER, &layers) && model && tsr_ds_number(tsr_ds_get(model->root, "mp_world_size"), &ranks) && ranks == 1;
+    if (tsr_ds_number(tsr_ds_get(dims, "tp_degree"), &ranks) && ranks >= 1 && ranks <= files->column_count) return (uint32_t)ranks;
+    const tsr_ds_file *layer = tsr_ds_first(files, TSR_DS_LAYER, &layers);
+    if (layer && model && tsr_ds_number(tsr_ds_get(model->root, "mp_world_size"), &ranks) && ranks == 1) return 1;
+    return files->column_count ? files->column_count : 1;
+}
+
+static bool is_stored_by_layers(const tsr_ds_files *files)
+{
+    uint32_t layers;
+    for (uint32_t c = 0; c < files->column_count; c++) {
+        const tsr_value *module = files->columns[c].model ? tsr_ds_get(files->columns[c].model->root, "module") : NULL;
+        if (module && module->kind == TSR_VALUE_NONE) return true;
+    }
+    return tsr_ds_first(files, TSR_DS_LAYER, &layers) != NULL;
 }
 
 tsr_status tsr_ds_files_open(tsr_checkpoint *checkpoint, tsr_ds_files *out, tsr_error *err)
@@ -291,7 +310,8 @@ tsr_status tsr_ds_files_open(tsr_checkpoint *checkpoint, tsr_ds_files *out, tsr_
     TSR_TRY(find_zero_stage(out, err));
     out->has_experts = out->has_experts || counts_experts(out);
     TSR_TRY(make_columns(out, err));
-    out->pipeline = is_pipeline(out);
+    out->tensor_ranks = tensor_ranks_of(out);
+    out->has_layers = is_stored_by_layers(out);
     return TSR_OK;
 }
 

@@ -3,7 +3,8 @@
  *   mp_rank_00_model_states.pt                        ZeRO 0 to 2: one for each model-parallel rank
  *   zero_pp_rank_1_mp_rank_00_model_states.pt         ZeRO 3: one for each rank
  *   bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt    ZeRO 1 to 3: one for each rank; the prefix is there under bf16
- *   layer_04-model_00-model_states.pt                 pipelines: the weights of one layer
+ *   layer_04-model_states.pt                          pipelines: the weights of one layer; see deepspeed_layers.h
+ *   layer_04-model_01-model_states.pt                 what one of several tensor-parallel ranks holds of it
  *   layer_0_expert_2_mp_rank_00_model_states.pt       mixtures of experts: see deepspeed_experts.h
  *   expp_rank_1_mp_rank_00_optim_states.pt
  *
@@ -18,11 +19,11 @@ typedef enum tsr_ds_kind { TSR_DS_OTHER = 0, TSR_DS_MODEL, TSR_DS_OPTIM, TSR_DS_
 
 typedef struct tsr_ds_name {
     tsr_ds_kind kind;
-    bool has_rank;  /* the name states a data-parallel rank */
+    bool has_rank;  /* the name states a data-parallel rank; for a layer, a tensor-parallel one */
     bool is_expert; /* of a mixture-of-experts job: the weights of an expert, or the optimizer of a rank's experts */
     uint32_t rank;  /* data-parallel rank; for a layer, and for the layer of an expert, its number */
     uint32_t expert; /* its number in the layer */
-    uint32_t model_rank;
+    uint32_t model_rank; /* for a layer, the tensor-parallel rank */
     const char *prefix; /* of the dtype, as "bf16_"; NULL: none */
 } tsr_ds_name;
 
@@ -58,7 +59,8 @@ typedef struct tsr_ds_files {
     const char *experts_unread; /* why the experts' float32 weights and states are not read, so that the parts are module and
                                    engine; NULL: they are read */
     bool universal; /* of a universal checkpoint: the model states have every weight that is not trained */
-    bool pipeline; /* model-parallel ranks are pipeline stages: what two of them have under one name is tied */
+    bool has_layers; /* a PipelineModule: the weights are in files of layers, and the model states have none */
+    uint32_t tensor_ranks; /* model-parallel rank / tensor_ranks is the pipeline stage, the remainder the tensor-parallel rank */
     uint32_t file_storages; /* storage ids of all files' tensors are 1 … file_storages */
     uint32_t storages;      /* the highest id that was given: the part `model` has some of its own */
     tsr_vec runs;      /* tsr_torch_run */
@@ -73,6 +75,11 @@ void tsr_ds_files_close(tsr_ds_files *files);
 const tsr_ds_file *tsr_ds_first(const tsr_ds_files *files, tsr_ds_kind kind, uint32_t *count);
 /* The name of a file's file. */
 tsr_str tsr_ds_file_name(const tsr_ds_files *files, const tsr_ds_file *file);
+/* The tensor-parallel rank of a column. */
+static inline uint32_t tsr_ds_tensor_rank(const tsr_ds_files *files, uint32_t column)
+{
+    return files->tensor_ranks >= files->column_count ? column : files->columns[column].model_rank % files->tensor_ranks;
+}
 /* What DeepSpeed calls the model states of a model-parallel rank: under ZeRO 3, of its data-parallel rank `rank`. NULL data:
  * TSR_E_NOMEM. */
 tsr_str tsr_ds_model_states_name(const tsr_ds_files *files, uint32_t model_rank, uint32_t rank, tsr_error *err);

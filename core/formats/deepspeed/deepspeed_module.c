@@ -3,6 +3,7 @@
 
 #include "formats/deepspeed/deepspeed_experts.h"
 #include "formats/deepspeed/deepspeed_flat.h"
+#include "formats/deepspeed/deepspeed_layers.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/deepspeed/deepspeed_weights.h"
 #include "tessera/sys/finding_add.h"
@@ -212,25 +213,11 @@ tsr_status tsr_ds_model_add(tsr_ds_files *files, const tsr_ds_column *column, co
 
 /* ---- as stored ---- */
 
-/* The tensors of one file of a layer: their names begin with its number. */
-static tsr_status add_layer(const tsr_ds_files *files, const tsr_ds_file *file, tsr_ds_rows *rows, tsr_error *err)
-{
-    for (size_t i = 0; i < tsr_ds_count(file->root); i++) {
-        const tsr_value *key = file->root->items[2 * i];
-        if (key->kind != TSR_VALUE_STR) continue;
-        const tsr_str name = tsr_arena_format(files->checkpoint->arena, err, "%u.%.*s", file->name.rank, TSR_STR_ARG(key->text));
-        if (!name.data) return TSR_E_NOMEM;
-        rows->rank = file->name.model_rank;
-        TSR_TRY(tsr_ds_rows_add(rows, name, TSR_STR(""), file->root->items[2 * i + 1], err));
-    }
-    return TSR_OK;
-}
-
 static tsr_status add_column(const tsr_ds_files *files, uint32_t number, tsr_ds_rows *rows, tsr_error *err)
 {
     const tsr_ds_column *column = &files->columns[number];
     const tsr_value *stored = column->model ? tsr_ds_dict(column->model->root, "module") : NULL;
-    rows->rank = number;
+    rows->rank = tsr_ds_tensor_rank(files, number);
     for (size_t i = 0; i < tsr_ds_count(stored); i++)
         if (stored->items[2 * i]->kind == TSR_VALUE_STR)
             TSR_TRY(tsr_ds_rows_add(rows, stored->items[2 * i]->text, TSR_STR(""), stored->items[2 * i + 1], err));
@@ -239,10 +226,8 @@ static tsr_status add_column(const tsr_ds_files *files, uint32_t number, tsr_ds_
 
 static tsr_status gather(const tsr_ds_files *files, tsr_ds_rows *rows, const tsr_value **out, tsr_error *err)
 {
-    uint32_t layers;
-    const tsr_ds_file *layer = tsr_ds_first(files, TSR_DS_LAYER, &layers);
     for (uint32_t c = 0; c < files->column_count; c++) TSR_TRY(add_column(files, c, rows, err));
-    for (uint32_t i = 0; i < layers; i++) TSR_TRY(add_layer(files, &layer[i], rows, err));
+    TSR_TRY(tsr_ds_layers_add(files, rows, err));
     TSR_TRY(tsr_ds_experts_add(files, rows, err));
     tsr_ds_rows_untie(rows);
     if (rows->rows.count == 0) return TSR_OK;
@@ -252,19 +237,14 @@ static tsr_status gather(const tsr_ds_files *files, tsr_ds_rows *rows, const tsr
 
 tsr_status tsr_ds_module(const tsr_ds_files *files, const tsr_value **out, tsr_error *err)
 {
-    uint32_t layers, ranks = files->column_count;
     tsr_ds_rows rows;
-    const tsr_ds_file *layer = tsr_ds_first(files, TSR_DS_LAYER, &layers);
     *out = NULL;
     if (files->zero == 3) return TSR_OK;
-    if (files->column_count == 1 && layers == 0 && !files->has_experts) {
+    if (files->column_count == 1 && !files->has_layers && !files->has_experts) {
         *out = files->columns[0].model ? tsr_ds_dict(files->columns[0].model->root, "module") : NULL;
         return TSR_OK;
     }
-    for (uint32_t i = 0; i < layers; i++)
-        if (layer[i].name.model_rank >= ranks && layer[i].name.model_rank < UINT16_MAX) ranks = layer[i].name.model_rank + 1;
-    tsr_status status = tsr_ds_rows_open(&rows, files->checkpoint, ranks, err);
-    rows.pipeline = files->pipeline;
+    tsr_status status = tsr_ds_rows_open(&rows, files->checkpoint, files->tensor_ranks, err);
     if (status == TSR_OK) status = gather(files, &rows, out, err);
     tsr_ds_rows_close(&rows);
     return status;

@@ -8,6 +8,7 @@
 typedef struct plain {
     tsr_checkpoint *checkpoint;
     const tsr_ds_file *model;
+    bool is_stage; /* of a PipelineModule: the numbers count the stage's parameters */
     const tsr_value *state, *groups; /* of the optimizer: {id: {key: …}}, [{params: [id, …]}] */
     const tsr_value *fp32;           /* fp32_groups: lists of tensors, one list per group, or NULL */
     tsr_map *buffers;                /* names of buffers */
@@ -140,7 +141,9 @@ static bool match_in_order(plain *p)
 static tsr_status name_of(const plain *p, uint32_t id, tsr_str *out)
 {
     const uint32_t candidate = p->numbered[id].candidate;
-    *out = candidate == UINT32_MAX ? tsr_arena_format(p->checkpoint->arena, p->err, "%u", id) : p->candidates[candidate].name;
+    if (candidate != UINT32_MAX) *out = p->candidates[candidate].name;
+    else if (p->is_stage) *out = tsr_arena_format(p->checkpoint->arena, p->err, "mp_rank_%02u.%u", p->model->name.model_rank, id);
+    else *out = tsr_arena_format(p->checkpoint->arena, p->err, "%u", id);
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
@@ -148,6 +151,22 @@ static tsr_status name_of(const plain *p, uint32_t id, tsr_str *out)
 static bool needs_weights(const tsr_checkpoint *checkpoint)
 {
     return !checkpoint->options.part.data || tsr_str_equal(checkpoint->options.part, TSR_STR("model"));
+}
+
+/* The parameters of a pipeline's stage: no file has their names. */
+static tsr_status report_stage(const plain *p)
+{
+    const tsr_str file = p->checkpoint->store->files[p->model->file].name;
+    if (p->fp32 && needs_weights(p->checkpoint))
+        return tsr_ds_report(p->checkpoint, file, p->err,
+                             "%.*s: the optimizer's float32 weights of a pipeline's stage have no names without ZeRO; open the 16-bit "
+                             "weights with --part module, or save the checkpoint with ZeRO stage 1, which stores names",
+                             TSR_STR_ARG(file));
+    return tsr_finding_add_at(p->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
+                              (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, p->err,
+                              "the optimizer's states of %u parameters are listed by their number in the pipeline's stage, because "
+                              "without ZeRO no file has their names; weights of tied layers are listed by the number of the layer, too",
+                              p->count);
 }
 
 /* Reports what could not be named. Float32 copies without a name are weights that would be lost. */
@@ -158,6 +177,7 @@ static tsr_status report_unnamed(const plain *p)
     uint32_t unnamed = 0;
     for (uint32_t i = 0; i < p->count; i++) unnamed += p->numbered[i].candidate == UINT32_MAX;
     if (unnamed == 0) return TSR_OK;
+    if (p->is_stage) return report_stage(p);
     for (uint32_t c = 0; c < p->candidate_count; c++)
         if (!p->candidates[c].taken) tsr_shown_names_add(&names, p->candidates[c].name);
     if (p->fp32 && needs_weights(p->checkpoint))
@@ -240,20 +260,20 @@ static tsr_status add_all(plain *p, tsr_ds_rows *weights, tsr_ds_rows *states, c
     TSR_TRY(report_unnamed(p));
     for (uint32_t id = 0; id < p->count; id++) TSR_TRY(add_parameter(p, id, weights, states));
     TSR_TRY(add_ties(p, weights));
-    return *groups || !p->groups ? TSR_OK : name_groups(p, groups);
+    return p->groups ? name_groups(p, groups) : TSR_OK;
 }
 
 tsr_status tsr_ds_plain_add(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_rows *weights, tsr_ds_rows *states,
                             const tsr_value **groups, tsr_error *err)
 {
     const tsr_value *optimizer = tsr_ds_dict(column->model->root, "optimizer"), *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
-    plain p = {.checkpoint = files->checkpoint, .model = column->model, .err = err, .fp32 = tsr_ds_list(optimizer, "fp32_groups"),
+    plain p = {.checkpoint = files->checkpoint, .model = column->model, .is_stage = files->has_layers, .err = err, .fp32 = tsr_ds_list(optimizer, "fp32_groups"),
                .ties = tsr_vec_of(files->checkpoint->host->allocator, sizeof(tied_name))};
     if (!inner) inner = optimizer;
     p.state = tsr_ds_dict(inner, "state");
     p.groups = tsr_ds_list(inner, "param_groups");
     const tsr_str file = tsr_ds_file_name(files, column->model);
-    if (tsr_ds_get(optimizer, "fp32_groups_flat"))
+    if (tsr_ds_get(optimizer, "fp32_groups_flat") && needs_weights(files->checkpoint))
         TSR_TRY(tsr_ds_report(files->checkpoint, file, err,
                               "%.*s: the optimizer's float32 weights are in flat buffers without names "
                               "('fp32_groups_flat'), which are not supported",

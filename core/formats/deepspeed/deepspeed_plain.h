@@ -6,8 +6,8 @@
 #include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_rows.h"
 
-/* Adds float32 copies to `weights` (rows by name), states as rows (name, key), and parameter groups with names where there are
- * none yet. Parameters that cannot be named keep their number; where a float32 copy has none, the checkpoint is reported as not
+/* Adds float32 copies to `weights` (rows by name), states as rows (name, key), and gives the parameter groups with names (NULL in
+ * *groups where there are none). Parameters that cannot be named keep their number, behind the name of their stage in a pipeline; where a float32 copy has none, the checkpoint is reported as not
  * usable. Errors: those of reading; TSR_E_NOMEM. */
 tsr_status tsr_ds_plain_add(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_rows *weights, tsr_ds_rows *states,
                             const tsr_value **groups, tsr_error *err);

@@ -38,8 +38,13 @@ const tsr_value *tsr_ds_rows_get(const tsr_ds_rows *rows, tsr_str name, tsr_str 
     return row ? row->value : NULL;
 }
 
+static bool is_copy(const tsr_entry *first, const tsr_entry *second)
+{
+    return first->dtype == second->dtype && tsr_entry_same_shape(first, second);
+}
+
 /* Lists what the ranks hold under one name when nothing tells how to join it. */
-static tsr_status add_differing(const tsr_ds_rows *rows, tsr_entry *first, const tsr_entry *second, tsr_error *err)
+static tsr_status add_differing(const tsr_ds_rows *rows, uint32_t owner, tsr_entry *first, const tsr_entry *second, tsr_error *err)
 {
     const tsr_entry **tensors = first->per_rank ? (const tsr_entry **)first->per_rank->tensors : NULL;
     if (!tensors) {
@@ -47,10 +52,12 @@ static tsr_status add_differing(const tsr_ds_rows *rows, tsr_entry *first, const
         tsr_entry *copy = TSR_ARENA_NEW(rows->arena, tsr_entry, err);
         if (!tensors || !copy) return TSR_E_NOMEM;
         *copy = *first;
-        tensors[0] = copy;
+        tensors[owner < rows->ranks ? owner : 0] = copy;
         TSR_TRY(tsr_entry_list_per_rank(first, tensors, rows->ranks, rows->arena, err));
     }
     if (rows->rank >= rows->ranks || second->kind != TSR_ENTRY_TENSOR) return TSR_OK;
+    const tsr_entry *held = tensors[rows->rank];
+    if (held && is_copy(held, second)) return tsr_entry_add_replicas((tsr_entry *)held, second, rows->arena, err);
     tensors[rows->rank] = second;
     if (second->dtype != first->dtype) first->dtype = TSR_DTYPE_NONE;
     return TSR_OK;
@@ -60,9 +67,9 @@ static tsr_status add_again(tsr_ds_rows *rows, tsr_ds_row *row, const tsr_value 
 {
     const tsr_entry *first = tsr_ds_tensor(row->value), *second = tsr_ds_tensor(value);
     if (!first || !second) return TSR_OK;
-    if (rows->pipeline && !first->per_rank && first->dtype == second->dtype && tsr_entry_same_shape(first, second)) 
+    if (row->rank == rows->rank && !first->per_rank && is_copy(first, second))
         return tsr_entry_add_replicas((tsr_entry *)first, second, rows->arena, err);
-    return add_differing(rows, (tsr_entry *)first, second, err);
+    return add_differing(rows, row->rank, (tsr_entry *)first, second, err);
 }
 
 /* A tensor of its own, so that a later copy can change it. */
@@ -90,7 +97,7 @@ tsr_status tsr_ds_rows_add(tsr_ds_rows *rows, tsr_str name, tsr_str key, const t
     const uint32_t first = *head;
     row = tsr_vec_push(&rows->rows, err);
     if (!row) return TSR_E_NOMEM;
-    *row = (tsr_ds_row){name, key, value, UINT32_MAX, number, fresh};
+    *row = (tsr_ds_row){name, key, value, UINT32_MAX, number, rows->rank, fresh};
     if (!fresh) {
         row_at(rows, row_at(rows, first)->last)->next = number;
         row_at(rows, first)->last = number;

@@ -13,6 +13,7 @@ typedef struct tsr_ds_row {
     const tsr_value *value;
     uint32_t next;  /* row of the same name, UINT32_MAX: none */
     uint32_t last;  /* of the first row of a name: the last row of it */
+    uint32_t rank;  /* that added it first */
     bool first;     /* of its name */
 } tsr_ds_row;
 
@@ -21,15 +22,14 @@ typedef struct tsr_ds_rows {
     tsr_arena *arena;
     tsr_vec rows;   /* tsr_ds_row */
     tsr_map *names; /* name → first row */
-    uint32_t ranks, rank; /* model-parallel ranks there are, and whose rows are being added */
-    bool pipeline; /* these are stages of a pipeline: what two of them have is tied, and equal */
+    uint32_t ranks, rank; /* tensor-parallel ranks there are, and whose rows are being added */
 } tsr_ds_rows;
 
 tsr_status tsr_ds_rows_open(tsr_ds_rows *rows, tsr_checkpoint *checkpoint, uint32_t ranks, tsr_error *err);
 void tsr_ds_rows_close(tsr_ds_rows *rows); /* takes a zeroed one */
 
-/* Adds a row. One that is there already comes from another model-parallel rank: of pipeline stages the new tensor is a copy of
- * the first, otherwise the ranks' tensors are listed side by side (tsr_per_rank). Borrows everything. */
+/* Adds a row. If it is there already, the new tensor is a copy where the same rank has the first: two pipeline stages tie what both
+ * have. The tensors of different ranks are listed side by side (tsr_per_rank). Borrows everything. */
 tsr_status tsr_ds_rows_add(tsr_ds_rows *rows, tsr_str name, tsr_str key, const tsr_value *value, tsr_error *err);
 /* The value under a name and key, or NULL. */
 const tsr_value *tsr_ds_rows_get(const tsr_ds_rows *rows, tsr_str name, tsr_str key);

@@ -253,6 +253,49 @@ tsr_status tsr_ds_param_groups(const tsr_ds_weights *weights, const tsr_value **
     return groups ? tsr_ds_name_groups(weights, groups, out, err) : TSR_OK;
 }
 
+/* The names of two lists, each once; NULL: out of memory. */
+static const tsr_value *join_names(const tsr_ds_files *files, const tsr_value *a, const tsr_value *b, tsr_error *err)
+{
+    size_t count = a->count;
+    tsr_map *names = tsr_map_new(files->checkpoint->host->allocator, a->count, err);
+    const tsr_value **items = names ? tsr_arena_array(files->checkpoint->arena, a->count + b->count, sizeof *items, err) : NULL;
+    tsr_status status = items ? tsr_ds_add_names(a, names, err) : TSR_E_NOMEM;
+    if (status == TSR_OK && a->count) memcpy(items, a->items, a->count * sizeof *items);
+    for (size_t i = 0; i < b->count && status == TSR_OK; i++)
+        if (b->items[i]->kind != TSR_VALUE_STR || !tsr_map_get(names, b->items[i]->text, 0)) items[count++] = b->items[i];
+    tsr_map_free(names);
+    return status == TSR_OK ? tsr_value_items(files->checkpoint->arena, TSR_VALUE_LIST, items, count, err) : NULL;
+}
+
+static tsr_status join_group(const tsr_ds_files *files, const tsr_value **group, const tsr_value *more, tsr_error *err)
+{
+    const tsr_value *a = tsr_ds_list(*group, "params"), *b = tsr_ds_list(more, "params");
+    if (!a || !b) return TSR_OK;
+    const tsr_value *joined = join_names(files, a, b, err);
+    const tsr_value **items = joined ? tsr_arena_array(files->checkpoint->arena, (*group)->count, sizeof *items, err) : NULL;
+    if (!items) return TSR_E_NOMEM;
+    for (size_t i = 0; i < (*group)->count; i++) items[i] = (*group)->items[i] == a ? joined : (*group)->items[i];
+    *group = tsr_value_items(files->checkpoint->arena, TSR_VALUE_DICT, items, (*group)->count, err);
+    return *group ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_ds_join_groups(const tsr_ds_files *files, const tsr_value **groups, const tsr_value *more, tsr_error *err)
+{
+    const tsr_value *first = *groups;
+    if (!first || !more) {
+        if (more) *groups = more;
+        return TSR_OK;
+    }
+    const tsr_value **items = tsr_arena_array(files->checkpoint->arena, first->count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    for (size_t g = 0; g < first->count; g++) {
+        items[g] = first->items[g];
+        TSR_TRY(join_group(files, &items[g], tsr_ds_item(more, g), err));
+    }
+    *groups = tsr_value_items(files->checkpoint->arena, TSR_VALUE_LIST, items, first->count, err);
+    return *groups ? TSR_OK : TSR_E_NOMEM;
+}
+
 tsr_status tsr_ds_optim(const tsr_ds_files *files, const tsr_ds_optim_contents *contents, const tsr_value **out,
                         tsr_error *err)
 {

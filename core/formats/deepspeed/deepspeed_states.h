@@ -15,6 +15,10 @@ tsr_status tsr_ds_param_groups(const tsr_ds_weights *weights, const tsr_value **
 /* The same for a list of groups whose `params` are numbers of segments. */
 tsr_status tsr_ds_name_groups(const tsr_ds_weights *weights, const tsr_value *groups, const tsr_value **out, tsr_error *err);
 
+/* Adds the parameters of another column's groups to those of the groups at *groups, which it sets where that is NULL: the stages of a
+ * pipeline have equal groups, of different parameters. `more` may be NULL. */
+tsr_status tsr_ds_join_groups(const tsr_ds_files *files, const tsr_value **groups, const tsr_value *more, tsr_error *err);
+
 /* What the part `optim` is made of. */
 typedef struct tsr_ds_optim_contents {
     tsr_ds_rows *states;

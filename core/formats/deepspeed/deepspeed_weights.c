@@ -262,9 +262,12 @@ tsr_status tsr_ds_weights_open(const tsr_ds_files *files, const tsr_ds_column *c
     *out = (tsr_ds_weights){.files = files, .column = column};
     const tsr_str name = tsr_ds_file_name(files, column->model);
     const tsr_value *groups = tsr_ds_list(column->model->root, "param_shapes");
+    const tsr_str part = files->checkpoint->options.part;
     *found = groups != NULL;
+    if (!groups && (tsr_str_equal(part, TSR_STR("module")) || tsr_str_equal(part, TSR_STR("engine")))) return TSR_OK; /* do not need them */
     if (!groups)
-        return tsr_ds_report(files->checkpoint, name, err, "%.*s: has no 'param_shapes', which names the weights in the optimizer files", TSR_STR_ARG(name));
+        return tsr_ds_report(files->checkpoint, name, err, "%.*s: has no 'param_shapes', which names the weights in the optimizer files%s", TSR_STR_ARG(name),
+                             files->has_layers ? "; open the stored weights with --part module" : "");
     return open_groups(out, groups, found, err);
 }
 

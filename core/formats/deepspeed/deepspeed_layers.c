@@ -1,0 +1,378 @@
+/* See deepspeed_layers.h. */
+#include "formats/deepspeed/deepspeed_layers.h"
+
+#include "formats/common/rank_bytes.h"
+#include "formats/common/shown_names.h"
+#include "formats/deepspeed/deepspeed_values.h"
+#include "formats/torch/torch_file.h"
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/try.h"
+
+#define TIED "tied_modules."
+
+enum { MOST_LAYERS = 1 << 16, MOST_TIED = 256 };
+
+/* A name of a tied layer's weight: "tied_modules.KEY.REST". */
+typedef struct tied_name {
+    tsr_str key, rest;
+    const tsr_value *shape; /* NULL: a buffer */
+    uint32_t head; /* the first name of the same key */
+} tied_name;
+
+typedef struct layers {
+    const tsr_ds_files *files;
+    const tsr_ds_file *layers; /* in order of tensor-parallel ranks and numbers */
+    uint32_t count;
+    bool *named;       /* of each number: a stored name begins with it */
+    bool has_shapes;   /* trained weights have stored names */
+    tied_name tied[MOST_TIED];
+    uint32_t tied_count;
+    const tsr_ds_file **owners; /* of each tied name that begins a key: the first file of that layer. NULL: there is none */
+    bool *unsure;               /* several layers may be that one */
+    tsr_error *err;
+} layers;
+
+/* ---- stored names ---- */
+
+/* The number that a name begins with, before a dot; UINT32_MAX: none, as in "tied_modules.embed.weight". */
+static uint32_t number_of(tsr_str name)
+{
+    uint32_t number = 0;
+    size_t at = 0;
+    for (; at < name.size && at < 6 && name.data[at] >= '0' && name.data[at] <= '9'; at++)
+        number = number * 10 + (uint32_t)(name.data[at] - '0');
+    return at && at < name.size && name.data[at] == '.' && number < MOST_LAYERS ? number : UINT32_MAX;
+}
+
+static void note_tied(layers *l, tsr_str name, const tsr_value *shape)
+{
+    const tsr_str prefix = TSR_STR(TIED);
+    if (!tsr_str_starts(name, prefix) || l->tied_count == MOST_TIED) return;
+    const tsr_str after = {name.data + prefix.size, name.size - prefix.size};
+    size_t dot = 0;
+    while (dot < after.size && after.data[dot] != '.') dot++;
+    if (dot == 0 || dot + 1 >= after.size) return;
+    tied_name tied = {{after.data, dot}, {after.data + dot + 1, after.size - dot - 1}, shape, l->tied_count};
+    for (uint32_t t = l->tied_count; t-- > 0;) {
+        if (!tsr_str_equal(l->tied[t].key, tied.key)) continue;
+        if (tsr_str_equal(l->tied[t].rest, tied.rest)) return; /* every stage that uses the layer has its names */
+        tied.head = l->tied[t].head;
+    }
+    l->tied[l->tied_count++] = tied;
+}
+
+static void note_name(layers *l, const tsr_value *name, const tsr_value *shape)
+{
+    if (name->kind != TSR_VALUE_STR) return;
+    const uint32_t number = number_of(name->text);
+    if (number == UINT32_MAX) note_tied(l, name->text, shape);
+    else l->named[number] = true;
+}
+
+static void note_names(layers *l, const tsr_value *model)
+{
+    const tsr_value *groups = tsr_ds_list(model, "param_shapes"), *buffers = tsr_ds_list(model, "buffer_names");
+    l->has_shapes = l->has_shapes || groups;
+    for (size_t g = 0; g < tsr_ds_count(groups); g++) {
+        const tsr_value *shapes = tsr_ds_kind_or_null(groups->items[g], TSR_VALUE_DICT);
+        for (size_t i = 0; i < tsr_ds_count(shapes); i++) note_name(l, shapes->items[2 * i], shapes->items[2 * i + 1]);
+    }
+    for (size_t i = 0; i < tsr_ds_count(buffers); i++) note_name(l, buffers->items[i], NULL);
+}
+
+/* ---- tied layers ---- */
+
+static bool has_shape(const tsr_entry *tensor, const tsr_value *shape)
+{
+    uint64_t size;
+    if (!tensor || !shape) return tensor != NULL;
+    if (shape->kind != TSR_VALUE_SIZE && shape->kind != TSR_VALUE_LIST && shape->kind != TSR_VALUE_TUPLE) return false;
+    if (shape->count != tensor->ndim) return false;
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        if (!tsr_ds_number(shape->items[d], &size) || size != tensor->shape[d]) return false;
+    return true;
+}
+
+/* Whether a file holds every weight and buffer that is stored under a key. */
+static bool fits(const layers *l, const tsr_ds_file *file, uint32_t head)
+{
+    for (uint32_t t = head; t < l->tied_count; t++) {
+        if (l->tied[t].head != head) continue;
+        if (!has_shape(tsr_ds_tensor(tsr_value_get(file->root, l->tied[t].rest)), l->tied[t].shape)) return false;
+    }
+    return true;
+}
+
+/* Whether two files hold the same, as those of two uses of a tied layer do. */
+static tsr_status is_same_layer(const layers *l, const tsr_ds_file *a, const tsr_ds_file *b, bool *same)
+{
+    *same = tsr_ds_count(a->root) == tsr_ds_count(b->root);
+    for (size_t i = 0; i < tsr_ds_count(a->root) && *same; i++) {
+        const tsr_value *key = a->root->items[2 * i], *other = key->kind == TSR_VALUE_STR ? tsr_value_get(b->root, key->text) : NULL;
+        const tsr_entry *x = tsr_ds_tensor(a->root->items[2 * i + 1]), *y = tsr_ds_tensor(other);
+        if (!x && !y) continue;
+        *same = x && y && x->dtype == y->dtype && tsr_entry_same_shape(x, y);
+        if (*same && !tsr_torch_decide(l->files->checkpoint, x, y, same))
+            TSR_TRY(tsr_rank_bytes_match(l->files->checkpoint, x, y, same, l->err));
+    }
+    return TSR_OK;
+}
+
+/* The key of a layer that no stored name begins with: UINT32_MAX for none, and where several fit. */
+static uint32_t key_of(const layers *l, const tsr_ds_file *file)
+{
+    uint32_t found = UINT32_MAX;
+    if (!l->has_shapes || l->named[file->name.rank % MOST_LAYERS]) return UINT32_MAX;
+    for (uint32_t t = 0; t < l->tied_count; t++) {
+        if (l->tied[t].head != t || !fits(l, file, t)) continue;
+        if (found != UINT32_MAX) {
+            l->unsure[found] = l->unsure[t] = true;
+            return UINT32_MAX;
+        }
+        found = t;
+    }
+    return found;
+}
+
+/* Files that fit a key and hold different weights: one may be a frozen layer of the same shapes. */
+static tsr_status find_owners(layers *l)
+{
+    for (uint32_t i = 0; i < l->count; i++) {
+        bool same = true;
+        const uint32_t head = key_of(l, &l->layers[i]);
+        if (head == UINT32_MAX) continue;
+        const tsr_ds_file *owner = l->owners[head];
+        if (!owner) l->owners[head] = &l->layers[i];
+        else if (owner->name.model_rank == l->layers[i].name.model_rank) TSR_TRY(is_same_layer(l, owner, &l->layers[i], &same));
+        if (!same) l->unsure[head] = true;
+    }
+    return TSR_OK;
+}
+
+static tsr_status open_layers(const tsr_ds_files *files, layers *l, tsr_error *err)
+{
+    *l = (layers){.files = files, .err = err};
+    l->layers = tsr_ds_first(files, TSR_DS_LAYER, &l->count);
+    l->named = tsr_arena_array(files->checkpoint->arena, MOST_LAYERS, sizeof *l->named, err);
+    l->owners = tsr_arena_array(files->checkpoint->arena, MOST_TIED, sizeof *l->owners, err);
+    l->unsure = tsr_arena_array(files->checkpoint->arena, MOST_TIED, sizeof *l->unsure, err);
+    if (!l->named || !l->owners || !l->unsure) return TSR_E_NOMEM;
+    for (uint32_t c = 0; c < files->column_count; c++)
+        if (files->columns[c].model) note_names(l, files->columns[c].model->root);
+    return find_owners(l);
+}
+
+/* ---- what the files hold ---- */
+
+/* The value, a tensor with no storage id: ids of several files are not of one count. */
+static const tsr_value *untied(const layers *l, const tsr_value *value)
+{
+    const tsr_entry *tensor = tsr_ds_tensor(value);
+    if (!tensor || !tensor->storage_id) return value;
+    tsr_entry *copy = TSR_ARENA_NEW(l->files->checkpoint->arena, tsr_entry, l->err);
+    if (!copy) return NULL;
+    *copy = *tensor;
+    copy->storage_id = 0;
+    return tsr_value_tensor(l->files->checkpoint->arena, copy, l->err);
+}
+
+static tsr_str name_in(const layers *l, const tsr_ds_file *file, uint32_t head, tsr_str key)
+{
+    tsr_arena *arena = l->files->checkpoint->arena;
+    if (head == UINT32_MAX || l->unsure[head]) return tsr_arena_format(arena, l->err, "%u.%.*s", file->name.rank, TSR_STR_ARG(key));
+    return tsr_arena_format(arena, l->err, TIED "%.*s.%.*s", TSR_STR_ARG(l->tied[head].key), TSR_STR_ARG(key));
+}
+
+/* `known` has the model's names before files of layers are added, or is NULL: everything counts. */
+static tsr_status add_file(const layers *l, const tsr_ds_file *file, const tsr_map *known, tsr_ds_rows *rows)
+{
+    const uint32_t head = key_of(l, file);
+    rows->rank = file->name.model_rank;
+    for (size_t i = 0; i < tsr_ds_count(file->root); i++) {
+        const tsr_value *key = file->root->items[2 * i];
+        if (key->kind != TSR_VALUE_STR) continue;
+        const tsr_str name = name_in(l, file, head, key->text);
+        const tsr_value *value = untied(l, file->root->items[2 * i + 1]);
+        if (!name.data || !value) return TSR_E_NOMEM;
+        if (known && tsr_map_get(known, name, 0)) continue;
+        TSR_TRY(tsr_ds_rows_add(rows, name, TSR_STR(""), value, l->err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status add_files(const tsr_ds_files *files, const tsr_map *known, tsr_ds_rows *rows, tsr_error *err)
+{
+    layers l;
+    if (!files->has_layers) return TSR_OK;
+    TSR_TRY(open_layers(files, &l, err));
+    for (uint32_t i = 0; i < l.count; i++) TSR_TRY(add_file(&l, &l.layers[i], known, rows));
+    return TSR_OK;
+}
+
+tsr_status tsr_ds_layers_add(const tsr_ds_files *files, tsr_ds_rows *rows, tsr_error *err)
+{
+    return add_files(files, NULL, rows, err);
+}
+
+tsr_status tsr_ds_layers_add_rest(const tsr_ds_files *files, tsr_ds_rows *model, tsr_error *err)
+{
+    tsr_map *known = tsr_map_new(files->checkpoint->host->allocator, 0, err);
+    tsr_status status = known ? TSR_OK : TSR_E_NOMEM;
+    const tsr_ds_row *rows = model->rows.items;
+    for (size_t r = 0; r < model->rows.count && status == TSR_OK; r++) status = tsr_map_put(known, rows[r].name, 1, NULL, NULL, err);
+    if (status == TSR_OK) status = add_files(files, known, model, err);
+    tsr_map_free(known);
+    return status;
+}
+
+/* ---- missing files ---- */
+
+typedef struct missing_layers {
+    layers l;
+    uint32_t at; /* of the files, in order: the first that was not passed yet */
+    tsr_shown_names names;
+    tsr_str first;
+} missing_layers;
+
+/* Whether the next file is that of a layer and rank: both come in the same order. */
+static bool is_there(missing_layers *m, uint32_t number, uint32_t rank)
+{
+    for (; m->at < m->l.count; m->at++) {
+        const tsr_ds_name *name = &m->l.layers[m->at].name;
+        if (name->model_rank > rank || (name->model_rank == rank && name->rank >= number)) break;
+    }
+    return m->at < m->l.count && m->l.layers[m->at].name.model_rank == rank && m->l.layers[m->at].name.rank == number;
+}
+
+static tsr_str file_of(const missing_layers *m, uint32_t number, uint32_t rank)
+{
+    const tsr_ds_name name = {.kind = TSR_DS_LAYER, .has_rank = m->l.files->tensor_ranks > 1, .rank = number, .model_rank = rank};
+    return tsr_ds_name_text(m->l.files->checkpoint->arena, &name, m->l.err);
+}
+
+static tsr_status look_for(missing_layers *m, uint32_t number, uint32_t rank)
+{
+    tsr_checkpoint *checkpoint = m->l.files->checkpoint;
+    if (is_there(m, number, rank)) return TSR_OK;
+    const tsr_str file = file_of(m, number, rank);
+    if (!file.data) return TSR_E_NOMEM;
+    if (!m->first.data) m->first = file;
+    tsr_shown_names_add(&m->names, file);
+    TSR_TRY(tsr_checkpoint_implies(checkpoint, file, m->l.err));
+    return tsr_store_find(checkpoint->store, file) == TSR_NO_FILE ? tsr_checkpoint_lacks(checkpoint, file, m->l.err) : TSR_OK;
+}
+
+static tsr_status report_missing(const missing_layers *m)
+{
+    if (!m->names.count) return TSR_OK;
+    return tsr_ds_report(m->l.files->checkpoint, m->first, m->l.err,
+                         "files of pipeline layers are missing or cannot be read: %s%s; copy them from where the checkpoint "
+                         "was written",
+                         m->names.text, tsr_shown_names_rest(&m->names));
+}
+
+/* A tied layer whose file is not there: its number is not stored, so that the numbers without a file are those that it may have. */
+static tsr_status report_tied(missing_layers *m, uint32_t head)
+{
+    const tsr_str key = m->l.tied[head].key;
+    tsr_shown_names names = {.used = 0};
+    tsr_str first = {NULL, 0};
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < m->l.count; i++)
+        if (m->l.layers[i].name.rank > last) last = m->l.layers[i].name.rank;
+    m->at = 0;
+    for (uint32_t number = 0; number <= last && number < MOST_LAYERS; number++) {
+        if (m->l.named[number] || is_there(m, number, 0)) continue;
+        const tsr_str file = file_of(m, number, 0);
+        if (!file.data) return TSR_E_NOMEM;
+        if (!first.data) first = file;
+        TSR_TRY(tsr_checkpoint_implies(m->l.files->checkpoint, file, m->l.err));
+        tsr_shown_names_add(&names, file);
+    }
+    return tsr_ds_report(m->l.files->checkpoint, first.data ? first : TSR_STR(""), m->l.err,
+                         "no file of a layer holds the weights of the tied layer '%.*s'; it may be %s%s; copy it from where the "
+                         "checkpoint was written",
+                         TSR_STR_ARG(key), names.count ? names.text : "one with a higher number", tsr_shown_names_rest(&names));
+}
+
+static tsr_status check_tied(missing_layers *m)
+{
+    for (uint32_t t = 0; t < m->l.tied_count; t++)
+        if (m->l.tied[t].head == t && !m->l.owners[t] && !m->l.unsure[t]) TSR_TRY(report_tied(m, t));
+    for (uint32_t t = 0; t < m->l.tied_count; t++)
+        if (m->l.unsure[t])
+            TSR_TRY(tsr_finding_add_at(m->l.files->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
+                                       (tsr_place){TSR_STR(""), TSR_NO_POSITION, {NULL, 0}}, m->l.err,
+                                       "several files of layers may be those of the tied layer '%.*s'; their weights are listed "
+                                       "by the numbers of the layers",
+                                       TSR_STR_ARG(m->l.tied[t].key)));
+    return TSR_OK;
+}
+
+static tsr_str key_of_shape(const tsr_entry *tensor)
+{
+    return (tsr_str){(const char *)tensor->shape, tensor->ndim * sizeof *tensor->shape};
+}
+
+/* The shapes of all tensors in files of layers. */
+static tsr_status list_shapes(const layers *l, tsr_map *shapes)
+{
+    for (uint32_t i = 0; i < l->count; i++)
+        for (size_t k = 0; k < tsr_ds_count(l->layers[i].root); k++) {
+            const tsr_entry *tensor = tsr_ds_tensor(l->layers[i].root->items[2 * k + 1]);
+            if (tensor && tensor->ndim) TSR_TRY(tsr_map_put(shapes, key_of_shape(tensor), 1, NULL, NULL, l->err));
+        }
+    return TSR_OK;
+}
+
+static tsr_status check_states(const layers *l, const tsr_ds_file *model, const tsr_map *shapes)
+{
+    const tsr_str name = tsr_ds_file_name(l->files, model);
+    const tsr_value *optimizer = tsr_ds_dict(model->root, "optimizer"), *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
+    const tsr_value *states = tsr_ds_dict(inner ? inner : optimizer, "state");
+    for (size_t i = 0; i < tsr_ds_count(states); i++) {
+        const tsr_entry *state = tsr_ds_tensor(tsr_ds_get(states->items[2 * i + 1], "exp_avg"));
+        if (!state) state = tsr_ds_tensor(tsr_ds_get(states->items[2 * i + 1], "momentum_buffer"));
+        if (!state || !state->ndim || tsr_map_get(shapes, key_of_shape(state), 0)) continue;
+        return tsr_ds_report(l->files->checkpoint, name, l->err,
+                             "%.*s: the optimizer has states of a weight whose shape no layer_NN-model_states.pt file has: files of "
+                             "layers are missing; copy them from where the checkpoint was written",
+                             TSR_STR_ARG(name));
+    }
+    return TSR_OK;
+}
+
+/* Without ZeRO there are no names: a layer is missed only where no other one has weights of its shapes. */
+static tsr_status check_all_states(const layers *l)
+{
+    const tsr_ds_files *files = l->files;
+    tsr_map *shapes = tsr_map_new(files->checkpoint->host->allocator, 0, l->err);
+    tsr_status status = shapes ? list_shapes(l, shapes) : TSR_E_NOMEM;
+    for (uint32_t c = 0; c < files->column_count && status == TSR_OK; c++)
+        if (files->columns[c].model) status = check_states(l, files->columns[c].model, shapes);
+    tsr_map_free(shapes);
+    return status;
+}
+
+static tsr_status check_layers(missing_layers *m)
+{
+    const tsr_ds_files *files = m->l.files;
+    for (uint32_t rank = 0; rank < files->tensor_ranks; rank++)
+        for (uint32_t number = 0; number < MOST_LAYERS; number++)
+            if (m->l.named[number]) TSR_TRY(look_for(m, number, rank));
+    TSR_TRY(report_missing(m));
+    TSR_TRY(check_tied(m));
+    if (!m->l.count && !m->names.count)
+        return tsr_ds_report(files->checkpoint, TSR_STR(""), m->l.err,
+                             "there are no layer_NN-model_states.pt files, which have the weights of a pipeline; copy them from where "
+                             "the checkpoint was written");
+    return files->zero || !m->l.count ? TSR_OK : check_all_states(&m->l);
+}
+
+tsr_status tsr_ds_layers_check(const tsr_ds_files *files, tsr_error *err)
+{
+    missing_layers m = {.at = 0};
+    if (!files->has_layers) return TSR_OK;
+    TSR_TRY(open_layers(files, &m.l, err));
+    return check_layers(&m);
+}

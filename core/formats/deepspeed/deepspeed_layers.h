@@ -1,0 +1,27 @@
+/* The layers of a PipelineModule, whose engine stores weights in a file per layer and none in the model states:
+ *
+ *   layer_04-model_states.pt            {"weight": …}, for the weight that the module calls "4.weight"
+ *   layer_04-model_01-model_states.pt   what tensor-parallel rank 1 holds of it
+ *   mp_rank_01_model_states.pt          of pipeline stage 1: module None; buffer_names ["4.seen"]; param_shapes by full names
+ *
+ * Layers that are functions have no file. The file of a tied layer has the number of its first use, but the module calls its weights
+ * "tied_modules.KEY.weight": under ZeRO `param_shapes` has these names, and the key belongs to the file that holds weights of these
+ * names and shapes and is of no other layer. Later uses with a function of their own have no file; those without have a copy. Without
+ * ZeRO no name is stored, so that the layer's number stands for it, and every stage has an optimizer of its own in its model states,
+ * whose parameters count from 0. */
+#ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_LAYERS_H
+#define TSR_FORMATS_DEEPSPEED_DEEPSPEED_LAYERS_H
+
+#include "formats/deepspeed/deepspeed_files.h"
+#include "formats/deepspeed/deepspeed_rows.h"
+
+/* Adds what the files of layers hold to the stored weights. Does nothing for other checkpoints, as the next ones. Errors: those of
+ * reading; TSR_E_NOMEM. */
+tsr_status tsr_ds_layers_add(const tsr_ds_files *files, tsr_ds_rows *rows, tsr_error *err);
+/* Adds those whose name the model does not have yet: buffers and frozen weights; without ZeRO all. */
+tsr_status tsr_ds_layers_add_rest(const tsr_ds_files *files, tsr_ds_rows *model, tsr_error *err);
+/* Reports layers whose file is missing, as far as the names of trained weights and buffers, or the shapes of the optimizers' states,
+ * tell. */
+tsr_status tsr_ds_layers_check(const tsr_ds_files *files, tsr_error *err);
+
+#endif

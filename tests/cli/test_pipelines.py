@@ -1,0 +1,160 @@
+"""DeepSpeed's PipelineModule, whose weights are in a file per layer: what is listed is what the live engines of all ranks held
+(tests/golden/make_deepspeed_pipelines.py), and files of layers that are missing are named."""
+import json
+import os
+import shutil
+
+from harness import need, test
+from test_deepspeed import GOLDEN, copy_of, listing, named
+
+
+def expectation(case):
+    with open(os.path.join(GOLDEN, case, "expect.json")) as f:
+        return json.load(f)
+
+
+def by_number(expect, tensors):
+    """The names that layers have without ZeRO, where no tied name is stored: the number of the first use, and of a copy."""
+    out = {}
+    for name, ranks in tensors.items():
+        for tied, number in expect["layers"].items():
+            if name.startswith(tied + "."):
+                out[f"{number}{name[len(tied):]}"] = ranks[0]
+                if tied == "tied_modules.mix":  # its second use has a file, too
+                    out[f"{number + 1}{name[len(tied):]}"] = ranks[0]
+                break
+        else:
+            out[name] = ranks[0]
+    return out
+
+
+def whole(tensors):
+    return {name: ranks[0] for name, ranks in tensors.items()}
+
+
+@test
+def test_every_weight_of_a_pipeline_is_that_of_its_engines(t):
+    expect = expectation("zero1_pipeline")
+    path = copy_of(t, "zero1_pipeline", "run")
+    rows = listing(t, path)
+    need(len(expect["module"]) == 13 and "8.seen" in expect["module"] and "6.weight" in expect["model"], sorted(expect["module"]))
+    for section, part in (("module", "module."), ("model", "model."), ("optim", "optim.state.")):
+        got, want = named(rows, part), whole(expect[section])
+        need(got == want, f"{section}: {[n for n in set(got) | set(want) if got.get(n) != want.get(n)]}")
+    trained = {n.rsplit(".", 1)[0] for n in expect["optim"]}
+    groups = [rows[f"optim.param_groups.{g}.params"]["value"] for g in range(2)]
+    need(sorted(sum(groups, [])) == sorted(trained), f"{groups}")
+    t.run("validate", path, "--deep")
+    for part in ("module", "model", "optim"):
+        t.run("convert", path, t.at(part + ".dcp"), "--to", "dcp", "--part", part)
+        t.run("diff", path, t.at(part + ".dcp"), "--values", "--part", part)
+    t.run("convert", path, t.at("model.safetensors"), "--part", "model")
+    need(named(listing(t, t.at("model.safetensors")), "") == whole(expect["model"]), "convert")
+
+
+@test
+def test_a_pipeline_without_zero_is_listed_by_the_numbers_of_its_layers(t):
+    expect = expectation("zero0_pipeline")
+    path = copy_of(t, "zero0_pipeline", "run")
+    rows = listing(t, path)
+    for part in ("module", "model"):
+        need(named(rows, part + ".") == by_number(expect, expect[part]), f"{part}: {sorted(named(rows, part + '.'))}")
+    numbers = {number: name for number, name in expect["numbers"].items()}
+    need(len(numbers) > len(set(numbers.values())), "a tied weight is in the optimizers of two stages")
+    want = {f"{number}.{key}": expect["optim"][f"{name}.{key}"][0] for number, name in numbers.items() for key in ("step", "exp_avg", "exp_avg_sq")}
+    need(named(rows, "optim.state.") == want, "the states of every stage, by their numbers")
+    groups = [rows[f"optim.param_groups.{g}.params"]["value"] for g in range(2)]
+    need(sorted(sum(groups, [])) == sorted(numbers), f"{groups}")
+    notes = [f["message"] for f in t.json("validate", path, "--json", "--deep")["findings"] if f["rule"] == "parts/unnamed-states"]
+    need(len(notes) == 2 and all("pipeline" in n for n in notes), notes)
+    t.run("convert", path, t.at("model.safetensors"), "--part", "model")
+    need(named(listing(t, t.at("model.safetensors")), "") == by_number(expect, expect["model"]), "convert")
+
+
+@test
+def test_float32_weights_of_a_pipeline_without_names_are_refused(t):
+    expect = expectation("zero0_pipeline_bf16")
+    path = copy_of(t, "zero0_pipeline_bf16", "run")
+    for arguments in ((), ("--part", "model"), ("--part", "optim")):
+        message = t.run("convert", path, t.at("x.safetensors"), *arguments, status=2).stderr.decode()
+        need("mp_rank_00_model_states.pt" in message and "param_shapes" in message and "--part module" in message, message)
+    t.run("convert", path, t.at("module.safetensors"), "--part", "module")
+    need(named(listing(t, t.at("module.safetensors")), "") == by_number(expect, expect["module"]), "the stored weights")
+
+
+def check_missing(t, path, lost, arguments=()):
+    found = t.json("validate", path, "--json", *arguments, status=1)["findings"]
+    errors = [f for f in found if f["level"] == "error"]
+    need({f["rule"] for f in errors} == {"parts/incomplete-save"} and lost in errors[0]["message"], f"{lost}: {errors}")
+    need(t.json("inspect", path, "--json", *arguments)["entries"], "nothing is listed")
+    for command in (["convert", path, t.at("out.safetensors")], ["manifest", path], ["diff", path, path], ["get", path, "model.1.bias", "--print"]):
+        message = t.run(*command, status=2).stderr.decode()
+        need(lost in message and not os.path.exists(t.at("out.safetensors")), message)
+    return errors[0]
+
+
+@test
+def test_missing_layers_are_named(t):
+    """Those of tied layers have no number in the names that are stored: numbers without a file are offered."""
+    for number, also in ((0, ["layer_02"]), (1, []), (3, []), (7, []), (8, [])):
+        path = copy_of(t, "zero1_pipeline", f"lost{number}")
+        lost = f"layer_{number:02d}-model_states.pt"
+        os.remove(os.path.join(path, lost))
+        error = check_missing(t, path, lost)
+        need(error["file"] == lost and all(a in error["message"] for a in also), error)
+    path = copy_of(t, "zero1_pipeline", "several")
+    for number in (1, 8):
+        os.remove(os.path.join(path, f"layer_{number:02d}-model_states.pt"))
+    check_missing(t, path, "'layer_08-model_states.pt'")
+    path = copy_of(t, "zero1_pipeline", "cut")
+    with open(os.path.join(path, "layer_03-model_states.pt"), "r+b") as f:
+        f.truncate(200)
+    errors = [f for f in t.json("validate", path, "--json", status=1)["findings"] if f["level"] == "error"]
+    need(all(f["file"] == "layer_03-model_states.pt" for f in errors), errors)
+    need("layer_03" in t.run("convert", path, t.at("x"), "--to", "dcp", status=2).stderr.decode(), "a layer that cannot be read is refused")
+
+
+@test
+def test_missing_layers_without_zero_are_noticed_by_their_shapes(t):
+    path = copy_of(t, "zero0_pipeline", "run")
+    os.remove(os.path.join(path, "layer_00-model_states.pt"))  # alone in its shape
+    check_missing(t, path, "mp_rank_00_model_states.pt")
+    for name in os.listdir(path):
+        if name.startswith("layer_"):
+            os.remove(os.path.join(path, name))
+    message = t.run("convert", path, t.at("x"), "--to", "dcp", status=2).stderr.decode()
+    need("layer_08-model_states.pt" in message, message)  # which has a buffer
+
+
+@test
+def test_a_layer_that_may_be_a_tied_one_keeps_its_number(t):
+    """Layer 6 is frozen, so that no name of it is stored; with the shapes of the tied layer it may be that one."""
+    import torch
+    path = copy_of(t, "zero1_pipeline", "run")
+    torch.save({"weight": torch.full((5, 5), 2.0, dtype=torch.bfloat16), "bias": torch.arange(5).bfloat16()}, os.path.join(path, "layer_06-model_states.pt"))
+    rows = listing(t, path)
+    stored = {n for n in rows if n.startswith(("module.4.", "module.5.", "module.6."))}
+    need(stored == {f"module.{n}.{key}" for n in (4, 5, 6) for key in ("weight", "bias")} and "module.tied_modules.mix.weight" not in rows, stored)
+    need({"model.6.weight", "model.6.bias", "model.tied_modules.mix.weight"} <= set(rows), sorted(rows))
+    notes = [f["message"] for f in t.json("validate", path, "--json")["findings"] if f["rule"] == "parts/unnamed-states"]
+    need(len(notes) == 1 and "'mix'" in notes[0], notes)
+
+
+@test
+def test_ranks_of_a_pipeline_with_tensor_parallelism_are_listed_side_by_side(t):
+    case = "zero1_pipeline_tp"
+    expect = expectation(case)
+    path = copy_of(t, case, "run")
+    rows = listing(t, path)
+    for part, section in (("module", "module"), ("model", "model"), ("optim.state", "optim")):
+        got = {n[len(part) + 1:]: e for n, e in rows.items() if n.startswith(part + ".") and (e["kind"] == "tensor" or e.get("per_rank"))}
+        need(set(got) == set(expect[section]), f"{part}: {sorted(set(got) ^ set(expect[section]))}")
+        for name, ranks in expect[section].items():
+            need(got[name].get("per_rank") and got[name]["shapes"] == [r["shape"] for r in ranks], f"{part}.{name}: {got[name]}")
+    message = t.run("convert", path, t.at("x"), "--to", "dcp", "--part", "model", status=2).stderr.decode()
+    need("tied_modules.embed.weight" in message, message)
+    for number, rank in ((1, 1), (8, 0)):
+        lost = f"layer_{number:02d}-model_{rank:02d}-model_states.pt"
+        shutil.move(os.path.join(path, lost), t.at("kept"))
+        check_missing(t, path, lost)
+        shutil.move(t.at("kept"), os.path.join(path, lost))
