@@ -2,6 +2,7 @@
 do not belong together are named."""
 import json
 import os
+import re
 import shutil
 import zipfile
 
@@ -278,13 +279,61 @@ def test_files_of_other_saves_are_named(t):
     check_refused(t, path, optim_file(2))
 
 
-def rewrite_step(path):
-    """The same file with another step in it: the 4-byte storages hold 2.0."""
+@test
+def test_the_one_file_of_another_save_is_the_one_that_is_named(t):
+    """Also where it is the first: what most of the files agree on counts."""
+    for rank in range(3):
+        path = copy_of(t, "zero1_bf16", f"step{rank}")
+        rewrite_step(os.path.join(path, optim_file(rank)))
+        check_only(t, path, optim_file(rank))
+        path = copy_of(t, "zero1_bf16", f"world{rank}")
+        shutil.copy(os.path.join(GOLDEN, "zero1_elastic", optim_file(rank % 2)), os.path.join(path, optim_file(rank)))
+        check_refused(t, path, optim_file(rank))
+        for case in ("zero1_bf16", "zero3_bf16"):
+            for ranks in (2, 4):
+                path = copy_of(t, case, f"{case}_{rank}_{ranks}")
+                with_partition_count(os.path.join(path, optim_file(rank)), ranks)
+                check_only(t, path, optim_file(rank))
+        path = copy_of(t, "zero3_bf16", f"model{rank}")
+        with_global_steps(os.path.join(path, f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"), 7)
+        check_only(t, path, f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+
+
+def check_only(t, path, named):
+    check_refused(t, path, named)
+    errors = [f for f in t.json("validate", path, "--json", status=1)["findings"] if f["level"] == "error"]
+    need({f["file"] for f in errors} == {named}, errors)
+
+
+def rewrite(path, change):
+    """The same file with other members; the classes of DeepSpeed, which is not installed, need not be there."""
     with zipfile.ZipFile(path) as old:
         members = [(i.filename, old.read(i)) for i in old.infolist()]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
         for name, data in members:
-            new.writestr(name, b"\0\0\x40\x40" if data == b"\0\0\0\x40" else data)
+            new.writestr(name, change(name, data))
+
+
+def with_partition_count(path, ranks):
+    def change(name, data):
+        if not name.endswith("data.pkl"):
+            return data
+        key = rb"(partition_count(?:q.|r....)(?:\](?:q.|r....)\()?)((?:K\x03)+)"  # 3, or a list of 3s
+        need(len(re.findall(key, data, re.S)) == 1, f"{path}: no partition_count")
+        return re.sub(key, lambda m: m[1] + m[2].replace(b"\x03", bytes([ranks])), data, flags=re.S)
+    rewrite(path, change)
+
+
+def with_global_steps(path, steps):
+    import torch
+    saved = torch.load(path, weights_only=False)
+    saved["global_steps"] = steps
+    torch.save(saved, path)
+
+
+def rewrite_step(path):
+    """Another step: the 4-byte storages hold 2.0."""
+    rewrite(path, lambda _, data: b"\0\0\x40\x40" if data == b"\0\0\0\x40" else data)
 
 
 # ---- written ----

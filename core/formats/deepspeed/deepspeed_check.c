@@ -167,45 +167,80 @@ static const tsr_value *step_of(const tsr_ds_files *files, const tsr_ds_file *fi
     return tsr_ds_get(first, "step");
 }
 
-static tsr_status check_optimizer(const tsr_ds_files *files, const tsr_ds_file *first, const tsr_ds_file *file, tsr_error *err)
+static const tsr_value *groups_of(const tsr_ds_files *files, const tsr_ds_file *file)
 {
-    bool same;
-    const char *key = files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state";
-    const tsr_str name = tsr_ds_file_name(files, file), other = tsr_ds_file_name(files, first);
-    TSR_TRY(same_scalar(files, step_of(files, first), step_of(files, file), &same, err));
-    if (!same)
-        return tsr_ds_report(files->checkpoint, name, err,
-                             "%.*s: has a different step than %.*s: the files do not belong to the same save",
-                             TSR_STR_ARG(name), TSR_STR_ARG(other));
-    const tsr_value *a = tsr_ds_get(tsr_ds_get(tsr_ds_optimizer(first), key), "param_groups");
-    const tsr_value *b = tsr_ds_get(tsr_ds_get(tsr_ds_optimizer(file), key), "param_groups");
-    if (!a == !b && (!a || tsr_value_match(a, b, DEPTH, NODES) == TSR_SAME)) return TSR_OK;
-    return tsr_ds_report(
-        files->checkpoint, name, err,
-        "%.*s: has different param groups ('param_groups') than %.*s: the files do not belong to the same save",
-        TSR_STR_ARG(name), TSR_STR_ARG(other));
+    return tsr_ds_get(tsr_ds_get(tsr_ds_optimizer(file), files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state"), "param_groups");
 }
 
-/* What all model states of one save agree on. */
-static tsr_status check_agreement(const tsr_ds_files *files, const tsr_ds_file *first, const tsr_ds_file *file, tsr_error *err)
+/* What two optimizer files of one save have in common. *differing: what they do not, or NULL. */
+static tsr_status compare_optimizers(const tsr_ds_files *files, const tsr_ds_file *a, const tsr_ds_file *b, const char **differing, tsr_error *err)
 {
-    static const char *const keys[] = {"global_steps", "dp_world_size", "mp_world_size", "ds_version"};
-    const tsr_str name = tsr_ds_file_name(files, file);
-    char a[64], b[64];
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        const tsr_value *x = tsr_ds_get(first->root, keys[i]), *y = tsr_ds_get(file->root, keys[i]);
-        if (!x || !y || tsr_value_match(x, y, DEPTH, NODES) == TSR_SAME) continue;
-        return tsr_ds_report(files->checkpoint, name, err,
-                             "%.*s: '%s' is %s, but in %.*s it is %s: the files do not belong to the same save",
-                             TSR_STR_ARG(name), keys[i], tsr_value_text(y, b, sizeof b),
-                             TSR_STR_ARG(tsr_ds_file_name(files, first)), tsr_value_text(x, a, sizeof a));
+    bool same;
+    const tsr_value *x = groups_of(files, a), *y = groups_of(files, b);
+    TSR_TRY(same_scalar(files, step_of(files, a), step_of(files, b), &same, err));
+    const bool same_groups = !x == !y && (!x || tsr_value_match(x, y, DEPTH, NODES) == TSR_SAME);
+    *differing = !same ? "a different step" : same_groups ? NULL : "different param groups ('param_groups')";
+    return TSR_OK;
+}
+
+static const char *const agreed[] = {"global_steps", "dp_world_size", "mp_world_size", "ds_version", NULL};
+
+/* What all model states of one save have in common: the key that two of them do not, or NULL. */
+static const char *compare_models(const tsr_ds_file *a, const tsr_ds_file *b)
+{
+    for (size_t i = 0; agreed[i]; i++) {
+        const tsr_value *x = tsr_ds_get(a->root, agreed[i]), *y = tsr_ds_get(b->root, agreed[i]);
+        if (x && y && tsr_value_match(x, y, DEPTH, NODES) != TSR_SAME) return agreed[i];
     }
-    if (file->name.model_rank != first->name.model_rank) return TSR_OK;
-    const tsr_value *x = tsr_ds_get(first->root, "param_shapes"), *y = tsr_ds_get(file->root, "param_shapes");
-    if (!x || !y || tsr_value_match(x, y, DEPTH, NODES) != TSR_DIFFERENT) return TSR_OK;
+    const tsr_value *x = tsr_ds_get(a->root, "param_shapes"), *y = tsr_ds_get(b->root, "param_shapes");
+    if (a->name.model_rank != b->name.model_rank || !x || !y) return NULL;
+    return tsr_value_match(x, y, DEPTH, NODES) == TSR_DIFFERENT ? "param_shapes" : NULL;
+}
+
+static tsr_status compare(const tsr_ds_files *files, const tsr_ds_file *a, const tsr_ds_file *b, const char **differing, tsr_error *err)
+{
+    if (a->name.kind == TSR_DS_OPTIM) return compare_optimizers(files, a, b, differing, err);
+    *differing = compare_models(a, b);
+    return TSR_OK;
+}
+
+static tsr_status report_different(const tsr_ds_files *files, const tsr_ds_file *like, const tsr_ds_file *file, const char *what, tsr_error *err)
+{
+    char a[64], b[64];
+    const tsr_str name = tsr_ds_file_name(files, file), other = tsr_ds_file_name(files, like);
+    const tsr_value *x = tsr_ds_get(like->root, what), *y = tsr_ds_get(file->root, what);
+    if (file->name.kind == TSR_DS_OPTIM)
+        return tsr_ds_report(files->checkpoint, name, err, "%.*s: has %s than %.*s: the files do not belong to the same save", TSR_STR_ARG(name),
+                             what, TSR_STR_ARG(other));
+    if (strcmp(what, "param_shapes") == 0)
+        return tsr_ds_report(files->checkpoint, name, err,
+                             "%.*s: has different 'param_shapes' than %.*s: the files do not belong to the same model", TSR_STR_ARG(name),
+                             TSR_STR_ARG(other));
     return tsr_ds_report(files->checkpoint, name, err,
-                         "%.*s: has different 'param_shapes' than %.*s: the files do not belong to the same model",
-                         TSR_STR_ARG(name), TSR_STR_ARG(tsr_ds_file_name(files, first)));
+                         "%.*s: '%s' is %s, but in %.*s it is %s: the files do not belong to the same save", TSR_STR_ARG(name), what,
+                         tsr_value_text(y, b, sizeof b), TSR_STR_ARG(other), tsr_value_text(x, a, sizeof a));
+}
+
+/* Compares files with the one that most of them agree with, so that a single file of another save is the one that is reported. */
+static tsr_status check_alike(const tsr_ds_files *files, const tsr_ds_file *first, uint32_t count, tsr_error *err)
+{
+    const tsr_ds_file *like = first;
+    const char *differing;
+    uint32_t votes = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        TSR_TRY(compare(files, like, &first[i], &differing, err));
+        if (!differing) votes++;
+        else if (votes) votes--;
+        else {
+            like = &first[i];
+            votes = 1;
+        }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        TSR_TRY(compare(files, like, &first[i], &differing, err));
+        if (differing) TSR_TRY(report_different(files, like, &first[i], differing, err));
+    }
+    return TSR_OK;
 }
 
 static tsr_status check_world(const tsr_ds_files *files, const tsr_ds_column *column, tsr_error *err)
@@ -235,21 +270,22 @@ static const tsr_ds_column *column_of(const tsr_ds_files *files, uint32_t model_
     return &files->columns[c];
 }
 
+/* Whether a file is one of those that `first` begins: the model states of all ranks, the optimizer files of a model-parallel one. */
+static bool is_alike(const tsr_ds_file *first, const tsr_ds_file *file)
+{
+    return first->name.kind == file->name.kind && (first->name.kind == TSR_DS_MODEL || first->name.model_rank == file->name.model_rank);
+}
+
 tsr_status tsr_ds_check(const tsr_ds_files *files, tsr_error *err)
 {
-    const tsr_ds_file *model = NULL, *optim = NULL;
     for (uint32_t c = 0; c < files->column_count; c++) TSR_TRY(check_column(files, &files->columns[c], err));
     TSR_TRY(check_columns(files, err));
-    for (uint32_t i = 0; i < files->count; i++) {
-        const tsr_ds_file *file = &files->files[i];
-        if (file->name.kind == TSR_DS_MODEL) {
-            if (model) TSR_TRY(check_agreement(files, model, file, err));
-            else model = file;
-        }
-        if (file->name.kind != TSR_DS_OPTIM) continue;
-        TSR_TRY(check_count(files, column_of(files, file->name.model_rank), file, err));
-        if (optim && optim->name.model_rank == file->name.model_rank) TSR_TRY(check_optimizer(files, optim, file, err));
-        else optim = file;
+    for (uint32_t i = 0, end; i < files->count; i = end) {
+        const tsr_ds_file *first = &files->files[i];
+        for (end = i + 1; end < files->count && is_alike(first, &files->files[end]);) end++;
+        if (first->name.kind == TSR_DS_MODEL || first->name.kind == TSR_DS_OPTIM) TSR_TRY(check_alike(files, first, end - i, err));
+        for (uint32_t f = i; f < end && first->name.kind == TSR_DS_OPTIM; f++)
+            TSR_TRY(check_count(files, column_of(files, first->name.model_rank), &files->files[f], err));
     }
     return TSR_OK;
 }

@@ -213,21 +213,37 @@ static bool is_of_rank(const tsr_ds_file *file)
     return file->name.kind == TSR_DS_MODEL || file->name.kind == TSR_DS_OPTIM;
 }
 
+/* What most of the files say, so that a single file of another save is the one that is reported. */
+typedef struct majority {
+    uint64_t value;
+    uint32_t votes;
+} majority;
+
+static void vote(majority *m, uint64_t value)
+{
+    if (value && m->value == value) m->votes++;
+    else if (value && m->votes) m->votes--;
+    else if (value) *m = (majority){value, 1};
+}
+
 /* The data-parallel ranks that the files of a model-parallel rank speak of. */
 static uint32_t column_world(const tsr_ds_files *files, uint32_t model_rank)
 {
-    uint64_t world = 0, stated = 0, highest = 0;
+    majority world = {0};
+    uint64_t stated = 0, highest = 0, value;
     for (uint32_t i = 0; i < files->count; i++) {
         const tsr_ds_file *file = &files->files[i];
         if (!is_of_rank(file) || file->name.model_rank != model_rank) continue;
         if (file->name.has_rank && file->name.rank + UINT64_C(1) > highest) highest = file->name.rank + UINT64_C(1);
-        if (file->name.kind == TSR_DS_MODEL && !stated) tsr_ds_number(tsr_ds_get(file->root, "dp_world_size"), &stated);
-        if (file->name.kind == TSR_DS_OPTIM && !world) world = tsr_ds_world_of(tsr_ds_optimizer(file));
+        if (file->name.kind == TSR_DS_OPTIM) vote(&world, tsr_ds_world_of(tsr_ds_optimizer(file)));
+        if (file->name.kind != TSR_DS_MODEL || !tsr_ds_number(tsr_ds_get(file->root, "dp_world_size"), &value)) continue;
+        if (!stated) stated = value;
+        vote(&world, value);
     }
     if (files->zero == 0) return 1;
-    if (!world || (files->has_experts && stated)) world = stated; /* experts are cut over fewer ranks */
-    if (!world || world > MOST_RANKS) world = highest;
-    return (uint32_t)(world ? world : 1);
+    if (files->has_experts && stated) world.value = stated; /* experts are cut over fewer ranks */
+    if (!world.value || world.value > MOST_RANKS) world.value = highest;
+    return (uint32_t)(world.value ? world.value : 1);
 }
 
 static tsr_status fill_column(tsr_ds_files *files, tsr_ds_column *column, tsr_error *err)

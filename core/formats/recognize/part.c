@@ -7,6 +7,8 @@ static tsr_status refuse_part(const tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_catalog *catalog = &checkpoint->catalog;
     tsr_shown_names names = {.used = 0};
+    TSR_FAIL_IF(checkpoint->incomplete.size, err, TSR_E_UNSUPPORTED, "there is no part '%.*s': %.*s", TSR_STR_ARG(checkpoint->options.part),
+                TSR_STR_ARG(checkpoint->incomplete)); /* it may be in the file that is missing */
     for (uint32_t p = 0; p < catalog->part_count; p++) tsr_shown_names_add(&names, catalog->parts[p].name);
     TSR_FAIL_IF(!names.count, err, TSR_E_NOT_FOUND, "there is no part '%.*s': the checkpoint (%s) does not consist of parts",
                 TSR_STR_ARG(checkpoint->options.part), tsr_format_name(catalog->format));
