@@ -299,6 +299,25 @@ def test_the_one_file_of_another_save_is_the_one_that_is_named(t):
         check_only(t, path, f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
 
 
+@test
+def test_model_states_of_another_step_are_told_by_their_weights(t):
+    """The number of steps alone may differ: an optimizer that began anew counts its own."""
+    for case, prefix in (("zero1_bf16", "bf16_"), ("zero2_fp16", "")):
+        path = with_model_states(copy_of(t, case, case + "_anew"), lambda saved: saved.update(global_steps=9))
+        t.run("validate", "--deep", path)
+
+        def trained_on(saved):
+            saved.update(global_steps=9)
+            for tensor in saved["module"].values():
+                tensor.mul_(2)
+
+        path = with_model_states(copy_of(t, case, case + "_on"), trained_on)
+        check_only(t, path, "mp_rank_00_model_states.pt")
+        path = with_model_states(copy_of(t, case, case + "_rank"), lambda saved: saved.update(global_steps=9))
+        rewrite(os.path.join(path, optim_file(1, prefix)), lambda name, data: bytes(len(data)) if "/data/" in name and len(data) > 8 else data)
+        check_only(t, path, optim_file(1, prefix))
+
+
 def check_only(t, path, named):
     check_refused(t, path, named)
     errors = [f for f in t.json("validate", path, "--json", status=1)["findings"] if f["level"] == "error"]

@@ -1,5 +1,6 @@
 /* A DeepSpeed tag directory as one checkpoint of four parts: model, module, optim, engine. The files are read, what they hold is
  * brought together name by name, and the result is one tree, which is flattened as that of a torch.save file is. */
+#include "formats/deepspeed/deepspeed_agree.h"
 #include "formats/deepspeed/deepspeed_check.h"
 #include "formats/deepspeed/deepspeed_engine.h"
 #include "formats/deepspeed/deepspeed_experts.h"
@@ -52,6 +53,7 @@ static tsr_status read_column(reading *r, uint32_t number)
     tsr_status status = tsr_ds_rows_open(&trained, r->files.checkpoint, 1, r->err);
     if (status == TSR_OK && r->files.zero) status = read_flat(r, column, &trained, &groups);
     if (status == TSR_OK && !r->files.zero) status = tsr_ds_plain_add(&r->files, column, &trained, &r->states, &groups, r->err);
+    if (status == TSR_OK) status = tsr_ds_agree(&r->files, column, &trained, r->err);
     if (status == TSR_OK) status = tsr_ds_join_groups(&r->files, &r->groups, groups, r->err);
     if (status == TSR_OK) status = tsr_ds_model_add(&r->files, column, &trained, &r->model, r->err);
     if (status == TSR_OK) status = tsr_ds_experts_add_rest(&r->files, &r->model, r->err);

@@ -41,6 +41,11 @@ static uint16_t to_float16(uint32_t bits)
     return (uint16_t)(sign | (exponent > 0 ? (uint32_t)((exponent - 1) << 10) + rounded : rounded));
 }
 
+uint16_t tsr_ds_round(uint32_t bits, tsr_dtype to)
+{
+    return to == TSR_BFLOAT16 ? to_bfloat16(bits) : to_float16(bits);
+}
+
 static bool is_plain(const tsr_entry *tensor)
 {
     return tensor->chunk_count == 1 && tensor->chunks[0].file != TSR_NO_FILE && (!tensor->chunks[0].view || tsr_view_is_plain(tensor->chunks[0].view));
@@ -57,7 +62,7 @@ static tsr_status digest_values(const matching *m, const tsr_entry *tensor, tsr_
         const size_t count = elements - at < BLOCK ? (size_t)(elements - at) : BLOCK;
         const size_t itemsize = rounds ? sizeof *wide : sizeof *narrow;
         TSR_TRY(tsr_store_read(m->checkpoint->store, chunk->file, chunk->byte_offset + at * itemsize, rounds ? (void *)wide : narrow, count * itemsize, m->err));
-        for (size_t i = 0; rounds && i < count; i++) narrow[i] = to == TSR_BFLOAT16 ? to_bfloat16(wide[i]) : to_float16(wide[i]);
+        for (size_t i = 0; rounds && i < count; i++) narrow[i] = tsr_ds_round(wide[i], to);
         *hash = tsr_hash_bytes(narrow, count * sizeof *narrow, *hash);
     }
     return TSR_OK;

@@ -1,0 +1,169 @@
+/* See deepspeed_agree.h. */
+#include "formats/deepspeed/deepspeed_agree.h"
+
+#include "formats/deepspeed/deepspeed_plain.h"
+#include "formats/deepspeed/deepspeed_values.h"
+#include "tessera/sys/entries.h"
+#include "tessera/sys/try.h"
+
+enum { RUNS = 4, RUN = 512 }; /* compared of each file; elements of a run */
+
+/* What was seen of one rank's optimizer file. */
+typedef struct seen {
+    uint32_t runs;
+    bool differs;
+} seen;
+
+typedef struct agreement {
+    const tsr_ds_files *files;
+    const tsr_ds_column *column;
+    seen *ranks;
+    tsr_error *err;
+} agreement;
+
+/* ---- doubt ---- */
+
+/* The first step that an optimizer file states; NULL: it states none. */
+static const tsr_value *step_in(const tsr_ds_file *file)
+{
+    const tsr_value *optimizer = tsr_ds_optimizer(file), *elastic = tsr_ds_get(optimizer, "base_optimizer_state_step");
+    const tsr_value *base = tsr_ds_get(optimizer, "base_optimizer_state"), *states = tsr_ds_dict(base, "state");
+    if (elastic) return elastic;
+    return tsr_ds_get(states && states->count > 1 ? states->items[1] : tsr_ds_item(base, 0), "step");
+}
+
+/* Whether a step is the number of steps that were made. */
+static tsr_status is_step(const agreement *a, const tsr_value *step, uint64_t made, bool *is)
+{
+    uint64_t number;
+    float value;
+    const tsr_entry *tensor = tsr_ds_tensor(step);
+    *is = tsr_ds_number(step, &number) && number == made;
+    if (!tensor || tensor->ndim || tensor->dtype != TSR_FLOAT32 || tensor->chunk_count != 1 || tensor->chunks[0].file == TSR_NO_FILE) return TSR_OK;
+    TSR_TRY(tsr_store_read(a->files->checkpoint->store, tensor->chunks[0].file, tensor->chunks[0].byte_offset, &value, sizeof value, a->err));
+    *is = value == (float)made;
+    return TSR_OK;
+}
+
+/* Files that differ in their steps are reported, so that the first one counts for all. */
+static tsr_status is_in_doubt(const agreement *a, bool *doubt)
+{
+    uint64_t steps = 0, skipped = 0;
+    bool is;
+    const tsr_value *step = NULL, *root = a->column->model->root;
+    *doubt = false;
+    if (!tsr_ds_number(tsr_ds_get(root, "global_steps"), &steps)) return TSR_OK;
+    tsr_ds_number(tsr_ds_get(root, "skipped_steps"), &skipped);
+    for (uint32_t r = 0; r < a->column->world && !step; r++) step = step_in(a->column->optims[r]);
+    *doubt = true;
+    if (!step) return TSR_OK;
+    TSR_TRY(is_step(a, step, skipped <= steps ? steps - skipped : 0, &is));
+    *doubt = !is;
+    return TSR_OK;
+}
+
+/* ---- values ---- */
+
+/* Where the first row of a chunk is in the whole tensor, row-major. */
+static uint64_t start_of(const tsr_entry *tensor, const tsr_chunk *chunk)
+{
+    uint64_t at = 0;
+    for (uint32_t d = 0; d < tensor->ndim; d++) at = at * tensor->shape[d] + chunk->offsets[d];
+    return at;
+}
+
+static bool can_compare(const tsr_entry *fp32, const tsr_entry *stored)
+{
+    if (!stored || fp32->dtype != TSR_FLOAT32 || !tsr_entry_same_shape(fp32, stored) || stored->chunk_count != 1) return false;
+    if (stored->dtype != TSR_FLOAT32 && stored->dtype != TSR_BFLOAT16 && stored->dtype != TSR_FLOAT16) return false;
+    return stored->chunks[0].file != TSR_NO_FILE && (!stored->chunks[0].view || tsr_view_is_plain(stored->chunks[0].view));
+}
+
+/* Compares the beginning of a chunk's first row with the same elements of the stored weight. */
+static tsr_status compare_run(const agreement *a, const tsr_entry *fp32, const tsr_chunk *chunk, const tsr_entry *stored, bool *same)
+{
+    uint32_t wide[RUN], other[RUN];
+    uint16_t narrow[RUN];
+    const tsr_store *store = a->files->checkpoint->store;
+    const bool rounds = stored->dtype != TSR_FLOAT32;
+    const uint64_t row = fp32->ndim ? chunk->sizes[fp32->ndim - 1] : 1, size = rounds ? sizeof *narrow : sizeof *wide;
+    const size_t count = row < RUN ? (size_t)row : RUN;
+    TSR_TRY(tsr_store_read((tsr_store *)store, chunk->file, chunk->byte_offset, wide, count * sizeof *wide, a->err));
+    TSR_TRY(tsr_store_read((tsr_store *)store, stored->chunks[0].file, stored->chunks[0].byte_offset + start_of(fp32, chunk) * size,
+                           rounds ? (void *)narrow : other, count * (size_t)size, a->err));
+    *same = true;
+    for (size_t i = 0; i < count && *same; i++)
+        *same = rounds ? tsr_ds_round(wide[i], stored->dtype) == narrow[i] : wide[i] == other[i];
+    return TSR_OK;
+}
+
+static seen *seen_of(const agreement *a, uint32_t file)
+{
+    for (uint32_t r = 0; r < a->column->world; r++)
+        if (a->column->optims[r] && a->column->optims[r]->file == file) return &a->ranks[r];
+    return NULL;
+}
+
+static tsr_status compare_weight(const agreement *a, const tsr_entry *fp32, const tsr_entry *stored)
+{
+    for (uint64_t c = 0; c < fp32->chunk_count; c++) {
+        bool same;
+        const tsr_chunk *chunk = &fp32->chunks[c];
+        seen *of = chunk->file == TSR_NO_FILE ? NULL : seen_of(a, chunk->file);
+        if (!of || of->runs == RUNS || !chunk->byte_length || (chunk->view && !tsr_view_is_plain(chunk->view))) continue;
+        TSR_TRY(compare_run(a, fp32, chunk, stored, &same));
+        of->runs++;
+        of->differs = of->differs || !same;
+    }
+    return TSR_OK;
+}
+
+static tsr_status compare_all(const agreement *a, const tsr_value *module, const tsr_ds_rows *trained)
+{
+    for (size_t i = 0; i < tsr_ds_count(module); i++) {
+        const tsr_value *name = module->items[2 * i];
+        const tsr_entry *stored = tsr_ds_tensor(module->items[2 * i + 1]);
+        const tsr_entry *fp32 = name->kind == TSR_VALUE_STR ? tsr_ds_tensor(tsr_ds_rows_get(trained, name->text, TSR_STR(""))) : NULL;
+        if (fp32 && can_compare(fp32, stored)) TSR_TRY(compare_weight(a, fp32, stored));
+    }
+    return TSR_OK;
+}
+
+/* ---- verdict ---- */
+
+/* Where all optimizer files differ, it is the model states that are of another save. */
+static tsr_status report(const agreement *a)
+{
+    uint32_t compared = 0, differing = 0;
+    const tsr_str model = tsr_ds_file_name(a->files, a->column->model);
+    for (uint32_t r = 0; r < a->column->world; r++) {
+        compared += a->ranks[r].runs > 0;
+        differing += a->ranks[r].differs;
+    }
+    if (differing && differing == compared)
+        return tsr_ds_report(a->files->checkpoint, model, a->err,
+                             "%.*s: its weights are not those of the optimizer files, rounded: the files do not belong to the same save",
+                             TSR_STR_ARG(model));
+    for (uint32_t r = 0; r < a->column->world; r++) {
+        if (!a->ranks[r].differs) continue;
+        const tsr_str name = tsr_ds_file_name(a->files, a->column->optims[r]);
+        TSR_TRY(tsr_ds_report(a->files->checkpoint, name, a->err,
+                              "%.*s: its float32 weights, rounded, are not those of %.*s: the files do not belong to the same save",
+                              TSR_STR_ARG(name), TSR_STR_ARG(model)));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_ds_agree(const tsr_ds_files *files, const tsr_ds_column *column, const tsr_ds_rows *trained, tsr_error *err)
+{
+    bool doubt;
+    agreement a = {.files = files, .column = column, .err = err};
+    const tsr_value *module = column->model ? tsr_ds_dict(column->model->root, "module") : NULL;
+    if ((files->zero != 1 && files->zero != 2) || files->universal || files->has_experts || !module) return TSR_OK;
+    TSR_TRY(is_in_doubt(&a, &doubt));
+    if (!doubt) return TSR_OK;
+    a.ranks = tsr_arena_array(files->checkpoint->arena, column->world, sizeof *a.ranks, err);
+    if (!a.ranks) return TSR_E_NOMEM;
+    TSR_TRY(compare_all(&a, module, trained));
+    return report(&a);
+}

@@ -1,0 +1,14 @@
+/* Whether the optimizer files of ZeRO 1 and 2 belong to the model states: those have the same weights, rounded. */
+#ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_AGREE_H
+#define TSR_FORMATS_DEEPSPEED_DEEPSPEED_AGREE_H
+
+#include "formats/deepspeed/deepspeed_files.h"
+#include "formats/deepspeed/deepspeed_rows.h"
+
+/* Compares a few values of each optimizer file of a column with the stored weights, and reports files that hold another step's. Reads
+ * values only where the files leave a doubt: where their step is not the number of steps in the model states (which it need not be:
+ * an optimizer may have begun anew), or where the optimizer counts none, as SGD. `trained` has the column's float32 weights. Errors:
+ * those of reading; TSR_E_NOMEM. */
+tsr_status tsr_ds_agree(const tsr_ds_files *files, const tsr_ds_column *column, const tsr_ds_rows *trained, tsr_error *err);
+
+#endif
