@@ -24,7 +24,7 @@ from make_deepspeed import HERE, describe, states_of
 CASES = {
     # name: (data-parallel ranks, tensor-parallel ranks, dtype, ZeRO configuration)
     "zero0_pipeline": (1, 1, "fp32", {"stage": 0}),
-    "zero0_pipeline_bf16": (1, 1, "bf16", {"stage": 0}),
+    "zero0_pipeline_bf16": (2, 1, "bf16", {"stage": 0}),
     "zero1_pipeline": (2, 1, "bf16", {"stage": 1}),
     "zero1_pipeline_tp": (1, 2, "fp32", {"stage": 1}),
 }
@@ -71,11 +71,27 @@ def batches(rank):
         yield (torch.arange(18).reshape(3, 6) * (rank + 2) + step) % 9, torch.zeros(3)
 
 
+def has_slices(engine):
+    """The bfloat16 optimizer without ZeRO, which cuts float32 buffers nevertheless."""
+    return hasattr(engine.optimizer, "fp32_groups_flat_partition")
+
+
+def all_states(engine, trained):
+    if not has_slices(engine):
+        return states_of(engine, trained)
+    from deepspeed.utils import safe_get_full_optimizer_state
+    engine.optimizer._hp_optimizer_states_linked = False
+    engine.optimizer._lazy_init_hp_params_optimizer_state()
+    step = next(s["step"] for s in engine.optimizer.optimizer.state.values())
+    states = {f"{n}.{key}": safe_get_full_optimizer_state(p, key) for n, p in trained for key in ("exp_avg", "exp_avg_sq")}
+    return {**states, **{f"{n}.step": step for n, _ in trained}}
+
+
 def weights_of(engine):
     """The float32 weights where the optimizer has some, and the stored ones."""
     from deepspeed.utils import safe_get_full_fp32_param
     weights = dict(engine.module.state_dict())
-    if engine.zero_optimization_stage() or hasattr(engine.optimizer, "fp32_groups_flat_partition"):
+    if engine.zero_optimization_stage() or has_slices(engine):
         weights.update({n: safe_get_full_fp32_param(p) for n, p in engine.module.named_parameters() if p.requires_grad})
     return weights
 
@@ -87,9 +103,8 @@ def numbers_of(engine, named):
 
 
 def expectation(engine, trained, world, tensor_ranks):
-    by_stage = engine.zero_optimization_stage() == 0 and not hasattr(engine.optimizer, "fp32_groups_flat_partition")
-    own = {"module": engine.module.state_dict(), "model": weights_of(engine),
-           "optim": {} if hasattr(engine.optimizer, "fp32_groups_flat_partition") else states_of(engine, trained)}
+    by_stage = engine.zero_optimization_stage() == 0 and not has_slices(engine)
+    own = {"module": engine.module.state_dict(), "model": weights_of(engine), "optim": all_states(engine, trained)}
     own = {section: {n: describe(t) for n, t in tensors.items()} for section, tensors in own.items()}
     tensor_rank = engine.grid.get_slice_parallel_rank() if tensor_ranks > 1 else 0
     gathered = [None] * world

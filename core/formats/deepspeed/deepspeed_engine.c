@@ -13,12 +13,17 @@ static bool is_one_of(tsr_str key, const char *const *list)
 }
 
 /* Objects of torch.save are {class, args, state, …}: what DeepSpeed's own classes hold is all in the state. */
+const tsr_value *tsr_ds_attributes(const tsr_value *value)
+{
+    if (value->kind != TSR_VALUE_OBJECT || !tsr_str_starts(value->text, TSR_STR("deepspeed."))) return NULL;
+    return value->count > 1 && value->items[1] ? tsr_ds_kind_or_null(value->items[1], TSR_VALUE_DICT) : NULL;
+}
+
 static const tsr_value *plain(const tsr_value *value)
 {
     if (value->kind != TSR_VALUE_OBJECT || !tsr_str_starts(value->text, TSR_STR("deepspeed."))) return value;
-    const tsr_value *number = tsr_enum_value(value);
-    if (number) return number;
-    return value->count > 1 && value->items[1] && value->items[1]->kind == TSR_VALUE_DICT ? value->items[1] : value;
+    const tsr_value *number = tsr_enum_value(value), *attributes = tsr_ds_attributes(value);
+    return number ? number : attributes ? attributes : value;
 }
 
 tsr_value *tsr_ds_rest(const tsr_ds_files *files, const tsr_value *dict, const char *const *taken, tsr_error *err)

@@ -4,6 +4,8 @@
 
 #include "formats/deepspeed/deepspeed_files.h"
 
+/* The DICT of the attributes of an object of a class of DeepSpeed; NULL for any other value. */
+const tsr_value *tsr_ds_attributes(const tsr_value *value);
 /* The entries of `dict` but those in `taken` (NULL-terminated), as a DICT. An object of a class of DeepSpeed becomes the
  * dictionary of its attributes, an enum its number. NULL: out of memory. */
 tsr_value *tsr_ds_rest(const tsr_ds_files *files, const tsr_value *dict, const char *const *taken, tsr_error *err);

@@ -3,6 +3,7 @@
 
 #include "formats/common/rank_bytes.h"
 #include "formats/common/shown_names.h"
+#include "formats/deepspeed/deepspeed_slices.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/finding_add.h"
@@ -15,7 +16,8 @@ enum { MOST_LAYERS = 1 << 16, MOST_TIED = 256 };
 /* A name of a tied layer's weight: "tied_modules.KEY.REST". */
 typedef struct tied_name {
     tsr_str key, rest;
-    const tsr_value *shape; /* NULL: a buffer */
+    const tsr_value *shape; /* NULL: a buffer, or only the number of its elements is known */
+    uint64_t elements;      /* UINT64_MAX: not known */
     uint32_t head; /* the first name of the same key */
 } tied_name;
 
@@ -44,7 +46,7 @@ static uint32_t number_of(tsr_str name)
     return at && at < name.size && name.data[at] == '.' && number < MOST_LAYERS ? number : UINT32_MAX;
 }
 
-static void note_tied(layers *l, tsr_str name, const tsr_value *shape)
+static void note_tied(layers *l, tsr_str name, const tsr_value *shape, uint64_t elements)
 {
     const tsr_str prefix = TSR_STR(TIED);
     if (!tsr_str_starts(name, prefix) || l->tied_count == MOST_TIED) return;
@@ -52,7 +54,7 @@ static void note_tied(layers *l, tsr_str name, const tsr_value *shape)
     size_t dot = 0;
     while (dot < after.size && after.data[dot] != '.') dot++;
     if (dot == 0 || dot + 1 >= after.size) return;
-    tied_name tied = {{after.data, dot}, {after.data + dot + 1, after.size - dot - 1}, shape, l->tied_count};
+    tied_name tied = {{after.data, dot}, {after.data + dot + 1, after.size - dot - 1}, shape, elements, l->tied_count};
     for (uint32_t t = l->tied_count; t-- > 0;) {
         if (!tsr_str_equal(l->tied[t].key, tied.key)) continue;
         if (tsr_str_equal(l->tied[t].rest, tied.rest)) return; /* every stage that uses the layer has its names */
@@ -61,31 +63,54 @@ static void note_tied(layers *l, tsr_str name, const tsr_value *shape)
     l->tied[l->tied_count++] = tied;
 }
 
-static void note_name(layers *l, const tsr_value *name, const tsr_value *shape)
+static void note_name(layers *l, tsr_str name, const tsr_value *shape, uint64_t elements)
 {
-    if (name->kind != TSR_VALUE_STR) return;
-    const uint32_t number = number_of(name->text);
-    if (number == UINT32_MAX) note_tied(l, name->text, shape);
+    const uint32_t number = number_of(name);
+    if (number == UINT32_MAX) note_tied(l, name, shape, elements);
     else l->named[number] = true;
 }
 
-static void note_names(layers *l, const tsr_value *model)
+/* The names of a column whose model states have no `param_shapes`. */
+static tsr_status note_slices(layers *l, const tsr_ds_column *column)
 {
+    tsr_vec slices;
+    const tsr_status status = tsr_ds_slices_open(l->files, column, &slices, l->err);
+    const tsr_ds_slice *items = slices.items;
+    l->has_shapes = l->has_shapes || slices.count;
+    for (size_t i = 0; i < slices.count && status == TSR_OK; i++) note_name(l, items[i].name, NULL, items[i].elements);
+    tsr_vec_free(&slices);
+    return status;
+}
+
+static tsr_status note_names(layers *l, const tsr_ds_column *column)
+{
+    const tsr_value *model = column->model ? column->model->root : NULL;
     const tsr_value *groups = tsr_ds_list(model, "param_shapes"), *buffers = tsr_ds_list(model, "buffer_names");
     l->has_shapes = l->has_shapes || groups;
     for (size_t g = 0; g < tsr_ds_count(groups); g++) {
         const tsr_value *shapes = tsr_ds_kind_or_null(groups->items[g], TSR_VALUE_DICT);
-        for (size_t i = 0; i < tsr_ds_count(shapes); i++) note_name(l, shapes->items[2 * i], shapes->items[2 * i + 1]);
+        for (size_t i = 0; i < tsr_ds_count(shapes); i++)
+            if (shapes->items[2 * i]->kind == TSR_VALUE_STR) note_name(l, shapes->items[2 * i]->text, shapes->items[2 * i + 1], UINT64_MAX);
     }
-    for (size_t i = 0; i < tsr_ds_count(buffers); i++) note_name(l, buffers->items[i], NULL);
+    for (size_t i = 0; i < tsr_ds_count(buffers); i++)
+        if (buffers->items[i]->kind == TSR_VALUE_STR) note_name(l, buffers->items[i]->text, NULL, UINT64_MAX);
+    return groups ? TSR_OK : note_slices(l, column);
 }
 
 /* ---- tied layers ---- */
 
-static bool has_shape(const tsr_entry *tensor, const tsr_value *shape)
+static bool has_elements(const tsr_entry *tensor, uint64_t elements)
+{
+    uint64_t held;
+    return elements == UINT64_MAX || (tsr_entry_elements(tensor, &held) && held == elements);
+}
+
+static bool is_like(const tsr_entry *tensor, const tied_name *tied)
 {
     uint64_t size;
-    if (!tensor || !shape) return tensor != NULL;
+    const tsr_value *shape = tied->shape;
+    if (!tensor || !has_elements(tensor, tied->elements)) return false;
+    if (!shape) return true;
     if (shape->kind != TSR_VALUE_SIZE && shape->kind != TSR_VALUE_LIST && shape->kind != TSR_VALUE_TUPLE) return false;
     if (shape->count != tensor->ndim) return false;
     for (uint32_t d = 0; d < tensor->ndim; d++)
@@ -98,7 +123,7 @@ static bool fits(const layers *l, const tsr_ds_file *file, uint32_t head)
 {
     for (uint32_t t = head; t < l->tied_count; t++) {
         if (l->tied[t].head != head) continue;
-        if (!has_shape(tsr_ds_tensor(tsr_value_get(file->root, l->tied[t].rest)), l->tied[t].shape)) return false;
+        if (!is_like(tsr_ds_tensor(tsr_value_get(file->root, l->tied[t].rest)), &l->tied[t])) return false;
     }
     return true;
 }
@@ -157,9 +182,104 @@ static tsr_status open_layers(const tsr_ds_files *files, layers *l, tsr_error *e
     l->owners = tsr_arena_array(files->checkpoint->arena, MOST_TIED, sizeof *l->owners, err);
     l->unsure = tsr_arena_array(files->checkpoint->arena, MOST_TIED, sizeof *l->unsure, err);
     if (!l->named || !l->owners || !l->unsure) return TSR_E_NOMEM;
-    for (uint32_t c = 0; c < files->column_count; c++)
-        if (files->columns[c].model) note_names(l, files->columns[c].model->root);
+    for (uint32_t c = 0; c < files->column_count; c++) TSR_TRY(note_names(l, &files->columns[c]));
     return find_owners(l);
+}
+
+/* ---- shapes ---- */
+
+/* What a tensor-parallel rank's file of a layer holds, or NULL. */
+static const tsr_entry *held_in(const layers *l, uint32_t number, uint32_t rank, tsr_str rest)
+{
+    uint32_t low = 0, high = l->count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        const tsr_ds_name *name = &l->layers[middle].name;
+        if (name->model_rank < rank || (name->model_rank == rank && name->rank < number)) low = middle + 1;
+        else high = middle;
+    }
+    if (low == l->count || l->layers[low].name.model_rank != rank || l->layers[low].name.rank != number) return NULL;
+    return tsr_ds_tensor(tsr_value_get(l->layers[low].root, rest));
+}
+
+static bool is_name_of(tsr_str name, const tied_name *tied)
+{
+    const tsr_str prefix = TSR_STR(TIED);
+    if (name.size != prefix.size + tied->key.size + 1 + tied->rest.size || !tsr_str_starts(name, prefix)) return false;
+    const char *key = name.data + prefix.size;
+    return memcmp(key, tied->key.data, tied->key.size) == 0 && memcmp(key + tied->key.size + 1, tied->rest.data, tied->rest.size) == 0;
+}
+
+/* The stored tensor of a weight's name, or NULL. */
+static const tsr_entry *stored_of(const layers *l, tsr_str name, uint32_t rank)
+{
+    const uint32_t number = number_of(name);
+    size_t dot = 0;
+    while (dot < name.size && name.data[dot] != '.') dot++;
+    if (number != UINT32_MAX) return held_in(l, number, rank, (tsr_str){name.data + dot + 1, name.size - dot - 1});
+    for (uint32_t t = 0; t < l->tied_count; t++) {
+        const tied_name *tied = &l->tied[t];
+        const tsr_ds_file *owner = l->unsure[tied->head] ? NULL : l->owners[tied->head];
+        if (owner && is_name_of(name, tied)) return held_in(l, owner->name.rank, rank, tied->rest);
+    }
+    return NULL;
+}
+
+static const tsr_value *size_of(const layers *l, const tsr_entry *tensor)
+{
+    tsr_arena *arena = l->files->checkpoint->arena;
+    const tsr_value **items = tsr_arena_array(arena, tensor->ndim, sizeof *items, l->err);
+    for (uint32_t d = 0; items && d < tensor->ndim; d++) {
+        items[d] = tsr_value_int(arena, (int64_t)tensor->shape[d], l->err);
+        if (!items[d]) return NULL;
+    }
+    return items ? tsr_value_items(arena, TSR_VALUE_SIZE, items, tensor->ndim, l->err) : NULL;
+}
+
+/* One group's names and shapes, slices [*at, …); *out is NULL where one is not known. */
+static tsr_status shapes_of_group(const layers *l, const tsr_vec *slices, size_t *at, uint32_t rank, const tsr_value **out)
+{
+    const tsr_ds_slice *items = slices->items;
+    const size_t first = *at;
+    size_t count = 0;
+    while (*at < slices->count && items[*at].group == items[first].group) ++*at;
+    const tsr_value **pairs = tsr_arena_array(l->files->checkpoint->arena, 2 * (*at - first), sizeof *pairs, l->err);
+    if (!pairs) return TSR_E_NOMEM;
+    for (size_t i = first; i < *at; i++) {
+        const tsr_entry *stored = stored_of(l, items[i].name, rank);
+        if (!stored || !has_elements(stored, items[i].elements)) return TSR_OK;
+        pairs[count++] = tsr_value_str(l->files->checkpoint->arena, items[i].name, l->err);
+        pairs[count++] = size_of(l, stored);
+        if (!pairs[count - 2] || !pairs[count - 1]) return TSR_E_NOMEM;
+    }
+    *out = tsr_value_items(l->files->checkpoint->arena, TSR_VALUE_DICT, pairs, count, l->err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status make_shapes(const layers *l, const tsr_vec *slices, uint32_t rank, const tsr_value **out)
+{
+    const tsr_value **groups = tsr_arena_array(l->files->checkpoint->arena, slices->count, sizeof *groups, l->err);
+    size_t count = 0;
+    if (!groups) return TSR_E_NOMEM;
+    for (size_t at = 0; at < slices->count; count++) {
+        TSR_TRY(shapes_of_group(l, slices, &at, rank, &groups[count]));
+        if (!groups[count]) return TSR_OK;
+    }
+    *out = count ? tsr_value_items(l->files->checkpoint->arena, TSR_VALUE_LIST, groups, count, l->err) : NULL;
+    return *out || !count ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_ds_layers_shapes(const tsr_ds_files *files, uint32_t column, const tsr_value **out, tsr_error *err)
+{
+    layers l;
+    tsr_vec slices;
+    *out = NULL;
+    if (!files->has_layers) return TSR_OK;
+    TSR_TRY(open_layers(files, &l, err));
+    tsr_status status = tsr_ds_slices_open(files, &files->columns[column], &slices, err);
+    if (status == TSR_OK) status = make_shapes(&l, &slices, tsr_ds_tensor_rank(files, column), out);
+    tsr_vec_free(&slices);
+    return status;
 }
 
 /* ---- what the files hold ---- */

@@ -7,8 +7,9 @@
  * Layers that are functions have no file. The file of a tied layer has the number of its first use, but the module calls its weights
  * "tied_modules.KEY.weight": under ZeRO `param_shapes` has these names, and the key belongs to the file that holds weights of these
  * names and shapes and is of no other layer. Later uses with a function of their own have no file; those without have a copy. Without
- * ZeRO no name is stored, so that the layer's number stands for it, and every stage has an optimizer of its own in its model states,
- * whose parameters count from 0. */
+ * ZeRO and bfloat16 (deepspeed_slices.h) no name is stored: the layer's number stands for it, and every stage has an optimizer of its
+ * own in its model states, whose parameters count from 0. What a tied module has besides its tied weights, as an embedding's positions,
+ * is under one name in several stages and may differ: the first stage's is listed, and `validate --deep` reports the difference. */
 #ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_LAYERS_H
 #define TSR_FORMATS_DEEPSPEED_DEEPSPEED_LAYERS_H
 
@@ -23,5 +24,9 @@ tsr_status tsr_ds_layers_add_rest(const tsr_ds_files *files, tsr_ds_rows *model,
 /* Reports layers whose file is missing, as far as the names of trained weights and buffers, or the shapes of the optimizers' states,
  * tell. */
 tsr_status tsr_ds_layers_check(const tsr_ds_files *files, tsr_error *err);
+
+/* The shapes of a column's trained weights in the form of `param_shapes`, for optimizer files that have their names alone
+ * (deepspeed_slices.h): a LIST of DICTs. NULL in *out where names or files are missing. Errors as above. */
+tsr_status tsr_ds_layers_shapes(const tsr_ds_files *files, uint32_t column, const tsr_value **out, tsr_error *err);
 
 #endif

@@ -1,6 +1,7 @@
 /* See deepspeed_weights.h. */
 #include "formats/deepspeed/deepspeed_weights.h"
 
+#include "formats/deepspeed/deepspeed_layers.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "tessera/sys/try.h"
 
@@ -263,6 +264,7 @@ tsr_status tsr_ds_weights_open(const tsr_ds_files *files, const tsr_ds_column *c
     const tsr_str name = tsr_ds_file_name(files, column->model);
     const tsr_value *groups = tsr_ds_list(column->model->root, "param_shapes");
     const tsr_str part = files->checkpoint->options.part;
+    if (!groups) TSR_TRY(tsr_ds_layers_shapes(files, (uint32_t)(column - files->columns), &groups, err));
     *found = groups != NULL;
     if (!groups && (tsr_str_equal(part, TSR_STR("module")) || tsr_str_equal(part, TSR_STR("engine")))) return TSR_OK; /* do not need them */
     if (!groups)
