@@ -65,6 +65,18 @@ def test_deepspeed_is_opened_without_a_listing(t):
 
 
 @test
+def test_pipelines_are_opened_without_a_listing(t):
+    """Only some names of layers are stored: other numbers, and a few beyond them, are tried."""
+    for case in ("zero0_pipeline", "zero0_pipeline_bf16", "zero1_pipeline", "zero1_pipeline_tp"):
+        os.makedirs(t.at(case))
+        copied(t, case, f"{case}/run")
+        numbers = range(17)
+        layers = [f"layer_{n:02d}-model_states.pt" for n in numbers] + [f"layer_{n:02d}-model_{r:02d}-model_states.pt" for n in numbers for r in (0, 1)]
+        local = check_same(t, t.at(case), "run/", [f"run/{n}" for n in OTHER + layers], ("inspect",))
+        need({"model.6.weight", "module.6.weight"} <= {e["fqn"] for e in local["entries"]}, f"{case}: the frozen layer")
+
+
+@test
 def test_universal_checkpoints_are_opened_without_a_listing(t):
     for case in ("universal_zero1_bf16", "universal_zero3_bf16"):
         copied(t, case, f"{case}/run/global_step3_universal")

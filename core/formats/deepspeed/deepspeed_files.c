@@ -197,6 +197,8 @@ static tsr_status find_zero_stage(tsr_ds_files *files, tsr_error *err)
     const tsr_ds_file *optims = tsr_ds_first(files, TSR_DS_OPTIM, &count), *model = tsr_ds_first(files, TSR_DS_MODEL, &models);
     for (uint32_t i = 0; i < count; i++)
         if (zero_stage_of(tsr_ds_optimizer(&optims[i]), &files->zero)) return TSR_OK;
+    /* The bfloat16 optimizer without ZeRO has files of its own, and rank 0's state in the model states, too. */
+    if (!count && model && zero_stage_of(tsr_ds_dict(model->root, "optimizer"), &files->zero)) return TSR_OK;
     uint64_t stated = 0;
     const tsr_value *zero = model ? tsr_ds_dict(tsr_ds_dict(model->root, "ds_config"), "zero_optimization") : NULL;
     tsr_ds_number(tsr_ds_get(zero, "stage"), &stated);

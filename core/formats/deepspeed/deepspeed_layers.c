@@ -11,7 +11,7 @@
 
 #define TIED "tied_modules."
 
-enum { MOST_LAYERS = 1 << 16, MOST_TIED = 256 };
+enum { MOST_LAYERS = 1 << 16, MOST_TIED = 256, MOST_TRIED = 1 << 12, TRIED_BEYOND = 8 };
 
 /* A name of a tied layer's weight: "tied_modules.KEY.REST". */
 typedef struct tied_name {
@@ -406,7 +406,6 @@ static tsr_status report_tied(missing_layers *m, uint32_t head)
         const tsr_str file = file_of(m, number, 0);
         if (!file.data) return TSR_E_NOMEM;
         if (!first.data) first = file;
-        TSR_TRY(tsr_checkpoint_implies(m->l.files->checkpoint, file, m->l.err));
         tsr_shown_names_add(&names, file);
     }
     return tsr_ds_report(m->l.files->checkpoint, first.data ? first : TSR_STR(""), m->l.err,
@@ -474,6 +473,25 @@ static tsr_status check_all_states(const layers *l)
     return status;
 }
 
+/* For servers that list nothing: frozen and tied layers have no stored name, so that every number may have a file, and a few beyond
+ * the last one that is known. */
+static tsr_status imply_others(missing_layers *m, uint32_t rank)
+{
+    uint32_t beyond = TRIED_BEYOND;
+    for (uint32_t number = 0; number < MOST_LAYERS; number++)
+        if (m->l.named[number]) beyond = number + 1 + TRIED_BEYOND;
+    for (uint32_t i = 0; i < m->l.count; i++)
+        if (m->l.layers[i].name.rank >= beyond - TRIED_BEYOND) beyond = m->l.layers[i].name.rank + 1 + TRIED_BEYOND;
+    m->at = 0;
+    for (uint32_t number = 0; number < beyond && number < MOST_TRIED; number++) {
+        if (m->l.named[number] || is_there(m, number, rank)) continue;
+        const tsr_str file = file_of(m, number, rank);
+        if (!file.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_checkpoint_implies(m->l.files->checkpoint, file, m->l.err));
+    }
+    return TSR_OK;
+}
+
 static tsr_status check_layers(missing_layers *m)
 {
     const tsr_ds_files *files = m->l.files;
@@ -481,6 +499,7 @@ static tsr_status check_layers(missing_layers *m)
         for (uint32_t number = 0; number < MOST_LAYERS; number++)
             if (m->l.named[number]) TSR_TRY(look_for(m, number, rank));
     TSR_TRY(report_missing(m));
+    for (uint32_t rank = 0; rank < files->tensor_ranks; rank++) TSR_TRY(imply_others(m, rank));
     TSR_TRY(check_tied(m));
     if (!m->l.count && !m->names.count)
         return tsr_ds_report(files->checkpoint, TSR_STR(""), m->l.err,
