@@ -188,9 +188,22 @@ static tsr_status refuse_experts(const tsr_universal_making *m)
     return TSR_OK;
 }
 
+/* Its engine counts the files of model states: one for each model-parallel rank that `mp_world_size` states, and for pipelines the files
+ * of their layers. */
+static tsr_status refuse_model_ranks(const tsr_universal_making *m)
+{
+    const tsr_value *ranks = tsr_dict_get(m->engine, "mp_world_size");
+    TSR_FAIL_IF(ranks && ranks->kind == TSR_VALUE_INT && ranks->as.integer > 1, m->err, TSR_E_UNSUPPORTED,
+                "the checkpoint is of %lld model-parallel ranks ('engine.mp_world_size'), and DeepSpeed needs the model states of each "
+                "in a universal checkpoint, which are not written; use ds_to_universal, or write --to dcp, torch or safetensors",
+                (long long)ranks->as.integer);
+    return TSR_OK;
+}
+
 static tsr_status make_all(tsr_universal_making *m)
 {
     TSR_TRY(refuse_experts(m));
+    TSR_TRY(refuse_model_ranks(m));
     TSR_TRY(name_tag(m));
     TSR_TRY(find_trained(m));
     TSR_TRY(add_weights(m));

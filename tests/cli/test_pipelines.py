@@ -165,3 +165,11 @@ def test_ranks_of_a_pipeline_with_tensor_parallelism_are_listed_side_by_side(t):
         shutil.move(os.path.join(path, lost), t.at("kept"))
         check_missing(t, path, lost)
         shutil.move(t.at("kept"), os.path.join(path, lost))
+
+
+@test
+def test_a_pipeline_is_not_written_as_a_universal_checkpoint(t):
+    """A DeepSpeed engine refuses one that has the model states of one stage: "checkpoint count 1 is different from saved mp_world_size 2"."""
+    for case in ("zero1_pipeline", "zero0_pipeline_bf16"):
+        message = t.run("convert", copy_of(t, case, case), t.at("u"), "--to", "deepspeed-universal", status=2).stderr.decode()
+        need("2 model-parallel ranks" in message and message.count("\n") == 1 and not os.path.exists(t.at("u")), message)
