@@ -4,43 +4,10 @@
  *   handed over  u32 files, then of each: name, id of the upload, u8 is whole, u64 size, u32 size of a part, u32 parts, then of each: its
  *                tag, its SHA-256
  *
- * Texts have their size before them (u32), numbers are little-endian. */
+ * Texts have their size before them (u32), numbers are little-endian (note_text.h). */
+#include "object_output/note_text.h"
 #include "object_output/object_output.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/little_endian.h"
-
-/* ---- texts and numbers ---- */
-
-static tsr_status put_number(tsr_vec *out, uint64_t number, unsigned bytes, tsr_error *err)
-{
-    uint8_t stored[8];
-    tsr_store_le(stored, number, bytes);
-    return tsr_vec_append(out, stored, bytes, err);
-}
-
-static tsr_status put_text(tsr_vec *out, tsr_str text, tsr_error *err)
-{
-    TSR_TRY(put_number(out, text.size, 4, err));
-    return tsr_vec_append(out, text.data, text.size, err);
-}
-
-static bool take_number(tsr_str *in, unsigned bytes, uint64_t *number)
-{
-    *number = 0;
-    if (in->size < bytes) return false;
-    *number = tsr_load_le(in->data, bytes);
-    *in = (tsr_str){in->data + bytes, in->size - bytes};
-    return true;
-}
-
-static bool take_text(tsr_str *in, tsr_str *text)
-{
-    uint64_t size;
-    if (!take_number(in, 4, &size) || size > in->size) return false;
-    *text = (tsr_str){in->data, (size_t)size};
-    *in = (tsr_str){in->data + size, in->size - (size_t)size};
-    return true;
-}
 
 /* ---- handing over ---- */
 
@@ -61,15 +28,15 @@ static tsr_status send_small(object_output *output, written_object *object, tsr_
 
 static tsr_status put_object(const written_object *object, tsr_vec *note, tsr_error *err)
 {
-    TSR_TRY(put_text(note, object->name, err));
-    TSR_TRY(put_text(note, tsr_str_from(object->upload.id), err));
-    TSR_TRY(put_number(note, object->is_there, 1, err));
-    TSR_TRY(put_number(note, object->upload.size, 8, err));
-    TSR_TRY(put_number(note, object->part_size, 4, err));
-    TSR_TRY(put_number(note, object->part_count, 4, err));
+    TSR_TRY(tsr_note_put_text(note, object->name, err));
+    TSR_TRY(tsr_note_put_text(note, tsr_str_from(object->upload.id), err));
+    TSR_TRY(tsr_note_put_number(note, object->is_there, 1, err));
+    TSR_TRY(tsr_note_put_number(note, object->upload.size, 8, err));
+    TSR_TRY(tsr_note_put_number(note, object->part_size, 4, err));
+    TSR_TRY(tsr_note_put_number(note, object->part_count, 4, err));
     for (unsigned i = 0; i < object->part_count; i++) {
-        TSR_TRY(put_text(note, tsr_str_from(object->tags[i].text), err));
-        TSR_TRY(put_text(note, tsr_str_from(object->sums[i].sum), err));
+        TSR_TRY(tsr_note_put_text(note, tsr_str_from(object->tags[i].text), err));
+        TSR_TRY(tsr_note_put_text(note, tsr_str_from(object->sums[i].sum), err));
     }
     return TSR_OK;
 }
@@ -81,7 +48,7 @@ tsr_status tsr_object_output_hand_over(tsr_output *base, const bool *kept, uint3
     TSR_TRY(tsr_object_output_share(base, kept, count, false, err));
     TSR_TRY(tsr_parts_finish(output, err));
     for (uint32_t f = 0; f < count; f++) given += is_given(output, kept, f);
-    TSR_TRY(put_number(note, given, 4, err));
+    TSR_TRY(tsr_note_put_number(note, given, 4, err));
     for (uint32_t f = 0; f < count; f++) {
         if (!is_given(output, kept, f)) continue;
         TSR_TRY(send_small(output, written_object_at(output, f), err));
@@ -107,7 +74,7 @@ static tsr_status refuse_note(tsr_error *err)
 static bool take_tag(tsr_str *in, tsr_part_tag *tag, char sum[TSR_SUM_DIGITS + 1])
 {
     tsr_str text, digits;
-    if (!take_text(in, &text) || !take_text(in, &digits)) return false;
+    if (!tsr_note_take_text(in, &text) || !tsr_note_take_text(in, &digits)) return false;
     if (text.size >= sizeof tag->text || digits.size != TSR_SUM_DIGITS) return false;
     memcpy(tag->text, text.data, text.size);
     tag->text[text.size] = '\0';
@@ -120,8 +87,8 @@ static tsr_status take_object(object_output *output, tsr_str *note, tsr_error *e
 {
     tsr_str name, id;
     uint64_t is_whole, size, part_size, part_count;
-    if (!take_text(note, &name) || !take_text(note, &id) || !take_number(note, 1, &is_whole) ||
-        !take_number(note, 8, &size) || !take_number(note, 4, &part_size) || !take_number(note, 4, &part_count))
+    if (!tsr_note_take_text(note, &name) || !tsr_note_take_text(note, &id) || !tsr_note_take_number(note, 1, &is_whole) ||
+        !tsr_note_take_number(note, 8, &size) || !tsr_note_take_number(note, 4, &part_size) || !tsr_note_take_number(note, 4, &part_count))
         return refuse_note(err);
     const uint32_t file = tsr_map_get(output->file_of, name, UINT32_MAX);
     written_object *object = file == UINT32_MAX ? NULL : written_object_at(output, file);
@@ -144,7 +111,7 @@ static tsr_status take_object(object_output *output, tsr_str *note, tsr_error *e
 tsr_status tsr_object_output_take_over(tsr_output *base, tsr_str note, tsr_error *err)
 {
     uint64_t count;
-    if (!take_number(&note, 4, &count)) return refuse_note(err);
+    if (!tsr_note_take_number(&note, 4, &count)) return refuse_note(err);
     for (uint64_t i = 0; i < count; i++) TSR_TRY(take_object((object_output *)base, &note, err));
     return note.size ? refuse_note(err) : TSR_OK;
 }

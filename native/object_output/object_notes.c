@@ -35,31 +35,31 @@ tsr_status tsr_object_output_put_note(tsr_output *base, tsr_str name, tsr_str te
     return output->service->uploading->put(output->service, &upload, &bytes, err);
 }
 
-static tsr_status check_sum(const object_output *output, const tsr_object *object, tsr_str note, tsr_str *text, tsr_error *err)
+static tsr_status check_sum(tsr_service *service, const tsr_object *object, tsr_str note, tsr_str *text, tsr_error *err)
 {
     char sum[TSR_SUM_DIGITS + 1];
     *text = note.size > TSR_SUM_DIGITS ? (tsr_str){note.data + TSR_SUM_DIGITS, note.size - TSR_SUM_DIGITS} : TSR_STR("");
     tsr_upload_sum(text->data, text->size, sum);
     TSR_FAIL_IF(!text->size || memcmp(sum, note.data, TSR_SUM_DIGITS) != 0, err, TSR_E_FORMAT,
-                "%s: the note of a part is damaged; run the part again", tsr_shown_key_of(output->service, object->key).text);
+                "%s: the note of a part is damaged; run the part again", tsr_shown_key_of(service, object->key).text);
     return TSR_OK;
 }
 
-static tsr_status read_note(object_output *output, const tsr_object *object, tsr_str *text, tsr_error *err)
+tsr_status tsr_note_read(tsr_service *service, const tsr_object *object, tsr_arena *arena, tsr_str *text, tsr_error *err)
 {
     TSR_FAIL_IF(!object->size || object->size > MOST_NOTE, err, TSR_E_FORMAT, "%s: the note of a part has %llu bytes",
-                tsr_shown_key_of(output->service, object->key).text, (unsigned long long)object->size);
-    char *buffer = tsr_arena_array(output->arena, (size_t)object->size, 1, err);
+                tsr_shown_key_of(service, object->key).text, (unsigned long long)object->size);
+    char *buffer = tsr_arena_array(arena, (size_t)object->size, 1, err);
     if (!buffer) return TSR_E_NOMEM;
     const tsr_request request = {.key = object->key, .is_ranged = true, .buffer = buffer, .capacity = (size_t)object->size};
     tsr_exchange x = {0};
-    tsr_status status = tsr_exchange_perform(output->service, &request, &x, 1, err);
-    if (status == TSR_OK && x.transfer.answer.status >= 300) status = tsr_exchange_error(output->service, &x, err);
+    tsr_status status = tsr_exchange_perform(service, &request, &x, 1, err);
+    if (status == TSR_OK && x.transfer.answer.status >= 300) status = tsr_exchange_error(service, &x, err);
     if (status == TSR_OK && x.transfer.answer.size != object->size)
         status = tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION, "%s changed while it was read",
-                           tsr_shown_key_of(output->service, object->key).text);
+                           tsr_shown_key_of(service, object->key).text);
     tsr_exchange_end(&x);
-    return status == TSR_OK ? check_sum(output, object, (tsr_str){buffer, (size_t)object->size}, text, err) : status;
+    return status == TSR_OK ? check_sum(service, object, (tsr_str){buffer, (size_t)object->size}, text, err) : status;
 }
 
 tsr_status tsr_object_output_notes(tsr_output *base, tsr_object_note_fn *each, void *ctx, tsr_error *err)
@@ -68,23 +68,33 @@ tsr_status tsr_object_output_notes(tsr_output *base, tsr_object_note_fn *each, v
     const tsr_object *objects = output->before.items.items;
     for (size_t i = 0; i < output->before.items.count; i++) {
         tsr_str name, text;
-        if (!tsr_object_is_note(output, objects[i].key, &name)) continue;
-        TSR_TRY(read_note(output, &objects[i], &text, err));
+        if (!tsr_object_is_note(output, objects[i].key, &name) || tsr_str_equal(name, TSR_STR(TSR_NOTE_REPLACING))) continue;
+        TSR_TRY(tsr_note_read(output->service, &objects[i], output->arena, &text, err));
         TSR_TRY(each(ctx, name, text, err));
     }
     return TSR_OK;
 }
 
-static tsr_status remove_notes(object_output *output, tsr_error *err)
+static tsr_status remove_note(object_output *output, tsr_str name, tsr_error *err)
+{
+    const tsr_str key = key_of_note(output, name, output->arena, err);
+    const tsr_status status = key.data ? output->service->uploading->remove(output->service, key, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) return TSR_OK;
+    tsr_error_context(err, "the new checkpoint is complete, but the note of a part could not be removed");
+    return TSR_E_IO;
+}
+
+static bool is_of_part(tsr_str name)
+{
+    return !tsr_str_equal(name, TSR_STR(TSR_NOTE_PUBLISHED)) && !tsr_str_equal(name, TSR_STR(TSR_NOTE_REPLACING));
+}
+
+static tsr_status remove_parts(object_output *output, tsr_error *err)
 {
     const tsr_object *objects = output->before.items.items;
     for (size_t i = 0; i < output->before.items.count; i++) {
         tsr_str name;
-        if (!tsr_object_is_note(output, objects[i].key, &name) || tsr_str_equal(name, TSR_STR(TSR_NOTE_PUBLISHED))) continue;
-        if (output->service->uploading->remove(output->service, objects[i].key, err) != TSR_OK) {
-            tsr_error_context(err, "the new checkpoint is complete, but the note of a part could not be removed");
-            return TSR_E_IO;
-        }
+        if (tsr_object_is_note(output, objects[i].key, &name) && is_of_part(name)) TSR_TRY(remove_note(output, name, err));
     }
     return TSR_OK;
 }
@@ -98,13 +108,24 @@ bool tsr_object_has_notes(const object_output *output, const tsr_object_list *fo
     return false;
 }
 
+const tsr_object *tsr_object_find_note(const object_output *output, tsr_str name)
+{
+    const tsr_object *objects = output->before.items.items;
+    tsr_str own;
+    for (size_t i = 0; i < output->before.items.count; i++)
+        if (tsr_object_is_note(output, objects[i].key, &own) && tsr_str_equal(own, name)) return &objects[i];
+    return NULL;
+}
+
 /* What is killed in between leaves the note that says so, which goes last. */
 tsr_status tsr_object_output_remove_notes(tsr_output *base, tsr_error *err)
 {
     object_output *output = (object_output *)base;
-    if (!tsr_object_has_notes(output, &output->before)) return TSR_OK;
-    TSR_TRY(tsr_object_output_put_note(base, TSR_STR(TSR_NOTE_PUBLISHED), TSR_STR("published\n"), err));
-    TSR_TRY(remove_notes(output, err));
-    const tsr_str key = key_of_note(output, TSR_STR(TSR_NOTE_PUBLISHED), output->arena, err);
-    return key.data ? output->service->uploading->remove(output->service, key, err) : TSR_E_NOMEM;
+    const bool has_notes = tsr_object_has_notes(output, &output->before);
+    if (!has_notes && !output->has_record) return TSR_OK;
+    if (has_notes) TSR_TRY(tsr_object_output_put_note(base, TSR_STR(TSR_NOTE_PUBLISHED), TSR_STR("published\n"), err));
+    TSR_TRY(remove_parts(output, err));
+    if (output->has_record || tsr_object_find_note(output, TSR_STR(TSR_NOTE_REPLACING)))
+        TSR_TRY(remove_note(output, TSR_STR(TSR_NOTE_REPLACING), err));
+    return has_notes ? remove_note(output, TSR_STR(TSR_NOTE_PUBLISHED), err) : TSR_OK;
 }

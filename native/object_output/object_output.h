@@ -75,6 +75,7 @@ typedef struct object_output {
     bool has_replaced_marker;
     bool follows; /* another process makes the marker */
     bool has_all_data;
+    bool has_record;        /* of what is replaced, as a note */
     bool has_notes;         /* parts of this job have been handed over: what has its names may be its own */
     pthread_rwlock_t steps; /* held for reading while an object is made, for writing by whoever stops that */
     pthread_mutex_t lock;   /* over what follows, and the parts */
@@ -141,6 +142,13 @@ void tsr_object_discard(object_output *output);
 /* object_notes.c. Whether a key is that of a note (options.notes); then *name is what follows in it. */
 bool tsr_object_is_note(const object_output *output, tsr_str key, tsr_str *name);
 bool tsr_object_has_notes(const object_output *output, const tsr_object_list *found);
+/* The note of this name that was there when the output was opened; NULL: there is none. */
+const tsr_object *tsr_object_find_note(const object_output *output, tsr_str name);
+/* The text of a note, in `arena`. TSR_E_FORMAT where it is damaged. */
+tsr_status tsr_note_read(tsr_service *service, const tsr_object *note, tsr_arena *arena, tsr_str *text, tsr_error *err);
+/* object_replacing.c. Leaves the note of what is replaced, before anything changes that readers see. */
+#define TSR_NOTE_REPLACING "replacing"
+tsr_status tsr_replacing_begin(object_output *output, tsr_error *err);
 
 /* TSR_E_EXISTS where there is anything at the destination or below it; appends it to `found`. */
 tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_error *err);

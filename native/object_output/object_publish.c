@@ -336,7 +336,10 @@ tsr_status tsr_object_output_step(tsr_output *base, tsr_object_step step, uint32
     const uint32_t count = (uint32_t)output->objects.count, data_count = marker < count ? marker : count;
     switch (step) {
     case TSR_OBJECT_SEND: return tsr_parts_finish(output, err);
-    case TSR_OBJECT_CLEAR: TSR_TRY(look_again(output, err)); return remove_old_markers(output, err);
+    case TSR_OBJECT_CLEAR:
+        TSR_TRY(look_again(output, err));
+        TSR_TRY(tsr_replacing_begin(output, err));
+        return remove_old_markers(output, err);
     case TSR_OBJECT_DATA: return make_data(output, data_count, err);
     case TSR_OBJECT_MARKER: return make_markers(output, data_count, err);
     default: return end(output, err);

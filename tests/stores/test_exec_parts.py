@@ -3,11 +3,12 @@ import os
 import subprocess
 import threading
 
+import proxy
 import servers
 from checks import need, test
 from fake_s3 import serving
 from harness import sample
-from test_resume import kill
+from test_resume import container, kill
 from test_s3 import files_below
 from test_write import bucket, large_file
 from test_write_others import azurite_place, google_place
@@ -149,6 +150,149 @@ def test_exec_parts_that_replace(t):
         t.run("exec", plan, "s3://b/ck", "--finish", "--overwrite", env=s.env())
         need(s.objects.pop("ck/mine.txt") == b"mine" and not notes(s.objects) and not s.uploads, f"{sorted(s.objects)}")
         need(sorted(map(len, s.objects.values())) == sorted(map(len, wanted.values())), f"{sorted(s.objects)}")
+        t.run("validate", "s3://b/ck", "--deep", env=s.env())
+
+
+def old_checkpoint(t, form):
+    """A DCP, whose marker the new one's replaces, or shards with an index, which are of another kind."""
+    if form == "dcp":
+        return files_below(sample("dcp_fsdp2")[0])
+    t.run("convert", large_file(t, "old.safetensors"), t.at("old"), "--to", "safetensors", "--max-shard-size", "15MB")
+    return files_below(t.at("old"))
+
+
+def check_replacing(s, old, mine, form, stop):
+    """A marker means a whole checkpoint; what belongs to neither stays."""
+    markers = [k for k in (".metadata", "model.safetensors.index.json") if "ck/" + k in s.objects]
+    need(all(s.objects.get(k) == v for k, v in mine.items()), f"{form} {stop}: other files changed")
+    is_old = bool(markers) and s.objects["ck/" + markers[0]] == old.get("ck/" + markers[0])
+    if is_old:
+        need(all(s.objects.get(k) == v for k, v in old.items()), f"{form} {stop}: a marker of the old one, which is not whole")
+    need(len(markers) <= 1, f"{form} {stop}: {markers}")
+    return bool(markers) and not is_old
+
+
+def check_killed_replacement(t, s, plan, form):
+    old, mine = {f"ck/{k}": v for k, v in old_checkpoint(t, form).items()}, {"ck/mine.txt": b"mine", "ck/below/mine.bin": b"too"}
+    s.objects.clear(), s.objects.update({**old, **mine})
+    run_parts(t, s, plan, "s3://b/ck", (1, 2, 3), "--overwrite")
+    before, uploads = dict(s.objects), dict(s.uploads)
+    s.asked.clear()
+    t.run("exec", plan, "s3://b/ck", "--finish", "--overwrite", env=s.env())
+    count, wanted = len(s.asked), dict(s.objects)
+    need(not notes(wanted) and not s.uploads and not set(old) & set(wanted) - {"ck/.metadata"}, f"{form}: {sorted(wanted)}")
+    t.run("validate", "s3://b/ck", "--deep", env=s.env())
+    need(t.json("diff", t.at("large.safetensors"), "s3://b/ck", "--values", "--json", env=s.env())["same"], f"{form}: another checkpoint")
+    ends = set()
+    for stop in range(3, count):
+        s.objects.clear(), s.objects.update(before)
+        s.uploads.clear(), s.uploads.update(uploads)
+        seen, lock = [0], threading.Lock()
+
+        def is_point(_):
+            with lock:
+                seen[0] += 1
+                return seen[0] > stop
+        kill(t, s, is_point, lambda: True, s.env(), "exec", plan, "s3://b/ck", "--finish", "--overwrite")
+        if check_replacing(s, old, mine, form, stop):
+            t.run("validate", "s3://b/ck", "--deep", env=s.env())
+            ends.add("new")
+        else:
+            ends.add("old" if all(k in s.objects for k in old) else "no marker")
+        p = t.run("exec", plan, "s3://b/ck", "--finish", "--overwrite", status=(0, 2), env=s.env())
+        if p.returncode:  # all was done but the last reply
+            need(b"is not done" in p.stderr and s.objects == wanted, f"{form} {stop}: {p.stderr.decode()}")
+        need(s.objects == wanted and not s.uploads, f"{form} {stop} of {count}: {sorted(s.objects)} instead of {sorted(wanted)}")
+    return ends
+
+
+@test
+def test_exec_finish_that_is_killed_while_it_replaces(t):
+    """At every request: the old checkpoint, the new one, or no marker; the same command again ends it, and removes nothing else."""
+    plan, _ = make_plan(t, large_file(t))
+    with serving({}) as s:
+        need(check_killed_replacement(t, s, plan, "dcp") == {"old", "new"}, "the old one is whole until the marker switches")
+        need(check_killed_replacement(t, s, plan, "index") >= {"old", "no marker", "new"}, "points that are reached")
+
+
+def stop_at_delete(t, s, plan, key, *more):
+    """Ends a publication before it removes this object; what removes others at the same time may have done so."""
+    kill(t, s, lambda h: h.command == "DELETE" and h.path.endswith(key), lambda: True, s.env(), "exec", plan, "s3://b/ck", "--overwrite", *more)
+
+
+@test
+def test_exec_finish_again_removes_only_what_was_replaced(t):
+    """An object that somebody has written under an old name since is kept, and named."""
+    plan, wanted = make_plan(t, large_file(t))
+    old = {f"ck/{k}": v for k, v in files_below(sample("dcp_fsdp2")[0]).items()}
+    gone = sorted(k for k in old if k.endswith(".distcp"))[-1]
+    for parts in (True, False):
+        with serving(dict(old)) as s:
+            if parts:
+                run_parts(t, s, plan, "s3://b/ck", (1, 2, 3), "--overwrite")
+            stop_at_delete(t, s, plan, gone, *(["--finish"] if parts else []))
+            need(gone in s.objects and notes(s.objects), f"{sorted(s.objects)}")
+            s.objects[gone] = b"somebody's"
+            p = t.run("exec", plan, "s3://b/ck", "--finish" if parts else "--overwrite", "--overwrite", env=s.env())
+            need(gone[len("ck/"):].encode() in p.stderr and s.objects.pop(gone) == b"somebody's", f"{p.stderr.decode()} {sorted(s.objects)}")
+            need(sorted(s.objects) == sorted(f"ck/{k}".replace("_0.distcp", "_1.distcp") for k in wanted) and not s.uploads, f"{sorted(s.objects)}")
+
+
+def check_again_at(t, place, server):
+    """The versions that a server lists are those that it gave: what was replaced is known again after a kill."""
+    plan, wanted = make_plan(t, large_file(t))
+    for name, data in {**files_below(sample("dcp_fsdp2")[0]), "mine.txt": b"mine"}.items():
+        place.put(f"ck/{name}", data)
+    for i in (1, 2, 3):
+        t.run("exec", plan, f"{place.url}/ck", "--part", f"{i}/3", "--overwrite", env=place.env)
+    is_removal = lambda h: h.command == "DELETE" and "__0_0.distcp" in h.path  # noqa: E731
+    kill(t, server, is_removal, lambda: True, place.env, "exec", plan, f"{place.url}/ck", "--finish", "--overwrite")
+    need("__0_0.distcp" in place.below("ck/") and notes(place.below("ck/")), f"{sorted(place.below('ck/'))}")
+    p = t.run("exec", plan, f"{place.url}/ck", "--finish", "--overwrite", env=place.env)
+    need(b"mine.txt" in p.stderr and b"distcp" not in p.stderr, p.stderr)
+    names = {name.replace("_0.distcp", "_1.distcp") for name in wanted} | {"mine.txt"}
+    need(set(place.below("ck/")) == names, f"{sorted(place.below('ck/'))} instead of {sorted(names)}")
+    t.run("validate", f"{place.url}/ck", "--deep", env=place.env)
+
+
+@test
+def test_exec_finish_again_on_moto(t):
+    with bucket(servers.moto) as (place, client), proxy.before(place.env["AWS_ENDPOINT_URL"]) as server:
+        place.env["AWS_ENDPOINT_URL"] = server.url
+        check_again_at(t, place, server)
+        need(not client.list_multipart_uploads(Bucket="bucket").get("Uploads"), "unfinished uploads")
+
+
+@test
+def test_exec_finish_again_on_azurite(t):
+    with container() as (place, _, server):
+        check_again_at(t, place, server)
+
+
+@test
+def test_exec_finish_again_on_google(t):
+    with google_place() as place, proxy.before(place.env["STORAGE_EMULATOR_HOST"]) as server:
+        place.env["STORAGE_EMULATOR_HOST"] = server.url
+        check_again_at(t, place, server)
+
+
+@test
+def test_exec_parts_of_a_destination_that_changes(t):
+    """A part that was made for another checkpoint than the one that is there is named, and can be run again."""
+    plan, wanted = make_plan(t, large_file(t))
+    old = {f"ck/{k}": v for k, v in files_below(sample("dcp_fsdp2")[0]).items()}
+    with serving(dict(old)) as s:
+        run_parts(t, s, plan, "s3://b/ck", (1, 2), "--overwrite")
+        t.run("convert", sample("dcp_fsdp2")[0], "s3://b/ck", "--to", "dcp", "--overwrite", env=s.env())
+        between = {k: v for k, v in s.objects.items() if ".tessera-" not in k}
+        need(set(between) != set(old), f"{sorted(between)}")
+        run_parts(t, s, plan, "s3://b/ck", (3,), "--overwrite")
+        p = t.run("exec", plan, "s3://b/ck", "--finish", "--overwrite", status=2, env=s.env())
+        need(b"part 1 of 3" in p.stderr and b"run the part again" in p.stderr, p.stderr)
+        need({k: v for k, v in s.objects.items() if ".tessera-" not in k} == between, "a refused end changes nothing")
+        run_parts(t, s, plan, "s3://b/ck", (1, 2), "--overwrite")
+        t.run("exec", plan, "s3://b/ck", "--finish", "--overwrite", env=s.env())
+        need(len(s.objects) == len(wanted) and not notes(s.objects), f"{sorted(s.objects)}")
         t.run("validate", "s3://b/ck", "--deep", env=s.env())
 
 

@@ -103,6 +103,7 @@ typedef struct cli_writing {
     tsr_arena *arena;
     const char *against;      /* what the result must fit, or NULL */
     const char *documents[3];    /* paths of what is read besides the source, or NULL */
+    tsr_str notes;               /* exec into an object store: how the names of its parts' notes begin */
     tsr_replacement replacement; /* on the rank that speaks; `swap` on all */
     tsr_vec warnings;            /* tsr_str: for the document */
     tsr_output *output, *sidecar;

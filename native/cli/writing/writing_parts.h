@@ -50,6 +50,12 @@ tsr_status cli_carry_out_remote(cli_writing *writing, const tsr_convert_options 
 
 /* writing_remote_parts.c: of a plan without MPI (exec), which may run on machines that share nothing but the bucket, once w->work and
  * w->output are open. One part, whose uploads stay open; or all that is left, with which everything is published. */
+/* Chooses how the names of the notes begin. */
+tsr_status cli_choose_notes(cli_writing *writing, tsr_error *err);
+/* Sets w->replacement to what a killed run of this plan was replacing, if there was one; all that is not of the old checkpoint counts
+ * as kept until, once w->work is made, cli_keep_others leaves out what the new one has. */
+tsr_status cli_find_replacement(cli_writing *writing, bool *found, tsr_error *err);
+tsr_status cli_keep_others(cli_writing *writing, tsr_error *err);
 tsr_status cli_carry_out_remote_part(cli_writing *writing, tsr_error *err);
 /* writing_remote_end.c: what surrounds the units, all of which are done, and the publication. */
 tsr_status cli_publish_remote(cli_writing *writing, tsr_error *err);

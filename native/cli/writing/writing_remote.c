@@ -34,28 +34,13 @@ static tsr_status refuse_sidecar(const cli_writing *w, tsr_error *err)
                      w->destination);
 }
 
-/* Parts of a plan must find each other's notes: their names are what the job's text determines. */
-static tsr_status choose_notes(cli_writing *w, tsr_str *notes, tsr_error *err)
-{
-    tsr_str text;
-    const tsr_status status = cli_describe_work(w, &text, err);
-    if (status != TSR_OK) return status;
-    text = tsr_arena_format(w->arena, err, "%.*sgeneration %u\n", TSR_STR_ARG(text), (unsigned)w->generation);
-    if (!text.data) return TSR_E_NOMEM;
-    tsr_journal_tag(text, w->tag);
-    *notes = tsr_arena_format(w->arena, err, ".tessera-%s-", w->tag);
-    return notes->data ? TSR_OK : TSR_E_NOMEM;
-}
-
 static tsr_status open_output(cli_writing *w, tsr_error *err)
 {
     const tsr_replacement *r = &w->replacement;
     const tsr_str single = TSR_STR("");
     const tsr_str *names = &single;
     size_t count = 1;
-    tsr_str notes = {NULL, 0};
     tsr_status status = w->is_folder ? cli_list_files(w, &names, &count, err) : TSR_OK;
-    if (status == TSR_OK && w->is_exec) status = choose_notes(w, &notes, err);
     const tsr_object_output_options options = {.is_folder = w->is_folder,
                                                .overwrite = w->options->overwrite,
                                                .generation = w->generation,
@@ -66,20 +51,30 @@ static tsr_status open_output(cli_writing *w, tsr_error *err)
                                                .resume = w->options->resume,
                                                .names = names,
                                                .name_count = count,
-                                               .notes = notes,
+                                               .notes = w->notes,
                                                .takes_over = w->is_exec && !w->part};
     if (status == TSR_OK) status = tsr_object_output_open(cli_host(w->program), w->destination, &options, &w->output, err);
     return status;
 }
 
+/* What a killed --finish was replacing cannot be told from what is there. */
+static tsr_status decide(cli_writing *w, bool *continues, tsr_error *err)
+{
+    const tsr_status status = w->is_exec && w->options->overwrite ? cli_find_replacement(w, continues, err) : TSR_OK;
+    return status == TSR_OK && !*continues ? cli_decide_replacement(w, NULL, 0, err) : status;
+}
+
 static tsr_status open_all(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
 {
     const bool first = cli_speaks(w->program);
+    bool continues = false;
     tsr_status status = refuse_sources(w, err);
-    if (status == TSR_OK && first) status = cli_decide_replacement(w, NULL, 0, err);
+    if (status == TSR_OK && w->is_exec) status = cli_choose_notes(w, err);
+    if (status == TSR_OK && first) status = decide(w, &continues, err);
     if (first) w->generation = w->replacement.generation;
     if (status == TSR_OK) status = tsr_work_new(w->source.checkpoint, options, w->generation, w->arena, &w->work, err);
     if (status == TSR_OK) status = refuse_sidecar(w, err);
+    if (status == TSR_OK && continues) status = cli_keep_others(w, err);
     if (status == TSR_OK && first) status = cli_check_names(w, err);
     return status == TSR_OK ? open_output(w, err) : status;
 }

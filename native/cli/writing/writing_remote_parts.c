@@ -4,12 +4,14 @@
  *   the end   takes over what the notes have; does what no part has done, or with --finish refuses; publishes; the notes go
  *
  * A note is the object .tessera-TAG-2-of-8 below the destination: the size of its records (u64, little-endian), the records of its units
- * (tessera/sys/work.h), and what tsr_object_output_hand_over gives. TAG is determined by the plan, the source and the options. */
+ * (tessera/sys/work.h), and what tsr_object_output_hand_over gives. TAG is determined by the plan, the source and the options. While a
+ * checkpoint is replaced, .tessera-TAG-replacing keeps what the old one has: a killed run can go on by it, and by nothing else. */
 #include <inttypes.h>
 #include <stdio.h>
 
 #include "cli/writing/writing_parts.h"
 #include "publish/text.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/little_endian.h"
 
@@ -53,6 +55,57 @@ static part_output open_part(const cli_writing *w)
 {
     return (part_output){.base = {.create = create, .write_at = write_at, .sync = sync, .generation = w->output->generation},
                          .inner = w->output};
+}
+
+/* ---- what is there ---- */
+
+/* Parts must find each other's notes: their names are what the job's text determines. */
+tsr_status cli_choose_notes(cli_writing *w, tsr_error *err)
+{
+    tsr_str text;
+    const tsr_status status = cli_describe_work(w, &text, err);
+    if (status != TSR_OK) return status;
+    tsr_journal_tag(text, w->tag);
+    w->notes = tsr_arena_format(w->arena, err, ".tessera-%s-", w->tag);
+    return w->notes.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status cli_find_replacement(cli_writing *w, bool *found, tsr_error *err)
+{
+    tsr_object_replacing was;
+    const tsr_status status = tsr_object_replacing_read(cli_host(w->program), w->destination, w->notes, w->arena, &was, err);
+    *found = status == TSR_OK && was.is_found;
+    if (!*found) return status;
+    tsr_kept *kept = tsr_arena_array(w->arena, was.other_count + 1, sizeof *kept, err);
+    tsr_str *obsolete = tsr_arena_array(w->arena, was.obsolete_count + was.other_count + 1, sizeof *obsolete, err);
+    if (!kept || !obsolete) return TSR_E_NOMEM;
+    for (size_t i = 0; i < was.other_count; i++) kept[i] = (tsr_kept){was.others[i], TSR_ROLE_NONE};
+    for (size_t i = 0; i < was.obsolete_count; i++) obsolete[i] = was.obsolete[i];
+    w->replacement = (tsr_replacement){.exists = true,
+                                       .swap = was.is_unlike,
+                                       .obsolete = obsolete,
+                                       .obsolete_count = was.obsolete_count,
+                                       .marker_count = was.marker_count,
+                                       .generation = was.generation,
+                                       .kept = kept,
+                                       .kept_count = was.other_count};
+    return TSR_OK;
+}
+
+tsr_status cli_keep_others(cli_writing *w, tsr_error *err)
+{
+    tsr_replacement *r = &w->replacement;
+    const tsr_str *names;
+    size_t count, kept = 0;
+    tsr_status status = cli_list_files(w, &names, &count, err);
+    tsr_map *of_new = status == TSR_OK ? tsr_map_new(cli_host(w->program)->allocator, count, err) : NULL;
+    if (!of_new) return status == TSR_OK ? TSR_E_NOMEM : status;
+    for (size_t n = 0; n < count && status == TSR_OK; n++) status = tsr_map_put(of_new, names[n], (uint32_t)n, NULL, NULL, err);
+    for (size_t i = 0; status == TSR_OK && i < r->kept_count; i++)
+        if (tsr_map_get(of_new, r->kept[i].name, UINT32_MAX) == UINT32_MAX) r->kept[kept++] = r->kept[i];
+    if (status == TSR_OK) r->kept_count = kept;
+    tsr_map_free(of_new);
+    return status;
 }
 
 /* ---- a part ---- */

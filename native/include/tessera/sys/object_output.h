@@ -85,6 +85,20 @@ tsr_status tsr_object_output_put_note(tsr_output *output, tsr_str name, tsr_str 
 typedef tsr_status tsr_object_note_fn(void *ctx, tsr_str name, tsr_str text, tsr_error *err);
 tsr_status tsr_object_output_notes(tsr_output *output, tsr_object_note_fn *each, void *ctx, tsr_error *err);
 
+/* What an interrupted publication with these notes was replacing: it keeps a note of that from before its first change until its last. In
+ * the arena that was given. */
+typedef struct tsr_object_replacing {
+    bool is_found; /* otherwise there was none */
+    uint32_t generation;
+    bool is_unlike;          /* these as in tsr_object_output_options: */
+    const tsr_str *obsolete; /* as far as they are still there, and unchanged */
+    size_t obsolete_count, marker_count;
+    const tsr_str *others; /* what else is directly below the URL, but for notes: of the new checkpoint, or of neither */
+    size_t other_count;
+} tsr_object_replacing;
+tsr_status tsr_object_replacing_read(const tsr_host *host, const char *url, tsr_str notes, tsr_arena *arena, tsr_object_replacing *out,
+                                     tsr_error *err);
+
 /* Removes the notes. While it does there is one named TSR_NOTE_PUBLISHED. Publishing calls it in the end. */
 #define TSR_NOTE_PUBLISHED "published"
 tsr_status tsr_object_output_remove_notes(tsr_output *output, tsr_error *err);
