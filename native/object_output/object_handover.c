@@ -1,12 +1,13 @@
 /* One checkpoint by several processes that share nothing but the bucket. Each sends its files in parts and leaves the uploads open; a note
  * of it, an object of its own, has all that the last process needs to complete them. Until then nothing of the files is visible.
  *
- *   handed over  u32 files, then of each: name, id of the upload, u8 is whole, u64 size, u32 size of a part, u32 parts, then of each: its
- *                tag, its SHA-256
+ *   note  u64 size of the records, records (of the caller), u32 files, then of each: name, id of the upload, u8 is whole, u64 size, u32 size of a part,
+ *         u32 parts, then of each: its tag, its SHA-256
  *
  * Texts have their size before them (u32), numbers are little-endian (note_text.h). */
 #include "object_output/note_text.h"
 #include "object_output/object_output.h"
+#include "object_store/exchange.h"
 #include "tessera/sys/try.h"
 
 /* ---- handing over ---- */
@@ -41,13 +42,16 @@ static tsr_status put_object(const written_object *object, tsr_vec *note, tsr_er
     return TSR_OK;
 }
 
-tsr_status tsr_object_output_hand_over(tsr_output *base, const bool *kept, uint32_t count, tsr_vec *note, tsr_error *err)
+tsr_status tsr_object_output_hand_over(tsr_output *base, const bool *kept, uint32_t count, tsr_str records, tsr_vec *note,
+                                       tsr_error *err)
 {
     object_output *output = (object_output *)base;
     uint32_t given = 0;
     TSR_TRY(tsr_object_output_share(base, kept, count, false, err));
     TSR_TRY(tsr_parts_finish(output, err));
     for (uint32_t f = 0; f < count; f++) given += is_given(output, kept, f);
+    TSR_TRY(tsr_note_put_number(note, records.size, 8, err));
+    TSR_TRY(tsr_vec_append(note, records.data, records.size, err));
     TSR_TRY(tsr_note_put_number(note, given, 4, err));
     for (uint32_t f = 0; f < count; f++) {
         if (!is_given(output, kept, f)) continue;
@@ -83,35 +87,55 @@ static bool take_tag(tsr_str *in, tsr_part_tag *tag, char sum[TSR_SUM_DIGITS + 1
     return strlen(tag->text) == text.size && !strpbrk(tag->text, "<>&");
 }
 
-static tsr_status take_object(object_output *output, tsr_str *note, tsr_error *err)
-{
+/* What a note says of a file, before its parts. */
+typedef struct noted_file {
     tsr_str name, id;
     uint64_t is_whole, size, part_size, part_count;
-    if (!tsr_note_take_text(note, &name) || !tsr_note_take_text(note, &id) || !tsr_note_take_number(note, 1, &is_whole) ||
-        !tsr_note_take_number(note, 8, &size) || !tsr_note_take_number(note, 4, &part_size) || !tsr_note_take_number(note, 4, &part_count))
-        return refuse_note(err);
-    const uint32_t file = tsr_map_get(output->file_of, name, UINT32_MAX);
+} noted_file;
+
+static bool take_file(tsr_str *note, noted_file *file)
+{
+    return tsr_note_take_text(note, &file->name) && tsr_note_take_text(note, &file->id) &&
+           tsr_note_take_number(note, 1, &file->is_whole) && tsr_note_take_number(note, 8, &file->size) &&
+           tsr_note_take_number(note, 4, &file->part_size) && tsr_note_take_number(note, 4, &file->part_count);
+}
+
+static bool take_head(tsr_str *note, tsr_str *records, uint64_t *count)
+{
+    uint64_t size;
+    if (!tsr_note_take_number(note, 8, &size) || size > note->size) return false;
+    *records = (tsr_str){note->data, (size_t)size};
+    *note = (tsr_str){note->data + size, note->size - (size_t)size};
+    return tsr_note_take_number(note, 4, count);
+}
+
+static tsr_status take_object(object_output *output, tsr_str *note, tsr_error *err)
+{
+    noted_file noted;
+    if (!take_file(note, &noted)) return refuse_note(err);
+    const uint32_t file = tsr_map_get(output->file_of, noted.name, UINT32_MAX);
     written_object *object = file == UINT32_MAX ? NULL : written_object_at(output, file);
-    if (!object || object->upload.size != size || object->part_size != part_size || object->part_count != part_count)
+    if (!object || object->upload.size != noted.size || object->part_size != noted.part_size ||
+        object->part_count != noted.part_count)
         return refuse_note(err);
-    object->upload.id = tsr_arena_str(output->ids, id, err).data;
+    object->upload.id = tsr_arena_str(output->ids, noted.id, err).data;
     if (!object->upload.id) return TSR_E_NOMEM;
     for (unsigned i = 0; i < object->part_count; i++) {
-        const uint64_t left = size - (uint64_t)i * part_size;
+        const uint64_t left = noted.size - (uint64_t)i * noted.part_size;
         if (!take_tag(note, &object->tags[i], object->sums[i].sum)) return refuse_note(err);
-        object->sums[i].size = left < part_size ? (size_t)left : (size_t)part_size;
+        object->sums[i].size = left < noted.part_size ? (size_t)left : (size_t)noted.part_size;
     }
-    object->begun = is_whole ? UPLOAD_NONE : UPLOAD_BEGUN;
+    object->begun = noted.is_whole ? UPLOAD_NONE : UPLOAD_BEGUN;
     object->is_taken = true;
     object->is_there = false;
     object->small = NULL;
     return TSR_OK;
 }
 
-tsr_status tsr_object_output_take_over(tsr_output *base, tsr_str note, tsr_error *err)
+tsr_status tsr_object_output_take_over(tsr_output *base, tsr_str note, tsr_str *records, tsr_error *err)
 {
     uint64_t count;
-    if (!tsr_note_take_number(&note, 4, &count)) return refuse_note(err);
+    if (!take_head(&note, records, &count)) return refuse_note(err);
     for (uint64_t i = 0; i < count; i++) TSR_TRY(take_object((object_output *)base, &note, err));
     return note.size ? refuse_note(err) : TSR_OK;
 }
@@ -120,4 +144,58 @@ bool tsr_object_output_is_taken(const tsr_output *base, uint32_t file)
 {
     const object_output *output = (const object_output *)base;
     return file < output->objects.count && written_object_at(output, file)->is_taken;
+}
+
+/* ---- giving up ---- */
+
+static tsr_status abort_file(object_output *output, const noted_file *noted, tsr_error *err)
+{
+    if (noted->is_whole || !noted->id.size) return TSR_OK;
+    const tsr_upload upload = {.key = tsr_arena_format(output->arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root),
+                                                       output->root.size ? "/" : "", TSR_STR_ARG(noted->name)),
+                               .id = tsr_arena_str(output->arena, noted->id, err).data,
+                               .size = noted->size};
+    if (!upload.key.data || !upload.id) return TSR_E_NOMEM;
+    return output->service->uploading->abort(output->service, &upload, err);
+}
+
+static tsr_status abort_all(object_output *output, tsr_str note, tsr_error *err)
+{
+    tsr_str records;
+    uint64_t count;
+    tsr_part_tag tag;
+    char sum[TSR_SUM_DIGITS + 1];
+    if (!take_head(&note, &records, &count)) return refuse_note(err);
+    for (uint64_t i = 0; i < count; i++) {
+        noted_file noted;
+        if (!take_file(&note, &noted)) return refuse_note(err);
+        for (uint64_t p = 0; p < noted.part_count; p++)
+            if (!take_tag(&note, &tag, sum)) return refuse_note(err);
+        TSR_TRY(abort_file(output, &noted, err));
+    }
+    return TSR_OK;
+}
+
+/* The note goes last, so that what is interrupted can be repeated. Other processes may do the same at the same time. */
+static tsr_status discard(object_output *output, const tsr_object *note, bool is_part, tsr_error *err)
+{
+    tsr_error why = {0};
+    tsr_str text;
+    tsr_status status = tsr_note_read(output->service, note, output->arena, &text, &why);
+    if (status == TSR_E_NOT_FOUND) return TSR_OK;
+    if (status == TSR_OK && is_part) status = abort_all(output, text, &why);
+    TSR_FAIL_IF(status == TSR_E_FORMAT, err, status, "'%s' is not the note of a part of a plan, or is damaged; remove it yourself",
+                tsr_shown_key_of(output->service, note->key).text);
+    if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    return output->service->uploading->remove(output->service, note->key, err);
+}
+
+tsr_status tsr_handover_discard(object_output *output, tsr_error *err)
+{
+    const tsr_object *objects = output->before.items.items;
+    bool is_part;
+    if (!output->options.discard_parts) return TSR_OK;
+    for (size_t i = 0; i < output->before.items.count; i++)
+        if (tsr_is_foreign_note(output, objects[i].key, &is_part)) TSR_TRY(discard(output, &objects[i], is_part, err));
+    return TSR_OK;
 }

@@ -190,6 +190,7 @@ static tsr_status open_output(object_output *output, const char *url, tsr_error 
     TSR_TRY(tsr_object_look(output, &output->before, err));
     TSR_TRY(note_before(output, err));
     TSR_TRY(check_kind(output, err));
+    TSR_TRY(tsr_handover_discard(output, err));
     return tsr_resume_look(output, err);
 }
 

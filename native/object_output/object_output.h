@@ -146,6 +146,12 @@ bool tsr_object_has_notes(const object_output *output, const tsr_object_list *fo
 const tsr_object *tsr_object_find_note(const object_output *output, tsr_str name);
 /* The text of a note, in `arena`. TSR_E_FORMAT where it is damaged. */
 tsr_status tsr_note_read(tsr_service *service, const tsr_object *note, tsr_arena *arena, tsr_str *text, tsr_error *err);
+/* object_foreign.c. Whether a key is that of a note of another job; of a part, or of the whole job. */
+bool tsr_is_foreign_note(const object_output *output, tsr_str key, bool *is_part);
+/* TSR_E_EXISTS where there are such notes in `found`, unless they are allowed. */
+tsr_status tsr_foreign_refuse(const object_output *output, const tsr_object_list *found, tsr_error *err);
+/* object_handover.c. Removes these, and the uploads that they name, where options.discard_parts is set. */
+tsr_status tsr_handover_discard(object_output *output, tsr_error *err);
 /* object_replacing.c. Leaves the note of what is replaced, before anything changes that readers see. */
 #define TSR_NOTE_REPLACING "replacing"
 tsr_status tsr_replacing_begin(object_output *output, tsr_error *err);

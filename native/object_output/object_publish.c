@@ -65,9 +65,10 @@ static const tsr_object *first_object(const object_output *output, const tsr_obj
 {
     const tsr_object *objects = found->items.items;
     tsr_str note;
+    bool is_part;
     for (size_t i = 0; i < found->items.count; i++)
         if (!is_directory_mark(&objects[i]) && !tsr_resume_knows(output, objects[i].key) &&
-            !tsr_object_is_note(output, objects[i].key, &note))
+            !tsr_object_is_note(output, objects[i].key, &note) && !tsr_is_foreign_note(output, objects[i].key, &is_part))
             return &objects[i];
     return NULL;
 }
@@ -84,7 +85,8 @@ tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_er
     TSR_TRY(service->list(service, prefix, true, found, err));
     output->has_notes = tsr_object_has_notes(output, found);
     const tsr_object *first = first_object(output, found);
-    if (!first || output->options.overwrite) return TSR_OK;
+    if (!first) return tsr_foreign_refuse(output, found, err);
+    if (output->options.overwrite) return TSR_OK;
     if (tsr_str_equal(first->key, output->root))
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it",
                          tsr_shown_key_of(service, output->root).text);

@@ -14,6 +14,7 @@ import test_azure  # noqa: E402, F401
 import test_costs  # noqa: E402, F401
 import test_cp  # noqa: E402, F401
 import test_every_request  # noqa: E402, F401
+import test_exec_others  # noqa: E402, F401
 import test_exec_parts  # noqa: E402, F401
 import test_gcs  # noqa: E402, F401
 import test_hf  # noqa: E402, F401

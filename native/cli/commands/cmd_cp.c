@@ -275,7 +275,9 @@ static tsr_status open_remote_output(copying *c, tsr_error *err)
                                                .resume = c->arguments->resume,
                                                .names = c->names,
                                                .name_count = c->count};
-    return status == TSR_OK ? tsr_object_output_open(cli_host(c->program), c->to, &options, &c->output, err) : status;
+    if (status == TSR_OK) status = tsr_object_output_open(cli_host(c->program), c->to, &options, &c->output, err);
+    if (status == TSR_OK) cli_note_other_parts(c->program, c->output, c->to);
+    return status;
 }
 
 /* The new files have the names of the old ones, so that only the whole directory can be replaced. */

@@ -169,6 +169,7 @@ static const cli_option options[] = {
      offsetof(exec_arguments, writing.overwrite)},
     {"resume", 0, CLI_FLAG, NULL, "Continue an interrupted run; onto a disk, exec always does",
      offsetof(exec_arguments, writing.resume)},
+    CLI_DISCARD_PARTS_OPTION(exec_arguments, writing.discard_parts),
     {"no-verify", 0, CLI_FLAG, NULL, "Do not check again what other parts and earlier runs wrote",
      offsetof(exec_arguments, writing.no_verify)},
     {"dry-run", 0, CLI_FLAG, NULL, "Check the plan against its source and decide everything, but write nothing",

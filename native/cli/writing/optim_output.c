@@ -1,6 +1,8 @@
 /* The files of an optimizer conversion: written next to the destination, or uploaded without being visible, and published together. */
 #include "cli/writing/optim_output.h"
 
+#include "cli/writing/resumed.h"
+
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/object_store.h"
@@ -68,6 +70,7 @@ static tsr_status open_remote(cli_optim_output *o, tsr_error *err)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'", o->destination, o->source);
     const tsr_status status = tsr_object_output_open(cli_host(o->program), o->destination, &options, &o->output, err);
     if (status != TSR_OK) return status;
+    cli_note_other_parts(o->program, o->output, o->destination);
     o->cleanup = (cli_cleanup){.remove = remove_unfinished, .ctx = o};
     cli_cleanup_add(&o->cleanup);
     return TSR_OK;

@@ -22,6 +22,15 @@ void cli_report_resumed(const cli *program, const tsr_object_resumed *r)
                  cli_number(r->uploads_left).text, r->uploads_left == 1 ? "" : "s");
 }
 
+void cli_note_other_parts(const cli *program, const tsr_output *output, const char *destination)
+{
+    tsr_str first;
+    const size_t count = tsr_object_output_other_parts(output, &first);
+    if (!count) return;
+    cli_warn(program, "'%s' has unfinished parts of another plan ('%.*s' and %s more); they are kept; --discard-parts of exec, convert or reshard removes them",
+             destination, TSR_STR_ARG(first), cli_number(count - 1).text);
+}
+
 void cli_report_continued(const tsr_object_resumed *r)
 {
     if (r->bytes) {

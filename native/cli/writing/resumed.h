@@ -12,4 +12,7 @@ void cli_report_continued(const tsr_object_resumed *resumed);
 /* "resumed": {…} */
 void cli_put_resumed(tsr_json *json, const tsr_object_resumed *resumed);
 
+/* Warns of what unfinished parts of other plans left at the destination, which stays. */
+void cli_note_other_parts(const cli *program, const tsr_output *output, const char *destination);
+
 #endif

@@ -17,10 +17,14 @@ typedef struct cli_writing_options {
     cli_selection selection;
     const char *dtype, *for_torch;
     uint64_t max_memory;
-    bool raw_cast, ignore_crc, overwrite, resume, no_verify, dry_run, json, allow_expansion;
+    bool raw_cast, ignore_crc, overwrite, resume, discard_parts, no_verify, dry_run, json, allow_expansion;
 } cli_writing_options;
 
 #define CLI_RAW_CAST_HELP "Let --dtype cast quantized numbers and their scales as stored, without applying the scales"
+
+#define CLI_DISCARD_PARTS_OPTION(type, field) \
+    {"discard-parts", 0, CLI_FLAG, NULL, \
+     "Remove what unfinished parts of another plan (exec --part) left at DEST", offsetof(type, field)}
 
 #define CLI_WRITING_OPTIONS(type, field) \
     {"include", 0, CLI_LIST, "GLOB", "Use only names that match (repeatable)", offsetof(type, field.selection.include)}, \
@@ -64,6 +68,7 @@ typedef struct cli_writing_options {
          NULL, \
          "Continue an interrupted run of the same job; keep finished work if this run fails", \
          offsetof(type, field.resume)}, \
+        CLI_DISCARD_PARTS_OPTION(type, field.discard_parts), \
         {"no-verify", \
          0, \
          CLI_FLAG, \

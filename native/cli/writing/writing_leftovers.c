@@ -35,14 +35,18 @@ static tsr_status clear_one(cli_writing *w, const cli_start *b, const tsr_leftov
         if (l[i].by_ranks || l[i].parts == 1) run = l[i].text.size || !run ? &l[i] : run;
         else if (l[i].parts > parts) parts = l[i].parts;
     }
-    if (busy || !any) return TSR_OK; /* without a journal it is nobody's */
-    if (parts) {
+    if (busy && parts && w->options->discard_parts)
+        cli_warn(w->program, "parts of another plan for '%s' are being written by another process; they are kept",
+                 w->destination);
+    if (busy || !any || (w->is_exec && !parts)) return TSR_OK; /* without a journal it is nobody's */
+    if (parts && !w->options->discard_parts) {
         cli_warn(w->program,
-                 "'%s' has an unfinished job of %" PRIu64 " parts from another plan; its files '.%s.tessera-%s…' are kept",
+                 "'%s' has an unfinished job of %" PRIu64 " parts from another plan; its files '.%s.tessera-%s…' are kept; "
+                 "--discard-parts removes them",
                  w->destination, parts, w->journals.name, l->tag);
         return TSR_OK;
     }
-    if (w->options->resume && run && run->text.size && !b->resumed) return refuse_other(w, run->text, b->text, err);
+    if (!parts && w->options->resume && run && run->text.size && !b->resumed) return refuse_other(w, run->text, b->text, err);
     cli_warn(w->program, "removing the remains of an interrupted run for '%s'", w->destination);
     return tsr_journals_discard(&w->journals, l->tag, err);
 }
@@ -50,8 +54,9 @@ static tsr_status clear_one(cli_writing *w, const cli_start *b, const tsr_leftov
 /* Runs of other works: in the way of --resume, else removed unless somebody is at them or means to go on. */
 static tsr_status clear_other(cli_writing *w, const cli_start *b, tsr_error *err)
 {
+    const bool clears = !w->is_exec || w->options->discard_parts;
     tsr_status status = TSR_OK;
-    for (size_t i = 0, end; i < b->count && status == TSR_OK && !w->is_exec; i = end) {
+    for (size_t i = 0, end; i < b->count && status == TSR_OK && clears; i = end) {
         for (end = i + 1; end < b->count && strcmp(b->found[end].tag, b->found[i].tag) == 0;) end++;
         if (!cli_is_own(w, &b->found[i])) status = clear_one(w, b, &b->found[i], end - i, err);
     }

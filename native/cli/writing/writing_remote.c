@@ -7,6 +7,7 @@
  * of a plan, which may run on machines that share nothing but the bucket, are in writing_remote_parts.c. */
 #include "cli/program/signals.h"
 #include "cli/writing/ranked_output.h"
+#include "cli/writing/resumed.h"
 #include "cli/writing/writing_parts.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
@@ -52,8 +53,10 @@ static tsr_status open_output(cli_writing *w, tsr_error *err)
                                                .names = names,
                                                .name_count = count,
                                                .notes = w->notes,
-                                               .takes_over = w->is_exec && !w->part};
+                                               .takes_over = w->is_exec && !w->part,
+                                               .discard_parts = w->options->discard_parts};
     if (status == TSR_OK) status = tsr_object_output_open(cli_host(w->program), w->destination, &options, &w->output, err);
+    if (status == TSR_OK && cli_speaks(w->program)) cli_note_other_parts(w->program, w->output, w->destination);
     return status;
 }
 

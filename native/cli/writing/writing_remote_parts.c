@@ -3,19 +3,15 @@
  *   part      does the units of its files, and what surrounds them; sends all of it, but completes nothing; leaves a note
  *   the end   takes over what the notes have; does what no part has done, or with --finish refuses; publishes; the notes go
  *
- * A note is the object .tessera-TAG-2-of-8 below the destination: the size of its records (u64, little-endian), the records of its units
- * (tessera/sys/work.h), and what tsr_object_output_hand_over gives. TAG is determined by the plan, the source and the options. While a
+ * A note is the object .tessera-TAG-2-of-8 below the destination: the records of its units (tessera/sys/work.h), and what
+ * tsr_object_output_hand_over gives. TAG is determined by the plan, the source and the options. While a
  * checkpoint is replaced, .tessera-TAG-replacing keeps what the old one has: a killed run can go on by it, and by nothing else. */
 #include <inttypes.h>
 #include <stdio.h>
 
 #include "cli/writing/writing_parts.h"
-#include "publish/text.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/object_output.h"
-#include "tessera/sys/little_endian.h"
-
-enum { HEAD = 8 };
 
 /* An output that passes over files of other processes. */
 typedef struct part_output {
@@ -126,12 +122,12 @@ static tsr_status do_part(cli_writing *w, part_output *o, tsr_error *err)
 
 static tsr_status make_note(cli_writing *w, const part_output *o, tsr_vec *note, tsr_error *err)
 {
-    const char head[HEAD] = {0};
-    tsr_status status = tsr_text_add(note, (tsr_str){head, HEAD}, err);
-    if (status == TSR_OK) status = tsr_work_records(w->work, note, err);
-    if (status != TSR_OK) return status;
-    tsr_store_le(note->items, note->count - HEAD, HEAD);
-    return tsr_object_output_hand_over(w->output, o->written, o->count, note, err);
+    tsr_vec records = tsr_vec_of(note->allocator, 1);
+    tsr_status status = tsr_work_records(w->work, &records, err);
+    if (status == TSR_OK)
+        status = tsr_object_output_hand_over(w->output, o->written, o->count, (tsr_str){records.items, records.count}, note, err);
+    tsr_vec_free(&records);
+    return status;
 }
 
 static tsr_status leave_note(cli_writing *w, const part_output *o, tsr_error *err)
@@ -167,13 +163,9 @@ typedef struct note_taker {
 
 static tsr_status take_text(cli_writing *w, tsr_str text, tsr_error *err)
 {
-    const uint64_t records = text.size >= HEAD ? tsr_load_le(text.data, HEAD) : 0;
-    if (text.size < HEAD || records > text.size - HEAD)
-        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the note of a part is damaged; run the part again");
-    const tsr_status status = tsr_work_take(w->work, (tsr_str){text.data + HEAD, (size_t)records}, NULL, err);
-    if (status != TSR_OK) return status;
-    return tsr_object_output_take_over(w->output, (tsr_str){text.data + HEAD + records, text.size - HEAD - (size_t)records},
-                                       err);
+    tsr_str records;
+    const tsr_status status = tsr_object_output_take_over(w->output, text, &records, err);
+    return status == TSR_OK ? tsr_work_take(w->work, records, NULL, err) : status;
 }
 
 static tsr_status take_note(void *ctx, tsr_str name, tsr_str text, tsr_error *err)

@@ -35,6 +35,9 @@ typedef struct tsr_object_output_options {
      * the new one is complete. Where there are such notes, objects of `names` may be this job's. `takes_over`: this process publishes. */
     tsr_str notes;
     bool takes_over;
+    /* Notes of other jobs, unfinished parts of another plan, mean that the destination exists. `discard_parts`: they and their uploads are
+     * removed when the output is opened; TSR_E_FORMAT for one that is damaged. */
+    bool discard_parts;
 } tsr_object_output_options;
 
 /* What was continued. */
@@ -71,13 +74,14 @@ typedef enum tsr_object_step {
 tsr_status tsr_object_output_step(tsr_output *output, tsr_object_step step, uint32_t marker, tsr_error *err);
 
 /* The same for processes that share nothing but the bucket, and may run days apart. Each sends all bytes of the files `kept`, of the first
- * `count`, and leaves their uploads open: nothing of them is visible. Appends what another process needs to complete them to `note`, a
- * vec of bytes. Empty files are left to that process. tsr_object_output_keep_uploads then makes closing leave the uploads. */
-tsr_status tsr_object_output_hand_over(tsr_output *output, const bool *kept, uint32_t count, tsr_vec *note, tsr_error *err);
+ * `count`, and leaves their uploads open: nothing of them is visible. Appends `records`, which are the caller's, and
+ * what another process needs to complete the uploads to `note`, a vec of bytes. Empty files are left to that process. tsr_object_output_keep_uploads then makes closing leave the uploads. */
+tsr_status tsr_object_output_hand_over(tsr_output *output, const bool *kept, uint32_t count, tsr_str records, tsr_vec *note,
+                                       tsr_error *err);
 void tsr_object_output_keep_uploads(tsr_output *output);
-/* The process that publishes: takes over what a note has, before anything is published. These files must not be written any more. If
+/* The process that publishes: takes over what a note has, and sets *records to the caller's, before anything is published. These files must not be written any more. If
  * publishing fails, their uploads stay. TSR_E_FORMAT for a note that is damaged or of other files. */
-tsr_status tsr_object_output_take_over(tsr_output *output, tsr_str note, tsr_error *err);
+tsr_status tsr_object_output_take_over(tsr_output *output, tsr_str note, tsr_str *records, tsr_error *err);
 bool tsr_object_output_is_taken(const tsr_output *output, uint32_t file);
 /* Writes a note, an object next to the files, whose name follows options.notes. Replaces one of that name. */
 tsr_status tsr_object_output_put_note(tsr_output *output, tsr_str name, tsr_str text, tsr_error *err);
@@ -98,6 +102,9 @@ typedef struct tsr_object_replacing {
 } tsr_object_replacing;
 tsr_status tsr_object_replacing_read(const tsr_host *host, const char *url, tsr_str notes, tsr_arena *arena, tsr_object_replacing *out,
                                      tsr_error *err);
+
+/* How many notes of other jobs are kept at the destination, and the name of the first. */
+size_t tsr_object_output_other_parts(const tsr_output *output, tsr_str *first);
 
 /* Removes the notes. While it does there is one named TSR_NOTE_PUBLISHED. Publishing calls it in the end. */
 #define TSR_NOTE_PUBLISHED "published"
