@@ -13,6 +13,7 @@ import servers  # noqa: E402
 import test_azure  # noqa: E402, F401
 import test_costs  # noqa: E402, F401
 import test_cp  # noqa: E402, F401
+import test_every_reply  # noqa: E402, F401
 import test_every_request  # noqa: E402, F401
 import test_exec_others  # noqa: E402, F401
 import test_exec_parts  # noqa: E402, F401

@@ -1,0 +1,221 @@
+"""At every request of a command in turn: its reply is lost, the objects change, the server is slow. The result is the same or the message
+is clear, and the requests are counted: what may have been carried out is asked about before it is repeated."""
+import collections
+import concurrent.futures
+import os
+import time
+
+from checks import need, test
+from fake_s3 import serving
+from harness import st_write
+from test_every_request import PREFIX, at, destination, jobs, outcome, remove, small
+from test_s3 import files_below
+
+CREATE, PART, COMPLETE, PUT, DELETE, LIST, LIST_PARTS = ("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload", "PutObject", "DeleteObject",
+                                                         "ListMultipartUploads", "ListParts")
+
+
+class Run:
+    """A command against a server of its own: what it made visible, and the operations that the server saw, in their order."""
+
+    def __init__(self, t, name, job, setup=lambda server: None):
+        before, args, is_remote = job
+        self.operations, self.keys = [], []
+        local = f"{name}-{time.monotonic_ns()}"
+        with serving(dict(before)) as s:
+            setup(s)
+            inner = s.trouble
+
+            def trouble(handler, key, count):
+                with s.lock:
+                    self.operations.append(handler.operation)
+                    self.keys.append(key)
+                return inner(handler, key, count)
+            s.trouble = trouble
+            self.p = t.run(*args[:2], *destination(t, local, is_remote), *args[2:], status=(0, 1, 2), env=s.env())
+            self.made = outcome(t, s, local, is_remote, self.p)
+            self.uploads = list(s.uploads)
+        if is_remote is False:
+            remove(t.at(local))
+
+    def counts(self):
+        return collections.Counter(self.operations)
+
+
+def all_jobs(t):
+    """Those of every trouble, by names that are paths, and one that replaces."""
+    found = {name.replace(" ", "-"): job for name, job in jobs(t).items()}
+    old = {f"out/{k}": v for k, v in files_below(small(t)).items() if k != "a.safetensors"}
+    found["resume-from"] = (found["cp-from"][0], ("cp", "s3://b/ck", "--resume"), False)
+    return {**found, "overwrite-to": (old, ("convert", os.path.join(small(t), "a.safetensors"), "--to", "dcp", "--overwrite"), True)}
+
+
+def in_turn(check, cases):
+    """What each case gives."""
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        done = [pool.submit(check, *case) for case in cases]
+    failed = [str(e) for e in (d.exception() for d in done) if e]
+    need(not failed, f"{len(failed)} of {len(cases)}: " + "\n  ".join(failed[:8]))
+    return [d.result() for d in done]
+
+
+# ---- lost replies ----
+
+# What follows the lost reply of a write: the first request about that key, and what is sent more than without trouble.
+AFTER = {CREATE: (LIST, {LIST: 1, LIST_PARTS: 1}), COMPLETE: ("GET", {"GET": 1}), PUT: ("GET", {"GET": 2}), PART: (PART, {PART: 1}), DELETE: (DELETE, {DELETE: 1}),
+         LIST: (LIST, {LIST: 1})}
+REPLACING = PUT, {PUT: 1}  # an object that takes another's place, and has no condition: writing it twice is harmless
+
+
+def check_lost(t, name, job, wanted, index):
+    lost = []
+
+    def setup(s):
+        seen = [-1]
+
+        def loses(handler):
+            with s.lock:
+                seen[0] += 1
+                if seen[0] == index:
+                    lost.append((handler.operation, handler.path.partition("?")[0][len("/b/"):], len(s.asked), "If-None-Match" in handler.headers))
+                return seen[0] == index
+        s.loses = loses
+    r = Run(t, name, job, setup)
+    operation, key, when, is_conditional = lost[0]
+    need(r.p.returncode == 0 and r.made == wanted.made and not r.uploads, f"{name} {index} {operation}: {r.p.returncode} {r.p.stderr.decode()} {r.uploads}")
+    first, more = AFTER[operation] if operation != PUT or is_conditional else REPLACING
+    asked = [o for o, k in list(zip(r.operations, r.keys))[when:] if k == key or (o == LIST and not k)]
+    need(asked and asked[0] == first, f"{name} {index}: after {operation} of {key} come {asked[:4]}")
+    extra = r.counts() - wanted.counts()
+    need(extra == collections.Counter(more) and not wanted.counts() - r.counts(), f"{name} {index}: {operation} of {key} costs {dict(extra)}")
+    return operation, is_conditional
+
+
+@test
+def test_lost_reply_at_every_request(t):
+    """Nothing is begun, completed or written twice: the server is asked first, with one or two requests. Parts, removals and listings, which
+    may be done twice, are sent again."""
+    seen = collections.Counter()
+    for name, job in all_jobs(t).items():
+        wanted = Run(t, name, job)
+        need(wanted.p.returncode == 0, wanted.p.stderr)
+        writes = sum(n for o, n in wanted.counts().items() if o in AFTER)
+        seen.update(in_turn(check_lost, [(t, name, job, wanted, i) for i in range(writes)]))
+    need({o for o, _ in seen} == set(AFTER) and seen[PUT, True] and seen[PUT, False], f"{seen}")
+
+
+# ---- slow servers ----
+
+def check_slow(t, name, job, wanted, index, how):
+    r = Run(t, name, job, lambda s: setattr(s, "trouble", at(index, how, False)))
+    need(r.p.returncode == wanted.p.returncode and r.made == wanted.made and not r.uploads, f"{name} {index}: {r.p.returncode} {r.p.stderr.decode()}")
+    need(r.counts() == wanted.counts(), f"{name} {index}: {r.counts()} instead of {wanted.counts()}")
+
+
+def late(handler):
+    time.sleep(0.4)  # longer than anything waits before it repeats a request
+
+
+def in_drops(handler):
+    """A few bytes at a time."""
+    written, write = handler.wfile, handler.wfile.write
+
+    class Drops:
+        def write(self, data):
+            step = max(1, len(data) // 6)
+            for i in range(0, len(data), step):
+                write(data[i:i + step])
+                written.flush()
+                time.sleep(0.05)
+            return len(data)
+
+        def __getattr__(self, name):
+            return getattr(written, name)
+    handler.wfile = Drops()
+
+
+@test
+def test_slow_server_at_every_request(t):
+    """What is late is waited for, and never asked for twice."""
+    total = 0
+    for name, job in all_jobs(t).items():
+        wanted = Run(t, name, job)
+        need(wanted.p.returncode == 0, wanted.p.stderr)
+        total += len(in_turn(check_slow, [(t, name, job, wanted, i, how) for i in range(len(wanted.operations)) for how in (late, in_drops)]))
+    need(total > 100, f"only {total} cases")
+
+
+# ---- objects that change ----
+
+def two_versions(t):
+    """Two checkpoints of several files with the same names and sizes, and other values in each file."""
+    made = []
+    for version in "ab":
+        if not os.path.exists(t.at(version)):
+            st_write(t.at(version + ".safetensors"), {f"t{i}": ("F32", [768 << 10], os.urandom(3 << 20)) for i in range(4)})
+            t.run("convert", t.at(version + ".safetensors"), t.at(version), "--to", "safetensors", "--max-shard-size", "7MB")
+        made.append({PREFIX + k: v for k, v in files_below(t.at(version)).items()})
+    need({k: len(v) for k, v in made[0].items()} == {k: len(v) for k, v in made[1].items()} and len(made[0]) == 3, f"{[sorted(m) for m in made]}")
+    return made
+
+
+READING = {"inspect": (("inspect", "s3://b/ck", "--json", "--hash", "sha256"), None), "convert-from": (("convert", "s3://b/ck", "--to", "torch"), False),
+           "cp-from": (("cp", "s3://b/ck"), False), "resume-from": (("cp", "s3://b/ck", "--resume"), False),
+           "cp-within": (("cp", "s3://b/ck"), True),
+           "convert-within": (("convert", "s3://b/ck", "--to", "dcp"), True)}
+
+
+def check_changed(t, name, job, wanted, index):
+    def change(handler):
+        with handler.server.lock:
+            handler.server.objects.update(wanted["b"].before)
+    r = Run(t, name, job, lambda s: setattr(s, "trouble", at(index, change, False)))
+    if r.p.returncode == 0 and r.made in (wanted["a"].made, wanted["b"].made):
+        return "a" if r.made == wanted["a"].made else "b"
+    findings = r.p.stdout if name == "inspect" else b""
+    need((r.p.returncode == 2 or findings) and b"changed" in r.p.stderr + findings, f"{name} {index}: {r.p.returncode} {r.p.stderr.decode()}")
+    need(name == "inspect" or not r.made and not r.uploads, f"{name} {index} leaves {sorted(r.made)}")
+    # A change is not tried again. Threads that waited for the same window of ranges ask for it themselves; inspect goes on with other tensors.
+    more = r.counts() - wanted["a"].counts()
+    need(set(more) <= {"GET", "AbortMultipartUpload", DELETE} and more["GET"] <= (len(wanted["a"].operations) // 2 if name == "inspect" else 8),
+         f"{name} {index}: {dict(more)} more")
+    return "refused"
+
+
+@test
+def test_change_of_the_source_at_every_request(t):
+    """The result is of one version, or the run ends: it is never a mixture, and what changed is not asked for again."""
+    a, b = two_versions(t)
+    for name, (args, is_remote) in READING.items():
+        wanted = {}
+        for version, objects in (("a", a), ("b", b)):
+            wanted[version] = Run(t, name, (objects, args, is_remote))
+            wanted[version].before = objects
+            need(wanted[version].p.returncode == 0, wanted[version].p.stderr)
+        need(wanted["a"].made != wanted["b"].made, "two versions")
+        seen = in_turn(check_changed, [(t, name, (a, args, is_remote), wanted, i) for i in range(len(wanted["a"].operations))])
+        need(set(seen) >= {"b", "refused"}, f"{name}: {collections.Counter(seen)}")
+
+
+def check_changed_copy(t, job, wanted, index):
+    """Somebody writes to an object of the destination while it is written."""
+    def change(handler):
+        with handler.server.lock:
+            for k in [k for k in handler.server.objects if k.startswith("out/") and not k.endswith(".metadata")][:1]:
+                handler.server.objects[k] = bytes(len(handler.server.objects[k]))
+    r = Run(t, "cp-to", job, lambda s: setattr(s, "trouble", at(index, change, False)))
+    if r.p.returncode == 0:
+        return "before" if r.made == wanted.made else "after"
+    need(b"not those that were written" in r.p.stderr and not r.uploads and "out/.metadata" not in r.made, f"{index}: {r.p.stderr.decode()} {sorted(r.made)}")
+    return "refused"
+
+
+@test
+def test_change_of_the_copy_at_every_request(t):
+    """What is read back is not what was written: there is no marker then. After it was read nobody can know."""
+    job = all_jobs(t)["cp-to"]
+    wanted = Run(t, "cp-to", job)
+    reads = [i for i, o in enumerate(wanted.operations) if o == "GET"]
+    seen = in_turn(check_changed_copy, [(t, job, wanted, i) for i in range(len(wanted.operations))])
+    need("refused" in seen and "before" in seen, f"{seen}")
+    need(not reads or seen[reads[-1] + 1:].count("refused") == 0, f"{seen}")
