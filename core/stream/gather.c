@@ -318,6 +318,7 @@ static tsr_status read_part(const tsr_gather *gather, tsr_located *part, uint64_
 {
     tsr_store *store = tsr_checkpoint_store(gather->checkpoint);
     const tsr_view *view = &part->view;
+    if (!view->zstd && store->expect && part->span > size) store->expect(store, view->file, view->byte_offset, part->span);
     if (!view->zstd) return tsr_store_read(store, view->file, view->byte_offset + byte, to, size, err);
     if (!part->stream) {
         TSR_TRY(tsr_unzstd_open((tsr_range){store, view->file, view->stream_offset, view->stream_length},

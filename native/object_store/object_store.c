@@ -127,6 +127,11 @@ static tsr_status object_guard(tsr_store *base, const tsr_store_guard *guard, ts
     return tsr_guards_add(((object_store *)base)->guards, guard, err);
 }
 
+static void object_expect(tsr_store *base, uint32_t file, uint64_t offset, uint64_t size)
+{
+    if (size > TSR_CACHE_LARGEST_READ) tsr_read_ahead_expect(((object_store *)base)->ahead, file, offset, size);
+}
+
 /* ---- what is shown ---- */
 
 static int by_name(const void *a, const void *b)
@@ -291,7 +296,7 @@ tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_stor
     TSR_TRY(tsr_location_parse(url, &location, err));
     object_store *store = tsr_alloc(host->allocator, 1, sizeof *store, err);
     if (!store) return TSR_E_NOMEM;
-    *store = (object_store){.base = {.primary = TSR_NO_FILE, .read_at = object_read_at, .close = object_close, .deepen = object_deepen, .guard = object_guard},
+    *store = (object_store){.base = {.primary = TSR_NO_FILE, .read_at = object_read_at, .close = object_close, .deepen = object_deepen, .guard = object_guard, .expect = object_expect},
                             .allocator = host->allocator};
     tsr_status status = tsr_object_list_open(host->allocator, &store->objects, err);
     if (status == TSR_OK) status = tsr_block_cache_new(host->allocator, fetch, store, &store->cache, err);

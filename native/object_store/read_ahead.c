@@ -7,7 +7,7 @@
 
 #include "tessera/sys/alloc.h"
 
-enum { WINDOW = 8 << 20, WINDOWS = 4, RUNS = 16 };
+enum { WINDOW = 8 << 20, WINDOWS = 4, RUNS = 16, BEFORE = 64 << 10 };
 
 typedef struct window {
     uint32_t file;
@@ -21,7 +21,7 @@ typedef struct window {
 /* Where a read ended: the next one of its run begins there. */
 typedef struct run {
     uint32_t file;
-    uint64_t end; /* 0: none */
+    uint64_t begin, end; /* end 0: none */
 } run;
 
 struct tsr_read_ahead {
@@ -32,7 +32,9 @@ struct tsr_read_ahead {
     pthread_cond_t fetched;
     window windows[WINDOWS];
     run runs[RUNS];
+    run expected[RUNS]; /* announced */
     uint64_t clock;
+    unsigned expected_count; /* so far */
 };
 
 tsr_status tsr_read_ahead_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_read_ahead **out, tsr_error *err)
@@ -58,7 +60,19 @@ void tsr_read_ahead_free(tsr_read_ahead *ahead)
 void tsr_read_ahead_forget(tsr_read_ahead *ahead)
 {
     for (size_t i = 0; i < WINDOWS; i++) ahead->windows[i].size = 0;
-    for (size_t i = 0; i < RUNS; i++) ahead->runs[i].end = 0;
+    for (size_t i = 0; i < RUNS; i++) ahead->runs[i].end = ahead->expected[i].end = 0;
+}
+
+void tsr_read_ahead_expect(tsr_read_ahead *ahead, uint32_t file, uint64_t offset, uint64_t size)
+{
+    bool is_known = false;
+    pthread_mutex_lock(&ahead->lock);
+    for (size_t i = 0; i < RUNS && !is_known; i++) {
+        const run *e = &ahead->expected[i];
+        is_known = e->end == offset + size && e->file == file && e->begin == offset;
+    }
+    if (!is_known) ahead->expected[ahead->expected_count++ % RUNS] = (run){file, offset, offset + size};
+    pthread_mutex_unlock(&ahead->lock);
 }
 
 static window *find(tsr_read_ahead *ahead, uint32_t file, uint64_t offset)
@@ -81,19 +95,37 @@ static window *oldest(tsr_read_ahead *ahead)
     return found;
 }
 
-/* Whether the read continues a run, which ends behind it from now on. A new run takes the place of the oldest. */
-static bool continues_run(tsr_read_ahead *ahead, const tsr_block_range *range, size_t size)
+/* Where reading ahead from here ends: with the bytes that were announced, if the run began in them, or what goes before them, such as the
+ * header of a member. A run that has come here from others goes on behind them, too. Never in another window. */
+static size_t window_size(const tsr_read_ahead *ahead, const tsr_block_range *range, uint64_t begin)
+{
+    uint64_t end = range->file_size - range->offset < WINDOW ? range->file_size : range->offset + WINDOW;
+    for (size_t i = 0; i < RUNS; i++) {
+        const run *e = &ahead->expected[i];
+        const bool is_in = e->file == range->file && range->offset >= e->begin && range->offset < e->end;
+        if (is_in && begin + BEFORE >= e->begin && e->end < end) end = e->end;
+    }
+    for (size_t i = 0; i < WINDOWS; i++) {
+        const window *w = &ahead->windows[i];
+        if (w->size && w->file == range->file && w->offset > range->offset && w->offset < end) end = w->offset;
+    }
+    return (size_t)(end - range->offset);
+}
+
+/* Whether the read continues a run, which ends behind it from now on, and began at *begin. A new run takes the place of the oldest. */
+static bool continues_run(tsr_read_ahead *ahead, const tsr_block_range *range, size_t size, uint64_t *begin)
 {
     run *found = NULL;
     for (size_t i = 0; i < RUNS && !found; i++)
         if (ahead->runs[i].end && ahead->runs[i].file == range->file && ahead->runs[i].end == range->offset) found = &ahead->runs[i];
+    *begin = found ? found->begin : range->offset;
     if (found) found->end = range->offset + size;
-    else ahead->runs[ahead->clock++ % RUNS] = (run){range->file, range->offset + size};
+    else ahead->runs[ahead->clock++ % RUNS] = (run){range->file, range->offset, range->offset + size};
     return found != NULL;
 }
 
 /* With the lock held, which is given up meanwhile. */
-static tsr_status fill(tsr_read_ahead *ahead, const tsr_block_range *range, tsr_error *err)
+static tsr_status fill(tsr_read_ahead *ahead, const tsr_block_range *range, uint64_t begin, tsr_error *err)
 {
     assert(tsr_is_locked(&ahead->lock));
     window *w = oldest(ahead);
@@ -101,8 +133,8 @@ static tsr_status fill(tsr_read_ahead *ahead, const tsr_block_range *range, tsr_
         pthread_cond_wait(&ahead->fetched, &ahead->lock);
         return TSR_OK;
     }
-    const uint64_t left = range->file_size - range->offset;
-    *w = (window){range->file, range->offset, left < WINDOW ? (size_t)left : WINDOW, true, ++ahead->clock, w->bytes};
+    w->size = 0;
+    *w = (window){range->file, range->offset, window_size(ahead, range, begin), true, ++ahead->clock, w->bytes};
     pthread_mutex_unlock(&ahead->lock);
     if (!w->bytes) w->bytes = tsr_alloc(ahead->allocator, WINDOW, 1, err);
     const tsr_status status = w->bytes ? ahead->fetch(ahead->ctx, w->file, w->offset, w->bytes, w->size, err) : TSR_E_NOMEM;
@@ -117,12 +149,13 @@ tsr_status tsr_read_ahead_read(tsr_read_ahead *ahead, tsr_block_range range, voi
 {
     tsr_status status = TSR_OK;
     char *to = buffer;
+    uint64_t begin;
     pthread_mutex_lock(&ahead->lock);
-    *served = continues_run(ahead, &range, size) || find(ahead, range.file, range.offset);
+    *served = continues_run(ahead, &range, size, &begin) || find(ahead, range.file, range.offset);
     while (*served && size && status == TSR_OK) {
         window *w = find(ahead, range.file, range.offset);
         if (!w) {
-            status = fill(ahead, &range, err);
+            status = fill(ahead, &range, begin, err);
         } else if (w->is_busy) {
             pthread_cond_wait(&ahead->fetched, &ahead->lock);
         } else {

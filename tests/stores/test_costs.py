@@ -1,5 +1,6 @@
 """What it costs to list a checkpoint of many files in a bucket: requests and bytes, counted by the server."""
 import os
+import re
 
 from checks import need, test
 from fake_s3 import serving
@@ -27,3 +28,17 @@ def test_costs_of_listing_a_dcp_of_1024_files(t):
         need(most <= 2 * len(files[".metadata"]), f"{most} bytes of a .metadata of {len(files['.metadata'])}")
         need(len(reads) <= 1 + len(files[".metadata"]) // (1 << 20), f"{len(reads)} requests for {len(files['.metadata'])} bytes")
         print(f"a DCP of {RANKS} files: {len(s.asked)} requests, {most} bytes of a .metadata of {len(files['.metadata'])}")
+
+
+@test
+def test_cost_of_tensors_in_many_files(t):
+    """Each chunk is read to its end, and what follows it only if that is read next: a convert reads at most 5 % more than there is."""
+    st_write(t.at("x.safetensors"), {f"t{i}": ("F32", [5 << 20], os.urandom(20 << 20)) for i in range(5)})
+    t.run("reshard", t.at("x.safetensors"), t.at("ck"), "--mesh", "4", "--placements", "shard(0)", "--to", "dcp")
+    objects = {f"ck/{k}": v for k, v in files_below(t.at("ck")).items()}
+    with serving(objects) as s:
+        t.run("convert", "s3://b/ck", t.at("out"), "--to", "safetensors", env=s.env())
+        ranges = [re.fullmatch(r"bytes=(\d+)-(\d+)", h["Range"]).groups() for _, _, h in s.asked if "Range" in h]
+        read, size = sum(int(b) - int(a) + 1 for a, b in ranges), sum(map(len, objects.values()))
+        need(len(ranges) > 100 and read <= 1.05 * size, f"{read / size:.3f} of the bytes by {len(ranges)} requests")
+    need(t.json("diff", t.at("x.safetensors"), t.at("out"), "--values", "--json")["same"], "another checkpoint")

@@ -57,6 +57,9 @@ struct tsr_store {
     /* Optional, for stores whose every read is a request: from here on read_at gives bytes that are guarded only after the guard
      * was read, together with them, and checked. Its errors are those of read_at then. */
     tsr_status (*guard)(tsr_store *store, const tsr_store_guard *guard, tsr_error *err);
+    /* Optional, for the same stores: those who read tensors say before each read of a chunk which bytes the chunk has. Reading ahead within
+     * it ends with it. Thread-safe. */
+    void (*expect)(tsr_store *store, uint32_t file, uint64_t offset, uint64_t size);
     /* The files are made while they are read (tsr_tree_store_new): their archives state no checksums, which is not reported. */
     bool unsummed;
 };
