@@ -27,6 +27,7 @@
 #include "tessera/validate.h"
 
 #define READ_COST UINT64_C(16384) /* what starting one read costs, in bytes copied meanwhile */
+enum { LOCATED_AT_ONCE = 32, WHOLE_ARCHIVE = 64 << 10, TAIL_OF_ARCHIVE = 16 << 10 };
 
 /* ---- opening ---- */
 
@@ -169,12 +170,40 @@ static int by_first(const void *a, const void *b)
     return (x->first > y->first) - (x->first < y->first);
 }
 
+/* Where the tensor is in an item of a DCP is found from both ends of the item (codec/zip.c), by small reads that would wait for each
+ * other. `count` is at most LOCATED_AT_ONCE. */
+static void prefetch_ends(const tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box)
+{
+    tsr_store *store = tsr_checkpoint_store(gather->checkpoint);
+    tsr_store_place places[2 * LOCATED_AT_ONCE];
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
+    size_t used = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        const tsr_chunk *c = &chunks[i];
+        const tsr_box own = {gather->ndim, c->offsets, c->sizes};
+        const bool is_small = c->byte_length <= WHOLE_ARCHIVE;
+        if (c->view || c->file >= store->file_count || !c->byte_length) continue;
+        if (box && gather->dtype == gather->entry->dtype && !tsr_box_intersect(own, *box, offsets, sizes)) continue;
+        places[used++] = (tsr_store_place){c->file, c->byte_offset, is_small ? c->byte_length : 1};
+        if (!is_small)
+            places[used++] = (tsr_store_place){c->file, c->byte_offset + c->byte_length - TAIL_OF_ARCHIVE, TAIL_OF_ARCHIVE};
+    }
+    if (used > 1) store->prefetch(store, places, used);
+}
+
 static tsr_status fill_parts(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, tsr_error *err)
 {
     gather->parts = tsr_arena_array(gather->arena, count, sizeof *gather->parts, err);
     gather->furthest = tsr_arena_array(gather->arena, count, sizeof *gather->furthest, err);
     if (!gather->parts || !gather->furthest) return TSR_E_NOMEM;
-    for (uint64_t i = 0; i < count; i++) TSR_TRY(add_part(gather, &chunks[i], box, err));
+    const bool fetches = tsr_checkpoint_store(gather->checkpoint)->prefetch &&
+                         tsr_checkpoint_catalog(gather->checkpoint)->format == TSR_FORMAT_DCP;
+    for (uint64_t i = 0; i < count; i++) {
+        const uint64_t left = count - i;
+        if (fetches && i % LOCATED_AT_ONCE == 0)
+            prefetch_ends(gather, &chunks[i], left < LOCATED_AT_ONCE ? left : LOCATED_AT_ONCE, box);
+        TSR_TRY(add_part(gather, &chunks[i], box, err));
+    }
     qsort(gather->parts, gather->part_count, sizeof *gather->parts, by_first);
     for (size_t i = 0; i < gather->part_count; i++) {
         const uint64_t before = i ? gather->furthest[i - 1] : 0;

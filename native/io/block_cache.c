@@ -158,3 +158,99 @@ tsr_status tsr_block_cache_read(tsr_block_cache *cache, tsr_block_range range, v
     pthread_mutex_unlock(&cache->lock);
     return status;
 }
+
+/* ---- many at once ---- */
+
+typedef struct prefetching {
+    tsr_block_cache *cache;
+    block *claimed[BLOCKS / 2]; /* those of a run follow each other */
+    tsr_block_run runs[BLOCKS / 2];
+    size_t claimed_count, run_count;
+} prefetching;
+
+static size_t blocks_of(const tsr_block_run *run)
+{
+    return (run->size + BLOCK - 1) / BLOCK;
+}
+
+/* With the lock held. */
+static void claim_place(prefetching *p, const tsr_block_range *range, uint64_t size)
+{
+    uint64_t number = range->offset / BLOCK;
+    const uint64_t last = (range->offset + size - 1) / BLOCK;
+    while (number <= last && p->claimed_count + MOST_AT_ONCE <= BLOCKS / 2) {
+        const size_t count = claim(p->cache, range, number, last, p->claimed + p->claimed_count);
+        if (count) {
+            tsr_block_run *run = &p->runs[p->run_count++];
+            *run = (tsr_block_run){.file = range->file, .offset = number * BLOCK};
+            for (size_t i = 0; i < count; i++) run->size += p->claimed[p->claimed_count + i]->size;
+            p->claimed_count += count;
+        }
+        number += count ? count : 1;
+    }
+}
+
+static bool allocate_blocks(const tsr_block_cache *cache, block *const *blocks, size_t count)
+{
+    tsr_error unused = {0};
+    for (size_t i = 0; i < count; i++) {
+        if (!blocks[i]->bytes) blocks[i]->bytes = tsr_alloc(cache->allocator, BLOCK, 1, &unused);
+        if (!blocks[i]->bytes) return false;
+    }
+    return true;
+}
+
+/* Blocks are apart from each other in memory, runs are not. */
+static void fetch_runs(prefetching *p, tsr_block_fetch_many *fetch)
+{
+    const tsr_allocator *allocator = p->cache->allocator;
+    tsr_error unused = {0};
+    size_t first = 0, fetched = 0;
+    if (!allocate_blocks(p->cache, p->claimed, p->claimed_count)) return;
+    for (; fetched < p->run_count; fetched++) {
+        tsr_block_run *run = &p->runs[fetched];
+        run->bytes = tsr_alloc(allocator, run->size, 1, &unused);
+        if (!run->bytes) break;
+    }
+    fetch(p->cache->ctx, p->runs, fetched);
+    for (size_t r = 0; r < fetched; first += blocks_of(&p->runs[r++])) {
+        const tsr_block_run *run = &p->runs[r];
+        for (size_t i = 0; i < blocks_of(run) && run->is_fetched; i++)
+            memcpy(p->claimed[first + i]->bytes, run->bytes + i * BLOCK, p->claimed[first + i]->size);
+        tsr_free(allocator, run->bytes, run->size, 1);
+    }
+}
+
+static void release(prefetching *p)
+{
+    size_t at = 0;
+    pthread_mutex_lock(&p->cache->lock);
+    for (size_t r = 0; r < p->run_count; r++)
+        for (size_t i = blocks_of(&p->runs[r]); i > 0; i--, at++) {
+            p->claimed[at]->is_busy = false;
+            if (!p->runs[r].is_fetched) p->claimed[at]->size = 0;
+        }
+    pthread_cond_broadcast(&p->cache->fetched);
+    pthread_mutex_unlock(&p->cache->lock);
+}
+
+void tsr_block_cache_prefetch(tsr_block_cache *cache, const tsr_store_file *files, const tsr_store_place *places, size_t count,
+                              tsr_block_fetch_many *fetch)
+{
+    tsr_error unused = {0};
+    prefetching *p = tsr_alloc(cache->allocator, 1, sizeof *p, &unused);
+    if (!p) return;
+    p->cache = cache;
+    p->claimed_count = p->run_count = 0;
+    pthread_mutex_lock(&cache->lock);
+    for (size_t i = 0; i < count; i++) {
+        const tsr_store_place *place = &places[i];
+        const uint64_t end = files[place->file].size;
+        if (!place->size || place->offset >= end || place->size > end - place->offset) continue;
+        claim_place(p, &(tsr_block_range){place->file, end, place->offset}, place->size);
+    }
+    pthread_mutex_unlock(&cache->lock);
+    if (p->run_count) fetch_runs(p, fetch);
+    release(p);
+    tsr_free(cache->allocator, p, 1, sizeof *p);
+}

@@ -18,6 +18,20 @@ void tsr_block_cache_free(tsr_block_cache *cache); /* takes NULL */
 /* Forgets everything, because files got other numbers. Nobody may read meanwhile. */
 void tsr_block_cache_forget(tsr_block_cache *cache);
 
+/* Several ranges at once: sets is_fetched where it succeeds. */
+typedef struct tsr_block_run {
+    uint32_t file;
+    uint64_t offset;
+    size_t size;
+    char *bytes;
+    bool is_fetched;
+} tsr_block_run;
+typedef void tsr_block_fetch_many(void *ctx, tsr_block_run *runs, size_t count);
+/* Fetches the blocks of these places that are missing, by one call of `fetch`, whose ctx is the cache's; at most half of the cache. The
+ * files' sizes are those of `files`. Thread-safe. */
+void tsr_block_cache_prefetch(tsr_block_cache *cache, const tsr_store_file *files, const tsr_store_place *places, size_t count,
+                              tsr_block_fetch_many *fetch);
+
 /* `size` bytes at `offset` of a file of `file_size` bytes. Thread-safe. Errors: those of `fetch`; TSR_E_NOMEM. */
 typedef struct tsr_block_range {
     uint32_t file;

@@ -127,6 +127,31 @@ static tsr_status object_guard(tsr_store *base, const tsr_store_guard *guard, ts
     return tsr_guards_add(((object_store *)base)->guards, guard, err);
 }
 
+static void fetch_runs(void *ctx, tsr_block_run *runs, size_t count)
+{
+    object_store *store = ctx;
+    tsr_error unused = {0};
+    tsr_exchange *exchanges = tsr_alloc(store->allocator, count, sizeof *exchanges, &unused);
+    tsr_request *requests = tsr_alloc(store->allocator, count, sizeof *requests, &unused);
+    for (size_t i = 0; i < count && exchanges && requests; i++)
+        requests[i] = (tsr_request){.key = store->files[runs[i].file].object->key, .is_ranged = true, .offset = runs[i].offset, .buffer = runs[i].bytes, .capacity = runs[i].size};
+    if (exchanges && requests) {
+        const tsr_status status = tsr_exchange_perform(store->service, requests, exchanges, count, &unused);
+        for (size_t i = 0; i < count; i++) {
+            tsr_error why = {0};
+            runs[i].is_fetched = status == TSR_OK && check_answer(store, store->files[runs[i].file].object, &exchanges[i], &why) == TSR_OK;
+            tsr_exchange_end(&exchanges[i]);
+        }
+    }
+    tsr_free(store->allocator, exchanges, count, sizeof *exchanges);
+    tsr_free(store->allocator, requests, count, sizeof *requests);
+}
+
+static void object_prefetch(tsr_store *base, const tsr_store_place *places, size_t count)
+{
+    tsr_block_cache_prefetch(((object_store *)base)->cache, base->files, places, count, fetch_runs);
+}
+
 static void object_expect(tsr_store *base, uint32_t file, uint64_t offset, uint64_t size)
 {
     if (size > TSR_CACHE_LARGEST_READ) tsr_read_ahead_expect(((object_store *)base)->ahead, file, offset, size);
@@ -296,7 +321,7 @@ tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_stor
     TSR_TRY(tsr_location_parse(url, &location, err));
     object_store *store = tsr_alloc(host->allocator, 1, sizeof *store, err);
     if (!store) return TSR_E_NOMEM;
-    *store = (object_store){.base = {.primary = TSR_NO_FILE, .read_at = object_read_at, .close = object_close, .deepen = object_deepen, .guard = object_guard, .expect = object_expect},
+    *store = (object_store){.base = {.primary = TSR_NO_FILE, .read_at = object_read_at, .close = object_close, .deepen = object_deepen, .guard = object_guard, .expect = object_expect, .prefetch = object_prefetch},
                             .allocator = host->allocator};
     tsr_status status = tsr_object_list_open(host->allocator, &store->objects, err);
     if (status == TSR_OK) status = tsr_block_cache_new(host->allocator, fetch, store, &store->cache, err);

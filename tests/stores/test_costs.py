@@ -1,6 +1,7 @@
 """What it costs to list a checkpoint of many files in a bucket: requests and bytes, counted by the server."""
 import os
 import re
+import time
 
 from checks import need, test
 from fake_s3 import serving
@@ -41,4 +42,19 @@ def test_cost_of_tensors_in_many_files(t):
         ranges = [re.fullmatch(r"bytes=(\d+)-(\d+)", h["Range"]).groups() for _, _, h in s.asked if "Range" in h]
         read, size = sum(int(b) - int(a) + 1 for a, b in ranges), sum(map(len, objects.values()))
         need(len(ranges) > 100 and read <= 1.05 * size, f"{read / size:.3f} of the bytes by {len(ranges)} requests")
+    need(t.json("diff", t.at("x.safetensors"), t.at("out"), "--values", "--json")["same"], "another checkpoint")
+
+
+@test
+def test_cost_of_finding_chunks_of_many_ranks(t):
+    """Both ends of the items of a tensor's chunks are read at the same time, not one after the other; no request is added by it."""
+    ranks = 48
+    st_write(t.at("x.safetensors"), {f"t{i}": ("F32", [ranks, 40 << 10], os.urandom(ranks * 160 << 10)) for i in range(2)})
+    t.run("reshard", t.at("x.safetensors"), t.at("ck"), "--mesh", str(ranks), "--placements", "shard(0)", "--to", "dcp")
+    objects = {f"ck/{k}": v for k, v in files_below(t.at("ck")).items()}
+    with serving(objects, lambda *_: time.sleep(0.02)) as s:
+        t.run("convert", "s3://b/ck", t.at("out"), "--to", "safetensors", "--threads", "1", env=s.env())
+        need(s.most >= 12, f"{s.most} requests at most at once")
+        items = 2 * ranks
+        need(len(s.asked) <= 3 + 3 * items, f"{len(s.asked)} requests for {items} items")
     need(t.json("diff", t.at("x.safetensors"), t.at("out"), "--values", "--json")["same"], "another checkpoint")

@@ -32,6 +32,12 @@ struct tsr_store_guard {
     tsr_status (*check)(const tsr_store_guard *guard, const uint8_t *bytes, tsr_error *err);
 };
 
+/* Bytes of a file. */
+typedef struct tsr_store_place {
+    uint32_t file;
+    uint64_t offset, size;
+} tsr_store_place;
+
 typedef struct tsr_store tsr_store;
 struct tsr_store {
     uint32_t file_count;
@@ -60,6 +66,9 @@ struct tsr_store {
     /* Optional, for the same stores: those who read tensors say before each read of a chunk which bytes the chunk has. Reading ahead within
      * it ends with it. Thread-safe. */
     void (*expect)(tsr_store *store, uint32_t file, uint64_t offset, uint64_t size);
+    /* Optional, for the same stores: these places will be read soon, by small reads; fetches them together as far as there is room. What
+     * cannot be fetched is left to the reads, which say why. Thread-safe. */
+    void (*prefetch)(tsr_store *store, const tsr_store_place *places, size_t count);
     /* The files are made while they are read (tsr_tree_store_new): their archives state no checksums, which is not reported. */
     bool unsummed;
 };
