@@ -569,6 +569,50 @@ static void test_statedict_fsdp_get_set__A7_A12_refusals_reach_all_ranks(void **
     live_run(2, refuse_case, (void *)(uintptr_t)live_get(live_get(golden, "cases"), "mesh_w2"));
 }
 
+/* The case with another name for the buffer 'pos'. */
+static cJSON *rename_pos(const cJSON *test)
+{
+    char *text = cJSON_PrintUnformatted(test);
+    for (char *at = text; (at = strstr(at, "\"pos\"")) != NULL; at += 5) memcpy(at, "\"odd\"", 5);
+    cJSON *renamed = cJSON_Parse(text);
+    cJSON_free(text);
+    return renamed;
+}
+
+/* Of what no unit manages, rank 1 has a name of its own, as with experts. Neither the units, nor the rest of the model, nor
+ * its optimizers may be loaded. */
+static tsr_status refuse_names(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    live_units u;
+    tsr_error own = {0};
+    tsr_unmatched_keys keys;
+    tsr_state_options options = tsr_state_options_default();
+    cJSON *odd = comm->rank == 1 ? rename_pos(arg) : NULL;
+    TSR_TRY(live_units_open(&u, odd ? odd : arg, comm, false, err));
+    const tsr_optimizers optimizers = {u.at, u.count};
+    const tsr_state_call call = {.comm = comm, .options = &options, .host = &u.w.host, .arena = u.w.arena, .unmatched = &keys};
+    const cJSON *gets[] = {live_get(u.w.record, "gets"), live_get(u.w.record, "optimizer_gets")};
+    const tsr_value *given[2]; /* the model's and the optimizers', full */
+    for (size_t i = 0; i < 2; i++)
+        given[i] = live_changed(&u, live_value(u.memory, live_get(cJSON_GetArrayItem(gets[i], 1), "out"), comm->rank, NULL),
+                                NULL);
+    options.full_state_dict = options.broadcast_from_rank0 = true;
+    const tsr_status status = tsr_set_state_dict(&u.model, optimizers, given[0], given[1], &call, &own);
+    tsr_status same = fsdp_world_same(&u.w, live_get(u.w.record, "slices"), live_get(u.w.record, "plain"), err);
+    if (same == TSR_OK) same = live_units_same(&u, live_get(u.w.record, "optimizers"), err);
+    live_units_close(&u);
+    cJSON_Delete(odd);
+    TSR_TRY(same);
+    if (status == TSR_E_USAGE && strstr(own.message, "'odd' is missing on rank 0, but no tensor on rank 1")) return TSR_OK;
+    return tsr_raise(err, TSR_E_FORMAT, 0, "expected other names to be refused, not %d '%s'", (int)status, own.message);
+}
+
+static void test_statedict_fsdp_get_set__A12_other_names_are_refused_before_a_broadcast(void **state)
+{
+    (void)state;
+    live_run(2, refuse_names, (void *)(uintptr_t)live_get(live_get(golden, "cases"), "mesh_w2"));
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -578,6 +622,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_fsdp_get_set__A9_flat_state_that_lacks_one),
         cmocka_unit_test(test_statedict_fsdp_get_set__B10_extensions_of_optimizer_state),
         cmocka_unit_test(test_statedict_fsdp_get_set__A7_A12_refusals_reach_all_ranks),
+        cmocka_unit_test(test_statedict_fsdp_get_set__A12_other_names_are_refused_before_a_broadcast),
         cmocka_unit_test(test_statedict_fsdp_get_set__A12_B3_B5_set_optimizers),
     };
     ranks_begin(&argc, &argv);

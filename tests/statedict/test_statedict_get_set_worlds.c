@@ -85,16 +85,19 @@ static void make_tensors(world *w)
     for (int k = 0; k < KINDS; k++) w->bound[k] = (tsr_model_tensor){&w->params[k], &w->tensors[k], NULL};
 }
 
-static tsr_status open_world(world *w, tsr_comm *comm, tsr_error *err)
+/* `whole` (may be NULL): the first parameter as this rank has it, in memory that starts where the others' does. */
+static tsr_status open_with(world *w, tsr_comm *comm, const tsr_module_tensor *whole, tsr_error *err)
 {
     *w = (world){.host = live_host(NULL), .comm = comm};
     for (int k = 0; k < KINDS; k++)
         w->params[k] = (tsr_module_tensor){
             .name = tsr_str_from(names[k] + 4), .dtype = TSR_FLOAT32, .ndim = 2, .shape = shape, .requires_grad = true};
+    if (whole) w->params[0] = *whole;
     w->modules[1] = (tsr_module){.class_name = TSR_STR("Net"), .parameters = w->params, .parameter_count = KINDS};
     w->child = (tsr_module_child){TSR_STR("net"), &w->modules[1]};
     w->modules[0] = (tsr_module){.class_name = TSR_STR("Root"), .children = &w->child, .child_count = 1};
     make_tensors(w);
+    if (whole) w->tensors[0] = tsr_tensor_whole(whole->dtype, whole->ndim, whole->shape, w->data[0]);
     fill(w, 0);
     w->arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
     TSR_TRY(tsr_modules_new(w->modules, &w->host, &w->tree, err));
@@ -102,6 +105,11 @@ static tsr_status open_world(world *w, tsr_comm *comm, tsr_error *err)
     TSR_TRY(tsr_state_dict_new(&w->host, &w->memory, err));
     w->model = (tsr_model){.modules = w->tree, .tensors = w->bound, .tensor_count = KINDS, .memory = w->memory};
     return TSR_OK;
+}
+
+static tsr_status open_world(world *w, tsr_comm *comm, tsr_error *err)
+{
+    return open_with(w, comm, NULL, err);
 }
 
 static void close_world(world *w)
@@ -285,6 +293,107 @@ static void test_statedict_get_set_worlds__A12_first_state_of_another_algorithm(
     ranks_run(other_algorithm, NULL);
 }
 
+/* ---- models that differ between ranks ---- */
+
+/* How the last rank's first parameter, which is frozen and in no optimizer, differs from the others'. */
+typedef struct odd_one {
+    const char *name;
+    tsr_dtype dtype;
+    uint64_t shape[2];
+    const char *message;
+} odd_one;
+
+static float *state_of(const tsr_model_param *param, uint64_t *count, tsr_arena *arena)
+{
+    const tsr_tensor *t = tsr_tensor_of(tsr_value_get(param->state, TSR_STR("momentum_buffer")));
+    const tsr_piece *pieces = NULL;
+    uint64_t piece_count = 0;
+    if (tsr_tensor_pieces(t, arena, &pieces, &piece_count, NULL) != TSR_OK) return NULL;
+    *count = piece_count ? pieces->sizes[0] * pieces->sizes[1] : 0;
+    return piece_count ? pieces->data : NULL;
+}
+
+/* Writes other numbers into the states on each rank, or compares with them. */
+static bool states_are(world *w, const tsr_model_param *params, bool write)
+{
+    bool same = true;
+    for (int k = 1; k < KINDS; k++) {
+        uint64_t count = 0;
+        float *data = state_of(&params[k - 1], &count, w->arena);
+        for (uint64_t i = 0; i < count; i++) {
+            const float number = (float)(1000 * w->comm->rank + 50 * (uint32_t)k + i);
+            if (write) data[i] = number;
+            same = same && data[i] == number;
+        }
+    }
+    return same;
+}
+
+static tsr_status refuse_odd_one(const odd_one *odd, tsr_comm *comm, tsr_error *err)
+{
+    world w;
+    tsr_error own = {0};
+    tsr_state_dict *states;
+    const bool last = comm->rank == comm->size - 1;
+    tsr_module_tensor whole = {.name = TSR_STR("whole"), .dtype = TSR_FLOAT32, .ndim = 2, .shape = shape};
+    if (last && odd->name) whole.name = tsr_str_from(odd->name);
+    if (last) whole.dtype = odd->dtype;
+    if (last) whole.shape = odd->shape;
+    TSR_TRY(open_with(&w, comm, &whole, err));
+    TSR_TRY(tsr_state_dict_new(&w.host, &states, err));
+    tsr_model_param params[KINDS - 1] = {{.of = &w.params[1]}, {.of = &w.params[2]}};
+    const tsr_value *options = tsr_value_dict(w.arena, 2, "lr", tsr_value_float(w.arena, 0.5, err), "momentum",
+                                              tsr_value_float(w.arena, 0.9, err));
+    tsr_model_group group = {options, params, KINDS - 1};
+    tsr_model_optimizer optimizer = {.algorithm = TSR_SGD, .groups = &group, .group_count = 1, .memory = w.memory},
+                        *list[1] = {&optimizer};
+    tsr_state_options how = tsr_state_options_default();
+    how.full_state_dict = true;
+    tsr_unmatched_keys keys;
+    tsr_state_call call = {.comm = comm, .options = &how, .host = &w.host, .arena = w.arena, .unmatched = &keys};
+    TSR_TRY(tsr_get_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1}, &call, states, err));
+    TSR_TRY(tsr_get_model_state_dict(&w.model, &call, w.out, err));
+    fill(&w, 10 + (float)comm->rank);
+    states_are(&w, params, true);
+    how.broadcast_from_rank0 = true;
+    const tsr_value *held[2] = {params[0].state, params[1].state};
+    const bool first_rank = comm->rank == 0;
+    const tsr_status status =
+        tsr_set_state_dict(&w.model, (tsr_optimizers){list, 1}, first_rank ? tsr_state_dict_root(w.out) : NULL,
+                           first_rank ? tsr_state_dict_root(states) : NULL, &call, &own);
+    const bool kept = states_are(&w, params, false) && params[0].state == held[0] && params[1].state == held[1] &&
+                      group.options == options && is_filled(&w, 10 + (float)comm->rank);
+    tsr_state_dict_free(states);
+    close_world(&w);
+    NEED(kept);
+    if (status == TSR_E_USAGE && strstr(own.message, odd->message)) return TSR_OK;
+    return tsr_raise(err, TSR_E_FORMAT, 0, "expected '%s', not %d '%s'", odd->message, (int)status, own.message);
+}
+
+static tsr_status refuse_all_odd_ones(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    static const odd_one odd_ones[] = {
+        {"wider", TSR_FLOAT32, {ROWS, COLUMNS}, "'net.whole' is float32 [5, 3] on rank 0, but missing on rank"},
+        {"aside", TSR_FLOAT32, {ROWS, COLUMNS}, "'net.aside' is missing on rank 0, but float32 [5, 3] on rank"},
+        {NULL, TSR_FLOAT32, {COLUMNS, ROWS}, "'net.whole' is float32 [5, 3] on rank 0, but float32 [3, 5] on rank"},
+        {NULL, TSR_INT32, {ROWS, COLUMNS}, "'net.whole' is float32 [5, 3] on rank 0, but int32 [5, 3] on rank"},
+    };
+    (void)arg;
+    if (comm->size == 1) return TSR_OK; /* there is no other rank to differ from */
+    for (size_t i = 0; i < sizeof odd_ones / sizeof *odd_ones; i++) {
+        const tsr_status status = refuse_odd_one(&odd_ones[i], comm, err);
+        if (status != TSR_OK) tsr_error_context(err, "odd one %zu", i);
+        TSR_TRY(status);
+    }
+    return TSR_OK;
+}
+
+static void test_statedict_get_set_worlds__A12_models_that_differ_are_refused_before_a_broadcast(void **state)
+{
+    (void)state;
+    ranks_run(refuse_all_odd_ones, NULL);
+}
+
 /* ---- Dict[nn.Module, Dict] ---- */
 
 static void test_statedict_get_set_worlds__A7_states_of_several_modules(void **state)
@@ -357,6 +466,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_get_set_worlds__A6_A7_every_kind_on_any_number_of_ranks),
         cmocka_unit_test(test_statedict_get_set_worlds__A7_redistributes_what_lies_otherwise),
         cmocka_unit_test(test_statedict_get_set_worlds__A12_first_state_of_another_algorithm),
+        cmocka_unit_test(test_statedict_get_set_worlds__A12_models_that_differ_are_refused_before_a_broadcast),
         cmocka_unit_test(test_statedict_get_set_worlds__A7_states_of_several_modules),
         cmocka_unit_test(test_statedict_get_set_worlds__A6_partial_tensors_are_refused_by_name),
     };

@@ -1,5 +1,6 @@
 /* A model's state set from one under canonical names: match, check, agree, and only then write. */
 #include "statedict/model/model_setting.h"
+#include "statedict/ops/state_full.h"
 #include "statedict/tensor/value_pack.h"
 #include "tessera/redistribute.h"
 #include "tessera/sys/cast.h"
@@ -234,9 +235,9 @@ static bool is_spread(const setting *s, size_t i)
 }
 
 /* The types that rank 0's tensors have. */
-static tsr_status share_dtypes(setting *s, tsr_dtype **out, tsr_error *err)
+static tsr_status share_dtypes(setting *s, tsr_error *err)
 {
-    tsr_dtype *dtypes = *out = tsr_arena_array(s->passing, s->items.count, sizeof *dtypes, err);
+    tsr_dtype *dtypes = s->dtypes = tsr_arena_array(s->passing, s->items.count, sizeof *dtypes, err);
     TSR_TRY(tsr_comm_agree(s->comm, dtypes ? TSR_OK : TSR_E_NOMEM, err));
     for (size_t i = 0; i < s->items.count; i++) {
         const tsr_tensor *tensor = s->values[i] ? tsr_tensor_of(s->values[i]) : NULL;
@@ -246,8 +247,7 @@ static tsr_status share_dtypes(setting *s, tsr_dtype **out, tsr_error *err)
     return s->comm->broadcast(s->comm, dtypes, s->items.count * sizeof *dtypes, 0, err);
 }
 
-static tsr_status list_spread(setting *s, bool has, const tsr_dtype *dtypes, const tsr_value **local, const tsr_value **full,
-                              tsr_error *err)
+static tsr_status list_spread(setting *s, bool has, const tsr_value **local, const tsr_value **full, tsr_error *err)
 {
     size_t count = 0;
     const tsr_value **mine = tsr_arena_array(s->scratch->arena, 2 * s->items.count, sizeof *mine, err);
@@ -257,7 +257,7 @@ static tsr_status list_spread(setting *s, bool has, const tsr_dtype *dtypes, con
         if (!is_spread(s, i)) continue;
         mine[count] = given[count] = tsr_value_str(s->scratch->arena, s->items.items[i].fqn, err);
         if (!mine[count]) return TSR_E_NOMEM;
-        TSR_TRY(placeholder(s, &s->items.items[i], dtypes[i], &mine[count + 1], err));
+        TSR_TRY(placeholder(s, &s->items.items[i], s->dtypes[i], &mine[count + 1], err));
         given[count + 1] = s->values[i];
         count += 2;
     }
@@ -271,15 +271,48 @@ static tsr_status spread_units(setting *s, tsr_error *err)
     const bool broadcast = s->options->broadcast_from_rank0, has = !broadcast || s->comm->rank == 0;
     const tsr_broadcast_options options = {.strict = true};
     const tsr_value *local = NULL, *full = NULL;
-    tsr_dtype *dtypes;
-    TSR_TRY(share_dtypes(s, &dtypes, err));
-    TSR_TRY(tsr_comm_agree(s->comm, list_spread(s, has, dtypes, &local, &full, err), err));
+    if (!s->dtypes) TSR_TRY(share_dtypes(s, err));
+    TSR_TRY(tsr_comm_agree(s->comm, list_spread(s, has, &local, &full, err), err));
     if (broadcast) TSR_TRY(tsr_state_dict_broadcast(full, local, s->comm, &options, s->scratch, err));
     else TSR_TRY(tsr_comm_agree(s->comm, tsr_state_dict_distribute(full, local, s->scratch, err), err));
     const tsr_value *root = tsr_state_dict_root(s->scratch);
     for (size_t i = 0, at = 0; i < s->items.count; i++)
         if (is_spread(s, i)) s->values[i] = root->items[2 * at++ + 1];
     return TSR_OK;
+}
+
+/* The names that were matched, without their tensors. */
+static const tsr_value *matched_names(setting *s, tsr_error *err)
+{
+    size_t count = 0;
+    const tsr_value **items = tsr_arena_array(s->passing, 2 * s->items.count, sizeof *items, err);
+    const tsr_value *nothing = tsr_value_int(s->passing, 0, err);
+    if (!items || !nothing) return NULL;
+    for (size_t i = 0; i < s->items.count; i++) {
+        if (!s->matched[i]) continue;
+        items[count++] = tsr_value_str(s->passing, s->items.items[i].fqn, err);
+        items[count++] = nothing;
+        if (!items[count - 2]) return NULL;
+    }
+    return tsr_value_items(s->passing, TSR_VALUE_DICT, items, count, err);
+}
+
+/* Rank 0's state was checked against its own model. A broadcast writes, so whether the other ranks' models are like that one
+ * is known before. Units cast: there the types may differ, and those of the state count. */
+static tsr_status check_alike(setting *s, tsr_error *err)
+{
+    const tsr_value *names = NULL, *local = NULL, *none;
+    if (s->bound) {
+        names = matched_names(s, err);
+        TSR_TRY(tsr_comm_agree(s->comm, names ? TSR_OK : TSR_E_NOMEM, err));
+        TSR_TRY(tsr_full_agree(names, s->comm, s->host, s->passing, err));
+        TSR_TRY(share_dtypes(s, err));
+        TSR_TRY(tsr_comm_agree(s->comm, list_spread(s, false, &local, &none, err), err));
+    } else {
+        local = matched_dict(s, true, err);
+        TSR_TRY(tsr_comm_agree(s->comm, local ? TSR_OK : TSR_E_NOMEM, err));
+    }
+    return tsr_full_agree(local, s->comm, s->host, s->passing, err);
 }
 
 /* What was matched, by the keys that units load. */
@@ -432,7 +465,8 @@ static tsr_status check_model(setting *s, tsr_error *err)
         TSR_TRY(share_unmatched(s, err));
     }
     TSR_TRY(tsr_comm_agree(s->comm, check_all(s, err), err));
-    return s->bound && !broadcast ? check_units(s, err) : TSR_OK;
+    if (broadcast) return check_alike(s, err);
+    return s->bound ? check_units(s, err) : TSR_OK;
 }
 
 tsr_status tsr_model_setting_write(tsr_model_setting *s, tsr_error *err)

@@ -19,6 +19,7 @@ typedef struct tsr_model_setting {
     tsr_fsdp_loading loading; /* of them */
     const tsr_value **values; /* by item; NULL: none */
     bool *matched;            /* by item */
+    tsr_dtype *dtypes;        /* of a broadcast into units, by item: rank 0's */
     bool nothing;             /* no rank gives anything */
     tsr_state_dict *scratch;
 } tsr_model_setting;
