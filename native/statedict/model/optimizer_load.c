@@ -3,8 +3,7 @@
  *
  *   nested or flat ── split ──▶ one optimizer's, by number ── broadcast or distribute ──▶ check, agree, write */
 #include "statedict/model/fsdp_carry.h"
-#include "statedict/model/optimizer_names.h"
-#include "statedict/model/optimizer_take.h"
+#include "statedict/model/optimizer_write.h"
 #include "statedict/ops/state_full.h"
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/warn.h"
@@ -188,35 +187,6 @@ static tsr_status check_on_others(loading *l, const tsr_value *state, tsr_error 
     return tsr_comm_agree(l->comm, status, err);
 }
 
-static tsr_status check_groups(const tsr_model_optimizer *optimizer, const tsr_value *loaded, tsr_error *err)
-{
-    const tsr_value *groups = tsr_value_get(loaded, TSR_STR("param_groups"));
-    const tsr_value *state = tsr_value_get(loaded, TSR_STR("state"));
-    TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: 'state' of the state dict is no dict");
-    TSR_FAIL_IF(!groups || groups->count != optimizer->group_count, err, TSR_E_FORMAT,
-                "optim: %zu param groups in the state dict, %zu in the optimizer", groups ? groups->count : 0,
-                optimizer->group_count);
-    for (size_t g = 0; g < groups->count; g++) {
-        TSR_FAIL_IF(groups->items[g]->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: param group %zu is no dict", g);
-        const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
-        TSR_FAIL_IF(!params || params->count != optimizer->groups[g].count, err, TSR_E_FORMAT,
-                    "optim: %zu parameters in group %zu of the state dict, %zu in the optimizer's",
-                    params ? params->count : 0, g, optimizer->groups[g].count);
-        TSR_FAIL_IF(groups->items[g]->count <= 2 && optimizer->groups[g].options->count, err, TSR_E_FORMAT,
-                    "optim: the state dict has no options for param group %zu", g);
-    }
-    return TSR_OK;
-}
-
-/* A state dict keyed by numbers comes as it is: its values may be nested without end. */
-static tsr_status bounded(loading *l, const tsr_value *value, uint32_t depth, tsr_error *err)
-{
-    TSR_FAIL_IF(depth > l->host->limits.depth || ++l->visited > l->host->limits.expansion, err, TSR_E_LIMIT,
-                "optim: the state dict is nested too deeply, or has too many values");
-    for (size_t i = 0; i < value->count; i++) TSR_TRY(bounded(l, value->items[i], depth + 1, err));
-    return TSR_OK;
-}
-
 /* Parameters keyed by number already? */
 static bool is_numbered(const tsr_value *state)
 {
@@ -233,13 +203,13 @@ static tsr_status split_one(loading *l, size_t o, const tsr_value *state, tsr_ma
     const tsr_value *part, *taken;
     const tsr_split how = {l->params, &l->by_index[o], l->options->strict};
     TSR_TRY(tsr_optim_split(state, &how, l->host, l->passing, &part, err));
-    TSR_TRY(bounded(l, part, 0, err));
+    TSR_TRY(tsr_optimizer_bounded(part, l->host, &l->visited, err));
     l->loaded[o] = part;
     taken = tsr_value_get(part, TSR_STR("state"));
     for (size_t i = 0; i < taken->count; i += 2)
         if (taken->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(used, taken->items[i]->text, 1, NULL, NULL, err));
     if (l->names.fsdp) return TSR_OK; /* numbered once all ranks are there */
-    TSR_TRY(check_groups(l->optimizers[o], part, err));
+    TSR_TRY(tsr_optimizer_check_groups(l->optimizers[o], part, err));
     return is_numbered(part) ? TSR_OK : tsr_optim_to_id(part, l->host, l->passing, &l->loaded[o], err);
 }
 
@@ -404,188 +374,18 @@ static tsr_status spread_units(loading *l, size_t o, tsr_error *err)
     return tsr_fsdp_optimizer_set(&call, has ? l->loaded[o] : NULL, &l->loaded[o], err);
 }
 
-/* ---- checking and writing ---- */
-
-/* Whether `given` fits where there is something; `full`: before it is spread. Types may differ: see tsr_optimizer_take. */
-static tsr_status check_value(loading *l, const tsr_taking *taking, const tsr_value *given, const tsr_value *there,
-                              tsr_error *err)
-{
-    const tsr_tensor *a = tsr_tensor_of(given), *b = there ? tsr_tensor_of(there) : NULL;
-    const bool full = l->options->full_state_dict;
-    TSR_FAIL_IF(a && a->meta, err, TSR_E_USAGE, "the tensor in the state dict is meta: it has no memory");
-    if (a) TSR_TRY(tsr_optimizer_check_cast(taking, a, err));
-    if (a && b) {
-        tsr_tensor like = *b;
-        like.entry.dtype = a->entry.dtype;
-        const tsr_status status =
-            tsr_tensor_same_place(a, &like, &(tsr_likeness){"the state dict", "the optimizer", !full}, l->passing, err);
-        if (status == TSR_OK) return status;
-        return tsr_tensor_same_place(a, b, &(tsr_likeness){"the state dict", "the optimizer", !full}, l->passing, err);
-    }
-    if (given->kind != TSR_VALUE_DICT || !there || there->kind != TSR_VALUE_DICT) return TSR_OK;
-    for (size_t i = 0; i < given->count; i += 2) {
-        const tsr_value *inside = tsr_dict_find(there, given->items[i], i / 2);
-        const tsr_taking below = tsr_taking_below(taking, given->items[i]);
-        const tsr_status status = check_value(l, &below, given->items[i + 1], inside, err);
-        if (status == TSR_OK) continue;
-        const tsr_step step = {.key = given->items[i], .depth = 1};
-        tsr_step_context(&step, l->passing, status, err);
-        return status;
-    }
-    return TSR_OK;
-}
-
-static const tsr_value *without_params(tsr_arena *arena, const tsr_value *group, tsr_error *err)
-{
-    size_t count = 0;
-    const tsr_value **items = tsr_arena_array(arena, group->count, sizeof *items, err);
-    for (size_t i = 0; items && i < group->count; i += 2) {
-        if (tsr_str_equal(group->items[i]->text, TSR_STR("params"))) continue;
-        items[count++] = group->items[i];
-        items[count++] = group->items[i + 1];
-    }
-    return items ? tsr_value_items(arena, TSR_VALUE_DICT, items, count, err) : NULL;
-}
-
-typedef tsr_status param_function(loading *l, const tsr_taking *taking, tsr_model_param *param, const tsr_value *state,
-                                  tsr_error *err);
-
-/* Options that say where "step" belongs are the loaded ones, as in PyTorch. */
-static bool step_moves(const tsr_value *group)
-{
-    static const char *const keys[] = {"fused", "capturable"};
-    for (size_t i = 0; i < 2; i++) {
-        const tsr_value *v = tsr_value_get(group, tsr_str_from(keys[i]));
-        if (v && v->kind != TSR_VALUE_NONE && (v->kind != TSR_VALUE_BOOL || v->as.boolean)) return true;
-    }
-    return false;
-}
-
-/* Each parameter of an optimizer with its state in what is loaded, or NULL. */
-static tsr_status each_param(loading *l, size_t o, param_function *function, tsr_error *err)
-{
-    const tsr_value *state = tsr_value_get(l->loaded[o], TSR_STR("state"));
-    const tsr_value *groups = tsr_value_get(l->loaded[o], TSR_STR("param_groups"));
-    for (size_t g = 0, hint = 0; g < l->optimizers[o]->group_count; g++) {
-        const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
-        for (size_t p = 0; p < params->count; p++, hint++) {
-            tsr_model_param *param = &l->optimizers[o]->groups[g].params[p];
-            uint32_t id;
-            TSR_TRY(tsr_optimizer_param_id(&l->names, param, &id, err));
-            const tsr_taking taking = {l->optimizers[o]->memory, l->passing, l->names.held[id], false,
-                                       step_moves(groups->items[g])};
-            const tsr_status status = function(l, &taking, param, tsr_dict_find(state, params->items[p], hint), err);
-            if (status == TSR_OK) continue;
-            tsr_error_context(err, "the state of '%.*s'", TSR_STR_ARG(l->names.first[id]));
-            return status;
-        }
-    }
-    return TSR_OK;
-}
-
-static tsr_status check_param(loading *l, const tsr_taking *taking, tsr_model_param *param, const tsr_value *state,
-                              tsr_error *err)
-{
-    TSR_FAIL_IF(state && state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "it is no dict");
-    return state ? check_value(l, taking, state, param->state, err) : TSR_OK;
-}
-
-static tsr_status write_param(loading *l, const tsr_taking *taking, tsr_model_param *param, const tsr_value *state,
-                              tsr_error *err)
-{
-    const tsr_value *taken = state ? tsr_optimizer_take(taking, state, param->state, err) : NULL;
-    (void)l;
-    if (state && !taken) return err && err->status ? err->status : TSR_E_NOMEM;
-    param->state = taken;
-    return TSR_OK;
-}
-
-/* Names of parameters stay where the state dict has none. */
-static const tsr_value *with_own_names(tsr_arena *arena, const tsr_value *options, const tsr_value *own, tsr_error *err)
-{
-    const tsr_str key = TSR_STR("param_names");
-    const tsr_value *names = tsr_value_get(own, key);
-    if (!names || tsr_value_get(options, key)) return options;
-    const tsr_value **items = tsr_arena_array(arena, options->count + 2, sizeof *items, err);
-    if (!items) return NULL;
-    if (options->count) memcpy(items, options->items, options->count * sizeof *items);
-    items[options->count] = tsr_value_str(arena, key, err);
-    items[options->count + 1] = names;
-    return items[options->count] ? tsr_value_items(arena, TSR_VALUE_DICT, items, options->count + 2, err) : NULL;
-}
-
-static tsr_status write_groups(loading *l, size_t o, tsr_error *err)
-{
-    const tsr_value *groups = tsr_value_get(l->loaded[o], TSR_STR("param_groups"));
-    for (size_t g = 0; g < groups->count; g++) {
-        tsr_model_group *group = &l->optimizers[o]->groups[g];
-        const tsr_value *options = without_params(l->passing, groups->items[g], err);
-        const tsr_taking taking = {l->optimizers[o]->memory, l->passing, NULL, false, false};
-        options = options ? with_own_names(l->passing, options, group->options, err) : NULL;
-        options = options ? tsr_optimizer_take(&taking, options, NULL, err) : NULL;
-        if (!options) return err && err->status ? err->status : TSR_E_NOMEM;
-        group->options = options;
-    }
-    return TSR_OK;
-}
-
-static tsr_str number_key(const tsr_value *key)
-{
-    return (tsr_str){(const char *)&key->as.integer, key->kind == TSR_VALUE_INT ? sizeof key->as.integer : 0};
-}
-
-static tsr_status map_params(const tsr_value *groups, tsr_map *map, tsr_error *err)
-{
-    for (size_t g = 0; g < groups->count; g++) {
-        const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
-        for (size_t p = 0; p < params->count; p++)
-            TSR_TRY(tsr_map_put(map, number_key(params->items[p]), 1, NULL, NULL, err));
-    }
-    return TSR_OK;
-}
-
-/* What the loaded state has under keys that no group lists; NULL: nothing. */
-static tsr_status user_part(loading *l, size_t o, const tsr_value **out, tsr_error *err)
-{
-    const tsr_value *state = tsr_value_get(l->loaded[o], TSR_STR("state"));
-    const tsr_value **items = tsr_arena_array(l->passing, state->count, sizeof *items, err);
-    tsr_map *params = tsr_map_new(l->host->allocator, 0, err);
-    tsr_status status = items && params ? TSR_OK : TSR_E_NOMEM;
-    size_t count = 0;
-    *out = NULL;
-    if (status == TSR_OK) status = map_params(tsr_value_get(l->loaded[o], TSR_STR("param_groups")), params, err);
-    for (size_t i = 0; status == TSR_OK && i < state->count; i += 2) {
-        const tsr_str key = number_key(state->items[i]);
-        if (key.size && tsr_map_get(params, key, 0)) continue;
-        items[count++] = state->items[i];
-        items[count++] = state->items[i + 1];
-    }
-    if (status == TSR_OK && count) {
-        *out = tsr_value_items(l->passing, TSR_VALUE_DICT, items, count, err);
-        status = *out ? TSR_OK : TSR_E_NOMEM;
-    }
-    tsr_map_free(params);
-    return status;
-}
-
-/* State of no parameter is in an optimizer's part of a state dict only if that came keyed by number; loading replaces all
- * state. */
-static tsr_status write_user_state(loading *l, size_t o, tsr_error *err)
-{
-    tsr_model_optimizer *optimizer = l->optimizers[o];
-    const tsr_taking taking = {optimizer->memory, l->passing, NULL, false, false};
-    const tsr_value *user;
-    TSR_TRY(user_part(l, o, &user, err));
-    if (user && !(user = tsr_optimizer_take(&taking, user, NULL, err)))
-        return err && err->status ? err->status : TSR_E_NOMEM;
-    const tsr_warnings warnings = {l->names.model->warn, l->names.model->ctx};
-    if (!user && optimizer->user_state && optimizer->user_state->count)
-        tsr_warn(&warnings, "the optimizer's state that belongs to no parameter is dropped: the state dict has none");
-    optimizer->user_state = user;
-    return TSR_OK;
-}
-
 /* ---- the whole ---- */
+
+static tsr_loaded_state loaded_of(const loading *l, size_t o)
+{
+    return (tsr_loaded_state){&l->names, l->optimizers[o], l->loaded[o], l->options->full_state_dict};
+}
+
+static tsr_status check_states(const loading *l, size_t o, tsr_error *err)
+{
+    const tsr_loaded_state loaded = loaded_of(l, o);
+    return tsr_optimizer_check_states(&loaded, err);
+}
 
 static tsr_status prepare(loading *l, const tsr_model *model, const tsr_value *state, bool has, tsr_error *err)
 {
@@ -603,7 +403,7 @@ static tsr_status prepare(loading *l, const tsr_model *model, const tsr_value *s
     for (size_t o = 0; o < l->count; o++) TSR_TRY(tsr_optimizer_first(l->optimizers[o], &l->names, err));
     if (!has || empty) return TSR_OK;
     TSR_TRY(split_all(l, state, err));
-    for (size_t o = 0; o < l->count && !l->names.fsdp; o++) TSR_TRY(each_param(l, o, check_param, err));
+    for (size_t o = 0; o < l->count && !l->names.fsdp; o++) TSR_TRY(check_states(l, o, err));
     return TSR_OK;
 }
 
@@ -614,8 +414,8 @@ static tsr_status spread_all(loading *l, tsr_error *err)
     TSR_TRY(tsr_fsdp_optimizers_meet(l->names.fsdp, err));
     for (size_t o = 0; o < l->count; o++) TSR_TRY(spread_units(l, o, err));
     for (size_t o = 0; o < l->count && mine == TSR_OK; o++) {
-        mine = check_groups(l->optimizers[o], l->loaded[o], err);
-        if (mine == TSR_OK) mine = each_param(l, o, check_param, err);
+        mine = tsr_optimizer_check_groups(l->optimizers[o], l->loaded[o], err);
+        if (mine == TSR_OK) mine = check_states(l, o, err);
     }
     return tsr_comm_agree(l->comm, mine, err);
 }
@@ -644,9 +444,8 @@ static tsr_status load(loading *l, const tsr_model *model, const tsr_value *stat
     if (root_only(l)) TSR_TRY(check_on_others(l, state, err));
     TSR_TRY(spread_all(l, err));
     for (size_t o = 0; o < l->count && status == TSR_OK; o++) {
-        status = each_param(l, o, write_param, err);
-        if (status == TSR_OK) status = write_groups(l, o, err);
-        if (status == TSR_OK) status = write_user_state(l, o, err);
+        const tsr_loaded_state loaded = loaded_of(l, o);
+        status = tsr_optimizer_write(&loaded, err);
     }
     return tsr_comm_agree(l->comm, status, err);
 }
@@ -670,24 +469,4 @@ tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_optimizers o
     tsr_arena_free(l.passing);
     tsr_call_close(&c);
     return status;
-}
-
-tsr_status tsr_optimizer_load_numbered(const tsr_optimizer_names *names, tsr_model_optimizer *optimizer,
-                                       const tsr_value *state, tsr_error *err)
-{
-    const tsr_state_options options = tsr_state_options_default();
-    const tsr_value *loaded[] = {state};
-    loading l = {.options = &options,
-                 .host = names->host,
-                 .passing = names->arena,
-                 .optimizers = &optimizer,
-                 .count = 1,
-                 .names = *names,
-                 .loaded = loaded};
-    TSR_TRY(bounded(&l, state, 0, err));
-    TSR_TRY(check_groups(optimizer, state, err));
-    TSR_TRY(each_param(&l, 0, check_param, err));
-    TSR_TRY(each_param(&l, 0, write_param, err));
-    TSR_TRY(write_groups(&l, 0, err));
-    return write_user_state(&l, 0, err);
 }
