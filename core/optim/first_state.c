@@ -65,9 +65,11 @@ static tsr_status decay_into(const tsr_first_step *step, tsr_state_spec *spec, t
     if (spec->decay == 0) return TSR_OK;
     if (source != TSR_STATE_GRADIENT) TSR_TRY(beta(step->options, source == TSR_STATE_SQUARE, &b, err));
     spec->source = source;
-    spec->weight = step->betas_dtype == TSR_FLOAT32 && source == TSR_STATE_SQUARE ? 1 - (float)b : 1 - b;
-    spec->beta_cast = step->betas_dtype != TSR_DTYPE_NONE && source == TSR_STATE_MEAN;
     spec->fused = is_true(step->options, "fused");
+    const bool tensors = step->tensor_betas && !spec->fused; /* fused steps make numbers of them */
+    spec->beta = b;
+    spec->weight = tensors && source == TSR_STATE_SQUARE ? step->second_weight : 1 - b;
+    spec->beta_cast = tensors && source == TSR_STATE_MEAN;
     return TSR_OK;
 }
 
@@ -135,7 +137,8 @@ static tsr_status create_states(const tsr_live_optimizer *o, tsr_error *err)
 {
     for (size_t g = 0; g < o->group_count; g++) {
         const tsr_live_group *group = &o->groups[g];
-        const tsr_first_step step = {o->algorithm, group->options, o->default_dtype, group->betas_dtype};
+        const tsr_first_step step = {o->algorithm, group->options, o->default_dtype, group->tensor_betas,
+                                     group->second_weight};
         for (size_t p = 0; p < group->count; p++) {
             tsr_state_spec specs[TSR_STATE_SPECS];
             size_t count;

@@ -20,6 +20,18 @@ from make_optim import encode
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128]
 SGD, Adam, AdamW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+HALVES = FLOATS[2:]
+
+
+def tensor(value, dtype):
+    return torch.tensor(value, dtype=dtype)
+
+
+def pair(a, b, dtype):
+    return tensor(a, dtype), tensor(b, dtype)
+
+
 CASES = [
     (SGD, {"momentum": 0.9, "weight_decay": 0.1}), (SGD, {"momentum": 0.5, "weight_decay": 0.3, "maximize": True, "foreach": True}),
     (SGD, {"momentum": 0.9, "maximize": True}), (SGD, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True, "fused": True}),
@@ -32,6 +44,14 @@ CASES = [
     (Adam, {"weight_decay": 0.07, "betas": (torch.tensor([0.9]), torch.tensor([0.999])), "foreach": False, "maximize": True}),
     (Adam, {"weight_decay": 0.1, "betas": (torch.tensor(0.55, dtype=torch.float64), torch.tensor(0.95, dtype=torch.float64)), "foreach": False}),
     (Adam, {"weight_decay": torch.tensor(0.3), "betas": (0.6, 0.8), "foreach": False}),
+    *[(Adam, {"weight_decay": 0.3, "betas": pair(0.3, 0.7, dtype), "foreach": False, "maximize": dtype is torch.float16}) for dtype in HALVES],
+    *[(Adam, {"weight_decay": 0.07, "betas": pair([0.9], [0.96], dtype), "amsgrad": True}) for dtype in HALVES],
+    *[(Adam, {"weight_decay": 0.1, "betas": (tensor(0.37, a), tensor(0.83, b)), "foreach": False}) for a in FLOATS for b in FLOATS if a != b],
+    *[(Adam, {"weight_decay": tensor(0.3, dtype), "betas": pair(0.61, 0.77, dtype), "fused": True}) for dtype in FLOATS],
+    *[(make, {"weight_decay": tensor(0.3, dtype), **more}) for dtype in FLOATS for make, more in ((Adam, {"foreach": True}), (SGD, {"momentum": tensor(0.3, dtype)}))],
+    (Adam, {"weight_decay": tensor(1, torch.int32), "betas": pair(0, 0, torch.int64), "amsgrad": tensor(False, torch.bool)}),
+    (Adam, {"weight_decay": 0.1, "betas": (tensor(0, torch.uint8), tensor(0.5, torch.float16)), "amsgrad": tensor(True, torch.bool)}),
+    (SGD, {"momentum": tensor(0.0, torch.bfloat16), "weight_decay": 0.1}), (SGD, {"momentum": 0.9, "maximize": tensor(False, torch.bool)}),
     (Adam, {"maximize": True}), (AdamW, {"weight_decay": 0.1, "amsgrad": True}), (AdamW, {"fused": True}),
 ]
 SIZE = 23

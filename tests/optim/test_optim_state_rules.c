@@ -326,7 +326,7 @@ static void check_first_state(golden *g, const cJSON *one, tsr_algorithm algorit
             tsr_state_spec specs[TSR_STATE_SPECS];
             size_t count;
             assert_int_equal(
-                tsr_optim_first_state(&(tsr_first_step){algorithm, groups->items[gr], TSR_FLOAT32, TSR_DTYPE_NONE}, &param,
+                tsr_optim_first_state(&(tsr_first_step){algorithm, groups->items[gr], TSR_FLOAT32, false, 0}, &param,
                                       specs, &count, NULL),
                 TSR_OK);
             assert_int_equal(count, tsr_value_pairs(have));
@@ -353,11 +353,11 @@ static void test_optim_state_rules__A8_first_state(void **state)
     tsr_state_spec specs[TSR_STATE_SPECS];
     size_t count = 9;
     const tsr_value *options = tsr_value_items(g.arena, TSR_VALUE_DICT, NULL, 0, NULL);
-    assert_int_equal(tsr_optim_first_state(&(tsr_first_step){TSR_ADAM, options, TSR_FLOAT32, TSR_DTYPE_NONE},
+    assert_int_equal(tsr_optim_first_state(&(tsr_first_step){TSR_ADAM, options, TSR_FLOAT32, false, 0},
                                            &(tsr_module_tensor){.requires_grad = false}, specs, &count, NULL),
                      TSR_OK);
     assert_int_equal(count, 0);
-    assert_int_equal(tsr_optim_first_state(&(tsr_first_step){(tsr_algorithm)99, options, TSR_FLOAT32, TSR_DTYPE_NONE},
+    assert_int_equal(tsr_optim_first_state(&(tsr_first_step){(tsr_algorithm)99, options, TSR_FLOAT32, false, 0},
                                            &(tsr_module_tensor){.requires_grad = true}, specs, &count, NULL),
                      TSR_E_USAGE);
     golden_close(&g);
@@ -464,8 +464,8 @@ static void check_init(golden *g, const cJSON *one)
     }
     const tsr_module_tensor *first[] = {&tensors[0]}, *others[] = {&tensors[1], &tensors[2]};
     const tsr_value *options = golden_value(g, golden_get(one, "groups"));
-    const tsr_live_group groups[] = {{options->items[0], first, 1, TSR_DTYPE_NONE},
-                                     {options->items[1], others, 2, TSR_DTYPE_NONE}};
+    const tsr_live_group groups[] = {{options->items[0], first, 1, false, 0},
+                                     {options->items[1], others, 2, false, 0}};
     tsr_live_optimizer o = {.algorithm = strncmp(name, "sgd", 3) == 0     ? TSR_SGD
                                          : strncmp(name, "adamw", 5) == 0 ? TSR_ADAMW
                                          : strcmp(name, "recorder") == 0  ? TSR_OTHER_ALGORITHM

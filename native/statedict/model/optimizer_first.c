@@ -45,7 +45,7 @@ static float rounded(tsr_dtype dtype, float value)
 static float weight_of(const tsr_state_spec *spec, tsr_dtype dtype)
 {
     if (!spec->beta_cast) return (float)spec->weight;
-    return rounded(dtype, 1 - rounded(dtype, (float)(1 - spec->weight)));
+    return rounded(dtype, 1 - rounded(dtype, (float)spec->beta));
 }
 
 static float single(const tsr_state_spec *spec, tsr_dtype dtype, float p)
@@ -185,37 +185,76 @@ static bool is_readable(const tsr_value *value)
     if (!t || t->spread != TSR_WHOLE || t->meta) return false;
     for (uint32_t i = 0; i < t->entry.ndim; i++)
         if (t->entry.shape[i] != 1) return false;
-    return t->entry.dtype == TSR_FLOAT32 || t->entry.dtype == TSR_FLOAT64;
+    switch (t->entry.dtype) {
+    case TSR_FLOAT64:
+    case TSR_FLOAT32:
+    case TSR_FLOAT16:
+    case TSR_BFLOAT16:
+    case TSR_INT64:
+    case TSR_INT32:
+    case TSR_INT16:
+    case TSR_INT8:
+    case TSR_UINT8:
+    case TSR_BOOL: return true;
+    default: return false;
+    }
 }
 
-/* The element of a tensor that is readable as a number; any other value as it is. */
+static double element_of(tsr_dtype dtype, const uint8_t *bytes)
+{
+    double number;
+    int64_t i64;
+    int32_t i32;
+    int16_t i16;
+    switch (dtype) {
+    case TSR_INT64: memcpy(&i64, bytes, sizeof i64); return (double)i64;
+    case TSR_INT32: memcpy(&i32, bytes, sizeof i32); return i32;
+    case TSR_INT16: memcpy(&i16, bytes, sizeof i16); return i16;
+    case TSR_INT8: return (int8_t)*bytes;
+    case TSR_UINT8:
+    case TSR_BOOL: return *bytes;
+    case TSR_FLOAT64: memcpy(&number, bytes, sizeof number); return number;
+    default: tsr_cast(dtype, TSR_FLOAT64, bytes, 1, (uint8_t *)&number); return number;
+    }
+}
+
+/* The element of a tensor that is readable as a number. */
 static tsr_status number_of(tsr_arena *arena, const tsr_value *value, const tsr_value **out, tsr_error *err)
 {
-    float single_value;
-    double number;
-    *out = value;
-    if (!is_readable(value)) return TSR_OK;
+    uint8_t bytes[sizeof(double)];
     const tsr_tensor *t = tsr_tensor_of(value);
-    const bool is_single = t->entry.dtype == TSR_FLOAT32;
-    TSR_TRY(tsr_device_download(t->device, is_single ? (void *)&single_value : &number, t->data,
-                                is_single ? sizeof single_value : sizeof number, err));
-    *out = tsr_value_float(arena, is_single ? (double)single_value : number, err);
+    TSR_TRY(tsr_device_download(t->device, bytes, t->data, tsr_dtype_size(t->entry.dtype), err));
+    *out = tsr_value_float(arena, element_of(t->entry.dtype, bytes), err);
     return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* 1 - beta of a tensor, which is of its type. */
+static double rest_of(const tsr_value *beta, double number)
+{
+    const tsr_dtype dtype = tsr_tensor_of(beta)->entry.dtype;
+    const bool narrow = dtype == TSR_FLOAT32 || dtype == TSR_FLOAT16 || dtype == TSR_BFLOAT16;
+    return narrow ? rounded(dtype, 1 - (float)number) : 1 - number;
 }
 
 static tsr_status betas_of(tsr_arena *arena, const tsr_value *betas, tsr_live_group *out, const tsr_value **numbers,
                            tsr_error *err)
 {
     const tsr_value **items;
-    *numbers = betas;
     if ((betas->kind != TSR_VALUE_TUPLE && betas->kind != TSR_VALUE_LIST) || betas->count != 2 ||
         !is_readable(betas->items[0]) || !is_readable(betas->items[1]))
         return TSR_OK;
-    out->betas_dtype = tsr_tensor_of(betas->items[0])->entry.dtype;
     if (!(items = tsr_arena_array(arena, 2, sizeof *items, err))) return TSR_E_NOMEM;
     for (size_t i = 0; i < 2; i++) TSR_TRY(number_of(arena, betas->items[i], &items[i], err));
+    out->tensor_betas = true;
+    out->second_weight = rest_of(betas->items[1], items[1]->as.real);
     *numbers = tsr_value_items(arena, betas->kind, items, 2, err);
     return *numbers ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* PyTorch takes a weight decay of one element for a number only if it has no dimensions. */
+static bool is_number(tsr_str key, const tsr_value *value)
+{
+    return is_readable(value) && (tsr_tensor_of(value)->entry.ndim == 0 || !tsr_str_equal(key, TSR_STR("weight_decay")));
 }
 
 /* Options with the numbers that first states depend on: core cannot read tensors. */
@@ -229,8 +268,7 @@ static tsr_status with_numbers(tsr_arena *arena, const tsr_value *options, tsr_l
     for (size_t i = 0; i < options->count; i += 2) {
         if (items[i]->kind != TSR_VALUE_STR) continue;
         if (tsr_str_equal(items[i]->text, TSR_STR("betas"))) TSR_TRY(betas_of(arena, items[i + 1], out, &items[i + 1], err));
-        if (tsr_str_equal(items[i]->text, TSR_STR("weight_decay")))
-            TSR_TRY(number_of(arena, items[i + 1], &items[i + 1], err));
+        else if (is_number(items[i]->text, items[i + 1])) TSR_TRY(number_of(arena, items[i + 1], &items[i + 1], err));
     }
     out->options = tsr_value_items(arena, TSR_VALUE_DICT, items, options->count, err);
     return out->options ? TSR_OK : TSR_E_NOMEM;

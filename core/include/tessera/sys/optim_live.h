@@ -62,8 +62,9 @@ typedef struct tsr_state_spec {
     double value;
     tsr_state_source source;
     double decay, weight;
+    double beta;    /* 1 - weight */
     bool fused;
-    bool beta_cast; /* 1 - weight, and weight after it, are rounded to the state's real type: the beta was a tensor */
+    bool beta_cast; /* the beta was a tensor: it, and then 1 - beta in place of weight, are rounded to the state's real type */
     bool scalar;    /* not of the parameter's shape: "step" */
     bool on_device; /* a scalar on the parameter's device; otherwise on the host */
 } tsr_state_spec;
@@ -71,7 +72,8 @@ typedef struct tsr_first_step {
     tsr_algorithm algorithm;
     const tsr_value *options; /* the param group */
     tsr_dtype default_dtype;  /* torch.get_default_dtype(): TSR_FLOAT64, or any other for float32 */
-    tsr_dtype betas_dtype; /* TSR_FLOAT32 or TSR_FLOAT64: the betas are the elements of such tensors; 0: Python's numbers */
+    bool tensor_betas;        /* the betas in `options` are elements of tensors, which are rounded in other places */
+    double second_weight;     /* then: 1 - the second of them, rounded to its type */
 } tsr_first_step;
 /* A frozen parameter has none. TSR_E_USAGE for algorithms not listed; TSR_E_UNSUPPORTED for a weight decay, or with it
  * betas, that are tensors: a caller that can read them gives their elements. */
@@ -83,7 +85,8 @@ typedef struct tsr_live_group {
     const tsr_value *options; /* the param group's dict; without "lr" none is touched */
     const tsr_module_tensor *const *params;
     size_t count;
-    tsr_dtype betas_dtype; /* as in tsr_first_step */
+    bool tensor_betas;    /* as in tsr_first_step */
+    double second_weight; /* as there */
 } tsr_live_group;
 typedef struct tsr_live_optimizer {
     tsr_algorithm algorithm;
