@@ -1,6 +1,8 @@
 /* What an optimizer's state looks like after its first step (`_init_optim_state` of PyTorch 2.13 takes one with zero
  * gradients and learning rate 0, so that there is a state to load into), on paper and live; and the checks around getting
  * and loading. */
+#include <math.h>
+
 #include "optim/tree.h"
 #include "tessera/optim.h"
 #include "tessera/sys/optim_live.h"
@@ -57,32 +59,52 @@ static tsr_state_spec like_parameter(const char *name, const tsr_module_tensor *
     return (tsr_state_spec){.name = tsr_str_from(name), .dtype = param->dtype, .ndim = param->ndim, .shape = param->shape};
 }
 
-/* With weight decay the gradient of the step is decay × parameter, unless decay is decoupled from it. */
-static tsr_status decay_into(const tsr_first_step *step, tsr_state_spec *spec, tsr_state_source source, tsr_error *err)
+static bool is_complex(const tsr_module_tensor *param)
+{
+    return param->dtype == TSR_COMPLEX64 || param->dtype == TSR_COMPLEX128;
+}
+
+/* The gradient of the step: zeros, which are negative when they are maximized; vectors of complex numbers have none such.
+ * With weight decay, unless that is decoupled from it, decay × parameter is added. */
+static tsr_status gradient_into(const tsr_first_step *step, const tsr_module_tensor *param, tsr_state_spec *spec,
+                                tsr_error *err)
+{
+    const bool decoupled = step->algorithm == TSR_ADAMW || is_true(step->options, "decoupled_weight_decay");
+    spec->value = is_true(step->options, "maximize") && !is_complex(param) ? -0.0 : 0;
+    return decoupled ? TSR_OK : real_option(step->options, "weight_decay", &spec->decay, err);
+}
+
+static tsr_status sgd_state(const tsr_first_step *step, const tsr_module_tensor *param, tsr_state_spec *out, size_t *count,
+                            tsr_error *err)
+{
+    if (!is_true(step->options, "momentum")) return TSR_OK;
+    out[0] = like_parameter("momentum_buffer", param);
+    out[0].fused = is_true(step->options, "fused");
+    *count = 1;
+    TSR_TRY(gradient_into(step, param, &out[0], err));
+    if (out[0].decay != 0) out[0].source = TSR_STATE_GRADIENT;
+    return TSR_OK;
+}
+
+/* A mean of what is zero is positive, but for that of negative zeros without anything of what was there before. */
+static tsr_status adam_mean(const tsr_first_step *step, const tsr_module_tensor *param, tsr_state_source source,
+                            tsr_state_spec *spec, tsr_error *err)
 {
     double b = 0;
-    TSR_TRY(real_option(step->options, "weight_decay", &spec->decay, err));
-    if (spec->decay == 0) return TSR_OK;
-    if (source != TSR_STATE_GRADIENT) TSR_TRY(beta(step->options, source == TSR_STATE_SQUARE, &b, err));
+    const bool square = source == TSR_STATE_SQUARE;
+    TSR_TRY(gradient_into(step, param, spec, err));
+    if (spec->decay == 0 && (square || !signbit(spec->value))) {
+        spec->value = 0;
+        return TSR_OK;
+    }
+    TSR_TRY(beta(step->options, square, &b, err));
     spec->source = source;
     spec->fused = is_true(step->options, "fused");
     const bool tensors = step->tensor_betas && !spec->fused; /* fused steps make numbers of them */
     spec->beta = b;
-    spec->weight = tensors && source == TSR_STATE_SQUARE ? step->second_weight : 1 - b;
-    spec->beta_cast = tensors && source == TSR_STATE_MEAN;
+    spec->weight = tensors && square ? step->second_weight : 1 - b;
+    spec->beta_cast = tensors && !square;
     return TSR_OK;
-}
-
-/* Zeros in zero gradients that are maximized are negative; vectors of complex numbers have none such. */
-static tsr_status sgd_state(const tsr_first_step *step, const tsr_module_tensor *param, tsr_state_spec *out, size_t *count,
-                            tsr_error *err)
-{
-    const bool complex = param->dtype == TSR_COMPLEX64 || param->dtype == TSR_COMPLEX128;
-    if (!is_true(step->options, "momentum")) return TSR_OK;
-    out[0] = like_parameter("momentum_buffer", param);
-    out[0].value = is_true(step->options, "maximize") && !complex ? -0.0 : 0;
-    *count = 1;
-    return decay_into(step, &out[0], TSR_STATE_GRADIENT, err);
 }
 
 static tsr_status adam_state(const tsr_first_step *step, const tsr_module_tensor *param, tsr_state_spec *out, size_t *count,
@@ -90,14 +112,13 @@ static tsr_status adam_state(const tsr_first_step *step, const tsr_module_tensor
 {
     static const char *const names[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
     const bool fused = is_true(step->options, "fused"), wide = step->default_dtype == TSR_FLOAT64 && !fused;
-    const bool decoupled = step->algorithm == TSR_ADAMW || is_true(step->options, "decoupled_weight_decay");
     const size_t most = is_true(step->options, "amsgrad") ? 3 : 2;
     out[0] = (tsr_state_spec){.name = TSR_STR("step"), .dtype = wide ? TSR_FLOAT64 : TSR_FLOAT32, .value = 1};
     out[0].scalar = true;
     out[0].on_device = fused || is_true(step->options, "capturable");
     for (size_t i = 0; i < most; i++) {
         out[i + 1] = like_parameter(names[i], param);
-        if (!decoupled) TSR_TRY(decay_into(step, &out[i + 1], i ? TSR_STATE_SQUARE : TSR_STATE_MEAN, err));
+        TSR_TRY(adam_mean(step, param, i ? TSR_STATE_SQUARE : TSR_STATE_MEAN, &out[i + 1], err));
     }
     *count = most + 1;
     return TSR_OK;

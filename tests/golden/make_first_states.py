@@ -22,6 +22,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.com
 SGD, Adam, AdamW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 HALVES = FLOATS[2:]
+SIZE, WHOLE_VECTORS = 23, 64  # zeros have another sign in tails where they are maximized without a beta
 
 
 def tensor(value, dtype):
@@ -52,17 +53,19 @@ CASES = [
     (Adam, {"weight_decay": tensor(1, torch.int32), "betas": pair(0, 0, torch.int64), "amsgrad": tensor(False, torch.bool)}),
     (Adam, {"weight_decay": 0.1, "betas": (tensor(0, torch.uint8), tensor(0.5, torch.float16)), "amsgrad": tensor(True, torch.bool)}),
     (SGD, {"momentum": tensor(0.0, torch.bfloat16), "weight_decay": 0.1}), (SGD, {"momentum": 0.9, "maximize": tensor(False, torch.bool)}),
-    (Adam, {"maximize": True}), (AdamW, {"weight_decay": 0.1, "amsgrad": True}), (AdamW, {"fused": True}),
+    (Adam, {"maximize": True}), (Adam, {"maximize": True, "betas": (0.0, 0.5)}, WHOLE_VECTORS),
+    (Adam, {"maximize": True, "betas": pair(0.001, 0.5, torch.bfloat16), "weight_decay": 0.1}, WHOLE_VECTORS),
+    (AdamW, {"maximize": True, "betas": pair(0.0, 0.5, torch.float64)}, WHOLE_VECTORS), (Adam, {"maximize": True, "betas": (0.0, 0.0), "fused": True}, WHOLE_VECTORS),
+    (AdamW, {"weight_decay": 0.1, "amsgrad": True}), (AdamW, {"fused": True}),
 ]
-SIZE = 23
 
 
-def elements(dtype):
+def elements(dtype, size):
     generator = torch.Generator().manual_seed(5)
-    x = torch.randn(SIZE, generator=generator, dtype=torch.float64)
+    x = torch.randn(size, generator=generator, dtype=torch.float64)
     x[3], x[7], x[11], x[15] = 0.0, -0.0, 1e-6, -300.0
     if dtype.is_complex:
-        x = torch.complex(x, torch.randn(SIZE, generator=generator, dtype=torch.float64))
+        x = torch.complex(x, torch.randn(size, generator=generator, dtype=torch.float64))
     return x.to(dtype)
 
 
@@ -70,13 +73,13 @@ def hexed(tensor):
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes().hex()
 
 
-def case(make, options, default):
+def case(make, options, default, size=SIZE):
     torch.set_default_dtype(default)
     record = {"algorithm": make.__name__, "default": str(default).removeprefix("torch."), "params": []}
     for dtype in DTYPES:
         if options.get("fused") and (dtype.is_complex or (make is SGD and dtype.itemsize == 2)):
             continue  # no kernel; and one whose vectors round other than its tails
-        p = torch.nn.Parameter(elements(dtype))
+        p = torch.nn.Parameter(elements(dtype, size))
         optim = make([p], lr=0.5, **options)
         before = hexed(p)
         _init_optim_state(optim)
@@ -88,7 +91,7 @@ def case(make, options, default):
 
 
 if __name__ == "__main__":
-    cases = [case(*c, torch.float32) for c in CASES] + [case(make, o, torch.float64) for make, o in CASES if make is not SGD][-2:]
+    cases = [case(*c[:2], torch.float32, *c[2:]) for c in CASES] + [case(*c[:2], torch.float64, *c[2:]) for c in CASES if c[0] is not SGD][-2:]
     lines = ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases)
     with open(os.path.join(HERE, "first_states.json"), "w") as f:
         f.write('{"torch":"%s","cases":[\n%s\n]}\n' % (torch.__version__, lines))

@@ -53,7 +53,7 @@ static float single(const tsr_state_spec *spec, tsr_dtype dtype, float p)
     const bool within = spec->fused && spec->source != TSR_STATE_GRADIENT; /* nothing is rounded on the way */
     const float weight = weight_of(spec, dtype), zero = (float)spec->value;
     const float decay = within ? (float)spec->decay : rounded(dtype, (float)spec->decay);
-    const float g = within ? zero + decay * p : rounded(dtype, zero + decay * p);
+    const float sum = spec->decay != 0 ? zero + decay * p : zero, g = within ? sum : rounded(dtype, sum);
     if (spec->source == TSR_STATE_SQUARE) return 0 + weight * g * g;
     if (spec->source == TSR_STATE_GRADIENT) return g;
     return fabsf(weight) < 0.5f ? 0 + weight * g : fmaf(weight - 1, g, g);
@@ -61,7 +61,7 @@ static float single(const tsr_state_spec *spec, tsr_dtype dtype, float p)
 
 static double wide(const tsr_state_spec *spec, double p)
 {
-    const double g = spec->value + spec->decay * p;
+    const double g = spec->decay != 0 ? spec->value + spec->decay * p : spec->value;
     if (spec->source == TSR_STATE_SQUARE) return 0 + spec->weight * g * g;
     if (spec->source == TSR_STATE_GRADIENT) return g;
     return fabs(spec->weight) < 0.5 ? 0 + spec->weight * g : fma(spec->weight - 1, g, g);
