@@ -1,5 +1,5 @@
 /* Rows B3, B6, B7 and B11: optimizers' own state dicts and FSDP1's forms of them, against what real PyTorch does
- * (tests/golden/make_optimizer_raw.py). */
+ * (tests/golden/make_optimizer_raw.py and make_optimizer_forms.py, whose records say what was `given`). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 #include "live_units.h"
 #include "tessera/optimizer_raw.h"
 
-static cJSON *golden;
+static cJSON *golden, *forms;
 
 typedef struct job {
     const cJSON *test;
@@ -191,6 +191,8 @@ static const tsr_value *input_of(live_units *u, const cJSON *record)
 /* The raw state dict that get number `j->number` converts; `kept` must live as long. */
 static const tsr_value *raw_of(live_units *u, const cJSON *record, cJSON **kept)
 {
+    const cJSON *given = cJSON_GetObjectItem(record, "given");
+    if (given) return live_value(u->memory, given, u->w.comm->rank, NULL);
     const bool named = strcmp(text_of(record, "of"), "named") == 0;
     const cJSON *raw = named ? live_get(live_get(u->w.record, "named"), "out") : live_get(u->w.record, "raw");
     *kept = cJSON_Duplicate(raw, true);
@@ -216,10 +218,10 @@ static tsr_status get_case(void *arg, tsr_comm *comm, tsr_error *err)
     return told(status, j, err);
 }
 
-static void run_all(const char *what, ranks_body *body)
+static void run_of(const cJSON *of, const char *what, ranks_body *body)
 {
     unsigned count = 0;
-    for (const cJSON *test = live_get(golden, "cases")->child; test; test = test->next) {
+    for (const cJSON *test = live_get(of, "cases")->child; test; test = test->next) {
         const cJSON *rank = cJSON_GetArrayItem(live_get(test, "ranks"), 0);
         for (int i = 0; i < cJSON_GetArraySize(live_get(rank, what)); i++) {
             job j = {test, what, i};
@@ -227,6 +229,12 @@ static void run_all(const char *what, ranks_body *body)
         }
     }
     assert_true(count > 0);
+}
+
+static void run_all(const char *what, ranks_body *body)
+{
+    run_of(golden, what, body);
+    run_of(forms, what, body);
 }
 
 static void test_statedict_optimizer_raw__B7_B11_optim_state_dict(void **state)
@@ -237,6 +245,20 @@ static void test_statedict_optimizer_raw__B7_B11_optim_state_dict(void **state)
 
 /* ---- optim_state_dict_to_load ---- */
 
+static const tsr_value *to_load_of(live_units *u, const cJSON *record, cJSON **kept)
+{
+    const cJSON *given = cJSON_GetObjectItem(record, "given");
+    const char *changes = text_of(record, "change");
+    if (given) return live_value(u->memory, given, u->w.comm->rank, NULL);
+    if (strcmp(changes, "no state") == 0) return tsr_value_dict(u->w.arena, 0);
+    const cJSON *got =
+        cJSON_GetArrayItem(live_get(u->w.record, "gets"), (int)live_get(record, "from")->valuedouble);
+    *kept = cJSON_Duplicate(live_get(got, "out"), true);
+    if (strcmp(changes, "stranger") == 0) add_stranger(*kept, true);
+    return live_changed(u, live_value(u->memory, *kept, u->w.comm->rank, NULL),
+                        strcmp(changes, "no groups") == 0 ? "param_groups" : NULL);
+}
+
 static tsr_status to_load_case(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const job *j = arg;
@@ -244,20 +266,14 @@ static tsr_status to_load_case(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_error own = {0};
     TSR_TRY(live_units_open(&u, j->test, comm, false, err));
     const cJSON *record = record_of(j, comm->rank);
-    const char *changes = text_of(record, "change"), *form = text_of(record, "form");
-    const tsr_fsdp_settings settings = settings_of(form);
+    const tsr_fsdp_settings settings = settings_of(text_of(record, "form"));
     const tsr_raw_optimizer raw = {.model = &u.model,
                                    .optimizer = u.at[0],
                                    .input = input_of(&u, record),
                                    .comm = comm,
                                    .named = cJSON_IsTrue(live_get(record, "named"))};
-    const cJSON *got =
-        cJSON_GetArrayItem(live_get(u.w.record, "gets"), (int)live_get(record, "from")->valuedouble);
-    cJSON *kept = cJSON_Duplicate(live_get(got, "out"), true);
-    if (strcmp(changes, "stranger") == 0) add_stranger(kept, true);
-    const tsr_value *state = live_changed(&u, live_value(u.memory, kept, comm->rank, NULL),
-                                          strcmp(changes, "no groups") == 0 ? "param_groups" : NULL);
-    if (strcmp(changes, "no state") == 0) state = tsr_value_dict(u.w.arena, 0);
+    cJSON *kept = NULL;
+    const tsr_value *state = to_load_of(&u, record, &kept);
     if (settings.rank0_only && comm->rank) state = NULL;
     tsr_status status = tsr_fsdp_optim_state_dict_to_load(&raw, state, &settings, u.out, &own);
     status = same_outcome(status, tsr_state_dict_root(u.out), record, &own, err);
@@ -274,6 +290,31 @@ static void test_statedict_optimizer_raw__B3_B6_B7_to_load(void **state)
 
 /* ---- state_dict and load_state_dict ---- */
 
+/* What is loaded; and whether the optimizer's own state dict is PyTorch's. */
+static tsr_status load_of(live_units *u, const cJSON *record, const tsr_raw_optimizer *raw, cJSON **kept,
+                          const tsr_value **state, tsr_error *err)
+{
+    const cJSON *given = cJSON_GetObjectItem(record, "given");
+    *state = given ? live_value(u->memory, given, u->w.comm->rank, NULL) : NULL;
+    if (given) return TSR_OK;
+    const cJSON *own = raw->named ? live_get(live_get(u->w.record, "named"), "out") : live_get(u->w.record, "raw");
+    *kept = cJSON_Duplicate(own, true);
+    change(*kept, text_of(record, "change"));
+    TSR_TRY(tsr_optimizer_state_dict(raw, u->out, err));
+    TSR_TRY(same_loosely(tsr_state_dict_root(u->out), own, err));
+    *state = live_changed(u, live_value(u->memory, *kept, u->w.comm->rank, NULL), NULL);
+    return TSR_OK;
+}
+
+/* PyTorch loads state of any shape into a parameter's place, and groups without options (native/statedict/DIFFERENCES.md). */
+static bool is_misplaced(const char *change)
+{
+    static const char *const changes[] = {"order", "other names", "params reversed", "no options"};
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++)
+        if (strcmp(change, changes[i]) == 0) return true;
+    return false;
+}
+
 static tsr_status load_case(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const job *j = arg;
@@ -284,18 +325,14 @@ static tsr_status load_case(void *arg, tsr_comm *comm, tsr_error *err)
     const bool named = cJSON_IsTrue(live_get(record, "named"));
     const char *changes = text_of(record, "change");
     const tsr_raw_optimizer raw = {.model = &u.model, .optimizer = u.at[0], .comm = comm, .named = named};
-    const cJSON *own_state = named ? live_get(live_get(u.w.record, "named"), "out") : live_get(u.w.record, "raw");
-    cJSON *kept = cJSON_Duplicate(own_state, true);
-    change(kept, changes);
-    TSR_TRY(tsr_optimizer_state_dict(&raw, u.out, err));
-    TSR_TRY(same_loosely(tsr_state_dict_root(u.out), own_state, err));
-    const tsr_value *state = live_changed(&u, live_value(u.memory, kept, comm->rank, NULL), NULL);
+    cJSON *kept = NULL;
+    const tsr_value *state = NULL;
+    TSR_TRY(load_of(&u, record, &raw, &kept, &state, err));
     for (size_t g = 0; strcmp(changes, "fresh") == 0 && g < u.at[0]->group_count; g++)
         for (size_t p = 0; p < u.at[0]->groups[g].count; p++) u.at[0]->groups[g].params[p].state = NULL;
     if (strcmp(changes, "fresh") == 0) u.at[0]->user_state = NULL;
     const tsr_status loaded = tsr_optimizer_load_state_dict(&raw, state, &u.w.host, &own);
-    /* PyTorch loads state of any shape into a parameter's place (native/statedict/DIFFERENCES.md) */
-    const bool misplaced = !error && !named && strcmp(changes, "order") == 0;
+    const bool misplaced = !error && !named && is_misplaced(changes);
     tsr_status status = (loaded != TSR_OK) == (error != NULL || misplaced)
                             ? TSR_OK
                             : tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch: %s; here: %s", error ? error->valuestring : "ok",
@@ -408,7 +445,9 @@ int main(int argc, char **argv)
     };
     ranks_begin(&argc, &argv);
     golden = live_golden("optimizer_raw.json");
+    forms = live_golden("optimizer_forms.json");
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    cJSON_Delete(forms);
     cJSON_Delete(golden);
     return ranks_end(failed);
 }

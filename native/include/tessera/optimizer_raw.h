@@ -6,7 +6,7 @@
  *
  * State of no parameter (tsr_model_optimizer.user_state) goes all the way in both directions. Named optimizers
  * (NamedOptimizer, KeyedOptimizer) have the names of model.named_parameters() for keys where others have numbers
- * (tessera/sys/optim_keys.h).
+ * (tessera/sys/optim_keys.h). A state dict without "param_groups", as KeyedOptimizer has it, becomes one without.
  *
  * Source of the behaviour: torch/distributed/fsdp/_optim_utils.py and fully_sharded_data_parallel.py,
  * torch/optim/optimizer.py and torch/distributed/optim/named_optimizer.py of PyTorch 2.13. Thread rule: one thread per
@@ -40,7 +40,7 @@ tsr_status tsr_optimizer_state_dict(const tsr_raw_optimizer *optimizer, tsr_stat
 
 /* Optimizer.load_state_dict(): groups and their parameters are matched by place, state of no parameter is taken over. Of
  * NamedOptimizer if `named`: parameters are matched by name, groups by the names of all their parameters; what `state` does
- * not have stays as it is. Without communication: this rank alone, before it writes anything, finds what does not fit.
+ * not have stays as it is, and values become of the type that the optimizer's have. Without communication: this rank alone, before it writes anything, finds what does not fit.
  * Errors: TSR_E_FORMAT for other numbers of groups or parameters, and of a named optimizer's states and options, or other
  * names of these; TSR_E_USAGE for a named optimizer without state, and tensors of other shapes than those that they
  * replace; TSR_E_UNSUPPORTED for types without a cast. */

@@ -75,6 +75,40 @@ static tsr_status number_raw(forming *f, const tsr_value *given, const tsr_value
     return tsr_optim_is_named(given) ? tsr_raw_rekey(r, given, false, f->out->arena, out, err) : TSR_OK;
 }
 
+/* Groups of the optimizer's parameters, without options, for a state dict that has none: KeyedOptimizer saves none. */
+static tsr_status with_groups(forming *f, const tsr_value *given, const tsr_value **out, tsr_error *err)
+{
+    tsr_arena *arena = f->out->arena;
+    const tsr_group_names *names = &f->raw.raw;
+    const tsr_value *state = tsr_value_get(given, TSR_STR("state"));
+    const bool named = tsr_optim_is_named(given);
+    const tsr_value **groups = tsr_arena_array(arena, names->count, sizeof *groups, err);
+    if (!groups || !state) return groups ? TSR_OK : TSR_E_NOMEM; /* refused by what reads it */
+    for (size_t g = 0, number = 0; g < names->count; g++) {
+        const size_t count = names->groups[g].count;
+        const tsr_value **params = tsr_arena_array(arena, count, sizeof *params, err);
+        for (size_t p = 0; params && p < count; p++, number++) {
+            const tsr_str name = named ? tsr_arena_str(arena, names->groups[g].names[p], err) : TSR_STR("");
+            params[p] = named ? tsr_value_str(arena, name, err) : tsr_value_int(arena, (int64_t)number, err);
+            if (!name.data || !params[p]) return TSR_E_NOMEM;
+        }
+        groups[g] =
+            params ? tsr_value_dict(arena, 1, "params", tsr_value_items(arena, TSR_VALUE_LIST, params, count, err)) : NULL;
+        if (!groups[g]) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for param groups");
+    }
+    *out = tsr_value_dict(arena, 2, "state", state, "param_groups",
+                          tsr_value_items(arena, TSR_VALUE_LIST, groups, names->count, err));
+    return *out ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for param groups");
+}
+
+/* Without the groups that with_groups added. */
+static tsr_status without_groups(forming *f, const tsr_value **root, tsr_error *err)
+{
+    const tsr_value *state = tsr_value_get(*root, TSR_STR("state"));
+    if (state) *root = tsr_value_dict(f->out->arena, 1, "state", state);
+    return *root ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for the state");
+}
+
 static tsr_fsdp_state_call state_call(const forming *f)
 {
     return (tsr_fsdp_state_call){f->raw.names.fsdp, {f->groups, f->group_count}, &f->options, f->out};
@@ -84,11 +118,15 @@ static tsr_status convert_raw(forming *f, const tsr_value *given, tsr_error *err
 {
     const tsr_value *raw = NULL, *root = NULL;
     const tsr_fsdp_settings *s = f->settings;
-    TSR_TRY(tsr_comm_agree(f->raw.comm, number_raw(f, given, &raw, err), err));
+    const bool lacks = given && given->kind == TSR_VALUE_DICT && !tsr_value_get(given, TSR_STR("param_groups"));
+    tsr_status mine = lacks ? with_groups(f, given, &given, err) : TSR_OK;
+    if (mine == TSR_OK) mine = number_raw(f, given, &raw, err);
+    TSR_TRY(tsr_comm_agree(f->raw.comm, mine, err));
     const tsr_fsdp_state_call call = state_call(f);
     TSR_TRY(tsr_fsdp_optimizer_get(&call, raw, &root, err));
     if (!root) root = tsr_value_items(f->out->arena, TSR_VALUE_DICT, NULL, 0, err);
     tsr_status status = root ? TSR_OK : TSR_E_NOMEM;
+    if (status == TSR_OK && lacks) status = without_groups(f, &root, err);
     if (status == TSR_OK && s->offload && !f->options.cpu_offload)
         status = tsr_state_dict_offload(root, NULL, &(tsr_offload_options){.any_type = true}, f->out, err);
     else if (status == TSR_OK) tsr_state_dict_set_root(f->out, root);

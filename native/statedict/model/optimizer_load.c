@@ -378,7 +378,7 @@ static tsr_status spread_units(loading *l, size_t o, tsr_error *err)
 
 static tsr_loaded_state loaded_of(const loading *l, size_t o)
 {
-    return (tsr_loaded_state){&l->names, l->optimizers[o], l->loaded[o], l->options->full_state_dict};
+    return (tsr_loaded_state){&l->names, l->optimizers[o], l->loaded[o], l->options->full_state_dict, false};
 }
 
 static tsr_status check_states(const loading *l, size_t o, tsr_error *err)

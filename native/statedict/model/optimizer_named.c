@@ -51,8 +51,11 @@ static tsr_status index_group(taking *t, size_t at, tsr_error *err)
                     "optim: param_groups[%zu] lists something else than names, which a named optimizer needs", at);
         names[p] = params->items[p]->text;
     }
+    uint32_t *place;
     TSR_TRY(group_key(t, names, params->count, &key, err));
-    return tsr_map_put(t->group_of, key, (uint32_t)at, NULL, NULL, err);
+    TSR_TRY(tsr_map_put(t->group_of, key, (uint32_t)at, &place, NULL, err));
+    *place = (uint32_t)at; /* of groups with the same names the last one counts */
+    return TSR_OK;
 }
 
 static tsr_status index_given(taking *t, const tsr_value *given, tsr_error *err)
@@ -103,6 +106,15 @@ static tsr_status take_state(const taking *t, tsr_str name, const tsr_value *own
 
 /* ---- groups ---- */
 
+/* Only groups without parameters can be the same to PyTorch, which loads the last of them. */
+static bool has_later_twin(const taking *t, size_t g)
+{
+    const tsr_group_names *own = &t->raw->raw;
+    bool later = false;
+    for (size_t i = g + 1; i < own->count; i++) later = later || own->groups[i].count == 0;
+    return later && own->groups[g].count == 0;
+}
+
 static tsr_status take_options(const taking *t, size_t g, const tsr_value **out, tsr_error *err)
 {
     const tsr_name_list *names = &t->raw->raw.groups[g];
@@ -111,7 +123,7 @@ static tsr_status take_options(const taking *t, size_t g, const tsr_value **out,
     TSR_TRY(group_key(t, names->names, names->count, &key, err));
     const uint32_t place = tsr_map_get(t->group_of, key, UINT32_MAX);
     *out = own;
-    if (place == UINT32_MAX) return TSR_OK;
+    if (place == UINT32_MAX || has_later_twin(t, g)) return TSR_OK;
     const tsr_value *given = t->groups->items[place];
     TSR_FAIL_IF(given->count != own->count + 2, err, TSR_E_FORMAT,
                 "optim: param_groups[%u] of the state dict has %zu options, the optimizer's has %zu", (unsigned)place,

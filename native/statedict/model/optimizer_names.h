@@ -35,9 +35,10 @@ tsr_status tsr_optimizer_first(tsr_model_optimizer *optimizer, const tsr_optimiz
 tsr_status tsr_optimizer_native(const tsr_model_optimizer *optimizer, tsr_arena *arena, const tsr_value **out,
                                 tsr_error *err);
 
-/* Optimizer.load_state_dict() of a state dict keyed by number. This rank alone; nothing is written unless all of it fits. */
+/* Optimizer.load_state_dict() of a state dict keyed by number; with `in_place` as named optimizers call it: values become of
+ * the type of the tensors that they replace. This rank alone; nothing is written unless all of it fits. */
 tsr_status tsr_optimizer_load_numbered(const tsr_optimizer_names *names, tsr_model_optimizer *optimizer,
-                                       const tsr_value *state, tsr_error *err);
+                                       const tsr_value *state, bool in_place, tsr_error *err);
 
 /* Adds the keys of `given` that `*tree` does not have to it; both are keyed by number and were walked before. With
  * `tensors_only` TSR_E_FORMAT, naming the key, for anything but tensors with dimensions. */

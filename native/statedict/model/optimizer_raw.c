@@ -152,7 +152,7 @@ static tsr_status load(const tsr_raw *r, const tsr_value *state, tsr_error *err)
     TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "the optimizer's state dict is not a dict");
     if (r->of->named) TSR_TRY(tsr_raw_named_load(r, state, &state, err));
     else TSR_TRY(number_by_place(r, state, &state, err));
-    return tsr_optimizer_load_numbered(&r->names, r->of->optimizer, state, err);
+    return tsr_optimizer_load_numbered(&r->names, r->of->optimizer, state, r->of->named, err);
 }
 
 tsr_status tsr_optimizer_load_state_dict(const tsr_raw_optimizer *optimizer, const tsr_value *state, const tsr_host *host,

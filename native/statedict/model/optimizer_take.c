@@ -18,8 +18,9 @@ tsr_taking tsr_taking_below(const tsr_taking *taking, const tsr_value *key)
     return below;
 }
 
-static tsr_dtype wanted_dtype(const tsr_taking *t, tsr_dtype given)
+static tsr_dtype wanted_dtype(const tsr_taking *t, tsr_dtype given, const tsr_tensor *there)
 {
+    if (t->in_place && there) given = there->entry.dtype;
     if (!t->param) return given;
     if (t->is_step) return t->step_moves ? TSR_FLOAT32 : given;
     return tsr_dtype_describe(t->param->entry.dtype)->kind == TSR_CLASS_FLOAT ? t->param->entry.dtype : given;
@@ -31,12 +32,14 @@ static bool is_integer(tsr_dtype dtype)
            dtype == TSR_BOOL;
 }
 
-tsr_status tsr_optimizer_check_cast(const tsr_taking *taking, const tsr_tensor *given, tsr_error *err)
+tsr_status tsr_optimizer_check_cast(const tsr_taking *taking, const tsr_tensor *given, const tsr_tensor *there,
+                                    tsr_error *err)
 {
-    const tsr_dtype from = given->entry.dtype, to = wanted_dtype(taking, from);
-    TSR_FAIL_IF(from != to && !tsr_cast_possible(from, to) && !is_integer(from), err, TSR_E_UNSUPPORTED,
-                "%s in the state dict, which is not cast to the parameter's %s", tsr_dtype_describe(from)->name,
-                tsr_dtype_describe(to)->name);
+    const tsr_dtype from = given->entry.dtype, to = wanted_dtype(taking, from, there);
+    const bool to_float = tsr_dtype_describe(to)->kind == TSR_CLASS_FLOAT;
+    TSR_FAIL_IF(from != to && !tsr_cast_possible(from, to) && !(is_integer(from) && to_float), err, TSR_E_UNSUPPORTED,
+                "%s in the state dict, which is not cast to the %s's %s", tsr_dtype_describe(from)->name,
+                taking->in_place && there ? "state" : "parameter", tsr_dtype_describe(to)->name);
     return TSR_OK;
 }
 
@@ -111,7 +114,7 @@ static tsr_status fill(const tsr_taking *t, const tsr_tensor *from, const tsr_te
 static const tsr_value *take_tensor(const tsr_taking *t, const tsr_value *given, const tsr_value *there, tsr_error *err)
 {
     const tsr_tensor *from = tsr_tensor_of(given), *to = there ? tsr_tensor_of(there) : NULL;
-    const tsr_dtype dtype = wanted_dtype(t, from->entry.dtype);
+    const tsr_dtype dtype = wanted_dtype(t, from->entry.dtype, to);
     tsr_tensor like = *from;
     like.entry.dtype = dtype;
     if (given == there && from->entry.dtype == dtype) return there;

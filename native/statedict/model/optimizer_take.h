@@ -11,12 +11,15 @@ typedef struct tsr_taking {
     const tsr_tensor *param; /* whose state it is; NULL: options, which stay as they are */
     bool is_step;            /* the value under "step" */
     bool step_moves;         /* capturable or fused: step is float32 on the parameter's device */
+    bool in_place;           /* values are copied into tensors that are there, and become of their type first */
 } tsr_taking;
 
 /* The same for the value under a key. */
 tsr_taking tsr_taking_below(const tsr_taking *taking, const tsr_value *key);
-/* Floating parameters have state of their own type, "step" excepted. TSR_E_UNSUPPORTED where there is no cast to it. */
-tsr_status tsr_optimizer_check_cast(const tsr_taking *taking, const tsr_tensor *given, tsr_error *err);
+/* Floating parameters have state of their own type, "step" excepted. TSR_E_UNSUPPORTED where there is no cast to it. `there`
+ * (may be NULL): what `given` replaces. */
+tsr_status tsr_optimizer_check_cast(const tsr_taking *taking, const tsr_tensor *given, const tsr_tensor *there,
+                                    tsr_error *err);
 /* `given` in the tensors that are `there`, where they fit, otherwise in memory of its own; NULL on failure. Bounded by walks
  * before it. */
 const tsr_value *tsr_optimizer_take(const tsr_taking *taking, const tsr_value *given, const tsr_value *there,

@@ -48,7 +48,7 @@ static tsr_status check_value(const tsr_loaded_state *l, const tsr_taking *takin
 {
     const tsr_tensor *a = tsr_tensor_of(given), *b = there ? tsr_tensor_of(there) : NULL;
     TSR_FAIL_IF(a && a->meta, err, TSR_E_USAGE, "the tensor in the state dict is meta: it has no memory");
-    if (a) TSR_TRY(tsr_optimizer_check_cast(taking, a, err));
+    if (a) TSR_TRY(tsr_optimizer_check_cast(taking, a, b, err));
     if (a && b) {
         tsr_tensor like = *b;
         like.entry.dtype = a->entry.dtype;
@@ -108,8 +108,11 @@ static tsr_status each_param(const tsr_loaded_state *l, param_function *function
             tsr_model_param *param = &l->optimizer->groups[g].params[p];
             uint32_t id;
             TSR_TRY(tsr_optimizer_param_id(l->names, param, &id, err));
-            const tsr_taking taking = {l->optimizer->memory, l->names->arena, l->names->held[id], false,
-                                       step_moves(groups->items[g])};
+            const tsr_taking taking = {.memory = l->optimizer->memory,
+                                       .passing = l->names->arena,
+                                       .param = l->names->held[id],
+                                       .step_moves = step_moves(groups->items[g]),
+                                       .in_place = l->in_place};
             const tsr_status status = function(l, &taking, param, tsr_dict_find(state, params->items[p], hint), err);
             if (status == TSR_OK) continue;
             tsr_error_context(err, "the state of '%.*s'", TSR_STR_ARG(l->names->first[id]));
@@ -126,12 +129,33 @@ static tsr_status check_param(const tsr_loaded_state *l, const tsr_taking *takin
     return state ? check_value(l, taking, state, param->state, err) : TSR_OK;
 }
 
+/* Adam's "step" was a number before it became a tensor (`__setstate__`). */
+static tsr_status make_step(const tsr_loaded_state *l, const tsr_taking *taking, const tsr_value **state, tsr_error *err)
+{
+    const tsr_model_optimizer *o = l->optimizer;
+    const tsr_value *step = tsr_value_get(*state, TSR_STR("step")), *made;
+    if ((o->algorithm != TSR_ADAM && o->algorithm != TSR_ADAMW) || !step) return TSR_OK;
+    const bool real = step->kind == TSR_VALUE_FLOAT;
+    if (!real && step->kind != TSR_VALUE_INT && step->kind != TSR_VALUE_BOOL) return TSR_OK;
+    const double number = real ? step->as.real : step->kind == TSR_VALUE_INT ? (double)step->as.integer : step->as.boolean;
+    const float single = (float)number;
+    const bool wide = o->default_dtype == TSR_FLOAT64 && !taking->step_moves;
+    tsr_tensor want = tsr_tensor_whole(wide ? TSR_FLOAT64 : TSR_FLOAT32, 0, NULL, NULL);
+    if (taking->step_moves && taking->param) want.device = taking->param->device;
+    TSR_TRY(tsr_state_dict_allocate(o->memory, &want, &made, err));
+    TSR_TRY(tsr_device_upload(want.device, tsr_tensor_of(made)->data, wide ? (const void *)&number : &single,
+                              wide ? sizeof number : sizeof single, err));
+    for (size_t i = 0; i < (*state)->count; i += 2)
+        if ((*state)->items[i + 1] == step) ((const tsr_value **)(uintptr_t)(*state)->items)[i + 1] = made;
+    return TSR_OK;
+}
+
 static tsr_status write_param(const tsr_loaded_state *l, const tsr_taking *taking, tsr_model_param *param,
                               const tsr_value *state, tsr_error *err)
 {
     const tsr_value *taken = state ? tsr_optimizer_take(taking, state, param->state, err) : NULL;
-    (void)l;
     if (state && !taken) return err && err->status ? err->status : TSR_E_NOMEM;
+    if (taken) TSR_TRY(make_step(l, taking, &taken, err));
     param->state = taken;
     return TSR_OK;
 }
@@ -150,14 +174,55 @@ static const tsr_value *with_own_names(tsr_arena *arena, const tsr_value *option
     return items[options->count] ? tsr_value_items(arena, TSR_VALUE_DICT, items, options->count + 2, err) : NULL;
 }
 
+/* What PyTorch gives options that the optimizer has, and that its algorithm did not have when the state dict was saved
+ * (`__setstate__`): None or False. Programs in C need not have them all. */
+typedef struct default_option {
+    const char *name;
+    tsr_value_kind kind;
+} default_option;
+
+static const default_option sgd_defaults[] = {{"nesterov", TSR_VALUE_BOOL}, {"maximize", TSR_VALUE_BOOL},
+                                              {"foreach", TSR_VALUE_NONE},  {"differentiable", TSR_VALUE_BOOL},
+                                              {"fused", TSR_VALUE_BOOL},    {NULL, TSR_VALUE_NONE}};
+static const default_option adam_defaults[] = {
+    {"amsgrad", TSR_VALUE_BOOL},        {"maximize", TSR_VALUE_BOOL},
+    {"foreach", TSR_VALUE_NONE},        {"capturable", TSR_VALUE_BOOL},
+    {"differentiable", TSR_VALUE_BOOL}, {"decoupled_weight_decay", TSR_VALUE_BOOL},
+    {"fused", TSR_VALUE_NONE},          {NULL, TSR_VALUE_NONE}};
+
+static const tsr_value *with_defaults(const tsr_loaded_state *l, const tsr_value *own, const tsr_value *options,
+                                      tsr_error *err)
+{
+    const tsr_model_optimizer *o = l->optimizer;
+    tsr_arena *arena = l->names->arena;
+    const default_option *defaults = o->algorithm == TSR_SGD ? sgd_defaults : adam_defaults;
+    const size_t most = sizeof adam_defaults / sizeof *adam_defaults;
+    if (o->algorithm == TSR_OTHER_ALGORITHM) return options;
+    const tsr_value **items = tsr_arena_array(arena, options->count + 2 * most, sizeof *items, err);
+    size_t count = options->count;
+    if (!items) return NULL;
+    if (count) memcpy(items, options->items, count * sizeof *items);
+    for (; defaults->name; defaults++) {
+        const tsr_str name = tsr_str_from(defaults->name);
+        if (tsr_value_get(options, name) || !tsr_value_get(own, name)) continue;
+        const bool decoupled = o->algorithm == TSR_ADAMW && strcmp(defaults->name, "decoupled_weight_decay") == 0;
+        items[count++] = tsr_value_str(arena, name, err);
+        items[count++] =
+            defaults->kind == TSR_VALUE_NONE ? tsr_value_none(arena, err) : tsr_value_bool(arena, decoupled, err);
+        if (!items[count - 2] || !items[count - 1]) return NULL;
+    }
+    return tsr_value_items(arena, TSR_VALUE_DICT, items, count, err);
+}
+
 static tsr_status write_groups(const tsr_loaded_state *l, tsr_error *err)
 {
     const tsr_value *groups = tsr_value_get(l->state, TSR_STR("param_groups"));
     for (size_t g = 0; g < groups->count; g++) {
         tsr_model_group *group = &l->optimizer->groups[g];
         const tsr_value *options = without_params(l->names->arena, groups->items[g], err);
-        const tsr_taking taking = {l->optimizer->memory, l->names->arena, NULL, false, false};
+        const tsr_taking taking = {.memory = l->optimizer->memory, .passing = l->names->arena};
         options = options ? with_own_names(l->names->arena, options, group->options, err) : NULL;
+        options = options ? with_defaults(l, group->options, options, err) : NULL;
         options = options ? tsr_optimizer_take(&taking, options, NULL, err) : NULL;
         if (!options) return err && err->status ? err->status : TSR_E_NOMEM;
         group->options = options;
@@ -209,7 +274,7 @@ static tsr_status user_part(const tsr_loaded_state *l, const tsr_value **out, ts
 static tsr_status write_user_state(const tsr_loaded_state *l, tsr_error *err)
 {
     tsr_model_optimizer *optimizer = l->optimizer;
-    const tsr_taking taking = {optimizer->memory, l->names->arena, NULL, false, false};
+    const tsr_taking taking = {.memory = optimizer->memory, .passing = l->names->arena};
     const tsr_value *user;
     TSR_TRY(user_part(l, &user, err));
     if (user && !(user = tsr_optimizer_take(&taking, user, NULL, err)))
@@ -236,9 +301,9 @@ tsr_status tsr_optimizer_write(const tsr_loaded_state *loaded, tsr_error *err)
 }
 
 tsr_status tsr_optimizer_load_numbered(const tsr_optimizer_names *names, tsr_model_optimizer *optimizer,
-                                       const tsr_value *state, tsr_error *err)
+                                       const tsr_value *state, bool in_place, tsr_error *err)
 {
-    const tsr_loaded_state loaded = {.names = names, .optimizer = optimizer, .state = state};
+    const tsr_loaded_state loaded = {.names = names, .optimizer = optimizer, .state = state, .in_place = in_place};
     uint64_t visited = 0;
     TSR_TRY(tsr_optimizer_bounded(state, names->host, &visited, err));
     TSR_TRY(tsr_optimizer_check_groups(optimizer, state, err));

@@ -9,6 +9,7 @@ typedef struct tsr_loaded_state {
     tsr_model_optimizer *optimizer;
     const tsr_value *state; /* what is loaded: {"state": …, "param_groups": […]} */
     bool full;              /* its tensors are whole, to be spread later */
+    bool in_place;          /* as of tsr_taking */
 } tsr_loaded_state;
 
 /* TSR_E_LIMIT for a value that is nested too deeply, or with `*visited`, which counts on, has too many values. */
