@@ -293,6 +293,56 @@ static void test_statedict_get_set_worlds__A12_first_state_of_another_algorithm(
     ranks_run(other_algorithm, NULL);
 }
 
+/* As after d["exp_avg"], d["exp_avg_sq"] = d["exp_avg_sq"], d["exp_avg"] in Python: a state dict that borrows the optimizer's
+ * memory, under other names. */
+static const tsr_value *swap_means(const tsr_value *state, tsr_arena *arena)
+{
+    return tsr_value_dict(arena, 3, "step", tsr_value_get(state, TSR_STR("step")), "exp_avg",
+                          tsr_value_get(state, TSR_STR("exp_avg_sq")), "exp_avg_sq", tsr_value_get(state, TSR_STR("exp_avg")));
+}
+
+static float *first_of(const tsr_value *state, const char *key)
+{
+    return tsr_tensor_of(tsr_value_get(state, tsr_str_from(key)))->data;
+}
+
+static tsr_status swapped_states(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    static const bool ways[][2] = {{false, false}, {true, false}, {true, true}};
+    (void)arg;
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        world w;
+        tsr_state_options options = tsr_state_options_default();
+        tsr_model_param param = {0};
+        TSR_TRY(open_world(&w, comm, err));
+        param.of = &w.params[0];
+        tsr_model_group group = {tsr_value_dict(w.arena, 1, "lr", tsr_value_float(w.arena, 0.5, err)), &param, 1};
+        tsr_model_optimizer optimizer = {.algorithm = TSR_ADAM, .groups = &group, .group_count = 1, .memory = w.memory},
+                            *list[1] = {&optimizer};
+        const tsr_state_call call = {.comm = comm, .options = &options, .host = &w.host};
+        TSR_TRY(tsr_get_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1}, &call, w.out, err));
+        for (int e = 0; e < MOST; e++) first_of(param.state, "exp_avg")[e] = 1 + (float)e + 100 * (float)comm->rank;
+        for (int e = 0; e < MOST; e++) first_of(param.state, "exp_avg_sq")[e] = 31 + (float)e + 100 * (float)comm->rank;
+        const tsr_value *groups = tsr_value_get(tsr_state_dict_root(w.out), TSR_STR("param_groups"));
+        const tsr_value *states = tsr_value_dict(w.arena, 1, names[0], swap_means(param.state, w.arena));
+        options.full_state_dict = ways[i][0];
+        options.broadcast_from_rank0 = ways[i][1];
+        TSR_TRY(tsr_set_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1},
+                                             tsr_value_dict(w.arena, 2, "state", states, "param_groups", groups), &call, err));
+        const float rank = ways[i][1] ? 0 : 100 * (float)comm->rank;
+        for (int e = 0; e < MOST; e++) NEED(first_of(param.state, "exp_avg")[e] == 31 + (float)e + rank);
+        for (int e = 0; e < MOST; e++) NEED(first_of(param.state, "exp_avg_sq")[e] == 1 + (float)e + rank);
+        close_world(&w);
+    }
+    return TSR_OK;
+}
+
+static void test_statedict_get_set_worlds__A11_states_that_borrow_each_other_s_memory(void **state)
+{
+    (void)state;
+    ranks_run(swapped_states, NULL);
+}
+
 /* ---- models that differ between ranks ---- */
 
 /* How the last rank's first parameter, which is frozen and in no optimizer, differs from the others'. */
@@ -466,6 +516,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_get_set_worlds__A6_A7_every_kind_on_any_number_of_ranks),
         cmocka_unit_test(test_statedict_get_set_worlds__A7_redistributes_what_lies_otherwise),
         cmocka_unit_test(test_statedict_get_set_worlds__A12_first_state_of_another_algorithm),
+        cmocka_unit_test(test_statedict_get_set_worlds__A11_states_that_borrow_each_other_s_memory),
         cmocka_unit_test(test_statedict_get_set_worlds__A12_models_that_differ_are_refused_before_a_broadcast),
         cmocka_unit_test(test_statedict_get_set_worlds__A7_states_of_several_modules),
         cmocka_unit_test(test_statedict_get_set_worlds__A6_partial_tensors_are_refused_by_name),

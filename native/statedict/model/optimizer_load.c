@@ -3,6 +3,7 @@
  *
  *   nested or flat ── split ──▶ one optimizer's, by number ── broadcast or distribute ──▶ check, agree, write */
 #include "statedict/model/fsdp_carry.h"
+#include "statedict/model/optimizer_take.h"
 #include "statedict/model/optimizer_write.h"
 #include "statedict/ops/state_full.h"
 #include "statedict/tensor/path.h"
@@ -22,6 +23,7 @@ typedef struct loading {
     tsr_optimizer *by_index;  /* one an optimizer: groups as indices into `params` */
     const tsr_value **loaded; /* one an optimizer, by number */
     tsr_state_dict *scratch;
+    tsr_map *lent;    /* memory that is loaded from */
     uint64_t visited; /* values of the state dict */
     bool units;       /* the tree has FSDP1's */
 } loading;
@@ -378,7 +380,11 @@ static tsr_status spread_units(loading *l, size_t o, tsr_error *err)
 
 static tsr_loaded_state loaded_of(const loading *l, size_t o)
 {
-    return (tsr_loaded_state){&l->names, l->optimizers[o], l->loaded[o], l->options->full_state_dict, false};
+    return (tsr_loaded_state){.names = &l->names,
+                              .optimizer = l->optimizers[o],
+                              .state = l->loaded[o],
+                              .full = l->options->full_state_dict,
+                              .lent = l->lent};
 }
 
 static tsr_status check_states(const loading *l, size_t o, tsr_error *err)
@@ -433,6 +439,19 @@ static tsr_status anything(loading *l, const tsr_value *state, bool *some, tsr_e
     return tsr_comm_agree(l->comm, mine, err);
 }
 
+static tsr_status write_all(loading *l, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    l->lent = tsr_map_new(l->host->allocator, 0, err);
+    if (!l->lent) return TSR_E_NOMEM;
+    for (size_t o = 0; o < l->count && status == TSR_OK; o++) status = tsr_optimizer_lend(l->loaded[o], l->lent, err);
+    for (size_t o = 0; o < l->count && status == TSR_OK; o++) {
+        const tsr_loaded_state loaded = loaded_of(l, o);
+        status = tsr_optimizer_write(&loaded, err);
+    }
+    return status;
+}
+
 static tsr_status load(loading *l, const tsr_model *model, const tsr_value *state, tsr_error *err)
 {
     const bool has = !root_only(l) || l->comm->rank == 0;
@@ -443,11 +462,7 @@ static tsr_status load(loading *l, const tsr_model *model, const tsr_value *stat
     if (!some) return TSR_OK;
     if (root_only(l)) TSR_TRY(check_on_others(l, state, err));
     TSR_TRY(spread_all(l, err));
-    for (size_t o = 0; o < l->count && status == TSR_OK; o++) {
-        const tsr_loaded_state loaded = loaded_of(l, o);
-        status = tsr_optimizer_write(&loaded, err);
-    }
-    return tsr_comm_agree(l->comm, status, err);
+    return tsr_comm_agree(l->comm, write_all(l, err), err);
 }
 
 tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_optimizers optimizers, const tsr_value *state,
@@ -463,6 +478,7 @@ tsr_status tsr_set_optimizer_state_dict(const tsr_model *model, tsr_optimizers o
                  .count = optimizers.count,
                  .units = tsr_fsdp_is_in(model->modules)};
     const tsr_status status = load(&l, model, state, err);
+    tsr_map_free(l.lent);
     tsr_state_dict_free(l.scratch);
     tsr_params_free(l.params);
     tsr_optimizer_names_free(&l.names);

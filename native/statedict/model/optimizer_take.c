@@ -111,6 +111,40 @@ static tsr_status fill(const tsr_taking *t, const tsr_tensor *from, const tsr_te
     return TSR_OK;
 }
 
+/* ---- memory ---- */
+
+static tsr_str address(void *const *data)
+{
+    return (tsr_str){(const char *)data, sizeof *data};
+}
+
+static tsr_status lend_tensor(const tsr_tensor *tensor, tsr_map *lent, tsr_error *err)
+{
+    if (tensor->spread != TSR_IN_BOXES) return tsr_map_put(lent, address(&tensor->data), 1, NULL, NULL, err);
+    for (uint32_t i = 0; i < tensor->part_count; i++)
+        TSR_TRY(tsr_map_put(lent, address(&tensor->parts[i].data), 1, NULL, NULL, err));
+    return TSR_OK;
+}
+
+tsr_status tsr_optimizer_lend(const tsr_value *value, tsr_map *lent, tsr_error *err)
+{
+    const tsr_tensor *tensor = tsr_tensor_of(value);
+    if (tensor) return lend_tensor(tensor, lent, err);
+    for (size_t i = 0; i < value->count; i++) TSR_TRY(tsr_optimizer_lend(value->items[i], lent, err));
+    return TSR_OK;
+}
+
+/* A state dict may borrow the optimizer's own memory under another name: writing there would change what is still to come. */
+static bool is_lent(const tsr_taking *t, const tsr_tensor *from, const tsr_tensor *to)
+{
+    const bool boxes = to->spread == TSR_IN_BOXES;
+    if (!t->lent) return false;
+    if (!boxes) return from->data != to->data && tsr_map_get(t->lent, address(&to->data), 0);
+    for (uint32_t i = 0; i < to->part_count; i++)
+        if (from->parts[i].data != to->parts[i].data && tsr_map_get(t->lent, address(&to->parts[i].data), 0)) return true;
+    return false;
+}
+
 static const tsr_value *take_tensor(const tsr_taking *t, const tsr_value *given, const tsr_value *there, tsr_error *err)
 {
     const tsr_tensor *from = tsr_tensor_of(given), *to = there ? tsr_tensor_of(there) : NULL;
@@ -118,7 +152,7 @@ static const tsr_value *take_tensor(const tsr_taking *t, const tsr_value *given,
     tsr_tensor like = *from;
     like.entry.dtype = dtype;
     if (given == there && from->entry.dtype == dtype) return there;
-    const bool fits = to && tsr_tensor_is_like(&like, to, true);
+    const bool fits = to && tsr_tensor_is_like(&like, to, true) && !is_lent(t, from, to);
     if (t->param && (!t->is_step || t->step_moves)) like.device = t->param->device;
     if (!fits && tsr_state_dict_allocate(t->memory, &like, &there, err) != TSR_OK) return NULL;
     return fill(t, from, tsr_tensor_of(there), err) == TSR_OK ? there : NULL;

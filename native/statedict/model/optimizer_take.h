@@ -4,6 +4,7 @@
 #define TSR_STATEDICT_OPTIMIZER_TAKE_H
 
 #include "tessera/statedict.h"
+#include "tessera/sys/map.h"
 
 typedef struct tsr_taking {
     tsr_state_dict *memory; /* of what is not there yet */
@@ -12,8 +13,11 @@ typedef struct tsr_taking {
     bool is_step;            /* the value under "step" */
     bool step_moves;         /* capturable or fused: step is float32 on the parameter's device */
     bool in_place;           /* values are copied into tensors that are there, and become of their type first */
+    const tsr_map *lent;     /* memory that other values are still to be taken from; NULL: none */
 } tsr_taking;
 
+/* Adds the memory of all tensors in a value, which must outlive the map. */
+tsr_status tsr_optimizer_lend(const tsr_value *value, tsr_map *lent, tsr_error *err);
 /* The same for the value under a key. */
 tsr_taking tsr_taking_below(const tsr_taking *taking, const tsr_value *key);
 /* Floating parameters have state of their own type, "step" excepted. TSR_E_UNSUPPORTED where there is no cast to it. `there`

@@ -112,7 +112,8 @@ static tsr_status each_param(const tsr_loaded_state *l, param_function *function
                                        .passing = l->names->arena,
                                        .param = l->names->held[id],
                                        .step_moves = step_moves(groups->items[g]),
-                                       .in_place = l->in_place};
+                                       .in_place = l->in_place,
+                                       .lent = l->lent};
             const tsr_status status = function(l, &taking, param, tsr_dict_find(state, params->items[p], hint), err);
             if (status == TSR_OK) continue;
             tsr_error_context(err, "the state of '%.*s'", TSR_STR_ARG(l->names->first[id]));
@@ -303,10 +304,15 @@ tsr_status tsr_optimizer_write(const tsr_loaded_state *loaded, tsr_error *err)
 tsr_status tsr_optimizer_load_numbered(const tsr_optimizer_names *names, tsr_model_optimizer *optimizer,
                                        const tsr_value *state, bool in_place, tsr_error *err)
 {
-    const tsr_loaded_state loaded = {.names = names, .optimizer = optimizer, .state = state, .in_place = in_place};
+    tsr_loaded_state loaded = {.names = names, .optimizer = optimizer, .state = state, .in_place = in_place};
     uint64_t visited = 0;
     TSR_TRY(tsr_optimizer_bounded(state, names->host, &visited, err));
     TSR_TRY(tsr_optimizer_check_groups(optimizer, state, err));
     TSR_TRY(tsr_optimizer_check_states(&loaded, err));
-    return tsr_optimizer_write(&loaded, err);
+    tsr_map *lent = tsr_map_new(names->host->allocator, 0, err);
+    tsr_status status = lent ? tsr_optimizer_lend(state, lent, err) : TSR_E_NOMEM;
+    loaded.lent = lent;
+    if (status == TSR_OK) status = tsr_optimizer_write(&loaded, err);
+    tsr_map_free(lent);
+    return status;
 }

@@ -3,6 +3,7 @@
 #define TSR_STATEDICT_OPTIMIZER_WRITE_H
 
 #include "statedict/model/optimizer_names.h"
+#include "tessera/sys/map.h"
 
 typedef struct tsr_loaded_state {
     const tsr_optimizer_names *names; /* with the arena of what passes */
@@ -10,6 +11,7 @@ typedef struct tsr_loaded_state {
     const tsr_value *state; /* what is loaded: {"state": …, "param_groups": […]} */
     bool full;              /* its tensors are whole, to be spread later */
     bool in_place;          /* as of tsr_taking */
+    const tsr_map *lent;    /* of all states that are loaded (tsr_optimizer_lend) */
 } tsr_loaded_state;
 
 /* TSR_E_LIMIT for a value that is nested too deeply, or with `*visited`, which counts on, has too many values. */

@@ -5,6 +5,7 @@
 #include "statedict/tensor/value_pack.h"
 #include "statedict/tensor/warn.h"
 
+#include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
 
 static const uint32_t root_only[] = {0};
@@ -18,6 +19,7 @@ typedef struct spreading {
     tsr_str infos;
     const tsr_value **values; /* of the local keys, as they become */
     bool *known;              /* that the full state has the key */
+    bool *shared;             /* by local key: see find_shared */
     tsr_name_tally strange;   /* keys that the local state does not have */
     tsr_vec moves;            /* of pair: distributed targets */
     tsr_vec wholes;           /* of pair: whole targets */
@@ -102,6 +104,45 @@ static bool replaced(const tsr_tensor *full, const tsr_tensor *mine)
            memcmp(full->entry.shape, mine->entry.shape, full->entry.ndim * sizeof *full->entry.shape) != 0;
 }
 
+static bool is_in_memory(const tsr_tensor *tensor)
+{
+    return tensor && tensor->spread == TSR_WHOLE && tensor->data;
+}
+
+static tsr_str address_of(const tsr_tensor *tensor)
+{
+    return (tsr_str){(const char *)&tensor->data, sizeof tensor->data};
+}
+
+/* Finds the keys whose whole tensor has the memory of another key's, or, on rank 0, lends it to another key of the full state:
+ * two param groups with one tensor for an option. What is broadcast for one of them must not be written into the other. */
+static tsr_status find_in(spreading *s, tsr_map *keys, tsr_error *err)
+{
+    for (size_t i = 0; i < tsr_value_pairs(s->local); i++) {
+        const tsr_tensor *tensor = tsr_tensor_of(s->local->items[2 * i + 1]);
+        uint32_t *first;
+        bool fresh;
+        if (!is_in_memory(tensor)) continue;
+        TSR_TRY(tsr_map_put(keys, address_of(tensor), (uint32_t)i, &first, &fresh, err));
+        if (!fresh) s->shared[i] = s->shared[*first] = true;
+    }
+    for (size_t i = 0; s->comm->rank == 0 && i < tsr_value_pairs(s->full); i++) {
+        const tsr_tensor *tensor = tsr_tensor_of(s->full->items[2 * i + 1]);
+        const uint32_t at = is_in_memory(tensor) ? tsr_map_get(keys, address_of(tensor), UINT32_MAX) : UINT32_MAX;
+        if (at != UINT32_MAX && tsr_dict_pair(s->local, s->full->items[2 * i], i) != at) s->shared[at] = true;
+    }
+    return TSR_OK;
+}
+
+static tsr_status find_shared(spreading *s, tsr_error *err)
+{
+    s->shared = tsr_arena_array(s->passing, tsr_value_pairs(s->local), sizeof *s->shared, err);
+    tsr_map *keys = s->shared ? tsr_map_new(s->out->host->allocator, tsr_value_pairs(s->local), err) : NULL;
+    const tsr_status status = keys ? find_in(s, keys, err) : TSR_E_NOMEM;
+    tsr_map_free(keys);
+    return status;
+}
+
 /* One key of the full state that the local state has too. */
 static tsr_status plan_one(spreading *s, size_t at, const tsr_value *whole, tsr_str name, tsr_error *err)
 {
@@ -114,7 +155,7 @@ static tsr_status plan_one(spreading *s, size_t at, const tsr_value *whole, tsr_
         s->values[at] = local;
         return TSR_OK;
     }
-    if (mine && !replaced(full, mine)) TSR_TRY(tsr_full_target(full, mine, s->options->offload, s->out, &target, err));
+    if (mine && !replaced(full, mine) && !s->shared[at]) TSR_TRY(tsr_full_target(full, mine, s->options->offload, s->out, &target, err));
     else TSR_TRY(fresh_target(s, full, mine, &target, err));
     s->values[at] = target == mine ? local : tsr_state_dict_leaf(s->out, target, err);
     pair *p = tsr_vec_push(target->spread == TSR_WHOLE ? &s->wholes : &s->moves, err);
@@ -130,6 +171,7 @@ static tsr_status plan_all(spreading *s, tsr_error *err)
     s->values = tsr_arena_array(s->passing, count, sizeof *s->values, err);
     s->known = tsr_arena_array(s->passing, count, sizeof *s->known, err);
     if (!s->values || !s->known) return TSR_E_NOMEM;
+    TSR_TRY(find_shared(s, err));
     for (size_t i = 0; i < count; i++) s->values[i] = s->local->items[2 * i + 1];
     for (size_t i = 0; i < tsr_value_pairs(s->full); i++) {
         const tsr_step step = {.key = s->full->items[2 * i], .depth = 1};
