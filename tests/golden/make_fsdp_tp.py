@@ -116,19 +116,30 @@ def fill(net):
     net.module.ignored.step += rank
 
 
+# Which layers tensor parallelism cuts, and how.
+PLANS = {"columns": {"a.0": ColwiseParallel(), "a.1": RowwiseParallel()},
+         "one": {"a.1": RowwiseParallel()}}
+
+
 def _with(net, f):
     net.a = f(net.a)
     return net
 
 
+def sgd(params):
+    return [torch.optim.SGD([{"params": [p for _, p in params[:2]], "lr": 0.25}, {"params": [p for _, p in params[2:]], "momentum": 0.5}], lr=0.5, momentum=0.75)]
+
+
 def wrap(case):
+    if case.get("sgd"):
+        base.adamw = sgd
     more = {"sharding_strategy": getattr(ShardingStrategy, case.get("strategy", "FULL_SHARD")), "use_orig_params": case.get("orig", False)}
     net = Net(case.get("uneven", False))
     shape = case.get("mesh2d")
     if shape:
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=NAMES[-len(shape):])
         more["device_mesh"] = mesh[NAMES[-len(shape):-1]] if len(shape) > 2 else mesh["shard"]
-        parallelize_module(net, mesh["tp"], {"a.0": ColwiseParallel(), "a.1": RowwiseParallel(), "ignored.wide": ColwiseParallel()})
+        parallelize_module(net, mesh["tp"], {**PLANS[case.get("plan", "columns")], "ignored.wide": ColwiseParallel()})
     else:
         fully_sharded._init_extension = use_extension
     if case.get("world_group"):
@@ -227,8 +238,15 @@ CASES = {
     "flat_no_shard_w4": {"world": 4, "mesh2d": [2, 2], "strategy": "NO_SHARD", "world_group": True},
     "orig_no_shard_w4": {"world": 4, "mesh2d": [2, 2], "strategy": "NO_SHARD", "orig": True, "single": True},
     "uneven_w4": {"world": 4, "mesh2d": [2, 2], "world_group": True, "uneven": True, "gets": [base.FULL], "optimizer_gets": [base.FULL]},
+    "flat_three_w6": {"world": 6, "mesh2d": [3, 2], "world_group": True},
+    "orig_three_w6": {"world": 6, "mesh2d": [3, 2], "orig": True},
+    "flat_one_w4": {"world": 4, "mesh2d": [2, 2], "world_group": True, "plan": "one", "single": True},
+    "orig_one_w4": {"world": 4, "mesh2d": [2, 2], "orig": True, "plan": "one", "sgd": True},
+    "orig_grad_op_w4": {"world": 4, "mesh2d": [2, 2], "orig": True, "strategy": "SHARD_GRAD_OP", "single": True},
     "flat_extension_w2": {"world": 2, "extension": True},
     "orig_extension_w3": {"world": 3, "extension": True, "orig": True},
+    "flat_extension_single_w3": {"world": 3, "extension": True, "single": True},
+    "orig_extension_keys_w2": {"world": 2, "extension": True, "orig": True, "keys": True, "single": True},
 }
 GETS = [{}, base.FULL, base.CPU]
 OPTIMIZER_GETS = [{}, base.FULL, base.FLAT, {**base.FULL, **base.FLAT}]
