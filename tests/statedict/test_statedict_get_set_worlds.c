@@ -438,6 +438,49 @@ static tsr_status refuse_all_odd_ones(void *arg, tsr_comm *comm, tsr_error *err)
     return TSR_OK;
 }
 
+/* The state of 'net.mesh' lies by columns on the last rank alone: no rank can tell by itself that it will not arrive. */
+static tsr_status refuse_odd_placement(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    world w;
+    tsr_error own = {0};
+    tsr_state_dict *model, *states;
+    tsr_unmatched_keys keys;
+    (void)arg;
+    if (comm->size == 1) return TSR_OK;
+    TSR_TRY(open_world(&w, comm, err));
+    TSR_TRY(tsr_state_dict_new(&w.host, &model, err));
+    TSR_TRY(tsr_state_dict_new(&w.host, &states, err));
+    tsr_model_param params[KINDS - 1] = {{.of = &w.params[1]}, {.of = &w.params[2]}};
+    const tsr_value *options = tsr_value_dict(w.arena, 1, "momentum", tsr_value_float(w.arena, 0.9, err));
+    tsr_model_group group = {options, params, KINDS - 1};
+    tsr_model_optimizer optimizer = {.algorithm = TSR_SGD, .groups = &group, .group_count = 1, .memory = w.memory},
+                        *list[1] = {&optimizer};
+    const tsr_state_call call = {.comm = comm, .host = &w.host, .arena = w.arena, .unmatched = &keys};
+    TSR_TRY(tsr_get_model_state_dict(&w.model, &call, w.out, err));
+    for (int k = 0; k < KINDS; k++)
+        TSR_TRY(tsr_state_dict_put(model, tsr_str_from(names[k]), tsr_state_dict_get(w.out, tsr_str_from(names[k])), err));
+    if (comm->rank == comm->size - 1) TSR_TRY(put_otherwise(&w, 1, false, model, err));
+    TSR_TRY(tsr_get_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1}, &call, states, err));
+    states_are(&w, params, true);
+    const tsr_value *held[2] = {params[0].state, params[1].state};
+    const tsr_status status = tsr_set_state_dict(&w.model, (tsr_optimizers){list, 1}, tsr_state_dict_root(model),
+                                                 tsr_state_dict_root(states), &call, &own);
+    const bool kept = states_are(&w, params, false) && params[0].state == held[0] && params[1].state == held[1] &&
+                      group.options == options && is_filled(&w, 0);
+    tsr_state_dict_free(states);
+    tsr_state_dict_free(model);
+    close_world(&w);
+    NEED(kept);
+    NEED(status == TSR_E_USAGE && strstr(own.message, "ranks 0 and") && strstr(own.message, "differ"));
+    return TSR_OK;
+}
+
+static void test_statedict_get_set_worlds__A12_placements_that_differ_are_refused_before_anything_loads(void **state)
+{
+    (void)state;
+    ranks_run(refuse_odd_placement, NULL);
+}
+
 static void test_statedict_get_set_worlds__A12_models_that_differ_are_refused_before_a_broadcast(void **state)
 {
     (void)state;
@@ -517,6 +560,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_get_set_worlds__A7_redistributes_what_lies_otherwise),
         cmocka_unit_test(test_statedict_get_set_worlds__A12_first_state_of_another_algorithm),
         cmocka_unit_test(test_statedict_get_set_worlds__A11_states_that_borrow_each_other_s_memory),
+        cmocka_unit_test(test_statedict_get_set_worlds__A12_placements_that_differ_are_refused_before_anything_loads),
         cmocka_unit_test(test_statedict_get_set_worlds__A12_models_that_differ_are_refused_before_a_broadcast),
         cmocka_unit_test(test_statedict_get_set_worlds__A7_states_of_several_modules),
         cmocka_unit_test(test_statedict_get_set_worlds__A6_partial_tensors_are_refused_by_name),

@@ -2,7 +2,7 @@
 #include "statedict/model/model_setting.h"
 #include "statedict/ops/state_full.h"
 #include "statedict/tensor/value_pack.h"
-#include "tessera/redistribute.h"
+#include "statedict/transfer/transfer.h"
 #include "tessera/sys/cast.h"
 
 typedef tsr_model_setting setting;
@@ -149,6 +149,55 @@ static tsr_status check_all(setting *s, tsr_error *err)
         return status;
     }
     return s->options->strict ? refuse_unmatched(s->unmatched, err) : TSR_OK;
+}
+
+/* ---- tensors that lie otherwise ---- */
+
+static bool has_boxes(const tsr_tensor *a, const tsr_tensor *b)
+{
+    return a->spread == TSR_IN_BOXES || b->spread == TSR_IN_BOXES;
+}
+
+/* Which tensors lie otherwise in the state dict than in the model; as to boxes, ranks may see it differently. */
+static void find_others(const setting *s, bool *others, bool *boxes)
+{
+    for (size_t i = 0; i < s->items.count; i++) {
+        const tsr_tensor *given = s->matched[i] && s->items.items[i].tensor ? tsr_tensor_of(s->values[i]) : NULL;
+        if (!given || given->spread == TSR_WHOLE) continue;
+        others[i] = !tsr_tensor_is_like(given, s->items.items[i].tensor, true);
+        *boxes = *boxes || (others[i] && has_boxes(given, s->items.items[i].tensor));
+    }
+}
+
+/* Then all in boxes move. What has moved need not be written. */
+static tsr_status list_moves(setting *s, const bool *others, bool boxes, tsr_error *err)
+{
+    for (size_t i = 0; i < s->items.count; i++) {
+        const tsr_tensor *to = s->items.items[i].tensor, *given = s->matched[i] && to ? tsr_tensor_of(s->values[i]) : NULL;
+        if (!given || given->spread == TSR_WHOLE || !(has_boxes(given, to) ? boxes : others[i])) continue;
+        s->moves[s->move_count++] = (tsr_move){given, to};
+        s->values[i] = tsr_state_dict_leaf(s->scratch, to, err);
+        if (!s->values[i]) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+/* As copy_ does between DTensors. */
+static tsr_status find_moves(setting *s, tsr_error *err)
+{
+    bool boxes = false, *others = tsr_arena_array(s->passing, s->items.count, sizeof *others, err);
+    s->moves = tsr_arena_array(s->passing, s->items.count, sizeof *s->moves, err);
+    tsr_status status = others && s->moves ? TSR_OK : TSR_E_NOMEM;
+    if (status == TSR_OK) find_others(s, others, &boxes);
+    TSR_TRY(tsr_comm_agree(s->comm, status, err));
+    uint64_t any = boxes;
+    TSR_TRY(s->comm->largest(s->comm, &any, err));
+    status = list_moves(s, others, any != 0, err);
+    TSR_TRY(tsr_comm_agree(s->comm, status, err));
+    any = s->move_count;
+    TSR_TRY(s->comm->largest(s->comm, &any, err));
+    s->any_moves = any != 0;
+    return s->any_moves ? tsr_redistribute_check(s->comm, &(tsr_move_list){s->moves, s->move_count}, s->host, err) : TSR_OK;
 }
 
 /* ---- writing ---- */
@@ -357,61 +406,14 @@ static tsr_status write_item(setting *s, const tsr_model_item *item, const tsr_v
     return tsr_device_wait(item->tensor->device, err);
 }
 
-static bool has_boxes(const tsr_tensor *a, const tsr_tensor *b)
-{
-    return a->spread == TSR_IN_BOXES || b->spread == TSR_IN_BOXES;
-}
-
-/* Which tensors lie otherwise in the state dict than in the model; as to boxes, ranks may see it differently. */
-static void find_others(const setting *s, bool *others, bool *boxes)
-{
-    for (size_t i = 0; i < s->items.count; i++) {
-        const tsr_tensor *given = s->matched[i] && s->items.items[i].tensor ? tsr_tensor_of(s->values[i]) : NULL;
-        if (!given || given->spread == TSR_WHOLE) continue;
-        others[i] = !tsr_tensor_is_like(given, s->items.items[i].tensor, true);
-        *boxes = *boxes || (others[i] && has_boxes(given, s->items.items[i].tensor));
-    }
-}
-
-/* Then all in boxes move. What has moved need not be written. */
-static tsr_status list_moves(setting *s, const bool *others, bool boxes, tsr_move *moves, size_t *count, tsr_error *err)
-{
-    for (size_t i = 0; i < s->items.count; i++) {
-        const tsr_tensor *to = s->items.items[i].tensor, *given = s->matched[i] && to ? tsr_tensor_of(s->values[i]) : NULL;
-        if (!given || given->spread == TSR_WHOLE || !(has_boxes(given, to) ? boxes : others[i])) continue;
-        moves[(*count)++] = (tsr_move){given, to};
-        s->values[i] = tsr_state_dict_leaf(s->scratch, to, err);
-        if (!s->values[i]) return TSR_E_NOMEM;
-    }
-    return TSR_OK;
-}
-
-/* As copy_ does between DTensors. */
-static tsr_status redistribute_others(setting *s, tsr_error *err)
-{
-    bool boxes = false, *others = tsr_arena_array(s->passing, s->items.count, sizeof *others, err);
-    tsr_move *moves = tsr_arena_array(s->passing, s->items.count, sizeof *moves, err);
-    size_t count = 0;
-    tsr_status status = others && moves ? TSR_OK : TSR_E_NOMEM;
-    if (status == TSR_OK) find_others(s, others, &boxes);
-    TSR_TRY(tsr_comm_agree(s->comm, status, err));
-    uint64_t any = boxes;
-    TSR_TRY(s->comm->largest(s->comm, &any, err));
-    status = list_moves(s, others, any != 0, moves, &count, err);
-    TSR_TRY(tsr_comm_agree(s->comm, status, err));
-    any = count;
-    TSR_TRY(s->comm->largest(s->comm, &any, err));
-    return any ? tsr_redistribute(s->comm, moves, count, 0, s->host, err) : TSR_OK;
-}
-
 static tsr_status write_all(setting *s, tsr_error *err)
 {
     tsr_status status = tsr_comm_agree(s->comm, give_memory(s, err), err);
     if (status == TSR_OK && s->options->full_state_dict) {
         status = spread_full(s, err);
         if (!s->options->broadcast_from_rank0) status = tsr_comm_agree(s->comm, status, err);
-    } else if (status == TSR_OK) {
-        status = redistribute_others(s, err);
+    } else if (status == TSR_OK && s->any_moves) {
+        status = tsr_redistribute(s->comm, s->moves, s->move_count, 0, s->host, err);
     }
     if (status != TSR_OK) return status;
     for (size_t i = 0; i < s->items.count && status == TSR_OK; i++) {
@@ -466,7 +468,8 @@ static tsr_status check_model(setting *s, tsr_error *err)
     }
     TSR_TRY(tsr_comm_agree(s->comm, check_all(s, err), err));
     if (broadcast) return check_alike(s, err);
-    return s->bound ? check_units(s, err) : TSR_OK;
+    if (s->bound) return check_units(s, err);
+    return s->options->full_state_dict ? TSR_OK : find_moves(s, err);
 }
 
 tsr_status tsr_model_setting_write(tsr_model_setting *s, tsr_error *err)

@@ -4,6 +4,7 @@
 
 #include "statedict/fsdp/fsdp_load.h"
 #include "statedict/model/fsdp_bind.h"
+#include "tessera/redistribute.h"
 
 typedef struct tsr_model_setting {
     const tsr_model *model;
@@ -20,6 +21,9 @@ typedef struct tsr_model_setting {
     const tsr_value **values; /* by item; NULL: none */
     bool *matched;            /* by item */
     tsr_dtype *dtypes;        /* of a broadcast into units, by item: rank 0's */
+    tsr_move *moves;          /* tensors that lie otherwise in the state than in the model */
+    size_t move_count;
+    bool any_moves; /* on any rank */
     bool nothing;             /* no rank gives anything */
     tsr_state_dict *scratch;
 } tsr_model_setting;

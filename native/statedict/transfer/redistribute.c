@@ -65,41 +65,53 @@ static tsr_status list_transfers(const tsr_move *moves, size_t count, tsr_arena 
     return TSR_OK;
 }
 
+/* What ranks find before anything moves. `transfers` lives in `arena`, which is NULL when memory is short. */
+static tsr_status prepare(tsr_comm *comm, const tsr_move_list *moves, const tsr_host *host, tsr_arena *arena,
+                          tsr_transfer_list *transfers, tsr_error *err)
+{
+    tsr_agreement agreement = {tsr_vec_of(host->allocator, 1), arena};
+    tsr_side_requests requests = {0};
+    tsr_status status = arena ? check_moves(&agreement, comm, moves->items, moves->count, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = list_transfers(moves->items, moves->count, arena, transfers, &requests, err);
+    status = tsr_agreement_check(&agreement, comm, status, host->allocator, err);
+    return status == TSR_OK ? tsr_sides_resolve(comm, requests, host, arena, status, err) : status;
+}
+
+tsr_status tsr_redistribute_check(tsr_comm *comm, const tsr_move_list *moves, const tsr_host *host, tsr_error *err)
+{
+    tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
+    tsr_transfer_list transfers = {0};
+    const tsr_status status = prepare(comm, moves, host, arena, &transfers, err);
+    tsr_arena_free(arena);
+    return status;
+}
+
 tsr_status tsr_redistribute(tsr_comm *comm, const tsr_move *moves, size_t count, size_t round_bytes, const tsr_host *host,
                             tsr_error *err)
 {
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
-    tsr_agreement agreement = {tsr_vec_of(host->allocator, 1), arena};
     tsr_transfer_list transfers = {0};
-    tsr_side_requests requests = {0};
-    tsr_status status = arena ? check_moves(&agreement, comm, moves, count, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = list_transfers(moves, count, arena, &transfers, &requests, err);
-    status = tsr_agreement_check(&agreement, comm, status, host->allocator, err);
-    if (status == TSR_OK) status = tsr_sides_resolve(comm, requests, host, arena, status, err);
+    tsr_status status = prepare(comm, &(tsr_move_list){moves, count}, host, arena, &transfers, err);
     if (status == TSR_OK) status = tsr_transfers_run(comm, transfers, round_bytes, host, status, err);
     tsr_arena_free(arena);
     return status;
 }
 
-typedef struct move_list {
-    tsr_move *items;
-    size_t count;
-} move_list;
-
 /* Tensors in the same places, in the order of paths. */
 static tsr_status pair_leaves(const tsr_value *from, const tsr_value *to, const tsr_host *host, tsr_arena *arena,
-                              move_list *moves, tsr_error *err)
+                              tsr_move_list *moves, tsr_error *err)
 {
     tsr_leaves a, b;
     TSR_TRY(tsr_leaves_of(from, host, true, arena, &a, err));
     TSR_TRY(tsr_leaves_of(to, host, true, arena, &b, err));
-    *moves = (move_list){tsr_arena_array(arena, a.count, sizeof *moves->items, err), a.count};
-    if (!moves->items) return TSR_E_NOMEM;
+    tsr_move *list = tsr_arena_array(arena, a.count, sizeof *list, err);
+    *moves = (tsr_move_list){list, a.count};
+    if (!list) return TSR_E_NOMEM;
     for (size_t i = 0; i < a.count || i < b.count; i++) {
         const int order = i == a.count ? 1 : i == b.count ? -1 : tsr_str_compare(a.items[i].order, b.items[i].order);
         TSR_FAIL_IF(order != 0, err, TSR_E_USAGE, "'%.*s' is a tensor only in the %s",
                     TSR_STR_ARG((order < 0 ? a : b).items[i].path), order < 0 ? "source" : "target");
-        moves->items[i] = (tsr_move){a.items[i].tensor, b.items[i].tensor};
+        list[i] = (tsr_move){a.items[i].tensor, b.items[i].tensor};
     }
     return TSR_OK;
 }
@@ -107,7 +119,7 @@ static tsr_status pair_leaves(const tsr_value *from, const tsr_value *to, const 
 tsr_status tsr_state_dict_redistribute(const tsr_value *from, const tsr_value *to, tsr_comm *comm, size_t round_bytes,
                                        const tsr_host *host, tsr_error *err)
 {
-    move_list moves = {0};
+    tsr_move_list moves = {0};
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
     tsr_status status = arena ? pair_leaves(from, to, host, arena, &moves, err) : TSR_E_NOMEM;
     status = tsr_comm_agree(comm, status, err);

@@ -4,6 +4,7 @@
 
 #include "statedict/tensor/pack.h"
 #include "tessera/comm.h"
+#include "tessera/redistribute.h"
 #include "tessera/sys/layout.h"
 #include "tessera/tensor.h"
 
@@ -50,5 +51,13 @@ typedef struct tsr_side_requests {
 
 tsr_status tsr_sides_resolve(tsr_comm *comm, tsr_side_requests requests, const tsr_host *host, tsr_arena *arena,
                              tsr_status mine, tsr_error *err);
+
+typedef struct tsr_move_list {
+    const tsr_move *items;
+    size_t count;
+} tsr_move_list;
+
+/* What tsr_redistribute would refuse. Nothing moves. Collective. */
+tsr_status tsr_redistribute_check(tsr_comm *comm, const tsr_move_list *moves, const tsr_host *host, tsr_error *err);
 
 #endif
