@@ -169,7 +169,7 @@ TORCH = [
      and re.match("rank [1-9]: ", e) and second_names(d, e, within_units(s))),
     ("flatten_optimizer_state_dict with full_state_dict", lambda d, j, e, s: sets_optimizer(j) and options(j, "full_state_dict", "flatten_optimizer_state_dict")
      and re.search(r"KeyError: '(state|param_groups)", e)),
-    ("nothing to load into an optimizer without state tensors", lambda d, j, e, s: sets_optimizer(j) and j["change"] == "empty" and "Expected device to be set" in e),
+    ("nothing to load into an optimizer without state tensors", lambda d, j, e, s: sets_optimizer(j) and (j["change"] == "empty" or s.get("optimizer_state") == {}) and "Expected device to be set" in e),
     ("nothing to load into an optimizer whose state has lists", lambda d, j, e, s: not units(s) and sets_optimizer(j) and s.get("optimizer_state") == {}
      and options(j, "full_state_dict", "flatten_optimizer_state_dict") and e.endswith("dict states now. Type is <class 'list'>.")
      and any(o["algorithm"] == "LBFGS" for o in s["optimizers"])),
