@@ -201,7 +201,7 @@ static bool allocate_blocks(const tsr_block_cache *cache, block *const *blocks, 
 }
 
 /* Blocks are apart from each other in memory, runs are not. */
-static void fetch_runs(prefetching *p, tsr_block_fetch_many *fetch)
+static void fetch_runs(prefetching *p, tsr_block_fetch_many *fetch_many)
 {
     const tsr_allocator *allocator = p->cache->allocator;
     tsr_error unused = {0};
@@ -212,7 +212,7 @@ static void fetch_runs(prefetching *p, tsr_block_fetch_many *fetch)
         run->bytes = tsr_alloc(allocator, run->size, 1, &unused);
         if (!run->bytes) break;
     }
-    fetch(p->cache->ctx, p->runs, fetched);
+    fetch_many(p->cache->ctx, p->runs, fetched);
     for (size_t r = 0; r < fetched; first += blocks_of(&p->runs[r++])) {
         const tsr_block_run *run = &p->runs[r];
         for (size_t i = 0; i < blocks_of(run) && run->is_fetched; i++)
@@ -235,7 +235,7 @@ static void release(prefetching *p)
 }
 
 void tsr_block_cache_prefetch(tsr_block_cache *cache, const tsr_store_file *files, const tsr_store_place *places, size_t count,
-                              tsr_block_fetch_many *fetch)
+                              tsr_block_fetch_many *fetch_many)
 {
     tsr_error unused = {0};
     prefetching *p = tsr_alloc(cache->allocator, 1, sizeof *p, &unused);
@@ -250,7 +250,7 @@ void tsr_block_cache_prefetch(tsr_block_cache *cache, const tsr_store_file *file
         claim_place(p, &(tsr_block_range){place->file, end, place->offset}, place->size);
     }
     pthread_mutex_unlock(&cache->lock);
-    if (p->run_count) fetch_runs(p, fetch);
+    if (p->run_count) fetch_runs(p, fetch_many);
     release(p);
     tsr_free(cache->allocator, p, 1, sizeof *p);
 }

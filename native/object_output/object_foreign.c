@@ -66,7 +66,7 @@ size_t tsr_object_output_other_parts(const tsr_output *base, tsr_str *first)
 
 tsr_status tsr_foreign_refuse(const object_output *output, const tsr_object_list *found, tsr_error *err)
 {
-    tsr_str first;
+    tsr_str first = {NULL, 0};
     if (output->options.discard_parts || output->options.overwrite) return TSR_OK;
     const size_t count = count_foreign(output, found, &first);
     char more[48] = "";
