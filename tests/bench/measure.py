@@ -75,11 +75,17 @@ def ratio_line(job, side, others):
     return "; ".join(parts)
 
 
+def extra(result):
+    """Figures that only some jobs have."""
+    shown = {"requests": "requests {:.0f}", "disk_mib": "disk {:.1f} MiB"}
+    return "".join("   " + text.format(result[key]) for key, text in shown.items() if key in result)
+
+
 def table(job):
     lines = [f"{job.id}  {job.what}", f"    data: {job.data}; target: {job.target}"]
     for side in job.sides:
         r = job.results[side.name]
-        lines.append(f"    {side.name:<34} wall {r['wall']:9.4f} s   cpu {r['cpu']:9.4f} s   peak {r['peak_mib']:8.1f} MiB")
+        lines.append(f"    {side.name:<34} wall {r['wall']:9.4f} s   cpu {r['cpu']:9.4f} s   peak {r['peak_mib']:8.1f} MiB" + extra(r))
     ours = [side for side in job.sides if side.ours]
     if not ours:
         lines.append(f"    → {ratio_line(job, job.sides[0], job.sides[1:])} ({job.metric})")
