@@ -33,6 +33,7 @@ double strtod(const char *restrict text, char **restrict end)
 }
 
 /* What the C library's vsnprintf calls in place of vfprintf (CMakeLists.txt): the same without %g. */
+int __wrap_vfprintf(FILE *restrict file, const char *restrict format, va_list arguments);
 int vfiprintf(FILE *restrict file, const char *restrict format, va_list arguments);
 int __wrap_vfprintf(FILE *restrict file, const char *restrict format, va_list arguments)
 {
