@@ -16,6 +16,7 @@
 #define ALWAYS_SMALL (UINT64_C(64) << 20)
 #define BATCH_BYTES  (UINT64_C(256) << 20) /* per thread, between two reports of progress */
 #define BATCH_COUNT  16u                   /* per thread */
+#define BATCH_CHUNKS (UINT64_C(1) << 14)   /* located at a time: memory that --max-mem does not bound */
 
 /* A tensor that one thread digests. */
 typedef struct whole_tensor {
@@ -189,12 +190,14 @@ void tsr_digests_close(tsr_digests *d)
 static size_t take_batch(tsr_digests *d, size_t at)
 {
     size_t count = 0;
-    uint64_t bytes = 0;
-    for (d->from = d->to = at; d->to < d->list.count && count < d->batch_count && bytes < d->batch_bytes; d->to++) {
+    uint64_t bytes = 0, chunks = 0;
+    for (d->from = d->to = at; d->to < d->list.count && count < d->batch_count; d->to++) {
         const tsr_entry *entry = d->list.entries[d->to];
+        if (bytes >= d->batch_bytes || chunks >= BATCH_CHUNKS) break;
         if (entry->kind != TSR_ENTRY_TENSOR) continue;
         if (bytes_of(entry) > d->small_bytes) break;
         bytes += bytes_of(entry);
+        chunks += entry->chunk_count;
         d->tensors[count] = (whole_tensor){.out = &d->digests[count]};
         d->entries[count++] = entry;
     }
