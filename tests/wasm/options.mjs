@@ -11,7 +11,7 @@ import { check, errorOf, same, test, testAsync } from "./harness.mjs";
 import { expandedFile } from "./torch_files.mjs";
 
 const PRINTING = { json: "a call gives the document", format: "a call gives the JSON document", "fail-on": "there is no exit status", "list-rules": "ruleHelp explains a rule", tree: "text for a terminal", output: "a call gives the document", print: "text for a terminal" };
-const PLACES = { overwrite: "the sink decides", resume: "a sink begins anew", "no-verify": "a sink begins anew", "dry-run": "whoever wants no files gives a sink that keeps none" };
+const PLACES = { overwrite: "the sink decides", resume: "a sink begins anew", "discard-parts": "a sink has no parts of plans", "no-verify": "a sink begins anew", "dry-run": "whoever wants no files gives a sink that keeps none" };
 const GLOBAL = { quiet: "nothing is printed", "no-progress": "nothing is printed", color: "nothing is printed", threads: "a module has one thread", "io-depth": "the host reads", "no-mpi": "there is no MPI", help: "text for a terminal", version: "package.json states it" };
 const OPENED = { also: "the files of all directories are given to open", part: "of open", step: "of open", shards: "of open" };
 
