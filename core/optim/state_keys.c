@@ -6,9 +6,9 @@
 #include "model/nest.h"
 #include "optim/tree.h"
 #include "tessera/optim.h"
+#include "tessera/state_keys.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
-#include "tessera/sys/state_keys.h"
 #include "tessera/sys/try.h"
 
 typedef struct frame {

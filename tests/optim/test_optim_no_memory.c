@@ -9,13 +9,13 @@
 #include "golden.h"
 #include "support/failing_allocator.h"
 #include "tessera/optim.h"
+#include "tessera/state_keys.h"
 #include "tessera/sys/canonical_names.h"
 #include "tessera/sys/fsdp_optim.h"
 #include "tessera/sys/optim_comm.h"
 #include "tessera/sys/optim_keys.h"
 #include "tessera/sys/optim_live.h"
 #include "tessera/sys/params.h"
-#include "tessera/sys/state_keys.h"
 #include "tessera/sys/try.h"
 
 /* What the operations work on: read once, with memory to spare. */

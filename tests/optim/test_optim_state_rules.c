@@ -9,9 +9,9 @@
 #include "golden.h"
 #include "tessera/optim.h"
 #include "tessera/optim_load.h"
+#include "tessera/state_keys.h"
 #include "tessera/sys/optim_live.h"
 #include "tessera/sys/params.h"
-#include "tessera/sys/state_keys.h"
 #include "tessera/sys/value_walk.h"
 
 static uint64_t number(const cJSON *item)

@@ -75,6 +75,7 @@
 #include "tessera/read.h"
 #include "tessera/salvage.h"
 #include "tessera/shards.h"
+#include "tessera/state_keys.h"
 #include "tessera/status.h"
 #include "tessera/store.h"
 #include "tessera/str.h"

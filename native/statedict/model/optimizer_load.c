@@ -8,8 +8,8 @@
 #include "statedict/ops/state_full.h"
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/warn.h"
+#include "tessera/state_keys.h"
 #include "tessera/sys/map.h"
-#include "tessera/sys/state_keys.h"
 
 typedef struct loading {
     const tsr_state_options *options;

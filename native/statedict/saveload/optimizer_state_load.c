@@ -6,10 +6,10 @@
 #include "statedict/tensor/value_pack.h"
 #include "tessera/optim.h"
 #include "tessera/sharded_optimizer.h"
+#include "tessera/state_keys.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/state_dict_memory.h"
-#include "tessera/sys/state_keys.h"
 
 enum { MOST_DEPTH = 256, MOST_NAMES = 5 };
 

@@ -11,8 +11,8 @@
 #include "tessera/comm_threads.h"
 #include "tessera/fqn.h"
 #include "tessera/optimizer_raw.h"
+#include "tessera/state_keys.h"
 #include "tessera/sys/params.h"
-#include "tessera/sys/state_keys.h"
 
 enum { MOST_RANKS = 16 };
 

@@ -6,8 +6,8 @@
  *     size_t count;
  *     status = tsr_state_keys(state, host, arena, &keys, &count, &err);
  *     for (size_t i = 0; status == TSR_OK && i < count; i++) printf("%.*s\n", TSR_STR_ARG(keys[i].name)); */
-#ifndef TESSERA_SYS_STATE_KEYS_H
-#define TESSERA_SYS_STATE_KEYS_H
+#ifndef TESSERA_STATE_KEYS_H
+#define TESSERA_STATE_KEYS_H
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
