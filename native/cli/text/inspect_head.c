@@ -172,7 +172,7 @@ void cli_put_head(const cli_view *v)
     cli_off(v->out, stdout);
     const uint64_t per_rank = count_per_rank(v), objects = root->others - per_rank;
     if (per_rank)
-        printf(", %s that %sfrom rank to rank", cli_plural(per_rank, "tensor").text, per_rank == 1 ? "differs" : "differ");
+        printf(", %s that %s from rank to rank", cli_plural(per_rank, "tensor").text, per_rank == 1 ? "differs" : "differ");
     if (objects) printf(", and %s", cli_plural(objects, "object").text);
     putchar('\n');
     if (root->tensors) {
