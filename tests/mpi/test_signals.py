@@ -15,14 +15,14 @@ from harness import Bad, alone, need, safetensors, test, tree, wait_for_end
 RANKS, HUGE = 3, 64 << 30
 
 
-def huge(path):
+def huge(path, size=HUGE):
     """Four tensors, all hole: no job is done with them before the signal comes."""
-    rows = HUGE // 4 // 4 // 1024
-    text = json.dumps({f"w{i}": {"dtype": "F32", "shape": [rows, 1024], "data_offsets": [i * HUGE // 4, (i + 1) * HUGE // 4]} for i in range(4)}).encode()
+    rows = size // 4 // 4 // 1024
+    text = json.dumps({f"w{i}": {"dtype": "F32", "shape": [rows, 1024], "data_offsets": [i * size // 4, (i + 1) * size // 4]} for i in range(4)}).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
-        f.truncate(8 + len(text) + HUGE)
+        f.truncate(8 + len(text) + size)
 
 
 def ranks_of(mark):
@@ -114,8 +114,10 @@ def place():
 @test
 def test_signals_to_any_rank_end_the_job(folder, *_):
     with place() as (source, out):
+        larger = source + ".larger.safetensors"  # holes are not read, so that a check of the other would be over
+        huge(larger, 32 * HUGE)
         jobs = [("convert", source, f"{out}/d", "--to", "dcp", "--dtype", "bfloat16"), ("reshard", source, f"{out}/d", "--mesh", "dp=2", "--placements", "shard(0)"),
-                ("validate", source, "--deep")]
+                ("validate", larger, "--deep")]
         for i, who in enumerate([None, 0, 1, RANKS - 1]):
             for k, job in enumerate(jobs):
                 if job[0] != "validate" or i % 2:
