@@ -98,6 +98,7 @@ static tsr_status read_all(reading *r, tsr_checkpoint *checkpoint)
     TSR_TRY(tsr_ds_rows_open(&r->states, checkpoint, ranks, r->err));
     TSR_TRY(tsr_ds_rows_open(&r->odd, checkpoint, ranks, r->err));
     TSR_TRY(tsr_ds_check(&r->files, r->err));
+    TSR_TRY(tsr_ds_layers_open(&r->files, r->err));
     TSR_TRY(tsr_ds_layers_check(&r->files, r->err));
     TSR_TRY(tsr_ds_experts_check(&r->files, r->err));
     for (uint32_t c = 0; c < r->files.column_count && !r->files.experts_unread; c++) TSR_TRY(read_column(r, c));

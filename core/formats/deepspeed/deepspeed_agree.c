@@ -74,9 +74,8 @@ static uint64_t start_of(const tsr_entry *tensor, const tsr_chunk *chunk)
 
 static bool can_compare(const tsr_entry *fp32, const tsr_entry *stored)
 {
-    if (!stored || fp32->dtype != TSR_FLOAT32 || !tsr_entry_same_shape(fp32, stored) || stored->chunk_count != 1) return false;
-    if (stored->dtype != TSR_FLOAT32 && stored->dtype != TSR_BFLOAT16 && stored->dtype != TSR_FLOAT16) return false;
-    return stored->chunks[0].file != TSR_NO_FILE && (!stored->chunks[0].view || tsr_view_is_plain(stored->chunks[0].view));
+    if (!stored || fp32->dtype != TSR_FLOAT32 || !tsr_entry_same_shape(fp32, stored)) return false;
+    return (stored->dtype == TSR_FLOAT32 || stored->dtype == TSR_BFLOAT16 || stored->dtype == TSR_FLOAT16) && tsr_ds_is_plain(stored);
 }
 
 /* Compares the beginning of a chunk's first row with the same elements of the stored weight. */
@@ -84,12 +83,12 @@ static tsr_status compare_run(const agreement *a, const tsr_entry *fp32, const t
 {
     uint32_t wide[RUN], other[RUN];
     uint16_t narrow[RUN];
-    const tsr_store *store = a->files->checkpoint->store;
+    tsr_store *store = a->files->checkpoint->store;
     const bool rounds = stored->dtype != TSR_FLOAT32;
     const uint64_t row = fp32->ndim ? chunk->sizes[fp32->ndim - 1] : 1, size = rounds ? sizeof *narrow : sizeof *wide;
     const size_t count = row < RUN ? (size_t)row : RUN;
-    TSR_TRY(tsr_store_read((tsr_store *)store, chunk->file, chunk->byte_offset, wide, count * sizeof *wide, a->err));
-    TSR_TRY(tsr_store_read((tsr_store *)store, stored->chunks[0].file, stored->chunks[0].byte_offset + start_of(fp32, chunk) * size,
+    TSR_TRY(tsr_store_read(store, chunk->file, chunk->byte_offset, wide, count * sizeof *wide, a->err));
+    TSR_TRY(tsr_store_read(store, stored->chunks[0].file, stored->chunks[0].byte_offset + start_of(fp32, chunk) * size,
                            rounds ? (void *)narrow : other, count * (size_t)size, a->err));
     *same = true;
     for (size_t i = 0; i < count && *same; i++)

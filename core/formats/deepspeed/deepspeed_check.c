@@ -227,8 +227,10 @@ static tsr_status check_alike(const tsr_ds_files *files, const tsr_ds_file *firs
     const tsr_ds_file *like = first;
     const char *differing;
     uint32_t votes = 0;
+    bool all_alike = true;
     for (uint32_t i = 0; i < count; i++) {
         TSR_TRY(compare(files, like, &first[i], &differing, err));
+        all_alike = all_alike && !differing;
         if (!differing) votes++;
         else if (votes) votes--;
         else {
@@ -236,7 +238,7 @@ static tsr_status check_alike(const tsr_ds_files *files, const tsr_ds_file *firs
             votes = 1;
         }
     }
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count && !all_alike; i++) {
         TSR_TRY(compare(files, like, &first[i], &differing, err));
         if (differing) TSR_TRY(report_different(files, like, &first[i], differing, err));
     }

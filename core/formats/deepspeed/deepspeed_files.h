@@ -60,6 +60,7 @@ typedef struct tsr_ds_files {
                                    engine; NULL: they are read */
     bool universal; /* of a universal checkpoint: the model states have every weight that is not trained */
     bool has_layers; /* a PipelineModule: the weights are in files of layers, and the model states have none */
+    struct tsr_ds_layers *layers; /* NULL before tsr_ds_layers_open (deepspeed_layers.h), and without has_layers */
     uint32_t tensor_ranks; /* model-parallel rank / tensor_ranks is the pipeline stage, the remainder the tensor-parallel rank */
     uint32_t file_storages; /* storage ids of all files' tensors are 1 … file_storages */
     uint32_t storages;      /* the highest id that was given: the part `model` has some of its own */

@@ -21,7 +21,7 @@ typedef struct tied_name {
     uint32_t head; /* the first name of the same key */
 } tied_name;
 
-typedef struct layers {
+struct tsr_ds_layers {
     const tsr_ds_files *files;
     const tsr_ds_file *layers; /* in order of tensor-parallel ranks and numbers */
     uint32_t count;
@@ -31,8 +31,9 @@ typedef struct layers {
     uint32_t tied_count;
     const tsr_ds_file **owners; /* of each tied name that begins a key: the first file of that layer. NULL: there is none */
     bool *unsure;               /* several layers may be that one */
-    tsr_error *err;
-} layers;
+    tsr_error *err;             /* of the call */
+};
+typedef struct tsr_ds_layers layers;
 
 /* ---- stored names ---- */
 
@@ -174,16 +175,27 @@ static tsr_status find_owners(layers *l)
     return TSR_OK;
 }
 
-static tsr_status open_layers(const tsr_ds_files *files, layers *l, tsr_error *err)
+tsr_status tsr_ds_layers_open(tsr_ds_files *files, tsr_error *err)
 {
+    tsr_arena *arena = files->checkpoint->arena;
+    if (!files->has_layers) return TSR_OK;
+    layers *l = files->layers = TSR_ARENA_NEW(arena, layers, err);
+    if (!l) return TSR_E_NOMEM;
     *l = (layers){.files = files, .err = err};
     l->layers = tsr_ds_first(files, TSR_DS_LAYER, &l->count);
-    l->named = tsr_arena_array(files->checkpoint->arena, MOST_LAYERS, sizeof *l->named, err);
-    l->owners = tsr_arena_array(files->checkpoint->arena, MOST_TIED, sizeof *l->owners, err);
-    l->unsure = tsr_arena_array(files->checkpoint->arena, MOST_TIED, sizeof *l->unsure, err);
+    l->named = tsr_arena_array(arena, MOST_LAYERS, sizeof *l->named, err);
+    l->owners = tsr_arena_array(arena, MOST_TIED, sizeof *l->owners, err);
+    l->unsure = tsr_arena_array(arena, MOST_TIED, sizeof *l->unsure, err);
     if (!l->named || !l->owners || !l->unsure) return TSR_E_NOMEM;
     for (uint32_t c = 0; c < files->column_count; c++) TSR_TRY(note_names(l, &files->columns[c]));
     return find_owners(l);
+}
+
+/* NULL: the checkpoint has no files of layers. */
+static layers *layers_of(const tsr_ds_files *files, tsr_error *err)
+{
+    if (files->layers) files->layers->err = err;
+    return files->layers;
 }
 
 /* ---- shapes ---- */
@@ -271,13 +283,12 @@ static tsr_status make_shapes(const layers *l, const tsr_vec *slices, uint32_t r
 
 tsr_status tsr_ds_layers_shapes(const tsr_ds_files *files, uint32_t column, const tsr_value **out, tsr_error *err)
 {
-    layers l;
+    const layers *l = layers_of(files, err);
     tsr_vec slices;
     *out = NULL;
-    if (!files->has_layers) return TSR_OK;
-    TSR_TRY(open_layers(files, &l, err));
+    if (!l) return TSR_OK;
     tsr_status status = tsr_ds_slices_open(files, &files->columns[column], &slices, err);
-    if (status == TSR_OK) status = make_shapes(&l, &slices, tsr_ds_tensor_rank(files, column), out);
+    if (status == TSR_OK) status = make_shapes(l, &slices, tsr_ds_tensor_rank(files, column), out);
     tsr_vec_free(&slices);
     return status;
 }
@@ -322,10 +333,8 @@ static tsr_status add_file(const layers *l, const tsr_ds_file *file, const tsr_m
 
 static tsr_status add_files(const tsr_ds_files *files, const tsr_map *known, tsr_ds_rows *rows, tsr_error *err)
 {
-    layers l;
-    if (!files->has_layers) return TSR_OK;
-    TSR_TRY(open_layers(files, &l, err));
-    for (uint32_t i = 0; i < l.count; i++) TSR_TRY(add_file(&l, &l.layers[i], known, rows));
+    const layers *l = layers_of(files, err);
+    for (uint32_t i = 0; l && i < l->count; i++) TSR_TRY(add_file(l, &l->layers[i], known, rows));
     return TSR_OK;
 }
 
@@ -348,7 +357,7 @@ tsr_status tsr_ds_layers_add_rest(const tsr_ds_files *files, tsr_ds_rows *model,
 /* ---- missing files ---- */
 
 typedef struct missing_layers {
-    layers l;
+    const layers *l;
     uint32_t at; /* of the files, in order: the first that was not passed yet */
     tsr_shown_names names;
     tsr_str first;
@@ -357,35 +366,35 @@ typedef struct missing_layers {
 /* Whether the next file is that of a layer and rank: both come in the same order. */
 static bool is_there(missing_layers *m, uint32_t number, uint32_t rank)
 {
-    for (; m->at < m->l.count; m->at++) {
-        const tsr_ds_name *name = &m->l.layers[m->at].name;
+    for (; m->at < m->l->count; m->at++) {
+        const tsr_ds_name *name = &m->l->layers[m->at].name;
         if (name->model_rank > rank || (name->model_rank == rank && name->rank >= number)) break;
     }
-    return m->at < m->l.count && m->l.layers[m->at].name.model_rank == rank && m->l.layers[m->at].name.rank == number;
+    return m->at < m->l->count && m->l->layers[m->at].name.model_rank == rank && m->l->layers[m->at].name.rank == number;
 }
 
 static tsr_str file_of(const missing_layers *m, uint32_t number, uint32_t rank)
 {
-    const tsr_ds_name name = {.kind = TSR_DS_LAYER, .has_rank = m->l.files->tensor_ranks > 1, .rank = number, .model_rank = rank};
-    return tsr_ds_name_text(m->l.files->checkpoint->arena, &name, m->l.err);
+    const tsr_ds_name name = {.kind = TSR_DS_LAYER, .has_rank = m->l->files->tensor_ranks > 1, .rank = number, .model_rank = rank};
+    return tsr_ds_name_text(m->l->files->checkpoint->arena, &name, m->l->err);
 }
 
 static tsr_status look_for(missing_layers *m, uint32_t number, uint32_t rank)
 {
-    tsr_checkpoint *checkpoint = m->l.files->checkpoint;
+    tsr_checkpoint *checkpoint = m->l->files->checkpoint;
     if (is_there(m, number, rank)) return TSR_OK;
     const tsr_str file = file_of(m, number, rank);
     if (!file.data) return TSR_E_NOMEM;
     if (!m->first.data) m->first = file;
     tsr_shown_names_add(&m->names, file);
-    TSR_TRY(tsr_checkpoint_implies(checkpoint, file, m->l.err));
-    return tsr_store_find(checkpoint->store, file) == TSR_NO_FILE ? tsr_checkpoint_lacks(checkpoint, file, m->l.err) : TSR_OK;
+    TSR_TRY(tsr_checkpoint_implies(checkpoint, file, m->l->err));
+    return tsr_store_find(checkpoint->store, file) == TSR_NO_FILE ? tsr_checkpoint_lacks(checkpoint, file, m->l->err) : TSR_OK;
 }
 
 static tsr_status report_missing(const missing_layers *m)
 {
     if (!m->names.count) return TSR_OK;
-    return tsr_ds_report(m->l.files->checkpoint, m->first, m->l.err,
+    return tsr_ds_report(m->l->files->checkpoint, m->first, m->l->err,
                          "files of pipeline layers are missing or cannot be read: %s%s; copy them from where the checkpoint "
                          "was written",
                          m->names.text, tsr_shown_names_rest(&m->names));
@@ -394,21 +403,21 @@ static tsr_status report_missing(const missing_layers *m)
 /* A tied layer whose file is not there: its number is not stored, so that the numbers without a file are those that it may have. */
 static tsr_status report_tied(missing_layers *m, uint32_t head)
 {
-    const tsr_str key = m->l.tied[head].key;
+    const tsr_str key = m->l->tied[head].key;
     tsr_shown_names names = {.used = 0};
     tsr_str first = {NULL, 0};
     uint32_t last = 0;
-    for (uint32_t i = 0; i < m->l.count; i++)
-        if (m->l.layers[i].name.rank > last) last = m->l.layers[i].name.rank;
+    for (uint32_t i = 0; i < m->l->count; i++)
+        if (m->l->layers[i].name.rank > last) last = m->l->layers[i].name.rank;
     m->at = 0;
     for (uint32_t number = 0; number <= last && number < MOST_LAYERS; number++) {
-        if (m->l.named[number] || is_there(m, number, 0)) continue;
+        if (m->l->named[number] || is_there(m, number, 0)) continue;
         const tsr_str file = file_of(m, number, 0);
         if (!file.data) return TSR_E_NOMEM;
         if (!first.data) first = file;
         tsr_shown_names_add(&names, file);
     }
-    return tsr_ds_report(m->l.files->checkpoint, first.data ? first : TSR_STR(""), m->l.err,
+    return tsr_ds_report(m->l->files->checkpoint, first.data ? first : TSR_STR(""), m->l->err,
                          "no file of a layer holds the weights of the tied layer '%.*s'; it may be %s%s; copy it from where the "
                          "checkpoint was written",
                          TSR_STR_ARG(key), names.count ? names.text : "one with a higher number", tsr_shown_names_rest(&names));
@@ -416,15 +425,15 @@ static tsr_status report_tied(missing_layers *m, uint32_t head)
 
 static tsr_status check_tied(missing_layers *m)
 {
-    for (uint32_t t = 0; t < m->l.tied_count; t++)
-        if (m->l.tied[t].head == t && !m->l.owners[t] && !m->l.unsure[t]) TSR_TRY(report_tied(m, t));
-    for (uint32_t t = 0; t < m->l.tied_count; t++)
-        if (m->l.unsure[t])
-            TSR_TRY(tsr_finding_add_at(m->l.files->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
-                                       (tsr_place){TSR_STR(""), TSR_NO_POSITION, {NULL, 0}}, m->l.err,
+    for (uint32_t t = 0; t < m->l->tied_count; t++)
+        if (m->l->tied[t].head == t && !m->l->owners[t] && !m->l->unsure[t]) TSR_TRY(report_tied(m, t));
+    for (uint32_t t = 0; t < m->l->tied_count; t++)
+        if (m->l->unsure[t])
+            TSR_TRY(tsr_finding_add_at(m->l->files->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
+                                       (tsr_place){TSR_STR(""), TSR_NO_POSITION, {NULL, 0}}, m->l->err,
                                        "several files of layers may be those of the tied layer '%.*s'; their weights are listed "
                                        "by the numbers of the layers",
-                                       TSR_STR_ARG(m->l.tied[t].key)));
+                                       TSR_STR_ARG(m->l->tied[t].key)));
     return TSR_OK;
 }
 
@@ -479,39 +488,37 @@ static tsr_status imply_others(missing_layers *m, uint32_t rank)
 {
     uint32_t beyond = TRIED_BEYOND;
     for (uint32_t number = 0; number < MOST_LAYERS; number++)
-        if (m->l.named[number]) beyond = number + 1 + TRIED_BEYOND;
-    for (uint32_t i = 0; i < m->l.count; i++)
-        if (m->l.layers[i].name.rank >= beyond - TRIED_BEYOND) beyond = m->l.layers[i].name.rank + 1 + TRIED_BEYOND;
+        if (m->l->named[number]) beyond = number + 1 + TRIED_BEYOND;
+    for (uint32_t i = 0; i < m->l->count; i++)
+        if (m->l->layers[i].name.rank >= beyond - TRIED_BEYOND) beyond = m->l->layers[i].name.rank + 1 + TRIED_BEYOND;
     m->at = 0;
     for (uint32_t number = 0; number < beyond && number < MOST_TRIED; number++) {
-        if (m->l.named[number] || is_there(m, number, rank)) continue;
+        if (m->l->named[number] || is_there(m, number, rank)) continue;
         const tsr_str file = file_of(m, number, rank);
         if (!file.data) return TSR_E_NOMEM;
-        TSR_TRY(tsr_checkpoint_implies(m->l.files->checkpoint, file, m->l.err));
+        TSR_TRY(tsr_checkpoint_implies(m->l->files->checkpoint, file, m->l->err));
     }
     return TSR_OK;
 }
 
 static tsr_status check_layers(missing_layers *m)
 {
-    const tsr_ds_files *files = m->l.files;
+    const tsr_ds_files *files = m->l->files;
     for (uint32_t rank = 0; rank < files->tensor_ranks; rank++)
         for (uint32_t number = 0; number < MOST_LAYERS; number++)
-            if (m->l.named[number]) TSR_TRY(look_for(m, number, rank));
+            if (m->l->named[number]) TSR_TRY(look_for(m, number, rank));
     TSR_TRY(report_missing(m));
     for (uint32_t rank = 0; rank < files->tensor_ranks; rank++) TSR_TRY(imply_others(m, rank));
     TSR_TRY(check_tied(m));
-    if (!m->l.count && !m->names.count)
-        return tsr_ds_report(files->checkpoint, TSR_STR(""), m->l.err,
+    if (!m->l->count && !m->names.count)
+        return tsr_ds_report(files->checkpoint, TSR_STR(""), m->l->err,
                              "there are no layer_NN-model_states.pt files, which have the weights of a pipeline; copy them from where "
                              "the checkpoint was written");
-    return files->zero || !m->l.count ? TSR_OK : check_all_states(&m->l);
+    return files->zero || !m->l->count ? TSR_OK : check_all_states(m->l);
 }
 
 tsr_status tsr_ds_layers_check(const tsr_ds_files *files, tsr_error *err)
 {
-    missing_layers m = {.at = 0};
-    if (!files->has_layers) return TSR_OK;
-    TSR_TRY(open_layers(files, &m.l, err));
-    return check_layers(&m);
+    missing_layers m = {.l = layers_of(files, err)};
+    return m.l ? check_layers(&m) : TSR_OK;
 }

@@ -16,8 +16,10 @@
 #include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_rows.h"
 
-/* Adds what the files of layers hold to the stored weights. Does nothing for other checkpoints, as the next ones. Errors: those of
- * reading; TSR_E_NOMEM. */
+/* Finds the names of the layers, once: files->layers. The others need it, and do nothing where there are no files of layers. Errors: those
+ * of reading; TSR_E_NOMEM. */
+tsr_status tsr_ds_layers_open(tsr_ds_files *files, tsr_error *err);
+/* Adds what the files of layers hold to the stored weights. TSR_E_NOMEM. */
 tsr_status tsr_ds_layers_add(const tsr_ds_files *files, tsr_ds_rows *rows, tsr_error *err);
 /* Adds those whose name the model does not have yet: buffers and frozen weights; without ZeRO all. */
 tsr_status tsr_ds_layers_add_rest(const tsr_ds_files *files, tsr_ds_rows *model, tsr_error *err);

@@ -46,7 +46,7 @@ uint16_t tsr_ds_round(uint32_t bits, tsr_dtype to)
     return to == TSR_BFLOAT16 ? to_bfloat16(bits) : to_float16(bits);
 }
 
-static bool is_plain(const tsr_entry *tensor)
+bool tsr_ds_is_plain(const tsr_entry *tensor)
 {
     return tensor->chunk_count == 1 && tensor->chunks[0].file != TSR_NO_FILE && (!tensor->chunks[0].view || tsr_view_is_plain(tensor->chunks[0].view));
 }
@@ -73,7 +73,7 @@ static tsr_status digest(const matching *m, const tsr_entry *tensor, tsr_dtype t
 {
     uint64_t elements;
     *hash = tsr_hash_bytes(tensor->shape, tensor->ndim * sizeof *tensor->shape, tensor->ndim);
-    if (how == BY_SHAPE || !is_plain(tensor) || !tsr_entry_elements(tensor, &elements)) return TSR_OK;
+    if (how == BY_SHAPE || !tsr_ds_is_plain(tensor) || !tsr_entry_elements(tensor, &elements)) return TSR_OK;
     return digest_values(m, tensor, to, how == BY_HEAD && elements > BLOCK ? BLOCK : elements, hash);
 }
 

@@ -33,7 +33,9 @@ typedef struct tsr_ds_candidate {
 tsr_status tsr_ds_match(tsr_checkpoint *checkpoint, tsr_ds_numbered *numbered, uint32_t count, tsr_ds_candidate *candidates,
                         uint32_t candidate_count, tsr_error *err);
 
-/* deepspeed_match.c: the bits of a float32 value as one of 16 bits, BFLOAT16 or FLOAT16: to nearest, ties to even, as PyTorch. */
+/* deepspeed_match.c. Whether the values are one run of bytes in a file. */
+bool tsr_ds_is_plain(const tsr_entry *tensor);
+/* The bits of a float32 value as one of 16 bits, BFLOAT16 or FLOAT16: to nearest, ties to even, as PyTorch. */
 uint16_t tsr_ds_round(uint32_t bits, tsr_dtype to);
 
 #endif
