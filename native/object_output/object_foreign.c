@@ -7,7 +7,7 @@
 #include "object_store/exchange.h"
 #include "tessera/sys/try.h"
 
-/* "2-of-8"; what is said of the whole job otherwise. */
+/* Whether what follows the tag is "2-of-8". */
 static bool is_of_part(tsr_str name)
 {
     char shown[48], dashes[] = "-of-";
@@ -19,12 +19,7 @@ static bool is_of_part(tsr_str name)
     return *second && !second[strspn(second, "0123456789")];
 }
 
-static bool is_of_job(tsr_str name)
-{
-    return tsr_str_equal(name, TSR_STR(TSR_NOTE_PUBLISHED)) || tsr_str_equal(name, TSR_STR(TSR_NOTE_REPLACING));
-}
-
-/* What follows ".tessera-TAG-" in a key directly below the root; false: it is no such key. */
+/* What follows ".tessera-TAG-" in a key directly below the root. Returns false if the key is not one of a note. */
 static bool name_of(const object_output *output, tsr_str key, tsr_str *name)
 {
     static const char mark[] = ".tessera-";
@@ -34,7 +29,7 @@ static bool name_of(const object_output *output, tsr_str key, tsr_str *name)
     while (end < key.size && isalnum((unsigned char)key.data[end])) end++;
     if (end == begin || end == key.size || key.data[end] != '-') return false;
     *name = (tsr_str){key.data + end + 1, key.size - end - 1};
-    return is_of_part(*name) || is_of_job(*name);
+    return is_of_part(*name) || tsr_note_is_of_job(*name);
 }
 
 bool tsr_is_foreign_note(const object_output *output, tsr_str key, bool *is_part)

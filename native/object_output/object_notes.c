@@ -84,9 +84,9 @@ static tsr_status remove_note(object_output *output, tsr_str name, tsr_error *er
     return TSR_E_IO;
 }
 
-static bool is_of_part(tsr_str name)
+bool tsr_note_is_of_job(tsr_str name)
 {
-    return !tsr_str_equal(name, TSR_STR(TSR_NOTE_PUBLISHED)) && !tsr_str_equal(name, TSR_STR(TSR_NOTE_REPLACING));
+    return tsr_str_equal(name, TSR_STR(TSR_NOTE_PUBLISHED)) || tsr_str_equal(name, TSR_STR(TSR_NOTE_REPLACING));
 }
 
 static tsr_status remove_parts(object_output *output, tsr_error *err)
@@ -94,7 +94,7 @@ static tsr_status remove_parts(object_output *output, tsr_error *err)
     const tsr_object *objects = output->before.items.items;
     for (size_t i = 0; i < output->before.items.count; i++) {
         tsr_str name;
-        if (tsr_object_is_note(output, objects[i].key, &name) && is_of_part(name)) TSR_TRY(remove_note(output, name, err));
+        if (tsr_object_is_note(output, objects[i].key, &name) && !tsr_note_is_of_job(name)) TSR_TRY(remove_note(output, name, err));
     }
     return TSR_OK;
 }

@@ -142,6 +142,8 @@ void tsr_object_discard(object_output *output);
 /* object_notes.c. Whether a key is that of a note (options.notes); then *name is what follows in it. */
 bool tsr_object_is_note(const object_output *output, tsr_str key, tsr_str *name);
 bool tsr_object_has_notes(const object_output *output, const tsr_object_list *found);
+/* Whether it is the name of a note about the whole job, not about one part. */
+bool tsr_note_is_of_job(tsr_str name);
 /* The note of this name that was there when the output was opened; NULL: there is none. */
 const tsr_object *tsr_object_find_note(const object_output *output, tsr_str name);
 /* The text of a note, in `arena`. TSR_E_FORMAT where it is damaged. */

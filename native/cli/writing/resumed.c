@@ -27,8 +27,9 @@ void cli_note_other_parts(const cli *program, const tsr_output *output, const ch
     tsr_str first;
     const size_t count = tsr_object_output_other_parts(output, &first);
     if (!count) return;
-    cli_warn(program, "'%s' has unfinished parts of another plan ('%.*s' and %s more); they are kept; --discard-parts of exec, convert or reshard removes them",
-             destination, TSR_STR_ARG(first), cli_number(count - 1).text);
+    cli_warn(program, "'%s' has unfinished parts of another plan ('%.*s'%s%s%s); they are kept; --discard-parts of exec, convert or reshard removes them",
+             destination, TSR_STR_ARG(first), count > 1 ? " and " : "", count > 1 ? cli_number(count - 1).text : "",
+             count > 1 ? " more" : "");
 }
 
 void cli_report_continued(const tsr_object_resumed *r)
