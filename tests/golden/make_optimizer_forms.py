@@ -5,16 +5,14 @@ written out: every get, to_load and load has the state dict that was `given` to 
 element. KeyedOptimizer is torchrec's; its state dict has no groups unless it is told to save them.
 """
 import copy
-import json
 import os
-import re
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 
 import make_optimizer_raw as raw
-from make_fsdp_get_set import describe, handles, modules_document, run
+from make_fsdp_get_set import describe, handles, modules_document
 from make_optim_keys import written
 from make_optimizer_state import groups
 from make_state_dict import encode
@@ -226,19 +224,4 @@ def record(case):
 
 
 if __name__ == "__main__":
-    cases, port = {}, 31940
-    for name, case in CASES.items():
-        port += 1
-        ranks = run(port, record, case)
-        modules, units = ranks[0]["modules"], ranks[0]["units"]
-        for r in ranks:
-            if r["modules"] == modules:
-                del r["modules"]
-            del r["units"]
-        cases[name] = {"case": case, "modules": modules, "units": units, "ranks": ranks}
-        for what in ("gets", "to_loads", "loads"):
-            for r in ranks[0][what]:
-                print(name, what, {k: v for k, v in r.items() if k not in ("out", "optimizers", "input", "given")}, file=sys.stderr)
-    text = ",\n".join(f'"{n}":' + json.dumps(c, separators=(",", ":")) for n, c in cases.items())
-    with open(os.path.join(HERE, "optimizer_forms.json"), "w") as f:
-        f.write('{"torch":"%s","cases":{\n' % torch.__version__ + re.sub(r"(?<=\d)\.0(?=[,\]}])", "", text) + "\n}}\n")
+    raw.write("optimizer_forms.json", CASES, record, 31940)

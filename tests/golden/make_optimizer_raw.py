@@ -169,9 +169,10 @@ def record(case):
     return out
 
 
-if __name__ == "__main__":
-    cases, port = {}, 31900
-    for name, case in CASES.items():
+def write(file, cases, record, port):
+    """Runs every case on ports from `port` + 1 on, and writes what the ranks recorded; modules where they differ from rank 0's."""
+    out = {}
+    for name, case in cases.items():
         port += 1
         ranks = run(port, record, case)
         modules, units = ranks[0]["modules"], ranks[0]["units"]
@@ -179,10 +180,14 @@ if __name__ == "__main__":
             if r["modules"] == modules:
                 del r["modules"]
             del r["units"]
-        cases[name] = {"case": case, "modules": modules, "units": units, "ranks": ranks}
+        out[name] = {"case": case, "modules": modules, "units": units, "ranks": ranks}
         for what in ("gets", "to_loads", "loads"):
             for r in ranks[0][what]:
-                print(name, what, {k: v for k, v in r.items() if k not in ("out", "optimizers", "input")}, file=sys.stderr)
-    text = ",\n".join(f'"{n}":' + json.dumps(c, separators=(",", ":")) for n, c in cases.items())
-    with open(os.path.join(HERE, "optimizer_raw.json"), "w") as f:
+                print(name, what, {k: v for k, v in r.items() if k not in ("out", "optimizers", "input", "given")}, file=sys.stderr)
+    text = ",\n".join(f'"{n}":' + json.dumps(c, separators=(",", ":")) for n, c in out.items())
+    with open(os.path.join(HERE, file), "w") as f:
         f.write('{"torch":"%s","cases":{\n' % torch.__version__ + re.sub(r"(?<=\d)\.0(?=[,\]}])", "", text) + "\n}}\n")
+
+
+if __name__ == "__main__":
+    write("optimizer_raw.json", CASES, record, 31900)

@@ -106,6 +106,19 @@ def test_exec_parts_of_which_one_is_killed(t):
             need(s.objects == {f"ck/{k}": v for k, v in wanted.items()} and not s.uploads, f"{sorted(s.objects)} {list(s.uploads)}")
 
 
+def kill_after(t, s, stop, objects, uploads, plan, *more):
+    """Puts the bucket back to these objects and uploads, and kills `exec --finish` once `stop` requests were answered."""
+    s.objects.clear(), s.objects.update(objects)
+    s.uploads.clear(), s.uploads.update(uploads)
+    seen, lock = [0], threading.Lock()
+
+    def is_point(_):
+        with lock:
+            seen[0] += 1
+            return seen[0] > stop
+    kill(t, s, is_point, lambda: True, s.env(), "exec", plan, "s3://b/ck", "--finish", *more)
+
+
 @test
 def test_exec_finish_that_is_killed(t):
     """At every request of the publication: no marker then, or all; --finish again ends it."""
@@ -121,15 +134,7 @@ def test_exec_finish_that_is_killed(t):
         marker = [key for operation, key in s.done if operation in ("PutObject", "CompleteMultipartUpload") and ".tessera-" not in key][-1]
         need(marker == "ck/.metadata", marker)
         for stop in range(3, count):
-            s.objects.clear(), s.objects.update(before)
-            s.uploads.clear(), s.uploads.update(uploads)
-            seen, lock = [0], threading.Lock()
-
-            def is_point(_):
-                with lock:
-                    seen[0] += 1
-                    return seen[0] > stop
-            kill(t, s, is_point, lambda: True, s.env(), "exec", plan, "s3://b/ck", "--finish")
+            kill_after(t, s, stop, before, uploads, plan)
             need(all(files[k] == v for k, v in s.objects.items() if k in files), f"{stop}: other bytes")
             if "ck/.metadata" in s.objects:
                 need(all(k in s.objects for k in files), f"{stop}: a marker of a checkpoint that is not whole")
@@ -185,15 +190,7 @@ def check_killed_replacement(t, s, plan, form):
     need(t.json("diff", t.at("large.safetensors"), "s3://b/ck", "--values", "--json", env=s.env())["same"], f"{form}: another checkpoint")
     ends = set()
     for stop in range(3, count):
-        s.objects.clear(), s.objects.update(before)
-        s.uploads.clear(), s.uploads.update(uploads)
-        seen, lock = [0], threading.Lock()
-
-        def is_point(_):
-            with lock:
-                seen[0] += 1
-                return seen[0] > stop
-        kill(t, s, is_point, lambda: True, s.env(), "exec", plan, "s3://b/ck", "--finish", "--overwrite")
+        kill_after(t, s, stop, before, uploads, plan, "--overwrite")
         if check_replacing(s, old, mine, form, stop):
             t.run("validate", "s3://b/ck", "--deep", env=s.env())
             ends.add("new")
