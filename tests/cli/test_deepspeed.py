@@ -301,7 +301,7 @@ def test_the_one_file_of_another_save_is_the_one_that_is_named(t):
 
 @test
 def test_model_states_of_another_step_are_told_by_their_weights(t):
-    """The number of steps alone may differ: an optimizer that began anew counts its own."""
+    """A different number of steps alone is accepted: an optimizer that was started again counts its own steps."""
     for case, prefix in (("zero1_bf16", "bf16_"), ("zero2_fp16", "")):
         path = with_model_states(copy_of(t, case, case + "_anew"), lambda saved: saved.update(global_steps=9))
         t.run("validate", "--deep", path)

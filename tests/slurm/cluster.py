@@ -144,7 +144,7 @@ class Cluster:
             wait_for("slurmd", lambda: self.slurmd_of(node))
 
     def lose(self, node):
-        """What slurmctld does by itself when it has not heard of a slurmd for SlurmdTimeout."""
+        """Marks the node as slurmctld does when a slurmd has not reported for SlurmdTimeout."""
         need(self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost").status == 0, "scontrol update")
 
     def wait_for_nodes(self):

@@ -523,7 +523,7 @@ static void test_statedict_get_set_worlds__A7_states_of_several_modules(void **s
     assert_string_equal(err.message, "module 99 is not in the model");
     err = (tsr_error){0};
     assert_int_equal(tsr_model_state_join(w.tree, (tsr_module_states){wrong + 1, 1}, &w.host, w.arena, &joined, &err), TSR_E_USAGE);
-    assert_string_equal(err.message, "the state of module 1 is no dict");
+    assert_string_equal(err.message, "the state of module 1 is not a dict");
     close_world(&w);
     self->close(self);
 }

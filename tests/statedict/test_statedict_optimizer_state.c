@@ -615,7 +615,7 @@ static void test_statedict_optimizer_state__A12_bad_state_is_refused_on_all_rank
     (void)state;
     const refusal cases[] = {
         {"shape", TSR_E_USAGE, "float32 [5] in the state dict, float32 [3] over dp=2: shard(0) in the optimizer"},
-        {"number", TSR_E_FORMAT, "rank 1: it is no dict, in the state of 'scale'"},
+        {"number", TSR_E_FORMAT, "rank 1: it is not a dict, in the state of 'scale'"},
         {"state", TSR_E_FORMAT, "rank 1: optim: the state dict has no dict 'state'"},
         {"numbered", TSR_E_FORMAT, "rank 1: optim: the state dict has no list 'param_groups'"},
         {"group", TSR_E_FORMAT, "rank 1: optim: param_groups[0] has no list 'params'"},

@@ -6,8 +6,8 @@
 #include "formats/deepspeed/deepspeed_rows.h"
 
 /* Compares a few values of each optimizer file of a column with the stored weights, and reports files that hold another step's. Reads
- * values only where the files leave a doubt: where their step is not the number of steps in the model states (which it need not be:
- * an optimizer may have begun anew), or where the optimizer counts none, as SGD. `trained` has the column's float32 weights. Errors:
+ * values only in two cases: the optimizer's step is not the number of steps in the model states (which is legitimate if the optimizer
+ * was started again), or the optimizer does not count steps, as SGD. `trained` has the column's float32 weights. Errors:
  * those of reading; TSR_E_NOMEM. */
 tsr_status tsr_ds_agree(const tsr_ds_files *files, const tsr_ds_column *column, const tsr_ds_rows *trained, tsr_error *err);
 

@@ -470,7 +470,7 @@ static tsr_status check_states(const layers *l, const tsr_ds_file *model, const 
     return TSR_OK;
 }
 
-/* Without ZeRO there are no names: a layer is missed only where no other one has weights of its shapes. */
+/* Without ZeRO the names of weights are not stored: a missing layer is noticed only if no other layer has weights of its shapes. */
 static tsr_status check_all_states(const layers *l)
 {
     const tsr_ds_files *files = l->files;

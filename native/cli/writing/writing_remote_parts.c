@@ -5,7 +5,7 @@
  *
  * A note is the object .tessera-TAG-2-of-8 below the destination: the records of its units (tessera/sys/work.h), and what
  * tsr_object_output_hand_over gives. TAG is determined by the plan, the source and the options. While a
- * checkpoint is replaced, .tessera-TAG-replacing keeps what the old one has: a killed run can go on by it, and by nothing else. */
+ * checkpoint is replaced, .tessera-TAG-replacing lists the files of the old one. A killed run needs it to continue. */
 #include <inttypes.h>
 #include <stdio.h>
 

@@ -48,7 +48,7 @@ static tsr_status join(joining *j, const tsr_module_state *parts, size_t count, 
     for (size_t p = 0; p < count; p++) {
         const tsr_value *state = parts[p].state;
         tsr_str prefix = TSR_STR("");
-        TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the state of module %u is no dict",
+        TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the state of module %u is not a dict",
                     (unsigned)parts[p].module);
         TSR_TRY(prefix_of(j, parts[p].module, &prefix, err));
         for (size_t i = 0; i < state->count; i += 2) TSR_TRY(put(j, prefix, state->items[i], state->items[i + 1], err));

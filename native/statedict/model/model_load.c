@@ -439,7 +439,7 @@ static tsr_status list_items(setting *s, tsr_error *err)
 static tsr_status prepare(setting *s, bool has, tsr_error *err)
 {
     TSR_TRY(tsr_state_options_check(s->options, 0, false, err));
-    TSR_FAIL_IF(has && (!s->state || s->state->kind != TSR_VALUE_DICT), err, TSR_E_USAGE, "the model state is no dict");
+    TSR_FAIL_IF(has && (!s->state || s->state->kind != TSR_VALUE_DICT), err, TSR_E_USAGE, "the model state is not a dict");
     if (!has) s->state = NULL;
     else TSR_TRY(tsr_model_verify(s->options, s->state, false, s->passing, err));
     TSR_TRY(list_items(s, err));

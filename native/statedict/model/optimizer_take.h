@@ -20,7 +20,7 @@ typedef struct tsr_taking {
 tsr_status tsr_optimizer_lend(const tsr_value *value, tsr_map *lent, tsr_error *err);
 /* The same for the value under a key. */
 tsr_taking tsr_taking_below(const tsr_taking *taking, const tsr_value *key);
-/* Floating parameters have state of their own type, "step" excepted. TSR_E_UNSUPPORTED where there is no cast to it. `there`
+/* Floating parameters have state of their own type, except "step". TSR_E_UNSUPPORTED where there is no cast to it. `there`
  * (may be NULL): what `given` replaces. */
 tsr_status tsr_optimizer_check_cast(const tsr_taking *taking, const tsr_tensor *given, const tsr_tensor *there,
                                     tsr_error *err);

@@ -26,12 +26,12 @@ tsr_status tsr_optimizer_check_groups(const tsr_model_optimizer *optimizer, cons
 {
     const tsr_value *groups = tsr_value_get(loaded, TSR_STR("param_groups"));
     const tsr_value *state = tsr_value_get(loaded, TSR_STR("state"));
-    TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: 'state' of the state dict is no dict");
+    TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: 'state' of the state dict is not a dict");
     TSR_FAIL_IF(!groups || groups->count != optimizer->group_count, err, TSR_E_FORMAT,
                 "optim: %zu param groups in the state dict, %zu in the optimizer", groups ? groups->count : 0,
                 optimizer->group_count);
     for (size_t g = 0; g < groups->count; g++) {
-        TSR_FAIL_IF(groups->items[g]->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: param group %zu is no dict", g);
+        TSR_FAIL_IF(groups->items[g]->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: param group %zu is not a dict", g);
         const tsr_value *params = tsr_value_get(groups->items[g], TSR_STR("params"));
         TSR_FAIL_IF(!params || params->count != optimizer->groups[g].count, err, TSR_E_FORMAT,
                     "optim: %zu parameters in group %zu of the state dict, %zu in the optimizer's",
@@ -126,7 +126,7 @@ static tsr_status each_param(const tsr_loaded_state *l, param_function *function
 static tsr_status check_param(const tsr_loaded_state *l, const tsr_taking *taking, tsr_model_param *param,
                               const tsr_value *state, tsr_error *err)
 {
-    TSR_FAIL_IF(state && state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "it is no dict");
+    TSR_FAIL_IF(state && state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "it is not a dict");
     return state ? check_value(l, taking, state, param->state, err) : TSR_OK;
 }
 
