@@ -5,6 +5,7 @@ import os
 import sys
 import zipfile
 
+from ended import leave
 from harness import ROOT, load_dcp, load_safetensors, load_torch, sample_names, sample_path, sha256
 
 sys.path.insert(0, os.path.join(ROOT, "samples"))  # classes that sample objects are of
@@ -343,6 +344,7 @@ def rank_loads_its_file(rank, world, port, folder, target, results):
     except Exception as e:  # reported by the parent
         results.put((rank, repr(e)))
     dist.destroy_process_group()
+    leave()
 
 
 def rank_loads_dcp(rank, world, port, folder, target, results):
@@ -368,6 +370,7 @@ def rank_loads_dcp(rank, world, port, folder, target, results):
     except Exception as e:
         results.put((rank, repr(e)))
     dist.destroy_process_group()
+    leave()
 
 
 def on_ranks(body, world, folder, target):
@@ -465,6 +468,7 @@ def rank_loads_flat(rank, world, port, folder, target, results):
     except Exception as e:
         results.put((rank, repr(e)))
     dist.destroy_process_group()
+    leave()
 
 
 def test_flat_parameters_of_ranks_load_in_fsdp1(t):

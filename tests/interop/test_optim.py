@@ -341,7 +341,9 @@ def rows_rank(rank, world, port, folder, full):
         init_device_mesh("cpu", next(v for s in mine["state"].values() for v in s.values() if isinstance(v, DTensor)).device_mesh.shape)
     whole = {k: {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in s.items()} for k, s in mine["state"].items()}
     assert same(whole, want["state"]) and mine["param_groups"] == want["param_groups"], (whole, want)
+    dist.barrier()
     dist.destroy_process_group()
+    leave()
 
 
 def rank_name(case, rank):

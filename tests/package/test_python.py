@@ -306,7 +306,7 @@ def test_tensors_of_any_kind_are_filled(t):
 
 
 RANK = r"""
-import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 sys.path.insert(0, sys.argv[1])
 import tessera.torch
 from torch.distributed.tensor import DTensor, Shard, Replicate, init_device_mesh, zeros
@@ -326,6 +326,8 @@ assert all(same.values()), same
 if rank == 0:
     torch.save(full, out)
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # the interpreter's end aborts at times: tests/support/ended.py
 """
 
 
