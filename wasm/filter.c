@@ -71,7 +71,7 @@ static tsr_status parse_term(tsr_str text, size_t at, filter_term *term, tsr_err
     if (term->what == TERM_MORE || term->what == TERM_LESS) {
         term->or_equal = take_prefix(&text, "=");
         if (parse_size(text, &term->bytes)) return TSR_OK;
-        return tsr_raise(err, TSR_E_USAGE, at, "filter: '%.*s' is no size; sizes are like 500MB, 1.5GiB", TSR_STR_ARG(text));
+        return tsr_raise(err, TSR_E_USAGE, at, "filter: '%.*s' is not a size; write it as 500MB or 1.5GiB", TSR_STR_ARG(text));
     }
     term->text = text;
     for (size_t i = 0; i < text.size; i++)

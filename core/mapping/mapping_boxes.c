@@ -154,7 +154,7 @@ static tsr_status check_alike(tsr_box_maker *maker, const tsr_mapped_tensor *a, 
 {
     bool same = a->ndim == b->ndim;
     for (uint32_t d = 0; same && d < a->ndim; d++) same = d == dim || a->shape[d] == b->shape[d];
-    TSR_FAIL_IF(!same, maker->err, TSR_E_FORMAT, "'%.*s' %s and '%.*s' %s do not go together along dim %u",
+    TSR_FAIL_IF(!same, maker->err, TSR_E_FORMAT, "'%.*s' %s and '%.*s' %s cannot be joined along dim %u, because other sizes differ",
                 TSR_STR_ARG(a->name), tsr_shape_of(a).text, TSR_STR_ARG(b->name), tsr_shape_of(b).text, (unsigned)dim);
     TSR_FAIL_IF(a->dtype != b->dtype, maker->err, TSR_E_FORMAT, "'%.*s' is %s but '%.*s' is %s; add a cast step",
                 TSR_STR_ARG(a->name), tsr_dtype_describe(a->dtype)->name, TSR_STR_ARG(b->name),

@@ -75,7 +75,7 @@ static tsr_status compare(const tsr_matcher *s, const tsr_family *family, uint32
     if (!some) return TSR_OK;
     if (at && families[at - 1].members < family->members) return tsr_match_lacks(s, families[at - 1].first, pattern, families[at - 1].members);
     if (at) return TSR_OK;
-    return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION, "below '%.*s' there is nothing that '%.*s' matches, although '%.*s' is there",
+    return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION, "nothing below '%.*s' matches '%.*s', although '%.*s' exists",
                      TSR_STR_ARG(family->prefix), TSR_STR_ARG(s->m->rules->rules[rule].from[pattern].text),
                      TSR_STR_ARG(family->first->entry->fqn));
 }

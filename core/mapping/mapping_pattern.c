@@ -53,7 +53,7 @@ static tsr_status parse_component(tsr_str text, tsr_captures *captures, struct t
         name.size -= 3;
     }
     TSR_FAIL_IF(!whole || !name.size || has_brace(name) || memchr(name.data, '.', name.size), err, TSR_E_FORMAT,
-                "'%.*s' is not a component of a name: a capture such as {layer} or {rest...} stands between dots",
+                "'%.*s' is not a component of a name: a capture such as {layer} or {rest...} must be a whole component between dots",
                 TSR_STR_ARG(text));
     return find_capture(name, captures, &out->capture, err);
 }

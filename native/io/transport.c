@@ -373,7 +373,7 @@ void tsr_transfer_clear(tsr_transfer *transfer)
 tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, tsr_transport **out, tsr_error *err)
 {
     (void)allocator, (void)depth, (void)out;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build reads no URLs: it was made without libcurl");
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build cannot read URLs: it was made without libcurl");
 }
 
 void tsr_transport_close(tsr_transport *transport)

@@ -139,7 +139,7 @@ static tsr_status open_service(object_output *output, const tsr_location *locati
     TSR_TRY(tsr_service_open(output->allocator, location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &output->service,
                              err));
     TSR_FAIL_IF(!tsr_native_sha256, err, TSR_E_UNSUPPORTED,
-                "this build does not write to object stores: it was made without OpenSSL");
+                "this build cannot write to object stores: it was made without OpenSSL");
     return TSR_OK;
 }
 

@@ -154,6 +154,6 @@ tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_obje
 tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err)
 {
     (void)form, (void)page, (void)out, (void)next;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build lists no object stores: it was made without expat");
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build cannot list object stores: it was made without expat");
 }
 #endif

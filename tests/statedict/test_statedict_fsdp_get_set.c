@@ -557,7 +557,7 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
     live_units_close(&u);
     NEED(none == TSR_E_USAGE &&
          strstr(told[0].message, "rank 0: unit '' has a flat parameter, but no slice was passed for it"));
-    NEED(meta == TSR_E_UNSUPPORTED && strstr(told[1].message, "rank 1: 'pos' is meta, which tensors beside FSDP1's units"));
+    NEED(meta == TSR_E_UNSUPPORTED && strstr(told[1].message, "rank 1: 'pos' is a meta tensor; outside FSDP1's units"));
     NEED(differ == TSR_E_USAGE && strstr(told[2].message, "get_optimizer_state_dict: options: rank 1 differs from rank 0"));
     NEED(counts == TSR_E_USAGE && strstr(told[3].message, "get_optimizer_state_dict: options: rank 1 differs from rank 0"));
     return same;

@@ -390,7 +390,7 @@ static void hear(void *ctx, const char *message)
 {
     heard *h = ctx;
     h->input += strstr(message, "optim_input is deprecated") != NULL;
-    h->user += strstr(message, "is of no parameter") != NULL;
+    h->user += strstr(message, "does not belong to a parameter") != NULL;
     h->none += strstr(message, "the optimizer has no state for 'scale' on this rank") != NULL;
 }
 

@@ -99,8 +99,8 @@ static tsr_status report_partial(const joining *j, const group *g)
     const tsr_place place = {j->checkpoint->store->files[j->checkpoint->files[0]].name, TSR_NO_POSITION, g->name.key};
     const bool one_grid = g->found < j->state->raw_count;
     return tsr_finding_add(j->checkpoint->findings, "megatron/shards", place, j->err,
-                           "%s of the %llu shards of '%.*s' were found; they are listed one by one",
-                           one_grid ? "not all" : "others than the expected ones", (unsigned long long)g->name.count,
+                           "%s the %llu shards of '%.*s' were found; they are listed one by one",
+                           one_grid ? "not all of" : "shards that are not among", (unsigned long long)g->name.count,
                            TSR_STR_ARG(g->name.key));
 }
 

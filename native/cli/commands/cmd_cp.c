@@ -85,7 +85,7 @@ static tsr_status list_directory(copying *c, tsr_error *err)
     if (cut || deeper)
         return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "it holds too many files, or directories more than %d levels down", LEVELS);
     c->count = c->store->file_count;
-    if (!c->count) return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no file in it");
+    if (!c->count) return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "it contains no files");
     return TSR_OK;
 }
 

@@ -31,7 +31,7 @@ static tsr_status refuse_sidecar(const cli_writing *w, tsr_error *err)
 {
     if (w->is_folder || !tsr_work_conversion(w->work)->sidecar.size) return TSR_OK;
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "cannot write '%s': a file of objects beside a single object is not supported; pass --max-shard-size, or --objects drop",
+                     "cannot write '%s': a file of objects next to a single object is not supported; pass --max-shard-size, or --objects drop",
                      w->destination);
 }
 

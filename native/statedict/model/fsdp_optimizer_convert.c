@@ -35,7 +35,7 @@ static tsr_status take_rows(const tsr_tensor *tensor, tsr_arena *arena, sent *ou
         box[ndim + d] = pieces->sizes[d];
         rows = pieces->sizes[d] == pieces->buffer_sizes[d] && (d == 0 || pieces->sizes[d] == tensor->entry.shape[d]);
     }
-    TSR_FAIL_IF(!rows, err, TSR_E_UNSUPPORTED, "a tensor lies in other pieces than rows");
+    TSR_FAIL_IF(!rows, err, TSR_E_UNSUPPORTED, "a tensor is not sharded by rows");
     *chunk = (tsr_chunk){.offsets = box, .sizes = box + ndim};
     if (ndim) out->entry.chunks = chunk;
     out->entry.chunk_count = ndim ? 1 : 0;
@@ -58,7 +58,7 @@ static tsr_status to_send(const tsr_value *value, bool rows, tsr_arena *arena, c
         copy->as.tensor = &entry->entry;
         TSR_FAIL_IF(tensor->meta, err, TSR_E_USAGE, "a tensor is meta: it has no memory");
         TSR_FAIL_IF(!rows && tensor->spread != TSR_WHOLE, err, TSR_E_UNSUPPORTED,
-                    "state of a parameter that is distributed beside FSDP1's units");
+                    "state of a distributed parameter that is outside FSDP1's units");
         return tensor->spread == TSR_WHOLE ? TSR_OK : take_rows(tensor, arena, entry, err);
     }
     const tsr_value **items = tsr_arena_array(arena, value->count, sizeof *items, err);
@@ -339,7 +339,7 @@ static tsr_status receive_tree(receiving *r, const tsr_value **out, tsr_error *e
 static void warn_of_carried(const tsr_fsdp_optimizers *f, const tsr_live_state *live)
 {
     for (size_t i = 0; i < live->carried_count; i++)
-        tsr_fsdp_warn(f->bound->units, "optimizer state '%.*s' is of no parameter; it is kept as it is",
+        tsr_fsdp_warn(f->bound->units, "optimizer state '%.*s' does not belong to a parameter; it is kept as it is",
                       TSR_STR_ARG(live->carried[i]));
 }
 

@@ -28,7 +28,7 @@ static tsr_status put(joining *j, tsr_str prefix, const tsr_value *key, const ts
 {
     uint32_t *at;
     bool fresh;
-    TSR_FAIL_IF(key->kind != TSR_VALUE_STR, err, TSR_E_USAGE, "a key of a module's state is no string");
+    TSR_FAIL_IF(key->kind != TSR_VALUE_STR, err, TSR_E_USAGE, "a key of a module's state is not a string");
     const tsr_str name = tsr_arena_format(j->arena, err, "%.*s%.*s", TSR_STR_ARG(prefix), TSR_STR_ARG(key->text));
     const tsr_value *text = name.data ? tsr_value_str(j->arena, name, err) : NULL;
     if (!text) return TSR_E_NOMEM;

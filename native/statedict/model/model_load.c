@@ -136,7 +136,7 @@ static tsr_status check_all(setting *s, tsr_error *err)
         const tsr_model_item *item = &s->items.items[i];
         if (!s->matched[i]) continue;
         TSR_FAIL_IF(s->bound && item->tensor && item->tensor->meta && !item->unit, err, TSR_E_UNSUPPORTED,
-                    "'%.*s' is meta, which tensors beside FSDP1's units cannot be when they are set",
+                    "'%.*s' is a meta tensor; outside FSDP1's units only tensors with data can be set",
                     TSR_STR_ARG(item->fqn));
         TSR_FAIL_IF(!s->bound && item->tensor && item->tensor->meta && !s->model->memory, err, TSR_E_USAGE,
                     "'%.*s' is meta, and the model has nowhere to put its memory", TSR_STR_ARG(item->fqn));

@@ -48,7 +48,7 @@ static tsr_status index_group(taking *t, size_t at, tsr_error *err)
     if (!names) return TSR_E_NOMEM;
     for (size_t p = 0; p < params->count; p++) {
         TSR_FAIL_IF(params->items[p]->kind != TSR_VALUE_STR, err, TSR_E_FORMAT,
-                    "optim: param_groups[%zu] lists something else than names, which a named optimizer needs", at);
+                    "optim: param_groups[%zu] must list names of parameters, because the optimizer is a named one", at);
         names[p] = params->items[p]->text;
     }
     uint32_t *place;

@@ -114,7 +114,7 @@ tsr_status tsr_optimizer_native(const tsr_model_optimizer *optimizer, tsr_arena 
     for (size_t g = 0; g < optimizer->group_count; g++) {
         const tsr_model_group *group = &optimizer->groups[g];
         TSR_FAIL_IF(!group->options || group->options->kind != TSR_VALUE_DICT, err, TSR_E_USAGE,
-                    "the options of param group %zu are no dict", g);
+                    "the options of param group %zu are not a dict", g);
         if (!(groups[g] = native_group(group, number, arena, err))) return TSR_E_NOMEM;
         for (size_t p = 0; p < group->count; p++, number++) {
             if (!group->params[p].state) continue;
