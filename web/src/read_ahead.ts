@@ -21,6 +21,8 @@ interface Block {
   readonly bytes: Uint8Array;
 }
 
+const holds = ({ at, bytes }: Block, offset: number): boolean => offset >= at && offset < at + bytes.length;
+
 /** Reads here and there, such as those of a zip's records, fetch what they ask for and leave the blocks of the stretch that is read
  *  in order as they are. */
 export class ReadAhead {
@@ -38,7 +40,7 @@ export class ReadAhead {
 
   read(offset: number, into: Uint8Array): void {
     if (this.#generation !== generation) this.#startOver();
-    const end = offset + into.length, isNear = offset >= this.#next && offset - this.#next <= GAP, isInOrder = isNear || offset === this.#candidate;
+    const end = offset + into.length, isNear = this.#isNear(offset), isInOrder = isNear || offset === this.#candidate;
     if (isInOrder && !isNear) this.drop();
     for (let at = offset; at < end;) {
       const block = this.#blockAt(at) ?? (isInOrder ? this.#begin(at, end - at) : undefined);
@@ -64,9 +66,15 @@ export class ReadAhead {
     this.#ahead = LEAST;
   }
 
+  /** Whether a read belongs to the stretch that is read in order: shortly after the last one, or within what was read ahead, where the
+   *  records before a tensor's bytes are read back and forth. */
+  #isNear(offset: number): boolean {
+    return (offset >= this.#next && offset - this.#next <= GAP) || this.#blocks.some((b) => holds(b, offset));
+  }
+
   #blockAt(at: number): Block | undefined {
-    const holds = (b: Block) => at >= b.at && at < b.at + b.bytes.length;
-    return this.#blocks.find(holds) ?? this.#short.find(holds);
+    const here = (b: Block) => holds(b, at);
+    return this.#blocks.find(here) ?? this.#short.find(here);
   }
 
   #readShort(at: number, wanted: number): Uint8Array {
