@@ -1,6 +1,6 @@
 /* What --dequantize, --lora, --map and --quantize make of a call's checkpoint, in this order: layers over it. */
 #include "tessera/mapping.h"
-#include "tessera/merge.h"
+#include "tessera/sys/merge.h"
 
 #include "request.h"
 #include "tessera/sys/casts.h"

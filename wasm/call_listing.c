@@ -1,6 +1,6 @@
 /* inspect, layout and manifest. */
 #include "request.h"
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/validate.h"
 
 static tsr_status read_hash(call *c, tsr_digest_algorithm *out, tsr_error *err)

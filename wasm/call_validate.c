@@ -3,8 +3,8 @@
 
 #include "judge.h"
 #include "request.h"
-#include "tessera/document.h"
 #include "tessera/glob.h"
+#include "tessera/sys/document.h"
 
 /* A document or another checkpoint to check against. */
 typedef struct expectation {

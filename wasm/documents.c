@@ -1,5 +1,5 @@
 /* JSON documents about a checkpoint: those of the command line, and three for a viewer (overview, entry, preview). */
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 
 #include <stdlib.h>
 

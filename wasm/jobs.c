@@ -4,10 +4,10 @@
 
 #include "handles.h"
 #include "judge.h"
-#include "tessera/document.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/canonical_names.h"
 #include "tessera/sys/compare_pair.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/tally.h"
 
 /* ---- tally ---- */

@@ -3,7 +3,7 @@
 #define TSR_WASM_JUDGE_H
 
 #include "handles.h"
-#include "tessera/policy.h"
+#include "tessera/sys/policy.h"
 
 typedef struct tessera_judge {
     tsr_policy *policy; /* NULL: nothing is left out */

@@ -1,7 +1,7 @@
 /* Canonical names as a document: of a checkpoint's keys by their text, and of a module tree. */
 #include "handles.h"
-#include "tessera/document.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/document.h"
 
 typedef struct names_request {
     tsr_host host;

@@ -4,8 +4,8 @@
 #define TSR_WASM_REQUEST_H
 
 #include "handles.h"
-#include "tessera/document.h"
 #include "tessera/read.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/plan_job.h"
 
 typedef struct tessera_option {

@@ -1,6 +1,6 @@
 /* A diff as findings, for the reports that CI systems read. */
 #include "base/line.h"
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 

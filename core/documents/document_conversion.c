@@ -2,8 +2,8 @@
 #include <inttypes.h>
 
 #include "base/line.h"
-#include "tessera/document.h"
 #include "tessera/sys/conversion_counts.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/number_text.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"

@@ -5,7 +5,7 @@
 #include "base/line.h"
 #include "stream/numeric.h"
 #include "tessera/sys/cast.h"
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/document_text.h"
 
 static void put_number(tsr_line *line, tsr_dtype dtype, const uint8_t *element)

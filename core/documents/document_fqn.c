@@ -1,5 +1,5 @@
 /* tessera.fqn/1: canonical names, what was removed from each and why, and the names that several have. */
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 
 static void put_removed(tsr_json *json, const tsr_name *name)
 {

@@ -2,7 +2,7 @@
 #ifndef TSR_DOCUMENTS_DOCUMENT_PARTS_H
 #define TSR_DOCUMENTS_DOCUMENT_PARTS_H
 
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 
 /* One after the other inside an array. A path without data is not printed. */
 void tsr_document_put_findings(tsr_json *json, tsr_str path, const tsr_findings *findings);

@@ -10,7 +10,7 @@
 
 #include "base/cursor.h"
 #include "codec/json.h"
-#include "tessera/flat_params.h"
+#include "tessera/sys/flat_params.h"
 #include "tessera/sys/try.h"
 
 typedef struct reader {

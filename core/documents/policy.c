@@ -1,8 +1,8 @@
-/* Levels of rules, and applying them to findings. See tessera/policy.h. */
+/* Levels of rules, and applying them to findings. See tessera/sys/policy.h. */
 #include "base/utf8.h"
 #include "documents/policy_parts.h"
-#include "tessera/sys/vec.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
 
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/suggest.h"

@@ -4,7 +4,7 @@
 
 #include "tessera/host.h"
 #include "tessera/sys/map.h"
-#include "tessera/policy.h"
+#include "tessera/sys/policy.h"
 #include "tessera/sys/vec.h"
 
 enum { TSR_LEVEL_OFF = -1, TSR_LEVEL_USUAL = -2 };

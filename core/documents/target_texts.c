@@ -1,7 +1,7 @@
 /* A target from the texts of a document or of the command line. */
 #include <stdlib.h>
 
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/target_fsdp1.h"
 #include "tessera/sys/try.h"

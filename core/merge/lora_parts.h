@@ -3,7 +3,7 @@
 #define TSR_MERGE_LORA_PARTS_H
 
 #include "mapping/mapped.h"
-#include "tessera/merge.h"
+#include "tessera/sys/merge.h"
 
 struct cJSON;
 

@@ -4,8 +4,8 @@
 
 #include "mapping/mapped.h"
 #include "merge/merge_read.h"
-#include "tessera/merge.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/merge.h"
 
 /* Of two whole tensors: Σa², Σb², Σab, once `known` is not 0. */
 typedef struct tsr_angle {

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "tessera/flat_params.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/flat_params.h"
 #include "tessera/sys/flat_ranks.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"

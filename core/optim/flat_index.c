@@ -1,7 +1,7 @@
 /* FQNs of originals, over all units. */
 #include "tessera/sys/flat_index.h"
-#include "tessera/flat_params.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/flat_params.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"

@@ -8,10 +8,10 @@
 #include <inttypes.h>
 
 #include "base/cursor.h"
-#include "tessera/flat_params.h"
-#include "tessera/optim_load.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/flat_params.h"
 #include "tessera/sys/flat_ranks.h"
+#include "tessera/sys/optim_load.h"
 #include "tessera/sys/try.h"
 
 /* A half-open range of the original's elements. */

@@ -2,7 +2,7 @@
 #ifndef TSR_OPTIM_FLAT_UNIT_H
 #define TSR_OPTIM_FLAT_UNIT_H
 
-#include "tessera/flat_params.h"
+#include "tessera/sys/flat_params.h"
 #include "tessera/sys/map.h"
 
 /* A parameter as the optimizer has it: one id. */

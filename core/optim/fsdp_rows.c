@@ -8,8 +8,8 @@
 #include "optim/flat_unit.h"
 #include "optim/pieces.h"
 #include "optim/tree.h"
-#include "tessera/optim_load.h"
 #include "tessera/sys/flat_index.h"
+#include "tessera/sys/optim_load.h"
 #include "tessera/sys/try.h"
 
 typedef struct cutting {

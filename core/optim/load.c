@@ -1,7 +1,7 @@
 /* Reads of sharded optimizer state (`load_sharded_optimizer_state_dict`, `_ReaderWithOffset` of PyTorch 2.13). */
-#include "tessera/optim_load.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/optim_load.h"
 
 #include <inttypes.h>
 

@@ -2,9 +2,9 @@
 #ifndef TSR_OPTIM_CONVERT_OPTIM_JOB_H
 #define TSR_OPTIM_CONVERT_OPTIM_JOB_H
 
-#include "tessera/flat_params.h"
 #include "tessera/optim.h"
 #include "tessera/optim_convert.h"
+#include "tessera/sys/flat_params.h"
 #include "tessera/sys/trees.h"
 
 struct tsr_optim_job {

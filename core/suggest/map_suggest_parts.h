@@ -2,8 +2,8 @@
 #ifndef TSR_SUGGEST_MAP_SUGGEST_PARTS_H
 #define TSR_SUGGEST_MAP_SUGGEST_PARTS_H
 
-#include "tessera/map_suggest.h"
 #include "tessera/read.h"
+#include "tessera/sys/map_suggest.h"
 #include "tessera/sys/vec.h"
 
 enum { TSR_MOST_PATTERNS = 1024, TSR_MOST_NUMBERS = 4 };

@@ -8,8 +8,8 @@
 #include "tessera/path.h"
 
 #include "publish/publication.h"
-#include "tessera/document.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/plan_job.h"

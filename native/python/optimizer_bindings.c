@@ -1,11 +1,11 @@
-/* For _optimizer.py: what a rank reads of a sharded optimizer state (tessera/optim_load.h). It is read by
+/* For _optimizer.py: what a rank reads of a sharded optimizer state (tessera/sys/optim_load.h). It is read by
  * tsr_python_read. */
 #include <stdlib.h>
 
 #include "session.h"
 #include "tessera/box.h"
-#include "tessera/optim_load.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/optim_load.h"
 
 typedef struct plan {
     tsr_checkpoint *checkpoint;

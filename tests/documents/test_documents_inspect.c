@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/document_text.h"
 
 static const tsr_host host_libc = {.allocator = &tsr_allocator_libc, .limits = {64, 1000, 1 << 20, 1 << 24, 1 << 20}};

@@ -6,8 +6,8 @@
 #include <cmocka.h>
 
 #include "support/failing_allocator.h"
-#include "tessera/policy.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/policy.h"
 
 #define LIMITS {64, 1000, 1 << 20, 1 << 24, 1 << 20}
 static const tsr_host host_libc = {.allocator = &tsr_allocator_libc, .limits = LIMITS};

@@ -10,8 +10,8 @@
 
 #include "support/arena_job.h"
 #include "tessera/document_read.h"
-#include "tessera/flat_params.h"
 #include "tessera/modules.h"
+#include "tessera/sys/flat_params.h"
 #include "tessera/sys/plan_job.h"
 
 /* Readers of a text, `ctx`. */

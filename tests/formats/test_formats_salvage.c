@@ -10,7 +10,7 @@
 
 #include "support/faults.h"
 #include "support/sample.h"
-#include "tessera/salvage.h"
+#include "tessera/sys/salvage.h"
 
 typedef struct salvaging {
     sample files, whole; /* without .metadata, and with it */

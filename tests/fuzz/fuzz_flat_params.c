@@ -1,7 +1,7 @@
 /* Any bytes as a flat-parameter document: refused with a message, or ranks whose slices add up to every unit. */
 #include <assert.h>
 
-#include "tessera/flat_params.h"
+#include "tessera/sys/flat_params.h"
 #include "tessera/sys/flat_ranks.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -2,7 +2,7 @@
  * as itself. */
 #include <stdlib.h>
 
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/plan_job.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

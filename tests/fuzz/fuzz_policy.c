@@ -2,8 +2,8 @@
  * findings, and loses none without counting it. */
 #include <stdlib.h>
 
-#include "tessera/policy.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/policy.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

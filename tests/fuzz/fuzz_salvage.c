@@ -1,7 +1,7 @@
 /* Any bytes as a data file without its metadata: what is found lies inside the file, in order, and can be written down. */
 #include <stdlib.h>
 
-#include "tessera/salvage.h"
+#include "tessera/sys/salvage.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,7 +1,7 @@
 /* Any bytes as a tessera.target/1 document, and its texts as a target: read or refused with a reason. */
 #include <stdlib.h>
 
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/plan_job.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

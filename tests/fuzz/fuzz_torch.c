@@ -5,10 +5,10 @@
 #include <stdlib.h>
 
 #include "../support/zip_image.h"
-#include "tessera/sys/vec.h"
-#include "tessera/document.h"
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/value_walk.h"
+#include "tessera/sys/vec.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

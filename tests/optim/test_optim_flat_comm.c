@@ -7,9 +7,9 @@
 #include <cmocka.h>
 
 #include "tessera/comm_threads.h"
-#include "tessera/flat_params.h"
-#include "tessera/optim_load.h"
+#include "tessera/sys/flat_params.h"
 #include "tessera/sys/flat_ranks.h"
+#include "tessera/sys/optim_load.h"
 
 #define NEED(condition) \
     do { \

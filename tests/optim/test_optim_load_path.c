@@ -8,7 +8,7 @@
 #include <cmocka.h>
 #include <stdio.h>
 
-#include "tessera/optim_load.h"
+#include "tessera/sys/optim_load.h"
 
 static const uint64_t five_by_two[] = {5, 2};
 

@@ -8,9 +8,9 @@
 
 #include "golden.h"
 #include "tessera/optim.h"
-#include "tessera/optim_load.h"
 #include "tessera/state_keys.h"
 #include "tessera/sys/optim_live.h"
+#include "tessera/sys/optim_load.h"
 #include "tessera/sys/params.h"
 #include "tessera/sys/value_walk.h"
 

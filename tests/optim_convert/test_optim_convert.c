@@ -10,8 +10,8 @@
 #include "support/arena_job.h"
 #include "support/random.h"
 #include "support/sample.h"
-#include "tessera/flat_params.h"
 #include "tessera/optim_convert.h"
+#include "tessera/sys/flat_params.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/value_walk.h"
 

@@ -15,7 +15,7 @@
 #include "live_units.h"
 #include "support/failing_allocator.h"
 #include "support/full_counts.h"
-#include "tessera/optimizer_raw.h"
+#include "tessera/sys/optimizer_raw.h"
 #include "tessera/sys/params.h"
 #include "tessera/sys/value_walk.h"
 

@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #include "live_units.h"
-#include "tessera/optimizer_raw.h"
+#include "tessera/sys/optimizer_raw.h"
 
 static cJSON *golden, *forms;
 

@@ -9,8 +9,8 @@
 #include <stdio.h>
 
 #include "live_model.h"
-#include "tessera/optimizer_raw.h"
 #include "tessera/save_load.h"
+#include "tessera/sys/optimizer_raw.h"
 #include "tessera/sys/params.h"
 
 static cJSON *golden, *over_meshes;

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "support/zip_image.h"
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/repeats.h"
 
 static zip_image image;

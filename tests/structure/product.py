@@ -88,7 +88,6 @@ extern tsr_comm *comm;
 extern tsr_mesh mesh;
 extern tsr_placement *placements;
 extern tsr_modules *modules;
-extern const tsr_flat_params *flat;
 extern const tsr_value *state;
 extern tsr_str text;
 extern FILE *file;
@@ -98,9 +97,11 @@ extern tsr_write_fn write_to_stdout;
 """
 # What the examples of headers in tessera/sys may take as given too.
 GIVEN_SYS = """
+#include "tessera/sys/flat_params.h"
 #include "tessera/sys/guards.h"
 #include "tessera/sys/optim_comm.h"
 #include "tessera/sys/optim_read.h"
+extern const tsr_flat_params *flat;
 extern const tsr_live live;
 extern tsr_optim_read *reads;
 extern size_t read_count;

@@ -1,5 +1,5 @@
-/* See tessera/salvage.h. */
-#include "tessera/salvage.h"
+/* See tessera/sys/salvage.h. */
+#include "tessera/sys/salvage.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/store_read.h"
 

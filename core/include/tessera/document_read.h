@@ -1,5 +1,5 @@
-/* Documents that people and scripts write, read in: layouts to check against, targets to reshard for. (Module trees and flat
- * parameters are read by modules.h and flat_params.h.) Thread rule: one arena, one thread.
+/* Documents that people and scripts write, read in: layouts to check against, targets to reshard for. (Module trees are
+ * read by modules.h.) Thread rule: one arena, one thread.
  *
  * Example:
  *

@@ -8,7 +8,7 @@
  *   tsr_optim_open(store, …) ──▶ job ──┬── tsr_optim_write   each file into an output
  *                                      └── tsr_optim_store   all files as a store that can be opened like any other
  *
- * Opening a job reads metadata and works on value trees (optim.h, flat_params.h). Tensor bytes stay in the source until the
+ * Opening a job reads metadata and works on value trees (optim.h, sys/flat_params.h). Tensor bytes stay in the source until the
  * files are written or read, except where two tensors have to be compared. (core/optim_convert)
  *
  * Example:
@@ -66,7 +66,7 @@ typedef struct tsr_optim_job tsr_optim_job;
 /* Reads the documents and the source, and converts what need not be converted rank by rank. Borrows `store`, `host` and the
  * request's ring, names and callback until close; the documents' texts only during the call. Errors: those of
  * tsr_optim_request_check; TSR_E_USAGE for ranks that differ in state that one file cannot hold for all of them;
- * those of the documents, of opening a checkpoint, and of optim.h and flat_params.h. */
+ * those of the documents, of opening a checkpoint, and of optim.h and sys/flat_params.h. */
 tsr_status tsr_optim_open(tsr_store *store, const tsr_host *host, const tsr_optim_request *request, tsr_optim_job **out,
                           tsr_error *err);
 void tsr_optim_close(tsr_optim_job *job); /* accepts NULL */

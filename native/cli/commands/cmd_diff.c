@@ -10,9 +10,9 @@
 #include "cli/text/findings_text.h"
 #include "cli/text/listing.h"
 #include "cli/text/report.h"
-#include "tessera/document.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/canonical_names.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/options.h"
 
 typedef struct diff_arguments {

@@ -4,10 +4,10 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/fqn_against.h"
-#include "cli/program/session.h"
 #include "cli/program/map_options.h"
+#include "cli/program/session.h"
 #include "cli/program/term.h"
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/map.h"
 
 typedef struct fqn_arguments {

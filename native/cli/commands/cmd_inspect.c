@@ -7,7 +7,7 @@
 #include "cli/text/findings_text.h"
 #include "cli/text/inspect_view.h"
 #include "tessera/sys/cast.h"
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/validate.h"
 

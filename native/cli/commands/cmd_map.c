@@ -3,8 +3,8 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
-#include "tessera/map_suggest.h"
 #include "tessera/mapping.h"
+#include "tessera/sys/map_suggest.h"
 
 typedef struct map_arguments {
     bool values, allow_expansion;

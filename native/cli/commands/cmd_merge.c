@@ -4,9 +4,9 @@
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
 #include "cli/writing/writing.h"
-#include "tessera/merge.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/merge.h"
 #include "tessera/sys/merge_angles.h"
 
 typedef struct merge_arguments {

@@ -9,8 +9,8 @@
 #include "cli/text/findings_text.h"
 #include "cli/text/report.h"
 #include "tessera/check.h"
-#include "tessera/document.h"
 #include "tessera/sys/check_shared.h"
+#include "tessera/sys/document.h"
 #include "tessera/validate.h"
 
 typedef struct validate_arguments {

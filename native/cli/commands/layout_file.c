@@ -2,7 +2,7 @@
 #include "cli/commands/layout_file.h"
 
 #include "cli/writing/out_file.h"
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 
 static tsr_status write_layout(cli *program, const cli_session *session, const cli_layout_file *file, FILE *to, tsr_error *err)
 {

@@ -7,9 +7,9 @@
 #include "cli/program/target_options.h"
 #include "tessera/convert.h"
 #include "tessera/mapping.h"
-#include "tessera/merge.h"
 #include "tessera/path.h"
 #include "tessera/sys/casts.h"
+#include "tessera/sys/merge.h"
 
 tsr_status cli_load_map(cli *program, const char *name, tsr_arena *arena, tsr_str *text, tsr_error *err)
 {

@@ -3,7 +3,7 @@
 #define TSR_CLI_PROGRAM_POLICY_OPTIONS_H
 
 #include "cli/program/cli.h"
-#include "tessera/policy.h"
+#include "tessera/sys/policy.h"
 
 typedef struct cli_policy_options {
     cli_list rules;

@@ -3,7 +3,7 @@
 #define TSR_CLI_PROGRAM_TARGET_OPTIONS_H
 
 #include "cli/program/cli.h"
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/plan_job.h"
 
 typedef struct cli_target_options {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "cli/text/inspect_view.h"
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/map.h"
 
 typedef struct object_row {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "cli/text/inspect_view.h"
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 
 static void times_text(uint64_t times, char *out, size_t capacity)
 {

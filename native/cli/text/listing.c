@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/map.h"
 
 typedef struct builder {

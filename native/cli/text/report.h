@@ -5,7 +5,7 @@
 #include "cli/program/cli.h"
 #include "cli/text/report_junit.h"
 #include "tessera/catalog.h"
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 
 #define CLI_REPORT_FORMATS "text|json|sarif|junit|github|gitlab"
 typedef enum cli_report_format {

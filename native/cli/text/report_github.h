@@ -2,7 +2,7 @@
 #ifndef TSR_CLI_TEXT_REPORT_GITHUB_H
 #define TSR_CLI_TEXT_REPORT_GITHUB_H
 
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 
 /* Annotations on stdout, and a table in the file that GITHUB_STEP_SUMMARY names. `shown`: annotations of each level so far,
  * over all paths of one run. */

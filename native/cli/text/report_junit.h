@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 
 /* The suite's counts stand before its cases, so these are kept until the end. */
 typedef struct cli_junit {

@@ -3,7 +3,7 @@
 #define TSR_CLI_WRITING_SOURCE_H
 
 #include "cli/program/session.h"
-#include "tessera/document.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/plan_job.h"
 
 /* Path, format, digest, and the files that hold tensors, into a job; in `arena`. */

@@ -45,7 +45,7 @@ typedef struct tsr_model_optimizer {
     /* DICT: what the optimizer's state has under keys that are not parameters; NULL: nothing. As in PyTorch, models with
      * FSDP1's units carry it along when it is got, with a warning, and others refuse it. Setting replaces it by what a state
      * dict keyed by number has under such keys, which is nothing in any other: a warning tells when it is dropped. Other
-     * models refuse full_state_dict next to it (TSR_E_UNSUPPORTED). tessera/optimizer_raw.h loads it. */
+     * models refuse full_state_dict next to it (TSR_E_UNSUPPORTED). tessera/sys/optimizer_raw.h loads it. */
     const tsr_value *user_state;
     tsr_dtype default_dtype; /* of first states: torch.get_default_dtype(); TSR_DTYPE_NONE: float32 */
 } tsr_model_optimizer;

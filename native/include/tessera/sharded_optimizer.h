@@ -13,8 +13,8 @@
 #ifndef TESSERA_SHARDED_OPTIMIZER_H
 #define TESSERA_SHARDED_OPTIMIZER_H
 
-#include "tessera/optim_load.h"
 #include "tessera/statedict.h"
+#include "tessera/sys/optim_load.h"
 
 TSR_API_BEGIN
 

@@ -82,7 +82,7 @@ class _Planned(ctypes.Structure):
 
 
 class PlannedRead:
-    """What a rank reads of one entry of an optimizer's state: tsr_optim_read of tessera/optim_load.h. `index` is None for an empty
+    """What a rank reads of one entry of an optimizer's state: tsr_optim_read of tessera/sys/optim_load.h. `index` is None for an empty
     dict; `path` has (is a position in a list, key or position) from the root."""
 
     OBJECT, WHOLE, BOX = range(3)

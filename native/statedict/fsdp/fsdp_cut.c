@@ -3,7 +3,7 @@
 
 #include <inttypes.h>
 
-#include "tessera/optim_load.h"
+#include "tessera/sys/optim_load.h"
 #include "tessera/sys/state_dict_memory.h"
 
 /* ---- moves ---- */

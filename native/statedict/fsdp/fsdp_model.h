@@ -3,8 +3,8 @@
 #define TSR_STATEDICT_FSDP_MODEL_H
 
 #include "statedict/tensor/state_dict.h"
-#include "tessera/flat_params.h"
 #include "tessera/fsdp_state.h"
+#include "tessera/sys/flat_params.h"
 #include "tessera/sys/flat_ranks.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/map.h"

@@ -1,7 +1,7 @@
 /* One unit: its slice in the memory of the host, and its originals as tensors. */
 #include "statedict/fsdp/fsdp_model.h"
 
-#include "tessera/optim_load.h"
+#include "tessera/sys/optim_load.h"
 #include "tessera/sys/try.h"
 
 /* ---- memory ---- */

@@ -4,7 +4,7 @@
 
 #include "statedict/model/optimizer_names.h"
 #include "tessera/sys/optim_keys.h"
-#include "tessera/optimizer_raw.h"
+#include "tessera/sys/optimizer_raw.h"
 
 /* An optimizer as a call on its raw state dict sees it. */
 typedef struct tsr_raw {

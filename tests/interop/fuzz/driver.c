@@ -10,8 +10,8 @@
 #include "subject.h"
 #include "tessera/comm_threads.h"
 #include "tessera/fqn.h"
-#include "tessera/optimizer_raw.h"
 #include "tessera/state_keys.h"
+#include "tessera/sys/optimizer_raw.h"
 #include "tessera/sys/params.h"
 
 enum { MOST_RANKS = 16 };

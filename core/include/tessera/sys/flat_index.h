@@ -1,4 +1,4 @@
-/* Which original of which unit a name is, and who has which slice (tessera/flat_params.h).
+/* Which original of which unit a name is, and who has which slice (tessera/sys/flat_params.h).
  *
  * Example:
  *
@@ -9,7 +9,7 @@
 #ifndef TESSERA_SYS_FLAT_INDEX_H
 #define TESSERA_SYS_FLAT_INDEX_H
 
-#include "tessera/flat_params.h"
+#include "tessera/sys/flat_params.h"
 
 TSR_API_BEGIN
 

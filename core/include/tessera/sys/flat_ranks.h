@@ -9,8 +9,8 @@
 #ifndef TESSERA_SYS_FLAT_RANKS_H
 #define TESSERA_SYS_FLAT_RANKS_H
 
-#include "tessera/flat_params.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/flat_params.h"
 
 TSR_API_BEGIN
 

@@ -1,4 +1,4 @@
-/* What the conversions of tessera optim need beside those of tessera/flat_params.h.
+/* What the conversions of tessera optim need beside those of tessera/sys/flat_params.h.
  *
  * Example:
  *
@@ -9,7 +9,7 @@
 #ifndef TESSERA_SYS_FSDP_OPTIM_H
 #define TESSERA_SYS_FSDP_OPTIM_H
 
-#include "tessera/flat_params.h"
+#include "tessera/sys/flat_params.h"
 
 TSR_API_BEGIN
 

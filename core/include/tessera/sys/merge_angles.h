@@ -7,7 +7,7 @@
 #ifndef TESSERA_SYS_MERGE_ANGLES_H
 #define TESSERA_SYS_MERGE_ANGLES_H
 
-#include "tessera/merge.h"
+#include "tessera/sys/merge.h"
 
 TSR_API_BEGIN
 

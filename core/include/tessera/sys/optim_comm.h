@@ -22,7 +22,7 @@
 #ifndef TESSERA_SYS_OPTIM_COMM_H
 #define TESSERA_SYS_OPTIM_COMM_H
 
-#include "tessera/flat_params.h"
+#include "tessera/sys/flat_params.h"
 
 TSR_API_BEGIN
 

@@ -7,8 +7,8 @@
 #ifndef TESSERA_SYS_OPTIM_READ_H
 #define TESSERA_SYS_OPTIM_READ_H
 
-#include "tessera/optim_load.h"
 #include "tessera/read.h"
+#include "tessera/sys/optim_load.h"
 
 TSR_API_BEGIN
 

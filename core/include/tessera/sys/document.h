@@ -9,8 +9,8 @@
  *     tsr_json_start(&json, write_to_stdout, stdout, 1, &err);
  *     status = tsr_document_inspect(checkpoint, &options, &json, &err);
  *     if (status == TSR_OK) status = tsr_json_finish(&json); */
-#ifndef TESSERA_DOCUMENT_H
-#define TESSERA_DOCUMENT_H
+#ifndef TESSERA_SYS_DOCUMENT_H
+#define TESSERA_SYS_DOCUMENT_H
 
 #include "tessera/check.h"
 #include "tessera/compare.h"
@@ -18,9 +18,9 @@
 #include "tessera/diff.h"
 #include "tessera/document_read.h"
 #include "tessera/fqn.h"
-#include "tessera/sys/json.h"
 #include "tessera/plan.h"
-#include "tessera/policy.h"
+#include "tessera/sys/json.h"
+#include "tessera/sys/policy.h"
 #include "tessera/sys/vec.h"
 
 TSR_API_BEGIN

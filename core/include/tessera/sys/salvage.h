@@ -15,8 +15,8 @@
  *                              &(tsr_salvage_options){.like = tsr_checkpoint_catalog(other), .findings = findings}, arena,
  *                              &found, &err);
  *     if (status == TSR_OK) printf("%llu items have no name\n", (unsigned long long)found.unnamed); */
-#ifndef TESSERA_SALVAGE_H
-#define TESSERA_SALVAGE_H
+#ifndef TESSERA_SYS_SALVAGE_H
+#define TESSERA_SYS_SALVAGE_H
 
 #include "tessera/checkpoint.h"
 #include "tessera/sys/dcp_item.h"

@@ -14,8 +14,8 @@
  *     const tsr_optim_mesh ranks = {.data_rank = comm->rank, .data_world = comm->size};
  *     tsr_optim_reads reads;
  *     status = tsr_optim_load(catalog, TSR_STR("optim"), &ranks, arena, &reads, &err); */
-#ifndef TESSERA_OPTIM_LOAD_H
-#define TESSERA_OPTIM_LOAD_H
+#ifndef TESSERA_SYS_OPTIM_LOAD_H
+#define TESSERA_SYS_OPTIM_LOAD_H
 
 #include "tessera/catalog.h"
 

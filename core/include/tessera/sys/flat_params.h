@@ -17,8 +17,8 @@
  *         tsr_flat_shard_range(&flat.units[0], flat.world_size, 0, &begin, &end);
  *         printf("rank 0 has elements %llu to %llu\n", (unsigned long long)begin, (unsigned long long)end);
  *     } */
-#ifndef TESSERA_FLAT_PARAMS_H
-#define TESSERA_FLAT_PARAMS_H
+#ifndef TESSERA_SYS_FLAT_PARAMS_H
+#define TESSERA_SYS_FLAT_PARAMS_H
 
 #include "tessera/catalog.h"
 #include "tessera/comm.h"

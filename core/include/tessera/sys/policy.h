@@ -10,8 +10,8 @@
  *     if (status == TSR_OK)
  *         status = tsr_policy_findings(policy, tsr_checkpoint_findings(checkpoint), findings, &result, &err);
  *     tsr_policy_free(policy); */
-#ifndef TESSERA_POLICY_H
-#define TESSERA_POLICY_H
+#ifndef TESSERA_SYS_POLICY_H
+#define TESSERA_SYS_POLICY_H
 
 #include "tessera/diff.h"
 #include "tessera/findings.h"

@@ -16,8 +16,8 @@
  *
  *     const tsr_raw_optimizer raw = {.model = model, .optimizer = optimizer};
  *     status = tsr_optimizer_state_dict(&raw, dict, &err); */
-#ifndef TESSERA_OPTIMIZER_RAW_H
-#define TESSERA_OPTIMIZER_RAW_H
+#ifndef TESSERA_SYS_OPTIMIZER_RAW_H
+#define TESSERA_SYS_OPTIMIZER_RAW_H
 
 #include "tessera/optimizer_state.h"
 

@@ -5,8 +5,8 @@
  *     tsr_map_suggestion suggestion;
  *     status = tsr_map_suggest(checkpoint, other, true, arena, &suggestion, &err);
  *     if (status == TSR_OK) printf("%.*s", (int)suggestion.document.size, suggestion.document.data); */
-#ifndef TESSERA_MAP_SUGGEST_H
-#define TESSERA_MAP_SUGGEST_H
+#ifndef TESSERA_SYS_MAP_SUGGEST_H
+#define TESSERA_SYS_MAP_SUGGEST_H
 
 #include "tessera/checkpoint.h"
 

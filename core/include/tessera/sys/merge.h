@@ -10,8 +10,8 @@
  *     status = tsr_merge_open(inputs, 2, &options, &merged, &err);
  *     if (status == TSR_OK) entry = tsr_checkpoint_entry(merged, TSR_STR("model.embed_tokens.weight"));
  *     tsr_checkpoint_close(merged); */
-#ifndef TESSERA_MERGE_H
-#define TESSERA_MERGE_H
+#ifndef TESSERA_SYS_MERGE_H
+#define TESSERA_SYS_MERGE_H
 
 #include "tessera/checkpoint.h"
 
