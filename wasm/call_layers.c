@@ -4,6 +4,7 @@
 
 #include "request.h"
 #include "tessera/sys/casts.h"
+#include "tessera/sys/mapping.h"
 
 bool tessera_call_is_layered(const call *c)
 {

@@ -1,5 +1,6 @@
 /* The checkpoint of a call: opened again for it, and, with --map, --dequantize and so on, what these make of it (call_layers.c). */
 #include "tessera/mapping.h"
+#include "tessera/sys/mapping.h"
 
 #include <stdlib.h>
 

@@ -4,6 +4,7 @@
 #include "tessera/glob.h"
 #include "tessera/optim_convert.h"
 #include "tessera/sys/casts.h"
+#include "tessera/sys/plan_items.h"
 #include "tessera/sys/plan_job.h"
 
 tsr_status tessera_read_target(call *c, tsr_target_texts *texts, tsr_target *target, tsr_error *err)

@@ -4,6 +4,8 @@
 #include "judge.h"
 #include "request.h"
 #include "tessera/glob.h"
+#include "tessera/sys/casts.h"
+#include "tessera/sys/contract_rules.h"
 #include "tessera/sys/document.h"
 
 /* A document or another checkpoint to check against. */

@@ -1,5 +1,6 @@
 /* The documents of the command line that take options: each opens the checkpoint again, as the command does. */
 #include "request.h"
+#include "tessera/sys/checkpoint.h"
 
 typedef struct call_kind {
     const char *name;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "handles.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/document_text.h"
 #include "tessera/sys/host_calls.h"

@@ -1,6 +1,8 @@
 /* Canonical names as a document: of a checkpoint's keys by their text, and of a module tree. */
 #include "handles.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/canonical_names.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/document.h"
 
 typedef struct names_request {

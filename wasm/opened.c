@@ -3,7 +3,9 @@
 
 #include "handles.h"
 
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/finding_add.h"
 
 tsr_host tessera_lent;
 tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host *host, tsr_arena *arena, const struct tsr_shards **out, tsr_error *err);

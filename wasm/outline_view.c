@@ -3,6 +3,7 @@
 
 #include "handles.h"
 #include "outline.h"
+#include "tessera/sys/checkpoint.h"
 
 static void free_outline(void *pointer)
 {

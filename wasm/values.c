@@ -1,6 +1,7 @@
 /* The values of a tensor or of a slice of it, in pieces. */
 #include "handles.h"
 #include "tessera/read.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/read_run.h"
 #include "tessera/sys/repeats.h"

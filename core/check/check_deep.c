@@ -10,10 +10,10 @@
 #include "check/check_share.h"
 #include "check/compare_copy.h"
 #include "stream/numeric.h"
-#include "tessera/sys/vec.h"
 #include "stream/tile_job.h"
 #include "tessera/check.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"
@@ -24,6 +24,7 @@
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
 
 #define MEMBER_CHARS 96u
 #define SLICE_BYTES  ((size_t)128 << 10) /* read, summed and scanned while it is in the cache */

@@ -9,6 +9,7 @@
 #include "check/compare_copy.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/try.h"
 
 #define BLOCK 512u /* elements decoded at a time */

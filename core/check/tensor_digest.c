@@ -10,6 +10,7 @@
 #include "check/digest.h"
 #include "stream/tile_job.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/try.h"
 
 #define TILE_BYTES   ((size_t)128 << 10) /* stays in the cache of a core */

@@ -3,6 +3,7 @@
 
 #include "base/line.h"
 #include "tessera/convert.h"
+#include "tessera/sys/casts.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_SHOWN = 5, SHOWN_BYTES = 600 };

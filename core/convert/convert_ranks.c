@@ -3,6 +3,7 @@
 #include "convert/rank_files.h"
 #include "formats/torch/torch_loadable.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 #include "write/safetensors_write.h"
 #include "write/torch_plan.h"
 

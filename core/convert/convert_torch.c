@@ -3,6 +3,7 @@
 #include "convert/convert_to.h"
 #include "formats/torch/torch_loadable.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 #include "write/torch_plan.h"
 
 const char *tsr_torch_refusal(const tsr_converted *row)

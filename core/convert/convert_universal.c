@@ -3,6 +3,7 @@
 #include "convert/universal.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 #include "write/torch_plan.h"
 
 typedef struct universal {

@@ -9,6 +9,7 @@
 #include "convert/dcp_rows.h"
 #include "formats/megatron/megatron.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 #include "write/blit.h"
 #include "write/torch_plan.h"
 

@@ -4,6 +4,7 @@
  *   storage                 [ w0 ·· ][ w1 ··· ]             blits: boxes of w0, boxes of w1 */
 #include "convert/reshard_flat.h"
 
+#include "tessera/sys/box.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/plan_items.h"

@@ -11,6 +11,7 @@
 #include "tessera/sys/holders.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/plan_items.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct ranks {
     const tsr_conversion_job *job;

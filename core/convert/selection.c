@@ -4,6 +4,7 @@
 #include "tessera/sys/cast.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 

@@ -9,6 +9,7 @@
 #include "convert/universal_making.h"
 
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 #include "tessera/sys/vec.h"
 
 /* ---- trained weights ---- */

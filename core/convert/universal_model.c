@@ -1,7 +1,9 @@
 /* The model states of a universal checkpoint: what has no directory of its own, and what the engine kept. */
 #include "convert/universal_making.h"
 
+#include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 static bool is_same_tensor(const tsr_entry *a, const tsr_entry *b)
 {

@@ -5,6 +5,7 @@
 #include "tessera/box.h"
 #include "tessera/document_read.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/contract_rules.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 

@@ -1,6 +1,8 @@
 /* tessera.diff/1. Each side of a change says what the difference is about: dtype and shape of tensors, the value of
  * objects, the number of chunks where the layout counts. */
 #include "documents/document_parts.h"
+#include "tessera/sys/entries.h"
+#include "tessera/sys/value_walk.h"
 
 enum { REPR_BYTES = 400 };
 

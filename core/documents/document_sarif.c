@@ -5,6 +5,7 @@
 #include "documents/document_parts.h"
 
 #include "tessera/sys/document_text.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/uri.h"
 

@@ -3,6 +3,7 @@
 #include "base/line.h"
 #include "codec/json.h"
 #include "documents/policy_parts.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 
 enum { WHERE_BYTES = 64 };

@@ -1,5 +1,6 @@
 /* A policy applied to a diff: its differences carry the rules diff/…, so that one without a rule is never lost. */
 #include "documents/policy_parts.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 
 typedef struct filter {

@@ -3,6 +3,7 @@
 #define TSR_DOCUMENTS_POLICY_PARTS_H
 
 #include "tessera/host.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/policy.h"
 #include "tessera/sys/vec.h"

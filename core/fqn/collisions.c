@@ -1,6 +1,7 @@
 /* FQNs that several raw names share: whoever saves both loses one of them. */
 #include "tessera/fqn.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/canonical_names.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"

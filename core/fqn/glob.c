@@ -7,6 +7,7 @@
  * now: the next dot is the next place to try, so that long components are not read again from each of their bytes. */
 #include "tessera/glob.h"
 
+#include "tessera/sys/glob.h"
 #include "tessera/sys/try.h"
 
 typedef struct rune {

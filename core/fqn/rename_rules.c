@@ -13,6 +13,7 @@
 #include "tessera/glob.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/canonical_names.h"
+#include "tessera/sys/glob.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"

@@ -10,6 +10,7 @@
  * Source: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. Two facts of it matter: "_checkpoint_wrapped_module."
  * goes by text, before the walk and after it; and every component that stays must be an attribute, except "_extra_state". */
 #include "tessera/fqn.h"
+#include "tessera/sys/canonical_names.h"
 #include "tessera/sys/module_tree.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/params.h"

@@ -5,6 +5,7 @@
  *           . x x x . .
  */
 #include "tessera/box.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 
 #include "base/cursor.h"

@@ -13,6 +13,7 @@
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/box.h"
 
 static int compare_u64(const void *left, const void *right)
 {

@@ -2,6 +2,7 @@
 #include "base/cursor.h"
 #include "layout/shard.h"
 #include "tessera/box.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 

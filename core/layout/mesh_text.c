@@ -1,6 +1,7 @@
 /* "dp=4,tp=2" and "shard(0),replicate": the texts of --mesh and --placements, and of target documents. */
 #include "base/cursor.h"
 #include "tessera/mesh.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 
 static bool is_space(char c)

@@ -14,6 +14,7 @@
  */
 #include "tessera/sys/tiling.h"
 #include "base/cursor.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 #include "tessera/validate.h"

@@ -3,6 +3,7 @@
 #include "layout/dims_text.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/contract_rules.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"

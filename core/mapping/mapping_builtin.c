@@ -3,6 +3,7 @@
 
 #include "formats/common/shown_names.h"
 #include "tessera/mapping.h"
+#include "tessera/sys/mapping.h"
 
 tsr_str tsr_mapping_builtin_name(size_t index)
 {

@@ -1,6 +1,7 @@
 /* Boxes as chunks: where the elements of a mapped tensor are in the source's files. */
 #include "mapping/mapped.h"
 #include "tessera/box.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/try.h"
 

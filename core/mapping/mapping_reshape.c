@@ -2,6 +2,7 @@
  * of which the box has only a part inside. */
 #include "mapping/mapping_boxes.h"
 #include "tessera/box.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"

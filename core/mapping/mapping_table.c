@@ -1,6 +1,7 @@
 /* What becomes of every name, as lines of text. */
 #include "base/line.h"
 #include "mapping/mapped.h"
+#include "tessera/sys/mapping.h"
 #include "tessera/sys/try.h"
 
 enum { SHOWN_SOURCES = 4, LINE_BYTES = 2048 };

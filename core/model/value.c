@@ -10,6 +10,7 @@
 #include "base/line.h"
 #include "base/utf8.h"
 #include "tessera/catalog.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/value_walk.h"
 

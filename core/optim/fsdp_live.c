@@ -11,8 +11,10 @@
 #include "optim/tree_pack.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct request {
     uint64_t byte_offset, byte_length; /* in the sender's imaginary memory */

@@ -9,8 +9,10 @@
 #include "optim/pieces.h"
 #include "optim/tree.h"
 #include "tessera/sys/flat_index.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/optim_load.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct cutting {
     const tsr_flat_params *flat;

@@ -4,6 +4,7 @@
 
 #include "base/cursor.h"
 #include "tessera/box.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 

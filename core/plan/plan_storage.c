@@ -4,6 +4,7 @@
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/plan_items.h"
 
 /* The first byte of a chunk's elements, and how far they reach: all of a plan's reads together take every element once. */

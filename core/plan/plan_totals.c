@@ -1,10 +1,12 @@
 /* What a plan costs, counted by class: geometry once, times the bits of all the class's elements. */
-#include "plan/plan_room.h"
 #include "layout/shard.h"
+#include "plan/plan_room.h"
 #include "tessera/sys/try.h"
 
+#include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/holders.h"
+#include "tessera/sys/plan_items.h"
 
 typedef struct chunk_reads {
     uint64_t items;

@@ -4,6 +4,7 @@
 #include "tessera/target.h"
 
 #include "plan/holders.h"
+#include "tessera/sys/holders.h"
 #include "tessera/sys/try.h"
 
 static bool is_cut(const tsr_placement *placement)

@@ -16,6 +16,7 @@
 
 #include "base/cursor.h"
 #include "stream/ring.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"

@@ -5,6 +5,7 @@
 
 #include "base/cursor.h"
 #include "stream/tile_job.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/try.h"
 
 tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *err)

@@ -11,6 +11,7 @@
 #include "base/line.h"
 #include "formats/common/reader.h"
 #include "tessera/box.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/number_text.h"

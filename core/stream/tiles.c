@@ -1,5 +1,6 @@
 /* Tiles of a box, in order. */
 #include "stream/tiles.h"
+#include "tessera/sys/box.h"
 
 static uint64_t from_of(const tsr_tiles *tiles, uint32_t dim)
 {

@@ -5,6 +5,7 @@
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 
 /* What the units of a stage are placed with. */

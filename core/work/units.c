@@ -5,6 +5,7 @@
 #include "work/units.h"
 
 #include "stream/tiles.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/try.h"
 
 #define BLIT_WEIGHT ((uint64_t)4 << 10) /* what a blit costs beside its bytes */

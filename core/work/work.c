@@ -1,11 +1,12 @@
 /* Making a work: the writer of the container lays everything out, and the stages' blits are cut into units. */
 #include "convert/reshard_to.h"
-#include "tessera/sys/vec.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/plan_items.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
 #include "work/copies.h"
 #include "work/unit_servers.h"
 #include "work/work_parts.h"

@@ -13,6 +13,7 @@
 #include "base/cursor.h"
 #include "stream/tile_job.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/host_calls.h"

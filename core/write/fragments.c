@@ -1,6 +1,7 @@
 /* See fragments.h. */
 #include "write/fragments.h"
 
+#include "tessera/sys/box.h"
 #include "tessera/sys/try.h"
 
 void tsr_fragments_of_box(const tsr_entry *entry, const uint64_t *fragments, const uint64_t *offsets, const uint64_t *sizes,

@@ -6,6 +6,7 @@
 
 #include "tessera/sys/try.h"
 
+#include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/vec.h"

@@ -4,6 +4,7 @@
 
 #include "cuda/kernel_table.h"
 #include "tessera/gpu.h"
+#include "tessera/sys/gpu_device.h"
 #include "tessera/sys/gpu_kernels.h"
 #include "tessera/sys/try.h"
 

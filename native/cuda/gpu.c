@@ -2,6 +2,7 @@
 #include "cuda/backend.h"
 #include "cuda/kernel_cast.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/gpu_device.h"
 
 void tsr_gpu_close(tsr_gpu *device)
 {

@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "cuda/pipe.h"
+#include "tessera/sys/gpu_device.h"
 
 #define REASON "this build has no CUDA"
 

@@ -9,6 +9,7 @@
 #include "cuda/kernels.h"
 
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/gpu_device.h"
 #include "tessera/sys/vec.h"
 
 #define MOST_PITCH ((size_t)0x7fffffff) /* of CUDA's 2-D copies, on all devices so far */

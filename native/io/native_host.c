@@ -1,5 +1,6 @@
 /* See host.h. */
 #include "tessera/native_host.h"
+#include "tessera/sys/native_host.h"
 
 #include <sched.h>
 #include <unistd.h>

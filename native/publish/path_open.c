@@ -3,6 +3,7 @@
 #include "tessera/path.h"
 
 #include "tessera/document_read.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/map.h"

@@ -7,10 +7,12 @@
 
 #include "io/sys.h"
 #include "session.h"
-#include "tessera/native_host.h"
 #include "tessera/document_read.h"
+#include "tessera/native_host.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/loadable.h"

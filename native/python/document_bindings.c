@@ -1,5 +1,7 @@
 /* The JSON documents of the Python package: the same functions as the command line's, with what they are given as texts. */
 #include "session.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/contract_rules.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/try.h"
 #include "tessera/tessera.h"

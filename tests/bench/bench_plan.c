@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "tessera/plan.h"
+#include "tessera/sys/plan_items.h"
 #include "tessera/sys/storage.h"
 
 static double seconds(clockid_t clock)

@@ -12,6 +12,7 @@
 #include "redistribute_bounds.h"
 #include "tessera/comm_mpi.h"
 #include "tessera/redistribute.h"
+#include "tessera/sys/redistribute.h"
 
 typedef struct matrix {
     uint64_t rows, columns; /* both multiples of the ranks */

@@ -9,6 +9,7 @@
 
 #include "tessera/comm_threads.h"
 #include "tessera/redistribute.h"
+#include "tessera/sys/redistribute.h"
 
 #define SIDE 128u /* rows and columns; so few that everything goes by messages, none through shared memory */
 

@@ -9,8 +9,10 @@
 #include "tessera/redistribute.h"
 #include "tessera/save_load.h"
 #include "tessera/statedict.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/gpu_comm.h"
 #include "tessera/sys/gpu_device.h"
+#include "tessera/sys/statedict.h"
 
 static tsr_gpu *gpu; /* of all ranks of this process */
 

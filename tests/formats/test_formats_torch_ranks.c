@@ -11,6 +11,7 @@
 #include "support/sample.h"
 #include "support/torch_pickle.h"
 #include "tessera/checkpoint.h"
+#include "tessera/sys/checkpoint.h"
 
 static zip_image image;
 

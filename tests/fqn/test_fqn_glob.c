@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "tessera/glob.h"
+#include "tessera/sys/glob.h"
 
 static void test_fqn_glob__table_of_patterns(void **state)
 {

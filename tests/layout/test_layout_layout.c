@@ -10,6 +10,7 @@
 
 #include "support/arena_job.h"
 #include "support/random.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/layout.h"
 

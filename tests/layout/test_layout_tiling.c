@@ -8,6 +8,7 @@
 
 #include "layout/random_tiling.h"
 #include "support/failing_allocator.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/tiling.h"
 #include "tessera/validate.h"
 

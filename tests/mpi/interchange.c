@@ -9,6 +9,7 @@
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/state_dict_memory.h"
+#include "tessera/sys/statedict.h"
 #include "tessera/sys/trees.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"

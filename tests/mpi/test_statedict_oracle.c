@@ -10,6 +10,8 @@
 
 #include "support/ranks.h"
 #include "tessera/redistribute.h"
+#include "tessera/sys/box.h"
+#include "tessera/sys/redistribute.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_RANKS = 64 };

@@ -12,6 +12,7 @@
 #include "tessera/state_keys.h"
 #include "tessera/sys/canonical_names.h"
 #include "tessera/sys/fsdp_optim.h"
+#include "tessera/sys/module_tree.h"
 #include "tessera/sys/optim_comm.h"
 #include "tessera/sys/optim_keys.h"
 #include "tessera/sys/optim_live.h"

@@ -9,6 +9,7 @@
 #include "golden.h"
 #include "tessera/optim.h"
 #include "tessera/state_keys.h"
+#include "tessera/sys/module_tree.h"
 #include "tessera/sys/optim_live.h"
 #include "tessera/sys/optim_load.h"
 #include "tessera/sys/params.h"

@@ -12,6 +12,7 @@
 #include "support/sample.h"
 #include "tessera/optim_convert.h"
 #include "tessera/sys/flat_params.h"
+#include "tessera/sys/optim_request.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/value_walk.h"
 

@@ -12,6 +12,7 @@
 
 #include "layout/random_tiling.h"
 #include "tessera/plan.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/plan_items.h"

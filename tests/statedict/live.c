@@ -1,6 +1,7 @@
 /* See live.h. */
 #include "live.h"
 
+#include "tessera/sys/layout.h"
 #include "tessera/sys/value_walk.h"
 
 #include <math.h>

@@ -1,5 +1,6 @@
 /* See ramp.h. */
 #include "ramp.h"
+#include "tessera/sys/box.h"
 
 uint64_t ramp_random(uint64_t *seed)
 {

@@ -10,6 +10,7 @@
 #include "live_units.h"
 
 #include "tessera/sys/params.h"
+#include "tessera/sys/statedict.h"
 
 static cJSON *golden;
 

@@ -10,6 +10,7 @@
 
 #include "live.h"
 #include "tessera/optimizer_state.h"
+#include "tessera/sys/model_state.h"
 #include "tessera/sys/module_tree.h"
 
 enum { ROWS = 5, COLUMNS = 3, KINDS = 3, MOST = ROWS * COLUMNS };

@@ -12,6 +12,7 @@
 #include "tessera/save_load.h"
 #include "tessera/sys/optimizer_raw.h"
 #include "tessera/sys/params.h"
+#include "tessera/sys/state_calls.h"
 
 static cJSON *golden, *over_meshes;
 

@@ -9,6 +9,7 @@
 
 #include "live.h"
 #include "tessera/sys/state_dict_memory.h"
+#include "tessera/sys/statedict.h"
 
 static cJSON *golden;
 

@@ -12,6 +12,7 @@
 #include "tessera/native_host.h"
 #include "tessera/optimizer_state.h"
 #include "tessera/save_load.h"
+#include "tessera/sys/statedict.h"
 #include "tessera/sys/value_walk.h"
 
 /* What one rank was told. */

@@ -1,7 +1,7 @@
 """The dependency rules, checked on the include lines of core, native and wasm."""
 import re
 
-from modules import CORE, HEADERS, MODULE_OF, NATIVE_HEADERS, OUTSIDE, PURE, ROOT, SYSTEM
+from modules import CORE, HEADERS, MODULE_OF, NATIVE_HEADERS, OUTSIDE, PUBLIC, PURE, ROOT, SYSTEM
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
@@ -76,8 +76,34 @@ def acyclic(rules, what):
             del left[m]
 
 
+# Programs to start from that include headers of tessera/sys, and why.
+NEEDS_SYS = {"samples/c/optimizer.c": {"tessera/sys/folder.h", "tessera/sys/trees.h"}}  # no public function reads a path's value tree
+# Headers for programs that include one of tessera/sys: a type in a signature is declared there.
+TYPES_FROM_SYS = {"optim_convert.h": {"tessera/sys/write_tree.h"}}  # tsr_tree_file, which says where a file of the job goes
+
+
+def check_programs():
+    """Samples are what programs look like: they do with tessera/*.h."""
+    for p in sorted(q for q in (ROOT / "samples").rglob("*.c")):
+        shared = {name for _, name in includes(p) if name.startswith("tessera/sys/")}
+        for name in sorted(shared ^ NEEDS_SYS.get(p.relative_to(ROOT).as_posix(), set())):
+            yield f"{p.relative_to(ROOT)}: {name} is {'for our own modules' if name in shared else 'not included, though NEEDS_SYS names it'}"
+
+
+def check_tiers(headers):
+    """What programs include does not bring in what our own modules share."""
+    for p in headers:
+        if p.parent.name == "sys":
+            continue
+        shared = {name for _, name in includes(p) if name.startswith("tessera/sys/")}
+        for name in sorted(shared ^ TYPES_FROM_SYS.get(p.name, set())):
+            yield f"{p.relative_to(ROOT)}: {name} is {'for our own modules' if name in shared else 'not included, though TYPES_FROM_SYS names it'}"
+
+
 def checks(core, outside):
     rules = [*acyclic(CORE, "core"), *acyclic(OUTSIDE, "native"), *(f"{m} of HEADERS is not a module" for m in HEADERS if m not in CORE)]
     return [("the rules", rules),
             ("core includes", [e for p in core for e in check_core(p)]),
-            ("native and wasm includes", [e for p in outside for e in check_outside(p)])]
+            ("native and wasm includes", [e for p in outside for e in check_outside(p)]),
+            ("includes of samples", list(check_programs())),
+            ("includes of public headers", list(check_tiers(PUBLIC)))]

@@ -93,12 +93,12 @@ extern tsr_str text;
 extern FILE *file;
 extern int argc;
 extern char **argv;
-extern tsr_write_fn write_to_stdout;
 """
 # What the examples of headers in tessera/sys may take as given too.
 GIVEN_SYS = """
 #include "tessera/sys/flat_params.h"
 #include "tessera/sys/guards.h"
+#include "tessera/sys/json.h"
 #include "tessera/sys/optim_comm.h"
 #include "tessera/sys/optim_read.h"
 extern const tsr_flat_params *flat;
@@ -107,6 +107,7 @@ extern tsr_optim_read *reads;
 extern size_t read_count;
 extern void *give_buffer(void *ctx, const tsr_optim_read *read, size_t bytes);
 extern tsr_unguarded_read read_unguarded;
+extern tsr_write_fn write_to_stdout;
 """
 GIVEN_NATIVE = """
 #include "tessera/gpu.h"

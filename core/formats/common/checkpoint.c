@@ -4,6 +4,7 @@
 #include "formats/common/shown_names.h"
 #include "tessera/sys/try.h"
 
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/entries.h"

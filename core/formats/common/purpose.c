@@ -1,6 +1,7 @@
 /* What a checkpoint that is not whole may still be used for. */
 #include "formats/common/reader.h"
 #include "formats/common/shown_names.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
 

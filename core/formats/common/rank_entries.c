@@ -5,6 +5,7 @@
 
 #include "formats/common/rank_bytes.h"
 #include "formats/common/shown_names.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"

@@ -1,6 +1,7 @@
 /* An item's archive without its bytes. */
 #include "formats/torch/torch_writer.h"
 #include "tessera/box.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/dcp_item.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/try.h"

@@ -10,6 +10,7 @@
 #include "formats/torch/torch_writer.h"
 #include "tessera/box.h"
 #include "tessera/sys/box_walk.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 
 enum { STEP = 64, LENGTHS = 64 }; /* longer than their product is never plain */

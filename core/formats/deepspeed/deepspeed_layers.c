@@ -6,8 +6,10 @@
 #include "formats/deepspeed/deepspeed_slices.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/torch/torch_file.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 #define TIED "tied_modules."
 

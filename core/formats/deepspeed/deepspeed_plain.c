@@ -3,7 +3,9 @@
 
 #include "formats/common/shown_names.h"
 #include "formats/deepspeed/deepspeed_values.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct plain {
     tsr_checkpoint *checkpoint;

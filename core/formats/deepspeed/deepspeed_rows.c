@@ -4,7 +4,9 @@
 #include "formats/common/expansion.h"
 #include "formats/common/joined_entries.h"
 #include "formats/deepspeed/deepspeed_values.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 tsr_status tsr_ds_rows_open(tsr_ds_rows *rows, tsr_checkpoint *checkpoint, uint32_t ranks, tsr_error *err)
 {

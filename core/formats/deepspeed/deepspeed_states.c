@@ -5,6 +5,7 @@
 #include "formats/deepspeed/deepspeed_engine.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 typedef enum state_form { ABSENT, WHOLE, FLAT, ODD } state_form;
 

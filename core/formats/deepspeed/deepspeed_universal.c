@@ -12,6 +12,7 @@
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct universal {
     tsr_ds_files files;

@@ -3,6 +3,7 @@
 
 #include "formats/deepspeed/deepspeed_layers.h"
 #include "formats/deepspeed/deepspeed_values.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/try.h"
 
 /* ---- shapes ---- */

@@ -3,6 +3,7 @@
 
 #include "codec/json.h"
 #include "formats/megatron/megatron_state.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/try.h"
 
 /* ---- opening ---- */

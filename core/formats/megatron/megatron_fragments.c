@@ -10,6 +10,7 @@
 #include "base/cursor.h"
 #include "formats/common/expansion.h"
 #include "formats/megatron/megatron_state.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 

@@ -1,6 +1,7 @@
 /* Bytes, checksums and findings of what is mounted: the mounted checkpoint's reader is asked about its own entry. */
 #include "formats/parts/mount.h"
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 
 /* The mount that an entry came from; NULL for one that the catalog does not hold, or that no checkpoint has (JSON). */

@@ -8,6 +8,7 @@
 #include "formats/megatron/megatron.h"
 #include "formats/recognize/recognize.h"
 #include "formats/shards/shards_join.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/try.h"

@@ -12,6 +12,7 @@
 #include "model/nest.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 #define ZEROS_SIZE 16u
 

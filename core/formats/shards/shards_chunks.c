@@ -10,6 +10,7 @@
 
 #include "base/cursor.h"
 #include "tessera/box.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/try.h"
 

@@ -3,6 +3,7 @@
 
 #include "formats/common/rank_bytes.h"
 #include "formats/shards/shards_chunks.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 
 enum { MAX_READS = 16 };

@@ -9,6 +9,7 @@
 #include "formats/shards/shards_equal.h"
 #include "formats/shards/shards_rules.h"
 #include "formats/shards/shards_stages.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 

@@ -3,6 +3,7 @@
 #include "formats/torch/torch_union.h"
 
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 
 typedef struct joined_chunk {

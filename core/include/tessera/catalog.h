@@ -6,9 +6,8 @@
  *     uint64_t elements = 0;
  *     for (uint64_t i = 0; i < catalog->entry_count; i++) {
  *         const tsr_entry *e = &catalog->entries[i];
- *         uint64_t volume;
- *         if (e->kind != TSR_ENTRY_TENSOR) continue;
- *         if (tsr_box_volume((tsr_box){e->ndim, NULL, e->shape}, &volume)) elements += volume;
+ *         uint64_t count;
+ *         if (e->kind == TSR_ENTRY_TENSOR && tsr_entry_elements(e, &count)) elements += count;
  *     } */
 #ifndef TESSERA_CATALOG_H
 #define TESSERA_CATALOG_H
@@ -44,7 +43,6 @@ typedef struct tsr_chunk {
 } tsr_chunk;
 
 typedef enum tsr_entry_kind { TSR_ENTRY_TENSOR, TSR_ENTRY_OBJECT, TSR_ENTRY_OPAQUE } tsr_entry_kind;
-const char *tsr_entry_kind_name(tsr_entry_kind kind); /* as documents have it: "tensor", "object", "opaque" */
 
 /* One step of the way from the root of the nested state dict to an entry. */
 typedef struct tsr_path_item {
@@ -161,8 +159,6 @@ typedef struct tsr_selection {
 /* Elements (false: overflow) and bytes of the whole tensor. */
 bool tsr_entry_elements(const tsr_entry *entry, uint64_t *elements);
 bool tsr_entry_bytes(const tsr_entry *entry, uint64_t *bytes);
-/* Whether two entries list the same shape; their dtypes may differ. */
-bool tsr_entry_same_shape(const tsr_entry *a, const tsr_entry *b);
 
 TSR_API_END
 

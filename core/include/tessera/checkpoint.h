@@ -62,22 +62,11 @@ tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr
                                tsr_checkpoint **out, tsr_error *err);
 void tsr_checkpoint_close(tsr_checkpoint *checkpoint); /* accepts NULL */
 
-/* Checks that a checkpoint that was opened for less can serve `purpose`. Fails with TSR_E_UNSUPPORTED and what is missing,
- * or the names of tensors that differ between ranks. tsr_checkpoint_open makes this check for the purpose in its options. */
-tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose purpose, tsr_error *err);
-
-/* The number of ranks that the map in the open options joined, over all pipeline stages. 0 without a map, and for a
- * checkpoint whose files are not those of ranks with plain tensors. */
-uint32_t tsr_checkpoint_joined_ranks(const tsr_checkpoint *checkpoint);
-
 /* The checkpoint's entries. Owned by the checkpoint and unchanged until it is closed. */
 const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint);
 /* The findings of opening and of all checks run since. Owned by the checkpoint. */
 tsr_findings *tsr_checkpoint_findings(tsr_checkpoint *checkpoint);
 const tsr_host *tsr_checkpoint_host(const tsr_checkpoint *checkpoint);
-/* The directory below the root that was opened, and in *marker the file that named it; NULL data and NULL where it was the
- * root itself, or if the caller chose the step. */
-tsr_str tsr_checkpoint_step(const tsr_checkpoint *checkpoint, const char **marker);
 
 /* The entry with exactly this FQN, or NULL. O(1). */
 const tsr_entry *tsr_checkpoint_entry(const tsr_checkpoint *checkpoint, tsr_str fqn);

@@ -126,11 +126,6 @@ typedef struct tsr_conversion {
 tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr_convert_options *options, tsr_arena *arena,
                        tsr_conversion *out, tsr_error *err);
 
-/* Compares what a conversion writes, or after a dry run would write, with what is expected (tessera/validate.h): names, kinds,
- * dtypes and shapes. TSR_E_FORMAT with the first differences, as the errors of tsr_validate_contract; TSR_E_NOMEM. */
-tsr_status tsr_conversion_check(const tsr_conversion *conversion, const tsr_contract *expected, const tsr_host *host,
-                                tsr_error *err);
-
 TSR_API_END
 
 #endif

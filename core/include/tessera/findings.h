@@ -23,11 +23,6 @@ typedef struct tsr_rule {
     const char *help;    /* cause and cure, a sentence or two */
 } tsr_rule;
 
-/* The table of all rules, sorted by id. */
-const tsr_rule *tsr_rules(size_t *count);
-const tsr_rule *tsr_rule_find(const char *id);
-#define TSR_MAX_RULES 256 /* for arrays with an item per rule */
-
 typedef struct tsr_finding {
     const tsr_rule *rule;
     tsr_level level;

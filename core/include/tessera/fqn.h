@@ -32,24 +32,12 @@ typedef struct tsr_name {
     tsr_str ambiguity;           /* text form: what else the name could mean (static text); empty: nothing */
 } tsr_name;
 
-/* Names of different raw names that are one FQN. `names` are indices into the array that was searched. */
-typedef struct tsr_collision {
-    tsr_str fqn;
-    const uint32_t *names;
-    size_t count; /* ≥ 2 */
-} tsr_collision;
-
 /* Canonical names of a checkpoint's keys by text alone. `_fsdp_wrapped_module` and `_checkpoint_wrapped_module` always
  * go; `module` (DDP) and `_orig_mod` (torch.compile) go where they are their parent's only child over all keys, as a
  * wrapper's is; the last component always stays. `names` (one per raw name) is filled by the call; everything in it lives in
  * `arena` or borrows `raws`. Time is linear in the text. Errors: TSR_E_NOMEM. Thread rule: one arena, one thread. */
 tsr_status tsr_fqn_from_text(const tsr_str *raws, size_t count, const tsr_allocator *allocator, tsr_arena *arena,
                              tsr_name *names, tsr_error *err);
-
-/* Every FQN that more than one name has, in order of first appearance. A name that repeats its own FQN does not count,
- * nor does the same raw name twice. Results live in `arena`. Errors: TSR_E_NOMEM. */
-tsr_status tsr_fqn_collisions(const tsr_name *names, size_t count, tsr_arena *arena, tsr_collision **out, size_t *out_count,
-                              tsr_error *err);
 
 /* PyTorch's `_get_fqns(model, raw)` (torch 2.13, distributed/checkpoint/state_dict.py), with what was removed and why. A
  * name without a dot is returned unchecked, as there. Errors: TSR_E_NOT_FOUND for a component that its parent does not
@@ -62,15 +50,6 @@ typedef struct tsr_fqn_options {
 } tsr_fqn_options;
 tsr_status tsr_fqn_resolve(const tsr_modules *modules, tsr_str raw, const tsr_fqn_options *options, tsr_arena *arena,
                            tsr_name *out, tsr_error *err);
-
-/* The names of several raw names; with `raws` NULL those of a model's whole state (tsr_fqn_iterate), in its order. Results
- * live in `arena` or borrow `raws`. Errors: those of tsr_fqn_resolve for the first name that is refused; TSR_E_NOMEM. */
-typedef struct tsr_names {
-    tsr_name *names;
-    size_t count;
-} tsr_names;
-tsr_status tsr_fqn_resolve_all(const tsr_modules *modules, const tsr_name_list *raws, const tsr_host *host, tsr_arena *arena,
-                               tsr_names *out, tsr_error *err);
 
 /* One item of a model's state, as PyTorch's `_iterate_valid_model_state` yields it. */
 typedef enum tsr_state_kind { TSR_STATE_PARAMETER, TSR_STATE_BUFFER, TSR_STATE_EXTRA } tsr_state_kind;

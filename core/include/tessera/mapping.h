@@ -82,17 +82,8 @@ typedef struct tsr_quantized {
 tsr_status tsr_mapping_quantize(tsr_checkpoint *source, const tsr_quantize_options *options, tsr_quantized *quantized,
                                 tsr_checkpoint **out, tsr_error *err);
 
-/* Lists what a mapped checkpoint's entries are made of, one line per entry, then one per source entry that was dropped:
- * "source, source -> steps -> target dtype [shape]". */
-tsr_status tsr_mapping_write_table(const tsr_checkpoint *mapped, tsr_status (*write)(void *ctx, const char *data, size_t size,
-                                   tsr_error *err), void *ctx, tsr_error *err);
-
 /* The document of the built-in map with this name, or an empty text if there is no such map. Static storage. */
 tsr_str tsr_mapping_builtin(tsr_str name);
-/* Refuses a --map that is neither a document nor the name of a built-in map: TSR_E_USAGE with the names that there are. */
-tsr_status tsr_mapping_unknown(tsr_str name, tsr_error *err);
-/* The name of built-in map `index`, in alphabetical order; empty behind the last one. */
-tsr_str tsr_mapping_builtin_name(size_t index);
 
 TSR_API_END
 

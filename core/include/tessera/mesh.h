@@ -55,9 +55,6 @@ typedef struct tsr_placement {
 tsr_status tsr_mesh_parse(tsr_str text, tsr_arena *arena, tsr_mesh *out, tsr_error *err);
 /* "shard(0),replicate", split on top-level commas: replicate, partial, shard(d), strided_shard(d, f). */
 tsr_status tsr_placements_parse(tsr_str text, tsr_arena *arena, tsr_placement **out, uint32_t *count, tsr_error *err);
-/* The same texts back; data NULL on TSR_E_NOMEM. */
-tsr_str tsr_mesh_text(const tsr_mesh *mesh, tsr_arena *arena, tsr_error *err);
-tsr_str tsr_placements_text(const tsr_placement *placements, uint32_t count, tsr_arena *arena, tsr_error *err);
 
 /* The product of its dimensions. */
 uint64_t tsr_mesh_ranks(const tsr_mesh *mesh);

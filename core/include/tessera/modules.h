@@ -11,14 +11,13 @@
  *     tsr_modules *tree;
  *     status = tsr_modules_parse(text, host, arena, &document, &err);
  *     if (status == TSR_OK) status = tsr_modules_new(document.root, host, &tree, &err);
- *     if (status == TSR_OK) printf("%u modules\n", (unsigned)tsr_modules_count(tree));
+ *     if (status == TSR_OK) printf("%u dims\n", (unsigned)tsr_modules_find(tree, "fc.weight")->ndim);
  *     if (status == TSR_OK) tsr_modules_free(tree); */
 #ifndef TESSERA_MODULES_H
 #define TESSERA_MODULES_H
 
 #include "tessera/dtype.h"
 #include "tessera/host.h"
-#include "tessera/sys/json.h"
 
 TSR_API_BEGIN
 
@@ -104,10 +103,6 @@ typedef uint32_t tsr_module_ref;
 tsr_status tsr_modules_new(const tsr_module *root, const tsr_host *host, tsr_modules **out, tsr_error *err);
 void tsr_modules_free(tsr_modules *modules); /* accepts NULL */
 
-/* Modules of the tree; and the one that `ref` (< count) names, as it was given, owned by who gave it. */
-uint32_t tsr_modules_count(const tsr_modules *modules);
-const tsr_module *tsr_modules_at(const tsr_modules *modules, tsr_module_ref ref);
-
 /* The parameter or buffer with a name, "fc.weight": with wrappers' components or, where none has that name, as state dicts
  * have it (canonical). NULL if there is none, or if it is an original that exists only inside a flat parameter. */
 const tsr_module_tensor *tsr_modules_find(const tsr_modules *modules, const char *name);
@@ -137,12 +132,6 @@ typedef struct tsr_modules_document {
  * for broken JSON; TSR_E_LIMIT; TSR_E_NOMEM. (core/documents) */
 tsr_status tsr_modules_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_modules_document *out,
                              tsr_error *err);
-
-/* Writes the document of a tree, which tsr_modules_parse reads back as the same tree. The tree need not be checked: a module
- * that is met again, in a cycle too, becomes a same_as. Errors: TSR_E_LIMIT for a tree of more than 28 levels; those of
- * `write`; TSR_E_NOMEM. (core/documents) */
-tsr_status tsr_modules_write(const tsr_modules_document *document, const tsr_allocator *allocator, tsr_write_fn *write,
-                             void *ctx, tsr_error *err);
 
 TSR_API_END
 

@@ -69,11 +69,6 @@ typedef struct tsr_group_naming {
 tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_group_naming *how, const tsr_host *host,
                                  tsr_arena *arena, tsr_group_names *out, tsr_error *err);
 
-/* Several nested state dicts as one: states side by side, groups one after another. Two states of one parameter are an
- * error. */
-tsr_status tsr_optim_merge(const tsr_value *const *parts, size_t count, const tsr_host *host, tsr_arena *arena,
-                           const tsr_value **out, tsr_error *err);
-
 /* The algorithms whose state is known before their first step; the others are asked to make theirs. */
 typedef enum tsr_algorithm { TSR_SGD, TSR_ADAM, TSR_ADAMW, TSR_OTHER_ALGORITHM } tsr_algorithm;
 

@@ -74,7 +74,6 @@ void tsr_optim_close(tsr_optim_job *job); /* accepts NULL */
 /* The files of the result. Several files are one per rank, in the order of ranks, with their names in the directory; a
  * result that is one file has the name "". Names live as long as the job. */
 uint32_t tsr_optim_file_count(const tsr_optim_job *job);
-bool tsr_optim_is_directory(const tsr_optim_job *job);
 tsr_str tsr_optim_file_name(const tsr_optim_job *job, uint32_t index);
 
 /* Writes file `index` as tsr_write_tree does: `file` says into which output and how; its name is the caller's to set. Memory
@@ -84,10 +83,6 @@ tsr_status tsr_optim_write(tsr_optim_job *job, uint32_t index, tsr_tree_file *fi
 /* All files as a store (see tsr_tree_store_new): tsr_checkpoint_open lists and reads the result without its being written
  * first. A single file is called "optim.pt" there and is the store's primary file. Close the store before the job. */
 tsr_status tsr_optim_store(tsr_optim_job *job, tsr_store **out, tsr_error *err);
-
-/* Keys of state that belongs to no parameter and was carried over (tsr_fsdp_full); complete once all files were written or
- * the store was made. Lives as long as the job. */
-const tsr_str *tsr_optim_carried(const tsr_optim_job *job, size_t *count);
 
 TSR_API_END
 

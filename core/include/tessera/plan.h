@@ -10,11 +10,12 @@
  * Example:
  *
  *     tsr_target target;
- *     tsr_plan_totals totals;
+ *     const tsr_read_item *items;
+ *     uint64_t count;
  *     status = tsr_target_parse(TSR_STR("dp=4"), TSR_STR("shard(0)"), arena, &target, &err);
  *     if (status == TSR_OK) status = tsr_plan_new(catalog, &target, NULL, host, &plan, &err);
- *     if (status == TSR_OK) status = tsr_plan_count_totals(plan, arena, &totals, &err);
- *     if (status == TSR_OK) printf("rank 0 holds %llu bytes\n", (unsigned long long)totals.per_rank[0].held);
+ *     if (status == TSR_OK) status = tsr_plan_rank(plan, 0, arena, &items, &count, &err);
+ *     if (status == TSR_OK) printf("rank 0 reads %llu boxes\n", (unsigned long long)count);
  *     tsr_plan_free(plan); */
 #ifndef TESSERA_PLAN_H
 #define TESSERA_PLAN_H
@@ -52,9 +53,6 @@ tsr_status tsr_plan_new(const tsr_catalog *catalog, const tsr_target *target, co
                         const tsr_host *host, tsr_plan **out, tsr_error *err);
 void tsr_plan_free(tsr_plan *plan); /* accepts NULL */
 
-/* Of the target, at least 1. */
-uint64_t tsr_plan_ranks(const tsr_plan *plan);
-
 /* One planned tensor. */
 typedef struct tsr_planned {
     const tsr_entry *entry;
@@ -83,35 +81,6 @@ typedef struct tsr_read_item {
  * front of that, and each rank begins at another server. They and their arrays live in `arena`. O(items × log items). */
 tsr_status tsr_plan_rank(const tsr_plan *plan, uint64_t dest_rank, tsr_arena *arena, const tsr_read_item **items,
                          uint64_t *count, tsr_error *err);
-
-/* Bytes of tensors, by rank of the target. */
-typedef struct tsr_rank_load {
-    uint64_t held;     /* of all its shards */
-    uint64_t read;     /* from storage, when every distinct shard is read once, by its owner as above */
-    uint64_t received; /* from other ranks then: held - read */
-} tsr_rank_load;
-
-typedef struct tsr_file_load {
-    uint64_t reads; /* items, when every distinct shard is read once */
-    uint64_t bytes; /* that they need */
-} tsr_file_load;
-
-typedef struct tsr_plan_totals {
-    uint64_t ranks;
-    const tsr_rank_load *per_rank;
-    uint32_t file_count;
-    const tsr_file_load *per_file; /* by number in the store; files above have no reads */
-    uint64_t classes;              /* distinct (shape, chunk boxes, placements) */
-    uint64_t reads;                /* of all files */
-    uint64_t bytes;                /* of all reads, each distinct shard once */
-    uint64_t span_bytes;           /* from the first to the last byte of every read: what one request an item would fetch */
-    uint64_t largest_read;         /* bytes of one item */
-    uint64_t held_max;
-    double imbalance;     /* largest share held by a rank over the mean; 1 is even, 0 when nothing is held */
-    double amplification; /* span_bytes / bytes; 1 when nothing is read */
-} tsr_plan_totals;
-/* O(classes × ranks + shared shards × their holders); everything lives in `arena`. */
-tsr_status tsr_plan_count_totals(const tsr_plan *plan, tsr_arena *arena, tsr_plan_totals *out, tsr_error *err);
 
 TSR_API_END
 

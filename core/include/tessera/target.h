@@ -4,10 +4,8 @@
  * Example:
  *
  *     tsr_target target;
- *     const tsr_placement *of_entry;
- *     bool replicated;
  *     status = tsr_target_parse(TSR_STR("dp=2,tp=4"), TSR_STR("replicate,shard(0)"), arena, &target, &err);
- *     if (status == TSR_OK) status = tsr_target_placements(&target, entry, arena, &of_entry, &replicated, &err); */
+ *     if (status == TSR_OK) status = tsr_plan_new(catalog, &target, NULL, host, &plan, &err); */
 #ifndef TESSERA_TARGET_H
 #define TESSERA_TARGET_H
 
@@ -53,11 +51,6 @@ typedef struct tsr_target {
 
 /* `target` from the texts of the command line; its mesh, rules and placements live in `arena`. Checked. */
 tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, tsr_target *out, tsr_error *err);
-
-/* The placements of a tensor, in the target's mesh. A rule that names a dim which the tensor does not have is TSR_E_USAGE; a
- * default that does replicates there instead: *out is then a copy in `arena` and *replicated is true. */
-tsr_status tsr_target_placements(const tsr_target *target, const tsr_entry *entry, tsr_arena *arena,
-                                 const tsr_placement **out, bool *replicated, tsr_error *err);
 
 /* Strategies by name. Each gives the target that PyTorch's API of that name leads to; all live in `arena`.
  *

@@ -8,7 +8,6 @@
 #ifndef TESSERA_TORCH_VERSION_H
 #define TESSERA_TORCH_VERSION_H
 
-#include "tessera/dtype.h"
 #include "tessera/status.h"
 
 TSR_API_BEGIN
@@ -29,9 +28,6 @@ enum {
 /* Reads "2.15" and what `torch.__version__` holds, such as "2.15.0+cu132". TSR_E_USAGE for any other text, and for versions
  * outside the supported ones. */
 tsr_status tsr_torch_version_parse(tsr_str text, tsr_torch_version *out, tsr_error *err);
-
-/* Whether the version has the dtype. True for version 0. */
-bool tsr_torch_version_has(tsr_torch_version version, tsr_dtype dtype);
 
 TSR_API_END
 

@@ -51,11 +51,6 @@ typedef struct tsr_contract {
     bool any_kind;     /* names only: tensors and objects are the same */
 } tsr_contract;
 
-/* "missing", "extra", "dtype", "shape", "chunks", "value" as a bit of tsr_leniency; 0: another word. */
-uint32_t tsr_leniency_from_word(tsr_str word);
-/* Such words with commas between them, as --allow has them; an empty text allows nothing. TSR_E_USAGE for another word. */
-tsr_status tsr_leniency_parse(tsr_str words, uint32_t *out, tsr_error *err);
-
 /* The catalog against a contract: layout/missing-entry, layout/unexpected-entry, layout/kind, layout/dtype, layout/shape,
  * layout/chunks. Chunks are compared as sets of boxes. Digests are exec's (tsr_check_digests). */
 tsr_status tsr_validate_contract(const tsr_catalog *catalog, const tsr_contract *contract, const tsr_host *host,

@@ -86,7 +86,6 @@ tsr_value *tsr_value_bool(tsr_arena *arena, bool boolean, tsr_error *err);
 tsr_value *tsr_value_int(tsr_arena *arena, int64_t integer, tsr_error *err);
 tsr_value *tsr_value_float(tsr_arena *arena, double real, tsr_error *err);
 tsr_value *tsr_value_str(tsr_arena *arena, tsr_str text, tsr_error *err);
-tsr_value *tsr_value_tensor(tsr_arena *arena, const struct tsr_entry *entry, tsr_error *err); /* `entry` is borrowed */
 tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_value *const *items, size_t count,
                            tsr_error *err);
 /* A DICT of `pairs` pairs, each a `const char *` key and a `const tsr_value *`, and a LIST or TUPLE of `count` values:
@@ -97,10 +96,6 @@ tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_valu
  * borrowed. */
 tsr_value *tsr_value_dict(tsr_arena *arena, size_t pairs, ...);
 tsr_value *tsr_value_list(tsr_arena *arena, tsr_value_kind kind, size_t count, ...);
-
-/* A value as one line of Python-like text, at most `capacity` - 1 bytes plus NUL; what does not fit ends in "…". Depth and
- * work are bounded by the capacity. Returns `out`. */
-const char *tsr_value_text(const tsr_value *value, char *out, size_t capacity);
 
 TSR_API_END
 

@@ -1,8 +1,10 @@
 /* `tessera convert PATH DEST --to FORM`: a checkpoint in another container. */
 #include "cli/commands/commands.h"
-#include "cli/program/shards_option.h"
 #include "cli/program/map_options.h"
+#include "cli/program/shards_option.h"
 #include "cli/writing/writing.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/glob.h"
 
 typedef struct convert_arguments {
     cli_writing_options writing;

@@ -14,6 +14,7 @@
 #include "tessera/sys/canonical_names.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct diff_arguments {
     unsigned format;  /* a cli_report_format */

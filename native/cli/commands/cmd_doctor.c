@@ -17,6 +17,8 @@
 #include "cli/program/launch.h"
 #include "cli/program/term.h"
 #include "tessera/gpu.h"
+#include "tessera/sys/gpu_device.h"
+#include "tessera/sys/native_host.h"
 
 typedef struct doctor_arguments {
     bool json;

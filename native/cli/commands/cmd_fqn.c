@@ -7,6 +7,7 @@
 #include "cli/program/map_options.h"
 #include "cli/program/session.h"
 #include "cli/program/term.h"
+#include "tessera/sys/canonical_names.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/map.h"
 

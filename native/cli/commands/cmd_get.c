@@ -9,12 +9,14 @@
 #include "cli/text/npy.h"
 #include "cli/writing/out_file.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/document_text.h"
 #include "tessera/sys/read_run.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/slice.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct get_arguments {
     const char *output;

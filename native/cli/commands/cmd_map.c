@@ -5,6 +5,7 @@
 #include "cli/program/map_options.h"
 #include "tessera/mapping.h"
 #include "tessera/sys/map_suggest.h"
+#include "tessera/sys/mapping.h"
 
 typedef struct map_arguments {
     bool values, allow_expansion;

@@ -10,6 +10,7 @@
 #include "cli/writing/writing.h"
 
 #include "tessera/sys/casts.h"
+#include "tessera/sys/plan_items.h"
 
 typedef struct plan_arguments {
     cli_target_options target;

@@ -10,6 +10,7 @@
 #include "cli/text/report.h"
 #include "tessera/check.h"
 #include "tessera/sys/check_shared.h"
+#include "tessera/sys/contract_rules.h"
 #include "tessera/sys/document.h"
 #include "tessera/validate.h"
 

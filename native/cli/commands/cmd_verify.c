@@ -4,6 +4,7 @@
 #include "cli/program/map_options.h"
 #include "cli/text/report.h"
 #include "tessera/check.h"
+#include "tessera/sys/contract_rules.h"
 
 typedef struct verify_arguments {
     unsigned format;

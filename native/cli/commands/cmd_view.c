@@ -8,6 +8,7 @@
 #include "cli/commands/commands.h"
 #include "cli/program/session.h"
 #include "tessera/path.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/remote.h"
 #include "view/view_server.h"

@@ -5,6 +5,7 @@
 
 #include "tessera/dtype.h"
 #include "tessera/findings.h"
+#include "tessera/sys/finding_add.h"
 
 static cli_meaning meaning_of(tsr_str text)
 {

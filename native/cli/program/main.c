@@ -8,6 +8,7 @@
 #include "cli/program/shards_option.h"
 #include "cli/program/term.h"
 
+#include "tessera/sys/native_host.h"
 #include "tessera/sys/suggest.h"
 
 static int unknown_command(const cli *program, const char *name)

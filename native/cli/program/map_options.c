@@ -9,6 +9,7 @@
 #include "tessera/mapping.h"
 #include "tessera/path.h"
 #include "tessera/sys/casts.h"
+#include "tessera/sys/mapping.h"
 #include "tessera/sys/merge.h"
 
 tsr_status cli_load_map(cli *program, const char *name, tsr_arena *arena, tsr_str *text, tsr_error *err)

@@ -8,6 +8,7 @@
 #include "cli/program/term.h"
 #include "io/clock.h"
 #include "tessera/glob.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/path_choices.h"

@@ -6,6 +6,7 @@
 #include "cli/text/inspect_view.h"
 
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/checkpoint.h"
 
 typedef struct share {
     uint64_t bytes, tensors;

@@ -5,7 +5,9 @@
 
 #include "cli/text/inspect_view.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct object_row {
     const tsr_entry *entry; /* the first of the group */

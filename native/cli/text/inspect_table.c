@@ -5,6 +5,7 @@
 
 #include "cli/text/inspect_view.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/value_walk.h"
 
 static void times_text(uint64_t times, char *out, size_t capacity)
 {

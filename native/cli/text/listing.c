@@ -8,6 +8,7 @@
 
 #include "tessera/sys/document.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct builder {
     cli_listing *listing;

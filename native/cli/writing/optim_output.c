@@ -6,6 +6,7 @@
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/object_store.h"
+#include "tessera/sys/optim_request.h"
 #include "tessera/sys/path_store.h"
 
 #define JOB TSR_STR("optimizer state\n")

@@ -9,6 +9,7 @@
 #include "io/clock.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/glob.h"
 #include "tessera/sys/object_store.h"
 
 /* ---- options ---- */

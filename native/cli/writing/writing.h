@@ -8,6 +8,7 @@
 #include "tessera/convert.h"
 #include "tessera/glob.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/glob.h"
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/work.h"

@@ -1,6 +1,7 @@
 /* --against: nothing is written that would not load. */
 #include "cli/program/contract.h"
 #include "cli/writing/writing_parts.h"
+#include "tessera/sys/casts.h"
 
 tsr_status cli_check_against(const cli_writing *w, tsr_error *err)
 {

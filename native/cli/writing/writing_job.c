@@ -4,6 +4,7 @@
 #include "cli/writing/source.h"
 #include "cli/writing/writing_parts.h"
 
+#include "tessera/sys/glob.h"
 #include "tessera/sys/host_calls.h"
 
 const char *const cli_containers[] = {"safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal", "ranks"};

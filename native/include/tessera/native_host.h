@@ -27,15 +27,6 @@ void tsr_native_host_open(tsr_native_host *out, uint32_t max_threads);
 /* Joins the threads. Takes a zeroed one. */
 void tsr_native_host_close(tsr_native_host *native);
 
-/* Names of the libraries in use, for `tessera doctor`: "isa-l", "libdeflate", "zlib", "portable"; NULL when absent. */
-typedef struct tsr_native_parts {
-    const char *crc32;
-    const char *sha256;
-    const char *xxh3;
-    const char *zstd;
-} tsr_native_parts;
-tsr_native_parts tsr_native_parts_built(void);
-
 TSR_API_END
 
 #endif

@@ -111,26 +111,6 @@ tsr_status tsr_get_state_dict(const tsr_model *model, tsr_optimizers optimizers,
 tsr_status tsr_set_state_dict(const tsr_model *model, tsr_optimizers optimizers, const tsr_value *model_state,
                               const tsr_value *optimizer_state, const tsr_state_call *call, tsr_error *err);
 
-/* What a program's ordinary save and load call in place of its own (PyTorch's patched state_dict and load_state_dict): the
- * canonical forms, whatever wraps the model. `calls` borrows `bound`. */
-typedef struct tsr_state_calls {
-    tsr_status (*state_dict)(void *ctx, tsr_state_dict *out, tsr_error *err);
-    tsr_status (*load_state_dict)(void *ctx, const tsr_value *state, tsr_error *err);
-    void *ctx;
-} tsr_state_calls;
-
-typedef struct tsr_bound_state {
-    const tsr_model *model;
-    tsr_optimizers optimizers; /* for the optimizers' calls */
-    tsr_comm *comm;
-    tsr_state_options options;
-    const tsr_host *host;
-} tsr_bound_state;
-
-/* Of the model; and of its optimizers. Collective, as the functions above; the calls borrow `bound`. */
-tsr_state_calls tsr_model_state_calls(tsr_bound_state *bound);
-tsr_state_calls tsr_optimizer_state_calls(tsr_bound_state *bound);
-
 TSR_API_END
 
 #endif

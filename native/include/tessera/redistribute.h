@@ -10,8 +10,7 @@
  *
  * Example:
  *
- *     const tsr_move move = {.from = by_rows, .to = by_columns};
- *     status = tsr_redistribute(comm, &move, 1, 0, host, &err); */
+ *     status = tsr_state_dict_redistribute(state, tsr_state_dict_root(dict), comm, 0, host, &err); */
 #ifndef TESSERA_REDISTRIBUTE_H
 #define TESSERA_REDISTRIBUTE_H
 
@@ -19,21 +18,11 @@
 
 TSR_API_BEGIN
 
-/* One tensor. Both sides have the same shape and dtype, in any distribution: over meshes of the communicator's size, in
- * boxes, or whole. `to` is filled. Their memory must not overlap. */
-typedef struct tsr_move {
-    const tsr_tensor *from;
-    const tsr_tensor *to;
-} tsr_move;
-
-/* Moves all. Every rank passes the same tensors in the same order; that is checked (see tessera/statedict.h). Errors:
- * TSR_E_USAGE where sides or ranks differ, or where `from` in boxes does not have exactly one rank's box for every element
- * that `to` wants. Besides the tensors it needs at most round_bytes (0: the default) each for sending and receiving.
- * Collective. */
-tsr_status tsr_redistribute(tsr_comm *comm, const tsr_move *moves, size_t count, size_t round_bytes, const tsr_host *host,
-                            tsr_error *err);
-
-/* The same for state dicts of one structure: every tensor of `from` into the one in the same place of `to`. */
+/* Moves every tensor of `from` into the one in the same place of `to`. Both have the same structure, and tensors in the same
+ * places the same shape and dtype, in any distribution: over meshes of the communicator's size, in boxes, or whole. Their
+ * memory must not overlap. Every rank passes the same; that is checked (see tessera/statedict.h). Errors: TSR_E_USAGE where
+ * sides or ranks differ, or where `from` in boxes does not have exactly one rank's box for every element that `to` wants.
+ * Besides the tensors it needs at most round_bytes (0: the default) each for sending and receiving. Collective. */
 tsr_status tsr_state_dict_redistribute(const tsr_value *from, const tsr_value *to, tsr_comm *comm, size_t round_bytes,
                                        const tsr_host *host, tsr_error *err);
 

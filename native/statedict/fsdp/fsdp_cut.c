@@ -4,7 +4,9 @@
 #include <inttypes.h>
 
 #include "tessera/sys/optim_load.h"
+#include "tessera/sys/redistribute.h"
 #include "tessera/sys/state_dict_memory.h"
+#include "tessera/sys/statedict.h"
 
 /* ---- moves ---- */
 

@@ -1,7 +1,9 @@
 /* What a model with FSDP1 units saves: one walk over the module tree, in the order of nn.Module.state_dict, that gives every
  * name its canonical form and every original its place. */
 #include "statedict/fsdp/fsdp_cut.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/module_tree.h"
 
 #include <inttypes.h>
 

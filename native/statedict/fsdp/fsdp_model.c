@@ -1,5 +1,6 @@
 /* A model with FSDP1 units: its settings, and what the ranks agree on before anything moves. */
 #include "statedict/fsdp/fsdp_cut.h"
+#include "tessera/sys/module_tree.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

@@ -2,6 +2,8 @@
 #include "statedict/model/fsdp_bind.h"
 
 #include "statedict/fsdp/fsdp_cut.h"
+#include "tessera/sys/module_tree.h"
+#include "tessera/sys/statedict.h"
 #include "tessera/sys/value_walk.h"
 
 bool tsr_fsdp_is_in(const tsr_modules *modules)

@@ -4,6 +4,7 @@
 #include "statedict/tensor/state_dict.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/optim_comm.h"
+#include "tessera/sys/statedict.h"
 
 typedef struct forming {
     tsr_raw raw;

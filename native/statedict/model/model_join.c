@@ -1,5 +1,6 @@
 /* State dicts of several modules as one of the model (`_unflatten_model_state_dict`). */
 #include "statedict/model/model_names.h"
+#include "tessera/sys/model_state.h"
 
 typedef struct joining {
     const tsr_modules *modules;

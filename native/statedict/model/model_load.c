@@ -4,6 +4,8 @@
 #include "statedict/tensor/value_pack.h"
 #include "statedict/transfer/transfer.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/redistribute.h"
+#include "tessera/sys/statedict.h"
 
 typedef tsr_model_setting setting;
 

@@ -3,7 +3,9 @@
 
 #include <inttypes.h>
 
+#include "tessera/sys/module_tree.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/statedict.h"
 
 /* ---- tensors of the tree ---- */
 

@@ -5,6 +5,7 @@
 #include "statedict/fsdp/fsdp_load.h"
 #include "statedict/model/fsdp_bind.h"
 #include "tessera/redistribute.h"
+#include "tessera/sys/redistribute.h"
 
 typedef struct tsr_model_setting {
     const tsr_model *model;

@@ -10,6 +10,7 @@
 #include "statedict/tensor/warn.h"
 #include "tessera/state_keys.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/statedict.h"
 
 typedef struct loading {
     const tsr_state_options *options;

@@ -3,6 +3,7 @@
 
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/state_dict.h"
+#include "tessera/sys/statedict.h"
 
 /* ---- the optimizer and its parameters' names ---- */
 

@@ -1,6 +1,8 @@
 /* The state of live optimizers under canonical names, got; and what covers a model with its optimizers. */
 #include "statedict/model/model_setting.h"
 #include "statedict/model/optimizer_names.h"
+#include "tessera/sys/optim_live.h"
+#include "tessera/sys/state_calls.h"
 
 typedef struct getting {
     tsr_model_optimizer *const *optimizers;

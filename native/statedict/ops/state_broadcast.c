@@ -1,12 +1,13 @@
 /* D7: rank 0 has the full state; every rank gets what it holds of it. */
-#include "statedict/tensor/path.h"
 #include "statedict/ops/state_full.h"
-#include "statedict/transfer/transfer.h"
+#include "statedict/tensor/path.h"
 #include "statedict/tensor/value_pack.h"
 #include "statedict/tensor/warn.h"
+#include "statedict/transfer/transfer.h"
 
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/statedict.h"
 
 static const uint32_t root_only[] = {0};
 

@@ -2,6 +2,7 @@
 #include "statedict/tensor/state_dict.h"
 
 #include "tessera/sys/options.h"
+#include "tessera/sys/statedict.h"
 
 tsr_status tsr_state_dict_offload(const tsr_value *state, tsr_comm *comm, const tsr_offload_options *options,
                                   tsr_state_dict *out, tsr_error *err)

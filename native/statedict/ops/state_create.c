@@ -2,6 +2,7 @@
 #include "statedict/tensor/state_dict.h"
 
 #include "tessera/sys/options.h"
+#include "tessera/sys/statedict.h"
 
 /* Tensors that have no memory yet are listed, and get it when all are known. */
 typedef struct creation {

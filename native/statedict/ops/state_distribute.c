@@ -1,7 +1,8 @@
 /* D8: every rank has the full state and keeps its part. */
+#include "statedict/ops/state_full.h"
 #include "statedict/tensor/pack.h"
 #include "statedict/tensor/path.h"
-#include "statedict/ops/state_full.h"
+#include "tessera/sys/statedict.h"
 
 tsr_status tsr_full_check(const tsr_value *full, const tsr_value *local, tsr_error *err)
 {

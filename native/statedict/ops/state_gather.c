@@ -6,6 +6,7 @@
 #include "statedict/transfer/transfer.h"
 
 #include "tessera/sys/options.h"
+#include "tessera/sys/statedict.h"
 
 typedef struct gathering {
     const tsr_gather_options *options;

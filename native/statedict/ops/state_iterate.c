@@ -2,6 +2,7 @@
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/state_dict.h"
 #include "statedict/tensor/warn.h"
+#include "tessera/sys/statedict.h"
 #include "tessera/sys/value_walk.h"
 
 typedef struct walk {

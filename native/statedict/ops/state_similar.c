@@ -1,5 +1,6 @@
 /* D6: whether two state dicts are alike. */
 #include "statedict/tensor/state_dict.h"
+#include "tessera/sys/statedict.h"
 
 static tsr_status compare(void *ctx, const tsr_tensor *tensor, const tsr_tensor *companion, tsr_state_dict *out,
                           const tsr_tensor **result, tsr_error *err)

@@ -3,6 +3,7 @@
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/state_dict.h"
 #include "tessera/sharded_optimizer.h"
+#include "tessera/sys/sharded_optimizer.h"
 
 static tsr_status check_value(const tsr_value *key, const tsr_value *value, tsr_error *err)
 {

@@ -7,9 +7,13 @@
 #include "tessera/optim.h"
 #include "tessera/sharded_optimizer.h"
 #include "tessera/state_keys.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/sharded_optimizer.h"
 #include "tessera/sys/state_dict_memory.h"
+#include "tessera/sys/statedict.h"
 
 enum { MOST_DEPTH = 256, MOST_NAMES = 5 };
 

@@ -4,6 +4,7 @@
 
 #include "statedict/tensor/pack.h"
 #include "tessera/read.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/path_store.h"
 #include "tessera/sys/try.h"

@@ -8,6 +8,7 @@
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/statedict.h"
 
 typedef struct loading {
     tsr_comm *comm;

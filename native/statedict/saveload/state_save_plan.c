@@ -5,10 +5,11 @@
 #include <stdlib.h>
 
 #include "statedict/tensor/state_dict.h"
-#include "statedict/transfer/transfer.h"
 #include "statedict/tensor/value_pack.h"
-#include "tessera/sys/map.h"
+#include "statedict/transfer/transfer.h"
 #include "tessera/plan.h"
+#include "tessera/sys/box.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/plan_items.h"
 
 typedef struct planning {

@@ -2,6 +2,7 @@
 #include "statedict/tensor/state_dict.h"
 
 #include "tessera/sys/box_walk.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/layout.h"
 
 #include <inttypes.h>

@@ -1,8 +1,11 @@
 /* Owning a state dict: nodes in an arena, a root that grows, memory of tensors. */
 #include "statedict/tensor/state_dict.h"
 
+#include "tessera/sys/box.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/state_dict_memory.h"
+#include "tessera/sys/statedict.h"
+#include "tessera/sys/value_walk.h"
 
 tsr_status tsr_state_dict_new(const tsr_host *host, tsr_state_dict **out, tsr_error *err)
 {

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 
+#include "tessera/sys/box.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/try.h"

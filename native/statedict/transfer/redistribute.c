@@ -1,5 +1,6 @@
 /* Tensors from one distribution to another, in memory. */
 #include "tessera/redistribute.h"
+#include "tessera/sys/redistribute.h"
 
 #include <inttypes.h>
 

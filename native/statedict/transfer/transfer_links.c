@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "statedict/tensor/share.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 

@@ -5,6 +5,7 @@
 
 #include "statedict/tensor/state_dict.h"
 #include "statedict/transfer/transfer.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/tiling.h"
 #include "tessera/validate.h"
 

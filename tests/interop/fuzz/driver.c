@@ -13,6 +13,7 @@
 #include "tessera/state_keys.h"
 #include "tessera/sys/optimizer_raw.h"
 #include "tessera/sys/params.h"
+#include "tessera/sys/statedict.h"
 
 enum { MOST_RANKS = 16 };
 

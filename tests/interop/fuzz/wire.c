@@ -1,6 +1,7 @@
 /* See wire.h. */
 #include "wire.h"
 
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 

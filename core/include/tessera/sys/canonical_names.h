@@ -43,6 +43,27 @@ typedef struct tsr_rename_rule {
 tsr_status tsr_fqn_rename_rules(const tsr_name_pair *pairs, size_t count, tsr_arena *arena, tsr_rename_rule **out,
                                 size_t *out_count, tsr_error *err);
 
+/* Names of different raw names that are one FQN. `names` are indices into the array that was searched. */
+typedef struct tsr_collision {
+    tsr_str fqn;
+    const uint32_t *names;
+    size_t count; /* ≥ 2 */
+} tsr_collision;
+
+/* Every FQN that more than one name has, in order of first appearance. A name that repeats its own FQN does not count,
+ * nor does the same raw name twice. Results live in `arena`. Errors: TSR_E_NOMEM. */
+tsr_status tsr_fqn_collisions(const tsr_name *names, size_t count, tsr_arena *arena, tsr_collision **out, size_t *out_count,
+                              tsr_error *err);
+
+/* The names of several raw names; with `raws` NULL those of a model's whole state (tsr_fqn_iterate), in its order. Results
+ * live in `arena` or borrow `raws`. Errors: those of tsr_fqn_resolve for the first name that is refused; TSR_E_NOMEM. */
+typedef struct tsr_names {
+    tsr_name *names;
+    size_t count;
+} tsr_names;
+tsr_status tsr_fqn_resolve_all(const tsr_modules *modules, const tsr_name_list *raws, const tsr_host *host, tsr_arena *arena,
+                               tsr_names *out, tsr_error *err);
+
 TSR_API_END
 
 #endif

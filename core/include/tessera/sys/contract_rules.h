@@ -20,6 +20,11 @@ bool tsr_contract_name(const tsr_contract *contract, tsr_str fqn, tsr_str *out);
 const tsr_contract_rule *tsr_contract_rule_of(const tsr_contract *contract, tsr_str fqn);
 uint32_t tsr_contract_allows(const tsr_contract *contract, tsr_str fqn);
 
+/* "missing", "extra", "dtype", "shape", "chunks", "value" as a bit of tsr_leniency; 0: another word. */
+uint32_t tsr_leniency_from_word(tsr_str word);
+/* Such words with commas between them, as --allow has them; an empty text allows nothing. TSR_E_USAGE for another word. */
+tsr_status tsr_leniency_parse(tsr_str words, uint32_t *out, tsr_error *err);
+
 TSR_API_END
 
 #endif

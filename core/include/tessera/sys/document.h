@@ -19,6 +19,8 @@
 #include "tessera/document_read.h"
 #include "tessera/fqn.h"
 #include "tessera/plan.h"
+#include "tessera/sys/canonical_names.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/policy.h"
 #include "tessera/sys/vec.h"

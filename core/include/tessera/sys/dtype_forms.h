@@ -9,6 +9,7 @@
 #define TESSERA_SYS_DTYPE_FORMS_H
 
 #include "tessera/dtype.h"
+#include "tessera/torch_version.h"
 
 TSR_API_BEGIN
 
@@ -23,6 +24,9 @@ bool tsr_dtype_unpack(tsr_dtype *dtype, uint64_t *last_size);
 
 /* Bytes of `elements` elements; false when it overflows or is not whole bytes. */
 bool tsr_dtype_bytes(tsr_dtype dtype, uint64_t elements, uint64_t *bytes);
+
+/* Whether the version has the dtype. True for version 0. */
+bool tsr_torch_version_has(tsr_torch_version version, tsr_dtype dtype);
 
 TSR_API_END
 

@@ -32,6 +32,11 @@ static inline bool tsr_selection_keeps(const tsr_selection *selection, tsr_str f
 /* Whether two shapes have the same number of dimensions and the same sizes. */
 bool tsr_shape_equal(uint32_t a_ndim, const uint64_t *a, uint32_t b_ndim, const uint64_t *b);
 
+/* Whether two entries list the same shape; their dtypes may differ. */
+bool tsr_entry_same_shape(const tsr_entry *a, const tsr_entry *b);
+
+const char *tsr_entry_kind_name(tsr_entry_kind kind); /* as documents have it: "tensor", "object", "opaque" */
+
 TSR_API_END
 
 #endif

@@ -11,6 +11,10 @@
 
 TSR_API_BEGIN
 
+/* The table of all rules, sorted by id. */
+const tsr_rule *tsr_rules(size_t *count);
+const tsr_rule *tsr_rule_find(const char *id);
+#define TSR_MAX_RULES 256 /* for arrays with an item per rule */
 /* The rule that a wrong id most likely meant, or NULL. */
 const tsr_rule *tsr_rule_suggest(const char *wrong);
 

@@ -24,6 +24,11 @@ bool tsr_holders_have(const tsr_holders *holders, uint64_t rank);
 /* Which ranks hold a tensor by the rule that gives its placements. TSR_E_USAGE for a layer that is in no stage. */
 tsr_status tsr_target_holders(const tsr_target *target, const tsr_entry *entry, tsr_holders *out, tsr_error *err);
 
+/* The placements of a tensor, in the target's mesh. A rule that names a dim which the tensor does not have is TSR_E_USAGE; a
+ * default that does replicates there instead: *out is then a copy in `arena` and *replicated is true. */
+tsr_status tsr_target_placements(const tsr_target *target, const tsr_entry *entry, tsr_arena *arena,
+                                 const tsr_placement **out, bool *replicated, tsr_error *err);
+
 TSR_API_END
 
 #endif

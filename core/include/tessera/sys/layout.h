@@ -115,6 +115,10 @@ tsr_status tsr_mesh_spans(const tsr_sharding *how, tsr_shape shape, uint32_t dim
 void tsr_mesh_coordinate(const tsr_mesh *mesh, uint64_t rank, uint64_t *coordinate);
 uint64_t tsr_mesh_rank_at(const tsr_mesh *mesh, const uint64_t *coordinate);
 
+/* The texts that tsr_mesh_parse and tsr_placements_parse read; data NULL on TSR_E_NOMEM. */
+tsr_str tsr_mesh_text(const tsr_mesh *mesh, tsr_arena *arena, tsr_error *err);
+tsr_str tsr_placements_text(const tsr_placement *placements, uint32_t count, tsr_arena *arena, tsr_error *err);
+
 TSR_API_END
 
 #endif

@@ -8,6 +8,7 @@
 #define TESSERA_SYS_MODULE_TREE_H
 
 #include "tessera/modules.h"
+#include "tessera/sys/json.h"
 
 TSR_API_BEGIN
 
@@ -37,6 +38,16 @@ const tsr_attribute *tsr_modules_attribute(const tsr_modules *modules, tsr_modul
 
 /* Distinct parameters and buffers. */
 uint32_t tsr_modules_tensor_count(const tsr_modules *modules);
+
+/* Modules of the tree; and the one that `ref` (< count) names, as it was given, owned by who gave it. */
+uint32_t tsr_modules_count(const tsr_modules *modules);
+const tsr_module *tsr_modules_at(const tsr_modules *modules, tsr_module_ref ref);
+
+/* Writes the document of a tree, which tsr_modules_parse reads back as the same tree. The tree need not be checked: a module
+ * that is met again, in a cycle too, becomes a same_as. Errors: TSR_E_LIMIT for a tree of more than 28 levels; those of
+ * `write`; TSR_E_NOMEM. (core/documents) */
+tsr_status tsr_modules_write(const tsr_modules_document *document, const tsr_allocator *allocator, tsr_write_fn *write,
+                             void *ctx, tsr_error *err);
 
 TSR_API_END
 

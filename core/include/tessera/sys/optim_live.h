@@ -132,6 +132,11 @@ typedef struct tsr_state_request {
 /* `_verify_state_dict`: state that must be there is not empty, and no model key holds "_flat_param". TSR_E_FORMAT. */
 tsr_status tsr_state_dict_check(const tsr_state_options *options, const tsr_state_request *request, tsr_error *err);
 
+/* Several nested state dicts as one: states side by side, groups one after another. Two states of one parameter are an
+ * error. */
+tsr_status tsr_optim_merge(const tsr_value *const *parts, size_t count, const tsr_host *host, tsr_arena *arena,
+                           const tsr_value **out, tsr_error *err);
+
 TSR_API_END
 
 #endif

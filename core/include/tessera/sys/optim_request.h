@@ -20,6 +20,13 @@ tsr_status tsr_optim_action_find(const char *name, tsr_optim_action *out, tsr_er
 /* Whether the options go together and what the action needs is given, before anything is opened: TSR_E_USAGE. */
 tsr_status tsr_optim_request_check(const tsr_optim_request *request, tsr_error *err);
 
+/* Whether the result is a directory of files, one per rank. */
+bool tsr_optim_is_directory(const tsr_optim_job *job);
+
+/* Keys of state that belongs to no parameter and was carried over (tsr_fsdp_full); complete once all files were written or
+ * the store was made. Lives as long as the job. */
+const tsr_str *tsr_optim_carried(const tsr_optim_job *job, size_t *count);
+
 TSR_API_END
 
 #endif

@@ -43,6 +43,38 @@ tsr_byte_range tsr_read_item_bytes(const tsr_plan *plan, const tsr_read_item *it
 typedef tsr_status tsr_each_write(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err);
 tsr_status tsr_plan_each_write(const tsr_plan *plan, tsr_each_write *each, void *ctx, tsr_error *err);
 
+/* The ranks of the target, at least 1. */
+uint64_t tsr_plan_ranks(const tsr_plan *plan);
+
+/* Bytes of tensors, by rank of the target. */
+typedef struct tsr_rank_load {
+    uint64_t held;     /* of all its shards */
+    uint64_t read;     /* from storage, when every distinct shard is read once, by its owner as above */
+    uint64_t received; /* from other ranks then: held - read */
+} tsr_rank_load;
+
+typedef struct tsr_file_load {
+    uint64_t reads; /* items, when every distinct shard is read once */
+    uint64_t bytes; /* that they need */
+} tsr_file_load;
+
+typedef struct tsr_plan_totals {
+    uint64_t ranks;
+    const tsr_rank_load *per_rank;
+    uint32_t file_count;
+    const tsr_file_load *per_file; /* by number in the store; files above have no reads */
+    uint64_t classes;              /* distinct (shape, chunk boxes, placements) */
+    uint64_t reads;                /* of all files */
+    uint64_t bytes;                /* of all reads, each distinct shard once */
+    uint64_t span_bytes;           /* from the first to the last byte of every read: what one request an item would fetch */
+    uint64_t largest_read;         /* bytes of one item */
+    uint64_t held_max;
+    double imbalance;     /* largest share held by a rank over the mean; 1 is even, 0 when nothing is held */
+    double amplification; /* span_bytes / bytes; 1 when nothing is read */
+} tsr_plan_totals;
+/* O(classes × ranks + shared shards × their holders); everything lives in `arena`. */
+tsr_status tsr_plan_count_totals(const tsr_plan *plan, tsr_arena *arena, tsr_plan_totals *out, tsr_error *err);
+
 TSR_API_END
 
 #endif

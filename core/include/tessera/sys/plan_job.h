@@ -13,6 +13,7 @@
 #include "tessera/check.h"
 #include "tessera/plan.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/plan_items.h"
 #include "tessera/sys/storage_document.h"
 
 TSR_API_BEGIN

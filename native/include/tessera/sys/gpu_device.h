@@ -1,10 +1,10 @@
-/* Simulated GPUs, and any GPU as the memory of state dicts (tessera/device.h). (native/cuda)
+/* Which GPUs there are, simulated ones, and the GPU behind the memory of state dicts (tessera/device.h). (native/cuda)
  *
  * Example:
  *
- *     tsr_device *memory;
- *     status = tsr_gpu_device_new(gpu, 0, &memory, &err);
- *     if (status == TSR_OK) tsr_gpu_device_free(memory); */
+ *     tsr_gpu_info info;
+ *     status = tsr_gpu_about(gpu, &info, &err);
+ *     if (status == TSR_OK) printf("%s\n", info.name); */
 #ifndef TESSERA_SYS_GPU_DEVICE_H
 #define TESSERA_SYS_GPU_DEVICE_H
 
@@ -12,12 +12,6 @@
 #include "tessera/gpu.h"
 
 TSR_API_BEGIN
-
-/* A device of kind TSR_DEVICE_CUDA over `gpu`, which must outlive it, with a stream of its own: copies are under way, or put
- * together to few launches, until `synchronize`. `index` is the GPU's ordinal; simulated ones are numbered by the caller.
- * For several simulated ranks in one process each takes one of these, over the same GPU. */
-tsr_status tsr_gpu_device_new(tsr_gpu *gpu, uint32_t index, tsr_device **out, tsr_error *err);
-void tsr_gpu_device_free(tsr_device *device); /* waits first; takes NULL */
 
 /* The GPU behind such a device; NULL for devices of other kinds. */
 tsr_gpu *tsr_gpu_of_device(const tsr_device *device);
@@ -27,6 +21,28 @@ typedef enum tsr_gpu_simulation { TSR_SIMULATE_TWINS, TSR_SIMULATE_GRID } tsr_gp
 /* A simulated device with `memory_bytes` of memory. Borrows `host`; closed by tsr_gpu_close. TSR_E_NOMEM. */
 tsr_status tsr_gpu_simulate(const tsr_host *host, size_t memory_bytes, tsr_gpu_simulation how, tsr_gpu **out,
                             tsr_error *err);
+
+typedef struct tsr_gpu_runtime {
+    bool is_built;            /* with CUDA */
+    uint32_t runtime_version; /* 13000: 13.0; 0 when not built */
+    uint32_t driver_version;  /* the highest CUDA version that the driver can do; 0: no driver */
+    uint32_t devices;
+    char reason[160]; /* why there are no devices; empty when there are */
+} tsr_gpu_runtime;
+
+typedef struct tsr_gpu_info {
+    char name[128];
+    bool is_simulated;
+    uint32_t ordinal;
+    uint32_t major, minor; /* compute capability */
+    uint64_t memory_bytes, free_bytes;
+} tsr_gpu_info;
+
+/* Describes the CUDA support of this build and this machine. Never fails. */
+void tsr_gpu_runtime_describe(tsr_gpu_runtime *out);
+/* The properties of CUDA device `ordinal`. Fails with TSR_E_NOT_FOUND and the reason if there is no such device. */
+tsr_status tsr_gpu_describe(uint32_t ordinal, tsr_gpu_info *out, tsr_error *err);
+tsr_status tsr_gpu_about(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err);
 
 TSR_API_END
 

@@ -10,6 +10,7 @@
 #ifndef TESSERA_SYS_GPU_KERNELS_H
 #define TESSERA_SYS_GPU_KERNELS_H
 
+#include "tessera/dtype.h"
 #include "tessera/sys/gpu_stream.h"
 
 TSR_API_BEGIN

@@ -1,0 +1,28 @@
+/* How a checkpoint (tessera/checkpoint.h) was opened: what for, from which directory, and joined from how many ranks.
+ *
+ * Example:
+ *
+ *     status = tsr_checkpoint_require(checkpoint, TSR_FOR_VALUES, &err);
+ *     if (status == TSR_OK && tsr_checkpoint_joined_ranks(checkpoint)) printf("its ranks were joined\n"); */
+#ifndef TESSERA_SYS_CHECKPOINT_H
+#define TESSERA_SYS_CHECKPOINT_H
+
+#include "tessera/checkpoint.h"
+
+TSR_API_BEGIN
+
+/* Checks that a checkpoint that was opened for less can serve `purpose`. Fails with TSR_E_UNSUPPORTED and what is missing,
+ * or the names of tensors that differ between ranks. tsr_checkpoint_open makes this check for the purpose in its options. */
+tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose purpose, tsr_error *err);
+
+/* The number of ranks that the map in the open options joined, over all pipeline stages. 0 without a map, and for a
+ * checkpoint whose files are not those of ranks with plain tensors. */
+uint32_t tsr_checkpoint_joined_ranks(const tsr_checkpoint *checkpoint);
+
+/* The directory below the root that was opened, and in *marker the file that named it; NULL data and NULL where it was the
+ * root itself, or if the caller chose the step. */
+tsr_str tsr_checkpoint_step(const tsr_checkpoint *checkpoint, const char **marker);
+
+TSR_API_END
+
+#endif

@@ -1,0 +1,30 @@
+/* Tensors one by one as tsr_state_dict_redistribute moves them (tessera/redistribute.h).
+ *
+ * Example:
+ *
+ *     const tsr_move move = {.from = by_rows, .to = by_columns};
+ *     status = tsr_redistribute(comm, &move, 1, 0, host, &err); */
+#ifndef TESSERA_SYS_REDISTRIBUTE_H
+#define TESSERA_SYS_REDISTRIBUTE_H
+
+#include "tessera/redistribute.h"
+
+TSR_API_BEGIN
+
+/* One tensor. Both sides have the same shape and dtype, in any distribution: over meshes of the communicator's size, in
+ * boxes, or whole. `to` is filled. Their memory must not overlap. */
+typedef struct tsr_move {
+    const tsr_tensor *from;
+    const tsr_tensor *to;
+} tsr_move;
+
+/* Moves all. Every rank passes the same tensors in the same order; that is checked (see tessera/statedict.h). Errors:
+ * TSR_E_USAGE where sides or ranks differ, or where `from` in boxes does not have exactly one rank's box for every element
+ * that `to` wants. Besides the tensors it needs at most round_bytes (0: the default) each for sending and receiving.
+ * Collective. */
+tsr_status tsr_redistribute(tsr_comm *comm, const tsr_move *moves, size_t count, size_t round_bytes, const tsr_host *host,
+                            tsr_error *err);
+
+TSR_API_END
+
+#endif
