@@ -1,6 +1,9 @@
 /* Reading ahead of those who read objects from front to back: a window of 8 MiB is fetched by several requests at once, and the
  * reads that follow are served from it. What is read ahead in vain is at most one window for each run of reads, and nothing where the run
- * is within bytes that were announced, such as those of a chunk, and reads all of them. */
+ * is within bytes that were announced, such as those of a chunk, and reads all of them.
+ *
+ * This is not io/block_cache.h with larger blocks: that keeps what small reads in any order come back to, and fetches only what is
+ * asked for; this guesses where a run goes on, and forgets what was read. An object store has both, for two kinds of reads. */
 #ifndef TSR_OBJECT_STORE_READ_AHEAD_H
 #define TSR_OBJECT_STORE_READ_AHEAD_H
 
