@@ -5,25 +5,28 @@
  *  file that link-time optimization made (--save-temps). They are not followed into what LATER lists (functions, by name), nor
  *  from a reader of a rare form (tsr_reader.is_rare) to its functions: core asks for what is not loaded before it calls these.
  *
- *  Usage: split.mjs WHOLE OBJECT EXPORTS_FIRST LATER FIRST SECOND */
+ *  Usage: split.mjs WHOLE OBJECT EXPORTS_FIRST LATER FIRST SECOND [--names]
+ *  With --names both files keep the names of functions, for sizes.mjs. That costs 1 % of the code on top. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { execFileSync } from "node:child_process";
 import { bodySizesOf, readObject, segmentNamesOf, segmentsOf, withSegments } from "./object_file.mjs";
 
+const [whole, object, exportsFirst, later, first, second, names] = process.argv.slice(2);
+const NAMES = names === "--names" ? ["-g"] : [];
 const FEATURES = ["mutable-globals", "bulk-memory", "sign-ext", "nontrapping-float-to-int"].map((name) => `--enable-${name}`);
 // Control flow made anew from flat code is 0.4 % smaller than what the compiler left, and a module that was written and read
 // again loses another 0.5 %.
-const SMALL = ["-Oz", "--converge", "--flatten", "--rereloop", "-Oz", "-Oz", "--low-memory-unused", "--zero-filled-memory", "--strip-debug", "--strip-producers"];
+const SMALL = ["-Oz", "--converge", "--flatten", "--rereloop", "-Oz", "-Oz", "--low-memory-unused", "--zero-filled-memory", ...(NAMES.length ? [] : ["--strip-debug"]), "--strip-producers"];
 const SMALLER = ["--optimize-instructions", "--precompute-propagate", "-Oz", "--low-memory-unused"];
 const RECOGNIZES = 4, IS_RARE = 9; // offsets in tsr_reader (core/formats/common/reader.h)
 const SHORT = 400; // bytes of a function
 const CLOSE = 12; // bytes between two stretches of data that cost less than another segment
-const [whole, object, exportsFirst, later, first, second] = process.argv.slice(2);
 const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-split-"));
 const at = (name) => path.join(folder, name);
-const tool = (name, ...args) => execFileSync(name, [...FEATURES, ...args], { encoding: "utf8", maxBuffer: 1 << 28 });
+const quiet = NAMES.length ? { stdio: ["ignore", "pipe", "ignore"] } : {}; // names of data that has moved to the other file are warned of
+const tool = (name, ...args) => execFileSync(name, [...FEATURES, ...args], { encoding: "utf8", maxBuffer: 1 << 28, ...quiet });
 const namesIn = (file) => new Set(fs.readFileSync(file, "utf8").split("\n").filter((line) => /^[a-z_]/.test(line)));
 
 const { functions, segments, constructors } = readObject(fs.readFileSync(object));
@@ -50,14 +53,14 @@ const present = new Set(tool("wasm-opt", whole, "--print-function-map", "-o", at
 const moved = functions.filter((f) => !kept.has(f) && present.has(f.name)).map((f) => f.name);
 if (moved.length === 0) throw new Error("there is nothing for the second file");
 fs.writeFileSync(at("moved"), moved.join("\n"));
-tool("wasm-split", "--split", whole, `--split-funcs=@${at("moved")}`, "-o1", at("first"), "-o2", at("second"));
+tool("wasm-split", ...NAMES, "--split", whole, `--split-funcs=@${at("moved")}`, "-o1", at("first"), "-o2", at("second"));
 
 /* ---- data ---- */
 
-const bytes = fs.readFileSync(whole), names = segmentNamesOf(bytes), uses = new Map();
-for (const name of names.values()) uses.set(name, (uses.get(name) ?? 0) + 1);
+const bytes = fs.readFileSync(whole), labels = segmentNamesOf(bytes), uses = new Map();
+for (const name of labels.values()) uses.set(name, (uses.get(name) ?? 0) + 1);
 const late = new Set(segments.filter((s) => s && !kept.has(s) && uses.get(s.segment) === 1).map((s) => s.segment));
-const placed = segmentsOf(bytes).map((segment, i) => ({ ...segment, isLate: late.has(names.get(i)) })).sort((a, b) => a.address - b.address);
+const placed = segmentsOf(bytes).map((segment, i) => ({ ...segment, isLate: late.has(labels.get(i)) })).sort((a, b) => a.address - b.address);
 
 /** Segments as stretches: a segment costs more bytes than a small gap, whose zeros nothing else owns. */
 function joined(list) {
@@ -83,8 +86,8 @@ function ordered(binary) {
 for (const [name, isLate, file] of [["first", false, first], ["second", true, second]]) {
   fs.writeFileSync(at(`${name}.wasm`), withSegments(fs.readFileSync(at(name)), joined(placed.filter((p) => p.isLate === isLate))));
   fs.mkdirSync(path.dirname(file), { recursive: true });
-  tool("wasm-opt", ...SMALL, at(`${name}.wasm`), "-o", at(`${name}.small.wasm`));
+  tool("wasm-opt", ...NAMES, ...SMALL, at(`${name}.wasm`), "-o", at(`${name}.small.wasm`));
   fs.writeFileSync(at(`${name}.wat`), ordered(at(`${name}.small.wasm`)));
-  tool("wasm-opt", ...SMALLER, at(`${name}.wat`), "-o", file);
+  tool("wasm-opt", ...NAMES, ...SMALLER, at(`${name}.wat`), "-o", file);
 }
 fs.rmSync(folder, { recursive: true });
