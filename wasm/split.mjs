@@ -22,6 +22,7 @@ const SMALL = ["-Oz", "--converge", "--flatten", "--rereloop", "-Oz", "-Oz", "--
 const SMALLER = ["--optimize-instructions", "--precompute-propagate", "-Oz", "--low-memory-unused"];
 const RECOGNIZES = 4, IS_RARE = 9; // offsets in tsr_reader (core/formats/common/reader.h)
 const SHORT = 400; // bytes of a function
+const ONE_BYTE = 128; // functions whose number takes one byte in a call
 const CLOSE = 12; // bytes between two stretches of data that cost less than another segment
 const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-split-"));
 const at = (name) => path.join(folder, name);
@@ -74,13 +75,37 @@ function joined(list) {
   return runs.map(({ address, parts }) => ({ address, bytes: Buffer.concat(parts) }));
 }
 
-/** The text of a module with its short functions first, by size: those of one size are alike, so gzip finds more to repeat. */
+/** Fewer imports that stand in for functions of the second file: one for each type of function does, as they all say the same. */
+function withoutTwins(text) {
+  const byType = new Map(), stands = new Map();
+  const fewer = text.replace(/^ \(import "placeholder" "\d+" \(func (\S+)(.*)\)\)\n/gm, (line, name, type) => {
+    stands.set(name, byType.get(type) ?? name);
+    if (byType.has(type)) return "";
+    byType.set(type, name);
+    return line;
+  });
+  return fewer.replace(/^ \(elem .*$/gm, (line) => line.replace(/\$[^\s)]+/g, (name) => stands.get(name) ?? name));
+}
+
+/** How often each function is called by name. */
+function callsIn(text) {
+  const calls = new Map();
+  for (const [, name] of text.matchAll(/\(call (\$[^\s)]+)/g)) calls.set(name, (calls.get(name) ?? 0) + 1);
+  return (line) => calls.get(/\(func (\$[^\s)]+)/.exec(line)[1]) ?? 0;
+}
+
+/** The text of a module with what is called most first, imports and then functions, as long as one byte names it; then its short
+ *  functions, by size: those of one size are alike, so gzip finds more to repeat. */
 function ordered(binary) {
-  const sizes = bodySizesOf(fs.readFileSync(binary)), text = tool("wasm-dis", binary), blocks = text.match(/^ \(func [^]*?^ \)\n/gm) ?? [];
+  const sizes = bodySizesOf(fs.readFileSync(binary)), text = withoutTwins(tool("wasm-dis", binary)), callsOf = callsIn(text);
+  const FUNCTION = /^ \(func [^]*?^ \)\n/gm, IMPORT = /^ \(import \S+ \S+ \(func .*\n/gm;
+  const blocks = text.match(FUNCTION) ?? [], imports = (text.match(IMPORT) ?? []).sort((a, b) => callsOf(b) - callsOf(a));
   if (blocks.length !== sizes.length) throw new Error(`${binary}: ${blocks.length} functions in the text, ${sizes.length} in the file`);
-  const size = (i) => (sizes[i] < SHORT ? sizes[i] : SHORT), order = [...blocks.keys()].sort((a, b) => size(a) - size(b) || a - b);
-  let next = 0;
-  return text.replace(/^ \(func [^]*?^ \)\n/gm, () => blocks[order[next++]]);
+  const size = (i) => (sizes[i] < SHORT ? sizes[i] : SHORT), order = [...blocks.keys()].sort((a, b) => callsOf(blocks[b]) - callsOf(blocks[a]) || a - b);
+  const often = order.splice(0, Math.max(ONE_BYTE - imports.length, 0));
+  order.sort((a, b) => size(a) - size(b) || a - b);
+  let nextImport = 0, next = 0;
+  return text.replace(IMPORT, () => imports[nextImport++]).replace(FUNCTION, () => blocks[[...often, ...order][next++]]);
 }
 
 for (const [name, isLate, file] of [["first", false, first], ["second", true, second]]) {
