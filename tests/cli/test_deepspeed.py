@@ -318,6 +318,58 @@ def test_model_states_of_another_step_are_told_by_their_weights(t):
         check_only(t, path, optim_file(1, prefix))
 
 
+STEPS = os.path.join(ROOT, "tests", "golden", "deepspeed_steps")
+
+
+def with_earlier(t, case, to, ranks):
+    """A ZeRO 3 checkpoint of SGD whose optimizer files of some ranks are of an earlier save of the same job."""
+    shutil.copytree(os.path.join(STEPS, case), t.at(to), ignore=shutil.ignore_patterns("earlier"))
+    for name in os.listdir(os.path.join(STEPS, case, "earlier")):
+        if any(f"zero_pp_rank_{rank}_" in name for rank in ranks):
+            shutil.copy(os.path.join(STEPS, case, "earlier", name), t.at(to))
+    return t.at(to)
+
+
+def found_of(t, path, status=0):
+    findings = t.json("validate", "--deep", path, "--json", status=status)["findings"]
+    return [(f["level"], f["rule"], f["file"], f["message"]) for f in findings if f["rule"].startswith("parts/")]
+
+
+@test
+def test_files_of_an_earlier_step_are_told_by_what_the_optimizer_files_have_in_common(t):
+    """SGD counts no steps, and ZeRO 3 stores no second copy of the weights: a loss scaler and the learning rate are what is left."""
+    for case, says in (("scaled", "loss scaler"), ("scheduled", "param groups")):
+        for rank in range(2):
+            path = with_earlier(t, case, f"{case}{rank}", [rank])
+            check_refused(t, path, optim_file(1, ""))  # of two files either may be the odd one: both are named
+            (found,) = found_of(t, path, status=1)
+            need(says in found[3] and optim_file(0, "") in found[3], found)
+
+
+@test
+def test_optimizer_files_of_another_step_than_the_model_states_are_a_warning(t):
+    """It may be right: an optimizer that was started again."""
+    for case, says in (("scaled", "loss scaler that counts other steps"), ("scheduled", "other learning rates than the scheduler")):
+        warnings = [f for f in found_of(t, with_earlier(t, case, case, range(2))) if f[0] == "warning"]
+        need(len(warnings) == 1 and warnings[0][1] == "parts/unchecked-save" and says in warnings[0][3], warnings)
+        need(not [f for f in found_of(t, with_earlier(t, case, case + "_whole", [])) if f[0] == "warning"], f"{case} is whole")
+    path = copy_of(t, "zero3_bf16", "adam")
+    need(found_of(t, path) == [], "Adam counts the steps of the model states")
+    for rank in range(3):
+        with_global_steps(os.path.join(path, f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"), 7)
+    (found,) = found_of(t, path)
+    need(found[:2] == ("warning", "parts/unchecked-save") and "counts other steps" in found[3], found)
+
+
+@test
+def test_a_checkpoint_that_cannot_be_checked_for_mixed_steps_says_so(t):
+    for number, ranks in enumerate(([], [1])):
+        path = with_earlier(t, "constant", f"constant{number}", ranks)
+        (found,) = found_of(t, path)
+        need(found[:2] == ("note", "parts/unchecked-save") and "another step would not be noticed" in found[3], found)
+    need(found_of(t, with_earlier(t, "scaled", "scaled", [])) == [], "its loss scaler counts steps")
+
+
 def check_only(t, path, named):
     check_refused(t, path, named)
     errors = [f for f in t.json("validate", path, "--json", status=1)["findings"] if f["level"] == "error"]

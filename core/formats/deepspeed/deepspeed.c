@@ -9,6 +9,7 @@
 #include "formats/deepspeed/deepspeed_parts.h"
 #include "formats/deepspeed/deepspeed_plain.h"
 #include "formats/deepspeed/deepspeed_states.h"
+#include "formats/deepspeed/deepspeed_steps.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/try.h"
@@ -54,6 +55,7 @@ static tsr_status read_column(reading *r, uint32_t number)
     if (status == TSR_OK && r->files.zero) status = read_flat(r, column, &trained, &groups);
     if (status == TSR_OK && !r->files.zero) status = tsr_ds_plain_add(&r->files, column, &trained, &r->states, &groups, r->err);
     if (status == TSR_OK) status = tsr_ds_agree(&r->files, column, &trained, r->err);
+    if (status == TSR_OK) status = tsr_ds_check_steps(&r->files, column, r->err);
     if (status == TSR_OK) status = tsr_ds_join_groups(&r->files, &r->groups, groups, r->err);
     if (status == TSR_OK) status = tsr_ds_model_add(&r->files, column, &trained, &r->model, r->err);
     if (status == TSR_OK) status = tsr_ds_experts_add_rest(&r->files, &r->model, r->err);

@@ -2,6 +2,7 @@
 #include "formats/deepspeed/deepspeed_agree.h"
 
 #include "formats/deepspeed/deepspeed_plain.h"
+#include "formats/deepspeed/deepspeed_steps.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
@@ -23,42 +24,20 @@ typedef struct agreement {
 
 /* ---- doubt ---- */
 
-/* The first step that an optimizer file states; NULL: it states none. */
-static const tsr_value *step_in(const tsr_ds_file *file)
-{
-    const tsr_value *optimizer = tsr_ds_optimizer(file), *elastic = tsr_ds_get(optimizer, "base_optimizer_state_step");
-    const tsr_value *base = tsr_ds_get(optimizer, "base_optimizer_state"), *states = tsr_ds_dict(base, "state");
-    if (elastic) return elastic;
-    return tsr_ds_get(states && states->count > 1 ? states->items[1] : tsr_ds_item(base, 0), "step");
-}
-
-/* Whether a step is the number of steps that were made. */
-static tsr_status is_step(const agreement *a, const tsr_value *step, uint64_t made, bool *is)
-{
-    uint64_t number;
-    float value;
-    const tsr_entry *tensor = tsr_ds_tensor(step);
-    *is = tsr_ds_number(step, &number) && number == made;
-    if (!tensor || tensor->ndim || tensor->dtype != TSR_FLOAT32 || tensor->chunk_count != 1 || tensor->chunks[0].file == TSR_NO_FILE) return TSR_OK;
-    TSR_TRY(tsr_store_read(a->files->checkpoint->store, tensor->chunks[0].file, tensor->chunks[0].byte_offset, &value, sizeof value, a->err));
-    *is = value == (float)made;
-    return TSR_OK;
-}
-
 /* Files that differ in their steps are reported, so that the first one counts for all. */
 static tsr_status is_in_doubt(const agreement *a, bool *doubt)
 {
     uint64_t steps = 0, skipped = 0;
-    bool is;
+    tsr_ds_steps compared;
     const tsr_value *step = NULL, *root = a->column->model->root;
     *doubt = false;
     if (!tsr_ds_number(tsr_ds_get(root, "global_steps"), &steps)) return TSR_OK;
     tsr_ds_number(tsr_ds_get(root, "skipped_steps"), &skipped);
-    for (uint32_t r = 0; r < a->column->world && !step; r++) step = step_in(a->column->optims[r]);
+    for (uint32_t r = 0; r < a->column->world && !step; r++) step = tsr_ds_step_of(a->files, a->column->optims[r]);
     *doubt = true;
     if (!step) return TSR_OK;
-    TSR_TRY(is_step(a, step, skipped <= steps ? steps - skipped : 0, &is));
-    *doubt = !is;
+    TSR_TRY(tsr_ds_compare_step(a->files, step, skipped <= steps ? steps - skipped : 0, &compared, a->err));
+    *doubt = compared != TSR_DS_STEPS_SAME;
     return TSR_OK;
 }
 

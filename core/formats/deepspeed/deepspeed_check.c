@@ -3,6 +3,7 @@
 
 #include "formats/common/rank_bytes.h"
 #include "formats/common/shown_names.h"
+#include "formats/deepspeed/deepspeed_steps.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/try.h"
@@ -156,30 +157,28 @@ static tsr_status same_scalar(const tsr_ds_files *files, const tsr_value *a, con
     return TSR_OK;
 }
 
-/* The step of the first parameter group's states. */
-static const tsr_value *step_of(const tsr_ds_files *files, const tsr_ds_file *file)
-{
-    const tsr_value *optimizer = tsr_ds_optimizer(file);
-    const tsr_value *base = tsr_ds_get(optimizer, files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state");
-    const tsr_value *states = tsr_ds_dict(base, "state"), *elastic = tsr_ds_get(optimizer, "base_optimizer_state_step");
-    if (elastic) return elastic;
-    const tsr_value *first = states && states->count > 1 ? states->items[1] : tsr_ds_item(base, 0);
-    return tsr_ds_get(first, "step");
-}
-
 static const tsr_value *groups_of(const tsr_ds_files *files, const tsr_ds_file *file)
 {
     return tsr_ds_get(tsr_ds_get(tsr_ds_optimizer(file), files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state"), "param_groups");
 }
 
-/* What two optimizer files of one save have in common. *differing: what they do not, or NULL. */
+static bool match(const tsr_value *a, const tsr_value *b)
+{
+    return !a == !b && (!a || tsr_value_match(a, b, DEPTH, NODES) == TSR_SAME);
+}
+
+/* What two optimizer files of one save have in common. *differing: what they do not, or NULL. A loss scaler that adapts counts steps, too,
+ * where the optimizer does not. */
 static tsr_status compare_optimizers(const tsr_ds_files *files, const tsr_ds_file *a, const tsr_ds_file *b, const char **differing, tsr_error *err)
 {
     bool same;
-    const tsr_value *x = groups_of(files, a), *y = groups_of(files, b);
-    TSR_TRY(same_scalar(files, step_of(files, a), step_of(files, b), &same, err));
-    const bool same_groups = !x == !y && (!x || tsr_value_match(x, y, DEPTH, NODES) == TSR_SAME);
-    *differing = !same ? "a different step" : same_groups ? NULL : "different param groups ('param_groups')";
+    const tsr_value *x = tsr_ds_optimizer(a), *y = tsr_ds_optimizer(b);
+    TSR_TRY(same_scalar(files, tsr_ds_step_of(files, a), tsr_ds_step_of(files, b), &same, err));
+    *differing = NULL;
+    if (!same) *differing = "a different step";
+    else if (!match(groups_of(files, a), groups_of(files, b))) *differing = "different param groups ('param_groups')";
+    else if (!match(tsr_ds_get(x, "loss_scaler"), tsr_ds_get(y, "loss_scaler"))) *differing = "a different loss scaler ('loss_scaler')";
+    else if (!match(tsr_ds_get(a->root, "ds_version"), tsr_ds_get(b->root, "ds_version"))) *differing = "a different version of DeepSpeed ('ds_version')";
     return TSR_OK;
 }
 
