@@ -118,6 +118,9 @@ static const tsr_rule rules[] = {
      "the save was interrupted, or files were not copied: the checkpoint is not marked as complete",
      "Copy the named files from where the checkpoint was written, or use an earlier checkpoint. `tessera repair` rebuilds a "
      "lost .metadata of a DCP checkpoint."},
+    {"parts/stages-differ", TSR_WARNING, "stages of a pipeline hold different values under one name",
+     "DeepSpeed's tied layers share the weights that are tied. Whatever else the layer has, each stage trains for itself. The first "
+     "stage's values keep the name; those of later stages are listed under `mp_rank_NN.`."},
     {"parts/unchecked-save", TSR_NOTE, "nothing in the files shows whether they are of the same save",
      "ZeRO 3 stores the weights only in the optimizer files, each rank its own part, so that no two files have values to "
      "compare, and optimizers such as SGD count no steps. If a file may have been mixed up, load the checkpoint and evaluate "

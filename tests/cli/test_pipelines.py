@@ -5,7 +5,7 @@ import os
 import shutil
 
 from harness import need, test
-from test_deepspeed import GOLDEN, copy_of, listing, named
+from test_deepspeed import GOLDEN, copy_of, described, listing, named, rewrite
 
 
 def expectation(case):
@@ -71,6 +71,66 @@ def test_a_pipeline_without_zero_is_listed_by_the_numbers_of_its_layers(t):
     need(len(notes) == 2 and all("pipeline" in n for n in notes), notes)
     t.run("convert", path, t.at("model.safetensors"), "--part", "model")
     need(named(listing(t, t.at("model.safetensors")), "") == by_number(expect, expect["model"]), "convert")
+
+
+def stored_under(name):
+    """What a later stage has besides the tied weights is in the file of that layer, under its number, if there is one; else nowhere."""
+    return {"mp_rank_01.tied_modules.mix.bias": "5.bias"}.get(name, None if name.startswith("mp_rank_01.") else name)
+
+
+@test
+def test_what_tied_layers_do_not_tie_is_listed_for_every_stage(t):
+    """DeepSpeed's engines of all stages load and train their own: neither value may be lost."""
+    for case in ("zero1_pipeline_own", "zero0_pipeline_own_bf16"):
+        expect = expectation(case)
+        path = copy_of(t, case, case)
+        rows = listing(t, path)
+        own = sorted(n for n in expect["model"] if n.startswith("mp_rank_01."))
+        need(own == ["mp_rank_01.tied_modules.embed.positions", "mp_rank_01.tied_modules.embed.stage", "mp_rank_01.tied_modules.mix.bias"], own)
+        need(all(expect["model"][n] != expect["model"][n[len("mp_rank_01."):]] for n in own), "the stages hold different values")
+        module = {stored_under(n): tensor for n, tensor in whole(expect["module"]).items() if stored_under(n)}
+        model = {n: tensor for n, tensor in whole(expect["model"]).items() if n != "mp_rank_01.tied_modules.embed.stage"}
+        for part, want in (("module.", module), ("model.", model), ("optim.state.", whole(expect["optim"]))):
+            got = named(rows, part)
+            need(got == want, f"{case}: {part}: {[n for n in set(got) | set(want) if got.get(n) != want.get(n)]}")
+        trained = {n.rsplit(".", 1)[0] for n in expect["optim"]}
+        groups = [rows[f"optim.param_groups.{g}.params"]["value"] for g in range(2)]
+        need(sorted(sum(groups, [])) == sorted(trained), f"{case}: {groups}")
+        found = [f for f in t.json("validate", path, "--json", "--deep")["findings"] if f["rule"].startswith(("parts/", "layout/"))]
+        need([(f["rule"], f["level"]) for f in found] == [("parts/stages-differ", "warning")] * 2 and "mp_rank_01.tied_modules.mix.bias" in found[1]["message"], found)
+        t.run("convert", path, t.at(case + ".safetensors"), "--part", "model")
+        need(named(listing(t, t.at(case + ".safetensors")), "") == model, f"{case}: convert")
+
+
+@test
+def test_a_tied_layer_with_a_buffer_is_there_without_zero(t):
+    """Without ZeRO the buffer's is the only name of the layer that is stored."""
+    expect = expectation("zero0_pipeline_own")
+    path = copy_of(t, "zero0_pipeline_own", "run")
+    model = {n: tensor for n, tensor in expect["model"].items() if not n.startswith("mp_rank_01.")}
+    want = {**by_number(expect, model), "5.bias": expect["model"]["mp_rank_01.tied_modules.mix.bias"][0]}
+    rows = listing(t, path)
+    for part in ("module.", "model."):
+        got = named(rows, part)
+        need(got == want, f"{part}: {[n for n in set(got) | set(want) if got.get(n) != want.get(n)]}")
+    t.run("validate", path, "--deep")
+    t.run("convert", path, t.at("model.safetensors"), "--part", "model")
+    need(named(listing(t, t.at("model.safetensors")), "") == want, "convert")
+    os.remove(os.path.join(path, "layer_00-model_states.pt"))
+    check_missing(t, path, "'embed'")
+
+
+@test
+def test_tied_weights_that_differ_between_stages_are_not_taken_for_one(t):
+    """As in a copy of one stage's files from another step: the later stage's get a name of their own, and a warning."""
+    path = copy_of(t, "zero1_pipeline", "run")
+    file = os.path.join(path, "bf16_zero_pp_rank_0_mp_rank_01_optim_states.pt")
+    rewrite(file, lambda name, data: bytes(b ^ 64 for b in data) if "/data/" in name and len(data) > 64 else data)
+    found = [f for f in t.json("validate", path, "--json", "--deep")["findings"] if f["rule"] == "parts/stages-differ"]
+    need(found and all("tied_modules." in f["message"] for f in found), found)
+    rows = listing(t, path)
+    for name in {f["message"].split("'")[1] for f in found}:
+        need(described(rows[f"model.{name}"]) != described(rows[f"model.mp_rank_01.{name}"]), name)
 
 
 def save_layer_like_mix(path):

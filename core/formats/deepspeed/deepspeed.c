@@ -8,6 +8,7 @@
 #include "formats/deepspeed/deepspeed_module.h"
 #include "formats/deepspeed/deepspeed_parts.h"
 #include "formats/deepspeed/deepspeed_plain.h"
+#include "formats/deepspeed/deepspeed_stages.h"
 #include "formats/deepspeed/deepspeed_states.h"
 #include "formats/deepspeed/deepspeed_steps.h"
 #include "formats/deepspeed/deepspeed_values.h"
@@ -32,14 +33,26 @@ static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *er
     return TSR_OK;
 }
 
+static tsr_status place_all(const reading *r, const tsr_ds_weights *weights, tsr_ds_rows *trained)
+{
+    for (uint32_t s = 0; s < weights->segment_count; s++)
+        TSR_TRY(tsr_ds_weights_place(weights, s, &weights->segments[s].fp32, TSR_STR(""), trained, r->err));
+    return TSR_OK;
+}
+
 static tsr_status read_flat(reading *r, const tsr_ds_column *column, tsr_ds_rows *trained, const tsr_value **groups)
 {
     tsr_ds_weights weights;
-    bool found;
+    bool found, renamed;
     TSR_TRY(tsr_ds_weights_open(&r->files, column, &weights, &found, r->err));
     if (!found) return TSR_OK;
-    for (uint32_t s = 0; s < weights.segment_count; s++)
-        TSR_TRY(tsr_ds_weights_place(&weights, s, &weights.segments[s].fp32, TSR_STR(""), trained, r->err));
+    TSR_TRY(place_all(r, &weights, trained));
+    TSR_TRY(tsr_ds_stages_rename(&weights, trained, &r->model, &renamed, r->err));
+    if (renamed) {
+        tsr_ds_rows_close(trained);
+        TSR_TRY(tsr_ds_rows_open(trained, r->files.checkpoint, 1, r->err));
+        TSR_TRY(place_all(r, &weights, trained));
+    }
     TSR_TRY(tsr_ds_states_add(&weights, &r->states, &r->odd, r->err));
     return tsr_ds_param_groups(&weights, groups, r->err);
 }

@@ -131,18 +131,29 @@ static bool fits(const layers *l, const tsr_ds_file *file, uint32_t head)
     return true;
 }
 
-/* Whether two files hold the same, as those of two uses of a tied layer do. */
+static tsr_status is_same_tensor(const layers *l, const tsr_entry *x, const tsr_entry *y, bool *same)
+{
+    *same = x && y && x->dtype == y->dtype && tsr_entry_same_shape(x, y);
+    if (!*same || tsr_torch_decide(l->files->checkpoint, x, y, same)) return TSR_OK;
+    return tsr_rank_bytes_match(l->files->checkpoint, x, y, same, l->err);
+}
+
+/* Whether two files are those of two uses of a tied layer: they hold the same names and shapes, and at least one tensor is equal. The
+ * others are not tied, and every stage trains its own. */
 static tsr_status is_same_layer(const layers *l, const tsr_ds_file *a, const tsr_ds_file *b, bool *same)
 {
-    *same = tsr_ds_count(a->root) == tsr_ds_count(b->root);
-    for (size_t i = 0; i < tsr_ds_count(a->root) && *same; i++) {
+    bool alike = tsr_ds_count(a->root) == tsr_ds_count(b->root), equal;
+    *same = false;
+    for (size_t i = 0; i < tsr_ds_count(a->root) && alike; i++) {
         const tsr_value *key = a->root->items[2 * i], *other = key->kind == TSR_VALUE_STR ? tsr_value_get(b->root, key->text) : NULL;
         const tsr_entry *x = tsr_ds_tensor(a->root->items[2 * i + 1]), *y = tsr_ds_tensor(other);
         if (!x && !y) continue;
-        *same = x && y && x->dtype == y->dtype && tsr_entry_same_shape(x, y);
-        if (*same && !tsr_torch_decide(l->files->checkpoint, x, y, same))
-            TSR_TRY(tsr_rank_bytes_match(l->files->checkpoint, x, y, same, l->err));
+        alike = x && y && x->dtype == y->dtype && tsr_entry_same_shape(x, y);
+        if (!alike || *same) continue;
+        TSR_TRY(is_same_tensor(l, x, y, &equal));
+        *same = equal;
     }
+    *same = *same && alike;
     return TSR_OK;
 }
 
@@ -309,25 +320,35 @@ static const tsr_value *untied(const layers *l, const tsr_value *value)
     return tsr_value_tensor(l->files->checkpoint->arena, copy, l->err);
 }
 
-static tsr_str name_in(const layers *l, const tsr_ds_file *file, uint32_t head, tsr_str key)
+/* The name of what a file holds under a key. *tied: the layer's own name, which what is equal in all of its files has; `name` is that, or
+ * the layer's number where this file's is another one. */
+static tsr_status name_in(const layers *l, const tsr_ds_file *file, tsr_str key, tsr_str *name, tsr_str *tied)
 {
     tsr_arena *arena = l->files->checkpoint->arena;
-    if (head == UINT32_MAX || l->unsure[head]) return tsr_arena_format(arena, l->err, "%u.%.*s", file->name.rank, TSR_STR_ARG(key));
-    return tsr_arena_format(arena, l->err, TIED "%.*s.%.*s", TSR_STR_ARG(l->tied[head].key), TSR_STR_ARG(key));
+    const uint32_t head = key_of(l, file);
+    const tsr_ds_file *owner = head == UINT32_MAX ? NULL : l->owners[head];
+    bool same = head != UINT32_MAX && !l->unsure[head];
+    *tied = TSR_STR("");
+    if (same) *tied = tsr_arena_format(arena, l->err, TIED "%.*s.%.*s", TSR_STR_ARG(l->tied[head].key), TSR_STR_ARG(key));
+    if (!tied->data) return TSR_E_NOMEM;
+    if (same && owner != file && owner->name.model_rank == file->name.model_rank)
+        TSR_TRY(is_same_tensor(l, tsr_ds_tensor(tsr_value_get(owner->root, key)), tsr_ds_tensor(tsr_value_get(file->root, key)), &same));
+    *name = same ? *tied : tsr_arena_format(arena, l->err, "%u.%.*s", file->name.rank, TSR_STR_ARG(key));
+    return name->data ? TSR_OK : TSR_E_NOMEM;
 }
 
 /* `known` has the model's names before files of layers are added, or is NULL: everything counts. */
 static tsr_status add_file(const layers *l, const tsr_ds_file *file, const tsr_map *known, tsr_ds_rows *rows)
 {
-    const uint32_t head = key_of(l, file);
+    tsr_str name, tied;
     rows->rank = file->name.model_rank;
     for (size_t i = 0; i < tsr_ds_count(file->root); i++) {
         const tsr_value *key = file->root->items[2 * i];
         if (key->kind != TSR_VALUE_STR) continue;
-        const tsr_str name = name_in(l, file, head, key->text);
         const tsr_value *value = untied(l, file->root->items[2 * i + 1]);
-        if (!name.data || !value) return TSR_E_NOMEM;
-        if (known && tsr_map_get(known, name, 0)) continue;
+        if (!value) return TSR_E_NOMEM;
+        TSR_TRY(name_in(l, file, key->text, &name, &tied));
+        if (known && (tsr_map_get(known, name, 0) || tsr_map_get(known, tied, 0))) continue;
         TSR_TRY(tsr_ds_rows_add(rows, name, TSR_STR(""), value, l->err));
     }
     return TSR_OK;
@@ -425,10 +446,19 @@ static tsr_status report_tied(missing_layers *m, uint32_t head)
                          TSR_STR_ARG(key), names.count ? names.text : "one with a higher number", tsr_shown_names_rest(&names));
 }
 
+/* Whether the file of a tied layer is there. Without names of weights only those of its buffers are known, which any file may have. */
+static bool has_file(const layers *l, uint32_t head)
+{
+    if (l->has_shapes) return l->owners[head] || l->unsure[head];
+    for (uint32_t i = 0; i < l->count; i++)
+        if (!l->named[l->layers[i].name.rank % MOST_LAYERS] && fits(l, &l->layers[i], head)) return true;
+    return false;
+}
+
 static tsr_status check_tied(missing_layers *m)
 {
     for (uint32_t t = 0; t < m->l->tied_count; t++)
-        if (m->l->tied[t].head == t && !m->l->owners[t] && !m->l->unsure[t]) TSR_TRY(report_tied(m, t));
+        if (m->l->tied[t].head == t && !has_file(m->l, t)) TSR_TRY(report_tied(m, t));
     for (uint32_t t = 0; t < m->l->tied_count; t++)
         if (m->l->unsure[t])
             TSR_TRY(tsr_finding_add_at(m->l->files->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},

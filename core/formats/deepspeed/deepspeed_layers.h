@@ -9,7 +9,8 @@
  * names and shapes and is of no other layer. Later uses with a function of their own have no file; those without have a copy. Without
  * ZeRO and bfloat16 (deepspeed_slices.h) no name is stored: the layer's number stands for it, and every stage has an optimizer of its
  * own in its model states, whose parameters count from 0. What a tied module has besides its tied weights, as an embedding's positions,
- * is under one name in several stages and may differ: the first stage's is listed, and `validate --deep` reports the difference. */
+ * is under one name in several stages, each with values of its own. A later file keeps the layer's number for those; see also
+ * deepspeed_stages.h. */
 #ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_LAYERS_H
 #define TSR_FORMATS_DEEPSPEED_DEEPSPEED_LAYERS_H
 
