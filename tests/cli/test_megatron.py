@@ -47,6 +47,52 @@ def test_megatron_is_written_as_it_was(t):
         t.run("validate", t.at(name), "--deep")
 
 
+EXPERT_MESHES = (("ep=4", "shard(0)"), ("pp=2,ep=2", "shard(0),shard(1)"), ("tp=3", "shard(1)"))
+
+
+def check_experts(t, path, want, what):
+    """What check_listing checks, and that every object is a list of as many as there are layers and experts of it."""
+    doc = t.json("inspect", path, "--json", "--hash", "sha256")
+    need(doc["format"] == "megatron-dist", f"{what}: {doc['format']}")
+    rows = {e["fqn"]: e for e in doc["entries"]}
+    got = {k: {"dtype": e["dtype"], "shape": e["shape"], "sha256": e["hash"]["digest"]} for k, e in rows.items() if e["kind"] == "tensor"}
+    need(got == want["entries"], f"{what}: {[k for k in {**got, **want['entries']} if got.get(k) != want['entries'].get(k)]}")
+    objects = {k: e["value"] for k, e in rows.items() if k in want["objects"]}
+    need(objects == want["objects"] and not any("/shard_" in k for k in rows), f"{what}: {objects}")
+    need({k for k, e in rows.items() if e["kind"] != "tensor" and not k.startswith("common.")} <= set(want["objects"]), f"{what}: {sorted(rows)}")
+
+
+@test
+def test_experts_of_two_pipeline_stages_are_those_of_megatron(t):
+    """Layers that are stacked, and layers and experts with names of their own (tests/golden/make_megatron_moe.py)."""
+    for name in ("moe", "moe_layers"):
+        path, want = golden(name)
+        check_experts(t, path, want, name)
+        for deep in ((), ("--deep",)):
+            need(t.json("validate", path, "--json", *deep)["findings"] == [], name)
+        t.run("convert", path, t.at(name), "--to", "megatron-dist")
+        check_experts(t, t.at(name), want, f"{name}, converted")
+        t.run("diff", path, t.at(name), "--values")
+        t.run("convert", path, t.at(name + ".safetensors"), "--exclude", "common.**", "--objects", "drop")
+        listed = t.json("inspect", t.at(name + ".safetensors"), "--json", "--hash", "sha256")["entries"]
+        need({e["fqn"]: e["hash"]["digest"] for e in listed} == {k: w["sha256"] for k, w in want["entries"].items()}, f"{name}: safetensors")
+        for number, (mesh, placements) in enumerate(EXPERT_MESHES):
+            out = t.at(f"{name}{number}")
+            t.run("reshard", path, out, "--mesh", mesh, "--placements", placements)
+            check_experts(t, out, want, f"{name} on {mesh}")
+
+
+@test
+def test_a_lost_expert_is_named(t):
+    """A file that only one pipeline stage and expert-parallel rank writes."""
+    for name in ("moe", "moe_layers"):
+        path, _ = golden(name)
+        shutil.copytree(path, t.at(name))
+        os.remove(os.path.join(t.at(name), "__3_0.distcp"))
+        message = t.run("convert", t.at(name), t.at("x"), "--to", "megatron-dist", status=2).stderr.decode()
+        need("__3_0.distcp" in message and not os.path.exists(t.at("x")), message)
+
+
 @test
 def test_megatron_is_resharded(t):
     for name in ("fragments", "layers"):
