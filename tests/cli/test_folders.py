@@ -78,6 +78,23 @@ def test_a_trainer_checkpoint_is_read_as_the_trainer_wrote_it(t):
 
 
 @test
+def test_a_lightning_checkpoint_is_read_as_the_trainer_wrote_it(t):
+    """Its tensors have no part before their names, and what is not a tensor is in meta.pt, which Lightning writes last."""
+    path, want = golden("lightning")
+    whole = t.json("inspect", path, "--json", "--hash", "sha256")
+    need(whole["format"] == want["format"] and [p["name"] for p in whole["summary"]["parts"]] == ["", "meta"], whole["summary"])
+    need(tensors(whole) == want["parts"][""]["entries"], set(tensors(whole)) ^ set(want["parts"][""]["entries"]))
+    check_part(whole, want["parts"]["meta"], "meta.")
+    need(t.json("validate", path, "--deep", "--json")["findings"] == [], "a whole checkpoint")
+    t.run("convert", path, t.at("one.safetensors"), "--include", "state_dict.**", "--rename", "state_dict.=")
+    weights = {k[len("state_dict."):]: e for k, e in want["parts"][""]["entries"].items() if k.startswith("state_dict.")}
+    need(tensors(t.json("inspect", t.at("one.safetensors"), "--json", "--hash", "sha256")) == weights, "the weights")
+    shutil.copytree(path, t.at("killed"), ignore=lambda _, names: ["meta.pt"])
+    found = t.json("validate", t.at("killed"), "--json", status=1)["findings"]
+    need(any(f["rule"] == "parts/incomplete-save" and "meta.pt" in f["message"] for f in found), found)
+
+
+@test
 def test_parts_that_were_written_one_file_each_open_as_parts_again(t):
     """The model and the module of a ZeRO-1 checkpoint share all names."""
     for case in ("zero1_bf16", "zero3_bf16"):

@@ -41,6 +41,16 @@ MARKERS = ["latest", "latest_universal", "latest_checkpointed_iteration.txt"]
 OTHER = FIRST + MARKERS + ZERO + ["pytorch_model_fsdp_0/.metadata", "fsdp_config.json"]
 
 
+def check_requests(t, at, most):
+    """Listing asks once for each name that may be there and is not, and makes no more requests than `most`."""
+    with serving(t.folder) as server:
+        t.run("inspect", server.url + at)
+        asked = names_asked(server)
+        need(len(asked) <= most, f"{at}: {len(asked)} requests for {len(set(asked))} names")
+        lost = absent(server, t.folder)
+        need(all(asked.count(n) == 1 for n in lost), f"{at}: an absent name was asked for twice")
+
+
 def check_incomplete(t, path, lost):
     """validate reports an interrupted save over http, and names the file that is not there."""
     with serving(t.folder) as server:
@@ -67,7 +77,7 @@ def test_deepspeed_is_opened_without_a_listing(t):
 @test
 def test_pipelines_are_opened_without_a_listing(t):
     """Only some names of layers are stored: other numbers, and a few beyond them, are tried."""
-    for case in ("zero0_pipeline", "zero0_pipeline_bf16", "zero1_pipeline", "zero1_pipeline_tp"):
+    for case in ("zero0_pipeline", "zero0_pipeline_bf16", "zero1_pipeline", "zero1_pipeline_tp", "zero1_pipeline_own"):
         os.makedirs(t.at(case))
         copied(t, case, f"{case}/run")
         numbers = range(17)
@@ -174,6 +184,24 @@ def test_verl_is_opened_without_a_listing(t):
         check_same(t, t.folder, f"{run}/", tag + [f"{actor}{k}_world_size_2_rank_0.pt" for k in ("optim", "extra_state")], ("inspect",))
     os.remove(t.at("some/global_step_7/actor/model_world_size_2_rank_1.pt"))
     check_incomplete(t, "some/", "model_world_size_2_rank_1.pt")
+
+
+@test
+def test_lightning_is_opened_without_a_listing(t):
+    shutil.copytree(os.path.join(GOLDEN, "folders", "lightning"), t.at("run"))
+    check_same(t, t.folder, "run/", [])  # .metadata names its files, and meta.pt goes with names like these
+    check_requests(t, "run/", 8)
+    os.remove(t.at("run/meta.pt"))
+    check_incomplete(t, "run/", "meta.pt")
+
+
+@test
+def test_few_requests_open_directories_of_training_loops(t):
+    shutil.copytree(os.path.join(GOLDEN, "folders", "trainer"), t.at("trainer"))
+    check_requests(t, "trainer/", 20)  # 6 names that are there, 5 that are not
+    for case, most in (("zero1_bf16", 21), ("zero3_bf16", 25), ("zero1_pipeline_own", 62)):
+        copied(t, case, case)
+        check_requests(t, case + "/", most)
 
 
 @test

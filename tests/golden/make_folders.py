@@ -2,8 +2,8 @@
 
 Usage: python tests/golden/make_folders.py [NAME…]    in an environment that has the versions below (without CUDA).
 
-Made with torch 2.13.0, transformers 5.23.0, accelerate 1.15.0, torch_checkpointing 0.1.1. That last one gathers its metadata on
-a GPU and writes past the page cache: here it does both without (see `without_gpu`).
+Made with torch 2.13.0, transformers 5.23.0, accelerate 1.15.0, lightning 2.6.6, torch_checkpointing 0.1.1. That last one gathers its
+metadata on a GPU and writes past the page cache: here it does both without (see `without_gpu`).
 
 NAME/ is the checkpoint. NAME.expect.json has its format, and of each part the tensors (dtype, shape, SHA-256 of the row-major
 little-endian bytes) and objects, as the loop held them when it saved.
@@ -121,8 +121,57 @@ def torch_checkpointing():
     mp.start_processes(save_items, args=(2, str(HERE / "torch_checkpointing")), nprocs=2, start_method="spawn")
 
 
+def lightning_rank(rank, world, out):
+    """Lightning takes ranks that a launcher started as they are."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world), GROUP_RANK="0",
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=PORT, TORCHELASTIC_RUN_ID="one")
+    import lightning
+    from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+    from lightning.pytorch.strategies import ModelParallelStrategy
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(5)
+            self.save_hyperparameters({"width": 6, "name": "small"})
+            self.net = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 5))
+
+        def configure_model(self):
+            if not isinstance(self.net, torch.distributed.fsdp.FSDPModule):
+                fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+        def training_step(self, batch, _):
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.125)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    data = torch.utils.data.DataLoader(torch.linspace(-1, 1, 40).reshape(8, 5), batch_size=2)
+    loop = lightning.Trainer(accelerator="cpu", devices=world, max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                             enable_model_summary=False, plugins=[TorchElasticEnvironment()],
+                             strategy=ModelParallelStrategy(data_parallel_size=world, tensor_parallel_size=1, process_group_backend="gloo"))
+    model = Model()
+    loop.fit(model, data)
+    loop.save_checkpoint(out)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = {"state_dict": get_model_state_dict(model, options=options), "optimizer_0": get_optimizer_state_dict(model, loop.optimizers[0], options=options)}
+    if rank == 0:
+        entries = {k: digest(v) for k, v in walk(whole) if isinstance(v, torch.Tensor)}
+        meta = {"epoch": loop.current_epoch, "global_step": loop.global_step, "hyper_parameters": dict(model.hparams)}
+        write_expected("lightning", "lightning-dist", {"": {"entries": entries, "objects": {}}, "meta": part(meta)})
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def lightning():
+    mp.start_processes(lightning_rank, args=(2, str(HERE / "lightning")), nprocs=2, start_method="spawn")
+
+
 if __name__ == "__main__":
     HERE.mkdir(exist_ok=True)
-    for make in [globals()[n] for n in sys.argv[1:] or ("trainer", "torch_checkpointing")]:
+    for make in [globals()[n] for n in sys.argv[1:] or ("trainer", "torch_checkpointing", "lightning")]:
         shutil.rmtree(HERE / make.__name__, ignore_errors=True)
         make()

@@ -273,10 +273,10 @@ static tsr_status split_replicas(tsr_checkpoint *checkpoint, tsr_entry *entry, t
     return status;
 }
 
-/* Files that a form of DCP has next to the items. */
-static bool belongs_to_megatron(const tsr_dcp_state *state, tsr_str name)
+/* Files that a form of DCP has next to the items: a DCP with a meta.pt is Lightning's. */
+static bool belongs_to_form(const tsr_dcp_state *state, tsr_str name)
 {
-    return state->is_megatron && tsr_str_equal(name, TSR_STR("common.pt"));
+    return tsr_str_equal(name, TSR_STR("meta.pt")) || (state->is_megatron && tsr_str_equal(name, TSR_STR("common.pt")));
 }
 
 static tsr_status report_unreferenced(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -284,7 +284,7 @@ static tsr_status report_unreferenced(tsr_checkpoint *checkpoint, tsr_error *err
     const tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
     for (uint32_t f = 0; f < checkpoint->store->file_count; f++) {
         tsr_str name = checkpoint->store->files[f].name;
-        if (!name.size || state->file_uses[f] != TSR_DCP_UNUSED || belongs_to_megatron(state, name)) continue; /* see io/store_view.h */
+        if (!name.size || state->file_uses[f] != TSR_DCP_UNUSED || belongs_to_form(state, name)) continue; /* see io/store_view.h */
         bool data =
             tsr_str_ends(name, TSR_STR(".distcp")) && !memchr(name.data, '/', name.size); /* below may be another save */
         if (data && checkpoint->store->files[f].size == 0) continue; /* of a rank that had nothing to write */
