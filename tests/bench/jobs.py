@@ -9,6 +9,7 @@ import sys
 import cold_jobs
 import map_jobs
 import store_jobs
+import zero_jobs
 from measure import Job, Side
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -17,9 +18,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class Bench:
     """Paths of one run: the built programs, a scratch folder, the sample data."""
 
-    def __init__(self, build, samples, scratch):
+    def __init__(self, build, samples, scratch, mib):
         self.tessera = os.path.join(build, "bin", "tessera")
-        self.build, self.samples, self.scratch = build, samples, scratch
+        self.build, self.samples, self.scratch, self.mib = build, samples, scratch, mib
 
     def program(self, name, *args):
         return [os.path.join(self.build, "bin", name), *map(str, args)]
@@ -493,4 +494,4 @@ def p27(bench):
                "≤ 1.5 × the browser's fastest read and write, ≤ 200 MiB")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "COLD": [cold_deep, cold_convert, cold_rows, cold_columns], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "PY": [py_dcp, py_safetensors, py_save], **map_jobs.JOBS, **store_jobs.JOBS}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "COLD": [cold_deep, cold_convert, cold_rows, cold_columns], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "PY": [py_dcp, py_safetensors, py_save], **map_jobs.JOBS, **store_jobs.JOBS, **zero_jobs.JOBS}

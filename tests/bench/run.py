@@ -29,11 +29,12 @@ def main():
     ap.add_argument("--samples", default=os.path.join(ROOT, ".local", "samples"))
     ap.add_argument("--scratch", help="where outputs go (default: a temporary folder)")
     ap.add_argument("--runs", type=int, default=5)
+    ap.add_argument("--mib", type=int, default=2048, help="size of P19's data (default: %(default)s)")
     ap.add_argument("jobs", nargs="*", help=f"some of {' '.join(JOBS)}")
     a = ap.parse_args()
     scratch = a.scratch or tempfile.mkdtemp(prefix="tessera-bench-")
     os.makedirs(scratch, exist_ok=True)
-    bench, results = Bench(a.build, a.samples, scratch), []
+    bench, results = Bench(a.build, a.samples, scratch, a.mib), []
     print(json.dumps(machine()))
     try:
         for name in a.jobs or JOBS:
