@@ -145,7 +145,9 @@ static tsr_status mark_copies(const tsr_chosen *s, tsr_error *err)
     }
     uint32_t *users = tsr_arena_array(s->arena, (size_t)largest + 1, sizeof *users, err);
     if (!users) return TSR_E_NOMEM;
-    for (uint64_t i = 0; i < s->count; i++) users[s->rows[i].entry->storage_id] += s->rows[i].written;
+    for (uint64_t i = 0; i < s->count; i++) {
+        if (s->rows[i].written) users[s->rows[i].entry->storage_id]++; /* others may be on a storage beyond the largest */
+    }
     for (uint64_t i = 0; i < s->count; i++) {
         s->rows[i].copied = s->rows[i].written && s->rows[i].entry->storage_id && users[s->rows[i].entry->storage_id] > 1;
     }
