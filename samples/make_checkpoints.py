@@ -9,6 +9,7 @@
 Each sample has the version of PyTorch that writes it; the running one makes its own.
 """
 import argparse
+import importlib.util
 import os
 import sys
 import time
@@ -34,7 +35,11 @@ def picked(args):
     which = args.set or ("all" if args.names else "small")
     chosen = {name for n in args.names for name in ([n] if n in CASES else [c for c in CASES if c.startswith(n)])} if args.names else set(CASES)
     found = [c for c in CASES.values() if c.name in chosen and which in ("all", c.set) and (args.list or c.torch == version)]
-    if not found:
+    lacking = {c.name: n for c in found for n in c.needs if not args.list and not importlib.util.find_spec(n.partition(".")[0])}
+    for name, package in lacking.items():
+        print(f"{name} is left as it is: it needs {package} (samples/requirements-frameworks.txt)", file=sys.stderr)
+    found = [c for c in found if c.name not in lacking]
+    if not found and not lacking:
         sys.exit(f"no such sample for PyTorch {version}: {' '.join(args.names)}; --list shows the names")
     return found
 

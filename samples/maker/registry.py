@@ -24,6 +24,7 @@ class Case:
     set: str = "small"
     base: str | None = None  # a sample that this one is derived from: it starts as a copy of it
     torch: str = TORCH  # the PyTorch that writes it and its golden
+    needs: tuple = ()  # packages besides those of requirements.txt
 
 
 def case(name, read, what, **options):
