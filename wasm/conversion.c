@@ -5,6 +5,7 @@
 #include "request.h"
 #include "sink.h"
 #include "tessera/glob.h"
+#include "tessera/mapping.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/conversion_counts.h"
@@ -229,13 +230,23 @@ static tsr_status write_sidecar(conversion *c, tsr_error *err)
     return text.size ? c->sink.output.write_at(&c->sink.output, c->sidecar_file, 0, text.data, text.size, err) : TSR_OK;
 }
 
+/* What an inverse guessed, and what the conversion did. */
+static tsr_status add_warnings(conversion *c, tsr_error *err)
+{
+    tsr_str guesses;
+    tsr_status status = tsr_mapping_guesses(c->call.checkpoint, c->call.arena, &guesses, err);
+    tsr_str *added = status == TSR_OK && guesses.size ? tsr_vec_push(&c->warnings, err) : NULL;
+    if (status == TSR_OK && guesses.size && !added) return TSR_E_NOMEM;
+    if (added) *added = guesses;
+    return status == TSR_OK ? tsr_conversion_warnings(c->call.checkpoint, &c->result, c->call.arena, &c->warnings, err) : status;
+}
+
 static tsr_status finish(conversion *c, tsr_error *err)
 {
     tsr_status status = write_sidecar(c, err);
     if (status == TSR_OK && c->work) status = tsr_work_finish(c->work, err);
     if (status == TSR_OK && c->work) c->result = *tsr_work_conversion(c->work);
-    if (status == TSR_OK && c->work)
-        status = tsr_conversion_warnings(c->call.checkpoint, &c->result, c->call.arena, &c->warnings, err);
+    if (status == TSR_OK && c->work) status = add_warnings(c, err);
     c->is_done = status == TSR_OK;
     return status;
 }

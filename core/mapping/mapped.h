@@ -32,6 +32,9 @@ typedef struct tsr_mapped_row {
     const tsr_map_rule *rule;
     const tsr_entry *const *sources;
     uint64_t source_count;
+    uint32_t pattern; /* of rule->to: the entry's */
+    tsr_str other;    /* in an inverse: another name that the sources may come from (one of their own: they may have been kept); data
+                       * NULL: none */
 } tsr_mapped_row;
 
 typedef struct tsr_mapped {
@@ -44,6 +47,8 @@ typedef struct tsr_mapped {
     tsr_vec computed;     /* of tsr_computed: the files behind the source's */
     tsr_vec dropped;      /* of const tsr_entry * */
     void *ctx;            /* of the scheme that filled the rows, in the arena; or NULL */
+    tsr_str guess;        /* in an inverse: the first name that may come from another one than it was taken to; data NULL: none, */
+    uint64_t guess_count; /* and how many there are */
 } tsr_mapped;
 
 /* Where a chunk's elements come from. It is found by the chunk's offsets, which it holds, because chunks are copied. */
@@ -62,7 +67,9 @@ typedef struct tsr_mapped_scheme {
 /* mapping_open.c: as tsr_mapping_open, with rows that `scheme` fills. */
 tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *scheme, tsr_checkpoint **out, tsr_error *err);
 
-/* mapping_entry.c: a tensor as an entry of the mapped checkpoint, with the attributes of `like`. */
+/* mapping_entry.c: NULL for a checkpoint that is not a mapped one. */
+const tsr_mapped *tsr_mapped_state(const tsr_checkpoint *checkpoint);
+/* A tensor as an entry of the mapped checkpoint, with the attributes of `like`. */
 tsr_status tsr_mapped_entry(tsr_mapped *m, const tsr_mapped_tensor *tensor, const tsr_entry *like, tsr_str fqn, tsr_entry *out,
                             tsr_error *err);
 tsr_status tsr_mapped_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
@@ -146,6 +153,7 @@ typedef struct tsr_map_binding {
     uint64_t members;
     tsr_str *values;
     uint64_t order;
+    tsr_str other; /* of its rows */
 } tsr_map_binding;
 tsr_status tsr_mapped_build(tsr_mapped *m, const tsr_map_binding *binding, tsr_error *err);
 tsr_status tsr_mapped_keep(tsr_mapped *m, const tsr_entry *entry, uint64_t order, tsr_error *err);

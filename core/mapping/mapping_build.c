@@ -4,7 +4,7 @@
 #include "tessera/sys/cast.h"
 #include "tessera/sys/try.h"
 
-static tsr_status add_row(tsr_mapped *m, const tsr_map_binding *binding, const tsr_entry *entry, tsr_error *err)
+static tsr_status add_row(tsr_mapped *m, const tsr_map_binding *binding, uint32_t pattern, const tsr_entry *entry, tsr_error *err)
 {
     tsr_mapped_row *row = tsr_vec_push(&m->rows, err);
     if (!row) return TSR_E_NOMEM;
@@ -12,13 +12,16 @@ static tsr_status add_row(tsr_mapped *m, const tsr_map_binding *binding, const t
                             .order = binding->order,
                             .rule = binding->rule,
                             .sources = binding->sources,
-                            .source_count = binding->members * (binding->rule ? binding->rule->from_count : 1)};
+                            .source_count = binding->members * (binding->rule ? binding->rule->from_count : 1),
+                            .pattern = pattern,
+                            .other = binding->other};
     return TSR_OK;
 }
 
 /* What only has another name keeps everything else: objects, ties, and the CRCs that the source states. */
-static tsr_status rename_entry(tsr_mapped *m, const tsr_map_binding *binding, const tsr_entry *source, tsr_str name, tsr_error *err)
+static tsr_status rename_entry(tsr_mapped *m, const tsr_map_binding *binding, uint32_t at, tsr_str name, tsr_error *err)
 {
+    const tsr_entry *source = binding->sources[at];
     tsr_entry entry = *source;
     tsr_mapped_tensor tensor;
     if (source->kind == TSR_ENTRY_TENSOR) {
@@ -31,7 +34,7 @@ static tsr_status rename_entry(tsr_mapped *m, const tsr_map_binding *binding, co
     }
     entry.fqn = name;
     if (!tsr_str_equal(name, source->fqn)) entry.path = NULL, entry.path_length = 0;
-    return add_row(m, binding, &entry, err);
+    return add_row(m, binding, at, &entry, err);
 }
 
 tsr_status tsr_mapped_keep(tsr_mapped *m, const tsr_entry *entry, uint64_t order, tsr_error *err)
@@ -40,7 +43,7 @@ tsr_status tsr_mapped_keep(tsr_mapped *m, const tsr_entry *entry, uint64_t order
     if (!sources) return TSR_E_NOMEM;
     *sources = entry;
     const tsr_map_binding binding = {.sources = sources, .members = 1, .order = order};
-    return rename_entry(m, &binding, entry, entry->fqn, err);
+    return rename_entry(m, &binding, 0, entry->fqn, err);
 }
 
 static tsr_status rename_all(tsr_mapped *m, const tsr_map_binding *binding, tsr_error *err)
@@ -51,7 +54,7 @@ static tsr_status rename_all(tsr_mapped *m, const tsr_map_binding *binding, tsr_
     for (uint32_t i = 0; i < rule->to_count; i++) {
         const tsr_str name = tsr_pattern_expand(&rule->to[i], binding->values, rule->to[i].count, m->own->arena, err);
         if (!name.data) return TSR_E_NOMEM;
-        TSR_TRY(rename_entry(m, binding, binding->sources[i], name, err));
+        TSR_TRY(rename_entry(m, binding, i, name, err));
     }
     return TSR_OK;
 }
@@ -121,7 +124,7 @@ static tsr_status name_slot(tsr_mapped *m, const tsr_map_binding *binding, uint3
         const tsr_str name = tsr_pattern_expand(&rule->to[s], binding->values, rule->to[s].count, m->own->arena, err);
         if (!name.data) return TSR_E_NOMEM;
         TSR_TRY(tsr_mapped_entry(m, &slot->tensors[i], binding->sources[0], name, &entry, err));
-        TSR_TRY(add_row(m, binding, &entry, err));
+        TSR_TRY(add_row(m, binding, s, &entry, err));
     }
     return TSR_OK;
 }

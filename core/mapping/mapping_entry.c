@@ -99,6 +99,11 @@ tsr_status tsr_mapped_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry,
     return locate_box(m, entry, origin, scratch, out, err);
 }
 
+const tsr_mapped *tsr_mapped_state(const tsr_checkpoint *checkpoint)
+{
+    return checkpoint->reader->locate == tsr_mapped_locate ? checkpoint->state : NULL;
+}
+
 tsr_status tsr_mapped_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                           tsr_stated_crc *out, tsr_error *err)
 {

@@ -5,7 +5,7 @@
 tsr_status tsr_match_lacks(const tsr_matcher *s, const tsr_name_match *of, uint32_t pattern, uint64_t index)
 {
     const tsr_map_rule *rule = &s->m->rules->rules[of->rule];
-    tsr_str values[16];
+    tsr_str values[TSR_MOST_CAPTURES];
     memcpy(values, of->values, rule->capture_count * sizeof *values);
     if (rule->folded != TSR_NO_CAPTURE) {
         values[rule->folded] = tsr_arena_format(s->arena, s->err, "%llu", (unsigned long long)index);

@@ -6,7 +6,7 @@
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
-enum { NAMED = 5, LAST_INDEX = 1000000, MOST_CAPTURES = 16 };
+enum { NAMED = 5, LAST_INDEX = 1000000 };
 
 static tsr_status read_index(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_entry *entry, tsr_str text, uint64_t *out)
 {
@@ -48,71 +48,14 @@ static tsr_status add_match(tsr_matcher *s, const tsr_name_match *like, const ts
     return rule->folded == TSR_NO_CAPTURE ? TSR_OK : read_index(s, rule, like->entry, kept[rule->folded], &found->index);
 }
 
-/* The first rule that matches the name, from match->rule on; values[c] is set for the captures of its pattern. */
-static bool find_rule(const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match, tsr_str *values)
-{
-    for (; match->rule < rules->count; match->rule++) {
-        const tsr_map_rule *rule = &rules->rules[match->rule];
-        for (match->pattern = 0; match->pattern < rule->from_count; match->pattern++) {
-            memset(values, 0, MOST_CAPTURES * sizeof *values);
-            if (tsr_pattern_match(&rule->from[match->pattern], name, values)) return true;
-        }
-    }
-    return false;
-}
-
-/* The name that a rule of an inverse makes, and whether the map takes it by that very rule. */
-static tsr_status comes_from(const tsr_matcher *s, const tsr_map_rule *rule, tsr_str *values, tsr_str *name, bool *does)
-{
-    const tsr_mapping_rules *forward = s->m->rules->forward;
-    tsr_name_match found = {.rule = 0};
-    tsr_str others[MOST_CAPTURES];
-    if (rule->unfolded != TSR_NO_CAPTURE) values[rule->unfolded] = TSR_STR("0");
-    *name = tsr_pattern_expand(&rule->to[0], values, rule->to[0].count, s->arena, s->err);
-    if (!name->data) return TSR_E_NOMEM;
-    *does = find_rule(forward, *name, &found, others) && &forward->rules[found.rule] == rule->forward;
-    return TSR_OK;
-}
-
-/* Whether every name that `a` matches is matched by `b`, too, but not the other way round. */
-static bool is_exception(const tsr_name_pattern *a, const tsr_name_pattern *b)
-{
-    tsr_str values[MOST_CAPTURES];
-    return tsr_pattern_match(b, a->text, values) && !tsr_pattern_match(a, b->text, values);
-}
-
-/* Several rules of a map may make one name of different ones, so that their order does not say where it came from. The inverse takes
- * the rule that the map would use for what it makes, and if those are several, the first where it is an exception to the others. */
-static tsr_status choose_rule(const tsr_matcher *s, tsr_name_match *like, tsr_str *values)
-{
-    const tsr_map_rule *rules = s->m->rules->rules;
-    tsr_str others[MOST_CAPTURES], name, other;
-    bool sure, does;
-    TSR_TRY(comes_from(s, &rules[like->rule], values, &name, &sure));
-    for (tsr_name_match next = {.rule = like->rule + 1}; find_rule(s->m->rules, like->entry->fqn, &next, others); next.rule++) {
-        TSR_TRY(comes_from(s, &rules[next.rule], others, &other, &does));
-        if (!does) continue;
-        TSR_FAIL_IF(sure && !is_exception(&rules[like->rule].from[like->pattern], &rules[next.rule].from[next.pattern]), s->err,
-                    TSR_E_FORMAT, "'%.*s' may come from '%.*s' or from '%.*s': the map makes it by two rules, so it has no inverse here",
-                    TSR_STR_ARG(like->entry->fqn), TSR_STR_ARG(name), TSR_STR_ARG(other));
-        if (sure) continue;
-        sure = true;
-        name = other;
-        like->rule = next.rule, like->pattern = next.pattern;
-        memcpy(values, others, sizeof others);
-    }
-    return TSR_OK;
-}
-
-/* The first rule that matches takes the entry. */
+/* The first rule that matches takes the entry; in an inverse, the rule that the map made it by. */
 static tsr_status match_entry(tsr_matcher *s, const tsr_entry *entry, uint64_t order)
 {
-    tsr_str values[MOST_CAPTURES];
+    tsr_str values[TSR_MOST_CAPTURES];
     tsr_name_match like = {.entry = entry, .order = order};
-    if (find_rule(s->m->rules, entry->fqn, &like, values)) {
-        if (s->m->rules->forward) TSR_TRY(choose_rule(s, &like, values));
-        return add_match(s, &like, values);
-    }
+    bool found = tsr_match_rule(s->m->rules, entry->fqn, &like, values);
+    if (s->m->rules->forward) TSR_TRY(tsr_origin_choose(s, &like, values, &found));
+    if (found) return add_match(s, &like, values);
     const tsr_entry **left = tsr_vec_push(&s->unmatched, s->err);
     if (!left) return TSR_E_NOMEM;
     *left = entry;
@@ -184,6 +127,7 @@ static tsr_status bind(tsr_matcher *s, const tsr_name_match *first, size_t count
     if (binding.rule->capture_count) memcpy(binding.values, first->values, binding.rule->capture_count * sizeof *binding.values);
     for (size_t i = 0; i < count; i++) {
         binding.sources[i] = first[i].entry;
+        if (first[i].other.data) binding.other = first[i].other;
         if (first[i].order < binding.order) binding.order = first[i].order;
     }
     return tsr_mapped_build(s->m, &binding, s->err);
@@ -238,6 +182,7 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
     if (status == TSR_OK) status = tsr_counts_check(&s);
     if (status == TSR_OK) status = tsr_shapes_check(m, err);
     if (status == TSR_OK) status = check_targets(&s);
+    if (status == TSR_OK) status = tsr_origin_check(&s);
     tsr_map_free(s.members);
     tsr_vec_free(&s.families);
     tsr_vec_free(&s.matches);

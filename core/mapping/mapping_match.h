@@ -13,6 +13,7 @@ typedef struct tsr_name_match {
     uint64_t index; /* the folded one's */
     uint64_t order;
     uint32_t rule, pattern;
+    tsr_str other; /* in an inverse: another name that the entry may come from; data NULL: none */
 } tsr_name_match;
 
 /* The tensors of one binding that a pattern folds: "layers.0.experts" and so many of them. */
@@ -33,6 +34,15 @@ typedef struct tsr_matcher {
     tsr_error *err;
 } tsr_matcher;
 
+/* The first rule that matches the name, from match->rule on; values[c], of TSR_MOST_CAPTURES, is set for the captures of its pattern. */
+bool tsr_match_rule(const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match, tsr_str *values);
+/* mapping_origin.c: which rule of an inverse goes back from the entry, where *found and `like` are the first one that matches. *found
+ * becomes false for a name that the map kept. TSR_E_FORMAT naming the rules where the map makes the name in several ways that are equally
+ * likely, or does not make it at all. */
+tsr_status tsr_origin_choose(tsr_matcher *s, tsr_name_match *like, tsr_str *values, bool *found);
+/* After all rules of an inverse are bound: that the map takes each name that the inverse made by the rule it was made by. TSR_E_FORMAT
+ * naming both rules where it does not. */
+tsr_status tsr_origin_check(const tsr_matcher *s);
 /* TSR_E_FORMAT naming what the binding of `of` lacks: member `index` of its pattern `pattern`. */
 tsr_status tsr_match_lacks(const tsr_matcher *s, const tsr_name_match *of, uint32_t pattern, uint64_t index);
 /* mapping_family.c: notes the families of a binding; and then, that those of one prefix have equally many members, in every pattern

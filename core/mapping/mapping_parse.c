@@ -3,8 +3,6 @@
 #include "mapping/mapping_rules.h"
 #include "tessera/sys/try.h"
 
-enum { MOST_CAPTURES = 16 };
-
 typedef struct parser {
     tsr_arena *arena;
     tsr_error *err;
@@ -280,7 +278,7 @@ static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *ru
     tsr_name_pattern *from, *to;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
     TSR_TRY(check_members(p, item, members));
-    tsr_captures captures = {tsr_arena_array(p->arena, MOST_CAPTURES, sizeof *captures.names, p->err), 0, MOST_CAPTURES};
+    tsr_captures captures = {tsr_arena_array(p->arena, TSR_MOST_CAPTURES, sizeof *captures.names, p->err), 0, TSR_MOST_CAPTURES};
     if (!captures.names) return TSR_E_NOMEM;
     TSR_TRY(read_patterns(p, item, "from", &captures, &from, &rule->from_count));
     TSR_TRY(read_patterns(p, item, "to", &captures, &to, &rule->to_count));

@@ -1,6 +1,13 @@
-/* Names with captures: "layers.{layer}.attention.{rest...}". */
+/* The words of maps: names with captures ("layers.{layer}.attention.{rest...}"), and the names of steps. */
 #include "mapping/mapping_rules.h"
 #include "tessera/sys/try.h"
+
+const char *tsr_step_name(tsr_step_kind kind)
+{
+    static const char *const names[TSR_STEP_KINDS] = {"concat",  "split",        "interleave", "stack", "unstack", "transpose",
+                                                      "reshape", "permute_rope", "trim",       "pad",   "cast",  "dequantize"};
+    return names[kind];
+}
 
 static uint32_t count_components(tsr_str text)
 {

@@ -6,6 +6,8 @@
 
 #define TSR_NO_CAPTURE UINT32_MAX
 
+enum { TSR_MOST_CAPTURES = 16 }; /* of a rule */
+
 /* A name whose dotted components are literal text or captures. */
 typedef struct tsr_name_pattern {
     tsr_str text;
@@ -39,7 +41,7 @@ typedef enum tsr_step_kind {
 } tsr_step_kind;
 
 enum { TSR_STEP_KINDS = TSR_STEP_DEQUANTIZE + 1 };
-/* mapping_step_name.c: "concat", as a map states it. */
+/* mapping_pattern.c: "concat", as a map states it. */
 const char *tsr_step_name(tsr_step_kind kind);
 
 /* What shares a scale. */

@@ -213,6 +213,36 @@ def test_names_that_two_rules_make(t):
     refused(t, {"n.1.x.w": x}, [rule("{r...}.u", "n.1.{r...}"), rule("{r...}.v", "n.{r...}.w")], "'n.1.x.w' may come from 'x.w.u' or from '1.x.v'", inverse=True)
 
 
+def test_names_without_a_way_back(t):
+    """A name that the map does not make is refused, with the rules; one that it may also have made otherwise is said."""
+    def rule(a, b):
+        return {"from": [a], "to": [b] if b else []}
+
+    rest, one = [rule("x.{r...}", None), rule("{r...}.q", "{r...}")], torch.zeros(2)
+    stacked = {"from": ["e.{i}.up"], "to": ["up"], "do": [{"stack": 0}]}
+    for unmatched, rules, stored, *says in (
+            ("keep", [rule("a", "b")], {"a": one}, "'a' has no way back", "by no rule", "'a' -> 'b'"),
+            ("refuse", [rule("a", "b")], {"a": one}, "no rule of the map matches 'a'"),
+            ("keep", rest, {"x.y": one}, "'x.y' has no way back", "'x.y.q'", "'{r...}.q' -> '{r...}'", "drops 'x.{r...}'"),
+            ("drop", rest, {"x.y": one}, "'x.y' has no way back", "'x.y.q'", "'{r...}.q' -> '{r...}'", "drops 'x.{r...}'"),
+            ("refuse", [rule("e.3.up", "s"), stacked], {"up": torch.zeros(4, 2)}, "'up' has no way back", "'e.3.up' -> 's'", "'e.{i}.up' -> 'up'"),
+            ("refuse", [{"from": ["{a}.p.{b}", "p.{a}.{b}"], "to": ["{a}.{b}"], "do": [{"concat": 0, "parts": 2}]}], {"p.x": one}, "'p.x' has no way back", "'p.p.x'")):
+        refused(t, stored, rules, *says, inverse=True, unmatched=unmatched)
+    source, there, back = (os.path.join(t.scratch, f"{n}.safetensors") for n in ("source", "there", "back"))
+    for rules, names, want, says in (([rule("{r...}.0", "{r...}.b")], ["w.0", "k"], ["w.0", "k"], "'w.b' is taken to come from 'w.0', but the map may also have kept it under this name\n"),
+                                     ([rule("{r...}.0", "{r...}.b")], ["w.b", "v.0", "k"], ["w.0", "v.0", "k"], "kept it under this name; 1 more name is as uncertain\n"),
+                                     ([rule("b", "t.b"), rule("a.{x}", "t.{x}"), rule("t.{x}", "u.{x}")], ["b", "a.c"], ["b", "a.c"], "'t.b' is taken to come from 'b', but the map may also have made it of 'a.b'\n"),
+                                     ([rule("{r...}.0", "n.{r...}.b"), rule("n.{r...}", "{r...}.n")], ["w.0", "n.k"], ["w.0", "n.k"], "'k.n' is taken to come from 'n.k'"),
+                                     ([rule("a.{x}", "b.{x}"), rule("b.{x}", "c.{x}")], ["a.0", "k"], ["a.0", "k"], None)):
+        save_file({n: torch.randn(2, 3) for n in names}, source)
+        path = write(t.scratch, "map.json", {"schema": "tessera.map/1", "unmatched": "keep", "rules": rules})
+        t.run("convert", source, there, "--map", path, "--overwrite")
+        found = t.run("convert", there, back, "--map", path, "--inverse", "--overwrite", "--json")
+        need(set(load_file(back)) == set(want), f"{rules}: {sorted(load_file(back))}")
+        noted = [w for w in json.loads(found.stdout)["warnings"] if "is taken to come from" in w]
+        need(bool(noted) == bool(says) and (not says or says in found.stderr.decode() and says.strip() in noted[0]), f"{rules}: {noted} {found.stderr}")
+
+
 def test_refusals(t):
     w = {f"e.{i}.{k}": torch.randn(4, 6) for i in range(4) for k in ("up", "down")}
     stack = [{"from": [f"e.{{i}}.{k}"], "to": [k], "do": [{"stack": 0}]} for k in ("up", "down")]

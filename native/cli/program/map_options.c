@@ -66,7 +66,10 @@ static tsr_status apply_map(cli *program, const cli_map_options *map, cli_sessio
     session->map_arena = tsr_arena_new(cli_host(program)->allocator, 0, err);
     tsr_status status = session->map_arena ? parse_map(program, map, session, &rules, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = tsr_mapping_open(session->checkpoint, rules, &layer, err);
-    if (status == TSR_OK) cli_add_layer(session, layer);
+    if (status != TSR_OK) return status;
+    cli_add_layer(session, layer);
+    status = tsr_mapping_guesses(layer, session->map_arena, &session->map_guesses, err);
+    if (status == TSR_OK && session->map_guesses.size && cli_speaks(program)) cli_note(program, "%.*s", TSR_STR_ARG(session->map_guesses));
     return status;
 }
 

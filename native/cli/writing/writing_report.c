@@ -93,6 +93,9 @@ static tsr_status report_json(const cli_writing *w, tsr_error *err)
 /* Warns of what the conversion did; the document repeats it. */
 static tsr_status warn(cli_writing *w, tsr_error *err)
 {
+    tsr_str *guesses = w->source.map_guesses.size ? tsr_vec_push(&w->warnings, err) : NULL; /* was printed as a note */
+    if (w->source.map_guesses.size && !guesses) return TSR_E_NOMEM;
+    if (guesses) *guesses = w->source.map_guesses;
     const size_t before = w->warnings.count;
     const tsr_status status = tsr_conversion_warnings(w->source.checkpoint, &w->conversion, w->arena, &w->warnings, err);
     const tsr_str *warnings = w->warnings.items;

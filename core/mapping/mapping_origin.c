@@ -1,0 +1,159 @@
+/* Where the names of an inverse come from. A name goes back only to one that the map makes it of: by the same rule, and by the same
+ * pattern of that rule. Otherwise the inverse would put tensors under names that the map takes elsewhere. */
+#include "mapping/mapping_match.h"
+#include "tessera/sys/try.h"
+
+bool tsr_match_rule(const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match, tsr_str *values)
+{
+    for (; match->rule < rules->count; match->rule++) {
+        const tsr_map_rule *rule = &rules->rules[match->rule];
+        for (match->pattern = 0; match->pattern < rule->from_count; match->pattern++) {
+            memset(values, 0, TSR_MOST_CAPTURES * sizeof *values);
+            if (tsr_pattern_match(&rule->from[match->pattern], name, values)) return true;
+        }
+    }
+    return false;
+}
+
+/* What the map does with a name. `found` NULL: no rule takes it. */
+typedef struct taken {
+    const tsr_map_rule *by;
+    uint32_t pattern;
+} taken;
+
+static taken take(const tsr_mapping_rules *map, tsr_str name)
+{
+    tsr_name_match found = {.rule = 0};
+    tsr_str values[TSR_MOST_CAPTURES];
+    if (!tsr_match_rule(map, name, &found, values)) return (taken){NULL, 0};
+    return (taken){&map->rules[found.rule], found.pattern};
+}
+
+/* "the rule 'a' -> 'b'", for people who look for it in the document. */
+static tsr_str describe(const tsr_matcher *s, const taken *t)
+{
+    const tsr_map_rule *rule = t->by;
+    const tsr_str from = rule->from[t->pattern].text;
+    if (!rule->to_count) return tsr_arena_format(s->arena, s->err, "the rule that drops '%.*s'", TSR_STR_ARG(from));
+    return tsr_arena_format(s->arena, s->err, "the rule '%.*s' -> '%.*s'", TSR_STR_ARG(from), TSR_STR_ARG(rule->to[0].text));
+}
+
+/* The first name that a rule of the inverse makes, and whether the map takes all of them by that very rule. */
+static tsr_status comes_from(const tsr_matcher *s, const tsr_map_rule *rule, tsr_str *values, tsr_str *name, bool *does)
+{
+    if (rule->unfolded != TSR_NO_CAPTURE) values[rule->unfolded] = TSR_STR("0");
+    *does = true;
+    for (uint32_t i = 0; i < rule->to_count && *does; i++) {
+        const tsr_str made = tsr_pattern_expand(&rule->to[i], values, rule->to[i].count, s->arena, s->err);
+        if (!made.data) return TSR_E_NOMEM;
+        const taken t = take(s->m->rules->forward, made);
+        *does = t.by == rule->forward && t.pattern == i;
+        if (i == 0 || !*does) *name = made;
+    }
+    return TSR_OK;
+}
+
+/* Whether every name that `a` matches is matched by `b`, too, but not the other way round. */
+static bool is_exception(const tsr_name_pattern *a, const tsr_name_pattern *b)
+{
+    tsr_str values[TSR_MOST_CAPTURES];
+    return tsr_pattern_match(b, a->text, values) && !tsr_pattern_match(a, b->text, values);
+}
+
+/* The map does not make the entry's name: `made`, which the inverse would give it, is another rule's; or, with `made` empty, it was
+ * not kept either. */
+static tsr_status refuse_name(const tsr_matcher *s, const tsr_name_match *like, tsr_str made)
+{
+    const tsr_str fqn = like->entry->fqn;
+    const taken t = take(s->m->rules->forward, made.data ? made : fqn);
+    const tsr_str other = describe(s, &t);
+    if (!other.data) return TSR_E_NOMEM;
+    if (!made.data)
+        return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                         "'%.*s' has no way back: the map makes it by no rule, and does not keep it either, because %.*s takes it",
+                         TSR_STR_ARG(fqn), TSR_STR_ARG(other));
+    const taken own = {s->m->rules->rules[like->rule].forward, 0};
+    const tsr_str by = describe(s, &own);
+    if (!by.data) return TSR_E_NOMEM;
+    return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                     "'%.*s' has no way back: it would become '%.*s', by %.*s, but the map takes '%.*s' by %.*s", TSR_STR_ARG(fqn),
+                     TSR_STR_ARG(made), TSR_STR_ARG(by), TSR_STR_ARG(made), TSR_STR_ARG(other));
+}
+
+/* Several rules of a map may make one name of different ones, so that their order does not say where it came from. The inverse takes
+ * the rule that the map would use for what it makes, and if those are several, the first where it is an exception to the others. */
+static tsr_status choose_rule(const tsr_matcher *s, tsr_name_match *like, tsr_str *values, tsr_str *name, bool *sure)
+{
+    const tsr_map_rule *rules = s->m->rules->rules;
+    tsr_str others[TSR_MOST_CAPTURES], other;
+    bool does;
+    TSR_TRY(comes_from(s, &rules[like->rule], values, name, sure));
+    for (tsr_name_match next = {.rule = like->rule + 1}; tsr_match_rule(s->m->rules, like->entry->fqn, &next, others); next.rule++) {
+        TSR_TRY(comes_from(s, &rules[next.rule], others, &other, &does));
+        if (!does) continue;
+        TSR_FAIL_IF(*sure && !is_exception(&rules[like->rule].from[like->pattern], &rules[next.rule].from[next.pattern]), s->err,
+                    TSR_E_FORMAT, "'%.*s' may come from '%.*s' or from '%.*s': the map makes it by two rules, so it has no inverse here",
+                    TSR_STR_ARG(like->entry->fqn), TSR_STR_ARG(*name), TSR_STR_ARG(other));
+        if (*sure && !like->other.data) like->other = other;
+        if (*sure) continue;
+        *sure = true;
+        *name = other;
+        like->rule = next.rule, like->pattern = next.pattern;
+        memcpy(values, others, sizeof others);
+    }
+    return TSR_OK;
+}
+
+/* The map may have made the name of another one, or kept it: nothing in it decides. */
+static tsr_status note_guess(tsr_matcher *s, tsr_name_match *like, tsr_str name)
+{
+    const bool kept = tsr_str_equal(like->other, like->entry->fqn);
+    if (s->m->guess_count++) return TSR_OK;
+    s->m->guess = tsr_arena_format(s->m->own->arena, s->err, "'%.*s' is taken to come from '%.*s', but the map may also have %s%s%.*s%s",
+                                   TSR_STR_ARG(like->entry->fqn), TSR_STR_ARG(name), kept ? "kept it under this name" : "made it of ",
+                                   kept ? "" : "'", kept ? 0 : (int)like->other.size, like->other.data, kept ? "" : "'");
+    return s->m->guess.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_origin_choose(tsr_matcher *s, tsr_name_match *like, tsr_str *values, bool *found)
+{
+    const tsr_mapping_rules *rules = s->m->rules;
+    const tsr_str fqn = like->entry->fqn;
+    const bool keeps = rules->unmatched == TSR_UNMATCHED_KEEP, kept = keeps && !take(rules->forward, fqn).by;
+    bool sure = false;
+    tsr_str name = {NULL, 0};
+    if (*found) TSR_TRY(choose_rule(s, like, values, &name, &sure));
+    if (!sure && kept) {
+        *found = false;
+        return TSR_OK;
+    }
+    if (*found && !sure) return refuse_name(s, like, name);
+    if (!*found) return keeps ? refuse_name(s, like, (tsr_str){NULL, 0}) : TSR_OK;
+    if (kept && !like->other.data) like->other = fqn;
+    return like->other.data ? note_guess(s, like, name) : TSR_OK;
+}
+
+tsr_status tsr_origin_check(const tsr_matcher *s)
+{
+    const tsr_mapped_row *rows = s->m->rows.items;
+    if (!s->m->rules->forward) return TSR_OK;
+    for (size_t i = 0; i < s->m->rows.count; i++) {
+        if (!rows[i].rule) continue;
+        const taken t = take(s->m->rules->forward, rows[i].entry.fqn);
+        if (t.by == rows[i].rule->forward && t.pattern == rows[i].pattern) continue;
+        return refuse_name(s, &(tsr_name_match){.entry = rows[i].sources[0], .rule = (uint32_t)(rows[i].rule - s->m->rules->rules)}, rows[i].entry.fqn);
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_mapping_guesses(const tsr_checkpoint *mapped, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    *out = TSR_STR("");
+    const tsr_mapped *m = tsr_mapped_state(mapped);
+    while (m && !m->guess_count) m = tsr_mapped_state(m->source);
+    if (!m) return TSR_OK;
+    const unsigned long long more = m->guess_count - 1;
+    *out = tsr_arena_format(arena, err, "%.*s", TSR_STR_ARG(m->guess));
+    if (more) *out = tsr_arena_format(arena, err, "%.*s; %llu more name%s as uncertain", TSR_STR_ARG(m->guess), more, more == 1 ? " is" : "s are");
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
