@@ -363,6 +363,23 @@ export type ConvertDocument = {
   readonly destination: string;
   readonly to: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal" | "ranks";
   readonly dry_run: boolean;
+  readonly map?: readonly {
+    readonly fqn: string;
+    readonly dtype?: string;
+    readonly shape?: readonly number[];
+    readonly from: readonly {
+      readonly fqn: string;
+      readonly dtype?: string;
+      readonly shape?: readonly number[];
+    }[];
+    readonly steps: readonly string[];
+    readonly or?: string;
+  }[];
+  readonly dropped?: readonly {
+    readonly fqn: string;
+    readonly dtype?: string;
+    readonly shape?: readonly number[];
+  }[];
   readonly published?: boolean;
   readonly work?: {
     readonly units: number;

@@ -237,7 +237,7 @@ export interface Sink {
 }
 
 /** tessera.convert/1 without what has a meaning on the command line only. */
-export type ConversionResult = Omit<ConvertDocument, "dry_run" | "published" | "work"> & { readonly warnings: readonly string[] };
+export type ConversionResult = Omit<ConvertDocument, "dry_run" | "map" | "dropped" | "published" | "work"> & { readonly warnings: readonly string[] };
 
 export type Level = "note" | "warning" | "error";
 export type EntryKind = "tensor" | "object" | "opaque";

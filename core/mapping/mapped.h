@@ -30,6 +30,7 @@ typedef struct tsr_mapped_row {
     tsr_entry entry;
     uint64_t order; /* the first of its sources, as the source's catalog counts */
     const tsr_map_rule *rule;
+    const char *step; /* that was taken without a rule: "quantize"; NULL: none */
     const tsr_entry *const *sources;
     uint64_t source_count;
     uint32_t pattern; /* of rule->to: the entry's */
@@ -46,6 +47,7 @@ typedef struct tsr_mapped {
     tsr_vec rows;         /* of tsr_mapped_row */
     tsr_vec computed;     /* of tsr_computed: the files behind the source's */
     tsr_vec dropped;      /* of const tsr_entry * */
+    const char *step;     /* what computes elements, where no rule says it: "quantize" */
     void *ctx;            /* of the scheme that filled the rows, in the arena; or NULL */
     tsr_str guess;        /* in an inverse: the first name that may come from another one than it was taken to; data NULL: none, */
     uint64_t guess_count; /* and how many there are */
@@ -62,6 +64,7 @@ typedef struct tsr_chunk_origin {
 typedef struct tsr_mapped_scheme {
     tsr_status (*fill)(tsr_mapped *m, void *ctx, tsr_error *err);
     void *ctx;
+    const char *step; /* what it does to what it computes, in a word of tables; NULL where rules say it */
     bool keeps_names; /* the rows are the source's entries in its order, under their names: its nesting and its parts stay */
 } tsr_mapped_scheme;
 /* mapping_open.c: as tsr_mapping_open, with rows that `scheme` fills. */

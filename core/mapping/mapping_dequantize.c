@@ -121,7 +121,7 @@ static tsr_status add_row(finder *f, const tsr_scaling *how, const tsr_entry *en
     sources[0] = entry;
     sources[1] = scale;
     sources[2] = how->tensor_scale;
-    *row = (tsr_mapped_row){.order = order, .sources = sources, .source_count = how->tensor_scale ? 3 : 2};
+    *row = (tsr_mapped_row){.order = order, .step = f->m->step, .sources = sources, .source_count = how->tensor_scale ? 3 : 2};
     f->done->found = true;
     TSR_TRY(tsr_mapped_multiply(f->m, how, entry, scale, &tensor, f->err));
     return tsr_mapped_entry(f->m, &tensor, entry, tensor.name, &row->entry, f->err);

@@ -112,6 +112,7 @@ tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *sche
     if (m) {
         *m = (tsr_mapped){.source = source,
                           .own = own,
+                          .step = scheme->step,
                           .rows = tsr_vec_of(host->allocator, sizeof(tsr_mapped_row)),
                           .computed = tsr_vec_of(host->allocator, sizeof(tsr_computed)),
                           .dropped = tsr_vec_of(host->allocator, sizeof(tsr_entry *))};
@@ -143,7 +144,7 @@ static tsr_status fill_by_scales(tsr_mapped *m, void *ctx, tsr_error *err)
 
 tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_dtype *used, tsr_checkpoint **out, tsr_error *err)
 {
-    const tsr_mapped_scheme scheme = {.fill = fill_by_scales, .ctx = used};
+    const tsr_mapped_scheme scheme = {.fill = fill_by_scales, .ctx = used, .step = tsr_step_name(TSR_STEP_DEQUANTIZE)};
     *used = dtype;
     return tsr_mapped_open(source, &scheme, out, err);
 }

@@ -126,7 +126,9 @@ static tsr_status add_scales(quantizer *q, const tsr_quantized_weight *weight, u
     *entry = like;
     entry->shape = kept;
     TSR_TRY(copy_path(q, weight->entry, entry));
-    return tsr_mapped_compute(q->m, entry, order, &by, &file, q->err);
+    TSR_TRY(tsr_mapped_compute(q->m, entry, order, &by, &file, q->err));
+    ((tsr_mapped_row *)q->m->rows.items)[q->m->rows.count - 1].sources = &weight->entry;
+    return TSR_OK;
 }
 
 static tsr_status quantize(quantizer *q, const tsr_entry *entry, uint64_t order)
@@ -153,7 +155,7 @@ static tsr_status keep(quantizer *q, const tsr_entry *entry, uint64_t order)
     tsr_mapped_row *row = sources ? tsr_vec_push(&q->m->rows, q->err) : NULL;
     if (!row) return TSR_E_NOMEM;
     *sources = entry;
-    *row = (tsr_mapped_row){.order = order, .sources = sources, .source_count = 1};
+    *row = (tsr_mapped_row){.order = order, .step = tsr_step_name(TSR_STEP_CAST), .sources = sources, .source_count = 1};
     TSR_TRY(tsr_boxes_of_entry(&q->m->maker, entry, &tensor));
     TSR_TRY(tsr_mapped_cast(q->m, &tensor, dtype, &tensor, q->err));
     TSR_TRY(tsr_mapped_entry(q->m, &tensor, entry, entry->fqn, &row->entry, q->err));
@@ -222,6 +224,6 @@ tsr_status tsr_mapping_quantize(tsr_checkpoint *source, const tsr_quantize_optio
     TSR_TRY(TSR_OPTIONS_COPY(&q.options, options, tsr_quantize_options, err));
     TSR_FAIL_IF(q.options.dtype != TSR_DTYPE_NONE && !tsr_cast_possible(q.options.dtype, TSR_FLOAT32), err, TSR_E_USAGE,
                 "%s is not a floating-point dtype", tsr_dtype_describe(q.options.dtype)->name);
-    const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &q};
+    const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &q, .step = "quantize"};
     return tsr_mapped_open(source, &scheme, out, err);
 }

@@ -169,7 +169,7 @@ tsr_status tsr_mapped_share(tsr_mapped *m, const tsr_entry *like, uint64_t order
     tsr_mapped_row *row = sources ? tsr_vec_push(&m->rows, err) : NULL;
     if (!row) return TSR_E_NOMEM;
     *sources = like;
-    *row = (tsr_mapped_row){.order = order, .sources = sources, .source_count = 1};
+    *row = (tsr_mapped_row){.order = order, .step = m->step, .sources = sources, .source_count = 1};
     TSR_TRY(tsr_boxes_of_file(&m->maker, file, false, &tensor));
     TSR_TRY(tsr_mapped_entry(m, &tensor, like, like->fqn, &row->entry, err));
     row->entry.path = like->path;

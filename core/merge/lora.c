@@ -245,7 +245,7 @@ tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const ts
                          tsr_error *err)
 {
     folding f = {.adapter = adapter};
-    const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &f, .keeps_names = true};
+    const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &f, .step = "fold the adapter", .keeps_names = true};
     *out = NULL;
     TSR_TRY(TSR_OPTIONS_COPY(&f.options, options, tsr_lora_options, err));
     const tsr_status status = tsr_mapped_open(base, &scheme, out, err);

@@ -221,7 +221,7 @@ tsr_status tsr_merge_open(const tsr_merge_input *inputs, uint32_t count, const t
                           tsr_error *err)
 {
     builder b = {.given = inputs, .count = count};
-    const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &b, .keeps_names = true};
+    const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &b, .step = "merge", .keeps_names = true};
     *out = NULL;
     TSR_TRY(TSR_OPTIONS_COPY(&b.options, options, tsr_merge_options, err));
     TSR_TRY(check_options(&b, err));

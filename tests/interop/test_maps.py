@@ -335,6 +335,36 @@ def test_dequantize_steps(t):
     need("row.weight, row.weight_scale -> dequantize -> row.w bfloat16 [6, 5]" in table, table)
 
 
+def test_the_table_is_whole(t):
+    """Every source of a tensor that thousands make, in lines that are not too long and in JSON; through all layers; and no escape sequences."""
+    source, out = os.path.join(t.scratch, "in.safetensors"), os.path.join(t.scratch, "out.safetensors")
+    names = [f"m.experts.{i}.{part}.weight" for part in ("up", "down") for i in range(1500)]
+    odd, long = "clear\x1b[2Jscreen\n", "x" * 3000
+    save_file({n: torch.zeros(2, 3) for n in names} | {odd: torch.zeros(1), long: torch.zeros(1), "gone": torch.zeros(4)}, source)
+    rules = [{"from": [f"m.experts.{{i}}.{part}.weight" for part in ("up", "down")], "to": ["all"], "do": [{"concat": 0}, {"stack": 0}]}, {"from": ["gone"], "to": []}]
+    path = write(t.scratch, "map.json", {"schema": "tessera.map/1", "rules": rules, "unmatched": "keep"})
+    table = t.run("convert", source, out, "--map", path, "--dry-run").stderr.decode()
+    listed = table[table.index("m.experts.0"):table.index(" -> concat, stack -> all float32 [1500, 4, 3]\n")]
+    need(listed.replace(",\n    ", ", ").split(", ") == names, listed[:300])
+    need(max(map(len, listed.split("\n"))) <= 122, "a line is too long")
+    need("\x1b" not in table and "clear\\x1b[2Jscreen\\x0a -> clear\\x1b" in table and f"{long} -> {long} float32 [1]\n" in table and "gone -> (dropped)\n" in table, table[-400:])
+    found = t.json("convert", source, out, "--map", path, "--dry-run", "--json")
+    rows = {r["fqn"]: r for r in found["map"]}
+    need(set(rows) == {"all", odd, long} and [s["fqn"] for s in rows["all"]["from"]] == names and rows["all"]["steps"] == ["concat", "stack"], "the table in JSON")
+    need(found["dropped"] == [{"fqn": "gone", "dtype": "float32", "shape": [4]}] and not os.path.exists(out), found["dropped"])
+    need("map" not in t.json("convert", source, out, "--dry-run", "--json") and "map" not in t.json("convert", source, out, "--map", path, "--json"), "a table without need")
+    w = torch.randn(256, 128).to(torch.float8_e4m3fn)
+    save_file({"w.weight": w, "w.weight_scale_inv": torch.rand(2, 1), "n": torch.ones(3)}, source)
+    path = write(t.scratch, "map.json", {"schema": "tessera.map/1", "rules": [{"from": ["{r...}"], "to": ["m.{r...}"]}]})
+    options = ["--dequantize", "--map", path, "--quantize", "fp8-block", "--dry-run", "--overwrite"]
+    table = t.run("convert", source, out, *options).stderr.decode()
+    for ending, kind in (("", "float8_e4m3fn [256, 128]"), ("_scale_inv", "float32 [2, 1]")):
+        need(f"w.weight, w.weight_scale_inv -> dequantize, quantize -> m.w.weight{ending} {kind}\n" in table, table)
+    need("\nn -> m.n float32 [3]\n" in table, table)
+    rows = {r["fqn"]: r for r in t.json("convert", source, out, *options, "--json")["map"]}
+    need(rows["m.w.weight"]["from"][0] == {"fqn": "w.weight", "dtype": "float8_e4m3fn", "shape": [256, 128]} and rows["m.n"]["steps"] == [], rows)
+
+
 def test_dequantize_refusals(t):
     def rule(**step):
         return [{"from": ["w"], "to": ["v"], "do": [{"dequantize": {"scale": "s", "scheme": "block", **step}}]}]

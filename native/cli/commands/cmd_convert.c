@@ -72,7 +72,8 @@ static int run(cli *program, const void *given)
     if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &map, &w.source, &err);
     if (status == TSR_OK) status = choose_ranks(&w, arguments, &err);
     w.documents[1] = w.source.map_path;
-    if (status == TSR_OK && arguments->writing.dry_run) status = cli_put_map_table(program, &w.source, &err);
+    if (status == TSR_OK && arguments->writing.dry_run && !arguments->writing.json)
+        status = cli_put_map_table(program, &w.source, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) cli_choose_parts(&w);
     if (status == TSR_OK) status = cli_write(&w, &err);

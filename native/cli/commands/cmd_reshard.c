@@ -54,7 +54,8 @@ static int run(cli *program, const void *given)
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = cli_quantize_dtype(&arguments->map, writing.raw_cast, &writing.dtype, &err);
     if (status == TSR_OK) status = w.arena ? prepare(&w, arguments, &target, &plan, &err) : TSR_E_NOMEM;
-    if (status == TSR_OK && arguments->writing.dry_run) status = cli_put_map_table(program, &w.source, &err);
+    if (status == TSR_OK && arguments->writing.dry_run && !arguments->writing.json)
+        status = cli_put_map_table(program, &w.source, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) status = cli_write(&w, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, w.source.store ? path : NULL, &err);

@@ -112,8 +112,13 @@ tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_option
     return status;
 }
 
+bool cli_has_map_table(const cli_session *session)
+{
+    return session->source && !session->recipe.data;
+}
+
 tsr_status cli_put_map_table(const cli *program, const cli_session *session, tsr_error *err)
 {
-    if (!session->source || session->recipe.data || !cli_speaks(program)) return TSR_OK;
+    if (!cli_has_map_table(session) || !cli_speaks(program)) return TSR_OK;
     return tsr_mapping_write_table(session->checkpoint, cli_write_file, stderr, err);
 }

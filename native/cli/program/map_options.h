@@ -57,7 +57,9 @@ tsr_status cli_quantize(cli *program, const cli_map_options *map, const tsr_open
 /* With --quantize the cast of --dtype comes before it, and *dtype, to which the writer would cast, becomes NULL. TSR_E_USAGE where the
  * options do not go together. */
 tsr_status cli_quantize_dtype(const cli_map_options *map, bool raw_cast, const char **dtype, tsr_error *err);
-/* Where there is a map: prints what becomes of every name, on stderr, since stdout belongs to --json. */
+/* Whether PATH is read through layers, so that there is a table of what becomes of every name. */
+bool cli_has_map_table(const cli_session *session);
+/* Where there is one: prints it on stderr, since stdout belongs to --json. */
 tsr_status cli_put_map_table(const cli *program, const cli_session *session, tsr_error *err);
 /* The document that --map names: a file's text, or the built-in map's. Lives in `arena`. */
 tsr_status cli_load_map(cli *program, const char *name, tsr_arena *arena, tsr_str *text, tsr_error *err);

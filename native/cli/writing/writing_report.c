@@ -2,9 +2,11 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "cli/program/map_options.h"
 #include "cli/program/term.h"
 #include "cli/writing/resumed.h"
 #include "cli/writing/writing.h"
+#include "tessera/mapping.h"
 #include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/object_store.h"
 
@@ -51,6 +53,7 @@ static void put_run(void *ctx, tsr_json *json)
     const cli_writing *w = ctx;
     tsr_json_key(json, "dry_run");
     tsr_json_bool(json, w->options->dry_run);
+    if (w->options->dry_run && cli_has_map_table(&w->source)) tsr_mapping_put_table(w->source.checkpoint, json);
     if (!w->work) return;
     const struct {
         const char *key;

@@ -9,13 +9,17 @@
 #define TESSERA_SYS_MAPPING_H
 
 #include "tessera/mapping.h"
+#include "tessera/sys/json.h"
 
 TSR_API_BEGIN
 
-/* Lists what a mapped checkpoint's entries are made of, one line per entry, then one per source entry that was dropped:
- * "source, source -> steps -> target dtype [shape]". */
-tsr_status tsr_mapping_write_table(const tsr_checkpoint *mapped, tsr_status (*write)(void *ctx, const char *data, size_t size,
-                                   tsr_error *err), void *ctx, tsr_error *err);
+/* Lists what a mapped checkpoint's entries are made of: "source, source -> steps -> target dtype [shape]" for each entry, with every
+ * source (more than four are wrapped, in indented lines), then "source -> (dropped)" for each that was dropped. A name that may also come
+ * from another one (tsr_mapping_guesses) is followed by "(or NAME)". Names are followed to the first checkpoint that is not a mapped one. */
+tsr_status tsr_mapping_write_table(const tsr_checkpoint *mapped, tsr_write_fn *write, void *ctx, tsr_error *err);
+/* The same as members of the object that is open: "map": [{fqn, dtype, shape, from: [{fqn, dtype, shape}], steps, or}], "dropped": [{fqn,
+ * dtype, shape}]. */
+void tsr_mapping_put_table(const tsr_checkpoint *mapped, tsr_json *json);
 
 /* Refuses a --map that is neither a document nor the name of a built-in map: TSR_E_USAGE with the names that there are. */
 tsr_status tsr_mapping_unknown(tsr_str name, tsr_error *err);
