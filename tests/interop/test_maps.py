@@ -7,6 +7,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
+from map_fuzz import DIFFERED_ONCE, run_seeds
 
 HEADS = 3
 
@@ -164,6 +165,14 @@ def test_random_maps(t):
                     lost[..., step["to"]:] = 0
                     sources[rule["from"][0]] = lost.reshape(12, 10)
         same(got, sources, f"inverse of seed {seed}")
+
+
+def test_random_maps_of_every_kind(t):
+    """Also with what is dropped, kept and ambiguous, against an evaluator of their own; first those that went wrong once."""
+    said = []
+    counts, wrong = run_seeds(t.path, [*DIFFERED_ONCE, *range(1, 121)], said.append)
+    need(not wrong, "\n".join(said))
+    need(all(counts[what] for what in ("identity", "refused", "inverse refused", "inverse guessed right and said so")), counts)
 
 
 def refused(t, tensors, rules, *says, inverse=False, unmatched="refuse"):
