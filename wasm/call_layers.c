@@ -61,25 +61,19 @@ static tsr_status apply_map(call *c, tsr_error *err)
 
 /* ---- --dequantize ---- */
 
-static tsr_status dequantize(call *c, tsr_dtype *used, tsr_error *err)
+static tsr_status dequantize(call *c, tsr_dequantizing *out, tsr_error *err)
 {
-    tsr_checkpoint *layer;
-    tsr_dtype dtype;
     if (!tessera_option_given(&c->request, "dequantize")) return TSR_OK;
-    tsr_status status = tsr_cast_parse(tessera_option_text(&c->request, "dtype"), false, &dtype, err);
-    if (status == TSR_OK) status = tsr_mapping_dequantize(c->source, dtype, used, &layer, err);
-    if (status == TSR_OK) add_layer(c, layer);
+    const tsr_status status = tsr_dequantize_open(c->source, tessera_option_text(&c->request, "dtype"), out, err);
+    if (status == TSR_OK) add_layer(c, out->layer);
     return status;
 }
 
-/* What is left of scaled numbers is of a kind that cannot be multiplied: nothing of it that is selected is passed over. */
-static tsr_status check_dequantized(call *c, tsr_dtype dtype, tsr_error *err)
+static tsr_status check_dequantized(call *c, const tsr_dequantizing *done, tsr_error *err)
 {
-    if (!tessera_option_given(&c->request, "dequantize")) return TSR_OK;
     const tsr_open_options options = {.selects = tessera_selects, .selects_ctx = &c->request};
-    const tsr_convert_options used = {.dtype = dtype, .want = tsr_mapping_uses, .want_ctx = c->layers[0]};
-    const tsr_status status = tsr_mapping_check_dequantized(c->layers[0], c->checkpoint, &options, err);
-    return status == TSR_OK ? tsr_check_casts(c->layers[0], &used, err) : status;
+    if (!tessera_option_given(&c->request, "dequantize")) return TSR_OK;
+    return tsr_dequantize_check(done, c->checkpoint, &options, err);
 }
 
 /* ---- --lora ---- */
@@ -150,13 +144,13 @@ tsr_status tessera_call_dtype(const call *c, tsr_dtype *out, tsr_error *err)
 tsr_status tessera_call_add_layers(call *c, tsr_error *err)
 {
     unsigned scheme;
-    tsr_dtype dtype;
+    tsr_dequantizing done;
     tsr_status status = check_quantize(&c->request, &scheme, err);
     if (status == TSR_OK && tessera_option_given(&c->request, "inverse") && !tessera_option_given(&c->request, "map"))
         status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--inverse needs --map MAP");
-    if (status == TSR_OK) status = dequantize(c, &dtype, err);
+    if (status == TSR_OK) status = dequantize(c, &done, err);
     if (status == TSR_OK) status = fold(c, err);
     if (status == TSR_OK) status = apply_map(c, err);
-    if (status == TSR_OK) status = check_dequantized(c, dtype, err);
+    if (status == TSR_OK) status = check_dequantized(c, &done, err);
     return status == TSR_OK ? quantize(c, err) : status;
 }

@@ -32,7 +32,7 @@ CORE = {
     "suggest": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "mapping", "check"},
     "merge": {"base", "io", "codec", "model", "layout", *FORMATS, "stream", "mapping", "check"},
     "write": {"base", "io", "codec", "model", "layout", *FORMATS, "stream"},
-    "convert": {"base", "io", "codec", "model", "layout", "plan", *FORMATS, "stream", "write"},
+    "convert": {"base", "io", "codec", "model", "layout", "plan", *FORMATS, "stream", "write", "mapping"},
     "work": {"base", "io", "codec", "model", "layout", "plan", *FORMATS, "stream", "check", "write", "convert"},
     "documents": {"base", "io", "codec", "model", "layout", "plan", *FORMATS, "stream", "check", "write", "convert", "work", "fqn", "optim"},
     "optim_convert": {"base", "io", "model", "fqn", "layout", "optim", *FORMATS, "stream", "check", "write", "documents"},

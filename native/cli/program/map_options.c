@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "cli/program/target_options.h"
-#include "tessera/convert.h"
 #include "tessera/mapping.h"
 #include "tessera/path.h"
 #include "tessera/sys/casts.h"
@@ -39,24 +38,13 @@ static tsr_status parse_map(cli *program, const cli_map_options *map, cli_sessio
     return status;
 }
 
-static tsr_status dequantize(cli_session *session, const cli_map_options *map, tsr_dtype *used, tsr_error *err)
+static tsr_status dequantize(cli_session *session, const cli_map_options *map, tsr_dequantizing *out, tsr_error *err)
 {
-    tsr_checkpoint *layer;
-    tsr_dtype dtype;
-    tsr_status status = tsr_cast_parse(tsr_str_from(map->dtype), false, &dtype, err);
-    if (status == TSR_OK) status = tsr_mapping_dequantize(session->checkpoint, dtype, used, &layer, err);
+    const tsr_status status = tsr_dequantize_open(session->checkpoint, tsr_str_from(map->dtype), out, err);
     if (status != TSR_OK) return status;
-    cli_add_layer(session, layer);
-    session->dequantized_to = tsr_dtype_describe(*used)->name;
+    cli_add_layer(session, out->layer);
+    session->dequantized_to = tsr_dtype_describe(out->dtype)->name;
     return TSR_OK;
-}
-
-/* What is left of scaled numbers is of a kind that cannot be multiplied: nothing of it that is selected is passed over. */
-static tsr_status check_dequantized(cli_session *session, const tsr_open_options *options, tsr_dtype dtype, tsr_error *err)
-{
-    const tsr_convert_options used = {.dtype = dtype, .want = tsr_mapping_uses, .want_ctx = session->layers[0]};
-    const tsr_status status = tsr_mapping_check_dequantized(session->layers[0], session->checkpoint, options, err);
-    return status == TSR_OK ? tsr_check_casts(session->layers[0], &used, err) : status;
 }
 
 static tsr_status apply_map(cli *program, const cli_map_options *map, cli_session *session, tsr_error *err)
@@ -96,17 +84,17 @@ tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_option
                            cli_session *out, tsr_error *err)
 {
     tsr_open_options all = options ? *options : (tsr_open_options){.selects = NULL};
-    tsr_dtype dtype;
+    tsr_dequantizing done;
     const bool mapped = map->map || map->document.data;
     if (!mapped && map->inverse) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--inverse needs --map MAP");
     if (!mapped && !map->dequantize && !map->lora && !map->quantize) return cli_open(program, path, options, out, err);
     all.selects = NULL;
     tsr_status status = cli_open(program, path, &all, out, err);
     if (status != TSR_OK) return status;
-    if (map->dequantize) status = dequantize(out, map, &dtype, err);
+    if (map->dequantize) status = dequantize(out, map, &done, err);
     if (status == TSR_OK && map->lora) status = fold_adapter(program, map, out, err);
     if (status == TSR_OK && mapped) status = apply_map(program, map, out, err);
-    if (status == TSR_OK && map->dequantize) status = check_dequantized(out, options, dtype, err);
+    if (status == TSR_OK && map->dequantize) status = tsr_dequantize_check(&done, out->checkpoint, options, err);
     if (status == TSR_OK && map->quantize) status = cli_quantize(program, map, options, out, err);
     if (status != TSR_OK) cli_close(out);
     return status;
