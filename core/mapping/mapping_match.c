@@ -79,6 +79,17 @@ static tsr_status refuse_unmatched(const tsr_matcher *s)
                      "no rule of the map matches %s; add a rule, or set \"unmatched\" to \"keep\" or \"drop\"", names);
 }
 
+/* A map that changes nothing, or leaves nothing, is the map of another model, or the wrong way round. */
+static tsr_status refuse_unused(const tsr_matcher *s)
+{
+    const tsr_catalog *catalog = &s->m->source->catalog;
+    if (s->matches.count || !s->m->rules->count || !catalog->entry_count) return TSR_OK;
+    return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                     "no rule of the map matches any name, such as '%.*s', so that it would %s everything; is it the map of another model, or "
+                     "the wrong way round?",
+                     TSR_STR_ARG(catalog->entries[0].fqn), s->m->rules->unmatched == TSR_UNMATCHED_KEEP ? "keep" : "drop");
+}
+
 static int by_binding(const void *a, const void *b)
 {
     const tsr_name_match *x = a, *y = b;
@@ -182,6 +193,7 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
     if (status == TSR_OK) status = tsr_counts_check(&s);
     if (status == TSR_OK) status = tsr_shapes_check(m, err);
     if (status == TSR_OK) status = check_targets(&s);
+    if (status == TSR_OK) status = refuse_unused(&s);
     if (status == TSR_OK) status = tsr_origin_check(&s);
     tsr_map_free(s.members);
     tsr_vec_free(&s.families);

@@ -107,11 +107,11 @@ static tsr_status choose_rule(const tsr_matcher *s, tsr_name_match *like, tsr_st
 /* The map may have made the name of another one, or kept it: nothing in it decides. */
 static tsr_status note_guess(tsr_matcher *s, tsr_name_match *like, tsr_str name)
 {
-    const bool kept = tsr_str_equal(like->other, like->entry->fqn);
+    const tsr_str fqn = like->entry->fqn;
+    const char *how = tsr_str_equal(like->other, fqn) ? "kept it as" : "made it of";
     if (s->m->guess_count++) return TSR_OK;
-    s->m->guess = tsr_arena_format(s->m->own->arena, s->err, "'%.*s' is taken to come from '%.*s', but the map may also have %s%s%.*s%s",
-                                   TSR_STR_ARG(like->entry->fqn), TSR_STR_ARG(name), kept ? "kept it under this name" : "made it of ",
-                                   kept ? "" : "'", kept ? 0 : (int)like->other.size, like->other.data, kept ? "" : "'");
+    s->m->guess = tsr_arena_format(s->m->own->arena, s->err, "'%.*s' is taken to come from '%.*s', but the map may also have %s '%.*s'",
+                                   TSR_STR_ARG(fqn), TSR_STR_ARG(name), how, TSR_STR_ARG(like->other));
     return s->m->guess.data ? TSR_OK : TSR_E_NOMEM;
 }
 
@@ -152,8 +152,6 @@ tsr_status tsr_mapping_guesses(const tsr_checkpoint *mapped, tsr_arena *arena, t
     const tsr_mapped *m = tsr_mapped_state(mapped);
     while (m && !m->guess_count) m = tsr_mapped_state(m->source);
     if (!m) return TSR_OK;
-    const unsigned long long more = m->guess_count - 1;
-    *out = tsr_arena_format(arena, err, "%.*s", TSR_STR_ARG(m->guess));
-    if (more) *out = tsr_arena_format(arena, err, "%.*s; %llu more name%s as uncertain", TSR_STR_ARG(m->guess), more, more == 1 ? " is" : "s are");
+    *out = tsr_arena_format(arena, err, "%.*s (names that are as uncertain: %llu)", TSR_STR_ARG(m->guess), (unsigned long long)m->guess_count);
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }

@@ -356,6 +356,8 @@ class Draw:
         self.source = self.at("in.pt" if self.seed % 3 == 0 else "in.safetensors")
         torch.save(self.tensors, self.source) if self.seed % 3 == 0 else save_file(self.tensors, self.source)
         try:
+            if not any(take(self.rules, n) for n in self.tensors):
+                raise Refused("the map changes nothing")
             self.want, self.dropped = evaluate(*drawn)
         except Refused as e:
             status, text = self.run(self.source, self.at("out.safetensors"))
@@ -414,6 +416,8 @@ class Draw:
         if status:
             if any(words in text for words in STRICTER):
                 return "inverse refused for its counts", None
+            if "no rule of the map matches any name" in text and not any(o for n in self.want for o in origins(self.rules, self.unmatched, n)):
+                return "inverse refused because it changes nothing", None
             if not any(f"'{n}'" in text for n in ambiguous):
                 return "inverse refused", f"the inverse is refused although every name has one origin: {text[-300:]}"
             return "inverse refused", None

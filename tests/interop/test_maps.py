@@ -238,9 +238,9 @@ def test_names_without_a_way_back(t):
             ("refuse", [{"from": ["{a}.p.{b}", "p.{a}.{b}"], "to": ["{a}.{b}"], "do": [{"concat": 0, "parts": 2}]}], {"p.x": one}, "'p.x' has no way back", "'p.p.x'")):
         refused(t, stored, rules, *says, inverse=True, unmatched=unmatched)
     source, there, back = (os.path.join(t.scratch, f"{n}.safetensors") for n in ("source", "there", "back"))
-    for rules, names, want, says in (([rule("{r...}.0", "{r...}.b")], ["w.0", "k"], ["w.0", "k"], "'w.b' is taken to come from 'w.0', but the map may also have kept it under this name\n"),
-                                     ([rule("{r...}.0", "{r...}.b")], ["w.b", "v.0", "k"], ["w.0", "v.0", "k"], "kept it under this name; 1 more name is as uncertain\n"),
-                                     ([rule("b", "t.b"), rule("a.{x}", "t.{x}"), rule("t.{x}", "u.{x}")], ["b", "a.c"], ["b", "a.c"], "'t.b' is taken to come from 'b', but the map may also have made it of 'a.b'\n"),
+    for rules, names, want, says in (([rule("{r...}.0", "{r...}.b")], ["w.0", "k"], ["w.0", "k"], "'w.b' is taken to come from 'w.0', but the map may also have kept it as 'w.b' (names that are as uncertain: 1)\n"),
+                                     ([rule("{r...}.0", "{r...}.b")], ["w.b", "v.0", "k"], ["w.0", "v.0", "k"], "kept it as 'v.b' (names that are as uncertain: 2)\n"),
+                                     ([rule("b", "t.b"), rule("a.{x}", "t.{x}"), rule("t.{x}", "u.{x}")], ["b", "a.c"], ["b", "a.c"], "'t.b' is taken to come from 'b', but the map may also have made it of 'a.b' (names that are as uncertain: "),
                                      ([rule("{r...}.0", "n.{r...}.b"), rule("n.{r...}", "{r...}.n")], ["w.0", "n.k"], ["w.0", "n.k"], "'k.n' is taken to come from 'n.k'"),
                                      ([rule("a.{x}", "b.{x}"), rule("b.{x}", "c.{x}")], ["a.0", "k"], ["a.0", "k"], None)):
         save_file({n: torch.randn(2, 3) for n in names}, source)
@@ -458,6 +458,40 @@ def test_counts_are_those_of_config(t):
     rope_rule = [{"from": ["a"], "to": ["b"], "do": [{"permute_rope": {"heads": "$num_attention_heads"}}]}]
     refused_as({"num_attention_heads": 3, "head_dim": 4}, one, rules=rope_rule)
     refused_as({"num_attention_heads": 2, "head_dim": 4}, one, "'a' [12, 4] has 6 rows for each of 2 heads, but config.json says 4", rules=rope_rule)
+
+
+def test_layers_without_experts_and_maps_of_other_models(t):
+    """A model that lost its experts altogether, or in one layer, is not whole, even where the map keeps the rest; nor is one that the map does not change."""
+    def refused_as(name, tensors, config, *says, options=()):
+        folder, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+        os.makedirs(folder, exist_ok=True)
+        save_file(tensors, os.path.join(folder, "model.safetensors"))
+        write(folder, "config.json", config)
+        text = t.run("convert", folder, out, "--overwrite", "--map", name, *options, status=2 if says else 0).stderr.decode()
+        for word in says:
+            need(word in text, f"the refusal does not say {word}: {text}")
+    settings = {"transformers-mixtral": "num_local_experts", "transformers-qwen3_moe": "num_local_experts", "transformers-deepseek_v3": "n_routed_experts"}
+    for name, setting in settings.items():
+        source = os.path.join(MAPS, name)
+        config, stored, held = json.load(open(os.path.join(source, "config.json"))), load_file(os.path.join(source, "model.safetensors")), load_file(f"{source}.held.safetensors")
+        router = next(n for n in stored if n.endswith(".gate.weight"))
+        for tensors, options in ((stored, []), (held, ["--inverse"])):
+            none = {n: x for n, x in tensors.items() if ".experts." not in n}
+            refused_as(name, none, config, "no layer has experts", options=options)
+            refused_as(name, none, {}, ".gate.weight' is there, but no layer has experts", options=options)
+            refused_as(name, {"m." + n: x for n, x in tensors.items()}, {}, "no rule of the map matches any name", options=options)
+        dense = {n: x for n, x in none.items() if ".gate." not in n}
+        refused_as(name, dense, {}, "no rule of the map matches any name", "would keep everything")
+        need(config[setting] > 1 and router in stored, name)
+        more = {n.replace("layers.1.", "layers.2."): x.clone() for n, x in stored.items() if "layers.1." in n}
+        both, config["num_hidden_layers"] = {**stored, **more}, 3
+        refused_as(name, both, config)
+        lost = {n: x for n, x in both.items() if "layers.1." not in n or ".experts." not in n}
+        refused_as(name, lost, config, "'model.layers.1' has '", "' but no '", ".experts', which other layers with it have")
+    rules = [{"from": ["{rest...}"], "to": ["m.{rest...}"]}]  # the map is not for experts, but all layers are seen
+    refused_as(write(t.scratch, "rules.json", {"schema": "tessera.map/1", "rules": rules}), lost, config, "'model.layers.1' has '")
+    gone = [{"from": ["model.layers.{layer}.mlp.experts.{rest...}"], "to": []}, *rules]
+    refused_as(write(t.scratch, "rules.json", {"schema": "tessera.map/1", "rules": gone}), both, config)
 
 
 def test_metas_llamas(t):
