@@ -233,12 +233,11 @@ static tsr_status write_sidecar(conversion *c, tsr_error *err)
 /* What an inverse guessed, and what the conversion did. */
 static tsr_status add_warnings(conversion *c, tsr_error *err)
 {
-    tsr_str guesses;
-    tsr_status status = tsr_mapping_guesses(c->call.checkpoint, c->call.arena, &guesses, err);
-    tsr_str *added = status == TSR_OK && guesses.size ? tsr_vec_push(&c->warnings, err) : NULL;
-    if (status == TSR_OK && guesses.size && !added) return TSR_E_NOMEM;
+    const tsr_str guesses = tsr_mapping_guesses(c->call.checkpoint);
+    tsr_str *added = guesses.size ? tsr_vec_push(&c->warnings, err) : NULL;
+    if (guesses.size && !added) return TSR_E_NOMEM;
     if (added) *added = guesses;
-    return status == TSR_OK ? tsr_conversion_warnings(c->call.checkpoint, &c->result, c->call.arena, &c->warnings, err) : status;
+    return tsr_conversion_warnings(c->call.checkpoint, &c->result, c->call.arena, &c->warnings, err);
 }
 
 static tsr_status finish(conversion *c, tsr_error *err)

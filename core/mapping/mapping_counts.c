@@ -208,110 +208,6 @@ static tsr_status check_experts(const counter *c)
     return TSR_OK;
 }
 
-/* ---- layers without experts ---- */
-
-enum { MOST_PARENTS = 16 };
-
-/* Where the modules with experts are in their layers: "mlp". */
-typedef struct expert_places {
-    const counter *c;
-    tsr_str parents[MOST_PARENTS];
-    unsigned count;
-} expert_places;
-
-/* The key of a pair in `known`, and whether it is there. */
-static tsr_status find_pair(const expert_places *p, tsr_str a, tsr_str b, tsr_str *key, bool *known)
-{
-    *key = tsr_arena_format(p->c->s->arena, p->c->s->err, "x%.*s %.*s", TSR_STR_ARG(a), TSR_STR_ARG(b));
-    *known = key->data && tsr_map_get(p->c->known, *key, UINT32_MAX) != UINT32_MAX;
-    return key->data ? TSR_OK : TSR_E_NOMEM;
-}
-
-static tsr_status note_pair(const expert_places *p, tsr_str a, tsr_str b)
-{
-    tsr_str key;
-    bool known;
-    TSR_TRY(find_pair(p, a, b, &key, &known));
-    return tsr_map_put(p->c->known, key, 0, NULL, NULL, p->c->s->err);
-}
-
-/* Notes "mlp" for "mlp.experts.7.up_proj.weight" and for "mlp.experts.gate_up_proj". */
-static tsr_status find_parents(expert_places *p, const layered *name)
-{
-    for (size_t at = 0, end; at < name->rest.size; at = end + 1) {
-        if (kind_of(component_at(name->rest, at, &end)) != EXPERTS || !at) continue;
-        const tsr_str parent = {name->rest.data, at - 1};
-        unsigned i = 0;
-        while (i < p->count && !tsr_str_equal(p->parents[i], parent)) i++;
-        if (i == p->count && i < MOST_PARENTS) p->parents[p->count++] = parent;
-        return note_pair(p, name->layer, parent);
-    }
-    return TSR_OK;
-}
-
-/* What is next to the experts, "gate.weight", in a layer that has them is noted, and refused in a layer that has none. */
-static tsr_status compare_sibling(const expert_places *p, const layered *name, bool notes)
-{
-    for (unsigned i = 0; i < p->count; i++) {
-        const tsr_str parent = p->parents[i], rest = name->rest;
-        tsr_str key;
-        bool has, noted;
-        if (rest.size <= parent.size || memcmp(rest.data, parent.data, parent.size) || rest.data[parent.size] != '.') continue;
-        TSR_TRY(find_pair(p, name->layer, parent, &key, &has));
-        if (has != notes) continue;
-        if (notes) TSR_TRY(note_pair(p, parent, rest));
-        TSR_TRY(find_pair(p, parent, rest, &key, &noted));
-        TSR_FAIL_IF(!notes && noted, p->c->s->err, TSR_E_FORMAT, "'%.*s' has '%.*s' but no '%.*s.experts', which other layers with it have",
-                    TSR_STR_ARG(name->layer), TSR_STR_ARG(rest), TSR_STR_ARG(parent));
-    }
-    return TSR_OK;
-}
-
-static bool takes_experts(const tsr_mapping_rules *rules)
-{
-    for (uint32_t r = 0; r < rules->count; r++)
-        for (uint32_t p = 0; p < rules->rules[r].from_count; p++)
-            for (uint32_t i = 0; i < rules->rules[r].from[p].count; i++)
-                if (kind_of(rules->rules[r].from[p].components[i].literal) == EXPERTS) return true;
-    return false;
-}
-
-static bool find_experts_stated(const tsr_mapped *m, const char **name, uint64_t *stated);
-
-/* A rule's shape says of a tensor that it has a dim for experts. */
-static tsr_status refuse_routers(const counter *c)
-{
-    const tsr_mapped_row *rows = c->s->m->rows.items;
-    for (size_t i = 0; i < c->s->m->rows.count; i++)
-        for (uint32_t d = 0; rows[i].rule && d < rows[i].rule->shape_count; d++)
-            TSR_FAIL_IF(kind_of(rows[i].rule->shape[d].name) == EXPERTS, c->s->err, TSR_E_FORMAT,
-                        "'%.*s' is there, but no layer has experts", TSR_STR_ARG(rows[i].sources[0]->fqn));
-    return TSR_OK;
-}
-
-/* The layers of the source: those that have what stands next to experts elsewhere have experts, and there are any at all where the map is
- * for them and config.json has them. */
-static tsr_status check_layers_have_experts(const counter *c)
-{
-    const tsr_catalog *catalog = &c->s->m->source->catalog;
-    expert_places p = {.c = c};
-    layered name;
-    const char *setting;
-    uint64_t stated;
-    for (unsigned pass = 0; pass < 3; pass++) {
-        for (uint64_t i = 0; i < catalog->entry_count; i++) {
-            if (!find_layer(catalog->entries[i].fqn, &name)) continue;
-            TSR_TRY(pass ? compare_sibling(&p, &name, pass == 1) : find_parents(&p, &name));
-        }
-        if (!p.count) break;
-    }
-    if (p.count || !takes_experts(c->s->m->rules)) return TSR_OK;
-    TSR_TRY(refuse_routers(c));
-    TSR_FAIL_IF(find_experts_stated(c->s->m, &setting, &stated) && stated > 1, c->s->err, TSR_E_FORMAT,
-                "no layer has experts, which the map is for, but %s of %s is %llu", setting, c->s->m->config_name, (unsigned long long)stated);
-    return TSR_OK;
-}
-
 /* ---- against config.json ---- */
 
 /* The first of `names` that config.json has as a number, also where it describes a language model inside another one. */
@@ -334,18 +230,13 @@ static tsr_status refuse_count(const counter *c, const group *g, const char *nam
                      (unsigned long long)stated);
 }
 
-static bool find_experts_stated(const tsr_mapped *m, const char **name, uint64_t *stated)
-{
-    static const char *const names[] = {"num_experts", "num_local_experts", "n_routed_experts", NULL};
-    return find_number(m, names, name, stated);
-}
-
 static tsr_status check_expert_counts(const counter *c)
 {
+    static const char *const names[] = {"num_experts", "num_local_experts", "n_routed_experts", NULL};
     const group *groups = c->groups.items;
     const char *name;
     uint64_t stated;
-    if (!find_experts_stated(c->s->m, &name, &stated)) return TSR_OK;
+    if (!find_number(c->s->m, names, &name, &stated)) return TSR_OK;
     for (size_t i = 0; i < c->groups.count; i++)
         if (groups[i].experts && groups[i].members != stated) return refuse_count(c, &groups[i], name, stated);
     return TSR_OK;
@@ -414,8 +305,7 @@ static tsr_status add_targets(counter *c)
     return TSR_OK;
 }
 
-/* `layers`: whether the layers of the source are compared with each other. */
-static tsr_status check(tsr_matcher *s, tsr_status (*add)(counter *c), bool layers)
+static tsr_status check(tsr_matcher *s, tsr_status (*add)(counter *c))
 {
     const tsr_allocator *allocator = s->m->own->host->allocator;
     counter c = {.s = s,
@@ -427,7 +317,6 @@ static tsr_status check(tsr_matcher *s, tsr_status (*add)(counter *c), bool laye
     if (status == TSR_OK) status = check_experts(&c);
     if (status == TSR_OK && is_whole(s)) status = check_expert_counts(&c);
     if (status == TSR_OK && is_whole(s)) status = check_layer_counts(&c);
-    if (status == TSR_OK && layers) status = check_layers_have_experts(&c);
     tsr_map_free(c.known);
     tsr_vec_free(&c.groups);
     tsr_vec_free(&c.members);
@@ -437,6 +326,6 @@ static tsr_status check(tsr_matcher *s, tsr_status (*add)(counter *c), bool laye
 
 tsr_status tsr_counts_check(tsr_matcher *s)
 {
-    TSR_TRY(check(s, add_sources, is_whole(s)));
-    return check(s, add_targets, false);
+    TSR_TRY(check(s, add_sources));
+    return check(s, add_targets);
 }

@@ -85,9 +85,7 @@ static tsr_status refuse_unused(const tsr_matcher *s)
     const tsr_catalog *catalog = &s->m->source->catalog;
     if (s->matches.count || !s->m->rules->count || !catalog->entry_count) return TSR_OK;
     return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                     "no rule of the map matches any name, such as '%.*s', so that it would %s everything; is it the map of another model, or "
-                     "the wrong way round?",
-                     TSR_STR_ARG(catalog->entries[0].fqn), s->m->rules->unmatched == TSR_UNMATCHED_KEEP ? "keep" : "drop");
+                     "no rule of the map matches any name, such as '%.*s'; is it the map of another model?", TSR_STR_ARG(catalog->entries[0].fqn));
 }
 
 static int by_binding(const void *a, const void *b)
@@ -156,24 +154,6 @@ static tsr_status bind_all(tsr_matcher *s)
     return TSR_OK;
 }
 
-static tsr_status check_targets(const tsr_matcher *s)
-{
-    const tsr_mapped_row *rows = s->m->rows.items;
-    tsr_map *names = tsr_map_new(s->m->own->host->allocator, s->m->rows.count, s->err);
-    tsr_status status = names ? TSR_OK : TSR_E_NOMEM;
-    for (size_t i = 0; i < s->m->rows.count && status == TSR_OK; i++) {
-        uint32_t *first;
-        bool fresh;
-        status = tsr_map_put(names, rows[i].entry.fqn, (uint32_t)i, &first, &fresh, s->err);
-        if (status == TSR_OK && !fresh)
-            status = tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' would be written twice: from '%.*s' and from '%.*s'",
-                               TSR_STR_ARG(rows[i].entry.fqn), TSR_STR_ARG(rows[*first].sources[0]->fqn),
-                               TSR_STR_ARG(rows[i].sources[0]->fqn));
-    }
-    tsr_map_free(names);
-    return status;
-}
-
 tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
 {
     const tsr_allocator *allocator = m->own->host->allocator;
@@ -192,7 +172,6 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
     if (status == TSR_OK) status = tsr_family_check(&s);
     if (status == TSR_OK) status = tsr_counts_check(&s);
     if (status == TSR_OK) status = tsr_shapes_check(m, err);
-    if (status == TSR_OK) status = check_targets(&s);
     if (status == TSR_OK) status = refuse_unused(&s);
     if (status == TSR_OK) status = tsr_origin_check(&s);
     tsr_map_free(s.members);

@@ -31,6 +31,15 @@ static int by_order(const void *a, const void *b)
     return tsr_str_compare(x->entry.fqn, y->entry.fqn);
 }
 
+/* `second` has the name of another row. */
+static tsr_status refuse_twice(const tsr_mapped *m, const tsr_mapped_row *second, tsr_error *err)
+{
+    const tsr_mapped_row *first = m->rows.items;
+    while (first == second || !tsr_str_equal(first->entry.fqn, second->entry.fqn)) first++;
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' would be written twice: from '%.*s' and from '%.*s'",
+                     TSR_STR_ARG(second->entry.fqn), TSR_STR_ARG(first->sources[0]->fqn), TSR_STR_ARG(second->sources[0]->fqn));
+}
+
 static tsr_status fill_catalog(tsr_mapped *m, tsr_error *err)
 {
     tsr_checkpoint *own = m->own;
@@ -51,9 +60,7 @@ static tsr_status fill_catalog(tsr_mapped *m, tsr_error *err)
     own->catalog.file_names = names;
     TSR_TRY(tsr_name_index_new(own->host->allocator, TSR_NAMED_ITEMS(entries, own->catalog.entry_count), &own->index,
                                &duplicate, err));
-    TSR_FAIL_IF(duplicate != TSR_NO_NAME, err, TSR_E_FORMAT, "'%.*s' would be written twice",
-                TSR_STR_ARG(entries[duplicate].fqn));
-    return TSR_OK;
+    return duplicate == TSR_NO_NAME ? TSR_OK : refuse_twice(m, &rows[duplicate], err);
 }
 
 /* What validation and messages ask of the source. */

@@ -29,15 +29,6 @@ static taken take(const tsr_mapping_rules *map, tsr_str name)
     return (taken){&map->rules[found.rule], found.pattern};
 }
 
-/* "the rule 'a' -> 'b'", for people who look for it in the document. */
-static tsr_str describe(const tsr_matcher *s, const taken *t)
-{
-    const tsr_map_rule *rule = t->by;
-    const tsr_str from = rule->from[t->pattern].text;
-    if (!rule->to_count) return tsr_arena_format(s->arena, s->err, "the rule that drops '%.*s'", TSR_STR_ARG(from));
-    return tsr_arena_format(s->arena, s->err, "the rule '%.*s' -> '%.*s'", TSR_STR_ARG(from), TSR_STR_ARG(rule->to[0].text));
-}
-
 /* The first name that a rule of the inverse makes, and whether the map takes all of them by that very rule. */
 static tsr_status comes_from(const tsr_matcher *s, const tsr_map_rule *rule, tsr_str *values, tsr_str *name, bool *does)
 {
@@ -60,24 +51,14 @@ static bool is_exception(const tsr_name_pattern *a, const tsr_name_pattern *b)
     return tsr_pattern_match(b, a->text, values) && !tsr_pattern_match(a, b->text, values);
 }
 
-/* The map does not make the entry's name: `made`, which the inverse would give it, is another rule's; or, with `made` empty, it was
- * not kept either. */
-static tsr_status refuse_name(const tsr_matcher *s, const tsr_name_match *like, tsr_str made)
+/* The map does not make the entry's name: `made`, which the inverse would give it by `own`, is another rule's. Where no rule makes it,
+ * `made` is the name itself, and `own` NULL. */
+static tsr_status refuse_name(const tsr_matcher *s, tsr_str fqn, tsr_str made, const tsr_map_rule *own)
 {
-    const tsr_str fqn = like->entry->fqn;
-    const taken t = take(s->m->rules->forward, made.data ? made : fqn);
-    const tsr_str other = describe(s, &t);
-    if (!other.data) return TSR_E_NOMEM;
-    if (!made.data)
-        return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                         "'%.*s' has no way back: the map makes it by no rule, and does not keep it either, because %.*s takes it",
-                         TSR_STR_ARG(fqn), TSR_STR_ARG(other));
-    const taken own = {s->m->rules->rules[like->rule].forward, 0};
-    const tsr_str by = describe(s, &own);
-    if (!by.data) return TSR_E_NOMEM;
-    return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                     "'%.*s' has no way back: it would become '%.*s', by %.*s, but the map takes '%.*s' by %.*s", TSR_STR_ARG(fqn),
-                     TSR_STR_ARG(made), TSR_STR_ARG(by), TSR_STR_ARG(made), TSR_STR_ARG(other));
+    const taken t = take(s->m->rules->forward, made);
+    const tsr_str by = own ? own->from[0].text : TSR_STR("unmatched"), from = t.by->from[t.pattern].text;
+    return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' has no way back to '%.*s', because the map's rule '%.*s' takes that, not '%.*s'",
+                     TSR_STR_ARG(fqn), TSR_STR_ARG(made), TSR_STR_ARG(from), TSR_STR_ARG(by));
 }
 
 /* Several rules of a map may make one name of different ones, so that their order does not say where it came from. The inverse takes
@@ -107,11 +88,9 @@ static tsr_status choose_rule(const tsr_matcher *s, tsr_name_match *like, tsr_st
 /* The map may have made the name of another one, or kept it: nothing in it decides. */
 static tsr_status note_guess(tsr_matcher *s, tsr_name_match *like, tsr_str name)
 {
-    const tsr_str fqn = like->entry->fqn;
-    const char *how = tsr_str_equal(like->other, fqn) ? "kept it as" : "made it of";
-    if (s->m->guess_count++) return TSR_OK;
-    s->m->guess = tsr_arena_format(s->m->own->arena, s->err, "'%.*s' is taken to come from '%.*s', but the map may also have %s '%.*s'",
-                                   TSR_STR_ARG(fqn), TSR_STR_ARG(name), how, TSR_STR_ARG(like->other));
+    if (s->m->guess.data) return TSR_OK;
+    s->m->guess = tsr_arena_format(s->m->own->arena, s->err, "'%.*s', for example, is taken to come from '%.*s', but may also come from '%.*s'",
+                                   TSR_STR_ARG(like->entry->fqn), TSR_STR_ARG(name), TSR_STR_ARG(like->other));
     return s->m->guess.data ? TSR_OK : TSR_E_NOMEM;
 }
 
@@ -127,8 +106,8 @@ tsr_status tsr_origin_choose(tsr_matcher *s, tsr_name_match *like, tsr_str *valu
         *found = false;
         return TSR_OK;
     }
-    if (*found && !sure) return refuse_name(s, like, name);
-    if (!*found) return keeps ? refuse_name(s, like, (tsr_str){NULL, 0}) : TSR_OK;
+    if (*found && !sure) return refuse_name(s, fqn, name, rules->rules[like->rule].forward);
+    if (!*found) return keeps ? refuse_name(s, fqn, fqn, NULL) : TSR_OK;
     if (kept && !like->other.data) like->other = fqn;
     return like->other.data ? note_guess(s, like, name) : TSR_OK;
 }
@@ -141,17 +120,14 @@ tsr_status tsr_origin_check(const tsr_matcher *s)
         if (!rows[i].rule) continue;
         const taken t = take(s->m->rules->forward, rows[i].entry.fqn);
         if (t.by == rows[i].rule->forward && t.pattern == rows[i].pattern) continue;
-        return refuse_name(s, &(tsr_name_match){.entry = rows[i].sources[0], .rule = (uint32_t)(rows[i].rule - s->m->rules->rules)}, rows[i].entry.fqn);
+        return refuse_name(s, rows[i].sources[0]->fqn, rows[i].entry.fqn, rows[i].rule->forward);
     }
     return TSR_OK;
 }
 
-tsr_status tsr_mapping_guesses(const tsr_checkpoint *mapped, tsr_arena *arena, tsr_str *out, tsr_error *err)
+tsr_str tsr_mapping_guesses(const tsr_checkpoint *mapped)
 {
-    *out = TSR_STR("");
     const tsr_mapped *m = tsr_mapped_state(mapped);
-    while (m && !m->guess_count) m = tsr_mapped_state(m->source);
-    if (!m) return TSR_OK;
-    *out = tsr_arena_format(arena, err, "%.*s (names that are as uncertain: %llu)", TSR_STR_ARG(m->guess), (unsigned long long)m->guess_count);
-    return out->data ? TSR_OK : TSR_E_NOMEM;
+    while (m && !m->guess.data) m = tsr_mapped_state(m->source);
+    return m ? m->guess : TSR_STR("");
 }

@@ -67,10 +67,42 @@ static tsr_status check_row(checker *c, const tsr_mapped_row *row)
     return TSR_OK;
 }
 
+static bool is_of_experts(const tsr_map_rule *rule)
+{
+    for (uint32_t d = 0; d < rule->shape_count; d++)
+        if (tsr_str_equal(rule->shape[d].name, TSR_STR("experts"))) return true;
+    return false;
+}
+
+/* How many bindings of the rule there are: the rows of one binding have the same sources, and follow each other. */
+static uint64_t count_bindings(const tsr_mapped *m, const tsr_map_rule *rule)
+{
+    const tsr_mapped_row *rows = m->rows.items;
+    uint64_t count = 0;
+    for (size_t i = 0; i < m->rows.count; i++) count += rows[i].rule == rule && (!i || rows[i - 1].sources != rows[i].sources);
+    return count;
+}
+
+/* A layer that has a router has experts, and the other way round: rules that name the dim "experts" apply in as many places. */
+static tsr_status check_experts(const tsr_mapped *m, tsr_error *err)
+{
+    const tsr_map_rule *first = NULL;
+    uint64_t places = 0;
+    for (uint32_t r = 0; r < m->rules->count; r++) {
+        const tsr_map_rule *rule = &m->rules->rules[r];
+        if (!is_of_experts(rule)) continue;
+        const uint64_t count = count_bindings(m, rule);
+        if (!first) first = rule, places = count;
+        TSR_FAIL_IF(count != places, err, TSR_E_FORMAT, "experts are not whole: '%.*s' is there %llu times, but '%.*s' %llu times",
+                    TSR_STR_ARG(first->from[0].text), (unsigned long long)places, TSR_STR_ARG(rule->from[0].text), (unsigned long long)count);
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_shapes_check(const tsr_mapped *m, tsr_error *err)
 {
     checker c = {.m = m, .err = err};
     const tsr_mapped_row *rows = m->rows.items;
     for (size_t i = 0; i < m->rows.count; i++) TSR_TRY(check_row(&c, &rows[i]));
-    return TSR_OK;
+    return check_experts(m, err);
 }

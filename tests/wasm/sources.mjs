@@ -206,7 +206,7 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
   await testAsync("dequantize where nothing is scaled", () => files(source, {}, ["convert", { to: "torch", dequantize: true }], ["--to", "torch", "--dequantize"]));
   /* What an inverse guesses is in the result; a name that the map does not make is refused. */
   const kept = put("kept/model.safetensors", safetensors({ "w.b": [[2, 3]], k: [[4]] }));
-  for (const [rule, says] of [[{ from: ["{r...}.0"], to: ["{r...}.b"] }, /"warnings": \[\s*"'w.b' is taken to come from 'w.0'/], [{ from: ["k"], to: ["q"] }, /'k' has no way back/]]) {
+  for (const [rule, says] of [[{ from: ["{r...}.0"], to: ["{r...}.b"] }, /"warnings": \[\s*"'w.b', for example, is taken to come from 'w.0'/], [{ from: ["k"], to: ["q"] }, /'k' has no way back/]]) {
     const map = { schema: "tessera.map/1", unmatched: "keep", rules: [rule] }, args = ["--to", "torch", "--map", put("keep.json", JSON.stringify(map)), "--inverse"];
     await testAsync(`inverse of ${rule.from}`, () => files(kept, {}, ["convert", { to: "torch", map, inverse: true }], args));
     const p = run(["convert", kept, path.join(folder, "kept.pt"), "--overwrite", "--json", ...args]);

@@ -57,9 +57,9 @@ tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *
 bool tsr_mapping_uses(void *layer, tsr_str fqn);
 
 /* Names of an inverse that may come from other ones than they were taken to, because the map made them by a rule and its exception, or
- * by a rule although it keeps what no rule matches: one of them and how many more there are, in a sentence in `arena`, or an empty text.
- * `mapped` is the mapped checkpoint or one that was opened over it. */
-tsr_status tsr_mapping_guesses(const tsr_checkpoint *mapped, tsr_arena *arena, tsr_str *out, tsr_error *err);
+ * by a rule although it keeps what no rule matches: the first of them, in a sentence in the mapped checkpoint's memory, or an empty text.
+ * tsr_mapping_write_table lists all. `mapped` is the mapped checkpoint or one that was opened over it. */
+tsr_str tsr_mapping_guesses(const tsr_checkpoint *mapped);
 
 typedef struct tsr_quantize_options {
     size_t size;     /* TSR_OPTIONS sets it */

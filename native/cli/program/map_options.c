@@ -56,9 +56,9 @@ static tsr_status apply_map(cli *program, const cli_map_options *map, cli_sessio
     if (status == TSR_OK) status = tsr_mapping_open(session->checkpoint, rules, &layer, err);
     if (status != TSR_OK) return status;
     cli_add_layer(session, layer);
-    status = tsr_mapping_guesses(layer, session->map_arena, &session->map_guesses, err);
-    if (status == TSR_OK && session->map_guesses.size && cli_speaks(program)) cli_note(program, "%.*s", TSR_STR_ARG(session->map_guesses));
-    return status;
+    session->map_guesses = tsr_mapping_guesses(layer);
+    if (session->map_guesses.size) cli_note(program, "%.*s", TSR_STR_ARG(session->map_guesses));
+    return TSR_OK;
 }
 
 static tsr_status fold_adapter(cli *program, const cli_map_options *map, cli_session *session, tsr_error *err)
