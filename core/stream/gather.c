@@ -21,7 +21,9 @@
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/tiling.h"
 #include "tessera/sys/try.h"
@@ -139,7 +141,30 @@ static tsr_status set_strides(tsr_gather *gather, const tsr_chunk *chunk, tsr_lo
     return part->strides ? check_part(gather, part, err) : TSR_E_NOMEM;
 }
 
-static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr_box *box, tsr_error *err)
+/* Where a chunk is, found ahead. */
+typedef struct sought {
+    const tsr_gather *gather;
+    const tsr_chunk *chunk;
+    tsr_arena *scratch; /* of the view; NULL: not looked for */
+    tsr_view view;
+    tsr_status status;
+    tsr_error why;
+} sought;
+
+static tsr_status take_found(const tsr_gather *gather, const sought *s, tsr_view *out, tsr_error *err)
+{
+    if (s->status != TSR_OK) return tsr_raise(err, s->status, s->why.byte_position, "%s", s->why.message);
+    *out = s->view;
+    if (!s->view.strides) return TSR_OK;
+    uint64_t *strides = tsr_arena_array(gather->arena, gather->ndim, sizeof *strides, err);
+    if (!strides) return TSR_E_NOMEM;
+    memcpy(strides, s->view.strides, gather->ndim * sizeof *strides);
+    out->strides = strides;
+    return TSR_OK;
+}
+
+/* `found` may be NULL. */
+static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr_box *box, const sought *found, tsr_error *err)
 {
     tsr_located *part = &gather->parts[gather->part_count];
     const tsr_box whole = {gather->ndim, NULL, gather->shape};
@@ -153,6 +178,8 @@ static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr
     if (chunk->file == TSR_NO_FILE) return tsr_checkpoint_raise_missing(gather->checkpoint, gather->entry->fqn, err);
     if (chunk->view) {
         part->view = *chunk->view;
+    } else if (found && found->scratch) {
+        TSR_TRY(take_found(gather, found, &part->view, err));
     } else {
         TSR_TRY(tsr_checkpoint_locate(gather->checkpoint, gather->entry, chunk, gather->arena, &part->view, err));
     }
@@ -171,20 +198,26 @@ static int by_first(const void *a, const void *b)
     return (x->first > y->first) - (x->first < y->first);
 }
 
+/* Whether the chunk's place must be looked for, because elements of it are wanted. */
+static bool is_sought(const tsr_gather *gather, const tsr_chunk *chunk, const tsr_box *box)
+{
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
+    const tsr_box own = {gather->ndim, chunk->offsets, chunk->sizes};
+    if (chunk->view || chunk->file >= tsr_checkpoint_store(gather->checkpoint)->file_count || !chunk->byte_length) return false;
+    return !box || gather->dtype != gather->entry->dtype || tsr_box_intersect(own, *box, offsets, sizes);
+}
+
 /* Where the tensor is in an item of a DCP is found from both ends of the item (codec/zip.c), by small reads that would wait for each
- * other. `count` is at most LOCATED_AT_ONCE. */
+ * other. A store that fetches ahead is told of those of `count` chunks, at most LOCATED_AT_ONCE. */
 static void prefetch_ends(const tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box)
 {
     tsr_store *store = tsr_checkpoint_store(gather->checkpoint);
     tsr_store_place places[2 * LOCATED_AT_ONCE];
-    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
     size_t used = 0;
     for (uint64_t i = 0; i < count; i++) {
         const tsr_chunk *c = &chunks[i];
-        const tsr_box own = {gather->ndim, c->offsets, c->sizes};
         const bool is_small = c->byte_length <= WHOLE_ARCHIVE;
-        if (c->view || c->file >= store->file_count || !c->byte_length) continue;
-        if (box && gather->dtype == gather->entry->dtype && !tsr_box_intersect(own, *box, offsets, sizes)) continue;
+        if (!is_sought(gather, c, box)) continue;
         places[used++] = (tsr_store_place){c->file, c->byte_offset, is_small ? c->byte_length : 1};
         if (!is_small)
             places[used++] = (tsr_store_place){c->file, c->byte_offset + c->byte_length - TAIL_OF_ARCHIVE, TAIL_OF_ARCHIVE};
@@ -192,19 +225,55 @@ static void prefetch_ends(const tsr_gather *gather, const tsr_chunk *chunks, uin
     if (used > 1) store->prefetch(store, places, used);
 }
 
+/* A body of tsr_parallel. */
+static void seek_one(void *arg, size_t index)
+{
+    sought *s = (sought *)arg + index;
+    tsr_checkpoint *checkpoint = s->gather->checkpoint;
+    if (!s->chunk) return;
+    s->scratch = tsr_arena_new(tsr_checkpoint_host(checkpoint)->allocator, 0, NULL);
+    if (s->scratch) s->status = tsr_checkpoint_locate(checkpoint, s->gather->entry, s->chunk, s->scratch, &s->view, &s->why);
+}
+
+/* Of other stores threads make those reads, each for a chunk of its own. */
+static void seek_together(const tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, sought *found)
+{
+    for (uint64_t i = 0; i < count; i++)
+        found[i] = (sought){.gather = gather, .chunk = is_sought(gather, &chunks[i], box) ? &chunks[i] : NULL};
+    tsr_parallel(tsr_checkpoint_host(gather->checkpoint), (size_t)count, seek_one, found);
+}
+
+/* At most LOCATED_AT_ONCE chunks. `found` NULL: they are looked for one by one. */
+static tsr_status add_parts(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, sought *found,
+                            tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    if (found) seek_together(gather, chunks, count, box, found);
+    for (uint64_t i = 0; i < count && status == TSR_OK; i++)
+        status = add_part(gather, &chunks[i], box, found ? &found[i] : NULL, err);
+    for (uint64_t i = 0; found && i < count; i++) tsr_arena_free(found[i].scratch);
+    return status;
+}
+
 static tsr_status fill_parts(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, tsr_error *err)
 {
+    const tsr_host *host = tsr_checkpoint_host(gather->checkpoint);
     gather->parts = tsr_arena_array(gather->arena, count, sizeof *gather->parts, err);
     gather->furthest = tsr_arena_array(gather->arena, count, sizeof *gather->furthest, err);
     if (!gather->parts || !gather->furthest) return TSR_E_NOMEM;
-    const bool fetches = tsr_checkpoint_store(gather->checkpoint)->prefetch &&
-                         tsr_checkpoint_catalog(gather->checkpoint)->format == TSR_FORMAT_DCP;
-    for (uint64_t i = 0; i < count; i++) {
-        const uint64_t left = count - i;
-        if (fetches && i % LOCATED_AT_ONCE == 0)
-            prefetch_ends(gather, &chunks[i], left < LOCATED_AT_ONCE ? left : LOCATED_AT_ONCE, box);
-        TSR_TRY(add_part(gather, &chunks[i], box, err));
+    const bool in_items = tsr_checkpoint_catalog(gather->checkpoint)->format == TSR_FORMAT_DCP;
+    const bool fetches = in_items && tsr_checkpoint_store(gather->checkpoint)->prefetch;
+    const bool together = in_items && !fetches && count > 1 && host->threads > 1;
+    sought *found = together ? tsr_alloc(host->allocator, LOCATED_AT_ONCE, sizeof *found, err) : NULL;
+    if (together && !found) return TSR_E_NOMEM;
+    tsr_status status = TSR_OK;
+    for (uint64_t i = 0; i < count && status == TSR_OK; i += LOCATED_AT_ONCE) {
+        const uint64_t some = count - i < LOCATED_AT_ONCE ? count - i : LOCATED_AT_ONCE;
+        if (fetches) prefetch_ends(gather, &chunks[i], some, box);
+        status = add_parts(gather, &chunks[i], some, box, found, err);
     }
+    tsr_free(host->allocator, found, LOCATED_AT_ONCE, sizeof *found);
+    TSR_TRY(status);
     qsort(gather->parts, gather->part_count, sizeof *gather->parts, by_first);
     for (size_t i = 0; i < gather->part_count; i++) {
         const uint64_t before = i ? gather->furthest[i - 1] : 0;
