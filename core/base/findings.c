@@ -171,3 +171,20 @@ uint64_t tsr_findings_total(const tsr_findings *findings, tsr_level level)
 {
     return findings->totals[level];
 }
+
+tsr_status tsr_findings_take(tsr_findings *findings, const tsr_findings *more, tsr_error *err)
+{
+    size_t rules;
+    const tsr_rule *table = tsr_rules(&rules);
+    for (size_t i = 0; i < tsr_findings_count(more); i++) {
+        const tsr_finding *f = tsr_findings_at(more, i);
+        TSR_TRY(tsr_finding_add_at(findings, (tsr_rated_rule){f->rule->id, f->level},
+                                   (tsr_place){f->file, f->byte_offset, f->fqn}, err, "%.*s", TSR_STR_ARG(f->message)));
+    }
+    for (size_t r = 0; r < rules; r++) {
+        for (int level = TSR_NOTE; level <= TSR_ERROR; level++)
+            tsr_findings_count_more(findings, &table[r], (tsr_level)level,
+                                    tsr_findings_unlisted(more, &table[r], (tsr_level)level));
+    }
+    return TSR_OK;
+}

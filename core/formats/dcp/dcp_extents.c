@@ -1,9 +1,15 @@
 /* Every item of a DCP checkpoint in the order of the files, for checks that read everything: each item's archive is
- * opened, compared with the metadata, and given out member by member. */
+ * opened, compared with the metadata, and given out member by member. Opening one takes a few small reads that wait for each
+ * other, so that threads open the next ones together. */
 #include <stdlib.h>
 
 #include "formats/dcp/dcp_state.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
+
+#define AHEAD_PER_THREAD   4u
+#define AHEAD_OBJECT_BYTES (UINT64_C(1) << 20) /* of items of objects, which are read whole, opened together */
 
 typedef struct item {
     uint32_t file;
@@ -11,12 +17,26 @@ typedef struct item {
     uint64_t byte_length;
     const tsr_entry *entry;
     const tsr_chunk *chunk;
+    bool skipped; /* it overlaps others that are given out */
 } item;
+
+/* An item's archive that was opened ahead. */
+typedef struct opened {
+    const item *of;
+    tsr_arena *scratch;     /* NULL: not opened */
+    tsr_findings *findings; /* of this item alone */
+    tsr_torch_item archive;
+    tsr_view view; /* of a tensor */
+    tsr_status status;
+    tsr_error why;
+} opened;
 
 typedef struct walk {
     tsr_checkpoint *checkpoint;
     tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err);
     void *ctx;
+    opened *ahead; /* `room` of them */
+    size_t room, used;
 } walk;
 
 static int compare_items(const void *left, const void *right)
@@ -40,7 +60,7 @@ static tsr_status add_chunks(tsr_vec *items, const tsr_entry *entry, const tsr_c
         item *it = tsr_vec_push(items, err);
         if (!it) return TSR_E_NOMEM;
         *it = (item){chunks[i].file, chunks[i].view ? chunks[i].view->byte_offset : chunks[i].byte_offset,
-                     chunks[i].byte_length, entry, &chunks[i]};
+                     chunks[i].byte_length, entry, &chunks[i], false};
     }
     return TSR_OK;
 }
@@ -118,34 +138,97 @@ static tsr_status give_zstd(const walk *w, const item *it, const tsr_zip *zip, c
     return status == TSR_OK ? TSR_OK : tsr_dcp_bad_item(w->checkpoint, it->entry, it->chunk, &why, err);
 }
 
-static tsr_status give_archive(const walk *w, const item *it, tsr_arena *scratch, tsr_error *err)
+/* ---- opening ahead ---- */
+
+/* What is wrong with an object was found when the checkpoint was opened. */
+static bool was_read(const tsr_checkpoint *checkpoint, const item *it)
 {
-    tsr_checkpoint *checkpoint = w->checkpoint;
-    bool tensor = it->entry->kind == TSR_ENTRY_TENSOR, seen = !tensor && !checkpoint->options.skip_objects;
-    tsr_torch_item opened;
-    tsr_view view;
-    tsr_error why = {0};
-    const tsr_dcp_item at = {checkpoint, it->entry, it->chunk};
-    tsr_status status = tsr_dcp_open_item(at, scratch, seen ? NULL : checkpoint->findings, &opened, &why);
-    if (status == TSR_OK && tensor) status = tsr_dcp_view_of(it->entry, it->chunk, &opened, scratch, &view, &why);
-    bool said = seen && status != TSR_E_NOMEM && status != TSR_E_IO; /* what is wrong with it was found when it was opened */
-    if (status != TSR_OK) return said ? TSR_OK : tsr_dcp_bad_item(checkpoint, it->entry, it->chunk, &why, err);
-    const tsr_zip_member *members = sort_members(&opened.zip, scratch, err);
-    if (!members) return TSR_E_NOMEM;
-    if (tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), it->chunk)) {
-        TSR_TRY(give_whole(w, it, tensor ? &view : NULL, err));
-        return give_zstd(w, it, &opened.zip, members, scratch, err);
-    }
-    return give_members(w, it, &opened.zip, members, tensor ? &view : NULL, err);
+    return it->entry->kind != TSR_ENTRY_TENSOR && !checkpoint->options.skip_objects;
 }
 
-static tsr_status give(const walk *w, const item *it, tsr_error *err)
+static tsr_status open_archive(const walk *w, opened *o)
+{
+    tsr_checkpoint *checkpoint = w->checkpoint;
+    const item *it = o->of;
+    const tsr_dcp_item at = {checkpoint, it->entry, it->chunk};
+    tsr_error *why = &o->why;
+    o->scratch = tsr_arena_new(checkpoint->host->allocator, 0, why);
+    o->findings = o->scratch ? tsr_findings_new(checkpoint->host->allocator, 0, why) : NULL;
+    if (!o->findings) return TSR_E_NOMEM;
+    TSR_TRY(tsr_dcp_open_item(at, o->scratch, was_read(checkpoint, it) ? NULL : o->findings, &o->archive, why));
+    if (it->entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
+    return tsr_dcp_view_of(it->entry, it->chunk, &o->archive, o->scratch, &o->view, why);
+}
+
+/* A body of tsr_parallel. */
+static void open_one(void *arg, size_t index)
+{
+    const walk *w = arg;
+    w->ahead[index].status = open_archive(w, &w->ahead[index]);
+}
+
+static void close_ahead(walk *w)
+{
+    for (size_t i = 0; i < w->used; i++) {
+        tsr_findings_free(w->ahead[i].findings);
+        tsr_arena_free(w->ahead[i].scratch);
+    }
+    w->used = 0;
+}
+
+/* Opens the archives of the first of these items that have one. */
+static void open_ahead(walk *w, const item *items, size_t count)
+{
+    uint64_t object_bytes = 0;
+    close_ahead(w);
+    for (size_t i = 0; i < count && w->used < w->room; i++) {
+        if (items[i].skipped || items[i].chunk->view) continue;
+        if (items[i].entry->kind != TSR_ENTRY_TENSOR) object_bytes += items[i].byte_length;
+        if (w->used && object_bytes > AHEAD_OBJECT_BYTES) break;
+        w->ahead[w->used++] = (opened){.of = &items[i]};
+    }
+    tsr_parallel(w->checkpoint->host, w->used, open_one, w);
+}
+
+static opened *find_opened(const walk *w, const item *it)
+{
+    for (size_t i = 0; i < w->used; i++)
+        if (w->ahead[i].of == it) return &w->ahead[i];
+    return NULL;
+}
+
+/* ---- giving out ---- */
+
+static tsr_status give_archive(const walk *w, const item *it, opened *o, tsr_error *err)
+{
+    tsr_checkpoint *checkpoint = w->checkpoint;
+    const tsr_view *view = it->entry->kind == TSR_ENTRY_TENSOR ? &o->view : NULL;
+    const bool said = was_read(checkpoint, it) && o->status != TSR_E_NOMEM && o->status != TSR_E_IO;
+    if (o->findings) TSR_TRY(tsr_findings_take(checkpoint->findings, o->findings, err));
+    if (o->status != TSR_OK) return said ? TSR_OK : tsr_dcp_bad_item(checkpoint, it->entry, it->chunk, &o->why, err);
+    const tsr_zip_member *members = sort_members(&o->archive.zip, o->scratch, err);
+    if (!members) return TSR_E_NOMEM;
+    if (tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), it->chunk)) {
+        TSR_TRY(give_whole(w, it, view, err));
+        return give_zstd(w, it, &o->archive.zip, members, o->scratch, err);
+    }
+    return give_members(w, it, &o->archive.zip, members, view, err);
+}
+
+/* `it` is the first of `count` items that are left. */
+static tsr_status give(walk *w, const item *it, size_t count, tsr_error *err)
 {
     if (it->chunk->view) return give_whole(w, it, it->chunk->view, err);
-    tsr_arena *scratch = tsr_arena_new(w->checkpoint->host->allocator, 0, err);
-    if (!scratch) return TSR_E_NOMEM;
-    tsr_status status = give_archive(w, it, scratch, err);
-    tsr_arena_free(scratch);
+    opened *o = find_opened(w, it);
+    if (!o) {
+        open_ahead(w, it, count);
+        o = &w->ahead[0];
+    }
+    tsr_status status = give_archive(w, it, o, err);
+    tsr_findings_free(o->findings);
+    tsr_arena_free(o->scratch);
+    o->findings = NULL;
+    o->scratch = NULL;
     return status;
 }
 
@@ -160,15 +243,26 @@ static tsr_status report_gap(const walk *w, uint32_t file, uint64_t from, uint64
 
 /* Items that overlap are an error already (layout/bytes-shared). A few are still read, to say what else is wrong; but
  * metadata can name one item any number of times, and the file is not read once for each. */
-static tsr_status give_all(const walk *w, const item *items, size_t count, tsr_error *err)
+static void skip_overlapping(const walk *w, item *items, size_t count)
 {
     uint64_t end = 0, again = 0;
     for (size_t i = 0; i < count; i++) {
         if (i && items[i].file != items[i - 1].file) end = again = 0;
+        const bool overlaps = items[i].byte_offset < end;
+        if (overlaps) again += items[i].byte_length;
+        items[i].skipped = overlaps && again > w->checkpoint->store->files[items[i].file].size;
+        const uint64_t item_end = items[i].byte_offset + items[i].byte_length;
+        if (item_end > end) end = item_end;
+    }
+}
+
+static tsr_status give_all(walk *w, const item *items, size_t count, tsr_error *err)
+{
+    uint64_t end = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (i && items[i].file != items[i - 1].file) end = 0;
         TSR_TRY(report_gap(w, items[i].file, end, items[i].byte_offset, err));
-        if (items[i].byte_offset < end) again += items[i].byte_length;
-        if (items[i].byte_offset >= end || again <= w->checkpoint->store->files[items[i].file].size)
-            TSR_TRY(give(w, &items[i], err));
+        if (!items[i].skipped) TSR_TRY(give(w, &items[i], count - i, err));
         uint64_t item_end = items[i].byte_offset + items[i].byte_length;
         if (item_end > end) end = item_end;
         bool last = i + 1 == count || items[i + 1].file != items[i].file;
@@ -181,10 +275,16 @@ tsr_status tsr_dcp_extents_of(tsr_checkpoint *checkpoint, const tsr_entry *entri
                               tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                               tsr_error *err)
 {
-    walk w = {checkpoint, each, ctx};
-    tsr_vec items = tsr_vec_of(checkpoint->host->allocator, sizeof(item));
-    tsr_status status = collect(entries, count, &items, err);
+    const tsr_host *host = checkpoint->host;
+    walk w = {.checkpoint = checkpoint, .each = each, .ctx = ctx};
+    tsr_vec items = tsr_vec_of(host->allocator, sizeof(item));
+    w.room = host->threads > 1 ? (size_t)AHEAD_PER_THREAD * host->threads : 1;
+    w.ahead = tsr_alloc(host->allocator, w.room, sizeof *w.ahead, err);
+    tsr_status status = w.ahead ? collect(entries, count, &items, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) skip_overlapping(&w, items.items, items.count);
     if (status == TSR_OK) status = give_all(&w, items.items, items.count, err);
+    close_ahead(&w);
+    tsr_free(host->allocator, w.ahead, w.room, sizeof *w.ahead);
     tsr_vec_free(&items);
     return status;
 }

@@ -44,6 +44,8 @@ tsr_status tsr_finding_add_at(tsr_findings *findings, tsr_rated_rule given, tsr_
 void tsr_findings_count_more(tsr_findings *findings, const tsr_rule *rule, tsr_level level, uint64_t count);
 /* How many findings of a rule and a level were only counted. */
 uint64_t tsr_findings_unlisted(const tsr_findings *findings, const tsr_rule *rule, tsr_level level);
+/* Adds copies of all findings of `more`, in their order, and counts those that it did not list. */
+tsr_status tsr_findings_take(tsr_findings *findings, const tsr_findings *more, tsr_error *err);
 
 TSR_API_END
 
