@@ -593,6 +593,7 @@ static tsr_status check_extents(check *c, tsr_error *err)
     const tsr_ring_work work = {
         .job_size = sizeof(piece), .fill = fill_piece, .drain = drain_piece, .ctx = c, .enough = enough};
     TSR_TRY(tsr_ring_begin(c->ring, &work, err));
+    TSR_TRY(tsr_ring_reserve(c->ring, enough / 2, err));
     TSR_TRY(tsr_checkpoint_extents(c->checkpoint, take_extent, c, err));
     return tsr_ring_end(c->ring, err);
 }

@@ -1,32 +1,127 @@
-/* Digests of tensors. A digest runs over a tensor's bytes in order, so that threads cannot share that; of a list of tensors each
+/* Digests of tensors. A digest runs over a tensor's bytes in order, so that threads cannot share that; of a batch of tensors each
  * thread takes one, reads it by tiles, and sums every tile up while it is in the cache.
  *
  *   thread 0:  [layer 0 ··············][layer 2 ·····][layer 5 ···
  *   thread 1:  [layer 1 ·····][layer 3 ·······][layer 4 ·······
  *
- * Of a tensor that is alone, or so large that the others would wait for it, all threads read tiles ahead, over which the digest
- * runs in order. */
+ * Of tensors that would leave threads without work at the end, because they are few or large, all threads read tiles ahead, over
+ * which the digests run in order: slower where files are in memory, as the tiles leave the cache, but reads that wait for a
+ * disk or a server then wait together. */
 #include "base/cursor.h"
 #include "check/digest.h"
 #include "stream/tile_job.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
+#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
 
+#include <stdatomic.h>
+#include <stdlib.h>
+
 #define TILE_BYTES   ((size_t)128 << 10) /* stays in the cache of a core */
-#define ALWAYS_SMALL (UINT64_C(64) << 20)
 #define BATCH_BYTES  (UINT64_C(256) << 20) /* per thread, between two reports of progress */
 #define BATCH_COUNT  16u                   /* per thread */
 #define BATCH_CHUNKS (UINT64_C(1) << 14)   /* located at a time: memory that --max-mem does not bound */
 
-/* A tensor that one thread digests. */
-typedef struct whole_tensor {
+/* A tensor of a batch. */
+typedef struct batch_tensor {
+    const tsr_entry *entry;
+    uint64_t bytes;
     tsr_gather *gather;
     tsr_running_digest digest; /* state NULL: not started */
-    uint64_t tile_elements;
-    uint8_t *memory; /* of one tile */
     tsr_digest *out;
-} whole_tensor;
+    tsr_status status; /* with `failure`: the first that went wrong with it */
+    tsr_error failure;
+} batch_tensor;
+
+/* Whose digests, by which algorithm, and what they are read with. */
+typedef struct digesting {
+    tsr_checkpoint *checkpoint;
+    tsr_ring *ring;
+    tsr_digest_algorithm algorithm;
+} digesting;
+
+typedef struct batch {
+    const digesting *d;
+    batch_tensor *tensors; /* in the order of the list */
+    size_t count;
+    batch_tensor **by_size; /* the largest first */
+    size_t together;        /* how many of by_size all threads read */
+    atomic_size_t next;     /* of the others */
+} batch;
+
+static void fail(batch_tensor *t, tsr_status status, const tsr_error *why)
+{
+    if (t->status != TSR_OK || status == TSR_OK) return;
+    t->status = status;
+    t->failure = *why;
+}
+
+/* ---- opening ---- */
+
+/* A body of tsr_parallel. */
+static void open_tensor(void *arg, size_t index)
+{
+    const batch *b = arg;
+    batch_tensor *t = &b->tensors[index];
+    t->status = tsr_gather_open(b->d->checkpoint, t->entry, NULL, &t->gather, &t->failure);
+    if (t->status == TSR_OK)
+        t->status = tsr_digest_start(tsr_checkpoint_host(b->d->checkpoint), b->d->algorithm, &t->digest, &t->failure);
+}
+
+static void open_tensors(batch *b)
+{
+    if (!tsr_checkpoint_store(b->d->checkpoint)->prefetch) {
+        tsr_parallel(tsr_checkpoint_host(b->d->checkpoint), b->count, open_tensor, b);
+        return;
+    }
+    for (size_t i = 0; i < b->count; i++) open_tensor(b, i); /* each asks for all its places together */
+}
+
+/* ---- who reads what ---- */
+
+static int by_falling_size(const void *left, const void *right)
+{
+    const batch_tensor *a = *(batch_tensor *const *)left, *b = *(batch_tensor *const *)right;
+    if (a->bytes != b->bytes) return a->bytes > b->bytes ? -1 : 1;
+    return a < b ? -1 : 1;
+}
+
+/* Bytes of the thread that has the most of the tensors from number `from` of by_size on, at least: of threads × k + 1 tensors
+ * some thread has k + 1, each at least as large as the last of them. */
+static uint64_t busiest(const batch *b, size_t from, uint64_t total, uint32_t threads)
+{
+    uint64_t most = total / threads;
+    for (size_t k = 0; from + k * threads < b->count; k++) {
+        uint64_t those;
+        if (!tsr_mul_u64(b->by_size[from + k * threads]->bytes, k + 1, &those)) those = UINT64_MAX;
+        if (those > most) most = those;
+    }
+    return most;
+}
+
+/* How many of the largest tensors all threads should read: the fewest with which a batch takes at most 15 % longer than with
+ * the best number. */
+static size_t choose_together(const batch *b, uint32_t threads)
+{
+    uint64_t total = 0, shared = 0, least = UINT64_MAX;
+    if (threads < 2) return 0;
+    for (size_t i = 0; i < b->count; i++)
+        if (!tsr_add_u64(total, b->tensors[i].bytes, &total)) return b->count;
+    for (unsigned pass = 0; pass < 2; pass++) {
+        shared = 0;
+        for (size_t j = 0; j <= b->count; j++) {
+            const uint64_t time = shared / threads + busiest(b, j, total - shared, threads);
+            if (pass == 0 && time < least) least = time;
+            if (pass == 1 && time <= least + least / 7) return j;
+            if (j < b->count) shared += b->by_size[j]->bytes;
+        }
+    }
+    return b->count;
+}
+
+/* ---- each thread its own ---- */
 
 /* Whether a part's elements are a run of the tensor's, and of its file's. */
 static bool is_run(const tsr_gather *gather, const tsr_located *part)
@@ -46,104 +141,143 @@ static uint64_t elements_of_tile(const tsr_ring *ring, const tsr_gather *gather)
     return least < most ? least : most;
 }
 
-static tsr_status fill_tensor(void *ctx, void *job, tsr_error *err)
+static size_t tile_memory_of(const batch *b, const batch_tensor *t)
 {
-    const whole_tensor *t = *(whole_tensor **)job;
+    return t->status == TSR_OK ? tsr_tile_memory((size_t)elements_of_tile(b->d->ring, t->gather) * t->gather->itemsize) : 0;
+}
+
+static tsr_status digest_tensor(const batch *b, const batch_tensor *t, uint8_t *memory, tsr_error *err)
+{
+    const tsr_box all = {t->gather->ndim, NULL, t->gather->shape};
     tsr_tiles tiles;
-    (void)ctx;
-    for (tsr_tiles_start(&tiles, (tsr_box){t->gather->ndim, NULL, t->gather->shape}, t->tile_elements); !tiles.done;
-         tsr_tiles_next(&tiles)) {
+    for (tsr_tiles_start(&tiles, all, elements_of_tile(b->d->ring, t->gather)); !tiles.done; tsr_tiles_next(&tiles)) {
         tsr_tile tile;
-        TSR_TRY(tsr_tile_start(&tile, t->gather, &tiles, t->memory, TSR_NO_POSITION, err));
+        TSR_TRY(tsr_tile_start(&tile, t->gather, &tiles, memory, TSR_NO_POSITION, err));
         TSR_TRY(tsr_tile_fill(&tile, err));
         t->digest.ops->update(t->digest.state, tile.data, tile.bytes);
     }
     return TSR_OK;
 }
 
-/* Whose digests, by which algorithm, and what they are read with. */
-typedef struct digesting {
-    tsr_checkpoint *checkpoint;
-    tsr_ring *ring;
-    tsr_digest_algorithm algorithm;
-} digesting;
-
-static tsr_status add_tensor(const digesting *d, const tsr_entry *entry, whole_tensor *t, tsr_error *err)
+/* One thread's job: tensors, until none is left. */
+static tsr_status fill_alone(void *ctx, void *job, tsr_error *err)
 {
-    void *job;
-    TSR_TRY(tsr_gather_open(d->checkpoint, entry, NULL, &t->gather, err));
-    TSR_TRY(tsr_digest_start(tsr_checkpoint_host(d->checkpoint), d->algorithm, &t->digest, err));
-    t->tile_elements = elements_of_tile(d->ring, t->gather);
-    const size_t bytes = tsr_tile_memory((size_t)t->tile_elements * t->gather->itemsize);
-    TSR_TRY(tsr_ring_job(d->ring, bytes, &job, &t->memory, err));
-    *(whole_tensor **)job = t;
+    batch *b = ctx;
+    (void)err;
+    for (size_t i; (i = atomic_fetch_add(&b->next, 1)) < b->count;) {
+        batch_tensor *t = b->by_size[i];
+        if (t->status == TSR_OK) t->status = digest_tensor(b, t, *(uint8_t **)job, &t->failure);
+    }
     return TSR_OK;
 }
 
-static tsr_status close_tensors(whole_tensor *tensors, size_t count, tsr_status status)
+static tsr_status run_alone(batch *b, uint32_t threads, tsr_error *err)
 {
-    for (size_t i = 0; i < count; i++) {
-        if (tensors[i].digest.state) tsr_digest_finish(&tensors[i].digest, status, tensors[i].out);
-        tsr_gather_close(tensors[i].gather);
+    const tsr_ring_work work = {.job_size = sizeof(uint8_t *), .fill = fill_alone, .ctx = b};
+    const size_t left = b->count - b->together, jobs = left < threads ? left : threads;
+    size_t bytes = 0;
+    for (size_t i = b->together; i < b->count; i++) {
+        const size_t own = tile_memory_of(b, b->by_size[i]);
+        bytes = own > bytes ? own : bytes;
+    }
+    atomic_init(&b->next, b->together);
+    TSR_TRY(tsr_ring_begin(b->d->ring, &work, err));
+    TSR_TRY(tsr_ring_reserve(b->d->ring, jobs * bytes, err));
+    for (size_t i = 0; i < jobs; i++) {
+        void *job;
+        uint8_t *memory;
+        TSR_TRY(tsr_ring_job(b->d->ring, bytes, &job, &memory, err));
+        *(uint8_t **)job = memory;
+    }
+    return tsr_ring_end(b->d->ring, err);
+}
+
+/* ---- all together ---- */
+
+typedef struct shared_tile {
+    tsr_tile tile;
+    batch_tensor *of;
+    tsr_status status;
+    tsr_error failure;
+} shared_tile;
+
+static tsr_status fill_shared(void *ctx, void *job, tsr_error *err)
+{
+    shared_tile *s = job;
+    (void)ctx, (void)err;
+    if (s->status == TSR_OK) s->status = tsr_tile_fill(&s->tile, &s->failure);
+    return TSR_OK;
+}
+
+static tsr_status drain_shared(void *ctx, void *job, tsr_error *err)
+{
+    shared_tile *s = job;
+    batch_tensor *t = s->of;
+    (void)ctx, (void)err;
+    fail(t, s->status, &s->failure);
+    if (t->status == TSR_OK) t->digest.ops->update(t->digest.state, s->tile.data, s->tile.bytes);
+    return TSR_OK;
+}
+
+static tsr_status share_tensor(const batch *b, batch_tensor *t, tsr_error *err)
+{
+    const tsr_gather *gather = t->gather;
+    const tsr_box all = {gather->ndim, NULL, gather->shape};
+    tsr_tiles tiles;
+    const uint64_t most = tsr_tile_most(b->d->ring, gather, gather->itemsize, 1);
+    for (tsr_tiles_start(&tiles, all, most); !tiles.done && t->status == TSR_OK; tsr_tiles_next(&tiles)) {
+        void *job;
+        uint8_t *memory;
+        TSR_TRY(tsr_ring_job(b->d->ring, tsr_tile_memory((size_t)tiles.elements * gather->itemsize), &job, &memory, err));
+        shared_tile *s = job;
+        s->of = t;
+        s->status = tsr_tile_start(&s->tile, gather, &tiles, memory, TSR_NO_POSITION, &s->failure);
+    }
+    return TSR_OK;
+}
+
+static tsr_status run_together(batch *b, tsr_error *err)
+{
+    const tsr_ring_work work = {.job_size = sizeof(shared_tile), .fill = fill_shared, .drain = drain_shared};
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < b->together; i++)
+        if (!tsr_add_u64(bytes, b->by_size[i]->bytes, &bytes)) bytes = UINT64_MAX;
+    TSR_TRY(tsr_ring_begin(b->d->ring, &work, err));
+    TSR_TRY(tsr_ring_reserve(b->d->ring, bytes < SIZE_MAX ? (size_t)bytes : SIZE_MAX, err));
+    for (size_t i = 0; i < b->together; i++)
+        if (b->by_size[i]->status == TSR_OK) TSR_TRY(share_tensor(b, b->by_size[i], err));
+    return tsr_ring_end(b->d->ring, err);
+}
+
+/* ---- a batch ---- */
+
+static tsr_status close_tensors(const batch *b, tsr_status status, tsr_error *err)
+{
+    for (size_t i = 0; i < b->count; i++) {
+        batch_tensor *t = &b->tensors[i];
+        if (status == TSR_OK && t->status != TSR_OK) {
+            if (err) *err = t->failure;
+            status = t->status;
+        }
+        if (t->digest.state) tsr_digest_finish(&t->digest, status, t->out);
+        tsr_gather_close(t->gather);
     }
     return status;
 }
 
-/* The digests of `count` tensors, all of them in the ring. `tensors` is zeroed but for `out`. */
-static tsr_status run_batch(const digesting *d, const tsr_entry *const *entries, whole_tensor *tensors, size_t count,
-                            tsr_error *err)
+/* The digests of `count` tensors, of which `entry`, `bytes` and `out` are set. `by_size` has room for as many. */
+static tsr_status run_batch(const digesting *d, batch_tensor *tensors, batch_tensor **by_size, size_t count, tsr_error *err)
 {
-    const tsr_ring_work work = {.job_size = sizeof(whole_tensor *), .fill = fill_tensor};
-    size_t added = 0;
-    tsr_error later = {0}; /* of a tensor behind those in the ring, whose own failures come first */
-    TSR_TRY(tsr_ring_begin(d->ring, &work, err));
-    tsr_status added_all = TSR_OK;
-    while (added < count && added_all == TSR_OK) {
-        added_all = add_tensor(d, entries[added], &tensors[added], &later);
-        added++;
-    }
-    tsr_status status = tsr_ring_end(d->ring, err);
-    if (status == TSR_OK && added_all != TSR_OK) {
-        if (err) *err = later;
-        status = added_all;
-    }
-    return close_tensors(tensors, added, status);
+    const uint32_t threads = tsr_checkpoint_host(d->checkpoint)->threads;
+    batch b = {.d = d, .tensors = tensors, .count = count, .by_size = by_size};
+    for (size_t i = 0; i < count; i++) by_size[i] = &tensors[i];
+    if (count) qsort(by_size, count, sizeof(batch_tensor *), by_falling_size);
+    open_tensors(&b);
+    b.together = choose_together(&b, threads);
+    tsr_status status = b.together < count ? run_alone(&b, threads ? threads : 1, err) : TSR_OK;
+    if (status == TSR_OK && b.together) status = run_together(&b, err);
+    return close_tensors(&b, status, err);
 }
-
-static tsr_status update(void *ctx, const void *data, size_t size, uint64_t byte_at, tsr_error *err)
-{
-    const tsr_running_digest *digest = ctx;
-    (void)byte_at;
-    (void)err;
-    digest->ops->update(digest->state, data, size);
-    return TSR_OK;
-}
-
-tsr_status tsr_tensor_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_digest_algorithm algorithm,
-                             tsr_ring *ring, tsr_digest *out, tsr_error *err)
-{
-    const tsr_host *host = tsr_checkpoint_host(checkpoint);
-    whole_tensor tensor = {.out = out};
-    tsr_running_digest digest;
-    if (host->threads < 2) return run_batch(&(digesting){checkpoint, ring, algorithm}, &entry, &tensor, 1, err);
-    TSR_TRY(tsr_digest_start(host, algorithm, &digest, err));
-    return tsr_digest_finish(&digest, tsr_stream_tensor(checkpoint, entry, ring, update, &digest, err), out);
-}
-
-/* ---- a list ---- */
-
-struct tsr_digests {
-    digesting with;
-    const tsr_allocator *allocator;
-    tsr_digest_list list;
-    uint64_t small_bytes; /* no tensor up to here keeps the other threads waiting for long */
-    size_t from, to;      /* of the list: what `digests` has */
-    size_t batch_count;
-    uint64_t batch_bytes;
-    const tsr_entry **entries; /* the tensors of a batch, batch_count each */
-    whole_tensor *tensors;
-    tsr_digest *digests;
-};
 
 static uint64_t bytes_of(const tsr_entry *entry)
 {
@@ -151,26 +285,42 @@ static uint64_t bytes_of(const tsr_entry *entry)
     return tsr_entry_bytes(entry, &bytes) ? bytes : UINT64_MAX;
 }
 
+tsr_status tsr_tensor_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_digest_algorithm algorithm,
+                             tsr_ring *ring, tsr_digest *out, tsr_error *err)
+{
+    batch_tensor tensor = {.entry = entry, .bytes = bytes_of(entry), .out = out}, *by_size;
+    return run_batch(&(digesting){checkpoint, ring, algorithm}, &tensor, &by_size, 1, err);
+}
+
+
+/* ---- a list ---- */
+
+struct tsr_digests {
+    digesting with;
+    const tsr_allocator *allocator;
+    tsr_digest_list list;
+    size_t from, to;      /* of the list: what `digests` has */
+    size_t batch_count;
+    uint64_t batch_bytes;
+    batch_tensor *tensors; /* of a batch, batch_count each */
+    batch_tensor **by_size;
+    tsr_digest *digests;
+};
+
 tsr_status tsr_digests_open(tsr_checkpoint *checkpoint, const tsr_digest_list *list, tsr_ring *ring, tsr_digests **out,
                             tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(checkpoint);
     const uint32_t threads = host->threads ? host->threads : 1;
-    uint64_t total = 0;
     tsr_digests *d = tsr_alloc(host->allocator, 1, sizeof *d, err);
     if (!d) return TSR_E_NOMEM;
     *d = (tsr_digests){.with = {checkpoint, ring, list->algorithm}, .allocator = host->allocator, .list = *list};
-    for (size_t i = 0; i < list->count; i++) {
-        if (list->entries[i]->kind == TSR_ENTRY_TENSOR && !tsr_add_u64(total, bytes_of(list->entries[i]), &total))
-            total = UINT64_MAX;
-    }
-    d->small_bytes = total / (8 * (uint64_t)threads) > ALWAYS_SMALL ? total / (8 * (uint64_t)threads) : ALWAYS_SMALL;
     d->batch_count = threads == 1 ? 1 : (size_t)BATCH_COUNT * threads;
     d->batch_bytes = BATCH_BYTES * threads;
-    d->entries = tsr_alloc(d->allocator, d->batch_count, sizeof *d->entries, err);
     d->tensors = tsr_alloc(d->allocator, d->batch_count, sizeof *d->tensors, err);
+    d->by_size = tsr_alloc(d->allocator, d->batch_count, sizeof(batch_tensor *), err);
     d->digests = tsr_alloc(d->allocator, d->batch_count, sizeof *d->digests, err);
-    if (!d->entries || !d->tensors || !d->digests) {
+    if (!d->tensors || !d->by_size || !d->digests) {
         tsr_digests_close(d);
         return TSR_E_NOMEM;
     }
@@ -181,13 +331,13 @@ tsr_status tsr_digests_open(tsr_checkpoint *checkpoint, const tsr_digest_list *l
 void tsr_digests_close(tsr_digests *d)
 {
     if (!d) return;
-    tsr_free(d->allocator, d->entries, d->batch_count, sizeof *d->entries);
     tsr_free(d->allocator, d->tensors, d->batch_count, sizeof *d->tensors);
+    tsr_free(d->allocator, d->by_size, d->batch_count, sizeof(batch_tensor *));
     tsr_free(d->allocator, d->digests, d->batch_count, sizeof *d->digests);
     tsr_free(d->allocator, d, 1, sizeof *d);
 }
 
-/* The tensors from number `at` of the list on that make one batch. Returns how many they are: 0 when the first is large. */
+/* The tensors from number `at` of the list on that make one batch. Returns how many they are. */
 static size_t take_batch(tsr_digests *d, size_t at)
 {
     size_t count = 0;
@@ -196,11 +346,10 @@ static size_t take_batch(tsr_digests *d, size_t at)
         const tsr_entry *entry = d->list.entries[d->to];
         if (bytes >= d->batch_bytes || chunks >= BATCH_CHUNKS) break;
         if (entry->kind != TSR_ENTRY_TENSOR) continue;
-        if (bytes_of(entry) > d->small_bytes) break;
-        bytes += bytes_of(entry);
+        d->tensors[count] = (batch_tensor){.entry = entry, .bytes = bytes_of(entry), .out = &d->digests[count]};
+        if (!tsr_add_u64(bytes, d->tensors[count].bytes, &bytes)) bytes = UINT64_MAX;
         chunks += entry->chunk_count;
-        d->tensors[count] = (whole_tensor){.out = &d->digests[count]};
-        d->entries[count++] = entry;
+        count++;
     }
     return count;
 }
@@ -211,10 +360,9 @@ tsr_status tsr_digests_get(tsr_digests *d, size_t index, tsr_digest *out, tsr_er
     size_t at = 0;
     if (index < d->from || index >= d->to) {
         const size_t count = take_batch(d, index);
-        if (!count) return tsr_tensor_digest(d->with.checkpoint, entry, d->with.algorithm, d->with.ring, out, err);
-        TSR_TRY(run_batch(&d->with, d->entries, d->tensors, count, err));
+        TSR_TRY(run_batch(&d->with, d->tensors, d->by_size, count, err));
     }
-    while (d->entries[at] != entry) at++;
+    while (d->tensors[at].entry != entry) at++;
     *out = d->digests[at];
     return TSR_OK;
 }

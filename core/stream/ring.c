@@ -172,6 +172,17 @@ static tsr_status grow(tsr_ring *ring, half *h, size_t need, tsr_error *err)
     return TSR_OK;
 }
 
+tsr_status tsr_ring_reserve(tsr_ring *ring, size_t bytes, tsr_error *err)
+{
+    if (ring->host->threads < 2) return TSR_OK;
+    if (bytes > ring->half_bytes) bytes = ring->half_bytes;
+    for (unsigned i = 0; i < 2; i++) {
+        assert(ring->halves[i].count == 0);
+        if (bytes > ring->halves[i].capacity) TSR_TRY(grow(ring, &ring->halves[i], bytes, err));
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memory, tsr_error *err)
 {
     half *h = &ring->halves[ring->filling];

@@ -24,6 +24,9 @@ typedef struct tsr_ring_work {
 
 /* One work at a time. Borrows nothing of `work` but its ctx. */
 tsr_status tsr_ring_begin(tsr_ring *ring, const tsr_ring_work *work, tsr_error *err);
+/* For several threads, right after tsr_ring_begin: memory for jobs of `bytes` in all, as far as the ring may have it. Without this it
+ * grows from round to round, and the first rounds have fewer jobs than there are threads. */
+tsr_status tsr_ring_reserve(tsr_ring *ring, size_t bytes, tsr_error *err);
 /* A zeroed job and `bytes` of memory for it, both good until its drain has returned. May run a round first. More
  * than half of the ring is TSR_E_LIMIT. The caller completes the job before it calls again. */
 tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memory, tsr_error *err);

@@ -15,8 +15,8 @@ TSR_API_BEGIN
  * with tensors or sets in it, and beyond 48 containers or limits.expansion. */
 tsr_status tsr_object_digest(const tsr_host *host, const tsr_entry *entry, tsr_digest_algorithm algorithm, bool *there,
                              tsr_digest *out, tsr_error *err);
-/* Digests of many tensors, which are read ahead of the one that is asked for: each by one thread, as far as they are small
- * enough for that. `entries`, which is borrowed, may hold objects too; they are passed over. */
+/* Digests of many tensors, which are read ahead of the one that is asked for: each by one thread, or by all threads where they
+ * would otherwise wait for the last ones. `entries`, which is borrowed, may hold objects too; they are passed over. */
 typedef struct tsr_digest_list {
     const tsr_entry *const *entries;
     size_t count;
