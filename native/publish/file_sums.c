@@ -113,11 +113,7 @@ static uint64_t sum_words(const tsr_sum_key *key, const uint8_t *bytes, size_t w
 #if HAVE_VECTORS
     if (__builtin_cpu_supports("avx2")) sum = sum_fours(key, bytes, words, &done);
 #endif
-    for (size_t i = done; i < words; i++) {
-        const uint8_t *b = bytes + 4 * i;
-        const uint32_t word = (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
-        sum += (wide)word * key->powers[i];
-    }
+    for (size_t i = done; i < words; i++) sum += (wide)tsr_load_le(bytes + 4 * i, 4) * key->powers[i];
     return reduce(sum);
 }
 

@@ -19,6 +19,12 @@ static inline uint64_t tsr_load_le(const void *bytes, unsigned count)
 {
     const uint8_t *from = (const uint8_t *)bytes;
     uint64_t value = 0;
+#if defined(__GNUC__) && !defined(__clang__) /* gcc 12 reads byte by byte in the loop below, in hot loops, too */
+    if (count == 4) return (uint32_t)from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
+    if (count == 8)
+        return (uint64_t)from[0] | (uint64_t)from[1] << 8 | (uint64_t)from[2] << 16 | (uint64_t)from[3] << 24 |
+               (uint64_t)from[4] << 32 | (uint64_t)from[5] << 40 | (uint64_t)from[6] << 48 | (uint64_t)from[7] << 56;
+#endif
     for (unsigned i = 0; i < count; i++) value |= (uint64_t)from[i] << (8 * i);
     return value;
 }
