@@ -106,7 +106,6 @@ static uint64_t busiest(const batch *b, size_t from, uint64_t total, uint32_t th
 static size_t choose_together(const batch *b, uint32_t threads)
 {
     uint64_t total = 0, shared = 0, least = UINT64_MAX;
-    if (threads < 2) return 0;
     for (size_t i = 0; i < b->count; i++)
         if (!tsr_add_u64(total, b->tensors[i].bytes, &total)) return b->count;
     for (unsigned pass = 0; pass < 2; pass++) {
@@ -268,14 +267,14 @@ static tsr_status close_tensors(const batch *b, tsr_status status, tsr_error *er
 /* The digests of `count` tensors, of which `entry`, `bytes` and `out` are set. `by_size` has room for as many. */
 static tsr_status run_batch(const digesting *d, batch_tensor *tensors, batch_tensor **by_size, size_t count, tsr_error *err)
 {
-    const uint32_t threads = tsr_checkpoint_host(d->checkpoint)->threads;
+    const uint32_t threads = tsr_threads(tsr_checkpoint_host(d->checkpoint));
     batch b = {.d = d, .tensors = tensors, .count = count, .by_size = by_size};
     for (size_t i = 0; i < count; i++) by_size[i] = &tensors[i];
-    if (count) qsort(by_size, count, sizeof(batch_tensor *), by_falling_size);
+    if (threads > 1) qsort(by_size, count, sizeof(batch_tensor *), by_falling_size);
     open_tensors(&b);
-    b.together = choose_together(&b, threads);
-    tsr_status status = b.together < count ? run_alone(&b, threads ? threads : 1, err) : TSR_OK;
-    if (status == TSR_OK && b.together) status = run_together(&b, err);
+    b.together = threads > 1 ? choose_together(&b, threads) : 0;
+    tsr_status status = b.together < count ? run_alone(&b, threads, err) : TSR_OK;
+    if (status == TSR_OK && threads > 1 && b.together) status = run_together(&b, err);
     return close_tensors(&b, status, err);
 }
 
@@ -311,7 +310,7 @@ tsr_status tsr_digests_open(tsr_checkpoint *checkpoint, const tsr_digest_list *l
                             tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(checkpoint);
-    const uint32_t threads = host->threads ? host->threads : 1;
+    const uint32_t threads = tsr_threads(host);
     tsr_digests *d = tsr_alloc(host->allocator, 1, sizeof *d, err);
     if (!d) return TSR_E_NOMEM;
     *d = (tsr_digests){.with = {checkpoint, ring, list->algorithm}, .allocator = host->allocator, .list = *list};

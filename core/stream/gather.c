@@ -263,7 +263,7 @@ static tsr_status fill_parts(tsr_gather *gather, const tsr_chunk *chunks, uint64
     if (!gather->parts || !gather->furthest) return TSR_E_NOMEM;
     const bool in_items = tsr_checkpoint_catalog(gather->checkpoint)->format == TSR_FORMAT_DCP;
     const bool fetches = in_items && tsr_checkpoint_store(gather->checkpoint)->prefetch;
-    const bool together = in_items && !fetches && count > 1 && host->threads > 1;
+    const bool together = in_items && !fetches && count > 1 && tsr_threads(host) > 1;
     sought *found = together ? tsr_alloc(host->allocator, LOCATED_AT_ONCE, sizeof *found, err) : NULL;
     if (together && !found) return TSR_E_NOMEM;
     tsr_status status = TSR_OK;

@@ -174,7 +174,7 @@ static tsr_status grow(tsr_ring *ring, half *h, size_t need, tsr_error *err)
 
 tsr_status tsr_ring_reserve(tsr_ring *ring, size_t bytes, tsr_error *err)
 {
-    if (ring->host->threads < 2) return TSR_OK;
+    if (tsr_threads(ring->host) < 2) return TSR_OK;
     if (bytes > ring->half_bytes) bytes = ring->half_bytes;
     for (unsigned i = 0; i < 2; i++) {
         assert(ring->halves[i].count == 0);

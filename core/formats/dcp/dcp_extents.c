@@ -278,7 +278,7 @@ tsr_status tsr_dcp_extents_of(tsr_checkpoint *checkpoint, const tsr_entry *entri
     const tsr_host *host = checkpoint->host;
     walk w = {.checkpoint = checkpoint, .each = each, .ctx = ctx};
     tsr_vec items = tsr_vec_of(host->allocator, sizeof(item));
-    w.room = host->threads > 1 ? (size_t)AHEAD_PER_THREAD * host->threads : 1;
+    w.room = tsr_threads(host) > 1 ? (size_t)AHEAD_PER_THREAD * tsr_threads(host) : 1;
     w.ahead = tsr_alloc(host->allocator, w.room, sizeof *w.ahead, err);
     tsr_status status = w.ahead ? collect(entries, count, &items, err) : TSR_E_NOMEM;
     if (status == TSR_OK) skip_overlapping(&w, items.items, items.count);

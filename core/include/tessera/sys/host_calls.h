@@ -18,6 +18,16 @@ uint32_t tsr_crc32_join(uint32_t crc_a, uint32_t crc_b, uint64_t size_b);
 
 /* parallel_for of the host, or a plain loop. */
 void tsr_parallel(const tsr_host *host, size_t count, void (*body)(void *arg, size_t index), void *arg);
+/* How many of its bodies run together at most. The WebAssembly module has one thread, and need not carry what is for more. */
+static inline uint32_t tsr_threads(const tsr_host *host)
+{
+#if defined(__wasm__)
+    (void)host;
+    return 1;
+#else
+    return host->threads ? host->threads : 1;
+#endif
+}
 
 /* To be called before code that may not be loaded; the host's error ends the call. */
 tsr_status tsr_host_load(const tsr_host *host, tsr_error *err);
