@@ -2,8 +2,8 @@
  * lie on N ranks becomes one whose columns do. SIDE: tessera, shared (the same from a state dict in memory that the ranks
  * share), alltoallw (subarray types), alltoallv (packed), or copy (every rank copies its own bytes once). Several sides take turns. A line of JSON a side: medians of TURNS, `wall` from a barrier
  * to the last rank's end, `cpu` of all ranks together (waiting for others in a loop counts); every element is checked.
- * Without MPI: `bench_redistribute bounds RANKS…` counts messages and bytes between simulated ranks for pairs of placements,
- * next to the least that is possible. */
+ * Without MPI: `bench_redistribute bounds RANKS[/NODES]…` counts messages and bytes between simulated ranks, and between the nodes
+ * that they are on, for pairs of placements, next to the least that is possible. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 /* Messages and bytes between ranks that are threads, counted where they are given to the communicator. The bound: each rank
- * must receive what it wants and does not have, from at least as many ranks as there are different shards among that. */
+ * must receive what it wants and does not have, from at least as many ranks as there are different shards among that. Between
+ * nodes: each node must receive what its ranks want and none of them has, once, from at least one rank of another node. */
 #include "redistribute_bounds.h"
 
 #include <stdatomic.h>
@@ -53,8 +54,15 @@ typedef struct pair_run {
     const layout_case *from, *to;
     tsr_mesh mesh; /* of both */
     uint64_t mesh_shape[2];
+    uint32_t ranks, nodes; /* rank r is on node r × nodes / ranks */
     atomic_ullong messages, bytes, most_messages;
+    atomic_ullong crossing_messages, crossing_bytes; /* between nodes */
 } pair_run;
+
+static uint32_t node_of(const pair_run *run, uint32_t rank)
+{
+    return (uint32_t)((uint64_t)rank * run->nodes / run->ranks);
+}
 
 static patch patch_of(const pair_run *run, const layout_case *l, uint64_t rank)
 {
@@ -100,12 +108,37 @@ static void count_bound(const pair_run *run, uint64_t ranks, uint64_t *messages,
     }
 }
 
+static void mark(const patch *p, bool *marks, bool value)
+{
+    for (uint64_t r = p->begin[0]; r < p->end[0]; r++)
+        for (uint64_t c = p->begin[1]; c < p->end[1]; c++) marks[r * SIDE + c] = value;
+}
+
+/* Bytes that nodes must receive from other nodes. */
+static uint64_t count_crossing(const pair_run *run)
+{
+    static bool wanted[SIDE * SIDE];
+    uint64_t bytes = 0;
+    for (uint32_t node = 0; node < run->nodes; node++) {
+        memset(wanted, 0, sizeof wanted);
+        for (int has = 0; has < 2; has++) {
+            for (uint32_t r = 0; r < run->ranks; r++) {
+                const patch p = patch_of(run, has ? run->from : run->to, r);
+                if (node_of(run, r) == node) mark(&p, wanted, !has);
+            }
+        }
+        for (size_t i = 0; i < SIDE * SIDE; i++) bytes += wanted[i] ? 4 : 0;
+    }
+    return bytes;
+}
+
 /* ---- counting ---- */
 
 static _Thread_local struct {
+    const pair_run *run;
     tsr_status (*exchange)(tsr_comm *comm, const tsr_message *sends, size_t send_count, const tsr_message *receives,
                            size_t receive_count, tsr_error *err);
-    uint64_t messages, bytes;
+    uint64_t messages, bytes, crossing_messages, crossing_bytes;
 } counted;
 
 static tsr_status count_exchange(tsr_comm *comm, const tsr_message *sends, size_t send_count, const tsr_message *receives,
@@ -114,6 +147,9 @@ static tsr_status count_exchange(tsr_comm *comm, const tsr_message *sends, size_
     for (size_t i = 0; i < send_count; i++) {
         counted.messages += sends[i].peer != comm->rank && sends[i].size;
         counted.bytes += sends[i].peer != comm->rank ? sends[i].size : 0;
+        const bool crosses = node_of(counted.run, sends[i].peer) != node_of(counted.run, comm->rank);
+        counted.crossing_messages += crosses && sends[i].size;
+        counted.crossing_bytes += crosses ? sends[i].size : 0;
     }
     return counted.exchange(comm, sends, send_count, receives, receive_count, err);
 }
@@ -139,7 +175,8 @@ static tsr_status move_on_rank(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_tensor to =
         tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, here), &run->mesh, run->to->placements, comm->rank);
     const tsr_move move = {&from, &to};
-    counted.messages = counted.bytes = 0;
+    counted.messages = counted.bytes = counted.crossing_messages = counted.crossing_bytes = 0;
+    counted.run = run;
     counted.exchange = comm->exchange;
     comm->exchange = count_exchange;
     tsr_status status = tsr_redistribute(comm, &move, 1, 0, &host, err);
@@ -148,6 +185,8 @@ static tsr_status move_on_rank(void *arg, tsr_comm *comm, tsr_error *err)
         status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "an element is wrong");
     atomic_fetch_add(&run->messages, counted.messages);
     atomic_fetch_add(&run->bytes, counted.bytes);
+    atomic_fetch_add(&run->crossing_messages, counted.crossing_messages);
+    atomic_fetch_add(&run->crossing_bytes, counted.crossing_bytes);
     unsigned long long most = atomic_load(&run->most_messages);
     while (counted.messages > most && !atomic_compare_exchange_weak(&run->most_messages, &most, counted.messages)) {
     }
@@ -155,10 +194,10 @@ static tsr_status move_on_rank(void *arg, tsr_comm *comm, tsr_error *err)
     return status;
 }
 
-static int run_pair(const layout_case *from, const layout_case *to, uint32_t ranks)
+static int run_pair(const layout_case *from, const layout_case *to, uint32_t ranks, uint32_t nodes)
 {
     const tsr_str no_names[2] = {{"", 0}, {"", 0}};
-    pair_run run = {.from = from, .to = to, .mesh_shape = {ranks, 1}};
+    pair_run run = {.from = from, .to = to, .mesh_shape = {ranks, 1}, .ranks = ranks, .nodes = nodes};
     uint64_t messages, bytes;
     tsr_error err = {0};
     if (from->dims == 2) run.mesh_shape[0] = ranks / 4, run.mesh_shape[1] = 4;
@@ -171,22 +210,45 @@ static int run_pair(const layout_case *from, const layout_case *to, uint32_t ran
     count_bound(&run, ranks, &messages, &bytes);
     printf("{\"ranks\": %u, \"from\": \"%s\", \"to\": \"%s\", \"messages\": %llu, \"least_messages\": %llu, "
            "\"most_of_a_rank\": %llu, "
-           "\"bytes\": %llu, \"least_bytes\": %llu}\n",
+           "\"bytes\": %llu, \"least_bytes\": %llu, \"nodes\": %u, \"crossing_messages\": %llu, \"crossing_bytes\": %llu, "
+           "\"least_crossing_bytes\": %llu}\n",
            (unsigned)ranks, from->name, to->name, atomic_load(&run.messages), (unsigned long long)messages,
-           atomic_load(&run.most_messages), atomic_load(&run.bytes), (unsigned long long)bytes);
-    return atomic_load(&run.bytes) < bytes || atomic_load(&run.messages) < messages;
+           atomic_load(&run.most_messages), atomic_load(&run.bytes), (unsigned long long)bytes, (unsigned)nodes,
+           atomic_load(&run.crossing_messages), atomic_load(&run.crossing_bytes), (unsigned long long)count_crossing(&run));
+    /* With nodes a rank passes several shards on in one message. */
+    return atomic_load(&run.bytes) < bytes || (nodes == 1 && atomic_load(&run.messages) < messages);
 }
 
+/* Tells tsr_redistribute which node each rank is on. */
+static void simulate_nodes(const pair_run *run)
+{
+    char list[64 * 4 + 1] = "";
+    size_t used = 0;
+    for (uint32_t r = 0; r < run->ranks; r++) used += (size_t)snprintf(list + used, sizeof list - used, "%u,", (unsigned)node_of(run, r));
+    setenv("TESSERA_NODES", list, 1);
+}
+
+static int run_pairs(uint32_t ranks, uint32_t nodes)
+{
+    int status = 0;
+    simulate_nodes(&(pair_run){.ranks = ranks, .nodes = nodes});
+    for (size_t a = 0; a < CASES; a++) {
+        for (size_t b = 0; b < CASES && !status; b++)
+            if (a != b && cases[a].dims == cases[b].dims) status = run_pair(&cases[a], &cases[b], ranks, nodes);
+    }
+    return status;
+}
+
+/* "RANKS" or "RANKS/NODES". */
 int redistribute_bounds(int count, char **ranks)
 {
     int status = count < 1 ? 2 : 0;
     for (int i = 0; i < count && !status; i++) {
-        const unsigned long n = strtoul(ranks[i], NULL, 10);
+        char *rest;
+        const unsigned long n = strtoul(ranks[i], &rest, 10), nodes = *rest == '/' ? strtoul(rest + 1, NULL, 10) : 1;
         if (n < 4 || n > 64 || n & (n - 1)) return fprintf(stderr, "RANKS must be a power of two from 4 to 64\n"), 2;
-        for (size_t a = 0; a < CASES; a++) {
-            for (size_t b = 0; b < CASES && !status; b++)
-                if (a != b && cases[a].dims == cases[b].dims) status = run_pair(&cases[a], &cases[b], (uint32_t)n);
-        }
+        if (nodes < 1 || nodes > n) return fprintf(stderr, "NODES must be from 1 to RANKS\n"), 2;
+        status = run_pairs((uint32_t)n, (uint32_t)nodes);
     }
     return status;
 }

@@ -15,6 +15,8 @@
 typedef struct finder {
     const tsr_transfer *transfer;
     uint32_t number, own, ranks;
+    const tsr_route *route;
+    bool passes; /* what meets moves in the other phase: it is only counted */
     tsr_arena *passing; /* boxes of other ranks */
     tsr_links *out;
     const tsr_piece *from, *to; /* this rank's memory: piece i is box i of its shard */
@@ -74,6 +76,42 @@ static uint32_t source_for(const tsr_side *from, uint32_t first, uint32_t dest)
     tsr_mesh_coordinate(layout->mesh, dest, own);
     for (uint32_t i = 0; i < layout->copy_dim_count; i++) place[layout->copy_dims[i]] = own[layout->copy_dims[i]];
     return (uint32_t)tsr_mesh_rank_at(layout->mesh, place);
+}
+
+/* ---- nodes ---- */
+
+/* Who gives something: out of its part of the source, or of the target, where it came to first. */
+typedef struct giver {
+    uint32_t rank;
+    bool spreads;
+} giver;
+
+/* Whether the shard of `first` reaches `rank` as it reaches `dest`: from the same rank, because copies may differ and stay apart, and
+ * for the same shard of the target. */
+static bool shares_way(const finder *f, uint32_t first, uint32_t rank, uint32_t dest)
+{
+    const tsr_side *from = &f->transfer->from, *to = &f->transfer->to;
+    if (source_for(from, first, rank) != source_for(from, first, dest)) return false;
+    return to->layout ? first_holder(to->layout, rank) == first_holder(to->layout, dest)
+                      : holds_whole(to, rank) && holds_whole(to, dest);
+}
+
+/* Who gives the shard of `first` to `dest`. Of the ranks of a node that it reaches in the same way, one has it from the other node: for
+ * different shards different ones, in turns. */
+static giver giver_for(const finder *f, uint32_t first, uint32_t dest)
+{
+    const tsr_nodes *nodes = f->route->nodes;
+    const uint32_t source = source_for(&f->transfer->from, first, dest);
+    uint32_t count = 0, turn;
+    if (!nodes || nodes->of[source] == nodes->of[dest]) return (giver){source, false};
+    const uint32_t begin = nodes->start[nodes->of[dest]], end = nodes->start[nodes->of[dest] + 1];
+    for (uint32_t i = begin; i < end; i++) count += shares_way(f, first, nodes->ranks[i], dest);
+    turn = count ? first % count : 0;
+    for (uint32_t i = begin; i < end; i++) {
+        if (!shares_way(f, first, nodes->ranks[i], dest) || turn-- > 0) continue;
+        return nodes->ranks[i] == dest ? (giver){source, false} : (giver){nodes->ranks[i], true};
+    }
+    return (giver){source, false}; /* it wants nothing */
 }
 
 /* The next first holder from `rank` on; `ranks` behind the last. */
@@ -196,6 +234,8 @@ static tsr_status meet(finder *f, uint32_t peer, const tsr_shard *from, const ts
 
 static tsr_status send_common(finder *f, const common *c, tsr_error *err)
 {
+    if (f->route->phase == TSR_PHASE_SPREAD)
+        return add_link(f, &f->out->sends, c, &f->transfer->to, &f->to[c->to], err);
     if (f->reads) return TSR_OK;
     if (f->writes) {
         const tsr_piece there = shared_piece(f, &f->transfer->to, f->to_shard, c->peer, c->to);
@@ -209,6 +249,7 @@ static tsr_status receive_common(finder *f, const common *c, tsr_error *err)
     uint64_t elements;
     tsr_box_volume((tsr_box){f->transfer->ndim, NULL, c->sizes}, &elements);
     f->found += elements;
+    if (f->passes) return TSR_OK;
     if (c->peer == f->own) return add_copy(f, c, &f->from[c->from], &f->to[c->to], err);
     if (f->reads) {
         const tsr_piece there = shared_piece(f, &f->transfer->from, f->from_shard, c->peer, c->from);
@@ -216,6 +257,13 @@ static tsr_status receive_common(finder *f, const common *c, tsr_error *err)
     }
     if (f->writes) return TSR_OK;
     return add_link(f, &f->out->receives, c, &f->transfer->to, &f->to[c->to], err);
+}
+
+/* One of those that hold the shard: the same for whoever asks. */
+static uint32_t holder_of(const finder *f, uint32_t first)
+{
+    const tsr_side *from = &f->transfer->from;
+    return from->layout || !from->holders ? first : from->holders[0];
 }
 
 static tsr_status find_receives(finder *f, tsr_error *err)
@@ -228,9 +276,10 @@ static tsr_status find_receives(finder *f, tsr_error *err)
         wanted += elements;
     }
     for (uint32_t first = next_first(f, 0); to.box_count && first < f->ranks; first = next_first(f, first + 1)) {
-        const uint32_t source = source_for(&f->transfer->from, first, f->own);
-        TSR_TRY(shard_of(f, &f->transfer->from, source, &from, err));
-        TSR_TRY(meet(f, source, &from, &to, receive_common, err));
+        const giver g = giver_for(f, first, f->own);
+        f->passes = g.spreads != (f->route->phase == TSR_PHASE_SPREAD);
+        TSR_TRY(shard_of(f, &f->transfer->from, g.spreads ? holder_of(f, first) : g.rank, &from, err));
+        TSR_TRY(meet(f, g.rank, &from, &to, receive_common, err));
     }
     TSR_FAIL_IF(f->found != wanted, err, TSR_E_USAGE,
                 "'%.*s': %" PRIu64 " elements are needed on this rank, but the ranks have %" PRIu64,
@@ -246,9 +295,29 @@ static tsr_status find_sends(finder *f, tsr_error *err)
     if (mine.box_count == 0) return TSR_OK;
     const uint32_t first = from->layout ? first_holder(from->layout, f->own) : 0;
     for (uint32_t dest = 0; dest < f->ranks; dest++) {
-        if (dest == f->own || source_for(from, first, dest) != f->own) continue;
+        const giver g = giver_for(f, first, dest);
+        if (dest == f->own || g.spreads || g.rank != f->own) continue;
         TSR_TRY(shard_of(f, &f->transfer->to, dest, &to, err));
         TSR_TRY(meet(f, dest, &mine, &to, send_common, err));
+    }
+    return TSR_OK;
+}
+
+/* What came to this rank for others of its node. */
+static tsr_status find_spreads(finder *f, tsr_error *err)
+{
+    const tsr_nodes *nodes = f->route->nodes;
+    const uint32_t node = nodes->of[f->own];
+    tsr_shard from, to;
+    for (uint32_t first = next_first(f, 0); first < f->ranks; first = next_first(f, first + 1)) {
+        for (uint32_t i = nodes->start[node]; i < nodes->start[node + 1]; i++) {
+            const uint32_t dest = nodes->ranks[i];
+            const giver g = giver_for(f, first, dest);
+            if (!g.spreads || g.rank != f->own) continue;
+            TSR_TRY(shard_of(f, &f->transfer->from, holder_of(f, first), &from, err));
+            TSR_TRY(shard_of(f, &f->transfer->to, dest, &to, err));
+            TSR_TRY(meet(f, dest, &from, &to, send_common, err));
+        }
     }
     return TSR_OK;
 }
@@ -262,7 +331,7 @@ static tsr_status find_one(finder *f, tsr_error *err)
     if (t->from.tensor) status = tsr_tensor_pieces(t->from.tensor, f->passing, &f->from, &f->from_count, err);
     if (status == TSR_OK && t->to.tensor) status = tsr_tensor_pieces(t->to.tensor, f->passing, &f->to, &f->to_count, err);
     if (status == TSR_OK) status = find_receives(f, err);
-    if (status == TSR_OK) status = find_sends(f, err);
+    if (status == TSR_OK) status = f->route->phase == TSR_PHASE_SPREAD ? find_spreads(f, err) : find_sends(f, err);
     tsr_arena_free(f->passing);
     return status;
 }
@@ -275,7 +344,7 @@ static int by_stream(const void *a, const void *b)
     return (x->order > y->order) - (x->order < y->order);
 }
 
-tsr_status tsr_links_find(const tsr_comm *comm, tsr_transfer_list transfers, bool direct, const tsr_host *host,
+tsr_status tsr_links_find(const tsr_comm *comm, tsr_transfer_list transfers, const tsr_route *route, const tsr_host *host,
                           tsr_links *out, tsr_error *err)
 {
     const tsr_vec none = tsr_vec_of(host->allocator, sizeof(tsr_link));
@@ -284,9 +353,9 @@ tsr_status tsr_links_find(const tsr_comm *comm, tsr_transfer_list transfers, boo
     TSR_FAIL_IF(transfers.count > UINT32_MAX, err, TSR_E_LIMIT, "too many tensors");
     for (size_t i = 0; i < transfers.count; i++) {
         const tsr_transfer *t = &transfers.items[i];
-        finder f = {.transfer = t, .number = (uint32_t)i, .own = comm->rank, .ranks = comm->size, .out = out};
-        f.reads = direct && shared_of(&t->from, comm->rank, comm->size);
-        f.writes = direct && !f.reads && shared_of(&t->to, comm->rank, comm->size);
+        finder f = {.transfer = t, .number = (uint32_t)i, .own = comm->rank, .ranks = comm->size, .route = route, .out = out};
+        f.reads = route->direct && shared_of(&t->from, comm->rank, comm->size);
+        f.writes = route->direct && !f.reads && shared_of(&t->to, comm->rank, comm->size);
         TSR_TRY(find_one(&f, err));
     }
     if (out->sends.count) qsort(out->sends.items, out->sends.count, sizeof(tsr_link), by_stream);

@@ -223,10 +223,10 @@ static tsr_status agree_on_shared(const traffic *t, uint64_t own, bool *direct, 
     return TSR_OK;
 }
 
-static tsr_status prepare(traffic *t, tsr_transfer_list transfers, bool direct, uint64_t *rounds, tsr_error *err)
+static tsr_status prepare(traffic *t, tsr_transfer_list transfers, const tsr_route *route, uint64_t *rounds, tsr_error *err)
 {
     const uint32_t ranks = t->comm->size;
-    TSR_TRY(tsr_links_find(t->comm, transfers, direct, t->host, &t->links, err));
+    TSR_TRY(tsr_links_find(t->comm, transfers, route, t->host, &t->links, err));
     TSR_TRY(open_lane(&t->out, &t->links.sends, ranks, t->host, err));
     TSR_TRY(open_lane(&t->in, &t->links.receives, ranks, t->host, err));
     for (uint32_t r = 0; r < ranks; r++) {
@@ -236,27 +236,44 @@ static tsr_status prepare(traffic *t, tsr_transfer_list transfers, bool direct, 
     return TSR_OK;
 }
 
-tsr_status tsr_transfers_run(tsr_comm *comm, tsr_transfer_list transfers, size_t round_bytes, const tsr_host *host,
-                             tsr_status mine, tsr_error *err)
+/* `own` is this rank's own result so far. */
+static tsr_status run_phase(traffic *t, tsr_transfer_list transfers, const tsr_route *route, tsr_status own, tsr_error *err)
 {
-    traffic t = {.comm = comm, .host = host, .slice = slice_of(round_bytes, comm->size)};
+    tsr_comm *comm = t->comm;
     uint64_t rounds = 0;
-    bool direct = false, done = false;
+    bool done = false;
     tsr_error own_error = {0};
-    tsr_status own = mine, status = TSR_OK;
-    TSR_TRY(agree_on_shared(&t, mine == TSR_OK ? tsr_links_shared(comm, transfers) : 0, &direct,
-                            mine == TSR_OK ? err : &own_error));
-    if (mine == TSR_OK) own = prepare(&t, transfers, direct, &rounds, err);
-    status = tsr_comm_agree(comm, own, err);
-    if (status == TSR_OK) own = copy_reached(&t, &own_error);
-    if (status == TSR_OK) status = try_window(&t, &done, err);
-    if (status == TSR_OK && !done) status = run_rounds(&t, rounds, &own, &own_error, err);
+    if (own == TSR_OK) own = prepare(t, transfers, route, &rounds, err);
+    tsr_status status = tsr_comm_agree(comm, own, err);
+    if (status == TSR_OK) own = copy_reached(t, &own_error);
+    if (status == TSR_OK) status = try_window(t, &done, err);
+    if (status == TSR_OK && !done) status = run_rounds(t, rounds, &own, &own_error, err);
     if (status == TSR_OK) {
         status = tsr_comm_agree(comm, own, &own_error);
         if (status != TSR_OK) tsr_raise(err, status, own_error.byte_position, "%s", own_error.message);
     }
-    close_lane(&t.out, comm->size, host->allocator);
-    close_lane(&t.in, comm->size, host->allocator);
-    tsr_links_free(&t.links);
+    close_lane(&t->out, comm->size, t->host->allocator);
+    close_lane(&t->in, comm->size, t->host->allocator);
+    tsr_links_free(&t->links);
+    return status;
+}
+
+tsr_status tsr_transfers_run(tsr_comm *comm, tsr_transfer_list transfers, size_t round_bytes, const tsr_host *host,
+                             tsr_status mine, tsr_error *err)
+{
+    const traffic none = {.comm = comm, .host = host, .slice = slice_of(round_bytes, comm->size)};
+    traffic t = none;
+    tsr_nodes *nodes = NULL;
+    tsr_route route = {.phase = TSR_PHASE_FIRST};
+    tsr_error passing = {0};
+    TSR_TRY(agree_on_shared(&t, mine == TSR_OK ? tsr_links_shared(comm, transfers) : 0, &route.direct,
+                            mine == TSR_OK ? err : &passing));
+    if (!route.direct) TSR_TRY(tsr_nodes_find(comm, host->allocator, &nodes, mine == TSR_OK ? err : &passing));
+    route.nodes = nodes;
+    tsr_status status = run_phase(&t, transfers, &route, mine, err);
+    t = none;
+    route.phase = TSR_PHASE_SPREAD;
+    if (status == TSR_OK && nodes) status = run_phase(&t, transfers, &route, TSR_OK, err);
+    tsr_nodes_free(nodes);
     return status;
 }

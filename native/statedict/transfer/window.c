@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "statedict/tensor/share.h"
+#include "statedict/transfer/nodes.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
@@ -67,20 +68,9 @@ static uint8_t *slot_of(const tsr_window *w, uint32_t owner, uint32_t reader, ui
 
 /* ---- opening ---- */
 
-/* The machine that this process runs on, as far as can be told. */
-static uint64_t machine(void)
-{
-    char text[512] = "";
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
-    size_t size = f ? fread(text, 1, 64, f) : 0;
-    if (f) fclose(f);
-    gethostname(text + size, sizeof text - size - 1);
-    return tsr_hash_bytes(text, sizeof text, 1);
-}
-
 static tsr_status on_one_machine(tsr_comm *comm, bool *one, tsr_error *err)
 {
-    uint64_t most = machine(), least = ~most;
+    uint64_t most = tsr_machine(), least = ~most;
     TSR_TRY(comm->largest(comm, &most, err));
     TSR_TRY(comm->largest(comm, &least, err));
     *one = most == ~least;
