@@ -48,6 +48,15 @@ def trained_by_fsdp2_on_4_to_c_on_3_to_fsdp2_on_2(folder):
 
 
 @test
+def redistribution_over_nodes(folder):
+    """As on several machines (native/statedict/transfer/nodes.h), to which ranks are mapped in no order and unevenly."""
+    for ranks, nodes in ((3, "0,1,1"), (4, "0,1,1,0"), (6, "1,0,0,2,1,1"), (7, "3,0,0,2,0,2,0")):
+        for program in ("test_statedict_redistribute_mpi", "test_statedict_oracle_mpi"):
+            job = mpirun(ranks, f"{folder}/{program}", env={"TESSERA_NODES": nodes}, limit=120)
+            need(job.status == 0 and "[       OK ]" in job.out, f"{program} on {ranks} ranks, nodes {nodes}: {job.out[-1500:]}{job.err[-1500:]}")
+
+
+@test
 def every_form_is_loaded_by_ranks(folder):
     samples = f"{ROOT}/samples/checkpoints"
     for name in ("dcp_fsdp2", "dcp_tp_fsdp2", "dcp_zstd", "dcp_hf_sharded", "safetensors_index", "safetensors_dtypes", "torch_train_state", "torch_legacy", "torch_ranks_tp_fsdp2", "torch_views"):
