@@ -1,4 +1,5 @@
 """The jobs of the table: ours, the peer, the physical limit. `all_jobs(bench)` makes those whose data can be made."""
+import functools
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import sys
 
 import cold_jobs
 import map_jobs
+import slow_jobs
 import store_jobs
 import zero_jobs
 from measure import Job, Side
@@ -281,6 +283,21 @@ def p11_safetensors(bench):
     return every_byte(bench, "P11b", "every byte of a safetensors file: NaN; digests", path, [])
 
 
+def slow(bench, number):
+    """One of the jobs of slow_jobs.py, on the same tensors in three forms."""
+    dcp = bench.sample("large_dcp_rows")
+    made = []
+    for form, suffix in (("safetensors", ".safetensors"), ("torch", ".pt")):
+        folder, _ = bench.fresh("slow_" + form)
+        path = os.path.join(folder, "model" + suffix)
+        if not os.path.exists(path):
+            os.makedirs(folder, exist_ok=True)
+            objects = ["--objects", "drop"] if form == "safetensors" else []
+            subprocess.run([bench.tessera, "convert", dcp, path, "--to", form, *objects, "--quiet"], check=True)
+        made.append(path)
+    return slow_jobs.jobs(bench, dcp, *made)[number]
+
+
 def cold_deep(bench):
     d = bench.sample("large_dcp_rows")
     return cold_jobs.job(bench, "COLD", "validate --deep", d, by_threads("validate --deep", [bench.tessera, "validate", d, "--deep", "--quiet"]), "as fast as the disk")
@@ -494,4 +511,4 @@ def p27(bench):
                "≤ 1.5 × the browser's fastest read and write, ≤ 200 MiB")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "COLD": [cold_deep, cold_convert, cold_rows, cold_columns], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "PY": [py_dcp, py_safetensors, py_save], **map_jobs.JOBS, **store_jobs.JOBS, **zero_jobs.JOBS}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "COLD": [cold_deep, cold_convert, cold_rows, cold_columns], "SLOW": [functools.partial(slow, number=n) for n in range(9)], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "PY": [py_dcp, py_safetensors, py_save], **map_jobs.JOBS, **store_jobs.JOBS, **zero_jobs.JOBS}
