@@ -17,8 +17,8 @@ TSR_API_BEGIN
 void *tsr_alloc(const tsr_allocator *allocator, size_t count, size_t item_size, tsr_error *err);
 void tsr_free(const tsr_allocator *allocator, void *pointer, size_t count, size_t item_size);
 
-/* tsr_arena_array without the zeros: for large arrays whose items are all written anyway, so that no page is touched
- * before its time. */
+/* Like tsr_arena_array, but does not zero the items: for large arrays whose items are all written anyway, because zeroing
+ * would touch every page too early. */
 void *tsr_arena_room(tsr_arena *arena, size_t count, size_t item_size, tsr_error *err);
 
 /* The allocator that the arena takes its blocks from, for temporary memory next to it. */

@@ -1,4 +1,4 @@
-/* What boxes (tessera/box.h) have in them and in common. Everything here is pure and thread-safe; nothing allocates.
+/* Volumes, indices and intersections of boxes (tessera/box.h). Everything here is pure and thread-safe; nothing allocates.
  *
  * Example:
  *

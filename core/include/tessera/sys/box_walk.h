@@ -17,7 +17,7 @@ TSR_API_BEGIN
 
 /* Whether two boxes have the same offsets and sizes. */
 bool tsr_box_equal(tsr_box a, tsr_box b);
-/* Makes the box {rank, offsets, sizes} reach over another one, too. */
+/* Enlarges the box {ndim, offsets, sizes} until it also contains `box`. */
 void tsr_box_enclose(uint32_t ndim, uint64_t *offsets, uint64_t *sizes, tsr_box box);
 /* Row-major index inside `parent` of the element at `at` (coordinates of the tensor). `parent`'s volume must not
  * overflow and `at` must be inside. */

@@ -16,8 +16,8 @@
 TSR_API_BEGIN
 
 /* The canonical names of all entries of several catalogs, each catalog's found by tsr_fqn_from_text over its own keys. A key
- * that several catalogs have gets the first catalog's answer, so that equal keys stay equal when catalogs are compared.
- * Borrows the catalogs until free. Errors: TSR_E_NOMEM. Read-only afterwards and thread-safe. */
+ * that several catalogs have gets the name that the first of them gives it. Otherwise equal keys could differ in a
+ * comparison. Borrows the catalogs until free. Errors: TSR_E_NOMEM. Read-only afterwards and thread-safe. */
 typedef struct tsr_canonical_names tsr_canonical_names;
 tsr_status tsr_canonical_names_new(const tsr_catalog *const *catalogs, size_t count, const tsr_allocator *allocator,
                                    tsr_canonical_names **out, tsr_error *err);
@@ -37,8 +37,8 @@ typedef struct tsr_rename_rule {
     size_t names;
 } tsr_rename_rule;
 
-/* Renames that give names their counterparts. None of them gives any name with a counterpart a wrong one, nor a name
- * without one a name that another has, so their order does not matter; pairs may be left for which none was found.
+/* Finds renames that turn names into their counterparts. No rename turns a name into a wrong counterpart, or gives a name
+ * without a counterpart the name of another entry, so their order does not matter. For some pairs there may be no rename.
  * Linear in the names. Results live in `arena`. Errors: TSR_E_NOMEM. Thread rule: one arena, one thread. */
 tsr_status tsr_fqn_rename_rules(const tsr_name_pair *pairs, size_t count, tsr_arena *arena, tsr_rename_rule **out,
                                 size_t *out_count, tsr_error *err);

@@ -1,7 +1,7 @@
 /* Changing the element type of floating values.
  *
  * Widening is exact. Narrowing rounds to nearest, ties to even, once, from the exact value (torch rounds float64 to the
- * 16- and 8-bit types by way of float32). What is too large becomes what PyTorch 2.13 makes of it: infinity in float32,
+ * 16- and 8-bit types by way of float32). Values that are too large become the same as in PyTorch 2.13: infinity in float32,
  * float16, bfloat16 and float8_e5m2; NaN in the fnuz types and float8_e8m0fnu; in float8_e4m3fn it saturates: ±448, for
  * infinities too. NaN stays NaN, quiet, of the same sign where the type has a signed NaN; negative zero becomes zero in
  * the fnuz types. float8_e8m0fnu drops signs, and values below its range become its least value.

@@ -36,8 +36,9 @@ tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options
 /* Refuses the same numbers for a merge, which would add them without their scales. */
 tsr_status tsr_check_sums(tsr_checkpoint *checkpoint, const tsr_selection *selection, tsr_error *err);
 
-/* Compares what a conversion writes, or after a dry run would write, with what is expected (tessera/validate.h): names, kinds,
- * dtypes and shapes. TSR_E_FORMAT with the first differences, as the errors of tsr_validate_contract; TSR_E_NOMEM. */
+/* Compares the entries that a conversion writes, or would write after a dry run, with a contract (tessera/validate.h):
+ * names, kinds, dtypes and shapes. TSR_E_FORMAT with the first differences, as the errors of tsr_validate_contract;
+ * TSR_E_NOMEM. */
 tsr_status tsr_conversion_check(const tsr_conversion *conversion, const tsr_contract *expected, const tsr_host *host,
                                 tsr_error *err);
 

@@ -11,8 +11,9 @@
 
 TSR_API_BEGIN
 
-/* Checks that a checkpoint that was opened for less can serve `purpose`. Fails with TSR_E_UNSUPPORTED and what is missing,
- * or the names of tensors that differ between ranks. tsr_checkpoint_open makes this check for the purpose in its options. */
+/* Checks that a checkpoint that was opened for a lesser purpose can also serve `purpose`. Fails with TSR_E_UNSUPPORTED; the
+ * message names the missing files or maps, or the tensors that differ between ranks. tsr_checkpoint_open makes this check
+ * for the purpose in its options. */
 tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose purpose, tsr_error *err);
 
 /* The number of ranks that the map in the open options joined, over all pipeline stages. 0 without a map, and for a

@@ -1,5 +1,5 @@
-/* Collectives made of those that a communicator has (tessera/comm.h). Errors are theirs, and TSR_E_NOMEM of any rank is
- * reported on all of them.
+/* Collectives that are built from those of a communicator (tessera/comm.h). Errors are those of the communicator.
+ * TSR_E_NOMEM of one rank is reported on all ranks.
  *
  * Example:
  *

@@ -13,10 +13,11 @@
 
 TSR_API_BEGIN
 
-/* The name that an entry of a checkpoint has for the contract: without the prefix; false where it does not count. */
+/* The name that an entry of a checkpoint has for the contract: without the prefix; false if the contract ignores the
+ * entry. */
 bool tsr_contract_name(const tsr_contract *contract, tsr_str fqn, tsr_str *out);
 
-/* The rule of a name, or NULL; and what is allowed for it. */
+/* The rule for a name, or NULL; and the differences that are allowed for it, as bits of tsr_leniency. */
 const tsr_contract_rule *tsr_contract_rule_of(const tsr_contract *contract, tsr_str fqn);
 uint32_t tsr_contract_allows(const tsr_contract *contract, tsr_str fqn);
 

@@ -1,4 +1,4 @@
-/* What became of the entries of a conversion (tessera/convert.h), counted and in words.
+/* How many entries a conversion wrote, cast, copied or left out (tessera/convert.h), as numbers and in words.
  *
  * Example:
  *
@@ -15,7 +15,7 @@
 
 TSR_API_BEGIN
 
-/* What became of the entries of a conversion, counted. */
+/* The numbers of entries, by what the conversion did with them. */
 typedef struct tsr_conversion_counts {
     uint64_t tensors, objects; /* written */
     uint64_t left_out, cast, copied, replicated;

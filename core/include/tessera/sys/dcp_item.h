@@ -32,13 +32,14 @@ typedef struct tsr_dcp_box {
     const uint64_t *sizes;
     uint32_t crc32;
 } tsr_dcp_box;
-/* What stands before and behind the bytes of a box; appended to two vecs of bytes. Their lengths depend on dtype and sizes alone, and the head's is a multiple of 64. Errors:
- * TSR_E_UNSUPPORTED for a dtype that torch.save does not have, TSR_E_LIMIT, TSR_E_NOMEM. */
+/* Appends the bytes of an item before and after the bytes of its box to two vecs of bytes. Their lengths depend only on
+ * dtype and sizes, and the head's length is a multiple of 64. Errors: TSR_E_UNSUPPORTED for a dtype that torch.save does not
+ * have, TSR_E_LIMIT, TSR_E_NOMEM. */
 tsr_status tsr_dcp_item_around(const tsr_dcp_box *box, const tsr_host *host, tsr_vec *head, tsr_vec *tail, tsr_error *err);
 /* The whole item of an object without tensors, appended. TSR_E_UNSUPPORTED for values that cannot be pickled. */
 tsr_status tsr_dcp_item_object(const tsr_value *value, const tsr_host *host, tsr_vec *out, tsr_error *err);
 
-/* Where one item's archive lies. */
+/* The location of one item's archive. */
 typedef struct tsr_dcp_new_item {
     const uint64_t *offsets; /* tensors: the chunk's box */
     const uint64_t *sizes;
@@ -51,7 +52,7 @@ typedef struct tsr_dcp_new_entry {
     tsr_str fqn;
     const tsr_path_item *path; /* planner_data; dict keys become strings, as PyTorch makes them */
     uint32_t path_length;
-    bool tensor; /* else a byte item */
+    bool tensor; /* otherwise a byte item */
     bool requires_grad;
     tsr_dtype dtype;
     uint32_t ndim;

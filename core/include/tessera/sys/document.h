@@ -1,5 +1,5 @@
 /* The JSON documents of `tessera`: tessera.inspect/1, layout/1, findings/1, diff/1 and fqn/1 (their schemas are in
- * native/cli/schemas). The command line and the browser call these, so that both say the same. Everything is streamed:
+ * native/cli/schemas). The command line and the browser call these, so both report the same results. Everything is streamed:
  * no function here holds a document. Thread rule: as the checkpoint.
  *
  * Example:
@@ -43,12 +43,12 @@ typedef struct tsr_inspect_options {
 tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_options *options, tsr_json *json,
                                 tsr_error *err);
 
-/* tessera.layout/1, entries sorted by FQN and chunks by offsets, so that a container's order does not count. */
+/* tessera.layout/1. Entries are sorted by FQN and chunks by offsets, so the order in a container does not matter. */
 typedef struct tsr_layout_options {
     size_t size; /* TSR_OPTIONS sets it */
     tsr_selection selection;
     bool no_chunks;
-    tsr_digest_algorithm hash;    /* 0: none. Else of every tensor, and of every object without tensors or sets in it */
+    tsr_digest_algorithm hash;    /* 0: none. Otherwise of every tensor, and of every object without tensors or sets in it */
     tsr_checkpoint *checkpoint;   /* these three are needed for hash only */
     tsr_ring *ring;
     const tsr_progress *progress; /* may be NULL */
@@ -67,7 +67,7 @@ typedef struct tsr_fqn_document {
 } tsr_fqn_document;
 tsr_status tsr_document_fqn(const tsr_fqn_document *document, tsr_json *json);
 /* tessera.findings/1 over any number of paths: start, add each path's findings (`path` empty: not printed), end. Zero the
- * struct before start. The summary counts what is not listed, by rule, so that the document can serve as a baseline. */
+ * struct before start. The summary counts findings that are not listed, by rule; a baseline needs these counts. */
 typedef struct tsr_findings_document {
     tsr_json *json;
     uint64_t paths;

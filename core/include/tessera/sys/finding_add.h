@@ -1,4 +1,4 @@
-/* Adding findings, for the readers and checks that notice what is wrong. Programs read them (tessera/findings.h).
+/* Adding findings, for readers and checks. Programs read them (tessera/findings.h).
  *
  * Example:
  *

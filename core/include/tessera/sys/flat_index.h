@@ -1,4 +1,5 @@
-/* Which original of which unit a name is, and who has which slice (tessera/sys/flat_params.h).
+/* Finds the unit and the original parameter that a name belongs to, and the rank that has a slice
+ * (tessera/sys/flat_params.h).
  *
  * Example:
  *
@@ -24,7 +25,7 @@ tsr_status tsr_flat_place_of(const tsr_flat_params *flat, const tsr_flat_unit *u
 /* The rank that has slice `slice` of a unit, in the document's world: of the replica that `rank` is in. */
 uint32_t tsr_flat_rank_with(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t rank, uint32_t slice);
 
-/* Which original of which unit an FQN is, over nested units too (`_get_fqn_to_fsdp_param_info`). */
+/* Finds the unit and the original parameter of an FQN, also in nested units (`_get_fqn_to_fsdp_param_info`). */
 typedef struct tsr_flat_index tsr_flat_index;
 typedef struct tsr_flat_found {
     const tsr_flat_unit *unit;   /* NULL: FSDP does not manage the parameter */

@@ -1,4 +1,5 @@
-/* FSDP1 flat parameters: what tessera.flat-params/1 tells, and the optimizer state of flat parameters in both directions.
+/* FSDP1 flat parameters: the contents of tessera.flat-params/1, and the conversion of their optimizer state in both
+ * directions.
  *
  *   flat parameter    | emb.weight (33) | c.weight (6) | c.bias (3) |        originals, flattened, in order
  *   3 ranks           |--- rank 0: 14 ---|--- rank 1: 14 ---|--- rank 2: 14 ---|   equal slices; the last are padded
@@ -72,28 +73,27 @@ tsr_status tsr_flat_params_parse(tsr_str text, const tsr_host *host, tsr_arena *
 void tsr_flat_shard_range(const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank, uint64_t *flat_begin,
                           uint64_t *flat_end);
 
-/* What the conversions below need from outside. */
+/* The environment of the conversions below. */
 typedef struct tsr_fsdp_context {
     const tsr_host *host;
     tsr_arena *arena;    /* results live here */
     uint32_t zeros_file; /* of the store that the tensors are in: a file that begins with 16 zero bytes */
-    /* Whether two tensors of one dtype and shape hold equal bytes; NULL: they are taken to. tsr_fsdp_unshard and
-     * tsr_fsdp_shard ask about 0-d tensors only, tsr_fsdp_differences about all. */
+    /* Whether two tensors of one dtype and shape hold equal bytes; NULL: they are assumed to be equal.
+     * tsr_fsdp_unshard and tsr_fsdp_shard ask only about 0-d tensors, tsr_fsdp_differences about all. */
     tsr_status (*same)(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err);
     void *ctx;
-    /* Parameters outside of units may have state on some ranks only. PyTorch's flat mode refuses that where rank 0 has it,
-     * and drops it where rank 0 does not. */
+    /* Parameters outside of units may have state on some ranks only. PyTorch's flat mode refuses such state if rank 0
+     * has it, and drops it if rank 0 does not. With keep_own neither happens. */
     bool keep_own;
 } tsr_fsdp_context;
 
 /* Each rank's raw `optimizer.state_dict()` (world_size trees) → the full state keyed by FQN, as `FSDP.optim_state_dict` with
  * FULL_STATE_DICT gives it on `rank`. Tensors of the result are entries whose chunks are the ranks' slices, viewed to the
- * original shapes; padding is gone. What FSDP does not shard is the rank's own: state of parameters outside of units and of
- * NO_SHARD units, scalars of flat parameters, param groups, and state that belongs to no parameter, whose keys are listed in
- * `carried`. Scalars of original parameters must agree on all ranks that have a slice; of hybrid units the slices of the
- * rank's replica count.
- * Errors: TSR_E_FORMAT for slices of a wrong size or dtype, ranks that lack what rank 0 has, ids that no group lists; they
- * name parameter, state, rank and both values. */
+ * original shapes; padding is gone. State that FSDP does not shard comes from `rank` itself: state of parameters outside of
+ * units and of NO_SHARD units, scalars of flat parameters, param groups, and state that belongs to no parameter, whose keys
+ * are listed in `carried`. Scalars of original parameters must agree on all ranks that have a slice. Of hybrid units the
+ * slices of the rank's replica are used. Errors: TSR_E_FORMAT for slices of a wrong size or dtype, ranks that lack what rank
+ * 0 has, ids that no group lists; they name parameter, state, rank and both values. */
 typedef struct tsr_fsdp_full {
     const tsr_value *optim;
     const tsr_str *carried;
@@ -107,18 +107,18 @@ typedef struct tsr_fsdp_rank {
     uint32_t world_size, rank;
 } tsr_fsdp_rank;
 
-/* The full state → what a rank holds of it, keyed by id, as `FSDP.optim_state_dict_to_load` gives
- * it. Originals without state become zeros in a flat parameter's state; a scalar must be there and equal for all of its
- * originals. `full` may lack param_groups (the result then does, too). Chunks of tensors are raw bytes or have their views.
- * Errors: TSR_E_FORMAT for differing state names, types, dtypes, shapes or
- * scalars inside one flat parameter, for names that no group lists, and for elements that no chunk holds. */
+/* Converts the full state to a rank's part of it, keyed by id, as `FSDP.optim_state_dict_to_load` returns it. Originals
+ * without state become zeros in a flat parameter's state; a scalar must exist and be equal for all of its originals. `full`
+ * may lack param_groups; then the result lacks them, too. Chunks of tensors are raw bytes or have their views. Errors:
+ * TSR_E_FORMAT for differing state names, types, dtypes, shapes or scalars inside one flat parameter, for names that no
+ * group lists, and for elements that no chunk holds. */
 tsr_status tsr_fsdp_shard(const tsr_flat_params *flat, const tsr_value *full, tsr_fsdp_rank of,
                           const tsr_fsdp_context *context, const tsr_value **out, tsr_error *err);
 
-/* The full state → what a rank holds of it as sharded state, as `FSDP.optim_state_dict` with SHARDED_STATE_DICT gives it:
+/* Converts the full state to a rank's sharded state, as `FSDP.optim_state_dict` with SHARDED_STATE_DICT returns it:
  * every tensor with dimensions is cut on dim 0 by torch.chunk among the ranks that cut its unit. Tensors of the result keep
  * their global shape; their chunks are the rank's rows alone (one empty chunk where it has none). With a mesh they are
- * DTensors (entry.distribution says mesh and placements: shard(0), or replicate, shard(0) on two dims), without
+ * DTensors (entry.distribution has the mesh and the placements: shard(0), or replicate, shard(0) on two dims), without one
  * ShardedTensors (no distribution); FSDP chooses in the same way (`_use_dtensor`). Back to the full state: a catalog of all
  * ranks' files (formats), or tsr_rows_gather. Errors as tsr_fsdp_shard; TSR_E_USAGE for a mesh that is not the world's. */
 typedef struct tsr_fsdp_rows {

@@ -28,9 +28,9 @@ typedef struct tsr_unit_original {
     uint32_t param; /* index in unit->params */
     uint32_t itemsize;
 } tsr_unit_original;
-/* An original between slices of the flat tensor and rows (tsr_rows_of_rank, clamped) of the original: each rank
- * sends what another needs and nothing else. `rows` holds the rank's rows; of `slice` only the original's elements are read
- * or written. TSR_E_UNSUPPORTED for an original without dimensions. */
+/* Convert one original between slices of the flat tensor and rows of the original (tsr_rows_of_rank, clamped). Each rank
+ * sends only the elements that another rank needs. `rows` holds the rank's rows; in `slice` only the original's elements are
+ * read or written. TSR_E_UNSUPPORTED for an original without dimensions. */
 tsr_status tsr_flat_to_rows(tsr_ranks ranks, const tsr_unit_original *original, const void *slice, void *rows,
                             tsr_error *err);
 tsr_status tsr_rows_to_flat(tsr_ranks ranks, const tsr_unit_original *original, const void *rows, void *slice,

@@ -1,4 +1,4 @@
-/* What the conversions of tessera optim need beside those of tessera/sys/flat_params.h.
+/* Functions that `tessera optim` needs in addition to the conversions of tessera/sys/flat_params.h.
  *
  * Example:
  *

@@ -16,7 +16,7 @@ TSR_API_BEGIN
 
 typedef struct tsr_guards tsr_guards;
 
-/* A read of the store, without a look at the guards. Thread-safe where the store is. */
+/* Reads the store without checking the guards. Thread-safe if the store is. */
 typedef tsr_status tsr_unguarded_read(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
 
 /* A lock for stores that several threads read: core has none of its own. */
@@ -32,13 +32,13 @@ typedef struct tsr_guards_lock {
 tsr_status tsr_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *read, void *ctx, const tsr_guards_lock *lock, tsr_guards **out,
                           tsr_error *err);
 void tsr_guards_free(tsr_guards *guards); /* takes NULL */
-/* Forgets all of them, because files got other numbers. Nobody may read meanwhile. */
+/* Removes all guards, because the numbers of files have changed. No thread may read meanwhile. */
 void tsr_guards_forget(tsr_guards *guards);
 
 /* Takes a copy. Thread-safe with a lock. TSR_E_NOMEM. */
 tsr_status tsr_guards_add(tsr_guards *guards, const tsr_store_guard *guard, tsr_error *err);
-/* What read_at of the store does. A guard that is right is read once; one that is wrong fails every read behind it. Thread-safe with
- * a lock. */
+/* Implements read_at of the store. A guard that holds is read only once; a guard that fails makes every read that it guards
+ * fail. Thread-safe with a lock. */
 tsr_status tsr_guards_read(tsr_guards *guards, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
 
 TSR_API_END

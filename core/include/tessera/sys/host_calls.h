@@ -1,4 +1,4 @@
-/* What the host lends, called with the core's own fallback where the host has nothing.
+/* Calls the functions that the host provides, or core's own fallbacks for those that it does not.
  *
  * Example:
  *

@@ -1,6 +1,6 @@
-/* A streaming JSON emitter. It writes through a callback, escapes strings, keeps integers exact, prints doubles so that
- * they read back as the same double, and takes care of commas and nesting. Invalid UTF-8 becomes U+FFFD. Pretty documents, which
- * people look at in terminals, have what is not visible as \uXXXX.
+/* A streaming JSON emitter. It writes through a callback, escapes strings, keeps integers exact, prints doubles that read
+ * back as the same double, and takes care of commas and nesting. Invalid UTF-8 becomes U+FFFD. Pretty documents, which
+ * people look at in terminals, escape invisible characters as \uXXXX.
  *
  * Example:
  *
@@ -35,8 +35,9 @@ typedef struct tsr_json {
     char buffer[4096];
 } tsr_json;
 
-/* `write` is called with `ctx` whenever the buffer is full; `err` (borrowed, may be NULL) takes the first failure. No call fails by
- * itself: tsr_json_finish tells. A value, or a key and then its value, goes into the innermost array or object that is open. */
+/* `write` is called with `ctx` whenever the buffer is full; `err` (borrowed, may be NULL) takes the first failure. No call
+ * fails by itself: tsr_json_finish returns the first failure. A value, or a key and then its value, goes into the innermost
+ * array or object that is open. */
 void tsr_json_start(tsr_json *json, tsr_write_fn *write, void *ctx, uint8_t pretty, tsr_error *err);
 tsr_status tsr_json_finish(tsr_json *json); /* newline and flush; returns the sticky status */
 void tsr_json_object(tsr_json *json);

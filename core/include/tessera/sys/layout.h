@@ -1,4 +1,4 @@
-/* Shard layouts: what every rank holds of a tensor, for all ranks at once.
+/* Shard layouts: the part of a tensor that each rank holds, for all ranks together.
  *
  * A layout over a mesh is symbolic: tensor dims are cut independently, so it is one table of runs per dim and a rank is
  * a position in each. Its size grows with the mesh dims that cut a dim, never with ranks × tensors:
@@ -56,7 +56,7 @@ tsr_status tsr_layout_over_mesh(const tsr_sharding *how, tsr_shape shape, tsr_ar
 /* Borrows everything. Boxes of different ranks may be equal; they count as different shards. */
 tsr_layout tsr_layout_explicit(uint64_t ranks, const tsr_shard *shards, uint32_t ndim, const uint64_t *shape);
 
-/* What `holder` (< layout->ranks) holds, as tsr_mesh_shard says it. */
+/* The shard of rank `holder` (< layout->ranks), in the form of tsr_mesh_shard. */
 tsr_status tsr_layout_shard(const tsr_layout *layout, uint64_t holder, tsr_arena *arena, tsr_shard *out, tsr_error *err);
 /* Elements of it. O(tensor rank). */
 uint64_t tsr_layout_elements(const tsr_layout *layout, uint64_t holder);
@@ -93,8 +93,8 @@ tsr_status tsr_flat_layout_make(tsr_flat_numels of, uint64_t ranks, tsr_arena *a
  * [start, end] with end inclusive is {start, end - start + 1}. */
 tsr_span tsr_flat_layout_range(const tsr_flat_layout *flat, uint64_t index, uint64_t holder);
 
-/* What every rank holds of parameter `index` (a tensor of `shape`): its range as boxes, in a 1-d local tensor. In `arena`;
- * borrows shape. */
+/* The part of parameter `index` (a tensor of `shape`) that each rank holds: its range as boxes, in a 1-d local tensor. In
+ * `arena`; borrows shape. */
 tsr_status tsr_layout_flat(const tsr_flat_layout *flat, uint64_t index, tsr_shape shape, tsr_arena *arena, tsr_layout *out,
                            tsr_error *err);
 

@@ -1,4 +1,4 @@
-/* What loading a value of a checkpoint again would run.
+/* Whether loading a value of a checkpoint again would run code.
  *
  * Example:
  *
@@ -12,8 +12,8 @@
 
 TSR_API_BEGIN
 
-/* Whether a value is data: it and everything inside it is of Python's, numpy's or PyTorch's own types, so that loading it again
- * imports and calls nothing else. It may be more than torch.load(weights_only=True) takes. */
+/* Whether a value is data: it and everything inside it is of Python's, numpy's or PyTorch's own types. Loading it again
+ * then imports and calls nothing else. torch.load(weights_only=True) may still refuse it. */
 bool tsr_value_is_data(const tsr_value *value, const tsr_host *host);
 
 TSR_API_END

@@ -1,5 +1,5 @@
-/* What the command line and the module say about maps (tessera/mapping.h): the names of those that are built in, and a table of
- * what a mapped checkpoint is made of.
+/* Texts about maps (tessera/mapping.h) for the command line and the WebAssembly module: the names of the built-in maps, and
+ * a table of the sources of a mapped checkpoint's tensors.
  *
  * Example:
  *

@@ -1,6 +1,6 @@
-/* Merged models: weighted sums of the same tensors in several checkpoints, and LoRA adapters folded into their base. Either is a
- * checkpoint itself, whose tensors are computed tile by tile while they are read, so that listing, converting and comparing it need
- * no memory for tensors.
+/* Merged models: weighted sums of the same tensors in several checkpoints, and LoRA adapters folded into their base. Either
+ * is a checkpoint itself, whose tensors are computed tile by tile while they are read. Listing, converting and comparing it
+ * therefore need no memory for whole tensors.
  *
  * Example:
  *
@@ -42,13 +42,13 @@ typedef struct tsr_merge_options {
     tsr_selection selection;     /* only these entries are compared and merged; the others stay as the first input has them */
 } tsr_merge_options;
 
-/* The merge of `count` checkpoints (1 or more), with the order and the nesting of the first one. Floating-point tensors are merged;
- * what is not one is read here and must be equal in all inputs. Borrows the checkpoints, which must outlive *out; `inputs` and
- * `options` are not needed any more. Close it with tsr_checkpoint_close before the inputs.
+/* The merge of `count` checkpoints (1 or more), with the order and the nesting of the first one. Floating-point tensors are
+ * merged; all other entries are read here and must be equal in all inputs. Borrows the checkpoints, which must outlive *out;
+ * `inputs` and `options` are not needed any more. Close it with tsr_checkpoint_close before the inputs.
  *
- * Errors: TSR_E_FORMAT naming the entry and both inputs where names, kinds, dtypes, shapes, or entries that cannot be summed, differ;
- * TSR_E_USAGE for options that do not fit the method; TSR_E_UNSUPPORTED for quantized, sparse and other opaque tensors; those of
- * reading. */
+ * Errors: TSR_E_FORMAT naming the entry and both inputs if names, kinds, dtypes, shapes, or entries that cannot be summed
+ * differ; TSR_E_USAGE for options that do not fit the method; TSR_E_UNSUPPORTED for quantized, sparse and other opaque
+ * tensors; those of reading. */
 tsr_status tsr_merge_open(const tsr_merge_input *inputs, uint32_t count, const tsr_merge_options *options, tsr_checkpoint **out,
                           tsr_error *err);
 
@@ -67,9 +67,10 @@ typedef struct tsr_lora_options {
     tsr_str name; /* of the adapter, for messages: its path */
 } tsr_lora_options;
 
-/* Errors: TSR_E_NOT_FOUND where adapter_config.json or a tensor of the base or adapter is missing; TSR_E_FORMAT where a size does not
- * fit; TSR_E_UNSUPPORTED naming what is not plain LoRA (DoRA, other methods of PEFT, adapters that change the base when loaded), a
- * square matrix of which nothing shows whether it is transposed, and an embedding that the output layer would not follow in PEFT. */
+/* Errors: TSR_E_NOT_FOUND where adapter_config.json or a tensor of the base or adapter is missing; TSR_E_FORMAT where a size
+ * does not fit; TSR_E_UNSUPPORTED for anything but plain LoRA (DoRA, other methods of PEFT, adapters that change the base
+ * when loaded), for a square matrix that may or may not be transposed, and for an embedding whose tied output layer would
+ * not change with it in PEFT. */
 tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const tsr_lora_options *options, tsr_checkpoint **out,
                          tsr_error *err);
 

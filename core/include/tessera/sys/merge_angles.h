@@ -1,4 +1,4 @@
-/* What processes that share out the measuring of angles (tsr_merge_measure) tell each other.
+/* The angles that processes exchange when they share the measuring (tsr_merge_measure).
  *
  * Example:
  *
@@ -11,7 +11,8 @@
 
 TSR_API_BEGIN
 
-/* What was measured, in the memory of `merged`, the same size in every process; and what another process measured. */
+/* tsr_merge_angles returns the angles that this process measured, in the memory of `merged`; the size is the same in every
+ * process. tsr_merge_take_angles adds those that another process measured. */
 tsr_str tsr_merge_angles(tsr_checkpoint *merged);
 void tsr_merge_take_angles(tsr_checkpoint *merged, tsr_str angles);
 

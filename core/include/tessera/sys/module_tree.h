@@ -32,8 +32,8 @@ typedef struct tsr_attribute {
     uint32_t tensor_id;              /* PARAMETER, BUFFER: equal for one tensor under several names; below tensor_count */
 } tsr_attribute;
 
-/* Python's getattr(module, name), as far as the tree tells: the module's own attribute, else, for FSDP1, compiled and
- * checkpoint wrappers, the wrapped module's. NULL: no such attribute. O(log attributes) a level. */
+/* Python's getattr(module, name), as far as the tree contains it: the module's own attribute, or otherwise, for FSDP1,
+ * compiled and checkpoint wrappers, the wrapped module's. NULL: no such attribute. O(log attributes) per level. */
 const tsr_attribute *tsr_modules_attribute(const tsr_modules *modules, tsr_module_ref module, tsr_str name);
 
 /* Distinct parameters and buffers. */

@@ -1,6 +1,6 @@
-/* FSDP1's optimizer state between live ranks, whose tensors are in memory. The structure goes first, with what every tensor
- * is; all ranks then work out the same plan, so that they find the same errors; then each element goes straight from the
- * rank that has it to those that keep it.
+/* FSDP1's optimizer state between live ranks, whose tensors are in memory. Ranks first exchange the structure and the
+ * description of every tensor. All ranks then compute the same plan, and so find the same errors. Finally each element is
+ * sent directly from the rank that has it to the ranks that keep it.
  *
  *   gather        every rank's raw state ──▶ the full state, on all ranks or one
  *   gather_rows   every rank's raw state ──▶ its rows of the full state
@@ -52,7 +52,7 @@ void tsr_live_state_free(tsr_live_state *state); /* takes a zeroed one */
 
 #define TSR_ALL_RANKS UINT32_MAX
 
-/* What the calls below need from outside; their results live in `arena`. */
+/* The environment of the calls below; their results live in `arena`. */
 typedef struct tsr_live_call {
     tsr_comm *comm;
     const tsr_host *host;
@@ -61,25 +61,25 @@ typedef struct tsr_live_call {
 } tsr_live_call;
 
 /* `raw` is the rank's `optimizer.state_dict()`; comm->size must be the description's world size. Ranks may have other param
- * groups (flat->groups is the rank's own) and other state of what FSDP does not shard: each gets what tsr_fsdp_unshard gives
- * it. The state is kept on `target`, a rank (rank0_only) or TSR_ALL_RANKS. Memory: the full state on ranks that keep it,
- * nothing of it elsewhere. */
+ * groups (flat->groups is the rank's own) and other state of parameters that FSDP does not shard; each rank gets what
+ * tsr_fsdp_unshard returns for it. The state is kept on `target`, a rank (rank0_only) or TSR_ALL_RANKS. Memory: the full
+ * state on ranks that keep it, nothing of it elsewhere. */
 tsr_status tsr_fsdp_gather(const tsr_live_call *call, const tsr_flat_params *flat, const tsr_value *raw, uint32_t target,
                            tsr_live_state *out, tsr_error *err);
 
-/* `full` and call->live are rank 0's (ignored elsewhere). Each rank receives its part of the state as tsr_fsdp_shard says,
- * for a world of comm->size ranks. Memory: that part. */
+/* `full` and call->live are rank 0's (ignored elsewhere). Each rank receives its part of the state as tsr_fsdp_shard cuts
+ * it, for a world of comm->size ranks. Memory: that part. */
 tsr_status tsr_fsdp_broadcast(const tsr_live_call *call, const tsr_flat_params *flat, const tsr_value *full,
                               tsr_live_state *out, tsr_error *err);
 
-/* As tsr_fsdp_gather, but each rank gets its rows alone, as tsr_fsdp_shard_rows cuts them (`mesh` may be NULL): a tensor's
- * chunk says which rows of the whole its buffer holds. Memory: those. */
+/* As tsr_fsdp_gather, but each rank gets only its rows, as tsr_fsdp_shard_rows cuts them (`mesh` may be NULL). A tensor's
+ * chunk states which rows of the whole its buffer holds. Memory: these rows. */
 tsr_status tsr_fsdp_gather_rows(const tsr_live_call *call, const tsr_flat_params *flat, const tsr_value *raw,
                                 const tsr_mesh *mesh, tsr_live_state *out, tsr_error *err);
 
-/* Each rank's `state` is keyed by FQN; its tensors are whole, or have one chunk, of the rows that this rank holds: the
- * others are asked for theirs. Results as those of tsr_fsdp_broadcast. Errors: also TSR_E_FORMAT for rows that nobody has,
- * and ranks whose tensors differ in shape or dtype. */
+/* Each rank's `state` is keyed by FQN; its tensors are whole, or have one chunk with the rows that this rank holds; the
+ * other rows come from other ranks. Results as those of tsr_fsdp_broadcast. Errors: also TSR_E_FORMAT for rows that no rank
+ * has, and ranks whose tensors differ in shape or dtype. */
 tsr_status tsr_fsdp_spread(const tsr_live_call *call, const tsr_flat_params *flat, const tsr_value *state,
                            tsr_live_state *out, tsr_error *err);
 

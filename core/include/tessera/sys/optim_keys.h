@@ -24,8 +24,8 @@
 
 TSR_API_BEGIN
 
-/* What an optimizer was made of (optim_input): a LIST (or TUPLE) of parameters, or of param groups: DICTs whose "params" is
- * such a list. NULL: all parameters of the model, as model.parameters() gives them. A parameter is a STR that
+/* The names in an optimizer's first argument (optim_input): a LIST (or TUPLE) of parameters, or of param groups: DICTs whose
+ * "params" is such a list. NULL: all parameters of the model, as model.parameters() gives them. A parameter is a STR that
  * tsr_modules_find finds; the result has its first name in named_parameters(). Errors: TSR_E_USAGE for anything else, an
  * empty list, parameters next to groups, and a parameter twice (PyTorch takes the last); TSR_E_NOT_FOUND for one that the
  * model does not have. */
@@ -46,9 +46,9 @@ typedef struct tsr_rekeying {
     bool keep_others;
 } tsr_rekeying;
 
-/* Other keys for the same parameters. Errors: TSR_E_FORMAT for what is not an optimizer's state dict, for names and numbers
- * in one state (unless keep_others), and a name twice in `names`; TSR_E_NOT_FOUND for a parameter in a group that `names`
- * does not have. Source: rekey_optim_state_dict. */
+/* Other keys for the same parameters. Errors: TSR_E_FORMAT for a value that is not an optimizer's state dict, for names and
+ * numbers in one state (unless keep_others), and a name twice in `names`; TSR_E_NOT_FOUND for a parameter in a group that
+ * `names` does not have. Source: rekey_optim_state_dict. */
 tsr_status tsr_optim_rekey(const tsr_value *state_dict, const tsr_rekeying *how, const tsr_host *host, tsr_arena *arena,
                            const tsr_value **out, tsr_error *err);
 

@@ -104,12 +104,13 @@ typedef struct tsr_live_optimizer {
     tsr_status (*set_gradients)(void *ctx, bool zeros, tsr_error *err);
     tsr_status (*step)(void *ctx, tsr_error *err);
 } tsr_live_optimizer;
-/* `_init_optim_state`: nothing is done, quietly, where there is state or a gradient already. Parameters do not change, and
- * learning rates and gradients are as before afterwards, also when a callback fails (its error is returned). TSR_E_USAGE for
- * TSR_OTHER_ALGORITHM without its callbacks. */
+/* `_init_optim_state`: does nothing, without an error, if there is already state or a gradient. Parameters do not change,
+ * and learning rates and gradients are as before afterwards, also when a callback fails (its error is returned). TSR_E_USAGE
+ * for TSR_OTHER_ALGORITHM without its callbacks. */
 tsr_status tsr_optim_init(const tsr_live_optimizer *optimizer, tsr_error *err);
 
-/* What the options make of FSDP modules (`_verify_options`): FULL_STATE_DICT or SHARDED_STATE_DICT, and their settings. */
+/* The state dict type that the options give FSDP modules (`_verify_options`): FULL_STATE_DICT or SHARDED_STATE_DICT, and
+ * settings. */
 typedef struct tsr_fsdp_choice {
     bool full;
     bool offload_to_cpu;
@@ -121,7 +122,7 @@ tsr_fsdp_choice tsr_state_fsdp_choice(const tsr_state_options *options);
 tsr_status tsr_state_options_check(const tsr_state_options *options, size_t optimizer_count, bool optimizers_only,
                                    tsr_error *err);
 
-/* What is about to be saved or loaded. */
+/* A request to save or load, before it starts. */
 typedef struct tsr_state_request {
     bool handle_model, handle_optimizer;
     bool submodules; /* only some submodules are asked for */

@@ -1,5 +1,5 @@
-/* What a rank reads of a saved sharded optimizer state: 1-D (data parallel) or 2-D (FSDP over tensor parallel), from a
- * checkpoint of any world size.
+/* The reads that give a rank its part of a saved sharded optimizer state: 1-D (data parallel) or 2-D (FSDP over tensor
+ * parallel), from a checkpoint of any world size.
  *
  *   global tensor     the tensor-parallel slice of this rank's group    its data-parallel part ("column-wise" = dim 0)
  *   ┌─────┬─────┐     ┌─────┐ offset (0, 6), size (8, 6)                ┌─────┐ rows 3–5 of the slice, global (3, 6)
@@ -67,9 +67,10 @@ typedef struct tsr_optim_mesh {
 /* The reads of every entry below `optimizer_key`, in the catalog's order; empty dicts come last. An entry's path says where
  * it belongs. An entry whose name is a flat key ("optim.state.fc.weight.exp_avg", as in safetensors) is split: its parameter
  * is the longest of the slices' FQNs that fits, otherwise everything before the last dot. The parameter of an entry is the
- * third item of its path. Several boxes, or slices of slices, do not occur: a slice is one box. Errors: TSR_E_FORMAT for state whose shape is not its parameter's, for
- * a slice of another rank than its tensor's, or beyond it, and for a path without a parameter; TSR_E_NOT_FOUND when nothing
- * is below the key, with the names that are there; TSR_E_NOMEM. Results live in `arena`. */
+ * third item of its path. A slice is one box; several boxes, or slices of slices, do not occur. Errors: TSR_E_FORMAT for
+ * state whose shape is not its parameter's, for a slice whose ndim is not its tensor's or that is beyond it, and for a path
+ * without a parameter; TSR_E_NOT_FOUND, with the names in the checkpoint, if nothing is below the key; TSR_E_NOMEM. Results
+ * live in `arena`. */
 typedef struct tsr_optim_reads {
     tsr_optim_read *reads;
     size_t count;

@@ -12,9 +12,9 @@
 
 TSR_API_BEGIN
 
-/* Where the elements go. `buffer` is called once a tensor, in order and by the calling thread, before anything is read; it
+/* Where the elements go. `buffer` is called once per tensor, in order and by the calling thread, before anything is read; it
  * gives `bytes` bytes for the rank's part, contiguous row-major (`read->sizes`, or the one element), or NULL: TSR_E_NOMEM.
- * Boxes without elements and objects (entry->value is theirs) have none. */
+ * It is not called for boxes without elements, nor for objects, whose value is entry->value. */
 typedef struct tsr_optim_sink {
     void *(*buffer)(void *ctx, const tsr_optim_read *read, size_t bytes);
     void *ctx;

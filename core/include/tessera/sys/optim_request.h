@@ -1,4 +1,4 @@
-/* What the command line checks of a request for tessera optim before it opens anything (tessera/optim_convert.h).
+/* Checks of a request for tessera optim that the command line makes before it opens anything (tessera/optim_convert.h).
  *
  * Example:
  *

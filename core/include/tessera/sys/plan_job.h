@@ -59,7 +59,7 @@ typedef struct tsr_planning {
 tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_planning *what, const tsr_host *host, tsr_arena *arena,
                               tsr_plan **out, tsr_error *err);
 
-/* What a plan is made from and for: enough to carry it out later, and to tell whether its source is still the same. */
+/* The source and the target of a plan: enough to carry it out later, and to check that its source has not changed. */
 typedef struct tsr_plan_file {
     tsr_str name;
     uint64_t bytes;
@@ -81,14 +81,16 @@ typedef struct tsr_plan_job {
     size_t include_count, exclude_count;
     tsr_storage_text storage; /* its `servers` is NULL without one */
 } tsr_plan_job;
-/* What a catalog tells of a job's source: format, digest, the files with their sizes (`modified` empty; a store of a single
- * file counts it whatever it holds, and config.json or params.json counts where there is a source_map, which takes numbers from it), and `to`, where that is empty. A digest_algorithm that is set already ("sha256",
- * "xxh3") is kept to, so that a plan of another build can be checked. In `arena`. TSR_E_UNSUPPORTED without that digest. */
+/* Fills in a job's source from a catalog: format, digest, the files with their sizes, and `to` if that is empty. `modified`
+ * stays empty. The only file of a store is always listed, whatever it contains. config.json or params.json is listed if
+ * there is a source_map, which reads numbers from it. A digest_algorithm that is already set ("sha256", "xxh3") is used,
+ * because the plan of another build may have to be checked. In `arena`. TSR_E_UNSUPPORTED if this build lacks that
+ * digest. */
 tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out,
                                tsr_error *err);
-/* TSR_E_CHANGED when the source of a plan is not what it was: what differs, found and expected. */
+/* TSR_E_CHANGED if the source of a plan has changed; the message has the difference, found and expected. */
 tsr_status tsr_plan_job_check(const tsr_plan_job *planned, const tsr_plan_job *found, tsr_error *err);
-/* Reads a tessera.plan/1 document's job; what is counted in it is passed over. In `arena`. Errors as tsr_layout_read. */
+/* Reads the job of a tessera.plan/1 document, and ignores its totals. In `arena`. Errors as tsr_layout_read. */
 tsr_status tsr_plan_job_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out, tsr_error *err);
 
 /* tessera.plan/1: a job, and what it would read, send and hold. With `items`, every read item of every rank. */
@@ -103,8 +105,8 @@ typedef struct tsr_plan_document {
     const tsr_server_load *servers; /* its servers' loads */
 } tsr_plan_document;
 tsr_status tsr_document_plan(const tsr_plan_document *document, tsr_json *json, tsr_error *err);
-/* Digest of a catalog, by `*algorithm` (0: SHA-256, or XXH3 where the host has no SHA-256; *algorithm says which): names, kinds, dtypes, shapes, boxes, and where their bytes
- * lie. Equal for two openings of an unchanged checkpoint. */
+/* Digest of a catalog, by `*algorithm` (0: SHA-256, or XXH3 if the host has no SHA-256; then set to the one used): names,
+ * kinds, dtypes, shapes, boxes, and the locations of their bytes. Equal for two openings of an unchanged checkpoint. */
 tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm,
                               tsr_digest *out, tsr_error *err);
 

@@ -1,6 +1,6 @@
-/* What a pipeline makes of findings and differences: levels of rules that were changed (--rule), and a baseline of what is
- * known already (--baseline). Pure: findings in, findings out. A policy is not changed by applying it, and may be applied by
- * several threads at once.
+/* How a pipeline judges findings and differences: changed levels of rules (--rule), and a baseline of known findings
+ * (--baseline). Pure: findings in, findings out. Applying a policy does not change it, and several threads may apply it at
+ * the same time.
  *
  * Example:
  *
@@ -20,7 +20,7 @@ TSR_API_BEGIN
 
 typedef struct tsr_policy tsr_policy;
 
-/* Whose rules and documents a policy takes. */
+/* The command whose rules and documents a policy accepts. */
 typedef enum tsr_policy_scope {
     TSR_POLICY_VALIDATE, /* every rule but diff's; a baseline is a tessera.findings/1 document */
     TSR_POLICY_DIFF      /* the rules diff/…; a baseline is a tessera.diff/1 document */
@@ -30,16 +30,16 @@ typedef enum tsr_policy_scope {
 tsr_policy *tsr_policy_new(tsr_policy_scope scope, const tsr_host *host, tsr_error *err);
 void tsr_policy_free(tsr_policy *policy); /* accepts NULL */
 
-/* Adds a rule "ID=LEVEL": ID is a rule, or ends in '*' and stands for every rule that begins so; LEVEL is error, warning,
- * note or off. Where several fit a rule, the last one given counts. TSR_E_USAGE, with a suggestion, for an unknown rule or
- * level and for a pattern that fits no rule of the scope. */
+/* Adds a rule "ID=LEVEL": ID is a rule, or a prefix followed by '*', which means every rule with that prefix; LEVEL is
+ * error, warning, note or off. Where several fit a rule, the last one given counts. TSR_E_USAGE, with a suggestion, for an
+ * unknown rule or level and for a pattern that fits no rule of the scope. */
 tsr_status tsr_policy_rule(tsr_policy *policy, const char *text, tsr_error *err);
 
-/* Takes what an earlier document lists as known. Several documents add up. TSR_E_FORMAT with the place in the document for
- * text that is not one of the scope; TSR_E_LIMIT; TSR_E_NOMEM. The text is not kept. */
+/* Treats the findings or differences of an earlier document as known. Several documents add up. TSR_E_FORMAT with the place
+ * in the document for text that is not one of the scope; TSR_E_LIMIT; TSR_E_NOMEM. The text is not kept. */
 tsr_status tsr_policy_baseline(tsr_policy *policy, tsr_str text, tsr_error *err);
 
-/* Counts what a policy left out and what is left. Several results add up. */
+/* Counts the findings that a policy left out and those that remain. Several results add up. */
 typedef struct tsr_policy_result {
     uint64_t left_out;                /* listed by the baseline */
     uint64_t turned_off;              /* of rules that are off */
@@ -48,12 +48,12 @@ typedef struct tsr_policy_result {
     uint64_t totals[TSR_ERROR + 1];   /* diff: differences that are left, by level */
 } tsr_policy_result;
 
-/* Adds to `to` what is left of `from`, with its new levels. A finding is listed by the baseline where rule, file and name are
- * equal; those that neither side lists, because a rule had too many, are counted against each other. */
+/* Adds the findings of `from` that remain to `to`, with their new levels. The baseline lists a finding if rule, file and
+ * name are equal. Findings that neither side lists, because a rule had too many, are compared by number. */
 tsr_status tsr_policy_findings(const tsr_policy *policy, const tsr_findings *from, tsr_findings *to, tsr_policy_result *result,
                                tsr_error *err);
 
-/* What is left of a diff: differences are listed by the baseline where the name and what differs are equal. `to` lives in
+/* The differences of a diff that remain. The baseline lists a difference if its name and its kind are equal. `to` lives in
  * `arena` and borrows `from`; its pairs keep their positions. */
 tsr_status tsr_policy_diff(const tsr_policy *policy, const tsr_diff *from, tsr_arena *arena, tsr_diff *to,
                            tsr_policy_result *result, tsr_error *err);

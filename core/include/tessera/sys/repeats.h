@@ -1,11 +1,12 @@
-/* Tensors that are far larger than what is stored of them. A file of a kilobyte can hold a tensor of 2^40 elements: with a
+/* Tensors that are far larger than their stored bytes. A file of a kilobyte can hold a tensor of 2^40 elements: with a
  * stride of 0, with strides that overlap, or as many chunks that name the same bytes. Listing such a tensor costs nothing;
- * reading it takes as long as if all of it were there.
+ * reading it takes as long as if all of it were stored.
  *
- * A job over values adds the tensors that it will read and then asks whether it may start. A tensor counts when its elements
- * repeat stored ones more than TSR_REPEATS_MOST times; those that count may have limits.repetition bytes together. Tensors
- * that repeat less, but overlap so much that all of them together repeat what is stored more often than that, count from 64
- * times the limit on. What is compressed counts as stored once it is decompressed; holes of sparse files are stored.
+ * A job over values adds the tensors that it will read and then asks whether it may start. A tensor counts if its elements
+ * repeat stored ones more than TSR_REPEATS_MOST times; all tensors that count may have limits.repetition bytes together.
+ * Tensors that repeat less, but overlap so much that all of them together repeat stored bytes more often than that, count
+ * only from 64 times the limit on. The decompressed size of compressed bytes counts as stored, and so do holes of sparse
+ * files.
  *
  * Example:
  *
@@ -26,7 +27,7 @@ TSR_API_BEGIN
 #define TSR_REPEATS_MOST  1024u
 #define TSR_REPEATS_NAMED 4u
 
-/* What has been added; plain memory, opened by tsr_repeats_open. */
+/* The tensors that have been added; plain memory, opened by tsr_repeats_open. */
 typedef struct tsr_repeats {
     tsr_checkpoint *checkpoint;
     tsr_vec spans;      /* of stored bytes: what the tensors are made of */
@@ -54,9 +55,9 @@ tsr_status tsr_repeats_add(tsr_repeats *repeats, const tsr_entry *entry, const u
                            bool *counts, tsr_error *err);
 /* Adds the tensors of a value tree, each once. */
 tsr_status tsr_repeats_add_value(tsr_repeats *repeats, const tsr_value *value, tsr_error *err);
-/* Whether work on what was added is too much for host->limits.repetition. */
+/* Whether the added tensors exceed host->limits.repetition. */
 bool tsr_repeats_too_many(tsr_repeats *repeats);
-/* TSR_E_LIMIT with names and sizes when it is. */
+/* TSR_E_LIMIT, with names and sizes, if they do. */
 tsr_status tsr_repeats_check(tsr_repeats *repeats, tsr_error *err);
 
 /* All of that for the selected tensors of a checkpoint. */

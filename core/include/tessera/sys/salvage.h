@@ -40,13 +40,13 @@ typedef struct tsr_salvage {
     const tsr_dcp_new_entry *entries; /* for tsr_dcp_metadata_write; they live in the arena */
     uint64_t entry_count;
     uint64_t items;   /* whole archives that were found */
-    uint64_t unnamed; /* of them, those whose names and places nothing told */
-    uint64_t lost;    /* items of the other checkpoint that are not there */
+    uint64_t unnamed; /* of them, those whose names and positions are not known */
+    uint64_t lost;    /* items of the other checkpoint that were not found */
     uint32_t files;   /* data files */
 } tsr_salvage;
 
 /* Reads the root's `.distcp` files of `store` to their ends. Those of the other checkpoint
- * (options->like) are matched by name. What cannot be known, is lost or does not fit becomes a finding:
+ * (options->like) are matched by name. Names that cannot be known, lost items and items that do not fit become findings:
  * repair/no-item (bytes that are not a whole archive), repair/unnamed, repair/lost, repair/unlike.
  * Errors: TSR_E_NOT_FOUND when there is no `.distcp` file, TSR_E_IO, TSR_E_NOMEM, TSR_E_CANCELLED. */
 tsr_status tsr_salvage_dcp(tsr_store *store, const tsr_host *host, const tsr_salvage_options *options, tsr_arena *arena,

@@ -11,7 +11,7 @@
 
 TSR_API_BEGIN
 
-/* Whether a text may be `ranks` or `stage_pattern` of a map: NULL, or what is wrong with it, as a clause. */
+/* Check a text for `ranks` or `stage_pattern` of a map. Return NULL if it is valid, or a clause that describes the error. */
 const char *tsr_shards_ranks_wrong(tsr_str ranks);
 const char *tsr_shards_stages_wrong(tsr_str stage_pattern);
 

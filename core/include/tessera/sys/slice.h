@@ -24,7 +24,8 @@ typedef struct tsr_slice {
 /* The part of `text` before a trailing "[…]", which goes to *inside ({NULL, 0} when there is none). */
 tsr_str tsr_slice_split(tsr_str text, tsr_str *inside);
 /* `inside` as Python's basic indexing without steps: numbers, a:b with either side open, negative from the end, "..." once.
- * Errors: TSR_E_USAGE that says which part and what is allowed. An absent slice (data NULL) is the whole tensor. */
+ * Errors: TSR_E_USAGE, which names the wrong part and the allowed values. An absent slice (data NULL) is the whole
+ * tensor. */
 tsr_status tsr_slice_parse(tsr_str inside, uint32_t ndim, const uint64_t *shape, tsr_slice *out, tsr_error *err);
 
 TSR_API_END

@@ -14,10 +14,10 @@
 
 TSR_API_BEGIN
 
-/* Chooses a directory below `store` as tsr_open_options.step says, or without one (NULL data) as a `latest` file in it does;
- * otherwise the store itself. Interrupted saves can be chosen, too. Nothing of the checkpoint is read: the result has no entries,
- * and tsr_checkpoint_store gives the files. Borrows `store` and `host` until tsr_checkpoint_close. Errors: those of
- * tsr_open_options.step. */
+/* Chooses a directory below `store` by `step` (see tsr_open_options.step), or, if that is not given (NULL data), by a
+ * `latest` file; without either, the store itself. Interrupted saves can also be chosen. Nothing of the checkpoint is read:
+ * the result has no entries, and tsr_checkpoint_store gives the files. Borrows `store` and `host` until
+ * tsr_checkpoint_close. Errors: those of tsr_open_options.step. */
 tsr_status tsr_step_open(tsr_store *store, const tsr_host *host, tsr_str step, tsr_checkpoint **out, tsr_error *err);
 
 TSR_API_END

@@ -3,9 +3,9 @@
  *   a file of 3 stripes per round     stripe 0 │ 1 │ 2 │ 3 │ 4 │ 5 │ …
  *   on servers [4, 5, 6]              server 4 │ 5 │ 6 │ 4 │ 5 │ 6 │ …
  *
- * Readers that go through a checkpoint in one order all ask the same server at the same time, and the others are idle.
- * Here each reader goes from server to server, and each begins at another one, so that at any time every server is asked by
- * its share of the readers.
+ * Readers that read a checkpoint in the same order all ask the same server at the same time, while the others are idle. Here
+ * each reader goes from server to server and begins at a different one. At any time every server then serves its share of
+ * the readers.
  *
  * Example:
  *
@@ -49,7 +49,7 @@ uint32_t tsr_storage_server_at(const tsr_storage *storage, uint32_t file, uint64
 /* Adds what each server holds of the range to `bytes`, which has server_count numbers, as if the range had `of_bytes` bytes
  * that are evenly spread over it (of_bytes = range.byte_length: all of it is read). O(stripes), at most O(stripe_count). */
 void tsr_storage_spread(const tsr_storage *storage, tsr_byte_range range, double of_bytes, double *bytes);
-/* What reading a range costs, as bytes that the fastest server delivers in the same time. */
+/* The cost of reading a range, in bytes that the fastest server delivers in the same time. */
 uint64_t tsr_storage_cost(const tsr_storage *storage, tsr_byte_range range);
 
 /* Reader `reader` (from 0) of `readers` that work at the same time: ranks, or parts of a plan. */
@@ -57,15 +57,15 @@ typedef struct tsr_storage_reader {
     uint64_t reader, readers;
 } tsr_storage_reader;
 typedef struct tsr_storage_item {
-    uint32_t server; /* that it mainly asks */
+    uint32_t server; /* the one that stores most of it */
     uint64_t cost;   /* as tsr_storage_cost counts */
     size_t number;   /* given by the caller; keeps items of one server in this order */
 } tsr_storage_item;
-/* Sorts a reader's items by server and number, and turns the list so that the reader begins at its own share of the way
- * around all servers. Deterministic. O(count × log count). */
+/* Sorts a reader's items by server and number, and rotates the list: readers begin at points that are evenly spread over the
+ * cycle of all servers. Deterministic. O(count × log count). */
 void tsr_storage_order(const tsr_storage *storage, tsr_storage_reader reader, tsr_storage_item *items, size_t count);
 
-/* What a server delivers when every distinct shard is read once. */
+/* The bytes that a server delivers if every distinct shard is read once. */
 typedef struct tsr_server_load {
     uint64_t bytes;
     double seconds; /* bytes / bandwidth: no order of reads is faster than the largest of these */

@@ -1,4 +1,4 @@
-/* What somebody most likely meant who wrote a word that does not exist.
+/* Suggests the word that a user most likely meant instead of an unknown one.
  *
  * Example:
  *

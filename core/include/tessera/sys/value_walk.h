@@ -29,7 +29,7 @@ tsr_match tsr_value_match_tensors(const tsr_value *a, const tsr_value *b, uint32
                                   tsr_value_tensors tensor, void *ctx);
 
 /* Whether JSON can hold the value exactly (finite numbers, integers of at most 64 bytes, strings of valid Unicode, lists,
- * string-keyed dicts). False for what is TSR_VALUE_ENDLESS, and beyond `depth` containers (63 are the emitter's limit, those
+ * string-keyed dicts). False for TSR_VALUE_ENDLESS, and beyond `depth` containers (63 are the emitter's limit, those
  * already open included) or `nodes` visits. */
 bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes);
 /* A value that tsr_value_is_json accepts, as JSON. */
@@ -41,7 +41,7 @@ static inline const tsr_value *tsr_value_attributes(const tsr_value *value)
     return value->kind == TSR_VALUE_DICT ? value->as.attributes : NULL;
 }
 
-/* A value of which the caller fills in the rest. NULL: no memory. */
+/* A new value of `kind`; the caller fills in the rest. NULL: no memory. */
 tsr_value *tsr_value_new(tsr_arena *arena, tsr_value_kind kind, tsr_error *err);
 
 /* A tensor's leaf; as the other constructors (tessera/value.h). */

@@ -1,22 +1,23 @@
-/* A conversion or reshard cut into units, which any process may carry out in any order: job arrays, ranks of MPI, a run that
- * is taken up again after it was killed.
+/* A conversion or reshard cut into units, which any process may carry out in any order: job arrays, MPI ranks, or a run that
+ * is continued after it was killed.
  *
  *   what goes into the files    [ a ][ b ······················ ][c][d][ e ··········· ]
  *   units of at most 16 MiB      0    1         2         3       4     5        6
  *   parts (here of 3)            part 0            part 1            part 2
  *
- * Every file has its final size and every byte its place before the first one is moved, and units depend on the source and
- * the options alone, so the output is the same whatever the number of parts, processes and threads. What a later step must
- * know of a unit is its record: its number and its CRCs, a few bytes. The order of calls, here with ranks that talk:
+ * The size of every file and the position of every byte are known before the first byte is moved, and units depend only on
+ * the source and the options. The output is therefore the same for any number of parts, processes and threads. Later steps
+ * need only the record of a unit, a few bytes: its number and its CRCs. The order of calls, here with ranks that
+ * communicate:
  *
  *   all ranks   tsr_work_new, tsr_work_open(output)        each its own output over the same unpublished files
  *               tsr_work_run(part = rank, parts = size)
  *               tsr_work_records → tsr_comm_gather_blobs → at rank 0 tsr_work_take of every blob
  *   rank 0      tsr_work_finish; output->publish(output, conversion->marker)
  *
- * Ranks other than 0 must have written (and where caches are not shared, synced: output->sync) before rank 0 finishes; the
- * gathering of the records sees to the order. tsr_convert makes these calls with one part. Thread rule: one
- * thread a work; it uses the host's threads.
+ * Ranks other than 0 must have written (and where caches are not shared, synced: output->sync) before rank 0 finishes;
+ * gathering the records ensures this order. tsr_convert makes these calls with one part. Thread rule: one thread per
+ * tsr_work, which uses the host's threads.
  *
  * Example:
  *
@@ -44,7 +45,7 @@ tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_convert_options *o
                         tsr_arena *arena, tsr_work **out, tsr_error *err);
 void tsr_work_free(tsr_work *work); /* accepts NULL */
 
-/* What will be written. Lives as long as the arena; its marker is set by tsr_work_finish. */
+/* The conversion that will be written. Lives as long as the arena; its marker is set by tsr_work_finish. */
 const tsr_conversion *tsr_work_conversion(const tsr_work *work);
 uint64_t tsr_work_units(const tsr_work *work);
 
@@ -52,12 +53,12 @@ uint64_t tsr_work_units(const tsr_work *work);
  * an output of its own, whose `create` opens what another one has created (native/io: options.tag). Borrows the output. */
 tsr_status tsr_work_open(tsr_work *work, tsr_output *output, tsr_error *err);
 
-/* Where records are kept as they come: called after every 64 units (1 GiB), and at the end of the run, when what they stand
- * for is durable (output->sync). */
+/* Keeps the records of finished units. Called after every 64 units (1 GiB) and at the end of the run, when the bytes of
+ * these units are durable (output->sync). */
 typedef struct tsr_work_journal {
     tsr_status (*append)(void *ctx, tsr_str records, tsr_error *err);
     void *ctx;
-    bool finishes; /* tsr_work_finish follows at once: the last records are not worth a sync */
+    bool finishes; /* tsr_work_finish follows immediately: the last records are not worth a sync */
 } tsr_work_journal;
 
 /* The units of part `part` (from 0) of `parts` that are not done yet. Parts are contiguous shares of all units, even in

@@ -31,11 +31,11 @@ typedef struct tsr_mesh_rank {
     uint64_t rank;
 } tsr_mesh_rank;
 
-/* Writes `root`. Leaves that are one entry stay one tensor, leaves that shared storage in the source share it still.
- * `checkpoint` reads the leaves' bytes. With `of` (NULL: the tree as it is) the file is what that rank saves: leaves whose
- * entry has a distribution are DTensors, of which the file has the rank's part; the entry's chunks must hold that part.
- * Does not publish. Memory: the tree and the ring. Errors: TSR_E_UNSUPPORTED for values that torch.save files cannot hold,
- * those of reading and writing, TSR_E_CANCELLED by the progress. */
+/* Writes `root`. Leaves that are the same entry remain one tensor, and leaves that shared storage in the source still share
+ * it. `checkpoint` reads the leaves' bytes. With `of` (NULL: the tree as it is) the file is what that rank saves: leaves
+ * whose entry has a distribution are DTensors, and the file contains the rank's part of them, which the entry's chunks must
+ * hold. Does not publish. Memory: the tree and the ring. Errors: TSR_E_UNSUPPORTED for values that torch.save files cannot
+ * hold, those of reading and writing, TSR_E_CANCELLED by the progress. */
 tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, const tsr_mesh_rank *of, tsr_tree_file *file,
                           tsr_error *err);
 
