@@ -14,15 +14,16 @@
 
 TSR_API_BEGIN
 
-typedef struct tsr_sys tsr_sys; /* io/sys.h: only for tests that stand in for system calls */
+typedef struct tsr_sys tsr_sys; /* io/sys.h: only for tests that replace system calls */
 
-/* Opens PATH for reading. A folder gives all its regular files, dotfiles included, and those of its direct subfolders
- * ("step-100/.metadata"), so that a folder of several checkpoints can be told from one checkpoint. What is deeper is listed
- * on demand (`deepen`), 100,000 names at most, and without following links from one directory to another. A file gives
- * itself alone, named by its last path component; a file that holds a JSON object, or is called ".metadata", gives its
- * folder's files (no subfolders) too. Either is `primary`. Names outside the listing cannot be read, so that ".." or an
- * absolute path in a checkpoint leads nowhere; symbolic links that are in the folder are followed. Names that contain
- * ".tessera-" belong to an output that is being written: they are not listed.
+/* Opens PATH for reading. The store of a folder lists all its regular files, including dotfiles, and those of its direct
+ * subfolders ("step-100/.metadata"), which distinguishes a folder of several checkpoints from a single checkpoint. Files
+ * further down are listed on demand (`deepen`), 100,000 names at most, without following links from one directory to
+ * another. The store of a file lists only that file, under its last path component. If the file holds a JSON object or is
+ * called ".metadata", the store also lists the other files of its folder, without subfolders. In both cases the file is
+ * `primary`. Names outside the listing cannot be read, so ".." or an absolute path in a checkpoint has no effect; symbolic
+ * links in the folder are followed. Names that contain ".tessera-" belong to an output that is being written: they are not
+ * listed.
  *
  * Files are opened read-only on first use and kept open (at most 256 at once); `map` serves files of 1 MiB and more.
  * `sys` NULL: the real calls. Borrows `allocator` and `sys`. Errors: TSR_E_NOT_FOUND, TSR_E_IO, TSR_E_LIMIT (more than
@@ -64,26 +65,27 @@ void tsr_folder_store_give_fd(tsr_store *store, uint32_t file);
 typedef struct tsr_folder_output_options {
     bool is_folder; /* the destination is a folder of files; otherwise one file, created under the name "" */
     bool overwrite; /* an existing destination is replaced */
-    bool absent;    /* nothing was there when that was decided: what appeared since is not replaced */
-    /* NULL: temporary names of this process alone. Else a word (letters, digits, '-') that they are made of, so that several
-     * processes, or a later one, write into the same unpublished files: with `join`, `create` opens what is there already.
-     * Files must be created in the same order by all. */
+    bool absent;    /* the destination did not exist when that was checked: one that has appeared since is not replaced */
+    /* NULL: temporary names are private to this process. Otherwise a word (letters, digits, '-') that they contain. With the
+     * same tag several processes, or a later one, write to the same unpublished files: with `join`, `create` opens existing
+     * files. All processes must create the files in the same order. */
     const char *tag;
-    /* With a tag: what has its names already was made by another process of the same job, or by an earlier run of it, and is
-     * opened. Otherwise it is in the way. */
+    /* With a tag: existing files with its names were made by another process of the same job, or by an earlier run of it,
+     * and are opened. Without `join` they are an error. */
     bool join;
-    bool whole; /* with `join`: files that are not there in their full size are refused, since records speak of them */
-    bool sums;  /* with a tag: what is written is summed up (native/publish/file_sums.h), for tsr_folder_output_verify */
-    bool publishing;     /* with a tag: a run before was renaming when it ended, so files may have their final names already */
-    bool keep;           /* close leaves what is not published where it is, for others with the same tag */
+    bool whole; /* with `join`: files that do not exist in their full size are refused, because records mention them */
+    bool sums;  /* with a tag: keeps sums of the written bytes (native/publish/file_sums.h), for tsr_folder_output_verify */
+    bool publishing;     /* with a tag: an earlier run ended while renaming, so files may already have their final names */
+    bool keep;           /* close keeps unpublished files, for other processes with the same tag */
     bool chosen;         /* `generation` is given; otherwise the next one is taken (tsr_folder_next_generation) */
     uint32_t generation;
-    /* Zeros become holes where they fill blocks, and no room is reserved: for sources with holes (then a full disk shows when
-     * it is full, not before). */
+    /* Blocks of zeros become holes, and no space is reserved: for sources with holes. A full disk is then noticed only when
+     * it is full. */
     bool holes;
     const char *source; /* NULL, or the path that is read: a destination inside it, or itself, is refused */
     /* When replacing a folder whose new files keep the names of the old ones, and that has no marker: the new folder is made
-     * next to it and the two change places. Other files get a second name in the new one before; the old one is removed. */
+     * next to the old one and exchanged with it. Before that, other files get a second name in the new folder; afterwards
+     * the old folder is removed. */
     bool swap;
     /* When replacing a folder: names in it that belong to the old checkpoint, removed once the new one is in place. Other
      * files of the folder are never touched. */
@@ -91,22 +93,22 @@ typedef struct tsr_folder_output_options {
     size_t obsolete_count;
 } tsr_folder_output_options;
 
-/* Opens a destination for writing. Where it goes before it is published:
+/* Opens a destination for writing. Before it is published it is written to:
  *
  *   one file           .NAME.tessera-TAG next to it, renamed over or to NAME
  *   a new folder       .NAME.tessera-TAG/ next to it, renamed to NAME as a whole
- *   a swapped folder   .NAME.tessera-TAG/ next to it, exchanged with NAME; then what is there goes
+ *   a swapped folder   .NAME.tessera-TAG/ next to it, exchanged with NAME; then the old one is removed
  *   a replaced folder  .tessera-TAG-N in it; data files (under names that were free), then the marker are renamed; then
- *                      the obsolete files go
+ *                      the obsolete files are removed
  *
- * with fsync of every file before, and of the folder after its renames. TAG is the process id unless one is given. A killed
- * run leaves such temporary names and nothing else. Files are preallocated where the size is known, so that a full disk
- * shows before the first byte. Names are single components, or paths below a new directory, whose subdirectories are made.
- * `copy_range` serves folder stores where the file system can. `sys` NULL: the real calls.
+ * Every file is synced before its rename, and the folder after its renames. TAG is the process id unless one is given. A
+ * killed run leaves only such temporary names. Files are preallocated if the size is known, so a full disk is noticed before
+ * the first byte. Names are single components, or paths below a new directory, whose subdirectories are made. `copy_range`
+ * serves folder stores if the file system supports it. `sys` NULL: the real calls.
  *
- * What replaces a file or a directory is private until it gets the mode, owner, group and access control list of the old
+ * A replacement of a file or a directory is private until it gets the mode, owner, group and access control list of the old
  * one, shortly before it is published; other extended attributes are not kept. New files follow the umask; in a replaced
- * directory they are open to nobody whom all old files were closed to.
+ * directory, users who could read none of the old files cannot read them.
  *
  * Borrows allocator, sys and options.obsolete until close. Errors: TSR_E_EXISTS ("… exists …"), TSR_E_USAGE (inside the
  * source; a file where a folder is wanted), TSR_E_UNSUPPORTED (names cannot be exchanged here, or the folder to be swapped
@@ -114,36 +116,38 @@ typedef struct tsr_folder_output_options {
 tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
                                   const tsr_folder_output_options *options, tsr_output **out, tsr_error *err);
 
-/* Removes what is not published of an output that other threads still write, for a process that is about to end: nothing
- * can be created in it afterwards, and it must not be closed. An output with `keep` stays. */
+/* Removes the unpublished files of an output to which other threads still write, for a process that is about to end. Nothing
+ * can be created in the output afterwards, and it must not be closed. An output with `keep` is not removed. */
 void tsr_folder_output_abandon(tsr_output *output);
 
-/* One above those of the data files in a folder (tsr_output.generation); 0 where there are none, or no folder. */
+/* One more than the highest generation of the data files in a folder (tsr_output.generation); 0 without such files or
+ * folder. */
 tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint32_t *out, tsr_error *err);
 
-/* With a tag: whether all files created so far were there before, in their full size. Then, and only then, may records of
- * what they hold be believed. */
+/* With a tag: whether all files created so far existed before, in their full size. Only then can records of their contents
+ * be trusted. */
 bool tsr_folder_output_continues(const tsr_output *output);
-/* With `whole`: all files that records speak of were opened; those created from now on are new. */
+/* With `whole`: tells the output that all files that records mention have been opened; files created from now on are new. */
 void tsr_folder_output_has_all(tsr_output *output);
-/* With `keep`: `close` removes what is not published after all. */
+/* With `keep`: makes `close` remove unpublished files after all. */
 void tsr_folder_output_drop(tsr_output *output);
 /* Files created so far. */
 uint32_t tsr_folder_output_count(const tsr_output *output);
-/* The sum of what was written to a file since this was last asked for. Not while it is written. */
+/* The sum of the bytes written to a file since the last call. Not to be called while the file is written. */
 uint64_t tsr_folder_output_take_sum(tsr_output *output, uint32_t file);
-/* Reads bytes of a file again: what tsr_folder_output_take_sum would have returned after they were written. The file must have them. */
+/* Reads bytes of a file again and returns the sum that tsr_folder_output_take_sum would have returned after they were
+ * written. The file must have these bytes. */
 typedef struct tsr_file_range {
     uint64_t offset, size;
 } tsr_file_range;
 tsr_status tsr_folder_output_sum(tsr_output *output, uint32_t file, tsr_file_range range, uint64_t *sum, tsr_error *err);
-/* Reads the first `count` files again and compares them with the sums of all that was ever written to them. TSR_E_CHANGED names
- * one that differs. */
+/* Reads the first `count` files again and compares them with the sums of all bytes that were written to them. TSR_E_CHANGED
+ * names a file that differs. */
 tsr_status tsr_folder_output_verify(tsr_output *output, const uint64_t *sums, uint32_t count, tsr_error *err);
-/* What publishing will do, as text (native/publish/record.h), for who must know after a kill how far it came. `companion` is NULL
- * or another file that is published after this one. */
+/* Describes as text what publishing will do (native/publish/record.h). After a kill this shows how far it came. `companion`
+ * is NULL or another output that is published after this one. */
 tsr_status tsr_folder_output_record(tsr_output *output, uint32_t marker, tsr_output *companion, tsr_vec *text, tsr_error *err);
-/* Whether files go into a folder that exists: publishing takes several renames then. */
+/* Whether files are published in an existing folder, which takes several renames. */
 bool tsr_folder_output_replaces(const tsr_output *output);
 
 TSR_API_END

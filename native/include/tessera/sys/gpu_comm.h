@@ -1,11 +1,11 @@
-/* Collectives on device memory: a communicator (tessera/comm.h) whose calls take device addresses wherever they take host
- * addresses, in any mixture, also different ones on different ranks.
+/* Collectives on device memory: a communicator (tessera/comm.h) whose calls accept device addresses wherever they accept
+ * host addresses, in any mixture, which may differ between ranks.
  *
  *   staged   device ─▶ pinned slot ─▶ the communicator below ─▶ pinned slot ─▶ device, piece by piece: while one piece is
- *            on its way between ranks, the next is copied from the device and the last one to it
- *   direct   addresses go to the communicator below as they are: for libraries that say that they take them
+ *            sent between ranks, the next is copied from the device and the previous one to it
+ *   direct   addresses are passed unchanged to the communicator below, for libraries that accept them
  *            (tsr_mpi_takes_device_memory of tessera/comm_mpi.h)
- *   nccl     NCCL moves what is in device memory on all ranks; the rest is staged
+ *   nccl     NCCL moves data that is in device memory on all ranks; other data is staged
  *
  * Errors and failing ranks are as in tessera/comm.h: a rank whose device fails poisons the call. (native/cuda)
  *
@@ -38,7 +38,7 @@ typedef struct tsr_gpu_comm_options {
 tsr_status tsr_gpu_comm_new(tsr_comm *below, tsr_gpu *gpu, const tsr_gpu_comm_options *options, tsr_comm **out,
                             tsr_error *err);
 
-/* Version of NCCL's library as it says (22203: 2.22.3), or 0 with the reason why it cannot be used. */
+/* Version that NCCL's library reports (22203: 2.22.3), or 0 with the reason why it cannot be used. */
 uint32_t tsr_gpu_nccl_version(char *reason, size_t capacity);
 
 TSR_API_END

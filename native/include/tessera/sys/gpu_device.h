@@ -16,7 +16,8 @@ TSR_API_BEGIN
 /* The GPU behind such a device; NULL for devices of other kinds. */
 tsr_gpu *tsr_gpu_of_device(const tsr_device *device);
 
-/* What stands in for kernels: their CPU twins (fast), or the kernels' own code over a simulated grid of threads. */
+/* What a simulated device runs for a kernel: its CPU twin (fast), or the kernel's own code over a simulated grid of
+ * threads. */
 typedef enum tsr_gpu_simulation { TSR_SIMULATE_TWINS, TSR_SIMULATE_GRID } tsr_gpu_simulation;
 /* A simulated device with `memory_bytes` of memory. Borrows `host`; closed by tsr_gpu_close. TSR_E_NOMEM. */
 tsr_status tsr_gpu_simulate(const tsr_host *host, size_t memory_bytes, tsr_gpu_simulation how, tsr_gpu **out,

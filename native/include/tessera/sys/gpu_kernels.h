@@ -54,8 +54,8 @@ typedef struct tsr_gpu_span {
 } tsr_gpu_span;
 
 /* The part [flat_begin, flat_end) of the flat parameter that `spans`, one after the other, make up, between its originals
- * and `flat` (flat_end − flat_begin elements). Gathering writes `padding` (one element) for padding and for what lies
- * behind the last span; scattering skips both. Element types as in boxes.
+ * and `flat` (flat_end − flat_begin elements). Gathering writes `padding` (one element) for padding and for the
+ * elements after the last span; scattering skips both. Element types as in boxes.
  * Source: FlatParamHandle.flatten_tensors and _get_unflat_views of PyTorch 2.13. */
 typedef struct tsr_gpu_flat {
     tsr_dtype dtype;

@@ -34,9 +34,9 @@ typedef struct tsr_gpu_pipe tsr_gpu_pipe;
 tsr_status tsr_gpu_pipe_new(tsr_gpu *gpu, size_t ring_bytes, tsr_gpu_pipe **out, tsr_error *err);
 void tsr_gpu_pipe_free(tsr_gpu_pipe *pipe); /* accepts NULL */
 
-/* From now on what is in one run of a file of a folder is read by GPUDirect Storage, past the host's memory, where the
- * file system can; the rest goes through the ring as before. TSR_E_UNSUPPORTED, with the reason: no libcufile.so.0, no
- * driver for it, a simulated device. */
+/* From now on GPUDirect Storage reads bytes that are in one run of a file of a folder, without passing through host memory,
+ * if the file system supports it; other bytes go through the ring as before. TSR_E_UNSUPPORTED, with the reason: no
+ * libcufile.so.0, no driver for it, a simulated device. */
 tsr_status tsr_gpu_pipe_use_direct(tsr_gpu_pipe *pipe, tsr_error *err);
 
 /* Pageable host memory to and from device memory. */

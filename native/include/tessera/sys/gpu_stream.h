@@ -22,22 +22,22 @@ tsr_status tsr_gpu_alloc(tsr_gpu *device, size_t size, void **out, tsr_error *er
 void tsr_gpu_free(tsr_gpu *device, void *memory);
 
 enum {
-    TSR_HOST_PINNED = 1, /* page-locked: copies run at full speed and beside other work; kernels reach it */
+    TSR_HOST_PINNED = 1, /* page-locked: copies run at full speed and concurrently with other work; kernels can access it */
     TSR_HOST_SHARED = 2  /* processes forked later see the same bytes */
 };
 /* Host memory by the flags above, page aligned, zeroed; 0 bytes give NULL. */
 tsr_status tsr_gpu_host_alloc(tsr_gpu *device, size_t size, unsigned flags, void **out, tsr_error *err);
 void tsr_gpu_host_free(tsr_gpu *device, void *memory); /* accepts NULL */
-/* Page-locks host memory of the caller's, and the end of that, which waits for the device's work first. */
+/* Page-lock host memory of the caller, and undo that; tsr_gpu_unpin first waits for the device's work. */
 tsr_status tsr_gpu_pin(tsr_gpu *device, void *memory, size_t size, tsr_error *err);
 void tsr_gpu_unpin(tsr_gpu *device, void *memory);
 
 /* Kinds of memory, by address. */
 typedef enum tsr_gpu_place { TSR_PLACE_PAGEABLE, TSR_PLACE_PINNED, TSR_PLACE_DEVICE } tsr_gpu_place;
-/* What kind of memory an address is of; pageable when the device does not know it. */
+/* The kind of memory that an address belongs to; pageable if the device does not know it. */
 tsr_gpu_place tsr_gpu_place_of(tsr_gpu *device, const void *memory);
 
-/* A stream does what it is given in that order; different streams run concurrently. */
+/* A stream does its work in the order in which it was given; different streams run concurrently. */
 tsr_status tsr_gpu_stream_new(tsr_gpu *device, tsr_gpu_stream **out, tsr_error *err);
 void tsr_gpu_stream_free(tsr_gpu_stream *stream); /* waits first; takes NULL */
 /* Returns when all work given to the stream is done, with the first error of that work. */
@@ -46,9 +46,9 @@ tsr_status tsr_gpu_stream_wait(tsr_gpu_stream *stream, tsr_error *err);
 /* A point in a stream's work that hosts and other streams can wait for; not recorded yet. */
 tsr_status tsr_gpu_event_new(tsr_gpu *device, tsr_gpu_event **out, tsr_error *err);
 void tsr_gpu_event_free(tsr_gpu_event *event); /* accepts NULL */
-/* From now on it stands for all work that `stream` was given so far. */
+/* Makes the event mark the end of all work that `stream` was given so far. */
 tsr_status tsr_gpu_event_record(tsr_gpu_event *event, tsr_gpu_stream *stream, tsr_error *err);
-tsr_status tsr_gpu_event_wait(tsr_gpu_event *event, tsr_error *err); /* at once when never recorded */
+tsr_status tsr_gpu_event_wait(tsr_gpu_event *event, tsr_error *err); /* returns immediately if never recorded */
 /* Work given to `stream` from now on happens after the event. */
 tsr_status tsr_gpu_stream_after(tsr_gpu_stream *stream, tsr_gpu_event *event, tsr_error *err);
 

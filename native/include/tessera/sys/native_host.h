@@ -1,4 +1,4 @@
-/* What this build lends the core (tessera/native_host.h), by name.
+/* The libraries with which this build serves core (tessera/native_host.h), by name.
  *
  * Example:
  *

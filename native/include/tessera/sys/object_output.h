@@ -1,5 +1,5 @@
-/* An output into an object store. Large files are uploaded in parts while they are made, and nothing of them is visible before
- * `publish`, which makes the objects, and last, one after the other, the marker and those that were created behind it.
+/* An output to an object store. Large files are uploaded in parts while they are produced, and are not visible before
+ * `publish`, which completes the objects: last, one after the other, the marker and the files that were created after it.
  *
  * Example:
  *
@@ -15,8 +15,8 @@ TSR_API_BEGIN
 
 typedef struct tsr_object_output_options {
     bool is_folder; /* several objects below the URL; otherwise one, created under the name "" */
-    bool overwrite; /* what is there may be replaced */
-    bool verify;    /* what was written is read back and compared by SHA-256, all of it before the marker */
+    bool overwrite; /* an existing destination may be replaced */
+    bool verify;    /* everything written is read back and compared by SHA-256, before the marker is written */
     uint32_t generation;
     /* When replacing: names below the URL that belong to the old checkpoint, its markers first. All are removed once the new one
      * is complete. Its markers are removed before any new object becomes visible where `is_unlike` is set, or where an old
@@ -24,30 +24,31 @@ typedef struct tsr_object_output_options {
     const tsr_str *obsolete;
     size_t obsolete_count, marker_count;
     bool is_unlike; /* the new marker's name does not take the place of the old one's */
-    /* Continue what an interrupted run of this job left, as far as its checksums agree with what is written now: parts of unfinished
-     * uploads and, without `overwrite`, whole objects of these names, which do not mean then that the destination exists. If
-     * this run fails, what it uploaded stays, but no marker. Otherwise uploads that were not continued are given up: all
-     * below the URL, or with `overwrite`, and in a bucket's root, those of objects that this run writes. Borrowed. */
+    /* Continue an interrupted run of this job, as far as its checksums agree with the bytes written now: parts of unfinished
+     * uploads and, without `overwrite`, whole objects with these names, which then do not count as an existing destination.
+     * If this run fails, its uploads are kept, but no marker. If it succeeds, uploads that were not continued are aborted:
+     * all below the URL, or, with `overwrite` and in a bucket's root, those of objects that this run writes. Borrowed. */
     bool resume;
     const tsr_str *names;
     size_t name_count;
-    /* Processes that share nothing but the bucket: notes of this prefix below the URL are not objects of a checkpoint, and are removed once
-     * the new one is complete. Where there are such notes, objects of `names` may be this job's. `takes_over`: this process publishes. */
+    /* For processes that share only the bucket: notes with this prefix below the URL are not objects of a checkpoint, and
+     * are removed once the new one is complete. If there are such notes, objects of `names` may belong to this job.
+     * `takes_over`: this process publishes. */
     tsr_str notes;
     bool takes_over;
-    /* Notes of other jobs, unfinished parts of another plan, mean that the destination exists. `discard_parts`: they and their uploads are
-     * removed when the output is opened; TSR_E_FORMAT for one that is damaged. */
+    /* Notes of other jobs (unfinished parts of another plan) count as an existing destination. `discard_parts`: these notes
+     * and their uploads are removed when the output is opened; TSR_E_FORMAT for a damaged note. */
     bool discard_parts;
 } tsr_object_output_options;
 
-/* What was continued. */
+/* The uploads that a run continued. */
 typedef struct tsr_object_resumed {
-    uint64_t objects;          /* whole ones that were there */
+    uint64_t objects;          /* complete objects that were found */
     uint64_t parts;            /* of unfinished uploads */
     uint64_t bytes;            /* of both */
-    uint64_t differing;        /* parts that were there, but with another size or checksum: sent again */
-    uint64_t uploads_given_up; /* unfinished ones of earlier runs that nothing needs */
-    uint64_t uploads_left;     /* unfinished ones of other objects, which may be anybody's */
+    uint64_t differing;        /* parts that were found with another size or checksum, and sent again */
+    uint64_t uploads_given_up; /* unfinished uploads of earlier runs that are not needed */
+    uint64_t uploads_left;     /* unfinished uploads of other objects, which may belong to anybody */
 } tsr_object_resumed;
 
 /* Looks whether the destination is free, and writes nothing yet. Files need their sizes when they are created, and each byte is
@@ -58,12 +59,13 @@ typedef struct tsr_object_resumed {
 tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const tsr_object_output_options *options, tsr_output **out,
                                   tsr_error *err);
 
-/* Several processes write one checkpoint, each with an output of its own for the same URL, and each uploads some of the files. Before
- * publishing each calls this: `kept` are the files that it uploads, of the first `count`; no other process may keep these. One process
- * leads; only it may have created further files. */
+/* Several processes write one checkpoint, each with an output of its own for the same URL, and each uploads some of the
+ * files. Before publishing each calls this: `kept` marks the files that it uploads, of the first `count`; no other process
+ * may keep these. One process leads; only it may have created further files. */
 tsr_status tsr_object_output_share(tsr_output *output, const bool *kept, uint32_t count, bool leads, tsr_error *err);
-/* The steps of publishing, each of which begins when all processes have ended the one before; TSR_OBJECT_CLEAR is for the one that leads,
- * whose TSR_OBJECT_MARKER comes behind that of the others. `marker` is its first marker, on all. */
+/* The steps of publishing. Each step begins when all processes have finished the one before. Only the process that leads
+ * does TSR_OBJECT_CLEAR, and it does TSR_OBJECT_MARKER after all others. `marker` is its first marker, the same on all
+ * processes. */
 typedef enum tsr_object_step {
     TSR_OBJECT_SEND,
     TSR_OBJECT_CLEAR,
@@ -73,31 +75,33 @@ typedef enum tsr_object_step {
 } tsr_object_step;
 tsr_status tsr_object_output_step(tsr_output *output, tsr_object_step step, uint32_t marker, tsr_error *err);
 
-/* The same for processes that share nothing but the bucket, and may run days apart. Each sends all bytes of the files `kept`, of the first
- * `count`, and leaves their uploads open: nothing of them is visible. Appends `records`, which are the caller's, and
- * what another process needs to complete the uploads to `note`, a vec of bytes. Empty files are left to that process. tsr_object_output_keep_uploads then makes closing leave the uploads. */
+/* The same for processes that share only the bucket, and may run days apart. Each sends all bytes of the files `kept`, of
+ * the first `count`, and leaves their uploads open and invisible. Appends the caller's `records`, and the data that another
+ * process needs to complete the uploads, to `note`, a vec of bytes. That process creates empty files. Call
+ * tsr_object_output_keep_uploads afterwards, or closing the output aborts the uploads. */
 tsr_status tsr_object_output_hand_over(tsr_output *output, const bool *kept, uint32_t count, tsr_str records, tsr_vec *note,
                                        tsr_error *err);
 void tsr_object_output_keep_uploads(tsr_output *output);
-/* The process that publishes: takes over what a note has, and sets *records to the caller's, before anything is published. These files must not be written any more. If
- * publishing fails, their uploads stay. TSR_E_FORMAT for a note that is damaged or of other files. */
+/* For the process that publishes: takes over the uploads of a note, and sets *records to the records in it, before anything
+ * is published. These files must not be written any more. If publishing fails, their uploads are kept. TSR_E_FORMAT for a
+ * note that is damaged or about other files. */
 tsr_status tsr_object_output_take_over(tsr_output *output, tsr_str note, tsr_str *records, tsr_error *err);
 bool tsr_object_output_is_taken(const tsr_output *output, uint32_t file);
-/* Writes a note, an object next to the files, whose name follows options.notes. Replaces one of that name. */
+/* Writes a note, an object next to the files, whose name follows options.notes. Replaces a note with the same name. */
 tsr_status tsr_object_output_put_note(tsr_output *output, tsr_str name, tsr_str text, tsr_error *err);
-/* Calls `each` for all notes that were there when the output was opened; what it gets is valid until the output is closed. */
+/* Calls `each` for all notes that existed when the output was opened; its arguments are valid until the output is closed. */
 typedef tsr_status tsr_object_note_fn(void *ctx, tsr_str name, tsr_str text, tsr_error *err);
 tsr_status tsr_object_output_notes(tsr_output *output, tsr_object_note_fn *each, void *ctx, tsr_error *err);
 
-/* What an interrupted publication with these notes was replacing: it keeps a note of that from before its first change until its last. In
- * the arena that was given. */
+/* The checkpoint that an interrupted publication with these notes was replacing. The publication keeps a note of it from
+ * before its first change until after its last. In the given arena. */
 typedef struct tsr_object_replacing {
     bool is_found; /* otherwise there was none */
     uint32_t generation;
     bool is_unlike;          /* these as in tsr_object_output_options: */
-    const tsr_str *obsolete; /* as far as they are still there, and unchanged */
+    const tsr_str *obsolete; /* those that still exist unchanged */
     size_t obsolete_count, marker_count;
-    const tsr_str *others; /* what else is directly below the URL, but for notes: of the new checkpoint, or of neither */
+    const tsr_str *others; /* all other objects directly below the URL, except notes: of the new checkpoint, or of neither */
     size_t other_count;
 } tsr_object_replacing;
 tsr_status tsr_object_replacing_read(const tsr_host *host, const char *url, tsr_str notes, tsr_arena *arena, tsr_object_replacing *out,
@@ -106,14 +110,15 @@ tsr_status tsr_object_replacing_read(const tsr_host *host, const char *url, tsr_
 /* How many notes of other jobs are kept at the destination, and the name of the first. */
 size_t tsr_object_output_other_parts(const tsr_output *output, tsr_str *first);
 
-/* Removes the notes. While it does there is one named TSR_NOTE_PUBLISHED. Publishing calls it in the end. */
+/* Removes the notes. Meanwhile there is a note named TSR_NOTE_PUBLISHED. Publishing calls this at its end. */
 #define TSR_NOTE_PUBLISHED "published"
 tsr_status tsr_object_output_remove_notes(tsr_output *output, tsr_error *err);
 
-/* What an output with `resume` has continued; once it is published. */
+/* The uploads that an output with `resume` has continued. To be called after it is published. */
 tsr_object_resumed tsr_object_output_resumed(const tsr_output *output);
 
-/* At a signal, from another thread than the one that writes: removes what is not published; nothing is written from here on. */
+/* For signals, from another thread than the one that writes: removes everything unpublished. Nothing is written
+ * afterwards. */
 void tsr_object_output_abandon(tsr_output *output);
 
 TSR_API_END

@@ -15,7 +15,7 @@ TSR_API_BEGIN
 /* Whether a path begins with one of these four schemes. */
 bool tsr_is_object_url(const char *path);
 
-/* Opens what is at a URL, as tsr_folder_store_open does with a path: an object, or all objects below it. An object called
+/* Opens an object or all objects below a URL, as tsr_folder_store_open opens a path. An object called
  * ".metadata" or "….json" is `primary` among the objects next to it. Opening lists; it reads no object. Credentials and endpoints
  * come from the environment and the files that each vendor's own tools use, never from the URL.
  *
@@ -26,8 +26,8 @@ bool tsr_is_object_url(const char *path);
  * credentials), TSR_E_NOMEM; messages name the URL and no secret. */
 tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_store **out, tsr_error *err);
 
-/* What tells one version of an object from another: its ETag or generation, or the commit of a repository. Empty where the store
- * is not one of these. Borrowed until the store is closed. */
+/* Identifies the version of an object: its ETag or generation, or the commit of a repository. Empty if the store is not an
+ * object store. Borrowed until the store is closed. */
 const char *tsr_object_store_version(const tsr_store *store, uint32_t file);
 
 TSR_API_END

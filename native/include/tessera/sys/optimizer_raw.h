@@ -34,8 +34,8 @@ typedef struct tsr_raw_optimizer {
 } tsr_raw_optimizer;
 
 /* Optimizer.state_dict(), of NamedOptimizer if `named`. Tensors are the optimizer's own memory. Without communication.
- * Errors: TSR_E_USAGE for an optimizer whose parameters are not the model's; TSR_E_UNSUPPORTED for state of no parameter in
- * a named optimizer, where PyTorch fails, too. */
+ * Errors: TSR_E_USAGE for an optimizer whose parameters are not the model's; TSR_E_UNSUPPORTED for state that belongs to no
+ * parameter in a named optimizer, where PyTorch also fails. */
 tsr_status tsr_optimizer_state_dict(const tsr_raw_optimizer *optimizer, tsr_state_dict *out, tsr_error *err);
 
 /* Optimizer.load_state_dict(): groups and their parameters are matched by place, state of no parameter is taken over. Of

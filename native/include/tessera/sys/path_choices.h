@@ -1,4 +1,4 @@
-/* Opening paths as a program was told to: over the system calls of its choice, next to another checkpoint, with a map of ranks.
+/* Opening paths with more choices: other system calls, a checkpoint to compare with, a map of ranks.
  *
  * Example:
  *
@@ -17,14 +17,14 @@ TSR_API_BEGIN
 /* tsr_paths_open with the host and the system calls of `opener`, which must outlive the checkpoint. */
 tsr_status tsr_paths_open_by(const tsr_store_opener *opener, const char *const *paths, size_t count,
                              const tsr_open_options *options, tsr_checkpoint **out, tsr_error *err);
-/* The store of `paths`, without opening a checkpoint: the files of all of them. The caller closes it. */
+/* The store with the files of all `paths`, without opening a checkpoint. The caller closes it. */
 tsr_status tsr_paths_store_open(const char *const *paths, size_t count, const tsr_host *host, tsr_store **out, tsr_error *err);
-/* As tsr_paths_open_by for what another checkpoint is compared with. The part and the step in `options` were chosen for the other one; here
- * they count only where there are any: a plain checkpoint, which has no parts, is opened as it is for a part, and a file for a
- * step. */
+/* Like tsr_paths_open_by, for a checkpoint that another one is compared with. The part and the step in `options` were chosen
+ * for the other one, so here they are used only if this one has parts or steps: a checkpoint without parts is opened as it
+ * is despite a part, and a file despite a step. */
 tsr_status tsr_path_open_compared(const tsr_store_opener *opener, const char *path, const tsr_open_options *options,
                                   tsr_checkpoint **out, tsr_error *err);
-/* The map of ranks that `given` names: one that is built in, or a tessera.shards/1 document at that path. What is read is in
+/* Reads the map of ranks that `given` names: a built-in map, or a tessera.shards/1 document at that path. The result is in
  * `arena`. Errors: those of tsr_path_load and tsr_shards_read. */
 tsr_status tsr_path_load_shards(const char *given, const tsr_host *host, tsr_arena *arena, tsr_shards *out, tsr_error *err);
 

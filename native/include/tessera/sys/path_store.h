@@ -13,7 +13,8 @@ TSR_API_BEGIN
 
 /* Whether a path is a URL that stores are opened by, of any of these kinds. */
 bool tsr_is_url(const char *path);
-/* tsr_folder_store_open, tsr_remote_store_open or tsr_object_store_open, by the scheme. Errors: theirs. */
+/* tsr_folder_store_open, tsr_remote_store_open or tsr_object_store_open, by the scheme. Errors: those of the function
+ * called. */
 tsr_status tsr_path_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err);
 /* The same with the host and the system calls of `opener`, whose `open` this function is. */
 tsr_status tsr_path_store_open_by(const tsr_store_opener *opener, const char *path, tsr_store **out, tsr_error *err);

@@ -13,23 +13,23 @@ TSR_API_BEGIN
 
 bool tsr_is_address(const char *path); /* http://… or https://… */
 
-/* Opens an address. A server lists no folders: "…/" is asked for the files that a checkpoint begins with (.metadata,
- * model.safetensors.index.json, pytorch_model.bin.index.json, model.safetensors, pytorch_model.bin), then for those of DeepSpeed,
- * Megatron, accelerate and verl, and for what a marker such as `latest` names; any other address is one file, which is `primary`
- * where files may stand beside it. tsr_remote_store_add names further files. Servers must give ranges (206), except for files of
- * at most 64 MiB, which are read whole. Redirects are followed; what may pass is tried again; TESSERA_HTTP_HEADERS (lines) and
- * ~/.netrc are heeded. Reads of a few bytes are served from blocks of 64 KiB. A file whose ETag or date changes while it is read
- * is TSR_E_CHANGED.
- * Errors: TSR_E_NOT_FOUND, TSR_E_IO, TSR_E_UNSUPPORTED (no libcurl, no ranges), TSR_E_NOMEM; messages name the address. */
+/* Opens an address. A server cannot list folders: for "…/" it is asked for the files with which a checkpoint begins
+ * (.metadata, model.safetensors.index.json, pytorch_model.bin.index.json, model.safetensors, pytorch_model.bin), then for
+ * those of DeepSpeed, Megatron, accelerate and verl, and for the files that a marker such as `latest` names. Any other
+ * address is one file, which is `primary` if other files may belong to it. tsr_remote_store_add names further files. Servers
+ * must support ranges (206), except for files of at most 64 MiB, which are read whole. Redirects are followed; temporary
+ * failures are retried; TESSERA_HTTP_HEADERS (lines) and ~/.netrc are used. Reads of a few bytes are served from blocks of
+ * 64 KiB. A file whose ETag or date changes while it is read is TSR_E_CHANGED. Errors: TSR_E_NOT_FOUND, TSR_E_IO,
+ * TSR_E_UNSUPPORTED (no libcurl, no ranges), TSR_E_NOMEM; messages name the address. */
 tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err);
 
-/* Files beside those that are there, by their names in the store (tsr_checkpoint_missing); those that the server does not
- * have are left out. *added: how many were found. Changes store->files: no checkpoint may be open over it. */
+/* Adds further files to the store by name (tsr_checkpoint_missing); files that the server does not have are left out.
+ * *added: how many were found. Changes store->files: no checkpoint may be open over it. */
 tsr_status tsr_remote_store_add(tsr_store *store, const tsr_host *host, const tsr_str *names, size_t count, size_t *added,
                                 tsr_error *err);
 
-/* What tells one version of a file from another: its ETag, else its date; empty when the server gave neither, or the store is
- * no remote one. Borrowed until the store is closed. */
+/* Identifies the version of a file: its ETag, or otherwise its date. Empty if the server sent neither, or the store is not
+ * remote. Borrowed until the store is closed. */
 const char *tsr_remote_store_version(const tsr_store *store, uint32_t file);
 
 TSR_API_END

@@ -21,11 +21,12 @@ typedef struct tsr_layout_2d {
 } tsr_layout_2d;
 
 /* The layout of a model's state: a DICT of canonical FQN → tensor, as FSDP's SHARDED state dict has it. A ShardedTensor
- * whose one shard is a ShardedTensor (tsr_tensor.nested) is a slice: the shard says where it is, and the inner tensor's
- * group who shares it. The slice of any other tensor, and of one of which this rank has no shard, is the whole tensor.
- * Results live in `arena` and borrow from `model_state`. Errors, as PyTorch's: TSR_E_UNSUPPORTED for a DTensor inside a ShardedTensor or a DTensor, and for a slice
- * beside other shards; TSR_E_USAGE for values that are not tensors, and (PyTorch takes the last) for slices of different
- * groups. No communication. Source: _get_state_dict_2d_layout, _is_nested_tensor. */
+ * whose one shard is a ShardedTensor (tsr_tensor.nested) is a slice: the shard gives its position, and the inner tensor's
+ * group the ranks that share it. For any other tensor, and for one of which this rank has no shard, the slice is the whole
+ * tensor. Results live in `arena` and borrow from `model_state`. Errors, as PyTorch's: TSR_E_UNSUPPORTED for a DTensor
+ * inside a ShardedTensor or a DTensor, and for a slice next to other shards; TSR_E_USAGE for values that are not tensors,
+ * and (PyTorch takes the last) for slices of different groups. No communication. Source: _get_state_dict_2d_layout,
+ * _is_nested_tensor. */
 tsr_status tsr_state_dict_layout_2d(const tsr_value *model_state, tsr_arena *arena, tsr_layout_2d *out, tsr_error *err);
 
 TSR_API_END

@@ -12,8 +12,8 @@
 
 TSR_API_BEGIN
 
-/* What a program's ordinary save and load call in place of its own (PyTorch's patched state_dict and load_state_dict): the
- * canonical forms, whatever wraps the model. `calls` borrows `bound`. */
+/* Functions that a program's ordinary save and load call instead of its own (PyTorch's patched state_dict and
+ * load_state_dict). They use canonical names, whatever wraps the model. `calls` borrows `bound`. */
 typedef struct tsr_state_calls {
     tsr_status (*state_dict)(void *ctx, tsr_state_dict *out, tsr_error *err);
     tsr_status (*load_state_dict)(void *ctx, const tsr_value *state, tsr_error *err);

@@ -18,8 +18,8 @@ void tsr_state_dict_set_root(tsr_state_dict *dict, const tsr_value *root);
 
 /* ---- D1: iterate ---- */
 
-/* What becomes of a tensor: `*result` is a tensor, often the same, with its memory in `out` if it is new. `companion` is the
- * companion's tensor in the same place, or NULL. */
+/* Maps a tensor to another: `*result` is a tensor, often the same one, with its memory in `out` if it is new. `companion` is
+ * the companion's tensor in the same place, or NULL. */
 typedef tsr_status tsr_tensor_function(void *ctx, const tsr_tensor *tensor, const tsr_tensor *companion, tsr_state_dict *out,
                                        const tsr_tensor **result, tsr_error *err);
 
@@ -50,9 +50,9 @@ tsr_status tsr_state_dict_peer(const tsr_state_dict *dict, uint32_t peer, const 
                                uint64_t *bytes, tsr_error *err);
 
 /* Whether both have the same structure, and tensors of the same shape and dtype in the same places; distributed ones also
- * the same distribution. Values that are not tensors are not compared. *same false: `difference` (may be NULL) says the
- * first, with its path. PyTorch's copies the tensors of `state` into `other` as well; this does not. Source:
- * _check_state_dict_similarity. */
+ * the same distribution. Values that are not tensors are not compared. *same false: `difference` (may be NULL) gets the
+ * first difference, with its path. PyTorch's function copies the tensors of `state` into `other` as well; this does not.
+ * Source: _check_state_dict_similarity. */
 tsr_status tsr_state_dict_similar(const tsr_value *state, const tsr_value *other, const tsr_host *host, bool *same,
                                   tsr_error *difference, tsr_error *err);
 
@@ -62,7 +62,7 @@ typedef struct tsr_broadcast_options {
     size_t size; /* TSR_OPTIONS sets it */
     bool strict;        /* keys that only `local` has are left out of the result */
     bool offload;       /* new tensors on the host instead of the local tensor's device */
-    size_t round_bytes; /* 0: the default; bytes in flight at once */
+    size_t round_bytes; /* 0: the default; bytes in flight at the same time */
     tsr_warnings warnings;
 } tsr_broadcast_options;
 
