@@ -5,11 +5,11 @@
 #include "request.h"
 #include "sink.h"
 #include "tessera/glob.h"
-#include "tessera/mapping.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/glob.h"
+#include "tessera/sys/mapping.h"
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/work.h"
 

@@ -1,6 +1,7 @@
 /* Where the names of an inverse come from. A name goes back only to one that the map makes it of: by the same rule, and by the same
  * pattern of that rule. Otherwise the inverse would put tensors under names that the map takes elsewhere. */
 #include "mapping/mapping_match.h"
+#include "tessera/sys/mapping.h"
 #include "tessera/sys/try.h"
 
 bool tsr_match_rule(const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match, tsr_str *values)

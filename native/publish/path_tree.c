@@ -1,8 +1,10 @@
-/* Writing a value tree to a path, as torch.save would. */
+/* Value trees by their paths: what a checkpoint holds as one tree, and a tree written as torch.save would. */
 #include "tessera/path.h"
 
 #include "publish/publication.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/path_store.h"
+#include "tessera/sys/trees.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/write_tree.h"
 
@@ -41,4 +43,34 @@ tsr_status tsr_path_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root
     if (status == TSR_OK) status = write_and_publish(checkpoint, root, path, &publication, err);
     tsr_publication_close(&publication);
     return status;
+}
+
+/* What a tsr_path_tree keeps open. */
+struct tsr_path_tree_files {
+    tsr_store *store;
+    tsr_trees trees;
+};
+
+tsr_status tsr_path_tree_open(const char *path, const tsr_host *host, tsr_arena *arena, tsr_path_tree *out, tsr_error *err)
+{
+    *out = (tsr_path_tree){.files = TSR_ARENA_NEW(arena, tsr_path_tree_files, err)};
+    if (!out->files) return TSR_E_NOMEM;
+    TSR_TRY(tsr_path_store_open(host, path, &out->files->store, err));
+    const tsr_status status = tsr_trees_of(out->files->store, host, false, &out->files->trees, err);
+    if (status != TSR_OK) {
+        tsr_path_tree_close(out);
+        return status;
+    }
+    out->checkpoint = out->files->trees.checkpoint;
+    out->root = out->files->trees.roots[0];
+    return TSR_OK;
+}
+
+void tsr_path_tree_close(tsr_path_tree *tree)
+{
+    if (tree->files) {
+        tsr_trees_close(&tree->files->trees);
+        if (tree->files->store) tree->files->store->close(tree->files->store);
+    }
+    *tree = (tsr_path_tree){0};
 }

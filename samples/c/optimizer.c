@@ -6,11 +6,9 @@
  * samples/describe_modules.py writes modules.json. */
 #include <stdio.h>
 
-#include <tessera/sys/folder.h>
 #include <tessera/native_host.h>
 #include <tessera/optim.h>
 #include <tessera/path.h>
-#include <tessera/sys/trees.h>
 
 static tsr_status name_state(const tsr_value *by_id, tsr_str document, const tsr_host *host, tsr_arena *arena,
                              const tsr_value **out, tsr_error *err)
@@ -29,21 +27,18 @@ static tsr_status name_state(const tsr_value *by_id, tsr_str document, const tsr
 
 static tsr_status convert(char **argv, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
-    tsr_store *store = NULL;
-    tsr_trees trees = {0};
+    tsr_path_tree tree = {0};
     const tsr_value *named;
     tsr_str document;
     tsr_status status = tsr_path_load(argv[2], host, arena, &document, err);
-    if (status == TSR_OK) status = tsr_folder_store_open(NULL, host->allocator, argv[1], &store, err);
-    if (status == TSR_OK) status = tsr_trees_of(store, host, false, &trees, err);
-    if (status == TSR_OK) status = name_state(trees.roots[0], document, host, arena, &named, err);
-    if (status == TSR_OK) status = tsr_path_write_tree(trees.checkpoint, named, argv[3], err);
+    if (status == TSR_OK) status = tsr_path_tree_open(argv[1], host, arena, &tree, err);
+    if (status == TSR_OK) status = name_state(tree.root, document, host, arena, &named, err);
+    if (status == TSR_OK) status = tsr_path_write_tree(tree.checkpoint, named, argv[3], err);
     if (status == TSR_OK) {
         const tsr_value *state = tsr_value_get(named, TSR_STR("state"));
         for (size_t i = 0; i < tsr_value_pairs(state); i++) printf("%.*s\n", TSR_STR_ARG(state->items[2 * i]->text));
     }
-    tsr_trees_close(&trees);
-    if (store) store->close(store);
+    tsr_path_tree_close(&tree);
     return status;
 }
 

@@ -272,25 +272,26 @@ static void test_native_path__what_is_not_there_is_named(void **state)
 static tsr_status write_tree_again(void *arg, tsr_comm *comm, tsr_error *err)
 {
     char from[700], to[700];
-    tsr_store *store, *written;
-    tsr_trees trees, again;
+    tsr_path_tree tree, again;
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
     tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
     tsr_error refused = {0};
     (void)arg;
     snprintf(from, sizeof from, "%s/samples/checkpoints/torch_train_state/train.pt", sample_root());
     snprintf(to, sizeof to, "%s/tree%u.pt", ranks_scratch(), (unsigned)comm->rank);
-    TSR_TRY(tsr_folder_store_open(NULL, host.allocator, from, &store, err));
-    TSR_TRY(tsr_trees_of(store, &host, false, &trees, err));
-    TSR_TRY(tsr_path_write_tree(trees.checkpoint, trees.roots[0], to, err));
-    TSR_TRY(tsr_folder_store_open(NULL, host.allocator, to, &written, err));
-    TSR_TRY(tsr_trees_of(written, &host, false, &again, err));
-    RANKS_NEED(tsr_value_pairs(again.roots[0]) > 0);
-    RANKS_NEED(tsr_value_match(trees.roots[0], again.roots[0], 64, 1000000) == TSR_SAME);
-    RANKS_NEED(tsr_path_write_tree(trees.checkpoint, trees.roots[0], to, &refused) == TSR_E_EXISTS);
-    tsr_trees_close(&again);
-    tsr_trees_close(&trees);
-    written->close(written);
-    store->close(store);
+    if (!arena) return TSR_E_NOMEM;
+    TSR_TRY(tsr_path_tree_open(from, &host, arena, &tree, err));
+    TSR_TRY(tsr_path_write_tree(tree.checkpoint, tree.root, to, err));
+    TSR_TRY(tsr_path_tree_open(to, &host, arena, &again, err));
+    RANKS_NEED(tsr_value_pairs(again.root) > 0);
+    RANKS_NEED(tsr_value_match(tree.root, again.root, 64, 1000000) == TSR_SAME);
+    RANKS_NEED(tsr_path_write_tree(tree.checkpoint, tree.root, to, &refused) == TSR_E_EXISTS);
+    tsr_path_tree_close(&again);
+    tsr_path_tree_close(&tree);
+    tsr_path_tree_close(&tree);
+    RANKS_NEED(tsr_path_tree_open(sample_root(), &host, arena, &tree, &refused) != TSR_OK && !tree.root);
+    tsr_path_tree_close(&tree);
+    tsr_arena_free(arena);
     unlink(to);
     return TSR_OK;
 }

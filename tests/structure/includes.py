@@ -76,8 +76,6 @@ def acyclic(rules, what):
             del left[m]
 
 
-# Programs to start from that include headers of tessera/sys, and why.
-NEEDS_SYS = {"samples/c/optimizer.c": {"tessera/sys/folder.h", "tessera/sys/trees.h"}}  # no public function reads a path's value tree
 # Headers for programs that include one of tessera/sys: a type in a signature is declared there.
 TYPES_FROM_SYS = {"optim_convert.h": {"tessera/sys/write_tree.h"}}  # tsr_tree_file, which says where a file of the job goes
 
@@ -85,9 +83,8 @@ TYPES_FROM_SYS = {"optim_convert.h": {"tessera/sys/write_tree.h"}}  # tsr_tree_f
 def check_programs():
     """Samples are what programs look like: they do with tessera/*.h."""
     for p in sorted(q for q in (ROOT / "samples").rglob("*.c")):
-        shared = {name for _, name in includes(p) if name.startswith("tessera/sys/")}
-        for name in sorted(shared ^ NEEDS_SYS.get(p.relative_to(ROOT).as_posix(), set())):
-            yield f"{p.relative_to(ROOT)}: {name} is {'for our own modules' if name in shared else 'not included, though NEEDS_SYS names it'}"
+        for name in sorted({name for _, name in includes(p) if name.startswith("tessera/sys/")}):
+            yield f"{p.relative_to(ROOT)}: {name} is for our own modules"
 
 
 def check_tiers(headers):

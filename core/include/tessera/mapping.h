@@ -27,8 +27,7 @@ typedef struct tsr_mapping_rules tsr_mapping_rules;
 tsr_status tsr_mapping_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err);
 
 /* The map that goes back. A name goes back to one that the map makes it of; tsr_mapping_open refuses a name that the map does not make,
- * or makes by two rules of which neither is an exception to the other (TSR_E_FORMAT, naming the rules), and tsr_mapping_guesses tells
- * of names that it may also have made otherwise. Errors: TSR_E_UNSUPPORTED naming the rule and the step that has no inverse. */
+ * or makes by two rules of which neither is an exception to the other (TSR_E_FORMAT, naming the rules). Errors: TSR_E_UNSUPPORTED naming the rule and the step that has no inverse. */
 tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err);
 
 /* The checkpoint as the map makes it. Borrows `source` and `rules`, which must outlive it; close it with tsr_checkpoint_close
@@ -55,11 +54,6 @@ tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_d
 tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *top, const tsr_open_options *options, tsr_error *err);
 /* Whether that call found this entry of the layer to be used. It can be `want` of tsr_convert_options, with the layer as its context. */
 bool tsr_mapping_uses(void *layer, tsr_str fqn);
-
-/* Names of an inverse that may come from other ones than they were taken to, because the map made them by a rule and its exception, or
- * by a rule although it keeps what no rule matches: the first of them, in a sentence in the mapped checkpoint's memory, or an empty text.
- * tsr_mapping_write_table lists all. `mapped` is the mapped checkpoint or one that was opened over it. */
-tsr_str tsr_mapping_guesses(const tsr_checkpoint *mapped);
 
 typedef struct tsr_quantize_options {
     size_t size;     /* TSR_OPTIONS sets it */

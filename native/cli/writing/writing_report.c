@@ -6,8 +6,8 @@
 #include "cli/program/term.h"
 #include "cli/writing/resumed.h"
 #include "cli/writing/writing.h"
-#include "tessera/mapping.h"
 #include "tessera/sys/conversion_counts.h"
+#include "tessera/sys/mapping.h"
 #include "tessera/sys/object_store.h"
 
 static bool resumed_remotely(const cli_writing *w)

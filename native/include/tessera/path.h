@@ -52,8 +52,24 @@ typedef struct tsr_path_write_options {
 tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const tsr_path_write_options *options,
                           tsr_arena *arena, tsr_conversion *out, tsr_error *err);
 
+typedef struct tsr_path_tree_files tsr_path_tree_files;
+
+/* What a checkpoint holds as one value tree: the form in which optimizer state is converted (tessera/optim.h). */
+typedef struct tsr_path_tree {
+    tsr_checkpoint *checkpoint; /* reads the bytes of the tensors in the tree */
+    const tsr_value *root;
+    tsr_path_tree_files *files;
+} tsr_path_tree;
+
+/* Opens the checkpoint at `path` as a tree: the value that was pickled into a torch.save file, or the nested state dict that the
+ * entries' paths spell in other formats, where empty containers are missing. Borrows `host` and `arena` until tsr_path_tree_close,
+ * after which `root` is gone too. Errors: those of tsr_path_open, and TSR_E_UNSUPPORTED for an entry that cannot be part of a tree. */
+tsr_status tsr_path_tree_open(const char *path, const tsr_host *host, tsr_arena *arena, tsr_path_tree *out, tsr_error *err);
+/* Accepts a zeroed tree. */
+void tsr_path_tree_close(tsr_path_tree *tree);
+
 /* Writes a value tree to the file `path` as torch.save does, completely or not at all. `checkpoint` reads the bytes of the
- * tensors in it (tessera/sys/trees.h opens such trees). Nothing is replaced: TSR_E_EXISTS when there is something at `path`.
+ * tensors in it (tsr_path_tree_open opens such trees). Nothing is replaced: TSR_E_EXISTS when there is something at `path`.
  * Other errors: those of tsr_write_tree; TSR_E_CHANGED when the source changed meanwhile; TSR_E_IO. */
 tsr_status tsr_path_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, const char *path, tsr_error *err);
 

@@ -13,6 +13,11 @@
 
 TSR_API_BEGIN
 
+/* Names of an inverse that may come from other ones than they were taken to, because the map made them by a rule and its exception, or
+ * by a rule although it keeps what no rule matches: the first of them, in a sentence in the mapped checkpoint's memory, or an empty text.
+ * tsr_mapping_write_table lists all. `mapped` is the mapped checkpoint or one that was opened over it. */
+tsr_str tsr_mapping_guesses(const tsr_checkpoint *mapped);
+
 /* Lists what a mapped checkpoint's entries are made of: "source, source -> steps -> target dtype [shape]" for each entry, with every
  * source (more than four are wrapped, in indented lines), then "source -> (dropped)" for each that was dropped. A name that may also come
  * from another one (tsr_mapping_guesses) is followed by "(or NAME)". Names are followed to the first checkpoint that is not a mapped one. */
