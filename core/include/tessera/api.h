@@ -1,4 +1,4 @@
-/* What every public header needs of the compiler.
+/* Compiler macros that every public header uses.
  *
  * Declarations between TSR_API_BEGIN and TSR_API_END have C linkage in C++ and are exported from the shared library;
  * everything else is hidden. Each public header has both, after its includes and before its end.
@@ -26,16 +26,16 @@
 #define TSR_LITERAL(type) (type)
 #endif
 
-/* An option struct with every option at its default, 0. Its first member is its size, by which the library knows the fields
- * that the program was compiled with:
+/* An option struct with every option at its default, 0. Its first member is its size, which shows the library the fields that
+ * the program was compiled with:
  *
  *   tsr_open_options options = TSR_OPTIONS(tsr_open_options);
  *   options.purpose = TSR_FOR_FINDINGS;
  *
- * A version that adds an option adds it at the end of its struct, with 0 for what was done before, so that programs which
- * were compiled without it keep working as before. A library that does not know an option which the program sets refuses it
- * with TSR_E_UNSUPPORTED. A size of 0 stands for the fields that the first version with this SOVERSION has
- * (tessera/version.h): {0} and designated initializers without a size keep working. */
+ * New options are added at the end of their struct, and 0 keeps the earlier behaviour. Programs compiled without them therefore
+ * keep working. A library returns TSR_E_UNSUPPORTED when the program sets an option that it does not know. A size of 0 means
+ * the fields of the first version with this SOVERSION (tessera/version.h): {0} and designated initializers without a size keep
+ * working. */
 #ifdef __cplusplus
 #define TSR_OPTIONS(type)        \
     ([] {                        \

@@ -16,7 +16,7 @@
 
 TSR_API_BEGIN
 
-#define TSR_MAX_NDIM 64u /* torch's own bound */
+#define TSR_MAX_NDIM 64u /* the same limit as in torch */
 
 /* The extents of a tensor. */
 typedef struct tsr_shape {
@@ -24,14 +24,14 @@ typedef struct tsr_shape {
     const uint64_t *sizes;
 } tsr_shape;
 
-/* Borrows its arrays, each of `ndim` numbers. `offsets` NULL stands for zeros, so {ndim, NULL, shape} is a whole tensor. */
+/* Borrows its arrays, each of `ndim` numbers. `offsets` NULL means all zeros, so {ndim, NULL, shape} is a whole tensor. */
 typedef struct tsr_box {
     uint32_t ndim;
     const uint64_t *offsets;
     const uint64_t *sizes;
 } tsr_box;
 
-/* In elements along `dim` < ndim; boxes without offsets begin at 0. */
+/* The offset of a box along `dim` (< ndim), in elements. Boxes without offsets begin at 0. */
 static inline uint64_t tsr_box_offset(tsr_box box, uint32_t dim)
 {
     return box.offsets ? box.offsets[dim] : 0;

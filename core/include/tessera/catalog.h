@@ -32,7 +32,8 @@ typedef struct tsr_view {
     uint64_t stream_length;
 } tsr_view;
 
-/* A box of a tensor and where its bytes are. `offsets` and `sizes` have the tensor's rank, in elements, half-open. */
+/* A box of a tensor and where its bytes are. `offsets` and `sizes` have one number per dimension of the tensor, in elements;
+ * the box is half-open. */
 typedef struct tsr_chunk {
     const uint64_t *offsets;
     const uint64_t *sizes;
@@ -44,7 +45,7 @@ typedef struct tsr_chunk {
 
 typedef enum tsr_entry_kind { TSR_ENTRY_TENSOR, TSR_ENTRY_OBJECT, TSR_ENTRY_OPAQUE } tsr_entry_kind;
 
-/* One step of the way from the root of the nested state dict to an entry. */
+/* One key or index on the path from the root of the nested state dict to an entry. */
 typedef struct tsr_path_item {
     enum { TSR_PATH_KEY, TSR_PATH_INT_KEY, TSR_PATH_INDEX } kind; /* dict key str, dict key int, list position */
     tsr_str key;     /* TSR_PATH_KEY */
@@ -53,7 +54,7 @@ typedef struct tsr_path_item {
                                str(); otherwise NULL */
 } tsr_path_item;
 
-/* What is known of a tensor's distribution, as text ready to print: "dp=4,tp=2", "shard(0),replicate". May be empty. */
+/* A tensor's distribution as far as it is known, as printable text: "dp=4,tp=2", "shard(0),replicate". May be empty. */
 typedef struct tsr_distribution {
     tsr_str mesh;
     tsr_str placements;
@@ -61,9 +62,9 @@ typedef struct tsr_distribution {
 
 struct tsr_entry;
 
-/* What each rank holds under one name if that is not a single tensor for all of them: their plain tensors differ, or some
- * ranks have none. `tensors` has one element per rank, in the order of the ranks' files; NULL: that rank holds no tensor
- * with this name. The elements' chunks say where each rank's bytes are. */
+/* The tensors that the ranks hold under one name, when they do not form a single tensor: their plain tensors differ, or some
+ * ranks have none. `tensors` has one element per rank, in the order of the ranks' files; NULL: that rank holds no tensor with
+ * this name. The elements' chunks say where each rank's bytes are. */
 typedef struct tsr_per_rank {
     const struct tsr_entry *const *tensors;
     uint32_t count;
@@ -76,7 +77,7 @@ typedef struct tsr_entry {
     const uint64_t *shape;     /* tensor size: the global shape, `ndim` numbers */
     const tsr_chunk *chunks;   /* distinct boxes in the reader's order */
     uint64_t chunk_count;
-    const tsr_chunk *replicas; /* further copies of boxes that `chunks` has already */
+    const tsr_chunk *replicas; /* further copies of boxes that `chunks` already contains */
     uint64_t replica_count;
     const tsr_path_item *path; /* NULL: the FQN is one flat key */
     uint32_t path_length;
@@ -150,13 +151,13 @@ typedef struct tsr_catalog {
     const tsr_str *file_names; /* of the store's files, for messages; NULL: messages name no file */
 } tsr_catalog;
 
-/* Selects the entries of a job; `keeps` NULL: all. */
+/* Selects the entries to process. A NULL `keeps` selects all of them. */
 typedef struct tsr_selection {
     bool (*keeps)(const void *ctx, tsr_str fqn);
     const void *ctx;
 } tsr_selection;
 
-/* Elements (false: overflow) and bytes of the whole tensor. */
+/* Compute the number of elements and of bytes of the whole tensor. Return false on overflow. */
 bool tsr_entry_elements(const tsr_entry *entry, uint64_t *elements);
 bool tsr_entry_bytes(const tsr_entry *entry, uint64_t *bytes);
 

@@ -1,4 +1,4 @@
-/* What the values of a checkpoint tell: digests, statistics, and the check of every byte.
+/* Checks of a checkpoint's values: digests, statistics, and a check of every byte.
  *
  * Example:
  *
@@ -20,37 +20,37 @@ typedef struct tsr_digest {
     size_t size; /* 32 for sha256, 16 for xxh3 */
 } tsr_digest;
 
-/* Digest of a tensor's contiguous row-major little-endian bytes, whatever its sharding or container. TSR_E_UNSUPPORTED
- * when the host has no such digest. */
+/* Computes the digest of a tensor's contiguous row-major little-endian bytes. It does not depend on sharding or container.
+ * Returns TSR_E_UNSUPPORTED when the host does not provide the algorithm. */
 tsr_status tsr_tensor_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_digest_algorithm algorithm,
                              tsr_ring *ring, tsr_digest *out, tsr_error *err);
 
-/* A digest in hex, NUL-terminated; 65 bytes suffice. Returns `out`. */
+/* Writes a digest to `out` in hex, NUL-terminated; 65 bytes suffice. Returns `out`. */
 const char *tsr_digest_text(const tsr_digest *digest, char *out);
 
-/* Reads what a contract (tessera/validate.h) has digests of, and adds layout/digest and layout/not-hashed findings to the checkpoint's.
- * Errors: those of reading; TSR_E_UNSUPPORTED where the host has no such digest. */
+/* Reads the entries for which a contract (tessera/validate.h) has digests, and adds layout/digest and layout/not-hashed
+ * findings to the checkpoint. Errors: those of reading; TSR_E_UNSUPPORTED when the host does not provide the algorithm. */
 tsr_status tsr_check_digests(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_ring *ring,
                              const tsr_progress *progress, tsr_error *err);
 
-/* Statistics of a tensor. Complex tensors count by parts: `count` is twice their elements. min, max, mean and std are over
- * the finite values (0 when there are none); std has divisor n − 1 as torch.std (0 for fewer than two values). NaNs and
- * infinities are only counted. int64 and uint64 beyond 2^53 are rounded. */
+/* Statistics of a tensor. The real and imaginary parts of complex numbers count separately, so `count` is twice the number of
+ * elements. min, max, mean and std are over the finite values (0 when there are none); std uses the divisor n − 1, as torch.std
+ * does (0 for fewer than two values). NaNs and infinities are only counted. int64 and uint64 beyond 2^53 are rounded. */
 typedef struct tsr_stats {
     uint64_t count;
     uint64_t nan, inf, zero; /* zero: both signs */
     double min, max, mean, std;
 } tsr_stats;
 
-/* TSR_E_UNSUPPORTED where the type is not numeric. */
+/* Computes the statistics of a tensor. Returns TSR_E_UNSUPPORTED when its dtype is not numeric. */
 tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_stats *out,
                             tsr_error *err);
 
-/* Reads every byte that matters of a checkpoint, once and in file order, and adds to its findings: `zip/crc` (a member's
- * bytes do not match its CRC-32), `zip/crc-absent` (note), `values/nan` (note: how many NaN and infinite values a tensor
- * holds), `layout/replica-differs` (copies of one box that are not equal; these are read a second time), and what
- * tsr_checkpoint_extents finds on the way. A file that cannot be read to its end is a finding too (`file/unreadable`).
- * Returns an error only for what stops the check: memory, cancelling, input that cannot be walked. */
+/* Reads every byte of a checkpoint that matters, once and in file order, and adds these findings: `zip/crc` (a member's bytes
+ * do not match its CRC-32), `zip/crc-absent` (note), `values/nan` (note: how many NaN and infinite values a tensor holds),
+ * `layout/replica-differs` (copies of one box are not equal; these are read a second time), and the findings of
+ * tsr_checkpoint_extents. A file that cannot be read to its end is a finding too (`file/unreadable`). Returns an error only
+ * when the check cannot continue: out of memory, cancelled, or input that cannot be walked. */
 tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_progress *progress, tsr_error *err);
 
 TSR_API_END

@@ -1,7 +1,8 @@
-/* Writing a checkpoint again: in another container, under other names, in another floating type.
+/* Converts a checkpoint: to another container, to other names, or to another floating-point type.
  *
- * The output is a function of the source's content and the options alone: no clock, no thread count. Values are resolved
- * (strides, conjugation, byte order) and exact; nothing is cast, dropped or saturated that the options do not ask for.
+ * The output depends only on the source's content and the options, not on the time or the number of threads. Strides,
+ * conjugation and byte order are resolved, and values stay exact: nothing is cast, dropped or saturated unless the options ask
+ * for it.
  *
  * Example:
  *
@@ -35,7 +36,7 @@ typedef enum tsr_container {
  * safetensors of any kind, otherwise torch. */
 tsr_container tsr_container_for(tsr_format format);
 
-/* What happens to entries that are not tensors. Default: kept for dcp and torch, refused for safetensors. A sidecar is a
+/* How entries that are not tensors are handled. By default dcp and torch keep them and safetensors refuses them. A sidecar is a
  * JSON document (tsr_conversion.sidecar): {"schema": "tessera.objects/1", "objects": [{fqn, type, value or repr}]}. */
 typedef enum tsr_objects {
     TSR_OBJECTS_DEFAULT,
@@ -68,8 +69,8 @@ typedef struct tsr_convert_options {
     tsr_torch_version for_torch; /* not safetensors: which PyTorch must be able to load the output */
     /* NULL: the checkpoint as it is. Otherwise it is written as the ranks of the plan's target hold it (below). */
     const tsr_plan *plan;
-    /* With `plan`: NULL, or the servers of the source (tessera/sys/storage.h). Shares of the work (tessera/sys/work.h) are even in
-     * the servers' time, and each begins at another server. The output is the same. */
+    /* With `plan`: NULL, or the servers of the source (tessera/sys/storage.h). The work is then shared (tessera/sys/work.h) so
+     * that the servers are busy for equal times, and each share begins at another server. The output does not change. */
     const struct tsr_storage *storage;
 } tsr_convert_options;
 
@@ -104,15 +105,15 @@ typedef struct tsr_conversion {
  * checkpoint.
  *
  * TSR_TO_RANKS writes the files that the map's `ranks` names (rank{tp}.pt without one, mp_rank_{tp}_{pp}/model_optim_rng.pt
- * with stages), as safetensors where they are called so and with torch.save otherwise. Opened with the same map, they are
- * the source again. What is in no layer is in the files of every stage, what has no rule in those of every rank. TSR_E_USAGE
- * for a tensor that cannot be cut evenly.
+ * with stages), as safetensors where they are called so and with torch.save otherwise. Opened with the same map, they are the
+ * source again. Tensors outside of the layers go into the files of every stage, and tensors without a rule into those of every
+ * rank. TSR_E_USAGE for a tensor that cannot be cut evenly.
  *
- * Errors before the first byte is written: those of tsr_check_casts; TSR_E_UNSUPPORTED naming the entries that the
- * container cannot store (for
- * safetensors complex32, complex128, quantized, bits and opaque tensors, objects unless dropped or put aside, an empty
- * name); TSR_E_USAGE for two entries that would have one name, and for a cast to a type that is not a floating-point type;
- * TSR_E_FORMAT for tensors with holes. Later ones are those of reading and writing. Uses the host's threads.
+ * Errors before the first byte is written: those of tsr_check_casts; TSR_E_UNSUPPORTED naming the entries that the container
+ * cannot store (for safetensors: complex32, complex128, quantized, bits and opaque tensors, objects unless they are dropped or
+ * go to a sidecar, and an empty name); TSR_E_USAGE for two entries that would get the same name, and for a cast to a type that
+ * is not a floating-point type; TSR_E_FORMAT for tensors with holes. Later errors are those of reading and writing. Uses the
+ * host's threads.
  *
  * With `plan` each rank's part is written (reshard): `max_shard_size` is not used, and tensors that the plan does not have
  * are left out. The result depends on `to`:
@@ -122,7 +123,7 @@ typedef struct tsr_conversion {
  *   safetensors  shard-RRRRR-model-… files as DCP's HuggingFaceStorageWriter names them, one per rank that owns shards
  *   torch        rankR.pt, one per rank, with all that the rank holds: DTensors over the target's mesh, and the objects
  *
- * Errors then: also TSR_E_UNSUPPORTED for shards of several boxes (uneven strided ones) in safetensors. */
+ * Additional error: TSR_E_UNSUPPORTED for safetensors when a shard consists of several boxes (uneven strided shards). */
 tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr_convert_options *options, tsr_arena *arena,
                        tsr_conversion *out, tsr_error *err);
 

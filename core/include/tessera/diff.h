@@ -1,4 +1,4 @@
-/* What differs between two catalogs, by name. No bytes are read: exec compares values and sets TSR_DIFF_VALUE.
+/* Compares two catalogs by name. This does not read tensor bytes: the exec module compares values and sets TSR_DIFF_VALUE.
  *
  * Example:
  *
@@ -50,9 +50,9 @@ typedef struct tsr_diff {
 typedef struct tsr_diff_options {
     size_t size; /* TSR_OPTIONS sets it */
     bool layout;       /* compare chunk boxes */
-    bool skip_objects; /* leave object values uncompared */
-    /* NULL, or the name under which an entry is matched (--canonical). `*out` lives in `arena` or is `name` itself. Two
-     * names of one side that become one are TSR_E_USAGE naming both. */
+    bool skip_objects; /* do not compare object values */
+    /* NULL, or the name under which an entry is matched (--canonical). `*out` lives in `arena` or is `name` itself. If two
+     * names of one side become the same, the call fails with TSR_E_USAGE and names both. */
     tsr_status (*canonical)(void *ctx, tsr_str name, tsr_arena *arena, tsr_str *out, tsr_error *err);
     void *canonical_ctx;
 } tsr_diff_options;
@@ -60,13 +60,14 @@ typedef struct tsr_diff_options {
 typedef struct tsr_catalog_pair {
     const tsr_catalog *a, *b;
 } tsr_catalog_pair;
-/* Linear in the entries and chunks. Float4 counted in halves (safetensors) and in pairs (torch) is one dtype and shape.
- * Objects compare by tsr_value_match within the host's limits. Everything of `out` lives in `arena` and borrows the
- * catalogs. `options` may be NULL. Thread-safe for different arenas. */
+/* Compares the catalogs `of`, in time linear in the entries and chunks. A float4 tensor counted in single elements
+ * (safetensors) and one counted in pairs (torch) compare as the same dtype and shape. Objects are compared with
+ * tsr_value_match, within the host's limits. Everything in `out` lives in `arena` and borrows the catalogs. `options` may be
+ * NULL. Thread-safe for different arenas. */
 tsr_status tsr_diff_catalogs(tsr_catalog_pair of, const tsr_diff_options *options, const tsr_host *host, tsr_arena *arena,
                              tsr_diff *out, tsr_error *err);
 
-/* Whether nothing differs: call after values were compared, if they were. */
+/* Returns true if nothing differs. If values are compared too, call it after that. */
 bool tsr_diff_is_same(const tsr_diff *diff);
 
 TSR_API_END

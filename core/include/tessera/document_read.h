@@ -1,5 +1,5 @@
-/* Documents that people and scripts write, read in: layouts to check against, targets to reshard for. (Module trees are
- * read by modules.h.) Thread rule: one arena, one thread.
+/* Readers for documents that people and scripts write: layouts to check against and maps of shards. (Module trees are read by
+ * modules.h.) Thread rule: one arena, one thread.
  *
  * Example:
  *
@@ -19,18 +19,19 @@
 
 TSR_API_BEGIN
 
-/* What a document says that a checkpoint should hold, in `arena`; `match` is left to the caller. It is
+/* Reads a document that states what a checkpoint should hold. The result lives in `arena`; the caller sets `match`. The
+ * document is one of these:
  *
- *   tessera.layout/1, tessera.inspect/1   everything that they say; digests where all are of one algorithm; "rules"
- *   tessera.modules/1                     what the model's state dict would hold: names, shapes, dtypes where told
+ *   tessera.layout/1, tessera.inspect/1   everything in them; digests if all are of one algorithm; "rules"
+ *   tessera.modules/1                     what the model's state dict would hold: names, shapes, dtypes where given
  *   an index file with a weight_map       names
  *   text that is not JSON                  names, one per line; empty lines and those that begin with # do not count
  *
  * Errors: TSR_E_FORMAT, TSR_E_LIMIT, TSR_E_NOMEM, with the byte or the place in the document. */
 tsr_status tsr_contract_read(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_contract *out, tsr_error *err);
 
-/* A tessera.shards/1 document as a map (tessera/shards.h), in `arena`; `out->name` is "the map" until the caller has a better
- * one. Errors: TSR_E_FORMAT with the place in the document, TSR_E_LIMIT, TSR_E_NOMEM. */
+/* Reads a tessera.shards/1 document into a map (tessera/shards.h) that lives in `arena`. `out->name` is "the map" until the
+ * caller sets a better one. Errors: TSR_E_FORMAT with the place in the document, TSR_E_LIMIT, TSR_E_NOMEM. */
 tsr_status tsr_shards_read(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_shards *out, tsr_error *err);
 
 TSR_API_END

@@ -22,10 +22,10 @@ typedef enum tsr_dtype {
     TSR_FLOAT8_E5M2,
     TSR_FLOAT8_E5M2FNUZ,
     TSR_FLOAT8_E8M0FNU,
-    TSR_FLOAT6_E2M3,     /* safetensors' F6_E2M3: 6 bits an element, no torch dtype */
+    TSR_FLOAT6_E2M3,     /* safetensors' F6_E2M3: 6 bits per element, not a torch dtype */
     TSR_FLOAT6_E3M2,     /* safetensors' F6_E3M2 */
     TSR_FLOAT4_E2M1FN_X2, /* torch: one element is a packed pair, one byte */
-    TSR_FLOAT4_E2M1FN,   /* safetensors' F4: 4 bits an element; same bytes, twice the last dimension, same printed name */
+    TSR_FLOAT4_E2M1FN,   /* safetensors' F4: 4 bits per element; same bytes, twice the last dimension, same printed name */
     TSR_INT64,
     TSR_INT32,
     TSR_INT16,
@@ -71,12 +71,12 @@ typedef struct tsr_dtype_info {
     uint8_t swap_bytes;           /* unit of byte-order swapping: 8 for complex128, 4 for complex64 */
 } tsr_dtype_info;
 
-/* Valid for every enumerator, TSR_DTYPE_NONE included (name "none"). Static storage. */
+/* Describes a dtype. Valid for every enumerator, including TSR_DTYPE_NONE (name "none"). The result is static. */
 const tsr_dtype_info *tsr_dtype_describe(tsr_dtype dtype);
-/* TSR_DTYPE_NONE when the name is unknown. `tsr_dtype_from_name` accepts "float32" and "torch.float32". */
+/* Finds a dtype by name; returns TSR_DTYPE_NONE when the name is unknown. Accepts "float32" and "torch.float32". */
 tsr_dtype tsr_dtype_from_name(tsr_str name);
 
-/* Bytes of one element; 0 for float6 and F4, whose elements are not whole bytes. */
+/* Returns the bytes of one element, or 0 for float6 and F4, whose elements are not byte-aligned. */
 uint32_t tsr_dtype_size(tsr_dtype dtype);
 
 TSR_API_END

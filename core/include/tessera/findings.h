@@ -19,7 +19,7 @@ const char *tsr_level_name(tsr_level level); /* "note", "warning", "error" */
 typedef struct tsr_rule {
     const char *id;      /* "layout/hole" */
     tsr_level level;     /* the usual level; a finding may differ where the contract says so */
-    const char *summary; /* one line: what the rule watches for */
+    const char *summary; /* one line: what the rule checks */
     const char *help;    /* cause and cure, a sentence or two */
 } tsr_rule;
 
@@ -34,14 +34,14 @@ typedef struct tsr_finding {
 
 typedef struct tsr_findings tsr_findings;
 
-/* `max_per_rule` bounds what is stored of one rule (0: 1000); the rest is only counted. */
+/* Creates an empty list. At most `max_per_rule` findings of one rule are stored (0: 1000); the others are only counted. */
 tsr_findings *tsr_findings_new(const tsr_allocator *allocator, uint32_t max_per_rule, tsr_error *err);
 void tsr_findings_free(tsr_findings *findings);
 
 /* Stored findings in order of discovery. */
 size_t tsr_findings_count(const tsr_findings *findings);
 const tsr_finding *tsr_findings_at(const tsr_findings *findings, size_t index);
-/* All of a level, those not stored included. */
+/* The number of findings of a level, including those that were not stored. */
 uint64_t tsr_findings_total(const tsr_findings *findings, tsr_level level);
 
 TSR_API_END
