@@ -10,9 +10,9 @@
 
 TSR_API_BEGIN
 
-/* Runs `body` once a rank, each on its own thread with its own communicator, and waits for all. A body that returns with a
- * failure, or while others still communicate, makes their calls end with TSR_E_IO. Returns TSR_OK, or the status and
- * message of the lowest rank whose own failure it was. Errors: TSR_E_NOMEM; TSR_E_IO when threads cannot be started. */
+/* Runs `body` once per rank, each on its own thread with its own communicator, and waits for all of them. If a body fails, or
+ * returns while other ranks still communicate, their calls return TSR_E_IO. Returns TSR_OK, or the status and message of the
+ * lowest rank that failed by itself. Errors: TSR_E_NOMEM; TSR_E_IO when threads cannot be started. */
 tsr_status tsr_comm_threads_run(const tsr_allocator *allocator, uint32_t ranks,
                                 tsr_status (*body)(void *arg, tsr_comm *comm, tsr_error *err), void *arg, tsr_error *err);
 

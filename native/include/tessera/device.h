@@ -1,8 +1,8 @@
-/* The kinds of memory that tensors can be in. A NULL tsr_device is plain host memory; a GPU's memory joins as a table of
- * functions, so that a program without one links nothing of it.
+/* The kinds of memory that tensors can be in. A NULL tsr_device is plain host memory; a GPU's memory is accessed through a
+ * table of functions, so a program without a GPU does not link any GPU code.
  *
- * Copies of one device are done in the order in which they were asked for. They may still be under way when the function
- * returns: the host side of a copy is only touched again after `synchronize`. Thread rule: one thread at a time a device.
+ * Copies of one device run in the order in which they were requested. They may still be running when the function returns, so
+ * do not touch the host side of a copy before `synchronize`. Thread rule: one thread at a time per device.
  *
  * Example:
  *
@@ -29,9 +29,9 @@ struct tsr_device {
     tsr_status (*to_host)(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err);
     tsr_status (*from_host)(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err);
     tsr_status (*within)(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err);
-    /* Waits for every copy so far and reports the first that failed. */
+    /* Waits for all copies requested so far and reports the first one that failed. */
     tsr_status (*synchronize)(tsr_device *device, tsr_error *err);
-    /* Optional (both or none): makes host memory, page-locked, quick to copy from and to; and the end of it. */
+    /* Optional (both or neither): `pin` page-locks host memory, which makes copies faster, and `unpin` unlocks it. */
     tsr_status (*pin)(tsr_device *device, void *data, uint64_t bytes, tsr_error *err);
     void (*unpin)(tsr_device *device, void *data, uint64_t bytes);
 };

@@ -1,5 +1,5 @@
-/* Checkpoints and documents by their paths: open what is at a path, and write to a path. Programs that do nothing unusual
- * need no store, output or unit of work of their own.
+/* Checkpoints and documents by their paths: open the checkpoint at a path, and write one to a path. Most programs therefore do
+ * not need a store, an output or a unit of work of their own.
  *
  * Example:
  *
@@ -18,9 +18,10 @@
 
 TSR_API_BEGIN
 
-/* Opens the checkpoint at `path`: a file, a directory, an http(s) URL, or the URL of an object
- * store (tessera/sys/object_store.h). It is recognized from content. Borrows `host`
- * until close; `options` may be NULL. Errors: those of tsr_path_store_open and tsr_checkpoint_open. The caller closes the checkpoint with tsr_path_close, never with tsr_checkpoint_close. */
+/* Opens the checkpoint at `path`: a file, a directory, an http(s) URL, or the URL of an object store
+ * (tessera/sys/object_store.h). The format is recognized from the content. Borrows `host` until close; `options` may be NULL.
+ * Errors: those of tsr_path_store_open and tsr_checkpoint_open. The caller closes the checkpoint with tsr_path_close, never
+ * with tsr_checkpoint_close. */
 tsr_status tsr_path_open(const char *path, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
                          tsr_error *err);
 /* The same for a checkpoint whose files are in several directories: those of `paths` count as one. A name that is in more than
@@ -46,9 +47,8 @@ typedef struct tsr_path_write_options {
  * With a `comm` the call is collective: every rank has opened the same checkpoint, passes the same options, and sees the
  * same file system at `path`; all of them return the same status.
  *
- * Errors: those of tsr_convert; TSR_E_EXISTS when there is something at `path` already; TSR_E_USAGE when the
- * source would be overwritten, or the ranks have opened different checkpoints; TSR_E_CHANGED when the source changed
- * meanwhile; TSR_E_IO. */
+ * Errors: those of tsr_convert; TSR_E_EXISTS when `path` already exists; TSR_E_USAGE when the source would be overwritten, or
+ * the ranks have opened different checkpoints; TSR_E_CHANGED when the source changed meanwhile; TSR_E_IO. */
 tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const tsr_path_write_options *options,
                           tsr_arena *arena, tsr_conversion *out, tsr_error *err);
 
@@ -69,11 +69,11 @@ tsr_status tsr_path_tree_open(const char *path, const tsr_host *host, tsr_arena 
 void tsr_path_tree_close(tsr_path_tree *tree);
 
 /* Writes a value tree to the file `path` as torch.save does, completely or not at all. `checkpoint` reads the bytes of the
- * tensors in it (tsr_path_tree_open opens such trees). Nothing is replaced: TSR_E_EXISTS when there is something at `path`.
- * Other errors: those of tsr_write_tree; TSR_E_CHANGED when the source changed meanwhile; TSR_E_IO. */
+ * tensors in it (tsr_path_tree_open opens such trees). It never replaces a file: it returns TSR_E_EXISTS when `path` already
+ * exists. Other errors: those of tsr_write_tree; TSR_E_CHANGED when the source changed meanwhile; TSR_E_IO. */
 tsr_status tsr_path_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, const char *path, tsr_error *err);
 
-/* The content of the file at `path`, such as a JSON document, in `arena`. Refuses more than limits.metadata_bytes. Errors:
+/* Reads the file at `path`, such as a JSON document, into `arena`. Files larger than limits.metadata_bytes are refused. Errors:
  * TSR_E_NOT_FOUND, TSR_E_USAGE for a directory, TSR_E_LIMIT, TSR_E_IO, TSR_E_NOMEM. */
 tsr_status tsr_path_load(const char *path, const tsr_host *host, tsr_arena *arena, tsr_str *out, tsr_error *err);
 

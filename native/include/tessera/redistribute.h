@@ -1,12 +1,12 @@
-/* Live redistribution: tensors move in memory from one distribution to another, without a file and without a rank that
- * holds more than its own parts.
+/* Live redistribution: tensors move in memory from one distribution to another, without a file, and no rank holds more than its
+ * own shards.
  *
- *   from [rows on 4 ranks]  ──▶ boxes that a rank has and another wants ──▶ packed, exchanged in rounds ──▶ to [columns]
+ *   from [rows on 4 ranks]  ──▶ boxes that one rank has and another wants ──▶ packed, exchanged in rounds ──▶ to [columns]
  *
- * What is in one run on either side is sent from, or received into, the tensor itself. What a rank has and wants stays
- * in it. What is in memory that the processes of a machine share (tsr_create_options.share), on either side, is copied once,
- * by the rank at the other end. Replicas: a rank that has a copy itself takes that, others the copy whose
- * place in the dims that replicate the tensor is theirs.
+ * Data that is contiguous on one side is sent from, or received into, the tensor itself. Data that a rank both has and wants
+ * does not leave the rank. If either side is in memory that the processes of a machine share (tsr_create_options.share), the
+ * rank at the other end copies the data once. Of several replicas a rank uses its own if it has one, otherwise the one with the
+ * same coordinates as the rank in the mesh dims that replicate the tensor.
  *
  * Example:
  *
@@ -20,9 +20,10 @@ TSR_API_BEGIN
 
 /* Moves every tensor of `from` into the one in the same place of `to`. Both have the same structure, and tensors in the same
  * places the same shape and dtype, in any distribution: over meshes of the communicator's size, in boxes, or whole. Their
- * memory must not overlap. Every rank passes the same; that is checked (see tessera/statedict.h). Errors: TSR_E_USAGE where
- * sides or ranks differ, or where `from` in boxes does not have exactly one rank's box for every element that `to` wants.
- * Besides the tensors it needs at most round_bytes (0: the default) each for sending and receiving. Collective. */
+ * memory must not overlap. Every rank passes the same arguments, which is checked (see tessera/statedict.h). Errors:
+ * TSR_E_USAGE if the two sides or the ranks differ, or if `from` is in boxes and an element that `to` wants is not in the box
+ * of exactly one rank. Besides the tensors the call needs at most round_bytes (0: the default) each for sending and receiving.
+ * Collective. */
 tsr_status tsr_state_dict_redistribute(const tsr_value *from, const tsr_value *to, tsr_comm *comm, size_t round_bytes,
                                        const tsr_host *host, tsr_error *err);
 

@@ -1,13 +1,13 @@
-/* Checkpoints of state dicts that ranks hold together: every rank writes and reads its own parts.
+/* Checkpoints of state dicts that ranks hold together: every rank writes and reads its own shards.
  *
  *   rank 0   __0_0.distcp   objects, its shards ┐
  *   rank 1   __1_0.distcp   its shards          ├ all durable ──▶ rank 0 publishes `.metadata`
  *   rank 2   __2_0.distcp   its shards          ┘
  *
- * What is written is a DCP folder as torch.distributed.checkpoint.save writes it, with any number of ranks, and is read by
- * torch.distributed.checkpoint.load; what is read is any checkpoint that Tessera opens. Names are those of DCP's
- * flatten_state_dict: dicts flatten, lists where they hold tensors or dicts, joined by '.'. Collective: all ranks return
- * the same status; ranks that disagree are told as tessera/statedict.h says.
+ * Saving writes a DCP directory as torch.distributed.checkpoint.save does, from any number of ranks, and
+ * torch.distributed.checkpoint.load reads it. Loading reads any checkpoint that Tessera can open. Names are those of DCP's
+ * flatten_state_dict: dicts are flattened, and so are lists that hold tensors or dicts; keys are joined by '.'. Both calls are
+ * collective: all ranks return the same status. tessera/statedict.h describes how they report ranks that disagree.
  *
  * Example:
  *
@@ -25,18 +25,18 @@ TSR_API_BEGIN
 
 typedef struct tsr_save_options {
     size_t size; /* TSR_OPTIONS sets it */
-    bool overwrite;      /* replaces a checkpoint in that place; readers see the old one or the new one */
+    bool overwrite;      /* replace an existing checkpoint; readers see either the old one or the new one */
     size_t buffer_bytes; /* for what is not one run of host memory, page-locked where that is a device's; 0: 16 MiB */
     tsr_warnings warnings;
 } tsr_save_options;
 
-/* Writes the folder `path`, which all ranks see. A shard that several ranks hold is written once, by the least loaded of
- * them; objects by rank 0, whose values count. Nothing is visible before all is durable: a failed or killed save leaves an
- * earlier checkpoint as it was, and the next save of that place removes what a killed one left, but not what is still being
- * written (told by a lock). Besides its buffer a rank needs some hundred bytes for each shard of all ranks. `options`
- * may be NULL. Warns rank 0 when `overwrite` replaces a checkpoint, as FileSystemWriter does, and other ranks of objects
- * whose values differ from rank 0's. Errors: TSR_E_EXISTS, TSR_E_IO, TSR_E_UNSUPPORTED (a tensor inside a tuple, a value
- * that cannot be pickled, a partial tensor). */
+/* Writes the directory `path`, which all ranks must see. A shard that several ranks hold is written once, by the least loaded
+ * of them. Objects are written by rank 0, with its values. The checkpoint becomes visible only when all of it is durable. A
+ * failed or killed save leaves an earlier checkpoint as it was; the next save to that path removes the files of a killed one,
+ * but not those that are still being written (a lock shows which). Besides its buffer a rank needs a few hundred bytes for each
+ * shard of all ranks. `options` may be NULL. Warns rank 0 when `overwrite` replaces a checkpoint, as FileSystemWriter does, and
+ * other ranks of objects whose values differ from rank 0's. Errors: TSR_E_EXISTS, TSR_E_IO, TSR_E_UNSUPPORTED (a tensor inside
+ * a tuple, a value that cannot be pickled, a partial tensor). */
 tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const char *path, const tsr_save_options *options,
                                const tsr_host *host, tsr_error *err);
 
@@ -48,12 +48,11 @@ typedef struct tsr_load_options {
     tsr_warnings warnings;
 } tsr_load_options;
 
-/* Fills the tensors of `state`, of any distribution, with this rank's boxes of the checkpoint at `path`, whatever world it
- * was saved by; meta tensors get memory in `out`. The result has the same structure; values that are not tensors are the
- * checkpoint's. Entries that `state` has no place for are passed over, as DCP does. Warns of these, and of names that
- * allow_missing leaves as they are. Shapes and dtypes must be the same:
- * TSR_E_USAGE with both. Other errors: TSR_E_NOT_FOUND for missing names, those of opening and reading. `options` may be
- * NULL. */
+/* Fills the tensors of `state`, of any distribution, with this rank's boxes of the checkpoint at `path`, which any number of
+ * ranks may have saved. Meta tensors get memory in `out`. The result has the same structure; values that are not tensors are
+ * the checkpoint's. Entries that are not in `state` are ignored, as in DCP. Warns about these, and about names that
+ * allow_missing leaves unchanged. Shapes and dtypes must be the same; otherwise the call fails with TSR_E_USAGE and names both.
+ * Other errors: TSR_E_NOT_FOUND for missing names, those of opening and reading. `options` may be NULL. */
 tsr_status tsr_state_dict_load(const char *path, const tsr_value *state, tsr_comm *comm, const tsr_load_options *options,
                                tsr_state_dict *out, tsr_error *err);
 
