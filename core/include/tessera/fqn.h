@@ -1,7 +1,8 @@
 /* Canonical fully qualified names: what a raw parameter name becomes once the wrappers' components are gone.
  *
- * With a module tree (modules.h) the answer is PyTorch's: each component is judged by the class it stands under. Without
- * one only the text is left, which cannot always tell a wrapper from a user's attribute: that form says so.
+ * With a module tree (modules.h) the answer is PyTorch's: each component is judged by the class of its parent. Without a tree
+ * only the text is available, which cannot always distinguish a wrapper from a user's attribute; tsr_name.ambiguity then says
+ * so.
  *
  * Example:
  *

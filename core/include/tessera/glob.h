@@ -17,8 +17,8 @@
 
 TSR_API_BEGIN
 
-/* Whether the pattern matches the whole of `name`. Iterative; no pattern takes more than the square
- * of the name times the length of the pattern. */
+/* Whether the pattern matches the whole of `name`. Iterative; the time is at most the square of the name's length times the
+ * length of the pattern. */
 bool tsr_glob_match(tsr_str pattern, tsr_str name);
 
 TSR_API_END

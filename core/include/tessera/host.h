@@ -1,6 +1,6 @@
-/* What the surrounding program lends the core: memory, limits, threads, and fast digests. A zeroed tsr_host with
- * `allocator = &tsr_allocator_libc` and `limits = tsr_limits_default()` works everywhere; the native library fills
- * in ISA-L, libzstd, libcrypto and a thread pool (tessera/native_host.h). Borrowed by everything opened with it.
+/* Services that the surrounding program provides to the core: memory, limits, threads, and fast digests. A zeroed tsr_host with
+ * `allocator = &tsr_allocator_libc` and `limits = tsr_limits_default()` works everywhere; the native library fills in ISA-L,
+ * libzstd, libcrypto and a thread pool (tessera/native_host.h). Borrowed by everything opened with it.
  *
  * Example:
  *

@@ -1,8 +1,8 @@
 /* Maps: from one model's names and layouts to another's (`tessera.map/1`).
  *
- * A map is a list of rules. A rule names tensors by patterns, says what becomes of them in steps (split, concat, stack, transpose, …),
- * and names the results by patterns. A mapped checkpoint is opened over another one and is a checkpoint itself: its tensors are boxes
- * of the source's chunks, so that listing, converting, comparing and resharding need no memory for tensors.
+ * A map is a list of rules. A rule selects tensors by patterns, transforms them in steps (split, concat, stack, transpose, …),
+ * and names the results by patterns. A mapped checkpoint is opened over another one and is a checkpoint itself: its tensors are
+ * boxes of the source's chunks, so that listing, converting, comparing and resharding need no memory for tensors.
  *
  * Example:
  *
@@ -26,8 +26,9 @@ typedef struct tsr_mapping_rules tsr_mapping_rules;
  * expected there; TSR_E_NOMEM. */
 tsr_status tsr_mapping_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err);
 
-/* The map that goes back. A name goes back to one that the map makes it of; tsr_mapping_open refuses a name that the map does not make,
- * or makes by two rules of which neither is an exception to the other (TSR_E_FORMAT, naming the rules). Errors: TSR_E_UNSUPPORTED naming the rule and the step that has no inverse. */
+/* Makes the inverse map, which takes each name back to the one that the map makes it from. Opened over a checkpoint, it refuses a name
+ * that the map does not make, or that two rules make of which neither is an exception to the other (TSR_E_FORMAT, naming the rules).
+ * Errors: TSR_E_UNSUPPORTED naming the rule and the step that has no inverse. */
 tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err);
 
 /* The checkpoint as the map makes it. Borrows `source` and `rules`, which must outlive it; close it with tsr_checkpoint_close

@@ -127,9 +127,9 @@ typedef struct tsr_modules_document {
     size_t group_count;
 } tsr_modules_document;
 
-/* Reads a document; everything lives in `arena`, nothing borrows `text`. A node {"same_as": PATH} is the module that
- * stands at PATH (dotted, from the root): a shared module. Errors: TSR_E_FORMAT with the place in the document, or the byte
- * for broken JSON; TSR_E_LIMIT; TSR_E_NOMEM. (core/documents) */
+/* Reads a document; everything lives in `arena`, nothing borrows `text`. A node {"same_as": PATH} is the module at PATH
+ * (dotted, from the root): a shared module. Errors: TSR_E_FORMAT with the place in the document, or the byte for broken JSON;
+ * TSR_E_LIMIT; TSR_E_NOMEM. (core/documents) */
 tsr_status tsr_modules_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_modules_document *out,
                              tsr_error *err);
 

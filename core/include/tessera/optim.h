@@ -28,12 +28,12 @@
 TSR_API_BEGIN
 
 /* Nested (or native: ids become their decimals) → flat, as `_flatten_optim_state_dict`: dicts in a parameter's state are
- * flattened all the way down, everything else there must be a tensor, an int or a float; values of groups are kept whole,
- * once a parameter. Two unequal values under one flat name are an error. */
+ * flattened all the way down, everything else there must be a tensor, an int or a float; values of groups are kept whole, once
+ * per parameter. Two unequal values under one flat name are an error. */
 tsr_status tsr_optim_flatten(const tsr_value *nested, const tsr_host *host, tsr_arena *arena, const tsr_value **out,
                              tsr_error *err);
 
-/* What the optimizer would tell when flat state is unflattened. All of it may be left out. */
+/* Information from the optimizer for unflattening flat state. Every field is optional. */
 typedef struct tsr_unflatten {
     /* Which FQNs exist and which of them require gradients; those have a state even if it is empty. NULL: FQNs are those of
      * the param_groups keys, whose last component is the option's name. */

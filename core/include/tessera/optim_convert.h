@@ -44,7 +44,8 @@ typedef struct tsr_optim_document {
     const char *name;
 } tsr_optim_document;
 
-/* What is asked for. A zeroed request with an action and a ring is valid. Messages name options as the command line does. */
+/* The conversion to perform. A zeroed request with an action and a ring is valid. Messages name options as the command line
+ * does. */
 typedef struct tsr_optim_request {
     tsr_optim_action action;
     tsr_optim_document modules;     /* tessera.modules/1: names, frozen parameters, groups */

@@ -1,4 +1,4 @@
-/* An output is a named set of files being written: a folder or one file, published as a whole or not at all. Nothing is
+/* An output is a named set of files being written: a directory or one file, published as a whole or not at all. Nothing is
  * visible under its final name before `publish`; `discard` leaves an earlier checkpoint in that place as it was.
  *
  * Example:
@@ -29,7 +29,8 @@ struct tsr_output {
     tsr_status (*create)(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err);
     /* Thread-safe for ranges that do not overlap. */
     tsr_status (*write_at)(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err);
-    /* Copies bytes of a store's file without bringing them here; TSR_E_UNSUPPORTED when it cannot. NULL: it never can. */
+    /* Copies bytes of a store's file without passing them through this process; TSR_E_UNSUPPORTED when it cannot. NULL: it
+     * never can. */
     tsr_status (*copy_range)(tsr_output *output, uint32_t file, uint64_t offset, const tsr_copied_range *source,
                              tsr_error *err);
     /* Makes everything durable and visible; `marker` (or TSR_NO_FILE) becomes visible last. Frees nothing. */
@@ -38,9 +39,9 @@ struct tsr_output {
     void (*close)(tsr_output *output);
     /* Optional: makes all that was written durable, where it is. */
     tsr_status (*sync)(tsr_output *output, tsr_error *err);
-    /* 0, or what sets the names of new data files apart from those of the checkpoint that they replace in the same folder
-     * ("__3_1.distcp" after "__3_0.distcp"): data files must take names that are free (publish refuses others), so that the
-     * old checkpoint stays whole until the marker, which keeps its name, switches. */
+    /* 0, or a number that distinguishes the names of new data files from those of the checkpoint that they replace in the same
+     * directory ("__3_1.distcp" after "__3_0.distcp"): data files must take names that are free (publish refuses others), so
+     * that the old checkpoint stays whole until the marker, which keeps its name, switches. */
     uint32_t generation;
 };
 

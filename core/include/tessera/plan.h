@@ -1,11 +1,11 @@
-/* Plans: which bytes of a checkpoint's chunks go where on the ranks of a target.
+/* Plans: where the bytes of a checkpoint's chunks go on the ranks of a target.
  *
  *   storage chunks × target layout ──▶ read items: one box copy each, from a chunk into a rank's local tensor
  *
- * A plan is symbolic. Tensors with equal shape, chunk boxes and placements are one class and are planned once; the items
- * of a rank are made when asked for, and nothing is ever as large as ranks × tensors. The items of a rank write every
- * element of its shards exactly once. Everything is pure and a plan is read-only once made: several threads may use it,
- * each with its own arena. Source of the vocabulary: torch.distributed.checkpoint.planner (ReadItem, WriteItem).
+ * A plan is symbolic. Tensors with equal shape, chunk boxes and placements are one class and are planned once; the items of a
+ * rank are made on request, and no data structure is as large as ranks × tensors. The items of a rank write every element of
+ * its shards exactly once. Everything is pure and a plan is read-only once made: several threads may use it, each with its own
+ * arena. Source of the vocabulary: torch.distributed.checkpoint.planner (ReadItem, WriteItem).
  *
  * Example:
  *
@@ -45,10 +45,10 @@ typedef struct tsr_plan_options {
 } tsr_plan_options;
 
 /* Plans the catalog's tensors (objects and opaque entries have no bytes to place) for a target. Borrows catalog, target and
- * host until free; `options` may be NULL. Where several copies of a box are stored, the one in the file with the least
- * bytes to read so far is taken. Shapes of float4 are counted in pairs, as PyTorch does. Errors: TSR_E_FORMAT for a tensor
- * whose chunks do not tile it, TSR_E_USAGE for rules that do not fit, TSR_E_UNSUPPORTED for a cut through a tensor whose
- * elements are not byte-aligned, TSR_E_NOMEM. */
+ * host until free; `options` may be NULL. If several copies of a box are stored, the plan uses the one in the file with the
+ * fewest bytes to read so far. Shapes of float4 are counted in pairs, as PyTorch does. Errors: TSR_E_FORMAT for a tensor whose
+ * chunks do not tile it, TSR_E_USAGE for rules that do not fit, TSR_E_UNSUPPORTED for a cut through a tensor whose elements are
+ * not byte-aligned, TSR_E_NOMEM. */
 tsr_status tsr_plan_new(const tsr_catalog *catalog, const tsr_target *target, const tsr_plan_options *options,
                         const tsr_host *host, tsr_plan **out, tsr_error *err);
 void tsr_plan_free(tsr_plan *plan); /* accepts NULL */
@@ -77,8 +77,8 @@ typedef struct tsr_read_item {
     const uint64_t *lengths;
 } tsr_read_item;
 
-/* All items of one rank, sorted by (file, byte_offset of the chunk, tensor, storage offsets); with a storage, by server in
- * front of that, and each rank begins at another server. They and their arrays live in `arena`. O(items × log items). */
+/* All items of one rank, sorted by (file, byte_offset of the chunk, tensor, storage offsets). With a storage they are sorted by
+ * server first, and each rank begins at another server. They and their arrays live in `arena`. O(items × log items). */
 tsr_status tsr_plan_rank(const tsr_plan *plan, uint64_t dest_rank, tsr_arena *arena, const tsr_read_item **items,
                          uint64_t *count, tsr_error *err);
 

@@ -4,9 +4,9 @@
  *   tensor ── tiles (boxes that are contiguous in row-major order) ──▶ ring of reused buffers ──▶ consumer, in order
  *               ▲ each chunk's part of a tile is one read where it can be, scattered into the tile
  *
- * Geometry is torch's: a float4 tensor that safetensors lists as [3, 8] is read as [3, 4] packed bytes; float6 tensors,
- * whose elements are not byte-aligned, are runs of bytes and can only be read whole. Memory is that of the ring plus the
- * located views of the tensors in work; nothing grows with the tensor's size.
+ * Shapes are counted as in torch: a float4 tensor that safetensors lists as [3, 8] is read as [3, 4] packed bytes; float6
+ * tensors, whose elements are not byte-aligned, are runs of bytes and can only be read whole. Memory is that of the ring plus
+ * the located views of the tensors in work; nothing grows with the tensor's size.
  *
  * Example:
  *
@@ -34,8 +34,8 @@ typedef struct tsr_ring tsr_ring;
 tsr_status tsr_ring_new(const tsr_host *host, size_t max_bytes, tsr_ring **out, tsr_error *err);
 void tsr_ring_free(tsr_ring *ring); /* accepts NULL */
 
-/* How far a long job is, in bytes. `step` is called by one thread at a time, not always the same one; false stops the job
- * with TSR_E_CANCELLED. A NULL tsr_progress, or a NULL step, is allowed wherever one is taken. */
+/* Reports the progress of a long job, in bytes. `step` is called by one thread at a time, not always the same one; false stops
+ * the job with TSR_E_CANCELLED. A NULL tsr_progress, or a NULL step, is allowed wherever one is taken. */
 typedef struct tsr_progress {
     bool (*step)(void *ctx, uint64_t byte_done, uint64_t byte_total);
     void *ctx;
@@ -46,10 +46,9 @@ typedef struct tsr_progress {
  * elements. */
 tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *err);
 
-/* A box of a tensor, in elements, into `buffer` of exactly its bytes. Reads what the box
- * needs and no more than a little around it. Errors: TSR_E_USAGE (box beyond the tensor, wrong buffer size), TSR_E_FORMAT
- * (elements that no chunk or more than one chunk holds; damaged items), TSR_E_NOT_FOUND (missing data file), TSR_E_IO.
- * Thread-safe. */
+/* Reads a box of a tensor, in elements, into `buffer`, whose size must be exactly that of the box. Reads little more than the
+ * bytes of the box. Errors: TSR_E_USAGE (box beyond the tensor, wrong buffer size), TSR_E_FORMAT (elements that no chunk or
+ * more than one chunk holds; damaged items), TSR_E_NOT_FOUND (missing data file), TSR_E_IO. Thread-safe. */
 tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_box box, void *buffer, size_t buffer_size,
                         tsr_error *err);
 
@@ -57,7 +56,7 @@ tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_
  * not always the same one. A non-zero status stops the job and is returned by it. */
 typedef tsr_status tsr_each_tile(void *ctx, const void *data, size_t size, uint64_t byte_at, tsr_error *err);
 
-/* The whole tensor in order. While `each` works on one tile the next are read by the host's threads. Errors as
+/* Streams the whole tensor in order. While `each` handles one tile, the host's threads read the next ones. Errors: as
  * tsr_read_box. */
 tsr_status tsr_stream_tensor(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_each_tile *each,
                              void *ctx, tsr_error *err);

@@ -1,5 +1,5 @@
 /* How the plain tensors of several ranks form whole ones. Such tensors (Meta's consolidated.NN.pth, Megatron's mp_rank_TT,
- * vLLM's sharded state) do not say where they belong; a map does: a tessera.shards/1 document, or one that is built in.
+ * vLLM's sharded state) do not state where they belong; a map does: a tessera.shards/1 document, or one that is built in.
  *
  * Example:
  *

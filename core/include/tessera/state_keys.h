@@ -14,8 +14,8 @@
 
 TSR_API_BEGIN
 
-/* One value of a nested state dict: its dotted name, and the path that the name alone does not tell ("0" may be a position
- * or a key). */
+/* One value of a nested state dict: its dotted name, and its path, which does not follow from the name alone ("0" may be a
+ * position or a key). */
 typedef struct tsr_state_key {
     tsr_str name;
     const tsr_path_item *path;

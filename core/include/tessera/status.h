@@ -22,7 +22,7 @@ TSR_API_BEGIN
 
 typedef enum tsr_status {
     TSR_OK = 0,
-    TSR_E_NOMEM,       /* the allocator or a memory limit said no */
+    TSR_E_NOMEM,       /* the allocator failed, or a memory limit was reached */
     TSR_E_IO,          /* a read or write failed, or ended early */
     TSR_E_FORMAT,      /* malformed input */
     TSR_E_UNSUPPORTED, /* well-formed, but not something Tessera (as built) handles */

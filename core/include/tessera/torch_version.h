@@ -1,4 +1,5 @@
-/* Versions of PyTorch, and which of them load what. Only 2.x is supported, so a version is its second number.
+/* Versions of PyTorch, and the features of checkpoints that they can load. Only 2.x is supported, so a version is its second
+ * number.
  *
  * Example:
  *

@@ -15,13 +15,14 @@
 
 TSR_API_BEGIN
 
-/* All entries: tiling (layout/out-of-range, layout/overlap, layout/hole, layout/empty-chunk, layout/too-large), and
+/* Checks all entries: tiling (layout/out-of-range, layout/overlap, layout/hole, layout/empty-chunk, layout/too-large), and
  * chunks that share bytes of a file in a format where that is damage (layout/bytes-shared). Chunks of a missing file
  * (TSR_NO_FILE) are tiled like others. Findings name files where the catalog has their names. */
 tsr_status tsr_validate_catalog(const tsr_catalog *catalog, const tsr_host *host, tsr_findings *findings, tsr_error *err);
 
-/* What a checkpoint should hold: entries that a layout, a module tree, an index file or a list of names tells. Of an entry,
- * dtype TSR_DTYPE_NONE (with shape NULL: neither), chunks NULL and an empty digest mean that nothing is said of it. */
+/* A contract lists the entries that a checkpoint should hold, as given by a layout, a module tree, an index file or a list of
+ * names. Not every property has to be given: dtype TSR_DTYPE_NONE (with shape NULL: neither dtype nor shape), chunks NULL and
+ * an empty digest leave it open. */
 typedef enum tsr_leniency {
     TSR_MAY_MISS = 1,   /* an entry of the contract need not be there */
     TSR_MAY_EXCEED = 2, /* an entry that the contract does not have may be there */
@@ -34,25 +35,25 @@ typedef enum tsr_leniency {
 typedef struct tsr_contract_rule {
     tsr_str match;           /* a GLOB over the whole FQN; the first rule that matches counts */
     uint32_t allow;          /* of tsr_leniency */
-    const tsr_dtype *dtypes; /* further dtypes that are as good as the one said */
+    const tsr_dtype *dtypes; /* further dtypes that are accepted */
     size_t dtype_count;
 } tsr_contract_rule;
 
 typedef struct tsr_contract {
     tsr_catalog expected;
-    const tsr_str *digests; /* one an entry, in hex; NULL: none has one */
+    const tsr_str *digests; /* one per entry, in hex; NULL: none has one */
     tsr_digest_algorithm algorithm;
     const tsr_contract_rule *rules;
     size_t rule_count;
     bool (*match)(tsr_str glob, tsr_str name); /* needed where there are rules: tsr_glob_match */
     const char *called;                        /* in messages: "the layout" */
-    tsr_str prefix;    /* of the checkpoint only what begins so counts, without it: "model." */
+    tsr_str prefix;    /* "model.": only names with this prefix count, and it is stripped */
     uint32_t allow;    /* of tsr_leniency, for what no rule matches */
     bool any_kind;     /* names only: tensors and objects are the same */
 } tsr_contract;
 
-/* The catalog against a contract: layout/missing-entry, layout/unexpected-entry, layout/kind, layout/dtype, layout/shape,
- * layout/chunks. Chunks are compared as sets of boxes. Digests are exec's (tsr_check_digests). */
+/* Checks the catalog against a contract and adds findings: layout/missing-entry, layout/unexpected-entry, layout/kind,
+ * layout/dtype, layout/shape, layout/chunks. Chunks are compared as sets of boxes. tsr_check_digests compares the digests. */
 tsr_status tsr_validate_contract(const tsr_catalog *catalog, const tsr_contract *contract, const tsr_host *host,
                                  tsr_findings *findings, tsr_error *err);
 

@@ -1,4 +1,4 @@
-/* A value tree: what a checkpoint holds beside dense tensors, as data. Nodes live in an arena and may be shared (a
+/* A value tree: the contents of a checkpoint other than dense tensors, as data. Nodes live in an arena and may be shared (a
  * pickle's memo makes DAGs, even cycles): walk them with a budget (tsr_limits.depth and .expansion).
  *
  * Example:

@@ -1,4 +1,4 @@
-/* Which version of Tessera a program was compiled with, and which one it runs with.
+/* The version of Tessera that a program was compiled with, and the one that it runs with.
  *
  * Example:
  *

@@ -1,24 +1,25 @@
-/* Model state dicts of FSDP1 in a program's own memory: what FullyShardedDataParallel's state_dict() and load_state_dict()
- * do, in their three forms.
+/* Saves and loads the model state dicts of FSDP1 in a program's own memory, as FullyShardedDataParallel's state_dict() and
+ * load_state_dict() do, in their three forms.
  *
  *   FULL      every original whole, on all ranks or on rank 0 of each process group
  *   LOCAL     each unit's `_flat_param` as one sharded tensor, of which a rank has its slice without padding
  *   SHARDED   every original cut by torch.chunk on dim 0: in boxes (ShardedTensor), or over the unit's mesh (DTensor)
  *
- * The module tree (tessera/modules.h) says where the units, their originals, and the other parameters and buffers are. The
- * program says where a rank's memory is: a slice a unit, and a tensor for all else. Keys are canonical: components of FSDP1
- * and of checkpoint wrappers are gone, those of DDP and torch.compile stay. Originals under several names have them all.
+ * The module tree (tessera/modules.h) describes the units, their originals, and the other parameters and buffers. The program
+ * provides a rank's memory: one slice per unit, and a tensor for each other parameter or buffer. Keys are canonical: components
+ * of FSDP1 and of checkpoint wrappers are gone, those of DDP and torch.compile stay. Originals under several names have them
+ * all.
  *
- * Ranks. Saving and loading are collective over `comm`, which all units' communicators are parts of. Ranks first agree on
- * the units, their settings and the state; a rank that fails makes all fail with its message, and no memory of the model is
- * written before everything is checked.
+ * Ranks. Saving and loading are collective over `comm`, which all units' communicators are parts of. Ranks first agree on the
+ * units, their settings and the state; if a rank fails, all ranks fail with its message, and the model's memory is not written
+ * before everything has been checked.
  *
  * Memory. Saving allocates its result, and FULL one unit's flat parameter more; SHARDED moves elements straight between
  * slices and rows. Units on a device are staged through host memory of the size of their slice. Extensions, transforms and
  * tensor parallelism need a unit's flat parameter for SHARDED, too, and for optimizers the whole state of the flat
  * parameters.
  *
- * Source: torch/distributed/fsdp/_state_dict_utils.py of PyTorch 2.13. Thread rule: one thread a rank.
+ * Source: torch/distributed/fsdp/_state_dict_utils.py of PyTorch 2.13. Thread rule: one thread per rank.
  *
  * Example:
  *
@@ -37,7 +38,7 @@ TSR_API_BEGIN
 
 typedef enum tsr_fsdp_type { TSR_FSDP_FULL = 0, TSR_FSDP_LOCAL, TSR_FSDP_SHARDED } tsr_fsdp_type;
 
-/* StateDictType and its config. A unit begins with FULL and nothing else. */
+/* StateDictType and its config. A unit begins with FULL and both options off. */
 typedef struct tsr_fsdp_settings {
     tsr_fsdp_type type;
     bool offload;    /* results on the host; otherwise on the unit's device */
@@ -81,7 +82,7 @@ typedef struct tsr_fsdp_spec {
 /* One unit with a flat parameter, as this rank has it. Everything is borrowed. */
 typedef struct tsr_fsdp_unit {
     tsr_module_ref module; /* the node whose wrapper is TSR_WRAPPER_FSDP1 */
-    tsr_comm *comm;        /* one rank a slice: all ranks, or one replica of HYBRID strategies */
+    tsr_comm *comm;        /* one rank per slice: all ranks, or one replica of HYBRID strategies */
     bool no_shard;         /* NO_SHARD: `slice` is the whole flat parameter. Of itself so for one slice */
     const tsr_mesh *mesh;  /* given to FSDP as device_mesh: one dim (shard), or replicate, shard; NULL: none */
     tsr_dtype dtype;
@@ -118,7 +119,7 @@ typedef struct tsr_fsdp_tree {
     void (*warn)(void *ctx, const char *message); /* or NULL */
     /* Before a unit's subtree is saved or loaded and after it, nested ones within; `fqn` of the root is "". Or NULL. */
     void (*at)(void *ctx, tsr_fsdp_moment moment, tsr_str fqn);
-    /* Extra state that was loaded; or NULL: it stays as it is. */
+    /* Receives extra state that was loaded. NULL: extra state stays as it is. */
     tsr_status (*set_extra)(void *ctx, tsr_str fqn, const tsr_value *value, tsr_error *err);
     void *ctx;
 } tsr_fsdp_tree;
@@ -156,12 +157,11 @@ typedef struct tsr_fsdp_keys {
     size_t unexpected_count;
 } tsr_fsdp_keys;
 
-/* `state`, a DICT of the form that the units are set to, into the model's memory. Tensors are cast where types differ and
- * a cast exists. What the state has no key for keeps its values. Collective; `arena` and `keys` (NULL: not wanted) as above.
- * Errors, before anything is written: TSR_E_USAGE with all that is wrong: keys that did not fit (`strict`), other shapes or
- * forms, padding in LOCAL shards, LOCAL into units of
- * original parameters, ranks that differ. A rank whose ShardedTensor lacks its shard is warned and gets zeros, as
- * in PyTorch. Source: _pre_load_state_dict_hook, Module.load_state_dict. */
+/* `state`, a DICT of the form that the units are set to, into the model's memory. Tensors are cast where types differ and a
+ * cast exists. Tensors without a key in the state keep their values. Collective; `arena` and `keys` (NULL: not wanted) as
+ * above. Errors, before anything is written: TSR_E_USAGE with all that is wrong: keys that did not fit (`strict`), other shapes
+ * or forms, padding in LOCAL shards, LOCAL into units of original parameters, ranks that differ. A rank whose ShardedTensor
+ * lacks its shard is warned and gets zeros, as in PyTorch. Source: _pre_load_state_dict_hook, Module.load_state_dict. */
 tsr_status tsr_fsdp_model_load(tsr_fsdp_model *model, const tsr_value *state, bool strict, tsr_arena *arena,
                                tsr_fsdp_keys *keys, tsr_error *err);
 

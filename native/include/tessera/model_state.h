@@ -1,5 +1,5 @@
 /* State dicts of a live model: its module tree (tessera/modules.h) with memory behind the parameters and buffers, saved and
- * loaded under canonical names whatever wraps the model.
+ * loaded under canonical names, however the model is wrapped.
  *
  *   tsr_model ── get ──▶ {"fc.weight": tensor, …} ── tsr_state_dict_save ──▶ checkpoint
  *             ◀── set ──                          ◀── tsr_state_dict_load ──
@@ -7,10 +7,11 @@
  * Results borrow the model's memory unless options gather or offload it. Wrapped by DDP, torch.compile or activation
  * checkpointing, sharded over meshes (FSDP2, tensor parallel), cut in FSDP1's units or not at all, the names are the same.
  *
- * Ranks. Functions that take a `comm` are collective, whatever the options: ranks first agree on those and on whether
- * somebody failed, and all return the same status. NULL is a communicator of one rank. Thread rule: one thread a rank.
+ * Ranks. Functions that take a `comm` are collective, whatever the options: ranks first agree on the options and on whether a
+ * rank has failed, and all return the same status. NULL is a communicator of one rank. Thread rule: one thread per rank.
  *
- * Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. Differences are said where they are.
+ * Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. Differences are described at each
+ * function.
  *
  * Example:
  *
@@ -49,21 +50,22 @@ typedef struct tsr_model {
     tsr_status (*set_extra)(void *ctx, tsr_str raw, const tsr_value *value, tsr_error *err);
     void *ctx;
     tsr_state_dict *memory; /* of tensors that were meta; must outlive their use. NULL: none is meta */
-    /* What PyTorch warns of, and what a call passes over: each rank is told its own. Or NULL. FSDP1's units tell
-     * tsr_fsdp_tree.warn. */
+    /* Receives the warnings that PyTorch gives, and those about keys that a call ignores; each rank gets its own. May be NULL.
+     * Warnings of FSDP1 units go to tsr_fsdp_tree.warn. */
     void (*warn)(void *ctx, const char *message);
 } tsr_model;
 
 /* What a load did not match, by canonical name: names of the model in its order, then of the state dict in its. Lives in
  * the arena of the call. (Empty lists for PyTorch's _IncompatibleKeys of a load that did nothing.) */
 typedef struct tsr_unmatched_keys {
-    const tsr_str *missing; /* the model has them, the state dict not */
+    const tsr_str *missing; /* in the model but not in the state dict */
     size_t missing_count;
     const tsr_str *unexpected;
     size_t unexpected_count;
 } tsr_unmatched_keys;
 
-/* Among whom and how state is got or set: what the functions here and in tessera/optimizer_state.h have in common. */
+/* Common arguments of the functions here and in tessera/optimizer_state.h: the ranks and the options for getting and setting
+ * state. */
 typedef struct tsr_state_call {
     size_t size;                      /* TSR_OPTIONS sets it */
     tsr_comm *comm;                   /* NULL: one process */

@@ -1,4 +1,4 @@
-/* State dicts of live optimizers beside their model's (tessera/model_state.h), keyed by canonical names:
+/* State dicts of live optimizers, keyed by canonical names. They complement those of models (tessera/model_state.h):
  *
  *   {"state": {"fc.weight": {"step": t, "exp_avg": t}}, "param_groups": [{"lr": 0.1, …, "params": ["fc.weight"]}]}
  *
@@ -44,7 +44,7 @@ typedef struct tsr_model_optimizer {
     tsr_state_dict *memory; /* of first states and loaded values; must outlive their use */
     /* DICT: what the optimizer's state has under keys that are not parameters; NULL: nothing. As in PyTorch, models with
      * FSDP1's units carry it along when it is got, with a warning, and others refuse it. Setting replaces it by what a state
-     * dict keyed by number has under such keys, which is nothing in any other: a warning tells when it is dropped. Other
+     * dict keyed by number has under such keys, which is nothing in any other: a warning reports when it is dropped. Other
      * models refuse full_state_dict next to it (TSR_E_UNSUPPORTED). tessera/sys/optimizer_raw.h loads it. */
     const tsr_value *user_state;
     tsr_dtype default_dtype; /* of first states: torch.get_default_dtype(); TSR_DTYPE_NONE: float32 */
@@ -56,10 +56,10 @@ typedef struct tsr_optimizers {
     size_t count;
 } tsr_optimizers;
 
-/* get_optimizer_state_dict: the state of all optimizers together, groups one after another. An optimizer without any state
- * gets its first one before, unless there are gradients (PyTorch's _init_optim_state). A shared parameter goes under its
- * first name. full_state_dict and cpu_offload as for models; results borrow the optimizers' memory else. Errors: TSR_E_USAGE
- * for no optimizer, or a parameter that is not the model's; those of tsr_optim_to_fqn, tsr_optim_merge, tsr_optim_flatten.
+/* get_optimizer_state_dict: the state of all optimizers together, groups one after another. An optimizer without any state gets
+ * its first one before, unless there are gradients (PyTorch's _init_optim_state). A shared parameter goes under its first name.
+ * full_state_dict and cpu_offload as for models; otherwise results borrow the optimizers' memory. Errors: TSR_E_USAGE for no
+ * optimizer, or a parameter that is not the model's; those of tsr_optim_to_fqn, tsr_optim_merge, tsr_optim_flatten.
  */
 tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_optimizers optimizers, const tsr_state_call *call,
                                         tsr_state_dict *out, tsr_error *err);
@@ -82,20 +82,20 @@ tsr_status tsr_get_optimizer_state_dict(const tsr_model *model, tsr_optimizers o
  * device (TSR_E_UNSUPPORTED for types without a cast). What the state dict does not have is gone afterwards, and what the
  * optimizer does not hold is added.
  *
- * With full_state_dict tensors are whole, each rank keeps its part, and what the state dict does not have stays as it is.
- * With broadcast_from_rank0 only rank 0's `state` counts. What the optimizer does not hold is added as PyTorch does: on
- * ranks that give a state dict, whole; but without broadcast_from_rank0 only tensors with dimensions can be added, and
- * TSR_E_FORMAT names the first other key ("state.fc.weight.step"). An optimizer without any state tensor (it has gradients
- * but did not step yet, or its algorithm has none) is TSR_E_USAGE: there is nothing that says where tensors belong. Tuples
- * stay tuples (PyTorch makes lists of them).
+ * With full_state_dict tensors are whole, each rank keeps its part, and what the state dict does not have stays as it is. With
+ * broadcast_from_rank0 only rank 0's `state` counts. What the optimizer does not hold is added as PyTorch does: on ranks that
+ * give a state dict, whole; but without broadcast_from_rank0 only tensors with dimensions can be added, and TSR_E_FORMAT names
+ * the first other key ("state.fc.weight.step"). An optimizer without any state tensor (it has gradients but did not step yet,
+ * or its algorithm has none) is TSR_E_USAGE: nothing then shows where tensors belong. Tuples stay tuples (PyTorch makes lists
+ * of them).
  *
- * A flat state dict may hold other parameters, too (of other optimizers, or other stages of a pipeline): their keys are not
- * looked at. It must have every option of the optimizer's groups (TSR_E_NOT_FOUND with the key,
- * "param_groups.fc.weight.lr") and, when `strict`, every state that the optimizer holds (PyTorch puts {} in its place). In a
- * broadcast, that goes for the optimizers of all ranks.
+ * A flat state dict may hold other parameters, too (of other optimizers, or other stages of a pipeline): their keys are
+ * ignored. It must have every option of the optimizer's groups (TSR_E_NOT_FOUND with the key, "param_groups.fc.weight.lr") and,
+ * when `strict`, every state that the optimizer holds (PyTorch puts {} in its place). In a broadcast, that goes for the
+ * optimizers of all ranks.
  *
- * "param_names" in the options of a group (optimizers made of named parameters have them) are the state dict's, or stay
- * where it has none. Keys of `state` that no optimizer wants are passed over, with a warning.
+ * "param_names" in the options of a group (optimizers made of named parameters have them) are the state dict's, or stay where
+ * it has none. Keys of `state` that no optimizer uses are ignored, with a warning.
  *
  * Nothing is written before all ranks have found that everything fits. Errors: TSR_E_FORMAT for an empty state dict, groups
  * of other numbers or sizes, and a group whose options were not saved (PyTorch leaves it without a learning rate); those of

@@ -6,16 +6,16 @@
  *   a tsr_state_dict   owns what an operation made: the tree's nodes and the memory of new tensors
  *
  * Ranks. Operations with a `comm` are collective: all of its ranks call them. They first agree on the call: names, shapes,
- * dtypes, distributions and options. Where ranks differ every rank gets TSR_E_USAGE, with the first difference (by name)
- * and the ranks in the message; a rank that fails later makes all fail with its message. Dicts may list their keys in
- * different orders. What ranks have to do together is done in the order of names.
+ * dtypes, distributions and options. If ranks differ, every rank gets TSR_E_USAGE, and the message names the first difference
+ * (by name) and the ranks. If a rank fails later, all ranks fail with its message. Dicts may list their keys in different
+ * orders; collective steps follow the order of names.
  *
  * Memory. Besides its result an operation allocates at most `round_bytes` each for sending and receiving, and a few hundred
- * bytes a tensor and rank that holds it. Results share the leaves that did not change with what they were made from (plain
+ * bytes per tensor and rank that holds it. Results share the leaves that did not change with what they were made from (plain
  * tensors of a gather, numbers, strings), which must outlive them, as Python objects do.
  *
- * Errors of all: TSR_E_UNSUPPORTED ("type_check") for a value that DCP could not save; TSR_E_LIMIT for trees deeper than
- * limits.depth; TSR_E_NOMEM; messages name the value by its path. Thread rule: one thread a rank.
+ * Errors of all operations: TSR_E_UNSUPPORTED ("type_check") for a value that DCP could not save; TSR_E_LIMIT for trees deeper
+ * than limits.depth; TSR_E_NOMEM; messages name the value by its path. Thread rule: one thread per rank.
  *
  * Example:
  *
@@ -36,8 +36,9 @@ TSR_API_BEGIN
 
 typedef struct tsr_state_dict tsr_state_dict;
 
-/* Receives the warnings of a call: what it passes over, and what PyTorch warns of. Each is one sentence, valid until `warn`
- * returns. Every rank gets its own, before the call returns. `warn` must not use the communicator. Zeroed: no warnings. */
+/* Receives the warnings of a call: about values that it ignores, and where PyTorch warns. Each is one sentence, valid until
+ * `warn` returns. Every rank gets its own warnings, before the call returns. `warn` must not use the communicator. Zeroed: no
+ * warnings. */
 typedef struct tsr_warnings {
     void (*warn)(void *ctx, const char *message);
     void *ctx;
@@ -47,7 +48,7 @@ typedef struct tsr_warnings {
 tsr_status tsr_state_dict_new(const tsr_host *host, tsr_state_dict **out, tsr_error *err);
 void tsr_state_dict_free(tsr_state_dict *dict); /* accepts NULL */
 
-/* Where its nodes live; more may be put there. */
+/* The arena that the dict's nodes live in. The caller may allocate in it too. */
 tsr_arena *tsr_state_dict_arena(tsr_state_dict *dict);
 
 /* The tree: a DICT, unless the operation's input had another root. Valid until the next put. */
@@ -60,7 +61,7 @@ tsr_status tsr_state_dict_put(tsr_state_dict *dict, tsr_str key, const tsr_value
 /* A leaf for a tensor. Shape, mesh, placements and parts are copied into the dict, memory is borrowed. Errors: as
  * tsr_tensor_pieces. */
 tsr_status tsr_state_dict_tensor(tsr_state_dict *dict, const tsr_tensor *tensor, const tsr_value **out, tsr_error *err);
-/* The same with memory of its own, on tensor->device; what `tensor` says of memory is not looked at, nor is `meta`. */
+/* The same, but the dict allocates the memory, on tensor->device. The memory and `meta` of `tensor` are ignored. */
 tsr_status tsr_state_dict_allocate(tsr_state_dict *dict, const tsr_tensor *tensor, const tsr_value **out, tsr_error *err);
 
 /* ---- D2: gather ---- */
@@ -94,8 +95,9 @@ typedef struct tsr_offload_options {
     bool any_type;
 } tsr_offload_options;
 
-/* All tensors in host memory: copies are started together and waited for once a device; those on the host already are
- * kept. `comm` is for this rank's number (NULL: 0), the options are as in a gather; `options` may be NULL. Source: _offload_state_dict_to_cpu. */
+/* Copies all tensors to host memory. Copies are started together and waited for once per device; tensors already on the host
+ * are kept. `comm` is used only for this rank's number (NULL: 0). The options are as in a gather; `options` may be NULL.
+ * Source: _offload_state_dict_to_cpu. */
 tsr_status tsr_state_dict_offload(const tsr_value *state, tsr_comm *comm, const tsr_offload_options *options,
                                   tsr_state_dict *out, tsr_error *err);
 
@@ -114,9 +116,9 @@ typedef struct tsr_create_options {
     tsr_comm *share;
 } tsr_create_options;
 
-/* The same structure with new tensors in host memory, of undefined content but for 0-d ones, which are 0. 0-d tensors over
- * a mesh, and tensors in boxes of which this rank has none, are kept as they are, other values too. `options` may be NULL.
- * Source: _create_cpu_state_dict. */
+/* Creates the same structure with new tensors in host memory. Their content is undefined, except that 0-d tensors are 0. 0-d
+ * tensors over a mesh, tensors in boxes of which this rank has none, and all other values are kept as they are. `options` may
+ * be NULL. Source: _create_cpu_state_dict. */
 tsr_status tsr_state_dict_create(const tsr_value *state, const tsr_create_options *options, tsr_state_dict *out,
                                  tsr_error *err);
 

@@ -1,12 +1,12 @@
-/* A live tensor: what a rank holds of a tensor, in its memory.
+/* A live tensor: the elements of a tensor that a rank holds in its memory.
  *
  *   TSR_WHOLE      torch.Tensor    every rank has all of it, in `data`
- *   TSR_OVER_MESH  DTensor         mesh + placements say which part; `data` is the local tensor
+ *   TSR_OVER_MESH  DTensor         mesh + placements define the shard; `data` is the local tensor
  *   TSR_IN_BOXES   ShardedTensor   this rank has the boxes `parts`, each in its own memory; boxes of ranks do not overlap
  *
- * Local memory is contiguous, row-major, in this machine's byte order. A tensor is a tsr_entry with more behind it, so a
- * value tree (tessera/value.h) holds it as TSR_VALUE_TENSOR and everything that core does with trees works on live ones:
- * flattening, optimizer state, comparison. tsr_tensor_of is the way back; it is for trees of live tensors only.
+ * Local memory is contiguous, row-major, in this machine's byte order. A tensor begins with a tsr_entry, so a value tree
+ * (tessera/value.h) holds it as TSR_VALUE_TENSOR and everything that core does with trees works on live ones: flattening,
+ * optimizer state, comparison. tsr_tensor_of converts such a leaf back; use it only on trees of live tensors.
  *
  * Example:
  *
@@ -59,7 +59,7 @@ typedef struct tsr_tensor {
     const struct tsr_tensor *nested;
 } tsr_tensor;
 
-/* A tensor in words; arrays are borrowed. `shape` is the whole tensor's. */
+/* Describes a tensor; arrays are borrowed. `shape` is that of the whole tensor. */
 static inline tsr_tensor tsr_tensor_whole(tsr_dtype dtype, uint32_t ndim, const uint64_t *shape, void *data)
 {
     tsr_tensor tensor;
@@ -98,8 +98,8 @@ static inline const tsr_tensor *tsr_tensor_of(const tsr_value *value)
     return value->kind == TSR_VALUE_TENSOR ? (const tsr_tensor *)value->as.tensor : NULL;
 }
 
-/* Where a box of a tensor is in this rank's memory: at `local_offsets` in a buffer of shape `buffer_sizes`. Arrays have
- * the tensor's rank, in elements. */
+/* Where a box of a tensor is in this rank's memory: at `local_offsets` in a buffer of shape `buffer_sizes`. Each array has one
+ * number per dimension, in elements. */
 typedef struct tsr_piece {
     const uint64_t *offsets; /* in the tensor */
     const uint64_t *sizes;
@@ -114,7 +114,7 @@ typedef struct tsr_piece {
 tsr_status tsr_tensor_pieces(const tsr_tensor *tensor, tsr_arena *arena, const tsr_piece **out, uint64_t *count,
                              tsr_error *err);
 
-/* Bytes of this rank's memory for it, all parts together. `arena` for passing notes. */
+/* Computes the bytes of this rank's memory for the tensor, all parts together. `arena` is used for temporary data. */
 tsr_status tsr_tensor_held(const tsr_tensor *tensor, tsr_arena *arena, uint64_t *bytes, tsr_error *err);
 
 TSR_API_END
