@@ -39,7 +39,7 @@ typedef struct tsr_extent {
 } tsr_extent;
 
 /* Calls `each` for every extent in order of (file, byte_offset), checking the structure of every item on the way (zip
- * and pickle structure, dtype and shape of every blob against the metadata); what is wrong becomes findings. A non-zero
+ * and pickle structure, dtype and shape of every blob against the metadata); faults become findings. A non-zero
  * status of `each` stops and is returned. */
 tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
                                   tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,

@@ -42,7 +42,7 @@ typedef struct tsr_comm_blobs {
     const tsr_allocator *allocator;
 } tsr_comm_blobs;
 tsr_status tsr_comm_gather_blobs(tsr_ranks ranks, tsr_str mine, tsr_comm_blobs *out, tsr_error *err);
-void tsr_comm_blobs_free(tsr_comm_blobs *blobs); /* takes a zeroed one */
+void tsr_comm_blobs_free(tsr_comm_blobs *blobs); /* accepts a zeroed one */
 
 /* TSR_E_USAGE everywhere, naming the lowest rank that differs from rank 0, unless all ranks give the same bytes of
  * `value`; `what` (static text, the same everywhere) begins the message. The communicator stays good. */

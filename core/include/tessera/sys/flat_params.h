@@ -32,7 +32,7 @@ typedef struct tsr_flat_param {
     tsr_str fqn; /* global */
     uint32_t ndim;
     const uint64_t *shape;
-    uint64_t flat_begin, flat_end; /* in the flat parameter; what is between two originals is padding */
+    uint64_t flat_begin, flat_end; /* in the flat parameter; elements between two originals are padding */
     bool needs_state; /* known to require gradients: in original-parameter mode its unit cannot have state without it */
 } tsr_flat_param;
 

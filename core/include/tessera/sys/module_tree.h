@@ -39,7 +39,7 @@ const tsr_attribute *tsr_modules_attribute(const tsr_modules *modules, tsr_modul
 /* Distinct parameters and buffers. */
 uint32_t tsr_modules_tensor_count(const tsr_modules *modules);
 
-/* Modules of the tree; and the one that `ref` (< count) names, as it was given, owned by who gave it. */
+/* The number of modules, and the module that `ref` (< count) names, as the caller gave it; the caller still owns it. */
 uint32_t tsr_modules_count(const tsr_modules *modules);
 const tsr_module *tsr_modules_at(const tsr_modules *modules, tsr_module_ref ref);
 

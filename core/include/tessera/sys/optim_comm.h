@@ -48,7 +48,7 @@ typedef struct tsr_live_state {
     size_t carried_count;
     const tsr_allocator *allocator;
 } tsr_live_state;
-void tsr_live_state_free(tsr_live_state *state); /* takes a zeroed one */
+void tsr_live_state_free(tsr_live_state *state); /* accepts a zeroed one */
 
 #define TSR_ALL_RANKS UINT32_MAX
 

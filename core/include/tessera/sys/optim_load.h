@@ -53,7 +53,7 @@ typedef struct tsr_optim_read {
     const uint64_t *shape;     /* and their global shape */
     const tsr_path_item *path; /* where the entry belongs: optimizer, "state", FQN, name */
     uint32_t path_length;
-    tsr_str parameter; /* the FQN; empty for what is not a parameter's state */
+    tsr_str parameter; /* the FQN; empty for state that belongs to no parameter */
     bool is_unknown;   /* no slice is this parameter's */
 } tsr_optim_read;
 

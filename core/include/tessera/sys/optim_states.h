@@ -21,7 +21,7 @@ typedef struct tsr_param_states {
     const tsr_entry *entry;         /* its values; NULL when no entry has this name */
     bool in_group;                  /* a param group lists it */
     const tsr_entry *const *states; /* one per name of the optimizer; NULL: the parameter has none of this name */
-    uint32_t state_count;           /* that are there */
+    uint32_t state_count;           /* that the parameter has */
 } tsr_param_states;
 
 typedef struct tsr_optim_states {

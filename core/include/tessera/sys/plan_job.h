@@ -37,7 +37,7 @@ typedef struct tsr_target_texts {
     bool use_orig_params;
     const tsr_str *units; /* GLOBs of wrapped modules' parameters, innermost first */
     uint32_t unit_count;
-    const tsr_str *ignored; /* GLOBs of what is not flattened (buffers, ignored modules): whole on every rank */
+    const tsr_str *ignored; /* GLOBs of tensors that are not flattened (buffers, ignored modules): whole on every rank */
     uint32_t ignored_count;
 } tsr_target_texts;
 tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out,

@@ -1,4 +1,4 @@
-/* A DCP checkpoint whose `.metadata` is lost or damaged: what its data files still tell.
+/* Rebuilds a lost or damaged `.metadata` of a DCP checkpoint from its data files.
  *
  *   __0_0.distcp   [archive][archive][archive]…    each one tensor (dtype, sizes) or one object; no name, no place in a
  *                                                  global tensor: those stood in .metadata alone

@@ -30,7 +30,7 @@ typedef struct tsr_storage_text {
     uint32_t file_count;
 } tsr_storage_text;
 
-/* Reads a document. Everything lives in `arena`. TSR_E_FORMAT says what is wrong and where; TSR_E_NOMEM. */
+/* Reads a document. Everything lives in `arena`. Errors: TSR_E_FORMAT with the fault and its position; TSR_E_NOMEM. */
 tsr_status tsr_storage_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_storage_text *out,
                             tsr_error *err);
 /* Writes it with everything spelled out; it reads back as the same. */

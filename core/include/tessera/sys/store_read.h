@@ -36,7 +36,7 @@ typedef struct tsr_bytes {
     const tsr_allocator *allocator;
 } tsr_bytes;
 tsr_status tsr_range_load(tsr_range range, const tsr_host *host, tsr_bytes *out, tsr_error *err);
-void tsr_bytes_free(tsr_bytes *bytes); /* takes a zeroed one */
+void tsr_bytes_free(tsr_bytes *bytes); /* accepts a zeroed one */
 
 TSR_API_END
 

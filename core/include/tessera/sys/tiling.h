@@ -28,7 +28,7 @@ typedef struct tsr_tiling {
     uint64_t empty_chunks; /* chunks without elements: normal for trailing ranks */
 } tsr_tiling;
 
-/* Time O(count × ndim) for an exact tiling of any kind, O(count × ndim × log count) to locate what is wrong with another.
+/* Time O(count × ndim) for an exact tiling of any kind, O(count × ndim × log count) to locate the fault of any other list.
  * An exact tiling is always recognized; another is taken for exact with probability below rank / 2^61 (the chunks'
  * indicator functions are compared with the tensor's by a random multilinear form over the integers mod 2^61 - 1, seeded
  * from the chunks). Errors: TSR_E_LIMIT beyond TSR_MAX_NDIM dims or when the tensor's elements overflow, TSR_E_NOMEM. */

@@ -35,7 +35,7 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
 tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, bool located, tsr_trees *out, tsr_error *err);
 /* The same for a part of the checkpoint (tsr_open_options.part), or, with NULL data, for all of it. */
 tsr_status tsr_trees_of_part(tsr_store *store, const tsr_host *host, tsr_str part, bool located, tsr_trees *out, tsr_error *err);
-void tsr_trees_close(tsr_trees *trees); /* takes a zeroed one */
+void tsr_trees_close(tsr_trees *trees); /* accepts a zeroed one */
 
 TSR_API_END
 

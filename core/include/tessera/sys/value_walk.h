@@ -15,7 +15,7 @@
 
 TSR_API_BEGIN
 
-/* How two trees compare; TSR_TOO_LARGE: they are too large to tell. */
+/* How two trees compare; TSR_TOO_LARGE: they are too large to compare. */
 typedef enum tsr_match { TSR_SAME = 0, TSR_DIFFERENT = 1, TSR_TOO_LARGE = 2 } tsr_match;
 /* Deep equality. NaN equals NaN; 1 and 1.0, 0.0 and -0.0 differ; the order of dicts (with unique keys) and sets does not
  * count, nor does dict against OrderedDict. Tensors inside are compared by dtype and shape only: their bytes are the

@@ -50,7 +50,7 @@ typedef struct tsr_stored_tree {
  * tensors are read from `checkpoint` when their bytes are asked for. The files differ from the written ones in their
  * checksums alone, all of which are 0. Copies names; borrows the checkpoint, the trees and their meshes until the store is
  * closed. The primary file is the only one, or none. Errors: as tsr_write_tree, but for those of writing; TSR_E_USAGE for a
- * name that is there twice. */
+ * name that occurs twice. */
 tsr_status tsr_tree_store_new(tsr_checkpoint *checkpoint, const tsr_stored_tree *trees, uint32_t count, tsr_store **out,
                               tsr_error *err);
 
