@@ -130,20 +130,38 @@ static size_t first_behind(tsr_guards *guards, uint32_t file, uint64_t offset)
     return low;
 }
 
-/* The first guard at or behind `from` of bytes that are wanted, which was not checked. false: there is none. */
-static bool next_unchecked(tsr_guards *guards, const wanted *w, uint64_t from, tsr_store_guard *out)
+/* A copy whose facts are the caller's: another thread may add the guard again, which frees those that are kept. */
+static tsr_status copy(tsr_guards *guards, const tsr_store_guard *guard, tsr_store_guard *out, tsr_error *err)
 {
-    bool found = false;
+    char *facts = tsr_alloc(guards->allocator, guard->facts.size, 1, err);
+    if (!facts) return TSR_E_NOMEM;
+    memcpy(facts, guard->facts.data, guard->facts.size);
+    *out = *guard;
+    out->facts.data = facts;
+    return TSR_OK;
+}
+
+static void free_copy(tsr_guards *guards, tsr_store_guard *guard)
+{
+    tsr_free(guards->allocator, (char *)guard->facts.data, guard->facts.size, 1);
+    guard->facts = (tsr_str){NULL, 0};
+}
+
+/* The first guard at or behind `from` of bytes that are wanted, which was not checked, for free_copy. *found is false if there is none. */
+static tsr_status next_unchecked(tsr_guards *guards, const wanted *w, uint64_t from, tsr_store_guard *out, bool *found, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    *found = false;
     take_lock(guards);
     const kept *all = guards->kept.items;
-    for (size_t i = first_behind(guards, w->file, w->offset); i < guards->kept.count && !found; i++) {
+    for (size_t i = first_behind(guards, w->file, w->offset); i < guards->kept.count && !*found; i++) {
         const tsr_store_guard *guard = &all[i].guard;
         if (guard->file != w->file || guard->guarded_offset >= w->offset + w->size) break;
-        found = !all[i].is_checked && guard->guarded_length && guard->byte_offset >= from;
-        if (found) *out = *guard;
+        *found = !all[i].is_checked && guard->guarded_length && guard->byte_offset >= from;
+        if (*found) status = copy(guards, guard, out, err);
     }
     release_lock(guards);
-    return found;
+    return status;
 }
 
 static tsr_status check(tsr_guards *guards, const tsr_store_guard *guard, const char *bytes, tsr_error *err)
@@ -153,7 +171,7 @@ static tsr_status check(tsr_guards *guards, const tsr_store_guard *guard, const 
     kept *all = guards->kept.items;
     size_t i = first_behind(guards, guard->file, guard->guarded_offset);
     while (i < guards->kept.count && all[i].guard.byte_offset != guard->byte_offset) i++;
-    if (i < guards->kept.count) all[i].is_checked = true;
+    if (i < guards->kept.count && tsr_str_equal(all[i].guard.facts, guard->facts)) all[i].is_checked = true;
     release_lock(guards);
     return TSR_OK;
 }
@@ -183,15 +201,31 @@ static tsr_status read_after(tsr_guards *guards, const wanted *w, const tsr_stor
     return status == TSR_OK ? guards->read(guards->ctx, w->file, w->offset, w->bytes, w->size, err) : status;
 }
 
+/* Up to the guard, if any, of the first byte that is wanted. */
+static tsr_status read_first(tsr_guards *guards, const wanted *w, tsr_error *err)
+{
+    tsr_store_guard guard;
+    bool found;
+    TSR_TRY(next_unchecked(guards, w, 0, &guard, &found, err));
+    tsr_status status;
+    if (!found || guard.byte_offset >= w->offset) status = guards->read(guards->ctx, w->file, w->offset, w->bytes, w->size, err);
+    else if (w->offset <= guard.guarded_offset) status = read_with(guards, w, &guard, err);
+    else status = read_after(guards, w, &guard, err);
+    if (found) free_copy(guards, &guard);
+    return status;
+}
+
 tsr_status tsr_guards_read(tsr_guards *guards, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
     const wanted w = {file, offset, buffer, size};
-    tsr_store_guard guard;
-    const bool is_begun = next_unchecked(guards, &w, 0, &guard) && guard.byte_offset < offset;
-    if (!is_begun) TSR_TRY(guards->read(guards->ctx, file, offset, buffer, size, err));
-    else if (offset <= guard.guarded_offset) TSR_TRY(read_with(guards, &w, &guard, err));
-    else TSR_TRY(read_after(guards, &w, &guard, err));
-    while (next_unchecked(guards, &w, offset, &guard))
-        TSR_TRY(check(guards, &guard, w.bytes + (guard.byte_offset - offset), err));
-    return TSR_OK;
+    TSR_TRY(read_first(guards, &w, err));
+    for (;;) {
+        tsr_store_guard guard;
+        bool found;
+        TSR_TRY(next_unchecked(guards, &w, offset, &guard, &found, err));
+        if (!found) return TSR_OK;
+        const tsr_status status = check(guards, &guard, w.bytes + (guard.byte_offset - offset), err);
+        free_copy(guards, &guard);
+        if (status != TSR_OK) return status;
+    }
 }

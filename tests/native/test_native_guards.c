@@ -19,6 +19,8 @@ typedef struct reads {
     unsigned count;
     uint64_t last_offset;
     size_t last_size;
+    void (*meanwhile)(struct reads *r); /* what another thread does during the next read */
+    tsr_guards *guards;
 } reads;
 
 static tsr_status read_bytes(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
@@ -29,6 +31,9 @@ static tsr_status read_bytes(void *ctx, uint32_t file, uint64_t offset, void *bu
     r->count++;
     r->last_offset = offset;
     r->last_size = size;
+    void (*meanwhile)(reads *of) = r->meanwhile;
+    r->meanwhile = NULL;
+    if (meanwhile) meanwhile(r);
     return TSR_OK;
 }
 
@@ -153,6 +158,31 @@ static void test_native_guards__of_guards_that_are_added_again_the_last_count(vo
     assert_int_equal(never.live, 0);
 }
 
+static void open_again(reads *r)
+{
+    add_again(r->guards, r, false);
+    expect(r->guards, r, 0, 3 * (GUARD + DATA), 10);
+}
+
+static void test_native_guards__a_file_may_be_opened_again_while_a_guard_is_read(void **state)
+{
+    (void)state;
+    const uint64_t at = GUARD + DATA;
+    const struct { uint64_t offset; size_t size; } reads_of[] = {{at + GUARD, 10}, {at + GUARD + 50, 10}, {at, 40}, {10, 300}};
+    for (size_t i = 0; i < sizeof reads_of / sizeof *reads_of; i++) {
+        reads r;
+        failing_allocator never;
+        fill(&r);
+        failing_start(&never, SIZE_MAX);
+        r.guards = guarded(&r, 4, &never.allocator);
+        assert_non_null(r.guards);
+        r.meanwhile = open_again;
+        expect(r.guards, &r, 0, reads_of[i].offset, reads_of[i].size);
+        tsr_guards_free(r.guards);
+        assert_int_equal(never.live, 0);
+    }
+}
+
 static void test_native_guards__memory_that_runs_out_leaks_nothing(void **state)
 {
     (void)state;
@@ -176,6 +206,7 @@ int main(void)
         cmocka_unit_test(test_native_guards__a_guard_is_read_with_the_first_bytes_behind_it),
         cmocka_unit_test(test_native_guards__a_wrong_guard_fails_every_read_behind_it),
         cmocka_unit_test(test_native_guards__of_guards_that_are_added_again_the_last_count),
+        cmocka_unit_test(test_native_guards__a_file_may_be_opened_again_while_a_guard_is_read),
         cmocka_unit_test(test_native_guards__memory_that_runs_out_leaks_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
