@@ -109,15 +109,22 @@ static bool take_head(tsr_str *note, tsr_str *records, uint64_t *count)
     return tsr_note_take_number(note, 4, count);
 }
 
+/* A file whose size was not known when it was created may have larger parts than it needs. */
+static bool fits(const written_object *object, const noted_file *noted)
+{
+    if (object->upload.size != noted->size || noted->part_size < object->part_size || noted->part_size > TSR_LARGEST_PART) return false;
+    return noted->part_count == (noted->size ? (noted->size - 1) / noted->part_size + 1 : 1) && noted->part_count <= object->part_count;
+}
+
 static tsr_status take_object(object_output *output, tsr_str *note, tsr_error *err)
 {
     noted_file noted;
     if (!take_file(note, &noted)) return refuse_note(err);
     const uint32_t file = tsr_map_get(output->file_of, noted.name, UINT32_MAX);
     written_object *object = file == UINT32_MAX ? NULL : written_object_at(output, file);
-    if (!object || object->upload.size != noted.size || object->part_size != noted.part_size ||
-        object->part_count != noted.part_count)
-        return refuse_note(err);
+    if (!object || !fits(object, &noted)) return refuse_note(err);
+    object->part_size = (size_t)noted.part_size;
+    object->part_count = (unsigned)noted.part_count;
     object->upload.id = tsr_arena_str(output->ids, noted.id, err).data;
     if (!object->upload.id) return TSR_E_NOMEM;
     for (unsigned i = 0; i < object->part_count; i++) {

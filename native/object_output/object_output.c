@@ -34,7 +34,8 @@ static tsr_status set_condition(object_output *output, written_object *object, t
 static tsr_status cut(object_output *output, written_object *object, tsr_error *err)
 {
     const uint64_t size = object->upload.size;
-    size_t part = TSR_PART_BYTES;
+    const bool is_stream = object->part_size != 0;
+    size_t part = is_stream ? object->part_size : TSR_PART_BYTES;
     while (part < TSR_LARGEST_PART && size > (uint64_t)part * TSR_MOST_UPLOAD_PARTS) part *= 2;
     TSR_FAIL_IF(size > (uint64_t)part * TSR_MOST_UPLOAD_PARTS, err, TSR_E_LIMIT,
                 "'%.*s' would have more than 312 GiB, the most that is written as one object; use --max-shard-size",
@@ -45,23 +46,22 @@ static tsr_status cut(object_output *output, written_object *object, tsr_error *
     object->tags = tsr_arena_array(output->arena, object->part_count, sizeof *object->tags, err);
     object->sums = tsr_arena_array(output->arena, object->part_count, sizeof *object->sums, err);
     if (!object->parts || !object->tags || !object->sums) return TSR_E_NOMEM;
-    if (size > TSR_SMALL_OBJECT || output->small_bytes + size > TSR_SMALL_OBJECTS) return TSR_OK;
+    if (is_stream || size > TSR_SMALL_OBJECT || output->small_bytes + size > TSR_SMALL_OBJECTS) return TSR_OK;
     object->small = tsr_arena_array(output->arena, size ? (size_t)size : 1, 1, err);
     if (!object->small) return TSR_E_NOMEM;
     output->small_bytes += (size_t)size;
     return TSR_OK;
 }
 
-static tsr_status output_create(tsr_output *base, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
+tsr_status tsr_object_create(object_output *output, new_object as, uint32_t *file, tsr_error *err)
 {
-    object_output *output = (object_output *)base;
-    TSR_TRY(check_name(output, name, err));
+    TSR_TRY(check_name(output, as.name, err));
     written_object *object = tsr_arena_array(output->arena, 1, sizeof *object, err);
     if (!object) return TSR_E_NOMEM;
-    object->name = tsr_arena_str(output->arena, name, err);
-    object->upload.key = tsr_arena_format(output->arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root),
-                                          output->root.size && name.size ? "/" : "", TSR_STR_ARG(name));
-    object->upload.size = size;
+    object->name = tsr_arena_str(output->arena, as.name, err);
+    object->upload.key = tsr_object_key(output, as.name, output->arena, err);
+    object->upload.size = as.size;
+    object->part_size = as.part_size;
     if (!object->name.data || !object->upload.key.data) return TSR_E_NOMEM;
     TSR_TRY(set_condition(output, object, err));
     TSR_TRY(cut(output, object, err));
@@ -72,6 +72,11 @@ static tsr_status output_create(tsr_output *base, tsr_str name, uint64_t size, u
     *file = (uint32_t)output->objects.count - 1;
     pthread_mutex_unlock(&output->lock);
     return added ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status output_create(tsr_output *base, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
+{
+    return tsr_object_create((object_output *)base, (new_object){.name = name, .size = size}, file, err);
 }
 
 /* ---- writing ---- */
@@ -187,7 +192,7 @@ static tsr_status open_output(object_output *output, const char *url, tsr_error 
     TSR_TRY(open_service(output, &location, err));
     TSR_TRY(tsr_object_list_open(output->allocator, &output->before, err));
     TSR_TRY(tsr_resume_open(output, err));
-    TSR_TRY(tsr_object_look(output, &output->before, err));
+    if (!output->options.only_sends) TSR_TRY(tsr_object_look(output, &output->before, err));
     TSR_TRY(note_before(output, err));
     TSR_TRY(check_kind(output, err));
     TSR_TRY(tsr_handover_discard(output, err));

@@ -100,6 +100,13 @@ static inline written_object *written_object_at(const object_output *output, uin
     return ((written_object **)output->objects.items)[file];
 }
 
+/* The key of a name below the URL. NULL data: out of memory. */
+static inline tsr_str tsr_object_key(const object_output *output, tsr_str name, tsr_arena *arena, tsr_error *err)
+{
+    return tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root), output->root.size && name.size ? "/" : "",
+                            TSR_STR_ARG(name));
+}
+
 /* object_parts.c. Bytes of one part. */
 typedef struct part_bytes {
     written_object *object;
@@ -114,6 +121,8 @@ tsr_status tsr_parts_finish(object_output *output, tsr_error *err);
 /* Waits until so many bytes may be taken into memory. */
 void tsr_parts_take_room(object_output *output, size_t size);
 void tsr_parts_give_room(object_output *output, size_t size);
+/* The size of a file that was created with another one, once nothing more is written. */
+void tsr_parts_resize(object_output *output, written_object *object, uint64_t size);
 void tsr_parts_stop(object_output *output);  /* nothing more is sent */
 void tsr_parts_close(object_output *output); /* ends the threads */
 
@@ -132,6 +141,14 @@ tsr_status tsr_resume_find_upload(object_output *output, written_object *object,
 bool tsr_resume_has_part(object_output *output, queued_part of, const tsr_upload_bytes *bytes);
 /* Gives up uploads that were not continued, once all is published. */
 tsr_status tsr_resume_finish(object_output *output, tsr_error *err);
+
+/* object_output.c. Creates a file that is sent in parts of `part_size` bytes, whatever its size; 0: as its size wants. */
+typedef struct new_object {
+    tsr_str name;
+    uint64_t size;
+    size_t part_size;
+} new_object;
+tsr_status tsr_object_create(object_output *output, new_object as, uint32_t *file, tsr_error *err);
 
 /* object_publish.c */
 tsr_status tsr_object_publish(tsr_output *output, uint32_t marker, tsr_error *err);

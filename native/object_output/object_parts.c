@@ -304,6 +304,28 @@ tsr_status tsr_parts_finish(object_output *output, tsr_error *err)
     return status;
 }
 
+/* Other parts have been sent by then: nobody asks for their sizes meanwhile. */
+void tsr_parts_resize(object_output *output, written_object *object, uint64_t size)
+{
+    pthread_mutex_lock(&output->lock);
+    while (!output->is_stopped && (output->queue_at < output->queue.count || output->sending))
+        pthread_cond_wait(&output->changed, &output->lock);
+    const unsigned last = size ? (unsigned)((size - 1) / object->part_size) : 0;
+    const size_t before = size_of(object, last), now = (size_t)(size - (uint64_t)last * object->part_size);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), kept = (now + page - 1) / page * page;
+    object_part *part = &object->parts[last];
+    if (part->data && !output->is_stopped) {
+        if (kept < before) munmap(part->data + kept, before - kept);
+        output->bytes_held -= before - now;
+    }
+    if (!output->is_stopped) {
+        object->upload.size = size;
+        object->part_count = last + 1;
+    }
+    pthread_cond_broadcast(&output->changed);
+    pthread_mutex_unlock(&output->lock);
+}
+
 void tsr_parts_stop(object_output *output)
 {
     pthread_mutex_lock(&output->lock);

@@ -60,16 +60,24 @@ static bool is_directory_mark(const tsr_object *object)
     return object->size == 0 && object->key.size && object->key.data[object->key.size - 1] == '/';
 }
 
+static bool counts(const object_output *output, const tsr_object *object)
+{
+    const tsr_str only = output->options.only_marker;
+    const size_t head = output->root.size + (output->root.size != 0);
+    tsr_str note;
+    bool is_part;
+    if (only.size && !tsr_str_equal(object->key, output->root))
+        return tsr_str_equal((tsr_str){object->key.data + head, object->key.size - head}, only);
+    return !is_directory_mark(object) && !tsr_resume_knows(output, object->key) && !tsr_object_is_note(output, object->key, &note) &&
+           !tsr_is_foreign_note(output, object->key, &is_part);
+}
+
 /* The first object that counts, by name, in `found`. */
 static const tsr_object *first_object(const object_output *output, const tsr_object_list *found)
 {
     const tsr_object *objects = found->items.items;
-    tsr_str note;
-    bool is_part;
     for (size_t i = 0; i < found->items.count; i++)
-        if (!is_directory_mark(&objects[i]) && !tsr_resume_knows(output, objects[i].key) &&
-            !tsr_object_is_note(output, objects[i].key, &note) && !tsr_is_foreign_note(output, objects[i].key, &is_part))
-            return &objects[i];
+        if (counts(output, &objects[i])) return &objects[i];
     return NULL;
 }
 
@@ -85,7 +93,7 @@ tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_er
     TSR_TRY(service->list(service, prefix, true, found, err));
     output->has_notes = tsr_object_has_notes(output, found);
     const tsr_object *first = first_object(output, found);
-    if (!first) return tsr_foreign_refuse(output, found, err);
+    if (!first) return output->options.only_marker.size ? TSR_OK : tsr_foreign_refuse(output, found, err);
     if (output->options.overwrite) return TSR_OK;
     if (tsr_str_equal(first->key, output->root))
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it",
@@ -109,18 +117,23 @@ static tsr_status look_again(object_output *output, tsr_error *err)
 
 /* ---- removing ---- */
 
+tsr_status tsr_object_output_remove(tsr_output *base, tsr_str name, tsr_error *err)
+{
+    object_output *output = (object_output *)base;
+    tsr_arena *arena = tsr_arena_new(output->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    const tsr_str key = tsr_object_key(output, name, arena, err);
+    const tsr_status status = key.data ? output->service->uploading->remove(output->service, key, err) : TSR_E_NOMEM;
+    tsr_arena_free(arena);
+    return status;
+}
+
 static tsr_status remove_obsolete(object_output *output, tsr_str name, tsr_error *err)
 {
     const uint32_t file = tsr_map_get(output->file_of, name, UINT32_MAX);
     const written_object *object = file != UINT32_MAX ? written_object_at(output, file) : NULL;
     if (object && (object->is_made || (object->is_left && output->has_all_data))) return TSR_OK;
-    tsr_arena *arena = tsr_arena_new(output->allocator, 0, err);
-    if (!arena) return TSR_E_NOMEM;
-    const tsr_str key = tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root), output->root.size ? "/" : "",
-                                         TSR_STR_ARG(name));
-    const tsr_status status = key.data ? output->service->uploading->remove(output->service, key, err) : TSR_E_NOMEM;
-    tsr_arena_free(arena);
-    return status;
+    return tsr_object_output_remove(&output->base, name, err);
 }
 
 /* Whether a name of the old checkpoint that is not one of its markers is taken by the new one. */
@@ -139,11 +152,17 @@ static tsr_status remove_old_markers(object_output *output, tsr_error *err)
     return TSR_OK;
 }
 
+/* What another process has uploaded, for others to publish if this one fails. */
+static bool is_anothers(const object_output *output, const written_object *object)
+{
+    return object->is_taken && !output->options.owns_taken;
+}
+
 /* With --resume, data that is good stays for the next run, and what another process has uploaded always. */
 static bool is_kept(const object_output *output, uint32_t file)
 {
     const written_object *object = written_object_at(output, file);
-    return (output->options.resume || object->is_taken) && file < output->first_marker && !object->is_damaged;
+    return (output->options.resume || is_anothers(output, object)) && file < output->first_marker && !object->is_damaged;
 }
 
 /* The marker, which is made last, goes first. Where it took the place of an old one, the new data has to stay. With --resume, uploads
@@ -156,7 +175,7 @@ void tsr_object_discard(object_output *output)
         tsr_error unused = {0};
         if (object->is_made && object->upload.if_absent && !output->has_replaced_marker && !is_kept(output, f))
             service->uploading->remove(service, object->upload.key, &unused);
-        if (!object->is_made && object->begun == UPLOAD_BEGUN && !output->options.resume && !object->is_taken)
+        if (!object->is_made && object->begun == UPLOAD_BEGUN && !output->options.resume && !is_anothers(output, object))
             service->uploading->abort(service, &object->upload, &unused);
     }
 }

@@ -1,4 +1,4 @@
-"""Checkpoints in object stores, read and written by the built `tessera`. Usage: run.py --tessera PATH [--npm FOLDER] [NAME-PART…]"""
+"""Checkpoints in object stores, read and written by the built `tessera`. Usage: run.py --tessera PATH [--npm FOLDER] [--python PATH --package FOLDER] [NAME-PART…]"""
 import argparse
 import os
 import shutil
@@ -19,6 +19,7 @@ import test_exec_others  # noqa: E402, F401
 import test_exec_parts  # noqa: E402, F401
 import test_gcs  # noqa: E402, F401
 import test_hf  # noqa: E402, F401
+import test_python_writer  # noqa: E402
 import test_resume  # noqa: E402, F401
 import test_resume_disk  # noqa: E402, F401
 import test_s3  # noqa: E402, F401
@@ -37,9 +38,12 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--tessera", required=True)
     ap.add_argument("--npm")
+    ap.add_argument("--python", help="with PyTorch")
+    ap.add_argument("--package", help="the folder of the Python package")
     ap.add_argument("names", nargs="*")
     a = ap.parse_args()
     servers.NPM["place"] = a.npm
+    test_python_writer.PYTHON.update(python=a.python, package=a.package and os.path.abspath(a.package))
     for name in [n for n in os.environ if n.startswith(FOREIGN)]:
         del os.environ[name]
     counts = {"passed": 0, "failed": 0, "skipped": 0}

@@ -36,6 +36,12 @@ typedef struct tsr_object_output_options {
      * `takes_over`: this process publishes. */
     tsr_str notes;
     bool takes_over;
+    /* What is taken over belongs to this process: if publishing fails, it is removed and aborted as well. */
+    bool owns_taken;
+    /* For processes that only send: another process has checked that the destination is free, and publishes. Nothing is listed. */
+    bool only_sends;
+    /* If not empty: the one name whose object means that the destination exists. Other objects stay. Borrowed. */
+    tsr_str only_marker;
     /* Notes of other jobs (unfinished parts of another plan) count as an existing destination. `discard_parts`: these notes
      * and their uploads are removed when the output is opened; TSR_E_FORMAT for a damaged note. */
     bool discard_parts;
@@ -58,6 +64,23 @@ typedef struct tsr_object_resumed {
  * TSR_E_UNSUPPORTED (a store that is read only; with `resume`, a server that does not list unfinished uploads), TSR_E_IO, TSR_E_USAGE, TSR_E_LIMIT (an object of more than 312 GiB), TSR_E_NOMEM. */
 tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const tsr_object_output_options *options, tsr_output **out,
                                   tsr_error *err);
+
+/* Creates a file whose size is not yet known, about `expected` bytes. It is written from front to back and uploaded meanwhile; the caller
+ * ends it before it does anything else with the output. A file has at most 10,000 parts: from 78 to 312 GiB, depending on `expected`. */
+tsr_status tsr_object_output_create_stream(tsr_output *output, tsr_str name, uint64_t expected, uint32_t *file, tsr_error *err);
+tsr_status tsr_object_output_end_stream(tsr_output *output, uint32_t file, uint64_t size, tsr_error *err);
+
+/* Calls `each` for the names of all objects that were below the URL when the output was opened. */
+typedef tsr_status tsr_object_name_fn(void *ctx, tsr_str name, tsr_error *err);
+tsr_status tsr_object_output_before(const tsr_output *output, tsr_object_name_fn *each, void *ctx, tsr_error *err);
+/* Aborts the unfinished uploads of objects directly below the URL for whose names `is_ours` returns true. TSR_E_UNSUPPORTED if the server
+ * does not list uploads; does nothing where uploads have no ids. */
+typedef bool tsr_object_is_ours_fn(tsr_str name);
+tsr_status tsr_object_output_give_up(tsr_output *output, tsr_object_is_ours_fn *is_ours, tsr_error *err);
+/* Removes an object below the URL; succeeds if it does not exist. */
+tsr_status tsr_object_output_remove(tsr_output *output, tsr_str name, tsr_error *err);
+/* Reads the text of a note into `arena`. TSR_E_NOT_FOUND; TSR_E_FORMAT if it is damaged or not a note. */
+tsr_status tsr_object_output_read_note(tsr_output *output, tsr_str name, tsr_arena *arena, tsr_str *text, tsr_error *err);
 
 /* Several processes write one checkpoint, each with an output of its own for the same URL, and each uploads some of the
  * files. Before publishing each calls this: `kept` marks the files that it uploads, of the first `count`; no other process

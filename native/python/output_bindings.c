@@ -1,0 +1,170 @@
+/* Checkpoints that Python writes into object stores. Every rank sends its own file and hands over what completes its upload; one process
+ * takes all of that over and publishes. What was not published is removed when it is closed. */
+#include <ctype.h>
+#include <stdlib.h>
+
+#include "session.h"
+#include "tessera/output.h"
+#include "tessera/sys/json.h"
+#include "tessera/sys/object_output.h"
+#include "tessera/sys/try.h"
+
+/* Which process it is. Mirrored in _saving.py. */
+enum { SENDS, PUBLISHES, REPLACES };
+
+typedef struct saving {
+    tsr_native_host native;
+    tsr_arena *arena;
+    tsr_output *output;
+} saving;
+
+EXPORT saving *tsr_python_saving_open(const char *url, uint32_t kind, tsr_error *err);
+EXPORT void tsr_python_saving_close(saving *s);
+EXPORT tsr_status tsr_python_saving_names(saving *s, tsr_write_fn *write, void *ctx, tsr_error *err);
+EXPORT tsr_status tsr_python_saving_create(saving *s, const char *name, uint64_t expected, tsr_error *err);
+EXPORT tsr_status tsr_python_saving_write(saving *s, uint64_t offset, const void *data, size_t size, tsr_error *err);
+EXPORT tsr_status tsr_python_saving_hand_over(saving *s, uint64_t size, tsr_write_fn *write, void *ctx, tsr_error *err);
+EXPORT void tsr_python_saving_keep(saving *s);
+EXPORT tsr_status tsr_python_saving_take_over(saving *s, const char *name, uint64_t size, const char *note, size_t note_size, tsr_error *err);
+EXPORT tsr_status tsr_python_saving_publish(saving *s, const char *marker, const void *data, size_t size, tsr_error *err);
+EXPORT tsr_status tsr_python_saving_put_note(saving *s, const char *name, const char *text, tsr_error *err);
+EXPORT tsr_status tsr_python_saving_read_note(saving *s, const char *name, tsr_write_fn *write, void *ctx, tsr_error *err);
+EXPORT tsr_status tsr_python_saving_remove(saving *s, const char *name, tsr_error *err);
+EXPORT tsr_status tsr_python_saving_give_up(saving *s, tsr_error *err);
+
+/* ---- one that is open ---- */
+
+void tsr_python_saving_close(saving *s)
+{
+    if (!s) return;
+    if (s->output) s->output->close(s->output);
+    tsr_arena_free(s->arena);
+    tsr_native_host_close(&s->native);
+    free(s);
+}
+
+saving *tsr_python_saving_open(const char *url, uint32_t kind, tsr_error *err)
+{
+    const tsr_object_output_options options = {.is_folder = true,
+                                               .overwrite = kind == REPLACES,
+                                               .only_marker = TSR_STR(".metadata"),
+                                               .only_sends = kind == SENDS,
+                                               .owns_taken = true};
+    saving *s = calloc(1, sizeof *s);
+    if (!s) {
+        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        return NULL;
+    }
+    tsr_native_host_open(&s->native, 0);
+    s->arena = tsr_arena_new(s->native.host.allocator, 0, err);
+    if (s->arena && tsr_object_output_open(&s->native.host, url, &options, &s->output, err) == TSR_OK) return s;
+    tsr_python_saving_close(s);
+    return NULL;
+}
+
+typedef struct writing {
+    tsr_write_fn *write;
+    void *ctx;
+} writing;
+
+static tsr_status write_name(void *ctx, tsr_str name, tsr_error *err)
+{
+    const writing *to = ctx;
+    const tsr_status status = to->write(to->ctx, name.data, name.size, err);
+    return status == TSR_OK ? to->write(to->ctx, "", 1, err) : status;
+}
+
+/* Of everything that was there, each followed by a zero byte. */
+tsr_status tsr_python_saving_names(saving *s, tsr_write_fn *write, void *ctx, tsr_error *err)
+{
+    writing to = {write, ctx};
+    return tsr_object_output_before(s->output, write_name, &to, err);
+}
+
+/* ---- a rank's file ---- */
+
+tsr_status tsr_python_saving_create(saving *s, const char *name, uint64_t expected, tsr_error *err)
+{
+    uint32_t file;
+    return tsr_object_output_create_stream(s->output, tsr_str_from(name), expected, &file, err);
+}
+
+tsr_status tsr_python_saving_write(saving *s, uint64_t offset, const void *data, size_t size, tsr_error *err)
+{
+    return s->output->write_at(s->output, 0, offset, data, size, err);
+}
+
+/* Sends what is left, and writes what the process that publishes needs. */
+tsr_status tsr_python_saving_hand_over(saving *s, uint64_t size, tsr_write_fn *write, void *ctx, tsr_error *err)
+{
+    const bool kept[] = {true};
+    tsr_vec note = tsr_vec_of(s->native.host.allocator, 1);
+    tsr_status status = tsr_object_output_end_stream(s->output, 0, size, err);
+    if (status == TSR_OK) status = tsr_object_output_hand_over(s->output, kept, 1, TSR_STR(""), &note, err);
+    if (status == TSR_OK) status = write(ctx, note.items, note.count, err);
+    tsr_vec_free(&note);
+    return status;
+}
+
+/* Closing then leaves the upload, which has been completed. */
+void tsr_python_saving_keep(saving *s)
+{
+    tsr_object_output_keep_uploads(s->output);
+}
+
+/* ---- publishing ---- */
+
+tsr_status tsr_python_saving_take_over(saving *s, const char *name, uint64_t size, const char *note, size_t note_size, tsr_error *err)
+{
+    tsr_str records;
+    uint32_t file;
+    TSR_TRY(s->output->create(s->output, tsr_str_from(name), size, &file, err));
+    return tsr_object_output_take_over(s->output, (tsr_str){note, note_size}, &records, err);
+}
+
+tsr_status tsr_python_saving_publish(saving *s, const char *marker, const void *data, size_t size, tsr_error *err)
+{
+    uint32_t file;
+    TSR_TRY(s->output->create(s->output, tsr_str_from(marker), size, &file, err));
+    TSR_TRY(s->output->write_at(s->output, file, 0, data, size, err));
+    return s->output->publish(s->output, file, err);
+}
+
+/* ---- what is next to them ---- */
+
+tsr_status tsr_python_saving_put_note(saving *s, const char *name, const char *text, tsr_error *err)
+{
+    return tsr_object_output_put_note(s->output, tsr_str_from(name), tsr_str_from(text), err);
+}
+
+tsr_status tsr_python_saving_read_note(saving *s, const char *name, tsr_write_fn *write, void *ctx, tsr_error *err)
+{
+    tsr_str text;
+    TSR_TRY(tsr_object_output_read_note(s->output, tsr_str_from(name), s->arena, &text, err));
+    return write(ctx, text.data, text.size, err);
+}
+
+tsr_status tsr_python_saving_remove(saving *s, const char *name, tsr_error *err)
+{
+    return tsr_object_output_remove(s->output, tsr_str_from(name), err);
+}
+
+/* "__12_0123456789abcdef.distcp": only tessera.torch.StorageWriter makes such names. */
+static bool is_of_a_save(tsr_str name)
+{
+    static const char end[] = ".distcp";
+    enum { DIGITS = 16, END = sizeof end - 1 };
+    size_t at = 2;
+    if (name.size < 2 + 1 + 1 + DIGITS + END || memcmp(name.data, "__", 2) != 0) return false;
+    while (at < name.size && isdigit((unsigned char)name.data[at])) at++;
+    if (at == 2 || name.size - at != 1 + DIGITS + END || name.data[at] != '_') return false;
+    for (size_t i = at + 1; i <= at + DIGITS; i++)
+        if (!isxdigit((unsigned char)name.data[i]) || isupper((unsigned char)name.data[i])) return false;
+    return memcmp(name.data + name.size - END, end, END) == 0;
+}
+
+/* Uploads that killed saves have left. */
+tsr_status tsr_python_saving_give_up(saving *s, tsr_error *err)
+{
+    return tsr_object_output_give_up(s->output, is_of_a_save, err);
+}

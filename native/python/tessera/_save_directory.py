@@ -1,0 +1,208 @@
+"""Checkpoints that tessera.torch.StorageWriter writes into a directory.
+
+Every rank writes one file under a name that nothing else has. What it creates is listed in a journal next to it before it is created.
+When all files are on disk the coordinator writes `.metadata` under a temporary name, syncs it, and renames it: at every instant
+the directory holds the old checkpoint or the new one. The files that the old one lists are removed after that.
+
+    __R_TOKEN.distcp          a rank's file; TOKEN is random
+    .tessera-save-TOKEN.json  its journal: what a later save may remove if this one is killed
+    .tessera-save.lock        held by the coordinator while it saves"""
+import fcntl
+import hashlib
+import json
+import os
+import stat
+
+from ._library import TesseraError
+from ._save_place import JOURNAL, MARKER, MOST_JOURNAL_BYTES, Place, name_of_file, name_of_journal, new_token, token_of
+
+_LOCK = ".tessera-save.lock"
+_locks = {}  # directory → file descriptor: a process that saves there again takes its lock over
+
+
+def _sync_directory(path):
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _create(path):
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def _write_new(path, data):
+    """A new file with these bytes, on disk when it returns."""
+    with open(_create(path), "wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def _remove(path):
+    """Whether a regular file was there and is gone."""
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return False
+        os.unlink(path)
+        return True
+    except FileNotFoundError:
+        return False
+
+
+def _digest_of(path):
+    with open(path, "rb") as f:
+        return hashlib.sha256(f.read()).hexdigest()
+
+
+class _File:
+    """A rank's file while it is written."""
+
+    def __init__(self, directory, number):
+        self._directory, token = directory, new_token()
+        self.name, self._journal = name_of_file(number, token), directory.at(name_of_journal(token))
+        os.makedirs(directory.path, exist_ok=True)  # local directories of several nodes are made by their own ranks
+        _write_new(self._journal, json.dumps({"files": [self.name]}).encode())
+        try:
+            self._fd = _create(directory.at(self.name))
+        except BaseException:
+            _remove(self._journal)
+            raise
+
+    def write(self, view):
+        at = 0
+        while at < len(view):
+            at += os.write(self._fd, view[at:at + (64 << 20)])
+
+    def finish(self):
+        os.fsync(self._fd)
+        os.close(self._fd)
+        _sync_directory(self._directory.path)
+
+    def discard(self):
+        try:
+            os.close(self._fd)
+        except OSError:
+            pass  # it is closed
+        _remove(self._directory.at(self.name))
+        _remove(self._journal)
+
+
+class Directory(Place):
+    def at(self, name):
+        return os.path.join(self.path, name)
+
+    def set_up(self, is_coordinator):
+        self.refuse_marker(os.listdir(self.path) if os.path.isdir(self.path) else [])
+        if os.path.lexists(self.path) and not os.path.isdir(self.path):
+            raise FileExistsError(f"{self.path}: exists and is not a directory")
+        if is_coordinator:
+            os.makedirs(self.path, exist_ok=True)
+            self._lock()
+            try:  # an old checkpoint whose metadata cannot be read is not replaced
+                self._replaced = self.files_of_checkpoint() if os.path.lexists(self.at(MARKER)) else set()
+                self._clean()
+            except BaseException:
+                self.release()
+                raise
+
+    def new_file(self, number, expected):
+        """expected: bytes, about."""
+        return _File(self, number)
+
+    def publish(self, data, files):
+        """files: the names of all ranks' files."""
+        token = new_token()
+        marker, journal = f".tessera-save-{token}.metadata", name_of_journal(token)
+        replaced = sorted(self._replaced - set(files) - {MARKER})
+        _write_new(self.at(journal), json.dumps({"files": [marker], "replaces": replaced, "marker": hashlib.sha256(data).hexdigest()}).encode())
+        _write_new(self.at(marker), data)
+        _sync_directory(self.path)
+        if self.overwrite:
+            os.rename(self.at(marker), self.at(MARKER))
+        else:
+            self._rename_new(marker)
+        _sync_directory(self.path)
+        for name in replaced:
+            _remove(self.at(name))
+        for name in files:
+            _remove(self.at(name_of_journal(token_of(name))))
+        _remove(self.at(journal))
+        _sync_directory(self.path)
+
+    def _rename_new(self, marker):
+        """Gives the marker its name unless another checkpoint has appeared there."""
+        try:
+            os.link(self.at(marker), self.at(MARKER), follow_symlinks=False)
+        except FileExistsError:
+            raise FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER}), which appeared during the save") from None
+        except OSError:  # a file system without hard links
+            os.rename(self.at(marker), self.at(MARKER))
+        _remove(self.at(marker))
+
+    # ---- one save at a time ----
+
+    def _lock(self):
+        key = os.path.realpath(self.path)
+        if key in _locks:
+            os.close(_locks.pop(key))
+        while True:
+            fd = os.open(self.at(_LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                raise TesseraError(f"{self.path}: another process is saving to this directory", "exists") from None
+            except OSError:  # a file system without locks
+                pass
+            try:
+                if os.path.samestat(os.fstat(fd), os.lstat(self.at(_LOCK))):
+                    break
+            except FileNotFoundError:
+                pass  # its last holder removed it meanwhile
+            os.close(fd)
+        _locks[key] = fd
+
+    def release(self):
+        fd = _locks.pop(os.path.realpath(self.path), None)
+        if fd is not None:
+            _remove(self.at(_LOCK))
+            os.close(fd)
+
+    # ---- what interrupted saves left ----
+
+    def _journals(self):
+        """(token, document) of the journals that a save of this user left."""
+        for name in sorted(os.listdir(self.path)):
+            match = JOURNAL.fullmatch(name)
+            if not match:
+                continue
+            info = os.lstat(self.at(name))
+            if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_size > MOST_JOURNAL_BYTES:
+                continue
+            try:
+                with open(self.at(name), "rb") as f:
+                    document = json.load(f)
+            except ValueError:
+                document = {}  # killed while it was written: nothing had been created yet
+            if isinstance(document, dict):
+                yield match[1], document
+
+    def _left_by(self, token, document):
+        """Names that an interrupted save may have created, and those that it was to replace if its marker is in place."""
+        names = [name for name in document.get("files", []) if isinstance(name, str) and token in name and "/" not in name]
+        published = document.get("marker") and os.path.lexists(self.at(MARKER)) and _digest_of(self.at(MARKER)) == document["marker"]
+        return names + [name for name in document.get("replaces", []) if published and isinstance(name, str)]
+
+    def _clean(self):
+        """Removes what interrupted saves left, except the files of the checkpoint that is there. Every file that no journal lists stays."""
+        journals = list(self._journals())
+        if not journals:
+            return
+        for token, document in journals:
+            for name in self._left_by(token, document):
+                if name not in self._replaced:
+                    _remove(self.at(name))
+            _remove(self.at(name_of_journal(token)))
+        _sync_directory(self.path)

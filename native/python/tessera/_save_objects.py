@@ -1,0 +1,147 @@
+"""Checkpoints that tessera.torch.StorageWriter writes into an object store.
+
+Every rank sends its file in parts and leaves the upload open: nothing of it is visible. When all have, the coordinator completes the
+uploads, and makes `.metadata` last, on the condition that there is none unless it replaces one. The files that the old checkpoint lists
+are removed after that.
+
+    __R_TOKEN.distcp          a rank's file; TOKEN is random
+    .tessera-save-TOKEN.json  the coordinator's journal, from before the first file is visible until the end: what a later save may remove
+                              if this one is killed"""
+import json
+import warnings
+import weakref
+
+from ._library import TesseraError
+from ._save_place import JOURNAL, MARKER, Place, name_of_file, name_of_journal, new_token
+from ._saving import PUBLISHES, REPLACES, SENDS, Saving
+
+SCHEMES = ("s3://", "gs://", "az://")
+
+
+class _File:
+    """A rank's file while it is sent."""
+
+    def __init__(self, url, number, expected):
+        self.name, self._size = name_of_file(number, new_token()), 0
+        self.saving = Saving(url, SENDS)
+        self.saving.create(self.name, expected)
+
+    def write(self, view):
+        self.saving.write(self._size, view)
+        self._size += len(view)
+
+    def finish(self):
+        return self._size, self.saving.hand_over(self._size)
+
+    def discard(self):
+        self.saving.close()
+
+
+class Objects(Place):
+    def __init__(self, path, overwrite):
+        super().__init__(path, overwrite)
+        self._lead = None  # the coordinator's
+        self._sent = None  # this rank's file, as long as its upload is open
+
+    def __reduce__(self):  # for saves in other processes
+        return Objects, (self.path, self.overwrite)
+
+    def set_up(self, is_coordinator):
+        self.release()
+        if not is_coordinator:
+            return
+        try:
+            self._lead = Saving(self.path, REPLACES if self.overwrite else PUBLISHES)
+            names = self._lead.names()
+            self.refuse_marker(name for name in names if "/" not in name)
+            self._replaced = self.files_of_checkpoint() if MARKER in names else set()
+            self._clean(names)
+        except TesseraError as e:
+            self.release()
+            if e.status == "exists":
+                raise FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER})") from None
+            if "exists and is a file" in str(e):
+                raise FileExistsError(f"{self.path}: exists and is not a directory") from None
+            raise
+        except BaseException:
+            self.release()
+            raise
+
+    def new_file(self, number, expected):
+        """expected: bytes, about."""
+        return _File(self.path, number, expected)
+
+    def keep_while(self, results, file):
+        """The upload is given up when `results` are, the next save begins, or the process ends, whichever comes first: PyTorch does not tell
+        a writer that another rank has failed. Of an upload that has been completed there is nothing to give up."""
+        self._sent = weakref.ref(file.saving)
+        weakref.finalize(results, file.saving.close)
+
+    def publish(self, data, files):
+        """files: what `finish` returned, by the names of all ranks' files."""
+        journal = name_of_journal(new_token())
+        replaced = sorted(self._replaced - set(files) - {MARKER})
+        self._lead.put_note(journal, json.dumps({"files": sorted(files), "replaces": replaced}).encode())
+        try:
+            for name, (size, note) in files.items():
+                self._lead.take_over(name, size, note)
+            self._lead.publish(MARKER, data)
+        except TesseraError as e:
+            self._lead.close()  # which removes what was made
+            self._forget(journal, files)
+            if e.status == "exists":
+                raise FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER}), which appeared during the save") from None
+            raise
+        sent = self._sent and self._sent()
+        if sent:
+            sent.keep()
+        for name in replaced:
+            self._lead.remove(name)
+        self._lead.remove(journal)
+
+    def _forget(self, journal, files):
+        """The journal goes only if all that it lists has gone."""
+        try:
+            place = Saving(self.path, REPLACES)
+            if set(files).isdisjoint(place.names()):
+                place.remove(journal)
+            place.close()
+        except TesseraError:
+            pass  # the failure of the save itself is what counts, and the next one removes this
+
+    def release(self):
+        sent = self._sent and self._sent()
+        for saving in (self._lead, sent):
+            if saving:
+                saving.close()
+        self._lead = self._sent = None
+
+    # ---- what interrupted saves left ----
+
+    def _left_by(self, journal):
+        """Names that an interrupted save may have made, and those that it was to replace if its checkpoint is the one that is there."""
+        try:
+            document = json.loads(self._lead.read_note(journal))
+        except (TesseraError, ValueError) as e:
+            if getattr(e, "status", "malformed") not in ("malformed", "not found"):
+                raise
+            return None  # not a journal
+        files = [name for name in document["files"] if "/" not in name]
+        return files + (document["replaces"] if self._replaced.intersection(files) else [])
+
+    def _clean(self, names):
+        """Removes what interrupted saves left, except the files of the checkpoint that is there. Every object that no journal lists stays."""
+        for journal in filter(JOURNAL.fullmatch, names):
+            left = self._left_by(journal)
+            if left is None:
+                continue
+            for name in left:
+                if name not in self._replaced and name in names:
+                    self._lead.remove(name)
+            self._lead.remove(journal)
+        try:
+            self._lead.give_up_uploads()
+        except TesseraError as e:
+            if e.status != "unsupported":
+                raise
+            warnings.warn(f"{e}: uploads that a killed save has left are not given up", stacklevel=2)

@@ -1,0 +1,50 @@
+"""Where tessera.torch.StorageWriter saves to: what a directory and an object store have in common."""
+import re
+import secrets
+
+from ._checkpoint import Checkpoint
+from ._library import FOR_NAMES
+
+MARKER = ".metadata"
+JOURNAL = re.compile(r"\.tessera-save-([0-9a-f]{16})\.json")
+MOST_JOURNAL_BYTES = 64 << 20
+
+
+def new_token():
+    """What no other name has in it."""
+    return secrets.token_hex(8)
+
+
+def name_of_file(number, token):
+    return f"__{number}_{token}.distcp"
+
+
+def token_of(name):
+    """Of a rank's file."""
+    return name.rpartition("_")[2].removesuffix(".distcp")
+
+
+def name_of_journal(token):
+    return f".tessera-save-{token}.json"
+
+
+class Place:
+    """`set_up` begins a save, on every rank: it refuses what may not be replaced. On the coordinator it removes what interrupted saves
+    left, and `publish` or `release` ends the save. In between every rank writes one file: `new_file`."""
+
+    def __init__(self, path, overwrite):
+        self.path, self.overwrite = path, overwrite
+        self._replaced = set()  # the coordinator's: files of the checkpoint that is replaced
+
+    def refuse_marker(self, names):
+        """A file that makes the place a checkpoint already."""
+        ours = sorted(name for name in names if not name.startswith(".tessera-"))
+        marker = next((name for name in ours if name.endswith(MARKER) or name.endswith(".index.json")), None)
+        if marker and (not self.overwrite or marker != MARKER):
+            kind = "a checkpoint" if marker == MARKER else "a checkpoint of another form"
+            raise FileExistsError(f"{self.path}: holds {kind} already ({marker})")
+
+    def files_of_checkpoint(self):
+        """Names of the files that the checkpoint here lists as its own, `.metadata` included."""
+        with Checkpoint(self.path, _purpose=FOR_NAMES) as checkpoint:
+            return set(checkpoint._session.own_files())

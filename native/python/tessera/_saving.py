@@ -1,0 +1,102 @@
+"""Writing into object stores by ctypes: output_bindings.c."""
+import ctypes
+import os
+
+from ._library import _Error, _Stop, _WRITE, _char, _collect, _function, _int, _p, _raise, _u32, _u64
+
+SENDS, PUBLISHES, REPLACES = range(3)
+
+_open = _function("saving_open", _p, _char, _u32, _p)
+_close = _function("saving_close", None, _p)
+_names = _function("saving_names", _int, _p, _WRITE, _p, _p)
+_create = _function("saving_create", _int, _p, _char, _u64, _p)
+_write = _function("saving_write", _int, _p, _u64, _p, ctypes.c_size_t, _p)
+_hand_over = _function("saving_hand_over", _int, _p, _u64, _WRITE, _p, _p)
+_keep = _function("saving_keep", None, _p)
+_take_over = _function("saving_take_over", _int, _p, _char, _u64, _p, ctypes.c_size_t, _p)
+_publish = _function("saving_publish", _int, _p, _char, _p, ctypes.c_size_t, _p)
+_put_note = _function("saving_put_note", _int, _p, _char, _char, _p)
+_read_note = _function("saving_read_note", _int, _p, _char, _WRITE, _p, _p)
+_remove = _function("saving_remove", _int, _p, _char, _p)
+_give_up = _function("saving_give_up", _int, _p, _p)
+
+
+class _Buffer(ctypes.Structure):
+    """Python's Py_buffer: ctypes itself gives no address of memory that is read only."""
+    _fields_ = [("buf", _p), ("obj", ctypes.py_object), ("len", ctypes.c_ssize_t), ("itemsize", ctypes.c_ssize_t), ("readonly", _int), ("ndim", _int),
+                ("format", _p), ("shape", _p), ("strides", _p), ("suboffsets", _p), ("internal", _p)]
+
+
+_get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
+_get_buffer.argtypes, _release_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_Buffer), _int], [ctypes.POINTER(_Buffer)]
+
+
+class Saving:
+    """What one process does of a save to `url`. SENDS: one rank's file. PUBLISHES: the whole, where there is no checkpoint; REPLACES:
+    also where there is one. What was begun and not published is removed when it is closed."""
+
+    def __init__(self, url, kind):
+        self.url, self._handle = url, None
+        self._stop = _Stop()  # a signal is heard when the call is over
+        err = _Error()
+        self._handle = _open(os.fsencode(url), kind, ctypes.byref(err))
+        if not self._handle:
+            _raise(err, url)
+
+    def _do(self, function, *arguments):
+        err = _Error()
+        if function(self._handle, *arguments, ctypes.byref(err)) != 0:
+            _raise(err, self.url)
+
+    def _gather(self, function, *arguments):
+        return _collect([self._stop], lambda *to: function(self._handle, *arguments, *to), self.url)
+
+    def close(self):
+        handle, self._handle = self._handle, None
+        if handle:
+            _close(handle)
+
+    __del__ = close
+
+    def names(self):
+        """Of everything that was there when this was opened."""
+        return [os.fsdecode(name) for name in self._gather(_names).split(b"\0")[:-1]]
+
+    def create(self, name, expected):
+        self._do(_create, os.fsencode(name), expected)
+
+    def write(self, offset, view):
+        buffer = _Buffer()
+        _get_buffer(view, ctypes.byref(buffer), 0)
+        try:
+            self._do(_write, offset, buffer.buf, buffer.len)
+        finally:
+            _release_buffer(ctypes.byref(buffer))
+
+    def hand_over(self, size):
+        """Sends the rest of the file, and returns what another process needs to make it visible."""
+        return self._gather(_hand_over, size)
+
+    def keep(self):
+        """Closing does not give the upload up any more: it has been completed."""
+        if self._handle:
+            _keep(self._handle)
+
+    def take_over(self, name, size, note):
+        self._do(_take_over, os.fsencode(name), size, note, len(note))
+
+    def publish(self, marker, data):
+        self._do(_publish, os.fsencode(marker), data, len(data))
+
+    def put_note(self, name, text):
+        self._do(_put_note, os.fsencode(name), text)
+
+    def read_note(self, name):
+        return self._gather(_read_note, os.fsencode(name))
+
+    def remove(self, name):
+        self._do(_remove, os.fsencode(name))
+
+    def give_up_uploads(self):
+        """Uploads that killed saves have left."""
+        self._do(_give_up)

@@ -1,0 +1,199 @@
+"""tessera.torch.StorageWriter to object stores, by several ranks of PyTorch: what boto3 copies down is read by PyTorch's own reader."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+
+import servers
+from checks import Skip, need, test
+from fake_s3 import serving
+from test_write import BUCKET, Place, bucket, uploads_left
+from test_write_others import azurite_place, google_place
+
+RANKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "writer_ranks.py")
+PYTHON = {"python": None, "package": None}  # set by run.py
+WORLD = 3
+
+
+class Ranks:
+    """Processes that save together, as often as they are asked, and one that reads."""
+
+    def __init__(self, t, place, world=WORLD, **env):
+        if not PYTHON["python"]:
+            raise Skip("there is no Python with PyTorch and the package (--python, --package)")
+        self.t, self.place, self.world, self.killed = t, place, world, False
+        more = {**place.env, **env, "PYTHONPATH": PYTHON["package"], "OMP_NUM_THREADS": "1", "PORT": str(servers.free_port())}
+        self.log = open(t.at("ranks.log"), "ab+")
+        self.ranks = [subprocess.Popen([PYTHON["python"], RANKS], env={**os.environ, **more, "RANK": str(rank)}, text=True,
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log) for rank in range(world + 1)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.ranks:
+            process.stdin.close()
+        for process in self.ranks:
+            process.wait(60)
+            process.stdout.close()
+        self.log.close()
+
+    def ask(self, ranks, job):
+        for process in ranks:
+            process.stdin.write(json.dumps({"world": self.world, **job}) + "\n")
+            process.stdin.flush()
+        lines = [process.stdout.readline() for process in ranks]
+        return [json.loads(line) if line else None for line in lines]
+
+    def save(self, key, k, **job):
+        """What became of each rank: why it failed, or None; None altogether for one that was killed."""
+        return self.ask(self.ranks[:-1], {"do": "save", "url": f"{self.place.url}/{key}", "k": k, **job})
+
+    def saved(self, key, k, **job):
+        """Saves, and returns the objects below the key and what `check` finds in them: by PyTorch's reader they are, in a copy, step `k`,
+        and by the package's from where they are."""
+        done = self.save(key, k, **job)
+        need(all(one == {"failed": None} for one in done), f"{done}")
+        return self.read(key, k)
+
+    def is_step(self, key, k):
+        """Whether step `k` is there, whole, by the package's reader."""
+        [got] = self.ask(self.ranks[-1:], {"do": "read", "url": f"{self.place.url}/{key}", "k": k, "world": 1})
+        return got["by_url"]
+
+    def read(self, key, k):
+        copy, files = self.t.at("copy"), self.place.below(key + "/")
+        shutil.rmtree(copy, ignore_errors=True)
+        os.makedirs(copy)
+        for name, data in files.items():
+            with open(os.path.join(copy, name), "wb") as f:
+                f.write(data)
+        [got] = self.ask(self.ranks[-1:], {"do": "read", "url": f"{self.place.url}/{key}", "copy": copy, "k": k})
+        need(got and got["by_torch"] and got["by_url"], f"step {k}: {got} {self.said()[-2000:]}")
+        return files, got["findings"]
+
+    def said(self):
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace")
+
+
+def ours(files):
+    return sorted(name for name in files if name not in ("mine.txt", "__0_notes.distcp"))
+
+
+def check_place(t, place, left=lambda: []):
+    """A first save, one that is refused, one that replaces it, one in the background."""
+    place.put("run/step 1/mine.txt", b"not Tessera's")
+    place.put("run/step 1/__0_notes.distcp", b"nor this")
+    place.put("run/step 10/.metadata", b"a neighbour")
+    with Ranks(t, place) as ranks:
+        first, findings = ranks.saved("run/step 1", 1)
+        need(len(ours(first)) == WORLD + 1 and set(findings) <= {"dcp/unreferenced-file"}, f"{sorted(first)} {findings}")
+        for one in ranks.save("run/step 1", 2):
+            need(one["failed"] == {"0": "FileExistsError"} and "holds a checkpoint already" in one["said"], one)
+        need(place.below("run/step 1/") == first and not left(), "a refused save changed something")
+        second, _ = ranks.saved("run/step 1", 3, options={"overwrite": True})
+        need(len(ours(second)) == WORLD + 1 and not set(ours(second)) & set(ours(first)) - {".metadata"}, sorted(second))
+        third, findings = ranks.saved("run/step 1", 4, options={"overwrite": True, "checksums": False}, is_async=True)
+        need(len(ours(third)) == WORLD + 1 and "zip/crc-absent" in findings, f"{sorted(third)} {findings}")
+        need(place.below("run/step 10/") == {".metadata": b"a neighbour"} and not left(), "a neighbour, or uploads")
+        need(third["mine.txt"] == b"not Tessera's" and third["__0_notes.distcp"] == b"nor this", "files that are not ours")
+        need("are not given up" not in ranks.said(), ranks.said())
+
+
+@test
+def test_writer_to_moto(t):
+    with bucket(servers.moto) as (place, client):
+        check_place(t, place, lambda: uploads_left(client))
+
+
+@test
+def test_writer_to_azurite(t):
+    with azurite_place() as place:
+        check_place(t, place)
+
+
+@test
+def test_writer_to_google(t):
+    with google_place() as place:
+        check_place(t, place)
+
+
+@test
+def test_writer_when_a_rank_raises(t):
+    """Nothing is visible, the same ranks can save again, and when they end no upload is left."""
+    with bucket(servers.moto) as (place, client):
+        with Ranks(t, place) as ranks:
+            for k, faulty in ((1, 1), (2, 0)):
+                for one in ranks.save("ck", k, fault="raise", faulty=faulty):
+                    need(one["failed"] == {str(faulty): "ArithmeticError"} and "on purpose" in one["said"], one)
+                need(not place.below("ck/"), f"{sorted(place.below('ck/'))}")
+            before, _ = ranks.saved("ck", 3)
+            need(not uploads_left(client), f"the next save leaves {uploads_left(client)}")
+            ranks.save("ck", 4, fault="raise", faulty=2, options={"overwrite": True})
+            need(place.below("ck/") == before, "the old checkpoint")
+        need(place.below("ck/") == before and not uploads_left(client), f"the end of the ranks leaves {uploads_left(client)}")
+
+
+@test
+def test_writer_when_a_rank_is_killed(t):
+    """The old checkpoint stays; the upload that is left goes with the next save, and nobody else's."""
+    with bucket(servers.moto) as (place, client):
+        with Ranks(t, place, RANKS_DIE="yes") as ranks:
+            before, _ = ranks.saved("ck", 3)
+            done = ranks.save("ck", 4, fault="kill", faulty=1, options={"overwrite": True})
+            need(done[1] is None and all(one["failed"] for one in (done[0], done[2])), f"{done}")
+        need(place.below("ck/") == before and uploads_left(client), f"{sorted(place.below('ck/'))} {uploads_left(client)}")
+        other = client.create_multipart_upload(Bucket=BUCKET, Key="ck/somebody's.distcp")["UploadId"]
+        with Ranks(t, place) as ranks:
+            after, _ = ranks.saved("ck", 5, options={"overwrite": True})
+        need([u["UploadId"] for u in uploads_left(client)] == [other] and len(after) == WORLD + 1, f"{uploads_left(client)} {sorted(after)}")
+
+
+@test
+def test_writer_killed_at_every_request(t):
+    """Killed when the request of that number comes, before it is served: the old checkpoint is whole or the new one is, and
+    the next save leaves nothing but its own objects, and somebody else's."""
+    with serving({}) as s:
+        place = Place("s3://b", s.env(), lambda prefix: {k: v for k, v in s.objects.items() if k.startswith(prefix)}, s.objects.__setitem__)
+        with Ranks(t, place, world=1) as ranks:
+            child, seen = ranks.ranks[0], set()  # it never opens anything itself
+
+            def save(k, at=0):
+                """How it ended; killed at the request of number `at`."""
+                count, ready = [0], threading.Event()
+
+                def trouble(handler, *_):
+                    ready.wait(10)
+                    with handler.server.lock:
+                        count[0] += 1
+                        is_point = count[0] == at
+                    if is_point:
+                        os.kill(pid[0], signal.SIGKILL)
+                        handler.close_connection = True
+                    return is_point
+
+                pid, s.trouble = [], trouble
+                child.stdin.write(json.dumps({"do": "child", "url": "s3://b/ck", "k": k, "rows": 1500, "options": {"overwrite": True}}) + "\n")
+                child.stdin.flush()
+                pid.append(json.loads(child.stdout.readline())["child"])
+                ready.set()
+                ended = json.loads(child.stdout.readline())["ended"]
+                s.trouble = lambda *_: False
+                return ended
+
+            need(save(1) == 0, ranks.said())
+            s.objects["ck/mine.txt"] = b"not Tessera's"
+            old, k, at, ended = 1, 1, 0, -9
+            while ended == -9:
+                at, k = at + 1, k + 2
+                ended = save(k, at)
+                now = next((n for n in (old, k) if ranks.is_step("ck", n)), None)
+                need(now is not None and (now == k if ended == 0 else True), f"request {at}: neither {old} nor {k} is there: {sorted(s.objects)}")
+                seen.add(now == k)
+                need(save(k + 1) == 0 and ranks.is_step("ck", k + 1), f"the save after request {at}: {ranks.said()[-2000:]}")
+                need(len(s.objects) == 3 and not s.uploads and s.objects["ck/mine.txt"] == b"not Tessera's", f"{at}: {sorted(s.objects)} {s.uploads}")
+                old = k + 1
+            need(ended == 0 and seen == {True, False} and at > 10, f"{ended} {seen} {at}")

@@ -1,0 +1,122 @@
+"""One rank that saves with tessera.torch.StorageWriter, or what reads such saves. Run by a Python that has PyTorch and the package, with
+RANK, WORLD and PORT in the environment. Each line of stdin is a job, a JSON document (see test_python_writer.py); what became of it is a
+line of stdout."""
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import tessera.torch
+
+
+def whole(name, k, rows, columns):
+    """A tensor whose values differ by name, step and place."""
+    generator = torch.Generator().manual_seed(1000 * k + sum(name.encode()))
+    return torch.rand(rows, columns, generator=generator)
+
+
+def shapes(job):
+    return {"large": (job["world"] * job.get("rows", 1500), 2048), "small": (7, 5), "none": (0, 3)}
+
+
+def state_of(job, k, mesh):
+    """`large` and `small` in rows over the ranks, one of them uneven; the rest on all."""
+    model = {name: whole(name, k, *shape) for name, shape in shapes(job).items()}
+    if mesh:
+        model = {name: distribute_tensor(tensor, mesh, [Shard(0)]) if name != "none" else tensor for name, tensor in model.items()}
+    return {"model": model, "step": k, "lr": [0.1 * k, {"kind": f"cosine {k}"}]}
+
+
+class Planner(dcp.DefaultSavePlanner):
+    """Fails, or is killed, on one rank, when it is asked for its last tensor."""
+
+    def __init__(self, what, rank):
+        super().__init__()
+        self.what, self.rank, self.left = what, rank, None
+
+    def finish_plan(self, plan):
+        plan = super().finish_plan(plan)
+        self.left = len(plan.items)
+        return plan
+
+    def resolve_data(self, item):
+        self.left -= 1
+        if self.left == 0 and dist.get_rank() == self.rank:
+            if self.what == "raise":
+                raise ArithmeticError("rank fails on purpose")
+            time.sleep(2)  # until the server has begun an upload
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().resolve_data(item)
+
+
+def kinds(e):
+    return {str(rank): type(failure[0]).__name__ for rank, failure in e.failures.items()} if isinstance(e, CheckpointException) else type(e).__name__
+
+
+def save(job):
+    if not dist.is_initialized():
+        rank, port = int(os.environ["RANK"]), os.environ["PORT"]
+        dist.init_process_group("gloo", rank=rank, world_size=job["world"], init_method=f"tcp://127.0.0.1:{port}")
+    state = state_of(job, job["k"], init_device_mesh("cpu", (job["world"],)))
+    writer = tessera.torch.StorageWriter(job["url"], **job.get("options", {}))
+    planner = Planner(job.get("fault"), job.get("faulty", -1))
+    try:
+        if job.get("is_async"):
+            future = dcp.async_save(state, storage_writer=writer, planner=planner)
+            for tensor in state["model"].values():
+                tensor.mul_(-1)  # what is saved is the state at the call
+            future.result()
+        else:
+            dcp.save(state, storage_writer=writer, planner=planner)
+    except BaseException as e:  # noqa: BLE001
+        return {"failed": kinds(e), "said": str(e)[-2000:]}
+    return {"failed": None}
+
+
+def save_in_child(job):
+    """Alone, in a process that is killed from outside if at all: says which one, and how it ended."""
+    child = os.fork()
+    if not child:
+        try:
+            state = state_of({**job, "world": 1}, job["k"], None)
+            dcp.save(state, storage_writer=tessera.torch.StorageWriter(job["url"], **job["options"]), no_dist=True)
+            os._exit(0)
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    print(json.dumps({"child": child}), flush=True)
+    return {"ended": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
+
+
+def compare(job, load):
+    """The state that `load` fills is that of step `k`, bit for bit."""
+    want, state = state_of(job, job["k"], None), state_of(job, 0, None)
+    load(state)
+    same = {name: torch.equal(state["model"][name], tensor) for name, tensor in want["model"].items()}
+    return all(same.values()) and state["step"] == want["step"] and state["lr"] == want["lr"]
+
+
+def read(job):
+    """By PyTorch from a copy on this machine, and by the package from the URL."""
+    by_torch = "copy" in job and compare(job, lambda state: dcp.load(state, checkpoint_id=job["copy"], no_dist=True))
+    by_url = compare(job, lambda state: dcp.load(state, storage_reader=tessera.torch.StorageReader(job["url"]), no_dist=True))
+    return {"by_torch": by_torch, "by_url": by_url, "findings": [f.rule for f in tessera.check(job["url"], deep=True)]}
+
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    print(json.dumps({"save": save, "read": read, "child": save_in_child}[asked["do"]](asked)), flush=True)
+if os.environ.get("RANKS_DIE"):
+    os._exit(0)  # not in destructors of PyTorch's process groups, where another rank has died
+if dist.is_initialized():
+    dist.destroy_process_group()
