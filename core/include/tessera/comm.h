@@ -1,17 +1,17 @@
 /* Ranks that talk to each other: a small set of collectives as a vtable. Back ends: one rank (core/io/comm_self.c), ranks
  * simulated by threads of one process (native/comm/comm_threads.h), MPI (native/comm/comm_mpi.h).
  *
- * Every function is called by all ranks of a communicator, in the same order; it returns when the caller's buffers may be
- * used again. No rank waits for ever for one that failed:
+ * Every function is called by all ranks of a communicator, in the same order; it returns when the caller's buffers may be used
+ * again. A rank never waits forever for one that failed:
  *
- *   - A rank whose own work failed either continues calling until tsr_comm_agree tells everybody (the communicator stays
+ *   - A rank whose own work failed either continues calling until tsr_comm_agree informs all ranks (the communicator stays
  *     good), or calls `poison` in place of its next call, whichever that is.
- *   - Ranks that contradict each other (kind of call, root, sizes) are told so, all of them: TSR_E_USAGE names two of them
- *     and what each does. Nothing has moved then.
- *   - A rank that closed the communicator, or is gone, is TSR_E_IO for the others.
+ *   - If ranks contradict each other (kind of call, root, sizes), all ranks get TSR_E_USAGE, which names two of them
+ *     and what each does. No data has moved then.
+ *   - If a rank has closed the communicator or ended, the others get TSR_E_IO.
  *
- * After any of these failures but that of agree the communicator is spent: each further call fails immediately with the same
- * error, everywhere. Thread rule: one thread a rank.
+ * After any of these failures except one reported by agree, the communicator is unusable: each further call fails immediately
+ * with the same error on all ranks. Thread rule: one thread per rank.
  *
  * Example:
  *
@@ -55,7 +55,7 @@ struct tsr_comm {
     tsr_status (*poison)(tsr_comm *comm, tsr_status mine, tsr_error *err);
     /* Collective too where there are other processes; a group is closed before what it was split from. */
     void (*close)(tsr_comm *comm);
-    /* Addresses of device memory (tessera/sys/gpu_comm.h) are taken wherever host addresses are. The same on all ranks. */
+    /* Addresses of device memory (tessera/sys/gpu_comm.h) are accepted wherever host addresses are. The same on all ranks. */
     bool takes_devices;
 };
 

@@ -16,9 +16,8 @@
 
 TSR_API_BEGIN
 
-/* `exact`: values are equal when their bytes are. Otherwise |a − b| ≤ atol + rtol × |b|, equal infinities are equal, NaN
- * equals NaN, and complex numbers compare by modulus, as torch.isclose(equal_nan=True); types that are not numeric stay
- * exact. */
+/* `exact`: values are equal when their bytes are equal. Otherwise |a − b| ≤ atol + rtol × |b|, equal infinities are equal, NaN
+ * equals NaN, and complex numbers compare by modulus, as torch.isclose(equal_nan=True); other types stay exact. */
 typedef struct tsr_tolerance {
     bool exact;
     double atol, rtol;
@@ -52,8 +51,8 @@ typedef struct tsr_value_comparison {
     const tsr_progress *progress; /* or NULL; tsr_diff_values alone */
 } tsr_value_comparison;
 
-/* Compares the values of every comparable pair of `diff` and sets TSR_DIFF_VALUE where they differ. `differences` has an
- * element a pair, zeroed. `progress` counts the bytes of A's tensors; it stops the job with TSR_E_CANCELLED. Errors as
+/* Compares the values of every comparable pair of `diff` and sets TSR_DIFF_VALUE where they differ. `differences` has one
+ * element per pair, zeroed. `progress` counts the bytes of A's tensors; it stops the job with TSR_E_CANCELLED. Errors as
  * tsr_compare_tensors. */
 tsr_status tsr_diff_values(tsr_checkpoint *a, tsr_checkpoint *b, tsr_diff *diff, const tsr_value_comparison *how,
                            tsr_difference *differences, tsr_error *err);

@@ -61,12 +61,12 @@ typedef struct tsr_quantize_options {
     tsr_dtype dtype; /* to which every floating-point tensor is cast first; TSR_DTYPE_NONE: none is */
     bool (*want)(void *ctx, tsr_str fqn); /* returns true for what is read afterwards; NULL: everything */
     void *want_ctx;
-    bool (*quantize)(void *ctx, tsr_str fqn); /* returns false for weights to leave as they are; NULL: none more than below */
+    bool (*quantize)(void *ctx, tsr_str fqn); /* returns false for weights to leave as they are; NULL: leave only those named below */
     void *quantize_ctx;
 } tsr_quantize_options;
 
-/* What was quantized, and the other matrices: the names of weights of two dims that stay as they are, in the mapped checkpoint's
- * memory. A loader must be told of them. */
+/* What was quantized, and the other matrices: the names of weights of two dims that stay as they are, in the mapped
+ * checkpoint's memory. A loader needs this list. */
 typedef struct tsr_quantized {
     uint64_t count;
     const tsr_str *kept;
@@ -74,13 +74,13 @@ typedef struct tsr_quantized {
 } tsr_quantized;
 
 /* The checkpoint with its linear weights as float8_e4m3fn in blocks of 128 x 128, and NAME.weight_scale_inv in float32 for each
- * NAME.weight. Bytes are those of transformers' Fp8Quantize; smaller blocks at the edges are as if they were filled up with zeros.
+ * NAME.weight. Bytes are those of transformers' Fp8Quantize; smaller blocks at the edges are treated as if padded with zeros.
  * Weights are the floating-point tensors of two dims whose names end in ".weight", but for embeddings, norms, output layers and
  * routers. Everything else stays as it is. Otherwise as tsr_mapping_open.
  *
- * Errors: TSR_E_UNSUPPORTED naming a weight that has a scale already, and experts stacked in one tensor; TSR_E_USAGE where `want`
- * separates a weight from its scale. TSR_E_UNSUPPORTED while it is read, naming a weight and the place where it is NaN or infinite.
- * Source: transformers/integrations/finegrained_fp8.py. */
+ * Errors: TSR_E_UNSUPPORTED naming a weight that already has a scale, and experts stacked in one tensor; TSR_E_USAGE where
+ * `want` separates a weight from its scale. TSR_E_UNSUPPORTED while it is read, naming a weight and the place where it is NaN
+ * or infinite. Source: transformers/integrations/finegrained_fp8.py. */
 tsr_status tsr_mapping_quantize(tsr_checkpoint *source, const tsr_quantize_options *options, tsr_quantized *quantized,
                                 tsr_checkpoint **out, tsr_error *err);
 

@@ -41,9 +41,9 @@ void tsr_arena_free(tsr_arena *arena);
 void *tsr_arena_array(tsr_arena *arena, size_t count, size_t item_size, tsr_error *err);
 #define TSR_ARENA_NEW(arena, type, err) ((type *)tsr_arena_array((arena), 1, sizeof(type), (err)))
 
-/* A copy in the arena, with a NUL behind it for convenience. `copy.data` is NULL on failure. */
+/* Copies text into the arena and adds a NUL after it. `copy.data` is NULL on failure. */
 tsr_str tsr_arena_str(tsr_arena *arena, tsr_str s, tsr_error *err);
-/* printf into the arena. */
+/* Formats text into the arena, like printf. */
 tsr_str tsr_arena_format(tsr_arena *arena, tsr_error *err, const char *format, ...) TSR_PRINTF_LIKE(3, 4);
 
 TSR_API_END

@@ -1,13 +1,13 @@
-/* Device meshes and placements: who holds which part of a tensor.
+/* Device meshes and placements: which rank holds which shard of a tensor.
  *
  * A mesh is an n-dimensional array of ranks, row-major, last dim fastest. A list of placements has one per mesh dim. What
  * `shard(d)` gives the i-th of n is torch.chunk's i-th part: ceil(size / n) elements, trailing parts may be empty. Several
  * mesh dims on one tensor dim cut left to right, each the part that the ones before it left. `strided_shard(d, f)` cuts
  * its part into f first, each of these into n, and gives the i-th of every one: a rank may hold several runs.
  *
- * FSDP2 over tensor parallelism writes [strided_shard(d, f), shard(d), …] with f the number of parts that the later mesh
- * dims make of d, but cuts by the later ones first and then plainly by the first. Both readings agree wherever sizes
- * divide; where they do not, tsr_strided says whose.
+ * FSDP2 over tensor parallelism writes [strided_shard(d, f), shard(d), …] with f the number of parts that the later mesh dims
+ * make of d, but cuts by the later ones first and then plainly by the first. Both readings agree wherever sizes divide; where
+ * they do not, tsr_strided selects one.
  *
  * Sources: torch.distributed.tensor 2.13 (Shard._split_tensor, _StridedShard._split_tensor, distribute_tensor), FSDP2's
  * FSDPParam._init_sharding_spec_tp and _init_sharded_param; checked against what their ranks hold.
@@ -56,7 +56,7 @@ tsr_status tsr_mesh_parse(tsr_str text, tsr_arena *arena, tsr_mesh *out, tsr_err
 /* "shard(0),replicate", split on top-level commas: replicate, partial, shard(d), strided_shard(d, f). */
 tsr_status tsr_placements_parse(tsr_str text, tsr_arena *arena, tsr_placement **out, uint32_t *count, tsr_error *err);
 
-/* The product of its dimensions. */
+/* The number of ranks of a mesh: the product of its sizes. */
 uint64_t tsr_mesh_ranks(const tsr_mesh *mesh);
 
 /* How a strided shard is cut where sizes do not divide. */
@@ -65,7 +65,7 @@ typedef enum tsr_strided {
     TSR_STRIDED_DTENSOR   /* left to right, as distribute_tensor does */
 } tsr_strided;
 
-/* How a tensor lies over a mesh; `placements` has mesh->dim_count items. */
+/* How a tensor is distributed over a mesh; `placements` has mesh->dim_count items. */
 typedef struct tsr_sharding {
     const tsr_mesh *mesh;
     const tsr_placement *placements;
@@ -85,7 +85,7 @@ typedef struct tsr_shard_box {
     const uint64_t *local_offsets; /* where it begins in the rank's local tensor */
 } tsr_shard_box;
 
-/* What one rank holds of a tensor. */
+/* The shard of a tensor that one rank holds. */
 typedef struct tsr_shard {
     uint32_t ndim; /* of the tensor */
     const uint64_t *local_shape;

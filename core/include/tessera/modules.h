@@ -1,5 +1,5 @@
-/* A module tree: what Tessera knows of a live nn.Module. Nodes carry a class name and a wrapper kind; parameters and
- * buffers carry shape, dtype and identity (for sharing); FSDP1 nodes may carry their flat parameter.
+/* A module tree describes a live nn.Module. Nodes carry a class name and a wrapper kind; parameters and buffers carry shape,
+ * dtype and identity (for sharing); FSDP1 nodes may carry their flat parameter.
  *
  * A program fills in plain tsr_module structs (or tsr_modules_parse does from a tessera.modules/1 document) and
  * hands the root to tsr_modules_new, which checks the tree and indexes its attributes. A module may appear under several
@@ -32,12 +32,12 @@ typedef enum tsr_wrapper {
 /* A parameter or buffer. */
 typedef struct tsr_module_tensor {
     tsr_str name;
-    tsr_dtype dtype; /* TSR_DTYPE_NONE: not told */
+    tsr_dtype dtype; /* TSR_DTYPE_NONE: not given */
     uint32_t ndim;
     const uint64_t *shape;
     bool requires_grad; /* parameters */
     bool persistent;    /* buffers */
-    tsr_str identity;   /* equal and not empty: one tensor */
+    tsr_str identity;   /* equal and not empty: the same tensor */
 } tsr_module_tensor;
 
 /* An original parameter of a flat parameter. `fqn` is relative to what the unit wraps, as PyTorch's `_fqns`. */
@@ -69,7 +69,7 @@ typedef struct tsr_module_child {
     const tsr_module *module;
 } tsr_module_child;
 
-/* One entry of `_fqn_modifiers()`: state dict keys say `name` where the attribute `child` holds it. */
+/* One entry of `_fqn_modifiers()`: state dict keys contain `name` in place of the attribute `child`. */
 typedef struct tsr_module_modifier {
     tsr_str name;
     tsr_str child;

@@ -1,6 +1,6 @@
-/* A store is a named set of read-only files: a checkpoint's folder, one file, files dropped on a web page. The
- * implementations live outside core/formats: core/io has one over memory, native/io one over a directory, wasm/ one over
- * the page's files. Files are named by their path relative to the store's root, with '/' between components.
+/* A store is a named set of read-only files: a checkpoint's directory, one file, or files dropped on a web page. The
+ * implementations live outside core/formats: core/io has one over memory, native/io one over a directory, wasm/ one over the
+ * page's files. Files are named by their path relative to the store's root, with '/' between components.
  *
  * Example:
  *
@@ -20,7 +20,7 @@ typedef struct tsr_store_file {
     uint64_t size; /* bytes */
 } tsr_store_file;
 
-/* Bytes that must be right before those behind them are used: the local header of a zip's member. */
+/* Bytes that must be checked before those after them are used: the local header of a zip's member. */
 typedef struct tsr_store_guard tsr_store_guard;
 struct tsr_store_guard {
     uint32_t file;
@@ -42,7 +42,7 @@ typedef struct tsr_store tsr_store;
 struct tsr_store {
     uint32_t file_count;
     const tsr_store_file *files; /* sorted by name, byte-wise */
-    /* The file that the user pointed at, or TSR_NO_FILE for a directory. */
+    /* The file that the user named, or TSR_NO_FILE for a directory. */
     uint32_t primary;
     /* Reads exactly `size` bytes at `offset`, or fails (reading past the end is TSR_E_IO naming the file). Thread-safe. */
     tsr_status (*read_at)(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
@@ -50,9 +50,9 @@ struct tsr_store {
     tsr_status (*map)(tsr_store *store, uint32_t file, tsr_str *out, tsr_error *err);
     void (*unmap)(tsr_store *store, uint32_t file, tsr_str mapped);
     void (*close)(tsr_store *store); /* frees the store itself */
-    /* Optional: lists the files up to `levels` directories below the root as well, with a bound on how much is looked at
-     * (*cut: it was reached; *deeper: there are directories further down). The files' numbers change: only while nothing
-     * refers to them. */
+    /* Optional: lists the files up to `levels` directories below the root as well, with a bound on how much is searched (*cut:
+     * the bound was reached; *deeper: there are directories further down). The files' numbers change: only while nothing refers
+     * to them. */
     tsr_status (*deepen)(tsr_store *store, unsigned levels, bool *cut, bool *deeper, tsr_error *err);
     /* Optional: the directory `name` below the root, of any depth, as a store of its own, which the caller closes before this
      * one. */
@@ -63,11 +63,11 @@ struct tsr_store {
     /* Optional, for stores whose every read is a request: from here on read_at gives bytes that are guarded only after the guard
      * was read, together with them, and checked. Its errors are those of read_at then. */
     tsr_status (*guard)(tsr_store *store, const tsr_store_guard *guard, tsr_error *err);
-    /* Optional, for the same stores: those who read tensors say before each read of a chunk which bytes the chunk has. Reading ahead within
-     * it ends with it. Thread-safe. */
+    /* Optional, for the same stores: callers that read tensors announce the bytes of a chunk before they read it. Reading ahead
+     * stops at the end of the chunk. Thread-safe. */
     void (*expect)(tsr_store *store, uint32_t file, uint64_t offset, uint64_t size);
-    /* Optional, for the same stores: these places will be read soon, by small reads; fetches them together as far as there is room. What
-     * cannot be fetched is left to the reads, which say why. Thread-safe. */
+    /* Optional, for the same stores: these places will be read soon, by small reads; fetches them together as far as there is
+     * room. Bytes that cannot be fetched are left to the reads, which report why. Thread-safe. */
     void (*prefetch)(tsr_store *store, const tsr_store_place *places, size_t count);
     /* The files are made while they are read (tsr_tree_store_new): their archives state no checksums, which is not reported. */
     bool unsummed;

@@ -1,5 +1,5 @@
-/* What a checkpoint is to be resharded for: a mesh, and placements by name. tessera.target/1 documents become one of these,
- * as do --mesh with --placements and the strategies below. Pure; names are matched by a function that the caller lends.
+/* The target of a reshard: a mesh, and placements by name. tessera.target/1 documents become one of these, as do --mesh with
+ * --placements and the strategies below. Pure; names are matched by a function that the caller provides.
  *
  * Example:
  *
@@ -14,7 +14,7 @@
 
 TSR_API_BEGIN
 
-/* Pipeline stages: the ranks at coordinate i of a mesh dim hold the layers ranges[i]. The rule is for names that have a
+/* Pipeline stages: the ranks at coordinate i of a mesh dim hold the layers ranges[i]. The rule applies to names that have a
  * layer's number between `head` and `tail` ("layers." and "."); others continue to the next rule. */
 typedef struct tsr_target_stage {
     tsr_str head, tail;
@@ -49,13 +49,13 @@ typedef struct tsr_target {
     bool (*match)(tsr_str glob, tsr_str name); /* needed where there are rules: tsr_glob_match */
 } tsr_target;
 
-/* `target` from the texts of the command line; its mesh, rules and placements live in `arena`. Checked. */
+/* Parses and checks a target given as on the command line. Its mesh, rules and placements live in `arena`. */
 tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, tsr_target *out, tsr_error *err);
 
 /* Strategies by name. Each gives the target that PyTorch's API of that name leads to; all live in `arena`.
  *
  * fsdp2: mesh (dp): shard(0).   hsdp: mesh (replicate, shard): replicate, shard(0).   ddp: mesh (dp): replicate.
- * TSR_E_USAGE when the mesh has another number of dims. */
+ * Returns TSR_E_USAGE when the mesh has a different number of dims. */
 typedef enum tsr_strategy { TSR_STRATEGY_FSDP2, TSR_STRATEGY_HSDP, TSR_STRATEGY_DDP } tsr_strategy;
 tsr_status tsr_target_strategy(tsr_strategy strategy, tsr_mesh mesh, tsr_arena *arena, tsr_target *out, tsr_error *err);
 
