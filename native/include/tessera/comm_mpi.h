@@ -13,9 +13,9 @@
  *
  * The watchdog is a thread on each rank. It reports to the rank's neighbour every second that the process is alive, even while
  * the rank is busy. A neighbour that has been silent for `peer_limit` seconds is dead or cut off, and MPI_Abort then ends the
- * job with a message. On the same machine it counts as dead only if its process has ended or is stopped, which is already
- * noticed after three seconds. Under Slurm, `srun --kill-on-bad-exit=1` notices a dead rank of another node immediately. The
- * watchdog needs MPI_THREAD_MULTIPLE, which tsr_mpi_start requests, and is off without it.
+ * job with a message. On the same machine a running process never counts as dead, and one that has ended is noticed after three
+ * seconds. Under Slurm, `srun --kill-on-bad-exit=1` notices a dead rank of another node immediately. The watchdog needs
+ * MPI_THREAD_MULTIPLE, which tsr_mpi_start requests, and is off without it.
  *
  * Example:
  *
