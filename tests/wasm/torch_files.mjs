@@ -4,6 +4,9 @@ import zlib from "node:zlib";
 const text = (s) => Buffer.concat([Buffer.from([0x58, s.length, 0, 0, 0]), Buffer.from(s)]);
 const count = (n) => Buffer.from([0x4a, n & 255, (n >> 8) & 255, (n >> 16) & 255, (n >> 24) & 255]);
 
+/** Taken from the end of a gzip stream: Node 18 has no zlib.crc32. */
+const crc32 = (bytes) => zlib.gzipSync(bytes).subarray(-8).readUInt32LE();
+
 /** A torch.save file of a pickle and storages: { name: bytes }. */
 function torchFile(pickle, storages = {}) {
   const data = Object.entries(storages).map(([name, bytes]) => [`x/data/${name}`, bytes]);
@@ -11,7 +14,7 @@ function torchFile(pickle, storages = {}) {
   let at = 0;
   for (const [member, bytes] of members) {
     const head = Buffer.alloc(26);
-    head.writeUInt32LE(zlib.crc32(bytes), 10);
+    head.writeUInt32LE(crc32(bytes), 10);
     head.writeUInt32LE(bytes.length, 14);
     head.writeUInt32LE(bytes.length, 18);
     head.writeUInt16LE(member.length, 22);
