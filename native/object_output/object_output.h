@@ -43,6 +43,7 @@ typedef struct written_object {
     uint8_t *small;         /* the bytes of a small one; NULL: it is uploaded in parts */
     upload_state begun;
     bool is_made;          /* visible */
+    bool is_unsure;        /* a marker whose making failed, and that may be visible nevertheless */
     bool is_there;         /* an earlier run has made it: it is compared instead of written */
     bool is_left;          /* to another process, which uploads it */
     bool is_taken;         /* another process has uploaded all its parts */

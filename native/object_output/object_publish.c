@@ -165,15 +165,30 @@ static bool is_kept(const object_output *output, uint32_t file)
     return (output->options.resume || is_anothers(output, object)) && file < output->first_marker && !object->is_damaged;
 }
 
-/* The marker, which is made last, goes first. Where it took the place of an old one, the new data has to stay. With --resume, uploads
- * stay, too. */
+/* Whether it is known which markers are there. A reply that was lost for good leaves that open, so the server is asked once more. */
+static bool know_markers(object_output *output)
+{
+    for (uint32_t f = output->first_marker; f < output->objects.count; f++) {
+        written_object *object = written_object_at(output, f);
+        tsr_error unused = {0};
+        if (object->is_unsure && tsr_upload_is_there(output->service, &object->upload, object->small ? object->sums : NULL, &object->is_made, &unused) != TSR_OK)
+            return false;
+        object->is_unsure = false;
+        if (object->is_made && !object->upload.if_absent) output->has_replaced_marker = true;
+    }
+    return true;
+}
+
+/* The marker, which is made last, goes first. Where it took the place of an old one, or may be there, the new data has to stay: a marker
+ * without its data would be a checkpoint that cannot be loaded. With --resume, uploads stay, too. */
 void tsr_object_discard(object_output *output)
 {
     tsr_service *service = output->service;
+    const bool keeps_data = !know_markers(output) || output->has_replaced_marker;
     for (uint32_t f = (uint32_t)output->objects.count; f-- > 0;) {
         written_object *object = written_object_at(output, f);
         tsr_error unused = {0};
-        if (object->is_made && object->upload.if_absent && !output->has_replaced_marker && !is_kept(output, f))
+        if (object->is_made && object->upload.if_absent && !keeps_data && !is_kept(output, f))
             service->uploading->remove(service, object->upload.key, &unused);
         if (!object->is_made && object->begun == UPLOAD_BEGUN && !output->options.resume && !is_anothers(output, object))
             service->uploading->abort(service, &object->upload, &unused);
@@ -264,6 +279,7 @@ static tsr_status make(object_output *output, uint32_t file, tsr_error *err)
         if (status != TSR_OK && object->is_taken) status = accept_made(output, object, status, err);
     }
     object->is_made = status == TSR_OK;
+    object->is_unsure = status != TSR_OK && status != TSR_E_EXISTS && file >= output->first_marker;
     if (object->is_made && file >= output->first_marker && !object->upload.if_absent) output->has_replaced_marker = true;
     pthread_rwlock_unlock(&output->steps);
     return status;

@@ -104,6 +104,30 @@ def test_lost_reply_at_every_request(t):
     need({o for o, _ in seen} == set(AFTER) and seen[PUT, True] and seen[PUT, False], f"{seen}")
 
 
+def cut_off_at_the_marker(server):
+    """The marker is written and its reply is lost. From then on nobody may look whether it is there."""
+    lost = []
+
+    def loses(handler):
+        is_marker = handler.operation == PUT and ".metadata" in handler.path
+        lost.extend([handler.path] * is_marker)
+        return is_marker
+    server.loses = loses
+    server.trouble = lambda handler, key, count: bool(lost) and handler.command in ("GET", "HEAD") and handler.error(403, "AccessDenied")
+
+
+@test
+def test_marker_that_may_be_there_keeps_its_data(t):
+    """Without the permission to look, a failed run cannot know that the marker was written: removing the data would leave a checkpoint
+    that cannot be loaded."""
+    for before, more in (({}, ()), (all_jobs(t)["overwrite-to"][0], ("--overwrite",))):
+        job = before, ("convert", os.path.join(small(t), "a.safetensors"), "--to", "dcp", *more), True
+        wanted, r = Run(t, "sound", job), Run(t, "cut-off", job, cut_off_at_the_marker)
+        need(wanted.p.returncode == 0 and r.p.returncode == 2, f"{wanted.p.stderr} {r.p.returncode} {r.p.stderr}")
+        data = {k: v for k, v in wanted.made.items() if ".metadata" not in k}
+        need(data and data.items() <= r.made.items() and len(r.made) >= len(wanted.made), f"{sorted(wanted.made)} {sorted(r.made)}")
+
+
 # ---- slow servers ----
 
 def check_slow(t, name, job, wanted, index, how):
