@@ -67,8 +67,15 @@ static tsr_status check_row(checker *c, const tsr_mapped_row *row)
     return TSR_OK;
 }
 
+/* Whether the rule applies once per layer, and to experts. */
 static bool is_of_experts(const tsr_map_rule *rule)
 {
+    uint32_t bound = 0;
+    for (uint32_t c = 0; c < rule->capture_count; c++) {
+        if (c == rule->folded || c == rule->unfolded) continue;
+        if (bound++ || !tsr_str_equal(rule->captures[c], TSR_STR("layer"))) return false;
+    }
+    if (!bound) return false;
     for (uint32_t d = 0; d < rule->shape_count; d++)
         if (tsr_str_equal(rule->shape[d].name, TSR_STR("experts"))) return true;
     return false;
@@ -83,7 +90,7 @@ static uint64_t count_bindings(const tsr_mapped *m, const tsr_map_rule *rule)
     return count;
 }
 
-/* A layer that has a router has experts, and the other way round: rules that name the dim "experts" apply in as many places. */
+/* A layer that has a router has experts, and the other way round: rules of one {layer} that name the dim "experts" apply to as many. */
 static tsr_status check_experts(const tsr_mapped *m, tsr_error *err)
 {
     const tsr_map_rule *first = NULL;
