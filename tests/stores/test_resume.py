@@ -1,4 +1,5 @@
 """--resume into object stores: what a killed run uploaded is used where its checksums agree, and only there."""
+import collections
 import contextlib
 import datetime
 import os
@@ -326,3 +327,38 @@ def test_resume_where_the_server_lists_no_uploads(t):
         need(b"--resume needs the list of unfinished uploads, which the server does not give" in p.stderr and b"501" in p.stderr and b"run without --resume" in p.stderr, p.stderr)
         need(not place.read("x") and time.monotonic() - start < 20, "something was written, or it was asked for long")
         t.run("cp", large_file(t), place.url + "/x", env=place.env)
+
+
+def whole_checkpoint(s, old, sizes, mine, what):
+    """What a killed run that replaces leaves: a marker means the old checkpoint or the new one, whole, and other files stay."""
+    need(all(s.objects.get(k) == v for k, v in mine.items()), f"{what}: other files changed")
+    if "ck/.metadata" in s.objects:
+        is_old = s.objects["ck/.metadata"] == old["ck/.metadata"]
+        need(all(s.objects.get(k) == v for k, v in old.items()) if is_old else sizes <= collections.Counter(map(len, s.objects.values())),
+             f"{what}: a marker of a checkpoint that is not whole: {sorted(s.objects)}")
+
+
+@test
+def test_resume_of_a_killed_run_that_replaces(t):
+    """Killed at every request: the same command again ends with the new checkpoint. Between the first new object and the last removal
+    nothing tells what a killed run left from somebody else's objects: they stay, and each is named."""
+    old = {f"ck/{k}": v for k, v in files_below(sample("dcp_fsdp2")[0]).items()}
+    mine = {"ck/mine.txt": b"mine", "ck/below/mine.bin": b"too"}
+    command = ("convert", large_file(t), "s3://b/ck", "--to", "dcp", "--overwrite", "--resume")
+    with serving({**old, **mine}) as s:
+        t.run(*command, env=s.env())
+        count, wanted, left = len(s.asked), dict(s.objects), 0
+        sizes = collections.Counter(len(v) for k, v in wanted.items() if k not in mine)
+        for stop in range(count):
+            seen = iter(range(count + 99))
+            s.objects.clear(), s.objects.update({**old, **mine}), s.uploads.clear()
+            kill(t, s, lambda _: next(seen) >= stop, lambda: True, s.env(), *command)
+            whole_checkpoint(s, old, sizes, mine, stop)
+            p = t.run(*command, env=s.env())
+            whole_checkpoint(s, old, sizes, mine, f"{stop}, again")
+            t.run("diff", t.at("large.safetensors"), "s3://b/ck", "--values", env=s.env())
+            extra = [k.removeprefix("ck/") for k in set(s.objects) - set(mine) - {"ck/.metadata"}]
+            extra = [name for name in extra if name.encode() not in s.objects["ck/.metadata"]]
+            need(all(name.encode() in p.stderr for name in extra) and not s.uploads, f"{stop}: {extra} are not named: {p.stderr.decode()}")
+            left += bool(extra)
+        need(0 < left < count / 2, f"{left} of {count} points leave objects")
