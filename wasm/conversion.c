@@ -230,13 +230,14 @@ static tsr_status write_sidecar(conversion *c, tsr_error *err)
     return text.size ? c->sink.output.write_at(&c->sink.output, c->sidecar_file, 0, text.data, text.size, err) : TSR_OK;
 }
 
-/* What an inverse guessed, and what the conversion did. */
+/* What is to be known of maps and adapters, and what the conversion did. */
 static tsr_status add_warnings(conversion *c, tsr_error *err)
 {
-    const tsr_str guesses = tsr_mapping_guesses(c->call.checkpoint);
-    tsr_str *added = guesses.size ? tsr_vec_push(&c->warnings, err) : NULL;
-    if (guesses.size && !added) return TSR_E_NOMEM;
-    if (added) *added = guesses;
+    for (size_t i = 0; tsr_mapping_note(c->call.checkpoint, i).size; i++) {
+        tsr_str *note = tsr_vec_push(&c->warnings, err);
+        if (!note) return TSR_E_NOMEM;
+        *note = tsr_mapping_note(c->call.checkpoint, i);
+    }
     return tsr_conversion_warnings(c->call.checkpoint, &c->result, c->call.arena, &c->warnings, err);
 }
 

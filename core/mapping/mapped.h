@@ -49,7 +49,7 @@ typedef struct tsr_mapped {
     tsr_vec dropped;      /* of const tsr_entry * */
     const char *step;     /* what computes elements, where no rule says it: "quantize" */
     void *ctx;            /* of the scheme that filled the rows, in the arena; or NULL */
-    tsr_str guess;        /* in an inverse, of the first name that may come from another one than it was taken to; data NULL: there is none */
+    tsr_str note;         /* for users: a name that an inverse guessed, or modules that an adapter leaves out; data NULL: there is none */
 } tsr_mapped;
 
 /* Where a chunk's elements come from. It is found by the chunk's offsets, which it holds, because chunks are copied. */

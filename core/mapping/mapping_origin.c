@@ -89,10 +89,10 @@ static tsr_status choose_rule(const tsr_matcher *s, tsr_name_match *like, tsr_st
 /* The map may have made the name of another one, or kept it: nothing in it decides. */
 static tsr_status note_guess(tsr_matcher *s, tsr_name_match *like, tsr_str name)
 {
-    if (s->m->guess.data) return TSR_OK;
-    s->m->guess = tsr_arena_format(s->m->own->arena, s->err, "'%.*s', for example, is taken to come from '%.*s', but may also come from '%.*s'",
-                                   TSR_STR_ARG(like->entry->fqn), TSR_STR_ARG(name), TSR_STR_ARG(like->other));
-    return s->m->guess.data ? TSR_OK : TSR_E_NOMEM;
+    if (s->m->note.data) return TSR_OK;
+    s->m->note = tsr_arena_format(s->m->own->arena, s->err, "'%.*s', for example, is taken to come from '%.*s', but may also come from '%.*s'",
+                                  TSR_STR_ARG(like->entry->fqn), TSR_STR_ARG(name), TSR_STR_ARG(like->other));
+    return s->m->note.data ? TSR_OK : TSR_E_NOMEM;
 }
 
 tsr_status tsr_origin_choose(tsr_matcher *s, tsr_name_match *like, tsr_str *values, bool *found)
@@ -126,9 +126,9 @@ tsr_status tsr_origin_check(const tsr_matcher *s)
     return TSR_OK;
 }
 
-tsr_str tsr_mapping_guesses(const tsr_checkpoint *mapped)
+tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, size_t index)
 {
     const tsr_mapped *m = tsr_mapped_state(mapped);
-    while (m && !m->guess.data) m = tsr_mapped_state(m->source);
-    return m ? m->guess : TSR_STR("");
+    while (m && (!m->note.data || index--)) m = tsr_mapped_state(m->source);
+    return m ? m->note : TSR_STR("");
 }

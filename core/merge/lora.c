@@ -217,12 +217,34 @@ static tsr_status fill_rows(folding *f)
     return TSR_OK;
 }
 
+/* PEFT warns of these, too, when it loads the adapter, and leaves them as they are. */
+static tsr_status note_left_out(folding *f)
+{
+    const tsr_catalog *catalog = &f->m->source->catalog;
+    const tsr_str ending = TSR_STR(".weight");
+    tsr_str first = {NULL, 0};
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (entry->kind != TSR_ENTRY_TENSOR || entry->ndim != 2 || !tsr_str_ends(entry->fqn, ending)) continue;
+        if (tsr_map_get(f->targets, entry->fqn, UINT32_MAX) != UINT32_MAX) continue;
+        const tsr_str module = {entry->fqn.data, entry->fqn.size - ending.size};
+        if (tsr_lora_selects(&f->config, module) && !count++) first = module;
+    }
+    if (!count) return TSR_OK;
+    f->m->note = tsr_arena_format(f->m->own->arena, f->err,
+                                  "the adapter has no tensors for %llu of the modules that its target_modules select, such as '%.*s'; "
+                                  "these stay as they are", (unsigned long long)count, TSR_STR_ARG(first));
+    return f->m->note.data ? TSR_OK : TSR_E_NOMEM;
+}
+
 static tsr_status fold_all(folding *f)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(f->adapter);
     TSR_FAIL_IF(!catalog->entry_count, f->err, TSR_E_FORMAT, "the adapter has no tensors");
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_tensor(f, &catalog->entries[i]));
     TSR_TRY(tsr_lora_check(f->m, &f->config, f->folds.items, f->folds.count, f->err));
+    TSR_TRY(note_left_out(f));
     return fill_rows(f);
 }
 

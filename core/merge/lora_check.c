@@ -81,12 +81,7 @@ static bool ends_with_component(tsr_str name, tsr_str last)
 
 static bool is_saved_module(const tsr_lora_config *config, tsr_str module)
 {
-    const cJSON *item;
-    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(config->tree, "modules_to_save"))
-    {
-        if (cJSON_IsString(item) && ends_with_component(module, tsr_str_from(item->valuestring))) return true;
-    }
-    return false;
+    return tsr_lora_lists(cJSON_GetObjectItemCaseSensitive(config->tree, "modules_to_save"), module);
 }
 
 static bool is_input_embedding(tsr_str module)

@@ -122,3 +122,24 @@ tsr_status tsr_lora_scale(const tsr_lora_config *config, tsr_str module, double 
     *scale = (alpha ? alpha->valuedouble : config->alpha) / (config->rslora ? sqrt((double)*rank) : (double)*rank);
     return TSR_OK;
 }
+
+bool tsr_lora_lists(const struct cJSON *list, tsr_str module)
+{
+    const cJSON *item;
+    cJSON_ArrayForEach(item, list)
+    {
+        if (!cJSON_IsString(item)) continue;
+        const tsr_str name = tsr_str_from(item->valuestring);
+        if (tsr_str_ends(module, name) && (module.size == name.size || module.data[module.size - name.size - 1] == '.')) return true;
+    }
+    return false;
+}
+
+bool tsr_lora_selects(const tsr_lora_config *config, tsr_str module)
+{
+    const cJSON *selected = cJSON_GetObjectItemCaseSensitive(config->tree, "target_modules");
+    const cJSON *excluded = cJSON_GetObjectItemCaseSensitive(config->tree, "exclude_modules");
+    if (!cJSON_IsArray(selected) || is_set(cJSON_GetObjectItemCaseSensitive(config->tree, "layers_to_transform"))) return false;
+    if (is_set(excluded) && (!cJSON_IsArray(excluded) || tsr_lora_lists(excluded, module))) return false;
+    return tsr_lora_lists(selected, module);
+}

@@ -23,6 +23,12 @@ void tsr_lora_config_free(tsr_lora_config *config); /* takes a zeroed one */
 /* What B·A of a module is multiplied with, and the rank that the configuration states for it. */
 tsr_status tsr_lora_scale(const tsr_lora_config *config, tsr_str module, double *scale, uint64_t *rank, tsr_error *err);
 
+/* Whether a list of the configuration, or NULL, has the module's name or its last components. */
+bool tsr_lora_lists(const struct cJSON *list, tsr_str module);
+/* Whether the configuration selects a module by its name or its last components. Patterns, and adapters for some layers only, are not
+ * understood: false then. Source: peft.tuners.tuners_utils.check_target_module_exists. */
+bool tsr_lora_selects(const tsr_lora_config *config, tsr_str module);
+
 /* What becomes of one tensor of the base. */
 typedef struct tsr_fold {
     tsr_checkpoint *base, *adapter;

@@ -1,6 +1,7 @@
 """`tessera merge` and --lora against mergekit and PEFT (tests/golden/merging), and against sums that PyTorch computes."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -244,6 +245,25 @@ def test_refusals_of_adapters(t):
     refused("not a tensor of plain LoRA", tensors={**tensors, "base_model.model.x.lora_C.weight": torch.zeros(2)})
     os.remove(os.path.join(work, "adapter_config.json"))
     need("adapter_config.json is not next to" in t.run("convert", base, out, "--lora", work, status=2).stderr.decode(), "no configuration")
+
+
+def test_adapters_that_leave_modules_out(t):
+    """PEFT 0.21 warns "Found missing adapter keys while loading the checkpoint", and its merge_and_unload leaves such modules as they are."""
+    source = os.path.join(GOLDEN, "lora", "plain")
+    base, out, work = (os.path.join(t.scratch, n) for n in ("base.safetensors", "out.safetensors", "adapter"))
+    shutil.copytree(os.path.join(source, "adapter"), work)
+    shutil.copy(os.path.join(source, "base.safetensors"), base)
+    p = t.run("convert", base, out, "--lora", work)
+    need(b"stay as they are" not in p.stderr, p.stderr)
+    whole, tensors, weights = load_file(out), load_file(os.path.join(work, "adapter_model.safetensors")), load_file(base)
+    lost = next(k for k in sorted(tensors) if k.endswith(".lora_B.weight")).removesuffix(".lora_B.weight")
+    module = lost.removeprefix("base_model.model.")
+    save_file({k: v for k, v in tensors.items() if not k.startswith(lost + ".")}, os.path.join(work, "adapter_model.safetensors"))
+    doc = t.json("convert", base, out, "--lora", work, "--overwrite", "--json")
+    need([w for w in doc["warnings"] if "for 1 of the modules" in w and f"'{module}'" in w], f"{doc['warnings']}")
+    got, name = load_file(out), module + ".weight"
+    need(torch.equal(got[name], weights[name]) and not torch.equal(whole[name], weights[name]), "the module without tensors")
+    need(all(torch.equal(v, whole[k]) for k, v in got.items() if k != name), "the other tensors")
 
 
 def test_resume_of_a_merge(t):

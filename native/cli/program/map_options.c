@@ -56,8 +56,6 @@ static tsr_status apply_map(cli *program, const cli_map_options *map, cli_sessio
     if (status == TSR_OK) status = tsr_mapping_open(session->checkpoint, rules, &layer, err);
     if (status != TSR_OK) return status;
     cli_add_layer(session, layer);
-    session->map_guesses = tsr_mapping_guesses(layer);
-    if (session->map_guesses.size) cli_note(program, "%.*s", TSR_STR_ARG(session->map_guesses));
     return TSR_OK;
 }
 
@@ -96,6 +94,8 @@ tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_option
     if (status == TSR_OK && mapped) status = apply_map(program, map, out, err);
     if (status == TSR_OK && map->dequantize) status = tsr_dequantize_check(&done, out->checkpoint, options, err);
     if (status == TSR_OK && map->quantize) status = cli_quantize(program, map, options, out, err);
+    for (size_t i = 0; status == TSR_OK && tsr_mapping_note(out->checkpoint, i).size; i++)
+        cli_note(program, "%.*s", TSR_STR_ARG(tsr_mapping_note(out->checkpoint, i)));
     if (status != TSR_OK) cli_close(out);
     return status;
 }

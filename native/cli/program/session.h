@@ -27,7 +27,6 @@ typedef struct cli_session {
     tsr_str map_text; /* the document, and whether it is applied backwards: they decide what is written */
     const char *map_path; /* of the document; NULL: a built-in map, or none */
     bool map_inverse;
-    tsr_str map_guesses; /* what an inverse guessed, in one sentence, which was printed; empty: nothing */
 } cli_session;
 
 /* The checkpoint whose files are the store's. */

@@ -96,9 +96,11 @@ static tsr_status report_json(const cli_writing *w, tsr_error *err)
 /* Warns of what the conversion did; the document repeats it. */
 static tsr_status warn(cli_writing *w, tsr_error *err)
 {
-    tsr_str *guesses = w->source.map_guesses.size ? tsr_vec_push(&w->warnings, err) : NULL; /* was printed as a note */
-    if (w->source.map_guesses.size && !guesses) return TSR_E_NOMEM;
-    if (guesses) *guesses = w->source.map_guesses;
+    for (size_t i = 0; tsr_mapping_note(w->source.checkpoint, i).size; i++) { /* was printed */
+        tsr_str *note = tsr_vec_push(&w->warnings, err);
+        if (!note) return TSR_E_NOMEM;
+        *note = tsr_mapping_note(w->source.checkpoint, i);
+    }
     const size_t before = w->warnings.count;
     const tsr_status status = tsr_conversion_warnings(w->source.checkpoint, &w->conversion, w->arena, &w->warnings, err);
     const tsr_str *warnings = w->warnings.items;

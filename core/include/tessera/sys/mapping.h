@@ -13,14 +13,15 @@
 
 TSR_API_BEGIN
 
-/* Names of an inverse that may come from other ones than they were taken to, because the map made them by a rule and its exception, or
- * by a rule although it keeps what no rule matches: the first of them, in a sentence in the mapped checkpoint's memory, or an empty text.
- * tsr_mapping_write_table lists all. `mapped` is the mapped checkpoint or one that was opened over it. */
-tsr_str tsr_mapping_guesses(const tsr_checkpoint *mapped);
+/* What users should know of a mapped checkpoint and of those that it was opened over: note number `index`, a sentence in that
+ * checkpoint's memory, or an empty text behind the last one. An inverse names the first entry that may also come from another name,
+ * because the map makes it by a rule and its exception, or may have kept it (tsr_mapping_write_table lists all). An adapter
+ * names a module that its configuration selects and that it has no tensors for. */
+tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, size_t index);
 
 /* Lists what a mapped checkpoint's entries are made of: "source, source -> steps -> target dtype [shape]" for each entry, with every
  * source (more than four are wrapped, in indented lines), then "source -> (dropped)" for each that was dropped. A name that may also come
- * from another one (tsr_mapping_guesses) is followed by "(or NAME)". Names are followed to the first checkpoint that is not a mapped one. */
+ * from another one (tsr_mapping_note) is followed by "(or NAME)". Names are followed to the first checkpoint that is not a mapped one. */
 tsr_status tsr_mapping_write_table(const tsr_checkpoint *mapped, tsr_write_fn *write, void *ctx, tsr_error *err);
 /* The same as members of the object that is open: "map": [{fqn, dtype, shape, from: [{fqn, dtype, shape}], steps, or}], "dropped": [{fqn,
  * dtype, shape}]. */
