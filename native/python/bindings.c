@@ -15,6 +15,7 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/json.h"
 #include "tessera/sys/loadable.h"
 #include "tessera/sys/path_choices.h"
 #include "tessera/tessera.h"

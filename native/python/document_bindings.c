@@ -2,6 +2,7 @@
 #include "session.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/contract_rules.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/try.h"
 #include "tessera/tessera.h"
