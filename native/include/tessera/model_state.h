@@ -1,14 +1,16 @@
-/* State dicts of a live model: its module tree (tessera/modules.h) with memory behind the parameters and buffers, saved and
- * loaded under canonical names, however the model is wrapped.
+/* State dicts of a live model: a module tree (tessera/modules.h) with memory for its parameters and buffers. They are got
+ * and set under canonical names, however the model is wrapped.
  *
  *   tsr_model ── get ──▶ {"fc.weight": tensor, …} ── tsr_state_dict_save ──▶ checkpoint
  *             ◀── set ──                          ◀── tsr_state_dict_load ──
  *
- * Results borrow the model's memory unless options gather or offload it. Wrapped by DDP, torch.compile or activation
- * checkpointing, sharded over meshes (FSDP2, tensor parallel), cut in FSDP1's units or not at all, the names are the same.
+ * Results borrow the model's memory unless options gather or offload it. The names are the same whether the model is
+ * wrapped by DDP, torch.compile or activation checkpointing, sharded over meshes (FSDP2, tensor parallel) or in FSDP1
+ * units, or not distributed.
  *
- * Ranks. Functions that take a `comm` are collective, whatever the options: ranks first agree on the options and on whether a
- * rank has failed, and all return the same status. NULL is a communicator of one rank. Thread rule: one thread per rank.
+ * Ranks. Functions that take a `comm` are collective, whatever the options. Ranks first check that their options agree and
+ * that none of them has failed, and all return the same status. NULL is a communicator of one rank. Thread rule: one thread
+ * per rank.
  *
  * Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. Differences are described at each
  * function.
@@ -29,34 +31,36 @@
 
 TSR_API_BEGIN
 
-/* A parameter or buffer of the tree and what this rank has of it: shape and dtype as the tree says, where it says. */
+/* A parameter or buffer of the tree, with the tensor that this rank holds for it. Shape and dtype must match the tree's,
+ * where the tree gives them. */
 typedef struct tsr_model_tensor {
-    const tsr_module_tensor *of; /* the tree's own; of several with one identity, one is enough. NULL: see `name` */
-    tsr_tensor *tensor;          /* loading writes its memory, and gives it some when it is meta */
-    const char *name;            /* where `of` is NULL: a name that tsr_modules_find finds */
+    const tsr_module_tensor *of; /* in the tree; one of those with the same identity is enough. NULL: see `name` */
+    tsr_tensor *tensor;          /* loading writes its memory, and allocates it first if the tensor is meta */
+    const char *name;            /* used if `of` is NULL: a name that tsr_modules_find finds */
 } tsr_model_tensor;
 
 typedef struct tsr_model {
     const tsr_modules *modules;
-    const tsr_model_tensor *tensors; /* every parameter and persistent buffer but what FSDP1's units manage */
+    const tsr_model_tensor *tensors; /* every parameter and persistent buffer except those that FSDP1 units manage */
     size_t tensor_count;
-    /* Of a tree with FSDP1 units: these, ignored modules, warn and at. modules, comm, plain and set_extra are not looked at;
-     * `ctx` is that of warn and at. NULL: no unit has a flat parameter. */
+    /* For a tree with FSDP1 units: its units, ignored, warn and at are used, and ctx for the last two. Its modules, comm,
+     * plain and set_extra are ignored. NULL: no unit has a flat parameter. */
     const tsr_fsdp_tree *fsdp;
-    /* Extra state of modules that have one (tsr_module.extra_state), by the raw name of the state dict key,
-     * "net._extra_state" (without FSDP1's and checkpoint wrappers' components in a tree with units). `get` makes the value
-     * in `arena`; `set` borrows it until it returns. */
+    /* Get and set the extra state of modules that have one (tsr_module.extra_state). `raw` is the raw state dict key, such
+     * as "net._extra_state"; in a tree with units, the components of FSDP1 and checkpoint wrappers are removed from it.
+     * get_extra makes the value in `arena`; set_extra borrows it until it returns. */
     tsr_status (*get_extra)(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_value **out, tsr_error *err);
     tsr_status (*set_extra)(void *ctx, tsr_str raw, const tsr_value *value, tsr_error *err);
     void *ctx;
-    tsr_state_dict *memory; /* of tensors that were meta; must outlive their use. NULL: none is meta */
-    /* Receives the warnings that PyTorch gives, and those about keys that a call ignores; each rank gets its own. May be NULL.
-     * Warnings of FSDP1 units go to tsr_fsdp_tree.warn. */
+    tsr_state_dict *memory; /* owns the memory given to meta tensors, so it must outlive them. NULL: no tensor is meta */
+    /* Receives this rank's warnings: those that PyTorch gives, and those about keys that a call ignores. Warnings about
+     * FSDP1 units go to tsr_fsdp_tree.warn instead. May be NULL. */
     void (*warn)(void *ctx, const char *message);
 } tsr_model;
 
-/* What a load did not match, by canonical name: names of the model in its order, then of the state dict in its. Lives in
- * the arena of the call. (Empty lists for PyTorch's _IncompatibleKeys of a load that did nothing.) */
+/* The keys that a load could not match, by canonical name: missing keys in the model's order, unexpected ones in the state
+ * dict's. They live in the call's arena. Both lists are empty if there was nothing to load, as in PyTorch's
+ * _IncompatibleKeys. */
 typedef struct tsr_unmatched_keys {
     const tsr_str *missing; /* in the model but not in the state dict */
     size_t missing_count;
@@ -70,44 +74,53 @@ typedef struct tsr_state_call {
     size_t size;                      /* TSR_OPTIONS sets it */
     tsr_comm *comm;                   /* NULL: one process */
     const tsr_state_options *options; /* NULL: tsr_state_options_default */
-    /* Getting a model's state: only what lies below these; none: all of it. */
+    /* Getting a model's state: only the state below these modules; none given: all of it. */
     const tsr_module_ref *submodules;
     size_t submodule_count;
-    /* Setting: the host, whose limits count, and for models the arena that what is unmatched lives in. */
+    /* Needed for setting: the host, whose limits apply, and for models the arena in which `unmatched` is allocated. */
     const tsr_host *host;
     tsr_arena *arena;
     tsr_unmatched_keys *unmatched; /* or NULL */
 } tsr_state_call;
 
-/* get_model_state_dict: the model's state under canonical names, in the order of `model.state_dict()` (renamed keys last, as
- * PyTorch's), a shared parameter under each of its names. `submodules`: only what is below these (of the
- * root nothing, as there); without keep_submodule_prefixes under names relative to them.
- *   ignore_frozen_params   without parameters that require no gradient
- *   full_state_dict        distributed tensors gathered; with cpu_offload only rank 0 gets any
- *   cpu_offload            tensors in host memory
- * Asking for submodules warns, as PyTorch does: it is deprecated there.
- * FSDP1's units give their FULL state with full_state_dict, otherwise SHARDED (tessera/fsdp_state.h), in new memory.
- * Meta tensors are left out, with a warning: PyTorch did so up to 2.4, 2.13 keeps them. Two raw names with one canonical
- * one are TSR_E_FORMAT with both (PyTorch keeps the later), and so are names of several submodules that are the same
- * without their prefixes (PyTorch keeps the last). Errors: TSR_E_USAGE for a tensor without memory of its own in `model` or
- * of another shape or dtype than the tree's, options that contradict each other, ranks with other options; TSR_E_FORMAT for
- * an empty result where there should be one; those of tsr_fqn_resolve and tsr_state_dict_gather. */
+/* get_model_state_dict: puts the model's state into `out` under canonical names, in the order of `model.state_dict()`
+ * (renamed keys come last, as in PyTorch). A shared parameter is under each of its names.
+ *
+ *   ignore_frozen_params      leave out parameters that do not require gradients
+ *   full_state_dict           gather distributed tensors; with cpu_offload, only rank 0 gets a state
+ *   cpu_offload               put tensors in host memory
+ *   keep_submodule_prefixes   if false, names are relative to the submodules in the call
+ *
+ * With `submodules`, only the state below these modules is included (nothing for the root, as in PyTorch). PyTorch
+ * deprecates this, so it warns here too. FSDP1 units give their FULL state with full_state_dict, otherwise SHARDED
+ * (tessera/fsdp_state.h), in new memory. Meta tensors are left out with a warning, as PyTorch did up to 2.4; 2.13 keeps
+ * them.
+ *
+ * Errors: TSR_E_USAGE for a tensor of the model that has no memory, or whose shape or dtype is not the tree's, for options
+ * that contradict each other, and for ranks whose options differ. TSR_E_FORMAT, with both names, if two raw names have the
+ * same canonical name (PyTorch keeps the later one) or names of several submodules are the same without their prefixes
+ * (PyTorch keeps the last one), and for a result that is unexpectedly empty. Also those of tsr_fqn_resolve and
+ * tsr_state_dict_gather. */
 tsr_status tsr_get_model_state_dict(const tsr_model *model, const tsr_state_call *call, tsr_state_dict *out, tsr_error *err);
 
-/* set_model_state_dict: writes the tensors of `state` into the model.
- *   neither                tensors of the same dtype and shape; distributed ones lie over ranks as the model's do, or are
- *                          redistributed, also between meshes (PyTorch: within one)
- *   full_state_dict        each rank gives whole tensors and keeps its part
- *   broadcast_from_rank0   the same, but only rank 0's `state` counts (NULL elsewhere will do); needs full_state_dict
- *   cpu_offload            with broadcast_from_rank0 tensors that are meta get memory on the host, not on their device
- *   strict                 missing or unexpected keys are TSR_E_NOT_FOUND, with the first of them
- * `call->unmatched` is filled also then, the same on all ranks for a broadcast, as far as the call got. Nothing in
- * the model changes before all ranks have found that everything fits. FSDP1's units take FULL state with full_state_dict,
- * else SHARDED, and cast it; with broadcast_from_rank0 every rank holds all of it meanwhile, as in PyTorch. Tensors beside
- * them that are meta are TSR_E_UNSUPPORTED. Errors:
- * TSR_E_USAGE with both sides for a tensor of another shape or dtype (PyTorch converts dtypes) or whole on one side only,
- * TSR_E_FORMAT for an empty state dict where one is needed. PyTorch 2.13 counts no key as missing with full_state_dict,
- * unless broadcasting strictly: here it is one. */
+/* set_model_state_dict: writes the tensors of `state` into the model. Dtypes and shapes must be the model's.
+ *
+ *   full_state_dict        each rank passes whole tensors and keeps its shard; without this option, distributed tensors are
+ *                          redistributed if need be, also between meshes (PyTorch: only within one mesh)
+ *   broadcast_from_rank0   use only rank 0's `state`; other ranks may pass NULL; needs full_state_dict
+ *   cpu_offload            with broadcast_from_rank0, meta tensors get memory on the host, not on their device
+ *   strict                 fail with TSR_E_NOT_FOUND on missing or unexpected keys, naming the first
+ *
+ * `call->unmatched` is filled as far as the call got, even if it fails; in a broadcast it is the same on all ranks. PyTorch
+ * 2.13 reports missing keys with full_state_dict only if broadcast_from_rank0 and strict are set too; here they are always
+ * reported. The model is not changed until all ranks have found that everything fits.
+ *
+ * FSDP1 units accept FULL state with full_state_dict, otherwise SHARDED, and cast it. With broadcast_from_rank0 every rank
+ * temporarily holds the whole state, as in PyTorch.
+ *
+ * Errors: TSR_E_USAGE, stating both sides, for a tensor whose shape or dtype is not the model's (PyTorch converts dtypes)
+ * or that is whole on one side only; TSR_E_FORMAT for an empty state dict where one is needed; TSR_E_UNSUPPORTED for meta
+ * tensors outside the units of a model that has FSDP1 units. */
 tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, const tsr_state_call *call, tsr_error *err);
 
 TSR_API_END
