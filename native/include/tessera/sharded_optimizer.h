@@ -1,10 +1,11 @@
-/* Optimizer state that FSDP saved in shards, loaded by any number of ranks: what
- * torch/distributed/checkpoint/optimizer.py of PyTorch 2.13 does.
+/* Loads optimizer state that FSDP saved in shards, on any number of ranks, as torch/distributed/checkpoint/optimizer.py of
+ * PyTorch 2.13 does.
  *
- *   1-D   FSDP                          every tensor is cut by rows over all ranks
- *   2-D   FSDP over tensor parallel     first the slice that the model's state has, then its rows over the slice's group
+ *   1-D   FSDP                        every tensor is split by rows over all ranks
+ *   2-D   FSDP over tensor parallel   a tensor's slice, as in the model's state, is split by rows over the slice's group
  *
- * The model's sharded state says which of the two it is, and where the slices are: the checkpoint does not.
+ * The checkpoint does not record which of the two applies, nor where the slices are. Both come from the model's sharded
+ * state.
  *
  * Example:
  *
@@ -19,26 +20,27 @@ TSR_API_BEGIN
 
 /* Where loaded optimizer state goes. */
 typedef struct tsr_optimizer_target {
-    tsr_state_dict *out; /* gets the result, and owns its memory */
+    tsr_state_dict *out; /* receives the result and owns its memory */
     tsr_device *device;  /* of all its tensors; NULL: the host */
-    size_t buffer_bytes; /* for what passes through host memory to a device; 0: 16 MiB */
+    size_t buffer_bytes; /* size of the buffer for staging tensors to a device; 0: 16 MiB */
     tsr_warnings warnings;
 } tsr_optimizer_target;
 
-/* Loads what is below `key` in the checkpoint at `path`, of any form and saved by any number of ranks:
+/* Loads the optimizer state under `key` from the checkpoint at `path`, in any form and saved by any number of ranks:
  *
  *   {key: {"state": {"fc.weight": {"step": t, "exp_avg": t}}, "param_groups": […]}}
  *
- * Tensors of one element are whole on every rank, others in boxes (ShardedTensor): this rank's rows of the tensor. In 2-D
- * the tensor is the slice, with the slice's shape and the layout's `group`. A rank without rows has no box (1-D) or an empty
- * one (2-D). Objects are as stored; tensors inside them are whole.
+ * A tensor of one element is whole on every rank. Any other tensor is in boxes (ShardedTensor), of which each rank has its
+ * rows. In 2-D, the loaded tensor is the slice: it has the slice's shape and the layout's `group`. A rank without rows has
+ * no box (1-D) or an empty one (2-D). Objects are loaded as stored; tensors inside them are whole.
  *
- * Collective over `comm`, all ranks; the layout's groups are parts of it. Ranks agree on the key and on 1-D or 2-D before
- * anything is read, and return the same status. After a failure the root of `to->out` is as before. `to->warnings` hears of
- * parameters whose state is in the checkpoint but which the model's state does not have; it is loaded, too, but not sliced.
- * Memory: this rank's shards, the buffer, and some hundred bytes per entry. Errors: those of tsr_state_dict_layout_2d and
- * tsr_optim_load; TSR_E_UNSUPPORTED for entries that are neither dense tensors nor objects; those of opening and reading.
- * Source: load_sharded_optimizer_state_dict. */
+ * Collective over `comm`, which has all ranks; the layout's groups are subsets of it. Ranks agree on the key and on 1-D or
+ * 2-D before anything is read, and return the same status. After a failure, the root of `to->out` is unchanged. The
+ * checkpoint may have state for parameters that are not in the model's state: it is loaded too, but not sliced, and
+ * `to->warnings` receives a warning. Memory: this rank's shards, the buffer, and a few hundred bytes per entry.
+ *
+ * Errors: those of tsr_state_dict_layout_2d and tsr_optim_load; TSR_E_UNSUPPORTED for entries that are neither dense
+ * tensors nor objects; those of opening and reading. Source: load_sharded_optimizer_state_dict. */
 tsr_status tsr_optimizer_state_load(const char *path, tsr_str key, const tsr_value *model_state, tsr_comm *comm,
                                     const tsr_optimizer_target *to, tsr_error *err);
 
