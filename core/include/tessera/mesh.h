@@ -1,16 +1,21 @@
 /* Device meshes and placements: which rank holds which shard of a tensor.
  *
- * A mesh is an n-dimensional array of ranks, row-major, last dim fastest. A list of placements has one per mesh dim. What
- * `shard(d)` gives the i-th of n is torch.chunk's i-th part: ceil(size / n) elements, trailing parts may be empty. Several
- * mesh dims on one tensor dim cut left to right, each the part that the ones before it left. `strided_shard(d, f)` cuts
- * its part into f first, each of these into n, and gives the i-th of every one: a rank may hold several runs.
+ * A mesh is an n-dimensional array of ranks in row-major order: the last dim varies fastest. A list of placements has one
+ * placement per mesh dim.
  *
- * FSDP2 over tensor parallelism writes [strided_shard(d, f), shard(d), …] with f the number of parts that the later mesh dims
- * make of d, but cuts by the later ones first and then plainly by the first. Both readings agree wherever sizes divide; where
- * they do not, tsr_strided selects one.
+ *   shard(d)             Splits dim d as torch.chunk does, and gives the i-th of n ranks the i-th result. Each has
+ *                        ceil(size / n) elements; the last ones may have fewer, or none.
+ *   strided_shard(d, f)  Splits dim d into f, splits each of these among n ranks, and gives the i-th rank the i-th result of
+ *                        each. A rank may therefore hold several runs.
  *
- * Sources: torch.distributed.tensor 2.13 (Shard._split_tensor, _StridedShard._split_tensor, distribute_tensor), FSDP2's
- * FSDPParam._init_sharding_spec_tp and _init_sharded_param; checked against what their ranks hold.
+ * If several mesh dims split the same tensor dim, they do so from left to right: each splits the result of those before it.
+ *
+ * FSDP2 over tensor parallelism writes [strided_shard(d, f), shard(d), …], where f is the number of shards that the later
+ * mesh dims make of d. It splits differently, however: by the later mesh dims first, and then by the first one as shard(d)
+ * does. Both ways give the same shards if sizes divide evenly. Where they do not, tsr_strided selects one of them.
+ *
+ * Sources: torch.distributed.tensor 2.13 (Shard._split_tensor, _StridedShard._split_tensor, distribute_tensor) and FSDP2's
+ * FSDPParam._init_sharding_spec_tp and _init_sharded_param; checked against the shards that their ranks hold.
  *
  * Example:
  *
@@ -46,22 +51,23 @@ typedef enum tsr_placement_kind { TSR_REPLICATE, TSR_SHARD, TSR_STRIDED_SHARD, T
 
 typedef struct tsr_placement {
     tsr_placement_kind kind;
-    int32_t dim;           /* of the tensor; negative counts from the end. SHARD, STRIDED_SHARD */
+    int32_t dim;           /* SHARD, STRIDED_SHARD: the tensor's dim; negative counts from the end */
     uint64_t split_factor; /* STRIDED_SHARD: 1 to TSR_SPLIT_FACTOR_MAX */
 } tsr_placement;
 
-/* "dp=4,tp=2", or "4,2" without names. Everything lives in `arena`. TSR_E_USAGE with the byte position in `text` for
- * syntax, a size of 0, a repeated name, too many dims or ranks. */
+/* Parses a mesh such as "dp=4,tp=2", or "4,2" without names. The result lives in `arena`. Errors: TSR_E_USAGE, with the byte
+ * position in `text`, for a syntax error, a size of 0, a repeated name, or too many dims or ranks. */
 tsr_status tsr_mesh_parse(tsr_str text, tsr_arena *arena, tsr_mesh *out, tsr_error *err);
-/* "shard(0),replicate", split on top-level commas: replicate, partial, shard(d), strided_shard(d, f). */
+/* Parses placements such as "shard(0),replicate", separated by top-level commas. Each is replicate, partial, shard(d) or
+ * strided_shard(d, f). */
 tsr_status tsr_placements_parse(tsr_str text, tsr_arena *arena, tsr_placement **out, uint32_t *count, tsr_error *err);
 
 /* The number of ranks of a mesh: the product of its sizes. */
 uint64_t tsr_mesh_ranks(const tsr_mesh *mesh);
 
-/* How a strided shard is cut where sizes do not divide. */
+/* How a strided shard is split where sizes do not divide evenly. */
 typedef enum tsr_strided {
-    TSR_STRIDED_FSDP = 0, /* as the ranks of FSDP2 over TP hold it */
+    TSR_STRIDED_FSDP = 0, /* as FSDP2 over tensor parallelism does */
     TSR_STRIDED_DTENSOR   /* left to right, as distribute_tensor does */
 } tsr_strided;
 
@@ -78,25 +84,25 @@ typedef struct tsr_span {
     uint64_t size;
 } tsr_span;
 
-/* One part of a rank's shard. */
+/* One box of a rank's shard. */
 typedef struct tsr_shard_box {
     const uint64_t *offsets; /* in the tensor */
     const uint64_t *sizes;
-    const uint64_t *local_offsets; /* where it begins in the rank's local tensor */
+    const uint64_t *local_offsets; /* where the box starts in the rank's local tensor */
 } tsr_shard_box;
 
 /* The shard of a tensor that one rank holds. */
 typedef struct tsr_shard {
     uint32_t ndim; /* of the tensor */
     const uint64_t *local_shape;
-    const uint64_t *global_offsets; /* of the first element; the dim's size where the shard is empty, as torch has it */
+    const uint64_t *global_offsets; /* of the first element; the dim's size where the shard is empty, as in torch */
     const tsr_shard_box *boxes;     /* in row-major order of the local tensor; none when it is empty */
     uint64_t box_count;
 } tsr_shard;
 
-/* The shard of mesh rank `mesh_rank` (< tsr_mesh_ranks). `partial` counts as
- * replicate (the values are another matter). In closed form: O(mesh dims × boxes). Errors: TSR_E_USAGE when a placement
- * names a dim that the tensor does not have; TSR_E_LIMIT beyond TSR_MAX_NDIM dims or for absurdly many boxes. */
+/* Computes the shard of mesh rank `mesh_rank` (< tsr_mesh_ranks), in O(mesh dims × boxes). A `partial` placement has the
+ * boxes of `replicate`, although its values are only summands. Errors: TSR_E_USAGE if a placement names a dim that the
+ * tensor does not have; TSR_E_LIMIT for more than TSR_MAX_NDIM dims or too many boxes. */
 tsr_status tsr_mesh_shard(const tsr_sharding *how, tsr_shape shape, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out,
                           tsr_error *err);
 
