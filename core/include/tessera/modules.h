@@ -1,9 +1,9 @@
-/* A module tree describes a live nn.Module. Nodes carry a class name and a wrapper kind; parameters and buffers carry shape,
- * dtype and identity (for sharing); FSDP1 nodes may carry their flat parameter.
+/* A module tree describes a live nn.Module. Nodes have a class name and a wrapper kind. Parameters and buffers have a
+ * shape, a dtype and an identity, which shows when they are shared. FSDP1 nodes may have a flat parameter.
  *
- * A program fills in plain tsr_module structs (or tsr_modules_parse does from a tessera.modules/1 document) and
- * hands the root to tsr_modules_new, which checks the tree and indexes its attributes. A module may appear under several
- * names (a shared module): then several children point to one tsr_module.
+ * A program fills in plain tsr_module structs, or tsr_modules_parse makes them from a tessera.modules/1 document, and
+ * passes the root to tsr_modules_new, which checks the tree and indexes its attributes. A shared module is one tsr_module
+ * to which several children point.
  *
  * Example:
  *
@@ -37,17 +37,18 @@ typedef struct tsr_module_tensor {
     const uint64_t *shape;
     bool requires_grad; /* parameters */
     bool persistent;    /* buffers */
-    tsr_str identity;   /* equal and not empty: the same tensor */
+    tsr_str identity;   /* tensors with equal, non-empty identities are the same tensor */
 } tsr_module_tensor;
 
-/* An original parameter of a flat parameter. `fqn` is relative to what the unit wraps, as PyTorch's `_fqns`. */
+/* An original parameter of a flat parameter. `fqn` is relative to the module that the unit wraps, as in PyTorch's
+ * `_fqns`. */
 typedef struct tsr_flat_original {
     tsr_str fqn;
     uint32_t ndim;
     const uint64_t *shape;
 } tsr_flat_original;
 
-/* A second name of a tied original: `fqn` is the same parameter as `of`. */
+/* Another name of a tied original: `fqn` names the same parameter as `of`. */
 typedef struct tsr_flat_shared {
     tsr_str fqn;
     tsr_str of;
@@ -58,7 +59,7 @@ typedef struct tsr_module_flat {
     size_t param_count;
     const tsr_flat_shared *shared;
     size_t shared_count;
-    uint64_t alignment; /* numel; 0: none */
+    uint64_t alignment; /* in elements; 0: none */
     bool use_orig_params;
 } tsr_module_flat;
 
@@ -92,44 +93,46 @@ struct tsr_module {
 
 typedef struct tsr_modules tsr_modules;
 
-/* A module's number: 0 is the root; others in the order a depth-first walk first meets them. */
+/* A module's number. The root is 0; the others are numbered in the order in which a depth-first walk first reaches them. */
 typedef uint32_t tsr_module_ref;
 #define TSR_NO_MODULE UINT32_MAX
 
-/* Checks the tree below `root` and indexes it. Borrows `root` and all it points to until free. Errors: TSR_E_FORMAT for a
- * name used twice in a module or holding a dot, a cycle, a wrapper without its child, equal identities of
- * unequal tensors, an original that is not below its unit; TSR_E_LIMIT beyond limits.depth or limits.entries;
- * TSR_E_NOMEM. Messages name the path. Everything below is read-only afterwards and thread-safe. */
+/* Checks the tree below `root` and indexes it. Borrows `root` and everything that it points to until free. The functions
+ * below only read the result, so threads may share it. Errors: TSR_E_FORMAT for a name that is used twice in a module or
+ * contains a dot, a cycle, a wrapper without its child, different tensors with the same identity, and an original that is
+ * not below its unit; TSR_E_LIMIT if limits.depth or limits.entries is exceeded; TSR_E_NOMEM. Messages name the path. */
 tsr_status tsr_modules_new(const tsr_module *root, const tsr_host *host, tsr_modules **out, tsr_error *err);
 void tsr_modules_free(tsr_modules *modules); /* accepts NULL */
 
-/* The parameter or buffer with a name, "fc.weight": with wrappers' components or, where none has that name, as state dicts
- * have it (canonical). NULL if there is none, or if it is an original that exists only inside a flat parameter. */
+/* Finds a parameter or buffer by a name such as "fc.weight". The name is looked up with the components of wrappers in it
+ * first, and then as a canonical one, as in state dicts. Returns NULL if there is none, or if it is an original that exists
+ * only inside a flat parameter. */
 const tsr_module_tensor *tsr_modules_find(const tsr_modules *modules, const char *name);
-/* The module with a name, "layers.0", in the same way; the root's is "". Of a wrapped module the outermost wrapper: of an
- * FSDP1 unit the unit. TSR_NO_MODULE: there is none. */
+/* Finds a module by a name such as "layers.0" in the same way; the root's name is "". For a wrapped module this is the
+ * outermost wrapper, such as the FSDP1 unit. Returns TSR_NO_MODULE if there is none. */
 tsr_module_ref tsr_modules_find_module(const tsr_modules *modules, const char *name);
 
-/* What a tessera.modules/1 document holds. `groups` are the optional lists of canonical FQNs, one per param group, that
- * `tessera optim unflatten` follows; NULL when the document has none. */
+/* A list of canonical FQNs: those of one param group. */
 typedef struct tsr_name_list {
     const tsr_str *names;
     size_t count;
 } tsr_name_list;
-/* The parameters of each group by name; numbers count through the groups. */
+/* The names of each group's parameters. Parameters are numbered consecutively over the groups. */
 typedef struct tsr_group_names {
     const tsr_name_list *groups;
     size_t count;
 } tsr_group_names;
+/* The contents of a tessera.modules/1 document. `groups` is optional: one list per param group, which `tessera optim
+ * unflatten` follows. NULL if the document has none. */
 typedef struct tsr_modules_document {
     const tsr_module *root;
     const tsr_name_list *groups;
     size_t group_count;
 } tsr_modules_document;
 
-/* Reads a document; everything lives in `arena`, nothing borrows `text`. A node {"same_as": PATH} is the module at PATH
- * (dotted, from the root): a shared module. Errors: TSR_E_FORMAT with the place in the document, or the byte for broken JSON;
- * TSR_E_LIMIT; TSR_E_NOMEM. (core/documents) */
+/* Reads a document. The result lives in `arena` and does not borrow `text`. A node {"same_as": PATH} stands for the module
+ * at PATH (dotted, from the root), which is then shared. Errors: TSR_E_FORMAT with the place in the document, or with the
+ * byte position for invalid JSON; TSR_E_LIMIT; TSR_E_NOMEM. (core/documents) */
 tsr_status tsr_modules_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_modules_document *out,
                              tsr_error *err);
 
