@@ -1,5 +1,5 @@
-/* The target of a reshard: a mesh, and placements by name. tessera.target/1 documents become one of these, as do --mesh with
- * --placements and the strategies below. Pure; names are matched by a function that the caller provides.
+/* The target of a reshard: a mesh, and placements by tensor name. Targets are made from tessera.target/1 documents, from
+ * --mesh and --placements, and by the strategies below. Names are matched by a function that the caller provides.
  *
  * Example:
  *
@@ -14,8 +14,8 @@
 
 TSR_API_BEGIN
 
-/* Pipeline stages: the ranks at coordinate i of a mesh dim hold the layers ranges[i]. The rule applies to names that have a
- * layer's number between `head` and `tail` ("layers." and "."); others continue to the next rule. */
+/* Pipeline stages: the ranks at coordinate i of a mesh dim hold the layers in ranges[i]. The rule applies only to names
+ * that have a layer number between `head` and `tail` ("layers." and "."); for other names the next rules are tried. */
 typedef struct tsr_target_stage {
     tsr_str head, tail;
     uint32_t mesh_dim;
@@ -25,12 +25,12 @@ typedef struct tsr_target_stage {
 typedef struct tsr_target_rule {
     tsr_str match;                   /* a GLOB over the whole FQN */
     const tsr_placement *placements; /* one per mesh dim */
-    const uint64_t *ranks;           /* only these hold the tensor (experts), ascending; NULL: all that the placements say */
+    const uint64_t *ranks;           /* only these ranks hold the tensor (experts), ascending; NULL: all ranks */
     uint64_t rank_count;
     const tsr_target_stage *stage;   /* or NULL */
 } tsr_target_rule;
 
-/* Which ranks of a mesh hold a tensor: those listed, those at a coordinate of a dim, or all. */
+/* Which ranks of a mesh hold a tensor: the listed ones, those at a coordinate of a mesh dim, or all. */
 typedef struct tsr_holders {
     const tsr_mesh *mesh;
     const uint64_t *ranks; /* NULL: not listed */
@@ -42,27 +42,36 @@ typedef struct tsr_holders {
 
 typedef struct tsr_target {
     tsr_mesh mesh;
-    const tsr_target_rule *rules; /* the first that matches wins */
+    const tsr_target_rule *rules; /* the first match is used */
     uint32_t rule_count;
     const tsr_placement *default_placements; /* one per mesh dim */
     tsr_strided strided;
-    bool (*match)(tsr_str glob, tsr_str name); /* needed where there are rules: tsr_glob_match */
+    bool (*match)(tsr_str glob, tsr_str name); /* required if there are rules; usually tsr_glob_match */
 } tsr_target;
 
-/* Parses and checks a target given as on the command line. Its mesh, rules and placements live in `arena`. */
+/* Parses and checks a target given as --mesh and --placements. Its mesh, rules and placements live in `arena`. */
 tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, tsr_target *out, tsr_error *err);
 
-/* Strategies by name. Each gives the target that PyTorch's API of that name leads to; all live in `arena`.
+/* Makes the target that PyTorch's API of that name produces. It lives in `arena`.
  *
- * fsdp2: mesh (dp): shard(0).   hsdp: mesh (replicate, shard): replicate, shard(0).   ddp: mesh (dp): replicate.
- * Returns TSR_E_USAGE when the mesh has a different number of dims. */
+ *   fsdp2   mesh (dp)                 shard(0)
+ *   hsdp    mesh (replicate, shard)   replicate, shard(0)
+ *   ddp     mesh (dp)                 replicate
+ *
+ * Errors: TSR_E_USAGE if the mesh has a different number of dims. */
 typedef enum tsr_strategy { TSR_STRATEGY_FSDP2, TSR_STRATEGY_HSDP, TSR_STRATEGY_DDP } tsr_strategy;
 tsr_status tsr_target_strategy(tsr_strategy strategy, tsr_mesh mesh, tsr_arena *arena, tsr_target *out, tsr_error *err);
 
-/* Tensor parallel, alone on a mesh (tp) or below FSDP2 on a mesh (dp, tp). A style names linear modules by a GLOB:
- * column-wise cuts weight and bias by dim 0, row-wise the weight by dim 1 while the bias is whole on every tp rank; an
- * embedding cut row-wise by dim 0, column-wise by dim 1. Under FSDP2 dim 0 is a strided shard where tp cuts it too.
- * Everything else is whole on every tp rank. Source: torch.distributed.tensor.parallel ColwiseParallel, RowwiseParallel. */
+/* Makes a target for tensor parallelism, alone on a mesh (tp) or combined with FSDP2 on a mesh (dp, tp). Each rule gives a
+ * style to the modules that its GLOB matches:
+ *
+ *   COLUMN             linear: weight and bias are split on dim 0
+ *   ROW                linear: the weight is split on dim 1, the bias is whole on every tp rank
+ *   EMBEDDING_ROW      embedding: the weight is split on dim 0
+ *   EMBEDDING_COLUMN   embedding: the weight is split on dim 1
+ *
+ * All other tensors are whole on every tp rank. With FSDP2, dim 0 is a strided shard where tp splits it too.
+ * Source: torch.distributed.tensor.parallel ColwiseParallel, RowwiseParallel. */
 typedef enum tsr_tp_style { TSR_TP_COLUMN, TSR_TP_ROW, TSR_TP_EMBEDDING_ROW, TSR_TP_EMBEDDING_COLUMN } tsr_tp_style;
 typedef struct tsr_tp_rule {
     tsr_str module; /* GLOB */
