@@ -6,10 +6,10 @@
  *   to-id       names → parameter ids
  *
  *   tsr_optim_open(store, …) ──▶ job ──┬── tsr_optim_write   each file into an output
- *                                      └── tsr_optim_store   all files as a store that can be opened like any other
+ *                                      └── tsr_optim_store   all files as a store
  *
- * Opening a job reads metadata and works on value trees (optim.h, sys/flat_params.h). Tensor bytes stay in the source until the
- * files are written or read, except where two tensors have to be compared. (core/optim_convert)
+ * Opening a job reads metadata and converts value trees (optim.h, sys/flat_params.h). Tensor bytes are not read until files
+ * are written or read, except where two tensors have to be compared. (core/optim_convert)
  *
  * Example:
  *
@@ -37,25 +37,24 @@ typedef enum tsr_optim_action {
     TSR_OPTIM_ACTION_COUNT
 } tsr_optim_action;
 
-/* A document that the job needs: its text, and the name of its file for messages (may be NULL). Without text (data NULL)
- * it was not given. */
+/* A document for the job: its text (data NULL: no document is given), and its file name for messages (may be NULL). */
 typedef struct tsr_optim_document {
     tsr_str text;
     const char *name;
 } tsr_optim_document;
 
-/* The conversion to perform. A zeroed request with an action and a ring is valid. Messages name options as the command line
- * does. */
+/* The conversion to perform. Only `action` and `ring` are always required; the rest may be zero. Messages use the option
+ * names of the command line. */
 typedef struct tsr_optim_request {
     tsr_optim_action action;
     tsr_optim_document modules;     /* tessera.modules/1: names, frozen parameters, groups */
     tsr_optim_document flat_params; /* tessera.flat-params/1; needed by unshard and shard */
-    tsr_str part;                   /* of a checkpoint that consists of parts: the one to read; data NULL: all. Not for unshard */
-    tsr_str at;                     /* the member that is the optimizer; data NULL: the only one that looks like one */
-    bool sharded;                   /* unshard: one file of DTensors, cut by rows, for each rank */
+    tsr_str part;                   /* the part to read of a checkpoint that has parts; data NULL: all. Not for unshard */
+    tsr_str at;                     /* the key of the optimizer in the checkpoint; data NULL: the only one found */
+    bool sharded;                   /* unshard: write one file per rank, with DTensors split by rows */
     bool has_world_size, has_rank;
-    uint64_t world_size; /* shard: the number of ranks to write for; otherwise the document's */
-    uint64_t rank;       /* unshard: whose state to take where ranks differ in what FSDP does not shard */
+    uint64_t world_size; /* shard: the number of ranks to write for; if not set, the document's */
+    uint64_t rank;       /* unshard: the rank to use where ranks differ in state that FSDP does not shard */
     const char *source;  /* the checkpoint's name for messages; may be NULL */
     tsr_ring *ring;      /* borrowed: buffers for comparing tensors and for writing */
     void (*warn)(void *ctx, tsr_str message); /* may be NULL; also called by tsr_optim_write and tsr_optim_store */
@@ -64,25 +63,25 @@ typedef struct tsr_optim_request {
 
 typedef struct tsr_optim_job tsr_optim_job;
 
-/* Reads the documents and the source, and converts what need not be converted rank by rank. Borrows `store`, `host` and the
- * request's ring, names and callback until close; the documents' texts only during the call. Errors: those of
- * tsr_optim_request_check; TSR_E_USAGE for ranks that differ in state that one file cannot hold for all of them;
- * those of the documents, of opening a checkpoint, and of optim.h and sys/flat_params.h. */
+/* Reads the documents and the source, and does the conversions that are not done per rank; those are done when a file is
+ * written or read. Borrows `store`, `host` and the request's ring, names and callback until close, but the documents' texts
+ * only during the call. Errors: those of tsr_optim_request_check; TSR_E_USAGE if ranks differ in state of which one file
+ * can hold only one value; those of the documents, of opening a checkpoint, and of optim.h and sys/flat_params.h. */
 tsr_status tsr_optim_open(tsr_store *store, const tsr_host *host, const tsr_optim_request *request, tsr_optim_job **out,
                           tsr_error *err);
 void tsr_optim_close(tsr_optim_job *job); /* accepts NULL */
 
-/* The files of the result. Several files are one per rank, in the order of ranks, with their names in the directory; a
- * result that is one file has the name "". Names live as long as the job. */
+/* The number of files in the result, and their names. If there are several, there is one per rank, in rank order, and each
+ * has its name in the directory. A single file's name is "". Names live as long as the job. */
 uint32_t tsr_optim_file_count(const tsr_optim_job *job);
 tsr_str tsr_optim_file_name(const tsr_optim_job *job, uint32_t index);
 
-/* Writes file `index` as tsr_write_tree does: `file` says into which output and how; its name is the caller's to set. Memory
- * is that of one rank's trees. */
+/* Writes file `index` as tsr_write_tree does. `file` gives the output and how to write to it; the caller sets its name.
+ * Memory: the trees of one rank. */
 tsr_status tsr_optim_write(tsr_optim_job *job, uint32_t index, tsr_tree_file *file, tsr_error *err);
 
-/* All files as a store (see tsr_tree_store_new): tsr_checkpoint_open lists and reads the result without its being written
- * first. A single file is called "optim.pt" there and is the store's primary file. Close the store before the job. */
+/* Makes a store of all files (see tsr_tree_store_new), so that tsr_checkpoint_open can list and read the result before it is
+ * written. A single file is named "optim.pt" there and is the store's primary file. Close the store before the job. */
 tsr_status tsr_optim_store(tsr_optim_job *job, tsr_store **out, tsr_error *err);
 
 TSR_API_END
