@@ -1,4 +1,4 @@
-/* Flattens nested state dicts to dotted keys, and back.
+/* Converts nested state dicts to dotted keys, and back.
  *
  * Example:
  *

@@ -25,7 +25,7 @@ typedef struct tsr_target_stage {
 typedef struct tsr_target_rule {
     tsr_str match;                   /* a GLOB over the whole FQN */
     const tsr_placement *placements; /* one per mesh dim */
-    const uint64_t *ranks;           /* only these ranks hold the tensor (experts), ascending; NULL: all ranks */
+    const uint64_t *ranks;           /* only these ranks hold the tensor (experts), ascending; NULL: not limited */
     uint64_t rank_count;
     const tsr_target_stage *stage;   /* or NULL */
 } tsr_target_rule;
