@@ -13,23 +13,24 @@
 
 TSR_API_BEGIN
 
-/* What users should know of a mapped checkpoint and of those that it was opened over: note number `index`, a sentence in that
- * checkpoint's memory, or an empty text behind the last one. An inverse names the first entry that may also come from another name,
- * because the map makes it by a rule and its exception, or may have kept it (tsr_mapping_write_table lists all). An adapter
- * names a module that its configuration selects and that it has no tensors for. */
+/* Returns note `index` that users should read about a mapped checkpoint and those that it was opened over: a sentence in
+ * that checkpoint's memory, or an empty text after the last one. An inverse names the first entry that may also come from
+ * another name, because the map makes it by a rule and its exception, or may have kept it (tsr_mapping_write_table lists
+ * them all). An adapter names a module that its configuration selects but for which it has no tensors. */
 tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, size_t index);
 
-/* Lists what a mapped checkpoint's entries are made of: "source, source -> steps -> target dtype [shape]" for each entry, with every
- * source (more than four are wrapped, in indented lines), then "source -> (dropped)" for each that was dropped. A name that may also come
- * from another one (tsr_mapping_note) is followed by "(or NAME)". Names are followed to the first checkpoint that is not a mapped one. */
+/* Writes a table of the sources of a mapped checkpoint's entries: "source, source -> steps -> target dtype [shape]" for
+ * each entry (more than four sources are wrapped onto indented lines), and then "source -> (dropped)" for each source that
+ * was dropped. A name that may also come from another one (tsr_mapping_note) is followed by "(or NAME)". Sources are traced
+ * back to the first checkpoint that is not a mapped one. */
 tsr_status tsr_mapping_write_table(const tsr_checkpoint *mapped, tsr_write_fn *write, void *ctx, tsr_error *err);
-/* The same as members of the object that is open: "map": [{fqn, dtype, shape, from: [{fqn, dtype, shape}], steps, or}], "dropped": [{fqn,
- * dtype, shape}]. */
+/* Adds the same table to the JSON object that is open: "map": [{fqn, dtype, shape, from: [{fqn, dtype, shape}], steps,
+ * or}], "dropped": [{fqn, dtype, shape}]. */
 void tsr_mapping_put_table(const tsr_checkpoint *mapped, tsr_json *json);
 
-/* Refuses a --map that is neither a document nor the name of a built-in map: TSR_E_USAGE with the names that there are. */
+/* Makes the error for a --map that is neither a document nor the name of a built-in map: TSR_E_USAGE, listing the names. */
 tsr_status tsr_mapping_unknown(tsr_str name, tsr_error *err);
-/* The name of built-in map `index`, in alphabetical order; empty behind the last one. */
+/* The name of built-in map `index`, in alphabetical order; empty after the last one. */
 tsr_str tsr_mapping_builtin_name(size_t index);
 
 TSR_API_END
