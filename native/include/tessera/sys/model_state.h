@@ -1,4 +1,4 @@
-/* The states of several modules as one (tessera/model_state.h).
+/* Joins the states of several modules into one (tessera/model_state.h).
  *
  * Example:
  *
@@ -12,11 +12,13 @@
 
 TSR_API_BEGIN
 
-/* The states of several modules, keyed relative to each, as one for tsr_set_model_state_dict, as which PyTorch still takes
- * Dict[nn.Module, Dict] (deprecated there). In the order of `parts`; of equal keys the last value counts. Lives in `arena`
- * and shares the values. A shared module's state goes under its first name. (The root's keys stay as they are; PyTorch puts
- * a dot before them and finds none of them.) Errors: TSR_E_USAGE for a module that is not in the tree, and a state that is
- * no dict of string keys; those of tsr_fqn_resolve. No communication. */
+/* Joins the states of several modules, each with keys relative to its module, into one state for tsr_set_model_state_dict.
+ * (PyTorch accepts them directly, as a Dict[nn.Module, Dict], but deprecates it.) Keys are in the order of `parts`; if a
+ * key occurs twice, the last value is used. The result lives in `arena` and shares the values. A shared module's state is
+ * under its first name. The root's keys are unchanged (PyTorch puts a dot before them, and then finds none of them).
+ *
+ * Errors: TSR_E_USAGE for a module that is not in the tree, and for a state that is not a dict with string keys; those of
+ * tsr_fqn_resolve. Does not communicate. */
 typedef struct tsr_module_state {
     tsr_module_ref module;
     const tsr_value *state;
