@@ -65,7 +65,7 @@ typedef struct tsr_quantize_options {
     tsr_dtype dtype; /* cast every floating-point tensor to this first; TSR_DTYPE_NONE: cast none */
     bool (*want)(void *ctx, tsr_str fqn); /* returns true for entries that will be read; NULL: all are */
     void *want_ctx;
-    bool (*quantize)(void *ctx, tsr_str fqn); /* returns false for weights to keep; NULL: tsr_mapping_quantize decides alone */
+    bool (*quantize)(void *ctx, tsr_str fqn); /* returns false to keep a weight; NULL: keep embeddings, norms etc. only */
     void *quantize_ctx;
 } tsr_quantize_options;
 
