@@ -84,7 +84,9 @@ async function testDifferences(page, made) {
     await facts.locator("dd", { hasText: "2 of 48" }).waitFor();
     check((await facts.textContent()).includes("largest finite |A − B|3.5") && (await facts.textContent()).includes("NaN or infinite in A or B only (yellow)1"), await facts.textContent());
     await page.getByRole("img", { name: "Heat map of 6 × 8 differences A − B from -3.5 to 3.5" }).waitFor();
-    const [x, y, none] = await page.locator("section[aria-label='Comparison with B'] canvas").evaluate((c) => [[5, 2], [1, 4], [0, 0]].map(([i, j]) => [...c.getContext("2d").getImageData(i, j, 1, 1).data].join()));
+    const colours = () => page.locator("section[aria-label='Comparison with B'] canvas").evaluate((c) => [[5, 2], [1, 4], [0, 0]].map(([i, j]) => [...c.getContext("2d").getImageData(i, j, 1, 1).data].join()));
+    for (let turns = 0; turns < 100 && (await colours())[2] === "0,0,0,0"; turns++) await page.waitForTimeout(50); // it is drawn after it is there
+    const [x, y, none] = await colours();
     check(x === "33,102,172,255" && y === "240,200,0,255" && none === "247,247,247,255", `${x} ${y} ${none}`);
   });
   await test("a slice that is not one is refused where it was asked for", async () => {
