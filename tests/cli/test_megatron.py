@@ -15,12 +15,18 @@ def golden(name):
         return os.path.join(GOLDEN, name), json.load(f)
 
 
-def check_listing(t, path, want, what):
+def rows_of(t, path, want, what):
+    """The entries by name; the tensors are those that are wanted."""
     doc = t.json("inspect", path, "--json", "--hash", "sha256")
     need(doc["format"] == "megatron-dist", f"{what}: {doc['format']}")
     rows = {e["fqn"]: e for e in doc["entries"]}
     got = {k: {"dtype": e["dtype"], "shape": e["shape"], "sha256": e["hash"]["digest"]} for k, e in rows.items() if e["kind"] == "tensor"}
     need(got == want["entries"], f"{what}: {[k for k in {**got, **want['entries']} if got.get(k) != want['entries'].get(k)]}")
+    return rows
+
+
+def check_listing(t, path, want, what):
+    rows = rows_of(t, path, want, what)
     for k, v in want["objects"].items():
         need(k in rows and rows[k].get("value") == v, f"{what}: {k} is {rows.get(k)}")
     need("common.args" in rows and not any("/shard_" in k for k in rows), f"{what}: {sorted(rows)}")
@@ -52,11 +58,7 @@ EXPERT_MESHES = (("ep=4", "shard(0)"), ("pp=2,ep=2", "shard(0),shard(1)"), ("tp=
 
 def check_experts(t, path, want, what):
     """What check_listing checks, and that every object is a list of as many as there are layers and experts of it."""
-    doc = t.json("inspect", path, "--json", "--hash", "sha256")
-    need(doc["format"] == "megatron-dist", f"{what}: {doc['format']}")
-    rows = {e["fqn"]: e for e in doc["entries"]}
-    got = {k: {"dtype": e["dtype"], "shape": e["shape"], "sha256": e["hash"]["digest"]} for k, e in rows.items() if e["kind"] == "tensor"}
-    need(got == want["entries"], f"{what}: {[k for k in {**got, **want['entries']} if got.get(k) != want['entries'].get(k)]}")
+    rows = rows_of(t, path, want, what)
     objects = {k: e["value"] for k, e in rows.items() if k in want["objects"]}
     need(objects == want["objects"] and not any("/shard_" in k for k in rows), f"{what}: {objects}")
     need({k for k, e in rows.items() if e["kind"] != "tensor" and not k.startswith("common.")} <= set(want["objects"]), f"{what}: {sorted(rows)}")
