@@ -69,15 +69,18 @@ export function bodySizesOf(bytes) {
   });
 }
 
-/** The names of data segments by number, from the section "name". */
-export function segmentNamesOf(bytes) {
+/** Kinds of names in the section "name". */
+export const KINDS_OF_NAMES = { functions: 1, segments: 9 };
+
+/** Names by number, of one of KINDS_OF_NAMES. */
+export function namesOf(bytes, wanted) {
   const section = sectionsOf(bytes).find(({ name }) => name === "name"), r = new Reader(bytes, section.begin);
   while (r.at < section.end) {
     const kind = r.byte(), end = r.u32() + r.at;
-    if (kind === 9) return new Map(r.list(() => [r.u32(), r.text()]));
+    if (kind === wanted) return new Map(r.list(() => [r.u32(), r.text()]));
     r.at = end;
   }
-  throw new Error("the data segments have no names");
+  throw new Error(`the section "name" has no names of kind ${wanted}`);
 }
 
 const u32 = (value) => (value < 128 ? [value] : [(value & 127) | 128, ...u32(value >>> 7)]);

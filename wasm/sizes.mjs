@@ -9,7 +9,7 @@ import path from "node:path";
 import zlib from "node:zlib";
 import { execFileSync } from "node:child_process";
 import { fileURLToPath } from "node:url";
-import { Reader, sectionsOf, segmentsOf } from "./object_file.mjs";
+import { KINDS_OF_NAMES, namesOf, Reader, sectionsOf, segmentsOf } from "./object_file.mjs";
 
 const here = path.dirname(fileURLToPath(import.meta.url)), args = process.argv.slice(2);
 const top = args[0] === "--top" ? Number(args.splice(0, 2)[1]) : 30;
@@ -76,26 +76,16 @@ function sources() {
   return files;
 }
 
-function functionNames(bytes) {
-  const section = sectionsOf(bytes).find(({ name }) => name === "name"), r = new Reader(bytes, section.begin);
-  while (r.at < section.end) {
-    const kind = r.byte(), end = r.u32() + r.at;
-    if (kind === 1) return new Map(r.list(() => [r.u32(), r.text()]));
-    r.at = end;
-  }
-  throw new Error("the functions have no names");
-}
-
 function importCount(bytes) {
   const section = sectionsOf(bytes).find(({ id }) => id === 3), code = sectionsOf(bytes).find(({ id }) => id === 10);
   const own = new Reader(bytes, section.begin).u32();
   if (own !== new Reader(bytes, code.begin).u32()) throw new Error("functions and bodies differ in number");
-  return Math.max(...functionNames(bytes).keys()) + 1 - own;
+  return Math.max(...namesOf(bytes, KINDS_OF_NAMES.functions).keys()) + 1 - own;
 }
 
 /** [{ what, begin, end }] of a module: its functions, its data, the rest by section. */
 function items(bytes) {
-  const list = [], names = functionNames(bytes), imported = importCount(bytes);
+  const list = [], names = namesOf(bytes, KINDS_OF_NAMES.functions), imported = importCount(bytes);
   for (const { id, name, head, begin, end } of sectionsOf(bytes)) {
     if (id === 10) {
       const r = new Reader(bytes, begin);

@@ -11,7 +11,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { execFileSync } from "node:child_process";
-import { bodySizesOf, readObject, segmentNamesOf, segmentsOf, withSegments } from "./object_file.mjs";
+import { bodySizesOf, KINDS_OF_NAMES, namesOf, readObject, segmentsOf, withSegments } from "./object_file.mjs";
 
 const [whole, object, exportsFirst, later, first, second, names] = process.argv.slice(2);
 const NAMES = names === "--names" ? ["-g"] : [];
@@ -58,7 +58,7 @@ tool("wasm-split", ...NAMES, "--split", whole, `--split-funcs=@${at("moved")}`, 
 
 /* ---- data ---- */
 
-const bytes = fs.readFileSync(whole), labels = segmentNamesOf(bytes), uses = new Map();
+const bytes = fs.readFileSync(whole), labels = namesOf(bytes, KINDS_OF_NAMES.segments), uses = new Map();
 for (const name of labels.values()) uses.set(name, (uses.get(name) ?? 0) + 1);
 const late = new Set(segments.filter((s) => s && !kept.has(s) && uses.get(s.segment) === 1).map((s) => s.segment));
 const placed = segmentsOf(bytes).map((segment, i) => ({ ...segment, isLate: late.has(labels.get(i)) })).sort((a, b) => a.address - b.address);
