@@ -28,13 +28,23 @@ class Job:
         self.status, self.out, self.err, self.seconds = status, out, err, seconds
 
 
+def job_mark():
+    """What the environment of each process of a job holds, and of no other."""
+    return f"TSR_TEST_JOB={os.getpid()}-{time.monotonic_ns()}"
+
+
+def job_environment(mark, **more):
+    """mpirun gives TSR_TEST_JOB to the ranks with -x."""
+    return {**os.environ, "TSR_TEST_JOB": mark.partition("=")[2], "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **more}
+
+
 def mpirun(ranks, *command, options=(), env=None, limit=60, on=()):
     """Runs a job and waits for it. One that outlives `limit` seconds is ended and fails the test. `on`: what starts mpirun."""
     line = [*on, "mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), "-x", "TSR_TEST_JOB", *options, *map(str, command)]
-    mark = f"TSR_TEST_JOB={os.getpid()}-{time.monotonic_ns()}"
-    environment = {**os.environ, "TSR_TEST_JOB": mark.partition("=")[2], "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **(env or {})}
+    mark = job_mark()
     start = time.monotonic()
-    p = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True)
+    p = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=job_environment(mark, **(env or {})),
+                         start_new_session=True)
     try:
         out, err = p.communicate(timeout=limit)
     except subprocess.TimeoutExpired:

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 
-from harness import Bad, alone, need, safetensors, test, tree, wait_for_end
+from harness import Bad, alone, job_environment, job_mark, need, safetensors, test, tree, wait_for_end
 
 RANKS, HUGE = 3, 64 << 30
 
@@ -51,11 +51,10 @@ def wait_until(what, condition, p):
 
 def stop(folder, out, who, number, command, options):
     """Starts a job, and sends the signal to a rank, or to mpirun (None), in the middle of its work. Returns what to call it."""
-    mark = f"TSR_TEST_JOB={os.getpid()}-{time.monotonic_ns()}"
-    environment = {**os.environ, "TSR_TEST_JOB": mark.partition("=")[2], "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    mark = job_mark()
     line = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(RANKS), "-x", "TSR_TEST_JOB", *options, f"{folder}/tessera", *command]
     what = f"{command[0]}, {number.name} to {'mpirun' if who is None else f'rank {who}'}"
-    p = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True)
+    p = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=job_environment(mark), start_new_session=True)
     try:
         wait_until(f"{what}: the ranks", lambda: len(ranks_of(mark)) == RANKS, p)
         if command[0] == "validate":
