@@ -4,8 +4,8 @@ import os
 import sys
 import zipfile
 
-from ended import leave
 from harness import ROOT, load_dcp, load_safetensors, load_torch, sample_names, sample_path, sha256
+from torch_ranks import run_ranks
 
 sys.path.insert(0, os.path.join(ROOT, "samples"))  # classes that sample objects are of
 
@@ -320,79 +320,41 @@ def placements_of(text, rank):
     return [Replicate() if p.is_shard() and p.dim >= rank else p for p in made]
 
 
-def rank_loads_its_file(rank, world, port, folder, target, results):
-    import os as system
+def rank_loads_its_file(rank, world, folder, target):
     import warnings
     warnings.filterwarnings("ignore")
     import torch
-    import torch.distributed as dist
     from torch.distributed.tensor import DTensor, distribute_tensor, init_device_mesh
-    system.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
-    dist.init_process_group("gloo")
-    try:
-        _, placements, shape, names = target
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-        got = torch.load(system.path.join(folder, f"rank{rank}.pt"), weights_only=False)
-        assert got["step"] == 12
-        for k, full in full_state()["model"].items():
-            want = distribute_tensor(full, mesh, placements_of(placements, full.dim()))
-            x = got["model"][k]
-            assert isinstance(x, DTensor) and x.shape == full.shape and x.dtype == full.dtype, k
-            assert list(x.placements) == list(want.placements), (k, x.placements, want.placements)
-            assert tuple(x.device_mesh.shape) == shape and x.device_mesh.mesh.tolist() == mesh.mesh.tolist() and x.device_mesh.mesh_dim_names == names, k
-            assert list(x.device_mesh.get_coordinate()) == list(mesh.get_coordinate()), (k, x.device_mesh.get_coordinate())
-            assert x.device_mesh._dim_group_names == mesh._dim_group_names, (k, x.device_mesh._dim_group_names, mesh._dim_group_names)
-            assert torch.equal(x.to_local(), want.to_local()), k
-            assert torch.equal(x.full_tensor(), full), k
-        results.put((rank, None))
-    except Exception as e:  # reported by the parent
-        results.put((rank, repr(e)))
-    dist.destroy_process_group()
-    leave()
+    _, placements, shape, names = target
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    got = torch.load(os.path.join(folder, f"rank{rank}.pt"), weights_only=False)
+    assert got["step"] == 12
+    for k, full in full_state()["model"].items():
+        want = distribute_tensor(full, mesh, placements_of(placements, full.dim()))
+        x = got["model"][k]
+        assert isinstance(x, DTensor) and x.shape == full.shape and x.dtype == full.dtype, k
+        assert list(x.placements) == list(want.placements), (k, x.placements, want.placements)
+        assert tuple(x.device_mesh.shape) == shape and x.device_mesh.mesh.tolist() == mesh.mesh.tolist() and x.device_mesh.mesh_dim_names == names, k
+        assert list(x.device_mesh.get_coordinate()) == list(mesh.get_coordinate()), (k, x.device_mesh.get_coordinate())
+        assert x.device_mesh._dim_group_names == mesh._dim_group_names, (k, x.device_mesh._dim_group_names, mesh._dim_group_names)
+        assert torch.equal(x.to_local(), want.to_local()), k
+        assert torch.equal(x.full_tensor(), full), k
 
 
-def rank_loads_dcp(rank, world, port, folder, target, results):
-    import os as system
+def rank_loads_dcp(rank, world, folder, target):
     import warnings
     warnings.filterwarnings("ignore")
     import torch
-    import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.tensor import distribute_tensor, init_device_mesh
-    system.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
-    dist.init_process_group("gloo")
-    try:
-        _, placements, shape, names = target
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-        model = {k: distribute_tensor(torch.zeros_like(v), mesh, placements_of(placements, v.dim())) for k, v in full_state()["model"].items()}
-        state = {"model": model, "step": 0}
-        dcp.load(state, checkpoint_id=folder)
-        assert state["step"] == 12
-        for k, full in full_state()["model"].items():
-            assert torch.equal(state["model"][k].full_tensor(), full), k
-        results.put((rank, None))
-    except Exception as e:
-        results.put((rank, repr(e)))
-    dist.destroy_process_group()
-    leave()
-
-
-def on_ranks(body, world, folder, target):
-    import socket
-    import torch.multiprocessing as mp
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    context = mp.get_context("spawn")
-    results = context.SimpleQueue()
-    ranks = [context.Process(target=body, args=(r, world, port, folder, target, results)) for r in range(world)]
-    for p in ranks:
-        p.start()
-    for p in ranks:
-        p.join()
-    for _ in ranks:
-        rank, failure = results.get()
-        assert failure is None, f"rank {rank} of {target[0]} {target[1]}: {failure}"
+    _, placements, shape, names = target
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    model = {k: distribute_tensor(torch.zeros_like(v), mesh, placements_of(placements, v.dim())) for k, v in full_state()["model"].items()}
+    state = {"model": model, "step": 0}
+    dcp.load(state, checkpoint_id=folder)
+    assert state["step"] == 12
+    for k, full in full_state()["model"].items():
+        assert torch.equal(state["model"][k].full_tensor(), full), k
 
 
 def test_every_rank_of_a_reshard_loads_what_pytorch_would_give_it(t):
@@ -402,7 +364,7 @@ def test_every_rank_of_a_reshard_loads_what_pytorch_would_give_it(t):
     for i, target in enumerate(TARGETS):
         dest = t.at(f"ranks{i}")
         t.run("reshard", t.at("full.pt"), dest, "--mesh", target[0], "--placements", target[1], "--to", "torch")
-        on_ranks(rank_loads_its_file, math.prod(target[2]), dest, target)
+        run_ranks(rank_loads_its_file, math.prod(target[2]), dest, target)
         t.run("diff", t.at("full.pt"), dest, "--values")
 
 
@@ -411,8 +373,8 @@ def test_a_resharded_dcp_folder_loads_on_its_mesh_and_on_others(t):
     torch.save(full_state(), t.at("full.pt"))
     target = TARGETS[1]
     t.run("reshard", t.at("full.pt"), t.at("dcp"), "--mesh", target[0], "--placements", target[1], "--to", "dcp")
-    on_ranks(rank_loads_dcp, 4, t.at("dcp"), target)
-    on_ranks(rank_loads_dcp, 3, t.at("dcp"), TARGETS[0])
+    run_ranks(rank_loads_dcp, 4, t.at("dcp"), target)
+    run_ranks(rank_loads_dcp, 3, t.at("dcp"), TARGETS[0])
 
 
 def test_resharded_safetensors_consolidate_with_pytorch(t):
@@ -438,41 +400,33 @@ def flat_model():
     return torch.nn.ModuleDict({"a": block(), "b": block(), "head": torch.nn.Linear(6, 3)})
 
 
-def rank_loads_flat(rank, world, port, folder, target, results):
+def rank_loads_flat(rank, world, folder):
     import warnings
     warnings.filterwarnings("ignore")
     import torch
-    import torch.distributed as dist
     from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    try:
-        full = flat_model().state_dict()
-        model = flat_model()
-        for k in ("a", "b"):
-            model[k] = FullyShardedDataParallel(model[k], device_id=torch.device("cpu"))
-        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-        with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
-            want = model.state_dict()
-            got = torch.load(os.path.join(folder, f"rank{rank}.pt"), weights_only=False)["model"]
-            assert set(got) == set(want), set(got) ^ set(want)
-            for k, v in want.items():
-                if isinstance(v, torch.Tensor) and not hasattr(v, "local_shards"):
-                    assert torch.equal(got[k], v), k
-                    continue
-                a, b = v.metadata(), got[k].metadata()
-                assert v.size() == got[k].size() and a.shards_metadata == b.shards_metadata and a.tensor_properties == b.tensor_properties, (a, b)
-                mine, ours = v.local_shards(), got[k].local_shards()
-                assert len(mine) == len(ours) and all(torch.equal(x.tensor, y.tensor) and x.metadata == y.metadata for x, y in zip(mine, ours)), k
-            for p in model.parameters():
-                torch.nn.init.constant_(p, 9.0)
-            model.load_state_dict(got)
-        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
-            assert all(torch.equal(v, full[k]) for k, v in model.state_dict().items())
-        results.put((rank, None))
-    except Exception as e:
-        results.put((rank, repr(e)))
-    dist.destroy_process_group()
-    leave()
+    full = flat_model().state_dict()
+    model = flat_model()
+    for k in ("a", "b"):
+        model[k] = FullyShardedDataParallel(model[k], device_id=torch.device("cpu"))
+    model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+        want = model.state_dict()
+        got = torch.load(os.path.join(folder, f"rank{rank}.pt"), weights_only=False)["model"]
+        assert set(got) == set(want), set(got) ^ set(want)
+        for k, v in want.items():
+            if isinstance(v, torch.Tensor) and not hasattr(v, "local_shards"):
+                assert torch.equal(got[k], v), k
+                continue
+            a, b = v.metadata(), got[k].metadata()
+            assert v.size() == got[k].size() and a.shards_metadata == b.shards_metadata and a.tensor_properties == b.tensor_properties, (a, b)
+            mine, ours = v.local_shards(), got[k].local_shards()
+            assert len(mine) == len(ours) and all(torch.equal(x.tensor, y.tensor) and x.metadata == y.metadata for x, y in zip(mine, ours)), k
+        for p in model.parameters():
+            torch.nn.init.constant_(p, 9.0)
+        model.load_state_dict(got)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        assert all(torch.equal(v, full[k]) for k, v in model.state_dict().items())
 
 
 def test_flat_parameters_of_ranks_load_in_fsdp1(t):
@@ -500,8 +454,8 @@ def test_flat_parameters_of_ranks_load_in_fsdp1(t):
         if world != 1:
             t.run("validate", t.at(f"columns{world}"), "--deep")
         if world == 3:
-            on_ranks(rank_loads_flat, world, t.at(f"full.pt{world}"), (world, "flat"))
-            on_ranks(rank_loads_flat, world, t.at(f"columns{world}"), (world, "flat"))
+            run_ranks(rank_loads_flat, world, t.at(f"full.pt{world}"))
+            run_ranks(rank_loads_flat, world, t.at(f"columns{world}"))
     t.run("reshard", t.at("full.pt"), t.at("half"), "--target", t.at("target.json"), "--to", "torch", "--dtype", "bfloat16")
     t.run("convert", t.at("full.pt"), t.at("half.pt"), "--dtype", "bfloat16")
     t.run("reshard", t.at("half.pt"), t.at("half2"), "--target", t.at("target.json"), "--to", "torch")

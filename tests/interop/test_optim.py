@@ -5,8 +5,8 @@ import os
 import random
 import sys
 
-from ended import leave
 from harness import ROOT
+from torch_ranks import run_ranks
 
 sys.path.insert(0, os.path.join(ROOT, "samples"))
 FULL = bool(os.environ.get("TSR_TEST_FULL"))
@@ -280,15 +280,12 @@ def unknown_parameter(full):
 CHANGES = [missing, other_dtype, other_step, other_name, longer, unknown_parameter]
 
 
-def fsdp_rank(rank, world, port, case, folder, load):
+def fsdp_rank(rank, world, case, folder, load):
     import torch
-    import torch.distributed as dist
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
     from torch.distributed.fsdp.api import FullOptimStateDictConfig, FullStateDictConfig, ShardedOptimStateDictConfig, ShardedStateDictConfig
     sys.path.insert(0, os.path.join(ROOT, "samples"))
     from describe_modules import flat_params_document
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world)
     torch.set_num_threads(1)
     net, width = fsdp_model(case)
     optim = optimizers()[case["optim"]](net.parameters())
@@ -320,19 +317,13 @@ def fsdp_rank(rank, world, port, case, folder, load):
         if case["mesh"]:
             FSDP.set_state_dict_type(net, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(), ShardedOptimStateDictConfig(offload_to_cpu=False))
             torch.save(FSDP.optim_state_dict(net, optim, raw), at(f"sharded/rank{rank}.pt"))
-    dist.barrier()
-    dist.destroy_process_group()
-    leave()
 
 
-def rows_rank(rank, world, port, folder, full):
+def rows_rank(rank, world, folder, full):
     """Real ranks load the DTensors and gather them."""
     import logging
     import torch
-    import torch.distributed as dist
     from torch.distributed.tensor import DTensor
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world)
     logging.disable(logging.WARNING)  # of meshes loaded before their groups exist
     mine = torch.load(os.path.join(folder, f"rank{rank}.pt"), weights_only=False)
     want = torch.load(full, weights_only=True)
@@ -341,9 +332,6 @@ def rows_rank(rank, world, port, folder, full):
         init_device_mesh("cpu", next(v for s in mine["state"].values() for v in s.values() if isinstance(v, DTensor)).device_mesh.shape)
     whole = {k: {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in s.items()} for k, s in mine["state"].items()}
     assert same(whole, want["state"]) and mine["param_groups"] == want["param_groups"], (whole, want)
-    dist.barrier()
-    dist.destroy_process_group()
-    leave()
 
 
 def rank_name(case, rank):
@@ -389,8 +377,7 @@ def test_fsdp1(t):
         folder = t.at(f"s{seed}")
         os.makedirs(os.path.join(folder, "sharded"))
         at = lambda name: os.path.join(folder, name)
-        port = 30100 + (os.getpid() * 7 + seed * 2) % 1500
-        mp.spawn(fsdp_rank, (case["world"], port, case, folder, None), nprocs=case["world"])
+        run_ranks(fsdp_rank, case["world"], case, folder, None)
         t.run("optim", "unshard", folder, t.at("full.pt"), "--flat-params", at("flat.json"), "--overwrite")
         want, got = loaded(at("full.pt"), t.at("full.pt"))
         assert same(got, want), f"{case}: unshard gives {got}, PyTorch {want}"
@@ -400,13 +387,13 @@ def test_fsdp1(t):
             t.run("optim", "unshard", folder, rows, "--flat-params", at("flat.json"), "--sharded")
             t.run("diff", rows, at("sharded"), "--values", "--layout")
             t.run("optim", "shard", at("sharded"), at("back-from-rows"), "--flat-params", at("flat.json"))
-            mp.spawn(rows_rank, (case["world"], port + 1000, rows, at("full.pt")), nprocs=case["world"])
+            run_ranks(rows_rank, case["world"], rows, at("full.pt"))
         for rank in range(case["world"]):
             for back in ("back", "back-from-rows"):
                 if os.path.exists(at(back)):
                     want, got = loaded(at(f"rank{rank}.pt"), at(f"{back}/rank{rank}.pt"))
                     assert same(got["state"], want["state"]), f"{case}: {back} of rank {rank} gives {got}, PyTorch had {want}"
-        mp.spawn(fsdp_rank, (case["other"], port + 1, case, folder, at("full.pt")), nprocs=case["other"])
+        run_ranks(fsdp_rank, case["other"], case, folder, at("full.pt"))
         for source, path in full_in_every_form(t, at, loaded(at("full.pt"))[0]).items():
             t.run("optim", "shard", path, at(source), "--flat-params", at("flat.json"), "--world-size", case["other"])
             for rank in range(case["other"]):

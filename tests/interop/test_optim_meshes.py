@@ -5,6 +5,7 @@ import sys
 
 from harness import ROOT, load_dcp
 from test_optim import same
+from torch_ranks import run_ranks
 
 CASES = {"tp": {"mesh": {"tp": 4}, "hidden": 6}, "hsdp": {"mesh": {"replicate": 2, "shard": 2}, "hidden": 5},
          "fsdp2_tp": {"mesh": {"shard": 2, "tp": 2}, "hidden": 8}, "fsdp1_tp": {"mesh2d": [2, 2], "world_group": True, "fsdp1": True},
@@ -46,14 +47,11 @@ def build(case):
     return model, optimizers
 
 
-def rank_main(rank, world, port, case, folder):
+def rank_main(rank, world, case, folder):
     import logging
     import torch
-    import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, StateDictOptions
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world)
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)  # of gathers in two steps
     import_makers()
@@ -67,8 +65,6 @@ def rank_main(rank, world, port, case, folder):
     model, _ = build(case)
     if rank == 0:
         json.dump(modules_document(model), open(os.path.join(folder, "modules.json"), "w"))
-    dist.barrier()
-    os._exit(0)  # a forked process leaves without the parent's cleanup
 
 
 def flat_of(names):
@@ -102,8 +98,7 @@ def check(t, name, case):
 
 
 def test_optimizer_state_over_two_mesh_dims(t):
-    import torch.multiprocessing as mp
     for i, (name, case) in enumerate(CASES.items()):
         os.makedirs(t.at(name))
-        mp.start_processes(rank_main, (4, 30700 + (os.getpid() * 7 + i) % 900, case, t.at(name)), nprocs=4, start_method="fork")
+        run_ranks(rank_main, 4, case, t.at(name), start_method="fork")
         check(t, name, case)

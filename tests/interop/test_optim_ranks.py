@@ -5,6 +5,7 @@ import sys
 
 from harness import ROOT
 from test_optim import loaded, same
+from torch_ranks import run_ranks
 
 CASES = {"flat": {}, "orig": {"orig": True}, "no_shard": {"strategy": "NO_SHARD"}, "orig_no_shard": {"orig": True, "strategy": "NO_SHARD"},
          "hybrid": {"mesh": (2, 2), "strategy": "HYBRID_SHARD"}}
@@ -51,15 +52,12 @@ def take_away(net, optim, rank, lacks):
         del optim.state[net["expert"].weight]
 
 
-def rank_main(rank, world, port, case, folder):
+def rank_main(rank, world, case, folder):
     import torch
-    import torch.distributed as dist
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
     from torch.distributed.fsdp.api import FullOptimStateDictConfig, FullStateDictConfig
     sys.path.insert(0, os.path.join(ROOT, "samples"))
     from describe_modules import flat_params_document
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world)
     torch.set_num_threads(1)
     at = lambda name: os.path.join(folder, name)
     net, fsdp, optim = model_of(case, rank)
@@ -75,11 +73,6 @@ def rank_main(rank, world, port, case, folder):
     if "lacks" not in case:  # PyTorch refuses it, or drops the state
         torch.save(FSDP.optim_state_dict(fsdp, optim, raw), at(f"want{rank}.pt"))
     torch.save(optim.state.get(net["expert"].weight), at(f"expert{rank}.pt"))
-    try:
-        dist.barrier()
-    except RuntimeError:
-        pass  # a rank that is through may be gone
-    os._exit(0)  # a forked process leaves without the parent's cleanup
 
 
 def check(t, name, case, folder):
@@ -122,11 +115,10 @@ def check_lacking(t, name, case, folder):
 
 
 def test_fsdp1_state_of_one_rank_only(t):
-    import torch.multiprocessing as mp
     for i, case in enumerate(({"lacks": 0}, {"lacks": 1}, {"orig": True, "lacks": 0})):
         folder = t.at(f"lacks{i}")
         os.makedirs(os.path.join(folder, "same"))
-        mp.start_processes(rank_main, (2, 32700 + (os.getpid() * 7 + i) % 900, case, folder), nprocs=2, start_method="fork")
+        run_ranks(rank_main, 2, case, folder, start_method="fork")
         check_lacking(t, f"case {i}", case, folder)
 
 
@@ -138,10 +130,9 @@ def loaded_rows(*paths):
 
 
 def test_fsdp1_state_that_is_not_sharded(t):
-    import torch.multiprocessing as mp
     for i, (name, case) in enumerate(CASES.items()):
         folder = t.at(name)
         os.makedirs(os.path.join(folder, "same"))
         world = 4 if "mesh" in case else 2
-        mp.start_processes(rank_main, (world, 31700 + (os.getpid() * 7 + i) % 900, case, folder), nprocs=world, start_method="fork")
+        run_ranks(rank_main, world, case, folder, start_method="fork")
         check(t, name, case, folder)

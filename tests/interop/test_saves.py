@@ -2,26 +2,17 @@
 import json
 import os
 
-from ended import leave
+from torch_ranks import run_ranks
 
 
-def save(rank, world, port, folder, _, results):
+def save(rank, world, folder):
     import torch
-    import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    try:
-        dcp.save({"weight": torch.arange(4.0)}, checkpoint_id=folder)
-        results.put((rank, None))
-    except Exception as e:
-        results.put((rank, repr(e)))
-    dist.destroy_process_group()
-    leave()
+    dcp.save({"weight": torch.arange(4.0)}, checkpoint_id=folder)
 
 
 def test_ranks_that_have_nothing_to_write_leave_empty_files(t):
-    from test_convert import on_ranks
-    on_ranks(save, 4, t.at("replicated"), ("replicated", "on 4"))
+    run_ranks(save, 4, t.at("replicated"))
     files = [f for f in os.listdir(t.at("replicated")) if f.endswith(".distcp")]
     assert sum(os.path.getsize(t.at("replicated", f)) == 0 for f in files) == 3, f"PyTorch wrote {files}"
     found = json.loads(t.run("validate", t.at("replicated"), "--deep", "--json").stdout)

@@ -3,6 +3,7 @@ import array
 import concurrent.futures
 import glob
 import json
+import operator
 import os
 import random
 import signal
@@ -69,17 +70,31 @@ def side_by_side(function, items, workers=4):
 
 def wait_for_end(mark, limit=60):
     """mpirun may return while ranks that it killed are still ending."""
-    def lives(path):
-        try:
-            with open(path, "rb") as f:
-                return mark.encode() in f.read()
-        except OSError:
-            return False  # it ended, or is another user's
     until = time.monotonic() + limit
-    while any(map(lives, glob.glob("/proc/[0-9]*/environ"))):
+    while any(may_hold_files(path, mark) for path in glob.glob("/proc/[0-9]*")):
         if time.monotonic() > until:
             raise Bad(f"processes of the job {mark} are still there {limit} s after mpirun's end")
         time.sleep(0.02)
+
+
+EXITING, KERNEL_THREAD = 0x4, 0x200000  # PF_EXITING and PF_KTHREAD of proc(5)'s flags
+
+
+def may_hold_files(path, mark):
+    """Whether the process has the mark in its environment, or a thread that is ending: threads give the environment up before they
+    close files and so unlock them, so whose such a process is cannot be told, and each counts until all its threads are zombies."""
+    try:
+        with open(f"{path}/environ", "rb") as f:
+            if mark.encode() in f.read():
+                return True
+        for thread in glob.glob(f"{path}/task/*/stat"):
+            with open(thread) as f:
+                state, flags = operator.itemgetter(0, 6)(f.read().rpartition(")")[2].split())
+            if state not in "ZX" and int(flags) & (EXITING | KERNEL_THREAD) == EXITING:
+                return True
+    except OSError:
+        pass  # it ended, or is another user's
+    return False
 
 
 def alone(program, *arguments, limit=120):

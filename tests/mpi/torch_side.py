@@ -8,18 +8,16 @@
 """
 import os
 import sys
-import tempfile
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from ended import leave  # noqa: E402
+from torch_ranks import run_ranks  # noqa: E402
 
 
 def ramp(shape, dtype=torch.float32, start=0.0):
@@ -147,15 +145,10 @@ def resume(world, folder):
     assert all(s["step"] == 5 for s in whole_state(model, optimizer)[1]["state"].values())  # 3 + 1 in C + 1
 
 
-def run(rank, what, world, folder, rendezvous):
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}/rendezvous", rank=rank, world_size=world)
+def run(_, world, what, folder):
     {"save": save, "check": check, "train": train, "resume": resume}[what](world, folder)
-    dist.barrier()
-    dist.destroy_process_group()
-    leave()
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as rendezvous:
-        mp.spawn(run, (sys.argv[1], int(sys.argv[2]), sys.argv[3], rendezvous), nprocs=int(sys.argv[2]))
+    run_ranks(run, int(sys.argv[2]), sys.argv[1], sys.argv[3])
     print("done")

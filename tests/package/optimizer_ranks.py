@@ -18,8 +18,6 @@ import tessera
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
-from ended import leave
 from make_optim_load import nested
 from safetensors.torch import save_file
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardMetadata
@@ -29,6 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
 from torch.distributed.tensor import distribute_tensor, DTensor, Shard as ShardOn
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module, RowwiseParallel
+from torch_ranks import run_ranks
 
 KEY = "optimizer"
 SLICES = {"0.weight": [([0, 0], [5, 4]), ([0, 4], [5, 2])], "2.weight": [([0, 0], [2, 5]), ([2, 0], [1, 5])], "2.bias": [([0], [2]), ([2], [1])]}
@@ -284,13 +283,12 @@ def check_warning(folder, model_state):
     assert len(texts) == 1 and "1 parameter that the model's state does not have: '2.bias'" in texts[0], texts
 
 
-def run(rank, world, folder, rendezvous):
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}/rendezvous", rank=rank, world_size=world)
+def run(rank, world, folder, scratch):
     torch.set_num_threads(1)
     model_state = fsdp_model().state_dict()
     own = os.path.join(folder, f"from{world}")
     check_fsdp(folder, model_state)
-    forms = os.path.join(rendezvous, "forms")
+    forms = os.path.join(scratch, "forms")
     os.makedirs(forms, exist_ok=True)
     check_forms(forms, model_state)
     if world == 2:
@@ -301,18 +299,15 @@ def run(rank, world, folder, rendezvous):
             groups = [dist.new_group(ranks) for ranks in pairs]
             t = next(t for t, ranks in enumerate(pairs) if rank in ranks)
             check_sliced(own, t, groups[t])
-        check_tensor_parallel(os.path.join(rendezvous, "tp"))
+        check_tensor_parallel(os.path.join(scratch, "tp"))
         for t in range(2):  # more ranks than rows
             check_sliced(own, t, dist.group.WORLD, by_pytorch=False)
     check_refusals(own, model_state)
     check_objects(forms, model_state)
     check_warning(own, model_state)
-    dist.barrier()
-    dist.destroy_process_group()
-    leave()
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as rendezvous:
-        mp.spawn(run, (int(sys.argv[1]), sys.argv[2], rendezvous), nprocs=int(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as scratch:
+        run_ranks(run, int(sys.argv[1]), sys.argv[2], scratch)
     print("done")

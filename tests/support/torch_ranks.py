@@ -1,0 +1,49 @@
+"""Ranks of PyTorch for a test: processes with a gloo group of their own."""
+import os
+import tempfile
+import time
+
+from ended import leave
+
+LIMIT = 300  # seconds
+
+
+def one_rank(rank, function, world, meeting, arguments):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    import torch.distributed as dist
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    function(rank, world, *arguments)
+    try:
+        dist.barrier()
+    except RuntimeError:
+        pass  # a rank that is through may be gone, and one that failed tells the parent itself
+    dist.destroy_process_group()
+    leave()  # a forked process leaves without the parent's cleanup, too
+
+
+def run_ranks(function, world, *arguments, start_method="spawn", limit=LIMIT):
+    """function(rank, world, *arguments) on `world` processes; raises what the first of them raised. It must be able to run twice:
+    on a busy machine a thread of gloo (PyTorch 2.13) may spin in the destructor of a buffer for ever. Ranks that are still there
+    after `limit` seconds are killed, and start once more; a note says so."""
+    for last in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            if ended(function, (world, os.path.join(folder, "meeting"), arguments), world, start_method, limit):
+                return
+        print(f"note: ranks of {function.__name__} were still there after {limit} s" + ("" if last else "; they start once more"), flush=True)
+    raise TimeoutError(f"{function.__name__} hung twice on {world} ranks")
+
+
+def ended(function, arguments, world, start_method, limit):
+    """False: the ranks did not end by themselves, and were killed."""
+    import torch.multiprocessing as mp
+    context = mp.start_processes(one_rank, (function, *arguments), nprocs=world, join=False, start_method=start_method)
+    until = time.monotonic() + limit
+    try:
+        while time.monotonic() < until:
+            if context.join(timeout=1):
+                return True
+        return False
+    finally:
+        for process in context.processes:
+            process.kill()
+            process.join()
