@@ -14,7 +14,8 @@ def torch_run(program, *arguments):
 
 def torch_side(*arguments):
     p = torch_run("torch_side.py", *arguments)
-    need(p.returncode == 0 and p.stdout == "done\n", f"torch_side {arguments}: {p.stderr[-1500:]}")
+    need(p.returncode == 0 and p.stdout.endswith("done\n"), f"torch_side {arguments}: {p.stderr[-1500:]}")
+    print(p.stdout.removesuffix("done\n"), end="")  # notes
 
 
 def interchange(folder, source, destination, *how):
