@@ -8,11 +8,11 @@ typedef enum tsr_name_state {
     TSR_NAME_EXISTS,
     TSR_NAME_MISSING,   /* the module is known, and has no such name */
     TSR_NAME_UNCHECKED, /* of PyTorch or numpy, in a module that is not known */
-    TSR_NAME_FOREIGN    /* of another package, of which nothing is known */
+    TSR_NAME_FOREIGN    /* of another package, about which nothing is known */
 } tsr_name_state;
 
-/* Of PyTorch 2.13, and of those modules of it, of numpy (1.26 and 2.4) and of Python that checkpoints name. Of what is missing,
- * about one name in 800 is said to exist (tests/golden/make_known_names.py). */
+/* Knows PyTorch 2.13, numpy 1.26 and 2.4, and Python, in the modules that checkpoints name. Of the names that do not
+ * exist, it takes about one in 800 for an existing one (tests/golden/make_known_names.py). */
 tsr_name_state tsr_name_state_of(tsr_str module, tsr_str name);
 
 #endif

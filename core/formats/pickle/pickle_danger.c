@@ -1,6 +1,6 @@
-/* Globals that do not belong into a checkpoint even as a name: to name one imports its module, an instance without
- * __init__ can still act when it gets a state or goes away, and a function that is only named may be called by what
- * takes it as an argument. */
+/* Globals that do not belong in a checkpoint even if they are only named: naming one imports its module, an instance made
+ * without __init__ can still act when its state is set or when it is destroyed, and a function passed as an argument may
+ * be called by the function that receives it. */
 #include "formats/pickle/pickle_verdict.h"
 
 /* Packages with all their submodules; a leading underscore (the twin in C) does not count: `_socket` is `socket`. */
@@ -25,9 +25,9 @@ static const char *const packages[] = {
     "poplib", "imaplib", "nntplib", "telnetlib", "xmlrpc", "wsgiref", "webbrowser", "antigravity", "requests", "aiohttp",
     "httpx", "paramiko", "SocketServer", "BaseHTTPServer", "SimpleHTTPServer", "CGIHTTPServer", "SimpleXMLRPCServer",
     "DocXMLRPCServer", "xmlrpclib", "cookielib", /* the last seven: Python 2, which a loader renames */
-    /* ways to other attributes and calls */
+    /* functions that reach other attributes or call other functions */
     "operator", "tkinter", "rlcompleter",
-    /* what torch and numpy have of all this */
+    /* the same inside torch and numpy */
     "torch.hub", "torch.serialization", "torch.package", "torch.jit", "torch.ops", "torch.classes", "torch.multiprocessing",
     "torch.distributed.rpc", "torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic",
     "torch.utils.cpp_extension", "torch.utils.model_zoo", "torch.utils.collect_env", "torch.utils.bottleneck",

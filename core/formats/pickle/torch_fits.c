@@ -5,9 +5,11 @@
 #include "formats/pickle/torch_numpy_elements.h"
 #include "formats/pickle/torch_type.h"
 
-enum { KEY_DEPTH = 8, KEY_ITEMS = 64 /* of tuples that are keys, looked at for each: tuples may share theirs */ };
+/* How far a tuple that is a dict key is checked for items that cannot be hashed. The limits keep the check fast: many
+ * tuples may share the same items, and each of them is checked. */
+enum { KEY_DEPTH = 8, KEY_ITEMS = 64 };
 
-/* ---- text that is a number ---- */
+/* ---- numbers written as text ---- */
 
 static bool is_space(char c)
 {
@@ -39,7 +41,7 @@ static tsr_str without_sign(tsr_str text)
     return sign ? (tsr_str){text.data + 1, text.size - 1} : text;
 }
 
-/* Digits with single underscores between them; `*at` behind them. */
+/* Skips digits that may have single underscores between them, and leaves `*at` after them. */
 static bool skip_digits(tsr_str text, size_t *at)
 {
     size_t from = *at;
@@ -82,7 +84,7 @@ static bool is_float_text(tsr_str text)
     return skip_digits(text, &at) && at == text.size;
 }
 
-/* What decimal.Decimal takes beside what float takes: NaN with digits behind it, sNaN. */
+/* Texts that decimal.Decimal accepts but float does not: NaN followed by digits, and sNaN. */
 static bool is_decimal_text(tsr_str text)
 {
     tsr_str bare = without_sign(trim(text));
@@ -167,7 +169,7 @@ static bool fits_range(const tsr_pickle *pickle, tsr_ref args)
 
 /* ---- containers ---- */
 
-/* The items that a node holds itself, but for those of an OBJECT. */
+/* The items of a node, except for an OBJECT's. */
 static const tsr_ref *items_of(const tsr_pickle *pickle, tsr_ref ref, size_t *count)
 {
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
@@ -197,7 +199,7 @@ static size_t characters(tsr_str text)
     return count;
 }
 
-/* Two items, of which the first can be a key. */
+/* A pair whose first item can be a dict key. */
 static bool is_pair(const tsr_pickle *pickle, tsr_ref ref)
 {
     switch (tsr_pickle_kind_of(pickle, ref)) {
@@ -213,7 +215,8 @@ static bool is_pair(const tsr_pickle *pickle, tsr_ref ref)
     }
 }
 
-/* Whether the items of an OBJECT can be pairs: those of a range, a torch.Size or an array of one dimension are numbers. */
+/* Whether the items of an OBJECT can be pairs. The items of a range, a torch.Size or a 1-d array are numbers, so they
+ * cannot. */
 static bool may_give_pairs(const tsr_pickle *pickle, tsr_ref ref)
 {
     tsr_ref shape = tsr_pickle_item(pickle, tsr_pickle_state(pickle, ref), 1);
@@ -260,7 +263,7 @@ static bool is_codec(tsr_str name)
     return false;
 }
 
-/* Whether a codec that writes one byte per character has one for each. */
+/* Whether a codec with one byte per character can encode every character of the text. */
 static bool is_encodable(tsr_str text, tsr_str codec)
 {
     bool latin = codec.size && (codec.data[0] == 'l' || codec.data[0] == 'i'), ascii = codec.size && codec.data[0] == 'a';
@@ -322,7 +325,7 @@ static bool are_within(const tsr_pickle *pickle, tsr_ref args, const int64_t (*b
 
 static const int64_t day_bounds[][2] = {{1, 9999}, {1, 12}, {1, 31}, {0, 23}, {0, 59}, {0, 59}, {0, 999999}};
 
-/* Year, month and day, then `more` of the parts of a day. */
+/* Year, month and day, followed by `more` parts of the time (hour, minute, …). */
 static bool is_day(const tsr_pickle *pickle, tsr_ref args, size_t more)
 {
     static const int days[] = {0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
@@ -333,8 +336,8 @@ static bool is_day(const tsr_pickle *pickle, tsr_ref args, size_t more)
     return !known || tsr_pickle_int(pickle, tsr_pickle_item(pickle, args, 2)) <= days[month] + (leap && month == 2);
 }
 
-/* The bytes, or the text of as many code points up to 255, that a date or time is packed in: byte `at` of `size`, or -1. Up to
- * protocol 2, bytes are such text, given to _codecs.encode. */
+/* Byte `at` of the `size` bytes that a date or time is packed into, or -1. They may also be text with one code point up
+ * to 255 per byte: up to protocol 2, bytes are such text, given to _codecs.encode. */
 static int packed_byte(const tsr_pickle *pickle, tsr_ref ref, size_t size, size_t at)
 {
     if (tsr_pickle_class_id(pickle, ref) == TSR_TORCH_ENCODE) {
@@ -354,7 +357,7 @@ static int packed_byte(const tsr_pickle *pickle, tsr_ref ref, size_t size, size_
     return -1;
 }
 
-/* Whether the first argument is what the class packs itself in; TSR_PICKLE_OBJECT may be that too. */
+/* Whether the first argument may be the packed form of the class, rather than a year or an hour. */
 static bool is_packed(const tsr_pickle *pickle, tsr_ref args)
 {
     return tsr_pickle_kind_of(pickle, tsr_pickle_item(pickle, args, 0)) != TSR_PICKLE_INT;
@@ -391,7 +394,7 @@ static bool fits_time(const tsr_pickle *pickle, tsr_ref args)
     return is_object_arg(pickle, args) || (hour >= 0 && (hour & 0x7f) < 24);
 }
 
-/* The seconds that the arguments of timedelta make; false when one is not a finite number. */
+/* The sum of timedelta's arguments in seconds; false when one of them is not a finite number. */
 static bool seconds_of(const tsr_pickle *pickle, tsr_ref args, double *out)
 {
     static const double units[] = {86400, 1, 1e-6, 1e-3, 60, 3600, 604800};
@@ -410,7 +413,7 @@ static bool fits_timedelta(const tsr_pickle *pickle, tsr_ref args)
     return seconds_of(pickle, args, &seconds) && seconds >= -999999999.0 * 86400 && seconds < 1000000000.0 * 86400;
 }
 
-/* An offset of less than a day, and a name. */
+/* timezone(offset, name): the offset must be less than a day. */
 static bool fits_timezone(const tsr_pickle *pickle, tsr_ref args)
 {
     double seconds;
@@ -421,7 +424,7 @@ static bool fits_timezone(const tsr_pickle *pickle, tsr_ref args)
 
 /* ---- others ---- */
 
-/* 32 hexadecimal digits, with what uuid.UUID takes out of them. */
+/* 32 hexadecimal digits, plus the characters that uuid.UUID removes from its argument. */
 static bool fits_uuid(const tsr_pickle *pickle, tsr_ref args)
 {
     tsr_str text = tsr_pickle_text(pickle, tsr_pickle_item(pickle, args, 0));

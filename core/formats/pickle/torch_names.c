@@ -184,12 +184,13 @@ bool tsr_torch_is_attribute(const tsr_pickle *pickle, tsr_ref class_, tsr_ref na
     return false;
 }
 
-/* Those of a tuple that has the names of torch.return_types; then a dict, with what it has beside its items. */
+/* How many items each tuple of torch.return_types has. Its pickle may hold one argument more, a dict of further
+ * attributes. */
 size_t tsr_torch_return_size(tsr_str name)
 {
     static const struct {
         size_t size;
-        const char *names; /* with spaces around them; each but a few is there with `_out` too */
+        const char *names; /* each between spaces; most exist with the suffix `_out`, too */
     } rows[] = {
         {2, " _attr _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _fused_moving_avg_obs_fq_helper _linalg_eigh "
             "_scaled_dot_product_flash_attention_for_cpu _unpack_dual aminmax cummax cummin frexp geqrf histogram histogramdd "

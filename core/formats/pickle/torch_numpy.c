@@ -13,7 +13,7 @@ static bool is_value_for(const tsr_pickle *pickle, char sign, tsr_ref value);
 
 /* ---- arrays and scalars ---- */
 
-/* A size that is not negative; a bool is none here. */
+/* A nonnegative int. numpy does not accept a bool here. */
 static bool is_dim(const tsr_pickle *pickle, tsr_ref ref)
 {
     return is_type(pickle, ref, "Ij") && (!is_kind(pickle, ref, TSR_PICKLE_INT) || tsr_pickle_int(pickle, ref) >= 0);
@@ -26,7 +26,7 @@ static bool is_int_tensor(const tsr_pickle *pickle, tsr_ref ref)
            tsr_torch_storage_dtype(pickle, item(pickle, storage, 1)) == TSR_INT64;
 }
 
-/* A size, or a sequence of sizes; the items of bytes are such. */
+/* One size, or a sequence of sizes. bytes count as a sequence of ints. */
 static bool is_shape(const tsr_pickle *pickle, tsr_ref shape)
 {
     size_t count;
@@ -40,8 +40,8 @@ static bool is_shape(const tsr_pickle *pickle, tsr_ref shape)
     return count <= MOST_DIMS;
 }
 
-/* How many bytes a value gives as the raw data of an array; UINT64_MAX where that is not known. A str stands for one byte per
- * character. */
+/* The number of bytes that a value provides as the raw data of an array; UINT64_MAX when it is not known. A str provides
+ * one byte per character. */
 static uint64_t raw_bytes(const tsr_pickle *pickle, tsr_ref ref)
 {
     tsr_str text = tsr_pickle_text(pickle, ref);
@@ -84,7 +84,7 @@ static bool is_data(const tsr_pickle *pickle, tsr_ref data, uint64_t count, cons
     return !is_kind(pickle, data, TSR_PICKLE_LIST) || tsr_pickle_count(pickle, data) >= count;
 }
 
-/* What fills the masked elements of an array of that letter, or None. */
+/* The fill value of a masked array whose dtype has this type letter, or None. */
 static bool is_fill_value(const tsr_pickle *pickle, char letter, tsr_ref value)
 {
     static const struct {
@@ -194,7 +194,7 @@ static size_t generator_named(tsr_str name)
     return i;
 }
 
-/* That of what __bit_generator_ctor is given: a name, or since numpy 2 the class. */
+/* The row of __bit_generator_ctor's argument, which is a name, or the class itself since numpy 2. */
 static size_t generator_of(const tsr_pickle *pickle, tsr_ref args)
 {
     tsr_ref first = item(pickle, args, 0);
@@ -202,7 +202,7 @@ static size_t generator_of(const tsr_pickle *pickle, tsr_ref args)
     return generator_named(is_kind(pickle, first, TSR_PICKLE_GLOBAL) ? tsr_pickle_name_of(pickle, first) : tsr_pickle_text(pickle, first));
 }
 
-/* A value that has that many items, or of which it is not known how many. */
+/* A value with `count` items, or with an unknown number of items. */
 static bool has_items(const tsr_pickle *pickle, tsr_ref value, size_t count)
 {
     size_t has = is_kind(pickle, value, TSR_PICKLE_BYTES) ? tsr_pickle_text(pickle, value).size : tsr_pickle_count(pickle, value);
@@ -212,14 +212,14 @@ static bool has_items(const tsr_pickle *pickle, tsr_ref value, size_t count)
     return own ? has >= count : is_type(pickle, value, "YTLRaXU");
 }
 
-/* An array of numbers of which the first dimension is that long. */
+/* An array of numbers whose first dimension has that length. */
 static bool is_array_of(const tsr_pickle *pickle, tsr_ref value, int64_t count)
 {
     tsr_ref size = item(pickle, item(pickle, tsr_pickle_state(pickle, value), 1), 0);
     return is_type(pickle, value, "a") && (!is_kind(pickle, size, TSR_PICKLE_INT) || tsr_pickle_int(pickle, size) >= count);
 }
 
-/* What numpy can put into an array of four ints without a sign. */
+/* A value that numpy can copy into an array of four unsigned ints. */
 static bool is_quad(const tsr_pickle *pickle, tsr_ref value)
 {
     size_t count = tsr_pickle_count(pickle, value);
@@ -232,7 +232,7 @@ static bool is_quad(const tsr_pickle *pickle, tsr_ref value)
     return is_type(pickle, value, "RSYTLUaXvjeko");
 }
 
-/* Whether a value is what the sign before its key asks for. */
+/* Whether a value has the type that the sign before its key requires. */
 static bool is_value_for(const tsr_pickle *pickle, char sign, tsr_ref value)
 {
     double number, least = sign == '#' ? -0x1p31 : 0, end = sign == '#' ? 0x1p31 : sign == '$' ? 0x1p32 : 0x1p128;
@@ -267,7 +267,7 @@ static bool has_keys(const tsr_pickle *pickle, tsr_ref dict, const char *keys)
     return found;
 }
 
-/* The dict that a bit generator has as its state; with a seed behind it since numpy 2. */
+/* The state of a bit generator: a dict, or since numpy 2 a tuple of that dict and a seed sequence. */
 static bool is_generator_state(const tsr_pickle *pickle, size_t row, tsr_ref state)
 {
     if (is_kind(pickle, state, TSR_PICKLE_TUPLE)) {
@@ -321,7 +321,8 @@ static bool is_seed_state(const tsr_pickle *pickle, tsr_ref state)
            is_type(pickle, item(pickle, state, 3), "IBja") && is_type(pickle, item(pickle, state, 4), "TN");
 }
 
-/* What the three checksums stand for: the attributes of numpy's SeedSequence. */
+/* (the class, a checksum, the state). The checksums are those by which Cython's code knows the attributes of numpy's
+ * SeedSequence. */
 static bool fits_seed(const tsr_pickle *pickle, tsr_ref args)
 {
     static const int64_t checksums[] = {0x3eaa222, 0xc464c19, 0xf88304a};

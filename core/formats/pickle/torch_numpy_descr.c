@@ -7,10 +7,11 @@
 #include "formats/pickle/torch_numpy_elements.h"
 #include "formats/pickle/torch_type.h"
 
-/* Most names, fields and sizes of a dtype: many objects may share it, and each reads it again. */
+/* Limits on the names, fields and sizes of a dtype that are checked. Many objects may share one dtype, and each checks it
+ * again. */
 enum { MOST_NAMES = 64, MOST_DIMS = 64 };
 
-/* ---- what numpy.dtype is called with ---- */
+/* ---- arguments of numpy.dtype ---- */
 
 /* [(name, dtype), …] */
 static bool is_field_list(const tsr_pickle *pickle, tsr_ref list)
@@ -42,7 +43,7 @@ static bool is_field_dict(const tsr_pickle *pickle, tsr_ref dict)
     return true;
 }
 
-/* Whether a value, if it is text, names a dtype. */
+/* False for text that names no dtype; true for anything that is not text. */
 static bool is_name(const tsr_pickle *pickle, tsr_ref ref)
 {
     tsr_ref text = tsr_numpy_text_of(pickle, ref);
@@ -81,7 +82,7 @@ static bool is_at_least(const tsr_pickle *pickle, tsr_ref ref, double least)
     return !tsr_torch_number(pickle, ref, &value) || value >= least;
 }
 
-/* A number, or a tuple of numbers that are not negative. */
+/* A number, or a tuple of nonnegative numbers. */
 static bool is_subarray_shape(const tsr_pickle *pickle, tsr_ref shape)
 {
     size_t count;
@@ -100,7 +101,7 @@ static bool is_subarray(const tsr_pickle *pickle, tsr_ref ref)
            is_type(pickle, item(pickle, ref, 0), "V") && is_subarray_shape(pickle, item(pickle, ref, 1));
 }
 
-/* Whether a unit divides into `den` equal parts that are whole numbers of one of the units below it. */
+/* Whether a `den`-th of the time unit is a whole number of one of the smaller units. */
 static bool divides(tsr_str unit, int64_t den)
 {
     static const struct {
@@ -116,7 +117,7 @@ static bool divides(tsr_str unit, int64_t den)
     return den == 1;
 }
 
-/* From 1 to the largest int of 32 bits. */
+/* From 1 to INT32_MAX. */
 static bool is_count(const tsr_pickle *pickle, tsr_ref ref)
 {
     double value;
@@ -157,7 +158,8 @@ static bool has_key(const tsr_pickle *pickle, tsr_ref dict, tsr_ref key)
     return false;
 }
 
-/* Names: a tuple of str; fields: a dict, which is only looked into where a name is that of Python 2, bytes. */
+/* The names are a tuple of str and the fields a dict. numpy looks into the dict only when a name is bytes, as Python 2
+ * wrote it. */
 static bool are_fields(const tsr_pickle *pickle, tsr_ref names, tsr_ref fields)
 {
     size_t count;

@@ -2,13 +2,13 @@
  * numpy/_core/_internal.py (_commastring). */
 #include "formats/pickle/torch_numpy_dtype.h"
 
-enum { LONGEST = 4096 /* bytes of text: many dtypes may share theirs */ };
+enum { LONGEST = 4096 /* bytes of text that are parsed; many dtypes may share one text, and each parses it again */ };
 
 typedef struct named {
     const char *name, *type;
 } named;
 
-/* One letter alone, then names; with what each is on the 64-bit systems that checkpoints come from. */
+/* Single letters first, then names, each with its meaning on 64-bit systems, where checkpoints come from. */
 static const named aliases[] = {
     {"?", "b1"},   {"b", "i1"},   {"B", "u1"},  {"h", "i2"},  {"H", "u2"},  {"i", "i4"},  {"I", "u4"},  {"l", "i8"},  {"L", "u8"},
     {"q", "i8"},   {"Q", "u8"},   {"n", "i8"},  {"N", "u8"},  {"p", "i8"},  {"P", "u8"},  {"e", "f2"},  {"f", "f4"},  {"d", "f8"},
@@ -34,7 +34,7 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* The number that the text is, of up to nine digits; -1 for any other text. */
+/* The number that the text stands for if it is one to nine digits; otherwise -1. */
 static int64_t number(tsr_str text)
 {
     int64_t value = 0;
@@ -111,7 +111,7 @@ static tsr_numpy_dtype simple(tsr_str text)
     return found;
 }
 
-/* How many characters of text say that an item repeats: "3", "(2,3)". */
+/* The length of the repeat count at the beginning of the text, such as "3" or "(2,3)". */
 static size_t repeats(tsr_str text)
 {
     size_t size = 0;
@@ -123,7 +123,7 @@ static size_t repeats(tsr_str text)
     return size;
 }
 
-/* Types with commas between them, each of which may repeat. */
+/* A list of types separated by commas, each with an optional repeat count. */
 static tsr_numpy_dtype several(tsr_str text)
 {
     while (text.size) {

@@ -4,10 +4,11 @@
 #include "formats/pickle/torch_names.h"
 #include "formats/pickle/torch_numpy_dtype.h"
 
-/* Flags of a dtype: elements are pickled as a list, are read by a function of the dtype's. */
+/* Flags of a dtype: LIST_PICKLE means that elements are pickled as a list, USE_GETITEM that the dtype has its own
+ * function to read an element. */
 enum { LIST_PICKLE = 2, USE_GETITEM = 0x20, OBJECT_FLAGS = 0x3f };
-enum { COPIES = 4 /* of dtypes that are made from dtypes */ };
-enum { MOST_CHARACTERS = 16 }; /* of a scalar's dtype: many objects may share it, and each reads it again */
+enum { COPIES = 4 /* how many dtypes made from other dtypes are followed */ };
+enum { MOST_CHARACTERS = 16 }; /* of the text of a scalar's dtype that are parsed; many objects may share it */
 
 tsr_ref tsr_numpy_text_of(const tsr_pickle *pickle, tsr_ref ref)
 {
@@ -19,7 +20,7 @@ bool tsr_numpy_is_text(const tsr_pickle *pickle, tsr_ref ref)
     return is_kind(pickle, ref, TSR_PICKLE_STR) || is_kind(pickle, ref, TSR_PICKLE_BYTES);
 }
 
-/* The dtype that a class stands for: that of a scalar, of one of Python's types, or object. */
+/* The dtype that a class stands for: a numpy scalar's, that of a Python type such as float, or object. */
 static tsr_numpy_dtype dtype_of_class(const tsr_pickle *pickle, tsr_ref class_)
 {
     static const char *const types[][2] = {{"bool", "b1"},     {"int", "i8"}, {"float", "f8"},
@@ -40,7 +41,7 @@ static bool is_dtype(const tsr_pickle *pickle, tsr_ref ref)
            tsr_str_equal(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, ref)), TSR_STR("dtype"));
 }
 
-/* The letter and size that the first argument of numpy.dtype tells; text that is longer than `most` is not read. */
+/* The type letter and the size that numpy.dtype's first argument gives. Text longer than `most` characters is not parsed. */
 static tsr_numpy_dtype made_from_short(const tsr_pickle *pickle, tsr_ref dtype, size_t most)
 {
     for (int i = 0; i < COPIES && is_dtype(pickle, dtype); i++) {

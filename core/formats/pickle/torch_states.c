@@ -4,7 +4,7 @@
 
 #include "formats/pickle/torch_type.h"
 
-enum { MOST_KEYS = 64 /* looked at: tensors may share their attributes */ };
+enum { MOST_KEYS = 64 /* keys of a state that are checked; many tensors may share one dict of attributes */ };
 
 static bool is_uuid_state(const tsr_pickle *pickle, tsr_ref state)
 {
@@ -18,7 +18,7 @@ static bool is_uuid_state(const tsr_pickle *pickle, tsr_ref state)
     return found && (!told || known || tsr_torch_type(pickle, safe) == TSR_TYPE_UNKNOWN);
 }
 
-/* A tensor of that many bytes, or one of which neither the size nor the dtype is known. */
+/* A uint8 tensor of `count` elements. A tensor whose size and dtype are not known counts as one. */
 static bool is_byte_tensor(const tsr_pickle *pickle, tsr_ref tensor, int64_t count)
 {
     int64_t sizes[8], product = 1;
@@ -66,14 +66,14 @@ bool tsr_torch_is_plain_state(const tsr_pickle *pickle, tsr_ref state)
            tsr_torch_is_one_of(pickle, tsr_pickle_item(pickle, state, 1), "DN");
 }
 
-/* What bool() gives False for. Text, which may be shared, is not counted. */
+/* Whether bool(value) is False. Only the size of text is looked at, because many values may share one text. */
 static bool is_absent(const tsr_pickle *pickle, tsr_ref ref)
 {
     if (tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_STR) return tsr_pickle_text(pickle, ref).size == 0;
     return tsr_pickle_kind_of(pickle, ref) != TSR_PICKLE_OBJECT && tsr_torch_is_false(pickle, ref);
 }
 
-/* A dict whose keys are str, or what counts as no attributes. */
+/* A dict with str keys, or a value that is false, which PyTorch takes for no attributes. */
 static bool are_attributes(const tsr_pickle *pickle, tsr_ref dict)
 {
     if (tsr_pickle_kind_of(pickle, dict) != TSR_PICKLE_DICT)

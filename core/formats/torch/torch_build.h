@@ -1,8 +1,8 @@
-/* From a parsed pickle of torch.save to values: what torch_value.c (containers, objects), torch_tensor.c (storages,
- * dense tensors) and torch_shard.c (DTensor, ShardedTensor) share while one pickle is read.
+/* Turns the parsed pickle of torch.save into values. torch_value.c (containers, objects), torch_tensor.c (storages, dense
+ * tensors) and torch_shard.c (DTensor, ShardedTensor) share this state while they read one pickle.
  *
- * Tensors are made before it is known where their storages lie (the legacy form lists those behind the pickle): until
- * tsr_torch_place their byte offsets count from the beginning of their storage. */
+ * Tensors are made before the positions of their storages are known, because the legacy form lists the storages after the
+ * pickle. Until tsr_torch_place is called, their byte offsets count from the beginning of their storage. */
 #ifndef TSR_FORMATS_TORCH_TORCH_BUILD_H
 #define TSR_FORMATS_TORCH_TORCH_BUILD_H
 
@@ -15,7 +15,7 @@
 
 typedef struct tsr_torch_storage {
     tsr_str key;
-    tsr_dtype dtype;      /* of its class; uint8 when untyped */
+    tsr_dtype dtype;      /* the dtype of its class; uint8 for an untyped storage */
     uint64_t byte_length;
     uint64_t byte_offset; /* in the file; the container fills it in before tsr_torch_place */
     bool meta;            /* on the meta device: has no bytes */
@@ -32,10 +32,10 @@ typedef struct tsr_torch_dense {
 
 /* What is known of the rank that wrote the file. */
 typedef struct tsr_torch_rank {
-    bool known; /* a mesh or ShardedTensor tells */
+    bool known; /* a mesh or a ShardedTensor in the file states it */
     uint32_t rank;
-    uint32_t world; /* ranks there are, as far as these tell; 0 unknown */
-    bool hinted;    /* the file's name tells: meshes that do not, take it */
+    uint32_t world; /* the number of ranks according to the meshes and ShardedTensors; 0: unknown */
+    bool hinted;    /* the file's name states a rank, for meshes without a coordinate */
     uint32_t hint;
 } tsr_torch_rank;
 
@@ -55,8 +55,8 @@ typedef struct tsr_torch_build {
     tsr_map *rank_places;   /* (list of a mesh's ranks, rank) → where the rank stands; NULL until one is asked */
     tsr_vec storages;       /* tsr_torch_storage */
     tsr_vec chunks;         /* placed_chunk of torch_tensor.c */
-    uint64_t room;          /* bytes of boxes that strided shards may still be cut into */
-    uint64_t copied;        /* items copied out of nodes that others may share: never more than the pickle has bytes */
+    uint64_t room;          /* how many bytes of boxes strided shards may still be cut into */
+    uint64_t copied;        /* items copied out of nodes that other nodes may share; limited by the size of the pickle */
 } tsr_torch_build;
 
 tsr_status tsr_torch_build_open(tsr_torch_build *build, tsr_error *err); /* after the fields above the map are set */
@@ -65,11 +65,11 @@ void tsr_torch_build_close(tsr_torch_build *build);
 /* The whole tree under a node. Parts that are tensors become TSR_VALUE_TENSOR with tsr_torch_dense entries. What the
  * allowlist does not know becomes TSR_VALUE_OBJECT {text: class, items: args, state, list items, dict} and a finding. */
 tsr_status tsr_torch_values(tsr_torch_build *build, tsr_ref root, const tsr_value **out, tsr_error *err);
-/* Adds every storage's byte offset to the chunks on it; `swap`: the bytes are big-endian. Chunks inside a zstd stream get a
- * view there and the stream's place as their own. */
+/* Adds the byte offset of each storage to the chunks in it. `swap`: the bytes are big-endian. A chunk inside a zstd
+ * stream is given the stream's position in the file, and a view that describes its place in the decompressed bytes. */
 tsr_status tsr_torch_place(tsr_torch_build *build, bool swap, tsr_error *err);
 
-/* Where a node's opcode stands in the file. */
+/* The position of a node's opcode in the file. */
 static inline uint64_t tsr_torch_position(const tsr_torch_build *build, tsr_ref ref)
 {
     uint64_t position = tsr_pickle_position(build->pickle, ref);

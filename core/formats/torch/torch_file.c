@@ -14,11 +14,11 @@ typedef struct run_list {
     size_t count;
 } run_list;
 
-/* A chunk that is contiguous raw bytes, and may fill a run. */
+/* A chunk of contiguous raw bytes, which may fill a run. */
 typedef struct filling {
     const tsr_entry *entry;
     const tsr_chunk *chunk;
-    uint64_t order; /* of the entry */
+    uint64_t order; /* position of the entry in the catalog */
 } filling;
 
 static tsr_status push_run(tsr_vec *runs, tsr_torch_run run, tsr_error *err)
@@ -82,7 +82,7 @@ tsr_status tsr_torch_keep_runs(tsr_checkpoint *checkpoint, const tsr_vec *runs, 
     return TSR_OK;
 }
 
-/* The run that a chunk lies in, or NULL. */
+/* The run that contains a chunk, or NULL. */
 static const tsr_torch_run *run_around(const run_list *list, const tsr_chunk *chunk)
 {
     size_t low = 0, high = list->count; /* the first run behind the chunk's beginning */
@@ -111,7 +111,7 @@ bool tsr_torch_decide(const tsr_checkpoint *checkpoint, const tsr_entry *a, cons
     *same = first->byte_length == second->byte_length && first->crc32 == second->crc32 &&
             x->byte_offset - first->byte_offset == y->byte_offset - second->byte_offset;
     if (*same) return true;
-    /* Other storages may still hold the same tensor, unless it is all that they hold. */
+    /* The storages differ. The tensors may still be equal, unless each fills its whole storage. */
     const bool plain = !x->view || !x->view->strides;
     return plain && x->byte_length == first->byte_length && y->byte_length == second->byte_length;
 }

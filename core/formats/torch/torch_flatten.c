@@ -1,5 +1,5 @@
-/* Flattens a value tree. The walk keeps a stack of containers; values may be shared, so that a small pickle can stand for a
- * huge tree: that is counted first (torch_survey.c). */
+/* Flattens a value tree with a stack of containers. Values may be shared, so a small pickle can stand for a huge tree:
+ * its size is counted first (torch_survey.c). */
 #include "formats/torch/torch_flatten.h"
 
 #include "formats/common/expansion.h"
@@ -10,17 +10,17 @@ typedef struct flatten {
     const tsr_host *host;
     tsr_arena *arena;
     tsr_torch_survey survey;
-    uint64_t *room;  /* bytes that what is shared may still expand to */
+    uint64_t *room;  /* how many more bytes shared values may expand to */
     tsr_vec levels;  /* tsr_torch_level */
-    tsr_vec path;    /* tsr_path_item: one a level */
+    tsr_vec path;    /* tsr_path_item, one per level */
     tsr_vec entries; /* tsr_entry */
     tsr_vec mappings; /* tsr_mapping */
     tsr_map *names;  /* FQN → entry */
-    tsr_map *inner;  /* containers inside leaves, looked into for tensors */
+    tsr_map *inner;  /* containers inside leaves that were searched for tensors */
     tsr_error *err;
 } flatten;
 
-/* The text of the key of the walk's last step, where it is no str. */
+/* Sets the text of the last step's key if the key is not a str. */
 static tsr_status spell_key(flatten *f)
 {
     char text[TSR_TORCH_KEY];
@@ -31,7 +31,7 @@ static tsr_status spell_key(flatten *f)
     return item->key.data ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* What stands before, between and behind the items of a path: dots for a name, brackets for messages. */
+/* The text before, between and after the items of a path. Names use dots, messages use brackets. */
 typedef struct joint {
     const char *open, *between, *close;
 } joint;
@@ -78,7 +78,8 @@ typedef struct place {
     uint32_t path_length;
 } place;
 
-/* The name and the path of the walk's place. A module's state_dict() is flat: what lies below a module is one key. */
+/* The name and the path of the current position. A module's state_dict() is flat, so everything below a module is one
+ * key. */
 static tsr_status take_path(flatten *f, place *out)
 {
     const tsr_path_item *items = f->path.items;
@@ -124,7 +125,7 @@ static tsr_status add_leaf(flatten *f, const tsr_value *value)
     return TSR_OK;
 }
 
-/* A mapping that the entries below it do not tell all of. Those inside modules are parts of these. */
+/* A mapping that cannot be rebuilt from the entries below it alone. Mappings inside a module are parts of the module. */
 static tsr_status keep_mapping(flatten *f, const tsr_value *value)
 {
     place at;

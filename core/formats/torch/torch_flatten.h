@@ -20,7 +20,7 @@ typedef struct tsr_torch_flat {
 /* Entries and mappings in order of the walk, with path items; names joined by '.'. A root that is no mapping has the name ""
  * and an empty path. Everything lives in `arena`; entries share chunks and values with the tree. Errors: TSR_E_FORMAT when
  * two paths give one name (both are named), TSR_E_LIMIT beyond limits.entries or .depth, or where shared parts would expand
- * to more than the *room bytes that are left for that, TSR_E_NOMEM. What it makes is taken from *room. */
+ * to more than *room bytes, TSR_E_NOMEM. Subtracts the bytes that it makes from *room. */
 tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, uint64_t *room, tsr_arena *arena,
                              tsr_torch_flat *out, tsr_error *err);
 

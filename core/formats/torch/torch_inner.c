@@ -5,7 +5,7 @@
 
 #include "tessera/sys/vec.h"
 
-enum { LONGEST_NAME = 1024 }; /* what lies deeper stays without a name */
+enum { LONGEST_NAME = 1024 }; /* deeper tensors are not named */
 
 typedef struct level {
     const tsr_value *container;
@@ -33,7 +33,7 @@ static bool holds_more(const tsr_value *value)
     }
 }
 
-/* How the step to item `index` is called: a key, a position, or a part of an object. */
+/* The text for the step to item `index`: a key, a position, or the name of an object's part. */
 static tsr_str step_name(const tsr_value *in, size_t index, char digits[24])
 {
     static const char *const parts[] = {"args", "state", "items", "dict"};

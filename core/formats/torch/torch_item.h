@@ -12,12 +12,13 @@
 #include "tessera/findings.h"
 
 typedef struct tsr_torch_source {
-    tsr_range range; /* of the archive */
-    /* The file's name says which rank wrote it: meshes without a coordinate take it. */
+    tsr_range range; /* the archive's bytes */
+    /* The rank in the file's name, for meshes without a coordinate. */
     bool has_rank;
     uint32_t rank;
-    /* The archive is inside the zstd stream that fills this chunk: `range` is of the decompressed bytes, under the stream's
-     * file number. Every tensor's chunk is the stream, its view lies in the decompressed bytes. NULL: it is in the file. */
+    /* The chunk that holds a zstd stream which contains the archive; NULL if the archive is not compressed. `range` then
+     * counts the decompressed bytes, with the file number of the stream. The chunk of every tensor is the stream, and its
+     * view describes the tensor's place in the decompressed bytes. */
     const tsr_chunk *zstd;
 } tsr_torch_source;
 
@@ -25,16 +26,16 @@ typedef struct tsr_torch_item {
     const tsr_value *root;
     tsr_zip zip;
     uint32_t storage_count; /* storage ids of its tensors are 1 … storage_count */
-    bool rank_known;        /* some DTensor or ShardedTensor says which rank wrote it */
+    bool rank_known;        /* a DTensor or ShardedTensor states the rank that wrote the file */
     uint32_t rank;
-    uint32_t world;         /* ranks there are, as far as these tell; else 0 */
-    uint64_t pickle_bytes;  /* what the values were read from */
+    uint32_t world;         /* the number of ranks according to these; 0: unknown */
+    uint64_t pickle_bytes;  /* size of the pickle */
 } tsr_torch_item;
 
-/* `findings` (may be NULL) takes what is odd: unlisted classes (warning when built, error when called), CRC 0
- * throughout (note). Dense tensors are checked: storage within its member, strides within the storage. Everything lives
- * in `arena`. Errors: TSR_E_FORMAT, TSR_E_UNSUPPORTED (TorchScript, unknown storages), TSR_E_LIMIT, TSR_E_IO,
- * TSR_E_NOMEM, with positions in the file. Thread-safe for different arenas and findings. */
+/* Adds to `findings` (may be NULL) unlisted classes (a warning if they are built, an error if they are called) and an
+ * archive whose CRCs are all 0 (a note). Checks that each storage lies within its member and each dense tensor within its
+ * storage. Everything lives in `arena`. Errors: TSR_E_FORMAT, TSR_E_UNSUPPORTED (TorchScript, unknown storages),
+ * TSR_E_LIMIT, TSR_E_IO, TSR_E_NOMEM, with positions in the file. Thread-safe for different arenas and findings. */
 tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *host, tsr_arena *arena, tsr_findings *findings,
                                tsr_torch_item *out, tsr_error *err);
 

@@ -1,4 +1,4 @@
-/* What a leaf of a state dict is called and what is known of it, when it is no dense tensor. */
+/* The kind, type and value of leaves of a state dict that are not dense tensors. */
 #include "formats/pickle/enum_names.h"
 #include "formats/torch/torch_flatten.h"
 #include "tessera/sys/try.h"
@@ -25,7 +25,7 @@ static tsr_str type_name(const tsr_value *value)
     return value->kind == TSR_VALUE_OBJECT ? class_name(value) : tsr_str_from(names[value->kind]);
 }
 
-/* dtype and shape of a tensor that is no dense one, from its named parts. */
+/* The dtype and shape of a quantized, sparse or other special tensor, from its named parts. */
 static tsr_status describe_parts(const tsr_value *value, tsr_arena *arena, tsr_entry *entry, tsr_error *err)
 {
     const tsr_value *parts = value->items[0];

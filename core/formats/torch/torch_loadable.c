@@ -20,7 +20,7 @@ bool tsr_torch_split_name(tsr_str dotted, tsr_str *module, tsr_str *name)
 
 /* ---- calls ---- */
 
-/* Whether getattr(first, second) may give something other than a member of a user's own enum, which Python 3.11 writes so. */
+/* Python 3.11 pickles a member of a user's own enum as getattr(first, second). Whether this call may give anything else. */
 static bool is_no_member(const tsr_value *first, const tsr_value *second)
 {
     tsr_str module, name;
@@ -29,7 +29,7 @@ static bool is_no_member(const tsr_value *first, const tsr_value *second)
     return tsr_name_is_dangerous(module, name) || tsr_name_is_dangerous(module, second->text);
 }
 
-/* Listed functions that call, or give, what their arguments name. PyTorch's own uses of getattr are GLOBALs here. */
+/* Listed functions that call or return whatever their arguments name. PyTorch's own uses of getattr were read as GLOBALs. */
 static bool reaches_further(const tsr_value *object)
 {
     const tsr_value *args = object->count ? object->items[0] : NULL;

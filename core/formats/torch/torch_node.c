@@ -1,7 +1,7 @@
 /* Parts and texts of single nodes of a torch.save pickle. */
 #include "formats/torch/torch_walk.h"
 
-enum { ATTRIBUTES_MAX = 4096 }; /* the objects looked into have a few; a search of more is not worth it */
+enum { ATTRIBUTES_MAX = 4096 }; /* the objects that are searched have only a few attributes */
 
 tsr_ref tsr_torch_attribute(const tsr_pickle *pickle, tsr_ref holder, const char *name)
 {
@@ -17,7 +17,7 @@ tsr_ref tsr_torch_attribute(const tsr_pickle *pickle, tsr_ref holder, const char
     return TSR_REF_NONE;
 }
 
-/* A text of the pickle that may outlive it: what its parser had to decode is copied. */
+/* Text that may outlive the pickle: text that the parser had to decode is copied. */
 tsr_status tsr_torch_keep_text(tsr_torch_build *build, tsr_ref ref, tsr_str *out, tsr_error *err)
 {
     tsr_str bytes = build->pickle_bytes, text = tsr_pickle_text(build->pickle, ref);
@@ -28,7 +28,7 @@ tsr_status tsr_torch_keep_text(tsr_torch_build *build, tsr_ref ref, tsr_str *out
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* "module.name" of a class, function, or what stands for one. */
+/* "module.name" of a class, a function, or a node that stands for one. */
 tsr_str tsr_torch_class_text(tsr_torch_build *build, tsr_ref ref, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;

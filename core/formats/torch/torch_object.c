@@ -1,5 +1,5 @@
-/* Objects of the classes and functions that torch.save pickles name: what Python would build by calling them is told from
- * their arguments. Everything else stays an object of which the class, arguments and state are shown.
+/* Objects of the classes and functions that torch.save pickles name. What Python would build by calling them is worked out
+ * from their arguments. Everything else stays an object whose class, arguments and state are shown.
  *
  * Sources: torch/_utils.py, torch/_tensor.py, torch/_weights_only_unpickler.py of PyTorch 2.13. */
 #include "formats/torch/torch_walk.h"
@@ -12,7 +12,7 @@ typedef struct part {
     tsr_ref ref;
 } part;
 
-/* Bytes that protocol 2 wrote as a str of the code points 0–255; false when it holds others. */
+/* Bytes that protocol 2 wrote as a str of code points up to 255; false if the str has others. */
 static bool latin1(tsr_str text, tsr_arena *arena, tsr_str *out, tsr_status *status, tsr_error *err)
 {
     char *bytes = tsr_arena_array(arena, text.size, 1, err);
@@ -82,7 +82,8 @@ static tsr_status fill_parts(tsr_torch_build *build, tsr_str class_name, const p
     return TSR_OK;
 }
 
-/* An object that is made with keywords, which the writer's protocol cannot express: it is shown, and refused by name. */
+/* An object made with keyword arguments. It is shown; our writer refuses it by name, because its protocol has no such
+ * calls. */
 static tsr_status fill_keywords(tsr_torch_build *build, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
@@ -117,7 +118,8 @@ static tsr_status fill_object(tsr_torch_build *build, tsr_ref ref, tsr_torch_fra
     return tsr_torch_fill(build, TSR_VALUE_OBJECT, refs, count, out, err);
 }
 
-/* Items of a list that many objects could share are copied for each: an honest pickle has a byte for every one. */
+/* Counts items that are copied for each object that shares a list. A genuine pickle has at least one byte for each of
+ * them. */
 static tsr_status charge(tsr_torch_build *build, tsr_ref ref, size_t count, tsr_error *err)
 {
     build->copied += count;
@@ -326,7 +328,7 @@ static tsr_status fill_wrapper(tsr_torch_build *build, tsr_ref type, tsr_ref arg
     return fill_parts(build, name, parts, is_sharded ? 3 : 4, out, err);
 }
 
-/* _rebuild_from_type_v2(function, type, args, state): the call that it makes, looked at instead of made. */
+/* _rebuild_from_type_v2(function, type, args, state): works out what its call of `function` would give. */
 static tsr_status fill_from_type(tsr_torch_build *build, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
     const tsr_pickle *pickle = build->pickle;
@@ -437,7 +439,7 @@ static tsr_status fill_old_tensor(tsr_torch_build *build, tsr_ref ref, tsr_torch
     return old ? make_tensor(build, TSR_TORCH_REBUILD_TENSOR, state, false, out, err) : fill_object(build, ref, out, err);
 }
 
-/* What a subclass of OrderedDict is called with: nothing; of defaultdict: the factory. Then come the items. */
+/* A subclass of OrderedDict is called without arguments, one of defaultdict with its factory; the items follow. */
 static bool is_called_mapping(const tsr_pickle *pickle, tsr_ref ref)
 {
     tsr_ref first = tsr_torch_arg(pickle, ref, 0);

@@ -1,4 +1,4 @@
-/* data.pkl of a torch.save archive out of a value tree.
+/* Writes a value tree as the data.pkl of a torch.save archive.
  *
  * The walk keeps its own stack: a frame is an open container and the number of its next part. Containers go into the
  * pickle's memo when they are made (tuples, sets and sizes when they are complete), so that what is shared in the tree is
@@ -278,7 +278,7 @@ static tsr_status open_dict(emitter *e, const tsr_value *value)
     return TSR_OK;
 }
 
-/* What comes before a container's parts. */
+/* Writes what precedes a container's parts. */
 static tsr_status open_container(emitter *e, const tsr_value *value)
 {
     tsr_pickler *p = &e->pickler;
@@ -306,7 +306,7 @@ static tsr_status open_container(emitter *e, const tsr_value *value)
     return push(e, value, WHOLE);
 }
 
-/* What comes behind them. */
+/* Writes what follows a container's parts. */
 static tsr_status close_container(emitter *e, const tsr_value *value)
 {
     tsr_pickler *p = &e->pickler;
@@ -352,7 +352,7 @@ static const tsr_value *object_part(const tsr_value *object, size_t part)
     return value && value->kind != TSR_VALUE_NONE ? value : NULL;
 }
 
-/* Arguments and state of a tensor subclass, and the call. */
+/* Writes the call that makes a tensor subclass, with its arguments and state. */
 static tsr_status step_subclass(emitter *e, frame *f)
 {
     const tsr_value *parts = f->value->items[0];

@@ -37,7 +37,8 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* The number in a file's name at the place where it differs from another file's: each has one there (recognize.c). */
+/* The number in a file's name at the position where the names differ. recognize.c has made sure that each name has one
+ * there. */
 static tsr_torch_rank number_in_name(const ranks *r, uint32_t i)
 {
     if (r->checkpoint->file_ranks) return (tsr_torch_rank){.hinted = true, .hint = r->checkpoint->file_ranks[i]};
@@ -69,14 +70,14 @@ static tsr_status add_file(ranks *r, uint32_t i, uint32_t storage_base)
     return TSR_OK;
 }
 
-/* The rank of a file: what it says itself, else the number in its name. */
+/* The rank that wrote a file: as its tensors state it, otherwise the number in its name. */
 static bool rank_of(const tsr_torch_rank *rank, uint32_t *out)
 {
     *out = rank->known ? rank->rank : rank->hint;
     return rank->known || rank->hinted;
 }
 
-/* One file for every rank that the meshes speak of. */
+/* Reports ranks of the meshes that have no file, and ranks that have two. */
 static tsr_status check_world(ranks *r)
 {
     uint32_t world = r->world, missing = 0, count = r->checkpoint->file_count;
@@ -100,7 +101,7 @@ static tsr_status check_world(ranks *r)
     return TSR_OK;
 }
 
-/* Meshes may claim any number of ranks; beyond what files could hold it is only said. */
+/* A damaged mesh may claim any number of ranks. Far more ranks than files get a single finding. */
 static tsr_status bound_world(ranks *r)
 {
     uint32_t bound = r->checkpoint->file_count * 1024u + 65536u;
