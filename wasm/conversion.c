@@ -11,6 +11,7 @@
 #include "tessera/sys/glob.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/plan_job.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/work.h"
 
 typedef struct conversion {
@@ -233,11 +234,7 @@ static tsr_status write_sidecar(conversion *c, tsr_error *err)
 /* What is to be known of maps and adapters, and what the conversion did. */
 static tsr_status add_warnings(conversion *c, tsr_error *err)
 {
-    for (size_t i = 0; tsr_mapping_note(c->call.checkpoint, i).size; i++) {
-        tsr_str *note = tsr_vec_push(&c->warnings, err);
-        if (!note) return TSR_E_NOMEM;
-        *note = tsr_mapping_note(c->call.checkpoint, i);
-    }
+    TSR_TRY(tsr_mapping_add_notes(c->call.checkpoint, &c->warnings, err));
     return tsr_conversion_warnings(c->call.checkpoint, &c->result, c->call.arena, &c->warnings, err);
 }
 

@@ -132,3 +132,13 @@ tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, size_t index)
     while (m && (!m->note.data || index--)) m = tsr_mapped_state(m->source);
     return m ? m->note : TSR_STR("");
 }
+
+tsr_status tsr_mapping_add_notes(const tsr_checkpoint *mapped, tsr_vec *out, tsr_error *err)
+{
+    for (size_t i = 0; tsr_mapping_note(mapped, i).size; i++) {
+        tsr_str *note = tsr_vec_push(out, err);
+        if (!note) return TSR_E_NOMEM;
+        *note = tsr_mapping_note(mapped, i);
+    }
+    return TSR_OK;
+}

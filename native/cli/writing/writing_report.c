@@ -9,6 +9,7 @@
 #include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/object_store.h"
+#include "tessera/sys/try.h"
 
 static bool resumed_remotely(const cli_writing *w)
 {
@@ -96,11 +97,7 @@ static tsr_status report_json(const cli_writing *w, tsr_error *err)
 /* Warns of what the conversion did; the document repeats it. */
 static tsr_status warn(cli_writing *w, tsr_error *err)
 {
-    for (size_t i = 0; tsr_mapping_note(w->source.checkpoint, i).size; i++) { /* was printed */
-        tsr_str *note = tsr_vec_push(&w->warnings, err);
-        if (!note) return TSR_E_NOMEM;
-        *note = tsr_mapping_note(w->source.checkpoint, i);
-    }
+    TSR_TRY(tsr_mapping_add_notes(w->source.checkpoint, &w->warnings, err)); /* they were printed before */
     const size_t before = w->warnings.count;
     const tsr_status status = tsr_conversion_warnings(w->source.checkpoint, &w->conversion, w->arena, &w->warnings, err);
     const tsr_str *warnings = w->warnings.items;

@@ -10,14 +10,18 @@
 
 #include "tessera/mapping.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/vec.h"
 
 TSR_API_BEGIN
 
 /* Returns note `index` that users should read about a mapped checkpoint and those that it was opened over: a sentence in
  * that checkpoint's memory, or an empty text after the last one. An inverse names the first entry that may also come from
  * another name, because the map makes it by a rule and its exception, or may have kept it (tsr_mapping_write_table lists
- * them all). An adapter names a module that its configuration selects but for which it has no tensors. */
+ * them all). An adapter names a module that its configuration selects but for which it has no tensors, and a setting that
+ * PEFT does not have. */
 tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, size_t index);
+/* Appends all of them to `out`, a vector of tsr_str. */
+tsr_status tsr_mapping_add_notes(const tsr_checkpoint *mapped, tsr_vec *out, tsr_error *err);
 
 /* Writes a table of the sources of a mapped checkpoint's entries: "source, source -> steps -> target dtype [shape]" for
  * each entry (more than four sources are wrapped onto indented lines), and then "source -> (dropped)" for each source that
