@@ -217,6 +217,27 @@ static tsr_status fill_rows(folding *f)
     return TSR_OK;
 }
 
+/* Adds a sentence to the note. */
+static tsr_status add_note(folding *f, tsr_str sentence)
+{
+    const tsr_str before = f->m->note;
+    if (!sentence.data) return TSR_E_NOMEM;
+    f->m->note = !before.data ? sentence
+                              : tsr_arena_format(f->m->own->arena, f->err, "%.*s; %.*s", TSR_STR_ARG(before), TSR_STR_ARG(sentence));
+    return f->m->note.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* PEFT, too, warns of these and ignores them. */
+static tsr_status note_unknown(folding *f)
+{
+    tsr_str first;
+    const size_t count = tsr_lora_unknown(&f->config, &first);
+    if (!count) return TSR_OK;
+    return add_note(f, tsr_arena_format(f->m->own->arena, f->err,
+                                        "%zu of the settings of adapter_config.json, such as '%.*s', are not those of PEFT 0.21; they are "
+                                        "ignored", count, TSR_STR_ARG(first)));
+}
+
 /* PEFT warns of these, too, when it loads the adapter, and leaves them as they are. */
 static tsr_status note_left_out(folding *f)
 {
@@ -232,10 +253,9 @@ static tsr_status note_left_out(folding *f)
         if (tsr_lora_selects(&f->config, module) && !count++) first = module;
     }
     if (!count) return TSR_OK;
-    f->m->note = tsr_arena_format(f->m->own->arena, f->err,
-                                  "the adapter has no tensors for %llu of the modules that its target_modules select, such as '%.*s'; "
-                                  "these stay as they are", (unsigned long long)count, TSR_STR_ARG(first));
-    return f->m->note.data ? TSR_OK : TSR_E_NOMEM;
+    return add_note(f, tsr_arena_format(f->m->own->arena, f->err,
+                                        "the adapter has no tensors for %llu of the modules that its target_modules select, such as '%.*s'; "
+                                        "these stay as they are", (unsigned long long)count, TSR_STR_ARG(first)));
 }
 
 static tsr_status fold_all(folding *f)
@@ -245,6 +265,7 @@ static tsr_status fold_all(folding *f)
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_tensor(f, &catalog->entries[i]));
     TSR_TRY(tsr_lora_check(f->m, &f->config, f->folds.items, f->folds.count, f->err));
     TSR_TRY(note_left_out(f));
+    TSR_TRY(note_unknown(f));
     return fill_rows(f);
 }
 

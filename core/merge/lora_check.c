@@ -74,11 +74,6 @@ static tsr_status check_squares(const tsr_mapped *m, bool fan_in_fan_out, tsr_fo
 
 /* ---- tied embeddings ---- */
 
-static bool ends_with_component(tsr_str name, tsr_str last)
-{
-    return tsr_str_equal(name, last) || (tsr_str_ends(name, last) && name.data[name.size - last.size - 1] == '.');
-}
-
 static bool is_saved_module(const tsr_lora_config *config, tsr_str module)
 {
     return tsr_lora_lists(cJSON_GetObjectItemCaseSensitive(config->tree, "modules_to_save"), module);
@@ -88,7 +83,7 @@ static bool is_input_embedding(tsr_str module)
 {
     static const char *const names[] = {"embed_tokens", "wte", "word_embeddings"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (ends_with_component(module, tsr_str_from(names[i]))) return true;
+        if (tsr_lora_ends(module, tsr_str_from(names[i]))) return true;
     return false;
 }
 
@@ -106,7 +101,7 @@ static bool has_output_layer(const tsr_catalog *catalog)
     static const char *const names[] = {"lm_head.weight", "embed_out.weight", "output.weight"};
     for (uint64_t e = 0; e < catalog->entry_count; e++)
         for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-            if (ends_with_component(catalog->entries[e].fqn, tsr_str_from(names[i]))) return true;
+            if (tsr_lora_ends(catalog->entries[e].fqn, tsr_str_from(names[i]))) return true;
     return false;
 }
 

@@ -11,6 +11,12 @@
 static const char *const settings[] = {
     "use_dora",        "use_qalora",   "layer_replication", "target_parameters", "trainable_token_indices", "alora_invocation_tokens",
     "use_bdlora",      "arrow_config", "velora_config",     "monteclora_config", "kasa_config",             "megatron_config"};
+/* The other settings, which need not be looked at or are understood: of PEFT 0.21. */
+static const char *const understood[] = {
+    "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "r",
+    "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias", "use_rslora", "modules_to_save",
+    "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "megatron_core", "loftq_config",
+    "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config", "lora_bias", "ensure_weight_tying"};
 /* Ways to start that change the base when the adapter is made and when it is loaded. */
 static const char *const changed_bases[] = {"pissa", "olora", "corda", "loftq", "lora_ga"};
 
@@ -77,6 +83,29 @@ void tsr_lora_config_free(tsr_lora_config *config)
     config->tree = NULL;
 }
 
+static bool is_among(const char *name, const char *const *names, size_t count)
+{
+    while (count && strcmp(name, names[count - 1]) != 0) count--;
+    return count > 0;
+}
+
+size_t tsr_lora_unknown(const tsr_lora_config *config, tsr_str *first)
+{
+    const cJSON *item;
+    size_t count = 0;
+    cJSON_ArrayForEach(item, config->tree)
+    {
+        if (!is_set(item) || is_among(item->string, understood, sizeof understood / sizeof *understood)) continue;
+        if (!count++) *first = tsr_json_key_of(item);
+    }
+    return count;
+}
+
+bool tsr_lora_ends(tsr_str name, tsr_str last)
+{
+    return tsr_str_ends(name, last) && (name.size == last.size || name.data[name.size - last.size - 1] == '.');
+}
+
 static bool is_plain(tsr_str key)
 {
     for (size_t i = 0; i < key.size; i++) {
@@ -102,9 +131,7 @@ static tsr_status find_pattern(const cJSON *patterns, tsr_str module, const cJSO
                     CONFIG_NAME ": the pattern '%s' is a regular expression; only names of modules, whole or their last "
                                 "components, are understood",
                     item->string);
-        const bool whole = tsr_str_equal(key, module);
-        const bool ends = !anchored && tsr_str_ends(module, key) && module.size > key.size && module.data[module.size - key.size - 1] == '.';
-        if (!*out && (whole || ends)) *out = item;
+        if (!*out && (anchored ? tsr_str_equal(module, key) : tsr_lora_ends(module, key))) *out = item;
     }
     TSR_FAIL_IF(*out && !cJSON_IsNumber(*out), err, TSR_E_FORMAT, CONFIG_NAME ": the pattern '%s' is not a number",
                 (*out)->string);
@@ -129,8 +156,7 @@ bool tsr_lora_lists(const struct cJSON *list, tsr_str module)
     cJSON_ArrayForEach(item, list)
     {
         if (!cJSON_IsString(item)) continue;
-        const tsr_str name = tsr_str_from(item->valuestring);
-        if (tsr_str_ends(module, name) && (module.size == name.size || module.data[module.size - name.size - 1] == '.')) return true;
+        if (tsr_lora_ends(module, tsr_str_from(item->valuestring))) return true;
     }
     return false;
 }

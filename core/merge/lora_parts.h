@@ -23,6 +23,12 @@ void tsr_lora_config_free(tsr_lora_config *config); /* takes a zeroed one */
 /* What B·A of a module is multiplied with, and the rank that the configuration states for it. */
 tsr_status tsr_lora_scale(const tsr_lora_config *config, tsr_str module, double *scale, uint64_t *rank, tsr_error *err);
 
+/* How many settings, other than null, false and empty ones, are neither used nor known to leave the result alone; `*first` is the name
+ * of the first, which the configuration owns. */
+size_t tsr_lora_unknown(const tsr_lora_config *config, tsr_str *first);
+
+/* Whether `last` is the whole name or its last components: "self_attn.q_proj" of "layers.0.self_attn.q_proj". */
+bool tsr_lora_ends(tsr_str name, tsr_str last);
 /* Whether a list of the configuration, or NULL, has the module's name or its last components. */
 bool tsr_lora_lists(const struct cJSON *list, tsr_str module);
 /* Whether the configuration selects a module by its name or its last components. Patterns, and adapters for some layers only, are not

@@ -266,6 +266,24 @@ def test_adapters_that_leave_modules_out(t):
     need(all(torch.equal(v, whole[k]) for k, v in got.items() if k != name), "the other tensors")
 
 
+def test_settings_of_adapters_that_are_not_known(t):
+    """PEFT 0.21 warns "Unexpected keyword arguments [...] for class LoraConfig, these are ignored"."""
+    source = os.path.join(GOLDEN, "lora", "plain")
+    out, work = os.path.join(t.scratch, "out.safetensors"), os.path.join(t.scratch, "adapter")
+    shutil.copytree(os.path.join(source, "adapter"), work)
+    with open(os.path.join(work, "adapter_config.json")) as f:
+        config = json.load(f)
+
+    def warnings(more):
+        with open(os.path.join(work, "adapter_config.json"), "w") as f:
+            json.dump({**config, **more}, f)
+        return t.json("convert", os.path.join(source, "base.safetensors"), out, "--lora", work, "--overwrite", "--json")["warnings"]
+
+    need(not warnings({"use_newer": False, "newer_config": {}}), "settings that are not set")
+    said = warnings({"use_newer": True, "newer_config": {"a": 1}})
+    need([w for w in said if "2 of the settings" in w and "'use_newer'" in w and "ignored" in w], f"{said}")
+
+
 def test_resume_of_a_merge(t):
     """Killed while it writes, then continued: the bytes of an undisturbed run; other options start over."""
     paths = []
