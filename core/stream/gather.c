@@ -176,8 +176,9 @@ static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr
                 "'%.*s': a chunk reaches beyond the tensor", TSR_STR_ARG(gather->entry->fqn));
     if (tsr_box_is_empty(own) || (box && !tsr_box_intersect(own, *box, offsets, sizes))) return TSR_OK;
     if (chunk->file == TSR_NO_FILE) return tsr_checkpoint_raise_missing(gather->checkpoint, gather->entry->fqn, err);
-    if (chunk->view) {
-        part->view = *chunk->view;
+    const tsr_found *known = chunk->view ? NULL : tsr_ahead_find(gather->ahead, chunk);
+    if (chunk->view || known) {
+        part->view = known ? known->view : *chunk->view;
     } else if (found && found->scratch) {
         TSR_TRY(take_found(gather, found, &part->view, err));
     } else {
@@ -203,7 +204,7 @@ static bool is_sought(const tsr_gather *gather, const tsr_chunk *chunk, const ts
 {
     uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
     const tsr_box own = {gather->ndim, chunk->offsets, chunk->sizes};
-    if (chunk->view || chunk->file >= tsr_checkpoint_store(gather->checkpoint)->file_count || !chunk->byte_length) return false;
+    if (chunk->view || tsr_ahead_find(gather->ahead, chunk) || chunk->file >= tsr_checkpoint_store(gather->checkpoint)->file_count || !chunk->byte_length) return false;
     return !box || gather->dtype != gather->entry->dtype || tsr_box_intersect(own, *box, offsets, sizes);
 }
 
@@ -345,8 +346,15 @@ static tsr_status must_not_overlap(tsr_gather *gather, const tsr_box *box, tsr_e
 tsr_status tsr_gather_open(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, tsr_gather **out,
                            tsr_error *err)
 {
+    return tsr_gather_open_found(checkpoint, entry, box, NULL, out, err);
+}
+
+tsr_status tsr_gather_open_found(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, const tsr_ahead *ahead,
+                                 tsr_gather **out, tsr_error *err)
+{
     tsr_gather *gather = NULL;
     tsr_status status = new_gather(checkpoint, entry, &gather, err);
+    if (status == TSR_OK) gather->ahead = ahead;
     if (status == TSR_OK && !box) status = must_tile(entry, tsr_checkpoint_host(checkpoint), err);
     if (status == TSR_OK) status = fill_parts(gather, entry->chunks, entry->chunk_count, box, err);
     if (status == TSR_OK && box && gather->part_count > 1) status = must_not_overlap(gather, box, err);

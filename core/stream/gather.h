@@ -3,6 +3,7 @@
 #ifndef TSR_STREAM_GATHER_H
 #define TSR_STREAM_GATHER_H
 
+#include "stream/ahead.h"
 #include "stream/strided.h"
 #include "stream/unzstd.h"
 #include "tessera/checkpoint.h"
@@ -31,6 +32,7 @@ typedef struct tsr_gather {
     tsr_located *parts;    /* with elements, by `first` */
     uint64_t *furthest; /* furthest[i]: largest `last` of parts[0..i] */
     size_t part_count;
+    const tsr_ahead *ahead; /* while it is opened; or NULL */
     bool serial;    /* compressed parts: boxes in rising order, one thread at a time */
 } tsr_gather;
 
@@ -42,6 +44,9 @@ bool tsr_find_run(tsr_dtype dtype, tsr_box whole, tsr_box box, uint64_t *byte_fi
 /* Locates the chunks of `entry` that meet `box` (NULL: all of them, and they must tile the tensor exactly). */
 tsr_status tsr_gather_open(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, tsr_gather **out,
                            tsr_error *err);
+/* The same with what was found ahead (NULL: nothing), which must be kept until the gather is closed. */
+tsr_status tsr_gather_open_found(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, const tsr_ahead *ahead,
+                                 tsr_gather **out, tsr_error *err);
 /* The same over `count` given chunks of the entry, for instance its replicas; no tiling is asked for. */
 tsr_status tsr_gather_open_chunks(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunks,
                                   uint64_t count, tsr_gather **out, tsr_error *err);

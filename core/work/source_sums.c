@@ -10,6 +10,8 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/host_calls.h"
 
+#define LOOKED_FOR_AT_ONCE 1024u
+
 /* Of a tensor's first bytes in row-major order. */
 typedef struct sum {
     uint64_t bytes;
@@ -27,16 +29,17 @@ typedef struct run {
 struct tsr_source_sums {
     tsr_checkpoint *checkpoint;
     const tsr_catalog *catalog;
+    tsr_ahead *ahead;
     sum *written; /* by entry */
 };
 
-tsr_status tsr_source_sums_new(tsr_checkpoint *checkpoint, tsr_source_sums **out, tsr_error *err)
+tsr_status tsr_source_sums_new(tsr_checkpoint *checkpoint, tsr_ahead *ahead, tsr_source_sums **out, tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
     tsr_source_sums *sums = tsr_alloc(allocator, 1, sizeof *sums, err);
     if (!sums) return TSR_E_NOMEM;
-    *sums = (tsr_source_sums){checkpoint, catalog, tsr_alloc(allocator, (size_t)catalog->entry_count, sizeof(sum), err)};
+    *sums = (tsr_source_sums){checkpoint, catalog, ahead, tsr_alloc(allocator, (size_t)catalog->entry_count, sizeof(sum), err)};
     if (!sums->written) {
         tsr_source_sums_free(sums);
         return TSR_E_NOMEM;
@@ -97,7 +100,9 @@ static tsr_status stated_sum(const tsr_source_sums *sums, const tsr_entry *entry
     TSR_TRY(sort_chunks(entry, arena, &runs, &count, err));
     for (uint64_t i = 0; i < count && stated.is_stated; i++) {
         if (runs[i].bytes == 0) continue;
-        TSR_TRY(tsr_checkpoint_crc(sums->checkpoint, entry, runs[i].chunk, arena, &stated, err));
+        const tsr_found *known = tsr_ahead_find(sums->ahead, runs[i].chunk);
+        if (known) stated = known->crc;
+        else TSR_TRY(tsr_checkpoint_crc(sums->checkpoint, entry, runs[i].chunk, arena, &stated, err));
         if (stated.is_stated) join(out, &runs[i], stated.crc32, all);
     }
     return TSR_OK;
@@ -155,9 +160,23 @@ tsr_status tsr_source_sums_add(tsr_source_sums *sums, const tsr_blit *blits, siz
     return TSR_OK;
 }
 
+/* Finds the CRCs of the entries from *end on together that no run of this work has found, as many as it takes to keep threads
+ * busy; *end is moved behind them. */
+static tsr_status look_ahead(const tsr_source_sums *sums, uint64_t *end, tsr_error *err)
+{
+    TSR_TRY(tsr_ahead_make_room(sums->ahead, err));
+    while (*end < sums->catalog->entry_count && tsr_ahead_waiting(sums->ahead) < LOOKED_FOR_AT_ONCE) {
+        const tsr_entry *entry = &sums->catalog->entries[*end];
+        if (sums->written[(*end)++].complete) TSR_TRY(tsr_ahead_want(sums->ahead, entry, NULL, err));
+    }
+    tsr_ahead_seek(sums->ahead);
+    return TSR_OK;
+}
+
 tsr_status tsr_source_sums_check(const tsr_source_sums *sums, tsr_error *err)
 {
-    for (uint64_t i = 0; i < sums->catalog->entry_count; i++) {
+    for (uint64_t i = 0, end = 0; i < sums->catalog->entry_count; i++) {
+        if (i == end) TSR_TRY(look_ahead(sums, &end, err));
         if (sums->written[i].complete) TSR_TRY(check_entry(sums, &sums->catalog->entries[i], &sums->written[i], err));
     }
     return TSR_OK;

@@ -14,7 +14,8 @@
 
 typedef struct tsr_source_sums tsr_source_sums;
 
-tsr_status tsr_source_sums_new(tsr_checkpoint *checkpoint, tsr_source_sums **out, tsr_error *err);
+/* `ahead`: NULL, or what is known of the chunks. */
+tsr_status tsr_source_sums_new(tsr_checkpoint *checkpoint, tsr_ahead *ahead, tsr_source_sums **out, tsr_error *err);
 void tsr_source_sums_free(tsr_source_sums *sums); /* takes NULL */
 
 /* Adds blits that were written, with their CRCs; a tensor's pieces must come in the order of their rows to count. */

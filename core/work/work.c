@@ -166,6 +166,7 @@ tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_convert_options *o
     if (status == TSR_OK) status = cut_stages(work, err);
     if (status == TSR_OK) status = check_copies(work, err);
     if (status == TSR_OK) status = put_objects_aside(&work->job, err);
+    if (status == TSR_OK) status = tsr_ahead_new(checkpoint, &work->ahead, err);
     if (status != TSR_OK) {
         tsr_work_free(work);
         return status;
@@ -178,6 +179,7 @@ void tsr_work_free(tsr_work *work)
 {
     if (!work) return;
     tsr_vec_free(&work->units);
+    tsr_ahead_free(work->ahead);
     tsr_free(work->host->allocator, work, 1, sizeof *work);
 }
 

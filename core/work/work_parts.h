@@ -18,6 +18,7 @@ struct tsr_work {
     uint64_t weight;
     bool crc; /* CRCs of blits are needed: by the writer, or to be compared with the source's */
     uint32_t *crcs;
+    tsr_ahead *ahead; /* NULL, or what is known of the source's chunks */
     tsr_output *output;
     uint32_t *numbers; /* the output's, by the conversion's files */
 };

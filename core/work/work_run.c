@@ -86,6 +86,7 @@ static tsr_status write_batch(run *r, batch *b, tsr_arena *arena, tsr_error *err
     const tsr_blit_run blits = {.checkpoint = work->job.checkpoint,
                                 .output = work->output,
                                 .ring = r->ring,
+                                .ahead = work->ahead,
                                 .blits = b->of.blits,
                                 .count = b->of.count,
                                 .lane_ends = b->of.ends,
@@ -306,7 +307,7 @@ static tsr_status finish_checked(tsr_work *work, tsr_error *err)
     tsr_source_sums *sums = NULL;
     tsr_checkpoint *source = work->job.checkpoint;
     if (work->job.options->ignore_crc || !tsr_checkpoint_has_crcs(source)) return finish_stages(work, NULL, err);
-    TSR_TRY(tsr_source_sums_new(source, &sums, err));
+    TSR_TRY(tsr_source_sums_new(source, work->ahead, &sums, err));
     tsr_status status = finish_stages(work, sums, err);
     if (status == TSR_OK) status = tsr_source_sums_check(sums, err);
     tsr_source_sums_free(sums);

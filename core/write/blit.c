@@ -128,7 +128,7 @@ static tsr_status drain_blit(void *ctx, void *item, tsr_error *err)
 
 static tsr_status open_lease(state *s, const tsr_entry *entry, const tsr_box *box, tsr_gather **out, tsr_error *err)
 {
-    TSR_TRY(tsr_gather_open(s->run->checkpoint, entry, box, out, err));
+    TSR_TRY(tsr_gather_open_found(s->run->checkpoint, entry, box, s->run->ahead, out, err));
     lease *own = TSR_ARENA_NEW((*out)->arena, lease, err);
     if (!own) {
         tsr_gather_close(*out);
@@ -189,26 +189,65 @@ static bool same_entry(const tsr_blit *a, const tsr_blit *b)
     return !a->literal && !b->literal && a->entry == b->entry;
 }
 
+/* What blits of one entry need of it together: a box, or all. */
+typedef struct reach {
+    uint64_t shape[TSR_MAX_NDIM], offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
+    tsr_box box;
+    bool is_all, is_packed; /* packed: the box does not count the entry's own elements */
+} reach;
+
+/* Of the blits of one entry at the beginning of [first, end); *next is behind them. */
+static tsr_status find_reach(const tsr_blit *first, const tsr_blit *end, reach *out, const tsr_blit **next, tsr_error *err)
+{
+    tsr_dtype dtype;
+    uint32_t ndim;
+    uint64_t elements;
+    TSR_TRY(tsr_gather_geometry(first->entry, &dtype, &ndim, out->shape, &elements, err));
+    const tsr_box whole = {ndim, NULL, out->shape};
+    out->box = (tsr_box){ndim, out->offsets, out->sizes};
+    for (uint32_t d = 0; d < ndim; d++) {
+        out->offsets[d] = first->offsets ? first->offsets[d] : 0;
+        out->sizes[d] = first->sizes ? first->sizes[d] : out->shape[d];
+    }
+    const tsr_blit *blit = first;
+    for (; blit < end && same_entry(first, blit); blit++) {
+        const tsr_box box = {ndim, blit->offsets, blit->sizes ? blit->sizes : out->shape};
+        TSR_FAIL_IF(!tsr_box_contains(whole, box), err, TSR_E_USAGE, "'%.*s': the box reaches beyond the tensor",
+                    TSR_STR_ARG(first->entry->fqn));
+        tsr_box_enclose(ndim, out->offsets, out->sizes, box);
+    }
+    *next = blit;
+    out->is_all = tsr_box_equal(whole, out->box);
+    out->is_packed = dtype != first->entry->dtype;
+    return TSR_OK;
+}
+
 /* Opens what the lane's next blits of one entry need of it. */
 static tsr_status open_gather(state *s, lane *l, tsr_error *err)
 {
-    const tsr_blit *blits = s->run->blits, *first = &blits[l->at];
-    tsr_dtype dtype;
-    uint32_t ndim;
-    uint64_t shape[TSR_MAX_NDIM], offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], elements;
-    TSR_TRY(tsr_gather_geometry(first->entry, &dtype, &ndim, shape, &elements, err));
-    const tsr_box whole = {ndim, NULL, shape}, reach = {ndim, offsets, sizes};
-    for (uint32_t d = 0; d < ndim; d++) {
-        offsets[d] = first->offsets ? first->offsets[d] : 0;
-        sizes[d] = first->sizes ? first->sizes[d] : shape[d];
+    const tsr_blit *blits = s->run->blits, *next;
+    reach r;
+    TSR_TRY(find_reach(&blits[l->at], &blits[l->end], &r, &next, err));
+    return open_lease(s, blits[l->at].entry, r.is_all ? NULL : &r.box, &l->gather, err);
+}
+
+/* Finds the chunks of all blits together. */
+static tsr_status look_ahead(const state *s, tsr_error *err)
+{
+    const tsr_blit *blit = s->run->blits, *end = blit + s->run->count;
+    reach r;
+    TSR_TRY(tsr_ahead_make_room(s->run->ahead, err));
+    while (s->run->ahead && blit < end) {
+        if (blit->literal || !blit->byte_length) {
+            blit++;
+            continue;
+        }
+        const tsr_entry *entry = blit->entry;
+        TSR_TRY(find_reach(blit, end, &r, &blit, err));
+        TSR_TRY(tsr_ahead_want(s->run->ahead, entry, r.is_all || r.is_packed ? NULL : &r.box, err));
     }
-    for (size_t i = l->at; i < l->end && same_entry(first, &blits[i]); i++) {
-        const tsr_box box = {ndim, blits[i].offsets, blits[i].sizes ? blits[i].sizes : shape};
-        TSR_FAIL_IF(!tsr_box_contains(whole, box), err, TSR_E_USAGE, "'%.*s': the box reaches beyond the tensor",
-                    TSR_STR_ARG(first->entry->fqn));
-        tsr_box_enclose(ndim, offsets, sizes, box);
-    }
-    return open_lease(s, first->entry, tsr_box_equal(whole, reach) ? NULL : &reach, &l->gather, err);
+    tsr_ahead_seek(s->run->ahead);
+    return TSR_OK;
 }
 
 /* Whether the lane's next blits are columns that are read together. */
@@ -308,6 +347,9 @@ tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
     for (size_t i = 0; i < run->count; i++) s.byte_total += run->blits[i].byte_length;
     const tsr_ring_work work = {.job_size = sizeof(blit_job), .fill = fill_blit, .drain = drain_blit, .ctx = &s};
     tsr_status status = tsr_ring_begin(run->ring, &work, err);
+    /* From the first round on, every thread has something to do. */
+    if (status == TSR_OK) status = tsr_ring_reserve(run->ring, s.byte_total < SIZE_MAX ? (size_t)s.byte_total : SIZE_MAX, err);
+    if (status == TSR_OK) status = look_ahead(&s, err);
     if (status == TSR_OK) status = run_lanes(&s, err);
     while (s.leases) close_lease(&s, s.leases->gather);
     return status;

@@ -31,6 +31,7 @@ typedef struct tsr_blit_run {
     tsr_checkpoint *checkpoint;
     tsr_output *output;
     tsr_ring *ring;
+    tsr_ahead *ahead; /* NULL, or where what is found of the blits' chunks is kept */
     tsr_blit *blits; /* blits of one entry should follow each other */
     size_t count;
     /* Each lane's blits are written in their order, from the end of the lane before it, and the lanes' tiles in turn. NULL

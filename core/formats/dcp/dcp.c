@@ -366,4 +366,5 @@ const tsr_reader tsr_reader_dcp = {
     .extents = tsr_dcp_extents,
     .close = close_dcp,
     .crc = tsr_dcp_crc,
+    .find = tsr_dcp_find,
 };

@@ -61,22 +61,37 @@ tsr_status tsr_dcp_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, co
     return status;
 }
 
+/* The CRC of the member that is exactly the tensor's elements. */
+static void find_crc(const tsr_torch_item *item, const tsr_view *view, tsr_stated_crc *out)
+{
+    uint64_t bytes;
+    if (!tsr_entry_bytes(item->root->as.tensor, &bytes) || !tsr_view_is_plain(view) || item->zip.crc_absent) return;
+    for (uint32_t i = 0; i < item->zip.count && !out->is_stated; i++) {
+        const tsr_zip_member *member = &item->zip.members[i];
+        out->is_stated = member->byte_offset == view->byte_offset && member->size == bytes;
+        out->crc32 = out->is_stated ? member->crc32 : 0;
+    }
+}
+
+tsr_status tsr_dcp_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                        tsr_found *out, tsr_error *err)
+{
+    tsr_torch_item item;
+    *out = (tsr_found){0};
+    TSR_TRY(tsr_dcp_open_item((tsr_dcp_item){checkpoint, entry, chunk}, scratch, NULL, &item, err));
+    TSR_TRY(tsr_dcp_view_of(entry, chunk, &item, scratch, &out->view, err));
+    if (!tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk)) find_crc(&item, &out->view, &out->crc);
+    return TSR_OK;
+}
+
 tsr_status tsr_dcp_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                        tsr_stated_crc *out, tsr_error *err)
 {
-    tsr_torch_item item;
-    tsr_view view;
-    uint64_t bytes;
+    tsr_found found;
     if (chunk->view || tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk))
         return TSR_OK; /* no archive, or one in a stream */
-    TSR_TRY(tsr_dcp_open_item((tsr_dcp_item){checkpoint, entry, chunk}, scratch, NULL, &item, err));
-    TSR_TRY(tsr_dcp_view_of(entry, chunk, &item, scratch, &view, err));
-    if (!tsr_entry_bytes(item.root->as.tensor, &bytes) || !tsr_view_is_plain(&view) || item.zip.crc_absent) return TSR_OK;
-    for (uint32_t i = 0; i < item.zip.count && !out->is_stated; i++) {
-        const tsr_zip_member *member = &item.zip.members[i];
-        out->is_stated = member->byte_offset == view.byte_offset && member->size == bytes;
-        out->crc32 = out->is_stated ? member->crc32 : 0;
-    }
+    TSR_TRY(tsr_dcp_find(checkpoint, entry, chunk, scratch, &found, err));
+    *out = found.crc;
     return TSR_OK;
 }
 

@@ -25,6 +25,12 @@ typedef struct tsr_stated_crc {
 tsr_status tsr_checkpoint_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                               tsr_stated_crc *out, tsr_error *err);
 
+/* A chunk's place, and its CRC as tsr_checkpoint_crc has it. */
+typedef struct tsr_found {
+    tsr_view view;
+    tsr_stated_crc crc;
+} tsr_found;
+
 /* One run of bytes that a full check must read: a zip member, a tensor of a safetensors file, … */
 typedef struct tsr_extent {
     uint32_t file;
