@@ -3,6 +3,7 @@
 They need the packages of samples/requirements-frameworks.txt; without them these samples are left as they are.
 """
 import glob
+import json
 import os
 import shutil
 import tempfile
@@ -174,3 +175,34 @@ def make_lightning_dist(name):
     loop.save_checkpoint(os.path.abspath(name))
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     return {f"state_dict.{n}": golden.tensor_entry(t) for n, t in whole.items()}
+
+
+# ---- The Trainer of transformers ----
+
+
+def read_trainer(case):
+    """What safetensors, torch.load and json read of the last checkpoint's files."""
+    from safetensors.torch import load_file
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+    at = os.path.join(case.name, "checkpoint-4")
+    parts = {p: torch.load(os.path.join(at, f), weights_only=False)
+             for p, f in (("optimizer", "optimizer.pt"), ("scheduler", "scheduler.pt"), ("rng_state", "rng_state.pth"), ("training_args", "training_args.bin"))}
+    with open(os.path.join(at, "trainer_state.json")) as f:
+        parts["trainer_state"] = json.load(f)
+    weights = {f"model.{n}": t for n, t in load_file(os.path.join(at, "model.safetensors")).items()}
+    return {"format": "hf-trainer", "path": at, **golden.sort_out(weights | flatten_state_dict(parts)[0])}
+
+
+@case("hf_trainer", read_trainer, "transformers' Trainer: two checkpoints, tied embeddings, AdamW with a schedule, random states", needs=("transformers", "accelerate"))
+def make_hf_trainer(name):
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+    model = LlamaForCausalLM(LlamaConfig(hidden_size=6, intermediate_size=10, num_attention_heads=3, num_key_value_heads=1, num_hidden_layers=2,
+                                         vocab_size=9, tie_word_embeddings=True))
+    data = [{"input_ids": torch.arange(i, i + 5) % 9, "labels": torch.arange(i, i + 5) % 9} for i in range(8)]
+    arguments = TrainingArguments(output_dir=name, use_cpu=True, max_steps=4, save_steps=2, logging_steps=1, report_to=[], learning_rate=0.125,
+                                  lr_scheduler_type="cosine", weight_decay=0.25, per_device_train_batch_size=2, disable_tqdm=True)
+    loop = Trainer(model=model, args=arguments, train_dataset=data)
+    loop.train()
+    weights = {n: t for n, t in model.state_dict().items() if n != "lm_head.weight"}  # the second name of a tied weight is not stored
+    moments = {f"optimizer.state.{i}.{k}": t for i, state in loop.optimizer.state_dict()["state"].items() for k, t in state.items()}
+    return {n: golden.tensor_entry(t) for n, t in ({f"model.{n}": t for n, t in weights.items()} | moments).items()}
