@@ -280,6 +280,25 @@ def test_files_of_other_saves_are_named(t):
 
 
 @test
+def test_a_file_of_another_stage_is_named(t):
+    """Its buffers have other names and other groups. Also where it is the first: the stage is what most of the files state."""
+    for case, other in (("zero1_bf16", "zero3_bf16"), ("zero3_bf16", "zero1_bf16")):
+        for rank in range(3):
+            path = copy_of(t, case, f"{case}_{rank}")
+            shutil.copy(os.path.join(GOLDEN, other, optim_file(rank)), os.path.join(path, optim_file(rank)))
+            check_refused(t, path, optim_file(rank))
+
+
+@test
+def test_two_files_of_one_rank_are_named(t):
+    """A directory that was written by a job in bfloat16 and by another one: zero_to_fp32 counts too many files."""
+    for case, own, older in (("zero1_bf16", "bf16_", ""), ("zero2_fp16", "", "bf16_"), ("zero3_bf16", "bf16_", "")):
+        path = copy_of(t, case, case)
+        shutil.copy(os.path.join(path, optim_file(1, own)), os.path.join(path, optim_file(1, older)))
+        check_refused(t, path, "zero_pp_rank_1_mp_rank_00_optim_states.pt")
+
+
+@test
 def test_the_one_file_of_another_save_is_the_one_that_is_named(t):
     """Also where it is the first: what most of the files agree on counts."""
     for rank in range(3):

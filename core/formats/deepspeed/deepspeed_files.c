@@ -191,12 +191,30 @@ uint64_t tsr_ds_world_of(const tsr_value *optimizer)
     return most;
 }
 
+/* What most of the files say, so that a single file of another save is the one that is reported. */
+typedef struct majority {
+    uint64_t value;
+    uint32_t votes;
+} majority;
+
+static void vote(majority *m, uint64_t value)
+{
+    if (value && m->value == value) m->votes++;
+    else if (value && m->votes) m->votes--;
+    else if (value) *m = (majority){value, 1};
+}
+
 static tsr_status find_zero_stage(tsr_ds_files *files, tsr_error *err)
 {
     uint32_t count, models;
     const tsr_ds_file *optims = tsr_ds_first(files, TSR_DS_OPTIM, &count), *model = tsr_ds_first(files, TSR_DS_MODEL, &models);
+    majority stage = {0};
     for (uint32_t i = 0; i < count; i++)
-        if (zero_stage_of(tsr_ds_optimizer(&optims[i]), &files->zero)) return TSR_OK;
+        if (zero_stage_of(tsr_ds_optimizer(&optims[i]), &files->zero)) vote(&stage, files->zero);
+    if (stage.value) {
+        files->zero = (uint32_t)stage.value;
+        return TSR_OK;
+    }
     /* The bfloat16 optimizer without ZeRO has files of its own, and rank 0's state in the model states, too. */
     if (!count && model && zero_stage_of(tsr_ds_dict(model->root, "optimizer"), &files->zero)) return TSR_OK;
     uint64_t stated = 0;
@@ -213,19 +231,6 @@ static tsr_status find_zero_stage(tsr_ds_files *files, tsr_error *err)
 static bool is_of_rank(const tsr_ds_file *file)
 {
     return file->name.kind == TSR_DS_MODEL || file->name.kind == TSR_DS_OPTIM;
-}
-
-/* What most of the files say, so that a single file of another save is the one that is reported. */
-typedef struct majority {
-    uint64_t value;
-    uint32_t votes;
-} majority;
-
-static void vote(majority *m, uint64_t value)
-{
-    if (value && m->value == value) m->votes++;
-    else if (value && m->votes) m->votes--;
-    else if (value) *m = (majority){value, 1};
 }
 
 /* The data-parallel ranks that the files of a model-parallel rank speak of. */

@@ -102,6 +102,14 @@ static const tsr_entry *fp32_tensor(const tsr_ds_weights *w, const tsr_ds_sharer
     return tsr_ds_tensor(tsr_ds_item(fp32_groups(w, sharers->optims[rank]), sharers->group));
 }
 
+/* A file of a job with other param groups: what the other ranks hold can still be listed. */
+static tsr_status report_no_buffer(const tsr_ds_weights *w, const tsr_ds_file *file, uint32_t group, tsr_error *err)
+{
+    const tsr_str name = tsr_ds_file_name(w->files, file);
+    return tsr_ds_report(w->files->checkpoint, name, err, "%.*s: has no float32 tensor for param group %u: the files do not belong to the same save",
+                         TSR_STR_ARG(name), group);
+}
+
 static tsr_status open_segment(tsr_ds_weights *w, uint32_t s, tsr_error *err)
 {
     tsr_ds_segment *segment = &w->segments[s];
@@ -117,9 +125,8 @@ static tsr_status open_segment(tsr_ds_weights *w, uint32_t s, tsr_error *err)
         const tsr_entry *tensor = fp32_tensor(w, sharers, r);
         const uint64_t count = tensor && tensor->ndim == 1 ? tensor->shape[0] : segment->slice;
         tsr_status status = tsr_ds_buffer_add(&segment->fp32, tensor, count, err);
-        if (status == TSR_OK && file && !tensor)
-            status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "has no float32 tensor for param group %u", sharers->group);
-        if (status != TSR_OK) return tsr_error_context(err, "%.*s", TSR_STR_ARG(tsr_ds_file_name(w->files, file))), status;
+        if (status == TSR_OK && file && !tensor) status = report_no_buffer(w, file, sharers->group, err);
+        if (status != TSR_OK) return file ? tsr_error_context(err, "%.*s", TSR_STR_ARG(tsr_ds_file_name(w->files, file))), status : status;
     }
     return TSR_OK;
 }
