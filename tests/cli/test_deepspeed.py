@@ -10,7 +10,7 @@ from harness import ROOT, need, test
 
 GOLDEN = os.path.join(ROOT, "tests", "golden", "deepspeed")
 CASES = ("zero0_fp32_groups", "zero0_bf16", "zero1_bf16", "zero1_round_robin", "zero1_elastic", "zero2_fp16", "zero3_bf16", "zero3_fp32_sgd",
-         "universal_zero1_bf16", "universal_zero3_bf16")
+         "zero3_tied_modules", "universal_zero1_bf16", "universal_zero3_bf16")
 FROZEN = {"frozen.weight", "frozen.bias"}  # zero_to_fp32 leaves them out under ZeRO 1, where only the module has them
 NUMBERED = "down.bias"  # of the shape of a frozen weight: under ZeRO 0 nothing but the order in the optimizer's groups tells them apart
 
@@ -226,6 +226,14 @@ def optim_file(rank, prefix="bf16_"):
 
 
 @test
+def test_second_names_of_a_tied_module_are_named(t):
+    """DeepSpeed does not list them in `shared_params`, nor does zero_to_fp32 give them."""
+    found = t.json("validate", "--deep", os.path.join(GOLDEN, "zero3_tied_modules"), "--json")["findings"]
+    notes = [f for f in found if f["rule"] == "parts/tied-modules"]
+    need(len(notes) == 1 and notes[0]["level"] == "note" and "4 second names" in notes[0]["message"] and "'again.weight'" in notes[0]["message"], found)
+
+
+@test
 def test_a_missing_rank_is_named(t):
     for case in ("zero1_bf16", "zero3_bf16"):
         for rank in range(3):
@@ -435,7 +443,7 @@ def tag_of(path):
 
 @test
 def test_a_universal_checkpoint_holds_what_its_source_held(t):
-    for case in ("zero0_bf16", "zero1_bf16", "zero1_elastic", "zero2_fp16", "zero3_bf16", "universal_zero3_bf16"):
+    for case in ("zero0_bf16", "zero1_bf16", "zero1_elastic", "zero2_fp16", "zero3_bf16", "zero3_tied_modules", "universal_zero3_bf16"):
         path, out = copy_of(t, case, case), t.at(case + "_out")
         t.run("convert", path, out, "--to", "deepspeed-universal")
         before, after = listing(t, path), listing(t, tag_of(out))

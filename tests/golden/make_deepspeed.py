@@ -35,6 +35,7 @@ CASES = {
     "zero1_moe_data_first": (4, "fp32", {"stage": 1, "elastic_checkpoint": True}, "mixtures", {"use_data_before_expert_parallelism": True}),
     "zero2_fp16": (2, "fp16", {"stage": 2}, "rmsprop", {}),
     "zero3_bf16": (3, "bf16", {"stage": 3, "stage3_param_persistence_threshold": 0, "sub_group_size": 90}, "adamw", {}),
+    "zero3_tied_modules": (2, "bf16", {"stage": 3, "stage3_param_persistence_threshold": 0}, "tied", {}),
     "zero3_fp32_sgd": (2, "fp32", {"stage": 3, "stage3_param_persistence_threshold": 0}, "sgd", {}),
 }
 
@@ -62,6 +63,24 @@ class Model(torch.nn.Module):
         hidden = self.embed(ids)
         hidden = hidden + self.down(torch.tanh(self.up(hidden))) * self.scale + self.frozen(hidden)
         return self.head(hidden).float().square().mean()
+
+
+class Tied(torch.nn.Module):
+    """Two modules, a frozen one and one that is trained, under two names each."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.embed = torch.nn.Embedding(9, 5)
+        self.up = torch.nn.Linear(5, 5)
+        self.frozen = torch.nn.Linear(5, 5)
+        self.again = self.up
+        self.still = self.frozen
+        for parameter in self.frozen.parameters():
+            parameter.requires_grad_(False)
+
+    def forward(self, ids):
+        return self.still(torch.tanh(self.again(self.frozen(self.up(self.embed(ids)))))).float().square().mean()
 
 
 class Twins(torch.nn.Module):
@@ -242,7 +261,7 @@ def run(rank, world, port, case, folder):
     type(get_accelerator()).is_fp16_supported = lambda self: True
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     _, dtype, zero, kind, further = CASES[case]
-    model = {"still": Twins, "moe": Experts, "mixtures": Mixtures}.get(kind, Model)()
+    model = {"still": Twins, "tied": Tied, "moe": Experts, "mixtures": Mixtures}.get(kind, Model)()
     if kind == "mixtures":
         model.number_experts(rank // 2 if further.get("use_data_before_expert_parallelism") else rank % 2)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]

@@ -19,6 +19,9 @@ typedef struct module {
     tsr_map *listed;     /* names that the module has */
     tsr_map *buffers;    /* those of `buffer_names`; NULL: the file lists none */
     uint64_t left_out;   /* frozen weights of ZeRO 1 */
+    uint8_t *owners;     /* of each storage of the file, under ZeRO 3: how many weights leave an empty tensor on it, at most 2 */
+    tsr_str untied;      /* the first name of a tied module's weights that `shared_params` lacks */
+    uint64_t untied_count;
     const tsr_value *ties; /* the DICT `shared_params`, or NULL */
     tsr_ds_rows *model;
     tsr_error *err;
@@ -130,6 +133,38 @@ static bool is_left_out(const module *m, tsr_str name)
     return !m->files->universal && !m->files->has_experts && (m->files->zero == 1 || m->files->zero == 2) && m->buffers && !tsr_map_get(m->buffers, name, 0);
 }
 
+/* The count of the storage of an empty tensor; NULL for a stored weight. */
+static uint8_t *owners_of(const module *m, const tsr_value *stored)
+{
+    const tsr_entry *tensor = is_hollow(m, stored) ? tsr_ds_tensor(stored) : NULL;
+    return tensor && tensor->storage_id && tensor->storage_id <= m->files->file_storages ? &m->owners[tensor->storage_id] : NULL;
+}
+
+/* DeepSpeed does not find that a module is tied where one parent has it under two names: the second one is not in `shared_params`.
+ * Both empty tensors are on one storage. */
+static tsr_status count_owners(module *m, const tsr_value *stored)
+{
+    m->owners = tsr_arena_array(m->files->checkpoint->arena, (size_t)m->files->file_storages + 1, sizeof *m->owners, m->err);
+    if (!m->owners) return TSR_E_NOMEM;
+    for (size_t i = 0; i < tsr_ds_count(stored); i++) {
+        const tsr_value *name = stored->items[2 * i];
+        uint8_t *owners = owners_of(m, stored->items[2 * i + 1]);
+        if (owners && *owners < 2 && name->kind == TSR_VALUE_STR && weight_of(m, name->text)) ++*owners;
+    }
+    return TSR_OK;
+}
+
+static tsr_status add_hollow(module *m, tsr_str name, const tsr_value *stored)
+{
+    const uint8_t *owners = owners_of(m, stored);
+    const tsr_str file = tsr_ds_file_name(m->files, m->column->model);
+    if (!owners || *owners != 1)
+        return tsr_ds_report(m->files->checkpoint, file, m->err, "%.*s: the weight '%.*s' is not in any of the optimizer files",
+                             TSR_STR_ARG(file), TSR_STR_ARG(name));
+    if (m->untied_count++ == 0) m->untied = name;
+    return TSR_OK;
+}
+
 static tsr_status add_name(module *m, tsr_str name, const tsr_value *stored)
 {
     const tsr_value *value = weight_of(m, name);
@@ -139,10 +174,7 @@ static tsr_status add_name(module *m, tsr_str name, const tsr_value *stored)
         m->left_out += tsr_ds_tensor(stored) != NULL;
         return TSR_OK;
     }
-    if (!is_hollow(m, stored)) return add_stored(m, name, stored);
-    const tsr_str file = tsr_ds_file_name(m->files, m->column->model);
-    return tsr_ds_report(m->files->checkpoint, file, m->err, "%.*s: the weight '%.*s' is not in any of the optimizer files",
-                         TSR_STR_ARG(file), TSR_STR_ARG(name));
+    return is_hollow(m, stored) ? add_hollow(m, name, stored) : add_stored(m, name, stored);
 }
 
 /* Weights that the module does not list, as that of a pipeline's stage. */
@@ -173,12 +205,25 @@ static tsr_status report_left_out(const module *m)
                               (unsigned long long)m->left_out, m->left_out == 1 ? "weight is" : "weights are");
 }
 
+static tsr_status report_untied(const module *m)
+{
+    if (!m->untied_count) return TSR_OK;
+    const tsr_str file = tsr_ds_file_name(m->files, m->column->model);
+    return tsr_finding_add_at(m->files->checkpoint->findings, (tsr_rated_rule){"parts/tied-modules", TSR_NOTE},
+                              (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, m->err,
+                              "%llu second %s of tied modules, '%.*s' first, %s not listed in 'shared_params'; the part 'model' matches "
+                              "the result of zero_to_fp32, which has these weights under their first names only",
+                              (unsigned long long)m->untied_count, m->untied_count == 1 ? "name" : "names", TSR_STR_ARG(m->untied),
+                              m->untied_count == 1 ? "is" : "are");
+}
+
 static tsr_status add_all(module *m)
 {
     const tsr_value *stored = tsr_ds_dict(m->column->model->root, "module");
     TSR_TRY(list_buffers(m));
     TSR_TRY(add_frozen(m));
     TSR_TRY(read_ties(m));
+    if (m->files->zero == 3) TSR_TRY(count_owners(m, stored));
     for (size_t i = 0; i < tsr_ds_count(stored); i++) {
         const tsr_value *name = stored->items[2 * i];
         if (name->kind != TSR_VALUE_STR) continue;
@@ -186,6 +231,7 @@ static tsr_status add_all(module *m)
         TSR_TRY(add_name(m, name->text, stored->items[2 * i + 1]));
     }
     TSR_TRY(report_left_out(m));
+    TSR_TRY(report_untied(m));
     TSR_TRY(add_rest(m, &m->frozen));
     TSR_TRY(add_rest(m, m->trained));
     for (size_t i = 0; i < tsr_ds_count(m->ties); i++) {
