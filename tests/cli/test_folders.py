@@ -181,6 +181,36 @@ def test_a_file_of_a_part_that_cannot_be_read_is_a_finding(t):
 
 
 @test
+def test_files_of_another_number_of_ranks_are_named(t):
+    """verl's names state it. What most of a kind's files state counts, also where another is listed before them."""
+    files = sorted(os.listdir(sample("torch_ranks_tp_fsdp2")[0]))
+    ranks = [os.path.join(sample("torch_ranks_tp_fsdp2")[0], f) for f in files]
+
+    def save(run, worlds):
+        os.makedirs(t.at(run))
+        for kind, world in (("model", 4), ("optim", 4), ("extra_state", 4)):
+            for rank, file in enumerate(ranks):
+                shutil.copy(file, t.at(run, f"{kind}_world_size_{worlds.get((kind, rank), world)}_rank_{rank}.pt"))
+        return t.at(run)
+
+    def check(path, named):
+        of = [f for f in t.json("validate", path, "--json", status=1)["findings"] if f["rule"] == "parts/incomplete-save"]
+        need(named in {f.get("file") for f in of}, f"{named}: {of}")
+        need(t.json("inspect", path, "--json")["entries"], "nothing is listed")
+        for command in (["convert", path, t.at("out"), "--to", "safetensors", "--part", "model"], ["manifest", path]):
+            need(named in t.run(*command, status=2).stderr.decode(), f"{command[0]} does not name {named}")
+            need(not os.path.exists(t.at("out")), "an output was left")
+
+    need(len(ranks) == 4, files)
+    t.run("inspect", save("whole", {}))
+    for rank, world in ((0, 2), (3, 8)):
+        check(save(f"mixed{rank}", {("model", rank): world}), f"model_world_size_{world}_rank_{rank}.pt")
+    check(save("optimizer", {("optim", rank): 8 for rank in range(4)}), "optim_world_size_8_rank_0.pt")
+    os.remove(os.path.join(save("gone", {}), "extra_state_world_size_4_rank_2.pt"))
+    check(t.at("gone"), "extra_state_world_size_4_rank_2.pt")
+
+
+@test
 def test_numbers_that_json_does_not_know_are_those_of_python(t):
     shutil.copytree(golden("trainer")[0], t.at("nan"))
     with open(t.at("nan", "trainer_state.json"), "w") as f:

@@ -28,16 +28,27 @@ static uint64_t world_of(tsr_str name, tsr_str before)
     return tsr_str_starts(rest, TSR_STR("_rank_")) && tsr_str_ends(rest, TSR_STR(".pt")) ? world : 0;
 }
 
-/* The first file of a kind and the number of ranks in its name; 0: there is none. Another number is *other. */
-static uint64_t find_world(const tsr_store *store, const kind *k, uint64_t *other)
+/* The number of ranks in the names of most of a kind's files; 0: there are none. */
+static uint64_t find_world(const tsr_store *store, const kind *k)
 {
     uint64_t world = 0;
-    for (uint32_t f = 0; f < store->file_count; f++) {
+    for (uint32_t f = 0, votes = 0; f < store->file_count; f++) {
         const uint64_t next = world_of(store->files[f].name, tsr_str_from(k->before));
-        if (!world) world = next;
-        else if (next && next != world) *other = next;
+        if (!next) continue;
+        if (!votes) world = next;
+        votes = next == world ? votes + 1 : votes - 1;
     }
     return world;
+}
+
+/* The first of a kind's files whose name has another number of ranks than `world`, or TSR_NO_FILE. */
+static uint32_t find_stranger(const tsr_store *store, const kind *k, uint64_t world)
+{
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const uint64_t own = world_of(store->files[f].name, tsr_str_from(k->before));
+        if (own && own != world) return f;
+    }
+    return TSR_NO_FILE;
 }
 
 /* The number of ranks in fsdp_config.json; 0: it is not there, or does not state one. */
@@ -63,7 +74,7 @@ static tsr_status stated_world(tsr_checkpoint *checkpoint, uint64_t *world, tsr_
 /* By the models' files. A server lists nothing, so that fsdp_config.json may be all that is known of them. */
 static tsr_status is_verl(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
-    uint64_t other, world = find_world(checkpoint->store, &kinds[0], &other);
+    uint64_t world = find_world(checkpoint->store, &kinds[0]);
     if (!world && checkpoint->store->file_count == 1) TSR_TRY(stated_world(checkpoint, &world, err));
     *is = world > 0;
     return TSR_OK;
@@ -74,6 +85,7 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, const kind *k, uint64_
                               tsr_error *err)
 {
     tsr_shown_names names = {.used = 0};
+    tsr_str first = {NULL, 0};
     uint32_t at = 0;
     for (uint64_t rank = 0; rank < world; rank++) {
         const bool there = at < files->count && files->items[at].number == rank;
@@ -82,6 +94,7 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, const kind *k, uint64_
         const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s%llu_rank_%llu.pt", k->before,
                                               (unsigned long long)world, (unsigned long long)rank);
         if (!name.data) return TSR_E_NOMEM;
+        if (!first.data) first = name;
         TSR_TRY(tsr_checkpoint_implies(checkpoint, name, err));
         if (names.count < TSR_NAMES_SHOWN) tsr_shown_names_add(&names, name);
         else names.count++;
@@ -91,7 +104,20 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, const kind *k, uint64_
         tsr_arena_format(checkpoint->arena, err, "%llu of %llu files %s missing: %s%s; copy them from where the checkpoint was written",
                          (unsigned long long)names.count, (unsigned long long)world, names.count == 1 ? "is" : "are", names.text,
                          tsr_shown_names_rest(&names));
-    return tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err);
+    return tsr_checkpoint_is_incomplete(checkpoint, first, message, err);
+}
+
+/* Files that another number of ranks saved than most of their kind, or than those of the kinds before. */
+static tsr_status check_world(tsr_checkpoint *checkpoint, const kind *k, uint64_t world, uint64_t common, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    const uint32_t mixed = find_stranger(store, k, world), stranger = mixed == TSR_NO_FILE ? find_stranger(store, k, common) : mixed;
+    if (stranger == TSR_NO_FILE) return TSR_OK;
+    const tsr_str name = store->files[stranger].name;
+    const tsr_str message = tsr_arena_format(
+        checkpoint->arena, err, "'%.*s' comes from %llu ranks, but other files from %llu: two saves are mixed", TSR_STR_ARG(name),
+        (unsigned long long)world_of(name, tsr_str_from(k->before)), (unsigned long long)(mixed == TSR_NO_FILE ? common : world));
+    return message.data ? tsr_checkpoint_is_incomplete(checkpoint, name, message, err) : TSR_E_NOMEM;
 }
 
 /* The ranks' files of one model or optimizer are joined; other state is listed rank by rank. */
@@ -112,17 +138,11 @@ static tsr_status imply_first(tsr_checkpoint *checkpoint, const kind *k, uint64_
 static tsr_status mount_kind(tsr_checkpoint *checkpoint, const kind *k, uint64_t *common, tsr_error *err)
 {
     tsr_numbered_files files;
-    uint64_t other = 0, world = find_world(checkpoint->store, k, &other);
+    uint64_t world = find_world(checkpoint->store, k);
     if (!world && k == kinds) TSR_TRY(stated_world(checkpoint, &world, err));
     if (!world) return imply_first(checkpoint, k, *common, err);
     if (!*common) *common = world;
-    if (!other && world != *common) other = *common;
-    if (other) {
-        const tsr_str message = tsr_arena_format(
-            checkpoint->arena, err, "the files '%s…' come from %llu ranks and others from %llu: two saves are mixed",
-            k->before, (unsigned long long)world, (unsigned long long)other);
-        TSR_TRY(tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err));
-    }
+    TSR_TRY(check_world(checkpoint, k, world, *common, err));
     const tsr_str before = tsr_arena_format(checkpoint->arena, err, "%s%llu_rank_", k->before, (unsigned long long)world);
     if (!before.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_folder_numbered(checkpoint, before.data, ".pt", &files, err));
