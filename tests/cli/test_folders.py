@@ -4,8 +4,9 @@ import json
 import os
 import shutil
 import struct
+import subprocess
 
-from harness import ROOT, need, sample, st_write, test
+from harness import ROOT, Skip, need, sample, st_write, test
 
 FOLDERS = os.path.join(ROOT, "tests", "golden", "folders")
 
@@ -304,6 +305,25 @@ def test_a_marker_file_is_followed_and_named(t):
     message = t.run("inspect", path, status=2).stderr.decode()
     need("'latest' names the checkpoint 'step-9', which is not in the directory" in message, message)
     t.run("inspect", path, "--step", "1")
+
+
+@test
+def test_a_marker_of_a_directory_that_may_not_be_read_says_so(t):
+    if os.geteuid() == 0 and not shutil.which("setpriv"):
+        raise Skip("root may read everything, and there is no setpriv")
+    path = run_of_steps(t, 1, 2, below=".")
+    with open(os.path.join(path, "latest"), "w") as f:
+        f.write("step-2")
+    as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    program = shutil.copy(t.path, t.at("program"))
+    for folder in (t.folder, path):
+        os.chmod(folder, 0o755)
+    os.chmod(os.path.join(path, "step-2"), 0)
+    try:
+        p = subprocess.run([*as_user, program, "inspect", path], capture_output=True, text=True)
+    finally:
+        os.chmod(os.path.join(path, "step-2"), 0o755)
+    need(p.returncode == 2 and "'latest' names the checkpoint 'step-2': " in p.stderr and "Permission denied" in p.stderr, p.stderr)
 
 
 @test

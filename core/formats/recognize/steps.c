@@ -259,6 +259,18 @@ static tsr_status is_checkpoint(tsr_checkpoint *checkpoint, bool *is, tsr_error 
     return TSR_OK;
 }
 
+/* A directory that this user may not read lists no files, as one that is not there. */
+static tsr_status check_readable(const tsr_checkpoint *checkpoint, const char *marker, tsr_str line, tsr_error *err)
+{
+    tsr_store *store = checkpoint->store, *found;
+    tsr_error why = {0};
+    if (!store->below || line.data[0] == '.') return TSR_OK;
+    const tsr_status status = store->below(store, line, &found, &why);
+    if (status == TSR_OK) found->close(found);
+    if (status != TSR_E_IO && status != TSR_E_NOMEM) return TSR_OK;
+    return tsr_raise(err, status, TSR_NO_POSITION, "the file '%s' names the checkpoint '%.*s': %s", marker, TSR_STR_ARG(line), why.message);
+}
+
 /* Goes to the directory that a marker names, and on to the only checkpoint in it. *followed: there is such a file. */
 static tsr_status follow_marker(choice *c, bool *followed)
 {
@@ -276,6 +288,7 @@ static tsr_status follow_marker(choice *c, bool *followed)
         TSR_TRY(checkpoint->store->deepen(checkpoint->store, TSR_BELOW_LEVELS, &cut, &deeper, c->err));
         TSR_TRY(directory_of(checkpoint, line, &directory, c->err));
     }
+    if (!directory.data) TSR_TRY(check_readable(checkpoint, marker, line, c->err));
     TSR_FAIL_IF(!directory.data, c->err, TSR_E_NOT_FOUND,
                 "the file '%s' names the checkpoint '%.*s', which is not in the directory; choose another one with --step",
                 marker, TSR_STR_ARG(line));
