@@ -122,8 +122,8 @@ static const tsr_rule rules[] = {
      "DeepSpeed's tied layers share the weights that are tied. Whatever else the layer has, each stage trains for itself. The first "
      "stage's values keep the name; those of later stages are listed under `mp_rank_NN.`."},
     {"parts/tied-modules", TSR_NOTE, "second names of tied modules are left out of the part 'model'",
-     "Where one module has another under two names, DeepSpeed does not list the second name in 'shared_params', and ZeRO 3 stores "
-     "the weights only once. zero_to_fp32 leaves the second name out. The weights are there under the first name."},
+     "DeepSpeed does not list the second name where one module has another under two, and zero_to_fp32 leaves it out. The "
+     "weights are there under the first name."},
     {"parts/unchecked-save", TSR_NOTE, "nothing in the files shows whether they are of the same save",
      "ZeRO 3 stores the weights only in the optimizer files, each rank its own part, so that no two files have values to "
      "compare, and optimizers such as SGD count no steps. If a file may have been mixed up, load the checkpoint and evaluate "

@@ -134,7 +134,7 @@ static tsr_status check_count(const tsr_ds_files *files, const tsr_ds_column *co
     else if (column->optims && column->optims[file->name.rank] != file)
         TSR_TRY(tsr_ds_report(
             files->checkpoint, name, err,
-            "%.*s: belongs to rank %u, as '%.*s' does: one of the two files is left over from another save",
+            "%.*s: belongs to rank %u, as '%.*s' does: one of the two is left over from another save",
             TSR_STR_ARG(name), file->name.rank, TSR_STR_ARG(tsr_ds_file_name(files, column->optims[file->name.rank]))));
     if (world && (files->has_experts ? column->world % world : world != column->world))
         return tsr_ds_report(files->checkpoint, name, err,

@@ -211,10 +211,8 @@ static tsr_status report_untied(const module *m)
     const tsr_str file = tsr_ds_file_name(m->files, m->column->model);
     return tsr_finding_add_at(m->files->checkpoint->findings, (tsr_rated_rule){"parts/tied-modules", TSR_NOTE},
                               (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, m->err,
-                              "%llu second %s of tied modules, '%.*s' first, %s not listed in 'shared_params'; the part 'model' matches "
-                              "the result of zero_to_fp32, which has these weights under their first names only",
-                              (unsigned long long)m->untied_count, m->untied_count == 1 ? "name" : "names", TSR_STR_ARG(m->untied),
-                              m->untied_count == 1 ? "is" : "are");
+                              "second names of tied modules are left out, as by zero_to_fp32: %llu, beginning with '%.*s'",
+                              (unsigned long long)m->untied_count, TSR_STR_ARG(m->untied));
 }
 
 static tsr_status add_all(module *m)
