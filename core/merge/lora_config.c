@@ -17,13 +17,20 @@ static const char *const understood[] = {
     "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias", "use_rslora", "modules_to_save",
     "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "megatron_core", "loftq_config",
     "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config", "lora_bias", "ensure_weight_tying"};
-/* Ways to start that change the base when the adapter is made and when it is loaded. */
+/* Ways to start that change the base when the adapter is made and when it is loaded; PEFT takes OLoRA for olora, too. */
 static const char *const changed_bases[] = {"pissa", "olora", "corda", "loftq", "lora_ga"};
 
 static bool is_set(const cJSON *item)
 {
     if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item)) return false;
     return !(cJSON_IsArray(item) || cJSON_IsObject(item)) || cJSON_GetArraySize(item) > 0;
+}
+
+/* `start` is in lower case. */
+static bool starts_in_any_case(const char *text, const char *start)
+{
+    while (*start && (*text >= 'A' && *text <= 'Z' ? *text - 'A' + 'a' : *text) == *start) text++, start++;
+    return !*start;
 }
 
 static tsr_status refuse_others(const cJSON *tree, tsr_error *err)
@@ -37,7 +44,7 @@ static tsr_status refuse_others(const cJSON *tree, tsr_error *err)
         TSR_FAIL_IF(is_set(cJSON_GetObjectItemCaseSensitive(tree, settings[i])), err, TSR_E_UNSUPPORTED,
                     "the adapter has %s, which is not supported; only plain LoRA can be folded into a base", settings[i]);
     for (size_t i = 0; cJSON_IsString(start) && i < sizeof changed_bases / sizeof *changed_bases; i++)
-        TSR_FAIL_IF(!strncmp(start->valuestring, changed_bases[i], strlen(changed_bases[i])), err, TSR_E_UNSUPPORTED,
+        TSR_FAIL_IF(starts_in_any_case(start->valuestring, changed_bases[i]), err, TSR_E_UNSUPPORTED,
                     "init_lora_weights is %s, which changes the base; save the adapter with "
                     "path_initial_model_for_weight_conversion, "
                     "which makes it plain LoRA",

@@ -236,6 +236,7 @@ def test_refusals_of_adapters(t):
 
     refused("peft_type is IA3", config={**config, "peft_type": "IA3"})
     refused("pissa", config={**config, "init_lora_weights": "pissa_niter_4"})
+    refused("OLoRA", config={**config, "init_lora_weights": "OLoRA"})
     refused("layer_replication", config={**config, "layer_replication": [[0, 1]]})
     refused("regular expression", config={**config, "alpha_pattern": {".*q_proj": 3}})
     refused("rank 3", "states 4", config={**config, "r": 4})
