@@ -204,7 +204,8 @@ static bool is_sought(const tsr_gather *gather, const tsr_chunk *chunk, const ts
 {
     uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
     const tsr_box own = {gather->ndim, chunk->offsets, chunk->sizes};
-    if (chunk->view || tsr_ahead_find(gather->ahead, chunk) || chunk->file >= tsr_checkpoint_store(gather->checkpoint)->file_count || !chunk->byte_length) return false;
+    const uint32_t file_count = tsr_checkpoint_store(gather->checkpoint)->file_count;
+    if (chunk->view || chunk->file >= file_count || !chunk->byte_length || tsr_ahead_find(gather->ahead, chunk)) return false;
     return !box || gather->dtype != gather->entry->dtype || tsr_box_intersect(own, *box, offsets, sizes);
 }
 

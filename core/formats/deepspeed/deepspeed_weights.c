@@ -106,7 +106,8 @@ static const tsr_entry *fp32_tensor(const tsr_ds_weights *w, const tsr_ds_sharer
 static tsr_status report_no_buffer(const tsr_ds_weights *w, const tsr_ds_file *file, uint32_t group, tsr_error *err)
 {
     const tsr_str name = tsr_ds_file_name(w->files, file);
-    return tsr_ds_report(w->files->checkpoint, name, err, "%.*s: has no float32 tensor for param group %u: the files do not belong to the same save",
+    return tsr_ds_report(w->files->checkpoint, name, err,
+                         "%.*s: has no float32 tensor for param group %u: the files do not belong to the same save",
                          TSR_STR_ARG(name), group);
 }
 
@@ -126,7 +127,8 @@ static tsr_status open_segment(tsr_ds_weights *w, uint32_t s, tsr_error *err)
         const uint64_t count = tensor && tensor->ndim == 1 ? tensor->shape[0] : segment->slice;
         tsr_status status = tsr_ds_buffer_add(&segment->fp32, tensor, count, err);
         if (status == TSR_OK && file && !tensor) status = report_no_buffer(w, file, sharers->group, err);
-        if (status != TSR_OK) return file ? tsr_error_context(err, "%.*s", TSR_STR_ARG(tsr_ds_file_name(w->files, file))), status : status;
+        if (status != TSR_OK && file) tsr_error_context(err, "%.*s", TSR_STR_ARG(tsr_ds_file_name(w->files, file)));
+        if (status != TSR_OK) return status;
     }
     return TSR_OK;
 }

@@ -268,7 +268,8 @@ static tsr_status check_readable(const tsr_checkpoint *checkpoint, const char *m
     const tsr_status status = store->below(store, line, &found, &why);
     if (status == TSR_OK) found->close(found);
     if (status != TSR_E_IO && status != TSR_E_NOMEM) return TSR_OK;
-    return tsr_raise(err, status, TSR_NO_POSITION, "the file '%s' names the checkpoint '%.*s': %s", marker, TSR_STR_ARG(line), why.message);
+    return tsr_raise(err, status, TSR_NO_POSITION, "the file '%s' names the checkpoint '%.*s': %s", marker, TSR_STR_ARG(line),
+                     why.message);
 }
 
 /* Goes to the directory that a marker names, and on to the only checkpoint in it. *followed: there is such a file. */
