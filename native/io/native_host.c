@@ -19,10 +19,10 @@ static uint32_t cores_allowed(void)
     return online > 0 ? (uint32_t)online : 1;
 }
 
-void tsr_native_host_open(tsr_native_host *out, uint32_t max_threads)
+void tsr_native_host_open(tsr_native_host *out, uint32_t threads)
 {
-    uint32_t threads = cores_allowed();
-    if (max_threads && max_threads < threads) threads = max_threads;
+    if (!threads) threads = cores_allowed();
+    if (threads > TSR_NATIVE_MOST_THREADS) threads = TSR_NATIVE_MOST_THREADS;
     *out = (tsr_native_host){.host = {
                                  .allocator = &tsr_allocator_libc,
                                  .limits = tsr_limits_default(),

@@ -49,6 +49,18 @@ static void test_native_host__digests_give_the_published_values(void **state)
     tsr_native_host_close(&native);
 }
 
+static void test_native_host__has_as_many_threads_as_asked_for(void **state)
+{
+    (void)state;
+    static const uint32_t asked[][2] = {{1, 1}, {7, 7}, {256, 256}, {257, 256}, {UINT32_MAX, 256}};
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
+        tsr_native_host native;
+        tsr_native_host_open(&native, asked[i][0]);
+        assert_int_equal(native.host.threads, asked[i][1]);
+        tsr_native_host_close(&native);
+    }
+}
+
 typedef struct loop {
     tsr_pool *pool;
     size_t inner;
@@ -120,6 +132,7 @@ static void test_native_host__a_loop_that_a_worker_begins_last_finishes(void **s
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_native_host__has_as_many_threads_as_asked_for),
         cmocka_unit_test(test_native_host__crc32_agrees_with_the_portable_one),
         cmocka_unit_test(test_native_host__digests_give_the_published_values),
         cmocka_unit_test(test_native_host__parallel_loops_run_every_index_once),

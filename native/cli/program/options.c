@@ -13,7 +13,7 @@ const cli_option cli_global_options[] = {
      "Do not show the progress line (shown only on a terminal)", offsetof(cli_globals, no_progress)},
     {"color", 0, CLI_CHOICE, "auto|always|never",
      "Use colors; auto respects NO_COLOR and TERM=dumb", offsetof(cli_globals, color)},
-    {"threads", 0, CLI_COUNT, "N", "Use N threads (default: one per available core)", offsetof(cli_globals, threads)},
+    {"threads", 0, CLI_COUNT, "N", "Use N threads, at most 256 (default: one per available core; more help with slow files)", offsetof(cli_globals, threads)},
     {"io-depth", 0, CLI_COUNT, "N", "Send up to N requests at once when reading from a server (default: 16)", offsetof(cli_globals, io_depth)},
     {"no-mpi", 0, CLI_FLAG, NULL, "Run as a single process, ignoring any MPI launcher", offsetof(cli_globals, no_mpi)},
     {"help", 'h', CLI_FLAG, NULL, "Show help for the command", offsetof(cli_globals, help)},

@@ -35,7 +35,7 @@ __all__ = ["Checkpoint", "Entry", "Error", "Finding", "TesseraError", "check", "
 
 def open(path: StrPath, threads: int = 0, allow_expansion: bool = False, *, part: str | None = None, step: str | int | None = None,
          also: StrPath | Sequence[StrPath] = (), shards: Document | None = None) -> Checkpoint:
-    """Opens a checkpoint: metadata and headers are read, no tensors. threads: for reading; 0 is as many as allowed.
+    """Opens a checkpoint: metadata and headers are read, no tensors. threads: for reading; 0 is one per available core.
     allow_expansion: as the commands' --allow-expansion. part, step, also, shards: which checkpoint, see above."""
     return Checkpoint(path, threads, allow_expansion, part=part, step=step, also=also, shards=shards)
 
