@@ -1,5 +1,5 @@
-/* What ranks tell each other before they move anything: which call they are in. Shared by the back ends that have several
- * ranks, so that all of them find the same contradictions and say them in the same words. */
+/* A description of a collective call, which ranks compare before they move data. The back ends with several ranks share
+ * it, so they detect the same mismatches and report them in the same words. */
 #ifndef TSR_NATIVE_COMM_CALL_H
 #define TSR_NATIVE_COMM_CALL_H
 
@@ -15,31 +15,31 @@ typedef enum tsr_call_kind {
     TSR_CALL_CLOSE
 } tsr_call_kind;
 
-/* No padding: it is sent as it lies. */
+/* It is sent as raw memory, so it has no padding. */
 typedef struct tsr_call {
     uint32_t kind; /* tsr_call_kind */
     uint32_t root;
-    uint64_t bytes;  /* moved altogether */
-    uint64_t digest; /* of the sizes */
+    uint64_t bytes;  /* the total that is moved */
+    uint64_t digest; /* of the list of sizes */
 } tsr_call;
 
 tsr_call tsr_call_all_gather(const size_t *sizes, uint32_t ranks);
 bool tsr_call_equal(const tsr_call *a, const tsr_call *b);
-/* TSR_E_USAGE: rank 0's call and another's are not the same. */
+/* Returns TSR_E_USAGE with a message that says how the rank's call differs from rank 0's. */
 tsr_status tsr_call_raise(const tsr_call *zero, uint32_t rank, const tsr_call *other, tsr_error *err);
-/* TSR_E_IO: the rank is gone. */
+/* Returns TSR_E_IO with a message that the rank has ended. */
 tsr_status tsr_call_raise_left(uint32_t rank, tsr_error *err);
-/* What is wrong with this rank's own arguments. */
+/* These check this rank's own arguments; TSR_E_USAGE. */
 tsr_status tsr_call_check_root(uint32_t root, uint32_t ranks, tsr_error *err);
 tsr_status tsr_call_check_peers(const tsr_message *messages, size_t count, uint32_t ranks, tsr_error *err);
 
-/* All messages of one rank to another in one exchange. */
+/* A summary of all messages from one rank to another in one exchange. */
 typedef struct tsr_traffic {
     uint64_t count, bytes, digest;
 } tsr_traffic;
 
 tsr_traffic tsr_traffic_with(const tsr_message *messages, size_t count, uint32_t peer);
-/* TSR_E_USAGE unless what `from` sends is what `rank` expects of it. */
+/* TSR_E_USAGE unless `rank` expects exactly what `from` sends to it. */
 tsr_status tsr_traffic_check(uint32_t from, const tsr_traffic *sent, uint32_t rank, const tsr_traffic *expected,
                              tsr_error *err);
 

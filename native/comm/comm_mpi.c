@@ -22,7 +22,7 @@
 typedef struct member {
     tsr_comm base;
     MPI_Comm ranks;
-    tsr_pulse *pulse; /* of those that were not split off */
+    tsr_pulse *pulse; /* the watchdog; a communicator that was split off has none of its own */
     size_t round_bytes;
     const tsr_allocator *allocator;
     int *counts; /* and displacements: 2 × places */

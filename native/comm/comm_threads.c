@@ -16,7 +16,7 @@
 
 typedef struct group group;
 
-/* What a rank gives in one call. */
+/* What a rank passes in one call. */
 typedef struct post {
     tsr_call call;
     const void *data;
@@ -43,7 +43,7 @@ struct group {
     uint32_t size;
     uint32_t arrived;
     uint64_t generation;
-    bool broken; /* a rank has left */
+    bool broken; /* a rank has ended without closing the group */
     uint32_t gone;
     uint32_t open;      /* members that have not closed it */
     const post **posts; /* by rank */
@@ -96,7 +96,7 @@ static void break_group(group *g, uint32_t thread)
     }
 }
 
-/* A thread is gone from every group that it did not close. */
+/* Marks an ended thread as gone in every group that it did not close. */
 static void leave(group *everybody, uint32_t thread)
 {
     world *w = everybody->world;
@@ -427,7 +427,7 @@ static void start_members(group *g, simulated *ranks)
     }
 }
 
-/* The lowest rank's failure that is no consequence of another's. */
+/* The failure of the lowest rank whose failure was not caused by another rank's. */
 static tsr_status first_failure(uint32_t count, const simulated *ranks, tsr_error *err)
 {
     const simulated *found = NULL;
@@ -449,7 +449,7 @@ static tsr_status run_world(world *w, group *everybody, simulated *ranks, tsr_er
     pthread_cond_init(&w->changed, NULL);
     start_members(everybody, ranks);
     tsr_status status = first_failure(everybody->size, ranks, err);
-    for (group *g = w->groups, *next; g; g = next) { /* left open by bodies that failed */
+    for (group *g = w->groups, *next; g; g = next) { /* groups that failed bodies left open */
         next = g->next;
         free_group(g);
     }

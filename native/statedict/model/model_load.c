@@ -1,4 +1,5 @@
-/* A model's state set from one under canonical names: match, check, agree, and only then write. */
+/* Loads a state dict with canonical names into a model: matches names, checks tensors, makes all ranks agree, and only
+ * then writes. */
 #include "statedict/model/model_setting.h"
 #include "statedict/ops/state_full.h"
 #include "statedict/tensor/value_pack.h"
@@ -76,7 +77,7 @@ static tsr_status unpack_unmatched(setting *s, tsr_str packed, tsr_error *err)
     return TSR_OK;
 }
 
-/* Rank 0 tells the others what did not match. */
+/* Broadcasts the names that did not match on rank 0. */
 static tsr_status share_unmatched(setting *s, tsr_error *err)
 {
     tsr_vec packed = tsr_vec_of(s->host->allocator, 1);
@@ -122,7 +123,7 @@ static tsr_status check_tensor(setting *s, const tsr_model_item *item, const tsr
                 "the tensor in the state dict is distributed; full_state_dict wants whole ones");
     if (units) return TSR_OK; /* tsr_fsdp_load_check says more */
     tsr_tensor want = *item->tensor;
-    if (s->bound) { /* it casts */
+    if (s->bound) { /* units cast what they load */
         TSR_FAIL_IF(given->entry.dtype != want.entry.dtype && !tsr_cast_possible(given->entry.dtype, want.entry.dtype), err,
                     TSR_E_UNSUPPORTED, "%s in the state, which is not cast to the model's %s",
                     tsr_dtype_describe(given->entry.dtype)->name, tsr_dtype_describe(want.entry.dtype)->name);
@@ -153,14 +154,15 @@ static tsr_status check_all(setting *s, tsr_error *err)
     return s->options->strict ? refuse_unmatched(s->unmatched, err) : TSR_OK;
 }
 
-/* ---- tensors that lie otherwise ---- */
+/* ---- tensors with another layout ---- */
 
 static bool has_boxes(const tsr_tensor *a, const tsr_tensor *b)
 {
     return a->spread == TSR_IN_BOXES || b->spread == TSR_IN_BOXES;
 }
 
-/* Which tensors lie otherwise in the state dict than in the model; as to boxes, ranks may see it differently. */
+/* Sets others[i] where a tensor is laid out differently in the state dict and in the model, and *boxes if one of these is
+ * in boxes. Ranks hold different boxes, so they may come to different results for those. */
 static void find_others(const setting *s, bool *others, bool *boxes)
 {
     for (size_t i = 0; i < s->items.count; i++) {
@@ -171,7 +173,9 @@ static void find_others(const setting *s, bool *others, bool *boxes)
     }
 }
 
-/* Then all in boxes move. What has moved need not be written. */
+/* Lists the tensors to redistribute. If any rank needs to move a tensor in boxes (`boxes`), all tensors in boxes are
+ * moved, so that the ranks list the same ones. Moving writes into the model's memory, so what is moved need not be
+ * written later. */
 static tsr_status list_moves(setting *s, const bool *others, bool boxes, tsr_error *err)
 {
     for (size_t i = 0; i < s->items.count; i++) {
@@ -184,7 +188,7 @@ static tsr_status list_moves(setting *s, const bool *others, bool boxes, tsr_err
     return TSR_OK;
 }
 
-/* As copy_ does between DTensors. */
+/* Between different layouts, copy_ of DTensors redistributes; so does this. */
 static tsr_status find_moves(setting *s, tsr_error *err)
 {
     bool boxes = false, *others = tsr_arena_array(s->passing, s->items.count, sizeof *others, err);
@@ -204,7 +208,8 @@ static tsr_status find_moves(setting *s, tsr_error *err)
 
 /* ---- writing ---- */
 
-/* PyTorch assigns what it offloaded from a broadcast where the model has nothing but meta tensors. */
+/* Gives memory to the model's meta tensors. With a broadcast and cpu_offload it is host memory, because PyTorch assigns
+ * the tensors that it offloaded instead of copying them. */
 static tsr_status give_memory(setting *s, tsr_error *err)
 {
     const bool on_host = s->options->cpu_offload && s->options->broadcast_from_rank0;
@@ -221,12 +226,12 @@ static tsr_status give_memory(setting *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* The matched names of the model with its tensors, or with what is to be loaded. */
+/* A dict of the matched names, with the model's tensors (`local`) or with the values to be loaded. */
 static const tsr_value *matched_dict(setting *s, bool local, tsr_error *err)
 {
     size_t count = 0;
     const tsr_value **items = tsr_arena_array(s->scratch->arena, 2 * s->items.count, sizeof *items, err);
-    const tsr_value *place = tsr_value_int(s->scratch->arena, 0, err); /* of an extra state, which is no tensor */
+    const tsr_value *place = tsr_value_int(s->scratch->arena, 0, err); /* stands in for extra state, which is not a tensor */
     if (!items || !place) return NULL;
     for (size_t i = 0; i < s->items.count; i++) {
         const tsr_model_item *item = &s->items.items[i];
@@ -240,7 +245,8 @@ static const tsr_value *matched_dict(setting *s, bool local, tsr_error *err)
     return tsr_value_items(s->scratch->arena, TSR_VALUE_DICT, items, count, err);
 }
 
-/* Replaces what is to be loaded by what lies as the model's tensors do, or in them already. */
+/* Replaces full values by values with the layout of the model's tensors. A broadcast writes into the model's tensors
+ * directly. */
 static tsr_status spread_full(setting *s, tsr_error *err)
 {
     const bool broadcast = s->options->broadcast_from_rank0, has = !broadcast || s->comm->rank == 0;
@@ -264,7 +270,7 @@ static bool is_distributed(const tsr_model_item *item)
     return item->tensor && item->tensor->spread != TSR_WHOLE;
 }
 
-/* A tensor of the model's distribution to be filled before anything of the model is written. */
+/* A tensor with the layout of the model's, to be filled before anything in the model is overwritten. */
 static tsr_status placeholder(setting *s, const tsr_model_item *item, tsr_dtype dtype, const tsr_value **out, tsr_error *err)
 {
     tsr_tensor tensor;
@@ -279,13 +285,14 @@ static tsr_status placeholder(setting *s, const tsr_model_item *item, tsr_dtype 
     return tsr_state_dict_tensor(s->scratch, &tensor, out, err);
 }
 
-/* Those matched items that must be spread before units load: all that is broadcast, else what no unit manages. */
+/* Whether item `i` must be distributed before the units load: every item of a broadcast, otherwise DTensors that no unit
+ * manages. */
 static bool is_spread(const setting *s, size_t i)
 {
     return s->matched[i] && (s->options->broadcast_from_rank0 || is_distributed(&s->items.items[i]));
 }
 
-/* The types that rank 0's tensors have. */
+/* Broadcasts the dtypes of rank 0's tensors. */
 static tsr_status share_dtypes(setting *s, tsr_error *err)
 {
     tsr_dtype *dtypes = s->dtypes = tsr_arena_array(s->passing, s->items.count, sizeof *dtypes, err);
@@ -332,7 +339,7 @@ static tsr_status spread_units(setting *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* The names that were matched, without their tensors. */
+/* A dict of the matched names, without their tensors. */
 static const tsr_value *matched_names(setting *s, tsr_error *err)
 {
     size_t count = 0;
@@ -348,8 +355,9 @@ static const tsr_value *matched_names(setting *s, tsr_error *err)
     return tsr_value_items(s->passing, TSR_VALUE_DICT, items, count, err);
 }
 
-/* Rank 0's state was checked against its own model. A broadcast writes, so whether the other ranks' models are like that one
- * is known before. Units cast: there the types may differ, and those of the state count. */
+/* Only rank 0 could check the state, and only against its own model. A broadcast writes at once, so the ranks compare
+ * their models before it. Units cast what they load, so for them the dtypes of the state are compared, not those of the
+ * models. */
 static tsr_status check_alike(setting *s, tsr_error *err)
 {
     const tsr_value *names = NULL, *local = NULL, *none;
@@ -366,7 +374,7 @@ static tsr_status check_alike(setting *s, tsr_error *err)
     return tsr_full_agree(local, s->comm, s->host, s->passing, err);
 }
 
-/* What was matched, by the keys that units load. */
+/* A dict of the matched values under the keys that units load by. */
 static const tsr_value *unit_state(setting *s, tsr_error *err)
 {
     size_t count = 0;
@@ -380,7 +388,8 @@ static const tsr_value *unit_state(setting *s, tsr_error *err)
     return items ? tsr_value_items(s->passing, TSR_VALUE_DICT, items, count, err) : NULL;
 }
 
-/* Before anything is written. A broadcast is checked already: what it spreads lies as the model does. */
+/* Checks what the units will load, before anything is written. After a broadcast, the values already have the model's
+ * layout. */
 static tsr_status check_units(setting *s, tsr_error *err)
 {
     if (s->options->full_state_dict) TSR_TRY(spread_units(s, err));
@@ -426,7 +435,7 @@ static tsr_status write_all(setting *s, tsr_error *err)
     return tsr_comm_agree(s->comm, status, err);
 }
 
-/* ---- the whole ---- */
+/* ---- the whole call ---- */
 
 static tsr_status list_items(setting *s, tsr_error *err)
 {
@@ -437,7 +446,7 @@ static tsr_status list_items(setting *s, tsr_error *err)
     return tsr_fsdp_model_items(s->bound, s->passing, &s->items, err);
 }
 
-/* As far as a rank gets alone. */
+/* Checks the options, lists the model's items and matches names, before the ranks compare their results. */
 static tsr_status prepare(setting *s, bool has, tsr_error *err)
 {
     TSR_TRY(tsr_state_options_check(s->options, 0, false, err));
@@ -478,7 +487,7 @@ tsr_status tsr_model_setting_write(tsr_model_setting *s, tsr_error *err)
 {
     if (s->nothing) return TSR_OK;
     if (!s->bound) return write_all(s, err);
-    if (s->options->broadcast_from_rank0) TSR_TRY(check_units(s, err)); /* so late because of its memory */
+    if (s->options->broadcast_from_rank0) TSR_TRY(check_units(s, err)); /* not earlier: it needs memory */
     return tsr_fsdp_load_write(&s->loading, err);
 }
 

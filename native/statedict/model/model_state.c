@@ -1,4 +1,4 @@
-/* A model's state under canonical names, got. */
+/* Gets a model's state dict under canonical names. */
 #include "statedict/model/fsdp_bind.h"
 #include "statedict/tensor/warn.h"
 
@@ -94,7 +94,7 @@ static tsr_status put_item(getting *g, const tsr_model_item *item, tsr_error *er
     return TSR_OK;
 }
 
-/* As far as a rank gets alone. */
+/* Checks the options and lists what the model has, before the ranks compare their results. */
 static tsr_status prepare(getting *g, tsr_comm *comm, tsr_error *err)
 {
     const tsr_host *host = g->out->host;

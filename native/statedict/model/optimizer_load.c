@@ -1,5 +1,5 @@
-/* The state of live optimizers, set. What is loaded is brought to numbers first, as Optimizer.state_dict() has them: so
- * shared parameters may have been saved under any of their names.
+/* Loads a state dict into live optimizers. Its names are first replaced by parameter numbers, as in Optimizer.state_dict(), so
+ * a shared parameter may have been saved under any of its names.
  *
  *   nested or flat ── split ──▶ one optimizer's, by number ── broadcast or distribute ──▶ check, agree, write */
 #include "statedict/model/fsdp_carry.h"
@@ -177,8 +177,8 @@ static tsr_status outline_of(loading *l, const tsr_value *state, const tsr_value
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* Only rank 0 has the flat state dict of a broadcast, but what it must have depends on what each rank's optimizers hold:
- * the others check its keys. Collective. */
+/* In a broadcast only rank 0 has the flat state dict, but which keys it must contain depends on the state that each
+ * rank's optimizers hold. So the other ranks check its keys. Collective. */
 static tsr_status check_on_others(loading *l, const tsr_value *state, tsr_error *err)
 {
     const bool root = l->comm->rank == 0;
@@ -190,7 +190,7 @@ static tsr_status check_on_others(loading *l, const tsr_value *state, tsr_error 
     return tsr_comm_agree(l->comm, status, err);
 }
 
-/* Parameters keyed by number already? */
+/* Whether parameters are keyed by number already. */
 static bool is_numbered(const tsr_value *state)
 {
     const tsr_value *groups = tsr_value_get(state, TSR_STR("param_groups"));
@@ -342,7 +342,7 @@ static tsr_status spread_one(loading *l, size_t o, const full_one *one, tsr_erro
     return tsr_comm_agree(l->comm, status, err);
 }
 
-/* Spreading writes into the optimizers: what can be refused is looked for in all of them before. */
+/* Distributing writes into the optimizers, so everything that could be refused is checked in all of them first. */
 static tsr_status spread_full(loading *l, tsr_error *err)
 {
     full_one *all = tsr_arena_array(l->passing, l->count, sizeof *all, err);
@@ -427,7 +427,7 @@ static tsr_status spread_all(loading *l, tsr_error *err)
     return tsr_comm_agree(l->comm, mine, err);
 }
 
-/* Ranks that have something to load; all have, or rank 0 of a broadcast, or none. */
+/* Whether there is anything to load: either all ranks have a state dict, or rank 0 of a broadcast has, or none. */
 static tsr_status anything(loading *l, const tsr_value *state, bool *some, tsr_error *err)
 {
     uint64_t given = state && state->count && (!root_only(l) || l->comm->rank == 0);

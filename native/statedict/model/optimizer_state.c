@@ -1,4 +1,4 @@
-/* The state of live optimizers under canonical names, got; and what covers a model with its optimizers. */
+/* Gets the state of live optimizers under canonical names, and handles a model together with its optimizers. */
 #include "statedict/model/model_setting.h"
 #include "statedict/model/optimizer_names.h"
 #include "tessera/sys/optim_live.h"
@@ -12,11 +12,11 @@ typedef struct getting {
     tsr_state_dict *out;
     tsr_arena *passing;
     tsr_optimizer_names names;
-    const tsr_value **native; /* one an optimizer */
-    tsr_name_list **groups;   /* the same */
+    const tsr_value **native; /* one per optimizer: its state dict by number */
+    tsr_name_list **groups;   /* one array per optimizer: the names of each param group */
 } getting;
 
-/* As far as a rank gets alone. */
+/* Checks the options and takes each optimizer's own state dict, before the ranks compare their results. */
 static tsr_status prepare(getting *g, const tsr_model *model, tsr_error *err)
 {
     tsr_arena *arena = tsr_state_dict_arena(g->out);
@@ -33,7 +33,7 @@ static tsr_status prepare(getting *g, const tsr_model *model, tsr_error *err)
     return TSR_OK;
 }
 
-/* Names that the result may keep. */
+/* Copies names into `arena`, for a result that outlives the call. */
 static tsr_status kept_names(const tsr_name_list *lists, size_t count, tsr_arena *arena, tsr_name_list **out, tsr_error *err)
 {
     *out = tsr_arena_array(arena, count, sizeof **out, err);
@@ -47,7 +47,8 @@ static tsr_status kept_names(const tsr_name_list *lists, size_t count, tsr_arena
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* Keyed by name, one after another: units' optimizers want all ranks. */
+/* Converts each optimizer's state dict to names. One optimizer after another, because those of FSDP1's units need all
+ * ranks. */
 static tsr_status name_all(getting *g, const tsr_value **parts, size_t *kept, tsr_error *err)
 {
     tsr_arena *arena = tsr_state_dict_arena(g->out);
