@@ -56,7 +56,7 @@ static tsr_status add_move(tsr_fsdp_moves *m, bool apart, const tsr_tensor *from
     return TSR_OK;
 }
 
-/* ---- what a unit says ---- */
+/* ---- what a unit describes ---- */
 
 uint32_t tsr_fsdp_tp_size(const tsr_fsdp_unit *unit)
 {
@@ -70,7 +70,7 @@ static const tsr_fsdp_spec *spec_of(const tsr_fsdp_node *node, uint32_t original
     return specs && specs[original].shape ? &specs[original] : NULL;
 }
 
-/* The spec of an original that is a DTensor. */
+/* The DTensor spec of an original parameter. */
 static const tsr_fsdp_spec *tp_spec(const tsr_fsdp_node *node, uint32_t original)
 {
     return tsr_fsdp_is_2d(node) ? spec_of(node, original) : NULL;
@@ -127,8 +127,8 @@ tsr_status tsr_fsdp_check_specs(const tsr_fsdp_model *model, const tsr_fsdp_node
     return TSR_OK;
 }
 
-/* DTensors are replicated by FSDP's dims and cut by shard(0) over the last of them; PyTorch cuts what is no DTensor over the
- * first. */
+/* The placements of an original over the root mesh. In a SHARDED state dict, a DTensor is also cut by shard(0) over the
+ * last of FSDP's mesh dims; PyTorch cuts an original that is not a DTensor over the first mesh dim. */
 static void place(const tsr_fsdp_node *node, const tsr_fsdp_spec *spec, bool sharded, tsr_placement *out)
 {
     const uint32_t dims = node->unit->root_mesh->dim_count;
@@ -211,7 +211,7 @@ tsr_status tsr_fsdp_cut_rows(const tsr_fsdp_node *node, const tsr_tensor *whole,
 
 /* ---- extensions ---- */
 
-/* A copy, where the program gave what it was given: that memory goes. */
+/* Copies the result if the program returned the tensor that it was passed, because that memory is freed. */
 static tsr_status keep_whole(const tsr_fsdp_making *m, const tsr_tensor *whole, const tsr_value **value, tsr_error *err)
 {
     tsr_tensor like = *whole;
@@ -240,14 +240,15 @@ tsr_status tsr_fsdp_make(const tsr_fsdp_making *making, tsr_str fqn, const tsr_t
 
 /* ---- over the root mesh ---- */
 
-/* Whether tensor dim 0 is cut by tensor parallelism: then FSDP's cut of it comes first, in other ranks' parts. */
+/* Whether tensor parallelism shards dim 0 as well. FSDP's cut is then the outer one, so rows come from other ranks'
+ * parts. */
 static bool cuts_rows(const tsr_placement *last, uint32_t ndim)
 {
     uint32_t dim;
     return tsr_placement_dim(last, ndim, &dim) && dim == 0;
 }
 
-/* Copies the rows of `to`, which lie in the same tensor parallel part as `local`. */
+/* Copies the rows of `to`, which are in the same tensor parallel part as `local`. */
 static tsr_status own_rows(const tsr_fsdp_node *node, uint32_t original, const void *local, const tsr_tensor *to,
                            tsr_arena *arena, tsr_error *err)
 {
@@ -292,7 +293,8 @@ static bool joins_apart(const tsr_fsdp_moves *m, const tsr_tensor *given, const 
     return true;
 }
 
-/* The same tensors as the ranks of one place see them: over FSDP's dims, and as large as what was flattened. */
+/* Views the same tensors as the ranks with one tensor parallel coordinate do: over FSDP's mesh dims, with the size of
+ * what was flattened. */
 static tsr_status join_apart(const tsr_fsdp_node *node, uint32_t original, const tsr_tensor *given, const tsr_tensor *to,
                              tsr_fsdp_moves *moves, tsr_error *err)
 {

@@ -1,5 +1,5 @@
-/* What a model with FSDP1 units saves: one walk over the module tree, in the order of nn.Module.state_dict, that gives every
- * name its canonical form and every original its place. */
+/* Lists what a model with FSDP1 units saves. One walk over the module tree, in the order of nn.Module.state_dict, finds
+ * the canonical form of every name and the position of every original parameter. */
 #include "statedict/fsdp/fsdp_cut.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/entries.h"
@@ -7,7 +7,7 @@
 
 #include <inttypes.h>
 
-/* An original's name in its module; those of one module are a chain. */
+/* The name of an original parameter in its module. The originals of one module form a linked list. */
 typedef struct place {
     tsr_str name;
     uint32_t original;
@@ -17,11 +17,11 @@ typedef struct place {
 
 #define END UINT32_MAX
 
-/* Where the walk is. Prefixes end in a dot or are empty. */
+/* The position of the walk. Prefixes are empty or end in a dot. */
 typedef struct at {
     tsr_module_ref module;
-    tsr_str prefix;   /* from the root, canonical */
-    tsr_str relative; /* from what the unit wraps */
+    tsr_str prefix;   /* the canonical name from the root */
+    tsr_str relative; /* the name from the module that the unit wraps */
     uint32_t node;
     bool ignored;
     uint32_t depth;
@@ -30,9 +30,9 @@ typedef struct at {
 typedef struct walk {
     tsr_fsdp_model *model;
     tsr_vec places;
-    tsr_map **chains; /* one a node: module prefix → first place */
+    tsr_map **chains; /* one per node: module prefix → first place in `places` */
     size_t chain_count;
-    tsr_map *plain; /* key → number of its pair */
+    tsr_map *plain; /* key → index of its pair in the plain state */
     uint64_t visits;
 } walk;
 
@@ -127,7 +127,7 @@ static tsr_status check_mesh(const tsr_fsdp_model *model, const tsr_fsdp_node *n
     return TSR_OK;
 }
 
-/* Where the originals begin in the flat parameter, and who has which part. */
+/* Computes where the originals begin in the flat parameter, and which rank has which part. */
 static tsr_status lay_out(tsr_fsdp_model *model, tsr_fsdp_node *node, tsr_error *err)
 {
     const tsr_module_flat *flat = node->flat;
@@ -263,7 +263,7 @@ static tsr_status list_own(walk *w, const at *here, const tsr_module *m, tsr_err
 {
     tsr_fsdp_item *item;
     const bool transparent =
-        m->wrapper == TSR_WRAPPER_FSDP1 || m->wrapper == TSR_WRAPPER_CHECKPOINT; /* its child has the names */
+        m->wrapper == TSR_WRAPPER_FSDP1 || m->wrapper == TSR_WRAPPER_CHECKPOINT; /* the wrapped module has the names */
     const bool none = transparent || here->node == TSR_NO_UNIT;
     const uint32_t chain = none ? END : tsr_map_get(w->chains[here->node], here->relative, END);
     place *places = w->places.items;
@@ -320,7 +320,7 @@ static tsr_status visit(walk *w, at here, tsr_error *err)
         item->fqn = fqn;
         item->node = node;
     }
-    if (unit && m->flat_param) { /* a unit without one leaves what is below it to the unit around it */
+    if (unit && m->flat_param) { /* a unit without a flat parameter leaves the parameters below it to the unit around it */
         here.node = node;
         here.relative = TSR_STR("");
     }

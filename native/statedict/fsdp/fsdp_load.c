@@ -1,25 +1,25 @@
-/* A state into the model's memory, unit by unit: whole originals cut here, rows sent to where the slices are, slices padded
- * again. */
+/* Loads a state dict into the model's memory, unit by unit. Whole originals are cut on each rank, rows are sent to the
+ * ranks that have the slices, and slices are padded again. */
 #include "statedict/fsdp/fsdp_load.h"
 
 #include "statedict/fsdp/fsdp_cut.h"
 #include "tessera/sys/cast.h"
 
-/* A unit at work. */
+/* A unit that is being loaded. */
 typedef struct unit_work {
     const tsr_fsdp_node *node;
     uint8_t *slice; /* in host memory */
     void *staged;
 } unit_work;
 
-/* Elements of a tensor of the state. */
+/* The elements of a tensor in the state dict. */
 typedef struct elements {
     const tsr_tensor *of;
     const void *data; /* on the tensor's device */
     uint64_t count;
 } elements;
 
-/* Elements of `from`, whatever its device and type, as `dtype` in host memory. */
+/* Copies the elements of `from`, which has any device and dtype, to host memory as `dtype`. */
 static tsr_status fetch(elements from, tsr_dtype dtype, void *to, const tsr_allocator *allocator, tsr_error *err)
 {
     tsr_device *device = from.of->device;
@@ -37,7 +37,7 @@ static tsr_status fetch(elements from, tsr_dtype dtype, void *to, const tsr_allo
 
 /* ---- originals ---- */
 
-/* What this rank's slice has of a whole original. */
+/* Copies this rank's slice of a whole original. */
 static tsr_status load_whole(const tsr_fsdp_loading *l, const unit_work *w, uint32_t original, const tsr_tensor *whole,
                              tsr_error *err)
 {
@@ -52,7 +52,7 @@ static tsr_status load_whole(const tsr_fsdp_loading *l, const unit_work *w, uint
                  l->model->host->allocator, err);
 }
 
-/* This rank's rows in the unit's type, zeros where it has none; to be freed. */
+/* This rank's rows in the unit's dtype, zeros where it has none. The caller frees them. */
 static tsr_status take_rows(const tsr_fsdp_loading *l, const unit_work *w, const tsr_tensor *tensor, uint64_t count,
                             void **rows, tsr_error *err)
 {
@@ -90,7 +90,7 @@ static tsr_status load_rows(const tsr_fsdp_loading *l, const unit_work *w, uint3
     return status;
 }
 
-/* The call of the program's extensions that gives what is to be flattened; NULL: none. */
+/* The function of the program's extensions that returns the tensor to be flattened; NULL: there is none. */
 typedef tsr_status to_flatten(void *ctx, tsr_str fqn, const tsr_tensor *tensor, tsr_comm *comm, tsr_state_dict *out,
                               const tsr_tensor **whole, tsr_error *err);
 
@@ -124,7 +124,7 @@ static tsr_status load_gathered(const tsr_fsdp_loading *l, const unit_work *w, c
     return status;
 }
 
-/* The slice as it is, and zeros behind it. */
+/* Copies a slice as it is, and fills the padding after it with zeros. */
 static tsr_status load_slice(const tsr_fsdp_loading *l, const unit_work *w, const tsr_tensor *tensor, tsr_error *err)
 {
     const tsr_span valid = tsr_fsdp_valid(w->node);
@@ -154,7 +154,7 @@ static bool is_loaded(const tsr_fsdp_loading *l, size_t enter, size_t i)
     return own && items[i].node == items[enter].node && l->values[i];
 }
 
-/* What DTensors have is gathered for the whole unit before any of it is cut: all ranks do so together. */
+/* Gathers the DTensors of the whole unit before any of them is cut, because all ranks must take part at the same time. */
 static tsr_status load_unit_2d(const tsr_fsdp_loading *l, const unit_work *w, size_t enter, tsr_error *err)
 {
     const tsr_fsdp_item *items = tsr_fsdp_items(l->model);

@@ -1,4 +1,4 @@
-/* What is wrong with a state before any of it is written: keys, shapes, forms. */
+/* Checks the keys, shapes and forms of a state dict before any of it is written. */
 #include "statedict/fsdp/fsdp_cut.h"
 #include "statedict/fsdp/fsdp_load.h"
 

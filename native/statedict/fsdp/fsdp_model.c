@@ -1,4 +1,4 @@
-/* A model with FSDP1 units: its settings, and what the ranks agree on before anything moves. */
+/* A model with FSDP1 units: its settings, and what all ranks agree on before any data is sent. */
 #include "statedict/fsdp/fsdp_cut.h"
 #include "tessera/sys/module_tree.h"
 
@@ -66,7 +66,7 @@ static tsr_str settings_text(const tsr_fsdp_settings *settings)
     return tsr_str_from(flags[(settings->offload ? 1 : 0) + (settings->rank0_only ? 2 : 0)]);
 }
 
-/* The settings of the marked units, which are the same. */
+/* The settings of the marked units, which must be equal. */
 static tsr_status common_settings(const tsr_fsdp_model *model, const bool *marked, tsr_fsdp_settings *out, tsr_error *err)
 {
     const tsr_fsdp_node *first = NULL;
@@ -138,7 +138,7 @@ bool tsr_fsdp_is_saved(const tsr_fsdp_model *model, const tsr_fsdp_item *item)
     return item->kind != TSR_ITEM_ORIGINAL || !local || node->flat->use_orig_params;
 }
 
-/* ---- before anything moves ---- */
+/* ---- before any data is sent ---- */
 
 void tsr_fsdp_warn(const tsr_fsdp_model *model, const char *format, ...)
 {
@@ -188,7 +188,7 @@ static tsr_status add_node(tsr_agreement *agreement, const tsr_fsdp_node *node, 
     const tsr_str words = tsr_arena_format(
         agreement->arena, err, "%s%.*s, %s of %" PRIu64 " in %" PRIu64 " slices%s%s%s%s", type_name(node->settings.type),
         TSR_STR_ARG(settings_text(&node->settings)), unit ? tsr_dtype_describe(unit->dtype)->name : "nothing",
-        unit && tsr_fsdp_tp_size(unit) > 1 ? 0 : node->layout.flat_numel, /* uneven tensor parallelism flattens less */
+        unit && tsr_fsdp_tp_size(unit) > 1 ? 0 : node->layout.flat_numel, /* with uneven tensor parallelism, less is flattened */
         node->layout.ranks, unit && unit->no_shard ? ", NO_SHARD" : "", unit && unit->mesh ? ", mesh" : "",
         unit && unit->root_mesh ? ", tensor parallelism" : "",
         unit && (unit->extensions || unit->transforms) ? ", extensions" : "");
@@ -227,7 +227,8 @@ static tsr_status take_managed(const tsr_fsdp_model *model, const tsr_value *sta
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* The part of a state that units manage. What is left is each rank's own: experts have other names on each rank. */
+/* The part of a state dict that units manage. The rest belongs to each rank alone: experts, for instance, have different
+ * names on each rank. */
 static tsr_status managed(const tsr_fsdp_model *model, const tsr_value *state, tsr_arena *arena, const tsr_value **out,
                           tsr_error *err)
 {

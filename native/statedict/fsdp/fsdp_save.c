@@ -1,5 +1,5 @@
-/* What units give: whole originals, rows of them, or their slice. All of a unit is made before anything of the next, so that
- * only one flat parameter is whole at a time. */
+/* Makes what units save: whole originals, rows of them, or the unit's slice. One unit is finished before the next begins,
+ * so only one whole flat parameter is in memory at a time. */
 #include <inttypes.h>
 
 #include "statedict/fsdp/fsdp_cut.h"
@@ -8,20 +8,20 @@
 typedef struct saving {
     const tsr_fsdp_model *model;
     tsr_state_dict *out;
-    const tsr_value **values; /* one an item; NULL: no key here */
+    const tsr_value **values; /* one per item; NULL: the item has no key on this rank */
 } saving;
 
-/* A unit at work. */
+/* A unit that is being saved. */
 typedef struct unit_work {
     const tsr_fsdp_node *node;
     tsr_fsdp_settings settings;
     size_t enter, leave;
     void *slice, *staged; /* in host memory */
-    uint8_t *flat;        /* the whole flat parameter: `slice`, or */
+    uint8_t *flat;        /* the whole flat parameter: `slice` or `gathered` */
     void *gathered;
-    const tsr_value **made;  /* by original */
-    tsr_arena *arena;        /* passing */
-    tsr_state_dict *passing; /* of units whose originals are other tensors than FSDP flattened */
+    const tsr_value **made;  /* one per original */
+    tsr_arena *arena;        /* for temporary memory */
+    tsr_state_dict *passing; /* for units whose originals are not the tensors that FSDP flattened */
     tsr_fsdp_moves moves;
 } unit_work;
 
@@ -44,7 +44,7 @@ static bool wants_flat(const unit_work *w)
     const bool local = w->settings.type == TSR_FSDP_LOCAL;
     return w->settings.type == TSR_FSDP_FULL || chunks(w) || (!local && tsr_fsdp_is_transformed(w->node));
 }
-/* Whether the program makes the result itself, whole or cut. */
+/* Whether the program's own functions make the result, whole or sharded. */
 static bool makes_itself(const unit_work *w)
 {
     const tsr_fsdp_transforms *t = w->node->unit->transforms;
@@ -88,7 +88,7 @@ static tsr_status new_original(const saving *s, unit_work *w, uint32_t original,
     return tsr_state_dict_allocate(s->out, &tensor, &w->made[original], err);
 }
 
-/* The slice's part of an original, as original-parameter mode has it. */
+/* The part of an original in this rank's slice, as use_orig_params has it. */
 static tsr_status local_original(const saving *s, unit_work *w, uint32_t original, tsr_error *err)
 {
     const tsr_span range = tsr_flat_layout_range(&w->node->layout, original, w->node->unit->comm->rank);
@@ -179,7 +179,7 @@ static tsr_status fill_whole(const unit_work *w, uint32_t original, tsr_error *e
     return tsr_device_upload(to->device, to->data, from, original_bytes(w->node, original), err);
 }
 
-/* A rank of the group that fails on its own goes on with the others until all agree. */
+/* A rank that fails on its own continues with the others until all of them agree on the failure. */
 static tsr_status fill_rows(const saving *s, const unit_work *w, uint32_t original, tsr_error *err)
 {
     const tsr_allocator *allocator = s->model->host->allocator;
@@ -197,7 +197,7 @@ static tsr_status fill_rows(const saving *s, const unit_work *w, uint32_t origin
     return tsr_comm_agree(w->node->unit->comm, status, err);
 }
 
-/* What FSDP flattened of an original, whole and in host memory. */
+/* What FSDP flattened of an original, as a whole tensor in host memory. */
 static tsr_tensor flattened(const unit_work *w, uint32_t original)
 {
     tsr_tensor whole = tsr_fsdp_original(w->node, original);
@@ -206,7 +206,7 @@ static tsr_tensor flattened(const unit_work *w, uint32_t original)
     return whole;
 }
 
-/* By the program's extensions: all ranks of the unit call them, also those that keep nothing. */
+/* Makes the result with the program's extensions. All ranks of the unit call them, even those that keep nothing. */
 static tsr_status make_itself(const saving *s, const unit_work *w, const tsr_fsdp_item *item, tsr_error *err)
 {
     const tsr_tensor whole = flattened(w, item->original);
@@ -223,7 +223,7 @@ static tsr_status fill_2d(unit_work *w, const tsr_fsdp_item *item, tsr_error *er
     const tsr_value *value = w->made[item->original];
     if (w->settings.type == TSR_FSDP_FULL) return value ? fill_whole(w, item->original, err) : TSR_OK;
     tsr_tensor to = *tsr_tensor_of(value);
-    to.entry.fqn = item->fqn; /* for messages; the result's own would not live as long */
+    to.entry.fqn = item->fqn; /* for messages: the name in the result does not live as long */
     return tsr_fsdp_chunk_2d(w->node, item->original, flattened(w, item->original).data, &to, &w->moves, err);
 }
 
@@ -241,7 +241,7 @@ static tsr_status fill(const saving *s, unit_work *w, const tsr_fsdp_item *item,
 static tsr_status move(const saving *s, unit_work *w, bool *filled, tsr_error *err)
 {
     const tsr_fsdp_item *items = tsr_fsdp_items(s->model);
-    const bool among_all = w->passing && tsr_fsdp_is_2d(w->node); /* then all ranks must come to the moves */
+    const bool among_all = w->passing && tsr_fsdp_is_2d(w->node); /* then all ranks must take part in the moves */
     tsr_status status = wants_flat(w) && w->node->sharded ? gather_flat(s, w, err) : TSR_OK;
     w->moves = tsr_fsdp_moves_of(s->model->tree.comm, NULL, s->model->host, w->passing);
     for (size_t i = w->enter; i <= w->leave && status == TSR_OK; i++) {
@@ -298,7 +298,7 @@ static tsr_status cast(const tsr_tensor *from, tsr_dtype dtype, tsr_state_dict *
     return status;
 }
 
-/* Buffers of a unit go the way of its settings; parameters that it ignores, and all outside of units, stay as they are. */
+/* A unit's settings apply to its buffers. Parameters that it ignores, and everything outside of units, stay as they are. */
 static tsr_status save_plain(const saving *s, const tsr_fsdp_item *item, tsr_arena *arena, const tsr_value **value,
                              tsr_error *err)
 {
