@@ -80,24 +80,24 @@ typedef struct receiving {
     const tsr_fsdp_optimizers *fsdp;
     tsr_live_state *live;
     tsr_state_dict *out;
-    void **taken;           /* by buffer: what the state dict owns now, of tensors that stand in several places */
-    const tsr_value **made; /* by buffer: what became of one that is not kept as it is */
+    void **taken;           /* by buffer: memory that the state dict owns now, for tensors that occur several times */
+    const tsr_value **made; /* by buffer: the tensor made of one that is not kept as it is */
     tsr_fsdp_names names;
     tsr_fsdp_carried carried;
     tsr_fsdp_moves moves;
     tsr_vec calls; /* of tsr_fsdp_call */
     bool getting;
-    bool full;  /* the result: nothing is cut */
-    bool whole; /* so does what was received come */
+    bool full;  /* the result has whole tensors */
+    bool whole; /* the received tensors are whole */
     bool offload;
 } receiving;
 
-/* The state at work. */
+/* The state that is being converted. */
 typedef struct received {
     tsr_str name;
-    const tsr_fsdp_node *node; /* NULL: no unit cuts it */
+    const tsr_fsdp_node *node; /* NULL: no unit shards it */
     uint32_t original;
-    const tsr_tensor *param; /* distributed, of what no unit cuts; or NULL */
+    const tsr_tensor *param; /* the distributed parameter, if no unit shards it; or NULL */
 } received;
 
 static tsr_status put_rows(const receiving *r, const tsr_chunk *chunk, tsr_tensor *tensor, tsr_error *err)
@@ -343,18 +343,18 @@ static void warn_of_carried(const tsr_fsdp_optimizers *f, const tsr_live_state *
                       TSR_STR_ARG(live->carried[i]));
 }
 
-/* One way: what passes by, and what came of it. */
+/* One conversion: temporary data and the result. */
 typedef struct conversion {
     receiving receive;
     tsr_flat_index *index;
     tsr_live_state live;
     tsr_flat_params flat;
-    tsr_state_dict *host;    /* tensors of devices, as long as they are sent */
-    tsr_state_dict *changed; /* and those that are sent in place of others */
+    tsr_state_dict *host;    /* owns host copies of device tensors while they are sent */
+    tsr_state_dict *changed; /* owns tensors that are sent instead of others */
     tsr_arena *passing;
 } conversion;
 
-/* `changed` stays NULL where there is no memory: get and set tell all ranks. */
+/* Leaves `changed` NULL when memory is short; get and set then tell all ranks. */
 static void convert_open(conversion *c, const tsr_fsdp_state_call *call, tsr_error *err)
 {
     const tsr_fsdp_optimizers *fsdp = call->fsdp;
@@ -382,7 +382,7 @@ static void convert_close(conversion *c)
     tsr_arena_free(c->passing);
 }
 
-/* What goes through core, on the host. What is set aside stays on its device. */
+/* Copies what core converts to the host. What is set aside stays on its device. */
 static tsr_status bring(conversion *c, const tsr_value *state, const tsr_value **tree, tsr_error *err)
 {
     if (!c->changed) return TSR_E_NOMEM;
@@ -417,7 +417,7 @@ static tsr_status get(conversion *c, const tsr_value *native, const tsr_state_op
     tsr_status status = bring(c, native, &tree, err);
     if (status == TSR_OK) status = to_send(tree, false, c->passing, &sent_tree, err);
     TSR_TRY(tsr_comm_agree(f->world, status, err));
-    /* What is distributed is whole once all its ranks gather it: none of them may be without it. */
+    /* Distributed state becomes whole when all its ranks gather it, so every rank must receive it. */
     uint64_t distributed = f->transformed || r->carried.states.count;
     TSR_TRY(f->world->largest(f->world, &distributed, err));
     TSR_TRY(tsr_fsdp_optimizers_agree(f, gather_states(c, sent_tree, distributed, options, err), err));
@@ -439,7 +439,7 @@ tsr_status tsr_fsdp_optimizer_get(const tsr_fsdp_state_call *call, const tsr_val
     return status;
 }
 
-/* States that FSDP flattens as other tensors than the program has are flattened before they are cut. */
+/* State whose tensor is not the one that FSDP flattens is converted to that before it is sharded. */
 static tsr_status flatten_all(conversion *c, const tsr_value **tree, tsr_error *err)
 {
     receiving *r = &c->receive;

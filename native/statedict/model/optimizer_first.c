@@ -31,7 +31,7 @@ static tsr_dtype real_dtype(tsr_dtype dtype)
     return dtype == TSR_COMPLEX64 ? TSR_FLOAT32 : dtype == TSR_COMPLEX128 ? TSR_FLOAT64 : dtype;
 }
 
-/* `value` as the real dtype has it. */
+/* Rounds `value` to a real dtype. */
 static float rounded(tsr_dtype dtype, float value)
 {
     uint8_t bytes[sizeof value];
@@ -41,7 +41,7 @@ static float rounded(tsr_dtype dtype, float value)
     return value;
 }
 
-/* The weight of `lerp_`, which casts a beta that is a tensor to the parameter's type. */
+/* The weight of `lerp_`. A beta that is a tensor is cast to the parameter's dtype. */
 static float weight_of(const tsr_state_spec *spec, tsr_dtype dtype)
 {
     if (!spec->beta_cast) return (float)spec->weight;
@@ -67,7 +67,7 @@ static double wide(const tsr_state_spec *spec, double p)
     return fabs(spec->weight) < 0.5 ? 0 + spec->weight * g : fma(spec->weight - 1, g, g);
 }
 
-/* Elements of `spec` made of those of the parameter that lie at `elements`, operation by operation as PyTorch makes them. */
+/* Computes the elements of `spec` from the parameter's `elements`, rounding after each operation as PyTorch does. */
 static void make_elements(const tsr_state_spec *spec, const uint8_t *elements, size_t count, uint8_t *out)
 {
     float floats[2 * AT_ONCE];
@@ -111,7 +111,7 @@ static tsr_status fill_buffer(const tsr_state_spec *spec, const buffer *param, c
     return TSR_OK;
 }
 
-/* Like the parameter, or one number on the host or its device. */
+/* A tensor like the parameter, or a single number on the host or on the parameter's device. */
 static tsr_status make_tensor(starting *s, const tsr_state_spec *spec, const tsr_tensor *param, const tsr_value **out,
                               tsr_error *err)
 {
@@ -165,7 +165,7 @@ static tsr_status start_other(starting *s, tsr_error *err)
     return o->first_state(o->ctx, err);
 }
 
-/* A parameter as this rank's optimizer has it: of one that FSDP1's units manage, the part here. */
+/* The parameter as this rank's optimizer has it, which is this rank's part if a unit of FSDP1 manages it. */
 static tsr_status param_here(const tsr_optimizer_names *names, const tsr_model_param *param, const tsr_module_tensor **out,
                              tsr_error *err)
 {
@@ -218,7 +218,7 @@ static double element_of(tsr_dtype dtype, const uint8_t *bytes)
     }
 }
 
-/* The element of a tensor that is readable as a number. */
+/* The element of a one-element tensor, as a number. */
 static tsr_status number_of(tsr_arena *arena, const tsr_value *value, const tsr_value **out, tsr_error *err)
 {
     uint8_t bytes[sizeof(double)];
@@ -228,7 +228,7 @@ static tsr_status number_of(tsr_arena *arena, const tsr_value *value, const tsr_
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* 1 - beta of a tensor, which is of its type. */
+/* 1 - beta for a beta that is a tensor; computed in the tensor's dtype. */
 static double rest_of(const tsr_value *beta, double number)
 {
     const tsr_dtype dtype = tsr_tensor_of(beta)->entry.dtype;
@@ -257,7 +257,8 @@ static bool is_number(tsr_str key, const tsr_value *value)
     return is_readable(value) && (tsr_tensor_of(value)->entry.ndim == 0 || !tsr_str_equal(key, TSR_STR("weight_decay")));
 }
 
-/* Options with the numbers that first states depend on: core cannot read tensors. */
+/* The options with tensors replaced by numbers where the initial state depends on them, because core cannot read live
+ * tensors. */
 static tsr_status with_numbers(tsr_arena *arena, const tsr_value *options, tsr_live_group *out, tsr_error *err)
 {
     out->options = options;

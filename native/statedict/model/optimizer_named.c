@@ -1,5 +1,5 @@
-/* What a named optimizer takes of a state dict (NamedOptimizer.load_state_dict): parameters are matched by name, groups by
- * the names of all their parameters, and nothing may be there that the optimizer does not have. */
+/* Loads a state dict into a named optimizer (NamedOptimizer.load_state_dict). Parameters are matched by name, groups by
+ * the names of all their parameters, and the state dict may contain nothing that the optimizer lacks. */
 #include <stdlib.h>
 
 #include "statedict/model/optimizer_raw.h"
@@ -10,8 +10,8 @@
 typedef struct taking {
     const tsr_raw *raw;
     const tsr_value *state, *groups; /* of what is loaded */
-    tsr_map *states;                 /* name → place of its value in `state` */
-    tsr_map *group_of;               /* all names of a group → its place in `groups` */
+    tsr_map *states;                 /* name → index of its value in `state` */
+    tsr_map *group_of;               /* all names of a group → its index in `groups` */
 } taking;
 
 static int by_text(const void *a, const void *b)
@@ -54,7 +54,7 @@ static tsr_status index_group(taking *t, size_t at, tsr_error *err)
     uint32_t *place;
     TSR_TRY(group_key(t, names, params->count, &key, err));
     TSR_TRY(tsr_map_put(t->group_of, key, (uint32_t)at, &place, NULL, err));
-    *place = (uint32_t)at; /* of groups with the same names the last one counts */
+    *place = (uint32_t)at; /* the last one of several groups with the same names counts */
     return TSR_OK;
 }
 
@@ -106,7 +106,7 @@ static tsr_status take_state(const taking *t, tsr_str name, const tsr_value *own
 
 /* ---- groups ---- */
 
-/* Only groups without parameters can be the same to PyTorch, which loads the last of them. */
+/* Only groups without parameters can have the same names. PyTorch loads the last of them. */
 static bool has_later_twin(const taking *t, size_t g)
 {
     const tsr_group_names *own = &t->raw->raw;
@@ -142,7 +142,7 @@ static tsr_status take_options(const taking *t, size_t g, const tsr_value **out,
 
 /* ---- all ---- */
 
-/* The optimizer with other values, to be written as any other state dict is. */
+/* The optimizer's state dict with the loaded values, which is then written like any other state dict. */
 static tsr_status take_all(const taking *t, tsr_model_optimizer *out, tsr_error *err)
 {
     const tsr_model_optimizer *own = t->raw->optimizer;

@@ -7,7 +7,7 @@
 
 /* ---- the optimizer and its parameters' names ---- */
 
-/* Groups of parameters, as an optimizer would have them that was made of `input`. */
+/* The param groups that an optimizer made from `input` would have. */
 static tsr_status make_groups(tsr_raw *r, tsr_error *err)
 {
     const tsr_model *model = r->of->model;
@@ -73,7 +73,7 @@ void tsr_raw_close(tsr_raw *raw)
     if (raw->self) raw->self->close(raw->self);
 }
 
-/* The names again, for results that outlive the call. */
+/* Copies names for results that outlive the call. */
 static tsr_status copy_names(const tsr_group_names *names, tsr_arena *arena, tsr_group_names *out, tsr_error *err)
 {
     tsr_name_list *lists = tsr_arena_array(arena, names->count, sizeof *lists, err);
@@ -124,7 +124,7 @@ tsr_status tsr_optimizer_state_dict(const tsr_raw_optimizer *optimizer, tsr_stat
 
 /* ---- loaded ---- */
 
-/* Parameters are matched by place, whatever their keys: names become numbers. */
+/* Parameters are matched by position, whatever their keys are, so names become numbers. */
 static tsr_status number_by_place(const tsr_raw *r, const tsr_value *state, const tsr_value **out, tsr_error *err)
 {
     const tsr_value *groups = tsr_value_get(state, TSR_STR("param_groups"));

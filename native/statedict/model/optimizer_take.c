@@ -57,7 +57,7 @@ static int64_t integer_at(tsr_dtype dtype, const uint8_t *element)
     }
 }
 
-/* PyTorch goes to the 16- and 8-bit types by way of float32. */
+/* PyTorch casts to 16- and 8-bit types by way of float32. */
 static void cast_elements(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out)
 {
     float floats[AT_ONCE];
@@ -134,7 +134,8 @@ tsr_status tsr_optimizer_lend(const tsr_value *value, tsr_map *lent, tsr_error *
     return TSR_OK;
 }
 
-/* A state dict may borrow the optimizer's own memory under another name: writing there would change what is still to come. */
+/* A state dict may borrow the optimizer's own memory under another name. Writing there would change values that have yet
+ * to be loaded. */
 static bool is_lent(const tsr_taking *t, const tsr_tensor *from, const tsr_tensor *to)
 {
     const bool boxes = to->spread == TSR_IN_BOXES;

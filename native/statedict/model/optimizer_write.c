@@ -42,7 +42,8 @@ tsr_status tsr_optimizer_check_groups(const tsr_model_optimizer *optimizer, cons
     return TSR_OK;
 }
 
-/* Whether `given` fits where there is something; `full`: before it is spread. Types may differ: see tsr_optimizer_take. */
+/* Checks that `given` fits the existing value; `full`: `given` is not distributed yet. Dtypes may differ, see
+ * tsr_optimizer_take. */
 static tsr_status check_value(const tsr_loaded_state *l, const tsr_taking *taking, const tsr_value *given,
                               const tsr_value *there, tsr_error *err)
 {
@@ -86,7 +87,7 @@ static const tsr_value *without_params(tsr_arena *arena, const tsr_value *group,
 typedef tsr_status param_function(const tsr_loaded_state *l, const tsr_taking *taking, tsr_model_param *param,
                                   const tsr_value *state, tsr_error *err);
 
-/* Options that say where "step" belongs are the loaded ones, as in PyTorch. */
+/* The loaded options decide on which device "step" belongs, as in PyTorch. */
 static bool step_moves(const tsr_value *group)
 {
     static const char *const keys[] = {"fused", "capturable"};
@@ -161,7 +162,7 @@ static tsr_status write_param(const tsr_loaded_state *l, const tsr_taking *takin
     return TSR_OK;
 }
 
-/* Names of parameters stay where the state dict has none. */
+/* The optimizer keeps its parameter names if the state dict has none. */
 static const tsr_value *with_own_names(tsr_arena *arena, const tsr_value *options, const tsr_value *own, tsr_error *err)
 {
     const tsr_str key = TSR_STR("param_names");
@@ -175,8 +176,8 @@ static const tsr_value *with_own_names(tsr_arena *arena, const tsr_value *option
     return items[options->count] ? tsr_value_items(arena, TSR_VALUE_DICT, items, options->count + 2, err) : NULL;
 }
 
-/* What PyTorch gives options that the optimizer has, and that its algorithm did not have when the state dict was saved
- * (`__setstate__`): None or False. Programs in C need not have them all. */
+/* The default that PyTorch gives to an option which the algorithm did not have yet when the state dict was saved
+ * (`__setstate__`): None or False. Programs in C need not have all of these options. */
 typedef struct default_option {
     const char *name;
     tsr_value_kind kind;
@@ -246,7 +247,7 @@ static tsr_status map_params(const tsr_value *groups, tsr_map *map, tsr_error *e
     return TSR_OK;
 }
 
-/* What the loaded state has under keys that no group lists; NULL: nothing. */
+/* The loaded state of parameters that no group lists; NULL: none. */
 static tsr_status user_part(const tsr_loaded_state *l, const tsr_value **out, tsr_error *err)
 {
     const tsr_value *state = tsr_value_get(l->state, TSR_STR("state"));
