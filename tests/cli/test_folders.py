@@ -310,7 +310,7 @@ def test_a_marker_file_is_followed_and_named(t):
 @test
 def test_a_marker_of_a_directory_that_may_not_be_read_says_so(t):
     if os.geteuid() == 0 and not shutil.which("setpriv"):
-        raise Skip("root may read everything, and there is no setpriv")
+        raise Skip("root can read everything, and setpriv is not installed")
     path = run_of_steps(t, 1, 2, below=".")
     with open(os.path.join(path, "latest"), "w") as f:
         f.write("step-2")

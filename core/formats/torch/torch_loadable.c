@@ -20,7 +20,8 @@ bool tsr_torch_split_name(tsr_str dotted, tsr_str *module, tsr_str *name)
 
 /* ---- calls ---- */
 
-/* Python 3.11 pickles a member of a user's own enum as getattr(first, second). Whether this call may give anything else. */
+/* Whether getattr(first, second) can return anything but a member of a user's own enum, which Python 3.11 pickles as such
+ * a call. */
 static bool is_no_member(const tsr_value *first, const tsr_value *second)
 {
     tsr_str module, name;

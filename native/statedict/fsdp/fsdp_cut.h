@@ -64,9 +64,9 @@ typedef struct tsr_fsdp_making {
 tsr_status tsr_fsdp_make(const tsr_fsdp_making *making, tsr_str fqn, const tsr_tensor *flattened, const tsr_value **value,
                          tsr_error *err);
 
-/* Fills `to`, a tensor with memory and the distribution that tsr_fsdp_parameter describes, with its part of `local`,
- * which is what was flattened of the original (in host memory, of its dtype). `to` is complete at once, or once the moves
- * have been made. */
+/* Fills `to`, a tensor with memory and the distribution that tsr_fsdp_parameter describes, with its part of `local`. That
+ * is what FSDP flattened of the original, in host memory and with the dtype of `to`. Unless moves are added, `to` is
+ * complete on return; otherwise after the moves. */
 tsr_status tsr_fsdp_chunk_2d(const tsr_fsdp_node *node, uint32_t original, const void *local, const tsr_tensor *to,
                              tsr_fsdp_moves *moves, tsr_error *err);
 /* The opposite direction: `*local` is what FSDP would flatten of `given`, which is a whole tensor of the parameter's

@@ -11,7 +11,7 @@ typedef struct tsr_fsdp_bound {
     tsr_arena *arena; /* for the fields below */
     tsr_tensor_ids ids;
     tsr_tensor **held;      /* by id: the model's tensors */
-    tsr_state_dict *out;    /* owns the leaves and extra state of a result; NULL: there is no result */
+    tsr_state_dict *out;    /* owns the result's leaves and extra state; NULL without a result */
     tsr_state_dict *leaves; /* `out`, or a state dict of its own */
     tsr_fsdp_model *units;
 } tsr_fsdp_bound;

@@ -355,9 +355,9 @@ static const tsr_value *matched_names(setting *s, tsr_error *err)
     return tsr_value_items(s->passing, TSR_VALUE_DICT, items, count, err);
 }
 
-/* Only rank 0 could check the state, and only against its own model. A broadcast writes at once, so the ranks compare
- * their models before it. Units cast what they load, so for them the dtypes of the state are compared, not those of the
- * models. */
+/* Checks that all ranks have models like rank 0's. A broadcast writes into the models as it arrives, and until then only
+ * rank 0 has seen the state, which it checked against its own model. Units cast what they load, so with units the dtypes
+ * of the state are compared instead of the models'. */
 static tsr_status check_alike(setting *s, tsr_error *err)
 {
     const tsr_value *names = NULL, *local = NULL, *none;
