@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "formats/common/majority.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/pickle/enum_names.h"
 #include "formats/torch/torch_file.h"
@@ -191,26 +192,13 @@ uint64_t tsr_ds_world_of(const tsr_value *optimizer)
     return most;
 }
 
-/* What most of the files say, so that a single file of another save is the one that is reported. */
-typedef struct majority {
-    uint64_t value;
-    uint32_t votes;
-} majority;
-
-static void vote(majority *m, uint64_t value)
-{
-    if (value && m->value == value) m->votes++;
-    else if (value && m->votes) m->votes--;
-    else if (value) *m = (majority){value, 1};
-}
-
 static tsr_status find_zero_stage(tsr_ds_files *files, tsr_error *err)
 {
     uint32_t count, models;
     const tsr_ds_file *optims = tsr_ds_first(files, TSR_DS_OPTIM, &count), *model = tsr_ds_first(files, TSR_DS_MODEL, &models);
-    majority stage = {0};
+    tsr_majority stage = {0};
     for (uint32_t i = 0; i < count; i++)
-        if (zero_stage_of(tsr_ds_optimizer(&optims[i]), &files->zero)) vote(&stage, files->zero);
+        if (zero_stage_of(tsr_ds_optimizer(&optims[i]), &files->zero)) tsr_majority_vote(&stage, files->zero);
     if (stage.value) {
         files->zero = (uint32_t)stage.value;
         return TSR_OK;
@@ -236,16 +224,16 @@ static bool is_of_rank(const tsr_ds_file *file)
 /* The data-parallel ranks that the files of a model-parallel rank speak of. */
 static uint32_t column_world(const tsr_ds_files *files, uint32_t model_rank)
 {
-    majority world = {0};
+    tsr_majority world = {0};
     uint64_t stated = 0, highest = 0, value;
     for (uint32_t i = 0; i < files->count; i++) {
         const tsr_ds_file *file = &files->files[i];
         if (!is_of_rank(file) || file->name.model_rank != model_rank) continue;
         if (file->name.has_rank && file->name.rank + UINT64_C(1) > highest) highest = file->name.rank + UINT64_C(1);
-        if (file->name.kind == TSR_DS_OPTIM) vote(&world, tsr_ds_world_of(tsr_ds_optimizer(file)));
+        if (file->name.kind == TSR_DS_OPTIM) tsr_majority_vote(&world, tsr_ds_world_of(tsr_ds_optimizer(file)));
         if (file->name.kind != TSR_DS_MODEL || !tsr_ds_number(tsr_ds_get(file->root, "dp_world_size"), &value)) continue;
         if (!stated) stated = value;
-        vote(&world, value);
+        tsr_majority_vote(&world, value);
     }
     if (files->zero == 0) return 1;
     if (files->has_experts && stated) world.value = stated; /* experts are cut over fewer ranks */

@@ -1,6 +1,7 @@
 /* verl's FSDP checkpoints: model, optimizer and other state, one torch.save file per rank each. Every file's name has the number
  * of ranks. Source of the names: verl/utils/checkpoint/fsdp_checkpoint_manager.py. */
 #include "codec/json.h"
+#include "formats/common/majority.h"
 #include "formats/common/shown_names.h"
 #include "formats/folders/folders.h"
 #include "tessera/sys/try.h"
@@ -31,14 +32,10 @@ static uint64_t world_of(tsr_str name, tsr_str before)
 /* The number of ranks in the names of most of a kind's files; 0: there are none. */
 static uint64_t find_world(const tsr_store *store, const kind *k)
 {
-    uint64_t world = 0;
-    for (uint32_t f = 0, votes = 0; f < store->file_count; f++) {
-        const uint64_t next = world_of(store->files[f].name, tsr_str_from(k->before));
-        if (!next) continue;
-        if (!votes) world = next;
-        votes = next == world ? votes + 1 : votes - 1;
-    }
-    return world;
+    tsr_majority world = {0};
+    for (uint32_t f = 0; f < store->file_count; f++)
+        tsr_majority_vote(&world, world_of(store->files[f].name, tsr_str_from(k->before)));
+    return world.value;
 }
 
 /* The first of a kind's files whose name has another number of ranks than `world`, or TSR_NO_FILE. */
