@@ -5,6 +5,7 @@ import tempfile
 
 from harness import FULL, ROOT, mpirun, need, side_by_side, test, tree
 from test_death import count_calls, killed
+from torch_ranks import repeat_notes
 
 
 def torch_run(program, *arguments):
@@ -14,8 +15,8 @@ def torch_run(program, *arguments):
 
 def torch_side(*arguments):
     p = torch_run("torch_side.py", *arguments)
-    need(p.returncode == 0 and p.stdout.endswith("done\n"), f"torch_side {arguments}: {p.stderr[-1500:]}")
-    print(p.stdout.removesuffix("done\n"), end="")  # notes
+    need(p.returncode == 0 and p.stdout == "done\n", f"torch_side {arguments}: {p.stderr[-1500:]}")
+    repeat_notes(p.stderr)
 
 
 def interchange(folder, source, destination, *how):

@@ -1,15 +1,16 @@
 """Ranks of PyTorch for a test: processes with a gloo group of their own."""
 import os
+import sys
 import tempfile
 import time
 
 from ended import leave
 
 LIMIT = 300  # seconds
+NOTE = "note: ranks of"
 
 
 def one_rank(rank, function, world, meeting, arguments):
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
     import torch.distributed as dist
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     function(rank, world, *arguments)
@@ -29,8 +30,13 @@ def run_ranks(function, world, *arguments, start_method="spawn", limit=LIMIT):
         with tempfile.TemporaryDirectory() as folder:
             if ended(function, (world, os.path.join(folder, "meeting"), arguments), world, start_method, limit):
                 return
-        print(f"note: ranks of {function.__name__} were still there after {limit} s" + ("" if last else "; they start once more"), flush=True)
+        print(f"{NOTE} {function.__name__} were still there after {limit} s" + ("" if last else "; they start once more"), file=sys.stderr, flush=True)
     raise TimeoutError(f"{function.__name__} hung twice on {world} ranks")
+
+
+def repeat_notes(stderr):
+    """Prints what run_ranks said in a program whose output was caught."""
+    print("".join(line for line in stderr.splitlines(keepends=True) if line.startswith(NOTE)), end="")
 
 
 def ended(function, arguments, world, start_method, limit):
