@@ -78,6 +78,8 @@ tsr_status tsr_mapped_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry,
                              tsr_view *out, tsr_error *err);
 tsr_status tsr_mapped_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                           tsr_stated_crc *out, tsr_error *err);
+tsr_status tsr_mapped_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                           tsr_found *out, tsr_error *err);
 
 /* mapping_store.c: the source's files and the computed ones. */
 tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err);

@@ -114,6 +114,16 @@ tsr_status tsr_mapped_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, co
     return tsr_checkpoint_crc(m->source, box->entry, box->chunk, scratch, out, err);
 }
 
+tsr_status tsr_mapped_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                           tsr_found *out, tsr_error *err)
+{
+    const tsr_mapped *m = checkpoint->state;
+    const tsr_source_box *box = &origin_of(chunk)->box;
+    if (box->whole) return tsr_checkpoint_find(m->source, box->entry, box->chunk, scratch, out, err);
+    *out = (tsr_found){0};
+    return locate_box(m, entry, origin_of(chunk), scratch, &out->view, err);
+}
+
 /* Whether locating reads no file. */
 static bool is_near(const tsr_mapped *m, const tsr_source_box *box)
 {

@@ -81,7 +81,7 @@ void tsr_ahead_free(tsr_ahead *ahead)
     tsr_free(tsr_checkpoint_host(ahead->checkpoint)->allocator, ahead, 1, sizeof *ahead);
 }
 
-static tsr_status want_chunk(tsr_ahead *ahead, const tsr_entry *entry, const tsr_chunk *chunk, tsr_error *err)
+tsr_status tsr_ahead_want_chunk(tsr_ahead *ahead, const tsr_entry *entry, const tsr_chunk *chunk, tsr_error *err)
 {
     if (tsr_map_get(ahead->by_chunk, key_of(&chunk), UINT32_MAX) != UINT32_MAX) return TSR_OK;
     place *own = TSR_ARENA_NEW(ahead->arena, place, err);
@@ -105,7 +105,7 @@ tsr_status tsr_ahead_want(tsr_ahead *ahead, const tsr_entry *entry, const tsr_bo
         const tsr_box own = {entry->ndim, chunk->offsets, chunk->sizes};
         const bool is_there = chunk->file < tsr_checkpoint_store(ahead->checkpoint)->file_count && chunk->byte_length;
         if (chunk->view || !is_there || (by_box && !tsr_box_intersect(own, *box, offsets, sizes))) continue;
-        TSR_TRY(want_chunk(ahead, entry, chunk, err));
+        TSR_TRY(tsr_ahead_want_chunk(ahead, entry, chunk, err));
     }
     return TSR_OK;
 }
@@ -119,7 +119,7 @@ static void seek_one(void *arg, size_t index)
     tsr_arena *scratch = tsr_arena_new(tsr_checkpoint_host(ahead->checkpoint)->allocator, 0, &why);
     if (!scratch) return;
     p->is_found =
-        ahead->checkpoint->reader->find(ahead->checkpoint, p->entry, p->chunk, scratch, &p->found, &why) == TSR_OK;
+        tsr_checkpoint_find(ahead->checkpoint, p->entry, p->chunk, scratch, &p->found, &why) == TSR_OK;
     if (p->is_found && p->found.view.strides) {
         memcpy(p->strides, p->found.view.strides, p->entry->ndim * sizeof *p->strides);
         p->found.view.strides = p->strides;

@@ -18,6 +18,8 @@ void tsr_ahead_free(tsr_ahead *ahead); /* takes NULL, as all below do */
 
 /* Notes the chunks of an entry of the catalog that meet `box` (NULL: all), up to a bound on all that is kept. */
 tsr_status tsr_ahead_want(tsr_ahead *ahead, const tsr_entry *entry, const tsr_box *box, tsr_error *err);
+/* Notes one chunk, which has no view, whatever the bound. `ahead` is not NULL. */
+tsr_status tsr_ahead_want_chunk(tsr_ahead *ahead, const tsr_entry *entry, const tsr_chunk *chunk, tsr_error *err);
 /* Looks for what is noted and not yet found. */
 void tsr_ahead_seek(tsr_ahead *ahead);
 /* Chunks that are noted and not yet looked for. */

@@ -30,7 +30,7 @@
 #include "tessera/validate.h"
 
 #define READ_COST UINT64_C(16384) /* what starting one read costs, in bytes copied meanwhile */
-enum { LOCATED_AT_ONCE = 32, WHOLE_ARCHIVE = 64 << 10, TAIL_OF_ARCHIVE = 16 << 10 };
+enum { PREFETCHED_AT_ONCE = 32, FOUND_AT_ONCE = 256, WHOLE_ARCHIVE = 64 << 10, TAIL_OF_ARCHIVE = 16 << 10 };
 
 /* ---- opening ---- */
 
@@ -141,30 +141,26 @@ static tsr_status set_strides(tsr_gather *gather, const tsr_chunk *chunk, tsr_lo
     return part->strides ? check_part(gather, part, err) : TSR_E_NOMEM;
 }
 
-/* Where a chunk is, found ahead. */
-typedef struct sought {
-    const tsr_gather *gather;
-    const tsr_chunk *chunk;
-    tsr_arena *scratch; /* of the view; NULL: not looked for */
-    tsr_view view;
-    tsr_status status;
-    tsr_error why;
-} sought;
-
-static tsr_status take_found(const tsr_gather *gather, const sought *s, tsr_view *out, tsr_error *err)
+/* Of a chunk without a view: what was found before the gather was opened, or for it. */
+static const tsr_found *find_known(const tsr_gather *gather, const tsr_chunk *chunk)
 {
-    if (s->status != TSR_OK) return tsr_raise(err, s->status, s->why.byte_position, "%s", s->why.message);
-    *out = s->view;
-    if (!s->view.strides) return TSR_OK;
-    uint64_t *strides = tsr_arena_array(gather->arena, gather->ndim, sizeof *strides, err);
+    const tsr_found *found = chunk->view ? NULL : tsr_ahead_find(gather->ahead, chunk);
+    return found || chunk->view ? found : tsr_ahead_find(gather->own_ahead, chunk);
+}
+
+/* The strides are copied: those of own_ahead are gone once the gather is open. */
+static tsr_status take_known(const tsr_gather *gather, const tsr_view *view, tsr_view *out, tsr_error *err)
+{
+    *out = *view;
+    if (!view->strides) return TSR_OK;
+    uint64_t *strides = tsr_arena_array(gather->arena, gather->entry->ndim, sizeof *strides, err);
     if (!strides) return TSR_E_NOMEM;
-    memcpy(strides, s->view.strides, gather->ndim * sizeof *strides);
+    memcpy(strides, view->strides, gather->entry->ndim * sizeof *strides);
     out->strides = strides;
     return TSR_OK;
 }
 
-/* `found` may be NULL. */
-static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr_box *box, const sought *found, tsr_error *err)
+static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr_box *box, tsr_error *err)
 {
     tsr_located *part = &gather->parts[gather->part_count];
     const tsr_box whole = {gather->ndim, NULL, gather->shape};
@@ -176,14 +172,9 @@ static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr
                 "'%.*s': a chunk reaches beyond the tensor", TSR_STR_ARG(gather->entry->fqn));
     if (tsr_box_is_empty(own) || (box && !tsr_box_intersect(own, *box, offsets, sizes))) return TSR_OK;
     if (chunk->file == TSR_NO_FILE) return tsr_checkpoint_raise_missing(gather->checkpoint, gather->entry->fqn, err);
-    const tsr_found *known = chunk->view ? NULL : tsr_ahead_find(gather->ahead, chunk);
-    if (chunk->view || known) {
-        part->view = known ? known->view : *chunk->view;
-    } else if (found && found->scratch) {
-        TSR_TRY(take_found(gather, found, &part->view, err));
-    } else {
-        TSR_TRY(tsr_checkpoint_locate(gather->checkpoint, gather->entry, chunk, gather->arena, &part->view, err));
-    }
+    const tsr_found *known = find_known(gather, chunk);
+    if (known) TSR_TRY(take_known(gather, &known->view, &part->view, err));
+    else TSR_TRY(tsr_checkpoint_locate(gather->checkpoint, gather->entry, chunk, gather->arena, &part->view, err));
     TSR_TRY(set_strides(gather, chunk, part, err));
     for (uint32_t d = 0; d < gather->ndim; d++) offsets[d] = part->offsets[d] + part->sizes[d] - 1;
     part->first = tsr_box_index(whole, part->offsets);
@@ -205,16 +196,16 @@ static bool is_sought(const tsr_gather *gather, const tsr_chunk *chunk, const ts
     uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
     const tsr_box own = {gather->ndim, chunk->offsets, chunk->sizes};
     const uint32_t file_count = tsr_checkpoint_store(gather->checkpoint)->file_count;
-    if (chunk->view || chunk->file >= file_count || !chunk->byte_length || tsr_ahead_find(gather->ahead, chunk)) return false;
+    if (chunk->view || chunk->file >= file_count || !chunk->byte_length || find_known(gather, chunk)) return false;
     return !box || gather->dtype != gather->entry->dtype || tsr_box_intersect(own, *box, offsets, sizes);
 }
 
 /* Where the tensor is in an item of a DCP is found from both ends of the item (codec/zip.c), by small reads that would wait for each
- * other. A store that fetches ahead is told of those of `count` chunks, at most LOCATED_AT_ONCE. */
+ * other. A store that fetches ahead is told of those of `count` chunks, at most PREFETCHED_AT_ONCE. */
 static void prefetch_ends(const tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box)
 {
     tsr_store *store = tsr_checkpoint_store(gather->checkpoint);
-    tsr_store_place places[2 * LOCATED_AT_ONCE];
+    tsr_store_place places[2 * PREFETCHED_AT_ONCE];
     size_t used = 0;
     for (uint64_t i = 0; i < count; i++) {
         const tsr_chunk *c = &chunks[i];
@@ -227,54 +218,40 @@ static void prefetch_ends(const tsr_gather *gather, const tsr_chunk *chunks, uin
     if (used > 1) store->prefetch(store, places, used);
 }
 
-/* A body of tsr_parallel. */
-static void seek_one(void *arg, size_t index)
-{
-    sought *s = (sought *)arg + index;
-    tsr_checkpoint *checkpoint = s->gather->checkpoint;
-    if (!s->chunk) return;
-    s->scratch = tsr_arena_new(tsr_checkpoint_host(checkpoint)->allocator, 0, NULL);
-    if (s->scratch) s->status = tsr_checkpoint_locate(checkpoint, s->gather->entry, s->chunk, s->scratch, &s->view, &s->why);
-}
-
 /* Of other stores threads make those reads, each for a chunk of its own. */
-static void seek_together(const tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, sought *found)
+static tsr_status find_together(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, tsr_error *err)
 {
-    for (uint64_t i = 0; i < count; i++)
-        found[i] = (sought){.gather = gather, .chunk = is_sought(gather, &chunks[i], box) ? &chunks[i] : NULL};
-    tsr_parallel(tsr_checkpoint_host(gather->checkpoint), (size_t)count, seek_one, found);
+    TSR_TRY(tsr_ahead_make_room(gather->own_ahead, err));
+    for (uint64_t i = 0; gather->own_ahead && i < count; i++)
+        if (is_sought(gather, &chunks[i], box)) TSR_TRY(tsr_ahead_want_chunk(gather->own_ahead, gather->entry, &chunks[i], err));
+    tsr_ahead_seek(gather->own_ahead);
+    return TSR_OK;
 }
 
-/* At most LOCATED_AT_ONCE chunks. `found` NULL: they are looked for one by one. */
-static tsr_status add_parts(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, sought *found,
-                            tsr_error *err)
+static tsr_status add_parts(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, tsr_error *err)
 {
-    tsr_status status = TSR_OK;
-    if (found) seek_together(gather, chunks, count, box, found);
-    for (uint64_t i = 0; i < count && status == TSR_OK; i++)
-        status = add_part(gather, &chunks[i], box, found ? &found[i] : NULL, err);
-    for (uint64_t i = 0; found && i < count; i++) tsr_arena_free(found[i].scratch);
-    return status;
+    const bool in_items = tsr_checkpoint_catalog(gather->checkpoint)->format == TSR_FORMAT_DCP;
+    const bool fetches = in_items && tsr_checkpoint_store(gather->checkpoint)->prefetch;
+    const uint64_t at_once = fetches ? PREFETCHED_AT_ONCE : FOUND_AT_ONCE;
+    for (uint64_t i = 0; i < count;) {
+        const uint64_t end = count - i < at_once ? count : i + at_once;
+        if (fetches) prefetch_ends(gather, &chunks[i], end - i, box);
+        else TSR_TRY(find_together(gather, &chunks[i], end - i, box, err));
+        for (; i < end; i++) TSR_TRY(add_part(gather, &chunks[i], box, err));
+    }
+    return TSR_OK;
 }
 
 static tsr_status fill_parts(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, tsr_error *err)
 {
-    const tsr_host *host = tsr_checkpoint_host(gather->checkpoint);
+    const bool together = count > 1 && tsr_threads(tsr_checkpoint_host(gather->checkpoint)) > 1;
     gather->parts = tsr_arena_array(gather->arena, count, sizeof *gather->parts, err);
     gather->furthest = tsr_arena_array(gather->arena, count, sizeof *gather->furthest, err);
     if (!gather->parts || !gather->furthest) return TSR_E_NOMEM;
-    const bool in_items = tsr_checkpoint_catalog(gather->checkpoint)->format == TSR_FORMAT_DCP;
-    const bool fetches = in_items && tsr_checkpoint_store(gather->checkpoint)->prefetch;
-    const bool together = in_items && !fetches && count > 1 && tsr_threads(host) > 1;
-    sought *found = together ? tsr_alloc(host->allocator, LOCATED_AT_ONCE, sizeof *found, err) : NULL;
-    if (together && !found) return TSR_E_NOMEM;
-    tsr_status status = TSR_OK;
-    for (uint64_t i = 0; i < count && status == TSR_OK; i += LOCATED_AT_ONCE) {
-        const uint64_t some = count - i < LOCATED_AT_ONCE ? count - i : LOCATED_AT_ONCE;
-        if (fetches) prefetch_ends(gather, &chunks[i], some, box);
-        status = add_parts(gather, &chunks[i], some, box, found, err);
-    }
-    tsr_free(host->allocator, found, LOCATED_AT_ONCE, sizeof *found);
+    if (together) TSR_TRY(tsr_ahead_new(gather->checkpoint, &gather->own_ahead, err));
+    const tsr_status status = add_parts(gather, chunks, count, box, err);
+    tsr_ahead_free(gather->own_ahead);
+    gather->own_ahead = NULL;
     TSR_TRY(status);
     qsort(gather->parts, gather->part_count, sizeof *gather->parts, by_first);
     for (size_t i = 0; i < gather->part_count; i++) {

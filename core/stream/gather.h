@@ -32,8 +32,9 @@ typedef struct tsr_gather {
     tsr_located *parts;    /* with elements, by `first` */
     uint64_t *furthest; /* furthest[i]: largest `last` of parts[0..i] */
     size_t part_count;
-    const tsr_ahead *ahead; /* while it is opened; or NULL */
-    bool serial;    /* compressed parts: boxes in rising order, one thread at a time */
+    const tsr_ahead *ahead; /* what was found before; or NULL */
+    tsr_ahead *own_ahead;   /* while it is opened; or NULL */
+    bool serial;            /* compressed parts: boxes in rising order, one thread at a time */
 } tsr_gather;
 
 /* Dtype and shape as gathers count them, without locating anything. `shape` has room for TSR_MAX_NDIM. */

@@ -5,6 +5,7 @@ import os
 from measure import Job, Side
 
 THREADS = (1, 2, 4, 8, 16)
+RENAME = '{"schema": "tessera.map/1", "rules": [{"from": ["{rest...}"], "to": ["renamed.{rest...}"]}]}'
 LATENCY_US, BYTES_PER_S = 4000, 200_000_000
 
 
@@ -34,6 +35,11 @@ def jobs(bench, dcp, safetensors, torch):
         made.append(Job("SLOW", f"manifest of slow files: {form}", size, by_threads(bench, "manifest", source, [bench.tessera, "manifest", source]), target))
     size = f"DCP, {LATENCY_US / 1000:g} ms and {BYTES_PER_S // 10**6} MB/s for each read"
     made.append(Job("SLOW", "convert slow files to safetensors", size, by_threads(bench, "convert", dcp, [bench.tessera, "convert", dcp, out, "--objects", "drop", "--quiet"], remove), target))
+    names, _ = bench.fresh("slow_map.json")
+    with open(names, "w") as f:
+        f.write(RENAME)
+    made.append(Job("SLOW", "convert slow files through a map", size,
+                    by_threads(bench, "convert --map", dcp, [bench.tessera, "convert", dcp, out, "--map", names, "--objects", "drop", "--quiet"], remove), target))
     made.append(Job("SLOW", "reshard slow files to 3 ranks, rows", size,
                     by_threads(bench, "reshard", dcp, [bench.tessera, "reshard", dcp, folder, "--mesh", "3", "--placements", "shard(0)", "--quiet"], remove_folder), target))
     size = f"DCP of 4 files, 4 ms for each read and {BYTES_PER_S // 4 // 10**6} MB/s for each file"

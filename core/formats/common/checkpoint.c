@@ -153,6 +153,16 @@ tsr_status tsr_checkpoint_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry
     return checkpoint->reader->crc(checkpoint, entry, chunk, scratch, out, err);
 }
 
+tsr_status tsr_checkpoint_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                               tsr_found *out, tsr_error *err)
+{
+    *out = (tsr_found){0};
+    if (checkpoint->reader->find && chunk->file != TSR_NO_FILE && !chunk->view)
+        return checkpoint->reader->find(checkpoint, entry, chunk, scratch, out, err);
+    TSR_TRY(tsr_checkpoint_locate(checkpoint, entry, chunk, scratch, &out->view, err));
+    return tsr_checkpoint_crc(checkpoint, entry, chunk, scratch, &out->crc, err);
+}
+
 tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
                                   tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                                   tsr_error *err)

@@ -62,7 +62,7 @@ typedef struct tsr_reader {
      * it has one, changes nothing. */
     tsr_status (*crc)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                       tsr_stated_crc *out, tsr_error *err);
-    /* NULL, or what `locate` and `crc` say of a tensor's chunk without a view, by reading once. */
+    /* What `locate` and `crc` say of a tensor's chunk without a view, by reading once; NULL: neither of them reads. */
     tsr_status (*find)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                        tsr_found *out, tsr_error *err);
 } tsr_reader;

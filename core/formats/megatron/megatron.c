@@ -93,10 +93,20 @@ static tsr_status locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, con
                          tsr_view *out, tsr_error *err)
 {
     const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
-    if (tsr_megatron_piece_of(state, chunk)) return tsr_megatron_locate_piece(checkpoint, entry, chunk, scratch, out, err);
-    if (chunk->file != state->common_file) return tsr_dcp_locate(checkpoint, entry, chunk, scratch, out, err);
+    const tsr_megatron_piece *piece = tsr_megatron_piece_of(state, chunk);
     *out = (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
-    return TSR_OK;
+    if (chunk->file == state->common_file) return TSR_OK;
+    if (!piece) return tsr_dcp_locate(checkpoint, entry, chunk, scratch, out, err);
+    TSR_TRY(tsr_dcp_locate(checkpoint, piece->entry, piece->chunk, scratch, out, err));
+    return tsr_megatron_piece_view(checkpoint, entry, chunk, scratch, out, err);
+}
+
+/* Whether the chunk is all that its item holds. */
+static bool is_whole(const tsr_megatron_piece *piece, const tsr_entry *entry, const tsr_chunk *chunk)
+{
+    uint64_t elements, stored;
+    return tsr_box_volume((tsr_box){entry->ndim, NULL, chunk->sizes}, &elements) &&
+           tsr_box_volume((tsr_box){piece->entry->ndim, NULL, piece->chunk->sizes}, &stored) && elements == stored;
 }
 
 static tsr_status crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
@@ -104,13 +114,22 @@ static tsr_status crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const 
 {
     const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
     const tsr_megatron_piece *piece = tsr_megatron_piece_of(state, chunk);
-    uint64_t elements, stored;
     if (chunk->file == state->common_file) return TSR_OK;
     if (!piece) return tsr_dcp_crc(checkpoint, entry, chunk, scratch, out, err);
-    const bool whole = tsr_box_volume((tsr_box){entry->ndim, NULL, chunk->sizes}, &elements) &&
-                       tsr_box_volume((tsr_box){piece->entry->ndim, NULL, piece->chunk->sizes}, &stored) &&
-                       elements == stored;
-    return whole ? tsr_dcp_crc(checkpoint, piece->entry, piece->chunk, scratch, out, err) : TSR_OK;
+    return is_whole(piece, entry, chunk) ? tsr_dcp_crc(checkpoint, piece->entry, piece->chunk, scratch, out, err) : TSR_OK;
+}
+
+static tsr_status find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                       tsr_found *out, tsr_error *err)
+{
+    const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
+    const tsr_megatron_piece *piece = tsr_megatron_piece_of(state, chunk);
+    *out = (tsr_found){.view = {.file = chunk->file, .byte_offset = chunk->byte_offset}};
+    if (chunk->file == state->common_file) return TSR_OK;
+    if (!piece) return tsr_dcp_find(checkpoint, entry, chunk, scratch, out, err);
+    TSR_TRY(tsr_dcp_find(checkpoint, piece->entry, piece->chunk, scratch, out, err));
+    if (!is_whole(piece, entry, chunk)) out->crc = (tsr_stated_crc){0};
+    return tsr_megatron_piece_view(checkpoint, entry, chunk, scratch, &out->view, err);
 }
 
 const tsr_megatron_stored *tsr_megatron_stored_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
@@ -177,4 +196,5 @@ const tsr_reader tsr_reader_megatron = {.format = TSR_FORMAT_MEGATRON_DIST, .is_
                                         .locate = locate,
                                         .extents = extents,
                                         .close = close_megatron,
-                                        .crc = crc};
+                                        .crc = crc,
+                                        .find = find};

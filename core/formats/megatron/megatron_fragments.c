@@ -181,22 +181,21 @@ const tsr_megatron_piece *tsr_megatron_piece_of(const tsr_megatron_state *state,
     return state->chunk_count && at < state->chunk_count ? &state->pieces[at] : NULL;
 }
 
-tsr_status tsr_megatron_locate_piece(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
-                                     tsr_arena *scratch, tsr_view *out, tsr_error *err)
+tsr_status tsr_megatron_piece_view(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
+                                   tsr_arena *scratch, tsr_view *view, tsr_error *err)
 {
     const tsr_megatron_piece *piece = tsr_megatron_piece_of(tsr_megatron_state_of(checkpoint), chunk);
-    TSR_TRY(tsr_dcp_locate(checkpoint, piece->entry, piece->chunk, scratch, out, err));
     const uint32_t last = piece->entry->ndim - 1;
-    const uint64_t step = out->strides ? out->strides[last] : 1;
-    for (uint32_t d = 0; d < last && out->strides; d++)
+    const uint64_t step = view->strides ? view->strides[last] : 1;
+    for (uint32_t d = 0; d < last && view->strides; d++)
         TSR_FAIL_AT(piece->chunk->sizes[d] > 1, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
                     "megatron: several fragments of '%.*s' are in one item with strides", TSR_STR_ARG(entry->fqn));
-    out->byte_offset += piece->first * step * tsr_dtype_size(entry->dtype);
-    out->strides = NULL;
+    view->byte_offset += piece->first * step * tsr_dtype_size(entry->dtype);
+    view->strides = NULL;
     if (step == 1) return TSR_OK;
     uint64_t *strides = tsr_arena_array(scratch, last, sizeof *strides, err), next = step;
     if (!strides) return TSR_E_NOMEM;
     for (uint32_t d = last; d-- > 0; next *= chunk->sizes[d]) strides[d] = next;
-    out->strides = strides;
+    view->strides = strides;
     return TSR_OK;
 }

@@ -44,9 +44,9 @@ tsr_status tsr_megatron_join_objects(tsr_checkpoint *checkpoint, tsr_megatron_st
 tsr_status tsr_megatron_undo_fragments(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_error *err);
 /* The piece of a chunk of the catalog, or NULL. */
 const tsr_megatron_piece *tsr_megatron_piece_of(const tsr_megatron_state *state, const tsr_chunk *chunk);
-/* Where the box of a chunk that has a piece is. As tsr_checkpoint_locate. */
-tsr_status tsr_megatron_locate_piece(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
-                                     tsr_arena *scratch, tsr_view *out, tsr_error *err);
+/* The view of a chunk that has a piece. *view in: that of the piece's whole chunk. New strides are in `scratch`. */
+tsr_status tsr_megatron_piece_view(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
+                                   tsr_arena *scratch, tsr_view *view, tsr_error *err);
 /* Fills the catalog: the DCP's entries and those of common.pt, below "common.", and the table of parts. */
 tsr_status tsr_megatron_add_common(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_error *err);
 

@@ -7,8 +7,8 @@
  *     optimizer_0/ (a DCP)            optimizer.state.…            mounted directory
  *     rng_state_0.pth, rng_state_1…   rng_state.rank_0.cpu, …      several mounted files of one part
  *
- * A reader of such a directory calls tsr_mounts_fill with a function that begins parts and mounts into them, and takes locate,
- * extents, crc and close from here. */
+ * A reader of such a directory calls tsr_mounts_fill with a function that begins parts and mounts into them, and takes its
+ * other functions from here. */
 #ifndef TSR_FORMATS_PARTS_MOUNT_H
 #define TSR_FORMATS_PARTS_MOUNT_H
 
@@ -77,12 +77,15 @@ tsr_status tsr_mounts_extents(tsr_checkpoint *checkpoint, tsr_status (*each)(voi
                               void *ctx, tsr_error *err);
 tsr_status tsr_mounts_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                           tsr_stated_crc *out, tsr_error *err);
+tsr_status tsr_mounts_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                           tsr_found *out, tsr_error *err);
 void tsr_mounts_close(tsr_checkpoint *checkpoint);
 /* Takes over what a mounted checkpoint has found since the last time. */
 tsr_status tsr_mounts_take_findings(tsr_checkpoint *checkpoint, const tsr_mount *mount, tsr_error *err);
 
 /* The rows of a reader that mounts. */
 #define TSR_MOUNTS_READER                                                                                                      \
-    .locate = tsr_mounts_locate, .extents = tsr_mounts_extents, .crc = tsr_mounts_crc, .close = tsr_mounts_close
+    .locate = tsr_mounts_locate, .extents = tsr_mounts_extents, .crc = tsr_mounts_crc, .find = tsr_mounts_find,                \
+    .close = tsr_mounts_close
 
 #endif

@@ -41,6 +41,14 @@ tsr_status tsr_mounts_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, co
     return tsr_checkpoint_crc(mount->mounted, mounted_entry(checkpoint, mount, entry), chunk, scratch, out, err);
 }
 
+tsr_status tsr_mounts_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                           tsr_found *out, tsr_error *err)
+{
+    const tsr_mount *mount = mount_of(checkpoint, entry);
+    *out = (tsr_found){.view = {.file = chunk->file, .byte_offset = chunk->byte_offset}};
+    return mount ? tsr_checkpoint_find(mount->mounted, mounted_entry(checkpoint, mount, entry), chunk, scratch, out, err) : TSR_OK;
+}
+
 /* ---- extents ---- */
 
 typedef struct visit {

@@ -56,6 +56,9 @@ tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
  * scratch arenas. Errors as open, plus TSR_E_NOT_FOUND for a missing data file. */
 tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
                                  tsr_arena *scratch, tsr_view *out, tsr_error *err);
+/* Both at once, with one opening of a DCP's item. Otherwise as tsr_checkpoint_locate. */
+tsr_status tsr_checkpoint_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                               tsr_found *out, tsr_error *err);
 
 TSR_API_END
 
