@@ -96,6 +96,22 @@ static void unmap_file(tsr_store *store, uint32_t file, tsr_str mapped)
     s->inner->unmap(s->inner, file, mapped);
 }
 
+static void expect(tsr_store *store, uint32_t file, uint64_t offset, uint64_t size)
+{
+    const mapped_store *s = (const mapped_store *)store;
+    if (file < s->inner->file_count) s->inner->expect(s->inner, file, offset, size);
+}
+
+/* Computed files are read by reads of the source, which are not known yet. */
+static void prefetch(tsr_store *store, const tsr_store_place *places, size_t count)
+{
+    const mapped_store *s = (const mapped_store *)store;
+    for (size_t i = 0, end; i < count; i = end + 1) {
+        for (end = i; end < count && places[end].file < s->inner->file_count; end++) {}
+        if (end > i) s->inner->prefetch(s->inner, &places[i], end - i);
+    }
+}
+
 static void close_nothing(tsr_store *store)
 {
     (void)store; /* it lives in the mapped checkpoint's arena */
@@ -133,6 +149,8 @@ tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err)
                                      .map = inner->map ? map_file : NULL,
                                      .unmap = inner->unmap ? unmap_file : NULL,
                                      .close = close_nothing,
+                                     .expect = inner->expect ? expect : NULL,
+                                     .prefetch = inner->prefetch ? prefetch : NULL,
                                      .unsummed = inner->unsummed},
                             .mapped = m,
                             .inner = inner};
