@@ -32,9 +32,18 @@ struct tsr_ring {
     tsr_error failure; /* the first one */
 };
 
+/* The buffers are divided among the threads. On a file server every read waits, so that many threads with small buffers would wait
+ * more often. */
+static size_t default_bytes(const tsr_host *host)
+{
+    const size_t threads = tsr_threads(host), most = TSR_RING_DEFAULT_MOST / TSR_RING_THREAD_BYTES;
+    const size_t bytes = (threads < most ? threads : most) * TSR_RING_THREAD_BYTES;
+    return bytes > TSR_RING_DEFAULT_BYTES ? bytes : TSR_RING_DEFAULT_BYTES;
+}
+
 tsr_status tsr_ring_new(const tsr_host *host, size_t max_bytes, tsr_ring **out, tsr_error *err)
 {
-    if (max_bytes == 0) max_bytes = TSR_RING_DEFAULT_BYTES;
+    if (max_bytes == 0) max_bytes = default_bytes(host);
     if (max_bytes < TSR_RING_LEAST_BYTES) max_bytes = TSR_RING_LEAST_BYTES;
     tsr_ring *ring = tsr_alloc(host->allocator, 1, sizeof *ring, err);
     if (!ring) return TSR_E_NOMEM;

@@ -26,10 +26,13 @@ TSR_API_BEGIN
  * rings are independent. */
 typedef struct tsr_ring tsr_ring;
 
+/* The default is 4 MiB for each of the host's threads, but at least 16 and at most 256 MiB. */
+#define TSR_RING_THREAD_BYTES  ((size_t)4 << 20)
 #define TSR_RING_DEFAULT_BYTES ((size_t)16 << 20)
+#define TSR_RING_DEFAULT_MOST  ((size_t)256 << 20)
 #define TSR_RING_LEAST_BYTES   ((size_t)256 << 10)
 
-/* `max_bytes`: all buffers together (0: TSR_RING_DEFAULT_BYTES; smaller than TSR_RING_LEAST_BYTES counts as that). The
+/* `max_bytes`: all buffers together (0: the default; smaller than TSR_RING_LEAST_BYTES counts as that). The
  * buffers are allocated when first needed, and only as large as needed. Borrows `host`. Errors: TSR_E_NOMEM. */
 tsr_status tsr_ring_new(const tsr_host *host, size_t max_bytes, tsr_ring **out, tsr_error *err);
 void tsr_ring_free(tsr_ring *ring); /* accepts NULL */

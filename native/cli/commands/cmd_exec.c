@@ -160,7 +160,7 @@ static const cli_option options[] = {
     {"source", 0, CLI_TEXT, "PATH", "Read the plan's source from here: it has moved, or its URL needs a fresh signature",
      offsetof(exec_arguments, source)},
     CLI_ALSO_OPTION,
-    {"max-mem", 0, CLI_BYTES, "SIZE", "Limit the memory for buffers (default: 16MiB)",
+    {"max-mem", 0, CLI_BYTES, "SIZE", "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)",
      offsetof(exec_arguments, writing.max_memory)},
     {"ignore-crc", 0, CLI_FLAG, NULL, "Accept tensors whose bytes do not match the source's CRC-32",
      offsetof(exec_arguments, writing.ignore_crc)},

@@ -204,7 +204,7 @@ static const cli_option options[] = {
     {"at", 0, CLI_TEXT, "NAME", "Use this key of the file as the optimizer (default: the one that looks like an optimizer)",
      offsetof(optim_arguments, at)},
     {"max-mem", 0, CLI_BYTES, "SIZE",
-     "Limit the memory for buffers (default: 16MiB)", offsetof(optim_arguments, max_memory)},
+     "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)", offsetof(optim_arguments, max_memory)},
     {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that it does not list",
      offsetof(optim_arguments, overwrite)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.optim/1 document", offsetof(optim_arguments, json)},

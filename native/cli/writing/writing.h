@@ -50,7 +50,7 @@ typedef struct cli_writing_options {
          "Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON", \
          offsetof(type, field.objects)}, \
         {"max-mem", 0, CLI_BYTES, "SIZE", \
-         "Limit the memory for buffers (default: 16MiB)", offsetof(type, field.max_memory)}, \
+         "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)", offsetof(type, field.max_memory)}, \
         {"ignore-crc", \
          0, \
          CLI_FLAG, \
