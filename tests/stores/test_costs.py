@@ -1,4 +1,5 @@
 """What it costs to list a checkpoint of many files in a bucket: requests and bytes, counted by the server."""
+import json
 import os
 import re
 import time
@@ -8,6 +9,14 @@ from fake_s3 import serving
 from test_s3 import files_below, st_write
 
 RANKS = 1024
+RENAME = {"schema": "tessera.map/1", "rules": [{"from": ["{rest...}"], "to": ["renamed.{rest...}"]}]}
+
+
+def plain_and_mapped(t):
+    """Options of a convert, and of a diff with what it wrote."""
+    with open(t.at("map.json"), "w") as f:
+        json.dump(RENAME, f)
+    return [], ["--map", t.at("map.json")]
 
 
 @test
@@ -37,12 +46,13 @@ def test_cost_of_tensors_in_many_files(t):
     st_write(t.at("x.safetensors"), {f"t{i}": ("F32", [5 << 20], os.urandom(20 << 20)) for i in range(5)})
     t.run("reshard", t.at("x.safetensors"), t.at("ck"), "--mesh", "4", "--placements", "shard(0)", "--to", "dcp")
     objects = {f"ck/{k}": v for k, v in files_below(t.at("ck")).items()}
-    with serving(objects) as s:
-        t.run("convert", "s3://b/ck", t.at("out"), "--to", "safetensors", env=s.env())
-        ranges = [re.fullmatch(r"bytes=(\d+)-(\d+)", h["Range"]).groups() for _, _, h in s.asked if "Range" in h]
-        read, size = sum(int(b) - int(a) + 1 for a, b in ranges), sum(map(len, objects.values()))
-        need(len(ranges) > 100 and read <= 1.05 * size, f"{read / size:.3f} of the bytes by {len(ranges)} requests")
-    need(t.json("diff", t.at("x.safetensors"), t.at("out"), "--values", "--json")["same"], "another checkpoint")
+    for mapped in plain_and_mapped(t):
+        with serving(objects) as s:
+            t.run("convert", "s3://b/ck", t.at("out"), "--to", "safetensors", "--overwrite", *mapped, env=s.env())
+            ranges = [re.fullmatch(r"bytes=(\d+)-(\d+)", h["Range"]).groups() for _, _, h in s.asked if "Range" in h]
+            read, size = sum(int(b) - int(a) + 1 for a, b in ranges), sum(map(len, objects.values()))
+            need(len(ranges) > 100 and read <= 1.05 * size, f"{mapped}: {read / size:.3f} of the bytes by {len(ranges)} requests")
+        need(t.json("diff", t.at("x.safetensors"), t.at("out"), "--values", *mapped, "--json")["same"], f"{mapped}: another checkpoint")
 
 
 @test
@@ -52,9 +62,10 @@ def test_cost_of_finding_chunks_of_many_ranks(t):
     st_write(t.at("x.safetensors"), {f"t{i}": ("F32", [ranks, 40 << 10], os.urandom(ranks * 160 << 10)) for i in range(2)})
     t.run("reshard", t.at("x.safetensors"), t.at("ck"), "--mesh", str(ranks), "--placements", "shard(0)", "--to", "dcp")
     objects = {f"ck/{k}": v for k, v in files_below(t.at("ck")).items()}
-    with serving(objects, lambda *_: time.sleep(0.02)) as s:
-        t.run("convert", "s3://b/ck", t.at("out"), "--to", "safetensors", "--threads", "1", env=s.env())
-        need(s.most >= 12, f"{s.most} requests at most at once")
-        items = 2 * ranks
-        need(len(s.asked) <= 3 + 3 * items, f"{len(s.asked)} requests for {items} items")
-    need(t.json("diff", t.at("x.safetensors"), t.at("out"), "--values", "--json")["same"], "another checkpoint")
+    for mapped in plain_and_mapped(t):
+        with serving(objects, lambda *_: time.sleep(0.02)) as s:
+            t.run("convert", "s3://b/ck", t.at("out"), "--to", "safetensors", "--overwrite", "--threads", "1", *mapped, env=s.env())
+            need(s.most >= 12, f"{mapped}: {s.most} requests at most at once")
+            items = 2 * ranks
+            need(len(s.asked) <= 3 + 3 * items, f"{mapped}: {len(s.asked)} requests for {items} items")
+        need(t.json("diff", t.at("x.safetensors"), t.at("out"), "--values", *mapped, "--json")["same"], f"{mapped}: another checkpoint")
