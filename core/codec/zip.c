@@ -37,58 +37,22 @@ enum {
     AHEAD_READ = 4 * 1024     /* a local header and the padding after it, which aligns the bytes of the member */
 };
 
-/* A window on the archive's bytes: offsets are relative to its beginning. */
-typedef struct window {
-    tsr_store *store;
-    const tsr_allocator *allocator;
-    uint32_t file;
-    uint64_t base; /* of the archive in the file */
-    uint64_t size; /* of the archive */
-    uint8_t *bytes;
-    size_t capacity;
-    uint64_t start; /* what `bytes` holds: [start, start + held) */
-    size_t held;
-} window;
-
 typedef struct end_records {
     uint64_t entries;
     uint64_t directory_offset;
     uint64_t directory_size;
 } end_records;
 
-/* The bytes [at, at + size), which the caller has checked to be inside the archive, reading ahead on a miss. */
-static tsr_status window_need(window *w, uint64_t at, size_t size, size_t ahead, const uint8_t **out, tsr_error *err)
-{
-    if (at < w->start || at + size > w->start + w->held) {
-        uint64_t left = w->size - at;
-        size_t wanted = ahead > size ? ahead : size;
-        if (wanted > left) wanted = (size_t)left;
-        if (wanted > w->capacity) {
-            uint8_t *grown = tsr_alloc(w->allocator, wanted, 1, err);
-            if (!grown) return TSR_E_NOMEM;
-            tsr_free(w->allocator, w->bytes, w->capacity, 1);
-            w->bytes = grown;
-            w->capacity = wanted;
-        }
-        w->held = 0;
-        TSR_TRY(tsr_store_read(w->store, w->file, w->base + at, w->bytes, wanted, err));
-        w->start = at;
-        w->held = wanted;
-    }
-    *out = w->bytes + (at - w->start);
-    return TSR_OK;
-}
-
-static tsr_status zip64_end(window *w, uint64_t locator, end_records *end, uint64_t *end_offset, tsr_error *err)
+static tsr_status zip64_end(tsr_zip_window *w, uint64_t locator, end_records *end, uint64_t *end_offset, tsr_error *err)
 {
     const uint8_t *p;
-    TSR_FAIL_AT(locator < ZIP64_END_SIZE, err, TSR_E_FORMAT, w->base,
+    TSR_FAIL_AT(locator < ZIP64_END_SIZE, err, TSR_E_FORMAT, w->archive.byte_offset,
                 "zip: the archive is too short for its zip64 end record");
     *end_offset = locator - ZIP64_END_SIZE;
-    TSR_TRY(window_need(w, *end_offset, ZIP64_END_SIZE + ZIP64_LOCATOR_SIZE, 0, &p, err));
-    uint64_t position = w->base + *end_offset;
+    TSR_TRY(tsr_zip_window_need(w, *end_offset, ZIP64_END_SIZE + ZIP64_LOCATOR_SIZE, 0, &p, err));
+    uint64_t position = w->archive.byte_offset + *end_offset;
     uint64_t claimed = tsr_load_le(p + ZIP64_END_SIZE + 8, 8);
-    TSR_FAIL_AT(claimed != *end_offset, err, TSR_E_FORMAT, w->base + locator,
+    TSR_FAIL_AT(claimed != *end_offset, err, TSR_E_FORMAT, w->archive.byte_offset + locator,
                 "zip: the zip64 end record is expected at byte %llu of the archive, but its locator follows byte %llu "
                 "(prepended data, or a second end record)",
                 (unsigned long long)claimed, (unsigned long long)*end_offset);
@@ -106,32 +70,33 @@ static tsr_status zip64_end(window *w, uint64_t locator, end_records *end, uint6
     return TSR_OK;
 }
 
-static tsr_status read_end(window *w, end_records *end, tsr_error *err)
+static tsr_status read_end(tsr_zip_window *w, end_records *end, tsr_error *err)
 {
     const uint8_t *p;
-    TSR_FAIL_AT(w->size < END_SIZE, err, TSR_E_FORMAT, w->base,
-                "zip: %llu bytes are too few for an archive; at least 22 are needed", (unsigned long long)w->size);
-    uint64_t at = w->size - END_SIZE;
-    uint64_t first = w->size <= WHOLE_READ ? 0 : w->size - TAIL_READ;
-    TSR_TRY(window_need(w, first, (size_t)(w->size - first), 0, &p, err));
+    TSR_FAIL_AT(w->archive.byte_length < END_SIZE, err, TSR_E_FORMAT, w->archive.byte_offset,
+                "zip: %llu bytes are too few for an archive; at least 22 are needed",
+                (unsigned long long)w->archive.byte_length);
+    uint64_t at = w->archive.byte_length - END_SIZE;
+    uint64_t first = w->archive.byte_length <= WHOLE_READ ? 0 : w->archive.byte_length - TAIL_READ;
+    TSR_TRY(tsr_zip_window_need(w, first, (size_t)(w->archive.byte_length - first), 0, &p, err));
     p += at - first;
     TSR_FAIL_AT(
-        tsr_load_le(p, 4) != END_SIGNATURE || tsr_load_le(p + 20, 2) != 0, err, TSR_E_FORMAT, w->base + at,
+        tsr_load_le(p, 4) != END_SIGNATURE || tsr_load_le(p + 20, 2) != 0, err, TSR_E_FORMAT, w->archive.byte_offset + at,
         "zip: the archive does not end with an end record (it was truncated, or has trailing data or an archive comment)");
     TSR_FAIL_AT(tsr_load_le(p + 4, 2) != 0 || tsr_load_le(p + 6, 2) != 0 || tsr_load_le(p + 8, 2) != tsr_load_le(p + 10, 2),
-                err, TSR_E_UNSUPPORTED, w->base + at, "zip: the archive spans several disks");
+                err, TSR_E_UNSUPPORTED, w->archive.byte_offset + at, "zip: the archive spans several disks");
     *end = (end_records){tsr_load_le(p + 10, 2), tsr_load_le(p + 16, 4), tsr_load_le(p + 12, 4)};
     uint64_t directory_end = at;
     if (at >= ZIP64_LOCATOR_SIZE && tsr_load_le(p - ZIP64_LOCATOR_SIZE, 4) == ZIP64_LOCATOR_SIGNATURE)
         TSR_TRY(zip64_end(w, at - ZIP64_LOCATOR_SIZE, end, &directory_end, err));
     uint64_t claimed_end;
     TSR_FAIL_AT(!tsr_add_u64(end->directory_offset, end->directory_size, &claimed_end) || claimed_end != directory_end, err,
-                TSR_E_FORMAT, w->base + at,
+                TSR_E_FORMAT, w->archive.byte_offset + at,
                 "zip: the central directory should begin at byte %llu and have %llu bytes, but the end records begin at "
                 "byte %llu (prepended data, or a second end record)",
                 (unsigned long long)end->directory_offset, (unsigned long long)end->directory_size,
                 (unsigned long long)directory_end);
-    TSR_FAIL_AT(end->entries > end->directory_size / CENTRAL_SIZE, err, TSR_E_FORMAT, w->base + at,
+    TSR_FAIL_AT(end->entries > end->directory_size / CENTRAL_SIZE, err, TSR_E_FORMAT, w->archive.byte_offset + at,
                 "zip: %llu members cannot be listed in %llu bytes", (unsigned long long)end->entries,
                 (unsigned long long)end->directory_size);
     return TSR_OK;
@@ -181,24 +146,24 @@ static tsr_status read_entry(tsr_cursor *directory, uint64_t base, uint64_t posi
     return TSR_OK;
 }
 
-static tsr_status read_directory(window *w, const tsr_host *host, const end_records *end, tsr_arena *arena, tsr_zip *zip,
-                                 tsr_error *err)
+static tsr_status read_directory(tsr_zip_window *w, const tsr_host *host, const end_records *end, tsr_arena *arena,
+                                 tsr_zip *zip, tsr_error *err)
 {
-    TSR_FAIL_AT(end->directory_size > host->limits.metadata_bytes, err, TSR_E_LIMIT, w->base + end->directory_offset,
+    const uint64_t position = w->archive.byte_offset + end->directory_offset;
+    TSR_FAIL_AT(end->directory_size > host->limits.metadata_bytes, err, TSR_E_LIMIT, position,
                 "zip: a central directory of %llu bytes exceeds the limit of %llu (metadata_bytes)",
                 (unsigned long long)end->directory_size, (unsigned long long)host->limits.metadata_bytes);
-    TSR_FAIL_AT(end->entries >= UINT32_MAX, err, TSR_E_LIMIT, w->base + end->directory_offset, "zip: too many members");
+    TSR_FAIL_AT(end->entries >= UINT32_MAX, err, TSR_E_LIMIT, position, "zip: too many members");
     size_t size = (size_t)end->directory_size;
     const uint8_t *seen;
-    TSR_TRY(window_need(w, end->directory_offset, size, 0, &seen, err));
+    TSR_TRY(tsr_zip_window_need(w, end->directory_offset, size, 0, &seen, err));
     uint8_t *directory = tsr_arena_array(arena, size, 1, err);
     tsr_zip_member *members = tsr_arena_array(arena, (size_t)end->entries, sizeof *members, err);
     if (!directory || !members) return TSR_E_NOMEM;
     memcpy(directory, seen, size);
     tsr_cursor cursor = {directory, size, 0, false};
-    uint64_t position = w->base + end->directory_offset;
     for (uint32_t i = 0; i < end->entries; i++)
-        TSR_TRY(read_entry(&cursor, w->base, position + cursor.at, &members[i], err));
+        TSR_TRY(read_entry(&cursor, w->archive.byte_offset, position + cursor.at, &members[i], err));
     TSR_FAIL_AT(tsr_cursor_left(&cursor) != 0, err, TSR_E_FORMAT, position + cursor.at,
                 "zip: %llu bytes of the central directory follow its last entry",
                 (unsigned long long)tsr_cursor_left(&cursor));
@@ -273,19 +238,19 @@ static void find_top(tsr_zip *zip)
 }
 
 /* Checks the local header at `at` and finds the data behind it; `limit` is where the central directory begins. */
-static tsr_status read_local(window *w, uint64_t limit, tsr_zip_member *member, tsr_error *err)
+static tsr_status read_local(tsr_zip_window *w, uint64_t limit, tsr_zip_member *member, tsr_error *err)
 {
     const uint8_t *p;
-    uint64_t at = member->header_offset - w->base;
+    uint64_t at = member->header_offset - w->archive.byte_offset;
     TSR_FAIL_AT(at >= limit || limit - at < TSR_ZIP_LOCAL_SIZE, err, TSR_E_FORMAT, member->header_offset,
                 "zip: the local header of '%.*s' is beyond the end of the members (byte %llu of %llu)",
                 TSR_STR_ARG(member->name), (unsigned long long)at, (unsigned long long)limit);
-    TSR_TRY(window_need(w, at, TSR_ZIP_LOCAL_SIZE, AHEAD_READ, &p, err));
+    TSR_TRY(tsr_zip_window_need(w, at, TSR_ZIP_LOCAL_SIZE, AHEAD_READ, &p, err));
     size_t name_size = (size_t)tsr_load_le(p + 26, 2), extra_size = (size_t)tsr_load_le(p + 28, 2);
     uint64_t head = TSR_ZIP_LOCAL_SIZE + name_size + extra_size;
     TSR_FAIL_AT(tsr_load_le(p, 4) != TSR_ZIP_LOCAL_SIGNATURE || head > limit - at, err, TSR_E_FORMAT, member->header_offset,
                 "zip: the central directory points to no local header of '%.*s'", TSR_STR_ARG(member->name));
-    TSR_TRY(window_need(w, at, (size_t)head, AHEAD_READ, &p, err));
+    TSR_TRY(tsr_zip_window_need(w, at, (size_t)head, AHEAD_READ, &p, err));
     TSR_TRY(tsr_zip_check_local(member, p, err));
     TSR_FAIL_AT(member->size > limit - at - head, err, TSR_E_FORMAT, member->header_offset,
                 "zip: member '%.*s' has %llu bytes, but only %llu are left before the central directory",
@@ -295,41 +260,41 @@ static tsr_status read_local(window *w, uint64_t limit, tsr_zip_member *member, 
 }
 
 /* What lies between a member's data and the next header: nothing, or the descriptor that repeats CRC and sizes. */
-static tsr_status check_gap(window *w, const tsr_zip_member *member, uint64_t next, tsr_error *err)
+static tsr_status check_gap(tsr_zip_window *w, const tsr_zip_member *member, uint64_t next, tsr_error *err)
 {
-    uint64_t at = member->byte_offset - w->base + member->size;
+    uint64_t at = member->byte_offset - w->archive.byte_offset + member->size;
     TSR_FAIL_AT(next < at, err, TSR_E_FORMAT, member->header_offset, "zip: member '%.*s' overlaps the next one",
                 TSR_STR_ARG(member->name));
     uint64_t gap = next - at;
     bool described = member->flags & TSR_ZIP_FLAG_DESCRIPTOR;
     bool fits = gap >= TSR_ZIP_DESCRIPTOR_LEAST && gap <= TSR_ZIP_DESCRIPTOR_MOST && gap % 4 == 0;
-    TSR_FAIL_AT(described ? !fits : gap != 0, err, TSR_E_FORMAT, w->base + at,
+    TSR_FAIL_AT(described ? !fits : gap != 0, err, TSR_E_FORMAT, w->archive.byte_offset + at,
                 "zip: %llu bytes after member '%.*s' belong to no member", (unsigned long long)gap,
                 TSR_STR_ARG(member->name));
     if (gap == 0) return TSR_OK;
     const uint8_t *p;
-    TSR_TRY(window_need(w, at, (size_t)gap, AHEAD_READ, &p, err));
+    TSR_TRY(tsr_zip_window_need(w, at, (size_t)gap, AHEAD_READ, &p, err));
     return tsr_zip_check_descriptor(member, p, (size_t)gap, err);
 }
 
-static tsr_status read_locals(window *w, uint64_t limit, tsr_zip *zip, tsr_arena *arena, tsr_error *err)
+static tsr_status read_locals(tsr_zip_window *w, uint64_t limit, tsr_zip *zip, tsr_arena *arena, tsr_error *err)
 {
     const tsr_zip_member **order = sorted(zip, by_header, arena, err);
     if (!order) return TSR_E_NOMEM;
-    uint64_t first = zip->count ? order[0]->header_offset - w->base : limit;
-    TSR_FAIL_AT(first != 0, err, TSR_E_FORMAT, w->base, "zip: %llu bytes before the first member belong to no member",
+    uint64_t first = zip->count ? order[0]->header_offset - w->archive.byte_offset : limit;
+    TSR_FAIL_AT(first != 0, err, TSR_E_FORMAT, w->archive.byte_offset,
+                "zip: %llu bytes before the first member belong to no member",
                 (unsigned long long)first);
     uint32_t file = zip->file;
-    tsr_store *origin = w->store;
+    tsr_store *origin = w->archive.store;
     while (origin->origin) origin = origin->origin(origin, &file);
-    if (zip->count && w->size > WHOLE_READ && origin->guard) {
-        bool is_guarded;
-        const tsr_zip_locals locals = {zip, (tsr_zip_member *const *)order, file, w->base + limit};
-        TSR_TRY(tsr_zip_guard_locals(origin, w->allocator, &locals, &is_guarded, err));
-        if (is_guarded) return check_gap(w, order[zip->count - 1], limit, err);
+    if (zip->count && w->archive.byte_length > WHOLE_READ && origin->guard) {
+        const tsr_zip_locals locals = {zip, (tsr_zip_member *const *)order, file, w->archive.byte_offset + limit};
+        TSR_TRY(tsr_zip_guard_locals(origin, w->allocator, &locals, &w->is_guarded, err));
+        if (w->is_guarded) return check_gap(w, order[zip->count - 1], limit, err);
     }
     for (uint32_t i = 0; i < zip->count; i++) {
-        uint64_t next = i + 1 < zip->count ? order[i + 1]->header_offset - w->base : limit;
+        uint64_t next = i + 1 < zip->count ? order[i + 1]->header_offset - w->archive.byte_offset : limit;
         TSR_TRY(read_local(w, limit, (tsr_zip_member *)order[i], err));
         TSR_TRY(check_gap(w, order[i], next, err));
     }
@@ -346,26 +311,18 @@ static bool crc_absent(const tsr_zip *zip)
     return bytes;
 }
 
-static tsr_status open_window(window *w, const tsr_host *host, tsr_arena *arena, tsr_zip *zip, tsr_error *err)
+tsr_status tsr_zip_open(tsr_zip_window *window, const tsr_host *host, tsr_arena *arena, tsr_zip *out, tsr_error *err)
 {
     end_records end = {0};
-    TSR_TRY(read_end(w, &end, err));
-    TSR_TRY(read_directory(w, host, &end, arena, zip, err));
-    TSR_TRY(index_names(zip, arena, err));
-    TSR_TRY(read_locals(w, end.directory_offset, zip, arena, err));
-    find_top(zip);
-    zip->crc_absent = crc_absent(zip);
+    const tsr_range *in = &window->archive;
+    *out = (tsr_zip){.file = in->file, .byte_offset = in->byte_offset, .size = in->byte_length};
+    TSR_TRY(read_end(window, &end, err));
+    TSR_TRY(read_directory(window, host, &end, arena, out, err));
+    TSR_TRY(index_names(out, arena, err));
+    TSR_TRY(read_locals(window, end.directory_offset, out, arena, err));
+    find_top(out);
+    out->crc_absent = crc_absent(out);
     return TSR_OK;
-}
-
-tsr_status tsr_zip_open(tsr_range in, const tsr_host *host, tsr_arena *arena, tsr_zip *out, tsr_error *err)
-{
-    *out = (tsr_zip){.file = in.file, .byte_offset = in.byte_offset, .size = in.byte_length};
-    window w = {
-        .store = in.store, .allocator = host->allocator, .file = in.file, .base = in.byte_offset, .size = in.byte_length};
-    tsr_status status = open_window(&w, host, arena, out, err);
-    tsr_free(w.allocator, w.bytes, w.capacity, 1);
-    return status;
 }
 
 const tsr_zip_member *tsr_zip_find(const tsr_zip *zip, tsr_str name)

@@ -9,7 +9,7 @@
 #ifndef TSR_CODEC_ZIP_H
 #define TSR_CODEC_ZIP_H
 
-#include "tessera/sys/store_read.h"
+#include "codec/zip_window.h"
 
 typedef struct tsr_zip_member {
     tsr_str name;         /* whole, with the top folder */
@@ -32,10 +32,10 @@ typedef struct tsr_zip {
 } tsr_zip;
 
 /* Reads the end records, the central directory and the local headers (batched into few reads; a small archive is one
- * read) of the archive that fills [offset, offset + size) of a file. Lives in `arena`. Errors: TSR_E_FORMAT and
+ * read) of the archive that fills the window's range of a file. Lives in `arena`. Errors: TSR_E_FORMAT and
  * TSR_E_UNSUPPORTED with the byte position in the file, TSR_E_LIMIT for a central directory beyond
- * limits.metadata_bytes, TSR_E_IO, TSR_E_NOMEM. Thread-safe for different arenas. */
-tsr_status tsr_zip_open(tsr_range in, const tsr_host *host, tsr_arena *arena, tsr_zip *out, tsr_error *err);
+ * limits.metadata_bytes, TSR_E_IO, TSR_E_NOMEM. Thread-safe for different windows and arenas. */
+tsr_status tsr_zip_open(tsr_zip_window *window, const tsr_host *host, tsr_arena *arena, tsr_zip *out, tsr_error *err);
 /* The member <top>/<name>, or NULL. O(log n). */
 const tsr_zip_member *tsr_zip_find(const tsr_zip *zip, tsr_str name);
 /* Whether the range begins like a zip archive (local header signature). */

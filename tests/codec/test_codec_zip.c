@@ -12,6 +12,7 @@
 #include "codec/zip.h"
 #include "support/faults.h"
 #include "support/zip_image.h"
+#include "support/zip_opening.h"
 
 static zip_image image;
 static unsigned reads;
@@ -51,7 +52,7 @@ static void open_bytes(opened *o, const void *bytes, size_t size, size_t offset)
     o->store->read_at = counted_read;
     reads = 0;
     o->arena = tsr_arena_new(o->host.allocator, 0, NULL);
-    o->status = tsr_zip_open((tsr_range){o->store, 0, offset, size - offset}, &o->host, o->arena, &o->zip, &o->err);
+    o->status = zip_opened((tsr_range){o->store, 0, offset, size - offset}, &o->host, o->arena, &o->zip, &o->err);
 }
 
 static void drop(opened *o)
@@ -565,7 +566,7 @@ static void test_codec_zip__the_directory_is_bounded_by_limits(void **state)
     make_image(true);
     open_bytes(&o, image.bytes, image.size, 0);
     o.host.limits.metadata_bytes = 10;
-    assert_int_equal(tsr_zip_open((tsr_range){o.store, 0, 0, image.size}, &o.host, o.arena, &o.zip, &o.err), TSR_E_LIMIT);
+    assert_int_equal(zip_opened((tsr_range){o.store, 0, 0, image.size}, &o.host, o.arena, &o.zip, &o.err), TSR_E_LIMIT);
     drop(&o);
 }
 
@@ -574,7 +575,7 @@ static tsr_status open_and_drop(void *ctx, tsr_store *store, const tsr_host *hos
     tsr_zip zip;
     (void)ctx;
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
-    tsr_status status = arena ? tsr_zip_open(tsr_whole_file(store, 0), host, arena, &zip, err) : TSR_E_NOMEM;
+    tsr_status status = arena ? zip_opened(tsr_whole_file(store, 0), host, arena, &zip, err) : TSR_E_NOMEM;
     tsr_arena_free(arena);
     return status;
 }

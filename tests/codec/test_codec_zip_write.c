@@ -9,6 +9,7 @@
 #include "codec/zip.h"
 #include "codec/zip_write.h"
 #include "support/sample.h"
+#include "support/zip_opening.h"
 
 static const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = {1000, 1000000, 1u << 30, 1u << 30, 1000000}};
 
@@ -27,7 +28,7 @@ static void write_again(const sample *s, tsr_vec *out)
     uint64_t directory, size;
     const tsr_str file = s->files[0].content;
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
-    if (tsr_zip_open((tsr_range){s->store, 0, 0, file.size}, &host, arena, &zip, &err)) fail_msg("%s", err.message);
+    if (zip_opened((tsr_range){s->store, 0, 0, file.size}, &host, arena, &zip, &err)) fail_msg("%s", err.message);
     tsr_zip_new_member *members = tsr_arena_array(arena, zip.count, sizeof *members, NULL);
     for (uint32_t i = 0; i < zip.count; i++) {
         members[i] =

@@ -88,9 +88,11 @@ static void test_convert_ahead__finds_once_what_gathers_need(void **state)
     assert_null(tsr_ahead_find(ahead, catalog->entries[0].chunks));
     for (unsigned i = 0; i < TENSORS; i++) assert_int_equal(tsr_ahead_want(ahead, &catalog->entries[i], NULL, &err), TSR_OK);
     assert_int_equal(tsr_ahead_waiting(ahead), 3 * TENSORS);
+    const size_t before = counted.reads;
     tsr_ahead_seek(ahead);
     assert_int_equal(tsr_ahead_waiting(ahead), 0);
     const size_t reads = counted.reads;
+    assert_int_equal(reads - before, 6 + 3 * 2); /* a small item is read at once, of a large one both ends */
     for (unsigned i = 0; i < TENSORS; i++) {
         if (tsr_gather_open_found(checkpoint, &catalog->entries[i], NULL, ahead, &gather, &err)) fail_msg("%s", err.message);
         assert_int_equal(gather->part_count, 3);

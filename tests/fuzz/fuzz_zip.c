@@ -1,7 +1,7 @@
 /* Any bytes as a zip archive: what is accepted has members inside the archive that do not overlap, under names of their own. */
 #include <stdlib.h>
 
-#include "codec/zip.h"
+#include "../support/zip_opening.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (tsr_store_from_memory(host.allocator, &file, 1, &store, NULL) != TSR_OK) return 0;
     tsr_arena *arena = tsr_arena_new(host.allocator, 0, NULL);
     tsr_zip zip;
-    if (arena && tsr_zip_open((tsr_range){store, 0, 0, size}, &host, arena, &zip, &err) == TSR_OK) check(&zip);
+    if (arena && zip_opened((tsr_range){store, 0, 0, size}, &host, arena, &zip, &err) == TSR_OK) check(&zip);
     tsr_arena_free(arena);
     store->close(store);
     return 0;

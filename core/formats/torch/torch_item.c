@@ -11,8 +11,8 @@
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/store_read.h"
 
-static tsr_status read_member(tsr_store *store, const tsr_torch_build *build, const tsr_zip *zip,
-                              const tsr_zip_member *member, tsr_str *out, tsr_error *err)
+static tsr_status read_member(const tsr_zip_window *window, const tsr_torch_build *build, const tsr_zip_member *member,
+                              tsr_str *out, tsr_error *err)
 {
     const tsr_host *host = build->host;
     TSR_FAIL_AT(member->size > host->limits.metadata_bytes, err, TSR_E_LIMIT, member->byte_offset,
@@ -20,19 +20,19 @@ static tsr_status read_member(tsr_store *store, const tsr_torch_build *build, co
                 (unsigned long long)member->size, (unsigned long long)host->limits.metadata_bytes);
     char *bytes = tsr_arena_array(build->arena, (size_t)member->size, 1, err);
     if (!bytes) return TSR_E_NOMEM;
-    TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, bytes, (size_t)member->size, err));
+    TSR_TRY(tsr_zip_window_read(window, member->byte_offset, bytes, (size_t)member->size, err));
     *out = (tsr_str){bytes, (size_t)member->size};
     return TSR_OK;
 }
 
-static tsr_status read_byte_order(tsr_store *store, const tsr_zip *zip, bool *big, tsr_error *err)
+static tsr_status read_byte_order(const tsr_zip_window *window, const tsr_zip *zip, bool *big, tsr_error *err)
 {
     const tsr_zip_member *member = tsr_zip_find(zip, TSR_STR("byteorder"));
     char text[6];
     *big = false;
     if (!member) return TSR_OK;
     size_t size = member->size < sizeof text ? (size_t)member->size : sizeof text;
-    TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, text, size, err));
+    TSR_TRY(tsr_zip_window_read(window, member->byte_offset, text, size, err));
     *big = member->size == 3 && memcmp(text, "big", 3) == 0;
     TSR_FAIL_AT(!*big && (member->size != 6 || memcmp(text, "little", 6) != 0), err, TSR_E_FORMAT, member->byte_offset,
                 "torch: 'byteorder' is neither \"little\" nor \"big\"");
@@ -52,7 +52,7 @@ static uint64_t leading_number(const char *text, size_t size)
 }
 
 /* PyTorch reads archives of the versions 1 to 10 only (kMinSupportedFileFormatVersion, kMaxSupportedFileFormatVersion). */
-static tsr_status judge_version(const tsr_torch_build *build, tsr_store *store, const tsr_zip *zip, tsr_error *err)
+static tsr_status judge_version(const tsr_torch_build *build, const tsr_zip_window *window, const tsr_zip *zip, tsr_error *err)
 {
     const tsr_zip_member *member = tsr_zip_find(zip, TSR_STR(".data/version"));
     char text[24];
@@ -63,7 +63,7 @@ static tsr_status judge_version(const tsr_torch_build *build, tsr_store *store, 
         return tsr_finding_add(build->findings, "torch/version", place, err,
                                "the archive has no member 'version'; PyTorch refuses it");
     size_t size = member->size < sizeof text ? (size_t)member->size : sizeof text;
-    TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, text, size, err));
+    TSR_TRY(tsr_zip_window_read(window, member->byte_offset, text, size, err));
     uint64_t version = leading_number(text, size);
     if (version >= 1 && version <= 10) return TSR_OK;
     for (size_t i = 0; i < size; i++)
@@ -73,13 +73,13 @@ static tsr_status judge_version(const tsr_torch_build *build, tsr_store *store, 
 }
 
 /* torch.load takes '.storage_alignment' for an int, whether or not it uses it. */
-static tsr_status judge_alignment(const tsr_torch_build *build, tsr_store *store, const tsr_zip *zip, tsr_error *err)
+static tsr_status judge_alignment(const tsr_torch_build *build, const tsr_zip_window *window, const tsr_zip *zip, tsr_error *err)
 {
     const tsr_zip_member *member = tsr_zip_find(zip, TSR_STR(".storage_alignment"));
     char text[24];
     bool digits = false, known = member && member->size <= sizeof text;
     if (!build->findings || !member) return TSR_OK;
-    if (known) TSR_TRY(tsr_store_read(store, zip->file, member->byte_offset, text, (size_t)member->size, err));
+    if (known) TSR_TRY(tsr_zip_window_read(window, member->byte_offset, text, (size_t)member->size, err));
     for (size_t i = 0; known && i < member->size; i++) {
         digits |= text[i] >= '0' && text[i] <= '9';
         known = (text[i] >= '0' && text[i] <= '9') || (text[i] && strchr(" \n_+-", text[i]));
@@ -130,17 +130,19 @@ static tsr_status find_pickle(const tsr_zip *zip, const tsr_zip_member **out, ts
     return TSR_OK;
 }
 
-static tsr_status open_item(tsr_store *store, const tsr_host *host, tsr_torch_build *build, tsr_zip *zip, tsr_torch_item *out,
-                            tsr_error *err)
+static tsr_status open_item(tsr_zip_window *window, tsr_torch_build *build, tsr_torch_item *out, tsr_error *err)
 {
+    const tsr_host *host = build->host;
+    const tsr_zip *zip = &out->zip;
     const tsr_zip_member *member;
     tsr_str bytes;
     bool big;
+    TSR_TRY(tsr_zip_open(window, host, build->arena, &out->zip, err));
     TSR_TRY(find_pickle(zip, &member, err));
-    TSR_TRY(judge_version(build, store, zip, err));
-    TSR_TRY(judge_alignment(build, store, zip, err));
-    TSR_TRY(read_byte_order(store, zip, &big, err));
-    TSR_TRY(read_member(store, build, zip, member, &bytes, err));
+    TSR_TRY(judge_version(build, window, zip, err));
+    TSR_TRY(judge_alignment(build, window, zip, err));
+    TSR_TRY(read_byte_order(window, zip, &big, err));
+    TSR_TRY(read_member(window, build, member, &bytes, err));
     tsr_pickle *pickle;
     size_t consumed;
     build->pickle_offset = member->byte_offset;
@@ -172,8 +174,10 @@ tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *hos
                              .rank = {.hinted = from->has_rank, .hint = from->rank},
                              .zstd = from->zstd};
     *out = (tsr_torch_item){0};
-    TSR_TRY(tsr_zip_open(from->range, host, arena, &out->zip, err));
-    TSR_TRY(open_item(store, host, &build, &out->zip, out, err));
+    tsr_zip_window window = tsr_zip_window_of(from->range, host->allocator);
+    const tsr_status status = open_item(&window, &build, out, err);
+    tsr_zip_window_free(&window);
+    TSR_TRY(status);
     if (!out->zip.crc_absent || !findings || store->unsummed) return TSR_OK;
     tsr_place place = {build.file_name, from->range.byte_offset, {NULL, 0}};
     return tsr_finding_add(findings, "zip/crc-absent", place, err, "the archive carries no checksums (every CRC-32 is 0)");

@@ -1,0 +1,36 @@
+/* The bytes of an archive that its reader has fetched: the tail, with the directory of most archives, and the last place that was
+ * not in it. The members of a small archive, and the first ones of a larger one, are then there without a further read. */
+#ifndef TSR_CODEC_ZIP_WINDOW_H
+#define TSR_CODEC_ZIP_WINDOW_H
+
+#include "tessera/sys/store_read.h"
+
+typedef struct tsr_zip_piece {
+    uint8_t *bytes;
+    size_t capacity;
+    uint64_t start; /* in the archive: it holds [start, start + held) */
+    size_t held;
+} tsr_zip_piece;
+
+/* Offsets count from the beginning of the archive. Owns the bytes; borrows the allocator and the store. */
+typedef struct tsr_zip_window {
+    const tsr_allocator *allocator;
+    tsr_range archive;
+    tsr_zip_piece tail, other;
+    bool is_guarded; /* members must be read from the store, which checks their local headers (tsr_store_guard) */
+} tsr_zip_window;
+
+static inline tsr_zip_window tsr_zip_window_of(tsr_range archive, const tsr_allocator *allocator)
+{
+    return (tsr_zip_window){.allocator = allocator, .archive = archive};
+}
+void tsr_zip_window_free(tsr_zip_window *window);
+
+/* The bytes [at, at + size), which the caller has checked to be inside the archive; a miss reads `ahead` bytes if that is more. They
+ * are valid until the next miss. Errors: TSR_E_IO, TSR_E_NOMEM. */
+tsr_status tsr_zip_window_need(tsr_zip_window *window, uint64_t at, size_t size, size_t ahead, const uint8_t **out, tsr_error *err);
+/* Reads bytes of a member into `buffer`, from the store if they are not held. `byte_offset` counts from the beginning of the file.
+ * Errors as tsr_store_read. */
+tsr_status tsr_zip_window_read(const tsr_zip_window *window, uint64_t byte_offset, void *buffer, size_t size, tsr_error *err);
+
+#endif
