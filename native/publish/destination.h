@@ -1,4 +1,4 @@
-/* Where an output goes: a directory that holds the destination, and its name in it. */
+/* The destination of an output: the directory that holds it, and its name there. */
 #ifndef TSR_NATIVE_DESTINATION_H
 #define TSR_NATIVE_DESTINATION_H
 
@@ -11,9 +11,9 @@ typedef struct tsr_destination {
     char name[NAME_MAX + 1];
 } tsr_destination;
 
-/* "a/b/c" and "a/b/c/" are "c" in "a/b". A symbolic link to a directory stands for that directory, which is replaced where it
- * is: exchanging the link would turn it into a directory. A link to a file is itself the destination, as for rename(2).
- * TSR_E_USAGE where the path ends in no name. */
+/* Splits a path: "a/b/c" and "a/b/c/" are "c" in "a/b". A symbolic link to a directory is resolved, because the directory it
+ * points to is replaced: exchanging the link itself would turn it into a directory. A link to a file is itself the
+ * destination, as for rename(2). TSR_E_USAGE if the path does not end in a name. */
 tsr_status tsr_destination_of(const char *path, tsr_destination *out, tsr_error *err);
 
 #endif

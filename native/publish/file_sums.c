@@ -1,6 +1,6 @@
-/* See file_sums.h. A step:
+/* See file_sums.h. The bytes of a step:
  *
- *   records' size u64 | sums n u32 | records | n × (file u32, sum u64) | CRC-32 of all this u32 */
+ *   size of the records u64 | number n of sums u32 | records | n × (file u32, sum u64) | CRC-32 of all this u32 */
 #include "publish/file_sums.h"
 
 #include <stdlib.h>
@@ -77,8 +77,8 @@ static uint64_t power(const tsr_sum_key *key, uint64_t exponent)
 #if HAVE_VECTORS
 #define AVX2 __attribute__((target("avx2")))
 
-/* Of four words at a time. A vector has no 128-bit products: a word times a part of its power has 53 bits, so that 1024 of
- * them fit into 64. */
+/* Loads four words, each into a lane of 64 bits. Vectors have no 128-bit products, so a word is multiplied by each part of
+ * its power separately. Such a product has 53 bits, and the sum of 1024 of them fits in 64. */
 AVX2 static __m256i four(const void *words)
 {
     return _mm256_cvtepu32_epi64(_mm_loadu_si128(words));
@@ -91,7 +91,7 @@ AVX2 static uint64_t sum_lanes(__m256i v)
     return lanes[0] + lanes[1] + lanes[2] + lanes[3];
 }
 
-/* The first words, as many as are a multiple of four: *done. */
+/* Sums the words that come in whole groups of four; *done is their number. */
 AVX2 static wide sum_fours(const tsr_sum_key *key, const uint8_t *bytes, size_t words, size_t *done)
 {
     __m256i low = _mm256_setzero_si256(), middle = low, high = low;
@@ -105,7 +105,7 @@ AVX2 static wide sum_fours(const tsr_sum_key *key, const uint8_t *bytes, size_t 
 }
 #endif
 
-/* At most TSR_SUM_WORDS whole words. Products have 93 bits, so that 1024 of them fit. */
+/* Sums at most TSR_SUM_WORDS whole words. A product has 93 bits, so the sum of 1024 of them fits in 128. */
 static uint64_t sum_words(const tsr_sum_key *key, const uint8_t *bytes, size_t words)
 {
     wide sum = 0;
@@ -117,7 +117,7 @@ static uint64_t sum_words(const tsr_sum_key *key, const uint8_t *bytes, size_t w
     return reduce(sum);
 }
 
-/* Bytes within one word. */
+/* The sum of bytes that lie in one word. */
 static uint64_t sum_part(const tsr_sum_key *key, uint64_t offset, const uint8_t *bytes, size_t size)
 {
     uint32_t word = 0;

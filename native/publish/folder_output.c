@@ -1,4 +1,4 @@
-/* The writing half of an output into a folder or a file: temporary names, preallocation, writes. */
+/* Creates and writes the files of an output to a directory or a single file, under temporary names. */
 #include "io/file_name.h"
 #include "publish/destination.h"
 #include "publish/folder_output.h"
@@ -18,20 +18,22 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define LARGE_WRITE    ((size_t)1 << 20)   /* from here on the disk may begin before the final sync */
-#define MAX_TRIES      1000                /* temporary names */
-#define HOLE_BYTES     ((size_t)64 << 10)  /* aligned pieces of this size are written or not */
-#define MAX_COPY       ((uint64_t)1 << 30) /* at a time, so that a signal is heard */
+/* After a write of at least this size, the disk is told to begin before the final sync. */
+#define LARGE_WRITE    ((size_t)1 << 20)
+#define MAX_TRIES      1000                /* how many temporary names are tried */
+#define HOLE_BYTES     ((size_t)64 << 10)  /* aligned blocks of this size that are all zeros are not written */
+#define MAX_COPY       ((uint64_t)1 << 30) /* bytes per copy_range call, so that a signal is handled soon */
 
-/* New files follow the umask, but nobody gets to read what was private: what replaces a file gets its permissions only when it is
- * published, and files under new names are open to those whom some file of the old checkpoint was open to. */
+/* New files follow the umask, but private data must not become readable. A file that replaces another gets its permissions
+ * only when it is published. A file with a new name can be opened only by users who could open some file of the old
+ * checkpoint. */
 static int create_file(folder_output *output, const output_file *file)
 {
     const unsigned mode = !output->exists ? 0666 : file->replaces ? TSR_PRIVATE_FILE : (0666 & output->widest) | TSR_PRIVATE_FILE;
     return tsr_sys_open(output->sys, output->work, file->temporary, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CREAT | O_EXCL, mode);
 }
 
-/* Behind the write: a sync that runs meanwhile may have missed it. */
+/* Called after the write, because a sync that ran during it may have missed it. */
 static void give_written(folder_output *output, uint32_t file)
 {
     pthread_mutex_lock(&output->lock);
@@ -42,7 +44,7 @@ static void give_written(folder_output *output, uint32_t file)
 
 /* ---- creating ---- */
 
-/* Tags of processes count on from the process id. */
+/* Gives the output the next tag that this process has not tried. The first one is the process id. */
 static void next_tag(folder_output *output)
 {
     snprintf(output->tag, sizeof output->tag, "%u", output->number++);
@@ -83,7 +85,7 @@ static const char *temporary_name(folder_output *output, const output_file *file
     }
 }
 
-/* Creates the file under a temporary name. A killed run may have left such a name behind: another tag then. */
+/* Creates the file under a temporary name. If a killed run left a file of that name, tries the next tag. */
 static tsr_status create_temporary(folder_output *output, output_file *file, tsr_error *err)
 {
     for (unsigned tries = 0;; tries++) {
@@ -98,7 +100,8 @@ static tsr_status create_temporary(folder_output *output, output_file *file, tsr
     }
 }
 
-/* A file that got the permissions of the one that it replaces, which may be read-only, when the run before was killed. */
+/* Opens a file of a run that was killed while it published. The file already has the permissions of the file that it
+ * replaces and may therefore be read-only. */
 static int open_finished(folder_output *output, const output_file *file)
 {
     const int fd = tsr_sys_open(output->sys, output->work, file->temporary, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
@@ -108,7 +111,7 @@ static int open_finished(folder_output *output, const output_file *file)
     return opened ? tsr_output_open_file(output, file->temporary) : -1;
 }
 
-/* Opens what another process of the job, or an earlier run, has created, or else creates it. */
+/* Opens the file that another process of the job or an earlier run created; creates it if there is none. */
 static int open_shared(folder_output *output, output_file *file)
 {
     int fd = tsr_output_open_file(output, file->temporary);
@@ -119,7 +122,8 @@ static int open_shared(folder_output *output, output_file *file)
         if (file->is_final) file->temporary = file->name;
     }
     if (fd < 0 && errno == ENOENT && !output->options.whole) fd = create_file(output, file);
-    return fd < 0 && errno == EEXIST ? tsr_output_open_file(output, file->temporary) : fd; /* created in this moment */
+    /* Another process has just created it. */
+    return fd < 0 && errno == EEXIST ? tsr_output_open_file(output, file->temporary) : fd;
 }
 
 static tsr_status refuse_foreign(const folder_output *output, const char *name, tsr_error *err)
@@ -145,7 +149,8 @@ static tsr_status refuse_gone(const output_file *file, tsr_error *err)
                      file->name);
 }
 
-/* Of this user; or of the user whose file it is about to replace, when the run before was killed behind that. */
+/* Whether the file belongs to this user. A run that was killed while it published may already have given it to the owner of
+ * the file that it replaces. */
 static bool is_of_job(const folder_output *output, const output_file *file)
 {
     struct stat info, old;
@@ -156,8 +161,8 @@ static bool is_of_job(const folder_output *output, const output_file *file)
                            : output->model && output->model->st_uid == info.st_uid);
 }
 
-/* A file of a job that several processes, or an earlier one, write too. It begins what the job holds when it was not there,
- * or not in its full size. */
+/* Creates or opens a file that other processes of the job write, too, or that an earlier run wrote. Sets `begins` if the
+ * file was missing or did not have its full size. */
 static tsr_status join_temporary(folder_output *output, output_file *file, uint64_t size, tsr_error *err)
 {
     struct stat info;
@@ -187,7 +192,8 @@ bool tsr_folder_output_replaces(const tsr_output *output)
     return ((const folder_output *)output)->mode == OUTPUT_INTO_FOLDER;
 }
 
-/* Room for the whole file now, or its size where the file system cannot reserve. */
+/* Reserves disk space for the whole file. Only sets its size if the file system cannot reserve space, or if the file may
+ * have holes. */
 static tsr_status reserve(const folder_output *output, const output_file *file, uint64_t size, tsr_error *err)
 {
     int done = 0;
@@ -217,7 +223,7 @@ static tsr_status add_file(folder_output *output, tsr_str name, uint64_t size, u
     output->open_files++;
     *number = (uint32_t)output->files.count;
     file.unsynced = output->unsynced_names = true;
-    *(output_file *)tsr_vec_push(&output->files, err) = file; /* room was made */
+    *(output_file *)tsr_vec_push(&output->files, err) = file; /* cannot fail: room was made before */
     return size ? reserve(output, &file, size, err) : TSR_OK;
 }
 
@@ -245,10 +251,11 @@ static bool lies_within(folder_output *output, uint32_t file, uint64_t offset, s
     return offset <= known && size <= known - offset;
 }
 
-/* All but what is zero; the file's size is set and it began empty. Blocks are counted in the file. */
+/* Writes everything except blocks of zeros. The file must be empty and already have its size. Blocks are aligned in the
+ * file, not in `data`. */
 static tsr_status write_around_holes(tsr_sys_file file, uint64_t offset, const uint8_t *data, size_t size, tsr_error *err)
 {
-    size_t from = 0; /* what is not yet written */
+    size_t from = 0; /* the start of the data that is not written yet */
     for (size_t at = 0, next; at < size; at = next) {
         const size_t left = HOLE_BYTES - (size_t)((offset + at) % HOLE_BYTES);
         next = size - at < left ? size : at + left;
@@ -316,7 +323,7 @@ static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offs
     return status;
 }
 
-/* A place in an open file. */
+/* An offset in an open file. */
 typedef struct file_place {
     int fd;
     uint64_t offset;
@@ -332,7 +339,7 @@ static tsr_status copy(folder_output *output, file_place from, file_place to, ui
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
             return tsr_sys_raise(err, "copy into", name);
-        if (n <= 0) { /* another file system, not supported, or the source's end: reading and writing will tell */
+        if (n <= 0) { /* another file system, not supported, or the source's end: reading and writing will find out */
             output->cannot_copy = true;
             return TSR_E_UNSUPPORTED;
         }
@@ -378,7 +385,7 @@ static void output_close(tsr_output *base)
     tsr_free(output->allocator, output, 1, sizeof *output);
 }
 
-/* Whether the folder `inner` (a path) is `outer` or lies below it; both exist. */
+/* Whether the directory `inner` is `outer` or lies below it. Both must exist. */
 static bool is_within(const char *inner, const char *outer)
 {
     char *a = realpath(inner, NULL), *b = realpath(outer, NULL);
@@ -403,7 +410,8 @@ static tsr_status refuse_source(const folder_output *output, const char *path, c
     return TSR_OK;
 }
 
-/* A link that leads nowhere has the name all the same; only a file that is written with --overwrite replaces it. */
+/* Refuses a destination that is a symbolic link without a target. Such a link occupies the name; only a single file written
+ * with --overwrite may replace it. */
 static tsr_status refuse_dead_link(const folder_output *output, const char *path, tsr_error *err)
 {
     struct stat info;
@@ -446,7 +454,7 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
     return TSR_OK;
 }
 
-/* The generation that a data file's name belongs to: N of "__R_N.distcp", "model-gN-…" and "…-gN.safetensors", else 0. */
+/* The generation in a data file's name: N in "__R_N.distcp", "model-gN-…" and "…-gN.safetensors"; otherwise 0. */
 static uint32_t generation_of(const char *name)
 {
     const char *digits = strrchr(name, '_'), *mark = strstr(name, "-g");
@@ -483,7 +491,7 @@ tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint
     return TSR_OK;
 }
 
-/* Makes the folder that will take the destination's place. */
+/* Creates the directory that will be renamed to the destination. */
 static tsr_status make_folder(folder_output *output, const char **folder, bool *made, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
@@ -510,7 +518,7 @@ static bool is_folder_of_job(const folder_output *output, const struct stat *inf
            output->sys->link_stat_at(output->sys, output->parent, output->name, &old) == 0 && old.st_uid == info->st_uid;
 }
 
-/* Not through a link, and not one that somebody else has made. */
+/* Opens the directory in which files are written. Refuses a symbolic link, and a directory that another user created. */
 static tsr_status open_work(folder_output *output, const char *folder, tsr_error *err)
 {
     struct stat info;
@@ -527,7 +535,7 @@ static tsr_status open_work(folder_output *output, const char *folder, tsr_error
     return refuse_foreign(output, folder, err);
 }
 
-/* What files of the old checkpoint permit, and to whom they belong. */
+/* Reads from the files of the old checkpoint which permissions they give and who owns them. */
 static tsr_status look_at_old(folder_output *output, tsr_error *err)
 {
     struct stat info;

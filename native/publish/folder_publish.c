@@ -1,8 +1,8 @@
-/* The publishing half of an output into a folder or a file. Order is everything here:
+/* Syncs and publishes an output to a directory or a file. The order of the steps is essential:
  *
- *   sync every file that is not synced yet → rename (data files first) → sync the folder → rename the marker → sync the folder → remove the old
+ *   sync files → rename data files → sync the directory → rename the marker → sync the directory → remove old files
  *
- * so that at any instant, and after a power loss, the destination is what it was or the whole new checkpoint. */
+ * At any time, also after a power loss, the destination is then either what it was before or the whole new checkpoint. */
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -34,8 +34,8 @@ static tsr_status sync_file(folder_output *output, uint32_t file, tsr_error *err
     return status;
 }
 
-/* Those that this process has changed since it last synced them. Each process syncs what it writes before it says so, to the
- * others or in its journal. */
+/* Syncs the files that this process has changed since it last synced them. Each process syncs what it writes before it
+ * reports it to the others or in its journal. */
 static tsr_status sync_files(folder_output *output, tsr_error *err)
 {
     tsr_status status = TSR_OK;
@@ -47,7 +47,7 @@ static tsr_status sync_files(folder_output *output, tsr_error *err)
     return status;
 }
 
-/* The names too: what a journal says of files must be so after a power loss. */
+/* Syncs the names, too: the files that a journal mentions must still exist after a power loss. */
 tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
 {
     folder_output *output = (folder_output *)base;
@@ -60,7 +60,7 @@ tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
     return status;
 }
 
-/* To its final name; `replace` lets it take an old file's place. */
+/* Gives a file its final name. With `replace`, it may replace an old file. */
 static tsr_status rename_file(folder_output *output, output_file *file, bool replace, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
@@ -99,13 +99,13 @@ static tsr_status refuse_stranger(void *ctx, int folder, const char *name, tsr_e
     const bool linked = output->mode == OUTPUT_SWAP_FOLDER &&
                         output->sys->link_stat_at(output->sys, folder, name, &here) == 0 && here.st_nlink > 1 &&
                         tsr_output_stat_old(output, name, &there) && tsr_is_one_file(&here, &there);
-    if (linked) return TSR_OK; /* by a run that was killed behind this */
+    if (linked) return TSR_OK; /* linked by a run that was killed afterwards */
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                      "'%s' in '%s' would become part of '%s', but this job did not write it; move it away", name,
                      output->temporary, output->name);
 }
 
-/* Whatever others have put into the folder in work must not become a part of the checkpoint. */
+/* Files that other programs put into the new directory must not become part of the checkpoint. */
 static tsr_status refuse_strangers(folder_output *output, tsr_error *err)
 {
     return output->options.join ? tsr_output_each_in(output, output->temporary, refuse_stranger, err) : TSR_OK;
@@ -126,7 +126,8 @@ static tsr_status publish_new_folder(folder_output *output, tsr_error *err)
     return tsr_sys_sync(output->sys, output->parent, output->name, err);
 }
 
-/* All that can be removed is, without asking for memory: what stays behind would be taken for a part of the checkpoint. */
+/* Removes as many of the obsolete files as possible, and allocates no memory for it: a file left behind would be taken for
+ * part of the checkpoint. */
 static tsr_status remove_obsolete(folder_output *output, tsr_error *err)
 {
     tsr_status status = TSR_OK;
@@ -157,7 +158,8 @@ static tsr_status publish_into_folder(folder_output *output, uint32_t marker, ts
     status = tsr_sys_sync(output->sys, output->work, output->name, err);
     if (status == TSR_OK) status = remove_obsolete(output, err);
     if (status != TSR_OK || output->options.obsolete_count == 0) return status;
-    return tsr_sys_sync(output->sys, output->work, output->name, err); /* before the record of what is to go is removed */
+    /* Before the record that lists the obsolete files is removed. */
+    return tsr_sys_sync(output->sys, output->work, output->name, err);
 }
 
 static void keep_permissions(const folder_output *output, const output_file *file, int fd)
@@ -174,7 +176,7 @@ static void keep_permissions(const folder_output *output, const output_file *fil
     output->sys->close(output->sys, old);
 }
 
-/* Before the renames, so that no file is wider than what it replaces at any instant. */
+/* Sets the permissions before the renames, so that a new file never permits more than the file it replaces. */
 static tsr_status keep_all_permissions(folder_output *output, tsr_error *err)
 {
     for (uint32_t i = 0; output->exists && i < output->files.count; i++) {
@@ -220,7 +222,7 @@ void tsr_output_discard(folder_output *output)
 void tsr_folder_output_abandon(tsr_output *base)
 {
     folder_output *output = (folder_output *)base;
-    pthread_mutex_lock(&output->lock); /* for good: whoever wants to create a file waits here */
+    pthread_mutex_lock(&output->lock); /* never unlocked: a thread that wants to create a file waits here */
     if (!output->published && !output->options.keep) tsr_output_discard(output);
 }
 
@@ -253,7 +255,7 @@ static size_t record_old(const folder_output *output, tsr_recorded_file *files)
     return count;
 }
 
-/* The file that is published after this one, and what has its name now. */
+/* Records the file that is published after this one, and the file that it replaces. */
 static tsr_status record_companion(folder_output *companion, tsr_recorded_file *files, size_t *count, tsr_error *err)
 {
     struct stat info;

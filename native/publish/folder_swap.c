@@ -1,7 +1,8 @@
-/* Replacing a folder whose files have no free names and no marker to switch them: the new folder takes its place at once.
+/* Replaces a directory in one step if the new files need the names of old ones, and no marker can be renamed to switch
+ * between them:
  *
  *   NAME/   old files, notes.txt          link notes.txt ─▶ .NAME.tessera-TAG/   new files, notes.txt
- *   exchange the two names, sync their parent, then remove what .NAME.tessera-TAG/ holds now */
+ *   exchange the two names, sync their parent, then remove the files that .NAME.tessera-TAG/ has now */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -39,7 +40,8 @@ static tsr_status refuse_folder(void *ctx, int folder, const char *name, tsr_err
         output->name, name, output->name);
 }
 
-/* Whether two names are in one mount: also within one file system, names cannot be linked or exchanged between two. */
+/* Whether two names are in the same mount. Names cannot be linked or exchanged between two mounts, even of the same file
+ * system. */
 static bool is_one_mount(const struct statx *a, const struct statx *b)
 {
     const bool known = a->stx_mask & b->stx_mask & STATX_MNT_ID;
@@ -66,7 +68,7 @@ static void end_trial(const folder_output *output)
     for (int i = 0; i < 2; i++) output->sys->unlink(output->sys, output->work, trial[i], true);
 }
 
-/* Whether names can be exchanged here: tried with two empty folders in the new one. */
+/* Tries with two empty directories in the new one whether the file system can exchange names. */
 static tsr_status try_exchange(const folder_output *output, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
@@ -94,8 +96,8 @@ static bool is_obsolete(const void *ctx, const char *name, const struct stat *in
     return false;
 }
 
-/* Whether a file that stays can get its second name in the new folder: tried, because the system may forbid it for files of other
- * users (fs.protected_hardlinks), and some file systems have one name per file. */
+/* Tries whether a file that stays can get a second name in the new directory. The system may forbid it for files of other
+ * users (fs.protected_hardlinks), and some file systems have no hard links. */
 static tsr_status try_link(void *ctx, int folder, const char *name, tsr_error *err)
 {
     const folder_output *output = ctx;
@@ -103,7 +105,7 @@ static tsr_status try_link(void *ctx, int folder, const char *name, tsr_error *e
     const tsr_sys *sys = output->sys;
     if (is_obsolete(output, name, NULL)) return TSR_OK;
     if (sys->link(sys, folder, name, output->work, name) == 0) return tsr_remove_name(sys, output->work, name, false, err);
-    if (errno == ENOENT) return TSR_OK; /* it has just gone */
+    if (errno == ENOENT) return TSR_OK; /* it has just been removed */
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                      "'%s' in '%s' does not belong to the checkpoint there and cannot be kept when the directory is replaced as a "
                      "whole: the system refuses to give it a second name (%s); move it away, or write to another directory",
@@ -116,11 +118,11 @@ tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *er
     if (status == TSR_OK) status = tsr_output_each_in(output, output->name, refuse_folder, err);
     if (status == TSR_OK && made) status = try_exchange(output, err);
     if (status == TSR_OK && made) return tsr_output_each_in(output, output->name, try_link, err);
-    end_trial(output); /* of a run that was killed in it */
+    end_trial(output); /* of a run that was killed during a trial */
     return status;
 }
 
-/* Files that are not the old checkpoint's stay. */
+/* Keeps a file that does not belong to the old checkpoint, by giving it a second name in the new directory. */
 static tsr_status keep_file(void *ctx, int folder, const char *name, tsr_error *err)
 {
     const folder_output *output = ctx;
@@ -131,7 +133,7 @@ static tsr_status keep_file(void *ctx, int folder, const char *name, tsr_error *
     if (errno != EEXIST) return tsr_sys_raise(err, "keep", name);
     const bool linked = sys->link_stat_at(sys, folder, name, &old) == 0 &&
                         sys->link_stat_at(sys, output->work, name, &new) == 0 && tsr_is_one_file(&old, &new);
-    if (linked) return TSR_OK; /* by a run that was killed behind this */
+    if (linked) return TSR_OK; /* linked by a run that was killed afterwards */
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' in '%s' is not part of that checkpoint and blocks the write",
                      name, output->name);
 }

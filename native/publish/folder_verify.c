@@ -1,4 +1,4 @@
-/* Reading an unpublished output again. */
+/* Reads an unpublished output again to verify its sums. */
 #include <unistd.h>
 
 #include "publish/folder_output.h"
@@ -8,7 +8,7 @@
 
 #define READ_BYTES ((size_t)1 << 20)
 
-/* An open file from `at` to `end`. */
+/* The bytes of an open file from `at` to `end`. */
 typedef struct span {
     int fd;
     const char *name;

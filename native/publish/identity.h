@@ -1,5 +1,5 @@
-/* Which file a name leads to. File systems give the inode number of a removed file to the next one, so that a number alone does
- * not tell a file of ours from one that somebody else has put in its place. */
+/* The identity of a file, independent of its name. File systems reuse the inode number of a removed file for the next one,
+ * so the number alone cannot distinguish our file from one that somebody else put in its place. */
 #ifndef TSR_NATIVE_IDENTITY_H
 #define TSR_NATIVE_IDENTITY_H
 
@@ -7,10 +7,11 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
-/* A file as it was; renaming it and giving it other names or permissions changes none of this. */
+/* The identity of a file at one time. Renaming the file, linking it or changing its permissions does not affect it. */
 typedef struct tsr_identity {
     uint64_t device, inode;
-    uint64_t size, seconds, nanoseconds; /* when it was last changed; of a directory, which changes with its files: 0 */
+    /* Size and modification time; 0 for a directory, whose time changes with its files. */
+    uint64_t size, seconds, nanoseconds;
 } tsr_identity;
 
 static inline tsr_identity tsr_identity_of(const struct stat *info)
@@ -23,8 +24,8 @@ static inline tsr_identity tsr_identity_of(const struct stat *info)
     return id;
 }
 
-/* Whether a file is the one that `then` was taken of. Devices are compared only where their numbers are still those of then:
- * after a restart a file system may have another one. */
+/* Whether a file is the one of which `then` was taken. Device numbers must be compared only if they have not changed since:
+ * after a restart, a file system may have another one. */
 static inline bool tsr_identity_is(const tsr_identity *then, const struct stat *info, bool compare_device)
 {
     const tsr_identity now = tsr_identity_of(info);
@@ -32,7 +33,7 @@ static inline bool tsr_identity_is(const tsr_identity *then, const struct stat *
            now.nanoseconds == then->nanoseconds && (!compare_device || now.device == then->device);
 }
 
-/* Whether two names lead to one file, both looked at just now. */
+/* Whether two names lead to the same file. Both must have been looked up just now. */
 static inline bool tsr_is_one_file(const struct stat *a, const struct stat *b)
 {
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;

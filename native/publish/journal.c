@@ -1,4 +1,4 @@
-/* One journal: its text, its records, its lock. */
+/* One journal: its text, its records and its lock. */
 #include "publish/journal.h"
 
 #include <assert.h>
@@ -16,18 +16,18 @@
 
 #include "tessera/sys/alloc.h"
 
-#define MOST_BYTES ((uint64_t)1 << 32) /* of a journal: records of petabytes */
-#define TRIES      20                  /* who lists journals holds each for a moment */
+#define MOST_BYTES ((uint64_t)1 << 32) /* limit of a journal's size; enough for the records of petabytes */
+#define TRIES      20                  /* attempts to lock: a process that lists journals locks each of them for a moment */
 
 struct tsr_journal {
     const tsr_journals *journals;
     int fd;
     char name[320];
-    size_t text_size; /* with the empty line */
-    char *bytes;      /* as found */
+    size_t text_size; /* including the empty line */
+    char *bytes;      /* the contents when it was opened */
     size_t size;
-    size_t records; /* of them */
-    uint64_t end;   /* where the next record goes */
+    size_t records; /* how many of these bytes are records */
+    uint64_t end;   /* offset of the next record in the file */
 };
 
 bool tsr_is_own_file(const tsr_sys *sys, int fd)
@@ -81,7 +81,7 @@ static tsr_status lock(const tsr_journal *j, tsr_error *err)
 {
     const tsr_sys *sys = j->journals->sys;
     for (unsigned tries = 0; sys->lock(sys, j->fd) != 0; tries++) {
-        if (errno != EWOULDBLOCK && errno != EINTR) return TSR_OK; /* a file system without locks */
+        if (errno != EWOULDBLOCK && errno != EINTR) return TSR_OK; /* the file system has no locks */
         if (tries == TRIES) {
             return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "another process is writing '%s' (it has locked '%s')",
                              j->journals->name, j->name);
@@ -115,10 +115,11 @@ static tsr_status write_text(tsr_journal *j, tsr_str text, tsr_error *err)
     TSR_TRY(tsr_sys_write((tsr_sys_file){sys, j->fd, j->name}, 0, text.data, text.size, err));
     TSR_TRY(tsr_sys_write((tsr_sys_file){sys, j->fd, j->name}, text.size, "\n", 1, err));
     TSR_TRY(tsr_sys_sync(sys, j->fd, j->name, err));
-    return tsr_sys_sync(sys, j->journals->folder, j->name, err); /* before the output that it speaks for is made */
+    /* Before the output that the journal describes is created. */
+    return tsr_sys_sync(sys, j->journals->folder, j->name, err);
 }
 
-/* An empty one, and one that was cut off while its text was written: nothing was made for it yet. */
+/* Whether the journal is empty or ends within its text. Nothing was created for it yet, so it can be written again. */
 static bool is_torn(const tsr_journal *j, tsr_str text)
 {
     return j->size <= text.size && memcmp(j->bytes, text.data, j->size) == 0;
@@ -146,7 +147,8 @@ static tsr_status open_journal(tsr_journal *j, bool *made, tsr_error *err)
                      "'%s' blocks the write: it is not a journal that this program wrote; remove it", j->name);
 }
 
-/* Before it is locked, another job may take it for what a killed one left, and remove it: then there must be a new one. */
+/* Opens the journal and locks it. Between the two, another job may take it for the journal of a killed run and remove it; a
+ * new one is then created. */
 static tsr_status open_locked(tsr_journal *j, bool *made, tsr_error *err)
 {
     for (unsigned tries = 0; tries < TRIES; tries++) {

@@ -1,16 +1,17 @@
-/* Journals: what is done of an unpublished output, on disk beside it, so that a later run or other processes can go on, and so
- * that what a killed run left can be told from files of others: nothing is removed that no journal lists.
+/* Journals record on disk, next to an unpublished output, which parts of it are done. Later runs or other processes can then
+ * continue the work. Journals also distinguish what killed runs left from files of others: only what a journal lists is
+ * removed.
  *
- *   dir/NAME                          the destination; in the names below it stands for its stem (stem.h)
+ *   dir/NAME                          the destination; the names below contain its stem (stem.h)
  *   dir/.NAME.tessera-TAG             the unpublished output, or NAME/.tessera-TAG-N (folder.h)
- *   dir/.NAME.tessera-TAG.2-of-8      journal of part 2 of 8: lines of text that say what work it is, an empty line, records
+ *   dir/.NAME.tessera-TAG.2-of-8      journal of part 2 of 8: lines of text that describe the work, an empty line, records
  *   dir/.NAME.tessera-TAG.2-by-8      the same, of the second of 8 ranks that work together
  *   dir/.NAME.tessera-TAG.publishing  the record of a publication that has begun (record.h)
  *
- * A journal is locked by the process that writes it, so that work of killed processes can be told from work in progress. It is
- * made before its output. TAG is "w" and 16 hexadecimal digits: random, or for the parts of a plan, which must find each other,
- * what the text determines. Files are created with O_EXCL and opened with O_NOFOLLOW; only regular files of this user with
- * one name count as journals. */
+ * The process that writes a journal locks it, which distinguishes work in progress from that of killed processes. A
+ * journal is created before its output. TAG is "w" and 16 hexadecimal digits. They are random, except for the parts of a
+ * plan: these must find each other, so their tag is a hash of the text. Files are created with O_EXCL and opened with
+ * O_NOFOLLOW. Only regular files that belong to this user and have one name count as journals. */
 #ifndef TSR_NATIVE_JOURNAL_H
 #define TSR_NATIVE_JOURNAL_H
 
@@ -20,9 +21,9 @@
 #include "tessera/memory.h"
 
 #define TSR_JOURNAL_TAG_SIZE 17
-#define TSR_JOURNAL_MAGIC    "tessera.journal/3\n" /* how every text begins */
+#define TSR_JOURNAL_MAGIC    "tessera.journal/3\n" /* the first line of every text */
 
-/* The tag that a text determines; and one that nobody can foresee. */
+/* The first derives a tag from a text; the second makes a random one that nobody can predict. */
 void tsr_journal_tag(tsr_str text, char tag[TSR_JOURNAL_TAG_SIZE + 1]);
 tsr_status tsr_journal_new_tag(char tag[TSR_JOURNAL_TAG_SIZE + 1], tsr_error *err);
 
@@ -32,73 +33,76 @@ typedef struct tsr_journal_files {
     size_t count;
 } tsr_journal_files;
 
-/* The text of a journal: the lines that describe the job, then the generation of its output and its files. */
+/* Makes the text of a journal: the lines that describe the job, the generation of its output, and its files. */
 tsr_status tsr_journal_text(tsr_arena *arena, tsr_str job, uint32_t generation, tsr_journal_files files, tsr_str *out,
                             tsr_error *err);
-/* Whether a journal's text is of a job; *generation is then its output's. */
+/* Whether the text of a journal belongs to a job. Sets *generation to that of its output. */
 bool tsr_journal_is_of(tsr_str text, tsr_str job, uint32_t *generation);
 
-/* Whether an open file is a regular one of this user that has no other name. */
+/* Whether an open file is a regular file of this user that has no other name. */
 bool tsr_is_own_file(const tsr_sys *sys, int fd);
 
-/* Where the journals of a destination lie. */
+/* The directory in which the journals of a destination are. */
 typedef struct tsr_journals {
     const tsr_sys *sys;
     const tsr_allocator *allocator;
-    int folder;              /* the destination's parent */
-    char name[NAME_MAX + 1]; /* of the destination in it */
-    int held;                /* the destination, locked by tsr_journals_hold; or -1 */
+    int folder;              /* descriptor of the destination's parent */
+    char name[NAME_MAX + 1]; /* name of the destination in it */
+    int held;                /* descriptor of the destination, locked by tsr_journals_hold; or -1 */
 } tsr_journals;
-/* `sys` NULL: the real calls. TSR_E_NOT_FOUND where the parent folder is not there. */
+/* `sys` NULL: the real calls. TSR_E_NOT_FOUND if the parent directory does not exist. */
 tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *destination, tsr_journals *out,
                              tsr_error *err);
-void tsr_journals_close(tsr_journals *journals); /* takes a zeroed one */
-/* Keeps other jobs from replacing an existing directory until the journals are closed. What is decided about its files from
- * then on still holds when they are replaced. TSR_E_EXISTS where another process has it for longer than a second. */
+void tsr_journals_close(tsr_journals *journals); /* also takes a zeroed one */
+/* Keeps other jobs from replacing an existing directory until the journals are closed, so that decisions about its files
+ * remain valid until they are replaced. TSR_E_EXISTS if another process holds it for more than a second. */
 tsr_status tsr_journals_hold(tsr_journals *journals, tsr_error *err);
 
-/* A journal, a record of a publication, or an unpublished output, that was found. */
+/* A journal, a record of a publication or an unpublished output that was found. */
 typedef struct tsr_leftover {
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
-    uint64_t part, parts; /* of a journal, from 1; else 0 of 0 */
-    bool by_ranks;        /* of one job, which is not there any more unless it is busy; parts may be done days apart */
+    uint64_t part, parts; /* of a journal, from 1; otherwise 0 of 0 */
+    /* Of ranks of one job, which has ended unless this is busy; parts of a plan may be written days apart. */
+    bool by_ranks;
     bool busy;            /* a process is writing it */
-    bool publishing;      /* a record: its output is complete. `text` is empty where a power loss took it */
-    tsr_str text;         /* without the empty line; empty: cut off before its output was begun */
+    /* The record of a publication, whose output is complete; `text` is empty if it was lost in a power failure. */
+    bool publishing;
+    tsr_str text;         /* without the empty line; empty: it was cut off before its output was begun */
     tsr_str records;
 } tsr_leftover;
-/* All of them, by tag and part, in `arena`. What is not ours (links, files of others, other contents) is passed over. */
+/* Lists all of them by tag and part, in `arena`. Ignores links, files of other users and other contents. */
 tsr_status tsr_journals_list(const tsr_journals *journals, tsr_arena *arena, tsr_leftover **out, size_t *count,
                              tsr_error *err);
-/* Removes an unpublished output, as far as journals of its tag list it, and these; ends a publication that the record of the
- * tag shows to be complete, and undoes one that is not. What is not there, or not listed, is no error and stays. */
+/* Removes an unpublished output, as far as the journals of its tag list it, and these journals. If the tag has the record of
+ * a publication, completes the publication if its switch was done, and undoes it otherwise. Files that are missing are not
+ * an error; files that are not listed stay. */
 tsr_status tsr_journals_discard(const tsr_journals *journals, const char *tag, tsr_error *err);
-/* Keeps a record (record.h) of a publication that begins; `durable` where it takes several renames, so that a power loss
- * between two of them can be told. */
+/* Writes the record (record.h) of a publication that begins. It must be `durable` if the publication takes several renames,
+ * to be there after a power loss between two of them. */
 tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, tsr_str record, bool durable, tsr_error *err);
 
 typedef struct tsr_journal tsr_journal;
-/* Which share of a job a process does: part 1 to `parts`; of ranks that share it, or of processes that know nothing of others. */
+/* The share of a job that one process does: part 1 to `parts`, of ranks that work together or of independent processes. */
 typedef struct tsr_journal_share {
     uint64_t part, parts;
     bool by_ranks;
 } tsr_journal_share;
 
-/* Opens or makes the journal of a share and locks it; durable when it returns. TSR_E_EXISTS when another process has it, and
- * when something else has its name. Borrows `journals`. */
+/* Opens or creates the journal of a share and locks it; it is durable on return. TSR_E_EXISTS if another process has locked
+ * it, or if a file that is not this journal has its name. Borrows `journals`. */
 tsr_status tsr_journal_begin(const tsr_journals *journals, const char *tag, tsr_journal_share share, tsr_str text,
                              tsr_journal **out, tsr_error *err);
-/* The records in it when it was opened. Borrowed until the journal is closed. */
+/* The records that it had when it was opened. Borrowed until the journal is closed. */
 tsr_str tsr_journal_records(const tsr_journal *journal);
-/* Only the first `size` bytes of them count. */
+/* Cuts these records off after `size` bytes. Must precede the first append. */
 tsr_status tsr_journal_cut(tsr_journal *journal, size_t size, tsr_error *err);
-/* Durable when it returns. */
+/* Appends records. They are durable on return. */
 tsr_status tsr_journal_append(tsr_journal *journal, tsr_str records, tsr_error *err);
 bool tsr_journal_is_empty(const tsr_journal *journal);
 const char *tsr_journal_name(const tsr_journal *journal);
-void tsr_journal_close(tsr_journal *journal); /* takes NULL */
+void tsr_journal_close(tsr_journal *journal); /* also takes NULL */
 
-/* Removes the journals of a tag, but for that named `except` (or NULL), and leaves their output alone. */
+/* Removes the journals of a tag, except the one named `except` (or NULL). Leaves their output alone. */
 tsr_status tsr_journals_remove(const tsr_journals *journals, const char *tag, const char *except, tsr_error *err);
 
 #endif

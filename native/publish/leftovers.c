@@ -1,4 +1,4 @@
-/* What runs left beside a destination: listed, and removed. */
+/* Lists and removes what earlier runs left next to a destination. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -15,7 +15,7 @@
 #include "publish/text.h"
 #include "tessera/sys/try.h"
 
-#define HOLD_TRIES 100 /* one second */
+#define HOLD_TRIES 100 /* 10 ms apart: one second */
 
 static const char note[] = ".publishing";
 
@@ -33,15 +33,17 @@ tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator,
     return out->folder >= 0 ? TSR_OK : tsr_sys_raise(err, "open the directory", place.parent);
 }
 
-/* Locks the directory that has the destination's name now; *again where another job has it, or replaced it meanwhile. */
+/* Locks the directory that has the destination's name now. Sets *again if another job has locked it, or has replaced it in
+ * the meantime. */
 static void try_to_hold(tsr_journals *j, bool *again)
 {
     struct stat locked, named;
     const tsr_sys *sys = j->sys;
     const int fd = tsr_sys_open(sys, j->folder, j->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     *again = false;
-    if (fd < 0) return; /* there is nothing that two jobs could replace differently */
-    const bool taken = sys->lock(sys, fd) != 0 && (errno == EWOULDBLOCK || errno == EINTR); /* or no locks here */
+    if (fd < 0) return; /* there is no old checkpoint about which two jobs could decide differently */
+    /* Other errors: the file system has no locks. */
+    const bool taken = sys->lock(sys, fd) != 0 && (errno == EWOULDBLOCK || errno == EINTR);
     const bool same = sys->stat(sys, fd, &locked) == 0 && sys->link_stat_at(sys, j->folder, j->name, &named) == 0 &&
                       tsr_is_one_file(&locked, &named);
     *again = taken || !same;
@@ -71,7 +73,7 @@ void tsr_journals_close(tsr_journals *journals)
 
 /* ---- names ---- */
 
-/* What follows ".NAME.tessera-TAG" in a name, and the tag; NULL for other names. */
+/* The rest of a name after ".NAME.tessera-TAG", and its tag; NULL for other names. */
 static const char *behind_tag(const tsr_journals *journals, const char *name, char tag[TSR_JOURNAL_TAG_SIZE + 1])
 {
     char start[TSR_STEM_SIZE + 16], stem[TSR_STEM_SIZE + 1];
@@ -84,7 +86,7 @@ static const char *behind_tag(const tsr_journals *journals, const char *name, ch
     return *rest == '\0' || *rest == '.' ? rest : NULL;
 }
 
-/* ".2-of-8", ".2-by-8" */
+/* Parses ".2-of-8" or ".2-by-8". */
 static bool is_part(const char *rest, tsr_leftover *out)
 {
     char *end;
@@ -114,7 +116,8 @@ static void split_text(tsr_leftover *l, tsr_str bytes)
     }
 }
 
-/* The bytes of a file that is ours as out->text; *ours is false for anything else. Also whether somebody has it locked. */
+/* Reads a file into out->text and finds out whether somebody has locked it. *ours is false if it is not a regular file of
+ * this user. */
 static tsr_status read_own(const listing *l, int folder, const char *name, tsr_leftover *out, bool *ours, tsr_error *err)
 {
     const tsr_sys *sys = l->journals->sys;
@@ -137,7 +140,7 @@ static tsr_status read_own(const listing *l, int folder, const char *name, tsr_l
     return status;
 }
 
-/* Whether bytes are how a journal begins, or all that there is of its beginning. */
+/* Whether bytes begin like a journal, or are a part of such a beginning. */
 static bool begins_like(tsr_str bytes, tsr_str magic)
 {
     const size_t size = bytes.size < magic.size ? bytes.size : magic.size;
@@ -178,7 +181,7 @@ static tsr_status add_name(void *ctx, int folder, const char *name, tsr_error *e
     return own ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* ".tessera-TAG-0" in an existing destination. */
+/* Adds an unpublished file in an existing destination: ".tessera-TAG-0". */
 static tsr_status add_inner(void *ctx, int folder, const char *name, tsr_error *err)
 {
     static const char start[] = ".tessera-w";
@@ -219,7 +222,7 @@ bool tsr_journal_is_of(tsr_str text, tsr_str job, uint32_t *generation)
     if (!tsr_str_starts(text, job)) return false;
     tsr_str rest = {text.data + job.size, text.size - job.size};
     if (!tsr_text_has_key(tsr_text_line(&rest), TSR_STR("generation "), &value)) return false;
-    *generation = (uint32_t)strtoul(value.data, NULL, 10); /* a line end follows */
+    *generation = (uint32_t)strtoul(value.data, NULL, 10); /* a newline ends the number */
     return true;
 }
 
@@ -228,14 +231,14 @@ bool tsr_journal_is_of(tsr_str text, tsr_str job, uint32_t *generation)
 typedef struct removal {
     const tsr_journals *journals;
     const char *tag, *except;
-    bool notes; /* the note of publishing too */
+    bool notes; /* remove the record of the publication, too */
     tsr_arena *arena;
-    tsr_vec files; /* of tsr_str: what the journals list */
-    bool is_ours;  /* there is a whole journal, or a record */
+    tsr_vec files; /* of tsr_str: the files that the journals list */
+    bool is_ours;  /* there is a complete journal or a record, so the output was made by this program */
 } removal;
 
-/* Opens the directory below `folder` that a file is in, component by component, so that no link leads out; *name is then the
- * last one. `folder` itself where there is no other; -1 where one is missing. */
+/* Opens the directory of a file below `folder`, one component after the other, so that no link leads elsewhere. *name is
+ * then the last component. Returns `folder` itself if the name has only one component, and -1 if a directory is missing. */
 static int open_parent(const tsr_sys *sys, int folder, const char **name)
 {
     char part[NAME_MAX + 1];
@@ -249,7 +252,7 @@ static int open_parent(const tsr_sys *sys, int folder, const char **name)
     return at;
 }
 
-/* A name that is a file, and not a link or a folder. */
+/* Removes a regular file; leaves links and directories alone. */
 static tsr_status remove_file(const removal *r, int folder, const char *name, tsr_error *err)
 {
     struct stat info;
@@ -262,7 +265,7 @@ static tsr_status remove_file(const removal *r, int folder, const char *name, ts
     return status;
 }
 
-/* The directories that a file was in, as far as they are empty now. */
+/* Removes the directories that a file was in, if they are empty now. */
 static void remove_parents(const removal *r, int folder, const char *name)
 {
     char path[PATH_MAX];
@@ -292,7 +295,7 @@ static tsr_status list_files(removal *r, tsr_str text, tsr_error *err)
     return TSR_OK;
 }
 
-/* What a publication of the tag has done is brought to an end or taken back. */
+/* Completes or undoes an interrupted publication. */
 static tsr_status settle(const removal *r, tsr_str text, tsr_error *err)
 {
     tsr_record record;
@@ -315,7 +318,7 @@ static tsr_status read_lists(removal *r, tsr_error *err)
     return TSR_OK;
 }
 
-/* A second name that the new folder was given for a file that stays. */
+/* Removes the second name that a file which stays was given in the new directory. */
 static tsr_status remove_link(void *ctx, int folder, const char *name, tsr_error *err)
 {
     const removal *r = ctx;
@@ -345,10 +348,10 @@ static tsr_status remove_folder(const removal *r, const char *name, tsr_error *e
     sys->close(sys, folder);
     if (status == TSR_OK) status = tsr_each_name(sys, r->journals->folder, name, remove_link, (void *)(uintptr_t)r, err);
     if (status != TSR_OK || sys->unlink(sys, r->journals->folder, name, true) == 0) return status;
-    return errno == EIO ? tsr_sys_raise(err, "remove", name) : TSR_OK; /* with files of others in it, it stays */
+    return errno == EIO ? tsr_sys_raise(err, "remove", name) : TSR_OK; /* it stays if it holds files of others */
 }
 
-/* Beside the destination. */
+/* Removes the unpublished output and sidecar next to the destination. */
 static tsr_status remove_output(const removal *r, tsr_error *err)
 {
     struct stat info;
@@ -362,7 +365,8 @@ static tsr_status remove_output(const removal *r, tsr_error *err)
     return S_ISDIR(info.st_mode) ? remove_folder(r, name, err) : remove_file(r, j->folder, name, err);
 }
 
-/* Files that were to go into an existing folder: numbered as they were created, not more than are listed. */
+/* Removes temporary files in an existing directory. They are numbered in the order of creation, so there are no more than
+ * the journals list. */
 static tsr_status remove_inner(const removal *r, tsr_error *err)
 {
     char name[64];
@@ -397,7 +401,7 @@ static tsr_status remove_journals(removal *r, tsr_error *err)
     const tsr_journals *j = r->journals;
     r->notes = false;
     TSR_TRY(tsr_each_name(j->sys, j->folder, ".", remove_journal, r, err));
-    r->notes = true; /* last: it tells what the others are about */
+    r->notes = true; /* last, because it says what the other files are */
     return tsr_each_name(j->sys, j->folder, ".", remove_journal, r, err);
 }
 
@@ -409,7 +413,8 @@ tsr_status tsr_journals_remove(const tsr_journals *journals, const char *tag, co
     return status;
 }
 
-/* The output first: a journal without one is nothing, an output without one would lie there for ever. */
+/* Removes the output before its journals: a journal without an output does no harm, but an output without a journal would
+ * never be removed. */
 static tsr_status discard(removal *r, tsr_error *err)
 {
     TSR_TRY(read_lists(r, err));
@@ -435,7 +440,7 @@ tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag
     const tsr_sys *sys = journals->sys;
     char name[NAME_MAX + 64], stem[TSR_STEM_SIZE + 1];
     snprintf(name, sizeof name, ".%s.tessera-%s%s", tsr_stem_of(journals->name, stem), tag, note);
-    TSR_TRY(tsr_remove_name(sys, journals->folder, name, false, err)); /* of a run that was killed in it */
+    TSR_TRY(tsr_remove_name(sys, journals->folder, name, false, err)); /* of a run that was killed while it wrote it */
     const int fd = tsr_sys_open(sys, journals->folder, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
     if (fd < 0) return tsr_sys_raise(err, "create", name);
     tsr_status status = tsr_sys_write((tsr_sys_file){sys, fd, name}, 0, record.data, record.size, err);

@@ -1,4 +1,5 @@
-/* The descriptors of an output's files: at most MAX_OPEN_FILES at a time, of which those that nobody uses are closed first. */
+/* The descriptors of an output's files. At most MAX_OPEN_FILES are open; to open another one, a file that nobody uses is
+ * closed. */
 #include "io/locked.h"
 #include "publish/folder_output.h"
 

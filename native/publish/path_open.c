@@ -1,5 +1,5 @@
-/* Opening a checkpoint by its path. A server lists no directory, so the data files that a remote checkpoint's metadata names
- * are asked for once it was read, and the checkpoint is opened again over all of them. */
+/* Opens a checkpoint by its path. An HTTP server does not list directories. The data files that a remote checkpoint's
+ * metadata names are therefore requested after it was read, and the checkpoint is opened again with all of them. */
 #include "tessera/path.h"
 
 #include "tessera/document_read.h"
@@ -14,14 +14,14 @@
 #include "tessera/sys/uri.h"
 #include "tessera/sys/vec.h"
 
-/* What a server was asked for because it lists nothing. */
+/* The names that a server was asked for. */
 typedef struct asking {
-    tsr_arena *arena; /* of the names: those of a checkpoint go when it is closed */
+    tsr_arena *arena; /* holds the names: those that a checkpoint owns are freed when it is closed */
     tsr_map *asked;
-    tsr_vec names; /* tsr_str: to ask for next */
+    tsr_vec names; /* of tsr_str: to ask for next */
 } asking;
 
-/* `directory`: where the checkpoint is below the root, or empty. */
+/* `directory` is the checkpoint's directory below the root, or empty. */
 static tsr_status add_names(asking *a, tsr_str directory, const tsr_str *names, size_t count, tsr_error *err)
 {
     for (size_t i = 0; i < count; i++) {
@@ -37,7 +37,8 @@ static tsr_status add_names(asking *a, tsr_str directory, const tsr_str *names, 
     return TSR_OK;
 }
 
-/* Opens the checkpoint over what the server has of the files that it lacks; *done where it has none that is new. */
+/* Asks the server for files that the checkpoint lacks, and opens the checkpoint again. *done if there are none that it was
+ * not asked for yet. */
 static tsr_status open_again(asking *a, tsr_checkpoint **checkpoint, const tsr_open_options *options, bool *done,
                              tsr_error *err)
 {
@@ -59,8 +60,8 @@ static tsr_status open_again(asking *a, tsr_checkpoint **checkpoint, const tsr_o
     return tsr_checkpoint_open(store, host, options, checkpoint, err);
 }
 
-/* A file that is found may imply others, such as those of Megatron that its .metadata does not name. Until all of them were asked
- * for, the checkpoint lacks files that are there: only then is it judged by its purpose. */
+/* A file that was found may imply others, such as Megatron files that its .metadata does not name. Until the server was
+ * asked for all of them, the checkpoint may lack existing files; only then is it judged by its purpose. */
 static tsr_status ask_for_all(tsr_checkpoint **checkpoint, const tsr_open_options *options, tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(*checkpoint)->allocator;
@@ -140,7 +141,7 @@ tsr_status tsr_path_open_compared(const tsr_store_opener *opener, const char *pa
     return status;
 }
 
-/* For messages: a URL without its secrets. */
+/* A path for messages: URLs without their secrets. */
 static tsr_status shown_path(const char *path, tsr_arena *arena, tsr_str *out, tsr_error *err)
 {
     const tsr_str given = tsr_str_from(path);

@@ -1,4 +1,4 @@
-/* Value trees by their paths: what a checkpoint holds as one tree, and a tree written as torch.save would. */
+/* Value trees by path: loads a checkpoint as one tree, and writes a tree as torch.save would. */
 #include "tessera/path.h"
 
 #include "publish/publication.h"

@@ -1,10 +1,11 @@
-/* Writing a checkpoint to a path, by one process or by ranks that share the work:
+/* Writes a checkpoint to a path, by one process or by ranks that share the work:
  *
- *   rank 0 decides what is replaced and under which temporary names ──▶ all ranks lay out the same work
+ *   rank 0 decides what is replaced and chooses temporary names ──▶ all ranks make the same plan of the work
  *   rank 0 creates the files, the others open them ──▶ each rank does its share of the units and syncs
  *   records of what is done ──▶ rank 0 writes headers, index or .metadata, and publishes
  *
- * The command line does the same with journals, so that a killed run can be resumed (native/cli/writing/writing_work.c). */
+ * The command line does the same with journals, so that an interrupted run can be resumed
+ * (native/cli/writing/writing_work.c). */
 #include "tessera/path.h"
 
 #include "publish/publication.h"
@@ -18,7 +19,7 @@
 
 #define JOB TSR_STR("a checkpoint that a program writes\n")
 
-/* What rank 0 decides and all ranks need. */
+/* The decisions of rank 0 that all ranks need. */
 typedef struct place {
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
     uint32_t generation;
@@ -31,12 +32,12 @@ typedef struct writing {
     const tsr_path_write_options *options;
     tsr_comm *comm;
     tsr_arena *arena;
-    const char *marker; /* NULL: the form has none */
+    const char *marker; /* NULL: the format has none */
     bool is_directory;
     place place;
     tsr_work *work;
     tsr_output *output;
-    /* of rank 0 */
+    /* only on rank 0 */
     tsr_replacement replacement;
     tsr_publication publication;
 } writing;
@@ -59,7 +60,8 @@ static tsr_status decide_replacement(writing *w, tsr_error *err)
     return status;
 }
 
-/* Data files that stay must be told from the new ones by an index, which generations after the first always have. */
+/* Data files that stay must not be taken for the new ones. Only an index distinguishes them, and every generation after the
+ * first has one. */
 static tsr_status choose_generation(writing *w, tsr_error *err)
 {
     if (!w->is_directory || !w->options->overwrite) return TSR_OK;
@@ -73,7 +75,8 @@ static tsr_status plan_work(writing *w, tsr_error *err)
     return tsr_work_new(w->checkpoint, w->options->convert, w->place.generation, w->arena, &w->work, err);
 }
 
-/* The names that will be created in a directory: the journal lists them, so that they are not taken for somebody else's. */
+/* Lists the names that will be created in a directory. They go into the journal, which shows that these files belong to this
+ * job. */
 static tsr_status list_names(writing *w, tsr_str **names, size_t *count, tsr_error *err)
 {
     const tsr_conversion *c = tsr_work_conversion(w->work);
@@ -129,7 +132,7 @@ static tsr_status open_output(writing *w, tsr_error *err)
     return tsr_work_open(w->work, w->output, err);
 }
 
-/* Ranks that opened different checkpoints would each write its own bytes into the same files. */
+/* Ranks that opened different checkpoints would write different bytes into the same files. */
 static tsr_status check_same_source(writing *w, tsr_error *err)
 {
     tsr_digest_algorithm algorithm = (tsr_digest_algorithm)0;
@@ -142,7 +145,7 @@ static tsr_status check_same_source(writing *w, tsr_error *err)
     return tsr_comm_same(w->comm, tsr_str_from(tsr_digest_text(&digest, text)), "the source as the ranks see it", err);
 }
 
-/* Rank 0 first: it refuses an existing destination, and creates the files that the others open. */
+/* Rank 0 opens the output first: it refuses an existing destination, and creates the files that the others open. */
 static tsr_status open_all(writing *w, tsr_error *err)
 {
     const bool first = w->comm->rank == 0;
@@ -193,7 +196,7 @@ static tsr_status write_all(writing *w, tsr_error *err)
     return tsr_comm_agree(w->comm, first ? publish(w, err) : TSR_OK, err);
 }
 
-/* Rank 0 removes what was not published, and the others let go of it before. */
+/* Rank 0 removes what was not published, after the other ranks have closed it. */
 static void close_all(writing *w, tsr_status status)
 {
     tsr_error ignored = {0};

@@ -8,9 +8,9 @@
 #if defined(__linux__)
 #include <sys/xattr.h>
 
-enum { MOST_LIST_BYTES = 4096 }; /* of 500 entries */
+enum { MOST_LIST_BYTES = 4096 }; /* enough for about 500 entries */
 
-/* False where the new file's list is not the old one's. */
+/* Copies one access control list. False if the new file does not end up with the old one's list. */
 static bool keep_list(int old, int new_file, const char *kind)
 {
     char list[MOST_LIST_BYTES];
@@ -18,12 +18,13 @@ static bool keep_list(int old, int new_file, const char *kind)
     if (size >= 0) return fsetxattr(new_file, kind, list, (size_t)size, 0) == 0;
     if (errno == EOPNOTSUPP) return true;
     if (old < 0 || errno != ENODATA) return false;
-    return fremovexattr(new_file, kind) == 0 || errno == ENODATA || errno == EOPNOTSUPP; /* inherited from the directory */
+    /* Removes a list inherited from the directory. */
+    return fremovexattr(new_file, kind) == 0 || errno == ENODATA || errno == EOPNOTSUPP;
 }
 
 static bool keep_lists(int old, bool is_folder, int new_file)
 {
-    if (is_folder) keep_list(old, new_file, "system.posix_acl_default"); /* decides about files to come only */
+    if (is_folder) keep_list(old, new_file, "system.posix_acl_default"); /* affects only files created later */
     return keep_list(old, new_file, "system.posix_acl_access");
 }
 #else
@@ -34,7 +35,7 @@ static bool keep_lists(int old, bool is_folder, int new_file)
 }
 #endif
 
-/* False where it does not have the old group. */
+/* Copies owner and group. False if the new file does not end up with the old one's group. */
 static bool keep_ids(const struct stat *info, const struct stat *now, int new_file)
 {
     if (now->st_uid == info->st_uid && now->st_gid == info->st_gid) return true;
@@ -42,7 +43,7 @@ static bool keep_ids(const struct stat *info, const struct stat *now, int new_fi
            fchown(new_file, (uid_t)-1, info->st_gid) == 0;
 }
 
-/* `old` is -1 where it could not be opened; its list is then taken for lost. */
+/* `old` is -1 if the old file could not be opened; its list then counts as lost. */
 static void keep_permissions(int old, const struct stat *info, int new_file)
 {
     struct stat now;
@@ -50,7 +51,7 @@ static void keep_permissions(int old, const struct stat *info, int new_file)
     mode_t mode = info->st_mode & (is_folder ? 07777 : 0777);
     if (fstat(new_file, &now) != 0) return;
     if (!keep_ids(info, &now, new_file) || !keep_lists(old, is_folder, new_file)) mode &= ~(mode_t)S_IRWXG;
-    if (fchmod(new_file, mode) != 0) errno = 0; /* private, as it was made */
+    if (fchmod(new_file, mode) != 0) errno = 0; /* it stays private, as it was created */
 }
 
 void tsr_keep_owner(const struct stat *info, int new_file)

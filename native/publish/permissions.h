@@ -1,21 +1,23 @@
-/* Who may read and write what takes a file's or a directory's place: nobody who could not before.
+/* Permissions of files and directories that replace others: nobody gets access who did not have it before.
  *
- * Mode, owner, group and access control lists are kept. Where the system does not let this user give a file to the group that it
- * had, or keep its list, the bits of the group are cleared. Other extended attributes (user.*, security labels) are not kept: the
- * new file gets those of any new file. */
+ * Mode, owner, group and access control lists are kept. If the system does not let this user give a file its old group or
+ * its old list, the permissions of the group are cleared. Other extended attributes (user.*, security labels) are not
+ * copied: the new file gets those of any new file. */
 #ifndef TSR_NATIVE_PERMISSIONS_H
 #define TSR_NATIVE_PERMISSIONS_H
 
 #include <stdbool.h>
 #include <sys/stat.h>
 
-/* What a file is created with that will replace another one: until it gets those of the old one, nobody else can open it. */
+/* The mode of a file or directory that will replace another one. Nobody else can open it until it gets the permissions of
+ * the old one. */
 #define TSR_PRIVATE_FILE   0600u
 #define TSR_PRIVATE_FOLDER 0700u
 
-/* Gives the new file the owner and the group of another one, and leaves it its mode. */
+/* Gives the new file the owner and group in `info`, and leaves its mode alone. */
 void tsr_keep_owner(const struct stat *info, int new_file);
-/* Gives the new file or directory the permissions of what a name in `folder` leads to; nothing where it leads nowhere. */
+/* Gives the new file or directory the permissions of `name` in `folder`, following links. Does nothing if that does not
+ * exist. */
 void tsr_keep_permissions_of(int folder, const char *name, int new_file);
 
 #endif

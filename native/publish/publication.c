@@ -12,7 +12,8 @@ static tsr_status describe(tsr_arena *arena, tsr_str job, tsr_str *text, tsr_err
     return text->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* Takes the tag of an interrupted run whose journal has this text. One that was publishing is ended or undone instead. */
+/* Takes the tag of an interrupted run whose journal has this text. A run that was already publishing is completed or undone
+ * instead. */
 static void find_interrupted(tsr_publication *p, tsr_str text, const tsr_leftover *found, size_t count)
 {
     for (size_t i = 0; i < count && !p->continues; i++) {
@@ -23,7 +24,7 @@ static void find_interrupted(tsr_publication *p, tsr_str text, const tsr_leftove
     }
 }
 
-/* `kept` NULL: nothing is continued. */
+/* `kept` NULL: no interrupted run is continued. */
 static tsr_status remove_leftovers(tsr_publication *p, tsr_str job, const tsr_publication_job *kept, tsr_arena *arena,
                                    tsr_error *err)
 {
@@ -90,11 +91,11 @@ tsr_status tsr_publication_begin(tsr_publication *p, tsr_str job, uint32_t gener
     if (status == TSR_OK &&
         tsr_journal_begin(&p->journals, p->tag, (tsr_journal_share){1, 1, false}, text, &p->journal, &unable) == TSR_E_NOMEM)
         status = tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "%s", unable.message);
-    tsr_arena_free(arena); /* where no journal can be written, opening the output says why */
+    tsr_arena_free(arena); /* if no journal can be written, opening the output will report why */
     return status;
 }
 
-/* Keeps what publishing will do, so that what a kill leaves of it can be brought to an end. */
+/* Records what publishing is about to do, so that an interrupted publication can be completed or undone. */
 static tsr_status note_publishing(tsr_publication *p, tsr_output *output, uint32_t marker, bool swap, tsr_error *err)
 {
     tsr_vec record = tsr_vec_of(p->journals.allocator, 1);
@@ -111,7 +112,7 @@ tsr_status tsr_publication_publish(tsr_publication *p, tsr_output *output, uint3
 {
     TSR_TRY(note_publishing(p, output, marker, swap, err));
     TSR_TRY(output->publish(output, marker, err));
-    tsr_error ignored = {0}; /* it is published, whatever is left beside it */
+    tsr_error ignored = {0}; /* it is published, so leftovers are not an error */
     tsr_journals_remove(&p->journals, p->tag, NULL, &ignored);
     return TSR_OK;
 }

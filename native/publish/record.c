@@ -106,7 +106,7 @@ bool tsr_record_parse(tsr_str text, tsr_arena *arena, tsr_record *out)
         if (line.size == 0) return text.size == 0;
         if (!parse_file(line, &files[out->count++])) return false;
     }
-    return false; /* cut off */
+    return false; /* the empty line at the end is missing */
 }
 
 /* ---- names ---- */
@@ -142,7 +142,7 @@ static int open_destination(const tsr_journals *journals)
     return tsr_sys_open(journals->sys, journals->folder, journals->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
 }
 
-/* A recorded name, with its end. */
+/* Copies a recorded name and terminates it. */
 static const char *name_of(const tsr_recorded_file *file, char name[NAME_MAX + 1])
 {
     memcpy(name, file->name.data, file->name.size);
@@ -150,8 +150,8 @@ static const char *name_of(const tsr_recorded_file *file, char name[NAME_MAX + 1
     return name;
 }
 
-/* Whether a file is the one that was recorded. Numbers of devices are comparable while that of the record's own directory is the
- * same. */
+/* Whether a file is the one that was recorded. Device numbers can be compared only if that of the record's own directory has
+ * not changed. */
 static bool is_identical(const tsr_record *record, const tsr_journals *journals, const tsr_identity *then, const struct stat *info)
 {
     struct stat beside;
@@ -160,7 +160,7 @@ static bool is_identical(const tsr_record *record, const tsr_journals *journals,
     return tsr_identity_is(then, info, comparable);
 }
 
-/* Whether a name in `folder` still is the file that was recorded. */
+/* Whether a name in `folder` is still the file that was recorded. */
 static bool is_there(const tsr_record *record, const tsr_journals *journals, int folder, const tsr_recorded_file *file)
 {
     char name[NAME_MAX + 1];
@@ -171,7 +171,7 @@ static bool is_there(const tsr_record *record, const tsr_journals *journals, int
 
 /* ---- what is done ---- */
 
-/* How many of the new files have their names in the destination; *all is then how many there are. */
+/* How many of the new files have their names in the destination. *all is the number of new files. */
 static size_t count_new(const tsr_record *record, const tsr_journals *journals, int folder, size_t *all)
 {
     size_t found = 0;
@@ -192,7 +192,7 @@ static bool is_switched(const tsr_record *record, const tsr_journals *journals, 
     if (record->kind == TSR_SWITCH_MARKER && marker.name.size) return is_there(record, journals, folder, &marker);
     const size_t found = count_new(record, journals, folder, &all);
     if (record->kind == TSR_SWITCH_MARKER) return found == all;
-    /* The directory that was made; another one with the number that it had holds nothing of ours. */
+    /* It must be the directory that was made. Another one that reuses its inode number contains none of the new files. */
     return journals->sys->stat(journals->sys, folder, &info) == 0 && is_identical(record, journals, &record->identity, &info) &&
            (found > 0 || all == 0);
 }
@@ -230,7 +230,7 @@ static bool is_new_name(const tsr_record *record, tsr_str name)
     return false;
 }
 
-/* Old or new files that are still in the destination. */
+/* Removes the recorded old or new files that are still in the destination. */
 static tsr_status remove_files(const tsr_record *record, const tsr_journals *journals, bool old, tsr_error *err)
 {
     char name[NAME_MAX + 1];
@@ -242,7 +242,8 @@ static tsr_status remove_files(const tsr_record *record, const tsr_journals *jou
         if (f->old != old || (old && is_new_name(record, f->name)) || !is_there(record, journals, folder, f)) continue;
         status = tsr_remove_name(journals->sys, folder, name_of(f, name), false, err);
     }
-    if (status == TSR_OK) status = tsr_sys_sync(journals->sys, folder, journals->name, err); /* before the record goes */
+    /* Before the record is removed. */
+    if (status == TSR_OK) status = tsr_sys_sync(journals->sys, folder, journals->name, err);
     journals->sys->close(journals->sys, folder);
     return status;
 }
@@ -263,8 +264,8 @@ static bool is_recorded_old(const void *ctx, const char *name, const struct stat
     return false;
 }
 
-/* Gives a file beside the destination its name, which it was to get after the destination: in place of what had the name when
- * that was decided, and of nothing else. */
+/* Gives the file that is published after the destination its final name. It replaces only the file that had this name when
+ * the publication was recorded. */
 static tsr_status end_companion(const tsr_record *record, const tsr_recorded_file *file, const tsr_journals *journals,
                                 const char *tag, tsr_error *err)
 {

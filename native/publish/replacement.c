@@ -18,8 +18,8 @@ typedef struct decision {
     tsr_arena *arena;
     tsr_replacement *out;
     tsr_store *store;
-    tsr_checkpoint *old; /* NULL: it cannot be read, or is none */
-    tsr_error why;       /* then */
+    tsr_checkpoint *old; /* NULL: it cannot be read, or there is none */
+    tsr_error why;       /* the error, if `old` is NULL */
     bool *owned;
     tsr_file_role *roles;
 } decision;
@@ -56,7 +56,8 @@ static bool was_written(const decision *d, tsr_str name)
     return false;
 }
 
-/* Nobody knows what an unreadable list lists, so nothing may be removed and nothing be put beside it. */
+/* If the list of the old checkpoint is unreadable, its files are unknown: nothing may be removed, and nothing may be
+ * added. */
 static tsr_status refuse_unreadable(const decision *d, tsr_error *err)
 {
     if (d->old) return TSR_OK;
@@ -71,7 +72,7 @@ static tsr_status refuse_unreadable(const decision *d, tsr_error *err)
     return TSR_OK;
 }
 
-/* Adds what a store does not list, since nobody can read it: subdirectories, links that lead nowhere, pipes. */
+/* Adds names that the store does not list because they cannot be read: subdirectories, dangling links, pipes. */
 static tsr_status add_unread(decision *d, DIR *folder, tsr_vec *kept, tsr_error *err)
 {
     struct stat info;
@@ -93,7 +94,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const tsr_kept *)a)->name.data, ((const tsr_kept *)b)->name.data);
 }
 
-/* The kept files of the store, and after them what is not in it. */
+/* Combines the kept files of the store with the names that are not in it. */
 static tsr_status keep_unread(decision *d, const tsr_kept *files, tsr_error *err)
 {
     tsr_replacement *out = d->out;
@@ -140,10 +141,10 @@ static tsr_status sort_files(decision *d, tsr_error *err)
     return is_remote(d) ? TSR_OK : keep_unread(d, d->out->kept, err);
 }
 
-/* ---- what may become of it ---- */
+/* ---- whether it can be replaced ---- */
 
-/* What the new checkpoint could not be told from: any marker beside an index, and any file of tensors beside a form that has
- * no marker. `.metadata` decides whatever lies beside it. */
+/* Refuses kept files that would be taken for part of the new checkpoint: any other marker next to an index, and any file
+ * with tensors next to a format without a marker. A `.metadata` takes precedence over all of them. */
 static tsr_status refuse_spoilers(const decision *d, tsr_error *err)
 {
     const char *marker = d->request->marker;
@@ -159,8 +160,8 @@ static tsr_status refuse_spoilers(const decision *d, tsr_error *err)
     return TSR_OK;
 }
 
-/* An index of which no file is there says nothing about the tensors that are: they may be another checkpoint, without a list,
- * and the index that of something else. */
+/* Refuses an index none of whose files exist if there are other files with tensors. These may be another checkpoint, without
+ * a list, and the index may be unrelated. */
 static tsr_status refuse_hollow_index(const decision *d, tsr_error *err)
 {
     tsr_str marker = {0};
@@ -177,7 +178,8 @@ static tsr_status refuse_hollow_index(const decision *d, tsr_error *err)
                      d->request->path, TSR_STR_ARG(marker));
 }
 
-/* One rename switches from old to new where both have the same marker, and where no file means anything to a reader. */
+/* A single rename can switch from old to new if both have the same marker, or if no file there means anything to a
+ * reader. */
 static bool needs_swap(const decision *d)
 {
     const char *marker = d->request->marker;
@@ -192,7 +194,7 @@ static bool needs_swap(const decision *d)
     return true;
 }
 
-/* ---- what is read ---- */
+/* ---- whether it is being read ---- */
 
 static tsr_status refuse_file_overlap(const tsr_replacement_request *request, tsr_error *err)
 {
@@ -222,7 +224,7 @@ static tsr_status refuse_overlap(const decision *d, tsr_error *err)
     return input ? TSR_E_USAGE : TSR_OK;
 }
 
-/* ---- all of it ---- */
+/* ---- the decision ---- */
 
 static tsr_status decide_folder(decision *d, tsr_error *err)
 {
@@ -236,7 +238,7 @@ static tsr_status decide_folder(decision *d, tsr_error *err)
     return TSR_OK;
 }
 
-/* Whether an object store has a directory there that may be replaced: it is then open. */
+/* Opens the directory at an object store's URL, if there is one that may be replaced. */
 static tsr_status open_remote(decision *d, bool *is_folder, tsr_error *err)
 {
     tsr_error why = {0};
@@ -249,8 +251,8 @@ static tsr_status open_remote(decision *d, bool *is_folder, tsr_error *err)
     return TSR_OK;
 }
 
-/* What would be neither the old checkpoint nor the new one if the publication were stopped in the middle: an object store cannot
- * exchange directories. */
+/* Refuses a replacement that would leave neither the old nor the new checkpoint if it were interrupted: an object store
+ * cannot exchange directories. */
 static tsr_status refuse_exchange(const decision *d, tsr_error *err)
 {
     if (!d->out->swap || (d->request->marker && (d->out->marker_count || !d->out->obsolete_count))) return TSR_OK;

@@ -1,10 +1,11 @@
-/* What an output replaces, decided before anything is written, from the old checkpoint's own lists (tsr_checkpoint_own_files):
+/* Decides what an output replaces, before anything is written, from the old checkpoint's own lists
+ * (tsr_checkpoint_own_files):
  *
- *   obsolete   files that the old checkpoint lists: they go when the new one is in place
+ *   obsolete   files that the old checkpoint lists: they are removed when the new one is in place
  *   kept       every other file of the directory: it stays
  *
- * Nothing is ever removed because of its name. What would leave a directory that cannot be read, or that reads as a mixture
- * of two checkpoints, is refused. */
+ * No file is ever removed because of its name. A replacement is refused if the directory could not be read afterwards, or
+ * would be read as a mixture of two checkpoints. */
 #ifndef TSR_NATIVE_REPLACEMENT_H
 #define TSR_NATIVE_REPLACEMENT_H
 
@@ -16,12 +17,13 @@
 #define TSR_DCP_MARKER   ".metadata"
 #define TSR_INDEX_MARKER "model.safetensors.index.json"
 
-/* The marker of what is written in one directory or as several files of it; NULL: the form has none. */
+/* The marker of an output that is a directory; NULL if the format has none. */
 static inline const char *tsr_marker_of(tsr_container to)
 {
     return to == TSR_TO_DCP ? TSR_DCP_MARKER : to == TSR_TO_MEGATRON ? "metadata.json" : NULL;
 }
-/* What is created together with the marker and is not among a conversion's files: Megatron's .metadata; NULL: nothing. */
+/* The file that is created together with the marker and is not among a conversion's files: Megatron's .metadata. NULL:
+ * none. */
 static inline const char *tsr_beside_marker(const char *marker)
 {
     return marker && strcmp(marker, "metadata.json") == 0 ? TSR_DCP_MARKER : NULL;
@@ -29,12 +31,12 @@ static inline const char *tsr_beside_marker(const char *marker)
 
 typedef struct tsr_replacement_request {
     const tsr_host *host;
-    const char *path; /* the destination; of URLs those of object stores */
-    bool is_folder;   /* a directory will be written; else one file */
+    const char *path; /* the destination: a local path, or the URL of an object store */
+    bool is_folder;   /* a directory will be written; otherwise one file */
     bool overwrite;
-    const char *marker;       /* as tsr_marker_of, or TSR_INDEX_MARKER, or NULL: a form without one */
-    const tsr_inputs *inputs; /* what the job reads; or NULL */
-    const tsr_str *written;   /* names in it that an unfinished publication of the same job has put there */
+    const char *marker;       /* as tsr_marker_of, or TSR_INDEX_MARKER; NULL: the format has none */
+    const tsr_inputs *inputs; /* what the job reads; may be NULL */
+    const tsr_str *written;   /* names in it that an unfinished publication of the same job has created */
     size_t written_count;
 } tsr_replacement_request;
 
@@ -43,30 +45,31 @@ typedef struct tsr_kept {
     tsr_file_role role;
 } tsr_kept;
 
-/* Lives in the arena it was made in. */
+/* Lives in the arena given to tsr_replacement_decide. */
 typedef struct tsr_replacement {
-    bool exists;     /* there is something at the destination */
-    bool swap;       /* the directory must be replaced as a whole: no rename of one file can switch from old to new */
-    bool has_stray;  /* a kept file holds tensors: the new checkpoint needs a marker to be told from it */
-    tsr_str *obsolete; /* with room for all; markers first */
+    bool exists;     /* the destination exists */
+    /* The directory must be replaced as a whole, because no rename of one file can switch from old to new. */
+    bool swap;
+    bool has_stray;  /* a kept file holds tensors: only a marker can distinguish the new checkpoint from it */
+    tsr_str *obsolete; /* has room for all files; markers come first */
     size_t obsolete_count, marker_count;
-    uint32_t generation; /* of an object store: the next that is free (tsr_folder_next_generation) */
+    uint32_t generation; /* of an object store: the next free generation (tsr_folder_next_generation) */
     tsr_kept *kept;
     size_t kept_count;
 } tsr_replacement;
 
-/* Reads what is at the destination and decides. Without `overwrite` an existing one is left to tsr_folder_output_open, which
- * refuses it. Errors: TSR_E_USAGE where something that is read would be replaced or lies in the destination;
- * TSR_E_UNSUPPORTED where the old metadata cannot be read, and where a file that stays would spoil the new checkpoint;
- * those of reading the old checkpoint. */
+/* Reads what is at the destination and decides. Without `overwrite`, does not look into an existing destination, because
+ * tsr_folder_output_open refuses it. Errors: TSR_E_USAGE if a file being read would be replaced, or the source is in the
+ * destination; TSR_E_UNSUPPORTED if the old metadata cannot be read, or if a file that stays would be taken for part of the
+ * new checkpoint; errors of reading the old checkpoint. */
 tsr_status tsr_replacement_decide(const tsr_replacement_request *request, tsr_arena *arena, tsr_replacement *out, tsr_error *err);
 
-/* Whether a file is a sidecar of objects that a conversion wrote, by how its content begins. */
+/* Whether a file is a sidecar with the objects of a conversion, judged by the beginning of its content. */
 bool tsr_is_sidecar(const char *path);
-/* A kept file of this name becomes an obsolete one, where it is such a sidecar: the new sidecar takes its place. */
+/* Turns the kept file of this name into an obsolete one if it is such a sidecar, because the new sidecar will replace it. */
 tsr_status tsr_replacement_take_sidecar(tsr_replacement *replacement, const char *path, tsr_str name, tsr_arena *arena,
                                         tsr_error *err);
-/* Refuses a new file whose name a kept one has. `name` is in the destination. */
+/* Refuses a new file that has the name of a kept one. `name` is relative to the destination. */
 tsr_status tsr_replacement_check_name(const tsr_replacement *replacement, const char *path, tsr_str name, tsr_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* See subfolders.h. Each directory is noted once, after those that it is in. */
+/* See subfolders.h. Each directory is listed once, after its parents. */
 #include "publish/subfolders.h"
 
 #include <errno.h>
@@ -10,7 +10,7 @@ static const char *folder_at(const folder_output *output, size_t i)
     return ((const char *const *)output->folders.items)[i];
 }
 
-/* The files of one directory are mostly created one after the other: from the last one. */
+/* Searches from the end, because the files of one directory are usually created one after the other. */
 static bool is_noted(const folder_output *output, const char *name, size_t size)
 {
     for (size_t i = output->folders.count; i-- > 0;)
@@ -25,7 +25,7 @@ static tsr_status make(folder_output *output, const char *name, size_t size, tsr
     if (!noted) return TSR_E_NOMEM;
     *noted = copy;
     if (output->sys->make_folder(output->sys, output->work, copy, 0777) == 0) return TSR_OK;
-    struct stat info; /* a link would lead out of the output */
+    struct stat info; /* a link could lead out of the output */
     if (errno == EEXIST && output->sys->link_stat_at(output->sys, output->work, copy, &info) == 0 && S_ISDIR(info.st_mode))
         return TSR_OK;
     output->folders.count--;

@@ -1,17 +1,18 @@
-/* Directories inside an output: files named "a/b/c.pt", which only a new directory can hold, since it appears as a whole. */
+/* Subdirectories of an output, for files named "a/b/c.pt". Only a new directory can have them, because it appears as a
+ * whole. */
 #ifndef TSR_PUBLISH_SUBFOLDERS_H
 #define TSR_PUBLISH_SUBFOLDERS_H
 
 #include "publish/folder_output.h"
 
-/* Makes the directories that the path of a file names, those that an earlier run made included. Errors: TSR_E_UNSUPPORTED where
- * the destination exists; as making directories. */
+/* Creates the directories in the path of a file; those that an earlier run created are accepted. Errors: TSR_E_UNSUPPORTED
+ * if the destination exists, and those of making directories. */
 tsr_status tsr_output_make_subfolders(folder_output *output, const char *name, tsr_error *err);
-/* Whether a name of the output's own directory is one of them. */
+/* Whether a name in the output's directory is one of these directories. */
 bool tsr_output_is_subfolder(const folder_output *output, const char *name);
-/* Makes their names durable. */
+/* Syncs them, which makes the names in them durable. */
 tsr_status tsr_output_sync_subfolders(const folder_output *output, tsr_error *err);
-/* Removes them; what they held is removed before. */
+/* Removes them. Their files must have been removed before. */
 void tsr_output_remove_subfolders(const folder_output *output);
 
 #endif

@@ -1,4 +1,4 @@
-/* Growing text. */
+/* Helpers for building and parsing text line by line. */
 #ifndef TSR_PUBLISH_TEXT_H
 #define TSR_PUBLISH_TEXT_H
 
@@ -12,7 +12,7 @@ static inline tsr_status tsr_text_add(tsr_vec *text, tsr_str part, tsr_error *er
     return tsr_vec_append(text, part.data, part.size, err);
 }
 
-/* The first line of a text, without its end; the text becomes what follows. */
+/* Takes the first line off a text. Returns it without its newline. */
 static inline tsr_str tsr_text_line(tsr_str *text)
 {
     const char *end = text->size ? memchr(text->data, '\n', text->size) : NULL;
@@ -22,7 +22,7 @@ static inline tsr_str tsr_text_line(tsr_str *text)
     return line;
 }
 
-/* Whether a line begins with a key; *value is what follows it. */
+/* Whether a line begins with a key. *value is the rest of the line. */
 static inline bool tsr_text_has_key(tsr_str line, tsr_str key, tsr_str *value)
 {
     if (!tsr_str_starts(line, key)) return false;
