@@ -1,5 +1,4 @@
-/* `tessera completions SHELL`: what a shell needs to complete commands, options and their values, written from the tables.
- */
+/* `tessera completions SHELL`: prints the script with which a shell completes commands, options and their values. */
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
@@ -10,7 +9,7 @@
 
 enum { MOST_NAMES = 1000 };
 
-/* Whether a name can be typed, and shown by a shell. */
+/* Whether a name consists of visible characters only, so that it can be typed and a shell can show it. */
 static bool is_visible(tsr_str name)
 {
     size_t at = 0, length = 1;
@@ -18,7 +17,8 @@ static bool is_visible(tsr_str name)
     return name.size && length;
 }
 
-/* What the scripts ask while someone types `tessera get PATH …`. Trouble is silent: nothing to suggest. */
+/* `tessera completions names PATH PREFIX`, which the scripts call while someone types `tessera get PATH …`. Prints nothing
+ * on an error. */
 static void put_names(cli *program)
 {
     tsr_error err = {0};

@@ -1,4 +1,4 @@
-/* `tessera convert PATH DEST --to FORM`: a checkpoint in another container. */
+/* `tessera convert PATH DEST --to FORM`: writes a checkpoint in another format. */
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
 #include "cli/program/shards_option.h"
@@ -8,7 +8,7 @@
 
 typedef struct convert_arguments {
     cli_writing_options writing;
-    unsigned to; /* a tsr_container and one */
+    unsigned to; /* 1 + a tsr_container; 0: not given */
     uint64_t world_size;
     cli_list renames;
     const char *against;
@@ -26,7 +26,8 @@ static tsr_status choose_container(cli_writing *w, const convert_arguments *argu
     return TSR_OK;
 }
 
-/* The map of --shards cuts what is written; without --world-size there are as many ranks as it joined. */
+/* For --to ranks: the map of --shards says how tensors are cut. Without --world-size, there are as many ranks as the map
+ * joined. */
 static tsr_status choose_ranks(cli_writing *w, const convert_arguments *arguments, tsr_error *err)
 {
     if (w->to != TSR_TO_RANKS) return TSR_OK;

@@ -1,4 +1,4 @@
-/* `tessera cp`: every file of a checkpoint, as it is, from one place to another; read back before its marker appears. */
+/* `tessera cp`: copies all files of a checkpoint unchanged, and reads them back before its marker appears. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -37,11 +37,12 @@ typedef struct copying {
     const char *from, *to;
     tsr_store *store;
     tsr_arena *arena;
-    uint32_t *files; /* of the store, in the order in which they are created: markers last */
-    tsr_str *names;  /* of these; "" for a single one */
-    uint32_t count, marker; /* the first marker among them, or `count` */
+    uint32_t *files; /* file numbers in `store`, in the order in which they are created: markers last */
+    tsr_str *names;  /* the names of these files; "" for a single file */
+    uint32_t count, marker; /* index of the first marker in `files`, or `count` */
     bool is_remote;         /* the copy goes to an object store */
-    bool was_published;     /* by the run that --resume continues, which was killed before it removed its journal */
+    /* The run that --resume continues had published it already, but was killed before it removed its journal. */
+    bool was_published;
     tsr_replacement replacement;
     tsr_publication publication;
     tsr_output *output;
@@ -49,11 +50,11 @@ typedef struct copying {
     uint64_t *sums, *sizes;
     uint64_t byte_total, byte_done;
     tsr_object_resumed resumed;
-    cli_copy_log log; /* onto a disk, where digests are made */
+    cli_copy_log log; /* for a copy to a disk: the digests of its chunks */
     cli_progress progress;
 } copying;
 
-/* Whether a run that ends now, without having published, leaves what it wrote to a later one. */
+/* Whether a run that ends now, before publishing, leaves its files for a later run to continue. */
 static bool is_left(const copying *c)
 {
     return c->arguments->resume && !c->is_remote && c->log.has_chunks;
@@ -89,7 +90,8 @@ static tsr_status list_directory(copying *c, tsr_error *err)
     return TSR_OK;
 }
 
-/* Whether the presence of a file makes a directory a complete checkpoint, by its name: 1 below the root, 2 in it; 0: it does not. */
+/* Whether the name of a file is that of a marker, whose presence makes a checkpoint complete: 1 in a subdirectory, 2 in the
+ * root; 0: it is not. */
 static unsigned marker_rank(tsr_str name)
 {
     size_t start = name.size;
@@ -100,7 +102,7 @@ static unsigned marker_rank(tsr_str name)
     return !is_marker ? 0 : start ? 1 : 2;
 }
 
-/* The files of the directory: markers last, and those of its own behind those of directories in it. */
+/* Orders the files of a directory: markers last, and those of the root after those of subdirectories. */
 static tsr_status put_in_order(copying *c, tsr_error *err)
 {
     uint32_t count = 0;
@@ -111,7 +113,7 @@ static tsr_status put_in_order(copying *c, tsr_error *err)
     }
     for (uint32_t i = 0; i < c->count; i++) {
         c->names[i] = c->store->files[c->files[i]].name;
-        if (!tsr_is_name_below(c->names[i], SIZE_MAX)) /* keys of object stores may be anything */
+        if (!tsr_is_name_below(c->names[i], SIZE_MAX)) /* keys in object stores need not be valid file names */
             return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' cannot be the name of a file here", TSR_STR_ARG(c->names[i]));
     }
     return TSR_OK;
@@ -161,7 +163,7 @@ static tsr_status copy_range(copying *c, uint32_t number, uint32_t file, tsr_fil
     return TSR_OK;
 }
 
-/* Whether the bytes that an interrupted run has written have the digest that it recorded. */
+/* Whether an interrupted run has written this chunk, and its bytes still have the digest that was recorded. */
 static tsr_status is_there(copying *c, uint32_t index, tsr_file_range range, bool *there, tsr_error *err)
 {
     const uint64_t chunk = cli_copy_log_chunk(&c->log, index, range.offset);
@@ -190,7 +192,8 @@ static tsr_status copy_chunk(copying *c, uint32_t index, tsr_file_range range, t
     return cli_copy_log_add(&c->log, cli_copy_log_chunk(&c->log, index, range.offset), sum, range.size, err);
 }
 
-/* Onto a disk: what an interrupted run has written stays, as far as its digests agree. */
+/* For a copy to a disk: keeps the chunks that an interrupted run has written and whose digests agree, and copies the
+ * others. */
 static tsr_status continue_file(copying *c, uint32_t index, uint64_t size, tsr_error *err)
 {
     uint64_t found = 0, count = 0;
@@ -207,7 +210,7 @@ static tsr_status continue_file(copying *c, uint32_t index, uint64_t size, tsr_e
     return TSR_OK;
 }
 
-/* Without a check the file system may copy by itself, or share the blocks (XFS, btrfs). */
+/* Without verification, the file system may copy the data itself or share the blocks (XFS, btrfs). */
 static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
 {
     const uint32_t file = c->files[index];
@@ -227,7 +230,7 @@ static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
     return TSR_OK;
 }
 
-/* A name that the copy has is replaced, whatever it belonged to. */
+/* Replaces every file whose name the copy has, whatever it belonged to. */
 static tsr_status replace_same_names(copying *c, tsr_error *err)
 {
     tsr_replacement *r = &c->replacement;
@@ -280,7 +283,7 @@ static tsr_status open_remote_output(copying *c, tsr_error *err)
     return status;
 }
 
-/* The new files have the names of the old ones, so that only the whole directory can be replaced. */
+/* The new files have the names of the old ones, so only the whole directory can be replaced. */
 static tsr_status replace_directory(copying *c, tsr_error *err)
 {
     if (!c->arguments->overwrite) return TSR_OK;
@@ -290,7 +293,7 @@ static tsr_status replace_directory(copying *c, tsr_error *err)
     return status;
 }
 
-/* Continues the records of an interrupted run, or starts over where they are about another source. */
+/* Continues the records of an interrupted run; starts over if they are about another source. */
 static tsr_status open_log(copying *c, tsr_error *err)
 {
     const bool is_folder = c->names[0].size > 0;
@@ -369,7 +372,7 @@ static tsr_status refuse_existing(const copying *c, tsr_error *err)
                      c->to);
 }
 
-/* What the interrupted run recorded of this source; *fits is false where it copied another one. */
+/* Loads what the interrupted run recorded. *fits is false if it copied another source. */
 static tsr_status load_log(copying *c, bool *fits, tsr_error *err)
 {
     const bool is_folder = c->names[0].size > 0;
@@ -383,7 +386,8 @@ static tsr_status load_log(copying *c, bool *fits, tsr_error *err)
                                                       : status;
 }
 
-/* The destination is there: a run that was killed when it had renamed its output has made it, if it has what would be copied. */
+/* The destination exists. It may have been published by a run that was killed afterwards; this is so if it has exactly the
+ * contents that would be copied. */
 static tsr_status look_for_published(copying *c, tsr_error *err)
 {
     const cli_published_copy copy = {.from = c->store,
@@ -404,7 +408,8 @@ static tsr_status look_for_published(copying *c, tsr_error *err)
         c->resumed = (tsr_object_resumed){.objects = c->count, .bytes = c->byte_total};
         tsr_publication_close(&c->publication);
     } else {
-        tsr_publication_leave(&c->publication); /* what the interrupted run left is for whoever removes the destination */
+        /* Keep what the interrupted run left: the user may remove the destination and resume. */
+        tsr_publication_leave(&c->publication);
     }
     cli_copy_log_free(&c->log);
     c->log = (cli_copy_log){0};

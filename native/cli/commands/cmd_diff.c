@@ -1,4 +1,4 @@
-/* `tessera diff A B`: by name, across formats, world sizes and shardings. */
+/* `tessera diff A B`: compares two checkpoints by name, whatever their formats, world sizes and shardings. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -31,9 +31,9 @@ typedef struct comparison {
     cli_session a, b;
     tsr_arena *arena;
     tsr_policy *policy;
-    tsr_diff diff; /* what the policy left of it */
+    tsr_diff diff; /* the differences that the policy keeps */
     tsr_policy_result left_out;
-    tsr_difference *differences; /* one a pair */
+    tsr_difference *differences; /* one per pair */
 } comparison;
 
 static tsr_status match(comparison *c, tsr_error *err)
@@ -178,7 +178,8 @@ static tsr_status report_findings(const comparison *c, const tsr_diff_document *
 {
     cli_report out;
     const tsr_allocator *allocator = cli_host(c->program)->allocator;
-    tsr_policy_result ignored = {0}; /* what is off is gone from the diff already; here findings get their levels */
+    /* The diff no longer contains what is turned off; here findings only get their levels. */
+    tsr_policy_result ignored = {0};
     tsr_findings *findings = tsr_findings_new(allocator, 0, err), *leveled = tsr_findings_new(allocator, 0, err);
     tsr_status status = findings && leveled ? tsr_diff_findings(document, findings, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = tsr_policy_findings(c->policy, findings, leveled, &ignored, err);

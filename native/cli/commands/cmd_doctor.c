@@ -1,4 +1,4 @@
-/* `tessera doctor`: what this build and this machine offer, for bug reports and for knowing why something is slow. */
+/* `tessera doctor`: reports the features of this build and this machine, for bug reports and to explain slowness. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ typedef struct doctor_arguments {
     bool json;
 } doctor_arguments;
 
-/* Facts in groups; both outputs walk the same list. */
+/* Facts in groups. Text and JSON are both printed from this list. */
 typedef struct fact {
     const char *group, *key;
     enum { FACT_TEXT, FACT_YES, FACT_NUMBER } kind;
@@ -91,7 +91,7 @@ static void tell_cpu(facts *f)
     tell(f, "machine", "cpu_features", text);
 }
 
-/* Whether `name` is a program on PATH; its place goes to `out`. */
+/* Finds the program `name` on PATH; `out` receives its path. */
 static bool on_path(const char *name, char *out, size_t capacity)
 {
     const char *path = getenv("PATH");
@@ -105,7 +105,7 @@ static bool on_path(const char *name, char *out, size_t capacity)
     return false;
 }
 
-/* tessera-mpi knows its library, without starting MPI: "key value" lines. */
+/* tessera-mpi prints the properties of its MPI library as "key value" lines, without starting MPI. */
 static void tell_library(facts *f, const char *program)
 {
     static const char *const keys[] = {"library", "standard", "cuda_aware"};
@@ -209,7 +209,7 @@ static const char *file_system_name(long magic)
     }
 }
 
-/* Tries things on unnamed files, which vanish with their descriptors. */
+/* Tries each operation on unnamed files, which vanish when their descriptors are closed. */
 static void tell_file_system(facts *f, const char *folder)
 {
     struct statfs info;
@@ -243,7 +243,7 @@ static void put_text(const cli *program, const facts *f)
             cli_off(&program->out, stdout);
         }
         const tsr_str key = tsr_str_from(item->key), unit = TSR_STR("_bytes");
-        const bool bytes = tsr_str_ends(key, unit); /* the value has its unit, so the name need not */
+        const bool bytes = tsr_str_ends(key, unit); /* the value is printed with its unit, so the name is printed without */
         printf("  %-16.*s ", (int)(key.size - (bytes ? unit.size : 0)), item->key);
         if (item->kind == FACT_TEXT) cli_put(stdout, tsr_str_from(item->text));
         else if (item->kind == FACT_YES) fputs(item->number ? "yes" : "no", stdout);

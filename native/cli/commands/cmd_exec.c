@@ -1,4 +1,4 @@
-/* `tessera exec PLAN DEST`: carries out a plan, whole or in parts. */
+/* `tessera exec PLAN DEST`: carries out a plan, completely or in parts. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 #include "tessera/sys/path_store.h"
 
 typedef struct exec_arguments {
-    cli_writing_options writing; /* those that a plan does not hold */
+    cli_writing_options writing; /* options that the plan does not contain */
     const char *part;
     const char *source;
     bool finish;
@@ -18,7 +18,7 @@ typedef struct exec_arguments {
 typedef struct execution {
     cli *program;
     cli_writing writing;
-    cli_writing_options options; /* with what the plan holds */
+    cli_writing_options options; /* `arguments->writing`, completed with what the plan contains */
     tsr_plan_job planned;
     tsr_target target;
     tsr_plan *plan;
@@ -26,7 +26,7 @@ typedef struct execution {
     tsr_bytes document;
 } execution;
 
-/* "3/8" */
+/* Parses "3/8". */
 static tsr_status parse_part(const char *text, cli_writing *w, tsr_error *err)
 {
     char *slash, *end;
@@ -39,7 +39,7 @@ static tsr_status parse_part(const char *text, cli_writing *w, tsr_error *err)
                      text);
 }
 
-/* The position of a word among those of an option. */
+/* Finds a word of the plan among the words of an option. */
 static tsr_status find_word(const char *what, tsr_str word, const char *const *words, size_t count, unsigned *out,
                             tsr_error *err)
 {
@@ -82,7 +82,7 @@ static tsr_status read_plan(execution *e, tsr_error *err)
     return status;
 }
 
-/* A plan names an address without its secrets. */
+/* A plan contains the URL of its source without secrets. */
 static tsr_status find_source(const execution *e, const char *given, const char **path, tsr_error *err)
 {
     *path = given ? given : cli_hide_secrets(e->program, e->planned.source_path.data);

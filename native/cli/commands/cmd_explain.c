@@ -1,4 +1,4 @@
-/* `tessera explain RULE`: what a finding's rule watches for, why it happens and what to do. */
+/* `tessera explain RULE`: what a rule checks, why its findings occur and what to do about them. */
 #include <stdio.h>
 
 #include "cli/commands/commands.h"

@@ -1,5 +1,5 @@
-/* `tessera fqn`: canonical names over a module tree, or of a checkpoint's own keys by text; and what has to be renamed for a
- * checkpoint to fit a model or another checkpoint. */
+/* `tessera fqn`: canonicalizes names with a module tree, or a checkpoint's own keys by their text. Also lists the renames
+ * with which a checkpoint fits a model or another checkpoint. */
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
@@ -27,7 +27,7 @@ typedef struct answer {
     cli_against against;
 } answer;
 
-/* ---- asking ---- */
+/* ---- canonical names ---- */
 
 static tsr_status resolve_all(cli *program, const tsr_modules *modules, tsr_arena *arena, void *result, tsr_error *err)
 {
@@ -65,7 +65,7 @@ static tsr_status with_modules(cli *program, const char *path, tsr_arena *arena,
     return status;
 }
 
-/* A checkpoint's keys, canonical by text; those with a prefix, without it. */
+/* The keys of a checkpoint with their canonical names. --prefix selects the keys that begin with it, and removes it. */
 typedef struct keys {
     tsr_name *names;
     cli_known_name *known;
@@ -118,7 +118,7 @@ static tsr_status read_keys(cli *program, const char *path, const fqn_arguments 
     return status == TSR_OK ? name_by_text(program, arena, out, err) : status;
 }
 
-/* Names are matched by their canonical form, unless two of one side would be one. */
+/* Matches names by their canonical form, unless two names of the same side have the same one. */
 static tsr_status choose_matches(cli *program, keys *side, tsr_error *err)
 {
     bool canonical = true;
@@ -191,7 +191,7 @@ static tsr_status add_tree_names(const tree_state *state, tsr_map *seen, tsr_are
     return status;
 }
 
-/* All canonical names of a model's state. What it points to lives as long as the arena. */
+/* Lists all canonical names of a model's state. They live as long as the arena. */
 static tsr_status tree_names(cli *program, const tsr_modules *modules, tsr_arena *arena, void *out, tsr_error *err)
 {
     tree_state state;
@@ -224,7 +224,7 @@ static tsr_status ask_checkpoint(cli *program, const fqn_arguments *arguments, t
     return status;
 }
 
-/* ---- telling ---- */
+/* ---- output ---- */
 
 static void put_against(void *ctx, tsr_json *json)
 {

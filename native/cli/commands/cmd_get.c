@@ -1,4 +1,4 @@
-/* `tessera get`: one tensor, or a slice of it, reading only what it needs. */
+/* `tessera get`: prints or writes one tensor, or a slice of it, reading only the bytes that it needs. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -31,9 +31,9 @@ typedef struct sink {
     FILE *file;
     bool as_text;
     tsr_dtype dtype;
-    uint32_t ndim;         /* text */
-    const uint64_t *shape; /* text */
-    uint64_t put, most;    /* elements */
+    uint32_t ndim;         /* for text output */
+    const uint64_t *shape; /* for text output */
+    uint64_t put, most;    /* elements printed so far, and their limit */
 } sink;
 
 static tsr_status write_bytes(sink *to, const uint8_t *data, size_t size, tsr_error *err)
@@ -42,7 +42,7 @@ static tsr_status write_bytes(sink *to, const uint8_t *data, size_t size, tsr_er
     return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write the output");
 }
 
-/* Brackets as NumPy prints them: how many dims end, or begin, at element `index`. */
+/* For brackets as NumPy prints them: the number of dims that begin, or have just ended, at element `index`. */
 static uint32_t dims_at(const sink *to, uint64_t index)
 {
     uint32_t count = 0;
@@ -85,7 +85,7 @@ static tsr_status take_tile(void *ctx, const void *data, size_t size, uint64_t b
     return take(ctx, data, size, err);
 }
 
-/* At most TILE_BYTES at a time. */
+/* Reads a slice, at most TILE_BYTES at a time. */
 static tsr_status read_slice(const cli_session *session, const tsr_entry *entry, const tsr_slice *slice, sink *to,
                              tsr_error *err)
 {
@@ -95,7 +95,7 @@ static tsr_status read_slice(const cli_session *session, const tsr_entry *entry,
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                          "%s elements are not byte-aligned, so they cannot be sliced; leave the slice out",
                          tsr_dtype_describe(entry->dtype)->name);
-    if (!tsr_box_volume((tsr_box){entry->ndim, NULL, slice->sizes}, &elements)) elements = UINT64_MAX; /* refused below */
+    if (!tsr_box_volume((tsr_box){entry->ndim, NULL, slice->sizes}, &elements)) elements = UINT64_MAX; /* rejected below */
     if (elements > to->most) elements = to->most;
     if (elements == 0) return TSR_OK;
     const size_t most = (size_t)((elements < tile ? elements : tile) * itemsize);
@@ -121,11 +121,11 @@ static tsr_status read_whole(cli *program, const cli_session *session, const tsr
     return status;
 }
 
-/* What FQN[SLICE] names. */
+/* The entry and the slice that FQN[SLICE] names. */
 typedef struct asked_values {
     const tsr_entry *entry;
     tsr_slice slice;
-    bool whole; /* there is no SLICE */
+    bool whole; /* no SLICE was given */
 } asked_values;
 
 static tsr_status get_to_file(cli *program, const cli_session *session, const asked_values *asked, const char *output,
@@ -185,7 +185,7 @@ static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry
     return status;
 }
 
-/* A name is looked up whole first: names may hold brackets. */
+/* Looks for the whole text first, because names may contain brackets. */
 static tsr_status find(const cli_session *session, const char *given, const tsr_entry **entry, tsr_str *inside,
                        tsr_error *err)
 {
@@ -223,12 +223,12 @@ static tsr_status get(cli *program, const cli_session *session, const get_argume
     if (status == TSR_OK && (arguments->print || !arguments->output))
         status = get_as_text(session, entry, &asked.slice, arguments->print, err);
     if (status == TSR_OK) status = cli_unchanged(session, err);
-    /* Last: the output may replace a file of PATH's directory. */
+    /* Written last, because the output may replace a file in PATH's directory. */
     if (status == TSR_OK && arguments->output) status = get_to_file(program, session, &asked, arguments->output, err);
     return status;
 }
 
-/* Whether FQN[SLICE] is of this name. */
+/* Whether FQN[SLICE] refers to the entry of this name. */
 static bool is_asked(const void *operand, tsr_str fqn)
 {
     const tsr_str asked = tsr_str_from(operand);

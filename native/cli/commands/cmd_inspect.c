@@ -1,5 +1,5 @@
-/* `tessera inspect`: what a checkpoint holds. The document comes from core, the text from inspect_*.c: a head that answers
- * the first questions, a table or a tree with equal layers folded, objects, findings. */
+/* `tessera inspect`: shows what a checkpoint contains. core makes the JSON document; the text comes from inspect_*.c: a
+ * summary, a table or tree in which equal layers are folded, objects and findings. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -16,7 +16,7 @@ static void put_digest(const tsr_digest *digest)
     for (size_t i = 0; i < digest->size; i++) printf("%02x", digest->bytes[i]);
 }
 
-/* Statistics, digest, name: what is asked of them. */
+/* Prints the statistics and the digest that were requested, and the name. */
 static tsr_status put_line(const cli_session *session, const inspect_arguments *arguments, const tsr_entry *entry, tsr_ring *ring,
                            tsr_error *err)
 {

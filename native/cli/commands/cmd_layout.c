@@ -1,4 +1,4 @@
-/* `tessera layout`: the contract file that a repository commits and CI checks a checkpoint against. */
+/* `tessera layout`: writes the layout file that a repository commits and that CI checks checkpoints against. */
 #include "cli/commands/commands.h"
 #include "cli/commands/layout_file.h"
 

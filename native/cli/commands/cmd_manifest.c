@@ -1,5 +1,5 @@
-/* `tessera manifest`: checksums of a checkpoint's values that do not depend on its sharding or container: a layout without
- * chunks and with hashes. */
+/* `tessera manifest`: writes checksums of a checkpoint's values. They do not depend on its sharding or format: the file is a
+ * layout without chunks but with hashes. */
 #include "cli/commands/commands.h"
 #include "cli/commands/layout_file.h"
 

@@ -1,4 +1,4 @@
-/* `tessera map`: the built-in maps, and a map between two checkpoints. */
+/* `tessera map`: lists the built-in maps, or derives a map from two checkpoints. */
 #include <stdio.h>
 
 #include "cli/commands/commands.h"

@@ -1,4 +1,4 @@
-/* `tessera merge OUT A B …`: the weighted sum of several checkpoints. */
+/* `tessera merge OUT A B …`: writes the weighted sum of several checkpoints. */
 #include <stdlib.h>
 
 #include "cli/commands/commands.h"
@@ -17,7 +17,7 @@ typedef struct merge_arguments {
     cli_real t;
     bool no_normalize;
     uint64_t max_shard_size;
-    cli_map_options maps; /* --dequantize of each input, --lora of the first one, --quantize of the result */
+    cli_map_options maps; /* --dequantize applies to each input, --lora to the first one, --quantize to the result */
 } merge_arguments;
 
 static const char *const methods[] = {"linear", "slerp", "task-arithmetic"};
@@ -26,11 +26,11 @@ typedef struct merging {
     cli *program;
     const merge_arguments *arguments;
     cli_writing *writing;
-    const char *path; /* of what is being opened, for messages */
+    const char *path; /* of the checkpoint that is being opened, for messages; or NULL */
     tsr_merge_input *inputs;
-    size_t count; /* of inputs, without the base */
+    size_t count; /* number of inputs, not counting the base */
     tsr_merge_options options;
-    tsr_checkpoint *merged; /* below what quantizes it */
+    tsr_checkpoint *merged; /* the merge, before it is quantized */
 } merging;
 
 /* ---- options ---- */
@@ -80,7 +80,7 @@ static tsr_status check_scaled(const merging *m, tsr_checkpoint *checkpoint, tsr
     return tsr_check_sums(checkpoint, &selection, err);
 }
 
-/* Opens input `i`, or the base behind the last one; the first one is the job's source. */
+/* Opens input `i`; the one after the last is the base. The first one is the source of the job. */
 static tsr_status open_input(merging *m, size_t i, tsr_error *err)
 {
     cli_session *source = &m->writing->source, opened = {0};
@@ -98,7 +98,7 @@ static tsr_status open_input(merging *m, size_t i, tsr_error *err)
     return check_scaled(m, opened.checkpoint, err);
 }
 
-/* An adapter is in the first session's list already. */
+/* Makes room for the other inputs. If the first input has an adapter, that is in the list already. */
 static tsr_status make_room(merging *m, tsr_error *err)
 {
     cli_session *source = &m->writing->source;
@@ -115,11 +115,12 @@ static tsr_status open_inputs(merging *m, tsr_error *err)
     tsr_status status = open_input(m, 0, err);
     if (status == TSR_OK) status = make_room(m, err);
     for (size_t i = 1; i < m->count + (m->arguments->base != NULL) && status == TSR_OK; i++) status = open_input(m, i, err);
-    if (status == TSR_OK) m->path = NULL; /* messages name the inputs */
+    if (status == TSR_OK) m->path = NULL; /* from here on, messages name the inputs themselves */
     return status;
 }
 
-/* What makes another output than the inputs and the options of every conversion, for --resume. */
+/* For --resume: a line with the options of the merge that affect the output. The inputs and the options of every conversion
+ * are recorded elsewhere. */
 static tsr_str recipe_of(const merging *m, tsr_error *err)
 {
     tsr_arena *arena = m->writing->arena;
@@ -131,7 +132,7 @@ static tsr_str recipe_of(const merging *m, tsr_error *err)
 
 /* ---- the merge ---- */
 
-/* Each process measures its share of the tensors. */
+/* Measures the tensors, of which each process takes its share. */
 static tsr_status measure(merging *m, tsr_error *err)
 {
     tsr_checkpoint *merged = m->merged;
@@ -158,7 +159,7 @@ static tsr_status open_merge(merging *m, tsr_error *err)
     return status;
 }
 
-/* --quantize, of the sums after they were rounded to --dtype. */
+/* Applies --quantize to the sums, after they were rounded to --dtype. */
 static tsr_status quantize(merging *m, tsr_error *err)
 {
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &m->arguments->writing.selection};

@@ -1,5 +1,5 @@
-/* `tessera optim ACTION PATH DEST`: optimizer state from one form to another. The conversion is the library's: here its
- * documents are read, and optim_output.c publishes its files. */
+/* `tessera optim ACTION PATH DEST`: converts optimizer state from one form to another. The library does the conversion; this
+ * file reads its documents, and optim_output.c publishes its files. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -17,7 +17,7 @@ typedef struct optim_arguments {
     bool sharded, overwrite, json, allow_expansion;
 } optim_arguments;
 
-/* A file whose text the library needs. */
+/* A file whose text the library uses. */
 typedef struct loaded {
     tsr_store *store;
     tsr_bytes bytes;
@@ -34,7 +34,7 @@ typedef struct job {
     cli_optim_output output;
 } job;
 
-/* ---- what is given ---- */
+/* ---- arguments ---- */
 
 static bool is_number(const char *text, uint64_t *out)
 {
@@ -97,7 +97,7 @@ static tsr_status read_request(job *j, tsr_error *err)
     return status;
 }
 
-/* ---- all of it ---- */
+/* ---- command ---- */
 
 static tsr_status write_output(job *j, tsr_error *err)
 {

@@ -1,4 +1,4 @@
-/* `tessera plan`: what a resharding would read, hold and send, before a byte is moved. */
+/* `tessera plan`: shows what resharding would read, hold and send, without moving any data. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -27,7 +27,7 @@ static bool want(void *ctx, tsr_str fqn)
     return cli_selects(ctx, fqn);
 }
 
-enum { SHOWN = 16 /* lines of a table */, NAMED = 5 };
+enum { SHOWN = 16 /* rows of a table */, NAMED = 5 };
 
 static void put_ranks(const tsr_plan_totals *totals)
 {
@@ -100,7 +100,7 @@ static void put_files(const tsr_plan_document *document, uint64_t files)
     }
 }
 
-/* Tensors that the default placements would cut along a dim that they do not have. */
+/* Names tensors with too few dims for the default placements to shard them. */
 static void put_replicated(const tsr_plan *plan)
 {
     uint64_t count = 0;
@@ -159,12 +159,13 @@ static tsr_status check_casts(const cli_session *session, const plan_arguments *
     return tsr_check_casts(session->checkpoint, &options, err);
 }
 
-/* What `tessera exec` is to do. */
+/* Describes the job of `tessera exec`. */
 static tsr_status describe_job(cli *program, const cli_session *session, const plan_arguments *arguments, tsr_arena *arena,
                                tsr_plan_job *job, tsr_error *err)
 {
     const cli_selection *selection = &arguments->selection;
-    job->to = arguments->to ? tsr_str_from(cli_containers[arguments->to - 1]) : TSR_STR(""); /* what such a source becomes */
+    /* Without --to: the container chosen for the source's format. */
+    job->to = arguments->to ? tsr_str_from(cli_containers[arguments->to - 1]) : TSR_STR("");
     job->objects = tsr_str_from(cli_objects[arguments->objects]);
     job->dtype = tsr_str_from(arguments->dtype);
     job->raw_cast = arguments->raw_cast;
@@ -179,7 +180,7 @@ typedef struct planned {
     cli_session session;
     tsr_target target;
     tsr_plan_job job;
-    tsr_storage storage; /* of job.storage, where that has servers */
+    tsr_storage storage; /* parsed from job.storage; only if that lists servers */
     tsr_plan *plan;
     tsr_arena *arena;
 } planned;

@@ -1,4 +1,4 @@
-/* `tessera repair`: writes a lost or damaged `.metadata` anew, from the data files as far as they tell. */
+/* `tessera repair`: rebuilds a lost or damaged `.metadata` from the data files, as far as possible. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -30,15 +30,15 @@ typedef struct repair {
     const repair_arguments *arguments;
     const char *path, *dest;
     cli_files files;
-    tsr_store *store;     /* of the checkpoint, or with --part of that part */
-    tsr_checkpoint *part; /* has `store` open, or NULL */
+    tsr_store *store;     /* of the checkpoint, or of the part that --part names */
+    tsr_checkpoint *part; /* with --part: it owns `store`; otherwise NULL */
     cli_session like;
     tsr_arena *arena;
     tsr_findings *findings;
     tsr_salvage salvage;
 } repair;
 
-/* With --part: its directory, which has a .metadata of its own. */
+/* With --part: opens the directory of the part, which has its own .metadata. */
 static tsr_status enter_part(repair *r, tsr_error *err)
 {
     const char *part = r->program->source.part;
@@ -52,7 +52,7 @@ static tsr_status enter_part(repair *r, tsr_error *err)
     return opened;
 }
 
-/* A checkpoint that can be read as it is needs no repair. */
+/* Refuses a checkpoint that can be read and so needs no repair. */
 static tsr_status refuse_sound(const repair *r, tsr_error *err)
 {
     const tsr_host *host = cli_host(r->program);
@@ -85,7 +85,7 @@ static tsr_status salvage(repair *r, tsr_error *err)
     return status;
 }
 
-/* What is written, and what the next run removes if this one is killed. */
+/* The file being written, and the journal with which the next run can remove it if this one is killed. */
 typedef struct repaired_file {
     tsr_publication publication;
     tsr_output *output;
@@ -115,7 +115,8 @@ static tsr_status write_output(const repair *r, repaired_file *file, const tsr_v
     tsr_status status = create_file(r, file, bytes->count, &number, err);
     cli_signals_release();
     if (status == TSR_OK) status = file->output->write_at(file->output, number, 0, bytes->items, bytes->count, err);
-    if (status == TSR_OK) status = file->output->sync(file->output, err); /* before signals have to wait */
+    /* Done here, because signals have to wait during the publication. */
+    if (status == TSR_OK) status = file->output->sync(file->output, err);
     if (status != TSR_OK) return status;
     cli_signals_hold();
     status = tsr_publication_publish(&file->publication, file->output, number, false, err);
@@ -129,7 +130,7 @@ static void remove_upload(void *ctx)
     if (*output) tsr_object_output_abandon(*output);
 }
 
-/* To an object store: on the condition that there is no such object. */
+/* Writes to an object store, on the condition that no such object exists. */
 static tsr_status write_object(const repair *r, const tsr_vec *bytes, tsr_error *err)
 {
     const tsr_object_output_options options = {.verify = true};
@@ -150,7 +151,7 @@ static tsr_status write_object(const repair *r, const tsr_vec *bytes, tsr_error 
     return status;
 }
 
-/* Never over a file that is there, and never half. */
+/* Never replaces an existing file, and never leaves an incomplete one. */
 static tsr_status write_file(const repair *r, const tsr_vec *bytes, tsr_error *err)
 {
     repaired_file file = {.output = NULL};
@@ -246,7 +247,8 @@ static int run(cli *program, const void *given)
     if (status == TSR_OK) status = write_metadata(&r, &err);
     if (status == TSR_OK && r.arguments->json) status = put_json(&r, &err);
     else if (status == TSR_OK) put_text(&r);
-    int result = status == TSR_OK ? cli_report_status(r.findings, 2) : cli_fail_error(program, at, &err); /* 2: from warnings on */
+    /* 2: warnings count as failures, too. */
+    int result = status == TSR_OK ? cli_report_status(r.findings, 2) : cli_fail_error(program, at, &err);
     tsr_findings_free(r.findings);
     tsr_arena_free(r.arena);
     cli_close(&r.like);

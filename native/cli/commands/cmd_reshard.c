@@ -1,4 +1,4 @@
-/* `tessera reshard PATH DEST`: a checkpoint cut anew, as the ranks of another mesh hold it. */
+/* `tessera reshard PATH DEST`: writes a checkpoint as the ranks of another mesh would hold it. */
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
 #include "cli/program/target_options.h"

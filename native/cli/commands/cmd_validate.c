@@ -1,4 +1,4 @@
-/* `tessera validate`: everything that is wrong with one or several checkpoints, for people and for CI. */
+/* `tessera validate`: reports everything that is wrong with one or more checkpoints, for people and for CI. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -22,7 +22,8 @@ typedef struct validate_arguments {
     cli_policy_options policy;
 } validate_arguments;
 
-/* What to check against: none, one or both of a layout and what the checkpoint is to be loaded into; and what counts. */
+/* What checkpoints are checked against: a layout, the target they are to be loaded into, both or neither; and the policy for
+ * findings. */
 typedef struct contracts {
     cli_contract layout, against;
     tsr_policy *policy;
@@ -96,7 +97,8 @@ static int worse(int a, int b)
     return a > b ? a : b;
 }
 
-/* The findings of a checkpoint that the policy leaves, and a count of the others. *left is to be freed, also on failure. */
+/* Splits a checkpoint's findings into those that the policy keeps and a count of the others. *left must be freed, also on
+ * failure. */
 static tsr_status apply_policy(cli *program, const tsr_policy *policy, const cli_session *session, tsr_findings **left,
                                tsr_policy_result *left_out, tsr_error *err)
 {

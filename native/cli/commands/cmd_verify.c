@@ -1,4 +1,4 @@
-/* `tessera verify`: a checkpoint's values against a manifest that was written of them, perhaps in another sharding. */
+/* `tessera verify`: checks a checkpoint's values against their manifest, even if they are sharded differently. */
 #include "cli/commands/commands.h"
 #include "cli/program/contract.h"
 #include "cli/program/map_options.h"

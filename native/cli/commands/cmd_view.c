@@ -1,4 +1,4 @@
-/* `tessera view`: the browser viewer with a checkpoint open in it, served on the loopback address. */
+/* `tessera view`: opens a checkpoint in the browser viewer, served on the loopback address. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static bool has_index(const char *folder)
     return snprintf(path, sizeof path, "%s/index.html", folder) < (int)sizeof path && access(path, R_OK) == 0;
 }
 
-/* Where the viewer is: installed beside the program, or built in its source tree. `out` has PATH_MAX bytes. */
+/* Finds the viewer's files: installed with the program, or built in its source tree. `out` has PATH_MAX bytes. */
 static bool find_pages(char *out)
 {
     static const char *const places[] = {"../share/tessera/viewer", "../../../web/dist"};
@@ -54,11 +54,12 @@ static const char *title_of(const char *path)
 typedef struct viewed {
     cli_session session;
     bool *served;
-    tsr_arena *arena; /* of the map that joins the ranks, or NULL */
+    tsr_arena *arena; /* of the map that joins the ranks; may be NULL */
 } viewed;
 
-/* With --part the page opens the part itself, from the files of the whole checkpoint: what a part's entries need is not all that
- * tells how the directory is made. *part: NULL where the checkpoint has no parts. */
+/* With --part, the page opens the part itself, from the files of the whole checkpoint: it also needs files that do not
+ * belong to the part's entries, to recognize what kind of directory this is. *part is NULL if the checkpoint has no
+ * parts. */
 static tsr_status open_files(cli *program, const char *path, bool is_second, cli_session *out, const char **part, tsr_error *err)
 {
     const tsr_open_options options = {.skip_objects = true};
@@ -76,7 +77,7 @@ static tsr_status open_files(cli *program, const char *path, bool is_second, cli
     return status;
 }
 
-/* A built-in map takes its numbers from these, so that the page needs them, too. */
+/* A built-in map reads its numbers from these files, so the page needs them, too. */
 static void serve_settings(viewed *side)
 {
     static const char *const names[] = {"params.json", "config.json"};
@@ -86,8 +87,8 @@ static void serve_settings(viewed *side)
     }
 }
 
-/* What the page passes on when it joins the ranks: the name of a built-in map, or the document, which is sound, since the checkpoint
- * was opened with it. */
+/* What the page needs to join the ranks: the name of a built-in map, or the text of the map. The text is valid, because the
+ * checkpoint was opened with it. */
 static tsr_status read_shards(cli *program, viewed *side, tsr_str *out, tsr_error *err)
 {
     const char *given = program->source.shards;
@@ -118,7 +119,7 @@ static tsr_status open_side(cli *program, size_t number, viewed *side, view_side
     return read_shards(program, side, &out->shards, err);
 }
 
-/* Until a signal ends the program. */
+/* Serves until a signal ends the program. */
 static void serve(view_server *server)
 {
     const struct timespec turn = {0, 500000000};

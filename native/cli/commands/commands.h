@@ -1,4 +1,4 @@
-/* The commands of `tessera`: what each cmd_<name>.c defines. */
+/* The commands of `tessera`. Each is defined in cmd_<name>.c. */
 #ifndef TSR_CLI_COMMANDS_COMMANDS_H
 #define TSR_CLI_COMMANDS_COMMANDS_H
 

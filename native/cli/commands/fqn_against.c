@@ -7,8 +7,8 @@
 
 /* ---- pairing ---- */
 
-/* A side as a catalog under its canonical names. Types of tensors do not count here: a model in float32 is saved as
- * bfloat16. Objects go as one type of their own, so that they move with their neighbours. */
+/* Makes a catalog of one side under its canonical names. The dtypes of tensors are ignored: a float32 model may be saved as
+ * bfloat16. All objects get the same type, different from that of tensors, so that they can be paired, too. */
 static tsr_status make_catalog(cli_known_names side, tsr_arena *arena, tsr_catalog *out, tsr_error *err)
 {
     tsr_entry *entries = tsr_arena_array(arena, side.count, sizeof *entries, err);
@@ -60,7 +60,7 @@ tsr_status cli_compare_names(cli_known_names have, cli_known_names want, const t
     return tsr_fqn_rename_rules(out->pairs, have.count, arena, &out->rules, &out->rule_count, err);
 }
 
-/* ---- telling ---- */
+/* ---- output ---- */
 
 void cli_put_against_json(tsr_json *json, const cli_against *against)
 {

@@ -1,4 +1,4 @@
-/* Writing layouts: `tessera layout` and `tessera manifest`. */
+/* Writes layout files, for `tessera layout` and `tessera manifest`. */
 #ifndef TSR_CLI_COMMANDS_LAYOUT_FILE_H
 #define TSR_CLI_COMMANDS_LAYOUT_FILE_H
 
@@ -8,14 +8,14 @@
 typedef struct cli_layout_file {
     const char *output; /* NULL: standard output */
     bool no_chunks, allow_expansion;
-    unsigned hash; /* 0: none, else a tsr_digest_algorithm: the choice of CLI_HASHES */
+    unsigned hash; /* a tsr_digest_algorithm (the choice of CLI_HASHES); 0: none */
     cli_selection selection;
     cli_map_options map;
 } cli_layout_file;
 
 #define CLI_HASHES "sha256|xxh3"
 
-/* The tessera.layout/1 of PATH. Returns the exit status. */
+/* Writes the tessera.layout/1 document of PATH. Returns the exit status. */
 int cli_write_layout(cli *program, const char *path, const cli_layout_file *file);
 
 #endif

@@ -1,4 +1,4 @@
-/* Addresses as they were given, and as they may be shown. */
+/* Pairs of URLs: as they were given, and without secrets as they may be shown. */
 #include <stdlib.h>
 
 #include "cli/program/cli.h"
@@ -15,7 +15,7 @@ struct cli_addresses {
     cli_address items[];
 };
 
-/* NULL: no memory. */
+/* NULL if memory ran out. */
 static cli_address *add(cli *program)
 {
     const size_t count = program->addresses ? program->addresses->count : 0;

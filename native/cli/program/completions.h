@@ -1,4 +1,4 @@
-/* What the completion scripts of all shells share: the meaning of the words that stand for values and operands. */
+/* What the completion scripts of all shells share: the meanings of the placeholders for values and operands. */
 #ifndef TSR_CLI_PROGRAM_COMPLETIONS_H
 #define TSR_CLI_PROGRAM_COMPLETIONS_H
 
@@ -6,12 +6,12 @@
 
 typedef enum cli_meaning {
     CLI_MEANS_OTHER,    /* GLOB, SIZE, N, …: nothing to suggest */
-    CLI_MEANS_WORDS,    /* text|json: one of them */
+    CLI_MEANS_WORDS,    /* text|json: one of these words */
     CLI_MEANS_FILES,    /* FILE, PATH, DEST, FOLDER, A, B, NAME.json */
     CLI_MEANS_DTYPES,   /* DTYPE */
     CLI_MEANS_RULES,    /* RULE */
     CLI_MEANS_COMMANDS, /* COMMAND */
-    CLI_MEANS_FQNS      /* FQN: names of the checkpoint that is the first operand */
+    CLI_MEANS_FQNS      /* FQN: names in the checkpoint that is the first operand */
 } cli_meaning;
 
 typedef struct cli_placeholder {
@@ -20,13 +20,14 @@ typedef struct cli_placeholder {
     bool repeats; /* "PATH…" */
 } cli_placeholder;
 
-/* Of an option's value; not for flags. */
+/* The placeholder of an option's value. The option must not be a flag. */
 cli_placeholder cli_value_placeholder(const cli_option *option);
-/* The next of a command's operands; false after the last. `*operands` moves on. */
+/* Parses the next of a command's operands and advances `*operands`; false after the last. */
 bool cli_next_operand(const char **operands, cli_placeholder *out);
-/* The words to choose among, each behind a space; nothing for FILES, FQNS and OTHER. */
+/* Prints the words to choose from, each preceded by a space; nothing for FILES, FQNS and OTHER. */
 void cli_put_words(const cli_placeholder *placeholder);
-/* The text inside single quotes of a shell in which ' is written as `quote`, with a backslash before each of `escaped`. */
+/* Prints text inside single quotes of a shell in which ' is written as `quote`, with a backslash before each character of
+ * `escaped`. */
 void cli_put_shell(const char *text, const char *quote, const char *escaped);
 
 void cli_put_bash(void);

@@ -1,4 +1,5 @@
-/* The bash script: three tables (options, their values, operands) and a function over them that needs nothing but bash. */
+/* The bash script: three tables (options, their values, operands) and a function that uses them and nothing but bash
+ * itself. */
 #include <stdio.h>
 
 #include "cli/program/completions.h"
@@ -64,7 +65,7 @@ static void put_tables(void)
     fputs("    esac\n}\n\n", stdout);
 }
 
-/* Names come from files that anyone may have written: they are quoted, and never given to `compgen -W`, which expands. */
+/* Names come from untrusted files. They are quoted, and never passed to `compgen -W`, which expands its argument. */
 static const char functions[] =
     "_tessera_reply() {\n"
     "    local kind=$1 command=$2 path=$3 cur=$4 name\n"

@@ -1,4 +1,4 @@
-/* The fish script: one `complete` line an option, each for its command only. */
+/* The fish script: one `complete` line per option, which applies only to its command. */
 #include <stdio.h>
 
 #include "cli/program/completions.h"
@@ -64,7 +64,7 @@ static void put_valued(const char *command, const cli_option *options)
     putchar('\n');
 }
 
-/* Fish itself does not tell the operands from the values of options. */
+/* Fish itself does not distinguish operands from the values of options. */
 static void put_functions(void)
 {
     puts("function __tessera_is\n"

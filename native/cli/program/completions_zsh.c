@@ -1,4 +1,4 @@
-/* The zsh script: a specification for _arguments for each command. */
+/* The zsh script: one specification for _arguments per command. */
 #include <stdio.h>
 
 #include "cli/program/completions.h"

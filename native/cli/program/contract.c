@@ -23,7 +23,7 @@ static bool begins_like_json(tsr_str text)
     return at < text.size && (text.data[at] == '{' || text.data[at] == '[');
 }
 
-/* Names, dtypes and shapes of another checkpoint; its chunks do not count. */
+/* Takes names, dtypes and shapes from another checkpoint. Its chunks are ignored. */
 static tsr_status take_checkpoint(cli *program, const char *path, cli_contract *out, tsr_error *err)
 {
     tsr_status status = cli_open_compared(program, path, &(tsr_open_options){.skip_objects = true}, &out->session, err);
@@ -40,7 +40,7 @@ static tsr_status read_document(cli *program, cli_contract *out, tsr_error *err)
     return out->arena ? tsr_contract_read(out->text.data, host, out->arena, &out->contract, err) : TSR_E_NOMEM;
 }
 
-/* JSON is a document; anything else is a checkpoint, or, where it is none that is known, a list of names. */
+/* JSON is a document. Anything else is a checkpoint or, if its format is not recognized, a list of names. */
 static tsr_status take_file(cli *program, const char *path, cli_contract *out, tsr_error *err)
 {
     tsr_error unknown = {0};

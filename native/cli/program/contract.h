@@ -1,4 +1,5 @@
-/* What a checkpoint is checked against: a document (tessera/document_read.h), or another checkpoint of any form. */
+/* The contract that a checkpoint is checked against: a document (tessera/document_read.h), or another checkpoint of any
+ * format. */
 #ifndef TSR_CLI_PROGRAM_CONTRACT_H
 #define TSR_CLI_PROGRAM_CONTRACT_H
 
@@ -13,13 +14,14 @@ typedef struct cli_contract {
     cli_session session;
 } cli_contract;
 
-/* On failure only free is left. */
+/* After a failure, cli_contract_free must be called, too. */
 tsr_status cli_contract_open(cli *program, const char *path, cli_contract *out, tsr_error *err);
-void cli_contract_free(cli_contract *contract); /* takes a zeroed one */
+void cli_contract_free(cli_contract *contract); /* also takes a zeroed one */
 
-/* Everything that can be checked without reading values, into the checkpoint's findings. `contract` may be NULL. */
+/* Checks everything that can be checked without reading values. Adds findings to the checkpoint's. `contract` may be
+ * NULL. */
 tsr_status cli_check(cli *program, const cli_session *session, const tsr_contract *contract, tsr_error *err);
-/* The digests of the contract. */
+/* Checks values against the digests of the contract. */
 tsr_status cli_check_digests(cli *program, const cli_session *session, const tsr_contract *contract, tsr_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* Help from the tables. Examples come first, because they are what most people want. */
+/* Prints help from the tables. Examples come first, because they are what most people want. */
 #include <stdio.h>
 
 #include "cli/program/cli.h"

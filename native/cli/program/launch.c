@@ -1,4 +1,4 @@
-/* Launchers of parallel programs, by what they leave in the environment. */
+/* Recognizes launchers of parallel programs by the environment variables that they set. */
 #include "cli/program/launch.h"
 
 #include <inttypes.h>
@@ -9,7 +9,7 @@
 
 enum { REFUSAL_SECONDS = 2 };
 
-/* size, and the rank beside it */
+/* variables with the number of processes and the rank */
 static const struct {
     const char *size, *rank;
 } launchers[] = {
@@ -79,8 +79,8 @@ bool cli_is_shared(int argc, char **argv)
     return strcmp(argv[1], "convert") == 0 || strcmp(argv[1], "reshard") == 0 || strcmp(argv[1], "merge") == 0;
 }
 
-/* A launcher that ends the job at the first failure would report its own signal as the status of a process that was slower:
- * every process waits for the others, and ignores SIGTERM meanwhile. */
+/* A launcher that ends the job at the first failure sends SIGTERM to slower processes and would report that signal as the
+ * result. Every process therefore waits for the others, and ignores SIGTERM in the meantime. */
 static int wait_and_fail(void)
 {
     signal(SIGTERM, SIG_IGN);

@@ -1,4 +1,4 @@
-/* A whole file in memory. */
+/* Loads a whole file into memory. */
 #include "cli/program/session.h"
 
 #include "tessera/sys/path_store.h"

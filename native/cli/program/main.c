@@ -1,4 +1,4 @@
-/* What `tessera` and `tessera-mpi` have in common: finds the command, parses its arguments by the tables, runs it. */
+/* Code that `tessera` and `tessera-mpi` share: finds the command, parses its arguments by the tables and runs it. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +39,8 @@ static void put_version(void)
            parts.xxh3 ? parts.xxh3 : "none", parts.zstd ? parts.zstd : "none");
 }
 
-/* A mapped file that is truncated while it is read faults; nothing can be saved then but the exit status. */
+/* A mapped file that is truncated while it is read causes SIGBUS. All that can be done then is to exit with a defined
+ * status. */
 static void on_bus_error(int signal_number)
 {
     (void)signal_number;

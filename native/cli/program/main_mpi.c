@@ -1,4 +1,4 @@
-/* The beginning of `tessera-mpi`: commands of `tessera` over all ranks of MPI_COMM_WORLD. `tessera` hands over to it. */
+/* main() of `tessera-mpi`: runs commands of `tessera` on all ranks of MPI_COMM_WORLD. `tessera` starts it when needed. */
 #include <inttypes.h>
 #include <sched.h>
 #include <signal.h>
@@ -18,7 +18,7 @@
 
 enum { LONGEST_FINALIZE_SECONDS = 10 };
 
-/* What `tessera doctor` asks: without MPI_Init. */
+/* Prints what `tessera doctor` reports about MPI, without MPI_Init. */
 static int print_mpi_properties(void)
 {
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
@@ -54,7 +54,8 @@ static tsr_status compare_lines(tsr_comm *ranks, int argc, char **argv, tsr_erro
     return status;
 }
 
-/* Of the cores that this process may use, its share among those of the node that may use just the same. 0: not known. */
+/* This process's share of the cores that it may use, among the processes of the node with the same affinity. 0: not
+ * known. */
 static uint32_t own_threads(void)
 {
     MPI_Comm node;
@@ -74,7 +75,7 @@ static uint32_t own_threads(void)
     return equal == 0 || cores == 0 ? 0 : cores > equal ? (uint32_t)(cores / equal) : 1;
 }
 
-/* Everybody ends as the worst does. */
+/* Runs the command. All ranks return the worst exit status of any rank. */
 static int run(tsr_comm *ranks, int argc, char **argv)
 {
     const cli program = {.ranks = ranks};
@@ -105,8 +106,8 @@ static double peer_limit(void)
     return limit != 0 ? limit : TSR_MPI_PEER_LIMIT;
 }
 
-/* All ranks are done and end with the same status. srun --kill-on-bad-exit terminates the others as soon as one has ended
- * with a status other than 0, and would report their signal instead of it. */
+/* Called when all ranks are done and end with the same status. srun --kill-on-bad-exit terminates the other processes as
+ * soon as one has ended with a nonzero status, and would report that signal instead of the status. */
 static void keep_status(int status)
 {
     if (status == CLI_DONE) return;

@@ -1,12 +1,12 @@
-/* main() of `tessera`: a single process runs here; several, started by a launcher, become tessera-mpi, so that MPI is never
- * initialized for one. */
+/* main() of `tessera`. A single process runs here. Several processes that a launcher started become tessera-mpi, so MPI is
+ * never initialized for a single process. */
 #include <errno.h>
 #include <inttypes.h>
 #include <unistd.h>
 
 #include "cli/program/launch.h"
 
-/* Commands about this program and machine: printed once is enough. */
+/* Whether the command is about the program or the machine. One process printing it is enough. */
 static bool is_about(int argc, char **argv)
 {
     static const char *const words[] = {"help", "--help", "-h", "version", "--version", "doctor", "explain", "completions"};

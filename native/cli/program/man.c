@@ -1,10 +1,10 @@
-/* Manual pages from the tables, in man(7) with escapes for all that is not ASCII. */
+/* Writes manual pages from the tables, in man(7) format with escapes for non-ASCII characters. */
 #include <ctype.h>
 #include <stdio.h>
 
 #include "cli/program/cli.h"
 
-/* The code point of valid UTF-8 (the tables are), and how many bytes it took. */
+/* Decodes one character of valid UTF-8, which the tables are. *size is the number of its bytes. */
 static unsigned code_point(const char *text, size_t *size)
 {
     const unsigned char *p = (const unsigned char *)text;
@@ -14,7 +14,7 @@ static unsigned code_point(const char *text, size_t *size)
     return point;
 }
 
-/* Words of a command are typed as they stand, so that hyphens and quotes must not become others. */
+/* Commands are copied from the page and typed, so hyphens and quotes must not be turned into typographic ones. */
 static void put_text(const char *text, size_t size)
 {
     if (size && (text[0] == '.' || text[0] == '\'')) fputs("\\&", stdout);

@@ -1,18 +1,18 @@
-/* --map, --inverse, --dequantize, --lora and --quantize: PATH as a map makes it, with scaled numbers multiplied, with an adapter folded
- * in, with its weights quantized. */
+/* --map, --inverse, --dequantize, --lora and --quantize: opens PATH as changed by a map, with scaled numbers multiplied,
+ * with an adapter folded in, or with its weights quantized. */
 #ifndef TSR_CLI_PROGRAM_MAP_OPTIONS_H
 #define TSR_CLI_PROGRAM_MAP_OPTIONS_H
 
 #include "cli/program/session.h"
 
 typedef struct cli_map_options {
-    const char *map; /* a built-in map's name or a document's path; NULL: none */
-    tsr_str document; /* of the map, in place of `map`; data NULL: none */
+    const char *map; /* name of a built-in map, or path of a document; NULL: none */
+    tsr_str document; /* text of a map to use instead of `map`; data NULL: none */
     bool inverse, dequantize;
-    const char *lora;  /* the directory of an adapter; NULL: none */
+    const char *lora;  /* directory of an adapter; NULL: none */
     unsigned quantize; /* choice: fp8-block */
     cli_list no_quantize;
-    const char *dtype; /* --dtype, which the products take; NULL: what config.json states */
+    const char *dtype; /* --dtype, the dtype of the products; NULL: the one in config.json */
 } cli_map_options;
 
 #define CLI_LORA_OPTION(type, field, what) \
@@ -33,7 +33,7 @@ typedef struct cli_map_options {
             offsetof(type, field.dequantize) \
     }
 
-/* The command also calls cli_quantize_dtype. */
+/* Commands with these options must also call cli_quantize_dtype. */
 #define CLI_QUANTIZE_OPTIONS(type, field) \
     {"quantize", 0, CLI_CHOICE, "fp8-block", \
      "Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does", \
@@ -47,21 +47,22 @@ typedef struct cli_map_options {
      offsetof(type, field.map)}, \
         {"inverse", 0, CLI_FLAG, NULL, "With --map: apply the map backwards", offsetof(type, field.inverse)}
 
-/* As cli_open; numbers are multiplied before an adapter is folded in, that before a map is applied, and weights are quantized last.
- * With any of them the session's checkpoint and catalog are what they make, and `options->selects` has no say while PATH is opened,
- * because the selection is of the names that the map gives. */
+/* Like cli_open. Numbers are multiplied first, then an adapter is folded in, then a map is applied, and weights are
+ * quantized last. With any of these, the session's checkpoint and catalog are the result, and `options->selects` is not used
+ * while PATH is opened, because the selection refers to the names after mapping. */
 tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_options *options, const cli_map_options *map,
                            cli_session *out, tsr_error *err);
-/* quantize_option.c. The session's checkpoint with quantized weights; of `used` the selection counts. */
+/* quantize_option.c: replaces the session's checkpoint by one with quantized weights. Only the selection in `used`
+ * matters. */
 tsr_status cli_quantize(cli *program, const cli_map_options *map, const tsr_open_options *used, cli_session *session, tsr_error *err);
-/* With --quantize the cast of --dtype comes before it, and *dtype, to which the writer would cast, becomes NULL. TSR_E_USAGE where the
- * options do not go together. */
+/* With --quantize, the cast to --dtype comes first, and *dtype, to which the writer would cast, becomes NULL. TSR_E_USAGE if
+ * the options cannot be combined. */
 tsr_status cli_quantize_dtype(const cli_map_options *map, bool raw_cast, const char **dtype, tsr_error *err);
-/* Whether PATH is read through layers, so that there is a table of what becomes of every name. */
+/* Whether PATH is read through layers, so that a table can show what each name becomes. */
 bool cli_has_map_table(const cli_session *session);
-/* Where there is one: prints it on stderr, since stdout belongs to --json. */
+/* If there is such a table, prints it on stderr, because stdout belongs to --json. */
 tsr_status cli_put_map_table(const cli *program, const cli_session *session, tsr_error *err);
-/* The document that --map names: a file's text, or the built-in map's. Lives in `arena`. */
+/* Loads the text of the map that --map names: a file or a built-in map. It lives in `arena`. */
 tsr_status cli_load_map(cli *program, const char *name, tsr_arena *arena, tsr_str *text, tsr_error *err);
 
 #endif

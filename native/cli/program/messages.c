@@ -1,4 +1,5 @@
-/* The running program's voice: messages on stderr, said once by ranks that all have the same to say; and its host. */
+/* Messages of the running program on stderr, which ranks print only once if they are all the same; and the program's
+ * host. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,7 +16,8 @@ bool cli_speaks(const cli *program)
     return !program->ranks || program->ranks->rank == 0;
 }
 
-/* What went wrong in the same way everywhere, or at rank 0, which decides for all, is said as by one process. */
+/* An error that is the same on all ranks, or that occurs on rank 0 because it decides for all, is reported as if there were
+ * one process. */
 tsr_status cli_agree(const cli *program, tsr_status status, tsr_error *err)
 {
     tsr_error other = {0};

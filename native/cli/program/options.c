@@ -1,5 +1,5 @@
-/* One option table drives parsing (here), help (help.c) and suggestions (tsr_suggest). Options may stand anywhere after the
- * command's name; "--" ends them. */
+/* The tables of options. They drive parsing (here), help (help.c) and suggestions (tsr_suggest). Options may appear anywhere
+ * after the command's name; "--" ends them. */
 #include <stdlib.h>
 
 #include "cli/program/cli.h"
@@ -23,7 +23,7 @@ const cli_option cli_global_options[] = {
 
 typedef struct target {
     const cli_option *option;
-    char *base; /* the struct that option->field is in */
+    char *base; /* the struct that contains option->field */
 } target;
 
 static const cli_option *find_long(const cli_option *options, const char *name, size_t size)
@@ -120,7 +120,7 @@ static const char *why_absent(const cli_command *command, const char *name, size
     return NULL;
 }
 
-/* An option that the command does not have. */
+/* Reports an option that the command does not have. */
 static void fail_unknown(const cli *program, const char *text)
 {
     const char *name = text[1] == '-' ? text + 2 : "", *meant = *name ? suggest_option(program->command, name) : NULL;
@@ -130,7 +130,7 @@ static void fail_unknown(const cli *program, const char *text)
     else cli_fail(program, "%s has no option %s; see tessera help %s", program->command->name, text, program->command->name);
 }
 
-/* One argument that begins with a dash; `*at` moves over a value that is an argument of its own. */
+/* Parses one argument that begins with a dash. If its value is the next argument, `*at` moves to it. */
 static bool parse_option(cli *program, int argc, char **argv, int *at, void *arguments)
 {
     const char *text = argv[*at], *value = NULL;

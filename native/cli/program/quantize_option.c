@@ -13,7 +13,7 @@ typedef struct quantizing {
     cli *program;
     const cli_map_options *map;
     const tsr_open_options *used;
-    cli_selection left; /* those that --no-quantize leaves, as what is excluded */
+    cli_selection left; /* excludes what --no-quantize names */
 } quantizing;
 
 static bool is_used(void *ctx, tsr_str fqn)
@@ -27,7 +27,7 @@ static bool is_quantized(void *ctx, tsr_str fqn)
     return cli_selects(&((const quantizing *)ctx)->left, fqn);
 }
 
-/* What decides the values, for --resume. */
+/* Describes, for --resume, what affects the values. */
 static tsr_status describe_quantizing(const quantizing *q, cli_session *session, tsr_error *err)
 {
     if (!session->map_arena) session->map_arena = tsr_arena_new(cli_host(q->program)->allocator, 0, err);
@@ -44,7 +44,7 @@ static tsr_str without_ending(tsr_str weight)
     return (tsr_str){weight.data, weight.size - (sizeof ".weight" - 1)};
 }
 
-/* The last two components of a module's name: transformers compares names with the ends of modules' names. */
+/* The last two components of a module's name. transformers compares the names in its list with the ends of module names. */
 static tsr_str end_of(tsr_str module)
 {
     size_t at = module.size;
@@ -52,7 +52,7 @@ static tsr_str end_of(tsr_str module)
     return (tsr_str){module.data + at, module.size - at};
 }
 
-/* By the last characters first. */
+/* Orders names by their last characters first. */
 static int by_end(const void *a, const void *b)
 {
     const tsr_str x = *(const tsr_str *)a, y = *(const tsr_str *)b;
@@ -63,7 +63,7 @@ static int by_end(const void *a, const void *b)
     return (x.size > y.size) - (x.size < y.size);
 }
 
-/* The modules of quantized weights, of tsr_str, by their ends. */
+/* Lists the modules of quantized weights (of tsr_str), ordered by their ends. */
 static tsr_status list_quantized(const tsr_catalog *catalog, tsr_vec *modules, tsr_error *err)
 {
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
@@ -77,7 +77,8 @@ static tsr_status list_quantized(const tsr_catalog *catalog, tsr_vec *modules, t
     return TSR_OK;
 }
 
-/* Whether one of the modules ends so; then only whole names tell those that do not belong to them. */
+/* Whether the name of one of the modules ends like this. Modules that are not quantized must then be listed by their whole
+ * names. */
 static bool is_shared(const tsr_vec *modules, tsr_str end)
 {
     const tsr_str *all = modules->items;
@@ -90,7 +91,7 @@ static bool is_shared(const tsr_vec *modules, tsr_str end)
     return low < modules->count && tsr_str_ends(all[low], end);
 }
 
-/* The modules that a loader must leave alone, each once. `ends`: an empty map. */
+/* Prints the modules that a loader must not convert, each once. `ends` is an empty map. */
 static tsr_status put_modules(const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends, tsr_error *err)
 {
     enum { ONCE = 1, WHOLE = 2 };
@@ -109,7 +110,7 @@ static tsr_status put_modules(const tsr_vec *quantized, const tsr_quantized *mad
     return TSR_OK;
 }
 
-/* A loader builds its modules from config.json, which a conversion does not write. */
+/* Tells the user what to add to config.json: a loader builds its modules from it, and a conversion does not write it. */
 static tsr_status tell_config(const quantizing *q, const tsr_catalog *catalog, const tsr_quantized *made, tsr_error *err)
 {
     if (!cli_speaks(q->program) || q->program->globals.quiet) return TSR_OK;

@@ -14,7 +14,7 @@
 #include "tessera/sys/path_choices.h"
 #include "tessera/sys/steps.h"
 
-/* PATH and the directories of --also, which are for the first checkpoint of the command's own. */
+/* Lists PATH and the directories of --also, which belong only to the first checkpoint that the command opens. */
 static tsr_status list_paths(cli *program, const char *path, cli_list *out, tsr_error *err)
 {
     const cli_list also = program->source.is_used ? (cli_list){0} : program->source.also;

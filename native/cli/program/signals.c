@@ -1,4 +1,4 @@
-/* See signals.h. The handler does nothing but post a semaphore: everything else needs more than a handler may do. */
+/* See signals.h. The handler only posts a semaphore, because a handler may do little more than that. */
 #include "cli/program/signals.h"
 
 #include <errno.h>
@@ -12,17 +12,18 @@
 
 #include "io/clock.h"
 
-/* A publication that hangs (a file system that does not answer) is left after this time, as SIGKILL would leave it. */
+/* The longest time that a signal waits. A publication that hangs (a file system that does not answer) is then abandoned, as
+ * with SIGKILL. */
 enum { LONGEST_HOLD_SECONDS = 20 };
 
 static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
 enum { ENDING = sizeof ending / sizeof *ending };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* the list; held while a signal has to wait */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects the list; held while a signal has to wait */
 static cli_cleanup *first;
 static sem_t arrived;
-static atomic_int received; /* the first signal, which the process dies of */
-static bool is_ready;       /* handlers and thread are there */
+static atomic_int received; /* the first signal, by which the process will end */
+static bool is_ready;       /* handlers and thread are installed */
 static bool heeds_launcher;
 static atomic_bool announced; /* the launcher has sent SIGCONT */
 
@@ -56,7 +57,7 @@ static void die(int number)
     _exit(128 + number); /* not reached */
 }
 
-/* At most a tenth of a second. */
+/* Waits for a signal for at most a tenth of a second. */
 static void wait_a_turn(void)
 {
     struct timespec until;
@@ -67,7 +68,8 @@ static void wait_a_turn(void)
     sem_timedwait(&arrived, &until);
 }
 
-/* A process cannot see that it was stopped, but that it did not run for longer than it waited. */
+/* A process cannot see that it was stopped. But if it was, more time has passed than it waited, and SIGCONT only continues
+ * it. */
 static void wait_for_launcher_too(void)
 {
     while (!atomic_load(&received)) {
@@ -96,7 +98,8 @@ static void *wait_for_signal(void *unused)
     return NULL;
 }
 
-/* The thread first: without it a handler would make the program deaf. It takes no signals itself. */
+/* Starts the thread that acts on signals. Must precede the handlers, with which signals would otherwise be ignored. The
+ * thread itself receives no signals. */
 static bool start_thread(void)
 {
     sigset_t all, before;
@@ -110,7 +113,8 @@ static bool start_thread(void)
     return started;
 }
 
-/* Signals that the caller of the program wants ignored (nohup, a shell's background jobs) stay ignored. */
+/* Installs the handlers. Signals that are ignored at the start of the program (nohup, background jobs of a shell) stay
+ * ignored. */
 static void install(void)
 {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;

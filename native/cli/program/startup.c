@@ -1,4 +1,5 @@
-/* See startup.h. A thread, because the main one is inside MPI. Only tessera-mpi contains this. */
+/* See startup.h. The limit is watched by a thread, because the main thread is inside MPI. Only tessera-mpi contains this
+ * file. */
 #include "cli/program/startup.h"
 
 #include <mpi.h>
@@ -13,7 +14,7 @@ enum { LIMITS_FOR_INIT = 3, ABORT_SECONDS = 5, MILLISECONDS_TO_READ = 500, MILLI
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;
-static struct timespec until; /* under the lock */
+static struct timespec until; /* protected by the lock */
 static bool is_connected, has_ended;
 static double limit;
 static bool speaks;
@@ -36,8 +37,8 @@ static bool is_over(void)
     return now.tv_sec > until.tv_sec || (now.tv_sec == until.tv_sec && now.tv_nsec >= until.tv_nsec);
 }
 
-/* Launchers drop what a rank has just printed when the job is killed: the rank that speaks lets them read it before it
-   aborts, and the others let that rank speak. */
+/* When a job is killed, launchers lose what a rank has just printed. The rank that prints therefore waits until it was read
+ * before it aborts, and the others give that rank time to print. */
 static void wait_for_sentence(void)
 {
     const long milliseconds = speaks ? MILLISECONDS_TO_READ : MILLISECONDS_TO_SPEAK;
@@ -45,7 +46,8 @@ static void wait_for_sentence(void)
     nanosleep(&pause, NULL);
 }
 
-/* MPI_Abort ends ranks of other nodes too, but exists only after MPI_Init. It may hang where MPI is not well. */
+/* Ends this process or the whole job. MPI_Abort also ends ranks on other nodes, but can be called only after MPI_Init. It
+ * may hang if MPI is broken, hence the alarm. */
 static void give_up(bool aborts, double seconds)
 {
     if (speaks) {

@@ -4,7 +4,7 @@
 #include "cli/program/session.h"
 #include "tessera/glob.h"
 
-/* Reads a JSON document by `read`, which puts what it says into `out`. */
+/* Loads a JSON document and parses it with `read`, which stores the result in `out`. */
 static tsr_status read_file(cli *program, const char *path, tsr_arena *arena,
                             tsr_status (*read)(tsr_str, const tsr_host *, tsr_arena *, void *, tsr_error *), void *out,
                             tsr_error *err)

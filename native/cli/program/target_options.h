@@ -1,4 +1,4 @@
-/* --target, --mesh and --placements, --dtype and --raw-cast: what several commands take. */
+/* --target, --mesh and --placements, --dtype and --raw-cast, which several commands share. */
 #ifndef TSR_CLI_PROGRAM_TARGET_OPTIONS_H
 #define TSR_CLI_PROGRAM_TARGET_OPTIONS_H
 
@@ -20,10 +20,11 @@ typedef struct cli_target_options {
             offsetof(type, field.placements) \
     }
 
-/* The storage of a file with a tessera.storage/1 document, in `arena`; no servers where `path` is NULL. */
+/* Reads a tessera.storage/1 document into `arena`. It has no servers if `path` is NULL. */
 tsr_status cli_read_storage(cli *program, const char *path, tsr_arena *arena, tsr_storage_text *out, tsr_error *err);
 
-/* The target of the options, in `arena`. TSR_E_USAGE unless there is either --target or both of the others. */
+/* Reads the target that the options describe into `arena`. TSR_E_USAGE unless there is either --target or both of the
+ * others. */
 tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_arena *arena, tsr_target_texts *texts,
                            tsr_target *out, tsr_error *err);
 

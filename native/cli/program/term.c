@@ -22,7 +22,7 @@ cli_terminal cli_terminal_of(int fd, unsigned color_choice)
     return terminal;
 }
 
-/* Prints (file NULL: only counts) columns [from, to) of the clean form; returns the columns of the whole. */
+/* Prints columns [from, to) of the escaped text; only counts if `file` is NULL. Returns the columns of the whole text. */
 static unsigned walk(FILE *file, tsr_str text, unsigned from, unsigned to)
 {
     unsigned column = 0;
@@ -112,7 +112,7 @@ cli_words cli_bytes(uint64_t bytes)
         value /= 1024;
         unit++;
     }
-    if (unit && value >= 1023.95 && unit < 6) { /* would print as 1024.0 */
+    if (unit && value >= 1023.95 && unit < 6) { /* it would be printed as 1024.0 */
         value /= 1024;
         unit++;
     }

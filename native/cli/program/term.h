@@ -1,4 +1,4 @@
-/* Text for people: names from input made safe to print, columns that line up, sizes and counts in human units. */
+/* Text for people: makes names from files safe to print, aligns columns, and prints sizes and counts in readable units. */
 #ifndef TSR_CLI_PROGRAM_TERM_H
 #define TSR_CLI_PROGRAM_TERM_H
 
@@ -8,20 +8,21 @@
 
 typedef enum cli_style { CLI_PLAIN, CLI_BOLD, CLI_DIM, CLI_RED, CLI_YELLOW, CLI_GREEN, CLI_BLUE, CLI_CYAN } cli_style;
 
-/* Looks at the descriptor and the environment (NO_COLOR, TERM, COLUMNS). */
+/* Reads the properties of the descriptor and the environment (NO_COLOR, TERM, COLUMNS). */
 cli_terminal cli_terminal_of(int fd, unsigned color_choice);
 
-/* Prints `text` with everything escaped that is not visible (tsr_str_step), so that a name in a file cannot drive the
- * terminal or pass for another name. */
+/* Prints `text` with everything escaped that is not visible (tsr_str_step), so that a name in a file cannot control the
+ * terminal or look like another name. */
 void cli_put(FILE *file, tsr_str text);
-/* Columns that cli_put fills. */
+/* The number of columns that cli_put fills. */
 unsigned cli_width(tsr_str text);
-/* Cut in the middle with "…" where it is wider than `columns`; padded to `columns` with `pad`. */
+/* Prints text, shortened in the middle with "…" if it is wider than `columns`; padded to `columns` with `pad`. */
 void cli_put_fitted(FILE *file, tsr_str text, unsigned columns, bool pad);
 void cli_pad(FILE *file, unsigned columns);
 void cli_on(const cli_terminal *terminal, FILE *file, cli_style style);
 void cli_off(const cli_terminal *terminal, FILE *file);
-/* Words of `text` broken into lines of `columns`, each after the first behind `indent` spaces; ends with a newline. */
+/* Prints `text` in lines of at most `columns`. Lines after the first are indented by `indent` spaces. Ends with a
+ * newline. */
 void cli_put_wrapped(FILE *file, tsr_str text, unsigned indent, unsigned used, unsigned columns);
 
 typedef struct cli_words {

@@ -21,7 +21,7 @@ static bool holds(tsr_str text, tsr_str part)
     return false;
 }
 
-/* `text` as messages have it: escapes for what is not visible. */
+/* Escapes `text` as messages do, to compare it with them. */
 static tsr_str escaped(tsr_str text, char *out, size_t capacity)
 {
     char escape[TSR_ESCAPE_SIZE];
@@ -49,7 +49,7 @@ tsr_str cli_finding_words(const tsr_finding *finding, char out[CLI_FINDING_WORDS
     return (tsr_str){out, used + message.size};
 }
 
-/* One of the words that say where a finding is. */
+/* Prints one of the words that describe where a finding is. */
 static void put_place(const cli_terminal *terminal, tsr_str text, bool *began)
 {
     if (!*began) cli_on(terminal, stdout, CLI_DIM);

@@ -1,4 +1,4 @@
-/* The head of `inspect`: how much, of what, cut how. */
+/* The summary at the top of `inspect`: sizes, dtypes and sharding. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static int largest_share(const share *shares)
     return most;
 }
 
-/* "float32 98%, bfloat16 2%": largest first, the first few. */
+/* Prints "float32 98%, bfloat16 2%": the largest shares, in descending order. */
 static void put_mix(const cli_view *v)
 {
     enum { MOST = 5 };
@@ -62,7 +62,7 @@ static int cut_order(const void *a, const void *b)
     return (x->tensors < y->tensors) - (x->tensors > y->tensors);
 }
 
-/* "40 tensors in 2 chunks, 12 in 4, 26 whole": how many tensors are cut in how many pieces. */
+/* Prints "40 tensors in 2 chunks, 12 in 4, 26 whole": how many tensors have how many chunks. */
 static void put_sharding(const cli_view *v)
 {
     enum { KINDS = 8, SHOWN = 4 };
@@ -125,7 +125,7 @@ static uint64_t count_per_rank(const cli_view *v)
     return count;
 }
 
-/* Which checkpoint of a directory was opened. */
+/* Prints which of the checkpoints in a directory was opened. */
 static void put_step(const cli_view *v)
 {
     const char *marker;
@@ -136,7 +136,8 @@ static void put_step(const cli_view *v)
     printf(marker ? ", which the file '%s' names\n" : "\n", marker);
 }
 
-/* "parts: model (safetensors, 12 tensors), scheduler (torch-zip, 8 objects)". Nothing is known of what was not opened. */
+/* Prints "parts: model (safetensors, 12 tensors), scheduler (torch-zip, 8 objects)". The contents of parts that were not
+ * opened are unknown. */
 static void put_parts(const cli_view *v)
 {
     const tsr_catalog *catalog = v->session->catalog;

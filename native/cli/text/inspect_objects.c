@@ -1,5 +1,5 @@
-/* The objects of `inspect`. Optimizers repeat their options for every parameter: equal values whose names begin and end
- * alike are one line, "optim.param_groups.**.lr  ×17". */
+/* The objects of `inspect`. Optimizers repeat their options for every parameter. Equal values whose names have the same
+ * beginning and end are therefore printed as one line, "optim.param_groups.**.lr  ×17". */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -14,7 +14,7 @@ typedef struct object_row {
     uint64_t times;
     uint64_t key;
     uint64_t order;
-    tsr_str prefix; /* common to all names: whole components, and the dot behind them */
+    tsr_str prefix; /* common beginning of all names: whole components, and the dot after them */
 } object_row;
 
 static uint64_t hash(tsr_str text, uint64_t seed)
@@ -40,7 +40,7 @@ static bool hold_alike(const tsr_entry *a, const tsr_entry *b)
     return a && b && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
 }
 
-/* "bfloat16 [4, 8] on 2 ranks", "float32 [4], [3], none": what the ranks hold. */
+/* Describes what the ranks hold: "bfloat16 [4, 8] on 2 ranks", or "float32 [4], [3], none". */
 static void per_rank_text(const tsr_per_rank *ranks, char *out, size_t capacity)
 {
     size_t used = 0;
@@ -105,7 +105,7 @@ static tsr_status collect(const cli_view *v, tsr_vec *rows, tsr_error *err)
     return TSR_OK;
 }
 
-/* Groups of three and more become one row, at the place of their first. */
+/* Turns groups of three or more into one row, at the position of their first member. */
 static void group(tsr_vec *rows)
 {
     object_row *items = rows->items;

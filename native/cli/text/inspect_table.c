@@ -79,7 +79,7 @@ static tsr_status find_partners(cli_view *v, tsr_error *err)
     return TSR_OK;
 }
 
-/* Another tensor on the entry's storage, the first there is; NULL when it has its own. */
+/* The first other tensor that uses the entry's storage; NULL if there is none. */
 static const tsr_entry *partner_of(const cli_view *v, const tsr_entry *entry)
 {
     const partner *items = v->partners.items;

@@ -17,9 +17,9 @@ typedef struct cli_view {
     const cli_session *session;
     const inspect_arguments *arguments;
     cli_listing listing;
-    tsr_vec partners;                                         /* tensors by storage */
-    unsigned name_width, type_width, shape_width, size_width; /* columns */
-    bool has_stored; /* some tensor is sharded or shares its storage: worth a column */
+    tsr_vec partners;                                         /* tensors, sorted by storage */
+    unsigned name_width, type_width, shape_width, size_width; /* in columns */
+    bool has_stored; /* a tensor is sharded or shares its storage, which needs another column */
 } cli_view;
 
 enum { CLI_CELL = 128 };
@@ -29,18 +29,18 @@ static inline const cli_node *cli_view_root(const cli_view *view)
     return view->listing.nodes.items;
 }
 
-/* A few lines that answer the first questions. */
+/* Prints the summary. */
 void cli_put_head(const cli_view *view);
-/* One line a tensor, or a line a prefix; equal layers folded. */
+/* One line per tensor, or one per prefix; equal layers are folded. */
 tsr_status cli_put_table(cli_view *view, tsr_error *err);
 tsr_status cli_put_tree(cli_view *view, tsr_error *err);
-/* What is no tensor; equal values under many names are one line. */
+/* Prints non-tensor objects. Equal values with many names are one line. */
 tsr_status cli_put_objects(cli_view *view, tsr_error *err);
 
-/* For the columns: `label` with "  ×N" behind it, in `width` columns. */
+/* The width of `label` followed by "  ×N"; the second prints it, padded to `width` columns. */
 unsigned cli_name_width(tsr_str label, uint64_t times);
 void cli_put_name(const cli_view *view, tsr_str label, uint64_t times, unsigned width);
-/* On a terminal the name column gives way, so that `others` columns stay in view. */
+/* On a terminal, narrows the column of names so that `others` further columns fit into the line. */
 void cli_fit_names(cli_view *view, unsigned others);
 
 static inline void cli_widen(unsigned *column, unsigned width)

@@ -1,5 +1,5 @@
-/* See listing.h. Nodes are found by walking along the previous entry's path first: names of one prefix mostly stand
- * together, so that the map of prefixes is rarely asked. */
+/* See listing.h. Looks for a node on the previous entry's path first: names with the same prefix are mostly adjacent, so the
+ * map of prefixes is rarely needed. */
 #include "cli/text/listing.h"
 
 #include <inttypes.h>
@@ -14,7 +14,7 @@ typedef struct builder {
     cli_listing *listing;
     tsr_map *prefixes; /* whole prefix → node */
     tsr_error *err;
-    uint32_t path[CLI_MAX_DEPTH + 1]; /* nodes of the previous entry */
+    uint32_t path[CLI_MAX_DEPTH + 1]; /* nodes on the path of the previous entry */
     unsigned depth;
 } builder;
 
@@ -124,7 +124,7 @@ static void take_entry(cli_node *node)
     }
 }
 
-/* Children have higher indexes than parents: one pass from the end is bottom-up. */
+/* Children have higher indices than their parents, so one pass from the end adds up totals bottom-up. */
 static void add_up(cli_listing *listing)
 {
     for (size_t i = listing->nodes.count; i-- > 0;) {
@@ -140,7 +140,8 @@ static void add_up(cli_listing *listing)
             node->mixed || (above->dtype != TSR_DTYPE_NONE && node->dtype != TSR_DTYPE_NONE && above->dtype != node->dtype);
         if (above->dtype == TSR_DTYPE_NONE) above->dtype = node->dtype;
         above->signature +=
-            mix(tsr_hash_bytes(node->name.data, node->name.size, 1), node->signature); /* order does not count */
+            /* A sum, so the order of children does not matter. */
+            mix(tsr_hash_bytes(node->name.data, node->name.size, 1), node->signature);
     }
 }
 

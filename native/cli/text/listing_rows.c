@@ -1,4 +1,4 @@
-/* The rows of a listing, and the texts of their cells. */
+/* Produces the rows of a listing, and the texts of their cells. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -9,7 +9,7 @@ typedef struct walker {
     bool tree;
     void (*each)(void *ctx, const cli_row *row);
     void *ctx;
-    tsr_vec label; /* bytes */
+    tsr_vec label; /* of char */
     tsr_error *err;
     bool failed;
 } walker;
@@ -36,7 +36,7 @@ static bool follows(tsr_str a, tsr_str b)
     return cli_number_of(a, &x) && cli_number_of(b, &y) && y == x + 1;
 }
 
-/* "name", or "{0-4,6-31}"; after a few ranges "…". */
+/* Appends "name", or "{0-4,6-31}". After a few ranges, "…" replaces the rest. */
 static void append_label(walker *w, const cli_node *node)
 {
     enum { MAX_RANGES = 6 };
@@ -69,7 +69,7 @@ static const cli_node *shown(const walker *w, uint32_t index)
     return index == CLI_NO_NODE ? NULL : node_at(w->listing, index);
 }
 
-/* Depth is bounded by CLI_MAX_DEPTH. */
+/* Recursive; the depth is limited to CLI_MAX_DEPTH. */
 static void walk(walker *w, const cli_node *parent, unsigned depth, uint64_t times, uint64_t last_at)
 {
     size_t start = w->label.count;
@@ -80,7 +80,7 @@ static void walk(walker *w, const cli_node *parent, unsigned depth, uint64_t tim
         if (w->tree) w->label.count = 0;
         else if (start) append(w, ".", 1);
         append_label(w, node);
-        while (w->tree && !node->entry && node->tensors) { /* a chain of only children is one line */
+        while (w->tree && !node->entry && node->tensors) { /* a chain of single children is one line */
             const cli_node *child = shown(w, node->first);
             if (shown(w, child->next)) break;
             count *= child->folded;
@@ -121,7 +121,7 @@ void cli_shape_text(const tsr_entry *entry, char *out, size_t capacity)
     if (used >= capacity) snprintf(out, capacity, "[%u dims]", entry->ndim);
 }
 
-/* Number of chunks along one dim when the chunks are a grid: those that start at 0 in every other dim. */
+/* The number of chunks along one dim if the chunks form a grid: those whose other offsets are all 0. */
 static uint64_t cuts_along(const tsr_entry *entry, uint32_t dim)
 {
     uint64_t count = 0;

@@ -1,11 +1,11 @@
 /* magic 6 bytes | version 2 | length 2 (1.0) or 4 (2.0) | "{'descr': …, 'fortran_order': False, 'shape': (…), }" spaces \n
- * with the whole a multiple of 64 bytes. */
+ *   padded to a multiple of 64 bytes. */
 #include "cli/text/npy.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
-/* NumPy's name of a dtype ("<f4"), or NULL: NumPy has none (bfloat16, float8, …). */
+/* NumPy's name for a dtype ("<f4"); NULL if NumPy has no such dtype (bfloat16, float8, …). */
 static const char *descr_of(tsr_dtype dtype)
 {
     switch (dtype) {

@@ -1,4 +1,4 @@
-/* See report.h. Source: GitLab's Code Quality report format. */
+/* See report.h. Source for GitLab: its Code Quality report format. */
 #include "cli/text/report.h"
 
 #include <inttypes.h>
@@ -60,13 +60,13 @@ static void gitlab_add(tsr_json *json, const char *path, const tsr_finding *find
     tsr_json_key(json, "lines");
     tsr_json_object(json);
     tsr_json_key(json, "begin");
-    tsr_json_uint(json, 1); /* the format wants a line; these files have none */
+    tsr_json_uint(json, 1); /* the format requires a line number; these files have no lines */
     tsr_json_object_end(json);
     tsr_json_object_end(json);
     tsr_json_object_end(json);
 }
 
-/* ---- all ---- */
+/* ---- all formats ---- */
 
 void cli_report_start(cli_report *report, const cli_terminal *terminal, cli_report_format format, size_t path_count,
                       tsr_error *err)
@@ -119,7 +119,7 @@ int cli_report_status(const tsr_findings *findings, unsigned fail_on)
 
 void cli_report_trouble(cli_report *report, const char *path, const tsr_error *err)
 {
-    /* The others have no place for it: the message is on stderr. */
+    /* Other formats cannot express it; the message is on stderr. */
     if (report->format == CLI_REPORT_JUNIT) cli_junit_trouble(&report->junit, path, err);
 }
 

@@ -1,5 +1,5 @@
-/* GitHub's workflow commands (::error file=…::), and the step's summary. A step shows ten annotations of a level and drops
- * the rest without a word, so the tenth says how many more there are. */
+/* GitHub's workflow commands (::error file=…::), and the summary of the step. GitHub shows ten annotations of each level and
+ * silently drops the rest, so the tenth states how many more there are. */
 #include "cli/text/report_github.h"
 
 #include <stdio.h>
@@ -40,7 +40,7 @@ static void put_annotation(const char *path, const tsr_finding *finding)
     putchar('\n');
 }
 
-/* Text in a table's cell: without pipes, line breaks, HTML and @mentions. */
+/* Prints text in a table cell: escapes pipes, line breaks, HTML and @mentions. */
 static void put_cell(FILE *to, tsr_str text)
 {
     char escape[TSR_ESCAPE_SIZE];
@@ -60,7 +60,7 @@ static void put_summary(const char *path, const tsr_findings *findings)
     FILE *to = name && *name ? fopen(name, "a") : NULL;
     const size_t count = tsr_findings_count(findings);
     char text[CLI_FINDING_WORDS];
-    if (!to) return; /* it is an extra: the annotations are there */
+    if (!to) return; /* not an error: the summary is optional, and the annotations were printed */
     fputs("### ", to);
     put_cell(to, tsr_str_from(path));
     fprintf(to, "\n\n%s, %s, %s\n", cli_plural(tsr_findings_total(findings, TSR_ERROR), "error").text,

@@ -1,4 +1,4 @@
-/* See report_junit.h. The form is that of junit-10.xsd, by which Jenkins' xUnit plugin reads reports. */
+/* See report_junit.h. The format follows junit-10.xsd, with which Jenkins' xUnit plugin reads reports. */
 #include "cli/text/report_junit.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "tessera/sys/visible.h"
 
-/* Visible characters are all among those that XML 1.0 allows. */
+/* Prints text for XML. All visible characters are allowed in XML 1.0. */
 static void put_xml(FILE *to, tsr_str text)
 {
     char escape[TSR_ESCAPE_SIZE];
@@ -15,7 +15,7 @@ static void put_xml(FILE *to, tsr_str text)
     for (size_t at = 0; at < text.size;) {
         at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
         if (*shown.data == '<') fputs("&lt;", to);
-        else if (*shown.data == '>') fputs("&gt;", to); /* of "]]>" */
+        else if (*shown.data == '>') fputs("&gt;", to); /* it may end a "]]>" */
         else if (*shown.data == '&') fputs("&amp;", to);
         else if (*shown.data == '"') fputs("&quot;", to);
         else fwrite(shown.data, 1, shown.size, to);

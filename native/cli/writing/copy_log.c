@@ -60,7 +60,7 @@ static tsr_status append(cli_copy_log *log, tsr_str records, tsr_error *err)
 
 tsr_status cli_copy_log_begin(cli_copy_log *log, tsr_journal *journal, tsr_str source, tsr_error *err)
 {
-    if (!source.size) return TSR_OK; /* nothing tells whether the source changes, so that nothing can be continued */
+    if (!source.size) return TSR_OK; /* nothing would show that the source has changed, so the copy cannot be continued */
     log->journal = journal;
     return append(log, source, err);
 }

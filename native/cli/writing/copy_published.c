@@ -9,7 +9,7 @@
 
 enum { LEVELS = 64 };
 
-/* The copy's files, in the order of the source's. */
+/* Finds the copy's files, in the order of the source's; false unless they are exactly these files with the same sizes. */
 static bool find_files(const cli_published_copy *c, const tsr_store *at, uint32_t *found)
 {
     const bool is_single = c->count == 1 && !c->names[0].size;
@@ -22,7 +22,7 @@ static bool find_files(const cli_published_copy *c, const tsr_store *at, uint32_
 }
 
 typedef struct chunk {
-    uint32_t index; /* of the file in the copy */
+    uint32_t index; /* number of the file in the copy */
     uint64_t offset, size;
 } chunk;
 

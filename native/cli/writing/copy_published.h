@@ -1,4 +1,5 @@
-/* Whether a copy onto a disk was already published: a run may be killed after the copy has its name, and before its journal is removed. */
+/* Finds out whether a copy to a disk was already published. A run may be killed after the copy got its final name, but
+ * before its journal was removed. */
 #ifndef TSR_CLI_WRITING_COPY_PUBLISHED_H
 #define TSR_CLI_WRITING_COPY_PUBLISHED_H
 
@@ -7,18 +8,18 @@
 
 typedef struct cli_published_copy {
     tsr_store *from;
-    const uint32_t *files; /* of `from`, in the order of the copy */
-    const tsr_str *names;  /* of these; "" for a single file */
+    const uint32_t *files; /* file numbers in `from`, in the order of the copy */
+    const tsr_str *names;  /* names of these files; "" for a single file */
     const uint64_t *sizes;
     uint32_t count;
     const cli_copy_log *log; /* of the interrupted run */
-    const char *tag;         /* of its journal: the key of the digests */
-    char *buffer;            /* of 2 × buffer_size bytes */
+    const char *tag;         /* the tag of its journal, which is the key of the digests */
+    char *buffer;            /* has 2 × buffer_size bytes */
     size_t buffer_size;
 } cli_published_copy;
 
-/* Reads the copy at `to`: *is_whole where it has exactly these files, and every chunk has the digest that the interrupted run recorded or,
- * where none is recorded, the bytes of the source. Errors: those of reading. */
+/* Reads the copy at `to`. *is_whole is true if it has exactly these files, and each chunk has the digest that the
+ * interrupted run recorded or, if none was recorded, the bytes of the source. Errors: those of reading. */
 tsr_status cli_copy_is_published(const cli_published_copy *copy, const tsr_host *host, const char *to, bool *is_whole,
                                  tsr_error *err);
 

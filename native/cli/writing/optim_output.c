@@ -1,4 +1,5 @@
-/* The files of an optimizer conversion: written next to the destination, or uploaded without being visible, and published together. */
+/* The files of an optimizer conversion. They are written next to the destination, or uploaded without being visible, and
+ * published together. */
 #include "cli/writing/optim_output.h"
 
 #include "cli/writing/resumed.h"
@@ -11,7 +12,7 @@
 
 #define JOB TSR_STR("optimizer state\n")
 
-/* Removes what is unfinished at a signal. */
+/* Removes unfinished files when a signal ends the program. */
 static void remove_unfinished(void *ctx)
 {
     const cli_optim_output *o = ctx;
@@ -37,7 +38,7 @@ static tsr_status list_names(const cli_optim_output *o, const tsr_str **out, siz
     return names ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* What becomes of the files that are at the destination now. */
+/* Decides what happens to the files that are at the destination now. */
 static tsr_status decide_replacement(cli_optim_output *o, const tsr_str *names, size_t count, tsr_error *err)
 {
     tsr_replacement *out = &o->replacement;
@@ -133,7 +134,8 @@ tsr_status cli_optim_output_write(cli_optim_output *o, const tsr_progress *progr
     for (uint32_t i = 0; i < tsr_optim_file_count(o->optim) && status == TSR_OK; i++)
         status = write_file(o, i, progress, &file, err);
     if (status == TSR_OK) status = tsr_folder_store_unchanged(o->store, err);
-    if (status == TSR_OK) status = o->output->sync(o->output, err); /* before signals have to wait */
+    /* Done here, because signals have to wait during the publication. */
+    if (status == TSR_OK) status = o->output->sync(o->output, err);
     if (status != TSR_OK) return status;
     if (tsr_optim_is_directory(o->optim)) file = TSR_NO_FILE;
     if (o->is_remote) return o->output->publish(o->output, file, err);

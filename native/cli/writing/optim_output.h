@@ -7,18 +7,18 @@
 #include "publish/publication.h"
 #include "tessera/optim_convert.h"
 
-/* What is to be written, and where. Zeroed but for these. */
+/* The caller zeroes it and sets the fields above `output`, except for those marked "out". */
 typedef struct cli_optim_output {
     cli *program;
     tsr_optim_job *optim;
     const char *source, *destination;
-    const char *documents[2]; /* further inputs, which the output must not replace; NULL where there is none */
+    const char *documents[2]; /* paths of further inputs, which the output must not replace; may be NULL */
     bool overwrite;
-    tsr_store *store; /* of the source */
+    tsr_store *store; /* the source's */
     tsr_ring *ring;
-    uint32_t files_written; /* out */
-    uint64_t bytes_written; /* out */
-    tsr_output *output;     /* the rest is private */
+    uint32_t files_written; /* out: number of files written */
+    uint64_t bytes_written; /* out: number of bytes written */
+    tsr_output *output;     /* this and the following fields are private */
     bool is_remote;         /* the destination is in an object store */
     cli_cleanup cleanup;
     tsr_replacement replacement;
@@ -26,8 +26,8 @@ typedef struct cli_optim_output {
     tsr_arena *arena;
 } cli_optim_output;
 
-/* Writes and publishes all files, or leaves what was at the destination as it was. */
+/* Writes and publishes all files. On failure the destination stays as it was. */
 tsr_status cli_optim_output_write(cli_optim_output *output, const tsr_progress *progress, tsr_error *err);
-void cli_optim_output_close(cli_optim_output *output); /* takes a zeroed one */
+void cli_optim_output_close(cli_optim_output *output); /* also takes a zeroed one */
 
 #endif

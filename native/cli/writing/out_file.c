@@ -19,8 +19,8 @@ static tsr_status refuse(const char *what, const char *path, tsr_error *err)
     return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot %s '%s': %s", what, path, strerror(errno));
 }
 
-/* Whether a file was written by `layout`, `manifest` or `get`, which no checkpoint consists of. Its content decides, because a
- * name says nothing about what would be lost. */
+/* Whether a file was written by `layout`, `manifest` or `get`, so that it is not part of a checkpoint. Its content decides,
+ * because a name does not show what would be lost. */
 static bool is_earlier_output(const char *path)
 {
     char head[128] = {0};
@@ -47,7 +47,8 @@ static tsr_status refuse_source(const char *path, const cli_session *source, tsr
     return status;
 }
 
-/* A new file in the folder of `place`. What replaces a file is private until it gets that one's permissions. */
+/* Creates a file in the directory of `place`. If it replaces another one, it is private until it gets that file's
+ * permissions. */
 static FILE *create_beside(cli_out_file *out, bool exists)
 {
     const size_t room = strlen(out->place) + 64;
@@ -79,7 +80,7 @@ static tsr_status begin(cli_out_file *out, bool exists, tsr_error *err)
     return out->to ? TSR_OK : refuse("create", out->path, err);
 }
 
-/* A signal comes before there are a journal and a file, or when they are known. */
+/* Creates the journal and the file. A signal can arrive before both exist or when both are recorded, but not in between. */
 static tsr_status open_beside(cli_out_file *out, bool exists, tsr_error *err)
 {
     tsr_status status = tsr_publication_open(&tsr_allocator_libc, out->place, JOB, &out->publication, err);
@@ -112,7 +113,7 @@ tsr_status cli_out_open(const char *path, const cli_session *source, cli_out_fil
     if (refused != TSR_OK) return refused;
     const bool exists = stat(path, &info) == 0;
     if (exists && !S_ISREG(info.st_mode)) {
-        out->to = fopen(path, "wb"); /* fails for a directory, and errno says why */
+        out->to = fopen(path, "wb"); /* fails for a directory, with the reason in errno */
         return out->to ? TSR_OK : refuse("create", path, err);
     }
     out->place = exists ? realpath(path, NULL) : strdup(path);
@@ -136,7 +137,8 @@ tsr_status cli_out_close(cli_out_file *out, tsr_status status, tsr_error *err)
 {
     if (out->to == stdout) return status;
     if (!out->place) return fclose(out->to) != 0 && status == TSR_OK ? refuse("write", out->path, err) : status;
-    if (fflush(out->to) != 0 && status == TSR_OK) status = refuse("write", out->path, err); /* before signals have to wait */
+    /* Done here, because signals have to wait below. */
+    if (fflush(out->to) != 0 && status == TSR_OK) status = refuse("write", out->path, err);
     cli_signals_hold();
     status = give_name(out, status, err);
     cli_signals_release();

@@ -1,5 +1,5 @@
-/* What -o names: written beside its place and renamed, so that a failed or stopped run leaves an earlier file as it was. "-" is standard
- * output; a device or a pipe is written where it is. */
+/* The output file of -o. It is written under a temporary name and then renamed, so that a failed or interrupted run leaves
+ * an earlier file as it was. "-" is standard output; a device or a pipe is written directly. */
 #ifndef TSR_CLI_WRITING_OUT_FILE_H
 #define TSR_CLI_WRITING_OUT_FILE_H
 
@@ -12,19 +12,19 @@
 typedef struct cli_out_file {
     FILE *to;
     const char *path;
-    char *place;     /* of the file itself, behind symbolic links; NULL: written directly */
-    char *temporary; /* beside it */
-    bool made;       /* `temporary` is there */
-    tsr_publication publication; /* so that the next run finds what a killed one left */
+    char *place;     /* path of the file itself, with symbolic links resolved; NULL: it is written directly */
+    char *temporary; /* path of the temporary file next to it */
+    bool made;       /* `temporary` exists */
+    tsr_publication publication; /* lets the next run find what a killed one left */
     cli_cleanup cleanup;
 } cli_out_file;
 
-/* Creates the output of a command that reads `source`. TSR_E_USAGE, before anything is created, when `path` leads to a file of
- * the source, by whatever spelling or link. Files that an earlier command wrote into the checkpoint's directory (layouts,
- * manifests, .npy) may be replaced. `out` stays where it is until cli_out_close: a signal's cleanup finds it there. */
+/* Creates the output of a command that reads `source`. TSR_E_USAGE, before anything is created, if `path` is a file of the
+ * source under any spelling or link. Files that an earlier command wrote into the checkpoint's directory (layouts,
+ * manifests, .npy) may be replaced. `out` must not move until cli_out_close, because a signal's cleanup uses it. */
 tsr_status cli_out_open(const char *path, const cli_session *source, cli_out_file *out, tsr_error *err);
-/* Ends the file that cli_out_open opened: under its name when `status` is TSR_OK, else nothing of it stays. Returns `status`,
- * or what went wrong here. */
+/* Finishes the file that cli_out_open opened: gives it its name if `status` is TSR_OK, otherwise removes it. Returns
+ * `status`, or the error that occurred here. */
 tsr_status cli_out_close(cli_out_file *out, tsr_status status, tsr_error *err);
 
 #endif

@@ -21,7 +21,7 @@ static tsr_status create(tsr_output *base, tsr_str name, uint64_t size, uint32_t
     return o->inner->create(o->inner, name, size, file, err);
 }
 
-/* What is in files of this rank's own. */
+/* Writes those of the bytes that belong to this rank's own files. */
 static tsr_status write_own(cli_ranked_output *o, const char *bytes, size_t size, tsr_error *err)
 {
     const char *own = o->written.items;
@@ -37,8 +37,8 @@ static tsr_status write_own(cli_ranked_output *o, const char *bytes, size_t size
     return status;
 }
 
-/* One round: what rank 0 has kept goes to all. *size is 0 behind the last one. A rank that cannot write still takes part in the rounds
- * that follow; *written is its own status. */
+/* One round: distributes what rank 0 has kept to all ranks. *size is 0 after the last round. A rank that cannot write still
+ * takes part in the following rounds; *written is its own status. */
 static tsr_status hand_out(cli_ranked_output *o, size_t *size, tsr_status *written, tsr_error *err)
 {
     const tsr_ranks ranks = {o->ranks, o->allocator};
@@ -93,7 +93,7 @@ void cli_ranked_output_free(cli_ranked_output *o)
     tsr_vec_free(&o->kept);
 }
 
-/* Leaves 1 in `written` for the files that are this rank's own. */
+/* Sets `written` to 1 for the files that belong to this rank. */
 static tsr_status divide(cli_ranked_output *o, const tsr_comm_blobs *all, tsr_error *err)
 {
     char *own = o->written.items;
@@ -130,7 +130,7 @@ tsr_status cli_ranked_output_hand_out(cli_ranked_output *o, tsr_status status, t
     return round == TSR_OK ? tsr_comm_agree(o->ranks, status, err) : round;
 }
 
-/* Rank 0 makes the last markers, behind those of the other ranks. */
+/* Publishes the markers: first those of the other ranks, then those of rank 0. */
 static tsr_status make_markers(cli_ranked_output *o, uint32_t marker, tsr_error *err)
 {
     const bool leads = o->ranks->rank == 0;

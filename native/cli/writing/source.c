@@ -6,7 +6,7 @@
 #include "tessera/sys/folder.h"
 #include "tessera/sys/path_store.h"
 
-/* When a file was written, or which version of it a server gives. */
+/* The modification time of a file, or the version that a server reports. */
 static tsr_str version_of(const cli_session *session, uint32_t file, tsr_arena *arena, tsr_error *err)
 {
     int64_t seconds, nanoseconds;

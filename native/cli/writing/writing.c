@@ -1,5 +1,5 @@
-/* Writing a checkpoint. Order: decide and refuse, write under temporary names, check that the source did not change,
- * publish. */
+/* Writes a checkpoint in this order: decide what is replaced, refuse what cannot be done, write under temporary names, check
+ * that the source did not change, publish. */
 #include "cli/writing/writing.h"
 
 #include <unistd.h>
@@ -59,7 +59,7 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
     return TSR_OK;
 }
 
-/* Decides everything, for a look, before anything of the destination is touched. */
+/* For --dry-run and --against: plans the whole conversion before the destination is touched. */
 static tsr_status decide(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
 {
     tsr_convert_options look = *options;

@@ -1,4 +1,4 @@
-/* What `convert` and `reshard` share: the destination, its publication, and the report of what was written. */
+/* What the writing commands share: the destination, its publication, and the report of what was written. */
 #ifndef TSR_CLI_WRITING_WRITING_H
 #define TSR_CLI_WRITING_WRITING_H
 
@@ -86,70 +86,71 @@ typedef struct cli_writing_options {
 typedef struct cli_writing {
     cli *program;
     const cli_writing_options *options;
-    const char *what; /* for the progress line */
+    const char *what; /* shown in the progress line */
     const char *destination;
-    cli_session source; /* open */
+    cli_session source; /* open during the whole job */
     tsr_container to;
     bool is_folder;
-    const char *marker; /* of a directory: as tsr_marker_of, or TSR_INDEX_MARKER, or NULL for a form without one */
+    const char *marker; /* of a directory: as tsr_marker_of, or TSR_INDEX_MARKER; NULL if the format has none */
     uint64_t max_shard_size;
     bool per_part;
-    const tsr_shards *shards; /* with TSR_TO_RANKS: how tensors are cut, for how many ranks */
+    const tsr_shards *shards; /* with TSR_TO_RANKS: how tensors are sharded, and for how many ranks */
     uint32_t world_size;
-    const tsr_rename *renames; /* or NULL */
+    const tsr_rename *renames; /* may be NULL */
     size_t rename_count;
-    const tsr_plan *plan; /* NULL: convert; else reshard */
-    tsr_plan_job job;     /* what the plan was made for; `target` is empty in a conversion */
-    tsr_storage storage;  /* of job.storage, where that has servers */
-    uint64_t part, parts; /* exec: from 1; 0 of 0: all that is left */
-    uint32_t generation;  /* of the output, once it is known */
-    bool joins;           /* files of an earlier run or of another part */
+    const tsr_plan *plan; /* NULL: convert; otherwise reshard */
+    tsr_plan_job job;     /* what the plan was made for; a conversion has no `target` */
+    tsr_storage storage;  /* parsed from job.storage; only if that lists servers */
+    uint64_t part, parts; /* exec: the part, counted from 1; 0 of 0: all that is left */
+    uint32_t generation;  /* of the output, once it is decided */
+    bool joins;           /* the files of an earlier run or another part are continued */
     bool is_exec;
-    bool finish; /* all parts must be there: write what surrounds them, and publish */
+    bool finish; /* all parts must be done: write what surrounds their units, and publish */
     tsr_arena *arena;
-    const char *against;      /* what the result must fit, or NULL */
-    const char *documents[3];    /* paths of what is read besides the source, or NULL */
-    tsr_str notes;               /* exec into an object store: how the names of its parts' notes begin */
-    tsr_replacement replacement; /* on the rank that speaks; `swap` on all */
-    tsr_vec warnings;            /* tsr_str: for the document */
+    const char *against;      /* path of what the result must fit; NULL: none */
+    const char *documents[3];    /* paths of other documents that are read; may be NULL */
+    tsr_str notes;               /* exec to an object store: the common beginning of the names of its parts' notes */
+    tsr_replacement replacement; /* set on the rank that prints messages; `swap` on all */
+    tsr_vec warnings;            /* of tsr_str: warnings to be repeated in the document */
     tsr_output *output, *sidecar;
     tsr_journals journals;
     tsr_journal *journal;
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
-    uint64_t units_found; /* done by earlier runs and other processes */
-    tsr_object_resumed resumed; /* in an object store, with --resume */
+    uint64_t units_found; /* units that earlier runs and other processes have done */
+    tsr_object_resumed resumed; /* what was continued in an object store, with --resume */
     bool published;
     tsr_work *work;
     tsr_conversion conversion;
     double seconds;
 } cli_writing;
 
-/* writing_job.c: the words of --to and --objects, by tsr_container and tsr_objects. */
+/* writing_job.c: the words of --to and --objects, indexed by tsr_container and tsr_objects. */
 extern const char *const cli_containers[6], *const cli_objects[5];
-/* writing_container.c: sets what DEST becomes. `to`: as --to has it, 0 for the extension's; the sizes as in cli_writing. */
+/* writing_container.c: sets the format of DEST. `to` is the value of --to; 0: decided by the extension. The sizes are as in
+ * cli_writing. */
 tsr_status cli_choose_container(cli_writing *writing, unsigned to, uint64_t max_shard_size, tsr_error *err);
-/* Once the source is open: one file per part where it has parts. */
+/* To be called when the source is open: writes one file per part if the source has parts. */
 void cli_choose_parts(cli_writing *writing);
-/* Writes, checks that the source did not change, publishes, reports. */
+/* Writes the destination, checks that the source did not change, publishes and reports. */
 tsr_status cli_write(cli_writing *writing, tsr_error *err);
-/* Closes everything but the source; removes what was not published. */
+/* Closes everything except the source. Removes what was not published. */
 void cli_writing_close(cli_writing *writing);
 
-/* writing_work.c: opens the destination and its journal, does the units that are asked for (a part; with `finish` alone
- * none; else all that are left), and publishes unless there was a part without `finish`. */
+/* writing_work.c: opens the destination and its journal, and does the requested units: those of a part, none if there is
+ * only `finish`, otherwise all that are left. Publishes unless there was a part without `finish`. */
 tsr_status cli_carry_out(cli_writing *writing, const tsr_convert_options *options, tsr_error *err);
-/* writing_destination.c, for it: decides what DEST's files become. `written` are names that an unfinished run of the
- * same job has put there. */
+/* writing_destination.c: decides what happens to DEST's files. `written` are names that an unfinished run of the same job
+ * has created there. */
 tsr_status cli_decide_replacement(cli_writing *writing, const tsr_str *written, size_t count, tsr_error *err);
-/* Refuses new files whose names are taken by files that stay, and says which do. */
+/* The first refuses new files that have the name of a file that stays; the second warns which files stay. */
 tsr_status cli_check_names(cli_writing *writing, tsr_error *err);
 tsr_status cli_note_kept(cli_writing *writing, tsr_error *err);
-/* The name of the file of objects in a directory. */
+/* The name of the sidecar of objects in a directory. */
 tsr_str cli_sidecar_name(const cli_writing *writing);
-/* Writes the sidecar, in the directory or beside the one file. */
+/* Writes the sidecar, in the directory or next to the single file. */
 tsr_status cli_write_sidecar(cli_writing *writing, tsr_error *err);
 
-/* On stderr what was written; with --json the document on stdout. */
+/* Reports on stderr what was written; with --json, prints the document on stdout. */
 tsr_status cli_report_writing(cli_writing *writing, tsr_error *err);
 
 #endif

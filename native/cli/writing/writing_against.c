@@ -1,4 +1,4 @@
-/* --against: nothing is written that would not load. */
+/* --against: refuses to write a checkpoint that could not be loaded. */
 #include "cli/program/contract.h"
 #include "cli/writing/writing_parts.h"
 #include "tessera/sys/casts.h"

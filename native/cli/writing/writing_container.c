@@ -1,4 +1,4 @@
-/* Which files DEST becomes, for the commands that write whole checkpoints. */
+/* Decides which files DEST will consist of, for commands that write whole checkpoints. */
 #include "cli/writing/writing.h"
 
 static tsr_status infer(cli_writing *w, tsr_error *err)
@@ -36,7 +36,7 @@ tsr_status cli_choose_container(cli_writing *w, unsigned to, uint64_t max_shard_
     return TSR_OK;
 }
 
-/* A checkpoint of parts becomes a directory of safetensors files, one per part, unless DEST is the name of one file. */
+/* A checkpoint with parts becomes a directory of safetensors files, one per part, unless DEST is the name of one file. */
 void cli_choose_parts(cli_writing *w)
 {
     const bool one_file = tsr_str_ends(tsr_str_from(w->destination), TSR_STR(".safetensors"));

@@ -1,4 +1,5 @@
-/* What becomes of the destination's files: what stays, what goes, and which names are free; and the sidecar of objects. */
+/* Decides what happens to the destination's files: which stay, which are removed, and which names are free. Also writes the
+ * sidecar of objects. */
 #include "cli/writing/writing.h"
 
 #include <unistd.h>
@@ -17,7 +18,7 @@ static tsr_status list_inputs(const cli_writing *w, tsr_inputs *inputs, tsr_erro
     return status;
 }
 
-/* A warning that the document repeats. */
+/* Prints a warning, and keeps it for the document. */
 static tsr_status note(cli_writing *w, tsr_str text, tsr_error *err)
 {
     tsr_str *item = text.data ? tsr_vec_push(&w->warnings, err) : NULL;
@@ -57,7 +58,7 @@ tsr_status cli_decide_replacement(cli_writing *w, const tsr_str *written, size_t
     return status;
 }
 
-/* Beside one file: only a sidecar is ever replaced by a sidecar. */
+/* For a single file: a sidecar may replace only another sidecar. */
 static tsr_status check_sidecar_file(cli_writing *w, tsr_error *err)
 {
     const tsr_str path = tsr_arena_format(w->arena, err, "%s.objects.json", w->destination);
@@ -93,7 +94,7 @@ tsr_str cli_sidecar_name(const cli_writing *w)
     return generation ? tsr_arena_format(w->arena, NULL, "objects-g%u.json", (unsigned)generation) : TSR_STR("objects.json");
 }
 
-/* In the folder, or beside the one file. */
+/* Writes the sidecar into the directory, or next to the single file. */
 tsr_status cli_write_sidecar(cli_writing *w, tsr_error *err)
 {
     tsr_str text = w->conversion.sidecar;

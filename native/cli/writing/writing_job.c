@@ -1,4 +1,4 @@
-/* What a job is, as lines of text: two runs with the same lines write the same bytes. */
+/* Describes a job as lines of text: two runs with the same lines write the same bytes. */
 #include <inttypes.h>
 
 #include "cli/writing/source.h"
@@ -24,7 +24,7 @@ static tsr_status add_list(const cli_writing *w, tsr_str *text, const char *key,
     return status;
 }
 
-/* A number over the names, sizes and times of the source's files. */
+/* A checksum of the names, sizes and modification times of the source's files. */
 static tsr_str files_sum(const cli_writing *w, const tsr_plan_job *job, tsr_error *err)
 {
     uint32_t sum = 0;
@@ -39,7 +39,7 @@ static tsr_str files_sum(const cli_writing *w, const tsr_plan_job *job, tsr_erro
     return tsr_arena_format(w->arena, err, "%" PRIu64 " with sizes and times %s", job->file_count, tag + 1);
 }
 
-/* Which ranks hold what a rule is for, behind its placements. */
+/* Appends to the placements of a rule which ranks hold the tensors that it applies to. */
 static tsr_str add_holders(const cli_writing *w, tsr_str line, const tsr_target_rule_text *rule, tsr_error *err)
 {
     if (rule->ranks) line = tsr_arena_format(w->arena, err, "%.*s ranks", TSR_STR_ARG(line));
@@ -85,7 +85,7 @@ static tsr_status add_map(const cli_writing *w, tsr_str *text, tsr_error *err)
     return add_line(w, text, w->source.map_inverse ? "inverse map" : "map", tsr_str_from(tag + 1), err);
 }
 
-/* The further checkpoints that are read, such as the other inputs of a merge, and what is made of all of them. */
+/* Adds the further checkpoints that are read, such as the other inputs of a merge, and what is made of them. */
 static tsr_status add_others(cli_writing *w, tsr_str *text, tsr_error *err)
 {
     tsr_status status = w->source.recipe.data ? add_line(w, text, "recipe", w->source.recipe, err) : TSR_OK;
@@ -113,7 +113,7 @@ static tsr_str shards_rule_line(const cli_writing *w, const tsr_shards_rule *rul
     return line;
 }
 
-/* How tensors are cut for the files of ranks. */
+/* Describes how tensors are sharded into the files of ranks. */
 static tsr_status add_shards(const cli_writing *w, tsr_str *text, tsr_error *err)
 {
     const tsr_shards *map = w->shards;
@@ -132,7 +132,7 @@ static tsr_status add_shards(const cli_writing *w, tsr_str *text, tsr_error *err
     return status;
 }
 
-/* One line a thing that makes another output. */
+/* Writes one line for each property of the job that affects the output. */
 tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
 {
     tsr_status status = cli_describe_source(w->program, &w->source, w->arena, &w->job, err);

@@ -1,4 +1,5 @@
-/* What earlier runs left beside the destination: of the same job, to go on with; of others, to be removed or left alone. */
+/* Examines what earlier runs left next to the destination. Leftovers of the same job are continued; those of others are
+ * removed or left alone. */
 #include <inttypes.h>
 
 #include "cli/writing/writing_parts.h"
@@ -9,7 +10,8 @@ bool cli_is_own(const cli_writing *w, const tsr_leftover *l)
     return strcmp(l->tag, w->tag) == 0;
 }
 
-/* The first line in which two texts differ, as a refusal. Theirs goes on with what a journal needs besides. */
+/* Refuses to resume, quoting the first line in which two texts differ. `theirs` has further lines at its end, which belong
+ * to the journal. */
 static tsr_status refuse_other(const cli_writing *w, tsr_str theirs, tsr_str ours, tsr_error *err)
 {
     while (ours.size) {
@@ -23,12 +25,12 @@ static tsr_status refuse_other(const cli_writing *w, tsr_str theirs, tsr_str our
     return TSR_OK;
 }
 
-/* What was found under one other tag: [l, l + count). */
+/* Handles everything that was found under one other tag: [l, l + count). */
 static tsr_status clear_one(cli_writing *w, const cli_start *b, const tsr_leftover *l, size_t count, tsr_error *err)
 {
-    const tsr_leftover *run = NULL; /* a journal of a run that is over: of one process, or of ranks */
+    const tsr_leftover *run = NULL; /* the journal of a run that has ended, of one process or of ranks */
     bool busy = false, any = false;
-    uint64_t parts = 0; /* of a row of jobs, which may go on any time */
+    uint64_t parts = 0; /* the number of parts of a plan; further parts may be written at any time */
     for (size_t i = 0; i < count; i++) {
         busy |= l[i].busy;
         any |= l[i].part || l[i].publishing;
@@ -38,7 +40,7 @@ static tsr_status clear_one(cli_writing *w, const cli_start *b, const tsr_leftov
     if (busy && parts && w->options->discard_parts)
         cli_warn(w->program, "parts of another plan for '%s' are being written by another process; they are kept",
                  w->destination);
-    if (busy || !any || (w->is_exec && !parts)) return TSR_OK; /* without a journal it is nobody's */
+    if (busy || !any || (w->is_exec && !parts)) return TSR_OK; /* without a journal, nothing shows whose it is */
     if (parts && !w->options->discard_parts) {
         cli_warn(w->program,
                  "'%s' has an unfinished job of %" PRIu64 " parts from another plan; its files '.%s.tessera-%s…' are kept; "
@@ -51,7 +53,7 @@ static tsr_status clear_one(cli_writing *w, const cli_start *b, const tsr_leftov
     return tsr_journals_discard(&w->journals, l->tag, err);
 }
 
-/* Runs of other works: in the way of --resume, else removed unless somebody is at them or means to go on. */
+/* Removes runs of other jobs, unless a process is writing them or they can still be continued. They prevent --resume. */
 static tsr_status clear_other(cli_writing *w, const cli_start *b, tsr_error *err)
 {
     const bool clears = !w->is_exec || w->options->discard_parts;
@@ -63,7 +65,7 @@ static tsr_status clear_other(cli_writing *w, const cli_start *b, tsr_error *err
     return status;
 }
 
-/* Where an earlier run of this job was, so that this one can go on there. */
+/* Looks for an earlier run of this job, to continue it under its tag. */
 static bool finds_tag(cli_writing *w, const cli_start *b)
 {
     uint32_t generation;
@@ -76,7 +78,8 @@ static bool finds_tag(cli_writing *w, const cli_start *b)
     return false;
 }
 
-/* Parts of a plan, which may run anywhere, must find each other's files; nobody else needs to foresee the names. */
+/* Parts of a plan may run anywhere and must find each other's files, so their tag is derived from the job. Other jobs get a
+ * random tag. */
 static tsr_status choose_tag(cli_writing *w, const cli_start *b, tsr_error *err)
 {
     if (finds_tag(w, b)) return TSR_OK;
@@ -122,7 +125,7 @@ static tsr_status refuse_busy(const cli_writing *w, const cli_start *b, tsr_erro
     return TSR_OK;
 }
 
-/* Without --resume an earlier run of the same job counts for nothing. */
+/* Without --resume, removes an earlier run of the same job. */
 static tsr_status start_over(cli_writing *w, cli_start *b, tsr_error *err)
 {
     if (w->is_exec || w->options->resume || !(b->resumed || b->publishing)) return TSR_OK;
@@ -137,7 +140,7 @@ tsr_status cli_look_around(cli_writing *w, cli_start *b, tsr_error *err)
     tsr_status status = cli_describe_work(w, &b->text, err);
     if (status == TSR_OK)
         status = tsr_journals_open(NULL, cli_host(w->program)->allocator, w->destination, &w->journals, err);
-    if (status != TSR_OK || !cli_speaks(w->program)) return status; /* rank 0 looks for all */
+    if (status != TSR_OK || !cli_speaks(w->program)) return status; /* rank 0 does it for all ranks */
     status = tsr_journals_list(&w->journals, w->arena, &b->found, &b->count, err);
     if (status == TSR_OK) status = choose_tag(w, b, err);
     if (status == TSR_OK) status = note_own(w, b, err);

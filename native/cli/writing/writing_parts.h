@@ -1,70 +1,74 @@
-/* What writing_work.c (the job's course), writing_job.c (what the job is) and writing_leftovers.c (what earlier runs left of
- * it) share. */
+/* What these files share: writing_work.c (the course of a job), writing_job.c (the description of a job) and
+ * writing_leftovers.c (what earlier runs left of it). */
 #ifndef TSR_CLI_WRITING_WRITING_PARTS_H
 #define TSR_CLI_WRITING_WRITING_PARTS_H
 
 #include "cli/writing/writing.h"
 #include "publish/record.h"
 
-/* How a run begins: with nothing, or with what an earlier run of the same job, or another part of it, has done. */
+/* How a run begins: from scratch, or with what an earlier run of the same job, or another part of it, has done. */
 typedef struct cli_start {
-    tsr_str text; /* of this job */
+    tsr_str text; /* the text of this job */
     tsr_leftover *found;
     size_t count;
-    uint32_t generation;    /* of the files begun before */
+    uint32_t generation;    /* of the files that were begun earlier */
     bool resumed;           /* there are journals of this job */
-    bool has_records;       /* and they say that something is done */
-    bool publishing;        /* its renaming had begun */
-    bool note_lost;         /* the record of that, by a power loss */
-    bool has_output;        /* beside the destination */
-    bool complete;          /* and published: nothing is left to do */
-    const tsr_str *written; /* names in the destination that it has put there */
+    bool has_records;       /* these journals record units that are done */
+    bool publishing;        /* the earlier run had begun to publish */
+    bool note_lost;         /* the record of that publication was lost in a power failure */
+    bool has_output;        /* there is an unpublished output next to the destination */
+    bool complete;          /* the output was published: nothing is left to do */
+    const tsr_str *written; /* names in the destination that the earlier run has created */
     size_t written_count;
 } cli_start;
 
-/* writing_against.c: refuses a conversion, which is decided, whose names, shapes and dtypes are not those of --against. */
+/* writing_against.c: refuses a planned conversion whose names, shapes and dtypes do not fit those of --against. */
 tsr_status cli_check_against(const cli_writing *writing, tsr_error *err);
 
-/* The lines that describe the job: of everything that makes another output. */
+/* Describes the job in lines: everything that affects the output. */
 tsr_status cli_describe_work(cli_writing *writing, tsr_str *text, tsr_error *err);
 
-/* Opens the journals, chooses the tag, and removes what runs of other jobs left; on the rank that speaks. */
+/* On the rank that prints messages: opens the journals, chooses the tag, and removes what runs of other jobs left. */
 tsr_status cli_look_around(cli_writing *writing, cli_start *start, tsr_error *err);
-/* Whether journals of this job are there, of other parts than this process's own. */
+/* Whether other parts or ranks of this job have journals. */
 tsr_status cli_finds_others(cli_writing *writing, const cli_start *start, bool *found, tsr_error *err);
-/* writing_steps.c: keeps in the journal what is done, with the sums of what was written. */
+/* writing_steps.c: records in the journal what is done, with the sums of what was written. */
 tsr_status cli_append_step(cli_writing *writing, tsr_str records, tsr_error *err);
-/* Marks what this process's journal, and with `others` those of all parts and ranks, say is done. */
+/* Marks the units as done that this process's journal records; with `others`, those in the journals of all parts and
+ * ranks. */
 tsr_status cli_take_steps(cli_writing *writing, bool others, tsr_error *err);
-/* When all is written: compares the files with all that journals, and this process, say was written to them. */
+/* To be called when everything is written: compares the files with the sums that the journals and this process have
+ * recorded. */
 tsr_status cli_verify_written(cli_writing *writing, tsr_error *err);
 
-/* All ranks learn what each has done. */
+/* Tells all ranks which units each of them has done. */
 tsr_status cli_exchange_records(const cli_writing *writing, tsr_error *err);
 
-/* What the job will create. */
+/* Lists the files that the job will create. */
 tsr_status cli_list_files(cli_writing *writing, const tsr_str **files, size_t *count, tsr_error *err);
 
 /* writing_remote.c: cli_carry_out for the URL of an object store. */
 tsr_status cli_carry_out_remote(cli_writing *writing, const tsr_convert_options *options, tsr_error *err);
 
-/* writing_remote_parts.c: of a plan without MPI (exec), which may run on machines that share nothing but the bucket, once w->work and
- * w->output are open. One part, whose uploads stay open; or all that is left, with which everything is published. */
-/* Chooses how the names of the notes begin. */
+/* writing_remote_parts.c: executes a plan without MPI (exec) on machines that may share nothing but the bucket. w->work
+ * and w->output must be open. Does one part, whose uploads stay incomplete; or all that is left, and then publishes
+ * everything. */
+/* Chooses the common beginning of the names of the notes. */
 tsr_status cli_choose_notes(cli_writing *writing, tsr_error *err);
-/* Sets w->replacement to what a killed run of this plan was replacing, if there was one; all that is not of the old checkpoint counts
- * as kept until, once w->work is made, cli_keep_others leaves out what the new one has. */
+/* The first sets w->replacement to what a killed run of this plan was replacing, if there was one. All files that do not
+ * belong to the old checkpoint then count as kept. The second, to be called once w->work is made, leaves out those that
+ * belong to the new one. */
 tsr_status cli_find_replacement(cli_writing *writing, bool *found, tsr_error *err);
 tsr_status cli_keep_others(cli_writing *writing, tsr_error *err);
 tsr_status cli_carry_out_remote_part(cli_writing *writing, tsr_error *err);
-/* writing_remote_end.c: what surrounds the units, all of which are done, and the publication. */
+/* writing_remote_end.c: writes what surrounds the units, all of which must be done, and publishes. */
 tsr_status cli_publish_remote(cli_writing *writing, tsr_error *err);
-/* writing_work.c: TSR_E_USAGE with the parts, from 1 to `parts`, that are not done. */
+/* writing_work.c: TSR_E_USAGE that lists which of the parts 1 to `parts` are not done. */
 tsr_status cli_refuse_missing(const cli_writing *writing, uint64_t parts, bool (*is_missing)(const void *ctx, uint64_t part),
                               const void *ctx, tsr_error *err);
 tsr_status cli_finish_remote_parts(cli_writing *writing, tsr_error *err);
 
-/* Whether a journal or record that was found is of this run's tag. */
+/* Whether a journal or record that was found has this run's tag. */
 bool cli_is_own(const cli_writing *writing, const tsr_leftover *leftover);
 
 #endif

@@ -1,10 +1,12 @@
-/* The middle of a writing command whose destination is in an object store. There are no journals: what is uploaded is not visible
- * before it is published, and what a failed run uploaded is removed. --resume makes all bytes again, and sends what is not there.
+/* Carries out a writing command whose destination is in an object store. There are no journals: uploads are not visible
+ * before they are published, and a failed run removes its own. --resume produces all bytes again, but sends only those that
+ * are missing.
  *
  *   decide what is replaced → open the output → do all units, file by file → finish → publish
  *
- * Of several ranks each uploads the files of its own share. Rank 0 decides, writes what surrounds the tensors, and makes the marker. Parts
- * of a plan, which may run on machines that share nothing but the bucket, are in writing_remote_parts.c. */
+ * If there are several ranks, each uploads the files of its own share. Rank 0 decides, writes what surrounds the tensors,
+ * and creates the marker. Parts of a plan, which may run on machines that share nothing but the bucket, are in
+ * writing_remote_parts.c. */
 #include "cli/program/signals.h"
 #include "cli/writing/ranked_output.h"
 #include "cli/writing/resumed.h"
@@ -60,7 +62,8 @@ static tsr_status open_output(cli_writing *w, tsr_error *err)
     return status;
 }
 
-/* What a killed --finish was replacing cannot be told from what is there. */
+/* If a killed --finish was replacing a checkpoint, what it was replacing must be taken from its record: the files that are
+ * there now do not show it. */
 static tsr_status decide(cli_writing *w, bool *continues, tsr_error *err)
 {
     const tsr_status status = w->is_exec && w->options->overwrite ? cli_find_replacement(w, continues, err) : TSR_OK;
@@ -82,7 +85,7 @@ static tsr_status open_all(cli_writing *w, const tsr_convert_options *options, t
     return status == TSR_OK ? open_output(w, err) : status;
 }
 
-/* Rank 0 first, which refuses an existing destination. */
+/* Opens the output on rank 0 first, which refuses an existing destination. */
 static tsr_status open_on_ranks(cli_writing *w, const tsr_convert_options *options, cli_ranked_output *output,
                                 tsr_error *err)
 {
@@ -114,7 +117,7 @@ static tsr_status write_all(cli_writing *w, tsr_error *err)
     return status == TSR_OK ? cli_publish_remote(w, err) : status;
 }
 
-/* What surrounds the units goes to those who upload the files that it belongs to. */
+/* Sends what surrounds the units to the ranks that upload the files it belongs to. */
 static tsr_status finish_on_ranks(cli_writing *w, cli_ranked_output *output, tsr_error *err)
 {
     tsr_status status = TSR_OK;
@@ -140,7 +143,7 @@ static tsr_status write_on_ranks(cli_writing *w, cli_ranked_output *output, tsr_
     return w->published ? cli_ranked_output_resumed(output, &w->resumed, err) : status;
 }
 
-/* Also when opening failed. */
+/* Also called if opening failed. */
 static void close_output(cli_writing *w, cli_cleanup *cleanup)
 {
     cli_signals_hold();
@@ -174,7 +177,7 @@ static tsr_status carry_out_alone(cli_writing *w, const tsr_convert_options *opt
     return status;
 }
 
-/* A part, and behind it, where that is asked for, the end. */
+/* Does a part and then, if requested, what follows all parts. */
 static tsr_status carry_out_plan(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
 {
     const uint64_t part = w->part;
@@ -183,7 +186,7 @@ static tsr_status carry_out_plan(cli_writing *w, const tsr_convert_options *opti
     tsr_work_free(w->work);
     w->work = NULL;
     w->replacement = (tsr_replacement){0};
-    w->part = 0; /* what follows is about all parts */
+    w->part = 0; /* from here on, all parts are meant */
     status = carry_out_alone(w, options, cli_finish_remote_parts, err);
     w->part = part;
     return status;
@@ -192,7 +195,7 @@ static tsr_status carry_out_plan(cli_writing *w, const tsr_convert_options *opti
 tsr_status cli_carry_out_remote(cli_writing *w, const tsr_convert_options *given, tsr_error *err)
 {
     tsr_convert_options options = *given;
-    options.unit_bytes = UINT64_MAX; /* files are written from front to back, one after the other */
+    options.unit_bytes = UINT64_MAX; /* one unit per file, so that files are written sequentially, one after the other */
     if (w->is_exec) return carry_out_plan(w, &options, err);
     if (w->program->ranks && w->program->ranks->size > 1) return carry_out_on_ranks(w, &options, err);
     return carry_out_alone(w, &options, write_all, err);

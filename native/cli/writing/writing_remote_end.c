@@ -1,11 +1,11 @@
-/* The end of a writing command whose destination is in an object store, whoever has done the units. */
+/* The last steps of a writing command whose destination is in an object store, whichever process did the units. */
 #include "cli/writing/writing_parts.h"
 #include "tessera/sys/object_output.h"
 
 tsr_status cli_publish_remote(cli_writing *w, tsr_error *err)
 {
     w->conversion = *tsr_work_conversion(w->work);
-    tsr_status status = cli_write_sidecar(w, err); /* before the marker */
+    tsr_status status = cli_write_sidecar(w, err); /* must precede the marker */
     if (status == TSR_OK) status = tsr_work_finish(w->work, err);
     w->conversion = *tsr_work_conversion(w->work);
     if (status == TSR_OK) status = cli_unchanged(&w->source, err);

@@ -1,11 +1,12 @@
 /* The parts of a plan whose destination is in an object store (exec --part, --finish).
  *
- *   part      does the units of its files, and what surrounds them; sends all of it, but completes nothing; leaves a note
- *   the end   takes over what the notes have; does what no part has done, or with --finish refuses; publishes; the notes go
+ *   part      does the units of its files, and what surrounds them; uploads all of it, but completes nothing; leaves a note
+ *   the end   takes over what the notes describe; does what is left (--finish: refuses it); publishes; removes the notes
  *
- * A note is the object .tessera-TAG-2-of-8 below the destination: the records of its units (tessera/sys/work.h), and what
- * tsr_object_output_hand_over gives. TAG is determined by the plan, the source and the options. While a
- * checkpoint is replaced, .tessera-TAG-replacing lists the files of the old one. A killed run needs it to continue. */
+ * A note is the object .tessera-TAG-2-of-8 below the destination. It holds the records of its units (tessera/sys/work.h)
+ * and the text of tsr_object_output_hand_over. TAG is derived from the plan, the source and the options. While a
+ * checkpoint is replaced, .tessera-TAG-replacing lists the files of the old one, which the next run needs if this one is
+ * killed. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -13,13 +14,13 @@
 #include "tessera/sys/map.h"
 #include "tessera/sys/object_output.h"
 
-/* An output that passes over files of other processes. */
+/* An output that ignores writes to files of other processes. */
 typedef struct part_output {
-    tsr_output base; /* first */
+    tsr_output base; /* must be first */
     tsr_output *inner;
     bool *written; /* of a part: the files that it has written units of */
     uint32_t count, created;
-    bool surrounds; /* of a part: what belongs to other files is written, too */
+    bool surrounds; /* of a part: what is written into other files is not ignored now */
 } part_output;
 
 static tsr_status create(tsr_output *base, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
@@ -53,9 +54,9 @@ static part_output open_part(const cli_writing *w)
                          .inner = w->output};
 }
 
-/* ---- what is there ---- */
+/* ---- what was found ---- */
 
-/* Parts must find each other's notes: their names are what the job's text determines. */
+/* Parts must find each other's notes, so the names of notes are derived from the job's text. */
 tsr_status cli_choose_notes(cli_writing *w, tsr_error *err)
 {
     tsr_str text;
@@ -106,7 +107,7 @@ tsr_status cli_keep_others(cli_writing *w, tsr_error *err)
 
 /* ---- a part ---- */
 
-/* The numbers of the files are 0, 1, …: the part's output is new. */
+/* Does the units of a part. The part's output is new, so its files have the numbers 0, 1, …. */
 static tsr_status do_part(cli_writing *w, part_output *o, tsr_error *err)
 {
     o->count = tsr_work_conversion(w->work)->file_count;
@@ -156,7 +157,7 @@ tsr_status cli_carry_out_remote_part(cli_writing *w, tsr_error *err)
 
 typedef struct note_taker {
     cli_writing *writing;
-    uint64_t parts;    /* of the largest division */
+    uint64_t parts;    /* the largest number of parts in any note */
     bool is_published; /* by a run that was killed while it removed the notes */
     tsr_vec done;      /* of uint64_t pairs: part, parts */
 } note_taker;
@@ -199,7 +200,7 @@ static bool is_missing(const void *ctx, uint64_t part)
     return !is_done(ctx, part);
 }
 
-/* Does the rest unless only the end is asked for. */
+/* Does what is left, or refuses it with --finish; then publishes. */
 static tsr_status complete(cli_writing *w, const note_taker *t, tsr_error *err)
 {
     const uint64_t left = tsr_work_left(w->work, 0, 1);

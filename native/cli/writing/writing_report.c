@@ -1,4 +1,4 @@
-/* What was written: a line for people, a document for scripts. */
+/* Reports what was written: a line for people, a document for scripts. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -48,7 +48,7 @@ static void report_text(const cli_writing *w)
     fputc('\n', stderr);
 }
 
-/* Units: pieces of at most 16 MiB. */
+/* Writes how many units there are and how many are done. A unit has at most 16 MiB. */
 static void put_run(void *ctx, tsr_json *json)
 {
     const cli_writing *w = ctx;
@@ -94,10 +94,10 @@ static tsr_status report_json(const cli_writing *w, tsr_error *err)
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
 
-/* Warns of what the conversion did; the document repeats it. */
+/* Prints warnings about the conversion, and keeps them for the document. */
 static tsr_status warn(cli_writing *w, tsr_error *err)
 {
-    TSR_TRY(tsr_mapping_add_notes(w->source.checkpoint, &w->warnings, err)); /* they were printed before */
+    TSR_TRY(tsr_mapping_add_notes(w->source.checkpoint, &w->warnings, err)); /* these were printed earlier */
     const size_t before = w->warnings.count;
     const tsr_status status = tsr_conversion_warnings(w->source.checkpoint, &w->conversion, w->arena, &w->warnings, err);
     const tsr_str *warnings = w->warnings.items;

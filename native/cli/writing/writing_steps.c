@@ -1,4 +1,4 @@
-/* What is done, in journals: records of units, and the sums of what they wrote. */
+/* Records in journals what is done: records of units, and the sums of what they wrote. */
 #include "cli/writing/writing_parts.h"
 #include "publish/file_sums.h"
 #include "tessera/sys/folder.h"
@@ -24,7 +24,7 @@ tsr_status cli_append_step(cli_writing *w, tsr_str records, tsr_error *err)
     return status;
 }
 
-/* Marks what whole steps say is done; *left is what follows them. */
+/* Marks the units in complete steps as done. *left is the text after them. */
 static tsr_status take_steps(const cli_writing *w, tsr_str text, tsr_str *left, tsr_error *err)
 {
     tsr_journal_step step;

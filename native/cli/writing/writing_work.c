@@ -1,9 +1,9 @@
-/* The middle of every writing command: the destination, the journals beside it, the units of work, the end.
+/* The course of every writing command: the destination, the journals next to it, the units of work, the publication.
  *
- *   look for journals → decide what is replaced → journal → open the output → take what is done → do the rest, journalled →
- *   finish → publish
+ *   look for journals → decide what is replaced → begin the journal → open the output → take over what is done →
+ *   do and record the rest → finish → publish
  *
- * A run without --resume removes what it began when it fails; a killed one leaves it, for --resume or the next run. */
+ * If a run without --resume fails, it removes what it began. A killed run leaves it for --resume or the next run. */
 #include <inttypes.h>
 
 #include "cli/program/signals.h"
@@ -23,7 +23,7 @@ static tsr_status open_output(cli_writing *w, const cli_start *b, bool join, tsr
         .absent = w->is_folder && w->options->overwrite && cli_speaks(w->program) && !w->replacement.exists,
         .tag = w->tag,
         .join = join,
-        /* Rank 0 has made all files. If they are gone it is removing them, and they must not be made again. */
+        /* Rank 0 has created all files. If they are missing, it is removing them, and they must not be created again. */
         .whole = join && !b->publishing && ((w->is_exec && b->has_records) || !cli_speaks(w->program)),
         .sums = true,
         .keep = true,
@@ -39,7 +39,7 @@ static tsr_status open_output(cli_writing *w, const cli_start *b, bool join, tsr
     return tsr_folder_output_open(NULL, cli_host(w->program)->allocator, w->destination, &options, &w->output, err);
 }
 
-/* What this process does of the work. */
+/* This process's share of the work. */
 static tsr_journal_share own_share(const cli_writing *w)
 {
     const tsr_comm *ranks = w->program->ranks;
@@ -47,7 +47,7 @@ static tsr_journal_share own_share(const cli_writing *w)
     return w->parts ? (tsr_journal_share){w->part, w->parts, false} : (tsr_journal_share){1, 1, false};
 }
 
-/* So that after a kill it can be told from files of others. */
+/* Lists the files that the job creates, to distinguish them from files of others if the run is killed. */
 tsr_status cli_list_files(cli_writing *w, const tsr_str **files, size_t *count, tsr_error *err)
 {
     const tsr_conversion *c = tsr_work_conversion(w->work);
@@ -74,7 +74,7 @@ static tsr_status begin_journal(cli_writing *w, const cli_start *b, tsr_error *e
     return tsr_journal_begin(&w->journals, w->tag, own_share(w), text, &w->journal, err);
 }
 
-/* Marks what is done already: by this part, and by others. */
+/* Marks what this part and others have already done. */
 static tsr_status take_records(cli_writing *w, tsr_error *err)
 {
     tsr_status status = cli_take_steps(w, false, err);
@@ -83,7 +83,8 @@ static tsr_status take_records(cli_writing *w, tsr_error *err)
     return status;
 }
 
-/* What stays and holds tensors must be told from the new shards: by an index, which later generations always have. */
+/* If files with tensors stay, only an index can distinguish the new shards from them, and every generation after the first
+ * has one. */
 static tsr_status choose_generation(const cli_writing *w, cli_start *b, tsr_error *err)
 {
     tsr_status status = tsr_folder_next_generation(NULL, w->destination, &b->generation, err);
@@ -100,8 +101,8 @@ static tsr_status open_files(cli_writing *w, const cli_start *b, bool join, tsr_
     return status;
 }
 
-/* The files of a run that nobody else shares are new. Parts of a plan may begin at the same time: then what is there already
- * belongs to the job exactly where another part's journal, which is made before its files, is there, too. */
+/* The files of a run that shares them with nobody are new. But parts of a plan may begin at the same time. Existing files
+ * then belong to the job if there is also a journal of another part, because a part creates its journal before its files. */
 static tsr_status open_files_safely(cli_writing *w, const cli_start *b, tsr_error *err)
 {
     bool others = b->resumed;
@@ -110,7 +111,8 @@ static tsr_status open_files_safely(cli_writing *w, const cli_start *b, tsr_erro
     if (status != TSR_E_EXISTS || others || !w->is_exec) return status;
     tsr_error ignored = {0};
     const bool shared = cli_finds_others(w, b, &others, &ignored) == TSR_OK && others;
-    if (w->output && !shared) tsr_folder_output_drop(w->output); /* what is in the way is not ours; what was made just now is */
+    /* Removes what was created just now; the files that are in the way are not ours. */
+    if (w->output && !shared) tsr_folder_output_drop(w->output);
     if (w->output) w->output->close(w->output);
     w->output = NULL;
     if (!shared) return status;
@@ -124,14 +126,15 @@ static tsr_status plan_work(cli_writing *w, const cli_start *b, const tsr_conver
     return tsr_work_new(w->source.checkpoint, options, b->generation, w->arena, &w->work, err);
 }
 
-/* A part that does not publish decides nothing for good: parts run at the same time. */
+/* Keeps other jobs from replacing the destination. A part that does not publish need not do that, and parts run at the same
+ * time. */
 static tsr_status hold_destination(cli_writing *w, tsr_error *err)
 {
     if (!w->options->overwrite || (w->part && !w->finish)) return TSR_OK;
     return tsr_journals_hold(&w->journals, err);
 }
 
-/* The journal first: an output without one belongs to nobody. */
+/* Begins the journal before the output, because an output without a journal belongs to nobody. */
 static tsr_status open_all(cli_writing *w, cli_start *b, const tsr_convert_options *options, tsr_error *err)
 {
     tsr_status status = hold_destination(w, err);
@@ -141,7 +144,8 @@ static tsr_status open_all(cli_writing *w, cli_start *b, const tsr_convert_optio
     if (status == TSR_OK) status = cli_check_names(w, err);
     if (status == TSR_OK) status = begin_journal(w, b, err);
     if (status == TSR_OK) status = open_files_safely(w, b, err);
-    /* Records seen before the files were opened are about files that were whole then: if they are not, nothing is known. */
+    /* The records were written when the files were complete. If the files are not complete now, the records no longer
+     * count. */
     if (status == TSR_OK && b->has_records && !tsr_folder_output_continues(w->output)) {
         status = tsr_journals_remove(&w->journals, w->tag, tsr_journal_name(w->journal), err);
         if (status == TSR_OK) status = tsr_journal_cut(w->journal, 0, err);
@@ -151,7 +155,7 @@ static tsr_status open_all(cli_writing *w, cli_start *b, const tsr_convert_optio
 
 /* ---- several ranks ---- */
 
-/* What rank 0 has found and decided. */
+/* Tells the other ranks what rank 0 has found and decided. */
 static tsr_status share_start(cli_writing *w, cli_start *b, tsr_error *err)
 {
     tsr_comm *ranks = w->program->ranks;
@@ -170,7 +174,7 @@ static tsr_status share_start(cli_writing *w, cli_start *b, tsr_error *err)
     return status;
 }
 
-/* At a signal. What --resume and the parts of a plan need stays. */
+/* Called when a signal ends the program. Keeps what --resume and the parts of a plan need. */
 static void remove_unfinished(void *ctx)
 {
     const cli_writing *w = ctx;
@@ -180,8 +184,8 @@ static void remove_unfinished(void *ctx)
     tsr_journals_discard(&w->journals, w->tag, &ignored);
 }
 
-/* When a signal ends rank 0, it removes all journals, and looks for more when its own is gone. Whoever makes one behind that sees
- * that rank 0 has none. */
+/* When a signal ends rank 0, it removes all journals, and looks for further ones when its own is gone. A rank that creates a
+ * journal after that sees that rank 0 has none. */
 static tsr_status begin_behind_rank_0(cli_writing *w, const cli_start *b, tsr_error *err)
 {
     tsr_leftover *found;
@@ -196,7 +200,8 @@ static tsr_status begin_behind_rank_0(cli_writing *w, const cli_start *b, tsr_er
                      w->destination);
 }
 
-/* The launcher ends the other ranks with rank 0: one that has not seen yet that rank 0 is gone removes its journal, too. */
+/* The launcher ends the other ranks together with rank 0. A rank that has not yet seen that rank 0 is gone removes its
+ * journal, too. */
 static tsr_status begin_journal_beside_rank_0(cli_writing *w, const cli_start *b, tsr_error *err)
 {
     cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
@@ -206,7 +211,7 @@ static tsr_status begin_journal_beside_rank_0(cli_writing *w, const cli_start *b
     return status;
 }
 
-/* The files that rank 0 has opened, and what is done of them. */
+/* Opens the files that rank 0 has created, and takes over what is done. */
 static tsr_status join_rank_0(cli_writing *w, cli_start *b, const tsr_convert_options *options, tsr_error *err)
 {
     tsr_status status = plan_work(w, b, options, err);
@@ -238,7 +243,7 @@ tsr_status cli_exchange_records(const cli_writing *w, tsr_error *err)
     return status;
 }
 
-/* ---- doing ---- */
+/* ---- work ---- */
 
 static tsr_status append(void *ctx, tsr_str records, tsr_error *err)
 {
@@ -275,7 +280,7 @@ static bool has_units_left(const void *ctx, uint64_t part)
     return tsr_work_left(m->writing->work, part - 1, m->parts) != 0;
 }
 
-/* The parts of the largest division that was begun and is not complete. */
+/* Refuses to publish, listing the parts that are not done. The parts are those of the largest division that was begun. */
 static tsr_status refuse_missing(const cli_writing *w, tsr_error *err)
 {
     missing_units m = {w, 1};
@@ -289,7 +294,7 @@ static tsr_status refuse_missing(const cli_writing *w, tsr_error *err)
     return cli_refuse_missing(w, m.parts, has_units_left, &m, err);
 }
 
-/* Keeps what publishing will do, so that what a kill leaves of it can be brought to an end. */
+/* Records what publishing is about to do, so that an interrupted publication can be completed or undone. */
 static tsr_status note_publishing(cli_writing *w, uint32_t marker, tsr_error *err)
 {
     const bool durable = tsr_folder_output_replaces(w->output) || w->replacement.swap || w->sidecar;
@@ -311,7 +316,7 @@ static tsr_status give_names(cli_writing *w, tsr_error *err)
     return status == TSR_OK ? tsr_journals_remove(&w->journals, w->tag, NULL, err) : status;
 }
 
-/* A signal waits for the renames. It need not wait for the disk: the files are synced before. */
+/* A signal waits for the renames. It does not wait for the disk, because the files were synced before. */
 static tsr_status publish(cli_writing *w, tsr_error *err)
 {
     tsr_status status = w->output->sync(w->output, err);
@@ -323,13 +328,14 @@ static tsr_status publish(cli_writing *w, tsr_error *err)
     return status;
 }
 
-/* What surrounds the units, all of which are done. */
+/* Writes what surrounds the units. All units must be done. */
 static tsr_status finish(cli_writing *w, tsr_error *err)
 {
     if (tsr_work_left(w->work, 0, 1)) return refuse_missing(w, err);
     tsr_status status = tsr_work_finish(w->work, err);
     w->conversion = *tsr_work_conversion(w->work);
-    const bool believes = w->units_found || w->part || w->finish; /* what other processes have written */
+    /* Whether files contain data that this process did not write, or wrote in an earlier run. */
+    const bool believes = w->units_found || w->part || w->finish;
     if (status == TSR_OK && believes && !w->options->no_verify) status = cli_verify_written(w, err);
     return status == TSR_OK ? cli_write_sidecar(w, err) : status;
 }
@@ -351,8 +357,9 @@ static tsr_status do_units(cli_writing *w, tsr_error *err)
     return status == TSR_OK ? cli_agree(w->program, first ? publish(w, err) : TSR_OK, err) : status;
 }
 
-/* The run before ended when its output had taken the destination's name. What is left of it is removed. A record that a power
- * loss took was of one rename: what had another name has this one. */
+/* Whether the previous run was interrupted after its output got the destination's name; its leftovers are then removed. If
+ * the record was lost in a power failure, the publication was a single rename: there is no temporary output any more, but
+ * there is a destination. */
 static bool was_published(const cli_writing *w, const cli_start *b)
 {
     struct stat info;
@@ -360,7 +367,7 @@ static bool was_published(const cli_writing *w, const cli_start *b)
     return !b->has_output && w->journals.sys->stat_at(w->journals.sys, w->journals.folder, w->journals.name, &info) == 0;
 }
 
-/* After a failure: what nobody can go on with is removed. */
+/* After a failure: removes what nobody can continue. */
 static void clean_up(cli_writing *w)
 {
     tsr_error ignored = {0};
@@ -370,7 +377,7 @@ static void clean_up(cli_writing *w)
         w->journals.sys->unlink(w->journals.sys, w->journals.folder, tsr_journal_name(w->journal), false);
 }
 
-/* What is left to do, as rank 0 sees it. */
+/* Determines what is left to do, as rank 0 sees it. */
 static tsr_status begin(cli_writing *w, cli_start *b, tsr_error *err)
 {
     tsr_status status = cli_agree(w->program, cli_look_around(w, b, err), err);
