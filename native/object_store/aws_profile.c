@@ -25,7 +25,7 @@ static tsr_str take_line(tsr_str *text)
     return line;
 }
 
-/* The lines between "[name]" and the next section. */
+/* The lines after "[name]" and before the next section. */
 static tsr_str section(tsr_str text, const char *name)
 {
     tsr_str found = {NULL, 0};
@@ -40,7 +40,7 @@ static tsr_str section(tsr_str text, const char *name)
     return found;
 }
 
-/* The setting's value. Lines that begin with a space belong to the setting before them. */
+/* The value of a setting. Lines that begin with a space are continuations of the previous setting. */
 static tsr_str get(tsr_str text, const char *setting)
 {
     while (text.size) {

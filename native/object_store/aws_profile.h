@@ -1,5 +1,5 @@
-/* The files that AWS's tools keep their settings in: ~/.aws/credentials and ~/.aws/config, or what AWS_SHARED_CREDENTIALS_FILE and
- * AWS_CONFIG_FILE name. */
+/* The files with the settings of AWS's tools: ~/.aws/credentials and ~/.aws/config, or those named by
+ * AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE. */
 #ifndef TSR_OBJECT_STORE_AWS_PROFILE_H
 #define TSR_OBJECT_STORE_AWS_PROFILE_H
 
@@ -7,13 +7,14 @@
 
 typedef struct tsr_aws_profile {
     const char *name;    /* AWS_PROFILE, otherwise "default" */
-    tsr_str credentials; /* the lines of its section, one file each; empty: no such section */
+    /* The lines of the profile's section in the credentials file, and below in the configuration; empty: no such section. */
+    tsr_str credentials;
     tsr_str config;
 } tsr_aws_profile;
 
-/* Reads both files as far as they exist. A profile that AWS_PROFILE names has to be in one of them (TSR_E_NOT_FOUND). */
+/* Reads both files if they exist. TSR_E_NOT_FOUND if neither has the profile that AWS_PROFILE names. */
 tsr_status tsr_aws_profile_read(tsr_arena *arena, tsr_aws_profile *out, tsr_error *err);
-/* The value of a setting, from the credentials file before the configuration; NULL data: not set. */
+/* The value of a setting. The credentials file takes precedence over the configuration. NULL data: not set. */
 tsr_str tsr_aws_profile_get(const tsr_aws_profile *profile, const char *setting);
 
 #endif

@@ -12,10 +12,10 @@
 enum { MOST_PAGE = 16 << 20 };
 
 typedef struct azure {
-    tsr_service base; /* first */
+    tsr_service base; /* must be first */
     tsr_str container;
     const char *endpoint;  /* "https://account.blob.core.windows.net" */
-    const char *signature; /* "sv=…&sig=…", or empty */
+    const char *signature; /* shared access signature "sv=…&sig=…"; may be empty */
 } azure;
 
 static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
@@ -61,7 +61,7 @@ static tsr_status list(tsr_service *base, tsr_str prefix, bool flat, tsr_object_
 
 /* ---- opening ---- */
 
-/* The value of "Name=value;" in a connection string; NULL data: it is not there. */
+/* The value of "Name=value;" in a connection string; NULL data: there is none. */
 static tsr_str connection_value(const char *text, const char *name)
 {
     const size_t n = strlen(name);

@@ -1,6 +1,7 @@
-/* Uploads to Azure. Source: the reference of Azure's Blob service (Put Block, Put Block List, Get Block List, Put Blob, Delete Blob).
- * Blocks that are not in a list yet are not visible; nobody can remove them, and the service does so after a week, or when the object
- * is made of others. Their names are checksums of what they hold, so that an interrupted run can be continued. */
+/* Uploads to Azure. Source: the reference of Azure's Blob service (Put Block, Put Block List, Get Block List, Put Blob,
+ * Delete Blob). A block is not visible until a block list makes it part of an object. Nobody can remove it before; the
+ * service does so after a week, or when the object is made from other blocks. The name of a block contains a checksum of its
+ * bytes, so an interrupted run can be continued. */
 #include "object_store/upload.h"
 
 #include <stdio.h>
@@ -23,8 +24,8 @@ static unsigned hex_digit(char digit)
     return (unsigned)(digit <= '9' ? digit - '0' : digit - 'a' + 10);
 }
 
-/* Base64 of the part's number and of 160 bits of its SHA-256. All names of an object's blocks must have one length. Another run that
- * writes the same object uses other names, unless the bytes are the same. */
+/* The name of a block: Base64 of the part's number and of 160 bits of its SHA-256. All block names of an object must have
+ * the same length. Another run that writes the same object uses other names, unless the bytes are the same. */
 static void block_id(unsigned number, const tsr_upload_bytes *bytes, tsr_part_tag *out)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -115,7 +116,7 @@ static tsr_status put(tsr_service *service, const tsr_upload *upload, const tsr_
 
 /* ---- resuming ---- */
 
-/* None where there is neither an object nor a block. */
+/* Lists the blocks that were sent; none if there is neither an object nor a block. */
 static tsr_status list_parts(tsr_service *service, const tsr_upload *upload, tsr_object_list *out, tsr_error *err)
 {
     static const tsr_parameter parameters[] = {{"blocklisttype", {"uncommitted", 11}}, {"comp", {"blocklist", 9}}};
@@ -132,7 +133,7 @@ static tsr_status list_parts(tsr_service *service, const tsr_upload *upload, tsr
 
 static bool is_same_part(const tsr_object *part, const tsr_upload_bytes *bytes, tsr_part_tag *tag)
 {
-    (void)bytes; /* the name is their checksum */
+    (void)bytes; /* the name contains their checksum */
     snprintf(tag->text, sizeof tag->text, "%.*s", TSR_STR_ARG(part->key));
     return true;
 }

@@ -45,7 +45,7 @@ static tsr_status refuse_unsupported(const tsr_aws_profile *profile, tsr_error *
     return TSR_OK;
 }
 
-/* "2026-11-23T02:00:00Z" → seconds since 1970; 0: it is not that. */
+/* Parses "2026-11-23T02:00:00Z" into seconds since 1970; 0 if the text has another form. */
 static int64_t time_of(const char *text)
 {
     struct tm tm = {0};
@@ -64,7 +64,8 @@ static tsr_status from_json(tsr_str json, const char *source, tsr_arena *arena, 
     return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s gave no credentials", source);
 }
 
-/* Credentials come in plain text over HTTP only from this machine, or from the addresses that containers have them at. */
+/* Credentials may be sent in plain text over HTTP only by this machine itself, or by the addresses that serve them to
+ * containers. */
 static bool may_be_plain(const char *url)
 {
     static const char *const hosts[] = {"localhost", "127.", "[::1]", "169.254.170.2", "169.254.170.23", "[fd00:ec2::23]"};
@@ -114,7 +115,8 @@ static tsr_status from_container(tsr_transport *transport, tsr_arena *arena, tsr
     return from_json(text, "the container's credential service", arena, out, err);
 }
 
-/* IMDSv2: a token for this session, the role's name, its credentials. On machines that have no such service nobody answers. */
+/* IMDSv2: requests a token for the session, then the name of the role, then its credentials. On machines without this
+ * service, nobody answers. */
 static tsr_status from_instance(tsr_transport *transport, tsr_arena *arena, tsr_credentials *out, tsr_error *err)
 {
     static const char *const ttl[] = {"X-aws-ec2-metadata-token-ttl-seconds: 21600", NULL};

@@ -29,9 +29,9 @@ void tsr_exchange_end(tsr_exchange *x)
     x->arena = NULL;
 }
 
-/* ---- what the server says ---- */
+/* ---- the server's answers ---- */
 
-/* The text behind `begin` up to one of `ends`, if it is a word: letters, digits, '.', '-' and '_'. */
+/* The text between `begin` and one of `ends`, if it is a word of letters, digits, '.', '-' and '_'. */
 static bool find_word(const char *text, const char *begin, const char *ends, char *out, size_t room)
 {
     const char *at = strstr(text, begin);
@@ -109,7 +109,7 @@ static tsr_status prepare(tsr_service *service, tsr_exchange *x, tsr_error *err)
     return service->prepare(service, x, err);
 }
 
-/* Whoever redirects chooses the address: nothing secret goes there unless it is the same server. */
+/* Follows redirects. The server chooses the new address, so secrets are sent there only if it is the same server. */
 static tsr_status follow(tsr_service *service, tsr_exchange *x, tsr_error *err)
 {
     tsr_transfer *const all[] = {&x->transfer};
@@ -128,7 +128,7 @@ static tsr_status follow(tsr_service *service, tsr_exchange *x, tsr_error *err)
     return TSR_OK;
 }
 
-/* A wrong region is stated by a header, or by the error's text. */
+/* Asks again in another region if a header, or the text of the error, says that the request was sent to the wrong one. */
 static bool relocate(tsr_service *service, tsr_exchange *x)
 {
     const tsr_transfer *t = &x->transfer;
@@ -141,14 +141,15 @@ static bool relocate(tsr_service *service, tsr_exchange *x)
     return service->relocate(service, region);
 }
 
-/* Whether the server may have carried the request out although it did not say so. 503 means that it has not. */
+/* Whether the server may have carried out the request although there is no answer that says so. 503 means that it has
+ * not. */
 static bool is_lost(const tsr_transfer *t)
 {
     if (t->result == TSR_TRANSFER_ANSWERED) return t->answer.status >= 500 && t->answer.status != 503;
     return t->result == TSR_TRANSFER_CUT;
 }
 
-/* After an attempt: is it over? Otherwise *seconds is how long to wait before the next. */
+/* Decides after an attempt whether the request is done. Otherwise *seconds is how long to wait before the next attempt. */
 static tsr_status judge(tsr_service *service, tsr_exchange *x, double *seconds, tsr_error *err)
 {
     tsr_transfer *t = &x->transfer;
@@ -170,7 +171,7 @@ static tsr_status judge(tsr_service *service, tsr_exchange *x, double *seconds, 
                      tsr_shown_key_of(service, x->request->key).text, t->reason);
 }
 
-/* One attempt of all that are not done. *left: how many are to be tried again, after *seconds. */
+/* Makes one attempt for each request that is not done. *left is the number of requests to try again, after *seconds. */
 static tsr_status attempt(tsr_service *service, tsr_exchange *exchanges, size_t count, size_t *left, double *seconds, tsr_error *err)
 {
     tsr_transfer *open[MOST_AT_ONCE] = {NULL};

@@ -1,4 +1,5 @@
-/* See gcs.h. Source: the reference of Cloud Storage's JSON API, and of its XML API for uploads; and Google's documentation of the metadata server. */
+/* See gcs.h. Sources: the references of Cloud Storage's JSON API and, for uploads, of its XML API; Google's documentation of
+ * the metadata server. */
 #include "object_store/gcs.h"
 #include "io/locked.h"
 
@@ -18,18 +19,18 @@
 enum { MOST_PAGE = 8 << 20, RENEW_SECONDS = 300, RENEW_PAUSE = 30 };
 
 typedef struct gcs {
-    tsr_service base; /* first */
+    tsr_service base; /* must be first */
     const char *endpoint;
-    tsr_str bucket; /* encoded */
-    pthread_mutex_t lock; /* over what follows */
+    tsr_str bucket; /* percent-encoded */
+    pthread_mutex_t lock; /* protects the following fields */
     tsr_arena *secrets;
-    const char *token; /* NULL: none, requests are anonymous */
-    int64_t expires, renewed; /* seconds since 1970; expires 0: never */
+    const char *token; /* NULL: there is none, so requests are anonymous */
+    int64_t expires, renewed; /* seconds since 1970; `expires` 0: never */
 } gcs;
 
 /* ---- the token ---- */
 
-/* Of the machine's service account. Nobody answers on machines outside of Google's cloud. */
+/* Requests a token of the machine's service account. Outside of Google's cloud, nobody answers. */
 static tsr_status ask_metadata(gcs *service, tsr_arena *arena, const char **token, int64_t *expires, tsr_error *err)
 {
     static const char *const headers[] = {"Metadata-Flavor: Google", NULL};
@@ -49,7 +50,7 @@ static tsr_status ask_metadata(gcs *service, tsr_arena *arena, const char **toke
     return TSR_OK;
 }
 
-/* With the lock held. */
+/* Must be called with the lock held. */
 static tsr_status renew(gcs *service, tsr_error *err)
 {
     const int64_t now = (int64_t)time(NULL);
@@ -132,7 +133,7 @@ static tsr_status stat_object(tsr_service *base, tsr_str key, tsr_object_list *o
     return status;
 }
 
-/* Reading is asking for the object with one more parameter. */
+/* Reading an object is the same request as asking for its description, with one more parameter. */
 static tsr_status prepare_any(tsr_service *base, tsr_exchange *x, tsr_error *err)
 {
     static const tsr_parameter media = {"alt", {"media", 5}};
@@ -156,7 +157,7 @@ static void release(tsr_service *base)
     tsr_arena_free(service->secrets);
 }
 
-/* "localhost:9023" of an emulator, or Google's own servers. */
+/* The address of an emulator such as "localhost:9023", otherwise that of Google's own servers. */
 static tsr_status find_endpoint(tsr_arena *arena, const char **out, tsr_error *err)
 {
     const char *emulator = tsr_setting("STORAGE_EMULATOR_HOST"), *base = emulator ? emulator : "https://storage.googleapis.com";
@@ -183,7 +184,8 @@ static tsr_status configure(gcs *service, const tsr_location *location, tsr_erro
                 "GOOGLE_APPLICATION_CREDENTIALS is set, but service-account files are not supported; set GOOGLE_OAUTH_ACCESS_TOKEN to the output of "
                 "`gcloud auth print-access-token`");
     service->base.credentials_hint = "; no credentials were found: set GOOGLE_OAUTH_ACCESS_TOKEN, or GOOGLE_HMAC_ACCESS_ID and GOOGLE_HMAC_SECRET";
-    if (tsr_setting("STORAGE_EMULATOR_HOST") && !tsr_setting("GCE_METADATA_HOST")) return TSR_OK; /* emulators ask for nothing */
+    /* Emulators require no credentials. */
+    if (tsr_setting("STORAGE_EMULATOR_HOST") && !tsr_setting("GCE_METADATA_HOST")) return TSR_OK;
     service->renewed = (int64_t)time(NULL);
     return ask_metadata(service, service->secrets, &service->token, &service->expires, err);
 }

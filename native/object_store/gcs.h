@@ -4,7 +4,8 @@
 
 #include "object_store/service.h"
 
-/* Opens a bucket: by the JSON API with a token, or by the XML API with an HMAC key. *out as tsr_service_new has it. */
+/* Opens a bucket: with the JSON API if there is a token, with the XML API if there is an HMAC key. Sets *out as described
+ * for tsr_service_new. */
 tsr_status tsr_gcs_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport, tsr_service **out,
                         tsr_error *err);
 

@@ -14,12 +14,12 @@
 enum { MOST_PAGE = 16 << 20, MOST_TOKEN = 512 };
 
 typedef struct hf {
-    tsr_service base; /* first */
+    tsr_service base; /* must be first */
     const char *endpoint;
-    const char *repository; /* "datasets/ORG/REPO" of a data set, otherwise "ORG/REPO" */
+    const char *repository; /* "datasets/ORG/REPO" for a data set, otherwise "ORG/REPO" */
     const char *api;        /* "https://huggingface.co/api/models/ORG/REPO" */
     const char *commit;
-    const char *token; /* NULL: none */
+    const char *token; /* NULL: there is none */
 } hf;
 
 static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
@@ -67,7 +67,8 @@ static tsr_status read_page(tsr_str page, tsr_object_list *out, tsr_error *err)
     return status;
 }
 
-/* The target of `<URL>; rel="next"`, which has to be on the same server, because the token goes there; NULL: this was the last page. */
+/* The target of `<URL>; rel="next"`. It must be on the same server, because the token is sent there. NULL: this was the last
+ * page. */
 static const char *next_page(const hf *service, const char *link, tsr_arena *arena)
 {
     const char *open = link ? strchr(link, '<') : NULL, *close = open ? strchr(open, '>') : NULL;
@@ -96,10 +97,10 @@ static tsr_status list_directory(hf *service, tsr_str directory, bool recursive,
 
 static tsr_status list(tsr_service *base, tsr_str prefix, bool flat, tsr_object_list *out, tsr_error *err)
 {
-    if (prefix.size) prefix.size--; /* the slash */
+    if (prefix.size) prefix.size--; /* without the slash at its end */
     const tsr_status status = list_directory((hf *)base, prefix, flat, out, err);
     if (status != TSR_E_NOT_FOUND) return status;
-    *err = (tsr_error){0}; /* there is nothing below it */
+    *err = (tsr_error){0}; /* there are no files below it */
     return TSR_OK;
 }
 
@@ -127,7 +128,7 @@ static tsr_status stat_file(tsr_service *base, tsr_str key, tsr_object_list *out
 
 /* ---- opening ---- */
 
-/* HF_TOKEN, otherwise the file that `hf auth login` writes. */
+/* Reads HF_TOKEN, otherwise the file that `hf auth login` writes. */
 static tsr_status find_token(hf *service, tsr_error *err)
 {
     char line[MOST_TOKEN] = "";

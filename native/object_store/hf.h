@@ -4,7 +4,7 @@
 
 #include "object_store/service.h"
 
-/* Opens a repository at one commit: a branch is looked up once. *out as tsr_service_new has it. */
+/* Opens a repository at one commit: a branch is resolved once. Sets *out as described for tsr_service_new. */
 tsr_status tsr_hf_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport, tsr_service **out,
                        tsr_error *err);
 

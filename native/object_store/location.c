@@ -23,7 +23,7 @@ bool tsr_is_object_url(const char *path)
     return false;
 }
 
-/* What comes before the next slash; *rest is what comes after it. */
+/* Returns what precedes the next slash; *rest is what follows it. */
 static tsr_str component(tsr_str *rest)
 {
     const char *slash = rest->size ? memchr(rest->data, '/', rest->size) : NULL;
@@ -33,7 +33,7 @@ static tsr_str component(tsr_str *rest)
     return first;
 }
 
-/* Names of buckets, accounts and repositories become part of a host or a path: nothing else may be in them. */
+/* Names of buckets, accounts and repositories become part of a host or a path, so other characters are not allowed. */
 static bool is_name(tsr_str text)
 {
     for (size_t i = 0; i < text.size; i++) {
@@ -44,7 +44,7 @@ static bool is_name(tsr_str text)
     return text.size > 0 && text.data[0] != '.';
 }
 
-/* "@refs/pr/3/model.safetensors": names of references have slashes. */
+/* Takes a revision. The names of references contain slashes, as in "@refs/pr/3/model.safetensors". */
 static tsr_str take_revision(tsr_str *rest)
 {
     const tsr_str whole = *rest;

@@ -21,10 +21,10 @@ typedef struct reading {
     tsr_str *next;
     tsr_error *err;
     tsr_status status;
-    tsr_object object; /* of the item that is being read */
+    tsr_object object; /* the item that is being read */
     bool in_item, is_encoded, is_error, is_cut, has_key, has_size;
     unsigned depth;
-    char text[MOST_TEXT]; /* of the element that is being read */
+    char text[MOST_TEXT]; /* text of the element that is being read */
     size_t size;
 } reading;
 
@@ -122,7 +122,7 @@ static void XMLCALL end_element(void *ctx, const XML_Char *name)
     r->size = 0;
 }
 
-/* No listing declares entities; whoever does is up to something. */
+/* No genuine listing has a document type declaration. It could declare entities that expand to huge texts. */
 static void XMLCALL refuse_doctype(void *ctx, const XML_Char *name, const XML_Char *system_id, const XML_Char *public_id, int has_subset)
 {
     (void)name, (void)system_id, (void)public_id, (void)has_subset;
@@ -133,7 +133,7 @@ tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_obje
 {
     reading r = {.form = form, .out = out, .next = next, .err = err};
     *next = (tsr_str){NULL, 0};
-    /* <EncodingType> may come after the objects that it is about */
+    /* <EncodingType> may follow the objects that it applies to, so it is searched for first. */
     r.is_encoded = page.size && memmem(page.data, page.size, "<EncodingType>url</EncodingType>", 32);
     r.parser = XML_ParserCreate(NULL);
     if (!r.parser) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for a listing");

@@ -1,23 +1,26 @@
-/* The pages of a listing: in XML, as S3, Azure and Google's XML API give them, and in JSON, as Google does. */
+/* Parses the pages of a listing: XML from S3, Azure and Google's XML API, and JSON from Google. */
 #ifndef TSR_OBJECT_STORE_OBJECT_LISTING_H
 #define TSR_OBJECT_STORE_OBJECT_LISTING_H
 
 #include "object_store/service.h"
 
-/* The names of what counts in a page; of `root` only how it begins (moto gives ListPartsResponse for S3's ListPartsResult). `size` NULL: the items have none. `cut`: the element that is "true" where more pages follow, of
- * servers that state `next` on the last page, too; NULL: `next` alone says it. */
+/* The names of the relevant elements of a page. Of `root`, only the beginning is compared (moto sends ListPartsResponse for
+ * S3's ListPartsResult). `size` NULL: items have no size. `cut`: the element that is "true" if more pages follow, for
+ * servers that send `next` on the last page, too; NULL: `next` alone decides. */
 typedef struct tsr_listing_form {
     const char *root, *item, *key, *size, *version, *next, *cut;
 } tsr_listing_form;
 extern const tsr_listing_form tsr_listing_of_s3, tsr_listing_of_azure;
-/* Unfinished uploads (ids as versions) and their parts, by S3's protocol; the blocks of an object, by Azure's. */
+/* Unfinished uploads (with their ids as versions) and their parts in S3's protocol, and the blocks of an object in
+ * Azure's. */
 extern const tsr_listing_form tsr_listing_of_uploads, tsr_listing_of_parts, tsr_listing_of_blocks;
 
-/* Appends a page's objects to `out`. `*next`: what asks for the following page, in out->arena; empty: this was the last. Errors:
- * TSR_E_FORMAT for anything that is not such a page, TSR_E_IO for an <Error> (its code is named), TSR_E_LIMIT, TSR_E_NOMEM. */
+/* Appends the objects of a page to `out`. `*next` is the token with which to request the following page, in out->arena;
+ * empty: this was the last page. Errors: TSR_E_FORMAT if it is not such a page, TSR_E_IO for an <Error>, with its code,
+ * TSR_E_LIMIT, TSR_E_NOMEM. */
 tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err);
 
-/* Likewise for Google's JSON: a page, and the description of one object. */
+/* The same for Google's JSON: a page, and the description of one object. */
 tsr_status tsr_listing_read_google(tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err);
 tsr_status tsr_listing_read_google_object(tsr_str text, tsr_object_list *out, tsr_error *err);
 

@@ -15,17 +15,17 @@
 enum { PART = 4 << 20, PART_AHEAD = 1 << 20, MOST_PARTS = 64 };
 
 typedef struct object_file {
-    tsr_str name;    /* below the root */
+    tsr_str name;    /* relative to the root */
     const tsr_object *object;
 } object_file;
 
 typedef struct object_store {
-    tsr_store base; /* first */
+    tsr_store base; /* must be first */
     const tsr_allocator *allocator;
     tsr_service *service;
-    tsr_object_list objects; /* everything that was listed */
-    size_t root;             /* bytes of a key in front of a name */
-    object_file *files;      /* those that are shown, sorted by name; room for all objects */
+    tsr_object_list objects; /* all objects that were listed */
+    size_t root;             /* bytes of a key that precede the name */
+    object_file *files;      /* the objects that the store shows, sorted by name; has room for all objects */
     tsr_store_file *listing;
     size_t room;
     tsr_block_cache *cache;
@@ -50,7 +50,7 @@ static tsr_status check_answer(const object_store *store, const tsr_object *obje
     if (answer->status >= 300) return tsr_exchange_error(store->service, x, err);
     if (answer->status == 200 && r->offset == 0 && r->capacity == object->size && answer->size == r->capacity && !x->transfer.overflowed &&
         answer->version[0])
-        return TSR_OK; /* the whole object is the range */
+        return TSR_OK; /* the server sent the whole object, which is what was requested */
     if (answer->status != 206)
         return tsr_raise(err, TSR_E_IO, r->offset, "%s/%.*s: the server answered %ld where a part of the object (206) was asked for", shown,
                          TSR_STR_ARG(object->key), answer->status);
@@ -64,10 +64,10 @@ static tsr_status check_answer(const object_store *store, const tsr_object *obje
 typedef struct part_range {
     const tsr_object *object;
     uint64_t offset;
-    size_t size, part; /* bytes; of each request */
+    size_t size, part; /* bytes in total, and per request */
 } part_range;
 
-/* One to MOST_PARTS requests at once. */
+/* Fetches a range with 1 to MOST_PARTS requests at the same time. */
 static tsr_status fetch_parts(object_store *store, part_range range, char *buffer, tsr_error *err)
 {
     const tsr_object *object = range.object;
@@ -157,7 +157,7 @@ static void object_expect(tsr_store *base, uint32_t file, uint64_t offset, uint6
     if (size > TSR_CACHE_LARGEST_READ) tsr_read_ahead_expect(((object_store *)base)->ahead, file, offset, size);
 }
 
-/* ---- what is shown ---- */
+/* ---- files of the store ---- */
 
 static int by_name(const void *a, const void *b)
 {
@@ -177,7 +177,8 @@ static bool is_own_output(tsr_str name)
     return name.size >= sizeof mark - 1 && memmem(name.data, name.size, mark, sizeof mark - 1);
 }
 
-/* Shows the objects up to `levels` directories below the root. Consoles make empty objects "directory/": they are no files. */
+/* Shows the objects up to `levels` directories below the root. Empty objects named "directory/", which web consoles create,
+ * are not files. */
 static tsr_status show(object_store *store, unsigned levels, bool *deeper, tsr_error *err)
 {
     const tsr_object *objects = store->objects.items.items;
@@ -200,7 +201,7 @@ static tsr_status show(object_store *store, unsigned levels, bool *deeper, tsr_e
     for (uint32_t i = 0; i < shown; i++) store->listing[i] = (tsr_store_file){store->files[i].name, store->files[i].object->size};
     store->base.files = store->listing;
     store->base.file_count = shown;
-    tsr_block_cache_forget(store->cache); /* numbers changed */
+    tsr_block_cache_forget(store->cache); /* the numbers of the files have changed */
     tsr_read_ahead_forget(store->ahead);
     tsr_guards_forget(store->guards);
     return TSR_OK;
@@ -228,7 +229,8 @@ static tsr_str parent_of(tsr_str key)
     return key;
 }
 
-/* A file whose neighbours belong to it is shown among them; where listing them is not allowed, alone. */
+/* If other files in the directory may belong to this file, lists them, too. If listing is not allowed, the file is shown
+ * alone. */
 static tsr_status add_neighbours(object_store *store, tsr_str key, tsr_error *err)
 {
     tsr_object_list list = {0};
@@ -260,7 +262,7 @@ static tsr_status open_object(object_store *store, tsr_str key, tsr_error *err)
                : TSR_OK;
 }
 
-/* TSR_E_NOT_FOUND: nothing is below it. */
+/* TSR_E_NOT_FOUND if there are no objects below it. */
 static tsr_status open_directory(object_store *store, tsr_str key, tsr_error *err)
 {
     char *text = tsr_arena_array(store->objects.arena, key.size + 1, 1, err);
@@ -278,14 +280,14 @@ static tsr_status open_directory(object_store *store, tsr_str key, tsr_error *er
     return show(store, 1, &deeper, err);
 }
 
-/* An object or a directory: what is likelier is tried first, and the first problem is the one to report. */
+/* Opens an object or a directory. The likelier one is tried first, and usually it is the first error that is reported. */
 static tsr_status open_either(object_store *store, tsr_str key, tsr_error *err)
 {
     tsr_error second = {0};
     const bool object_first = has_extension(key);
     if (!key.size) return open_directory(store, key, err);
     const tsr_status first = object_first ? open_object(store, key, err) : open_directory(store, key, err);
-    const bool is_refused = first == TSR_E_IO && !object_first; /* reading may be allowed where listing is not */
+    const bool is_refused = first == TSR_E_IO && !object_first; /* reading may be allowed even if listing is not */
     if (first != TSR_E_NOT_FOUND && !is_refused) return first;
     const tsr_status status = object_first ? open_directory(store, key, &second) : open_object(store, key, &second);
     if (status != TSR_OK && status != TSR_E_NOT_FOUND && !is_refused && err) *err = second;

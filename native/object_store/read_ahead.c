@@ -18,10 +18,10 @@ typedef struct window {
     char *bytes;
 } window;
 
-/* Where a read ended: the next one of its run begins there. */
+/* A sequence of reads, each of which begins where the previous one ended. */
 typedef struct run {
     uint32_t file;
-    uint64_t begin, end; /* end 0: none */
+    uint64_t begin, end; /* `end` is where the last read ended; 0: unused */
 } run;
 
 struct tsr_read_ahead {
@@ -32,9 +32,9 @@ struct tsr_read_ahead {
     pthread_cond_t fetched;
     window windows[WINDOWS];
     run runs[RUNS];
-    run expected[RUNS]; /* announced */
+    run expected[RUNS]; /* ranges that were announced */
     uint64_t clock;
-    unsigned expected_count; /* so far */
+    unsigned expected_count; /* number of announcements so far */
 };
 
 tsr_status tsr_read_ahead_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_read_ahead **out, tsr_error *err)
@@ -84,7 +84,7 @@ static window *find(tsr_read_ahead *ahead, uint32_t file, uint64_t offset)
     return NULL;
 }
 
-/* NULL: all are busy. */
+/* The window that was used longest ago; NULL if all are busy. */
 static window *oldest(tsr_read_ahead *ahead)
 {
     window *found = NULL;
@@ -95,8 +95,9 @@ static window *oldest(tsr_read_ahead *ahead)
     return found;
 }
 
-/* Where reading ahead from here ends: with the bytes that were announced, if the run began in them, or what goes before them, such as the
- * header of a member. A run that has come here from others goes on behind them, too. Never in another window. */
+/* How many bytes to read ahead. Ends where an announced range ends if the run began in it or shortly before it, for example
+ * in the header of its member. A run that came here from elsewhere may continue after the range. Never extends into another
+ * window. */
 static size_t window_size(const tsr_read_ahead *ahead, const tsr_block_range *range, uint64_t begin)
 {
     uint64_t end = range->file_size - range->offset < WINDOW ? range->file_size : range->offset + WINDOW;
@@ -112,7 +113,8 @@ static size_t window_size(const tsr_read_ahead *ahead, const tsr_block_range *ra
     return (size_t)(end - range->offset);
 }
 
-/* Whether the read continues a run, which ends behind it from now on, and began at *begin. A new run takes the place of the oldest. */
+/* Whether the read continues a run, which began at *begin and now ends after this read. Otherwise, a new run replaces the
+ * oldest. */
 static bool continues_run(tsr_read_ahead *ahead, const tsr_block_range *range, size_t size, uint64_t *begin)
 {
     run *found = NULL;
@@ -124,7 +126,7 @@ static bool continues_run(tsr_read_ahead *ahead, const tsr_block_range *range, s
     return found != NULL;
 }
 
-/* With the lock held, which is given up meanwhile. */
+/* Fetches a window. Must be called with the lock held, and releases it during the request. */
 static tsr_status fill(tsr_read_ahead *ahead, const tsr_block_range *range, uint64_t begin, tsr_error *err)
 {
     assert(tsr_is_locked(&ahead->lock));

@@ -17,21 +17,21 @@ enum { MOST_PAGE = 8 << 20, RENEW_SECONDS = 300, RENEW_PAUSE = 30 };
 static const char no_content[] = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 typedef struct s3 {
-    tsr_service base; /* first */
+    tsr_service base; /* must be first */
     tsr_str bucket;
-    const char *endpoint; /* NULL: AWS's own */
-    const char *absent_header, *absent_value; /* the precondition that there is no such object */
+    const char *endpoint; /* NULL: AWS's own servers */
+    const char *absent_header, *absent_value; /* header that makes a request fail if the object exists */
     tsr_aws_profile profile;
-    pthread_mutex_t lock; /* over what follows */
+    pthread_mutex_t lock; /* protects the following fields */
     tsr_arena *secrets;
     tsr_credentials credentials;
-    int64_t renewed; /* when the credentials were asked for */
+    int64_t renewed; /* time of the last request for credentials */
     char region[32];
 } s3;
 
 /* ---- requests ---- */
 
-/* Credentials of a metadata service end; new ones are there some minutes before. */
+/* Renews credentials that expire soon. A metadata service provides new ones some minutes before the old ones expire. */
 static tsr_status renew(s3 *service, tsr_error *err)
 {
     const int64_t now = (int64_t)time(NULL);
@@ -67,7 +67,8 @@ static tsr_status sign(s3 *service, tsr_exchange *x, tsr_error *err)
     return c->token ? tsr_exchange_header(x, "x-amz-security-token", c->token, err) : TSR_OK;
 }
 
-/* A bucket is part of the host, except behind other endpoints, and where its dots would not match the server's certificate. */
+/* The URL of a bucket. Its name is part of the host name, except at other endpoints, or if it contains dots, which would not
+ * match the server's certificate. */
 static tsr_str address(const s3 *service, tsr_arena *arena, tsr_error *err)
 {
     const char *china = strncmp(service->region, "cn-", 3) == 0 ? ".cn" : "";
@@ -101,7 +102,7 @@ static bool relocate(tsr_service *base, const char *region)
     const bool fits = strlen(region) < sizeof service->region;
     if (fits) memcpy(service->region, region, strlen(region) + 1);
     pthread_mutex_unlock(&service->lock);
-    return fits; /* also where it is the region already: another request may have set it since this one was signed */
+    return fits; /* also if this is the region already: another request may have set it after this one was signed */
 }
 
 /* ---- listing ---- */
@@ -147,7 +148,7 @@ static void release(tsr_service *base)
     tsr_arena_free(service->secrets);
 }
 
-/* A setting of the environment, of the profile, or the default; in `arena`. */
+/* A setting from the environment, otherwise from the profile, in `arena`; NULL: not set. */
 static const char *setting(s3 *service, const char *first, const char *second, const char *of_profile)
 {
     const char *given = tsr_setting(first) ? tsr_setting(first) : tsr_setting(second);

@@ -1,4 +1,4 @@
-/* Uploads by the protocol of S3. Source: the S3 API reference (CreateMultipartUpload, UploadPart, CompleteMultipartUpload,
+/* Uploads with the protocol of S3. Source: the S3 API reference (CreateMultipartUpload, UploadPart, CompleteMultipartUpload,
  * AbortMultipartUpload, ListMultipartUploads, ListParts, PutObject, DeleteObject). */
 #include "object_store/upload.h"
 
@@ -10,7 +10,7 @@
 
 enum { MOST_BEGINS = 6, MOST_PAGE = 8 << 20 };
 
-/* ---- what is there of uploads ---- */
+/* ---- finding unfinished uploads ---- */
 
 static tsr_status read_page(tsr_service *service, const tsr_request *request, const tsr_listing_form *form, tsr_object_list *out, tsr_str *next,
                             tsr_error *err)
@@ -65,7 +65,7 @@ static void name_part(unsigned number, const tsr_upload_bytes *bytes, tsr_part_t
     snprintf(name->text, sizeof name->text, "%u", number);
 }
 
-/* The ETag of a part is its MD5, unless the bucket encrypts with keys of its own: then no part agrees. */
+/* The ETag of a part is its MD5, unless the bucket is encrypted with its own keys; then no part matches. */
 static bool is_same_part(const tsr_object *part, const tsr_upload_bytes *bytes, tsr_part_tag *tag)
 {
     char sum[TSR_MD5_DIGITS + 1];
@@ -78,7 +78,7 @@ static const tsr_resuming resuming = {list_unfinished, list_parts, name_part, is
 
 /* ---- beginning ---- */
 
-/* The id in <UploadId>…</UploadId>; NULL data: it is not there. */
+/* The id in <UploadId>…</UploadId>; NULL data if there is none. */
 static tsr_str upload_id(tsr_str reply)
 {
     static const char open[] = "<UploadId>";
@@ -100,15 +100,16 @@ static bool has_parts(tsr_service *service, tsr_str key, tsr_str id)
     return has;
 }
 
-/* After a lost reply: the upload that was begun, if the server lists one of this key that has no parts. There is nobody but this
- * process who writes the key, or the destination would not be free. */
+/* After a lost reply: finds the upload that was begun, if the server lists one of this key without parts. It belongs to this
+ * process, because nobody else writes to a free destination. */
 static tsr_status find_begun(tsr_service *service, tsr_str key, tsr_arena *arena, const char **id, tsr_error *err)
 {
     tsr_object_list found = {0};
     tsr_error unused = {0};
     TSR_TRY(tsr_object_list_open(service->allocator, &found, err));
     tsr_status status = TSR_OK;
-    if (list_unfinished(service, key, &found, &unused) != TSR_OK) found.items.count = 0; /* not all servers list them */
+    /* Not all servers can list uploads. */
+    if (list_unfinished(service, key, &found, &unused) != TSR_OK) found.items.count = 0;
     for (size_t i = 0; i < found.items.count && status == TSR_OK && !*id; i++) {
         const tsr_object *upload = &((tsr_object *)found.items.items)[i];
         const tsr_str own = upload->version;
@@ -183,7 +184,7 @@ static tsr_status put_parts(tsr_arena *arena, const tsr_part_tag *tags, unsigned
     return TSR_OK;
 }
 
-/* Google's XML API knows no conditions where parts become an object: looking first is all that can be done. */
+/* Google's XML API has no preconditions for completing an upload, so all that can be done is to check before. */
 static tsr_status look_first(tsr_service *service, const tsr_upload *upload, tsr_error *err)
 {
     bool there;
@@ -221,7 +222,7 @@ static tsr_status complete(tsr_service *service, const tsr_upload *upload, const
     return status;
 }
 
-/* ---- the rest ---- */
+/* ---- other requests ---- */
 
 static tsr_status abort_upload(tsr_service *service, const tsr_upload *upload, tsr_error *err)
 {

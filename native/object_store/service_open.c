@@ -1,4 +1,4 @@
-/* Which kind of store a URL is served by. */
+/* Chooses the kind of store that serves a URL. */
 #include "object_store/azure.h"
 #include "object_store/gcs.h"
 #include "object_store/hf.h"

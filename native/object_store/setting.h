@@ -1,4 +1,4 @@
-/* Environment variables: an empty one counts as not set. */
+/* Reads environment variables. An empty one counts as not set. */
 #ifndef TSR_OBJECT_STORE_SETTING_H
 #define TSR_OBJECT_STORE_SETTING_H
 

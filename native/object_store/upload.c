@@ -133,7 +133,7 @@ tsr_status tsr_upload_make(tsr_service *service, const tsr_upload *upload, const
         status = tsr_upload_ask(service, request, arena, &reply, err);
         is_done = !reply.is_lost && !is_error_text(reply.text);
         if (is_done && (status == TSR_OK || tries == 0)) break;
-        /* unknown, or refused on a repetition, perhaps because the one before was carried out */
+        /* The result is unknown, or a repetition was refused, perhaps because the first attempt was carried out. */
         tsr_error why = {0};
         const tsr_status asked = tsr_upload_is_there(service, upload, bytes, &is_done, &why);
         if (is_done) status = TSR_OK;
