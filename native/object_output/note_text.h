@@ -1,4 +1,4 @@
-/* What the texts of notes are made of: numbers, little-endian, and texts with their size before them (u32). */
+/* The encoding of notes: numbers are little-endian, and texts are preceded by their size (u32). */
 #ifndef TSR_OBJECT_OUTPUT_NOTE_TEXT_H
 #define TSR_OBJECT_OUTPUT_NOTE_TEXT_H
 
@@ -18,7 +18,7 @@ static inline tsr_status tsr_note_put_text(tsr_vec *out, tsr_str text, tsr_error
     return status == TSR_OK ? tsr_vec_append(out, text.data, text.size, err) : status;
 }
 
-/* Takes it off the front of `in`; false where there is less. */
+/* Takes a number of `bytes` bytes off the front of `in`; false if it is shorter. */
 static inline bool tsr_note_take_number(tsr_str *in, unsigned bytes, uint64_t *number)
 {
     *number = 0;

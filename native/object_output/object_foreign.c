@@ -1,5 +1,5 @@
-/* Notes that unfinished parts of another plan left at the destination. They may be days of somebody's work: nothing but
- * options.discard_parts removes them. */
+/* Notes at the destination that unfinished parts of another plan left. They may represent days of somebody's work, so they
+ * are removed only with options.discard_parts. */
 #include <ctype.h>
 #include <stdio.h>
 
@@ -7,7 +7,7 @@
 #include "object_store/exchange.h"
 #include "tessera/sys/try.h"
 
-/* Whether what follows the tag is "2-of-8". */
+/* Whether the text after the tag has the form "2-of-8". */
 static bool is_of_part(tsr_str name)
 {
     char shown[48], dashes[] = "-of-";
@@ -19,7 +19,8 @@ static bool is_of_part(tsr_str name)
     return *second && !second[strspn(second, "0123456789")];
 }
 
-/* What follows ".tessera-TAG-" in a key directly below the root. Returns false if the key is not one of a note. */
+/* Sets *name to what follows ".tessera-TAG-" in a key directly below the root. Returns false if the key is not that of a
+ * note. */
 static bool name_of(const object_output *output, tsr_str key, tsr_str *name)
 {
     static const char mark[] = ".tessera-";

@@ -1,10 +1,12 @@
-/* One checkpoint by several processes that share nothing but the bucket. Each sends its files in parts and leaves the uploads open; a note
- * of it, an object of its own, has all that the last process needs to complete them. Until then nothing of the files is visible.
+/* Lets several processes that share nothing but the bucket write one checkpoint. Each sends its files in parts and leaves
+ * the uploads incomplete. It stores a note, a separate object, with everything that the last process needs to complete them.
+ * Until then the files are not visible.
  *
- *   note  u64 size of the records, records (of the caller), u32 files, then of each: name, id of the upload, u8 is whole, u64 size, u32 size of a part,
- *         u32 parts, then of each: its tag, its SHA-256
+ *   note  u64 size of the records, records (of the caller), u32 number of files, then for each file:
+ *         name, id of the upload, u8 is whole, u64 size, u32 size of a part, u32 number of parts, then for each part:
+ *         its tag, its SHA-256
  *
- * Texts have their size before them (u32), numbers are little-endian (note_text.h). */
+ * Texts are preceded by their size (u32), and numbers are little-endian (note_text.h). */
 #include "object_output/note_text.h"
 #include "object_output/object_output.h"
 #include "object_store/exchange.h"
@@ -17,7 +19,7 @@ static bool is_given(const object_output *output, const bool *kept, uint32_t fil
     return kept[file] && written_object_at(output, file)->upload.size;
 }
 
-/* What is small is an upload of one part here. */
+/* Sends a small object, too, as an upload with a single part. */
 static tsr_status send_small(object_output *output, written_object *object, tsr_error *err)
 {
     if (!object->small) return TSR_OK;
@@ -74,7 +76,7 @@ static tsr_status refuse_note(tsr_error *err)
                      "the note of a part is damaged, or of other files; run the part again");
 }
 
-/* The tag is empty where there is a whole object instead of an upload. */
+/* Takes the tag and the checksum of a part. The tag is empty if there is a whole object instead of an upload. */
 static bool take_tag(tsr_str *in, tsr_part_tag *tag, char sum[TSR_SUM_DIGITS + 1])
 {
     tsr_str text, digits;
@@ -87,7 +89,7 @@ static bool take_tag(tsr_str *in, tsr_part_tag *tag, char sum[TSR_SUM_DIGITS + 1
     return strlen(tag->text) == text.size && !strpbrk(tag->text, "<>&");
 }
 
-/* What a note says of a file, before its parts. */
+/* The description of a file in a note, without its parts. */
 typedef struct noted_file {
     tsr_str name, id;
     uint64_t is_whole, size, part_size, part_count;
@@ -109,7 +111,8 @@ static bool take_head(tsr_str *note, tsr_str *records, uint64_t *count)
     return tsr_note_take_number(note, 4, count);
 }
 
-/* A file whose size was not known when it was created may have larger parts than it needs. */
+/* Whether a file in a note fits the one of this run. If its size was not known when it was created, its parts may be larger
+ * than necessary. */
 static bool fits(const written_object *object, const noted_file *noted)
 {
     if (object->upload.size != noted->size || noted->part_size < object->part_size || noted->part_size > TSR_LARGEST_PART) return false;
@@ -153,7 +156,7 @@ bool tsr_object_output_is_taken(const tsr_output *base, uint32_t file)
     return file < output->objects.count && written_object_at(output, file)->is_taken;
 }
 
-/* ---- giving up ---- */
+/* ---- discarding ---- */
 
 static tsr_status abort_file(object_output *output, const noted_file *noted, tsr_error *err)
 {
@@ -183,7 +186,8 @@ static tsr_status abort_all(object_output *output, tsr_str note, tsr_error *err)
     return TSR_OK;
 }
 
-/* The note goes last, so that what is interrupted can be repeated. Other processes may do the same at the same time. */
+/* Discards a part's uploads. The note is removed last, so that an interrupted removal can be repeated. Other processes may
+ * do the same at the same time. */
 static tsr_status discard(object_output *output, const tsr_object *note, bool is_part, tsr_error *err)
 {
     tsr_error why = {0};

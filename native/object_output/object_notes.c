@@ -1,5 +1,5 @@
-/* Notes: objects next to the files of a checkpoint by which processes that share nothing but the bucket find what others have uploaded.
- * A note is the SHA-256 of its text in hexadecimal digits, and the text. */
+/* Notes: objects next to the files of a checkpoint. With them, processes that share nothing but the bucket find what the
+ * others have uploaded. A note consists of the SHA-256 of its text, in hexadecimal digits, and the text. */
 #include "object_output/object_output.h"
 #include "object_store/exchange.h"
 #include "tessera/sys/try.h"
@@ -117,7 +117,8 @@ const tsr_object *tsr_object_find_note(const object_output *output, tsr_str name
     return NULL;
 }
 
-/* What is killed in between leaves the note that says so, which goes last. */
+/* The note that says that the checkpoint is published is removed last, so that it is still there if the process is killed in
+ * between. */
 tsr_status tsr_object_output_remove_notes(tsr_output *base, tsr_error *err)
 {
     object_output *output = (object_output *)base;

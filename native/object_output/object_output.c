@@ -20,7 +20,7 @@ static tsr_status check_name(const object_output *output, tsr_str name, tsr_erro
     return TSR_OK;
 }
 
-/* The condition that there is none, or which one is replaced. */
+/* Sets the condition under which the object may be written: that there is none, or which version it replaces. */
 static tsr_status set_condition(object_output *output, written_object *object, tsr_error *err)
 {
     const uint32_t at = tsr_map_get(output->before_at, object->upload.key, UINT32_MAX);
@@ -103,7 +103,7 @@ static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offs
     return TSR_OK;
 }
 
-/* Nothing has to be durable before it is published. */
+/* Does nothing, because nothing has to be durable before it is published. */
 static tsr_status output_sync(tsr_output *base, tsr_error *err)
 {
     (void)base, (void)err;
@@ -148,7 +148,7 @@ static tsr_status open_service(object_output *output, const tsr_location *locati
     return TSR_OK;
 }
 
-/* An object where objects are to go below, or the reverse. */
+/* Refuses to write a directory where an object exists, and an object where a directory exists. */
 static tsr_status check_kind(const object_output *output, tsr_error *err)
 {
     const tsr_object *objects = output->before.items.items;
@@ -166,7 +166,7 @@ static tsr_status check_kind(const object_output *output, tsr_error *err)
     return TSR_OK;
 }
 
-/* There may be a million objects and as many files: each is looked up. */
+/* Indexes the existing objects and the new files by name, because there may be a million of each. */
 static tsr_status note_before(object_output *output, tsr_error *err)
 {
     const tsr_object *objects = output->before.items.items;

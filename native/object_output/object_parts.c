@@ -1,9 +1,9 @@
-/* Parts of objects, from the writers' threads to the server.
+/* Parts of objects on their way from the threads that write them to the server.
  *
  *   writers ──▶ [ part ····  ][ part ········ ]  ──▶ queue ──▶ TSR_UPLOADERS threads ──▶ server
  *                    │  TSR_PARTS_IN_MEMORY at most
  *                    ▼
- *               temporary file: parts that wait longest for bytes that come late, such as headers */
+ *               temporary file: parts that have waited longest for missing bytes, such as headers, which are written late */
 #include <assert.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -25,7 +25,7 @@ static size_t size_of(const written_object *object, unsigned number)
     return left < object->part_size ? (size_t)left : object->part_size;
 }
 
-/* The first failure counts. */
+/* Stops the output. Only the first failure is kept. */
 static void stop(object_output *output, tsr_status status, const tsr_error *why)
 {
     if (!output->is_stopped) {
@@ -65,7 +65,7 @@ static void let_go(object_output *output, queued_part of)
     pthread_cond_broadcast(&output->changed);
 }
 
-/* A file that has no name and that nobody else can open. */
+/* Creates the temporary file, which gets no name, so that nobody else can open it. */
 static tsr_status open_saved(object_output *output, tsr_error *err)
 {
     const char *folder = tsr_setting("TMPDIR");
@@ -104,7 +104,8 @@ static tsr_status load(const object_output *output, const object_part *part, siz
     return TSR_OK;
 }
 
-/* Moves the part that was not written to for longest into the temporary file; false: all are being written to. */
+/* Moves the part that was not written to for the longest time into the temporary file. *saved is false if all parts are
+ * being written to. */
 static tsr_status save_oldest(object_output *output, bool *saved, tsr_error *err)
 {
     const queued_part *held = output->held.items, *oldest = NULL;
@@ -117,7 +118,8 @@ static tsr_status save_oldest(object_output *output, bool *saved, tsr_error *err
     return oldest ? save(output, *oldest, err) : TSR_OK;
 }
 
-/* Zeroed. Not by the allocator, which keeps for itself what it is given back: parts come and go, and have a bound. */
+/* Allocates a part filled with zeros. Uses mmap because the allocator keeps freed memory for itself, while parts come and go
+ * and their total size is limited. */
 static tsr_status allocate(object_output *output, queued_part of, tsr_error *err)
 {
     object_part *part = &of.object->parts[of.number];
@@ -131,7 +133,7 @@ static tsr_status allocate(object_output *output, queued_part of, tsr_error *err
     return part->saved_at ? load(output, part, size, err) : TSR_OK;
 }
 
-/* Brings a part into memory for a writer. Under the lock. */
+/* Brings a part into memory for a writer. The caller must hold the lock. */
 static tsr_status hold(object_output *output, queued_part of, tsr_error *err)
 {
     object_part *part = &of.object->parts[of.number];
@@ -168,7 +170,7 @@ void tsr_parts_give_room(object_output *output, size_t size)
 
 /* ---- sending ---- */
 
-/* The object's upload, begun by whoever sends the first part. */
+/* Begins the object's upload if this is the first part to be sent; otherwise waits until it has begun. */
 static tsr_status begin(object_output *output, written_object *object, tsr_error *err)
 {
     pthread_mutex_lock(&output->lock);
@@ -240,7 +242,7 @@ static void *upload(void *ctx)
     return NULL;
 }
 
-/* Under the lock. */
+/* The caller must hold the lock. */
 static tsr_status add_to_queue(object_output *output, queued_part of, tsr_error *err)
 {
     sigset_t all, before;
@@ -253,7 +255,7 @@ static tsr_status add_to_queue(object_output *output, queued_part of, tsr_error 
     pthread_cond_broadcast(&output->changed);
     if (output->idle || output->thread_count == TSR_UPLOADERS) return TSR_OK;
     sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are for the program's other threads */
+    pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are to be handled by other threads */
     output->thread_count += pthread_create(&output->threads[output->thread_count], NULL, upload, output) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return output->thread_count ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "cannot start a thread for uploads");
@@ -304,7 +306,7 @@ tsr_status tsr_parts_finish(object_output *output, tsr_error *err)
     return status;
 }
 
-/* Other parts have been sent by then: nobody asks for their sizes meanwhile. */
+/* Waits until all other parts have been sent, so that no thread is using their sizes. */
 void tsr_parts_resize(object_output *output, written_object *object, uint64_t size)
 {
     pthread_mutex_lock(&output->lock);

@@ -1,8 +1,9 @@
-/* Publishing an output into an object store:
+/* Publishes an output to an object store:
  *
- *   all parts are sent ─▶ is the destination still free? ─▶ (old markers go) ─▶ data objects ─▶ read back ─▶ marker ─▶ old objects go
+ *   send all parts ─▶ check that the destination is still free ─▶ (remove old markers) ─▶ make data objects
+ *   ─▶ read them back ─▶ make the marker ─▶ remove old objects
  *
- * Killed in between, the old checkpoint is whole where the new one has other names, and otherwise there is no marker. */
+ * If this is interrupted, the old checkpoint is intact if the new one has other names; otherwise there is no marker. */
 #include <time.h>
 
 #include "object_output/object_output.h"
@@ -12,7 +13,7 @@
 
 enum { LONGEST_WAIT_SECONDS = 20 };
 
-/* Several things at once, on the host's threads; the first failure counts. */
+/* Runs one function for many items, on the host's threads. Only the first failure is kept. */
 typedef struct many {
     object_output *output;
     void (*one)(struct many *many, size_t index);
@@ -72,7 +73,7 @@ static bool counts(const object_output *output, const tsr_object *object)
            !tsr_is_foreign_note(output, object->key, &is_part);
 }
 
-/* The first object that counts, by name, in `found`. */
+/* The first object in `found` that counts as part of the destination. */
 static const tsr_object *first_object(const object_output *output, const tsr_object_list *found)
 {
     const tsr_object *objects = found->items.items;
@@ -104,7 +105,7 @@ tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_er
                      TSR_STR_ARG(((tsr_str){first->key.data + prefix.size, first->key.size - prefix.size})));
 }
 
-/* A store may know no preconditions: what appeared since the output was opened must not be replaced. */
+/* A store may not support preconditions. Objects that have appeared since the output was opened must not be replaced. */
 static tsr_status look_again(object_output *output, tsr_error *err)
 {
     tsr_object_list found = {0};
@@ -136,7 +137,7 @@ static tsr_status remove_obsolete(object_output *output, tsr_str name, tsr_error
     return tsr_object_output_remove(&output->base, name, err);
 }
 
-/* Whether a name of the old checkpoint that is not one of its markers is taken by the new one. */
+/* Whether the new checkpoint uses a name of the old one that is not one of its markers. */
 static bool shares_names(const object_output *output)
 {
     for (size_t i = output->options.marker_count; i < output->options.obsolete_count; i++)
@@ -152,20 +153,21 @@ static tsr_status remove_old_markers(object_output *output, tsr_error *err)
     return TSR_OK;
 }
 
-/* What another process has uploaded, for others to publish if this one fails. */
+/* Whether another process has uploaded the object, so that others can still publish it if this process fails. */
 static bool is_anothers(const object_output *output, const written_object *object)
 {
     return object->is_taken && !output->options.owns_taken;
 }
 
-/* With --resume, data that is good stays for the next run, and what another process has uploaded always. */
+/* Whether a file stays after a failure: correct data with --resume, and always what another process has uploaded. */
 static bool is_kept(const object_output *output, uint32_t file)
 {
     const written_object *object = written_object_at(output, file);
     return (output->options.resume || is_anothers(output, object)) && file < output->first_marker && !object->is_damaged;
 }
 
-/* Whether it is known which markers are there. A reply that was lost for good leaves that open, so the server is asked once more. */
+/* Finds out which markers exist. If the reply to a request was lost, that is unknown, so the server is asked once more.
+ * False if it does not answer. */
 static bool know_markers(object_output *output)
 {
     for (uint32_t f = output->first_marker; f < output->objects.count; f++) {
@@ -179,8 +181,8 @@ static bool know_markers(object_output *output)
     return true;
 }
 
-/* The marker, which is made last, goes first. Where it took the place of an old one, or may be there, the new data has to stay: a marker
- * without its data would be a checkpoint that cannot be loaded. With --resume, uploads stay, too. */
+/* Removes the marker, which was made last, first. If it has replaced an old one, or may exist, the new data must stay: a
+ * marker without its data would be a checkpoint that cannot be loaded. With --resume, uploads stay, too. */
 void tsr_object_discard(object_output *output)
 {
     tsr_service *service = output->service;
@@ -195,7 +197,7 @@ void tsr_object_discard(object_output *output)
     }
 }
 
-/* The steps of a publication are not stopped in the middle: whatever a request has made is known then. */
+/* Waits for the end of a step of the publication, because it is known only then what its requests have made. */
 void tsr_object_output_abandon(tsr_output *base)
 {
     object_output *output = (object_output *)base;
@@ -210,7 +212,7 @@ void tsr_object_output_abandon(tsr_output *base)
                pthread_cond_timedwait(&output->changed, &output->lock, &until) == 0) {
         }
     pthread_mutex_unlock(&output->lock);
-    tsr_object_discard(output); /* the steps stay locked: nothing is made from here on */
+    tsr_object_discard(output); /* `steps` stays locked, so nothing can be made from now on */
 }
 
 /* ---- reading back ---- */
@@ -241,7 +243,8 @@ static tsr_status compare(object_output *output, queued_part of, char *buffer, t
     return status;
 }
 
-/* A process that was killed while it published may have completed the upload: then the object has the bytes that were uploaded. */
+/* A process that was killed while it published may have completed the upload. The object then has the bytes that were
+ * uploaded. */
 static tsr_status accept_made(object_output *output, written_object *object, tsr_status status, tsr_error *err)
 {
     tsr_error why = {0};
@@ -275,7 +278,8 @@ static tsr_status make(object_output *output, uint32_t file, tsr_error *err)
     } else {
         if (object->begun == UPLOAD_BEGUN)
             status = service->uploading->complete(service, &object->upload, object->tags, object->part_count, err);
-        else status = tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no upload"); /* there was a whole object */
+        /* Another process found a whole object. */
+        else status = tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no upload");
         if (status != TSR_OK && object->is_taken) status = accept_made(output, object, status, err);
     }
     object->is_made = status == TSR_OK;
@@ -291,7 +295,7 @@ static void make_one(many *m, size_t index)
     note(m, make(m->output, (uint32_t)index, &why), &why);
 }
 
-/* ---- reading all back ---- */
+/* ---- reading everything back ---- */
 
 static void verify_one(many *m, size_t index)
 {
@@ -306,7 +310,7 @@ static void verify_one(many *m, size_t index)
     tsr_parts_give_room(m->output, size);
 }
 
-/* The objects [first, end). */
+/* Verifies the objects [first, end). */
 static tsr_status verify(object_output *output, uint32_t first, uint32_t end, tsr_error *err)
 {
     tsr_vec parts = tsr_vec_of(output->allocator, sizeof(queued_part));
@@ -326,7 +330,7 @@ static tsr_status verify(object_output *output, uint32_t first, uint32_t end, ts
     return status;
 }
 
-/* ---- all of it ---- */
+/* ---- publication ---- */
 
 void tsr_object_set_published(object_output *output)
 {
@@ -335,7 +339,7 @@ void tsr_object_set_published(object_output *output)
     pthread_rwlock_unlock(&output->steps);
 }
 
-/* What was made is not removed any more when the last marker is there and is what was written. */
+/* Makes the markers. When the last one exists and is verified, nothing is removed any more. */
 static tsr_status make_markers(object_output *output, uint32_t marker, tsr_error *err)
 {
     const uint32_t count = (uint32_t)output->objects.count;

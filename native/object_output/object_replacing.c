@@ -1,7 +1,9 @@
-/* What a publication of a plan's parts is replacing, in a note that is there from before its first change until all is done. What a killed
- * run leaves is neither the old checkpoint nor the new one: only this note says which names the new one has, and what is left to remove.
+/* The note about what a publication of a plan's parts is replacing. It exists from before the first change until everything
+ * is done. If the publication is interrupted, the objects are neither the old checkpoint nor the new one. Only this note
+ * says which names the new one has, and what is left to remove.
  *
- *   u32 generation, u8 is unlike, u32 markers, u32 names of the old checkpoint, then of each: name, version, u64 size */
+ *   u32 generation, u8 is unlike, u32 number of markers, u32 number of names of the old checkpoint, then for each name:
+ *   name, version, u64 size */
 #include "object_output/note_text.h"
 #include "object_output/object_output.h"
 #include "object_store/exchange.h"
@@ -36,7 +38,7 @@ static tsr_status put_record(const object_output *output, tsr_vec *text, tsr_err
     return TSR_OK;
 }
 
-/* One that is there is what this run goes by. */
+/* If there already is such a note, this run follows it. */
 tsr_status tsr_replacing_begin(object_output *output, tsr_error *err)
 {
     const tsr_object_output_options *options = &output->options;
@@ -55,11 +57,11 @@ tsr_status tsr_replacing_begin(object_output *output, tsr_error *err)
 
 typedef struct reading {
     tsr_service *service;
-    tsr_str head; /* what keys have before names */
+    tsr_str head; /* the part of keys that precedes names */
     tsr_str notes;
     tsr_object_list found;
-    tsr_map *at;  /* of the keys in it: the indexes */
-    bool *is_old; /* of each: it is of the old checkpoint */
+    tsr_map *at;  /* indices in `found` by key */
+    bool *is_old; /* for each object in `found`: it belongs to the old checkpoint */
     tsr_arena *arena;
 } reading;
 
@@ -83,7 +85,8 @@ static tsr_status list(reading *r, const tsr_allocator *allocator, tsr_error *er
     return TSR_OK;
 }
 
-/* Whether an object of the old checkpoint is still there. One of its name that somebody has made since is another one. */
+/* Whether an object of the old checkpoint still exists. An object of the same name that was written since is a different
+ * one. */
 static tsr_status look_for(const reading *r, const tsr_object *old, bool *is_there, tsr_error *err)
 {
     const tsr_str key = tsr_arena_format(r->arena, err, "%.*s%.*s", TSR_STR_ARG(r->head), TSR_STR_ARG(old->key));
@@ -120,7 +123,7 @@ static tsr_status take_record(reading *r, tsr_str text, tsr_object_replacing *ou
     return text.size ? refuse(r, err) : TSR_OK;
 }
 
-/* Everything else directly below the URL. */
+/* Lists everything else directly below the URL. */
 static tsr_status list_others(const reading *r, tsr_object_replacing *out, tsr_error *err)
 {
     const tsr_object *objects = r->found.items.items;

@@ -1,9 +1,9 @@
-/* Continuing what an interrupted run left in an object store (--resume). Nothing that it left is believed: this run makes all bytes
- * again, and only sends those whose checksum the store does not have.
+/* Continues what an interrupted run left in an object store (--resume). Leftovers are not trusted: this run produces all
+ * bytes again, and sends those whose checksum the store does not have.
  *
- *   unfinished uploads ─▶ the fullest of each object is continued: a part of the same size and checksum is kept, others are sent
- *   whole objects      ─▶ are read, and compared with the bytes that would be written
- *   other uploads      ─▶ of the same objects are given up once the new checkpoint is complete, all others are left and named */
+ *   incomplete uploads ─▶ of each object, the one with most bytes is continued: parts of equal size and checksum are kept
+ *   whole objects      ─▶ are read and compared with the bytes that would be written
+ *   other uploads      ─▶ of the same objects are discarded once the new checkpoint is complete; others stay and are named */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -11,7 +11,7 @@
 #include "object_store/exchange.h"
 #include "tessera/sys/try.h"
 
-/* ---- what is there ---- */
+/* ---- finding leftovers ---- */
 
 static tsr_status list_unfinished(object_output *output, tsr_error *err)
 {
@@ -86,7 +86,7 @@ tsr_status tsr_resume_compare(object_output *output, queued_part of, const tsr_u
 
 /* ---- uploads ---- */
 
-/* Bytes of the parts that may belong to the object; false: there is a part that it does not have. */
+/* Adds up the sizes of the parts in *bytes. False if the object does not have one of these parts. */
 static bool fits(const written_object *object, const tsr_object_list *parts, uint64_t *bytes)
 {
     const tsr_object *part = parts->items.items;
@@ -99,7 +99,7 @@ static bool fits(const written_object *object, const tsr_object_list *parts, uin
     return true;
 }
 
-/* The one of the object's unfinished uploads that has most. */
+/* Chooses the object's incomplete upload that has the most bytes. */
 static tsr_status choose(object_output *output, written_object *object, tsr_error *err)
 {
     const tsr_object *unfinished = output->unfinished.items.items;
@@ -168,7 +168,7 @@ bool tsr_resume_has_part(object_output *output, queued_part of, const tsr_upload
 
 /* ---- the end ---- */
 
-/* Whether this run writes the key: what somebody else uploads next to it is not ours to give up. */
+/* Whether this run writes the key. Uploads of other objects next to it are not ours to discard. */
 static bool is_ours(const object_output *output, tsr_str key)
 {
     const size_t head = output->root.size + (output->root.size && output->options.is_folder);
@@ -176,7 +176,7 @@ static bool is_ours(const object_output *output, tsr_str key)
     return tsr_map_get(output->file_of, (tsr_str){key.data + head, key.size - head}, UINT32_MAX) != UINT32_MAX;
 }
 
-/* To another process of this run. */
+/* Whether the key was left to another process of this run. */
 static bool is_left(const object_output *output, tsr_str key)
 {
     for (uint32_t f = 0; f < output->objects.count; f++) {

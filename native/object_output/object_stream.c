@@ -1,9 +1,10 @@
-/* Files whose size is known only when they have been written, and what their writers find and remove next to them. A file of unknown size
- * is created with the largest size that its parts allow, and gets its own in the end: parts that are full go to the server meanwhile. */
+/* Files whose size is known only after they have been written, and how their writers find and remove other objects next to
+ * them. Such a file is created with the largest size that its parts allow, and gets its final size at the end. Full parts
+ * are sent to the server in the meantime. */
 #include "object_output/object_output.h"
 #include "tessera/sys/try.h"
 
-/* Twice as much as expected has to fit. */
+/* Chooses the size of parts so that twice the expected size would fit. */
 tsr_status tsr_object_output_create_stream(tsr_output *base, tsr_str name, uint64_t expected, uint32_t *file, tsr_error *err)
 {
     size_t part = TSR_PART_BYTES;
@@ -23,7 +24,7 @@ tsr_status tsr_object_output_end_stream(tsr_output *base, uint32_t file, uint64_
     return TSR_OK;
 }
 
-/* ---- what is next to them ---- */
+/* ---- other objects next to them ---- */
 
 tsr_status tsr_object_output_before(const tsr_output *base, tsr_object_name_fn *each, void *ctx, tsr_error *err)
 {
