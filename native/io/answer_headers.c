@@ -25,7 +25,7 @@ static uint64_t number_of(const char *text, size_t size)
     return size ? number : UINT64_MAX;
 }
 
-/* "bytes 0-9/100"; either side of the slash may be a star. */
+/* Parses "bytes 0-9/100". Either side of the slash may be an asterisk. */
 static void take_range(tsr_str value, tsr_http_answer *answer)
 {
     static const char unit[] = "bytes ";
@@ -51,7 +51,7 @@ static void keep(char *to, size_t room, tsr_str value)
 void tsr_answer_header(tsr_http_answer *answer, const char *line, size_t size)
 {
     tsr_str value;
-    if (size > 5 && memcmp(line, "HTTP/", 5) == 0) { /* another answer: the one before was informational */
+    if (size > 5 && memcmp(line, "HTTP/", 5) == 0) { /* a new answer; the one before was only informational */
         const char *space = memchr(line, ' ', size);
         *answer = (tsr_http_answer){.total = UINT64_MAX, .status = space ? strtol(space + 1, NULL, 10) : 0};
     } else if (tsr_header_is(line, size, "Content-Range", &value)) {
@@ -76,7 +76,7 @@ static int month_of(const char *name)
     return -1;
 }
 
-/* "Wed, 21 Oct 2026 07:28:00 GMT", the one form that RFC 9110 lets servers send. */
+/* Parses "Wed, 21 Oct 2026 07:28:00 GMT", the only form that RFC 9110 allows servers to send. */
 static time_t date_of(tsr_str value)
 {
     char text[64], month[4] = "";

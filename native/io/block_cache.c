@@ -23,7 +23,7 @@ struct tsr_block_cache {
     tsr_block_fetch *fetch;
     void *ctx;
     pthread_mutex_t lock;
-    pthread_cond_t fetched; /* a block is no longer busy */
+    pthread_cond_t fetched; /* signalled when a block is no longer busy */
     block blocks[BLOCKS];
     uint64_t clock;
 };
@@ -62,7 +62,7 @@ static block *find(tsr_block_cache *cache, uint32_t file, uint64_t number)
     return NULL;
 }
 
-/* A block to fill: an empty one, otherwise the one that was not used for longest. NULL: all are busy. */
+/* Returns a block to fill: an empty one, otherwise the one that was used longest ago. NULL if all are busy. */
 static block *take(tsr_block_cache *cache)
 {
     block *oldest = NULL;
@@ -81,7 +81,7 @@ static size_t size_of(const tsr_block_range *range, uint64_t number)
     return left < BLOCK ? (size_t)left : BLOCK;
 }
 
-/* Claims `number` and the missing blocks that follow it up to `last`, which are fetched together. */
+/* Claims block `number` and the missing blocks that follow it, up to `last`. They are fetched together. */
 static size_t claim(tsr_block_cache *cache, const tsr_block_range *range, uint64_t number, uint64_t last, block **claimed)
 {
     size_t count = 0;
@@ -115,13 +115,14 @@ static tsr_status fetch(tsr_block_cache *cache, const tsr_block_range *range, bl
     return status;
 }
 
-/* With the lock held. Afterwards the block is there, or was there and may have to be looked for again. */
+/* Must be called with the lock held. Afterwards the block has been fetched; but it may already have been replaced, so the
+ * caller must look for it again. */
 static tsr_status load(tsr_block_cache *cache, const tsr_block_range *range, uint64_t number, uint64_t last, tsr_error *err)
 {
     block *claimed[MOST_AT_ONCE];
     assert(tsr_is_locked(&cache->lock));
     const size_t count = claim(cache, range, number, last, claimed);
-    if (!count) { /* another thread fetches this one, or all of them are being fetched */
+    if (!count) { /* another thread is fetching this block, or all blocks are busy */
         pthread_cond_wait(&cache->fetched, &cache->lock);
         return TSR_OK;
     }
@@ -159,11 +160,11 @@ tsr_status tsr_block_cache_read(tsr_block_cache *cache, tsr_block_range range, v
     return status;
 }
 
-/* ---- many at once ---- */
+/* ---- prefetching ---- */
 
 typedef struct prefetching {
     tsr_block_cache *cache;
-    block *claimed[BLOCKS / 2]; /* those of a run follow each other */
+    block *claimed[BLOCKS / 2]; /* blocks of the same run are adjacent */
     tsr_block_run runs[BLOCKS / 2];
     size_t claimed_count, run_count;
 } prefetching;
@@ -173,7 +174,7 @@ static size_t blocks_of(const tsr_block_run *run)
     return (run->size + BLOCK - 1) / BLOCK;
 }
 
-/* With the lock held. */
+/* Must be called with the lock held. */
 static void claim_place(prefetching *p, const tsr_block_range *range, uint64_t size)
 {
     uint64_t number = range->offset / BLOCK;
@@ -200,7 +201,7 @@ static bool allocate_blocks(const tsr_block_cache *cache, block *const *blocks, 
     return true;
 }
 
-/* Blocks are apart from each other in memory, runs are not. */
+/* Each run is fetched into contiguous memory and then copied, because its blocks are not adjacent in memory. */
 static void fetch_runs(prefetching *p, tsr_block_fetch_many *fetch_many)
 {
     const tsr_allocator *allocator = p->cache->allocator;

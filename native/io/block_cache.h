@@ -1,5 +1,5 @@
-/* Small reads of remote files, served from blocks of 64 KiB: neighbouring values cost one request, and no block is fetched
- * twice at the same time, however many threads want it. A read of more than 256 KiB does not belong here. */
+/* Serves small reads of remote files from blocks of 64 KiB. Neighbouring values cost a single request, and no block is
+ * fetched twice at the same time, however many threads need it. Must not be used for reads of more than 256 KiB. */
 #ifndef TSR_IO_BLOCK_CACHE_H
 #define TSR_IO_BLOCK_CACHE_H
 
@@ -12,13 +12,13 @@ typedef struct tsr_block_cache tsr_block_cache;
 /* Reads a range that is inside the file. Called without a lock, from any thread. */
 typedef tsr_status tsr_block_fetch(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
 
-/* Borrows `ctx`. At most 16 MiB of blocks. */
+/* Creates a cache of at most 16 MiB. Borrows `ctx`. */
 tsr_status tsr_block_cache_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_block_cache **out, tsr_error *err);
-void tsr_block_cache_free(tsr_block_cache *cache); /* takes NULL */
-/* Forgets everything, because files got other numbers. Nobody may read meanwhile. */
+void tsr_block_cache_free(tsr_block_cache *cache); /* also takes NULL */
+/* Forgets everything, because the numbers of files have changed. There must be no reads at the same time. */
 void tsr_block_cache_forget(tsr_block_cache *cache);
 
-/* Several ranges at once: sets is_fetched where it succeeds. */
+/* One range to fetch. The function below fetches several, and sets is_fetched in those that succeed. */
 typedef struct tsr_block_run {
     uint32_t file;
     uint64_t offset;
@@ -27,12 +27,12 @@ typedef struct tsr_block_run {
     bool is_fetched;
 } tsr_block_run;
 typedef void tsr_block_fetch_many(void *ctx, tsr_block_run *runs, size_t count);
-/* Fetches the blocks of these places that are missing, by one call of `fetch`, whose ctx is the cache's; at most half of the cache. The
- * files' sizes are those of `files`. Thread-safe. */
+/* Fetches the missing blocks of these places with a single call of `fetch`, which gets the ctx of the cache. Fills at most
+ * half of the cache. `files` states the sizes of files. Thread-safe. */
 void tsr_block_cache_prefetch(tsr_block_cache *cache, const tsr_store_file *files, const tsr_store_place *places, size_t count,
                               tsr_block_fetch_many *fetch);
 
-/* `size` bytes at `offset` of a file of `file_size` bytes. Thread-safe. Errors: those of `fetch`; TSR_E_NOMEM. */
+/* Reads `size` bytes at `offset` of a file of `file_size` bytes. Thread-safe. Errors: those of `fetch`; TSR_E_NOMEM. */
 typedef struct tsr_block_range {
     uint32_t file;
     uint64_t file_size, offset;

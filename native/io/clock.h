@@ -1,4 +1,4 @@
-/* Seconds on a clock that only moves forward: for progress and time limits. */
+/* The time in seconds, on a clock that never goes backwards, for progress and time limits. */
 #ifndef TSR_NATIVE_IO_CLOCK_H
 #define TSR_NATIVE_IO_CLOCK_H
 

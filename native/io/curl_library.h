@@ -1,14 +1,14 @@
-/* libcurl, loaded when the first URL is opened: a program that reads none starts without it. Included only where the build
- * found libcurl's headers (TSR_HAVE_CURL). */
+/* libcurl, which is loaded when the first URL is opened, so that programs that open no URL start without it. Include this
+ * only if the build found libcurl's headers (TSR_HAVE_CURL). */
 #ifndef TSR_IO_CURL_LIBRARY_H
 #define TSR_IO_CURL_LIBRARY_H
 
-#define CURL_DISABLE_DEPRECATION 1 /* older releases know no other names */
+#define CURL_DISABLE_DEPRECATION 1 /* older releases have only the deprecated names */
 #include <curl/curl.h>
 
 #include "tessera/status.h"
 
-/* The functions of libcurl that are called, by the name that the library exports. */
+/* The functions of libcurl that are used. Their names lack the prefix "curl_". */
 typedef struct tsr_curl {
     void *library;
     CURLcode (*global_init)(long flags);
@@ -31,8 +31,8 @@ typedef struct tsr_curl {
     void (*slist_free_all)(struct curl_slist *list);
 } tsr_curl;
 
-/* TSR_E_UNSUPPORTED where libcurl is not installed, or is older than 7.68. */
+/* TSR_E_UNSUPPORTED if libcurl is not installed or is older than 7.68. */
 tsr_status tsr_curl_open(tsr_curl *out, tsr_error *err);
-void tsr_curl_close(tsr_curl *curl); /* takes a zeroed one */
+void tsr_curl_close(tsr_curl *curl); /* also takes a zeroed one */
 
 #endif

@@ -33,8 +33,8 @@
 
 #if defined(TSR_HAVE_ISAL)
 #if defined(__x86_64__)
-/* ISA-L returns with the upper halves of vector registers in use; code for SSE is five times slower until they are cleared:
- * measured on AMD EPYC. */
+/* ISA-L returns without clearing the upper halves of the vector registers. Until they are cleared, SSE code is five times
+ * slower (measured on AMD EPYC). */
 __attribute__((target("avx"))) static void clear_upper_halves(void)
 {
     _mm256_zeroupper();
@@ -63,7 +63,7 @@ static uint32_t crc32_zlib(uint32_t crc, const void *data, size_t size)
 }
 uint32_t (*const tsr_native_crc32)(uint32_t, const void *, size_t) = crc32_zlib;
 #elif defined(__AARCH64EL__)
-/* The instructions of ARMv8 for this very polynomial, which only the first processors of that architecture lack. */
+/* ARMv8 has instructions for exactly this polynomial. Only the first processors of that architecture lack them. */
 __attribute__((target("+crc"))) static uint32_t crc32_arm(uint32_t crc, const void *data, size_t size)
 {
     const uint8_t *p = data;
@@ -130,7 +130,7 @@ const tsr_digest_ops *const tsr_native_md5 = NULL;
 
 #if defined(TSR_HAVE_XXHASH)
 #if defined(TSR_HAVE_XXHASH_DISPATCH)
-/* The library looks at the processor in its first call, without a lock: before several threads make that call. */
+/* The library detects the processor in its first call, without a lock. This must happen before several threads use it. */
 static void choose_vectors(void)
 {
     XXH3_state_t *state = XXH3_createState();

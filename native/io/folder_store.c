@@ -1,5 +1,5 @@
-/* A tsr_store over openat and pread. Descriptors are opened on first use; a clock hand closes idle ones when too many
- * are open. See folder.h for what is listed. */
+/* A tsr_store that uses openat and pread. Files are opened on first use; when too many are open, idle ones are closed in
+ * turn. folder.h describes which files are listed. */
 #include "io/locked.h"
 #include "io/sys.h"
 #include "tessera/sys/alloc.h"
@@ -20,20 +20,21 @@
 
 #define MAX_OPEN_FILES   256
 #define MAX_LISTED_FILES (1u << 20)
-#define MAX_VISITS       100000 /* of what lies deeper than one level, which is only listed for a message */
+#define MAX_VISITS       100000 /* limits the listing of deeper levels */
 #define MAP_FROM_BYTES   (1u << 20)
-#define WORTH_HOLES      (1u << 20) /* tiny files take less room than they have bytes on some file systems */
+/* Smaller differences do not count: on some file systems, tiny files take less space than they have bytes. */
+#define WORTH_HOLES      (1u << 20)
 
 typedef struct identity {
     uint64_t size;
     uint64_t device, inode;
     int64_t seconds;
     int64_t nanoseconds;
-    uint64_t holes; /* bytes without room on the disk */
+    uint64_t holes; /* bytes that take no space on the disk */
 } identity;
 
 typedef struct listed {
-    tsr_store_file file; /* name in the arena, NUL-terminated */
+    tsr_store_file file; /* its name is in the arena and NUL-terminated */
     identity then;
 } listed;
 
@@ -45,19 +46,19 @@ typedef struct slot {
 } slot;
 
 typedef struct folder_store {
-    tsr_store base; /* first */
+    tsr_store base; /* must be first */
     const tsr_sys *sys;
     const tsr_allocator *allocator;
-    tsr_arena *arena; /* names, files, slots */
+    tsr_arena *arena; /* holds names, files and slots */
     int folder;
-    const char *primary; /* borrowed while opening: the name of the file that stands for the set */
+    const char *primary; /* borrowed while opening: name of the file that was given as the path; NULL for a directory */
     slot *slots;
-    pthread_mutex_t lock; /* slots, open_files, hand */
+    pthread_mutex_t lock; /* protects slots, open_files and hand */
     uint32_t open_files;
     uint32_t hand;
-    bool bounded; /* of a listing of several levels: */
+    bool bounded; /* for a listing of several levels: visits_left limits it */
     uint32_t visits_left;
-    bool cut;    /* they were not enough */
+    bool cut;    /* the limit was reached */
     bool deeper; /* there are directories below the last level */
 } folder_store;
 
@@ -97,31 +98,31 @@ static bool is_dots(const char *name)
     return name[0] == '.' && (name[1] == '\0' || (name[1] == '.' && name[2] == '\0'));
 }
 
-/* Names that writers use for what is not published yet, or not removed yet: never part of a checkpoint. A file that the user
- * points at is read whatever its name. */
+/* Whether a name belongs to something that a writer has not published, or not removed yet. It is never part of a checkpoint.
+ * But a file that the user names is read whatever its name. */
 static bool is_temporary(const folder_store *store, const char *name)
 {
     return strstr(name, ".tessera-") && !(store->primary && strcmp(store->primary, name) == 0);
 }
 
-/* A dangling link, something gone by now, or not for this user: not listed. Anything else (a failing disk) must not make a
- * checkpoint look as if it had fewer files. */
+/* Not listed: a dangling link, a file that is gone by now, or one that this user cannot access. Other errors (a failing
+ * disk) must not make a checkpoint look as if it had fewer files. */
 static bool is_passed_over(int error)
 {
     return error == ENOENT || error == ELOOP || error == ENOTDIR || error == EACCES;
 }
 
-/* A folder that is listed. */
+/* A directory that is being listed. */
 typedef struct open_folder {
     int fd;
-    const char *prefix; /* of the names in it */
-    unsigned levels;    /* how far down */
+    const char *prefix; /* precedes the names in it */
+    unsigned levels;    /* how many levels below it to list */
 } open_folder;
 
 static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder folder, tsr_error *err);
 
-/* A directory below the root. A symbolic link to one is followed only from the root, and not further down, so that no cycle
- * and no other tree is walked. */
+/* Lists a directory below the root. A symbolic link to a directory is followed only from the root and only one level down,
+ * so that neither a cycle nor another tree is walked. */
 static tsr_status list_below(folder_store *store, tsr_vec *list, open_folder in, const char *name, tsr_error *err)
 {
     char below[PATH_MAX];
@@ -137,7 +138,7 @@ static tsr_status list_below(folder_store *store, tsr_vec *list, open_folder in,
     return is_passed_over(errno) ? TSR_OK : tsr_sys_raise(err, "open", name);
 }
 
-/* Takes over `folder.fd`. */
+/* Takes ownership of `folder.fd`. */
 static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder folder, tsr_error *err)
 {
     const tsr_sys *sys = store->sys;
@@ -195,7 +196,7 @@ static tsr_status take_list(folder_store *store, tsr_vec *list, tsr_error *err)
 
 /* ---- reading ---- */
 
-/* Under the lock: closes one idle descriptor if there is any. */
+/* Closes one idle descriptor if there is any. The caller must hold the lock. */
 static void close_idle(folder_store *store)
 {
     assert(tsr_is_locked(&store->lock));
@@ -218,7 +219,7 @@ static tsr_status acquire(folder_store *store, uint32_t file, int *fd, tsr_error
     slot *s = &store->slots[file];
     if (s->fd < 0) {
         if (store->open_files >= MAX_OPEN_FILES) close_idle(store);
-        /* O_NONBLOCK: a file that became a pipe since it was listed must not block the open. */
+        /* O_NONBLOCK, because opening a file that has become a pipe since it was listed must not block. */
         do s->fd = store->sys->open_at(store->sys, store->folder, name, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
         while (s->fd < 0 && errno == EINTR);
         if (s->fd < 0) status = tsr_sys_raise(err, "open", name);
@@ -240,7 +241,7 @@ static void release(folder_store *store, uint32_t file)
     pthread_mutex_unlock(&store->lock);
 }
 
-/* Whether a range lies in a hole of the file as it is now. */
+/* Whether a range lies in a hole of the file in its current state. */
 static bool is_hole(const folder_store *store, int fd, uint64_t offset, size_t size)
 {
     struct stat info;
@@ -271,7 +272,7 @@ static tsr_status folder_map(tsr_store *base, uint32_t file, tsr_str *out, tsr_e
     if (status != TSR_OK) return status;
     struct stat info;
     void *memory = MAP_FAILED;
-    /* A mapping that reaches beyond the file's end would fault. */
+    /* Accessing a mapping beyond the end of the file would cause SIGBUS. */
     if (store->sys->stat(store->sys, fd, &info) == 0 && (uint64_t)info.st_size >= listed_file->size) {
         memory = mmap(NULL, (size_t)listed_file->size, PROT_READ, MAP_PRIVATE, fd, 0);
     }
@@ -298,7 +299,7 @@ static void close_slots(folder_store *store)
 static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, bool *deeper, tsr_error *err)
 {
     folder_store *store = (folder_store *)base;
-    if (base->primary != TSR_NO_FILE) return TSR_OK; /* a file was opened, not its directory */
+    if (base->primary != TSR_NO_FILE) return TSR_OK; /* PATH is a file, not a directory */
     int again = store->sys->open_at(store->sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
     if (again < 0) return tsr_sys_raise(err, "list", ".");
     tsr_vec list = tsr_vec_of(store->allocator, sizeof(listed));
@@ -329,7 +330,7 @@ static void folder_close(tsr_store *base)
     tsr_free(store->allocator, store, 1, sizeof *store);
 }
 
-/* The folder store that a file is in, where this one shows files of others; NULL: it is in none. */
+/* Finds the folder store that contains a file which this store only forwards; NULL if there is none. */
 static folder_store *store_of(const tsr_store *store, uint32_t *file)
 {
     while (store->origin) store = store->origin(store, file);
@@ -350,8 +351,8 @@ void tsr_folder_store_give_fd(tsr_store *base, uint32_t file)
 
 /* ---- opening ---- */
 
-/* Whether an open file begins like a JSON object: '{' after white space, and no NUL among the first bytes (a safetensors
- * header length always has some). */
+/* Whether an open file begins like a JSON object: '{' after white space, and no NUL among the first bytes, which the header
+ * length of a safetensors file always has. */
 static bool looks_like_json(folder_store *store, int fd, uint64_t size)
 {
     char head[16] = {0};
@@ -362,7 +363,7 @@ static bool looks_like_json(folder_store *store, int fd, uint64_t size)
     return at < n && head[at] == '{';
 }
 
-/* PATH is a regular file, open as `fd`: the folder that holds it becomes the root. */
+/* PATH is a regular file, opened as `fd`. Its directory becomes the root. */
 static tsr_status open_file(folder_store *store, tsr_vec *list, int fd, const char *path, tsr_error *err)
 {
     const tsr_sys *sys = store->sys;
@@ -405,7 +406,7 @@ static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path
     return status;
 }
 
-/* The directory `name` below another store's root becomes the root. */
+/* Opens the directory `name` below another store's root as a new root. */
 static tsr_status open_below(folder_store *store, tsr_vec *list, folder_store *above, const char *name, tsr_error *err)
 {
     const tsr_sys *sys = store->sys;
@@ -415,7 +416,7 @@ static tsr_status open_below(folder_store *store, tsr_vec *list, folder_store *a
     return again < 0 ? tsr_sys_raise(err, "list", name) : list_folder(store, list, (open_folder){again, "", 1}, err);
 }
 
-/* `above` NULL: `path` is one of this process. Otherwise it is the name of a directory below that store. */
+/* `above` NULL: `path` is an ordinary path. Otherwise it is the name of a directory below that store. */
 static tsr_status open_store(const tsr_sys *sys, const tsr_allocator *allocator, folder_store *above, const char *path,
                              tsr_store **out, tsr_error *err)
 {
@@ -458,7 +459,7 @@ tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *alloca
 static tsr_status folder_below(tsr_store *base, tsr_str name, tsr_store **out, tsr_error *err)
 {
     folder_store *above = (folder_store *)base;
-    const tsr_str path = tsr_arena_str(above->arena, name, err); /* NUL-terminated */
+    const tsr_str path = tsr_arena_str(above->arena, name, err); /* for the terminating NUL */
     if (!path.data) return TSR_E_NOMEM;
     return open_store(above->sys, above->allocator, above, path.data, out, err);
 }

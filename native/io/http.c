@@ -16,12 +16,12 @@ enum { MOST_REDIRECTS = 10, MOST_HEADERS = 64 };
 struct tsr_http {
     const tsr_allocator *allocator;
     tsr_transport *transport;
-    char *lines;                            /* TESSERA_HTTP_HEADERS, its lines ended by zeros */
-    const char *headers[MOST_HEADERS + 1]; /* into it */
+    char *lines;                            /* copy of TESSERA_HTTP_HEADERS, with a NUL at the end of each line */
+    const char *headers[MOST_HEADERS + 1]; /* pointers into `lines` */
 };
 
-/* Lines of TESSERA_HTTP_HEADERS ("Authorization: Bearer …") go with every request to the origin that was named, and to no
- * other that it redirects to. */
+/* Splits TESSERA_HTTP_HEADERS into lines ("Authorization: Bearer …"). These headers are sent with every request to the
+ * origin of the given URL, but not to other origins that it redirects to. */
 static tsr_status take_headers(tsr_http *http, tsr_error *err)
 {
     const char *given = getenv("TESSERA_HTTP_HEADERS");
@@ -59,7 +59,7 @@ void tsr_http_close(tsr_http *http)
 
 /* ---- one request ---- */
 
-/* `trusted`: with the secrets that are meant for the named origin. */
+/* `trusted`: includes the secrets that are intended for the origin of the given URL. */
 static void perform(const tsr_http *http, const char *url, bool trusted, tsr_transfer *t)
 {
     tsr_transfer *const all[] = {t};
@@ -69,8 +69,9 @@ static void perform(const tsr_http *http, const char *url, bool trusted, tsr_tra
     tsr_transport_perform(http->transport, all, 1);
 }
 
-/* A request and what it redirects to. libcurl would carry all headers but Authorization and Cookie to other hosts, and what
- * .netrc says of a host to all its ports. Once left, the named origin is not trusted again: another one chose the address. */
+/* Performs a request and follows its redirects. libcurl's own redirects would send all headers except Authorization and
+ * Cookie to other hosts, and the .netrc entry of a host to all its ports. Once another origin was involved, a redirect back
+ * is not trusted either, because that origin chose the address. */
 static void perform_following(const tsr_http *http, const char *url, tsr_transfer *t)
 {
     char *moved = NULL;
@@ -91,7 +92,7 @@ static void perform_following(const tsr_http *http, const char *url, tsr_transfe
     free(moved);
 }
 
-/* What came as a part must be the part that was asked for. */
+/* Checks that a partial answer contains the range that was requested. */
 static tsr_status check_part(const char *shown, const tsr_transfer *t, uint64_t byte_offset, size_t size, tsr_error *err)
 {
     const tsr_http_answer *answer = &t->answer;

@@ -1,4 +1,4 @@
-/* Ranges of files behind http(s) URLs. */
+/* Reads ranges of files at http(s) URLs. */
 #ifndef TSR_IO_HTTP_H
 #define TSR_IO_HTTP_H
 
@@ -6,22 +6,22 @@
 
 typedef struct tsr_http tsr_http;
 
-/* TSR_E_UNSUPPORTED where there is no libcurl. At most `depth` connections. Thread-safe in all but close. */
+/* TSR_E_UNSUPPORTED without libcurl. Uses at most `depth` connections. Thread-safe, except for close. */
 tsr_status tsr_http_open(const tsr_allocator *allocator, unsigned depth, tsr_http **out, tsr_error *err);
-void tsr_http_close(tsr_http *http); /* takes NULL */
+void tsr_http_close(tsr_http *http); /* also takes NULL */
 
-/* Which bytes, and where they go. */
+/* Which bytes to read, and where to store them. */
 typedef struct tsr_http_range {
     uint64_t byte_offset;
     size_t size;
     void *buffer;
 } tsr_http_range;
 
-/* Reads the bytes of `range`, or fewer where the file ends, and follows redirects. It does not wait for what lies behind them when the
- * server answers with the whole file. Headers of TESSERA_HTTP_HEADERS, user and password of the URL and those of ~/.netrc go to the
- * URL's own scheme, host and port only. Failures that may pass are tried again (io/retry.h). Any status of the server is an answer;
- * TSR_E_IO when there is none in the end, or a 206 whose part is not the one that was asked for. Messages name the URL without its
- * secrets. */
+/* Reads the bytes of `range`, or fewer if the file ends before, and follows redirects. If the server sends the whole file,
+ * does not wait for what follows the range. The headers in TESSERA_HTTP_HEADERS, the user and password in the URL and those
+ * in ~/.netrc are sent only to the URL's own scheme, host and port. Temporary failures are retried (io/retry.h). Any status
+ * of the server counts as an answer; TSR_E_IO if there is no answer after all retries, or if a 206 does not contain the
+ * requested range. Messages contain the URL without its secrets. */
 tsr_status tsr_http_get(tsr_http *http, const char *url, tsr_http_range range, tsr_http_answer *answer, tsr_error *err);
 
 #endif

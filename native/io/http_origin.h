@@ -1,12 +1,12 @@
-/* Where a URL leads: its scheme, host and port, which together decide whom a secret may be sent to. */
+/* The origin of a URL: its scheme, host and port. Together they decide who may receive a secret. */
 #ifndef TSR_IO_HTTP_ORIGIN_H
 #define TSR_IO_HTTP_ORIGIN_H
 
 #include <stdbool.h>
 
-/* Both are http or https URLs with the same scheme, host and port (80 and 443 where none is given). */
+/* Whether both are http or https URLs with the same scheme, host and port (by default 80 and 443). */
 bool tsr_http_same_origin(const char *a, const char *b);
-/* A copy of `url` (malloc) with the "user:password@" of `from`, unless it has one of its own; NULL: no memory. */
+/* A copy of `url` (malloc) with the "user:password@" of `from`, unless it has its own; NULL if memory ran out. */
 char *tsr_http_with_user(const char *url, const char *from);
 
 #endif

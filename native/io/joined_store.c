@@ -11,16 +11,16 @@ enum { PART_BYTES = 256 << 10 };
 
 typedef struct joined_file {
     tsr_store_file file;
-    uint32_t member, number; /* which store, and its number there */
+    uint32_t member, number; /* index of the store that has the file, and the file's number there */
 } joined_file;
 
 typedef struct joined_store {
-    tsr_store base; /* first */
+    tsr_store base; /* must be first */
     const tsr_allocator *allocator;
     tsr_store **members;
     uint32_t member_count;
-    joined_file *files; /* sorted by name; of one name the first member's is kept */
-    size_t room;        /* of `files` */
+    joined_file *files; /* sorted by name; of files with the same name, the first is kept */
+    size_t room;        /* capacity of `files` */
     tsr_store_file *listing;
 } joined_store;
 
@@ -104,7 +104,7 @@ static tsr_status compare_bytes(joined_store *store, const joined_file *a, const
     return TSR_OK;
 }
 
-/* Keeps the first of the files with one name, if all of them have equal bytes. */
+/* Keeps the first of several files with the same name. They must all have equal bytes. */
 static tsr_status keep_first(joined_store *store, const char *const *paths, char *buffers, tsr_error *err)
 {
     uint32_t kept = 0;

@@ -1,4 +1,5 @@
-/* For assertions in debug and fuzz builds: a function that is called under a lock says so by assert(tsr_is_locked(&lock)). */
+/* For assertions in debug and fuzz builds: a function that must be called under a lock contains
+ * assert(tsr_is_locked(&lock)). */
 #ifndef TSR_IO_LOCKED_H
 #define TSR_IO_LOCKED_H
 
@@ -6,7 +7,8 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-/* Whether some thread holds the lock. If none does this one holds it afterwards, which a failed assertion makes harmless. */
+/* Whether some thread holds the lock. If none does, this thread holds it afterwards, which is harmless because the assertion
+ * fails. */
 static inline bool tsr_is_locked(pthread_mutex_t *lock)
 {
     return pthread_mutex_trylock(lock) == EBUSY;

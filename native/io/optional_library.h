@@ -1,5 +1,5 @@
-/* Libraries of others that are opened when they are first needed: a program that needs none starts without them. In a header,
- * since libtessera and libtessera_cuda each need it and neither exports it. */
+/* Opens external libraries when they are first needed, so that programs that do not need them start without them. This is a
+ * header because both libtessera and libtessera_cuda need the functions, and neither exports them. */
 #ifndef TSR_IO_OPTIONAL_LIBRARY_H
 #define TSR_IO_OPTIONAL_LIBRARY_H
 
@@ -9,7 +9,7 @@
 
 typedef struct tsr_library_call {
     const char *name;
-    void *slot; /* a pointer to the function, as the caller declares it */
+    void *slot; /* address of a function pointer of the type that the caller declares */
 } tsr_library_call;
 
 static inline tsr_status tsr_library_find(void *library, const char *name, const tsr_library_call *calls, size_t count, tsr_error *err)
@@ -17,13 +17,13 @@ static inline tsr_status tsr_library_find(void *library, const char *name, const
     for (size_t i = 0; i < count; i++) {
         void *found = dlsym(library, calls[i].name);
         if (!found) return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%s has no %s", name, calls[i].name);
-        memcpy(calls[i].slot, &found, sizeof found); /* ISO C has no cast of this kind */
+        memcpy(calls[i].slot, &found, sizeof found); /* ISO C cannot cast this pointer to a function pointer */
     }
     return TSR_OK;
 }
 
-/* Opens the library of the first of `names` (ended by NULL) that there is, and finds every call in it. The caller closes it with
- * dlclose. TSR_E_UNSUPPORTED: none is there, or it lacks a call; *out is NULL then. */
+/* Opens the first of the libraries `names` (ended by NULL) that exists, and looks up every call in it. The caller closes it
+ * with dlclose. TSR_E_UNSUPPORTED if none exists, or if it lacks a call; *out is then NULL. */
 static inline tsr_status tsr_library_open(const char *const *names, const tsr_library_call *calls, size_t count, void **out,
                                           tsr_error *err)
 {

@@ -40,7 +40,7 @@ static tsr_status add(const naming *n, tsr_str directory, const char *const *nam
     return TSR_OK;
 }
 
-/* Megatron and verl write a number, of which each makes a directory's name; DeepSpeed writes the name. */
+/* Megatron and verl write a number, from which each forms the name of a directory; DeepSpeed writes the name itself. */
 static tsr_status add_numbered(const naming *n, unsigned long long number)
 {
     const tsr_str megatron = tsr_arena_format(n->arena, n->err, "iter_%07llu", number);

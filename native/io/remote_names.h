@@ -1,24 +1,25 @@
-/* The files by which a directory on a server that lists nothing is found: what each framework always writes under a fixed name. The
- * others follow from what is in these. */
+/* Names of files with which a checkpoint is found in a directory of a server that cannot list it. Each framework writes some
+ * files under fixed names; the others follow from the contents of these. */
 #ifndef TSR_IO_REMOTE_NAMES_H
 #define TSR_IO_REMOTE_NAMES_H
 
 #include "tessera/memory.h"
 
-/* What most checkpoints begin with, to be asked for one after the other. Ends with NULL. */
+/* Files that most checkpoints have, to be requested one after the other. Ends with NULL. */
 extern const char *const tsr_remote_first[];
-/* Whether a file of tsr_remote_first may be a part of what the Trainer wrote. */
+/* Whether a file of tsr_remote_first may belong to a checkpoint of the Trainer. */
 bool tsr_remote_is_model(const char *name);
-/* Files of the Trainer next to a model. Ends with NULL. */
+/* Files that the Trainer writes next to a model. Ends with NULL. */
 extern const char *const tsr_remote_of_trainer[];
-/* Where none of tsr_remote_first is there: to be asked for together. Ends with NULL. */
+/* Files to request, all together, if there are none of tsr_remote_first. Ends with NULL. */
 extern const char *const tsr_remote_other[];
 
 enum { TSR_REMOTE_MARKED = 8, TSR_REMOTE_MARKER_SIZE = 255 };
-/* Those of tsr_remote_other that name the directory of the newest checkpoint, in the order in which they count. Ends with NULL. */
+/* Those files of tsr_remote_other that name the directory of the newest checkpoint, in order of precedence. Ends with
+ * NULL. */
 extern const char *const tsr_remote_markers[];
-/* The files by which the checkpoint is found that a marker with these bytes names. *count may be 0: they name no directory.
- * TSR_E_NOMEM. */
+/* Lists the files to request for the checkpoint that a marker with these bytes names. *count is 0 if the bytes name no
+ * directory. Errors: TSR_E_NOMEM. */
 tsr_status tsr_remote_marked(tsr_str bytes, tsr_arena *arena, tsr_str out[TSR_REMOTE_MARKED], size_t *count, tsr_error *err);
 
 #endif

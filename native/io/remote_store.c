@@ -18,19 +18,19 @@ enum { WHOLE = 64 << 20 };
 
 typedef struct remote_file {
     tsr_str name, url;
-    tsr_str shown; /* the address without its secrets, for messages */
+    tsr_str shown; /* the URL without its secrets, for messages */
     uint64_t size;
     char version[160];
-    char *whole; /* the server gives no ranges: all bytes */
+    char *whole; /* all bytes of the file, if the server does not support ranges; otherwise NULL */
 } remote_file;
 
 typedef struct remote_store {
-    tsr_store base; /* first */
+    tsr_store base; /* must be first */
     const tsr_allocator *allocator;
     tsr_arena *arena;
     tsr_http *http;
-    tsr_str root;    /* of addresses, with '/' at its end */
-    tsr_str query;   /* "?token=…" of the address that was given, for all */
+    tsr_str root;    /* the part of URLs that precedes names, with '/' at its end */
+    tsr_str query;   /* "?token=…" of the given URL, used for all files */
     tsr_vec files;   /* of remote_file, sorted by name */
     tsr_vec listing; /* of tsr_store_file */
     tsr_block_cache *cache;
@@ -110,7 +110,7 @@ static void remote_close(tsr_store *base)
     tsr_free(store->allocator, store, 1, sizeof *store);
 }
 
-/* ---- asking for files ---- */
+/* ---- requesting files ---- */
 
 static tsr_status read_whole(remote_store *store, remote_file *file, const tsr_http_answer *first, tsr_error *err)
 {
@@ -131,7 +131,7 @@ static tsr_status read_whole(remote_store *store, remote_file *file, const tsr_h
     return status;
 }
 
-/* Fills in size and version. TSR_E_NOT_FOUND: the server does not have it. */
+/* Asks the server for the size and version of a file. TSR_E_NOT_FOUND if it does not have the file. */
 static tsr_status ask(remote_store *store, remote_file *file, tsr_error *err)
 {
     char byte;
@@ -159,7 +159,7 @@ static int by_name(const void *a, const void *b)
     return tsr_str_compare(((const remote_file *)a)->name, ((const remote_file *)b)->name);
 }
 
-/* store->files anew. */
+/* Fills the store's listing after files were added. */
 static tsr_status list_files(remote_store *store, tsr_error *err)
 {
     store->listing.count = 0;
@@ -171,12 +171,12 @@ static tsr_status list_files(remote_store *store, tsr_error *err)
     }
     store->base.files = store->listing.items;
     store->base.file_count = (uint32_t)store->listing.count;
-    tsr_block_cache_forget(store->cache); /* numbers changed */
+    tsr_block_cache_forget(store->cache); /* the numbers of files have changed */
     tsr_guards_forget(store->guards);
     return TSR_OK;
 }
 
-/* A name below the root as an address: what has a meaning in one is escaped. */
+/* Makes the URL of a name below the root. Characters with a special meaning in URLs are escaped. */
 static tsr_str address_of(const remote_store *store, tsr_str name, tsr_error *err)
 {
     const size_t root = store->root.size, room = 3 * name.size;
@@ -255,7 +255,7 @@ tsr_status tsr_remote_store_add(tsr_store *base, const tsr_host *host, const tsr
 
 /* ---- opening ---- */
 
-/* "https://host/folder/name?query" → root, name, query; a fragment is no part of it. */
+/* Splits "https://host/folder/name?query" into root, name and query. A fragment is ignored. */
 static tsr_status split(remote_store *store, const char *address, tsr_str *name, tsr_error *err)
 {
     const size_t end = strcspn(address, "?#");
@@ -263,7 +263,7 @@ static tsr_status split(remote_store *store, const char *address, tsr_str *name,
     size_t slash = end;
     while (slash && address[slash - 1] != '/') slash--;
     const size_t host = (size_t)(strstr(address, "//") - address) + 2;
-    const bool bare = slash <= host; /* no path at all */
+    const bool bare = slash <= host; /* there is no path */
     store->root = bare ? tsr_arena_format(store->arena, err, "%.*s/", (int)end, address)
                        : tsr_arena_str(store->arena, (tsr_str){address, slash}, err);
     store->query = tsr_arena_str(store->arena, (tsr_str){address + end, query}, err);
@@ -276,7 +276,7 @@ static int hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* "model%20one.pt" → "model one.pt" */
+/* Decodes "model%20one.pt" to "model one.pt". */
 static tsr_str unescape(tsr_arena *arena, tsr_str text, tsr_error *err)
 {
     char *out = tsr_arena_array(arena, text.size + 1, 1, err);
@@ -290,7 +290,7 @@ static tsr_str unescape(tsr_arena *arena, tsr_str text, tsr_error *err)
     return (tsr_str){out, n};
 }
 
-/* Asks for the names of a list that ends with NULL, all at once. */
+/* Requests the names of a list that ends with NULL, all at the same time. */
 static tsr_status ask_for(remote_store *store, const tsr_host *host, const char *const *list, tsr_error *err)
 {
     tsr_str names[16];
@@ -302,7 +302,7 @@ static tsr_status ask_for(remote_store *store, const tsr_host *host, const char 
     return tsr_remote_store_add(&store->base, host, names, count, &added, err);
 }
 
-/* Asks for what the marker that counts names. */
+/* Requests the files that the first existing marker leads to. */
 static tsr_status follow_marker(remote_store *store, const tsr_host *host, tsr_error *err)
 {
     char bytes[TSR_REMOTE_MARKER_SIZE];

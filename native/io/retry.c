@@ -5,11 +5,12 @@
 #include <time.h>
 
 enum { MOST_TRIES = 10, MOST_CONNECTS = 4 };
-static const double first_wait = 0.1, longest_wait = 5, longest_asked = 120; /* seconds */
+static const double first_wait = 0.1, longest_wait = 5, longest_asked = 120; /* in seconds */
 
 static bool may_pass(const tsr_transfer *t)
 {
-    if (t->result == TSR_TRANSFER_ANSWERED) return t->answer.status == 429 || (t->answer.status >= 500 && t->answer.status != 501); /* 501: the server will never have it */
+    /* 501: the server does not support it, so a retry is useless. */
+    if (t->result == TSR_TRANSFER_ANSWERED) return t->answer.status == 429 || (t->answer.status >= 500 && t->answer.status != 501);
     return t->result == TSR_TRANSFER_CUT || t->result == TSR_TRANSFER_NOT_CONNECTED;
 }
 

@@ -1,4 +1,4 @@
-/* The real system calls, and the two loops that make partial transfers whole. */
+/* The real system calls, and two loops that complete partial transfers. */
 #include "io/sys.h"
 
 #include <errno.h>
@@ -15,10 +15,10 @@
 #include <sys/statfs.h>
 #include <sys/syscall.h>
 
-#define TMPFS 0x01021994 /* f_type; <linux/magic.h> */
+#define TMPFS 0x01021994 /* f_type of tmpfs, as in <linux/magic.h> */
 #endif
 
-/* Names are made under a shared lock, which tsr_sys_stop_naming takes alone and keeps. */
+/* Calls that create names hold this lock shared. tsr_sys_stop_naming takes it exclusively and keeps it. */
 static pthread_rwlock_t naming = PTHREAD_RWLOCK_INITIALIZER;
 static _Thread_local bool is_cleaner;
 
@@ -33,7 +33,7 @@ static void begin_naming(void)
     if (!is_cleaner) pthread_rwlock_rdlock(&naming);
 }
 
-/* `done` is what the call gave; errno stays. */
+/* `done` is the result of the call. Preserves errno. */
 static int end_naming(int done)
 {
     const int saved = errno;
@@ -113,12 +113,13 @@ static ssize_t posix_copy_range(const tsr_sys *sys, int from, uint64_t from_offs
 }
 
 #if defined(__linux__)
-/* What tmpfs reserves are the pages themselves: half of the work of writing, done by one thread before all others begin. */
+/* On tmpfs, reserving space allocates the pages themselves. That is half of the work of writing, and a single thread would
+ * do it before all others can begin. */
 static bool lies_in_memory(int fd, uint64_t size, bool *fits)
 {
     struct statfs info;
     if (fstatfs(fd, &info) != 0 || info.f_type != TMPFS) return false;
-    *fits = info.f_blocks == 0 || size / (uint64_t)info.f_bsize <= info.f_bavail; /* 0: without a limit */
+    *fits = info.f_blocks == 0 || size / (uint64_t)info.f_bsize <= info.f_bavail; /* f_blocks is 0 if tmpfs has no limit */
     return true;
 }
 #endif
@@ -132,7 +133,8 @@ static int posix_allocate(const tsr_sys *sys, int fd, uint64_t size)
         errno = fits ? EOPNOTSUPP : ENOSPC;
         return -1;
     }
-    return fallocate(fd, 0, 0, (off_t)size); /* not posix_fallocate: that writes zeros where the file system cannot */
+    /* Not posix_fallocate, which writes zeros if the file system cannot reserve space. */
+    return fallocate(fd, 0, 0, (off_t)size);
 #else
     return ftruncate(fd, (off_t)size);
 #endif
@@ -200,7 +202,7 @@ static int rename_new(int folder, const char *from, int to_folder, const char *t
     int done = (int)syscall(SYS_renameat2, folder, from, to_folder, to, RENAME_NOREPLACE);
     if (done == 0 || (errno != EINVAL && errno != ENOSYS)) return done;
 #endif
-    struct stat taken; /* file systems without the flag: the check and the rename are two steps */
+    struct stat taken; /* On file systems without the flag, the check and the rename are two steps. */
     if (fstatat(to_folder, to, &taken, AT_SYMLINK_NOFOLLOW) == 0) {
         errno = EEXIST;
         return -1;

@@ -1,5 +1,5 @@
-/* The system calls that native/io makes, as one small table, so that a test can fail, shorten or stop at any of them.
- * Every call behaves as the system call it is named after: -1 and errno on failure, transfers may be short. */
+/* The system calls that native/io makes, as a table, so that a test can make any of them fail, transfer less or stop. Each
+ * behaves like the system call it is named after: it returns -1 and sets errno on failure, and transfers may be short. */
 #ifndef TSR_NATIVE_SYS_H
 #define TSR_NATIVE_SYS_H
 
@@ -14,12 +14,12 @@ struct tsr_sys {
     int (*open_at)(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode);
     int (*close)(const tsr_sys *sys, int fd);
     int (*stat_at)(const tsr_sys *sys, int folder, const char *name, struct stat *out);
-    /* Of the name itself where it is a symbolic link. */
+    /* Does not follow a symbolic link. */
     int (*link_stat_at)(const tsr_sys *sys, int folder, const char *name, struct stat *out);
     int (*stat)(const tsr_sys *sys, int fd, struct stat *out);
     ssize_t (*read_at)(const tsr_sys *sys, int fd, void *buffer, size_t size, uint64_t offset);
-    /* Where the next bytes that are no hole begin, at `offset` or behind it; UINT64_MAX when only holes follow; `offset` where
-     * the file system does not tell. */
+    /* The offset of the next bytes that are not in a hole, at or after `offset`; UINT64_MAX if only holes follow; `offset`
+     * if the file system does not report holes. */
     uint64_t (*next_data)(const tsr_sys *sys, int fd, uint64_t offset);
     ssize_t (*write_at)(const tsr_sys *sys, int fd, const void *data, size_t size, uint64_t offset);
     ssize_t (*copy_range)(const tsr_sys *sys, int from, uint64_t from_offset, int to, uint64_t to_offset, size_t size);
@@ -30,18 +30,18 @@ struct tsr_sys {
     int (*sync)(const tsr_sys *sys, int fd);
     int (*make_folder)(const tsr_sys *sys, int folder, const char *name, unsigned mode);
     int (*rename)(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to);
-    /* Two names change places, in one step; EINVAL or ENOSYS where the file system cannot. */
+    /* Exchanges two names atomically. EINVAL or ENOSYS if the file system cannot do it. */
     int (*exchange)(const tsr_sys *sys, int folder, const char *a, const char *b);
-    /* A second name for a file. */
+    /* Gives a file a second name. */
     int (*link)(const tsr_sys *sys, int folder, const char *name, int to_folder, const char *to);
-    /* Like rename, but fails with EEXIST where the new name is taken. */
+    /* Like rename, but fails with EEXIST if the new name exists. */
     int (*rename_new)(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to);
-    /* Takes an advisory lock that goes with the descriptor; EWOULDBLOCK when another process has it. */
+    /* Takes an advisory lock that is released with the descriptor. EWOULDBLOCK if another process holds it. */
     int (*lock)(const tsr_sys *sys, int fd);
     int (*unlink)(const tsr_sys *sys, int folder, const char *name, bool is_folder);
 };
 
-/* The real ones. */
+/* The real system calls. */
 extern const tsr_sys tsr_sys_posix;
 
 /* An open file, and its name for messages. */
@@ -51,15 +51,15 @@ typedef struct tsr_sys_file {
     const char *name;
 } tsr_sys_file;
 
-/* Exactly `size` bytes, whatever short transfers and EINTR do. TSR_E_IO carries the byte where a read met the end of the file.
- * Thread-safe. */
+/* Transfers exactly `size` bytes, despite short transfers and EINTR. TSR_E_IO has the offset at which a read reached the end
+ * of the file. Thread-safe. */
 tsr_status tsr_sys_read(tsr_sys_file file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
 tsr_status tsr_sys_write(tsr_sys_file file, uint64_t offset, const void *data, size_t size, tsr_error *err);
 
-/* For the thread that cleans up before the process ends: from here on every other thread that wants to create, link or rename
- * anything by tsr_sys_posix waits for ever, so that nothing appears behind the one that removes. */
+/* For the thread that cleans up before the process ends. From now on, every other thread that creates, links or renames
+ * anything with tsr_sys_posix waits forever, so that nothing is created after the cleanup. */
 void tsr_sys_stop_naming(void);
-/* Calls that EINTR does not stop. */
+/* These calls are repeated on EINTR. */
 int tsr_sys_open(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode);
 tsr_status tsr_sys_sync(const tsr_sys *sys, int fd, const char *name, tsr_error *err);
 

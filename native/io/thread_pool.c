@@ -1,4 +1,5 @@
-/* See thread_pool.h. One loop at a time: a generation number wakes the workers, an atomic counter deals out indices. */
+/* See thread_pool.h. Runs one loop at a time: a generation number wakes the workers, and an atomic counter hands out
+ * indices. */
 #include "io/thread_pool.h"
 #include "io/locked.h"
 
@@ -9,16 +10,18 @@
 
 struct tsr_pool {
     pthread_mutex_t lock;
-    pthread_cond_t wake; /* a new loop, or stop */
-    pthread_cond_t done; /* `working` came down to 0 */
+    pthread_cond_t wake; /* signalled for a new loop, or to stop */
+    pthread_cond_t done; /* signalled when `working` becomes 0 */
     pthread_t *workers;
-    uint32_t wanted; /* workers */
+    uint32_t wanted; /* number of workers */
     uint32_t started;
-    uint32_t working; /* workers inside the current loop */
+    uint32_t working; /* number of workers in the current loop */
     uint64_t generation;
     bool
-        busy; /* a loop runs, to its last worker's end: who asks for another meanwhile, such as that worker, runs it alone */
-    bool open; /* it has indices left, so that workers may begin */
+        /* A loop is running, until its last worker is done; a thread that starts another loop in the meantime, such as that
+         * worker, runs it alone. */
+        busy;
+    bool open; /* the loop has indices left, so workers may join it */
     bool stop;
     void (*body)(void *arg, size_t index);
     void *arg;
@@ -82,7 +85,7 @@ void tsr_pool_free(tsr_pool *pool)
     free(pool);
 }
 
-/* Under the lock. Starting fewer threads than wanted only makes loops slower. */
+/* The caller must hold the lock. If fewer threads than wanted can be started, loops are only slower. */
 static void start_workers(tsr_pool *pool, size_t count)
 {
     assert(tsr_is_locked(&pool->lock));
@@ -118,7 +121,7 @@ void tsr_pool_run(void *ctx, size_t count, void (*body)(void *arg, size_t index)
     }
     deal(pool, body, arg, count);
     pthread_mutex_lock(&pool->lock);
-    pool->open = false; /* all indices are dealt: a worker that wakes only now need not begin */
+    pool->open = false; /* all indices were handed out, so a worker that wakes up only now need not join */
     while (pool->working > 0) pthread_cond_wait(&pool->done, &pool->lock);
     pool->busy = false;
     pthread_mutex_unlock(&pool->lock);

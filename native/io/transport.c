@@ -15,19 +15,19 @@
 
 enum { MOST_HANDLES = 64, CONNECT_SECONDS = 20, STALL_SECONDS = 60, MOST_IGNORED = 64 << 10, POLL_MILLISECONDS = 1000, EXPECT_MILLISECONDS = 200 };
 
-/* One transfer while it is under way. */
+/* One transfer in progress. */
 typedef struct job {
     tsr_transfer *transfer;
     struct batch *batch;
-    struct job *following; /* in the queue */
+    struct job *following; /* the next in the queue */
     CURL *handle;
     struct curl_slist *headers;
     size_t ignored, sent;
-    bool ended_here; /* the rest of the answer is not wanted */
+    bool ended_here; /* the transfer was ended here because the rest of the answer is not wanted */
     char reason[CURL_ERROR_SIZE];
 } job;
 
-/* What one call of tsr_transport_perform waits for. */
+/* The transfers that one call of tsr_transport_perform waits for. */
 typedef struct batch {
     size_t left;
 } batch;
@@ -37,13 +37,13 @@ struct tsr_transport {
     tsr_curl curl;
     unsigned depth;
     CURLM *multi;
-    CURL *idle[MOST_HANDLES]; /* of the thread alone */
+    CURL *idle[MOST_HANDLES]; /* used only by the thread */
     size_t idle_count;
-    unsigned active; /* transfers under way, likewise */
+    unsigned active; /* transfers in progress; used only by the thread */
     pthread_t thread;
-    pthread_mutex_t lock; /* over what follows, and every batch */
-    pthread_cond_t ended; /* a batch is complete */
-    job *first, *last;    /* not yet begun */
+    pthread_mutex_t lock; /* protects the following fields, and all batches */
+    pthread_cond_t ended; /* signalled when a batch is complete */
+    job *first, *last;    /* queue of jobs that have not begun */
     bool is_running, stop;
 };
 
@@ -57,7 +57,7 @@ void tsr_transfer_clear(tsr_transfer *transfer)
     transfer->reason[0] = transfer->problem[0] = '\0';
 }
 
-/* ---- what libcurl calls ---- */
+/* ---- callbacks of libcurl ---- */
 
 static size_t keep_problem(job *j, const char *data, size_t size)
 {
@@ -81,7 +81,7 @@ static size_t take_body(char *data, size_t one, size_t size, void *ctx)
     if (taken) memcpy(t->buffer + t->answer.size, data, taken);
     t->answer.size += taken;
     j->ended_here = t->overflowed = taken < size;
-    return taken; /* fewer than came ends the transfer */
+    return taken; /* returning less than was received ends the transfer */
 }
 
 static size_t take_header(char *line, size_t one, size_t size, void *ctx)
@@ -128,7 +128,8 @@ static void set_method(const tsr_curl *curl, const job *j)
         curl->easy_setopt(j->handle, CURLOPT_READDATA, j);
         curl->easy_setopt(j->handle, CURLOPT_SEEKFUNCTION, rewind_body);
         curl->easy_setopt(j->handle, CURLOPT_SEEKDATA, j);
-        curl->easy_setopt(j->handle, CURLOPT_EXPECT_100_TIMEOUT_MS, (long)EXPECT_MILLISECONDS); /* many servers never say "continue" */
+        /* Many servers never send "100 Continue". */
+        curl->easy_setopt(j->handle, CURLOPT_EXPECT_100_TIMEOUT_MS, (long)EXPECT_MILLISECONDS);
     } else if (strcmp(method, "POST") == 0) {
         curl->easy_setopt(j->handle, CURLOPT_POSTFIELDS, t->body ? t->body : "");
         curl->easy_setopt(j->handle, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)t->body_size);
@@ -249,7 +250,7 @@ static void end_those_done(tsr_transport *transport)
     }
 }
 
-/* The next of the queue; NULL when it is empty, or when as many as may be are under way. */
+/* Takes the next job from the queue; NULL if it is empty, or if the maximum number is in progress. */
 static job *next_job(tsr_transport *transport, bool *stop)
 {
     pthread_mutex_lock(&transport->lock);
@@ -276,7 +277,8 @@ static void *drive(void *ctx)
     }
 }
 
-/* Signals are for the program's other threads; a connection that ends while it is written to must not end the program either. */
+/* Blocks signals, because other threads are to handle them; and SIGPIPE from a connection that closes while it is written to
+ * must not end the program. */
 static bool start_thread(tsr_transport *transport)
 {
     sigset_t all, before;

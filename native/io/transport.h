@@ -1,6 +1,6 @@
-/* HTTP requests, many at once over a few connections. One thread of its own drives all transfers with libcurl's multi interface;
- * any thread may hand over some and wait for them. A transfer is one request: nothing is repeated and no redirect is
- * followed here.
+/* Performs HTTP requests, many at the same time over a few connections. A separate thread drives all transfers with
+ * libcurl's multi interface. Any thread may submit transfers and wait for them. A transfer is one request: it is not
+ * retried, and redirects are not followed.
  *
  * Example:
  *
@@ -17,21 +17,21 @@ typedef struct tsr_transport tsr_transport;
 
 typedef struct tsr_http_answer {
     long status;          /* 200, 206, 404, … */
-    uint64_t total;       /* bytes of the whole file; UINT64_MAX: the server does not say */
-    uint64_t first, last; /* with is_range: the bytes of the file that came, as Content-Range states them */
+    uint64_t total;       /* size of the whole file in bytes; UINT64_MAX: the server does not report it */
+    uint64_t first, last; /* with is_range: the range that was sent, according to Content-Range */
     bool is_range;
     char version[160]; /* ETag, otherwise Last-Modified, otherwise empty */
-    size_t size;       /* bytes that came */
-    char region[32];   /* x-amz-bucket-region, or empty */
-    char generation[32]; /* x-goog-generation, or empty */
-    double retry_after; /* seconds that Retry-After asks for; 0: it was not there */
+    size_t size;       /* number of bytes received */
+    char region[32];   /* x-amz-bucket-region; may be empty */
+    char generation[32]; /* x-goog-generation; may be empty */
+    double retry_after; /* seconds to wait according to Retry-After; 0: there was no such header */
 } tsr_http_answer;
 
 typedef enum tsr_transfer_result {
     TSR_TRANSFER_ANSWERED,       /* `answer` is complete */
     TSR_TRANSFER_NOT_CONNECTED,  /* the server was never reached */
-    TSR_TRANSFER_CUT,            /* the connection ended before the answer did, or stalled */
-    TSR_TRANSFER_FAILED          /* anything else: a URL that is malformed, TLS, memory */
+    TSR_TRANSFER_CUT,            /* the connection was closed or stalled before the answer was complete */
+    TSR_TRANSFER_FAILED          /* any other failure: a malformed URL, TLS, memory */
 } tsr_transfer_result;
 
 typedef struct tsr_transfer {
@@ -39,34 +39,36 @@ typedef struct tsr_transfer {
     const char *url;
     const char *const *headers; /* "Name: value", ends with NULL; NULL: none */
     const char *range;          /* "0-99", or NULL */
-    const char *signing;        /* "aws:amz:us-east-1:s3": signed by AWS's Signature Version 4; NULL: not signed */
+    const char *signing;        /* "aws:amz:us-east-1:s3": sign with AWS's Signature Version 4; NULL: do not sign */
     const char *user, *password; /* for `signing` */
     bool use_netrc;
-    unsigned connect_seconds; /* 0: as long as usual */
-    bool is_sent_once; /* by a new connection: libcurl repeats by itself what it sent over one that turns out to have ended */
-    const void *body; /* of a PUT or POST */
+    unsigned connect_seconds; /* 0: the usual limit */
+    /* Use a new connection: libcurl itself repeats a request if an existing connection turns out to be closed. */
+    bool is_sent_once;
+    const void *body; /* body of a PUT or POST */
     size_t body_size;
-    char *buffer; /* takes the body of the answer; what is beyond `capacity` ends the transfer */
+    char *buffer; /* receives the body of the answer; more than `capacity` bytes end the transfer */
     size_t capacity;
 
     tsr_transfer_result result;
     tsr_http_answer answer;
-    char reason[256];    /* of a transfer that was not answered, in libcurl's words */
+    char reason[256];    /* libcurl's message if there was no answer */
     bool overflowed;     /* the answer's body is longer than `capacity` */
-    char problem[2048];  /* how the body of an answer of 300 or more begins; it is not in `buffer` */
-    char *redirect;      /* where the answer sends to, or NULL; freed by tsr_transfer_clear */
-    char *link;          /* the value of the Link header, or NULL; freed likewise */
+    char problem[2048];  /* the beginning of the body if the status is 300 or more; `buffer` does not receive it */
+    char *redirect;      /* target of a redirect, or NULL; freed by tsr_transfer_clear */
+    char *link;          /* value of the Link header, or NULL; freed by tsr_transfer_clear */
 } tsr_transfer;
 
-/* Frees what an answer left, so that the transfer may be performed again. */
+/* Frees what an answer left, so that the transfer can be performed again. */
 void tsr_transfer_clear(tsr_transfer *transfer);
 
-/* Never more than `depth` (1 or more) transfers at once, and never more connections. TSR_E_UNSUPPORTED where there is no libcurl. The thread starts with the first transfer. */
+/* Performs at most `depth` (1 or more) transfers at the same time, over at most as many connections. TSR_E_UNSUPPORTED
+ * without libcurl. The thread is started by the first transfer. */
 tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, tsr_transport **out, tsr_error *err);
-void tsr_transport_close(tsr_transport *transport); /* takes NULL; nobody may wait in it */
+void tsr_transport_close(tsr_transport *transport); /* also takes NULL; no thread may be waiting in it */
 unsigned tsr_transport_depth(const tsr_transport *transport);
 
-/* Returns when all of them have ended; each states how. Thread-safe. */
+/* Returns when all transfers have ended. Each has its own result. Thread-safe. */
 void tsr_transport_perform(tsr_transport *transport, tsr_transfer *const *transfers, size_t count);
 
 #endif

@@ -1,4 +1,4 @@
-/* See wide_scan.h. Blocks of four vectors of 32 bytes. */
+/* See wide_scan.h. A block is four vectors of 32 bytes. */
 #include "io/wide_scan.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -6,7 +6,7 @@
 
 #define AVX2 __attribute__((target("avx2")))
 
-/* `add` adds the lanes of two vectors. */
+/* `add` adds two vectors lane by lane. */
 #define SCAN(name, add, set, magnitude) \
     AVX2 static bool name(const uint8_t *data, size_t size, uint64_t lowest) \
     { \
@@ -18,7 +18,7 @@
                 found = _mm256_or_si256(found, add(_mm256_and_si256(numbers, mask), low)); \
             } \
         } \
-        return !_mm256_testc_si256(mask, found); /* a bit that is not of the magnitude */ \
+        return !_mm256_testc_si256(mask, found); /* a sign bit was set */ \
     }
 
 #define SET_8(value)  _mm256_set1_epi8((char)(value))
