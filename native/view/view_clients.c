@@ -21,7 +21,7 @@ static bool is_idle(const view_client *client)
     return client->fd >= 0 && !client->is_busy;
 }
 
-/* Under the lock. */
+/* Shuts down the connection that has been idle longest, if many are idle. The caller must hold the lock. */
 static void make_room(view_clients *clients)
 {
     view_client *oldest = NULL;
@@ -35,7 +35,7 @@ static void make_room(view_clients *clients)
     }
     if (idle < MANY_IDLE) return;
     shutdown(oldest->fd, SHUT_RDWR);
-    oldest->since = tsr_seconds(); /* it is closed soon; the next one must not choose it again */
+    oldest->since = tsr_seconds(); /* it will be closed soon; the next call must not choose it again */
 }
 
 view_client *view_clients_add(view_clients *clients, int fd)

@@ -1,4 +1,4 @@
-/* See view_server.h. HTTP is libmicrohttpd's, which is loaded when it is needed. */
+/* See view_server.h. HTTP is implemented by libmicrohttpd, which is loaded when it is needed. */
 #include "view/view_server.h"
 
 #include "tessera/sys/alloc.h"
@@ -25,11 +25,11 @@ enum { BLOCK = 256 << 10, THREADS = 4, STALL_SECONDS = 10, TOKEN_SIZE = 32 };
 
 #define IDLE_SECONDS 8.0
 
-/* The policy of web/serve: scripts, styles and connections of this origin alone. */
+/* The same policy as in web/serve: scripts, styles and connections only from this origin. */
 static const char policy[] = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; "
                              "connect-src 'self'; worker-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/* The functions of libmicrohttpd that are called, by the name that the library exports. */
+/* The functions of libmicrohttpd that are used. */
 typedef struct calls {
     struct MHD_Daemon *(*start_daemon)(unsigned flags, uint16_t port, MHD_AcceptPolicyCallback apc, void *apc_cls,
                                        MHD_AccessHandlerCallback dh, void *dh_cls, ...);
@@ -51,7 +51,7 @@ struct view_server {
     void *library;
     calls mhd;
     struct MHD_Daemon *daemon;
-    tsr_vec listing; /* checkpoint.json */
+    tsr_vec listing; /* the text of checkpoint.json */
     view_clients clients;
     char token[TOKEN_SIZE + 1];
     char address[96];
@@ -99,9 +99,9 @@ static enum MHD_Result answer_text(const view_server *s, struct MHD_Connection *
                   "text/plain; charset=utf-8", NULL);
 }
 
-/* Bytes of a store's file, or of a page's, from `byte_offset` on. */
+/* The bytes from `byte_offset` on, of a file of a store or of the viewer. */
 typedef struct body {
-    tsr_store *store; /* NULL: of `fd` */
+    tsr_store *store; /* NULL: the bytes are in the file `fd` */
     uint32_t file;
     int fd;
     uint64_t byte_offset, size;
@@ -127,7 +127,7 @@ static void free_body(void *ctx)
     free(b);
 }
 
-/* "bytes=FROM-TO" or "bytes=FROM-" within `size`; false: no such range was asked for. */
+/* Parses "bytes=FROM-TO" or "bytes=FROM-" within `size`; false if no such range was requested. */
 static bool range_of(const char *text, uint64_t size, uint64_t *from, uint64_t *to)
 {
     char *end;
@@ -140,7 +140,7 @@ static bool range_of(const char *text, uint64_t size, uint64_t *from, uint64_t *
     return true;
 }
 
-/* Takes over `found`. */
+/* Takes ownership of `found`. */
 static enum MHD_Result answer_body(const view_server *s, struct MHD_Connection *connection, body found, const char *type)
 {
     char range[96];
@@ -162,7 +162,7 @@ static enum MHD_Result answer_body(const view_server *s, struct MHD_Connection *
     return answer(s, connection, part ? MHD_HTTP_PARTIAL_CONTENT : MHD_HTTP_OK, response, type, part ? range : NULL);
 }
 
-/* ---- pages ---- */
+/* ---- files of the viewer ---- */
 
 static const char *type_of(const char *name)
 {
@@ -180,7 +180,8 @@ static enum MHD_Result answer_nothing(const view_server *s, struct MHD_Connectio
     return answer_text(s, connection, MHD_HTTP_NOT_FOUND, "not found\n");
 }
 
-/* "assets/a.js": no component is empty or hidden. The one hidden name that a viewer may hold is that of a sample's metadata. */
+/* Accepts names like "assets/a.js": no component may be empty or hidden. The only hidden name that a viewer may contain is
+ * `.metadata` of a sample. */
 static bool is_page_name(const char *name)
 {
     for (const char *at = name;;) {
@@ -209,7 +210,7 @@ static enum MHD_Result answer_page(const view_server *s, struct MHD_Connection *
 
 /* ---- requests ---- */
 
-/* Whether the request names the loopback address, whatever the port: a tunnel has another one at its end. */
+/* Whether the request's Host is the loopback address. The port may differ, because a tunnel may use another one. */
 static bool is_here(const view_server *s, struct MHD_Connection *connection)
 {
     static const char *const names[] = {"127.0.0.1", "localhost", "[::1]"};
@@ -223,7 +224,8 @@ static bool is_here(const view_server *s, struct MHD_Connection *connection)
     return false;
 }
 
-/* What follows "/TOKEN/"; NULL where the token is not there. The time that it takes does not tell how much of it is right. */
+/* The text after "/TOKEN/"; NULL if the token is wrong. The time of the comparison does not reveal how much of the token is
+ * right. */
 static const char *behind_token(const view_server *s, const char *url)
 {
     unsigned char differs = 0;
@@ -274,7 +276,7 @@ static int hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* Percent-decoding that never makes a NUL or a slash: what would end or split a name stays as it was written. */
+/* Percent-decodes a name, except for an encoded NUL or slash, which would end or split the name. */
 static size_t unescape(void *ctx, struct MHD_Connection *connection, char *text)
 {
     char *out = text;
@@ -374,7 +376,7 @@ static tsr_status start(view_server *s, tsr_error *err)
     struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons(s->view.port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     if (open_library(s) != TSR_OK)
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cannot serve pages: libmicrohttpd (libmicrohttpd.so.12) is not installed");
-    /* A few threads for all connections: one for each would let whoever connects use up threads. */
+    /* Uses a few threads for all connections. With one thread per connection, clients could exhaust the threads. */
     s->daemon = s->mhd.start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, s->view.port, NULL, NULL, answer_request, s, MHD_OPTION_SOCK_ADDR,
                                     (struct sockaddr *)&place, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)THREADS,
                                     MHD_OPTION_CONNECTION_LIMIT, (unsigned)VIEW_MOST_CLIENTS, MHD_OPTION_CONNECTION_TIMEOUT,

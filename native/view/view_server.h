@@ -1,4 +1,4 @@
-/* The viewer and the bytes of one checkpoint, or of two to compare, on the loopback address, for `tessera view`. */
+/* Serves the viewer and the bytes of one checkpoint, or of two to compare, on the loopback address, for `tessera view`. */
 #ifndef TSR_VIEW_VIEW_SERVER_H
 #define TSR_VIEW_VIEW_SERVER_H
 
@@ -9,34 +9,35 @@ typedef struct view_server view_server;
 typedef struct view_side {
     const char *title;
     tsr_store *store;   /* borrowed until stop */
-    const bool *served; /* for each file of the store: whether it belongs to the checkpoint */
-    const char *part;   /* the only part to show, or NULL */
-    tsr_str shards;     /* the map that joins the ranks: its name, or the text of the document. NULL data: none */
+    const bool *served; /* for each file of the store, whether it belongs to the checkpoint */
+    const char *part;   /* the only part to show; NULL: show everything */
+    tsr_str shards;     /* the map that joins the ranks: its name, or the text of the map; data NULL: none */
 } view_side;
 
 typedef struct view_settings {
     const char *pages; /* the directory of the built viewer */
     view_side sides[2];
     size_t side_count;
-    uint16_t port; /* 0: a free one */
+    uint16_t port; /* 0: any free port */
 } view_settings;
 
-/* Serves, by GET and HEAD, below an address that holds a random token:
+/* Starts a server. It answers GET and HEAD below an address that contains a random token:
  *
  *   /TOKEN/                  index.html, and the other files of the viewer
- *   /TOKEN/checkpoint.json   {"title": …, "files": [{"name": …, "size": …}], "primary": … or absent, "part": the only one to show
- *                            or absent, "shards": the map that joins the ranks or absent, "other": the same of the second checkpoint, or absent}
+ *   /TOKEN/checkpoint.json   {"title": …, "files": [{"name": …, "size": …}], "primary": …, "part": the only one to show,
+ *                            "shards": the map that joins the ranks, "other": the same of the second checkpoint};
+ *                            all but the first two may be absent
  *   /TOKEN/checkpoint/NAME   a file of the checkpoint, with ranges
  *   /TOKEN/other/NAME        a file of the second one
  *
- * Everything else is not found, and a Host that is not the loopback address is refused: a page of another site may reach this
- * address under a name of its own. On threads of its own; view_tend must be called about once a second. Errors:
- * TSR_E_UNSUPPORTED without libmicrohttpd, TSR_E_IO when the port is taken, TSR_E_NOMEM. */
+ * Everything else is not found. A Host that is not the loopback address is refused, because a page of another site may
+ * reach this address under its own name. The server has its own threads; view_tend must be called about once a second.
+ * Errors: TSR_E_UNSUPPORTED without libmicrohttpd, TSR_E_IO if the port is in use, TSR_E_NOMEM. */
 tsr_status view_start(const view_settings *view, const tsr_host *host, view_server **out, tsr_error *err);
 /* "http://127.0.0.1:PORT/TOKEN/"; borrowed until stop. */
 const char *view_address(const view_server *server);
-/* Ends idle connections. */
+/* Closes connections that have been idle for too long. */
 void view_tend(view_server *server);
-void view_stop(view_server *server); /* takes NULL */
+void view_stop(view_server *server); /* also takes NULL */
 
 #endif
