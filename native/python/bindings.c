@@ -1,6 +1,6 @@
-/* What Python's ctypes calls: flat functions over the library, so that no layout of a C struct but the few below is known
- * outside C. Documents and files leave by a callback. Every function may be called from several threads for different
- * sessions; tsr_python_read also for one. */
+/* The functions that Python calls through ctypes. They are flat functions over the library, so only the few structs below
+ * must be known outside C. Documents and files are returned through a callback. Every function may be called from several
+ * threads at the same time for different sessions; tsr_python_read also for the same one. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -20,16 +20,16 @@
 #include "tessera/sys/path_choices.h"
 #include "tessera/tessera.h"
 
-/* Which checkpoint is opened, and how. Mirrored in _library.py. A text that is NULL is not given. */
+/* Which checkpoint to open, and how. Mirrored in _library.py. Texts may be NULL. */
 typedef struct opening {
-    const char *const *paths; /* the checkpoint's, then those of its other directories */
+    const char *const *paths; /* the path of the checkpoint, followed by those of its other directories */
     size_t path_count;
     const char *part, *step;
-    const char *shards;   /* the name of a built-in map, or the path of a document */
-    tsr_str shards_text;  /* or a tessera.shards/1 document */
+    const char *shards;   /* name of a built-in map, or path of a document */
+    tsr_str shards_text;  /* or the text of a tessera.shards/1 document */
     uint32_t threads;
     uint32_t purpose;     /* a tsr_purpose */
-    uint8_t is_compared;  /* part and step were chosen for the checkpoint that this one is compared with */
+    uint8_t is_compared;  /* part and step are those of the checkpoint that this one is compared with */
 } opening;
 
 EXPORT session *tsr_python_open(const opening *what, const int *stop, tsr_error *err);
@@ -48,7 +48,7 @@ void tsr_python_close(session *s)
     free(s);
 }
 
-/* Python hears of a signal while C works only if C returns: reads fail once the flag is set. */
+/* Python handles a signal only after C returns. Reads therefore fail once the flag is set. */
 static ssize_t read_unless_stopped(const tsr_sys *sys, int fd, void *buffer, size_t size, uint64_t offset)
 {
     if (*((const session *)(const void *)sys)->stop) {
@@ -58,13 +58,14 @@ static ssize_t read_unless_stopped(const tsr_sys *sys, int fd, void *buffer, siz
     return tsr_sys_posix.read_at(sys, fd, buffer, size, offset);
 }
 
-/* Holes are not read: once the flag is set there are none. */
+/* Holes are not read, so no holes are reported once the flag is set: the read after that fails. */
 static uint64_t next_unless_stopped(const tsr_sys *sys, int fd, uint64_t offset)
 {
     return *((const session *)(const void *)sys)->stop ? offset : tsr_sys_posix.next_data(sys, fd, offset);
 }
 
-/* Parsing and sorting read nothing, but they need memory all the time: once the flag is set there is none. */
+/* Parsing and sorting do not read, but they allocate memory all the time. Allocations therefore fail once the flag is
+ * set. */
 static void *resize_unless_stopped(void *ctx, void *pointer, size_t old_size, size_t new_size)
 {
     if (new_size && *((const session *)ctx)->stop) return NULL;
@@ -113,8 +114,8 @@ static tsr_status open_paths(session *s, const opening *what, tsr_error *err)
     return tsr_paths_open_by(&opener, what->paths, what->path_count, &options, &s->checkpoint, err);
 }
 
-/* `stop`: the caller's until close. While it is not 0, reading ends with TSR_E_CANCELLED, and all other work soon with
- * TSR_E_NOMEM: the caller knows why. `what` is the caller's until the call returns. */
+/* `stop` belongs to the caller until close. While it is not 0, reads fail with TSR_E_CANCELLED, and all other work soon with
+ * TSR_E_NOMEM; the caller knows the reason. `what` need only live during the call. */
 session *tsr_python_open(const opening *what, const int *stop, tsr_error *err)
 {
     session *s = new_session(what->threads, stop, err);
@@ -150,7 +151,7 @@ const char *tsr_python_status_name(tsr_status status)
 
 EXPORT tsr_status tsr_python_own_files(session *s, tsr_write_fn *write, void *ctx, tsr_error *err);
 
-/* Names of the files that belong to the checkpoint by its own lists, each followed by a zero byte. */
+/* Writes the names of the files that belong to the checkpoint according to its own lists, each followed by a NUL. */
 tsr_status tsr_python_own_files(session *s, tsr_write_fn *write, void *ctx, tsr_error *err)
 {
     const tsr_store *store = tsr_checkpoint_store(s->checkpoint);
@@ -168,7 +169,7 @@ tsr_status tsr_python_own_files(session *s, tsr_write_fn *write, void *ctx, tsr_
 
 /* ---- the catalog ---- */
 
-/* Mirrored in _library.py. A float4 tensor is counted in pairs, as torch does. */
+/* An entry of the catalog. Mirrored in _library.py. The elements of a float4 tensor are counted in pairs, as in torch. */
 typedef struct facts {
     tsr_str fqn;
     tsr_str type;
@@ -237,7 +238,8 @@ void tsr_python_path_item(const session *s, uint64_t index, uint32_t at, path_it
 
 /* ---- bytes ---- */
 
-/* A box of a tensor, contiguous, into memory of exactly its bytes. `offsets` and `sizes` have the `ndim` of the facts. */
+/* Reads a box of a tensor, contiguously, into memory of exactly `bytes` bytes. `offsets` and `sizes` have the `ndim` of the
+ * entry. */
 typedef struct read_item {
     uint64_t index;
     const uint64_t *offsets;
@@ -246,7 +248,7 @@ typedef struct read_item {
     uint64_t bytes;
 } read_item;
 
-typedef struct piece { /* rows of an item, so that threads share large ones */
+typedef struct piece { /* rows of an item, so that several threads can share large items */
     const read_item *item;
     uint64_t row, rows;
 } piece;
@@ -254,8 +256,8 @@ typedef struct piece { /* rows of an item, so that threads share large ones */
 typedef struct reading {
     session *s;
     const piece *pieces;
-    tsr_error *errors; /* the first of each thread, */
-    size_t *failed;    /* and the piece that it was about */
+    tsr_error *errors; /* for each thread, its first error, */
+    size_t *failed;    /* and the piece in which it occurred */
     size_t count;
 } reading;
 
@@ -263,7 +265,7 @@ EXPORT tsr_status tsr_python_read(session *s, const read_item *items, size_t cou
 
 enum { PIECE_BYTES = 8 << 20 };
 
-/* Elements of float6 are no whole bytes: such tensors are read whole. */
+/* Elements of float6 are not byte-aligned, so such tensors can only be read as a whole. */
 static bool is_only_whole(const tsr_entry *entry)
 {
     return tsr_dtype_size(entry->dtype) == 0 && entry->dtype != TSR_FLOAT4_E2M1FN;
@@ -279,7 +281,7 @@ static tsr_status put_tile(void *ctx, const void *data, size_t size, uint64_t by
 static tsr_status read_whole(session *s, const read_item *item, tsr_error *err)
 {
     const tsr_entry *entry = entry_at(s, item->index);
-    tsr_host alone = s->native.host; /* the pool is at work on the pieces */
+    tsr_host alone = s->native.host; /* a host without the pool, which is busy with the pieces */
     tsr_ring *ring = NULL;
     uint64_t bytes;
     alone.parallel_for = NULL;
@@ -312,7 +314,7 @@ static tsr_status read_piece(session *s, const piece *p, tsr_error *err)
                         (size_t)(entry->ndim ? p->rows * row_bytes : row_bytes), err);
 }
 
-/* Threads take every `count`-th piece. */
+/* Each thread reads every n-th piece, where n is the number of threads. */
 static void read_pieces(void *arg, size_t index)
 {
     reading *r = arg;
@@ -377,7 +379,7 @@ EXPORT int tsr_python_is_plain(const session *s, uint64_t index);
 EXPORT int tsr_python_has_value(const session *s, uint64_t index);
 EXPORT tsr_status tsr_python_object(session *s, uint64_t index, tsr_write_fn *write, void *ctx, tsr_error *err);
 
-/* Whether loading the value again runs nothing but Python's, numpy's and PyTorch's own code. */
+/* Whether loading the value runs only code of Python, numpy and PyTorch. */
 int tsr_python_is_plain(const session *s, uint64_t index)
 {
     const tsr_entry *entry = entry_at(s, index);
@@ -389,7 +391,7 @@ int tsr_python_has_value(const session *s, uint64_t index)
     return entry_at(s, index)->value != NULL;
 }
 
-/* The value as a torch.save file of its own. */
+/* Writes the value as a separate torch.save file. */
 tsr_status tsr_python_object(session *s, uint64_t index, tsr_write_fn *write, void *ctx, tsr_error *err)
 {
     const tsr_host *host = &s->native.host;

@@ -1,4 +1,5 @@
-/* The JSON documents of the Python package: the same functions as the command line's, with what they are given as texts. */
+/* The JSON documents of the Python package. They are made by the same functions as those of the command line; inputs are
+ * texts rather than files. */
 #include "session.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/contract_rules.h"
@@ -15,24 +16,24 @@ typedef struct inspection {
 EXPORT tsr_status tsr_python_inspect(session *s, const char *path, const inspection *asked, tsr_write_fn *write, void *ctx,
                                      tsr_error *err);
 
-/* What to compare, and what the two checkpoints are called. Mirrored in _library.py. */
+/* What to compare, and the names of the two checkpoints. Mirrored in _library.py. */
 typedef struct difference {
     const char *path_a, *path_b;
-    tsr_tolerance tolerance; /* of the values */
+    tsr_tolerance tolerance; /* for comparing values */
     uint8_t values, layout;
 } difference;
 EXPORT tsr_status tsr_python_diff(session *a, session *b, const difference *asked, tsr_write_fn *write, void *ctx,
                                   tsr_error *err);
 
-/* What to validate against, and what counts. Mirrored in _library.py. A text whose data is NULL is not given. */
+/* What to validate against, and which findings count. Mirrored in _library.py. The data of texts may be NULL. */
 typedef struct validation {
     tsr_str layout;         /* a tessera.layout/1 document */
-    tsr_str against;        /* any document that tsr_contract_read takes */
-    const session *loads;   /* or a checkpoint to compare names, dtypes and shapes with; NULL: none */
-    tsr_str prefix;         /* as --prefix */
-    tsr_str allow;          /* as --allow */
+    tsr_str against;        /* any document that tsr_contract_read accepts */
+    const session *loads;   /* or a checkpoint whose names, dtypes and shapes are compared; NULL: none */
+    tsr_str prefix;         /* like --prefix */
+    tsr_str allow;          /* like --allow */
     tsr_str baseline;       /* a tessera.findings/1 document */
-    const char *const *rules; /* "ID=LEVEL" */
+    const char *const *rules; /* each of the form "ID=LEVEL" */
     size_t rule_count;
     uint8_t deep;
 } validation;

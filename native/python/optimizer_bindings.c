@@ -1,5 +1,5 @@
-/* For _optimizer.py: what a rank reads of a sharded optimizer state (tessera/sys/optim_load.h). It is read by
- * tsr_python_read. */
+/* Used by _optimizer.py: plans what a rank reads of a sharded optimizer state (tessera/sys/optim_load.h). The data is then
+ * read with tsr_python_read. */
 #include <stdlib.h>
 
 #include "session.h"
@@ -13,19 +13,20 @@ typedef struct plan {
     tsr_optim_reads plan;
 } plan;
 
-/* Mirrored in _library.py. */
+/* One read of the plan. Mirrored in _library.py. */
 typedef struct planned {
-    uint64_t index; /* of the entry; UINT64_MAX: an empty dict */
+    uint64_t index; /* index of the entry; UINT64_MAX: an empty dict */
     tsr_str fqn;
     tsr_str parameter;
     uint64_t storage_offsets[TSR_MAX_NDIM], dest_offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], dest_size[TSR_MAX_NDIM];
-    uint32_t kind; /* tsr_optim_read_kind */
+    uint32_t kind; /* a tsr_optim_read_kind */
     uint32_t path_length;
-    uint32_t ndim; /* of a box, whose numbers are above */
+    uint32_t ndim; /* of the box described by the arrays above */
     uint8_t has_shard, is_unknown;
 } planned;
 
-/* `slices` and `mesh` are tsr_tp_slice and tsr_optim_mesh, mirrored too. NULL: `err`. To be freed before the session. */
+/* Makes a plan. tsr_tp_slice and tsr_optim_mesh are mirrored, too. Returns NULL with the error in `err`. The plan must be
+ * freed before the session. */
 EXPORT plan *tsr_python_plan_optimizer(session *s, const char *key, const tsr_optim_mesh *mesh, const tsr_tp_slice *slices,
                                        size_t slice_count, tsr_error *err);
 EXPORT void tsr_python_free_plan(plan *p);

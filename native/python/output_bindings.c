@@ -1,5 +1,5 @@
-/* Checkpoints that Python writes into object stores. Every rank sends its own file and hands over what completes its upload; one process
- * takes all of that over and publishes. What was not published is removed when it is closed. */
+/* Checkpoints that Python writes to object stores. Every rank sends its own file, and hands over what is needed to complete
+ * its upload. One process takes all of that over and publishes. Closing removes what was not published. */
 #include <ctype.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/try.h"
 
-/* Which process it is. Mirrored in _saving.py. */
+/* The role of this process. Mirrored in _saving.py. */
 enum { SENDS, PUBLISHES, REPLACES };
 
 typedef struct saving {
@@ -32,7 +32,7 @@ EXPORT tsr_status tsr_python_saving_read_note(saving *s, const char *name, tsr_w
 EXPORT tsr_status tsr_python_saving_remove(saving *s, const char *name, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_give_up(saving *s, tsr_error *err);
 
-/* ---- one that is open ---- */
+/* ---- an open output ---- */
 
 void tsr_python_saving_close(saving *s)
 {
@@ -74,7 +74,7 @@ static tsr_status write_name(void *ctx, tsr_str name, tsr_error *err)
     return status == TSR_OK ? to->write(to->ctx, "", 1, err) : status;
 }
 
-/* Of everything that was there, each followed by a zero byte. */
+/* Writes the names of all objects that existed, each followed by a NUL. */
 tsr_status tsr_python_saving_names(saving *s, tsr_write_fn *write, void *ctx, tsr_error *err)
 {
     writing to = {write, ctx};
@@ -94,7 +94,7 @@ tsr_status tsr_python_saving_write(saving *s, uint64_t offset, const void *data,
     return s->output->write_at(s->output, 0, offset, data, size, err);
 }
 
-/* Sends what is left, and writes what the process that publishes needs. */
+/* Sends the remaining bytes, and writes what the publishing process needs. */
 tsr_status tsr_python_saving_hand_over(saving *s, uint64_t size, tsr_write_fn *write, void *ctx, tsr_error *err)
 {
     const bool kept[] = {true};
@@ -106,7 +106,7 @@ tsr_status tsr_python_saving_hand_over(saving *s, uint64_t size, tsr_write_fn *w
     return status;
 }
 
-/* Closing then leaves the upload, which has been completed. */
+/* Makes closing leave the upload alone, because it has been completed. */
 void tsr_python_saving_keep(saving *s)
 {
     tsr_object_output_keep_uploads(s->output);
@@ -130,7 +130,7 @@ tsr_status tsr_python_saving_publish(saving *s, const char *marker, const void *
     return s->output->publish(s->output, file, err);
 }
 
-/* ---- what is next to them ---- */
+/* ---- other objects next to them ---- */
 
 tsr_status tsr_python_saving_put_note(saving *s, const char *name, const char *text, tsr_error *err)
 {
@@ -149,7 +149,7 @@ tsr_status tsr_python_saving_remove(saving *s, const char *name, tsr_error *err)
     return tsr_object_output_remove(s->output, tsr_str_from(name), err);
 }
 
-/* "__12_0123456789abcdef.distcp": only tessera.torch.StorageWriter makes such names. */
+/* Whether a name has the form "__12_0123456789abcdef.distcp". Only tessera.torch.StorageWriter makes such names. */
 static bool is_of_a_save(tsr_str name)
 {
     static const char end[] = ".distcp";
@@ -163,7 +163,7 @@ static bool is_of_a_save(tsr_str name)
     return memcmp(name.data + name.size - END, end, END) == 0;
 }
 
-/* Uploads that killed saves have left. */
+/* Discards uploads that interrupted saves have left. */
 tsr_status tsr_python_saving_give_up(saving *s, tsr_error *err)
 {
     return tsr_object_output_give_up(s->output, is_of_a_save, err);

@@ -1,4 +1,4 @@
-/* What the files of the Python package's library share. */
+/* What the source files of the Python package's library share. */
 #ifndef TSR_PYTHON_SESSION_H
 #define TSR_PYTHON_SESSION_H
 
@@ -11,11 +11,11 @@
 
 /* An opened checkpoint. */
 typedef struct session {
-    tsr_sys sys; /* first: reads that `stop` ends */
+    tsr_sys sys; /* must be first; reads fail when `stop` is set */
     const volatile int *stop;
-    tsr_allocator allocator; /* memory that `stop` ends */
+    tsr_allocator allocator; /* allocations fail when `stop` is set */
     tsr_native_host native;
-    tsr_arena *arena; /* of the map, if there is one */
+    tsr_arena *arena; /* holds the map, if there is one */
     tsr_shards shards;
     tsr_checkpoint *checkpoint;
 } session;
