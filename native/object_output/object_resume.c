@@ -3,7 +3,7 @@
  *
  *   incomplete uploads ─▶ of each object, the one with most bytes is continued: parts of equal size and checksum are kept
  *   whole objects      ─▶ are read and compared with the bytes that would be written
- *   other uploads      ─▶ of the same objects are discarded once the new checkpoint is complete; others stay and are named */
+ *   other uploads      ─▶ of the same objects: discarded once the new checkpoint is complete; others stay and are named */
 #include <stdio.h>
 #include <stdlib.h>
 
