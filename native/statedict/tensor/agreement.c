@@ -1,7 +1,6 @@
-/* Ranks compare what they must have in common: by digest first, in full only when the digests differ.
+/* Ranks compare what they must have in common: first digests, and the whole texts only if the digests differ.
  *
- *   a item:  | order size u64 | order | path size u64 | path | words size u64 | words |
- */
+ *   an item:  | order size u64 | order | path size u64 | path | words size u64 | words | */
 #include <inttypes.h>
 
 #include "statedict/tensor/state_dict.h"
@@ -62,7 +61,8 @@ static bool next_item(tsr_str *blob, item *out)
     return next_text(blob, &out->order) && next_text(blob, &out->path) && next_text(blob, &out->words);
 }
 
-/* The first item on which two ranks differ: what each says of it, words.data NULL where it has no such item. */
+/* Finds the first item in which two ranks differ, and returns it as each of them has it. words.data is NULL if a rank lacks
+ * it. */
 static bool first_difference(tsr_str a, tsr_str b, item *x, item *y)
 {
     for (;;) {
@@ -87,7 +87,7 @@ static tsr_status raise_difference(const tsr_comm_blobs *blobs, tsr_error *err)
         theirs = y;
         rank = r;
     }
-    if (!rank) return TSR_OK; /* digests differ by chance of two different seeds: cannot be */
+    if (!rank) return TSR_OK; /* cannot happen: equal texts have equal digests */
     const tsr_str none = TSR_STR("missing");
     const tsr_str a = mine.words.data ? mine.words : none, b = theirs.words.data ? theirs.words : none;
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
@@ -104,7 +104,8 @@ static tsr_status compare_in_full(tsr_comm *comm, tsr_str mine, const tsr_alloca
     return status;
 }
 
-/* Whether all ranks have the same digest, by the largest of it and of its complement: no memory is needed. */
+/* Whether all ranks have the same digest. Compares the largest digest with the largest complement, which needs no memory for
+ * the digests of all ranks. */
 static tsr_status all_equal(tsr_comm *comm, uint64_t digest, bool *equal, tsr_error *err)
 {
     uint64_t most = digest, least = ~digest;

@@ -1,4 +1,4 @@
-/* Tensors in words, and copies between equal ones. */
+/* Describes tensors in words, compares them, and copies between tensors with the same layout. */
 #include "statedict/tensor/state_dict.h"
 
 #include "tessera/sys/box_walk.h"

@@ -1,5 +1,5 @@
-/* Leaves in the order of their paths. A path's `order` is one run of bytes, for each step: 's' and the string key, 'i' and
- * sixteen digits of the int key, or 'l' and sixteen digits of the position; and NUL. */
+/* Lists leaves in the order of their paths. The `order` of a path is one string: for each step 's' and the string key, 'i'
+ * and the int key in sixteen digits, or 'l' and the position in sixteen digits, followed by NUL. */
 #include "statedict/tensor/leaves.h"
 
 #include <inttypes.h>
@@ -31,7 +31,7 @@ static tsr_str order_below(const listing *l, tsr_str order, const tsr_step *step
     if (order.size) memcpy(room, order.data, order.size);
     room[order.size] = !key ? 'l' : text ? 's' : 'i';
     if (last.size) memcpy(room + order.size + 1, last.data, last.size);
-    return (tsr_str){room, order.size + last.size + 2}; /* ends in NUL */
+    return (tsr_str){room, order.size + last.size + 2}; /* the last byte is NUL */
 }
 
 static tsr_status list_items(listing *l, const tsr_value *value, const tsr_step *at, tsr_str order, tsr_error *err)

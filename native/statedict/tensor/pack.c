@@ -1,5 +1,5 @@
-/* Streams of runs. A slice may begin and end inside a run; between, runs of one row of the box are copied in one loop, with
- * the sizes of single elements known to the compiler. */
+/* Streams of contiguous runs. A slice of the stream may begin and end inside a run. The runs in between that are in the same
+ * row of the box are copied in one loop, and the compiler knows the size of runs that are single elements. */
 #include "statedict/tensor/pack.h"
 
 #include "tessera/sys/try.h"
@@ -8,7 +8,7 @@
 #include <emmintrin.h>
 #endif
 
-/* Runs from the size of a first-level cache on are copied past the caches: they would only evict what is needed next. */
+/* Runs of at least the size of a first-level cache are copied past the caches: they would only evict what is needed next. */
 enum { LONG_RUN = 32 << 10 };
 
 static void enter_link(tsr_stream *s)
@@ -35,13 +35,13 @@ uint8_t *tsr_stream_peek(const tsr_stream *s, bool devices, uint64_t bytes)
     return link->data + s->walk.index_a * link->itemsize + s->run_done;
 }
 
-/* Runs from the present one to the end of its row of the innermost varying dim. */
+/* The number of runs from the current one to the end of its row in the innermost varying dim. */
 static uint64_t runs_of_row(const tsr_box_walk *w)
 {
     return w->outer ? w->counts[w->outer - 1] - w->at[w->outer - 1] : 1;
 }
 
-/* `runs` runs further, which lie in one row. */
+/* Advances by `runs` runs, which must be in the same row. */
 static void walk_on(tsr_box_walk *w, uint64_t runs)
 {
     if (runs > 1) {
@@ -62,10 +62,10 @@ static void next_runs(tsr_stream *s, uint64_t runs)
     enter_link(s);
 }
 
-/* What can be copied in one go. */
+/* Runs that one loop can copy. */
 typedef struct span {
     uint8_t *at;
-    uint64_t run, runs, stride; /* bytes */
+    uint64_t run, runs, stride; /* sizes in bytes; number of runs; bytes from one run to the next */
 } span;
 
 static span next_span(const tsr_stream *s, uint64_t bytes)
@@ -104,7 +104,8 @@ void tsr_stream_skip(tsr_stream *s, uint64_t bytes)
 /* ---- rows of runs ---- */
 
 #ifdef __SSE2__
-/* Past the caches: what arrives in long runs is not read again soon, and need not be fetched before it is overwritten. */
+/* Copies past the caches: data that arrives in long runs will not be read soon, and the destination need not be fetched
+ * before it is overwritten. */
 static void copy_past_caches(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
     const uint64_t head = -(uintptr_t)to & 63;
@@ -174,7 +175,7 @@ tsr_status tsr_stream_unpack(tsr_stream *s, const uint8_t *from, tsr_device *on,
     return TSR_OK;
 }
 
-/* ---- without a stream ---- */
+/* ---- copies without a stream ---- */
 
 static tsr_status copy_run(const tsr_link *from, const uint8_t *source, const tsr_link *to, uint8_t *dest, uint64_t bytes,
                            tsr_error *err)
@@ -187,7 +188,7 @@ static tsr_status copy_run(const tsr_link *from, const uint8_t *source, const ts
     return TSR_OK;
 }
 
-/* Both buffers as boxes in common coordinates, in which the elements lie at the larger of the two offsets. */
+/* Copies between two buffers, as boxes in common coordinates. The elements are at the larger of the two offsets. */
 tsr_status tsr_link_copy(const tsr_link *from, const tsr_link *to, tsr_error *err)
 {
     uint64_t offsets[TSR_MAX_NDIM], from_offsets[TSR_MAX_NDIM], to_offsets[TSR_MAX_NDIM];

@@ -40,7 +40,7 @@ tsr_status tsr_step_context(const tsr_step *step, tsr_arena *arena, tsr_status s
     return status;
 }
 
-/* Two equal strings, or two equal ints. */
+/* Whether both are the same string, or both the same int. */
 static bool same_key(const tsr_value *a, const tsr_value *b)
 {
     if (a->kind != b->kind) return false;

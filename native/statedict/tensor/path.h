@@ -1,4 +1,4 @@
-/* Where in a nested value a walk is, kept on its stack, and the text of it for messages. */
+/* The current position of a walk over a nested value. It is kept on the stack, and made into a text for messages. */
 #ifndef TSR_STATEDICT_PATH_H
 #define TSR_STATEDICT_PATH_H
 
@@ -8,26 +8,26 @@
 
 typedef struct tsr_step tsr_step;
 struct tsr_step {
-    const tsr_step *up;   /* NULL: the root, which is no step itself */
-    const tsr_value *key; /* in a dict; NULL: */
-    size_t index;         /* in a list or tuple */
+    const tsr_step *up;   /* NULL: the root, which is not a step itself */
+    const tsr_value *key; /* the key, in a dict; otherwise NULL */
+    size_t index;         /* the position, in a list or tuple */
     uint32_t depth;
 };
 
-/* Keys joined with dots, positions in brackets: "groups[0].lr"; "" for the root. data NULL on TSR_E_NOMEM. */
+/* Keys joined with dots, positions in brackets: "groups[0].lr"; "" for the root. data is NULL on TSR_E_NOMEM. */
 tsr_str tsr_step_text(const tsr_step *step, tsr_arena *arena, tsr_error *err);
-/* TSR_E_LIMIT beyond limits.depth, or 256, steps; TSR_E_UNSUPPORTED for a key that is no string or int. */
+/* TSR_E_LIMIT for more than limits.depth, or 256, steps; TSR_E_UNSUPPORTED for a key that is neither a string nor an int. */
 tsr_status tsr_step_check(const tsr_step *step, const tsr_host *host, tsr_arena *arena, tsr_error *err);
-/* Adds ", in 'path'" to an error. */
+/* Appends ", in 'path'" to an error. */
 tsr_status tsr_step_context(const tsr_step *step, tsr_arena *arena, tsr_status status, tsr_error *err);
 
 #define TSR_NO_PAIR SIZE_MAX
-/* The number of the pair with a key, looked for from pair `hint` on, so that dicts in the same order cost one comparison a
- * key; or TSR_NO_PAIR. And its value, or NULL. */
+/* The first returns the number of the pair with a key, or TSR_NO_PAIR; the second its value, or NULL. Both search from pair
+ * `hint` on, so that dicts in the same order need only one comparison per key. */
 size_t tsr_dict_pair(const tsr_value *dict, const tsr_value *key, size_t hint);
 const tsr_value *tsr_dict_find(const tsr_value *dict, const tsr_value *key, size_t hint);
-bool tsr_is_list(const tsr_value *value); /* or a tuple */
-/* How Python calls the value's type. */
+bool tsr_is_list(const tsr_value *value); /* also true for a tuple */
+/* The Python name of the value's type. */
 const char *tsr_python_type(const tsr_value *value);
 
 #endif

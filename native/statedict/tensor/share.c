@@ -1,8 +1,8 @@
-/* Shared segments, one a rank:
+/* Segments of shared memory, one per rank:
  *
  *   | bytes of buffer 0, 1, … (u64 each) | buffer 0 | buffer 1 | …     buffers at multiples of 64
  *
- * A segment's name is random and lives from its making until all ranks have it mapped. */
+ * The name of a segment is random and exists from its creation until all ranks have mapped it. */
 #include "statedict/tensor/share.h"
 
 #include <errno.h>
@@ -30,7 +30,7 @@ struct tsr_shared {
     uint32_t own, ranks;
     size_t count;
     segment *segments;
-    uint8_t **mapped; /* by rank; NULL: not yet */
+    uint8_t **mapped; /* by rank; NULL: not mapped yet */
 };
 
 static uint64_t aligned(uint64_t bytes)
@@ -62,7 +62,7 @@ static tsr_status make_own(tsr_shared *s, segment *own, uint32_t rank, const uin
     snprintf(own->name, sizeof own->name, "/tessera-%016" PRIx64 "%016" PRIx64, random[0], random[1]);
     const int file = shm_open(own->name, O_RDWR | O_CREAT | O_EXCL, 0600);
     if (file < 0) return raise_errno(err, "make", rank, errno);
-    /* Reserved now, so that a full /dev/shm is an error here and no signal later. */
+    /* Reserved now, so that a full /dev/shm is an error here rather than a signal later. */
     const int failed = posix_fallocate(file, 0, (off_t)own->size);
     s->segments[rank] = *own;
     tsr_status status = failed ? raise_errno(err, "reserve", rank, failed) : map(s, file, rank, err);

@@ -1,4 +1,4 @@
-/* Owning a state dict: nodes in an arena, a root that grows, memory of tensors. */
+/* The owner of a state dict: nodes in an arena, a root that grows, and the memory of tensors. */
 #include "statedict/tensor/state_dict.h"
 
 #include "tessera/sys/box.h"
@@ -73,7 +73,7 @@ void tsr_state_dict_set_root(tsr_state_dict *dict, const tsr_value *root)
     dict->root = root;
 }
 
-/* ---- the root that put makes ---- */
+/* ---- a root made with put ---- */
 
 const tsr_value *tsr_state_dict_get(const tsr_state_dict *dict, tsr_str key)
 {
@@ -168,7 +168,7 @@ tsr_status tsr_state_dict_copy_tensor(tsr_state_dict *dict, const tsr_tensor *te
     TSR_TRY(copy_tensor(dict, tensor, out, err));
     if (!tensor->nested) return TSR_OK;
     TSR_TRY(copy_tensor(dict, tensor->nested, &nested, err));
-    nested->nested = NULL; /* the second level is all that is looked at */
+    nested->nested = NULL; /* nesting stops at the second level */
     (*out)->nested = nested;
     return TSR_OK;
 }

@@ -1,4 +1,4 @@
-/* Which boxes of a tensor a rank holds, and where in its memory. */
+/* Determines which boxes of a tensor a rank holds, and where they are in its memory. */
 #include "tessera/tensor.h"
 
 #include <inttypes.h>
@@ -60,7 +60,7 @@ static tsr_status mesh_pieces(const tsr_tensor *tensor, tsr_arena *arena, piece_
     return TSR_OK;
 }
 
-/* One piece each for parts that fill their own buffer. */
+/* Lists one piece for each part. A part fills its own buffer. */
 static tsr_status box_pieces(const tsr_tensor *tensor, const tsr_tensor_part *parts, uint32_t part_count, tsr_arena *arena,
                              piece_list *out, tsr_error *err)
 {

@@ -1,8 +1,8 @@
 /* Values as bytes:
  *
- *   | kind u8 | flags u8 | scalar | size u64, text | count u64, items … |      which parts there are depends on the kind
+ *   | kind u8 | flags u8 | scalar | size u64, text | count u64, items … |      the kind decides which of these fields exist
  *
- * and a tensor as | dtype u32 | rank u32 | shape: u64 each | its bytes, if it is 0-d or flagged as whole |. */
+ * A tensor is | dtype u32 | ndim u32 | shape: u64 each | its bytes, if it is 0-d or flagged as whole |. */
 #include "statedict/tensor/value_pack.h"
 
 #include "statedict/tensor/path.h"
@@ -71,7 +71,7 @@ tsr_status tsr_value_pack(const tsr_value *value, uint32_t tensors_at, tsr_vec *
     return pack(value, 0, tensors_at, out, err);
 }
 
-/* ---- and back ---- */
+/* ---- unpacking ---- */
 
 typedef struct unpacking {
     tsr_str rest;
