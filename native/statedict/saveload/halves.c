@@ -9,7 +9,8 @@ size_t tsr_halves_room(const tsr_halves *halves)
     return halves->bytes / 2 / ALIGNMENT * ALIGNMENT;
 }
 
-/* What failed may be a copy of a tensor before the one that is named. */
+/* Waits for the copies in progress. The error message says so, because the copy that failed may belong to an earlier tensor
+ * than the one that is named. */
 static tsr_status wait_for_copies(const tsr_halves *halves, tsr_error *err)
 {
     const tsr_status status = tsr_device_wait(halves->device, err);

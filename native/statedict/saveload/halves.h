@@ -1,32 +1,35 @@
-/* Host memory between files and devices, in two halves: while one is copied, the other is read or written. With a single
- * buffer the file would wait for the device, and the device for the file. The memory is pinned for the device if possible;
- * without that, copies are only slower.
+/* Host memory between files and devices, in two halves: while one is being copied, the other is read or written. With a
+ * single buffer, the file would wait for the device, and the device for the file. The memory is pinned for the device if
+ * possible; otherwise copies are slower.
  *
- *   half 0   [ tile | tile | … ]  read ── copies under way ──────────────── read
- *   half 1   [ tile … ]                   read ── wait ── copies under way      */
+ *   half 0   [ tile | tile | … ]  read ── copies in progress ─────────────── read
+ *   half 1   [ tile … ]                   read ── wait ── copies in progress */
 #ifndef TSR_STATEDICT_HALVES_H
 #define TSR_STATEDICT_HALVES_H
 
 #include "tessera/device.h"
 
 typedef struct tsr_halves {
-    uint8_t *memory; /* the caller's, of `bytes` */
+    uint8_t *memory; /* `bytes` bytes that belong to the caller */
     size_t bytes;
-    tsr_device *device; /* whose copies may be under way; NULL: none */
+    tsr_device *device; /* the device whose copies may be in progress; NULL: none */
     bool is_pinned;
     unsigned now;
-    size_t used;     /* of the present half */
-    bool is_changed; /* no copy left this half yet; those of the other may be under way */
+    size_t used;     /* bytes of the current half that are in use */
+    /* The current half has just been switched to: no copy from it was begun, but copies from the other may be in
+     * progress. */
+    bool is_changed;
 } tsr_halves;
 
 size_t tsr_halves_room(const tsr_halves *halves);
-/* From now on for this device; waits for another. */
+/* Uses the memory for this device from now on. If it was used for another device, waits for that one's copies. */
 tsr_status tsr_halves_use(tsr_halves *halves, tsr_device *device, tsr_error *err);
-/* Memory for at most tsr_halves_room bytes that no copy reads. */
+/* Returns `bytes` bytes, at most tsr_halves_room, that no copy is reading. */
 uint8_t *tsr_halves_take(tsr_halves *halves, size_t bytes);
-/* To be called between filling what was taken and copying from it. */
+/* Must be called after this memory was filled, and before anything is copied from it. Waits for the copies from the other
+ * half. */
 tsr_status tsr_halves_filled(tsr_halves *halves, tsr_error *err);
-/* Waits, and lets go of the device; with or without success the memory is the caller's alone again. */
+/* Waits for all copies and releases the device. The memory is then no longer in use, even on failure. */
 tsr_status tsr_halves_end(tsr_halves *halves, tsr_error *err);
 
 #endif

@@ -1,5 +1,5 @@
-/* Which slice of each parameter this rank's data-parallel group has. A checkpoint only knows whole tensors, so the model's
- * sharded state has to tell. */
+/* Determines which slice of each parameter belongs to this rank's data-parallel group. A checkpoint describes only whole
+ * tensors, so this comes from the model's sharded state. */
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/state_dict.h"
 #include "tessera/sharded_optimizer.h"
@@ -15,7 +15,7 @@ static tsr_status check_value(const tsr_value *key, const tsr_value *value, tsr_
     return TSR_OK;
 }
 
-/* Whether the tensor is a slice; refuses what PyTorch refuses. */
+/* Whether the tensor is a slice. Refuses the nestings that PyTorch refuses. */
 static tsr_status is_slice(tsr_str name, const tsr_tensor *tensor, bool *slice, tsr_error *err)
 {
     const tsr_tensor *nested = tensor->nested;

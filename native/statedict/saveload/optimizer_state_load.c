@@ -1,5 +1,5 @@
-/* Sharded optimizer state: every rank opens the checkpoint, plans its boxes (core/optim/load.c), and reads them into new
- * tensors of the right distribution. */
+/* Loads sharded optimizer state: every rank opens the checkpoint, plans which boxes it reads (core/optim/load.c), and reads
+ * them into new tensors with the right distribution. */
 #include "statedict/saveload/piece_reads.h"
 #include "statedict/saveload/state_flat.h"
 #include "statedict/tensor/state_dict.h"
@@ -22,7 +22,7 @@ static const uint64_t zeros[TSR_MAX_NDIM] = {0};
 typedef struct loading {
     const tsr_optimizer_target *to;
     tsr_comm *comm;
-    tsr_arena *arena; /* until the end; what stays is in the arena of to->out */
+    tsr_arena *arena; /* for temporary data; the result is in the arena of to->out */
     tsr_layout_2d layout;
     tsr_piece_reader reader;
     tsr_optim_reads plan;
@@ -38,7 +38,7 @@ static tsr_status new_tensor(loading *l, const tsr_tensor *like, const tsr_value
     return tsr_state_dict_allocate(l->to->out, &tensor, value, err);
 }
 
-/* A tensor of the checkpoint, whole. `shape` is in torch's count. */
+/* Loads a whole tensor of the checkpoint. `shape` counts elements as torch does. */
 static tsr_status load_whole(loading *l, const tsr_entry *entry, tsr_dtype dtype, const uint64_t *shape,
                              const tsr_value **value, tsr_error *err)
 {
@@ -70,7 +70,7 @@ static tsr_status load_box(loading *l, const tsr_optim_read *read, const tsr_val
 
 /* ---- objects ---- */
 
-/* Tensors inside objects are not the catalog's: their chunks are raw bytes, which readers are told by a view. */
+/* Tensors inside objects are not in the catalog: their chunks are raw bytes. A view tells the reader so. */
 static tsr_status make_readable(const loading *l, const tsr_entry *entry, tsr_entry *out, tsr_error *err)
 {
     tsr_chunk *chunks = tsr_arena_array(l->arena, (size_t)entry->chunk_count, sizeof *chunks, err);
@@ -86,7 +86,7 @@ static tsr_status make_readable(const loading *l, const tsr_entry *entry, tsr_en
     return TSR_OK;
 }
 
-/* A tensor inside an object: a tuple of betas that a capturable optimizer keeps on its device. */
+/* Loads a tensor inside an object, such as one of a tuple of betas that a capturable optimizer keeps on its device. */
 static tsr_status load_inner(loading *l, const tsr_entry *entry, const tsr_value **value, tsr_error *err)
 {
     uint64_t shape[TSR_MAX_NDIM] = {0};
@@ -127,7 +127,7 @@ static tsr_status load_object(loading *l, const tsr_entry *entry, const tsr_valu
 
 /* ---- the tree ---- */
 
-/* The path again, for a tree that outlives the checkpoint. */
+/* Copies a path for the tree, which outlives the checkpoint. */
 static tsr_status keep_path(loading *l, const tsr_optim_read *read, const tsr_path_item **out, tsr_error *err)
 {
     tsr_arena *arena = tsr_state_dict_arena(l->to->out);
@@ -170,7 +170,7 @@ static tsr_status load_all(loading *l, tsr_error *err)
                                err);
 }
 
-/* ---- before ---- */
+/* ---- planning ---- */
 
 static tsr_status make_plan(loading *l, const char *path, tsr_str key, const tsr_value *model_state, tsr_error *err)
 {
@@ -182,7 +182,7 @@ static tsr_status make_plan(loading *l, const char *path, tsr_str key, const tsr
     return tsr_optim_load(tsr_checkpoint_catalog(l->reader.checkpoint), key, &mesh, l->arena, &l->plan, err);
 }
 
-/* All ranks come here, whatever happened before. */
+/* Checks that all ranks agree. Every rank must call this, whatever happened before. */
 static tsr_status agree(loading *l, tsr_str key, tsr_status mine, tsr_error *err)
 {
     tsr_agreement agreement = {tsr_vec_of(tsr_state_dict_host(l->to->out)->allocator, 1), l->arena};
@@ -192,7 +192,7 @@ static tsr_status agree(loading *l, tsr_str key, tsr_status mine, tsr_error *err
     return tsr_agreement_check(&agreement, l->comm, mine, tsr_state_dict_host(l->to->out)->allocator, err);
 }
 
-/* Names what the model's state lacks. */
+/* Warns of parameters that the model's state lacks. */
 static tsr_status warn_of_unknown(const loading *l, tsr_error *err)
 {
     tsr_map *seen = l->to->warnings.warn ? tsr_map_new(tsr_state_dict_host(l->to->out)->allocator, 0, err) : NULL;

@@ -1,5 +1,5 @@
-/* Reads of boxes into live memory. What goes to a device passes through halves of the buffer: the next tile is read while
- * the last one is copied. */
+/* Reads boxes into live memory. Data for a device passes through the halves of a buffer: the next tile is read while the
+ * previous one is copied. */
 #include "statedict/saveload/piece_reads.h"
 
 #include "statedict/tensor/pack.h"
@@ -10,7 +10,7 @@
 #include "tessera/sys/try.h"
 
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
-#define BUFFER_BYTES_LEAST   ((size_t)128) /* halves with room for one element of any type */
+#define BUFFER_BYTES_LEAST   ((size_t)128) /* so that each half has room for one element of any type */
 
 tsr_status tsr_piece_reader_open(tsr_piece_reader *r, const char *path, size_t buffer_bytes, const tsr_host *host,
                                  tsr_error *err)
@@ -39,7 +39,8 @@ void tsr_piece_reader_close(tsr_piece_reader *r)
     tsr_free(r->host->allocator, r->halves.memory, r->halves.bytes, 1);
 }
 
-/* A tile at `at` that fits the buffer: whole rows of as many inner dims as do, and a part of the one above. */
+/* Chooses the size of a tile at `at` that fits into the buffer: as many whole inner dims as possible, and a part of the next
+ * one. */
 static void size_tile(const tsr_piece *piece, uint32_t ndim, uint32_t itemsize, size_t room, const uint64_t *at,
                       uint64_t *sizes)
 {
@@ -90,7 +91,7 @@ static tsr_status read_tile(tsr_piece_reader *r, const tsr_entry *entry, const t
     return tsr_stream_unpack(&stream, taken, NULL, link.bytes, err);
 }
 
-/* A piece that is one run of host memory is read at once; others tile by tile. */
+/* Reads a piece directly if it is contiguous in host memory, otherwise tile by tile. */
 tsr_status tsr_piece_read(tsr_piece_reader *r, const tsr_entry *entry, const tsr_tensor *tensor, const tsr_piece *piece,
                           tsr_error *err)
 {

@@ -1,4 +1,4 @@
-/* Source of the behaviour: torch/distributed/checkpoint/_nested_dict.py and _traverse.py of PyTorch 2.13. */
+/* Follows torch/distributed/checkpoint/_nested_dict.py and _traverse.py of PyTorch 2.13. */
 #include "statedict/saveload/state_flat.h"
 
 #include <inttypes.h>
@@ -18,7 +18,7 @@ typedef struct flattening {
     tsr_map *names;
 } flattening;
 
-/* A list that holds no tensor or dict, at any depth of lists. */
+/* Whether a list contains no tensor and no dict, including lists inside it. */
 static bool is_leaf_list(const tsr_value *list, uint32_t depth)
 {
     for (size_t i = 0; i < list->count && depth; i++) {

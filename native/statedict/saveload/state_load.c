@@ -1,4 +1,4 @@
-/* Loading: every rank opens the checkpoint and reads the boxes it holds. */
+/* Loads a state dict: every rank opens the checkpoint and reads the boxes that it holds. */
 #include "statedict/saveload/piece_reads.h"
 #include "statedict/saveload/state_flat.h"
 #include "statedict/tensor/state_dict.h"
@@ -17,8 +17,8 @@ typedef struct loading {
     tsr_arena *arena;
     tsr_piece_reader reader;
     tsr_flat flat;
-    const tsr_value **values; /* by flat entry: as they become */
-    size_t next;              /* of them, while the tree is made again */
+    const tsr_value **values; /* by flat entry: the value after loading */
+    size_t next;              /* index in `values` of the next value, while the tree is rebuilt */
     tsr_name_tally missing;
 } loading;
 
@@ -60,9 +60,9 @@ static tsr_status load_tensor(loading *l, const tsr_entry *entry, const tsr_valu
     return status;
 }
 
-/* ---- all ---- */
+/* ---- all entries ---- */
 
-/* A copy of the checkpoint's value that outlives it. */
+/* Copies an object of the checkpoint, so that it outlives the checkpoint. */
 static tsr_status load_object(loading *l, const tsr_entry *entry, const tsr_value **value, tsr_error *err)
 {
     TSR_FAIL_IF(entry->kind != TSR_ENTRY_OBJECT || !entry->value || tsr_names_tensor(entry->value), err, TSR_E_USAGE,
@@ -85,7 +85,7 @@ static tsr_status load_entry(loading *l, size_t i, tsr_error *err)
     return status;
 }
 
-/* The structure again, with the values of flat entries, which come in the same order. */
+/* Rebuilds the nested structure from the values of the flat entries, which are in the same order. */
 static tsr_status rebuild(loading *l, const tsr_value *value, const tsr_value **out, tsr_error *err)
 {
     const bool dict = value->kind == TSR_VALUE_DICT;
@@ -105,7 +105,7 @@ static tsr_status rebuild(loading *l, const tsr_value *value, const tsr_value **
     return copy ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* Entries of the checkpoint that the state dict has no place for. */
+/* Warns of entries of the checkpoint that the state dict lacks. */
 static tsr_status warn_unread(const loading *l, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(l->reader.checkpoint);

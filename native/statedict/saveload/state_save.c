@@ -1,6 +1,6 @@
-/* Saving: every rank writes its file into an unpublished folder that all share; rank 0 describes and publishes it. Beside it
- * lies a journal that rank 0 has locked as long as it lives, so that a later save knows what a killed one left. What lies on a
- * device passes through halves of the buffer: one is written while the other is copied to. */
+/* Saves a state dict: every rank writes its file into an unpublished directory that all share; rank 0 writes the metadata
+ * and publishes. Next to it is a journal that rank 0 keeps locked, which shows a later save what a killed one left. Data on
+ * a device passes through the halves of a buffer: one is written while the other is filled. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -26,26 +26,26 @@ typedef struct saving {
     tsr_arena *arena;
     tsr_save_plan plan;
     tsr_output *output;
-    uint32_t *files; /* the output's numbers, by rank */
-    tsr_str *names;  /* by rank, then the marker */
+    uint32_t *files; /* by rank: number of its file in the output */
+    tsr_str *names;  /* by rank, followed by the marker */
     uint32_t generation;
     tsr_halves halves; /* of the buffer */
-    uint32_t content; /* CRC over this rank's CRCs */
-    /* of rank 0 */
+    uint32_t content; /* CRC of the CRCs of everything that this rank has written */
+    /* only on rank 0 */
     tsr_replacement replacement;
     tsr_publication publication;
 } saving;
 
-/* What all ranks need to write into the same place. */
+/* What all ranks need to know to write into the same output. */
 typedef struct place {
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
     uint32_t generation;
     bool swap; /* the old directory is replaced as a whole */
 } place;
 
-/* ---- the place ---- */
+/* ---- the destination ---- */
 
-/* Only what the old checkpoint lists is replaced. */
+/* Decides what is replaced: only files that the old checkpoint lists. */
 static tsr_status decide_replacement(saving *s, tsr_error *err)
 {
     const tsr_replacement_request request = {
@@ -77,7 +77,7 @@ static tsr_status choose_place(saving *s, place *out, tsr_error *err)
 {
     memset(out, 0, sizeof *out);
     if (s->comm->rank != 0) return TSR_OK;
-    /* With memory of its own: when the caller's has run out, what was begun must still be removed. */
+    /* Uses libc's allocator, so that files can be removed even if the caller's allocator has run out of memory. */
     TSR_TRY(tsr_publication_open(&tsr_allocator_libc, s->path, JOB, &s->publication, err));
     if (s->options.overwrite) TSR_TRY(tsr_journals_hold(&s->publication.journals, err));
     TSR_TRY(decide_replacement(s, err));
@@ -91,7 +91,7 @@ static tsr_status choose_place(saving *s, place *out, tsr_error *err)
     return TSR_OK;
 }
 
-/* The same files in the same order on every rank, so that all mean the same by a number. */
+/* Creates or opens the same files in the same order on every rank, so that their numbers are the same everywhere. */
 static tsr_status open_output(saving *s, const place *where, tsr_error *err)
 {
     const tsr_folder_output_options options = {.is_folder = true,
@@ -115,7 +115,7 @@ static tsr_status open_output(saving *s, const place *where, tsr_error *err)
     return TSR_OK;
 }
 
-/* Rank 0 first: it refuses an existing destination, and makes the files that others open. */
+/* Rank 0 opens the output first: it refuses an existing destination, and creates the files that the others open. */
 static tsr_status open_outputs(saving *s, tsr_error *err)
 {
     place *where = TSR_ARENA_NEW(s->arena, place, err);
@@ -143,7 +143,7 @@ static tsr_status write_at(saving *s, uint64_t at, const void *data, size_t size
     return size ? s->output->write_at(s->output, s->files[s->comm->rank], at, data, size, err) : TSR_OK;
 }
 
-/* What writes elements from `at` on, and their CRC while they are in the cache. */
+/* Writes elements from offset `at` on, and computes their CRC while they are in the cache. */
 typedef struct element_writer {
     saving *s;
     uint64_t at;
@@ -158,7 +158,7 @@ static tsr_status put(element_writer *w, const uint8_t *data, size_t size, tsr_e
     return TSR_OK;
 }
 
-/* From where the elements lie, or by way of the buffer. */
+/* Writes elements from where they are if they are contiguous, otherwise through the buffer. */
 static tsr_status write_from_host(element_writer *w, tsr_stream *stream, tsr_error *err)
 {
     const tsr_halves *buffer = &w->s->halves;
@@ -172,7 +172,7 @@ static tsr_status write_from_host(element_writer *w, tsr_stream *stream, tsr_err
     return TSR_OK;
 }
 
-/* Begins to copy the next part into a half; its size is 0 when there is none. */
+/* Begins to copy the next part into a half. *size is 0 if there is none. */
 static tsr_status fetch(tsr_stream *stream, uint8_t *half, size_t room, size_t *size, tsr_error *err)
 {
     *size = stream->left < room ? (size_t)stream->left : room;
@@ -271,7 +271,7 @@ static void describe_objects(const saving *s, tsr_dcp_new_entry *entries, tsr_dc
     }
 }
 
-/* Items of one tensor together, in the order of owners. */
+/* Groups the items of each tensor, ordered by owner. */
 static void describe_pieces(const saving *s, tsr_dcp_new_entry *entries, tsr_dcp_new_item *items)
 {
     const tsr_save_plan *plan = &s->plan;
@@ -325,7 +325,7 @@ static tsr_status write_metadata(saving *s, uint32_t content, uint32_t *marker, 
     return status;
 }
 
-/* All have written durably: rank 0 makes it a checkpoint. */
+/* All ranks have synced what they wrote: rank 0 writes the metadata and publishes. */
 static tsr_status publish(saving *s, tsr_error *err)
 {
     uint32_t marker, content = 0, *all = tsr_arena_array(s->arena, s->comm->size, sizeof *all, err);
@@ -375,10 +375,11 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
                 .arena = tsr_arena_new(host->allocator, 0, err)};
     const tsr_status given = TSR_OPTIONS_COPY(&s.options, options, tsr_save_options, err);
     if (s.options.buffer_bytes == 0) s.options.buffer_bytes = BUFFER_BYTES_DEFAULT;
-    if (s.options.buffer_bytes < 128) s.options.buffer_bytes = 128; /* halves with room for one element of any type */
+    /* So that each half has room for one element of any type. */
+    if (s.options.buffer_bytes < 128) s.options.buffer_bytes = 128;
     const tsr_status status =
         s.arena && given == TSR_OK ? save(&s, state, err) : tsr_comm_agree(comm, given != TSR_OK ? given : TSR_E_NOMEM, err);
-    /* Rank 0 removes what was not published; others leave before it does. */
+    /* Rank 0 removes what was not published. The other ranks must have closed it before. */
     if (s.output && comm->rank != 0) s.output->close(s.output);
     tsr_error ignored = {0};
     if (status != TSR_OK) tsr_comm_barrier(comm, &ignored);

@@ -1,5 +1,6 @@
-/* The planner's write items (each distinct shard once, by the least loaded of its holders), laid out in files. Every rank
- * computes the same for all; only the objects, which lie first in rank 0's file, are rank 0's alone. */
+/* Lays out the write items of the planner in files. Each distinct shard is written once, by the least loaded of the ranks
+ * that hold it. Every rank computes the same plan for all ranks, except for the objects at the beginning of rank 0's file,
+ * which only rank 0 knows. */
 #include "statedict/saveload/state_save_plan.h"
 
 #include <stdlib.h>
@@ -17,14 +18,14 @@ typedef struct planning {
     const tsr_host *host;
     tsr_arena *arena;
     tsr_save_plan *out;
-    tsr_entry *tensors; /* as a catalog has them, by name */
+    tsr_entry *tensors; /* as in a catalog, in the order of names */
     tsr_side *sides;
-    uint32_t *entry_of; /* of a tensor */
+    uint32_t *entry_of; /* by tensor: number of its flat entry */
     size_t count;
     tsr_vec pieces;
 } planning;
 
-/* ---- agreeing ---- */
+/* ---- agreement ---- */
 
 static tsr_status add_agreement(const planning *p, tsr_str call, tsr_agreement *agreement, tsr_error *err)
 {
@@ -62,7 +63,7 @@ static tsr_status agree(planning *p, const tsr_value *state, tsr_str call, tsr_e
     return tsr_agreement_check(&agreement, p->comm, status, p->host->allocator, err);
 }
 
-/* ---- tensors as the planner sees them ---- */
+/* ---- tensors for the planner ---- */
 
 static tsr_status list_tensors(planning *p, tsr_side_requests *requests, tsr_error *err)
 {
@@ -124,10 +125,11 @@ static int by_owner(const void *a, const void *b)
 {
     const tsr_save_piece *x = a, *y = b;
     if (x->owner != y->owner) return x->owner < y->owner ? -1 : 1;
-    return (x->byte_offset > y->byte_offset) - (x->byte_offset < y->byte_offset); /* the planner's order, until laid out */
+    /* Position in the planner's order, until the layout is known. */
+    return (x->byte_offset > y->byte_offset) - (x->byte_offset < y->byte_offset);
 }
 
-/* By owner; within one in the order in which the planner gave them. */
+/* Sorts pieces by owner, and those of the same owner in the planner's order. */
 static tsr_status sort_pieces(planning *p, tsr_error *err)
 {
     const size_t count = p->pieces.count;
@@ -157,7 +159,7 @@ static tsr_status assign(planning *p, tsr_error *err)
     return status;
 }
 
-/* ---- places ---- */
+/* ---- offsets in files ---- */
 
 static tsr_status lay_out_objects(planning *p, tsr_error *err)
 {
@@ -199,7 +201,7 @@ static tsr_status lay_out_piece(planning *p, tsr_save_piece *piece, tsr_vec *hea
     return TSR_OK;
 }
 
-/* Rank 0 must know all places, others their own. */
+/* Rank 0 must know all offsets, the other ranks only their own. */
 static tsr_status lay_out(planning *p, tsr_error *err)
 {
     tsr_vec head = tsr_vec_of(p->host->allocator, 1), tail = head;
@@ -232,7 +234,7 @@ tsr_status tsr_save_plan_make(const tsr_save_planner *planner, const tsr_value *
         if (status == TSR_OK) status = lay_out(&p, err);
         status = tsr_comm_agree(comm, status, err);
     }
-    if (status == TSR_OK) /* rank 0 knows the sizes of all files: its own has the objects */
+    if (status == TSR_OK) /* only rank 0 knows the size of its own file, because that contains the objects */
         status = comm->broadcast(comm, out->file_sizes, comm->size * sizeof *out->file_sizes, 0, err);
     tsr_vec_free(&p.pieces);
     return status;
@@ -240,7 +242,7 @@ tsr_status tsr_save_plan_make(const tsr_save_planner *planner, const tsr_value *
 
 /* ---- objects that differ ---- */
 
-/* 0 for what cannot be packed: rank 0 has refused such values before. */
+/* 0 if the value cannot be packed; rank 0 has already refused such values. */
 static uint64_t object_digest(const tsr_value *value, const tsr_host *host)
 {
     tsr_vec packed = tsr_vec_of(host->allocator, 1);
@@ -260,7 +262,8 @@ tsr_status tsr_save_plan_differences(const tsr_save_plan *plan, tsr_comm *comm, 
     uint64_t *roots = tsr_arena_array(arena, flat->count, sizeof *roots, err);
     size_t count = 0;
     TSR_TRY(tsr_comm_agree(comm, objects && mine && roots ? TSR_OK : TSR_E_NOMEM, err));
-    for (size_t i = 0; i < flat->count; i++) { /* by name: ranks may list them in other orders */
+    /* In the order of names, because ranks may list objects in different orders. */
+    for (size_t i = 0; i < flat->count; i++) {
         const tsr_flat_entry *entry = objects[count] = &flat->entries[flat->sorted[i]];
         if (!entry->tensor) roots[count] = mine[count] = object_digest(entry->value, host);
         count += !entry->tensor;
