@@ -1,4 +1,4 @@
-/* D7: rank 0 has the full state; every rank gets what it holds of it. */
+/* PyTorch's _broadcast_state_dict: rank 0 has the full state, and every rank receives the part that it holds. */
 #include "statedict/ops/state_full.h"
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/value_pack.h"
@@ -16,32 +16,32 @@ typedef struct spreading {
     const tsr_broadcast_options *options;
     tsr_state_dict *out;
     tsr_arena *passing;
-    const tsr_value *full, *local; /* full: rank 0's own; elsewhere what it told */
+    const tsr_value *full, *local; /* `full` is rank 0's own; on other ranks, the tree that rank 0 has described */
     tsr_str infos;
-    const tsr_value **values; /* of the local keys, as they become */
-    bool *known;              /* that the full state has the key */
-    bool *shared;             /* by local key: see find_shared */
+    const tsr_value **values; /* by local key: the value in the result */
+    bool *known;              /* by local key: whether the full state has it */
+    bool *shared;             /* by local key: see find_in */
     tsr_name_tally strange;   /* keys that the local state does not have */
-    tsr_vec moves;            /* of pair: distributed targets */
-    tsr_vec wholes;           /* of pair: whole targets */
+    tsr_vec moves;            /* of pair: targets that are distributed tensors */
+    tsr_vec wholes;           /* of pair: targets that are whole tensors */
 } spreading;
 
-/* A tensor of the full state (meta but on rank 0) and where it goes. */
+/* A tensor of the full state (meta except on rank 0) and its target. */
 typedef struct pair {
     const tsr_tensor *full, *target;
     tsr_str name;
-    uint64_t bytes; /* of the target's local memory */
+    uint64_t bytes; /* size of the target's local memory */
 } pair;
 
-/* ---- infos first ---- */
+/* ---- descriptions ---- */
 
-/* Rank 0's dict as bytes, everywhere. */
+/* Broadcasts rank 0's dict, packed into bytes. */
 static tsr_status broadcast_infos(spreading *s, tsr_error *err)
 {
     tsr_vec packed = tsr_vec_of(s->out->host->allocator, 1);
     tsr_status status = s->comm->rank == 0 ? tsr_value_pack(s->full, 1, &packed, err) : TSR_OK;
     uint64_t size = packed.count;
-    char *bytes = NULL; /* the result borrows its strings */
+    char *bytes = NULL; /* allocated in the dict's arena, because the result borrows its strings */
     status = tsr_comm_agree(s->comm, status, err);
     if (status == TSR_OK) status = s->comm->broadcast(s->comm, &size, sizeof size, 0, err);
     if (status == TSR_OK) {
@@ -85,7 +85,7 @@ static tsr_status agree(spreading *s, tsr_status mine, tsr_error *err)
 
 /* ---- targets ---- */
 
-/* On the device of what it replaces. */
+/* Makes a new whole tensor, on the device of the tensor that it replaces unless that is offloaded. */
 static tsr_status fresh_target(spreading *s, const tsr_tensor *full, const tsr_tensor *mine, const tsr_tensor **out,
                                tsr_error *err)
 {
@@ -96,7 +96,7 @@ static tsr_status fresh_target(spreading *s, const tsr_tensor *full, const tsr_t
     return tsr_state_dict_give_memory(s->out, copy, NULL, err);
 }
 
-/* A whole tensor of another shape gives way to what is broadcast. */
+/* Whether a local whole tensor must be replaced because its shape differs from that of the full state. */
 static bool replaced(const tsr_tensor *full, const tsr_tensor *mine)
 {
     if (mine->spread != TSR_WHOLE) return false;
@@ -115,8 +115,9 @@ static tsr_str address_of(const tsr_tensor *tensor)
     return (tsr_str){(const char *)&tensor->data, sizeof tensor->data};
 }
 
-/* Finds the keys whose whole tensor has the memory of another key's, or, on rank 0, lends it to another key of the full state:
- * two param groups with one tensor for an option. What is broadcast for one of them must not be written into the other. */
+/* Finds keys whose whole tensor shares its memory with that of another local key or, on rank 0, of another key of the full
+ * state, as when two param groups use the same tensor for an option. What is broadcast for one key must not be written into
+ * the other. */
 static tsr_status find_in(spreading *s, tsr_map *keys, tsr_error *err)
 {
     for (size_t i = 0; i < tsr_value_pairs(s->local); i++) {
@@ -144,7 +145,7 @@ static tsr_status find_shared(spreading *s, tsr_error *err)
     return status;
 }
 
-/* One key of the full state that the local state has too. */
+/* Handles one key of the full state that the local state has, too. */
 static tsr_status plan_one(spreading *s, size_t at, const tsr_value *whole, tsr_str name, tsr_error *err)
 {
     const tsr_value *local = s->local->items[2 * at + 1];
@@ -165,7 +166,7 @@ static tsr_status plan_one(spreading *s, size_t at, const tsr_value *whole, tsr_
     return tsr_tensor_held(target, s->passing, &p->bytes, err);
 }
 
-/* In the order of the full state, which all ranks know. */
+/* Goes through the keys in the order of the full state, which is known to all ranks. */
 static tsr_status plan_all(spreading *s, tsr_error *err)
 {
     const size_t count = tsr_value_pairs(s->local);
@@ -192,15 +193,16 @@ static tsr_status plan_all(spreading *s, tsr_error *err)
 
 /* ---- bytes ---- */
 
-/* Whole tensors on their way, in pieces; what goes wrong on this rank alone is told when all have taken part. */
+/* The broadcast of whole tensors, piece by piece. An error on this rank is reported only after all ranks have taken part. */
 typedef struct wholes_under_way {
     size_t piece_bytes;
-    void *bounce; /* host memory for a piece, where the ranks cannot send from a device */
+    void *bounce; /* host memory for a piece; needed if the ranks cannot send from a device */
     tsr_status own;
     tsr_error own_error;
 } wholes_under_way;
 
-/* A piece of a whole tensor from rank 0 to all: memory that the ranks take takes part where it lies. */
+/* Broadcasts a piece of a whole tensor from rank 0. If the communicator supports the device, the piece is sent and received
+ * in place. */
 static tsr_status broadcast_piece(const spreading *s, const tsr_tensor *tensor, uint64_t at, size_t size,
                                   wholes_under_way *w, tsr_error *err)
 {
@@ -273,7 +275,7 @@ static tsr_status move_parts(spreading *s, tsr_error *err)
                              err);
 }
 
-/* ---- the whole ---- */
+/* ---- all of it ---- */
 
 static tsr_status make_root(spreading *s, tsr_error *err)
 {

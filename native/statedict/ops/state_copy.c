@@ -1,4 +1,4 @@
-/* D3, D4: to the host, and into another state dict. */
+/* PyTorch's _offload_state_dict_to_cpu and _copy_state_dict: copy a state dict to the host, and into another state dict. */
 #include "statedict/tensor/state_dict.h"
 
 #include "tessera/sys/options.h"

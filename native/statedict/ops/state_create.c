@@ -1,15 +1,16 @@
-/* D5: a state dict of the same structure in host memory: plain, page-locked, or shared between processes. */
+/* PyTorch's _create_cpu_state_dict: makes a state dict of the same structure in host memory, which may be plain,
+ * page-locked, or shared between processes. */
 #include "statedict/tensor/state_dict.h"
 
 #include "tessera/sys/options.h"
 #include "tessera/sys/statedict.h"
 
-/* Tensors that have no memory yet are listed, and get it when all are known. */
+/* Tensors without memory are collected, and get memory when all of them are known. */
 typedef struct creation {
-    tsr_vec made; /* tsr_tensor * */
+    tsr_vec made; /* of tensor pointers */
 } creation;
 
-/* As PyTorch leaves them. */
+/* Whether a tensor is left as it is, as in PyTorch. */
 static bool is_kept(const tsr_tensor *tensor)
 {
     return (tensor->spread == TSR_OVER_MESH && tensor->entry.ndim == 0) ||
@@ -47,9 +48,10 @@ static tsr_status give_all(const creation *c, tsr_device *pin, tsr_state_dict *o
     return TSR_OK;
 }
 
-/* ---- shared ---- */
+/* ---- shared memory ---- */
 
-/* Bytes of every leaf's first buffer, in the order that all ranks have; tensors in several boxes are refused. */
+/* Computes the size of every leaf's first buffer, in the order that is the same on all ranks. Refuses tensors in several
+ * boxes. */
 static tsr_status measure_leaves(const tsr_leaves *leaves, tsr_arena *arena, uint64_t **out, tsr_error *err)
 {
     *out = tsr_arena_array(arena, leaves->count, sizeof **out, err);
@@ -76,7 +78,7 @@ static tsr_status lock_pages(tsr_state_dict *out, tsr_device *pin, void *data, u
     return TSR_OK;
 }
 
-/* Memory out of the segment, for the tensors that were made. */
+/* Assigns memory of the segment to the tensors that were made. */
 static tsr_status take_shared(const tsr_leaves *leaves, uint32_t rank, tsr_device *pin, tsr_state_dict *out, tsr_error *err)
 {
     for (size_t i = 0; i < leaves->count; i++) {

@@ -1,4 +1,4 @@
-/* D8: every rank has the full state and keeps its part. */
+/* PyTorch's _distribute_state_dict: every rank has the full state and keeps its part. */
 #include "statedict/ops/state_full.h"
 #include "statedict/tensor/pack.h"
 #include "statedict/tensor/path.h"
@@ -18,7 +18,7 @@ tsr_status tsr_full_target(const tsr_tensor *full, const tsr_tensor *local, bool
 {
     tsr_tensor *copy, like = *local;
     *target = local;
-    like.entry.dtype = full->entry.dtype; /* the part of a tensor of another type is new */
+    like.entry.dtype = full->entry.dtype; /* if the dtype differs, the part is a new tensor */
     TSR_TRY(
         tsr_tensor_same_place(full, &like, &(tsr_likeness){"the full state", "the local state", false}, out->arena, err));
     if (!local->meta && local->entry.dtype == full->entry.dtype) return TSR_OK;
@@ -28,7 +28,7 @@ tsr_status tsr_full_target(const tsr_tensor *full, const tsr_tensor *local, bool
     return tsr_state_dict_give_memory(out, copy, NULL, err);
 }
 
-/* This rank's part of a whole tensor, which lies here too. */
+/* Copies this rank's part of a whole tensor, which is on the same rank. */
 static tsr_status cut(const tsr_tensor *full, const tsr_tensor *target, tsr_arena *arena, tsr_error *err)
 {
     const tsr_piece *pieces;
@@ -53,7 +53,7 @@ static tsr_status cut(const tsr_tensor *full, const tsr_tensor *target, tsr_aren
     return TSR_OK;
 }
 
-/* The value of one key in the result; NULL: none. */
+/* Makes the value of one key in the result. *result is NULL if the key is omitted. */
 static tsr_status distribute_one(const tsr_value *full, const tsr_value *local, tsr_state_dict *out, tsr_arena *passing,
                                  const tsr_value **result, tsr_error *err)
 {
@@ -83,7 +83,7 @@ static tsr_status put_pair(tsr_vec *pairs, const tsr_value *key, const tsr_value
     return TSR_OK;
 }
 
-/* As in Python: keys of the local dict in its order, then the new ones in that of the full dict. */
+/* Orders keys as Python does: first those of the local dict, then the new ones of the full dict. */
 static tsr_status distribute(const tsr_value *full, const tsr_value *local, tsr_state_dict *out, tsr_arena *passing,
                              tsr_vec *pairs, tsr_error *err)
 {

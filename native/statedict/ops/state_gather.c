@@ -1,4 +1,4 @@
-/* D2: distributed tensors become whole ones, on all ranks or on some. */
+/* PyTorch's _gather_state_dict: distributed tensors become whole tensors, on all ranks or only on some. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -11,13 +11,13 @@
 typedef struct gathering {
     const tsr_gather_options *options;
     tsr_comm *comm;
-    tsr_arena *arena; /* passing */
+    tsr_arena *arena; /* for temporary data */
     bool chosen;
-    uint32_t *holders; /* ranks_only, ascending and distinct; NULL: all */
+    uint32_t *holders; /* ranks_only, in ascending order without duplicates; NULL: all ranks */
     uint32_t holder_count;
 } gathering;
 
-/* ---- who gets it ---- */
+/* ---- receiving ranks ---- */
 
 static int by_number(const void *a, const void *b)
 {
@@ -44,7 +44,8 @@ static tsr_status choose(gathering *g, tsr_error *err)
     return TSR_OK;
 }
 
-/* Whole tensors stay where they are: ranks may have other ones, under other names. */
+/* Selects the distributed tensors. Whole tensors are not gathered; each rank may have different ones, under different
+ * names. */
 static tsr_status distributed(const gathering *g, const tsr_leaves *all, tsr_leaves *out, tsr_error *err)
 {
     *out = (tsr_leaves){tsr_arena_array(g->arena, all->count, sizeof *out->items, err), 0};
@@ -72,7 +73,7 @@ static tsr_status agree(const gathering *g, const tsr_leaves *leaves, tsr_status
 
 /* ---- the result ---- */
 
-/* A whole tensor to gather into: the companion's, or a new one. */
+/* Makes the whole tensor to gather into: that of the companion, or a new one. */
 static tsr_status make_whole(void *ctx, const tsr_tensor *tensor, const tsr_tensor *companion, tsr_state_dict *out,
                              const tsr_tensor **result, tsr_error *err)
 {
@@ -84,7 +85,7 @@ static tsr_status make_whole(void *ctx, const tsr_tensor *tensor, const tsr_tens
     whole.entry.is_parameter = tensor->entry.is_parameter;
     whole.device = g->options->offload ? NULL : tensor->device;
     if (companion) {
-        *result = companion; /* the walk has nothing to copy then */
+        *result = companion; /* so that the walk has nothing to copy */
         return tsr_tensor_same_place(&whole, companion, &(tsr_likeness){"the gathered state", "the companion", true},
                                      g->arena, err);
     }

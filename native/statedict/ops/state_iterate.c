@@ -1,4 +1,4 @@
-/* D1: a new tree of the same structure, tensors as a function makes them. */
+/* PyTorch's _iterate_state_dict: makes a new tree of the same structure, with tensors that a function provides. */
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/state_dict.h"
 #include "statedict/tensor/warn.h"
@@ -9,7 +9,7 @@ typedef struct walk {
     const tsr_iterate *how;
     tsr_state_dict *out;
     tsr_arena *passing;
-    tsr_vec devices; /* tsr_device *: copies are under way */
+    tsr_vec devices; /* of device pointers: copies of these devices may be in progress */
     bool chosen;     /* this rank gets results */
     tsr_name_tally kept;
 } walk;
@@ -98,7 +98,7 @@ static bool is_plain(const tsr_value *value)
     }
 }
 
-/* Every key of `dict` is in `other`, whose keys are unique. */
+/* Checks that every key of `dict` is in `other`. */
 static tsr_status check_keys(walk *w, const tsr_value *dict, const tsr_value *other, const char *without, tsr_error *err)
 {
     for (size_t i = 0; i < tsr_value_pairs(dict); i++) {
@@ -130,7 +130,7 @@ static tsr_status check_lists(const tsr_value *list, const tsr_value *companion,
 static tsr_status visit(walk *w, const tsr_value *value, const tsr_value *companion, const tsr_step *at,
                         const tsr_value **out, tsr_error *err);
 
-/* Nothing is copied where nothing changed below. */
+/* Copies a container, with the results for its items. */
 static tsr_status visit_items(walk *w, const tsr_value *value, const tsr_value *companion, const tsr_step *at,
                               const tsr_value **out, tsr_error *err)
 {
@@ -150,7 +150,7 @@ static tsr_status visit_items(walk *w, const tsr_value *value, const tsr_value *
     return copy ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* A value that a checkpoint cannot hold. */
+/* Handles a value that a checkpoint cannot contain. */
 static tsr_status visit_other(walk *w, const tsr_value *value, const tsr_step *at, tsr_error *err)
 {
     TSR_FAIL_IF(!w->how->any_type, err, TSR_E_UNSUPPORTED, "type_check: unexpected value type %s%s%.*s",
@@ -176,9 +176,9 @@ static tsr_status visit(walk *w, const tsr_value *value, const tsr_value *compan
     return status == TSR_OK ? status : tsr_step_context(at, w->passing, status, err);
 }
 
-/* ---- the whole ---- */
+/* ---- all of it ---- */
 
-/* Also after a failure: copies must not go on into memory that is about to go. */
+/* Waits for the devices, also after a failure: copies must not continue into memory that is about to be freed. */
 static tsr_status wait_for_all(walk *w, tsr_status status, tsr_error *err)
 {
     tsr_device **devices = w->devices.items;

@@ -1,4 +1,4 @@
-/* D6: whether two state dicts are alike. */
+/* PyTorch's _check_state_dict_similarity: whether two state dicts have the same structure. */
 #include "statedict/tensor/state_dict.h"
 #include "tessera/sys/statedict.h"
 
@@ -6,8 +6,8 @@ static tsr_status compare(void *ctx, const tsr_tensor *tensor, const tsr_tensor 
                           const tsr_tensor **result, tsr_error *err)
 {
     (void)ctx;
-    if (!companion) return TSR_OK; /* the walk says what is there instead */
-    *result = companion;           /* nothing to copy */
+    if (!companion) return TSR_OK; /* the walk reports what the companion has instead */
+    *result = companion;           /* so that the walk has nothing to copy */
     return tsr_tensor_same_place(tensor, companion, &(tsr_likeness){"the state dict", "the companion", true}, out->arena,
                                  err);
 }
