@@ -1,5 +1,5 @@
-/* GPUDirect Storage by libcufile's C API. Its library is opened, not linked; what of its interface is used has been the same
- * since its first release, and is declared here so that its header need not be there. */
+/* GPUDirect Storage with the C API of libcufile. The library is opened with dlopen, not linked. The parts of its interface
+ * that are used have not changed since its first release. They are declared here, so its header is not needed. */
 #include <sys/types.h>
 
 #include "cuda/gpu_cuda.h"
@@ -57,7 +57,7 @@ static tsr_status open_library(cufile *c, tsr_error *err)
 static void close_direct(void *ctx)
 {
     cufile *c = ctx;
-    if (c->library) dlclose(c->library); /* its driver closes with the process */
+    if (c->library) dlclose(c->library); /* the library's driver is closed when the process ends */
     tsr_free(c->gpu->host->allocator, c, 1, sizeof *c);
 }
 

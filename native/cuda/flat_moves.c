@@ -1,4 +1,4 @@
-/* Flat parameters: originals one behind the other, with padding between and behind them. */
+/* Moves flat parameters: the original parameters one after the other, with padding between and after them. */
 #include "cuda/backend.h"
 
 #include "tessera/sys/alloc.h"
@@ -9,10 +9,10 @@ typedef struct flat_job {
     const tsr_gpu_flat *what;
     uint8_t *flat;
     bool gathers;
-    const void *padding; /* of a gather */
+    const void *padding; /* the value of padding, when gathering */
     size_t itemsize;
     tsr_vec runs;
-    tsr_vec paddings; /* tsr_gpu_box */
+    tsr_vec paddings; /* of tsr_gpu_box */
 } flat_job;
 
 static tsr_status add_padding(flat_job *job, uint8_t *at, const uint64_t *numel, tsr_error *err)
@@ -26,8 +26,8 @@ static tsr_status add_padding(flat_job *job, uint8_t *at, const uint64_t *numel,
     return TSR_OK;
 }
 
-/* What of a span that begins at `begin` of the flat parameter lies in the range; its elements there become *numel, which
- * must stay. */
+/* Adds the part of a span that is in the range. The span begins at element `begin` of the flat parameter. *numel becomes the
+ * number of elements in that part, and must not be freed, because a box may borrow it. */
 static tsr_status add_span(flat_job *job, tsr_gpu_span span, uint64_t begin, uint64_t *numel, tsr_error *err)
 {
     const uint64_t end = begin + span.numel, low = job->what->flat_begin, high = job->what->flat_end;
@@ -58,7 +58,7 @@ static tsr_status check_flat(const tsr_gpu_flat *what, tsr_error *err)
                 : tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "flat parameter: the range or the spans are too large");
 }
 
-/* `numels` has room for a box's size of each span, and of the padding behind them. */
+/* `numels` has room for the size of one box per span, and of one for the padding after the spans. */
 static tsr_status add_spans(flat_job *job, uint64_t *numels, tsr_error *err)
 {
     const tsr_gpu_flat *what = job->what;

@@ -1,4 +1,4 @@
-/* What is the same for all kinds of devices: sizes of nothing, checks of arguments. */
+/* What all kinds of devices have in common: empty requests are handled, and arguments are checked. */
 #include "cuda/backend.h"
 #include "cuda/kernel_cast.h"
 #include "tessera/sys/dtype_forms.h"

@@ -1,4 +1,4 @@
-/* Built without CUDA: there are no devices but simulated ones. */
+/* For builds without CUDA, which have only simulated devices. */
 #include <stdio.h>
 
 #include "cuda/pipe.h"

@@ -1,5 +1,6 @@
-/* Device memory under a communicator of host memory. Pinned memory in two halves: while the ranks move one piece, the next
- * comes from the device into the other half, and the last one goes from there to the device.
+/* Makes a communicator for host memory work with device memory, through pinned memory in two halves. While the ranks move
+ * one piece, the next is copied from the device into the other half, and the previous one is copied from there to the
+ * device.
  *
  *   half 0   copied from ─ moved ─────── copied to ─ copied from …
  *   half 1               copied from ─── moved ───── copied to … */
@@ -13,8 +14,8 @@
 
 typedef struct half {
     uint8_t *memory;
-    tsr_gpu_event *filled;  /* what is sent has come from the device */
-    tsr_gpu_event *emptied; /* what was received has gone to it */
+    tsr_gpu_event *filled;  /* recorded when the data to send has been copied from the device */
+    tsr_gpu_event *emptied; /* recorded when the received data has been copied to the device */
 } half;
 
 typedef struct staged {
@@ -34,7 +35,7 @@ static bool on_device(const staged *s, const void *data)
     return data && tsr_gpu_place_of(s->gpu, data) == TSR_PLACE_DEVICE;
 }
 
-/* What this rank's own device did ends the call for all. */
+/* Ends the call on all ranks because of a failure of this rank's own device. */
 static tsr_status poison(const staged *s, tsr_status mine, tsr_error *err)
 {
     tsr_error own = {0};
@@ -43,7 +44,7 @@ static tsr_status poison(const staged *s, tsr_status mine, tsr_error *err)
     return s->below->poison(s->below, mine, err);
 }
 
-/* Of a call, what runs between the ranks: its own failures are everybody's already. */
+/* The result of a call. `by_ranks`: it failed in a call between the ranks, so all ranks already know. */
 typedef struct moved {
     tsr_status status;
     bool by_ranks;
@@ -105,7 +106,7 @@ typedef struct gathering {
     const size_t *sizes;
     uint8_t *all;
     bool from_device, to_device;
-    size_t piece; /* of each rank in a round */
+    size_t piece; /* bytes of each rank in one round */
     size_t rounds;
     size_t *round_sizes;
 } gathering;
@@ -117,7 +118,7 @@ static size_t piece_of(const gathering *g, uint32_t rank, size_t round)
     return g->sizes[rank] - at < g->piece ? g->sizes[rank] - at : g->piece;
 }
 
-/* half: [ mine | rank 0 | rank 1 | … ] */
+/* Copies this rank's piece into the half, which is laid out as [ mine | rank 0 | rank 1 | … ]. */
 static tsr_status fetch_mine(staged *s, const gathering *g, size_t round, tsr_error *err)
 {
     half *h = &s->halves[round % 2];
@@ -179,10 +180,10 @@ static tsr_status staged_all_gather(staged *s, const void *mine, const size_t *s
 typedef struct exchanging {
     const tsr_message *sends, *receives;
     size_t send_count, receive_count;
-    size_t piece; /* of each message in a round; equal on all ranks */
+    size_t piece; /* bytes of each message in one round; the same on all ranks */
     size_t rounds;
-    tsr_message *lists[2]; /* of a round of each half: sends, then receives */
-    bool *on_device;       /* by message: sends, then receives */
+    tsr_message *lists[2]; /* for each half, the lists of its round: sends, then receives */
+    bool *on_device;       /* by message (sends, then receives): its memory is device memory */
 } exchanging;
 
 static const tsr_message *message(const exchanging *e, size_t i)
@@ -190,13 +191,13 @@ static const tsr_message *message(const exchanging *e, size_t i)
     return i < e->send_count ? &e->sends[i] : &e->receives[i - e->send_count];
 }
 
-/* Empty messages are part of the first round: they must match too. */
+/* Empty messages take part in the first round, because they must also be matched. */
 static bool takes_part(const exchanging *e, size_t i, size_t round)
 {
     return round == 0 || message(e, i)->size > round * e->piece;
 }
 
-/* The lists of a round: pieces of host memory where they are, those of device memory in the half. */
+/* Lists the pieces of a round. Those in host memory are used in place, those in device memory are in the half. */
 static void list_round(staged *s, exchanging *e, size_t round, size_t *sends, size_t *receives)
 {
     uint8_t *slot = s->halves[round % 2].memory;
@@ -218,7 +219,7 @@ static void list_round(staged *s, exchanging *e, size_t round, size_t *sends, si
     *receives = count - *sends;
 }
 
-/* Device memory to the half before a round, or from it after one. */
+/* Copies device memory to the half before a round, or from it after one. */
 static tsr_status copy_round(staged *s, exchanging *e, size_t round, bool sending, tsr_error *err)
 {
     half *h = &s->halves[round % 2];
@@ -255,7 +256,7 @@ static moved exchange_rounds(staged *s, exchanging *e, tsr_error *err)
     return (moved){TSR_OK, false};
 }
 
-/* Pieces and rounds must be the same on all ranks: two small questions to all. */
+/* The size of pieces and the number of rounds must be the same on all ranks, which takes two small collectives. */
 static moved agree_on_rounds(staged *s, exchanging *e, tsr_error *err)
 {
     const size_t count = e->send_count + e->receive_count;
@@ -292,9 +293,9 @@ static moved staged_exchange(staged *s, exchanging *e, tsr_error *err)
     return result;
 }
 
-/* ---- what a rank sends to itself, and libraries that take device memory ---- */
+/* ---- messages to oneself, and libraries that accept device memory ---- */
 
-/* Lists without the messages to oneself, which are copied here; `e` keeps them all when they do not match. */
+/* Copies the messages to this rank itself, and removes them from the lists. If they do not match, `e` keeps all messages. */
 static tsr_status take_own(staged *s, exchanging *e, tsr_message *rest, tsr_error *err)
 {
     size_t sends = 0, receives = 0, next = 0;
@@ -320,7 +321,7 @@ static tsr_status take_own(staged *s, exchanging *e, tsr_message *rest, tsr_erro
     return TSR_OK;
 }
 
-/* In place, a broadcast a rank: the library below copies nothing by itself then. */
+/* Gathers in place, with one broadcast per rank, so that the library does not copy this rank's part itself. */
 static moved direct_all_gather(staged *s, const void *mine, const size_t *sizes, uint8_t *all, tsr_error *err)
 {
     uint8_t *at = all;
@@ -334,7 +335,7 @@ static moved direct_all_gather(staged *s, const void *mine, const size_t *sizes,
 
 /* ---- the communicator ---- */
 
-/* Whether NCCL may do it: everything is device memory, on all ranks. */
+/* Whether NCCL can be used: all memory must be device memory, on all ranks. */
 static tsr_status all_on_device(staged *s, bool mine, bool *everywhere, tsr_error *err)
 {
     uint64_t misses = !mine;

@@ -1,5 +1,5 @@
-/* CUDA devices, by the runtime's C API. The runtime is linked in; it looks for the driver when first called, so that
- * programs start without one. Every call that fails names itself, the device and CUDA's word for it. */
+/* CUDA devices, with the C API of the runtime. The runtime is linked. It looks for the driver when it is first called, so
+ * programs also start without a driver. The error of a failed call names the call, the device and CUDA's error. */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 
@@ -12,13 +12,13 @@
 #include "tessera/sys/gpu_device.h"
 #include "tessera/sys/vec.h"
 
-#define MOST_PITCH ((size_t)0x7fffffff) /* of CUDA's 2-D copies, on all devices so far */
+#define MOST_PITCH ((size_t)0x7fffffff) /* limit of CUDA's 2-D copies, on all devices so far */
 
-/* Host memory that was given out: how to give it back. */
+/* Host memory that was allocated, and how to free it. */
 typedef struct host_memory {
     void *at;
     size_t size;
-    bool is_mapped; /* own pages, else the runtime's */
+    bool is_mapped; /* mapped by tsr_pages_new; otherwise allocated by the runtime */
     bool is_pinned;
 } host_memory;
 
@@ -26,17 +26,19 @@ typedef struct cuda_device {
     tsr_gpu base;
     int ordinal;
     tsr_vec host_memory;
-    int locked; /* guards host_memory, by atomics: it is held for a few instructions */
+    int locked; /* spinlock for host_memory, which is held only for a few instructions */
 } cuda_device;
 
 typedef struct cuda_stream {
     tsr_gpu_stream base;
     cudaStream_t handle;
-    uint8_t *scratch; /* tables and results of this stream's kernels; work in a stream is in order, so one will do */
+    /* Device memory for tables and results of this stream's kernels; because operations in a stream are ordered, one is
+     * enough. */
+    uint8_t *scratch;
     size_t scratch_size;
-    uint8_t *table; /* pinned: tables on their way there */
+    uint8_t *table; /* pinned memory for tables that are being copied to `scratch` */
     size_t table_size;
-    cudaEvent_t uploaded; /* the table may be written again */
+    cudaEvent_t uploaded; /* recorded when the table may be overwritten */
 } cuda_stream;
 
 typedef struct cuda_event {
@@ -44,7 +46,7 @@ typedef struct cuda_event {
     cudaEvent_t handle;
 } cuda_event;
 
-/* Raises what CUDA said and clears it, so that later calls do not report it again. */
+/* Raises the error that CUDA reported, and clears it, so that later calls do not report it again. */
 static tsr_status check(const tsr_gpu *device, cudaError_t code, const char *doing, tsr_error *err)
 {
     if (code == cudaSuccess) return TSR_OK;
@@ -56,13 +58,13 @@ static tsr_status check(const tsr_gpu *device, cudaError_t code, const char *doi
                      doing, cudaGetErrorString(code), cudaGetErrorName(code));
 }
 
-/* The current device is a thread's own; every call sets it. */
+/* Makes the device current. Each thread has its own current device, so every call must do this. */
 static tsr_status use(const tsr_gpu *device, tsr_error *err)
 {
     return check(device, cudaSetDevice(((const cuda_device *)device)->ordinal), "choosing it", err);
 }
 
-/* ---- what there is ---- */
+/* ---- devices ---- */
 
 void tsr_gpu_runtime_describe(tsr_gpu_runtime *out)
 {
@@ -125,7 +127,7 @@ static tsr_status alloc(tsr_gpu *device, size_t size, void **out, tsr_error *err
     return check(device, cudaMalloc(out, size), doing, err);
 }
 
-/* What gives something back does so even when choosing the device fails: it is not tried again. */
+/* Frees memory even if the device cannot be made current, because nobody tries again. */
 static void release(tsr_gpu *device, void *memory)
 {
     use(device, NULL);
@@ -177,7 +179,7 @@ static void give_back(host_memory memory)
     cudaGetLastError();
 }
 
-/* Shared pages are ours, pinned afterwards; the rest is the runtime's. */
+/* Shared pages are mapped here and pinned afterwards; other memory is allocated by the runtime. */
 static tsr_status host_alloc(tsr_gpu *device, size_t size, unsigned flags, void **out, tsr_error *err)
 {
     const bool is_pinned = flags & TSR_HOST_PINNED;
@@ -229,7 +231,7 @@ static tsr_gpu_place place_of(tsr_gpu *device, const void *memory)
     return attributes.type == cudaMemoryTypeHost ? TSR_PLACE_PINNED : TSR_PLACE_PAGEABLE;
 }
 
-/* The runtime does not tell how far an allocation goes; the driver does. */
+/* The end of an allocation is known only to the driver, not to the runtime. */
 static size_t reach(tsr_gpu *device, const void *memory)
 {
     typedef int address_range(unsigned long long *base, size_t *size, unsigned long long pointer);
@@ -358,7 +360,7 @@ static tsr_status copy_2d(tsr_gpu_stream *base, const tsr_gpu_rows *what, tsr_er
                  doing, err);
 }
 
-/* Device memory for a kernel's table or results. What was there before may still be in use: growing waits. */
+/* Provides device memory for a kernel's table or results. The old memory may still be in use, so enlarging it waits. */
 static tsr_status need_scratch(cuda_stream *stream, size_t size, tsr_error *err)
 {
     tsr_gpu *device = stream->base.device;
@@ -391,7 +393,7 @@ static tsr_status need_table(cuda_stream *stream, size_t size, tsr_error *err)
     return TSR_OK;
 }
 
-/* Puts a table where kernels read it. */
+/* Copies a table to memory where kernels can read it. */
 static tsr_status upload(cuda_stream *stream, const void *table, size_t size, tsr_error *err)
 {
     const tsr_gpu *device = stream->base.device;
@@ -419,7 +421,7 @@ static tsr_status boxes(tsr_gpu_stream *base, const tsr_kernel_box *table, uint3
                  "starting the kernel of boxes", err);
 }
 
-/* Results by way of the pinned table: when waiting fails, they must not land later in memory that is gone by then. */
+/* Copies results through the pinned table. If waiting fails, they must not arrive later in memory that was freed by then. */
 static tsr_status fetch(cuda_stream *stream, void *to, const void *from, size_t size, tsr_error *err)
 {
     const tsr_gpu *device = stream->base.device;
@@ -432,7 +434,8 @@ static tsr_status fetch(cuda_stream *stream, void *to, const void *from, size_t 
     return TSR_OK;
 }
 
-/* scratch: [ tables | a CRC a segment | a CRC a group ]; results: [ the short segment's | a CRC a group ] */
+/* Starts the checksum kernels. scratch: [ tables | CRC of each segment | CRC of each group ]; results: [ CRC of the short
+ * segment | CRC of each group ] */
 static tsr_status launch_checksum(cuda_stream *stream, const void *data, size_t size, tsr_segments segments,
                                   uint32_t *results, tsr_error *err)
 {

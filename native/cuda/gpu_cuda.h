@@ -1,11 +1,11 @@
-/* What other libraries of CUDA's need to know of a device of gpu_cuda.c. */
+/* What other CUDA libraries need to know about a device of gpu_cuda.c. */
 #ifndef TSR_CUDA_GPU_CUDA_H
 #define TSR_CUDA_GPU_CUDA_H
 
 #include "tessera/gpu.h"
 #include "tessera/sys/gpu_stream.h"
 
-bool tsr_cuda_is(const tsr_gpu *device);                  /* false: a simulated one */
+bool tsr_cuda_is(const tsr_gpu *device);                  /* false: a simulated device */
 tsr_status tsr_cuda_use(tsr_gpu *device, tsr_error *err); /* makes it the thread's current device */
 void *tsr_cuda_stream(tsr_gpu_stream *stream);            /* a cudaStream_t */
 

@@ -1,12 +1,13 @@
-/* The table of functions that state dicts know memory by. Single copies of a few KiB would cost more to start than to do,
- * so small ones are put together: through pinned memory and one launch for all that lie there.
+/* The functions through which state dicts use device memory (tsr_device). Starting a copy of a few KiB takes longer than the
+ * copy itself. Small copies are therefore collected, go through pinned memory (the stage), and are performed by a single
+ * launch.
  *
- *   small, from the host   host ─▶ stage at once      stage ─▶ device with all others
- *   small, to the host     device ─▶ stage            stage ─▶ host by synchronize
+ *   small, from the host   host ─▶ stage immediately  stage ─▶ device with all others
+ *   small, to the host     device ─▶ stage            stage ─▶ host in synchronize
  *   small, within          device ─▶ device           with all others
- *   large                  straight, behind what waits
+ *   large                  directly, after the copies that were collected
  *
- * Copies that would meet others in memory make those happen first, so that the order is that of the calls. */
+ * A copy that overlaps collected ones in memory causes these to be performed first, so the order is that of the calls. */
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/gpu_device.h"
 #include "tessera/sys/vec.h"
@@ -16,7 +17,7 @@
 #define SMALL_BYTES ((uint64_t)64 << 10)
 #define STAGE_BYTES ((size_t)8 << 20)
 
-/* Addresses from `low` up to `high`. */
+/* Addresses from `low` up to, but not including, `high`. */
 typedef struct range {
     uintptr_t low, high;
 } range;
@@ -25,14 +26,16 @@ typedef struct gpu_device {
     tsr_device base;
     tsr_gpu *gpu;
     tsr_gpu_stream *stream;
-    uint8_t *stage;                           /* pinned; NULL until needed */
-    size_t staged;                            /* bytes of it in use since the last wait */
-    tsr_vec runs;                             /* tsr_gpu_run: not launched yet */
-    range written;                            /* where they write to: they go up or down, and never meet */
-    range read;                               /* where copies within read: never where others write */
-    enum { FROM_HOST, TO_HOST, WITHIN } kind; /* of all of them */
-    tsr_vec due;                              /* tsr_gpu_run from the stage to the host, after a wait */
-    range owed;                               /* host memory that is in `due` */
+    uint8_t *stage;                           /* pinned memory; NULL until needed */
+    size_t staged;                            /* bytes of the stage in use since the last wait */
+    tsr_vec runs;                             /* of tsr_gpu_run: collected copies, which are not launched yet */
+    range written;                            /* encloses the memory that `runs` write; no two of them overlap */
+    /* Encloses the memory that copies within the device read; no collected copy writes to it. */
+    range read;
+    enum { FROM_HOST, TO_HOST, WITHIN } kind; /* kind of all collected copies */
+    /* Of tsr_gpu_run: copies from the stage to the host, to be done after a wait. */
+    tsr_vec due;
+    range owed;                               /* encloses the host memory in `due` */
 } gpu_device;
 
 static bool meets(range a, const void *memory, uint64_t bytes)
@@ -56,7 +59,7 @@ static tsr_status launch(gpu_device *d, tsr_error *err)
     return count ? tsr_gpu_move_runs(d->stream, d->runs.items, count, err) : TSR_OK;
 }
 
-/* Everything so far, and what is due to the host with it. */
+/* Performs all copies so far and waits for them, including those in `due`. */
 static tsr_status settle(gpu_device *d, tsr_error *err)
 {
     tsr_status status = launch(d, err);
@@ -78,7 +81,7 @@ static tsr_status add_run(tsr_vec *runs, void *to, const void *from, uint64_t by
     return TSR_OK;
 }
 
-/* Room for `bytes` in the stage. */
+/* Takes `bytes` bytes of the stage. */
 static tsr_status reserve(gpu_device *d, uint64_t bytes, uint8_t **out, tsr_error *err)
 {
     if (!d->stage) TSR_TRY(tsr_gpu_host_alloc(d->gpu, STAGE_BYTES, TSR_HOST_PINNED, (void **)&d->stage, err));
@@ -88,7 +91,7 @@ static tsr_status reserve(gpu_device *d, uint64_t bytes, uint8_t **out, tsr_erro
     return TSR_OK;
 }
 
-/* Puts a copy with those that wait, unless it must come after them. */
+/* Adds a copy to the collected ones. Launches these first if it must not be performed together with them. */
 static tsr_status join(gpu_device *d, int kind, void *to, const void *from, uint64_t bytes, tsr_error *err)
 {
     const bool crosses =
@@ -115,7 +118,8 @@ static tsr_status copy_small(gpu_device *d, int kind, void *to, const void *from
     return add_run(&d->due, to, stage, bytes, err);
 }
 
-/* Whether host memory waits for what is in the stage. Ranges of many small copies enclose much that they do not touch. */
+/* Whether a copy in `due` will write to this host memory. The range `owed` alone is not enough, because it also encloses
+ * memory between the copies. */
 static bool is_owed(const gpu_device *d, const void *memory, uint64_t bytes)
 {
     const tsr_gpu_run *due = d->due.items;
@@ -127,7 +131,8 @@ static bool is_owed(const gpu_device *d, const void *memory, uint64_t bytes)
     return false;
 }
 
-/* Small copies to the host leave the stage in their order; others would overtake them. */
+/* Small copies to the host are done in the order of the calls when they leave the stage. Other copies could overtake them,
+ * so they must wait. */
 static tsr_status copy(gpu_device *d, int kind, void *to, const void *from, uint64_t bytes, tsr_error *err)
 {
     const bool is_small = bytes < SMALL_BYTES;
@@ -148,7 +153,7 @@ static tsr_status alloc(tsr_device *device, uint64_t bytes, void **out, tsr_erro
 static void release(tsr_device *device, void *data, uint64_t bytes)
 {
     (void)bytes;
-    settle((gpu_device *)device, NULL); /* copies that are not launched yet may name it */
+    settle((gpu_device *)device, NULL); /* copies that are not launched yet may use the memory */
     tsr_gpu_free(((gpu_device *)device)->gpu, data);
 }
 

@@ -1,5 +1,5 @@
-/* Checkpoints into device memory: core's ring is made of pinned memory, so that tiles are copied from where they were
- * gathered; a half of the ring is used again when its copies are done. */
+/* Loads checkpoints into device memory. core's ring is made of pinned memory, so tiles are copied from where they were
+ * gathered. A half of the ring is reused when its copies are done. */
 #include "cuda/pipe.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/checkpoint_bytes.h"
@@ -9,12 +9,12 @@
 typedef struct load_run {
     tsr_gpu_pipe *pipe;
     const tsr_gpu_load *load;
-    tsr_dtype from, to; /* element types; the same: no cast */
+    tsr_dtype from, to; /* element types; if they are the same, nothing is cast */
     const tsr_progress *progress;
     uint64_t byte_done, byte_total;
 } load_run;
 
-/* The elements as they leave core's ring. */
+/* The type of elements when they leave core's ring. */
 static tsr_dtype stored_dtype(const tsr_entry *entry)
 {
     return entry->dtype == TSR_FLOAT4_E2M1FN ? TSR_FLOAT4_E2M1FN_X2 : entry->dtype;
@@ -67,7 +67,7 @@ static tsr_status choose_types(load_run *run, tsr_error *err)
                      tsr_dtype_describe(run->from)->name, tsr_dtype_describe(run->to)->name);
 }
 
-/* Whether all of a tensor lies in one run of a file as it is wanted, and where. */
+/* Whether the whole tensor is wanted, and is one contiguous run of a file in the wanted form. *view is its location. */
 static bool is_one_run(const load_run *run, tsr_checkpoint *checkpoint, tsr_arena *scratch, tsr_view *view)
 {
     const tsr_entry *entry = run->load->entry;
@@ -79,7 +79,7 @@ static bool is_one_run(const load_run *run, tsr_checkpoint *checkpoint, tsr_aren
            !view->conj && !view->neg && !view->swap && !view->zstd;
 }
 
-/* TSR_E_UNSUPPORTED: through the ring. */
+/* Reads from the file directly into device memory. TSR_E_UNSUPPORTED: must be read through the ring. */
 static tsr_status load_direct(load_run *run, tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_view view;
@@ -114,7 +114,8 @@ static tsr_status load_all(load_run *run, tsr_checkpoint *checkpoint, const tsr_
     return TSR_OK;
 }
 
-/* The bytes of a load, for progress; nothing where the box makes no sense, which the reader will say. */
+/* The number of bytes of a load, for progress. The result does not matter if the box is invalid, because the reader will
+ * report that. */
 static uint64_t bytes_of(const tsr_gpu_load *load)
 {
     uint64_t bytes = 0;

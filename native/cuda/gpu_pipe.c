@@ -1,14 +1,14 @@
-/* Slots that are filled or emptied by threads while others are being copied. */
+/* A pipe of slots: threads fill or empty some of them while others are being copied. */
 #include "cuda/pipe.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/store_read.h"
 
-#define PART_BYTES ((size_t)1 << 20) /* what one thread fills or empties at a time */
+#define PART_BYTES ((size_t)1 << 20) /* number of bytes that a thread fills or empties at a time */
 #define PARTS_MOST 64u
 
-/* ---- pinned memory as an allocator ---- */
+/* ---- an allocator of pinned memory ---- */
 
 static void *resize_pinned(void *ctx, void *pointer, size_t old_size, size_t new_size)
 {
@@ -61,9 +61,9 @@ static tsr_status need_slot(tsr_gpu_pipe *pipe, pipe_slot *slot, tsr_error *err)
                         : tsr_gpu_host_alloc(pipe->gpu, pipe->slot_bytes, TSR_HOST_PINNED, (void **)&slot->memory, err);
 }
 
-/* ---- one slot, by threads ---- */
+/* ---- one slot, filled by several threads ---- */
 
-/* What fills or empties slots. */
+/* The function that fills or empties slots, and its context. */
 typedef struct slot_work {
     pipe_work *run;
     void *ctx;
@@ -119,7 +119,7 @@ static tsr_status in_slots(tsr_gpu_pipe *pipe, uint8_t *to, size_t size, slot_wo
     return tsr_gpu_stream_wait(pipe->stream, err);
 }
 
-/* Copies run as many slots ahead as there are. */
+/* Copies from the device are started as far ahead as there are slots. */
 static tsr_status out_slots(tsr_gpu_pipe *pipe, const uint8_t *from, size_t size, slot_work empty, tsr_error *err)
 {
     const size_t slots = size / pipe->slot_bytes + (size % pipe->slot_bytes != 0);

@@ -1,10 +1,10 @@
-/* A device without a GPU that is stricter than one.
+/* A device without a GPU, which is stricter than a real one.
  *
- *   address  [ ······ no access ······ ]      what programs are given: touching it traps
- *   memory   [ ······ the bytes  ······ ]      where they are, at the same offset
+ *   address  [ ······ no access ······ ]      the addresses that programs get: using them traps
+ *   memory   [ ······ the bytes  ······ ]      where the bytes are, at the same offset
  *
- * Streams are queues: an operation is checked when it is given and happens when somebody waits for it, for an event behind
- * it or for a stream that must come after it. Code that forgets to wait sees the bytes of before, always. */
+ * Streams are queues. An operation is checked when it is added, but performed only when somebody waits for it, for an
+ * event after it, or for a stream that must come after it. Code that forgets to wait therefore always sees the old bytes. */
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -21,9 +21,9 @@
 #define ALIGNMENT   ((size_t)256)
 #define FRESH       0xdb
 #define FREED       0xdd
-#define MOST_QUEUED 4096u /* then the oldest happen, as they may at any time */
+#define MOST_QUEUED 4096u /* when more are queued, the oldest are performed, as could happen at any time on a GPU */
 
-/* Allocated bytes, by where they begin. */
+/* An allocation. */
 typedef struct block {
     uintptr_t at;
     size_t size;
@@ -34,8 +34,8 @@ typedef struct simulated {
     pthread_mutex_t lock;
     uint8_t *address, *memory;
     size_t size, used;
-    tsr_vec blocks; /* of the device, by address */
-    tsr_vec pinned; /* of the host, in any order */
+    tsr_vec blocks; /* allocations of device memory, sorted by address */
+    tsr_vec pinned; /* allocations of pinned host memory, in any order */
     struct stream *streams;
     bool has_grid;
 } simulated;
@@ -44,12 +44,13 @@ typedef struct operation operation;
 struct operation {
     operation *next;
     void (*happen)(operation *op);
-    size_t bytes; /* of this struct with what lies behind it */
+    size_t bytes; /* size of this struct and of the data that follows it */
 };
 
 typedef struct stream {
     tsr_gpu_stream base;
-    struct stream *next; /* all streams of the device, dead ones included: events may still name them */
+    /* List of all streams of the device, including freed ones, because events may still refer to them. */
+    struct stream *next;
     operation *first, **last;
     uint64_t given, done;
 } stream;
@@ -57,7 +58,7 @@ typedef struct stream {
 typedef struct event {
     tsr_gpu_event base;
     stream *stream;
-    uint64_t position; /* of the stream's work */
+    uint64_t position; /* number of operations of the stream that precede the event */
 } event;
 
 static simulated *of(tsr_gpu *device)
@@ -92,7 +93,7 @@ static bool is_device(const simulated *s, const void *pointer)
     return (uintptr_t)pointer - (uintptr_t)s->address < s->size;
 }
 
-/* Where `size` bytes at `pointer` really are. Kernels do not reach pageable memory. */
+/* Finds where `size` bytes at `pointer` really are. Kernels cannot access pageable memory. */
 static tsr_status resolve(simulated *s, const void *pointer, size_t size, bool by_kernel, void **out, tsr_error *err)
 {
     if (is_device(s, pointer)) {
@@ -149,7 +150,7 @@ static void happen_all(simulated *s)
     for (stream *st = s->streams; st; st = st->next) happen_until(st, st->given);
 }
 
-/* Room for an operation with `bytes` in all; it counts once given. */
+/* Allocates an operation of `bytes` bytes. It is not in the queue until it is passed to `give`. */
 static void *prepare(stream *st, size_t bytes, void (*happen)(operation *op), tsr_error *err)
 {
     operation *op = tsr_alloc(st->base.device->host->allocator, bytes, 1, err);
@@ -165,7 +166,7 @@ static void give(stream *st, void *prepared)
     if (st->given - st->done > MOST_QUEUED) happen_until(st, st->done + 1);
 }
 
-/* Gives it if its addresses were found, drops it if not. */
+/* Adds an operation to the queue if its addresses were found, otherwise frees it. */
 static void give_found(stream *st, void *prepared, tsr_status found)
 {
     if (found == TSR_OK) give(st, prepared);
@@ -198,7 +199,7 @@ static tsr_status stream_wait(tsr_gpu_stream *base, tsr_error *err)
 
 static void stream_free(tsr_gpu_stream *base)
 {
-    stream_wait(base, NULL); /* the struct goes with the device */
+    stream_wait(base, NULL); /* the struct is freed with the device */
 }
 
 static tsr_status event_new(tsr_gpu *device, tsr_gpu_event **out, tsr_error *err)
@@ -270,7 +271,7 @@ static tsr_status no_room(const simulated *s, size_t size, tsr_error *err)
                      "simulated device: out of memory for %zu bytes (%zu of %zu are in use)", size, s->used, s->size);
 }
 
-/* First fit between the blocks there are. */
+/* Allocates in the first gap between existing blocks that is large enough. */
 static tsr_status place_block(simulated *s, size_t size, void **out, tsr_error *err)
 {
     if (!tsr_vec_push(&s->blocks, err)) return TSR_E_NOMEM;
@@ -323,7 +324,7 @@ static void release(tsr_gpu *device, void *memory)
     unlock(device);
 }
 
-/* All host memory of the simulation counts as pinned when asked for so; shared memory alone is plain pages. */
+/* All host memory that is allocated here counts as pinned. Memory that is to be shared has shared pages. */
 static tsr_status host_alloc(tsr_gpu *device, size_t size, unsigned flags, void **out, tsr_error *err)
 {
     simulated *s = of(device);
@@ -338,7 +339,7 @@ static tsr_status host_alloc(tsr_gpu *device, size_t size, unsigned flags, void 
                  : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "simulated device: out of host memory for %zu bytes", size);
 }
 
-/* Takes a block out of the list; its size, or 0 when it is not there. */
+/* Removes a block from the list. Returns its size, or 0 if it is not in the list. */
 static size_t forget_pinned(simulated *s, const void *memory)
 {
     const block *items = s->pinned.items;
@@ -435,7 +436,7 @@ static void happen_runs_twin(operation *op)
         memcpy((void *)(uintptr_t)r->table[i].to, (const void *)(uintptr_t)r->table[i].from, r->table[i].bytes);
 }
 
-/* Replaces an address in a table by where it really is. */
+/* Replaces an address in a table by that of the real bytes. */
 static tsr_status resolve_in(simulated *s, uint64_t *address, size_t size, tsr_error *err)
 {
     void *real;

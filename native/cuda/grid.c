@@ -35,7 +35,7 @@ tsr_status tsr_grid_checksum(const tsr_allocator *allocator, const void *data, u
     return TSR_OK;
 }
 
-/* As many threads as there would be, their sums joined as the kernel's atomic operations do. */
+/* Runs as many threads as the kernel would have, and joins their sums like the kernel's atomic operations. */
 void tsr_grid_scan(int dtype, const void *data, uint64_t count, tsr_kernel_scan *out)
 {
     const uint64_t wanted = count < TSR_KERNEL_SCAN_THREADS ? count : TSR_KERNEL_SCAN_THREADS;

@@ -1,4 +1,4 @@
-/* The kernels' own code over a grid of threads that are only counted: one after the other, block by block. */
+/* Runs the code of the kernels on a grid whose threads are executed one after the other, block by block. */
 #ifndef TSR_CUDA_GRID_H
 #define TSR_CUDA_GRID_H
 

@@ -1,7 +1,8 @@
-/* What one thread of each kernel does, as plain functions: nvcc makes kernels of them (kernels.cu), the C compiler runs
- * them over a simulated grid (grid.c), so that their arithmetic is tested on machines without a GPU.
+/* What one thread of each kernel does, as plain functions. nvcc turns them into kernels (kernels.cu); the C compiler runs
+ * them on a simulated grid (grid.c), so that their arithmetic is tested on machines without a GPU.
  *
- * `unit` is the block's number, `thread` one of TSR_KERNEL_THREADS in it. Threads of a unit never write the same byte. */
+ * `unit` is the number of the block, and `thread` one of TSR_KERNEL_THREADS in it. Threads of a unit never write the same
+ * byte. */
 #ifndef TSR_CUDA_KERNEL_BODY_H
 #define TSR_CUDA_KERNEL_BODY_H
 
@@ -23,14 +24,14 @@ typedef struct tsr_body_vector {
 #endif
 
 #ifdef __CUDA_ARCH__
-/* Device memory and pinned memory are both global, so that processors need not find out which memory it is. */
+/* Device memory and pinned memory are both in the global address space. Saying so saves the processor from finding out. */
 #define TSR_BODY_LOAD(type, item, from) ((item) = *(const type *)__cvta_global_to_generic((size_t)(from)))
 #define TSR_BODY_STORE(type, to, item)  (*(type *)__cvta_global_to_generic((size_t)(to)) = (item))
 #elif defined(__CUDACC__)
 #define TSR_BODY_LOAD(type, item, from) ((item) = *(const type *)(from))
 #define TSR_BODY_STORE(type, to, item)  (*(type *)(to) = (item))
 #else
-/* GPUs trap where a vector is not aligned; so does this. */
+/* GPUs trap if a vector is not aligned, and so does this. */
 #define TSR_BODY_LOAD(type, item, from) \
     (assert((from) % sizeof(type) == 0), (void)memcpy(&(item), (const void *)(uintptr_t)(from), sizeof(type)))
 #define TSR_BODY_STORE(type, to, item) \
@@ -68,14 +69,15 @@ TSR_BODY uint32_t tsr_body_find_run(const tsr_kernel_run *runs, uint32_t count, 
     return low;
 }
 
-/* The widest vector that both addresses allow once `to` is aligned to it: the power of two. */
+/* The width, as a power of two, of the widest vectors that can be loaded and stored at both addresses once `to` is aligned
+ * to it. */
 TSR_BODY uint32_t tsr_body_run_shift(uint64_t to, uint64_t from)
 {
     const uint32_t apart = (uint32_t)(to ^ from);
     return apart & 1 ? 0 : apart & 2 ? 1 : apart & 4 ? 2 : apart & 8 ? 3 : 4;
 }
 
-/* Vectors `thread`, and each TSR_KERNEL_THREADS further, of `count`: four are on their way before the first is stored. */
+/* Moves vectors `thread`, `thread` + TSR_KERNEL_THREADS, … of `count`. Loads four before it stores the first. */
 #define TSR_BODY_VECTORS(type) \
     do { \
         const uint64_t step = (uint64_t)TSR_KERNEL_THREADS * sizeof(type); \
@@ -106,7 +108,7 @@ TSR_BODY void tsr_body_vectors(uint64_t to, uint64_t from, uint32_t count, uint3
     }
 }
 
-/* [head to the first aligned byte | vectors | tail]: head and tail go byte by byte. */
+/* Copies [head up to the first aligned byte | vectors | tail]. Head and tail are copied byte by byte. */
 TSR_BODY void tsr_body_runs(const tsr_kernel_run *runs, uint32_t count, uint32_t unit, uint32_t thread)
 {
     const tsr_kernel_run *run = &runs[tsr_body_find_run(runs, count, unit)];
@@ -217,7 +219,8 @@ TSR_BODY void tsr_body_boxes(const tsr_kernel_box *boxes, uint32_t count, uint32
 
 /* ---- checksum ---- */
 
-/* Eight bytes a step over the tables of core/base/crc32.c's kind: tables[k·256 + b] is the CRC of b and k zero bytes. */
+/* Processes eight bytes per step with tables as in core/base/crc32.c: tables[k·256 + b] is the CRC of b followed by k zero
+ * bytes. */
 TSR_BODY uint32_t tsr_body_crc_segment(const uint32_t *tables, const uint8_t *data, uint64_t size, uint64_t segment)
 {
     const uint64_t begin = segment * TSR_KERNEL_CRC_SEGMENT, left = size - begin;
@@ -236,7 +239,7 @@ TSR_BODY uint32_t tsr_body_crc_segment(const uint32_t *tables, const uint8_t *da
     return ~crc;
 }
 
-/* Product of polynomials modulo the CRC's, bits reflected. */
+/* The product of two polynomials modulo that of the CRC, with reflected bits. */
 TSR_BODY uint32_t tsr_body_crc_times(uint32_t a, uint32_t b)
 {
     uint32_t product = 0, bit;
@@ -267,7 +270,7 @@ TSR_BODY tsr_kernel_scan tsr_body_scan_none(void)
     return scan;
 }
 
-/* Elements first, first + step, … of `count`. */
+/* Scans elements first, first + step, … of `count`. */
 TSR_BODY tsr_kernel_scan tsr_body_scan(int dtype, const uint8_t *data, uint64_t count, uint64_t first, uint64_t step)
 {
     const tsr_body_form form = tsr_body_form_of(dtype);

@@ -1,8 +1,9 @@
-/* Floating types on integer arithmetic alone, for kernels and for the simulated grid: the same bits on any processor.
+/* Casts floating types with integer arithmetic only, for kernels and for the simulated grid: the result has the same bits on
+ * any processor.
  *
  *   element bits ──▶ bits of the double of the same value (exact) ──▶ element bits, rounded once to nearest even
  *
- * The rules are those of tessera/sys/cast.h, which is the twin of this file. */
+ * The rules are those of tessera/sys/cast.h, which must give the same results. */
 #ifndef TSR_CUDA_KERNEL_CAST_H
 #define TSR_CUDA_KERNEL_CAST_H
 
@@ -37,7 +38,7 @@ TSR_BODY tsr_body_form tsr_body_make_form(int bytes, int fraction, int bias, int
     return form;
 }
 
-/* `bytes` is 0 for types that are no plain floating type. */
+/* The properties of a floating type. `bytes` is 0 for other types. */
 TSR_BODY tsr_body_form tsr_body_form_of(int dtype)
 {
     switch (dtype) {
@@ -54,7 +55,7 @@ TSR_BODY tsr_body_form tsr_body_form_of(int dtype)
     }
 }
 
-/* A magnitude that is neither NaN nor infinite. */
+/* Converts a magnitude that is neither NaN nor infinite to that of a double. */
 TSR_BODY uint64_t tsr_body_widen(tsr_body_form form, uint64_t magnitude)
 {
     uint64_t fraction = magnitude & (((uint64_t)1 << form.fraction) - 1);
@@ -79,14 +80,15 @@ TSR_BODY uint64_t tsr_body_to_double(tsr_body_form form, uint64_t bits)
     infinity = (((uint64_t)1 << (8 * form.bytes - 1)) - 1) >> form.fraction << form.fraction;
     if (form.kind == TSR_BODY_IEEE && magnitude >= infinity) {
         if (magnitude == infinity) return sign | TSR_BODY_DOUBLE_INF;
-        /* as the processor widens: float32 and bfloat16 keep their payload, the others are decoded to the plain NaN */
+        /* as processors do it: float32 and bfloat16 keep the payload of a NaN, other types give the default NaN */
         if (form.bias != 127) return sign | TSR_BODY_DOUBLE_QUIET;
         return sign | TSR_BODY_DOUBLE_QUIET | (magnitude - infinity) << (52 - form.fraction);
     }
     return sign | tsr_body_widen(form, magnitude);
 }
 
-/* Adding just under a half, and one more when the kept part is odd, carries exactly when nearest-even rounds up. */
+/* Adds slightly less than one half, and one more if the kept part is odd. This carries exactly if rounding to nearest even
+ * rounds up. */
 TSR_BODY uint64_t tsr_body_round(uint64_t significand, int cut)
 {
     if (cut > 54) return 0;
@@ -130,7 +132,7 @@ TSR_BODY uint64_t tsr_body_from_double(tsr_body_form form, uint64_t bits)
     return narrow ? sign | narrow : 0;
 }
 
-/* Order of doubles as order of whole numbers; both zeros are that of +0. Not for NaN. */
+/* Maps doubles to integers that have the same order. Both zeros become that of +0. Must not be used for NaN. */
 TSR_BODY uint64_t tsr_body_ordinal(uint64_t bits)
 {
     if (bits == TSR_BODY_DOUBLE_SIGN) bits = 0;

@@ -1,46 +1,48 @@
-/* What one kernel launch works on: a table of pieces, cut into units of about equal work.
+/* What one kernel launch works on: a table of pieces, divided into units of about equal work.
  *
  *   pieces   [ 0 ··· | 1 · | 2 ········ ]        one descriptor each
- *   units    [0][1][2][3][4][5][6][7]           one block of threads each; first_unit says where a piece's begin
+ *   units    [0][1][2][3][4][5][6][7]           one block of threads each; first_unit is the first one of a piece
  *
- * Written by host code and read by kernels: plain C that compilers of both sides lay out alike. */
+ * Host code writes the table and kernels read it, so it is plain C that the compilers of both sides lay out in the same
+ * way. */
 #ifndef TSR_CUDA_KERNEL_TABLE_H
 #define TSR_CUDA_KERNEL_TABLE_H
 
 #include <stdint.h>
 
-#define TSR_KERNEL_AXES         9u /* of a tensor, and the vectors of an element */
+#define TSR_KERNEL_AXES         9u /* axes of a tensor, and one for the vectors of an element */
 #define TSR_KERNEL_THREADS      256u
 #define TSR_KERNEL_RUN_UNIT     (32u << 10) /* bytes of a run that one block copies */
 #define TSR_KERNEL_BOX_UNIT     2048u       /* vectors of a box that one block copies */
-#define TSR_KERNEL_COUNT_MOST   0x7fffffffu /* vectors of one box, bytes of one run, units of one launch */
-#define TSR_KERNEL_CRC_SEGMENT  2048u       /* bytes whose CRC one thread takes */
-#define TSR_KERNEL_CRC_JOIN     64u         /* CRCs that one thread joins */
-#define TSR_KERNEL_SCAN_THREADS 65536u      /* of all blocks of a scan together, at most */
+/* Limit for the vectors of a box, the bytes of a run, and the units of a launch. */
+#define TSR_KERNEL_COUNT_MOST   0x7fffffffu
+#define TSR_KERNEL_CRC_SEGMENT  2048u       /* number of bytes whose CRC one thread computes */
+#define TSR_KERNEL_CRC_JOIN     64u         /* number of CRCs that one thread joins */
+#define TSR_KERNEL_SCAN_THREADS 65536u      /* limit for all threads of a scan */
 
-/* Contiguous bytes to contiguous bytes. */
+/* A copy of contiguous bytes. */
 typedef struct tsr_kernel_run {
     uint64_t to, from; /* addresses */
     uint32_t bytes;
     uint32_t first_unit;
 } tsr_kernel_run;
 
-/* Division by `size` of numbers below 2^31 without dividing: ((n·magic >> 32) + n) >> shift. */
+/* Divides numbers below 2^31 by `size` without a division: ((n·magic >> 32) + n) >> shift. */
 typedef struct tsr_kernel_axis {
     uint64_t to, from; /* bytes between steps */
     uint32_t size, magic;
 } tsr_kernel_axis;
 
-/* A block of elements with a stride an axis on each side; the innermost axis is the last. Kernels read `fill` by vectors, so
- * it lies at a multiple of 16 bytes in every element of a table. */
+/* A block of elements with one stride per axis on each side. The last axis is the innermost. Kernels read `fill` with
+ * vectors, so its offset is a multiple of 16 bytes in every element of a table. */
 typedef struct tsr_kernel_box {
-    uint64_t to, from; /* addresses; a fill's `from` counts from the beginning of `fill` */
+    uint64_t to, from; /* addresses; for a fill, `from` is an offset in `fill` */
     uint8_t fill[16];
-    uint32_t count; /* vectors: the product of the axes' sizes */
+    uint32_t count; /* number of vectors: the product of the sizes of the axes */
     uint32_t first_unit;
     uint8_t axes;      /* at least 1 */
-    uint8_t width;     /* bytes of a vector: 1, 2, 4, 8, 16; all addresses and strides are multiples of it */
-    uint8_t from_type; /* tsr_dtype; different types: elements are cast, vectors are single elements */
+    uint8_t width;     /* bytes of a vector: 1, 2, 4, 8 or 16; all addresses and strides are multiples of it */
+    uint8_t from_type; /* a tsr_dtype; if the types differ, elements are cast, and a vector is a single element */
     uint8_t to_type;
     uint8_t is_fill;
     uint8_t shift[TSR_KERNEL_AXES];
@@ -48,7 +50,7 @@ typedef struct tsr_kernel_box {
     tsr_kernel_axis axis[TSR_KERNEL_AXES];
 } tsr_kernel_box;
 
-/* Sums of a scan: counts, and the least and greatest finite number as the ordinal of its double. */
+/* The sums of a scan: counts, and the least and the greatest finite number as ordinals of their doubles. */
 typedef struct tsr_kernel_scan {
     uint64_t nan, inf, finite;
     uint64_t least, greatest;

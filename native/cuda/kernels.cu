@@ -1,4 +1,5 @@
-/* The kernels: kernel_body.h on a real grid. The only file that needs nvcc; everything else calls the runtime's C API. */
+/* The kernels: kernel_body.h on a real grid. This is the only file that needs nvcc; everything else calls the C API of the
+ * runtime. */
 #include <cuda_runtime_api.h>
 
 #include "cuda/kernel_body.h"
@@ -40,7 +41,7 @@ __device__ void add_up(unsigned long long *to, unsigned long long value)
     if (value) atomicAdd(to, value);
 }
 
-/* Whole numbers only, so that the order of the additions does not matter. */
+/* Only integers are added, so the order of additions does not matter. */
 __global__ void __launch_bounds__(TSR_KERNEL_THREADS)
     scan_kernel(int dtype, const uint8_t *data, uint64_t count, tsr_kernel_scan *out)
 {

@@ -1,4 +1,4 @@
-/* From pieces as programs have them to as few launches and copies as will do.
+/* Turns the pieces that programs give into as few launches and copies as possible.
  *
  *   boxes ──▶ axes dropped, sorted, merged ──┬─▶ one run ──┐
  *                                            └─▶ strided ──┼─▶ 2-D copy (one box of long rows) or box kernel
@@ -9,20 +9,22 @@
 #include "tessera/sys/cast.h"
 #include "tessera/sys/vec.h"
 
-#define LONG_ROW   4096u             /* bytes from which the copy engines do rows as fast as a kernel */
-#define LONG_RUN   ((size_t)1 << 20) /* bytes from which a copy of its own costs nothing */
-#define TABLE_MOST 16384u            /* pieces of one launch */
-#define RUN_MOST   ((size_t)1 << 30) /* bytes of one run in a table */
+#define LONG_ROW   4096u             /* from this number of bytes on, copy engines copy rows as fast as a kernel */
+#define LONG_RUN   ((size_t)1 << 20) /* from this number of bytes on, the cost of a separate copy is negligible */
+#define TABLE_MOST 16384u            /* limit for the pieces of one launch */
+#define RUN_MOST   ((size_t)1 << 30) /* limit for the bytes of one run in a table */
 
 /* ---- runs ---- */
 
 typedef struct run_list {
     tsr_gpu_stream *stream;
-    tsr_vec runs;                /* tsr_gpu_run, merged */
-    size_t to_reach, from_reach; /* bytes from the last run's beginning to the end of its allocations; 0: not asked yet */
+    tsr_vec runs;                /* of tsr_gpu_run, merged */
+    /* Bytes from the beginning of the last run to the ends of its allocations; 0: not determined yet. */
+    size_t to_reach, from_reach;
 } run_list;
 
-/* Whether the last run may grow by `bytes`: no copy may reach over the end of an allocation, even where the next begins. */
+/* Whether the last run may grow by `bytes`. A copy must not extend beyond the end of an allocation, even if another one
+ * begins there. */
 static bool may_grow(run_list *list, const tsr_gpu_run *last, size_t bytes)
 {
     tsr_gpu *device = list->stream->device;
@@ -50,7 +52,7 @@ static tsr_status add_run(run_list *list, void *to, const void *from, size_t byt
     return TSR_OK;
 }
 
-/* Equal pieces at equal distances, forwards, on both sides. */
+/* Whether pieces have equal sizes and equal, positive distances on both sides. */
 static bool is_regular(const tsr_gpu_run *runs, size_t count)
 {
     const uintptr_t to = (uintptr_t)runs[1].to - (uintptr_t)runs[0].to,
@@ -71,7 +73,7 @@ static tsr_status copy_each(tsr_gpu_stream *stream, const tsr_gpu_run *runs, siz
     return TSR_OK;
 }
 
-/* Tables of at most TABLE_MOST pieces, long runs in several. */
+/* Launches tables of at most TABLE_MOST pieces. A long run becomes several pieces. */
 static tsr_status launch_runs(tsr_gpu_stream *stream, const tsr_gpu_run *runs, size_t count, tsr_error *err)
 {
     const tsr_allocator *allocator = stream->device->host->allocator;
@@ -133,16 +135,16 @@ tsr_status tsr_gpu_move_runs(tsr_gpu_stream *stream, const tsr_gpu_run *runs, si
 
 /* ---- boxes ---- */
 
-/* An axis in bytes. */
+/* An axis, with strides in bytes. */
 typedef struct axis {
     uint64_t size, to, from;
 } axis;
 
-/* A box whose axes are simplified. */
+/* A box with simplified axes. */
 typedef struct plain {
     uint64_t to, from;
-    uint64_t to_bytes, from_bytes; /* of an element */
-    axis axes[TSR_KERNEL_AXES];    /* by falling `to` */
+    uint64_t to_bytes, from_bytes; /* size of an element */
+    axis axes[TSR_KERNEL_AXES];    /* sorted by descending `to` */
     uint32_t count;
     const tsr_gpu_box *box;
 } plain;
@@ -182,7 +184,7 @@ static tsr_status check_box(const tsr_gpu_box *box, bool *is_empty, tsr_error *e
     return TSR_OK;
 }
 
-/* Drops axes of one step, sorts by distance at the destination, joins axes that are one run on both sides. */
+/* Drops axes of size 1, sorts the others by stride at the destination, and merges axes that are contiguous on both sides. */
 static plain simplify(const tsr_gpu_box *box)
 {
     plain p = {.to = (uint64_t)(uintptr_t)box->to, .from = (uint64_t)(uintptr_t)box->from, .box = box};
@@ -219,8 +221,8 @@ static bool has_rows(const plain *p)
     return last && last->to == p->to_bytes && (!p->box->from || last->from == p->from_bytes);
 }
 
-/* Makes the innermost axis one of vectors, as wide as addresses and distances allow: several elements of a row, or less
- * than an element where they are not aligned to their size. Casts stay with elements. */
+/* Makes the innermost axis one of vectors that are as wide as addresses and strides allow: several elements of a row, or a
+ * fraction of an element if elements are not aligned to their size. For a cast, a vector is one element. */
 static uint32_t widen(plain *p)
 {
     const bool fills = !p->box->from;
@@ -232,7 +234,7 @@ static uint32_t widen(plain *p)
     const uint64_t width = together & (~together + 1);
     if (fills && width < p->to_bytes) {
         p->count += row->size > 1;
-        p->axes[p->count - 1] = (axis){p->to_bytes / width, width, width}; /* parts of the fill */
+        p->axes[p->count - 1] = (axis){p->to_bytes / width, width, width}; /* an axis over the parts of the fill */
     } else {
         *row = (axis){row->size * p->to_bytes / width, width, fills ? 0 : width};
     }
@@ -264,7 +266,7 @@ static tsr_status flush_boxes(box_list *list, tsr_error *err)
     return status;
 }
 
-/* `p` has at most TSR_KERNEL_COUNT_MOST vectors. */
+/* Adds a box to the table. It has at most TSR_KERNEL_COUNT_MOST vectors. */
 static tsr_status add_vectors(box_list *list, const plain *p, uint64_t count, uint32_t width, tsr_error *err)
 {
     const uint32_t units = (uint32_t)((count + TSR_KERNEL_BOX_UNIT - 1) / TSR_KERNEL_BOX_UNIT);
@@ -283,7 +285,7 @@ static tsr_status add_vectors(box_list *list, const plain *p, uint64_t count, ui
     return TSR_OK;
 }
 
-/* Halves the longest axis until the vectors can be counted in 31 bits. */
+/* Halves the longest axis until the number of vectors fits in 31 bits. */
 static tsr_status add_plain(box_list *list, plain whole, tsr_error *err)
 {
     plain todo[64];
@@ -315,7 +317,8 @@ static tsr_status add_plain(box_list *list, plain whole, tsr_error *err)
     return TSR_OK;
 }
 
-/* One box whose rows are long goes to the copy engines; they also reach pageable memory. */
+/* Whether copy engines copy a single box, because its rows are long, or because its memory is pageable and kernels cannot
+ * access it. */
 static bool is_two_dimensional(const plain *p, tsr_gpu *device)
 {
     const tsr_gpu_run ends = {(void *)(uintptr_t)p->to, (const void *)(uintptr_t)p->from, 0};

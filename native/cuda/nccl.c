@@ -1,4 +1,4 @@
-/* NCCL by its C API. The library is opened, not linked: programs start without it. */
+/* NCCL with its C API. The library is opened with dlopen, not linked, so programs start without it. */
 #include "cuda/nccl.h"
 
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #include "tessera/sys/alloc.h"
 
-/* NCCL's functions that are used, by the types of its header. */
+/* The functions of NCCL that are used. Their types come from its header. */
 #define FUNCTIONS(X) \
     X(ncclGetVersion) \
     X(ncclGetUniqueId) \
@@ -32,7 +32,7 @@ struct nccl_ranks {
     tsr_gpu_stream *stream;
     ncclComm_t comm;
     uint32_t rank, size;
-    bool is_broken; /* after a failure the others may hang: it is aborted, not destroyed */
+    bool is_broken; /* it has failed, so other ranks may hang; it is then aborted rather than destroyed */
 };
 
 static tsr_status open_library(library *out, tsr_error *err)
@@ -113,7 +113,7 @@ static tsr_status begin(nccl_ranks *ranks, tsr_error *err)
     return check(ranks, ranks->nccl.ncclGroupStart(), "starting a group", err);
 }
 
-/* Ends the group, whatever became of its parts, and waits. */
+/* Ends a group, even if a call in it has failed, and waits. */
 static tsr_status end(nccl_ranks *ranks, tsr_status so_far, tsr_error *err)
 {
     tsr_status ended = check(ranks, ranks->nccl.ncclGroupEnd(), "ending a group", err);

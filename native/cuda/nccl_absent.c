@@ -1,4 +1,4 @@
-/* Built without CUDA, so without NCCL. */
+/* For builds without CUDA, which do not have NCCL either. */
 #include <stdio.h>
 
 #include "cuda/nccl.h"

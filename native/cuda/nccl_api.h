@@ -1,5 +1,5 @@
-/* The few functions of NCCL that are used. Its own header where there was one at build time, else the same words again:
- * this part of its C interface has not changed since 2.7, and the library is opened when the program runs. */
+/* The few functions of NCCL that are used: from its own header if the build found it, otherwise the same declarations. This
+ * part of its C interface has not changed since version 2.7. The library is opened at run time. */
 #ifndef TSR_CUDA_NCCL_API_H
 #define TSR_CUDA_NCCL_API_H
 

@@ -1,4 +1,4 @@
-/* Host pages, and the arithmetic of checksums in segments that both back ends share. */
+/* Host pages, and the arithmetic of checksums by segments, which both back ends share. */
 #include <sys/mman.h>
 
 #include "cuda/backend.h"

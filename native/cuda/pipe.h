@@ -1,4 +1,4 @@
-/* The parts of a pipe that its files share. */
+/* What the files of a pipe share. */
 #ifndef TSR_CUDA_PIPE_H
 #define TSR_CUDA_PIPE_H
 
@@ -12,7 +12,8 @@ typedef struct pipe_slot {
     tsr_gpu_event *copied;
 } pipe_slot;
 
-/* Reads files into device memory without the host's. TSR_E_UNSUPPORTED: this file cannot be read so, but others may. */
+/* Reads files directly into device memory, not through host memory. TSR_E_UNSUPPORTED: this is not possible for this file,
+ * but may be for others. */
 typedef struct direct_reader {
     void *ctx;
     tsr_status (*read)(void *ctx, int fd, uint64_t offset, void *to, size_t size, tsr_error *err); /* NULL: there is none */
@@ -23,20 +24,21 @@ struct tsr_gpu_pipe {
     tsr_gpu *gpu;
     tsr_gpu_stream *stream;
     size_t ring_bytes, slot_bytes;
-    pipe_slot slots[PIPE_SLOTS]; /* memory NULL until needed */
-    tsr_allocator pinned;        /* of the ring that checkpoints are read into */
+    pipe_slot slots[PIPE_SLOTS]; /* `memory` is NULL until needed */
+    tsr_allocator pinned;        /* allocator of the ring into which checkpoints are read */
     tsr_host pinned_host;
     tsr_ring *ring; /* NULL until needed */
     direct_reader direct;
 };
 
-/* `size` bytes at `at` of the whole, into or out of pinned memory; called by several threads at once. */
+/* Fills or empties `size` bytes of pinned memory, which are at offset `at` of all the data. Called by several threads at the
+ * same time. */
 typedef tsr_status pipe_work(void *ctx, uint8_t *memory, uint64_t at, size_t size, tsr_error *err);
 
 tsr_status tsr_pipe_in(tsr_gpu_pipe *pipe, void *to, size_t size, pipe_work *fill, void *ctx, tsr_error *err);
 tsr_status tsr_pipe_out(tsr_gpu_pipe *pipe, const void *from, size_t size, pipe_work *empty, void *ctx, tsr_error *err);
 
-/* TSR_E_UNSUPPORTED where it is not possible: nothing was read then, and the ring will do. */
+/* TSR_E_UNSUPPORTED if it is not possible. Nothing was read then, and the ring can be used. */
 tsr_status tsr_pipe_direct(tsr_gpu_pipe *pipe, tsr_range from, void *to, tsr_error *err);
 
 #endif

@@ -2,7 +2,7 @@
 
 #include "tessera/sys/cast.h"
 
-/* One element after the other, in row-major order. */
+/* Moves one element after the other, in row-major order. */
 void tsr_twin_box(const tsr_gpu_box *box)
 {
     const size_t to_size = tsr_dtype_size(box->to_dtype), from_size = tsr_dtype_size(box->from_dtype);
