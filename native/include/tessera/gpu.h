@@ -1,17 +1,18 @@
-/* GPUs: opening one, and making it the memory of state dicts. Tessera's own modules use tessera/sys/gpu_stream.h (memory,
- * streams, copies) and tessera/sys/gpu_kernels.h; tessera/sys/gpu_device.h lists the available devices.
+/* Opens GPUs and makes them the memory of state dicts. Tessera's own modules use tessera/sys/gpu_stream.h (memory, streams,
+ * copies) and tessera/sys/gpu_kernels.h; tessera/sys/gpu_device.h lists the available devices.
  *
- * A device is a CUDA device, or a simulated one for tests without a GPU (tsr_gpu_simulate of tessera/sys/gpu_device.h): its
- * memory cannot be touched directly (the processor traps), work in its streams does not run before it is waited for, freed and
- * new memory is filled with garbage, and every address is checked against the allocations. Both give bit-identical results.
+ * A device is a CUDA device, or a simulated one for tests without a GPU (tsr_gpu_simulate of tessera/sys/gpu_device.h). The
+ * memory of a simulated device cannot be accessed directly (the processor traps), work in its streams does not run before
+ * somebody waits for it, freed and new memory is filled with garbage, and every address is checked against the allocations.
+ * Both give bit-identical results.
  *
- * CUDA itself is loaded by the runtime when first asked for: a program starts without a driver, and tsr_gpu_open reports why
- * there is no device.
+ * The runtime loads the CUDA driver when it is first called. A program therefore starts without a driver, and tsr_gpu_open
+ * reports why there is no device.
  *
- * Pointers are plain addresses (unified addressing): device memory, pinned host memory, or any other host memory ("pageable"),
- * which only copies accept. Memory given to a stream must stay unchanged until the work has been waited for. Errors:
- * TSR_E_NOMEM when device or pinned memory is exhausted (everything stays usable), TSR_E_IO for what CUDA reports, with its
- * name and what was being done, TSR_E_USAGE for addresses or shapes that make no sense, TSR_E_UNSUPPORTED. Thread rule: a
+ * Pointers are plain addresses (unified addressing): device memory, pinned host memory, or any other host memory
+ * ("pageable"), which only copies accept. Memory given to a stream must stay unchanged until the work has been waited for.
+ * Errors: TSR_E_NOMEM when device or pinned memory is exhausted (everything stays usable), TSR_E_IO for errors of CUDA, with
+ * their names and the operation that failed, TSR_E_USAGE for invalid addresses or shapes, TSR_E_UNSUPPORTED. Thread rule: a
  * device may be used by several threads, a stream by one at a time. (native/cuda)
  *
  * Example:

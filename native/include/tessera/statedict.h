@@ -32,7 +32,7 @@
 
 TSR_API_BEGIN
 
-/* ---- owning ---- */
+/* ---- ownership ---- */
 
 typedef struct tsr_state_dict tsr_state_dict;
 
@@ -64,7 +64,7 @@ tsr_status tsr_state_dict_tensor(tsr_state_dict *dict, const tsr_tensor *tensor,
 /* The same, but the dict allocates the memory, on tensor->device. The memory and `meta` of `tensor` are ignored. */
 tsr_status tsr_state_dict_allocate(tsr_state_dict *dict, const tsr_tensor *tensor, const tsr_value **out, tsr_error *err);
 
-/* ---- D2: gather ---- */
+/* ---- gather ---- */
 
 #define TSR_ROUND_BYTES_DEFAULT ((size_t)64 << 20)
 #define TSR_ROUND_BYTES_MOST    ((size_t)1 << 30)
@@ -75,18 +75,18 @@ typedef struct tsr_gather_options {
     const uint32_t *ranks_only;
     size_t ranks_only_count;
     bool any_type;
-    bool offload;       /* results on the host; otherwise on the device of the tensor */
+    bool offload;       /* results are on the host; otherwise on the device of the tensor */
     size_t round_bytes; /* 0: the default; at most TSR_ROUND_BYTES_MOST */
     tsr_warnings warnings;
 } tsr_gather_options;
 
-/* Every distributed tensor becomes a whole one on the chosen ranks, which must be equal lists everywhere; whole tensors are
- * kept. Boxes must tile their tensor. Warns of values that any_type keeps. `options` may be NULL. Collective. Source:
- * _gather_state_dict. */
+/* Turns every distributed tensor into a whole one on the chosen ranks; the list of these must be the same on all ranks.
+ * Whole tensors are kept. Boxes must tile their tensor. Warns of values that any_type keeps. `options` may be NULL.
+ * Collective. Source: _gather_state_dict. */
 tsr_status tsr_state_dict_gather(const tsr_value *state, tsr_comm *comm, const tsr_gather_options *options,
                                  tsr_state_dict *out, tsr_error *err);
 
-/* ---- D3 to D5: on one rank ---- */
+/* ---- operations on one rank ---- */
 
 typedef struct tsr_offload_options {
     size_t size; /* TSR_OPTIONS sets it */
@@ -101,18 +101,19 @@ typedef struct tsr_offload_options {
 tsr_status tsr_state_dict_offload(const tsr_value *state, tsr_comm *comm, const tsr_offload_options *options,
                                   tsr_state_dict *out, tsr_error *err);
 
-/* Copies every tensor into the one at the same place of `target`, whose structure, dtypes and distributions are the same,
- * also between devices; done when it returns. The result has `target`'s tensors and `state`'s other values. Source:
- * _copy_state_dict. */
+/* Copies every tensor into the tensor at the same position of `target`, which must have the same structure, dtypes and
+ * distributions, but may be on another device. The copies are done on return. The result has `target`'s tensors and
+ * `state`'s other values. Source: _copy_state_dict. */
 tsr_status tsr_state_dict_copy(const tsr_value *state, const tsr_value *target, bool any_type, tsr_state_dict *out,
                                tsr_error *err);
 
 typedef struct tsr_create_options {
     size_t size; /* TSR_OPTIONS sets it */
-    tsr_device *pin; /* page-locked for copies of this device; a device that cannot pin is TSR_E_UNSUPPORTED */
-    /* Memory that other processes of this machine see too: all ranks of `share`, which must run on one machine, get the
-     * state dict; each rank's tensors are its own, and tsr_state_dict_peer (tessera/sys/statedict.h) reaches the others'. Redistributing and gathering
-     * from or into such tensors takes one copy and no messages. Collective then. */
+    tsr_device *pin; /* page-locks the memory for copies of this device; TSR_E_UNSUPPORTED if the device cannot do that */
+    /* Allocates memory that other processes of this machine can access: those of all ranks of `share`, which must run on one
+     * machine. Each rank has its own tensors, and accesses those of other ranks with tsr_state_dict_peer
+     * (tessera/sys/statedict.h). Redistributing and gathering from or into such tensors takes one copy and no messages. The
+     * call is then collective. */
     tsr_comm *share;
 } tsr_create_options;
 

@@ -27,35 +27,35 @@ typedef enum tsr_spread { TSR_WHOLE = 0, TSR_OVER_MESH, TSR_IN_BOXES } tsr_sprea
 
 /* A box of a tensor and its memory. */
 typedef struct tsr_tensor_part {
-    const uint64_t *offsets; /* in the tensor, in elements */
+    const uint64_t *offsets; /* position in the tensor, in elements */
     const uint64_t *sizes;
     void *data;
 } tsr_tensor_part;
 
 typedef struct tsr_tensor {
-    tsr_entry entry; /* first. dtype, rank, shape (of the whole tensor), requires_grad, is_parameter; no chunks */
+    tsr_entry entry; /* must be first; dtype, ndim, shape (of the whole tensor), requires_grad, is_parameter; no chunks */
     tsr_spread spread;
-    bool meta;          /* nothing is allocated: shape and type only, as on torch's meta device */
-    tsr_device *device; /* of all its memory; NULL: the host */
-    void *data;         /* WHOLE, OVER_MESH; may be NULL where there are no elements */
-    /* OVER_MESH. The mesh spans the communicator that an operation is given: its rank r is the communicator's. */
+    bool meta;          /* no memory: only shape and dtype, as on torch's meta device */
+    tsr_device *device; /* the device of all its memory; NULL: the host */
+    void *data;         /* WHOLE, OVER_MESH; may be NULL if there are no elements */
+    /* OVER_MESH. The mesh spans the communicator of the operation: ranks have the same numbers in both. */
     const tsr_mesh *mesh;
     const tsr_placement *placements; /* one per mesh dim */
     tsr_strided strided;
-    uint64_t mesh_rank; /* this process in the mesh */
+    uint64_t mesh_rank; /* rank of this process in the mesh */
     /* IN_BOXES */
     const tsr_tensor_part *parts;
     uint32_t part_count;
-    /* Its memory is buffer `shared_index` of what the processes of a machine share: set by tsr_state_dict_create, and only
-     * of use with that memory. NULL: it is this process's own. */
+    /* If not NULL, its memory is buffer `shared_index` of the memory that the processes of a machine share. Set by
+     * tsr_state_dict_create, and valid only for that memory. */
     const struct tsr_shared *shared;
     size_t shared_index;
-    /* IN_BOXES: the ranks that hold its boxes (PyTorch's _process_group); NULL: those of the communicator that an operation
-     * is given. Borrowed. Only tsr_state_dict_layout_2d looks at it. */
+    /* IN_BOXES: the ranks that hold its boxes (PyTorch's _process_group); NULL: those of the communicator of the operation.
+     * Borrowed. Used only by tsr_state_dict_layout_2d. */
     struct tsr_comm *group;
-    /* FSDP over tensor parallel: what the first part (IN_BOXES) or the local tensor (OVER_MESH) is, where that is
-     * distributed too; its own memory does not count then. NULL: plain memory. For tsr_state_dict_layout_2d
-     * (tessera/sharded_optimizer.h): other operations refuse such tensors. */
+    /* FSDP over tensor parallel: describes the first part (IN_BOXES) or the local tensor (OVER_MESH) if that is itself
+     * distributed; its own memory is not used then. NULL: plain memory. Used by tsr_state_dict_layout_2d
+     * (tessera/sharded_optimizer.h); other operations refuse such tensors. */
     const struct tsr_tensor *nested;
 } tsr_tensor;
 
@@ -71,7 +71,8 @@ static inline tsr_tensor tsr_tensor_whole(tsr_dtype dtype, uint32_t ndim, const 
     tensor.data = data;
     return tensor;
 }
-/* `whole` as tsr_tensor_whole makes it, but for `data`: the memory of this rank's shard. */
+/* Describes a shard over a mesh. `whole` is made by tsr_tensor_whole, except that `data` is the memory of this rank's
+ * shard. */
 static inline tsr_tensor tsr_tensor_over_mesh(tsr_tensor whole, const tsr_mesh *mesh, const tsr_placement *placements,
                                               uint64_t mesh_rank)
 {
@@ -101,11 +102,11 @@ static inline const tsr_tensor *tsr_tensor_of(const tsr_value *value)
 /* Where a box of a tensor is in this rank's memory: at `local_offsets` in a buffer of shape `buffer_sizes`. Each array has one
  * number per dimension, in elements. */
 typedef struct tsr_piece {
-    const uint64_t *offsets; /* in the tensor */
+    const uint64_t *offsets; /* position in the tensor */
     const uint64_t *sizes;
     const uint64_t *local_offsets;
     const uint64_t *buffer_sizes;
-    void *data; /* of the buffer */
+    void *data; /* start of the buffer */
 } tsr_piece;
 
 /* Everything this rank holds, in order; pieces without elements are left out. Lives in `arena`. Errors: TSR_E_USAGE for a

@@ -1,4 +1,4 @@
-/* A store over a folder or a file of this machine, and an output into one.
+/* A store that reads a folder or a file of this machine, and an output that writes one.
  *
  * Example:
  *
@@ -38,27 +38,29 @@ typedef struct tsr_store_opener {
     const tsr_sys *sys; /* for paths on this machine; NULL: the real calls */
 } tsr_store_opener;
 
-/* Several directories as one store: for a checkpoint whose ranks wrote to the local disks of their nodes. A name that is in more
- * than one of them must have equal bytes in all (TSR_E_FORMAT names it). TSR_E_USAGE where a path is not a directory; other
- * errors as `opener`, which is borrowed during the call only. */
+/* Opens several directories as one store, for a checkpoint whose ranks wrote to the local disks of their nodes. A name that
+ * is in several of them must have equal bytes in all (TSR_E_FORMAT names it). TSR_E_USAGE if a path is not a directory;
+ * other errors as `opener`, which is borrowed only during the call. */
 tsr_status tsr_joined_store_open(const tsr_store_opener *opener, const char *const *paths, size_t count, tsr_store **out,
                                  tsr_error *err);
 
-/* Compares size and modification time of every file that was read with what they were when the store was opened.
- * TSR_E_CHANGED names the first that differs. Of other stores nothing is known here: unchanged, without holes, time 0. */
+/* Compares size and modification time of every file that was read with those at the time when the store was opened.
+ * TSR_E_CHANGED names the first that differs. For stores of other kinds, these three functions report: unchanged, no holes,
+ * time 0. */
 tsr_status tsr_folder_store_unchanged(tsr_store *store, tsr_error *err);
-/* Whether files take less room (by 1 MiB or more) than they have bytes: reads of its holes cost nothing. */
+/* Whether files take at least 1 MiB less space than they have bytes. Reading their holes costs nothing. */
 bool tsr_folder_store_has_holes(const tsr_store *store);
-/* When a file was last changed, as it was when the store was opened: seconds since 1970 and nanoseconds. */
+/* When a file was last changed, according to its state when the store was opened: seconds since 1970 and nanoseconds. */
 void tsr_folder_store_modified(tsr_store *store, uint32_t file, int64_t *seconds, int64_t *nanoseconds);
-/* Which file it is, whatever its names and links. */
+/* The identity of a file, independent of its names and links. */
 typedef struct tsr_file_id {
     uint64_t device, inode;
     bool was_read; /* bytes of it were read through the store */
 } tsr_file_id;
-/* As it was when the store was opened; for TSR_NO_FILE of the directory that the files are in. False for other stores. */
+/* The identity of a file when the store was opened; with TSR_NO_FILE that of the directory that contains the files. False
+ * for stores of other kinds. */
 bool tsr_folder_store_identify(const tsr_store *store, uint32_t file, tsr_file_id *out);
-/* The descriptor behind a file of a folder store, until given back. TSR_E_UNSUPPORTED for other stores. */
+/* The descriptor of a file of a folder store. It must be given back. TSR_E_UNSUPPORTED for stores of other kinds. */
 tsr_status tsr_folder_store_take_fd(tsr_store *store, uint32_t file, int *fd, tsr_error *err);
 void tsr_folder_store_give_fd(tsr_store *store, uint32_t file);
 
@@ -131,9 +133,9 @@ bool tsr_folder_output_continues(const tsr_output *output);
 void tsr_folder_output_has_all(tsr_output *output);
 /* With `keep`: makes `close` remove unpublished files after all. */
 void tsr_folder_output_drop(tsr_output *output);
-/* Files created so far. */
+/* The number of files created so far. */
 uint32_t tsr_folder_output_count(const tsr_output *output);
-/* The sum of the bytes written to a file since the last call. Not to be called while the file is written. */
+/* The sum of the bytes written to a file since the last call. Must not be called while the file is being written. */
 uint64_t tsr_folder_output_take_sum(tsr_output *output, uint32_t file);
 /* Reads bytes of a file again and returns the sum that tsr_folder_output_take_sum would have returned after they were
  * written. The file must have these bytes. */

@@ -29,12 +29,12 @@ typedef enum tsr_gpu_comm_way { TSR_GPU_COMM_STAGED = 0, TSR_GPU_COMM_DIRECT, TS
 
 typedef struct tsr_gpu_comm_options {
     tsr_gpu_comm_way way;
-    size_t stage_bytes; /* of pinned memory; 0: the default; less than the least counts as that */
+    size_t stage_bytes; /* bytes of pinned memory, at least TSR_GPU_STAGE_LEAST_BYTES; 0: the default */
 } tsr_gpu_comm_options;
 
-/* Collective over `below`, which stays the caller's and must not be used while the new one is; `options` (may be NULL) are
- * the same on all ranks. Errors: TSR_E_UNSUPPORTED (no CUDA in this build, or NCCL's library is not there: with the reason,
- * on all ranks), TSR_E_NOMEM, TSR_E_IO. */
+/* Makes a communicator. Collective over `below`, which still belongs to the caller, and must not be used while the new one
+ * is in use. `options` may be NULL and must be the same on all ranks. Errors: TSR_E_UNSUPPORTED, with the reason, on all
+ * ranks (this build has no CUDA, or NCCL's library is missing); TSR_E_NOMEM, TSR_E_IO. */
 tsr_status tsr_gpu_comm_new(tsr_comm *below, tsr_gpu *gpu, const tsr_gpu_comm_options *options, tsr_comm **out,
                             tsr_error *err);
 

@@ -1,4 +1,5 @@
-/* Which GPUs there are, simulated ones, and the GPU behind the memory of state dicts (tessera/device.h). (native/cuda)
+/* Lists the available GPUs, simulates GPUs, and finds the GPU that is the memory of a state dict (tessera/device.h).
+ * (native/cuda)
  *
  * Example:
  *
@@ -13,22 +14,23 @@
 
 TSR_API_BEGIN
 
-/* The GPU behind such a device; NULL for devices of other kinds. */
+/* The GPU of such a device; NULL for devices of other kinds. */
 tsr_gpu *tsr_gpu_of_device(const tsr_device *device);
 
-/* What a simulated device runs for a kernel: its CPU twin (fast), or the kernel's own code over a simulated grid of
- * threads. */
+/* What a simulated device runs in place of a kernel: a CPU function with the same results (fast), or the kernel's own code
+ * on a simulated grid of threads. */
 typedef enum tsr_gpu_simulation { TSR_SIMULATE_TWINS, TSR_SIMULATE_GRID } tsr_gpu_simulation;
-/* A simulated device with `memory_bytes` of memory. Borrows `host`; closed by tsr_gpu_close. TSR_E_NOMEM. */
+/* Makes a simulated device with `memory_bytes` of memory. Borrows `host`. To be closed with tsr_gpu_close. Errors:
+ * TSR_E_NOMEM. */
 tsr_status tsr_gpu_simulate(const tsr_host *host, size_t memory_bytes, tsr_gpu_simulation how, tsr_gpu **out,
                             tsr_error *err);
 
 typedef struct tsr_gpu_runtime {
-    bool is_built;            /* with CUDA */
-    uint32_t runtime_version; /* 13000: 13.0; 0 when not built */
-    uint32_t driver_version;  /* the highest CUDA version that the driver can do; 0: no driver */
+    bool is_built;            /* the build has CUDA */
+    uint32_t runtime_version; /* 13000: 13.0; 0 if the build has no CUDA */
+    uint32_t driver_version;  /* the highest CUDA version that the driver supports; 0: no driver */
     uint32_t devices;
-    char reason[160]; /* why there are no devices; empty when there are */
+    char reason[160]; /* why there are no devices; empty if there are */
 } tsr_gpu_runtime;
 
 typedef struct tsr_gpu_info {

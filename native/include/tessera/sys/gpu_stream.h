@@ -1,4 +1,4 @@
-/* Streams and events of a GPU, its memory, and copies to and from it (tessera/gpu.h has the devices).
+/* Streams and events of a GPU, its memory, and copies to and from it. tessera/gpu.h opens the devices.
  *
  * Example:
  *
@@ -16,7 +16,7 @@ TSR_API_BEGIN
 typedef struct tsr_gpu_stream tsr_gpu_stream;
 typedef struct tsr_gpu_event tsr_gpu_event;
 
-/* At least 256-byte aligned; 0 bytes give NULL. */
+/* Allocates device memory, aligned to at least 256 bytes; NULL for 0 bytes. */
 tsr_status tsr_gpu_alloc(tsr_gpu *device, size_t size, void **out, tsr_error *err);
 /* Waits for the device's work first. Accepts NULL. */
 void tsr_gpu_free(tsr_gpu *device, void *memory);
@@ -25,7 +25,7 @@ enum {
     TSR_HOST_PINNED = 1, /* page-locked: copies run at full speed and concurrently with other work; kernels can access it */
     TSR_HOST_SHARED = 2  /* processes forked later see the same bytes */
 };
-/* Host memory by the flags above, page aligned, zeroed; 0 bytes give NULL. */
+/* Allocates host memory with the flags above, page-aligned and zeroed; NULL for 0 bytes. */
 tsr_status tsr_gpu_host_alloc(tsr_gpu *device, size_t size, unsigned flags, void **out, tsr_error *err);
 void tsr_gpu_host_free(tsr_gpu *device, void *memory); /* accepts NULL */
 /* Page-lock host memory of the caller, and undo that; tsr_gpu_unpin first waits for the device's work. */
@@ -39,7 +39,7 @@ tsr_gpu_place tsr_gpu_place_of(tsr_gpu *device, const void *memory);
 
 /* A stream does its work in the order in which it was given; different streams run concurrently. */
 tsr_status tsr_gpu_stream_new(tsr_gpu *device, tsr_gpu_stream **out, tsr_error *err);
-void tsr_gpu_stream_free(tsr_gpu_stream *stream); /* waits first; takes NULL */
+void tsr_gpu_stream_free(tsr_gpu_stream *stream); /* waits first; accepts NULL */
 /* Returns when all work given to the stream is done, with the first error of that work. */
 tsr_status tsr_gpu_stream_wait(tsr_gpu_stream *stream, tsr_error *err);
 
@@ -52,9 +52,9 @@ tsr_status tsr_gpu_event_wait(tsr_gpu_event *event, tsr_error *err); /* returns 
 /* Work given to `stream` from now on happens after the event. */
 tsr_status tsr_gpu_stream_after(tsr_gpu_stream *stream, tsr_gpu_event *event, tsr_error *err);
 
-/* `size` bytes between memory of any kinds, in the stream's order; the two do not overlap. */
+/* Copies `size` bytes between memory of any kinds, in the order of the stream. The two must not overlap. */
 tsr_status tsr_gpu_copy(tsr_gpu_stream *stream, void *to, const void *from, size_t size, tsr_error *err);
-/* `rows` rows of `row_bytes`, whose beginnings are `*_pitch` ≥ row_bytes bytes apart. */
+/* Copies `rows` rows of `row_bytes` bytes. On each side, a row begins `*_pitch` ≥ row_bytes bytes after the previous one. */
 typedef struct tsr_gpu_rows {
     void *to;
     size_t to_pitch;

@@ -1,4 +1,4 @@
-/* The store of what a PATH names: a file or a directory, an http(s) URL, or the URL of an object store.
+/* Opens the store that a PATH names: a file or a directory, an http(s) URL, or the URL of an object store.
  *
  * Example:
  *
@@ -11,18 +11,18 @@
 
 TSR_API_BEGIN
 
-/* Whether a path is a URL that stores are opened by, of any of these kinds. */
+/* Whether a path is a URL of one of these kinds. */
 bool tsr_is_url(const char *path);
-/* tsr_folder_store_open, tsr_remote_store_open or tsr_object_store_open, by the scheme. Errors: those of the function
- * called. */
+/* Calls tsr_folder_store_open, tsr_remote_store_open or tsr_object_store_open, depending on the scheme. Errors: those of the
+ * function called. */
 tsr_status tsr_path_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err);
-/* The same with the host and the system calls of `opener`, whose `open` this function is. */
+/* The same with the host and the system calls of `opener`. Can be used as the `open` of an opener. */
 tsr_status tsr_path_store_open_by(const tsr_store_opener *opener, const char *path, tsr_store **out, tsr_error *err);
 /* The version of a remote file (its ETag or modification time); empty for files of this machine. Borrowed until the store is closed. */
 const char *tsr_path_store_version(const tsr_store *store, uint32_t file);
-/* Whether one of two URLs is the other or below it, by their text. */
+/* Whether one of two URLs is equal to or below the other, judged by their text. */
 bool tsr_urls_overlap(const char *a, const char *b);
-/* TSR_E_UNSUPPORTED if `path` is a URL, where only files of this machine can be written. */
+/* TSR_E_UNSUPPORTED if `path` is a URL although only files of this machine can be written. */
 tsr_status tsr_path_must_be_local(const char *path, tsr_error *err);
 
 TSR_API_END

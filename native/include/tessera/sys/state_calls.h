@@ -28,7 +28,7 @@ typedef struct tsr_bound_state {
     const tsr_host *host;
 } tsr_bound_state;
 
-/* Of the model; and of its optimizers. Collective, as the functions above; the calls borrow `bound`. */
+/* The calls for the model, and those for its optimizers. Collective, as the functions above. They borrow `bound`. */
 tsr_state_calls tsr_model_state_calls(tsr_bound_state *bound);
 tsr_state_calls tsr_optimizer_state_calls(tsr_bound_state *bound);
 

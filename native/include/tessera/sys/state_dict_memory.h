@@ -1,4 +1,4 @@
-/* The memory behind a state dict (tessera/statedict.h) and its tensors.
+/* The memory of a state dict (tessera/statedict.h) and of its tensors.
  *
  * Example:
  *
@@ -10,13 +10,14 @@
 
 TSR_API_BEGIN
 
-/* The host that it was made with. */
+/* The host that the dict was created with. */
 const tsr_host *tsr_state_dict_host(const tsr_state_dict *dict);
 
-/* Bytes of tensors that the dict has allocated. */
+/* The number of bytes that the dict has allocated for tensors. */
 uint64_t tsr_state_dict_owned(const tsr_state_dict *dict);
 
-/* Shape of the local tensor (WHOLE: all of it; TSR_E_USAGE for IN_BOXES) and its bytes. `*shape` may live in `arena`. */
+/* The shape of the local tensor (WHOLE: of the tensor itself; TSR_E_USAGE for IN_BOXES), and its number of bytes. `*shape`
+ * may be in `arena`. */
 tsr_status tsr_tensor_local(const tsr_tensor *tensor, tsr_arena *arena, const uint64_t **shape, uint64_t *bytes,
                             tsr_error *err);
 

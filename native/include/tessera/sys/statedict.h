@@ -1,5 +1,5 @@
-/* State dicts (tessera/statedict.h) below what programs call: every tensor in turn, whether two have the same structure, and a whole
- * state cut to what ranks hold, which is how models and optimizers are set.
+/* Lower-level operations on state dicts (tessera/statedict.h): visiting every tensor, comparing the structure of two state
+ * dicts, and giving each rank its part of a full state, which is how models and optimizers are set.
  *
  * Example:
  *
@@ -13,73 +13,76 @@
 
 TSR_API_BEGIN
 
-/* Makes `root` the tree; its nodes must live as long. */
+/* Makes `root` the tree of the dict. Its nodes must live as long as the dict. */
 void tsr_state_dict_set_root(tsr_state_dict *dict, const tsr_value *root);
 
-/* ---- D1: iterate ---- */
+/* ---- iterate ---- */
 
-/* Maps a tensor to another: `*result` is a tensor, often the same one, with its memory in `out` if it is new. `companion` is
- * the companion's tensor in the same place, or NULL. */
+/* Returns in `*result` the tensor to use in place of `tensor`, often the same one; the memory of a new one is in `out`.
+ * `companion` is the companion's tensor at the same position, or NULL. */
 typedef tsr_status tsr_tensor_function(void *ctx, const tsr_tensor *tensor, const tsr_tensor *companion, tsr_state_dict *out,
                                        const tsr_tensor **result, tsr_error *err);
 
 typedef struct tsr_iterate {
-    tsr_tensor_function *whole, *over_mesh, *in_boxes; /* NULL: the tensor itself */
+    tsr_tensor_function *whole, *over_mesh, *in_boxes; /* NULL: the tensor is kept */
     void *ctx;
-    tsr_comm *comm; /* for its rank; NULL: rank 0 */
-    /* Of the same structure: dicts have the same keys, lists and tuples the same lengths. Results are copied into its
-     * tensors (same dtype, shape and distribution), which take their place. NULL: none. */
+    tsr_comm *comm; /* only its rank is used; NULL: rank 0 */
+    /* A tree of the same structure: dicts have the same keys, lists and tuples the same lengths. Results are copied into its
+     * tensors (same dtype, shape and distribution), and these take the place of the results. NULL: none. */
     const tsr_value *companion;
-    const uint32_t *ranks_only; /* others get an empty dict, or None for another root; none listed: all ranks */
+    const uint32_t *ranks_only; /* other ranks get an empty dict, or None if the root is not a dict; empty: all ranks */
     size_t ranks_only_count;
-    bool any_type; /* no type_check: values of other kinds are kept as they are, with a warning */
-    bool offload;  /* results go to the host; not with a companion */
+    bool any_type; /* no type_check: values of other types are kept, with a warning */
+    bool offload;  /* results are on the host; cannot be combined with a companion */
     tsr_warnings warnings;
 } tsr_iterate;
 
-/* A new tree of the same structure in `out`. No communication of its own. Errors besides those above: TSR_E_USAGE where the
+/* Makes a new tree of the same structure in `out`. Does not communicate. Errors besides those above: TSR_E_USAGE if the
  * companion differs, with the path and both sides. Source: _iterate_state_dict. */
 tsr_status tsr_state_dict_iterate(const tsr_value *state, const tsr_iterate *how, tsr_state_dict *out, tsr_error *err);
 
-/* ---- D5, D6 ---- */
+/* ---- shared memory, and comparing ---- */
 
-/* Rank `peer`'s memory of the tensor that is `mine` here (its first part if it is in boxes), in a dict created with
- * `share`: borrowed until free. *data is NULL where the peer holds nothing. TSR_E_USAGE for other dicts, tensors or
- * ranks. The caller orders reading after writing (tsr_comm_barrier). */
+/* In a dict created with `share`: returns the memory that rank `peer` has for the tensor that is `mine` on this rank (for
+ * the first part if it is in boxes). It is borrowed until the dict is freed. *data is NULL if the peer has no memory for
+ * it. TSR_E_USAGE for other dicts, tensors or ranks. The caller must make sure that reading follows writing
+ * (tsr_comm_barrier). */
 tsr_status tsr_state_dict_peer(const tsr_state_dict *dict, uint32_t peer, const tsr_tensor *mine, void **data,
                                uint64_t *bytes, tsr_error *err);
 
-/* Whether both have the same structure, and tensors of the same shape and dtype in the same places; distributed ones also
- * the same distribution. Values that are not tensors are not compared. *same false: `difference` (may be NULL) gets the
- * first difference, with its path. PyTorch's function copies the tensors of `state` into `other` as well; this does not.
- * Source: _check_state_dict_similarity. */
+/* Whether both have the same structure, with tensors of the same shape, dtype and distribution at the same positions. Values
+ * that are not tensors are not compared. If *same is false, `difference` (may be NULL) describes the first difference, with
+ * its path. PyTorch's function also copies the tensors of `state` into `other`; this one does not. Source:
+ * _check_state_dict_similarity. */
 tsr_status tsr_state_dict_similar(const tsr_value *state, const tsr_value *other, const tsr_host *host, bool *same,
                                   tsr_error *difference, tsr_error *err);
 
-/* ---- D7, D8: full state → what ranks hold ---- */
+/* ---- from a full state to the parts of ranks ---- */
 
 typedef struct tsr_broadcast_options {
     size_t size; /* TSR_OPTIONS sets it */
     bool strict;        /* keys that only `local` has are left out of the result */
-    bool offload;       /* new tensors on the host instead of the local tensor's device */
-    size_t round_bytes; /* 0: the default; bytes in flight at the same time */
+    bool offload;       /* new tensors are on the host instead of the local tensor's device */
+    size_t round_bytes; /* bytes that are in flight at the same time; 0: the default */
     tsr_warnings warnings;
 } tsr_broadcast_options;
 
-/* Rank 0's `full` (not looked at elsewhere; flat: its values are tensors, or hold none) into the tensors of `local`: whole
- * ones get all of it, distributed ones their part; meta ones get memory in `out`. Names and shapes go first, then tensors
- * in groups of round_bytes. The result has the keys of `local`: what `full` has no key for stays (see strict), values that
- * are not tensors are rank 0's. Keys of `full` that `local` lacks are passed over. Warns of these keys, and of those that
- * only `local` has. A tensor of another dtype than the local one, or of another shape than a whole one, goes to new memory
- * in `out`, as it is (PyTorch casts into local DTensors). A distributed tensor of another shape is TSR_E_USAGE with both.
- * Collective. Source: _broadcast_state_dict, _broadcast_tensors. */
+/* Copies rank 0's `full` into the tensors of `local`. `full` is ignored on other ranks, and must be flat: its values are
+ * tensors, or contain none. Whole tensors receive everything, distributed ones their part; meta tensors get memory in `out`.
+ * Names and shapes are sent first, then tensors in groups of round_bytes. The result has the keys of `local`. Values stay if
+ * `full` does not have their key (see strict); values that are not tensors are rank 0's. Keys that only `full` has are
+ * ignored. Warns of these keys, and of those that only `local` has. If the dtype of a tensor differs from that of the local
+ * one, or its shape from that of a whole local one, the result is new memory in `out`, without a cast (PyTorch casts into
+ * local DTensors). If the shape of a distributed tensor differs, TSR_E_USAGE describes both. Collective. Source:
+ * _broadcast_state_dict, _broadcast_tensors. */
 tsr_status tsr_state_dict_broadcast(const tsr_value *full, const tsr_value *local, tsr_comm *comm,
                                     const tsr_broadcast_options *options, tsr_state_dict *out, tsr_error *err);
 
-/* Each rank's own `full` → its part: the tensors of `local` over a mesh or in boxes are filled (meta ones get memory),
- * whole ones are `full`'s. No communication: PyTorch's distribute_tensor takes rank 0's values, this takes each rank's own.
- * Values of `full` that are not tensors, and 0-d tensors, are in the result even if `local` has no such key; other tensors
- * without one are left out; keys that only `local` has stay. Source: _distribute_state_dict. */
+/* Gives each rank its part of its own `full`: fills the tensors of `local` that are over a mesh or in boxes (meta tensors
+ * get memory), and takes whole tensors from `full`. Does not communicate: PyTorch's distribute_tensor uses the values of
+ * rank 0, this uses each rank's own. Values of `full` that are not tensors, and 0-d tensors, are in the result even if
+ * `local` does not have their key; other tensors without a local key are left out. Keys that only `local` has stay. Source:
+ * _distribute_state_dict. */
 tsr_status tsr_state_dict_distribute(const tsr_value *full, const tsr_value *local, tsr_state_dict *out, tsr_error *err);
 
 TSR_API_END
