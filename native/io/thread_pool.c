@@ -17,10 +17,9 @@ struct tsr_pool {
     uint32_t started;
     uint32_t working; /* number of workers in the current loop */
     uint64_t generation;
-    bool
-        /* A loop is running, until its last worker is done; a thread that starts another loop in the meantime, such as that
-         * worker, runs it alone. */
-        busy;
+    /* A loop is running, until its last worker is done. A thread that starts another loop in the meantime, such as that
+     * worker, runs it alone. */
+    bool busy;
     bool open; /* the loop has indices left, so workers may join it */
     bool stop;
     void (*body)(void *arg, size_t index);

@@ -278,8 +278,7 @@ static tsr_status make(object_output *output, uint32_t file, tsr_error *err)
     } else {
         if (object->begun == UPLOAD_BEGUN)
             status = service->uploading->complete(service, &object->upload, object->tags, object->part_count, err);
-        /* Another process found a whole object. */
-        else status = tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no upload");
+        else status = tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no upload"); /* but a whole object */
         if (status != TSR_OK && object->is_taken) status = accept_made(output, object, status, err);
     }
     object->is_made = status == TSR_OK;

@@ -7,7 +7,7 @@
 
 typedef struct tsr_aws_profile {
     const char *name;    /* AWS_PROFILE, otherwise "default" */
-    /* The lines of the profile's section in the credentials file, and below in the configuration; empty: no such section. */
+    /* The lines of the profile's sections in the credentials file and in the configuration; empty: no such section. */
     tsr_str credentials;
     tsr_str config;
 } tsr_aws_profile;
