@@ -18,12 +18,12 @@
 
 TSR_API_BEGIN
 
-/* Moves every tensor of `from` into the one in the same place of `to`. Both have the same structure, and tensors in the same
- * places the same shape and dtype, in any distribution: over meshes of the communicator's size, in boxes, or whole. Their
- * memory must not overlap. Every rank passes the same arguments, which is checked (see tessera/statedict.h). Errors:
- * TSR_E_USAGE if the two sides or the ranks differ, or if `from` is in boxes and an element that `to` wants is not in the box
- * of exactly one rank. Besides the tensors the call needs at most round_bytes (0: the default) each for sending and receiving.
- * Collective. */
+/* Moves every tensor of `from` into the tensor at the same position of `to`. Both must have the same structure, and tensors
+ * at the same positions the same shape and dtype, in any distribution: over meshes of the communicator's size, in boxes, or
+ * whole. Their memory must not overlap. Every rank passes the same arguments, which is checked (see tessera/statedict.h).
+ * Errors: TSR_E_USAGE if the two sides or the ranks differ, or if `from` is in boxes and an element that `to` wants is not
+ * in the box of exactly one rank. Besides the tensors the call needs at most round_bytes (0: the default) each for sending
+ * and receiving. Collective. */
 tsr_status tsr_state_dict_redistribute(const tsr_value *from, const tsr_value *to, tsr_comm *comm, size_t round_bytes,
                                        const tsr_host *host, tsr_error *err);
 

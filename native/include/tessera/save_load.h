@@ -26,7 +26,8 @@ TSR_API_BEGIN
 typedef struct tsr_save_options {
     size_t size; /* TSR_OPTIONS sets it */
     bool overwrite;      /* replace an existing checkpoint; readers see either the old one or the new one */
-    size_t buffer_bytes; /* for what is not one run of host memory, page-locked where that is a device's; 0: 16 MiB */
+    /* Size of the buffer for memory that is not contiguous or is on a device, for which it is page-locked; 0: 16 MiB. */
+    size_t buffer_bytes;
     tsr_warnings warnings;
 } tsr_save_options;
 
@@ -44,7 +45,8 @@ typedef struct tsr_load_options {
     size_t size; /* TSR_OPTIONS sets it */
     bool allow_missing;  /* a name that the checkpoint does not have keeps its value; otherwise it is an error that names the
                             first */
-    size_t buffer_bytes; /* for boxes that are not one run of host memory, page-locked for a device's; 0: 16 MiB */
+    /* Size of the buffer for boxes that are not contiguous or are on a device, for which it is page-locked; 0: 16 MiB. */
+    size_t buffer_bytes;
     tsr_warnings warnings;
 } tsr_load_options;
 

@@ -16,14 +16,14 @@ TSR_API_BEGIN
 typedef struct tsr_object_output_options {
     bool is_folder; /* several objects below the URL; otherwise one, created under the name "" */
     bool overwrite; /* an existing destination may be replaced */
-    bool verify;    /* everything written is read back and compared by SHA-256, before the marker is written */
+    bool verify;    /* read back everything that was written and compare its SHA-256, before the marker is written */
     uint32_t generation;
-    /* When replacing: names below the URL that belong to the old checkpoint, its markers first. All are removed once the new one
-     * is complete. Its markers are removed before any new object becomes visible where `is_unlike` is set, or where an old
-     * object that is not a marker has the name of a new one. Borrowed. */
+    /* When replacing: names below the URL that belong to the old checkpoint, its markers first. All are removed once the new
+     * one is complete. The markers are removed before any new object becomes visible if `is_unlike` is set, or if a new
+     * object has the name of an old one that is not a marker. Borrowed. */
     const tsr_str *obsolete;
     size_t obsolete_count, marker_count;
-    bool is_unlike; /* the new marker's name does not take the place of the old one's */
+    bool is_unlike; /* the new marker has another name than the old one */
     /* Continue an interrupted run of this job, as far as its checksums agree with the bytes written now: parts of unfinished
      * uploads and, without `overwrite`, whole objects with these names, which then do not count as an existing destination.
      * If this run fails, its uploads are kept, but no marker. If it succeeds, uploads that were not continued are aborted:
@@ -50,31 +50,33 @@ typedef struct tsr_object_output_options {
 /* The uploads that a run continued. */
 typedef struct tsr_object_resumed {
     uint64_t objects;          /* complete objects that were found */
-    uint64_t parts;            /* of unfinished uploads */
-    uint64_t bytes;            /* of both */
+    uint64_t parts;            /* parts of unfinished uploads that were found */
+    uint64_t bytes;            /* size of both */
     uint64_t differing;        /* parts that were found with another size or checksum, and sent again */
     uint64_t uploads_given_up; /* unfinished uploads of earlier runs that are not needed */
     uint64_t uploads_left;     /* unfinished uploads of other objects, which may belong to anybody */
 } tsr_object_resumed;
 
-/* Looks whether the destination is free, and writes nothing yet. Files need their sizes when they are created, and each byte is
- * written once. Parts wait in memory until they are whole, 32 MiB at most, beyond that in a temporary file without a name. Without
- * `overwrite` every object, and with it every object under a new name, is made on the condition that there is none. An
- * object that could not be published is removed again, and its upload is aborted. Keeps `host`. Errors: TSR_E_EXISTS,
- * TSR_E_UNSUPPORTED (a store that is read only; with `resume`, a server that does not list unfinished uploads), TSR_E_IO, TSR_E_USAGE, TSR_E_LIMIT (an object of more than 312 GiB), TSR_E_NOMEM. */
+/* Checks that the destination is free, and writes nothing yet. Files need their sizes when they are created, and each byte
+ * is written once. Parts wait in memory until they are complete, at most 32 MiB, and beyond that in a temporary file without
+ * a name. Every object whose name is new (without `overwrite`, every object) is created on the condition that it does not
+ * exist. An object that could not be published is removed again, and its upload is aborted. Keeps `host`. Errors:
+ * TSR_E_EXISTS, TSR_E_UNSUPPORTED (a read-only store; with `resume`, a server that does not list unfinished uploads),
+ * TSR_E_IO, TSR_E_USAGE, TSR_E_LIMIT (an object of more than 312 GiB), TSR_E_NOMEM. */
 tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const tsr_object_output_options *options, tsr_output **out,
                                   tsr_error *err);
 
-/* Creates a file whose size is not yet known, about `expected` bytes. It is written from front to back and uploaded meanwhile; the caller
- * ends it before it does anything else with the output. A file has at most 10,000 parts: from 78 to 312 GiB, depending on `expected`. */
+/* Creates a file whose size is not yet known, about `expected` bytes. It is written from front to back, and uploaded while
+ * it is written. The caller must end it before anything else is done with the output. A file has at most 10,000 parts: from
+ * 78 to 312 GiB, depending on `expected`. */
 tsr_status tsr_object_output_create_stream(tsr_output *output, tsr_str name, uint64_t expected, uint32_t *file, tsr_error *err);
 tsr_status tsr_object_output_end_stream(tsr_output *output, uint32_t file, uint64_t size, tsr_error *err);
 
 /* Calls `each` for the names of all objects that were below the URL when the output was opened. */
 typedef tsr_status tsr_object_name_fn(void *ctx, tsr_str name, tsr_error *err);
 tsr_status tsr_object_output_before(const tsr_output *output, tsr_object_name_fn *each, void *ctx, tsr_error *err);
-/* Aborts the unfinished uploads of objects directly below the URL for whose names `is_ours` returns true. TSR_E_UNSUPPORTED if the server
- * does not list uploads; does nothing where uploads have no ids. */
+/* Aborts the unfinished uploads of objects directly below the URL for whose names `is_ours` returns true. TSR_E_UNSUPPORTED
+ * if the server does not list uploads. Does nothing if uploads have no ids. */
 typedef bool tsr_object_is_ours_fn(tsr_str name);
 tsr_status tsr_object_output_give_up(tsr_output *output, tsr_object_is_ours_fn *is_ours, tsr_error *err);
 /* Removes an object below the URL; succeeds if it does not exist. */
@@ -133,7 +135,7 @@ tsr_status tsr_object_replacing_read(const tsr_host *host, const char *url, tsr_
 /* How many notes of other jobs are kept at the destination, and the name of the first. */
 size_t tsr_object_output_other_parts(const tsr_output *output, tsr_str *first);
 
-/* Removes the notes. Meanwhile there is a note named TSR_NOTE_PUBLISHED. Publishing calls this at its end. */
+/* Removes the notes. A note named TSR_NOTE_PUBLISHED exists in the meantime. Publishing calls this at its end. */
 #define TSR_NOTE_PUBLISHED "published"
 tsr_status tsr_object_output_remove_notes(tsr_output *output, tsr_error *err);
 

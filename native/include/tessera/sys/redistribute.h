@@ -1,4 +1,4 @@
-/* Tensors one by one as tsr_state_dict_redistribute moves them (tessera/redistribute.h).
+/* Moves single tensors as tsr_state_dict_redistribute does (tessera/redistribute.h).
  *
  * Example:
  *
@@ -11,17 +11,17 @@
 
 TSR_API_BEGIN
 
-/* One tensor. Both sides have the same shape and dtype, in any distribution: over meshes of the communicator's size, in
- * boxes, or whole. `to` is filled. Their memory must not overlap. */
+/* One tensor to move. Both sides have the same shape and dtype, in any distribution: over meshes of the communicator's size,
+ * in boxes, or whole. `to` is filled. Their memory must not overlap. */
 typedef struct tsr_move {
     const tsr_tensor *from;
     const tsr_tensor *to;
 } tsr_move;
 
-/* Moves all. Every rank passes the same tensors in the same order; that is checked (see tessera/statedict.h). Errors:
- * TSR_E_USAGE where sides or ranks differ, or where `from` in boxes does not have exactly one rank's box for every element
- * that `to` wants. Besides the tensors it needs at most round_bytes (0: the default) each for sending and receiving.
- * Collective. */
+/* Moves all of these tensors. Every rank passes the same tensors in the same order, which is checked (see
+ * tessera/statedict.h). Errors: TSR_E_USAGE if sides or ranks differ, or if `from` is in boxes and an element that `to`
+ * wants is not in the box of exactly one rank. Besides the tensors the call needs at most round_bytes (0: the default) each
+ * for sending and receiving. Collective. */
 tsr_status tsr_redistribute(tsr_comm *comm, const tsr_move *moves, size_t count, size_t round_bytes, const tsr_host *host,
                             tsr_error *err);
 

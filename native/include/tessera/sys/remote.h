@@ -1,4 +1,4 @@
-/* A store over files behind http(s) addresses, read by ranges.
+/* A store that reads ranges of files at http(s) URLs.
  *
  * Example:
  *
@@ -13,14 +13,14 @@ TSR_API_BEGIN
 
 bool tsr_is_address(const char *path); /* http://… or https://… */
 
-/* Opens an address. A server cannot list folders: for "…/" it is asked for the files with which a checkpoint begins
- * (.metadata, model.safetensors.index.json, pytorch_model.bin.index.json, model.safetensors, pytorch_model.bin), then for
- * those of DeepSpeed, Megatron, accelerate and verl, and for the files that a marker such as `latest` names. Any other
- * address is one file, which is `primary` if other files may belong to it. tsr_remote_store_add names further files. Servers
+/* Opens a URL. A server cannot list directories: for "…/", it is asked for the files that most checkpoints have (.metadata,
+ * model.safetensors.index.json, pytorch_model.bin.index.json, model.safetensors, pytorch_model.bin), then for those of
+ * DeepSpeed, Megatron, accelerate and verl, and for the files that a marker such as `latest` leads to. Any other URL is a
+ * single file, which is `primary` if other files may belong to it. tsr_remote_store_add adds further files by name. Servers
  * must support ranges (206), except for files of at most 64 MiB, which are read whole. Redirects are followed; temporary
  * failures are retried; TESSERA_HTTP_HEADERS (lines) and ~/.netrc are used. Reads of a few bytes are served from blocks of
  * 64 KiB. A file whose ETag or date changes while it is read is TSR_E_CHANGED. Errors: TSR_E_NOT_FOUND, TSR_E_IO,
- * TSR_E_UNSUPPORTED (no libcurl, no ranges), TSR_E_NOMEM; messages name the address. */
+ * TSR_E_UNSUPPORTED (no libcurl, no ranges), TSR_E_NOMEM; messages contain the URL. */
 tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err);
 
 /* Adds further files to the store by name (tsr_checkpoint_missing); files that the server does not have are left out.
