@@ -13,8 +13,8 @@ enum {
     TSR_PART_BYTES = 8 << 20,
     TSR_LARGEST_PART = 32 << 20,
     TSR_PARTS_IN_MEMORY = 32 << 20, /* in bytes */
-    /* An object of at most TSR_SMALL_OBJECT bytes is kept until it is published, and is then written with one request, if all
-     * these objects together have at most TSR_SMALL_OBJECTS bytes. */
+    /* An object of at most TSR_SMALL_OBJECT bytes is kept until it is published, and is then written with one request, if
+     * all these objects together have at most TSR_SMALL_OBJECTS bytes. */
     TSR_SMALL_OBJECT = 1 << 20,
     TSR_SMALL_OBJECTS = 4 << 20,
     TSR_UPLOADERS = 4
