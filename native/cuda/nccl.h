@@ -8,7 +8,7 @@ typedef struct nccl_ranks nccl_ranks;
 
 /* Collective over `below`, with which rank 0 distributes the id. */
 tsr_status tsr_nccl_open(tsr_comm *below, tsr_gpu *gpu, nccl_ranks **out, tsr_error *err);
-void tsr_nccl_close(nccl_ranks *ranks); /* also takes NULL */
+void tsr_nccl_close(nccl_ranks *ranks); /* accepts NULL */
 
 /* As in tsr_comm, but only for device memory. The operations are done on return. */
 tsr_status tsr_nccl_all_gather(nccl_ranks *ranks, const void *mine, const size_t *sizes, void *all, tsr_error *err);

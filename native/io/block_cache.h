@@ -14,7 +14,7 @@ typedef tsr_status tsr_block_fetch(void *ctx, uint32_t file, uint64_t offset, vo
 
 /* Creates a cache of at most 16 MiB. Borrows `ctx`. */
 tsr_status tsr_block_cache_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_block_cache **out, tsr_error *err);
-void tsr_block_cache_free(tsr_block_cache *cache); /* also takes NULL */
+void tsr_block_cache_free(tsr_block_cache *cache); /* accepts NULL */
 /* Forgets everything, because the numbers of files have changed. There must be no reads at the same time. */
 void tsr_block_cache_forget(tsr_block_cache *cache);
 

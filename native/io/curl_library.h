@@ -33,6 +33,6 @@ typedef struct tsr_curl {
 
 /* TSR_E_UNSUPPORTED if libcurl is not installed or is older than 7.68. */
 tsr_status tsr_curl_open(tsr_curl *out, tsr_error *err);
-void tsr_curl_close(tsr_curl *curl); /* also takes a zeroed one */
+void tsr_curl_close(tsr_curl *curl); /* accepts a zeroed one */
 
 #endif

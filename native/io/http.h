@@ -8,7 +8,7 @@ typedef struct tsr_http tsr_http;
 
 /* TSR_E_UNSUPPORTED without libcurl. Uses at most `depth` connections. Thread-safe, except for close. */
 tsr_status tsr_http_open(const tsr_allocator *allocator, unsigned depth, tsr_http **out, tsr_error *err);
-void tsr_http_close(tsr_http *http); /* also takes NULL */
+void tsr_http_close(tsr_http *http); /* accepts NULL */
 
 /* Which bytes to read, and where to store them. */
 typedef struct tsr_http_range {

@@ -65,7 +65,7 @@ void tsr_transfer_clear(tsr_transfer *transfer);
 /* Performs at most `depth` (1 or more) transfers at the same time, over at most as many connections. TSR_E_UNSUPPORTED
  * without libcurl. The thread is started by the first transfer. */
 tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, tsr_transport **out, tsr_error *err);
-void tsr_transport_close(tsr_transport *transport); /* also takes NULL; no thread may be waiting in it */
+void tsr_transport_close(tsr_transport *transport); /* accepts NULL; no thread may be waiting in it */
 unsigned tsr_transport_depth(const tsr_transport *transport);
 
 /* Returns when all transfers have ended. Each has its own result. Thread-safe. */

@@ -11,7 +11,7 @@
  * tsr_exchange_end must be called for each in any case. */
 tsr_status tsr_exchange_perform(tsr_service *service, const tsr_request *requests, tsr_exchange *exchanges, size_t count,
                                 tsr_error *err);
-void tsr_exchange_end(tsr_exchange *exchange); /* also takes a zeroed one */
+void tsr_exchange_end(tsr_exchange *exchange); /* accepts a zeroed one */
 
 /* "s3://bucket/key" for messages, without anything that may be secret, such as a signature pasted after the key. */
 typedef struct tsr_shown_key {

@@ -14,7 +14,7 @@ typedef struct tsr_read_ahead tsr_read_ahead;
 
 /* Creates the windows: at most four, 32 MiB. Borrows `ctx`. `fetch` is called without a lock, from any thread. */
 tsr_status tsr_read_ahead_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_read_ahead **out, tsr_error *err);
-void tsr_read_ahead_free(tsr_read_ahead *ahead); /* also takes NULL */
+void tsr_read_ahead_free(tsr_read_ahead *ahead); /* accepts NULL */
 /* Forgets everything, because the numbers of files have changed. There must be no reads at the same time. */
 void tsr_read_ahead_forget(tsr_read_ahead *ahead);
 

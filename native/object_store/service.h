@@ -92,7 +92,7 @@ tsr_status tsr_service_stat_by_range(tsr_service *service, tsr_str key, tsr_obje
 /* Opens the service of a location, with its own connections. Messages say what is missing. */
 tsr_status tsr_service_open(const tsr_allocator *allocator, const tsr_location *location, unsigned depth, tsr_service **out,
                             tsr_error *err);
-void tsr_service_close(tsr_service *service); /* also takes NULL */
+void tsr_service_close(tsr_service *service); /* accepts NULL */
 
 /* For the implementations: makes a service of `kind->size` bytes that begins with a copy of `kind`, with an arena; the rest
  * is zero. A function that opens a service sets its *out to it before anything can fail, so that tsr_service_open can close
@@ -103,7 +103,7 @@ enum { TSR_MOST_OBJECTS = 1 << 20 };
 /* Appends an object whose texts live in list->arena. TSR_E_LIMIT beyond TSR_MOST_OBJECTS. */
 tsr_status tsr_object_list_add(tsr_object_list *list, tsr_object object, tsr_error *err);
 tsr_status tsr_object_list_open(const tsr_allocator *allocator, tsr_object_list *out, tsr_error *err);
-void tsr_object_list_close(tsr_object_list *list); /* also takes a zeroed one */
+void tsr_object_list_close(tsr_object_list *list); /* accepts a zeroed one */
 /* An ETag without its quotation marks and the prefix of a weak one. */
 tsr_str tsr_version_text(tsr_str etag);
 

@@ -53,7 +53,7 @@ typedef struct tsr_journals {
 /* `sys` NULL: the real calls. TSR_E_NOT_FOUND if the parent directory does not exist. */
 tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *destination, tsr_journals *out,
                              tsr_error *err);
-void tsr_journals_close(tsr_journals *journals); /* also takes a zeroed one */
+void tsr_journals_close(tsr_journals *journals); /* accepts a zeroed one */
 /* Keeps other jobs from replacing an existing directory until the journals are closed, so that decisions about its files
  * remain valid until they are replaced. TSR_E_EXISTS if another process holds it for more than a second. */
 tsr_status tsr_journals_hold(tsr_journals *journals, tsr_error *err);
@@ -100,7 +100,7 @@ tsr_status tsr_journal_cut(tsr_journal *journal, size_t size, tsr_error *err);
 tsr_status tsr_journal_append(tsr_journal *journal, tsr_str records, tsr_error *err);
 bool tsr_journal_is_empty(const tsr_journal *journal);
 const char *tsr_journal_name(const tsr_journal *journal);
-void tsr_journal_close(tsr_journal *journal); /* also takes NULL */
+void tsr_journal_close(tsr_journal *journal); /* accepts NULL */
 
 /* Removes the journals of a tag, except the one named `except` (or NULL). Leaves their output alone. */
 tsr_status tsr_journals_remove(const tsr_journals *journals, const char *tag, const char *except, tsr_error *err);

@@ -18,7 +18,7 @@ typedef struct tsr_input {
 } tsr_input;
 
 tsr_inputs tsr_inputs_of(const tsr_allocator *allocator);
-void tsr_inputs_free(tsr_inputs *inputs); /* also takes a zeroed one */
+void tsr_inputs_free(tsr_inputs *inputs); /* accepts a zeroed one */
 
 /* Adds the files of an opened checkpoint: those that belong to it, and those that were read so far. `checkpoint` NULL: all
  * files of the store. Ignores files that are not on a file system of this machine. Borrows the store's names. */

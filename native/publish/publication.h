@@ -33,7 +33,7 @@ tsr_status tsr_publication_begin(tsr_publication *publication, tsr_str job, uint
                                  size_t count, tsr_error *err);
 /* Publishes an output that was opened with the tag. */
 tsr_status tsr_publication_publish(tsr_publication *publication, tsr_output *output, uint32_t marker, bool swap, tsr_error *err);
-/* Removes the journal, and what it lists and was not published. What cannot be removed stays, without an error. Also takes a
+/* Removes the journal, and what it lists and was not published. What cannot be removed stays, without an error. Accepts a
  * zeroed one. */
 void tsr_publication_discard(const tsr_publication *publication);
 /* Removes what the interrupted run left after all. Must be called before its output is opened; tsr_publication_begin then
@@ -41,7 +41,7 @@ void tsr_publication_discard(const tsr_publication *publication);
 tsr_status tsr_publication_start_over(tsr_publication *publication, tsr_error *err);
 /* Closes it without removing anything, so that a later run can continue. */
 void tsr_publication_leave(tsr_publication *publication);
-/* Discards what was not published and frees everything. Must be called after the output was closed. Also takes a zeroed
+/* Discards what was not published and frees everything. Must be called after the output was closed. Accepts a zeroed
  * one. */
 void tsr_publication_close(tsr_publication *publication);
 

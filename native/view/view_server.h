@@ -38,6 +38,6 @@ tsr_status view_start(const view_settings *view, const tsr_host *host, view_serv
 const char *view_address(const view_server *server);
 /* Closes connections that have been idle for too long. */
 void view_tend(view_server *server);
-void view_stop(view_server *server); /* also takes NULL */
+void view_stop(view_server *server); /* accepts NULL */
 
 #endif

@@ -16,7 +16,7 @@ typedef struct cli_contract {
 
 /* After a failure, cli_contract_free must be called, too. */
 tsr_status cli_contract_open(cli *program, const char *path, cli_contract *out, tsr_error *err);
-void cli_contract_free(cli_contract *contract); /* also takes a zeroed one */
+void cli_contract_free(cli_contract *contract); /* accepts a zeroed one */
 
 /* Checks everything that can be checked without reading values. Adds findings to the checkpoint's. `contract` may be
  * NULL. */

@@ -48,7 +48,7 @@ tsr_status cli_open_compared(cli *program, const char *path, const tsr_open_opti
 /* The same for a checkpoint that is neither of the two, such as an adapter: --part, --step, --also and --shards do not apply
  * to it. */
 tsr_status cli_open_apart(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err);
-/* Also takes a zeroed one. */
+/* Accepts a zeroed one. */
 void cli_close(cli_session *session);
 /* TSR_E_CHANGED if a file of the source, or of the other checkpoints, has changed since it was opened. */
 tsr_status cli_unchanged(const cli_session *session, tsr_error *err);
@@ -63,7 +63,7 @@ typedef struct cli_files {
 
 /* On failure nothing is open. */
 tsr_status cli_files_open(cli *program, const char *path, cli_files *out, tsr_error *err);
-/* Also takes a zeroed one. */
+/* Accepts a zeroed one. */
 void cli_files_close(cli_files *files);
 
 /* Loads a whole file that is not a checkpoint (a layout, a module tree). The caller frees the bytes, then closes the store;

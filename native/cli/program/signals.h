@@ -21,7 +21,7 @@ struct cli_cleanup {
 
 /* From now on, `cleanup` runs before a signal ends the process. The caller keeps it until cli_cleanup_drop. */
 void cli_cleanup_add(cli_cleanup *cleanup);
-/* Removes `cleanup` when nothing is left to clean up. Does not return if a signal has already arrived. Also takes one that
+/* Removes `cleanup` when nothing is left to clean up. Does not return if a signal has already arrived. Accepts one that
  * was not added. */
 void cli_cleanup_drop(cli_cleanup *cleanup);
 

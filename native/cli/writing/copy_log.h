@@ -25,7 +25,7 @@ typedef struct cli_copy_log {
 
 /* `sizes` are those of the files. Memory is taken from `arena`, except for what cli_copy_log_free frees. */
 tsr_status cli_copy_log_new(tsr_arena *arena, const uint64_t *sizes, uint32_t count, cli_copy_log *out, tsr_error *err);
-void cli_copy_log_free(cli_copy_log *log); /* also takes a zeroed one */
+void cli_copy_log_free(cli_copy_log *log); /* accepts a zeroed one */
 /* Reads what an interrupted run recorded. If it copied another source, *fits is false, and nothing is taken from it. An
  * incomplete record at the end is removed. */
 tsr_status cli_copy_log_load(cli_copy_log *log, tsr_journal *journal, tsr_str source, bool *fits, tsr_error *err);

@@ -28,6 +28,6 @@ typedef struct cli_optim_output {
 
 /* Writes and publishes all files. On failure the destination stays as it was. */
 tsr_status cli_optim_output_write(cli_optim_output *output, const tsr_progress *progress, tsr_error *err);
-void cli_optim_output_close(cli_optim_output *output); /* also takes a zeroed one */
+void cli_optim_output_close(cli_optim_output *output); /* accepts a zeroed one */
 
 #endif

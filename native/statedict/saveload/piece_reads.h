@@ -19,7 +19,7 @@ tsr_status tsr_piece_reader_open(tsr_piece_reader *reader, const char *path, siz
                                  tsr_error *err);
 /* Waits for all copies, and checks that the files have not changed since they were opened. */
 tsr_status tsr_piece_reader_end(tsr_piece_reader *reader, tsr_error *err);
-void tsr_piece_reader_close(tsr_piece_reader *reader); /* also takes a zeroed one */
+void tsr_piece_reader_close(tsr_piece_reader *reader); /* accepts a zeroed one */
 
 /* Reads the box of `piece`, whose offsets are those in `entry`, into the piece's memory. Copies to a device may be in
  * progress until tsr_piece_reader_end. Errors: as tsr_read_box. */

@@ -12,7 +12,7 @@ typedef struct tsr_shared tsr_shared;
  * machine), TSR_E_NOMEM. */
 tsr_status tsr_shared_new(tsr_comm *comm, const uint64_t *sizes, size_t count, const tsr_allocator *allocator,
                           tsr_shared **out, tsr_error *err);
-void tsr_shared_free(tsr_shared *shared); /* also takes NULL */
+void tsr_shared_free(tsr_shared *shared); /* accepts NULL */
 
 uint32_t tsr_shared_ranks(const tsr_shared *shared);
 /* Whether `data` is buffer `index` of this rank, and whether this rank is `rank` of `ranks`. */

@@ -58,7 +58,7 @@ tsr_str tsr_tensor_words(const tsr_tensor *tensor, tsr_arena *arena, tsr_error *
 /* Copies all local memory between two tensors with the same distribution, on any devices. The copies may be in progress
  * until both devices are synchronized. */
 tsr_status tsr_tensor_copy(const tsr_tensor *from, const tsr_tensor *to, tsr_arena *arena, tsr_error *err);
-tsr_status tsr_device_wait(tsr_device *device, tsr_error *err); /* also takes NULL */
+tsr_status tsr_device_wait(tsr_device *device, tsr_error *err); /* accepts NULL */
 /* Copies `bytes` bytes from host memory to a device (NULL: host memory), or back. The copy is done on return. */
 tsr_status tsr_device_upload(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err);
 tsr_status tsr_device_download(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err);
