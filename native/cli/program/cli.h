@@ -1,5 +1,5 @@
 /* What the commands of `tessera` share: the tables of commands and options, the state of the running program, and its
- * messages. Names here begin with cli_ and are not used outside this directory.
+ * messages. Names here begin with cli_ and are not used outside native/cli.
  *
  * Data goes to stdout, messages and progress to stderr. A command returns its exit status. */
 #ifndef TSR_CLI_PROGRAM_CLI_H

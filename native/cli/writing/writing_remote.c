@@ -195,7 +195,7 @@ static tsr_status carry_out_plan(cli_writing *w, const tsr_convert_options *opti
 tsr_status cli_carry_out_remote(cli_writing *w, const tsr_convert_options *given, tsr_error *err)
 {
     tsr_convert_options options = *given;
-    options.unit_bytes = UINT64_MAX; /* one unit per file, so that files are written sequentially, one after the other */
+    options.unit_bytes = UINT64_MAX; /* do not divide units: files are written from front to back, one after the other */
     if (w->is_exec) return carry_out_plan(w, &options, err);
     if (w->program->ranks && w->program->ranks->size > 1) return carry_out_on_ranks(w, &options, err);
     return carry_out_alone(w, &options, write_all, err);

@@ -48,7 +48,7 @@ static void report_text(const cli_writing *w)
     fputc('\n', stderr);
 }
 
-/* Writes how many units there are and how many are done. A unit has at most 16 MiB. */
+/* Writes how many units of work (tessera/sys/work.h) there are, and how many of them are done. */
 static void put_run(void *ctx, tsr_json *json)
 {
     const cli_writing *w = ctx;
