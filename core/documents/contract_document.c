@@ -6,6 +6,7 @@
 #include "tessera/document_read.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/contract_rules.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
@@ -283,7 +284,8 @@ static tsr_status read_modules(const contract_reader *r, tsr_str text, tsr_vec *
     return status == TSR_OK ? take_entries(r, list, "the module tree", out) : status;
 }
 
-static tsr_status read_names(const contract_reader *r, tsr_str text, tsr_vec *names, tsr_contract *out)
+/* `seen`: each name counts once, however often it is listed. */
+static tsr_status read_lines(const contract_reader *r, tsr_str text, tsr_map *seen, tsr_vec *names)
 {
     for (size_t at = 0; at < text.size;) {
         const char *end = memchr(text.data + at, '\n', text.size - at);
@@ -292,10 +294,20 @@ static tsr_status read_names(const contract_reader *r, tsr_str text, tsr_vec *na
         if (line.size && line.data[line.size - 1] == '\r') line.size--;
         TSR_FAIL_AT(memchr(line.data, 0, line.size), r->err, TSR_E_FORMAT, at - line.size - 1,
                     "expected a JSON document or a list of names, one per line; found a NUL character");
-        if (line.size && line.data[0] != '#') TSR_TRY(add_name(r, names, line));
+        bool is_new = line.size && line.data[0] != '#';
+        if (is_new) TSR_TRY(tsr_map_put(seen, line, 0, NULL, &is_new, r->err));
+        if (is_new) TSR_TRY(add_name(r, names, line));
     }
+    return TSR_OK;
+}
+
+static tsr_status read_names(const contract_reader *r, tsr_str text, tsr_vec *names, tsr_contract *out)
+{
+    tsr_map *seen = tsr_map_new(r->host->allocator, 0, r->err);
+    const tsr_status status = seen ? read_lines(r, text, seen, names) : TSR_E_NOMEM;
+    tsr_map_free(seen);
     out->any_kind = true;
-    return take_entries(r, names, "the list", out);
+    return status == TSR_OK ? take_entries(r, names, "the list", out) : status;
 }
 
 static tsr_status read_json(const contract_reader *r, tsr_str text, const cJSON *root, tsr_vec *list, tsr_contract *out)

@@ -92,6 +92,15 @@ def test_would_this_load(t):
 
 
 @test
+def test_a_name_that_is_listed_twice_counts_once(t):
+    path, _ = sample("safetensors_model")
+    one = t.json("inspect", path, "--json")["entries"][0]["fqn"]
+    names = write(t.at("names.txt"), "\n".join(["gone", one, "gone", "gone.too", one, "gone"]))
+    missing = [f["fqn"] for f in t.json("validate", path, "--json", "--against", names, "--allow", "extra", status=1)["findings"] if f["rule"] == "layout/missing-entry"]
+    need(missing == ["gone", "gone.too"], str(missing))
+
+
+@test
 def test_diff_reports(t):
     a, b = sample("dcp_fsdp2")[0], sample("dcp_tp_fsdp2")[0]
     doc = t.json("diff", a, b, "--json", status=1)
