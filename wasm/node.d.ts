@@ -3,7 +3,8 @@ import type { Sink, SourceFile, Tessera } from "./tessera.js";
 /** The module of the package, loaded and ready: no `prepare` is needed. */
 export function load(): Promise<Tessera>;
 
-/** The files of a directory (and up to three levels below it), or one file, for `Tessera.open(files, options)`. */
+/** The files of a directory and of those below it, or one file, for `Tessera.open(files, options)`. With a file that stands for a set
+ *  (an index, .metadata) come the files next to it. */
 export function filesOf(target: string): {
   readonly files: SourceFile[];
   readonly options: { primary?: string };

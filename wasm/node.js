@@ -40,30 +40,60 @@ class DiskFile {
   }
 }
 
+const PASSED_OVER = ["ENOENT", "ELOOP", "ENOTDIR", "EACCES"]; // a dangling link, something gone by now, or not for this user
+
+function unlessPassedOver(act, otherwise) {
+  try {
+    return act();
+  } catch (e) {
+    if (PASSED_OVER.includes(e.code)) return otherwise;
+    throw e;
+  }
+}
+
 /* What an output that is being written consists of has such a name; it belongs to no checkpoint. */
 const entriesOf = (folder) => fs.readdirSync(folder, { withFileTypes: true }).filter((e) => !e.name.includes(".tessera-"));
 
-const LEVELS_BELOW = 3;
+const LEVELS_BELOW = 6; // checkpoints up to three levels down, and what such a checkpoint has in directories of its own
 const MOST_FILES = 100000;
 
-/** The files of a directory and of those up to three levels below it, so that checkpoints there can be named. */
-function listed(root) {
+/** The files of a directory and of those below it, so that checkpoints there can be named. Level by level: where there are too many
+ *  files, those that are furthest down are left out. Links to files are files; a link to a directory is followed from `root` alone. */
+function listed(root, most = LEVELS_BELOW) {
   const names = [];
-  const list = (below, levels) => {
-    for (const entry of entriesOf(path.join(root, below))) {
-      if (names.length >= MOST_FILES) return;
-      if (entry.isFile()) names.push(below + entry.name);
-      else if (entry.isDirectory() && levels) list(`${below}${entry.name}/`, levels - 1);
+  for (let level = 0, folders = [{ below: "" }]; folders.length && (level < 2 || names.length < MOST_FILES); level++) {
+    const deeper = [];
+    for (const { below, isLink } of folders) {
+      const at = path.join(root, below);
+      for (const entry of level ? unlessPassedOver(() => entriesOf(at), []) : entriesOf(at)) {
+        const link = entry.isSymbolicLink(), found = link ? unlessPassedOver(() => fs.statSync(path.join(at, entry.name)), entry) : entry;
+        if (found.isFile()) names.push(below + entry.name);
+        else if (found.isDirectory() && !isLink && !(link && level) && level < most) deeper.push({ below: `${below}${entry.name}/`, isLink: link });
+      }
     }
-  };
-  list("", LEVELS_BELOW);
+    folders = deeper;
+  }
   return names;
 }
 
-/** The arguments of `open` for a directory (and three levels below it) or one file, and `close` for the descriptors. */
+/** Whether a file stands for the files next to it: .metadata, or an index, which is a JSON document. */
+function standsForSet(at) {
+  if (path.basename(at) === ".metadata") return true;
+  const fd = fs.openSync(at, "r"), head = Buffer.alloc(16);
+  try {
+    const text = head.toString("latin1", 0, fs.readSync(fd, head, 0, head.length, 0));
+    return /^[ \n\r\t]*\{/.test(text) && !text.includes("\0"); // the length that a safetensors file begins with has zeros
+  } finally {
+    fs.closeSync(fd);
+  }
+}
+
+/** The arguments of `open` for a directory and what is below it, or for a file, and `close` for the descriptors. */
 export function filesOf(target) {
-  const single = fs.statSync(target).isFile();
-  const root = single ? path.dirname(target) : target;
-  const files = (single ? [path.basename(target)] : listed(root)).map((name) => new DiskFile(root, name));
-  return { files, options: single ? { primary: files[0].name } : {}, close: () => files.forEach((f) => f.close()) };
+  const isFile = fs.statSync(target).isFile(), primary = path.basename(target);
+  const root = isFile ? path.dirname(target) : target;
+  const beside = () => [...new Set([primary, ...listed(root, 0)])];
+  const names = !isFile ? listed(root) : standsForSet(target) ? beside() : [primary];
+  const files = names.map((name) => new DiskFile(root, name));
+  return { files, options: isFile ? { primary } : {}, close: () => files.forEach((f) => f.close()) };
 }

@@ -1,0 +1,57 @@
+/** The Node entry's files of a directory or of a file next to what the command line opens there, and what `read` refuses. */
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { filesOf } from "../../wasm/node.js";
+import { refusalOf } from "./calls.mjs";
+import { comparer } from "./compare.mjs";
+import { check, errorOf, same, test } from "./harness.mjs";
+
+export function testListing(environment) {
+  const { tessera, root } = environment, folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-listing-"));
+  const withOpened = (target, body, options = {}) => {
+    const source = filesOf(target);
+    let opened;
+    try {
+      opened = tessera.open(source.files, { ...source.options, ...options });
+      return body(opened);
+    } finally {
+      opened?.close();
+      source.close();
+    }
+  };
+  const { documents, run } = comparer({ ...environment, withOpened }, folder);
+  const at = (...names) => path.join(folder, ...names), golden = (...names) => path.join(root, "tests/golden", ...names), samples = path.join(root, "samples/checkpoints");
+  const inspect = (target, options = {}, args = []) => documents(target, options, (c) => c.inspect({ hash: "sha256" }), ["inspect", target, "--json", "--hash", "sha256", ...args]);
+
+  test("links to files and, from the directory itself, to directories are followed", () => {
+    fs.mkdirSync(at("snapshot"), { recursive: true });
+    fs.cpSync(path.join(samples, "safetensors_index"), at("blobs"), { recursive: true });
+    for (const name of fs.readdirSync(at("blobs"))) fs.symlinkSync(path.join("../blobs", name), at("snapshot", name));
+    fs.symlinkSync("nowhere", at("snapshot", "dangling.safetensors"));
+    fs.symlinkSync("..", at("snapshot", "round"));
+    fs.symlinkSync("snapshot", at("linked"));
+    for (const name of ["snapshot", "linked"]) inspect(at(name));
+    check(withOpened(at("snapshot"), (c) => c.inspect().entries.length) > 3, "nothing is there");
+    inspect(folder, { step: "snapshot" }, ["--step", "snapshot"]);
+  });
+
+  test("a file that stands for a set is opened with the files next to it", () => {
+    const files = [["safetensors_index", "model.safetensors.index.json"], ["torch_bin_index", "pytorch_model.bin.index.json"], ["dcp_fsdp2", ".metadata"]].map((names) => path.join(samples, ...names));
+    for (const file of files) {
+      inspect(file);
+      documents(file, {}, (c) => c.validate({ deep: true }), ["validate", file, "--json", "--deep"]);
+    }
+  });
+
+  test("what a checkpoint further down has in directories of its own is listed", () => {
+    fs.cpSync(golden("deepspeed/universal_zero1_bf16"), at("runs/first/step5"), { recursive: true });
+    inspect(at("runs"), { step: "5" }, ["--step", "5"]);
+    fs.mkdirSync(at("deep/a/b/c/d"), { recursive: true });
+    fs.writeFileSync(at("deep/notes.json"), "{}");
+    fs.cpSync(path.join(samples, "safetensors_model"), at("deep/a/b/c/d/e"), { recursive: true });
+    inspect(at("deep"));
+  });
+
+  fs.rmSync(folder, { recursive: true });
+}
