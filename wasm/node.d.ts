@@ -4,7 +4,7 @@ import type { Sink, SourceFile, Tessera } from "./tessera.js";
 export function load(): Promise<Tessera>;
 
 /** The files of a directory and of those below it, or one file, for `Tessera.open(files, options)`. With a file that stands for a set
- *  (an index, .metadata) come the files next to it. */
+ *  (an index, .metadata) come the files next to it. A read of a file that changed since then throws. */
 export function filesOf(target: string): {
   readonly files: SourceFile[];
   readonly options: { primary?: string };

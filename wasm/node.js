@@ -14,29 +14,50 @@ export async function load() {
   return tessera;
 }
 
+const MOST_OPEN = 256;
+
+/** A file of a listing. `open` are the files of the listing that have a descriptor, the one that was opened first in front. */
 class DiskFile {
   #fd;
+  #open;
 
-  constructor(root, name) {
+  constructor(root, name, open) {
     this.name = name;
     this.at = path.join(root, name);
-    const { size, mtimeNs } = fs.statSync(this.at, { bigint: true });
+    this.#open = open;
+    const { size, mtimeNs, ino } = fs.statSync(this.at, { bigint: true });
     this.size = Number(size);
     this.modified = `${mtimeNs / 1000000000n}.${String(mtimeNs % 1000000000n).padStart(9, "0")}`;
+    this.then = { size, mtimeNs, ino };
   }
 
   read(offset, into) {
-    this.#fd ??= fs.openSync(this.at, "r");
+    const fd = this.#descriptor();
     for (let done = 0; done < into.length;) {
-      const got = fs.readSync(this.#fd, into, done, into.length - done, offset + done);
+      const got = fs.readSync(fd, into, done, into.length - done, offset + done);
       if (got === 0) throw new Error(`${this.at} ends at byte ${offset + done}`);
       done += got;
     }
+    this.#refuseChanged(fd);
+  }
+
+  #descriptor() {
+    if (this.#fd !== undefined) return this.#fd;
+    if (this.#open.size >= MOST_OPEN) for (const oldest of this.#open) { oldest.close(); break; }
+    this.#open.add(this);
+    return (this.#fd = fs.openSync(this.at, "r"));
+  }
+
+  /** What was read before and what is read now would be of two files. */
+  #refuseChanged(fd) {
+    const now = fs.fstatSync(fd, { bigint: true });
+    if (Object.entries(this.then).some(([key, value]) => now[key] !== value)) throw new Error(`${this.at} changed after it was listed (from ${this.size} to ${now.size} bytes)`);
   }
 
   close() {
     if (this.#fd !== undefined) fs.closeSync(this.#fd);
     this.#fd = undefined;
+    this.#open.delete(this);
   }
 }
 
@@ -94,6 +115,6 @@ export function filesOf(target) {
   const root = isFile ? path.dirname(target) : target;
   const beside = () => [...new Set([primary, ...listed(root, 0)])];
   const names = !isFile ? listed(root) : standsForSet(target) ? beside() : [primary];
-  const files = names.map((name) => new DiskFile(root, name));
+  const open = new Set(), files = names.map((name) => new DiskFile(root, name, open));
   return { files, options: isFile ? { primary } : {}, close: () => files.forEach((f) => f.close()) };
 }

@@ -53,5 +53,32 @@ export function testListing(environment) {
     inspect(at("deep"));
   });
 
+  test("a file that changes is refused when it is read", () => {
+    const file = at("changing.safetensors"), text = fs.readFileSync(path.join(samples, "safetensors_model", fs.readdirSync(path.join(samples, "safetensors_model"))[0]));
+    for (const change of [() => fs.appendFileSync(file, "x"), () => { fs.writeFileSync(file, text); fs.utimesSync(file, 5, 5); }, () => { fs.rmSync(file); fs.writeFileSync(file, text); }]) {
+      fs.writeFileSync(file, text);
+      const source = filesOf(file);
+      change();
+      const e = errorOf(() => tessera.open(source.files, source.options));
+      check(e.status === "input/output" && /changed after it was listed/.test(e.message), `${e.status} ${e.message}`);
+      source.close();
+    }
+  });
+
+  test("a directory of many files needs few descriptors", () => {
+    const many = at("many"), size = Buffer.alloc(8);
+    fs.mkdirSync(many);
+    for (let i = 0; i < 300; i++) {
+      const named = Buffer.from(JSON.stringify({ [`w${i}`]: { dtype: "U8", shape: [1], data_offsets: [0, 1] } }));
+      size.writeBigUInt64LE(BigInt(named.length));
+      fs.writeFileSync(path.join(many, `model-${i}.safetensors`), Buffer.concat([size, named, Buffer.from([i & 255])]));
+    }
+    withOpened(many, (c) => {
+      const open = fs.readdirSync("/proc/self/fd").length;
+      check(open < 290, `${open} descriptors`);
+      for (const i of [0, 299, 7]) check(c.read(`w${i}`).data[0] === (i & 255), `w${i}`);
+    });
+  });
+
   fs.rmSync(folder, { recursive: true });
 }
