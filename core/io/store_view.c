@@ -5,26 +5,27 @@
 
 static tsr_status read_shown(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
-    tsr_store *shown = ((tsr_store_view *)base)->shown;
-    return shown->read_at(shown, file, offset, buffer, size, err);
+    const tsr_store_view *view = (tsr_store_view *)base;
+    return view->shown->read_at(view->shown, view->first + file, offset, buffer, size, err);
 }
 
 static tsr_status map_shown(tsr_store *base, uint32_t file, tsr_str *out, tsr_error *err)
 {
-    tsr_store *shown = ((tsr_store_view *)base)->shown;
-    return shown->map(shown, file, out, err);
+    const tsr_store_view *view = (tsr_store_view *)base;
+    return view->shown->map(view->shown, view->first + file, out, err);
 }
 
 static void unmap_shown(tsr_store *base, uint32_t file, tsr_str mapped)
 {
-    tsr_store *shown = ((tsr_store_view *)base)->shown;
-    shown->unmap(shown, file, mapped);
+    const tsr_store_view *view = (tsr_store_view *)base;
+    view->shown->unmap(view->shown, view->first + file, mapped);
 }
 
 static tsr_store *origin_of_shown(const tsr_store *base, uint32_t *file)
 {
-    (void)file;
-    return ((const tsr_store_view *)base)->shown;
+    const tsr_store_view *view = (const tsr_store_view *)base;
+    *file += view->first;
+    return view->shown;
 }
 
 static void close_nothing(tsr_store *base)
@@ -79,6 +80,12 @@ tsr_status tsr_store_view_below(tsr_store *shown, tsr_str name, tsr_arena *arena
     (*out)->base.file_count = to;
     *holds_files = to > from;
     return TSR_OK;
+}
+
+void tsr_store_view_renumber(tsr_store_view *view)
+{
+    tsr_store *base = &view->base;
+    for (; base->file_count && !base->files->name.size; base->files++, base->file_count--) view->first++;
 }
 
 tsr_status tsr_store_view_of_file(tsr_store *shown, uint32_t file, tsr_arena *arena, tsr_store_view **out, tsr_error *err)

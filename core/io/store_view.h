@@ -8,12 +8,16 @@
 typedef struct tsr_store_view {
     tsr_store base; /* first */
     tsr_store *shown;
+    uint32_t first; /* of `shown`: file 0 of the view */
 } tsr_store_view;
 
 /* The directory `name` below the root; "": the root itself. Lives in `arena` and borrows `shown`; its close does nothing.
  * `*holds_files`: false when there is nothing below that name. TSR_E_NOMEM. */
 tsr_status tsr_store_view_below(tsr_store *shown, tsr_str name, tsr_arena *arena, tsr_store_view **out, bool *holds_files,
                                 tsr_error *err);
+/* Leaves out the nameless files in front, so that file 0 is the first in the directory. What was read from the view before refers to
+ * other files then. */
+void tsr_store_view_renumber(tsr_store_view *view);
 /* The same files as `shown`, with `file` as the one that the user pointed at. TSR_E_NOMEM. */
 tsr_status tsr_store_view_of_file(tsr_store *shown, uint32_t file, tsr_arena *arena, tsr_store_view **out, tsr_error *err);
 

@@ -53,6 +53,11 @@ export function testListing(environment) {
     inspect(at("deep"));
   });
 
+  test("one of several directories with a single file each is found by step", () => {
+    for (const rank of ["mp_rank_00", "mp_rank_01"]) fs.cpSync(path.join(samples, "torch_plain/model.pt"), at("megatron/run/iter_0000005", rank, "model_optim_rng.pt"));
+    for (const step of ["mp_rank_00", "mp_rank_01"]) inspect(at("megatron"), { step }, ["--step", step]);
+  });
+
   test("a file that changes is refused when it is read", () => {
     const file = at("changing.safetensors"), text = fs.readFileSync(path.join(samples, "safetensors_model", fs.readdirSync(path.join(samples, "safetensors_model"))[0]));
     for (const change of [() => fs.appendFileSync(file, "x"), () => { fs.writeFileSync(file, text); fs.utimesSync(file, 5, 5); }, () => { fs.rmSync(file); fs.writeFileSync(file, text); }]) {

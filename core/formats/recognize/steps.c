@@ -21,6 +21,7 @@ static tsr_status open_below(tsr_checkpoint *checkpoint, tsr_str directory, tsr_
     bool holds_files;
     if (!store->below) {
         TSR_TRY(tsr_store_view_below(store, directory, checkpoint->arena, &view, &holds_files, err));
+        tsr_store_view_renumber(view); /* recognition goes by the number of files */
         *out = &view->base;
         return TSR_OK;
     }
