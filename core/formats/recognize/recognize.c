@@ -216,15 +216,19 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
     return add(r, &r->torch, 0, file);
 }
 
+/* In a directory of a directory. */
+static bool is_deeper(tsr_str path)
+{
+    const char *slash = memchr(path.data, '/', path.size);
+    return slash && memchr(slash + 1, '/', path.size - (size_t)(slash + 1 - path.data));
+}
+
 /* In the directory or directly below it: some stores list what lies deeper, and others do not. */
 static bool any_path(const tsr_store *store, bool (*is)(tsr_str path))
 {
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_str path = store->files[f].name;
-        const char *slash = memchr(path.data, '/', path.size);
-        const size_t below = slash ? (size_t)(slash - path.data) + 1 : 0;
-        if (slash && memchr(slash + 1, '/', path.size - below)) continue;
-        if (is(path)) return true;
+        if (!is_deeper(path) && is(path)) return true;
     }
     return false;
 }
@@ -487,13 +491,26 @@ static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
     return refuse_several(r, &list, "several checkpoints", "name one of them");
 }
 
+/* The file that is alone in the directory and directly below it, or TSR_NO_FILE. Some stores list what lies deeper, and others do not. */
+static uint32_t only_file(const tsr_store *store)
+{
+    uint32_t found = TSR_NO_FILE;
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str path = store->files[f].name;
+        if (is_deeper(path)) continue;
+        if (found != TSR_NO_FILE || !in_root(path)) return TSR_NO_FILE;
+        found = f;
+    }
+    return found;
+}
+
 /* The only file of a directory, which may still have checkpoints further below. */
-static tsr_status recognize_only_file(recognizer *r, const tsr_reader **reader)
+static tsr_status recognize_only_file(recognizer *r, uint32_t file, const tsr_reader **reader)
 {
     tsr_error why = {0}, *err = r->err;
     tsr_below list = {.used = 0};
     r->err = &why;
-    const tsr_status status = recognize_file(r, 0, reader);
+    const tsr_status status = recognize_file(r, file, reader);
     r->err = err;
     if (status == TSR_OK) return TSR_OK;
     if (status == TSR_E_UNSUPPORTED) TSR_TRY(tsr_list_below(r->checkpoint, tsr_recognize, &list, err));
@@ -521,9 +538,9 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
         *reader = &tsr_reader_dcp;
         return choose_one(&r, metadata);
     }
-    bool one_file =
-        store->file_count == 1 && in_root(store->files[0].name) && !tsr_str_ends(store->files[0].name, TSR_STR(".metadata"));
-    if (one_file) return recognize_only_file(&r, reader);
+    const uint32_t only = only_file(store);
+    if (only != TSR_NO_FILE && !tsr_str_ends(store->files[only].name, TSR_STR(".metadata")))
+        return recognize_only_file(&r, only, reader);
     r.safetensors = r.torch = r.indexes = r.metadata = tsr_vec_of(allocator, sizeof(numbered));
     tsr_status status = recognize_folder(&r, reader);
     tsr_vec_free(&r.safetensors);
