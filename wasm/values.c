@@ -2,6 +2,7 @@
 #include "handles.h"
 #include "tessera/read.h"
 #include "tessera/sys/box.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/read_run.h"
 #include "tessera/sys/repeats.h"
@@ -9,6 +10,8 @@
 static tsr_status find(const opened *item, tsr_str fqn, const tsr_entry **out, tsr_error *err)
 {
     const tsr_entry *entry = *out = tsr_checkpoint_entry(item->checkpoint, fqn);
+    const tsr_status status = tsr_checkpoint_require_entry(item->checkpoint, fqn, err);
+    if (status != TSR_OK) return status;
     if (!entry) return tsr_checkpoint_raise_no_entry(item->checkpoint, fqn, err);
     if (entry->kind == TSR_ENTRY_TENSOR) return TSR_OK;
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
@@ -48,6 +51,7 @@ uint32_t tessera_part_of(uint32_t handle, const char *fqn, uint32_t fqn_size, co
     tsr_status status = tsr_slice_parse((tsr_str){slice, slice_size}, entry->ndim, entry->shape, &out->slice, err);
     if (status == TSR_OK) status = tsr_repeats_check_box(item->checkpoint, entry, out->slice.offsets, out->slice.sizes, err);
     if (status == TSR_OK) status = measure(entry, !slice, out, err);
+    if (status == TSR_OK && !slice) status = tsr_entry_must_tile(entry, &item->host, err);
     return status == TSR_OK;
 }
 

@@ -25,6 +25,7 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/store_read.h"
+#include "tessera/sys/read_run.h"
 #include "tessera/sys/tiling.h"
 #include "tessera/sys/try.h"
 #include "tessera/validate.h"
@@ -286,7 +287,7 @@ static tsr_status closed_on_failure(tsr_status status, tsr_gather *gather, tsr_g
     return status;
 }
 
-static tsr_status must_tile(const tsr_entry *entry, const tsr_host *host, tsr_error *err)
+tsr_status tsr_entry_must_tile(const tsr_entry *entry, const tsr_host *host, tsr_error *err)
 {
     tsr_tiling tiling;
     TSR_TRY(tsr_tiling_check(host->allocator, (tsr_shape){entry->ndim, entry->shape}, entry->chunks, entry->chunk_count,
@@ -333,7 +334,7 @@ tsr_status tsr_gather_open_found(tsr_checkpoint *checkpoint, const tsr_entry *en
     tsr_gather *gather = NULL;
     tsr_status status = new_gather(checkpoint, entry, &gather, err);
     if (status == TSR_OK) gather->ahead = ahead;
-    if (status == TSR_OK && !box) status = must_tile(entry, tsr_checkpoint_host(checkpoint), err);
+    if (status == TSR_OK && !box) status = tsr_entry_must_tile(entry, tsr_checkpoint_host(checkpoint), err);
     if (status == TSR_OK) status = fill_parts(gather, entry->chunks, entry->chunk_count, box, err);
     if (status == TSR_OK && box && gather->part_count > 1) status = must_not_overlap(gather, box, err);
     return closed_on_failure(status, gather, out);

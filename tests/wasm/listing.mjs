@@ -85,5 +85,20 @@ export function testListing(environment) {
     });
   });
 
+  test("read refuses what get refuses, in the same words", () => {
+    const out = at("x.bin"), cases = [[path.join(samples, "broken_dcp_hole"), "weight"], [path.join(samples, "broken_dcp_no_metadata"), "w"], [path.join(samples, "broken_index_missing_file/model.safetensors.index.json"), "emb.weight"],
+      [golden("deepspeed/zero0_bf16_twins"), "model.norm1.bias"], [golden("meta/llama3-2"), undefined]];
+    for (const [target, name] of cases) {
+      const fqn = name ?? JSON.parse(run(["inspect", target, "--json"]).stdout).entries.find((e) => e.per_rank).fqn;
+      for (const slice of [undefined, "0:1"]) {
+        if (slice && /hole/.test(target)) continue;
+        const p = run(["get", target, slice ? `${fqn}[${slice}]` : fqn, "-o", out]), e = errorOf(() => withOpened(target, (c) => c.read(fqn, slice)));
+        check(p.status === 2, `native reads ${target} ${fqn}`);
+        same(refusalOf(p.stderr, target), e.message, `${target} ${fqn} ${slice}`);
+      }
+    }
+    withOpened(golden("meta/llama3-2"), (c) => check(c.read(c.inspect().entries.find((e) => e.kind === "tensor" && !e.per_rank).fqn).data.length > 0, "a tensor that is equal on all ranks is not read"));
+  });
+
   fs.rmSync(folder, { recursive: true });
 }

@@ -80,3 +80,13 @@ tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose 
     TSR_TRY(refuse_missing(checkpoint, err));
     return refuse_per_rank(checkpoint, err);
 }
+
+tsr_status tsr_checkpoint_require_entry(const tsr_checkpoint *checkpoint, tsr_str fqn, tsr_error *err)
+{
+    const tsr_entry *entry = tsr_checkpoint_entry(checkpoint, fqn);
+    tsr_checkpoint alone = *checkpoint;
+    alone.options.selects = NULL;
+    alone.catalog.entries = entry;
+    alone.catalog.entry_count = entry != NULL;
+    return tsr_checkpoint_require(&alone, TSR_FOR_VALUES, err);
+}

@@ -15,6 +15,8 @@ TSR_API_BEGIN
  * message names the missing files or maps, or the tensors that differ between ranks. tsr_checkpoint_open makes this check
  * for the purpose in its options. */
 tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose purpose, tsr_error *err);
+/* The same for the values of the entry with this name alone. A name that is not there is not an error here. */
+tsr_status tsr_checkpoint_require_entry(const tsr_checkpoint *checkpoint, tsr_str fqn, tsr_error *err);
 
 /* The number of ranks that the map in the open options joined, over all pipeline stages. 0 without a map, and for a
  * checkpoint whose files are not those of ranks with plain tensors. */
