@@ -109,6 +109,10 @@ typedef struct tsr_scaling {
 } tsr_scaling;
 /* float8 and int8. */
 bool tsr_mapped_is_scalable(tsr_dtype dtype);
+/* What can be cast to float32, and uint8: the exponents of E8M0, as MXFP8 checkpoints store them. */
+bool tsr_mapped_is_scale(tsr_dtype dtype);
+/* Pairs of E2M1 numbers in int8, with one E8M0 exponent per 32 numbers, as transformers' FP8 checkpoints hold experts in FP4. */
+bool tsr_mapped_is_packed_mxfp4(const tsr_entry *entry, const tsr_entry *scales);
 /* The entry's numbers times their scales, computed while they are read. Errors: TSR_E_FORMAT naming both where the shape or the dtype
  * of the scale does not fit. */
 tsr_status tsr_mapped_multiply(tsr_mapped *m, const tsr_scaling *how, const tsr_entry *entry, const tsr_entry *scale,
@@ -134,6 +138,8 @@ const struct cJSON *tsr_mapped_setting(const tsr_mapped *m, const char *name);
 tsr_dtype tsr_mapped_product_dtype(const tsr_mapped *m);
 /* Two numbers, quantization_config.weight_block_size; 128 and 128 where it is not there. */
 tsr_status tsr_mapped_block(const tsr_mapped *m, uint64_t block[2], tsr_error *err);
+/* Whether config.json has this quantization_config.quant_method. */
+bool tsr_mapped_quantized_by(const tsr_mapped *m, const char *method);
 /* The rows of one attention head, where config.json states them. */
 bool tsr_mapped_head_dim(const tsr_mapped *m, uint64_t *out);
 tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, uint64_t *out, tsr_error *err);

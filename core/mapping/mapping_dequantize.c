@@ -52,10 +52,28 @@ static tsr_status find_scale(const finder *f, const tsr_entry *entry, const tsr_
     if (entry->kind != TSR_ENTRY_TENSOR || !tsr_mapped_is_scalable(entry->dtype)) return TSR_OK;
     TSR_TRY(find_sibling(f, entry->fqn, TSR_STR(""), "_scale_inv", scale));
     if (!*scale) TSR_TRY(find_sibling(f, entry->fqn, TSR_STR(""), "_scale", scale));
-    if (*scale && !tsr_cast_possible((*scale)->dtype, TSR_FLOAT32)) *scale = NULL;
+    if (*scale && !tsr_mapped_is_scale((*scale)->dtype)) *scale = NULL;
     if (!*scale) return TSR_OK;
     TSR_TRY(find_sibling(f, entry->fqn, TSR_STR(""), "_zero_point", &zero));
     return zero ? refuse_zero_point(f, entry, zero) : TSR_OK;
+}
+
+/* int8 with weight_scale_inv is two FP4 numbers per byte to transformers, but one number per byte where whole tensors are stored as int8
+ * in blocks. Multiplying the wrong ones would show nowhere. */
+static tsr_status choose_int8(const finder *f, const tsr_entry *entry, const tsr_entry *scale, tsr_scaling *how)
+{
+    if (entry->dtype != TSR_INT8 || !tsr_str_ends(scale->fqn, TSR_STR("_scale_inv"))) return TSR_OK;
+    if (tsr_mapped_is_packed_mxfp4(entry, scale)) {
+        how->scheme = TSR_SCALES_MXFP4;
+        return TSR_OK;
+    }
+    const uint64_t columns = entry->ndim ? entry->shape[entry->ndim - 1] : 0, scales = scale->ndim ? scale->shape[scale->ndim - 1] : 0;
+    const bool grouped = columns && columns % 16 == 0 && scales == columns / 16;
+    TSR_FAIL_IF(grouped || tsr_mapped_quantized_by(f->m, "fp8"), f->err, TSR_E_UNSUPPORTED,
+                "'%.*s' is int8, which transformers unpacks as two FP4 numbers per byte, but '%.*s' does not hold one E8M0 exponent per "
+                "32 of them; --dequantize cannot tell which numbers are meant",
+                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(scale->fqn));
+    return TSR_OK;
 }
 
 /* The scales of MXFP4 blocks, or NULL. */
@@ -104,7 +122,7 @@ static tsr_status find_scaling(const finder *f, const tsr_entry *entry, tsr_scal
     *how = f->scaling;
     how->scheme = TSR_SCALES_FITTING;
     TSR_TRY(find_scale(f, entry, scale));
-    if (*scale) return TSR_OK;
+    if (*scale) return choose_int8(f, entry, *scale, how);
     how->scheme = TSR_SCALES_MXFP4;
     TSR_TRY(find_mxfp4(f, entry, scale));
     if (*scale) return TSR_OK;

@@ -9,6 +9,20 @@ bool tsr_mapped_is_scalable(tsr_dtype dtype)
            dtype == TSR_INT8;
 }
 
+bool tsr_mapped_is_scale(tsr_dtype dtype)
+{
+    return dtype == TSR_UINT8 || tsr_cast_possible(dtype, TSR_FLOAT32);
+}
+
+bool tsr_mapped_is_packed_mxfp4(const tsr_entry *entry, const tsr_entry *scales)
+{
+    const uint32_t ndim = entry->ndim;
+    const bool exponents = scales->dtype == TSR_FLOAT8_E8M0FNU || scales->dtype == TSR_UINT8;
+    if (entry->dtype != TSR_INT8 || !exponents || ndim < 2 || scales->ndim != ndim) return false;
+    if (memcmp(scales->shape, entry->shape, (ndim - 1) * sizeof *scales->shape) != 0) return false;
+    return entry->shape[ndim - 1] % 16 == 0 && scales->shape[ndim - 1] == entry->shape[ndim - 1] / 16;
+}
+
 static tsr_status misfit(const tsr_entry *entry, const tsr_entry *scale, tsr_error *err)
 {
     tsr_mapped_tensor a = {.ndim = entry->ndim}, b = {.ndim = scale->ndim};
@@ -96,7 +110,7 @@ static tsr_status multiply(const tsr_scaling *how, tsr_computed *file, tsr_mappe
     TSR_FAIL_IF(!tsr_mapped_is_scalable(entry->dtype), err, TSR_E_FORMAT,
                 "'%.*s' is %s, but only float8 and int8 numbers are multiplied by a scale", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
-    TSR_FAIL_IF(!tsr_cast_possible(scale->dtype, TSR_FLOAT32), err, TSR_E_FORMAT, "'%.*s' is %s, which cannot be a scale",
+    TSR_FAIL_IF(!tsr_mapped_is_scale(scale->dtype), err, TSR_E_FORMAT, "'%.*s' is %s, which cannot be a scale",
                 TSR_STR_ARG(scale->fqn), tsr_dtype_describe(scale->dtype)->name);
     if (!set_blocks(how, entry, scale, file) || !follows_scheme(how, file)) return misfit(entry, scale, err);
     *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = how->dtype, .ndim = entry->ndim};
@@ -122,14 +136,14 @@ static tsr_status name_unpacked(tsr_mapped *m, const tsr_entry *like, uint64_t g
     return TSR_OK;
 }
 
-/* [experts, rows, groups, 16] pairs become [experts, rows, 32 · groups]. */
+/* [experts, rows, groups, 16] pairs become [experts, rows, 32 · groups]; so do the same pairs in int8 as [experts, rows, 16 · groups]. */
 static tsr_status unpack_mxfp4(tsr_mapped *m, const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
 {
     const tsr_entry *entry = file->input, *scales = file->scale;
     const uint32_t ndim = entry->ndim ? entry->ndim - 1 : 0;
     const bool packed = ndim && entry->dtype == TSR_UINT8 && scales->dtype == TSR_UINT8 && entry->shape[ndim] == 16;
-    if (!packed || scales->ndim != ndim || memcmp(scales->shape, entry->shape, ndim * sizeof *scales->shape) != 0)
-        return misfit(entry, scales, err);
+    const bool fits = packed && scales->ndim == ndim && memcmp(scales->shape, entry->shape, ndim * sizeof *scales->shape) == 0;
+    if (!fits && !tsr_mapped_is_packed_mxfp4(entry, scales)) return misfit(entry, scales, err);
     file->kind = TSR_COMPUTED_MXFP4;
     *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = how->dtype};
     return name_unpacked(m, scales, 32, "_blocks", out, err);

@@ -93,3 +93,10 @@ tsr_status tsr_mapped_block(const tsr_mapped *m, uint64_t block[2], tsr_error *e
     TSR_FAIL_IF(!block[0] || !block[1], err, TSR_E_FORMAT, "weight_block_size of config.json is 0");
     return TSR_OK;
 }
+
+bool tsr_mapped_quantized_by(const tsr_mapped *m, const char *method)
+{
+    const cJSON *config = cJSON_GetObjectItemCaseSensitive(m->config, "quantization_config");
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, "quant_method");
+    return cJSON_IsString(item) && !strcmp(item->valuestring, method);
+}

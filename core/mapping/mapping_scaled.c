@@ -13,7 +13,7 @@ static tsr_status read_floats(tsr_mapped *m, const tsr_entry *entry, const tsr_r
     TSR_TRY(tsr_read_run(m->own, entry, run, floats ? (uint8_t *)out : bytes, count * tsr_dtype_size(entry->dtype), err));
     if (entry->dtype == TSR_INT8)
         for (size_t i = 0; i < count; i++) out[i] = (float)(int8_t)bytes[i];
-    else if (!floats) tsr_cast(entry->dtype, TSR_FLOAT32, bytes, count, (uint8_t *)out);
+    else if (!floats) tsr_cast(entry->dtype == TSR_UINT8 ? TSR_FLOAT8_E8M0FNU : entry->dtype, TSR_FLOAT32, bytes, count, (uint8_t *)out);
     return TSR_OK;
 }
 
