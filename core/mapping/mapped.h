@@ -49,7 +49,7 @@ typedef struct tsr_mapped {
     tsr_vec dropped;      /* of const tsr_entry * */
     const char *step;     /* what computes elements, where no rule says it: "quantize" */
     void *ctx;            /* of the scheme that filled the rows, in the arena; or NULL */
-    tsr_str note;         /* for users: a name that an inverse guessed, or modules that an adapter leaves out; data NULL: there is none */
+    tsr_str note;         /* for users: what the map leaves out, a name that an inverse guessed, …; data NULL: there is none */
 } tsr_mapped;
 
 /* Where a chunk's elements come from. It is found by the chunk's offsets, which it holds, because chunks are copied. */
@@ -68,6 +68,9 @@ typedef struct tsr_mapped_scheme {
 } tsr_mapped_scheme;
 /* mapping_open.c: as tsr_mapping_open, with rows that `scheme` fills. */
 tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *scheme, tsr_checkpoint **out, tsr_error *err);
+
+/* mapping_origin.c: adds a sentence, made in the arena of m->own, to m->note. TSR_E_NOMEM where its data are NULL. */
+tsr_status tsr_mapped_add_note(tsr_mapped *m, tsr_str sentence, tsr_error *err);
 
 /* mapping_entry.c: NULL for a checkpoint that is not a mapped one. */
 const tsr_mapped *tsr_mapped_state(const tsr_checkpoint *checkpoint);

@@ -154,6 +154,26 @@ static tsr_status bind_all(tsr_matcher *s)
     return TSR_OK;
 }
 
+/* What a rule drops has a place in neither model: it is easily missed that the numbers are lost, and that no inverse has them. */
+static tsr_status note_dropped(const tsr_matcher *s)
+{
+    const tsr_entry *const *dropped = s->m->dropped.items;
+    const size_t count = s->m->dropped.count;
+    tsr_arena *arena = s->m->own->arena;
+    if (count == 1)
+        return tsr_mapped_add_note(s->m, tsr_arena_format(arena, s->err, "the map leaves out '%.*s'", TSR_STR_ARG(dropped[0]->fqn)), s->err);
+    if (count)
+        return tsr_mapped_add_note(s->m, tsr_arena_format(arena, s->err, "the map leaves out %zu entries, such as '%.*s'", count, TSR_STR_ARG(dropped[0]->fqn)),
+                                   s->err);
+    for (uint32_t r = 0; s->m->rules->forward && r < s->m->rules->forward->count; r++) {
+        const tsr_map_rule *rule = &s->m->rules->forward->rules[r];
+        if (rule->to_count) continue;
+        return tsr_mapped_add_note(
+            s->m, tsr_arena_format(arena, s->err, "the inverse does not bring back what the map drops, '%.*s'", TSR_STR_ARG(rule->from[0].text)), s->err);
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
 {
     const tsr_allocator *allocator = m->own->host->allocator;
@@ -174,6 +194,7 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
     if (status == TSR_OK) status = tsr_shapes_check(m, err);
     if (status == TSR_OK) status = refuse_unused(&s);
     if (status == TSR_OK) status = tsr_origin_check(&s);
+    if (status == TSR_OK) status = note_dropped(&s);
     tsr_map_free(s.members);
     tsr_vec_free(&s.families);
     tsr_vec_free(&s.matches);

@@ -126,6 +126,14 @@ tsr_status tsr_origin_check(const tsr_matcher *s)
     return TSR_OK;
 }
 
+tsr_status tsr_mapped_add_note(tsr_mapped *m, tsr_str sentence, tsr_error *err)
+{
+    const tsr_str before = m->note;
+    if (!sentence.data) return TSR_E_NOMEM;
+    m->note = !before.data ? sentence : tsr_arena_format(m->own->arena, err, "%.*s; %.*s", TSR_STR_ARG(before), TSR_STR_ARG(sentence));
+    return m->note.data ? TSR_OK : TSR_E_NOMEM;
+}
+
 tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, size_t index)
 {
     const tsr_mapped *m = tsr_mapped_state(mapped);

@@ -217,25 +217,15 @@ static tsr_status fill_rows(folding *f)
     return TSR_OK;
 }
 
-/* Adds a sentence to the note. */
-static tsr_status add_note(folding *f, tsr_str sentence)
-{
-    const tsr_str before = f->m->note;
-    if (!sentence.data) return TSR_E_NOMEM;
-    f->m->note = !before.data ? sentence
-                              : tsr_arena_format(f->m->own->arena, f->err, "%.*s; %.*s", TSR_STR_ARG(before), TSR_STR_ARG(sentence));
-    return f->m->note.data ? TSR_OK : TSR_E_NOMEM;
-}
-
 /* PEFT, too, warns of these and ignores them. */
 static tsr_status note_unknown(folding *f)
 {
     tsr_str first;
     const size_t count = tsr_lora_unknown(&f->config, &first);
     if (!count) return TSR_OK;
-    return add_note(f, tsr_arena_format(f->m->own->arena, f->err,
-                                        "%zu of the settings of adapter_config.json, such as '%.*s', are not those of PEFT 0.21; they are "
-                                        "ignored", count, TSR_STR_ARG(first)));
+    return tsr_mapped_add_note(f->m, tsr_arena_format(f->m->own->arena, f->err,
+                                                      "%zu of the settings of adapter_config.json, such as '%.*s', are not those of PEFT 0.21; they are "
+                                                      "ignored", count, TSR_STR_ARG(first)), f->err);
 }
 
 /* PEFT warns of these, too, when it loads the adapter, and leaves them as they are. */
@@ -253,9 +243,9 @@ static tsr_status note_left_out(folding *f)
         if (tsr_lora_selects(&f->config, module) && !count++) first = module;
     }
     if (!count) return TSR_OK;
-    return add_note(f, tsr_arena_format(f->m->own->arena, f->err,
-                                        "the adapter has no tensors for %llu of the modules that its target_modules select, such as '%.*s'; "
-                                        "these stay as they are", (unsigned long long)count, TSR_STR_ARG(first)));
+    return tsr_mapped_add_note(f->m, tsr_arena_format(f->m->own->arena, f->err,
+                                                      "the adapter has no tensors for %llu of the modules that its target_modules select, such as '%.*s'; "
+                                                      "these stay as they are", (unsigned long long)count, TSR_STR_ARG(first)), f->err);
 }
 
 static tsr_status fold_all(folding *f)

@@ -5,8 +5,10 @@ Usage: python tests/golden/make_titan.py    in an environment that has the versi
 Made with torch 2.13.0, torchtitan 0.3.0. Its Triton kernels, which this does not run, are left out where Triton is not installed.
 
   NAME.safetensors       the state dict of torchtitan's own model
-  NAME.hf.safetensors    DeepSeekV3StateDictAdapter.to_hf of it
+  NAME.hf.safetensors    to_hf of it by the adapter of its model (DeepSeekV3StateDictAdapter, …), whose from_hf goes back
+  NAME.json              Hugging Face's settings, for the models of which the adapter uses some
 """
+import json
 import pathlib
 import shutil
 import sys
@@ -31,6 +33,41 @@ def configs():
             lm_head=Linear.Config(in_features=8, out_features=20), layers=layers, mtp_layers=[])
 
 
+# Name: heads, heads of keys, their size, hidden size, experts (0: none), and whether the output layer is the embedding
+OTHERS = {"llama3": (5, 1, 6, 30, 0, False), "llama3-tied": (6, 3, 4, 24, 0, True), "qwen3": (5, 1, 6, 14, 0, False), "qwen3-tied": (3, 3, 4, 9, 0, True),
+          "qwen3_moe": (4, 2, 6, 14, 3, False), "qwen3_moe-tied": (5, 1, 2, 9, 11, True)}
+
+
+def others():
+    """A vocabulary of an odd size; dim is not heads times their size, but in Llama, which cannot have others."""
+    from torchtitan.models import llama3, qwen3
+    from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
+    for name, (heads, kv, size, dim, experts, tied) in OTHERS.items():
+        common = {"n_layers": 3, "dim": dim, "n_heads": heads, "n_kv_heads": kv, "attn_backend": "flex"}
+        if name.startswith("llama3"):
+            family, kind = llama3, llama3.Llama3Model
+            layers = llama3._build_llama3_layers(hidden_dim=11, rope=ComplexRoPE.Config(dim=size, max_seq_len=16, theta=5e5, scaling="llama"), **common)
+        else:
+            family, kind, rope = qwen3, qwen3.Qwen3Model, CosSinRoPE.Config(dim=size, max_seq_len=16, theta=1e6)
+            layers = (qwen3._build_qwen3_moe_layers(head_dim=size, moe_hidden_dim=10, num_experts=experts, top_k=2, moe_comm_backend="standard", rope=rope, **common)
+                      if experts else qwen3._build_qwen3_layers(head_dim=size, hidden_dim=11, rope=rope, **common))
+        config = kind.Config(vocab_size=37, dim=dim, enable_weight_tying=tied, tok_embeddings=Embedding.Config(num_embeddings=37, embedding_dim=dim),
+                             norm=RMSNorm.Config(normalized_shape=dim), lm_head=Linear.Config(in_features=dim, out_features=37), layers=layers)
+        settings = {"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": size, "hidden_size": dim, "num_hidden_layers": 3, "vocab_size": 37,
+                    "tie_word_embeddings": tied} | ({"num_experts": experts} if experts else {})
+        adapter = family.Llama3StateDictAdapter if family is llama3 else family.Qwen3StateDictAdapter
+        yield name, config, adapter, settings
+
+
+def state_of(config):
+    with torch.device("meta"):
+        model = config.build()
+    state = {k: torch.randn(v.shape).to(v.dtype) for k, v in model.state_dict().items()}
+    if getattr(config, "enable_weight_tying", False):
+        state["lm_head.weight"] = state["tok_embeddings.weight"].clone()
+    return state
+
+
 def main():
     try:
         import triton  # noqa: F401
@@ -40,13 +77,17 @@ def main():
     if HERE.exists():
         shutil.rmtree(HERE)
     HERE.mkdir()
-    for seed, (name, config) in enumerate(configs()):
+    models = [(name, config, DeepSeekV3StateDictAdapter, None) for name, config in configs()] + list(others())
+    for seed, (name, config, adapter, settings) in enumerate(models):
         torch.manual_seed(seed)
-        with torch.device("meta"):
-            model = config.build()
-        state = {k: torch.randn(v.shape).to(v.dtype) for k, v in model.state_dict().items()}
+        state = state_of(config)
         save_file(state, HERE / f"{name}.safetensors")
-        save_file({k: v.contiguous() for k, v in DeepSeekV3StateDictAdapter(config, None).to_hf(state).items()}, HERE / f"{name}.hf.safetensors")
+        made = adapter(config, None).to_hf(dict(state))
+        save_file({k: v.contiguous() for k, v in made.items()}, HERE / f"{name}.hf.safetensors")
+        if settings:
+            (HERE / f"{name}.json").write_text(json.dumps(settings) + "\n")
+            back = adapter(config, None).from_hf(dict(made))
+            assert set(state) - set(back) <= {k for k in state if k.endswith("expert_bias_E")} and all(torch.equal(back[k], state[k]) for k in back)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import shutil
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -543,6 +544,28 @@ def test_torchtitans_deepseek(t):
     need(lost in t.run("convert", source, out, "--map", name, "--inverse", "--overwrite", status=2).stderr.decode(), "the expert that lost a weight")
     save_file({**load_file(titan), "mtp_layers.0.enorm.weight": torch.ones(8)}, source)
     need("'mtp_layers.0.enorm.weight'" in t.run("convert", source, out, "--map", name, "--overwrite", status=2).stderr.decode(), "a further layer")
+
+
+def titan_model(t, name, file):
+    """A directory with config.json and a model of tests/golden/titan: "" is torchtitan's, ".hf" Hugging Face's."""
+    golden, folder = os.path.join(os.path.dirname(MAPS), "titan"), os.path.join(t.scratch, f"{name}{file or '.titan'}")
+    os.makedirs(folder)
+    shutil.copy(os.path.join(golden, f"{name}{file}.safetensors"), os.path.join(folder, "model.safetensors"))
+    shutil.copy(os.path.join(golden, f"{name}.json"), os.path.join(folder, "config.json"))
+    return folder
+
+
+def test_torchtitans_llama_and_qwen(t):
+    """As the adapters of torchtitan make them, and back; what they drop without a word is named."""
+    out = os.path.join(t.scratch, "out.safetensors")
+    for name in ("llama3", "qwen3", "qwen3_moe"):
+        titan, hf = titan_model(t, name, ""), titan_model(t, name, ".hf")
+        stored, there = (load_file(os.path.join(folder, "model.safetensors")) for folder in (titan, hf))
+        for source, want, inverse in ((titan, there, []), (hf, {k: v for k, v in stored.items() if not k.endswith("expert_bias_E")}, ["--inverse"])):
+            said = t.run("convert", source, out, "--map", f"torchtitan-{name.split('_')[0]}", "--overwrite", *inverse).stderr.decode()
+            same(load_file(out), want, f"{name} {inverse}")
+            says = "does not bring back what the map drops, 'layers.{layer}.moe.expert_bias_E'" if inverse else "the map leaves out 3 entries, such as 'layers.0.moe.expert_bias_E'"
+            need((says in said) == (name == "qwen3_moe" or bool(inverse) and name == "qwen3"), said)
 
 
 def test_torchtitans_gpt_oss(t):
