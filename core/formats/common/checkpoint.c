@@ -1,4 +1,5 @@
-/* What every form shares once a checkpoint is open: its parts, and where the bytes of its entries are. */
+/* What all formats share once a checkpoint is open: access to its catalog, files and parts, and to the bytes of its
+ * entries. */
 #include "formats/common/name_index.h"
 #include "formats/common/reader.h"
 #include "formats/common/shown_names.h"

@@ -1,5 +1,6 @@
-/* The bound on what shared parts of an input expand to: a pickle names a container a second time in two bytes, so a few kilobytes
- * could stand for any number of entries. Each byte of metadata allows TSR_EXPANSION_PER_BYTE bytes of names and entries. */
+/* The limit on what the shared parts of an input may expand to. A pickle refers to a container a second time in two bytes,
+ * so a few kilobytes could describe any number of entries. Each byte of metadata allows TSR_EXPANSION_PER_BYTE bytes of
+ * names and entries. */
 #ifndef TSR_FORMATS_COMMON_EXPANSION_H
 #define TSR_FORMATS_COMMON_EXPANSION_H
 
@@ -7,11 +8,12 @@
 #include "tessera/memory.h"
 #include "tessera/value.h"
 
-/* Takes `bytes` from what the input may still expand to; TSR_E_LIMIT where that is less. */
+/* Subtracts `bytes` from what the input may still expand to (*room). Fails with TSR_E_LIMIT when fewer are left. */
 tsr_status tsr_expansion_take(uint64_t *room, uint64_t bytes, const tsr_host *host, tsr_error *err);
-/* What reading `input` bytes adds to it. */
+/* Adds to *room what reading `input` bytes of metadata allows. */
 void tsr_expansion_add(uint64_t *room, uint64_t input);
-/* Takes what an object's value expands to, or replaces the value by one that is never written out (TSR_VALUE_ENDLESS). */
+/* Subtracts what an object's value expands to, or, if too little is left, replaces the value with one that is never written
+ * out in full (TSR_VALUE_ENDLESS). */
 tsr_status tsr_expansion_take_value(uint64_t *room, const tsr_value **value, tsr_arena *arena, tsr_error *err);
 
 #endif

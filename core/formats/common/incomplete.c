@@ -16,7 +16,7 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* The decimal number at `at`, and where it ends; at most nine digits. False: there is none. */
+/* Parses a decimal number of at most nine digits at `at`, and sets *end after it. False when there is no digit. */
 static bool number_at(tsr_str text, size_t at, size_t *end, uint64_t *number)
 {
     *number = 0;
@@ -27,7 +27,7 @@ static bool number_at(tsr_str text, size_t at, size_t *end, uint64_t *number)
 
 /* ---- DCP ---- */
 
-/* R of __R.metadata and __R_N.distcp; UINT64_MAX: another name. */
+/* The R of __R.metadata or __R_N.distcp; UINT64_MAX for any other name. */
 static uint64_t rank_of(tsr_str name, const char *suffix, bool has_file_number)
 {
     size_t at;
@@ -80,12 +80,12 @@ static tsr_status no_extents(tsr_checkpoint *checkpoint, tsr_status (*each)(void
 const tsr_reader tsr_reader_dcp_without_metadata = {
     .format = TSR_FORMAT_DCP, .open = open_dcp_without_metadata, .extents = no_extents};
 
-/* ---- files that are counted ---- */
+/* ---- numbered files ---- */
 
 typedef struct counting {
     tsr_checkpoint *checkpoint;
-    tsr_counted_name of; /* its count is 0 before the first */
-    uint8_t *present;    /* one per number */
+    tsr_counted_name of; /* what the files of the current set have in common; its count is 0 before the first set */
+    uint8_t *present;    /* one per number; 1 when that file exists */
     tsr_error *err;
 } counting;
 
@@ -156,7 +156,7 @@ static tsr_status report_lacking(counting *c)
     for (uint64_t i = 0; i < of->count; i++) {
         if (c->present[i]) continue;
         tsr_str name = {"", 0};
-        const int padded = of->first ? of->width : 0; /* numbers of ranks are not padded */
+        const int padded = of->first ? of->width : 0; /* ranks are written without leading zeros */
         if (names.shown < TSR_NAMES_SHOWN)
             name = tsr_arena_format(c->checkpoint->arena, c->err, "%.*s%0*llu%.*s", TSR_STR_ARG(of->before), padded,
                                     (unsigned long long)(i + of->first), TSR_STR_ARG(of->after));
@@ -190,7 +190,7 @@ static tsr_status count_file(counting *c, tsr_str name)
     return TSR_OK;
 }
 
-/* The files are in the order of their numbers or names, so that those of one set stand together. */
+/* checkpoint->files is sorted by number or name, so the files of one set follow each other. */
 static tsr_status check_counted(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     counting c = {.checkpoint = checkpoint, .err = err};
@@ -222,7 +222,8 @@ const tsr_reader tsr_reader_torch_without_index = {
 
 /* ---- rank-local metadata ---- */
 
-/* Every rank writes its own metadata: gaps below the highest rank, and ranks with data files alone, are missing files. */
+/* Every rank writes its own metadata file. Ranks below the highest one that have no file, and ranks that have only data
+ * files, lack their metadata. */
 static tsr_status check_rank_metadata(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
@@ -245,7 +246,7 @@ static tsr_status check_rank_metadata(tsr_checkpoint *checkpoint, tsr_error *err
     return end_set(&c);
 }
 
-/* Every rank has the parts that some rank has, and ranks count from 0. */
+/* Every rank must have every part that any rank has, and ranks are numbered from 0. */
 static tsr_status check_rank_parts(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;

@@ -1,4 +1,4 @@
-/* Entries made of what several ranks hold: copies of one tensor, or tensors that differ. */
+/* Combines the entries of several ranks into one: replicas of one tensor, or a list of tensors that differ. */
 #include "formats/common/joined_entries.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Open addressing with linear probing over item numbers; at most half of the slots are taken. */
+/* Open addressing with linear probing; the slots store item numbers, and at most half of them are used. */
 #include "formats/common/name_index.h"
 
 #include "tessera/sys/alloc.h"
@@ -10,7 +10,7 @@ struct tsr_name_index {
     tsr_named_items named;
     uint64_t seed;
     uint64_t mask;    /* slots - 1 */
-    uint32_t slots[]; /* item number + 1; 0: free */
+    uint32_t slots[]; /* item number + 1; 0 when free */
 };
 
 static tsr_str name_of(const tsr_name_index *index, uint32_t item)
@@ -18,7 +18,7 @@ static tsr_str name_of(const tsr_name_index *index, uint32_t item)
     return *(const tsr_str *)(const void *)((const char *)index->named.items + item * index->named.stride);
 }
 
-/* The slot that holds the name, or the free one where it belongs. */
+/* The slot of the item with this name, or the free slot where it would be inserted. */
 static uint32_t *find_slot(tsr_name_index *index, tsr_str name)
 {
     uint64_t at = tsr_hash_bytes(name.data, name.size, index->seed) & index->mask;
@@ -45,7 +45,7 @@ tsr_status tsr_name_index_new(const tsr_allocator *allocator, tsr_named_items na
     index->allocator = allocator;
     index->named = named;
     index->seed =
-        (uintptr_t)index ^ (uintptr_t)named.items; /* addresses differ from run to run: collisions cannot be planned */
+        (uintptr_t)index ^ (uintptr_t)named.items; /* addresses differ between runs, so collisions cannot be planned */
     index->mask = slots - 1;
     for (uint32_t i = 0; i < named.count; i++) {
         uint32_t *slot = find_slot(index, name_of(index, i));

@@ -1,5 +1,5 @@
-/* Look-up by name in an array whose items begin with a tsr_str: 4 bytes a slot, so that a million entries cost 8 MB.
- * Borrows the array, which must not move or change while the index lives. */
+/* Looks up names in an array whose items begin with a tsr_str. Needs 4 bytes per slot, so 8 MB for a million entries.
+ * Borrows the array, which must not move or change while the index exists. */
 #ifndef TSR_FORMATS_COMMON_NAME_INDEX_H
 #define TSR_FORMATS_COMMON_NAME_INDEX_H
 
@@ -9,7 +9,7 @@ typedef struct tsr_name_index tsr_name_index;
 
 #define TSR_NO_NAME UINT64_MAX
 
-/* Items that begin with a tsr_str, their name. */
+/* An array of items, each of which begins with its name, a tsr_str. */
 typedef struct tsr_named_items {
     const void *items;
     size_t stride; /* bytes */
@@ -17,12 +17,12 @@ typedef struct tsr_named_items {
 } tsr_named_items;
 #define TSR_NAMED_ITEMS(array, size) ((tsr_named_items){(array), sizeof *(array), (size)})
 
-/* Indexes the items. *duplicate (may be NULL) is the first item whose name an earlier item has, or TSR_NO_NAME; the index then
- * finds the earlier one. Free with tsr_name_index_free. */
+/* Indexes the items. *duplicate (may be NULL) is the first item that has the same name as an earlier one, or TSR_NO_NAME;
+ * the index finds the earlier of the two. Free with tsr_name_index_free. */
 tsr_status tsr_name_index_new(const tsr_allocator *allocator, tsr_named_items named, tsr_name_index **out,
                               uint64_t *duplicate, tsr_error *err);
-void tsr_name_index_free(tsr_name_index *index); /* takes NULL */
-/* Number of the item, or TSR_NO_NAME (also for a NULL index). Thread-safe. */
+void tsr_name_index_free(tsr_name_index *index); /* accepts NULL */
+/* The number of the item with this name, or TSR_NO_NAME. A NULL index has no items. Thread-safe. */
 uint64_t tsr_name_index_find(const tsr_name_index *index, tsr_str name);
 
 #endif

@@ -1,4 +1,4 @@
-/* What a checkpoint that is not whole may still be used for. */
+/* Decides what an incomplete checkpoint may still be used for. */
 #include "formats/common/reader.h"
 #include "formats/common/shown_names.h"
 #include "tessera/sys/checkpoint.h"
@@ -51,7 +51,7 @@ static tsr_status refuse_per_rank(const tsr_checkpoint *checkpoint, tsr_error *e
                      tsr_shown_names_rest(&names), one ? "it" : "them", one ? "it" : "them");
 }
 
-/* What an index names and no file has: nothing is known of it but the name. */
+/* Rejects selected entries that are named in an index but are in no file: nothing but their names is known. */
 static tsr_status refuse_missing(const tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_str first = {NULL, 0};

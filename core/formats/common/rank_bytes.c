@@ -1,6 +1,6 @@
-/* Views of equal strides are compared as the runs of bytes that they span, which is the usual case. Where that does not
- * decide, elements are visited in the order of the first view's strides, largest first, so that at least one of the two
- * files is read from front to back. */
+/* Two views with equal strides are first compared as the byte ranges that they span, which is the usual case and is fast. If
+ * that does not decide, their elements are visited in the order of the first view's strides, largest first, so that at least
+ * one of the two files is read from front to back. */
 #include "formats/common/rank_bytes.h"
 
 #include <stdlib.h>
@@ -11,17 +11,17 @@
 
 enum { BLOCK = 256 << 10, SMALL = 4 << 10, WHOLE = 64 << 20, MAX_VISITS_PER_BYTE = 8 };
 
-/* A part of a file in memory. */
+/* The part of a file that is in memory. */
 typedef struct window {
     uint32_t file;
-    uint64_t from, end; /* bytes of the file that may be read: the span of the view */
-    uint64_t at;        /* of `bytes` in the file */
+    uint64_t from, end; /* range of the file that may be read: what the view spans */
+    uint64_t at;        /* where `bytes` begins in the file */
     size_t size, most;
     uint8_t *bytes;
 } window;
 
 typedef struct dimension {
-    uint64_t size, steps[2]; /* bytes from one element to the next, in either view */
+    uint64_t size, steps[2]; /* steps: bytes from one element to the next, for each of the two views */
 } dimension;
 
 typedef struct matching {
@@ -29,7 +29,7 @@ typedef struct matching {
     window windows[2];
     dimension dims[TSR_MAX_NDIM];
     uint32_t rank;
-    uint32_t item, unit; /* bytes of an element, and of a number in it */
+    uint32_t item, unit; /* bytes of an element, and of the numbers in it whose byte order matters */
     bool swap;           /* one of the two is stored big-endian */
     tsr_error *err;
 } matching;
@@ -46,7 +46,7 @@ static window window_on(const tsr_chunk *chunk, uint8_t *bytes)
     return (window){.file = view.file, .from = view.byte_offset, .end = end, .most = SMALL, .bytes = bytes};
 }
 
-/* ---- as runs of bytes ---- */
+/* ---- comparing byte ranges ---- */
 
 static tsr_status match_runs(matching *m, bool *same)
 {
@@ -109,8 +109,8 @@ static tsr_status walk_elements(matching *m, bool *same)
     }
 }
 
-/* Reads the whole range of a window into memory, if it is small. Otherwise one of the two views would be read in many small
- * pieces far apart. */
+/* Reads the whole range of a window into memory, if it is small. Otherwise one of the two views might be read in many small
+ * pieces that are far apart. */
 static tsr_status load_whole(matching *m, window *w, uint8_t **memory)
 {
     const size_t size = (size_t)(w->end - w->from);
@@ -142,8 +142,8 @@ static int by_first_step(const void *left, const void *right)
     return (a->steps[0] < b->steps[0]) - (a->steps[0] > b->steps[0]);
 }
 
-/* The dimensions worth walking: of several elements, not all of them the same stored ones. False: the visits are not worth
- * what is stored. */
+/* Collects the dimensions that have to be walked: those with several elements, unless all of them are the same stored
+ * element in both views. Returns false if there would be too many visits compared with the number of stored bytes. */
 static bool take_dimensions(matching *m, const tsr_entry *entry, const uint64_t *strides_a, const uint64_t *strides_b)
 {
     uint64_t row_major = 1, visits = 1, stored = 0;
@@ -173,7 +173,7 @@ static tsr_status match(matching *m, const tsr_entry *entry, const tsr_view *a, 
     if (a->conj != b->conj || a->neg != b->neg) return TSR_OK;
     if (alike && m->windows[0].end - m->windows[0].from == m->windows[1].end - m->windows[1].from) {
         TSR_TRY(match_runs(m, same));
-        if (*same || !a->strides) return TSR_OK; /* bytes between the elements may differ */
+        if (*same || !a->strides) return TSR_OK; /* they may differ only in bytes between the elements */
         *same = false;
     }
     if (!m->item || entry->ndim > TSR_MAX_NDIM || !take_dimensions(m, entry, a->strides, b->strides)) return TSR_OK;

@@ -1,4 +1,5 @@
-/* Holders are collected while the ranks' files are read, then grouped by entry, each group in order of ranks. */
+/* Collects which rank holds which entry while the ranks' files are read, then groups the holders by entry, each group in
+ * order of ranks. */
 #include "formats/common/rank_entries.h"
 
 #include <stdlib.h>
@@ -25,9 +26,11 @@ typedef struct group {
 
 typedef struct settling {
     tsr_rank_entries *ranks;
-    tsr_map *stages; /* sets of ranks that hold one sharded tensor */
+    tsr_map *stages; /* the sets of ranks that hold some sharded tensor, if not all ranks do */
     tsr_shown_names differing;
-    uint64_t bytes_left; /* to be compared: many views of one storage must not cost more than a few times the files' bytes */
+    /* How many bytes may still be compared: many views of one storage must not cost more than a few times the files'
+     * bytes. */
+    uint64_t bytes_left;
     tsr_error *err;
 } settling;
 
@@ -65,7 +68,7 @@ static bool next_group(const tsr_rank_entries *ranks, size_t *at, group *out)
 
 /* ---- stages ---- */
 
-/* The ranks of a group as a key; 64 bits of a hash are enough to tell the sets of one checkpoint apart. */
+/* A key for the set of ranks in a group. A 64-bit hash is enough to distinguish the sets of one checkpoint. */
 static uint64_t set_of(const group *g)
 {
     uint64_t set = 0;
@@ -106,7 +109,7 @@ static bool are_alike(const tsr_entry *a, const tsr_entry *b)
     return a->kind == b->kind && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
 }
 
-/* Whether a tensor is stored as one box that covers it. */
+/* Whether a tensor is stored as a single chunk that covers it. */
 static bool is_whole(const tsr_entry *entry)
 {
     return entry->kind == TSR_ENTRY_TENSOR && entry->chunk_count == 1 &&
@@ -119,7 +122,7 @@ static tsr_status match_tensors(settling *s, const tsr_entry *a, const tsr_entry
     if (!is_whole(a) || !is_whole(b) || !are_alike(a, b)) return TSR_OK;
     if (s->ranks->decide && s->ranks->decide(s->ranks->checkpoint, a, b, same)) return TSR_OK;
     const uint64_t bytes = a->chunks[0].byte_length + b->chunks[0].byte_length;
-    if (bytes > s->bytes_left) return TSR_OK; /* different as far as is known: listed per rank, and lost for nobody */
+    if (bytes > s->bytes_left) return TSR_OK; /* treated as different: both are then listed, and nothing is lost */
     s->bytes_left -= bytes;
     return tsr_rank_bytes_match(s->ranks->checkpoint, a, b, same, s->err);
 }
@@ -137,7 +140,7 @@ static bool match_inner(void *ctx, const tsr_entry *a, const tsr_entry *b)
     return same && m->status == TSR_OK;
 }
 
-/* Tensors that are not dense (quantized, sparse, subclasses), with the dense ones that they are made of. */
+/* Compares values that contain tensors (quantized or sparse tensors, tensor subclasses), including those inner tensors. */
 static tsr_status match_values(settling *s, const tsr_entry *a, const tsr_entry *b, bool *same)
 {
     inner_match m = {s, TSR_OK};
@@ -147,8 +150,8 @@ static tsr_status match_values(settling *s, const tsr_entry *a, const tsr_entry 
     return m.status;
 }
 
-/* Whether the group is one that must be equal on all ranks. Opaque parts of sharded tensors, whose place cannot be told, are
- * left to the rank that can. */
+/* Whether the entries of a group must be equal on all ranks. Groups of opaque tensors next to sharded ones are not compared:
+ * the opaque ones are shards whose offsets are unknown, and another rank's shard has them. */
 static bool is_compared(const group *g, bool *dense)
 {
     uint32_t plain = 0, opaque = 0, sharded = 0;
@@ -162,7 +165,7 @@ static bool is_compared(const group *g, bool *dense)
     return plain > 0 || (opaque > 0 && sharded == 0);
 }
 
-/* *other: the first holder whose tensor is not the first one's; count when there is none. */
+/* Sets *other to the first holder whose tensor differs from that of the first holder, or to `count` if none does. */
 static tsr_status find_other(settling *s, const group *g, bool dense, uint32_t *other)
 {
     for (*other = 1; *other < g->count; ++*other) {
@@ -181,7 +184,7 @@ static bool is_tensor(const tsr_entry *entry)
     return entry->kind == TSR_ENTRY_TENSOR || entry->dtype != TSR_DTYPE_NONE;
 }
 
-/* Gives an entry the table of what each rank holds: its tensors, or all that the holders have. */
+/* Gives an entry the table of what each rank holds: the holders' entries that `counts` accepts, or all of them (NULL). */
 static tsr_status list_ranks(settling *s, const group *g, bool (*counts)(const tsr_entry *entry), tsr_entry *entry)
 {
     tsr_arena *arena = s->ranks->checkpoint->arena;
@@ -211,7 +214,7 @@ static tsr_status mark(settling *s, const group *g, tsr_entry *entry)
     return TSR_OK;
 }
 
-/* The first rank that holds nothing of the name. */
+/* The lowest rank that does not have an entry of this name. */
 static uint32_t absent_from(const group *g)
 {
     uint32_t rank = 0;
@@ -240,7 +243,8 @@ static tsr_status report(const settling *s, const group *g, uint32_t other, tsr_
                            "'%.*s' has %s than in '%.*s'", TSR_STR_ARG(fqn), what, TSR_STR_ARG(first));
 }
 
-/* Objects, and sharded tensors: what joined them kept the first rank's where they do not agree. */
+/* For objects and sharded tensors. Joining them kept the first rank's entry, so the ranks that differ from it are
+ * reported. */
 static tsr_status report_joined(settling *s, const group *g)
 {
     const tsr_entry *first = g->holders[0].entry;
@@ -275,7 +279,7 @@ static tsr_status settle_group(settling *s, const group *g)
     return mark(s, g, entry);
 }
 
-/* For a map of shards, which decides what the ranks' tensors are. */
+/* For a map of shards, which decides how the ranks' tensors are joined. */
 static tsr_status keep_all(settling *s)
 {
     group g;

@@ -1,4 +1,5 @@
-/* What each format's reader fills in, and the seam between them and tsr_checkpoint_open (formats/recognize/open.c). */
+/* What each format's reader implements: the interface between the readers and tsr_checkpoint_open
+ * (formats/recognize/open.c). */
 #ifndef TSR_FORMATS_COMMON_READER_H
 #define TSR_FORMATS_COMMON_READER_H
 
@@ -11,64 +12,65 @@
 
 struct tsr_checkpoint {
     tsr_store *store;
-    tsr_store *given;   /* to tsr_checkpoint_open; another one where a step was chosen */
-    tsr_vec entered;    /* of tsr_store *: opened below `given` on the way to `store`, closed with the checkpoint */
-    tsr_str step;       /* the way from `given` to `store`, in the arena; empty: they are one */
-    const char *step_marker; /* the file that named it, or NULL */
+    tsr_store *given;   /* the store passed to tsr_checkpoint_open; differs from `store` when a step was chosen */
+    tsr_vec entered;    /* tsr_store *: opened below `given` on the way to `store`; closed with the checkpoint */
+    tsr_str step;       /* path from `given` to `store`, in the arena; empty when they are the same */
+    const char *step_marker; /* the file that named the step, or NULL */
     const tsr_host *host;
     tsr_arena *arena;
     tsr_findings *findings;
     tsr_open_options options;
-    /* The files that recognition chose, in order (numbers in names by value): the one file, the index, the shards, the rank
-     * files. For dcp: the metadata file or files. Chosen by content; other files of the store may be anything. */
+    /* The files that recognition chose, in order, with numbers in names compared by value: the one file, the index, the
+     * shards, or the rank files. For dcp, the metadata file or files. They are chosen by content; the store may have any
+     * other files, too. */
     const uint32_t *files;
     uint32_t file_count;
-    const uint32_t *file_ranks; /* the rank of each of `files`, which are in order of ranks; NULL: their names tell */
-    uint32_t stages;            /* pipeline stages that the ranks are of; 0: not known, which counts as one */
-    uint32_t joined_ranks;      /* of which every entry has a per_rank table, for a map of shards to join (rank_entries.h); or 0 */
-    const uint32_t *listed; /* the files that are there of those that an index names */
+    const uint32_t *file_ranks; /* the rank of each of `files`, in ascending order; NULL when their names state it */
+    uint32_t stages;            /* pipeline stages that the ranks belong to; 0 when unknown, which is treated as 1 */
+    uint32_t joined_ranks;      /* every entry has a per_rank table of this many ranks, for a map of shards to join; or 0 */
+    const uint32_t *listed; /* those files named in an index that exist */
     uint32_t listed_count;
     tsr_catalog catalog;
-    struct tsr_name_index *index; /* FQN → entry; built by open.c after the reader is done */
+    struct tsr_name_index *index; /* FQN → entry; built by open.c after the reader has filled the catalog */
     const struct tsr_reader *reader;
-    void *state;           /* the reader's own, in the arena */
-    tsr_str incomplete;    /* why the save counts as interrupted, in the arena; empty: it does not */
-    bool is_probe;         /* only its format is asked for: what lies below it is of no interest */
-    bool names_unknown;    /* only a missing file has the names of the entries */
-    tsr_vec missing;       /* of tsr_str: files that the metadata names and the store does not have */
-    /* Of tsr_str: files that the form implies and the store does not have. Only of a checkpoint that was opened for its own
-     * sake; otherwise it has no allocator. */
+    void *state;           /* the reader's private data, in the arena */
+    tsr_str incomplete;    /* why the save counts as interrupted, in the arena; empty if it does not */
+    bool is_probe;         /* only the format is wanted, so checkpoints further down are not looked for */
+    bool names_unknown;    /* the names of the entries are only in a file that is missing */
+    tsr_vec missing;       /* tsr_str: files that the metadata names and the store does not have */
+    /* tsr_str: files that the format allows for and the store does not have. Only collected for the checkpoint that the
+     * caller opened; for mounted ones it has no allocator. */
     tsr_vec implied;
-    uint64_t expansion;    /* bytes that what the input shares may still expand to (expansion.h) */
+    uint64_t expansion;    /* bytes that shared parts of the input may still expand to (expansion.h) */
 };
 
 typedef struct tsr_reader {
     tsr_format format;
-    /* Forms in the table of formats/recognize/forms.c: whether the directory is one, by the files that the framework always
-     * writes, and by their content where others write such names too. May set checkpoint->files. Errors: those of reading. */
+    /* everything except `recognizes` may be loaded on demand with tsr_host.load (wasm/split.mjs reads this field) */
     tsr_status (*recognizes)(tsr_checkpoint *checkpoint, bool *is, tsr_error *err);
-    bool has_no_metadata; /* such a form never has a .metadata in its root: a directory with one is not asked about */
-    bool is_rare; /* all but `recognizes` may be loaded on demand: tsr_host.load is called before (wasm/split.mjs reads this field) */
-    /* Fills checkpoint->catalog and the findings; open.c refuses names that collide. Cleans up after itself when it fails:
-     * `close` is called only after it succeeded. */
+    bool has_no_metadata; /* never has .metadata in its root, so a directory that has one is not tested */
+    bool is_rare; /* all except `recognizes` may be loaded on demand, by tsr_host.load (wasm/split.mjs reads this field) */
+    /* Fills checkpoint->catalog and the findings; open.c rejects names that collide. Cleans up after itself when it fails:
+     * `close` is called only after `open` succeeded. */
     tsr_status (*open)(tsr_checkpoint *checkpoint, tsr_error *err);
-    /* NULL: chunks are raw, or their view is set. */
+    /* NULL when every chunk is raw bytes or has its view. */
     tsr_status (*locate)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                          tsr_view *out, tsr_error *err);
     tsr_status (*extents)(tsr_checkpoint *checkpoint,
                           tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx, tsr_error *err);
-    void (*close)(tsr_checkpoint *checkpoint); /* or NULL: frees what is outside the arena */
-    /* NULL: no CRCs are stated; else as tsr_checkpoint_crc, *out being zeroed. The chunk's file is there and its view, if
-     * it has one, changes nothing. */
+    void (*close)(tsr_checkpoint *checkpoint); /* frees what is outside the arena; or NULL */
+    /* NULL when the format states no CRCs. Otherwise as tsr_checkpoint_crc, with *out zeroed. Called only if the chunk's
+     * file exists and its view, if it has one, does not transform the bytes. */
     tsr_status (*crc)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                       tsr_stated_crc *out, tsr_error *err);
-    /* What `locate` and `crc` say of a tensor's chunk without a view, by reading once; NULL: neither of them reads. */
+    /* The results of both `locate` and `crc` for a tensor's chunk without a view, with a single read. NULL when neither of
+     * them reads. */
     tsr_status (*find)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                        tsr_found *out, tsr_error *err);
 } tsr_reader;
 
-/* tsr_checkpoint_open with a reader that is known, for the `count` files that are its (checkpoint->files). NULL: the store is
- * recognized. Options, ownership and errors as there. */
+/* A format known in advance, and its files. tsr_checkpoint_open_as works like tsr_checkpoint_open, but opens the `count`
+ * given files with the given reader (they become checkpoint->files). If `form` is NULL, the format is recognized. */
 typedef struct tsr_form {
     const tsr_reader *reader;
     const uint32_t *files;
@@ -77,13 +79,13 @@ typedef struct tsr_form {
 tsr_status tsr_checkpoint_open_as(tsr_store *store, const tsr_host *host, const tsr_open_options *options, const tsr_form *form,
                                   tsr_checkpoint **out, tsr_error *err);
 
-/* Notes a file that the metadata names and that is not there; copies the name. */
+/* Records a file that the metadata names and the store does not have. Copies the name. */
 tsr_status tsr_checkpoint_lacks(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err);
-/* Notes a file that such a checkpoint may have, for servers that list nothing, unless it is there; copies the name. Its absence is
- * not a finding. Does nothing for a checkpoint that is mounted in another one. */
+/* Records a file that a checkpoint of this format may have, unless the store has it; for servers that cannot list their
+ * files. Its absence is not a finding. Does nothing for a checkpoint that is mounted in another one. Copies the name. */
 tsr_status tsr_checkpoint_implies(tsr_checkpoint *checkpoint, tsr_str file, tsr_error *err);
-/* Reports `parts/incomplete-save` at `file` (may be empty) and keeps the first message, which must live in the checkpoint's
- * arena, for tsr_checkpoint_require. An empty message is out of memory. */
+/* Reports `parts/incomplete-save` at `file` (may be empty) and keeps the first message for tsr_checkpoint_require. `message`
+ * must live in the checkpoint's arena; an empty one means that formatting it ran out of memory. */
 tsr_status tsr_checkpoint_is_incomplete(tsr_checkpoint *checkpoint, tsr_str file, tsr_str message, tsr_error *err);
 
 extern const tsr_reader tsr_reader_dcp;

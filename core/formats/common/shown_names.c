@@ -13,7 +13,7 @@ static void append(tsr_shown_names *list, const char *text, size_t size)
 void tsr_shown_names_add(tsr_shown_names *list, tsr_str name)
 {
     const size_t most = TSR_NAMES_BYTES / 2, size = name.size < most ? name.size : most;
-    /* Nothing is shown after the first name that did not fit: the list is the first names, in order. */
+    /* Once a name did not fit, no later one is shown, so that the list is always the first names in order. */
     const bool full = list->shown == TSR_NAMES_SHOWN || list->shown < list->count || list->used + size + 4 > TSR_NAMES_BYTES;
     list->count++;
     if (full) return;

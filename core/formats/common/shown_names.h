@@ -1,4 +1,4 @@
-/* The first of many names as text for one message: "'a', 'b', 'c', …". */
+/* The first of many names, formatted for a message: "'a', 'b', 'c', …". */
 #ifndef TSR_FORMATS_COMMON_SHOWN_NAMES_H
 #define TSR_FORMATS_COMMON_SHOWN_NAMES_H
 
@@ -12,7 +12,7 @@ typedef struct tsr_shown_names {
     uint64_t shown, count;
 } tsr_shown_names;
 
-/* Counts a name, and shows it if there is room. Starts from a zeroed list. */
+/* Counts a name, and appends it if there is room. The list must be zeroed before the first call. */
 void tsr_shown_names_add(tsr_shown_names *list, tsr_str name);
 /* ", …" when names were left out, otherwise nothing. */
 const char *tsr_shown_names_rest(const tsr_shown_names *list);

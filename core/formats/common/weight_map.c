@@ -1,4 +1,5 @@
-/* An index file says which file of the folder holds which tensor. Its file names come from strangers: a bare name only. */
+/* Reads index files, which say which file of the directory holds which tensor. The input is untrusted, so only bare file
+ * names are accepted. */
 #include "formats/common/weight_map.h"
 
 #include <inttypes.h>
@@ -29,7 +30,7 @@ typedef struct reader {
     tsr_error *err;
 } reader;
 
-/* Looks a file name up once, however many tensors it has. */
+/* Looks each file name up in the store only once, however many tensors the file has. */
 static tsr_status find_file(reader *r, tsr_weight *weight)
 {
     uint32_t *number;
@@ -101,7 +102,8 @@ static tsr_status read_total(reader *r, const cJSON *root, tsr_weight_map *out)
                            "metadata.total_size is not a number of bytes");
 }
 
-/* An index without tensors, next to files that may well have some, would make a checkpoint of nothing. */
+/* Rejects an index that names no tensor although there are files that may hold some: it would be opened as an empty
+ * checkpoint. */
 static tsr_status refuse_empty(const reader *r)
 {
     const tsr_store *store = r->checkpoint->store;

@@ -1,17 +1,17 @@
-/* The catalog of a DCP checkpoint: `.metadata`, or the union of the rank-local `__R.metadata` files.
+/* Builds the catalog of a DCP checkpoint from `.metadata`, or from the union of the rank-local `__R.metadata` files.
  *
  *   state_dict_metadata   FQN → tensor (dtype, size, chunks) or bytes      entries, in its order
  *   planner_data          FQN → path from the root                          entry.path
  *   storage_data          (FQN, offsets) → file, offset, length             dcp_place.c
  *
- * Boxes that occur twice (replicas, one a rank) are chunks once and `replicas` after that. */
+ * If a box occurs several times (replicas, one per rank), the first becomes a chunk and the others become `replicas`. */
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/dcp/dcp_verdict.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 
-/* Entry `fqn`, new or seen in an earlier source. */
+/* Finds the entry `fqn`, or adds it if no earlier source has it. */
 static tsr_status entry_for(tsr_checkpoint *checkpoint, tsr_str fqn, uint32_t *index, bool *inserted, tsr_error *err)
 {
     tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
@@ -31,7 +31,7 @@ static tsr_status entry_for(tsr_checkpoint *checkpoint, tsr_str fqn, uint32_t *i
     return TSR_OK;
 }
 
-/* What the metadata says of a tensor; another rank's metadata must say the same. */
+/* Sets a tensor's entry from the metadata. If another rank's metadata has the tensor too, it must state the same. */
 static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_output_entry *source, const uint64_t *record, bool inserted,
                              tsr_error *err)
 {
@@ -56,7 +56,7 @@ static tsr_status set_chunks(const tsr_dcp_output_entry *source, const tsr_entry
     const uint64_t *words = tsr_dcp_chunks(&source->metadata, record);
     for (uint64_t i = 0; i < record[1]; i++) {
         uint32_t ndim;
-        chunks[i] = (tsr_chunk){.file = TSR_NO_FILE, .byte_length = UINT64_MAX /* no record yet */};
+        chunks[i] = (tsr_chunk){.file = TSR_NO_FILE, .byte_length = UINT64_MAX /* not placed yet */};
         chunks[i].offsets = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_offsets(words[i]), &ndim);
         chunks[i].sizes = tsr_dcp_dims(&source->metadata, tsr_dcp_chunk_sizes(words[i]), &ndim);
         TSR_FAIL_IF(ndim != entry->ndim, err, TSR_E_FORMAT,
@@ -66,7 +66,7 @@ static tsr_status set_chunks(const tsr_dcp_output_entry *source, const tsr_entry
     return TSR_OK;
 }
 
-/* One pair of state_dict_metadata. */
+/* Adds one key and value of state_dict_metadata. */
 static tsr_status add_entry(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_ref key, tsr_ref value, tsr_error *err)
 {
     tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
@@ -96,7 +96,7 @@ static tsr_status add_entry(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *so
     return TSR_OK;
 }
 
-/* Chunks of all tensors together, and one for each object. */
+/* The number of chunks: those of all tensors, and one per object. */
 static uint64_t count_chunks(const tsr_dcp_output_entry *source, const tsr_ref *pairs, size_t count)
 {
     uint64_t total = 0;
@@ -114,7 +114,8 @@ static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *
     uint64_t before = tsr_dcp_state_of(checkpoint)->entries.count, total = count_chunks(source, pairs, count);
     TSR_FAIL_IF(total > SIZE_MAX / sizeof(tsr_chunk), err, TSR_E_LIMIT, "dcp: %llu chunks are too many",
                 (unsigned long long)total);
-    TSR_TRY(tsr_expansion_take(&checkpoint->expansion, total * sizeof(tsr_chunk), checkpoint->host, err)); /* lists may be shared */
+    /* Lists may be shared. */
+    TSR_TRY(tsr_expansion_take(&checkpoint->expansion, total * sizeof(tsr_chunk), checkpoint->host, err));
     source->chunks = tsr_alloc(checkpoint->host->allocator, (size_t)total, sizeof(tsr_chunk), err);
     if (!source->chunks) return TSR_E_NOMEM;
     source->chunk_room = total;
@@ -125,14 +126,15 @@ static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *
     return TSR_OK;
 }
 
-/* One path of planner_data: a tuple of str (dict keys) and int (list positions). Anything else leaves a flat key. */
+/* Sets an entry's path from planner_data: a tuple of str (dict keys) and int (list positions). With any other value, the
+ * entry keeps its flat key. */
 static tsr_status set_path(tsr_checkpoint *checkpoint, const tsr_pickle *pickle, tsr_entry *entry, tsr_ref path,
                            tsr_error *err)
 {
     size_t count;
     const tsr_ref *items = tsr_pickle_items(pickle, path, &count);
     if (tsr_pickle_kind_of(pickle, path) != TSR_PICKLE_TUPLE || count == 0 || count > UINT32_MAX) return TSR_OK;
-    uint64_t bytes = (uint64_t)count * sizeof(tsr_path_item); /* paths and their keys may be shared */
+    uint64_t bytes = (uint64_t)count * sizeof(tsr_path_item); /* entries may share paths and keys */
     for (size_t i = 0; i < count && bytes <= checkpoint->expansion; i++) bytes += tsr_pickle_text(pickle, items[i]).size;
     TSR_TRY(tsr_expansion_take(&checkpoint->expansion, bytes, checkpoint->host, err));
     tsr_path_item *out = tsr_arena_array(checkpoint->arena, count, sizeof *out, err);
@@ -187,7 +189,7 @@ static tsr_status read_source(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *
     return status;
 }
 
-/* The chunks of every source, entry by entry. With one source they lie so already. */
+/* Collects each entry's chunks from all sources. With a single source, they are already contiguous. */
 static tsr_status join_parts(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err)
 {
     const tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
@@ -225,7 +227,7 @@ static int compare_dims(const uint64_t *a, const uint64_t *b, uint32_t ndim)
     return 0;
 }
 
-/* Whether offsets only grow: then no box can occur twice. */
+/* Whether the offsets are strictly ascending, so that no box can occur twice. */
 static bool offsets_grow(const tsr_entry *entry)
 {
     for (uint64_t i = 1; i < entry->chunk_count; i++) {
@@ -235,7 +237,7 @@ static bool offsets_grow(const tsr_entry *entry)
     return true;
 }
 
-/* Moves second occurrences of a box behind the first ones. `keys` has room for one key a chunk. */
+/* Moves repeated boxes after the first occurrences. `keys` has room for one key per chunk. */
 static tsr_status split_with(tsr_entry *entry, tsr_map *boxes, char *keys, tsr_arena *scratch, tsr_error *err)
 {
     size_t half = entry->ndim * sizeof(uint64_t);
@@ -273,7 +275,7 @@ static tsr_status split_replicas(tsr_checkpoint *checkpoint, tsr_entry *entry, t
     return status;
 }
 
-/* Files that a form of DCP has next to the items: a DCP with a meta.pt is Lightning's. */
+/* Files that some formats based on DCP store next to the data files: meta.pt is Lightning's, common.pt Megatron's. */
 static bool belongs_to_form(const tsr_dcp_state *state, tsr_str name)
 {
     return tsr_str_equal(name, TSR_STR("meta.pt")) || (state->is_megatron && tsr_str_equal(name, TSR_STR("common.pt")));
@@ -284,10 +286,12 @@ static tsr_status report_unreferenced(tsr_checkpoint *checkpoint, tsr_error *err
     const tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
     for (uint32_t f = 0; f < checkpoint->store->file_count; f++) {
         tsr_str name = checkpoint->store->files[f].name;
-        if (!name.size || state->file_uses[f] != TSR_DCP_UNUSED || belongs_to_form(state, name)) continue; /* see io/store_view.h */
+        /* A store view hides files by empty names (io/store_view.h). */
+        if (!name.size || state->file_uses[f] != TSR_DCP_UNUSED || belongs_to_form(state, name)) continue;
         bool data =
-            tsr_str_ends(name, TSR_STR(".distcp")) && !memchr(name.data, '/', name.size); /* below may be another save */
-        if (data && checkpoint->store->files[f].size == 0) continue; /* of a rank that had nothing to write */
+            /* Those below may be other saves. */
+            tsr_str_ends(name, TSR_STR(".distcp")) && !memchr(name.data, '/', name.size);
+        if (data && checkpoint->store->files[f].size == 0) continue; /* the rank had nothing to write */
         tsr_level level = data ? TSR_WARNING : TSR_NOTE;
         tsr_place place = {name, TSR_NO_POSITION, {NULL, 0}};
         TSR_TRY(tsr_finding_add_at(checkpoint->findings, (tsr_rated_rule){"dcp/unreferenced-file", level}, place, err,
@@ -315,7 +319,7 @@ static tsr_status read_all(tsr_checkpoint *checkpoint, tsr_error *err)
     return tsr_dcp_read_objects(checkpoint, entries, count, err);
 }
 
-/* What only opening needs. */
+/* Frees what only opening needs. */
 static void free_work(tsr_dcp_state *state)
 {
     tsr_map_free(state->names);

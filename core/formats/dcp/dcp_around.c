@@ -1,4 +1,4 @@
-/* An item's archive without its bytes. */
+/* Writes what surrounds a tensor's bytes in a DCP item, and whole items of objects. */
 #include "formats/torch/torch_writer.h"
 #include "tessera/box.h"
 #include "tessera/sys/box.h"

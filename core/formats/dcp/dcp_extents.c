@@ -1,6 +1,6 @@
-/* Every item of a DCP checkpoint in the order of the files, for checks that read everything: each item's archive is
- * opened, compared with the metadata, and given out member by member. Opening one takes a few small reads that wait for each
- * other, so that threads open the next ones together. */
+/* Lists every item of a DCP checkpoint in file order, for checks that read everything: each item's archive is opened,
+ * compared with the metadata, and passed on member by member. Opening one takes a few small reads that depend on each other,
+ * so threads open the next few archives in parallel. */
 #include <stdlib.h>
 
 #include "formats/dcp/dcp_state.h"
@@ -9,24 +9,25 @@
 #include "tessera/sys/try.h"
 
 #define AHEAD_PER_THREAD   4u
-#define AHEAD_OBJECT_BYTES (UINT64_C(1) << 20) /* of items of objects, which are read whole, opened together */
+#define AHEAD_OBJECT_BYTES (UINT64_C(1) << 20) /* limit on the objects opened ahead, because their items are read into
+                                                * memory */
 
 typedef struct item {
     uint32_t file;
-    uint64_t byte_offset; /* where its bytes begin: of the blob, or of the elements when they have a view */
+    uint64_t byte_offset; /* where its bytes begin: those of the blob, or of the elements if the chunk has a view */
     uint64_t byte_length;
     const tsr_entry *entry;
     const tsr_chunk *chunk;
-    bool skipped; /* it overlaps others that are given out */
+    bool skipped; /* overlaps other items, which are passed on instead */
 } item;
 
-/* An item's archive that was opened ahead. */
+/* An item's archive that was opened in advance. */
 typedef struct opened {
     const item *of;
     tsr_arena *scratch;     /* NULL: not opened */
-    tsr_findings *findings; /* of this item alone */
+    tsr_findings *findings; /* for this item only */
     tsr_torch_item archive;
-    tsr_view view; /* of a tensor */
+    tsr_view view; /* where the elements are, if the item is a tensor */
     tsr_status status;
     tsr_error why;
 } opened;
@@ -35,7 +36,7 @@ typedef struct walk {
     tsr_checkpoint *checkpoint;
     tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err);
     void *ctx;
-    opened *ahead; /* `room` of them */
+    opened *ahead; /* array of `room` */
     size_t room, used;
 } walk;
 
@@ -76,14 +77,14 @@ static tsr_status collect(const tsr_entry *entries, uint64_t count, tsr_vec *ite
     return TSR_OK;
 }
 
-/* Whether a member holds the elements that a view begins in. */
+/* Whether a member contains the first element of a view. */
 static bool holds(const tsr_zip_member *member, const tsr_view *view)
 {
-    uint64_t inside = view->byte_offset - member->byte_offset; /* huge where the view begins before it */
+    uint64_t inside = view->byte_offset - member->byte_offset; /* huge if the view begins before the member */
     return inside < member->size || (inside == 0 && member->size == 0);
 }
 
-/* The members of an item's archive as they lie. */
+/* The members of an item's archive, sorted by position. */
 static tsr_zip_member *sort_members(const tsr_zip *zip, tsr_arena *scratch, tsr_error *err)
 {
     tsr_zip_member *members = tsr_arena_array(scratch, zip->count, sizeof *members, err);
@@ -115,7 +116,7 @@ static tsr_status give_members(const walk *w, const item *it, const tsr_zip *zip
     return TSR_OK;
 }
 
-/* One extent for a whole item: raw elements of a safetensors file, or a zstd stream. */
+/* Passes on a whole item as one extent: raw elements of a safetensors file, or a zstd stream. */
 static tsr_status give_whole(const walk *w, const item *it, const tsr_view *view, tsr_error *err)
 {
     tsr_extent extent = {.file = it->file, .byte_offset = it->byte_offset, .byte_length = it->byte_length};
@@ -127,7 +128,7 @@ static tsr_status give_whole(const walk *w, const item *it, const tsr_view *view
     return w->each(w->ctx, &extent, err);
 }
 
-/* The CRCs of the archive in the compressed bytes. */
+/* Checks the CRCs of an archive that is inside a zstd stream. */
 static tsr_status give_zstd(const walk *w, const item *it, const tsr_zip *zip, const tsr_zip_member *members,
                             tsr_arena *scratch, tsr_error *err)
 {
@@ -138,9 +139,9 @@ static tsr_status give_zstd(const walk *w, const item *it, const tsr_zip *zip, c
     return status == TSR_OK ? TSR_OK : tsr_dcp_bad_item(w->checkpoint, it->entry, it->chunk, &why, err);
 }
 
-/* ---- opening ahead ---- */
+/* ---- opening in advance ---- */
 
-/* What is wrong with an object was found when the checkpoint was opened. */
+/* Whether the object was read when the checkpoint was opened, so that its faults are already findings. */
 static bool was_read(const tsr_checkpoint *checkpoint, const item *it)
 {
     return it->entry->kind != TSR_ENTRY_TENSOR && !checkpoint->options.skip_objects;
@@ -160,7 +161,7 @@ static tsr_status open_archive(const walk *w, opened *o)
     return tsr_dcp_view_of(it->entry, it->chunk, &o->archive, o->scratch, &o->view, why);
 }
 
-/* A body of tsr_parallel. */
+/* Called by tsr_parallel. */
 static void open_one(void *arg, size_t index)
 {
     const walk *w = arg;
@@ -176,7 +177,7 @@ static void close_ahead(walk *w)
     w->used = 0;
 }
 
-/* Opens the archives of the first of these items that have one. */
+/* Opens the archives of the first few items, skipping those that have none. */
 static void open_ahead(walk *w, const item *items, size_t count)
 {
     uint64_t object_bytes = 0;
@@ -197,7 +198,7 @@ static opened *find_opened(const walk *w, const item *it)
     return NULL;
 }
 
-/* ---- giving out ---- */
+/* ---- passing on ---- */
 
 static tsr_status give_archive(const walk *w, const item *it, opened *o, tsr_error *err)
 {
@@ -215,7 +216,7 @@ static tsr_status give_archive(const walk *w, const item *it, opened *o, tsr_err
     return give_members(w, it, &o->archive.zip, members, view, err);
 }
 
-/* `it` is the first of `count` items that are left. */
+/* Passes on `it`, the first of the `count` remaining items. */
 static tsr_status give(walk *w, const item *it, size_t count, tsr_error *err)
 {
     if (it->chunk->view) return give_whole(w, it, it->chunk->view, err);
@@ -241,8 +242,8 @@ static tsr_status report_gap(const walk *w, uint32_t file, uint64_t from, uint64
                            TSR_STR_ARG(name));
 }
 
-/* Items that overlap are an error already (layout/bytes-shared). A few are still read, to say what else is wrong; but
- * metadata can name one item any number of times, and the file is not read once for each. */
+/* Overlapping items are already an error (layout/bytes-shared). Some are read nevertheless, to report what else is wrong,
+ * but no more than about the file's size in total: metadata can name one item any number of times. */
 static void skip_overlapping(const walk *w, item *items, size_t count)
 {
     uint64_t end = 0, again = 0;

@@ -1,8 +1,8 @@
-/* Data files of a DCP checkpoint that are safetensors files: SerializationFormat.SAFETENSORS of FileSystemWriter.
+/* Data files of a DCP checkpoint that are safetensors files ("images"): SerializationFormat.SAFETENSORS of FileSystemWriter.
  *
- *   [blobs of byte items] [u64 | header | data]     every tensor's record has the image's beginning as its offset
+ *   [blobs of byte items] [u64 | header | data]     every tensor's record has the beginning of the image as its offset
  *
- * The header says where each tensor lies, so its chunks get their view when the checkpoint is opened. */
+ * Only the header says where each tensor is, so it is read when the checkpoint is opened, and the chunks get their views. */
 #include "formats/dcp/dcp_state.h"
 #include "formats/safetensors/safetensors.h"
 #include "tessera/sys/try.h"
@@ -12,11 +12,11 @@
 typedef struct images {
     tsr_checkpoint *checkpoint;
     tsr_arena *scratch;
-    tsr_safetensors *opened; /* by file of the store */
+    tsr_safetensors *opened; /* one per file of the store */
     bool *tried;
 } images;
 
-/* The header counts single elements of float4, the metadata pairs. */
+/* The header counts the single elements of a float4 tensor, the metadata pairs of them. */
 static bool same_tensor(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_safetensors_tensor *tensor)
 {
     uint32_t ndim = tensor->ndim;
@@ -37,7 +37,7 @@ static tsr_status find_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *ent
     return tsr_finding_add(checkpoint->findings, "dcp/item", place, err, "'%.*s': %s", TSR_STR_ARG(entry->fqn), why);
 }
 
-/* The header of the image that holds a chunk; data NULL when it cannot be read (a finding says so, once). */
+/* Opens the header of the image that contains a chunk. If it cannot be read, its data is NULL and one finding is added. */
 static tsr_status image_of(images *im, const tsr_chunk *chunk, const tsr_safetensors **out, tsr_error *err)
 {
     tsr_checkpoint *checkpoint = im->checkpoint;

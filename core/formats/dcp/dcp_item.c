@@ -1,4 +1,4 @@
-/* One item of a DCP data file: a torch.save archive, as it is or as one zstd stream (dcp_zstd.c).
+/* One item of a DCP data file: a torch.save archive, either plain or inside a zstd stream (dcp_zstd.c).
  *
  *   [ archive/data.pkl | … | archive/data/0 | … | central directory ]   at [byte_offset, + byte_length) of the file */
 #include "base/cursor.h"
@@ -17,7 +17,8 @@ tsr_status tsr_dcp_open_item(tsr_dcp_item item, tsr_arena *arena, tsr_findings *
     return tsr_torch_item_open(&from, item.checkpoint->host, arena, findings, out, err);
 }
 
-/* "[3, 4] float32" of a tensor, in the arena that is about to be thrown away with the error. */
+/* A tensor's shape and dtype as "[3, 4] float32". The text is in the arena, which is freed soon after the error is
+ * reported. */
 static tsr_str describe(tsr_arena *arena, tsr_dtype dtype, const uint64_t *sizes, uint32_t ndim, tsr_error *err)
 {
     tsr_str text = {"", 0};
@@ -61,7 +62,7 @@ tsr_status tsr_dcp_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, co
     return status;
 }
 
-/* The CRC of the member that is exactly the tensor's elements. */
+/* The CRC of the member whose bytes are exactly the tensor's elements. */
 static void find_crc(const tsr_torch_item *item, const tsr_view *view, tsr_stated_crc *out)
 {
     uint64_t bytes;
@@ -89,7 +90,7 @@ tsr_status tsr_dcp_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const
 {
     tsr_found found;
     if (chunk->view || tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk))
-        return TSR_OK; /* no archive, or one in a stream */
+        return TSR_OK; /* there is no archive, or it is compressed */
     TSR_TRY(tsr_dcp_find(checkpoint, entry, chunk, scratch, &found, err));
     *out = found.crc;
     return TSR_OK;
@@ -107,11 +108,11 @@ tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
     return tsr_finding_add(checkpoint->findings, "dcp/item", place, err, "%s", why->message);
 }
 
-/* Objects that were read, by the place of their items: metadata can name one item for any number of entries. */
+/* Objects that were already read, by the position of their items: metadata can name one item for any number of entries. */
 typedef struct read_items {
-    tsr_map *seen;   /* containers looked into for tensors */
+    tsr_map *seen;   /* containers already searched for tensors */
     tsr_map *places; /* {file, byte_offset, byte_length} → entry */
-    uint64_t left;   /* bytes that items may still take: all files together, once */
+    uint64_t left;   /* bytes of items that may still be read: the size of all files together */
 } read_items;
 
 static tsr_status read_new_object(tsr_checkpoint *checkpoint, tsr_entry *entry, read_items *items, tsr_error *err)

@@ -1,4 +1,4 @@
-/* The pickle of a `.metadata` file folded into records while it is parsed. */
+/* Folds the pickle of a `.metadata` file into records while parsing it. */
 #include "formats/dcp/dcp_metadata.h"
 
 #include "formats/common/expansion.h"
@@ -20,7 +20,7 @@ enum class_id {
     ID_GETATTR,
     ID_METADATA,
     ID_ENUM,
-    ID_LISTED /* may occur, means nothing here */
+    ID_LISTED /* accepted, but not folded */
 };
 
 enum key {
@@ -44,7 +44,8 @@ static const char *const key_names[] = {
 
 #define MADE  TSR_PICKLE_FOLD_MADE
 #define BUILT TSR_PICKLE_FOLD_BUILT
-/* Of MetadataIndex, objects that got no state: Python hashes the attributes, and those of a plan have lists and chunks. */
+/* These objects cannot be dict keys in Python. A MetadataIndex without a state cannot either: hashing it fails because it
+ * has no attributes. The attributes of a plan include lists and chunks, which have no hash. */
 #define UNHASHABLE TSR_PICKLE_UNHASHABLE
 #define CLASSES(module, files) \
     {module, "ChunkStorageMetadata", ID_CHUNK | BUILT | UNHASHABLE}, {module, "MetadataIndex", ID_INDEX | BUILT | UNHASHABLE}, \
@@ -84,21 +85,22 @@ static const tsr_pickle_name names[] = {
 
 enum { DIMS_CACHE = 1 << 15, KEY_CACHE = 8 };
 
-/* An attribute's name as it was met last at some place of a class's state: picklers write it as the same ref each time. */
+/* An attribute name, as it was last seen at one position in the state of a class. Picklers write the same name as the same
+ * ref each time, so comparing refs is usually enough. */
 typedef struct known_key {
     tsr_ref ref;
     uint16_t key; /* an enum key */
     uint16_t bit; /* 1 << key */
 } known_key;
 
-/* What only the parse needs. The caches forget what they have no room for. */
+/* State that only the parse needs. The caches are bounded and forget older values. */
 typedef struct folder {
     tsr_dcp_metadata *metadata;
-    uint64_t chunk_bound; /* chunks of all tensors together: none takes less than a byte */
+    uint64_t chunk_bound; /* limit on the chunks of all tensors together: each takes at least one byte of the file */
     uint64_t chunk_count;
     uint32_t dims_cache[DIMS_CACHE];      /* 1 + id */
-    uint32_t dims_before[2];              /* 1 + id of the last one, and of the one before */
-    known_key keys[ID_LISTED][KEY_CACHE]; /* by class and place */
+    uint32_t dims_before[2];              /* 1 + id of the last dims, and of those before them */
+    known_key keys[ID_LISTED][KEY_CACHE]; /* by class and position */
 } folder;
 
 /* One object being folded. */
@@ -162,8 +164,8 @@ static tsr_status look_up_dims(item *it, const int64_t *values, int ndim, uint32
     return TSR_OK;
 }
 
-/* Offsets and sizes take turns, and every tensor has those of the one before: what came two later last time is tried
- * before the cache. */
+/* Offsets and sizes alternate, and tensors often have the same ones as the tensor before. So the dims that followed the same
+ * dims last time are tried before the cache. */
 static tsr_status add_dims(item *it, const int64_t *values, int ndim, uint32_t *id)
 {
     folder *f = it->folder;
@@ -191,7 +193,7 @@ static tsr_status make_dims(item *it, tsr_ref tuple, uint32_t *id)
     return add_dims(it, values, ndim, id);
 }
 
-/* The dims that an attribute holds: a folded torch.Size, or a plain tuple or list. */
+/* The dims of an attribute, which is a folded torch.Size, or a plain tuple or list. */
 static tsr_status take_dims(item *it, tsr_ref ref, uint32_t *id)
 {
     if (tsr_pickle_kind_of(it->pickle, ref) != TSR_PICKLE_FOLDED) return make_dims(it, ref, id);
@@ -223,7 +225,8 @@ static unsigned look_up_attributes(const item *it, known_key *known, tsr_ref *va
     return found;
 }
 
-/* Attribute values by key, TSR_REF_NONE where absent. `found` gets a bit for each that is there. */
+/* Stores attribute values by key, and sets *found to one bit per key that is present. The values of absent keys are not
+ * set. */
 static tsr_status take_attributes(item *it, const char *class_name, tsr_ref *values, unsigned *found)
 {
     const tsr_pickle_parts *parts = it->parts;
@@ -289,7 +292,7 @@ static tsr_status fold_index(item *it, tsr_ref *out)
     return add_record(it, words, 2, out);
 }
 
-/* Whether the item went through zstd; any other transform is refused. */
+/* Whether the item was compressed with zstd. Any other transform is rejected. */
 static tsr_status take_transforms(item *it, tsr_ref list, bool *zstd)
 {
     size_t count;
@@ -328,7 +331,7 @@ static tsr_status fold_storage(item *it, tsr_ref *out)
     return add_record(it, words, 3, out);
 }
 
-/* Where the chunks of a list are records one after the other: as they are, or copied so. */
+/* Finds where the CHUNK records of a list are stored one after the other, copying them there if they are not. */
 static tsr_status gather_chunks(item *it, const tsr_ref *chunks, size_t count, uint64_t *first, tsr_error *err)
 {
     tsr_dcp_metadata *metadata = it->folder->metadata;
@@ -360,7 +363,7 @@ static tsr_status fold_tensor(item *it, tsr_ref *out)
         TSR_TRY(need(it, "TensorStorageMetadata", found, (enum key)key));
     const uint64_t *properties = tsr_dcp_record(it->folder->metadata, values[KEY_PROPERTIES], TSR_DCP_PROPERTIES);
     if (!properties) return malformed(it, "dcp: the 'properties' of a TensorStorageMetadata are not TensorProperties");
-    uint64_t kept = *properties & 0xFFFF00; /* dtype and requires_grad, where a TENSOR has them too */
+    uint64_t kept = *properties & 0xFFFF00; /* dtype and requires_grad, which a TENSOR has at the same bits */
     TSR_TRY(take_dims(it, values[KEY_SIZE], &size));
     const tsr_ref *chunks = tsr_pickle_items(it->pickle, values[KEY_CHUNKS], &count);
     it->folder->chunk_count += count;
@@ -371,8 +374,9 @@ static tsr_status fold_tensor(item *it, tsr_ref *out)
     return add_record(it, words, 3, out);
 }
 
-/* (dtype, layout, requires_grad, memory format, pin_memory), as TensorProperties.__getstate__ of PyTorch 2.3 to 2.14 has
- * it. 2.15 adds the strides in memory, which say nothing about the stored bytes; older versions refuse that tuple. */
+/* Parses (dtype, layout, requires_grad, memory format, pin_memory), the state that TensorProperties.__getstate__ of PyTorch
+ * 2.3 to 2.14 returns. PyTorch 2.15 adds the strides in memory, which do not affect the stored bytes; older versions reject
+ * that tuple. */
 static tsr_status fold_properties(item *it, tsr_ref *out)
 {
     const tsr_pickle_parts *parts = it->parts;
@@ -431,7 +435,7 @@ static tsr_status fold_memory_format(item *it, tsr_ref *out)
     return add_record(it, &word, 1, out);
 }
 
-/* A member of an enum: Class(value). */
+/* A member of an enum, pickled as Class(value). */
 static tsr_status fold_enum(item *it, tsr_ref *out)
 {
     const uint64_t word = TSR_DCP_NOTE;
@@ -457,8 +461,8 @@ static tsr_status fold_getattr(item *it, tsr_ref *out)
     return TSR_OK;
 }
 
-/* Functions have no instances, and a dataclass is never made by a call without the fields that have no default, or with more
- * than it has. */
+/* Records calls that cannot produce an instance: functions have no instances, and the dataclasses cannot be called without
+ * the fields that have no default, or with more arguments than fields. */
 static void judge_made(item *it)
 {
     const tsr_pickle_parts *parts = it->parts;
@@ -486,7 +490,7 @@ static tsr_status fold(void *ctx, const tsr_pickle *pickle, const tsr_pickle_par
     case ID_LAYOUT: return fold_layout(&it, out);
     case ID_MEMORY_FORMAT: return fold_memory_format(&it, out);
     case ID_ENUM: return fold_enum(&it, out);
-    default: return TSR_OK; /* no other class has a flag */
+    default: return TSR_OK; /* only these classes are flagged to be folded */
     }
 }
 
@@ -495,7 +499,8 @@ static uint32_t enum_id(tsr_str module, tsr_str name)
     return tsr_enum_is_listed(module, name) ? ID_ENUM | MADE : 0;
 }
 
-/* Sizes, indices and members of enums are keys in Python; the other classes compare, and have no hash. */
+/* Whether Python can hash an object, as dict keys require. Sizes, indices and enum members can be hashed; the other classes
+ * define equality and therefore no hash. */
 static bool is_hashable(void *ctx, tsr_ref record)
 {
     const tsr_dcp_metadata *metadata = ((folder *)ctx)->metadata;
@@ -525,7 +530,7 @@ const uint64_t *tsr_dcp_record(const tsr_dcp_metadata *metadata, tsr_ref ref, ts
     return !(index & TSR_DCP_DIMS_FLAG) && (*record & 15) == kind ? record : NULL;
 }
 
-/* A DICT, an OrderedDict's items, or none. */
+/* Sets *out to a DICT, to the items of an OrderedDict, or to none. */
 static tsr_status take_dict(const tsr_dcp_metadata *metadata, tsr_ref state, const char *name, tsr_ref *out, tsr_error *err)
 {
     const tsr_pickle *pickle = metadata->pickle;
@@ -552,7 +557,7 @@ static tsr_status take_root(tsr_dcp_metadata *metadata, tsr_error *err)
     TSR_TRY(take_dict(metadata, state, "storage_data", &metadata->storage_data, err));
     tsr_ref planner = tsr_pickle_get(pickle, state, "planner_data", NULL);
     if (tsr_pickle_kind_of(pickle, planner) == TSR_PICKLE_DICT)
-        metadata->planner_data = planner; /* its form is the planner's own */
+        metadata->planner_data = planner; /* its contents depend on the planner */
     bool has_data, has_plans;
     tsr_ref mcore = tsr_pickle_get(pickle, state, "mcore_data", &has_data);
     tsr_pickle_get(pickle, state, "all_local_plans", &has_plans);

@@ -1,5 +1,5 @@
-/* One `.metadata` file of torch.distributed.checkpoint as records: what its pickle says, before it is known what of it
- * makes sense. The classes that a large file has by the million are folded while the pickle is parsed:
+/* One `.metadata` file of torch.distributed.checkpoint as records: the contents of its pickle, before they are checked for
+ * consistency. The classes of which a large file has millions of objects are folded while the pickle is parsed:
  *
  *   dims      [ rank | 1 + what followed << 32 ] [ values… ]   torch.Size: sizes and offsets, equal ones mostly shared
  *   records   CHUNK   [ kind | offsets << 4 | sizes << 32 ]               ChunkStorageMetadata; dims ids
@@ -8,7 +8,8 @@
  *             TENSOR  [ kind | dtype << 8 | requires_grad << 16 | size dims << 32 ] [ chunks ] [ where its CHUNKs begin ]
  *             PROPERTIES, BYTES, NOTE (layouts, memory formats): one word
  *
- * Source: torch/distributed/checkpoint/metadata.py and filesystem.py of PyTorch 2.13; older class names from files. */
+ * "1 + what followed" is the id of the dims that came next the last time. Source: torch/distributed/checkpoint/metadata.py
+ * and filesystem.py of PyTorch 2.13; older class names from files. */
 #ifndef TSR_FORMATS_DCP_DCP_METADATA_H
 #define TSR_FORMATS_DCP_DCP_METADATA_H
 
@@ -17,8 +18,8 @@
 #include "tessera/dtype.h"
 
 #define TSR_DCP_NO_DIMS   UINT32_MAX
-#define TSR_DCP_DIMS_FLAG 0x8000000u /* of a folded index: dims, not a record */
-#define TSR_DCP_MAX_RANK  64         /* torch's own bound on dimensions */
+#define TSR_DCP_DIMS_FLAG 0x8000000u /* in a folded index: it is an id of dims, not of a record */
+#define TSR_DCP_MAX_RANK  64         /* PyTorch's own limit on the number of dimensions */
 
 typedef enum tsr_dcp_kind {
     TSR_DCP_NOTE,
@@ -36,27 +37,27 @@ typedef struct tsr_dcp_metadata {
     tsr_vec records;                                /* uint64_t */
     tsr_dcp_names fqns, paths;                      /* of storage_data */
     tsr_ref state_dict, planner_data, storage_data; /* DICTs, or TSR_REF_NONE */
-    tsr_ref mcore_data; /* the same: what Megatron-Core states of each tensor */
-    bool is_megatron;   /* has an attribute that only Megatron-Core adds */
-    uint64_t odd_enum;    /* position of a call of an enum class with anything but one plain value, or TSR_NO_POSITION */
-    uint64_t odd_getattr; /* position of a getattr that is not of an enum's member, or TSR_NO_POSITION */
+    tsr_ref mcore_data; /* likewise: what Megatron-Core states about each tensor */
+    bool is_megatron;   /* has an attribute that only Megatron-Core writes */
+    uint64_t odd_enum;    /* position of a call of an enum class with anything except one plain value, or TSR_NO_POSITION */
+    uint64_t odd_getattr; /* position of a getattr that does not get an enum member, or TSR_NO_POSITION */
     uint64_t unloadable;  /* position of a call that fails with its arguments, or TSR_NO_POSITION */
-    uint64_t misused;     /* position of an instance of a function, or of a class that is called without its fields, or
+    uint64_t misused;     /* position of an instance of a function, or of a class called without its fields, or
                            * TSR_NO_POSITION */
-    uint64_t newer;       /* position of a state that only PyTorch 2.15 and newer read, or TSR_NO_POSITION */
+    uint64_t newer;       /* position of a state that only PyTorch 2.15 and later can read, or TSR_NO_POSITION */
     size_t pickle_end;    /* bytes of the pickle */
 } tsr_dcp_metadata;
 
-/* Parses `bytes`, which must outlive the pickle in it. Free with tsr_dcp_metadata_close, or the pickle and records alone
- * with tsr_dcp_metadata_forget, after which dims stay. */
+/* Parses `bytes`, which must outlive the pickle in `out`. Free with tsr_dcp_metadata_close, or free only the pickle and the
+ * records with tsr_dcp_metadata_forget, which keeps the dims. */
 tsr_status tsr_dcp_metadata_open(tsr_str bytes, const tsr_host *host, tsr_dcp_metadata *out, tsr_error *err);
 void tsr_dcp_metadata_forget(tsr_dcp_metadata *metadata);
-void tsr_dcp_metadata_close(tsr_dcp_metadata *metadata); /* takes a zeroed one */
+void tsr_dcp_metadata_close(tsr_dcp_metadata *metadata); /* accepts a zeroed one */
 
-/* The record of a ref when it is one of the given kind, else NULL. */
+/* The record of a ref if it has the given kind, otherwise NULL. */
 const uint64_t *tsr_dcp_record(const tsr_dcp_metadata *metadata, tsr_ref ref, tsr_dcp_kind kind);
 
-/* Values of dims; `*rank` of them. Stable once the pickle is parsed. */
+/* The values of dims, `*ndim` of them. The pointer stays valid once the pickle is parsed. */
 static inline const uint64_t *tsr_dcp_dims(const tsr_dcp_metadata *metadata, uint32_t id, uint32_t *ndim)
 {
     const uint64_t *words = (const uint64_t *)metadata->dims.items + id;
@@ -64,7 +65,7 @@ static inline const uint64_t *tsr_dcp_dims(const tsr_dcp_metadata *metadata, uin
     return words + 1;
 }
 
-/* The CHUNKs of a TENSOR, record[1] of them. */
+/* The CHUNK records of a TENSOR. There are record[1] of them. */
 static inline const uint64_t *tsr_dcp_chunks(const tsr_dcp_metadata *metadata, const uint64_t *record)
 {
     return (const uint64_t *)metadata->records.items + record[2];

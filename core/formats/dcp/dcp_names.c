@@ -40,7 +40,8 @@ static tsr_status rehash(tsr_dcp_names *names, tsr_error *err)
     return TSR_OK;
 }
 
-/* Mostly the very same bytes of the input, fetched from the pickle's memo: a long name is then not compared again. */
+/* The texts are usually the same bytes of the input, fetched from the pickle's memo, so that comparing the pointers saves
+ * comparing long names. */
 static bool same_text(tsr_str a, tsr_str b)
 {
     return a.size == b.size && (a.data == b.data || tsr_str_equal(a, b));

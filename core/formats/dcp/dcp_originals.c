@@ -1,13 +1,13 @@
-/* What Megatron-Core 0.14 and before state of tensors that they stored as flat ranges of fragments:
+/* The original shapes that Megatron-Core up to 0.14 records for tensors stored as flat ranges of fragments:
  *
- *   Metadata.mcore_data = {FQN: {"nd_reformulated_orig_global_shape": (20, 8)}, FQN: {}, …}      {}: stored as it is
+ *   Metadata.mcore_data = {FQN: {"nd_reformulated_orig_global_shape": (20, 8)}, FQN: {}, …}      {}: stored in its shape
  *
  * Source: megatron/core/dist_checkpointing/strategies/torch.py of Megatron-Core 0.14. */
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
 #include "tessera/sys/try.h"
 
-/* The sizes of a tuple, or of a torch.Size; -1 for anything else. */
+/* The sizes in a tuple or a torch.Size, and their number; -1 for any other value. */
 static int sizes_of(const tsr_dcp_metadata *metadata, tsr_ref ref, uint64_t sizes[TSR_DCP_MAX_RANK])
 {
     int64_t ints[TSR_DCP_MAX_RANK];

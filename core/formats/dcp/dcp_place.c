@@ -1,28 +1,29 @@
-/* Where the chunks of a DCP checkpoint lie: storage_data's records meet the chunks of state_dict_metadata.
+/* Finds where the chunks of a DCP checkpoint are stored, by matching the records of storage_data with the chunks of
+ * state_dict_metadata.
  *
- * A MetadataIndex is (FQN, offsets); its `index` is a hint that does not count for equality. */
+ * Records are keyed by MetadataIndex, (FQN, offsets). Its `index` is only a hint, which equality ignores. */
 #include "base/cursor.h"
 #include "formats/dcp/dcp_state.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/try.h"
 
-#define NO_RECORD  UINT64_MAX       /* byte_length of a chunk that no record placed yet */
-#define UNRESOLVED (UINT32_MAX - 1) /* a path not met yet */
+#define NO_RECORD  UINT64_MAX       /* byte_length of a chunk for which no record was found yet */
+#define UNRESOLVED (UINT32_MAX - 1) /* a path that was not looked up yet */
 
 typedef struct placer {
     tsr_checkpoint *checkpoint;
     tsr_dcp_output_entry *source;
     tsr_arena *scratch;
-    tsr_map *by_offsets; /* (entry, offsets) → chunk of the source; NULL until a hint fails */
-    uint32_t *parts_of; /* by number of an FQN: 1 + part of the source, or 0 */
-    uint32_t *files_of; /* by number of a path: the file of the store, TSR_NO_FILE, or UNRESOLVED */
+    tsr_map *by_offsets; /* (entry, offsets) → chunk of the source; NULL until a hint is wrong */
+    uint32_t *parts_of; /* number of an FQN → 1 + part of the source, or 0 */
+    uint32_t *files_of; /* number of a path → file of the store, TSR_NO_FILE, or UNRESOLVED */
 } placer;
 
 /* One record of storage_data. */
 typedef struct record {
     tsr_str fqn;
-    const tsr_dcp_part *part; /* NULL: no entry of this source */
-    const uint64_t *offsets;  /* NULL: none */
+    const tsr_dcp_part *part; /* NULL if the source has no such entry */
+    const uint64_t *offsets;  /* NULL if there are none */
     uint32_t ndim;
     uint32_t hint;
     uint32_t path;
@@ -35,7 +36,7 @@ static tsr_place metadata_place(const placer *p, tsr_str fqn)
     return (tsr_place){p->checkpoint->store->files[p->source->file].name, TSR_NO_POSITION, fqn};
 }
 
-/* "[3, 0]" into a buffer, cut with "…" where it does not fit. */
+/* Formats dims as "[3, 0]" in a buffer; ends with "…" if they do not fit. */
 static const char *dims_text(const uint64_t *dims, uint32_t ndim, char *out, size_t size)
 {
     size_t used = 0;
@@ -68,7 +69,8 @@ static bool stays_inside(tsr_str path)
     return true;
 }
 
-/* The store's file for a path that is met for the first time; what is wrong with it is found here, once. */
+/* Finds the store's file for a path that is seen for the first time, and adds the findings about it, so that each path is
+ * reported only once. */
 static tsr_status resolve_path(placer *p, const record *r, uint32_t *file, tsr_error *err)
 {
     const tsr_str path = tsr_dcp_name_text(&p->source->metadata.paths, r->path);
@@ -141,7 +143,7 @@ static bool same_dims(const uint64_t *a, const uint64_t *b, uint32_t ndim)
     return true;
 }
 
-/* The chunk of a part at these offsets, or NULL. */
+/* Sets *out to the chunk of a part with these offsets, or to NULL. */
 static tsr_status chunk_at(placer *p, const tsr_dcp_part *part, const uint64_t *offsets, uint32_t hint, tsr_chunk **out,
                            tsr_error *err)
 {
@@ -160,7 +162,7 @@ static tsr_status chunk_at(placer *p, const tsr_dcp_part *part, const uint64_t *
     return TSR_OK;
 }
 
-/* The chunk that a record is of. NULL: none, and a finding says why. */
+/* Sets *out to the chunk that a record describes, or to NULL with a finding that says why there is none. */
 static tsr_status match(placer *p, const record *r, const tsr_entry **entry, tsr_chunk **out, tsr_error *err)
 {
     char text[256];
@@ -201,8 +203,8 @@ static tsr_status find_beyond(placer *p, const record *r, uint32_t file, tsr_err
                            (unsigned long long)f->size);
 }
 
-/* Told by a file's first tensor. SAFETENSORS items have exactly their elements' bytes; a torch.save blob is always longer.
- */
+/* A file's use, decided by the first tensor in it. Items in safetensors files have exactly the bytes of their elements; a
+ * torch.save archive is always longer. */
 static tsr_dcp_use use_of(const tsr_entry *entry, const tsr_chunk *chunk, bool zstd)
 {
     uint64_t elements = 1, bytes;
@@ -246,7 +248,8 @@ static tsr_status place_one(placer *p, const record *r, tsr_error *err)
     uint64_t end;
     TSR_TRY(file_of(p, r, &file, err));
     if (file != TSR_NO_FILE && tsr_dcp_state_of(p->checkpoint)->file_uses[file] == TSR_DCP_UNUSED)
-        tsr_dcp_state_of(p->checkpoint)->file_uses[file] = TSR_DCP_OBJECTS; /* listed, whatever lies in it */
+        /* The metadata names the file, whatever it contains. */
+        tsr_dcp_state_of(p->checkpoint)->file_uses[file] = TSR_DCP_OBJECTS;
     TSR_TRY(match(p, r, &entry, &chunk, err));
     if (!chunk) return TSR_OK;
     chunk->byte_offset = (uint64_t)r->byte_offset;
@@ -282,8 +285,8 @@ static tsr_status place_pair(placer *p, tsr_ref key, tsr_ref value, tsr_error *e
     return place_one(p, &r, err);
 }
 
-/* A box that occurs twice in the list of chunks has one record: all its occurrences lie there. First the record reaches
- * the first occurrence, which is the one that look-ups find, then all others. */
+/* If a box occurs several times in the list of chunks, there is one record for all its occurrences. It is copied first to
+ * the first occurrence, which is the one that look-ups find, and then to all the others. */
 static tsr_status place_twins(placer *p, const tsr_dcp_part *part, const tsr_entry *entry, bool from_first, tsr_error *err)
 {
     for (uint64_t c = 0; c < part->count; c++) {
@@ -330,13 +333,14 @@ static tsr_status report_unplaced(placer *p, tsr_error *err)
     return TSR_OK;
 }
 
-/* Which part of the source an FQN of storage_data is; none where state_dict_metadata does not list it. */
+/* Finds the part of the source that each FQN of storage_data belongs to. FQNs that state_dict_metadata does not list have
+ * none. */
 static tsr_status find_parts(placer *p, tsr_error *err)
 {
     const tsr_dcp_state *state = tsr_dcp_state_of(p->checkpoint);
     const tsr_dcp_names *fqns = &p->source->metadata.fqns;
     const tsr_dcp_part *parts = p->source->parts.items;
-    uint32_t *part_of = tsr_arena_array(p->scratch, state->entries.count, sizeof *part_of, err); /* by entry */
+    uint32_t *part_of = tsr_arena_array(p->scratch, state->entries.count, sizeof *part_of, err); /* indexed by entry */
     p->parts_of = part_of ? tsr_arena_array(p->scratch, fqns->list.count, sizeof *p->parts_of, err) : NULL;
     if (!p->parts_of) return TSR_E_NOMEM;
     for (size_t i = 0; i < p->source->parts.count; i++) part_of[parts[i].entry] = (uint32_t)i + 1;

@@ -1,9 +1,9 @@
-/* Tensor subclasses (torchao's quantized weights) in a DCP. The metadata has them as plain tensors of their outer dtype and
- * size; only the item tells that it holds several tensors and no elements of that dtype.
+/* Tensor subclasses (such as torchao's quantized weights) in a DCP. The metadata describes them as plain tensors with their
+ * outer dtype and size; only the item shows that it stores several tensors and no elements of that dtype.
  *
- * A listing opens no items of tensors, but for those whose length shows that they are not plain: what is around the elements
- * of a plain tensor has one of a few lengths, which depend on the version of PyTorch. Lengths that were met and belong to a
- * plain tensor are not looked at again. */
+ * Listing opens no items of tensors except those whose length shows that they are not plain. What surrounds the elements of
+ * a plain tensor has one of a few lengths, which depend on the version of PyTorch. A length that turned out to belong to a
+ * plain tensor is not examined again. */
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_flatten.h"
@@ -13,22 +13,22 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 
-enum { STEP = 64, LENGTHS = 64 }; /* longer than their product is never plain */
+enum { STEP = 64, LENGTHS = 64 }; /* bytes; what exceeds their product is always examined */
 
 typedef struct search {
     tsr_checkpoint *checkpoint;
-    bool plain[LENGTHS]; /* by length around the elements, in steps */
+    bool plain[LENGTHS]; /* by the length of what surrounds the elements, in steps */
     tsr_map *seen;
     tsr_error *err;
 } search;
 
-/* As PyTorch 2.13 writes them, and as versions before 2.6 did, with two or three members less. */
+/* Marks the lengths that PyTorch 2.13 writes, and those of versions before 2.6, which write two or three members fewer. */
 static void open_lengths(search *s)
 {
     for (size_t i = 0; i < LENGTHS; i++) s->plain[i] = (i >= 16 && i < 20) || (i >= 22 && i < 26);
 }
 
-/* Whether the item of a tensor must be looked into; *length is what is around the elements, in steps. */
+/* Whether the item of a tensor must be examined. *length is the length of what surrounds the elements, in steps. */
 static bool is_odd(const search *s, const tsr_entry *entry, size_t *length)
 {
     uint64_t bytes;
@@ -44,8 +44,8 @@ static bool is_odd(const search *s, const tsr_entry *entry, size_t *length)
     return around >= LENGTHS || !s->plain[around];
 }
 
-/* Makes it the entry of what its item holds. An item that cannot be read, or is of another tensor, is for those who read the
- * tensor to report. */
+/* Turns the entry into that of the subclass in its item. Items that cannot be read, or that hold a different tensor, are
+ * reported when the tensor is read. */
 static tsr_status take_subclass(search *s, tsr_entry *entry, const tsr_value *root)
 {
     tsr_checkpoint *checkpoint = s->checkpoint;

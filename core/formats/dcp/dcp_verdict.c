@@ -1,5 +1,5 @@
-/* Objects of the classes that a `.metadata` file has by the million are folded and judged while it is parsed (dcp_metadata.c);
- * the others are looked at here, once each. Source: torch/distributed/checkpoint/planner.py of PyTorch 2.13, Lib/pathlib.py. */
+/* Judges the objects in a `.metadata` file that were not folded. Those of which a file has millions are folded and judged
+ * while it is parsed (dcp_metadata.c). Source: torch/distributed/checkpoint/planner.py of PyTorch 2.13, Lib/pathlib.py. */
 #include "formats/dcp/dcp_verdict.h"
 
 #include "formats/pickle/pickle_verdict.h"
@@ -13,7 +13,7 @@ static bool is_kind(const tsr_pickle *pickle, tsr_ref ref, tsr_pickle_kind kind)
     return tsr_pickle_kind_of(pickle, ref) == kind;
 }
 
-/* A dict, or an object that may be one: an OrderedDict, or of a class that is not known. */
+/* A dict, or an object that may be a dict: an OrderedDict, or an instance of an unknown class. */
 static bool is_dict(const tsr_pickle *pickle, tsr_ref ref)
 {
     if (!is_kind(pickle, ref, TSR_PICKLE_OBJECT)) return is_kind(pickle, ref, TSR_PICKLE_DICT);
@@ -21,7 +21,7 @@ static bool is_dict(const tsr_pickle *pickle, tsr_ref ref)
            tsr_str_equal(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, ref)), TSR_STR("OrderedDict"));
 }
 
-/* What Python sets attributes from: nothing, a dict, or a pair of these. */
+/* Whether Python can set attributes from the state: nothing, a dict, or a pair of these. */
 static bool is_plain_state(const tsr_pickle *pickle, tsr_ref state)
 {
     if (state == TSR_REF_NONE || !is_kind(pickle, state, TSR_PICKLE_TUPLE)) return state == TSR_REF_NONE || is_dict(pickle, state);
@@ -35,10 +35,10 @@ static bool is_path_class(const tsr_pickle *pickle, tsr_ref class_)
     return tsr_str_starts(tsr_pickle_module(pickle, class_), TSR_STR("pathlib"));
 }
 
-/* The parts of a path are str or paths. */
+/* Whether the arguments of a path class are all str or paths. */
 static bool are_path_parts(const tsr_pickle *pickle, tsr_ref args)
 {
-    enum { MOST_PARTS = 64 }; /* paths may share theirs */
+    enum { MOST_PARTS = 64 }; /* bounds the time, since many paths may share their arguments */
     for (size_t i = 0; i < tsr_pickle_count(pickle, args) && i < MOST_PARTS; i++) {
         tsr_ref part = tsr_pickle_item(pickle, args, i), class_ = tsr_pickle_class(pickle, part);
         bool path = is_kind(pickle, part, TSR_PICKLE_OBJECT) && (!tsr_pickle_id(pickle, class_) || is_path_class(pickle, class_));
@@ -47,7 +47,7 @@ static bool are_path_parts(const tsr_pickle *pickle, tsr_ref args)
     return true;
 }
 
-/* Whether a class is called with as many arguments as it has fields without a default, at least. */
+/* Whether a class is called with at least as many arguments as it has fields without a default. */
 static bool has_fields(const tsr_pickle *pickle, tsr_ref object)
 {
     static const struct {
@@ -62,7 +62,7 @@ static bool has_fields(const tsr_pickle *pickle, tsr_ref object)
     return true;
 }
 
-/* Why an object of a listed class is not made; NULL when it is. */
+/* Why an object of a known class cannot be created; NULL if it can. */
 static const char *why_not_made(const tsr_pickle *pickle, tsr_ref object)
 {
     const tsr_ref class_ = tsr_pickle_class(pickle, object);
@@ -73,7 +73,7 @@ static const char *why_not_made(const tsr_pickle *pickle, tsr_ref object)
     return are_path_parts(pickle, tsr_pickle_args(pickle, object)) ? NULL : "is made of something other than text";
 }
 
-/* The first object that is not made: a file that is damaged in one place may be damaged in thousands. */
+/* Reports only the first object that cannot be created: one damaged byte may affect thousands. */
 static tsr_status judge_objects(const tsr_verdict *verdict, tsr_error *err)
 {
     const tsr_pickle *pickle = verdict->pickle;
@@ -88,13 +88,13 @@ static tsr_status judge_objects(const tsr_verdict *verdict, tsr_error *err)
     return TSR_OK;
 }
 
-/* A dtype is a value, of which there are no instances. */
+/* A dtype is a value, not a class with instances. */
 static bool is_dtype(const tsr_pickle *pickle, tsr_ref global)
 {
     return tsr_torch_dtype(pickle, global) != TSR_DTYPE_NONE;
 }
 
-/* What was found while the file was parsed. */
+/* Reports what dcp_metadata.c found while parsing. */
 static tsr_status judge_folded(const tsr_verdict *verdict, const tsr_dcp_metadata *metadata, tsr_error *err)
 {
     if (metadata->odd_enum != TSR_NO_POSITION)

@@ -1,4 +1,4 @@
-/* What loading a `.metadata` file with pickle would do beside making data, and where it would fail, as findings. */
+/* Reports, as findings, what unpickling a `.metadata` file would do besides creating data, and where it would fail. */
 #ifndef TSR_FORMATS_DCP_DCP_VERDICT_H
 #define TSR_FORMATS_DCP_DCP_VERDICT_H
 

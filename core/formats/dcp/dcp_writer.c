@@ -1,8 +1,9 @@
-/* Metadata {state_dict_metadata, planner_data, storage_data, storage_meta, version}: each class by name, built without
- * arguments and given its attributes as a dict, which is how dataclasses pickle. An attribute that is absent has the value of
- * its class, so what only newer versions have can be left out for older ones.
+/* Writes Metadata {state_dict_metadata, planner_data, storage_data, storage_meta, version}. Each object is created from its
+ * class by name, without arguments, and then gets its attributes as a dict, which is how dataclasses are pickled. An absent
+ * attribute has the default of its class, so attributes that only newer versions know can be left out for older ones.
  *
- * Source: torch/distributed/checkpoint/metadata.py and filesystem.py of PyTorch 2.3 to 2.15, and what they wrote. */
+ * Source: torch/distributed/checkpoint/metadata.py and filesystem.py of PyTorch 2.3 to 2.15, and files that these versions
+ * wrote. */
 #include "tessera/sys/dcp_item.h"
 #include "tessera/sys/host_calls.h"
 
@@ -23,7 +24,7 @@ static void put_key(tsr_pickler *p, const char *key)
     tsr_pickler_str(p, tsr_str_from(key));
 }
 
-/* An instance whose attributes follow; closed by end_instance. */
+/* Begins an instance. Its attributes follow, then end_instance. */
 static void begin_instance(tsr_pickler *p, const char *module, const char *name)
 {
     put_class(p, module, name);
@@ -60,7 +61,7 @@ static void put_strides(tsr_pickler *p, const tsr_dcp_new_entry *entry)
     tsr_pickler_tuple(p, entry->ndim);
 }
 
-/* TensorProperties has a tuple for its state: dtype, layout, requires_grad, memory format, pin_memory, and strides. */
+/* The state of TensorProperties is a tuple: dtype, layout, requires_grad, memory format, pin_memory, and strides. */
 static void put_properties(tsr_pickler *p, const tsr_dcp_new_entry *entry, bool strides)
 {
     put_class(p, METADATA_MODULE, "TensorProperties");

@@ -1,5 +1,5 @@
-/* A DCP item inside one zstd stream: the archive is read through a window that keeps the beginning and the end of the plain
- * bytes; the elements between them only pass by. */
+/* Reads DCP items that are zstd streams. The archive in the stream is read through a window that keeps the first and the
+ * last of the decompressed bytes; the elements in between are decompressed and dropped. */
 #include "base/cursor.h"
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
@@ -13,14 +13,14 @@
  * what an archive adds to the bytes of its tensor. */
 enum { INPUT_BYTES = 1 << 16, HEAD_BYTES = 1 << 24, TAIL_BYTES = 1 << 18, OVERHEAD_BYTES = 1 << 20 };
 
-/* A store of one decompressed file, of which only the ends are there. */
+/* A store with one decompressed file, of which only both ends are in memory. */
 typedef struct window {
     tsr_store store;
     tsr_store_file *files;
-    uint64_t bound; /* more decompressed bytes than this are refused */
+    uint64_t bound; /* limit on the number of decompressed bytes */
     size_t head_max;
     tsr_vec head; /* char: the first bytes */
-    char *tail;   /* the last TAIL_BYTES: byte i at i % TAIL_BYTES */
+    char *tail;   /* the last TAIL_BYTES; byte i is at i % TAIL_BYTES */
     uint64_t size;
 } window;
 
@@ -53,13 +53,13 @@ static tsr_status keep(void *ctx, const char *bytes, size_t size, tsr_error *err
     return TSR_OK;
 }
 
-/* Who gets the plain bytes. */
+/* Receives the decompressed bytes. */
 typedef struct taker {
     tsr_status (*take)(void *ctx, const char *bytes, size_t size, tsr_error *err);
     void *ctx;
 } taker;
 
-/* Gives the plain bytes of an item to `to`. `buffer` is INPUT_BYTES of input and as many of output. */
+/* Decompresses an item and passes its bytes to `to`. `buffer` has room for INPUT_BYTES of input and as many of output. */
 static tsr_status decode(tsr_checkpoint *checkpoint, void *stream, const tsr_chunk *chunk, char *buffer, taker to,
                          tsr_error *err)
 {
@@ -78,7 +78,8 @@ static tsr_status decode(tsr_checkpoint *checkpoint, void *stream, const tsr_chu
         TSR_FAIL_AT(state == 1 && (in.size || done < chunk->byte_length), err, TSR_E_FORMAT, chunk->byte_offset,
                     "dcp: bytes follow the zstd stream of an item");
     }
-    return TSR_OK; /* PyTorch flushes the stream and leaves its frame open; the archive inside tells whether all is there */
+    return TSR_OK; /* PyTorch flushes the stream but never ends its frame, so an incomplete item is only noticed by the
+                    * archive in it */
 }
 
 static tsr_status decompress(tsr_checkpoint *checkpoint, const tsr_chunk *chunk, tsr_arena *scratch, taker to,
@@ -107,7 +108,7 @@ static tsr_status fill_window(window *w, tsr_checkpoint *checkpoint, const tsr_c
     return status;
 }
 
-/* The most a decompressed item can have: a tensor's elements and what torch.save puts around them; of an object, what any
+/* The limit on an item's decompressed size: a tensor's elements and what torch.save adds to them, or for an object, what its
  * input may expand to. */
 static uint64_t window_bound(tsr_dcp_item item)
 {
@@ -148,7 +149,7 @@ typedef struct sums {
     const tsr_zip_member *members; /* sorted by byte_offset */
     uint32_t count, at;
     uint64_t position;
-    uint32_t crc; /* of member `at` so far */
+    uint32_t crc; /* CRC of member `at` up to `position` */
 } sums;
 
 static tsr_status end_member(sums *s, tsr_error *err)

@@ -9,13 +9,13 @@
 #include "tessera/sys/options.h"
 #include "tessera/sys/try.h"
 
-/* An item that the other checkpoint has. */
+/* An item of the checkpoint that serves as a model. */
 typedef struct model_item {
     tsr_str file;
     uint64_t byte_offset;
-    uint64_t entry; /* of its catalog */
+    uint64_t entry; /* index in its catalog */
     const tsr_chunk *chunk;
-    bool replica; /* a further copy: it lies there and is not written down */
+    bool replica; /* a further copy of a box: it is skipped in the file, but not written to the new metadata */
 } model_item;
 
 typedef struct salvager {
@@ -28,8 +28,8 @@ typedef struct salvager {
     uint64_t byte_done, byte_total;
     tsr_salvage *out;
     tsr_error *err;
-    tsr_vec model;   /* of model_item, by file and offset */
-    tsr_vec entries; /* of tsr_dcp_new_entry: those of `like` first, in its order */
+    tsr_vec model;   /* model_item, sorted by file and offset */
+    tsr_vec entries; /* tsr_dcp_new_entry: first those of `like`, in its order */
 } salvager;
 
 static bool step(void *ctx, uint64_t byte_at)
@@ -39,7 +39,7 @@ static bool step(void *ctx, uint64_t byte_at)
     return !p || p->step(p->ctx, s->byte_done + byte_at, s->byte_total);
 }
 
-/* ---- the other checkpoint ---- */
+/* ---- the model checkpoint ---- */
 
 static int by_place(const void *left, const void *right)
 {
@@ -103,7 +103,7 @@ static bool fits(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_salva
     return same;
 }
 
-/* A tensor or object of its own, named after its place. */
+/* Adds an item that has no name as an entry named after its file and its number there. */
 static tsr_status add_unnamed(salvager *s, tsr_str file, uint64_t number, const tsr_salvaged_item *item)
 {
     tsr_dcp_new_entry *entry = tsr_vec_push(&s->entries, s->err);
@@ -139,8 +139,8 @@ static tsr_status find_lost(salvager *s, const model_item *lost)
                            TSR_STR_ARG(entry->fqn), TSR_STR_ARG(lost->file));
 }
 
-/* The items of one file against those that the other checkpoint has in its file of that name: the n-th is the n-th. One that
- * does not fit shows that the files are of another kind of save; from there on nothing is taken for named. */
+/* Names the items of one file after those in the model's file of the same name: the n-th item gets the n-th name. If an item
+ * does not fit, the files are from different kinds of saves, and the remaining items stay unnamed. */
 static tsr_status name_items(salvager *s, tsr_str file, const model_item *model, size_t model_count,
                              const tsr_salvaged_item *items, size_t count)
 {
@@ -164,7 +164,7 @@ static tsr_status name_items(salvager *s, tsr_str file, const model_item *model,
     return TSR_OK;
 }
 
-/* The first item of `file`, or of a file behind it. */
+/* The index of the first item of `file`, or with `behind`, of the first item after those of `file`. */
 static size_t first_of(const salvager *s, tsr_str file, bool behind)
 {
     const model_item *items = s->model.items;
@@ -208,7 +208,7 @@ static tsr_status take_file(salvager *s, uint32_t file)
     return status;
 }
 
-/* Items of files that are not there at all. */
+/* Reports the items of files that do not exist at all. */
 static tsr_status find_lost_files(salvager *s)
 {
     const model_item *items = s->model.items;
@@ -218,7 +218,7 @@ static tsr_status find_lost_files(salvager *s)
     return TSR_OK;
 }
 
-/* Entries with nothing left of them are not written, but for tensors without elements. */
+/* Keeps the entries of which at least one item was found. */
 static tsr_status take_entries(salvager *s)
 {
     const tsr_dcp_new_entry *all = s->entries.items;

@@ -1,6 +1,6 @@
-/* See salvage_items.h. An archive ends with its end record, 22 bytes from "PK\5\6" on (torch.save writes no comment). The
- * same four bytes may stand among a tensor's, so a candidate counts only when its record says that the directory ends just
- * before it, and when the bytes up to it are an archive whole. */
+/* See salvage_items.h. An archive ends with its end record, the 22 bytes from "PK\5\6" on (torch.save writes no comment).
+ * The elements of a tensor may contain the same four bytes, so a candidate counts only if its record says that the central
+ * directory ends just before it, and if the bytes up to it can be opened as an archive. */
 #include "formats/dcp/salvage_items.h"
 
 #include "base/cursor.h"
@@ -15,7 +15,7 @@ enum {
     END_RECORD = 22,
     ZIP64_RECORDS = 56 + 20, /* end record and locator, between the directory and the end record */
     WINDOW = 1 << 20,
-    FALSE_ENDS = 64 /* of one item: real data has none that go so far */
+    FALSE_ENDS = 64 /* candidates tried per item; in real data, false ones fail the checks of is_end */
 };
 
 static const char end_signature[4] = {'P', 'K', 5, 6};
@@ -24,12 +24,12 @@ typedef struct finder {
     const tsr_salvage_job *job;
     uint32_t file;
     uint64_t size;
-    char *window; /* WINDOW bytes, of which `held` are those of the file from window_at on */
+    char *window; /* WINDOW bytes; the first `held` are the file's bytes from window_at on */
     uint64_t window_at;
     size_t held;
 } finder;
 
-/* The bytes [offset, offset + size) through the window, which moves on when they are not in it. */
+/* Sets *out to the bytes [offset, offset + size) of the file. Moves the window there if it does not contain them. */
 static tsr_status look(finder *f, uint64_t offset, size_t size, const char **out, tsr_error *err)
 {
     if (offset < f->window_at || offset + size > f->window_at + f->held) {
@@ -43,7 +43,7 @@ static tsr_status look(finder *f, uint64_t offset, size_t size, const char **out
     return TSR_OK;
 }
 
-/* The first end record at or behind `from`, or `size`. */
+/* The position of the first end record at or after `from`, or the file's size if there is none. */
 static tsr_status find_end(finder *f, uint64_t from, uint64_t *out, tsr_error *err)
 {
     for (*out = f->size; from + END_RECORD <= f->size;) {
@@ -63,7 +63,7 @@ static tsr_status find_end(finder *f, uint64_t from, uint64_t *out, tsr_error *e
     return TSR_OK;
 }
 
-/* Whether the record at `at` says that the archive from `offset` on ends with it. */
+/* Whether the end record at `at` can be that of an archive that begins at `offset`. */
 static tsr_status is_end(finder *f, uint64_t offset, uint64_t at, bool *out, tsr_error *err)
 {
     const char *text;
@@ -92,7 +92,7 @@ static tsr_status keep(tsr_vec *out, const tsr_torch_item *opened, uint64_t offs
     return TSR_OK;
 }
 
-/* The archive at `offset`; *end is `offset` where there is none. */
+/* Appends the item whose archive begins at `offset`, and sets *end after it. If there is none, *end is `offset`. */
 static tsr_status take_archive(finder *f, uint64_t offset, tsr_vec *out, uint64_t *end, tsr_error *err)
 {
     tsr_torch_item item;

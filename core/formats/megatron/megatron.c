@@ -1,4 +1,4 @@
-/* Recognition, opening, and where bytes are: items of the DCP, parts of them, and common.pt. */
+/* Recognizes and opens the format, and locates bytes: in items of the DCP, in parts of items, and in common.pt. */
 #include "formats/megatron/megatron.h"
 
 #include "codec/json.h"
@@ -8,7 +8,8 @@
 
 /* ---- opening ---- */
 
-/* Whether metadata.json names the format; a document that says nothing of the kind is somebody else's. */
+/* Whether metadata.json states the torch_dist format. Other programs write files of this name, too, so a document that does
+ * not is no error. */
 static tsr_status names_torch_dist(tsr_checkpoint *checkpoint, uint32_t file, bool *is, tsr_error *err)
 {
     const tsr_store_file *f = &checkpoint->store->files[file];
@@ -148,7 +149,8 @@ typedef struct walk {
     void *ctx;
 } walk;
 
-/* An item's extent as one of the catalog's entry. Of flat elements only their number counts for those who read them all. */
+/* Passes on an item's extent as an extent of the catalog's entry. An item of fragments stores flat elements, so its extent
+ * gets one dimension: callers that read every byte only need the number of elements. */
 static tsr_status give(void *ctx, const tsr_extent *extent, tsr_error *err)
 {
     static const uint64_t zeros[TSR_MAX_NDIM];
@@ -159,7 +161,7 @@ static tsr_status give(void *ctx, const tsr_extent *extent, tsr_error *err)
     const uint64_t at = state->entry_of[extent->entry - state->raw];
     const tsr_entry *entry = &state->entries[at];
     own.entry = tsr_checkpoint_entry(w->checkpoint, entry->fqn);
-    if (own.entry && own.entry->chunks != entry->chunks) own.entry = NULL; /* of a part that is not open */
+    if (own.entry && own.entry->chunks != entry->chunks) own.entry = NULL; /* it belongs to a part that is not open */
     if (!own.entry || !state->stored[at].fragments) {
         if (!own.entry) own.chunk = NULL;
         return w->each(w->ctx, &own, err);

@@ -1,4 +1,4 @@
-/* common.pt: what is not sharded (arguments, schedulers, the iteration), as the part "common". */
+/* Reads common.pt, which has everything that is not sharded (arguments, schedulers, the iteration), as the part "common". */
 #include "formats/megatron/megatron_state.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_union.h"
@@ -23,7 +23,7 @@ static tsr_status prefixed_path(tsr_arena *arena, const tsr_path_item **path, ui
     return TSR_OK;
 }
 
-/* Puts everything of the file below the part's name. */
+/* Puts all entries of the file below the part's name. */
 static tsr_status mount(tsr_checkpoint *checkpoint, const tsr_torch_flat *flat, uint64_t before, tsr_error *err)
 {
     for (uint64_t i = 0; i < flat->entry_count; i++) {
@@ -62,7 +62,7 @@ static tsr_status read_file(tsr_checkpoint *checkpoint, tsr_megatron_state *stat
     return tsr_torch_keep_shared(checkpoint->host, flat->entries, flat->entry_count, file.storage_count, err);
 }
 
-/* A file that is missing or damaged leaves a checkpoint that can be listed. */
+/* If the file is missing or damaged, the rest of the checkpoint can still be listed. */
 static tsr_status read_common(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_torch_flat *flat, tsr_error *err)
 {
     tsr_error why = {0};
@@ -81,7 +81,7 @@ static tsr_status read_common(tsr_checkpoint *checkpoint, tsr_megatron_state *st
     return message.data ? tsr_checkpoint_is_incomplete(checkpoint, TSR_STR("common.pt"), message, err) : TSR_E_NOMEM;
 }
 
-/* The metadata and the data files that it names. */
+/* The number of metadata files and of the data files that they name. */
 static uint64_t count_files(const tsr_checkpoint *checkpoint, const tsr_megatron_state *state)
 {
     const tsr_store *store = checkpoint->store;

@@ -1,4 +1,4 @@
-/* Tensors that Megatron-Core 0.14 and before stored as flat ranges of fragments, as the boxes that they are.
+/* Finds the boxes of tensors that Megatron-Core up to 0.14 stored as flat ranges of fragments:
  *
  *   shape [4, 6], fragments [2, 1]: stored as [2, 1, 12]      chunk (1, 0, 4) of length 5:
  *     . . . . . .                                              . . . . . .
@@ -20,8 +20,8 @@ typedef struct undoing {
     tsr_checkpoint *checkpoint;
     const tsr_entry *raw;
     const tsr_dcp_original *original;
-    uint64_t fragment[TSR_MAX_NDIM]; /* its shape */
-    tsr_vec *chunks;                 /* of all tensors */
+    uint64_t fragment[TSR_MAX_NDIM]; /* the shape of a fragment */
+    tsr_vec *chunks;                 /* the boxes of all tensors */
     tsr_vec *pieces;
     tsr_error *err;
 } undoing;
@@ -51,7 +51,7 @@ static tsr_status measure_fragment(undoing *u)
     return TSR_OK;
 }
 
-/* One box of fragment `at`. */
+/* Adds one box of the fragment at `at`. */
 static tsr_status add_box(undoing *u, const tsr_chunk *from, const uint64_t *at, const uint64_t *offsets,
                           const uint64_t *sizes, uint64_t first)
 {
@@ -82,13 +82,13 @@ static tsr_status add_range(undoing *u, const tsr_chunk *from, const uint64_t *a
     for (uint32_t b = 0; b < count; b++) {
         uint64_t elements = 1;
         TSR_TRY(add_box(u, from, at, offsets + b * ndim, sizes + b * ndim, first));
-        tsr_box_volume((tsr_box){ndim, NULL, sizes + b * ndim}, &elements); /* fits: it is a part of the fragment */
+        tsr_box_volume((tsr_box){ndim, NULL, sizes + b * ndim}, &elements); /* fits: the box is inside the fragment */
         first += elements;
     }
     return TSR_OK;
 }
 
-/* To the next of the fragments of a chunk, in row-major order; false behind the last. */
+/* Moves to the next fragment that the chunk covers, in row-major order. Returns false after the last one. */
 static bool next_fragment(uint32_t ndim, const tsr_chunk *chunk, uint64_t *at)
 {
     for (uint32_t d = ndim; d-- > 0; at[d] = chunk->offsets[d])
@@ -103,7 +103,7 @@ static tsr_status add_chunk(undoing *u, const tsr_chunk *from)
     if (!tsr_box_contains((tsr_box){ndim + 1, NULL, u->raw->shape}, (tsr_box){ndim + 1, from->offsets, from->sizes}))
         return refuse(u, "a chunk reaches beyond the tensor");
     if (!tsr_box_volume((tsr_box){ndim + 1, NULL, from->sizes}, &elements)) return refuse(u, "a chunk is too large");
-    if (elements == 0) return TSR_OK; /* a rank that has nothing of it */
+    if (elements == 0) return TSR_OK; /* this rank holds nothing of the tensor */
     if (ndim) memcpy(at, from->offsets, ndim * sizeof *at);
     do {
         TSR_TRY(add_range(u, from, at, first));
@@ -122,12 +122,12 @@ static tsr_status undo_one(undoing *u, tsr_entry *entry, tsr_megatron_stored *st
     entry->replica_count = u->chunks->count - before - entry->chunk_count;
     entry->shape = u->original->shape;
     entry->ndim = u->original->ndim;
-    entry->chunks = NULL; /* until all are known: keep_chunks */
+    entry->chunks = NULL; /* set by keep_chunks once the chunks of all tensors are known */
     stored->fragments = u->raw->shape;
     return TSR_OK;
 }
 
-/* The chunks of all tensors in one array, from which a chunk's piece is known. */
+/* Puts the chunks of all tensors into one array, so that a chunk's index leads to its piece. */
 static tsr_status keep_chunks(tsr_checkpoint *checkpoint, tsr_megatron_state *state, const tsr_vec *chunks,
                               const tsr_vec *pieces, tsr_error *err)
 {

@@ -1,5 +1,5 @@
-/* Objects that Megatron-Core stores by shards, one per rank, layer or expert: `KEY/shard_I_N` becomes element I of the list
- * KEY. Each item is a list of one, which dist_checkpointing undoes, too.
+/* Joins objects that Megatron-Core stores as shards, one per rank, layer or expert: `KEY/shard_I_N` becomes element I of the
+ * list KEY. Each item is a list of one value, which is unwrapped here as dist_checkpointing does.
  *
  * Source: ShardedObject in mapping.py of Megatron-Core 0.16, _mcore_to_torch_sharded_object in strategies/torch.py. */
 #include "base/cursor.h"
@@ -7,7 +7,8 @@
 #include "formats/megatron/megatron_state.h"
 #include "tessera/sys/try.h"
 
-/* Numbers that dots join, up to `end`; -1: anything else, or a number with a leading zero. */
+/* Parses numbers separated by dots, up to the end of the text, and returns how many there are. -1 for any other text, or if
+ * a number has a leading zero. */
 static int numbers_of(tsr_str text, uint64_t out[TSR_MAX_NDIM])
 {
     size_t at = 0;
@@ -39,17 +40,17 @@ bool tsr_shard_name_of(tsr_str name, tsr_shard_name *out)
     *out = (tsr_shard_name){.key = {name.data, at - 1}, .suffix = {name.data + at - 1, name.size - at + 1}, .count = 1};
     for (int d = 0; d < rank; d++) {
         if (offsets[d] >= shape[d] || !tsr_mul_u64(out->count, shape[d], &out->count)) return false;
-        out->index = out->index * shape[d] + offsets[d]; /* below the count, which fits */
+        out->index = out->index * shape[d] + offsets[d]; /* cannot overflow: it is below the count, which fits */
     }
     return true;
 }
 
-/* All shards that name one key and one grid. */
+/* All shards of one key, which must have the same grid. */
 typedef struct group {
     tsr_shard_name name; /* of the first shard */
     tsr_str grid;        /* "_N.M" */
     uint64_t found;
-    const tsr_entry **shards; /* NULL: they stay as they are */
+    const tsr_entry **shards; /* NULL: the shards are not joined */
     uint64_t entry;
 } group;
 
@@ -89,7 +90,8 @@ static tsr_status count_shards(joining *j)
         group *g = fresh ? tsr_vec_push(&j->list, j->err) : group_at(j, *number);
         if (!g) return TSR_E_NOMEM;
         if (fresh) *g = (group){.name = name, .grid = grid_of(&name)};
-        g->found += tsr_str_equal(g->grid, grid_of(&name)) ? 1 : j->state->raw_count; /* of another grid: too many */
+        /* One of another grid spoils the count. */
+        g->found += tsr_str_equal(g->grid, grid_of(&name)) ? 1 : j->state->raw_count;
     }
     return TSR_OK;
 }
@@ -104,7 +106,8 @@ static tsr_status report_partial(const joining *j, const group *g)
                            TSR_STR_ARG(g->name.key));
 }
 
-/* A whole set gets room for its shards. A tensor of the same name leaves them as they are. */
+/* Allocates the array of shards for each complete set. If a tensor has the same name as the key, the shards are not
+ * joined. */
 static tsr_status open_groups(joining *j)
 {
     for (uint64_t i = 0; i < j->state->raw_count; i++) {
@@ -125,7 +128,7 @@ static tsr_status open_groups(joining *j)
     return TSR_OK;
 }
 
-/* Where a raw entry goes: a place of its own, or that of its shards. */
+/* Assigns an entry to a raw entry: its own, or the one that it shares with the other shards. */
 static void place_entry(joining *j, uint64_t i)
 {
     tsr_megatron_state *s = j->state;
@@ -142,7 +145,7 @@ static void place_entry(joining *j, uint64_t i)
     s->entries[s->count++] = s->raw[i];
 }
 
-/* What the list of one holds; what is another value stays as it is. */
+/* The value in the list of one. Any other value is left as it is. */
 static const tsr_value *unwrapped(const tsr_value *value)
 {
     return value->kind == TSR_VALUE_LIST && value->count == 1 && value->expanded != TSR_VALUE_ENDLESS ? value->items[0] : value;
@@ -157,7 +160,7 @@ static tsr_status join_values(joining *j, const group *g, const tsr_value **out)
     if (!items) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < g->found; i++) {
         const tsr_value *value = g->shards[i]->value;
-        if (!value) return TSR_OK; /* not read */
+        if (!value) return TSR_OK; /* the values were not read */
         items[i] = unwrapped(value);
         if (!tsr_add_u64(expanded, value->expanded, &expanded)) expanded = TSR_VALUE_ENDLESS;
     }
