@@ -13,7 +13,7 @@
 struct tsr_checkpoint {
     tsr_store *store;
     tsr_store *given;   /* the store passed to tsr_checkpoint_open; differs from `store` when a step was chosen */
-    tsr_vec entered;    /* tsr_store *: opened below `given` on the way to `store`; closed with the checkpoint */
+    tsr_vec entered;    /* of tsr_store *: opened below `given` on the way to `store`; closed with the checkpoint */
     tsr_str step;       /* path from `given` to `store`, in the arena; empty when they are the same */
     const char *step_marker; /* the file that named the step, or NULL */
     const tsr_host *host;
@@ -37,8 +37,8 @@ struct tsr_checkpoint {
     tsr_str incomplete;    /* why the save counts as interrupted, in the arena; empty if it does not */
     bool is_probe;         /* only the format is wanted, so checkpoints further down are not looked for */
     bool names_unknown;    /* the names of the entries are only in a file that is missing */
-    tsr_vec missing;       /* tsr_str: files that the metadata names and the store does not have */
-    /* tsr_str: files that the format allows for and the store does not have. Only collected for the checkpoint that the
+    tsr_vec missing;       /* of tsr_str: files that the metadata names and the store does not have */
+    /* Of tsr_str: files that the format allows for and the store does not have. Only collected for the checkpoint that the
      * caller opened; for mounted ones it has no allocator. */
     tsr_vec implied;
     uint64_t expansion;    /* bytes that shared parts of the input may still expand to (expansion.h) */

@@ -1,5 +1,5 @@
-/* A DeepSpeed tag directory as one checkpoint of four parts: model, module, optim, engine. The files are read, what they hold is
- * brought together name by name, and the result is one tree, which is flattened as that of a torch.save file is. */
+/* Opens a DeepSpeed tag directory as one checkpoint with four parts: model, module, optim, engine. The files are read, their
+ * contents are joined name by name, and the result is a tree that is flattened like that of a torch.save file. */
 #include "formats/deepspeed/deepspeed_agree.h"
 #include "formats/deepspeed/deepspeed_check.h"
 #include "formats/deepspeed/deepspeed_engine.h"
@@ -18,7 +18,7 @@
 typedef struct reading {
     tsr_ds_files files;
     tsr_ds_rows model, states, odd;
-    const tsr_value *groups; /* parameter groups, with the parameters of all pipeline stages */
+    const tsr_value *groups; /* the param groups, with the parameters of all pipeline stages */
     tsr_error *err;
 } reading;
 
@@ -84,7 +84,7 @@ static tsr_status make_optim(reading *r, const tsr_value **out)
     uint32_t count;
     const tsr_ds_file *first = tsr_ds_first(&r->files, TSR_DS_OPTIM, &count);
     const tsr_value *optimizer = r->files.zero ? tsr_ds_optimizer(first) : tsr_ds_plain_optimizer(&r->files);
-    tsr_ds_rows_untie(&r->states); /* the step of a group is that of each parameter, not one tensor of all */
+    tsr_ds_rows_untie(&r->states); /* each parameter gets the step of its group; the copies do not share one tensor */
     tsr_ds_rows_untie(&r->odd);
     const tsr_ds_optim_contents contents = {
         .states = &r->states, .odd = &r->odd, .groups = r->groups, .rest = tsr_ds_rest(&r->files, optimizer, taken, r->err)};

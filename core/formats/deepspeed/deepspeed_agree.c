@@ -7,9 +7,9 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 
-enum { RUNS = 4, RUN = 512 }; /* compared of each file; elements of a run */
+enum { RUNS = 4, RUN = 512 }; /* RUNS are compared per file; RUN is the number of elements in each */
 
-/* What was seen of one rank's optimizer file. */
+/* What was found out about one rank's optimizer file. */
 typedef struct seen {
     uint32_t runs;
     bool differs;
@@ -22,9 +22,10 @@ typedef struct agreement {
     tsr_error *err;
 } agreement;
 
-/* ---- doubt ---- */
+/* ---- when to compare ---- */
 
-/* Files that differ in their steps are reported, so that the first one counts for all. */
+/* Whether values must be compared. Only the first step is looked at, since optimizer files with different steps are reported
+ * elsewhere. */
 static tsr_status is_in_doubt(const agreement *a, bool *doubt)
 {
     uint64_t steps = 0, skipped = 0;
@@ -43,7 +44,7 @@ static tsr_status is_in_doubt(const agreement *a, bool *doubt)
 
 /* ---- values ---- */
 
-/* Where the first row of a chunk is in the whole tensor, row-major. */
+/* The row-major index of a chunk's first element in the whole tensor. */
 static uint64_t start_of(const tsr_entry *tensor, const tsr_chunk *chunk)
 {
     uint64_t at = 0;
@@ -109,7 +110,7 @@ static tsr_status compare_all(const agreement *a, const tsr_value *module, const
 
 /* ---- verdict ---- */
 
-/* Where all optimizer files differ, it is the model states that are of another save. */
+/* If all optimizer files that were compared differ, the model states are reported as the file from another save. */
 static tsr_status report(const agreement *a)
 {
     uint32_t compared = 0, differing = 0;

@@ -13,7 +13,7 @@ enum { DEPTH = 64, NODES = 1 << 20, MOST_NAMED = 64, MOST_COLUMNS = 4096 };
 
 /* ---- missing files ---- */
 
-/* Whether the job trained in bfloat16, which DeepSpeed puts before the names of optimizer files. */
+/* Whether the job trained in bfloat16. DeepSpeed then adds a prefix to the names of optimizer files. */
 static bool is_bf16(const tsr_ds_file *model)
 {
     const tsr_value *config = model ? tsr_ds_dict(model->root, "ds_config") : NULL;
@@ -22,7 +22,8 @@ static bool is_bf16(const tsr_ds_file *model)
     return enabled && enabled->kind == TSR_VALUE_BOOL && enabled->as.boolean;
 }
 
-/* The names of a column's files of one kind but for the rank: of one that is there, or else as DeepSpeed makes it. */
+/* What the names of a column's files of one kind have in common, except for the rank: taken from a file that exists, or
+ * otherwise built like DeepSpeed's. */
 static tsr_ds_name name_like(const tsr_ds_column *column, bool optims)
 {
     const tsr_ds_file *const *ranks = optims ? column->optims : column->models;
@@ -72,7 +73,8 @@ static tsr_status check_model(const tsr_ds_files *files, const tsr_ds_column *co
                          "'%.*s', which has the names of the weights, is missing or cannot be read", TSR_STR_ARG(name));
 }
 
-/* Notes the model states of model-parallel ranks that have no file; they tell which optimizer files there are. */
+/* Records the model states of model-parallel ranks that have no file, so that a server is asked for them. They show which
+ * optimizer files exist. */
 static tsr_status imply_columns(const tsr_ds_files *files, uint64_t count, tsr_error *err)
 {
     for (uint32_t rank = 0, c = 0; rank < count && rank < MOST_COLUMNS; rank++) {
@@ -85,7 +87,7 @@ static tsr_status imply_columns(const tsr_ds_files *files, uint64_t count, tsr_e
     return TSR_OK;
 }
 
-/* As many model-parallel ranks as the model states speak of. */
+/* Checks that there are as many model-parallel ranks as the model states imply. */
 static tsr_status check_columns(const tsr_ds_files *files, tsr_error *err)
 {
     const tsr_ds_file *model = files->column_count ? files->columns[0].model : NULL;
@@ -106,9 +108,9 @@ static tsr_status check_columns(const tsr_ds_files *files, tsr_error *err)
                          absent, TSR_STR_ARG(name), (unsigned long long)(stages * ranks), files->column_count);
 }
 
-/* ---- files of other saves ---- */
+/* ---- files from other saves ---- */
 
-/* Whether one group of parameters is cut for fewer ranks than another. */
+/* Whether param groups are partitioned over different numbers of ranks. */
 static bool is_uneven(const tsr_value *counts, uint64_t *a, uint64_t *b)
 {
     if (!counts || counts->kind != TSR_VALUE_LIST) return false;
@@ -172,8 +174,8 @@ static bool match(const tsr_value *a, const tsr_value *b)
     return !a == !b && (!a || tsr_value_match(a, b, DEPTH, NODES) == TSR_SAME);
 }
 
-/* What two optimizer files of one save have in common. *differing: what they do not, or NULL. A loss scaler that adapts counts steps, too,
- * where the optimizer does not. */
+/* Sets *differing to something that must be equal in two optimizer files of one save but is not, or to NULL. An adaptive
+ * loss scaler counts steps too, which helps if the optimizer does not. */
 static tsr_status compare_optimizers(const tsr_ds_files *files, const tsr_ds_file *a, const tsr_ds_file *b, const char **differing, tsr_error *err)
 {
     bool same;
@@ -189,7 +191,7 @@ static tsr_status compare_optimizers(const tsr_ds_files *files, const tsr_ds_fil
 
 static const char *const agreed[] = {"global_steps", "dp_world_size", "mp_world_size", "ds_version", NULL};
 
-/* What all model states of one save have in common: the key that two of them do not, or NULL. */
+/* The key that must be equal in all model states of one save but differs between these two, or NULL. */
 static const char *compare_models(const tsr_ds_file *a, const tsr_ds_file *b)
 {
     for (size_t i = 0; agreed[i]; i++) {
@@ -225,7 +227,8 @@ static tsr_status report_different(const tsr_ds_files *files, const tsr_ds_file 
                          tsr_value_text(y, b, sizeof b), TSR_STR_ARG(other), tsr_value_text(x, a, sizeof a));
 }
 
-/* Compares files with the one that most of them agree with, so that a single file of another save is the one that is reported. */
+/* Compares all files with one that most of them agree with, so that a single file from another save is the one that gets
+ * reported. */
 static tsr_status check_alike(const tsr_ds_files *files, const tsr_ds_file *first, uint32_t count, tsr_error *err)
 {
     const tsr_ds_file *like = first;
@@ -276,7 +279,7 @@ static const tsr_ds_column *column_of(const tsr_ds_files *files, uint32_t model_
     return &files->columns[c];
 }
 
-/* Whether a file is one of those that `first` begins: the model states of all ranks, the optimizer files of a model-parallel one. */
+/* Whether two files must agree: the model states of all ranks must, and the optimizer files of one model-parallel rank. */
 static bool is_alike(const tsr_ds_file *first, const tsr_ds_file *file)
 {
     return first->name.kind == file->name.kind && (first->name.kind == TSR_DS_MODEL || first->name.model_rank == file->name.model_rank);

@@ -12,7 +12,7 @@ static bool is_one_of(tsr_str key, const char *const *list)
     return false;
 }
 
-/* Objects of torch.save are {class, args, state, …}: what DeepSpeed's own classes hold is all in the state. */
+/* torch.save's objects are {class, args, state, …}. Those of DeepSpeed's own classes keep all their data in the state. */
 const tsr_value *tsr_ds_attributes(const tsr_value *value)
 {
     if (value->kind != TSR_VALUE_OBJECT || !tsr_str_starts(value->text, TSR_STR("deepspeed."))) return NULL;

@@ -2,11 +2,11 @@
  *
  *   mp_rank_00_model_states.pt                    module: everything but the experts; num_experts: [4, …], one per layer of experts
  *   layer_0_expert_2_mp_rank_00_model_states.pt   {"….deepspeed_experts.2.weight": …}, numbered among the experts of all ranks
- *   zero_pp_rank_0_…_optim_states.pt              groups of experts are cut for fewer ranks than the others
+ *   zero_pp_rank_0_…_optim_states.pt              groups of experts are partitioned over fewer ranks than the others
  *   expp_rank_0_mp_rank_00_optim_states.pt        without ZeRO: the optimizer of a rank, by numbers
  *
- * The stored weights have names and are whole. Under ZeRO 1 and 2 the float32 weights and the states are read, too: see
- * deepspeed_groups.h. Neither zero_to_fp32 nor ds_to_universal reads any of this; the live engine is the judge. */
+ * The stored weights have names and are complete. Under ZeRO 1 and 2, the float32 weights and the states are read, too: see
+ * deepspeed_groups.h. Neither zero_to_fp32 nor ds_to_universal reads any of this, so the running engine is the reference. */
 #include "formats/deepspeed/deepspeed_experts.h"
 
 #include "formats/common/shown_names.h"
@@ -22,7 +22,7 @@ enum { MOST_MISSING = 64 };
 
 typedef struct missing_experts {
     const tsr_ds_files *files;
-    const tsr_ds_file *next; /* of those that are there, in order of layers and experts */
+    const tsr_ds_file *next; /* the next of the files that exist, sorted by layer and expert */
     uint32_t left;
     tsr_shown_names names;
     tsr_str first;
@@ -46,7 +46,7 @@ static tsr_status look_for(missing_experts *m, uint32_t layer, uint32_t expert, 
     return tsr_checkpoint_lacks(checkpoint, name, err);
 }
 
-/* The experts that the model states count, and that have no file. */
+/* Reports experts that the model states count but that have no file. */
 static tsr_status check_files(const tsr_ds_files *files, const tsr_ds_file *experts, uint32_t count, tsr_error *err)
 {
     const tsr_ds_file *model = files->column_count ? files->columns[0].model : NULL;
@@ -63,7 +63,7 @@ static tsr_status check_files(const tsr_ds_files *files, const tsr_ds_file *expe
                          tsr_shown_names_rest(&m.names));
 }
 
-/* Under tensor or pipeline parallelism an expert's file holds a share of it, or of the layers. */
+/* Under tensor or pipeline parallelism, an expert's file has only a share of it, or some of the layers. */
 static tsr_status check_parallelism(const tsr_ds_files *files, tsr_error *err)
 {
     if (files->column_count <= 1) return TSR_OK;
@@ -79,7 +79,7 @@ size_t tsr_ds_expert_prefix(tsr_str name)
     return 0;
 }
 
-/* Whether experts have a weight under two names: only the names of the first rank's experts are stored then. */
+/* Whether an expert's weight has two names. In that case, only the names of the first rank's experts are stored. */
 static bool has_shared_experts(const tsr_value *model)
 {
     const tsr_value *shared = tsr_ds_dict(model, "shared_params");
@@ -88,7 +88,7 @@ static bool has_shared_experts(const tsr_value *model)
     return false;
 }
 
-/* What kind of experts these are, if their float32 weights are not read; otherwise NULL. */
+/* The kind of experts if their float32 weights cannot be read; otherwise NULL. */
 static const char *unread_kind(const tsr_ds_files *files)
 {
     uint32_t count;

@@ -13,7 +13,7 @@ enum { MOST_RANKS = 1 << 16 };
 
 /* ---- names ---- */
 
-/* Steps over `text` at the head of *rest. */
+/* Skips `text` at the beginning of *rest. */
 static bool skip(tsr_str *rest, const char *text)
 {
     const tsr_str prefix = tsr_str_from(text);
@@ -22,7 +22,7 @@ static bool skip(tsr_str *rest, const char *text)
     return true;
 }
 
-/* Steps over a decimal number of at most seven digits. */
+/* Skips and returns a decimal number of at most seven digits. */
 static bool skip_number(tsr_str *rest, uint32_t *out)
 {
     size_t at = 0;
@@ -121,7 +121,7 @@ static tsr_status collect(tsr_ds_files *files, tsr_error *err)
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_ds_name name = tsr_ds_name_of(store->files[f].name);
         files->has_experts = files->has_experts || name.is_expert;
-        if (name.kind == TSR_DS_OPTIM && name.is_expert) continue; /* what is in it has no names */
+        if (name.kind == TSR_DS_OPTIM && name.is_expert) continue; /* its contents have no names */
         if (name.kind != TSR_DS_OTHER) files->files[files->count++] = (tsr_ds_file){name, f, 0, NULL};
     }
     qsort(files->files, files->count, sizeof *files->files, by_place);
@@ -147,7 +147,7 @@ static tsr_status open_file(tsr_ds_files *files, tsr_ds_file *file, tsr_error *e
                          TSR_STR_ARG(name));
 }
 
-/* Drops the files that could not be read. */
+/* Removes the files that could not be read. */
 static void keep_readable(tsr_ds_files *files)
 {
     uint32_t kept = 0;
@@ -170,7 +170,8 @@ const tsr_ds_file *tsr_ds_first(const tsr_ds_files *files, tsr_ds_kind kind, uin
 
 /* ---- columns ---- */
 
-/* The stage that an optimizer file was written by: a number, the enum ZeroStageEnum, or as its buffers are called. */
+/* The ZeRO stage that wrote an optimizer file: stated as a number or as the enum ZeroStageEnum, or implied by the names of
+ * its buffers. */
 static bool zero_stage_of(const tsr_value *optimizer, uint32_t *out)
 {
     const tsr_value *stage = tsr_ds_get(optimizer, "zero_stage"), *plain = stage ? tsr_enum_value(stage) : NULL;
@@ -203,7 +204,7 @@ static tsr_status find_zero_stage(tsr_ds_files *files, tsr_error *err)
         files->zero = (uint32_t)stage.value;
         return TSR_OK;
     }
-    /* The bfloat16 optimizer without ZeRO has files of its own, and rank 0's state in the model states, too. */
+    /* DeepSpeed's bfloat16 optimizer without ZeRO writes optimizer files, and also rank 0's state into the model states. */
     if (!count && model && zero_stage_of(tsr_ds_dict(model->root, "optimizer"), &files->zero)) return TSR_OK;
     uint64_t stated = 0;
     const tsr_value *zero = model ? tsr_ds_dict(tsr_ds_dict(model->root, "ds_config"), "zero_optimization") : NULL;
@@ -221,7 +222,7 @@ static bool is_of_rank(const tsr_ds_file *file)
     return file->name.kind == TSR_DS_MODEL || file->name.kind == TSR_DS_OPTIM;
 }
 
-/* The data-parallel ranks that the files of a model-parallel rank speak of. */
+/* The number of data-parallel ranks according to the files of a model-parallel rank. */
 static uint32_t column_world(const tsr_ds_files *files, uint32_t model_rank)
 {
     tsr_majority world = {0};
@@ -236,7 +237,7 @@ static uint32_t column_world(const tsr_ds_files *files, uint32_t model_rank)
         tsr_majority_vote(&world, value);
     }
     if (files->zero == 0) return 1;
-    if (files->has_experts && stated) world.value = stated; /* experts are cut over fewer ranks */
+    if (files->has_experts && stated) world.value = stated; /* experts are partitioned over fewer ranks */
     if (!world.value || world.value > MOST_RANKS) world.value = highest;
     return (uint32_t)(world.value ? world.value : 1);
 }
@@ -273,7 +274,8 @@ static tsr_status make_columns(tsr_ds_files *files, tsr_error *err)
     return TSR_OK;
 }
 
-/* Experts leave a count in the model states even where their files are lost. AutoEP says what it did in a list of layers. */
+/* Whether there are experts. The model states count them even if their files are lost, and AutoEP adds a list of its
+ * layers. */
 static bool counts_experts(const tsr_ds_files *files)
 {
     uint32_t count;
@@ -281,8 +283,8 @@ static bool counts_experts(const tsr_ds_files *files)
     return model && (tsr_ds_count(tsr_ds_list(model->root, "num_experts")) || tsr_ds_list(model->root, "ds_autoep_layers"));
 }
 
-/* How many model-parallel ranks are the tensor-parallel ranks of one pipeline stage. Stages hold different weights, and what two of
- * them have under one name is tied. Versions that do not state the degrees count tensor-parallel ranks in `mp_world_size`. */
+/* The number of tensor-parallel ranks in each pipeline stage. Stages have different weights, and if two stages have the same
+ * name, it is a tied weight. Versions that do not state the degrees count tensor-parallel ranks in `mp_world_size`. */
 static uint32_t tensor_ranks_of(const tsr_ds_files *files)
 {
     uint64_t ranks;

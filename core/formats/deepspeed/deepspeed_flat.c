@@ -35,7 +35,7 @@ tsr_status tsr_ds_buffer_add(tsr_ds_buffer *buffer, const tsr_entry *tensor, uin
     return TSR_OK;
 }
 
-/* The last piece that begins at or before an element and is not empty. */
+/* The last non-empty piece that begins at or before an element. */
 static uint32_t piece_at(const tsr_ds_buffer *buffer, uint64_t element)
 {
     uint32_t low = 0, high = buffer->count;
@@ -47,7 +47,7 @@ static uint32_t piece_at(const tsr_ds_buffer *buffer, uint64_t element)
     return low;
 }
 
-/* A run of the tensor's elements that lies in one piece. */
+/* Adds the chunks of a run of the tensor's elements that is inside one piece. */
 static tsr_status add_run(tsr_ds_chunks *chunks, const tsr_ds_piece *piece, uint64_t skipped, tsr_span run, tsr_error *err)
 {
     const uint32_t most = chunks->ndim ? 2 * chunks->ndim - 1 : 1, row = chunks->ndim ? chunks->ndim : 1;

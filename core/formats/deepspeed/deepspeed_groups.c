@@ -7,7 +7,8 @@
 
 /* ---- the experts of each layer ---- */
 
-/* Counts the expert of a file for the layer that its weights name, and as many as the model states have of that layer. */
+/* Counts the experts of the layer that the weights in a file belong to: at least up to this expert, and as many as the model
+ * states count. */
 static tsr_status count_expert(tsr_ds_groups *g, const tsr_value *layers, const tsr_ds_file *file, tsr_error *err)
 {
     uint64_t stated = 0;
@@ -81,7 +82,7 @@ tsr_status tsr_ds_groups_sharers(const tsr_ds_groups *groups, uint32_t group, ui
 
 /* ---- names ---- */
 
-/* The number at the head of `text`; *size is how long it is, 0 where there is none. */
+/* The number at the beginning of `text`. *size is its length, or 0 if there is none. */
 static uint64_t number_at(tsr_str text, size_t *size)
 {
     uint64_t number = 0;

@@ -1,11 +1,11 @@
-/* Which ranks cut a group of parameters together, and what its parameters are called.
+/* Finds out which ranks share a param group, and the names of its parameters.
  *
- * Without experts every group is cut over all data-parallel ranks. A group of experts is cut only over the ranks that hold the same
- * experts, so that it stands for several groups, one per expert-parallel rank. Each rank counts its own experts from 0:
+ * Without experts, every group is partitioned over all data-parallel ranks. A group of experts is partitioned only over the
+ * ranks that hold the same experts, so it stands for several groups, one per expert-parallel rank. Each rank counts its own
+ * experts from 0:
  *
  *   4 ranks, 2 expert-parallel     ranks 0, 2: experts 0 and 1 of 4     ranks 1, 3: experts 2 and 3, which they call 0 and 1
- *   with use_data_before_expert_parallelism     ranks 0, 1                     ranks 2, 3
- */
+ *   with use_data_before_expert_parallelism     ranks 0, 1                     ranks 2, 3 */
 #ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_GROUPS_H
 #define TSR_FORMATS_DEEPSPEED_DEEPSPEED_GROUPS_H
 
@@ -16,29 +16,29 @@ typedef struct tsr_ds_groups {
     const tsr_ds_files *files;
     const tsr_ds_column *column;
     const tsr_value *partitions; /* the LIST `partition_count`, or NULL */
-    tsr_map *experts; /* "….deepspeed_experts." → how many experts the layer has on all ranks; NULL without experts */
+    tsr_map *experts; /* "….deepspeed_experts." → number of experts of the layer on all ranks; NULL without experts */
     bool data_first;
 } tsr_ds_groups;
 
-/* Ranks that share a group: all of a column, or those of one expert-parallel rank. */
+/* The ranks that share a group: all ranks of a column, or those of one expert-parallel rank. */
 typedef struct tsr_ds_sharers {
-    uint32_t group;       /* as the files count groups */
-    uint32_t expert_rank; /* 0 where the group has no experts */
-    uint32_t expert_ranks; /* 1 where the group has no experts */
-    uint32_t world;       /* how many ranks share it */
-    const tsr_ds_file **optims; /* one per rank, NULL where it is missing */
+    uint32_t group;       /* its number in the files */
+    uint32_t expert_rank; /* 0 if the group has no experts */
+    uint32_t expert_ranks; /* 1 if the group has no experts */
+    uint32_t world;       /* how many ranks share the group */
+    const tsr_ds_file **optims; /* one per rank, NULL if it is missing */
 } tsr_ds_sharers;
 
-/* For the groups of a column. Close it in any case. */
+/* Opens the groups of a column. `out` must be closed in any case. */
 tsr_status tsr_ds_groups_open(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_groups *out, tsr_error *err);
-void tsr_ds_groups_close(tsr_ds_groups *groups); /* takes a zeroed one */
+void tsr_ds_groups_close(tsr_ds_groups *groups); /* accepts a zeroed one */
 
-/* How many expert-parallel ranks a group stands for: at least 1. */
+/* The number of expert-parallel ranks of a group, at least 1. */
 uint32_t tsr_ds_groups_split(const tsr_ds_groups *groups, uint32_t group);
-/* The ranks that share a group with an expert-parallel rank. */
+/* Finds the ranks that share a group on an expert-parallel rank. */
 tsr_status tsr_ds_groups_sharers(const tsr_ds_groups *groups, uint32_t group, uint32_t expert_rank, tsr_ds_sharers *out, tsr_error *err);
-/* Makes the name that a parameter has on an expert-parallel rank the name that it has among the experts of all ranks. TSR_E_FORMAT
- * where it is not the name of one of the rank's experts. */
+/* Changes the name of a parameter from the one on an expert-parallel rank to the one among the experts of all ranks. Fails
+ * with TSR_E_FORMAT if it is not the name of one of the rank's experts. */
 tsr_status tsr_ds_groups_name(const tsr_ds_groups *groups, uint32_t group, uint32_t expert_rank, tsr_str *name, tsr_error *err);
 
 #endif

@@ -15,31 +15,31 @@
 
 enum { MOST_LAYERS = 1 << 16, MOST_TIED = 256, MOST_TRIED = 1 << 12, TRIED_BEYOND = 8 };
 
-/* A name of a tied layer's weight: "tied_modules.KEY.REST". */
+/* The name of a tied layer's weight: "tied_modules.KEY.REST". */
 typedef struct tied_name {
     tsr_str key, rest;
-    const tsr_value *shape; /* NULL: a buffer, or only the number of its elements is known */
-    uint64_t elements;      /* UINT64_MAX: not known */
-    uint32_t head; /* the first name of the same key */
+    const tsr_value *shape; /* NULL for a buffer, or if only its number of elements is known */
+    uint64_t elements;      /* UINT64_MAX if unknown */
+    uint32_t head; /* index of the first name with the same key */
 } tied_name;
 
 struct tsr_ds_layers {
     const tsr_ds_files *files;
-    const tsr_ds_file *layers; /* in order of tensor-parallel ranks and numbers */
+    const tsr_ds_file *layers; /* sorted by tensor-parallel rank and layer number */
     uint32_t count;
-    bool *named;       /* of each number: a stored name begins with it */
+    bool *named;       /* by layer number: whether a stored name begins with it */
     bool has_shapes;   /* trained weights have stored names */
     tied_name tied[MOST_TIED];
     uint32_t tied_count;
-    const tsr_ds_file **owners; /* of each tied name that begins a key: the first file of that layer. NULL: there is none */
-    bool *unsure;               /* several layers may be that one */
-    tsr_error *err;             /* of the call */
+    const tsr_ds_file **owners; /* by index of a key's first name: the first file of that layer, or NULL */
+    bool *unsure;               /* likewise: several layers may have this key */
+    tsr_error *err;             /* that of the current call */
 };
 typedef struct tsr_ds_layers layers;
 
 /* ---- stored names ---- */
 
-/* The number that a name begins with, before a dot; UINT32_MAX: none, as in "tied_modules.embed.weight". */
+/* The number at the beginning of a name, before a dot; UINT32_MAX if there is none, as in "tied_modules.embed.weight". */
 static uint32_t number_of(tsr_str name)
 {
     uint32_t number = 0;
@@ -60,7 +60,7 @@ static void note_tied(layers *l, tsr_str name, const tsr_value *shape, uint64_t 
     tied_name tied = {{after.data, dot}, {after.data + dot + 1, after.size - dot - 1}, shape, elements, l->tied_count};
     for (uint32_t t = l->tied_count; t-- > 0;) {
         if (!tsr_str_equal(l->tied[t].key, tied.key)) continue;
-        if (tsr_str_equal(l->tied[t].rest, tied.rest)) return; /* every stage that uses the layer has its names */
+        if (tsr_str_equal(l->tied[t].rest, tied.rest)) return; /* every stage that uses the layer stores the names */
         tied.head = l->tied[t].head;
     }
     l->tied[l->tied_count++] = tied;
@@ -73,7 +73,7 @@ static void note_name(layers *l, tsr_str name, const tsr_value *shape, uint64_t 
     else l->named[number] = true;
 }
 
-/* The names of a column whose model states have no `param_shapes`. */
+/* Notes the names of a column whose model states have no `param_shapes`. */
 static tsr_status note_slices(layers *l, const tsr_ds_column *column)
 {
     tsr_vec slices;
@@ -121,7 +121,7 @@ static bool is_like(const tsr_entry *tensor, const tied_name *tied)
     return true;
 }
 
-/* Whether a file holds every weight and buffer that is stored under a key. */
+/* Whether a file has every weight and buffer that is stored under a key. */
 static bool fits(const layers *l, const tsr_ds_file *file, uint32_t head)
 {
     for (uint32_t t = head; t < l->tied_count; t++) {
@@ -138,8 +138,8 @@ static tsr_status is_same_tensor(const layers *l, const tsr_entry *x, const tsr_
     return tsr_rank_bytes_match(l->files->checkpoint, x, y, same, l->err);
 }
 
-/* Whether two files are those of two uses of a tied layer: they hold the same names and shapes, and at least one tensor is equal. The
- * others are not tied, and every stage trains its own. */
+/* Sets *same if two files are from two uses of a tied layer: they have the same names and shapes, and at least one tensor is
+ * equal. Tensors that differ are not tied; every stage trains its own. */
 static tsr_status is_same_layer(const layers *l, const tsr_ds_file *a, const tsr_ds_file *b, bool *same)
 {
     bool alike = tsr_ds_count(a->root) == tsr_ds_count(b->root), equal;
@@ -157,7 +157,7 @@ static tsr_status is_same_layer(const layers *l, const tsr_ds_file *a, const tsr
     return TSR_OK;
 }
 
-/* The key of a layer that no stored name begins with: UINT32_MAX for none, and where several fit. */
+/* The key of a layer whose number is not in any stored name. UINT32_MAX if no key fits, or several do. */
 static uint32_t key_of(const layers *l, const tsr_ds_file *file)
 {
     uint32_t found = UINT32_MAX;
@@ -173,7 +173,8 @@ static uint32_t key_of(const layers *l, const tsr_ds_file *file)
     return found;
 }
 
-/* Files that fit a key and hold different weights: one may be a frozen layer of the same shapes. */
+/* Finds the file for each key. If several files fit a key but have different weights, one of them may be a frozen layer with
+ * the same shapes. */
 static tsr_status find_owners(layers *l)
 {
     for (uint32_t i = 0; i < l->count; i++) {
@@ -204,7 +205,7 @@ tsr_status tsr_ds_layers_open(tsr_ds_files *files, tsr_error *err)
     return find_owners(l);
 }
 
-/* NULL: the checkpoint has no files of layers. */
+/* NULL if the checkpoint has no files of layers. */
 static layers *layers_of(const tsr_ds_files *files, tsr_error *err)
 {
     if (files->layers) files->layers->err = err;
@@ -213,7 +214,7 @@ static layers *layers_of(const tsr_ds_files *files, tsr_error *err)
 
 /* ---- shapes ---- */
 
-/* What a tensor-parallel rank's file of a layer holds, or NULL. */
+/* The tensor in a tensor-parallel rank's file of a layer, or NULL. */
 static const tsr_entry *held_in(const layers *l, uint32_t number, uint32_t rank, tsr_str rest)
 {
     uint32_t low = 0, high = l->count;
@@ -235,7 +236,7 @@ static bool is_name_of(tsr_str name, const tied_name *tied)
     return memcmp(key, tied->key.data, tied->key.size) == 0 && memcmp(key + tied->key.size + 1, tied->rest.data, tied->rest.size) == 0;
 }
 
-/* The stored tensor of a weight's name, or NULL. */
+/* The stored tensor of a weight with this name, or NULL. */
 static const tsr_entry *stored_of(const layers *l, tsr_str name, uint32_t rank)
 {
     const uint32_t number = number_of(name);
@@ -261,7 +262,7 @@ static const tsr_value *size_of(const layers *l, const tsr_entry *tensor)
     return items ? tsr_value_items(arena, TSR_VALUE_SIZE, items, tensor->ndim, l->err) : NULL;
 }
 
-/* One group's names and shapes, slices [*at, …); *out is NULL where one is not known. */
+/* The names and shapes of one group, whose slices begin at *at. *out is NULL if one of them is unknown. */
 static tsr_status shapes_of_group(const layers *l, const tsr_vec *slices, size_t *at, uint32_t rank, const tsr_value **out)
 {
     const tsr_ds_slice *items = slices->items;
@@ -306,9 +307,10 @@ tsr_status tsr_ds_layers_shapes(const tsr_ds_files *files, uint32_t column, cons
     return status;
 }
 
-/* ---- what the files hold ---- */
+/* ---- contents of the files ---- */
 
-/* The value, a tensor with no storage id: ids of several files are not of one count. */
+/* A copy of a tensor without its storage id, because ids of different files are unrelated. Other values are returned as they
+ * are. */
 static const tsr_value *untied(const layers *l, const tsr_value *value)
 {
     const tsr_entry *tensor = tsr_ds_tensor(value);
@@ -320,8 +322,9 @@ static const tsr_value *untied(const layers *l, const tsr_value *value)
     return tsr_value_tensor(l->files->checkpoint->arena, copy, l->err);
 }
 
-/* The name of what a file holds under a key. *tied: the layer's own name, which what is equal in all of its files has; `name` is that, or
- * the layer's number where this file's is another one. */
+/* Finds the name for a value in a file. If the layer is tied, *tied is the name under the layer's key, otherwise empty.
+ * *name is *tied for tensors that are equal in all of the layer's files, and otherwise begins with the number of this file's
+ * layer. */
 static tsr_status name_in(const layers *l, const tsr_ds_file *file, tsr_str key, tsr_str *name, tsr_str *tied)
 {
     tsr_arena *arena = l->files->checkpoint->arena;
@@ -337,7 +340,8 @@ static tsr_status name_in(const layers *l, const tsr_ds_file *file, tsr_str key,
     return name->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* `known` has the model's names before files of layers are added, or is NULL: everything counts. */
+/* Adds the values of a file. `known` has the names that the model had before files of layers were added, which are skipped;
+ * with NULL, nothing is skipped. */
 static tsr_status add_file(const layers *l, const tsr_ds_file *file, const tsr_map *known, tsr_ds_rows *rows)
 {
     tsr_str name, tied;
@@ -381,12 +385,12 @@ tsr_status tsr_ds_layers_add_rest(const tsr_ds_files *files, tsr_ds_rows *model,
 
 typedef struct missing_layers {
     const layers *l;
-    uint32_t at; /* of the files, in order: the first that was not passed yet */
+    uint32_t at; /* index of the first file that was not passed yet */
     tsr_shown_names names;
     tsr_str first;
 } missing_layers;
 
-/* Whether the next file is that of a layer and rank: both come in the same order. */
+/* Whether the file of a layer and rank exists. Must be called in the order of the files. */
 static bool is_there(missing_layers *m, uint32_t number, uint32_t rank)
 {
     for (; m->at < m->l->count; m->at++) {
@@ -423,7 +427,8 @@ static tsr_status report_missing(const missing_layers *m)
                          m->names.text, tsr_shown_names_rest(&m->names));
 }
 
-/* A tied layer whose file is not there: its number is not stored, so that the numbers without a file are those that it may have. */
+/* Reports a tied layer whose file is missing. Its number is not stored, so the message lists the numbers without a file,
+ * which are the ones that it may have. */
 static tsr_status report_tied(missing_layers *m, uint32_t head)
 {
     const tsr_str key = m->l->tied[head].key;
@@ -446,7 +451,8 @@ static tsr_status report_tied(missing_layers *m, uint32_t head)
                          TSR_STR_ARG(key), names.count ? names.text : "one with a higher number", tsr_shown_names_rest(&names));
 }
 
-/* Whether the file of a tied layer is there. Without names of weights only those of its buffers are known, which any file may have. */
+/* Whether the file of a tied layer exists. If no names of weights are stored, only its buffers are known, which may fit any
+ * file. */
 static bool has_file(const layers *l, uint32_t head)
 {
     if (l->has_shapes) return l->owners[head] || l->unsure[head];
@@ -474,7 +480,7 @@ static tsr_str key_of_shape(const tsr_entry *tensor)
     return (tsr_str){(const char *)tensor->shape, tensor->ndim * sizeof *tensor->shape};
 }
 
-/* The shapes of all tensors in files of layers. */
+/* Collects the shapes of all tensors in files of layers. */
 static tsr_status list_shapes(const layers *l, tsr_map *shapes)
 {
     for (uint32_t i = 0; i < l->count; i++)
@@ -502,7 +508,8 @@ static tsr_status check_states(const layers *l, const tsr_ds_file *model, const 
     return TSR_OK;
 }
 
-/* Without ZeRO the names of weights are not stored: a missing layer is noticed only if no other layer has weights of its shapes. */
+/* Without ZeRO, the names of weights are not stored, so a missing layer is only noticed if no other layer has weights with
+ * its shapes. */
 static tsr_status check_all_states(const layers *l)
 {
     const tsr_ds_files *files = l->files;
@@ -514,8 +521,8 @@ static tsr_status check_all_states(const layers *l)
     return status;
 }
 
-/* For servers that list nothing: frozen and tied layers have no stored name, so that every number may have a file, and a few beyond
- * the last one that is known. */
+/* For servers that cannot list their files: frozen and tied layers have no stored name, so every number may have a file, and
+ * so may a few beyond the highest known number. */
 static tsr_status imply_others(missing_layers *m, uint32_t rank)
 {
     uint32_t beyond = TRIED_BEYOND;

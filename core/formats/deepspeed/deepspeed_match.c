@@ -1,6 +1,6 @@
-/* Float32 copies and 16-bit weights belong together where the copy, rounded, is the weight. Instead of comparing each with each,
- * both sides are given a digest: of their shape alone, then of the head of their values too, then of all values. Whatever has a
- * digest that one parameter and one weight share is decided, and leaves. */
+/* Matches float32 copies with 16-bit weights: they belong together if the rounded copy equals the weight. Instead of
+ * comparing every pair, both sides are hashed: first only their shapes, then also the first values, then all values.
+ * Whenever exactly one parameter and one weight have a hash, they are matched and left out of the next pass. */
 #include "formats/deepspeed/deepspeed_plain.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
@@ -37,7 +37,7 @@ static uint16_t to_float16(uint32_t bits)
     uint32_t rounded = mantissa >> shift;
     const uint32_t rest = mantissa & ((UINT32_C(1) << shift) - 1);
     rounded += rest > half || (rest == half && (rounded & 1));
-    /* The hidden bit adds one to the exponent, and so does a carry. */
+    /* Adding the implicit leading bit increments the exponent, as does a carry. */
     return (uint16_t)(sign | (exponent > 0 ? (uint32_t)((exponent - 1) << 10) + rounded : rounded));
 }
 
@@ -51,7 +51,7 @@ bool tsr_ds_is_plain(const tsr_entry *tensor)
     return tensor->chunk_count == 1 && tensor->chunks[0].file != TSR_NO_FILE && (!tensor->chunks[0].view || tsr_view_is_plain(tensor->chunks[0].view));
 }
 
-/* The digest of up to `elements` values as `to` (16 bits each), continuing *hash. */
+/* Hashes up to `elements` values, converted to the 16-bit dtype `to`, into *hash. */
 static tsr_status digest_values(const matching *m, const tsr_entry *tensor, tsr_dtype to, uint64_t elements, uint64_t *hash)
 {
     uint32_t wide[BLOCK];
@@ -68,7 +68,7 @@ static tsr_status digest_values(const matching *m, const tsr_entry *tensor, tsr_
     return TSR_OK;
 }
 
-/* `to`: the 16-bit type. NONE of it: values are not looked at. */
+/* `to` is the 16-bit dtype, or NONE when values are not read. */
 static tsr_status digest(const matching *m, const tsr_entry *tensor, tsr_dtype to, depth how, uint64_t *hash)
 {
     uint64_t elements;
@@ -77,7 +77,7 @@ static tsr_status digest(const matching *m, const tsr_entry *tensor, tsr_dtype t
     return digest_values(m, tensor, to, how == BY_HEAD && elements > BLOCK ? BLOCK : elements, hash);
 }
 
-/* Counts of one digest on both sides, and the last parameter and weight that have it. */
+/* How many parameters and weights have a hash, and the last of each. */
 typedef struct bucket {
     uint64_t hash;
     uint32_t parameters, weights, parameter, weight;
@@ -119,7 +119,7 @@ static tsr_status fill(const matching *m, depth how, tsr_dtype to, tsr_map *map,
     return TSR_OK;
 }
 
-/* One pass: decides what one parameter and one weight share. */
+/* One pass: matches each pair of one parameter and one weight that share a hash with no other. */
 static tsr_status pass(const matching *m, depth how, tsr_dtype to)
 {
     const tsr_allocator *allocator = m->checkpoint->host->allocator;

@@ -16,11 +16,11 @@ typedef struct module {
     const tsr_ds_rows *trained;
     tsr_ds_rows frozen;  /* by name */
     tsr_map *shared;     /* second name → pair of `shared_params` */
-    tsr_map *listed;     /* names that the module has */
-    tsr_map *buffers;    /* those of `buffer_names`; NULL: the file lists none */
-    uint64_t left_out;   /* frozen weights of ZeRO 1 */
-    uint8_t *owners;     /* of each storage of the file, under ZeRO 3: how many weights leave an empty tensor on it, at most 2 */
-    tsr_str untied;      /* the first name of a tied module's weights that `shared_params` lacks */
+    tsr_map *listed;     /* the names that the module has */
+    tsr_map *buffers;    /* the names in `buffer_names`; NULL if the file has no such list */
+    uint64_t left_out;   /* number of frozen weights skipped under ZeRO 1 */
+    uint8_t *owners;     /* ZeRO 3: per storage of the file, how many weights have an empty tensor on it, at most 2 */
+    tsr_str untied;      /* the first second name of a weight that `shared_params` lacks */
     uint64_t untied_count;
     const tsr_value *ties; /* the DICT `shared_params`, or NULL */
     tsr_ds_rows *model;
@@ -29,7 +29,7 @@ typedef struct module {
 
 /* ---- frozen weights ---- */
 
-/* ZeRO 3: every rank has an equal piece, the last ones padded. */
+/* ZeRO 3: every rank has an equally large piece; the last ones are padded. */
 static tsr_status join_pieces(const module *m, tsr_str name, const tsr_value *shape, const tsr_value **out)
 {
     tsr_checkpoint *checkpoint = m->files->checkpoint;
@@ -56,7 +56,7 @@ static tsr_status join_pieces(const module *m, tsr_str name, const tsr_value *sh
     return status;
 }
 
-/* ZeRO 2 keeps whole tensors. */
+/* Adds frozen weights. Under ZeRO 2 they are stored as whole tensors. */
 static tsr_status add_frozen(module *m)
 {
     const tsr_value *shapes = tsr_ds_dict(m->column->model->root, "frozen_param_shapes");
@@ -79,7 +79,7 @@ static const tsr_value *weight_of(const module *m, tsr_str name)
     return value ? value : tsr_ds_rows_get(&m->frozen, name, TSR_STR(""));
 }
 
-/* Marks a tensor as one that a second name stands for, too. */
+/* Gives a tensor a storage id, because a second name refers to it as well. */
 static void tie(const module *m, const tsr_value *value)
 {
     tsr_entry *entry = (tsr_entry *)tsr_ds_tensor(value);
@@ -93,7 +93,7 @@ static const tsr_value *owner_of(const module *m, tsr_str name)
     return owner && owner->kind == TSR_VALUE_STR ? weight_of(m, owner->text) : NULL;
 }
 
-/* Ties first, so that each tensor has its storage id before it is added under its first name. */
+/* Reads the ties first, so that each tensor has its storage id before it is added under its first name. */
 static tsr_status read_ties(module *m)
 {
     m->ties = tsr_ds_dict(m->column->model->root, "shared_params");
@@ -106,14 +106,15 @@ static tsr_status read_ties(module *m)
     return TSR_OK;
 }
 
-/* A parameter that ZeRO 3 took out of the module leaves an empty tensor. */
+/* Whether a stored tensor is empty because ZeRO 3 keeps the parameter elsewhere. */
 static bool is_hollow(const module *m, const tsr_value *stored)
 {
     const tsr_entry *tensor = tsr_ds_tensor(stored);
     return m->files->zero == 3 && tensor && tensor->ndim == 1 && tensor->shape[0] == 0;
 }
 
-/* A value of the model states under ids of its own: those of the file count from 1, those of the part `module` too. */
+/* Adds a value of the model states with new storage ids. The ids of the file begin at 1, as do those of the part
+ * `module`. */
 static tsr_status add_stored(const module *m, tsr_str name, const tsr_value *stored)
 {
     const tsr_entry *tensor = tsr_ds_tensor(stored);
@@ -126,22 +127,22 @@ static tsr_status add_stored(const module *m, tsr_str name, const tsr_value *sto
     return value ? tsr_ds_rows_add(m->model, name, TSR_STR(""), value, m->err) : TSR_E_NOMEM;
 }
 
-/* Of what is in the module alone zero_to_fp32 takes the buffers: ZeRO 1 and 2 keep frozen weights there, too, and only ZeRO 2
- * lists them as such. It does not read experts at all. */
+/* Whether to skip a value that is only in the module. zero_to_fp32 takes nothing but the buffers from there: ZeRO 1 and 2
+ * keep frozen weights there, too, and only ZeRO 2 lists them. zero_to_fp32 does not read experts at all. */
 static bool is_left_out(const module *m, tsr_str name)
 {
     return !m->files->universal && !m->files->has_experts && (m->files->zero == 1 || m->files->zero == 2) && m->buffers && !tsr_map_get(m->buffers, name, 0);
 }
 
-/* The count of the storage of an empty tensor; NULL for a stored weight. */
+/* The counter for the storage of an empty tensor; NULL for a stored weight. */
 static uint8_t *owners_of(const module *m, const tsr_value *stored)
 {
     const tsr_entry *tensor = is_hollow(m, stored) ? tsr_ds_tensor(stored) : NULL;
     return tensor && tensor->storage_id && tensor->storage_id <= m->files->file_storages ? &m->owners[tensor->storage_id] : NULL;
 }
 
-/* DeepSpeed does not find that a module is tied where one parent has it under two names: the second one is not in `shared_params`.
- * Both empty tensors are on one storage. */
+/* Counts the weights on each storage. DeepSpeed does not notice that a weight is tied if one parent module has it under two
+ * names: the second one is then missing from `shared_params`, but both empty tensors are on one storage. */
 static tsr_status count_owners(module *m, const tsr_value *stored)
 {
     m->owners = tsr_arena_array(m->files->checkpoint->arena, (size_t)m->files->file_storages + 1, sizeof *m->owners, m->err);
@@ -177,7 +178,7 @@ static tsr_status add_name(module *m, tsr_str name, const tsr_value *stored)
     return is_hollow(m, stored) ? add_hollow(m, name, stored) : add_stored(m, name, stored);
 }
 
-/* Weights that the module does not list, as that of a pipeline's stage. */
+/* Adds weights that the module does not list, such as those of a pipeline stage. */
 static tsr_status add_rest(const module *m, const tsr_ds_rows *rows)
 {
     const tsr_ds_row *items = rows->rows.items;
@@ -256,7 +257,7 @@ tsr_status tsr_ds_model_add(tsr_ds_files *files, const tsr_ds_column *column, co
     return status;
 }
 
-/* ---- as stored ---- */
+/* ---- the weights as stored ---- */
 
 static tsr_status add_column(const tsr_ds_files *files, uint32_t number, tsr_ds_rows *rows, tsr_error *err)
 {

@@ -5,12 +5,12 @@
 #include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_rows.h"
 
-/* Adds the model of one column: what `trained` (rows by name, from the flat buffers; may be empty) has, and what is stored
- * otherwise: frozen weights, buffers, second names of tied weights. In the order of the module. */
+/* Adds the model of one column: the weights in `trained` (rows by name, from the flat buffers; may be empty), and what is
+ * stored elsewhere, namely frozen weights, buffers, and second names of tied weights. Keeps the order of the module. */
 tsr_status tsr_ds_model_add(tsr_ds_files *files, const tsr_ds_column *column, const tsr_ds_rows *trained, tsr_ds_rows *model,
                             tsr_error *err);
 
-/* The weights as they are stored in the model states, or in the files of a pipeline's layers: a DICT in *out, or NULL where there
+/* Sets *out to a DICT of the weights as stored in the model states, or in the files of a pipeline's layers; NULL if there
  * are none (ZeRO 3). */
 tsr_status tsr_ds_module(const tsr_ds_files *files, const tsr_value **out, tsr_error *err);
 

@@ -6,13 +6,14 @@
 #include "formats/torch/torch_union.h"
 #include "tessera/sys/try.h"
 
-/* Whether an entry is of the part `name`: all begin with its key. */
+/* Whether an entry belongs to the part `name`: its path begins with that key. */
 static bool is_of(const tsr_entry *entry, tsr_str name)
 {
     return entry->path_length && tsr_str_equal(entry->path[0].key, name);
 }
 
-/* How many files an entry range has bytes in; objects are in the files that were opened, so at least one. */
+/* Counts the files that contain bytes of an entry range. Objects are in the files that were opened, so the count is at least
+ * one. */
 static tsr_status count_files(tsr_checkpoint *checkpoint, tsr_part *part, tsr_error *err)
 {
     const uint32_t count = checkpoint->store->file_count;

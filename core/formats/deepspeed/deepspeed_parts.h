@@ -1,4 +1,4 @@
-/* Parts from trees: each is flattened below its name, and the catalog lists them. */
+/* Makes parts from trees: flattens each below its name, and lists the parts in the catalog. */
 #ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_PARTS_H
 #define TSR_FORMATS_DEEPSPEED_DEEPSPEED_PARTS_H
 
@@ -9,8 +9,8 @@ typedef struct tsr_ds_part {
     const tsr_value *tree; /* a DICT; NULL or empty if the checkpoint does not have this part */
 } tsr_ds_part;
 
-/* Fills the catalog with the entries of the parts, of the checkpoint's format. Storage ids of their tensors are at most
- * `storages`. Errors as tsr_torch_flatten. */
+/* Fills the catalog of the checkpoint with the entries of the parts. The storage ids of their tensors must be at most
+ * `storages`. Fails like tsr_torch_flatten. */
 tsr_status tsr_ds_mount(tsr_checkpoint *checkpoint, const tsr_ds_part *parts, size_t count, uint32_t storages, tsr_error *err);
 
 #endif

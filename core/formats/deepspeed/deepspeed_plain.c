@@ -10,15 +10,15 @@
 typedef struct plain {
     tsr_checkpoint *checkpoint;
     const tsr_ds_file *model;
-    bool is_stage; /* of a PipelineModule: the numbers count the stage's parameters */
+    bool is_stage; /* from a PipelineModule: the numbers count the parameters of one stage */
     const tsr_value *state, *groups; /* of the optimizer: {id: {key: …}}, [{params: [id, …]}] */
-    const tsr_value *fp32;           /* fp32_groups: lists of tensors, one list per group, or NULL */
+    const tsr_value *fp32;           /* fp32_groups: one list of tensors per group, or NULL */
     tsr_map *buffers;                /* names of buffers */
     tsr_ds_numbered *numbered;
     uint32_t count;
     tsr_ds_candidate *candidates;
     uint32_t candidate_count;
-    tsr_vec ties; /* tied_name */
+    tsr_vec ties; /* of tied_name */
     tsr_error *err;
 } plain;
 
@@ -37,7 +37,7 @@ const tsr_value *tsr_ds_plain_optimizer(const tsr_ds_files *files)
     return NULL;
 }
 
-/* ---- what there is to match ---- */
+/* ---- candidates ---- */
 
 static bool same_bytes(const tsr_entry *a, const tsr_entry *b)
 {
@@ -46,8 +46,8 @@ static bool same_bytes(const tsr_entry *a, const tsr_entry *b)
            a->chunks[0].byte_length == b->chunks[0].byte_length;
 }
 
-/* Parameters are named once, a tied weight by its first name: the candidate that a tensor is, or UINT32_MAX. Storages are few
- * that several names share, and these stand together. */
+/* The candidate that a tensor belongs to, or UINT32_MAX. The optimizer has each parameter once, so a tied weight is a
+ * candidate only under its first name. */
 static uint32_t candidate_of(const plain *p, tsr_map *storages, const tsr_entry *tensor)
 {
     uint32_t i = tensor->storage_id ? tsr_map_get(storages, (tsr_str){(const char *)&tensor->storage_id, sizeof tensor->storage_id}, UINT32_MAX) : UINT32_MAX;
@@ -85,7 +85,7 @@ static tsr_status list_candidates(plain *p, tsr_map *storages)
     return TSR_OK;
 }
 
-/* The states of a parameter: ids without states are left out of the dictionary, the others are in order. */
+/* The states of a parameter. The dictionary is sorted by id and lacks the ids without states. */
 static const tsr_value *states_of(const plain *p, uint32_t id)
 {
     const size_t pairs = tsr_ds_count(p->state);
@@ -106,7 +106,7 @@ static const tsr_entry *shaped_by(const tsr_value *states)
     return NULL;
 }
 
-/* Ids count through the groups in order. */
+/* Lists the optimizer's parameters. Their ids count through the groups in order. */
 static tsr_status list_numbered(plain *p)
 {
     size_t count = 0;
@@ -130,7 +130,7 @@ static bool fits(const tsr_ds_numbered *n, const tsr_ds_candidate *c)
     return !n->shaped || tsr_entry_same_shape(n->shaped, c->tensor);
 }
 
-/* One group of all parameters is in the order of the module. */
+/* If there is only one group with all parameters, it has the order of the module. */
 static bool match_in_order(plain *p)
 {
     if (tsr_ds_count(p->groups) != 1 || p->count != p->candidate_count) return false;
@@ -149,13 +149,13 @@ static tsr_status name_of(const plain *p, uint32_t id, tsr_str *out)
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* Whether the part that is opened, or all of them, needs the float32 weights. */
+/* Whether the float32 weights are needed for the requested part, or because all parts are opened. */
 static bool needs_weights(const tsr_checkpoint *checkpoint)
 {
     return !checkpoint->options.part.data || tsr_str_equal(checkpoint->options.part, TSR_STR("model"));
 }
 
-/* The parameters of a pipeline's stage: no file has their names. */
+/* Reports the parameters of a pipeline stage, whose names are in none of the files. */
 static tsr_status report_stage(const plain *p)
 {
     const tsr_str file = p->checkpoint->store->files[p->model->file].name;
@@ -171,7 +171,7 @@ static tsr_status report_stage(const plain *p)
                               p->count);
 }
 
-/* Reports what could not be named. Float32 copies without a name are weights that would be lost. */
+/* Reports parameters that could not be named. If a float32 copy has no name, a weight would be lost. */
 static tsr_status report_unnamed(const plain *p)
 {
     tsr_shown_names names = {.used = 0};
@@ -207,7 +207,8 @@ static tsr_status add_parameter(const plain *p, uint32_t id, tsr_ds_rows *weight
     return value ? tsr_ds_rows_add(weights, name, TSR_STR(""), value, p->err) : TSR_E_NOMEM;
 }
 
-/* The group with names for numbers; `*id` goes on. */
+/* A param group with names instead of numbers. `*id` is the number of its first parameter, and is advanced past the
+ * group. */
 static tsr_status name_group(const plain *p, const tsr_value *group, uint32_t *id, const tsr_value **out)
 {
     tsr_arena *arena = p->checkpoint->arena;
@@ -239,7 +240,7 @@ static tsr_status name_groups(const plain *p, const tsr_value **out)
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* The copies under the second names: they share one storage as the weights do. */
+/* Adds the float32 copies under the second names, too. They share a storage as the weights do. */
 static tsr_status add_ties(const plain *p, tsr_ds_rows *weights)
 {
     const tied_name *ties = p->ties.items;

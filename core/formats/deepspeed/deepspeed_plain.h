@@ -1,25 +1,26 @@
-/* ZeRO 0: every rank has the same, so one file holds all of it. Its optimizer knows parameters by number: their names are found
- * by their place, their shape and, where the optimizer keeps float32 copies, by their values. */
+/* ZeRO 0: all ranks have the same data, so there is one file. Its optimizer identifies parameters by number. Their names are
+ * found by order and shape, and, if the optimizer keeps float32 copies, by values. */
 #ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_PLAIN_H
 #define TSR_FORMATS_DEEPSPEED_DEEPSPEED_PLAIN_H
 
 #include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_rows.h"
 
-/* Adds float32 copies to `weights` (rows by name), states as rows (name, key), and gives the parameter groups with names (NULL in
- * *groups where there are none). Parameters that cannot be named keep their number, behind the name of their stage in a pipeline; where a float32 copy has none, the checkpoint is reported as not
- * usable. Errors: those of reading; TSR_E_NOMEM. */
+/* Adds the float32 copies to `weights` (rows by name) and the states as rows (name, key), and sets *groups to the param
+ * groups with names (NULL if there are none). Parameters that cannot be named keep their number, which in a pipeline follows
+ * the name of their stage. If this happens to one with a float32 copy, the checkpoint is reported as unusable. Fails if
+ * reading fails, or with TSR_E_NOMEM. */
 tsr_status tsr_ds_plain_add(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_rows *weights, tsr_ds_rows *states,
                             const tsr_value **groups, tsr_error *err);
 
-/* What the first model states have under "optimizer", or NULL. */
+/* The value under "optimizer" in the first model states, or NULL. */
 const tsr_value *tsr_ds_plain_optimizer(const tsr_ds_files *files);
 
-/* A parameter of the optimizer, and a weight that may be its own. */
+/* A parameter of the optimizer. */
 typedef struct tsr_ds_numbered {
-    const tsr_entry *shaped; /* a tensor of its shape, or NULL: it is not known */
+    const tsr_entry *shaped; /* a tensor with its shape, or NULL if the shape is unknown */
     const tsr_entry *fp32;   /* its float32 copy, or NULL */
-    uint32_t candidate;      /* which candidate it is; UINT32_MAX: not known */
+    uint32_t candidate;      /* number of the matching candidate, or UINT32_MAX if unknown */
 } tsr_ds_numbered;
 
 typedef struct tsr_ds_candidate {
@@ -28,14 +29,16 @@ typedef struct tsr_ds_candidate {
     bool taken;
 } tsr_ds_candidate;
 
-/* deepspeed_match.c: fills `candidate` of those that have none, as far as shapes and values decide. Reads values only of
- * parameters with float32 copies that share their shape with others: the head of each tensor, all of it where heads are equal. */
+/* deepspeed_match.c: sets `candidate` where it is UINT32_MAX, as far as shapes and values allow. Values are only read for
+ * parameters with float32 copies that share their shape with others: first the beginning of each tensor, then all of it if
+ * the beginnings are equal. */
 tsr_status tsr_ds_match(tsr_checkpoint *checkpoint, tsr_ds_numbered *numbered, uint32_t count, tsr_ds_candidate *candidates,
                         uint32_t candidate_count, tsr_error *err);
 
-/* deepspeed_match.c. Whether the values are one run of bytes in a file. */
+/* deepspeed_match.c: whether the values are one contiguous range of bytes in a file. */
 bool tsr_ds_is_plain(const tsr_entry *tensor);
-/* The bits of a float32 value as one of 16 bits, BFLOAT16 or FLOAT16: to nearest, ties to even, as PyTorch. */
+/* Converts the bits of a float32 value to 16 bits, BFLOAT16 or FLOAT16, rounding to nearest, ties to even, as PyTorch
+ * does. */
 uint16_t tsr_ds_round(uint32_t bits, tsr_dtype to);
 
 #endif

@@ -45,7 +45,7 @@ static bool is_copy(const tsr_entry *first, const tsr_entry *second)
     return first->dtype == second->dtype && tsr_entry_same_shape(first, second);
 }
 
-/* Lists what the ranks hold under one name when nothing tells how to join it. */
+/* Lists what the ranks hold under one name, if nothing says how to join it. */
 static tsr_status add_differing(const tsr_ds_rows *rows, uint32_t owner, tsr_entry *first, const tsr_entry *second, tsr_error *err)
 {
     const tsr_entry **tensors = first->per_rank ? (const tsr_entry **)first->per_rank->tensors : NULL;
@@ -74,7 +74,7 @@ static tsr_status add_again(tsr_ds_rows *rows, tsr_ds_row *row, const tsr_value 
     return add_differing(rows, row->rank, (tsr_entry *)first, second, err);
 }
 
-/* A tensor of its own, so that a later copy can change it. */
+/* Replaces a tensor with a copy, so that it can be changed when another rank's is added. */
 static tsr_status own(tsr_ds_rows *rows, const tsr_value **value, tsr_error *err)
 {
     const tsr_entry *tensor = tsr_ds_tensor(*value);
@@ -115,7 +115,7 @@ void tsr_ds_rows_untie(tsr_ds_rows *rows)
     }
 }
 
-/* {key: value} of one name. */
+/* {key: value} for one name. */
 static tsr_value *keys_of(const tsr_ds_rows *rows, uint32_t first, tsr_error *err)
 {
     size_t count = 0, at = 0;

@@ -10,7 +10,8 @@ static const tsr_value *mappings_of(const tsr_ds_column *column, uint32_t rank)
     return tsr_ds_list(tsr_ds_optimizer(column->optims[rank]), "param_slice_mappings");
 }
 
-/* A parameter that two ranks share is the last of one and the first of the next. */
+/* Adds up the elements of each parameter. One that is split between two ranks is the last in one dictionary and the first in
+ * the next. */
 static tsr_status add_slices(const tsr_value *dict, uint32_t group, tsr_map *names, tsr_vec *out, tsr_error *err)
 {
     for (size_t i = 0; i < tsr_ds_count(dict); i++) {

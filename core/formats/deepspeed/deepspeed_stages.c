@@ -8,10 +8,10 @@
 
 #include <string.h>
 
-enum { RUNS = 4, RUN = 256 }; /* compared of each weight; elements of a run */
+enum { RUNS = 4, RUN = 256 }; /* RUNS are compared per weight; RUN is the number of elements in each */
 
-/* Where in the file element `at` of a tensor is, by its coordinates, if it is in this chunk. *left: elements from there on to the end of
- * the chunk's row. */
+/* Finds the position in the file of element `at` of a tensor, if it is in this chunk. *left is the number of elements from
+ * there to the end of the chunk's row. */
 static bool place_in(const tsr_entry *tensor, const tsr_chunk *chunk, uint64_t at, uint64_t *offset, uint64_t *left)
 {
     uint64_t within = 0, stride = 1;

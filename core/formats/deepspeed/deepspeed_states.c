@@ -9,7 +9,7 @@
 
 typedef enum state_form { ABSENT, WHOLE, FLAT, ODD } state_form;
 
-/* A key of a segment's states, on all ranks. */
+/* One key of a segment's states, on all ranks. */
 typedef struct state {
     const tsr_ds_weights *weights;
     uint32_t segment;
@@ -27,7 +27,7 @@ static const tsr_value *held_by(const state *s, uint32_t rank)
     return dict ? tsr_value_get(dict, s->key) : NULL;
 }
 
-/* Flat tensors are as long as the rank's float32 tensor, or all equally long with its padding. */
+/* Tensors are FLAT if each is as long as its rank's float32 tensor, or if all are equally long because of padding. */
 static state_form form_of(const state *s)
 {
     const tsr_ds_sharers *sharers = sharers_of(s);
@@ -52,7 +52,7 @@ static state_form form_of(const state *s)
     return length != UINT64_MAX && (lean || padded) ? FLAT : ODD;
 }
 
-/* Which rank misses a key that another one has: then the files are of different saves. */
+/* Reports a rank that lacks a key which another rank has: the files are from different saves. */
 static tsr_status check_absent(const state *s, tsr_error *err)
 {
     const tsr_ds_sharers *sharers = sharers_of(s);
@@ -106,7 +106,8 @@ static tsr_status add_whole(const state *s, tsr_ds_rows *rows, tsr_error *err)
     return TSR_OK;
 }
 
-/* What a group's own states are listed under: its number, and which ranks' it is where others have a group of that number. */
+/* The name under which the states of a group itself are listed: the group's number, preceded by the ranks if groups of other
+ * ranks have the same number. */
 static tsr_str odd_name(const state *s, tsr_error *err)
 {
     tsr_arena *arena = s->weights->files->checkpoint->arena;
@@ -116,7 +117,7 @@ static tsr_str odd_name(const state *s, tsr_error *err)
     return tsr_arena_format(arena, err, "mp_rank_%02u.%u", s->weights->column->model_rank, sharers->group);
 }
 
-/* A tensor of another length on every rank, as optimizers that compress or factor their states have. */
+/* Adds a tensor whose length differs between ranks, as in optimizers that compress or factor their states. */
 static tsr_status add_odd(const state *s, tsr_ds_rows *odd, tsr_error *err)
 {
     const tsr_ds_sharers *sharers = sharers_of(s);
@@ -161,9 +162,9 @@ tsr_status tsr_ds_states_add(const tsr_ds_weights *weights, tsr_ds_rows *states,
     return TSR_OK;
 }
 
-/* ---- parameter groups ---- */
+/* ---- param groups ---- */
 
-/* The first segment of a group: segments are in order of groups. */
+/* The first segment of a group; the segments are sorted by group. */
 static uint32_t first_segment(const tsr_ds_weights *w, uint32_t group)
 {
     uint32_t low = 0, high = w->segment_count;
@@ -180,7 +181,7 @@ static bool is_of_group(const tsr_ds_weights *w, uint32_t segment, uint32_t grou
     return segment < w->segment_count && w->segments[segment].sharers.group == group;
 }
 
-/* The names of the parameters in a group, from names[*count] on; only counted if `names` is NULL. */
+/* Appends the names of a group's parameters at names[*count]. If `names` is NULL, only counts them. */
 static tsr_status add_names(const tsr_ds_weights *w, uint32_t group, const tsr_value **names, size_t *count, tsr_error *err)
 {
     for (uint32_t s = first_segment(w, group); is_of_group(w, s, group); s++)
@@ -192,7 +193,7 @@ static tsr_status add_names(const tsr_ds_weights *w, uint32_t group, const tsr_v
     return TSR_OK;
 }
 
-/* The names of the parameters in the groups that `params` lists; NULL where it lists something else. */
+/* The names of the parameters in all groups whose numbers `params` lists; NULL if it lists anything else. */
 static tsr_status names_of(const tsr_ds_weights *w, const tsr_value *params, const tsr_value **out, tsr_error *err)
 {
     tsr_arena *arena = w->files->checkpoint->arena;
@@ -254,7 +255,7 @@ tsr_status tsr_ds_param_groups(const tsr_ds_weights *weights, const tsr_value **
     return groups ? tsr_ds_name_groups(weights, groups, out, err) : TSR_OK;
 }
 
-/* The names of two lists, each once; NULL: out of memory. */
+/* The union of two lists of names; NULL if out of memory. */
 static const tsr_value *join_names(const tsr_ds_files *files, const tsr_value *a, const tsr_value *b, tsr_error *err)
 {
     size_t count = a->count;

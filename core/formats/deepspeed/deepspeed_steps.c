@@ -18,7 +18,7 @@ static const tsr_value *base_of(const tsr_ds_files *files, const tsr_ds_file *fi
     return tsr_ds_get(tsr_ds_optimizer(file), files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state");
 }
 
-/* The first "step" of the dictionaries that a LIST holds, or a DICT as its values. */
+/* The first "step" in the dictionaries of a LIST, or in those that are the values of a DICT. */
 static const tsr_value *step_in(const tsr_value *states)
 {
     const bool pairs = states && states->kind == TSR_VALUE_DICT;
@@ -36,7 +36,7 @@ const tsr_value *tsr_ds_step_of(const tsr_ds_files *files, const tsr_ds_file *fi
     if (elastic) return elastic;
     const tsr_value *step = step_in(tsr_ds_kind_or_null(base, TSR_VALUE_LIST));
     if (!step) step = step_in(tsr_ds_dict(base, "state"));
-    return step ? step : step_in(tsr_ds_list(base, "param_groups")); /* where some fused optimizers keep it */
+    return step ? step : step_in(tsr_ds_list(base, "param_groups")); /* where some fused optimizers store it */
 }
 
 tsr_status tsr_ds_compare_step(const tsr_ds_files *files, const tsr_value *step, uint64_t made, tsr_ds_steps *out, tsr_error *err)
@@ -67,7 +67,7 @@ static bool same_number(const tsr_value *a, const tsr_value *b)
     return a->kind == TSR_VALUE_FLOAT ? a->as.real == b->as.real : a->kind != TSR_VALUE_INT || a->as.integer == b->as.integer;
 }
 
-/* Whether the optimizer's learning rates are those that the scheduler set last, where its state has them. */
+/* Whether the optimizer's learning rates are those that the scheduler set last, if its state has them. */
 static bool has_rates_of(const tsr_value *scheduler, const tsr_value *groups)
 {
     const tsr_value *rates = tsr_ds_list(scheduler, "_last_lr");
@@ -78,7 +78,8 @@ static bool has_rates_of(const tsr_value *scheduler, const tsr_value *groups)
     return true;
 }
 
-/* What a file has other than its model states, as the beginning of a sentence; NULL: nothing. *counts: something in it counts steps. */
+/* Sets *what to how a file differs from its model states, as the beginning of a sentence, or to NULL. Sets *counts if
+ * something in the file counts steps. */
 static tsr_status find_other(const tsr_ds_files *files, const tsr_value *model, const tsr_ds_file *file, const char **what, bool *counts,
                              tsr_error *err)
 {

@@ -1,9 +1,9 @@
-/* A universal checkpoint of DeepSpeed: a file for each weight and each state, for any number of ranks.
+/* A universal checkpoint of DeepSpeed: one file per weight and per state, which any number of ranks can load.
  *
  *   mp_rank_00_model_states.pt           the model states of the ranks that saved
- *   zero/optimizer_state.pt              parameter groups, the loss scaler
- *   zero/norm.weight/fp32.pt             {param: tensor}, or made from ZeRO 3 the bare tensor, which is flat
- *   zero/norm.weight/exp_avg.pt          the same; step.pt is a bare number */
+ *   zero/optimizer_state.pt              param groups, the loss scaler
+ *   zero/norm.weight/fp32.pt             {param: tensor}; converted from ZeRO 3, just the tensor, flattened
+ *   zero/norm.weight/exp_avg.pt          the same; step.pt is just a number */
 #include "formats/deepspeed/deepspeed_engine.h"
 #include "formats/deepspeed/deepspeed_module.h"
 #include "formats/deepspeed/deepspeed_parts.h"
@@ -19,7 +19,7 @@ typedef struct universal {
     tsr_ds_weights weights;
     const tsr_ds_column *column;
     tsr_map *numbers; /* name of a weight → its number */
-    tsr_map *others;  /* names of buffers, and second names of tied weights: their float32 is not what counts */
+    tsr_map *others;  /* names of buffers, and second names of tied weights; their float32 files are ignored */
     tsr_ds_rows trained, states, model;
     const tsr_value *optimizer; /* zero/optimizer_state.pt, or NULL */
     tsr_error *err;
@@ -29,7 +29,7 @@ static const char shared_file[] = "zero/optimizer_state.pt";
 
 /* ---- names ---- */
 
-/* NAME and KEY of zero/NAME/KEY.pt. */
+/* Parses NAME and KEY from zero/NAME/KEY.pt. */
 static bool is_weight_file(tsr_str path, tsr_str *name, tsr_str *key)
 {
     const tsr_str before = TSR_STR("zero/"), after = TSR_STR(".pt");
@@ -50,7 +50,7 @@ static bool has_weights(const tsr_store *store)
     return false;
 }
 
-/* Model states without an optimizer's files: either ZeRO 0, or the weights are further down. */
+/* If there are model states but no optimizer files, it is either ZeRO 0, or the weights are further down. */
 static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     tsr_store *store = checkpoint->store;
@@ -69,7 +69,7 @@ static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *er
 
 /* ---- files ---- */
 
-/* What a file holds; NULL where it cannot be read, which is reported. */
+/* Reads a file. *root is NULL if it cannot be read, which is reported. */
 static tsr_status open_file(universal *u, uint32_t file, const tsr_value **root)
 {
     tsr_torch_file opened;
@@ -84,7 +84,8 @@ static tsr_status open_file(universal *u, uint32_t file, const tsr_value **root)
     return status;
 }
 
-/* A tensor with the shape of its weight: made from ZeRO 3 they are flat. NULL in *out: it has another size. */
+/* A tensor with the shape of its weight; tensors converted from ZeRO 3 are flat. *out is NULL if the number of elements
+ * differs. */
 static tsr_status shape_like(universal *u, const tsr_ds_weight *weight, const tsr_entry *tensor, const tsr_value **out)
 {
     tsr_checkpoint *checkpoint = u->files.checkpoint;
@@ -128,7 +129,8 @@ static tsr_status add_tensor(universal *u, uint32_t file, tsr_str name, tsr_str 
     if (!held || (weight && !tensor))
         return tsr_ds_report(u->files.checkpoint, path, u->err, "%.*s: does not contain the tensor 'param'",
                              TSR_STR_ARG(path));
-    /* A second name's is the rounded weight, its owner's is not. Buffers were made float32, the model states have them as they are. */
+    /* Skip the float32 file of a second name, which is the rounded weight, unlike that of the first name. Skip those of
+     * buffers, which were converted to float32; the model states have the originals. */
     if (weight && number == UINT32_MAX && tsr_map_get(u->others, name, 0)) return TSR_OK;
     return tsr_ds_rows_add(weight ? &u->trained : &u->states, name, weight ? TSR_STR("") : key, held, u->err);
 }
@@ -155,14 +157,14 @@ static tsr_status open_all(universal *u)
     return TSR_OK;
 }
 
-/* ---- whether all is there ---- */
+/* ---- completeness ---- */
 
 static tsr_status lacks(universal *u, tsr_str name, tsr_str key)
 {
     tsr_checkpoint *checkpoint = u->files.checkpoint;
     const tsr_str path = tsr_arena_format(checkpoint->arena, u->err, "zero/%.*s/%.*s.pt", TSR_STR_ARG(name), TSR_STR_ARG(key));
     if (!path.data) return TSR_E_NOMEM;
-    if (tsr_store_find(checkpoint->store, path) != TSR_NO_FILE) return TSR_OK; /* it is damaged, which is reported */
+    if (tsr_store_find(checkpoint->store, path) != TSR_NO_FILE) return TSR_OK; /* it is damaged, which was reported */
     TSR_TRY(tsr_checkpoint_lacks(checkpoint, path, u->err));
     return tsr_ds_report(checkpoint, path, u->err, "'%.*s' is missing: the conversion to a universal checkpoint was interrupted, or files were not copied", TSR_STR_ARG(path));
 }
@@ -175,7 +177,8 @@ static tsr_status imply(universal *u, tsr_str name, tsr_str key)
     return path.data ? tsr_checkpoint_implies(checkpoint, path, u->err) : TSR_E_NOMEM;
 }
 
-/* Weights that were never trained have no states; those with some have all that others have. */
+/* Reports missing files of a weight. A weight that was never trained has no states. One with some states must have all that
+ * another weight, `model`, has. */
 static tsr_status check_weight(universal *u, const tsr_ds_weight *weight, tsr_str model)
 {
     const tsr_ds_row *rows = u->states.rows.items;
@@ -188,8 +191,8 @@ static tsr_status check_weight(universal *u, const tsr_ds_weight *weight, tsr_st
     return TSR_OK;
 }
 
-/* No file states which states there are, and a server does not list them: those of PyTorch's and DeepSpeed's optimizers. What one
- * weight has, all others have. */
+/* Records the files of states that may exist. No file lists them, and neither does a server, so these are the states of
+ * PyTorch's and DeepSpeed's optimizers. Only the first weight's are recorded, since all weights have the same states. */
 static tsr_status imply_states(universal *u)
 {
     static const char *const keys[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg",
@@ -200,7 +203,8 @@ static tsr_status imply_states(universal *u)
     return TSR_OK;
 }
 
-/* Converted from ZeRO 1 and 2, frozen weights, buffers and the second names of tied weights have a file, too. */
+/* Records the files of frozen weights, buffers and second names of tied weights, which exist if the checkpoint was converted
+ * from ZeRO 1 or 2. */
 static tsr_status imply_untrained(universal *u)
 {
     const tsr_ds_file *model = u->column->model;
@@ -213,7 +217,7 @@ static tsr_status imply_untrained(universal *u)
     return TSR_OK;
 }
 
-/* From ZeRO 3 each rank's model states are there, with its pieces of the frozen weights. */
+/* If the checkpoint was converted from ZeRO 3, each rank has model states with its pieces of the frozen weights. */
 static tsr_status imply_ranks(universal *u)
 {
     const tsr_ds_column *column = u->column;
@@ -244,7 +248,7 @@ static tsr_status check(universal *u)
 
 /* ---- parts ---- */
 
-/* Made from ZeRO 3 the step is only in the shared file. */
+/* If the checkpoint was converted from ZeRO 3, the step is only in the shared file. */
 static tsr_status add_step(universal *u)
 {
     const tsr_value *states = tsr_ds_dict(tsr_ds_dict(u->optimizer, "optimizer_state_dict"), "state");

@@ -1,5 +1,4 @@
-/* Looking into values of which anything may have been written: each of these takes NULL and gives it where something is not
- * as asked. */
+/* Accessors for values that may contain anything. Each accepts NULL, and returns NULL if something is not as expected. */
 #ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_VALUES_H
 #define TSR_FORMATS_DEEPSPEED_DEEPSPEED_VALUES_H
 
@@ -28,14 +27,14 @@ static inline const tsr_entry *tsr_ds_tensor(const tsr_value *value)
 {
     return value && value->kind == TSR_VALUE_TENSOR ? value->as.tensor : NULL;
 }
-/* A number that is not negative; false for any other value. */
+/* Reads a nonnegative number; returns false for any other value. */
 static inline bool tsr_ds_number(const tsr_value *value, uint64_t *out)
 {
     if (!value || value->kind != TSR_VALUE_INT || value->as.integer < 0) return false;
     *out = (uint64_t)value->as.integer;
     return true;
 }
-/* Items of a LIST, pairs of a DICT. */
+/* The number of items of a LIST, or of pairs of a DICT. */
 static inline size_t tsr_ds_count(const tsr_value *value)
 {
     return !value ? 0 : value->kind == TSR_VALUE_DICT ? tsr_value_pairs(value) : value->count;
@@ -45,7 +44,7 @@ static inline const tsr_value *tsr_ds_item(const tsr_value *list, size_t index)
     return list && list->kind == TSR_VALUE_LIST && index < list->count ? list->items[index] : NULL;
 }
 
-/* Puts every string of a LIST into a set of names. */
+/* Adds every string of a LIST to a set of names. */
 static inline tsr_status tsr_ds_add_names(const tsr_value *list, tsr_map *names, tsr_error *err)
 {
     for (size_t i = 0; i < tsr_ds_count(list); i++)

@@ -37,7 +37,7 @@ static tsr_status read_weight(tsr_ds_weights *w, const tsr_value *dict, size_t p
     return status;
 }
 
-/* The parameters of a group, as an expert-parallel rank calls them. */
+/* Reads the parameters of a group, with the names that an expert-parallel rank uses. */
 static tsr_status read_group(tsr_ds_weights *w, const tsr_ds_groups *of, const tsr_value *dict, tsr_ds_sharers as, tsr_error *err)
 {
     for (size_t p = 0; p < tsr_ds_count(dict); p++) {
@@ -48,7 +48,7 @@ static tsr_status read_group(tsr_ds_weights *w, const tsr_ds_groups *of, const t
     return TSR_OK;
 }
 
-/* `of` may be NULL: then no group is one of experts. */
+/* If `of` is NULL, no group has experts. */
 static tsr_status read_weights(tsr_ds_weights *w, const tsr_ds_groups *of, const tsr_value *groups, tsr_error *err)
 {
     uint64_t count = 0;
@@ -79,11 +79,12 @@ const tsr_value *tsr_ds_state_of(const tsr_ds_weights *weights, uint32_t rank, u
     const tsr_ds_sharers *sharers = &weights->segments[segment].sharers;
     const uint32_t group = sharers->group;
     const tsr_value *base = tsr_ds_base_state(weights->files, sharers->optims[rank]);
-    if (base && base->kind == TSR_VALUE_LIST) return tsr_ds_kind_or_null(tsr_ds_item(base, group), TSR_VALUE_DICT); /* elastic */
+    /* Of an elastic checkpoint. */
+    if (base && base->kind == TSR_VALUE_LIST) return tsr_ds_kind_or_null(tsr_ds_item(base, group), TSR_VALUE_DICT);
     const tsr_value *states = tsr_ds_dict(base, "state");
     const size_t pairs = tsr_ds_count(states);
     uint64_t number;
-    /* As they are written: in order, without those that have no state. A search stays within what is before it. */
+    /* The states are sorted by group and lack groups without any, so a group's states are at or before its index. */
     for (size_t i = group < pairs ? group + 1 : pairs; i-- > 0;) {
         if (!tsr_ds_number(states->items[2 * i], &number)) return NULL;
         if (number == group) return tsr_ds_kind_or_null(states->items[2 * i + 1], TSR_VALUE_DICT);
@@ -102,7 +103,7 @@ static const tsr_entry *fp32_tensor(const tsr_ds_weights *w, const tsr_ds_sharer
     return tsr_ds_tensor(tsr_ds_item(fp32_groups(w, sharers->optims[rank]), sharers->group));
 }
 
-/* A file of a job with other param groups: what the other ranks hold can still be listed. */
+/* Reports a file from a job with different param groups. The data of the other ranks can still be listed. */
 static tsr_status report_no_buffer(const tsr_ds_weights *w, const tsr_ds_file *file, uint32_t group, tsr_error *err)
 {
     const tsr_str name = tsr_ds_file_name(w->files, file);
@@ -133,7 +134,7 @@ static tsr_status open_segment(tsr_ds_weights *w, uint32_t s, tsr_error *err)
     return TSR_OK;
 }
 
-/* As many groups as the first file that is there has. */
+/* Makes the segments of as many groups as the first existing file has. */
 static tsr_status open_segments(tsr_ds_weights *w, const tsr_ds_groups *of, tsr_error *err)
 {
     uint64_t count = 0;
@@ -162,14 +163,14 @@ static tsr_status report(const tsr_ds_weights *w, bool *found, const char *what,
 {
     const tsr_str name = tsr_ds_file_name(w->files, w->column->model);
     *found = false;
-    if (w->segment_count == 0) return TSR_OK; /* no optimizer file is there, which is reported */
+    if (w->segment_count == 0) return TSR_OK; /* no optimizer file exists, which was reported */
     return tsr_ds_report(w->files->checkpoint, name, err,
                          "%.*s: 'param_shapes' lists %s with %llu elements, but the optimizer files have %llu: the files do "
                          "not belong to the same save",
                          TSR_STR_ARG(name), what, (unsigned long long)wants, (unsigned long long)has);
 }
 
-/* Zeros that stand behind each parameter, by the first file that states them. */
+/* The padding after each parameter, as stated in the first file that has it. */
 static const tsr_value *alignment_of(const tsr_ds_weights *w, uint32_t segment)
 {
     const tsr_ds_sharers *sharers = &w->segments[segment].sharers;
@@ -179,7 +180,7 @@ static const tsr_value *alignment_of(const tsr_ds_weights *w, uint32_t segment)
     return tsr_ds_item(paddings, sharers->group);
 }
 
-/* ZeRO 1, 2: one group after the other, as zero_to_fp32 does it. */
+/* ZeRO 1, 2: the parameters of a group follow each other, as in zero_to_fp32. */
 static tsr_status place_group(tsr_ds_weights *w, uint32_t s, uint32_t count, uint32_t *next, bool *found, tsr_error *err)
 {
     tsr_ds_segment *segment = &w->segments[s];
@@ -212,7 +213,7 @@ static tsr_status place_groups(tsr_ds_weights *w, const tsr_value *groups, bool 
     return TSR_OK;
 }
 
-/* ZeRO 3: a rank's shares of all parameters, one behind the other over its sub-groups. */
+/* ZeRO 3: a rank's shares of all parameters follow each other across its sub-groups. */
 static tsr_status place_shares(tsr_ds_weights *w, bool *found, tsr_error *err)
 {
     uint32_t s = 0;
@@ -224,7 +225,7 @@ static tsr_status place_shares(tsr_ds_weights *w, bool *found, tsr_error *err)
             at = 0;
             s++;
         }
-        if (s == w->segment_count && weight->share == 0 && s > 0) s--; /* nothing of it is stored anywhere */
+        if (s == w->segment_count && weight->share == 0 && s > 0) s--; /* it has no elements, so nothing is stored */
         if (s == w->segment_count || weight->share > w->segments[s].slice - at)
             return report(w, found, "parameters", s < w->segment_count ? w->segments[s].slice : 0, at + weight->share, err);
         if (w->segments[s].count == 0) w->segments[s].first = i;
@@ -276,7 +277,8 @@ tsr_status tsr_ds_weights_open(const tsr_ds_files *files, const tsr_ds_column *c
     const tsr_str part = files->checkpoint->options.part;
     if (!groups) TSR_TRY(tsr_ds_layers_shapes(files, (uint32_t)(column - files->columns), &groups, err));
     *found = groups != NULL;
-    if (!groups && (tsr_str_equal(part, TSR_STR("module")) || tsr_str_equal(part, TSR_STR("engine")))) return TSR_OK; /* do not need them */
+    /* These parts do not need them. */
+    if (!groups && (tsr_str_equal(part, TSR_STR("module")) || tsr_str_equal(part, TSR_STR("engine")))) return TSR_OK;
     if (!groups)
         return tsr_ds_report(files->checkpoint, name, err, "%.*s: has no 'param_shapes', which names the weights in the optimizer files%s", TSR_STR_ARG(name),
                              files->has_layers ? "; open the stored weights with --part module" : "");
@@ -294,11 +296,11 @@ static tsr_status add_shares(const tsr_ds_weight *weight, const tsr_ds_buffer *b
     return TSR_OK;
 }
 
-/* The tensors of one key that are cut out of a buffer. */
+/* The tensors of one key while they are cut out of a buffer. */
 typedef struct placing {
     const tsr_ds_buffer *buffer;
     tsr_str key;
-    bool shares; /* every rank has a share of each weight: ZeRO 3 */
+    bool shares; /* every rank has a share of each weight (ZeRO 3) */
     tsr_ds_chunks chunks;
     tsr_ds_rows *rows;
     tsr_error *err;

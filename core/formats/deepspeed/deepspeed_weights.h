@@ -1,5 +1,6 @@
-/* The trained weights of one model-parallel rank: where each of them is in the flat buffers. `param_shapes` of the model states
- * decides, as for DeepSpeed's own zero_to_fp32: `param_slice_mappings` has another order under round_robin_gradients. */
+/* The trained weights of one model-parallel rank, and where they are in the flat buffers. This is decided by `param_shapes`
+ * of the model states, as in DeepSpeed's zero_to_fp32: `param_slice_mappings` has a different order with
+ * round_robin_gradients. */
 #ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_WEIGHTS_H
 #define TSR_FORMATS_DEEPSPEED_DEEPSPEED_WEIGHTS_H
 
@@ -14,49 +15,49 @@ typedef struct tsr_ds_weight {
     uint32_t ndim;
     uint32_t segment;
     uint64_t elements;
-    uint64_t offset; /* ZeRO 1, 2: in the segment's buffer; ZeRO 3: in each rank's tensor of it */
-    uint64_t share;  /* ZeRO 3: elements of each rank, padding included; otherwise 0 */
+    uint64_t offset; /* ZeRO 1, 2: in the segment's buffer; ZeRO 3: in each rank's tensor of the segment */
+    uint64_t share;  /* ZeRO 3: elements per rank, including padding; otherwise 0 */
 } tsr_ds_weight;
 
-/* A group of parameters that was flattened: an optimizer's group, or under ZeRO 3 a sub-group of one. A group of experts is one
- * segment per expert-parallel rank. */
+/* A group of parameters that was flattened: a param group of the optimizer, or under ZeRO 3 a sub-group of one. A group of
+ * experts becomes one segment per expert-parallel rank. */
 typedef struct tsr_ds_segment {
     tsr_ds_sharers sharers;  /* the ranks whose tensors these are */
-    uint32_t first, count;   /* of the weights */
-    uint64_t slice;          /* elements of a rank's float32 tensor: the most of any rank */
-    tsr_ds_buffer fp32;      /* the ranks' tensors one behind the other */
+    uint32_t first, count;   /* range in the weights */
+    uint64_t slice;          /* elements of a rank's float32 tensor; the maximum over the ranks */
+    tsr_ds_buffer fp32;      /* the ranks' tensors, concatenated */
 } tsr_ds_segment;
 
 typedef struct tsr_ds_weights {
     const tsr_ds_files *files;
     const tsr_ds_column *column;
-    tsr_ds_weight *weights; /* in order of segments */
+    tsr_ds_weight *weights; /* sorted by segment */
     uint32_t count;
-    tsr_ds_segment *segments; /* in order of groups */
+    tsr_ds_segment *segments; /* sorted by group */
     uint32_t segment_count;
     uint32_t group_count;
 } tsr_ds_weights;
 
-/* Reads `param_shapes` of a column that has model states and is not ZeRO 0, and finds the float32 buffers. What does not add up
- * is reported as an incomplete save; *found is false where the weights cannot be placed then. Errors: TSR_E_FORMAT for what is
- * not a shape; TSR_E_LIMIT, TSR_E_NOMEM. */
+/* Reads `param_shapes` of a column that has model states and is not ZeRO 0, and finds the float32 buffers. Contradictions
+ * are reported as an incomplete save; *found is false if the weights cannot be located because of them. Fails with
+ * TSR_E_FORMAT for an invalid shape, TSR_E_LIMIT or TSR_E_NOMEM. */
 tsr_status tsr_ds_weights_open(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out, bool *found, tsr_error *err);
 
-/* Only names and shapes of a column that has model states: the segments are the dictionaries of `param_shapes`, without
- * buffers; and an empty list if the file has no such key. Errors as above. */
+/* The same for names and shapes only, for a column that has model states: the segments are the dictionaries of
+ * `param_shapes`, without buffers. If the file has no such key, the list is empty. Errors as above. */
 tsr_status tsr_ds_weights_by_shape(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out, tsr_error *err);
 
-/* Adds the tensor that a buffer laid out as the segment's holds of each weight of the segment, as rows (name, key). */
+/* For a buffer with the same layout as the segment's, adds the tensor of each weight of the segment as a row (name, key). */
 tsr_status tsr_ds_weights_place(const tsr_ds_weights *weights, uint32_t segment, const tsr_ds_buffer *buffer, tsr_str key,
                                 tsr_ds_rows *rows, tsr_error *err);
 
-/* A torch.Size, or a LIST or TUPLE of ints, into the arena. */
+/* Reads a torch.Size, or a LIST or TUPLE of ints, into the arena. */
 tsr_status tsr_ds_shape(tsr_arena *arena, const tsr_value *value, const uint64_t **shape, uint32_t *ndim, uint64_t *elements,
                         tsr_error *err);
 
-/* What the sharer `rank` has of the states of a segment: a DICT, or NULL. */
+/* The states that rank `rank` of the sharers has for a segment: a DICT, or NULL. */
 const tsr_value *tsr_ds_state_of(const tsr_ds_weights *weights, uint32_t rank, uint32_t segment);
-/* The part of an optimizer file that has "state" and "param_groups"; NULL where there is none. */
+/* The part of an optimizer file that has "state" and "param_groups"; NULL if there is none. */
 const tsr_value *tsr_ds_base_state(const tsr_ds_files *files, const tsr_ds_file *file);
 
 #endif

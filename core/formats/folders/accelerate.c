@@ -1,6 +1,6 @@
-/* accelerate's save_state under FSDP with sharded state dicts: a DCP directory per model and per optimizer, numbered, with the
- * files of the Trainer or of accelerate itself next to them. The names in the DCPs begin with "model." and "optimizer.".
- * Source of the names: accelerate/utils/fsdp_utils.py, constants.py. */
+/* Reads what accelerate's save_state writes under FSDP with sharded state dicts: a numbered DCP directory per model and per
+ * optimizer, next to files of the Trainer or of accelerate itself. The names in the DCPs begin with "model." and
+ * "optimizer.". Source of the names: accelerate/utils/fsdp_utils.py, constants.py. */
 #include "formats/folders/folders.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/try.h"
@@ -20,7 +20,8 @@ static tsr_status is_accelerate(tsr_checkpoint *checkpoint, bool *is, tsr_error 
     return TSR_OK;
 }
 
-/* The first of a kind is the part itself; further ones are parts with their number, and their names are put below it. */
+/* Mounts a numbered directory. The first one of a kind becomes the part itself. The others become parts with their number in
+ * the name, and their entries are put below that name. */
 static tsr_status mount_directory(tsr_checkpoint *checkpoint, const kind *k, unsigned number, bool *found, tsr_error *err)
 {
     const tsr_str directory = tsr_arena_format(checkpoint->arena, err, "%s_%u", k->directory, number);
@@ -35,14 +36,14 @@ static tsr_status mount_directory(tsr_checkpoint *checkpoint, const kind *k, uns
     return tsr_part_mount(checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .directory = directory}, err);
 }
 
-/* What the Trainer writes next to the DCPs, and what accelerate itself does. */
+/* Files that the Trainer, or accelerate itself, writes next to the DCPs. */
 static const char *const by_trainer[] = {"scheduler.pt",    "scaler.pt",         "rng_state.pth",
                                          "rng_state_0.pth", "training_args.bin", NULL};
 static const char *const by_accelerate[] = {"scheduler.bin",           "sampler.bin", "scaler.pt", "random_states_0.pkl",
                                             "custom_checkpoint_0.pkl", NULL};
 static const char *const by_either[] = {"optimizer_0/.metadata", "trainer_state.json", "random_states_0.pkl", NULL};
 
-/* First what tells the two apart, so that only one's names are asked for. */
+/* Starts with files that show which of the two wrote the directory, so that a server is only asked for that one's files. */
 static tsr_status imply(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     TSR_TRY(tsr_folder_imply(checkpoint, by_either, err));
@@ -67,7 +68,7 @@ static tsr_status open_accelerate(tsr_checkpoint *checkpoint, tsr_error *err)
     return tsr_mounts_fill(checkpoint, mount, err);
 }
 
-/* Whether `directory` is KIND_NUMBER, and `part` is what that is mounted as. */
+/* Whether `directory` is KIND_NUMBER, and `part` is the name of the part that it becomes. */
 static bool is_directory_of(const kind *k, tsr_str directory, tsr_str part)
 {
     const tsr_str head = tsr_str_from(k->directory), name = tsr_str_from(k->part);

@@ -28,7 +28,7 @@ uint32_t tsr_folder_first(const tsr_store *store, const char *const *names)
     return TSR_NO_FILE;
 }
 
-/* The decimal number that is all of a text, of at most nine digits. */
+/* Parses a text that is a decimal number of at most nine digits. */
 static bool is_number(tsr_str text, uint64_t *number)
 {
     *number = 0;

@@ -1,25 +1,25 @@
-/* Directories that training loops write: each framework's own files, mounted as parts. */
+/* Directories that training loops write: each framework's own files are mounted as parts. */
 #ifndef TSR_FORMATS_FOLDERS_FOLDERS_H
 #define TSR_FORMATS_FOLDERS_FOLDERS_H
 
 #include "formats/parts/mount.h"
 
-extern const tsr_reader tsr_reader_accelerate; /* before tsr_reader_trainer, whose files may be next to its own */
+extern const tsr_reader tsr_reader_accelerate; /* before tsr_reader_trainer, whose files accelerate may write too */
 extern const tsr_reader tsr_reader_trainer;
 extern const tsr_reader tsr_reader_verl;
 extern const tsr_reader tsr_reader_lightning;
 extern const tsr_reader tsr_reader_torch_checkpointing;
 
-/* lightning.c: reports a DCP whose names are Lightning's and whose meta.pt, which Lightning writes last, is not there. */
+/* lightning.c: adds a finding for a DCP with Lightning's names but without meta.pt, which Lightning writes last. */
 tsr_status tsr_check_lightning(tsr_checkpoint *checkpoint, tsr_error *err);
 
-/* files.c: files and directories of the root by their names. */
+/* files.c: looks for files and directories in the root by name. */
 bool tsr_folder_has(const tsr_store *store, const char *name);
 bool tsr_folder_has_directory(const tsr_store *store, const char *name);
-/* The first of the names that is a file; TSR_NO_FILE: none is. The list ends with NULL. */
+/* The first of the names that is a file, or TSR_NO_FILE. The list ends with NULL. */
 uint32_t tsr_folder_first(const tsr_store *store, const char *const *names);
 
-/* Files called BEFORE, a number, AFTER, sorted by the number. */
+/* Files named BEFORE, a number, and AFTER, sorted by the number. */
 typedef struct tsr_numbered_file {
     uint64_t number;
     uint32_t file;
@@ -31,20 +31,20 @@ typedef struct tsr_numbered_files {
 tsr_status tsr_folder_numbered(tsr_checkpoint *checkpoint, const char *before, const char *after, tsr_numbered_files *out,
                                tsr_error *err);
 
-/* Begins the part `name` and mounts a file as it. */
+/* Begins the part `name` and mounts a file as its contents. */
 tsr_status tsr_folder_mount_file(tsr_checkpoint *checkpoint, const char *name, uint32_t file, tsr_error *err);
-/* Mounts one file per rank into the part that was begun: below "rank_N". */
+/* Mounts one file per rank into the current part, below "rank_N". */
 tsr_status tsr_folder_mount_ranks(tsr_checkpoint *checkpoint, const tsr_numbered_files *ranks, tsr_error *err);
 
 /* Begins the part `name` and mounts the files of all ranks as one checkpoint. */
 tsr_status tsr_folder_mount_joined(tsr_checkpoint *checkpoint, tsr_str name, const tsr_numbered_files *ranks, tsr_error *err);
 
-/* trainer_files.c: what the Trainer and accelerate write next to a model and an optimizer: scheduler, random states, and the
- * rest. Files that may hold tensors and have no part are findings. */
+/* trainer_files.c: mounts the other files that the Trainer and accelerate write: scheduler, random states, and so on. Adds
+ * findings for files that may hold tensors and belong to no part. */
 tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err);
-/* Notes files that such a directory may have (tsr_checkpoint_implies). The list ends with NULL. */
+/* Records files that such a directory may have (tsr_checkpoint_implies). The list ends with NULL. */
 tsr_status tsr_folder_imply(tsr_checkpoint *checkpoint, const char *const *names, tsr_error *err);
-/* Names of the file that holds a model of the Trainer: itself, or its index. Ends with NULL. */
+/* The names that the Trainer's model may have, either as a file or as an index. Ends with NULL. */
 extern const char *const tsr_trainer_models[];
 
 #endif

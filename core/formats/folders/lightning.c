@@ -1,5 +1,6 @@
-/* Lightning's distributed checkpoints (ModelParallelStrategy, FSDP with sharded state dicts): a DCP, and meta.pt with what is not
- * a tensor, which is written last. Source of the names: lightning/fabric/strategies/model_parallel.py, fsdp.py. */
+/* Lightning's distributed checkpoints (ModelParallelStrategy, FSDP with sharded state dicts): a DCP, and meta.pt with
+ * everything that is not a tensor, which is written last. Source of the names:
+ * lightning/fabric/strategies/model_parallel.py, fsdp.py. */
 #include "formats/folders/folders.h"
 #include "tessera/sys/try.h"
 
@@ -29,7 +30,7 @@ static tsr_status open_lightning(tsr_checkpoint *checkpoint, tsr_error *err)
 const tsr_reader tsr_reader_lightning = {
     .format = TSR_FORMAT_LIGHTNING_DIST, .is_rare = true, .recognizes = is_lightning, .open = open_lightning, TSR_MOUNTS_READER};
 
-/* "optimizer_0.state.…": how Lightning calls the optimizers of a Trainer. */
+/* Whether the name begins like "optimizer_0.state.…", which is how Lightning names the optimizers of a Trainer. */
 static bool is_of_optimizer(tsr_str fqn)
 {
     const tsr_str before = TSR_STR("optimizer_");

@@ -6,7 +6,7 @@
 
 #define METADATA "metadata.pkl"
 
-/* "model" of "model_0.pt" in the root; empty for another name. */
+/* "model" for a file "model_0.pt" in the root; empty for any other name. */
 static tsr_str item_of(tsr_str name)
 {
     const tsr_str after = TSR_STR(".pt");
@@ -26,7 +26,7 @@ static tsr_status is_torch_checkpointing(tsr_checkpoint *checkpoint, bool *is, t
     return TSR_OK;
 }
 
-/* Every rank below the highest one writes the item too. */
+/* Reports missing files: every rank below the highest one must have written the item, too. */
 static tsr_status check_ranks(tsr_checkpoint *checkpoint, tsr_str item, const tsr_numbered_files *files, tsr_error *err)
 {
     tsr_shown_names names = {.used = 0};

@@ -1,11 +1,11 @@
-/* A checkpoint of the transformers Trainer: a model as save_pretrained writes it, and the state of the training next to it.
+/* Reads a checkpoint of the transformers Trainer: a model as save_pretrained writes it, and the training state next to it.
  * trainer_state.json is written last. Source of the file names: transformers/trainer.py, trainer_utils.py. */
 #include "formats/folders/folders.h"
 #include "tessera/sys/try.h"
 
 static const char *const optimizers[] = {"optimizer.pt", "optimizer.bin", NULL};
 
-/* What save_model leaves in the end has training_args.bin, and no state of the training. */
+/* The final model that save_model writes has training_args.bin, but no training state. */
 static tsr_status is_trainer(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;

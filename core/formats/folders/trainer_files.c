@@ -1,4 +1,4 @@
-/* What the Trainer of transformers, and accelerate's save_state, write next to a model and an optimizer. */
+/* Reads the files that the Trainer of transformers, and accelerate's save_state, write next to a model and an optimizer. */
 #include "formats/folders/folders.h"
 #include "tessera/sys/try.h"
 
@@ -10,7 +10,7 @@ const char *const tsr_trainer_models[] = {"model.safetensors",
                                           "adapter_model.bin",
                                           NULL};
 
-/* Parts of one file. */
+/* Parts that consist of one file, with the names that the file may have. */
 static const struct rest {
     const char *part;
     const char *files[3];
@@ -24,7 +24,7 @@ static tsr_status mount_one(tsr_checkpoint *checkpoint, const struct rest *rest,
     return file == TSR_NO_FILE ? TSR_OK : tsr_folder_mount_file(checkpoint, rest->part, file, err);
 }
 
-/* Random states: of one process in one file, of several in one file per rank. */
+/* Random states. A single process writes one file, several processes write one per rank. */
 static tsr_status mount_random(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const uint32_t single = tsr_store_find(checkpoint->store, TSR_STR("rng_state.pth"));
@@ -58,7 +58,8 @@ tsr_status tsr_folder_imply(tsr_checkpoint *checkpoint, const char *const *names
     return TSR_OK;
 }
 
-/* As many numbers after the highest one that is there as there are: a few rounds find the files of many ranks. */
+/* Records as many further numbers as there are files, after the highest one. So the files of many ranks are found in a few
+ * rounds, each of which doubles their number. */
 static tsr_status imply_next(tsr_checkpoint *checkpoint, const char *before, const char *after, tsr_error *err)
 {
     tsr_numbered_files files;

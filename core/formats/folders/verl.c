@@ -1,5 +1,5 @@
-/* verl's FSDP checkpoints: model, optimizer and other state, one torch.save file per rank each. Every file's name has the number
- * of ranks. Source of the names: verl/utils/checkpoint/fsdp_checkpoint_manager.py. */
+/* Reads verl's FSDP checkpoints: model, optimizer and other state, each as one torch.save file per rank. The name of every
+ * file states the number of ranks. Source of the names: verl/utils/checkpoint/fsdp_checkpoint_manager.py. */
 #include "codec/json.h"
 #include "formats/common/majority.h"
 #include "formats/common/shown_names.h"
@@ -10,14 +10,14 @@ enum { MOST_RANKS = 1 << 20 };
 
 typedef struct kind {
     const char *part;
-    const char *before; /* the number of ranks, in the names of its files */
-    bool per_rank;      /* not joined, but listed rank by rank */
+    const char *before; /* file name up to the number of ranks */
+    bool per_rank;      /* listed rank by rank instead of joined */
 } kind;
 static const kind kinds[] = {{"model", "model_world_size_", false},
                              {"optim", "optim_world_size_", false},
                              {"extra_state", "extra_state_world_size_", true}};
 
-/* The number of ranks in "model_world_size_3_rank_0.pt"; 0 for another name. */
+/* The number of ranks in "model_world_size_3_rank_0.pt"; 0 for any other name. */
 static uint64_t world_of(tsr_str name, tsr_str before)
 {
     uint64_t world = 0;
@@ -29,7 +29,7 @@ static uint64_t world_of(tsr_str name, tsr_str before)
     return tsr_str_starts(rest, TSR_STR("_rank_")) && tsr_str_ends(rest, TSR_STR(".pt")) ? world : 0;
 }
 
-/* The number of ranks in the names of most of a kind's files; 0: there are none. */
+/* The number of ranks that most files of a kind state in their names; 0 if there are no such files. */
 static uint64_t find_world(const tsr_store *store, const kind *k)
 {
     tsr_majority world = {0};
@@ -38,7 +38,7 @@ static uint64_t find_world(const tsr_store *store, const kind *k)
     return world.value;
 }
 
-/* The first of a kind's files whose name has another number of ranks than `world`, or TSR_NO_FILE. */
+/* The first file of a kind whose name states a number of ranks other than `world`, or TSR_NO_FILE. */
 static uint32_t find_stranger(const tsr_store *store, const kind *k, uint64_t world)
 {
     for (uint32_t f = 0; f < store->file_count; f++) {
@@ -48,7 +48,7 @@ static uint32_t find_stranger(const tsr_store *store, const kind *k, uint64_t wo
     return TSR_NO_FILE;
 }
 
-/* The number of ranks in fsdp_config.json; 0: it is not there, or does not state one. */
+/* Sets *world to the number of ranks in fsdp_config.json, or to 0 if it does not exist or states none. */
 static tsr_status stated_world(tsr_checkpoint *checkpoint, uint64_t *world, tsr_error *err)
 {
     const uint32_t file = tsr_store_find(checkpoint->store, TSR_STR("fsdp_config.json"));
@@ -68,7 +68,8 @@ static tsr_status stated_world(tsr_checkpoint *checkpoint, uint64_t *world, tsr_
     return TSR_OK;
 }
 
-/* By the models' files. A server lists nothing, so that fsdp_config.json may be all that is known of them. */
+/* Recognizes verl by the models' files. If the store is a server that cannot list its files, fsdp_config.json may be the
+ * only file known. */
 static tsr_status is_verl(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     uint64_t world = find_world(checkpoint->store, &kinds[0]);
@@ -77,7 +78,7 @@ static tsr_status is_verl(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
     return TSR_OK;
 }
 
-/* Ranks of which a file is missing. */
+/* Reports the ranks whose files are missing. */
 static tsr_status check_ranks(tsr_checkpoint *checkpoint, const kind *k, uint64_t world, const tsr_numbered_files *files,
                               tsr_error *err)
 {
@@ -104,7 +105,8 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, const kind *k, uint64_
     return tsr_checkpoint_is_incomplete(checkpoint, first, message, err);
 }
 
-/* Files that another number of ranks saved than most of their kind, or than those of the kinds before. */
+/* Reports a file from a save with another number of ranks: other than most files of its kind, or than the kinds before
+ * it. */
 static tsr_status check_world(tsr_checkpoint *checkpoint, const kind *k, uint64_t world, uint64_t common, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
@@ -117,7 +119,7 @@ static tsr_status check_world(tsr_checkpoint *checkpoint, const kind *k, uint64_
     return message.data ? tsr_checkpoint_is_incomplete(checkpoint, name, message, err) : TSR_E_NOMEM;
 }
 
-/* The ranks' files of one model or optimizer are joined; other state is listed rank by rank. */
+/* Joins the ranks' files of a model or optimizer; other state is listed rank by rank. */
 static tsr_status mount_files(tsr_checkpoint *checkpoint, const kind *k, const tsr_numbered_files *files, tsr_error *err)
 {
     if (!k->per_rank) return tsr_folder_mount_joined(checkpoint, tsr_str_from(k->part), files, err);
@@ -125,7 +127,8 @@ static tsr_status mount_files(tsr_checkpoint *checkpoint, const kind *k, const t
     return tsr_folder_mount_ranks(checkpoint, files, err);
 }
 
-/* Rank 0's file of a kind that verl writes only where it is asked to; the other ranks' follow from it. */
+/* Records rank 0's file of a kind that verl writes only on request. If a server has it, those of the other ranks are found
+ * too. */
 static tsr_status imply_first(tsr_checkpoint *checkpoint, const kind *k, uint64_t world, tsr_error *err)
 {
     const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s%llu_rank_0.pt", k->before, (unsigned long long)world);

@@ -1,5 +1,6 @@
-/* A JSON document as a value. cJSON keeps every number as a double and does not know NaN, which Python writes (a Trainer's log
- * holds one as soon as a loss is not finite). So the numbers are also met in the text, in the order in which the tree has them. */
+/* Parses a JSON document into a value. cJSON turns every number into a double and does not know NaN, which Python writes (a
+ * Trainer's log contains one as soon as a loss is not finite). Therefore each number is also read from the text, where the
+ * numbers have the same order as in cJSON's tree. */
 #include <math.h>
 
 #include "codec/json.h"
@@ -9,14 +10,14 @@
 typedef struct reading {
     const tsr_host *host;
     tsr_arena *arena;
-    tsr_str text; /* as the file has it */
-    size_t at;    /* behind the last number */
+    tsr_str text; /* the file's contents */
+    size_t at;    /* after the last number that was read */
     tsr_error *err;
 } reading;
 
-/* One number, or NaN and the like, in the text. */
+/* A number, NaN, or an infinity in the text. */
 typedef struct token {
-    size_t begin, size; /* 0: there is none left */
+    size_t begin, size; /* a size of 0 means that there is none left */
 } token;
 
 static bool is_of_number(char c)
@@ -39,7 +40,7 @@ static size_t skip_string(tsr_str text, size_t at)
     return at + 1;
 }
 
-/* The next number behind `at` that is not inside a string. */
+/* The next number after `at` that is not inside a string. */
 static token next_number(tsr_str text, size_t at)
 {
     while (at < text.size) {
@@ -56,7 +57,7 @@ static token next_number(tsr_str text, size_t at)
     return (token){text.size, 0};
 }
 
-/* What JSON has no word for becomes a 0, in a copy of the text. */
+/* Replaces NaN and the infinities by 0 in a copy of the text, because cJSON rejects them. */
 static void hide_words(char *copy, tsr_str text)
 {
     for (token t = next_number(text, 0); t.size; t = next_number(text, t.begin + t.size)) {
@@ -76,7 +77,8 @@ static const tsr_value *number_of(reading *r, const cJSON *item)
     if (tsr_str_equal(text, TSR_STR("Infinity"))) return tsr_value_float(r->arena, INFINITY, r->err);
     if (tsr_str_equal(text, TSR_STR("-Infinity"))) return tsr_value_float(r->arena, -INFINITY, r->err);
     const bool real = memchr(text.data, '.', text.size) || memchr(text.data, 'e', text.size) || memchr(text.data, 'E', text.size);
-    const bool exact = fabs(item->valuedouble) < 9007199254740992.0; /* 2^53: beyond, a double is not the integer */
+    /* 2^53: beyond it, a double may differ from the integer. */
+    const bool exact = fabs(item->valuedouble) < 9007199254740992.0;
     if (!real && exact) return tsr_value_int(r->arena, (int64_t)item->valuedouble, r->err);
     return tsr_value_float(r->arena, item->valuedouble, r->err);
 }
@@ -87,7 +89,7 @@ static const tsr_value *text_value(reading *r, const char *text)
     return copy.data ? tsr_value_str(r->arena, copy, r->err) : NULL;
 }
 
-/* As deep as cJSON goes: 1,000 levels. */
+/* The recursion is bounded: cJSON parses at most 1,000 levels. */
 static const tsr_value *value_of(reading *r, const cJSON *item)
 {
     if (cJSON_IsNumber(item)) return number_of(r, item);

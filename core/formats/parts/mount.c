@@ -1,4 +1,4 @@
-/* See mount.h: parts are filled here. */
+/* See mount.h. This file fills the parts. */
 #include "formats/parts/mount.h"
 
 #include "formats/torch/torch_flatten.h"
@@ -46,7 +46,7 @@ static tsr_str name_of(const tsr_checkpoint *checkpoint, const tsr_mount_place *
     return checkpoint->store->files[place->file != TSR_NO_FILE ? place->file : place->form->files[0]].name;
 }
 
-/* A file of the checkpoint that cannot be read: the others are listed without it. */
+/* Adds a finding for a file that cannot be read; the others are listed without it. */
 static tsr_status report_unreadable(tsr_checkpoint *checkpoint, tsr_str name, const tsr_error *why, tsr_error *err)
 {
     const bool ends = why->status == TSR_E_NOMEM || why->status == TSR_E_IO || why->status == TSR_E_CANCELLED;
@@ -73,7 +73,7 @@ static tsr_status take_files(tsr_mounts *mounts, const tsr_checkpoint *mounted, 
     return status;
 }
 
-/* What the mounted checkpoint lacks, the whole lacks. */
+/* Records the files that the mounted checkpoint lacks as missing from the whole checkpoint. */
 static tsr_status take_missing(tsr_checkpoint *checkpoint, const tsr_mount *mount, tsr_error *err)
 {
     const tsr_checkpoint *mounted = mount->mounted;
@@ -143,7 +143,7 @@ tsr_status tsr_part_mount_value(tsr_checkpoint *checkpoint, uint32_t file, tsr_f
     return tsr_mounts_add(checkpoint, (tsr_str){NULL, 0}, &added, err);
 }
 
-/* ---- the whole ---- */
+/* ---- the whole checkpoint ---- */
 
 static const void *keep(tsr_checkpoint *checkpoint, const tsr_vec *items, size_t size, tsr_error *err)
 {

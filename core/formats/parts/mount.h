@@ -1,14 +1,14 @@
-/* Checkpoints made of others: each is opened on its own, and its entries are listed under the name of its part. Their chunks,
- * values and findings stay those of the checkpoint that was mounted, which sees the files of the directory under the numbers
- * that they have there.
+/* Checkpoints that consist of others. Each of those is opened separately, and its entries are listed under the name of its
+ * part. Chunks, values and findings still belong to the mounted checkpoint, which sees the files of the directory with the
+ * same numbers.
  *
  *     directory                       parts
  *     model.safetensors               model.embed.weight, …        mounted file
  *     optimizer_0/ (a DCP)            optimizer.state.…            mounted directory
  *     rng_state_0.pth, rng_state_1…   rng_state.rank_0.cpu, …      several mounted files of one part
  *
- * A reader of such a directory calls tsr_mounts_fill with a function that begins parts and mounts into them, and takes its
- * other functions from here. */
+ * The reader of such a directory calls tsr_mounts_fill with a function that begins parts and mounts checkpoints into them.
+ * It uses the functions below for everything else. */
 #ifndef TSR_FORMATS_PARTS_MOUNT_H
 #define TSR_FORMATS_PARTS_MOUNT_H
 
@@ -16,43 +16,43 @@
 
 typedef struct tsr_mount {
     tsr_checkpoint *mounted;
-    uint64_t first_entry, entry_count; /* of the catalog that it is mounted into */
-    tsr_str directory;                 /* that its file names are below; may be empty */
+    uint64_t first_entry, entry_count; /* in the catalog of the whole checkpoint */
+    tsr_str directory;                 /* the directory that its file names are relative to; may be empty */
 } tsr_mount;
 
 /* The state of a reader that mounts: checkpoint->state. */
 typedef struct tsr_mounts {
     tsr_vec list;     /* of tsr_mount, in the order of their entries */
-    tsr_vec entries;  /* of tsr_entry, while filling; this and the next three move into the arena */
+    tsr_vec entries;  /* of tsr_entry, while filling; this vec and the next three move into the arena */
     tsr_vec mappings; /* of tsr_mapping */
     tsr_vec parts;    /* of tsr_part */
-    tsr_vec files;    /* of uint32_t: what was read */
-    const tsr_entry *first; /* the catalog's entries as they were filled in */
-    uint32_t storages;      /* storage ids that are taken */
-    bool skipped;           /* the part that is being filled is not asked for */
+    tsr_vec files;    /* of uint32_t: the files that were read */
+    const tsr_entry *first; /* the first entry of the catalog as it was filled */
+    uint32_t storages;      /* number of storage ids in use */
+    bool skipped;           /* options.part asks for a different part than the current one */
 } tsr_mounts;
 
-/* Fills the catalog by `mount`. Cleans up when it fails. */
+/* Fills the catalog by calling `mount`. Cleans up if that fails. */
 tsr_status tsr_mounts_fill(tsr_checkpoint *checkpoint, tsr_status (*mount)(tsr_checkpoint *checkpoint, tsr_error *err),
                            tsr_error *err);
 
-/* Begins a part; what is mounted from now on belongs to it. `own_names`: the names of what is mounted begin with the part's
- * already. The name "" stands for names without one. `name` is kept. */
+/* Begins a part, to which everything belongs that is mounted after this. With `own_names`, the names of the mounted entries
+ * already begin with the part's name. The name "" is for entries that belong to no part. `name` is not copied. */
 tsr_status tsr_part_begin(tsr_checkpoint *checkpoint, tsr_str name, bool own_names, tsr_error *err);
 
-/* Where a mounted checkpoint is: */
+/* The location of a checkpoint to mount: */
 typedef struct tsr_mount_place {
-    tsr_str below;       /* one more name in front of its own: "rank_0"; may be empty */
-    uint32_t file;       /* one file, or an index; TSR_NO_FILE: not so */
+    tsr_str below;       /* inserted in front of its names, such as "rank_0"; may be empty */
+    uint32_t file;       /* a single file, or an index; otherwise TSR_NO_FILE */
     tsr_str directory;   /* a directory; may be empty */
-    const tsr_form *form; /* with neither: files of the root whose reader is known */
+    const tsr_form *form; /* if neither is set: files of the root with a known reader */
 } tsr_mount_place;
 
-/* Mounts a checkpoint into the part. One that cannot be read is a finding, and makes the whole incomplete. Nothing happens
- * where options.part asks for another part. Other errors: TSR_E_NOMEM, TSR_E_IO, TSR_E_CANCELLED. */
+/* Mounts a checkpoint into the current part. If it cannot be read, this is a finding, and the whole checkpoint becomes
+ * incomplete. Does nothing if options.part asks for another part. Other errors: TSR_E_NOMEM, TSR_E_IO, TSR_E_CANCELLED. */
 tsr_status tsr_part_mount(tsr_checkpoint *checkpoint, const tsr_mount_place *place, tsr_error *err);
-/* The same for a document without tensors, TSR_FORMAT_JSON or TSR_FORMAT_PICKLE, whose members are named as those of a torch.save
- * file are. */
+/* The same for a document without tensors, in TSR_FORMAT_JSON or TSR_FORMAT_PICKLE. Its members are named like those of a
+ * torch.save file. */
 tsr_status tsr_part_mount_value(tsr_checkpoint *checkpoint, uint32_t file, tsr_format format, tsr_error *err);
 
 /* mount_add.c: appends entries under the name of the part and `below`. */
@@ -64,13 +64,13 @@ typedef struct tsr_mount_entries {
 } tsr_mount_entries;
 tsr_status tsr_mounts_add(tsr_checkpoint *checkpoint, tsr_str below, const tsr_mount_entries *added, tsr_error *err);
 
-/* json_value.c: the value of a JSON document, as Python's json.loads gives it: NaN and Infinity are numbers, and 1.0 is not an
- * integer. Lives in the checkpoint's arena. Errors name the file. */
+/* json_value.c: the value of a JSON document, as Python's json.loads returns it: NaN and Infinity are numbers, and 1.0 is
+ * not an integer. Lives in the checkpoint's arena. Errors name the file. */
 tsr_status tsr_json_file_value(tsr_checkpoint *checkpoint, uint32_t file, const tsr_value **out, tsr_error *err);
-/* pickle_value.c: the value of a file that is a pickle. What loading it would call is a finding. Otherwise the same. */
+/* pickle_value.c: the same for a file that is a pickle. Calls that loading it would make are findings. */
 tsr_status tsr_pickle_file_value(tsr_checkpoint *checkpoint, uint32_t file, const tsr_value **out, tsr_error *err);
 
-/* mount_read.c: what a reader that mounts has in its table. */
+/* mount_read.c: the functions in the table of a reader that mounts checkpoints. */
 tsr_status tsr_mounts_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                              tsr_view *out, tsr_error *err);
 tsr_status tsr_mounts_extents(tsr_checkpoint *checkpoint, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err),
@@ -80,10 +80,10 @@ tsr_status tsr_mounts_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, co
 tsr_status tsr_mounts_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                            tsr_found *out, tsr_error *err);
 void tsr_mounts_close(tsr_checkpoint *checkpoint);
-/* Takes over what a mounted checkpoint has found since the last time. */
+/* Copies the findings that a mounted checkpoint has added since the last call. */
 tsr_status tsr_mounts_take_findings(tsr_checkpoint *checkpoint, const tsr_mount *mount, tsr_error *err);
 
-/* The rows of a reader that mounts. */
+/* Fields of the tsr_reader of a format that mounts checkpoints. */
 #define TSR_MOUNTS_READER                                                                                                      \
     .locate = tsr_mounts_locate, .extents = tsr_mounts_extents, .crc = tsr_mounts_crc, .find = tsr_mounts_find,                \
     .close = tsr_mounts_close

@@ -1,8 +1,8 @@
-/* Entries under the name of their part. */
+/* Adds entries under the name of their part. */
 #include "formats/parts/mount.h"
 #include "tessera/sys/try.h"
 
-/* What stands in front of the names that are added. */
+/* The text and the path items put in front of the names that are added. */
 typedef struct prefix {
     tsr_checkpoint *checkpoint;
     tsr_str text; /* "rng_state.rank_0", or empty */
@@ -29,7 +29,7 @@ static tsr_status add_name(const prefix *p, tsr_str *fqn)
     return fqn->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* The way to `fqn`, which is a flat key where there is none. */
+/* Puts the prefix in front of the path of `fqn`. If there is no path, `fqn` is a flat key. */
 static tsr_status add_path(const prefix *p, tsr_str fqn, const tsr_path_item **path, uint32_t *length)
 {
     const bool flat = !*path && fqn.size > 0;

@@ -1,10 +1,11 @@
-/* Bytes, checksums and findings of what is mounted: the mounted checkpoint's reader is asked about its own entry. */
+/* Bytes, checksums and findings of mounted checkpoints: passes each call on to the mounted checkpoint, with its own
+ * entry. */
 #include "formats/parts/mount.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 
-/* The mount that an entry came from; NULL for one that the catalog does not hold, or that no checkpoint has (JSON). */
+/* The mount that an entry came from. NULL for an entry that is not in the catalog, or that came from a document (JSON). */
 static const tsr_mount *mount_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
 {
     const tsr_mounts *mounts = checkpoint->state;

@@ -1,4 +1,4 @@
-/* A file that is one pickle, and nothing else. */
+/* Reads a file that contains just one pickle. */
 #include "formats/common/expansion.h"
 #include "formats/parts/mount.h"
 #include "formats/torch/torch_build.h"
@@ -37,7 +37,7 @@ tsr_status tsr_pickle_file_value(tsr_checkpoint *checkpoint, uint32_t file, cons
     const tsr_store_file *from = &checkpoint->store->files[file];
     tsr_bytes bytes;
     TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &bytes, err));
-    const tsr_str kept = tsr_arena_str(checkpoint->arena, bytes.data, err); /* texts of the value are in it */
+    const tsr_str kept = tsr_arena_str(checkpoint->arena, bytes.data, err); /* the texts of the value point into it */
     tsr_status status = kept.data ? read_value(checkpoint, file, kept, out, err) : TSR_E_NOMEM;
     tsr_bytes_free(&bytes);
     if (status == TSR_OK) tsr_expansion_add(&checkpoint->expansion, from->size);

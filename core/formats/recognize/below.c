@@ -1,5 +1,5 @@
-/* A directory is recognized as if it had been opened: a store that shows only what lies below it is given to `recognize`.
- * A store's files are sorted, so that those below one directory stand together. */
+/* Recognizes directories as if they had been opened: `recognize` gets a store that shows only what is below the directory. A
+ * store's files are sorted by name, so those below one directory are contiguous. */
 #include "formats/recognize/below.h"
 
 #include "formats/common/incomplete.h"
@@ -35,14 +35,15 @@ const char *tsr_below_deeper(const tsr_below *below)
                          : "";
 }
 
-/* A directory of another store as a store of its own. tsr_store_view_below keeps the files' numbers, which costs the store's
- * whole list for each directory; here a store of many directories is gone through, so the numbers begin at the first. */
+/* A directory of another store as a store of its own. tsr_store_view_below keeps the files' numbers, so it copies the whole
+ * list of files for each directory. That is too slow for a store with many directories, so here the first file gets the
+ * number 0. */
 typedef struct part_store {
     tsr_store base; /* first */
     tsr_store *inner;
-    uint32_t first; /* the inner store's file that is this one's file 0 */
-    bool worth;     /* looking into: a file's name is one that checkpoints have */
-    bool deeper;    /* there are directories in it */
+    uint32_t first; /* the inner store's file that is file 0 of this store */
+    bool worth;     /* worth examining: one of its file names is typical of checkpoints */
+    bool deeper;    /* it has subdirectories */
 } part_store;
 
 static tsr_status read_part(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
@@ -51,12 +52,12 @@ static tsr_status read_part(tsr_store *base, uint32_t file, uint64_t offset, voi
     return part->inner->read_at(part->inner, part->first + file, offset, buffer, size, err);
 }
 
-/* Whether a file's name is one that checkpoints have: only such directories are looked into. */
+/* Whether a file name is typical of checkpoints. Directories without such a file are not examined. */
 static bool is_checkpoint_name(tsr_str path)
 {
     static const char *const endings[] = {
         ".metadata", ".distcp", ".safetensors", ".index.json",     ".pt",
-        ".pth",      ".ckpt",   ".bin",         "fsdp_config.json"}; /* of verl, next to whose files it is */
+        ".pth",      ".ckpt",   ".bin",         "fsdp_config.json"}; /* written by verl next to its files */
     for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++)
         if (tsr_str_ends(path, tsr_str_from(endings[i]))) return true;
     return false;
@@ -80,7 +81,7 @@ static const char *form_of(tsr_content content)
     }
 }
 
-/* What a directory holds that cannot be opened as one checkpoint. */
+/* The format of a directory's files, if they do not form one checkpoint. */
 static tsr_status form_of_files(part_store *part, const char **form, tsr_error *err)
 {
     *form = NULL;
@@ -99,14 +100,15 @@ static tsr_status form_of_files(part_store *part, const char **form, tsr_error *
     return TSR_OK;
 }
 
-/* *form: NULL when the directory holds no checkpoint; *whole: it is one, and what lies below belongs to it. */
+/* Sets *form to NULL if the directory does not contain a checkpoint. Sets *whole if it is a checkpoint, so that what is
+ * below belongs to it. */
 static tsr_status probe(search *s, part_store *part, const char **form, bool *whole)
 {
     tsr_error why = {0};
     const tsr_reader *reader;
     tsr_checkpoint guess = {.store = &part->base, .host = s->checkpoint->host, .arena = s->checkpoint->arena, .is_probe = true};
     const tsr_status status = s->recognize(&guess, &reader, &why);
-    /* One torch.save file may be anything that lies next to the steps of a run, such as its arguments. */
+    /* A single torch.save file may be something next to the steps of a run, such as its arguments. */
     *whole = status == TSR_OK && reader != &tsr_reader_torch_zip && reader != &tsr_reader_torch_legacy;
     if (status == TSR_OK) {
         const bool unfinished = reader == &tsr_reader_dcp_without_metadata || reader == &tsr_reader_torch_without_index;
@@ -117,7 +119,7 @@ static tsr_status probe(search *s, part_store *part, const char **form, bool *wh
     return form_of_files(part, form, s->err);
 }
 
-/* The files [from, to) of the store, whose names begin with the same `prefix` bytes, that end in '/'. */
+/* Makes a store of the files [from, to), whose names begin with the same `prefix` bytes, the last of which is '/'. */
 static tsr_status part_of(search *s, uint32_t from, uint32_t to, size_t prefix, part_store *part)
 {
     tsr_store *inner = s->checkpoint->store;
@@ -138,7 +140,8 @@ static tsr_status part_of(search *s, uint32_t from, uint32_t to, size_t prefix, 
     return TSR_OK;
 }
 
-/* Every directory among the files [from, to), whose names share `prefix` bytes. At most TSR_BELOW_LEVELS deep. */
+/* Probes every directory among the files [from, to), whose names begin with the same `prefix` bytes, and those below them,
+ * down to TSR_BELOW_LEVELS. */
 static tsr_status look_below(search *s, uint32_t from, uint32_t to, size_t prefix, unsigned level)
 {
     const tsr_store *store = s->checkpoint->store;

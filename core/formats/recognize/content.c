@@ -1,4 +1,4 @@
-/* One file's kind by its first bytes. The signatures are those of each format's own description. */
+/* Recognizes a file's kind by its first bytes, using the signatures in each format's specification. */
 #include "base/cursor.h"
 #include "formats/recognize/recognize.h"
 #include "formats/safetensors/safetensors.h"
@@ -43,8 +43,8 @@ static const signature foreign_kinds[] = {
      "a program (ELF)"},
 };
 
-/* LONG1 of ten bytes: torch.save's magic number 0x1950a86a20f9469cfc6c, in a pickle of protocol 2 or later; from protocol 4
- * on it stands in a frame. */
+/* Looks for a LONG1 of ten bytes with torch.save's magic number 0x1950a86a20f9469cfc6c, in a pickle of protocol 2 or later.
+ * From protocol 4 on, the number is inside a frame. */
 static bool is_legacy(tsr_str head)
 {
     static const char magic[] = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
@@ -53,7 +53,7 @@ static bool is_legacy(tsr_str head)
     return head.size >= at + MAGIC && head.data[0] == '\x80' && memcmp(head.data + at, magic, MAGIC) == 0;
 }
 
-/* The name of a zip archive's first member; empty when this is no zip archive. */
+/* The name of a zip archive's first member; empty if the file is not a zip archive. */
 static tsr_str first_member(tsr_str head)
 {
     if (head.size <= ZIP_NAME_AT || memcmp(head.data, "PK\3\4", 4) != 0) return (tsr_str){NULL, 0};
@@ -62,7 +62,7 @@ static tsr_str first_member(tsr_str head)
     return (tsr_str){head.data + ZIP_NAME_AT, size};
 }
 
-/* torch's archives have all members under one folder, and one of these first. */
+/* All members of PyTorch's archives are in one folder, and one of these comes first. */
 static bool is_torch_zip(tsr_str head)
 {
     static const char *const first[] = {"/data.pkl", "/version", "/.format_version", "/byteorder"};
@@ -107,7 +107,7 @@ static const char *foreign_name(tsr_str head, tsr_str name)
     }
     if (head.size > 2 && head.data[0] == '\x80' && head.data[1] >= 2 && head.data[1] <= 5)
         return "a bare pickle, not written by torch.save";
-    tsr_str member = first_member(head); /* torch.jit.save writes tensors and constants before anything else */
+    tsr_str member = first_member(head); /* torch.jit.save writes tensors and constants first */
     if (tsr_str_ends(member, TSR_STR("/data/0")) || tsr_str_ends(member, TSR_STR("/constants.pkl")))
         return "a TorchScript archive: a program, not a checkpoint; torch.jit.load loads it";
     if (tsr_str_ends(member, TSR_STR("/data/weights/weight_0")) ||

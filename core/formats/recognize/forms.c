@@ -1,10 +1,10 @@
-/* The forms of directories that training frameworks write. A new form is one line here. */
+/* The directory formats of training frameworks. To add one, add a line here. */
 #include "formats/folders/folders.h"
 #include "formats/recognize/recognize.h"
 #include "formats/shards/shards_files.h"
 #include "tessera/sys/try.h"
 
-/* In the order in which they are tried: a form whose files others write too comes after those. */
+/* Tried in this order. A format whose files other frameworks write as well comes after those. */
 static const tsr_reader *const forms[] = {
     &tsr_reader_accelerate,
     &tsr_reader_trainer,
@@ -20,8 +20,8 @@ static const tsr_reader *const forms[] = {
 
 tsr_status tsr_form_of_directory(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err)
 {
-    /* Where there is .metadata, a DCP was written into the directory, whatever was there before: other forms have none in the
-     * root, but those that are a DCP themselves. */
+    /* If there is .metadata, the last save into the directory was a DCP, whatever other files it has. Other formats never
+     * have .metadata in their root, except those that are based on DCP. */
     const bool is_dcp = tsr_folder_has(checkpoint->store, ".metadata");
     *reader = NULL;
     for (size_t i = 0; forms[i]; i++) {

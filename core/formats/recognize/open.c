@@ -1,4 +1,5 @@
-/* Opens whatever a store holds: recognition, the format's reader, the index of names; and what every format shares. */
+/* Opens whatever a store contains: recognizes the format, calls its reader, builds the index of names, and does what all
+ * formats have in common. */
 #include <inttypes.h>
 
 #include "formats/common/incomplete.h"
@@ -35,7 +36,7 @@ static tsr_status index_names(tsr_checkpoint *checkpoint, tsr_error *err)
                      TSR_STR_ARG(file_of(checkpoint, second)));
 }
 
-/* The catalog's own list of file names, for modules that name files but read no store. */
+/* Copies the file names into the catalog, for modules that name files without reading the store. */
 static tsr_status list_files(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
@@ -58,7 +59,8 @@ static tsr_status choose_reader(tsr_checkpoint *checkpoint, const tsr_form *form
     return TSR_OK;
 }
 
-/* Megatron-Core's metadata is known by what it adds, with or without the other files of its form. */
+/* Metadata written by Megatron-Core is recognized by its additional attributes, even if the other files of that format are
+ * missing. */
 static tsr_status refine_dcp(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     if (checkpoint->reader != &tsr_reader_dcp || !tsr_dcp_state_of(checkpoint)->is_megatron) return TSR_OK;

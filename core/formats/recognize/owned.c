@@ -1,5 +1,5 @@
-/* Which files belong to a checkpoint, for programs that replace or remove one. Only lists count: a name or an ending that looks
- * like a checkpoint's may be somebody else's file. */
+/* Finds the files that belong to a checkpoint, for programs that replace or remove one. A file counts only if it is listed
+ * somewhere: a name or an ending that is typical of checkpoints may belong to another program's file. */
 #include "formats/common/weight_map.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/recognize/recognize.h"
@@ -12,12 +12,12 @@ static void own_chosen(const tsr_checkpoint *checkpoint, bool *owned)
     for (uint32_t i = 0; i < checkpoint->file_count; i++) owned[checkpoint->files[i]] = true;
 }
 
-/* The index and what its weight_map names. */
+/* Marks the index and the files named in its weight_map. */
 static tsr_status own_mapped(tsr_checkpoint *checkpoint, bool *owned, tsr_error *err)
 {
     const tsr_allocator *allocator = checkpoint->host->allocator;
     tsr_weight_map map;
-    tsr_checkpoint again = *checkpoint; /* what is wrong with the index was found when it was opened */
+    tsr_checkpoint again = *checkpoint; /* separate findings: those of the index were already added when it was opened */
     again.missing = tsr_vec_of(allocator, sizeof(tsr_str));
     again.findings = tsr_findings_new(allocator, 0, err);
     const tsr_status status = again.findings ? tsr_weight_map_read(&again, &map, err) : TSR_E_NOMEM;
@@ -58,7 +58,7 @@ tsr_status tsr_store_file_role(tsr_store *store, uint32_t file, tsr_file_role *r
         return TSR_OK;
     }
     if (tsr_str_ends(name, TSR_STR(".distcp"))) {
-        if (store->files[file].size) *role = TSR_ROLE_TENSORS; /* an empty one is of a rank that had nothing to write */
+        if (store->files[file].size) *role = TSR_ROLE_TENSORS; /* an empty file is from a rank that had nothing to write */
         return TSR_OK;
     }
     TSR_TRY(tsr_content_of(store, file, &content, &foreign, err));

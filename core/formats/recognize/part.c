@@ -1,4 +1,4 @@
-/* One part of a checkpoint that is made of parts, as a checkpoint of its own. */
+/* Reduces a checkpoint that consists of parts to one of them. */
 #include "formats/common/shown_names.h"
 #include "formats/recognize/recognize.h"
 #include "tessera/sys/try.h"
@@ -8,7 +8,7 @@ static tsr_status refuse_part(const tsr_checkpoint *checkpoint, tsr_error *err)
     const tsr_catalog *catalog = &checkpoint->catalog;
     tsr_shown_names names = {.used = 0};
     TSR_FAIL_IF(checkpoint->incomplete.size, err, TSR_E_UNSUPPORTED, "there is no part '%.*s': %.*s", TSR_STR_ARG(checkpoint->options.part),
-                TSR_STR_ARG(checkpoint->incomplete)); /* it may be in the file that is missing */
+                TSR_STR_ARG(checkpoint->incomplete)); /* the part may be in the missing file */
     for (uint32_t p = 0; p < catalog->part_count; p++) tsr_shown_names_add(&names, catalog->parts[p].name);
     TSR_FAIL_IF(!names.count, err, TSR_E_NOT_FOUND, "there is no part '%.*s': the checkpoint (%s) does not consist of parts",
                 TSR_STR_ARG(checkpoint->options.part), tsr_format_name(catalog->format));
@@ -17,7 +17,7 @@ static tsr_status refuse_part(const tsr_checkpoint *checkpoint, tsr_error *err)
                      tsr_shown_names_rest(&names));
 }
 
-/* Takes the part's name off a name that begins with it: "model.a.b" → "a.b", "model" → "". */
+/* Removes the part's name from a name that begins with it: "model.a.b" → "a.b", "model" → "". */
 static bool strip(tsr_str *fqn, tsr_str part)
 {
     if (part.size == 0 || !tsr_str_starts(*fqn, part) || (fqn->size > part.size && fqn->data[part.size] != '.')) return false;
@@ -26,8 +26,8 @@ static bool strip(tsr_str *fqn, tsr_str part)
     return true;
 }
 
-/* The way from the root loses its first step where that is the part. A way that has no step left is a flat key, unless the
- * entry is the root itself. */
+/* Removes the first item of a path if it is the part's name. If no item is left, the entry has a flat key, unless it is the
+ * root itself. */
 static void strip_path(const tsr_path_item **path, uint32_t *length, tsr_str part)
 {
     if (!*path || *length == 0 || (*path)->kind != TSR_PATH_KEY || !tsr_str_equal((*path)->key, part)) return;
@@ -35,7 +35,7 @@ static void strip_path(const tsr_path_item **path, uint32_t *length, tsr_str par
     --*length;
 }
 
-/* In place, since readers know their entries by where they are. */
+/* Works in place, because readers identify their entries by address. */
 static void keep_entries(tsr_catalog *catalog, const tsr_part *part)
 {
     tsr_entry *entries = (tsr_entry *)catalog->entries + part->first_entry;

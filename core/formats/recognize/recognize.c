@@ -1,10 +1,10 @@
-/* From a listing and first bytes to a reader.
+/* Chooses a reader by the list of files and their first bytes.
  *
  *   .metadata, __R.metadata        → dcp              one index file                → safetensors-index, torch-index
  *   files with DCP_SHARDING_INFO   → dcp-safetensors  safetensors files only        → safetensors
  *   one torch.save file            → torch-zip/legacy torch.save files 0 … n-1      → torch-ranks
  *
- * All else ends in a message that names what was found. */
+ * Everything else is rejected with a message that says what was found. */
 #include "formats/recognize/recognize.h"
 
 #include <stdlib.h>
@@ -40,7 +40,7 @@ static bool holds(tsr_str text, tsr_str part)
     return false;
 }
 
-/* ---- files, in order of the numbers in their names ---- */
+/* ---- files, ordered by the numbers in their names ---- */
 
 typedef struct numbered {
     uint64_t number;
@@ -54,7 +54,7 @@ static int compare_numbered(const void *left, const void *right)
     return (a->file > b->file) - (a->file < b->file);
 }
 
-/* The decimal number that fills [from, to) of a name; UINT64_MAX when it is none or too large. */
+/* The decimal number that [from, to) of a name consists of; UINT64_MAX if it is not a number or too large. */
 static uint64_t number_between(tsr_str name, size_t from, size_t to)
 {
     uint64_t number = 0;
@@ -69,7 +69,7 @@ static uint64_t number_between(tsr_str name, size_t from, size_t to)
 typedef struct recognizer {
     tsr_checkpoint *checkpoint;
     tsr_store *store;
-    tsr_vec safetensors; /* this and the next three: of numbered; files in the root, by content */
+    tsr_vec safetensors; /* this vec and the next three: `numbered`, files in the root, sorted into them by content */
     tsr_vec torch;
     tsr_vec indexes;
     tsr_vec metadata;       /* __R.metadata */
@@ -109,13 +109,13 @@ static tsr_status add(recognizer *r, tsr_vec *list, uint64_t number, uint32_t fi
 
 /* ---- index files ---- */
 
-/* What the first file of a weight map that is there holds; by its name when none is. */
+/* The content of the first file of a weight map that exists; judged by its name if none does. */
 static tsr_status shard_content(recognizer *r, const cJSON *weights, tsr_content *content)
 {
     const char *foreign;
     *content = TSR_CONTENT_SAFETENSORS;
     for (const cJSON *member = weights->child; member; member = member->next) {
-        if (!cJSON_IsString(member)) continue; /* the reader says what is wrong with it */
+        if (!cJSON_IsString(member)) continue; /* the reader will report it */
         uint32_t file = tsr_store_find(r->store, tsr_json_text_of(member));
         if (file != TSR_NO_FILE) return tsr_content_of(r->store, file, content, &foreign, r->err);
         bool by_name = tsr_str_ends(tsr_json_text_of(member), TSR_STR(".safetensors"));
@@ -182,13 +182,13 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
         return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s", TSR_STR_ARG(name), foreign);
     case TSR_CONTENT_UNKNOWN: break;
     }
-    /* Broken beyond recognition, but named so: its reader can say what is wrong with it. */
+    /* The content is not recognizable, but the reader for this ending can report what is wrong with it. */
     if (!tsr_str_ends(name, TSR_STR(".safetensors"))) return refuse_unknown(r, file);
     *reader = &tsr_reader_safetensors;
     return TSR_OK;
 }
 
-/* ---- folders ---- */
+/* ---- directories ---- */
 
 static tsr_status sort_file(recognizer *r, uint32_t file)
 {
@@ -201,7 +201,8 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
         if (rank != UINT64_MAX && r->store->files[file].size) return add(r, &r->metadata, rank, file);
     }
     if (tsr_str_ends(name, TSR_STR(".distcp"))) return TSR_OK;
-    /* By name alone: with an index that cannot be read, the files next to it are not a checkpoint without an index. */
+    /* Decided by name alone: if an index cannot be read, the files next to it must not be taken for a checkpoint without an
+     * index. */
     if (tsr_str_ends(name, TSR_STR(".index.json"))) return add(r, &r->indexes, 0, file);
     TSR_TRY(tsr_content_of(r->store, file, &content, &foreign, r->err));
     if (content == TSR_CONTENT_SAFETENSORS ||
@@ -216,14 +217,15 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
     return add(r, &r->torch, 0, file);
 }
 
-/* In a directory of a directory. */
+/* Whether the path has two directories or more. */
 static bool is_deeper(tsr_str path)
 {
     const char *slash = memchr(path.data, '/', path.size);
     return slash && memchr(slash + 1, '/', path.size - (size_t)(slash + 1 - path.data));
 }
 
-/* In the directory or directly below it: some stores list what lies deeper, and others do not. */
+/* Whether any path in the directory or directly below it satisfies `is`. Deeper paths are ignored, because only some stores
+ * list them. */
 static bool any_path(const tsr_store *store, bool (*is)(tsr_str path))
 {
     for (uint32_t f = 0; f < store->file_count; f++) {
@@ -247,7 +249,7 @@ static bool is_megatron(tsr_str path)
            tsr_str_equal(name, TSR_STR("model_optim_rng.pt"));
 }
 
-/* Of a DCP, whole or interrupted. */
+/* Whether a file belongs to a DCP, complete or interrupted. */
 static bool is_dcp(tsr_str path)
 {
     return tsr_str_equal(base_name(path), TSR_STR(".metadata")) || tsr_str_ends(path, TSR_STR(".distcp"));
@@ -275,8 +277,8 @@ static bool is_tensorflow(tsr_str path)
     return tsr_str_equal(base_name(path), TSR_STR("saved_model.pb")) || holds(path, TSR_STR(".data-00000-of-"));
 }
 
-/* Whether the files of a training framework are below, which make more than one of them a checkpoint: a torch.save file next to
- * their directory is not the checkpoint. Megatron-LM can write DCP, too. */
+/* Whether the directory contains files of a training framework, several of which make up one checkpoint. Then a torch.save
+ * file next to their directories is not the checkpoint. Megatron-LM can also write DCP. */
 static bool holds_training_files(const tsr_store *store)
 {
     return any_path(store, is_deepspeed) || (any_path(store, is_megatron) && !any_path(store, is_dcp));
@@ -299,7 +301,7 @@ static tsr_status refuse_several(recognizer *r, const tsr_below *list, const cha
                      list->cut ? " or more" : "", list->text, tsr_below_rest(list), hint);
 }
 
-/* `list` has directories only. */
+/* For a `list` that contains only directories. */
 static tsr_status refuse_below(recognizer *r, const tsr_below *list)
 {
     return refuse_several(r, list, list->count == 1 ? "a checkpoint in a directory below" : "several checkpoints",
@@ -355,8 +357,9 @@ static tsr_status refuse_folder(recognizer *r)
                      (unsigned)r->store->file_count, below);
 }
 
-/* Two or more torch.save files that differ only in a number which counts 0 … n-1 or 1 … n: one file a rank. Names that
- * speak of steps or epochs are several checkpoints, unless they speak of ranks too. Sets the numbers. */
+/* Whether there are two or more torch.save files whose names differ only in a number, and the numbers are 0 … n-1 or 1 … n:
+ * one file per rank. If the names mention steps or epochs, the files are separate checkpoints, unless the names mention
+ * ranks as well. Sets the files' numbers. */
 static bool are_ranks(const recognizer *r, tsr_vec *torch)
 {
     numbered *items = torch->items;
@@ -389,7 +392,7 @@ static bool are_ranks(const recognizer *r, tsr_vec *torch)
     return ranks || items[0].number <= 1;
 }
 
-/* Whether a header speaks of DCP's sharding; its reader finds out whether in the right place. */
+/* Whether the header contains DCP's key for sharding information; its reader checks whether it is in the right place. */
 static tsr_status is_sharded(recognizer *r, uint32_t file, bool *sharded)
 {
     tsr_store *store = r->store;
@@ -406,7 +409,8 @@ static tsr_status is_sharded(recognizer *r, uint32_t file, bool *sharded)
     return TSR_OK;
 }
 
-/* Whether the files' names are those of several ranks' parts. Sets the numbers, and sorts by them. */
+/* Whether all files are named like parts of ranks, and there are several ranks. Sets the files' numbers and sorts by
+ * them. */
 static bool are_rank_parts(const recognizer *r)
 {
     numbered *files = r->safetensors.items;
@@ -434,7 +438,7 @@ static tsr_status recognize_safetensors(recognizer *r, const tsr_reader **reader
     return choose(r, files, r->safetensors.count);
 }
 
-/* Whether all torch.save files are shards of one model ("…-00001-of-00003.bin"), whose index should be next to them. */
+/* Whether all torch.save files are shards of one model ("…-00001-of-00003.bin"), so that their index is missing. */
 static bool are_shards(const recognizer *r)
 {
     const numbered *files = r->torch.items;
@@ -451,7 +455,8 @@ static tsr_status recognize_torch(recognizer *r, const tsr_reader **reader)
 {
     const numbered *files = r->torch.items;
     tsr_below list = {.used = 0};
-    const bool has_folders = any_path(r->store, is_dcp_name); /* a Trainer's scheduler.pt is next to those of model and optimizer */
+    const bool has_folders = any_path(r->store, is_dcp_name); /* a Trainer's scheduler.pt is next to the directories of
+                                                               * model and optimizer */
     if (r->torch.count == 1 && !has_folders && !are_shards(r)) {
         *reader = r->torch_kind == TSR_CONTENT_TORCH_ZIP ? &tsr_reader_torch_zip : &tsr_reader_torch_legacy;
         return choose_one(r, files[0].file);
@@ -491,7 +496,8 @@ static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
     return refuse_several(r, &list, "several checkpoints", "name one of them");
 }
 
-/* The file that is alone in the directory and directly below it, or TSR_NO_FILE. Some stores list what lies deeper, and others do not. */
+/* The only file in the directory and directly below it, or TSR_NO_FILE. Deeper files are ignored, because only some stores
+ * list them. */
 static uint32_t only_file(const tsr_store *store)
 {
     uint32_t found = TSR_NO_FILE;
@@ -504,7 +510,7 @@ static uint32_t only_file(const tsr_store *store)
     return found;
 }
 
-/* The only file of a directory, which may still have checkpoints further below. */
+/* Recognizes the only file of a directory. If it is not a checkpoint, there may still be some further below. */
 static tsr_status recognize_only_file(recognizer *r, uint32_t file, const tsr_reader **reader)
 {
     tsr_error why = {0}, *err = r->err;
@@ -525,7 +531,8 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
     recognizer r = {.checkpoint = checkpoint, .store = store, .err = err};
     if (checkpoint->options.shards) TSR_TRY(tsr_shards_choose(checkpoint, reader, err));
     if (checkpoint->options.shards && *reader) return TSR_OK;
-    uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata")); /* of all files: a map may have more of them listed */
+    /* Among all files, because a map of shards may have made the store list more of them. */
+    uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata"));
     if (store->file_count == 0) return refuse_folder(&r);
     if (store->primary != TSR_NO_FILE && store->primary != metadata) return recognize_file(&r, store->primary, reader);
     TSR_TRY(tsr_form_of_directory(checkpoint, reader, err));

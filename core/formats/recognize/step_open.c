@@ -1,4 +1,4 @@
-/* A step's directory as a store of its own, whatever it holds: for commands that read what is not a checkpoint. */
+/* Opens a step's directory as a store of its own, whatever it contains, for commands that read more than checkpoints. */
 #include "formats/recognize/recognize.h"
 #include "tessera/sys/steps.h"
 

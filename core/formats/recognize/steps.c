@@ -1,4 +1,4 @@
-/* Which of the checkpoints below a directory is opened: the one that was asked for, or the one that a marker file names. */
+/* Chooses which of the checkpoints below a directory is opened: the requested one, or the one named in a marker file. */
 #include <stdlib.h>
 
 #include "formats/recognize/below.h"
@@ -9,7 +9,7 @@
 
 enum { MOST_MARKED = 255, MOST_TRIED = 64 };
 
-/* Files that name the newest checkpoint: its directory, or its number. */
+/* Files that name the newest checkpoint, either its directory or its number. */
 static const char *const markers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt"};
 
 /* ---- entering a directory ---- */
@@ -56,7 +56,7 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* The number at the end of a text, of at most 18 digits; false where there is none. */
+/* Parses the number at the end of a text, of at most 18 digits. Returns false if there is none. */
 static bool number_at_end(tsr_str text, uint64_t *number)
 {
     size_t from = text.size;
@@ -67,7 +67,7 @@ static bool number_at_end(tsr_str text, uint64_t *number)
     return true;
 }
 
-/* The step of a path: the number at the end of the last of its names that has one. */
+/* The step of a path: the number at the end of the last of its components that ends with one. */
 static bool step_of(tsr_str path, uint64_t *number)
 {
     for (size_t end = path.size; end > 0;) {
@@ -85,7 +85,7 @@ static bool has_step(const void *ctx, tsr_str path)
     return step_of(path, &number) && number == *(const uint64_t *)ctx;
 }
 
-/* Whether names that follow each other in the path are those that were asked for: "step-1" in "outputs/step-1". */
+/* Whether `name` consists of whole, consecutive components of the path, such as "step-1" in "outputs/step-1". */
 static bool has_name(const void *ctx, tsr_str path)
 {
     const tsr_str name = *(const tsr_str *)ctx;
@@ -117,7 +117,7 @@ static tsr_status refuse_several(choice *c, tsr_str asked)
                      TSR_STR_ARG(asked), c->list.count, c->list.text, tsr_below_rest(&c->list));
 }
 
-/* Enters the only checkpoint that was found. */
+/* Enters the checkpoint that was found, if it is the only one. */
 static tsr_status enter_found(choice *c, tsr_str asked)
 {
     if (c->list.count > 1) return refuse_several(c, asked);
@@ -135,7 +135,7 @@ static tsr_status refuse_unknown(choice *c, tsr_str asked)
                      TSR_STR_ARG(asked), c->list.text, tsr_below_rest(&c->list));
 }
 
-/* The directory that was asked for may be a parent of the checkpoint ("global_step_100" of "global_step_100/actor"). */
+/* The requested directory may be a parent of the checkpoint ("global_step_100" of "global_step_100/actor"). */
 static tsr_status choose_named(choice *c, tsr_str asked)
 {
     uint64_t number;
@@ -154,7 +154,7 @@ static int larger_first(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* The numbers of all directories' names, the largest first, each once. */
+/* Lists the numbers at the end of the directories' names, each once, the largest first. */
 static tsr_status list_steps(const tsr_store *store, tsr_vec *steps, tsr_error *err)
 {
     for (uint32_t f = 0; f < store->file_count; f++) {
@@ -176,7 +176,7 @@ static tsr_status list_steps(const tsr_store *store, tsr_vec *steps, tsr_error *
     return TSR_OK;
 }
 
-/* The highest number at which there is a checkpoint. */
+/* Chooses the highest number that has a checkpoint. */
 static tsr_status choose_highest(choice *c)
 {
     bool cut, deeper;
@@ -203,7 +203,7 @@ static bool holds_files(const tsr_store *store, tsr_str directory)
     return false;
 }
 
-/* The only line of a small file, if it may name a directory. */
+/* Reads a small file that has only one line, if that line may name a directory. */
 static tsr_status read_marker(tsr_checkpoint *checkpoint, uint32_t file, tsr_str *line, tsr_error *err)
 {
     tsr_store *store = checkpoint->store;
@@ -220,8 +220,8 @@ static tsr_status read_marker(tsr_checkpoint *checkpoint, uint32_t file, tsr_str
     return line->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* The directory that a marker's line stands for, by its name or by its number as Megatron and verl write it; empty when it is
- * not there. */
+/* The directory that a marker's line refers to, either by its name or by a number, as Megatron and verl write it. Empty if
+ * it does not exist. */
 static tsr_status directory_of(tsr_checkpoint *checkpoint, tsr_str line, tsr_str *out, tsr_error *err)
 {
     uint64_t number;
@@ -248,7 +248,7 @@ static const char *find_marker(const tsr_store *store, uint32_t *file)
     return NULL;
 }
 
-/* Whether the directory is a checkpoint itself, whatever files about steps it holds. */
+/* Whether the directory is a checkpoint itself, even if it contains marker files. */
 static tsr_status is_checkpoint(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     const tsr_reader *reader;
@@ -260,7 +260,8 @@ static tsr_status is_checkpoint(tsr_checkpoint *checkpoint, bool *is, tsr_error 
     return TSR_OK;
 }
 
-/* A directory that this user may not read lists no files, as one that is not there. */
+/* Reports an unreadable directory. Without this check it would seem not to exist, because the store lists no files for
+ * it. */
 static tsr_status check_readable(const tsr_checkpoint *checkpoint, const char *marker, tsr_str line, tsr_error *err)
 {
     tsr_store *store = checkpoint->store, *found;
@@ -273,7 +274,7 @@ static tsr_status check_readable(const tsr_checkpoint *checkpoint, const char *m
                      why.message);
 }
 
-/* Goes to the directory that a marker names, and on to the only checkpoint in it. *followed: there is such a file. */
+/* Enters the directory named in a marker file, and then the only checkpoint in it. *followed is set if there is a marker. */
 static tsr_status follow_marker(choice *c, bool *followed)
 {
     tsr_checkpoint *checkpoint = c->checkpoint;
@@ -285,7 +286,7 @@ static tsr_status follow_marker(choice *c, bool *followed)
     *followed = line.size > 0;
     if (!*followed) return TSR_OK;
     TSR_TRY(directory_of(checkpoint, line, &directory, c->err));
-    if (!directory.data && checkpoint->store->deepen) { /* what it holds may be further down than the store has listed */
+    if (!directory.data && checkpoint->store->deepen) { /* the directory may be deeper than the levels listed so far */
         bool cut, deeper;
         TSR_TRY(checkpoint->store->deepen(checkpoint->store, TSR_BELOW_LEVELS, &cut, &deeper, c->err));
         TSR_TRY(directory_of(checkpoint, line, &directory, c->err));
@@ -299,7 +300,7 @@ static tsr_status follow_marker(choice *c, bool *followed)
     TSR_TRY(is_checkpoint(checkpoint, &is, c->err));
     if (is) return TSR_OK;
     TSR_TRY(look(c, NULL, NULL));
-    return c->list.count == 1 ? enter_found(c, directory) : TSR_OK; /* recognition says what is wrong */
+    return c->list.count == 1 ? enter_found(c, directory) : TSR_OK; /* otherwise recognition reports the reason */
 }
 
 tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err)

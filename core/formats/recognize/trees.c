@@ -1,8 +1,7 @@
-/* Checkpoints as trees. Of torch.save files the trees are what was pickled. The store of those, and of others whose chunks
- * are located, gets one file more: zeros, for the parts of a tensor that no file holds.
+/* Opens checkpoints as value trees. For torch.save files, the trees are the pickled values. Their store gets one additional
+ * file of zeros, for the parts of a tensor that no file has; so does that of other checkpoints whose chunks are located.
  *
- *     store:  rank0.pt  rank1.pt  …  rankN.pt  "\xff zeros" (16 bytes)
- */
+ *     store:  rank0.pt  rank1.pt  …  rankN.pt  "\xff zeros" (16 bytes) */
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/trees.h"
 
@@ -77,7 +76,7 @@ static tsr_status pad_store(tsr_store *inner, const tsr_allocator *allocator, ts
 
 static const tsr_reader tree_reader = {.format = TSR_FORMAT_TORCH_ZIP};
 
-/* What walks over a tree may meet: it is counted here, so that none has to. */
+/* Counts everything that walking a tree visits against the limit, so that later walks need no limit. */
 static tsr_status count_tree(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_error *err)
 {
     tsr_torch_survey survey;
@@ -134,7 +133,7 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
     return status;
 }
 
-/* A copy of an entry whose chunks say where their bytes are. Chunks of missing files stay as they are. */
+/* Copies an entry and locates the bytes of its chunks. Chunks of missing files are copied unchanged. */
 static tsr_status locate_entry(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_entry *out, tsr_error *err)
 {
     tsr_chunk *chunks = tsr_arena_array(checkpoint->arena, (size_t)entry->chunk_count, sizeof *chunks, err);
@@ -185,7 +184,7 @@ static tsr_status nest_catalog(tsr_trees *trees, bool located, tsr_error *err)
     return tsr_nest(leaves, count, checkpoint->host, checkpoint->arena, root, err);
 }
 
-/* Zeros behind the files of a checkpoint that is open already. */
+/* Adds the file of zeros to the store of an open checkpoint. */
 static tsr_status pad_checkpoint(tsr_trees *trees, tsr_error *err)
 {
     tsr_checkpoint *checkpoint = trees->checkpoint;
@@ -197,7 +196,7 @@ static tsr_status pad_checkpoint(tsr_trees *trees, tsr_error *err)
     return TSR_OK;
 }
 
-/* The torch.save file that is all of what was opened; TSR_NO_FILE: there is none. */
+/* The torch.save file if that is all that was opened; otherwise TSR_NO_FILE. */
 static uint32_t only_pickle(const tsr_checkpoint *checkpoint)
 {
     const tsr_catalog *catalog = &checkpoint->catalog;
@@ -209,7 +208,7 @@ static uint32_t only_pickle(const tsr_checkpoint *checkpoint)
 static tsr_status open_pickle(tsr_checkpoint *source, tsr_store *store, uint32_t file, tsr_trees *out, tsr_error *err)
 {
     const tsr_host *host = source->host;
-    if (source->store == store) { /* no step was entered: nothing of it is needed any more */
+    if (source->store == store) { /* no step was entered, so the checkpoint is no longer needed */
         tsr_checkpoint_close(source);
         return tsr_trees_open(store, host, &file, 1, out, err);
     }

@@ -1,5 +1,5 @@
-/* Opens safetensors files: the length word, the header through the scanner, then what only the whole shows – names that
- * come twice, data offsets that leave holes or overlap, a file that ends elsewhere. */
+/* Opens safetensors files: reads the length and scans the header, then checks what the header can only show as a whole:
+ * duplicate names, data offsets that leave gaps or overlap, and a file that is too short or too long. */
 #include "formats/safetensors/safetensors.h"
 
 #include <inttypes.h>
@@ -15,7 +15,7 @@
 
 enum { LENGTH_SIZE = 8 };
 
-/* Where a tensor lies, to find out whether all of them are one gapless run. */
+/* The bytes of a tensor, for checking that all tensors together have no gaps. */
 typedef struct span {
     uint64_t begin, end;
     const tsr_safetensors_tensor *tensor;
@@ -54,7 +54,8 @@ static tsr_status check_sorted(const tsr_safetensors *opened, const tsr_allocato
     return status;
 }
 
-/* *end: bytes that the data section must have. Headers usually list the tensors in the order of their data. */
+/* Sets *end to the bytes that the data section must have. Headers usually list the tensors in the order of their data; if
+ * not, they are sorted. */
 static tsr_status check_offsets(const tsr_safetensors *opened, const tsr_allocator *allocator, uint64_t *end, tsr_error *err)
 {
     *end = 0;

@@ -1,13 +1,13 @@
-/* A safetensors file (or an image of one inside a larger file), opened: its tensors and its metadata pairs.
+/* An opened safetensors file (or an image of one inside a larger file): its tensors and its metadata pairs.
  *
  *   u64 header length | header: {"name":{"dtype":…,"shape":[…],"data_offsets":[begin,end]},…} | data section
  *
- * Everything the reference reader refuses is refused, and two things more that could be read in two ways: duplicate
- * tensor names, and values of another JSON type than the format's (an array for a tensor's object). What the reference
- * accepts although it is odd becomes a finding. A file that ends too early or too late is an error finding: what is there
- * stays readable.
+ * Rejects everything that the reference reader rejects, and two more things that are ambiguous: duplicate tensor names, and
+ * values whose JSON type is not the format's (such as an array instead of a tensor's object). Oddities that the reference
+ * accepts become findings. A file that is too short or too long is an error finding, and the data that it has can still be
+ * read.
  *
- * Source: the safetensors format description and the behaviour of safetensors 0.8 (tests/golden/safetensors_verdicts). */
+ * Source: the safetensors format description and the behavior of safetensors 0.8 (tests/golden/safetensors_verdicts). */
 #ifndef TSR_FORMATS_SAFETENSORS_SAFETENSORS_H
 #define TSR_FORMATS_SAFETENSORS_SAFETENSORS_H
 
@@ -23,7 +23,7 @@
 
 typedef struct tsr_safetensors_tensor {
     tsr_str name;
-    const uint64_t *shape; /* elements, `ndim` of them; as the header has them (F4 counts single elements) */
+    const uint64_t *shape; /* in elements, `ndim` of them, as in the header (which counts single F4 elements) */
     uint64_t begin, end;   /* bytes, in the data section */
     uint64_t position;     /* of the name in the file, in bytes */
     uint32_t ndim;
@@ -38,27 +38,28 @@ typedef struct tsr_safetensors_pair {
 typedef struct tsr_safetensors {
     uint32_t file;
     uint64_t data_offset;                  /* of the data section in the file, in bytes */
-    uint64_t data_size;                    /* bytes that are there; tensors may end beyond it when the file is cut short */
+    uint64_t data_size;                    /* bytes in the file; tensors may end beyond them if the file was cut short */
     const tsr_safetensors_tensor *tensors; /* in header order */
     uint64_t count;
-    const tsr_safetensors_pair *metadata; /* NULL: none; a key that came twice is listed twice, the last one counts */
+    const tsr_safetensors_pair *metadata; /* NULL if there is none; a duplicate key is listed twice, and its last value
+                                           * counts */
     size_t metadata_count;
     tsr_name_index *names;
-    tsr_vec list; /* the memory of `tensors` */
+    tsr_vec list; /* owns the memory of `tensors` */
 } tsr_safetensors;
 
-/* Opens the image at [offset, offset + size) of a file. Names, shapes and metadata live in `arena`, the rest until
- * tsr_safetensors_close. Errors name the file and the byte. Memory: about 60 bytes a tensor, the names and distinct
- * shapes, and while it runs the header. */
+/* Opens the image at [offset, offset + size) of a file. Names, shapes and metadata are allocated in `arena`; everything else
+ * is freed by tsr_safetensors_close. Errors name the file and the byte. Needs about 60 bytes per tensor, the names, the
+ * distinct shapes, and temporarily the header. */
 tsr_status tsr_safetensors_open(tsr_range in, const tsr_host *host, tsr_arena *arena, tsr_findings *findings,
                                 tsr_safetensors *out, tsr_error *err);
-/* Keeps the first `count` tensors and gives back the memory of the others and of the index of names: for a reader that
- * moves a million of them elsewhere, the last ones first. */
+/* Keeps the first `count` tensors, and frees the memory of the others and of the index of names. For a reader that moves a
+ * million tensors elsewhere, the last ones first. */
 void tsr_safetensors_cut(tsr_safetensors *opened, uint64_t count);
-void tsr_safetensors_close(tsr_safetensors *opened); /* takes a zeroed one */
-/* By exact name, or NULL. O(1). */
+void tsr_safetensors_close(tsr_safetensors *opened); /* accepts a zeroed one */
+/* Finds a tensor by its exact name; NULL if there is none. O(1). */
 const tsr_safetensors_tensor *tsr_safetensors_find(const tsr_safetensors *opened, tsr_str name);
-/* The value of a metadata key; {NULL, 0} when absent. */
+/* The value of a metadata key, or {NULL, 0}. */
 tsr_str tsr_safetensors_metadata(const tsr_safetensors *opened, tsr_str key);
 /* Whether a file that begins with `first_bytes` and has `size` bytes may be a safetensors file. */
 bool tsr_safetensors_looks_like(tsr_str first_bytes, uint64_t size);

@@ -1,10 +1,11 @@
-/* Sharded safetensors as DCP's HuggingFaceStorageWriter writes them: every rank its own files, each tensor a shard.
+/* Reads sharded safetensors files as DCP's HuggingFaceStorageWriter writes them: every rank has its own files, whose tensors
+ * are shards.
  *
  *   shard-00002-model-00001-of-00002.safetensors
  *     __metadata__: {"DCP_SHARDING_INFO": "{\"emb.weight\":{\"saved_offsets\":[4,0]},…}", "DCP_VERSION": "1.0"}
  *
- * The header's shape is the shard's; the tensor's own shape is stored nowhere and inferred as max(offset + size), as
- * torch.distributed.checkpoint does. saved_offsets count torch's elements: pairs, for float4. */
+ * The shape in the header is the shard's. The whole tensor's shape is not stored and is inferred as max(offset + size), as
+ * in torch.distributed.checkpoint. saved_offsets count PyTorch's elements, which are pairs for float4. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -16,7 +17,7 @@
 
 typedef struct placed {
     uint32_t entry;
-    uint32_t order; /* of discovery */
+    uint32_t order; /* in which the shards were found */
     uint32_t ndim;
     tsr_chunk chunk;
 } placed;
@@ -24,7 +25,7 @@ typedef struct placed {
 typedef struct builder {
     tsr_checkpoint *checkpoint;
     tsr_map *entry_of;
-    tsr_vec entries; /* of tsr_entry; shape is a working copy that grows with the shards */
+    tsr_vec entries; /* of tsr_entry; the shape grows with each shard that is added */
     tsr_vec shards;  /* of placed */
     tsr_error *err;
 } builder;
@@ -81,7 +82,7 @@ static tsr_status add_shard(builder *b, const tsr_safetensors *opened, const tsr
     return TSR_OK;
 }
 
-/* Goes through the sharding info, which must name each tensor of the file. */
+/* Reads the sharding info, which must list every tensor of the file. */
 static tsr_status add_file(builder *b, const tsr_safetensors *opened)
 {
     tsr_str text = tsr_safetensors_metadata(opened, TSR_STR("DCP_SHARDING_INFO"));
@@ -105,7 +106,7 @@ static tsr_status add_file(builder *b, const tsr_safetensors *opened)
     return status;
 }
 
-/* By entry, then box; equal boxes in order of discovery. */
+/* Sorts by entry, then by box, and equal boxes in the order in which they were found. */
 static int compare_placed(const void *left, const void *right)
 {
     const placed *a = left, *b = right;
@@ -124,7 +125,8 @@ static bool same_box(const placed *a, const placed *b)
                                                    memcmp(a->chunk.sizes, b->chunk.sizes, bytes) == 0));
 }
 
-/* The shards are sorted: each entry's distinct boxes go into one run of `chunks`, copies into one of `replicas`. */
+/* Distributes the sorted shards: each entry's distinct boxes become a contiguous range of `chunks`, and further copies a
+ * range of `replicas`. */
 static void distribute(tsr_entry *entries, const placed *shards, size_t count, tsr_chunk *chunks, tsr_chunk *replicas)
 {
     for (size_t i = 0; i < count; i++) {
@@ -160,7 +162,7 @@ static tsr_status keep_catalog(builder *b)
     return TSR_OK;
 }
 
-/* The N of "shard-N-…"; 0 when the name is another. */
+/* The N of "shard-N-…"; 0 for any other name. */
 static uint64_t shard_number(tsr_str name)
 {
     tsr_str prefix = TSR_STR("shard-");
@@ -171,7 +173,7 @@ static uint64_t shard_number(tsr_str name)
     return number;
 }
 
-/* Ranks count from 1 without gaps, and files come in order of their numbers. */
+/* Reports gaps in the ranks, which are numbered from 1. The files are sorted by these numbers. */
 static tsr_status check_sequence(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     uint64_t last = 0;

@@ -1,4 +1,4 @@
-/* Lays out a safetensors file and writes its header, streaming: once to count, once for real. */
+/* Lays out a safetensors file and streams its header: once to count the bytes, and once to write them. */
 #include "formats/safetensors/safetensors_header.h"
 
 #include <inttypes.h>
@@ -12,7 +12,7 @@
 
 enum { LENGTH_SIZE = 8, DATA_ALIGNMENT = 64 };
 
-/* The reference sorts by this order, last first. */
+/* The reference library sorts tensors by this order, from last to first. */
 static const tsr_dtype dtype_order[] = {
     TSR_BOOL,        TSR_FLOAT4_E2M1FN, TSR_FLOAT6_E2M3,    TSR_FLOAT6_E3M2,     TSR_UINT8,           TSR_INT8,
     TSR_FLOAT8_E5M2, TSR_FLOAT8_E4M3FN, TSR_FLOAT8_E8M0FNU, TSR_FLOAT8_E4M3FNUZ, TSR_FLOAT8_E5M2FNUZ, TSR_INT16,
@@ -28,7 +28,8 @@ static tsr_dtype written_dtype(tsr_dtype dtype)
 static int dtype_place(tsr_dtype dtype)
 {
     int place = 0;
-    while (dtype_order[place] != written_dtype(dtype)) place++; /* all that safetensors can hold are there */
+    /* Always found, since safetensors can only hold these dtypes. */
+    while (dtype_order[place] != written_dtype(dtype)) place++;
     return place;
 }
 
@@ -89,7 +90,7 @@ static void emit_item(tsr_json *json, const tsr_safetensors_item *item)
     tsr_json_object_end(json);
 }
 
-/* The JSON object and the newline that the emitter ends with, which is white space here. */
+/* Emits the JSON object and the newline that the emitter adds, which is valid white space here. */
 static tsr_status emit(const tsr_safetensors_plan *plan, tsr_write_fn *write, void *ctx, tsr_error *err)
 {
     tsr_json json;
@@ -153,7 +154,7 @@ tsr_status tsr_safetensors_plan_file(tsr_safetensors_plan *plan, const tsr_alloc
     return TSR_OK;
 }
 
-/* Counts what goes through, to pad behind it. */
+/* Counts the bytes that pass through, so that the header can be padded. */
 typedef struct counted {
     tsr_write_fn *write;
     void *ctx;

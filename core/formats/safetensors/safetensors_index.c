@@ -1,8 +1,8 @@
-/* An index file and its safetensors files as one catalog.
+/* Reads an index file and its safetensors files as one catalog.
  *
- * Entries come in the order of the index, then the tensors that the files have beside it. Copies of a tensor in further
- * files become replicas, which a full check compares. A tensor that cannot be found is listed as opaque, "missing", so
- * that no later step loses it silently. */
+ * The entries have the order of the index, followed by the tensors that only the files have. Copies of a tensor in other
+ * files become replicas, which a full check compares. A tensor that cannot be found is listed as opaque with the type
+ * "missing", so that no later step loses it silently. */
 #include <inttypes.h>
 
 #include "formats/common/weight_map.h"
@@ -11,7 +11,7 @@
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
-/* A copy of a tensor in another file than the index says. */
+/* A copy of a tensor in a file other than the one in the index. */
 typedef struct copy {
     uint32_t entry;
     tsr_chunk chunk;
@@ -20,12 +20,12 @@ typedef struct copy {
 typedef struct builder {
     tsr_checkpoint *checkpoint;
     tsr_weight_map map;
-    tsr_safetensors *opened; /* one each of map.files */
+    tsr_safetensors *opened; /* one for each of map.files */
     uint32_t *opened_of;     /* store file → its number in `opened` */
     const uint64_t *zeros;
     tsr_map *entry_of; /* key → entry */
     tsr_vec entries;   /* of tsr_entry */
-    tsr_vec chunks;    /* of tsr_chunk: one an entry; unused where the tensor is missing */
+    tsr_vec chunks;    /* of tsr_chunk: one per entry, unused if the tensor is missing */
     tsr_vec copies;    /* of copy */
     uint64_t bytes;    /* of the tensors in the weight map */
     bool incomplete;
@@ -83,7 +83,8 @@ static tsr_status add_weight(builder *b, const tsr_weight *weight)
         "'%.*s' is not in '%.*s', where the index places it", TSR_STR_ARG(weight->key), TSR_STR_ARG(weight->file_name));
 }
 
-/* A tensor of a file that the index gives to another file: the same twice, or two of one name. */
+/* Adds a tensor that the index locates in a different file. It is either a copy of that tensor or a different tensor of the
+ * same name. */
 static tsr_status add_copy(builder *b, uint32_t number, const tsr_safetensors *opened, const tsr_safetensors_tensor *t)
 {
     const tsr_entry *entry = (const tsr_entry *)b->entries.items + number;
@@ -101,7 +102,7 @@ static tsr_status add_copy(builder *b, uint32_t number, const tsr_safetensors *o
     return TSR_OK;
 }
 
-/* A tensor that its file has and that the index does not send to this file. */
+/* Adds a tensor of a file to which the index does not assign it. */
 static tsr_status add_unmapped(builder *b, const tsr_safetensors *opened, const tsr_safetensors_tensor *t)
 {
     uint32_t number = tsr_map_get(b->entry_of, t->name, UINT32_MAX);
@@ -114,7 +115,7 @@ static tsr_status add_unmapped(builder *b, const tsr_safetensors *opened, const 
         return TSR_OK;
     }
     if (((const tsr_entry *)b->entries.items)[number].kind == TSR_ENTRY_TENSOR) return add_copy(b, number, opened, t);
-    fill_entry(b, number, opened, t); /* not where the index says, but here; the finding stands */
+    fill_entry(b, number, opened, t); /* used although it is not where the index says; a finding reports that */
     return TSR_OK;
 }
 
@@ -129,7 +130,7 @@ static tsr_status add_unmapped_of(builder *b, const tsr_safetensors *opened)
     return TSR_OK;
 }
 
-/* Copies are few: they are counted into their entries, then each entry gets its run of one array. */
+/* There are few copies: they are counted per entry, and then each entry gets its range of one array. */
 static tsr_status attach_copies(builder *b, tsr_entry *entries)
 {
     const copy *copies = b->copies.items;

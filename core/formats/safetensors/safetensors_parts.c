@@ -1,12 +1,11 @@
-/* The parts of a checkpoint that were written as one safetensors file each, so that they open again as the parts they were.
+/* Restores the parts of a checkpoint that were written as one safetensors file per part.
  *
  *     model.safetensors       __metadata__: {"format": "pt", "tessera.part": "model"}        w        → model.w
- *     optim.safetensors       __metadata__: {"format": "pt", "tessera.part": "optim"}        state.…  → optim.state.…
- */
+ *     optim.safetensors       __metadata__: {"format": "pt", "tessera.part": "optim"}        state.…  → optim.state.… */
 #include "formats/safetensors/safetensors_reader.h"
 #include "tessera/sys/try.h"
 
-/* Whether every file states a part, and each another one. */
+/* Whether every file states a part, and all parts are different. */
 static bool are_parts(const tsr_safetensors *opened, uint32_t count)
 {
     for (uint32_t f = 0; f < count; f++) {
@@ -32,7 +31,7 @@ static tsr_status name_entry(tsr_entry *entry, tsr_str part, tsr_arena *arena, t
 
 static tsr_status name_part(tsr_entry *entries, const tsr_part *part, tsr_arena *arena, tsr_error *err)
 {
-    if (part->name.size == 0) return TSR_OK; /* names of a form that stand without a part */
+    if (part->name.size == 0) return TSR_OK; /* entries of a format that belong to no part */
     for (uint64_t i = 0; i < part->entry_count; i++) TSR_TRY(name_entry(&entries[part->first_entry + i], part->name, arena, err));
     return TSR_OK;
 }

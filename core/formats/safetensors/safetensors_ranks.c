@@ -1,9 +1,9 @@
-/* One or several safetensors files per rank, without an index, as vLLM's sharded state has them:
+/* Reads one or several safetensors files per rank without an index, as in vLLM's sharded state:
  *
  *   model-rank-R-part-P.safetensors
  *
- * Every rank has the same names. Nothing says how its tensors form the whole ones, so that those which differ are listed per
- * rank (rank_entries.h); there are no checksums, and the bytes decide. */
+ * Every rank has the same names. Nothing says how the ranks' tensors form the whole tensors, so those that differ are listed
+ * per rank (rank_entries.h). There are no checksums, so the bytes are compared. */
 #include "formats/common/incomplete.h"
 #include "formats/common/rank_entries.h"
 #include "formats/safetensors/safetensors_reader.h"
@@ -15,7 +15,7 @@ typedef struct joining {
     tsr_safetensors *opened; /* one per file */
     tsr_torch_union entries;
     tsr_rank_entries holders;
-    tsr_map *seen; /* the names of the rank so far */
+    tsr_map *seen; /* the names of the current rank so far */
     const uint64_t *zeros;
     tsr_error *err;
 } joining;
@@ -48,7 +48,7 @@ static tsr_status add_tensor(joining *j, uint32_t i, uint32_t rank, const tsr_sa
     return tsr_rank_entries_add(&j->holders, number, rank, entry, j->err);
 }
 
-/* The files are in order of ranks: a new one begins where the number changes. */
+/* The files are sorted by rank, so a new rank begins where the number changes. */
 static tsr_status add_files(joining *j, tsr_str *names)
 {
     const uint32_t count = j->checkpoint->file_count;

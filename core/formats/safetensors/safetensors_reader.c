@@ -1,4 +1,4 @@
-/* One safetensors file, or several without an index, as a catalog: each tensor is an entry of one chunk. */
+/* Reads one safetensors file, or several without an index, as a catalog. Each tensor is an entry with one chunk. */
 #include "formats/safetensors/safetensors_reader.h"
 
 #include <inttypes.h>
@@ -6,7 +6,7 @@
 
 #include "tessera/sys/try.h"
 
-enum { MOVED_AT_ONCE = 1 << 16 }; /* tensors whose memory is given back together */
+enum { MOVED_AT_ONCE = 1 << 16 }; /* tensors whose memory is freed together */
 
 tsr_status tsr_safetensors_open_all(tsr_checkpoint *checkpoint, const uint32_t *files, uint32_t count, tsr_safetensors **out,
                                     tsr_error *err)
@@ -55,7 +55,8 @@ tsr_chunk tsr_safetensors_chunk(const tsr_safetensors *opened, const tsr_safeten
     };
 }
 
-/* The last tensors of a file first, so that the memory they leave can go while the entries grow. */
+/* Moves a file's tensors into entries, the last ones first, so that their memory can be freed while the entries are
+ * written. */
 static void move_tensors(tsr_safetensors *opened, const uint64_t *zeros, tsr_entry *entries, tsr_chunk *chunks)
 {
     for (uint64_t i = opened->count; i-- > 0;) {
@@ -91,7 +92,8 @@ static tsr_status fill_catalog(tsr_checkpoint *checkpoint, tsr_safetensors *open
     return TSR_OK;
 }
 
-/* One rank's file of a sharded save, opened alone or among others, shows the shards as if they were whole tensors. */
+/* Warns about a file with one rank's shards of a sharded save, opened alone or with others: its shards look like whole
+ * tensors. */
 static tsr_status warn_of_shards(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, uint32_t count, tsr_error *err)
 {
     for (uint32_t f = 0; f < count; f++) {
@@ -144,7 +146,7 @@ static size_t collect(const tsr_entry *entry, const tsr_chunk *chunks, uint64_t 
     return kept;
 }
 
-/* What each rank holds under one name; a rank's own dtype is only known to the entry where all ranks share it. */
+/* Collects what each rank holds under one name. The entry only describes the ranks whose dtype is the entry's. */
 static size_t collect_ranks(const tsr_entry *entry, item *items)
 {
     size_t kept = 0;
@@ -184,7 +186,7 @@ tsr_status tsr_safetensors_extents(tsr_checkpoint *checkpoint,
                              .entry = items[i].entry,
                              .chunk = chunk,
                              .view = {.file = chunk->file, .byte_offset = chunk->byte_offset}};
-        if (chunk->view) extent.entry = NULL; /* a strided part of a rank's tensor: its bytes are not its elements alone */
+        if (chunk->view) extent.entry = NULL; /* a strided part of a rank's tensor: the range also contains other elements */
         status = each(ctx, &extent, err);
     }
     tsr_free(allocator, items, total, sizeof *items);

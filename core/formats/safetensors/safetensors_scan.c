@@ -1,8 +1,8 @@
-/* Reads a header in one pass: a header of the format's largest size holds a million tensors.
+/* Reads a header in a single pass, because the largest header that the format allows has a million tensors.
  *
  *   {"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},…}
  *
- * Names and shapes are copied, packed (a shape that was seen lately is shared), so that the header can go. */
+ * Names and shapes are copied compactly (recent shapes are shared), so that the header can be freed. */
 #include "formats/safetensors/safetensors_scan.h"
 
 #include <inttypes.h>
@@ -15,7 +15,8 @@
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
-enum { SHAPE_CACHE = 256, TEXT_BLOCK = 16384, MAX_JSON_DEPTH = 125 /* below the tensor's own object; the reference: 128 */ };
+/* Counted from inside a tensor's object; the reference reader's limit is 128. */
+enum { SHAPE_CACHE = 256, TEXT_BLOCK = 16384, MAX_JSON_DEPTH = 125 };
 
 typedef struct scanner {
     tsr_safetensors_scan *scan;
@@ -27,7 +28,7 @@ typedef struct scanner {
         const uint64_t *dims;
         size_t ndim;
     } shapes[SHAPE_CACHE];
-    char *block; /* where copied text goes */
+    char *block; /* where the next copied text goes */
     size_t block_left;
     tsr_error *err;
 } scanner;
@@ -66,7 +67,7 @@ static tsr_status expect(scanner *s, char byte, const char *name)
     return TSR_OK;
 }
 
-/* After a member: *more says whether another one follows. */
+/* After a member: sets *more if another one follows. */
 static tsr_status next_member(scanner *s, char close, const char *expected, bool *more)
 {
     skip_space(s);
@@ -76,7 +77,7 @@ static tsr_status next_member(scanner *s, char close, const char *expected, bool
     return TSR_OK;
 }
 
-/* After an opening bracket: whether there is a first member; eats the closing bracket when not. */
+/* After an opening bracket: whether there is a first member. If not, skips the closing bracket. */
 static bool has_members(scanner *s, char close)
 {
     skip_space(s);
@@ -117,7 +118,7 @@ static tsr_status decode_escape(scanner *s)
     return fail_at(s, s->at, "an unknown escape in a string");
 }
 
-/* To the next byte of a string that is not plain ASCII text or valid UTF-8. */
+/* Skips to the next byte of a string that ends it, begins an escape, or is not valid. */
 static void skip_plain(scanner *s)
 {
     while (s->at < s->size) {
@@ -129,7 +130,7 @@ static void skip_plain(scanner *s)
     }
 }
 
-/* *out borrows the header, or the scratch text until the next string when there are escapes. */
+/* *out borrows the header, or, if there are escapes, a buffer that the next string overwrites. */
 static tsr_status read_string(scanner *s, const char *expected, tsr_str *out)
 {
     skip_space(s);
@@ -156,7 +157,7 @@ static tsr_status read_string(scanner *s, const char *expected, tsr_str *out)
     return TSR_OK;
 }
 
-/* A packed copy. */
+/* Copies a text compactly into the arena. */
 static tsr_status keep_text(scanner *s, tsr_str text, tsr_str *out)
 {
     if (text.size > s->block_left) {
@@ -242,7 +243,7 @@ static tsr_status read_dtype(scanner *s, tsr_safetensors_tensor *tensor)
     return TSR_OK;
 }
 
-/* A value that the format does not know: checked and left out. */
+/* Checks and skips a value of a field that the format does not define. */
 static tsr_status skip_value(scanner *s, tsr_str field, tsr_str tensor_name)
 {
     tsr_error inner = {0};

@@ -6,7 +6,7 @@
 
 typedef struct tsr_safetensors_scan {
     tsr_str header;
-    uint64_t byte_base; /* of the header in the file, for positions */
+    uint64_t byte_base; /* position of the header in the file, for error messages */
     tsr_str file_name;
     tsr_arena *arena;
     tsr_findings *findings;
@@ -16,8 +16,8 @@ typedef struct tsr_safetensors_scan {
     bool has_metadata;
 } tsr_safetensors_scan;
 
-/* Checks the grammar, the fields and bytes = shape × dtype of each tensor; not the names against each other, nor the
- * offsets. Names, shapes and pairs are copied into the arena. */
+/* Checks the syntax, the fields, and that each tensor's bytes match its shape and dtype; does not compare the names or the
+ * offsets of different tensors. Names, shapes and pairs are copied into the arena. */
 tsr_status tsr_safetensors_scan_header(tsr_safetensors_scan *scan, tsr_error *err);
 
 #endif

@@ -1,20 +1,20 @@
-/* The built-in maps. A name that is in no table has no rule: a map that guessed would give wrong tensors.
+/* The built-in maps. A name that is in none of the tables has no rule: guessing one could produce wrong tensors.
  *
- * Sources of the axes: ColumnParallelLinear, RowParallelLinear, ParallelEmbedding and VocabParallelEmbedding of fairscale (Llama
- * 1 to 3), of megatron.core.tensor_parallel, and of vllm.model_executor.layers. */
+ * Sources of the axes: ColumnParallelLinear, RowParallelLinear, ParallelEmbedding and VocabParallelEmbedding of fairscale
+ * (Llama 1 to 3), of megatron.core.tensor_parallel, and of vllm.model_executor.layers. */
 #include "base/cursor.h"
 #include "formats/shards/shards_rules.h"
 #include "tessera/glob.h"
 #include "tessera/sys/try.h"
 
 typedef enum split {
-    ROWS,    /* cut along dim 0: column-parallel */
-    COLUMNS, /* along dim 1: row-parallel */
-    LAST,    /* along dim 2 */
-    WHOLE,   /* on every rank */
+    ROWS,    /* split along dim 0: column-parallel */
+    COLUMNS, /* split along dim 1: row-parallel */
+    LAST,    /* split along dim 2 */
+    WHOLE,   /* replicated on every rank */
     SAME,    /* whole if it is equal on every rank; otherwise there is no rule */
-    GATED_ROWS, GATED_EXPERT_ROWS, /* gate and up, along dim 0 and dim 1 */
-    QUERY, KEY, EMBEDDING, VOCABULARY, FUSED_QKV, OLD_QKV /* what the settings decide */
+    GATED_ROWS, GATED_EXPERT_ROWS, /* gate and up, split along dim 0 or dim 1 */
+    QUERY, KEY, EMBEDDING, VOCABULARY, FUSED_QKV, OLD_QKV /* decided by the model's settings */
 } split;
 
 typedef struct known {
@@ -43,7 +43,7 @@ static void set_split(split how, tsr_shards_choice *out)
     out->rule.block_count = how == GATED_ROWS || how == GATED_EXPERT_ROWS ? 2 : 1;
 }
 
-/* Rows of attention heads that several ranks share where there are fewer of them than ranks. */
+/* If there are fewer attention heads than ranks, several ranks share each head. Sets *copies to how many. */
 static tsr_status share_heads(const tsr_shards_held *held, uint64_t heads, uint64_t *copies, tsr_error *err)
 {
     *copies = heads < held->ranks ? held->ranks / heads : 1;
@@ -84,7 +84,7 @@ static tsr_status meta_settings(tsr_checkpoint *checkpoint, uint32_t ranks, uint
     return tsr_shards_read_params(checkpoint, out, err);
 }
 
-/* Llama 1 and 2 cut the embedding by columns, Llama 3 by rows: the width of a rank's rows tells. */
+/* Llama 1 and 2 split the embedding by columns, Llama 3 by rows; the width of a rank's rows shows which. */
 static tsr_status choose_embedding(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
 {
     const uint64_t width = size_along(held, 1);
@@ -97,7 +97,8 @@ static tsr_status choose_embedding(const tsr_shards_settings *s, const tsr_shard
     return TSR_OK;
 }
 
-/* Where there are more ranks than key heads, several successive ranks may have the same rows: then there are too many. */
+/* If there are more ranks than key heads, several successive ranks may have the same rows. This is the case if all ranks
+ * together have more rows than expected. */
 static void share_rows(const tsr_shards_held *held, tsr_shards_choice *out)
 {
     const uint64_t rows = size_along(held, 0);
@@ -124,7 +125,7 @@ static tsr_status meta_choose(const tsr_shards_settings *s, const tsr_shards_hel
     return TSR_OK;
 }
 
-/* ---- Megatron-LM's GPT, of megatron.core and of before ---- */
+/* ---- Megatron-LM's GPT, from megatron.core and from earlier versions ---- */
 
 static const known megatron_names[] = {
     {"**._extra_state", SAME},
@@ -222,7 +223,8 @@ static tsr_status vllm_settings(tsr_checkpoint *checkpoint, uint32_t ranks, uint
     return tsr_shards_read_config(checkpoint, out, err);
 }
 
-/* A rank has its query heads, then its key heads and value heads, which several ranks share where there are too few. */
+/* A rank has its query heads, followed by its key heads and value heads. If there are fewer of those than ranks, several
+ * ranks share each. */
 static tsr_status choose_qkv(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
 {
     uint64_t copies;
@@ -239,7 +241,7 @@ static tsr_status choose_qkv(const tsr_shards_settings *s, const tsr_shards_held
     return TSR_OK;
 }
 
-/* Rows are padded to a multiple of 64; the padding is at the end of the last ranks' rows. */
+/* The vocabulary is padded to a multiple of 64 rows; the padding is at the end of the last ranks' rows. */
 static tsr_status choose_vocabulary(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
 {
     TSR_FAIL_IF(!s->vocabulary, err, TSR_E_FORMAT, "config.json does not state vocab_size, to which '%.*s' must be trimmed",
@@ -258,7 +260,7 @@ static tsr_status vllm_choose(const tsr_shards_settings *s, const tsr_shards_hel
     return how == FUSED_QKV ? choose_qkv(s, held, out, err) : TSR_OK;
 }
 
-/* ---- by name ---- */
+/* ---- choosing a map by name ---- */
 
 static const tsr_shards_family meta_llama = {"meta-llama", NULL, meta_settings, meta_choose};
 static const tsr_shards_family megatron_gpt = {"megatron-gpt", "**.layers.{layer}.{rest...}", megatron_settings, megatron_choose};

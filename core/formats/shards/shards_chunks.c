@@ -1,9 +1,9 @@
-/* Concatenation block by block, along one dim:
+/* Concatenates the ranks' tensors block by block, along one dimension:
  *
  *   rank 0: | g0 | u0 |      rank 1: | g1 | u1 |      whole: | g0 | g1 | u0 | u1 |
  *
- * Each block of each rank is a chunk of the whole tensor. Its bytes stay where they are: along the first dim they are a run
- * of the rank's own, along another one a strided view of it. */
+ * Each block of each rank becomes a chunk of the whole tensor, whose bytes stay where they are. Along the first dimension
+ * they are a contiguous range of the rank's bytes, along any other one a strided view. */
 #include "formats/shards/shards_chunks.h"
 
 #include <inttypes.h>
@@ -22,7 +22,7 @@ typedef struct joining {
     uint64_t *shape;  /* of the whole tensor */
     tsr_chunk *chunks, *replicas;
     uint32_t dim;
-    uint64_t end; /* along `dim`: what has been joined so far */
+    uint64_t end; /* size along `dim` that was joined so far */
     tsr_error *err;
 } joining;
 
@@ -47,7 +47,7 @@ static tsr_status find_dim(joining *j, uint32_t ndim)
     return TSR_OK;
 }
 
-/* All ranks' tensors have the same dtype and sizes, but for `free_dim`. */
+/* Checks that all ranks' tensors have the same dtype and the same sizes, except along `free_dim`. */
 static tsr_status check_alike(const joining *j, uint32_t free_dim)
 {
     const tsr_entry *first = j->held->tensors[0];
@@ -67,7 +67,7 @@ static tsr_status check_alike(const joining *j, uint32_t free_dim)
 
 /* ---- one block of one rank ---- */
 
-/* Elements from one index of each dim to the next, as the rank's tensor is stored. */
+/* The strides, in elements, with which the rank's tensor is stored. */
 static void strides_of(const tsr_entry *entry, uint64_t *strides)
 {
     const tsr_view *view = entry->chunks[0].view;
@@ -78,7 +78,8 @@ static void strides_of(const tsr_entry *entry, uint64_t *strides)
     }
 }
 
-/* Bytes from a box's first element to the end of its last; it lies in a tensor whose span was checked. */
+/* Bytes from a box's first element to the end of its last. Cannot overflow, because the span of the whole tensor was
+ * checked. */
 static uint64_t span_of(uint32_t ndim, const uint64_t *sizes, const uint64_t *strides, uint64_t item)
 {
     uint64_t last = 0;
@@ -89,7 +90,7 @@ static uint64_t span_of(uint32_t ndim, const uint64_t *sizes, const uint64_t *st
     return (last + 1) * item;
 }
 
-/* The chunk of `entry` that has `size` elements along the dim from `from` on. */
+/* The chunk with the elements [from, from + size) of `entry` along the dimension. */
 static tsr_status cut(const joining *j, const tsr_entry *entry, uint64_t from, uint64_t size, tsr_chunk *out)
 {
     const tsr_chunk *whole = &entry->chunks[0];
@@ -123,7 +124,7 @@ static tsr_status cut(const joining *j, const tsr_entry *entry, uint64_t from, u
     return TSR_OK;
 }
 
-/* Where a chunk is in the whole tensor. */
+/* Sets the offsets of a chunk in the whole tensor. */
 static tsr_status place(const joining *j, uint64_t at, tsr_chunk *chunk)
 {
     uint64_t *offsets = tsr_arena_array(j->arena, j->out->ndim, sizeof *offsets, j->err);
@@ -145,13 +146,13 @@ static uint64_t copies_of(const joining *j, uint32_t block)
     return j->rule->block_copies ? j->rule->block_copies[block] : 1;
 }
 
-/* The size of a block in the tensor of a rank. */
+/* The size of a block in a rank's tensor. */
 static uint64_t block_size(const joining *j, uint32_t rank, uint32_t block)
 {
     return j->rule->block_sizes ? j->rule->block_sizes[block] : size_of(j, rank) / blocks_of(j);
 }
 
-/* Copies of a block are on successive ranks, and equally large. */
+/* Checks that the copies of a block, which are on successive ranks, have the same size. */
 static tsr_status check_copies(const joining *j, uint32_t block)
 {
     const uint64_t copies = copies_of(j, block);
@@ -182,7 +183,8 @@ static tsr_status check_blocks(const joining *j)
     return TSR_OK;
 }
 
-/* One block of one rank: a chunk, or a copy of the block of the rank before. What `trim` cuts off leaves none. */
+/* Adds one block of one rank, as a chunk or as a copy of the previous rank's block. Adds nothing if `trim` removes all of
+ * it. */
 static tsr_status add_block(joining *j, uint32_t rank, uint64_t from, uint64_t size, bool is_copy)
 {
     const uint64_t at = is_copy ? j->end - size : j->end;
@@ -209,7 +211,7 @@ static tsr_status add_blocks(joining *j)
     return TSR_OK;
 }
 
-/* A tensor without elements has one empty chunk, as everywhere. */
+/* Like all tensors without elements, a joined one has one empty chunk. */
 static tsr_status keep_empty(joining *j)
 {
     const tsr_box whole = {j->out->ndim, NULL, j->shape};
@@ -257,7 +259,7 @@ tsr_status tsr_shards_concat(const tsr_shards_held *held, const tsr_shards_rule 
 
 /* ---- stacked ---- */
 
-/* A rank's chunk with one more dim, of size 1. */
+/* A rank's chunk with an additional dimension of size 1. */
 static tsr_status widen(const joining *j, uint32_t rank, tsr_chunk *out)
 {
     const tsr_entry *entry = j->held->tensors[rank];

@@ -1,4 +1,4 @@
-/* Blocks are cut where joining puts them: see shards_chunks.c. */
+/* Splits a tensor into blocks in the same way in which shards_chunks.c joins them. */
 #include "formats/shards/shards_cut.h"
 
 #include <inttypes.h>
@@ -35,7 +35,7 @@ static uint32_t blocks_of(const cutting *c)
     return c->rule->block_count ? c->rule->block_count : 1;
 }
 
-/* Different shards of a block. */
+/* The number of distinct shards of a block. */
 static uint64_t shards_of(const cutting *c, uint32_t block)
 {
     return c->rule->block_copies ? c->ranks / c->rule->block_copies[block] : c->ranks;
@@ -47,7 +47,7 @@ static tsr_status refuse(const cutting *c, const char *why)
                      TSR_STR_ARG(c->entry->fqn), c->entry->shape[c->dim], c->dim, why, c->ranks, TSR_STR_ARG(c->rule->match));
 }
 
-/* The size of a block on each rank, where all blocks are equal. */
+/* The size of a block on each rank, if all blocks have the same size. */
 static tsr_status equal_size(const cutting *c, uint64_t *size)
 {
     uint64_t shards = 0;
@@ -70,7 +70,7 @@ static tsr_status check_blocks(const cutting *c)
     return c->rule->block_sizes && sum != c->entry->shape[c->dim] ? refuse(c, "which is not that of the blocks of") : TSR_OK;
 }
 
-/* One box per block of the rank. */
+/* Adds the box of one block. */
 static tsr_status add_box(cutting *c, uint64_t from, uint64_t local, uint64_t size)
 {
     const uint32_t ndim = c->entry->ndim;
@@ -99,7 +99,7 @@ static tsr_status cut_blocks(cutting *c, uint64_t *local)
     return TSR_OK;
 }
 
-/* The rank's index of the stacked dim. */
+/* Takes the rank's index along the stacked dimension. */
 static tsr_status cut_index(cutting *c, uint64_t *local)
 {
     if (c->entry->shape[c->dim] != c->ranks) return refuse(c, "and a stacked tensor has one index for each of");

@@ -17,7 +17,7 @@ tsr_shards_equality tsr_shards_equality_of(tsr_checkpoint *checkpoint)
     return equality;
 }
 
-/* What stated checksums show. */
+/* What the stated checksums show. */
 typedef enum verdict { UNKNOWN, SAME, DIFFERENT } verdict;
 
 static tsr_status by_checksum(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *a, const tsr_chunk *b,

@@ -1,4 +1,4 @@
-/* Whether tensors that a map calls copies of each other are. */
+/* Checks whether tensors that a map declares to be copies are equal. */
 #ifndef TSR_FORMATS_SHARDS_SHARDS_EQUAL_H
 #define TSR_FORMATS_SHARDS_SHARDS_EQUAL_H
 
@@ -10,8 +10,9 @@ typedef struct tsr_shards_equality {
 } tsr_shards_equality;
 
 tsr_shards_equality tsr_shards_equality_of(tsr_checkpoint *checkpoint);
-/* Whether two chunks of equal sizes, of tensors of `entry`'s dtype and number of dims, have the same elements: by the CRC-32s
- * that the files state, otherwise by the bytes. TSR_E_LIMIT when that would read too much; errors of reading. */
+/* Whether two chunks have the same elements. They must have equal sizes and belong to tensors of `entry`'s dtype and ndim.
+ * Uses the CRC-32s stated in the files, otherwise compares the bytes. Fails with TSR_E_LIMIT if that would read too much, or
+ * if reading fails. */
 tsr_status tsr_shards_equal_chunks(tsr_shards_equality *equality, const tsr_entry *entry, const tsr_chunk *a, const tsr_chunk *b,
                                    bool *same, tsr_error *err);
 /* Whether two dense tensors have the same dtype, shape and elements. */

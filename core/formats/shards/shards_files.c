@@ -1,4 +1,4 @@
-/* The ranks of a map are numbered stage by stage: rank = pp × (tensor-parallel ranks) + tp. */
+/* Finds the files of the ranks. The ranks of a map are numbered stage by stage: rank = pp × (tensor-parallel ranks) + tp. */
 #include "formats/shards/shards_files.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "formats/shards/shards_pattern.h"
 #include "tessera/sys/try.h"
 
-/* Where frameworks put the file of each rank. */
+/* The names that frameworks give to the files of the ranks. */
 static const char *const megatron[] = {"mp_rank_{tp}_{pp}/model_optim_rng.pt", "mp_rank_{tp}/model_optim_rng.pt"};
 static const char *const others[] = {"consolidated.{tp}.pth", "model-rank-{tp}-part-{part}.safetensors"};
 enum { SOME = 2 };
@@ -22,7 +22,7 @@ typedef struct choice {
     tsr_checkpoint *checkpoint;
     tsr_str pattern;
     tsr_vec files; /* of ranked */
-    uint32_t count[TSR_CAPTURES], first[TSR_CAPTURES]; /* how many numbers there are of each, and the lowest */
+    uint32_t count[TSR_CAPTURES], first[TSR_CAPTURES]; /* per capture: how many numbers there are, and the lowest */
     tsr_error *err;
 } choice;
 
@@ -57,7 +57,7 @@ static tsr_status find_files(choice *c, tsr_str pattern)
     return TSR_OK;
 }
 
-/* Numbers count from 0, or from 1 where none is 0. */
+/* Numbers begin at 0, or at 1 if none is 0. */
 static void measure(choice *c)
 {
     const ranked *files = c->files.items;
@@ -89,7 +89,7 @@ static tsr_status raise_missing(const choice *c, uint32_t rank)
                      TSR_STR_ARG(c->pattern));
 }
 
-/* Every rank has a file, and no two files are the same part of one rank. */
+/* Checks that every rank has a file, and that no two files are the same part of one rank. */
 static tsr_status check_grid(const choice *c)
 {
     const ranked *files = c->files.items;
@@ -128,7 +128,7 @@ static tsr_status take(choice *c)
     return TSR_OK;
 }
 
-/* The reader of the chosen files, by what the first one holds. */
+/* Chooses the reader by the content of the first file. */
 static tsr_status reader_of(const choice *c, const tsr_reader **reader)
 {
     uint8_t head[16] = {0};
@@ -152,7 +152,7 @@ static tsr_status try_patterns(choice *c, const char *const *patterns)
     return TSR_OK;
 }
 
-/* Lists as many levels of directories as the pattern has. */
+/* Makes the store list as many levels of directories as the pattern has. */
 static tsr_status list_levels(choice *c, tsr_str pattern)
 {
     bool cut = false, deeper = false;
@@ -178,7 +178,7 @@ static tsr_status choose_by_map(choice *c, const tsr_shards *map)
     return TSR_OK;
 }
 
-/* A file that belongs to one rank holds shards only: with a map it must not pass for whole tensors. */
+/* Rejects a single file of one rank. It only contains shards, which would look like whole tensors. */
 static tsr_status refuse_lone_file(choice *c, const tsr_shards *map)
 {
     tsr_shards_numbers numbers;
@@ -212,7 +212,7 @@ tsr_status tsr_shards_choose(tsr_checkpoint *checkpoint, const tsr_reader **read
     return status;
 }
 
-/* ---- the form of Megatron's directories, without a map ---- */
+/* ---- Megatron's directories, without a map ---- */
 
 static tsr_status is_form(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {

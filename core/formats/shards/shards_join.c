@@ -1,5 +1,5 @@
-/* Entries come stage by stage, so that the layers of the whole model are in their order. A name that several stages have (a
- * shared embedding, a buffer) must be the same tensor in each. */
+/* Joins the ranks' tensors. The entries are added stage by stage, so that the layers of the whole model are in order. A name
+ * that several stages have (a shared embedding, a buffer) must be the same tensor in each. */
 #include "formats/shards/shards_join.h"
 
 #include <inttypes.h>
@@ -23,7 +23,7 @@ typedef struct join {
     uint32_t ranks; /* tensor-parallel ranks of each stage */
     tsr_map *names; /* FQN → number in `joined` */
     tsr_vec joined; /* of tsr_entry */
-    uint64_t left;  /* tensors that stay per rank */
+    uint64_t left;  /* number of tensors that are still listed per rank */
     tsr_error *err;
 } join;
 
@@ -41,7 +41,7 @@ static const tsr_entry *first_of(const join *j, const tsr_entry *const *held)
     return NULL;
 }
 
-/* A built-in map counts the layers that each stage has. */
+/* For a built-in map: counts the layers of each stage. */
 static tsr_status count_layers(const join *j, uint64_t *layers)
 {
     const tsr_catalog *catalog = &j->checkpoint->catalog;
@@ -101,7 +101,7 @@ static tsr_status check_present(const join *j, const tsr_shards_held *held, cons
     return TSR_OK;
 }
 
-/* One tensor of all ranks: the first rank's, with the others' as replicas. */
+/* Keeps the first rank's tensor, with those of the other ranks as replicas. */
 static tsr_status keep_first(const join *j, const tsr_shards_held *held, tsr_entry *out)
 {
     tsr_chunk *replicas = tsr_arena_array(j->arena, held->ranks, sizeof *replicas, j->err);
@@ -112,7 +112,7 @@ static tsr_status keep_first(const join *j, const tsr_shards_held *held, tsr_ent
     return TSR_OK;
 }
 
-/* *other: the first rank whose tensor is not that of rank 0; held->ranks when there is none. */
+/* Sets *other to the first rank whose tensor differs from rank 0's, or to held->ranks if none does. */
 static tsr_status find_other(join *j, const tsr_shards_held *held, uint32_t *other)
 {
     for (*other = 0; *other < held->ranks; ++*other) {
@@ -134,7 +134,7 @@ static tsr_status replicate(join *j, const tsr_shards_held *held, const tsr_shar
     return keep_first(j, held, out);
 }
 
-/* Replicas of a joined tensor are what a rule calls copies. */
+/* Checks that the replicas of a joined tensor, which are copies according to the rule, are equal to their chunks. */
 static tsr_status check_copies(join *j, const tsr_entry *entry)
 {
     for (uint64_t c = 0; c < entry->replica_count; c++) {
@@ -171,7 +171,7 @@ static tsr_status apply(join *j, const tsr_shards_held *held, const tsr_shards_c
     if (rule->kind == TSR_SHARDS_ONLY_RANK) return only_rank(j, held, rule, out);
     TSR_TRY(check_present(j, held, rule));
     if (rule->kind == TSR_SHARDS_REPLICATE) return replicate(j, held, rule, out);
-    out->storage_id = 0; /* what is joined from several storages shares none */
+    out->storage_id = 0; /* a tensor joined from several storages shares none */
     if (rule->kind == TSR_SHARDS_STACK) return tsr_shards_stack(held, rule, j->arena, out, j->err);
     TSR_TRY(tsr_shards_concat(held, rule, j->arena, out, j->err));
     TSR_FAIL_IF(choice->expected && out->shape[rule->dim] != choice->expected, j->err, TSR_E_FORMAT,
@@ -181,7 +181,7 @@ static tsr_status apply(join *j, const tsr_shards_held *held, const tsr_shards_c
     return check_copies(j, out);
 }
 
-/* What no rule joins: whole if all ranks have the same, otherwise it stays listed per rank. */
+/* For a tensor without a rule: keeps it as a whole tensor if all ranks have the same, otherwise lists it per rank. */
 static tsr_status keep_per_rank(join *j, const tsr_entry *entry, const tsr_shards_held *held, uint32_t stage, tsr_entry *out)
 {
     const uint32_t all = entry->per_rank->count;
@@ -212,7 +212,7 @@ static bool is_tensor(const tsr_entry *entry)
     return entry->kind == TSR_ENTRY_TENSOR || entry->dtype != TSR_DTYPE_NONE;
 }
 
-/* The same boxes with the same elements: the later stage's become replicas. */
+/* If two stages have the same boxes with the same elements, those of the later stage become replicas. */
 static tsr_status merge_stages(join *j, tsr_entry *first, const tsr_entry *second)
 {
     bool same = first->kind == TSR_ENTRY_TENSOR && second->kind == TSR_ENTRY_TENSOR && first->dtype == second->dtype &&
@@ -236,7 +236,7 @@ static tsr_status add(join *j, const tsr_entry *made)
     if (!known) return TSR_E_NOMEM;
     if (is_new) *known = *made;
     else if (is_tensor(made) && is_tensor(known)) return merge_stages(j, known, made);
-    return TSR_OK; /* of objects the first stage's counts, as the first rank's does (torch/rank-object) */
+    return TSR_OK; /* for objects, the first stage's is kept, as is the first rank's (torch/rank-object) */
 }
 
 static tsr_status join_entry(join *j, const tsr_entry *entry, uint32_t stage)

@@ -1,4 +1,4 @@
-/* See shards_pattern.h. A capture takes all the digits that are there. */
+/* See shards_pattern.h. Captures are greedy: they match as many digits as possible. */
 #include "formats/shards/shards_pattern.h"
 
 #include "tessera/sys/shard_names.h"
@@ -9,7 +9,7 @@ enum { MAX_DIGITS = 9 };
 
 static const char *const captures[TSR_CAPTURES] = {"{tp}", "{pp}", "{part}"};
 
-/* The capture at the beginning of a pattern; TSR_CAPTURES when there is none. */
+/* The capture at the beginning of a pattern, or TSR_CAPTURES if there is none. */
 static tsr_shards_capture capture_at(tsr_str pattern, size_t *size)
 {
     tsr_shards_capture c = TSR_CAPTURE_TP;

@@ -1,4 +1,4 @@
-/* Names of files with numbers in them: "mp_rank_{tp}_{pp}/model_optim_rng.pt". */
+/* Patterns for file names that contain numbers: "mp_rank_{tp}_{pp}/model_optim_rng.pt". */
 #ifndef TSR_FORMATS_SHARDS_SHARDS_PATTERN_H
 #define TSR_FORMATS_SHARDS_SHARDS_PATTERN_H
 
@@ -6,14 +6,14 @@
 
 typedef enum tsr_shards_capture { TSR_CAPTURE_TP, TSR_CAPTURE_PP, TSR_CAPTURE_PART, TSR_CAPTURES } tsr_shards_capture;
 
-/* The numbers of a name; 0 for a capture that the pattern does not have. */
+/* The numbers in a name; 0 for a capture that the pattern does not have. */
 typedef struct tsr_shards_numbers {
     uint32_t of[TSR_CAPTURES];
 } tsr_shards_numbers;
 
 /* Whether the whole name matches. */
 bool tsr_shards_match(tsr_str pattern, tsr_str name, tsr_shards_numbers *out);
-/* The name of `numbers` by the pattern, with at least `widths[capture]` digits each; in `arena`. */
+/* The name that the pattern gives for `numbers`, each with at least `widths[capture]` digits; in `arena`. */
 tsr_str tsr_shards_name(tsr_str pattern, const tsr_shards_numbers *numbers, const unsigned *widths, tsr_arena *arena,
                         tsr_error *err);
 

@@ -1,10 +1,11 @@
-/* Which rule a tensor has: of a document, or of a built-in map, which makes it from the model's settings. */
+/* Chooses the rule for a tensor, either from a document or from a built-in map, which derives it from the model's
+ * settings. */
 #ifndef TSR_FORMATS_SHARDS_SHARDS_RULES_H
 #define TSR_FORMATS_SHARDS_SHARDS_RULES_H
 
 #include "formats/shards/shards_chunks.h"
 
-/* What the files next to a checkpoint, or objects in it, say of the model. 0: they do not say. */
+/* What the files next to a checkpoint, or objects in it, state about the model. 0 if they do not. */
 typedef struct tsr_shards_settings {
     uint64_t dim;     /* the width of the model */
     uint64_t heads, kv_heads, head_dim;
@@ -12,33 +13,34 @@ typedef struct tsr_shards_settings {
     uint64_t tensor_ranks, stages; /* of the job */
     uint64_t expert_ranks;
     double version;     /* of Megatron's checkpoints */
-    bool gated;         /* the first linear layer of an MLP has gate and up rows */
+    bool gated;         /* the first linear layer of an MLP contains both the gate and the up projection */
 } tsr_shards_settings;
 
-/* Why a built-in map has no rule for a tensor, or which one. */
+/* The rule that was chosen for a tensor, if there is one. */
 typedef struct tsr_shards_choice {
     bool known;
-    bool equal_is_enough; /* without a rule: a tensor that is equal on all ranks is whole */
+    bool equal_is_enough; /* if there is no rule, a tensor that is equal on all ranks is whole */
     tsr_shards_rule rule;
-    uint64_t expected; /* the size along the rule's dim that the settings imply; 0: any */
-    uint64_t block_sizes[3], block_copies[3]; /* what `rule` may point to */
+    uint64_t expected; /* the size along the rule's dimension according to the settings; 0 for any */
+    uint64_t block_sizes[3], block_copies[3]; /* memory that `rule` may point into */
 } tsr_shards_choice;
 
 /* A built-in map. */
 typedef struct tsr_shards_family {
     const char *name;
-    const char *stage_pattern; /* or NULL: no pipeline stages */
-    /* Errors: what the map needs is not there, or contradicts the files. `entries` are not joined yet. */
+    const char *stage_pattern; /* NULL if there are no pipeline stages */
+    /* Reads the settings before the entries are joined. Fails if settings that the map needs are missing or contradict the
+     * files. */
     tsr_status (*settings)(tsr_checkpoint *checkpoint, uint32_t ranks, uint32_t stages, tsr_shards_settings *out, tsr_error *err);
     tsr_status (*choose)(const tsr_shards_settings *settings, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err);
 } tsr_shards_family;
 
-/* The rule for a tensor; `out` must stay where it is while its rule is used. */
+/* Chooses the rule for a tensor. `out` must not be moved while its rule is used, because the rule may point into it. */
 tsr_status tsr_shards_choose_rule(const tsr_shards *map, const tsr_shards_settings *settings, const tsr_shards_held *held,
                                   tsr_shards_choice *out, tsr_error *err);
 
-/* shards_settings.c: params.json of Llama 1 to 3, config.json, `args` of a Megatron checkpoint. TSR_E_NOT_FOUND when it is not there;
- * TSR_E_FORMAT for settings that are not numbers. */
+/* shards_settings.c: read params.json of Llama 1 to 3, config.json, and the `args` of a Megatron checkpoint. Fail with
+ * TSR_E_NOT_FOUND if it does not exist, and with TSR_E_FORMAT for settings that are not numbers. */
 tsr_status tsr_shards_read_params(tsr_checkpoint *checkpoint, tsr_shards_settings *out, tsr_error *err);
 tsr_status tsr_shards_read_config(tsr_checkpoint *checkpoint, tsr_shards_settings *out, tsr_error *err);
 tsr_status tsr_shards_read_args(tsr_checkpoint *checkpoint, tsr_shards_settings *out, tsr_error *err);

@@ -1,4 +1,4 @@
-/* What a model's own files say of it: numbers only, and none is guessed where they are silent. */
+/* Reads a model's settings from its own files. Only numbers are read, and missing ones are not guessed. */
 #include "codec/json.h"
 #include "formats/common/reader.h"
 #include "formats/shards/shards_rules.h"
@@ -89,7 +89,7 @@ static const tsr_entry *find_object(const tsr_checkpoint *checkpoint, tsr_str fq
     return NULL;
 }
 
-/* The attributes of a pickled object: its state, or the mapping itself. */
+/* The attributes of a pickled object, which are in its state; or the object itself if it is a dict. */
 static const tsr_value *attributes_of(const tsr_value *object)
 {
     if (object->kind == TSR_VALUE_DICT) return object;

@@ -10,7 +10,7 @@
 
 static const char layer_capture[] = "{layer}", rest_capture[] = "{rest...}";
 
-/* Where `part` is in `text`; text.size when it is not. */
+/* The index of the first `part` in `text`; text.size if there is none. */
 static size_t find(tsr_str text, tsr_str part)
 {
     size_t at = 0;
@@ -23,7 +23,7 @@ static bool has_brace(tsr_str text)
     return text.size && (memchr(text.data, '{', text.size) || memchr(text.data, '}', text.size));
 }
 
-/* A pattern's parts: before {layer}, between it and {rest...}, and whether there is a {rest...} at the end. */
+/* Splits a pattern into the text before {layer}, the text between it and {rest...}, and whether it ends with {rest...}. */
 static bool split(tsr_str pattern, tsr_str *head, tsr_str *tail, bool *rest)
 {
     const tsr_str capture = tsr_str_from(layer_capture), suffix = tsr_str_from(rest_capture);
@@ -88,7 +88,7 @@ bool tsr_shards_layer_of(const tsr_shards_stages *stages, tsr_str name, tsr_str 
     return false;
 }
 
-/* `text` with the digits at `at` (of `size`) replaced. */
+/* Replaces the `size` digits at `at` in a text. */
 static tsr_str replace(tsr_str text, size_t at, size_t size, uint64_t layer, tsr_arena *arena, tsr_error *err)
 {
     const tsr_str before = {text.data, at}, after = {text.data + at + size, text.size - at - size};
@@ -104,7 +104,8 @@ static size_t text_size(const tsr_path_item *item)
     return line.used;
 }
 
-/* The path's item that has the number, with another one; names are the texts of the items, joined by dots. */
+/* Replaces the number in the path item that contains it. `at` is an index into the FQN, which consists of the texts of the
+ * items, joined by dots. */
 static tsr_status renumber_path(tsr_entry *entry, size_t at, size_t size, uint64_t layer, tsr_arena *arena, tsr_error *err)
 {
     tsr_path_item *path = tsr_arena_array(arena, entry->path_length, sizeof *path, err);
