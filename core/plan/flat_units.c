@@ -1,13 +1,13 @@
-/* FSDP1 as a strategy: the catalog's parameters dealt out to wrap units, each unit one flat parameter. */
+/* FSDP1 as a strategy: assigns the catalog's parameters to wrap units, each of which becomes one flat parameter. */
 #include "base/cursor.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/target_fsdp1.h"
 #include "tessera/sys/try.h"
 #include "tessera/target.h"
 
-#define ALIGNMENT_BYTES 16u /* of FSDP1 with use_orig_params */
+#define ALIGNMENT_BYTES 16u /* alignment of FSDP1 with use_orig_params */
 
-/* The unit that claims a name; options->unit_count is the root. */
+/* The unit that a name belongs to; options->unit_count stands for the root. */
 static uint32_t claim(const tsr_fsdp1 *options, tsr_str name)
 {
     uint32_t u = 0;
@@ -47,7 +47,7 @@ static tsr_status finish(const tsr_fsdp1 *options, tsr_fsdp1_unit *unit, const u
     return TSR_OK;
 }
 
-/* The unit of every entry, NO_UNIT for what is no parameter. */
+/* Finds the unit of every entry; NO_UNIT if the entry is not a parameter. */
 static tsr_status claim_all(const tsr_catalog *catalog, const tsr_fsdp1 *options, tsr_arena *arena, uint32_t **out,
                             tsr_error *err)
 {
@@ -62,14 +62,14 @@ static tsr_status claim_all(const tsr_catalog *catalog, const tsr_fsdp1 *options
     return TSR_OK;
 }
 
-/* The units that are made, and the sizes of the parameters of each. */
+/* The units that have parameters, with the sizes of those. */
 typedef struct unit_list {
     tsr_fsdp1_unit *units;
     uint64_t **numels;
     size_t count;
 } unit_list;
 
-/* Deals the entries out to their units; all units' lists share two arrays. */
+/* Distributes the entries to their units. All units' lists share two arrays. */
 static tsr_status deal(const tsr_catalog *catalog, const uint32_t *unit_of, const unit_list *list, tsr_arena *arena,
                        tsr_error *err)
 {

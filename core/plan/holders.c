@@ -1,4 +1,4 @@
-/* Rules that put a tensor on some ranks only: experts by a list of ranks, layers by pipeline stages. */
+/* Rules that restrict a tensor to some ranks: experts by a list of ranks, layers by pipeline stages. */
 #include "plan/holders.h"
 
 #include "tessera/sys/holders.h"
@@ -22,7 +22,7 @@ bool tsr_holders_have(const tsr_holders *holders, uint64_t rank)
     return low < holders->rank_count && holders->ranks[low] == rank;
 }
 
-/* The number of the layer that a name is in: digits between `head`, where a component begins, and `tail`. */
+/* Finds the number of the layer that a name is in: the digits between `head`, which begins at a component, and `tail`. */
 static bool layer_of(const tsr_target_stage *stage, tsr_str fqn, uint64_t *layer)
 {
     for (size_t at = 0; at + stage->head.size < fqn.size; at++) {
@@ -43,7 +43,7 @@ bool tsr_rule_matches(const tsr_target *target, const tsr_target_rule *rule, tsr
     return target->match(rule->match, fqn) && (!rule->stage || layer_of(rule->stage, fqn, &layer));
 }
 
-/* The coordinate whose layers the entry is of. */
+/* Finds the coordinate of the stage that has the entry's layer. */
 static tsr_status find_stage(const tsr_target *target, const tsr_target_stage *stage, tsr_str fqn, tsr_holders *out, tsr_error *err)
 {
     uint64_t layer = 0;

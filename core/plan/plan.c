@@ -1,4 +1,4 @@
-/* Making a plan: every tensor gets its placements, its layout and its class; each class is checked and indexed once. */
+/* Makes a plan: gives every tensor its placements, its layout and its class. Each class is checked and indexed once. */
 #include "base/cursor.h"
 #include "plan/plan_room.h"
 #include "plan/plan_sources.h"
@@ -20,7 +20,8 @@ typedef struct maker {
     tsr_source_loads loads;
 } maker;
 
-/* float4 counted in halves, as pairs: shape and chunks of the copy have half the last dim. */
+/* Copies an entry with float4 counted in single elements as one that counts pairs: the last dimension of its shape and
+ * chunks is halved. */
 static tsr_status pack_entry(const tsr_entry *entry, tsr_arena *arena, const tsr_entry **out, tsr_error *err)
 {
     uint32_t ndim = entry->ndim, last = ndim - 1;
@@ -50,7 +51,7 @@ static tsr_status pack_entry(const tsr_entry *entry, tsr_arena *arena, const tsr
     return TSR_OK;
 }
 
-/* A key that the map has already keeps its value. */
+/* Adds a key unless the map already has it; an existing value is not replaced. */
 static tsr_status put_key(tsr_map *map, tsr_str key, uint32_t value, tsr_arena *arena, tsr_error *err)
 {
     uint32_t *existing;
@@ -60,7 +61,7 @@ static tsr_status put_key(tsr_map *map, tsr_str key, uint32_t value, tsr_arena *
     return tsr_map_put(map, kept, value, &existing, &inserted, err);
 }
 
-/* The layout of a shape under placements, made on first use. */
+/* Finds the layout for a shape and its placements, or makes it on first use. */
 static tsr_status find_layout(maker *m, const tsr_entry *entry, const tsr_placement *placements, uint32_t *number,
                               tsr_error *err)
 {
@@ -81,7 +82,7 @@ static tsr_status find_layout(maker *m, const tsr_entry *entry, const tsr_placem
                                 (tsr_shape){entry->ndim, entry->shape}, arena, layout, err);
 }
 
-/* A layout that the caller gave. */
+/* Adds a layout supplied by the caller. */
 static tsr_status take_layout(maker *m, const tsr_entry *entry, const tsr_layout *layout, uint32_t *number, tsr_error *err)
 {
     tsr_box shape = {entry->ndim, NULL, entry->shape};
@@ -95,7 +96,7 @@ static tsr_status take_layout(maker *m, const tsr_entry *entry, const tsr_layout
     return TSR_OK;
 }
 
-/* What a class is made of, apart from the chunks. */
+/* What tensors of one class have in common, except for the chunks. */
 typedef struct placing {
     uint32_t layout; /* number in layout_list */
     const tsr_placement *placements;
@@ -160,15 +161,15 @@ static tsr_status add_class(maker *m, const tsr_entry *entry, const placing *pla
     c->placements = place->placements;
     c->holders = place->holders;
     TSR_TRY(check_class(m, c, err));
-    tsr_entry_elements(entry, &c->elements); /* fits: the tiling was checked */
+    tsr_entry_elements(entry, &c->elements); /* cannot overflow, since the tiling was checked */
     return tsr_chunk_index_build(entry->ndim, entry->chunks, entry->chunk_count, m->plan->arena, &c->index, err);
 }
 
-/* The class of a tensor. Boxes whose hash another class has already, but which differ, make a class of their own. */
+/* Finds the class of a tensor, or adds it. If another class has the same hash but different boxes, adds a second class. */
 static tsr_status find_class(maker *m, const tsr_entry *entry, const placing *place, uint32_t *number, tsr_error *err)
 {
-    /* float6 tensors cannot be cut, so the size of an element is part of what a class has been checked for. A rule's list of
-     * ranks is known by its address. */
+    /* float6 tensors cannot be split, so the checks of a class depend on the element size. The pointer to a rule's list of
+     * ranks identifies the rule. */
     const tsr_holders *holders = &place->holders;
     const uint64_t key[] = {place->layout, hash_boxes(entry), tsr_dtype_size(entry->dtype) == 0, (uintptr_t)holders->ranks,
                             holders->at_coordinate ? holders->mesh_dim + UINT64_C(1) : 0, holders->coordinate};
@@ -180,7 +181,7 @@ static tsr_status find_class(maker *m, const tsr_entry *entry, const placing *pl
     return put_key(m->classes, text, *number, m->plan->arena, err);
 }
 
-/* Sums of bytes and bits of all tensors stay below 2^64 from here on. */
+/* Adds up the bytes of all tensors. Below this limit, later sums of their bytes and bits cannot overflow 64 bits. */
 static tsr_status count_bytes(tsr_plan *plan, const tsr_entry *entry, tsr_error *err)
 {
     uint64_t bytes;

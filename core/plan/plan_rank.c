@@ -1,5 +1,5 @@
-/* The read items of one rank: each class's geometry is made once, its tensors borrow it; then the items are sorted by where
- * they are read. */
+/* Makes the read items of one rank. The boxes of each class are computed once and shared by its tensors; then the items are
+ * sorted by where they are read. */
 #include <stdlib.h>
 
 #include "base/cursor.h"
@@ -13,7 +13,7 @@
 #include "tessera/sys/holders.h"
 #include "tessera/sys/plan_items.h"
 
-/* One box copy of a class, whatever the tensor. */
+/* One box copy, which is the same for all tensors of a class. */
 typedef struct piece {
     uint64_t chunk;
     const uint64_t *offsets, *dest_offsets, *storage_offsets, *lengths;
@@ -25,7 +25,7 @@ typedef struct piece_list {
     bool made;
 } piece_list;
 
-/* What the pieces of a class are made with. */
+/* Parameters for making the pieces of a class. */
 typedef struct piece_maker {
     const tsr_plan_class *of;
     tsr_vec *pieces;
@@ -33,7 +33,7 @@ typedef struct piece_maker {
     tsr_error *err;
 } piece_maker;
 
-/* Where a chunk and a box of the destination meet. */
+/* A chunk and a box of the destination that intersect. */
 typedef struct meeting {
     uint64_t chunk;
     const tsr_shard_box *box;
@@ -56,7 +56,7 @@ static tsr_status add_piece(const piece_maker *m, meeting of, const uint64_t *of
     return TSR_OK;
 }
 
-/* In a 1-d local tensor: a piece for each run that has no gap there. */
+/* For a 1-d local tensor: adds a piece for each run that is contiguous there. */
 static tsr_status add_flat_pieces(const piece_maker *m, meeting of, const uint64_t *offsets, const uint64_t *sizes)
 {
     const tsr_shard_box *box = of.box;
@@ -109,7 +109,7 @@ static int compare_items(const void *left, const void *right)
     if (a->chunk->file != b->chunk->file) return a->chunk->file < b->chunk->file ? -1 : 1;
     if (a->chunk->byte_offset != b->chunk->byte_offset) return a->chunk->byte_offset < b->chunk->byte_offset ? -1 : 1;
     if (a->tensor != b->tensor) return a->tensor < b->tensor ? -1 : 1;
-    for (uint32_t d = 0; d < a->entry->ndim; d++) { /* pieces of one chunk, or of chunks of a missing file */
+    for (uint32_t d = 0; d < a->entry->ndim; d++) { /* pieces of one chunk, or of chunks without a file */
         if (a->offsets[d] != b->offsets[d]) return a->offsets[d] < b->offsets[d] ? -1 : 1;
     }
     return 0;
@@ -172,7 +172,7 @@ tsr_status tsr_plan_rank(const tsr_plan *plan, uint64_t dest_rank, tsr_arena *ar
 struct tsr_plan_cursor {
     const tsr_plan *plan;
     uint64_t rank, end;
-    tsr_arena *arena; /* of the rank's items */
+    tsr_arena *arena; /* owns the items of the current rank */
     const tsr_read_item *items;
     uint64_t count, at;
 };

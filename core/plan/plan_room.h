@@ -1,4 +1,4 @@
-/* What a plan is made of, for the files that make one and read it. */
+/* The contents of a plan, for the files that make and read one. */
 #ifndef TSR_PLAN_ROOM_H
 #define TSR_PLAN_ROOM_H
 
@@ -7,22 +7,23 @@
 #include "tessera/sys/layout.h"
 #include "tessera/sys/target_fsdp1.h"
 
-/* Tensors of one shape, chunk boxes and placements: the geometry of one stands for all. */
+/* Tensors with the same shape, chunk boxes and placements, so that the boxes computed for one apply to all. */
 typedef struct tsr_plan_class {
-    const tsr_entry *sample; /* shape and chunks in torch's count */
+    const tsr_entry *sample; /* shape and chunks in PyTorch's elements */
     const tsr_layout *layout;
     const tsr_placement *placements;
     tsr_holders holders;
     tsr_chunk_index index;
     uint64_t elements;
     uint64_t tensors;
-    uint64_t element_bits; /* of all its tensors together: Σ bits of one element */
+    uint64_t element_bits; /* of all its tensors together: Σ bits per element */
 } tsr_plan_class;
 
 typedef struct tsr_plan_tensor {
     const tsr_entry *entry;
-    const tsr_entry *packed;         /* the same in torch's count; entry itself but for float4 counted in halves */
-    const tsr_chunk *const *sources; /* the chosen copy of each chunk; NULL: entry->chunks */
+    const tsr_entry *packed;         /* the same in PyTorch's elements; `entry` itself, unless its float4 is counted in
+                                      * single elements */
+    const tsr_chunk *const *sources; /* the chosen copy of each chunk; NULL means entry->chunks */
     uint32_t class_number;
     bool replicated;
 } tsr_plan_tensor;
@@ -36,7 +37,7 @@ struct tsr_plan {
     tsr_vec tensors; /* of tsr_plan_tensor */
     const tsr_fsdp1_unit *flat_units;
     uint64_t flat_unit_count;
-    const struct tsr_storage *storage; /* NULL: items in the order of files */
+    const struct tsr_storage *storage; /* NULL: items are in file order */
     uint64_t ranks;
     uint64_t byte_total;
 };
@@ -55,19 +56,21 @@ static inline uint64_t tsr_plan_bits(const tsr_plan_tensor *t)
     return tsr_dtype_describe(t->packed->dtype)->bits;
 }
 
-/* The chunk that tensor `t` reads for chunk number `i` of its class. */
+/* The copy that tensor `t` reads for chunk number `i` of its class. */
 static inline const tsr_chunk *tsr_plan_source(const tsr_plan_tensor *t, uint64_t i)
 {
     return t->sources ? t->sources[i] : &t->entry->chunks[i];
 }
 
-/* How many ranks hold the shard whose lowest holder by the layout is `first`; the lowest of them in *lowest (may be NULL). */
+/* How many ranks hold the shard whose lowest holder according to the layout is `first`. *lowest (may be NULL) is the lowest
+ * of them. */
 uint64_t tsr_plan_copies(const tsr_plan_class *c, uint64_t first, uint64_t *lowest);
-/* plan_writes.c: every shard that has elements is held by a rank; TSR_E_USAGE with the tensor's name otherwise. */
+/* plan_writes.c: checks that every shard with elements is held by some rank. Fails with TSR_E_USAGE and the tensor's name
+ * otherwise. */
 tsr_status tsr_plan_check_holders(const tsr_plan_class *c, uint64_t ranks, tsr_error *err);
 
-/* Calls `visit` for every distinct shard that has elements, or only for those with several holders, with the rank that
- * owns it, as tsr_plan_each_write says. */
+/* Calls `visit` for every distinct shard that has elements (with shared_only, only if it has several holders), with the rank
+ * that owns it according to tsr_plan_each_write. */
 typedef tsr_status tsr_visit_shard(void *ctx, uint64_t tensor, uint64_t first_holder, uint64_t owner, uint64_t elements,
                                    tsr_error *err);
 tsr_status tsr_plan_assign(const tsr_plan *plan, bool shared_only, tsr_visit_shard *visit, void *ctx, tsr_error *err);

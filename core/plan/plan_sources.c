@@ -1,4 +1,5 @@
-/* Replicas are matched to their chunk by sorting both lists by box; then every chunk takes the least loaded copy. */
+/* Matches replicas with their chunks by sorting both lists by box, and then chooses for every chunk the copy whose file has
+ * the fewest bytes to read. */
 #include "plan/plan_sources.h"
 
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 typedef struct copy {
     uint32_t ndim;
     const tsr_chunk *chunk;
-    uint64_t number; /* of the chunk, or of the replica behind all chunks */
+    uint64_t number; /* number of the chunk; replicas are numbered after all chunks */
 } copy;
 
 static int compare_boxes(const copy *a, const copy *b)
@@ -30,7 +31,7 @@ static int compare_copies(const void *left, const void *right)
     return order ? order : (a->number > b->number) - (a->number < b->number);
 }
 
-/* A missing file counts as loaded beyond any other. */
+/* The bytes to be read from a file. A missing file has more than any other. */
 static uint64_t load_of(const tsr_source_loads *loads, uint32_t file)
 {
     if (file == TSR_NO_FILE) return UINT64_MAX;
@@ -47,7 +48,7 @@ static tsr_status add_load(tsr_source_loads *loads, const tsr_chunk *chunk, tsr_
     return TSR_OK;
 }
 
-/* Takes the best of each run of equal boxes; the first of a run is the chunk, unless it is a stray replica. */
+/* Chooses the best copy in each run of equal boxes. The first of a run is the chunk, unless no chunk has that box. */
 static tsr_status choose(tsr_source_loads *loads, const copy *copies, uint64_t count, uint64_t chunk_count,
                          const tsr_chunk **chosen, tsr_error *err)
 {

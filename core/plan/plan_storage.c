@@ -1,4 +1,5 @@
-/* What a plan asks of the servers of a parallel file system, and each rank's items in the order of the servers. */
+/* Computes how many bytes a plan reads from each server of a parallel file system, and orders each rank's items by
+ * server. */
 #include "plan/plan_storage.h"
 #include "plan/plan_room.h"
 #include "tessera/sys/try.h"
@@ -7,7 +8,7 @@
 #include "tessera/sys/box.h"
 #include "tessera/sys/plan_items.h"
 
-/* The first byte of a chunk's elements, and how far they reach: all of a plan's reads together take every element once. */
+/* The byte range of a chunk's elements. All of a plan's reads together read every element once. */
 static tsr_byte_range elements_of(const tsr_chunk *chunk, uint64_t bytes)
 {
     const tsr_view *view = chunk->view;

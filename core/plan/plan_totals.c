@@ -1,4 +1,5 @@
-/* What a plan costs, counted by class: geometry once, times the bits of all the class's elements. */
+/* Computes what a plan costs, class by class: counts the elements for one tensor and multiplies by the bits of all tensors
+ * of the class. */
 #include "layout/shard.h"
 #include "plan/plan_room.h"
 #include "tessera/sys/try.h"
@@ -13,16 +14,16 @@ typedef struct chunk_reads {
     uint64_t elements;
 } chunk_reads;
 
-/* What the reads of one class's geometry come to. */
+/* The totals of the reads for one tensor of a class. */
 typedef struct class_reads {
-    chunk_reads *by_chunk; /* every distinct shard once */
+    chunk_reads *by_chunk; /* counts every distinct shard once */
     uint64_t items;
     uint64_t elements;
     uint64_t span_elements;
-    uint64_t largest; /* elements of one item */
+    uint64_t largest; /* elements of the largest item */
 } class_reads;
 
-/* Elements from the first to the last of a box inside its chunk. */
+/* The number of elements of the chunk from the first to the last element of a box. */
 static uint64_t span_of(const tsr_chunk *chunk, uint32_t ndim, const uint64_t *offsets, const uint64_t *sizes)
 {
     tsr_box box = {ndim, chunk->offsets, chunk->sizes};
@@ -80,7 +81,7 @@ static tsr_status count_class(const tsr_plan *plan, const tsr_plan_class *c, tsr
     return TSR_OK;
 }
 
-/* Files by number up to the highest that is read. */
+/* Adds up the reads per file, up to the highest file number that is read. */
 static tsr_status add_files(const tsr_plan *plan, const class_reads *reads, tsr_vec *files, tsr_error *err)
 {
     for (uint64_t t = 0; t < plan->tensors.count; t++) {

@@ -1,5 +1,6 @@
-/* Which rank writes (or first reads) each distinct shard. What a rank holds alone is its load from the start; shards that
- * several ranks hold then go to the least loaded of them, in order, so that the choice needs one number a rank. */
+/* Chooses the rank that writes (or first reads) each distinct shard. Shards held by a single rank count toward its load from
+ * the start. Each shard that several ranks hold then goes to the least loaded of them, in order, so that only one number per
+ * rank is needed. */
 #include "plan/plan_room.h"
 #include "tessera/sys/try.h"
 
@@ -10,8 +11,8 @@
 typedef struct assignment {
     const tsr_plan *plan;
     uint64_t *loads;          /* bits, by rank */
-    const tsr_layout *layout; /* whose copies are listed */
-    tsr_vec copies;           /* of uint64_t: how far each copy's rank is behind the first holder's */
+    const tsr_layout *layout; /* the layout whose copies are listed */
+    tsr_vec copies;           /* of uint64_t: distance of each copy's rank from the first holder */
 } assignment;
 
 uint64_t tsr_plan_copies(const tsr_plan_class *c, uint64_t first, uint64_t *lowest)
@@ -41,7 +42,7 @@ tsr_status tsr_plan_check_holders(const tsr_plan_class *c, uint64_t ranks, tsr_e
     return TSR_OK;
 }
 
-/* A class of which some ranks hold nothing: each shard with one holder is its load. */
+/* For a class with ranks that hold nothing: adds each shard with one holder to that rank's load. */
 static void load_alone_of(const assignment *a, const tsr_plan_class *c)
 {
     for (uint64_t r = 0; r < a->plan->ranks; r++) {
@@ -67,7 +68,8 @@ static tsr_status list_copies(assignment *a, const tsr_layout *layout, tsr_error
     a->copies.count = 0;
     TSR_TRY(tsr_vec_reserve(&a->copies, layout->copies, err));
     for (uint64_t k = 0; k < layout->copies; k++) {
-        ((uint64_t *)a->copies.items)[a->copies.count++] = tsr_layout_copy(layout, 0, k); /* rank 0 is a first holder */
+        /* Rank 0 is always a first holder. */
+        ((uint64_t *)a->copies.items)[a->copies.count++] = tsr_layout_copy(layout, 0, k);
     }
     a->layout = layout;
     return TSR_OK;
@@ -126,8 +128,8 @@ typedef struct writing {
     const tsr_plan *plan;
     tsr_each_write *each;
     void *ctx;
-    tsr_arena *arena; /* of the tensor being visited */
-    uint64_t next;    /* tensor to visit; those before it are done */
+    tsr_arena *arena; /* for the tensor being visited */
+    uint64_t next;    /* next tensor to visit; the ones before it are finished */
 } writing;
 
 static uint64_t first_holder(const tsr_plan_class *c)
@@ -137,7 +139,8 @@ static uint64_t first_holder(const tsr_plan_class *c)
     return rank;
 }
 
-/* Tensors without elements have no shard to visit: each gets one box, the whole of it, of the first rank that holds it. */
+/* Tensors without elements have no shards to visit. Writes one box for each, the whole tensor, on the first rank that holds
+ * it. */
 static tsr_status write_empty(writing *w, uint64_t until, tsr_error *err)
 {
     for (; w->next < until; w->next++) {

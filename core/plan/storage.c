@@ -1,4 +1,4 @@
-/* Stripes of files on servers, and the order in which a reader asks the servers. */
+/* Models how files are striped over servers, and the order in which a reader accesses the servers. */
 #include "tessera/sys/storage.h"
 
 #include <stdlib.h>
@@ -20,7 +20,7 @@ uint32_t tsr_storage_server_at(const tsr_storage *storage, uint32_t file, uint64
     return s ? server_of(storage, s, at / s->stripe_size) : storage->server_count;
 }
 
-/* Bytes below `end` of a file that are in the stripes of one turn. */
+/* How many of the bytes below `end` of a file are in the stripes of one turn. */
 static uint64_t bytes_below(const tsr_striping *s, uint64_t turn, uint64_t end)
 {
     const uint64_t round = s->stripe_size * s->stripe_count, begin = turn * s->stripe_size, rest = end % round;
@@ -28,7 +28,7 @@ static uint64_t bytes_below(const tsr_striping *s, uint64_t turn, uint64_t end)
     return end / round * s->stripe_size + (more < s->stripe_size ? more : s->stripe_size);
 }
 
-/* Calls `visit` for each server of a range, which has elements; a server may be visited more than once. */
+/* Calls `visit` for the servers of a non-empty range. A server may be visited more than once. */
 static void visit_range(const tsr_storage *storage, tsr_byte_range range,
                         void (*visit)(void *ctx, uint32_t server, uint64_t bytes), void *ctx)
 {
@@ -91,8 +91,8 @@ static int by_server(const void *left, const void *right)
     return (a->number > b->number) - (a->number < b->number);
 }
 
-/* Where a reader begins, from 0 to below 1. Neighbouring readers begin far apart, because they often read the same files;
- * all of them together are evenly spread. */
+/* The server at which a reader begins, as a fraction from 0 to below 1. Neighboring readers begin far apart, because they
+ * often read the same files. All readers together are evenly spread. */
 static double turn_of(const tsr_storage *storage, tsr_storage_reader reader)
 {
     const uint64_t servers = storage->server_count, in_row = (reader.readers + servers - 1) / servers;
@@ -117,7 +117,7 @@ void tsr_storage_order(const tsr_storage *storage, tsr_storage_reader reader, ts
     if (count < 2) return;
     qsort(items, count, sizeof *items, by_server);
     for (size_t i = 0; i < count; i++) total += (double)items[i].cost;
-    const double turn = turn_of(storage, reader) * total * (1 + 1e-12); /* rounding must not leave it short of a server */
+    const double turn = turn_of(storage, reader) * total * (1 + 1e-12); /* rounding must not stop before a server */
     for (; begin + 1 < count && before + (double)items[begin].cost <= turn; begin++) before += (double)items[begin].cost;
     reverse(items, 0, begin);
     reverse(items, begin, count);

@@ -1,4 +1,4 @@
-/* Rules that give every tensor its placements. */
+/* Applies the rules that give every tensor its placements. */
 #include "tessera/sys/layout.h"
 #include "tessera/sys/target_fsdp1.h"
 #include "tessera/target.h"
@@ -45,7 +45,7 @@ tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, 
     return tsr_target_check(out, err);
 }
 
-/* A default that cuts a dim which the tensor has not replicates there. */
+/* Adapts default placements to a tensor: replicates where they would shard a dimension that the tensor does not have. */
 static tsr_status soften(const tsr_target *target, uint32_t ndim, tsr_arena *arena, const tsr_placement **list,
                          bool *replicated, tsr_error *err)
 {
@@ -92,7 +92,7 @@ static tsr_placement shard(int32_t dim)
     return (tsr_placement){TSR_SHARD, dim, 0};
 }
 
-/* Two placements in the arena, the second only where the mesh has two dims. */
+/* A list of two placements in the arena. The second one only counts if the mesh has two dimensions. */
 static const tsr_placement *list_of(tsr_arena *arena, tsr_placement first, tsr_placement second, tsr_error *err)
 {
     tsr_placement *list = tsr_arena_array(arena, 2, sizeof *list, err);
@@ -120,7 +120,7 @@ tsr_status tsr_target_strategy(tsr_strategy strategy, tsr_mesh mesh, tsr_arena *
     return out->default_placements ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* The rule for the tensors of a name; `tp` is how the tp dim places them. */
+/* Makes the rule for tensors of this name; `tp` is their placement along the tp dimension. */
 static tsr_status make_rule(const tsr_mesh *mesh, tsr_str name, tsr_placement tp, tsr_arena *arena, tsr_target_rule *rule,
                             tsr_error *err)
 {
