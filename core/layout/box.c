@@ -1,9 +1,8 @@
-/* Rectangles of elements. The only picture needed: a box inside its parent, row-major,
+/* Boxes of elements. For a box inside its parent, in row-major order:
  *
- *   parent  . . . . . .      the last dims that the box fills wholly join into one run;
- *           . x x x . .      every choice of the leading ("outer") coordinates is one run
- *           . x x x . .
- */
+ *   parent  . . . . . .      the last dims that the box fills completely form one contiguous run;
+ *           . x x x . .      there is one run for each index of the leading ("outer") dims
+ *           . x x x . . */
 #include "tessera/box.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
@@ -57,7 +56,7 @@ bool tsr_box_intersect(tsr_box a, tsr_box b, uint64_t *offsets, uint64_t *sizes)
     for (uint32_t d = 0; d < a.ndim; d++) {
         uint64_t a_at = tsr_box_offset(a, d), b_at = tsr_box_offset(b, d);
         uint64_t begin = a_at > b_at ? a_at : b_at;
-        /* Written so that offset + size need not fit 64 bits. */
+        /* avoids offset + size, which may overflow */
         uint64_t a_left = begin - a_at < a.sizes[d] ? a.sizes[d] - (begin - a_at) : 0;
         uint64_t b_left = begin - b_at < b.sizes[d] ? b.sizes[d] - (begin - b_at) : 0;
         offsets[d] = begin;
@@ -84,14 +83,14 @@ uint64_t tsr_box_index(tsr_box parent, const uint64_t *at)
     return index;
 }
 
-/* The leading dims that vary between the runs of `inner` in `parent`: the last dims with parent and inner equal are whole,
- * and the dim before them may be a part and still be contiguous. */
+/* How many leading dims vary between the runs of `inner` in `parent`. The last dims, where both have the same size, are
+ * contiguous, and so is the part of the dim before them that the box covers. */
 static uint32_t outer_dims(tsr_box parent, tsr_box inner)
 {
     uint32_t d = inner.ndim;
     while (d > 0 && inner.sizes[d - 1] == parent.sizes[d - 1]) d--;
     if (d > 0) d--;
-    while (d > 0 && inner.sizes[d - 1] == 1) d--; /* one step of an outer dim is no second run */
+    while (d > 0 && inner.sizes[d - 1] == 1) d--; /* a dim with a single index adds no run */
     return d;
 }
 

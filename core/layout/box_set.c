@@ -1,4 +1,4 @@
-/* Two lists of boxes are one set when they are equal after sorting; most are equal as they stand. */
+/* Two lists of boxes are the same set if they are equal after sorting. Most are equal without sorting. */
 #include "layout/box_set.h"
 
 #include <stdlib.h>

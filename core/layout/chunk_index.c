@@ -1,10 +1,9 @@
-/* Grid recovery. Sharding makes grids: every chunk is one cell between neighbouring cuts.
+/* Recognizes grids. Sharding usually produces one, in which every chunk is a cell between neighboring cuts.
  *
  *   cuts of dim 1:   0     3   5          a chunk [0, 3) × [3, 5) is cell (0, 1) of 2 × 2;
- *   cuts of dim 0: 0 +-----+---+          the list is a grid when the chunks fill all cells, each once
+ *   cuts of dim 0: 0 +-----+---+          the list is a grid if the chunks fill all cells, each once
  *                    |     |   |
- *                  3 +-----+---+
- */
+ *                  3 +-----+---+ */
 #include "layout/chunk_index.h"
 
 #include <stdlib.h>
@@ -26,7 +25,7 @@ static bool has_elements(const tsr_chunk_index *index, uint64_t i)
     return !tsr_box_is_empty((tsr_box){index->ndim, index->chunks[i].offsets, index->chunks[i].sizes});
 }
 
-/* Sorts and removes what is equal to its neighbour. Returns how many stay. */
+/* Sorts the values and removes duplicates. Returns how many remain. */
 static uint64_t sort_unique(uint64_t *values, uint64_t count)
 {
     uint64_t kept = 0;
@@ -39,7 +38,7 @@ static uint64_t sort_unique(uint64_t *values, uint64_t count)
     return kept;
 }
 
-/* The number of the last cut at or below `value`. */
+/* The index of the last cut at or below `value`. */
 static uint64_t find_cut(const uint64_t *cuts, uint64_t count, uint64_t value)
 {
     uint64_t low = 0, high = count;
@@ -54,7 +53,7 @@ static uint64_t find_cut(const uint64_t *cuts, uint64_t count, uint64_t value)
     return low;
 }
 
-/* Where chunks begin along each dim, sorted and distinct, with the tensor's end behind. */
+/* Collects where chunks begin along each dim, sorted and without duplicates, followed by the tensor's end. */
 static tsr_status gather_cuts(tsr_chunk_index *index, uint64_t **cuts, uint64_t *counts, uint64_t *scratch, tsr_arena *arena,
                               tsr_error *err)
 {
@@ -76,7 +75,7 @@ static tsr_status gather_cuts(tsr_chunk_index *index, uint64_t **cuts, uint64_t 
     return TSR_OK;
 }
 
-/* The cell of a chunk, or false when it spans several. */
+/* Sets the cell of a chunk. Returns false if it spans several. */
 static bool cell_of(const tsr_chunk_index *index, const tsr_chunk *chunk, uint64_t *cell)
 {
     *cell = 0;
@@ -100,7 +99,7 @@ static tsr_status recover_grid(tsr_chunk_index *index, tsr_arena *arena, tsr_err
     for (uint64_t i = 0; i < index->count; i++) {
         if (!has_elements(index, i)) continue;
         if (!cell_of(index, &index->chunks[i], &cell)) return TSR_OK;
-        cells[cell] = i; /* distinct chunks of a tiling lie in distinct cells */
+        cells[cell] = i; /* in a tiling, different chunks are in different cells */
         filled++;
     }
     if (filled == total) index->cells = cells;
@@ -165,7 +164,7 @@ void tsr_chunk_query_start(tsr_chunk_query *query, const tsr_chunk_index *index,
     query->next = index->cells ? 1 : 0;
     if (!index->cells) {
         uint64_t end = box.sizes[index->axis] + tsr_box_offset(box, index->axis), low = 0, high = index->ordered;
-        while (low < high) { /* how many begin before the box ends */
+        while (low < high) { /* find how many chunks begin before the box ends */
             uint64_t middle = low + (high - low) / 2;
             if (index->chunks[index->order[middle]].offsets[index->axis] < end) {
                 low = middle + 1;

@@ -1,4 +1,4 @@
-/* Two catalogs matched by name. One hash map over B's names; everything else is one pass over each side. */
+/* Matches two catalogs by name, using a hash map over B's names and one pass over each side. */
 #include "tessera/diff.h"
 
 #include "layout/box_set.h"
@@ -14,7 +14,7 @@
 
 typedef struct side {
     const tsr_catalog *catalog;
-    tsr_str *names; /* under which the entries are matched */
+    tsr_str *names; /* the names by which the entries are matched */
     tsr_map *index; /* name → entry number */
 } side;
 
@@ -45,7 +45,8 @@ static tsr_status read_names(const job *j, side *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* dtype and last size as torch counts them, so that both ways of counting float4 agree. */
+/* The dtype and the size of the last dimension in PyTorch's elements, so that float4 tensors match whether they are counted
+ * in pairs or not. */
 static tsr_dtype packed(const tsr_entry *entry, uint64_t *last_size)
 {
     tsr_dtype dtype = entry->dtype;
@@ -118,7 +119,7 @@ static tsr_status match_entries(const job *j, tsr_diff *out, tsr_error *err)
     return TSR_OK;
 }
 
-/* The tensors among one side's unmatched entries. */
+/* Lists the tensors among one side's unmatched entries. */
 static tsr_status list_unmatched(const job *j, const side *s, const tsr_entry *const *entries, uint64_t count,
                                  tsr_unmatched_list *out, tsr_error *err)
 {

@@ -1,11 +1,11 @@
-/* Suggestions for renamed tensors. Each relation of names is turned into keys such that related names share a key; a key
- * that exactly one removed and one added tensor have is a suggestion:
+/* Suggests which tensors were renamed. Each relation between names defines keys such that related names have a key in
+ * common. If exactly one removed and one added tensor have a key, they become a suggestion:
  *
  *   prefix      module.fc.weight → fc.weight        keys: the whole name against all dotted tails
  *   component   h.0.attn.weight → h.0.attention.weight    keys: the name with one component blanked
  *   only one    tok.weight → embed.tokens.weight    key: the last component
  *
- * Strong relations go first and take their tensors away from the weaker ones. */
+ * Strong relations are tried first, and weaker ones only consider the tensors that are left. */
 #include "layout/diff_renames.h"
 
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
-#define MOST_COMPONENTS 64u /* of a name; further ones are left whole */
+#define MOST_COMPONENTS 64u /* in a name; the rest of a longer one is not split */
 
 typedef struct key {
     uint64_t hash;
@@ -47,7 +47,7 @@ static tsr_str until(tsr_str name, size_t at)
     return (tsr_str){name.data, at};
 }
 
-/* Position after the next dot at or behind `at`, or size + 1. */
+/* The position after the next dot at or after `at`; size + 1 if there is none. */
 static size_t next_component(tsr_str name, size_t at)
 {
     const char *dot = at < name.size ? memchr(name.data + at, '.', name.size - at) : NULL;
@@ -61,7 +61,7 @@ static size_t last_component(tsr_str name)
     return at;
 }
 
-/* Whole names of one side against the proper tails of the other. */
+/* Adds whole names of one side, and the dotted tails of the names of the other side, as keys. */
 static tsr_status key_prefixes(search *s, bool whole_side, tsr_error *err)
 {
     for (int side = 0; side < 2; side++) {
@@ -113,7 +113,7 @@ static tsr_status key_last(search *s, bool whole_side, tsr_error *err)
     return TSR_OK;
 }
 
-/* Why the names are related, or an empty text when only their hashes were. */
+/* Says how the names are related. Empty if only their hashes are equal. */
 static tsr_str explain_prefix(search *s, tsr_str a, tsr_str b, tsr_error *err)
 {
     tsr_str longer = a.size > b.size ? a : b, shorter = a.size > b.size ? b : a;

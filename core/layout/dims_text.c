@@ -1,4 +1,4 @@
-/* Decimal lists without stdio, into a buffer on the caller's stack. */
+/* Formats lists of decimal numbers without stdio, into a buffer on the caller's stack. */
 #include "layout/dims_text.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* FSDP1's flat parameters: where each original begins, and which of its elements a rank's slice has. */
+/* FSDP1's flat parameters: where each original parameter begins, and which of its elements a rank's slice has. */
 #include "base/cursor.h"
 #include "layout/shard.h"
 #include "tessera/box.h"
@@ -34,7 +34,7 @@ tsr_span tsr_flat_layout_range(const tsr_flat_layout *flat, uint64_t index, uint
     return from < until ? (tsr_span){from - begin, until - from} : (tsr_span){0, 0};
 }
 
-/* One box: `count` steps of dim d from coordinate `at`, whole behind it. */
+/* Sets one box: `count` indices of dim d from coordinate `at` on, and all of the dims after d. */
 static void put_box(tsr_shape shape, const uint64_t *at, uint32_t d, uint64_t count, uint64_t *offsets, uint64_t *sizes)
 {
     for (uint32_t k = 0; k < shape.ndim; k++) {
@@ -49,7 +49,7 @@ uint32_t tsr_range_boxes(uint32_t ndim, const uint64_t *shape, tsr_span range, u
     uint32_t n = 0;
     for (uint32_t d = ndim; d-- > 0;) steps[d] = d + 1 < ndim ? steps[d + 1] * shape[d + 1] : 1;
     if (ndim == 0) return range.size ? 1 : 0;
-    /* Grow the step from single elements up to whole slabs, then shrink it again. */
+    /* The boxes first grow from single elements to whole slabs of the tensor, and then shrink again. */
     while (begin < end) {
         uint32_t d = ndim - 1;
         while (d > 0 && begin % steps[d - 1] == 0 && end - begin >= steps[d - 1]) d--;
@@ -63,7 +63,7 @@ uint32_t tsr_range_boxes(uint32_t ndim, const uint64_t *shape, tsr_span range, u
     return n;
 }
 
-/* The boxes of one rank's range, with the places where they begin in it. */
+/* The boxes of one rank's range, and where each begins in the range. */
 static tsr_status range_shard(uint32_t ndim, const uint64_t *shape, tsr_span range, tsr_arena *arena, tsr_shard *out,
                               tsr_error *err)
 {
@@ -82,7 +82,8 @@ static tsr_status range_shard(uint32_t ndim, const uint64_t *shape, tsr_span ran
         if (ndim) memcpy(numbers, offsets + b * ndim, ndim * sizeof *numbers);
         if (ndim) memcpy(numbers + ndim, sizes + b * ndim, ndim * sizeof *numbers);
         if (ndim) numbers[2 * ndim] = at;
-        tsr_box_volume((tsr_box){ndim, NULL, sizes + b * ndim}, &elements); /* fits: it is a part of the tensor */
+        /* Cannot overflow: the box is part of the tensor. */
+        tsr_box_volume((tsr_box){ndim, NULL, sizes + b * ndim}, &elements);
         at += elements;
     }
     for (uint32_t d = 0; d < ndim; d++) first[d] = count ? boxes[0].offsets[d] : shape[d];

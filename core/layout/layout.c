@@ -1,11 +1,11 @@
-/* Tables of runs per tensor dim: a whole mesh's layout in the size of one dim's cuts. */
+/* Stores a table of runs per tensor dim. So the layout of a whole mesh only takes the memory of each dim's cuts. */
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/layout.h"
 
 #include "layout/shard.h"
 #include "tessera/sys/try.h"
 
-/* The mesh dims that cut tensor dim `dim`, and how many positions they make. */
+/* Finds the mesh dims that shard tensor dim `dim`, and the number of positions that they define. */
 static void find_cuts(const tsr_mesh *mesh, const tsr_placement *placements, uint32_t ndim, uint32_t dim,
                       tsr_dim_layout *out)
 {
@@ -34,7 +34,8 @@ typedef struct sharded_dim {
     uint32_t d;
 } sharded_dim;
 
-/* The spans of one dim at every position of the mesh dims that cut it; runs of position p begin at first[p]. */
+/* Collects the spans of one dim at every position of the mesh dims that shard it. The runs of position p begin at
+ * first[p]. */
 static tsr_status tabulate(const sharded_dim *of, const tsr_dim_layout *dim, uint64_t *first, tsr_vec *runs, tsr_error *err)
 {
     for (uint64_t p = 0; p < dim->positions; p++) {
@@ -47,7 +48,7 @@ static tsr_status tabulate(const sharded_dim *of, const tsr_dim_layout *dim, uin
     return TSR_OK;
 }
 
-/* Copies the runs into the arena and adds where each begins in the local tensor. */
+/* Copies the runs into the arena and computes where each begins in the local tensor. */
 static tsr_status keep_runs(const tsr_vec *runs, const uint64_t *first, tsr_dim_layout *dim, tsr_arena *arena,
                             tsr_error *err)
 {

@@ -1,10 +1,9 @@
-/* What a rank holds, computed one tensor dim at a time: a list of runs along the dim, from which every mesh dim that cuts
- * it takes its part.
+/* Computes what a rank holds, one tensor dim at a time: a list of runs along the dim, of which every mesh dim that shards it
+ * selects a part.
  *
  *   size 7, strided_shard(0, 2) over 3, then shard(0) over 2 (left to right):
  *   0 1 2 3 | 4 5 6        cut into 2        0 1|2 3|  ‖ 4|5|6     each into 3
- *   the first of 3 holds 0 1 4; the first of 2 then holds 0 1: one run; the second holds 4
- */
+ *   the first of 3 holds 0 1 4; the first of 2 then holds 0 1: one run; the second holds 4 */
 #include "tessera/mesh.h"
 #include "tessera/sys/layout.h"
 
@@ -39,7 +38,7 @@ bool tsr_placement_dim(const tsr_placement *placement, uint32_t ndim, uint32_t *
     return true;
 }
 
-/* The index-th of `count` parts of [0, size) as torch.chunk cuts it. */
+/* The index-th of `count` parts of [0, size), split as by torch.chunk. */
 static tsr_span part_of(uint64_t size, uint64_t count, uint64_t index)
 {
     uint64_t step = size / count + (size % count != 0), begin = 0;
@@ -47,7 +46,7 @@ static tsr_span part_of(uint64_t size, uint64_t count, uint64_t index)
     return (tsr_span){begin, size - begin < step ? size - begin : step};
 }
 
-/* Appends positions [part) of the concatenation of the runs from[0, count). */
+/* Appends the positions in `part` of the concatenation of the runs from[0, count). */
 static tsr_status append_part(tsr_vec *to, const tsr_span *from, size_t count, tsr_span part, tsr_error *err)
 {
     for (size_t i = 0; i < count && part.size > 0; i++) {
@@ -78,7 +77,7 @@ static uint64_t total_size(const tsr_vec *spans)
     return total;
 }
 
-/* One cut: `runs` becomes the index-th of `count` parts, taken from each of `split_factor` pieces. */
+/* Makes one cut: replaces `runs` with the index-th of `count` parts of each of its `split_factor` pieces. */
 static tsr_status cut(tsr_vec *runs, tsr_vec *scratch, uint64_t split_factor, uint64_t count, uint64_t index, tsr_error *err)
 {
     uint64_t size = total_size(runs);
@@ -96,7 +95,7 @@ static tsr_status cut(tsr_vec *runs, tsr_vec *scratch, uint64_t split_factor, ui
     return TSR_OK;
 }
 
-/* The mesh dims that cut tensor dim `dim`, in the order in which they cut, and the split factor of each cut. */
+/* The mesh dims that shard tensor dim `dim`, in the order in which they are applied, and the split factor of each. */
 typedef struct cut_order {
     uint32_t count;
     uint32_t mesh_dims[TSR_MESH_MAX_DIMS];
@@ -107,7 +106,7 @@ static cut_order order_cuts(const tsr_mesh *mesh, const tsr_placement *placement
                             uint32_t dim)
 {
     cut_order order = {0};
-    uint64_t parts = 1; /* that the later mesh dims make */
+    uint64_t parts = 1; /* the number of parts made by the later mesh dims */
     for (uint32_t i = mesh->dim_count; i-- > 0;) {
         uint32_t d;
         if (!tsr_placement_dim(&placements[i], ndim, &d) || d != dim) continue;

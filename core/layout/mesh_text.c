@@ -1,4 +1,4 @@
-/* "dp=4,tp=2" and "shard(0),replicate": the texts of --mesh and --placements, and of target documents. */
+/* Parses "dp=4,tp=2" and "shard(0),replicate", the syntax of --mesh, --placements and target documents. */
 #include "base/cursor.h"
 #include "tessera/mesh.h"
 #include "tessera/sys/layout.h"
@@ -13,7 +13,7 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* A position in a text that is being read. */
+/* A text, and the current position in it. */
 typedef struct reader {
     tsr_str text;
     size_t at;
@@ -45,7 +45,7 @@ static tsr_status read_number(reader *r, uint64_t most, uint64_t *out)
     size_t begin = r->at;
     uint64_t value = 0;
     for (; r->at < r->text.size && is_digit(r->text.data[r->at]); r->at++) {
-        value = value * 10 + (uint64_t)(r->text.data[r->at] - '0'); /* `most` is far from 64 bits */
+        value = value * 10 + (uint64_t)(r->text.data[r->at] - '0'); /* `most` is far below 2^64 */
         TSR_FAIL_AT(value > most, r->err, TSR_E_USAGE, begin, "the number at byte %zu of '%.*s' is greater than %llu", begin,
                     TSR_STR_ARG(r->text), (unsigned long long)most);
     }

@@ -1,4 +1,5 @@
-/* A rank's shard as boxes: the product of its runs along every dim, each box with its place in the local tensor. */
+/* Computes a rank's shard as boxes: the product of its runs along every dim, each box with its offsets in the local
+ * tensor. */
 #include "layout/shard.h"
 
 #include "base/cursor.h"
@@ -26,7 +27,7 @@ tsr_status tsr_placements_check(const tsr_mesh *mesh, const tsr_placement *place
     return TSR_OK;
 }
 
-/* Local shape and global offsets; the number of boxes. */
+/* Computes the local shape, the global offsets, and the number of boxes. */
 static tsr_status measure(tsr_shape shape, const tsr_run_list *lists, uint64_t *local_shape, uint64_t *global_offsets,
                           uint64_t *box_count, tsr_error *err)
 {

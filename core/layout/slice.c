@@ -1,4 +1,4 @@
-/* Slices of tensors as text: "0:2,:,3". */
+/* Parses slices of tensors: "0:2,:,3". */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -19,7 +19,7 @@ tsr_str tsr_slice_split(tsr_str text, tsr_str *inside)
     return text;
 }
 
-/* A bound or index: decimal, perhaps negative; false when it is no number. */
+/* Parses a bound or an index, a decimal number that may be negative. Returns false for anything else. */
 static bool parse_number(tsr_str text, int64_t *number)
 {
     char digits[24], *end;
@@ -46,7 +46,7 @@ static bool is_blank(tsr_str text)
     return true;
 }
 
-/* One part of the slice for a dim of `size`; `*keeps` says whether the dim stays. */
+/* Parses one part of the slice, for a dim of `size`. `*keeps` is set if the result still has the dim. */
 static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, tsr_span *out, bool *keeps, tsr_error *err)
 {
     const char *colon = memchr(part.data, ':', part.size);
@@ -80,7 +80,7 @@ static size_t count_parts(tsr_str inside)
     return count;
 }
 
-/* Dims that no part is for: they stay whole. */
+/* Keeps dims without a part completely. */
 static void keep_whole(tsr_slice *out, uint32_t *dim, uint32_t end, const uint64_t *shape)
 {
     for (; *dim < end; ++*dim) out->sizes[*dim] = out->shape[out->ndim++] = shape[*dim];

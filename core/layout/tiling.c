@@ -1,17 +1,16 @@
-/* Do these boxes tile the tensor exactly? The question is whether the sum of their indicator functions is 1 everywhere.
- * A linear form answers it without sorting or comparing boxes: give every coordinate x of axis d a pseudo-random number
- * W_d(x) mod p = 2^61 - 1; then
+/* Checks whether boxes tile a tensor exactly, that is, whether the sum of their indicator functions is 1 everywhere. A
+ * linear form decides this without sorting or comparing boxes: give every coordinate x of axis d a pseudo-random number
+ * W_d(x) mod p = 2^61 - 1. Then
  *
  *   sum over boxes of prod_d (W_d(end) - W_d(begin))  ==  prod_d (W_d(size) - W_d(0))
  *
  * holds for every exact tiling (the products telescope over the cells of the common grid) and, by Schwartz and Zippel, for
- * another list with probability at most rank / p. Where it fails, the same form, restricted to a region, says which halves
- * of the region hold the damage; regions are split at faces of boxes until none is left inside:
+ * any other list with probability at most ndim / p. If it does not hold, the same form, restricted to a region, shows which
+ * halves of the region contain the damage. Regions are split at faces of boxes until none is left inside:
  *
  *   +-----+--+        +-----+ +--+        a region without a face inside is in no box (a hole)
- *   |  1  |2 |   =>   |  1  | |2 |   =>   or wholly in two or more (an overlap)
- *   +--+..|  |        +--+..| |  |  ok
- */
+ *   |  1  |2 |   =>   |  1  | |2 |   =>   or completely in two or more (an overlap)
+ *   +--+..|  |        +--+..| |  |  ok */
 #include "tessera/sys/tiling.h"
 #include "base/cursor.h"
 #include "tessera/sys/box.h"
@@ -21,7 +20,7 @@
 
 #define PRIME ((UINT64_C(1) << 61) - 1)
 
-/* Box visits spent on counting further damage once some is found: this many a box, and a few for short lists. */
+/* Limit on box visits for counting further damage once some was found: this many per box, plus a few for short lists. */
 #define VISITS_PER_BOX 24u
 #define VISITS_LEAST   4096u
 
@@ -31,7 +30,7 @@ static uint64_t reduce(uint64_t x)
     return x >= PRIME ? x - PRIME : x;
 }
 
-/* a × b mod p for a, b < p, with 2^61 = 1 and 64-bit products only. */
+/* a × b mod p for a, b < p, using 2^61 = 1 and only 64-bit products. */
 static uint64_t multiply(uint64_t a, uint64_t b)
 {
     uint64_t a1 = a >> 31, a0 = a & 0x7fffffff, b1 = b >> 31, b0 = b & 0x7fffffff;
@@ -62,16 +61,16 @@ typedef const uint64_t *extent;
 typedef struct search {
     uint32_t ndim;
     uint64_t seed;
-    tsr_vec boxes;   /* begin[ndim], end[ndim] of each box that has elements, cut to the tensor */
-    tsr_vec numbers; /* of their chunks */
+    tsr_vec boxes;   /* begin[ndim], end[ndim] of each box that has elements, clipped to the tensor */
+    tsr_vec numbers; /* the numbers of their chunks */
     tsr_vec regions; /* stack of regions still to be searched */
-    tsr_vec ends;    /* for each of them, where its list in `lists` ends; it begins where the one below ends */
+    tsr_vec ends;    /* per region: where its list in `lists` ends; it begins where that of the region below ends */
     tsr_vec lists;   /* box indexes */
     tsr_vec scratch;
     uint64_t visits;
     uint64_t random;
     uint64_t hole_elements;
-    bool hole_wanted; /* fewer elements in boxes than in the tensor, and no hole found yet */
+    bool hole_wanted; /* the boxes have fewer elements than the tensor, and no hole was found yet */
     tsr_tiling *out;
 } search;
 
@@ -97,7 +96,7 @@ static bool inside(extent box, extent region, uint32_t ndim)
     return true;
 }
 
-/* Whether the listed boxes, cut to the region, tile it. */
+/* Whether the listed boxes, clipped to the region, tile it. */
 static bool tiles(search *s, extent region, const uint64_t *list, size_t count)
 {
     uint64_t whole = 1, sum = 0;
@@ -115,7 +114,8 @@ static bool tiles(search *s, extent region, const uint64_t *list, size_t count)
     return sum == whole;
 }
 
-/* Whether the boxes together have fewer elements in the region than the region has: then some of it is in none. */
+/* Whether the boxes together have fewer elements in the region than the region itself, so that part of it must be in no
+ * box. */
 static bool lacks(search *s, extent region)
 {
     const uint64_t *list = s->scratch.items;
@@ -134,7 +134,7 @@ static bool lacks(search *s, extent region)
     return sum < whole;
 }
 
-/* One of the faces strictly inside the region, each with equal chance. */
+/* Chooses one of the faces strictly inside the region at random, each with the same probability. */
 static bool choose_face(search *s, extent region, uint32_t *dim, uint64_t *cut)
 {
     const uint64_t *list = s->scratch.items;
@@ -184,7 +184,7 @@ static void cut_region(extent region, uint32_t ndim, uint32_t dim, uint64_t cut,
     half[upper ? dim : ndim + dim] = cut;
 }
 
-/* Pushes a region with the boxes of `scratch` that reach into it, unless they tile it. */
+/* Pushes a region with the boxes of `scratch` that intersect it, unless they tile it. */
 static tsr_status push_region(search *s, extent region, tsr_error *err)
 {
     const uint64_t *list = s->scratch.items;
@@ -203,7 +203,7 @@ static tsr_status push_region(search *s, extent region, tsr_error *err)
     return TSR_OK;
 }
 
-/* Takes the topmost region and its list off the stacks, into `region` and `scratch`. */
+/* Pops the topmost region and its list into `region` and `scratch`. */
 static tsr_status pop_region(search *s, uint64_t *region, tsr_error *err)
 {
     const uint64_t *ends = s->ends.items;
@@ -219,8 +219,8 @@ static tsr_status pop_region(search *s, uint64_t *region, tsr_error *err)
     return TSR_OK;
 }
 
-/* Reports or splits the topmost region, which is known not to be tiled. Of two halves, the one in which a wanted hole
- * certainly is comes out on top of the stack. */
+/* Reports or splits the topmost region, which is known not to be tiled. If a hole is wanted, the half that certainly has one
+ * is pushed last. */
 static tsr_status search_region(search *s, tsr_error *err)
 {
     uint64_t region[2 * TSR_MAX_NDIM], lower[2 * TSR_MAX_NDIM], upper[2 * TSR_MAX_NDIM], cut = 0;
@@ -257,7 +257,7 @@ static tsr_status search_damage(search *s, const uint64_t *shape, tsr_error *err
     return TSR_OK;
 }
 
-/* Fills boxes and numbers; `*sum`: the elements of all boxes together, saturated. */
+/* Fills boxes and numbers. `*sum` is the number of elements of all boxes, saturated. */
 static tsr_status gather(search *s, const uint64_t *shape, const tsr_chunk *chunks, uint64_t count, uint64_t *sum,
                          tsr_error *err)
 {
@@ -274,7 +274,7 @@ static tsr_status gather(search *s, const uint64_t *shape, const tsr_chunk *chun
             ends[d] = offsets[d];
             ends[s->ndim + d] = offsets[d] + sizes[d];
         }
-        tsr_box_volume((tsr_box){s->ndim, NULL, sizes}, &volume); /* fits: within the tensor */
+        tsr_box_volume((tsr_box){s->ndim, NULL, sizes}, &volume); /* cannot overflow: it is within the tensor */
         if (!tsr_add_u64(*sum, volume, sum)) *sum = UINT64_MAX;
     }
     return TSR_OK;
@@ -292,7 +292,7 @@ static tsr_status locate_damage(search *s, const uint64_t *shape, uint64_t eleme
     return TSR_OK;
 }
 
-/* The form over all chunks, which must lie within the tensor. */
+/* Evaluates the linear form over all chunks, which must be within the tensor. */
 static bool is_exact(uint32_t ndim, const uint64_t *shape, const tsr_chunk *chunks, uint64_t count, uint64_t seed)
 {
     uint64_t whole = 1, sum = 0;
@@ -308,7 +308,7 @@ static bool is_exact(uint32_t ndim, const uint64_t *shape, const tsr_chunk *chun
     return sum == whole;
 }
 
-/* What one look at every chunk tells; returns a seed that depends on all coordinates. */
+/* Collects what a single pass over the chunks shows. Returns a seed that depends on all coordinates. */
 static uint64_t look_over(tsr_box tensor, const tsr_chunk *chunks, uint64_t count, tsr_tiling *out)
 {
     uint64_t seed = mix(count);

@@ -1,4 +1,4 @@
-/* Findings about a catalog that need no bytes, from the tiling of each tensor and from the byte ranges of all chunks. */
+/* Finds errors in a catalog without reading bytes: checks the tiling of each tensor and the byte ranges of all chunks. */
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/tiling.h"
 #include "tessera/sys/vec.h"
@@ -58,7 +58,8 @@ static tsr_status report_hole(const check *c, const tsr_entry *entry, const tsr_
                            tsr_dims_text(&at, tiling->hole_offsets, entry->ndim));
 }
 
-/* A chunk without elements is the share of a rank that got nothing: torch puts it at the far end of the split dimension. */
+/* A chunk without elements belongs to a rank that got nothing. PyTorch puts its offset at the end of the sharded
+ * dimension. */
 static tsr_status check_empty_chunks(const check *c, const tsr_entry *entry, tsr_error *err)
 {
     tsr_dims_buffer at, size, shape;
@@ -111,14 +112,14 @@ static int compare_ranges(const void *left, const void *right)
     return (a->end > b->end) - (a->end < b->end);
 }
 
-/* Whether a chunk is one more box of the item that the chunk before it is of. */
+/* Whether a chunk is a further box of the same item as the chunk before it. */
 static bool continues_item(const tsr_entry *entry, uint64_t chunk)
 {
     const tsr_chunk *c = &entry->chunks[chunk];
     return chunk && !c->view && c[-1].file == c->file && c[-1].byte_offset == c->byte_offset && c[-1].byte_length == c->byte_length;
 }
 
-/* `boxes`: one item may hold several boxes of a tensor. */
+/* `boxes`: whether one item may contain several boxes of a tensor. */
 static tsr_status gather_ranges(const tsr_entry *entry, bool boxes, tsr_vec *ranges, bool *sorted, tsr_error *err)
 {
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
@@ -136,7 +137,7 @@ static tsr_status gather_ranges(const tsr_entry *entry, bool boxes, tsr_vec *ran
 
 static tsr_status report_shared(const check *c, const range *list, size_t count, tsr_error *err)
 {
-    const range *widest = list; /* of the ranges so far, the one that ends last */
+    const range *widest = list; /* of the ranges so far, the one with the highest end */
     for (size_t i = 1; i < count; i++) {
         const range *r = &list[i];
         if (r->file == widest->file && r->begin < widest->end) {
@@ -153,7 +154,8 @@ static tsr_status report_shared(const check *c, const range *list, size_t count,
     return TSR_OK;
 }
 
-/* In torch.save files tensors may share storage; where every item is written on its own, shared bytes are damage. */
+/* Whether shared bytes are damage, because every item is written separately. In torch.save files, tensors may share
+ * storage. */
 static bool bytes_are_exclusive(tsr_format format)
 {
     return format == TSR_FORMAT_DCP || format == TSR_FORMAT_MEGATRON_DIST || format == TSR_FORMAT_DCP_SAFETENSORS || format == TSR_FORMAT_SAFETENSORS ||

@@ -1,4 +1,5 @@
-/* A catalog against a contract, such as the layout that a repository committed: names, kinds, dtypes, shapes and boxes. */
+/* Checks a catalog against a contract, such as a layout committed to a repository: names, kinds, dtypes, shapes and
+ * boxes. */
 #include "layout/box_set.h"
 #include "layout/dims_text.h"
 #include "tessera/sys/box_walk.h"
@@ -76,7 +77,7 @@ static const char *kind_name(tsr_entry_kind kind)
 static bool same_dtype(const compare *c, const tsr_entry *entry, const tsr_entry *wanted)
 {
     const tsr_contract_rule *rule = tsr_contract_rule_of(c->contract, wanted->fqn);
-    /* As documents print them: both ways of counting float4 have one name. */
+    /* Compares the names used in documents, because both ways of counting float4 have the same name there. */
     if (strcmp(tsr_dtype_describe(entry->dtype)->name, tsr_dtype_describe(wanted->dtype)->name) == 0) return true;
     for (size_t i = 0; rule && i < rule->dtype_count; i++) {
         if (rule->dtypes[i] == entry->dtype) return true;
@@ -100,7 +101,7 @@ static tsr_status compare_shapes(const compare *c, const tsr_entry *entry, const
                                  tsr_error *err)
 {
     tsr_dims_buffer shape, wanted_shape;
-    if (!wanted->shape && wanted->dtype == TSR_DTYPE_NONE) return TSR_OK; /* a name alone */
+    if (!wanted->shape && wanted->dtype == TSR_DTYPE_NONE) return TSR_OK; /* only the name is required */
     if (tsr_entry_same_shape(entry, wanted)) return allow & TSR_ANY_CHUNKS ? TSR_OK : compare_chunks(c, entry, wanted, err);
     if (allow & TSR_ANY_SHAPE) return TSR_OK;
     return tsr_finding_add(c->findings, "layout/shape", name_of(entry), err, "'%.*s' has shape %s, but %s has %s",
