@@ -1,11 +1,11 @@
-/* Every byte once, in file order. An extent (a zip member, a tensor's bytes) is cut into pieces that threads read, sum up
- * and scan; the pieces' CRCs are joined in order.
+/* Reads every byte once, in file order. An extent (a zip member, a tensor's bytes) is split into pieces, which threads read,
+ * checksum and scan. The CRCs of the pieces are combined in order.
  *
  *   file:   … | member data/0 ··················· | …
  *             [piece 0      ][piece 1      ][pc 2]        boundaries at whole elements of the tensor inside
  *
- * Tensors whose stored bytes are not simply their elements (strides with holes, big-endian, compressed) are scanned for NaN
- * in a second pass, through the gather. */
+ * Tensors whose stored bytes are not just their elements (strides with gaps, big-endian, compressed) are scanned for NaN in
+ * a second pass, through a gather. */
 #include "base/cursor.h"
 #include "check/check_share.h"
 #include "check/compare_copy.h"
@@ -27,18 +27,18 @@
 #include "tessera/sys/vec.h"
 
 #define MEMBER_CHARS 96u
-#define SLICE_BYTES  ((size_t)128 << 10) /* read, summed and scanned while it is in the cache */
+#define SLICE_BYTES  ((size_t)128 << 10) /* small enough to stay in the cache while it is read, checksummed and scanned */
 
 typedef struct counts {
     uint64_t nan, inf;
-    uint64_t odd; /* bools other than 0 and 1 */
+    uint64_t odd; /* bools that are neither 0 nor 1 */
 } counts;
 
-/* What is known of the values of one entry so far. */
+/* What is known so far about the values of one entry. */
 typedef struct tally {
     counts counts;
-    bool gather; /* to be scanned by the second pass */
-    bool repeats; /* its elements repeat stored ones so often that the second pass leaves it alone */
+    bool gather; /* must be scanned by the second pass */
+    bool repeats; /* its elements repeat stored ones so often that the second pass skips it */
 } tally;
 
 typedef struct check {
@@ -46,33 +46,33 @@ typedef struct check {
     tsr_ring *ring;
     const tsr_progress *progress;
     uint64_t byte_done;
-    tally *tallies;     /* one an entry */
-    uint64_t most;      /* bytes of a piece, the same on all ranks */
+    tally *tallies;     /* one per entry */
+    uint64_t most;      /* the largest size of a piece in bytes, the same on all ranks */
     uint64_t extents;   /* walked so far */
-    tsr_share share;    /* what is found goes to share.found first */
+    tsr_share share;    /* findings are first added to share.found */
     tsr_vec partials;   /* of partial */
-    uint32_t crc;       /* of the extent being drained, up to its last drained piece */
-    uint64_t crc_bytes; /* that it is over */
-    bool damaged;       /* that extent could not be read to its end: */
+    uint32_t crc;       /* CRC of the current extent up to the last drained piece */
+    uint64_t crc_bytes; /* number of bytes in that CRC */
+    bool damaged;       /* that extent could not be read completely, because of: */
     tsr_error damage;
-    bool overlapping;   /* tensors expand to far more than is stored, although none of them does so by itself */
-    uint64_t replica_room; /* bytes of replicas that may still be compared: more are only there if they overlap */
+    bool overlapping;   /* all tensors together expand to far more than is stored, although no single one does */
+    uint64_t replica_room; /* bytes of replicas that may still be compared; only overlapping replicas exceed it */
 } check;
 
 typedef struct piece {
     uint32_t file;
     uint64_t byte_offset;
-    uint8_t *memory; /* for one slice */
+    uint8_t *memory; /* for a single slice */
     size_t size;
-    bool first, last; /* of those of the extent that this rank reads */
-    bool partial;     /* it does not read all, */
-    bool ends;        /* but this is the extent's end */
+    bool first, last; /* of the extent's pieces that this rank reads */
+    bool partial;     /* this rank does not read the whole extent, */
+    bool ends;        /* but it reads the end */
     bool has_crc;
     uint32_t expected_crc; /* of the whole extent */
     uint64_t extent_offset, extent_number;
     uint32_t crc;              /* of this piece */
-    tsr_dtype scan;            /* type of the numbers inside, or TSR_DTYPE_NONE */
-    size_t scan_from, scan_to; /* bytes of this piece */
+    tsr_dtype scan;            /* type of the numbers to scan for NaN, or TSR_DTYPE_NONE */
+    size_t scan_from, scan_to; /* range to scan, in bytes of this piece */
     counts counts;
     tally *tally;
     tsr_str fqn;
@@ -87,7 +87,7 @@ static tsr_place place_of(const check *c, uint32_t file, uint64_t offset, tsr_st
     return (tsr_place){file < store->file_count ? store->files[file].name : (tsr_str){NULL, 0}, offset, fqn};
 }
 
-/* What went wrong with one tensor or range becomes a finding; what stops the whole check stays an error. */
+/* Turns an error of one tensor or range into a finding. Errors that stop the whole check are passed on. */
 static tsr_status finding_of(check *c, tsr_place place, const tsr_error *failure, tsr_error *err)
 {
     if (failure->status == TSR_E_NOMEM || failure->status == TSR_E_CANCELLED) {
@@ -119,7 +119,7 @@ static void add_counts(counts *sum, const counts *more)
 
 /* ---- first pass: extents ---- */
 
-/* Where the slice from `at` ends: at a whole number of the numbers inside. */
+/* Where the slice that begins at `at` ends: after a whole number of elements. */
 static size_t slice_end(const piece *p, size_t at)
 {
     if (p->size - at <= SLICE_BYTES) return p->size;
@@ -146,9 +146,9 @@ static tsr_status fill_piece(void *ctx, void *job, tsr_error *err)
     return TSR_OK;
 }
 
-/* What this rank knows of an extent that it reads a part of. */
+/* The result for an extent of which this rank read only a part. */
 typedef struct partial {
-    piece last; /* of its pieces */
+    piece last; /* the last of its pieces */
     uint32_t crc;
     uint64_t crc_bytes;
     bool damaged;
@@ -168,7 +168,7 @@ static tsr_status judge(check *c, const piece *p, uint32_t crc, tsr_error *err)
                            p->member, (unsigned)crc, (unsigned)p->expected_crc);
 }
 
-/* All of an extent that this rank reads has been drained. */
+/* Called when all pieces of an extent that this rank reads have been drained. */
 static tsr_status end_extent(check *c, const piece *p, tsr_error *err)
 {
     if (p->partial) {
@@ -205,7 +205,7 @@ static tsr_status drain_piece(void *ctx, void *job, tsr_error *err)
     return p->last ? end_extent(c, p, err) : TSR_OK;
 }
 
-/* Whether a view's elements are exactly the bytes of one run, in whatever order. */
+/* Whether a view's elements are exactly the bytes of one contiguous range, in any order. */
 static bool is_dense(const tsr_extent *extent, uint64_t *elements)
 {
     const tsr_chunk *chunk = extent->chunk;
@@ -227,7 +227,7 @@ static bool is_replica(const tsr_extent *extent)
            extent->chunk < entry->replicas + entry->replica_count;
 }
 
-/* The byte range of the extent's numbers, relative to the extent; TSR_DTYPE_NONE when there are none to scan. */
+/* Finds the byte range of the numbers to scan, relative to the extent. TSR_DTYPE_NONE if there are none. */
 static tsr_dtype scan_range(check *c, const tsr_extent *extent, uint64_t *from, uint64_t *to)
 {
     *from = *to = 0;
@@ -235,7 +235,7 @@ static tsr_dtype scan_range(check *c, const tsr_extent *extent, uint64_t *from, 
     const tsr_dtype part = entry && extent->chunk ? tsr_dtype_part(entry->dtype) : TSR_DTYPE_NONE;
     uint64_t elements, bytes;
     if (!is_scanned(part) || is_replica(extent)) return TSR_DTYPE_NONE;
-    if (entry->per_rank) { /* one rank's tensor, which fills the extent */
+    if (entry->per_rank) { /* one rank's tensor, which is the whole extent */
         *to = extent->byte_length;
         return part;
     }
@@ -252,7 +252,7 @@ static tsr_dtype scan_range(check *c, const tsr_extent *extent, uint64_t *from, 
     return part;
 }
 
-/* A part of an extent, as a piece of this rank. */
+/* A part of an extent that becomes a piece of this rank. */
 typedef struct part {
     uint64_t at, end; /* bytes of the extent */
     tsr_dtype scan;
@@ -297,7 +297,7 @@ static bool is_mine(const check *c, const tsr_extent *extent, uint64_t at)
     return tsr_share_owner(&c->share, extent->file, extent->byte_offset + at) == c->share.comm->rank;
 }
 
-/* Cuts an extent at the same places on every rank; those parts that begin in this rank's share are its own. */
+/* Splits an extent at the same positions on every rank. Each rank reads the parts that begin in its share. */
 static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *err)
 {
     check *c = ctx;
@@ -321,15 +321,16 @@ static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *er
     }
 }
 
-/* ---- what several ranks read parts of ---- */
+/* ---- extents that several ranks read parts of ---- */
 
-/* As it is sent. */
+/* A `partial` in the form in which it is sent. */
 typedef struct sent_partial {
     uint64_t number, crc_bytes;
     uint32_t crc, damaged;
 } sent_partial;
 
-/* Of all ranks' parts of one extent, in order: were those before rank `mine` sound, are all, and the CRC of the whole. */
+/* Combines all ranks' parts of one extent, in order. Returns the CRC of the whole extent. *sound_before is set if all parts
+ * of the ranks before `mine` could be read, *sound if all parts could. */
 static uint32_t join_parts(const tsr_comm_blobs *all, uint64_t number, uint32_t mine, bool *sound_before, bool *sound)
 {
     uint32_t crc = 0;
@@ -347,7 +348,8 @@ static uint32_t join_parts(const tsr_comm_blobs *all, uint64_t number, uint32_t 
     return crc;
 }
 
-/* The first rank that could not read its part tells of that; else the one that has the end knows about the CRC. */
+/* An error is reported by the first rank that could not read its part. If there is none, the rank that read the end of the
+ * extent checks the CRC. */
 static tsr_status judge_partials(check *c, const tsr_comm_blobs *all, tsr_error *err)
 {
     for (size_t i = 0; i < c->partials.count; i++) {
@@ -371,7 +373,7 @@ static tsr_status list_partials(const check *c, tsr_vec *out, tsr_error *err)
     return TSR_OK;
 }
 
-/* As it is sent. */
+/* The counts of an entry in the form in which they are sent. */
 typedef struct sent_tally {
     uint64_t entry;
     counts counts;
@@ -386,7 +388,7 @@ static tsr_status list_tallies(const check *c, tsr_vec *out, tsr_error *err)
     return TSR_OK;
 }
 
-/* Every rank's counts, this one's included. */
+/* Adds up the counts of all ranks, including this one. */
 static tsr_status sum_tallies(check *c, const tsr_comm_blobs *all, tsr_error *err)
 {
     (void)err;
@@ -399,7 +401,7 @@ static tsr_status sum_tallies(check *c, const tsr_comm_blobs *all, tsr_error *er
     return TSR_OK;
 }
 
-/* Collective: every rank lists something, all look at all. */
+/* Collective: every rank lists its items, and then looks at those of all ranks. */
 static tsr_status exchange(check *c, tsr_status (*list)(const check *c, tsr_vec *out, tsr_error *err),
                            tsr_status (*look)(check *c, const tsr_comm_blobs *all, tsr_error *err), tsr_error *err)
 {
@@ -415,7 +417,7 @@ static tsr_status exchange(check *c, tsr_status (*list)(const check *c, tsr_vec 
     return status;
 }
 
-/* ---- second pass: values that only the gather can see ---- */
+/* ---- second pass: values that must be gathered ---- */
 
 typedef struct scan_job {
     tsr_tile tile; /* first */
@@ -462,8 +464,8 @@ static tsr_status check_replica(check *c, const tsr_gather *chunks, const tsr_ch
     tsr_difference difference = {0};
     tsr_error failure = {0};
     const tsr_place place = place_of(c, replica->file, replica->byte_offset, chunks->entry->fqn);
-    if (replica->file == TSR_NO_FILE) return TSR_OK; /* a finding since opening */
-    if (replica->byte_length > c->replica_room) return TSR_OK; /* bytes that were compared before, again */
+    if (replica->file == TSR_NO_FILE) return TSR_OK; /* a finding since the checkpoint was opened */
+    if (replica->byte_length > c->replica_room) return TSR_OK; /* overlaps replicas that were compared already */
     c->replica_room -= replica->byte_length;
     if (tsr_compare_copy(chunks, replica, c->ring, &difference, &failure) != TSR_OK) return finding_of(c, place, &failure, err);
     if (difference.differing == 0) return TSR_OK;
@@ -487,7 +489,7 @@ static tsr_status check_replicas(check *c, const tsr_entry *entry, tsr_error *er
     return status;
 }
 
-/* ---- the whole ---- */
+/* ---- the whole check ---- */
 
 static tsr_status report_values(check *c, const tsr_entry *entry, const tally *t, tsr_error *err)
 {
@@ -527,14 +529,14 @@ static tsr_status check_entry(check *c, const tsr_entry *entry, tally *t, tsr_er
     }
     if (t->repeats) {
         TSR_TRY(report_repeats(c, entry, err));
-        return report_values(c, entry, t, err); /* of chunks that were scanned as they lie */
+        return report_values(c, entry, t, err); /* for chunks that were scanned in place */
     }
     if (t->gather) TSR_TRY(scan_gather(c, entry, t, err));
     TSR_TRY(report_values(c, entry, t, err));
     return entry->kind == TSR_ENTRY_TENSOR && entry->replica_count ? check_replicas(c, entry, err) : TSR_OK;
 }
 
-/* What an entry costs after the first pass. */
+/* The cost of an entry after the first pass. */
 static uint64_t cost_of(const tsr_entry *entry, const tally *t)
 {
     uint64_t bytes = 0, cost;
@@ -544,7 +546,8 @@ static uint64_t cost_of(const tsr_entry *entry, const tally *t)
                                                                                                               : bytes;
 }
 
-/* Entries whose elements would take too long one by one: all that repeat stored ones, when together they are too many. */
+/* Marks entries whose elements would take too long to visit: all that repeat stored elements, if together they repeat too
+ * many. */
 static tsr_status mark_repeats(check *c, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(c->checkpoint);
@@ -556,7 +559,8 @@ static tsr_status mark_repeats(check *c, tsr_error *err)
         const tsr_entry *entry = &catalog->entries[i];
         if (entry->kind != TSR_ENTRY_TENSOR) continue;
         status = tsr_repeats_add(&repeats, entry, NULL, NULL, &c->tallies[i].repeats, &failure);
-        if (status != TSR_OK && status != TSR_E_NOMEM && status != TSR_E_CANCELLED) status = TSR_OK; /* found on the way */
+        /* Other errors are reported later. */
+        if (status != TSR_OK && status != TSR_E_NOMEM && status != TSR_E_CANCELLED) status = TSR_OK;
     }
     const bool many = status == TSR_OK && tsr_repeats_too_many(&repeats);
     for (uint64_t i = 0; i < catalog->entry_count; i++) c->tallies[i].repeats = many && c->tallies[i].repeats;
@@ -565,7 +569,7 @@ static tsr_status mark_repeats(check *c, tsr_error *err)
     return status == TSR_OK ? TSR_OK : tsr_raise(err, status, failure.byte_position, "%s", failure.message);
 }
 
-/* Each rank those of its share. */
+/* Checks the entries in this rank's share. */
 static tsr_status check_entries(check *c, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(c->checkpoint);
@@ -588,7 +592,7 @@ static tsr_status check_entries(check *c, tsr_error *err)
 static tsr_status check_extents(check *c, tsr_error *err)
 {
     const uint32_t threads = tsr_checkpoint_host(c->checkpoint)->threads;
-    /* Eight pieces per thread and round: with fewer, threads wait for the last one noticeably long. */
+    /* Eight pieces per thread and round: with fewer, waiting for the slowest thread takes noticeable time. */
     const size_t enough = 16 * (threads ? threads : 1) * (SLICE_BYTES + TSR_COPY_SLACK);
     const tsr_ring_work work = {
         .job_size = sizeof(piece), .fill = fill_piece, .drain = drain_piece, .ctx = c, .enough = enough};
@@ -598,7 +602,7 @@ static tsr_status check_extents(check *c, tsr_error *err)
     return tsr_ring_end(c->ring, err);
 }
 
-/* Ranks must have the same files before them, and cut them alike, whatever their threads and memory. */
+/* Checks that all ranks see the same files, and agrees on a piece size, which may depend on threads and memory. */
 static tsr_status prepare(check *c, tsr_error *err)
 {
     const uint64_t seen[] = {tsr_checkpoint_catalog(c->checkpoint)->entry_count, c->share.file_count, c->share.byte_total};
@@ -630,7 +634,7 @@ static tsr_status start(check *c, tsr_comm *comm, tsr_error *err)
     if (!c->tallies) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) c->tallies[i] = (tally){{0}, false, false};
     const tsr_store *store = tsr_checkpoint_store(c->checkpoint);
-    for (uint32_t f = 0; f < store->file_count; f++) { /* names that are tied are compared each; 64 of them are plenty */
+    for (uint32_t f = 0; f < store->file_count; f++) { /* tied names are each compared; room for 64 of them is plenty */
         uint64_t bytes;
         if (!tsr_mul_u64(store->files[f].size, 64, &bytes) || !tsr_add_u64(c->replica_room, bytes, &c->replica_room))
             c->replica_room = UINT64_MAX;

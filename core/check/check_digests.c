@@ -1,4 +1,4 @@
-/* The digests of a contract against the values that a checkpoint holds, whatever its sharding and container. */
+/* Compares the digests in a contract with the values in a checkpoint, regardless of its sharding and container. */
 #include "base/cursor.h"
 #include "check/check_share.h"
 #include "tessera/check.h"
@@ -18,17 +18,17 @@ typedef struct checker {
     tsr_ring *ring;
     const tsr_progress *progress;
     tsr_error *err;
-    const tsr_entry **own; /* entries that this rank looks at; NULL before they are known */
+    const tsr_entry **own; /* entries that this rank checks; NULL before they are listed */
     size_t own_count;
-    tsr_digests *digests; /* of them */
-    tsr_map *index; /* FQN of the contract → its number */
+    tsr_digests *digests; /* digests of the entries in `own` */
+    tsr_map *index; /* FQN in the contract → its number */
     tsr_share share;
     uint64_t byte_done, byte_total;
-    uint64_t without; /* entries of which the contract has no digest */
-    tsr_str first;    /* of them */
+    uint64_t without; /* number of entries for which the contract has no digest */
+    tsr_str first;    /* FQN of the first of them */
 } checker;
 
-/* The digest that the contract has of an entry; empty: none, or it does not count. */
+/* The digest that the contract has for an entry. Empty if there is none, or if the contract allows any value. */
 static tsr_str expected_of(const checker *c, const tsr_entry *entry)
 {
     tsr_str name;
@@ -47,7 +47,7 @@ static tsr_status digest_of(const checker *c, size_t number, bool *there, tsr_di
     return tsr_digests_get(c->digests, number, out, c->err);
 }
 
-/* `number` is the entry's among the own ones. */
+/* Checks entry `number` of `own`. */
 static tsr_status check(checker *c, size_t number)
 {
     const tsr_entry *entry = c->own[number];
@@ -66,7 +66,7 @@ static tsr_status check(checker *c, size_t number)
                            there ? text : "of nothing", c->contract->called, TSR_STR_ARG(expected));
 }
 
-/* Counts an object of which only kind and type were compared. */
+/* Counts an object if only its kind and type were compared. */
 static void count_without(checker *c, const tsr_entry *entry)
 {
     tsr_str name;
@@ -76,7 +76,7 @@ static void count_without(checker *c, const tsr_entry *entry)
     if (c->without++ == 0) c->first = entry->fqn;
 }
 
-/* Alike on all ranks. */
+/* Reports objects without digests. The result is the same on all ranks. */
 static tsr_status tell_without(checker *c, const tsr_catalog *catalog)
 {
     for (uint64_t i = 0; i < catalog->entry_count; i++) count_without(c, &catalog->entries[i]);
@@ -89,7 +89,7 @@ static tsr_status tell_without(checker *c, const tsr_catalog *catalog)
                            TSR_STR_ARG(c->first));
 }
 
-/* What it takes to look at an entry; 0: nothing is expected of it. */
+/* The cost of checking an entry; 0 if the contract has no digest for it. */
 static uint64_t cost_of(const checker *c, const tsr_entry *entry)
 {
     uint64_t bytes = 0;
@@ -130,7 +130,7 @@ static tsr_status prepare(checker *c, const tsr_catalog *catalog, tsr_comm *comm
     return TSR_OK;
 }
 
-/* Lists what this rank looks at. */
+/* Lists the entries that this rank checks. */
 static tsr_status take_own(checker *c, const tsr_catalog *catalog)
 {
     uint64_t at = 0, cost;

@@ -1,4 +1,4 @@
-/* Shares of a check, and findings that travel between ranks of one program. */
+/* Divides a check among ranks, and sends findings between the ranks of one program. */
 #include "check/check_share.h"
 
 #include <stdlib.h>
@@ -54,7 +54,7 @@ tsr_status tsr_share_agree(const tsr_share *share, tsr_status status, tsr_error 
     return share->comm->size == 1 ? status : tsr_comm_agree(share->comm, status, err);
 }
 
-/* ---- findings on their way: all ranks are one program ---- */
+/* ---- sending findings: all ranks run the same program ---- */
 
 tsr_status tsr_share_order(tsr_share *share, uint64_t order, tsr_error *err)
 {
@@ -75,7 +75,7 @@ typedef struct packed {
     uint64_t byte_offset;
     uint32_t rule; /* index */
     uint32_t level;
-    uint32_t message_size, file_size, fqn_size; /* of what follows, in this order */
+    uint32_t message_size, file_size, fqn_size; /* sizes of the texts that follow, in this order */
     uint32_t has_file, has_fqn, unused;
 } packed;
 
@@ -118,11 +118,11 @@ static tsr_status pack(const tsr_share *share, tsr_vec *out, tsr_error *err)
     return TSR_OK;
 }
 
-/* A packed finding of some rank. */
+/* A packed finding received from some rank. */
 typedef struct arrived {
     packed head;
     const char *text;
-    size_t sequence; /* of arrival: keeps the order of equals */
+    size_t sequence; /* order of arrival, which breaks ties */
 } arrived;
 
 static int by_order(const void *a, const void *b)
@@ -132,7 +132,7 @@ static int by_order(const void *a, const void *b)
     return x->sequence < y->sequence ? -1 : x->sequence > y->sequence;
 }
 
-/* Unpacks one rank's blob behind what is in `list`. */
+/* Unpacks one rank's findings and appends them to `list`. */
 static tsr_status list_arrived(tsr_str blob, tsr_vec *list, tsr_findings *findings, tsr_error *err)
 {
     totals t;

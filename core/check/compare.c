@@ -1,5 +1,5 @@
-/* Values of two tensors side by side: one job reads the same tile of both and compares it where it was read. Equal bytes
- * are settled by memcmp; only tiles that differ are looked at element by element. */
+/* Compares the values of two tensors: one job reads the same tile of both and compares them. memcmp finds equal tiles; only
+ * those that differ are compared element by element. */
 #include "tessera/compare.h"
 #include "tessera/sys/box_walk.h"
 
@@ -33,7 +33,7 @@ static uint64_t ulp_distance(const tsr_float_form *form, const uint8_t *a, const
     return x > y ? (uint64_t)x - (uint64_t)y : (uint64_t)y - (uint64_t)x;
 }
 
-/* |a − b| of one element of one or two parts; NaN where either is NaN and 0 where they are equal. */
+/* |a − b| of an element with one or two parts; NaN if either is NaN, 0 if they are equal. */
 static double distance(const double *a, const double *b, uint32_t parts)
 {
     double each[2] = {0, 0};
@@ -59,24 +59,24 @@ static bool is_close(const tsr_tolerance *tolerance, const double *a, const doub
     return is_finite(a, parts) && is_finite(b, parts) && abs <= tolerance->atol + tolerance->rtol * size;
 }
 
-/* |a − b| of integers of 64 bits, of which a double holds not all: 2^62 and 2^62 + 1 differ by 1. */
+/* |a − b| of 64-bit integers, for which a double is not precise enough: 2^62 and 2^62 + 1 differ by 1. */
 static double integer_distance(tsr_dtype dtype, const uint8_t *a, const uint8_t *b)
 {
     const uint64_t x = tsr_load_le(a, 8), y = tsr_load_le(b, 8), sign = dtype == TSR_INT64 ? UINT64_C(1) << 63 : 0;
     return (x ^ sign) > (y ^ sign) ? (double)(x - y) : (double)(y - x);
 }
 
-/* Elements of both tensors, as they are stored and as numbers. */
+/* A block of elements of both tensors, as stored and as numbers. */
 typedef struct compared_block {
     tsr_dtype dtype;
-    uint32_t parts, size; /* of an element: numbers, 0 where it has none; bytes */
+    uint32_t parts, size; /* per element: count of numbers (0 if not numeric), and bytes */
     uint64_t first;       /* number of the first one */
     size_t count;
     const uint8_t *a, *b;
     double values_a[2 * BLOCK], values_b[2 * BLOCK];
 } compared_block;
 
-/* Element `i` of the block, which is not the same bytes. */
+/* Compares element `i` of the block, whose bytes differ. */
 static void judge(compare_job *job, const tsr_tolerance *tolerance, const compared_block *block, size_t i)
 {
     const tsr_dtype dtype = block->dtype;
@@ -124,7 +124,7 @@ static tsr_status fill_comparison(void *ctx, void *item, tsr_error *err)
     const uint32_t size = c->a->itemsize;
     const size_t step = (size_t)BLOCK * size;
     const uint8_t *a = job->a.data, *b = job->b.data;
-    compared_block block; /* not zeroed: its numbers are 16 KiB */
+    compared_block block; /* not zeroed, because its numbers take 16 KiB */
     if (memcmp(a, b, job->a.bytes) == 0) return TSR_OK;
     block.dtype = c->a->dtype;
     block.parts = tsr_dtype_parts(block.dtype);
@@ -168,7 +168,7 @@ static tsr_status compare_tiles(const comparison *c, tsr_box box, tsr_ring *ring
     return tsr_ring_end(ring, err);
 }
 
-/* A box of two gathers of one geometry; `out->first` counts within the box. */
+/* Compares a box of two gathers with the same shape. `out->first` is relative to the box. */
 static tsr_status compare_gathers(comparison *c, tsr_box box, tsr_ring *ring, tsr_error *err)
 {
     *c->out = (tsr_difference){.numeric = tsr_dtype_parts(c->a->entry->dtype) != 0};

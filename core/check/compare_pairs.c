@@ -1,4 +1,4 @@
-/* The values of all pairs of a diff. */
+/* Compares the values of all pairs of a diff. */
 #include "stream/gather.h"
 #include "tessera/compare.h"
 #include "tessera/sys/compare_pair.h"
@@ -8,7 +8,7 @@
 #include "tessera/sys/value_walk.h"
 #include "tessera/value.h"
 
-enum { VALUE_DEPTH = 256 }; /* as tsr_value_match has it */
+enum { VALUE_DEPTH = 256 }; /* the same as in tsr_value_match */
 
 bool tsr_pair_is_comparable(const tsr_diff_pair *pair)
 {
@@ -22,7 +22,7 @@ typedef struct object_pair {
     const tsr_tolerance *tolerance;
     tsr_ring *ring;
     tsr_difference *out;
-    tsr_map *seen; /* tensors of A that were compared */
+    tsr_map *seen; /* tensors of A that were compared already */
     tsr_status status;
     tsr_error *err;
 } object_pair;

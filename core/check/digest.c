@@ -1,4 +1,4 @@
-/* Digests as they run, and those of objects: over their JSON, or over a form of our own where JSON cannot hold them. */
+/* Running digests, and digests of objects: computed from their JSON, or from a binary form if JSON cannot represent them. */
 #include "check/digest.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/try.h"
@@ -36,7 +36,7 @@ static tsr_status take_text(void *ctx, const char *data, size_t size, tsr_error 
 
 enum { VALUE_DEPTH = 48 };
 
-/* What a node is, before its items: kind | count of items | size of text | number (two for complex) | text. */
+/* Hashes a node, before its items: kind | number of items | size of text | number (two for complex) | text. */
 static void put_node(const running *digest, const tsr_value *value)
 {
     uint8_t head[33] = {(uint8_t)value->kind};
@@ -53,8 +53,9 @@ static void put_node(const running *digest, const tsr_value *value)
     digest->ops->update(digest->state, name, strlen(name) + 1);
 }
 
-/* A value that JSON cannot hold, node by node; only looked at where `digest` is NULL. False where it has no one form: for
- * tensors inside, whose bytes lie elsewhere, sets, which have no order, and beyond the bounds. */
+/* Hashes a value that JSON cannot represent, node by node; only checks it if `digest` is NULL. Returns false if the value
+ * has no unique form: for tensors inside it, whose bytes are elsewhere, for sets, which are unordered, and beyond the
+ * limits. */
 static bool put_value(const running *digest, const tsr_value *value, uint64_t nodes)
 {
     struct {

@@ -1,4 +1,4 @@
-/* A digest that runs over bytes as they come. */
+/* A digest that is computed from bytes as they arrive. */
 #ifndef TSR_CHECK_DIGEST_H
 #define TSR_CHECK_DIGEST_H
 
@@ -10,9 +10,9 @@ typedef struct tsr_running_digest {
     void *state;
 } tsr_running_digest;
 
-/* TSR_E_UNSUPPORTED where the host has no such digest. */
+/* Fails with TSR_E_UNSUPPORTED if the host does not provide this digest. */
 tsr_status tsr_digest_start(const tsr_host *host, tsr_digest_algorithm algorithm, tsr_running_digest *out, tsr_error *err);
-/* Frees it, and writes the digest if `status`, which it returns, is TSR_OK. */
+/* Frees the digest, after writing the result if `status` is TSR_OK. Returns `status`. */
 tsr_status tsr_digest_finish(const tsr_running_digest *digest, tsr_status status, tsr_digest *out);
 
 #endif

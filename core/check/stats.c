@@ -1,5 +1,5 @@
-/* Statistics of tensors. Each tile is summed up where it was read; the sums are joined in order, so that the result does
- * not depend on threads. */
+/* Statistics of tensors. Each tile is summed up by the thread that read it; the sums are joined in order, so that the result
+ * does not depend on the threads. */
 #include "check/sums.h"
 #include "stream/tile_job.h"
 #include "tessera/check.h"

@@ -1,4 +1,4 @@
-/* Mean and squares of two parts join by Chan's formula:
+/* Means and squares of two parts are joined by Chan's formula:
  *
  *   δ = mean_b − mean_a     mean = mean_a + δ·n_b/n     M2 = M2_a + M2_b + δ²·n_a·n_b/n */
 #include "check/sums.h"

@@ -1,4 +1,4 @@
-/* Running statistics of numbers, joinable in any grouping. */
+/* Running statistics of numbers, which can be joined in any grouping. */
 #ifndef TSR_CHECK_SUMS_H
 #define TSR_CHECK_SUMS_H
 
@@ -11,7 +11,7 @@ typedef struct tsr_sums {
     double squares; /* Σ (x − mean)² */
 } tsr_sums;
 
-/* Adds the numbers of elements of a numeric type. `seen` (may be NULL) is called with the numbers too, block by block. */
+/* Adds the numbers in elements of a numeric dtype. `seen` (may be NULL) is called with them as well, block by block. */
 void tsr_sums_add(tsr_sums *sums, tsr_dtype dtype, const uint8_t *data, size_t bytes,
                   void (*seen)(void *ctx, const double *values, size_t count), void *ctx);
 void tsr_sums_join(tsr_sums *a, const tsr_sums *b); /* into a */

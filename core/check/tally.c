@@ -1,7 +1,7 @@
-/* A tensor's statistics and histogram in steps.
+/* Computes a tensor's statistics and histogram in steps.
  *
- * The histogram needs no second pass: its fine bins are of equal width from some `low`; a value beyond them doubles the
- * width (pairs of bins merge) until it fits, so that counts stay exact for the borders there are. */
+ * The histogram needs no second pass. Its fine bins have equal widths from some `low` on. A value outside of them doubles
+ * the width (merging pairs of bins) until it fits, so that the counts stay exact for the current borders. */
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/tally.h"
@@ -14,19 +14,19 @@
 #include "tessera/sys/try.h"
 
 #define FINE_BINS  4096u
-#define SCALE      0x1p-16 /* of the counted values, so that no border overflows */
+#define SCALE      0x1p-16 /* factor for the counted values, so that no border overflows */
 #define TILE_BYTES ((size_t)1 << 20) /* read at a time; a step counts as many tiles as its byte budget allows */
 
 typedef struct fine {
-    double low, width; /* width 0: nothing counted yet */
+    double low, width; /* a width of 0 means that nothing was counted yet */
     uint64_t bins[FINE_BINS];
 } fine;
 
 struct tsr_tally {
     tsr_gather *gather;
     const tsr_allocator *allocator;
-    tsr_tiles tiles; /* the next one to read */
-    uint8_t *memory; /* of one tile */
+    tsr_tiles tiles; /* iterates over the tiles still to be read */
+    uint8_t *memory; /* for one tile */
     uint64_t byte_done;
     tsr_sums sums;
     fine fine;
@@ -34,7 +34,7 @@ struct tsr_tally {
 
 /* ---- fine bins ---- */
 
-/* Merges pairs: towards the lower end of the range when the range must grow downwards. */
+/* Merges pairs of bins, into the upper half if the range must grow downwards. */
 static void widen(fine *f, bool downwards)
 {
     const size_t half = FINE_BINS / 2;
@@ -46,7 +46,7 @@ static void widen(fine *f, bool downwards)
     f->width *= 2;
 }
 
-/* The first values give a width that suits them: their spread, but not so small that borders cannot be told apart. */
+/* Chooses a width from the spread of the first values, but large enough that the borders are distinct doubles. */
 static void begin(fine *f, const double *values, size_t count)
 {
     double low = INFINITY, high = -INFINITY;

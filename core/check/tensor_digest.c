@@ -1,12 +1,12 @@
-/* Digests of tensors. A digest runs over a tensor's bytes in order, so that threads cannot share that; of a batch of tensors each
- * thread takes one, reads it by tiles, and sums every tile up while it is in the cache.
+/* Digests of tensors. A digest needs a tensor's bytes in order, so threads cannot divide a tensor. Instead, each thread
+ * takes one tensor of a batch, reads it tile by tile, and hashes every tile while it is in the cache.
  *
  *   thread 0:  [layer 0 ··············][layer 2 ·····][layer 5 ···
  *   thread 1:  [layer 1 ·····][layer 3 ·······][layer 4 ·······
  *
- * Of tensors that would leave threads without work at the end, because they are few or large, all threads read tiles ahead, over
- * which the digests run in order: slower where files are in memory, as the tiles leave the cache, but reads that wait for a
- * disk or a server then wait together. */
+ * Tensors that would leave threads idle at the end, because they are few or large, are read ahead by all threads, and hashed
+ * in order. That is slower if the files are in memory, because the tiles leave the cache, but lets several reads wait for a
+ * disk or a server at the same time. */
 #include "base/cursor.h"
 #include "check/digest.h"
 #include "stream/tile_job.h"
@@ -22,20 +22,20 @@
 #define TILE_BYTES   ((size_t)128 << 10) /* stays in the cache of a core */
 #define BATCH_BYTES  (UINT64_C(256) << 20) /* per thread, between two reports of progress */
 #define BATCH_COUNT  16u                   /* per thread */
-#define BATCH_CHUNKS (UINT64_C(1) << 14)   /* located at a time: memory that --max-mem does not bound */
+#define BATCH_CHUNKS (UINT64_C(1) << 14)   /* located at a time; limits memory that --max-mem does not cover */
 
-/* A tensor of a batch. */
+/* A tensor of the current batch. */
 typedef struct batch_tensor {
     const tsr_entry *entry;
     uint64_t bytes;
     tsr_gather *gather;
-    tsr_running_digest digest; /* state NULL: not started */
+    tsr_running_digest digest; /* its state is NULL if it was not started */
     tsr_digest *out;
-    tsr_status status; /* with `failure`: the first that went wrong with it */
+    tsr_status status; /* the first error of this tensor, with `failure` */
     tsr_error failure;
 } batch_tensor;
 
-/* Whose digests, by which algorithm, and what they are read with. */
+/* What all digests of a list have in common. */
 typedef struct digesting {
     tsr_checkpoint *checkpoint;
     tsr_ring *ring;
@@ -46,9 +46,9 @@ typedef struct batch {
     const digesting *d;
     batch_tensor *tensors; /* in the order of the list */
     size_t count;
-    batch_tensor **by_size; /* the largest first */
-    size_t together;        /* how many of by_size all threads read */
-    atomic_size_t next;     /* of the others */
+    batch_tensor **by_size; /* sorted by size, largest first */
+    size_t together;        /* how many of by_size are read by all threads */
+    atomic_size_t next;     /* next of the others to be taken by a thread */
 } batch;
 
 static void fail(batch_tensor *t, tsr_status status, const tsr_error *why)
@@ -60,7 +60,7 @@ static void fail(batch_tensor *t, tsr_status status, const tsr_error *why)
 
 /* ---- opening ---- */
 
-/* A body of tsr_parallel. */
+/* Called by tsr_parallel. */
 static void open_tensor(void *arg, size_t index)
 {
     const batch *b = arg;
@@ -76,10 +76,10 @@ static void open_tensors(batch *b)
         tsr_parallel(tsr_checkpoint_host(b->d->checkpoint), b->count, open_tensor, b);
         return;
     }
-    for (size_t i = 0; i < b->count; i++) open_tensor(b, i); /* each asks for all its places together */
+    for (size_t i = 0; i < b->count; i++) open_tensor(b, i); /* each one locates all its chunks in parallel */
 }
 
-/* ---- who reads what ---- */
+/* ---- dividing the work ---- */
 
 static int by_falling_size(const void *left, const void *right)
 {
@@ -88,8 +88,8 @@ static int by_falling_size(const void *left, const void *right)
     return a < b ? -1 : 1;
 }
 
-/* Bytes of the thread that has the most of the tensors from number `from` of by_size on, at least: of threads × k + 1 tensors
- * some thread has k + 1, each at least as large as the last of them. */
+/* A lower bound on the bytes of the busiest thread, for the tensors from number `from` of by_size on: among threads × k + 1
+ * tensors, some thread has k + 1, each at least as large as the last of them. */
 static uint64_t busiest(const batch *b, size_t from, uint64_t total, uint32_t threads)
 {
     uint64_t most = total / threads;
@@ -101,8 +101,8 @@ static uint64_t busiest(const batch *b, size_t from, uint64_t total, uint32_t th
     return most;
 }
 
-/* How many of the largest tensors all threads should read: the fewest with which a batch takes at most 15 % longer than with
- * the best number. */
+/* How many of the largest tensors all threads should read together: the smallest number with which a batch takes at most 15
+ * % longer than with the best number. */
 static size_t choose_together(const batch *b, uint32_t threads)
 {
     uint64_t total = 0, shared = 0, least = UINT64_MAX;
@@ -120,9 +120,9 @@ static size_t choose_together(const batch *b, uint32_t threads)
     return b->count;
 }
 
-/* ---- each thread its own ---- */
+/* ---- one tensor per thread ---- */
 
-/* Whether a part's elements are a run of the tensor's, and of its file's. */
+/* Whether a part's elements are contiguous both in the tensor and in its file. */
 static bool is_run(const tsr_gather *gather, const tsr_located *part)
 {
     uint64_t elements;
@@ -131,7 +131,7 @@ static bool is_run(const tsr_gather *gather, const tsr_located *part)
            part->span == elements * gather->itemsize;
 }
 
-/* Tiles that fit into the cache, unless that would cut what is read in one go. */
+/* The size of a tile: small enough for the cache, unless that would split reads. */
 static uint64_t elements_of_tile(const tsr_ring *ring, const tsr_gather *gather)
 {
     const uint64_t most = tsr_tile_most(ring, gather, gather->itemsize, 1), least = TILE_BYTES / gather->itemsize;
@@ -158,7 +158,7 @@ static tsr_status digest_tensor(const batch *b, const batch_tensor *t, uint8_t *
     return TSR_OK;
 }
 
-/* One thread's job: tensors, until none is left. */
+/* One thread's job: takes tensors until none is left. */
 static tsr_status fill_alone(void *ctx, void *job, tsr_error *err)
 {
     batch *b = ctx;
@@ -191,7 +191,7 @@ static tsr_status run_alone(batch *b, uint32_t threads, tsr_error *err)
     return tsr_ring_end(b->d->ring, err);
 }
 
-/* ---- all together ---- */
+/* ---- all threads together ---- */
 
 typedef struct shared_tile {
     tsr_tile tile;
@@ -264,7 +264,7 @@ static tsr_status close_tensors(const batch *b, tsr_status status, tsr_error *er
     return status;
 }
 
-/* The digests of `count` tensors, of which `entry`, `bytes` and `out` are set. `by_size` has room for as many. */
+/* Computes the digests of `count` tensors, whose `entry`, `bytes` and `out` are set. `by_size` has room for that many. */
 static tsr_status run_batch(const digesting *d, batch_tensor *tensors, batch_tensor **by_size, size_t count, tsr_error *err)
 {
     const uint32_t threads = tsr_threads(tsr_checkpoint_host(d->checkpoint));
@@ -298,10 +298,10 @@ struct tsr_digests {
     digesting with;
     const tsr_allocator *allocator;
     tsr_digest_list list;
-    size_t from, to;      /* of the list: what `digests` has */
+    size_t from, to;      /* range of the list for which `digests` has the results */
     size_t batch_count;
     uint64_t batch_bytes;
-    batch_tensor *tensors; /* of a batch, batch_count each */
+    batch_tensor *tensors; /* this and by_size: batch_count of them, for one batch */
     batch_tensor **by_size;
     tsr_digest *digests;
 };
@@ -336,7 +336,7 @@ void tsr_digests_close(tsr_digests *d)
     tsr_free(d->allocator, d, 1, sizeof *d);
 }
 
-/* The tensors from number `at` of the list on that make one batch. Returns how many they are. */
+/* Collects the tensors from number `at` of the list on that make up one batch, and returns how many there are. */
 static size_t take_batch(tsr_digests *d, size_t at)
 {
     size_t count = 0;
