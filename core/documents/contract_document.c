@@ -1,5 +1,5 @@
-/* Reads what a checkpoint is checked against: a layout with its rules and digests, a module tree, an index file, a list of
- * names. */
+/* Reads what a checkpoint is checked against: a layout with its rules and digests, a module tree, an index file, or a list
+ * of names. */
 #include "base/line.h"
 #include "codec/json.h"
 #include "tessera/box.h"
@@ -114,7 +114,7 @@ static tsr_status read_algorithm(const contract_reader *r, const cJSON *item, co
     return TSR_OK;
 }
 
-/* The member "hash" of an entry, where it has one. */
+/* Reads the optional member "hash" of an entry. */
 static tsr_status read_digest(const contract_reader *r, const cJSON *item, size_t index, tsr_contract *out, tsr_str *digests)
 {
     char where[64];
@@ -230,7 +230,7 @@ static tsr_status add_name(const contract_reader *r, tsr_vec *names, tsr_str nam
     return entry->fqn.data ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* The entries gathered so far, in the arena. */
+/* Copies the entries gathered so far into the arena. */
 static tsr_status take_entries(const contract_reader *r, const tsr_vec *list, const char *called, tsr_contract *out)
 {
     tsr_entry *entries = tsr_arena_array(r->arena, list->count, sizeof *entries, r->err);

@@ -1,4 +1,4 @@
-/* A diff as findings, for the reports that CI systems read. */
+/* Turns a diff into findings, for reports that CI systems read. */
 #include "base/line.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/finding_add.h"

@@ -1,4 +1,4 @@
-/* tessera.convert/1: what a conversion wrote, and what it warns of. */
+/* tessera.convert/1: what a conversion wrote, and its warnings. */
 #include <inttypes.h>
 
 #include "base/line.h"
@@ -45,7 +45,7 @@ static tsr_str plural(uint64_t n, const char *one, tsr_arena *arena, tsr_error *
     return tsr_arena_format(arena, err, "%s %s%s", tsr_number_text(n, number), one, n == 1 ? "" : "s");
 }
 
-/* "a, b, c and 12 more" of the rows that `picks` picks. */
+/* "a, b, c and 12 more" for the rows that `picks` selects. */
 static tsr_str name_some(const tsr_conversion *conversion, bool (*picks)(const tsr_converted *row), tsr_arena *arena,
                          tsr_error *err)
 {
@@ -77,7 +77,7 @@ static bool needs_full_pickle(const tsr_converted *row)
     return row->written && row->entry->kind != TSR_ENTRY_TENSOR && !row->weights_only;
 }
 
-/* What the reader found wrong in what was written all the same. */
+/* Adds the errors that the reader found in data that was converted nevertheless. */
 static tsr_status add_errors(const tsr_findings *findings, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
     uint64_t left = tsr_findings_total(findings, TSR_ERROR);

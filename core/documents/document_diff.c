@@ -1,5 +1,5 @@
-/* tessera.diff/1. Each side of a change says what the difference is about: dtype and shape of tensors, the value of
- * objects, the number of chunks where the layout counts. */
+/* tessera.diff/1. Each side of a change states what differs: dtype and shape of tensors, the value of objects, or the number
+ * of chunks if layouts are compared. */
 #include "documents/document_parts.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/value_walk.h"

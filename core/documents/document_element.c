@@ -1,4 +1,4 @@
-/* Single elements as text. */
+/* Formats single elements as text. */
 #include <inttypes.h>
 
 #include "base/cursor.h"

@@ -1,4 +1,4 @@
-/* tessera.findings/1, and what several documents hold: findings, digests. */
+/* tessera.findings/1, and what it has in common with other documents: findings and digests. */
 #include "documents/document_parts.h"
 
 #include "tessera/sys/finding_add.h"

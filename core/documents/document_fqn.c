@@ -1,4 +1,4 @@
-/* tessera.fqn/1: canonical names, what was removed from each and why, and the names that several have. */
+/* tessera.fqn/1: canonical names, what was removed from each and why, and names that collide. */
 #include "tessera/sys/document.h"
 
 static void put_removed(tsr_json *json, const tsr_name *name)

@@ -1,5 +1,6 @@
-/* tessera.inspect/1: what a checkpoint holds, one entry a line. The summary stands before the entries, so that a reader of
- * a long document has it first; findings stand last because digests and statistics may add to them. */
+/* tessera.inspect/1: the contents of a checkpoint, with one entry per line. The summary comes first, so that a reader of a
+ * long document does not have to wait for it. The findings come last, because computing digests and statistics may add to
+ * them. */
 #include <stdlib.h>
 
 #include "documents/document_parts.h"
@@ -14,7 +15,7 @@
 
 enum { MAX_SHARED = 16 };
 
-typedef struct sharing { /* tensors on one storage: their indexes stand together, sorted by (storage_id, index) */
+typedef struct sharing { /* tensors that share a storage: their indexes are contiguous, sorted by (storage_id, index) */
     uint32_t storage_id;
     uint64_t index;
 } sharing;
@@ -61,7 +62,7 @@ static void count_tensor(totals *sum, const tsr_entry *entry)
     sum->of[entry->dtype].bytes += bytes;
 }
 
-/* One name; the elements and bytes of every rank. */
+/* Counts the entry as one name, but with the elements and bytes of every rank. */
 static void count_per_rank(const inspector *in, totals *sum, const tsr_entry *entry, uint8_t *seen)
 {
     const uint64_t before = sum->tensors;
@@ -102,7 +103,7 @@ static void put_count(tsr_json *json, const char *key, uint64_t count)
     tsr_json_uint(json, count);
 }
 
-/* Tensors of a part: of entries that differ from rank to rank, each rank's is none. */
+/* The number of tensors in a part. Entries that differ between ranks are not counted. */
 static void put_part(tsr_json *json, const tsr_catalog *catalog, const tsr_part *part)
 {
     uint64_t tensors = 0;
@@ -142,7 +143,7 @@ static void put_summary(tsr_json *json, const tsr_catalog *catalog, const totals
     tsr_json_object(json);
     for (int d = 0; d < TSR_DTYPE_COUNT; d++) {
         if (sum->of[d].tensors == 0 || d == TSR_FLOAT4_E2M1FN) continue;
-        bool float4 = d == TSR_FLOAT4_E2M1FN_X2; /* both ways of counting it have one name */
+        bool float4 = d == TSR_FLOAT4_E2M1FN_X2; /* one name for both ways of counting it */
         tsr_json_key(json, tsr_dtype_describe((tsr_dtype)d)->name);
         tsr_json_object(json);
         put_count(json, "tensors", sum->of[d].tensors + (float4 ? sum->of[TSR_FLOAT4_E2M1FN].tensors : 0));
@@ -211,7 +212,7 @@ static void put_sharing(const inspector *in, const tsr_entry *entry)
 {
     uint64_t own = (uint64_t)(entry - in->catalog->entries);
     size_t low = 0, high = in->shared_count;
-    while (low < high) { /* first of the storage */
+    while (low < high) { /* find the first one of the storage */
         size_t middle = low + (high - low) / 2;
         if (in->shared[middle].storage_id < entry->storage_id) low = middle + 1;
         else high = middle;
@@ -257,7 +258,7 @@ static void put_stats(tsr_json *json, const tsr_stats *stats)
     tsr_json_object_end(json);
 }
 
-/* A tensor that cannot be read is a finding; running out of memory or being cancelled is not about the tensor. */
+/* A tensor that cannot be read is a finding. Running out of memory and cancellation are errors. */
 static tsr_status report_unreadable(const inspector *in, const tsr_entry *entry, const tsr_error *why)
 {
     if (why->status == TSR_E_NOMEM || why->status == TSR_E_CANCELLED) {
@@ -289,7 +290,7 @@ static tsr_status put_values(const inspector *in, const tsr_entry *entry)
     return TSR_OK;
 }
 
-/* Flags that most entries lack are only written where they are set. */
+/* Writes a flag only if it is set, since most entries do not have it. */
 static void put_true(tsr_json *json, const char *key, bool flag)
 {
     if (!flag) return;
@@ -312,7 +313,7 @@ static tsr_status put_tensor(const inspector *in, const tsr_entry *entry)
     return put_values(in, entry);
 }
 
-/* What each rank holds, in the order of ranks; null where a rank holds no tensor of the name. */
+/* Writes what each rank holds, in order of ranks; null if a rank has no tensor of this name. */
 static void put_ranks(const inspector *in, const char *key, const tsr_per_rank *ranks,
                       void (*put)(const inspector *in, const tsr_entry *held))
 {
@@ -336,7 +337,7 @@ static void put_held_shape(const inspector *in, const tsr_entry *held)
     else tsr_json_null(in->json);
 }
 
-/* TSR_DTYPE_NONE: the ranks' tensors have several. */
+/* TSR_DTYPE_NONE if the ranks' tensors have different dtypes. */
 static tsr_dtype common_dtype(const tsr_per_rank *ranks)
 {
     tsr_dtype dtype = TSR_DTYPE_NONE;
@@ -348,7 +349,7 @@ static tsr_dtype common_dtype(const tsr_per_rank *ranks)
     return dtype;
 }
 
-/* A name whose tensor is not the same on all ranks. It has neither a shape nor a digest nor statistics of its own. */
+/* Writes a name whose tensor differs between ranks. It has no shape, digest or statistics of its own. */
 static void put_per_rank(const inspector *in, const tsr_entry *entry, const char *kind)
 {
     uint64_t bytes = 0, held_bytes;
@@ -378,7 +379,7 @@ static void put_per_rank(const inspector *in, const tsr_entry *entry, const char
     tsr_json_array_end(in->json);
 }
 
-/* "tensor" where at least one rank has a dense one. */
+/* "tensor" if at least one rank has a dense tensor. */
 static const char *kind_of(const tsr_entry *entry)
 {
     for (uint32_t r = 0; entry->per_rank && r < entry->per_rank->count; r++)

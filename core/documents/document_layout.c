@@ -1,5 +1,5 @@
-/* tessera.layout/1: the contract file that a repository commits. Sorted, so that two containers of one layout give the
- * same bytes. */
+/* tessera.layout/1: a contract file to commit to a repository. It is sorted, so that two containers with the same layout
+ * give the same bytes. */
 #include <stdlib.h>
 
 #include "documents/document_parts.h"
@@ -59,7 +59,7 @@ typedef struct layout_writer {
     uint64_t byte_done, byte_total;
 } layout_writer;
 
-/* `number` is the entry's among those that are written. */
+/* `number` is the entry's index among those that are written. */
 static tsr_status put_hash(layout_writer *w, const tsr_entry *entry, size_t number)
 {
     const tsr_layout_options *o = w->options;

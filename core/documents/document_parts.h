@@ -1,13 +1,13 @@
-/* What the documents have in common. */
+/* What several documents have in common. */
 #ifndef TSR_DOCUMENTS_DOCUMENT_PARTS_H
 #define TSR_DOCUMENTS_DOCUMENT_PARTS_H
 
 #include "tessera/sys/document.h"
 
-/* One after the other inside an array. A path without data is not printed. */
+/* Writes the findings as members of an open array. If `path` has no data, it is not written. */
 void tsr_document_put_findings(tsr_json *json, tsr_str path, const tsr_findings *findings);
 
-/* The members "left_out" and "turned_off" of a summary, where they have a meaning. */
+/* Writes the members "left_out" and "turned_off" of a summary, if the policy can have such findings. */
 void tsr_document_put_policy(tsr_json *json, const tsr_policy_result *result);
 
 /* {"algorithm": …, "digest": hex} */

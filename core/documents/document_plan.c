@@ -1,4 +1,4 @@
-/* tessera.plan/1: the job, totals, loads by rank and file, and on request every read item. */
+/* tessera.plan/1: the job, totals, loads per rank and per file, and optionally every read item. */
 #include "documents/document_parts.h"
 #include "tessera/sys/try.h"
 
@@ -13,7 +13,7 @@ static void put_pair(tsr_json *json, const char *key, tsr_str text)
     tsr_json_str(json, text);
 }
 
-/* The texts' parts again: a placement is split off at the commas outside parentheses. */
+/* Splits a text into placements at the commas outside of parentheses. */
 static void put_placements(tsr_json *json, tsr_str text)
 {
     tsr_json_array(json);
@@ -157,7 +157,7 @@ static void put_destination(tsr_json *json, const tsr_plan_job *job)
     tsr_json_object_end(json);
 }
 
-/* The server with the most to do bounds every order of reads. */
+/* The busiest server is a lower bound for any order of reads. */
 static void put_storage_totals(tsr_json *json, const tsr_plan_document *document)
 {
     double seconds = 0;
@@ -200,7 +200,7 @@ static void put_totals(tsr_json *json, const tsr_plan_document *document)
     tsr_json_object_end(json);
 }
 
-/* null for what a map computes while it is read: such a file has a name that is not UTF-8. */
+/* Writes null for data that a map computes while reading: its file has a name that is not valid UTF-8. */
 static void put_file(tsr_json *json, const tsr_catalog *catalog, uint32_t file)
 {
     const bool named = file < catalog->store->file_count;
@@ -276,7 +276,7 @@ static void put_item(tsr_json *json, const tsr_plan *plan, const tsr_read_item *
     put_count(json, "dest_rank", item->dest_rank);
     for (size_t i = 0; i < 3; i++) {
         tsr_json_key(json, lists[i].key);
-        const bool flat = i == 0 && tsr_plan_tensor_at(plan, item->tensor).layout->flat; /* its local tensor has one dim */
+        const bool flat = i == 0 && tsr_plan_tensor_at(plan, item->tensor).layout->flat; /* its local tensor is 1-d */
         tsr_json_u64s(json, lists[i].numbers, flat && item->entry->ndim ? 1 : item->entry->ndim);
     }
     put_file(json, catalog, item->chunk->file);

@@ -1,4 +1,4 @@
-/* Findings as SARIF 2.1.0 (OASIS), for code scanning services: the rules once, then a result each. */
+/* Writes findings as SARIF 2.1.0 (OASIS), for code scanning services: first the rules, then one result per finding. */
 #include <inttypes.h>
 
 #include "base/line.h"
@@ -81,7 +81,7 @@ tsr_str tsr_finding_place(tsr_str path, const tsr_finding *finding, char *out, s
     return (tsr_str){out, line.used};
 }
 
-/* What makes a finding the same one in a later run: its rule, place and name, not its words or byte. */
+/* Writes what identifies a finding across runs: its rule, file and name, but not its message or position. */
 static void put_fingerprint(tsr_json *json, const tsr_finding *finding)
 {
     char text[2 * 8 + 1];

@@ -1,11 +1,11 @@
-/* tessera.flat-params/1 documents.
+/* Reads tessera.flat-params/1 documents.
  *
  *     {"schema", "world_size", "use_orig_params", "files", "units": [{"fsdp_module", "raw_name", "params": [{"fqn",
  * "shape"}], "numels_with_padding", "is_padding_mask", "sharding_strategy"?, "shared"?}], "param_groups": [[raw parameter
  * names]], "shard_groups"?: [[ranks]]}
  *
- * numels_with_padding lists originals and padding in flat order. Padding behind the last original fills up to a multiple of
- * the world size: it is left out, since another world size has another. */
+ * numels_with_padding lists original parameters and padding in the order of the flat parameter. Padding after the last
+ * original fills up to a multiple of the world size. It is ignored, because it depends on the world size. */
 #include <inttypes.h>
 
 #include "base/cursor.h"
@@ -65,13 +65,13 @@ static tsr_status read_param(reader *r, const cJSON *json, const char *where, ts
     return TSR_OK;
 }
 
-/* The originals of a unit, and how many elements each has by its shape. */
+/* The original parameters of a unit, and the number of elements of each according to its shape. */
 typedef struct originals {
     tsr_flat_param *params;
     uint64_t *numels;
 } originals;
 
-/* Gives each original its flat range by walking the runs. */
+/* Walks the runs and gives each original parameter its range in the flat parameter. */
 static tsr_status place_params(tsr_flat_unit *unit, const originals *listed, const cJSON *runs, const cJSON *mask,
                                const char *where, tsr_error *err)
 {
@@ -147,7 +147,7 @@ static tsr_status read_unit(reader *r, const cJSON *json, size_t number, tsr_fla
                 "flat params: raw_name is missing at %s; it is required when use_orig_params is false", where);
     if (raw && !r->out->use_orig_params) TSR_TRY(copy_string(r, raw, where, &unit->raw_name, err));
     TSR_TRY(tsr_json_find(json, "sharding_strategy", TSR_JSON_STRING, where, &strategy, err));
-    bool alone = r->out->world_size == 1; /* FSDP calls that NO_SHARD: it says nothing of other world sizes */
+    bool alone = r->out->world_size == 1; /* FSDP calls that NO_SHARD, which implies nothing for other world sizes */
     unit->is_sharded = alone || !strategy || !strstr(strategy->valuestring, "NO_SHARD");
     unit->is_hybrid = strategy && strstr(strategy->valuestring, "HYBRID");
     TSR_FAIL_IF(unit->is_hybrid && !r->out->shard_groups, err, TSR_E_FORMAT,
@@ -178,7 +178,7 @@ static tsr_status read_groups(reader *r, const cJSON *list, tsr_error *err)
     return TSR_OK;
 }
 
-/* Replicas of one size that hold every rank once. */
+/* Reads groups of the same size that together have every rank once. */
 static tsr_status read_shard_groups(reader *r, const cJSON *list, tsr_error *err)
 {
     uint32_t world = r->out->world_size, *ranks = tsr_arena_array(r->arena, world, sizeof *ranks, err), count = 0;

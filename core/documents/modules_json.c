@@ -1,10 +1,11 @@
-/* tessera.modules/1 documents → module trees.
+/* Reads module trees from tessera.modules/1 documents.
  *
  *     {"schema": "tessera.modules/1", "root": NODE, "groups"?: [[FQN…] | {"params": [FQN…]} …]}
  *     NODE = {"class", "wrapper"?, "fqn_modifiers"?, "parameters"?, "buffers"?, "extra_state"?, "children"?, "flat_param"?}
  *          | {"same_as": PATH}
  *
- * Nodes wait on a stack until their turn, so depth costs no C stack; second names of shared modules are filled in last. */
+ * Nodes wait on an explicit stack, so that deep trees do not use up the C stack. Further names of shared modules are filled
+ * in last. */
 #include "codec/json.h"
 #include "tessera/modules.h"
 #include "tessera/sys/map.h"
@@ -15,8 +16,8 @@
 
 typedef struct pending {
     const cJSON *json;
-    tsr_module_child *slot; /* whose module this is */
-    tsr_str path;           /* in the module tree */
+    tsr_module_child *slot; /* the slot to store the module in */
+    tsr_str path;           /* path in the module tree */
 } pending;
 
 typedef struct reader {
@@ -63,7 +64,7 @@ static tsr_status read_bool(const cJSON *object, const char *key, const char *wh
     return TSR_OK;
 }
 
-/* Any JSON scalar, as text that keeps 1 and "1" apart; null and absence are no identity. */
+/* Reads any JSON scalar as text, in a form that distinguishes 1 from "1". null, or no member, means no identity. */
 static tsr_status read_identity(reader *r, const cJSON *object, const char *where, tsr_str *out, tsr_error *err)
 {
     const cJSON *id = cJSON_GetObjectItemCaseSensitive(object, "id");
@@ -265,7 +266,7 @@ static tsr_status read_groups(reader *r, const cJSON *root, tsr_modules_document
     if (!groups) return TSR_E_NOMEM;
     out->groups = groups;
     for (const cJSON *member = list->child; member; member = member->next) {
-        const cJSON *g = member; /* a list of FQNs, or a param group with its own under "params" */
+        const cJSON *g = member; /* a list of FQNs, or a param group with such a list under "params" */
         if (cJSON_IsObject(member)) TSR_TRY(tsr_json_get(member, "params", TSR_JSON_ARRAY, "groups", &g, err));
         TSR_TRY(tsr_json_expect(g, TSR_JSON_ARRAY, "groups", err));
         tsr_str *names = tsr_arena_array(r->arena, count_members(g), sizeof *names, err);

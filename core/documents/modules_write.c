@@ -1,7 +1,7 @@
-/* Module trees → tessera.modules/1 documents, as samples/describe_modules.py writes them: a module's second place says where
- * the first one is.
+/* Writes module trees as tessera.modules/1 documents, like samples/describe_modules.py. A module that occurs a second time
+ * is written as a reference to the first one.
  *
- * The emitter nests 63 levels and a module takes two, so that trees of more than 28 levels are refused. */
+ * The emitter can nest 63 levels and a module takes two, so trees with more than 28 levels are rejected. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -18,19 +18,19 @@
 typedef struct level {
     const tsr_module *module;
     tsr_str path;
-    size_t next; /* child */
+    size_t next; /* index of the next child */
 } level;
 
 typedef struct writer {
     tsr_json json;
     tsr_arena *arena;
-    tsr_map *written; /* address of a module → its place in `paths` */
+    tsr_map *written; /* address of a module → its index in `paths` */
     tsr_vec paths;    /* tsr_str */
     level levels[MOST_LEVELS];
     uint32_t depth;
 } writer;
 
-/* An identity as the JSON scalar that reads back as it. */
+/* Writes an identity as the JSON scalar from which it was read. */
 static void put_identity(tsr_json *json, tsr_str id)
 {
     char digits[40], *end = digits;
@@ -122,7 +122,7 @@ static void put_modifiers(tsr_json *json, const tsr_module *module)
     tsr_json_object_end(json);
 }
 
-/* Everything of a node but its children, whose object stays open. */
+/* Writes everything of a node except its children. The node's object stays open. */
 static void open_node(tsr_json *json, const tsr_module *module)
 {
     tsr_json_object(json);
@@ -140,7 +140,7 @@ static void open_node(tsr_json *json, const tsr_module *module)
     tsr_json_object(json);
 }
 
-/* Writes a module, or where it was written; with `path` of its own it becomes the innermost level. */
+/* Writes a module, or a reference to where it was written. A new module becomes the innermost level, with `path`. */
 static tsr_status enter(writer *w, const tsr_module *const *module, tsr_str path, tsr_error *err)
 {
     uint32_t *at;
@@ -212,7 +212,7 @@ static tsr_status write_document(writer *w, const tsr_modules_document *document
 tsr_status tsr_modules_write(const tsr_modules_document *document, const tsr_allocator *allocator, tsr_write_fn *write,
                              void *ctx, tsr_error *err)
 {
-    writer *w = tsr_alloc(allocator, 1, sizeof *w, err); /* the emitter's buffer is large for a stack */
+    writer *w = tsr_alloc(allocator, 1, sizeof *w, err); /* the emitter's buffer is too large for the stack */
     if (!w) return TSR_E_NOMEM;
     *w = (writer){.arena = tsr_arena_new(allocator, 0, err),
                   .written = tsr_map_new(allocator, 0, err),

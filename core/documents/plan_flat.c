@@ -1,4 +1,4 @@
-/* Plans for FSDP1: every tensor's flat ranges as a layout of its own. */
+/* Plans for FSDP1: every tensor's flat ranges become its own layout. */
 #include "documents/document_parts.h"
 #include "tessera/sys/try.h"
 
@@ -9,7 +9,7 @@
 
 typedef struct flat_layouts {
     const tsr_catalog *catalog;
-    tsr_layout *layouts; /* one an entry; without ranks where it is no parameter */
+    tsr_layout *layouts; /* one per entry; without ranks if it is not a parameter */
 } flat_layouts;
 
 static const tsr_layout *layout_of(void *ctx, const tsr_entry *entry)
@@ -19,7 +19,7 @@ static const tsr_layout *layout_of(void *ctx, const tsr_entry *entry)
     return layout->ranks ? layout : NULL;
 }
 
-/* Which tensors are flattened. */
+/* Decides which tensors are flattened. */
 typedef struct flattened {
     const tsr_target_texts *texts;
     const tsr_target *target;

@@ -1,4 +1,4 @@
-/* The job of a plan document: read in, made from a catalog, and one compared with the other. */
+/* The job in a plan document: reads it, makes it from a catalog, and compares two of them. */
 #include "base/line.h"
 #include "codec/json.h"
 #include "documents/document_parts.h"
@@ -76,7 +76,7 @@ static void mark_chunks(const tsr_chunk *chunks, uint64_t count, bool *used, uin
     }
 }
 
-/* What decides the values besides the tensors. */
+/* Whether a file determines the values read, in addition to the tensors. */
 static bool is_read(const tsr_store *store, uint32_t file, const tsr_plan_job *job)
 {
     const tsr_str name = store->files[file].name;

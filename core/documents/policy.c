@@ -1,4 +1,4 @@
-/* Levels of rules, and applying them to findings. See tessera/sys/policy.h. */
+/* Sets the levels of rules, and applies them to findings. See tessera/sys/policy.h. */
 #include "base/utf8.h"
 #include "documents/policy_parts.h"
 #include "tessera/sys/try.h"
@@ -108,7 +108,7 @@ int tsr_policy_level(const tsr_policy *policy, const tsr_rule *rule, tsr_level l
 
 /* ---- keys ---- */
 
-/* ":name", or "-" for an absent one, and an end that no name has. */
+/* Appends ":name", or "-" if it is absent, and a terminator that no name contains. */
 static tsr_status append_name(tsr_vec *key, tsr_str name, tsr_error *err)
 {
     TSR_TRY(tsr_vec_append(key, name.data ? ":" : "-", 1, err));
@@ -155,7 +155,7 @@ static tsr_status keep_listed(const tsr_policy *policy, const tsr_finding *f, ts
 {
     bool is_known;
     const int level = tsr_policy_level(policy, f->rule, f->level);
-    const tsr_str file = {f->file.size ? f->file.data : NULL, f->file.size}; /* documents leave an empty one out */
+    const tsr_str file = {f->file.size ? f->file.data : NULL, f->file.size}; /* documents omit it if it is empty */
     const tsr_known known = {tsr_str_from(f->rule->id), file, f->fqn};
     TSR_TRY(tsr_policy_knows(policy, &known, key, &is_known, err));
     result->turned_off += level == TSR_LEVEL_OFF;
@@ -166,7 +166,8 @@ static tsr_status keep_listed(const tsr_policy *policy, const tsr_finding *f, ts
                               TSR_STR_ARG(f->message));
 }
 
-/* Those that were only counted. The baseline's allowance goes to the lowest levels first. */
+/* Keeps the findings that were only counted, not listed. Those that the baseline allows are subtracted from the lowest
+ * levels first. */
 static void keep_unlisted(const tsr_policy *policy, const tsr_rule *rule, const tsr_findings *from, tsr_findings *to,
                           tsr_policy_result *result)
 {

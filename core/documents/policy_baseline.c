@@ -1,5 +1,5 @@
-/* Baselines: earlier tessera.findings/1 and tessera.diff/1 documents. People edit them and merge them, so that whatever in
- * one is not as the schema has it is named with its place instead of being passed over: a difference would go unnoticed. */
+/* Reads baselines: earlier tessera.findings/1 and tessera.diff/1 documents. People edit and merge them, so anything that
+ * does not follow the schema is reported with its location. If it were skipped, a difference could go unnoticed. */
 #include "base/line.h"
 #include "codec/json.h"
 #include "documents/policy_parts.h"
@@ -44,7 +44,8 @@ static tsr_status read_finding(tsr_policy *policy, const cJSON *item, const char
     return tsr_policy_know(policy, &known, err);
 }
 
-/* {rule: how many findings of it the document does not list}; rules that are gone by now have no findings. */
+/* Reads {rule: number of findings that the document does not list}. Rules that no longer exist are skipped, since they have
+ * no findings. */
 static tsr_status read_unlisted(tsr_policy *policy, const cJSON *root, tsr_error *err)
 {
     const cJSON *summary, *unlisted, *member;

@@ -1,4 +1,5 @@
-/* A policy applied to a diff: its differences carry the rules diff/…, so that one without a rule is never lost. */
+/* Applies a policy to a diff. Its differences have the rules diff/…, so that every difference belongs to a rule and none is
+ * lost. */
 #include "documents/policy_parts.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
@@ -6,11 +7,11 @@
 typedef struct filter {
     const tsr_policy *policy;
     tsr_policy_result *result;
-    tsr_vec key; /* reused */
+    tsr_vec key; /* memory reused for each key */
     tsr_error *err;
 } filter;
 
-/* Whether a difference stays; it is counted either way. `other` is the second name of a rename. */
+/* Decides whether a difference is kept, and counts it. `other` is the second name of a rename. */
 static tsr_status keep(filter *f, const char *rule_id, tsr_str name, tsr_str other, bool *out)
 {
     bool is_known;

@@ -1,4 +1,4 @@
-/* Reads a tessera.shards/1 document. A key that is not known is an error: a rule that is misread joins tensors wrongly. */
+/* Reads a tessera.shards/1 document. Unknown keys are errors, because misreading a rule would join tensors incorrectly. */
 #include "base/line.h"
 #include "codec/json.h"
 #include "tessera/document_read.h"
@@ -8,7 +8,7 @@
 
 typedef struct shards_reader {
     tsr_arena *arena;
-    char where[48]; /* the path of what is read, for messages */
+    char where[48]; /* path of the member being read, for messages */
     tsr_error *err;
 } shards_reader;
 
@@ -84,7 +84,7 @@ static tsr_status read_blocks(const shards_reader *r, const cJSON *item, tsr_sha
     return TSR_OK;
 }
 
-/* The one key that says what the rule does. */
+/* Reads the one key that states what the rule does. */
 static tsr_status read_kind(const shards_reader *r, const cJSON *item, tsr_shards_rule *rule)
 {
     static const char *const kinds[] = {"concat", "replicate", "only_rank", "stack"};

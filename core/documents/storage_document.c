@@ -1,4 +1,4 @@
-/* tessera.storage/1: the servers of a parallel file system, and where its files begin. */
+/* tessera.storage/1: describes the servers of a parallel file system, and how its files are distributed over them. */
 #include "base/line.h"
 #include "codec/json.h"
 #include "documents/storage_read.h"
@@ -18,7 +18,7 @@ typedef struct storage_reader {
 
 /* ---- numbers ---- */
 
-/* A whole number from `least` to `most`; *out stays as it is where the member is absent. */
+/* Reads a whole number within `bounds`. *out is unchanged if the member is absent. */
 static tsr_status read_count(const storage_reader *r, const cJSON *object, const char *key, const char *where,
                              const uint64_t *bounds, uint64_t *out)
 {
@@ -32,7 +32,7 @@ static tsr_status read_count(const storage_reader *r, const cJSON *object, const
     return TSR_OK;
 }
 
-/* A rate or a time. */
+/* Reads a rate or a duration. */
 static tsr_status read_amount(const storage_reader *r, const cJSON *object, const char *key, const char *where, double *out)
 {
     const cJSON *item;
@@ -67,7 +67,7 @@ static tsr_status read_server(const storage_reader *r, const cJSON *item, uint32
     return TSR_OK;
 }
 
-/* "servers": how many, or a list of {name, bandwidth, latency}. */
+/* Reads "servers": their number, or a list of {name, bandwidth, latency}. */
 static tsr_status read_servers(const storage_reader *r, const cJSON *root)
 {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(root, "servers");
@@ -125,7 +125,8 @@ static tsr_status read_striping(const storage_reader *r, const cJSON *object, co
     return TSR_OK;
 }
 
-/* {"file": NAME, "first": 3} or {"file": NAME, "servers": [3, 7, 1]}, and stripe_size and stripe_count where they differ. */
+/* Reads {"file": NAME, "first": 3} or {"file": NAME, "servers": [3, 7, 1]}, with stripe_size and stripe_count if they differ
+ * from the usual ones. */
 static tsr_status read_file(const storage_reader *r, const cJSON *item, const char *where, tsr_storage_file *file)
 {
     const cJSON *name, *list, *first, *stripes;

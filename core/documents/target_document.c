@@ -1,5 +1,5 @@
-/* Reads a tessera.target/1 document: lists of placements become the comma-separated texts that the command line takes too,
- * so that one parser (layout/mesh_text.c) knows what a placement is. */
+/* Reads a tessera.target/1 document. Lists of placements become comma-separated texts as on the command line, so that there
+ * is only one parser for placements (layout/mesh_text.c). */
 #include "base/line.h"
 #include "documents/target_read.h"
 #include "tessera/sys/try.h"

@@ -1,4 +1,4 @@
-/* The target of a document that holds one. */
+/* Reads the target inside another document. */
 #ifndef TSR_DOCUMENTS_TARGET_READ_H
 #define TSR_DOCUMENTS_TARGET_READ_H
 
@@ -6,7 +6,7 @@
 #include "tessera/document_read.h"
 #include "tessera/sys/plan_job.h"
 
-/* As tsr_target_texts_read, of a parsed tessera.target/1 object. */
+/* Like tsr_target_texts_read, for a parsed tessera.target/1 object. */
 tsr_status tsr_target_texts_of(const cJSON *root, tsr_arena *arena, tsr_target_texts *out, tsr_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* A target from the texts of a document or of the command line. */
+/* Makes a target from the texts of a document or of the command line. */
 #include <stdlib.h>
 
 #include "tessera/sys/document.h"
@@ -34,7 +34,7 @@ static int by_number(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* Which ranks hold what the rule is for, in ascending order. */
+/* Sorts the ranks that hold the tensors of a rule. */
 static tsr_status sort_ranks(const tsr_mesh *mesh, const tsr_target_rule_text *text, tsr_arena *arena, tsr_target_rule *out,
                              tsr_error *err)
 {
