@@ -1,6 +1,6 @@
-/* What an optimizer's state looks like after its first step (`_init_optim_state` of PyTorch 2.13 takes one with zero
- * gradients and learning rate 0, so that there is a state to load into), on paper and live; and the checks around getting
- * and loading. */
+/* The state of an optimizer after its first step, both computed and on a live optimizer (`_init_optim_state` of PyTorch 2.13
+ * takes a step with zero gradients and learning rate 0, to create the state that a checkpoint is loaded into). Also the
+ * checks before getting and loading state. */
 #include <math.h>
 
 #include "optim/tree.h"
@@ -41,7 +41,7 @@ static tsr_status real_option(const tsr_value *options, const char *key, double 
     return TSR_OK;
 }
 
-/* betas[i]: 0.9 and 0.999 where there are none. */
+/* betas[i]; 0.9 and 0.999 if there are none. */
 static tsr_status beta(const tsr_value *options, size_t i, double *out, tsr_error *err)
 {
     const tsr_value *betas = tsr_value_get(options, TSR_STR("betas"));
@@ -64,8 +64,8 @@ static bool is_complex(const tsr_module_tensor *param)
     return param->dtype == TSR_COMPLEX64 || param->dtype == TSR_COMPLEX128;
 }
 
-/* The gradient of the step: zeros, which are negative when they are maximized; vectors of complex numbers have none such.
- * With weight decay, unless that is decoupled from it, decay × parameter is added. */
+/* Sets the gradient of the step: zeros. They are negative with "maximize", except for complex parameters. Unless weight
+ * decay is decoupled from the gradient, decay × parameter is added. */
 static tsr_status gradient_into(const tsr_first_step *step, const tsr_module_tensor *param, tsr_state_spec *spec,
                                 tsr_error *err)
 {
@@ -86,7 +86,7 @@ static tsr_status sgd_state(const tsr_first_step *step, const tsr_module_tensor 
     return TSR_OK;
 }
 
-/* A mean of what is zero is positive, but for that of negative zeros without anything of what was there before. */
+/* The mean after the step. A mean of zeros is +0, except that of negative zeros if there is no previous value. */
 static tsr_status adam_mean(const tsr_first_step *step, const tsr_module_tensor *param, tsr_state_source source,
                             tsr_state_spec *spec, tsr_error *err)
 {
@@ -100,7 +100,7 @@ static tsr_status adam_mean(const tsr_first_step *step, const tsr_module_tensor 
     TSR_TRY(beta(step->options, square, &b, err));
     spec->source = source;
     spec->fused = is_true(step->options, "fused");
-    const bool tensors = step->tensor_betas && !spec->fused; /* fused steps make numbers of them */
+    const bool tensors = step->tensor_betas && !spec->fused; /* fused steps turn them into numbers */
     spec->beta = b;
     spec->weight = tensors && square ? step->second_weight : 1 - b;
     spec->beta_cast = tensors && !square;
@@ -170,7 +170,8 @@ static tsr_status create_states(const tsr_live_optimizer *o, tsr_error *err)
     return TSR_OK;
 }
 
-/* Sets the learning rates of the first `*done` groups, or of all, counting them in `*done`. */
+/* Sets the learning rates: with `zero`, those of all groups to 0, counting the groups in `*done`; otherwise restores those
+ * of the first `*done` groups. */
 static tsr_status set_rates(const tsr_live_optimizer *o, bool zero, size_t *done, tsr_error *err)
 {
     size_t until = zero ? o->group_count : *done;
@@ -183,7 +184,7 @@ static tsr_status set_rates(const tsr_live_optimizer *o, bool zero, size_t *done
     return status;
 }
 
-/* One step that changes nothing but the state; what was set for it is taken back whatever happens. */
+/* Takes one step that only changes the state. Restores gradients and learning rates even if the step fails. */
 static tsr_status step_in_place(const tsr_live_optimizer *o, tsr_error *err)
 {
     size_t zeroed = 0;
@@ -202,7 +203,7 @@ tsr_status tsr_optim_init(const tsr_live_optimizer *optimizer, tsr_error *err)
     return optimizer->algorithm == TSR_OTHER_ALGORITHM ? step_in_place(optimizer, err) : create_states(optimizer, err);
 }
 
-/* ---- around getting and loading ---- */
+/* ---- checks before getting and loading ---- */
 
 tsr_state_options tsr_state_options_default(void)
 {

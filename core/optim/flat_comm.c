@@ -1,5 +1,6 @@
-/* Flat parameters between live ranks: slices to the whole and back (`_communicate_optim_state`), and which parameters all
- * ranks have state for (`_map_param_key_to_optim_keys`, `_check_missing_keys_on_rank`). */
+/* Communicates flat parameters between live ranks: gathers slices into the whole and scatters it
+ * (`_communicate_optim_state`), and finds the parameters for which all ranks have state (`_map_param_key_to_optim_keys`,
+ * `_check_missing_keys_on_rank`). */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -12,7 +13,7 @@
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
-/* Bytes of each rank's elements, without padding. */
+/* The bytes of each rank's elements, without padding. */
 static tsr_status slice_bytes(const tsr_comm *comm, const tsr_flat_unit *unit, uint32_t itemsize, size_t *sizes,
                               tsr_error *err)
 {
@@ -40,7 +41,7 @@ tsr_status tsr_flat_gather(tsr_ranks ranks, const tsr_flat_unit *unit, uint32_t 
     return status;
 }
 
-/* Rank 0's messages to all: slices follow each other in `full`. */
+/* Rank 0's messages to all ranks. The slices follow each other in `full`. */
 static void list_sends(const tsr_comm *comm, const size_t *sizes, const void *full, tsr_message *sends)
 {
     size_t at = 0;
@@ -71,7 +72,7 @@ tsr_status tsr_flat_scatter(tsr_ranks ranks, const tsr_flat_unit *unit, uint32_t
 
 /* ---- keys ---- */
 
-/* Names as [u64 size][bytes]…: any byte may be in a name. */
+/* Packs names as [u64 size][bytes]…, because names may contain any byte. */
 static tsr_status pack_names(tsr_name_list list, tsr_vec *out, tsr_error *err)
 {
     for (size_t i = 0; i < list.count; i++) {
@@ -85,7 +86,7 @@ static tsr_status pack_names(tsr_name_list list, tsr_vec *out, tsr_error *err)
     return TSR_OK;
 }
 
-/* The next name of a blob; false at its end. */
+/* Reads the next name of a blob; returns false at its end. */
 static bool next_name(tsr_str *blob, tsr_str *name)
 {
     uint64_t size;
@@ -98,7 +99,7 @@ static bool next_name(tsr_str *blob, tsr_str *name)
 }
 
 typedef struct keys {
-    tsr_map *seen; /* name → place in `names` */
+    tsr_map *seen; /* name → index in `names` */
     tsr_vec names; /* tsr_str */
     tsr_arena *arena;
 } keys;

@@ -1,4 +1,4 @@
-/* FQNs of originals, over all units. */
+/* Finds original parameters of all units by FQN. */
 #include "tessera/sys/flat_index.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/flat_params.h"
@@ -8,7 +8,7 @@
 
 struct tsr_flat_index {
     const tsr_allocator *allocator;
-    tsr_map *by_fqn; /* → place in `found` */
+    tsr_map *by_fqn; /* → index in `found` */
     tsr_vec found;   /* tsr_flat_found */
 };
 

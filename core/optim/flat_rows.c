@@ -1,10 +1,9 @@
-/* An original of a flat parameter between live ranks: flat slices ↔ rows cut by torch.chunk ↔ the whole, without anything
- * being gathered that nobody needs.
+/* Converts an original parameter of a flat parameter between flat slices, rows as divided by torch.chunk, and the whole, on
+ * live ranks and without gathering anything that is not needed.
  *
  *   flat parameter  |··|─ original, as rows ─────────────────────|··|
  *   slices          |--- rank 0 ---|--- rank 1 ---|--- rank 2 ---|
- *   rows               |── rank 0 ────|── rank 1 ────|─ rank 2 ──|      what two ranks share is one message
- */
+ *   rows               |── rank 0 ────|── rank 1 ────|─ rank 2 ──|      each overlap of two ranks is one message */
 #include <inttypes.h>
 
 #include "base/cursor.h"
@@ -22,7 +21,7 @@ typedef struct span {
 typedef struct original {
     const tsr_flat_unit *unit;
     const tsr_flat_param *param;
-    uint64_t rows, row; /* how many, and elements of one */
+    uint64_t rows, row; /* number of rows, and elements per row */
     uint32_t itemsize;
 } original;
 
@@ -58,7 +57,7 @@ static tsr_status open_original(const tsr_unit_original *what, original *out, ts
     return TSR_OK;
 }
 
-/* Bytes of a range in memory that begins with element `base`. */
+/* A message with the elements of a range. `memory` begins with element `base`. */
 static tsr_message message(const original *o, uint32_t peer, span what, uint64_t base, const void *memory)
 {
     return (tsr_message){peer, (char *)memory + (what.begin - base) * o->itemsize,
@@ -67,7 +66,7 @@ static tsr_message message(const original *o, uint32_t peer, span what, uint64_t
 
 typedef span each_rank(const original *o, uint32_t world, uint32_t rank);
 
-/* Which elements each rank holds or gets, and this rank's memory of them. */
+/* Which elements each rank has or receives, and this rank's memory for them. */
 typedef struct source {
     each_rank *of;
     const void *memory;
@@ -77,7 +76,8 @@ typedef struct destination {
     void *memory;
 } destination;
 
-/* What each rank holds by `from` goes to whom holds it by `to`; both memories begin with the rank's own first element. */
+/* Sends what each rank has according to `from` to the ranks that have it according to `to`. Each memory begins with the
+ * rank's own first element. */
 static tsr_status exchange(tsr_ranks ranks, const original *o, source from, destination to, tsr_error *err)
 {
     tsr_comm *comm = ranks.comm;
@@ -97,7 +97,7 @@ static tsr_status exchange(tsr_ranks ranks, const original *o, source from, dest
     return status;
 }
 
-/* Where an original's elements begin in a rank's slice. */
+/* The offset of an original parameter's elements in a rank's slice. */
 static size_t offset_in_slice(const original *o, const tsr_comm *comm)
 {
     uint64_t begin, end;

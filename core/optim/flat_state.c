@@ -1,9 +1,8 @@
-/* Flat optimizer state without param_groups, as containers of tensors alone hold it (safetensors), by the names that the
- * description of the flat parameters knows.
+/* Nests flat optimizer state without param_groups, as safetensors files store it, using the names in the description of the
+ * flat parameters.
  *
- *     state . c.weight . exp_avg        the longest known FQN is taken
- *             └─ FQN ─┘  └ the state's name
- */
+ *     state . c.weight . exp_avg        the longest known FQN is used
+ *             └─ FQN ─┘  └ the state's name */
 #include "optim/flat_unit.h"
 #include "optim/tree.h"
 #include "tessera/sys/try.h"
@@ -21,7 +20,7 @@ typedef struct nesting {
     tsr_vec params;  /* tsr_tree */
 } nesting;
 
-/* Where the state's name begins behind the longest known FQN; 0 when none is known. */
+/* Where the state's name begins, after the longest known FQN; 0 if no known FQN fits. */
 static size_t find_name(const nesting *n, tsr_str rest)
 {
     for (size_t at = rest.size; at-- > 0;) {

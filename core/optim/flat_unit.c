@@ -1,4 +1,4 @@
-/* Slices of flat parameters, and the ids, raw names and FQNs of what an optimizer holds. */
+/* Slices of flat parameters, and the ids, raw names and FQNs of an optimizer's parameters. */
 #include "optim/flat_unit.h"
 
 #include <inttypes.h>
@@ -45,7 +45,7 @@ uint32_t tsr_flat_rank_with(const tsr_flat_params *flat, const tsr_flat_unit *un
     uint32_t at = 0;
     if (!unit->is_sharded) return rank;
     if (!unit->is_hybrid) return slice;
-    while (flat->shard_groups[at] != rank) at++; /* every rank is in it */
+    while (flat->shard_groups[at] != rank) at++; /* every rank is in some group */
     return flat->shard_groups[at - at % flat->shard_size + slice];
 }
 
@@ -94,7 +94,7 @@ tsr_status tsr_flat_clean_name(tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_
     return TSR_OK;
 }
 
-/* Raw names of flat parameters, and where originals are. */
+/* Finds flat parameters by raw name, and originals by FQN. */
 typedef struct unit_index {
     tsr_map *flat_names; /* raw name of a flat parameter → unit */
     tsr_flat_index *originals;

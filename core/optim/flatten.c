@@ -1,11 +1,11 @@
-/* Nested optimizer state → flat (`_flatten_optim_state_dict` of PyTorch 2.13).
+/* Flattens nested optimizer state (`_flatten_optim_state_dict` of PyTorch 2.13).
  *
  *     {"state": {"w": {"step": 1, "inner": {0: t}}},            state.w.step             1
  *      "param_groups": [{"params": ["w", "b"], "lr": 0.1}]}  →  state.w.inner.0          t
  *                                                               param_groups.w.lr        0.1
  *                                                               param_groups.b.lr        0.1
  *
- * PyTorch lets a later value overwrite an earlier one of the same name; here unequal ones are refused. */
+ * In PyTorch, a later value overwrites an earlier one of the same name; here they are rejected if they differ. */
 #include <inttypes.h>
 
 #include "optim/tree.h"
@@ -22,11 +22,11 @@ typedef struct frame {
 typedef struct flattening {
     tsr_tree out;
     tsr_vec stack;   /* frame */
-    tsr_map *places; /* flat key → number of its pair */
+    tsr_map *places; /* flat key → index of its pair */
     uint64_t nodes;  /* visited so far */
 } flattening;
 
-/* Shared dicts count every time they are met. */
+/* Counts a node, which may be a shared dict that is visited several times. */
 static tsr_status count_node(flattening *f, tsr_error *err)
 {
     uint64_t most = f->out.host->limits.expansion;

@@ -1,11 +1,10 @@
-/* What one full optimizer state cannot hold: state that FSDP1 does not shard, where ranks differ in it. What is sharded is
- * one thing that all ranks make up; everything else each rank has for itself.
+/* Finds what a single full optimizer state cannot represent: state that FSDP1 does not shard and that differs between ranks.
+ * Sharded state is one object that all ranks form together; each rank has its own copy of everything else.
  *
  *   no unit, NO_SHARD           a rank's whole state of the parameter
  *   HYBRID units                a slice, which every replica has
  *   flat parameters             their scalars
- *   of no parameter, options    all of it
- */
+ *   of no parameter, options    all of it */
 #include <inttypes.h>
 #include <string.h>
 
@@ -21,13 +20,13 @@ typedef struct differing {
     const tsr_flat_params *flat;
     const tsr_fsdp_context *context;
     tsr_flat_keys keys;
-    uint32_t rank, other; /* whose state counts, and the one that it is compared with */
+    uint32_t rank, other; /* the rank whose state is used, and the one that it is compared with */
     tsr_optim_parts mine, its;
     const tsr_value **mine_by_id, **its_by_id;
     tsr_map *listed;
-    tsr_tree names; /* STRs */
+    tsr_tree names; /* STRs: the names that were found */
     tsr_error *err;
-    tsr_status failed; /* of the comparison of two tensors */
+    tsr_status failed; /* status of comparing two tensors */
 } differing;
 
 static tsr_status add_name(differing *d, tsr_str name, tsr_error *err)
@@ -46,7 +45,7 @@ static bool same_tensors(void *ctx, const tsr_entry *a, const tsr_entry *b)
     return d->failed == TSR_OK && equal;
 }
 
-/* Of NULL and a value one is missing. */
+/* Compares two values. NULL differs from any value. */
 static tsr_status compare(differing *d, const tsr_value *a, const tsr_value *b, bool *same, tsr_error *err)
 {
     const tsr_limits *limits = &d->context->host->limits;
@@ -64,7 +63,8 @@ static const tsr_value *find(const tsr_value *dict, const tsr_value *key)
     return NULL;
 }
 
-/* The values of two dicts (NULL: empty) by key, as "NAME.KEY"; `scalars`: tensors of one dimension or more do not count. */
+/* Compares the values of two dicts (NULL is empty) by key, and adds those that differ as "NAME.KEY". `scalars`: ignores
+ * tensors that are not 0-d. */
 static tsr_status compare_dicts(differing *d, tsr_str name, const tsr_value *a, const tsr_value *b, bool scalars,
                                 tsr_error *err)
 {
@@ -87,7 +87,7 @@ static tsr_status compare_dicts(differing *d, tsr_str name, const tsr_value *a, 
     return TSR_OK;
 }
 
-/* A rank's states by id: they are keyed by number or, where the optimizer saves names, by these. */
+/* Indexes a rank's states by id. Their keys are numbers or, if the optimizer saves names, names. */
 static tsr_status index_states(const differing *d, const tsr_value *state, const tsr_value **out, tsr_error *err)
 {
     if (d->keys.count) memset(out, 0, d->keys.count * sizeof *out);
@@ -107,13 +107,14 @@ static tsr_status compare_state(differing *d, uint32_t id, tsr_error *err)
     const bool kept = key->unit && key->param != TSR_NO_PARAM;
     const tsr_str name = !key->unit ? key->fqn : kept ? key->unit->params[key->param].fqn : key->raw;
     bool scalars = key->unit && key->unit->is_sharded;
-    if (scalars && key->unit->is_hybrid) { /* ranks of two replicas that hold the same slice */
+    if (scalars && key->unit->is_hybrid) { /* compare tensors only between ranks of two replicas that have the same slice */
         tsr_flat_place mine, its;
         TSR_TRY(tsr_flat_place_of(d->flat, key->unit, d->flat->world_size, d->rank, &mine, err));
         TSR_TRY(tsr_flat_place_of(d->flat, key->unit, d->flat->world_size, d->other, &its, err));
         scalars = mine.slice != its.slice;
     }
-    /* Ranks without elements of an original have no state of it: tsr_fsdp_unshard compares the others' scalars. */
+    /* A rank without elements of an original has no state of it; tsr_fsdp_unshard compares the scalars of the other
+     * ranks. */
     if (scalars && (kept || !a || !b)) return TSR_OK;
     return compare_dicts(d, name, a, b, scalars, err);
 }

@@ -1,8 +1,7 @@
-/* Gathering and broadcasting optimizer state. Trees whose chunks say (rank, place in the rank's imaginary memory) are all
- * that the data-only conversions need; what they give back says which bytes of whom a rank wants:
+/* Gathers and broadcasts optimizer state on live ranks. The data-only conversions work on trees whose chunks name a rank,
+ * and a position in that rank's imaginary memory. Their results show which bytes a rank needs from which other ranks:
  *
- *   rank r   wants (rank s, offset, size) …  ──▶ requests to s ──▶ s looks up its tensors ──▶ elements
- */
+ *   rank r   wants (rank s, offset, size) …  ──▶ requests to s ──▶ s looks up its tensors ──▶ elements */
 #include <inttypes.h>
 
 #include "base/cursor.h"
@@ -33,11 +32,11 @@ typedef struct live_call {
     const tsr_live *live;
     tsr_live_state *out;
     tsr_vec bytes;   /* this rank's tree, packed */
-    tsr_vec tensors; /* tsr_packed_tensor: what this rank can be asked for */
+    tsr_vec tensors; /* tsr_packed_tensor: tensors of this rank that others can request */
     tsr_vec scalars; /* elements of 0-d tensors */
-    tsr_vec wants;   /* wanted, by walk order */
-    size_t *counts;  /* requests to, then from every rank */
-    request *asked;  /* to others, rank by rank, then from others */
+    tsr_vec wants;   /* wanted, in the order of the walk */
+    size_t *counts;  /* number of requests to every rank, then from every rank */
+    request *asked;  /* requests to others, rank by rank, then those from others */
     size_t asked_size;
     tsr_message *messages;
     size_t message_size;
@@ -95,7 +94,7 @@ static tsr_fsdp_context context_of(live_call *m)
 
 /* ---- what this rank wants ---- */
 
-/* `first_row`: of the buffer. */
+/* Requests a chunk. `first_row` is the first row in the buffer. */
 static tsr_status want_chunk(live_call *m, const tsr_entry *entry, const tsr_chunk *chunk, uint64_t first_row, char *buffer,
                              tsr_error *err)
 {
@@ -117,7 +116,7 @@ static tsr_status want_chunk(live_call *m, const tsr_entry *entry, const tsr_chu
     return TSR_OK;
 }
 
-/* The rows that the chunks of an entry cover. */
+/* The range of rows that the chunks of an entry cover. */
 static void rows_of(const tsr_entry *entry, uint64_t *begin, uint64_t *end)
 {
     *begin = entry->shape[0];
@@ -130,7 +129,7 @@ static void rows_of(const tsr_entry *entry, uint64_t *begin, uint64_t *end)
     if (*begin > *end) *begin = *end;
 }
 
-/* The chunk of a tensor that is received: the rows [begin, end). */
+/* Makes the chunk of a received tensor, with the rows [begin, end). */
 static tsr_status received_chunk(const live_call *m, const tsr_entry *entry, uint64_t begin, uint64_t end, tsr_chunk **out,
                                  tsr_error *err)
 {
@@ -143,8 +142,8 @@ static tsr_status received_chunk(const live_call *m, const tsr_entry *entry, uin
     return TSR_OK;
 }
 
-/* Gives a tensor its buffer, zeroed, and asks for what goes there. The entry is this function's own to change: it came out
- * of a packed tree or of pieces. */
+/* Allocates a zeroed buffer for a tensor and requests its contents. The entry may be modified: it came from a packed tree or
+ * from pieces. */
 static tsr_status want_tensor(live_call *m, tsr_entry *entry, tsr_vec *buffers, tsr_error *err)
 {
     uint64_t bytes, begin = 0, end = 0;
@@ -182,7 +181,7 @@ static tsr_status push(walk *w, const tsr_value *value, tsr_error *err)
     return TSR_OK;
 }
 
-/* A tensor that stands in several places is received once. */
+/* Requests a tensor, but only once if it is in several places of the tree. */
 static tsr_status visit_tensor(live_call *m, walk *w, const tsr_value *const *slot, tsr_error *err)
 {
     const tsr_str address = {(const char *)&(*slot)->as.tensor, sizeof(*slot)->as.tensor};
@@ -233,7 +232,7 @@ static size_t sum(const size_t *counts, uint32_t count)
     return total;
 }
 
-/* Everybody learns how much everybody else wants. */
+/* Every rank learns how much every other rank requests from it. */
 static tsr_status exchange_counts(live_call *m, tsr_error *err)
 {
     uint32_t world = m->comm->size;
@@ -250,7 +249,7 @@ static tsr_status exchange_counts(live_call *m, tsr_error *err)
     return m->comm->exchange(m->comm, m->messages, world, m->messages + world, world, err);
 }
 
-/* Everybody learns what. */
+/* Every rank learns what is requested from it. */
 static tsr_status exchange_requests(live_call *m, tsr_error *err)
 {
     uint32_t world = m->comm->size;
@@ -271,7 +270,7 @@ static tsr_status exchange_requests(live_call *m, tsr_error *err)
     return m->comm->exchange(m->comm, m->messages, world, m->messages + world, world, err);
 }
 
-/* The bytes of this rank that another asks for; NULL when it has none such. */
+/* The bytes of this rank that another one requested; NULL if it does not have them. */
 static void *answer(const live_call *m, const request *what)
 {
     const tsr_packed_tensor *tensors = m->tensors.items;
@@ -314,7 +313,7 @@ static tsr_status exchange_elements(live_call *m, tsr_error *err)
     return m->comm->exchange(m->comm, m->messages, theirs, m->messages + theirs, mine, err);
 }
 
-/* `tree` (NULL: nothing is wanted here) with its tensors received. */
+/* Receives the tensors of `tree`. NULL if this rank needs nothing. */
 static tsr_status fetch(live_call *m, const tsr_value *tree, tsr_error *err)
 {
     tsr_status status = tree ? want_tree(m, tree, err) : TSR_OK;
@@ -324,7 +323,7 @@ static tsr_status fetch(live_call *m, const tsr_value *tree, tsr_error *err)
     return exchange_elements(m, err);
 }
 
-/* ---- the two ways ---- */
+/* ---- both directions ---- */
 
 static tsr_status unpack_all(live_call *m, const tsr_comm_blobs *blobs, const tsr_value **ranks, tsr_error *err)
 {
@@ -333,7 +332,7 @@ static tsr_status unpack_all(live_call *m, const tsr_comm_blobs *blobs, const ts
     return TSR_OK;
 }
 
-/* Every rank learns every rank's tree. */
+/* Every rank receives every rank's tree. */
 static tsr_status share_trees(live_call *m, const tsr_value *mine, const tsr_value ***out, tsr_error *err)
 {
     tsr_comm_blobs blobs = {0};
@@ -347,7 +346,8 @@ static tsr_status share_trees(live_call *m, const tsr_value *mine, const tsr_val
     return tsr_comm_agree(m->comm, status, err);
 }
 
-/* `raw` with its state keyed by name: a number means another parameter on a rank with other param groups. */
+/* `raw` with its state keyed by name, because the same number may refer to different parameters on ranks with different
+ * param groups. */
 static tsr_status name_state(const live_call *m, const tsr_flat_params *flat, const tsr_value *raw, const tsr_value **out,
                              tsr_error *err)
 {
@@ -417,7 +417,7 @@ tsr_status tsr_fsdp_gather_rows(const tsr_live_call *call, const tsr_flat_params
     return status;
 }
 
-/* Rank 0's packed tree on all ranks. */
+/* Broadcasts rank 0's packed tree. */
 static tsr_status broadcast_tree(live_call *m, const tsr_value *full, tsr_error *err)
 {
     tsr_comm *comm = m->comm;
@@ -454,7 +454,7 @@ tsr_status tsr_fsdp_broadcast(const tsr_live_call *call, const tsr_flat_params *
     return status;
 }
 
-/* The value under a key; `hint` is its pair where dicts list the same keys. */
+/* The value for a key. `hint` is the index of its pair if both dicts have the same keys in the same order. */
 static const tsr_value *find(const tsr_value *dict, const tsr_value *key, size_t hint)
 {
     if (!dict || dict->kind != TSR_VALUE_DICT) return NULL;
@@ -464,7 +464,7 @@ static const tsr_value *find(const tsr_value *dict, const tsr_value *key, size_t
     return NULL;
 }
 
-/* Adds rows in their order, unless others begin there: replicas have them, too. */
+/* Inserts rows in order, unless there are rows with the same beginning, which a replica also has. */
 static void add_rows(tsr_chunk *chunks, size_t *count, const tsr_chunk *rows)
 {
     size_t at = *count;
@@ -476,7 +476,8 @@ static void add_rows(tsr_chunk *chunks, size_t *count, const tsr_chunk *rows)
     ++*count;
 }
 
-/* All ranks, this one first, then the others of its replica: where replicas differ, each keeps its own rows. */
+/* Lists all ranks: this one, then the others of its replica, then those of other replicas. So each rank keeps its own rows
+ * if replicas differ. */
 static tsr_status order_ranks(const live_call *m, const tsr_flat_params *flat, uint32_t **out, tsr_error *err)
 {
     const uint32_t world = m->comm->size, rank = m->comm->rank, shards = flat->shard_size;
@@ -497,8 +498,8 @@ static tsr_status order_ranks(const live_call *m, const tsr_flat_params *flat, u
     return TSR_OK;
 }
 
-/* A tensor with the rows of all ranks; `states` are the ranks' of its parameter, this rank's first, or NULL. */
-/* The tensor behind key `at` of this rank's state, with the rows of all ranks. */
+/* Makes the tensor at key `at` of this rank's state, with the rows of all ranks. `states` has the state of each rank for the
+ * parameter, or NULL, with this rank's first. */
 static tsr_status join_tensor(live_call *m, const tsr_value *own, size_t at, const tsr_value *const *states,
                               const tsr_value **out, tsr_error *err)
 {
@@ -544,7 +545,7 @@ static tsr_status join_state(live_call *m, const tsr_value *own, const tsr_value
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* This rank's tree whose tensors have all rows. */
+/* This rank's tree, with tensors that have all rows. */
 static tsr_status join(live_call *m, const tsr_flat_params *flat, const tsr_value *const *ranks, const tsr_value **out,
                        tsr_error *err)
 {

@@ -1,8 +1,8 @@
-/* The full optimizer state as one rank holds it sharded: every tensor cut on dim 0 by torch.chunk, as ShardedTensors or,
- * where FSDP has a mesh, DTensors (`_ext_chunk_tensor`, `_ext_chunk_dtensor` behind `shard_state` of PyTorch 2.13).
+/* Divides the full optimizer state into what one rank holds of it: every tensor is split along dim 0 as by torch.chunk, as
+ * ShardedTensors or, if FSDP has a mesh, as DTensors (`_ext_chunk_tensor`, `_ext_chunk_dtensor`, called for `shard_state` in
+ * PyTorch 2.13).
  *
- *   emb.weight [11, 3] on 3 ranks     rank 0: rows [0, 4)    rank 1: [4, 8)    rank 2: [8, 11)
- */
+ *   emb.weight [11, 3] on 3 ranks     rank 0: rows [0, 4)    rank 1: [4, 8)    rank 2: [8, 11) */
 #include <inttypes.h>
 
 #include "optim/flat_unit.h"
@@ -20,11 +20,12 @@ typedef struct cutting {
     const tsr_host *host;
     tsr_arena *arena;
     tsr_flat_keys keys;
-    const tsr_distribution *distribution; /* of the DTensors; NULL: ShardedTensors */
-    tsr_tree state;                       /* of the result */
+    const tsr_distribution *distribution; /* that of the DTensors; NULL for ShardedTensors */
+    tsr_tree state;                       /* the resulting state */
 } cutting;
 
-/* Rows [begin, end) of a tensor as a chunk list of the whole: the chunks that pieces made of the rows, moved down. */
+/* Makes rows [begin, end) of a tensor a shard of it: tsr_pieces makes the chunks of the rows, which are then moved to their
+ * offsets. */
 static tsr_status take_rows(const cutting *c, const tsr_entry *source, uint64_t begin, uint64_t end, tsr_entry *out,
                             tsr_error *err)
 {
@@ -85,8 +86,7 @@ static tsr_status cut_state(cutting *c, const tsr_value *key, const tsr_value *s
     return tsr_tree_put_key(&c->state, key, tsr_value_items(c->arena, TSR_VALUE_DICT, items, state->count, err), err);
 }
 
-/* The ranks that cut the state of a unit: those that cut its flat parameter; with NO_SHARD still all, unless originals keep
- * their own state. */
+/* The ranks that divide the state of a unit: those that divide its flat parameter, or all ranks with NO_SHARD. */
 static tsr_status place_of(const cutting *c, const tsr_flat_key *key, tsr_flat_place *out, tsr_error *err)
 {
     const tsr_fsdp_rows *o = c->options;
@@ -106,7 +106,7 @@ static tsr_status put_state(cutting *c, const tsr_value *key, const tsr_value *s
     return whole ? tsr_tree_put_key(&c->state, key, state, err) : cut_state(c, key, state, place, err);
 }
 
-/* "2,2" and "replicate,shard(0)": what the DTensors say of themselves. */
+/* Sets the texts that describe the DTensors, such as "2,2" and "replicate,shard(0)". */
 static tsr_status tell_mesh(cutting *c, tsr_error *err)
 {
     static const tsr_placement placements[] = {{.kind = TSR_REPLICATE}, {.kind = TSR_SHARD, .dim = 0}};

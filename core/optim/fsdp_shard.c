@@ -1,9 +1,8 @@
-/* The full optimizer state keyed by FQN → one rank's raw state (`_flatten_optim_state_dict`, `_shard_orig_param_state` and
- * `_rekey_sharded_optim_state_dict` of PyTorch 2.13).
+/* Turns the full optimizer state, keyed by FQN, into one rank's raw state (`_flatten_optim_state_dict`,
+ * `_shard_orig_param_state` and `_rekey_sharded_optim_state_dict` of PyTorch 2.13).
  *
  *   full   emb.weight [11, 3]   c.weight [3, 2]   c.bias: none       flat mode, rank 1 of 3: elements [14, 28)
- *   flat   |─── 33 ───────────────|─── 6 ───|─ 3 zeros ─|            → 14 of emb.weight
- */
+ *   flat   |─── 33 ───────────────|─── 6 ───|─ 3 zeros ─|            → 14 of emb.weight */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -25,8 +24,8 @@ typedef struct sharding {
     uint32_t world, rank;
     tsr_flat_keys keys;
     tsr_optim_parts full;
-    tsr_map *state_of; /* FQN → value in full.state */
-    tsr_tree state;    /* of the result */
+    tsr_map *state_of; /* FQN → index of its value in full.state */
+    tsr_tree state;    /* the resulting state */
 } sharding;
 
 static const tsr_value *full_state(const sharding *s, tsr_str fqn)
@@ -49,12 +48,12 @@ static tsr_status index_state(sharding *s, tsr_error *err)
 
 /* ---- flat mode ---- */
 
-/* One state of a unit's originals: `values[p]` is the value of original p, or NULL where it is absent or None. */
+/* One state of a unit's originals: `values[p]` is the value for original p, or NULL if it is absent or None. */
 typedef struct column {
     tsr_str name;
     const tsr_flat_unit *unit;
     const tsr_value *const *values;
-    uint32_t first; /* an original that has it */
+    uint32_t first; /* the first original that has this state */
 } column;
 
 static tsr_status check_column(const sharding *s, const column *c, tsr_error *err)
@@ -92,7 +91,7 @@ static tsr_status check_column(const sharding *s, const column *c, tsr_error *er
     return TSR_OK;
 }
 
-/* The rank's slice: parts of originals, zeros for padding, for missing state and behind the end. */
+/* Makes the rank's slice from parts of originals, and from zeros for padding, for missing state, and beyond the end. */
 static tsr_status fill_slice(const sharding *s, const column *c, uint64_t begin, uint64_t end, tsr_pieces *pieces,
                              tsr_error *err)
 {
@@ -130,7 +129,7 @@ static tsr_status put_slice(sharding *s, const column *c, const tsr_value *key, 
     return status == TSR_OK ? tsr_tree_put_key(dict, key, value, err) : status;
 }
 
-/* One state name over all originals. `states[p]` is an original's state, or NULL. */
+/* Adds one state, with the values of all originals. `states[p]` is the state of an original, or NULL. */
 static tsr_status put_column(sharding *s, const tsr_flat_unit *unit, const tsr_value *const *states, const tsr_value *key,
                              tsr_tree *dict, tsr_error *err)
 {
@@ -185,7 +184,7 @@ static tsr_status flatten_unit(sharding *s, uint32_t id, tsr_error *err)
         states[p] = full_state(s, unit->params[p].fqn);
         if (states[p]) first = p;
     }
-    if (first == UINT32_MAX) return TSR_OK; /* a unit without any state has no entry */
+    if (first == UINT32_MAX) return TSR_OK; /* a unit without any state gets no entry */
     tsr_tree dict = tsr_tree_on(s->host, s->arena);
     tsr_status status = fill_unit(s, unit, states, first, &dict, err);
     if (status == TSR_OK) status = tsr_tree_finish(&dict, TSR_VALUE_DICT, &built, err);
@@ -195,13 +194,13 @@ static tsr_status flatten_unit(sharding *s, uint32_t id, tsr_error *err)
 
 /* ---- original parameters ---- */
 
-/* The elements [low, high) of the unit's flat parameter, all of one original. */
+/* The elements [low, high) of the unit's flat parameter, which all belong to one original. */
 typedef struct part {
     const tsr_flat_param *param;
     uint64_t low, high;
 } part;
 
-/* The part of a tensor that lies in the rank's slice, flat. */
+/* Adds the part of a tensor that is in the rank's slice, flattened. */
 static tsr_status put_part(sharding *s, const part *p, const tsr_value *key, const tsr_entry *source, tsr_tree *dict,
                            tsr_error *err)
 {
@@ -247,7 +246,7 @@ static tsr_status shard_original(sharding *s, uint32_t id, tsr_error *err)
     tsr_flat_shard_range(key->unit, place.slices, place.slice, &begin, &end);
     uint64_t low = begin > param->flat_begin ? begin : param->flat_begin,
              high = end < param->flat_end ? end : param->flat_end;
-    if (low >= high) return TSR_OK; /* no element of it is here, hence no state */
+    if (low >= high) return TSR_OK; /* the rank has no element of it, and therefore no state */
     tsr_tree dict = tsr_tree_on(s->host, s->arena);
     tsr_status status = fill_parts(s, &(part){param, low, high}, state, &dict, err);
     if (status == TSR_OK) status = tsr_tree_finish(&dict, TSR_VALUE_DICT, &built, err);
@@ -255,7 +254,7 @@ static tsr_status shard_original(sharding *s, uint32_t id, tsr_error *err)
     return status == TSR_OK ? tsr_tree_put_key(&s->state, tsr_value_int(s->arena, id, err), built, err) : status;
 }
 
-/* ---- all of it ---- */
+/* ---- the whole state ---- */
 
 static tsr_status put_states(sharding *s, tsr_error *err)
 {
@@ -280,7 +279,7 @@ static int by_number(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The ids of a group's names, each once, in order. */
+/* Adds the ids for the names in a group, each once, in order. */
 static tsr_status put_ids(sharding *s, const tsr_value *params, size_t number, tsr_tree *ids, tsr_error *err)
 {
     uint32_t *found = tsr_arena_array(s->arena, params->count, sizeof *found, err);

@@ -1,9 +1,9 @@
-/* Every rank's raw optimizer state of FSDP1 → the full state keyed by FQN, as one of the ranks gets it (`_optim_state_dict`
- * without shard_state, PyTorch 2.13).
+/* Joins the raw optimizer states of all FSDP1 ranks into the full state keyed by FQN, as one of the ranks gets it
+ * (`_optim_state_dict` without shard_state, PyTorch 2.13).
  *
- * In flat mode an id is a flat parameter, and every rank holds an equal slice of its state; with use_orig_params an id is
- * an original, and a rank's state of it is the part of the original that lies in the rank's slice, or nothing. State that is
- * not sharded is never exchanged: each rank gets its own, and ranks may differ in it. */
+ * In flat mode, an id is a flat parameter, and every rank holds an equal slice of its state. With use_orig_params, an id is
+ * an original parameter, and a rank's state is the part that is in the rank's slice, or nothing. State that is not sharded
+ * is never exchanged: each rank uses its own, which may differ from that of other ranks. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -21,13 +21,13 @@ typedef struct unsharding {
     const tsr_fsdp_context *context;
     const tsr_host *host;
     tsr_arena *arena;
-    uint32_t rank; /* whose view of the state is wanted */
+    uint32_t rank; /* the rank that gets the state */
     tsr_flat_keys keys;
-    tsr_optim_parts *parts;   /* by rank */
-    const tsr_value **states; /* states[rank × ids + id]: a parameter's state on a rank, or NULL */
-    tsr_tree state;           /* of the result */
-    tsr_tree carried;         /* values not used: keys of user-defined state */
-    uint32_t *order;          /* ids with state, in the order of the result */
+    tsr_optim_parts *parts;   /* indexed by rank */
+    const tsr_value **states; /* states[rank × ids + id] is the state of a parameter on a rank, or NULL */
+    tsr_tree state;           /* the resulting state */
+    tsr_tree carried;         /* keys of user-defined state; the values are not used */
+    uint32_t *order;          /* ids that have state, in the order of the result */
     uint32_t order_count;
 } unsharding;
 
@@ -36,13 +36,13 @@ static const tsr_value *state_on(const unsharding *u, uint32_t rank, uint32_t id
     return u->states[(size_t)rank * u->keys.count + id];
 }
 
-/* Into how many slices a unit is cut. */
+/* The number of slices of a unit. */
 static uint32_t slices_of(const unsharding *u, const tsr_flat_unit *unit)
 {
     return !unit->is_sharded ? 1 : unit->is_hybrid ? u->flat->shard_size : u->flat->world_size;
 }
 
-/* What an id is called in messages. */
+/* The name of an id in messages. */
 static tsr_str id_name(const unsharding *u, uint32_t id)
 {
     return u->keys.keys[id].raw;
@@ -80,7 +80,8 @@ static int by_fqn(const void *a, const void *b)
     return tsr_str_compare((*x)->fqn, (*y)->fqn);
 }
 
-/* Flat mode: rank 0's ids, which all ranks must have. Original parameters: any rank's ids, by FQN. */
+/* Orders the ids. In flat mode, takes those of rank 0, which all ranks must have. With original parameters, takes those of
+ * any rank, sorted by FQN. */
 static tsr_status order_ids(unsharding *u, tsr_error *err)
 {
     uint32_t ids = u->keys.count, world = u->flat->world_size;
@@ -106,15 +107,15 @@ static tsr_status order_ids(unsharding *u, tsr_error *err)
 
 /* ---- tensors ---- */
 
-/* A rank's elements of one state of a parameter. */
+/* The elements that a rank has of one state of a parameter. */
 typedef struct held_state {
     uint32_t rank;
-    tsr_str name; /* of the state: exp_avg */
+    tsr_str name; /* name of the state, such as exp_avg */
     tsr_dtype dtype;
     uint64_t numel;
 } held_state;
 
-/* The tensor of one dimension or more that an id has on a rank. */
+/* Finds the non-0-d tensor that a rank has for an id. */
 static tsr_status slice_of(const unsharding *u, uint32_t id, const held_state *want, const tsr_entry **out, tsr_error *err)
 {
     const uint32_t rank = want->rank;
@@ -137,14 +138,15 @@ static tsr_status slice_of(const unsharding *u, uint32_t id, const held_state *w
     return TSR_OK;
 }
 
-/* An original parameter whose states are put together. `whole`: the state of its flat parameter has all originals' elements. */
+/* An original parameter whose state is being joined. `whole`: the state of its flat parameter contains the elements of all
+ * originals. */
 typedef struct original {
     uint32_t id;
     const tsr_flat_param *param;
     bool whole;
 } original;
 
-/* Fills an original from the ranks' slices. */
+/* Fills an original parameter from the ranks' slices. */
 static tsr_status fill_original(const unsharding *u, const original *of, tsr_str name, tsr_pieces *pieces, tsr_error *err)
 {
     const tsr_flat_param *param = of->param;
@@ -185,7 +187,7 @@ static tsr_status put_tensor(unsharding *u, const original *of, const tsr_named 
 
 /* ---- flat mode ---- */
 
-/* Tensors, then 0-d tensors, then other values, each by name; scalars are the rank's own. */
+/* Adds tensors, then 0-d tensors, then other values, each sorted by name. Scalars are the rank's own. */
 static tsr_status unflatten_original(unsharding *u, uint32_t id, const tsr_flat_param *param, const tsr_named *named,
                                      size_t count, tsr_error *err)
 {
@@ -217,7 +219,7 @@ static tsr_status unflatten_unit(unsharding *u, uint32_t id, tsr_error *err)
 
 /* ---- original parameters ---- */
 
-/* Whether the word of a slice's rank on the scalars of a parameter counts: it has state and, if there are tensors, some
+/* Whether the scalars of this slice's rank count for a parameter: the rank must have state and, if there are tensors, some
  * elements. */
 static bool rank_counts(const unsharding *u, uint32_t id, uint32_t slice, bool tensors)
 {
@@ -229,7 +231,7 @@ static bool rank_counts(const unsharding *u, uint32_t id, uint32_t slice, bool t
            (!tensors || (begin < param->flat_end && param->flat_begin < end));
 }
 
-/* Adds a scalar, or compares it with what an earlier rank said. */
+/* Adds a scalar, or compares it with that of an earlier rank. */
 static tsr_status put_scalar(unsharding *u, uint32_t id, uint32_t rank, const tsr_named *named, tsr_tree *dict,
                              tsr_error *err)
 {
@@ -267,7 +269,7 @@ static tsr_status put_scalars(unsharding *u, uint32_t id, bool tensors, tsr_tree
     return TSR_OK;
 }
 
-/* Scalars first, then the tensors, as named on the first rank that has elements: the other ranks must have the same. */
+/* Adds the scalars, then the tensors that the first rank with elements has. The other ranks must have the same ones. */
 static tsr_status fill_parameter(unsharding *u, uint32_t id, tsr_tree *dict, tsr_error *err)
 {
     const tsr_flat_key *key = &u->keys.keys[id];
@@ -291,7 +293,7 @@ static tsr_status gather_parameter(unsharding *u, uint32_t id, tsr_error *err)
 {
     const tsr_flat_key *key = &u->keys.keys[id];
     tsr_str fqn = key->unit->params[key->param].fqn;
-    if (slices_of(u, key->unit) == 1) { /* Nothing was sharded. State that only other ranks have is empty here. */
+    if (slices_of(u, key->unit) == 1) { /* Nothing was sharded. If only other ranks have state, it is empty here. */
         const tsr_value *state = state_on(u, u->rank, id);
         if (!state) state = tsr_value_items(u->arena, TSR_VALUE_DICT, NULL, 0, err);
         return state ? tsr_tree_put(&u->state, fqn, state, err) : TSR_E_NOMEM;
@@ -304,7 +306,7 @@ static tsr_status gather_parameter(unsharding *u, uint32_t id, tsr_error *err)
     return status == TSR_OK ? tsr_tree_put(&u->state, fqn, built, err) : status;
 }
 
-/* All parameters of a unit, once one of them has state: then none that needs it may be without. */
+/* Joins all parameters of a unit of which at least one has state. Then all parameters that need state must have it. */
 static tsr_status gather_unit(unsharding *u, const tsr_flat_unit *unit, tsr_error *err)
 {
     uint32_t found = 0, needed = 0;
@@ -321,9 +323,10 @@ static tsr_status gather_unit(unsharding *u, const tsr_flat_unit *unit, tsr_erro
     return TSR_OK;
 }
 
-/* ---- all of it ---- */
+/* ---- the whole state ---- */
 
-/* Never exchanged: parameters outside of units (experts, for one) may be other ones on each rank. */
+/* Adds the rank's own state of a parameter outside of units. It is never exchanged, because such parameters (of experts, for
+ * example) may be different ones on each rank. */
 static tsr_status put_unmanaged(unsharding *u, uint32_t id, tsr_error *err)
 {
     const tsr_value *state = state_on(u, u->rank, id);
@@ -350,7 +353,7 @@ static tsr_status put_states(unsharding *u, tsr_error *err)
     return TSR_OK;
 }
 
-/* The names of all originals of a group's ids, in order. */
+/* Adds the names of all originals of the ids in a group, in order. */
 static tsr_status name_params(unsharding *u, const tsr_value *params, tsr_tree *names, tsr_error *err)
 {
     for (size_t i = 0; i < params->count; i++) {

@@ -1,7 +1,7 @@
-/* Parameter ids ↔ FQNs, for whole state dicts.
+/* Converts between parameter ids and FQNs, for whole state dicts.
  *
- * An optimizer numbers its parameters 0, 1, 2, … over its groups in order; only the order of the parameters inside the
- * groups connects a number with a name. Where that order comes from is tsr_optim_name_groups' business. */
+ * An optimizer numbers its parameters 0, 1, 2, … in the order of its groups. Only the order of the parameters inside the
+ * groups connects a number with a name; tsr_optim_name_groups finds that order. */
 #include <inttypes.h>
 
 #include "optim/tree.h"
@@ -10,10 +10,10 @@
 #include "tessera/sys/params.h"
 #include "tessera/sys/try.h"
 
-/* Old key (as text) → new key. */
+/* Maps old keys, as text, to new keys. */
 typedef struct rekeying {
     tsr_arena *arena;
-    tsr_map *places; /* text of the old key → place in `keys` */
+    tsr_map *places; /* text of the old key → index in `keys` */
     tsr_vec keys;    /* const tsr_value *: new keys */
 } rekeying;
 
@@ -48,7 +48,7 @@ static tsr_status rekey_state(rekeying *r, const tsr_value *state, const tsr_val
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* Gives every parameter of every group its new key: the name in `names`, or its number. */
+/* Gives every parameter of every group its new key: its name in `names`, or its number if `names` is NULL. */
 static tsr_status rekey_groups(rekeying *r, const tsr_value *groups, const tsr_name_list *names, const tsr_value **out,
                                tsr_error *err)
 {
@@ -104,9 +104,9 @@ tsr_status tsr_optim_to_id(const tsr_value *nested, const tsr_host *host, tsr_ar
     return rekey(nested, NULL, host, arena, out, err);
 }
 
-/* ---- where names come from ---- */
+/* ---- finding names ---- */
 
-/* `param_names`, which optimizers built with named parameters save. */
+/* Reads `param_names`, which optimizers save if they were created with named parameters. */
 static tsr_status names_in_group(const tsr_value *group, size_t number, tsr_arena *arena, tsr_name_list *out, bool *found,
                                  tsr_error *err)
 {
@@ -124,7 +124,7 @@ static tsr_status names_in_group(const tsr_value *group, size_t number, tsr_aren
     return TSR_OK;
 }
 
-/* Saved names are raw: their FQNs. */
+/* Replaces saved names, which are raw, by their FQNs. */
 static tsr_status canonicalize(const tsr_modules *modules, tsr_name_list *list, tsr_arena *arena, tsr_error *err)
 {
     tsr_str *texts = tsr_arena_array(arena, list->count, sizeof *texts, err);
@@ -168,7 +168,7 @@ typedef struct namer {
     tsr_arena *arena;
 } namer;
 
-/* Of a group that no document lists. */
+/* Names the parameters of a group that no document lists. */
 static tsr_status name_group(const namer *n, size_t at, tsr_name_list *out, tsr_error *err)
 {
     const tsr_value *group = n->groups->items[at];

@@ -1,4 +1,4 @@
-/* Keys of parameters in optimizers' own state dicts: numbers ↔ names. See optim_keys.h. */
+/* Converts the keys of parameters in optimizers' state dicts between numbers and names. See optim_keys.h. */
 #include "tessera/sys/optim_keys.h"
 #include "tessera/sys/params.h"
 
@@ -9,18 +9,18 @@
 #include "optim/tree.h"
 #include "tessera/sys/try.h"
 
-/* ---- what an optimizer was made of ---- */
+/* ---- what an optimizer was created with ---- */
 
 typedef struct naming {
     const tsr_modules *modules;
     tsr_arena *arena;
     tsr_state_item *items; /* named_parameters() */
     size_t count;
-    tsr_map *places; /* tensor → its place among them */
-    bool *taken;     /* by place */
+    tsr_map *places; /* tensor → its index in `items` */
+    bool *taken;     /* indexed like `items` */
 } naming;
 
-/* Equal for one tensor under several names. */
+/* A key that is equal for all names of one tensor. */
 static tsr_str tensor_key(const naming *n, const tsr_module_tensor *const *tensor, tsr_error *err)
 {
     const tsr_str identity = (*tensor)->identity;
@@ -129,7 +129,7 @@ tsr_status tsr_optim_input_names(const tsr_value *input, const tsr_modules *modu
     return status;
 }
 
-/* ---- other keys ---- */
+/* ---- changing keys ---- */
 
 bool tsr_optim_is_named(const tsr_value *raw)
 {
@@ -165,7 +165,7 @@ static tsr_status index_names(rekeying *r, tsr_error *err)
     return TSR_OK;
 }
 
-/* The number that a key means; UINT32_MAX: none. */
+/* The number that a key refers to, or UINT32_MAX. */
 static uint32_t number_of(const rekeying *r, const tsr_value *key)
 {
     if (r->how->to_names)
@@ -202,7 +202,7 @@ static tsr_status rekey_state(const rekeying *r, const tsr_value *state, const t
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* Two strings, or two numbers that are not negative. */
+/* Compares two strings, or two nonnegative numbers. */
 static int by_key(const void *a, const void *b)
 {
     const tsr_value *x = *(const tsr_value *const *)a, *y = *(const tsr_value *const *)b;
@@ -236,7 +236,7 @@ static tsr_status rekey_groups(const rekeying *r, const tsr_value *groups, const
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* Whether nothing is to be done; names next to numbers are refused. */
+/* Sets *done if the keys are already of the requested kind. Rejects a mixture of names and numbers. */
 static tsr_status check_kinds(const rekeying *r, const tsr_value *state, bool *done, tsr_error *err)
 {
     size_t names = 0, numbers = 0;

@@ -1,4 +1,4 @@
-/* Reads of sharded optimizer state (`load_sharded_optimizer_state_dict`, `_ReaderWithOffset` of PyTorch 2.13). */
+/* Plans the reads of sharded optimizer state (`load_sharded_optimizer_state_dict`, `_ReaderWithOffset` of PyTorch 2.13). */
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/optim_load.h"
@@ -13,7 +13,7 @@
 void tsr_rows_of_rank(uint64_t size, uint32_t world, uint32_t rank, bool clamp, uint64_t *begin, uint64_t *end)
 {
     uint64_t part = size / world + (size % world != 0);
-    *begin = part * rank; /* at most size + world rows: no overflow for sizes of real tensors */
+    *begin = part * rank; /* at most size + world rows, so real tensors cannot overflow it */
     if (clamp && *begin > size) *begin = size;
     *end = *begin >= size ? *begin : size - *begin < part ? size : *begin + part;
 }
@@ -25,7 +25,7 @@ typedef struct loading {
     tsr_vec reads;
 } loading;
 
-/* A slice of the parameter says nothing about state of another shape. */
+/* Checks that the state has the parameter's shape; otherwise the parameter's slice does not apply to it. */
 static tsr_status check_shapes(const loading *l, const tsr_optim_read *read, const tsr_tp_slice *slice, tsr_error *err)
 {
     const tsr_entry *entry = read->entry;
@@ -64,7 +64,7 @@ static tsr_status find_slice(const loading *l, const tsr_optim_read *read, const
     return TSR_OK;
 }
 
-/* The rank's rows of the slice, in the slice's and in the global tensor's offsets. */
+/* Sets the rank's rows of the slice, with offsets both in the slice and in the global tensor. */
 static tsr_status fill_box(loading *l, tsr_optim_read *read, tsr_error *err)
 {
     const tsr_tp_slice *slice;
@@ -78,7 +78,8 @@ static tsr_status fill_box(loading *l, tsr_optim_read *read, tsr_error *err)
     for (uint32_t d = 0; d < ndim; d++) {
         sizes[d] = read->dest_size[d];
         if (d == 0) {
-            /* Clamped: PyTorch's ChunkShardingSpec lets empty shards begin beyond the tensor, and then refuses them. */
+            /* Clamped, because PyTorch's ChunkShardingSpec lets empty shards begin beyond the tensor, and later rejects
+             * them. */
             tsr_rows_of_rank(sizes[0], l->mesh->data_world, l->mesh->data_rank, true, &dest[0], &end);
             read->has_shard = l->mesh->tensor_parallel || sizes[0] == 0 || end > dest[0];
             sizes[0] = end - dest[0];
@@ -91,7 +92,7 @@ static tsr_status fill_box(loading *l, tsr_optim_read *read, tsr_error *err)
     return TSR_OK;
 }
 
-/* Below "state", whose keys the model's state should have too. */
+/* For entries below "state": sets the name of the parameter, which the model's state should also have. */
 static tsr_status name_parameter(const loading *l, tsr_optim_read *read, tsr_error *err)
 {
     const tsr_path_item *path = read->path;
@@ -130,7 +131,7 @@ static tsr_status add_entry(loading *l, const tsr_entry *entry, tsr_str key, tsr
     return entry->kind == TSR_ENTRY_TENSOR ? fill_tensor(l, read, err) : TSR_OK;
 }
 
-/* Empty dicts, of which no entry tells: parameters without state. Only torch.save files have them. */
+/* Adds empty dicts, which belong to parameters without state and are not entries. Only torch.save files have them. */
 static tsr_status add_empty_dicts(loading *l, const tsr_catalog *catalog, tsr_str key, tsr_error *err)
 {
     for (uint64_t i = 0; i < catalog->mapping_count; i++) {

@@ -1,9 +1,10 @@
-/* Paths of optimizer state. DCP and torch.save keep them; other formats have flat names, which are split here:
+/* Finds the paths of optimizer state. DCP and torch.save store them; other formats only have flat names, which are split
+ * here:
  *
  *   optim . state . layers.0.fc.weight . exp_avg          a parameter's FQN has dots, the name of a state has none
  *   optim . param_groups . 0 . lr
  *
- * The model's FQNs decide where a parameter's name ends, so that names of states may have dots as well. */
+ * The model's FQNs decide where a parameter's name ends, so that names of states may also have dots. */
 #include "optim/load_path.h"
 
 #include <inttypes.h>
@@ -19,7 +20,7 @@ static bool skip_prefix(tsr_str *text, tsr_str prefix)
     return true;
 }
 
-/* "key." of "key.rest". */
+/* Skips "key." in "key.rest". */
 static bool skip_key(tsr_str *text, tsr_str key)
 {
     tsr_str rest = *text;
@@ -34,7 +35,7 @@ static tsr_str first_part(tsr_str name)
     return dot ? (tsr_str){name.data, (size_t)(dot - name.data)} : name;
 }
 
-/* Where the parameter's FQN ends in "fc.weight.exp_avg"; 0 if no dot ends one. */
+/* Where the parameter's FQN ends in "fc.weight.exp_avg"; 0 if there is no dot after one. */
 static size_t parameter_end(tsr_str text, const tsr_map *parameters)
 {
     size_t last = 0;
@@ -62,7 +63,7 @@ static tsr_path_item key_item(tsr_str key)
     return (tsr_path_item){.kind = TSR_PATH_KEY, .key = key};
 }
 
-/* The items of a flat name behind the key, at most three; returns their number. */
+/* Splits what follows the key in a flat name into at most three items, and returns their number. */
 static uint32_t split(tsr_str rest, const tsr_map *parameters, tsr_path_item *items)
 {
     tsr_str below = rest;

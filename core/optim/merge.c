@@ -1,5 +1,5 @@
-/* Several optimizers in one state dict, and each one's part of it again (the end of `_get_optim_state_dict`, and
- * `_split_optim_state_dict`, of PyTorch 2.13). */
+/* Merges several optimizers into one state dict, and splits off each one's part again (the end of `_get_optim_state_dict`,
+ * and `_split_optim_state_dict`, of PyTorch 2.13). */
 #include "optim/tree.h"
 #include "tessera/optim.h"
 #include "tessera/sys/map.h"
@@ -55,9 +55,9 @@ typedef struct splitting {
     bool strict;
     const tsr_host *host;
     tsr_arena *arena;
-    tsr_map *state_of; /* FQN → pair of saved->state */
-    tsr_map *group_of; /* FQN → group of saved->groups */
-    uint32_t *target;  /* saved group → group of the optimizer, or NOWHERE */
+    tsr_map *state_of; /* FQN → index of its pair in saved->state */
+    tsr_map *group_of; /* FQN → index of its group in saved->groups */
+    uint32_t *target;  /* index of a saved group → group of the optimizer, or NOWHERE */
     tsr_tree state;
 } splitting;
 
@@ -79,12 +79,12 @@ static tsr_status index_saved(splitting *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* One name of a parameter: its state, and where its saved group goes. */
+/* Takes the state of a parameter under one of its names, and assigns its saved group to `group`. */
 static tsr_status take_name(splitting *s, const tsr_param *param, tsr_str fqn, uint32_t group, tsr_tree *names,
                             tsr_error *err)
 {
     uint32_t saved_group = tsr_map_get(s->group_of, fqn, NOWHERE);
-    if (param->shared && saved_group == NOWHERE) return TSR_OK; /* saved under another of its names */
+    if (param->shared && saved_group == NOWHERE) return TSR_OK; /* it was saved under another of its names */
     TSR_TRY(tsr_tree_add(names, tsr_value_str(s->arena, fqn, err), err));
     if (saved_group != NOWHERE) s->target[saved_group] = group;
     if (!param->tensor->requires_grad) return TSR_OK;
@@ -95,7 +95,7 @@ static tsr_status take_name(splitting *s, const tsr_param *param, tsr_str fqn, u
     return TSR_OK;
 }
 
-/* A group of the optimizer without parameters takes the only saved one without. */
+/* Assigns the only saved group without parameters to a group of the optimizer that has none. */
 static tsr_status take_empty(splitting *s, uint32_t group, size_t group_count, tsr_error *err)
 {
     uint32_t found = NOWHERE, count = 0;
@@ -116,7 +116,7 @@ static tsr_status take_empty(splitting *s, uint32_t group, size_t group_count, t
     return TSR_OK;
 }
 
-/* dict[key] = value. Several saved groups may fall into one group of the optimizer: as in PyTorch the last one counts. */
+/* dict[key] = value. If several saved groups belong to one group of the optimizer, the last one wins, as in PyTorch. */
 static tsr_status set_option(tsr_tree *dict, const tsr_value *key, const tsr_value *value, tsr_error *err)
 {
     const tsr_value **items = dict->items.items;
@@ -164,7 +164,7 @@ static tsr_status split(splitting *s, const tsr_optimizer *optimizer, const tsr_
     const tsr_value **groups = tsr_arena_array(s->arena, optimizer->group_count, sizeof *groups, err);
     if (!groups || !s->target) return TSR_E_NOMEM;
     TSR_TRY(index_saved(s, err));
-    for (uint32_t g = 0; g < optimizer->group_count; g++) { /* first the names: options need every group's */
+    for (uint32_t g = 0; g < optimizer->group_count; g++) { /* names first, because options need the names of every group */
         tsr_tree names = tsr_tree_on(s->host, s->arena);
         tsr_status status = split_group(s, optimizer, g, &names, err);
         if (status == TSR_OK) status = tsr_tree_finish(&names, TSR_VALUE_LIST, &groups[g], err);
@@ -183,7 +183,7 @@ tsr_status tsr_optim_split(const tsr_value *saved, const tsr_split *how, const t
 {
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(saved, true, &parts, err));
-    bool ids = true; /* also when there is no state at all */
+    bool ids = true; /* also true if there is no state at all */
     for (size_t i = 0; i < parts.state->count; i += 2) ids = ids && parts.state->items[i]->kind == TSR_VALUE_INT;
     if (ids) {
         *out = saved;

@@ -1,11 +1,10 @@
-/* Flat ranges of stored tensors as chunks of a new tensor.
+/* Makes chunks of a new tensor from flat ranges of stored tensors.
  *
- * A run of the source is a flat range whose elements lie in one chunk, at one constant stride in the file (all of it for
+ * A run of the source is a flat range whose elements are in one chunk, at a constant stride in the file (the whole range for
  * contiguous sources and 1-d slices). A run of n elements at flat position p of the result becomes boxes that are runs
  * themselves:
  *
- *     shape [11, 3], p = 14, n = 14:   [4][2:3]   [5:9][0:3]   [9][0:1]        at most 2·rank − 1 boxes
- */
+ *     shape [11, 3], p = 14, n = 14:   [4][2:3]   [5:9][0:3]   [9][0:1]        at most 2·ndim − 1 boxes */
 #include "optim/pieces.h"
 
 #include <inttypes.h>
@@ -34,7 +33,7 @@ void tsr_pieces_drop(tsr_pieces *pieces)
     tsr_vec_free(&pieces->chunks);
 }
 
-/* A box of the result whose elements are `view`'s, `step` elements apart. */
+/* Adds a box of the result. Its elements begin at `view` and are `step` elements apart. */
 static tsr_status add_chunk(tsr_pieces *p, tsr_box box, tsr_view view, uint64_t step, uint64_t count, tsr_error *err)
 {
     const uint32_t ndim = box.ndim;
@@ -57,7 +56,7 @@ static tsr_status add_chunk(tsr_pieces *p, tsr_box box, tsr_view view, uint64_t 
     return TSR_OK;
 }
 
-/* Lays a run of `count` elements into the boxes it fills, from `flat_filled` on. */
+/* Divides a run of `count` elements into boxes of the result, beginning at `flat_filled`. */
 static tsr_status add_run(tsr_pieces *p, tsr_view view, uint64_t step, uint64_t count, tsr_error *err)
 {
     const tsr_entry *e = p->entry;
@@ -66,7 +65,7 @@ static tsr_status add_run(tsr_pieces *p, tsr_view view, uint64_t step, uint64_t 
                 "optim: '%.*s' has %" PRIu64 " elements, but more were found", TSR_STR_ARG(e->fqn), p->elements);
     while (count) {
         uint64_t at = p->flat_filled, row = 1, taken = 1;
-        uint32_t block = e->ndim; /* the outermost dimension in which whole rows fit */
+        uint32_t block = e->ndim; /* the outermost dimension in which whole rows fit into the run */
         for (uint32_t d = e->ndim; d-- > 0;) {
             uint64_t index = at / row % e->shape[d],
                      fits = count / row < e->shape[d] - index ? count / row : e->shape[d] - index;
@@ -91,14 +90,14 @@ static tsr_status add_run(tsr_pieces *p, tsr_view view, uint64_t step, uint64_t 
     return TSR_OK;
 }
 
-/* One chunk of a source: where its elements lie, and how many at the end of its row-major order are one run. */
+/* One chunk of a source: where its elements are, and how many at the end of its row-major order form one run. */
 typedef struct source_chunk {
     const tsr_chunk *chunk;
     tsr_view view;
     uint64_t strides[TSR_MAX_NDIM];
-    uint64_t run, step; /* elements of a whole run, and how far they are apart */
-    uint32_t run_dims;  /* trailing dims that a run goes through */
-    uint64_t hint;      /* which chunk it is, where the search for the next begins */
+    uint64_t run, step; /* elements in a complete run, and the distance between them */
+    uint32_t run_dims;  /* number of trailing dims that a run covers */
+    uint64_t hint;      /* index of the chunk where the search for the next element begins */
 } source_chunk;
 
 static void open_chunk(const tsr_entry *source, const tsr_chunk *chunk, source_chunk *out)
@@ -119,7 +118,7 @@ static void open_chunk(const tsr_entry *source, const tsr_chunk *chunk, source_c
         }
         out->run *= chunk->sizes[d];
         out->run_dims++;
-        if (chunk->sizes[d] != source->shape[d]) return; /* the next row begins in another chunk */
+        if (chunk->sizes[d] != source->shape[d]) return; /* the next row begins in a different chunk */
     }
 }
 
@@ -131,7 +130,8 @@ static bool holds(const tsr_entry *source, const tsr_chunk *chunk, const uint64_
     return true;
 }
 
-/* The chunk that holds an element, looked for from the one after the last found: rows meet their chunks in a cycle. */
+/* The chunk that contains an element. The search begins after the chunk found last, because consecutive rows often go
+ * through the chunks in a cycle. */
 static const tsr_chunk *find_chunk(const tsr_entry *source, const uint64_t *index, uint64_t *hint)
 {
     for (uint64_t i = 0; i < source->chunk_count; i++) {
@@ -143,7 +143,7 @@ static const tsr_chunk *find_chunk(const tsr_entry *source, const uint64_t *inde
     return NULL;
 }
 
-/* Appends the run that begins at an element; `*count` is how many are wanted, then how many there were. */
+/* Appends the run that begins at an element. `*count` is the number of elements wanted, and then the number appended. */
 static tsr_status add_source_run(tsr_pieces *pieces, const tsr_entry *source, uint64_t flat, source_chunk *open,
                                  uint64_t *count, tsr_error *err)
 {

@@ -1,6 +1,6 @@
-/* Nested state dicts ↔ dotted keys by two rules. The older one (`_flatten_state_dict` of
- * torch/distributed/_state_dict_utils.py) expands mappings, lists and tuples; for DCP's flatten_state_dict tuples and lists
- * without tensors and mappings are leaves. */
+/* Converts between nested state dicts and dotted keys, by one of two rules. The older rule (`_flatten_state_dict` of
+ * torch/distributed/_state_dict_utils.py) expands mappings, lists and tuples. In DCP's flatten_state_dict, tuples are
+ * leaves, and so are lists without tensors and mappings. */
 #include <inttypes.h>
 
 #include "model/nest.h"
@@ -21,14 +21,14 @@ typedef struct flattening {
     const tsr_host *host;
     tsr_arena *arena;
     tsr_vec stack; /* frame */
-    tsr_vec path;  /* tsr_path_item, one a frame */
+    tsr_vec path;  /* tsr_path_item, one per frame */
     tsr_vec items; /* tsr_state_key */
     tsr_map *seen;
     uint64_t visited;
-    bool dcp; /* which rule */
+    bool dcp; /* which of the rules applies */
 } flattening;
 
-/* A list that holds no tensor or mapping, at any depth of lists: `depth` bounds how deep is looked. */
+/* Whether a list contains no tensor or mapping, including in nested lists down to `depth`. */
 static bool is_plain_list(const tsr_value *list, uint32_t depth)
 {
     for (size_t i = 0; i < list->count && depth; i++) {
@@ -71,7 +71,7 @@ static tsr_status put_leaf(flattening *f, tsr_str name, const tsr_value *value, 
     return TSR_OK;
 }
 
-/* The next member of the innermost container: its path item, its name, its value. */
+/* Moves to the next member of the innermost container, and returns its path item, name and value. */
 static tsr_status next_member(flattening *f, frame *top, tsr_str *name, const tsr_value **value, tsr_error *err)
 {
     tsr_path_item *item = (tsr_path_item *)f->path.items + f->path.count - 1;

@@ -1,9 +1,9 @@
-/* See optim_states.h. An entry tells what it is by its path:
+/* See optim_states.h. An entry's path shows what it is:
  *
  *   optim, "state", FQN or id, name        a state
  *   optim, "param_groups", 0, "params"     the parameters of a group
- *   optim, "state.FQN.name"                both again, flattened
- *   optim, "param_groups.FQN.key" */
+ *   optim, "state.FQN.name"                a state, flattened
+ *   optim, "param_groups.FQN.key"          a parameter's option, flattened */
 #include "tessera/sys/optim_states.h"
 
 #include <inttypes.h>
@@ -51,7 +51,8 @@ static size_t text_size(const tsr_path_item *item)
     return line.used;
 }
 
-/* The text of path items [from, to) as the FQN has it; without data when the FQN is not the path joined by dots. */
+/* The part of the FQN that stands for path items [from, to). No data if the FQN does not consist of the path joined with
+ * dots. */
 static tsr_str slice(const tsr_entry *entry, uint32_t from, uint32_t to)
 {
     size_t at = 0, begin = 0;
@@ -63,7 +64,7 @@ static tsr_str slice(const tsr_entry *entry, uint32_t from, uint32_t to)
     return at <= entry->fqn.size + 1 ? (tsr_str){entry->fqn.data + begin, at - 1 - begin} : (tsr_str){NULL, 0};
 }
 
-/* "state.FQN.name" and "param_groups.FQN.key". */
+/* Parses "state.FQN.name" and "param_groups.FQN.key". */
 static part part_of_flat(tsr_str owner, tsr_str key)
 {
     const tsr_str state = TSR_STR("state."), groups = TSR_STR("param_groups.");
@@ -173,7 +174,7 @@ static tsr_status take(survey *s, const tsr_entry *entry, bool groups)
     return tsr_map_count(o->rows) ? add_state(s, o, &p, entry) : TSR_OK;
 }
 
-/* Names of what may be a parameter: the last key of everything that is no part of an optimizer. */
+/* Records names of possible parameters: the last key, and the FQN, of every tensor that does not belong to an optimizer. */
 static tsr_status take_value(survey *s, uint32_t index)
 {
     const tsr_entry *entry = &s->catalog->entries[index];
@@ -214,7 +215,7 @@ static tsr_status run(survey *s, tsr_optim_states **out, uint32_t *count)
 {
     const uint64_t entries = s->catalog->entry_count;
     TSR_FAIL_IF(entries >= UINT32_MAX, s->err, TSR_E_LIMIT, "%" PRIu64 " entries are too many", entries);
-    /* Groups first: their order is that of the rows, and what has none is no optimizer. */
+    /* Groups first: they determine the order of the rows, and without groups it is not an optimizer. */
     for (uint64_t i = 0; i < entries; i++) TSR_TRY(take(s, &s->catalog->entries[i], true));
     if (s->optimizers.count == 0) return TSR_OK;
     for (uint64_t i = 0; i < entries; i++) {

@@ -1,4 +1,4 @@
-/* Value trees of optimizers: construction and the checks that every operation starts with. */
+/* Value trees of optimizers: building them, and the checks with which every operation begins. */
 #include "optim/tree.h"
 
 #include <inttypes.h>
@@ -164,7 +164,7 @@ bool tsr_same_bytes(const tsr_entry *a, const tsr_entry *b)
     if (a == b) return true;
     if (a->chunk_count != 1 || b->chunk_count != 1 || a->chunks->file != b->chunks->file) return false;
     const tsr_view *x = a->chunks->view, *y = b->chunks->view;
-    bool plain = (!x || !x->strides) && (!y || !y->strides); /* scalars and contiguous tensors: what options are */
+    bool plain = (!x || !x->strides) && (!y || !y->strides); /* scalars and contiguous tensors, such as options */
     return plain && (x ? x->byte_offset : a->chunks->byte_offset) == (y ? y->byte_offset : b->chunks->byte_offset);
 }
 

@@ -1,4 +1,4 @@
-/* Building value trees: lists and dicts that grow, and looking into an optimizer's state dict. */
+/* Builds value trees from growing lists and dicts, and takes an optimizer's state dict apart. */
 #ifndef TSR_OPTIM_TREE_H
 #define TSR_OPTIM_TREE_H
 
@@ -6,7 +6,8 @@
 #include "tessera/sys/vec.h"
 #include "tessera/value.h"
 
-/* A list or dict under construction. Items collect on the host's allocator and move into the arena when it is done. */
+/* A list or dict that is being built. The items are allocated by the host's allocator, and moved into the arena when it is
+ * finished. */
 typedef struct tsr_tree {
     const tsr_host *host;
     tsr_arena *arena;
@@ -17,47 +18,48 @@ static inline tsr_tree tsr_tree_on(const tsr_host *host, tsr_arena *arena)
 {
     return (tsr_tree){host, arena, tsr_vec_of(host->allocator, sizeof(const tsr_value *))};
 }
-void tsr_tree_drop(tsr_tree *tree); /* frees what was not finished; takes a finished one */
+void tsr_tree_drop(tsr_tree *tree); /* frees what was not finished; accepts a finished one */
 
 tsr_status tsr_tree_add(tsr_tree *tree, const tsr_value *item, tsr_error *err);
-/* A pair of a dict; `key` is borrowed. Whether the key is new is the caller's business. */
+/* Adds a pair to a dict. Borrows `key`, which must be new; this is not checked. */
 tsr_status tsr_tree_put(tsr_tree *tree, tsr_str key, const tsr_value *value, tsr_error *err);
 tsr_status tsr_tree_put_key(tsr_tree *tree, const tsr_value *key, const tsr_value *value, tsr_error *err);
-/* The value, and an empty tree again. */
+/* Returns the value, and leaves an empty tree. */
 tsr_status tsr_tree_finish(tsr_tree *tree, tsr_value_kind kind, const tsr_value **out, tsr_error *err);
 
-/* {"state": state, "param_groups": groups}; the latter only if it is not NULL. */
+/* {"state": state, "param_groups": groups}, or without the latter if `groups` is NULL. */
 tsr_status tsr_tree_optim(const tsr_value *state, const tsr_value *groups, tsr_arena *arena, const tsr_value **out,
                           tsr_error *err);
 
-/* The two parts of an optimizer's state dict; without `groups` param_groups may be missing. Errors: TSR_E_FORMAT saying
- * which part is missing, or which group has no list "params". */
+/* The two parts of an optimizer's state dict. param_groups may only be missing if `groups` is false. Fails with
+ * TSR_E_FORMAT, saying which part is missing, or which group has no list "params". */
 typedef struct tsr_optim_parts {
-    const tsr_value *state;  /* DICT: key → a parameter's DICT, or what a user keeps there */
+    const tsr_value *state;  /* DICT: key → the DICT of a parameter, or user-defined state */
     const tsr_value *groups; /* LIST of DICTs, or NULL */
 } tsr_optim_parts;
 tsr_status tsr_optim_take_apart(const tsr_value *optim, bool groups, tsr_optim_parts *out, tsr_error *err);
 const tsr_value *tsr_group_params(const tsr_value *group);
-/* The group with other "params"; everything else stays, in its place. Lives in `arena`. */
+/* A copy of a group with different "params"; everything else stays in place. Allocated in `arena`. */
 tsr_status tsr_group_with_params(const tsr_value *group, const tsr_value *params, tsr_arena *arena, const tsr_value **out,
                                  tsr_error *err);
-/* TSR_E_FORMAT unless a parameter's state is a dict. */
+/* Fails with TSR_E_FORMAT unless a parameter's state is a dict. */
 tsr_status tsr_check_state(const tsr_value *key, const tsr_value *state, tsr_error *err);
 
-/* How a value is called in messages: "str", "int", … */
+/* The name of a value's type in messages: "str", "int", … */
 const char *tsr_value_kind_name(const tsr_value *value);
-/* A value, and a shape, as messages show them: "0.5", "'text'", "a float32 tensor [3, 2]", "[3, 2]". In `arena`; "?" where
- * that has no memory left. */
+/* A value, or a shape, formatted for messages: "0.5", "'text'", "a float32 tensor [3, 2]", "[3, 2]". Allocated in `arena`;
+ * "?" if out of memory. */
 tsr_str tsr_value_brief(const tsr_value *value, tsr_arena *arena);
 tsr_str tsr_shape_brief(uint32_t ndim, const uint64_t *shape, tsr_arena *arena);
-/* A key as text: a string itself, an int in decimal, True, False, None; a NULL text and TSR_E_UNSUPPORTED for others. */
+/* A key as text: a string itself, an int in decimal, True, False, or None. For any other key, the text is NULL and the
+ * status TSR_E_UNSUPPORTED. */
 tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, tsr_error *err);
 bool tsr_is_key(const tsr_value *key, const char *text);
-/* Whether two tensors are the same bytes of one file. */
+/* Whether two tensors consist of the same bytes of one file. */
 bool tsr_same_bytes(const struct tsr_entry *a, const struct tsr_entry *b);
-/* Whether two values are the same as far as can be told without reading: tensors must lie in the same bytes. */
+/* Whether two values are equal, as far as this is known without reading: tensors must consist of the same bytes. */
 bool tsr_same_value(const tsr_value *a, const tsr_value *b);
-/* Equal keys: two strings, or two ints. */
+/* Whether two keys are equal strings, or equal ints. */
 bool tsr_key_equal(const tsr_value *a, const tsr_value *b);
 
 #endif

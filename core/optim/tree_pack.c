@@ -50,7 +50,7 @@ static tsr_status put_text(packing *p, tsr_str text, tsr_error *err)
     return put(p, text.data, text.size, err);
 }
 
-/* The rows of a tensor that the rank has: those of its chunk, or all. */
+/* Packs the rows of a tensor that the rank has: those of its chunk, or all. */
 static tsr_status put_tensor(packing *p, const tsr_entry *entry, tsr_error *err)
 {
     uint64_t bytes = 0, end;

@@ -1,10 +1,10 @@
-/* Flat optimizer state → nested (`_unflatten_optim_state_dict` of PyTorch 2.13).
+/* Nests flat optimizer state (`_unflatten_optim_state_dict` of PyTorch 2.13).
  *
  *     param_groups . blocks.0.up.weight . lr          state . blocks.0.up.weight . inner.0
  *                    └──── FQN ───────┘   └ option            └──── FQN ───────┘   └ path in the state
  *
- * An FQN may hold any number of dots, and so may what follows: the longest known FQN is taken. Each parameter's options are
- * gathered first; parameters with the same options then make a group. */
+ * Both the FQN and what follows it may contain any number of dots, so the longest known FQN is used. The options of each
+ * parameter are collected first; parameters with the same options then form a group. */
 #include "optim/tree.h"
 #include "tessera/optim.h"
 #include "tessera/sys/map.h"
@@ -16,25 +16,25 @@
 #define STATE    TSR_STR("state.")
 #define NO_GROUP UINT32_MAX
 
-/* An option of a parameter, or a node of its state: a value, or a dict of the nodes below it. */
+/* An option of a parameter, or a node of its state: either a value, or a dict of the nodes below it. */
 typedef struct item {
     tsr_str name;
-    const tsr_value *value; /* NULL: a dict that is not built yet */
-    uint32_t first, last;   /* below; 0: none */
-    uint32_t next;          /* beside; 0: the last */
+    const tsr_value *value; /* NULL: a dict that was not built yet */
+    uint32_t first, last;   /* children; 0 if there are none */
+    uint32_t next;          /* next sibling; 0 if it is the last */
 } item;
 
 typedef struct param {
     tsr_str fqn;
-    uint32_t options; /* item that holds the options; 0: none */
-    uint32_t state;   /* item that holds the state; 0: none */
+    uint32_t options; /* item that has the options; 0 if there is none */
+    uint32_t state;   /* item that has the state; 0 if there is none */
     bool grouped;
 } param;
 
 typedef struct group {
     tsr_vec members; /* uint32_t: params */
     uint64_t hash;   /* of the options */
-    uint32_t next;   /* group of the same hash */
+    uint32_t next;   /* next group with the same hash */
 } group;
 
 typedef struct unflattening {
@@ -43,10 +43,10 @@ typedef struct unflattening {
     const tsr_host *host;
     tsr_arena *arena;
     tsr_vec params; /* param, in order of their first option */
-    tsr_vec items;  /* item; the first is unused, and those below come behind those above */
+    tsr_vec items;  /* item; the first is unused, and children come after their parents */
     tsr_vec groups; /* group */
     tsr_map *by_fqn;
-    tsr_map *by_path; /* "state.FQN.a.b", a part of a key → item */
+    tsr_map *by_path; /* "state.FQN.a.b", a prefix of a key → item */
     tsr_map *by_hash; /* hash's bytes → first group */
 } unflattening;
 
@@ -67,7 +67,7 @@ static bool is_fqn(const unflattening *u, tsr_str text, bool option)
     return option || tsr_map_get(u->by_fqn, text, UINT32_MAX) != UINT32_MAX;
 }
 
-/* Splits "FQN.rest" at the longest known FQN. Looks no deeper than values may be nested. */
+/* Splits "FQN.rest" after the longest known FQN. Tries at most as many dots as values may be nested. */
 static bool split_key(const unflattening *u, tsr_str text, bool option, tsr_str *fqn, tsr_str *rest)
 {
     size_t tries = u->host->limits.depth;
@@ -94,7 +94,7 @@ static tsr_status find_param(unflattening *u, tsr_str fqn, uint32_t *out, tsr_er
     return TSR_OK;
 }
 
-/* A new item below `above` (0: nowhere). */
+/* Adds an item as a child of `above` (0 for none). */
 static tsr_status new_item(unflattening *u, tsr_str name, const tsr_value *value, uint32_t above, uint32_t *out,
                            tsr_error *err)
 {
@@ -110,7 +110,8 @@ static tsr_status new_item(unflattening *u, tsr_str name, const tsr_value *value
     return TSR_OK;
 }
 
-/* Walks from the state at `head` bytes of `key` down to where the value belongs, making the dicts on the way. */
+/* Walks from the state, which the first `head` bytes of `key` name, down to where the value belongs, and creates the dicts
+ * on the way. */
 static tsr_status add_state(unflattening *u, uint32_t above, tsr_str key, size_t head, const tsr_value *value,
                             tsr_error *err)
 {
@@ -141,11 +142,11 @@ static tsr_status read_pair(unflattening *u, tsr_str key, const tsr_value *value
     uint32_t index, ignored;
     TSR_TRY(find_param(u, fqn, &index, err));
     uint32_t *top = option ? &param_at(u, index)->options : &param_at(u, index)->state;
-    if (!*top) TSR_TRY(new_item(u, fqn, option ? value : NULL, 0, top, err)); /* options are never built into a dict */
+    if (!*top) TSR_TRY(new_item(u, fqn, option ? value : NULL, 0, top, err)); /* options never become a dict */
     return option ? new_item(u, rest, value, *top, &ignored, err) : add_state(u, *top, key, head + fqn.size + 1, value, err);
 }
 
-/* Options first: without a module tree they tell which FQNs there are. */
+/* Reads the options first: without a module tree, they show which FQNs exist. */
 static tsr_status read_keys(unflattening *u, const tsr_value *flat, tsr_error *err)
 {
     TSR_FAIL_IF(flat->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: expected a flat dict, found %s",
@@ -198,8 +199,8 @@ static const item *option_named(const unflattening *u, const param *p, tsr_str n
     return i ? item_at(u, i) : NULL;
 }
 
-/* The first option in which the two differ, or NULL; `*other` is the second's of that name. Either is both where one of
- * them lacks it. Options may come in any order. */
+/* Finds the first option in which two parameters differ. `*one` is that of the first parameter (NULL if there is none),
+ * `*other` that of the second. If only one of them has the option, both are set to it. Options may be in any order. */
 static tsr_status differing_option(const unflattening *u, const param *a, const param *b, const item **one,
                                    const item **other, tsr_error *err)
 {
@@ -219,7 +220,7 @@ static tsr_status differing_option(const unflattening *u, const param *a, const 
     return TSR_OK;
 }
 
-/* Equal for equal options in whatever order. */
+/* A hash that does not depend on the order of the options. */
 static uint64_t hash_options(const unflattening *u, const param *p)
 {
     uint64_t sum = 0;
@@ -252,7 +253,7 @@ static tsr_status join_group(unflattening *u, group *g, uint32_t index, tsr_erro
     return TSR_OK;
 }
 
-/* Joins the group whose members have the same options, or starts one. */
+/* Adds a parameter to the group whose members have the same options, or to a new group. */
 static tsr_status group_by_options(unflattening *u, uint32_t index, tsr_error *err)
 {
     uint64_t *hash = TSR_ARENA_NEW(u->arena, uint64_t, err);
@@ -316,7 +317,7 @@ static tsr_status make_groups(unflattening *u, const tsr_name_list *groups, size
 
 /* ---- output ---- */
 
-/* A dict of what is below the item, all of which has been built. */
+/* Builds the dict of an item's children, all of which have been built. */
 static tsr_status build_dict(unflattening *u, const item *above, const tsr_value **out, tsr_error *err)
 {
     tsr_tree tree = tsr_tree_on(u->host, u->arena);
@@ -328,7 +329,7 @@ static tsr_status build_dict(unflattening *u, const item *above, const tsr_value
     return status;
 }
 
-/* Items below come behind those above, so from the last to the first everything is ready in time. */
+/* Children come after their parents, so going from the last item to the first builds all children in time. */
 static tsr_status build_dicts(unflattening *u, tsr_error *err)
 {
     for (uint32_t i = (uint32_t)u->items.count; i-- > 1;) {
@@ -344,7 +345,7 @@ static tsr_status put_state(unflattening *u, const param *p, tsr_tree *state, ts
     return tsr_tree_put(state, p->fqn, dict, err);
 }
 
-/* With a module tree a parameter has a state exactly if it requires gradients; without one, if there is any. */
+/* With a module tree, a parameter has state if and only if it requires gradients; without one, if there is any state. */
 static bool wants_state(const unflattening *u, const param *p)
 {
     return u->known ? tsr_params_at(u->known, tsr_params_find(u->known, p->fqn))->tensor->requires_grad : p->state != 0;
