@@ -1,5 +1,5 @@
-/* Convert optimizer state from one form to another. Opening a job reads the documents and the source and converts the trees.
- * What belongs to one rank is converted when its file is written or read. */
+/* Converts optimizer state from one form to another. Opening a job reads the documents and the source, and converts the
+ * trees. What belongs to a single rank is converted when its file is written or read. */
 #include "tessera/optim_convert.h"
 
 #include <inttypes.h>
@@ -26,7 +26,7 @@ tsr_status tsr_optim_action_find(const char *name, tsr_optim_action *out, tsr_er
                      "optim has no action '%s'; choose flatten, unflatten, to-fqn, to-id, unshard or shard", name);
 }
 
-/* ---- what is given next to the source ---- */
+/* ---- what is passed in addition to the source ---- */
 
 static bool is_about_shards(const tsr_optim_request *r)
 {
@@ -175,7 +175,8 @@ const tsr_str *tsr_optim_carried(const tsr_optim_job *job, size_t *count)
     return job->carried;
 }
 
-/* Tensors of the sharded state are cut over the last dim of the mesh; replicas hold the same. */
+/* The mesh of the DTensors in a rank's file. Tensors of the sharded state are split over the last dim of the mesh; replicas
+ * have the same data. */
 static const tsr_mesh_rank *mesh_rank_of(const tsr_optim_job *j, uint32_t rank, tsr_mesh_rank *out)
 {
     static const tsr_placement placements[] = {{.kind = TSR_REPLICATE}, {.kind = TSR_SHARD}};
@@ -183,7 +184,7 @@ static const tsr_mesh_rank *mesh_rank_of(const tsr_optim_job *j, uint32_t rank, 
     return j->request.sharded ? out : NULL;
 }
 
-/* What file `index` holds; what is made for it lives in `arena`. */
+/* The contents of file `index`. New values are allocated in `arena`. */
 static tsr_status tree_of(tsr_optim_job *j, uint32_t index, tsr_arena *arena, const tsr_value **out, tsr_error *err)
 {
     if (j->file_names) return tsr_optim_rank_tree(j, index, arena, out, err);
@@ -206,7 +207,7 @@ tsr_status tsr_optim_write(tsr_optim_job *j, uint32_t index, tsr_tree_file *file
 /* ---- the result as a store ---- */
 
 typedef struct result_store {
-    tsr_store base; /* first; files and reading are those of `trees` */
+    tsr_store base; /* must be first; its files and its reading are those of `trees` */
     tsr_store *trees;
     tsr_arena *arena;
     const tsr_allocator *allocator;

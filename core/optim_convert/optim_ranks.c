@@ -1,5 +1,6 @@
-/* Optimizer state of FSDP1's ranks: all ranks' raw states to the full state, and the full state to what one rank's file
- * holds. Ranks are done one at a time, each in an arena of its own, so that memory does not grow with their number. */
+/* Converts the optimizer state of FSDP1's ranks: all ranks' raw states to the full state, and the full state to the contents
+ * of one rank's file. Handles one rank at a time, each with its own arena, so that memory does not grow with the number of
+ * ranks. */
 #include <inttypes.h>
 
 #include "optim_convert/optim_job.h"
@@ -30,7 +31,8 @@ tsr_status tsr_optim_make_mesh(tsr_optim_job *j, tsr_error *err)
     return TSR_OK;
 }
 
-/* One full state cannot hold what ranks have in different ways: whose to take is for the user to say. */
+/* Fails if ranks have different data that a single full state cannot represent, because the user must decide whose to
+ * use. */
 static tsr_status refuse_differences(tsr_optim_job *j, const tsr_fsdp_context *context, tsr_error *err)
 {
     tsr_name_list names;
@@ -118,7 +120,7 @@ tsr_status tsr_optim_nest(tsr_optim_job *j, const tsr_value *optim, const tsr_va
     return tsr_optim_unflatten_tree(j, optim, out, err);
 }
 
-/* With --sharded each rank's file has that rank's own state, unless --rank chooses one. */
+/* With --sharded, each rank's file has the state of that rank, unless --rank chooses one. */
 static tsr_status rows_of_rank(tsr_optim_job *j, uint32_t rank, const tsr_fsdp_context *context, const tsr_value **out,
                                tsr_error *err)
 {

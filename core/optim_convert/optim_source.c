@@ -1,4 +1,4 @@
-/* The source of an optimizer conversion as value trees, and where in them the optimizer is. */
+/* Opens the source of an optimizer conversion as value trees, and finds the optimizer in them. */
 #include <inttypes.h>
 
 #include "optim_convert/optim_job.h"
@@ -21,7 +21,7 @@ static tsr_status find_rank_files(const tsr_optim_job *j, uint32_t *files, tsr_e
     return TSR_OK;
 }
 
-/* A pickle that would call something is not converted, whatever the rest of it says. */
+/* Rejects the source if a finding is an error, such as a pickle that would call something. */
 static tsr_status refuse_errors(const tsr_optim_job *j, tsr_error *err)
 {
     const tsr_findings *findings = tsr_checkpoint_findings(j->trees.checkpoint);

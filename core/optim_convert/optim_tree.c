@@ -1,4 +1,4 @@
-/* One tree converted with what the documents of the job say. */
+/* Converts one tree, using the documents of the job. */
 #include "optim_convert/optim_job.h"
 #include "tessera/compare.h"
 #include "tessera/sys/try.h"
