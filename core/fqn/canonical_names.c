@@ -1,4 +1,4 @@
-/* Canonical names of whole catalogs, kept for looking up. */
+/* Canonical names of whole catalogs, stored for look-ups. */
 #include "tessera/sys/canonical_names.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/alloc.h"
@@ -9,7 +9,7 @@
 struct tsr_canonical_names {
     const tsr_allocator *allocator;
     tsr_arena *arena;
-    tsr_map *index; /* raw name → its place in `fqns` */
+    tsr_map *index; /* raw name → index in `fqns` */
     tsr_vec fqns;   /* tsr_str */
 };
 

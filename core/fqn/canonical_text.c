@@ -1,13 +1,13 @@
-/* Canonical names from text alone.
+/* Finds canonical names from the keys alone, without a module tree.
  *
- * All keys go into a trie of components; whether "module" is DDP's is then a question to its parent:
+ * All keys go into a trie of components. Whether "module" is DDP's is then decided by looking at its parent:
  *
- *     (root) ── module ── fc ── weight        only child: a wrapper's, it goes
+ *     (root) ── module ── fc ── weight        only child: a wrapper's, removed
  *     (root) ─┬ encoder ─ …
- *             └ module ── fc ── weight        has a sibling: somebody's attribute, it stays
+ *             └ module ── fc ── weight        has a sibling: an attribute of the model, kept
  *
- * DDP and torch.compile wrappers hold nothing beside the module they wrap, so a sibling proves that it is no wrapper; an
- * only child proves nothing, which the name's `ambiguity` says. */
+ * DDP and torch.compile wrappers have nothing except the module they wrap, so a sibling proves that it is not a wrapper. An
+ * only child proves nothing, which the name's `ambiguity` states. */
 #include "tessera/fqn.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
@@ -34,7 +34,7 @@ static const wrapper wrappers[] = {
 typedef struct trie {
     tsr_arena *arena;
     tsr_map *edges;   /* {parent, component} → child */
-    tsr_vec children; /* uint32_t: how many children a node has */
+    tsr_vec children; /* uint32_t: the number of children of each node */
 } trie;
 
 static tsr_str next_component(tsr_str name, size_t at)
@@ -78,7 +78,7 @@ static const wrapper *wrapper_of(tsr_str component)
     return NULL;
 }
 
-/* How many components of the name could be a wrapper's. */
+/* The number of components that could be those of a wrapper. */
 static size_t suspects(tsr_str name)
 {
     size_t count = 0;
@@ -90,7 +90,7 @@ static size_t suspects(tsr_str name)
     return count;
 }
 
-/* Walks one name again, now that its relatives are known. `kept` and `removed` have room for whatever comes. */
+/* Walks one name again, after all names were added. `kept` and `removed` have room for every component. */
 static tsr_status walk_name(trie *t, tsr_name *name, char *kept, size_t *kept_size, tsr_removed *removed, tsr_error *err)
 {
     uint32_t node = ROOT;

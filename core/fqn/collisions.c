@@ -1,4 +1,4 @@
-/* FQNs that several raw names share: whoever saves both loses one of them. */
+/* Finds FQNs that several raw names share. Saving all of these names would lose all but one. */
 #include "tessera/fqn.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/canonical_names.h"
@@ -9,8 +9,8 @@
 typedef struct slot {
     tsr_str fqn;
     size_t count;    /* names that have this FQN */
-    uint32_t last;   /* the latest of them */
-    uint32_t *names; /* in the arena; the second walk fills it */
+    uint32_t last;   /* the last of those names */
+    uint32_t *names; /* in the arena; filled by the second walk */
 } slot;
 
 typedef struct search {
@@ -23,7 +23,7 @@ typedef struct search {
 
 #define NOBODY UINT32_MAX
 
-/* Counts the names of every FQN, each raw name once; with `fill`, writes them down as well. */
+/* Counts the names of every FQN, each raw name once. With `fill`, also stores them. */
 static tsr_status walk(search *s, bool fill, tsr_error *err)
 {
     for (uint32_t i = 0; i < s->count; i++) {

@@ -1,10 +1,11 @@
-/* GLOB patterns over FQNs, and renames.
+/* GLOB patterns for FQNs, and renames.
  *
- * Matching keeps two places to come back to: the last "**" and, after it, the last "*". A single character class never
- * matches a dot and "*" never crosses one, so inside the part that follows a "**" the dots of pattern and name pair up
- * one to one, and the shortest run for each star is as good as any other: nothing earlier need be tried again. Where a "*"
- * has failed up to the end of its component, it fails as well for a "**" that ends later in the component where it ended
- * now: the next dot is the next place to try, so that long components are not read again from each of their bytes. */
+ * Matching remembers two positions for backtracking: the last "**" and, after it, the last "*". A character class never
+ * matches a dot and "*" never crosses one, so in the part after a "**" the dots of pattern and name correspond one to one,
+ * and the shortest match of each star is as good as any other. So earlier stars never have to be tried again. If a "*" has
+ * failed up to the end of its component, it also fails for any "**" match that ends later in the component where the current
+ * one ends. The next position to try is therefore the next dot, and long components are not scanned again from each of their
+ * bytes. */
 #include "tessera/glob.h"
 
 #include "tessera/sys/glob.h"
@@ -15,7 +16,7 @@ typedef struct rune {
     size_t size; /* bytes */
 } rune;
 
-/* One UTF-8 code point; a byte that starts none stands for itself, beyond Unicode. */
+/* One UTF-8 code point. A byte that does not begin one becomes a code beyond Unicode. */
 static rune rune_at(tsr_str s, size_t at)
 {
     const uint8_t *p = (const uint8_t *)s.data + at;
@@ -61,7 +62,7 @@ static bool in_class(tsr_str pattern, size_t open, size_t close, uint32_t code)
     return found != negated;
 }
 
-/* Matches one item of the pattern that is no star; moves both positions on success. */
+/* Matches one item of the pattern that is not a star, and advances both positions on success. */
 static bool step(tsr_str pattern, size_t *p, tsr_str name, size_t *n)
 {
     if (*p == pattern.size || *n == name.size) return false;
@@ -82,7 +83,7 @@ static bool step(tsr_str pattern, size_t *p, tsr_str name, size_t *n)
     return true;
 }
 
-/* A star, the pattern position behind it, and how far into the name it reaches. */
+/* A star: the position after it in the pattern, and the end of its match in the name. */
 typedef struct star {
     bool set;
     size_t pattern_at;
@@ -125,7 +126,7 @@ bool tsr_glob_match(tsr_str pattern, tsr_str name)
     }
 }
 
-/* Splits `text` around its only "*"; false when it has none. */
+/* Splits `text` at its only "*". Returns false if it has none. */
 static bool split_star(tsr_str text, tsr_str *head, tsr_str *tail)
 {
     const char *at = text.size ? memchr(text.data, '*', text.size) : NULL;

@@ -17,7 +17,7 @@ typedef struct visit {
     tsr_vec stack;  /* frame */
     tsr_vec items;  /* tsr_state_item */
     bool *seen;     /* by module */
-    uint32_t *last; /* by tensor: who met it last, see met_by */
+    uint32_t *last; /* by tensor: the module that visited it last, see met_by */
 } visit;
 
 static tsr_status push_item(visit *v, tsr_str prefix, tsr_str name, tsr_state_item item, tsr_error *err)
@@ -29,13 +29,13 @@ static tsr_status push_item(visit *v, tsr_str prefix, tsr_str name, tsr_state_it
     return TSR_OK;
 }
 
-/* A module's buffers, or its parameters: PyTorch passes over duplicates in each of the two alone. */
+/* A number for a module's buffers, or for its parameters: PyTorch skips duplicates separately in each of the two. */
 static uint32_t met_by(tsr_module_ref ref, tsr_state_kind kind)
 {
     return 2 * ref + 1 + (kind == TSR_STATE_PARAMETER);
 }
 
-/* A buffer counts as met though it is not persistent: the same tensor under a later, persistent name is passed over. */
+/* A buffer counts as visited even if it is not persistent: the same tensor with a later, persistent name is then skipped. */
 static tsr_status push_tensors(visit *v, const frame *f, const tsr_module_tensor *tensors, size_t count, tsr_state_kind kind,
                                tsr_error *err)
 {
@@ -50,7 +50,7 @@ static tsr_status push_tensors(visit *v, const frame *f, const tsr_module_tensor
     return TSR_OK;
 }
 
-/* What a module yields itself, once its children are done. */
+/* Adds the items of a module itself, after those of its children. */
 static tsr_status leave(visit *v, const frame *f, tsr_error *err)
 {
     const tsr_module *module = tsr_modules_at(v->modules, f->ref);
@@ -61,7 +61,7 @@ static tsr_status leave(visit *v, const frame *f, tsr_error *err)
                : TSR_OK;
 }
 
-/* Keys skip a child that `_fqn_modifiers` puts behind other names. */
+/* Whether keys skip a child, because `_fqn_modifiers` gives it different names. */
 static bool is_hidden(const tsr_modules *modules, tsr_module_ref ref, tsr_str child)
 {
     const tsr_module *module = tsr_modules_at(modules, ref);
@@ -136,7 +136,7 @@ tsr_status tsr_fqn_iterate(const tsr_modules *modules, const tsr_host *host, tsr
     return finish(&v, v.seen && v.last ? walk(&v, err) : TSR_E_NOMEM, out, count, err);
 }
 
-/* A module's own parameters, those of no earlier name. */
+/* Adds a module's own parameters, except those that already have a name. */
 static tsr_status push_new_parameters(visit *v, const frame *f, tsr_error *err)
 {
     const tsr_module *module = tsr_modules_at(v->modules, f->ref);
@@ -158,7 +158,7 @@ static tsr_status push_module(visit *v, const frame *f, tsr_error *err)
     return TSR_OK;
 }
 
-/* A module before its children, a shared one once. */
+/* Visits each module before its children, and a shared module only once. */
 static tsr_status walk_down(visit *v, tsr_status (*push)(visit *v, const frame *f, tsr_error *err), tsr_error *err)
 {
     TSR_TRY(enter(v, 0, TSR_STR(""), err));
@@ -196,7 +196,7 @@ tsr_status tsr_fqn_named_modules(const tsr_modules *modules, const tsr_host *hos
     if (status == TSR_OK) {
         *count = v.items.count;
         *out = tsr_arena_array(arena, *count, sizeof **out, err);
-        if (*out) memcpy(*out, v.items.items, *count * sizeof **out); /* the root is always there */
+        if (*out) memcpy(*out, v.items.items, *count * sizeof **out); /* there is always at least the root */
         status = *out ? TSR_OK : TSR_E_NOMEM;
     }
     tsr_vec_free(&v.items);

@@ -1,4 +1,4 @@
-/* Which tensor has which canonical names (the maps of PyTorch's `_verify_options`, torch 2.13). */
+/* Maps tensors to their canonical names and back (the maps of PyTorch's `_verify_options`, torch 2.13). */
 #include "tessera/sys/params.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/alloc.h"
@@ -22,7 +22,7 @@ static bool has_fqn(const tsr_param *param, tsr_str fqn)
     return false;
 }
 
-/* The union of a parameter's names and `more`, in order. */
+/* Adds those of `more` that the parameter does not have yet, in order. */
 static tsr_status add_fqns(tsr_params *p, tsr_param *param, const tsr_name *more, tsr_error *err)
 {
     tsr_str *all = tsr_arena_array(p->arena, param->fqn_count + more->fqn_count, sizeof *all, err);
@@ -52,7 +52,7 @@ static tsr_status add_item(tsr_params *p, const tsr_modules *modules, const tsr_
         ((tsr_param *)p->params.items)[index].shared = true;
     }
     tsr_param *known = (tsr_param *)p->params.items + index;
-    if (item->kind == TSR_STATE_PARAMETER && known->kind == TSR_STATE_BUFFER) { /* registered as a buffer, too */
+    if (item->kind == TSR_STATE_PARAMETER && known->kind == TSR_STATE_BUFFER) { /* it is also registered as a buffer */
         known->tensor = item->tensor;
         known->kind = item->kind;
     }

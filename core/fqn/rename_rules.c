@@ -1,12 +1,11 @@
-/* Renames that turn one set of names into another, as few as were found: every pair proposes some, those that most pairs
- * propose are tried first, and one is kept when no name it fits would get a wrong name.
+/* Finds a small set of renames that turns one set of names into another. Every pair proposes some. Those proposed by the
+ * most pairs are tried first, and one is kept if no name that it matches would get a wrong name.
  *
  *   layers.0._orig_mod.fc.weight → layers.0.fc.weight
  *   prefix           layers.0._orig_mod.=layers.0.                 what comes before the common end
  *   longer prefix    layers.0._orig_mod.fc.=layers.0.fc.           and one component of the common end
- *   end              *._orig_mod.fc.weight=*.fc.weight             what comes behind the common beginning
- *   whole name       layers.0._orig_mod.fc.weight=layers.0.fc.weight
- */
+ *   end              *._orig_mod.fc.weight=*.fc.weight             what comes after the common beginning
+ *   whole name       layers.0._orig_mod.fc.weight=layers.0.fc.weight */
 #include <stdlib.h>
 
 #include "tessera/fqn.h"
@@ -18,7 +17,7 @@
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
-#define MOST_TRIED 256u /* proposals: each costs a walk over all names */
+#define MOST_TRIED 256u /* proposals; each is tried on all names */
 
 typedef struct proposal {
     tsr_str text; /* FROM=TO */
@@ -31,8 +30,8 @@ typedef struct search {
     tsr_arena *arena;
     tsr_map *proposed; /* text → proposal */
     tsr_vec proposals;
-    tsr_map *taken; /* names that will be there: those wanted, and those without a counterpart */
-    bool *done;     /* one a pair */
+    tsr_map *taken; /* names that will exist: the wanted ones, and those without a counterpart */
+    bool *done;     /* one per pair */
     tsr_vec rules;  /* tsr_rename_rule */
 } search;
 
@@ -41,7 +40,7 @@ static bool is_open(const tsr_name_pair *pair)
     return pair->to.data && !tsr_str_equal(pair->from, pair->to);
 }
 
-/* Bytes of the longest end that both names have, made of whole components. */
+/* The number of bytes in the longest common end that consists of whole components. */
 static size_t common_end(tsr_str a, tsr_str b)
 {
     size_t same = 0, whole = 0;
@@ -54,7 +53,7 @@ static size_t common_end(tsr_str a, tsr_str b)
     return whole;
 }
 
-/* Bytes of the longest beginning of whole components, its last dot left out. */
+/* The number of bytes in the longest common beginning that consists of whole components, without its last dot. */
 static size_t common_beginning(tsr_str a, tsr_str b)
 {
     size_t whole = 0;
@@ -64,7 +63,7 @@ static size_t common_beginning(tsr_str a, tsr_str b)
     return whole;
 }
 
-/* FROM ends at the first "=" and "*" is no letter: names that hold one cannot be spelled. */
+/* Whether names can be part of a rename: FROM ends at the first "=", and "*" has a special meaning. */
 static bool can_spell(tsr_str from, tsr_str to)
 {
     return (!from.size || (!memchr(from.data, '=', from.size) && !memchr(from.data, '*', from.size))) &&
@@ -107,7 +106,7 @@ static tsr_status propose_all(search *s, tsr_str a, tsr_str b, tsr_error *err)
     return propose(s, "", a, b, err);
 }
 
-/* What the rename does to all names: how many open pairs it settles, and whether nothing else goes wrong. */
+/* Tries a rename on all names. Counts how many open pairs it settles, and clears *sound if any name would become wrong. */
 static tsr_status try_rename(const search *s, const tsr_rename *rename, tsr_arena *scratch, size_t *settled, bool *sound,
                              tsr_error *err)
 {
@@ -117,7 +116,7 @@ static tsr_status try_rename(const search *s, const tsr_rename *rename, tsr_aren
         const tsr_name_pair *pair = &s->pairs[i];
         tsr_str name;
         TSR_TRY(tsr_rename_apply(rename, 1, pair->from, scratch, &name, err));
-        if (name.data == pair->from.data) continue; /* it does not fit */
+        if (name.data == pair->from.data) continue; /* the rename does not match */
         if (pair->to.data) *sound = tsr_str_equal(name, pair->to);
         else *sound = rename->from_head.size + rename->from_tail.size > 0 && !tsr_map_get(s->taken, name, 0);
         *settled += *sound && pair->to.data && !s->done[i];

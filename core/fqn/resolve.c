@@ -1,14 +1,15 @@
-/* PyTorch's `_get_fqns`, with the reasons.
+/* PyTorch's `_get_fqns`, with the reasons for each removal.
  *
- * The name is walked with an object in hand, as PyTorch does: the class of that object, not the text, decides what a
+ * The walk along the name keeps the current object, as PyTorch does: the class of that object, not the text, decides what a
  * component means.
  *
  *     module . _orig_mod . blocks . 0 . _fsdp_wrapped_module . 2 . weight
  *     DDP      compiled    plain    list FSDP1                 Sequential
- *     goes     goes        stays    stays goes                 stays stays      → blocks.0.2.weight
+ *     removed  removed     kept     kept removed               kept kept       → blocks.0.2.weight
  *
- * Source: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. Two facts of it matter: "_checkpoint_wrapped_module."
- * goes by text, before the walk and after it; and every component that stays must be an attribute, except "_extra_state". */
+ * Source: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. Two details matter: "_checkpoint_wrapped_module." is
+ * removed as text, both before and after the walk; and every component that is kept must be an attribute, except
+ * "_extra_state". */
 #include "tessera/fqn.h"
 #include "tessera/sys/canonical_names.h"
 #include "tessera/sys/module_tree.h"
@@ -25,13 +26,13 @@ typedef struct walk {
     tsr_fqn_options options;
     tsr_name *out;
     tsr_str name;         /* without the checkpoint prefixes */
-    tsr_removed *removed; /* room for every component */
-    size_t *prefixes_at;  /* where in `name` checkpoint prefixes stood */
+    tsr_removed *removed; /* has room for every component */
+    size_t *prefixes_at;  /* where in `name` checkpoint prefixes were */
     size_t prefix_count, prefixes_told;
-    char *kept; /* the FQN so far; room for the name */
+    char *kept; /* the FQN so far; has room for the whole name */
     size_t kept_size;
-    tsr_module_ref at;           /* the object in hand; TSR_NO_MODULE: a tensor */
-    const tsr_module_flat *flat; /* set when the walk ended at a flat parameter */
+    tsr_module_ref at;           /* the current object; TSR_NO_MODULE for a tensor */
+    const tsr_module_flat *flat; /* set if the walk ended at a flat parameter */
 } walk;
 
 static void remove_component(walk *w, tsr_str component, const char *why)
@@ -39,7 +40,7 @@ static void remove_component(walk *w, tsr_str component, const char *why)
     w->removed[w->out->removed_count++] = (tsr_removed){component, tsr_str_from(why)};
 }
 
-/* Checkpoint prefixes that stood before byte `at` of the name, in their turn. */
+/* Records the checkpoint prefixes that were before byte `at` of the name, in order. */
 static void tell_prefixes(walk *w, size_t at)
 {
     for (; w->prefixes_told < w->prefix_count && w->prefixes_at[w->prefixes_told] <= at; w->prefixes_told++) {
@@ -55,7 +56,8 @@ static void keep_component(walk *w, tsr_str component)
     w->kept_size += component.size;
 }
 
-/* Python's str.replace(prefix, "") into `out`, which has room; positions go to `at_out` unless it is NULL. */
+/* Python's str.replace(prefix, "") into `out`, which must be large enough. Stores the positions in `at_out` unless it is
+ * NULL. */
 static size_t strip_prefixes(tsr_str text, char *out, size_t *at_out, size_t *count)
 {
     size_t size = 0;
@@ -78,7 +80,7 @@ static tsr_status wrong_place(const walk *w, tsr_str component, tsr_str expected
                      TSR_STR_ARG(w->out->raw), TSR_STR_ARG(component), TSR_STR_ARG(expected));
 }
 
-/* Goes on to the attribute `name` of the object in hand. */
+/* Moves to the attribute `name` of the current object. */
 static tsr_status go_to(walk *w, tsr_str name, tsr_error *err)
 {
     const tsr_attribute *a = w->at == TSR_NO_MODULE ? NULL : tsr_modules_attribute(w->modules, w->at, name);
@@ -123,7 +125,7 @@ static tsr_status step_fsdp(walk *w, tsr_str component, tsr_str next, tsr_error 
     return TSR_OK;
 }
 
-/* `_fqn_modifiers` of the object in hand, which may be an attribute of what it wraps. */
+/* `_fqn_modifiers` of the current object, which may be an attribute of the module that it wraps. */
 static const tsr_module *modifiers_of(const walk *w)
 {
     for (tsr_module_ref ref = w->at; ref != TSR_NO_MODULE;) {
@@ -187,7 +189,7 @@ static tsr_status walk_name(walk *w, tsr_error *err)
     return TSR_OK;
 }
 
-/* One FQN, or the originals of the flat parameter at which the walk ended. */
+/* Returns one FQN, or those of the originals if the walk ended at a flat parameter. */
 static tsr_status finish(walk *w, tsr_arena *arena, tsr_error *err)
 {
     size_t count = w->flat ? w->flat->param_count : 1, ignored;
