@@ -1,4 +1,4 @@
-/* Sizes of catalog entries, and the names of the formats as documents print them. */
+/* Sizes of catalog entries, and the names of formats in documents. */
 #include "tessera/catalog.h"
 
 #include <string.h>

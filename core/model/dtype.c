@@ -1,4 +1,4 @@
-/* One table says what PyTorch, its storages and safetensors call each element type, and how wide it is. */
+/* One table with the names of each dtype in PyTorch, its storages and safetensors, and with the size of its elements. */
 #include "tessera/dtype.h"
 #include "tessera/sys/dtype_forms.h"
 

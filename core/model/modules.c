@@ -1,7 +1,7 @@
 /* The module tree, checked and indexed.
  *
- * Every distinct tsr_module becomes a node with its attributes sorted by name; originals of flat parameters, which their
- * modules keep as plain attributes, stand in one table sorted by (node, name):
+ * Every distinct tsr_module becomes a node with its attributes sorted by name. Originals of flat parameters, which their
+ * modules have as plain attributes, are in one table sorted by (node, name):
  *
  *     node 0 ─ attributes: [_fsdp_wrapped_module → node 1]
  *     node 1 ─ attributes: [_flat_param, emb → node 2, …]
@@ -23,9 +23,9 @@ typedef struct node {
     const tsr_module *module;
     tsr_attribute *attributes; /* sorted by name */
     size_t attribute_count;
-    tsr_module_ref parent; /* the first that was met */
-    tsr_str name;          /* under that parent */
-    bool on_path;          /* while its subtree is walked: meeting it again is a cycle */
+    tsr_module_ref parent; /* the first parent in which it was found */
+    tsr_str name;          /* its name in that parent */
+    bool on_path;          /* true while its subtree is walked: reaching it again means a cycle */
 } node;
 
 typedef struct original {
@@ -33,7 +33,7 @@ typedef struct original {
     tsr_attribute attribute;
 } original;
 
-/* The first tensor that had an identity, and where. */
+/* The first tensor with an identity, and the module in which it was found. */
 typedef struct known_tensor {
     const tsr_module_tensor *tensor;
     tsr_module_ref module;
@@ -45,8 +45,8 @@ struct tsr_modules {
     tsr_arena *arena;
     tsr_vec nodes;      /* node */
     tsr_vec originals;  /* original, sorted */
-    tsr_vec tensors;    /* known_tensor: the place is the tensor_id */
-    tsr_map *by_module; /* the pointer's bytes → node */
+    tsr_vec tensors;    /* known_tensor, indexed by tensor_id */
+    tsr_map *by_module; /* bytes of the pointer → node */
     tsr_map *by_identity;
 };
 
@@ -67,7 +67,7 @@ static node *node_at(const tsr_modules *m, tsr_module_ref ref)
     return (node *)m->nodes.items + ref;
 }
 
-/* "a.b.c" of a node and a name below it, for messages; the name alone where memory is short. */
+/* The path "a.b.c" of a name below a node, for messages; just the name if out of memory. */
 static tsr_str path_of(const tsr_modules *m, tsr_module_ref ref, tsr_str name)
 {
     tsr_str path = tsr_arena_format(m->arena, NULL, "%.*s", TSR_STR_ARG(name));
@@ -90,14 +90,15 @@ static int by_place(const void *a, const void *b)
     return by_name(&x->attribute, &y->attribute);
 }
 
-/* A parameter may be registered as a buffer, too: of buffers requires_grad is not told. */
+/* Whether two tensors can be the same one. A parameter may also be registered as a buffer, whose requires_grad is not
+ * known. */
 static bool same_tensor(const tsr_module_tensor *a, const tsr_module_tensor *b, bool same_kind)
 {
     return a->dtype == b->dtype && (!same_kind || a->requires_grad == b->requires_grad) &&
            tsr_shape_equal(a->ndim, a->shape, b->ndim, b->shape);
 }
 
-/* Gives the tensor its number: the number of the tensor whose identity it shares, or a new one. */
+/* Sets the tensor's id: that of the tensor with the same identity, or a new one. */
 static tsr_status number_tensor(tsr_modules *m, tsr_module_ref ref, const tsr_module_tensor *tensor, bool is_parameter,
                                 uint32_t *id, tsr_error *err)
 {
@@ -136,7 +137,8 @@ static tsr_status check_names(const tsr_modules *m, tsr_module_ref ref, tsr_erro
     return TSR_OK;
 }
 
-/* Adds a module that was not met before. Children become nodes later: their attributes say TSR_NO_MODULE until then. */
+/* Adds a module that was not seen before. Its children become nodes later; until then, their attributes have
+ * TSR_NO_MODULE. */
 static tsr_status add_node(tsr_modules *m, const tsr_module *module, tsr_module_ref parent, tsr_str name, tsr_error *err)
 {
     tsr_module_ref ref = (tsr_module_ref)m->nodes.count;
@@ -166,7 +168,7 @@ static tsr_attribute *own_attribute(const node *n, tsr_str name)
     return n->attribute_count ? bsearch(&key, n->attributes, n->attribute_count, sizeof key, by_name) : NULL;
 }
 
-/* Finds or adds a child of `parent`; `*fresh` says that its subtree has still to be walked. */
+/* Finds or adds a child of `parent`. `*fresh` is set if its subtree must still be walked. */
 static tsr_status find_or_add(tsr_modules *m, tsr_module_ref parent, const tsr_module_child *child, tsr_module_ref *out,
                               bool *fresh, tsr_error *err)
 {
@@ -223,7 +225,7 @@ static tsr_status walk(tsr_modules *m, const tsr_module *root, tsr_vec *stack, t
     return TSR_OK;
 }
 
-/* The module that `ref` hands attribute look-ups on to, or TSR_NO_MODULE. DDP does not. */
+/* The module to which `ref` forwards attribute look-ups, or TSR_NO_MODULE. DDP does not forward them. */
 static tsr_module_ref forwards_to(const tsr_modules *m, tsr_module_ref ref)
 {
     const node *n = node_at(m, ref);
@@ -249,7 +251,7 @@ static tsr_status add_original(tsr_modules *m, tsr_module_ref unit, tsr_str fqn,
         rest = (tsr_str){dot + 1, rest.size - name.size - 1};
     }
     for (tsr_module_ref inner; (inner = forwards_to(m, at)) != TSR_NO_MODULE;) at = inner;
-    if (own_attribute(node_at(m, at), rest)) return TSR_OK; /* use_orig_params: still a parameter */
+    if (own_attribute(node_at(m, at), rest)) return TSR_OK; /* with use_orig_params it is still a parameter */
     original *o = tsr_vec_push(found, err);
     if (!o) return TSR_E_NOMEM;
     *o = (original){at, {rest, TSR_ATTRIBUTE_ORIGINAL, TSR_NO_MODULE, NULL, 0}};
@@ -270,7 +272,7 @@ static tsr_status check_wrapper(const tsr_modules *m, tsr_module_ref ref, tsr_er
                      "module tree: '%.*s' has a flat_param, but only fsdp1 wrappers have one", TSR_STR_ARG(path));
 }
 
-/* The table stays out of look-ups until it is complete and sorted. */
+/* Collects all originals. Look-ups do not use the table until it is complete and sorted. */
 static tsr_status add_originals(tsr_modules *m, tsr_vec *found, tsr_error *err)
 {
     for (tsr_module_ref ref = 0; ref < m->nodes.count; ref++) TSR_TRY(check_wrapper(m, ref, err));
@@ -354,7 +356,7 @@ const tsr_attribute *tsr_modules_attribute(const tsr_modules *modules, tsr_modul
     return NULL;
 }
 
-/* The child that keys hide behind a name (`_fqn_modifiers`). */
+/* The attribute that `_fqn_modifiers` makes available under this name. */
 static const tsr_attribute *modified(const tsr_modules *m, tsr_module_ref module, tsr_str name)
 {
     const tsr_module *at = node_at(m, module)->module;
@@ -366,8 +368,8 @@ static const tsr_attribute *modified(const tsr_modules *m, tsr_module_ref module
     return NULL;
 }
 
-/* The attribute with a dotted name: a module where `module_wanted`, otherwise a tensor; or NULL. Raw names come first, because
- * a model that DDP wraps may have a child "module" of its own. Each step goes down, so the tree bounds them. */
+/* Finds the attribute with a dotted name, either a module or a tensor; NULL if there is none. Raw names are tried first,
+ * because a model wrapped in DDP may have its own child "module". Each step goes down, so the tree bounds the recursion. */
 static const tsr_attribute *find(const tsr_modules *m, tsr_module_ref module, const char *name, bool module_wanted)
 {
     const char *dot = strchr(name, '.');

@@ -1,9 +1,9 @@
-/* Leaves are threaded into a tree of nodes, parents before children; then each node's items are laid out.
+/* Threads the leaves into a tree of nodes, parents before children; then builds each node's items.
  *
  *   ("model","a.w")  ("optim","state",0)        root ─ "model" ─ "a.w"
  *                                                    └ "optim" ─ "state" ─ 0
  *
- * A child is found by its parent's number and its key in one hash map, so that a wide dict costs no search. */
+ * Children are found in one hash map, by their parent's number and their key, so that wide dicts need no search. */
 #include "model/nest.h"
 
 #include "tessera/sys/map.h"
@@ -14,13 +14,13 @@
 #define NO_NODE UINT32_MAX
 
 typedef struct node {
-    tsr_value *value; /* of a container; for a leaf its value, which stays as it is */
+    tsr_value *value; /* that of a container; for a leaf its value, which is not modified */
     const tsr_leaf *leaf;
-    const tsr_path_item *step;  /* from its parent */
+    const tsr_path_item *step;  /* from its parent to the node */
     uint32_t first, last, next; /* children, and the next sibling */
     uint32_t count;
     bool is_list;
-    const tsr_value *like; /* a dict: of the class, and with the attributes, of this one; or NULL */
+    const tsr_value *like; /* for a dict: the value whose class and attributes it gets; or NULL */
 } node;
 
 typedef struct nest {
@@ -29,7 +29,7 @@ typedef struct nest {
     tsr_arena *keys;
     tsr_map *map;
     tsr_vec nodes;
-    uint64_t missing; /* list positions without a leaf, in all */
+    uint64_t missing; /* total number of list positions without a leaf */
     tsr_error *err;
 } nest;
 
@@ -47,7 +47,7 @@ static tsr_status new_node(nest *n, const tsr_path_item *step, uint32_t *number)
     return TSR_OK;
 }
 
-/* The map's key of a child: parent, kind of step, and the key or number. */
+/* The key of a child in the map: parent, kind of step, and the key or number. */
 static tsr_str key_of(nest *n, uint32_t parent, const tsr_path_item *step)
 {
     const bool text = step->kind == TSR_PATH_KEY;
@@ -91,7 +91,7 @@ static tsr_status child(nest *n, uint32_t parent, const tsr_path_item *step, con
     return TSR_OK;
 }
 
-/* An empty dict where no leaf is. */
+/* Makes a dict that has no leaves. */
 static tsr_status thread_empty(nest *n, const tsr_leaf *mapping)
 {
     uint32_t at = 0;
@@ -99,7 +99,7 @@ static tsr_status thread_empty(nest *n, const tsr_leaf *mapping)
     return TSR_OK;
 }
 
-/* Marks the dict at the mapping's path, if there is one. */
+/* Marks the dict at the mapping's path, if it exists. */
 static tsr_status liken(nest *n, const tsr_leaf *mapping)
 {
     uint32_t at = 0;
@@ -144,7 +144,8 @@ static tsr_status fill_dict(nest *n, node *container)
     container->value->count = i;
     if (!container->like) return TSR_OK;
     container->value->ordered_dict = container->like->ordered_dict;
-    /* A defaultdict whose items are entries becomes a dict: torch.load(weights_only=True), the default, takes none. */
+    /* A defaultdict whose items are entries becomes a dict, because torch.load(weights_only=True), the default, rejects
+     * defaultdicts. */
     if (container->like->variant == TSR_VARIANT_COUNTER) container->value->variant = TSR_VARIANT_COUNTER;
     container->value->as.attributes = container->like->as.attributes;
     return TSR_OK;
@@ -215,13 +216,13 @@ tsr_status tsr_nest(const tsr_leaf *leaves, size_t count, const tsr_host *host, 
 
 /* ---- renamed entries ---- */
 
-/* An item as the name spells it. */
+/* An item as it appears in a name. */
 static tsr_str spelled(const tsr_path_item *item, tsr_arena *arena, tsr_error *err)
 {
     return item->kind == TSR_PATH_KEY ? item->key : tsr_arena_format(arena, err, "%lld", (long long)item->integer);
 }
 
-/* Takes `item` and its dot off the front of `name`; false when it does not begin with them. */
+/* Removes `item` and its dot from the beginning of `name`. Returns false if the name does not begin with them. */
 static bool take_front(tsr_str *name, tsr_str item)
 {
     if (name->size <= item.size || !tsr_str_starts(*name, item) || name->data[item.size] != '.') return false;
@@ -229,7 +230,7 @@ static bool take_front(tsr_str *name, tsr_str item)
     return true;
 }
 
-/* Takes `item` off the end: with its dot, or as all that is left. */
+/* Removes `item` from the end of `name`: with its dot, or as all that is left. */
 static bool take_back(tsr_str *name, tsr_str item)
 {
     if (tsr_str_equal(*name, item)) {

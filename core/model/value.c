@@ -1,7 +1,7 @@
-/* Value trees: constructors, deep comparison, and the question whether JSON can hold one.
+/* Value trees: constructors, deep comparison, and the check whether JSON can represent a tree.
  *
- * Trees come from hostile pickles: they may be deep, share nodes or hold cycles. Every walk here keeps its own stack of
- * bounded height and counts the nodes it visits. */
+ * Trees come from untrusted pickles: they may be deep, share nodes, or contain cycles. So every walk here uses its own stack
+ * of limited height and counts the nodes it visits. */
 #include "tessera/value.h"
 #include <stdarg.h>
 
@@ -128,7 +128,7 @@ static bool same_tensor(const tsr_entry *a, const tsr_entry *b)
     return a == b || (a && b && a->dtype == b->dtype && tsr_entry_same_shape(a, b));
 }
 
-/* Everything but the items. */
+/* Compares everything except the items. */
 static bool same_node(const tsr_value *a, const tsr_value *b)
 {
     if (a->kind != b->kind || a->count != b->count || !tsr_str_equal(a->text, b->text)) return false;
@@ -144,29 +144,29 @@ static bool same_node(const tsr_value *a, const tsr_value *b)
     }
 }
 
-/* Two containers being compared: item `next` of `a` is due. `hint` is where its partner in `b` is looked for first; when
- * that has failed a few times, `index` finds it. */
+/* Two containers that are being compared; the next item is `next` of `a`. Its partner in `b` is searched from `hint` on;
+ * after that has failed a few times, `index` is used. */
 typedef struct pair {
     const tsr_value *a, *b;
     size_t next, hint;
-    tsr_map *index; /* text or integer of an item of `b` → its place; or NULL */
+    tsr_map *index; /* text or integer of an item of `b` → its position; or NULL */
 } pair;
 
-enum { PLAIN_TRIES = 64, LARGE = 4096 /* bytes of a container that is worth remembering */ };
+enum { PLAIN_TRIES = 64, LARGE = 4096 /* the number of bytes from which a container is remembered */ };
 
 typedef struct budget {
     uint32_t depth;
     uint64_t nodes;
     tsr_value_tensors tensor; /* or NULL */
     void *ctx;
-    tsr_map *pairs;  /* of large containers that are being compared or were */
-    tsr_arena *keys; /* of that map */
+    tsr_map *pairs;  /* large containers that are being compared, or were */
+    tsr_arena *keys; /* memory for the keys of that map */
 } budget;
 
 static tsr_match match(const tsr_value *a, const tsr_value *b, budget *left, bool inside_key);
 
-/* Two large containers are compared once, since what they share may have no end: where they meet `again` they are as equal
- * as they turn out to be where they met first. False without memory for that. */
+/* Ensures that two large containers are compared only once, because shared items could make it take forever. When the same
+ * pair is met `again`, it is as equal as the first comparison will find it. False if out of memory. */
 static bool meet(budget *left, const tsr_value *a, const tsr_value *b, bool *again)
 {
     tsr_error ignored = {0};
@@ -183,7 +183,7 @@ static bool meet(budget *left, const tsr_value *a, const tsr_value *b, bool *aga
     return true;
 }
 
-/* What an index knows a key by; empty for keys of other kinds. The address is that of the key itself. */
+/* The key's representation in an index; empty for other kinds of keys. It points into the key itself. */
 static tsr_str index_key(const tsr_value *key)
 {
     if (key->kind == TSR_VALUE_STR) return key->text;
@@ -191,7 +191,7 @@ static tsr_str index_key(const tsr_value *key)
     return (tsr_str){NULL, 0};
 }
 
-/* Indexes the keys of `in`. Without memory for that the search goes on one by one, which is slow and not wrong. */
+/* Indexes the keys of `in`. Without memory for it, the search continues one by one, which is slow but correct. */
 static tsr_map *index_keys(const tsr_value *in, size_t step)
 {
     tsr_error ignored = {0};
@@ -214,7 +214,8 @@ static bool find_in_index(pair *p, const tsr_value *key, size_t step)
     return true;
 }
 
-/* Keys that differ do not make their dicts differ: what met on the way to that must not count later. */
+/* Compares two keys. Different keys do not make their dicts different, so pairs of containers met on the way must not be
+ * remembered. */
 static tsr_match match_key(const tsr_value *a, const tsr_value *b, budget *left)
 {
     budget own = *left;
@@ -227,8 +228,8 @@ static tsr_match match_key(const tsr_value *a, const tsr_value *b, budget *left)
     return found;
 }
 
-/* Looks for a key of a dict, or an item of a set, from the hint on and around; dicts in the same order cost one comparison
- * a key. */
+/* Looks for a key of a dict, or for an item of a set, beginning at the hint. If the dicts have the same order, this takes
+ * one comparison per key. */
 static tsr_match find_partner(pair *p, const tsr_value *key, size_t step, budget *left)
 {
     const tsr_value *in = p->b;
@@ -243,7 +244,7 @@ static tsr_match find_partner(pair *p, const tsr_value *key, size_t step, budget
     return TSR_DIFFERENT;
 }
 
-/* The next two values to compare, or NULL when the containers are done. */
+/* Sets the next two values to compare, or NULL when the containers are finished. */
 static tsr_match step_pair(pair *p, bool ordered, budget *left, const tsr_value **a, const tsr_value **b)
 {
     *a = *b = NULL;
@@ -265,8 +266,8 @@ static tsr_match step_pair(pair *p, bool ordered, budget *left, const tsr_value 
     return TSR_SAME;
 }
 
-/* Keys are hashable in Python and hold no dicts, so inside a key even a dict is compared in order: this never nests
- * deeper than once. */
+/* Keys are hashable in Python and contain no dicts, so inside a key even a dict is compared in order. Therefore this
+ * recurses at most once. */
 static tsr_match match_on(pair *stack, uint32_t *open, const tsr_value *a, const tsr_value *b, budget *left, bool inside_key)
 {
     uint32_t height = 0;

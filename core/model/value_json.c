@@ -1,4 +1,4 @@
-/* Values as JSON: the part of the emitter that knows what a value is. */
+/* Writes values as JSON: the part of the emitter that knows values. */
 #include "tessera/sys/json.h"
 #include "tessera/sys/value_walk.h"
 #include "tessera/value.h"
@@ -43,7 +43,7 @@ void tsr_json_value(tsr_json *json, const tsr_value *value)
     uint32_t height = 0;
     while (json->status == TSR_OK) {
         if (is_container(value)) {
-            open_container(json, value); /* fails, and ends the loop, beyond 63 open containers */
+            open_container(json, value); /* beyond 63 open containers, this fails and ends the loop */
             if (json->status != TSR_OK) return;
             stack[height].container = value;
             stack[height++].next = 0;

@@ -6,12 +6,12 @@
 
 typedef struct frame {
     const tsr_value *value;
-    size_t next; /* of its items */
+    size_t next; /* index of the next item */
 } frame;
 
 typedef struct search {
     tsr_vec frames; /* from the root down */
-    tsr_map *seen;  /* containers that were entered */
+    tsr_map *seen;  /* containers that were already entered */
     const tsr_entry *tensor;
     const tsr_host *host;
     tsr_error *err;
@@ -45,7 +45,7 @@ static tsr_status descend(search *s, const tsr_value *root, bool *found)
     return TSR_OK;
 }
 
-/* The step that a frame took last: the key of a dict, otherwise the position. */
+/* Appends the step that a frame took last: the key in a dict, otherwise the position. */
 static tsr_str add_step(const frame *f, tsr_str path, tsr_arena *arena, tsr_error *err)
 {
     const size_t at = f->next - 1;

@@ -1,5 +1,5 @@
-/* Values as one line of text, much as Python would print them: repr() of an object that JSON cannot hold, and what a
- * listing shows. Output and work are bounded by the buffer. */
+/* Formats values as one line of text, much like Python: for the repr() of an object that JSON cannot represent, and for
+ * listings. The buffer limits both output and work. */
 #include <inttypes.h>
 #include <math.h>
 
@@ -10,7 +10,7 @@
 
 enum { MAX_DEPTH = 12 };
 
-/* Quoted; bytes that are no printable ASCII are escaped in bytes, kept in text. */
+/* Puts a quoted text. Bytes that are not printable ASCII are escaped in bytes, but not in text. */
 static void put_quoted(tsr_line *l, tsr_str text, bool is_bytes)
 {
     tsr_line_put(l, is_bytes ? "b'" : "'", is_bytes ? 2 : 1);
@@ -90,7 +90,7 @@ static void put_leaf(tsr_line *l, const tsr_value *value)
     }
 }
 
-/* What Python writes before the brackets of a container that is not of the most common class. */
+/* Puts what Python writes before the brackets of a container of a less common class. */
 static void put_class(tsr_line *l, const tsr_value *value)
 {
     switch (value->variant) {
@@ -163,7 +163,7 @@ const char *tsr_value_text(const tsr_value *value, char *out, size_t capacity)
     }
     if (l.full && capacity > sizeof more) {
         l.used = capacity - sizeof more;
-        while (l.used && ((uint8_t)out[l.used] & 0xc0) == 0x80) l.used--; /* not inside a character */
+        while (l.used && ((uint8_t)out[l.used] & 0xc0) == 0x80) l.used--; /* do not cut inside a character */
         memcpy(out + l.used, more, sizeof more - 1);
         out[l.used + sizeof more - 1] = '\0';
     }
