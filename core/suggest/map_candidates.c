@@ -1,4 +1,4 @@
-/* Which families of two checkpoints could be one, by their numbers and shapes. */
+/* Finds pairs of families in two checkpoints that could belong together, by their numbers and shapes. */
 #include "suggest/map_suggest_parts.h"
 #include "tessera/sys/try.h"
 
@@ -9,7 +9,7 @@ static const tsr_pattern_member *members_of(const tsr_name_family *family)
     return family->members.items;
 }
 
-/* Whether the numbers are equal when number `folded` of `a` is left out (TSR_MOST_NUMBERS: none is). */
+/* Whether the numbers are equal without number `folded` of `a` (TSR_MOST_NUMBERS: with all of them). */
 static bool same_numbers(const tsr_pattern_member *a, const tsr_pattern_member *b, uint32_t numbers, uint32_t folded)
 {
     for (uint32_t i = 0, j = 0; i < numbers; i++)
@@ -34,7 +34,8 @@ static bool pairs(const tsr_name_family *a, const tsr_name_family *b, bool rever
     return true;
 }
 
-/* Whether members of `apart` that differ only in number `folded`, which counts from 0, are the first dim of each of `whole`. */
+/* Whether members of `apart` that differ only in number `folded`, which begins at 0, can be stacked along a new first dim
+ * into the members of `whole`. */
 static bool folds(const tsr_name_family *apart, const tsr_name_family *whole, uint32_t folded)
 {
     const tsr_pattern_member *x = members_of(apart), *y = members_of(whole);
@@ -68,7 +69,8 @@ static tsr_status add_ropes(tsr_vec *out, const tsr_map_candidate *like, tsr_err
     return TSR_OK;
 }
 
-/* A square matrix could be transposed, and any could be permuted; without values nothing would show it. */
+/* Adds the ways in which a pair may belong together. A square matrix may be transposed, and any matrix may be permuted; only
+ * values can show this. */
 static tsr_status add_pair(tsr_vec *out, tsr_map_candidate *like, bool values, tsr_error *err)
 {
     const bool plain = pairs(like->a, like->b, false), turned = pairs(like->a, like->b, true);

@@ -1,11 +1,11 @@
-/* Names that differ only in their numbers. */
+/* Groups names that differ only in their numbers. */
 #include <stdlib.h>
 
 #include "suggest/map_suggest_parts.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
-/* A component of decimal digits, as lists and layers have them. */
+/* Parses a component that is a decimal number, as in the names of lists and layers. */
 static bool read_number(tsr_str component, uint64_t *out)
 {
     *out = 0;
@@ -17,7 +17,7 @@ static bool read_number(tsr_str component, uint64_t *out)
     return true;
 }
 
-/* The name with a mark for its first numbers. */
+/* Makes the key of a name, in which its first numbers are replaced by a mark. */
 static tsr_status make_key(tsr_str name, tsr_arena *arena, tsr_pattern_member *member, tsr_name_family *like, tsr_error *err)
 {
     char *key = tsr_arena_array(arena, name.size + 1, 1, err);
@@ -101,7 +101,7 @@ void tsr_families_free(tsr_vec *families)
     tsr_vec_free(families);
 }
 
-/* ---- likeness ---- */
+/* ---- similarity of names ---- */
 
 static size_t next_word(tsr_str name, size_t at, tsr_str *out)
 {
@@ -135,7 +135,7 @@ static tsr_str module_of(tsr_str name)
     return last_component((tsr_str){name.data, size ? size - 1 : 0});
 }
 
-/* The longest common subsequence of two short texts. */
+/* The length of the longest common subsequence of two short texts. */
 static int common_letters(tsr_str a, tsr_str b)
 {
     int row[33] = {0};
@@ -152,7 +152,7 @@ static int common_letters(tsr_str a, tsr_str b)
     return row[width];
 }
 
-/* At a dot. */
+/* Whether the name ends with `ending`, preceded by a dot. */
 static bool ends_with(tsr_str name, tsr_str ending)
 {
     return name.size > ending.size && tsr_str_ends(name, ending) && name.data[name.size - ending.size - 1] == '.';

@@ -1,7 +1,8 @@
-/* Tensors of one checkpoint that are several of the other one behind each other: q, k and v, or gate and up, experts stacked or not.
+/* Finds tensors of one checkpoint that are concatenations of several tensors of the other one: q, k and v, or gate and up,
+ * with experts stacked or not.
  *
- *   whole  ┌───────┬───┬───┐      each part is looked for at the place where the last one ended: only values show which
- *          │   q   │ k │ v │      one follows
+ *   whole  ┌───────┬───┬───┐      each part is looked for where the previous one ended: only the values show
+ *          │   q   │ k │ v │      which part follows
  *          └───────┴───┴───┘ */
 #include "suggest/map_suggest_parts.h"
 #include "tessera/mapping.h"
@@ -14,7 +15,7 @@ static const tsr_pattern_member *members_of(const tsr_name_family *family)
     return family->members.items;
 }
 
-/* Whether the numbers are the same, but for the experts' one behind them, which only parts have. */
+/* Whether the numbers are the same, except for the last number of the parts, which counts experts. */
 static bool same_numbers(const tsr_fused *f, const tsr_name_family *part)
 {
     const tsr_pattern_member *x = members_of(part), *y = members_of(f->whole);
@@ -41,9 +42,9 @@ static bool fits(const tsr_fused *f, const tsr_name_family *part, uint64_t left)
     return same_numbers(f, part);
 }
 
-/* ---- whether a part is at a place ---- */
+/* ---- comparing a part with a position ---- */
 
-/* Of the mapped whole, what the other checkpoint has too. */
+/* Counts the tensors of the mapped whole that are equal to those of the same name in the other checkpoint. */
 static tsr_status compare(tsr_checkpoint *mapped, tsr_checkpoint *parts, tsr_ring *ring, uint64_t *equal, tsr_error *err)
 {
     static const tsr_tolerance bitwise = {.exact = true};
@@ -62,7 +63,7 @@ static tsr_status compare(tsr_checkpoint *mapped, tsr_checkpoint *parts, tsr_rin
     return TSR_OK;
 }
 
-/* The whole, cut in up to three: what is before the part, the part, and what is behind it. */
+/* The rule that splits the whole into up to three: what comes before the part, the part, and what comes after it. */
 static tsr_status cut(const tsr_fused *f, const tsr_name_family *part, uint64_t offset, tsr_arena *arena, tsr_str *rule, tsr_error *err)
 {
     const uint64_t size = members_of(part)->entry->shape[f->dim], end = offset + size, total = members_of(f->whole)->entry->shape[f->dim + f->folded];

@@ -1,4 +1,4 @@
-/* Which candidates are chosen, and what is said of the others. */
+/* Chooses among the candidates, and writes notes about the tensors that are left. */
 #include "base/line.h"
 #include "suggest/map_suggest_parts.h"
 #include "tessera/sys/try.h"
@@ -9,7 +9,7 @@ typedef struct suggester {
     tsr_checkpoint *a, *b;
     tsr_arena *arena;
     tsr_vec of_a, of_b;  /* of tsr_name_family */
-    tsr_vec candidates;  /* of tsr_map_candidate; those that are out of the question have `b` NULL */
+    tsr_vec candidates;  /* of tsr_map_candidate; `b` is NULL for those that were ruled out */
     tsr_vec rules, notes; /* of tsr_str */
     bool values;
     tsr_error *err;
@@ -28,7 +28,7 @@ static tsr_status choose(suggester *s, tsr_map_candidate *c, const char *about)
     return tsr_candidate_rule(c, about, s->arena, rule, s->err);
 }
 
-/* Of the open candidates that share a family with `c`, the best score, and how many there are. */
+/* Among the open candidates that share a family with `c`: the best score, and how many there are. */
 static size_t rivals_of(const suggester *s, const tsr_map_candidate *c, int *best)
 {
     const tsr_map_candidate *all = s->candidates.items;
@@ -50,8 +50,9 @@ static const char *reason_of(const suggester *s, const tsr_map_candidate *c, siz
     return c->contested ? "the only one left with this shape" : "the only one with this shape";
 }
 
-/* One pass over all candidates: those without rivals first, then those that are more alike than every rival. Values that are equal leave
- * little to go wrong; without them only a name that is the whole end of the other one counts. */
+/* One pass over all candidates: chooses those without rivals and, with by_name, those that are more similar than every
+ * rival. Equal values make this safe; without them, the names must also be similar in that one ends with the whole other
+ * name. */
 static tsr_status choose_some(suggester *s, bool by_name, bool *any)
 {
     tsr_map_candidate *all = s->candidates.items;
@@ -82,7 +83,8 @@ static tsr_status choose_all(suggester *s)
     return TSR_OK;
 }
 
-/* Drops the candidates whose values differ. One that holds makes other ways for the same two families needless. */
+/* Rules out candidates whose values differ. Once one of them is confirmed, other ways to combine the same two families need
+ * no check. */
 static tsr_status check_values(suggester *s)
 {
     tsr_ring *ring = NULL;
@@ -118,7 +120,7 @@ static tsr_status choose_fused(suggester *s, const tsr_fused *f, bool splits)
     return tsr_fused_rule_text(&how, s->arena, rule, s->err);
 }
 
-/* What is still open, as parts of each other; `splits`: the whole is in A. */
+/* Tries the families that are still open as parts of each other. With `splits`, the whole is in A. */
 static tsr_status find_fused(suggester *s, bool splits, tsr_ring *ring)
 {
     const tsr_fused_search search = {.of_whole = splits ? s->a : s->b, .of_parts = splits ? s->b : s->a, .parts = splits ? &s->of_b : &s->of_a,
@@ -161,7 +163,7 @@ static tsr_str shown(const suggester *s, const tsr_name_family *family)
     return tsr_family_pattern(family, any, s->arena, s->err);
 }
 
-/* What of B is not decided, and which tensors of A would fit. */
+/* Notes a family of B that is not decided, and the tensors of A that would fit. */
 static tsr_status note_wanted(suggester *s, const tsr_name_family *b)
 {
     char names[400];
@@ -197,7 +199,7 @@ static tsr_status note_open(suggester *s)
 
 /* ---- the document ---- */
 
-/* Maps rename objects, too, but nothing shows which of B they are. */
+/* Notes objects. Maps can rename them, too, but nothing shows which object of B corresponds. */
 static tsr_status add_objects(suggester *s)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(s->a);

@@ -1,4 +1,4 @@
-/* A candidate as a rule of a map. */
+/* Writes candidates as rules of a map. */
 #include "suggest/map_suggest_parts.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/json.h"
@@ -41,7 +41,7 @@ static void put_step(tsr_json *json, const tsr_map_candidate *c)
     tsr_json_array_end(json);
 }
 
-/* The text that was written, in the arena. */
+/* Copies the written text into the arena. */
 static tsr_status finish(tsr_json *json, tsr_vec *text, tsr_arena *arena, tsr_str *out, tsr_error *err)
 {
     tsr_status status = tsr_json_finish(json);
@@ -68,7 +68,7 @@ tsr_status tsr_candidate_rule(const tsr_map_candidate *c, const char *about, tsr
     return finish(&json, &text, arena, out, err);
 }
 
-/* ---- parts behind each other ---- */
+/* ---- concatenated parts ---- */
 
 static void put_fold(tsr_json *json, const char *step)
 {
