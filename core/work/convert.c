@@ -1,4 +1,4 @@
-/* A conversion or a reshard in one go: a work of one part. */
+/* A complete conversion or reshard: a work with a single part. */
 #include "tessera/sys/try.h"
 #include "tessera/sys/work.h"
 

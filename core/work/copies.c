@@ -12,7 +12,7 @@ typedef struct copies {
     tsr_ring *ring;
     tsr_map *boxes;     /* offsets and sizes → chunk */
     tsr_arena *scratch; /* keys, strides */
-    tsr_gather *chunks; /* NULL until something is read */
+    tsr_gather *chunks; /* NULL until something must be read */
     tsr_error *err;
 } copies;
 
@@ -36,7 +36,7 @@ static tsr_status index_chunks(copies *c)
     return TSR_OK;
 }
 
-/* Whether both state the same CRC of the same elements. */
+/* Whether the source states equal CRCs for both chunks. */
 static tsr_status match_sums(copies *c, const tsr_chunk *chunk, const tsr_chunk *replica, bool *same)
 {
     tsr_stated_crc first, second;
@@ -57,7 +57,7 @@ static tsr_status check_copy(copies *c, const tsr_chunk *replica)
     const tsr_str key = key_of(c, replica);
     if (!key.data) return TSR_E_NOMEM;
     const uint32_t at = tsr_map_get(c->boxes, key, UINT32_MAX);
-    if (replica->file >= store->file_count) return TSR_OK; /* what is missing is not written, and is a finding already */
+    if (replica->file >= store->file_count) return TSR_OK; /* missing files are findings already */
     if (at != UINT32_MAX && c->entry->chunks[at].file < store->file_count)
         TSR_TRY(match_sums(c, &c->entry->chunks[at], replica, &same));
     if (same) return TSR_OK;

@@ -1,15 +1,15 @@
-/* Units that are under way at the same time, so that threads write into different files. */
+/* Divides units into lanes that are processed at the same time, so that threads write into different files. */
 #ifndef TSR_WORK_LANES_H
 #define TSR_WORK_LANES_H
 
 #include "work/units.h"
 
-/* Cuts what of units [first, end) of one stage can be under way together into at most `most` lanes, even in bytes, that
- * share no group of files; they follow each other without gaps. What is behind the last lane comes after them. Returns their
- * number, 0 for no units. */
+/* Divides units [first, end) of one stage into at most `most` lanes that can be processed at the same time, because they
+ * share no group of files. The lanes have similar numbers of bytes and follow each other without gaps; units after the last
+ * lane must be processed after them. Returns the number of lanes, 0 if there are no units. */
 size_t tsr_lanes_cut(const tsr_stage *stage, tsr_unit *const *units, size_t first, size_t end, size_t most, tsr_lane *lanes);
 
-/* Takes up to `most` undone units that follow each other from the front of a lane. */
+/* Removes up to `most` consecutive units that are not done from the front of a lane, and returns them as a lane. */
 tsr_lane tsr_lane_take(tsr_lane *lane, tsr_unit *const *units, size_t most);
 
 #endif

@@ -12,16 +12,16 @@
 
 #define LOOKED_FOR_AT_ONCE 1024u
 
-/* Of a tensor's first bytes in row-major order. */
+/* A CRC of the first bytes of a tensor, in row-major order. */
 typedef struct sum {
     uint64_t bytes;
     uint32_t crc;
-    bool complete; /* it is of all bytes */
+    bool complete; /* it covers all bytes */
 } sum;
 
-/* A part of a tensor that is a run of its rows. */
+/* A part of a tensor that is a contiguous run of its rows. */
 typedef struct run {
-    uint64_t first; /* byte */
+    uint64_t first; /* index of its first byte */
     uint64_t bytes;
     const tsr_chunk *chunk;
 } run;
@@ -30,7 +30,7 @@ struct tsr_source_sums {
     tsr_checkpoint *checkpoint;
     const tsr_catalog *catalog;
     tsr_ahead *ahead;
-    sum *written; /* by entry */
+    sum *written; /* per entry: what was written so far */
 };
 
 tsr_status tsr_source_sums_new(tsr_checkpoint *checkpoint, tsr_ahead *ahead, tsr_source_sums **out, tsr_error *err)
@@ -71,7 +71,7 @@ static int by_first(const void *a, const void *b)
     return (x->first > y->first) - (x->first < y->first);
 }
 
-/* The entry's chunks as runs in order; *count is 0 when one is none. */
+/* The entry's chunks as runs in order. *count is 0 if one of them is not a run. */
 static tsr_status sort_chunks(const tsr_entry *entry, tsr_arena *arena, run **out, uint64_t *count, tsr_error *err)
 {
     const tsr_box whole = {entry->ndim, NULL, entry->shape};
@@ -89,7 +89,7 @@ static tsr_status sort_chunks(const tsr_entry *entry, tsr_arena *arena, run **ou
     return TSR_OK;
 }
 
-/* What the source states of a whole tensor; not complete where it does not. */
+/* The CRC of a whole tensor according to the source; not complete if the source does not state it. */
 static tsr_status stated_sum(const tsr_source_sums *sums, const tsr_entry *entry, uint64_t all, tsr_arena *arena, sum *out,
                              tsr_error *err)
 {
@@ -123,7 +123,7 @@ static tsr_status check_entry(const tsr_source_sums *sums, const tsr_entry *entr
     return TSR_OK;
 }
 
-/* Which bytes of which tensor a blit is; false when it is no run of them. */
+/* Finds which bytes of which tensor a blit writes. *found is false if they are not a contiguous run. */
 static tsr_status find_bytes(const tsr_blit *blit, const tsr_entry **entry, run *out, uint64_t *all, bool *found,
                              tsr_error *err)
 {
@@ -149,7 +149,8 @@ static tsr_status add_blit(tsr_source_sums *sums, const tsr_blit *blit, tsr_erro
     TSR_TRY(find_bytes(blit, &entry, &r, &all, &found, err));
     if (!found) return TSR_OK;
     const bool listed = tsr_catalog_has(sums->catalog, entry);
-    sum own = {0}, *written = listed ? &sums->written[entry - sums->catalog->entries] : &own; /* or a whole storage */
+    /* Or a whole storage, which is not listed. */
+    sum own = {0}, *written = listed ? &sums->written[entry - sums->catalog->entries] : &own;
     join(written, &r, blit->crc, all);
     return own.complete ? check_entry(sums, entry, &own, err) : TSR_OK;
 }
@@ -160,8 +161,8 @@ tsr_status tsr_source_sums_add(tsr_source_sums *sums, const tsr_blit *blits, siz
     return TSR_OK;
 }
 
-/* Finds the CRCs of the entries from *end on together that no run of this work has found, as many as it takes to keep threads
- * busy; *end is moved behind them. */
+/* Looks up the stated CRCs of complete entries from *end on in one batch, which is large enough to keep the threads busy.
+ * Moves *end after those entries. */
 static tsr_status look_ahead(const tsr_source_sums *sums, uint64_t *end, tsr_error *err)
 {
     TSR_TRY(tsr_ahead_make_room(sums->ahead, err));

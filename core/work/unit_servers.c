@@ -8,14 +8,14 @@
 #include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 
-/* What the units of a stage are placed with. */
+/* State for finding the servers of a stage's units. */
 typedef struct server_finder {
     const tsr_storage *storage;
     tsr_arena *arena;
-    double *bytes; /* of the unit at hand, by server */
+    double *bytes; /* of the current unit, by server */
     const tsr_entry *entry;
     tsr_chunk_index index; /* of its chunks */
-    uint64_t delay;        /* of the unit at hand */
+    uint64_t delay;        /* of the current unit */
 } server_finder;
 
 static tsr_status know_entry(server_finder *f, const tsr_entry *entry, tsr_error *err)
@@ -25,7 +25,7 @@ static tsr_status know_entry(server_finder *f, const tsr_entry *entry, tsr_error
     return tsr_chunk_index_build(entry->ndim, entry->chunks, entry->chunk_count, f->arena, &f->index, err);
 }
 
-/* A box of a tensor inside one of its chunks. */
+/* Adds the cost of reading a box of a tensor that is inside one of its chunks. */
 static void add_read(server_finder *f, uint64_t number, const uint64_t *offsets, const uint64_t *sizes)
 {
     const tsr_entry *entry = f->entry;
@@ -44,7 +44,7 @@ static void add_read(server_finder *f, uint64_t number, const uint64_t *offsets,
         range.byte_length = (last - first + 1) * bits / 8;
     }
     const double bytes = (double)elements * (double)bits / 8, spanned = (double)range.byte_length;
-    if (range.file >= f->storage->file_count || !range.byte_length) return; /* computed by a map, or missing */
+    if (range.file >= f->storage->file_count || !range.byte_length) return; /* it is computed by a map, or missing */
     const double cost = (double)tsr_storage_cost(f->storage, range);
     tsr_storage_spread(f->storage, range, bytes, f->bytes);
     if (cost > spanned) f->delay += (uint64_t)((cost - spanned) * (bytes < spanned ? bytes / spanned : 1));
@@ -60,7 +60,7 @@ static tsr_status add_blit(server_finder *f, const tsr_blit *blit, tsr_error *er
     TSR_TRY(tsr_gather_geometry(entry, &dtype, &ndim, shape, &elements, err));
     if (ndim != entry->ndim) return TSR_OK;
     TSR_TRY(know_entry(f, entry, err));
-    for (uint32_t d = 0; d < ndim; d++) { /* where two elements are packed into one, the entry counts both */
+    for (uint32_t d = 0; d < ndim; d++) { /* if two elements are packed into one, the entry counts both */
         const uint64_t packed = shape[d] && entry->shape[d] > shape[d] ? entry->shape[d] / shape[d] : 1;
         offsets[d] = blit->offsets ? blit->offsets[d] * packed : 0;
         sizes[d] = blit->sizes ? blit->sizes[d] * packed : entry->shape[d];
@@ -94,7 +94,7 @@ static tsr_status find_servers(server_finder *f, const tsr_unit_blits *of, tsr_u
     return TSR_OK;
 }
 
-/* The blits of all units of the stage; `all` has no units yet. */
+/* Makes the blits of all units of the stage. `all` has no units yet. */
 static tsr_status expand(const tsr_stage *stage, const tsr_lanes *all, tsr_unit *units, tsr_arena *arena,
                          tsr_unit_blits *out, tsr_error *err)
 {

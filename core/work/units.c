@@ -1,4 +1,4 @@
-/* Units are groups of whole small blits, or tiles of large ones. Both follow from the blits alone.
+/* Units are groups of small blits, or tiles of large ones. Both are determined by the blits alone.
  *
  *   blits   [a][b][ c ······························ ][d]
  *   units   [a  b][ c tile 0 ][ c tile 1 ][ c tile 2 ][d] */
@@ -8,7 +8,7 @@
 #include "tessera/sys/box.h"
 #include "tessera/sys/try.h"
 
-#define BLIT_WEIGHT ((uint64_t)4 << 10) /* what a blit costs beside its bytes */
+#define BLIT_WEIGHT ((uint64_t)4 << 10) /* the cost of a blit in addition to its bytes */
 
 uint64_t tsr_unit_weight(const tsr_unit *unit)
 {
@@ -20,7 +20,7 @@ static bool is_cut(const tsr_blit *blit, uint64_t unit_bytes)
     return !blit->literal && blit->byte_length > unit_bytes;
 }
 
-/* The tiles of a large blit; `shape` has room for TSR_MAX_NDIM. */
+/* Starts the tiles of a large blit; `shape` has room for TSR_MAX_NDIM. */
 static tsr_status start_tiles(const tsr_blit *blit, uint64_t unit_bytes, uint64_t *shape, tsr_tiles *tiles,
                               uint64_t *itemsize, tsr_error *err)
 {
@@ -29,7 +29,7 @@ static tsr_status start_tiles(const tsr_blit *blit, uint64_t unit_bytes, uint64_
     uint64_t elements;
     TSR_TRY(tsr_gather_geometry(blit->entry, &dtype, &ndim, shape, &elements, err));
     const tsr_box box = {ndim, blit->offsets, blit->sizes ? blit->sizes : shape};
-    tsr_box_volume(box, &elements); /* fits: the blit's bytes do */
+    tsr_box_volume(box, &elements); /* cannot overflow, since the blit's bytes do not */
     *itemsize = blit->byte_length / elements;
     tsr_tiles_start(tiles, box, unit_bytes / *itemsize ? unit_bytes / *itemsize : 1);
     return TSR_OK;
@@ -60,7 +60,7 @@ static tsr_status cut_blit(const tsr_stage *stage, size_t i, tsr_unit unit, uint
 
 tsr_status tsr_units_cut(const tsr_stage *stage, uint32_t number, uint64_t unit_bytes, tsr_vec *units, tsr_error *err)
 {
-    tsr_unit *open = NULL; /* the group that takes more */
+    tsr_unit *open = NULL; /* the group that blits are being added to */
     for (size_t i = 0; i < stage->count; i++) {
         const tsr_blit *blit = tsr_stage_blit(stage, i);
         if (is_cut(blit, unit_bytes)) {
@@ -79,7 +79,7 @@ tsr_status tsr_units_cut(const tsr_stage *stage, uint32_t number, uint64_t unit_
     return TSR_OK;
 }
 
-/* Part `tiles` of a blit as a blit. */
+/* Makes a blit from the current tile of a blit. */
 static tsr_status tile_blit(const tsr_blit *blit, const tsr_tiles *tiles, uint64_t itemsize, tsr_arena *arena, tsr_blit *out,
                             tsr_error *err)
 {
@@ -95,7 +95,7 @@ static tsr_status tile_blit(const tsr_blit *blit, const tsr_tiles *tiles, uint64
     return TSR_OK;
 }
 
-/* Units of a stage on their way to blits. */
+/* State for turning units of a stage into blits. */
 typedef struct unit_expansion {
     const tsr_stage *stage;
     uint64_t unit_bytes;
@@ -104,7 +104,7 @@ typedef struct unit_expansion {
     tsr_error *err;
 } unit_expansion;
 
-/* Adds the tile units at the beginning of `units` that belong to one blit, without a gap; *used of them. */
+/* Adds those tile units at the beginning of `units` that are consecutive tiles of one blit; *used is their number. */
 static tsr_status add_tiles(const unit_expansion *e, tsr_unit *const *units, size_t count, size_t *used)
 {
     const tsr_unit *head = units[0];
@@ -123,7 +123,7 @@ static tsr_status add_tiles(const unit_expansion *e, tsr_unit *const *units, siz
     return TSR_OK;
 }
 
-/* The blits of units [units, units + count), which follow each other. */
+/* Adds the blits of units [units, units + count), which are consecutive. */
 static tsr_status add_blits(const unit_expansion *e, tsr_unit *const *units, size_t count)
 {
     tsr_unit_blits *out = e->out;

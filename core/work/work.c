@@ -1,4 +1,4 @@
-/* Making a work: the writer of the container lays everything out, and the stages' blits are cut into units. */
+/* Makes a work: the container's writer lays everything out, and the stages' blits are divided into units. */
 #include "convert/reshard_to.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_bytes.h"
@@ -75,7 +75,7 @@ static tsr_status choose_writer(tsr_work *work, const tsr_plan *plan, tsr_error 
     return writers[to].reshard(&work->job, plan, &work->writer, err);
 }
 
-/* Before units are cut, of which there would be too many. */
+/* Rejects too many repeated elements, before there would be too many units. */
 static tsr_status check_repeats(const tsr_work *work, tsr_error *err)
 {
     const tsr_conversion *conversion = &work->conversion;
@@ -91,8 +91,8 @@ static tsr_status check_repeats(const tsr_work *work, tsr_error *err)
     return status;
 }
 
-/* Of the copies of a replicated tensor one is written: the others must be equal to it. After the bound on what repeats, which
- * what is compared here is under, too. */
+/* Only one copy of a replicated tensor is written, so the others must be equal to it. This comes after the check of repeated
+ * elements, which also limits what is compared here. */
 static tsr_status check_copies(const tsr_work *work, tsr_error *err)
 {
     const tsr_conversion *conversion = &work->conversion;
@@ -183,7 +183,7 @@ void tsr_work_free(tsr_work *work)
     tsr_free(work->host->allocator, work, 1, sizeof *work);
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 const tsr_conversion *tsr_work_conversion(const tsr_work *work)
 {
@@ -195,7 +195,8 @@ uint64_t tsr_work_units(const tsr_work *work)
     return work->units.count;
 }
 
-/* A unit belongs to the part in which its first byte lies, where the parts divide the sum of all weights evenly. */
+/* A unit belongs to the part that contains the beginning of the unit's weight, if the parts divide the sum of all weights
+ * evenly. */
 void tsr_work_part(const tsr_work *work, uint64_t part, uint64_t parts, size_t *first, size_t *end)
 {
     const uint64_t each = work->weight / parts, more = work->weight % parts;

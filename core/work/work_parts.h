@@ -1,4 +1,5 @@
-/* The state of a work, shared by its running (work_run.c), its records (work_records.c) and its making (work.c). */
+/* The state of a work, shared by the code that makes it (work.c), runs it (work_run.c), and writes its records
+ * (work_records.c). */
 #ifndef TSR_WORK_WORK_PARTS_H
 #define TSR_WORK_WORK_PARTS_H
 
@@ -14,13 +15,13 @@ struct tsr_work {
     tsr_writer writer;
     const tsr_host *host;
     uint64_t unit_bytes;
-    tsr_vec units; /* of tsr_unit, stage after stage */
+    tsr_vec units; /* of tsr_unit, all stages in order */
     uint64_t weight;
-    bool crc; /* CRCs of blits are needed: by the writer, or to be compared with the source's */
+    bool crc; /* CRCs of blits are needed, either by the writer or to compare them with the source's */
     uint32_t *crcs;
-    tsr_ahead *ahead; /* NULL, or what is known of the source's chunks */
+    tsr_ahead *ahead; /* what is already known about the source's chunks, or NULL */
     tsr_output *output;
-    uint32_t *numbers; /* the output's, by the conversion's files */
+    uint32_t *numbers; /* file numbers in the output, by index in the conversion's files */
 };
 
 static inline tsr_unit *tsr_work_unit(const tsr_work *work, size_t i)
@@ -28,7 +29,7 @@ static inline tsr_unit *tsr_work_unit(const tsr_work *work, size_t i)
     return (tsr_unit *)work->units.items + i;
 }
 
-/* Lays out a stage, in `arena`, and orders it. */
+/* Lays out a stage in `arena`, and orders its blits. */
 tsr_status tsr_work_stage(const tsr_work *work, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err);
 /* The units of a part: [*first, *end). */
 void tsr_work_part(const tsr_work *work, uint64_t part, uint64_t parts, size_t *first, size_t *end);

@@ -1,8 +1,8 @@
-/* What a unit leaves behind, little-endian:
+/* The record of a finished unit, little-endian:
  *
  *   unit u64 | CRCs n u32 | n × u32 | CRC-32 of all this u32
  *
- * n is the unit's number of blits, or 0 where the container needs no CRCs. */
+ * n is the number of blits of the unit, or 0 if the container needs no CRCs. */
 #include "base/cursor.h"
 #include "tessera/sys/vec.h"
 #include "tessera/sys/try.h"
@@ -33,7 +33,7 @@ tsr_status tsr_work_records(const tsr_work *work, tsr_vec *out, tsr_error *err)
     return TSR_OK;
 }
 
-/* The next record; false where what is left is no whole, undamaged one. */
+/* Reads the next record. Returns false if the rest is not a complete, undamaged record. */
 static bool next_record(tsr_cursor *c, uint64_t *number, uint32_t *count, const uint8_t **crcs)
 {
     const uint8_t *start = c->data + c->at;

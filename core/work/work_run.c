@@ -1,4 +1,4 @@
-/* Carrying out units, batch by batch, and finishing what they leave. */
+/* Processes units in batches, and finishes the output. */
 #include "tessera/sys/try.h"
 #include "work/lanes.h"
 #include "work/source_sums.h"
@@ -9,18 +9,18 @@
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/host_calls.h"
 
-#ifndef TSR_BATCH_UNITS /* tests make them small */
-#define TSR_BATCH_UNITS 64u /* between two entries in the journal: seconds of work */
+#ifndef TSR_BATCH_UNITS /* tests use small ones */
+#define TSR_BATCH_UNITS 64u /* between two entries in the journal: a few seconds of work */
 #endif
 
-#define LANES_A_THREAD 2u /* so that one that ends early leaves enough of them */
+#define LANES_A_THREAD 2u /* so that enough lanes are left when one ends early */
 
 /* ---- units ---- */
 
-/* Units of one stage on their way: some of each lane. */
+/* Units of one stage that are being processed: a few from each lane. */
 typedef struct batch {
     tsr_work *work;
-    tsr_unit *const *units; /* which the lanes count */
+    tsr_unit *const *units; /* the units to which the lanes' indexes refer */
     tsr_sink sink;
     const tsr_stage *stage;
     const tsr_lane *lanes;
@@ -28,19 +28,19 @@ typedef struct batch {
     tsr_unit_blits of;
 } batch;
 
-/* A run over a part: how far it is. */
+/* A run over a part, and its progress. */
 typedef struct run {
     tsr_work *work;
     tsr_storage_reader part;
-    tsr_unit **units; /* of the part, in the order in which they are done */
+    tsr_unit **units; /* units of the part, in the order in which they are processed */
     tsr_ring *ring;
     const tsr_work_journal *journal;
     tsr_progress progress;
     uint64_t byte_done, byte_total;
     size_t units_left;
-    tsr_stage stage; /* the one laid out */
+    tsr_stage stage; /* the stage that is laid out */
     size_t most_lanes;
-    tsr_lane *lanes; /* what is left of them, and the batch: most_lanes each */
+    tsr_lane *lanes; /* the lanes' remaining units, and the batch: most_lanes each */
     tsr_lane *taken;
 } run;
 
@@ -60,7 +60,7 @@ static bool is_whole(const batch *b, size_t i)
 static tsr_status blit_done(void *ctx, size_t i, tsr_error *err)
 {
     const batch *b = ctx;
-    if (!is_whole(b, i)) return TSR_OK; /* what stands behind a cut blit is written at the end */
+    if (!is_whole(b, i)) return TSR_OK; /* what follows a divided blit is written at the end */
     b->stage->blits[b->of.owners[i]].crc = b->of.blits[i].crc;
     return b->stage->behind ? b->stage->behind(b->stage, b->of.owners[i], &b->sink, err) : TSR_OK;
 }
@@ -134,7 +134,7 @@ static tsr_status run_batch(run *r, size_t lane_count, tsr_error *err)
     return status == TSR_OK && wanted ? append_records(r, &b, err) : status;
 }
 
-/* Batch by batch what is in the run's lanes. */
+/* Processes the units in the run's lanes, batch by batch. */
 static tsr_status run_lanes(run *r, size_t count, tsr_error *err)
 {
     const size_t each = count < TSR_BATCH_UNITS ? TSR_BATCH_UNITS / count : 1;
@@ -149,13 +149,13 @@ static tsr_status run_lanes(run *r, size_t count, tsr_error *err)
     }
 }
 
-/* One process alone asks one server after the other in any order. */
+/* Whether units are ordered by server. A single process accesses one server after the other in any order. */
 static bool goes_by_server(const run *r)
 {
     return r->work->options.storage && r->part.readers > 1;
 }
 
-/* Units [first, end) of the run, which are of one stage. */
+/* Processes units [first, end) of the run, which belong to one stage. */
 static tsr_status run_stage(run *r, size_t first, size_t end, tsr_error *err)
 {
     tsr_arena *arena = tsr_arena_new(r->work->host->allocator, 0, err);
@@ -189,7 +189,7 @@ static tsr_status run_units(run *r, size_t count, tsr_error *err)
     return TSR_OK;
 }
 
-/* What a run needs: the ring, lanes, and units [first, + count) in their own order. */
+/* Allocates what a run needs: the ring, lanes, and units [first, + count) in their original order. */
 static tsr_status open_run(run *r, size_t first, size_t count, tsr_error *err)
 {
     const tsr_allocator *allocator = r->work->host->allocator;
@@ -228,7 +228,7 @@ tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr
     return run_range(work, (tsr_storage_reader){part, parts}, &range, journal, err);
 }
 
-/* Which part has each file: that in which its first unit begins, where the parts divide the sum of all weights evenly. */
+/* Assigns each file to the part in which its first unit begins, if the parts divide the sum of all weights evenly. */
 static void choose_owners(const tsr_work *work, uint64_t parts, uint64_t *owners)
 {
     const uint64_t each = work->weight / parts + 1;
@@ -248,7 +248,7 @@ tsr_status tsr_work_run_files(tsr_work *work, uint64_t part, uint64_t parts, tsr
     bool *were_done = tsr_arena_array(work->job.arena, count, sizeof *were_done, err);
     if (!owners || !were_done) return TSR_E_NOMEM;
     choose_owners(work, parts, owners);
-    for (size_t u = 0; u < count; u++) { /* those of the other parts are passed over as if they were done */
+    for (size_t u = 0; u < count; u++) { /* units of other parts are skipped as if they were done */
         tsr_unit *unit = tsr_work_unit(work, u);
         were_done[u] = unit->done;
         unit->done |= owners[unit->file] != part;
@@ -261,7 +261,7 @@ tsr_status tsr_work_run_files(tsr_work *work, uint64_t part, uint64_t parts, tsr
     return status;
 }
 
-/* ---- the end ---- */
+/* ---- finishing ---- */
 
 static void join_sums(const tsr_stage *stage, const tsr_unit *unit)
 {
@@ -301,7 +301,7 @@ static tsr_status finish_stages(tsr_work *work, tsr_source_sums *sums, tsr_error
     return TSR_OK;
 }
 
-/* All stages, and the check of what they read. */
+/* Finishes all stages, and checks what they read. */
 static tsr_status finish_checked(tsr_work *work, tsr_error *err)
 {
     tsr_source_sums *sums = NULL;
