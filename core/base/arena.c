@@ -1,8 +1,8 @@
-/* Arenas: many small allocations with one lifetime.
+/* Arenas: many small allocations with the same lifetime.
  *
  *   arena → [ header | used ....... | free ] → [ header | used .. ] → …      newest first
  *
- * Blocks double from 1 KiB to 1 MiB so that a small checkpoint costs little and a large one few calls. */
+ * Blocks double from 1 KiB to 1 MiB, so that a small checkpoint needs little memory and a large one few calls. */
 #include <stdarg.h>
 #include <stdalign.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 typedef struct block {
     struct block *next;
     size_t size; /* of the whole allocation */
-    size_t used; /* header included */
+    size_t used; /* including the header */
 } block;
 
 #define HEADER ((sizeof(block) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT)

@@ -1,5 +1,5 @@
-/* CRC-32 (polynomial 0xEDB88320, reflected), portable, eight bytes a step; and the CRC of joined pieces.
- * Where a host lends a faster one (ISA-L, libdeflate, zlib) that is used; results are the same. */
+/* CRC-32 (polynomial 0xEDB88320, reflected), in portable C, eight bytes per step; and combining the CRCs of pieces. If the
+ * host provides a faster one (ISA-L, libdeflate, zlib), that is used; the results are the same. */
 #include "base/cursor.h"
 #include "tessera/host.h"
 #include "tessera/sys/host_calls.h"
@@ -12,8 +12,8 @@ static uint32_t shift_byte(uint32_t crc)
     return crc;
 }
 
-/* table[k][b]: the CRC of byte b followed by k zero bytes. Rebuilt a call rather than kept, since core has no global
- * state: 2 KiB entries cost about as much as 10 KB of data, so short inputs go bit by bit. */
+/* table[k][b] is the CRC of byte b followed by k zero bytes. It is rebuilt in each call, since core has no global state.
+ * Building its 2048 entries takes about as long as processing 10 KB of data, so short inputs are processed bit by bit. */
 static uint32_t crc_portable(uint32_t crc, const uint8_t *p, size_t size)
 {
     uint32_t table[8][256];
@@ -38,7 +38,7 @@ uint32_t tsr_crc32(const tsr_host *host, uint32_t crc, const void *data, size_t 
     return host && host->crc32 ? host->crc32(crc, data, size) : crc_portable(crc, data, size);
 }
 
-/* Product of two polynomials modulo the CRC's, bits reflected: the highest bit is x^0. */
+/* The product of two polynomials modulo the CRC's, with reflected bits: the highest bit is x^0. */
 static uint32_t times(uint32_t a, uint32_t b)
 {
     uint32_t product = 0;
@@ -49,10 +49,10 @@ static uint32_t times(uint32_t a, uint32_t b)
     return product;
 }
 
-/* Appending n zero bytes to a message multiplies its CRC by x^8n; that power by repeated squaring. */
+/* Appending n zero bytes to a message multiplies its CRC by x^8n, which is computed by repeated squaring. */
 uint32_t tsr_crc32_join(uint32_t crc_a, uint32_t crc_b, uint64_t size_b)
 {
-    for (uint32_t power = 1u << 23; size_b; size_b >>= 1, power = times(power, power)) { /* x^8 to begin with */
+    for (uint32_t power = 1u << 23; size_b; size_b >>= 1, power = times(power, power)) { /* x^8 at first */
         if (size_b & 1) crc_a = times(power, crc_a);
     }
     return crc_a ^ crc_b;

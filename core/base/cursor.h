@@ -1,5 +1,5 @@
-/* A bounded reader of little-endian raw bytes. Reads past the end set `failed` and give zeros: check once at the end of a
- * group of reads. Checked arithmetic lives here too. */
+/* A bounds-checked reader of little-endian bytes. Reading past the end sets `failed` and returns zeros, so it is enough to
+ * check once after a group of reads. Also checked arithmetic. */
 #ifndef TSR_BASE_CURSOR_H
 #define TSR_BASE_CURSOR_H
 
@@ -45,7 +45,7 @@ static inline uint16_t tsr_cursor_u16(tsr_cursor *cursor) { return (uint16_t)tsr
 static inline uint32_t tsr_cursor_u32(tsr_cursor *cursor) { return (uint32_t)tsr_cursor_le(cursor, 4); }
 static inline uint64_t tsr_cursor_u64(tsr_cursor *cursor) { return tsr_cursor_le(cursor, 8); }
 
-/* false when the result does not fit. */
+/* Returns false if the result overflows. */
 static inline bool tsr_add_u64(uint64_t a, uint64_t b, uint64_t *sum)
 {
     *sum = a + b;
@@ -55,7 +55,7 @@ static inline bool tsr_add_u64(uint64_t a, uint64_t b, uint64_t *sum)
 static inline bool tsr_mul_u64(uint64_t a, uint64_t b, uint64_t *product)
 {
     *product = a * b;
-    return (a | b) >> 32 == 0 || a == 0 || *product / a == b; /* a division costs more than all the rest */
+    return (a | b) >> 32 == 0 || a == 0 || *product / a == b; /* the first test avoids most divisions, which are slow */
 }
 
 #endif

@@ -1,4 +1,5 @@
-/* A list of findings in its own arena, bounded per rule so that a hostile file cannot fill memory with complaints. */
+/* A list of findings in its own arena. The number per rule is limited, so that a malicious file cannot fill memory with
+ * findings. */
 #include "tessera/findings.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/vec.h"
@@ -19,14 +20,14 @@ const char *tsr_level_name(tsr_level level)
 
 typedef struct rule_count {
     uint32_t stored;
-    uint64_t unlisted[TSR_ERROR + 1]; /* only counted, by level */
+    uint64_t unlisted[TSR_ERROR + 1]; /* by level: counted but not stored */
 } rule_count;
 
 struct tsr_findings {
     const tsr_allocator *allocator;
     tsr_arena *arena;
     tsr_vec list;           /* of tsr_finding */
-    rule_count *rules;     /* by index in the rule table */
+    rule_count *rules;     /* indexed like the rule table */
     uint32_t max_per_rule;
     uint64_t totals[TSR_ERROR + 1];
 };
@@ -57,7 +58,7 @@ void tsr_findings_free(tsr_findings *findings)
     tsr_arena_free(findings->arena);
 }
 
-/* Input may put one endless name into every finding: what is kept of it ends at a whole character. */
+/* Shortens a very long name at a character boundary, because input may put the same endless name into every finding. */
 static tsr_str clipped(tsr_str name)
 {
     if (name.size <= NAME_MAX_BYTES) return name;
@@ -88,8 +89,8 @@ static rule_count *count_of(const tsr_findings *findings, const tsr_rule *rule)
     return &findings->rules[rule - tsr_rules(&count)];
 }
 
-/* The message goes through tsr_raise's cleaning, so that a hostile name cannot reach a terminal raw. Beyond the most that
- * are kept of a rule, findings are only counted: input may cause millions. */
+/* Messages are cleaned by tsr_raise, so that a malicious name cannot send raw bytes to a terminal. Beyond the limit per
+ * rule, findings are only counted: input may cause millions. */
 typedef struct rated {
     const tsr_rule *rule;
     tsr_level level;

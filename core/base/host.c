@@ -1,11 +1,11 @@
-/* Defaults for a host that lends nothing but memory. */
+/* Defaults for a host that provides nothing except memory. */
 #include "tessera/host.h"
 #include "tessera/sys/host_calls.h"
 
 tsr_limits tsr_limits_default(void)
 {
     return (tsr_limits){
-        .depth = 20000, /* picklers give up long before */
+        .depth = 20000, /* picklers fail much earlier */
         .entries = 100000000,
         .metadata_bytes = sizeof(size_t) > 4 ? UINT64_C(16) << 30 : UINT64_C(1) << 30,
         .memory_bytes = sizeof(size_t) > 4 ? UINT64_C(32) << 30 : UINT64_C(3) << 30,

@@ -1,6 +1,7 @@
-/* The only writer of JSON in Tessera: it streams, so that a listing of a million entries needs one buffer.
+/* The only JSON writer in Tessera. It streams, so that a listing of a million entries needs only one buffer.
  *
- * Commas, colons and line breaks follow from the kind of the innermost open container, kept as one bit a level. */
+ * Commas, colons and line breaks are determined by the kind of the innermost open container, which is stored as one bit per
+ * level. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -50,7 +51,7 @@ static void new_line(tsr_json *json, uint32_t indent)
     put(json, "\n  ", 1 + indent);
 }
 
-/* What stands between the previous token and a new member of the open container. */
+/* Writes the separator between the previous token and a new member of the open container. */
 static void separate(tsr_json *json)
 {
     if (json->after_key) {
@@ -130,7 +131,7 @@ void tsr_json_array_end(tsr_json *json)
     close(json, ']');
 }
 
-/* Whether the sequence can stand in a JSON string as it is. */
+/* Whether the sequence needs no escape in a JSON string. */
 static bool is_plain(tsr_str text, size_t length)
 {
     return length > 1 || (length == 1 && (uint8_t)text.data[0] >= 0x20 && text.data[0] != '"' && text.data[0] != '\\' &&
@@ -150,7 +151,7 @@ static void put_escape(tsr_json *json, uint8_t byte)
     put_text(json, escape);
 }
 
-/* A character of several bytes, as UTF-16. */
+/* Writes a multi-byte character as UTF-16 escapes. */
 static void put_wide_escape(tsr_json *json, uint32_t scalar)
 {
     char escape[16];
@@ -239,7 +240,7 @@ void tsr_json_double(tsr_json *json, double value)
     for (int digits = 15; digits <= 17; digits++) {
         if (strtod(tsr_real_text(value, digits, shortest), NULL) == value) break;
     }
-    /* The decimal point is the locale's, one or more bytes. */
+    /* The decimal point depends on the locale, and may have several bytes. */
     for (const char *c = shortest; *c; c++) {
         bool kept = (*c >= '0' && *c <= '9') || *c == '-' || *c == '+' || *c == 'e';
         if (kept) text[size++] = *c;

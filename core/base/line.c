@@ -36,7 +36,7 @@ void tsr_line_format(tsr_line *line, const char *format, ...)
     if (size > 0) tsr_line_put(line, text, (size_t)size < sizeof text ? (size_t)size : sizeof text - 1);
 }
 
-/* The fewest significant digits that read back as `value`. */
+/* The smallest number of significant digits from which `value` can be read back. */
 static int fewest_digits(double value, bool single)
 {
     char text[TSR_REAL_TEXT];
@@ -56,7 +56,7 @@ void tsr_line_real(tsr_line *line, double value, bool single)
         return;
     }
     tsr_real_text(value, fewest_digits(value, single), text);
-    /* It has an exponent where there are fewer digits than places before the point. */
+    /* %g uses an exponent if there are fewer digits than places before the point. */
     if (fabs(value) >= 1 && fabs(value) < (single ? 1e8 : 1e16) && strchr(text, 'e')) tsr_real_text(strtod(text, NULL), 17, text);
     tsr_line_put(line, text, strlen(text));
 }

@@ -1,4 +1,5 @@
-/* Open addressing with linear probing; a slot keeps 32 bits of the hash so that most misses never touch the key. */
+/* Open addressing with linear probing. Slots store 32 bits of the hash, so that most mismatches are found without comparing
+ * keys. */
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
 
@@ -6,7 +7,7 @@
 #include "tessera/sys/try.h"
 
 typedef struct slot {
-    tsr_str key; /* data NULL: free */
+    tsr_str key; /* its data is NULL in a free slot */
     uint32_t value;
     uint32_t hash;
 } slot;
@@ -74,7 +75,7 @@ tsr_map *tsr_map_new(const tsr_allocator *allocator, size_t expected, tsr_error 
     tsr_map *map = tsr_alloc(allocator, 1, sizeof *map, err);
     if (!map) return NULL;
     *map = (tsr_map){allocator, NULL, 0, 0, 0};
-    map->seed = mix((uint64_t)(uintptr_t)map); /* differs from run to run where addresses do */
+    map->seed = mix((uint64_t)(uintptr_t)map); /* differs between runs if addresses do */
     if (resize(map, capacity, err) == TSR_OK) return map;
     tsr_free(allocator, map, 1, sizeof *map);
     return NULL;

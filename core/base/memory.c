@@ -1,4 +1,4 @@
-/* The C library as an allocator, and growable arrays. */
+/* Allocates with the C library; and growable arrays. */
 #include "tessera/memory.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/vec.h"

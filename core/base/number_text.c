@@ -1,4 +1,4 @@
-/* Numbers as people write and read them. */
+/* Formats and parses numbers in the form that people use. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

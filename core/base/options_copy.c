@@ -2,7 +2,7 @@
 
 #include "tessera/sys/try.h"
 
-/* Far above any option struct: an uninitialized size is refused before memory behind the struct is looked at. */
+/* Far more than any options struct has: an uninitialized size is rejected before reading beyond the struct. */
 enum { MOST_BYTES = 4096 };
 
 tsr_status tsr_options_copy(void *own, size_t own_size, const void *given, const char *type, tsr_error *err)

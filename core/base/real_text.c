@@ -1,4 +1,5 @@
-/* Floating-point numbers as text, by the C library. WebAssembly has its own (wasm/platform/reals.c): the C library's takes 9 KB there. */
+/* Formats floating-point numbers with the C library. WebAssembly has its own implementation (wasm/platform/reals.c), because
+ * the C library's takes 9 KB there. */
 #include <stdio.h>
 
 #include "tessera/sys/number_text.h"

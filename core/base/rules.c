@@ -1,4 +1,4 @@
-/* The table of all rules, sorted by id: what `validate --list-rules` and `explain` print. */
+/* The table of all rules, sorted by id, which `validate --list-rules` and `explain` print. */
 #include "tessera/findings.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/suggest.h"
@@ -194,7 +194,7 @@ static const tsr_rule rules[] = {
      "The bytes changed after they were written, or the writer stored a wrong checksum. Restore the file from a copy."},
     {"zip/crc-absent", TSR_NOTE, "the archive was written without checksums",
      "torch.serialization.set_crc32_options(False) writes 0 for every CRC. Damage to such files goes unnoticed."},
-    {NULL, TSR_NOTE, NULL, NULL}, /* for tsr_suggest */
+    {NULL, TSR_NOTE, NULL, NULL}, /* ends the list for tsr_suggest */
 };
 
 enum { RULES = sizeof rules / sizeof rules[0] - 1 };
@@ -225,7 +225,7 @@ const tsr_rule *tsr_rule_find(const char *id)
 const tsr_rule *tsr_rule_suggest(const char *wrong)
 {
     for (size_t i = 0; i < RULES; i++) {
-        if (strcmp(strchr(rules[i].id, '/') + 1, wrong) == 0) return &rules[i]; /* the area was left out */
+        if (strcmp(strchr(rules[i].id, '/') + 1, wrong) == 0) return &rules[i]; /* the area was omitted */
     }
     const char *meant = tsr_suggest(wrong, rules, sizeof *rules);
     return meant ? tsr_rule_find(meant) : NULL;

@@ -1,11 +1,12 @@
-/* Located errors: formatting into the caller's fixed buffer, so that raising an error never allocates. */
+/* Raises errors with a position. They are formatted into the caller's fixed buffer, so that raising an error never
+ * allocates. */
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "tessera/status.h"
 #include "tessera/sys/visible.h"
 
-/* Appends text to the message, escaping what would break a terminal or a one-line log. */
+/* Appends text to the message, and escapes characters that could affect a terminal or break a one-line log. */
 static void append_clean(char *message, const char *text)
 {
     size_t used = strlen(message);

@@ -1,4 +1,4 @@
-/* "did you mean": the nearest word by edit distance (insert, delete, replace, swap of neighbours). */
+/* "did you mean": finds the nearest word by edit distance (insert, delete, replace, swap neighbors). */
 #include "tessera/str.h"
 #include "tessera/sys/suggest.h"
 
@@ -29,7 +29,7 @@ static unsigned distance(const char *a, const char *b)
 const char *tsr_suggest(const char *wrong, const void *words, size_t step)
 {
     const char *best = NULL, *word;
-    unsigned nearest = (unsigned)strlen(wrong) / 3 + 2; /* further away is no typing mistake */
+    unsigned nearest = (unsigned)strlen(wrong) / 3 + 2; /* words further away are not typing mistakes */
     for (const char *at = words; (word = *(const char *const *)(const void *)at); at += step) {
         size_t size = strlen(wrong);
         bool begins = size >= 3 && strncmp(word, wrong, size) == 0;

@@ -32,7 +32,7 @@ static bool is_letter(char c)
     return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
 }
 
-/* Bytes of "scheme://" that a text begins with; 0: it is no URL. */
+/* The length of the "scheme://" at the beginning of a text; 0 if it is not a URL. */
 static size_t scheme_size(tsr_str text)
 {
     size_t n = 0;
@@ -46,7 +46,7 @@ static size_t until(tsr_str text, size_t at, const char *ends)
     return at;
 }
 
-/* Whether a colon is followed by something other than a port. */
+/* Whether a colon is followed by anything except a port. */
 static bool has_password(tsr_str text, size_t from, size_t to)
 {
     while (from < to && text.data[from] != ':') from++;
@@ -55,8 +55,8 @@ static bool has_password(tsr_str text, size_t from, size_t to)
     return false;
 }
 
-/* Where the host begins, behind "user:password@". A password with a slash or question mark that is not escaped makes the URL
- * useless, but no less a secret: then everything up to the last '@' is left out. */
+/* Where the host begins, after "user:password@". A password with an unescaped slash or question mark makes the URL invalid,
+ * but it is still a secret: in that case, everything up to the last '@' is omitted. */
 static size_t host_at(tsr_str text, size_t from)
 {
     const size_t end = until(text, from, "/?#");
@@ -69,7 +69,7 @@ static size_t host_at(tsr_str text, size_t from)
     return from;
 }
 
-/* Parts of a query that tell which version or how, and give no access. */
+/* Query parameters that only select a version or a method, and grant no access. */
 static bool is_harmless(tsr_str key)
 {
     static const char *const keys[] = {"versionid", "generation", "revision", "download", "alt", "prefix", "partnumber", "snapshot",
@@ -96,7 +96,7 @@ static void put(writer *w, const char *data, size_t size)
     w->used += size;
 }
 
-/* The parameters of [at, end), with what is between them. */
+/* Puts the parameters of [at, end), with their separators. */
 static void put_query(writer *w, tsr_str text, size_t at, size_t end)
 {
     while (at < end) {
@@ -114,8 +114,8 @@ static void put_query(writer *w, tsr_str text, size_t at, size_t end)
     }
 }
 
-/* Keys in object stores are not URLs: '#' is an ordinary character of them. So is '?', but what follows it may be a signature that
- * was pasted along with the rest. */
+/* Keys in object stores are not URLs, so '#' is an ordinary character in them. So is '?', but what follows it may be a
+ * signature that was pasted by mistake. */
 static bool is_object(tsr_str text)
 {
     return tsr_str_starts(text, TSR_STR("s3://")) || tsr_str_starts(text, TSR_STR("gs://")) || tsr_str_starts(text, TSR_STR("az://")) ||

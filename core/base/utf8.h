@@ -1,4 +1,4 @@
-/* UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF. */
+/* UTF-8 as defined in RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
 #ifndef TSR_BASE_UTF8_H
 #define TSR_BASE_UTF8_H
 
@@ -9,7 +9,7 @@ static inline bool tsr_utf8_tail(uint8_t byte)
     return (byte & 0xC0) == 0x80;
 }
 
-/* Length of the sequence at the beginning of `text` (1 to 4), or 0 when it is empty or begins with an invalid byte. */
+/* The length of the sequence at the beginning of `text` (1 to 4), or 0 if it is empty or begins with an invalid byte. */
 static inline size_t tsr_utf8_length(tsr_str text)
 {
     const uint8_t *b = (const uint8_t *)text.data;
@@ -23,7 +23,7 @@ static inline size_t tsr_utf8_length(tsr_str text)
     return b[0] > 0xF4 || (b[0] == 0xF0 && b[1] < 0x90) || (b[0] == 0xF4 && b[1] > 0x8F) ? 0 : 4;
 }
 
-/* The scalar value of a valid sequence of that length. */
+/* The scalar value of a valid sequence with this length. */
 static inline uint32_t tsr_utf8_get(const char *data, size_t length)
 {
     uint32_t scalar = (uint8_t)data[0] & (length == 1 ? 0x7F : 0x7Fu >> length);
@@ -31,7 +31,7 @@ static inline uint32_t tsr_utf8_get(const char *data, size_t length)
     return scalar;
 }
 
-/* Position of the first byte that does not belong to valid UTF-8; text.size when all of it does. */
+/* The position of the first byte that is not valid UTF-8; text.size if all of it is valid. */
 static inline size_t tsr_utf8_check(tsr_str text)
 {
     size_t at = 0;

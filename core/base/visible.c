@@ -1,8 +1,9 @@
-/* Which characters may be shown as they are: names come from files that strangers wrote, and must neither drive a terminal nor
- * look like other names. Escaped are controls, formats (bidirectional ones, tags, zero-width ones, byte order marks), line and
- * paragraph separators, blanks other than the space, private use, noncharacters, what fonts draw as nothing although Unicode
- * calls it a letter or a mark (fillers, joiners, variation selectors), and everything from U+40000 on, where no character is
- * assigned that is visible. Source: Unicode 15, categories Cc, Cf, Co, Cs, Zl, Zp and Zs, and Default_Ignorable_Code_Point. */
+/* Decides which characters may be printed unchanged. Names come from untrusted files, and must neither control a terminal
+ * nor look like other names. Escaped are: controls, format characters (bidirectional ones, tags, zero-width ones, byte order
+ * marks), line and paragraph separators, blanks other than the space, private use characters, noncharacters, characters that
+ * fonts draw as nothing although Unicode classifies them as letters or marks (fillers, joiners, variation selectors), and
+ * everything from U+40000 on, where no visible character is assigned. Source: Unicode 15, categories Cc, Cf, Co, Cs, Zl, Zp
+ * and Zs, and Default_Ignorable_Code_Point. */
 #include <stdio.h>
 
 #include "base/utf8.h"
