@@ -1,4 +1,4 @@
-/* What every communicator can do, made of its few primitives. */
+/* Operations of every communicator, implemented with its few primitives. */
 #include "tessera/comm.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
@@ -14,7 +14,7 @@ tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_error *err)
     return comm->largest(comm, &nothing, err);
 }
 
-/* A failure that ranks have agreed on already says whose it is. */
+/* Whether the message of a failure already names a rank, because the ranks have agreed on it before. */
 static bool names_rank(const char *message)
 {
     static const char word[] = "rank ";
@@ -24,7 +24,7 @@ static bool names_rank(const char *message)
     return at > sizeof word - 1 && message[at] == ':';
 }
 
-/* No allocation on the way: this must work on a rank that has run out of everything. */
+/* Allocates nothing, because this must work on a rank that has run out of memory. */
 tsr_status tsr_comm_agree(tsr_comm *comm, tsr_status mine, tsr_error *err)
 {
     uint64_t failed = mine == TSR_OK ? 0 : (uint64_t)comm->size - comm->rank; /* largest for the lowest rank */
@@ -45,7 +45,7 @@ tsr_status tsr_comm_agree(tsr_comm *comm, tsr_status mine, tsr_error *err)
                      *told.message ? told.message : tsr_status_name(told.status));
 }
 
-/* Memory that one rank lacks is a failure of all. */
+/* Allocates memory. If one rank is out of memory, all ranks fail. */
 static tsr_status need(tsr_comm *comm, const tsr_allocator *allocator, size_t count, size_t item_size, void **out,
                        tsr_error *err)
 {
@@ -124,7 +124,7 @@ void tsr_comm_blobs_free(tsr_comm_blobs *b)
     *b = (tsr_comm_blobs){0};
 }
 
-/* Everyone's size, with b->sizes holding what each gives on the way. */
+/* Gathers the sizes of all ranks' blobs in b->sizes. */
 static tsr_status gather_sizes(tsr_comm *comm, size_t mine, tsr_comm_blobs *b, tsr_error *err)
 {
     void *memory;
@@ -145,7 +145,7 @@ static tsr_status gather_blobs(tsr_comm *comm, tsr_str mine, tsr_comm_blobs *b, 
     b->blobs = memory;
     TSR_TRY(gather_sizes(comm, mine.size, b, err));
     size_t total = 0;
-    for (uint32_t r = 0; r < b->count; r++) { /* the same on every rank, and so is its failure */
+    for (uint32_t r = 0; r < b->count; r++) { /* the same on every rank, so all ranks fail alike */
         TSR_FAIL_IF(b->sizes[r] > SIZE_MAX - total, err, TSR_E_LIMIT, "comm: the ranks' data is too large in total");
         total += b->sizes[r];
     }
@@ -166,9 +166,9 @@ tsr_status tsr_comm_gather_blobs(tsr_ranks ranks, tsr_str mine, tsr_comm_blobs *
     return status;
 }
 
-/* ---- the same everywhere? ---- */
+/* ---- comparing values between ranks ---- */
 
-/* Pieces of rank 0's bytes come by, each rank compares its own; no memory is needed. */
+/* Broadcasts rank 0's bytes in pieces, which each rank compares with its own, so that no memory is needed. */
 tsr_status tsr_comm_same(tsr_comm *comm, tsr_str value, const char *what, tsr_error *err)
 {
     char piece[1024];

@@ -1,4 +1,4 @@
-/* A communicator of one rank: what it sends is what it receives. */
+/* A communicator with a single rank: it receives what it sends. */
 #include "tessera/comm.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/try.h"
@@ -6,7 +6,7 @@
 typedef struct self {
     tsr_comm base;
     const tsr_allocator *allocator;
-    tsr_error failed; /* what every further call ends with */
+    tsr_error failed; /* the error that every further call returns */
 } self;
 
 static tsr_status again(const self *s, tsr_error *err)

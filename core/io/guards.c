@@ -10,7 +10,7 @@
 
 typedef struct kept {
     tsr_store_guard guard;
-    uint64_t number; /* in order of adding */
+    uint64_t number; /* counts the guards in the order in which they were added */
     bool is_checked;
 } kept;
 
@@ -18,8 +18,8 @@ struct tsr_guards {
     const tsr_allocator *allocator;
     tsr_unguarded_read *read;
     void *ctx;
-    tsr_guards_lock lock; /* all NULL: one thread */
-    tsr_vec kept; /* by file and offset, if is_sorted; they do not overlap */
+    tsr_guards_lock lock; /* all NULL if there is only one thread */
+    tsr_vec kept; /* sorted by file and offset if is_sorted; they do not overlap */
     uint64_t added;
     bool is_sorted;
 };
@@ -91,7 +91,7 @@ static bool is_same_place(const kept *a, const kept *b)
     return a->guard.file == b->guard.file && a->guard.byte_offset == b->guard.byte_offset;
 }
 
-/* Of one place, those that were added later come first. */
+/* Guards of the same bytes are sorted from the newest to the oldest. */
 static int by_place(const void *a, const void *b)
 {
     const kept *x = a, *y = b;
@@ -100,7 +100,7 @@ static int by_place(const void *a, const void *b)
     return (x->number < y->number) - (x->number > y->number);
 }
 
-/* A file that is opened again has its guards again: only the last one of a place counts. */
+/* Sorts the guards. A file that is opened again adds its guards again, so only the newest one of each position is kept. */
 static void sort(tsr_guards *guards)
 {
     kept *all = guards->kept.items;
@@ -114,7 +114,7 @@ static void sort(tsr_guards *guards)
     guards->is_sorted = true;
 }
 
-/* With the lock held: the first guard of the file whose guarded bytes end behind `offset`. */
+/* The first guard of the file whose guarded bytes end after `offset`. The caller must hold the lock. */
 static size_t first_behind(tsr_guards *guards, uint32_t file, uint64_t offset)
 {
     assert(!guards->lock.is_taken || guards->lock.is_taken(guards->lock.ctx));
@@ -130,7 +130,8 @@ static size_t first_behind(tsr_guards *guards, uint32_t file, uint64_t offset)
     return low;
 }
 
-/* A copy whose facts are the caller's: another thread may add the guard again, which frees those that are kept. */
+/* Copies a guard with facts that belong to the caller, because another thread may add the guard again and thereby free the
+ * facts that are stored. */
 static tsr_status copy(tsr_guards *guards, const tsr_store_guard *guard, tsr_store_guard *out, tsr_error *err)
 {
     char *facts = tsr_alloc(guards->allocator, guard->facts.size, 1, err);
@@ -147,7 +148,8 @@ static void free_copy(tsr_guards *guards, tsr_store_guard *guard)
     guard->facts = (tsr_str){NULL, 0};
 }
 
-/* The first guard at or behind `from` of bytes that are wanted, which was not checked, for free_copy. *found is false if there is none. */
+/* Copies the first unchecked guard at or after `from` that guards some of the wanted bytes. Free with free_copy. *found is
+ * false if there is none. */
 static tsr_status next_unchecked(tsr_guards *guards, const wanted *w, uint64_t from, tsr_store_guard *out, bool *found, tsr_error *err)
 {
     tsr_status status = TSR_OK;
@@ -176,7 +178,7 @@ static tsr_status check(tsr_guards *guards, const tsr_store_guard *guard, const 
     return TSR_OK;
 }
 
-/* Reads what is wanted and the bytes from the guard on, in one read. */
+/* Reads from the guard to the end of the wanted bytes, in a single read. */
 static tsr_status read_with(tsr_guards *guards, const wanted *w, const tsr_store_guard *guard, tsr_error *err)
 {
     const size_t ahead = (size_t)(w->offset - guard->byte_offset), size = ahead + w->size;
@@ -189,7 +191,7 @@ static tsr_status read_with(tsr_guards *guards, const wanted *w, const tsr_store
     return status;
 }
 
-/* Of bytes in the middle of what is guarded: the guard alone, too. */
+/* For bytes in the middle of the guarded bytes: reads the guard in a separate read. */
 static tsr_status read_after(tsr_guards *guards, const wanted *w, const tsr_store_guard *guard, tsr_error *err)
 {
     const size_t size = (size_t)(guard->guarded_offset - guard->byte_offset);
@@ -201,7 +203,7 @@ static tsr_status read_after(tsr_guards *guards, const wanted *w, const tsr_stor
     return status == TSR_OK ? guards->read(guards->ctx, w->file, w->offset, w->bytes, w->size, err) : status;
 }
 
-/* Up to the guard, if any, of the first byte that is wanted. */
+/* Reads the wanted bytes, after checking the guard of the first of them, if it has one. */
 static tsr_status read_first(tsr_guards *guards, const wanted *w, tsr_error *err)
 {
     tsr_store_guard guard;

@@ -1,4 +1,4 @@
-/* An output into memory: a growable buffer a file. */
+/* An output in memory: one growing buffer per file. */
 #include "tessera/output.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/try.h"

@@ -1,4 +1,4 @@
-/* What every store has in common: look-up by name, bounds, and whole ranges as contiguous memory. */
+/* What all stores have in common: look-ups by name, bounds checks, and reading whole ranges into contiguous memory. */
 #include "tessera/store.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/store_read.h"

@@ -50,7 +50,7 @@ static tsr_store_view *new_view(tsr_store *shown, tsr_arena *arena, tsr_error *e
     return view;
 }
 
-/* The first file whose name is not below `name` + "/" from `from` on, or the first that is. */
+/* With `below`, the first file from `from` on that is not below `name` + "/"; otherwise the first that is. */
 static uint32_t skip(const tsr_store *store, uint32_t from, tsr_str name, bool below)
 {
     for (; from < store->file_count; from++) {

@@ -1,24 +1,24 @@
-/* A directory of a store, or one file of it, as a store of its own. Files keep their numbers, so that what is read from the
- * view refers to the files of the store it shows; those in front of the directory are nameless and empty there. */
+/* Presents a directory of a store, or one file of it, as a store of its own. Files keep their numbers, so that what is read
+ * through the view refers to the files of the original store. Files outside of the directory have no name and no bytes. */
 #ifndef TSR_IO_STORE_VIEW_H
 #define TSR_IO_STORE_VIEW_H
 
 #include "tessera/store.h"
 
 typedef struct tsr_store_view {
-    tsr_store base; /* first */
+    tsr_store base; /* must be first */
     tsr_store *shown;
     uint32_t first; /* of `shown`: file 0 of the view */
 } tsr_store_view;
 
-/* The directory `name` below the root; "": the root itself. Lives in `arena` and borrows `shown`; its close does nothing.
- * `*holds_files`: false when there is nothing below that name. TSR_E_NOMEM. */
+/* The directory `name` below the root; "" is the root itself. Allocated in `arena`, borrows `shown`; closing it does
+ * nothing. `*holds_files` is false if there is nothing below that name. TSR_E_NOMEM. */
 tsr_status tsr_store_view_below(tsr_store *shown, tsr_str name, tsr_arena *arena, tsr_store_view **out, bool *holds_files,
                                 tsr_error *err);
 /* Leaves out the nameless files in front, so that file 0 is the first in the directory. What was read from the view before refers to
  * other files then. */
 void tsr_store_view_renumber(tsr_store_view *view);
-/* The same files as `shown`, with `file` as the one that the user pointed at. TSR_E_NOMEM. */
+/* The same files as `shown`, with `file` as the one that the user named. TSR_E_NOMEM. */
 tsr_status tsr_store_view_of_file(tsr_store *shown, uint32_t file, tsr_arena *arena, tsr_store_view **out, tsr_error *err);
 
 #endif
