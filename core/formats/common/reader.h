@@ -46,7 +46,9 @@ struct tsr_checkpoint {
 
 typedef struct tsr_reader {
     tsr_format format;
-    /* everything except `recognizes` may be loaded on demand with tsr_host.load (wasm/split.mjs reads this field) */
+    /* For the formats in the table of formats/recognize/forms.c: whether the directory is in this format. Decides by the
+     * files that the framework always writes, and by their content if other programs use the same names. May set
+     * checkpoint->files. Fails only if reading fails. */
     tsr_status (*recognizes)(tsr_checkpoint *checkpoint, bool *is, tsr_error *err);
     bool has_no_metadata; /* never has .metadata in its root, so a directory that has one is not tested */
     bool is_rare; /* all except `recognizes` may be loaded on demand, by tsr_host.load (wasm/split.mjs reads this field) */
