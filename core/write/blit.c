@@ -1,12 +1,12 @@
-/* Tiles from gathers to outputs. Reading, casting, summing up and writing of a tile happen in one job, while its bytes are
- * in the cache; only CRCs and completion go in order.
+/* Copies tiles from gathers to outputs. A tile is read, cast, checksummed and written in a single job, while its bytes are
+ * in the cache; only CRCs and completion are processed in order.
  *
  *   job:  [ tile ······ | scratch | cast ···· ]  ──▶  output file at byte_offset + position of the tile
  *
- * A gather opens with the first tile of its entry and closes when the last blit of a row of blits of that entry is done.
+ * A gather opens with the first tile of its entry, and closes when the last of consecutive blits of that entry is done.
  * Lanes take turns:
  *
- *   lane 0  [ a ···· ][ b ]…   file 0       jobs  a0 c0 a1 c1 a2 c2 b0 d0 …: threads at work are in different files
+ *   lane 0  [ a ···· ][ b ]…   file 0       jobs  a0 c0 a1 c1 a2 c2 b0 d0 …: busy threads are in different files
  *   lane 1  [ c ·· ][ d ··· ]… file 1 */
 #include "write/blit.h"
 
@@ -20,7 +20,7 @@
 #include "tessera/sys/try.h"
 #include "write/columns.h"
 
-/* A gather in use: by the blits that still produce tiles, and by tiles not yet drained. */
+/* A gather that is in use, by blits that still produce tiles or by tiles that are not yet drained. */
 typedef struct lease {
     tsr_gather *gather;
     struct lease *next;
@@ -29,20 +29,20 @@ typedef struct lease {
 typedef struct blit_job {
     tsr_tile tile;
     tsr_blit *blit;
-    uint8_t *out; /* what is written: the tile, or its cast */
+    uint8_t *out; /* the bytes to write: the tile, or its cast */
     size_t out_bytes;
-    uint64_t out_at; /* from the blit's first byte */
+    uint64_t out_at; /* relative to the blit's first byte */
     uint32_t crc;
-    bool last;           /* tile of its blit */
-    tsr_column_set set;  /* of `blit` and those behind it: the tile is a band of all */
-    tsr_column *columns; /* of the set, when it has more than one */
-    tsr_gather *release; /* to be closed when this job is drained */
+    bool last;           /* whether it is the last tile of its blit */
+    tsr_column_set set;  /* begins with `blit`; the tile is a band of all blits of the set */
+    tsr_column *columns; /* those of the set, if it has more than one */
+    tsr_gather *release; /* must be closed when this job is drained */
 } blit_job;
 
 typedef struct state {
     const tsr_blit_run *run;
     uint64_t byte_done, byte_total;
-    lease *leases; /* for closing after a failure */
+    lease *leases; /* to close them after a failure */
 } state;
 
 tsr_status tsr_blit_measure(const tsr_entry *entry, const uint64_t *sizes, tsr_dtype dtype, uint64_t *bytes, tsr_error *err)
@@ -99,7 +99,7 @@ static void close_lease(state *s, tsr_gather *gather)
 {
     for (lease **at = &s->leases; *at; at = &(*at)->next) {
         if ((*at)->gather != gather) continue;
-        *at = (*at)->next; /* the lease itself lives in the gather's arena */
+        *at = (*at)->next; /* the lease itself is allocated in the gather's arena */
         tsr_gather_close(gather);
         return;
     }
@@ -159,16 +159,16 @@ static tsr_status new_job(state *s, tsr_blit *blit, const tsr_gather *gather, co
     return TSR_OK;
 }
 
-/* Blits on their way, one tile after the other. */
+/* Blits that are processed one tile after the other. */
 typedef struct lane {
     size_t at, end;
-    tsr_gather *gather; /* of blits[at] and those before it of the same entry */
-    bool inside;        /* blits[at], of which `tiles` are left */
+    tsr_gather *gather; /* for blits[at], and the blits before it with the same entry */
+    bool inside;        /* blits[at] has begun, and `tiles` iterates over the rest of it */
     tsr_tiles tiles;
-    tsr_column_set set; /* that begins with blits[at] */
+    tsr_column_set set; /* begins with blits[at] */
 } lane;
 
-/* A band of the lane's columns. */
+/* Makes a job for a band of the lane's columns. */
 static tsr_status new_band(state *s, const lane *l, blit_job **out, tsr_error *err)
 {
     const size_t bytes = (size_t)l->tiles.elements * l->gather->itemsize, columns = tsr_columns_memory(&l->set, bytes);
@@ -189,14 +189,14 @@ static bool same_entry(const tsr_blit *a, const tsr_blit *b)
     return !a->literal && !b->literal && a->entry == b->entry;
 }
 
-/* What blits of one entry need of it together: a box, or all. */
+/* What consecutive blits of one entry need together: a box, or everything. */
 typedef struct reach {
     uint64_t shape[TSR_MAX_NDIM], offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
     tsr_box box;
     bool is_all, is_packed; /* packed: the box does not count the entry's own elements */
 } reach;
 
-/* Of the blits of one entry at the beginning of [first, end); *next is behind them. */
+/* Finds what the blits of one entry at the beginning of [first, end) need. Sets *next after them. */
 static tsr_status find_reach(const tsr_blit *first, const tsr_blit *end, reach *out, const tsr_blit **next, tsr_error *err)
 {
     tsr_dtype dtype;
@@ -222,7 +222,7 @@ static tsr_status find_reach(const tsr_blit *first, const tsr_blit *end, reach *
     return TSR_OK;
 }
 
-/* Opens what the lane's next blits of one entry need of it. */
+/* Opens a gather of what the lane's next blits of one entry need. */
 static tsr_status open_gather(state *s, lane *l, tsr_error *err)
 {
     const tsr_blit *blits = s->run->blits, *next;
@@ -231,7 +231,7 @@ static tsr_status open_gather(state *s, lane *l, tsr_error *err)
     return open_lease(s, blits[l->at].entry, r.is_all ? NULL : &r.box, &l->gather, err);
 }
 
-/* Finds the chunks of all blits together. */
+/* Locates the chunks of all blits in one batch. */
 static tsr_status look_ahead(const state *s, tsr_error *err)
 {
     const tsr_blit *blit = s->run->blits, *end = blit + s->run->count;
@@ -250,7 +250,7 @@ static tsr_status look_ahead(const state *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* Whether the lane's next blits are columns that are read together. */
+/* Whether the lane's next blits are columns that can be read together. */
 static bool begin_columns(const state *s, lane *l)
 {
     const uint32_t itemsize = l->gather->itemsize;
@@ -286,7 +286,7 @@ static tsr_status add_literal(state *s, tsr_blit *blit, tsr_error *err)
     return TSR_OK;
 }
 
-/* The lane's next tile; for a blit without elements a job that is done in its turn all the same. */
+/* Adds a job for the lane's next tile. A blit without elements also gets a job, so that it is completed in order. */
 static tsr_status add_tile(state *s, lane *l, tsr_error *err)
 {
     tsr_blit *blit = &s->run->blits[l->at];
@@ -309,7 +309,7 @@ static tsr_status add_tile(state *s, lane *l, tsr_error *err)
     return TSR_OK;
 }
 
-/* Deals the lanes' tiles in turn. */
+/* Adds the lanes' tiles in turn. */
 static tsr_status add_all(state *s, lane *lanes, size_t count, tsr_error *err)
 {
     for (bool more = true; more;) {
@@ -347,7 +347,7 @@ tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
     for (size_t i = 0; i < run->count; i++) s.byte_total += run->blits[i].byte_length;
     const tsr_ring_work work = {.job_size = sizeof(blit_job), .fill = fill_blit, .drain = drain_blit, .ctx = &s};
     tsr_status status = tsr_ring_begin(run->ring, &work, err);
-    /* From the first round on, every thread has something to do. */
+    /* The first round already has work for every thread. */
     if (status == TSR_OK) status = tsr_ring_reserve(run->ring, s.byte_total < SIZE_MAX ? (size_t)s.byte_total : SIZE_MAX, err);
     if (status == TSR_OK) status = look_ahead(&s, err);
     if (status == TSR_OK) status = run_lanes(&s, err);

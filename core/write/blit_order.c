@@ -6,10 +6,10 @@
 
 #include "tessera/sys/box_walk.h"
 
-#define MOST_GROUPS 64u /* a tensor is located once for each that it is in */
+#define MOST_GROUPS 64u /* a tensor is located once per group that it is in */
 
 typedef struct place {
-    uint32_t group; /* from 1; 0: tensor by tensor */
+    uint32_t group; /* from 1; 0 if it is written tensor by tensor */
     uint32_t number;
 } place;
 
@@ -22,7 +22,7 @@ static bool is_row_major(const tsr_entry *entry)
     return true;
 }
 
-/* Whether every one of an entry's blits is a run of its rows, so that cutting them apart reads no byte twice. */
+/* Whether all blits of an entry are contiguous runs of its rows, so that processing them separately reads no byte twice. */
 static tsr_status are_rows(const tsr_blit *blits, size_t count, bool *out, tsr_error *err)
 {
     tsr_dtype dtype;
@@ -37,7 +37,7 @@ static tsr_status are_rows(const tsr_blit *blits, size_t count, bool *out, tsr_e
     return TSR_OK;
 }
 
-/* How many of the blits at the beginning stay together: literals are on their own. */
+/* How many blits at the beginning belong together. Literals are separate. */
 static size_t row_of_blits(const tsr_blit *blits, size_t count)
 {
     size_t n = 1;

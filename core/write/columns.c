@@ -13,7 +13,7 @@ static bool is_as_stored(const tsr_blit *blit, const tsr_gather *gather)
            (blit->dtype == gather->dtype || blit->dtype == gather->entry->dtype);
 }
 
-/* The only dim in which `b` begins elsewhere, just where `a` ends; ndim when it does not. */
+/* The only dim in which the offsets differ, if `b` begins where `a` ends; otherwise ndim. */
 static uint32_t neighbour_dim(const tsr_blit *a, const tsr_blit *b, uint32_t ndim)
 {
     uint32_t dim = ndim;

@@ -1,9 +1,10 @@
-/* A DCP folder out of boxes of tensors.
+/* Writes boxes of tensors as a DCP directory.
  *
  *   __0_0.distcp   [item: head | storage | tail][item: head | storage | tail]…      each item a torch.save archive
  *
- * Sizes come first: they follow from names, shapes and types. Then the storages are written by blits, and each item's head
- * and tail when the CRC of its storage is known; they are made twice rather than kept. */
+ * First the sizes are computed, which follow from names, shapes and dtypes. Then blits write the storages, and each item's
+ * head and tail are written when the CRC of its storage is known. Heads and tails are built twice instead of being
+ * stored. */
 #include "write/dcp_write.h"
 
 #include <stdlib.h>
@@ -18,10 +19,10 @@
 
 typedef struct item {
     uint64_t byte_offset, byte_length;
-    tsr_torch_plan *plan; /* objects only */
+    tsr_torch_plan *plan; /* only for objects */
 } item;
 
-/* A storage on its way, and whose it is. */
+/* A storage to be written, and the item that it belongs to. */
 typedef struct write_item {
     tsr_blit blit;
     size_t source, piece;
@@ -31,18 +32,18 @@ typedef struct write_item {
 typedef struct writer {
     tsr_dcp_job job;
     const tsr_host *host;
-    item *items;      /* one a piece */
-    tsr_vec write_items; /* while laying out */
-    write_item *sorted;  /* by source, so that each tensor is located once */
-    tsr_blit *blits;  /* theirs */
+    item *items;      /* one per piece */
+    tsr_vec write_items; /* only while laying out */
+    write_item *sorted;  /* sorted by source, so that each tensor is located only once */
+    tsr_blit *blits;  /* those of `sorted` */
     size_t count;
-    uint64_t room;    /* what the objects' pickles may still take */
-    uint32_t content; /* CRC over the items' CRCs and lengths: the save's identity */
+    uint64_t room;    /* bytes that the objects' pickles may still take */
+    uint32_t content; /* CRC over the CRCs and lengths of all items, which identifies the save */
 } writer;
 
 /* ---- items ---- */
 
-/* The archive of one box of a tensor: made in `arena`, which may be a passing one. */
+/* Plans the archive for one box of a tensor, in `arena`, which may be temporary. */
 static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, tsr_arena *arena, tsr_torch_archive *out,
                                  tsr_torch_new_storage *storage, tsr_error *err)
 {
@@ -163,7 +164,7 @@ static tsr_status write_piece(const writer *w, tsr_torch_archive *archive, uint3
     return status;
 }
 
-/* Head and tail of a tensor's item. Objects wait until all their storages are written. */
+/* Writes head and tail of a tensor's item. Those of objects are written after all of their storages. */
 static tsr_status finish_tensor(const tsr_stage *stage, size_t i, const tsr_sink *sink, tsr_error *err)
 {
     const writer *w = stage->ctx;
@@ -229,7 +230,7 @@ static tsr_status order_blits(writer *w, tsr_error *err)
 
 /* ---- metadata ---- */
 
-/* An item of whole fragments, as flat ranges of them. */
+/* Describes an item of whole fragments, as flat ranges of them. */
 static tsr_status describe_fragments(const writer *w, size_t i, tsr_dcp_new_item *out, tsr_error *err)
 {
     const tsr_dcp_piece *piece = &w->job.pieces[i];
@@ -246,7 +247,7 @@ static tsr_status describe_fragments(const writer *w, size_t i, tsr_dcp_new_item
     return TSR_OK;
 }
 
-/* Offsets and sizes of a chunk in the geometry of the destination. */
+/* Describes a chunk, with offsets and sizes in the destination's elements. */
 static tsr_status describe_item(const writer *w, size_t i, const tsr_dcp_new_entry *entry, tsr_dcp_new_item *out,
                                 tsr_error *err)
 {
@@ -262,7 +263,8 @@ static tsr_status describe_item(const writer *w, size_t i, const tsr_dcp_new_ent
     return TSR_OK;
 }
 
-/* PyTorch's planners load into a dict: a root that is none has the empty key, one that is a list its positions as keys. */
+/* PyTorch's planners load into a dict. A root that is not a dict gets the empty key, and the positions of a root list become
+ * keys. */
 static tsr_status root_key(const writer *w, tsr_dcp_new_entry *entry, tsr_error *err)
 {
     const uint32_t length = entry->path_length ? entry->path_length : 1;
@@ -277,7 +279,8 @@ static tsr_status root_key(const writer *w, tsr_dcp_new_entry *entry, tsr_error 
     return path->key.data || !path->key.size ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* A tensor subclass is a tensor to the metadata, as PyTorch writes it; its item holds the tensors that it wraps. */
+/* Whether an entry is a tensor subclass. The metadata describes it as a tensor, as PyTorch does; its item contains the inner
+ * tensors. */
 static bool is_subclass(const tsr_entry *entry)
 {
     return entry->kind == TSR_ENTRY_OPAQUE && entry->value && tsr_torch_is_subclass(entry->value) && entry->shape &&
@@ -351,7 +354,7 @@ static tsr_status write_metadata(void *ctx, tsr_output *output, uint32_t *marker
     return status;
 }
 
-/* ---- the whole ---- */
+/* ---- the whole checkpoint ---- */
 
 static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
 {

@@ -1,4 +1,4 @@
-/* Writing a DCP folder: item archives one behind the other in `.distcp` files, then `.metadata`. */
+/* Writes a DCP directory: item archives, one after the other, in `.distcp` files, and then `.metadata`. */
 #ifndef TSR_WRITE_DCP_WRITE_H
 #define TSR_WRITE_DCP_WRITE_H
 
@@ -11,17 +11,17 @@ typedef struct tsr_dcp_output_entry {
     tsr_str name;
     const tsr_path_item *path;
     uint32_t path_length;
-    tsr_dtype dtype; /* tensors: at the destination */
-    bool in_mcore_data;        /* tensors, as in tsr_dcp_new_entry */
-    const uint64_t *fragments; /* NULL, or how many fragments on each dim the tensor is stored as (fragments.h) */
+    tsr_dtype dtype; /* for tensors: dtype in the destination */
+    bool in_mcore_data;        /* for tensors, as in tsr_dcp_new_entry */
+    const uint64_t *fragments; /* number of fragments per dim if the tensor is stored as fragments (fragments.h); or NULL */
 } tsr_dcp_output_entry;
 
-/* One item: a box of a tensor, or a whole object. Items of one source must come in the order of its chunks. Boxes of a source
- * with fragments are those of tsr_fragment_boxes. */
+/* One item: a box of a tensor, or a whole object. The items of a source must be in the order of its chunks. Boxes of a
+ * source with fragments must be those of tsr_fragment_boxes. */
 typedef struct tsr_dcp_piece {
     size_t source;           /* index */
-    const uint64_t *offsets; /* NULL: zeros, and for objects */
-    const uint64_t *sizes;   /* NULL: the whole tensor */
+    const uint64_t *offsets; /* NULL for zeros, and for objects */
+    const uint64_t *sizes;   /* NULL for the whole tensor */
     uint32_t file;           /* index into the names */
 } tsr_dcp_piece;
 
@@ -30,7 +30,7 @@ typedef struct tsr_dcp_job {
     tsr_arena *arena;
     const tsr_dcp_output_entry *sources;
     size_t source_count;
-    const tsr_dcp_piece *pieces; /* sorted by file, and in the order in which they are to lie in it */
+    const tsr_dcp_piece *pieces; /* sorted by file, and in the order in which they are stored */
     size_t piece_count;
     const tsr_str *files; /* "__0_0.distcp", …; files without pieces are not written */
     uint32_t file_count;
@@ -39,7 +39,7 @@ typedef struct tsr_dcp_job {
     uint64_t byte_total;  /* out: of tensors */
 } tsr_dcp_job;
 
-/* Lays everything out, in the job's arena; borrows what the job points at. */
+/* Lays everything out in the job's arena. Borrows everything the job points to. */
 tsr_status tsr_dcp_lay_out(tsr_dcp_job *job, tsr_writer *out, tsr_error *err);
 
 #endif

@@ -1,12 +1,12 @@
-/* What PyTorch 2.13 and newer pickle for a DTensor, and below for a ShardedTensor:
+/* Builds the values that PyTorch 2.13 and later pickle for a DTensor, and (further down) for a ShardedTensor:
  *
  *   _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor,
  *                         (DTensor, dtype, size, stride, 0, layout, device, requires_grad),
  *                         (None or {"_is_param": True}, {"_local_tensor": …, "_spec": DTensorSpec}))
  *
  * Source: torch/_tensor.py (_reduce_ex_internal), torch/distributed/tensor/_dtensor_spec.py, device_mesh.py,
- * _mesh_layout.py, and what real ranks wrote. A mesh of 2.15 cannot be compared without `_preserve_rank_order`; 2.13 does
- * not look at it. The hashes that these objects cache are left to be computed anew. */
+ * _mesh_layout.py, and files that real ranks wrote. In 2.15, a mesh without `_preserve_rank_order` cannot be compared; 2.13
+ * ignores it. Hashes that these objects cache are omitted, so that they are computed again. */
 #include "write/dtensor_value.h"
 
 #include "formats/torch/torch_writer.h"
@@ -15,7 +15,7 @@
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
-/* Building blocks with a sticky failure: a NULL part makes a NULL whole. */
+/* Building blocks. A failure propagates: if a part is NULL, the whole is NULL, too. */
 typedef struct maker {
     tsr_arena *arena;
     tsr_error *err;
@@ -66,7 +66,7 @@ static const tsr_value *tuple(maker m, const tsr_value *const *parts, size_t cou
     return whole(m, TSR_VALUE_TUPLE, parts, count);
 }
 
-/* A function or class called with arguments, or (built) an instance with a state. */
+/* A call of a function or class with arguments. See also `built`, which makes an instance with a state. */
 static const tsr_value *called(maker m, const char *name, const tsr_value *arguments)
 {
     tsr_value *v = (tsr_value *)whole(m, TSR_VALUE_OBJECT, &arguments, 1);
@@ -113,7 +113,7 @@ static const tsr_value *tensor_value(maker m, const tsr_entry *entry)
     return tsr_value_tensor(m.arena, entry, m.err);
 }
 
-/* A dict of text keys: `pairs` alternate. */
+/* A dict with text keys; keys and values alternate in `pairs`. */
 static const tsr_value *dict(maker m, const tsr_value *const *pairs, size_t count)
 {
     return whole(m, TSR_VALUE_DICT, pairs, count);
@@ -121,7 +121,7 @@ static const tsr_value *dict(maker m, const tsr_value *const *pairs, size_t coun
 
 /* ---- the mesh ---- */
 
-/* One mesh dim: a _FlatLayout of its size and stride; a dim of one rank has neither. */
+/* One mesh dim: a _FlatLayout with its size and stride. A dim with a single rank has neither. */
 static const tsr_value *axis(maker m, uint64_t size, uint64_t stride)
 {
     const size_t count = size > 1;
@@ -160,8 +160,9 @@ static const tsr_value *all_ranks(maker m, const tsr_mesh *mesh)
     return items ? whole(m, TSR_VALUE_TUPLE, items, (size_t)count) : NULL;
 }
 
-/* The name that init_device_mesh gives the rank's group along a dim, as the first mesh of a job: "0" is the group of all
- * ranks; on a mesh of several dims every dim has its groups, counted on from "1" in the order of the other dims. */
+/* The name that init_device_mesh gives to the rank's group along a dim, if the mesh is the first of a job. "0" is the group
+ * of all ranks. On a mesh with several dims, each dim has its own groups, numbered from "1" on in the order of the other
+ * dims. */
 static uint64_t group_number(const tsr_mesh *mesh, const uint64_t *coordinate, uint32_t dim)
 {
     uint64_t number = 1, index = 0;
@@ -244,7 +245,8 @@ static bool has_strided(const tsr_dtensor *d)
     return false;
 }
 
-/* For every tensor dim that is cut: the mesh dims that cut it, in order. Strided shards say it themselves. */
+/* For every tensor dim that is sharded: the mesh dims that shard it, in order. Strided shards contain this information
+ * themselves. */
 static const tsr_value *shard_order(maker m, const tsr_dtensor *d)
 {
     const tsr_value *entries[TSR_MAX_NDIM];
@@ -319,7 +321,7 @@ const tsr_value *tsr_dtensor_value(const tsr_dtensor *d, tsr_arena *arena, tsr_e
  *
  *   state: ([Shard], ShardedTensorMetadata, ProcessGroupState, EnumerableShardingSpec, init_rrefs)
  *
- * Source: torch/distributed/_shard/sharded_tensor/api.py, metadata.py; classes with slots have (None, dict) as state. */
+ * Source: torch/distributed/_shard/sharded_tensor/api.py, metadata.py; the state of classes with slots is (None, dict). */
 
 #define SHARD_ROOM "torch.distributed._shard."
 
@@ -349,7 +351,7 @@ static const tsr_value *shard_metadata(maker m, const tsr_sharded *s, uint64_t r
     return slotted(m, SHARD_ROOM "metadata.ShardMetadata", pairs, 6);
 }
 
-/* Those of all ranks that have a slice. */
+/* The metadata of the shards of all ranks that have a slice. */
 static const tsr_value *all_shards(maker m, const tsr_sharded *s)
 {
     const uint64_t count = s->slice_numel ? (s->numel + s->slice_numel - 1) / s->slice_numel : 0;

@@ -47,7 +47,7 @@ tsr_status tsr_fragment_boxes(const tsr_entry *entry, const uint64_t *fragments,
     }
     do {
         TSR_TRY(each(ctx, (tsr_box){box.ndim, offsets, sizes}, err));
-        for (d = box.ndim; d > 0; d--) { /* dim d - 1 */
+        for (d = box.ndim; d > 0; d--) { /* moves along dim d - 1 */
             offsets[d - 1] += sizes[d - 1];
             if (offsets[d - 1] < tsr_box_offset(box, d - 1) + box.sizes[d - 1]) break;
             offsets[d - 1] = tsr_box_offset(box, d - 1);

@@ -1,4 +1,4 @@
-/* Boxes of a shard × chunks of the tensor → chunks of the local tensor.
+/* Intersects the boxes of a shard with the chunks of the tensor to get the chunks of the local tensor.
  *
  *   global   [ chunk A ····[box····] ]  [ [····box] chunk B ··· ]
  *   local                   [ a1 ··][ b1 ···]                        views begin where the box begins in its chunk */
@@ -11,7 +11,7 @@
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/vec.h"
 
-/* A box around all of the shard's, so that other chunks need not be located. */
+/* A box around all boxes of the shard, so that other chunks need not be located. */
 static tsr_box hull_of(const tsr_shard *shard, uint64_t *offsets, uint64_t *sizes)
 {
     for (uint32_t d = 0; d < shard->ndim; d++) {

@@ -10,12 +10,12 @@ void tsr_put_dtype_and_shape(tsr_json *json, const tsr_entry *entry)
 {
     tsr_json_key(json, "dtype");
     tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);
-    if (entry->kind == TSR_ENTRY_OPAQUE && !entry->shape) return; /* not known */
+    if (entry->kind == TSR_ENTRY_OPAQUE && !entry->shape) return; /* the shape is unknown */
     tsr_json_key(json, "shape");
     tsr_json_u64s(json, entry->shape, entry->ndim);
 }
 
-/* The tensors among some pairs; those of a "state" count as the parts' own. */
+/* Writes the tensors among some pairs. Those in a "state" count as direct members. */
 static void put_tensors(tsr_json *json, const tsr_value *parts, bool nested)
 {
     for (size_t i = 0; i + 1 < parts->count; i += 2) {
@@ -31,7 +31,7 @@ static void put_tensors(tsr_json *json, const tsr_value *parts, bool nested)
     }
 }
 
-/* What a tensor that is not dense consists of. */
+/* Writes the inner tensors of a tensor that is not dense. */
 static void put_inner(tsr_json *json, const tsr_entry *entry)
 {
     const tsr_value *value = entry->value;

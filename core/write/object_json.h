@@ -1,4 +1,5 @@
-/* An entry that is not a tensor, as JSON: in listings, and in the objects.json next to a file that cannot hold objects. */
+/* Writes an entry that is not a tensor as JSON, in listings and in the objects.json next to a file that cannot contain
+ * objects. */
 #ifndef TSR_WRITE_OBJECT_JSON_H
 #define TSR_WRITE_OBJECT_JSON_H
 
@@ -6,9 +7,9 @@
 #include "tessera/host.h"
 #include "tessera/sys/json.h"
 
-/* The members "type" and "value", or "repr" where JSON cannot hold the value exactly. */
+/* Writes the members "type" and "value", or "repr" if JSON cannot represent the value exactly. */
 void tsr_put_object(tsr_json *json, const tsr_entry *entry, const tsr_host *host);
-/* The members "dtype" and "shape". */
+/* Writes the members "dtype" and "shape". */
 void tsr_put_dtype_and_shape(tsr_json *json, const tsr_entry *entry);
 
 #endif

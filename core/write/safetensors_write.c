@@ -1,4 +1,5 @@
-/* Safetensors files: headers by formats/safetensors_header, tensor bytes by blits in the order in which they lie. */
+/* Writes safetensors files: the headers with formats/safetensors_header, and the tensors with blits in the order in which
+ * they are stored. */
 #include "write/safetensors_write.h"
 
 #include "tessera/sys/try.h"
@@ -11,7 +12,7 @@ bool tsr_safetensors_holds(tsr_dtype dtype)
     return tsr_dtype_unpack(&dtype, &last) && tsr_dtype_describe(dtype)->safetensors_name;
 }
 
-/* Type and shape of a piece as torch counts them; float6, which is bytes to the gather, as its entry has them. */
+/* The dtype and shape of a piece in PyTorch's elements. For float6, which a gather treats as bytes, those of its entry. */
 static tsr_status describe(const tsr_safetensors_output *piece, uint64_t tag, tsr_arena *arena, tsr_safetensors_item *out,
                            tsr_error *err)
 {
@@ -29,7 +30,7 @@ static tsr_status describe(const tsr_safetensors_output *piece, uint64_t tag, ts
     return TSR_OK;
 }
 
-/* Lays out file `f`, whose pieces begin at *at. *at goes behind them. */
+/* Lays out file `f`, whose pieces begin at *at, and moves *at after them. */
 static tsr_status lay_out_file(const tsr_safetensors_layout *layout, uint32_t f, size_t *at, const tsr_host *host,
                                tsr_arena *arena, tsr_error *err)
 {

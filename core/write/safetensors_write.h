@@ -1,14 +1,14 @@
-/* Boxes of tensors into safetensors files. */
+/* Writes boxes of tensors into safetensors files. */
 #ifndef TSR_WRITE_SAFETENSORS_WRITE_H
 #define TSR_WRITE_SAFETENSORS_WRITE_H
 
 #include "formats/safetensors/safetensors_header.h"
 #include "write/stage.h"
 
-/* A box of a tensor that goes into a file under a name. */
+/* A box of a tensor that is written to a file under a name. */
 typedef struct tsr_safetensors_output {
     const tsr_entry *entry;
-    const uint64_t *offsets; /* NULL: the whole tensor. In the gather's geometry, as sizes */
+    const uint64_t *offsets; /* in the gather's elements, like sizes; NULL for the whole tensor */
     const uint64_t *sizes;
     tsr_str name;
     tsr_dtype dtype;
@@ -17,16 +17,16 @@ typedef struct tsr_safetensors_output {
 
 typedef struct tsr_safetensors_file {
     tsr_str name;
-    const tsr_safetensors_pair *pairs; /* metadata beside format:pt */
+    const tsr_safetensors_pair *pairs; /* metadata in addition to format:pt */
     size_t pair_count;
-    tsr_safetensors_plan plan; /* set by tsr_safetensors_lay_out, as the size */
+    tsr_safetensors_plan plan; /* plan and size are set by tsr_safetensors_lay_out */
     uint64_t size;
 } tsr_safetensors_file;
 
-/* Whether the format has the type (float4 counts, packed or not). */
+/* Whether the format has this dtype (including float4, packed or not). */
 bool tsr_safetensors_holds(tsr_dtype dtype);
 
-/* Files and what goes into them. */
+/* The files and their contents. */
 typedef struct tsr_safetensors_layout {
     const tsr_safetensors_output *pieces; /* sorted by file */
     size_t piece_count;
@@ -35,9 +35,9 @@ typedef struct tsr_safetensors_layout {
     tsr_blit *blits; /* out: one per piece in the order in which they are stored; blits[i].file is an index into `files` */
 } tsr_safetensors_layout;
 
-/* Plans the files and makes the blits. Everything lives in `arena`. */
+/* Plans the files and makes the blits. Allocates in `arena`. */
 tsr_status tsr_safetensors_lay_out(tsr_safetensors_layout *layout, const tsr_host *host, tsr_arena *arena, tsr_error *err);
-/* What surrounds the blits: the headers of the files. */
+/* Writes the headers of the files, which is everything except the blits. */
 tsr_status tsr_safetensors_write_headers(const tsr_safetensors_file *files, uint32_t file_count, const tsr_sink *sink,
                                          tsr_error *err);
 

@@ -1,9 +1,9 @@
-/* From the tensors of a value tree to storages.
+/* Assigns the tensors of a value tree to storages.
  *
  *   source storage   ······[ w ·········]···[ a ···[ b ···· ] ]·····        w; a and b overlap
- *   new storages           [ w ·········]   [ a ···[ b ···· ] ]             one a run of bytes that tensors share
+ *   new storages           [ w ·········]   [ a ···[ b ···· ] ]             each a run of bytes that tensors share
  *
- * A run of several tensors is copied as it lies and read through a stand-in entry: a one-dimensional tensor of the run. */
+ * A run with several tensors is copied unchanged, and read through a stand-in entry: a 1-d tensor of the whole run. */
 #include "write/torch_plan.h"
 
 #include <stdlib.h>
@@ -112,7 +112,7 @@ tsr_status tsr_torch_plan_open(tsr_checkpoint *checkpoint, const tsr_value *root
 
 /* ---- runs of bytes ---- */
 
-/* A source, and when it lies on a storage that others may share, where. */
+/* A source, and its position if it is on a storage that others may share. */
 typedef struct placed {
     const tsr_torch_source *source;
     const tsr_entry *readable;
@@ -120,11 +120,11 @@ typedef struct placed {
     uint32_t ndim;
     const uint64_t *sizes;
     bool sharing;
-    tsr_view view; /* these with `sharing` */
+    tsr_view view; /* this and the fields below are only set with `sharing` */
     uint64_t end;
 } placed;
 
-/* Bytes from the first element to behind the last; false when it overflows. */
+/* The bytes from the first element to the end of the last. Returns false if this overflows. */
 static bool span_of(const placed *p, uint64_t *span)
 {
     uint64_t reach = 1, step;
@@ -170,7 +170,7 @@ static int compare_u64(uint64_t a, uint64_t b)
     return (a > b) - (a < b);
 }
 
-/* Sharers first, those of one storage together and in order of their bytes. The rest in the tree's order. */
+/* Sorts those that may share storages first: by storage, then by position. The others are in the order of the tree. */
 static int by_storage(const void *a, const void *b)
 {
     const placed *x = a, *y = b;
@@ -198,7 +198,7 @@ static bool one_storage(const placed *a, const placed *b, uint64_t run_end)
 
 /* ---- storages ---- */
 
-/* The run of `first` as a tensor of one dimension. */
+/* The run that begins with `first`, as a 1-d tensor. */
 static const tsr_entry *stand_in(const tsr_torch_plan *plan, const placed *first, uint64_t end, tsr_error *err)
 {
     struct stand {
@@ -235,7 +235,7 @@ static void describe(const placed *p, tsr_torch_new_tensor *out, uint32_t storag
                                   .is_parameter = p->source->is_parameter};
 }
 
-/* One storage for the `count` tensors that lie on one run of bytes. */
+/* Adds one storage for `count` tensors on the same run of bytes. */
 static tsr_status add_storage(tsr_torch_plan *plan, const placed *first, size_t count, uint64_t end,
                               tsr_torch_new_tensor *tensors, tsr_error *err)
 {
@@ -258,11 +258,11 @@ static tsr_status add_storage(tsr_torch_plan *plan, const placed *first, size_t 
     return TSR_OK;
 }
 
-/* Tensors list[from, to) on one run of bytes. */
+/* The tensors list[from, to), which are on one run of bytes. */
 typedef struct shared_run {
     size_t from, to;
     uint64_t end;
-    size_t order; /* of its first tensor in the tree */
+    size_t order; /* of its first tensor, in the tree */
 } shared_run;
 
 static int by_order(const void *a, const void *b)
@@ -332,7 +332,7 @@ tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const ts
     return status;
 }
 
-/* What is behind the last storage has the directory, which needs all CRCs. */
+/* Writes what follows a storage. What follows the last one includes the directory, which needs all CRCs. */
 static tsr_status write_behind(const tsr_stage *stage, size_t i, const tsr_sink *sink, tsr_error *err)
 {
     if (i + 1 == stage->count) return TSR_OK;

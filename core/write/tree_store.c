@@ -1,10 +1,11 @@
-/* Files of value trees that are made while they are read. A file is the pieces that the archive's writer puts around its
- * storages, which are kept, and the storages, which stay in the source:
+/* Files of value trees that are produced while they are read. Such a file consists of the pieces that the archive's writer
+ * puts around the storages, which are kept in memory, and of the storages, which are read from the source:
  *
  *     [ piece 0: headers, data.pkl … ][ storage 0 ][ piece 1 ][ storage 1 ] … [ piece n: central directory ]
  *       kept                            read          kept      read            kept
  *
- * The checksums of the storages would take reading them all, so every CRC is 0, as where torch.save writes none. */
+ * Computing the CRCs of the storages would require reading all of them, so every CRC is 0, as in files that torch.save
+ * writes without CRCs. */
 #include <stdlib.h>
 
 #include "formats/common/reader.h"
@@ -22,19 +23,19 @@ typedef struct piece {
 typedef struct tree_file {
     tsr_str name;
     tsr_torch_plan plan;
-    piece *pieces; /* one more than there are storages */
+    piece *pieces; /* one more than the number of storages */
 } tree_file;
 
 typedef struct tree_store {
-    tsr_store base; /* first */
+    tsr_store base; /* must be first */
     const tsr_allocator *allocator;
     tsr_arena *arena;
-    tree_file *files;        /* in the order in which they were given */
-    const tree_file **sorted; /* in the order of the store's listing */
+    tree_file *files;        /* in the order in which they were passed */
+    const tree_file **sorted; /* in the order of the store's list of files */
     uint32_t count;
 } tree_store;
 
-/* ---- any bytes of a tensor ---- */
+/* ---- reading any bytes of a tensor ---- */
 
 typedef struct elements {
     tsr_checkpoint *checkpoint;
@@ -48,7 +49,7 @@ static tsr_status read_elements(const elements *e, uint64_t first, uint64_t coun
     return count ? tsr_read_run(e->checkpoint, e->entry, &run, out, (size_t)count * e->itemsize, err) : TSR_OK;
 }
 
-/* A part of one element, which is at most 16 bytes. */
+/* Reads a part of one element, which has at most 16 bytes. */
 static tsr_status read_inside(const elements *e, uint64_t byte_at, size_t size, char *out, tsr_error *err)
 {
     char whole[16];
@@ -85,7 +86,7 @@ static tsr_status read_storage(const tree_file *file, uint32_t i, uint64_t byte_
 
 /* ---- the store ---- */
 
-/* The storage that holds the byte or is the first behind it. */
+/* The storage that contains the byte, or the first one after it. */
 static uint32_t storage_near(const tree_file *file, uint64_t byte_at)
 {
     uint32_t low = 0, high = file->plan.storage_count;
@@ -125,7 +126,7 @@ static void close_store(tsr_store *store)
     tsr_free(s->allocator, s, 1, sizeof *s);
 }
 
-/* ---- making it ---- */
+/* ---- making the store ---- */
 
 static tsr_status keep_pieces(tree_store *s, tree_file *file, tsr_error *err)
 {

@@ -1,4 +1,4 @@
-/* Value trees to torch.save files. */
+/* Writes value trees as torch.save files. */
 #include "tessera/sys/write_tree.h"
 
 #include "model/value_path.h"
@@ -9,7 +9,7 @@
 #include "write/localize.h"
 #include "write/tree_plan.h"
 
-/* ---- a rank's DTensors in place of the entries ---- */
+/* ---- replacing entries by a rank's DTensors ---- */
 
 typedef struct frame {
     const tsr_value *from;
@@ -48,7 +48,7 @@ static tsr_status make_dtensor(distributing *d, const tsr_entry *entry, const ts
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* A value as it is, as a DTensor, or as a copy whose items are still to come. */
+/* Sets *out to the value itself, to a DTensor, or to a copy whose items are filled in later. */
 static tsr_status put(distributing *d, const tsr_value *value, const tsr_value **out, tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(d->checkpoint);
@@ -89,7 +89,7 @@ static tsr_status distribute(distributing *d, const tsr_value *root, const tsr_v
 
 /* ---- the plan of a file ---- */
 
-/* Tensors of a tree that was not made of a catalog's entries have no names: their paths are named instead. */
+/* Names the tensors of a tree that was not made from a catalog's entries by their paths, because they have no names. */
 static tsr_status name_repeats(tsr_repeats *repeats, const tsr_value *root, tsr_arena *arena, tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(repeats->checkpoint);
