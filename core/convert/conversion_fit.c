@@ -1,4 +1,4 @@
-/* Whether what a conversion would write is what somebody expects (tessera/validate.h). */
+/* Checks whether what a conversion would write is what is expected (tessera/validate.h). */
 #include <inttypes.h>
 
 #include "base/line.h"
@@ -29,7 +29,7 @@ static tsr_status list_written(const tsr_conversion *conversion, tsr_arena *aren
     return TSR_OK;
 }
 
-/* One error with the first findings, and how many more there are. */
+/* Fails with one error that has the first findings and the number of the others. */
 static tsr_status refuse(const tsr_findings *findings, tsr_error *err)
 {
     char shown[SHOWN_BYTES];

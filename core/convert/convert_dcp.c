@@ -1,4 +1,5 @@
-/* A checkpoint as a DCP folder of one data file: byte items first, then tensors, each whole, in the order of the source. */
+/* Writes a checkpoint as a DCP directory with one data file: first byte items, then whole tensors, in the order of the
+ * source. */
 #include "convert/dcp_rows.h"
 #include "tessera/sys/try.h"
 #include "write/fragments.h"
@@ -9,7 +10,7 @@ typedef struct placing {
     size_t source;
 } placing;
 
-/* A box of a tensor, or NULL for all of what the source is. */
+/* Adds a box of a tensor; NULL stands for the whole source. */
 static tsr_status add_piece(placing *p, const tsr_box *box, tsr_error *err)
 {
     tsr_dcp_piece *piece = tsr_vec_push(&p->pieces, err);

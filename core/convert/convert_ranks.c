@@ -1,5 +1,5 @@
-/* Plain tensors in one file per rank, cut by a map of shards: the inverse of reading such files. With torch.save each file is a
- * stage, laid out when it is needed; safetensors files are laid out together. */
+/* Writes plain tensors to one file per rank, split by a map of shards: the inverse of reading such files. Each torch.save
+ * file is a stage, laid out when it is needed; safetensors files are laid out together. */
 #include "convert/rank_files.h"
 #include "formats/torch/torch_loadable.h"
 #include "tessera/sys/try.h"
@@ -129,7 +129,7 @@ static tsr_status report(const tsr_rank_files *r, tsr_error *err)
 {
     for (uint64_t i = 0; i < r->chosen.count; i++) {
         tsr_converted *row = &r->chosen.rows[i];
-        row->copied = false; /* a rank's tensors share nothing with each other, wherever they were */
+        row->copied = false; /* the tensors in a rank's file do not share storage, even if they did in the source */
         if (!row->written) continue;
         if (row->entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
         else row->weights_only = tsr_torch_weights_only(row->entry->value, tsr_checkpoint_host(r->job->checkpoint));

@@ -1,5 +1,6 @@
-/* A checkpoint as safetensors: one file, or shards of bounded size with model.safetensors.index.json, named and filled as
- * huggingface_hub does: in order, a new shard when the next tensor does not fit, a larger tensor alone in its own. */
+/* Writes a checkpoint as safetensors: one file, or shards of limited size with model.safetensors.index.json. They are named
+ * and filled as by huggingface_hub: in order, with a new shard when the next tensor does not fit, and a tensor beyond the
+ * limit in a shard of its own. */
 #include <stdlib.h>
 
 #include "convert/convert_to.h"
@@ -17,7 +18,7 @@ typedef struct plan {
     size_t count;
     tsr_safetensors_file *files;
     uint32_t file_count;
-    tsr_str *parts; /* of the files; NULL: they are not one per part */
+    tsr_str *parts; /* part of each file; NULL if the files are not one per part */
     tsr_blit *blits;
 } plan;
 
@@ -33,9 +34,9 @@ const char *tsr_safetensors_refusal(const tsr_converted *row)
     }
 }
 
-/* ---- which file ---- */
+/* ---- choosing files ---- */
 
-/* Takes the part's name off a name that begins with it. */
+/* Removes the part's name from a name that begins with it. */
 static tsr_str name_in_part(tsr_str name, tsr_str part)
 {
     if (part.size == 0 || name.size <= part.size + 1 || !tsr_str_starts(name, part) || name.data[part.size] != '.') return name;
@@ -51,7 +52,7 @@ static tsr_status add_piece(plan *p, tsr_converted *row, tsr_error *err)
     return TSR_OK;
 }
 
-/* A file for every part that has tensors. Rows are in the order of the catalog's entries. */
+/* Makes one file for every part that has tensors. The rows are in the order of the catalog's entries. */
 static tsr_status assign_parts(plan *p, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(p->job->checkpoint);
@@ -91,7 +92,7 @@ static tsr_status assign_files(plan *p, tsr_error *err)
     return TSR_OK;
 }
 
-/* The file states the part that it is, so that the directory opens as the same parts again. */
+/* States in the file which part it is, so that opening the directory gives the same parts. */
 static tsr_status name_part(plan *p, uint32_t f, tsr_error *err)
 {
     const tsr_str part = p->parts[f].size ? p->parts[f] : TSR_STR("checkpoint");
@@ -171,7 +172,7 @@ static tsr_status write_index(void *ctx, tsr_output *output, uint32_t *marker, t
     return status;
 }
 
-/* ---- the whole ---- */
+/* ---- the whole checkpoint ---- */
 
 static tsr_status describe(const plan *p, tsr_error *err)
 {
@@ -222,6 +223,7 @@ tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer 
     p->blits = layout.blits;
     TSR_TRY(describe(p, err));
     *out = (tsr_writer){.stage_count = 1, .stage = stage_of, .ctx = p};
-    if (!p->parts && (p->file_count > 1 || job->generation > 0)) out->finish = write_index; /* what replaces an index is an index */
+    /* An index must be replaced by an index. */
+    if (!p->parts && (p->file_count > 1 || job->generation > 0)) out->finish = write_index;
     return TSR_OK;
 }

@@ -1,4 +1,5 @@
-/* The writers behind tsr_convert, one a container: each decides, lays out, and says how it writes. */
+/* The writers that tsr_convert uses, one per container. Each chooses the rows, lays out the files, and returns how to write
+ * them. */
 #ifndef TSR_CONVERT_CONVERT_TO_H
 #define TSR_CONVERT_CONVERT_TO_H
 
@@ -8,20 +9,20 @@
 typedef struct tsr_conversion_job {
     tsr_checkpoint *checkpoint;
     const tsr_convert_options *options;
-    uint32_t generation; /* of the output's data files (tsr_output.generation) */
+    uint32_t generation; /* that of the output's data files (tsr_output.generation) */
     tsr_arena *arena;
-    tsr_conversion *out; /* filled, but for the marker */
+    tsr_conversion *out; /* filled except for the marker */
 } tsr_conversion_job;
 
-/* `job` lives as long as the writer. */
+/* `job` must outlive the writer. */
 tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
 tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
-tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err); /* Megatron's, too */
+tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err); /* also Megatron's */
 tsr_status tsr_convert_to_universal(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
 tsr_status tsr_convert_to_ranks(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
 
-/* NULL, or why a container cannot have a row (for tsr_choose). */
+/* Why a container cannot contain a row, or NULL (for tsr_choose). */
 const char *tsr_safetensors_refusal(const tsr_converted *row);
-const char *tsr_torch_refusal(const tsr_converted *row); /* DCP too */
+const char *tsr_torch_refusal(const tsr_converted *row); /* also for DCP */
 
 #endif

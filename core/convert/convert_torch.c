@@ -1,5 +1,5 @@
-/* A checkpoint as one torch.save file: the nested structure comes back from the entries' paths, objects are written again
- * as the data they were read as, and tensors that shared storage share it still. */
+/* Writes a checkpoint as one torch.save file. The nested structure is restored from the entries' paths, objects are written
+ * with the data that was read, and tensors that shared a storage share one again. */
 #include "convert/convert_to.h"
 #include "formats/torch/torch_loadable.h"
 #include "tessera/sys/try.h"
@@ -15,7 +15,7 @@ const char *tsr_torch_refusal(const tsr_converted *row)
     return tsr_dtype_describe(row->dtype)->kind == TSR_CLASS_QUANTIZED ? "is quantized, and its scale is unknown" : NULL;
 }
 
-/* All written rows as one nested value. */
+/* Nests all written rows into one value. */
 static tsr_status nest_rows(const tsr_conversion_job *job, const tsr_chosen *chosen, const tsr_value **root, tsr_error *err)
 {
     const tsr_value **values = tsr_arena_array(job->arena, (size_t)chosen->count, sizeof *values, err);
@@ -51,7 +51,7 @@ static tsr_status report(const tsr_conversion_job *job, const tsr_chosen *chosen
     for (uint32_t i = 0; i < plan->storage_count; i++) out->byte_total += plan->blits[i].byte_length;
     for (uint64_t i = 0; i < chosen->count; i++) {
         tsr_converted *row = &chosen->rows[i];
-        row->copied = false; /* what was shared is shared again */
+        row->copied = false; /* shared storages are shared again */
         if (row->written && row->entry->kind == TSR_ENTRY_TENSOR)
             TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
     }

@@ -1,5 +1,5 @@
-/* A checkpoint as a DeepSpeed universal checkpoint: one small torch.save file for each weight and each state, each a stage that is
- * laid out when it is needed, and the marker that names their directory. */
+/* Writes a checkpoint as a DeepSpeed universal checkpoint: one small torch.save file per weight and per state, each a stage
+ * that is laid out when it is needed, and the marker that names their directory. */
 #include "convert/universal.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
@@ -63,10 +63,10 @@ static tsr_status describe(universal *u, tsr_error *err)
     for (uint32_t f = 0; f < u->files.count; f++) u->names[f] = u->files.files[f].name;
     for (uint64_t i = 0; i < u->chosen.count; i++) {
         tsr_converted *row = &u->chosen.rows[i];
-        row->copied = false; /* second names stay what they are */
+        row->copied = false; /* second names remain second names */
         if (!row->written) continue;
         if (row->entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
-        else row->weights_only = true; /* DeepSpeed loads these files without that restriction */
+        else row->weights_only = true; /* DeepSpeed does not load these files with weights_only */
     }
     *u->job->out = (tsr_conversion){.rows = u->chosen.rows, .row_count = u->chosen.count, .files = u->names, .file_sizes = u->sizes,
                                     .file_count = u->files.count, .marker = TSR_NO_FILE};

@@ -1,4 +1,5 @@
-/* --dequantize: scaled numbers multiplied, in a layer below all others, and what it could not multiply refused once all are open. */
+/* --dequantize: multiplies quantized numbers by their scales in a layer below all others. What it could not multiply is
+ * rejected after all layers are open. */
 #include "tessera/mapping.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/try.h"

@@ -1,7 +1,7 @@
-/* What a Megatron checkpoint has that a DCP has not: objects by shards, fragments, common.pt, metadata.json.
+/* What a Megatron checkpoint has in addition to a DCP: objects in shards, fragments, common.pt, metadata.json.
  *
- *   stage 0    __R_N.distcp                 as a DCP has them
- *   stage 1    common.pt                    the rows of the part "common"; empty where the source has no such part
+ *   stage 0    __R_N.distcp                 as in a DCP
+ *   stage 1    common.pt                    the rows of the part "common"; empty if the source has no such part
  *   finish     .metadata, metadata.json     the marker last, as Megatron-Core writes them
  *
  * Source: megatron/core/dist_checkpointing, serialization.py and core.py, of Megatron-Core 0.14 and 0.16. */
@@ -51,7 +51,7 @@ static tsr_status add_object(const tsr_entry *entry, tsr_str name, tsr_vec *sour
     return TSR_OK;
 }
 
-/* One shard, which holds the object in a list of one. */
+/* Adds a single shard, which contains the object in a list of one. */
 static tsr_status add_only_shard(const tsr_dcp_rows *rows, const tsr_converted *row, tsr_vec *sources, tsr_error *err)
 {
     tsr_arena *arena = rows->job->arena;
@@ -112,7 +112,7 @@ static tsr_status finish(void *ctx, tsr_output *output, uint32_t *marker, tsr_er
     return output->write_at(output, *marker, 0, document, sizeof document - 1, err);
 }
 
-/* What is in common.pt, as the dict that it is. */
+/* Makes the dict that common.pt contains. */
 static tsr_status common_root(tsr_dcp_rows *rows, const tsr_value **out, tsr_error *err)
 {
     tsr_arena *arena = rows->job->arena;

@@ -1,10 +1,11 @@
-/* The nested value that a conversion to torch.save writes: the written rows, and between them the mappings that the source
- * says more of than its entries do. */
+/* Builds the nested value that a conversion to torch.save writes, from the written rows and from the mappings that the
+ * source describes in more detail than its entries do. */
 #include "convert/selection.h"
 #include "model/nest.h"
 #include "tessera/sys/try.h"
 
-/* Empty dicts go by the same filter as entries; a renamed one has no place that the others' paths tell. */
+/* Empty dicts pass the same filter as entries. A renamed one is dropped, because the other entries' paths do not show where
+ * it belongs. */
 static tsr_status wants(const tsr_chosen *chosen, const tsr_mapping *mapping, bool *yes, tsr_error *err)
 {
     const tsr_convert_options *options = chosen->options;

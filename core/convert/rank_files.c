@@ -7,7 +7,7 @@
 #include "tessera/sys/try.h"
 #include "write/localize.h"
 
-/* As Meta and Megatron write numbers of ranks. */
+/* The digits that Meta and Megatron use for numbers of ranks. */
 static const unsigned padded[TSR_CAPTURES] = {[TSR_CAPTURE_TP] = 2, [TSR_CAPTURE_PP] = 3, [TSR_CAPTURE_PART] = 1};
 static const unsigned plain[TSR_CAPTURES] = {1, 1, 1};
 
@@ -67,7 +67,7 @@ tsr_status tsr_rank_files_open(const tsr_conversion_job *job, tsr_rank_files *ou
     return name_files(out, err);
 }
 
-/* Takes the dim of size 1 away that stacking added. */
+/* Removes the dim of size 1 that stacking added. */
 static tsr_status drop_dim(tsr_entry *local, uint32_t dim, tsr_arena *arena, tsr_error *err)
 {
     const uint32_t ndim = local->ndim - 1;
@@ -79,7 +79,7 @@ static tsr_status drop_dim(tsr_entry *local, uint32_t dim, tsr_arena *arena, tsr
         uint64_t *numbers = tsr_arena_array(arena, ndim, 3 * sizeof *numbers, err);
         tsr_view *view = TSR_ARENA_NEW(arena, tsr_view, err);
         if (!numbers || !view) return TSR_E_NOMEM;
-        *view = *chunks[i].view; /* a local tensor's chunks are located, with strides */
+        *view = *chunks[i].view; /* the chunks of a local tensor are located, with strides */
         for (uint32_t d = 0; d < ndim; d++) {
             const uint32_t from = d + (d >= dim);
             numbers[d] = chunks[i].offsets[from];

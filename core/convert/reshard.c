@@ -1,4 +1,4 @@
-/* Rows of a conversion and tensors of a plan. */
+/* Connects the rows of a conversion with the tensors of a plan. */
 #include "convert/reshard_to.h"
 #include "tessera/sys/try.h"
 

@@ -1,5 +1,5 @@
-/* A DCP folder for the target's ranks: every distinct shard once, in a file `__R_0.distcp` of a rank that holds it; objects
- * in rank 0's, before its tensors. */
+/* Writes a DCP directory for the target's ranks: every distinct shard once, in the file `__R_0.distcp` of a rank that holds
+ * it, and objects in rank 0's file, before its tensors. */
 #include <stdlib.h>
 
 #include "convert/dcp_rows.h"
@@ -13,7 +13,7 @@ typedef struct gathering {
     const tsr_plan *plan;
     tsr_dcp_rows rows;
     tsr_vec pieces; /* of ordered */
-    size_t source;  /* of the shard that is being cut */
+    size_t source;  /* of the shard that is being split */
     uint32_t owner;
 } gathering;
 
@@ -49,7 +49,7 @@ static tsr_status add_box(void *ctx, tsr_box box, tsr_error *err)
     return copy_numbers(g->rows.job->arena, box.sizes, box.ndim, &piece->sizes, err);
 }
 
-/* The row of a tensor of the plan that is in the DCP, or NULL. */
+/* The row of a tensor of the plan if it is written to the DCP; otherwise NULL. */
 static tsr_converted *row_of(const gathering *g, uint64_t tensor)
 {
     tsr_converted *row = tsr_row_of(&g->rows.chosen, tsr_plan_tensor_at(g->plan, tensor).entry);
@@ -73,7 +73,7 @@ static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
     return TSR_OK;
 }
 
-/* ---- fragments that shards are made of ---- */
+/* ---- fragments that the shards consist of ---- */
 
 static tsr_status narrow_steps(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err)
 {
@@ -83,13 +83,13 @@ static tsr_status narrow_steps(void *ctx, uint64_t tensor, uint64_t owner, const
     if (!row) return TSR_OK;
     const tsr_dcp_output_entry *source = &g->rows.sources[g->rows.first_source[row - g->rows.chosen.rows]];
     for (uint64_t i = 0; source->fragments && i < shard->box_count; i++)
-        tsr_fragment_steps(shard->ndim, (uint64_t *)source->fragments, /* our own: open_steps */
+        tsr_fragment_steps(shard->ndim, (uint64_t *)source->fragments, /* allocated by open_steps */
                            (tsr_box){shard->ndim, shard->boxes[i].offsets, shard->boxes[i].sizes});
     return TSR_OK;
 }
 
-/* Steps of whole dims. Dims that are cut into single elements are axes of layers or experts, which Megatron-Core puts before
- * a tensor's own: they stay so. */
+/* Begins with steps of whole dims. Dims divided into single elements are axes of layers or experts, which Megatron-Core puts
+ * before a tensor's own dims; they stay divided. */
 static tsr_status open_steps(gathering *g, tsr_error *err)
 {
     for (size_t s = 0; s < g->rows.source_count; s++) {

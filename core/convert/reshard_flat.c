@@ -1,4 +1,4 @@
-/* A unit's slice on a rank is a storage of its own, put together from ranges of its parameters:
+/* Makes a unit's slice on a rank a storage that is filled from ranges of the unit's parameters:
  *
  *   flat parameter   [ w0 ········· ][ w1 ············ ]
  *   storage                 [ w0 ·· ][ w1 ··· ]             blits: boxes of w0, boxes of w1 */
@@ -20,7 +20,7 @@ static bool same_item(const tsr_path_item *a, const tsr_path_item *b)
     return a->kind == b->kind && a->integer == b->integer && tsr_str_equal(a->key, b->key);
 }
 
-/* The way to the model's state dict: the path items that all flattened parameters begin with. */
+/* The path of the model's state dict: the items with which the paths of all flattened parameters begin. */
 static const tsr_path_item *common_path(const tsr_plan *plan, uint32_t *length)
 {
     uint64_t count;
@@ -148,14 +148,14 @@ void tsr_flat_casts(const tsr_flat_rank *of, tsr_torch_plan *file)
 typedef struct flat_stage {
     tsr_torch_plan *file;
     tsr_blit *blits;
-    size_t *ends; /* of every storage's blits */
+    size_t *ends; /* where the blits of each storage end */
 } flat_stage;
 
-/* A storage that is being put together. */
+/* A storage that is being filled. */
 typedef struct filling {
     tsr_arena *arena;
     tsr_vec *blits;
-    tsr_blit at; /* where the next blit goes */
+    tsr_blit at; /* position of the next blit */
     uint32_t itemsize;
 } filling;
 
@@ -169,7 +169,7 @@ static tsr_status add_range(filling *f, const tsr_entry *entry, tsr_span range, 
     for (uint32_t b = 0; b < count; b++) {
         tsr_blit *blit = tsr_vec_push(f->blits, err);
         if (!blit) return TSR_E_NOMEM;
-        tsr_box_volume((tsr_box){ndim, NULL, sizes + b * ndim}, &elements); /* fits: it is a part of the tensor */
+        tsr_box_volume((tsr_box){ndim, NULL, sizes + b * ndim}, &elements); /* cannot overflow: it is part of the tensor */
         f->at.byte_length = elements * f->itemsize;
         *blit = f->at;
         blit->entry = entry;
@@ -203,7 +203,7 @@ static tsr_status write_all(const tsr_stage *stage, const tsr_sink *sink, tsr_er
     return TSR_OK;
 }
 
-/* By storage: the unit whose slice it is, or `count`. */
+/* By storage: the unit whose slice it contains, or `count`. */
 static tsr_status match_units(const tsr_torch_plan *file, const tsr_entry *locals, uint64_t count, uint64_t **out,
                               tsr_error *err)
 {

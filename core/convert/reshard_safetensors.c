@@ -1,10 +1,10 @@
-/* Sharded safetensors for the target's ranks, as DCP's HuggingFaceStorageWriter writes them: one file a rank that owns
+/* Writes sharded safetensors files for the target's ranks, like DCP's HuggingFaceStorageWriter: one file per rank that owns
  * shards, each with the offsets of its pieces in the metadata.
  *
  *   shard-00002-model-00001-of-00001.safetensors
  *   __metadata__: {"format": "pt", "DCP_SHARDING_INFO": "{\"w\":{\"saved_offsets\":[4,0]}}", "DCP_VERSION": "1.0"}
  *
- * The form keeps no global shapes: a reader takes the farthest end of the pieces for it. */
+ * The format does not store global shapes: readers infer them from the farthest end of the pieces. */
 #include <stdlib.h>
 
 #include "convert/reshard_to.h"
@@ -25,7 +25,7 @@ typedef struct gathering {
     tsr_chosen chosen;
     tsr_vec owned;
     tsr_safetensors_output *pieces;
-    tsr_safetensors_file *files; /* those that hold something */
+    tsr_safetensors_file *files; /* those that are not empty */
     uint32_t file_count;
     tsr_blit *blits;
     size_t count;
@@ -62,7 +62,7 @@ static int by_owner(const void *a, const void *b)
     return (x->order > y->order) - (x->order < y->order);
 }
 
-/* Pieces by owner; the owners' numbers become numbers of files, named by rank from 1. */
+/* Sorts the pieces by owner, and turns the owners' numbers into numbers of files, which are named by rank from 1 on. */
 static tsr_status sort_into_files(gathering *g, tsr_error *err)
 {
     owned *list = g->owned.items;
@@ -172,7 +172,7 @@ static tsr_status gather(gathering *g, tsr_error *err)
         .pieces = g->pieces, .piece_count = g->count, .files = g->files, .file_count = g->file_count};
     TSR_TRY(tsr_safetensors_lay_out(&layout, tsr_checkpoint_host(job->checkpoint), job->arena, err));
     g->blits = layout.blits;
-    if (g->count) qsort(g->blits, g->count, sizeof *g->blits, by_entry); /* each tensor is located once */
+    if (g->count) qsort(g->blits, g->count, sizeof *g->blits, by_entry); /* each tensor is located only once */
     return report(g, err);
 }
 

@@ -1,6 +1,5 @@
-/* One torch.save file a rank: all that the rank holds, as DTensors over the target's mesh or as slices of FSDP1's flat
- * parameters (reshard_flat.c), and the objects. Each rank is a
- * stage, laid out in an arena of its own when it is needed. */
+/* Writes one torch.save file per rank, with everything the rank holds: DTensors on the target's mesh, or slices of FSDP1's
+ * flat parameters (reshard_flat.c), and the objects. Each rank is a stage, laid out in its own arena when it is needed. */
 #include "convert/reshard_flat.h"
 #include "formats/torch/torch_loadable.h"
 #include "tessera/sys/try.h"
@@ -17,21 +16,21 @@ typedef struct ranks {
     const tsr_conversion_job *job;
     const tsr_plan *plan;
     tsr_chosen chosen;
-    bool flat; /* the plan is of FSDP1's flat ranges */
+    bool flat; /* the plan has FSDP1's flat ranges */
     uint64_t flat_units;
-    uint64_t planned;     /* tensors of the plan */
+    uint64_t planned;     /* number of tensors in the plan */
     uint64_t *planned_of; /* by row: index in the plan */
     tsr_str *names;
     uint64_t *sizes;
 } ranks;
 
-/* What is made for one rank's file. */
+/* State for making one rank's file. */
 typedef struct rank_file {
     ranks *all;
     uint64_t rank;
     tsr_arena *arena;
-    tsr_entry *locals; /* one a row; of flat ranges one a unit */
-    tsr_rows *rows;    /* theirs; not of flat ranges */
+    tsr_entry *locals; /* one per row; with flat ranges, one per unit */
+    tsr_rows *rows;    /* those of `locals`; not used with flat ranges */
     tsr_entry *rank_map;
     const uint8_t *rank_numbers;
     const tsr_value *mesh_value;
@@ -63,7 +62,7 @@ static tsr_status tensor_leaf(rank_file *f, uint64_t row_number, const tsr_value
     const tsr_planned planned = tsr_plan_tensor_at(r->plan, r->planned_of[row_number]);
     tsr_entry *local = &f->locals[row_number];
     tsr_shard shard;
-    *out = NULL; /* a rank that does not hold the tensor has no entry of that name */
+    *out = NULL; /* a rank that does not hold the tensor has no entry of this name */
     if (!tsr_holders_have(&planned.holders, f->rank)) return TSR_OK;
     TSR_TRY(tsr_layout_shard(planned.layout, f->rank, f->arena, &shard, err));
     TSR_TRY(tsr_localize(r->job->checkpoint, row->entry, &shard, f->arena, local, err));
@@ -173,7 +172,7 @@ static tsr_status prepare(ranks *r, tsr_error *err)
     return TSR_OK;
 }
 
-/* Every version before 2.13 pickles a mesh in a way of its own, and refuses that of the newer ones. */
+/* Every version before 2.13 pickles a mesh in its own way, and cannot load that of later versions. */
 static tsr_status check_version(const ranks *r, tsr_error *err)
 {
     const tsr_torch_version version = r->job->options->for_torch;

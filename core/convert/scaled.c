@@ -1,10 +1,10 @@
-/* Casts that would part quantized numbers from their scales.
+/* Rejects casts that would separate quantized numbers from their scales.
  *
- *   weight (float8, int8, or packed in uint8 … uint32)  ×  weight_scale  =  the weight that is meant
+ *   weight (float8, int8, or packed in uint8 … uint32)  ×  weight_scale  =  the actual weight
  *
- * A loader does not multiply bfloat16 numbers by a scale any more, and a rounded scale gives other weights. The names that
- * quantization libraries write tell which scale belongs to which tensor. The dtype counts too: bfloat16 numbers are the
- * weights themselves, whatever is next to them. A scale counts even where it is not selected. */
+ * A loader does not multiply bfloat16 numbers by a scale, and a rounded scale gives different weights. Scales are found by
+ * the names that quantization libraries use. The dtype also matters: bfloat16 numbers are the weights themselves, whatever
+ * is next to them. A scale counts even if it is not selected. */
 #include "base/line.h"
 #include "tessera/convert.h"
 #include "tessera/sys/cast.h"
@@ -15,10 +15,10 @@
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
-/* A scale has the name of its numbers, with the ending `data` replaced by `scale`. */
+/* The name of a scale is that of its numbers, with the ending `data` replaced by `scale`. */
 typedef struct companion {
     const char *data, *scale;
-    bool words; /* the numbers may be packed in integers of more than 8 bits */
+    bool words; /* the numbers may be packed in integers with more than 8 bits */
 } companion;
 
 static const companion companions[] = {
@@ -44,12 +44,12 @@ static const companion companions[] = {
 
 typedef struct search {
     const tsr_catalog *catalog;
-    const tsr_convert_options *options; /* of a cast; */
-    const tsr_selection *selection;     /* otherwise, of what is merged */
-    tsr_map *names; /* of all entries → index */
+    const tsr_convert_options *options; /* for a cast; */
+    const tsr_selection *selection;     /* otherwise, for what is merged */
+    tsr_map *names; /* name of every entry → index */
     tsr_vec text;
-    const tsr_entry *data; /* the first that is refused */
-    tsr_str scale;         /* its scale's name */
+    const tsr_entry *data; /* the first one that is rejected */
+    tsr_str scale;         /* name of its scale */
     uint64_t count;
     tsr_error *err;
 } search;
@@ -81,8 +81,8 @@ static bool is_wanted(const search *s, const tsr_entry *entry)
     return !s->options->want || s->options->want(s->options->want_ctx, entry->fqn);
 }
 
-/* Whether the cast would touch the numbers or the scale. Numbers that it cannot touch (packed ones) cannot become what was
- * asked for either. */
+/* Whether the cast would change the numbers or the scale. Numbers that it cannot change (packed ones) cannot get the
+ * requested dtype either, so they count, too. */
 static bool is_touched(const search *s, const tsr_entry *data, const tsr_entry *scale)
 {
     if (s->selection) return is_wanted(s, data) || is_wanted(s, scale);
@@ -98,7 +98,7 @@ static void refuse(search *s, const tsr_entry *data, tsr_str scale)
     s->scale = scale;
 }
 
-/* The entry that has the companion's name, or NULL. */
+/* Finds the entry with the companion's name; NULL if there is none. */
 static tsr_status look_up(search *s, tsr_str fqn, const companion *c, const tsr_entry **out)
 {
     const tsr_str data = tsr_str_from(c->data), scale = tsr_str_from(c->scale);
@@ -133,8 +133,8 @@ static bool is_scale(tsr_str key)
     return tsr_str_ends(key, TSR_STR("scale")) || tsr_str_ends(key, TSR_STR("scales"));
 }
 
-/* The key of the scale inside a tensor of another class, such as torchao's: its parts are in a dictionary, which may be the
- * state of an object inside. */
+/* The key of the scale inside a tensor subclass, such as torchao's. The inner tensors are in a dictionary, which may be the
+ * state of an object inside the value. */
 static tsr_str inner_scale(const tsr_value *value)
 {
     for (unsigned depth = 0; depth < 8; depth++) {

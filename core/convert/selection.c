@@ -1,4 +1,4 @@
-/* Filter, rename, cast and refuse, before anything is written. */
+/* Filters, renames, casts and rejects entries, before anything is written. */
 #include "convert/selection.h"
 
 #include "tessera/sys/cast.h"
@@ -8,11 +8,11 @@
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
-#define NAMED 5u /* entries that a refusal names; the rest is counted */
+#define NAMED 5u /* entries named in an error message; the rest is counted */
 
 const char tsr_put_aside[] = "written to the sidecar";
 
-/* Tensors that are not dense come as an OBJECT whose one part is a DICT of what was kept of them. */
+/* Tensors that are not dense are an OBJECT with one part, a DICT of the data that was kept. */
 bool tsr_is_object(const tsr_entry *entry)
 {
     const tsr_value *value = entry->value;
@@ -80,7 +80,7 @@ static const char *reason(const tsr_chosen *s, const tsr_converted *row, const c
     return object && s->options->objects == TSR_OBJECTS_REFUSE ? "is an object" : refusal(row);
 }
 
-/* An object that was not read because a data file is missing: the file is what the message is about. */
+/* For an object that was not read because a data file is missing: fails with a message about that file. */
 static tsr_status check_files(const tsr_chosen *s, tsr_error *err)
 {
     size_t missing;
@@ -93,7 +93,7 @@ static tsr_status check_files(const tsr_chosen *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* Why an entry could not be read, from the findings; NULL: nothing is known. */
+/* The finding that says why an entry could not be read; NULL if there is none. */
 static const tsr_finding *finding_of(const tsr_chosen *s, const tsr_entry *entry)
 {
     const tsr_findings *findings = tsr_checkpoint_findings(s->checkpoint);
@@ -104,7 +104,8 @@ static const tsr_finding *finding_of(const tsr_chosen *s, const tsr_entry *entry
     return NULL;
 }
 
-/* An object that was not read for another reason, such as credentials that expired: the reason is what the message is about. */
+/* For an object that was not read for another reason, such as expired credentials: fails with a message about that
+ * reason. */
 static tsr_status check_objects(const tsr_chosen *s, tsr_error *err)
 {
     for (uint64_t i = 0; i < s->count && s->options->objects != TSR_OBJECTS_REFUSE; i++) {
@@ -118,7 +119,7 @@ static tsr_status check_objects(const tsr_chosen *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* One message for all entries that cannot be written, naming the first few. */
+/* Fails with one message for all entries that cannot be written. It names the first few. */
 static tsr_status check_refusals(const tsr_chosen *s, const char *(*refusal)(const tsr_converted *row), tsr_error *err)
 {
     tsr_str list = {NULL, 0};
@@ -136,7 +137,7 @@ static tsr_status check_refusals(const tsr_chosen *s, const char *(*refusal)(con
                      TSR_STR_ARG(list), (unsigned long long)(refused - NAMED));
 }
 
-/* Entries on a storage that another written entry is on too. */
+/* Marks entries on a storage that another written entry also uses. */
 static tsr_status mark_copies(const tsr_chosen *s, tsr_error *err)
 {
     uint32_t largest = 0;
@@ -146,7 +147,8 @@ static tsr_status mark_copies(const tsr_chosen *s, tsr_error *err)
     uint32_t *users = tsr_arena_array(s->arena, (size_t)largest + 1, sizeof *users, err);
     if (!users) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < s->count; i++) {
-        if (s->rows[i].written) users[s->rows[i].entry->storage_id]++; /* others may be on a storage beyond the largest */
+        /* Entries that are not written may have higher storage ids than the largest. */
+        if (s->rows[i].written) users[s->rows[i].entry->storage_id]++;
     }
     for (uint64_t i = 0; i < s->count; i++) {
         s->rows[i].copied = s->rows[i].written && s->rows[i].entry->storage_id && users[s->rows[i].entry->storage_id] > 1;

@@ -1,10 +1,10 @@
-/* What goes into which file of a universal checkpoint. DeepSpeed's own ds_to_universal writes the same files; both kinds of model
- * states are written, so that ZeRO 1, 2 and 3 can load it:
+/* Assigns the data of a universal checkpoint to its files. DeepSpeed's ds_to_universal writes the same files. Both kinds of
+ * model states are written, so that ZeRO 1, 2 and 3 can load the checkpoint:
  *
  *   TAG/zero/NAME/fp32.pt, exp_avg.pt, …                  {cat_dim: 0, param: tensor}, for each trained weight
  *   TAG/zero/NAME/step.pt                                 a number or a 0-d tensor
- *   TAG/zero/optimizer_state.pt                           parameter groups for ZeRO 1 and 2, and once more for ZeRO 3
- *   TAG/mp_rank_00_model_states.pt                        read by ZeRO 1 and 2: what is not trained, and what the engine kept
+ *   TAG/zero/optimizer_state.pt                           param groups for ZeRO 1 and 2, and once more for ZeRO 3
+ *   TAG/mp_rank_00_model_states.pt                        read by ZeRO 1 and 2: what is not trained, and the engine's state
  *   TAG/zero_pp_rank_0_mp_rank_00_model_states.pt         read by ZeRO 3: the same, without the weights as stored */
 #include "convert/universal_making.h"
 
@@ -26,7 +26,7 @@ static bool state_of(const tsr_universal_making *m, const tsr_converted *row, ts
     return key->size > 0;
 }
 
-/* Those that the parameter groups name, and those that have states. */
+/* Finds the trained weights: those named in the param groups, and those that have states. */
 static tsr_status find_trained(tsr_universal_making *m)
 {
     tsr_str name, key;
@@ -43,7 +43,7 @@ static tsr_status find_trained(tsr_universal_making *m)
     return TSR_OK;
 }
 
-/* {cat_dim: 0, param: tensor}: the axis along which tensor-parallel ranks would be joined. */
+/* {cat_dim: 0, param: tensor}. cat_dim is the axis along which tensor-parallel ranks would be joined. */
 static tsr_status add_tensor(tsr_universal_making *m, tsr_str name, tsr_str key, const tsr_entry *entry)
 {
     const tsr_value *tensor = tsr_value_tensor(m->arena, entry, m->err);
@@ -60,7 +60,7 @@ static tsr_status add_state(tsr_universal_making *m, tsr_converted *row, tsr_str
     if (!value) return TSR_E_NOMEM;
     if (step) m->step = value;
     if (step) return tsr_universal_add(m, value, "%.*s/zero/%.*s/%.*s.pt", name, key);
-    row->written = false; /* an optimizer's None, for which DeepSpeed has no file */
+    row->written = false; /* an optimizer's None, for which DeepSpeed writes no file */
     row->left_out = "is not a tensor; for the states of a weight, universal checkpoints store only tensors";
     return TSR_OK;
 }
@@ -102,7 +102,7 @@ static tsr_status add_weights(tsr_universal_making *m)
 
 /* ---- the optimizer ---- */
 
-/* A group whose parameters are the one flat tensor `number`, as DeepSpeed's own optimizers see them. */
+/* A param group whose parameters are the flat tensor `number`, as in DeepSpeed's own optimizers. */
 static tsr_status flat_group(const tsr_universal_making *m, const tsr_value *group, size_t number, const tsr_value **out)
 {
     static const char *const without[] = {"params", NULL};
@@ -113,7 +113,8 @@ static tsr_status flat_group(const tsr_universal_making *m, const tsr_value *gro
     return tsr_dict_take(&g, TSR_VALUE_DICT, out);
 }
 
-/* Where nothing states groups, those of `param_shapes` without hyperparameters: a loading engine keeps its own. */
+/* If nothing states param groups, uses those of `param_shapes`, without hyperparameters; an engine that loads them keeps its
+ * own. */
 static tsr_status flat_groups(const tsr_universal_making *m, const tsr_value **out)
 {
     const tsr_value *shapes = tsr_dict_get(m->engine, "param_shapes"), *from = m->groups ? m->groups : shapes;
@@ -127,7 +128,7 @@ static tsr_status flat_groups(const tsr_universal_making *m, const tsr_value **o
     return tsr_dict_take(&g, TSR_VALUE_LIST, out);
 }
 
-/* DeepSpeed takes the object as it is: its attributes were read as a dictionary. */
+/* DeepSpeed needs the original object, whose attributes were read as a dictionary. */
 static const tsr_value *loss_scaler(const tsr_universal_making *m)
 {
     const tsr_value *state = tsr_dict_get(m->optim, "loss_scaler");
@@ -173,7 +174,7 @@ static tsr_status name_tag(tsr_universal_making *m)
     return m->tag.data ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* DeepSpeed gives every expert-parallel rank the files of its own numbers, which begin at 0 on each. */
+/* DeepSpeed gives every expert-parallel rank the files with the rank's own numbers, which begin at 0 on each. */
 static tsr_status refuse_experts(const tsr_universal_making *m)
 {
     const tsr_str marker = TSR_STR(".deepspeed_moe.experts.deepspeed_experts.");
@@ -189,8 +190,8 @@ static tsr_status refuse_experts(const tsr_universal_making *m)
     return TSR_OK;
 }
 
-/* Its engine counts the files of model states: one for each model-parallel rank that `mp_world_size` states, and for pipelines the files
- * of their layers. */
+/* DeepSpeed's engine requires as many files of model states as `mp_world_size` states, one per model-parallel rank, and for
+ * pipelines the files of their layers. */
 static tsr_status refuse_model_ranks(const tsr_universal_making *m)
 {
     const tsr_value *ranks = tsr_dict_get(m->engine, "mp_world_size");

@@ -1,4 +1,4 @@
-/* The files of a DeepSpeed universal checkpoint, as the values that torch.save has to write. */
+/* The files of a DeepSpeed universal checkpoint, as values for torch.save. */
 #ifndef TSR_CONVERT_UNIVERSAL_H
 #define TSR_CONVERT_UNIVERSAL_H
 
@@ -7,19 +7,20 @@
 #define TSR_UNIVERSAL_MARKER "latest_universal"
 
 typedef struct tsr_universal_file {
-    tsr_str name; /* below the destination: "TAG/zero/norm.weight/fp32.pt" */
+    tsr_str name; /* relative to the destination: "TAG/zero/norm.weight/fp32.pt" */
     const tsr_value *root;
 } tsr_universal_file;
 
 typedef struct tsr_universal {
-    tsr_str tag; /* of the directory: "global_step100_universal" */
+    tsr_str tag; /* name of the directory: "global_step100_universal" */
     tsr_universal_file *files;
     uint32_t count;
 } tsr_universal;
 
-/* From the written rows: weights "model.NAME" that are trained, states "optim.state.NAME.KEY" (or "optimizer."), parameter
- * groups, and everything else for the model states. `root` is what tsr_nest_rows made of the rows. Lives in `arena`. Errors:
- * TSR_E_UNSUPPORTED if there are no such weights or states, or if a state's weight is missing (the message names it). */
+/* Makes the files from the written rows: trained weights "model.NAME", states "optim.state.NAME.KEY" (or "optimizer."),
+ * param groups, and everything else for the model states. `root` is the value that tsr_nest_rows made of the rows. Allocates
+ * in `arena`. Fails with TSR_E_UNSUPPORTED if there are no such weights or states, or if a state's weight is missing (which
+ * the message names). */
 tsr_status tsr_universal_files(const tsr_chosen *chosen, const tsr_value *root, tsr_arena *arena, tsr_universal *out, tsr_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* The model states of a universal checkpoint: what has no directory of its own, and what the engine kept. */
+/* Makes the model states of a universal checkpoint: weights without a directory, and the engine's state. */
 #include "convert/universal_making.h"
 
 #include "tessera/sys/entries.h"
@@ -10,7 +10,7 @@ static bool is_same_tensor(const tsr_entry *a, const tsr_entry *b)
     return tsr_entry_same_shape(a, b) && a->chunk_count && b->chunk_count && a->chunks[0].file == b->chunks[0].file && a->chunks[0].byte_offset == b->chunks[0].byte_offset;
 }
 
-/* They count as trained: what they name has a directory. */
+/* Second names count as trained, because the weights that they refer to have a directory. */
 static tsr_status note_ties(tsr_universal_making *m)
 {
     for (size_t i = 0; i + 1 < m->ties->count; i += 2)
@@ -18,7 +18,8 @@ static tsr_status note_ties(tsr_universal_making *m)
     return TSR_OK;
 }
 
-/* Second names of trained weights: the source's list, or where it has none what shares a storage with one. */
+/* Finds second names of trained weights: those in the source's list or, without a list, those that share a storage with
+ * one. */
 static tsr_status find_ties(tsr_universal_making *m)
 {
     tsr_str name, owner;
@@ -38,7 +39,8 @@ static tsr_status find_ties(tsr_universal_making *m)
     return note_ties(m);
 }
 
-/* Weights that have no directory of their own: frozen ones and buffers. A second name of a trained one has its owner's. */
+/* Collects weights without a directory: frozen ones and buffers. A second name of a trained weight uses its owner's
+ * directory. */
 static tsr_status untrained(const tsr_universal_making *m, const tsr_value **out)
 {
     tsr_str name;
@@ -51,7 +53,7 @@ static tsr_status untrained(const tsr_universal_making *m, const tsr_value **out
     return tsr_dict_take(&g, TSR_VALUE_DICT, out);
 }
 
-/* The shapes of trained weights, group by group, where the source states none. */
+/* The shapes of trained weights, by group, for a source that does not state them. */
 static tsr_status shapes_of(const tsr_universal_making *m, const tsr_value **out)
 {
     tsr_str name;
@@ -76,7 +78,7 @@ static void put_default(tsr_growing_dict *g, const tsr_value *engine, const char
     if (!tsr_dict_get(engine, key)) tsr_dict_put(g, tsr_str_from(key), value);
 }
 
-/* What every model states file has. */
+/* Collects what every file of model states has. */
 static tsr_status model_states(const tsr_universal_making *m, const tsr_value *module, const tsr_value **out)
 {
     static const char *const without[] = {"optimizer", "frozen_param_shapes", "frozen_param_fragments", "shared_params", "param_shapes", NULL};
@@ -90,7 +92,7 @@ static tsr_status model_states(const tsr_universal_making *m, const tsr_value *m
     tsr_dict_put_all(&g, m->engine, without);
     tsr_dict_put_all(&g, m->root, parts);
     tsr_dict_put(&g, TSR_STR("optimizer"), none);
-    tsr_dict_put(&g, TSR_STR("frozen_param_shapes"), none); /* frozen weights are whole in `module` */
+    tsr_dict_put(&g, TSR_STR("frozen_param_shapes"), none); /* frozen weights are complete in `module` */
     tsr_dict_put(&g, TSR_STR("frozen_param_fragments"), none);
     tsr_dict_put(&g, TSR_STR("param_shapes"), m->shapes ? m->shapes : tsr_dict_get(m->engine, "param_shapes"));
     tsr_dict_put(&g, TSR_STR("shared_params"), m->ties);
@@ -106,7 +108,8 @@ tsr_status tsr_universal_add_model_states(tsr_universal_making *m)
 {
     const tsr_value *stored = tsr_dict_get(m->root, "module"), *rest, *root;
     const tsr_value *stated = tsr_dict_get(m->engine, "param_shapes");
-    if (!stated || stated->kind != TSR_VALUE_LIST) TSR_TRY(shapes_of(m, &m->shapes)); /* before second names count as trained */
+    /* Before second names count as trained. */
+    if (!stated || stated->kind != TSR_VALUE_LIST) TSR_TRY(shapes_of(m, &m->shapes));
     TSR_TRY(find_ties(m));
     TSR_TRY(untrained(m, &rest));
     TSR_TRY(model_states(m, stored ? stored : rest, &root));

@@ -1,4 +1,5 @@
-/* Dictionaries that grow, for the files of a universal checkpoint; and what both of its makers ask of rows and names. */
+/* Growing dictionaries for the files of a universal checkpoint, and functions for rows and names that both of its makers
+ * need. */
 #include "convert/universal_making.h"
 
 #include "tessera/sys/try.h"

@@ -1,5 +1,5 @@
-/* Objects as PyTorch 2.3 names them. Since 2.4 every value in a dict is an item of its own; before, a dict or list without a
- * tensor anywhere below it was one item: `args`, not `args.lr`. 2.3 looks for that item, and newer versions accept it.
+/* Names objects like PyTorch 2.3. Since 2.4, every value in a dict is a separate item. Before, a dict or list without any
+ * tensor below it was a single item: `args`, not `args.lr`. 2.3 looks for that item, and later versions accept it.
  *
  * Source: traverse_state_dict and traverse_state_dict_v_2_3 in torch/distributed/checkpoint/_traverse.py. */
 #include "convert/dcp_rows.h"
@@ -12,11 +12,11 @@
 
 typedef struct joining {
     tsr_dcp_rows *rows;
-    tsr_map *above_tensors; /* the paths of dicts and lists with a tensor somewhere below them */
-    tsr_map *first_of;      /* the path of a whole object → the first source that is in it */
-    uint32_t *next;         /* by source: the next one in the same object, or ALONE */
-    uint32_t *last;         /* by first source: the last one so far; ALONE: the source is in another's object */
-    uint32_t *depth;        /* by source: how many items of its path name the object */
+    tsr_map *above_tensors; /* paths of dicts and lists with a tensor somewhere below them */
+    tsr_map *first_of;      /* path of a whole object → the first source that is in it */
+    uint32_t *next;         /* by source: the next source in the same object, or ALONE */
+    uint32_t *last;         /* by first source: the last source so far; ALONE if the source is in another one's object */
+    uint32_t *depth;        /* by source: how many items of its path lead to the object */
     uint64_t *row_of;       /* by source */
 } joining;
 
@@ -25,7 +25,7 @@ static bool is_tensor(const tsr_dcp_output_entry *source)
     return source->entry->kind == TSR_ENTRY_TENSOR;
 }
 
-/* The first `count` items of a path as text that no other path has. */
+/* The first `count` items of a path as a text that no other path has. */
 static tsr_str path_key(const joining *j, const tsr_dcp_output_entry *source, uint32_t count, tsr_error *err)
 {
     tsr_arena *arena = j->rows->job->arena;
@@ -54,7 +54,7 @@ static tsr_status note_tensors(joining *j, tsr_error *err)
     return TSR_OK;
 }
 
-/* Links the source to the others in the same whole object, if it is in one. */
+/* Links the source to the other sources in the same whole object, if there is one. */
 static tsr_status link_source(joining *j, uint32_t s, tsr_error *err)
 {
     const tsr_dcp_output_entry *source = &j->rows->sources[s];
@@ -80,7 +80,7 @@ static tsr_status link_source(joining *j, uint32_t s, tsr_error *err)
     return TSR_OK;
 }
 
-/* As PyTorch names what is at a path: its items, joined with dots. */
+/* PyTorch's name for what is at a path: its items, joined with dots. */
 static tsr_str name_of(const joining *j, const tsr_dcp_output_entry *source, uint32_t depth, tsr_error *err)
 {
     tsr_arena *arena = j->rows->job->arena;
@@ -95,7 +95,7 @@ static tsr_str name_of(const joining *j, const tsr_dcp_output_entry *source, uin
     return name;
 }
 
-/* Makes the first source of an object the whole object. */
+/* Turns the first source of an object into the whole object. */
 static tsr_status join(const joining *j, uint32_t first, tsr_error *err)
 {
     tsr_arena *arena = j->rows->job->arena;
@@ -123,7 +123,7 @@ static tsr_status join(const joining *j, uint32_t first, tsr_error *err)
     return TSR_OK;
 }
 
-/* Takes the sources that are in another's object out of the list. */
+/* Removes the sources that became part of another one's object. */
 static void close_gaps(joining *j)
 {
     tsr_dcp_rows *rows = j->rows;
@@ -138,7 +138,7 @@ static void close_gaps(joining *j)
     rows->source_count = kept;
 }
 
-/* The rows of an object's parts have its name in the report of what was written. */
+/* Names the rows of an object's parts after the object, for the report of what was written. */
 static void name_rows(const joining *j)
 {
     const tsr_dcp_output_entry *sources = j->rows->sources;
