@@ -1,4 +1,4 @@
-/* "did you mean": finds the nearest word by edit distance (insert, delete, replace, swap neighbors). */
+/* "did you mean": finds the nearest word by edit distance (insert, delete, replace, swap neighbours). */
 #include "tessera/str.h"
 #include "tessera/sys/suggest.h"
 

@@ -108,7 +108,7 @@ tsr_layout tsr_layout_explicit(uint64_t ranks, const tsr_shard *shards, uint32_t
     return (tsr_layout){.ndim = ndim, .shape = shape, .ranks = ranks, .copies = 1, .shards = shards};
 }
 
-/* The runs of `holder` along dim d. */
+/* The runs along dim d of the rank at these coordinates. */
 static const tsr_span *runs_of(const tsr_layout *layout, const uint64_t *coordinate, uint32_t d, uint64_t *count,
                                const uint64_t **local)
 {

@@ -1,6 +1,6 @@
 /* Index files ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
  *
- *   {"metadata": {"total_size": bytes}, "weight_map": {"name": "file in the same folder", …}}
+ *   {"metadata": {"total_size": bytes}, "weight_map": {"name": "file in the same directory", …}}
  *
  * Source: what transformers' save_pretrained and DCP's consolidation write. */
 #ifndef TSR_FORMATS_COMMON_WEIGHT_MAP_H

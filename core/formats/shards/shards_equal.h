@@ -6,7 +6,8 @@
 
 typedef struct tsr_shards_equality {
     tsr_checkpoint *checkpoint;
-    uint64_t bytes_left; /* that may still be read: many views of one storage must not cost more than a few times the files' bytes */
+    /* How many bytes may still be read: many views of one storage must not cost more than a few times the files' bytes. */
+    uint64_t bytes_left;
 } tsr_shards_equality;
 
 tsr_shards_equality tsr_shards_equality_of(tsr_checkpoint *checkpoint);
