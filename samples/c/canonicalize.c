@@ -1,4 +1,4 @@
-/* Prints the canonical names (FQNs) of a wrapped model's parameters, as PyTorch's state dict API has them:
+/* Prints the canonical names (FQNs) of a wrapped model's parameters, like PyTorch's state dict API:
  *
  *   python3 describe_modules.py … > modules.json       samples/describe_modules.py, with any torch.nn.Module
  *   canonicalize modules.json */
@@ -8,7 +8,7 @@
 #include <tessera/native_host.h>
 #include <tessera/path.h>
 
-/* Prints "raw -> fqn" and the components that are gone, each with the reason. */
+/* Prints "raw -> fqn" and the components that were removed, each with the reason. */
 static tsr_status print_name(const tsr_modules *modules, tsr_str raw, tsr_arena *arena, tsr_error *err)
 {
     tsr_name name;

@@ -9,7 +9,7 @@
 #include <tessera/native_host.h>
 #include <tessera/path.h>
 
-/* Collective: every rank opens the source and makes the same plan, then they share the work. */
+/* Collective: every rank opens the source and makes the same plan, and then they share the work. */
 static tsr_status reshard(char **argv, tsr_comm *comm, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
     tsr_convert_options convert = TSR_OPTIONS(tsr_convert_options);
@@ -20,7 +20,7 @@ static tsr_status reshard(char **argv, tsr_comm *comm, const tsr_host *host, tsr
     tsr_status status = tsr_path_open(argv[1], host, NULL, &checkpoint, err);
     if (status == TSR_OK) status = tsr_target_parse(tsr_str_from(argv[3]), tsr_str_from(argv[4]), arena, &target, err);
     if (status == TSR_OK) status = tsr_plan_new(tsr_checkpoint_catalog(checkpoint), &target, NULL, host, &plan, err);
-    status = tsr_comm_agree(comm, status, err); /* a rank that failed is known to all before they begin to write */
+    status = tsr_comm_agree(comm, status, err); /* all ranks learn of a failure before any of them begins to write */
     if (status == TSR_OK) {
         convert.plan = plan;
         convert.to = tsr_container_for(tsr_checkpoint_catalog(checkpoint)->format);
@@ -34,7 +34,7 @@ static tsr_status reshard(char **argv, tsr_comm *comm, const tsr_host *host, tsr
 static tsr_status run(char **argv, tsr_comm *comm, tsr_error *err)
 {
     tsr_native_host native;
-    tsr_native_host_open(&native, 1); /* the processes share the machine already */
+    tsr_native_host_open(&native, 1); /* one thread each, because the processes already share the machine */
     tsr_arena *arena = tsr_arena_new(native.host.allocator, 0, err);
     tsr_status status = tsr_comm_agree(comm, arena ? TSR_OK : TSR_E_NOMEM, err);
     if (status == TSR_OK) status = reshard(argv, comm, &native.host, arena, err);

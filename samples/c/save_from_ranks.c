@@ -12,7 +12,7 @@
 
 enum { ROWS = 10, COLUMNS = 3 };
 
-/* Element (i, j) is i + j / 10; this rank fills the rows that it holds. */
+/* Element (i, j) is i + j / 10. Fills the rows that this rank holds. */
 static tsr_status fill(const tsr_tensor *weight, tsr_arena *arena, tsr_error *err)
 {
     const tsr_piece *pieces;
@@ -53,7 +53,7 @@ static tsr_status save(const char *path, long step, tsr_comm *comm, tsr_error *e
     tsr_native_host_open(&native, 1);
     tsr_status status = tsr_state_dict_new(&native.host, &state, err);
     if (status == TSR_OK) status = build(state, comm, step, err);
-    status = tsr_comm_agree(comm, status, err); /* a rank that failed is known to all before they begin to write */
+    status = tsr_comm_agree(comm, status, err); /* all ranks learn of a failure before any of them begins to write */
     if (status == TSR_OK) status = tsr_state_dict_save(tsr_state_dict_root(state), comm, path, NULL, &native.host, err);
     tsr_state_dict_free(state);
     tsr_native_host_close(&native);

@@ -7,7 +7,7 @@
 #include <tessera/native_host.h>
 #include <tessera/path.h>
 
-/* Findings of opening are there already; these are added to them. */
+/* Adds findings to those that were made when the checkpoint was opened. */
 static tsr_status check(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(checkpoint);
@@ -32,7 +32,7 @@ static void print_findings(const tsr_findings *findings)
 
 int main(int argc, char **argv)
 {
-    const tsr_open_options options = {.purpose = TSR_FOR_FINDINGS}; /* do not refuse what can still be reported on */
+    const tsr_open_options options = {.purpose = TSR_FOR_FINDINGS}; /* open even an incomplete checkpoint, to report on it */
     tsr_native_host native;
     tsr_checkpoint *checkpoint;
     tsr_error err = {0};
