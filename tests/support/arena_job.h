@@ -1,5 +1,5 @@
-/* Runs a job over a fresh arena with each of its allocations failing: it must end in TSR_E_NOMEM, or as it ends when none
- * fails, and give back every block. Include after cmocka.h. */
+/* Runs a job on a new arena, with each of its allocations failing once. The job must then end with TSR_E_NOMEM, or with the
+ * same status as when nothing fails, and free every block. Include after cmocka.h. */
 #ifndef TESTS_SUPPORT_ARENA_JOB_H
 #define TESTS_SUPPORT_ARENA_JOB_H
 

@@ -1,4 +1,4 @@
-/* Opens a checkpoint and walks its extents: the job that must_bear_failures wants of a reader. */
+/* Opens a checkpoint and walks its extents: the job with which must_bear_failures tests a reader. */
 #ifndef TESTS_SUPPORT_CHECKPOINT_OPENING_H
 #define TESTS_SUPPORT_CHECKPOINT_OPENING_H
 

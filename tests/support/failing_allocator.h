@@ -1,5 +1,5 @@
-/* An allocator that fails at its n-th allocation and counts what is still alive: for "every allocation failure ends in a
- * clean error and leaks nothing". Loop n from 0 until a run no longer reaches it:
+/* An allocator that fails at its n-th allocation and counts the blocks that were not freed, to test that "every allocation
+ * failure ends in a clean error and leaks nothing". Increase n from 0 until a run makes fewer allocations:
  *
  *   for (size_t n = 0;; n++) {
  *       failing_allocator failing;
@@ -46,7 +46,7 @@ static inline void failing_start(failing_allocator *self, size_t fail_at)
     *self = (failing_allocator){{failing_resize, self}, fail_at, 0, 0, false};
 }
 
-/* Counts from here: after `successes` more the next one fails; SIZE_MAX: none does. */
+/* Restarts counting: after `successes` more allocations, the next one fails. SIZE_MAX: none fails. */
 static inline void failing_after(failing_allocator *self, size_t successes)
 {
     self->fail_at = successes == SIZE_MAX ? SIZE_MAX : self->calls + successes;

@@ -1,5 +1,5 @@
-/* Runs a job over a store with each of its allocations failing, then with each of its reads: it must end in that failure,
- * or as it ends when nothing fails, and give back every block. */
+/* Runs a job on a store, with each of its allocations failing once, and then each of its reads. The job must then end with
+ * that failure, or with the same status as when nothing fails, and free every block. */
 #ifndef TESTS_SUPPORT_FAULTS_H
 #define TESTS_SUPPORT_FAULTS_H
 
@@ -10,7 +10,7 @@ typedef tsr_status (*faulty_job)(void *ctx, tsr_store *store, const tsr_host *ho
 
 #define FIRE "the disk is on fire"
 
-/* A view of a store whose n-th read fails; it cannot be mapped. */
+/* Wraps a store so that its n-th read fails. The files cannot be mapped. */
 typedef struct failing_store {
     tsr_store base;
     tsr_store *inner;
@@ -37,7 +37,7 @@ static inline failing_store failing_store_of(tsr_store *inner, size_t fail_at)
                            .fail_at = fail_at};
 }
 
-/* The status when nothing fails. */
+/* Returns the status of the run in which nothing fails. */
 static inline tsr_status must_bear_failures(faulty_job job, void *ctx, tsr_store *store, const tsr_host *host)
 {
     bool failed = true;

@@ -1,4 +1,4 @@
-/* Folders in memory: files of text, of bytes, or safetensors images. Include after cmocka.h. */
+/* Directories in memory, with files that are text, bytes, or safetensors images. Include after cmocka.h. */
 #ifndef TESTS_SUPPORT_FOLDER_H
 #define TESTS_SUPPORT_FOLDER_H
 
@@ -13,7 +13,8 @@
 typedef struct part {
     const char *name;
     const char *text;
-    size_t data_size; /* > 0: a safetensors image of `text` and so many data bytes; SIZE_MAX: an image without data */
+    size_t data_size; /* > 0: a safetensors image with the header `text` and this many data bytes; SIZE_MAX: an image
+                       * without data */
     size_t text_size; /* 0: strlen */
 } part;
 

@@ -1,4 +1,5 @@
-/* Whether the full counts are wanted: `tests/run --full`, or TSR_TEST_FULL=1 before a program of tests. */
+/* Whether to run the full number of iterations: with `tests/run --full`, or with TSR_TEST_FULL=1 for a single test
+ * program. */
 #ifndef TSR_SUPPORT_FULL_COUNTS_H
 #define TSR_SUPPORT_FULL_COUNTS_H
 

@@ -1,4 +1,4 @@
-/* One file of random bytes; chunks are written into it element by element. */
+/* Makes one file of random bytes, and writes chunks into it element by element. */
 #include "support/made.h"
 
 #include "tessera/sys/host_calls.h"
@@ -14,7 +14,7 @@ uint64_t tsr_made_random(tsr_made *made, uint64_t below)
     return below ? (made->random >> 33) % below : 0;
 }
 
-/* ---- the reader behind the checkpoint ---- */
+/* ---- the checkpoint's reader ---- */
 
 static tsr_status made_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                               tsr_view *out, tsr_error *err)
@@ -36,7 +36,7 @@ static tsr_status made_extents(tsr_checkpoint *checkpoint,
     return TSR_OK;
 }
 
-/* By place, since chunks may be copies. */
+/* Finds the extent by its position, since `chunk` may be a copy. */
 static tsr_status made_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                            tsr_stated_crc *out, tsr_error *err)
 {
@@ -52,7 +52,7 @@ static tsr_status made_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, c
 
 static const tsr_reader made_reader = {.locate = made_locate, .extents = made_extents, .crc = made_crc};
 
-/* ---- a stand-in for zstd: [u32 length][bytes ^ 0x5a], as many frames as there are ---- */
+/* ---- a substitute for zstd: any number of frames [u32 length][bytes ^ 0x5a] ---- */
 
 typedef struct frames {
     uint32_t left;
@@ -125,7 +125,7 @@ static void reverse(uint8_t *bytes, uint32_t size)
     }
 }
 
-/* The stored form of one element: the resolution backwards. */
+/* Stores one element in the form described by the view: the inverse of resolving it. */
 static void store_element(uint8_t *to, const uint8_t *value, tsr_dtype dtype, const tsr_view *view)
 {
     const tsr_dtype_info *info = tsr_dtype_describe(dtype);
@@ -222,7 +222,7 @@ static void add_chunk(tsr_made *made, const tsr_entry *entry, tsr_chunk *chunk, 
                      .member = TSR_STR("data/0")};
 }
 
-/* Splits one random chunk in two along a random dim. */
+/* Splits a random chunk in two along a random dim. */
 static void cut_once(tsr_made *made, tsr_chunk *chunks, uint64_t *count, uint32_t ndim)
 {
     tsr_chunk *from = &chunks[tsr_made_random(made, *count)];

@@ -1,5 +1,5 @@
-/* Checkpoints made by hand: random tensors cut into random chunks, each stored in its own odd way, next to their true
- * contents element by element. The oracle for everything that moves tensor bytes. */
+/* Checkpoints built in memory: random tensors split into random chunks, each stored in an unusual way, along with their true
+ * contents. They are the reference for everything that moves tensor bytes. */
 #ifndef TSR_TESTS_SUPPORT_MADE_H
 #define TSR_TESTS_SUPPORT_MADE_H
 
@@ -12,9 +12,9 @@ typedef struct tsr_made {
     tsr_vec file; /* bytes of "data", the only file */
     tsr_memory_file listed;
     tsr_entry *entries;
-    uint8_t **truth; /* one an entry: contiguous row-major bytes */
+    uint8_t **truth; /* one per entry: contiguous row-major bytes */
     uint64_t count;
-    tsr_extent *extents; /* to be given out by tsr_checkpoint_extents */
+    tsr_extent *extents; /* what tsr_checkpoint_extents lists */
     uint64_t extent_count;
     uint64_t random;
 } tsr_made;
@@ -27,18 +27,18 @@ typedef enum tsr_made_how {
 
 uint64_t tsr_made_random(tsr_made *made, uint64_t below);
 
-/* Starts with room for `most` entries; one thread, or `threads`. */
+/* Begins with room for `most` entries. Uses one thread, or `threads`. */
 void tsr_made_start(tsr_made *made, uint64_t seed, uint64_t most);
-/* Adds a tensor of random contents, cut into about `cuts` chunks. Returns its number. `fqn` is borrowed. */
+/* Adds a tensor with random contents, split into about `cuts` chunks. Returns its number. Borrows `fqn`. */
 uint64_t tsr_made_tensor(tsr_made *made, const char *fqn, tsr_dtype dtype, uint32_t ndim, const uint64_t *shape,
                          unsigned cuts, tsr_made_how how);
-/* A random shape of at most 4 dims, now and then with zeros; returns the rank. */
+/* A random shape with at most 4 dims, some of which may be 0. Returns ndim. */
 uint32_t tsr_made_shape(tsr_made *made, uint64_t *shape, uint64_t most);
-/* Opens the store over what was added. Nothing may be added afterwards. */
+/* Opens the store with everything that was added. Nothing may be added afterwards. */
 void tsr_made_open(tsr_made *made);
 void tsr_made_end(tsr_made *made);
 
-/* Bytes of box [offsets, +sizes) of an entry, element by element from the truth, into `out`. */
+/* Copies the bytes of the box [offsets, +sizes) of an entry from its true contents to `out`, element by element. */
 void tsr_made_box(const tsr_made *made, uint64_t number, const uint64_t *offsets, const uint64_t *sizes, uint8_t *out);
 
 #endif

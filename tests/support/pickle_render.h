@@ -1,4 +1,4 @@
-/* A parsed pickle as text, to compare with what other tools say of the same bytes. */
+/* Formats a parsed pickle as text, to compare it with what other tools print for the same bytes. */
 #ifndef TESTS_SUPPORT_PICKLE_RENDER_H
 #define TESTS_SUPPORT_PICKLE_RENDER_H
 
@@ -13,7 +13,7 @@ typedef struct rendering {
     size_t room, used;
 } rendering;
 
-/* What does not fit is counted, not kept. */
+/* Text that does not fit is counted but dropped. */
 static inline void render_add(rendering *r, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
 static inline void render_add(rendering *r, const char *format, ...)
 {
@@ -104,7 +104,7 @@ static inline void render_node(rendering *r, const tsr_pickle *p, tsr_ref ref, i
     }
 }
 
-/* The whole pickle; what does not fit is left off. */
+/* Renders the whole pickle; text that does not fit is dropped. */
 static inline void render_pickle(const tsr_pickle *p, char *out, size_t room)
 {
     rendering r = {out, room, 0};

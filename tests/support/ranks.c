@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-/* cmocka wants these before it */
+/* cmocka.h needs the headers above. */
 #include <cmocka.h>
 
 #include "tessera/comm_threads.h"
@@ -14,7 +14,7 @@
 #include "tessera/comm_mpi.h"
 #endif
 
-static tsr_comm *processes; /* NULL: threads */
+static tsr_comm *processes; /* NULL when the ranks are threads */
 static char scratch[256];
 
 static void give_up(const char *what, const tsr_error *err)
@@ -45,7 +45,7 @@ void ranks_begin(int *argc, char ***argv)
     (void)argv;
 #ifdef TSR_RANKS_MPI
     if (tsr_mpi_start(argc, argv, &err) != TSR_OK) give_up("MPI", &err);
-    /* Small pieces, so that every test moves its data in several. */
+    /* Small rounds, so that every test needs several to send its data. */
     const tsr_comm_mpi_options options = {.round_bytes = 1000};
     if (tsr_comm_mpi_open(MPI_COMM_WORLD, &options, &tsr_allocator_libc, &processes, &err) != TSR_OK) give_up("MPI", &err);
     if (processes->rank != 0 && !freopen("/dev/null", "w", stdout)) give_up("MPI", &err);
@@ -76,7 +76,7 @@ uint32_t ranks_count(uint32_t ranks)
     return processes ? processes->size : ranks;
 }
 
-/* Own failures count before those that follow from another rank's. */
+/* A rank's own failures take precedence over those that follow from another rank's. */
 static tsr_status settle(tsr_status status, const tsr_error *mine, tsr_error *err)
 {
     const bool consequence = status == TSR_E_IO && strstr(mine->message, "has left");

@@ -1,8 +1,8 @@
-/* For tests whose code runs on several ranks: the same bodies on one rank, on threads, and on MPI processes.
+/* For tests that run on several ranks: the same bodies run on one rank, on threads, and on MPI processes.
  *
- * CMake: tsr_ranks_test(NAME …) builds NAME, which ctest runs, and with MPI NAME_mpi, which tests/mpi/run starts by mpirun
- * with several numbers of processes. A body returns its failures (cmocka's asserts do not work off the main thread):
- * RANKS_NEED. What stands outside bodies runs once in NAME and once a process in NAME_mpi, so it must be the same
+ * In CMake, tsr_ranks_test(NAME …) builds NAME, which ctest runs, and with MPI also NAME_mpi, which tests/mpi/run starts
+ * with mpirun and different numbers of processes. A body returns its failures with RANKS_NEED (cmocka's asserts only work in
+ * the main thread). Code outside of bodies runs once in NAME, and once per process in NAME_mpi, so it must do the same
  * everywhere.
  *
  *   int main(int argc, char **argv)
@@ -18,7 +18,7 @@
 
 typedef tsr_status ranks_body(void *arg, tsr_comm *comm, tsr_error *err);
 
-/* In a body with `comm` and `err`. */
+/* For bodies whose parameters are named `comm` and `err`. */
 #define RANKS_NEED(condition) \
     do { \
         if (!(condition)) \
@@ -27,20 +27,21 @@ typedef tsr_status ranks_body(void *arg, tsr_comm *comm, tsr_error *err);
     } while (0)
 
 void ranks_begin(int *argc, char ***argv);
-/* The exit status. */
+/* Returns the exit status. */
 int ranks_end(int failed_tests);
 
-/* Runs the body in every world there is: self and 2, 3, 4, 7 and 16 threads, or the processes of mpirun. A failure of any
- * rank fails the test. */
+/* Runs the body with every kind of communicator: a single rank and 2, 3, 4, 7 and 16 threads, or the processes of mpirun. A
+ * failure of any rank fails the test. */
 void ranks_run(ranks_body *body, void *arg);
-/* In one world: of `ranks` threads, or of the processes of mpirun (`ranks` does not count). Returns what the ranks agreed
- * on: the failure of the lowest rank that did not just miss another; "rank N: " may stand before its message. A body that
- * returns while others still communicate is a rank that left. */
+/* Runs the body once: with `ranks` threads, or with the processes of mpirun (`ranks` is then ignored). Returns what the
+ * ranks agreed on: the failure of the lowest rank that failed for a reason of its own, not because another rank was
+ * missing. Its message may begin with "rank N: ". If a body returns while others still communicate, its rank counts as
+ * one that left. */
 tsr_status ranks_try(uint32_t ranks, ranks_body *body, void *arg, tsr_error *err);
-/* How many ranks ranks_try will have for `ranks`. */
+/* The number of ranks that ranks_try uses for `ranks`. */
 uint32_t ranks_count(uint32_t ranks);
 
-/* A folder for files, the same on all ranks; removed by ranks_end. */
+/* A directory for files, the same on all ranks. ranks_end removes it. */
 const char *ranks_scratch(void);
 
 #endif

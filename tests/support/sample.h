@@ -1,4 +1,4 @@
-/* Files of samples/checkpoints in a memory store, and the goldens beside them. */
+/* Loads files of samples/checkpoints into a memory store, and the goldens next to them. */
 #ifndef TESTS_SUPPORT_SAMPLE_H
 #define TESTS_SUPPORT_SAMPLE_H
 
@@ -15,14 +15,14 @@ typedef struct sample {
     tsr_store *store;
 } sample;
 
-/* The repository: where it was when this was built, or what the environment says. */
+/* The repository's directory: that of the build, or the one in the environment. */
 static inline const char *sample_root(void)
 {
     const char *elsewhere = getenv("TSR_TEST_DATA");
     return elsewhere ? elsewhere : TSR_TEST_DATA;
 }
 
-/* A file's bytes, malloc'ed; empty when it cannot be read. `path` counts from samples/checkpoints. */
+/* Returns a file's bytes, allocated by malloc; empty if it cannot be read. `path` is relative to samples/checkpoints. */
 static inline tsr_str sample_read(const char *path)
 {
     char name[1024];
@@ -46,7 +46,7 @@ static inline void sample_add(sample *s, const char *name, tsr_str content)
     s->files[s->count++] = (tsr_memory_file){tsr_str_from(copy), content};
 }
 
-/* `folder`/`file` under the name `file`. */
+/* Adds `folder`/`file` under the name `file`. */
 static inline void sample_add_file(sample *s, const char *folder, const char *file)
 {
     char path[512];

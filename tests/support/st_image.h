@@ -1,4 +1,4 @@
-/* Safetensors images in memory for tests: header text and so many data bytes (0, 1, 2, …). */
+/* Makes safetensors images in memory: a header text and a number of data bytes (0, 1, 2, …). */
 #ifndef TESTS_SUPPORT_ST_IMAGE_H
 #define TESTS_SUPPORT_ST_IMAGE_H
 
@@ -7,7 +7,7 @@
 
 #include "tessera/str.h"
 
-/* malloc'ed; the caller frees `data`. */
+/* The caller must free `data`. */
 static inline tsr_str st_image(const char *header, size_t data_size)
 {
     size_t length = strlen(header);

@@ -1,6 +1,6 @@
-/* A parallel file system as a model: servers deliver one request after the other, in the order in which they arrive, after
- * the latency of the way. A reader waits for a read, all of whose stripes are asked for together, before it begins the next.
- * Discrete events, no clock and no chance: equal input gives equal times. */
+/* A model of a parallel file system. Servers process one request after the other, in the order in which requests arrive
+ * after the latency. A reader requests all stripes of a read at once, and waits for it before it begins the next read. It is
+ * a discrete-event simulation without clocks or randomness: equal input gives equal times. */
 #ifndef TSR_TESTS_SUPPORT_STORAGE_MODEL_H
 #define TSR_TESTS_SUPPORT_STORAGE_MODEL_H
 
@@ -9,19 +9,19 @@
 #include "tessera/sys/storage.h"
 
 typedef struct model_reader {
-    tsr_byte_range *reads; /* in the order in which they are made */
+    tsr_byte_range *reads; /* in the order in which they are requested */
     size_t count, at;
-    double time; /* when the next one is asked for */
+    double time; /* when the next one is requested */
 } model_reader;
 
-/* Readers as a heap by time, then by number. */
+/* The readers are in a heap, ordered by time and then by number. */
 typedef struct model {
     const tsr_storage *storage;
     model_reader *readers;
     size_t *heap;
     size_t heap_count;
-    double *free_at; /* of the servers */
-    double *bytes;   /* of the read at hand, by server */
+    double *free_at; /* when each server is free again */
+    double *bytes;   /* of the current read, by server */
 } model;
 
 static inline bool model_before(const model *m, size_t a, size_t b)
@@ -41,7 +41,7 @@ static inline void model_sink(model *m, size_t at)
     }
 }
 
-/* All servers of the read are asked at one time, so that requests arrive in the order of the readers' times. */
+/* Requests a read from all of its servers at the same time, so that requests arrive in the order of the readers' times. */
 static inline void model_read(model *m, model_reader *r)
 {
     const tsr_storage *s = m->storage;
@@ -58,7 +58,7 @@ static inline void model_read(model *m, model_reader *r)
     r->at++;
 }
 
-/* Seconds until the last of the readers is done. Servers must have one latency. */
+/* The seconds until the last reader is done. All servers must have the same latency. */
 static inline double model_run(const tsr_storage *storage, model_reader *readers, size_t count)
 {
     model m = {.storage = storage, .readers = readers, .heap = malloc(count * sizeof *m.heap)};
@@ -82,7 +82,7 @@ static inline double model_run(const tsr_storage *storage, model_reader *readers
     return end;
 }
 
-/* No order is faster: the busiest server works all the time, or the longest reader never waits for another one. */
+/* A lower bound for any order: the busiest server never pauses, or the slowest reader never waits for another one. */
 static inline double model_bound(const tsr_storage *storage, const model_reader *readers, size_t count)
 {
     double *bytes = calloc(storage->server_count, sizeof *bytes), bound = 0;

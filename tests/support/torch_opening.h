@@ -1,4 +1,4 @@
-/* A torch.save archive in memory, opened by formats/torch/torch_item.h; before that with every allocation and every read
+/* Opens a torch.save archive in memory with formats/torch/torch_item.h, after trying it with every allocation and every read
  * failing. */
 #ifndef TESTS_SUPPORT_TORCH_OPENING_H
 #define TESTS_SUPPORT_TORCH_OPENING_H
@@ -17,7 +17,7 @@ typedef struct torch_opening {
     tsr_status status;
 } torch_opening;
 
-/* `rank`: what the file's name says, or NULL. */
+/* `rank` is the one in the file's name, or NULL. */
 static inline tsr_status torch_open_in(tsr_store *store, const tsr_host *host, const uint32_t *rank, tsr_arena *arena,
                                        tsr_findings *findings, tsr_torch_item *item, tsr_error *err)
 {

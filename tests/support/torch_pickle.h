@@ -1,4 +1,4 @@
-/* Pickles of torch objects in protocol 0, which is text, and a torch.save archive around one. */
+/* Pickles of PyTorch objects in protocol 0, which is text, and a torch.save archive with one of them. */
 #ifndef TESTS_SUPPORT_TORCH_PICKLE_H
 #define TESTS_SUPPORT_TORCH_PICKLE_H
 
@@ -15,7 +15,7 @@
     "ctorch.distributed.tensor.placement_types\n_StridedShard\n)\x81(dS'dim'\nI" dim "\nsS'split_factor'\nI" split "\nsb"
 #define PICKLED_REPLICATE "ctorch.distributed.tensor.placement_types\nReplicate\n)\x81(db"
 #define PICKLED_PARTIAL "ctorch.distributed.tensor.placement_types\nPartial\n)\x81(dS'reduce_op'\nS'sum'\nsb"
-/* A mesh as PyTorch 2.9 has it (sizes in `_layout.shape`), with further attributes. */
+/* A mesh in PyTorch 2.9's form (sizes in `_layout.shape`), with additional attributes. */
 #define PICKLED_MESH(sizes, attributes)                                                                                   \
     "ctorch.distributed.device_mesh\nDeviceMesh\n)\x81(dS'_layout'\nctorch.distributed._mesh_layout\n_MeshLayout\n)\x81(" \
     "dS'shape'\n" sizes "sbs" attributes "b"
@@ -27,7 +27,7 @@
     "sS'_spec'\nctorch.distributed.tensor._dtensor_spec\nDTensorSpec\n)\x81(dS'mesh'\n" mesh "sS'placements'\n(" placements "ts" \
     spec_attributes "bsttR"
 
-/* A ShardedTensor of float32: shards with their offsets and sizes, and the ranks that its process group tells. */
+/* A ShardedTensor of float32: shards with their offsets and sizes, and the ranks stated by its process group. */
 #define PICKLED_LOCAL_SHARD(tensor, offsets, sizes)                                                                       \
     "ctorch.distributed._shard.sharded_tensor.shard\nShard\n)\x81(dS'tensor'\n" tensor                                    \
     "sS'metadata'\nctorch.distributed._shard.metadata\nShardMetadata\n)\x81(dS'shard_offsets'\n" offsets                 \
@@ -38,7 +38,7 @@
     "ctorch.distributed._shard.sharded_tensor.api\nShardedTensor\n(Nctorch\nfloat32\n" size "(tI0\nNNI00\nt((l" shards       \
     "N" group "NNttR"
 
-/* An archive with the pickle and storages 0, 1, … of so many bytes (at most 8; ended by SIZE_MAX). */
+/* Makes an archive with the pickle and storages 0, 1, … of the given sizes (at most 8; the list ends with SIZE_MAX). */
 static inline void torch_image(zip_image *image, const char *pickle, const size_t *storage_bytes)
 {
     static const char *const keys[] = {"a/data/0", "a/data/1", "a/data/2", "a/data/3", "a/data/4", "a/data/5", "a/data/6", "a/data/7"};

@@ -1,5 +1,5 @@
-/* A value tree as text: None, True, 7, 1.5, (1+2j), 'str', b'bytes', [list], (tuple), {set,}, {key:value,}, size(2,3,),
- * and named things in angle brackets: <dtype float32>, <device cpu>, <tensor float32 2,3 @0>, <my.Class>,
+/* Formats a value tree as text: None, True, 7, 1.5, (1+2j), 'str', b'bytes', [list], (tuple), {set,}, {key:value,},
+ * size(2,3,), and named things in angle brackets: <dtype float32>, <device cpu>, <tensor float32 2,3 @0>, <my.Class>,
  * my.Class<args,state,>. */
 #ifndef TESTS_SUPPORT_VALUE_RENDER_H
 #define TESTS_SUPPORT_VALUE_RENDER_H
@@ -28,7 +28,7 @@ static inline void render_tensor(rendering *r, const tsr_entry *entry, uint64_t 
     render_add(r, ">");
 }
 
-/* `base`: offsets of tensors count from there. */
+/* Offsets of tensors are printed relative to `base`. */
 static inline void render_value(rendering *r, const tsr_value *v, int depth, uint64_t base)
 {
     if (depth-- == 0) {

@@ -1,4 +1,4 @@
-/* Zip archives put together field by field, so that a test can break one field by name:
+/* Zip archives built field by field, so that a test can break one field by name:
  *
  *   zip_image image;
  *   zip_start(&image);
@@ -42,7 +42,7 @@ typedef struct zip_image {
     size_t size;
     zip_image_member member[ZIP_IMAGE_MEMBERS];
     size_t count;
-    size_t base; /* offsets in the archive count from here */
+    size_t base; /* offsets in the archive are relative to this */
     size_t directory, zip64, locator, end;
 } zip_image;
 
