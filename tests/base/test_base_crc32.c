@@ -7,7 +7,7 @@
 #include "tessera/host.h"
 #include "tessera/sys/host_calls.h"
 
-/* Expectations: Python's zlib.crc32. */
+/* Expected values: Python's zlib.crc32. */
 static void test_base_crc32__known_values(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* The emitter: punctuation, escapes, exact numbers, failure of the sink. */
+/* The emitter: punctuation, escapes, exact numbers, and errors of the write function. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -25,7 +25,7 @@ static void test_base_line__keeps_what_fits(void **state)
     assert_string_equal(text, "12-abcd");
 }
 
-/* Expectations: Python's repr of float and numpy.float32, without the trailing ".0". */
+/* Expected values: Python's repr of float and numpy.float32, without the trailing ".0". */
 static void test_base_line__reals_have_the_fewest_digits(void **state)
 {
     (void)state;

@@ -94,7 +94,7 @@ static void test_base_memory__vec_survives_every_allocation_failure(void **state
     }
 }
 
-/* A cut vec keeps its first items and can grow again, whether or not the allocator gives memory back. */
+/* A vec that was cut keeps its first items and can grow again, whether or not the allocator can shrink a block. */
 static void test_base_memory__cut_vec_keeps_the_first_items(void **state)
 {
     (void)state;

@@ -6,7 +6,7 @@
 
 #include "tessera/sys/options.h"
 
-/* One option struct in three releases. */
+/* One options struct in three releases. */
 typedef struct earlier {
     size_t size;
     uint64_t rows;
@@ -66,7 +66,7 @@ static void test_base_options__an_earlier_program_does_not_set_what_it_does_not_
     (void)state;
     const struct {
         earlier options;
-        uint64_t behind; /* memory of the program's that is not part of its options */
+        uint64_t behind; /* memory of the program that is not part of its options */
     } program = {{.size = sizeof(earlier), .rows = 9}, UINT64_MAX};
     current own;
     tsr_error err;

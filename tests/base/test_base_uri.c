@@ -8,7 +8,7 @@
 #include "tessera/str.h"
 #include "tessera/sys/uri.h"
 
-/* Expectations: Python's urllib.parse.quote with RFC 3986's pchar and '/', without ':', as safe. */
+/* Expected values: Python's urllib.parse.quote with RFC 3986's pchar and '/', without ':', as safe characters. */
 static void test_base_uri__escapes_what_may_not_stand_in_a_path(void **state)
 {
     (void)state;
@@ -39,7 +39,7 @@ static void test_base_uri__cuts_behind_a_whole_byte(void **state)
     assert_int_equal(tsr_uri_path(TSR_STR("a"), text, 0), 0);
 }
 
-/* Secrets are marked by capitals. */
+/* Secrets are written in capitals. */
 static void test_base_uri__redacts_secrets(void **state)
 {
     (void)state;

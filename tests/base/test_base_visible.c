@@ -42,7 +42,7 @@ static void test_base_visible__what_cannot_be_seen_is_escaped(void **state)
     }
 }
 
-/* Of every block's edges, and from both sides of every range. */
+/* Checks the edges of every block, and both sides of every edge of a range. */
 static void test_base_visible__ranges_end_where_unicode_ends_them(void **state)
 {
     (void)state;

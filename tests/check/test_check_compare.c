@@ -1,4 +1,4 @@
-/* Equality of values across shardings, bitwise and within tolerances. */
+/* Compares values across shardings, both bitwise and with tolerances. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -34,7 +34,7 @@ static void test_check_compare__sharding_does_not_count_and_every_flipped_bit_do
         const tsr_dtype dtype = seed % 2 ? TSR_COMPLEX64 : TSR_INT16;
         tsr_made_start(&a, seed, 1);
         tsr_made_start(&b, seed, 1);
-        b.random += seed / 2 * 2; /* the same contents, later other cuts */
+        b.random += seed / 2 * 2; /* the same contents, but split differently */
         tsr_made_tensor(&a, "t", dtype, 3, shape, 0, TSR_MADE_PLAIN);
         tsr_made_tensor(&b, "t", dtype, 3, shape, (unsigned)(seed % 9), (tsr_made_how)(seed % 3));
         memcpy(a.truth[0], b.truth[0], 50 * 20 * 37 * tsr_dtype_size(dtype));

@@ -1,4 +1,4 @@
-/* Digests, statistics and the check of every byte. */
+/* Digests, statistics, and the check of every byte. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 #include "tessera/check.h"
 #include "tessera/sys/host_calls.h"
 
-/* Sets the one contiguous chunk of entry 0 to these bytes. */
+/* Sets the bytes of entry 0, which has one contiguous chunk. */
 static void set_bytes(tsr_made *made, const void *bytes, size_t size)
 {
     memcpy((uint8_t *)made->file.items + made->entries[0].chunks[0].byte_offset, bytes, size);
@@ -37,7 +37,7 @@ static tsr_stats stats_of(tsr_made *made)
     return stats;
 }
 
-/* Values of torch.tensor(…, dtype=…) and their bytes; min, max, mean, std by torch over the finite ones. */
+/* Values of torch.tensor(…, dtype=…) and their bytes; min, max, mean and std of the finite ones were computed by torch. */
 static void test_check_deep__stats_of_every_dtype(void **state)
 {
     (void)state;
@@ -105,7 +105,7 @@ static void test_check_deep__stats_do_not_depend_on_tiles(void **state)
     free(values);
 }
 
-/* A digest that can be computed by hand: the sum of bytes weighted by position. */
+/* A digest that can be computed by hand: the sum of the bytes, weighted by position. */
 typedef struct toy {
     uint64_t sum, at;
 } toy;
@@ -234,7 +234,7 @@ static void test_check_deep__bools_other_than_0_and_1_are_counted(void **state)
         stored[49998] = 255;
         tsr_view *view = (tsr_view *)made.entries[0].chunks[0].view;
         static const uint64_t minus[] = {2};
-        if (strided) { /* every second element: seen by the gather only */
+        if (strided) { /* every second element, so that only a gather sees the values */
             ((uint64_t *)made.entries[0].shape)[0] = ((uint64_t *)made.entries[0].chunks[0].sizes)[0] = 25000;
             view->strides = minus;
         }
@@ -263,12 +263,12 @@ static void test_check_deep__nan_and_infinity_are_counted_once(void **state)
         memcpy(stored + 199984, odd, sizeof odd);
         tsr_view *view = (tsr_view *)made.entries[0].chunks[0].view;
         static const uint64_t minus[] = {2};
-        if (how == 1) { /* every second element: seen by the gather only */
+        if (how == 1) { /* every second element, so that only a gather sees the values */
             ((uint64_t *)made.entries[0].shape)[0] = ((uint64_t *)made.entries[0].chunks[0].sizes)[0] = 25000;
             view->strides = minus;
         }
         made.extents[0].view = *view;
-        made.extents[0].byte_offset -= how == 2 ? 3 : 0; /* the elements begin inside the extent */
+        made.extents[0].byte_offset -= how == 2 ? 3 : 0; /* the elements begin inside of the extent */
         made.extents[0].byte_length += how == 2 ? 3 : 0;
         made.extents[0].has_crc = false;
         tsr_made_open(&made);

@@ -1,4 +1,4 @@
-/* A deep check shared by ranks: the findings are those of one rank, whatever happens on the way. */
+/* A deep check shared by ranks has the same findings as that of a single rank, whatever fails in the meantime. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/folder.h"
 
-/* Damaged in different ways, and sound ones with NaN, replicas and views. */
+/* Samples with different kinds of damage, and undamaged ones with NaN, replicas and views. */
 static const char *const samples[] = {"broken_dcp_byte_flipped", "broken_dcp_blob_shape", "broken_dcp_missing_file",
                                       "dcp_crc_off"};
 #define SAMPLES (sizeof samples / sizeof *samples)
@@ -86,7 +86,7 @@ static tsr_status ask(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_status status = tsr_comm_faulty(comm, &faults, &tsr_allocator_libc, &bad, err);
     if (status != TSR_OK) return status;
     status = check_shared(q->name, bad, q->want, &same, err);
-    tsr_free(&tsr_allocator_libc, bad, 0, 0); /* not closed: `comm` is not ours */
+    tsr_free(&tsr_allocator_libc, bad, 0, 0); /* not closed, because `comm` belongs to the caller */
     if (status == TSR_OK) RANKS_NEED(same);
     return status;
 }
@@ -115,7 +115,8 @@ static void test_check_shared__findings_are_those_of_one_rank(void **state)
     assert_true(found >= 3);
 }
 
-/* Whichever rank fails, leaves or is late at whichever call: the check ends on all ranks, with an error on all or none. */
+/* Whichever rank fails, leaves or is late, at any call: the check ends on all ranks, with an error on all of them or on
+ * none. */
 static void test_check_shared__a_failure_at_any_call_ends_it_everywhere(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Statistics and histograms in steps, against one pass over the elements. */
+/* Compares statistics and histograms that are computed in steps with a single pass over the elements. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,7 +29,7 @@ static unsigned run_to_end(tsr_tally *tally, size_t budget)
     return steps;
 }
 
-/* Values on a grid whose bins' borders no value is near, so that the counts are exact: bin i gets `weights[i]`. */
+/* Values on a grid, far from the borders of all bins, so that the counts are exact: bin i gets `weights[i]`. */
 static void test_check_tally__bins_are_exact_away_from_borders(void **state)
 {
     (void)state;
@@ -61,7 +61,7 @@ static void test_check_tally__bins_are_exact_away_from_borders(void **state)
     }
 }
 
-/* The first values are small; later ones are far outside on both sides. NaN and infinities are in no bin. */
+/* The first values are small; later ones are far outside, on both sides. NaN and infinities are in no bin. */
 static void test_check_tally__late_outliers_and_special_values(void **state)
 {
     (void)state;
@@ -90,7 +90,7 @@ static void test_check_tally__late_outliers_and_special_values(void **state)
     tsr_made_end(&made);
 }
 
-/* Steps of any size give what one pass gives, over shardings of every kind. */
+/* Steps of any size give the same result as a single pass, for all kinds of shardings. */
 static void test_check_tally__steps_do_not_matter(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Threads change neither what a deep check finds, in which order, nor digests, nor which failure is reported: every sample, by one
- * thread, by a pool, and by a loop that runs its bodies backwards. */
+/* Threads must not change the findings of a deep check, their order, the digests, or which failure is reported. Runs every
+ * sample with one thread, with a pool, and with a loop that runs its bodies in reverse order. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@ static void backwards(void *ctx, size_t count, void (*body)(void *arg, size_t in
     while (count) body(arg, --count);
 }
 
-/* Everything that is said of a sample, one line each. */
+/* Everything that is reported about a sample, as lines of text. */
 typedef struct answer {
     char *text;
     size_t size;
@@ -37,7 +37,8 @@ static void tell_findings(FILE *f, const tsr_findings *findings, answer *a)
     }
 }
 
-/* Of a sample with a tensor that cannot be read, only why: a batch fails as a whole. */
+/* Prints the digests. For a sample with a tensor that cannot be read, prints only the reason, because a batch fails as a
+ * whole. */
 static void tell_digests(FILE *f, tsr_checkpoint *checkpoint, tsr_ring *ring, answer *a)
 {
     const long start = ftell(f);
@@ -104,7 +105,7 @@ static answer ask(const tsr_host *host, const char *name)
     return a;
 }
 
-/* The pool has as many threads as there are cores, the loop backwards pretends to have `threads`. */
+/* The pool has one thread per core; the reverse loop pretends to have `threads`. */
 static void compare(const char *name, uint32_t threads, answer *sum)
 {
     tsr_native_host native;

@@ -1,5 +1,5 @@
-/* Chunks of a DCP that are found ahead: their places and CRCs are those of the bytes in the file, and whoever opens the tensors
- * afterwards reads nothing more. */
+/* Chunks of a DCP that are located in advance: their positions and CRCs are those of the bytes in the file, and opening the
+ * tensors afterwards reads nothing more. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -18,9 +18,10 @@
 #define TENSORS 3u
 
 static const char *const names[TENSORS] = {"a", "b.weight", "c"};
-static const uint64_t shapes[TENSORS][2] = {{6, 5}, {9, 128}, {6, 20000}}; /* the last one's items are too large to be read whole */
+/* The items of the last one are too large to be read whole. */
+static const uint64_t shapes[TENSORS][2] = {{6, 5}, {9, 128}, {6, 20000}};
 
-/* The tensors as DCP of three ranks' rows, in memory. */
+/* Makes a DCP in memory, with the rows of the tensors divided among three ranks. */
 static tsr_store *made_dcp(tsr_made *made, tsr_output **output)
 {
     tsr_error err = {0};

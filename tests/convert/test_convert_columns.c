@@ -1,5 +1,5 @@
-/* Columns of one tensor are read together: every source byte once, whatever the number of columns. That the bytes are right,
- * for any cuts, casts and memory, is what test_convert_round_trips and test_convert_work compare. */
+/* Columns of one tensor are read together: every source byte is read once, whatever the number of columns.
+ * test_convert_round_trips and test_convert_work check that the bytes are right, for any splits, casts and memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@ typedef struct column_case {
     uint64_t shape[3];
 } column_case;
 
-/* Bytes that a reshard reads over those of the tensor. */
+/* The bytes that a reshard reads, divided by the bytes of the tensor. */
 static double reads_of(const column_case *c)
 {
     tsr_made made;

@@ -1,4 +1,4 @@
-/* Conversions to safetensors: what is written is read back by the reader and compared value by value. */
+/* Conversions to safetensors: the written files are read back and compared value by value. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ static void end(written *w)
     tsr_arena_free(w->arena);
 }
 
-/* The written files as a checkpoint again; `store` is to be closed after it. */
+/* Opens the written files as a checkpoint; `store` must be closed after it. */
 static tsr_checkpoint *reopen_as(const written *w, const tsr_host *host, const char *single, tsr_store **store)
 {
     tsr_memory_file files[16];
@@ -297,7 +297,7 @@ static void test_convert_files__tied_tensors_become_listed_copies(void **state)
     tsr_made_end(&made);
 }
 
-/* Makes entry `number` a view of entry 0's bytes, and its truth what such a view shows. */
+/* Makes entry `number` a view of entry 0's bytes, and updates its true contents. */
 static void make_view(tsr_made *made, uint64_t number, uint64_t element, uint64_t stride0, uint64_t stride1)
 {
     tsr_entry *entry = &made->entries[number];
@@ -345,7 +345,7 @@ static void test_convert_files__shared_storage_is_shared_again_in_torch_files(vo
         start_views(&made);
         written w = convert(&made, &(tsr_convert_options){.to = TSR_TO_TORCH, .want = cast ? not_base : NULL});
         if (w.status != TSR_OK) fail_msg("%s", w.err.message);
-        /* Without the base: elements 0 to 14, which touch, and two far from them. */
+        /* Without the base: elements 0 to 14, which are adjacent, and two far from them. */
         assert_int_equal(w.conversion.byte_total, cast ? 4 * 15 + 4 * 2 : 4 * 100);
         tsr_store *store;
         tsr_checkpoint *again = reopen_as(&w, &made.host, "out.pt", &store);

@@ -1,4 +1,4 @@
-/* The order of blits and the lanes that are cut from it: what is under way together shares no files. */
+/* The order of blits and the lanes made from it: lanes that are processed at the same time share no files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -11,7 +11,8 @@
 #define FILES   200u
 #define MOST    (TENSORS * FILES)
 
-/* Tensors for a number of files each, by rows or by columns, as writers list them: tensor by tensor, by rising file. */
+/* Tensors for several files each, split by rows or by columns, in the order in which writers list them: tensor by tensor, in
+ * ascending order of files. */
 typedef struct listed {
     tsr_entry entries[TENSORS];
     bool columns[TENSORS];
@@ -38,7 +39,7 @@ static void add_tensor(listed *l, unsigned t, uint64_t *seed)
     l->columns[t] = next(seed, 3) == 0;
     const unsigned cut = l->columns[t];
     for (uint32_t f = 0; f < l->files; f++) {
-        if (next(seed, 4) == 0) continue; /* a rank that has nothing of it */
+        if (next(seed, 4) == 0) continue; /* this rank holds nothing of the tensor */
         uint64_t *box = l->boxes[l->count];
         box[cut] = f;
         box[1 - cut] = 0;
@@ -78,7 +79,7 @@ static void test_convert_lanes__rows_go_by_groups_of_files_and_the_rest_tensor_b
             if (i > order->grouped && group != last) {
                 assert_true(group > last);
             } else {
-                assert_true(blit > before); /* the writer's order: located once */
+                assert_true(blit > before); /* in the writer's order, so that each tensor is located once */
             }
         }
         tsr_arena_free(l.arena);

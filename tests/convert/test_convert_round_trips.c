@@ -1,5 +1,5 @@
-/* Random checkpoints through every writer and back: what is read again equals the oracle, bit for bit, and lies where the
- * target says. TSR_TEST_FULL raises the counts to 100,000 cases. */
+/* Writes random checkpoints with every writer and reads them back. What is read must equal the true contents exactly, and
+ * must be where the target requires. TSR_TEST_FULL raises the counts to 100,000 cases. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -157,7 +157,7 @@ static tsr_plan *plan_for(tsr_made *made, tsr_arena *arena, tsr_target *target)
     return plan;
 }
 
-/* In a DCP folder every chunk lies in a file of its owner, and the chunks are the plan's shards. */
+/* In a DCP directory, every chunk is in a file of its owner, and the chunks are the plan's shards. */
 typedef struct placed {
     const tsr_plan *plan;
     const reopened *r;

@@ -1,4 +1,4 @@
-/* A bit that changed at the source is noticed whatever the tensor is written as, and nothing else is taken for one. */
+/* A bit that changed in the source is noticed whatever format the tensor is written in, and there are no false alarms. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ static void fill(tsr_made *made, uint64_t seed)
     tsr_made_open(made);
 }
 
-/* Whether the CRCs of all chunks tell that of the tensor: they are runs of its rows, stored as they are. */
+/* Whether the CRCs of all chunks determine the tensor's: they must be runs of its rows, stored unchanged. */
 static bool is_told(const tsr_entry *entry)
 {
     bool told = true;
@@ -41,7 +41,7 @@ static bool is_told(const tsr_entry *entry)
     return told;
 }
 
-/* Changes a bit of some tensor that is told of. */
+/* Changes a bit of some tensor whose CRC is determined. */
 static const tsr_entry *damage(tsr_made *made)
 {
     const unsigned first = (unsigned)tsr_made_random(made, TENSORS);
@@ -58,7 +58,7 @@ static const tsr_entry *damage(tsr_made *made)
 
 typedef struct form {
     tsr_container to;
-    const char *mesh; /* NULL: convert */
+    const char *mesh; /* NULL for convert */
 } form;
 
 static const form forms[] = {{TSR_TO_SAFETENSORS, NULL},   {TSR_TO_TORCH, NULL},   {TSR_TO_DCP, NULL},

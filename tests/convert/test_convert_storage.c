@@ -1,4 +1,4 @@
-/* Parts of a reshard on a simulated parallel file system: what the parts really read, in the order in which they read it. */
+/* Parts of a reshard on a simulated parallel file system: what the parts really read, and in which order. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ typedef struct parallel_job {
     model_reader parts[PARTS];
 } parallel_job;
 
-/* What the part at hand reads: the store's own reads are passed on. */
+/* Records what the current part reads, and passes the reads on to the store. */
 static struct {
     tsr_status (*read_at)(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
     model_reader *reader;
@@ -46,7 +46,7 @@ static tsr_status note_read(tsr_store *store, uint32_t file, uint64_t offset, vo
     return seen.read_at(store, file, offset, buffer, size, err);
 }
 
-/* Eight layers of eight tensors; a layer is a stripe, and the next one is on the next server. Ranks take rows. */
+/* Eight layers of eight tensors. Each layer is a stripe, and the next one is on the next server. Ranks read rows. */
 static void start(parallel_job *j, double slowest)
 {
     const uint64_t shape[] = {ROWS, ROWS};
@@ -71,7 +71,7 @@ static void start(parallel_job *j, double slowest)
     j->options = (tsr_convert_options){.to = TSR_TO_DCP, .plan = j->plan, .unit_bytes = TENSOR_BYTES / 8};
 }
 
-/* Seconds of all parts at the same time, which write together what one process would. */
+/* The seconds that all parts take at the same time. Together they write what a single process would write. */
 static double run_parts(parallel_job *j, double *bound)
 {
     tsr_work *work;
@@ -118,7 +118,7 @@ static void test_convert_storage__parts_do_not_queue_at_one_server(void **state)
     end(&j);
 }
 
-/* The last layer is on a slow server: shares that are even in bytes are not even in time. */
+/* The last layer is on a slow server, so shares with the same number of bytes do not take the same time. */
 static void test_convert_storage__shares_are_even_in_the_servers_time(void **state)
 {
     (void)state;
@@ -146,7 +146,7 @@ static void test_convert_storage__shares_are_even_in_the_servers_time(void **sta
     }
     print_message("the longest part takes %.4f s by bytes, %.4f s by time\n", slowest[0], slowest[1]);
     assert_true(slowest[0] > 8 * fastest[0]);
-    assert_true(slowest[1] < 3 * fastest[1]); /* a unit of the slow server is half of a share */
+    assert_true(slowest[1] < 3 * fastest[1]); /* a single unit of the slow server is half of a share */
     assert_true(slowest[1] < slowest[0] / 3);
     tsr_plan_free(plan);
     end(&j);

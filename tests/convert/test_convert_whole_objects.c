@@ -1,5 +1,5 @@
-/* Objects as PyTorch 2.3 stores them, under failing memory and reads. That they are what 2.3 expects is shown by
- * tests/interop/test_for_torch.py. */
+/* Objects in the form of PyTorch 2.3, with failing allocations and reads. tests/interop/test_for_torch.py checks that 2.3
+ * can load them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 #include "support/sample.h"
 #include "tessera/convert.h"
 
-/* The names of objects that the conversion wrote, and how many rows have each. */
+/* Checks the names of the objects that the conversion wrote, and how many rows have each name. */
 static tsr_status check_names(const tsr_conversion *conversion, tsr_error *err)
 {
     static const struct {

@@ -1,4 +1,5 @@
-/* Work in parts: whatever the number of parts, their order and the process that does them, the bytes are those of one go. */
+/* A work done in parts: whatever the number of parts, their order, and the process that does them, the bytes are the same as
+ * in a single run. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -29,9 +30,9 @@ static void fill(tsr_made *made, uint64_t seed)
     tsr_made_open(made);
 }
 
-/* The same files seen by several works: `create` finds what another one has created. */
+/* Files that several works share: `create` finds the files that another work has created. */
 typedef struct shared_output {
-    tsr_output base; /* first */
+    tsr_output base; /* must be first */
     tsr_output *memory;
 } shared_output;
 
@@ -76,7 +77,7 @@ typedef struct job {
     tsr_storage storage;
 } job;
 
-/* Servers of different speeds behind the one file, whose stripes are small. */
+/* Distributes the one file over servers with different speeds, in small stripes. */
 static void add_storage(job *j, uint64_t seed)
 {
     for (uint32_t s = 0; s < 3; s++)
@@ -92,7 +93,7 @@ static void start(job *j, uint64_t seed)
     tsr_error err = {0};
     *j = (job){.arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL)};
     fill(&j->made, seed);
-    j->made.host.threads = (uint32_t)(seed % 5); /* lanes */
+    j->made.host.threads = (uint32_t)(seed % 5); /* also the number of lanes */
     j->options = (tsr_convert_options){
         .to = f->to, .max_shard_size = f->shard, .dtype = f->dtype, .max_memory = 1, .unit_bytes = 64 + seed % 5000};
     if (!f->reshard) return;
@@ -127,7 +128,7 @@ static void end(job *j)
     tsr_made_end(&j->made);
 }
 
-/* One part by a work of its own, whose records are appended. */
+/* Does one part with a separate work, and appends its records. */
 static void run_part(job *j, uint64_t part, uint64_t parts, tsr_vec *records)
 {
     tsr_work *work = new_work(j);
@@ -184,7 +185,7 @@ static void test_convert_work__parts_in_any_order_write_the_same_bytes(void **st
         tsr_vec records = tsr_vec_of(&tsr_allocator_libc, 1);
         const uint64_t parts = 1 + seed % 7, turn = seed % parts;
         for (uint64_t p = 0; p < parts; p++) run_part(&j, (parts - 1 - p + turn) % parts, parts, &records);
-        run_part(&j, turn, parts, &records); /* twice is harmless */
+        run_part(&j, turn, parts, &records); /* doing a part twice is harmless */
         tsr_work *work = new_work(&j);
         units += tsr_work_units(work);
         tsr_work_free(work);
@@ -197,9 +198,9 @@ static void test_convert_work__parts_in_any_order_write_the_same_bytes(void **st
     assert_true(units > 3 * count);
 }
 
-/* A journal in memory that fails after a number of entries, as a killed run does. */
+/* A journal in memory that fails after a number of entries, like a killed run. */
 typedef struct journal {
-    tsr_work_journal base; /* first */
+    tsr_work_journal base; /* must be first */
     tsr_vec records;
     unsigned left;
 } journal;
@@ -240,7 +241,7 @@ static void test_convert_work__a_journal_cut_anywhere_is_taken_as_far_as_it_is_w
         last = left;
         tsr_work_free(work);
     }
-    ((char *)log.records.items)[9] ^= 1; /* a damaged record ends what is taken */
+    ((char *)log.records.items)[9] ^= 1; /* nothing is used from a damaged record on */
     work = new_work(&j);
     assert_int_equal(tsr_work_take(work, (tsr_str){log.records.items, log.records.count}, &last, &err), TSR_OK);
     assert_int_equal(last, 0);
@@ -260,7 +261,7 @@ static void test_convert_work__records_of_another_work_are_refused(void **state)
     new_output(&a);
     run_part(&a, 0, 1, &records);
     start(&b, 10);
-    b.options.unit_bytes = 0; /* one unit */
+    b.options.unit_bytes = 0; /* a single unit */
     new_output(&b);
     tsr_work *work = new_work(&b);
     assert_int_equal(tsr_work_units(work), 1);

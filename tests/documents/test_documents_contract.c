@@ -1,9 +1,9 @@
-/* What a contract is read from: layouts with rules and digests, module trees, index files, lists of names. */
+/* The documents from which contracts are read: layouts with rules and digests, module trees, index files, lists of names. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-/* cmocka wants these before it */
+/* cmocka.h needs the headers above. */
 #include <cmocka.h>
 
 #include "support/failing_allocator.h"
@@ -26,7 +26,7 @@ static const tsr_host *host_of(const tsr_allocator *allocator)
 static const struct {
     const char *text;
     tsr_status status;
-    const char *message; /* part of it */
+    const char *message; /* a part of the message */
 } refusals[] = {
     {"{", TSR_E_FORMAT, ""},
     {"{}", TSR_E_FORMAT, "schema"},
@@ -111,7 +111,7 @@ static void test_documents_contract__says_what_the_documents_say(void **state)
 
     assert_int_equal(c[2].expected.entry_count, 2);
     assert_true(tsr_str_equal(c[2].expected.entries[0].fqn, TSR_STR("x.y")));
-    assert_true(tsr_str_equal(c[2].expected.entries[1].fqn, TSR_STR("  z"))); /* names may begin with anything */
+    assert_true(tsr_str_equal(c[2].expected.entries[1].fqn, TSR_STR("  z"))); /* names may begin with any character */
 
     assert_int_equal(c[3].expected.entry_count, 2);
     const tsr_entry *weight = &c[3].expected.entries[0];

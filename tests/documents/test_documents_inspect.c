@@ -1,4 +1,4 @@
-/* Texts of values and elements, and the layout document read back. */
+/* Texts of values and elements, and a layout document that is read back. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,7 +21,7 @@ static const tsr_host host_libc = {.allocator = &tsr_allocator_libc, .limits = {
                         .items = (const tsr_value *const[]){__VA_ARGS__}, \
                         .count = sizeof((const tsr_value *const[]){__VA_ARGS__}) / sizeof(void *)})
 
-/* Expectations: Python's repr, except for what it has no literal for. */
+/* Expected values: Python's repr, except where Python has no literal. */
 static void test_documents_inspect__values_read_as_python_prints_them(void **state)
 {
     (void)state;
@@ -62,7 +62,7 @@ static void test_documents_inspect__long_and_deep_values_are_cut(void **state)
     char text[24];
     assert_string_equal(tsr_value_text(STR("0123456789012345678901234567"), text, sizeof text), "'0123456789012345678…");
     assert_string_equal(tsr_value_text(STR("éééééééééééééé"), text, sizeof text),
-                        "'ééééééééé…"); /* not inside a character */
+                        "'ééééééééé…"); /* not cut inside a character */
     tsr_value loop = {.kind = TSR_VALUE_LIST, .count = 1};
     const tsr_value *self = &loop;
     loop.items = &self;

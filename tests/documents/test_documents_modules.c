@@ -1,10 +1,10 @@
-/* Documents of module trees that real models gave (tests/golden/fqns.json, optim.json): read, written and read again. */
+/* Module tree documents of real models (tests/golden/fqns.json, optim.json): read, written, and read again. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
-/* cmocka wants these before it */
+/* cmocka.h needs the headers above. */
 #include <cjson/cJSON.h>
 #include <cmocka.h>
 #include <stdio.h>
@@ -42,7 +42,7 @@ static cJSON *read_golden(const char *name)
     return cJSON_Parse(content);
 }
 
-/* A tree does not keep that a model has modifiers, but none. */
+/* A tree does not store that a module has an empty dict of modifiers. */
 static void drop_empty_modifiers(cJSON *json)
 {
     cJSON *modifiers = cJSON_GetObjectItemCaseSensitive(json, "fqn_modifiers");

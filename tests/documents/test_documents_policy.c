@@ -1,4 +1,5 @@
-/* Policies: levels, baselines, and what is only counted; that no allocation failure loses memory or a finding. */
+/* Policies: levels, baselines, and findings that are only counted. Failing allocations must not leak memory or lose a
+ * finding. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -61,7 +62,7 @@ static void test_documents_policy__findings_keep_their_order_and_get_levels(void
     tsr_findings_free(to);
 }
 
-/* Documents have U+FFFD where a name is not UTF-8. */
+/* Documents have U+FFFD in place of bytes that are not UTF-8. */
 static void test_documents_policy__names_are_known_as_documents_write_them(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Documents that people and other programs write (layouts, targets, flat parameters, module trees): a sound one, and the
- * same with one text replaced by another. A refusal says what was expected and where. */
+/* Documents that people and other programs write (layouts, targets, flat parameters, module trees): a valid one, and the
+ * same with one text replaced by another. An error must say what was expected and where. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@
 #include "tessera/sys/flat_params.h"
 #include "tessera/sys/plan_job.h"
 
-/* Readers of a text, `ctx`. */
+/* Functions that read a text, `ctx`. */
 static tsr_status read_layout(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
     tsr_contract contract;
@@ -39,7 +39,7 @@ static tsr_status read_modules(const void *ctx, const tsr_host *host, tsr_arena 
     return tsr_modules_parse(tsr_str_from(ctx), host, arena, &document, err);
 }
 
-/* The first `from` of a sound document becomes `to`. */
+/* Replaces the first `from` in a valid document with `to`. */
 typedef struct edit {
     const char *from, *to;
     tsr_status status;
@@ -65,7 +65,7 @@ static void check(arena_job read, const char *sound, const edit *edits, size_t c
 }
 #define CHECK(read, sound, edits) check(read, sound, edits, sizeof edits / sizeof edits[0])
 
-/* An edit that makes a value null, and one that makes it a number: missing and of the wrong type. */
+/* One edit that makes a value null, and one that makes it a number: a missing value and one of the wrong type. */
 #define NEEDED(key, value, type, where) \
     {"\"" key "\":" value, "\"" key "\":null", TSR_E_FORMAT, "'" key "'"}, \
     { \
@@ -327,7 +327,7 @@ static void test_documents_read__module_trees_are_complete_or_refused(void **sta
     CHECK(read_modules, modules, edits);
 }
 
-/* More children, entries and keys than the tables hold at first. */
+/* More children, entries and keys than the tables have room for at first. */
 static void test_documents_read__long_ones_bear_failures(void **state)
 {
     (void)state;

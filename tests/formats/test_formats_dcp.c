@@ -1,4 +1,4 @@
-/* The DCP reader over checkpoints that PyTorch wrote (samples/checkpoints) and their broken copies. */
+/* The DCP reader, with checkpoints that PyTorch wrote (samples/checkpoints) and broken copies of them. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -106,7 +106,8 @@ static void check_object(const opened *o, const cJSON *want, bool opaque)
 {
     const tsr_entry *entry = tsr_checkpoint_entry(o->checkpoint, tsr_str_from(want->string));
     bool plain =
-        !cJSON_IsObject(want) && !cJSON_IsArray(want); /* the golden tags what JSON cannot hold: arrays of numpy, … */
+        !cJSON_IsObject(want) && !cJSON_IsArray(want); /* the golden tags values that JSON cannot represent: numpy arrays,
+                                                        * … */
     bool fits = entry && (opaque  ? entry->kind == TSR_ENTRY_OPAQUE
                           : plain ? entry->kind == TSR_ENTRY_OBJECT
                                   : entry->kind != TSR_ENTRY_TENSOR);
@@ -147,7 +148,7 @@ static void test_formats_dcp__lists_what_pytorch_wrote(void **state)
         if (o.status != TSR_OK) fail_msg("%s: %s", samples[i], o.err.message);
         snprintf(golden, sizeof golden, "%s.expect.json", samples[i]);
         tsr_str text = sample_read(golden);
-        expect = cJSON_ParseWithLength(text.data, text.size); /* cuts strings at NUL, which one value has */
+        expect = cJSON_ParseWithLength(text.data, text.size); /* would end strings at NUL, which one value contains */
         assert_non_null(expect);
         const cJSON *entries = cJSON_GetObjectItemCaseSensitive(expect, "entries"),
                     *objects = cJSON_GetObjectItemCaseSensitive(expect, "objects");
@@ -264,7 +265,7 @@ static void test_formats_dcp__a_callback_can_stop_the_extents(void **state)
     }
 }
 
-/* Objects that were not read when the checkpoint was opened are looked into now. */
+/* Objects that were not read when the checkpoint was opened are examined by a full check. */
 static void test_formats_dcp__objects_left_unread_are_in_the_extents(void **state)
 {
     (void)state;
@@ -300,7 +301,7 @@ static const struct {
     {"broken_dcp_metadata_call", "pickle/unlisted-call", "", ".metadata", "os.system"},
     {"broken_dcp_blob_shape", "dcp/item", "weight", "__0_0.distcp",
      "contains a tensor [4, 3] float32, but the metadata states [3, 4] float32"},
-    /* PyTorch's own: its metadata for an uneven strided shard disagrees with what the rank held and wrote */
+    /* this is from PyTorch: its metadata for an uneven strided shard disagrees with what the rank held and wrote */
     {"dcp_uneven_strided", "dcp/item", "model.0.weight", "__4_0.distcp",
      "contains a tensor [0, 4] float32, but the metadata states [1, 4] float32"},
     {"broken_dcp_dtype", "dcp/item", "weight", "__0_0.distcp",

@@ -1,5 +1,5 @@
-/* Data files of DCP checkpoints against their metadata: safetensors images, torch.save blobs, and blobs in zstd streams
- * (through a codec of the test's own, so that a stream can end, fail or swell where the test wants it). */
+/* Data files of DCP checkpoints that do not match their metadata: safetensors images, torch.save archives, and archives in
+ * zstd streams (using a substitute for the codec, so that a test can make a stream end, fail or grow). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#define ZIP_IMAGE_BYTES (20 << 20) /* more than the window on a stream keeps */
+#define ZIP_IMAGE_BYTES (20 << 20) /* more than the window of a stream keeps */
 
 #include "support/checkpoint_opening.h"
 #include "support/dcp_pickle.h"
@@ -28,7 +28,7 @@ typedef struct opened {
     tsr_status status;
 } opened;
 
-/* `data` is given away. */
+/* Takes ownership of `data`. */
 static void open_data(opened *o, const char *metadata, tsr_str data, const tsr_zstd_ops *zstd)
 {
     *o = (opened){.files = {{TSR_STR(".metadata"), tsr_str_from(metadata)}, {TSR_STR("d"), data}},
@@ -54,7 +54,7 @@ static const tsr_finding *find(const opened *o, const char *part)
     return NULL;
 }
 
-/* Opens, walks and locates; what a finding says of a failed read counts as an error. */
+/* Opens the checkpoint, walks it and locates its chunks. A finding about a failed read counts as an error. */
 static tsr_status use_all(void *ctx, tsr_store *store, const tsr_host *host, tsr_error *err)
 {
     tsr_checkpoint *checkpoint;
@@ -97,7 +97,7 @@ static tsr_status locate_first(const opened *o, const char *fqn, tsr_view *view,
 static const struct {
     const char *metadata, *header;
     size_t data_size;
-    const char *part; /* of the finding; NULL: none */
+    const char *part; /* part of the finding's message; NULL for no finding */
     bool placed;      /* 'w' has a view */
 } images[] = {
     {F32, "{" PAIR("w", "F32", "2,2", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 32, NULL, true},
@@ -113,7 +113,7 @@ static const struct {
     {F32, "{" PAIR("w", "F32", "2,2", "0", "16") "," PAIR("v", "F32", "2,2", "16", "32") "}", 20,
      "'v': its bytes reach beyond the end of the file", true},
     {F32, "no header", 32, "safetensors", false},
-    /* as FileSystemWriter's SAFETENSORS of PyTorch 2.13 writes float4_e2m1fn_x2 of [2, 2] */
+    /* as PyTorch 2.13's FileSystemWriter with SAFETENSORS writes float4_e2m1fn_x2 of [2, 2] */
     {ROWS("float4_e2m1fn_x2", "4"), "{" PAIR("w", "F4", "2,4", "0", "4") "," PAIR("v", "F4", "2,4", "4", "8") "}", 8, NULL,
      true},
     {ROWS("float4_e2m1fn_x2", "4"), "{" PAIR("w", "F4", "8", "0", "4") "," PAIR("v", "F4", "2,4", "4", "8") "}", 8,
@@ -214,7 +214,7 @@ static void *zstd_start(void)
     return behaviour == NO_START ? NULL : &behaviour;
 }
 
-/* Gives what it gets, but as `behaviour` says. */
+/* Copies its input to its output, or misbehaves as `behaviour` says. */
 static int zstd_step(void *state, tsr_str *in, void *out, size_t out_size, size_t *written)
 {
     (void)state;
@@ -275,7 +275,7 @@ static void test_formats_dcp_data__zstd_streams_are_read_to_their_end_and_no_fur
     }
 }
 
-/* The only tensor of an object whose item is a stream: its bytes are said to be inside. */
+/* The tensor in a compressed object: its bytes must be located inside the stream. */
 static void test_formats_dcp_data__tensors_of_a_compressed_object_lie_in_its_stream(void **state)
 {
     (void)state;
@@ -294,7 +294,7 @@ static void test_formats_dcp_data__tensors_of_a_compressed_object_lie_in_its_str
     drop(&o);
 }
 
-/* One byte of one member changed, of tensors and objects: told with the member's name, and nothing else is. */
+/* Changes one byte of one member of a tensor or an object. Only this is reported, with the member's name. */
 static void test_formats_dcp_data__crcs_inside_a_stream_are_checked(void **state)
 {
     (void)state;
@@ -362,7 +362,7 @@ static void test_formats_dcp_data__bytes_of_no_item_are_found(void **state)
     torch_image(&image, FOUR, sixteen);
     snprintf(metadata, sizeof metadata, AT_2_2(AT), image.size);
     const size_t size = image.size;
-    zip_put(&image, 8, 0); /* behind the item */
+    zip_put(&image, 8, 0); /* after the item */
     open_data(&o, metadata, copy_image(), NULL);
     const tsr_finding *found = find(&o, "belong to no item");
     assert_non_null(found);
@@ -372,14 +372,14 @@ static void test_formats_dcp_data__bytes_of_no_item_are_found(void **state)
     drop(&o);
 }
 
-/* A stream whose middle is not kept: what must be looked at there is refused, what lies at the ends is read. */
+/* The middle of a long stream is not kept: what must be read from it is rejected, and what is at the ends can be read. */
 static void test_formats_dcp_data__the_middle_of_a_long_stream_is_not_at_hand(void **state)
 {
     (void)state;
     static const char one[] = PICKLED_TENSOR("0", "4456448", PICKLED_1("4456448"), PICKLED_1("1")) ".";
     static const char form[] = ONE_AT(SIZE1("0"), SIZE1("4456448"), ZSTD_AT);
     static const struct {
-        size_t last; /* bytes of a member behind the tensor's */
+        size_t last; /* bytes of a member after the tensor's */
         const char *part;
     } rows[] = {{10, NULL}, {1 << 19, "bytes in the middle of a zstd stream of d"}};
     for (size_t i = 0; i < 2; i++) {
@@ -404,7 +404,7 @@ static void test_formats_dcp_data__the_middle_of_a_long_stream_is_not_at_hand(vo
             assert_int_equal(view.byte_offset, image.member[1].data);
             assert_int_equal(view.stream_length, image.size);
         }
-        behaviour = ENDS; /* a frame that ends where one read does, and more behind it */
+        behaviour = ENDS; /* a frame that ends exactly where a read ends, followed by more bytes */
         assert_int_equal(locate_first(&o, "w", &view, &(tsr_error){0}), TSR_E_FORMAT);
         drop(&o);
     }

@@ -1,4 +1,4 @@
-/* Hostile and odd `.metadata` files, built field by field: what is refused, and what becomes a finding. */
+/* Malicious and odd `.metadata` files, built field by field: which are rejected, and which get findings. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -52,7 +52,7 @@ static void open_metadata(opened *o, tsr_str metadata)
     open_files(o, (tsr_memory_file[]){{TSR_STR(".metadata"), metadata}, {TSR_STR("d"), {data, sizeof data}}}, 2);
 }
 
-/* The same with every allocation and every read failing before. */
+/* The same, after trying it with every allocation and every read failing. */
 static void open_row(opened *o, const char *metadata)
 {
     open_metadata(o, tsr_str_from(metadata));
@@ -163,11 +163,11 @@ static void test_formats_dcp_metadata__refuses_what_makes_no_catalog(void **stat
 #define HUGE(a)  INT(a "000000000000000")
 
 static const struct {
-    const char *metadata, *rule, *fqn, *part; /* rule NULL: no finding at all */
+    const char *metadata, *rule, *fqn, *part; /* rule NULL: no finding */
 } found[] = {
     {METADATA(W, "", W_PLACED), NULL, NULL, NULL},
     {METADATA(W, "", AT("w", SIZE2("2", "0"), INT("0"), "d", "100", "100") AT("w", SIZE2("0", "0"), "N", "d", "0", "100")),
-     NULL, NULL, NULL}, /* hints do not count */
+     NULL, NULL, NULL}, /* hints are ignored */
     {METADATA(W, "", W_PLACED AT("w", SIZE2("2", "0"), INT("0"), "d", "0", "1")), "dcp/duplicate-record", "w",
      "two items of 'w' at offsets [2, 0]"},
     {METADATA(W, "", W_PLACED AT("w", SIZE2("1", "0"), INT("0"), "d", "0", "1")), "dcp/record-without-chunk", "w",
@@ -198,13 +198,13 @@ static const struct {
     {METADATA(W, STR("w") "cbuiltins\ngetattr\n(" STR("x") STR("y") "tR", W_PLACED), "pickle/unlisted-call", "",
      "call builtins.getattr"},
     {METADATA(W, STR("w") NEW("mine\n", "Thing", "N"), W_PLACED), "pickle/unlisted-class", "", "mine.Thing"},
-    {METADATA(W, STR("w") "cmine\nThing\n", W_PLACED), NULL, NULL, NULL}, /* a class that is only named */
+    {METADATA(W, STR("w") "cmine\nThing\n", W_PLACED), NULL, NULL, NULL}, /* a class that is named but not used */
     {METADATA(W, STR("w") "cbuiltins\ngetattr\n(c" MODULE "_MEM_FORMAT_ENCODING\n" STR("TORCH_CONTIGUOUS_FORMAT") "tR",
               W_PLACED),
      NULL, NULL, NULL},
     {METADATA(W, STR("w") "cbuiltins\ngetattr\n(c" MODULE "_MEM_FORMAT_ENCODING\ntR", W_PLACED), "pickle/unlisted-call", "",
      "call builtins.getattr"},
-    /* the same without dicts of their own, in OrderedDicts, and with attributes that later versions may add */
+    /* the same without own dicts, in OrderedDicts, and with attributes that later versions may add */
     {NEW(MODULE, "Metadata",
          "(" STR("state_dict_metadata") "ccollections\nOrderedDict\n)R" W "s" STR(
              "storage_data") "ccollections\nOrderedDict\n)R" W_FIRST "s" W_SECOND "sd") ".",
@@ -217,7 +217,7 @@ static const struct {
     {METADATA(STR("w") TENSOR(SIZE0, CHUNK(SIZE0, SIZE0)), "", AT("w", SIZE0, INT("-1"), "d", "0", "9")), NULL, NULL, NULL},
     {METADATA(STR("w") TENSOR(SIZE0, CHUNK(SIZE0, SIZE0)), "", AT("w", SIZE0, INT("99999999999"), "d", "0", "9")), NULL,
      NULL, NULL},
-    /* a part of a chunk that is fetched again after the chunk was folded: parsing starts over */
+    /* a part of a chunk that is fetched from the memo after the chunk was folded: parsing starts over */
     {METADATA(STR("w") TENSOR(SIZE1("4"), NEW(MODULE, "ChunkStorageMetadata",
                                               "(" STR("offsets") SIZE1("0") STR("sizes") SIZE1("4") "dp7\n")),
               STR("w") "g7\n", AT("w", SIZE1("0"), INT("0"), "d", "0", "17")),
@@ -229,10 +229,10 @@ static const struct {
     {METADATA(W, "", W_FIRST AT("w", SIZE2("2", "0"), INT("1"), "d", "-5", "10")), "dcp/beyond-end", "w", "at byte -5"},
     {METADATA(STR("w") TENSOR(SIZE2("4611686018427387904", "4"), CHUNK(SIZE2("0", "0"), SIZE2("4611686018427387904", "4"))),
               "", AT("w", SIZE2("0", "0"), "N", "d", "0", "1000")),
-     NULL, NULL, NULL}, /* more elements than 64 bits count: no safetensors */
+     NULL, NULL, NULL}, /* the number of elements overflows 64 bits, so it is not taken for safetensors */
     {METADATA(STR("w") TENSOR(SIZE1("9223372036854775807"), CHUNK(SIZE1("0"), SIZE1("9223372036854775807"))), "",
               AT("w", SIZE1("0"), "N", "d", "0", "1000")),
-     NULL, NULL, NULL}, /* more bytes than 64 bits count */
+     NULL, NULL, NULL}, /* the number of bytes overflows 64 bits */
     {METADATA(W, "", W_FIRST INDEX(STR("w"), SIZE2("2", "0"), INT("1")) STORAGE("Va\\u0000b\n", INT("0"), INT("1"))),
      "dcp/path-outside", "w", "outside"},
     {METADATA(W, "", W_FIRST AT("w", SIZE2("2", "0"), INT("1"), "d/", "0", "1")), "dcp/missing-file", "w", "'d/'"},
@@ -241,7 +241,7 @@ static const struct {
      "7000000000000000, "},
     {METADATA(STR("w") TENSOR(SIZE1("4"), CHUNK(SIZE1("0"), SIZE1("2")) CHUNK(SIZE1("0"), SIZE1("4"))), "",
               AT("w", SIZE1("0"), INT("0"), "d", "0", "9")),
-     "dcp/no-record", "w", "chunk 1 of 'w'"}, /* the same offsets, another size */
+     "dcp/no-record", "w", "chunk 1 of 'w'"}, /* the same offsets, but another size */
 };
 
 static void test_formats_dcp_metadata__finds_what_does_not_fit(void **state)
@@ -325,7 +325,7 @@ static void test_formats_dcp_metadata__paths_are_strings_and_positions(void **st
     }
 }
 
-/* Two ranks' metadata of the same names. */
+/* The metadata of two ranks, with the same names. */
 static void test_formats_dcp_metadata__ranks_must_agree(void **state)
 {
     (void)state;
@@ -375,7 +375,7 @@ static void test_formats_dcp_metadata__entries_are_bounded_by_limits(void **stat
     drop(&o);
 }
 
-/* More names, chunks and paths than the tables hold at first. */
+/* More names, chunks and paths than the tables have room for at first. */
 static void test_formats_dcp_metadata__many_entries_bear_failures(void **state)
 {
     (void)state;
@@ -403,7 +403,7 @@ static void test_formats_dcp_metadata__many_entries_bear_failures(void **state)
     drop(&o);
 }
 
-/* A list of chunks that many tensors share through the memo: as many chunks as bytes, and no more. */
+/* A list of chunks that many tensors share through the memo: there may be at most as many chunks as bytes. */
 static void test_formats_dcp_metadata__shared_lists_of_chunks_are_bounded(void **state)
 {
     enum { COUNT = 3000 };

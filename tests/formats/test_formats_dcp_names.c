@@ -1,4 +1,5 @@
-/* Numbers of names: the same text has one number, whoever asks; different texts have different ones, equal hashes or not. */
+/* Numbers of names: the same text always gets the same number, and different texts get different ones, even if their hashes
+ * are equal. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,7 +30,8 @@ static tsr_str text_of(uint32_t number, char *out, size_t size)
     return (tsr_str){out, (size_t)snprintf(out, size, "layers.%u.weight", (unsigned)number)};
 }
 
-/* Two numbers whose texts hash alike under `seed`: among so many 32-bit hashes there are about twenty such pairs. */
+/* Finds two numbers whose texts have the same hash with `seed`. Among so many 32-bit hashes there are about twenty such
+ * pairs. */
 static void find_twins(uint64_t seed, uint32_t twins[2])
 {
     candidate *all = malloc(TRIED * sizeof *all);
@@ -68,7 +70,8 @@ static void test_formats_dcp_names__texts_of_equal_hashes_are_two_names(void **s
     tsr_dcp_names_free(&names);
 }
 
-/* Far more names than the table begins with, asked for in order, backwards, and by equal bytes elsewhere. */
+/* Many more names than the table begins with, looked up in order, in reverse order, and by equal bytes at other
+ * addresses. */
 static void test_formats_dcp_names__numbers_stay_as_the_table_grows(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* `.metadata` as it is written, read by the parser of real ones. */
+/* Writes `.metadata`, and reads it with the parser for real files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -82,7 +82,7 @@ static void test_formats_dcp_writer__entries_chunks_and_places_come_back(void **
     tsr_vec_free(&out);
 }
 
-/* PyTorch's flatten_state_dict makes strings of dict keys; list positions stay numbers. */
+/* Like PyTorch's flatten_state_dict: dict keys become strings, and list positions stay numbers. */
 static void test_formats_dcp_writer__int_keys_become_strings_and_positions_stay(void **state)
 {
     (void)state;
@@ -110,7 +110,7 @@ static bool contains(const tsr_vec *bytes, const char *text)
     return false;
 }
 
-/* 2.3 has no class StorageMeta, and 2.14 takes five items in the state of TensorProperties. */
+/* 2.3 has no class StorageMeta, and 2.14 accepts five items in the state of TensorProperties. */
 static void test_formats_dcp_writer__a_version_gets_what_it_reads(void **state)
 {
     static const struct {
@@ -128,7 +128,7 @@ static void test_formats_dcp_writer__a_version_gets_what_it_reads(void **state)
         assert_int_equal(contains(&out, "storage_meta"), rows[i].storage_meta);
         assert_int_equal(contains(&out, "00000000-1111-2222"), rows[i].storage_meta);
         assert_int_equal(m.newer != TSR_NO_POSITION, rows[i].strides);
-        /* 2 * 3 * 4 * 5, 3 * 4 * 5, 4 * 5, 5, 1: one byte each behind an opcode, then the tuple, and BUILD's */
+        /* 2 * 3 * 4 * 5, 3 * 4 * 5, 4 * 5, 5, 1: one byte each after an opcode, then the tuple, and BUILD's */
         assert_int_equal(contains(&out, "\x89(Kx" "K<" "K\x14" "K\x05" "K\x01" "tt"), rows[i].strides);
         tsr_dcp_metadata_close(&m);
         tsr_vec_free(&out);

@@ -1,4 +1,4 @@
-/* Nested values out of paths, and the paths of renamed entries. */
+/* Nested values built from paths, and the paths of renamed entries. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 
 static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000, 1u << 30};
 
-/* A path as text: ".key", "#7" an int key, "@2" a list position. */
+/* Parses a path: ".key", "#7" for an int key, "@2" for a list position. */
 static uint32_t parse_path(const char *text, tsr_path_item *out)
 {
     uint32_t count = 0;
@@ -47,7 +47,7 @@ static void render(const tsr_value *value, char **out)
     *out += sprintf(*out, list ? "]" : "}");
 }
 
-/* A path behind '!' is an empty OrderedDict's, one behind '~' that of an OrderedDict with items and an attribute. */
+/* A path after '!' stands for an empty OrderedDict, one after '~' for an OrderedDict with items and an attribute. */
 static tsr_status nest(const char *const *paths, size_t count, const tsr_allocator *allocator, char *text, tsr_error *err)
 {
     tsr_path_item items[8][8];
@@ -91,8 +91,8 @@ static void test_formats_nest__paths_become_dicts_and_lists(void **state)
         {{"@2", "@0"}, 2, "[1,-,0]"},
         {{"~", ".a"}, 2, "ordered(+0){a:1}"},
         {{"~.m", ".m.w", ".n"}, 3, "{m:ordered(+0){w:1},n:2}"},
-        {{"~.m", ".n"}, 2, "{n:1}"},             /* nothing of it is there */
-        {{"~.m", ".m", "!"}, 3, "ordered{m:1}"}, /* a leaf took its name */
+        {{"~.m", ".n"}, 2, "{n:1}"},             /* none of its items exist */
+        {{"~.m", ".m", "!"}, 3, "ordered{m:1}"}, /* a leaf has its name */
         {{".n", "!.e", ".m.w", "!.m.e"}, 4, "{n:0,e:ordered{},m:{w:2,e:ordered{}}}"},
         {{"!.l@0", ".l@1", "!.k@1"}, 3, "{l:[ordered{},1],k:[-,ordered{}]}"},
         {{"~.l", ".l@0"}, 2, "{l:[1]}"},
@@ -135,10 +135,10 @@ static void test_formats_nest__renamed_entries_keep_what_the_rename_left(void **
 {
     (void)state;
     static const struct {
-        const char *path; /* NULL: none */
+        const char *path; /* NULL for no path */
         const char *fqn, *name, *want;
     } rows[] = {
-        {NULL, "a.b", "a.b", ".a.b"}, /* one key, dots and all */
+        {NULL, "a.b", "a.b", ".a.b"}, /* a single key, including the dots */
         {NULL, "a.b", "c", ".c"},
         {".m.a", "m.a", "m.a", ".m|.a"},
         {".model.w", "model.w", "w", ".w"}, /* --rename model.= */

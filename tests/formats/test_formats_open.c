@@ -1,4 +1,4 @@
-/* Opening: catalogs of safetensors of every arrangement, and what is found wrong with them. */
+/* Opening: catalogs of safetensors files in every arrangement, and the findings about them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,7 +28,7 @@ static void close_folder(folder *f, tsr_checkpoint *checkpoint)
     drop_folder(f);
 }
 
-/* The rules found, in order, joined by blanks. */
+/* The rules of all findings, in order, separated by spaces. */
 static const char *rules_of(tsr_checkpoint *checkpoint, char *text)
 {
     const tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
@@ -113,9 +113,9 @@ static void test_formats_open__colliding_names_are_an_error_that_names_both_file
 
 typedef struct index_case {
     const char *index;
-    const char *x, *y; /* headers of x and y, or NULL: not there; 4 data bytes each */
+    const char *x, *y; /* headers of x and y, or NULL if the file does not exist; 4 data bytes each */
     const char *rules;
-    const char *names; /* of the entries: '!' marks opaque ones, '*' those with replicas */
+    const char *names; /* names of the entries; '!' marks opaque ones, '*' those with replicas */
 } index_case;
 
 #define A_IN(header) "{" U8(header, "4", "0", "4") "}"
@@ -233,7 +233,7 @@ static void test_formats_open__shards_join_by_their_saved_offsets(void **state)
     const tsr_entry *w = &catalog->entries[0];
     assert_int_equal(w->shape[0], 3);
     assert_int_equal(w->shape[1], 2);
-    assert_int_equal(w->chunk_count, 3); /* the empty share of the third rank is listed as it stands */
+    assert_int_equal(w->chunk_count, 3); /* the empty shard of the third rank is listed unchanged */
     assert_int_equal(w->replica_count, 1);
     assert_int_equal(w->chunks[0].offsets[0], 0);
     assert_int_equal(w->chunks[0].file, 1);
@@ -244,7 +244,8 @@ static void test_formats_open__shards_join_by_their_saved_offsets(void **state)
     close_folder(&f, c);
 }
 
-/* Scalars are copies of each other; two boxes that begin at one place are two chunks, whatever the layout check will say. */
+/* Scalars are copies of each other. Two boxes that begin at the same offsets are two chunks, even though the layout check
+ * will object. */
 static void test_formats_open__shards_of_several_tensors_are_told_apart(void **state)
 {
     (void)state;
@@ -329,7 +330,7 @@ static void test_formats_open__shards_of_one_tensor_must_agree(void **state)
     }
 }
 
-/* torch counts float4 in pairs, and so do saved_offsets; headers count single elements. */
+/* PyTorch and saved_offsets count float4 in pairs; headers count single elements. */
 static void test_formats_open__saved_offsets_of_float4_count_pairs(void **state)
 {
     (void)state;
@@ -360,7 +361,7 @@ static void test_formats_open__one_shard_alone_is_a_warning(void **state)
     close_folder(&f, c);
 }
 
-/* Arrangements that walk every path of the readers, findings of every kind included. */
+/* Arrangements that cover every path of the readers, including findings of every kind. */
 static const part sets[][5] = {
     {{"m.index.json", "{\"metadata\":{\"total_size\":9},\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"z\"}}", 0, 0},
      {"x.safetensors", A_IN("a"), 4, 0},

@@ -1,4 +1,4 @@
-/* What each store is taken for, by content, and what every refusal says. */
+/* Recognizes stores by content, and checks the messages for those that are rejected. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,8 +17,8 @@
 typedef struct recognition {
     part parts[MAX_FILES];
     const char *primary;
-    tsr_format format;    /* or NONE: refused */
-    const char *expected; /* the chosen files, joined by blanks; or a part of the message */
+    tsr_format format;    /* or NONE if it is rejected */
+    const char *expected; /* the chosen files, separated by spaces; or a part of the message */
 } recognition;
 
 static const recognition recognitions[] = {
@@ -85,7 +85,7 @@ static const recognition recognitions[] = {
     {{{"old.pt", LEGACY, 0, 0}, {"notes.txt", "x", 0, 0}}, NULL, TSR_FORMAT_TORCH_LEGACY, "old.pt"},
     {{{"a.safetensors", "not a header", 0, 0}, {"notes.txt", "x", 0, 0}}, NULL, TSR_FORMAT_SAFETENSORS, "a.safetensors"},
     {{{"a.safetensors", "x", 0, 0}, {"notes.txt", "x", 0, 0}}, NULL, TSR_FORMAT_SAFETENSORS, "a.safetensors"},
-    /* refusals */
+    /* rejected */
     {{{"r.pt", "PK\3\4", 0, 4}}, NULL, TSR_FORMAT_NONE, "a zip archive"},
     {{{"x", "ab", 0, 0}}, NULL, TSR_FORMAT_NONE, "begins with the bytes 61 62 00 00"},
     {{{"rank1.pt", TORCH, 0, TORCH_SIZE}, {"rank01.pt", TORCH, 0, TORCH_SIZE}},
@@ -296,7 +296,7 @@ static const recognition recognitions[] = {
      NULL,
      TSR_FORMAT_SHARDS,
      "m-rank-0-part-0.safetensors m-rank-2-part-0.safetensors m-rank-2-part-1.safetensors m-rank-10-part-0.safetensors"},
-    /* up to three levels below, and not inside what is a checkpoint itself */
+    /* up to three levels below, but not inside a directory that is a checkpoint itself */
     {{{"out/ck/step-1/.metadata", "x", 0, 0},
       {"out/ck/step-1/more/.metadata", "x", 0, 0},
       {"out/ck/step-2/__0_0.distcp", "x", 0, 0},

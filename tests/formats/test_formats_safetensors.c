@@ -1,4 +1,4 @@
-/* Headers: the verdict table of the real library, located refusals, and what an opened file says. */
+/* Headers: the real library's verdicts, the positions in errors, and the contents of an opened file. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* The writer's half: layout, order, padding, refusals; read back by the reader, and equal to the real library's order. */
+/* Writing: layout, order, padding and errors. The output is read back, and its order compared with the real library's. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -59,7 +59,7 @@ static void test_formats_safetensors_header__bytes_are_exact(void **state)
     for (size_t i = 8 + strlen(expected); i < s.size; i++) assert_int_equal(s.bytes[i], ' ');
 }
 
-/* The header order of a file that the real library wrote with every dtype (c1 of the acceptance cases). */
+/* The order of the header of a file with every dtype that the real library wrote (c1 of the acceptance cases). */
 static void test_formats_safetensors_header__order_is_the_reference_librarys(void **state)
 {
     (void)state;

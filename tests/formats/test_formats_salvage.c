@@ -1,6 +1,6 @@
-/* Data files of real DCP samples without their `.metadata`: with another checkpoint of the job (here the same one) every
- * item gets its name and place back, bit for bit; without, with a foreign one, and with damaged files it is said what is not
- * known. */
+/* Data files of real DCP samples without their `.metadata`. With another checkpoint of the job (here the same one), every
+ * item gets its name and offsets back exactly. Without one, with one of another job, and with damaged files, the test checks
+ * that the missing information is reported. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,7 +33,7 @@ static void begin(salvaging *s, const char *name, uint32_t files)
         sample_add_file(&s->whole, name, file);
     }
     sample_add(&s->files, "sub/__0_0.distcp",
-               (tsr_str){calloc(1, 1), 0}); /* not of the root: no data file of this checkpoint */
+               (tsr_str){calloc(1, 1), 0}); /* not in the root, so not a data file of this checkpoint */
     assert_int_equal(sample_open(&s->whole, s->host.allocator), TSR_OK);
     assert_int_equal(tsr_checkpoint_open(s->whole.store, &s->host, NULL, &s->like, NULL), TSR_OK);
     s->arena = tsr_arena_new(s->host.allocator, 0, NULL);
@@ -149,7 +149,7 @@ static void test_formats_salvage__items_without_names_are_told_once(void **state
     end(&s);
 }
 
-/* The last file's last byte is gone: its last item, with what the directory at its end told of it, is no whole archive. */
+/* Without the last byte of the last file, its last item is incomplete, together with the directory at its end. */
 static void test_formats_salvage__a_cut_file_loses_its_last_item(void **state)
 {
     (void)state;
@@ -187,7 +187,7 @@ static void test_formats_salvage__files_of_another_save_are_unlike(void **state)
     end(&s);
 }
 
-/* An end-of-directory record behind `padding` bytes, as often as told. */
+/* `times` end records, each after `padding` bytes. */
 typedef struct false_end {
     size_t padding, times;
     uint16_t count;
@@ -196,19 +196,19 @@ typedef struct false_end {
 } false_end;
 
 static const false_end false_ends[] = {
-    {0, 0, 0, 0, 0, 0},           /* three bytes, in which none fits */
+    {0, 0, 0, 0, 0, 0},           /* three bytes, too few for a record */
     {0, 1, 0, 0, 0, 0},           /* no members */
     {0, 1, 1, 0, 0, 5},           /* a comment */
-    {0, 1, 1, 0, 0, 0},           /* where an archive of nothing would end */
-    {76, 1, 1, 0, 0, 0},          /* the same with zip64's records before it */
-    {100, 1, 1, 60, 40, 0},       /* sizes that add up */
-    {100, 1, 1, 60, 41, 0},       /* and that do not */
-    {76, 1, UINT16_MAX, 1, 1, 0}, /* sizes in zip64's records, for which there is no room */
-    {77, 1, UINT16_MAX, 1, 1, 0}, /* for which there is */
+    {0, 1, 1, 0, 0, 0},           /* where an empty archive would end */
+    {76, 1, 1, 0, 0, 0},          /* the same, with room for zip64's records before it */
+    {100, 1, 1, 60, 40, 0},       /* the sizes add up */
+    {100, 1, 1, 60, 41, 0},       /* the sizes do not add up */
+    {76, 1, UINT16_MAX, 1, 1, 0}, /* the sizes are in zip64's records, for which there is no room */
+    {77, 1, UINT16_MAX, 1, 1, 0}, /* the same, with room for them */
     {100, 1, 1, UINT32_MAX, 0, 0},
     {100, 1, 1, 0, UINT32_MAX, 0},
-    {100, 70, UINT16_MAX, 0, 0, 0}, /* more of them than are tried */
-    {(1 << 20) + 7, 1, 1, 0, 0, 0}, /* further away than is read at once */
+    {100, 70, UINT16_MAX, 0, 0, 0}, /* more than are tried */
+    {(1 << 20) + 7, 1, 1, 0, 0, 0}, /* further away than is read at a time */
     {(1 << 18) - 2, 3, UINT16_MAX, 0, 0, 0},
 };
 
@@ -249,7 +249,7 @@ static void test_formats_salvage__what_looks_like_an_end_is_no_item(void **state
     }
 }
 
-/* The checkpoint itself, but for one property of one of its tensors. */
+/* The checkpoint itself, except for one property of one of its tensors. */
 static void test_formats_salvage__an_item_of_another_kind_is_unlike(void **state)
 {
     (void)state;

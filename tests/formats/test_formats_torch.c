@@ -1,5 +1,5 @@
-/* torch.save files against what PyTorch reads of them: the goldens of samples/checkpoints (names, paths, dtypes, shapes,
- * strides, boxes, what is opaque), and element by element where the values count up. */
+/* Compares torch.save files with what PyTorch reads from them: the goldens of samples/checkpoints (names, paths, dtypes,
+ * shapes, strides, boxes, which entries are opaque), and every element if the values count up. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -95,7 +95,7 @@ static cJSON *golden_of(const char *folder)
     char path[256];
     snprintf(path, sizeof path, "%s.expect.json", folder);
     tsr_str text = sample_read(path);
-    cJSON *root = cJSON_ParseWithLength(text.data, text.size); /* goldens may hold \u0000, which our own reader refuses */
+    cJSON *root = cJSON_ParseWithLength(text.data, text.size); /* goldens may contain \u0000, which our own parser rejects */
     if (!root) fail_msg("%s cannot be read", path);
     free((char *)text.data);
     return root;
@@ -109,7 +109,8 @@ static bool same_numbers(const cJSON *list, const uint64_t *numbers, uint32_t co
     return true;
 }
 
-/* The strides of the only chunk: PyTorch's, but for dimensions of at most one element, or contiguous ones. */
+/* Whether the strides of the only chunk are PyTorch's. Strides of dimensions with at most one element, and of contiguous
+ * ones, do not matter. */
 static bool same_strides(const cJSON *list, const tsr_entry *entry)
 {
     const tsr_view *view = entry->chunks[0].view;
@@ -154,7 +155,7 @@ static void check_path(const char *folder, const tsr_entry *entry, const cJSON *
         char digits[24];
         snprintf(digits, sizeof digits, "%lld", (long long)ours->integer);
         if (cJSON_IsNumber(item)) same = ours->kind == TSR_PATH_INDEX && item->valuedouble == (double)ours->integer;
-        else if (ours->kind == TSR_PATH_INT_KEY) same = strcmp(digits, item->valuestring) == 0; /* PyTorch keeps str(key) */
+        else if (ours->kind == TSR_PATH_INT_KEY) same = strcmp(digits, item->valuestring) == 0; /* PyTorch stores str(key) */
         else same = ours->kind == TSR_PATH_KEY && tsr_str_equal(ours->key, tsr_str_from(item->valuestring));
     }
     if (!same) fail_msg("%s: the path of '%.*s' is not PyTorch's", folder, TSR_STR_ARG(entry->fqn));
@@ -198,7 +199,7 @@ static void test_formats_torch__catalogs_are_what_pytorch_reads(void **state)
 
 /* ---- elements ---- */
 
-/* Element `at` (row-major) of an entry with one chunk, as the view says: its first `size` bytes. */
+/* Reads the first `size` bytes of element `at` (row-major) of an entry with one chunk, using its view. */
 static void element(const opened *o, const tsr_entry *entry, uint64_t at, void *out, size_t size)
 {
     tsr_view view;

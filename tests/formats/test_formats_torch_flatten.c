@@ -1,5 +1,6 @@
-/* The names of nested values: those that PyTorch's flatten_state_dict gives (tests/golden/torch_flatten.*), and what happens
- * where it has no answer: collisions, roots that are no mapping, modules, values that stand for more than they are. */
+/* The names of nested values: those that PyTorch's flatten_state_dict gives (tests/golden/torch_flatten.*), and cases in
+ * which it has no answer: collisions, roots that are not mappings, modules, and small values that expand to very large
+ * ones. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,7 +51,7 @@ static void drop(opened *o)
     o->store->close(o->store);
 }
 
-/* An entry as a line of the golden. */
+/* Formats an entry as a line of the golden file. */
 static void print_entry(const tsr_entry *entry, char *out, size_t size)
 {
     size_t used = (size_t)snprintf(out, size, "%c", entry->kind == TSR_ENTRY_TENSOR ? 't' : 'o');
@@ -107,7 +108,7 @@ static void test_formats_torch_flatten__names_are_those_of_flatten_state_dict(vo
 
 static const struct row {
     const char *pickle;
-    const char *names; /* "name:t" or "name:o", joined by '|' */
+    const char *names; /* "name:t" for a tensor or "name:o" for an object, separated by '|' */
 } rows[] = {
     {TENSOR ".", ":t"},
     {"I7\n.", ":o"},
@@ -117,35 +118,36 @@ static const struct row {
     {"(d.", ""},
     {"(dI7\nI1\nsI-3\nI1\nsI01\nI2\nsNI3\ns.", "7:o|-3:o|True:o|None:o"},
     {"(dS'a.b'\nI1\nsS''\nI2\ns.", "a.b:o|:o"},
-    {"(d(I1\nI2\ntI1\ns.", "(1, 2):o"}, /* str() of any other key */
+    {"(d(I1\nI2\ntI1\ns.", "(1, 2):o"}, /* str() of any other kind of key */
     {"(dS'x'\n(dF1.5\nI1\nssS'y'\nI2\ns.", "x.1.5:o|y:o"},
     {"(dF10\nI1\nsF1e16\nI2\nsF-0.0\nI3\nsFinf\nI4\ns.", "10.0:o|1e+16:o|-0.0:o|inf:o"},
     {"(d(S'a'\n(I1\nt(tNtI1\nsL1180591620717411303424L\nI2\nsctorch\nbfloat16\nI3\ns.",
      "('a', (1,), (), None):o|1180591620717411303424:o|torch.bfloat16:o"},
     {"(dC\1aI1\nsctorch\ndevice\n(S'cuda'\nI1\ntRI2\ns.", "b'a':o|cuda:1:o"},
     {"(dcmy\nC\n)\x81I1\ns.", ":o"},                 /* keys without a text: the mapping stays whole */
-    {"(d(S'\\''\ntI1\ns.", ":o"},                    /* and where Python might quote otherwise */
-    {"(d(((((tttttI1\ns.", ":o"},                    /* deep */
-    {"cmy\nDict\n)\x81S'a'\n" TENSOR "s.", "a:t"},   /* an instance of a class derived from dict, and from list */
+    {"(d(S'\\''\ntI1\ns.", ":o"},                    /* and keys that Python might quote differently */
+    {"(d(((((tttttI1\ns.", ":o"},                    /* a deep key */
+    {"cmy\nDict\n)\x81S'a'\n" TENSOR "s.", "a:t"},   /* an instance of a class derived from dict, or from list */
     {"(dS'x'\ncmy\nList\n)\x81(" TENSOR "I1\nes.", "x.0:t|x.1:o"},
-    {"cmy\nDict\n)\x81S'a'\nI1\nsI2\na.", ":o"},     /* neither */
+    {"cmy\nDict\n)\x81S'a'\nI1\nsI2\na.", ":o"},     /* neither of them */
     {"(dS'x'\ncmy\nConfig\n)\x81(dS'_parameters'\nI1\nsbs.", "x:o"}, /* not a module */
     {MODULE("my\nNet", "S'w'\n" TENSOR "sS'bias'\nNs", "S'b'\n" TENSOR "sS'tmp'\n" TENSOR "s",
             "S'sub'\n" MODULE("my\nSub", "S'w'\n" TENSOR "s", "", "", "") "sS'gone'\nNs", "S'tmp'\na") ".",
      "w:t|b:t|sub.w:t"},
     {"(dS'm'\n" MODULE("my\nNet", "S'w'\n" TENSOR "s", "", "", "") "s.", "m.w:t"},
     {"(l" MODULE("my\nNet", "S'w'\n" TENSOR "s", "", "", "") "a.", "0.w:t"},
-    {MODULE("my\nNet", "S'w'\n" TENSOR "s(I1\ntI1\ns", "S'b'\n" TENSOR "s", "", "I7\na") ".", "w:t|(1,):o|b:t"}, /* odd keys */
+    /* Odd keys. */
+    {MODULE("my\nNet", "S'w'\n" TENSOR "s(I1\ntI1\ns", "S'b'\n" TENSOR "s", "", "I7\na") ".", "w:t|(1,):o|b:t"},
     {"cmy\nNet\n)\x81(dS'_parameters'\n(dS'w'\nI1\nssS'_buffers'\n(dsS'_modules'\n(dsb.",
-     "w:o"}, /* without a set of hidden names */
+     "w:o"}, /* without the set of non-persistent buffers */
     {"cmy\nNet\n)\x81(dS'_parameters'\n(dS'w'\nI1\nssS'_buffers'\n(dsS'_modules'\n(dsS'_non_persistent_buffers_set'"
      "\nI1\nsb.",
      "w:o"},
-    {"cmy\nNet\n)\x81I1\nb.", ":o"}, /* a state that is no dict */
+    {"cmy\nNet\n)\x81I1\nb.", ":o"}, /* a state that is not a dict */
     {"(dI12\nI1\nsI00\nI2\ns.", "12:o|False:o"},
     {"(l(lI1\naa(l" TENSOR "aa.", "0:o|1.0:t"},
-    {"(l" ODD "aI1\na.", "0:o|1:o"},                /* a quantized tensor opens a list as a dense one does */
-    {"(lcmy\nC\n)\x81(dS'a'\nI1\nsbaI1\na.", ":o"}, /* any other object does not */
+    {"(l" ODD "aI1\na.", "0:o|1:o"},                /* a quantized tensor expands a list, as a dense one does */
+    {"(lcmy\nC\n)\x81(dS'a'\nI1\nsbaI1\na.", ":o"}, /* other objects do not */
     {"(lcmy\nC\n((dS'a'\nI1\nstRaI1\na.", ":o"},
 };
 
@@ -171,7 +173,7 @@ static const struct leaf {
     tsr_entry_kind kind;
     tsr_dtype dtype;
     uint32_t ndim;
-    uint64_t size; /* of the first dimension */
+    uint64_t size; /* that of the first dimension */
 } leaves[] = {
     {"I1\n.", "int", TSR_ENTRY_OBJECT, TSR_DTYPE_NONE, 0, 0},
     {"cmy\nfunction\n.", "type", TSR_ENTRY_OPAQUE, TSR_DTYPE_NONE, 0, 0},
@@ -186,7 +188,7 @@ static const struct leaf {
      "my._reconstruct", TSR_ENTRY_OPAQUE, TSR_DTYPE_NONE, 0, 0},
     {ODD ".", "torch.quantized", TSR_ENTRY_OPAQUE, TSR_QINT8, 1, 8},
     {QUANTIZED("QUInt4x2Storage", "(I16\nt") ".", "torch.quantized", TSR_ENTRY_OPAQUE, TSR_QUINT4X2, 1,
-     16}, /* two elements a byte */
+     16}, /* two elements per byte */
     {META("ctorch\nint8\n", "(I5\nt") ".", "torch.meta", TSR_ENTRY_OPAQUE, TSR_INT8, 1, 5},
     {META("ctorch\nint8\n", "ctorch\nSize\n((I5\nttR") ".", "torch.meta", TSR_ENTRY_OPAQUE, TSR_INT8, 1, 5},
     {META("I1\n", "(I5\nt") ".", "torch.meta", TSR_ENTRY_OPAQUE, TSR_DTYPE_NONE, 1, 5},
@@ -215,7 +217,7 @@ static void test_formats_torch_flatten__leaves_say_their_type_dtype_and_shape(vo
     }
 }
 
-/* A tensor inside an object has the path to it as its name, where that is not too long. */
+/* The name of a tensor inside an object is the path to it, if that is not too long. */
 static void test_formats_torch_flatten__tensors_inside_objects_are_named(void **state)
 {
     (void)state;
@@ -228,7 +230,7 @@ static void test_formats_torch_flatten__tensors_inside_objects_are_named(void **
     } named[] = {
         {"cmy\nC\n(" TENSOR "tR.", "args.0"},
         {"cmy\nC\n)\x81(dS'x'\n" TENSOR "sb.", "state.x"},
-        {"cmy\nC\n)\x81(dI1\n(lI0\na" TENSOR "asb.", "state.0.1"}, /* a key that is no string counts */
+        {"cmy\nC\n)\x81(dI1\n(lI0\na" TENSOR "asb.", "state.0.1"}, /* for a key that is not a string, its number counts */
         {"cmy\nC\n)R(I0\nI1\nI2\nI3\nI4\nI5\nI6\nI7\nI8\nI9\nI10\n" TENSOR "e.", "items.11"},
         {"cmy\nC\n(I1\ntRS'x'\n" TENSOR "s.", "dict.x"},
     };
@@ -255,7 +257,7 @@ static void test_formats_torch_flatten__tensors_inside_objects_are_named(void **
     }
 }
 
-/* More of everything than the tables hold at first. */
+/* More of everything than the tables have room for at first. */
 static void test_formats_torch_flatten__failing_allocations_and_reads_end_cleanly(void **state)
 {
     (void)state;
@@ -323,7 +325,7 @@ static void test_formats_torch_flatten__colliding_names_are_refused_with_both_pa
     }
 }
 
-/* {"a": X, "b": X} with X the same again, 40 deep: 2^40 names from 600 bytes. */
+/* {"a": X, "b": X}, where X has the same form, nested 40 deep: 2^40 names from 600 bytes. */
 static void test_formats_torch_flatten__what_stands_for_too_much_is_refused(void **state)
 {
     (void)state;
@@ -342,7 +344,7 @@ static void test_formats_torch_flatten__what_stands_for_too_much_is_refused(void
     }
 }
 
-/* {"b": 1, "a": {"b": 1, "a": …}}: every name is as long as its depth. */
+/* {"b": 1, "a": {"b": 1, "a": …}}: the length of a name grows with its depth. */
 static void test_formats_torch_flatten__names_that_grow_with_depth_are_bounded(void **state)
 {
     (void)state;
@@ -363,7 +365,7 @@ static void test_formats_torch_flatten__names_that_grow_with_depth_are_bounded(v
     drop(&o);
 }
 
-/* Lists of lists: each is looked through once, and one that holds only lists is a leaf. */
+/* Nested lists: each is searched once, and a list that only contains lists is a leaf. */
 static void test_formats_torch_flatten__shared_lists_are_looked_through_once(void **state)
 {
     (void)state;
@@ -376,10 +378,10 @@ static void test_formats_torch_flatten__shared_lists_are_looked_through_once(voi
     assert_int_equal(o.status, TSR_OK);
     assert_int_equal(o.catalog->entry_count, 1);
     drop(&o);
-    open_pickle(&o, "(lp0\ng0\naI1\na.", 10000); /* a list inside itself */
+    open_pickle(&o, "(lp0\ng0\naI1\na.", 10000); /* a list that contains itself */
     assert_int_equal(o.status, TSR_OK);
     drop(&o);
-    open_pickle(&o, "(dp0\nS'a'\ng0\ns.", 10000); /* a mapping inside itself has no end */
+    open_pickle(&o, "(dp0\nS'a'\ng0\ns.", 10000); /* a mapping that contains itself */
     assert_int_equal(o.status, TSR_E_LIMIT);
     drop(&o);
 }

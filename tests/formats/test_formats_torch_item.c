@@ -1,4 +1,4 @@
-/* Hostile and odd pickles inside torch.save archives. The pickles are written in protocol 0, which is text. */
+/* Malicious and odd pickles in torch.save archives. The pickles are written in protocol 0, which is text. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -38,7 +38,7 @@ static void open_pickle(torch_opening *o, const char *pickle)
     if (o->status != TSR_OK) fail_msg("%s", o->err.message);
 }
 
-/* ---- refused ---- */
+/* ---- rejected ---- */
 
 static const struct refusal {
     const char *pickle;
@@ -98,7 +98,7 @@ static const struct refusal {
     {V2(FLOATS("6"), "0", TUPLE2("2", "1"), TUPLE2("9223372036854775807", "1")) ".", 24, TSR_E_FORMAT, "reaches beyond"},
     {V2(FLOATS("6"), "0", TUPLE2("9223372036854775807", "0"), TUPLE2("9223372036854775807", "1")) ".", 24, TSR_OK, ""},
     {V2(FLOATS("6"), "0", "(lI2\naI3\na", "(lI3\naI1\na") ".", 24, TSR_OK, ""},
-    /* views of storages, as before PyTorch 0.4: (key, offset, size) */
+    /* views of storages, from before PyTorch 0.4: (key, offset, size) */
     {V2(FLOATS_VIEW("S'v'\nI1\nI2\n"), "0", "(I2\nt", "(I1\nt") ".", 24, TSR_OK, ""},
     {V2(FLOATS_VIEW("S'v'\nI1\nI2\n"), "0", "(I3\nt", "(I1\nt") ".", 24, TSR_E_FORMAT,
      "reaches beyond its storage '0' (8 bytes)"},
@@ -239,7 +239,7 @@ static void test_formats_torch_item__the_pickle_is_bounded_by_limits(void **stat
 
 static const struct report {
     const char *pickle;
-    const char *rule; /* of the only finding; NULL: none */
+    const char *rule; /* rule of the only finding; NULL for no finding */
     tsr_level level;
     const char *message;
 } reports[] = {
@@ -337,7 +337,7 @@ static void test_formats_torch_item__values_that_hold_themselves_end(void **stat
     assert_ptr_equal(o.item.root->items[0], o.item.root);
     torch_opening_drop(&o);
     open_pickle(&o, "ctorch._utils\n_rebuild_parameter\np0\n(g0\nI01\nNtR.");
-    assert_int_equal(o.item.root->kind, TSR_VALUE_GLOBAL); /* a parameter of no tensor: its data is shown */
+    assert_int_equal(o.item.root->kind, TSR_VALUE_GLOBAL); /* a parameter without a tensor: its data is shown */
     torch_opening_drop(&o);
 }
 
@@ -353,13 +353,13 @@ static void test_formats_torch_item__nesting_is_bounded_by_limits(void **state)
     torch_opening_drop(&o);
 }
 
-/* A list of n items, and n objects of it: n² items from 14 n bytes. */
+/* A list with n items, and n objects that refer to it: n² items from 14 n bytes. */
 static void test_formats_torch_item__objects_of_one_list_are_bounded_by_the_pickle(void **state)
 {
     (void)state;
     static char pickle[1 << 17];
     static const struct {
-        const char *item, *open, *close; /* an object is `open`, the list, `close` */
+        const char *item, *open, *close; /* an object is `open`, the list, and `close` */
     } kinds[] = {
         {"I1\n", "c__builtin__\nset\n(", "tR"},
         {"(I1\nI1\nt", "ccollections\nOrderedDict\n(", "tR"},

@@ -1,4 +1,4 @@
-/* The form of torch.save before zip, put together part by part. Files that PyTorch wrote in it are in test_formats_torch. */
+/* The format of torch.save before zip, built part by part. Files in it that PyTorch wrote are in test_formats_torch. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 #include "support/torch_pickle.h"
 #include "tessera/checkpoint.h"
 
-static zip_image image; /* its byte buffer; there is no zip archive here */
+static zip_image image; /* used as a byte buffer; there is no zip archive here */
 
 #define MAGIC "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 #define VERSION "\x80\x02M\xe9\x03."
@@ -23,7 +23,7 @@ typedef struct legacy {
     const char *version;
     const char *object;
     const char *keys;
-    uint64_t elements[2]; /* what stands before each storage */
+    uint64_t elements[2]; /* the count stored before each storage */
     size_t storage_count;
     size_t storage_bytes;
 } legacy;
@@ -92,7 +92,7 @@ static const struct row {
       0,
       0},
      TSR_OK,
-     ""}, /* on the meta device: has no bytes */
+     ""}, /* on the meta device, so it has no bytes */
     {{VERSION, TENSOR("k", "(S'v'\nI4\nI3\nt", "0", PICKLED_1("1"), PICKLED_1("1")) ".", "(lS'k'\na.", {6}, 1, 24},
      TSR_E_FORMAT,
      "a view of a storage reaches beyond it"},
@@ -143,7 +143,7 @@ static void test_formats_torch_legacy__classes_of_modules_stand_for_themselves(v
     drop(&o);
 }
 
-/* Pickles longer than the first read: the beginning of the file is read again, larger. */
+/* Pickles longer than the first read: the beginning of the file is read again, with a larger size. */
 static void test_formats_torch_legacy__long_pickles_are_read_whole(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* What objects of the classes that torch.save knows become: the value that Python would build, its parts by name, or, where
- * the arguments are not those that PyTorch writes, the class with what it was given. */
+/* Objects of the classes that torch.save uses become the value that Python would build, their parts by name or, if the
+ * arguments are not those that PyTorch writes, the class with its arguments. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -41,7 +41,7 @@ static void open_pickle(torch_opening *o, const char *pickle)
 static const struct row {
     const char *pickle, *value;
 } rows[] = {
-    /* bytes, in the ways that protocols write them */
+    /* bytes, in the forms of different protocols */
     {ENCODE("\\u00ff\\u0000x", "latin1") ".", "b'\\xff\\x00x'"},
     {ENCODE("\\u00c0", "latin-1") ".", "b'\\xc0'"},
     {ENCODE("ab", "utf-8") ".", "_codecs.encode<('ab','utf-8',),>"},
@@ -76,7 +76,8 @@ static const struct row {
     {"ccollections\nOrderedDict\n((l(S'a'\nI1\nI2\ntatR.", "collections.OrderedDict<([('a',1,2,),],),>"},
     {"ccollections\nOrderedDict\n(I5\ntR.", "{}"},
     {"ccollections\nOrderedDict\n)R(dS'x'\nI1\nsb.", "{}"},
-    {"cmy\nList\n)\x81(I1\nI2\ne.", "[1,2,]"}, /* only instances of list and dict have items beside their arguments */
+    {"cmy\nList\n)\x81(I1\nI2\ne.", "[1,2,]"}, /* only instances of list and dict have items in addition to their
+                                                * arguments */
     {"cmy\nDict\n)\x81S'a'\nI1\ns.", "{'a':1,}"},
     {"cmy\nList\n)R(I1\nI2\ne.", "my.List<(),None,[1,2,],>"},
     {"cmy\nDict\n)RS'a'\nI1\ns.", "{'a':1,}"},
@@ -97,7 +98,7 @@ static const struct row {
     {"ctorch\nFloatTensor\n)R(" FLOATS("6") "I2\n(I4\nt(I1\nttb.", "<tensor float32 4 @8>"},
     {"ctorch._utils\n_rebuild_parameter\n(" SIX "I01\n" HOOKS "tR.", "<parameter float32 2,3 @0>"},
     {"ctorch._utils\n_rebuild_parameter\n)R.", "torch._utils._rebuild_parameter<(),>"},
-    /* storages by themselves */
+    /* storages on their own */
     {FLOATS("6") ".", "torch.FloatStorage<<tensor float32 6 @0>,>"},
     {STORAGE("ctorch.storage\n_UntypedStorage\n", "cpu", "24") ".", "torch.storage._UntypedStorage<<tensor uint8 24 @0>,>"},
     {STORAGE("ctorch.cuda\nFloatStorage\n", "cuda:0", "6") ".", "torch.cuda.FloatStorage<<tensor float32 6 @0>,>"},
@@ -124,7 +125,7 @@ static const struct row {
     {SPARSE(LAYOUT("torch.sparse_csr"), "I1\nI2\nI3\n" PICKLED_2("4", "4")) ".",
      "torch.sparse_csr<{'compressed_indices':1,'plain_indices':2,'values':3,'size':(4,4,),},>"},
     {SPARSE("N", "I1\nI2\nI3\nI4\n") ".", "torch.sparse<{'compressed_indices':1,'plain_indices':2,'values':3,'size':4,},>"},
-    /* nested, meta, and tensors that are moved to their device when they are loaded */
+    /* nested and meta tensors, and tensors that are moved to their device when they are loaded */
     {"ctorch._utils\n_rebuild_nested_tensor\n(" SIX "I1\nI2\nI3\ntR.",
      "torch.nested<{'values':<tensor float32 2,3 @0>,'sizes':1,'strides':2,'storage_offsets':3,},>"},
     {"ctorch.nested._internal.nested_tensor\n_rebuild_njt\n((dS'values'\n" SIX "sS'offsets'\nI1\nstR.",

@@ -1,5 +1,5 @@
-/* Several torch.save files as one checkpoint: what comes together, and what is reported when files do not belong together.
- * Complete sets of real ranks are in test_formats_torch. */
+/* Several torch.save files as one checkpoint: what is joined, and what is reported if files do not belong together. Complete
+ * sets from real ranks are in test_formats_torch. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -169,8 +169,8 @@ static void test_formats_torch_ranks__worlds_of_any_size_are_borne(void **state)
         unsigned findings;
     } rows[] = {
         {SHARD_OF("0", "2"), SHARD_OF("1", "2"), "the file of rank", 0},
-        {SHARD_OF("0", "2"), SHARD_OF("7", "2"), "the file of rank 1 of 2 is missing", 1}, /* a rank beyond its world */
-        {SHARD_OF("0", "100"), SHARD_OF("1", "100"), "the file of rank", 16},            /* more are not listed */
+        {SHARD_OF("0", "2"), SHARD_OF("7", "2"), "the file of rank 1 of 2 is missing", 1}, /* a rank beyond its world size */
+        {SHARD_OF("0", "100"), SHARD_OF("1", "100"), "the file of rank", 16},            /* no more than these are listed */
         {SHARD_OF("0", "70000"), SHARD_OF("1", "2"), "the files were written by 70000 ranks, but there are 2 files", 1},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -184,7 +184,7 @@ static void test_formats_torch_ranks__worlds_of_any_size_are_borne(void **state)
     }
 }
 
-/* A mesh that does not say which rank wrote the file: the file's name does. */
+/* A mesh that does not say which rank wrote the file, so that the file's name decides. */
 static void test_formats_torch_ranks__ranks_come_from_names_where_files_do_not_tell(void **state)
 {
     (void)state;
@@ -234,7 +234,7 @@ static void test_formats_torch_ranks__no_entries_at_all_are_a_checkpoint(void **
     drop(&o);
 }
 
-/* More names than a table holds at first. */
+/* More names than a table has room for at first. */
 static void test_formats_torch_ranks__many_entries_come_together(void **state)
 {
     (void)state;
@@ -274,7 +274,7 @@ static void test_formats_torch_index__what_index_and_files_say_differently_is_re
     (void)state;
     static const struct {
         const char *index, *rule;
-        tsr_entry_kind kind; /* of 'w' */
+        tsr_entry_kind kind; /* that of 'w' */
     } rows[] = {
         {INDEX("\"w\":\"a.bin\",\"epoch\":\"b.bin\""), NULL, TSR_ENTRY_TENSOR},
         {INDEX("\"w\":\"a.bin\""), "index/unreferenced-file", TSR_ENTRY_TENSOR},

@@ -1,5 +1,5 @@
-/* Which boxes a DTensor's rank holds. Expected boxes are torch.chunk's, worked out by hand; whole meshes of real ranks are
- * in test_formats_torch (samples torch_ranks_*). */
+/* Which boxes the rank of a DTensor holds. The expected boxes are torch.chunk's, computed by hand; whole meshes of real
+ * ranks are in test_formats_torch (samples torch_ranks_*). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@ static void open_pickle(torch_opening *o, const char *pickle, size_t storage_byt
     torch_open(o, &image, rank);
 }
 
-/* "start+size,start+size@byte" for each chunk, bytes counted from the storage's beginning. */
+/* Formats each chunk as "start+size,start+size@byte", where the byte is relative to the storage's beginning. */
 static void print_chunks(const tsr_entry *entry, char *out, size_t size)
 {
     size_t used = 0;
@@ -58,24 +58,24 @@ static const struct row {
     {D2("2", "5", "2", "2", "4", MESH_1("3", "1"), PICKLED_SHARD("-1"), ""), 16, "0+2,2+2@0", "shard(1)"},
     {D2("6", "4", "3", "2", "6", MESH_2("2", "2", "1", "1"), PICKLED_SHARD("0") PICKLED_SHARD("1"), ""), 24, "3+3,2+2@0",
      "shard(0),shard(1)"},
-    /* [7, 4] on a 3 × 2 mesh: columns of the mesh cut first (4 and 3 rows), then its rows */
+    /* [7, 4] on a 3 × 2 mesh: the mesh's columns shard first (4 and 3 rows), then its rows */
     {D2("7", "4", "1", "4", "4", MESH_2("3", "2", "1", "1"), PICKLED_STRIDED("0", "2") PICKLED_SHARD("0"), ""), 16,
      "5+1,0+4@0", "strided_shard(0,2),shard(0)"},
     {D2("7", "4", "0", "4", "0", MESH_2("3", "2", "2", "0"), PICKLED_STRIDED("0", "2") PICKLED_SHARD("0"), ""), 0, "",
      "strided_shard(0,2),shard(0)"},
-    /* the same dimension over both mesh dimensions, left to right, and in the order that the spec states */
+    /* one dimension sharded over both mesh dimensions, from left to right, and in the order that the spec states */
     {D2("8", "1", "2", "1", "2", MESH_2("2", "2", "0", "1"), PICKLED_SHARD("0") PICKLED_SHARD("0"), ""), 8, "2+2,0+1@0",
      "shard(0),shard(0)"},
     {D2("8", "1", "2", "1", "2", MESH_2("2", "2", "0", "1"), PICKLED_SHARD("0") PICKLED_SHARD("0"), ORDER("1", "0")), 8,
      "4+2,0+1@0", "shard(0),shard(0)"},
-    /* a split that no mesh dimension explains: this rank's part of each of the pieces */
+    /* a split factor that no mesh dimension explains: this rank has its part of each piece */
     {D1("12", "6", MESH_1("2", "1"), PICKLED_STRIDED("0", "2")), 24, "3+3@0 9+3@12", "strided_shard(0,2)"},
     {D1("12", "12", MESH_1("1", "0"), PICKLED_STRIDED("0", "3")), 48, "0+12@0", "strided_shard(0,3)"},
     {D2("2", "8", "2", "4", "8", MESH_1("2", "0"), PICKLED_STRIDED("1", "2"), ""), 32, "0+2,0+2@0 0+2,4+2@8",
      "strided_shard(1,2)"},
     {D2("2", "8", "2", "4", "8", MESH_2("2", "2", "0", "1"), PICKLED_STRIDED("1", "2") PICKLED_REPLICATE, ""), 32,
      "0+2,0+2@0 0+2,4+2@8", "strided_shard(1,2),replicate"},
-    /* a strided part of a strided part: pieces of one run, of two, of none */
+    /* a strided part of a strided part: each piece has one run, two, or none */
     {D1("16", "4", MESH_2("2", "2", "1", "0"), PICKLED_STRIDED("0", "4") PICKLED_STRIDED("0", "4")), 16,
      "2+1@0 6+1@4 10+1@8 14+1@12", "strided_shard(0,4),strided_shard(0,4)"},
     {D1("16", "4", MESH_2("2", "2", "1", "1"), PICKLED_STRIDED("0", "4") PICKLED_STRIDED("0", "1")), 16, "10+2@0 14+2@8",
@@ -84,11 +84,11 @@ static const struct row {
      "0+1@0 2+1@4 4+1@8 6+1@12 8+1@16 10+1@20 12+1@24 14+1@28 16+1@32 18+1@36 20+1@40 22+1@44 24+1@48 26+1@52 28+1@56 "
      "30+1@60",
      "strided_shard(0,16)"},
-    /* an axis may be one number; a placement may be made by a call */
+    /* an axis may be a single number, and a placement may be made by a call */
     {D1("7", "3", PICKLED_MESH("I3\n", PICKLED_AT(PICKLED_1("1"))), PICKLED_SHARD("0")), 12, "3+3@0", "shard(0)"},
     {D1("7", "3", MESH_1("3", "1"), "ctorch.distributed.tensor.placement_types\nShard\n(I0\ntR"), 12, "3+3@0", "shard(0)"},
     {D1("7", "3", PICKLED_MESH("((I3\nI1\ntt", PICKLED_AT(PICKLED_1("1"))), PICKLED_SHARD("0")), 12, "3+3@0", "shard(0)"},
-/* orders that the spec cannot mean are not taken: left to right */
+/* impossible orders are ignored in favour of left to right */
 #define LEFT_TO_RIGHT(order) \
     { \
         D2("8", "1", "2", "1", "2", MESH_2("2", "2", "0", "1"), PICKLED_SHARD("0") PICKLED_SHARD("0"), order), 8, \
@@ -102,7 +102,7 @@ static const struct row {
     {D2("4", "4", "2", "2", "4", MESH_2("2", "2", "1", "1"), PICKLED_SHARD("0") PICKLED_SHARD("1"),
         "S'shard_order'\n(ctorch.distributed.tensor._dtensor_spec\nShardOrderEntry\n(I0\n(I1\ntt\x81ts"),
      16, "2+2,2+2@0", "shard(0),shard(1)"},
-    /* the global size has an overflowing stride and no elements */
+    /* the global size has an overflowing stride, but no elements */
     {PICKLED_DTENSOR(PICKLED_2("9223372036854775807", "0"), PICKLED_2("1", "1"),
                      PICKLED_TENSOR("0", "0", PICKLED_2("2305843009213693952", "0"), PICKLED_2("4", "1")), MESH_1("4", "0"),
                      PICKLED_SHARD("0"), "") ".",
@@ -175,7 +175,7 @@ static const struct row untold[] = {
                      "I1\ntI00\nNtR",
                      MESH_1("3", "0"), PICKLED_SHARD("0"), "") ".",
      6, "does not match its placements", NULL},
-    /* a split beyond what the mesh's sizes, multiplied, can be held against */
+    /* a split factor so large that the product of the mesh's sizes cannot be compared with it */
     {D1("7", "3", PICKLED_MESH("(I2\nI4611686018427387904\nI4611686018427387904\nt", PICKLED_AT("(I0\nI0\nI0\nt")),
         PICKLED_STRIDED("0", "3") PICKLED_SHARD("0") PICKLED_SHARD("0")),
      12, "does not match its placements", NULL},
@@ -252,7 +252,7 @@ static void test_formats_torch_shard__too_many_boxes_are_refused(void **state)
     torch_opening_drop(&o);
 }
 
-/* A few bytes ask for thousands of boxes: more than the pickle has bytes for. */
+/* A few bytes request thousands of boxes, more than the pickle has bytes for. */
 static void test_formats_torch_shard__boxes_are_paid_for_by_the_pickle(void **state)
 {
     (void)state;
@@ -281,7 +281,7 @@ static void test_formats_torch_shard__shards_of_a_sharded_tensor_must_fit(void *
     (void)state;
     static const struct {
         const char *pickle;
-        const char *chunks; /* or NULL */
+        const char *chunks; /* NULL if it is rejected */
         const char *message;
     } sharded[] = {
         {SHARDED(PICKLED_LOCAL_SHARD(LOCAL, PICKLED_2("2", "0"), PICKLED_2("2", "3")) "a"), "2+2,0+3@0", ""},
@@ -323,7 +323,7 @@ static void test_formats_torch_shard__shards_of_a_sharded_tensor_must_fit(void *
     }
 }
 
-/* 2^40 pieces of a tensor whose elements are one and the same: nothing to hold, much to count. */
+/* 2^40 pieces of a tensor whose elements are all the same one: they take no memory, but much time. */
 static void test_formats_torch_shard__endless_strides_are_refused(void **state)
 {
     (void)state;
@@ -352,7 +352,7 @@ static void test_formats_torch_shard__a_rank_is_taken_from_the_mesh_or_else_the_
     torch_opening_drop(&o);
     open_pickle(&o, D1("7", "3", PICKLED_MESH(PICKLED_1("3"), PICKLED_AT(PICKLED_1("0")) "S'_flatten_mesh_list'\n(I4\nI6\nI8\nts"),
                        PICKLED_SHARD("0")), 12, &six);
-    assert_int_equal(o.item.rank, 4); /* what the file says itself counts */
+    assert_int_equal(o.item.rank, 4); /* the file's own statement takes precedence */
     torch_opening_drop(&o);
 }
 
@@ -371,13 +371,13 @@ static void test_formats_torch_shard__ranks_that_cannot_be_are_not_learned(void 
     } told[] = {
         {HALF(PICKLED_AT(PICKLED_1("1")) RANKS) ".", false, true, 0, 6, 3},
         {"(" HALF(PICKLED_AT(PICKLED_1("1")) RANKS) HALF(RANKS) "t.", false, true, 0, 6,
-         3}, /* the second knows by the first */
+         3}, /* the second mesh uses the rank of the first */
         {HALF(PICKLED_AT(PICKLED_1("1")) "S'_rank'\nI2\ns") ".", false, true, 0, 2, 0},
         {HALF(PICKLED_AT(PICKLED_1("1")) "S'_rank'\nI4294967296\ns") ".", false, false, 0, 0, 0},
         {HALF(PICKLED_AT(PICKLED_1("1")) "S'_flatten_mesh_list'\n(I4\nI6\nts") ".", false, false, 0, 0, 2},
         {HALF(PICKLED_AT(PICKLED_1("1")) "S'_flatten_mesh_list'\n(I4\nS'6'\nI8\nts") ".", false, false, 0, 0, 3},
         {HALF(RANKS) ".", true, false, 5, 0, 3},                                /* not in the list */
-        {HALF("S'_flatten_mesh_list'\n(I4\nI6\nts") ".", true, false, 6, 0, 2}, /* too short a list */
+        {HALF("S'_flatten_mesh_list'\n(I4\nI6\nts") ".", true, false, 6, 0, 2}, /* the list is too short */
         {PICKLED_DTENSOR(PICKLED_1("7"), PICKLED_1("1"), PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1")),
                          PICKLED_MESH(PICKLED_2("4611686018427387904", "4611686018427387904"), RANKS),
                          PICKLED_SHARD("0") PICKLED_REPLICATE, "") ".",
@@ -402,7 +402,7 @@ static void test_formats_torch_shard__ranks_that_cannot_be_are_not_learned(void 
     }
 }
 
-/* Before PyTorch 2.9 a mesh was a tensor of ranks. */
+/* Before PyTorch 2.9, a mesh was a tensor of ranks. */
 static void test_formats_torch_shard__meshes_of_older_versions_are_read(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Value trees through the torch.save writer and back through the reader; what must not be written. */
+/* Writes value trees with the torch.save writer and reads them back; and values that must not be written. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ static tsr_value *integer(tsr_arena *arena, int64_t value)
     return tsr_value_int(arena, value, NULL);
 }
 
-/* One of every kind, some of them twice. */
+/* A value of every kind, some of them twice. */
 static const tsr_value *every_kind(tsr_arena *a)
 {
     tsr_value *yes = make(a, TSR_VALUE_BOOL, NULL), *real = make(a, TSR_VALUE_FLOAT, NULL),
@@ -65,7 +65,7 @@ static const tsr_value *every_kind(tsr_arena *a)
                  group(a, TSR_VALUE_LIST, 0));
 }
 
-/* The whole archive of a tree without tensors. */
+/* Writes the whole archive of a tree without tensors. */
 static tsr_status write_archive(const tsr_value *root, const tsr_host *lent, tsr_vec *out, tsr_error *err)
 {
     uint64_t at;
@@ -198,7 +198,7 @@ static void test_formats_torch_writer__instances_keep_class_arguments_and_state(
     tsr_arena_free(a);
 }
 
-/* What was set on an instance, beside what was appended; classes of modules that Python 2 called otherwise. */
+/* Attributes of an instance, in addition to its items; and classes in modules that have other names in Python 2. */
 static void test_formats_torch_writer__parts_and_names_come_back(void **state)
 {
     (void)state;

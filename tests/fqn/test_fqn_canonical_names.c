@@ -1,15 +1,15 @@
-/* Canonical names of catalogs, as the comparison of two checkpoints looks them up. */
+/* Canonical names of catalogs, as the comparison of two checkpoints uses them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-/* cmocka wants these before it */
+/* cmocka.h needs the headers above. */
 #include <cmocka.h>
 
 #include "support/arena_job.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/canonical_names.h"
 
-/* Fills `entries` with a scalar float32 per name. */
+/* Fills `entries` with a scalar float32 for each name. */
 static tsr_catalog catalog_of(const char *const *names, tsr_entry *entries)
 {
     uint64_t count = 0;
@@ -43,7 +43,7 @@ static void test_fqn_canonical_names__each_catalog_is_judged_by_its_own_keys(voi
     tsr_canonical_names *names = names_of(&a, &b);
     check(names, "module.fc.weight", "fc.weight");
     check(names, "module.fc.bias", "fc.bias");
-    check(names, "module.head.weight", "module.head.weight"); /* it has siblings there */
+    check(names, "module.head.weight", "module.head.weight"); /* it has siblings */
     check(names, "net._orig_mod.w", "net.w");
     check(names, "module.unknown", "module.unknown");
     check(names, "", "");

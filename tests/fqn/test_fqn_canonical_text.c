@@ -1,8 +1,8 @@
-/* Canonical names from text alone: wrappers, look-alikes, ambiguity; collisions. */
+/* Canonical names from text alone: wrappers, names that only look like wrappers, ambiguity, and collisions. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-/* cmocka wants these before it */
+/* cmocka.h needs the headers above. */
 #include <cmocka.h>
 
 #include "tessera/fqn.h"

@@ -1,10 +1,10 @@
-/* GLOB patterns against a table and against a plain recursive matcher; renames. */
+/* Compares GLOB patterns with a table and with a simple recursive matcher; and renames. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <stdio.h>
-/* cmocka wants these before it */
+/* cmocka.h needs the headers above. */
 #include <cmocka.h>
 
 #include "tessera/glob.h"
@@ -67,7 +67,7 @@ static void test_fqn_glob__table_of_patterns(void **state)
         {"**.a*", "x.y.abc", true},
         {"*a*a*a", "aaaa", true},
         {"**q*", "w.q", true},
-        /* bytes that are no UTF-8 stand for one each */
+        /* each byte that is not valid UTF-8 counts as one character */
         {"?", "\xf8", true},
         {"?", "\x80", true},
         {"?", "\xc3", true},
@@ -93,7 +93,7 @@ static void test_fqn_glob__table_of_patterns(void **state)
     }
 }
 
-/* The definition, spelled out with every choice tried. */
+/* The definition of a match, trying every choice. */
 static bool oracle(const char *p, const char *n)
 {
     if (!*p) return !*n;
@@ -145,7 +145,7 @@ static void test_fqn_glob__many_stars_do_not_explode(void **state)
     for (size_t i = 0; i < 4000; i += 2) memcpy(pattern + i, "a*", 2);
     pattern[3999] = 'b';
     assert_false(tsr_glob_match((tsr_str){pattern, 4000}, (tsr_str){name, 4000}));
-    enum { LONG = 4 << 20 }; /* a component is read once, not from each of its bytes on: that would take minutes */
+    enum { LONG = 4 << 20 }; /* a component is scanned once, not again from each of its bytes, which would take minutes */
     char *text = malloc(LONG);
     assert_non_null(text);
     memset(text, 'a', LONG);

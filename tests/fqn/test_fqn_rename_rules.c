@@ -1,8 +1,8 @@
-/* Renames out of pairs of names: how few, never a wrong one, and what cannot be spelled. */
+/* Finds renames for pairs of names: few of them, never a wrong one, and none for names that a rename cannot express. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-/* cmocka wants these before it */
+/* cmocka.h needs the headers above. */
 #include <cmocka.h>
 
 #include "tessera/fqn.h"
@@ -13,7 +13,7 @@
 #define MOST 12
 
 typedef struct row {
-    const char *pairs[MOST][2]; /* to NULL: no counterpart */
+    const char *pairs[MOST][2]; /* `to` NULL: no counterpart */
     const char *rules[MOST];
     size_t left; /* pairs that no rule settles */
 } row;
@@ -21,21 +21,21 @@ typedef struct row {
 static const row rows[] = {
     {{{"module.fc.weight", "fc.weight"}, {"module.fc.bias", "fc.bias"}}, {"module.="}, 0},
     {{{"fc.weight", "model.fc.weight"}, {"fc.bias", "model.fc.bias"}}, {"=model."}, 0},
-    /* an empty FROM would hit what has no counterpart */
+    /* an empty FROM would also match the name without a counterpart */
     {{{"fc.weight", "model.fc.weight"}, {"fc.bias", "model.fc.bias"}, {"step", NULL}}, {"fc.=model.fc."}, 0},
-    /* a prefix a layer, or an end a parameter: what settles more */
+    /* a prefix per layer, or an end per parameter: whichever settles more pairs */
     {{{"h.0._orig_mod.w", "h.0.w"}, {"h.1._orig_mod.w", "h.1.w"}, {"h.2._orig_mod.w", "h.2.w"}}, {"*._orig_mod.w=*.w"}, 0},
     {{{"h.0._orig_mod.a", "h.0.a"}, {"h.0._orig_mod.b", "h.0.b"}, {"h.0._orig_mod.c", "h.0.c"}}, {"h.0._orig_mod.=h.0."}, 0},
     {{{"h.0.attn.w", "h.0.attention.w"}, {"h.1.attn.w", "h.1.attention.w"}}, {"*.attn.w=*.attention.w"}, 0},
     {{{"a", "a"}, {"b", "b"}}, {NULL}, 0},
     {{{"tok.weight", "embed.weight"}, {"other.weight", "other.weight"}}, {"tok.=embed."}, 0},
-    /* a name without a counterpart may not take another's */
+    /* a name without a counterpart must not get another one's name */
     {{{"module.a", "a"}, {"module.b", NULL}, {"b", "b"}}, {"module.a=a"}, 0},
     {{{"x.a=b", "y.a"}, {"x*.c", "z.c"}}, {NULL}, 2},
     {{{"", "root"}}, {"=root"}, 0},
 };
 
-/* The names after the rules are those wanted, and all are different. */
+/* Checks that the names after the rules are the wanted ones, and all different. */
 static size_t apply(const row *r, size_t count, const tsr_rename_rule *rules, size_t rule_count, tsr_arena *arena)
 {
     tsr_rename renames[MOST];

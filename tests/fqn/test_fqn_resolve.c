@@ -1,8 +1,8 @@
-/* Names over a module tree against real PyTorch: tests/golden/fqns.json, made by tests/golden/make_fqns.py. */
+/* Compares names in a module tree with real PyTorch: tests/golden/fqns.json, made by tests/golden/make_fqns.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-/* cmocka wants these before it */
+/* cmocka.h needs the headers above. */
 #include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,7 +135,7 @@ static void test_fqn_resolve__A3_as_iterate_valid_model_state(void **state)
     }
 }
 
-/* Every tensor is found under its raw name and under its canonical one, but for originals that flat parameters have. */
+/* Every tensor is found under its raw name and under its canonical one, except for originals in flat parameters. */
 static void test_fqn_resolve__tensors_by_name(void **state)
 {
     const fixture *f = *state;
@@ -165,7 +165,7 @@ static void test_fqn_resolve__tensors_by_name(void **state)
     assert_true(found > 100);
 }
 
-/* Every module is found under its raw name, and one of FSDP1's units under the name of what it wraps. */
+/* Every module is found under its raw name, and an FSDP1 unit also under the name of the module that it wraps. */
 static void test_fqn_resolve__modules_by_name(void **state)
 {
     const fixture *f = *state;

@@ -33,7 +33,7 @@ static void test_io_memory__store_is_sorted_and_bounded(void **state)
     store->close(store);
 }
 
-/* Reads through a store without map, so that load has to allocate. */
+/* Reads through a store that cannot map files, so that loading must allocate. */
 static tsr_status load_unmapped(const tsr_allocator *allocator, uint64_t limit, tsr_error *err)
 {
     tsr_store *store;

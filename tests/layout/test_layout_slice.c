@@ -2,7 +2,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-/* cmocka wants these before it */
+/* cmocka.h needs the headers above. */
 #include <cmocka.h>
 
 #include "tessera/box.h"

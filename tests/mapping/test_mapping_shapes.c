@@ -1,4 +1,5 @@
-/* "shape" of a rule: sizes of one name agree over the whole map, both ways; the dims are as many as stated; numbers are exact. */
+/* "shape" in a rule: sizes with the same name must agree in the whole map, in both directions; the number of dims must be as
+ * stated; numbers must be exact. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +17,7 @@
 static tsr_host host;
 static tsr_error err;
 
-/* A tensor of uint8, its shape as JSON has it. */
+/* A uint8 tensor, with its shape in JSON. */
 typedef struct tensor {
     const char *name, *shape;
     unsigned bytes;
@@ -40,7 +41,7 @@ static tsr_store *store_of(const tensor *tensors, size_t count)
     return store;
 }
 
-/* The status of the map, or of its inverse, over the tensors; `err` has the message. */
+/* Applies the map, or its inverse, to the tensors and returns the status; `err` has the message. */
 static tsr_status apply(const char *map, bool inverse, const tensor *tensors, size_t count)
 {
     tsr_checkpoint *checkpoint = NULL, *mapped = NULL;
@@ -91,7 +92,7 @@ static void test_disagreement(void **state)
     SAYS("'inner' is 5 in 'down.0' [2, 5, 3], dim 1", "4 in 'down.1' [2, 4, 3], dim 1");
 }
 
-/* The inverse looks at what it reads, not at what it makes. */
+/* The inverse checks the tensors that it reads, not those that it makes. */
 static void test_inverse(void **state)
 {
     (void)state;
@@ -111,7 +112,7 @@ static void test_count_of_dims(void **state)
     SAYS("'router' [6] must be a tensor of 2 dims");
 }
 
-/* Each of several targets counts, and each of several sources of the inverse. */
+/* Each of several targets is checked, and so is each of several sources of the inverse. */
 static void test_several_targets(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* The dtype table against the names of torch, torch.save and safetensors. */
+/* Compares the dtype table with the names of torch, torch.save and safetensors. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

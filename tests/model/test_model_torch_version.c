@@ -1,4 +1,4 @@
-/* Versions of PyTorch as people and `torch.__version__` write them, and what each has. */
+/* Versions of PyTorch as written by people and in `torch.__version__`, and the features of each. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Values: equality, what JSON can hold, and bounded walks over deep, shared and cyclic trees. */
+/* Values: equality, what JSON can represent, and bounded walks over deep, shared and cyclic trees. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +39,7 @@ static tsr_value *boolean(bool value)
     return v;
 }
 
-/* Up to eight items, NULL ends. */
+/* Up to eight items; the list ends with NULL. */
 static tsr_value *many(tsr_value_kind kind, const tsr_value *first, ...)
 {
     const tsr_value **items = tsr_arena_array(arena, 8, sizeof *items, NULL);
@@ -167,7 +167,7 @@ static void test_model_value__walks_are_bounded(void **state)
 
 enum { MANY = 20000 };
 
-/* A dict of text and integer keys, forwards or backwards; the last one's value is `last`. */
+/* A dict with text and integer keys, forwards or backwards. `last` is the value of its last key. */
 static tsr_value *large_dict(bool backwards, int64_t last)
 {
     const tsr_value **items = tsr_arena_array(arena, 2 * MANY, sizeof *items, NULL);
@@ -182,7 +182,7 @@ static tsr_value *large_dict(bool backwards, int64_t last)
     return tsr_value_items(arena, TSR_VALUE_DICT, items, 2 * MANY, NULL);
 }
 
-/* Another order costs about as much as the same: the budget is a few visits a key. */
+/* A different order takes about as long as the same order: the limit is a few visits per key. */
 static void test_model_value__large_dicts_in_another_order_are_soon_compared(void **state)
 {
     (void)state;
@@ -192,7 +192,8 @@ static void test_model_value__large_dicts_in_another_order_are_soon_compared(voi
     assert_int_equal(tsr_value_match(a, c, 10, 100 * MANY), TSR_DIFFERENT);
 }
 
-/* {a: X, b: X} with X the same again, 60 deep, around one leaf; shared as in a pickle, or holding itself. */
+/* {a: X, b: X}, where X has the same form, nested 60 deep, around one leaf. The dicts are shared as in a pickle, or contain
+ * themselves. */
 static tsr_value *doubled(int64_t leaf, bool holds_itself)
 {
     tsr_value *inner = integer(leaf), *first = NULL;
@@ -248,7 +249,7 @@ static void test_model_value__json_holds_only_what_reads_back(void **state)
                               many(TSR_VALUE_SET, END),
                               tsr_value_new(arena, TSR_VALUE_BYTES, NULL),
                               tsr_value_new(arena, TSR_VALUE_COMPLEX, NULL),
-                              tsr_value_new(arena, TSR_VALUE_BIGINT, NULL), /* longer than is written in decimal */
+                              tsr_value_new(arena, TSR_VALUE_BIGINT, NULL), /* too long to be written in decimal */
                               tsr_value_new(arena, TSR_VALUE_OBJECT, NULL)};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         assert_false(tsr_value_is_json(bad[i], 10, 100));

@@ -1,10 +1,10 @@
-/* The optimizer conversions: what a store of the result gives is what the written files hold, along chains of them, from a
- * real checkpoint of PyTorch's and back to its values. */
+/* The optimizer conversions: the store of a result must have the same contents as the written files, in chains of
+ * conversions from a real PyTorch checkpoint and back to its values. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-/* cmocka wants these before it */
+/* cmocka.h needs the headers above. */
 #include <cmocka.h>
 
 #include "support/arena_job.h"
@@ -32,7 +32,7 @@ static const char modules[] =
 
 static const tsr_host host = {.allocator = &tsr_allocator_libc};
 
-typedef struct link { /* of a chain of conversions */
+typedef struct link { /* one conversion of a chain */
     tsr_optim_job *job;
     tsr_store *store;
 } link;
@@ -86,7 +86,7 @@ static tsr_optim_request request_of(chain *c, tsr_optim_action action)
     return r;
 }
 
-/* ---- the store against the files that are written ---- */
+/* ---- comparing the store with the written files ---- */
 
 static void check_chunks(const tsr_entry *a, const tsr_entry *b, const tsr_store *x, const tsr_store *y)
 {
@@ -141,7 +141,7 @@ static void check_catalogs(tsr_checkpoint *a, tsr_checkpoint *b)
     }
 }
 
-/* Any part of a file reads as it does in one piece. */
+/* Any part of a file must be the same whether it is read separately or with the whole file. */
 static void check_ranges(tsr_store *store)
 {
     random_source random = {7};
@@ -161,7 +161,7 @@ static void check_ranges(tsr_store *store)
     }
 }
 
-/* Writes the files of a job into memory; the output lives until it is closed. */
+/* Writes the files of a job into memory, where they stay until the output is closed. */
 static tsr_store *written(chain *c, tsr_optim_job *job, tsr_output **output)
 {
     static tsr_memory_file files[8];
@@ -192,7 +192,7 @@ static tsr_checkpoint *opened(chain *c, tsr_store *store)
     return checkpoint;
 }
 
-/* Converts `from` (NULL: the sample), checks the store of the result, and gives it for the next conversion. */
+/* Converts `from` (NULL: the sample), checks the store of the result, and returns it for the next conversion. */
 static tsr_store *convert(chain *c, tsr_store *from, const tsr_optim_request *request)
 {
     tsr_error err = {0};
@@ -212,7 +212,7 @@ static tsr_store *convert(chain *c, tsr_store *from, const tsr_optim_request *re
     return l->store;
 }
 
-/* The state of every parameter is the sample's. */
+/* Checks that the state of every parameter is the sample's. */
 static void check_state(chain *c, tsr_store *store)
 {
     tsr_checkpoint *a = opened(c, c->source.store), *b = opened(c, store);
@@ -245,7 +245,7 @@ static void test_optim_convert__names_and_ids_there_and_back(void **state)
     static const tsr_optim_action next[] = {TSR_OPTIM_UNFLATTEN, TSR_OPTIM_TO_ID, TSR_OPTIM_TO_FQN};
     for (size_t i = 0; i < 3; i++) {
         request = request_of(&c, next[i]);
-        if (next[i] == TSR_OPTIM_UNFLATTEN) request.modules.text.data = NULL; /* the tree there has no parameters */
+        if (next[i] == TSR_OPTIM_UNFLATTEN) request.modules.text.data = NULL; /* the tree has no parameters there */
         store = convert(&c, store, &request);
         if (next[i] != TSR_OPTIM_TO_ID) check_state(&c, store);
     }

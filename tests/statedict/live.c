@@ -9,7 +9,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-/* cmocka wants these before it */
+/* cmocka.h needs the headers above. */
 #include <cmocka.h>
 
 cJSON *live_golden(const char *name)

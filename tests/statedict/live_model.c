@@ -4,7 +4,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
-/* cmocka wants these before it */
+/* cmocka.h needs the headers above. */
 #include <cmocka.h>
 
 static tsr_status get_extra(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_value **out, tsr_error *err)

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
-/* cmocka wants these before it */
+/* cmocka.h needs the headers above. */
 #include <cjson/cJSON.h>
 #include <cmocka.h>
 #include <stdio.h>
