@@ -1,4 +1,4 @@
-/* Random exact tilings of small tensors, for tests that compare with every element. */
+/* Makes random exact tilings of small tensors, for tests that compare every element. */
 #ifndef TESTS_LAYOUT_RANDOM_TILING_H
 #define TESTS_LAYOUT_RANDOM_TILING_H
 
@@ -17,7 +17,7 @@ typedef struct box_list {
     tsr_chunk chunks[MOST_BOXES];
 } box_list;
 
-/* Appends a random tiling of the box by cutting it again and again: grids and irregular ones alike. */
+/* Appends a random tiling of the box by repeatedly splitting it. The result may be a grid or irregular. */
 static void cut_up(random_source *random, box_list *list, const uint64_t *offsets, const uint64_t *sizes, int depth)
 {
     uint32_t d = list->ndim ? (uint32_t)random_in(random, 0, list->ndim - 1) : 0;

@@ -51,7 +51,7 @@ static void test_layout_box__edges_at_the_end_of_64_bits(void **state)
     assert_int_equal(offsets[0], UINT64_MAX - 1);
     assert_int_equal(sizes[0], 1);
     at[0] = 5;
-    tsr_box wrapping = {1, at, big}; /* 5 + (2^64 - 1) does not fit 64 bits */
+    tsr_box wrapping = {1, at, big}; /* 5 + (2^64 - 1) overflows 64 bits */
     assert_false(tsr_box_contains(whole, wrapping));
     assert_true(tsr_box_intersect(whole, wrapping, offsets, sizes));
     assert_int_equal(sizes[0], UINT64_MAX - 5);
@@ -92,7 +92,7 @@ static bool holds(tsr_box box, const uint64_t *at)
     return true;
 }
 
-/* Steps through all points of [0, 8)^rank, row-major. */
+/* Moves to the next point of [0, 8)^ndim in row-major order. Returns false after the last one. */
 static bool next_point(uint64_t *at, uint32_t ndim)
 {
     for (uint32_t d = ndim; d-- > 0;) {
@@ -129,7 +129,7 @@ static void test_layout_box__intersection_and_containment_agree_with_elements(vo
     }
 }
 
-/* Grows a box on every side, so that it contains the first one. */
+/* Makes a box that contains the first one, by growing it on every side. */
 static void make_parent(random_source *random, const random_box *inner, random_box *out)
 {
     for (uint32_t d = 0; d < inner->box.ndim; d++) {

@@ -25,7 +25,7 @@ static tsr_catalog catalog_of(const tsr_entry *entries, size_t count)
     return (tsr_catalog){.entries = entries, .entry_count = count};
 }
 
-/* "+b -a a~b:why w:3 " for added, removed, renamed and changed entries. */
+/* Formats added, removed, renamed and changed entries as "+b -a a~b:why w:3 ". */
 static void summarize(const tsr_diff *diff, char *out, size_t size)
 {
     size_t used = 0;
@@ -114,7 +114,7 @@ static void test_layout_diff__layout_counts_only_when_asked(void **state)
     assert_diff(&a, &b, &layout, "w:8 ");
 }
 
-/* Entries of float32 [2, 2] under up to three names. */
+/* Makes float32 [2, 2] entries with up to three names. */
 static size_t name_entries(const char *const names[3], tsr_entry *out)
 {
     static const uint64_t shape[] = {2, 2};
@@ -140,11 +140,11 @@ static void test_layout_diff__suggests_renames_that_are_unique(void **state)
         {{"h.0.attn.w", "h.1.attn.w"},
          {"h.1.att.w", "h.0.att.w"},
          "+h.1.att.w +h.0.att.w -h.0.attn.w -h.1.attn.w h.0.attn.w~h.0.att.w h.1.attn.w~h.1.att.w "},
-        {{"a.w", "b.w"}, {"c.w"}, "+c.w -a.w -b.w "}, /* which of the two? */
+        {{"a.w", "b.w"}, {"c.w"}, "+c.w -a.w -b.w "}, /* ambiguous */
         {{"fc.weight"}, {"fc.kernel"}, "+fc.kernel -fc.weight fc.weight~fc.kernel "},
         {{"tok.emb.w"}, {"model.embed.tokens.w"}, "+model.embed.tokens.w -tok.emb.w tok.emb.w~model.embed.tokens.w "},
         {{"tok.w"}, {"a.new.name"}, "+a.new.name -tok.w "},
-        {{"x"}, {"y"}, "+y -x x~y "}, /* alone of their kind, one component */
+        {{"x"}, {"y"}, "+y -x x~y "}, /* the only ones of their dtype and shape, with one component */
         {{"m.x", "x.x"}, {"x"}, "+x -m.x -x.x "},
         {{""}, {"w"}, "+w - ~w "},
     };

@@ -32,7 +32,8 @@ static void assert_same_shard(const tsr_shard *a, const tsr_shard *b)
     }
 }
 
-/* Holders of one shard: the first and its copies, ascending, all with equal shards; every rank is one of them once. */
+/* Checks the holders of each shard: the first one and its copies, in ascending order, have equal shards, and every rank is
+ * exactly one of them. */
 static void check_copies(const tsr_layout *layout, tsr_arena *arena)
 {
     uint64_t met = 0;
@@ -179,7 +180,7 @@ static void test_layout_layout__a_flat_range_is_a_few_boxes_in_order(void **stat
         uint32_t count = tsr_range_boxes(ndim, shape, (tsr_span){begin, end - begin}, offsets, sizes);
         assert_true(count <= (ndim ? 2 * ndim - 1 : 1));
         next = begin;
-        for (uint32_t b = 0; b < count; b++) { /* each is contiguous and begins where the one before ended */
+        for (uint32_t b = 0; b < count; b++) { /* each is contiguous and begins where the previous one ended */
             tsr_box box = {ndim, offsets + b * ndim, sizes + b * ndim};
             assert_true(tsr_box_contains(tensor, box) && tsr_box_is_contiguous(tensor, box));
             assert_int_equal(tsr_box_index(tensor, box.offsets), next);

@@ -145,7 +145,7 @@ static void test_layout_mesh__a_dim_that_is_not_there_is_an_error(void **state)
     }
 }
 
-/* "4x2" or "." into numbers. */
+/* Parses "4x2" or "." into numbers. */
 static uint32_t read_dims(const char *text, uint64_t *out)
 {
     uint32_t count = 0;
@@ -156,7 +156,7 @@ static uint32_t read_dims(const char *text, uint64_t *out)
     }
 }
 
-/* A shard as the golden file writes it: local shape, then the runs of every dim as the boxes have them. */
+/* Formats a shard as in the golden file: its local shape, then the runs of every dim as its boxes have them. */
 static void shard_text(const tsr_shard *shard, char *out, size_t size)
 {
     size_t used = 0;
@@ -167,7 +167,7 @@ static void shard_text(const tsr_shard *shard, char *out, size_t size)
     if (shard->box_count == 0 || shard->ndim == 0) return;
     used += (size_t)snprintf(out + used, size - used, "=");
     for (uint32_t d = 0; d < shard->ndim; d++) {
-        uint64_t next = 0; /* local position where the next run of this dim must begin */
+        uint64_t next = 0; /* local position at which the next run of this dim must begin */
         for (uint64_t b = 0; b < shard->box_count; b++) {
             const tsr_shard_box *box = &shard->boxes[b];
             if (box->local_offsets[d] != next) continue;
@@ -189,7 +189,7 @@ typedef struct golden_case {
     tsr_placement *placements;
     uint32_t ndim;
     uint64_t shape[8];
-    char *rest; /* of the line */
+    char *rest; /* the rest of the line */
 } golden_case;
 
 static bool next_case(FILE *file, char *line, int size, tsr_arena *arena, golden_case *out)
@@ -216,7 +216,7 @@ static void shard_of(const golden_case *c, uint64_t mesh_rank, tsr_arena *arena,
                      TSR_OK);
 }
 
-/* Without strided shards both readings must give one answer. */
+/* Without strided shards, both interpretations must give the same answer. */
 static bool readings_must_agree(const golden_case *c)
 {
     for (uint32_t i = 0; i < c->mesh.dim_count; i++) {
@@ -258,7 +258,7 @@ static void test_layout_mesh__every_rank_holds_what_pytorch_gives_it(void **stat
     if (cases < 1600 || several < 300 || empty < 300) fail_msg("%u cases, %u several, %u empty", cases, several, empty);
 }
 
-/* PyTorch's compute_local_shape_and_global_offset says something else there than its ranks hold; we follow the ranks. */
+/* In these cases, PyTorch's compute_local_shape_and_global_offset contradicts what its ranks hold; we follow the ranks. */
 static void test_layout_mesh__follows_the_ranks_where_pytorch_disagrees_with_itself(void **state)
 {
     (void)state;
@@ -278,7 +278,7 @@ static void test_layout_mesh__follows_the_ranks_where_pytorch_disagrees_with_its
         shard_of(&c, rank, arena, &shard);
         shard_text(&shard, text, sizeof text);
         assert_string_equal(text, held);
-        c.strided = TSR_STRIDED_DTENSOR; /* the reading that the function has */
+        c.strided = TSR_STRIDED_DTENSOR; /* the function's interpretation */
         shard_of(&c, rank, arena, &shard);
         assert_int_equal(read_dims(said, said_shape), shard.ndim);
         assert_int_equal(read_dims(strchr(said, '@') + 1, said_offsets), shard.ndim);

@@ -1,4 +1,4 @@
-/* Slices as text. */
+/* Parsing slices of tensors. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -28,7 +28,7 @@ static void check(box_list *list, tsr_tiling *out)
     check_with(&tsr_allocator_libc, list, TSR_OK, out);
 }
 
-/* Element by element: how many elements are in no box, in more than one. */
+/* Counted element by element: how many elements are in no box, and how many in more than one. */
 typedef struct counts {
     uint64_t missing, twice;
     bool outside;
@@ -82,7 +82,7 @@ static void test_layout_tiling__accepts_every_exact_tiling(void **state)
     }
 }
 
-/* Drops, doubles, moves or resizes one to three boxes. */
+/* Drops, duplicates, moves or resizes one to three boxes. */
 static void damage(random_source *random, box_list *list)
 {
     for (uint64_t times = random_in(random, 1, 3); times > 0 && list->count > 0; times--) {
@@ -192,8 +192,8 @@ static void test_layout_tiling__edge_cases(void **state)
     check_with(&tsr_allocator_libc, &list, TSR_E_LIMIT, &tiling);
 }
 
-/* A grid of unit boxes with one box lost and its neighbour doubled, among so many that any comparison of boxes with many
- * others would not end. */
+/* A grid of unit boxes in which one box is missing and its neighbour is duplicated. There are so many boxes that comparing
+ * each with many others would take forever. */
 static void test_layout_tiling__finds_one_wrong_box_among_many(void **state)
 {
     (void)state;
@@ -225,14 +225,14 @@ static void test_layout_tiling__widespread_damage_is_bounded_and_honest(void **s
     uint64_t(*offsets)[2] = malloc(COUNT * sizeof *offsets), shape[2] = {2 * SIDE, 2 * SIDE};
     static const uint64_t unit[2] = {1, 1};
     tsr_chunk *chunks = calloc(COUNT, sizeof *chunks);
-    for (uint64_t i = 0; i < COUNT; i++) { /* every other element of every other row, and no more */
+    for (uint64_t i = 0; i < COUNT; i++) { /* every second element of every second row, and no others */
         offsets[i][0] = i / SIDE * 2;
         offsets[i][1] = i % SIDE * 2;
         chunks[i] = (tsr_chunk){.offsets = offsets[i], .sizes = unit};
     }
     tsr_tiling tiling;
     assert_int_equal(tsr_tiling_check(&tsr_allocator_libc, (tsr_shape){2, shape}, chunks, COUNT, &tiling, NULL), TSR_OK);
-    assert_int_equal(tiling.missing, 3 * COUNT); /* known from the sums, or counted */
+    assert_int_equal(tiling.missing, 3 * COUNT); /* known from the sums, or by counting */
     assert_true(tiling.hole_sizes[0] > 0 && tiling.hole_sizes[1] > 0);
     free(chunks);
     free(offsets);

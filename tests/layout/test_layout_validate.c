@@ -90,7 +90,7 @@ static void test_layout_validate__each_fault_names_its_place(void **state)
         {"layout/bytes-shared", "twice", "bytes [10, 20) of 'twice' and [8, 12) of 'bytes'", "__0_0.distcp"},
     };
     validate(TSR_FORMAT_DCP, entries, 6, want, 7);
-    validate(TSR_FORMAT_TORCH_ZIP, entries, 6, want, 5); /* where tensors may share storage */
+    validate(TSR_FORMAT_TORCH_ZIP, entries, 6, want, 5); /* in this format, tensors may share storage */
 }
 
 static void test_layout_validate__compares_with_a_layout_document(void **state)

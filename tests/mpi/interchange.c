@@ -1,6 +1,6 @@
-/* Loads a checkpoint of any form with the ranks of an MPI job, changes it, and saves it: `interchange SOURCE DEST [same]`.
- * Every tensor is cut by its first dim over all ranks; float32 tensors become one more, ints that are no tensors too, unless
- * `same` is given. */
+/* Loads a checkpoint in any format with the ranks of an MPI job, changes it, and saves it: `interchange SOURCE DEST [same]`.
+ * Every tensor is sharded along its first dim over all ranks. Adds 1 to float32 tensors and to ints that are not tensors,
+ * unless `same` is given. */
 #include <stdio.h>
 
 #include "tessera/comm_mpi.h"
@@ -16,7 +16,7 @@
 
 static const tsr_placement rows = {TSR_SHARD, 0, 0}, whole = {TSR_REPLICATE, 0, 0};
 
-/* The structure of the checkpoint, its tensors without memory and over all ranks. */
+/* Copies the structure of the checkpoint, with tensors that have no memory yet and are sharded over all ranks. */
 static tsr_status plan_value(const tsr_value *stored, const tsr_mesh *mesh, uint32_t rank, tsr_state_dict *dict,
                              const tsr_value **out, tsr_error *err)
 {
@@ -26,7 +26,7 @@ static tsr_status plan_value(const tsr_value *stored, const tsr_mesh *mesh, uint
         tsr_dtype dtype = entry->dtype;
         uint64_t shape[TSR_MAX_NDIM] = {0};
         if (entry->ndim) memcpy(shape, entry->shape, entry->ndim * sizeof *shape);
-        if (entry->ndim) tsr_dtype_pack(&dtype, &shape[entry->ndim - 1]); /* float4 in torch's count */
+        if (entry->ndim) tsr_dtype_pack(&dtype, &shape[entry->ndim - 1]); /* float4 in PyTorch's elements */
         tsr_tensor tensor = tsr_tensor_over_mesh(tsr_tensor_whole(dtype, entry->ndim, shape, NULL), mesh,
                                                  entry->ndim ? &rows : &whole, rank);
         tensor.meta = true;
@@ -38,7 +38,7 @@ static tsr_status plan_value(const tsr_value *stored, const tsr_mesh *mesh, uint
     const bool dict_like = stored->kind == TSR_VALUE_DICT;
     *copy = *stored;
     copy->items = items;
-    copy->text = tsr_arena_str(arena, stored->text, err); /* the tree goes before the state dict does */
+    copy->text = tsr_arena_str(arena, stored->text, err); /* the tree is freed before the state dict */
     *out = copy;
     for (size_t i = 0; i < stored->count; i++) {
         if (dict_like && i % 2 == 0) {

@@ -1,10 +1,11 @@
-/* Loaded before a program (LD_PRELOAD), kills one rank of it at one of its calls, or lists them.
+/* Loaded into a program (LD_PRELOAD), kills one of its ranks at one of its calls, or lists the calls.
  *
- *   KILL_AT_RANK=R       the process of this rank counts (OMPI_COMM_WORLD_RANK, SLURM_PROCID)
- *   KILL_AT_CALL=N       from 1: SIGKILL before the N-th call, or with KILL_AT_AFTER=1 behind it
+ *   KILL_AT_RANK=R       the rank whose calls are counted (OMPI_COMM_WORLD_RANK, SLURM_PROCID)
+ *   KILL_AT_CALL=N       from 1: SIGKILL before the N-th call, or after it with KILL_AT_AFTER=1
  *   KILL_AT_LIST=FILE    appends the name of every call
  *
- * What counts: calls of the program itself, not of its libraries, to MPI's collectives and to what changes files. */
+ * Only calls of the program itself count, not those of its libraries: calls of MPI's collectives, and calls that change
+ * files. */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <mpi.h>
@@ -27,7 +28,7 @@ static const char *setting(const char *name)
     return text ? text : "";
 }
 
-/* The number of this call, or 0 where it does not count. */
+/* The number of this call, or 0 if it is not counted. */
 static unsigned long enter(const char *name, void *caller)
 {
     Dl_info info;
@@ -51,7 +52,7 @@ static void leave(unsigned long number)
     if (number && number == strtoul(setting("KILL_AT_CALL"), NULL, 10)) raise(SIGKILL);
 }
 
-/* name(parameters), called on with `arguments`. */
+/* Defines name(parameters), which calls the original with `arguments`. */
 #define WATCH(type, name, parameters, arguments) \
     type name parameters; \
     type name parameters \

@@ -1,6 +1,6 @@
-/* More bytes than an int counts, through every collective: `large BYTES`. The buffers are the same 16 MiB of memory mapped
- * again and again, so that the count is real and the memory small; what is written to them repeats with that period. Rank 0
- * ends with "done". */
+/* Sends more bytes than an int can count through every collective: `large BYTES`. The buffers map the same 16 MiB of memory
+ * repeatedly, so that the count is real although there is little memory; what is written to them repeats with that period.
+ * At the end, rank 0 prints "done". */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,7 +61,7 @@ static tsr_status run(tsr_comm *comm, size_t size, tsr_error *err)
     fill(out, 100 + comm->rank);
     if (status == TSR_OK) status = comm->exchange(comm, &send, 1, &receive, 1, err);
     if (status == TSR_OK) status = check(comm, is(in, 100 + last), "exchange", err);
-    sizes[comm->size - 1] = size; /* from the last rank alone: all would overwrite each other's period */
+    sizes[comm->size - 1] = size; /* only from the last rank, because the ranks would overwrite each other's period */
     if (status == TSR_OK) status = comm->all_gather(comm, out, sizes, in, err);
     return status == TSR_OK ? check(comm, is(in, 100 + comm->size - 1), "all_gather", err) : status;
 }

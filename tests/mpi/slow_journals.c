@@ -1,5 +1,5 @@
-/* Loaded before tessera-mpi (LD_PRELOAD), makes the other ranks than 0 slow while they begin their journals: between creating
- * one and locking it, and between writing and syncing it. The thread that cleans up after a signal is as fast as ever. */
+/* Loaded into tessera-mpi (LD_PRELOAD), slows down the ranks other than 0 while they begin their journals: between creating
+ * and locking one, and between writing and syncing it. The thread that cleans up after a signal is not slowed down. */
 #include <dlfcn.h>
 #include <limits.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Redistribution against MPI_Alltoallw with subarray types, which packs and moves by itself. */
+/* Compares redistribution with MPI_Alltoallw using subarray types, which packs and sends the data itself. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
 
 enum { MOST_RANKS = 64 };
 
-/* A tensor of up to three dims, from being cut along one to being cut along another. */
+/* A tensor with up to three dims, and the dims along which it is sharded before and after. */
 typedef struct change {
     uint32_t ndim;
     uint64_t shape[3];
@@ -30,7 +30,8 @@ static tsr_tensor cut(const change *c, const tsr_mesh *mesh, const tsr_placement
     return tsr_tensor_over_mesh(tsr_tensor_whole(c->dtype, c->ndim, c->shape, data), mesh, placement, rank);
 }
 
-/* Which elements of `mine`, a local tensor, `theirs` also has: as a type for Alltoallw. An empty one has the count 0. */
+/* The elements of `mine`, a local tensor, that are also in `theirs`, as a type for Alltoallw. An empty one has the count
+ * 0. */
 static int common_type(const tsr_shard *mine, const tsr_shard *theirs, MPI_Datatype element, MPI_Datatype *type)
 {
     uint64_t offsets[3], sizes[3];

@@ -1,6 +1,6 @@
-/* A program of several ranks of which one dies, stops or is merely slow: `victim KIND RANK CALL LIMIT`, where KIND is kill
- * (before the CALL-th collective), kill-after, stop (SIGSTOP) or busy (three times LIMIT seconds of work without a word).
- * LIMIT is the watchdog's. Rank 0 ends with "done" if all is well. */
+/* A program with several ranks, one of which dies, stops or is slow: `victim KIND RANK CALL LIMIT`. KIND is kill (before the
+ * CALL-th collective), kill-after, stop (SIGSTOP) or busy (three times LIMIT seconds of work without a call). LIMIT is the
+ * watchdog's. If all is well, rank 0 prints "done" at the end. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -134,7 +134,7 @@ static double number_at(const golden *g, uint32_t file, uint64_t element)
     return item ? item->valuedouble : NAN;
 }
 
-/* Element by element: `filled` counts how often each was given. */
+/* Stores the elements of a chunk; `filled` counts how often each element was set. */
 static void scatter(const golden *g, const tsr_entry *e, const tsr_chunk *c, double *numbers, unsigned *filled)
 {
     uint64_t count = 1, itemsize = tsr_dtype_size(e->dtype);
@@ -174,7 +174,7 @@ static bool same_tensor(const golden *g, const tsr_entry *e, const cJSON *json)
     return same;
 }
 
-/* The texts of a list, joined by commas as the distribution of an entry has them. */
+/* Whether the text is the list's items, joined with commas as in the distribution of an entry. */
 static bool same_texts(tsr_str text, const cJSON *list)
 {
     char joined[128] = "";
@@ -187,7 +187,7 @@ static bool same_texts(tsr_str text, const cJSON *list)
     return tsr_str_equal(text, tsr_str_from(joined));
 }
 
-/* One rank's part of a tensor: of the right form, and its chunks are the local rows. */
+/* Whether an entry is one rank's shard of a tensor: it must have the right form, and its chunks must be the local rows. */
 static bool same_shard(const golden *g, const tsr_entry *e, const cJSON *json)
 {
     const cJSON *local = golden_get(json, "local"), *offsets = golden_get(json, "offsets");

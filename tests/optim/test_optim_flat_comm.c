@@ -1,4 +1,4 @@
-/* Flat parameters between ranks that are threads: slices and the whole, keys. */
+/* Flat parameters on ranks that are threads: slices, the whole, and keys. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
         if (!(condition)) return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "rank %u: %s", comm->rank, #condition); \
     } while (0)
 
-/* Slices of 0, 1, 2, … come together in order; rank 0's whole goes out again, padded with zeros. */
+/* Gathers slices of 0, 1, 2, … elements in order; then scatters rank 0's whole again, padded with zeros. */
 static tsr_status there_and_back(void *arg, tsr_comm *comm, tsr_error *err)
 {
     for (uint64_t numel = 0; numel < 40; numel++) {
@@ -46,7 +46,7 @@ static void test_optim_flat_comm__B2_slices_and_the_whole(void **state)
     }
 }
 
-/* A unit of three originals; every element is its flat position plus one, padding 9999. */
+/* A unit with three originals. The value of every element is its flat position plus one; that of padding is 9999. */
 static const uint64_t shapes[][2] = {{5, 3}, {7, 1}, {2, 4}};
 static const tsr_flat_param originals[] = {
     {.fqn = {"a", 1}, .ndim = 2, .shape = shapes[0], .flat_begin = 0, .flat_end = 15},
@@ -106,7 +106,7 @@ static void test_optim_flat_comm__B13_slices_and_rows(void **state)
 
 static const tsr_str all_names[] = {{"b", 1}, {"a\0x", 3}, {"c", 1}, {"", 0}};
 
-/* Rank r has the names up to r + 1, rank 0 all with `merge` false. */
+/* Rank r has the names up to r + 1; with `merge` false, rank 0 has all of them. */
 static tsr_status merged(void *arg, tsr_comm *comm, tsr_error *err)
 {
     tsr_name_list keys = {0};

@@ -1,4 +1,4 @@
-/* FQN-keyed optimizer state against real PyTorch: tests/golden/optim.json, made by tests/golden/make_optim.py. */
+/* Compares FQN-keyed optimizer state with real PyTorch: tests/golden/optim.json, made by tests/golden/make_optim.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -65,7 +65,7 @@ static void check_flatten(scene *s)
 {
     const tsr_value *out;
     ok(s, tsr_optim_flatten(golden_value(s->g, golden_get(s->json, "nested")), &s->g->host, s->g->arena, &out, &s->err));
-    /* tensors are the very ones that came in */
+    /* the same tensors, not copies */
     same(s, out, golden_get(s->json, "flat"), true);
 }
 
@@ -75,7 +75,7 @@ static void test_optim_fqn_keyed__A9_flatten(void **state)
     for_all(check_flatten);
 }
 
-/* The names of each group of each optimizer, as the groups that a module tree document lists. */
+/* The names in each group of each optimizer, in the form in which a module tree document lists groups. */
 static tsr_name_list *list_groups(scene *s, const cJSON *optims, size_t *count)
 {
     tsr_name_list *lists = tsr_arena_array(s->g->arena, 64, sizeof *lists, NULL);
@@ -85,7 +85,7 @@ static tsr_name_list *list_groups(scene *s, const cJSON *optims, size_t *count)
             tsr_str *names = tsr_arena_array(s->g->arena, 64, sizeof *names, NULL);
             lists[*count] = (tsr_name_list){names, 0};
             for (const cJSON *n = group->child; n; n = n->next) names[lists[*count].count++] = tsr_str_from(n->valuestring);
-            if (lists[*count].count) ++*count; /* a group without parameters leaves nothing in the flat form */
+            if (lists[*count].count) ++*count; /* a group without parameters leaves no trace in the flat form */
         }
     }
     return lists;
@@ -100,14 +100,15 @@ static void check_unflatten(scene *s)
     const tsr_value *flat = golden_value(s->g, golden_get(s->json, "flat")), *out;
     ok(s,
        tsr_optim_unflatten(flat, &(tsr_unflatten){s->params, NULL, 0, NULL, NULL}, &s->g->host, s->g->arena, &out, &s->err));
-    /* PyTorch keeps the order of the live optimizer's options, which the flat form has too */
+    /* PyTorch keeps the order of the live optimizer's options, which is also that of the flat form */
     same(s, out, want->child, false);
     ok(s, tsr_optim_unflatten(flat, &(tsr_unflatten){s->params, groups, count, NULL, NULL}, &s->g->host, s->g->arena, &out,
                               &s->err));
     same(s, out, want->child, false);
     ok(s, tsr_optim_unflatten(flat, &(tsr_unflatten){NULL, NULL, 0, NULL, NULL}, &s->g->host, s->g->arena, &out, &s->err));
     if (tsr_value_get(out, TSR_STR("state"))->count) return;
-    assert_int_equal(tsr_value_get(out, TSR_STR("param_groups"))->count, 1); /* stateless: no names to give {} to */
+    /* Without state, there are no names for which to add {}. */
+    assert_int_equal(tsr_value_get(out, TSR_STR("param_groups"))->count, 1);
 }
 
 static void test_optim_fqn_keyed__A9_unflatten(void **state)
@@ -147,7 +148,7 @@ static void test_optim_fqn_keyed__A10_ids_to_names_and_merge(void **state)
     for_all(check_ids);
 }
 
-/* Where names come from when nobody lists them. */
+/* Where names come from if they are not listed. */
 static void check_naming(scene *s)
 {
     const cJSON *natives = golden_get(s->json, "natives"), *names = golden_get(s->json, "names")->child;
@@ -200,7 +201,7 @@ static void test_optim_fqn_keyed__A11_split(void **state)
     for_all(check_split);
 }
 
-/* ---- refusals ---- */
+/* ---- errors ---- */
 
 #define S(text)              "{\"s\":\"" text "\"}"
 #define STATE(pairs)         "[" S("state") ",{\"D\":[" pairs "]}]"
@@ -298,7 +299,7 @@ static void test_optim_fqn_keyed__what_is_refused(void **state)
     golden_close(&g);
 }
 
-/* A flat state dict may have been sorted, or put together key by key. */
+/* A flat state dict may have been sorted, or built key by key. */
 static void test_optim_fqn_keyed__A9_options_come_in_any_order(void **state)
 {
     (void)state;
@@ -326,7 +327,7 @@ static void test_optim_fqn_keyed__A9_options_come_in_any_order(void **state)
     golden_close(&g);
 }
 
-/* Deep nesting and shared dicts end at the limits, not in the stack or after years. */
+/* Deep nesting and shared dicts must stop at the limits, without overflowing the stack or running for years. */
 static void test_optim_fqn_keyed__bombs_end_at_the_limits(void **state)
 {
     (void)state;

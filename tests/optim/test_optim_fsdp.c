@@ -1,4 +1,4 @@
-/* FSDP1's optimizer state against real PyTorch: tests/golden/fsdp_optim.json, made by tests/golden/make_optim.py. */
+/* Compares FSDP1's optimizer state with real PyTorch: tests/golden/fsdp_optim.json, made by tests/golden/make_optim.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 #include "tessera/sys/flat_index.h"
 #include "tessera/sys/flat_params.h"
 
-/* Whether two decoded 0-d tensors hold the same number. */
+/* Whether two decoded 0-d tensors have the same number. */
 static tsr_status same_scalar(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err)
 {
     (void)err;
@@ -62,7 +62,7 @@ static void test_optim_fsdp__B1_B9_B10_B11_ranks_to_full_state(void **state)
     golden_close(&g);
 }
 
-/* `loads` gives for one world size what each rank has after PyTorch loaded the full state. */
+/* `loads` has, for one world size, the state of each rank after PyTorch loaded the full state. */
 static void check_loads(golden *g, const cJSON *one, const cJSON *ranks, uint32_t world)
 {
     tsr_flat_params flat = flat_of(g, golden_get(one, "flat"));
@@ -92,7 +92,7 @@ static void test_optim_fsdp__B3_B4_B6_full_state_to_ranks_of_any_world(void **st
 
 /* ---- sharded state, meshes and hybrid strategies: tests/golden/fsdp_sharded.json ---- */
 
-/* The mesh that FSDP was given: dims as the first DTensor of the golden has them. */
+/* Finds the mesh that was passed to FSDP, with the dims of the first DTensor in the golden. */
 static bool mesh_of(const cJSON *json, uint64_t *shape, tsr_mesh *mesh)
 {
     const cJSON *dims = json->string && strcmp(json->string, "mesh") == 0 ? json : NULL;
@@ -177,7 +177,7 @@ static void test_optim_fsdp__B12_units_and_indices_of_all_fqns(void **state)
     golden_close(&g);
 }
 
-/* A hybrid unit in another world: replicas of as many ranks as before. */
+/* A hybrid unit in another world: its replicas have the same number of ranks. */
 static void test_optim_fsdp__B3_hybrid_strategies_in_other_worlds(void **state)
 {
     (void)state;
@@ -189,7 +189,7 @@ static void test_optim_fsdp__B3_hybrid_strategies_in_other_worlds(void **state)
     tsr_error err = {0};
     for (uint32_t rank = 0; rank < 6; rank++) {
         assert_int_equal(tsr_fsdp_shard(&flat, full, (tsr_fsdp_rank){6, rank}, &context, &out, NULL), TSR_OK);
-        /* the document's replicas are ranks 0, 2 and 1, 3 */
+        /* the document's replicas are ranks 0, 2 and ranks 1, 3 */
         assert_true(golden_same(&g, out, cJSON_GetArrayItem(golden_get(one, "loaded"), rank % 2 ? 2 : 0), false));
     }
     assert_int_equal(tsr_fsdp_shard(&flat, full, (tsr_fsdp_rank){5, 0}, &context, &out, &err), TSR_E_USAGE);
@@ -197,7 +197,7 @@ static void test_optim_fsdp__B3_hybrid_strategies_in_other_worlds(void **state)
     golden_close(&g);
 }
 
-/* ---- refusals, on a unit of two originals: a [3] and b [2, 2], two ranks of 4 elements (7, padded) ---- */
+/* ---- errors, with a unit of two originals: a [3] and b [2, 2], on two ranks with 4 elements each (7, padded) ---- */
 
 #define FLAT(orig, raw, groups) \
     "{\"schema\":\"tessera.flat-params/1\",\"world_size\":2,\"use_orig_params\":" orig \
@@ -309,7 +309,7 @@ static void test_optim_fsdp__B3_what_originals_may_not_say(void **state)
     golden_close(&g);
 }
 
-/* Hand-computed: an original without state is zeros, so is the padding; None stays None. */
+/* Computed by hand: an original without state becomes zeros, and so does the padding; None stays None. */
 static void test_optim_fsdp__B3_missing_tensors_are_zeros(void **state)
 {
     (void)state;
@@ -333,7 +333,7 @@ static void test_optim_fsdp__B7_named_optimizers_and_user_state(void **state)
     tsr_fsdp_full full;
     tsr_error err = {0};
     const char *rank = OPTIM(OF(S("_flat_param"), P("m", FOUR)) "," P("mine", "{\"i\":5}"), S("_flat_param"));
-    /* user-defined state that is no dict would not be a parameter's: PyTorch carries it as it is */
+    /* user-defined state that is not a dict cannot be a parameter's: PyTorch keeps it unchanged */
     if (unshard_two(&g, ONE_FLAT, rank, rank, &full, &err) != TSR_OK) fail_msg("%s", err.message);
     assert_int_equal(full.carried_count, 1);
     assert_true(tsr_str_equal(full.carried[0], TSR_STR("mine")));
@@ -394,7 +394,7 @@ static void test_optim_fsdp__documents_that_contradict_themselves(void **state)
     golden_close(&g);
 }
 
-/* ---- pieces against an element-by-element oracle ---- */
+/* ---- comparing pieces with a reference, element by element ---- */
 
 static tsr_status start_pieces(tsr_pieces *p, golden *g, uint32_t ndim, const uint64_t *shape)
 {
@@ -402,7 +402,7 @@ static tsr_status start_pieces(tsr_pieces *p, golden *g, uint32_t ndim, const ui
     return tsr_pieces_start(p, &g->host, g->arena, &of, NULL);
 }
 
-/* Fills a tensor of `shape` with flat ranges of a strided source and checks every element's address. */
+/* Fills a tensor of `shape` with flat ranges of a strided source, and checks the address of every element. */
 static void check_pieces(golden *g, uint32_t ndim, const uint64_t *shape, uint32_t source_ndim, const uint64_t *source_shape,
                          const uint64_t *strides, uint64_t first)
 {
@@ -463,7 +463,7 @@ static void test_optim_fsdp__pieces_fill_every_element_once(void **state)
     golden_close(&g);
 }
 
-/* A source of [6, 5] in four chunks, each its own file; a 1-d result must find every element in its chunk. */
+/* A source [6, 5] in four chunks, each in a separate file. A 1-d result must find every element in its chunk. */
 static void test_optim_fsdp__pieces_of_sources_in_several_chunks(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* FSDP1's optimizer state between ranks that are threads: what they gather and broadcast is what real PyTorch's ranks have
- * (tests/golden/fsdp_optim.json, fsdp_sharded.json); errors are the same on all. */
+/* FSDP1's optimizer state on ranks that are threads: what they gather and broadcast must be what real PyTorch's ranks have
+ * (tests/golden/fsdp_optim.json, fsdp_sharded.json), and errors must be the same on all ranks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,15 +16,15 @@
 
 #define MOST_RANKS 8
 
-/* What the ranks of one meeting share, and leave behind. */
+/* What the ranks of one call share, and their results. */
 typedef struct scene {
     golden g;
     tsr_flat_params flat;
-    const tsr_value *trees[MOST_RANKS]; /* raw of every rank, or the full state of rank 0 */
+    const tsr_value *trees[MOST_RANKS]; /* the raw state of every rank, or the full state of rank 0 */
     void **bytes;                       /* elements of the golden's tensors */
     size_t byte_count;
     bool broadcast;
-    uint32_t target, poor; /* a rank without memory; MOST_RANKS: none */
+    uint32_t target, poor; /* poor: a rank without memory; MOST_RANKS: none */
     tsr_arena *arenas[MOST_RANKS];
     tsr_live_state states[MOST_RANKS];
     tsr_status status[MOST_RANKS];
@@ -57,7 +57,7 @@ static double get_number(tsr_dtype dtype, const char *from)
     }
 }
 
-/* The elements of every tensor under a value. */
+/* Encodes the elements of every tensor in a value. */
 static void encode(scene *s, const tsr_value *value)
 {
     for (size_t i = 0; i < value->count; i++) encode(s, value->items[i]);
@@ -70,7 +70,7 @@ static void encode(scene *s, const tsr_value *value)
     s->bytes[e->chunks->file] = bytes;
 }
 
-/* Received tensors as tensors of the golden, so that it can compare them. */
+/* Turns received tensors into tensors of the golden, so that they can be compared. */
 static void adopt(scene *s, const tsr_live_state *state, const tsr_value *value)
 {
     for (size_t i = 0; i < value->count; i++) adopt(s, state, value->items[i]);
@@ -305,7 +305,7 @@ static void test_optim_fsdp_live__a_wrong_number_of_ranks(void **state)
     golden_close(&s.g);
 }
 
-/* Bytes that no rank packs: every cut is refused, and no changed byte does harm. */
+/* Bytes that no rank would send: every truncated tree is rejected, and no changed byte does any harm. */
 static void test_optim_fsdp_live__cut_and_changed_trees(void **state)
 {
     (void)state;
@@ -329,7 +329,7 @@ static void test_optim_fsdp_live__cut_and_changed_trees(void **state)
     assert_int_equal(tsr_tree_unpack((tsr_str){packed, bytes.count}, 0, &into, &out, NULL), TSR_OK);
     assert_int_equal(tsr_value_match(tree, out, 64, 4096), TSR_SAME);
     for (size_t size = 0; size < bytes.count; size++) {
-        char *cut = malloc(size + 1); /* so that a sanitizer sees a read too far */
+        char *cut = malloc(size + 1); /* allocated with this size, so that a sanitizer notices reads beyond it */
         memcpy(cut, packed, size);
         assert_int_not_equal(tsr_tree_unpack((tsr_str){cut, size}, 0, &into, &out, NULL), TSR_OK);
         free(cut);

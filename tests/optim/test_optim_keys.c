@@ -1,4 +1,4 @@
-/* Rows B6 and B7 against what real PyTorch does (tests/golden/make_optim_keys.py). */
+/* Compares rows B6 and B7 with real PyTorch (tests/golden/make_optim_keys.py). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -42,7 +42,7 @@ static void same_names(const tsr_group_names *names, const cJSON *want, const ch
     assert_int_equal(g, names->count);
 }
 
-/* None for PyTorch's None. */
+/* NULL for PyTorch's None. */
 static const tsr_value *input_of(golden *g, const cJSON *json)
 {
     const tsr_value *input = golden_value(g, json);
@@ -72,7 +72,8 @@ static void test_optim_keys__B7_what_an_optimizer_was_made_of(void **state)
     for_all(check_inputs);
 }
 
-/* The names that an optimizer has by number: its own groups, or what it was made of, which counts before. */
+/* The names of an optimizer's parameters by number: those in the record if the optimizer is given, otherwise those of the
+ * input that it was created with. */
 static tsr_group_names names_of(golden *g, const cJSON *record, const tsr_modules *modules)
 {
     tsr_name_list *lists = tsr_arena_array(g->arena, 8, sizeof *lists, NULL);
@@ -123,7 +124,7 @@ static void test_optim_keys__B6_rekey(void **state)
     for_all(check_rekeys);
 }
 
-/* ---- by hand ---- */
+/* ---- computed by hand ---- */
 
 #define S(text)            "{\"s\":\"" text "\"}"
 #define ONE                "{\"D\":[[" S("step") ",{\"i\":1}]]}"
@@ -146,7 +147,7 @@ static void test_optim_keys__B7_named_optimizers(void **state)
     tsr_error err = {0};
     assert_true(tsr_optim_is_named(named));
     assert_int_equal(tsr_optim_rekey(named, &to_numbers, &g.host, g.arena, &numbered, &err), TSR_OK);
-    /* in the order of the group, and with what is of no parameter */
+    /* in the order of the group, including state that belongs to no parameter */
     const char *by_number = RAW("[{\"i\":1}," ONE "]," SEEN, "{\"i\":1},{\"i\":0}");
     assert_true(golden_same(&g, numbered, golden_parse(&g, by_number), true));
     assert_false(tsr_optim_is_named(numbered));

@@ -1,5 +1,5 @@
-/* Where entries belong in the optimizer's nested state, by their paths or by flat names; and what a rank has of them that
- * the goldens of test_optim_state_rules do not show. */
+/* The positions of entries in the optimizer's nested state, by paths or by flat names; and cases of a rank's reads that the
+ * goldens of test_optim_state_rules do not have. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -36,7 +36,7 @@ static tsr_status plan(world *w, uint32_t rank, uint32_t ranks, bool tensor_para
     return tsr_optim_load(&catalog, TSR_STR("optim"), &mesh, w->arena, &w->plan, &w->err);
 }
 
-/* "a|b|#3": items of a path, positions with a '#', int keys with a '='. */
+/* Formats a path as "a|b|#3": positions have a '#', int keys a '='. */
 static void path_text(const tsr_optim_read *read, char *text, size_t size)
 {
     *text = 0;
@@ -80,7 +80,7 @@ static void test_optim_load_path__E4_flat_names(void **state)
     }
 }
 
-/* A path with items of its own is never split; what lies under another key is not the optimizer's. */
+/* A stored path is never split; an entry below another key does not belong to the optimizer. */
 static void test_optim_load_path__E4_paths_decide(void **state)
 {
     (void)state;
@@ -102,7 +102,7 @@ static void test_optim_load_path__E4_paths_decide(void **state)
     w.entry.path_length = 2;
     assert_int_equal(plan(&w, 0, 1, false), TSR_E_NOT_FOUND);
     assert_non_null(strstr(w.err.message, "'optim.state'"));
-    w.entry.path = ids; /* of native state: no slice is an id's, so it is loaded as it is */
+    w.entry.path = ids; /* native state: no slice belongs to an id, so it is loaded completely */
     w.entry.path_length = 4;
     assert_int_equal(plan(&w, 1, 2, true), TSR_OK);
     path_text(w.plan.reads, text, sizeof text);
@@ -112,7 +112,7 @@ static void test_optim_load_path__E4_paths_decide(void **state)
     tsr_arena_free(w.arena);
 }
 
-/* More ranks than rows: torch.chunk gives trailing ranks no shard, the sharding spec of 2-D an empty one. */
+/* More ranks than rows: torch.chunk gives the last ranks no shard, and the sharding spec for 2-D gives them an empty one. */
 static void test_optim_load_path__E1_ranks_without_rows(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Every allocation failure, in every operation on names and optimizer state, ends in TSR_E_NOMEM and leaks nothing. */
+/* Every allocation failure in every operation on names and optimizer state must end in TSR_E_NOMEM and leak nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@
 #include "tessera/sys/params.h"
 #include "tessera/sys/try.h"
 
-/* What the operations work on: read once, with memory to spare. */
+/* The input of the operations, read once with enough memory. */
 typedef struct material {
     golden optim, fsdp;
     char *modules, *flat, *alone;
@@ -46,7 +46,7 @@ static material gather_material(void)
     return m;
 }
 
-/* The tools of one run. */
+/* The objects that one run uses. */
 typedef struct run {
     const material *m;
     tsr_host host;

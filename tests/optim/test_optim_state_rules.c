@@ -1,4 +1,5 @@
-/* Rules around state dicts against real PyTorch: tests/golden/state_rules.json, made by tests/golden/make_state_rules.py. */
+/* Compares rules for state dicts with real PyTorch: tests/golden/state_rules.json, made by
+ * tests/golden/make_state_rules.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,7 +53,7 @@ static void numbers(const cJSON *list, uint64_t *out)
     for (const cJSON *i = list->child; i; i = i->next) *out++ = number(i);
 }
 
-/* The optimizer's entries of a checkpoint: a tensor, its step, an object; and one of the model. */
+/* Makes the optimizer's entries of a checkpoint (a tensor, its step, an object), and one of the model. */
 static void fill_entries(tsr_entry *entries, const uint64_t *shape)
 {
     static const tsr_path_item paths[4][4] = {
@@ -81,7 +82,7 @@ static void fill_entries(tsr_entry *entries, const uint64_t *shape)
         (tsr_entry){.fqn = TSR_STR("optim.param_groups"), .kind = TSR_ENTRY_OBJECT, .path = paths[3], .path_length = 2};
 }
 
-/* PyTorch's read items lie inside our box, in the same place of the destination, and fill it. */
+/* Checks that PyTorch's read items are inside our box, have the same destination, and fill it. */
 static void check_read(const cJSON *one, const tsr_optim_read *read)
 {
     uint64_t volume = 0;
@@ -177,7 +178,7 @@ static void test_optim_state_rules__E4_what_is_refused(void **state)
 typedef tsr_status flattener(const tsr_value *state_dict, const tsr_host *host, tsr_arena *arena, tsr_state_key **out,
                              size_t *count, tsr_error *err);
 
-/* [name, path, value] rows. */
+/* Compares the keys with rows [name, path, value]. */
 static void check_flat(golden *g, const tsr_state_key *keys, size_t count, const cJSON *rows)
 {
     size_t at = 0;
@@ -223,7 +224,7 @@ static void test_optim_state_rules__D9_keys_of_nested_state_and_back(void **stat
     golden_close(&g);
 }
 
-/* Paths that no flattening gives: positions without a key, and conflicts, which PyTorch refuses, too. */
+/* Paths that flattening never gives: positions without a key, and conflicts, which PyTorch rejects as well. */
 static void check_paths(golden *g, const cJSON *one)
 {
     tsr_error err = {0};
@@ -257,7 +258,7 @@ static void test_optim_state_rules__D9_paths(void **state)
     const tsr_state_key bare[] = {{TSR_STR("x"), &position, 1, value}, {TSR_STR("x"), NULL, 0, value}};
     for (size_t i = 0; i < 2; i++)
         assert_int_equal(tsr_state_unflatten(&bare[i], 1, &g.host, g.arena, &out, NULL), TSR_E_USAGE);
-    /* PyTorch makes a dict with the keys "b" and 0 of these */
+    /* PyTorch makes these a dict with the keys "b" and 0 */
     const tsr_path_item b[] = {{.kind = TSR_PATH_KEY, .key = TSR_STR("a")}, {.kind = TSR_PATH_KEY, .key = TSR_STR("b")}},
                         zero[] = {b[0], position};
     const tsr_state_key mixed[] = {{TSR_STR("a.b"), b, 2, value}, {TSR_STR("a.0"), zero, 2, value}};
@@ -307,7 +308,7 @@ static void test_optim_state_rules__A4_A5_all_options(void **state)
 
 /* ---- A8 ---- */
 
-/* The states of every parameter of a trained optimizer are those foretold. */
+/* Checks that the states of every parameter of a trained optimizer are as computed. */
 static void check_first_state(golden *g, const cJSON *one, tsr_algorithm algorithm)
 {
     const tsr_value *native = golden_value(g, golden_get(one, "natives")->child);
@@ -364,7 +365,7 @@ static void test_optim_state_rules__A8_first_state(void **state)
     golden_close(&g);
 }
 
-/* A live optimizer that keeps what it is told, to compare with what PyTorch's left. */
+/* A live optimizer that records how it is called, to compare its state with that of PyTorch's. */
 typedef struct live {
     golden *g;
     const cJSON *one;
@@ -389,7 +390,7 @@ static bool has_gradient(void *ctx, size_t group, size_t param)
     return cJSON_IsTrue(cJSON_GetArrayItem(param_at(ctx, group, param), 2));
 }
 
-/* About what an element is: bits are for tests/statedict. */
+/* The approximate value of an element; tests/statedict compares exact values. */
 static double about(const tsr_state_spec *spec, double x)
 {
     switch (spec->source) {
@@ -400,7 +401,7 @@ static double about(const tsr_state_spec *spec, double x)
     }
 }
 
-/* Compares at once: the state, its dtypes, shapes and elements. */
+/* Compares the state immediately: its dtypes, shapes and elements. */
 static tsr_status create(void *ctx, size_t group, size_t param, const tsr_state_spec *specs, size_t count, tsr_error *err)
 {
     (void)err;

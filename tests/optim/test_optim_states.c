@@ -1,4 +1,4 @@
-/* Which state each parameter has: in a checkpoint that PyTorch wrote, and in catalogs with something missing. */
+/* Which state each parameter has: in a checkpoint that PyTorch wrote, and in catalogs in which something is missing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,7 +21,7 @@ typedef struct made {
     tsr_catalog catalog;
 } made;
 
-/* Entries from paths with '/' between the items; "#3" is a position, "=3" an integer key. */
+/* Makes entries from paths whose items are separated by '/'; "#3" is a position, "=3" an integer key. */
 static void make(made *m, const char *const *paths)
 {
     *m = (made){.catalog = {.entries = m->entries}};
@@ -50,7 +50,8 @@ static void make(made *m, const char *const *paths)
     }
 }
 
-/* "optim: a.w[exp_avg,-] b.w?[-,step]" where ? marks a parameter in no group and ! one without values; "-" is missing. */
+/* Formats the states as "optim: a.w[exp_avg,-] b.w?[-,step]", where ? marks a parameter that is in no group, ! one without
+ * values, and "-" a missing state. */
 static const char *render(const tsr_optim_states *list, uint32_t count, char *out, size_t capacity)
 {
     size_t used = 0;
@@ -94,16 +95,16 @@ static const struct {
     {{"model/a.w", "model/b.w", "optim/state.a.w.exp_avg", "optim/state.a.w.step", "optim/state.b.w.step",
       "optim/param_groups.a.w.lr", "optim/param_groups.b.w.lr"},
      "optim: a.w[exp_avg,step] b.w[-,step]"},
-    /* a frozen parameter is in a group and has no state; state of a parameter that no group lists */
+    /* a frozen parameter, which is in a group and has no state; and state of a parameter that is in no group */
     {{"m/a.w", "o/param_groups.a.w.lr", "o/param_groups.c.w.lr", "o/state/a.w/momentum", "o/state/x/momentum"},
      "o: a.w[momentum] c.w![-] x?![momentum]"},
-    /* two optimizers; the root of one is the state dict */
+    /* two optimizers, one of which is at the root of the state dict */
     {{"param_groups.a.lr", "state.a.step", "second/param_groups.a.lr", "a"}, ": a[step]; second: a[]"},
     /* ids are integer keys */
     {{"o/param_groups.7.lr", "o/state/=7/step"}, "o: 7![step]"},
-    /* a module that is called state is no optimizer: there are no groups */
+    /* a module named state is not an optimizer, because there are no groups */
     {{"model/state/layer/weight", "state.x.weight"}, ""},
-    /* keys that only begin like one */
+    /* keys that only have the right beginning */
     {{"o/state.", "o/state.x", "o/param_groups.", "o/state..x"}, ""},
 };
 

@@ -1,4 +1,5 @@
-/* The plan of one small model: the order of its items, what joins, who writes and reads how much, what is refused. */
+/* The plan of one small model: the order of its items, which reads are joined, how much each rank writes and reads, and
+ * errors. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +21,7 @@ static tsr_host host_with(const tsr_allocator *allocator)
     return (tsr_host){.allocator = allocator, .limits = tsr_limits_default()};
 }
 
-/* A catalog of several tensors over two files, and a target with rules. */
+/* A catalog with several tensors in two files, and a target with rules. */
 typedef struct model {
     tsr_chunk rows[2], cols[2], same[2], scalar[1], none[1], big[1], copies[1];
     tsr_entry entries[7];
@@ -111,7 +112,7 @@ static void test_plan_model__items_come_rank_by_rank_in_file_order(void **state)
     assert_int_equal(i, 8);
     tsr_plan_cursor_free(cursor);
     assert_int_equal(tsr_plan_cursor_new(plan, 1, 2, &cursor, NULL), TSR_E_USAGE);
-    assert_true(tsr_plan_tensor_at(plan, 2).replicated); /* 0-d under the default shard(0) */
+    assert_true(tsr_plan_tensor_at(plan, 2).replicated); /* a 0-d tensor with the default shard(0) */
     assert_false(tsr_plan_tensor_at(plan, 0).replicated);
     tsr_plan_free(plan);
     tsr_arena_free(m.arena);
@@ -136,7 +137,7 @@ static void test_plan_model__a_column_is_a_span_of_its_chunk(void **state)
     assert_int_equal(totals.span_bytes, 6 * 8 * 4);
     assert_int_equal(totals.bytes, 96);
     tsr_plan_free(plan);
-    m.catalog.format = TSR_FORMAT_DCP; /* blobs: only their extent is known */
+    m.catalog.format = TSR_FORMAT_DCP; /* items of which only the extent is known */
     plan = plan_model(&m);
     assert_int_equal(tsr_plan_rank(plan, 1, m.arena, &items, &count, NULL), TSR_OK);
     range = tsr_read_item_bytes(plan, &items[0]);
@@ -160,7 +161,7 @@ static void test_plan_model__shared_shards_go_to_the_least_loaded(void **state)
     model m;
     make_model(&m, "3", "replicate");
     m.rules[0] = (tsr_target_rule){.match = TSR_STR("a.w"), .placements = shard_0};
-    m.target.rule_count = 1; /* a.w: ranks 0 and 1 hold two rows each (48 bytes), rank 2 nothing */
+    m.target.rule_count = 1; /* a.w: ranks 0 and 1 hold two rows each (48 bytes), rank 2 holds nothing */
     tsr_plan *plan = plan_model(&m);
     assert_int_equal(tsr_plan_each_write(plan, list_write, text, NULL), TSR_OK);
     assert_string_equal(text, "0:0:1 0:1:1 1:2:1 2:0:1 3:0:1 4:1:1 ");
@@ -187,7 +188,8 @@ static void test_plan_model__equal_geometry_is_planned_once(void **state)
     assert_int_equal(totals.classes, 4); /* a.w and b.w; t; none; bias */
     assert_int_equal(tsr_plan_count(plan), 5);
     assert_int_equal(totals.file_count, 2);
-    assert_int_equal(totals.per_file[1].bytes, 48 + 48 + 20); /* bias from the copy in the less loaded file */
+    assert_int_equal(totals.per_file[1].bytes, 48 + 48 + 20); /* bias is read from the copy in the file with fewer bytes
+                                                               * to read */
     tsr_plan_free(plan);
     tsr_arena_free(m.arena);
 }
@@ -198,7 +200,7 @@ static void test_plan_model__a_copy_stands_in_for_a_missing_file(void **state)
     model m;
     make_model(&m, "1", "replicate");
     m.big[0].file = TSR_NO_FILE;
-    m.rows[1].byte_length = 0; /* so that the load of file 1 could not decide */
+    m.rows[1].byte_length = 0; /* so that the bytes of file 1 cannot decide */
     m.same[1].file = TSR_NO_FILE;
     tsr_plan *plan = plan_model(&m);
     const tsr_read_item *items;
@@ -208,7 +210,7 @@ static void test_plan_model__a_copy_stands_in_for_a_missing_file(void **state)
         if (items[i].chunk == &m.copies[0]) bias++;
         if (items[i].chunk == &m.same[1]) lost++;
     }
-    assert_true(count == 6 && bias == 1 && lost == 1); /* what has no copy stays an item, of no file */
+    assert_true(count == 6 && bias == 1 && lost == 1); /* a chunk without a copy stays an item without a file */
     assert_int_equal(items[count - 1].chunk->file, TSR_NO_FILE);
     tsr_plan_free(plan);
     tsr_arena_free(m.arena);
@@ -242,7 +244,7 @@ static void test_plan_model__refuses_what_cannot_be_done(void **state)
             want = TSR_E_UNSUPPORTED;
             part = "'a.w' is float6_e2m3";
         } else if (i == 4) {
-            m.entries[1].dtype = TSR_FLOAT6_E2M3; /* of a class that is known already */
+            m.entries[1].dtype = TSR_FLOAT6_E2M3; /* its class is already known */
             want = TSR_E_UNSUPPORTED;
             part = "'b.w' is float6_e2m3";
         } else {
@@ -262,7 +264,7 @@ static void test_plan_model__float4_is_counted_in_pairs(void **state)
     model m;
     make_model(&m, "3", "shard(1)");
     m.catalog.entry_count = 1;
-    m.entries[0].dtype = TSR_FLOAT4_E2M1FN; /* [4, 6] halves are [4, 3] pairs */
+    m.entries[0].dtype = TSR_FLOAT4_E2M1FN; /* [4, 6] single elements are [4, 3] pairs */
     tsr_plan *plan = plan_model(&m);
     const tsr_read_item *items;
     uint64_t count;

@@ -1,5 +1,5 @@
-/* Plans are carried out on element numbers: every chunk holds the row-major numbers of its elements, and what the items put
- * into a rank's local tensor must be the numbers that belong there, each written once. */
+/* Executes plans on element numbers: every chunk holds the row-major numbers of its elements. The items must put the right
+ * numbers into a rank's local tensor, and write each element once. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,9 +31,9 @@ static uint64_t volume_of(uint32_t ndim, const uint64_t *sizes)
     return volume;
 }
 
-/* The bytes of a checkpoint: for each entry and chunk the numbers of the chunk's elements. */
+/* The contents of a checkpoint: the numbers of the elements of each chunk. */
 typedef struct storage {
-    int64_t **chunks; /* of the only entry */
+    int64_t **chunks; /* those of the only entry */
     uint64_t count;
 } storage;
 
@@ -58,7 +58,7 @@ static void free_storage(storage s)
     free(s.chunks);
 }
 
-/* Copies one item into a local tensor; every element must be unwritten before. */
+/* Copies one item into a local tensor. No element may have been written before. */
 static void carry_out(const tsr_read_item *item, const tsr_entry *entry, const int64_t *from, const uint64_t *local_shape,
                       int64_t *local)
 {
@@ -82,7 +82,7 @@ static void carry_out(const tsr_read_item *item, const tsr_entry *entry, const i
     }
 }
 
-/* What must be in the local tensor of a shard. */
+/* Checks the local tensor of a shard. */
 static void assert_local(const tsr_entry *entry, const tsr_shard *shard, const int64_t *local)
 {
     tsr_box tensor = {entry->ndim, NULL, entry->shape}, dest = {entry->ndim, NULL, shard->local_shape};
@@ -105,7 +105,7 @@ static void assert_local(const tsr_entry *entry, const tsr_shard *shard, const i
     assert_int_equal(checked, volume_of(entry->ndim, shard->local_shape));
 }
 
-/* The local tensor of one rank as the plan fills it, or NULL where it holds nothing. */
+/* The local tensor of one rank, filled by the plan; NULL if the rank holds nothing. */
 static int64_t *load_rank(const tsr_plan *plan, uint64_t rank, const storage *from, tsr_shard *shard, tsr_arena *arena)
 {
     const tsr_planned planned = tsr_plan_tensor_at(plan, 0);
@@ -155,7 +155,7 @@ static void make_entry(random_source *random, box_list *list, tsr_entry *entry)
         list->count = random_in(random, 0, 1);
         memset(list->offsets[0], 0, sizeof list->offsets[0]);
         memcpy(list->sizes[0], list->shape, sizeof list->shape);
-    } else if (list->ndim && random_in(random, 0, 4) == 0) { /* a rank that got nothing */
+    } else if (list->ndim && random_in(random, 0, 4) == 0) { /* an empty chunk of a rank that holds nothing */
         memcpy(list->offsets[list->count], list->shape, sizeof list->shape);
         memset(list->sizes[list->count++], 0, sizeof list->shape);
     }
@@ -171,7 +171,7 @@ static void make_entry(random_source *random, box_list *list, tsr_entry *entry)
                          .chunk_count = list->count};
 }
 
-/* Chunks of the checkpoint that the plan's owners write. */
+/* The chunks that the plan's owners write. */
 typedef struct written {
     tsr_chunk chunks[MOST_BOXES];
     int64_t *values[MOST_BOXES];
@@ -234,7 +234,7 @@ static void assert_totals(const tsr_plan *plan, const tsr_entry *entry, uint64_t
     tsr_arena_free(arena);
 }
 
-/* One random checkpoint to one random target, all ranks; then what the owners wrote, planned onto a single rank. */
+/* Reshards a random checkpoint for a random target with all ranks, and then what the owners wrote for a single rank. */
 static void reshard_and_back(random_source *random, const tsr_allocator *allocator)
 {
     static box_list list;
@@ -296,7 +296,7 @@ static const tsr_layout *own_layout(void *ctx, const tsr_entry *entry)
     return ctx;
 }
 
-/* A rank that wants any box it likes, as a model of another parallelism does, gets just that. */
+/* A rank may request any box, as a model with a different kind of parallelism does, and gets exactly that. */
 static void test_plan_plan__a_layout_of_its_own_is_read_as_it_is(void **state)
 {
     (void)state;
@@ -347,7 +347,7 @@ static void test_plan_plan__a_layout_of_its_own_is_read_as_it_is(void **state)
     }
 }
 
-/* "2x0" into numbers; returns where it ends. */
+/* Parses "2x0" into numbers, and returns where it ends. */
 static const char *read_numbers(const char *text, uint64_t *out, uint32_t *count)
 {
     char *end;
@@ -357,7 +357,7 @@ static const char *read_numbers(const char *text, uint64_t *out, uint32_t *count
     }
 }
 
-/* The chunks "0x0:2x3;2x0:1x3", placed in a file in this order. */
+/* Parses the chunks "0x0:2x3;2x0:1x3", which are stored in a file in this order. */
 static void read_chunks(const char *text, box_list *list)
 {
     uint32_t ndim;
@@ -427,7 +427,7 @@ static void test_plan_plan__items_are_those_of_pytorchs_planner(void **state)
     assert_int_equal(cases, 500);
 }
 
-/* Copies an item, whose elements lie one behind the other, into a 1-d local tensor. */
+/* Copies an item, whose elements are contiguous, into a 1-d local tensor. */
 static void carry_out_flat(const tsr_read_item *item, const tsr_entry *entry, const int64_t *from, uint64_t numel,
                            int64_t *local)
 {
@@ -446,7 +446,8 @@ static void carry_out_flat(const tsr_read_item *item, const tsr_entry *entry, co
     }
 }
 
-/* FSDP1: a parameter between two others, cut into flat slices. Each rank's items put its range into place, in order. */
+/* FSDP1: a parameter between two others, divided into flat slices. The items of each rank must put its range into place, in
+ * order. */
 static void test_plan_plan__flat_ranges_are_read_in_order(void **state)
 {
     (void)state;
@@ -498,7 +499,7 @@ static void test_plan_plan__flat_ranges_are_read_in_order(void **state)
         tsr_plan_free(plan);
         tsr_arena_free(arena);
     }
-    assert_true(split > 50); /* chunks that lie across the ranges */
+    assert_true(split > 50); /* chunks that span several ranges */
 }
 
 int main(void)

@@ -1,4 +1,4 @@
-/* Stripes, loads and orders of servers against what is counted byte by byte. */
+/* Compares stripes, loads and server orders with byte-by-byte counts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -29,14 +29,14 @@ static void test_plan_storage__stripes_are_where_every_byte_is(void **state)
             const uint32_t turn = (uint32_t)(at / striping.stripe_size % striping.stripe_count);
             const uint32_t server = listed ? chosen[turn] : (striping.first + turn) % SERVERS;
             assert_int_equal(tsr_storage_server_at(&storage, 0, at), server);
-            expected[server] += 3; /* three bytes for each */
+            expected[server] += 3; /* three bytes per byte of the range */
             cost += server == 1 ? 2 : 1;
         }
         tsr_storage_spread(&storage, range, 3 * (double)range.byte_length, bytes);
         for (uint32_t s = 0; s < SERVERS; s++) assert_float_equal(bytes[s], expected[s], 1e-6);
         assert_int_equal(tsr_storage_cost(&storage, range),
                          (uint64_t)(cost + 50));                          /* half a second at 100 bytes per second */
-        assert_int_equal(tsr_storage_server_at(&storage, 1, 0), SERVERS); /* a file that no server has */
+        assert_int_equal(tsr_storage_server_at(&storage, 1, 0), SERVERS); /* a file that is on no server */
     }
 }
 
@@ -60,14 +60,14 @@ static void test_plan_storage__readers_begin_apart_and_ask_everything_once(void 
                 if (i && items[i].server != items[i - 1].server)
                     assert_int_equal(items[i].server, (items[i - 1].server + 1) % SERVERS);
             }
-            assert_in_range(changes, SERVERS - 1, SERVERS); /* it goes around once, and may end where it began */
+            assert_in_range(changes, SERVERS - 1, SERVERS); /* goes around once, and may end with the first server */
         }
         for (uint32_t s = 0; s < SERVERS && readers >= SERVERS; s++)
             assert_in_range(begun[s], readers / SERVERS, (readers + SERVERS - 1) / SERVERS);
     }
 }
 
-/* What a server has to do counts, not how many items it has. */
+/* The amount of work for a server counts, not the number of its items. */
 static void test_plan_storage__the_busiest_server_is_begun_with_most(void **state)
 {
     (void)state;
@@ -82,7 +82,7 @@ static void test_plan_storage__the_busiest_server_is_begun_with_most(void **stat
     assert_in_range(begun[1], 70, 80); /* 27 of 36 */
 }
 
-/* Rows in eight files, each on a server; ranks take columns, so that every rank reads every file. */
+/* Rows in eight files, each on one server. Ranks read columns, so that every rank reads every file. */
 static void test_plan_storage__ranks_of_a_plan_do_not_queue(void **state)
 {
     (void)state;

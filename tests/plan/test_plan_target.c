@@ -161,7 +161,7 @@ static void test_plan_target__fsdp1_deals_parameters_to_wrap_units(void **state)
         if (status == TSR_OK) {
             assert_true(list[0].count == 2 && list[1].count == 2 && list[2].count == 1);
             assert_ptr_equal(list[0].entries[1], &entries[4]);
-            assert_int_equal(list[0].flat.flat_offsets[1], 16); /* 15 elements, next multiple of 16 bytes */
+            assert_int_equal(list[0].flat.flat_offsets[1], 16); /* 15 elements, rounded up to a multiple of 16 bytes */
             assert_int_equal(list[0].flat.flat_numel, 24);      /* 16 + 7, padded to 4 ranks */
             assert_int_equal(list[0].slice_bytes, 6 * 4);
             assert_int_equal(list[1].slice_bytes, 6 * 2);

@@ -1,9 +1,10 @@
-/* The fuzzer's other side of PyTorch: performs jobs that arrive on standard input, on as many ranks (threads) as a job has.
+/* Tessera's side of the fuzzer that compares it with PyTorch: performs jobs that arrive on standard input, with as many
+ * ranks (threads) as a job has.
  *
- *   request     u32 ranks, then by rank: u32 size, the job (wire.h)
- *   answer      by rank: u32 size, {"status": 0, "error": "", …}
+ *   request     u32 ranks, then per rank: u32 size, the job (wire.h)
+ *   answer      per rank: u32 size, {"status": 0, "error": "", …}
  *
- * Ends at the end of its input. */
+ * Exits at the end of its input. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -23,7 +24,7 @@ typedef struct request {
     tsr_vec answers[MOST_RANKS];
 } request;
 
-/* What a job gives besides its status; NULL: nothing. */
+/* The results of a job in addition to its status; NULL if there are none. */
 typedef struct outcome {
     tsr_state_dict *model, *optimizer;
     tsr_unmatched_keys keys;
@@ -76,7 +77,7 @@ static tsr_status get_job(subject *s, const tsr_state_options *o, outcome *out, 
     if (!out->with_optimizer) return tsr_get_model_state_dict(&s->model,
                                                               &(tsr_state_call){.comm = s->comm, .options = o, .submodules = submodules, .submodule_count = count},
                                                               out->model, err);
-    out->with_now = true; /* first states were made */
+    out->with_now = true; /* initial states were created */
     if (!out->with_model) return tsr_get_optimizer_state_dict(&s->model, (tsr_optimizers){s->at, s->count},
                                                               &(tsr_state_call){.comm = s->comm, .options = o},
                                                               out->optimizer, err);
@@ -111,7 +112,8 @@ static tsr_fsdp_settings settings_of(const subject *s)
                                .rank0_only = option(s, "cpu_offload", false)};
 }
 
-/* Of the first optimizer: the state by canonical names, or what its own load_state_dict makes of one. */
+/* For the first optimizer: its state with canonical names, or the state that its own load_state_dict makes of such a
+ * state. */
 static tsr_status raw_job(subject *s, outcome *out, tsr_error *err)
 {
     const tsr_raw_optimizer raw = {.model = &s->model, .optimizer = s->at[0], .comm = s->comm};
@@ -123,7 +125,7 @@ static tsr_status raw_job(subject *s, outcome *out, tsr_error *err)
     return tsr_comm_agree(s->comm, tsr_optimizer_load_state_dict(&raw, tsr_state_dict_root(out->optimizer), &s->host, err), err);
 }
 
-/* ---- of state dicts alone ---- */
+/* ---- only state dicts ---- */
 
 static tsr_status gather_job(subject *s, outcome *out, tsr_error *err)
 {
@@ -136,7 +138,7 @@ static tsr_status gather_job(subject *s, outcome *out, tsr_error *err)
     return tsr_state_dict_gather(subject_get(s, "state"), s->comm, &options, out->model, err);
 }
 
-/* The dotted keys as `model`, and what they make when they are unflattened as `optimizer`. */
+/* Flattens a state dict into `model`, and unflattens that into `optimizer`. */
 static tsr_status flatten_job(subject *s, outcome *out, tsr_error *err)
 {
     const tsr_value *state = subject_get(s, "state"), *again;

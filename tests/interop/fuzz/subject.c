@@ -33,7 +33,7 @@ static tsr_status get_extra(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_
     return *out ? TSR_OK : tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "no extra state '%.*s'", TSR_STR_ARG(raw));
 }
 
-/* By way of the wire: the value is gone when the call that gave it returns. */
+/* Copies a value by writing and reading it, because it is freed when the call that returned it ends. */
 static tsr_status copy_of(subject *s, const tsr_value *value, const tsr_value **out, tsr_error *err)
 {
     tsr_vec bytes = tsr_vec_of(&tsr_allocator_libc, 1);
@@ -80,7 +80,7 @@ static tsr_status open_model(subject *s, tsr_error *err)
     s->extra_set = tsr_arena_array(s->arena, tsr_value_pairs(extra), sizeof *s->extra_set, err);
     if (!bound || !s->extra_names || !s->extra_set) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) {
-        bound[i].name = tensors->items[2 * i]->text.data; /* ends with a NUL: tsr_arena_str */
+        bound[i].name = tensors->items[2 * i]->text.data; /* tsr_arena_str ends it with a NUL */
         bound[i].tensor = (tsr_tensor *)(uintptr_t)tsr_tensor_of(tensors->items[2 * i + 1]);
     }
     s->model = (tsr_model){.modules = s->modules,
@@ -103,7 +103,7 @@ static tsr_algorithm algorithm_of(const tsr_value *optimizer)
     return subject_is(optimizer, "algorithm", "AdamW") ? TSR_ADAMW : TSR_OTHER_ALGORITHM;
 }
 
-/* The states that the job lists for the groups of an optimizer, None for a parameter without any. */
+/* Sets the states that the job lists for the groups of an optimizer; None stands for a parameter without state. */
 static void put_states(tsr_model_optimizer *o, const tsr_value *groups, const char *key)
 {
     for (size_t g = 0; g < o->group_count; g++) {
@@ -116,7 +116,7 @@ static void put_states(tsr_model_optimizer *o, const tsr_value *groups, const ch
 typedef struct first_states {
     tsr_model_optimizer *optimizer;
     const tsr_value *groups;
-    const tsr_value *error; /* what PyTorch's optimizer said instead of a step, or None */
+    const tsr_value *error; /* the error of PyTorch's optimizer if its step failed, or None */
 } first_states;
 
 static tsr_status first_state(void *ctx, tsr_error *err)
@@ -223,7 +223,7 @@ static tsr_status open_units(subject *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* ---- all of it ---- */
+/* ---- the whole subject ---- */
 
 tsr_status subject_open(subject *s, tsr_str bytes, tsr_comm *comm, tsr_error *err)
 {
@@ -237,7 +237,7 @@ tsr_status subject_open(subject *s, tsr_str bytes, tsr_comm *comm, tsr_error *er
     const tsr_status status = wire_read(&in, &s->job, err);
     tsr_vec_free(&in.shared);
     if (status != TSR_OK) return status;
-    if (subject_get(s, "modules")->kind != TSR_VALUE_STR) return TSR_OK; /* of state dicts alone */
+    if (subject_get(s, "modules")->kind != TSR_VALUE_STR) return TSR_OK; /* the job only has state dicts */
     TSR_TRY(open_modules(s, err));
     TSR_TRY(open_model(s, err));
     TSR_TRY(open_optimizers(s, err));

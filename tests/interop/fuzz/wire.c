@@ -55,7 +55,7 @@ static tsr_status take_mesh(wire_in *in, tsr_tensor *tensor, tsr_error *err)
     return TSR_OK;
 }
 
-/* The bytes of one buffer of `held` bytes. */
+/* Reads the bytes of one buffer, which must be `held` bytes. */
 static tsr_status take_data(wire_in *in, void *data, uint64_t held, tsr_error *err)
 {
     uint64_t size;

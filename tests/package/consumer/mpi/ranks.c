@@ -1,4 +1,4 @@
-/* Rank 0 prints how many ranks told their number. */
+/* Rank 0 prints how many ranks sent their number. */
 #include <stdio.h>
 
 #include <tessera/comm_mpi.h>
