@@ -1,15 +1,15 @@
-/* What device memory costs to reach: bench_gpu [--simulate] JOB ARG…
+/* What access to device memory costs: bench_gpu [--simulate] JOB ARG…
  *
- *   probe                       the device, or "no CUDA device: …" and status 3 (so for every job)
- *   copy BYTES                  one pinned copy from the device: the limit of all below
+ *   probe                       the device, or "no CUDA device: …" and status 3 (as for every job)
+ *   copy BYTES                  one copy from the device into pinned memory: the limit for all jobs below
  *   memory BYTES                one copy within the device
- *   shard ROWS COLUMNS PARTS    a float32 tensor's columns, 1/PARTS of them, packed into pinned memory
- *   pieces BYTES COUNT          many small pieces at irregular places into pinned memory, in one call
- *   batch BYTES COUNT           the same pieces, a copy each, waited for once
- *   load PATH                   a checkpoint's tensors into device memory
- *   simulated devices (--simulate) are for trying this program; their times mean nothing.
+ *   shard ROWS COLUMNS PARTS    packs 1/PARTS of the columns of a float32 tensor into pinned memory
+ *   pieces BYTES COUNT          copies many small pieces at irregular places into pinned memory, in one call
+ *   batch BYTES COUNT           copies the same pieces one by one, and waits once at the end
+ *   load PATH                   loads a checkpoint's tensors into device memory
+ *   Simulated devices (--simulate) serve to try this program; their times mean nothing.
  *
- * Prints {"wall": s, "cpu": s, "bytes": n} of the third run of the job; what came over is compared with what it must be. */
+ * Prints {"wall": s, "cpu": s, "bytes": n} of the job's third run. The copied bytes are compared with what they must be. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,10 +54,10 @@ typedef struct bench {
     tsr_native_host native;
     tsr_gpu *gpu;
     tsr_gpu_stream *stream;
-    uint8_t *there, *here; /* device, pinned */
+    uint8_t *there, *here; /* in device memory, and in pinned host memory */
 } bench;
 
-/* Runs `job` three times; the first two warm caches, contexts and rings. */
+/* Runs `job` three times: the first two runs fill caches, contexts and rings. */
 static void measure(bench *b, void (*job)(bench *b, const uint64_t *numbers), const uint64_t *numbers, uint64_t bytes)
 {
     double wall = 0, cpu = 0;
@@ -113,7 +113,7 @@ static void do_memory(bench *b, const uint64_t *n)
 static void bench_memory(bench *b, const uint64_t *n)
 {
     prepare(b, 2 * n[0], 4096);
-    measure(b, do_memory, n, 2 * n[0]); /* read and written */
+    measure(b, do_memory, n, 2 * n[0]); /* each byte is read and written */
 }
 
 static void do_shard(bench *b, const uint64_t *n)
@@ -139,7 +139,8 @@ static void bench_shard(bench *b, const uint64_t *n)
     for (uint64_t i = 0; i < bytes; i += 1021) must_be(b->here[i] == content(i / row * n[1] * 4 + row + i % row));
 }
 
-/* About three sizes apart, at multiples of 16 bytes, but not at regular distances. */
+/* Returns the offset of a piece. Pieces are about three times their size apart, at multiples of 16 bytes, but at irregular
+ * distances. */
 static uint64_t piece_at(const uint64_t *n, uint64_t i)
 {
     return i * 3 * n[0] + content(i) % 16 * (n[0] / 16 / 16 * 16);

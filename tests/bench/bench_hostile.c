@@ -1,6 +1,6 @@
-/* R3: what hostile input costs. Builds every hostile pickle, archive, `.metadata`, header and index of tests/robust/hostile.c
- * at about the size asked for, opens, validates and walks it, and prints the milliseconds of CPU a megabyte (the least of
- * three runs), worst first; what is accepted although it is odd is measured as well.
+/* R3: what hostile input costs. Builds every hostile pickle, archive, `.metadata`, header and index of
+ * tests/robust/hostile.c at about the requested size, and opens, validates and walks it. Prints the milliseconds of CPU time
+ * per megabyte (the least of three runs), worst first. Odd input that is accepted is measured as well.
  *     bench_hostile [MEGABYTES] */
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static tsr_status pass(void *ctx, const tsr_extent *extent, tsr_error *err)
     return TSR_OK;
 }
 
-/* Whether it was refused, or an error was found. */
+/* Whether the content was rejected, or gave a finding of level error. */
 static bool open_once(const char *name, const hostile_text *content)
 {
     const tsr_memory_file file = {tsr_str_from(name), {content->data, content->size}};

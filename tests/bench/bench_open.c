@@ -1,5 +1,5 @@
-/* P1, P14: opens and checks a checkpoint of any format through the native store, and prints the seconds it took, what it
- * holds and the peak memory.
+/* P1, P14: opens and checks a checkpoint of any format through the native store, and prints the seconds that took, what the
+ * checkpoint holds, and the peak memory.
  *     bench_open PATH */
 #include <inttypes.h>
 #include <stdio.h>

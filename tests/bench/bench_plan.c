@@ -1,9 +1,10 @@
-/* P4, P5 and P18: planning without files. A catalog of TENSORS tensors of [ROWS, COLUMNS] float32, each in FROM row chunks,
- * for TO ranks under shard(0).
- *     bench_plan full FROM TO TENSORS ROWS COLUMNS     seconds of the items of all ranks, a tensor, and of making the plan
- *     bench_plan rank FROM TO TENSORS ROWS COLUMNS     seconds of one rank's items once the plan is made
- *     bench_plan totals FROM TO TENSORS ROWS COLUMNS   seconds of making the plan and counting its totals, for all ranks
- *     bench_plan servers FROM TO TENSORS ROWS COLUMNS  the same, then the loads of 1,000 servers and one rank's items in their order */
+/* P4, P5 and P18: planning without files. The catalog has TENSORS float32 tensors of shape [ROWS, COLUMNS], each in FROM row
+ * chunks; the target is shard(0) over TO ranks.
+ *     bench_plan full FROM TO TENSORS ROWS COLUMNS     seconds per tensor for the plan and the items of all ranks
+ *     bench_plan rank FROM TO TENSORS ROWS COLUMNS     seconds for one rank's items once the plan is made
+ *     bench_plan totals FROM TO TENSORS ROWS COLUMNS   seconds for making the plan and counting its totals for all ranks
+ *     bench_plan servers FROM TO TENSORS ROWS COLUMNS  the same, then the loads of 1,000 servers and one rank's items in
+ *                                                      the order of the servers */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +35,7 @@ static stopwatch since(stopwatch then)
     return (stopwatch){seconds(CLOCK_MONOTONIC) - then.wall, seconds(CLOCK_PROCESS_CPUTIME_ID) - then.cpu};
 }
 
-/* The boxes of all tensors are the same numbers in different memory, as a reader leaves them. */
+/* The boxes of all tensors hold the same numbers in separate memory, as after reading a checkpoint. */
 static tsr_catalog make_catalog(uint64_t from, uint64_t tensors, const uint64_t *shape)
 {
     uint64_t step = (shape[0] + from - 1) / from;
@@ -72,7 +73,7 @@ static uint64_t count_rank(const tsr_plan *plan, uint64_t rank)
     return count;
 }
 
-/* Files with four stripes of 1 MiB each. */
+/* Describes files with four stripes of 1 MiB each. */
 static tsr_storage make_storage(uint64_t files)
 {
     enum { SERVERS = 1000 };

@@ -1,9 +1,11 @@
-/* Rows to columns in memory: `mpirun -n N bench_redistribute SIDE[,SIDE…] ROWS COLUMNS [TURNS]`, a float32 matrix whose rows
- * lie on N ranks becomes one whose columns do. SIDE: tessera, shared (the same from a state dict in memory that the ranks
- * share), alltoallw (subarray types), alltoallv (packed), or copy (every rank copies its own bytes once). Several sides take turns. A line of JSON a side: medians of TURNS, `wall` from a barrier
- * to the last rank's end, `cpu` of all ranks together (waiting for others in a loop counts); every element is checked.
- * Without MPI: `bench_redistribute bounds RANKS[/NODES]…` counts messages and bytes between simulated ranks, and between the nodes
- * that they are on, for pairs of placements, next to the least that is possible. */
+/* Redistributes a float32 matrix in memory from rows to columns over N ranks: `mpirun -n N bench_redistribute SIDE[,SIDE…]
+ * ROWS COLUMNS [TURNS]`. SIDE is tessera, shared (the same from a state dict in memory that the ranks share), alltoallw
+ * (subarray types), alltoallv (packed), or copy (every rank copies its own bytes once). Several sides take turns. Prints one
+ * line of JSON per side with medians over TURNS: `wall` is the time from a barrier to the end of the last rank, and `cpu`
+ * that of all ranks together, including busy waiting. Every element is checked.
+ *
+ * Without MPI, `bench_redistribute bounds RANKS[/NODES]…` counts the messages and bytes between simulated ranks, and between
+ * their nodes, for pairs of placements, and prints them next to the least possible numbers. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,12 +17,12 @@
 #include "tessera/sys/redistribute.h"
 
 typedef struct matrix {
-    uint64_t rows, columns; /* both multiples of the ranks */
+    uint64_t rows, columns; /* both are multiples of the number of ranks */
     uint64_t own_rows, own_columns;
     uint64_t rank, ranks;
     uint32_t *by_rows, *by_columns, *packed;
     tsr_state_dict *dict;
-    const tsr_tensor *shared; /* its tensor: the rows, too */
+    const tsr_tensor *shared; /* the tensor of `dict`, with the same rows */
 } matrix;
 
 static int failed(const char *what)
@@ -65,7 +67,7 @@ static void by_tessera(const matrix *m, tsr_comm *comm, bool share)
     if (tsr_redistribute(comm, &move, 1, 0, &host, &err) != TSR_OK) failed(err.message);
 }
 
-/* The rows once more, in memory that the ranks share. */
+/* Copies the rows into memory that the ranks share. */
 static void share_rows(matrix *m, tsr_comm *comm)
 {
     const uint64_t ranks[] = {m->ranks}, shape[] = {m->rows, m->columns};
@@ -103,7 +105,7 @@ static void by_alltoallw(const matrix *m)
     }
 }
 
-/* What arrives lies in place: only the sender packs. */
+/* The received blocks are in place already, so only the sender packs. */
 static void by_alltoallv(const matrix *m)
 {
     int counts[256], offsets[256];
@@ -190,7 +192,7 @@ int main(int argc, char **argv)
     for (int k = 0; k < side_count; k++)
         if (strcmp(sides[k].name, "shared") == 0) share_rows(&m, comm);
     memset(m.packed, 1, m.own_rows * m.columns * 4);
-    for (int i = 0; i <= turns; i++) { /* the first for pages and connections */
+    for (int i = 0; i <= turns; i++) { /* the first turn, not counted, sets up pages and connections */
         for (int k = 0; k < side_count; k++) take_turn(&sides[k], i ? i - 1 : 0, &m, comm);
     }
     for (int k = 0; k < side_count && comm->rank == 0; k++) {

@@ -1,9 +1,9 @@
-/* Readers of a simulated parallel file system, in the order of files and in the order of servers.
+/* Simulates readers of a parallel file system that read in the order of files, and in the order of servers.
  *     bench_storage layers|columns|rows FILES RANKS SERVERS STRIPES TENSORS
- * The checkpoint has TENSORS tensors of [RANKS × 8, RANKS × 8] float32 in FILES files, and every file is on STRIPES servers
- * of 1 GB/s and 0.5 ms with stripes of 1 MiB. layers: each tensor is in one file, and ranks take rows of it; columns: each
- * file has rows of all tensors, and ranks take columns; rows: they take rows. Prints the seconds in both orders, the bound
- * that no order beats, and what planning took. */
+ * The checkpoint has TENSORS float32 tensors of shape [RANKS × 8, RANKS × 8] in FILES files. Every file is on STRIPES
+ * servers, in stripes of 1 MiB; a server transfers 1 GB/s and takes 0.5 ms per request. layers: each tensor is in one file,
+ * and ranks take its rows. columns: each file has rows of all tensors, and ranks take columns. rows: the same files, and
+ * ranks take rows. Prints the seconds in both orders, the bound that no order can beat, and the time that planning took. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,7 +78,7 @@ static model_reader read_rank(const tsr_plan *plan, uint64_t rank)
     return reader;
 }
 
-/* Seconds of all ranks; with `storage`, in its order. */
+/* Returns the seconds until all ranks are done, in the order of servers if `ordered`. */
 static double simulate(const setting *s, const tsr_catalog *catalog, const tsr_storage *storage, bool ordered, double *bound)
 {
     const tsr_placement rows = {.kind = TSR_SHARD, .dim = s->columns};

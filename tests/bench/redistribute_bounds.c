@@ -1,6 +1,6 @@
-/* Messages and bytes between ranks that are threads, counted where they are given to the communicator. The bound: each rank
- * must receive what it wants and does not have, from at least as many ranks as there are different shards among that. Between
- * nodes: each node must receive what its ranks want and none of them has, once, from at least one rank of another node. */
+/* Counts messages and bytes between ranks that are threads, where they are passed to the communicator. The bound: each rank
+ * must receive what it wants and does not have, from at least as many ranks as there are different shards in it. Between
+ * nodes: each node must receive once what its ranks want and none of them has, from at least one rank of another node. */
 #include "redistribute_bounds.h"
 
 #include <stdatomic.h>
@@ -12,11 +12,12 @@
 #include "tessera/redistribute.h"
 #include "tessera/sys/redistribute.h"
 
-#define SIDE 128u /* rows and columns; so few that everything goes by messages, none through shared memory */
+#define SIDE 128u /* number of rows and of columns: small enough that everything goes by messages, and nothing through
+                   * shared memory */
 
 typedef struct layout_case {
     const char *name;
-    uint32_t dims; /* of the mesh */
+    uint32_t dims; /* number of dimensions of the mesh */
     tsr_placement placements[2];
 } layout_case;
 
@@ -52,11 +53,11 @@ typedef struct patch {
 
 typedef struct pair_run {
     const layout_case *from, *to;
-    tsr_mesh mesh; /* of both */
+    tsr_mesh mesh; /* the mesh of both */
     uint64_t mesh_shape[2];
     uint32_t ranks, nodes; /* rank r is on node r × nodes / ranks */
     atomic_ullong messages, bytes, most_messages;
-    atomic_ullong crossing_messages, crossing_bytes; /* between nodes */
+    atomic_ullong crossing_messages, crossing_bytes; /* messages and bytes between nodes */
 } pair_run;
 
 static uint32_t node_of(const pair_run *run, uint32_t rank)
@@ -89,7 +90,7 @@ static uint64_t common(patch a, patch b)
     return volume;
 }
 
-/* Shards of one distribution are equal or share nothing. */
+/* Two shards of one distribution are either equal or disjoint. */
 static void count_bound(const pair_run *run, uint64_t ranks, uint64_t *messages, uint64_t *bytes)
 {
     *messages = *bytes = 0;
@@ -114,7 +115,7 @@ static void mark(const patch *p, bool *marks, bool value)
         for (uint64_t c = p->begin[1]; c < p->end[1]; c++) marks[r * SIDE + c] = value;
 }
 
-/* Bytes that nodes must receive from other nodes. */
+/* Counts the bytes that nodes must receive from other nodes. */
 static uint64_t count_crossing(const pair_run *run)
 {
     static bool wanted[SIDE * SIDE];
@@ -215,11 +216,11 @@ static int run_pair(const layout_case *from, const layout_case *to, uint32_t ran
            (unsigned)ranks, from->name, to->name, atomic_load(&run.messages), (unsigned long long)messages,
            atomic_load(&run.most_messages), atomic_load(&run.bytes), (unsigned long long)bytes, (unsigned)nodes,
            atomic_load(&run.crossing_messages), atomic_load(&run.crossing_bytes), (unsigned long long)count_crossing(&run));
-    /* With nodes a rank passes several shards on in one message. */
+    /* With several nodes, a rank can pass several shards on in one message. */
     return atomic_load(&run.bytes) < bytes || (nodes == 1 && atomic_load(&run.messages) < messages);
 }
 
-/* Tells tsr_redistribute which node each rank is on. */
+/* Sets which node each rank is on, for tsr_redistribute. */
 static void simulate_nodes(const pair_run *run)
 {
     char list[64 * 4 + 1] = "";
@@ -239,7 +240,7 @@ static int run_pairs(uint32_t ranks, uint32_t nodes)
     return status;
 }
 
-/* "RANKS" or "RANKS/NODES". */
+/* Each argument is "RANKS" or "RANKS/NODES". */
 int redistribute_bounds(int count, char **ranks)
 {
     int status = count < 1 ? 2 : 0;

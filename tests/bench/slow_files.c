@@ -1,14 +1,14 @@
 /* A library for LD_PRELOAD that makes the files below one directory as slow as those of a file server: a read takes
- * SLOW_LATENCY_US, and its bytes at SLOW_BYTES_PER_S. What it waits for is time alone, so that two cores are enough to see
- * how a program deals work to many threads.
+ * SLOW_LATENCY_US, and its bytes arrive at SLOW_BYTES_PER_S. It only waits, so two cores are enough to see how a program
+ * distributes work over many threads.
  *
  *   SLOW_PATH         the directory, with symbolic links resolved
- *   SLOW_LATENCY_US   of each read
- *   SLOW_BYTES_PER_S  of each read by itself, as of a file striped over many servers; or, with
- *   SLOW_QUEUE=1      of each file: the bytes of its reads pass one after another, as from the one server that has it
- *   SLOW_CORES        how many cores the program shall believe it has
+ *   SLOW_LATENCY_US   latency of each read
+ *   SLOW_BYTES_PER_S  rate of each read by itself, as of a file striped over many servers; with
+ *   SLOW_QUEUE=1      rate of each file: the bytes of its reads pass one after another, as from a single server
+ *   SLOW_CORES        number of cores that the program is shown
  *
- * At its end the program prints how many reads there were, and of how many bytes, to the file SLOW_REPORT. */
+ * When the program ends, the library writes the number of reads and of their bytes to the file SLOW_REPORT. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
@@ -28,7 +28,7 @@
 static struct {
     const char *path;
     size_t path_size;
-    uint64_t latency, bytes_per_second; /* nanoseconds; 0: no bound */
+    uint64_t latency, bytes_per_second; /* the latency is in nanoseconds; 0: no limit */
     unsigned cores;
     int queue;
     ssize_t (*pread)(int fd, void *buffer, size_t size, off_t offset);
@@ -36,7 +36,7 @@ static struct {
 } slow;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t busy_until[SERVERS]; /* under the lock: of a file's server */
+static uint64_t busy_until[SERVERS]; /* for each server, when its last transfer ends; guarded by `lock` */
 static atomic_ullong reads, bytes_read;
 
 static uint64_t number_of(const char *name)
@@ -66,7 +66,7 @@ __attribute__((destructor)) static void report(void)
     fclose(f);
 }
 
-/* Whether the file is one of the slow ones; *server: a number of its own, most likely. */
+/* Whether the file is one of the slow ones. Sets *server to a number that most likely no other file has. */
 static int is_slow(int fd, size_t *server)
 {
     char link[64], name[4096];
@@ -88,7 +88,7 @@ static uint64_t now(void)
     return (uint64_t)t.tv_sec * A_SECOND + (uint64_t)t.tv_nsec;
 }
 
-/* When the bytes have arrived. */
+/* Returns when the bytes arrive. */
 static uint64_t arrival(uint64_t began, size_t server, size_t size)
 {
     const uint64_t passing = slow.bytes_per_second ? size * A_SECOND / slow.bytes_per_second : 0;

@@ -1,4 +1,5 @@
-/* Any bytes as a contract (a layout, a module tree, an index, a list of names): read or refused, never more. */
+/* Reads any bytes as a contract (a layout, a module tree, an index or a list of names). They must be accepted, or rejected
+ * with a message; a contract cannot have more chunks than its text has bytes. */
 #include "tessera/document_read.h"
 
 #include <stdlib.h>
@@ -22,7 +23,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                 chunks++;
             }
         }
-        if (chunks > size) abort(); /* each takes bytes of the text */
+        if (chunks > size) abort(); /* each chunk takes bytes of the text */
     } else if (!err.message[0]) {
         abort();
     }

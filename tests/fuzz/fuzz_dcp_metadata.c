@@ -1,5 +1,5 @@
-/* Any bytes as the `.metadata` of a folder with two small data files: refused, or a catalog whose entries, chunks and
- * findings can be walked, located and read in file order. */
+/* Reads any bytes as the `.metadata` of a directory with two small data files. They must be rejected, or give a catalog
+ * whose entries, chunks and findings can be walked, located, and read in file order. */
 #include <assert.h>
 
 #include "tessera/checkpoint.h"

@@ -1,4 +1,5 @@
-/* Any bytes as a flat-parameter document: refused with a message, or ranks whose slices add up to every unit. */
+/* Reads any bytes as a flat-parameter document. They must be rejected with a message, or give ranks whose slices add up to
+ * every unit. */
 #include <assert.h>
 
 #include "tessera/sys/flat_params.h"

@@ -1,4 +1,5 @@
-/* Any bytes: refused with a position inside them, or a tree that cJSON prints and we read again. */
+/* Reads any bytes as JSON. They must be rejected with a position inside them, or give a tree that cJSON prints and that the
+ * core reads again. */
 #include <assert.h>
 #include <stdlib.h>
 

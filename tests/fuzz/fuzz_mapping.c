@@ -1,5 +1,5 @@
-/* Any bytes as a tessera.map/1 document over a small model: refused with a reason, or a checkpoint whose every tensor can be read.
- * A map that can be inverted gives the model's own names and bytes back. */
+/* Reads any bytes as a tessera.map/1 document over a small model. They must be rejected with a reason, or give a checkpoint
+ * whose tensors can all be read. A map that can be inverted must give back the model's own names and bytes. */
 #include <stdlib.h>
 
 #include "tessera/mapping.h"
@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
     TENSOR("x_blocks", "[1,1,16]", "64", "80") "," TENSOR("x_scales", "[1,1]", "80", "81") "}"
 #define CONFIG "{\"num_attention_heads\":2,\"hidden_size\":4}"
 
-enum { MOST_READ = 64 }; /* bytes of a tensor that is read */
+enum { MOST_READ = 64 }; /* how many bytes of each tensor are read */
 
 static const char values[] = "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKL0000111122223333abcdefghijklmnop~";
 

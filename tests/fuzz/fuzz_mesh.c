@@ -1,5 +1,6 @@
-/* Meshes and placements from text: up to the first newline a mesh, behind it placements. What is accepted prints as a text
- * that reads back as the same, and every rank's shard of a small tensor lies inside it. */
+/* Reads meshes and placements from text: the text up to the first newline is the mesh, and the rest the placements. What is
+ * accepted must be printed as text that reads back as the same value, and every rank's shard of a small tensor must be
+ * inside that tensor. */
 #include <stdlib.h>
 
 #include "tessera/mesh.h"

@@ -1,4 +1,5 @@
-/* Any bytes as a module tree document: refused with a message, or a tree whose every state has at least one name. */
+/* Reads any bytes as a module tree document. They must be rejected with a message, or give a tree whose every state has at
+ * least one name. */
 #include <assert.h>
 
 #include "tessera/fqn.h"

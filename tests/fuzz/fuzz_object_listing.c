@@ -1,5 +1,6 @@
-/* Listings as servers of object stores give them: the first byte chooses the kind, the rest is the page. What is accepted has a key per
- * object, is no longer than the page allows, and is the same when it is read again behind what is there. */
+/* Reads a page of a listing as servers of object stores send it: the first byte chooses the kind, and the rest is the page.
+ * An accepted listing must have a key for each object and no more objects than the page has room for, and reading the page
+ * again must append the same objects. */
 #include <stdlib.h>
 
 #include "object_store/object_listing.h"
@@ -9,7 +10,7 @@
         if (!(condition)) abort(); \
     } while (0)
 
-enum { KINDS = 7, LEAST_ITEM = 8 /* bytes of a page for each object: at the least "<Key/>" and what is around it */ };
+enum { KINDS = 7, LEAST_ITEM = 8 /* least number of bytes of a page for each object: "<Key/>" and what surrounds it */ };
 
 static tsr_status read_page(unsigned kind, tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err)
 {

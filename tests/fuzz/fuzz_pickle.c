@@ -1,5 +1,5 @@
-/* Any bytes: refused with a position inside them, or a graph whose every node can be looked at; the same with a sink that
- * folds, which must neither accept nor refuse anything else. */
+/* Reads any bytes as a pickle. They must be rejected with a position inside them, or give a graph whose every node can be
+ * read. With a sink that folds, no pickle may be accepted that is rejected without one. */
 #include <assert.h>
 
 #include "codec/pickle.h"
@@ -67,7 +67,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     tsr_status plain_status = tsr_pickle_parse(bytes, &host, NULL, &plain, &plain_size, &plain_err);
     tsr_status folded_status = tsr_pickle_parse(bytes, &host, &sink, &folded, &folded_size, &folded_err);
     assert(plain_status == TSR_OK ? plain_size <= size : plain_status == TSR_E_LIMIT || plain_err.byte_position <= size);
-    /* What is put into or built on a record is refused; nothing else differs. */
+    /* With the sink, a pickle that changes a record, or builds on one, is rejected. Nothing else differs. */
     assert(folded_status != TSR_OK || (plain_status == TSR_OK && plain_size == folded_size));
     if (plain) touch(plain, tsr_pickle_root(plain));
     if (folded) touch(folded, tsr_pickle_root(folded));

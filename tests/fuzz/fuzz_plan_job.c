@@ -1,5 +1,5 @@
-/* Any bytes as a tessera.plan/1 document: a job, whose target makes sense or is refused with a reason, and which is the same
- * as itself. */
+/* Reads any bytes as a tessera.plan/1 document. They must give a job that equals itself. The document, or the job's target,
+ * may be rejected with a reason. */
 #include <stdlib.h>
 
 #include "tessera/sys/document.h"

@@ -1,5 +1,5 @@
-/* Any bytes as a policy: a line ID=LEVEL, then a baseline. Taken or refused with a reason; what is applied never adds
- * findings, and loses none without counting it. */
+/* Reads any bytes as a policy: one line ID=LEVEL, and then a baseline. The policy must be accepted, or rejected with a
+ * reason. Applying it must never add findings, and must count every finding that it removes. */
 #include <stdlib.h>
 
 #include "tessera/sys/finding_add.h"

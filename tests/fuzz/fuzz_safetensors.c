@@ -1,5 +1,6 @@
-/* Any header text, with as many data bytes behind it as its first two bytes say: refused with a position inside the file,
- * or opened so that every tensor's span and shape agree. The length word is made to fit, or nothing would get past it. */
+/* Reads any bytes as the header of a safetensors file, followed by as many data bytes as the first two bytes of the input
+ * say. The file must be rejected with a position inside it, or open so that every tensor's span and shape agree. The length
+ * word is set to fit the header: otherwise almost no input would pass that check. */
 #include <assert.h>
 #include <stdlib.h>
 

@@ -1,4 +1,5 @@
-/* Any bytes as a data file without its metadata: what is found lies inside the file, in order, and can be written down. */
+/* Reads any bytes as a data file without its metadata. What is found must be inside the file. Metadata is then written for
+ * it. */
 #include <stdlib.h>
 
 #include "tessera/sys/salvage.h"

@@ -1,5 +1,5 @@
-/* Any bytes as a tessera.shards/1 document, and its map over the files of four ranks: read or refused with a reason, and what is
- * joined lies inside the tensors. */
+/* Reads any bytes as a tessera.shards/1 document, and joins the files of four ranks by its map. Both must work or be
+ * rejected with a reason, and the pieces that are joined must be inside the tensors. */
 #include <stdlib.h>
 
 #include "tessera/document_read.h"

@@ -1,4 +1,5 @@
-/* Any bytes as a tessera.target/1 document, and its texts as a target: read or refused with a reason. */
+/* Reads any bytes as a tessera.target/1 document, and its texts as a target. Both must be accepted or rejected with a
+ * reason. */
 #include <stdlib.h>
 
 #include "tessera/sys/document.h"

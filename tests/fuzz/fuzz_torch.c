@@ -1,7 +1,7 @@
-/* torch.save files: the first byte says whether the rest is a whole file, the pickle of a zip archive, or the pickle of the
- * legacy form; around a pickle a sound file is built, so that what is tried is what reads the pickle. Whatever opens has
- * tensors whose chunks lie inside the file and inside their shape, unique names, and the same values when it is opened
- * again; what JSON can hold is written. */
+/* Reads torch.save files. The first byte decides whether the rest is a whole file, the pickle of a zip archive, or the
+ * pickle of the legacy form. A sound file is built around a pickle, so that the input reaches the code that reads the
+ * pickle. What opens must have tensors whose chunks are inside the file and inside their shape, unique names, and the same
+ * values when it is opened again. Values that JSON can hold are written as JSON. */
 #include <stdlib.h>
 
 #include "../support/zip_image.h"

@@ -1,4 +1,5 @@
-/* Any bytes as a zip archive: what is accepted has members inside the archive that do not overlap, under names of their own. */
+/* Reads any bytes as a zip archive. The members of an accepted archive must be inside the archive, must not overlap, and
+ * must have distinct names. */
 #include <stdlib.h>
 
 #include "../support/zip_opening.h"

@@ -1,4 +1,5 @@
-/* Runs a fuzz target over every file of the folders and files named on the command line: a corpus as an ordinary test. */
+/* Runs a fuzz target once for every file in the files and directories given on the command line, so that a corpus runs as an
+ * ordinary test. */
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Counts the calls that change the file system, and ends the process at one of them.
  *
- * For a power loss every change is noted with what undoes it, until it is synced: fsync of a file makes its bytes and its
- * size durable, fsync of a folder the names in it, as POSIX promises and no more. */
+ * For a power loss, every change is recorded together with what undoes it, until it is synced. As POSIX promises, and no
+ * more, fsync of a file makes its bytes and its size durable, and fsync of a directory makes the names in it durable. */
 #include "robust/crash_sys.h"
 
 #include <assert.h>
@@ -17,21 +17,21 @@
 
 #define MOST 20000
 #define real tsr_sys_real
-extern const tsr_sys tsr_sys_real; /* io/sys.c, compiled under that name */
+extern const tsr_sys tsr_sys_real; /* io/sys.c, compiled with this name for its table */
 
 typedef enum change_kind { BYTES, SIZE, CREATED, FOLDER_MADE, RENAMED, EXCHANGED, REMOVED } change_kind;
 
 typedef struct change {
     change_kind kind;
     bool synced;
-    ino_t made;  /* FOLDER_MADE, REMOVED: the folder's own */
-    ino_t owner; /* inode of the file for BYTES and SIZE, else of the folder */
-    int fd;      /* theirs */
+    ino_t made;  /* for FOLDER_MADE and REMOVED: inode of the directory itself */
+    ino_t owner; /* inode of the file for BYTES and SIZE, else of the directory */
+    int fd;      /* a duplicate of the file's or the directory's descriptor */
     uint64_t offset, size;
-    uint64_t file_size; /* before */
-    char *bytes;        /* before */
+    uint64_t file_size; /* size of the file before the change */
+    char *bytes;        /* the bytes before the change */
     char name[256], to[256];
-    int stashed; /* number of a name in the stash, or -1 */
+    int stashed; /* number under which the replaced or removed file is kept in the stash, or -1 */
     bool is_folder;
 } change;
 
@@ -74,10 +74,10 @@ static void unstash(int number, int folder, const char *name)
 {
     char stashed[32];
     snprintf(stashed, sizeof stashed, "%d", number);
-    assert(renameat(state.stash, stashed, folder, name) == 0); /* it has one name again */
+    assert(renameat(state.stash, stashed, folder, name) == 0); /* the file has one name again */
 }
 
-/* What was done in it is undone in the one that stands for it now. */
+/* Makes a removed directory again. Changes in the removed directory are then undone in the new one. */
 static void bring_back_folder(const change *removed)
 {
     assert(mkdirat(removed->fd, removed->name, 0777) == 0);
@@ -111,7 +111,8 @@ static void undo(const change *c)
     }
 }
 
-/* Changes of names in one folder reach the disk in their order: the first `kept` of those not synced stay. */
+/* Whether a change survives the power loss. Changes of names in one directory reach the disk in their order: of those that
+ * are not synced, the first few survive. */
 static bool stays(size_t index)
 {
     const change *c = &state.changes[index];
@@ -133,7 +134,7 @@ static void lose_power(void)
 {
     bool *gone = calloc(state.count + 1, sizeof *gone);
     for (size_t i = 0; i < state.count; i++) gone[i] = !stays(i);
-    /* A folder that stays removed has nothing that could come back. */
+    /* In a directory that stays removed, nothing can come back. */
     for (size_t i = 0; i < state.count; i++) {
         const change *folder = &state.changes[i];
         if (folder->kind != REMOVED || !folder->is_folder || gone[i]) continue;
@@ -141,7 +142,7 @@ static void lose_power(void)
             if (state.changes[k].kind >= CREATED && state.changes[k].owner == folder->made) gone[k] = false;
         }
     }
-    /* Inside folders first: a folder whose making is undone must be empty. */
+    /* A directory can only be unmade when it is empty, so the changes inside it are undone first. */
     for (size_t i = state.count; i-- > 0;) {
         if (!gone[i] || state.changes[i].kind != FOLDER_MADE) continue;
         for (size_t k = i + 1; k < state.count; k++) {
@@ -172,7 +173,7 @@ static void after_call(void)
     if (state.kind && state.after && state.calls == state.at) end();
 }
 
-/* ---- noting ---- */
+/* ---- recording changes ---- */
 
 static change *note(change_kind kind, int fd)
 {
@@ -189,7 +190,8 @@ static bool noting(void)
     return state.kind >= CRASH_POWER_ALL;
 }
 
-/* A second name for what is to go. */
+/* Gives a file that is about to be replaced or removed a second name, in the stash. Returns the file's number there, or
+ * -1. */
 static int put_aside(int folder, const char *name)
 {
     char stashed[32];
@@ -231,7 +233,8 @@ static ssize_t c_write_at(const tsr_sys *sys, int fd, const void *data, size_t s
         c->offset = offset;
         c->size = size;
         c->bytes = malloc(size ? size : 1);
-        if (pread(fd, c->bytes, size, (off_t)offset) != (ssize_t)size) { /* it was shorter: its end comes back by its size */
+        /* The file was shorter: undoing the change of its size is enough. */
+        if (pread(fd, c->bytes, size, (off_t)offset) != (ssize_t)size) {
             free(c->bytes);
             c->bytes = NULL;
         }
@@ -253,7 +256,7 @@ static int c_allocate(const tsr_sys *sys, int fd, uint64_t size)
 static int c_truncate(const tsr_sys *sys, int fd, uint64_t size)
 {
     before_call();
-    if (noting()) note(SIZE, fd); /* what is cut off does not come back: nobody asks for it again */
+    if (noting()) note(SIZE, fd); /* bytes that are cut off are not restored: nothing reads them again */
     const int done = real.truncate(sys, fd, size);
     after_call();
     return done;
@@ -261,7 +264,7 @@ static int c_truncate(const tsr_sys *sys, int fd, uint64_t size)
 
 static int c_sync(const tsr_sys *sys, int fd)
 {
-    (void)sys; /* the machine stays up: only the note matters */
+    (void)sys; /* the machine keeps running: it is enough to record the sync */
     before_call();
     if (noting()) note_synced(fd);
     after_call();
@@ -348,7 +351,7 @@ static int c_unlink(const tsr_sys *sys, int folder, const char *name, bool is_fo
     return done;
 }
 
-/* The rest is as always. */
+/* These calls change nothing, and are passed on. */
 static int c_close(const tsr_sys *sys, int fd)
 {
     return real.close(sys, fd);

@@ -1,5 +1,5 @@
-/* System calls that end the process, or the machine, at a chosen one. The table takes the place of tsr_sys_posix in a program
- * that is linked with it. */
+/* System calls that end the process, or simulate a power loss, at a chosen call. In a program that is linked with this file,
+ * its table replaces tsr_sys_posix. */
 #ifndef TSR_TEST_CRASH_SYS_H
 #define TSR_TEST_CRASH_SYS_H
 
@@ -7,15 +7,15 @@
 
 typedef enum crash_kind {
     CRASH_NEVER,
-    CRASH_KILL,       /* SIGKILL: what was written stays */
+    CRASH_KILL,       /* SIGKILL: everything written stays */
     CRASH_POWER_ALL,  /* power loss: everything that was not synced is undone */
-    CRASH_POWER_SOME  /* power loss: some of it is: any writes, and of each folder its last changes */
+    CRASH_POWER_SOME  /* power loss: some of it is undone: any of the writes, and the last changes in each directory */
 } crash_kind;
 
-/* Before (or, with `after`, behind) the `at`-th call, from 1, that changes the file system. `stash` is a folder on the file
- * system of the test for what a power loss brings back. For this process alone. */
+/* Ends this process before (or, with `after`, after) the `at`-th call that changes the file system, counted from 1. `stash`
+ * is a directory on the same file system as the test's files; it keeps what a power loss restores. */
 void crash_arm(crash_kind kind, unsigned long at, bool after, unsigned seed, const char *stash);
-/* Such calls so far. */
+/* Returns how many such calls there were so far. */
 unsigned long crash_calls(void);
 
 #endif

@@ -25,7 +25,7 @@ static void put_le(text *t, unsigned width, uint64_t value)
     for (unsigned i = 0; i < width; i++) put(t, &(char){(char)(value >> (8 * i))}, 1);
 }
 
-/* `pattern` once for every i in [0, count): %% is i as six digits. Patterns may hold NUL bytes. */
+/* Appends `pattern` once for every i in [0, count), with i as six digits in place of %%. Patterns may contain NUL bytes. */
 static void put_each(text *t, tsr_str pattern, size_t count)
 {
     char digits[32];
@@ -52,7 +52,7 @@ static text text_of(const shape *s, size_t n)
     return t;
 }
 
-/* ---- one archive of so many members, the first of them data.pkl ---- */
+/* ---- one archive with a given number of members, the first of them data.pkl ---- */
 
 static void put_member(text *t, text *directory, const char *name, const void *data, size_t size)
 {
@@ -111,7 +111,7 @@ static text safetensors_of(text header)
     return t;
 }
 
-/* ---- what a shape's text is inside ---- */
+/* ---- what a shape's text is wrapped in ---- */
 
 static text plain(text content, size_t n)
 {

@@ -1,6 +1,7 @@
-/* Everything that reads, over every committed sample, sound and broken, through real files: with one allocation failing, or
- * one system call. Each run must end in that failure said aloud, or in exactly the result of a run where nothing failed;
- * and give back every block. TSR_TEST_FULL=1 takes every point; else the first and an even choice of the rest. */
+/* Opens and checks every committed sample, sound or broken, as real files, while one allocation or one system call fails.
+ * Each run must either report that failure, or give exactly the result of a run in which nothing fails; and it must free
+ * every block. With TSR_TEST_FULL=1 every allocation and every call fails in a run of its own; otherwise only the first ones
+ * and an even selection of the rest do. */
 #include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
@@ -30,7 +31,8 @@ static tsr_native_host native;
 
 static const char said_text[] = "Input/output error"; /* EIO in the C locale */
 
-/* What a run saw: `print` sums up every status, finding, digest and count; `said`: an error or finding tells of EIO. */
+/* What a run reported. `print`: checksum of every status, finding, digest and count. `said`: whether an error or a finding
+ * mentions EIO. */
 typedef struct outcome {
     uint32_t print;
     bool no_memory, said;
@@ -130,7 +132,7 @@ static outcome run(const char *path, const tsr_sys *sys, const tsr_allocator *al
     return out;
 }
 
-/* The next point after `n` of about `total`. */
+/* Returns the next point to test after `n`, out of about `total`. */
 static size_t next_point(size_t n, size_t total)
 {
     if (full_counts() || n < FIRST_POINTS) return n + 1;
@@ -220,7 +222,7 @@ static int by_text(const void *a, const void *b)
     return strcmp(a, b);
 }
 
-/* Every sample folder, and of an index or a single file the file itself. */
+/* Lists every sample directory, and the samples that are an index or a single file. */
 static int list_samples(void **state)
 {
     (void)state;

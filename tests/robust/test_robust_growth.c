@@ -1,6 +1,6 @@
-/* Hostile checkpoints that grow: each is built twice, the second of twice the size, and opened, validated and walked. Twice
- * the input may take at most 2.3 times the work, and a bounded multiple of the input in memory; what is refused must be
- * refused in both sizes. The work is counted (work.h), not timed. */
+/* Hostile checkpoints that grow. Each is built twice, the second time twice as large, and opened, validated and walked. An
+ * input twice as large may take at most 2.3 times the work, and memory up to a fixed multiple of the input's size; what is
+ * rejected must be rejected in both sizes. The work is counted (work.h), not timed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>

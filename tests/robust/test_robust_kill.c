@@ -1,9 +1,10 @@
-/* R7: the whole program, `tessera convert`, `reshard` and `exec`, ended before and behind every call that changes the file
- * system, by SIGKILL and by power loss. Afterwards the destination is nothing, the old or the new checkpoint, never a
- * mixture; the source is what it was; and --resume (exec as it is) ends with the very bytes of a run that nobody disturbed,
- * and nothing else beside them. Units of work are made small (CMakeLists.txt), so that journals have something to say.
+/* R7: runs `tessera convert`, `reshard` and `exec`, and ends the process before and after every call that changes the file
+ * system, by SIGKILL or by a simulated power loss. Then the destination must be absent, or hold the old or the new
+ * checkpoint, never a mixture, and the source must be unchanged. A run with --resume (for exec: the same command again) must
+ * then produce exactly the bytes of an undisturbed run, and leave nothing else. Units of work are made small
+ * (CMakeLists.txt), so that journals have several entries.
  *
- * The ordinary run takes an even choice of the points, TSR_TEST_FULL=1 all of them. */
+ * The ordinary run tests an even selection of the points; with TSR_TEST_FULL=1 all of them are tested. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -58,7 +59,7 @@ static bool same(const char *a, const char *b)
     return system(command) == 0;
 }
 
-/* Names in the destination's folder, sorted. */
+/* Fails unless the names in the destination's directory, sorted, are `want`. */
 static void expect_only(const char *want, const char *when)
 {
     struct dirent **items;
@@ -74,8 +75,8 @@ static void expect_only(const char *want, const char *when)
     if (strcmp(names, want) != 0) fail_msg("%s: left are '%s', not '%s'", when, names, want);
 }
 
-/* A safetensors file of float32 tensors that differ in size, filled by `seed`. Every second one has a name with `prefix`, so
- * that neither of two sources has all names of the other. */
+/* Writes a safetensors file of float32 tensors of different sizes, with values drawn from `seed`. Every second name begins
+ * with `prefix`, so that neither of two sources has all names of the other. */
 static void write_source(const char *name, unsigned seed, const char *prefix)
 {
     static const unsigned rows[] = {40, 3, 1, 0, 25, 7};
@@ -104,7 +105,7 @@ typedef struct command {
     const char *words[16];
 } command;
 
-/* In a process of its own; its status, or minus the signal that ended it. */
+/* Runs the program in a process of its own. Returns its exit status, or minus the number of the signal that ended it. */
 static int run(const command *c, const char *extra, crash_kind kind, unsigned long point, bool after, unsigned long *calls)
 {
     int pipe_ends[2];
@@ -153,12 +154,12 @@ static void run_well(const command *c, const char *extra, const char *when)
 
 typedef struct job {
     const char *name;
-    command work;    /* makes dest/NAME */
-    command before;  /* NULL words: nothing is there before; else makes the old dest/NAME */
-    bool goes_on;    /* exec: goes on without --resume */
-    bool one_rename; /* the destination is switched at once: old or new, byte for byte */
-    bool notes;      /* the old checkpoint's directory holds a file of somebody else */
-    bool stays;      /* nothing replaces it once it is there */
+    command work;    /* creates dest/NAME */
+    command before;  /* creates the old dest/NAME; with NULL words there is no old checkpoint */
+    bool goes_on;    /* exec: continues without --resume */
+    bool one_rename; /* the destination is replaced in one step, so it is the old or the new one, byte for byte */
+    bool notes;      /* the old checkpoint's directory holds a file that is not part of it */
+    bool stays;      /* nothing replaces the checkpoint once it is published */
 } job;
 
 static const job jobs[] = {
@@ -241,7 +242,7 @@ static void empty(const char *name)
     shell("rm -rf '%s' && mkdir '%s'", at(name), at(name));
 }
 
-/* The destination as it was before the job. */
+/* Puts the destination back to the state before the job. */
 static void restore(const job *j)
 {
     empty("dest");
@@ -255,7 +256,7 @@ static bool holds(const char *destination, const char *want)
     return run(&c, NULL, CRASH_NEVER, 0, false, NULL) == 0;
 }
 
-/* 'n'ew, 'o'ld, or 0: nothing. Anything else fails. */
+/* Returns 'n' for the new checkpoint, 'o' for the old one, or 0 when there is none. Fails for anything else. */
 static char verdict(const job *j, const char *when)
 {
     char path[64], dest[64], old[64], new[64];
@@ -287,7 +288,7 @@ static void expect_source(const char *when)
         fail_msg("%s: the source was touched", when);
 }
 
-/* A file that is not the checkpoint's is there at any time. */
+/* Fails when a file that is not part of the checkpoint has disappeared. */
 static void expect_notes(const job *j, const char *when)
 {
     char path[64];
@@ -295,7 +296,8 @@ static void expect_notes(const job *j, const char *when)
     if (j->notes && !exists(path)) fail_msg("%s: a file of somebody else is gone", when);
 }
 
-/* Nothing left but what a run that nobody disturbed leaves. Overwriting anew after the switch gives a later generation. */
+/* Expects exactly the files of an undisturbed run. Only when the new checkpoint was in place `before` may bytes differ:
+ * overwriting it again creates a later generation. */
 static void expect_end(const job *j, char before, const char *when)
 {
     char path[64], new[64];
@@ -324,7 +326,7 @@ static int count_files(const char *folder)
     return count;
 }
 
-/* Without --resume: what the killed run left is removed, in the destination and beside it. */
+/* Runs the job again without --resume: it must remove what the killed run left in the destination and next to it. */
 static void run_again(const job *j, const char *when)
 {
     char path[64], new[64];
@@ -337,7 +339,7 @@ static void run_again(const job *j, const char *when)
     if (count_files(path) != count_files(new)) fail_msg("%s: files of a killed run are left", when);
 }
 
-/* What was published whole is not replaced; a run that knows of its end says that it is complete. */
+/* A checkpoint that was published whole is not replaced; the run may report that it is complete already. */
 static void expect_refusal(const job *j, const char *when)
 {
     const int status = run(&j->work, j->goes_on ? NULL : "--resume", CRASH_NEVER, 0, false, NULL);
@@ -346,7 +348,7 @@ static void expect_refusal(const job *j, const char *when)
     expect_source(when);
 }
 
-/* Ends the job at a point, then looks, and resumes; or begins afresh, which must do as well. */
+/* Ends the job at a point, checks the result, and resumes; or starts from the beginning, which must work as well. */
 static void crash_at(const job *j, crash_kind kind, unsigned long point, bool after)
 {
     char when[160];
@@ -380,7 +382,7 @@ static void crash_everywhere(const job *j, crash_kind kind, unsigned long most)
     assert_true(calls > 8);
     const unsigned long every = full_counts() ? 1 : calls / most + 1;
     unsigned points = 0;
-    const char *only = getenv("TSR_TEST_KILL"); /* a job's name, for who looks into one */
+    const char *only = getenv("TSR_TEST_KILL"); /* name of the only job to run, for debugging */
     if (only && *only && strcmp(only, j->name) != 0) return;
     for (unsigned long point = 1 + calls % every; point <= calls; point += every) {
         crash_at(j, kind, point, false);
@@ -418,7 +420,7 @@ static void test_robust_kill__any_of_the_unsynced_may_be_lost(void **state)
 
 typedef struct form {
     command work;
-    const char *old; /* what an old checkpoint of this form is made of */
+    const char *old; /* source of an old checkpoint of this form */
 } form;
 
 #define CUT "--mesh", "dp=3", "--placements", "shard(0)"
@@ -430,20 +432,23 @@ static const form forms[] = {
     {{WORDS("reshard", "@source", "@dest/p", CUT, "--to", "safetensors")}, "@old"},
     {{WORDS("convert", "@megatron", "@dest/p", "--to", "megatron-dist")}, "@megatron-old"},
     {{WORDS("convert", "@source", "@dest/p", "--to", "ranks", "--shards", "@shards.json", "--world-size", "2")}, "@old"},
-    /* One file per part, which nothing lists and so nothing replaces; without the part whose names another one has, too. */
+    /* One file per part, which no file lists, so nothing replaces them. The part whose names also occur in another part is
+     * excluded. */
     {{WORDS("convert", "@zero", "@dest/p", "--to", "safetensors", "--objects", "sidecar", "--exclude", "module.**")}, NULL},
     {{WORDS("exec", "@plan.json", "@dest/p")}, NULL}, /* a plan names its own source */
 };
 enum { FORMS = sizeof forms / sizeof *forms, OLD_FORMS = FORMS - 2 };
 
-/* The ordinary run takes a third of the pairs, in which every form is old and new: another third for each kind. */
+/* Unless full counts are asked for, tests a third of the pairs, a different third for each kind. Every form occurs in it as
+ * the old one and as the new one. */
 static void replace_every_form(crash_kind kind)
 {
     for (size_t old = 0; old < OLD_FORMS; old++) {
         for (size_t new = 0; new < FORMS; new++) {
             if (!full_counts() && (old + new + (size_t)kind) % 3) continue;
             job j = {.name = "p", .work = forms[new].work, .before = forms[old].work, .notes = true};
-            j.goes_on = new == FORMS - 1 || new == FORMS - 3; /* ranks are not resumed, but written again */
+            j.goes_on = new == FORMS - 1 || new == FORMS - 3; /* a run that writes one file per rank does not resume, but
+                                                               * starts again */
             j.stays = new == FORMS - 2;
             j.before.words[1] = forms[old].old;
             print_message("%zu over %zu: ", new, old);
@@ -478,7 +483,7 @@ static bool alter_output(void)
     return system(line) == 0;
 }
 
-/* What records say is done is believed only where the bytes are still those that were written. */
+/* What a journal records as done is used only when the bytes are still those that were written. */
 static void test_robust_kill__changed_bytes_are_not_believed(void **state)
 {
     (void)state;

@@ -40,7 +40,7 @@ void *__wrap_memset(void *to, int value, size_t size)
     return __real_memset(to, value, size);
 }
 
-/* As far as the two agree, which is as far as it looks. */
+/* Counts only the bytes up to the first difference, as memcmp looks no further. */
 int __wrap_memcmp(const void *a, const void *b, size_t size);
 int __wrap_memcmp(const void *a, const void *b, size_t size)
 {
@@ -78,12 +78,12 @@ static void *counting_resize(void *ctx, void *pointer, size_t old_size, size_t n
         free(pointer);
         return NULL;
     }
-    if (pointer && new_size > old_size) bytes_moved += old_size; /* realloc may copy */
+    if (pointer && new_size > old_size) bytes_moved += old_size; /* realloc may copy the block */
     return realloc(pointer, new_size);
 }
 
 typedef struct counting_store {
-    tsr_store base; /* first */
+    tsr_store base; /* must be first */
     tsr_store *inner;
     uint64_t reads, bytes;
 } counting_store;

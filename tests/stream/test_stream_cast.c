@@ -1,4 +1,5 @@
-/* Casts against what PyTorch makes of the same values, and properties where torch has no say. */
+/* Compares casts with what PyTorch makes of the same values, and tests properties of the casts that PyTorch has no part
+ * in. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -46,7 +47,7 @@ static void test_stream_cast__float32_narrows_as_in_torch(void **state)
             assert_int_equal(got, from_double);
             float back;
             tsr_cast(dtype, TSR_FLOAT32, (const uint8_t *)&golden_casts[i].codes[n], 1, (uint8_t *)&back);
-            if (isnan(probe) && isnan(back)) { /* torch's own NaNs differ between its vector and scalar paths */
+            if (isnan(probe) && isnan(back)) { /* PyTorch's own NaNs differ between its vector and scalar code */
                 tsr_cast(dtype, TSR_FLOAT32, (const uint8_t *)&got, 1, (uint8_t *)&back);
                 assert_true(isnan(back));
             } else if (got != golden_casts[i].codes[n]) {
@@ -79,13 +80,14 @@ static void test_stream_cast__every_value_survives_a_wider_type(void **state)
 static void test_stream_cast__double_rounds_once(void **state)
 {
     (void)state;
-    const double value = 1.00390625 + 0x1p-40; /* just above the tie of two bfloat16; exactly the tie once it is float32 */
+    const double value = 1.00390625 + 0x1p-40; /* just above the midpoint of two bfloat16 numbers; exactly the midpoint
+                                                * once it is rounded to float32 */
     uint16_t got;
     tsr_cast(TSR_FLOAT64, TSR_BFLOAT16, (const uint8_t *)&value, 1, (uint8_t *)&got);
     assert_int_equal(got, 0x3f81);
 }
 
-/* As `to`, directly and by way of float64. */
+/* Converts `bits` to `to` directly and by way of float64; both must agree. */
 static void check_paths(tsr_dtype from, tsr_dtype to, uint32_t bits)
 {
     double wide;
@@ -105,7 +107,7 @@ static void test_stream_cast__direct_conversions_are_those_by_way_of_float64(voi
         for (size_t i = 0; i < sizeof low / sizeof *low; i++) check_paths(TSR_FLOAT32, TSR_FLOAT8_E4M3FN, high << 12 | low[i]);
 }
 
-/* Many elements go through a table or vectors, one goes by itself. */
+/* Many elements are converted by a table or by vectors; a single one is not. */
 static void test_stream_cast__many_elements_become_what_each_becomes(void **state)
 {
     (void)state;

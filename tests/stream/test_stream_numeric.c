@@ -1,5 +1,5 @@
-/* The count of NaN and infinity, which first looks at whole blocks for exponents of all ones, against decoding: by the portable
- * loop and by what this machine's host has. */
+/* Compares the count of NaN and infinity, which first searches whole blocks for exponents of all ones, with decoding: with
+ * the portable loop, and with the native host's code for this machine. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,7 @@
 #include "tessera/check.h"
 #include "tessera/native_host.h"
 
-enum { MOST = 300 }; /* elements: more than two blocks of any type, and a rest */
+enum { MOST = 300 }; /* elements: more than two blocks of any type, and a remainder */
 
 static const tsr_dtype types[] = {TSR_FLOAT64,     TSR_FLOAT32,         TSR_FLOAT16,
                                   TSR_BFLOAT16,    TSR_FLOAT8_E4M3FN,   TSR_FLOAT8_E4M3FNUZ,
@@ -43,7 +43,7 @@ static void expect_counts(tsr_dtype dtype, const uint8_t *bytes, size_t count)
     expect_counts_by(&native.host, dtype, bytes, count);
 }
 
-/* At every place, among zeros: the two highest bytes around every type's infinity, NaN and largest finite number. */
+/* Tests the two highest bytes near every type's infinity, NaN and largest finite number, at every place among zeros. */
 static void test_stream_numeric__one_special_value_is_found_wherever_it_is(void **state)
 {
     (void)state;

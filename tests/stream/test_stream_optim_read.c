@@ -1,5 +1,5 @@
-/* Sharded optimizer state read from real checkpoints against what real PyTorch's ranks loaded: tests/golden/optim_load.json
- * and optim_load/, made by tests/golden/make_optim_load.py. */
+/* Reads sharded optimizer state from real checkpoints, and compares it with what the ranks of real PyTorch loaded
+ * (tests/golden/optim_load.json and optim_load/, made by tests/golden/make_optim_load.py). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,11 +13,11 @@
 #include "tessera/sys/folder.h"
 #include "tessera/sys/optim_read.h"
 
-/* What a rank received: a buffer a read. */
+/* What a rank received: one buffer per read. */
 typedef struct received {
     const tsr_optim_read *reads;
     void *buffers[32];
-    size_t poor; /* a buffer that is not given; SIZE_MAX: none */
+    size_t poor; /* index of the buffer that is not provided; SIZE_MAX: all are */
 } received;
 
 static void *give(void *ctx, const tsr_optim_read *read, size_t bytes)
@@ -72,7 +72,7 @@ static void check_numbers(const char *where, const tsr_optim_read *read, const v
             fail_msg("%s, '%.*s': element %zu is not %g", where, TSR_STR_ARG(read->entry->fqn), at, n->valuedouble);
 }
 
-/* [key, kind, dtype, offsets, sizes, numbers] */
+/* Compares a read with `want`: [key, kind, dtype, offsets, sizes, numbers]. */
 static void check_read(const char *where, const tsr_optim_read *read, const void *buffer, const cJSON *want)
 {
     const cJSON *kind = want->child->next, *dtype = kind->next, *offsets = dtype->next, *sizes = offsets->next;

@@ -1,4 +1,4 @@
-/* Boxes and whole tensors against an element-by-element oracle. */
+/* Compares boxes and whole tensors with an element-by-element reference. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static tsr_dtype any_dtype(tsr_made *made)
     return dtypes[tsr_made_random(made, sizeof dtypes / sizeof *dtypes)];
 }
 
-/* Jobs in the wrong order: whatever depends on their order shows. */
+/* Runs the jobs in reverse order, so that a result that depends on their order differs. */
 static void backwards(void *ctx, size_t count, void (*body)(void *arg, size_t index), void *arg)
 {
     (void)ctx;
@@ -115,7 +115,7 @@ static void test_stream_read__a_stream_brings_every_byte_once_and_in_order(void 
     }
 }
 
-/* Keeps where bytes were handed over, to read them when they are settled. */
+/* Keeps the addresses of the bytes that were passed on, to read them once they are settled. */
 typedef struct late {
     received got;
     const void *data[256];
@@ -220,7 +220,7 @@ static void test_stream_read__the_consumer_can_stop(void **state)
     tsr_made_end(&made);
 }
 
-/* Damage done to the one chunk list of a [6, 4] float32 tensor in two row slabs. */
+/* Ways to damage the chunk list of a float32 tensor of shape [6, 4] in two row slabs. */
 static void make_hole(tsr_made *made, tsr_chunk *chunks)
 {
     (void)made, ((uint64_t *)chunks[1].sizes)[0] = 2;
@@ -285,7 +285,7 @@ static void test_stream_read__damaged_layouts_are_refused_by_name(void **state)
         if (!strstr(err.message, rows[i].part)) fail_msg("row %d: %s", (int)i, err.message);
         assert_int_equal(r.next, 0);
         const uint64_t zero[] = {0, 0};
-        if (rows[i].damage != make_outside) /* the box itself is in the chunks then */
+        if (rows[i].damage != make_outside) /* with make_outside the box itself is inside the chunks */
             assert_int_equal(
                 tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->ndim, zero, shape}, r.bytes, 96, NULL),
                 rows[i].status);
@@ -316,7 +316,7 @@ static void test_stream_read__wrong_boxes_and_buffers_are_refused(void **state)
         tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->ndim, zero, inside}, buffer, 95, NULL),
         TSR_E_USAGE);
     const tsr_run runs[] = {{NULL, NULL, 20, 5}, {NULL, NULL, 25, 0}, {NULL, NULL, UINT64_MAX, 2}, {NULL, NULL, 0, 4}};
-    for (size_t i = 0; i < 4; i++) /* the last has a buffer of the wrong size */
+    for (size_t i = 0; i < 4; i++) /* with the last run, the buffer has the wrong size */
         assert_int_equal(tsr_read_run(&made.checkpoint, made.entries, &runs[i], buffer, i == 1 ? 0 : 20, NULL), TSR_E_USAGE);
     made.entries[0].kind = TSR_ENTRY_OPAQUE;
     assert_int_equal(

@@ -1,5 +1,5 @@
-/* Tensors that repeat what is stored of them: what is stored is counted as enumerating every element would, and what many
- * tensors repeat together is refused. */
+/* Tensors that repeat their stored elements. Counting the stored elements must agree with enumerating every element, and a
+ * catalog whose tensors together repeat too much is rejected. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +23,8 @@ typedef struct opened {
     tsr_checkpoint *checkpoint;
 } opened;
 
-/* `shapes` are the texts of (sizes)(strides) of tensors on one storage of 16,384 floats. */
+/* Opens tensors on one storage of 16,384 floats. `shapes` holds the text of each tensor's sizes and strides, as the pickle
+ * has it. */
 static void open_tensors(opened *o, const char *const *shapes, size_t count)
 {
     size_t used = (size_t)snprintf(pickle, sizeof pickle, "(d");
@@ -49,7 +50,7 @@ static void drop(opened *o)
     o->store->close(o->store);
 }
 
-/* Distinct places of all elements, one by one. */
+/* Counts the distinct places of all elements, one element at a time. */
 static uint64_t enumerate(const tsr_entry *entry, const uint64_t *strides)
 {
     static bool touched[16384];
@@ -106,7 +107,7 @@ static void test_stream_repeats__the_limit_is_for_all_together(void **state)
     tsr_error err = {0};
     open_tensors(&o, shapes, 3);
     const tsr_entry *entries = tsr_checkpoint_catalog(o.checkpoint)->entries;
-    o.host.limits.repetition = 60000000; /* one has 40 MB */
+    o.host.limits.repetition = 60000000; /* one tensor alone has 40 MB */
     tsr_repeats_open(&r, o.checkpoint);
     assert_int_equal(tsr_repeats_add(&r, &entries[0], NULL, NULL, NULL, NULL), TSR_OK);
     assert_int_equal(tsr_repeats_add(&r, &entries[2], NULL, NULL, NULL, NULL), TSR_OK);
@@ -119,7 +120,8 @@ static void test_stream_repeats__the_limit_is_for_all_together(void **state)
     tsr_repeats_close(&r);
     o.host.limits.repetition = UINT64_MAX;
     assert_int_equal(tsr_repeats_check_catalog(o.checkpoint, &(tsr_selection){NULL, NULL}, &err), TSR_OK);
-    o.host.limits.repetition = 1000; /* a box of it is as large as the box, and 64 times the limit is for all that overlaps */
+    /* A box counts with its own size. Tensors that repeat little are accepted up to 64 times the limit. */
+    o.host.limits.repetition = 1000;
     const uint64_t offsets[] = {5, 5}, sizes[] = {2000, 1};
     tsr_repeats_open(&r, o.checkpoint);
     assert_int_equal(tsr_repeats_add(&r, &entries[0], offsets, sizes, NULL, NULL), TSR_OK);
