@@ -1,4 +1,4 @@
-/* Documents: what is refused, where, and with which words; accessors; duplicates anywhere. */
+/* JSON documents: which are rejected, where, and with which message; accessors; duplicate keys at any depth. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@ static tsr_host host(void)
 
 typedef struct refusal {
     const char *text;
-    size_t size; /* 0: strlen */
+    size_t size; /* 0: strlen(text) */
     uint64_t position;
     const char *message;
 } refusal;

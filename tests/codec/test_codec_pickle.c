@@ -20,7 +20,7 @@ static tsr_status parse(tsr_str data, tsr_pickle **out, tsr_error *err)
     return tsr_pickle_parse(data, &host, NULL, out, NULL, err);
 }
 
-/* Parses with every allocation failing: out of memory, or the status of a parse where none fails. */
+/* Parses with every allocation failing in turn: the status must be out of memory, or that of a parse in which none fails. */
 static void must_bear_failures(tsr_str data, tsr_status sound)
 {
     for (size_t n = 0;; n++) {
@@ -47,7 +47,8 @@ static int hex_value(char c)
     return c <= '9' ? c - '0' : c - 'a' + 10;
 }
 
-/* tests/golden/pickle_values.tsv: bytes that CPython wrote, and what a machine that calls nothing must see in them. */
+/* tests/golden/pickle_values.tsv has pickles that CPython wrote, and what a machine that calls nothing must read from
+ * them. */
 static void test_codec_pickle__reads_what_cpython_writes(void **state)
 {
     static char line[1 << 16], shown[1 << 16];
@@ -72,7 +73,7 @@ static void test_codec_pickle__reads_what_cpython_writes(void **state)
     assert_in_range(rows, 300, 10000);
 }
 
-/* Hand-written: opcodes that today's picklers do not write. Meanings are those of Lib/pickletools.py. */
+/* Opcodes that today's picklers do not write, written by hand. Their meanings are those of Lib/pickletools.py. */
 static void test_codec_pickle__reads_every_other_opcode(void **state)
 {
     static const struct {
@@ -136,7 +137,7 @@ static void test_codec_pickle__reads_every_other_opcode(void **state)
         {BYTES("cm\nC\n)}K\1K\2s\x92."), "new(<m.C>;((),{1:2,},))"},
         {BYTES("cm\nC\n)}\x92."), "new(<m.C>;())"},
         {BYTES("(K\1K\1\x91."), "{1,1,}"},
-        /* memo slots with gaps: numbers as the pickle likes, and MEMOIZE takes the number of slots that are set */
+        /* Memo slots with gaps. A pickle may use any numbers; MEMOIZE takes the number of slots that are set. */
         {BYTES("(K\1q\7K\2q\3K\3q\310h\3h\310h\7t."), "(1,2,3,2,3,1,)"},
         {BYTES("(K\1r\377\377\377\377K\2p99999999999\nj\377\377\377\377g99999999999\nt."), "(1,2,1,2,)"},
         {BYTES("(K\1q\5K\2\x94K\3\x94h\5h\1h\2t."), "(1,2,3,1,2,3,)"},
@@ -290,7 +291,7 @@ static void test_codec_pickle__every_prefix_is_refused(void **state)
                                 "\xf0\0\0\0\0\0\0e\x8c\1b\x94K\1K\2\x86\x94u.";
     (void)state;
     for (size_t size = 0; size < sizeof whole - 1; size++) {
-        char *copy = malloc(size ? size : 1); /* its own block, so that sanitizers see a read beyond it */
+        char *copy = malloc(size ? size : 1); /* in a block of its own, so that sanitizers notice a read beyond it */
         tsr_pickle *pickle;
         tsr_error err = {0};
         memcpy(copy, whole, size);
@@ -313,7 +314,7 @@ static void test_codec_pickle__says_where_a_pickle_ends(void **state)
 
 /* ---- bounds ---- */
 
-/* Bytes repeated between a head and a tail, `count` times. */
+/* Returns `count` copies of `unit` between a head and a tail. */
 static tsr_str repeated(tsr_str head, tsr_str unit, size_t count, tsr_str tail)
 {
     size_t size = head.size + unit.size * count + tail.size;
@@ -329,8 +330,8 @@ static void test_codec_pickle__memory_is_a_small_multiple_of_the_input(void **st
     static const struct {
         tsr_str head, unit, tail;
     } rows[] = {
-        {BYTES("]"), BYTES("K\1a"), BYTES(".")}, /* a list that grows one by one */
-        {BYTES("]"), BYTES("]a"), BYTES(".")},   /* … while others are made in between */
+        {BYTES("]"), BYTES("K\1a"), BYTES(".")}, /* a list that grows by one item at a time */
+        {BYTES("]"), BYTES("]a"), BYTES(".")},   /* the same, while other lists are made in between */
         {BYTES("](\x8f\x90]"), BYTES("(K\1K\2e"), BYTES("0.")},
         {BYTES("]"), BYTES("]\x94"), BYTES("e.")}, /* stack and memo; ends in an error */
         {BYTES("N"), BYTES("("), BYTES(".")},      /* marks */
@@ -356,7 +357,7 @@ static void test_codec_pickle__memory_is_a_small_multiple_of_the_input(void **st
     }
 }
 
-/* Numbers of more digits than Python reads, and a text whose size takes more bits than a node keeps. */
+/* Numbers with more digits than Python reads, and a text whose size needs more bits than a node has for it. */
 static void test_codec_pickle__long_operands_are_bounded_or_kept(void **state)
 {
     static const struct {
@@ -385,7 +386,7 @@ static void test_codec_pickle__long_operands_are_bounded_or_kept(void **state)
     free((char *)data.data);
 }
 
-/* More of every kind of node than there is room for at first. */
+/* Makes more nodes of every kind than there is room for at first. */
 static void test_codec_pickle__pools_that_grow_bear_failures(void **state)
 {
     static const char *const units[] = {"K\1",      "I99999999999\n", "F1.5\n", "S'a\\x41'\n", "]",
@@ -421,7 +422,7 @@ static void test_codec_pickle__depth_costs_no_stack(void **state)
     free((char *)data.data);
 }
 
-/* Thirty levels of ten references each: 10^30 leaves as a tree, 60 nodes here. */
+/* Thirty levels with ten references each are 10^30 leaves as a tree, but 60 nodes here. */
 static void test_codec_pickle__shared_parts_are_not_expanded(void **state)
 {
     char data[2048];
@@ -462,7 +463,7 @@ static void test_codec_pickle__limits_are_kept(void **state)
     err = (tsr_error){0};
     assert_int_equal(tsr_pickle_parse(TSR_STR("K\1."), &host, NULL, &pickle, NULL, &err), TSR_E_LIMIT);
     assert_non_null(strstr(err.message, "16 bytes (memory_bytes)"));
-    host.limits.memory_bytes = 0; /* as for arenas: no bound */
+    host.limits.memory_bytes = 0; /* no limit, as for arenas */
     assert_int_equal(tsr_pickle_parse(TSR_STR("K\1."), &host, NULL, &pickle, NULL, NULL), TSR_OK);
     tsr_pickle_free(pickle);
 }
@@ -486,8 +487,9 @@ static void test_codec_pickle__accessors_give_nothing_of_another_kind(void **sta
     tsr_ref root = tsr_pickle_root(pickle);
     bool found;
     int64_t ints[2];
-    assert_int_equal(tsr_pickle_count(pickle, root), 3); /* a repeated key is seen twice */
-    assert_int_equal(tsr_pickle_int(pickle, tsr_pickle_get(pickle, root, "a", &found)), 3); /* and the last counts */
+    assert_int_equal(tsr_pickle_count(pickle, root), 3); /* a repeated key is listed twice */
+    /* The last value of a repeated key is used. */
+    assert_int_equal(tsr_pickle_int(pickle, tsr_pickle_get(pickle, root, "a", &found)), 3);
     assert_true(found);
     assert_int_equal(tsr_pickle_get(pickle, root, "c", &found), TSR_REF_NONE);
     assert_false(found);
@@ -503,7 +505,7 @@ static void test_codec_pickle__accessors_give_nothing_of_another_kind(void **sta
     tsr_pickle_free(pickle);
     assert_int_equal(parse(TSR_STR("}K\1K\2s."), &pickle, NULL), TSR_OK);
     assert_int_equal(tsr_pickle_get(pickle, tsr_pickle_root(pickle), "1", &found),
-                     TSR_REF_NONE); /* a key that is no string */
+                     TSR_REF_NONE); /* a key that is not a string */
     tsr_pickle_free(pickle);
     assert_int_equal(parse(TSR_STR("K\1N\x86."), &pickle, NULL), TSR_OK);
     root = tsr_pickle_root(pickle);

@@ -9,11 +9,11 @@
 #include "support/failing_allocator.h"
 #include "support/pickle_render.h"
 
-/* A sink that folds m.P (built from a dict with 'v') into the int or record under 'v', and m.S (made of ints) into their
- * sum; records are numbered by these values. */
+/* A sink that folds m.P (built from a dict with 'v') into the int or record under 'v', and m.S (made of ints) into the sum
+ * of the ints. These values are the numbers of the records. */
 typedef struct recorder {
     size_t folds, restarts;
-    bool decline; /* keep everything generic */
+    bool decline; /* declines every object, so that all are kept generic */
 } recorder;
 
 enum { ID_P = 1, ID_S };
@@ -68,8 +68,8 @@ static tsr_status parse(tsr_str data, recorder *r, const tsr_allocator *allocato
 #define P      "cm\nP\n\x94" /* memo 0 */
 #define S      "cm\nS\n\x94" /* memo 1 */
 #define POP2   "00"
-#define NEW_P  "h\0)\x81\x94}\x94(" /* the form that goes the quick way */
-#define SLOW_P "h\0)\x81}\x94("     /* one memo slot less: the main loop's way */
+#define NEW_P  "h\0)\x81\x94}\x94(" /* the form that the fast path reads */
+#define SLOW_P "h\0)\x81}\x94("     /* one memo slot less: read by the main loop */
 #define V      "\x8c\1v"
 
 static const struct {
@@ -79,7 +79,7 @@ static const struct {
 } rows[] = {
     {BYTES(P S POP2 NEW_P V "K\7ub."), "#7", 1, 0},
     {BYTES(P S POP2 SLOW_P V "K\7ub."), "#7", 1, 0},
-    {BYTES(P S POP2 "h\0)\x81}(" V "K\7ub."), "#7", 1, 0}, /* nothing memoized */
+    {BYTES(P S POP2 "h\0)\x81}(" V "K\7ub."), "#7", 1, 0}, /* nothing is memoized */
     {BYTES(P S POP2 "h\0)\x81}(" V "K\7q\11ub."), "#7", 1, 1}, /* a memo slot with a gap before it */
     {BYTES(P S POP2 NEW_P V "\x94M\1\1ub."), "#257", 1, 0},
     {BYTES(P S POP2 NEW_P V "J\0\0\1\0ub."), "#65536", 1, 0},
@@ -89,19 +89,21 @@ static const struct {
     {BYTES(P S POP2 NEW_P V "h\1)\x85\x94R\x94ub."), "#0", 2, 0},
     {BYTES(P S POP2 NEW_P V "h\1(K\1K\2K\3K\4t\x94\x85\x94R\x94ub."), "#10", 2, 0},
     {BYTES(P S POP2 NEW_P V "h\1(K\1K\2K\3K\4K\5K\6K\7K\7K\7t\x94\x85\x94R\x94ub."), "#42", 2,
-     0}, /* too many for the quick way */
+     0}, /* too many ints for the fast path */
     {BYTES(P S POP2 "](" NEW_P V "K\1ub" NEW_P V "K\2ube."), "[#1,#2,]", 2, 0},
-    {BYTES(P S POP2 NEW_P V NEW_P V "K\3ubub."), "#3", 2, 0},            /* nested: the outer one the main loop's way */
-    {BYTES(P S POP2 "](" NEW_P V "K\1ubh\2e."), "[#1,#1,]", 1, 0},       /* the object itself fetched again: its record */
-    {BYTES(P S POP2 "](" SLOW_P V "\x94K\1ubh\3e."), "[#1,'v',]", 1, 0}, /* a string made inside stays */
+    /* Nested: the outer object is read by the main loop. */
+    {BYTES(P S POP2 NEW_P V NEW_P V "K\3ubub."), "#3", 2, 0},
+    /* The object itself is fetched again, and gives its record. */
+    {BYTES(P S POP2 "](" NEW_P V "K\1ubh\2e."), "[#1,#1,]", 1, 0},
+    {BYTES(P S POP2 "](" SLOW_P V "\x94K\1ubh\3e."), "[#1,'v',]", 1, 0}, /* a string that was made inside the object stays */
     {BYTES(P S POP2 "](" NEW_P V "\x94K\1ubh\4e."), "[#1,'v',]", 1, 0},
-    /* parts fetched again after they were dropped */
+    /* Parts are fetched again after they were dropped. */
     {BYTES(P S POP2 "](" NEW_P V "K\1ubh\3e."), "[#1,{'v':1,},]", 1, 1},
     {BYTES(P S POP2 "](" SLOW_P V "K\1ubh\2e."), "[#1,{'v':1,},]", 1, 1},
     {BYTES(P S POP2 "](" NEW_P V "h\1K\1K\2\x86\x94\x85\x94R\x94ubh\4e."), "[#3,(1,2,),]", 2, 1},
     {BYTES(P S POP2 "](" NEW_P V "h\1K\1K\2\x86\x94\x85\x94R\x94ubh\6e."), "[#3,#3,]", 2, 0},
     {BYTES(P S POP2 "](" NEW_P V NEW_P V "K\3ububh\5e."), "[#3,{'v':3,},]", 2, 1},
-    /* something older changed while an object was open */
+    /* An older object changes while a folded object is open. */
     {BYTES(P S POP2 "]\x94("
                     "h\0)\x81\x94h\2]\x94"
                     "a0}(" V "K\1ub"
@@ -123,7 +125,7 @@ static const struct {
                     "h\0)\x81\x94]q\0020}(" V "K\1ub"
                     "h\2\x87."),
      "(None,#1,[],)", 1, 1},
-    /* another object takes the place of one that waits; a class that is none; a state that is a set */
+    /* Another object replaces one that is waiting; a class that is not a class; a state that is a set. */
     {BYTES(P S POP2 "h\0)\x81"
                     "0h\0)\x81}(" V "K\1ub."),
      "#1", 1, 0},
@@ -131,28 +133,28 @@ static const struct {
     {BYTES(P S POP2 "cm\nC\n)\x81\x8f(K\1\x90"
                     "b."),
      "new(<m.C>;();state={1,})", 0, 0},
-    /* the object leaves its place on the stack before it gets its state: it is folded, and nothing is dropped */
+    /* The object leaves its place on the stack before it gets its state: it is folded, and nothing is dropped. */
     {BYTES(P S POP2 "h\0)\x81\x94"
                     "0]h\2}(" V "K\1ub\x86."),
      "([],#1,)", 1, 0},
     {BYTES(P S POP2 "h\0)\x81\x94"
                     "]\x86."),
      "(new(<m.P>;()),[],)", 0, 0},
-    /* an object without a record among the parts keeps them all */
+    /* An object without a record among the parts keeps all of them. */
     {BYTES(P S POP2 "](" NEW_P V "cm\nC\n)\x81\x94"
                     "0K\1ubh\4e."),
      "[#1,new(<m.C>;()),]", 1, 0},
     {BYTES(P S POP2 "](" NEW_P V "cm\nC\n)\x81\x94"
                     "0K\1ubh\2e."),
      "[#1,#1,]", 1, 0},
-    /* forms that the quick way gives up on half way */
+    /* Forms that the fast path starts to read and then leaves to the main loop. */
     {BYTES(P S POP2 NEW_P V "J\377\377\377\177ub."), "#268435455", 1, 0},
     {BYTES(P S POP2 NEW_P V "K\1" V "K\2" V "K\3" V "K\4" V "K\5" V "K\6" V "K\7" V "K\x08" V "K\x09ub."), "#45", 1, 0},
     {BYTES(P S POP2 NEW_P V "K\1u00K\5."), "5", 0, 0},
     {BYTES(P S POP2 NEW_P V "h\1K\1K\2\x86\x94\x85R\x94ub."), "#3", 2, 0},
     {BYTES(P S POP2 NEW_P V "\x88ub."), "#1", 1, 0},
     {BYTES(P S POP2 NEW_P V "\x89" V "Nub."), "#0", 1, 0},
-    {BYTES(P S POP2 NEW_P V "h\3ub."), "#0", 1, 0}, /* its own state */
+    {BYTES(P S POP2 NEW_P V "h\3ub."), "#0", 1, 0}, /* the object's own state */
     {BYTES(P S POP2 NEW_P V "\x8a\0"
                             "ub."),
      "#0", 1, 0},
@@ -177,8 +179,8 @@ static const struct {
     {BYTES(P S POP2 NEW_P V "]K\1" V "K\1u."), NULL, 0, 0},
 };
 
-/* The quick way wants some bytes behind it: a row is parsed with any number of them. Its own block, so that sanitizers see a
- * read beyond. */
+/* The fast path needs some bytes after the object, so a row is parsed with different numbers of them. The bytes are in a
+ * block of their own, so that sanitizers notice a read beyond it. */
 enum { PADDINGS = 40 };
 
 static tsr_str padded(tsr_str data, size_t padding)
@@ -189,7 +191,7 @@ static tsr_str padded(tsr_str data, size_t padding)
     return (tsr_str){copy, data.size + padding};
 }
 
-/* Those without an expected text are refused, in the same words and at the same place whatever the way. */
+/* Rows without an expected text are rejected with the same message at the same position, whichever path reads them. */
 static void test_codec_pickle_fold__refusals_are_the_same_either_way(void **state)
 {
     (void)state;
@@ -228,11 +230,11 @@ static void test_codec_pickle_fold__records_stand_for_objects(void **state)
         if (strcmp(shown, rows[i].shown) != 0) fail_msg("row %zu: %s", i, shown);
         if (r.restarts != rows[i].restarts) fail_msg("row %zu: %zu restarts", i, r.restarts);
         if (r.folds < rows[i].folds || r.folds > rows[i].folds + 2)
-            fail_msg("row %zu: %zu folds", i, r.folds); /* a quick try may ask twice */
+            fail_msg("row %zu: %zu folds", i, r.folds); /* an abandoned attempt of the fast path may call the sink twice */
     }
 }
 
-/* Declining leaves what a parse without a sink gives. */
+/* When the sink declines every object, the result is that of a parse without a sink. */
 static void test_codec_pickle_fold__declined_objects_are_generic(void **state)
 {
     (void)state;
@@ -271,7 +273,7 @@ static void test_codec_pickle_fold__errors_of_the_sink_end_the_parse(void **stat
     }
 }
 
-/* Deep nests of folded objects, and wide ones, in memory for one of them. */
+/* Folds many objects, nested deeply or one after another, with memory for a single one. */
 static void test_codec_pickle_fold__dropped_parts_give_their_memory_back(void **state)
 {
     enum { COUNT = 50000 };
@@ -320,7 +322,7 @@ static void test_codec_pickle_fold__survives_every_allocation_failure(void **sta
     }
 }
 
-/* Names with flags, but nobody who folds; and a sink that has nothing to forget when parsing starts over. */
+/* A sink with names and flags, but no function to fold; and a sink without a function to restart. */
 static void test_codec_pickle_fold__parts_of_a_sink_may_be_absent(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Opcodes against what Python's own pickler writes (pickle.dumps of CPython 3), and memo numbers against the machine. */
+/* Compares opcodes with what Python's own pickler writes (pickle.dumps of CPython 3), and memo numbers with what the pickle
+ * machine counts. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -80,7 +81,8 @@ static void test_codec_pickle_write__leaves_are_pythons(void **state)
     tsr_vec_free(&out);
 }
 
-/* A list of strings and globals, each twice, more than a byte of memo numbers holds; bytes of every value. */
+/* Writes a list of strings and globals, each twice, with more memo numbers than fit in one byte, and bytes of every
+ * value. */
 static void put_names(tsr_pickler *p, unsigned count)
 {
     char text[16];
@@ -129,7 +131,7 @@ static void test_codec_pickle_write__repeated_names_come_from_the_memo(void **st
     }
 }
 
-/* pickle.dumps(b'a\xff', 2) but for the memo of what is used once. */
+/* The result of pickle.dumps(b'a\xff', 2), without memo slots for what is used only once. */
 static void test_codec_pickle_write__bytes_in_protocol_2_are_encoded_text(void **state)
 {
     (void)state;
@@ -147,7 +149,7 @@ static void test_codec_pickle_write__bytes_in_protocol_2_are_encoded_text(void *
     tsr_vec_free(&out);
 }
 
-/* Integers and bytes of less and more than a byte counts: their opcodes, and what is read of them. */
+/* Integers and bytes with lengths that fit in one byte and that do not: their opcodes, and what is read back. */
 static void test_codec_pickle_write__long_ones_take_wider_opcodes(void **state)
 {
     (void)state;

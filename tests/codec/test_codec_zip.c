@@ -1,5 +1,5 @@
-/* What the zip reader takes and refuses. Good archives: built here, and written by PyTorch 2.13 (positions by Python's
- * zipfile). Hostile ones: a good archive with one field changed. */
+/* What the zip reader accepts and rejects. Good archives are built here, or were written by PyTorch 2.13 (with positions
+ * from Python's zipfile). Hostile archives are good ones with one field changed. */
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stddef.h>
@@ -104,7 +104,7 @@ static void test_codec_zip__an_archive_may_begin_anywhere_in_a_file(void **state
     open_bytes(&o, image.bytes, image.size, 77);
     check_members(&o);
     drop(&o);
-    open_bytes(&o, image.bytes, image.size, 0); /* with the bytes before it, it is one with prepended data */
+    open_bytes(&o, image.bytes, image.size, 0); /* together with the bytes before it, it is an archive with prepended data */
     assert_int_equal(o.status, TSR_E_FORMAT);
     assert_non_null(strstr(o.err.message, "prepended data"));
     drop(&o);
@@ -135,7 +135,7 @@ static void test_codec_zip__large_archives_take_few_reads(void **state)
     zip_finish(&image, true);
     open_bytes(&o, image.bytes, image.size, 0);
     check_members(&o);
-    assert_in_range(reads, 1, 6); /* the tail, the head, and one at the end of each large member at most */
+    assert_in_range(reads, 1, 6); /* at most the tail, the head, and one at the end of each large member */
     drop(&o);
 }
 
@@ -189,7 +189,7 @@ typedef struct poke {
     unsigned width;
     uint64_t value;
     tsr_status status;
-    place where; /* the error's position */
+    place where; /* position of the error */
     const char *message;
 } poke;
 
@@ -250,7 +250,7 @@ static const poke pokes[] = {
     {END, ZIP_END_HERE, 4, 0x00030003, TSR_E_FORMAT, ZIP64, "disagree"},
     {END, ZIP_END_SIZE, 4, 7, TSR_E_FORMAT, ZIP64, "disagree"},
     {END, ZIP_END_OFFSET, 4, 7, TSR_E_FORMAT, ZIP64, "disagree"},
-    {END, ZIP_END_HERE, 4, UINT32_MAX, TSR_OK, NOWHERE, ""}, /* all ones: see the zip64 record */
+    {END, ZIP_END_HERE, 4, UINT32_MAX, TSR_OK, NOWHERE, ""}, /* all ones: the value is in the zip64 record */
     {END, ZIP_END_SIZE, 4, UINT32_MAX, TSR_OK, NOWHERE, ""},
     {END, ZIP_END_OFFSET, 4, UINT32_MAX, TSR_OK, NOWHERE, ""},
 };
@@ -294,7 +294,7 @@ static void test_codec_zip__counts_and_sizes_without_zip64_are_held_against_the_
     }
 }
 
-/* ---- archives built wrong ---- */
+/* ---- archives that are built wrong ---- */
 
 static void with_extra(uint16_t id, uint16_t size)
 {
@@ -318,7 +318,7 @@ static void short_extra(void)
     with_extra(1, 8);
 }
 
-/* The locator stands where no zip64 record fits before it. */
+/* A locator so near to the start that no zip64 record fits before it. */
 static void locator_only(void)
 {
     zip_start(&image, 0);
@@ -335,7 +335,7 @@ static void endless_directory(void)
     zip_poke(&image, image.end + ZIP_END_OFFSET, 4, UINT32_MAX);
 }
 
-/* Two members are said to be listed; there are bytes for two, but the first takes them all. */
+/* The end record announces two members. There are enough bytes for two entries, but the first entry takes all of them. */
 static void missing_entry(void)
 {
     zip_start(&image, 0);
@@ -344,7 +344,7 @@ static void missing_entry(void)
     zip_poke(&image, image.end + ZIP_END_HERE, 4, 0x00020002);
 }
 
-/* A header offset in the extra field that wraps around when the archive's own offset is added. */
+/* A header offset in the extra field that overflows when the archive's own offset is added to it. */
 static void wrapped_offset(void)
 {
     zip_start(&image, 77);
@@ -371,7 +371,7 @@ static void junk_only(void)
     zip_finish(&image, false);
 }
 
-/* The second header is said to lie where the directory begins, or too near to it. */
+/* The second header is said to begin where the directory begins, or too close before it. */
 static void header_at(size_t before)
 {
     zip_start(&image, 0);
@@ -389,7 +389,7 @@ static void header_cut_short(void)
     header_at(20);
 }
 
-/* A local header that leaves its sizes to the descriptor, and says so in its extra field. */
+/* A local header that leaves its sizes to the descriptor, and whose extra field says so. */
 static void later_in_extra(uint32_t crc)
 {
     zip_start(&image, 0);
@@ -595,11 +595,12 @@ static void test_codec_zip__failing_allocations_and_reads_end_cleanly(void **sta
     static const char *const names[] = {"a/data.pkl", "a/0", "a/1", "a/2"};
     make_image(true);
     bear_failures();
-    zip_start(&image, 0); /* in several reads */
+    zip_start(&image, 0); /* read in several parts */
     for (size_t i = 0; i < 4; i++) zip_add(&image, names[i], large, i ? sizeof large : 6, ZIP_DESCRIPTOR);
     zip_finish(&image, true);
     bear_failures();
-    static char name[8000]; /* a name beyond what is read ahead, and a directory beyond what is read from the end */
+    static char name[8000]; /* a name larger than what is read ahead, and a directory larger than what is read from the
+                             * end */
     memset(name, 'n', sizeof name - 1);
     zip_start(&image, 0);
     for (size_t i = 0; i < 4; i++) zip_add(&image, i ? name + i : "a", large, sizeof large, ZIP_DESCRIPTOR);

@@ -1,4 +1,5 @@
-/* Archives against those that torch.save wrote, byte for byte, and the fields of archives too large to make. */
+/* Compares archives byte for byte with those that torch.save wrote, and checks the fields of archives that are too large to
+ * make. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@ static void append(tsr_vec *out, const char *data, uint64_t size)
     out->count += size;
 }
 
-/* Takes an archive apart and writes it again. */
+/* Reads an archive and writes it again. */
 static void write_again(const sample *s, tsr_vec *out)
 {
     tsr_zip zip;
@@ -73,7 +74,7 @@ static uint64_t field(const tsr_vec *bytes, size_t at, unsigned size)
     return tsr_load_le((const uint8_t *)bytes->items + at, size);
 }
 
-/* A member of 5 GiB, and one behind it: sizes and offset move into zip64 fields (APPNOTE 4.5.3, 4.3.9.2). */
+/* A member of 5 GiB and one after it: sizes and offset move into zip64 fields (APPNOTE 4.5.3, 4.3.9.2). */
 static void test_codec_zip_write__what_exceeds_4_gib_moves_into_zip64_fields(void **state)
 {
     (void)state;
@@ -94,7 +95,8 @@ static void test_codec_zip_write__what_exceeds_4_gib_moves_into_zip64_fields(voi
     out.count = 0;
     tsr_zip_append_directory(members, 2, &out, NULL);
     assert_int_equal(out.count, size - directory);
-    assert_int_equal(field(&out, 20, 4), 0xffffffff); /* first entry: packed, size, extra length, then sizes */
+    assert_int_equal(field(&out, 20, 4), 0xffffffff); /* first entry: packed size, size, length of the extra field, then
+                                                       * both sizes */
     assert_int_equal(field(&out, 24, 4), 0xffffffff);
     assert_int_equal(field(&out, 30, 2), 20);
     assert_int_equal(field(&out, 42, 4), 0);
@@ -102,7 +104,7 @@ static void test_codec_zip_write__what_exceeds_4_gib_moves_into_zip64_fields(voi
     assert_int_equal(field(&out, 49, 2), 16);
     assert_int_equal(field(&out, 51, 8), large);
     assert_int_equal(field(&out, 59, 8), large);
-    const size_t second = 46 + 1 + 20; /* second entry: its offset alone */
+    const size_t second = 46 + 1 + 20; /* second entry: only its offset */
     assert_int_equal(field(&out, second + 24, 4), 7);
     assert_int_equal(field(&out, second + 42, 4), 0xffffffff);
     assert_int_equal(field(&out, second + 48 + 4, 8), members[1].header_offset);

@@ -87,7 +87,7 @@ const char *scratch_list(const char *folder)
     return text;
 }
 
-/* true: this call must fail now. */
+/* Whether this call must fail now. Sets errno in that case. */
 static bool strikes(const tsr_sys *sys, bool writes)
 {
     faulty_sys *faulty = (faulty_sys *)(uintptr_t)sys;

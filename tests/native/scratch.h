@@ -1,26 +1,26 @@
-/* A scratch folder for tests that need real files, and a table of system calls that fails on demand. */
+/* A scratch directory for tests that need real files, and a table of system calls that fail on request. */
 #ifndef TSR_TEST_SCRATCH_H
 #define TSR_TEST_SCRATCH_H
 
 #include "io/sys.h"
 
-/* A new empty folder under TMPDIR; the path lives until scratch_remove. */
+/* Makes a new empty directory under TMPDIR. The returned path is valid until scratch_remove. */
 const char *scratch_make(void);
 void scratch_remove(void);
-/* "<scratch>/<name>", in one of a few rotating buffers. */
+/* Returns "<scratch>/<name>", in one of a few buffers that are used in turn. */
 const char *scratch_path(const char *name);
-/* Writes a file, making its folder when `name` has one component before it. */
+/* Writes a file. If `name` has one directory before the file's name, that directory is made. */
 void scratch_write(const char *name, const void *data, size_t size);
-/* Bytes of a file, or -1 when it is not there. `buffer` may be NULL. */
+/* Returns the number of bytes in a file, or -1 when it does not exist. `buffer` may be NULL. */
 long scratch_read(const char *name, void *buffer, size_t capacity);
-/* Names in a folder ("" is the scratch folder), sorted, joined by spaces; in a static buffer. */
+/* Returns the names in a directory ("" is the scratch directory), sorted and joined by spaces, in a static buffer. */
 const char *scratch_list(const char *folder);
 
-/* Real calls, except: the `fail_at`-th call (from 1; 0: none) that counts fails with `error`; from then on, with
- * `stays`, every counting call fails. With `short_transfers` every read, write and copy moves at most `short_transfers`
- * bytes. `writes_only` counts only calls that change the file system. */
+/* Makes the real calls, with these exceptions. The `fail_at`-th counted call (from 1; 0: none) fails with `error`; with
+ * `stays`, all later counted calls fail as well. With `short_transfers`, every read, write and copy moves at most that many
+ * bytes. With `writes_only`, only calls that change the file system are counted. */
 typedef struct faulty_sys {
-    tsr_sys sys; /* first */
+    tsr_sys sys; /* must be first */
     unsigned long calls;
     unsigned long fail_at;
     int error;

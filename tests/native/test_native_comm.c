@@ -1,4 +1,4 @@
-/* What every communicator must do, over one rank, threads and MPI. */
+/* What every communicator must do, tested over one rank, threads and MPI. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,7 +29,7 @@ static uint64_t hash(uint64_t a, uint64_t b, uint64_t c)
 
 /* ---- data arrives ---- */
 
-/* Rank r gives some bytes of value r, rank 1 none, in the last round nobody any. */
+/* Each rank r contributes bytes of value r; rank 1 contributes none, and in the last round no rank does. */
 static tsr_status gather_uneven(void *arg, tsr_comm *comm, tsr_error *err)
 {
     (void)arg;
@@ -100,7 +100,7 @@ static void test_native_comm__largest(void **state)
     ranks_run(largest_value, NULL);
 }
 
-/* How many messages a sends b in a round, and how large they are: known to both. */
+/* Both ranks can compute how many messages rank `a` sends to rank `b` in a round, and how large they are. */
 static size_t message_count(uint32_t round, uint32_t a, uint32_t b)
 {
     return (size_t)(hash(round, a, b) % (round == 2 ? 90 : 4));
@@ -117,7 +117,7 @@ typedef struct mail {
     size_t count;
 } mail;
 
-/* The peers in an order of this rank's own. */
+/* Writes the messages with the peers in an order of this rank's own. */
 static mail write_mail(const tsr_comm *comm, uint32_t round, bool sends)
 {
     mail m = {calloc(MOST * 90, sizeof *m.messages), 0};
@@ -253,7 +253,7 @@ static tsr_status even_and_odd(void *arg, tsr_comm *comm, tsr_error *err)
 {
     (void)arg;
     tsr_comm *half, *pair, *none;
-    TSR_TRY(comm->split(comm, comm->rank % 2, comm->size - comm->rank, &half, err)); /* backwards */
+    TSR_TRY(comm->split(comm, comm->rank % 2, comm->size - comm->rank, &half, err)); /* in reverse order */
     uint64_t top = comm->rank;
     const uint32_t most = (comm->size - 1 - comm->rank % 2) / 2 * 2 + comm->rank % 2;
     bool right = half->size == (comm->size + 1 - comm->rank % 2) / 2 && half->rank == (most - comm->rank) / 2;
@@ -287,7 +287,7 @@ static void test_native_comm__split(void **state)
     ranks_run(even_and_odd, NULL);
 }
 
-/* What goes wrong in a group stays in the group. */
+/* A failure inside a group stays in that group. */
 static tsr_status poison_a_group(void *arg, tsr_comm *comm, tsr_error *err)
 {
     (void)arg;
@@ -364,7 +364,7 @@ static void test_native_comm__agreement(void **state)
 
 enum { CALLS = 7 };
 
-/* One of each call, numbered; sound on any number of ranks. */
+/* Makes one call of each kind, chosen by `number`. All of them are valid on any number of ranks. */
 static tsr_status make_call(tsr_comm *comm, unsigned number, tsr_error *err)
 {
     char data[MOST] = {0}, all[MOST];
@@ -388,7 +388,7 @@ static tsr_status make_call(tsr_comm *comm, unsigned number, tsr_error *err)
     }
 }
 
-/* The `*arg`-th call meets a rank that poisons, then every call ends with the same error. */
+/* In the `*arg`-th call one rank poisons the communicator; then every call must end with the same error. */
 static tsr_status poison_one(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const unsigned number = *(const unsigned *)arg;
@@ -399,7 +399,7 @@ static tsr_status poison_one(void *arg, tsr_comm *comm, tsr_error *err)
     for (unsigned further = 0; further <= CALLS; further++) {
         tsr_error told = {0};
         tsr_status status;
-        if (further == 0 && (comm->rank == bad || comm->rank + 1 == comm->size)) { /* the lower one counts */
+        if (further == 0 && (comm->rank == bad || comm->rank + 1 == comm->size)) { /* the error of the lower rank counts */
             status = tsr_raise(&told, TSR_E_NOT_FOUND, 11, "%s", comm->rank == bad ? "disk full" : "disk gone");
             status = comm->poison(comm, status, &told);
         } else {
@@ -421,7 +421,7 @@ static void test_native_comm__poison_meets_every_call(void **state)
     for (unsigned number = 0; number < CALLS; number++) ranks_run(poison_one, &number);
 }
 
-/* Pairs of calls that are not the same: the odd rank makes the second. */
+/* Pairs of calls that do not match: the odd rank makes the second one. */
 typedef struct contradiction {
     const char *message;
     tsr_status (*call)(tsr_comm *comm, bool odd, tsr_error *err);
@@ -464,7 +464,7 @@ static tsr_status not_received(tsr_comm *comm, bool odd, tsr_error *err)
     return comm->exchange(comm, &(tsr_message){0, &byte, 1}, odd, NULL, 0, err);
 }
 
-/* As many messages and bytes, but not the same ones. */
+/* The numbers of messages and bytes match, but the messages do not. */
 static tsr_status swapped(tsr_comm *comm, bool odd, tsr_error *err)
 {
     char out[4] = {0}, in[4];
@@ -497,7 +497,7 @@ static const contradiction contradictions[] = {
     {"cannot broadcast: there are only ranks 0 to", no_such_root},
 };
 
-/* Everybody is told the same, and nobody's next call waits. */
+/* Every rank must get the same error, and no later call may wait. */
 static tsr_status contradict(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const contradiction *c = arg;
@@ -553,7 +553,7 @@ static tsr_status spoiled(void *arg, tsr_comm *comm, tsr_error *err)
     TSR_TRY(tsr_comm_faulty(comm, &faults, libc, &bad, err));
     tsr_status status = all_calls(bad, err);
     if (status == TSR_OK && faults.delay_seed) status = random_mail(NULL, bad, err);
-    tsr_free(libc, bad, 0, 0); /* not closed: what it stands before belongs to the caller */
+    tsr_free(libc, bad, 0, 0); /* The communicator is not closed: the one that it wraps belongs to the caller. */
     return status;
 }
 

@@ -1,4 +1,5 @@
-/* Sums of files against the polynomial as its header states it, word by word, for every length, place and alignment. */
+/* Compares the sums of files with the polynomial that the header defines, word by word, for every length, place and
+ * alignment. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +14,7 @@ __extension__ typedef unsigned __int128 wide;
 
 static const uint64_t prime = ((uint64_t)1 << 61) - 1;
 
-/* w[0] + w[1] r + w[2] r² + … of a file whose bytes before `offset` are zeros, from the last word down. */
+/* Returns w[0] + w[1] r + w[2] r² + … of a file whose bytes before `offset` are zeros, computed from the last word down. */
 static uint64_t polynomial(uint64_t r, size_t offset, const uint8_t *bytes, size_t size)
 {
     uint64_t sum = 0;

@@ -1,4 +1,4 @@
-/* Outputs: published as a whole or not at all, whatever call fails and wherever the process stops. */
+/* Outputs are published as a whole or not at all, whichever call fails and wherever the process stops. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,7 +29,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* Writes a file of `size` bytes `fill`, in two halves, second first. */
+/* Writes a file of `size` bytes `fill` in two halves, the second half first. */
 static tsr_status put(tsr_output *output, const char *name, char fill, size_t size, uint32_t *file, tsr_error *err)
 {
     char bytes[256];
@@ -40,7 +40,8 @@ static tsr_status put(tsr_output *output, const char *name, char fill, size_t si
     return status;
 }
 
-/* A checkpoint of two data files and a marker, all of `fill`; data names by generation. */
+/* Writes a checkpoint of two data files and a marker, all filled with `fill`. The names of the data files depend on the
+ * generation. */
 static tsr_status save(const tsr_sys *sys, const char *path, bool overwrite, const tsr_str *obsolete, size_t obsolete_count,
                        char fill, tsr_error *err)
 {
@@ -59,7 +60,8 @@ static tsr_status save(const tsr_sys *sys, const char *path, bool overwrite, con
     return status;
 }
 
-/* The letter that all files of the checkpoint named by the marker hold; 0 when there is none; '!' for a mixture. */
+/* Returns the letter that fills all files of the checkpoint named by the marker, 0 when there is none, or '!' for a
+ * mixture. */
 static char verdict(const char *folder)
 {
     char path[64], text[256];
@@ -121,7 +123,7 @@ static void test_native_folder_output__replacing_keeps_what_is_not_the_old_check
     assert_int_equal(verdict("ckpt"), 'n');
 }
 
-/* R6: the n-th call fails once. The run fails cleanly, or ends well; nothing temporary stays. */
+/* R6: the n-th call fails once. The run must fail with an error or end well, and must leave nothing temporary. */
 static void test_native_folder_output__a_failing_call_leaves_no_trace(void **state)
 {
     (void)state;
@@ -149,7 +151,8 @@ static void test_native_folder_output__a_failing_call_leaves_no_trace(void **sta
     }
 }
 
-/* R7: from the n-th writing call on nothing happens any more, as after a kill. Old or new, never a mixture. */
+/* R7: from the n-th writing call on nothing happens any more, as after a kill. The checkpoint must be the old or the new
+ * one, never a mixture. */
 static void test_native_folder_output__stopping_anywhere_leaves_old_or_new(void **state)
 {
     (void)state;
@@ -166,7 +169,7 @@ static void test_native_folder_output__stopping_anywhere_leaves_old_or_new(void 
         tsr_status status = save(&faulty.sys, scratch_path("ckpt"), true, obsolete, 3, 'n', &err);
         char now = verdict("ckpt");
         assert_true(now == 'o' || now == 'n');
-        assert_true(now >= 'n' && last >= now); /* once new, it stays new */
+        assert_true(now >= 'n' && last >= now); /* once it is new, it stays new */
         last = now;
         scratch_remove();
         scratch_make();
@@ -205,7 +208,7 @@ static void test_native_folder_output__one_file_is_replaced_by_its_rename(void *
     }
 }
 
-/* A killed run of the same process number (usual in containers) left its temporary names. */
+/* A killed run with the same process number (usual in containers) has left its temporary names. */
 static void test_native_folder_output__leftovers_do_not_stop_a_run(void **state)
 {
     (void)state;
@@ -220,7 +223,7 @@ static void test_native_folder_output__leftovers_do_not_stop_a_run(void **state)
     assert_int_equal(verdict("ckpt"), 'n');
 }
 
-/* Two outputs of one tag are two processes of one job: each writes its half, one publishes. */
+/* Two outputs with one tag are two processes of one job: each writes its half, and one publishes. */
 static void test_native_folder_output__outputs_of_one_tag_share_their_files(void **state)
 {
     (void)state;
@@ -252,7 +255,7 @@ static void test_native_folder_output__outputs_of_one_tag_share_their_files(void
     }
 }
 
-/* Zeros become holes, and everything reads as it was written. */
+/* Zeros become holes, and everything is read back as it was written. */
 static void test_native_folder_output__zeros_become_holes(void **state)
 {
     (void)state;
@@ -268,8 +271,8 @@ static void test_native_folder_output__zeros_become_holes(void **state)
     bytes[SIZE - 1] = 9;
     assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL), TSR_OK);
     assert_int_equal(output->create(output, TSR_STR(""), SIZE, &file, NULL), TSR_OK);
-    for (size_t at = 0, n; at < SIZE; at += n) { /* in odd pieces */
-        n = SIZE - at < 300001 ? SIZE - at : 300001; /* blocks are shared between pieces */
+    for (size_t at = 0, n; at < SIZE; at += n) { /* in pieces of an odd size */
+        n = SIZE - at < 300001 ? SIZE - at : 300001; /* pieces share blocks */
         assert_int_equal(output->write_at(output, file, at, bytes + at, n, NULL), TSR_OK);
     }
     assert_int_equal(output->publish(output, file, NULL), TSR_OK);
@@ -279,12 +282,12 @@ static void test_native_folder_output__zeros_become_holes(void **state)
     assert_int_equal(tsr_folder_store_open(NULL, &tsr_allocator_libc, scratch_path("out"), &store, NULL), TSR_OK);
     assert_int_equal(tsr_store_read(store, 0, 0, back, SIZE, NULL), TSR_OK);
     assert_memory_equal(back, bytes, SIZE);
-    if ((size_t)info.st_blocks * 512 < SIZE) { /* the file system has holes */
+    if ((size_t)info.st_blocks * 512 < SIZE) { /* the file system supports holes */
         assert_true(tsr_folder_store_has_holes(store));
         assert_true((size_t)info.st_blocks * 512 < (1 << 20));
     }
     memset(back, 1, SIZE);
-    assert_int_equal(tsr_store_read(store, 0, 2 << 20, back, 1 << 19, NULL), TSR_OK); /* all of it a hole */
+    assert_int_equal(tsr_store_read(store, 0, 2 << 20, back, 1 << 19, NULL), TSR_OK); /* all of it is a hole */
     assert_memory_equal(back, bytes + (2 << 20), 1 << 19);
     store->close(store);
 }
@@ -334,7 +337,7 @@ static void test_native_folder_output__copies_ranges_between_files(void **state)
         assert_int_equal(scratch_read("out", text, sizeof text), 8);
         assert_memory_equal(text, "23456789", 8);
     } else {
-        assert_int_equal(status, TSR_E_UNSUPPORTED); /* a file system without it */
+        assert_int_equal(status, TSR_E_UNSUPPORTED); /* on a file system that cannot copy ranges */
     }
     output->close(output);
     store->close(store);

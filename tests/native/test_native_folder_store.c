@@ -1,4 +1,4 @@
-/* The folder store: what it lists, that reads are whole, and that faults become errors. */
+/* The directory store: what it lists, that reads are complete, and that faults become errors. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,7 +50,7 @@ static void test_native_folder_store__lists_files_and_one_level_below(void **sta
     static const char *const expected[] = {".metadata",    "__0_0.distcp",  "link.bin",
                                            "m.index.json", "m.safetensors", "step-1/.metadata"};
     tsr_store *store = open_store(scratch_path(""));
-    assert_int_equal(store->file_count, 6); /* not the pipe */
+    assert_int_equal(store->file_count, 6); /* the pipe is not listed */
     for (uint32_t i = 0; i < 6; i++) assert_string_equal(store->files[i].name.data, expected[i]);
     assert_int_equal(store->primary, TSR_NO_FILE);
     char text[10];
@@ -59,7 +59,8 @@ static void test_native_folder_store__lists_files_and_one_level_below(void **sta
     store->close(store);
 }
 
-/* What a writer leaves when it is killed must never be taken for a part of the checkpoint; one can still be looked into. */
+/* What a killed writer leaves must never be taken for part of the checkpoint. The directory it leaves can still be opened by
+ * itself. */
 static void test_native_folder_store__temporary_names_are_not_listed(void **state)
 {
     (void)state;
@@ -155,7 +156,7 @@ static void test_native_folder_store__every_failing_call_is_an_error_that_names_
             assert_true(n > 5);
             return;
         }
-        if (status != TSR_OK) assert_int_equal(status, TSR_E_IO); /* a failed peek for JSON is no failure */
+        if (status != TSR_OK) assert_int_equal(status, TSR_E_IO); /* a failed look for JSON is not an error */
     }
     fail();
 }

@@ -1,4 +1,5 @@
-/* tessera/sys/guards.h: a guard is read with the first bytes that it guards, once, and a wrong one fails every read behind it. */
+/* tessera/sys/guards.h: a guard is read once, together with the first bytes that it guards, and a wrong guard fails every
+ * read of the bytes after it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +14,7 @@
 
 enum { FILE_BYTES = 4096, GUARD = 16, DATA = 100 };
 
-/* Two files of bytes that say where they are, and what was read of them. */
+/* Two files whose bytes depend on their place, and a record of the reads. */
 typedef struct reads {
     uint8_t bytes[2][FILE_BYTES];
     unsigned count;
@@ -50,7 +51,7 @@ static void fill(reads *r)
         for (int i = 0; i < FILE_BYTES; i++) r->bytes[f][i] = (uint8_t)(i * 7 + i / 256 + f * 31);
 }
 
-/* Guards of 16 bytes before each 100, from byte 0 on, added from the last to the first. */
+/* Adds a guard of 16 bytes before each 100 bytes, from byte 0 on, the last guard first. */
 static tsr_guards *guarded(reads *r, unsigned count, const tsr_allocator *allocator)
 {
     tsr_guards *guards = NULL;
@@ -88,14 +89,14 @@ static void test_native_guards__a_guard_is_read_with_the_first_bytes_behind_it(v
     assert_int_equal(r.count, 1);
     assert_int_equal(r.last_offset, 2 * (GUARD + DATA));
     assert_int_equal(r.last_size, GUARD + 10);
-    expect(guards, &r, 1, 2 * (GUARD + DATA) + GUARD, 20); /* known */
+    expect(guards, &r, 1, 2 * (GUARD + DATA) + GUARD, 20); /* this guard is known already */
     assert_int_equal(r.count, 2);
     assert_int_equal(r.last_size, 20);
-    expect(guards, &r, 1, 3 * (GUARD + DATA) + GUARD + 50, 20); /* from the middle: the guard alone, too */
+    expect(guards, &r, 1, 3 * (GUARD + DATA) + GUARD + 50, 20); /* begins in the middle: the guard is read separately */
     assert_int_equal(r.count, 4);
     expect(guards, &r, 0, 0, 5 * (GUARD + DATA) + 100); /* a whole file, with the guards among its bytes */
     assert_int_equal(r.count, 5);
-    expect(guards, &r, 0, 5 * (GUARD + DATA), 100); /* nothing guards these */
+    expect(guards, &r, 0, 5 * (GUARD + DATA), 100); /* these bytes have no guard */
     tsr_guards_free(guards);
 }
 
@@ -118,14 +119,14 @@ static void test_native_guards__a_wrong_guard_fails_every_read_behind_it(void **
         assert_int_equal(err.byte_position, at);
     }
     expect(guards, &r, 0, 2 * at + GUARD, 10);
-    expect(guards, &r, 1, at + GUARD, 10); /* of the other file */
-    expect(guards, &r, 0, at, GUARD);      /* the guard itself, without what it guards */
+    expect(guards, &r, 1, at + GUARD, 10); /* from the other file */
+    expect(guards, &r, 0, at, GUARD);      /* the guard itself, without the bytes that it guards */
     tsr_guards_forget(guards);
     expect(guards, &r, 0, at + GUARD, 10);
     tsr_guards_free(guards);
 }
 
-/* Adds the guards of file 0 again, the second of them with facts that are not those of the file if `is_wrong`. */
+/* Adds the guards of file 0 again. If `is_wrong`, the second one gets facts that are not those of the file. */
 static void add_again(tsr_guards *guards, reads *r, bool is_wrong)
 {
     for (unsigned i = 0; i < 4; i++) {
@@ -146,7 +147,7 @@ static void test_native_guards__of_guards_that_are_added_again_the_last_count(vo
     assert_non_null(guards);
     expect(guards, &r, 0, 0, 3 * (GUARD + DATA));
     add_again(guards, &r, false);
-    expect(guards, &r, 0, 0, 4 * (GUARD + DATA)); /* does not go on for ever */
+    expect(guards, &r, 0, 0, 4 * (GUARD + DATA)); /* this must not loop forever */
     add_again(guards, &r, true);
     uint8_t got[FILE_BYTES];
     assert_int_equal(tsr_guards_read(guards, 0, GUARD + DATA + GUARD, got, DATA, NULL), TSR_E_FORMAT);

@@ -1,4 +1,4 @@
-/* The host: known digests, and a parallel loop that runs every index once. */
+/* The native host: known digests, and a parallel loop that runs every index once. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -108,7 +108,8 @@ typedef struct late_loop {
     atomic_uint inside;
 } late_loop;
 
-/* Both threads have an index; the worker begins its inner loop when the caller has none left and waits for it. */
+/* Both threads have an index. The worker begins its inner loop when the caller has no index left and waits for the
+ * worker. */
 static void nest_late(void *arg, size_t index)
 {
     (void)index;

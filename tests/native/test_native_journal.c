@@ -1,5 +1,5 @@
-/* Journals: what they keep, what a cut or foreign one is worth, locks, and what is found and removed beside a destination.
- */
+/* Journals: what they keep, what is accepted of a truncated or foreign one, locks, and what is found and removed next to a
+ * destination. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -92,7 +92,7 @@ static void test_native_journal__records_are_found_again(void **state)
     tsr_error err = {0};
     assert_int_equal(tsr_journal_begin(&p.journals, p.tag, (tsr_journal_share){2, 3, false},
                                        TSR_STR(TSR_JOURNAL_MAGIC "to torch\n"), &journal, &err),
-                     TSR_E_EXISTS); /* other work under the same tag */
+                     TSR_E_EXISTS); /* other work with the same tag */
     journal = begin(&p, 2, text);
     expect_records(journal, "onet!");
     tsr_journal_close(journal);
@@ -160,11 +160,11 @@ static void test_native_journal__leftovers_are_listed_and_removed_by_tag(void **
                         ".other.tessera-w0123456789abcdef .out.tessera-4711 .out.tessera-w0123456789abcdef.1-of-1 "
                         ".out.tessera-w1123456789abcdef.1-of-1 out");
     assert_string_equal(scratch_list("out"), "mine");
-    assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK); /* nothing there is no error */
+    assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK); /* it is no error when nothing is there */
     end(&p);
 }
 
-/* What no journal lists stays, whatever it is called and whatever is linked to. */
+/* Files that no journal lists stay, whatever their names are and whatever links to them. */
 static void test_native_journal__what_is_not_listed_stays(void **state)
 {
     (void)state;
@@ -174,9 +174,9 @@ static void test_native_journal__what_is_not_listed_stays(void **state)
     scratch_write("victim/data", "precious", 8);
     snprintf(name, sizeof name, ".out.tessera-%s", p.tag);
     assert_int_equal(symlink("victim", scratch_path(name)), 0);
-    assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK); /* no journal */
+    assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK); /* there is no journal */
     tsr_journal_close(begin(&p, 1, text));
-    assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK); /* a link */
+    assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK); /* a link is not followed */
     assert_int_equal(scratch_read("victim/data", NULL, 0), 8);
     assert_int_equal(unlink(scratch_path(name)), 0);
     tsr_journal_close(begin(&p, 1, text));
@@ -190,7 +190,7 @@ static void test_native_journal__what_is_not_listed_stays(void **state)
     end(&p);
 }
 
-/* A journal's name that leads to somebody else's file: by a link of either kind. */
+/* The journal's name leads to another user's file, by a link of either kind. */
 static void test_native_journal__links_are_not_followed(void **state)
 {
     (void)state;
@@ -211,7 +211,7 @@ static void test_native_journal__links_are_not_followed(void **state)
         list(&p);
         assert_int_equal(p.count, 0);
         assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK);
-        assert_int_equal(unlink(scratch_path(name)), 0); /* it is still there */
+        assert_int_equal(unlink(scratch_path(name)), 0); /* the link is still there */
     }
     assert_int_equal(scratch_read("victim", bytes, sizeof bytes), 8);
     assert_string_equal(bytes, "precious");
@@ -231,7 +231,7 @@ static void test_native_journal__one_journal_can_be_kept(void **state)
     end(&p);
 }
 
-/* Records may be believed only when every file is there in its full size. */
+/* The records may be used only when every file exists with its full size. */
 static void test_native_journal__an_output_tells_whether_it_goes_on(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Checkpoints by their paths: any number of ranks writes the same bytes, completely or not at all. That PyTorch and
- * safetensors read them is shown by tests/package/test_samples.py, whose programs write with these functions. */
+/* Checkpoints given by their paths: any number of ranks writes the same bytes, completely or not at all.
+ * tests/package/test_samples.py, whose programs write with these functions, shows that PyTorch and safetensors read the
+ * result. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,13 +24,13 @@
 #include "tessera/sys/value_walk.h"
 
 typedef struct job {
-    const char *sample; /* of samples/checkpoints */
+    const char *sample; /* name in samples/checkpoints */
     tsr_container to;
     uint64_t max_shard_size;
-    const char *mesh, *placements; /* NULL: convert */
+    const char *mesh, *placements; /* NULL: convert, without resharding */
     bool overwrite;
-    const char *other_sample; /* what the last rank opens instead */
-    const char *name;         /* of the destination; NULL: out */
+    const char *other_sample; /* what the last rank opens instead of `sample` */
+    const char *name;         /* name of the destination; NULL: out */
 } job;
 
 /* ---- files ---- */
@@ -56,7 +57,8 @@ static int is_listed(const struct dirent *e)
     return strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
 }
 
-/* Of names and contents; 0 where nothing is. `count` files. */
+/* Returns a checksum of the names and contents below `path`, or 0 when nothing is there. Sets *count to the number of
+ * files. */
 static uint32_t sum_of(const char *path, int *count)
 {
     struct dirent **entries;
@@ -145,7 +147,7 @@ static tsr_status write_out(void *arg, tsr_comm *comm, tsr_error *err)
     return carry_out(j, comm, to, err);
 }
 
-/* One process alone first; then all ranks, who must leave the same files. */
+/* One process writes first, then all ranks, who must leave the same files. */
 static tsr_status write_twice(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const job *j = arg;
@@ -164,7 +166,7 @@ static tsr_status write_twice(void *arg, tsr_comm *comm, tsr_error *err)
         const int count = scandir(ranks_scratch(), &left, is_listed, alphasort);
         for (int i = 0; i < count; i++) free(left[i]);
         free(left);
-        RANKS_NEED(count == 0); /* no journal, no temporary name */
+        RANKS_NEED(count == 0); /* no journal and no temporary name is left */
     }
     return tsr_comm_barrier(comm, err);
 }
@@ -184,7 +186,7 @@ static void test_native_path__any_number_of_ranks_writes_the_same_files(void **s
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) ranks_run(write_twice, (void *)(uintptr_t)&jobs[i]);
 }
 
-/* Rank 0 looks at the destination while the others wait; elsewhere `sum` and `files` are 0. */
+/* Rank 0 looks at the destination while the others wait. On the other ranks `sum` and `files` are 0. */
 static tsr_status look(tsr_comm *comm, const char *path, uint32_t *sum, int *files, tsr_error *err)
 {
     *sum = 0;
@@ -212,7 +214,8 @@ static tsr_status replace(void *arg, tsr_comm *comm, tsr_error *err)
     TSR_TRY(carry_out(&replacing, comm, path, err));
     TSR_TRY(look(comm, path, &after, &files_after, err));
     RANKS_NEED(comm->rank != 0 || after != before);
-    TSR_TRY(carry_out(&again, comm, path, err)); /* back again, under the names of another generation */
+    TSR_TRY(carry_out(&again, comm, path, err)); /* writes the first checkpoint again, with the names of another
+                                                  * generation */
     TSR_TRY(look(comm, path, &after, &files_after, err));
     RANKS_NEED(files_after == files); /* nothing of the checkpoint in between is left */
     if (comm->rank == 0) remove_all(path);
@@ -230,7 +233,7 @@ static void test_native_path__ranks_that_opened_different_checkpoints_are_refuse
     (void)state;
     job j = {.sample = "dcp_fsdp2", .other_sample = "dcp_small", .to = TSR_TO_SAFETENSORS, .name = "differ"};
     tsr_error err = {0};
-    if (ranks_count(3) < 2) return; /* one process: there is nobody to differ from */
+    if (ranks_count(3) < 2) return; /* a single process has no other rank to differ from */
     assert_int_equal(ranks_try(3, write_out, &j, &err), TSR_E_USAGE);
     assert_non_null(strstr(err.message, "the source as the ranks see it"));
     assert_int_not_equal(access(place("differ"), F_OK), 0);
@@ -240,7 +243,7 @@ static void test_native_path__a_failed_write_leaves_nothing(void **state)
 {
     (void)state;
     const job jobs[] = {
-        {.sample = "dcp_objects", .to = TSR_TO_SAFETENSORS, .name = "fails"}, /* it cannot hold objects */
+        {.sample = "dcp_objects", .to = TSR_TO_SAFETENSORS, .name = "fails"}, /* safetensors cannot hold objects */
         {.sample = "dcp_fsdp2", .to = TSR_TO_DCP, .name = "absent/fails"},    /* no such directory */
         {.sample = "broken_dcp_byte_flipped", .to = TSR_TO_DCP, .name = "fails", .mesh = "dp=2", .placements = "shard(0)"},
     };
@@ -268,7 +271,7 @@ static void test_native_path__what_is_not_there_is_named(void **state)
     tsr_path_close(NULL);
 }
 
-/* A pickled value that is written again is the same value: dtypes, shapes, nesting and numbers. */
+/* A pickled value that is written again must be the same value: dtypes, shapes, nesting and numbers. */
 static tsr_status write_tree_again(void *arg, tsr_comm *comm, tsr_error *err)
 {
     char from[700], to[700];

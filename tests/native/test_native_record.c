@@ -1,5 +1,6 @@
-/* Records of publications: a file is taken for the recorded one only while nothing but its name has changed. A file that somebody
- * else puts in its place may have the same name and the same inode number; here such a file is made by writing into it. */
+/* Records of publications: a file counts as the recorded one only while nothing but its name has changed. A file that
+ * another process puts in its place may have the same name and the same inode number; here, such a file is made by writing
+ * into the recorded one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,7 +45,7 @@ static tsr_recorded_file recorded(const char *name, bool old)
     return (tsr_recorded_file){tsr_str_from(name), tsr_identity_of(&info), old};
 }
 
-/* The same inode and size, other bytes and another time. */
+/* Writes other bytes and sets another time, with the same inode and size. */
 static void replace(const char *name)
 {
     const struct timespec times[] = {{0, UTIME_OMIT}, {1000000000, 5}};
@@ -57,7 +58,7 @@ static uint64_t device(void)
     return (uint64_t)look_at("").st_dev;
 }
 
-/* Keeps the record beside "out", then clears up as the next run does. */
+/* Writes the record next to "out", then cleans up as the next run does. */
 static void settle(const tsr_record *record)
 {
     tsr_journals journals;
@@ -86,7 +87,7 @@ static void write_directory(void)
     for (size_t i = 0; i < 4; i++) scratch_write(names[i], "ours..", 6);
 }
 
-/* The switch is done: what the old checkpoint listed goes. */
+/* The new checkpoint is in place: the files that the old one listed are removed. */
 static void test_native_record__an_old_file_that_was_replaced_stays(void **state)
 {
     (void)state;
@@ -99,7 +100,7 @@ static void test_native_record__an_old_file_that_was_replaced_stays(void **state
     assert_string_equal(scratch_list("out"), ".metadata new replaced");
 }
 
-/* The switch is not done: new files are taken back. */
+/* The new checkpoint is not in place: the new files are removed. */
 static void test_native_record__a_new_file_that_was_replaced_stays(void **state)
 {
     (void)state;
@@ -139,7 +140,7 @@ static void test_native_record__one_file_is_known_by_more_than_its_number(void *
     assert_false(is_published(&record));
 }
 
-/* A file system may have another device number after a restart; until then the number tells it from others. */
+/* A file system may get another device number after a restart. Until then the number identifies it. */
 static void test_native_record__devices_count_until_they_are_numbered_again(void **state)
 {
     (void)state;

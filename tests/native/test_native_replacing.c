@@ -1,4 +1,4 @@
-/* Replacing a directory as a whole: what cannot be done is found out before anything is written. */
+/* Replacing a directory as a whole: what cannot be done is found before anything is written. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -74,7 +74,7 @@ static void test_native_replacing__files_that_stay_are_still_there(void **state)
     uint32_t file;
     char text[5] = "";
     assert_int_equal(open_swapped(NULL, &output, NULL), TSR_OK);
-    assert_string_equal(scratch_list(".out.tessera-w0"), ""); /* the trial is over */
+    assert_string_equal(scratch_list(".out.tessera-w0"), ""); /* the trial is over, and left nothing */
     assert_int_equal(output->create(output, TSR_STR("data"), 3, &file, NULL), TSR_OK);
     assert_int_equal(output->write_at(output, file, 0, "new", 3, NULL), TSR_OK);
     assert_int_equal(output->publish(output, file, NULL), TSR_OK);
@@ -85,9 +85,9 @@ static void test_native_replacing__files_that_stay_are_still_there(void **state)
     assert_string_equal(text, "new");
 }
 
-/* ---- killed behind the change of permissions ---- */
+/* ---- killed after the change of permissions ---- */
 
-/* Opens again what a run left that was to replace the file "one"; `publishing`: its renaming had begun. */
+/* Opens what a killed run left that was to replace the file "one". `publishing`: its renaming had begun. */
 static tsr_status open_again(bool publishing, tsr_error *err)
 {
     const tsr_folder_output_options options = {.overwrite = true, .tag = "w0", .join = true, .publishing = publishing, .keep = true};
@@ -115,11 +115,12 @@ static void test_native_replacing__a_run_goes_on_with_a_file_that_was_given_away
     assert_int_equal(chown(scratch_path(".one.tessera-w0"), 1234, 1234), 0);
     assert_int_equal(open_again(false, &err), TSR_E_EXISTS);
     assert_int_equal(open_again(true, &err), TSR_OK);
-    assert_int_equal(chown(scratch_path(".one.tessera-w0"), 4321, 1234), 0); /* neither ours nor the old one's */
+    /* Neither this user's nor the old file's owner. */
+    assert_int_equal(chown(scratch_path(".one.tessera-w0"), 4321, 1234), 0);
     assert_int_equal(open_again(true, &err), TSR_E_EXISTS);
 }
 
-/* Root may write everything: as another user, in a process of its own. */
+/* Root may write everything, so this runs as another user, in a process of its own. */
 static tsr_status open_again_as_nobody(bool publishing)
 {
     int status;

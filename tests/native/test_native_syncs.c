@@ -1,4 +1,4 @@
-/* What is synced, and how often: every file behind its last write and before it is published, and not again without need. */
+/* What is synced, and how often: every file after its last write and before it is published, and not again without need. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,8 @@
 
 enum { FILES = 3 };
 
-static char order[256]; /* "s" and the file's number for a sync, "w" for a write, "d" for a sync of a folder, "r" for a rename */
+static char order[256]; /* the calls in their order: "s" and the file's number for a sync, "w" for a write, "d" for a sync
+                         * of a directory, "r" for a rename */
 static ino_t inodes[FILES];
 
 static void note(char what, int fd)
@@ -114,7 +115,7 @@ static void test_native_syncs__a_step_syncs_what_it_wrote(void **state)
     uint32_t files[FILES];
     tsr_output *output = begin(files);
     write_file(output, files[1]);
-    assert_int_equal(output->sync(output, NULL), TSR_OK); /* the others were created */
+    assert_int_equal(output->sync(output, NULL), TSR_OK); /* the other files were created */
     write_file(output, files[2]);
     assert_int_equal(output->sync(output, NULL), TSR_OK);
     write_file(output, files[2]);
@@ -124,8 +125,7 @@ static void test_native_syncs__a_step_syncs_what_it_wrote(void **state)
     assert_string_equal(order, "w1 s0 s1 s2 d d w2 s2 w2 w0 s0 s2 r d ");
 }
 
-/* A file that another process has made is synced too: its size must be there after a power loss, when this process says what it
- * has written of the rest. */
+/* A file that another process created is synced too: its size must be durable before this process records what it wrote. */
 static void test_native_syncs__who_joins_syncs_every_file_once(void **state)
 {
     (void)state;
@@ -145,7 +145,7 @@ static void test_native_syncs__who_joins_syncs_every_file_once(void **state)
     assert_string_equal(order, "w1 s0 s1 s2 d d ");
 }
 
-/* What could not be synced is not taken for synced. */
+/* A file whose sync failed does not count as synced. */
 static int failing_sync(const tsr_sys *sys, int fd)
 {
     struct stat info;
