@@ -1,6 +1,6 @@
-/* Every test on three devices: twins, the kernels' code over a simulated grid, and, in builds with CUDA, device 0. Without
- * one, the last says why and is skipped. Programs named …_hosted run one kind instead: what is built for CUDA, kernels.cu
- * included, on a runtime that is simulated on the host's threads (hosted/). */
+/* Runs every test on three devices: twins, the kernels' code over a simulated grid, and, in builds with CUDA, device 0.
+ * Without such a device, the last run prints why and is skipped. Programs named …_hosted run on a single kind instead: what
+ * is built for CUDA, kernels.cu included, on a runtime that is simulated on the host's threads (hosted/). */
 #ifndef TESTS_CUDA_ON_DEVICES_H
 #define TESTS_CUDA_ON_DEVICES_H
 
@@ -48,7 +48,7 @@ static inline int open_cuda(void **state)
     return 0;
 }
 
-/* Whatever was allocated must have been given back. */
+/* Everything that was allocated must have been freed. */
 static inline int close_any(void **state)
 {
     tsr_gpu *device = *state;
@@ -93,13 +93,13 @@ static inline bool is_simulated(tsr_gpu *device)
 #define ON_DEVICES(claim) ON_SIMULATED(claim)
 #endif
 
-/* TSR_TEST_FILTER=PATTERN runs those of that name alone (tests/cuda/sanitize). */
+/* With TSR_TEST_FILTER=PATTERN, only the tests with such a name run (tests/cuda/sanitize). */
 static inline void filter_tests(void)
 {
     if (getenv("TSR_TEST_FILTER")) cmocka_set_test_filter(getenv("TSR_TEST_FILTER"));
 }
 
-/* Device memory with these bytes in it. */
+/* Returns device memory that holds these bytes. */
 static inline void *upload(tsr_gpu *device, tsr_gpu_stream *stream, const void *bytes, size_t size)
 {
     void *memory;

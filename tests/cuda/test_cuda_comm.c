@@ -1,4 +1,5 @@
-/* Collectives whose buffers lie in device memory here and in host memory there give what they give in host memory. */
+/* Collectives whose buffers are partly in device memory and partly in host memory must give what they give in host
+ * memory. */
 #include <string.h>
 
 #include "cuda/on_devices.h"
@@ -12,9 +13,9 @@
 #include <dlfcn.h>
 #endif
 
-static tsr_gpu *gpu;     /* of all ranks of this process */
-static bool host_only;   /* buffers are not put on the device */
-static bool device_only; /* all of them are */
+static tsr_gpu *gpu;     /* the device of all ranks in this process */
+static bool host_only;   /* no buffer is on the device */
+static bool device_only; /* all buffers are on the device */
 
 static uint8_t byte_of(uint64_t seed, uint64_t rank, uint64_t number, uint64_t at)
 {
@@ -22,7 +23,7 @@ static uint8_t byte_of(uint64_t seed, uint64_t rank, uint64_t number, uint64_t a
     return (uint8_t)(random_next(&source) + at * 31);
 }
 
-/* Memory on the device, or here, filled or not. The host's copy is for comparing. */
+/* Memory on the device or on the host, filled or not. The shadow is a copy on the host, for comparing. */
 typedef struct buffer {
     uint8_t *data, *shadow;
     size_t size;
@@ -70,7 +71,7 @@ static bool buffer_holds(const uint8_t *bytes, size_t size, uint64_t seed, uint6
 
 #define NEED_OK(call) RANKS_NEED((call) == TSR_OK)
 
-/* ---- the calls, over random sizes; ranks agree on them by the seed, and differ in where their memory is ---- */
+/* ---- the calls, over random sizes: the seed gives all ranks the same sizes, but different places of memory ---- */
 
 static size_t random_size(random_source *common)
 {
@@ -113,7 +114,7 @@ static tsr_status try_all_gather(tsr_comm *comm, uint64_t seed, random_source *c
     return TSR_OK;
 }
 
-/* The size of the n-th message from one rank to another; how many there are. */
+/* Returns the size of the n-th message from one rank to another. */
 static size_t message_size(uint64_t seed, uint32_t from, uint32_t to, uint32_t n)
 {
     random_source source = {seed * 31 + from * 1009 + to * 9176 + n * 77};
@@ -131,7 +132,7 @@ static tsr_status try_exchange(tsr_comm *comm, uint64_t seed, random_source *own
     buffer buffers[2][64 * 2];
     tsr_message messages[2][64 * 2];
     size_t counts[2] = {0, 0};
-    for (unsigned side = 0; side < 2; side++) { /* 0 sends, 1 receives */
+    for (unsigned side = 0; side < 2; side++) { /* 0: sends, 1: receives */
         for (uint32_t n = 0; n < 2; n++) {
             for (uint32_t p = 0; p < comm->size; p++) {
                 const uint32_t from = side ? p : comm->rank, to = side ? comm->rank : p;
@@ -194,7 +195,7 @@ static void test_cuda_comm__device_and_host_memory_mix_in_all_calls(void **state
     ranks_run(all_calls, &usual);
 }
 
-/* Host memory alone, since ranks that are threads take no other. */
+/* Ranks that are threads accept only host memory, so without MPI only that is used. */
 static void test_cuda_comm__addresses_go_straight_to_ranks_that_take_them(void **state)
 {
     gpu = device_of(state);
@@ -209,7 +210,7 @@ static void test_cuda_comm__addresses_go_straight_to_ranks_that_take_them(void *
     host_only = false;
 }
 
-/* A rank whose device refuses ends the call for all, with its message. */
+/* A rank whose device rejects an address ends the call on all ranks with its message. */
 static tsr_status one_fails(void *arg, tsr_comm *below, tsr_error *err)
 {
     const unsigned call = *(const unsigned *)arg;
@@ -217,7 +218,7 @@ static tsr_status one_fails(void *arg, tsr_comm *below, tsr_error *err)
     NEED_OK(tsr_gpu_comm_new(below, gpu, NULL, &comm, err));
     uint8_t *memory;
     NEED_OK(tsr_gpu_alloc(gpu, 4096, (void **)&memory, err));
-    /* the last rank's address lies on the device, but its bytes reach beyond the allocation */
+    /* The last rank's address is on the device, but its bytes reach beyond the allocation. */
     uint8_t *data = comm->rank == comm->size - 1 ? memory + 4000 : memory;
     size_t sizes[64];
     for (uint32_t r = 0; r < comm->size; r++) sizes[r] = 1000;
@@ -234,7 +235,7 @@ static tsr_status one_fails(void *arg, tsr_comm *below, tsr_error *err)
 static void test_cuda_comm__a_failing_device_fails_all_ranks(void **state)
 {
     gpu = device_of(state);
-    if (!is_simulated(gpu)) skip(); /* real devices have larger allocations than asked for */
+    if (!is_simulated(gpu)) skip(); /* real devices allocate more than was asked for */
     for (unsigned call = 0; call < 3; call++) {
         tsr_error error = {0};
         assert_int_equal(ranks_try(3, one_fails, &call, &error), TSR_E_USAGE);
@@ -250,7 +251,7 @@ static tsr_status nccl_on_none(void *arg, tsr_comm *below, tsr_error *err)
     (void)arg;
     const tsr_status status = tsr_gpu_comm_new(below, gpu, &options, &comm, &error);
     RANKS_NEED(status == TSR_E_UNSUPPORTED && !comm && strstr(error.message, "nccl"));
-    return tsr_comm_barrier(below, err); /* which is as good as before */
+    return tsr_comm_barrier(below, err); /* the communicator still works */
 }
 
 static void test_cuda_comm__nccl_that_is_not_there_is_refused_on_all_ranks(void **state)
@@ -290,7 +291,7 @@ static void test_cuda_comm__calls_go_to_nccl_where_all_memory_is_the_device_s(vo
     assert_int_equal(tsr_gpu_nccl_version(reason, sizeof reason), 22100);
     assert_string_equal(reason, "");
     tsr_gpu_comm_options options = {.way = TSR_GPU_COMM_NCCL, .stage_bytes = 1};
-    ranks_run(all_calls, &options); /* where memory is mixed, through the stage */
+    ranks_run(all_calls, &options); /* when memory is mixed, the call uses the stage */
     const unsigned long some = n.count("ncclGroupEnd");
     device_only = true;
     ranks_run(all_calls, &options);
@@ -303,7 +304,7 @@ static void test_cuda_comm__calls_go_to_nccl_where_all_memory_is_the_device_s(vo
     dlclose(n.handle);
 }
 
-/* One call of each kind over equal sizes, to a neighbour, and over unequal ones. */
+/* Makes one call of each kind over equal sizes, one to a neighbour, and one over unequal sizes. */
 static tsr_status call_all(void *arg, tsr_comm *below, tsr_error *err)
 {
     const tsr_gpu_comm_options options = {.way = TSR_GPU_COMM_NCCL};

@@ -1,5 +1,5 @@
-/* Every failing allocation, and device and pinned memory that runs out, end in a clean error: nothing leaks, and what was
- * there before still works. */
+/* Every failing allocation, and device or pinned memory that runs out, must end in a clean error: nothing leaks, and what
+ * existed before still works. */
 #include <string.h>
 
 #include "cuda/on_devices.h"

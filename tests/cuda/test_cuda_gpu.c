@@ -96,7 +96,7 @@ static void test_cuda_gpu__streams_wait_for_events_of_others(void **state)
     OK(tsr_gpu_stream_new(device, &a, err));
     OK(tsr_gpu_stream_new(device, &b, err));
     OK(tsr_gpu_event_new(device, &event, err));
-    OK(tsr_gpu_event_wait(event, err)); /* never recorded: at once */
+    OK(tsr_gpu_event_wait(event, err)); /* an event that was never recorded: the wait ends at once */
     void *there = upload(device, b, second, SIZE);
     OK(tsr_gpu_copy(a, there, first, SIZE, err));
     OK(tsr_gpu_event_record(event, a, err));
@@ -138,7 +138,7 @@ static void test_cuda_gpu__simulated_memory_cannot_be_touched(void **state)
     OK(tsr_gpu_alloc(device, 16, &there, err));
     const pid_t child = fork();
     if (child == 0) {
-        signal(SIGSEGV, SIG_DFL); /* sanitizers install their own */
+        signal(SIGSEGV, SIG_DFL); /* sanitizers install a handler of their own */
         *(volatile uint8_t *)there = 1;
         _exit(0);
     }

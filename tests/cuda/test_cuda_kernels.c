@@ -1,4 +1,4 @@
-/* The bits that kernels produce, against loops over single elements written here and against core. */
+/* Compares the bits that kernels produce with loops over single elements, written here, and with the core. */
 #include <math.h>
 #include <string.h>
 
@@ -27,10 +27,10 @@ static void fill_random(random_source *random, void *bytes, size_t size)
 typedef struct shape {
     uint32_t ndim;
     uint64_t sizes[8], to[8], from[8];
-    size_t to_byte, from_byte; /* of the first element in its area */
+    size_t to_byte, from_byte; /* place of the first element in its area, in bytes */
 } shape;
 
-/* Strides of a dense or spaced block whose dims lie in any order; returns the elements it spans. */
+/* Sets the strides of a dense or spaced block whose dims are in any order. Returns the number of elements that it spans. */
 static uint64_t random_strides(random_source *random, const shape *s, uint64_t *strides, bool may_repeat)
 {
     uint32_t order[8];
@@ -65,7 +65,7 @@ static shape random_shape(random_source *random, size_t itemsize)
     }
 }
 
-/* The element with this row-major number, by division. */
+/* Finds the element with this row-major number, by division. */
 static void locate(const shape *s, uint64_t number, uint64_t *to, uint64_t *from)
 {
     *to = *from = 0;
@@ -92,7 +92,7 @@ static void expect_box(const shape *s, uint8_t *to, const uint8_t *from, size_t 
     }
 }
 
-/* Several boxes of one call, each in an area of its own; what lies between elements must stay. */
+/* Moves several boxes in one call, each in an area of its own. Bytes between the elements must not change. */
 static void check_boxes(tsr_gpu *device, random_source *random, tsr_dtype dtype, bool fills)
 {
     const size_t itemsize = tsr_dtype_size(dtype), count = (size_t)random_in(random, 1, BOXES);
@@ -193,8 +193,8 @@ static void test_cuda_kernels__runs_of_any_length_and_alignment_arrive_whole(voi
 
 /* ---- casts ---- */
 
-/* Every pattern of 8- and 16-bit types; of wider ones, random bits and the surroundings of every value that matters: the
- * borders of the narrower types and the middles between their neighbours. */
+/* Writes every pattern of 8-bit and 16-bit types. For wider types, writes random bits and the neighbourhood of every
+ * critical value: the limits of the narrower types, and the midpoints between neighbouring values of those types. */
 static size_t patterns(tsr_dtype dtype, uint8_t *out, size_t capacity)
 {
     const size_t size = tsr_dtype_size(dtype);
@@ -304,7 +304,7 @@ static void check_flat(tsr_gpu *device, random_source *random)
     OK(tsr_gpu_flat_gather(stream, &(tsr_gpu_flat){TSR_INT32, spans, count, begin, end}, there, &padding, err));
     download(stream, flat, there, (end - begin) * 4);
     assert_memory_equal(flat, whole + begin, (end - begin) * 4);
-    /* back, changed: originals get what lies in the range and keep the rest */
+    /* Scatter the changed values back: the originals must get what is inside the range, and keep the rest. */
     for (size_t k = 0; k < end - begin; k++) flat[k] = ~flat[k];
     OK(tsr_gpu_copy(stream, there, flat, (end - begin) * 4, err));
     OK(tsr_gpu_flat_scatter(stream, &(tsr_gpu_flat){TSR_INT32, spans, count, begin, end}, there, err));

@@ -1,4 +1,4 @@
-/* How pieces are brought together: a device that only notes what it is told to do. */
+/* How pieces are combined into copies and launches, tested on a device that only records its calls. */
 #include <string.h>
 
 #include "cuda/backend.h"
@@ -56,14 +56,14 @@ static tsr_status note_boxes(tsr_gpu_stream *stream, const tsr_kernel_box *boxes
     return TSR_OK;
 }
 
-/* Addresses below 2^40 are the device's, the rest is pageable. */
+/* Addresses below 2^40 are on the device, and all others are pageable. */
 static tsr_gpu_place note_place(tsr_gpu *device, const void *memory)
 {
     (void)device;
     return (uintptr_t)memory < (uintptr_t)1 << 40 ? TSR_PLACE_DEVICE : TSR_PLACE_PAGEABLE;
 }
 
-/* One allocation ends every 2^40 bytes, and one at 2^20 − 2^12. */
+/* One allocation ends at every multiple of 2^40 bytes, and one at 2^20 − 2^12. */
 static size_t note_reach(tsr_gpu *device, const void *memory)
 {
     const uintptr_t end = ((uintptr_t)1 << 20) - 4096, at = (uintptr_t)memory;
@@ -164,7 +164,7 @@ typedef struct box_case {
     uint64_t sizes[4], to[4], from[4];
     uintptr_t to_at, from_at;
     unsigned copies, launches;
-    uint32_t width; /* of kernels */
+    uint32_t width; /* width of kernels */
     uint64_t vectors;
 } box_case;
 

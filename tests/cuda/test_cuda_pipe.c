@@ -1,4 +1,4 @@
-/* Files, pageable memory and checkpoints to and from devices. */
+/* Moves files, pageable memory and checkpoints to and from devices. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@ static int open_native(void **state)
 {
     (void)state;
     tsr_native_host_open(&native, 3);
-    test_host = native.host; /* whose threads fill slots */
+    test_host = native.host; /* the threads of this host fill slots */
     return 0;
 }
 
@@ -98,7 +98,7 @@ static void test_cuda_pipe__files_go_to_the_device_and_back(void **state)
     free(bytes);
 }
 
-/* A store whose reads fail from some position on; an output that does the same. */
+/* A store whose reads fail from some position on, and an output whose writes do. */
 typedef struct failing {
     tsr_store store;
     tsr_output output;
@@ -174,7 +174,8 @@ static void close_sample(opened o)
     o.store->close(o.store);
 }
 
-/* What PyTorch's values hash to, as the sample's document has it; NULL when it does not list the tensor by this name. */
+/* Returns the hash of the values that PyTorch read, from the sample's document, or NULL when the document does not list the
+ * tensor with this name. */
 static const char *expected_hash(const char *document, tsr_str fqn)
 {
     char key[512];
@@ -203,7 +204,7 @@ static bool is_loadable(const tsr_entry *entry, uint64_t *bytes)
     return entry->kind == TSR_ENTRY_TENSOR && tsr_tensor_bytes(entry, bytes, NULL) == TSR_OK;
 }
 
-/* All tensors of a sample in one call; the number of those whose hash PyTorch told. */
+/* Loads all tensors of a sample in one call. Returns the number of those whose hash PyTorch has given. */
 static size_t load_sample(tsr_gpu *device, tsr_gpu_pipe *pipe, const char *name)
 {
     char document_name[256];
@@ -246,7 +247,7 @@ static void test_cuda_pipe__every_form_loads_to_the_device_as_pytorch_has_it(voi
     tsr_gpu_pipe_free(pipe);
 }
 
-/* In the place of cuFile: through host memory, and not for every second file. */
+/* Replaces cuFile: reads through host memory, and declines every second file. */
 typedef struct direct_double {
     tsr_gpu_stream *stream;
     unsigned asked, done;
@@ -274,7 +275,8 @@ static void test_cuda_pipe__plain_tensors_are_read_past_the_host_where_that_is_p
     OK(tsr_gpu_pipe_new(device, 0, &pipe, err));
     pipe->direct = (direct_reader){&d, read_double, NULL};
     for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++) assert_true(load_sample(device, pipe, samples[i]) > 0);
-    assert_true(d.done > 50 && d.asked > d.done); /* and tensors in pieces, strided or compressed were not asked for */
+    assert_true(d.done > 50 && d.asked > d.done); /* tensors that are in pieces, strided or compressed were not asked for
+                                                   * either */
     pipe->direct = (direct_reader){0};
     tsr_error error = {0};
     if (is_simulated(device)) {
@@ -342,7 +344,7 @@ static void test_cuda_pipe__what_cufile_refuses_is_told_or_goes_through_the_ring
 }
 #endif
 
-/* A random box of every tensor of a sample, cast to bfloat16 where that is possible. */
+/* Loads a random box of every tensor of a sample, cast to bfloat16 where that is possible. */
 static void load_boxes(tsr_gpu *device, tsr_gpu_pipe *pipe, random_source *random, const opened *o)
 {
     for (uint64_t i = 0; i < o->catalog->entry_count; i++) {
@@ -397,7 +399,7 @@ static bool stop_in_the_middle(void *ctx, uint64_t byte_done, uint64_t byte_tota
     return byte_done < byte_total / 2;
 }
 
-/* One float32 tensor of `count` elements as a safetensors file in memory. */
+/* Returns a safetensors file in memory with one float32 tensor of `count` elements. */
 static tsr_str make_safetensors(size_t count, const uint8_t *data)
 {
     char *bytes = malloc(8 + 128 + 4 * count);

@@ -1,4 +1,4 @@
-/* State dicts in device memory: simulated ranks in one process, over one device. What operations give there is what they
+/* State dicts in device memory, with simulated ranks in one process over one device. Operations must give there what they
  * give in host memory, which tests/statedict compares with PyTorch. */
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 #include "tessera/sys/gpu_device.h"
 #include "tessera/sys/statedict.h"
 
-static tsr_gpu *gpu; /* of all ranks of this process */
+static tsr_gpu *gpu; /* the device of all ranks in this process */
 
 #define NEED_OK(call) \
     do { \
@@ -24,7 +24,7 @@ static tsr_gpu *gpu; /* of all ranks of this process */
 
 /* ---- the device's table of functions ---- */
 
-/* Copies of all sizes and directions in a row, against the same done in host memory. */
+/* Makes copies of all sizes and directions one after another, and compares them with the same copies in host memory. */
 static void check_copies(uint64_t seed)
 {
     enum { SIZE = 1 << 20, COPIES = 300 };
@@ -41,7 +41,7 @@ static void check_copies(uint64_t seed)
     for (size_t i = 0; i < COPIES; i++) {
         const uint64_t kind = random_in(&random, 0, 2);
         const size_t bytes = random_in(&random, 1, random_in(&random, 0, 9) ? 3000 : 200000);
-        /* what is copied between stays apart: one half is only read, the other only written */
+        /* Sources and destinations are kept apart: one half is only read, and the other only written. */
         size_t from = random_in(&random, 0, SIZE / 2 - bytes), to = SIZE / 2 + random_in(&random, 0, SIZE / 2 - bytes);
         if (kind == 0) {
             OK(device->to_host(device, host + to, there + from, bytes, err));
@@ -51,7 +51,8 @@ static void check_copies(uint64_t seed)
             memcpy(there_shadow + to, host_shadow + from, bytes);
         } else {
             if (random_in(&random, 0, 1))
-                from = to - SIZE / 2 >= bytes ? to - bytes : SIZE / 2 - bytes; /* what may be new */
+                /* These bytes may have been written by an earlier copy. */
+                from = to - SIZE / 2 >= bytes ? to - bytes : SIZE / 2 - bytes;
             OK(device->within(device, there + to, there + from, bytes, err));
             memcpy(there_shadow + to, there_shadow + from, bytes);
         }
@@ -99,7 +100,7 @@ static void test_cuda_statedict__tensors_larger_than_the_stage_come_back_in_smal
 
 static tsr_host host = {.allocator = &tsr_allocator_libc};
 
-/* One rank's things: a dict of tensors on its device, and the same in host memory. */
+/* A dict of tensors of one rank, on its device or in host memory. */
 typedef struct side {
     tsr_state_dict *dict;
     const tsr_value *root;
@@ -118,7 +119,7 @@ typedef struct tensor_case {
     tsr_dtype dtype;
     uint32_t ndim;
     uint64_t shape[3];
-    int kind; /* 0 whole, 1 rows, 2 columns (of dim 1), 3 replicated, 4 boxes */
+    int kind; /* 0: whole, 1: rows, 2: columns (shard of dim 1), 3: replicated, 4: boxes */
 } tensor_case;
 
 static const tensor_case cases[TENSORS] = {
@@ -127,7 +128,7 @@ static const tensor_case cases[TENSORS] = {
     {"whole", TSR_UINT8, 1, {1000, 0, 0}, 0},   {"step", TSR_FLOAT32, 0, {0}, 0},
 };
 
-/* The tensor's distribution over the ranks, with arrays in `arena`. */
+/* Returns the tensor's distribution over the ranks, with arrays in `arena`. */
 static tsr_tensor describe(const tensor_case *c, int kind, const tsr_comm *comm, tsr_arena *arena)
 {
     uint64_t *mesh_shape = tsr_arena_array(arena, 1, sizeof *mesh_shape, NULL);
@@ -150,7 +151,7 @@ static tsr_tensor describe(const tensor_case *c, int kind, const tsr_comm *comm,
     return tsr_tensor_over_mesh(tsr_tensor_whole(c->dtype, c->ndim, c->shape, NULL), mesh, placement, comm->rank);
 }
 
-/* Every byte of a tensor follows from its place in the whole. */
+/* Fills the tensor with bytes that depend only on their place in the whole tensor. */
 static tsr_status fill_tensor(const tsr_tensor *tensor, uint64_t salt, tsr_arena *arena, tsr_error *err)
 {
     const tsr_piece *pieces;
@@ -176,7 +177,7 @@ static tsr_status fill_tensor(const tsr_tensor *tensor, uint64_t salt, tsr_arena
     return TSR_OK;
 }
 
-/* All bytes of this rank's part of a tensor, wherever they are. */
+/* Copies all bytes of this rank's part of a tensor, wherever they are. */
 static tsr_status bytes_of(const tsr_tensor *tensor, tsr_arena *arena, uint8_t **out, uint64_t *size, tsr_error *err)
 {
     uint8_t *at;
@@ -199,7 +200,7 @@ static tsr_status bytes_of(const tsr_tensor *tensor, tsr_arena *arena, uint8_t *
     return tensor->device ? tensor->device->synchronize(tensor->device, err) : TSR_OK;
 }
 
-/* Host memory's bytes to the device's tensor of the same distribution. */
+/* Copies the bytes of a tensor in host memory to the device's tensor with the same distribution. */
 static tsr_status send(const tsr_tensor *from, const tsr_tensor *to, tsr_arena *arena, tsr_error *err)
 {
     const uint32_t parts = to->spread == TSR_IN_BOXES ? to->part_count : 1;
@@ -213,7 +214,7 @@ static tsr_status send(const tsr_tensor *from, const tsr_tensor *to, tsr_arena *
     return to->device->synchronize(to->device, err);
 }
 
-/* `kind` NULL: each case's own; else all tensors are distributed like that. */
+/* With `kind` NULL, each tensor is distributed as its case says; otherwise all tensors are distributed as `kind` says. */
 static tsr_status build(side *s, tsr_comm *comm, tsr_device *device, const int *kind, uint64_t salt, tsr_error *err)
 {
     NEED_OK(tsr_state_dict_new(&host, &s->dict, err));
@@ -235,7 +236,7 @@ static tsr_status build(side *s, tsr_comm *comm, tsr_device *device, const int *
     return TSR_OK;
 }
 
-/* The same names, and the same bytes of every tensor; `on` says where those of `there` must be. */
+/* Expects the same names and the same bytes of every tensor. The memory of `there` must be on the device `on`. */
 static tsr_status compare(const tsr_state_dict *there, const tsr_state_dict *here, const tsr_device *on, tsr_comm *comm,
                           tsr_error *err)
 {
@@ -251,7 +252,7 @@ static tsr_status compare(const tsr_state_dict *there, const tsr_state_dict *her
         NEED_OK(bytes_of(tsr_tensor_of(a), arena, &bytes[0], &sizes[0], err));
         NEED_OK(bytes_of(tsr_tensor_of(b), arena, &bytes[1], &sizes[1], err));
         RANKS_NEED(sizes[0] == sizes[1] && memcmp(bytes[0], bytes[1], sizes[0]) == 0);
-        RANKS_NEED(sizes[0] == 0 || tsr_tensor_of(a)->device == on); /* those without memory may stay as they were */
+        RANKS_NEED(sizes[0] == 0 || tsr_tensor_of(a)->device == on); /* tensors without memory may stay where they were */
         found++;
     }
     RANKS_NEED(found == TENSORS);
@@ -259,7 +260,7 @@ static tsr_status compare(const tsr_state_dict *there, const tsr_state_dict *her
     return TSR_OK;
 }
 
-/* On a device of its own, or on `device`. */
+/* Opens the test data on a device of its own, or on `device`. */
 static tsr_status open_mine(mine *m, tsr_comm *comm, const int *kind, tsr_device *device, tsr_error *err)
 {
     *m = (mine){.comm = comm, .device = device};
@@ -303,7 +304,7 @@ static tsr_status gather_and_offload(void *arg, tsr_comm *comm, tsr_error *err)
 static tsr_status broadcast_and_distribute(void *arg, tsr_comm *comm, tsr_error *err)
 {
     mine m;
-    side full[2], local[2]; /* there, here */
+    side full[2], local[2]; /* on the device, and in host memory */
     const int whole = 0;
     (void)arg;
     NEED_OK(open_mine(&m, comm, &whole, NULL, err));
@@ -367,7 +368,7 @@ static tsr_status redistribute_and_copy(void *arg, tsr_comm *comm, tsr_error *er
     return TSR_OK;
 }
 
-/* Through a folder: saved from the device, loaded to it and to host memory. */
+/* Saves to a directory from the device, and loads from it to the device and to host memory. */
 static tsr_status save_and_load(void *arg, tsr_comm *comm, tsr_error *err)
 {
     mine m;
@@ -403,7 +404,7 @@ static void test_cuda_statedict__saves_from_the_device_and_loads_to_it(void **st
     ranks_run(save_and_load, NULL);
 }
 
-/* The same once more through a communicator that takes device memory: nothing is packed in host memory then. */
+/* Runs the same tests with a communicator that accepts device memory, so that nothing is packed in host memory. */
 static tsr_status over_gpu_comm(void *arg, tsr_comm *below, tsr_error *err)
 {
     static ranks_body *const bodies[] = {gather_and_offload, broadcast_and_distribute, redistribute_and_copy, save_and_load};

@@ -1,6 +1,7 @@
-/* What of CUDA's runtime native/cuda uses, declared again so that its sources compile where no toolkit is, and, in C++, the
- * words that kernels are written in. The functions are hosted.cpp's: nothing here reaches a GPU. Where a toolkit is found
- * hosted.cpp is compiled against NVIDIA's own header too, so that declarations cannot drift apart unseen. */
+/* Declares again the part of CUDA's runtime that native/cuda uses, so that its sources compile without the toolkit; in C++,
+ * also the keywords of kernels. The functions are defined in hosted.cpp, and none of them reaches a GPU. Where the toolkit
+ * is found, hosted.cpp is also compiled against NVIDIA's own header, so that a difference between the declarations is
+ * noticed. */
 #ifndef TESTS_CUDA_HOSTED_RUNTIME_API_H
 #define TESTS_CUDA_HOSTED_RUNTIME_API_H
 

@@ -1,5 +1,5 @@
-/* The words of CUDA C++ that kernels.cu uses, for a C++ compiler. A block's threads are fibers of one host thread: they run
- * one after the other up to a barrier, where each waits for the others. */
+/* The keywords of CUDA C++ that kernels.cu uses, for a C++ compiler. The threads of a block are fibers of one host thread:
+ * each runs up to a barrier, where it waits for the others. */
 #ifndef TESTS_CUDA_HOSTED_KERNEL_H
 #define TESTS_CUDA_HOSTED_KERNEL_H
 
@@ -10,7 +10,7 @@
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
-/* One variable for all: blocks run one after the other, and find garbage in it. */
+/* There is one variable for all blocks, which run one after another: each block finds garbage in it. */
 #define __shared__ static __attribute__((section("hosted_shared")))
 
 struct alignas(16) uint4 {
@@ -24,7 +24,7 @@ extern hosted_index threadIdx, blockIdx, blockDim, gridDim;
 
 extern "C" void __syncthreads(void);
 
-/* Fibers change places at barriers alone, so these are whole. */
+/* Fibers switch only at barriers, so these operations are atomic. */
 inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long value)
 {
     const unsigned long long old = *at;

@@ -1,5 +1,5 @@
-/* The kernels' source on the host's threads: no GPU runs here. The same bytes in any order of blocks and threads, in grids
- * of any size; every call of the runtime failing once; how often the host waits. */
+/* Runs the kernels' source on the host's threads, without a GPU. The bytes must be the same for any order of blocks and
+ * threads and for grids of any size. Also tests every call of the runtime failing once, and how often the host waits. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -21,7 +21,7 @@
 
 #define AREA ((size_t)1 << 18)
 
-/* Boxes, fills, casts and runs of all sizes, each into bytes of its own, drawn from `seed`. */
+/* Boxes, fills, casts and runs of all sizes, drawn from `seed`; each writes bytes of its own. */
 static void move_all(tsr_gpu_stream *stream, uint8_t *to, const uint8_t *from, uint64_t seed)
 {
     static const tsr_dtype dtypes[] = {TSR_UINT8, TSR_BFLOAT16, TSR_FLOAT32, TSR_FLOAT64, TSR_COMPLEX128};
@@ -114,7 +114,7 @@ static void test_hosted_kernels__any_order_of_blocks_and_threads_gives_the_same_
 
 /* ---- grids ---- */
 
-/* Threads that take several elements each, and blocks of which but one thread has any. */
+/* Threads that process several elements each, and blocks in which only one thread has an element. */
 static void test_hosted_kernels__scans_of_more_elements_than_threads_see_each_once(void **state)
 {
     tsr_gpu *device = device_of(state);
@@ -145,7 +145,7 @@ static void test_hosted_kernels__scans_of_more_elements_than_threads_see_each_on
     free(elements);
 }
 
-/* Segments in grids of one thread too few and too many, launched straight. */
+/* Launches segments directly, in grids with one thread too few and with one too many. */
 static void test_hosted_kernels__every_segment_is_summed_whatever_the_grid(void **state)
 {
     tsr_gpu *device = device_of(state);
@@ -183,7 +183,7 @@ static void test_hosted_kernels__every_segment_is_summed_whatever_the_grid(void 
 
 /* ---- index arithmetic ---- */
 
-/* Units at the end of a box of 2,147,412,690 bytes and more, in memory of which only what is touched is there. */
+/* Tests units at the end of a box of 2,147,412,690 bytes and more, in memory of which only the touched pages exist. */
 static void test_hosted_kernels__units_near_2_31_vectors_find_their_elements(void **state)
 {
     (void)state;
@@ -300,12 +300,12 @@ static void test_hosted_kernels__every_call_that_fails_is_told_with_its_device(v
             if (live.blocks || live.pinned || live.streams || live.events)
                 fail_msg("call %u: %u blocks, %u of pinned memory, %u streams, %u events are left", (unsigned)n,
                          (unsigned)live.blocks, (unsigned)live.pinned, (unsigned)live.streams, (unsigned)live.events);
-            assert_int_equal(cudaGetLastError(), cudaSuccess); /* no later call finds it */
+            assert_int_equal(cudaGetLastError(), cudaSuccess); /* no later call finds this error */
             if (!failed) {
                 if (status != TSR_OK) fail_msg("%s", error.message);
                 break;
             }
-            if (status == TSR_OK) continue; /* asking where memory is: then it counts as pageable */
+            if (status == TSR_OK) continue; /* the question where memory is failed: the memory then counts as pageable */
             if (status != kinds[k].status || strncmp(error.message, "cuda: device 0: ", 16) != 0 ||
                 !strstr(error.message, kinds[k].name))
                 fail_msg("call %u: status %d: %s", (unsigned)n, status, error.message);
@@ -317,7 +317,7 @@ static void test_hosted_kernels__every_call_that_fails_is_told_with_its_device(v
 
 /* ---- waits ---- */
 
-/* D3: whatever the number of tensors, all copies, then one wait. */
+/* D3: all copies are followed by one wait, for any number of tensors. */
 static void test_hosted_kernels__offloading_waits_once(void **state)
 {
     tsr_gpu *device = device_of(state);
