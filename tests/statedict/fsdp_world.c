@@ -21,7 +21,7 @@ static void at(void *ctx, tsr_fsdp_moment moment, tsr_str fqn)
     snprintf(w->moments + used, sizeof w->moments - used, "%s %.*s\n", words[moment], TSR_STR_ARG(fqn));
 }
 
-/* The one extra state that the golden models have. */
+/* Sets the only extra state that the golden models have. */
 static tsr_status set_extra(void *ctx, tsr_str fqn, const tsr_value *value, tsr_error *err)
 {
     fsdp_world *w = ctx;
@@ -35,14 +35,14 @@ static tsr_status set_extra(void *ctx, tsr_str fqn, const tsr_value *value, tsr_
 static tsr_status open_modules(fsdp_world *w, tsr_error *err)
 {
     tsr_modules_document document;
-    const cJSON *own = cJSON_GetObjectItem(w->record, "modules"); /* of a rank whose parameters have other names */
+    const cJSON *own = cJSON_GetObjectItem(w->record, "modules"); /* for a rank whose parameters have other names */
     char *text = cJSON_PrintUnformatted(own ? own : live_get(w->test, "modules"));
     const tsr_status status = tsr_modules_parse(tsr_str_from(text), &w->host, w->arena, &document, err);
     cJSON_free(text);
     return status == TSR_OK ? tsr_modules_new(document.root, &w->host, &w->modules, err) : status;
 }
 
-/* A case of make_fsdp_tp.py: mesh dims are those of FSDP, and last that of tensor parallelism. */
+/* A case of make_fsdp_tp.py: the first dims of the mesh are those of FSDP, and the last one that of tensor parallelism. */
 static tsr_status open_root(fsdp_world *w, const cJSON *shape, tsr_error *err)
 {
     static const tsr_str names[] = {{"replicate", 9}, {"shard", 5}, {"tp", 2}};
@@ -74,7 +74,7 @@ static tsr_status open_specs(fsdp_world *w, tsr_fsdp_unit *unit, const cJSON *li
     return TSR_OK;
 }
 
-/* The ranks that cut a unit: all, or one replica. */
+/* Opens the group of ranks that share a unit: all ranks, or one replica. */
 static tsr_status open_group(fsdp_world *w, const cJSON *how, tsr_error *err)
 {
     const cJSON *mesh = cJSON_GetObjectItem(how, "mesh"), *groups = cJSON_GetObjectItem(how, "groups");

@@ -1,4 +1,4 @@
-/* A rank's model with FSDP1 units, out of tests/golden/fsdp_state.json (make_fsdp_state.py). */
+/* A rank's model with FSDP1 units, made from tests/golden/fsdp_state.json (make_fsdp_state.py). */
 #ifndef TSR_TESTS_STATEDICT_FSDP_WORLD_H
 #define TSR_TESTS_STATEDICT_FSDP_WORLD_H
 
@@ -8,13 +8,13 @@
 enum { MOST_UNITS = 8 };
 
 typedef struct fsdp_world {
-    const cJSON *test, *record; /* the case, and the rank's part of it */
+    const cJSON *test, *record; /* the case, and this rank's part of it */
     tsr_host host;
     tsr_arena *arena;
     tsr_modules *modules;
-    tsr_state_dict *mine; /* slices and plain tensors */
+    tsr_state_dict *mine; /* slices and plain tensors of this rank */
     tsr_comm *comm, *group;
-    tsr_mesh mesh, root; /* `root`: over tensor parallelism, too; without dims: none */
+    tsr_mesh mesh, root; /* `root` also has the dim of tensor parallelism; without dims there is none */
     tsr_fsdp_unit units[MOST_UNITS];
     tsr_fsdp_extensions extensions;
     tsr_fsdp_transforms transforms;
@@ -26,16 +26,16 @@ typedef struct fsdp_world {
     char moments[1024]; /* "before save a\n"… */
 } fsdp_world;
 
-/* The model of case `test` on this rank. */
+/* Makes the model of case `test` on this rank. */
 tsr_status fsdp_world_open(fsdp_world *w, const cJSON *test, tsr_comm *comm, bool on_device, tsr_error *err);
-/* The same but for `model`, which stays NULL. */
+/* Does the same without making `model`, which stays NULL. */
 tsr_status fsdp_world_describe(fsdp_world *w, const cJSON *test, tsr_comm *comm, bool on_device, tsr_error *err);
 void fsdp_world_close(fsdp_world *w);
-/* "full", "rank0", "sharded", "local" as the golden file has them. */
+/* Returns the settings for a name in the golden file: "full", "rank0", "sharded" or "local". */
 tsr_fsdp_settings fsdp_world_settings(const char *name);
-/* 99 in slices (float32), other content in what else is saved. */
+/* Writes 99 into the slices (float32), and other content into everything else that is saved. */
 void fsdp_world_scramble(fsdp_world *w);
-/* `plain` may be NULL: not compared. */
+/* Compares slices and plain tensors with the golden file. `plain` may be NULL: they are not compared. */
 tsr_status fsdp_world_same(const fsdp_world *w, const cJSON *slices, const cJSON *plain, tsr_error *err);
 
 #endif

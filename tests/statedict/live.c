@@ -210,7 +210,7 @@ const tsr_value *live_value(tsr_state_dict *dict, const cJSON *json, uint32_t ra
     case 's': return tsr_value_str(tsr_state_dict_arena(dict), tsr_str_from(content->valuestring), NULL);
     case 'f': *value = (tsr_value){.kind = TSR_VALUE_FLOAT, .as.real = content->valuedouble}; break;
     case 'b': *value = (tsr_value){.kind = TSR_VALUE_BOOL, .as.boolean = cJSON_IsTrue(content)}; break;
-    case 'o': /* an object of a class: a set, or whatever DCP cannot save */
+    case 'o': /* an object of a class: a set, or something that DCP cannot save */
         *value = (tsr_value){.kind = strcmp(content->valuestring, "set") == 0     ? TSR_VALUE_SET
                                      : strcmp(content->valuestring, "dtype") == 0 ? TSR_VALUE_DTYPE
                                                                                   : TSR_VALUE_OBJECT,
@@ -421,7 +421,7 @@ typedef struct group_run {
     void *arg;
 } group_run;
 
-/* The first ranks as a communicator of their own; the others have nothing to do. */
+/* Runs the body on the first ranks with a communicator of their own. The other ranks do nothing. */
 static tsr_status run_group(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const group_run *run = arg;

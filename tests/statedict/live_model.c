@@ -37,7 +37,7 @@ static tsr_status take_tensors(live_model *m, uint32_t rank, tsr_error *err)
     m->tensors = tsr_arena_array(m->arena, m->item_count, sizeof *m->tensors, err);
     for (size_t i = 0; i < m->item_count; i++) {
         if (m->items[i].kind == TSR_STATE_EXTRA) continue;
-        size_t first = 0; /* one memory for one tensor under several names */
+        size_t first = 0; /* a tensor with several names has one memory */
         while (m->items[first].kind == TSR_STATE_EXTRA || m->items[first].tensor_id != m->items[i].tensor_id) first++;
         if (first != i) continue;
         char raw[128];
@@ -54,7 +54,7 @@ tsr_status live_model_open(live_model *m, const cJSON *test, uint32_t rank, tsr_
 {
     tsr_modules_document document;
     *m = (live_model){.host = live_host(NULL), .rank = cJSON_GetArrayItem(live_get(test, "ranks"), (int)rank)};
-    const cJSON *own = cJSON_GetObjectItem(m->rank, "modules"); /* of ranks with other names */
+    const cJSON *own = cJSON_GetObjectItem(m->rank, "modules"); /* for ranks with other names */
     char *text = cJSON_PrintUnformatted(own ? own : live_get(test, "modules"));
     m->arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
     tsr_status status = tsr_modules_parse(tsr_str_from(text), &m->host, m->arena, &document, err);

@@ -31,7 +31,7 @@ static tsr_status set_extra(void *ctx, tsr_str raw, const tsr_value *value, tsr_
     return TSR_OK;
 }
 
-/* A raw name as the golden file's `plain` has it. */
+/* Writes a raw name as the golden file's `plain` has it. */
 static void strip(tsr_str raw, char *out)
 {
     static const char *const gone[] = {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."};
@@ -139,7 +139,7 @@ static void add(const tsr_tensor *tensor, int number, tsr_arena *arena)
     }
 }
 
-/* Tied parameters, and scalars of a flat parameter, stand in a result several times. */
+/* Whether a tensor was changed already: tied parameters and scalars of a flat parameter occur several times in a result. */
 static bool changed_before(live_units *u, const tsr_tensor *tensor)
 {
     for (size_t i = 0; tensor->data && i < u->changed_count; i++)
@@ -188,7 +188,7 @@ const tsr_value *live_unchanged(live_units *u, const tsr_value *value)
     return change(u, value, NULL, true);
 }
 
-/* PyTorch's order is that of a set. */
+/* Compares names in any order, since PyTorch's order is that of a set. */
 static tsr_status same_names(const tsr_value *state, const cJSON *pairs, tsr_error *err)
 {
     if (tsr_value_pairs(state) != (size_t)cJSON_GetArraySize(pairs)) return tsr_raise(err, TSR_E_FORMAT, 0, "other states");

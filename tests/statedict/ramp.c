@@ -42,7 +42,7 @@ tsr_tensor ramp_tensor(uint64_t *seed, tsr_arena *arena, const tsr_comm *comm, t
 {
     const uint64_t kind = ramp_random(seed) % 8;
     if (kind == 0) return tsr_tensor_whole(dtype, ndim, shape, NULL);
-    if (kind == 1 && ndim) { /* rows of the first dim, dealt out */
+    if (kind == 1 && ndim) { /* rows of the first dim, distributed among the ranks */
         const uint64_t rows = 1 + ramp_random(seed) % 3;
         tsr_tensor_part *parts = tsr_arena_array(arena, (size_t)shape[0] + 1, sizeof *parts, NULL);
         uint32_t count = 0;

@@ -1,5 +1,5 @@
-/* Between files and a device that copies as late as it may: bounded pinned memory, halves that take turns, and every call of
- * the device failing once. */
+/* Copies between files and a device that copies as late as it may: bounded pinned memory, halves of a buffer that are used
+ * in turn, and every call of the device failing once. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,12 +22,12 @@ typedef struct copy {
     uint64_t bytes;
 } copy;
 
-/* Copies happen in synchronize, at the last moment, so that a half that is used too early shows in the bytes. */
+/* A device that copies in synchronize, at the last moment, so that a half that is used too early leaves wrong bytes. */
 typedef struct late_device {
     tsr_device base;
     copy copies[COPIES];
     size_t count;
-    uint8_t *pinned, shadow[BUFFER]; /* what the buffer held when the last copy was asked for */
+    uint8_t *pinned, shadow[BUFFER]; /* content of the buffer when the last copy was requested */
     uint64_t allocated, pinned_bytes, most_pinned;
     uint32_t calls, fail_at; /* UINT32_MAX: never */
     uint32_t waits, overlaps;
@@ -85,7 +85,7 @@ static tsr_status late_within(tsr_device *device, void *to, const void *from, ui
     return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "nothing is copied within");
 }
 
-/* A half that was filled between the last copy and now was filled while copies were under way. */
+/* Counts an overlap when a half was filled after the last copy was requested, that is, while copies were under way. */
 static tsr_status late_wait(tsr_device *device, tsr_error *err)
 {
     late_device *d = (late_device *)device;
@@ -114,7 +114,7 @@ static void late_unpin(tsr_device *device, void *data, uint64_t bytes)
 {
     late_device *d = (late_device *)device;
     assert_ptr_equal(d->pinned, data);
-    assert_true(d->count == 0); /* nothing under way into or out of it */
+    assert_true(d->count == 0); /* no copy into or out of it is under way */
     d->pinned = NULL;
     d->pinned_bytes -= bytes;
 }
@@ -127,7 +127,7 @@ static void late_open(late_device *d, uint32_t fail_at)
     d->fail_at = fail_at;
 }
 
-/* ---- state dicts: a large tensor in one run, one by columns of a larger buffer, many small ones ---- */
+/* ---- state dicts: one large tensor in one run, one by columns of a larger buffer, and many small ones ---- */
 
 static uint8_t content(uint32_t tensor, uint64_t at)
 {
@@ -171,7 +171,7 @@ static bool holds(const tsr_state_dict *dict)
     return right;
 }
 
-/* Saves what lies on `from`, loads it to `to`. */
+/* Saves the tensors on `from`, and loads them to `to`. */
 static tsr_status save_and_load(const char *path, const tsr_host *host, tsr_device *from, tsr_device *to, bool *right,
                                 tsr_error *err)
 {
@@ -225,10 +225,10 @@ static void test_statedict_device_files__halves_take_turns_within_bounds(void **
     assert_true(right);
     assert_int_equal(from.most_pinned, BUFFER);
     assert_int_equal(to.most_pinned, BUFFER);
-    /* 37,403 and 21,922 bytes through halves of 4,096: 10 + 6 parts, and 12 small tensors, each waited for once; one at the
-     * end */
+    /* 37,403 and 21,922 bytes through halves of 4,096 bytes: 10 + 6 parts and 12 small tensors, with one wait each, and one
+     * wait at the end. */
     assert_int_equal(from.waits, 10 + 6 + (TENSORS - 2) + 1);
-    /* a tile is whole rows: 36 of 113 bytes, 18 of 226; all small tensors fit in with the last of them */
+    /* A tile is whole rows: 36 rows of 113 bytes, 18 of 226. All small tensors fit in with the last of them. */
     assert_int_equal(to.waits, 10 + 6 - 1 + 1);
     assert_true(to.overlaps >= 10 + 6 - 3);
     assert_true(from.allocated == 0 && to.allocated == 0 && from.pinned_bytes == 0 && to.pinned_bytes == 0);
@@ -256,7 +256,7 @@ static void test_statedict_device_files__every_failing_call_of_a_device_is_told(
             assert_true(from.allocated == 0 && to.allocated == 0 && from.pinned_bytes == 0 && to.pinned_bytes == 0);
             if (failing->calls <= n) break;
             if (status == TSR_OK) {
-                assert_true(right); /* memory that cannot be pinned only copies slower */
+                assert_true(right); /* memory that cannot be pinned only makes copies slower */
                 survived++;
             } else {
                 if (status != TSR_E_IO || !strstr(err.message, "late device: ")) fail_msg("call %u: %s", n, err.message);

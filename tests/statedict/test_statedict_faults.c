@@ -1,6 +1,6 @@
-/* The operations that all ranks do together, with a rank that fails at any of its calls, is late, or is without memory at
- * any of its allocations: all ranks return the same, nobody waits for ever, nothing is left; and the memory of those that
- * a rank does alone. */
+/* The operations that all ranks do together, with a rank that fails at any of its calls, is late, or has an allocation that
+ * fails: all ranks must return the same status, none may wait forever, and nothing may be left. Also the memory of
+ * operations that a rank does alone. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ typedef enum operation {
     OPERATIONS
 } operation;
 
-/* What goes in; made without faults. */
+/* The input, which is made without faults. */
 typedef struct world {
     tsr_host host;
     tsr_comm *comm;
@@ -44,9 +44,9 @@ typedef struct world {
 
 typedef struct trouble {
     operation what;
-    uint32_t rank; /* whose; counted from the last */
+    uint32_t rank; /* the rank that fails, counted from the last */
     uint64_t number;
-    bool memory; /* an allocation fails, else a call */
+    bool memory; /* true: an allocation fails; false: a call */
     bool reached;
 } trouble;
 
@@ -115,7 +115,7 @@ static tsr_status run_operation(const world *w, operation what, tsr_comm *comm, 
     }
 }
 
-/* Unpublished outputs and journals. */
+/* Whether unpublished outputs or journals are left. */
 static bool left_behind(void)
 {
     DIR *folder = opendir(ranks_scratch());
@@ -149,7 +149,7 @@ static void forget_columns(const world *w)
     }
 }
 
-/* Runs it over a communicator of its own, which may be spent afterwards. */
+/* Runs the operation over a communicator of its own, which may be unusable afterwards. */
 static tsr_status run_spoiled(const world *w, operation what, tsr_faults *faults, failing_allocator *own, size_t successes,
                               tsr_status *told, tsr_error *err)
 {
@@ -202,7 +202,7 @@ static tsr_status run_trouble(void *arg, tsr_comm *comm, tsr_error *err)
     TSR_TRY(comm->largest(comm, &reached, err));
     if (comm->rank == 0 || ranks_count(0)) t->reached = reached;
     TSR_TRY(agree_on(comm, told, err));
-    /* without memory to share, by messages; what fails after a save was published does not unmake it */
+    /* Without memory to share, ranks use messages. A failure after a save was published does not undo the save. */
     const bool other_way = t->memory && (t->what == REDISTRIBUTE || t->what == SAVE);
     NEED(told == (!reached ? TSR_OK : t->memory ? TSR_E_NOMEM : TSR_E_IO) || (other_way && told == TSR_OK));
     NEED(own.live == 0);
@@ -211,8 +211,8 @@ static tsr_status run_trouble(void *arg, tsr_comm *comm, tsr_error *err)
     return tsr_comm_barrier(comm, err);
 }
 
-/* There are hundreds of allocations. Threads, and two or three processes, go through them and through all calls; with more
- * processes, where each point costs far more, the ordinary run takes a choice. */
+/* There are hundreds of allocations. Threads, and two or three processes, test many of them and every call. With more
+ * processes, where each point costs far more, the ordinary run tests only a selection. */
 static uint64_t step_between_points(bool memory)
 {
     const bool many = ranks_count(0) > 3;
@@ -232,7 +232,7 @@ static void run_all(bool memory)
                     fail_msg("operation %d, %s %u, rank %u from behind: %s", what, memory ? "allocation" : "call",
                              (unsigned)t.number, (unsigned)rank, err.message);
             }
-            assert_true(!t.reached && t.number > 2); /* the last one was not reached, one before was */
+            assert_true(!t.reached && t.number > 2); /* the last point was not reached, but one before it was */
         }
     }
 }
@@ -308,7 +308,7 @@ static tsr_status make_many(tsr_state_dict *dict, const tsr_comm *comm, bool who
     return TSR_OK;
 }
 
-/* D1, D3, D4, D5, D6 and D8: besides the result a few hundred bytes a tensor. */
+/* D1, D3, D4, D5, D6 and D8: apart from the result, they use a few hundred bytes per tensor. */
 static tsr_status run_alone(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const int row = *(const int *)arg;

@@ -1,4 +1,4 @@
-/* Row A8: the first states of live optimizers are PyTorch's bit for bit (tests/golden/make_first_states.py). */
+/* Row A8: the first states of live optimizers equal PyTorch's bit for bit (tests/golden/make_first_states.py). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -43,7 +43,8 @@ static bool is_zero(const uint8_t *element, uint64_t size)
     return (element[size - 1] & 0x7f) == 0;
 }
 
-/* Zeros of complex numbers have one sign in PyTorch's vectors, and another one in their tails. */
+/* Compares the bytes, except for the sign of zeros in complex numbers, which differs in PyTorch between whole vectors and
+ * the elements after the last one. */
 static bool same_bytes(const uint8_t *a, const uint8_t *b, uint64_t size, tsr_dtype dtype)
 {
     const bool complex = dtype == TSR_COMPLEX64 || dtype == TSR_COMPLEX128;
@@ -55,7 +56,7 @@ static bool same_bytes(const uint8_t *a, const uint8_t *b, uint64_t size, tsr_dt
     return true;
 }
 
-/* Whether "step" is where the parameter is. */
+/* Whether "step" is on the device of the parameter. */
 static bool step_moves(const cJSON *options)
 {
     char *text = cJSON_PrintUnformatted(options);
@@ -84,7 +85,7 @@ static tsr_status same_state(const first *f, const tsr_value *state, const cJSON
     return TSR_OK;
 }
 
-/* A model of one parameter "w". */
+/* Makes a model with one parameter "w". */
 static tsr_status open_model(const first *f, tsr_state_dict *home, const tsr_host *host, tsr_arena *arena, tsr_model *out,
                              tsr_modules **modules, tsr_error *err)
 {

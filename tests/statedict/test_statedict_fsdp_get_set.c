@@ -1,4 +1,4 @@
-/* Rows A6, A7 and A12 of models with FSDP1 units, against what real PyTorch does (tests/golden/make_fsdp_get_set.py). */
+/* Rows A6, A7 and A12 of models with FSDP1 units, compared with real PyTorch (tests/golden/make_fsdp_get_set.py). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,9 +16,9 @@ static cJSON *golden;
 
 typedef struct job {
     const cJSON *test;
-    const cJSON *set; /* one of `sets` */
+    const cJSON *set; /* one item of `sets` */
     const char *gets; /* "gets" or "optimizer_gets" */
-    int number;       /* which of them */
+    int number;       /* index of the get */
     bool on_device;
 } job;
 
@@ -50,8 +50,8 @@ static tsr_status get_one(live_units *u, const char *gets, const tsr_state_optio
                                     u->out, err);
 }
 
-/* PyTorch on the CPU returns views of one buffer, all equal to the last state that was gathered, with cpu_offload and
- * original parameters (native/statedict/DIFFERENCES.md): the values are those without cpu_offload, in the same places. */
+/* With cpu_offload and original parameters, PyTorch on the CPU returns views of one buffer, all equal to the last state that
+ * was gathered (native/statedict/DIFFERENCES.md). The values must be those without cpu_offload, in the same places. */
 static int compared_with(const job *j, const live_units *u)
 {
     enum { SHARDED, FULL, FULL_OFFLOADED, SHARDED_OFFLOADED };
@@ -60,7 +60,7 @@ static int compared_with(const job *j, const live_units *u)
     return j->number == SHARDED_OFFLOADED ? SHARDED : j->number;
 }
 
-/* State that rank 0 has and another rank lacks: PyTorch refuses on all ranks, and names it. */
+/* For state that rank 0 has and another rank does not have, PyTorch fails on all ranks; here the error must name it. */
 static tsr_status refused_get(tsr_status status, const cJSON *want, const tsr_error *own, tsr_error *err)
 {
     if (status != TSR_OK && strstr(own->message, "optim: rank 1 has no state for 'ignored.own', which rank 0 has"))
@@ -128,15 +128,15 @@ static bool strict(const job *j)
     return !cJSON_GetObjectItem(live_get(j->set, "options"), "strict");
 }
 
-/* Whether this must refuse. PyTorch does so in other cases, too, which work here: keys that are missing laxly, tied
- * parameters in a broadcast, wrappers around units, optimizers of compiled models. And with use_orig_params it takes a
- * missing key for the parameter's own slice. What only other ranks hold is dropped by a broadcast of flat state there, and
- * refused here: ranks of these cases hold different keys. */
+/* Whether the call must be rejected. PyTorch also fails in cases that work here: keys that are missing when `strict` is off,
+ * tied parameters in a broadcast, wrappers around units, and optimizers of compiled models. With use_orig_params it takes a
+ * missing key for the parameter's own slice. A broadcast of flat state drops in PyTorch what only other ranks hold, and is
+ * rejected here: the ranks of these cases hold different keys. */
 static bool must_refuse(const job *j)
 {
     const cJSON *options = live_get(j->set, "options");
     const bool flat = cJSON_GetObjectItem(options, "flatten_optimizer_state_dict");
-    const cJSON *how = live_get(j->test, "case"); /* a flat parameter's step is needed of all its originals */
+    const cJSON *how = live_get(j->test, "case"); /* all originals of a flat parameter need its step */
     const bool scalars = !cJSON_GetObjectItem(how, "orig") && !cJSON_GetObjectItem(how, "two");
     if (cJSON_GetObjectItem(how, "apart") && flat && cJSON_GetObjectItem(options, "broadcast_from_rank0")) return strict(j);
     if (cJSON_GetObjectItem(how, "apart")) return refused(j);
@@ -176,7 +176,7 @@ static const tsr_value *given_state(live_units *u, const job *j, const tsr_state
     return misshape ? with(u, state, misshape->valuestring) : state;
 }
 
-/* What PyTorch could not do is got again: it must be what was given. */
+/* When PyTorch could not do it, the state is got again and must be what was given. */
 static tsr_status same_again(live_units *u, const job *j, const tsr_state_options *options, tsr_comm *comm, tsr_error *err)
 {
     const cJSON *record = cJSON_GetArrayItem(live_get(u->w.record, j->gets), (int)live_get(j->set, "from")->valuedouble);
@@ -211,8 +211,8 @@ static tsr_status compare(live_units *u, const job *j, const tsr_state_options *
     const bool model = live_is(j->set, "what", "model");
     if (model) NEED(names_one(keys->missing, keys->missing_count, cJSON_GetObjectItem(j->set, "drop")));
     if (model) NEED(names_one(keys->unexpected, keys->unexpected_count, cJSON_GetObjectItem(j->set, "add")));
-    /* PyTorch pairs the names with and without `_orig_mod` as two sets come: equal shapes are loaded in each other's place
-     */
+    /* PyTorch pairs the names with and without `_orig_mod` in the order of two sets, so tensors of equal shape are loaded in
+     * each other's place. */
     const bool mixed_up = model && cJSON_GetObjectItem(live_get(j->test, "case"), "compiled");
     if (refused(j) || mixed_up) return same_again(u, j, options, comm, err);
     if (!model) return live_units_same(u, live_get(record, "optimizers"), err);
@@ -262,9 +262,9 @@ static void test_statedict_fsdp_get_set__A12_B3_B5_set_optimizers(void **state)
     run_sets("optimizer", "optimizer_gets");
 }
 
-/* ---- flat state that lacks one ---- */
+/* ---- flat state that lacks the state of one parameter ---- */
 
-/* The flat state dict without its first or last state; `gone`: the key. */
+/* Returns the flat state dict without its first or last state. `gone`: the removed key. */
 static const tsr_value *without_one(live_units *u, bool last, tsr_str *gone)
 {
     const tsr_value *all = tsr_state_dict_root(u->out);
@@ -308,7 +308,7 @@ static tsr_status lacks_one(live_units *u, tsr_comm *comm, tsr_error *err)
                                         &(tsr_state_call){.comm = comm, .options = &options, .host = &u->w.host}, err);
 }
 
-/* The state of a parameter that has one. */
+/* Returns the state of a parameter that has one. */
 static const tsr_value **some_state(live_units *u)
 {
     tsr_model_group *group = &u->at[0]->groups[0];
@@ -317,7 +317,7 @@ static const tsr_value **some_state(live_units *u)
     return &group->params[p].state;
 }
 
-/* Rank 0 broadcasts flat state; the last rank's optimizer has one more option, or one more state. */
+/* Rank 0 broadcasts flat state. The last rank's optimizer has one more option, or one more state. */
 static tsr_status lacks_others(live_units *u, bool option, tsr_comm *comm, tsr_error *err)
 {
     tsr_state_options options = tsr_state_options_default();
@@ -367,11 +367,11 @@ static void test_statedict_fsdp_get_set__A9_flat_state_that_lacks_one(void **sta
 
 typedef struct calls {
     unsigned chunked, gathered;
-    uint32_t fail_on; /* this rank's callbacks fail */
+    uint32_t fail_on; /* on this rank the callbacks fail */
     char names[512];
 } calls;
 
-/* Every rank keeps the whole, negated. */
+/* Every rank keeps the whole tensor, negated. */
 static tsr_status negate(const calls *c, tsr_str fqn, const tsr_tensor *from, tsr_comm *comm, tsr_state_dict *out,
                          const tsr_tensor **result, tsr_error *err)
 {
@@ -412,7 +412,7 @@ static const cJSON *pair_of(const cJSON *dict, tsr_str key)
     return NULL;
 }
 
-/* What `chunk` made is FULL's, negated; all else is as without. */
+/* What `chunk` made equals FULL's, negated; everything else is as it is without extensions. */
 static tsr_status same_but_negated(const live_units *u, const calls *c, tsr_state_dict *passing, unsigned *found,
                                    tsr_error *err)
 {
@@ -443,7 +443,7 @@ static tsr_status same_but_negated(const live_units *u, const calls *c, tsr_stat
     return TSR_OK;
 }
 
-/* What was set gives the same again. `change` is undone in the result. */
+/* A get after the set must give the same state. `change` is undone in the result. */
 static tsr_status got_again(live_units *u, const calls *c, bool change, tsr_state_dict *passing, tsr_error *err)
 {
     const tsr_state_options options = tsr_state_options_default();
@@ -570,7 +570,7 @@ static void test_statedict_fsdp_get_set__A7_A12_refusals_reach_all_ranks(void **
     live_run(2, refuse_case, (void *)(uintptr_t)live_get(live_get(golden, "cases"), "mesh_w2"));
 }
 
-/* The case with another name for the buffer 'pos'. */
+/* Returns the case with another name for the buffer 'pos'. */
 static cJSON *rename_pos(const cJSON *test)
 {
     char *text = cJSON_PrintUnformatted(test);
@@ -580,8 +580,8 @@ static cJSON *rename_pos(const cJSON *test)
     return renamed;
 }
 
-/* Of what no unit manages, rank 1 has a name of its own, as with experts. Neither the units, nor the rest of the model, nor
- * its optimizers may be loaded. */
+/* Outside of the units, rank 1 has a name of its own, as with experts. Nothing may be loaded into the units, the rest of the
+ * model, or its optimizers. */
 static tsr_status refuse_names(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_units u;
@@ -593,7 +593,7 @@ static tsr_status refuse_names(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_optimizers optimizers = {u.at, u.count};
     const tsr_state_call call = {.comm = comm, .options = &options, .host = &u.w.host, .arena = u.w.arena, .unmatched = &keys};
     const cJSON *gets[] = {live_get(u.w.record, "gets"), live_get(u.w.record, "optimizer_gets")};
-    const tsr_value *given[2]; /* the model's and the optimizers', full */
+    const tsr_value *given[2]; /* the full state of the model and of the optimizers */
     for (size_t i = 0; i < 2; i++)
         given[i] = live_changed(&u, live_value(u.memory, live_get(cJSON_GetArrayItem(gets[i], 1), "out"), comm->rank, NULL),
                                 NULL);

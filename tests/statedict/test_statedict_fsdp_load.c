@@ -1,4 +1,4 @@
-/* Rows C2, C3, C5 and C6, loading, against what real PyTorch does (tests/golden/make_fsdp_state.py). */
+/* Rows C2, C3, C5 and C6, loading, compared with real PyTorch (tests/golden/make_fsdp_state.py). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,7 +31,7 @@ static bool same_names(const tsr_str *names, size_t count, const cJSON *want)
     return true;
 }
 
-/* Nothing was written. */
+/* Expects that nothing was written. */
 static tsr_status untouched(const fsdp_world *w, tsr_error *err)
 {
     tsr_comm *comm = w->comm;
@@ -120,10 +120,10 @@ static void test_statedict_fsdp_load__C5_sharded(void **state)
 
 typedef struct calls {
     unsigned chunked, gathered;
-    uint32_t fail_on; /* this rank's callbacks fail */
+    uint32_t fail_on; /* on this rank the callbacks fail */
 } calls;
 
-/* Every rank keeps the whole, negated. */
+/* Every rank keeps the whole tensor, negated. */
 static tsr_status chunk(void *ctx, tsr_str fqn, const tsr_tensor *whole, tsr_comm *comm, tsr_state_dict *out,
                         const tsr_tensor **result, tsr_error *err)
 {
@@ -169,7 +169,8 @@ static tsr_status extended(void *arg, tsr_comm *comm, tsr_error *err)
     fsdp_world_scramble(&w);
     TSR_TRY(tsr_fsdp_model_load(w.model, tsr_state_dict_root(out), true, arena, NULL, err));
     NEED(c.gathered == 3);
-    TSR_TRY(fsdp_world_same(&w, live_get(w.record, "slices"), NULL, err)); /* plain tensors are the state's own memory */
+    /* Plain tensors are the memory of the state itself. */
+    TSR_TRY(fsdp_world_same(&w, live_get(w.record, "slices"), NULL, err));
     c.fail_on = 1;
     NEED(tsr_fsdp_model_save(w.model, broken, &own) == TSR_E_IO && strstr(own.message, "rank 1: no chunk of scale"));
     NEED(tsr_fsdp_model_load(w.model, tsr_state_dict_root(out), true, arena, NULL, &late) == TSR_E_IO);
@@ -189,7 +190,7 @@ static void test_statedict_fsdp_load__C5_extensions_chunk_and_gather(void **stat
 
 /* ---- bad input ---- */
 
-/* One rank's state lacks a key: all are told, nothing is written. */
+/* One rank's state does not have a key: every rank must get the error, and nothing may be written. */
 static tsr_status differing(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const job *j = arg;
@@ -258,7 +259,7 @@ static void test_statedict_fsdp_load__descriptions_that_do_not_fit_are_refused(v
 
 typedef struct failing {
     tsr_allocator base;
-    uint64_t left; /* allocations that succeed; 0: none does */
+    uint64_t left; /* number of allocations that succeed; 0: none */
     bool failed;
 } failing;
 
@@ -277,7 +278,7 @@ typedef struct short_of {
     const cJSON *test;
     const char *type;
     uint64_t allocations;
-    bool failed[2]; /* as the ranks have agreed */
+    bool failed[2]; /* as the ranks agreed */
 } short_of;
 
 static tsr_status save_and_load(const short_of *s, fsdp_world *w, failing *f, tsr_status *result, tsr_error *err)
@@ -318,7 +319,7 @@ static tsr_status run_short(void *arg, tsr_comm *comm, tsr_error *err)
     return TSR_OK;
 }
 
-/* Every allocation of rank 1 fails once: nobody waits, nothing leaks, all ranks say the same. */
+/* Every allocation of rank 1 fails once: no rank may wait, nothing may leak, and all ranks must return the same status. */
 static void test_statedict_fsdp_load__no_memory_on_a_rank_is_told_to_all(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Rows C1, C3, C4 and C6, saving, against what real PyTorch gives (tests/golden/make_fsdp_state.py). */
+/* Rows C1, C3, C4 and C6, saving, compared with real PyTorch (tests/golden/make_fsdp_state.py). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@ typedef struct job {
     bool offload;
 } job;
 
-/* Whether PyTorch could not on any rank. */
+/* Whether PyTorch failed on any rank. */
 static bool refused(const job *j)
 {
     bool any = false;
@@ -39,8 +39,8 @@ static tsr_status compare(const fsdp_world *w, const job *j, tsr_state_dict *out
     tsr_comm *comm = w->comm;
     const tsr_value *root = tsr_state_dict_root(out);
     const cJSON *how = live_get(j->test, "case");
-    const bool bare = cJSON_GetObjectItem(how, "bare"); /* what is outside of units stays where it is */
-    const bool kept = bare || unsharded(w) > 0;         /* NO_SHARD goes by the default settings */
+    const bool bare = cJSON_GetObjectItem(how, "bare"); /* tensors outside of units stay on their device */
+    const bool kept = bare || unsharded(w) > 0;         /* NO_SHARD uses the default settings */
     for (size_t i = 1; i < root->count && j->on_device && !kept; i += 2) {
         const tsr_tensor *tensor = tsr_tensor_of(root->items[i]);
         const bool offloaded = j->offload && !tsr_str_equal(root->items[i - 1]->text, TSR_STR("ignored.own"));
@@ -195,7 +195,7 @@ static void test_statedict_fsdp_save__C6_types_are_set_restored_and_not_mixed(vo
     assert_true(live_run(3, types, (void *)nested_case()) || ranks_count(3) < 3);
 }
 
-/* Ranks that differ are told so, all of them. */
+/* When ranks differ, every rank must get the error. */
 static tsr_status differing(void *arg, tsr_comm *comm, tsr_error *err)
 {
     fsdp_world w;

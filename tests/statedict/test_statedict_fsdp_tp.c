@@ -1,4 +1,4 @@
-/* Rows B10 and B13: FSDP1 over tensor parallelism, and FSDP extensions, against what real PyTorch does
+/* Rows B10 and B13: FSDP1 over tensor parallelism, and FSDP extensions, compared with real PyTorch
  * (tests/golden/make_fsdp_tp.py). */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,11 +18,12 @@ typedef struct job {
     const cJSON *test;
     const char *gets; /* "gets" or "optimizer_gets" */
     tsr_state_options options;
-    int number; /* which record it is compared with */
+    int number; /* index of the record that it is compared with */
     bool on_device;
 } job;
 
-/* On processes, twice as many need not run what fewer do: tests/mpi/run has several numbers of them. */
+/* Runs the case on a world of its size. When there are at least twice as many processes, it does nothing: tests/mpi/run has
+ * runs with fewer processes. */
 static bool run_case(const job *j, ranks_body *body)
 {
     const uint32_t world = (uint32_t)live_get(live_get(j->test, "case"), "world")->valuedouble;
@@ -38,7 +39,7 @@ static tsr_status told(tsr_status status, const job *j, tsr_error *err)
     return status;
 }
 
-/* ---- the extensions of make_fsdp_tp.py: matrices lie transposed, and are cut by columns ---- */
+/* ---- the extensions of make_fsdp_tp.py: matrices are stored transposed, and are cut by columns ---- */
 
 static tsr_status transpose(const tsr_tensor *from, tsr_state_dict *out, const tsr_tensor **result, tsr_error *err)
 {
@@ -165,7 +166,7 @@ static unsigned run_gets(const cJSON *test, const char *gets, bool on_device)
         if (on_device && other) continue;
         count += run_case(&j, run_get);
         if (j.options.cpu_offload || other) continue;
-        j.options.cpu_offload = true; /* PyTorch: see make_fsdp_tp.py */
+        j.options.cpu_offload = true; /* for PyTorch's behaviour see make_fsdp_tp.py */
         count += run_case(&j, run_get);
     }
     return count;
@@ -205,7 +206,7 @@ static tsr_status set_state(live_units *u, const job *j, const tsr_value *state,
                                     err);
 }
 
-/* What a broadcast makes of ranks that had values of their own: those of rank 0, wherever no dim of the mesh cuts. */
+/* Returns the record of the values that ranks have after a broadcast: those of rank 0, where no dim of the mesh cuts. */
 static const cJSON *given_record(const job *j, const live_units *u)
 {
     return j->options.broadcast_from_rank0
@@ -213,8 +214,8 @@ static const cJSON *given_record(const job *j, const live_units *u)
                : record_of(j, u);
 }
 
-/* Replicas that differ are mixed by SHARDED where PyTorch cuts what is no DTensor over the dim that replicates, and where it
- * cuts state that NO_SHARD does not. */
+/* SHARDED mixes replicas that differ: where PyTorch cuts what is not a DTensor over the dim that replicates, and where it
+ * cuts state that NO_SHARD does not cut. */
 static bool mixes(const job *j)
 {
     const cJSON *how = live_get(j->test, "case"), *mesh = cJSON_GetObjectItem(how, "mesh2d");
@@ -223,7 +224,7 @@ static bool mixes(const job *j)
     return cJSON_GetArraySize(mesh) > 2 || (is_optimizer(j) && strcmp(strategy->valuestring, "NO_SHARD") == 0);
 }
 
-/* Changed values are set, and got again; then those that PyTorch gave, which must leave what it has there. */
+/* Sets changed values and gets them again; then sets the values that PyTorch gave, which must restore what PyTorch has. */
 static tsr_status set_both(live_units *u, const job *j, tsr_error *err)
 {
     const uint32_t rank = u->w.comm->rank;
@@ -289,7 +290,7 @@ static void test_statedict_fsdp_tp__B10_B13_set_optimizers(void **state)
     each_set("optimizer_gets");
 }
 
-/* What PyTorch itself loads of a changed SHARDED state: the one set of model state that works there. */
+/* Compares with what PyTorch loads of a changed SHARDED state: the only set of model state that works there. */
 static tsr_status run_torch_set(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const job *j = arg;

@@ -1,6 +1,6 @@
-/* Rows A6, A7, A12 and B11 when a rank fails: each of its allocations, once, and each of its calls of the communicator. All
- * ranks must end with the same status, and nothing may leak (the sanitizers see to that). The ordinary run takes an even
- * choice of the points; TSR_TEST_FULL=1 takes all. */
+/* Rows A6, A7, A12 and B11 with a rank that fails: each of its allocations and each of its calls of the communicator fails
+ * once. All ranks must end with the same status, and nothing may leak (the sanitizers check that). The ordinary run tests an
+ * even selection of the points, and TSR_TEST_FULL=1 all of them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,7 +26,7 @@ typedef enum operation {
     GET_OPTIMIZERS,
     SET_MODEL,
     SET_OPTIMIZERS,
-    FROM_RAW, /* of units alone */
+    FROM_RAW, /* only of units */
     TO_LOAD,
     OPERATIONS
 } operation;
@@ -37,11 +37,11 @@ typedef struct point {
     operation operation;
     tsr_state_options options;
     uint32_t rank;
-    uint64_t allocation, call; /* that fails; UINT64_MAX: none */
-    uint64_t points[16];       /* by rank: how many there were before the end */
+    uint64_t allocation, call; /* the one that fails; UINT64_MAX: none */
+    uint64_t points[16];       /* for each rank, how many there were before the end */
 } point;
 
-/* Either kind of model. */
+/* A model of either kind. */
 typedef struct subject {
     live_model m;
     live_units u;
@@ -53,7 +53,7 @@ typedef struct subject {
     tsr_arena *arena;
 } subject;
 
-/* The parameters of a model without units have AdamW, which has not stepped. */
+/* The parameters of a model without units have an AdamW optimizer that has not stepped. */
 static tsr_status add_optimizer(subject *s, tsr_error *err)
 {
     tsr_arena *arena = s->m.arena;
@@ -76,14 +76,15 @@ static tsr_status add_optimizer(subject *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* Extensions that keep everything whole: how states and parameters are cut is not at stake here. */
+/* Extensions that keep every tensor whole: how states and parameters are cut does not matter here. */
 static tsr_status keep(void *ctx, tsr_str fqn, const tsr_tensor *whole, tsr_comm *comm, tsr_state_dict *out,
                        const tsr_tensor **result, tsr_error *err)
 {
     const tsr_value *value;
     (void)ctx;
     (void)fqn;
-    TSR_TRY(tsr_comm_agree(comm, tsr_state_dict_allocate(out, whole, &value, err), err)); /* as one that communicates must */
+    /* An extension that communicates must agree like this. */
+    TSR_TRY(tsr_comm_agree(comm, tsr_state_dict_allocate(out, whole, &value, err), err));
     *result = tsr_tensor_of(value);
     for (uint64_t i = 0; i < whole->entry.shape[0]; i++) ((char *)(*result)->data)[i] = ((const char *)whole->data)[i];
     return TSR_OK;
@@ -116,7 +117,7 @@ static void close_subject(subject *s, const point *p)
     else live_model_close(&s->m);
 }
 
-/* The first optimizer's, which is a named one when it loads. */
+/* Converts the state of the first optimizer, which is a named optimizer when it loads. */
 static tsr_status convert(subject *s, const point *p, tsr_comm *comm, const tsr_value *state, tsr_state_dict *out,
                           tsr_error *err)
 {
@@ -147,7 +148,7 @@ static tsr_status operate(subject *s, const point *p, tsr_comm *comm, const tsr_
     }
 }
 
-/* What a set gets: by the same options, but for the broadcast. */
+/* Makes the input of a set: by a get with the same options, but without the broadcast. */
 static tsr_status make_given(subject *s, const point *p, tsr_comm *comm, tsr_state_dict *given, tsr_error *err)
 {
     point before = *p;
@@ -157,7 +158,7 @@ static tsr_status make_given(subject *s, const point *p, tsr_comm *comm, tsr_sta
     return operate(s, &before, comm, NULL, given, s->arena, err);
 }
 
-/* The same status on all ranks: that of the failure, or none. */
+/* Expects the same status on all ranks: that of the failure, or success. */
 static tsr_status judge(point *p, tsr_comm *comm, tsr_status got, const tsr_error *own, bool failed, tsr_error *err)
 {
     uint64_t any = failed, low = UINT64_MAX - (uint64_t)got, high = (uint64_t)got;
@@ -178,7 +179,7 @@ static tsr_status run_allocation(void *arg, tsr_comm *comm, tsr_error *err)
     subject s = {.count = 0};
     failing_allocator f;
     tsr_state_dict *given, *out;
-    tsr_comm *own_comm; /* it may be spent afterwards */
+    tsr_comm *own_comm; /* may be unusable afterwards */
     tsr_error own = {0};
     failing_start(&f, SIZE_MAX);
     TSR_TRY(comm->split(comm, 0, comm->rank, &own_comm, err));
@@ -278,7 +279,8 @@ static void every_operation(bool allocations)
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         for (int full = 0; full < 3; full++) {
             for (int o = 0; o < (models[m].with_units ? OPERATIONS : FROM_RAW); o++) {
-                /* FULL state over tensor parallelism has DTensors, which neither PyTorch nor we scatter from rank 0. */
+                /* FULL state over tensor parallelism has DTensors, which neither PyTorch nor Tessera scatters from rank
+                 * 0. */
                 if (full == 2 && o == TO_LOAD && cJSON_GetObjectItem(live_get(tp, "cases"), models[m].of)) continue;
                 point p = {.with_units = models[m].with_units, .operation = (operation)o, .rank = (uint32_t)(o + full) % 2};
                 p.extended = models[m].extended;

@@ -1,5 +1,5 @@
-/* Rows A6, A7 and A12 on any number of ranks, with tensors of every kind: whole, over a mesh (DTensor), in boxes
- * (ShardedTensor). What a tensor holds is its elements' numbers, so that every rank knows what must come out. */
+/* Rows A6, A7 and A12 on any number of ranks, with tensors of every kind: whole, over a mesh (DTensor), and in boxes
+ * (ShardedTensor). A tensor's elements are their own numbers, so every rank can compute the expected result. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 
 enum { ROWS = 5, COLUMNS = 3, KINDS = 3, MOST = ROWS * COLUMNS };
 
-/* A tree of one module with a parameter of each kind, and this rank's part of them. */
+/* A tree of one module with a parameter of each kind, and this rank's parts of them. */
 typedef struct world {
     tsr_host host;
     tsr_comm *comm;
@@ -24,7 +24,7 @@ typedef struct world {
     tsr_module_child child;
     tsr_modules *tree;
     tsr_mesh mesh;
-    uint64_t mesh_shape[1], begin, rows; /* of the rows here */
+    uint64_t mesh_shape[1], begin, rows; /* of this rank's rows */
     tsr_placement placement;
     float data[KINDS][MOST];
     tsr_tensor_part part;
@@ -86,7 +86,7 @@ static void make_tensors(world *w)
     for (int k = 0; k < KINDS; k++) w->bound[k] = (tsr_model_tensor){&w->params[k], &w->tensors[k], NULL};
 }
 
-/* `whole` (may be NULL): the first parameter as this rank has it, in memory that starts where the others' does. */
+/* `whole` (may be NULL): the first parameter as this rank has it. Its memory is data[0], as without `whole`. */
 static tsr_status open_with(world *w, tsr_comm *comm, const tsr_module_tensor *whole, tsr_error *err)
 {
     *w = (world){.host = live_host(NULL), .comm = comm};
@@ -145,7 +145,7 @@ static tsr_status model_both_ways(void *arg, tsr_comm *comm, tsr_error *err)
         const tsr_value *root = tsr_state_dict_root(w.out);
         NEED(root->count == (ways[i][1] && comm->rank ? 0 : 2 * KINDS));
         if (ways[i][0] && root->count) TSR_TRY(check_full(&w, comm, err));
-        if (ways[i][0]) fill(&w, 50); /* the result is not the model's memory, but for the whole one */
+        if (ways[i][0]) fill(&w, 50); /* except for the whole tensor, the result is not the model's memory */
         options.broadcast_from_rank0 = ways[i][2] || ways[i][1];
         options.cpu_offload = false;
         if (ways[i][0] && root->count) {
@@ -166,7 +166,7 @@ static void test_statedict_get_set_worlds__A6_A7_every_kind_on_any_number_of_ran
     ranks_run(model_both_ways, NULL);
 }
 
-/* The numbers of `kind` and 7, by columns where the model has rows. */
+/* Puts the numbers of `kind` and 7, by columns where the model has rows. */
 static tsr_status put_otherwise(world *w, int kind, bool whole, tsr_state_dict *dict, tsr_error *err)
 {
     const tsr_placement columns = {TSR_SHARD, -1, 0};
@@ -185,8 +185,8 @@ static tsr_status put_otherwise(world *w, int kind, bool whole, tsr_state_dict *
     return tsr_state_dict_put(dict, tsr_str_from(names[kind]), value, err);
 }
 
-/* As copy_ between DTensors in PyTorch 2.13: redistributed; a whole tensor into a distributed one, or the other way, is
- * refused ("got mixed torch.Tensor and DTensor"). */
+/* As with copy_ between DTensors in PyTorch 2.13, tensors are redistributed. A whole tensor into a distributed one, or the
+ * reverse, is rejected ("got mixed torch.Tensor and DTensor"). */
 static tsr_status model_from_other_placements(void *arg, tsr_comm *comm, tsr_error *err)
 {
     (void)arg;
@@ -266,7 +266,7 @@ static tsr_status other_algorithm(void *arg, tsr_comm *comm, tsr_error *err)
     snprintf(want, sizeof want, "rank %u: no first step", (unsigned)comm->size - 1);
     NEED(strcmp(own.message, want) == 0);
     for (int k = 0; k < KINDS; k++) params[k].state = NULL;
-    params[1].has_gradient = true; /* then nothing is done, quietly */
+    params[1].has_gradient = true; /* then nothing is done, and no error is reported */
     ctx.fails = false;
     TSR_TRY(tsr_get_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1},
                                          &(tsr_state_call){.comm = comm, .options = &options}, w.out, err));
@@ -294,8 +294,8 @@ static void test_statedict_get_set_worlds__A12_first_state_of_another_algorithm(
     ranks_run(other_algorithm, NULL);
 }
 
-/* As after d["exp_avg"], d["exp_avg_sq"] = d["exp_avg_sq"], d["exp_avg"] in Python: a state dict that borrows the optimizer's
- * memory, under other names. */
+/* Does what d["exp_avg"], d["exp_avg_sq"] = d["exp_avg_sq"], d["exp_avg"] does in Python: returns a state dict that borrows
+ * the optimizer's memory, with the two names swapped. */
 static const tsr_value *swap_means(const tsr_value *state, tsr_arena *arena)
 {
     return tsr_value_dict(arena, 3, "step", tsr_value_get(state, TSR_STR("step")), "exp_avg",
@@ -346,7 +346,7 @@ static void test_statedict_get_set_worlds__A11_states_that_borrow_each_other_s_m
 
 /* ---- models that differ between ranks ---- */
 
-/* How the last rank's first parameter, which is frozen and in no optimizer, differs from the others'. */
+/* How the last rank's first parameter differs from that of the others. It is frozen, and in no optimizer. */
 typedef struct odd_one {
     const char *name;
     tsr_dtype dtype;
@@ -364,7 +364,7 @@ static float *state_of(const tsr_model_param *param, uint64_t *count, tsr_arena 
     return piece_count ? pieces->data : NULL;
 }
 
-/* Writes other numbers into the states on each rank, or compares with them. */
+/* With `write`, writes other numbers into the states on each rank; otherwise compares the states with them. */
 static bool states_are(world *w, const tsr_model_param *params, bool write)
 {
     bool same = true;
@@ -430,7 +430,7 @@ static tsr_status refuse_all_odd_ones(void *arg, tsr_comm *comm, tsr_error *err)
         {NULL, TSR_INT32, {ROWS, COLUMNS}, "'net.whole' is float32 [5, 3] on rank 0, but int32 [5, 3] on rank"},
     };
     (void)arg;
-    if (comm->size == 1) return TSR_OK; /* there is no other rank to differ from */
+    if (comm->size == 1) return TSR_OK; /* a single rank has no other rank to differ from */
     for (size_t i = 0; i < sizeof odd_ones / sizeof *odd_ones; i++) {
         const tsr_status status = refuse_odd_one(&odd_ones[i], comm, err);
         if (status != TSR_OK) tsr_error_context(err, "odd one %zu", i);
@@ -439,7 +439,7 @@ static tsr_status refuse_all_odd_ones(void *arg, tsr_comm *comm, tsr_error *err)
     return TSR_OK;
 }
 
-/* The state of 'net.mesh' lies by columns on the last rank alone: no rank can tell by itself that it will not arrive. */
+/* Only on the last rank, the state of 'net.mesh' is by columns: no rank can know by itself that it will not be loaded. */
 static tsr_status refuse_odd_placement(void *arg, tsr_comm *comm, tsr_error *err)
 {
     world w;

@@ -1,4 +1,4 @@
-/* Rows A1, A6 and A7 against what real PyTorch does (tests/golden/make_model_state.py), and what it leaves undone. */
+/* Rows A1, A6 and A7 compared with real PyTorch (tests/golden/make_model_state.py), and cases that PyTorch leaves undone. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -90,7 +90,8 @@ static tsr_status expect_model(live_model *m, const cJSON *record, tsr_error *er
     return kept ? TSR_OK : m->extra ? live_same(m->extra, live_get(record, "extra"), false, err) : TSR_E_FORMAT;
 }
 
-/* PyTorch counts no key as missing here, unless it broadcasts strictly; we do. */
+/* Whether PyTorch reports no missing key here: with full state it does so except in a strict broadcast. Tessera reports the
+ * key. */
 static bool missing_goes_unseen(const cJSON *record, const tsr_state_options *o)
 {
     return live_is(record, "of", "missing") && o->full_state_dict && !(o->broadcast_from_rank0 && o->strict);
@@ -172,7 +173,8 @@ static tsr_status meta_case(void *arg, tsr_comm *comm, tsr_error *err)
     return TSR_OK;
 }
 
-/* A meta tensor of a device gets memory there, or with cpu_offload and broadcast_from_rank0 on the host. */
+/* A meta tensor of a device gets memory on that device; with cpu_offload and broadcast_from_rank0 it gets memory on the
+ * host. */
 static tsr_status offloaded_case(void *arg, tsr_comm *comm, tsr_error *err)
 {
     for (unsigned bits = 0; bits < 4; bits++) {
@@ -215,7 +217,7 @@ static void test_statedict_model_state__A6_meta_tensors_are_left_out_and_get_mem
     live_run(2, meta_case, (void *)(uintptr_t)case_of("sharded"));
 }
 
-/* A state dict with one tensor changed, in words; nothing of the model may change. */
+/* Describes a state dict with one tensor changed. Nothing of the model may change. */
 typedef struct refusal {
     const char *model;
     tsr_dtype dtype;

@@ -1,5 +1,5 @@
-/* Rows B3, B6, B7 and B11: optimizers' own state dicts and FSDP1's forms of them, against what real PyTorch does
- * (tests/golden/make_optimizer_raw.py and make_optimizer_forms.py, whose records say what was `given`). */
+/* Rows B3, B6, B7 and B11: optimizers' own state dicts and FSDP1's forms of them, compared with real PyTorch
+ * (tests/golden/make_optimizer_raw.py and make_optimizer_forms.py, whose records contain what was `given`). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -41,7 +41,7 @@ static tsr_status told(tsr_status status, const job *j, tsr_error *err)
 
 /* ---- documents, changed ---- */
 
-/* The value under a key of {"D": [[key, value], …]}. */
+/* Returns the pair with a key in {"D": [[key, value], …]}. */
 static cJSON *pair_of(const cJSON *dict, const char *key)
 {
     for (cJSON *pair = live_get(dict, "D")->child; pair; pair = pair->next)
@@ -80,7 +80,8 @@ static void reverse(cJSON *list)
         cJSON_InsertItemInArray(list, 0, cJSON_DetachItemFromArray(list, i));
 }
 
-/* What make_optimizer_raw.py does to a state dict before it is loaded, less what live_changed does to all of it. */
+/* Makes the changes that make_optimizer_raw.py makes to a state dict before it is loaded, except those that live_changed
+ * makes to all of it. */
 static void change(cJSON *state, const char *what)
 {
     cJSON *states = (cJSON *)(uintptr_t)live_get(under(state, "state"), "D"), *first = states->child;
@@ -140,15 +141,15 @@ static tsr_status same_dict(const tsr_value *value, const cJSON *pairs, tsr_erro
     return TSR_OK;
 }
 
-/* PyTorch leaves the description of a tensor where rank 0's state of no parameter is a dict with a tensor in it. Rank 0's
- * "ema" is 1.5, and 1 more as it is loaded. */
+/* PyTorch leaves the description of a tensor in the place of a tensor inside a dict, when that dict is rank 0's state of no
+ * parameter. Rank 0's "ema" is 1.5, and 1 more when it is loaded. */
 static bool is_description(const cJSON *json)
 {
     const cJSON *items = cJSON_GetObjectItem(json, "U");
     return items && cJSON_GetArraySize(items) == 2 && strcmp(text_of(cJSON_GetArrayItem(items, 1), "o"), "dtype") == 0;
 }
 
-/* Dicts in any order: PyTorch's is that of its model, or of a set. */
+/* Compares dicts in any order: PyTorch's order is that of its model, or of a set. */
 static tsr_status same_loosely(const tsr_value *value, const cJSON *json, tsr_error *err)
 {
     const cJSON *pairs = cJSON_GetObjectItem(json, "D"), *list = cJSON_GetObjectItem(json, "L");
@@ -163,7 +164,7 @@ static tsr_status same_loosely(const tsr_value *value, const cJSON *json, tsr_er
     return TSR_OK;
 }
 
-/* Whether a call did what PyTorch did: its result, or a refusal. */
+/* Whether a call did what PyTorch did: gave the same result, or failed as well. */
 static tsr_status same_outcome(tsr_status status, const tsr_value *root, const cJSON *record, const tsr_error *own,
                                tsr_error *err)
 {
@@ -188,7 +189,7 @@ static const tsr_value *input_of(live_units *u, const cJSON *record)
 
 /* ---- optim_state_dict ---- */
 
-/* The raw state dict that get number `j->number` converts; `kept` must live as long. */
+/* Returns the raw state dict that get number `j->number` converts. `kept` must live as long as it does. */
 static const tsr_value *raw_of(live_units *u, const cJSON *record, cJSON **kept)
 {
     const cJSON *given = cJSON_GetObjectItem(record, "given");
@@ -290,7 +291,7 @@ static void test_statedict_optimizer_raw__B3_B6_B7_to_load(void **state)
 
 /* ---- state_dict and load_state_dict ---- */
 
-/* What is loaded; and whether the optimizer's own state dict is PyTorch's. */
+/* Finds what is loaded, and compares the optimizer's own state dict with PyTorch's. */
 static tsr_status load_of(live_units *u, const cJSON *record, const tsr_raw_optimizer *raw, cJSON **kept,
                           const tsr_value **state, tsr_error *err)
 {
@@ -306,7 +307,8 @@ static tsr_status load_of(live_units *u, const cJSON *record, const tsr_raw_opti
     return TSR_OK;
 }
 
-/* PyTorch loads state of any shape into a parameter's place, and groups without options (native/statedict/DIFFERENCES.md). */
+/* PyTorch loads state of any shape in place of a parameter's, and groups without options
+ * (native/statedict/DIFFERENCES.md). */
 static bool is_misplaced(const char *change)
 {
     static const char *const changes[] = {"order", "other names", "params reversed", "no options"};
@@ -367,7 +369,7 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
     raw.optimizer = u.at[0];
     NEED(tsr_fsdp_optim_state_dict(&raw, NULL, &rank0, u.out, &told_of[1]) == TSR_E_USAGE);
     NEED(tsr_fsdp_optim_state_dict(&raw, NULL, &other, u.out, &told_of[2]) == TSR_E_USAGE);
-    raw.input = comm->rank ? input : NULL; /* one rank's failure is everyone's */
+    raw.input = comm->rank ? input : NULL; /* when one rank fails, all ranks fail */
     NEED(tsr_fsdp_optim_state_dict(&raw, NULL, &full, u.out, &told_of[3]) == TSR_E_NOT_FOUND);
     raw.input = NULL;
     raw.optimizer = NULL;
@@ -383,7 +385,8 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
 }
 
 typedef struct heard {
-    unsigned input, user, none; /* of the optimizer's input, of state of no parameter, of parameters without state */
+    unsigned input, user, none; /* warnings about the optimizer's input, about state of no parameter, and about parameters
+                                 * without state */
 } heard;
 
 static void hear(void *ctx, const char *message)
@@ -394,8 +397,8 @@ static void hear(void *ctx, const char *message)
     h->none += strstr(message, "the optimizer has no state for 'scale' on this rank") != NULL;
 }
 
-/* As PyTorch warns: of the deprecated argument, of every key that is not a parameter's (rank 1 has two), and of parameters
- * for which a named optimizer gets no state. */
+/* Warns as PyTorch does: about the deprecated argument, about every key that is not a parameter's (rank 1 has two), and
+ * about parameters for which a named optimizer gets no state. */
 static tsr_status warn_case(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_units u;
@@ -405,7 +408,7 @@ static tsr_status warn_case(void *arg, tsr_comm *comm, tsr_error *err)
     u.w.tree.warn = hear;
     u.w.tree.ctx = &h;
     tsr_raw_optimizer raw = {.model = &u.model, .optimizer = u.at[0], .comm = comm};
-    const cJSON *record = cJSON_GetArrayItem(live_get(u.w.record, "to_loads"), 6); /* the input is its groups */
+    const cJSON *record = cJSON_GetArrayItem(live_get(u.w.record, "to_loads"), 6); /* in this record the input is groups */
     raw.input = input_of(&u, record);
     NEED(raw.input && tsr_fsdp_optim_state_dict(&raw, NULL, &full, u.out, err) == TSR_OK);
     NEED(h.input == 1 && h.user == 1 + comm->rank);

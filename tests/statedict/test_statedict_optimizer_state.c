@@ -1,4 +1,4 @@
-/* Rows A12 and A13 against what real PyTorch does (tests/golden/make_optimizer_state.py, make_optimizer_mesh.py). */
+/* Rows A12 and A13 compared with real PyTorch (tests/golden/make_optimizer_state.py, make_optimizer_mesh.py). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -43,7 +43,7 @@ static void read_group(live_model *m, const cJSON *json, tsr_model_group *out, u
     }
 }
 
-/* `optimizers` NULL: those of the case. */
+/* `optimizers` NULL: uses those of the case. */
 static tsr_status open_with(live_optimizers *l, const cJSON *test, const cJSON *optimizers, uint32_t rank, tsr_error *err)
 {
     *l = (live_optimizers){0};
@@ -120,7 +120,7 @@ static tsr_status run_set(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, given,
                                                      &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host},
                                                      &own);
-    if (cJSON_GetObjectItem(record, "error") || live_is(record, "of", "no groups")) { /* PyTorch: a group without lr */
+    if (cJSON_GetObjectItem(record, "error") || live_is(record, "of", "no groups")) { /* in PyTorch, a group without lr */
         status = status == TSR_OK ? tsr_raise(err, TSR_E_FORMAT, 0, "this does not refuse") : TSR_OK;
     } else if (status == TSR_OK) {
         status = tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, &(tsr_state_call){.comm = comm},
@@ -139,7 +139,7 @@ static void test_statedict_optimizer_state__A12_set(void **state)
     live_records(golden, "sets", run_set);
 }
 
-/* ---- A11, A12: a state dict that has what the optimizer does not hold, and the other way round ---- */
+/* ---- A11, A12: a state dict with state that the optimizer does not have, and the reverse ---- */
 
 static void put_gradients(live_optimizers *l, const cJSON *gradients)
 {
@@ -183,7 +183,7 @@ static tsr_status same_optimizers(const live_optimizers *l, const cJSON *want, t
     return TSR_OK;
 }
 
-/* The key that PyTorch names is named here, too. */
+/* The error must name the key that PyTorch names. */
 static tsr_status refuse_get(live_optimizers *l, const cJSON *want, const tsr_state_options *options, tsr_comm *comm,
                              tsr_error *err)
 {
@@ -215,7 +215,7 @@ static tsr_status run_unlike(void *arg, tsr_comm *comm, tsr_error *err)
     else if (status == TSR_OK) status = same_optimizers(&l, live_get(record, "then"), err);
     else tsr_raise(err, status, 0, "%s", own.message);
     const char *key = error && strstr(error->valuestring, "KeyError: '") ? error->valuestring + strlen("KeyError: ") : NULL;
-    if (status == TSR_OK && key && !strstr(own.message, key)) /* the very key, as PyTorch names it */
+    if (status == TSR_OK && key && !strstr(own.message, key)) /* exactly the key that PyTorch names */
         status = tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch names %s: %s", key, own.message);
     close_all(&l);
     return live_record_told(status, arg, record, err);
@@ -241,9 +241,9 @@ static void test_statedict_optimizer_state__A12_over_meshes_set(void **state)
     live_records(over_meshes, "unlike", run_unlike);
 }
 
-/* ---- B7, B11: its own state dict ---- */
+/* ---- B7, B11: the optimizer's own state dict ---- */
 
-/* States in any order. Of a named optimizer's groups the parameters, which are sorted. */
+/* Compares states in any order. Of a named optimizer's groups, only the parameters are compared, which are sorted. */
 static tsr_status same_raw(const tsr_value *raw, const cJSON *want, bool named, tsr_error *err)
 {
     const cJSON *states = live_get(cJSON_GetArrayItem(live_get(want, "D"), 0)->child->next, "D");
@@ -265,7 +265,7 @@ static tsr_status same_raw(const tsr_value *raw, const cJSON *want, bool named, 
         return tsr_raise(err, TSR_E_FORMAT, 0, "%zu states of %d", same, cJSON_GetArraySize(states));
     if (!named) return live_same(tsr_value_get(raw, TSR_STR("param_groups")), groups, false, err);
     const tsr_value *list = tsr_value_get(raw, TSR_STR("param_groups"));
-    for (size_t g = 0; g < list->count; g++) { /* "params" is first there, and last here */
+    for (size_t g = 0; g < list->count; g++) { /* "params" is first in PyTorch, and last here */
         const cJSON *group = cJSON_GetArrayItem(live_get(groups, "L"), (int)g);
         const cJSON *params = live_get(group, "D")->child->child->next;
         TSR_TRY(live_same(tsr_value_get(list->items[g], TSR_STR("params")), params, false, err));
@@ -300,7 +300,7 @@ static void test_statedict_optimizer_state__B7_B11_own_state_dicts(void **state)
     live_records(golden, "raws", run_raw);
 }
 
-/* A flat state dict without a state that the optimizer holds: PyTorch puts an empty dict in its place. */
+/* A flat state dict without a state that the optimizer has: PyTorch puts an empty dict in its place. */
 static tsr_status lacks_state(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_optimizers l;
@@ -348,7 +348,7 @@ static void add_one(live_model *m)
     }
 }
 
-/* A program that knows nothing of names saves and loads by its calls. */
+/* A program that does not know names saves and loads by its own calls. */
 static tsr_status program_save(const tsr_state_calls *calls, tsr_comm *comm, const char *path, const tsr_host *host,
                                tsr_error *err)
 {
@@ -415,7 +415,7 @@ static void test_statedict_optimizer_state__A13_calls_save_and_load(void **state
     live_run(2, calls_case, (void *)(uintptr_t)case_of("sharded"));
 }
 
-/* ---- A12: both at once ---- */
+/* ---- A12: the model and its optimizers in one call ---- */
 
 static tsr_status both_case(void *arg, tsr_comm *comm, tsr_error *err)
 {
@@ -464,13 +464,13 @@ static double sum_of(live_model *m)
     return sum;
 }
 
-/* Neither the model nor its optimizers are loaded where the state of one of them is refused. */
+/* When the state of the model or of an optimizer is rejected, neither the model nor its optimizers are loaded. */
 static tsr_status refused_case(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_optimizers l;
     tsr_state_dict *model, *optimizer;
     tsr_state_options full = tsr_state_options_default();
-    full.full_state_dict = true; /* copies */
+    full.full_state_dict = true; /* full state is a copy */
     TSR_TRY(open_all(&l, arg, comm->rank, err));
     TSR_TRY(tsr_state_dict_new(&l.m.host, &model, err));
     TSR_TRY(tsr_state_dict_new(&l.m.host, &optimizer, err));
@@ -488,7 +488,7 @@ static tsr_status refused_case(void *arg, tsr_comm *comm, tsr_error *err)
     NEED(tsr_set_state_dict(&l.m.model, optimizers, stranger, tsr_state_dict_root(optimizer), &call, &own) ==
          TSR_E_NOT_FOUND);
     NEED(strstr(own.message, "unexpected, first 'stranger'"));
-    NEED(l.at[0]->groups[0].options == options && l.at[0]->groups[0].params[0].state == state); /* loading replaces them */
+    NEED(l.at[0]->groups[0].options == options && l.at[0]->groups[0].params[0].state == state); /* loading replaces both */
     tsr_state_dict_free(optimizer);
     tsr_state_dict_free(model);
     close_all(&l);
@@ -507,7 +507,7 @@ static void count_warning(void *ctx, const char *message)
     m->warnings += strstr(message, "submodules") != NULL;
 }
 
-/* The model's state of one submodule, and all of the optimizers'. */
+/* Loads the model's state of one submodule, and the state of all optimizers. */
 static tsr_status submodule_case(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_optimizers l;
@@ -565,7 +565,7 @@ static const tsr_value *dict_of(tsr_arena *arena, const char *key, const tsr_val
     return tsr_value_items(arena, TSR_VALUE_DICT, items, 4, NULL);
 }
 
-/* The state dict of the optimizer itself with one thing wrong. */
+/* Returns the optimizer's own state dict with one thing wrong. */
 static const tsr_value *spoil(const char *what, tsr_state_dict *dict, const tsr_value *good)
 {
     tsr_arena *arena = tsr_state_dict_arena(dict);

@@ -1,4 +1,5 @@
-/* Redistribution against what every element should be; ranks that disagree or run out of memory; memory bounds. */
+/* Compares redistribution with the expected value of every element; ranks that disagree or run out of memory; limits of
+ * memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,12 +18,12 @@
 typedef struct property {
     uint64_t first_seed;
     bool on_device;
-    unsigned shared; /* 1: the source lies in memory that the ranks share, 2: the target, 3: both */
+    unsigned shared; /* 1: the source is in memory that the ranks share; 2: the target is; 3: both are */
 } property;
 
 enum { CASES = 60, TENSORS = 3 };
 
-/* Shared memory has one box a rank. */
+/* Shared memory has one box per rank. */
 static tsr_tensor in_one_box(const tsr_tensor *like, tsr_arena *arena, const tsr_comm *comm)
 {
     const uint32_t ndim = like->entry.ndim;
@@ -36,7 +37,7 @@ static tsr_tensor in_one_box(const tsr_tensor *like, tsr_arena *arena, const tsr
     return tsr_tensor_in_boxes(like->entry.dtype, ndim, shape, part, 1);
 }
 
-/* The tensors of `from` in memory that the ranks share. */
+/* Moves the tensors of `from` to memory that the ranks share. */
 static tsr_status share_side(const tsr_tensor **side, tsr_comm *comm, tsr_state_dict *dict, tsr_state_dict *out,
                              tsr_error *err)
 {
@@ -126,10 +127,10 @@ static void test_statedict_redistribute__every_element_arrives(void **state)
 
 typedef struct quarrel {
     const char *what;
-    const char *message; /* a part of what every rank is told */
+    const char *message; /* part of the message on every rank */
 } quarrel;
 
-/* Rank 1's state dict differs from the others'. */
+/* Rank 1's state dict differs from that of the others. */
 static tsr_status make_state(const char *what, const tsr_comm *comm, tsr_state_dict *dict, tsr_error *err)
 {
     const bool odd = comm->rank == 1;
@@ -177,7 +178,7 @@ static tsr_status quarrel_over_gather(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_dict_free(in);
     tsr_state_dict_free(out);
     TSR_TRY(status);
-    return tsr_comm_barrier(comm, err); /* the communicator is still good */
+    return tsr_comm_barrier(comm, err); /* the communicator still works */
 }
 
 static void test_statedict_redistribute__disagreement_is_named_everywhere(void **state)
@@ -193,12 +194,12 @@ static void test_statedict_redistribute__disagreement_is_named_everywhere(void *
         {"ranks_only", "the call gather is"},
         {"round_bytes", "the call gather is"},
     };
-    if (ranks_count(3) < 3) return; /* mpirun -n 2 has no third rank: the table's texts are for three */
+    if (ranks_count(3) < 3) return; /* mpirun -n 2 has no third rank: the messages in the table are for three */
     for (size_t i = 0; i < sizeof quarrels / sizeof quarrels[0]; i++) live_run(3, quarrel_over_gather, (void *)&quarrels[i]);
 }
 
 typedef struct bad_boxes {
-    uint64_t first[2], rows[2]; /* by rank: 0 and the others */
+    uint64_t first[2], rows[2]; /* the values of ranks 0 and 1 */
     const char *message;
 } bad_boxes;
 
@@ -232,7 +233,7 @@ static void test_statedict_redistribute__boxes_must_tile(void **state)
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) live_run(2, gather_boxes, (void *)&table[i]);
 }
 
-/* A mesh of other size than the communicator, a partial tensor, and one without memory. */
+/* A mesh whose size differs from the communicator's, a partial tensor, and a tensor without memory. */
 static tsr_status gather_misfit(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const char *what = arg;
@@ -286,7 +287,7 @@ static tsr_status make_wide(tsr_comm *comm, tsr_state_dict *dict, bool full, tsr
     return TSR_OK;
 }
 
-/* Beside the result: round_bytes each way, and 2 KiB for each tensor and rank. */
+/* Apart from the result: round_bytes in each direction, and 2 KiB per tensor and rank. */
 static tsr_status bounded(const live_meter *meter, const tsr_state_dict *out, tsr_comm *comm, tsr_error *err)
 {
     NEED(meter->most <= tsr_state_dict_owned(out) + 2 * ROUND + 2048 * WIDE * (comm->size + 1));
@@ -351,8 +352,8 @@ static void test_statedict_redistribute__memory_is_bounded(void **state)
 /* ---- a rank without memory ---- */
 
 typedef struct starving {
-    uint32_t nth; /* allocation that fails */
-    bool ended;   /* no allocation was left to fail */
+    uint32_t nth; /* number of the allocation that fails */
+    bool ended;   /* whether no allocation was left to fail */
     int op;
 } starving;
 
@@ -367,7 +368,7 @@ static tsr_status starve(void *arg, tsr_comm *comm, tsr_error *err)
     TSR_TRY(tsr_state_dict_new(&free_host, &in, err));
     TSR_TRY(tsr_state_dict_new(&free_host, &full, err));
     TSR_TRY(make_state("", comm, in, err));
-    if (comm->rank == 0) { /* whole tensors of the same names */
+    if (comm->rank == 0) { /* whole tensors with the same names */
         const uint64_t shape[] = {6, 4};
         const tsr_tensor tensor = tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL);
         const tsr_value *value;
@@ -401,7 +402,7 @@ static void test_statedict_redistribute__no_memory_on_one_rank(void **state)
         for (s.nth = 0; !s.ended && s.nth < 1000; s.nth++) {
             tsr_error err = {0};
             if (live_try(2, starve, &s, &err) != TSR_OK) fail_msg("operation %d, allocation %u: %s", op, s.nth, err.message);
-            if (ranks_count(0)) break; /* processes do not see rank 0's flag: one point there */
+            if (ranks_count(0)) break; /* processes do not see rank 0's flag, so they test one point */
         }
         assert_true(s.nth > 3 || ranks_count(0));
     }
@@ -409,7 +410,7 @@ static void test_statedict_redistribute__no_memory_on_one_rank(void **state)
 
 /* ---- replicas that differ ---- */
 
-/* As PyTorch's collectives, which run along the dims that cut: each rank gets the copy that is where it is itself. */
+/* As with PyTorch's collectives, which run along the dims that cut, each rank gets the replica at its own place. */
 static tsr_status own_replica(void *arg, tsr_comm *comm, tsr_error *err)
 {
     static const uint64_t mesh_shape[2] = {2, 2}, shape[1] = {4};

@@ -1,4 +1,4 @@
-/* Rows D1 to D8 against what real PyTorch does (tests/golden/make_state_dict.py). */
+/* Rows D1 to D8 compared with real PyTorch (tests/golden/make_state_dict.py). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 
 static cJSON *golden;
 
-/* One case on one rank: the record of the rank, the value that went in, and a dict for the result. */
+/* One case on one rank: the rank's record, the input value, and a dict for the result. */
 typedef struct run {
     const cJSON *test, *record;
     tsr_host host;
@@ -59,7 +59,7 @@ static void run_cases(const char *op, row_body *body, bool on_device)
     assert_true(count > 0);
 }
 
-/* ranks_only, or nothing. */
+/* Reads `ranks_only` of the case, which may be empty. Returns the number of ranks. */
 static size_t ranks_only(const run *r, uint32_t *ranks)
 {
     size_t count = 0;
@@ -122,7 +122,7 @@ static tsr_status gather(run *r, tsr_error *err)
     return TSR_OK;
 }
 
-/* Into the same companion twice: it stays, and nothing is allocated for it. */
+/* Gathers into the same companion twice: it stays, and nothing is allocated for it. */
 static tsr_status gather_companion(run *r, tsr_error *err)
 {
     tsr_comm *comm = r->comm;
@@ -217,7 +217,7 @@ static void test_statedict_rows__D5_create(void **state)
     run_cases("create", create, true);
 }
 
-/* What a rank writes into its shared tensors is what others read. */
+/* What a rank writes into its shared tensors is what the others read. */
 static tsr_status share(run *r, tsr_error *err)
 {
     tsr_comm *comm = r->comm;
@@ -295,7 +295,7 @@ static void test_statedict_rows__D7_broadcast(void **state)
     run_cases("broadcast", broadcast, true);
 }
 
-/* Extra state of a module: PyTorch sends such values as they are, tensors inside included. */
+/* Extra state of a module: PyTorch sends such values as they are, including tensors inside them. */
 static tsr_status broadcast_nested(void *arg, tsr_comm *comm, tsr_error *err)
 {
     static const uint64_t shape[] = {2, 1}, none[] = {0};

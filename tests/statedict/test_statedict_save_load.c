@@ -1,4 +1,4 @@
-/* Checkpoints that ranks write and read together: any world saves, any other loads. */
+/* Checkpoints that ranks write and read together: a world of any size saves, and one of any other size loads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,7 +26,7 @@ typedef struct job {
     tsr_load_options load;
 } job;
 
-/* The same names, shapes and types for every seed below 1000 × n; distributions differ. */
+/* Makes a state dict. Names, shapes and types depend only on the job's seed, and the distributions on `distribution`. */
 static tsr_status make_state(const job *j, const tsr_comm *comm, tsr_device *device, uint64_t distribution,
                              tsr_state_dict *dict, tsr_error *err)
 {
@@ -108,7 +108,7 @@ static void remove_folder(const char *path)
     assert_int_equal(system(command), 0);
 }
 
-/* On one process of mpirun, or in the one there is. */
+/* Removes the directory in one process of mpirun, or in the only process. */
 static tsr_status settle_folder(void *arg, tsr_comm *comm, tsr_error *err)
 {
     if (comm->rank == 0) remove_folder(arg);
@@ -127,7 +127,8 @@ static void test_statedict_save_load__any_world_to_any_other(void **state)
                  .path = path,
                  .on_device = i % 3 == 1,
                  .meta = i % 5 == 2,
-                 .save = {.overwrite = world[0] == 1, .buffer_bytes = i % 2 ? 100 : 0}, /* a world of 1 runs twice */
+                 /* With a world of 1 this runs twice. */
+                 .save = {.overwrite = world[0] == 1, .buffer_bytes = i % 2 ? 100 : 0},
                  .load = {.buffer_bytes = i % 2 ? 64 : 0}};
         job loading = j;
         j.meta = false;
@@ -138,7 +139,7 @@ static void test_statedict_save_load__any_world_to_any_other(void **state)
     }
 }
 
-/* What was written is what the deep check calls sound, and each shard is there once. */
+/* What was written must pass the deep check, and must contain each shard once. */
 static void test_statedict_save_load__sound_and_without_copies(void **state)
 {
     (void)state;
@@ -219,7 +220,7 @@ static void expect_file(const char *folder, const char *name)
     fclose(file);
 }
 
-/* What the old checkpoint does not list stays; without a readable list nothing is replaced. */
+/* Files that the old checkpoint does not list stay; without a readable list nothing is replaced. */
 static void test_statedict_save_load__only_what_is_listed_is_replaced(void **state)
 {
     (void)state;
@@ -262,7 +263,8 @@ static tsr_status load_misfit(void *arg, tsr_comm *comm, tsr_error *err)
     TSR_TRY(tsr_state_dict_new(&host, &dict, err));
     TSR_TRY(tsr_state_dict_new(&host, &out, err));
     TSR_TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
-    if (comm->rank == 1) TSR_TRY(tsr_state_dict_put(dict, tsr_str_from(m->name), value, err)); /* the others load nothing */
+    /* The other ranks load nothing. */
+    if (comm->rank == 1) TSR_TRY(tsr_state_dict_put(dict, tsr_str_from(m->name), value, err));
     const tsr_status status = tsr_state_dict_load(path, tsr_state_dict_root(dict), comm, &options, out, &told);
     tsr_state_dict_free(out);
     tsr_state_dict_free(dict);
@@ -314,7 +316,7 @@ static tsr_status save_nowhere(void *arg, tsr_comm *comm, tsr_error *err)
     return TSR_OK;
 }
 
-/* A tensor inside a tuple has no name; a failed save leaves nothing behind. */
+/* A tensor inside a tuple has no name; a failed save must leave nothing. */
 static tsr_status save_unnamed(void *arg, tsr_comm *comm, tsr_error *err)
 {
     const tsr_host host = live_host(NULL);
@@ -345,7 +347,8 @@ static void test_statedict_save_load__failures_leave_nothing(void **state)
 
 enum { ROWS = 2000, COLUMNS = 100, BUFFER = 65536 };
 
-/* One tensor by columns, so that nothing is one run: the buffer, and what metadata takes. */
+/* Saves and loads one tensor by columns, so that no part of it is a single run. Memory is limited to the buffer and what the
+ * metadata takes. */
 static tsr_status within_bounds(void *arg, tsr_comm *comm, tsr_error *err)
 {
     live_meter meter;
@@ -372,7 +375,7 @@ static tsr_status within_bounds(void *arg, tsr_comm *comm, tsr_error *err)
     TSR_TRY(tsr_state_dict_new(&host, &out, err));
     TSR_TRY(tsr_state_dict_load(arg, tsr_state_dict_root(dict), comm, &loading, out, err));
     tsr_state_dict_free(out);
-    NEED(meter.most < BUFFER + 1000000 && meter.now == 0); /* readers have a scratch of 512 KiB */
+    NEED(meter.most < BUFFER + 1000000 && meter.now == 0); /* readers have a scratch buffer of 512 KiB */
     TSR_TRY(ramp_over(tsr_tensor_of(value), tsr_state_dict_arena(dict), false, &right, err));
     tsr_state_dict_free(dict);
     NEED(right);

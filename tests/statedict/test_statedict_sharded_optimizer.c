@@ -1,6 +1,6 @@
-/* Optimizer state that FSDP1 saved in shards, loaded by ranks as real PyTorch loads it: tests/golden/sharded_optimizer.json
- * and sharded_optimizer/, made by tests/golden/make_sharded_optimizer.py; and sharded_optimizer_forms, by
- * make_sharded_optimizer_forms.py. */
+/* Optimizer state that FSDP1 saved in shards, loaded by ranks and compared with what real PyTorch loads:
+ * tests/golden/sharded_optimizer.json and sharded_optimizer/, made by tests/golden/make_sharded_optimizer.py; and
+ * sharded_optimizer_forms, made by make_sharded_optimizer_forms.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,12 +21,12 @@ static const tsr_str optimizer = {"optimizer", 9};
 
 typedef struct job {
     const cJSON *one;   /* the case */
-    const char *golden; /* its folder */
+    const char *golden; /* directory of the case */
     bool on_device;
-    bool in_groups; /* `one` is the case of slice 0, which the case of slice 1 follows; ranks are data × tensor parallel */
+    bool in_groups; /* `one` is the case of slice 0, and the case of slice 1 follows it; ranks are data × tensor parallel */
 } job;
 
-/* What the load said. */
+/* The warnings of the load. */
 typedef struct told {
     char text[1024];
     unsigned count;
@@ -47,7 +47,8 @@ static uint64_t *numbers(tsr_arena *arena, const cJSON *list)
     return out;
 }
 
-/* [fqn, shape, [offsets, sizes] or null, inner shape or null]: without memory, of which the layout needs none. */
+/* Puts one item [fqn, shape, [offsets, sizes] or null, inner shape or null] into the model's state. It has no memory, since
+ * the layout needs none. */
 static tsr_status put_model(tsr_state_dict *model, const cJSON *row, tsr_comm *group, tsr_error *err)
 {
     const cJSON *shape = row->child->next, *shard = shape->next, *inner_shape = shard->next;
@@ -81,7 +82,7 @@ static void golden_path(const char *folder, const char *name, char *path, size_t
     snprintf(path, size, "%s/tests/golden/%s/%s", TSR_TEST_DATA, folder, name);
 }
 
-/* Every tensor with dimensions is this group's. */
+/* Whether every tensor with dimensions belongs to this group. */
 static bool is_of_group(const tsr_value *value, const tsr_comm *group)
 {
     const tsr_tensor *tensor = tsr_tensor_of(value);
@@ -151,7 +152,7 @@ static void test_statedict_sharded_optimizer__E4_as_pytorch_loads_in_any_world(v
     }
 }
 
-/* PyTorch fails for groups other than of ranks 0, 1, …; here every rank gets what that group's ranks get. */
+/* PyTorch fails for groups of other ranks than 0, 1, …; here every rank gets what the ranks of its group get. */
 static void test_statedict_sharded_optimizer__E2_each_rank_has_its_group_s_slice(void **state)
 {
     (void)state;
@@ -165,11 +166,11 @@ static void test_statedict_sharded_optimizer__E2_each_rank_has_its_group_s_slice
     cJSON_Delete(golden);
 }
 
-/* ---- refusals ---- */
+/* ---- rejected input ---- */
 
 static const uint64_t shape[] = {5, 6}, at[] = {0, 3}, columns[] = {5, 3}, origin[] = {0, 0};
 
-/* Model states that are wrong in one way, on the rank that `odd` says. */
+/* Model states that are wrong in one way, on the rank that `odd` gives. */
 typedef enum wrong {
     NOTHING,
     AN_INT,
@@ -315,7 +316,7 @@ static tsr_status load_sample(const char *name, tsr_str key, tsr_comm *comm, tsr
     return status;
 }
 
-/* torch.save keeps ids as ints; 11 rows are 4, 4 and 3. */
+/* torch.save keeps ids as ints; 11 rows are divided into 4, 4 and 3. */
 static tsr_status load_native(void *arg, tsr_comm *comm, tsr_error *err)
 {
     (void)arg;
@@ -355,7 +356,7 @@ static void test_statedict_sharded_optimizer__torch_save_files(void **state)
     live_run(2, load_sparse, NULL);
 }
 
-/* Other operations do not take a slice's tensor for one with memory. */
+/* Other operations must not treat the tensor of a slice like one with memory. */
 static tsr_status use_slice(void *arg, tsr_comm *comm, tsr_error *err)
 {
     (void)arg;
@@ -388,7 +389,7 @@ static void test_statedict_sharded_optimizer__slices_are_for_loading_only(void *
 
 enum { ROWS = 4096, COLUMNS = 256, STATES = 3 };
 
-/* One parameter's state, cut by columns, so that rows are in every rank's file. */
+/* Saves one parameter's state, cut by columns, so that every rank's file has parts of each row. */
 static tsr_status save_large(tsr_comm *comm, const char *path, tsr_error *err)
 {
     static const char *const names[STATES] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
@@ -430,7 +431,7 @@ static tsr_status within_bounds(void *arg, tsr_comm *comm, tsr_error *err)
     TSR_TRY(tsr_optimizer_state_load(arg, optimizer, tsr_state_dict_root(model), comm, &to, err));
     const size_t shards = (size_t)STATES * ROWS * COLUMNS * sizeof(float) / comm->size;
     NEED(tsr_state_dict_owned(out) == shards);
-    NEED(meter.most < shards + 65536 + 1000000); /* readers have a scratch of 512 KiB */
+    NEED(meter.most < shards + 65536 + 1000000); /* readers have a scratch buffer of 512 KiB */
     const tsr_value *root = tsr_state_dict_root(out), *of_w = root->items[1]->items[1]->items[1];
     for (size_t i = 1; i < of_w->count; i += 2)
         TSR_TRY(ramp_over(tsr_tensor_of(of_w->items[i]), tsr_state_dict_arena(model), false, &right, err));

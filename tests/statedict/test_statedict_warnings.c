@@ -1,4 +1,4 @@
-/* What collective calls tell each rank besides failing: nothing is passed over in silence. */
+/* What collective calls report on each rank apart from failures: nothing is ignored without a warning. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,10 +15,10 @@
 #include "tessera/sys/statedict.h"
 #include "tessera/sys/value_walk.h"
 
-/* What one rank was told. */
+/* The warnings on one rank. */
 typedef struct told {
     unsigned count;
-    char all[1000]; /* a line each */
+    char all[1000]; /* one per line */
 } told;
 
 static void tell(void *ctx, const char *message)
@@ -86,7 +86,7 @@ static tsr_status save_case(void *arg, tsr_comm *comm, tsr_error *err)
     scene s;
     told first = {0}, second = {0};
     TSR_TRY(open_scene(&s, comm, err));
-    /* values of the same names, in another order on rank 1 */
+    /* The values have the same names, in another order on rank 1. */
     const tsr_value *step = tsr_value_int(s.arena, 7 + comm->rank, err);
     const tsr_value *note = tsr_value_str(s.arena, TSR_STR("both"), err);
     const tsr_value *w = tensor_of(&s, comm, false),
@@ -124,7 +124,7 @@ static void test_statedict_warnings__save_and_load(void **state)
     (void)state;
     char path[400];
     snprintf(path, sizeof path, "%s/told", ranks_scratch());
-    mkdir(path, 0777); /* empty: nothing is replaced */
+    mkdir(path, 0777); /* it is empty, so nothing is replaced */
     live_run(2, save_case, path);
     live_run(2, load_case, path);
 }
@@ -191,7 +191,7 @@ typedef struct live_pair {
     tsr_model model;
 } live_pair;
 
-/* Parameters "a", which SGD steps, and "b", which has no memory. */
+/* Makes the parameters "a", which SGD steps, and "b", which has no memory. */
 static tsr_status make_pair(live_pair *p, scene *s, told *t, tsr_error *err)
 {
     *p = (live_pair){0};
@@ -214,7 +214,7 @@ static tsr_status make_pair(live_pair *p, scene *s, told *t, tsr_error *err)
     return TSR_OK;
 }
 
-/* Nested or flat: the state of 'stranger' is of no optimizer here. */
+/* Returns an optimizer state, nested or flat, with the state of 'stranger', which no optimizer here has. */
 static const tsr_value *strangers_too(scene *s, bool flat)
 {
     const tsr_value *lr = tsr_value_float(s->arena, 0.25, NULL), *momentum = tsr_value_float(s->arena, 0, NULL);
