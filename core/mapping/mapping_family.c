@@ -1,6 +1,7 @@
-/* That no expert lacks a weight which the others have. */
+/* That no expert and no layer lacks a weight which the others have. */
 #include "mapping/mapping_match.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
 
 tsr_status tsr_match_lacks(const tsr_matcher *s, const tsr_name_match *of, uint32_t pattern, uint64_t index)
 {
@@ -92,4 +93,153 @@ tsr_status tsr_family_check(tsr_matcher *s)
         }
     }
     return TSR_OK;
+}
+
+/* ---- layers ---- */
+
+/* "layers.3", of matches of rules that state "layers". */
+typedef struct layer_list {
+    const tsr_matcher *s;
+    tsr_vec paths; /* of tsr_str */
+    tsr_map *known; /* paths; and, for each, the rules and the kinds that it has → a match */
+    bool *used;     /* by rule: whether any layer has it */
+} layer_list;
+
+static uint32_t layer_capture(const tsr_map_rule *rule)
+{
+    uint32_t c = 0;
+    while (!tsr_str_equal(rule->captures[c], TSR_STR("layer"))) c++;
+    return c;
+}
+
+static bool is_of_kind(const tsr_map_rule *rule)
+{
+    return rule->layers.size && !tsr_str_equal(rule->layers, TSR_STR("all"));
+}
+
+/* The match that the path has for a rule, a kind ("" is any kind) or itself; UINT32_MAX: none. */
+static tsr_status look_up(const layer_list *l, const char *what, tsr_str name, tsr_str path, uint32_t *match)
+{
+    const tsr_str key = tsr_arena_format(l->s->arena, l->s->err, "%s%.*s %.*s", what, TSR_STR_ARG(name), TSR_STR_ARG(path));
+    if (!key.data) return TSR_E_NOMEM;
+    *match = tsr_map_get(l->known, key, UINT32_MAX);
+    return TSR_OK;
+}
+
+static tsr_status put(const layer_list *l, const char *what, tsr_str name, tsr_str path, uint32_t match, bool *fresh)
+{
+    const tsr_str key = tsr_arena_format(l->s->arena, l->s->err, "%s%.*s %.*s", what, TSR_STR_ARG(name), TSR_STR_ARG(path));
+    return key.data ? tsr_map_put(l->known, key, match, NULL, fresh, l->s->err) : TSR_E_NOMEM;
+}
+
+/* Every pattern has a text of its own among those of one side. */
+static tsr_str text_of(const tsr_map_rule *rule)
+{
+    return rule->from[0].text;
+}
+
+static tsr_status add_layer(layer_list *l, uint32_t number)
+{
+    const tsr_name_match *match = (const tsr_name_match *)l->s->matches.items + number;
+    const tsr_map_rule *rule = &l->s->m->rules->rules[match->rule];
+    const tsr_name_pattern *pattern = &rule->from[match->pattern];
+    uint32_t components = 0;
+    bool fresh;
+    if (!rule->layers.size) return TSR_OK;
+    while (pattern->components[components].capture != layer_capture(rule)) components++;
+    const tsr_str path = tsr_pattern_expand(pattern, match->values, components + 1, l->s->arena, l->s->err);
+    if (!path.data) return TSR_E_NOMEM;
+    l->used[match->rule] = true;
+    TSR_TRY(put(l, "r", text_of(rule), path, number, &fresh));
+    if (is_of_kind(rule)) TSR_TRY(put(l, "k", rule->layers, path, number, &fresh));
+    if (is_of_kind(rule)) TSR_TRY(put(l, "k", TSR_STR(""), path, number, &fresh));
+    TSR_TRY(put(l, "p", TSR_STR(""), path, number, &fresh));
+    tsr_str *added = fresh ? tsr_vec_push(&l->paths, l->s->err) : NULL;
+    if (added) *added = path;
+    return fresh && !added ? TSR_E_NOMEM : TSR_OK;
+}
+
+/* What the rule would take in the layer: "layers.3.moe.experts.{expert}.w1". */
+static tsr_str wanted_name(const layer_list *l, const tsr_map_rule *rule, tsr_str index)
+{
+    tsr_str values[TSR_MOST_CAPTURES];
+    for (uint32_t c = 0; c < rule->capture_count; c++) {
+        values[c] = c == layer_capture(rule) ? index : tsr_arena_format(l->s->arena, l->s->err, "{%.*s}", TSR_STR_ARG(rule->captures[c]));
+        if (!values[c].data) return (tsr_str){NULL, 0};
+    }
+    return tsr_pattern_expand(&rule->from[0], values, rule->from[0].count, l->s->arena, l->s->err);
+}
+
+/* The path's last component, and where the others end. */
+static tsr_str index_of(tsr_str path, size_t *begin)
+{
+    *begin = path.size;
+    while (*begin && path.data[*begin - 1] != '.') --*begin;
+    return (tsr_str){path.data + *begin, path.size - *begin};
+}
+
+static tsr_status check_rule(const layer_list *l, const tsr_map_rule *rule, tsr_str path)
+{
+    uint32_t match, kind = UINT32_MAX;
+    size_t begin;
+    TSR_TRY(look_up(l, "r", text_of(rule), path, &match));
+    if (match != UINT32_MAX) return TSR_OK;
+    if (is_of_kind(rule)) TSR_TRY(look_up(l, "k", rule->layers, path, &kind));
+    if (is_of_kind(rule) && kind == UINT32_MAX) return TSR_OK;
+    const tsr_str name = wanted_name(l, rule, index_of(path, &begin));
+    if (!name.data) return TSR_E_NOMEM;
+    TSR_FAIL_IF(!is_of_kind(rule), l->s->err, TSR_E_FORMAT, "'%.*s' is missing, which other layers have", TSR_STR_ARG(name));
+    return tsr_raise(l->s->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is missing, which other layers have together with '%.*s'", TSR_STR_ARG(name),
+                     TSR_STR_ARG(((const tsr_name_match *)l->s->matches.items)[kind].entry->fqn));
+}
+
+/* A layer that has nothing of any kind, although there are kinds; and one that the layer before it is missing from. */
+static tsr_status check_kinds(const layer_list *l, tsr_str path, const tsr_map_rule *first)
+{
+    uint32_t match = 0, before = 0;
+    size_t begin;
+    uint64_t number = 0;
+    const tsr_str index = index_of(path, &begin);
+    if (first) TSR_TRY(look_up(l, "k", TSR_STR(""), path, &match));
+    TSR_FAIL_IF(match == UINT32_MAX, l->s->err, TSR_E_FORMAT, "'%.*s' has nothing like '%.*s', which other layers have", TSR_STR_ARG(path),
+                TSR_STR_ARG(first->from[0].text));
+    for (size_t i = 0; i < index.size; i++) {
+        if (index.data[i] < '0' || index.data[i] > '9' || number > UINT32_MAX) return TSR_OK;
+        number = number * 10 + (uint64_t)(index.data[i] - '0');
+    }
+    if (!number) return TSR_OK;
+    const tsr_str lower = tsr_arena_format(l->s->arena, l->s->err, "%.*s%llu", (int)begin, path.data, (unsigned long long)number - 1);
+    if (!lower.data) return TSR_E_NOMEM;
+    TSR_TRY(look_up(l, "p", TSR_STR(""), lower, &before));
+    TSR_FAIL_IF(before == UINT32_MAX, l->s->err, TSR_E_FORMAT, "there is '%.*s', but not '%.*s'", TSR_STR_ARG(path), TSR_STR_ARG(lower));
+    return TSR_OK;
+}
+
+static tsr_status check_layers(layer_list *l)
+{
+    const tsr_mapping_rules *rules = l->s->m->rules;
+    const tsr_map_rule *first = NULL; /* of any kind */
+    for (uint32_t i = 0; i < l->s->matches.count; i++) TSR_TRY(add_layer(l, i));
+    for (uint32_t r = rules->count; r--;)
+        if (l->used[r] && is_of_kind(&rules->rules[r])) first = &rules->rules[r];
+    for (size_t i = 0; i < l->paths.count; i++) {
+        const tsr_str path = ((const tsr_str *)l->paths.items)[i];
+        for (uint32_t r = 0; r < rules->count; r++)
+            if (l->used[r]) TSR_TRY(check_rule(l, &rules->rules[r], path));
+        TSR_TRY(check_kinds(l, path, first));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_layers_check(tsr_matcher *s)
+{
+    const tsr_allocator *allocator = s->m->own->host->allocator;
+    layer_list l = {.s = s, .paths = tsr_vec_of(allocator, sizeof(tsr_str)), .known = tsr_map_new(allocator, 0, s->err)};
+    l.used = tsr_arena_array(s->arena, s->m->rules->count, sizeof *l.used, s->err);
+    tsr_status status = l.known && l.used ? TSR_OK : TSR_E_NOMEM;
+    if (l.used && s->m->rules->count) memset(l.used, 0, s->m->rules->count * sizeof *l.used);
+    if (status == TSR_OK && s->m->rules->unmatched != TSR_UNMATCHED_DROP) status = check_layers(&l);
+    tsr_map_free(l.known);
+    tsr_vec_free(&l.paths);
+    return status;
 }

@@ -49,6 +49,9 @@ tsr_status tsr_match_lacks(const tsr_matcher *s, const tsr_name_match *of, uint3
  * that begins alike ("….experts.{expert}.") and matches anything. */
 tsr_status tsr_family_add(tsr_matcher *s, const tsr_name_match *first, uint64_t members);
 tsr_status tsr_family_check(tsr_matcher *s);
+/* mapping_family.c: after all rules are bound, that every layer has what the "layers" of rules state, and that no layer is missing between
+ * others. TSR_E_FORMAT naming the tensor or the layer. */
+tsr_status tsr_layers_check(tsr_matcher *s);
 /* mapping_counts.c: the layers and experts of the source, and those that rules took out of stacks. TSR_E_FORMAT naming a weight that
  * one expert lacks, or the numbers where config.json states others. */
 tsr_status tsr_counts_check(tsr_matcher *s);

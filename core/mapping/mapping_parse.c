@@ -262,6 +262,23 @@ static tsr_status read_shape(const parser *p, const cJSON *rule, tsr_map_rule *o
     return TSR_OK;
 }
 
+/* "all", or the name of a kind of layer; the patterns state the layer. */
+static tsr_status read_layers(const parser *p, const cJSON *rule, tsr_map_rule *out)
+{
+    const cJSON *item;
+    bool has = false;
+    TSR_TRY(tsr_json_find(rule, "layers", TSR_JSON_STRING, p->where, &item, p->err));
+    if (!item) return TSR_OK;
+    TSR_TRY(copy_text(p, item, &out->layers));
+    for (uint32_t c = 0; c < out->capture_count; c++) {
+        if (!tsr_str_equal(out->captures[c], TSR_STR("layer")) || !out->from_count || !out->to_count) continue;
+        has = tsr_pattern_has(&out->from[0], c) && tsr_pattern_has(&out->to[0], c);
+    }
+    TSR_FAIL_IF(!has || !out->layers.size, p->err, TSR_E_FORMAT, "%s: \"layers\" is \"all\" or a kind of layer, and for rules that have {layer} on both sides",
+                p->where);
+    return TSR_OK;
+}
+
 static tsr_status check_members(const parser *p, const cJSON *object, const char *const *allowed)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -274,7 +291,7 @@ static tsr_status check_members(const parser *p, const cJSON *object, const char
 
 static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *rule)
 {
-    static const char *const members[] = {"from", "to", "do", "shape", "about", NULL};
+    static const char *const members[] = {"from", "to", "do", "shape", "layers", "about", NULL};
     tsr_name_pattern *from, *to;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
     TSR_TRY(check_members(p, item, members));
@@ -289,6 +306,7 @@ static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *ru
     rule->captures = captures.names;
     rule->capture_count = captures.count;
     TSR_TRY(read_shape(p, item, rule));
+    TSR_TRY(read_layers(p, item, rule));
     return tsr_map_rule_check(rule, p->err);
 }
 

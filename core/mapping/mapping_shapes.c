@@ -106,10 +106,39 @@ static tsr_status check_experts(const tsr_mapped *m, tsr_error *err)
     return TSR_OK;
 }
 
+static bool is_expert(const tsr_map_rule *rule, uint32_t capture)
+{
+    return capture != TSR_NO_CAPTURE && tsr_str_equal(rule->captures[capture], TSR_STR("expert"));
+}
+
+/* As many tensors as the dim "experts" says, where a rule takes a stack of every {expert} apart, or makes one. Rules that state the dim of
+ * the stack itself have been checked. */
+static tsr_status check_members(const checker *c)
+{
+    const tsr_mapped_row *rows = c->m->rows.items;
+    uint32_t named = 0;
+    while (named < c->count && !tsr_str_equal(c->first[named].name, TSR_STR("experts"))) named++;
+    if (named == c->count) return TSR_OK;
+    const named_dim *there = &c->first[named];
+    for (size_t i = 0, next; i < c->m->rows.count; i = next) {
+        const tsr_map_rule *rule = rows[i].rule;
+        for (next = i + 1; next < c->m->rows.count && rows[next].sources == rows[i].sources;) next++;
+        const bool folds = rule && is_expert(rule, rule->folded);
+        if (!rule || (!folds && !is_expert(rule, rule->unfolded))) continue;
+        const uint64_t count = folds ? rows[i].source_count / rule->from_count : (next - i) / rule->to_count;
+        TSR_FAIL_IF(count != there->entry->shape[there->dim], c->err, TSR_E_FORMAT,
+                    "the map's 'experts' is %llu in '%.*s' %s, dim %u, but there are %llu for '%.*s'", (unsigned long long)there->entry->shape[there->dim],
+                    TSR_STR_ARG(there->entry->fqn), shape_of(there->entry).text, (unsigned)there->dim, (unsigned long long)count,
+                    TSR_STR_ARG((folds ? rows[i].entry : *rows[i].sources[0]).fqn));
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_shapes_check(const tsr_mapped *m, tsr_error *err)
 {
     checker c = {.m = m, .err = err};
     const tsr_mapped_row *rows = m->rows.items;
     for (size_t i = 0; i < m->rows.count; i++) TSR_TRY(check_row(&c, &rows[i]));
+    TSR_TRY(check_members(&c));
     return check_experts(m, err);
 }

@@ -568,6 +568,36 @@ def test_torchtitans_llama_and_qwen(t):
             need((says in said) == (name == "qwen3_moe" or bool(inverse) and name == "qwen3"), said)
 
 
+def test_a_layer_that_lacks_something_shows(t):
+    """Without config.json: every tensor that a layer loses, all of its experts, the layer itself, and experts that the router does not have."""
+    golden, source, out = os.path.join(os.path.dirname(MAPS), "titan"), os.path.join(t.scratch, "in.safetensors"), os.path.join(t.scratch, "out.safetensors")
+
+    def refused(tensors, options, *says):
+        save_file(tensors, source)
+        said = t.run("convert", source, out, *options, status=2).stderr.decode()
+        for text in says:
+            need(text in said, f"{options}: the refusal does not say {text}: {said}")
+        need(not os.path.exists(out), "a refused conversion left a file")
+
+    for name, map_name in (("qwen3_moe", "torchtitan-qwen3"), ("qwen3", "torchtitan-qwen3"), ("deepseek_v3", "torchtitan-deepseek_v3")):
+        for file, inverse, prefix, moe in (("", [], "layers.", ".moe."), (".hf", ["--inverse"], "model.layers.", ".mlp.")):
+            stored, options = load_file(os.path.join(golden, f"{name}{file}.safetensors")), ["--map", map_name, *inverse]
+            stored = {k: v for k, v in stored.items() if name != "qwen3_moe" or "expert_bias" not in k}
+            for lost in [k for k in stored if k.startswith(f"{prefix}1.") and ".experts.0." not in k and ".experts.1" not in k]:  # those are missing below other names
+                number = next((c for c in lost.split(".") if c.isdigit() and c != "1"), None)
+                refused({k: v for k, v in stored.items() if k != lost}, options, lost if number is None or ".experts." not in lost else f"experts.{number}.")
+            if name != "qwen3":
+                refused({k: v for k, v in stored.items() if prefix + "1." not in k or moe not in k}, options, f"'{prefix}1' has nothing like '{prefix}{{layer}}.")
+                one = {k: v for k, v in stored.items() if prefix + "1." not in k or "xperts" not in k or "shared" in k}
+                refused(one, options, f"'{prefix}1.", "is missing, which other layers have together with", ".gate.weight'")
+            refused({k: v for k, v in stored.items() if prefix + "1." not in k}, options, f"there is '{prefix}2', but not '{prefix}1'")
+            if name != "qwen3":
+                fewer = {k: v[:-1].clone() if k.endswith(("router.gate.weight", "mlp.gate.weight", "_bias_E", "correction_bias")) else v for k, v in stored.items()}
+                refused(fewer, options, "the map's 'experts' is", "but there are", "for '")
+    bad = write(t.scratch, "bad.json", {"schema": "tessera.map/1", "rules": [{"from": ["a"], "to": ["b"], "layers": "all"}]})
+    refused({"a": torch.ones(2)}, ["--map", bad], 'rules[0]: "layers"')
+
+
 def test_torchtitans_gpt_oss(t):
     """As transformers' model computes the same logits (tests/golden/make_titan_gpt_oss.py), and back; only the biases that balance the load are dropped."""
     golden, name = os.path.join(os.path.dirname(MAPS), "titan_gpt_oss"), "torchtitan-gpt_oss"

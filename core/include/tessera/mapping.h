@@ -38,9 +38,9 @@ tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, 
  * the config.json in the source's store or, if there is none, from the params.json of Meta's Llamas.
  *
  * Errors: TSR_E_FORMAT, naming the tensors, where sizes do not fit or contradict a rule's "shape", where a target would be
- * written twice, where one of several tensors is missing, and, under `refuse`, for a name that no rule matches;
- * TSR_E_UNSUPPORTED for a step on something that is not a dense tensor; TSR_E_NOT_FOUND for a number that config.json does
- * not have; TSR_E_LIMIT for more boxes than limits.entries allows. */
+ * written twice, where one of several tensors is missing, where a layer lacks what the "layers" of rules state, and, under
+ * `refuse`, for a name that no rule matches; TSR_E_UNSUPPORTED for a step on something that is not a dense tensor;
+ * TSR_E_NOT_FOUND for a number that config.json does not have; TSR_E_LIMIT for more boxes than limits.entries allows. */
 tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err);
 
 /* Opens the checkpoint with quantized tensors multiplied by their scales; the scales are left out. Supported are float8 and
