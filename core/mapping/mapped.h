@@ -143,6 +143,8 @@ tsr_dtype tsr_mapped_product_dtype(const tsr_mapped *m);
 tsr_status tsr_mapped_block(const tsr_mapped *m, uint64_t block[2], tsr_error *err);
 /* Whether config.json has this quantization_config.quant_method. */
 bool tsr_mapped_quantized_by(const tsr_mapped *m, const char *method);
+/* Whether config.json ties the output layer to the embedding. */
+bool tsr_mapped_ties(const tsr_mapped *m);
 /* The rows of one attention head, where config.json states them. */
 bool tsr_mapped_head_dim(const tsr_mapped *m, uint64_t *out);
 tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, uint64_t *out, tsr_error *err);

@@ -123,10 +123,58 @@ static tsr_status drop_all(tsr_matcher *s, const tsr_name_match *first, size_t c
     return TSR_OK;
 }
 
+/* ---- tied tensors ---- */
+
+/* The other tensor, where the rule's is left out as the same one; NULL: it is not. */
+static tsr_status find_tied(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_entry *entry, const tsr_entry **other)
+{
+    *other = NULL;
+    if (!rule->tied_to.size || s->m->rules->forward || !tsr_mapped_ties(s->m)) return TSR_OK;
+    *other = tsr_checkpoint_entry(s->m->source, rule->tied_to);
+    if (!*other) return TSR_OK;
+    const bool alike = entry->kind == TSR_ENTRY_TENSOR && (*other)->kind == TSR_ENTRY_TENSOR && entry->dtype == (*other)->dtype && entry->ndim == (*other)->ndim;
+    TSR_FAIL_IF(!alike || memcmp(entry->shape, (*other)->shape, entry->ndim * sizeof *entry->shape) != 0, s->err, TSR_E_FORMAT,
+                "tie_word_embeddings of %s is true, but '%.*s' and '%.*s' do not have one dtype and shape", s->m->config_name, TSR_STR_ARG(entry->fqn),
+                TSR_STR_ARG((*other)->fqn));
+    return TSR_OK;
+}
+
+static tsr_status note_tied(const tsr_matcher *s, tsr_str name, const char *what, tsr_str other)
+{
+    return tsr_mapped_add_note(s->m, tsr_arena_format(s->m->own->arena, s->err, "'%.*s' %s '%.*s', because tie_word_embeddings of %s is true",
+                                                      TSR_STR_ARG(name), what, TSR_STR_ARG(other), s->m->config_name),
+                               s->err);
+}
+
+/* In an inverse: the tensor that the map left out, again, where the source does not have it either. */
+static tsr_status restore_tied(const tsr_matcher *s, uint32_t number)
+{
+    const tsr_map_rule *rule = &s->m->rules->rules[number];
+    const tsr_name_match *matches = s->matches.items;
+    const tsr_mapped_row *rows = s->m->rows.items;
+    if (!rule->tied_to.size || !s->m->rules->forward || !tsr_mapped_ties(s->m)) return TSR_OK;
+    for (size_t i = 0; i < s->matches.count; i++)
+        if (matches[i].rule == number) return TSR_OK;
+    for (size_t i = 0; i < s->m->rows.count; i++) {
+        if (!tsr_str_equal(rows[i].entry.fqn, rule->tied_to) || rows[i].source_count != 1 || !rows[i].rule || rows[i].rule->step_count) continue;
+        const tsr_map_binding binding = {.rule = rule, .sources = (const tsr_entry **)(uintptr_t)rows[i].sources, .members = 1, .order = rows[i].order};
+        TSR_TRY(note_tied(s, rule->to[0].text, "is a copy of", rows[i].sources[0]->fqn));
+        return tsr_mapped_build(s->m, &binding, s->err);
+    }
+    return TSR_OK;
+}
+
 static tsr_status bind(tsr_matcher *s, const tsr_name_match *first, size_t count)
 {
     tsr_map_binding binding = {.rule = &s->m->rules->rules[first->rule], .order = first->order};
     tsr_arena *arena = s->m->own->arena;
+    const tsr_entry *tied;
+    TSR_TRY(find_tied(s, binding.rule, first->entry, &tied));
+    if (tied) {
+        s->tied = first->entry;
+        TSR_TRY(note_tied(s, first->entry->fqn, "is left out as the same tensor as", tied->fqn));
+        return drop_all(s, first, count);
+    }
     if (!binding.rule->to_count) return drop_all(s, first, count);
     TSR_TRY(check_complete(s, first, count, &binding.members));
     TSR_TRY(tsr_family_add(s, first, binding.members));
@@ -151,6 +199,7 @@ static tsr_status bind_all(tsr_matcher *s)
             if (matches[next].rule != matches[i].rule || !tsr_str_equal(matches[next].key, matches[i].key)) break;
         TSR_TRY(bind(s, &matches[i], next - i));
     }
+    for (uint32_t r = 0; r < s->m->rules->count; r++) TSR_TRY(restore_tied(s, r));
     return TSR_OK;
 }
 
@@ -158,7 +207,8 @@ static tsr_status bind_all(tsr_matcher *s)
 static tsr_status note_dropped(const tsr_matcher *s)
 {
     const tsr_entry *const *dropped = s->m->dropped.items;
-    const size_t count = s->m->dropped.count;
+    const size_t count = s->m->dropped.count - (s->tied != NULL);
+    if (count && dropped[0] == s->tied) dropped++; /* it has a note of its own */
     tsr_arena *arena = s->m->own->arena;
     if (count == 1)
         return tsr_mapped_add_note(s->m, tsr_arena_format(arena, s->err, "the map leaves out '%.*s'", TSR_STR_ARG(dropped[0]->fqn)), s->err);

@@ -30,6 +30,7 @@ typedef struct tsr_matcher {
     tsr_vec matches; /* of tsr_name_match */
     tsr_vec unmatched; /* of const tsr_entry * */
     tsr_vec families;  /* of tsr_family */
+    const tsr_entry *tied; /* of dropped entries, the one that config.json ties to another; or NULL */
     tsr_map *members;  /* rule, pattern and prefix → 1 + index of a family */
     tsr_error *err;
 } tsr_matcher;

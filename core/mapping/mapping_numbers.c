@@ -100,3 +100,8 @@ bool tsr_mapped_quantized_by(const tsr_mapped *m, const char *method)
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, "quant_method");
     return cJSON_IsString(item) && !strcmp(item->valuestring, method);
 }
+
+bool tsr_mapped_ties(const tsr_mapped *m)
+{
+    return cJSON_IsTrue(tsr_mapped_setting(m, "tie_word_embeddings"));
+}

@@ -279,6 +279,17 @@ static tsr_status read_layers(const parser *p, const cJSON *rule, tsr_map_rule *
     return TSR_OK;
 }
 
+/* "tok_embeddings.weight": the rule only renames one tensor, and has no captures. */
+static tsr_status read_tied(const parser *p, const cJSON *rule, tsr_map_rule *out)
+{
+    const cJSON *item;
+    TSR_TRY(tsr_json_find(rule, "tied_to", TSR_JSON_STRING, p->where, &item, p->err));
+    if (!item) return TSR_OK;
+    TSR_FAIL_IF(out->capture_count || out->step_count || out->from_count != 1 || out->to_count != 1, p->err, TSR_E_FORMAT,
+                "%s: \"tied_to\" is for rules that rename one tensor, without captures and steps", p->where);
+    return copy_text(p, item, &out->tied_to);
+}
+
 static tsr_status check_members(const parser *p, const cJSON *object, const char *const *allowed)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -291,7 +302,7 @@ static tsr_status check_members(const parser *p, const cJSON *object, const char
 
 static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *rule)
 {
-    static const char *const members[] = {"from", "to", "do", "shape", "layers", "about", NULL};
+    static const char *const members[] = {"from", "to", "do", "shape", "layers", "tied_to", "about", NULL};
     tsr_name_pattern *from, *to;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
     TSR_TRY(check_members(p, item, members));
@@ -307,6 +318,7 @@ static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *ru
     rule->capture_count = captures.count;
     TSR_TRY(read_shape(p, item, rule));
     TSR_TRY(read_layers(p, item, rule));
+    TSR_TRY(read_tied(p, item, rule));
     return tsr_map_rule_check(rule, p->err);
 }
 

@@ -96,6 +96,7 @@ typedef struct tsr_map_rule {
     const tsr_map_size *shape; /* of every tensor of `to`; NULL: not stated */
     uint32_t shape_count;
     tsr_str layers;            /* which layers the rule applies to: "all", or those of a kind, such as "experts"; empty: not stated */
+    tsr_str tied_to;           /* the tensor of the map's source that `from` is the same as, in a model that ties them; empty: none */
     bool shape_of_from;        /* of `from` instead: the rule is an inverse */
     const struct tsr_map_rule *forward; /* whose inverse the rule is; or NULL */
     uint32_t folded, unfolded; /* the capture that only `from`, only `to` has, or TSR_NO_CAPTURE */

@@ -558,14 +558,25 @@ def titan_model(t, name, file):
 def test_torchtitans_llama_and_qwen(t):
     """As the adapters of torchtitan make them, and back; what they drop without a word is named."""
     out = os.path.join(t.scratch, "out.safetensors")
-    for name in ("llama3", "qwen3", "qwen3_moe"):
+    for name in ("llama3", "llama3-tied", "qwen3", "qwen3-tied", "qwen3_moe", "qwen3_moe-tied"):
         titan, hf = titan_model(t, name, ""), titan_model(t, name, ".hf")
         stored, there = (load_file(os.path.join(folder, "model.safetensors")) for folder in (titan, hf))
         for source, want, inverse in ((titan, there, []), (hf, {k: v for k, v in stored.items() if not k.endswith("expert_bias_E")}, ["--inverse"])):
-            said = t.run("convert", source, out, "--map", f"torchtitan-{name.split('_')[0]}", "--overwrite", *inverse).stderr.decode()
+            said = t.run("convert", source, out, "--map", f"torchtitan-{name.split('_')[0].split('-')[0]}", "--overwrite", *inverse).stderr.decode()
             same(load_file(out), want, f"{name} {inverse}")
             says = "does not bring back what the map drops, 'layers.{layer}.moe.expert_bias_E'" if inverse else "the map leaves out 3 entries, such as 'layers.0.moe.expert_bias_E'"
-            need((says in said) == (name == "qwen3_moe" or bool(inverse) and name == "qwen3"), said)
+            need((says in said) == ("qwen3_moe" in name or bool(inverse) and "qwen3" in name), said)
+            tie = "'lm_head.weight' is a copy of 'model.embed_tokens.weight'" if inverse else "'lm_head.weight' is left out as the same tensor as 'tok_embeddings.weight'"
+            need((tie + ", because tie_word_embeddings of config.json is true" in said) == ("tied" in name), said)
+        if "tied" not in name:
+            continue
+        both = {**there, "lm_head.weight": there["model.embed_tokens.weight"] + 1}  # some are stored with both; then nothing is copied
+        save_file(both, os.path.join(hf, "model.safetensors"))
+        t.run("convert", hf, out, "--map", f"torchtitan-{name.split('_')[0].split('-')[0]}", "--overwrite", "--inverse")
+        need(torch.equal(load_file(out)["lm_head.weight"], both["lm_head.weight"]), f"{name} with an output layer of its own")
+        save_file({**stored, "lm_head.weight": stored["lm_head.weight"][1:].clone()}, os.path.join(titan, "model.safetensors"))
+        said = t.run("convert", titan, out, "--map", f"torchtitan-{name.split('_')[0].split('-')[0]}", "--overwrite", status=2).stderr.decode()
+        need("'lm_head.weight' and 'tok_embeddings.weight' do not have one dtype and shape" in said, said)
 
 
 def test_a_layer_that_lacks_something_shows(t):
