@@ -44,7 +44,7 @@ tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err)
     TSR_FAIL_IF(!rule->from_count, err, TSR_E_FORMAT, "a rule has an empty 'from'");
     TSR_TRY(find_one_sided(rule, true, &rule->folded, err));
     TSR_TRY(find_one_sided(rule, false, &rule->unfolded, err));
-    TSR_FAIL_IF(!rule->to_count && (rule->step_count || rule->shape), err, TSR_E_FORMAT,
+    TSR_FAIL_IF(!rule->to_count && (rule->step_count || rule->shape_count), err, TSR_E_FORMAT,
                 "'%.*s': a rule that drops takes no steps and no shape", TSR_STR_ARG(rule->from[0].text));
     if (!rule->to_count) return TSR_OK;
     for (uint32_t i = 1; i < rule->step_count; i++)

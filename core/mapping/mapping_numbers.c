@@ -55,6 +55,7 @@ tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, 
                 "a map with the number",
                 TSR_STR_ARG(number->config));
     const cJSON *item = tsr_mapped_setting(m, number->config.data);
+    if (tsr_str_equal(number->config, TSR_STR("head_dim")) && tsr_mapped_head_dim(m, out)) return TSR_OK; /* it need not be stated */
     TSR_FAIL_IF(!item || !cJSON_IsNumber(item), err, TSR_E_NOT_FOUND, "%s has no number '%.*s', which the map needs",
                 m->config_name, TSR_STR_ARG(number->config));
     return tsr_json_to_u64(item, m->config_name, out, err);

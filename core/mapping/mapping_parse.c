@@ -45,6 +45,31 @@ static tsr_status read_numbers(const parser *p, const cJSON *item, tsr_map_numbe
     return TSR_OK;
 }
 
+/* A list that may have one -1, for the size that the others leave. */
+static tsr_status read_sizes(const parser *p, const cJSON *item, tsr_map_number **out, uint32_t *count)
+{
+    uint32_t rests = 0;
+    TSR_TRY(tsr_json_expect(item, TSR_JSON_ARRAY, p->where, p->err));
+    const int size = cJSON_GetArraySize(item);
+    TSR_FAIL_IF(size > 4096, p->err, TSR_E_FORMAT, "%s: %d numbers; at most 4096 are allowed", p->where, size);
+    *out = tsr_arena_array(p->arena, (size_t)size, sizeof **out, p->err);
+    if (!*out) return TSR_E_NOMEM;
+    for (const cJSON *n = item->child; n; n = n->next, ++*count) {
+        tsr_map_number *number = &(*out)[*count];
+        const bool rest = cJSON_IsNumber(n) && n->valuedouble == -1;
+        if (rest) *number = (tsr_map_number){.rest = true};
+        else TSR_TRY(read_number(p, n, number));
+        rests += rest;
+    }
+    TSR_FAIL_IF(rests > 1, p->err, TSR_E_FORMAT, "%s: only one size of a list may be -1", p->where);
+    return TSR_OK;
+}
+
+static tsr_status read_sizes_or_one(const parser *p, const cJSON *item, tsr_map_number **out, uint32_t *count)
+{
+    return cJSON_IsArray(item) ? read_sizes(p, item, out, count) : read_numbers(p, item, out, count);
+}
+
 static tsr_status read_dtype(const parser *p, const cJSON *item, tsr_dtype *out)
 {
     TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, p->where, p->err));
@@ -65,10 +90,11 @@ static tsr_status read_argument(const parser *p, const cJSON *item, tsr_map_step
     const tsr_step_kind kind = step->kind;
     const tsr_str key = tsr_json_key_of(item);
     const bool cuts = kind == TSR_STEP_SPLIT || kind == TSR_STEP_CONCAT, fits = kind == TSR_STEP_TRIM || kind == TSR_STEP_PAD;
-    if (cuts && tsr_str_equal(key, TSR_STR("sizes"))) return read_numbers(p, item, &step->numbers, &step->number_count);
+    if (cuts && tsr_str_equal(key, TSR_STR("sizes"))) return read_sizes_or_one(p, item, &step->numbers, &step->number_count);
     if ((cuts || kind == TSR_STEP_INTERLEAVE) && tsr_str_equal(key, TSR_STR("parts"))) return read_number(p, item, &step->parts);
     if (fits && tsr_str_equal(key, TSR_STR("to"))) return read_number(p, item, &step->to);
-    if ((fits || kind == TSR_STEP_RESHAPE) && tsr_str_equal(key, TSR_STR("from")))
+    if (kind == TSR_STEP_RESHAPE && tsr_str_equal(key, TSR_STR("from"))) return read_sizes_or_one(p, item, &step->from, &step->from_count);
+    if (fits && tsr_str_equal(key, TSR_STR("from")))
         return read_numbers(p, item, &step->from, &step->from_count);
     if (fits && tsr_str_equal(key, TSR_STR("value"))) {
         TSR_TRY(tsr_json_expect(item, TSR_JSON_NUMBER, p->where, p->err));
@@ -134,8 +160,8 @@ static tsr_status read_main(const parser *p, const cJSON *item, tsr_map_step *st
 {
     const cJSON *heads;
     switch (step->kind) {
-    case TSR_STEP_TRANSPOSE:
-    case TSR_STEP_RESHAPE: return read_numbers(p, item, &step->numbers, &step->number_count);
+    case TSR_STEP_TRANSPOSE: return read_numbers(p, item, &step->numbers, &step->number_count);
+    case TSR_STEP_RESHAPE: return read_sizes_or_one(p, item, &step->numbers, &step->number_count);
     case TSR_STEP_CAST: return read_dtype(p, item, &step->dtype);
     case TSR_STEP_DEQUANTIZE: return read_dequantize(p, item, step);
     case TSR_STEP_PERMUTE_ROPE:
@@ -246,19 +272,35 @@ static tsr_status add_scales(const parser *p, tsr_captures *captures, tsr_map_ru
 }
 
 /* ["experts", 8, "$hidden_size"]: names, and numbers as in steps. */
-static tsr_status read_shape(const parser *p, const cJSON *rule, tsr_map_rule *out)
+static tsr_status read_shape(const parser *p, const cJSON *list, tsr_map_shape *out)
+{
+    TSR_TRY(tsr_json_expect(list, TSR_JSON_ARRAY, p->where, p->err));
+    tsr_map_size *sizes = tsr_arena_array(p->arena, (size_t)cJSON_GetArraySize(list), sizeof *sizes, p->err);
+    if (!sizes) return TSR_E_NOMEM;
+    out->sizes = sizes;
+    for (const cJSON *item = list->child; item; item = item->next, out->count++) {
+        tsr_map_size *size = &sizes[out->count];
+        const bool named = cJSON_IsString(item) && item->valuestring[0] && item->valuestring[0] != '$';
+        TSR_TRY(named ? copy_text(p, item, &size->name) : read_number(p, item, &size->number));
+    }
+    return TSR_OK;
+}
+
+/* One shape, or a list of one per pattern of `to`. */
+static tsr_status read_shapes(const parser *p, const cJSON *rule, tsr_map_rule *out)
 {
     const cJSON *list;
     TSR_TRY(tsr_json_find(rule, "shape", TSR_JSON_ARRAY, p->where, &list, p->err));
     if (!list) return TSR_OK;
-    tsr_map_size *shape = tsr_arena_array(p->arena, (size_t)cJSON_GetArraySize(list), sizeof *shape, p->err);
-    if (!shape) return TSR_E_NOMEM;
-    out->shape = shape;
-    for (const cJSON *item = list->child; item; item = item->next, out->shape_count++) {
-        tsr_map_size *size = &shape[out->shape_count];
-        const bool named = cJSON_IsString(item) && item->valuestring[0] && item->valuestring[0] != '$';
-        TSR_TRY(named ? copy_text(p, item, &size->name) : read_number(p, item, &size->number));
-    }
+    const bool several = cJSON_IsArray(list->child);
+    const uint32_t count = several ? (uint32_t)cJSON_GetArraySize(list) : 1;
+    TSR_FAIL_IF(several && count != out->to_count, p->err, TSR_E_FORMAT, "%s: %u shapes for %u names in \"to\"", p->where, (unsigned)count,
+                (unsigned)out->to_count);
+    tsr_map_shape *shapes = tsr_arena_array(p->arena, count, sizeof *shapes, p->err);
+    if (!shapes) return TSR_E_NOMEM;
+    out->shapes = shapes;
+    for (const cJSON *item = several ? list->child : list; out->shape_count < count; item = item->next)
+        TSR_TRY(read_shape(p, item, &shapes[out->shape_count++]));
     return TSR_OK;
 }
 
@@ -316,7 +358,7 @@ static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *ru
     TSR_TRY(add_scales(p, &captures, rule));
     rule->captures = captures.names;
     rule->capture_count = captures.count;
-    TSR_TRY(read_shape(p, item, rule));
+    TSR_TRY(read_shapes(p, item, rule));
     TSR_TRY(read_layers(p, item, rule));
     TSR_TRY(read_tied(p, item, rule));
     return tsr_map_rule_check(rule, p->err);

@@ -19,9 +19,10 @@ typedef struct tsr_name_pattern {
     uint32_t count;
 } tsr_name_pattern;
 
-/* A number of a step: written down, or a name in config.json. */
+/* A number of a step: written down, or a name in config.json; -1 is the size that is left, once in a list of sizes. */
 typedef struct tsr_map_number {
     uint64_t value;
+    bool rest;      /* -1 */
     tsr_str config; /* empty: `value` counts */
 } tsr_map_number;
 
@@ -85,6 +86,11 @@ typedef struct tsr_map_size {
     tsr_map_number number;
 } tsr_map_size;
 
+typedef struct tsr_map_shape {
+    const tsr_map_size *sizes;
+    uint32_t count;
+} tsr_map_shape;
+
 typedef struct tsr_map_rule {
     const tsr_name_pattern *from, *to;
     uint32_t from_count, to_count;
@@ -93,8 +99,8 @@ typedef struct tsr_map_rule {
     uint32_t step_count;
     const tsr_str *captures; /* names */
     uint32_t capture_count;
-    const tsr_map_size *shape; /* of every tensor of `to`; NULL: not stated */
-    uint32_t shape_count;
+    const tsr_map_shape *shapes; /* one for every tensor of `to`, or one per pattern of it; */
+    uint32_t shape_count;        /* 0: not stated */
     tsr_str layers;            /* which layers the rule applies to: "all", or those of a kind, such as "experts"; empty: not stated */
     tsr_str tied_to;           /* the tensor of the map's source that `from` is the same as, in a model that ties them; empty: none */
     bool shape_of_from;        /* of `from` instead: the rule is an inverse */

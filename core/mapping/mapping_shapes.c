@@ -49,21 +49,23 @@ static tsr_status check_dim(checker *c, const tsr_map_number *stated, named_dim 
     return TSR_OK;
 }
 
-static tsr_status check_entry(checker *c, const tsr_map_rule *rule, const tsr_entry *entry)
+/* `pattern`: of the map's target, that the entry has. */
+static tsr_status check_entry(checker *c, const tsr_map_rule *rule, uint64_t pattern, const tsr_entry *entry)
 {
-    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->ndim != rule->shape_count, c->err, TSR_E_FORMAT,
-                "'%.*s' %s must be a tensor of %u dims", TSR_STR_ARG(entry->fqn), shape_of(entry).text,
-                (unsigned)rule->shape_count);
+    const tsr_map_shape *shape = &rule->shapes[rule->shape_count > 1 ? pattern : 0];
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->ndim != shape->count, c->err, TSR_E_FORMAT, "'%.*s' %s must be a tensor of %u dims",
+                TSR_STR_ARG(entry->fqn), shape_of(entry).text, (unsigned)shape->count);
     for (uint32_t d = 0; d < entry->ndim; d++)
-        TSR_TRY(check_dim(c, &rule->shape[d].number, (named_dim){rule->shape[d].name, entry, d}));
+        TSR_TRY(check_dim(c, &shape->sizes[d].number, (named_dim){shape->sizes[d].name, entry, d}));
     return TSR_OK;
 }
 
 static tsr_status check_row(checker *c, const tsr_mapped_row *row)
 {
-    if (!row->rule || !row->rule->shape) return TSR_OK;
-    if (!row->rule->shape_of_from) return check_entry(c, row->rule, &row->entry);
-    for (uint64_t i = 0; i < row->source_count; i++) TSR_TRY(check_entry(c, row->rule, row->sources[i]));
+    if (!row->rule || !row->rule->shape_count) return TSR_OK;
+    if (!row->rule->shape_of_from) return check_entry(c, row->rule, row->pattern, &row->entry);
+    const uint64_t members = row->source_count / row->rule->from_count; /* of each pattern */
+    for (uint64_t i = 0; i < row->source_count; i++) TSR_TRY(check_entry(c, row->rule, i / members, row->sources[i]));
     return TSR_OK;
 }
 
@@ -76,8 +78,9 @@ static bool is_of_experts(const tsr_map_rule *rule)
         if (bound++ || !tsr_str_equal(rule->captures[c], TSR_STR("layer"))) return false;
     }
     if (!bound) return false;
-    for (uint32_t d = 0; d < rule->shape_count; d++)
-        if (tsr_str_equal(rule->shape[d].name, TSR_STR("experts"))) return true;
+    for (uint32_t i = 0; i < rule->shape_count; i++)
+        for (uint32_t d = 0; d < rule->shapes[i].count; d++)
+            if (tsr_str_equal(rule->shapes[i].sizes[d].name, TSR_STR("experts"))) return true;
     return false;
 }
 

@@ -34,6 +34,14 @@ static tsr_status read_numbers(const runner *r, const tsr_map_number *numbers, u
     return TSR_OK;
 }
 
+/* Which of the numbers is -1; `count`: none. */
+static uint32_t find_rest(const tsr_map_number *numbers, uint32_t count)
+{
+    uint32_t i = 0;
+    while (i < count && !numbers[i].rest) i++;
+    return i;
+}
+
 /* ---- one tensor to one tensor ---- */
 
 static tsr_status transpose(const runner *r, tsr_mapped_tensor *tensor)
@@ -103,9 +111,26 @@ static tsr_status check_from(const runner *r, const tsr_mapped_tensor *tensor, u
 {
     for (uint32_t d = 0; d < r->step->from_count && first + d < tensor->ndim; d++) {
         uint64_t size;
-        if (tsr_mapped_number(r->m, &r->step->from[d], &size, NULL) != TSR_OK) continue;
+        if (r->step->from[d].rest || tsr_mapped_number(r->m, &r->step->from[d], &size, NULL) != TSR_OK) continue;
         if (tensor->shape[first + d] != size) return misfit(r, tensor, "states in \"from\" the size", size);
     }
+    return TSR_OK;
+}
+
+/* The shape's -1 is what the elements and its other sizes make it. */
+static tsr_status set_rest(const runner *r, const tsr_mapped_tensor *tensor, uint64_t *shape)
+{
+    const uint32_t rest = find_rest(r->step->numbers, r->step->number_count);
+    uint64_t elements = 1, others = 1;
+    if (rest == r->step->number_count) return TSR_OK;
+    for (uint32_t d = 0; d < tensor->ndim; d++) elements *= tensor->shape[d]; /* a tensor's elements can be counted */
+    for (uint32_t d = 0; d < r->step->number_count; d++) {
+        if (d == rest) continue;
+        if (!shape[d] || elements % shape[d] || others > elements / shape[d]) return misfit(r, tensor, "cannot divide its elements by", shape[d]);
+        others *= shape[d];
+    }
+    if (!elements || elements % others) return misfit(r, tensor, "cannot divide its elements by", others);
+    shape[rest] = elements / others;
     return TSR_OK;
 }
 
@@ -116,6 +141,7 @@ static tsr_status reshape(const runner *r, tsr_mapped_tensor *tensor)
         return misfit(r, tensor, "states in \"from\" another number of dims:", r->step->from_count);
     TSR_TRY(check_from(r, tensor, 0));
     TSR_TRY(read_numbers(r, r->step->numbers, r->step->number_count, &shape));
+    TSR_TRY(set_rest(r, tensor, shape));
     return tsr_boxes_reshape(&r->m->maker, tensor, shape, r->step->number_count, tensor);
 }
 
@@ -174,6 +200,11 @@ static tsr_status part_sizes(const runner *r, const tsr_mapped_tensor *tensor, u
         for (uint32_t i = 0; i < *count; i++) {
             if ((*sizes)[i] > tensor->shape[dim] - sum) return misfit(r, tensor, "has sizes whose sum is more than", tensor->shape[dim]);
             sum += (*sizes)[i];
+        }
+        const uint32_t rest = find_rest(r->step->numbers, *count);
+        if (rest < *count) {
+            (*sizes)[rest] = tensor->shape[dim] - sum;
+            return TSR_OK;
         }
         return sum == tensor->shape[dim] ? TSR_OK : misfit(r, tensor, "has sizes whose sum is", sum);
     }
