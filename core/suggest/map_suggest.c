@@ -12,18 +12,36 @@ typedef struct suggester {
     tsr_vec candidates;  /* of tsr_map_candidate; `b` is NULL for those that were ruled out */
     tsr_vec rules, notes; /* of tsr_str */
     bool values;
+    uint64_t squares; /* chosen by shape, which does not show whether they are transposed */
+    tsr_str square;   /* the first one, of B */
     tsr_error *err;
 } suggester;
+
+static tsr_str shown(const suggester *s, const tsr_name_family *family)
+{
+    static const char *const any[TSR_MOST_NUMBERS] = {"*", "*", "*", "*"};
+    return tsr_family_pattern(family, any, s->arena, s->err);
+}
 
 static bool is_open(const tsr_map_candidate *c)
 {
     return c->b && !c->a->decided && !c->b->decided;
 }
 
+static tsr_status count_square(suggester *s, const tsr_map_candidate *c)
+{
+    const tsr_entry *entry = ((const tsr_pattern_member *)c->b->members.items)->entry;
+    const uint32_t ndim = entry->ndim;
+    if (s->values || ndim < 2 || entry->shape[ndim - 1] != entry->shape[ndim - 2] || entry->shape[ndim - 1] == 1) return TSR_OK;
+    if (!s->squares++) s->square = shown(s, c->b);
+    return s->square.data ? TSR_OK : TSR_E_NOMEM;
+}
+
 static tsr_status choose(suggester *s, tsr_map_candidate *c, const char *about)
 {
     tsr_str *rule = tsr_vec_push(&s->rules, s->err);
     if (!rule) return TSR_E_NOMEM;
+    TSR_TRY(count_square(s, c));
     c->a->decided = c->b->decided = true;
     return tsr_candidate_rule(c, about, s->arena, rule, s->err);
 }
@@ -157,12 +175,6 @@ static tsr_status add_note(suggester *s, tsr_str text)
     return TSR_OK;
 }
 
-static tsr_str shown(const suggester *s, const tsr_name_family *family)
-{
-    static const char *const any[TSR_MOST_NUMBERS] = {"*", "*", "*", "*"};
-    return tsr_family_pattern(family, any, s->arena, s->err);
-}
-
 /* Notes a family of B that is not decided, and the tensors of A that would fit. */
 static tsr_status note_wanted(suggester *s, const tsr_name_family *b)
 {
@@ -178,9 +190,20 @@ static tsr_status note_wanted(suggester *s, const tsr_name_family *b)
     }
     const tsr_str name = shown(s, b);
     if (!name.data) return TSR_E_NOMEM;
+    if (fitting == 1)
+        return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of B could be %s of A, which fits other tensors of B as well", TSR_STR_ARG(name), names));
     if (fitting) return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of B could be any of %zu: %s%s", TSR_STR_ARG(name), fitting, names,
                                                      fitting > NAMED ? ", …" : ""));
     return add_note(s, tsr_arena_format(s->arena, s->err, "nothing in A %s '%.*s' of B", s->values ? "has the values of" : "fits", TSR_STR_ARG(name)));
+}
+
+static tsr_status note_squares(suggester *s)
+{
+    if (s->squares == 1)
+        return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of B is square, so its shape does not show whether it is transposed", TSR_STR_ARG(s->square)));
+    if (!s->squares) return TSR_OK;
+    return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of B and %llu more are square, so their shapes do not show whether they are transposed",
+                                        TSR_STR_ARG(s->square), (unsigned long long)s->squares - 1));
 }
 
 static tsr_status note_open(suggester *s)
@@ -240,6 +263,7 @@ static tsr_status suggest(suggester *s, tsr_map_suggestion *out)
     TSR_TRY(choose_all(s));
     if (s->values) TSR_TRY(find_all_fused(s));
     TSR_TRY(note_open(s));
+    TSR_TRY(note_squares(s));
     TSR_TRY(add_objects(s));
     TSR_TRY(write_document(s, out));
     tsr_str *notes = tsr_arena_array(s->arena, s->notes.count, sizeof *notes, s->err);

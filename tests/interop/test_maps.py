@@ -777,6 +777,28 @@ def test_suggested_stacks_and_transposes(t):
     need("nothing in A has the values of 'n.*.down' of B" in text, text)
 
 
+def test_a_suggestion_states_what_shapes_do_not_show(t):
+    """A square matrix may be transposed, and rows may have another order, although no other tensor fits."""
+    torch.manual_seed(9)
+    a, b, document, out = (os.path.join(t.scratch, n) for n in ("a.safetensors", "b.safetensors", "map.json", "out.safetensors"))
+    x, y = {f"l.{i}.w": torch.randn(4, 4) for i in range(2)}, torch.randn(3, 3)
+    want = {f"m.{i}.w": x[f"l.{i}.w"].t().contiguous() for i in range(2)} | {"z": y, "k": torch.ones(2, 3)}
+    save_file({**x, "y": y, "q": torch.ones(2, 3)}, a)
+    save_file(want, b)
+    said = t.run("map", "suggest", a, b).stderr.decode()
+    need("of B and 1 more are square, so their shapes do not show whether they are transposed" in said and "only names and shapes were compared" in said, said)
+    found = t.run("map", "suggest", a, b, "--values")
+    need(not found.stderr.strip(), found.stderr)
+    with open(document, "wb") as f:
+        f.write(found.stdout)
+    t.run("convert", a, out, "--map", document)
+    same(load_file(out), want, "decided by values")
+    save_file({"y": y}, a)
+    save_file({"x": torch.randn(3, 3), "z": y}, b)
+    said = t.run("map", "suggest", a, b).stderr.decode()
+    need("'x' of B could be 'y' of A, which fits other tensors of B as well" in said and "any of 1" not in said, said)
+
+
 def test_suggested_parts(t):
     """Fused q, k and v, gate and up, along either dim, and of stacked experts, in both directions: values alone show the order."""
     torch.manual_seed(6)

@@ -34,7 +34,7 @@ static tsr_status print_suggestion(cli *program, const cli_session *sessions, bo
     if (status != TSR_OK) return status;
     fwrite(suggestion.document.data, 1, suggestion.document.size, stdout);
     for (size_t i = 0; i < suggestion.note_count; i++) cli_note(program, "%.*s", TSR_STR_ARG(suggestion.notes[i]));
-    if (suggestion.note_count && !values) cli_note(program, "--values compares the values of all that fit, which decides more");
+    if (!values) cli_note(program, "only names and shapes were compared; --values compares the values, which decides more and shows rows in another order");
     return TSR_OK;
 }
 
