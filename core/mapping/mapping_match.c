@@ -238,6 +238,7 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
     tsr_status status = s.arena && s.members ? TSR_OK : TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) status = match_entry(&s, &catalog->entries[i], i);
     if (status == TSR_OK) status = refuse_unmatched(&s);
+    if (status == TSR_OK) status = tsr_parted_check(&s);
     if (status == TSR_OK) status = bind_all(&s);
     if (status == TSR_OK) status = tsr_family_check(&s);
     if (status == TSR_OK) status = tsr_counts_check(&s);

@@ -56,6 +56,8 @@ tsr_status tsr_layers_check(tsr_matcher *s);
 /* mapping_counts.c: the layers and experts of the source, and those that rules took out of stacks. TSR_E_FORMAT naming a weight that
  * one expert lacks, or the numbers where config.json states others. */
 tsr_status tsr_counts_check(tsr_matcher *s);
+/* mapping_used.c: that no rule gives quantized numbers another name or layout while their scale is kept or dropped. TSR_E_FORMAT naming both. */
+tsr_status tsr_parted_check(const tsr_matcher *s);
 /* mapping_shapes.c: after all rules are bound, that tensors have the shapes that the rules state. TSR_E_FORMAT naming the tensors, their
  * shapes and the dim. */
 tsr_status tsr_shapes_check(const tsr_mapped *m, tsr_error *err);

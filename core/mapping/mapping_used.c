@@ -1,5 +1,5 @@
-/* Which dequantized entries the layers above them use: only those may be refused. */
-#include "mapping/mapped.h"
+/* Which dequantized entries the layers above them use: only those may be refused. And that no map parts numbers from their scales. */
+#include "mapping/mapping_match.h"
 #include "tessera/sys/try.h"
 
 /* One array per layer: the entries of its catalog that are used. */
@@ -56,4 +56,44 @@ bool tsr_mapping_uses(void *layer, tsr_str fqn)
     const tsr_dequantized *done = m->ctx;
     const tsr_entry *entry = tsr_checkpoint_entry(own, fqn);
     return !done->used || !entry || done->used[entry - own->catalog.entries];
+}
+
+/* ---- numbers and scales that a map would part ---- */
+
+static bool is_quantized(const tsr_entry *entry)
+{
+    return entry->kind == TSR_ENTRY_TENSOR && (tsr_mapped_is_scalable(entry->dtype) || entry->dtype == TSR_UINT8);
+}
+
+/* The numbers that have this scale, where a rule gives them another name or layout; NULL: none. */
+static tsr_status find_parted(const tsr_matcher *s, const tsr_entry *scale, const tsr_entry **data)
+{
+    static const char *const endings[][2] = {{"_scale_inv", ""}, {"_scale", ""}, {"_scales", "_blocks"}, {"_scale", "_packed"}, {"_global_scale", "_packed"}};
+    tsr_str values[TSR_MOST_CAPTURES];
+    *data = NULL;
+    for (size_t i = 0; i < sizeof endings / sizeof *endings && !*data; i++) {
+        const tsr_str ending = tsr_str_from(endings[i][0]);
+        tsr_name_match found = {.rule = 0};
+        if (!tsr_str_ends(scale->fqn, ending)) continue;
+        const tsr_str name = tsr_arena_format(s->arena, s->err, "%.*s%s", (int)(scale->fqn.size - ending.size), scale->fqn.data, endings[i][1]);
+        if (!name.data) return TSR_E_NOMEM;
+        const tsr_entry *entry = tsr_checkpoint_entry(s->m->source, name);
+        if (!entry || !is_quantized(entry) || !tsr_match_rule(s->m->rules, name, &found, values)) continue;
+        const tsr_map_rule *rule = &s->m->rules->rules[found.rule];
+        const bool same = !rule->step_count && found.pattern < rule->to_count && tsr_str_equal(rule->from[found.pattern].text, rule->to[found.pattern].text);
+        if (rule->to_count && !same) *data = entry;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_parted_check(const tsr_matcher *s)
+{
+    const tsr_entry *const *left = s->unmatched.items;
+    for (size_t i = 0; i < s->unmatched.count; i++) {
+        const tsr_entry *data;
+        TSR_TRY(find_parted(s, left[i], &data));
+        TSR_FAIL_IF(data, s->err, TSR_E_FORMAT, "the map takes '%.*s', but not '%.*s', by which it is scaled; pass --dequantize, or add a rule for the scale",
+                    TSR_STR_ARG(data->fqn), TSR_STR_ARG(left[i]->fqn));
+    }
+    return TSR_OK;
 }

@@ -375,6 +375,36 @@ def test_the_table_is_whole(t):
     need(rows["m.w.weight"]["from"][0] == {"fqn": "w.weight", "dtype": "float8_e4m3fn", "shape": [256, 128]} and rows["m.n"]["steps"] == [], rows)
 
 
+def test_numbers_are_not_parted_from_their_scales(t):
+    """An FP8 model through a map that stacks its experts and keeps everything else would keep scales of weights that are no longer there."""
+    torch.manual_seed(2)
+    source, out = os.path.join(t.scratch, "in.safetensors"), os.path.join(t.scratch, "out.safetensors")
+    for name, part, weights in (("transformers-deepseek_v3", "mlp", ("gate_proj", "up_proj", "down_proj")), ("transformers-mixtral", "block_sparse_moe", ("w1", "w3", "w2"))):
+        stored, want = {}, {}
+        for n, dtype in enumerate((torch.float8_e4m3fn, torch.int8)):
+            ending = ("_scale_inv", "_scale")[n]
+            for k in (f"model.layers.1.{part}.experts.{e}.{w}.weight" for e in range(2) for w in weights):
+                stored[k] = (torch.randn(128, 128) * 9).to(dtype)
+                stored[k + ending], want[k] = torch.rand(1, 1), None
+                want[k] = stored[k].float() * stored[k + ending]
+            stored |= {f"model.layers.1.{part}.gate.weight": torch.randn(2, 128)}
+            save_file(stored, source)
+            said = t.run("convert", source, out, "--map", name, status=2).stderr.decode()
+            need("by which it is scaled; pass --dequantize" in said and ".weight" + ending + "'" in said and not os.path.exists(out), said)
+            t.run("convert", source, out, "--map", name, "--dequantize", "--dtype", "float32")
+            layer, pairs = "model.layers.1.mlp.experts.", [[want[f"model.layers.1.{part}.experts.{e}.{w}.weight"] for w in weights] for e in range(2)]
+            got = load_file(out)
+            need(torch.equal(got[layer + "gate_up_proj"], torch.stack([torch.cat(p[:2]) for p in pairs])) and torch.equal(got[layer + "down_proj"], torch.stack([p[2] for p in pairs])), name)
+            os.remove(out)
+            stored = {}
+    model = {"a": torch.ones(2, 2).to(torch.float8_e4m3fn), "a_scale": torch.ones(2, 1), "b.weight": torch.ones(2, 2), "b.weight_scale": torch.ones(2, 1)}
+    for rule, unmatched, status in (({"from": ["a"], "to": ["c"]}, "keep", 2), ({"from": ["a"], "to": ["c"]}, "drop", 2), ({"from": ["a"], "to": ["a"]}, "keep", 0),
+                                    ({"from": ["b.weight"], "to": ["c"]}, "keep", 0), ({"from": ["{r...}"], "to": ["m.{r...}"]}, "keep", 0), ({"from": ["a"], "to": []}, "keep", 0)):
+        save_file(model, source)
+        document = write(t.scratch, "map.json", {"schema": "tessera.map/1", "rules": [rule], "unmatched": unmatched})
+        t.run("convert", source, out, "--map", document, "--overwrite", status=status)
+
+
 def test_dequantize_refusals(t):
     def rule(**step):
         return [{"from": ["w"], "to": ["v"], "do": [{"dequantize": {"scale": "s", "scheme": "block", **step}}]}]
