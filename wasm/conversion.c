@@ -142,9 +142,9 @@ static tsr_status read_options(conversion *c, bool reshards, tsr_error *err)
 /* ---- deciding ---- */
 
 /* A result of `optim` that is converted to torch without another wish is written as `tessera optim` writes it. */
-static bool is_plain(const conversion *c)
+static bool is_plain(const request *r)
 {
-    return c->call.request.count == 1 && c->options.to == TSR_TO_TORCH;
+    return r->count == 1 && tsr_str_equal(tessera_option_text(r, "to"), TSR_STR("torch"));
 }
 
 /* The rows are those of a conversion where that can be decided; ranks whose tensors differ have none. */
@@ -152,7 +152,8 @@ static tsr_status decide_made(conversion *c, tsr_error *err)
 {
     tsr_error ignored = {0};
     tsr_work *work = NULL;
-    if (tsr_work_new(c->call.checkpoint, &c->options, 0, c->call.arena, &work, &ignored) == TSR_OK)
+    if (tsr_checkpoint_require(c->call.checkpoint, TSR_FOR_VALUES, &ignored) == TSR_OK &&
+        tsr_work_new(c->call.checkpoint, &c->options, 0, c->call.arena, &work, &ignored) == TSR_OK)
         c->result = *tsr_work_conversion(work);
     tsr_work_free(work);
     c->result.marker = TSR_NO_FILE;
@@ -163,8 +164,7 @@ static tsr_status decide_made(conversion *c, tsr_error *err)
 static tsr_status decide(conversion *c, bool reshards, tsr_error *err)
 {
     tsr_status status = read_options(c, reshards, err);
-    if (status == TSR_OK && c->made && !reshards && is_plain(c)) return decide_made(c, err);
-    c->made = NULL;
+    if (status == TSR_OK && c->made) return decide_made(c, err);
     if (status == TSR_OK && reshards) status = tessera_make_plan(&c->call, &c->texts, &c->target, NULL, &c->plan, err);
     c->options.plan = c->plan;
     if (status == TSR_OK) status = tsr_work_new(c->call.checkpoint, &c->options, 0, c->call.arena, &c->work, err);
@@ -176,10 +176,11 @@ static tsr_status decide(conversion *c, bool reshards, tsr_error *err)
 
 static tsr_status open_conversion(conversion *c, uint32_t handle, bool reshards, tsr_error *err)
 {
-    const tsr_open_options wanted = {.selects = tessera_selects, .selects_ctx = &c->call.request};
+    tsr_open_options wanted = {.selects = tessera_selects, .selects_ctx = &c->call.request};
     const opened *item = tessera_checkpoint_of(handle, err);
     if (!item) return err->status;
-    c->made = item->made;
+    if (!reshards && is_plain(&c->call.request)) c->made = item->made;
+    if (c->made) wanted.purpose = TSR_FOR_FINDINGS; /* a file per rank is written as it is, though the tensors differ */
     tsr_status status = tessera_call_open(&c->call, handle, &wanted, err);
     if (status == TSR_OK) status = tessera_request_copy(&c->call.request, c->call.arena, &c->call.request, err);
     c->call.path = TSR_STR("");

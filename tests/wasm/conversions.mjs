@@ -122,6 +122,21 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
     check(result.files.length === 1 && result.files[0].bytes === sink.files.get("").length && result.entries.length > 0, JSON.stringify(result.files));
   });
 
+  await testAsync("a file per rank is written as the command writes it, though the ranks' tensors differ", async () => {
+    const target = sample("dcp_fsdp2"), fqns = JSON.parse(run("inspect", target, "--json").stdout).entries.filter((e) => /^optim\.state\..*\.exp_avg$/.test(e.fqn));
+    const params = fqns.map(({ fqn, shape }) => ({ fqn: fqn.slice("optim.state.".length, -".exp_avg".length), shape }));
+    const flatParams = { schema: "tessera.flat-params/1", world_size: 3, use_orig_params: false, files: [0, 1, 2].map((rank) => `rank${rank}.pt`), param_groups: [["_flat_param"]],
+      units: [{ fsdp_module: "", raw_name: "_flat_param", params, numels_with_padding: params.map(({ shape }) => shape.reduce((a, b) => a * b, 1)), is_padding_mask: params.map(() => false) }] };
+    fs.writeFileSync(at("flat.json"), JSON.stringify(flatParams));
+    for (const worldSize of [1, 3, 5]) {
+      const sink = new MemorySink(), written = at(`ranks${worldSize}`), p = run("optim", "shard", target, written, "--flat-params", at("flat.json"), "--world-size", `${worldSize}`);
+      check(p.status === 0, p.stderr);
+      const result = await withSource(target, (opened) => opened.optimizer("shard", { flatParams, worldSize }).convert({ to: "torch" }, sink));
+      sameFiles(filesAt(written), sink.files, `${worldSize} ranks`);
+      check(result.files.length === worldSize && result.files.every(({ name, bytes }) => sink.files.get(name).length === bytes), JSON.stringify(result.files));
+    }
+  });
+
   await testAsync("refusals call nothing and are the command's", async () => {
     const target = sample("torch_train_state");
     for (const [command, options, args] of [["convert", { to: "safetensors" }, ["--to", "safetensors"]], ["convert", { to: "torch", maxShardSize: "1MB" }, ["--to", "torch", "--max-shard-size", "1MB"]], ["convert", { to: "safetensors", maxShardSize: "big" }, ["--to", "safetensors", "--max-shard-size", "big"]],
