@@ -34,16 +34,21 @@ class SinkCalls {
   async settle() {
     const pending = this.#pending;
     this.#pending = [];
-    await Promise.all(pending);
+    const failed = (await Promise.allSettled(pending)).find(({ status }) => status === "rejected"); // nothing is under way after it
+    if (failed) throw failed.reason;
   }
 
-  async finish() {
+  async finish(signal) {
     const files = [...this.#byName.values()], sink = this.#sink;
-    for (const file of files.filter((f) => !f.isMarker)) await sink.finish(file.name);
+    for (const file of files.filter((f) => !f.isMarker)) {
+      await sink.finish(file.name);
+      signal?.throwIfAborted();
+    }
     for (const { name, held } of files.filter((f) => f.isMarker)) {
       await sink.create(name, held.reduce((end, { offset, bytes }) => Math.max(end, offset + bytes.length), 0));
       for (const { offset, bytes } of held) await sink.write(name, offset, bytes);
       await sink.finish(name);
+      signal?.throwIfAborted();
     }
     await sink.done?.();
   }
@@ -71,11 +76,11 @@ export async function convertInto(m, handle, { reshards, pairs, signal, onProgre
   try {
     await takeSteps(m, job, calls, { signal, onProgress });
     const result = m.document((err) => m.x.tessera_convert_document(job, (Date.now() - started) / 1000, err));
-    await calls.finish();
+    await calls.finish(signal);
     return JSON.parse(result);
   } catch (e) {
-    await Promise.resolve(calls.settle()).catch(() => {});
-    await sink.abort?.(e);
+    await calls.settle().catch(() => {});
+    await Promise.resolve().then(() => sink.abort?.(e)).catch(() => {}); // what went wrong first is what is thrown
     throw e;
   } finally {
     m.x.tessera_close(job);

@@ -52,8 +52,9 @@ export class Instance {
     }
   }
 
-  /** What the module calls to write: the sink of a conversion. */
+  /** What the module calls to write: the sink of a conversion. Once it has failed it is not called again. */
   toSink(number, act) {
+    if (this.cause instanceof HostFailure) return 1;
     try {
       act(this.sinks.get(number));
       return 0;
