@@ -29,16 +29,20 @@ const isSidecar = (at) => {
   }
 };
 
-/** The names in a directory that its own checkpoint lists, or that a conversion has written there; the rest is the user's. */
+/** The names in a directory that its own checkpoint lists, or that a conversion has written there; the rest is the user's. A file per
+ *  rank is a checkpoint only where there is no marker, and a data file one of .metadata only where its name is in it. */
 function ownNames(directory) {
-  const names = fs.readdirSync(directory), own = new Set(names.filter((name) => MARKERS.includes(name)));
-  if (own.has(MARKERS[0])) names.filter((name) => /^__\d+_\d+\.distcp$/.test(name)).forEach((name) => own.add(name));
+  const names = fs.readdirSync(directory), own = new Set(names.filter((name) => MARKERS.includes(name))), isMarked = own.size > 0;
+  if (own.has(MARKERS[0])) {
+    const metadata = fs.readFileSync(path.join(directory, MARKERS[0]), "latin1");
+    names.filter((name) => /^__\d+_\d+\.distcp$/.test(name) && metadata.includes(name)).forEach((name) => own.add(name));
+  }
   if (own.has(MARKERS[1])) {
     const { weight_map: map } = JSON.parse(fs.readFileSync(path.join(directory, MARKERS[1]), "utf8"));
     names.filter((name) => Object.values(map).includes(name)).forEach((name) => own.add(name));
   }
   names.filter((name) => /^objects(-g\d+)?\.json$/.test(name) && isSidecar(path.join(directory, name))).forEach((name) => own.add(name));
-  names.filter((name) => /^rank\d+(\.optim)?\.pt$|^shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$/.test(name)).forEach((name) => own.add(name));
+  if (!isMarked) names.filter((name) => /^rank\d+(\.optim)?\.pt$|^shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$/.test(name)).forEach((name) => own.add(name));
   return { names, own };
 }
 
@@ -136,6 +140,7 @@ class DiskSink {
 
 /** A sink that writes a directory or a file. It refuses an existing destination unless `overwrite`. */
 export function sinkOf(target, options = {}) {
+  if (typeof options !== "object" || options === null) throw new TypeError("sinkOf: the options must be an object");
   for (const name of Object.keys(options)) if (name !== "overwrite") throw new TypeError(`sinkOf: there is no option '${name}'; the options are overwrite`);
   const { overwrite = false } = options;
   if (typeof target !== "string") throw new TypeError("sinkOf: path must be a string");

@@ -1,10 +1,13 @@
-/** What a conversion calls after a sink or a signal ended it. */
+/** What a conversion calls after a sink, a signal or a listener ended it, and what sinkOf leaves of a directory that it replaces. */
+import fs from "node:fs";
+import os from "node:os";
 import path from "node:path";
-import { filesOf } from "../../wasm/node.js";
+import { spawnSync } from "node:child_process";
+import { filesOf, sinkOf } from "../../wasm/node.js";
 import { MemorySink } from "./conversions.mjs";
-import { check, same, testAsync } from "./harness.mjs";
+import { check, errorOf, same, testAsync } from "./harness.mjs";
 
-export async function testSinks({ tessera, root }) {
+export async function testSinks({ tessera, native, root }) {
   const target = path.join(root, "samples/checkpoints/dcp_fsdp2");
   const convert = async (options, sink, from = target) => {
     const source = filesOf(from), opened = tessera.open(source.files, source.options);
@@ -59,5 +62,20 @@ export async function testSinks({ tessera, root }) {
     };
     check(await convert({ to: "dcp", signal: control.signal }, sink) === mine, "it went on");
     check(!sink.calls.includes("create .metadata") && sink.calls.at(-1) === "abort", `${sink.calls.slice(-4)}`);
+  });
+
+  await testAsync("sinkOf keeps files that the replaced checkpoint does not list, as the command line does", async () => {
+    const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sinks-")), kept = ["rank0.pt", "__9_0.distcp", "shard-00001-model-00001-of-00001.safetensors", "notes.txt"];
+    const [ours, theirs] = ["ours", "theirs"].map((name) => path.join(folder, name)), from = path.join(root, "samples/checkpoints/safetensors_model/model.safetensors");
+    for (const directory of [ours, theirs]) {
+      fs.cpSync(target, directory, { recursive: true });
+      for (const name of kept) fs.writeFileSync(path.join(directory, name), "mine");
+    }
+    const p = spawnSync(native, ["convert", from, theirs, "--to", "dcp", "--overwrite"], { encoding: "utf8" });
+    check(p.status === 0 && await convert({ to: "dcp" }, sinkOf(ours, { overwrite: true }), from) === undefined, p.stderr);
+    for (const directory of [ours, theirs]) same(kept.join(), kept.filter((name) => fs.existsSync(path.join(directory, name))).join(), `kept in ${directory}`);
+    same("1", `${fs.readdirSync(ours).filter((name) => /^__0_\d+\.distcp$|^__[1-8]_/.test(name)).length}`, "data files of the new checkpoint");
+    for (const options of [null, 3]) check(/^sinkOf: the options/.test(errorOf(() => sinkOf(path.join(folder, "x"), options)).message), `${options}`);
+    fs.rmSync(folder, { recursive: true });
   });
 }
