@@ -43,6 +43,7 @@ export class Instance {
       const source = this.stores.get(store)[file];
       const result = source.read(Number(offset), new Uint8Array(this.x.memory.buffer, pointer, size));
       if (typeof result?.then === "function") throw new HostFailure(new AsyncRead(source.name));
+      if (typeof result === "number" && !(result >= size)) throw new Error(`read gave ${result} of ${size} bytes`);
       this.bytesRead += size;
       this.onRead?.(this.bytesRead, source.name);
       return 0;

@@ -3,7 +3,8 @@ import type {
 } from "./documents.js";
 export type * from "./documents.js";
 
-/** A file of a checkpoint. `read` fills `into` from `offset`, synchronously, or throws. */
+/** A file of a checkpoint. `read` fills `into` from `offset`, synchronously, or throws. Where it returns a number, as fs.readSync does,
+ *  fewer bytes than asked for are an error. */
 export interface SourceFile {
   /** Path below the checkpoint's folder, with "/" between components. */
   readonly name: string;

@@ -198,6 +198,17 @@ test("a failed read is an i/o error with the file, the byte and the cause", () =
   check(e.status === "input/output" && e.position === 0 && /model\.safetensors cannot be read \(the file changed\)/.test(e.message), `${e.status} ${e.position} ${e.message}`);
 });
 
+test("a read that says it gave fewer bytes is an i/o error", () => {
+  const [file] = filesOf(path.join(samples, "safetensors_model")).files, all = fs.readFileSync(file.at);
+  const copying = { name: file.name, size: file.size, read: (offset, into) => all.copy(into, 0, offset, offset + into.length) };
+  const opened = tessera.open([copying]), { fqn } = opened.inspect().entries.find((e) => e.kind === "tensor");
+  check(opened.read(fqn).data.length > 0, "a whole read is refused");
+  copying.read = (offset, into) => all.copy(into, 0, offset, offset + into.length - 1);
+  const e = errorOf(() => opened.read(fqn));
+  check(e.status === "input/output" && /read gave \d+ of \d+ bytes/.test(e.message), `${e}`);
+  opened.close();
+});
+
 test("statistics in steps are the statistics of the command line", () => {
   const target = path.join(samples, "safetensors_model");
   const p = spawnSync(native, ["inspect", target, "--stats", "--json"], { encoding: "utf8" });
