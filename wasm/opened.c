@@ -178,12 +178,13 @@ const tsr_entry *tessera_entry_of(const opened *item, uint32_t index, tsr_error 
     return NULL;
 }
 
-/* The number of an entry, or 0xffffffff. */
-TSR_EXPORT(tessera_find) uint32_t tessera_find(uint32_t handle, const char *fqn, uint32_t fqn_size)
+/* 1 + the number of an entry, or 0xffffffff where there is no such name; 0 with the reason where no checkpoint is open. */
+TSR_EXPORT(tessera_find) uint32_t tessera_find(uint32_t handle, const char *fqn, uint32_t fqn_size, tsr_error *err)
 {
-    const opened *item = tessera_checkpoint_of(handle, NULL);
+    const opened *item = tessera_checkpoint_of(handle, err);
     const tsr_entry *entry = item ? tsr_checkpoint_entry(item->checkpoint, (tsr_str){fqn, fqn_size}) : NULL;
-    return entry ? (uint32_t)(entry - tsr_checkpoint_catalog(item->checkpoint)->entries) : UINT32_MAX;
+    if (!item) return 0;
+    return entry ? 1 + (uint32_t)(entry - tsr_checkpoint_catalog(item->checkpoint)->entries) : UINT32_MAX;
 }
 
 TSR_EXPORT(tessera_dtype_name) const char *tessera_dtype_name(uint32_t dtype)

@@ -4,7 +4,7 @@
 import { convertInto } from "./conversion.js";
 import { TesseraError } from "./errors.js";
 import { instantiated, prepared } from "./instance.js";
-import { argumentOf, documentText, optionsOf, pairsOf, sinkOrThrow } from "./options.js";
+import { argumentOf, documentText, filesOrThrow, optionsOf, pairsOf, sinkOrThrow } from "./options.js";
 import { Diff, Handle, Outline, Tally, Twins } from "./views.js";
 
 export { Diff, Outline, Tally, TesseraError, Twins };
@@ -75,6 +75,7 @@ export class Tessera {
   }
 
   open(files, options = {}) {
+    filesOrThrow(files);
     const choice = optionsOf("open", options, OPTIONS.open);
     if (choice.shards !== undefined) this.#m.needsPrepared();
     const { handle, number } = this.#m.open(files, choice);
@@ -116,7 +117,7 @@ export class Checkpoint extends Handle {
   check() { this.m.checked((err) => this.m.x.tessera_check(this.handle, err)); }
 
   get warnings() {
-    return this.#store === undefined && this.handle ? JSON.parse(this.m.document((err) => this.m.x.tessera_warnings(this.handle, err))) : [];
+    return this.#store !== undefined && this.handle ? [] : JSON.parse(this.m.document((err) => this.m.x.tessera_warnings(this.handle, err)));
   }
 
   document(kind, options = {}) {
@@ -184,8 +185,9 @@ export class Checkpoint extends Handle {
 
   /** The number of an entry, or undefined. */
   find(fqn) {
-    const at = this.m.withTexts([fqn], (name) => this.m.x.tessera_find(this.handle, ...name) >>> 0);
-    return at === NO_NUMBER ? undefined : at;
+    argumentOf("find", "fqn", fqn, "text");
+    const at = this.m.withTexts([fqn], (name) => this.m.checked((err) => this.m.x.tessera_find(this.handle, ...name, err)));
+    return at === NO_NUMBER ? undefined : at - 1;
   }
 
   outline(options = {}) {

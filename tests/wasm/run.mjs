@@ -134,6 +134,19 @@ test("a closed checkpoint, and what was made from it, are refused", () => {
   source.close();
 });
 
+test("every call on a closed checkpoint is refused, and arguments of open are checked", () => {
+  const source = filesOf(path.join(samples, "dcp_fsdp2")), opened = tessera.open(source.files), made = opened.optimizer("flatten");
+  check(opened.warnings.length === 0 && opened.find("nosuch") === undefined && made.find("nosuch") === undefined, "warnings or names of an open checkpoint");
+  opened.close();
+  for (const call of [() => opened.find("x"), () => made.find("x"), () => opened.warnings, () => made.warnings, () => opened.check()]) check(/^no checkpoint is open/.test(refusalOf(call)), `${call}`);
+  source.close();
+  const file = { name: "a.pt", size: 3, read() {} };
+  for (const [files, name] of [[undefined, "files"], [file, "files"], ["a.pt", "files"], [[undefined], "files[0].name"], [[file, { ...file, name: 3 }], "files[1].name"], [[{ ...file, size: -1 }], "files[0].size"], [[{ ...file, size: 1.5 }], "size"], [[{ ...file, size: 3n }], "size"], [[{ name: "a.pt", size: 3 }], "files[0].read"]]) {
+    const e = errorOf(() => tessera.open(files));
+    check(e instanceof TypeError && e.message.startsWith("open: ") && e.message.includes(name), `${e}`);
+  }
+});
+
 test("a handle that was closed is refused when its slot holds another thing of the same kind", () => {
   withOpened(path.join(samples, "safetensors_model"), (opened) => {
     const stale = opened.tally(0), number = stale.handle;
