@@ -63,6 +63,13 @@ export type InspectDocument = {
       readonly inf: number;
       readonly zero: number;
     };
+    readonly type?: undefined;
+    readonly inner?: undefined;
+    readonly value?: undefined;
+    readonly repr?: undefined;
+    readonly per_rank?: undefined;
+    readonly dtypes?: undefined;
+    readonly shapes?: undefined;
   }) | ({
     readonly fqn: string;
     readonly kind: "object" | "opaque";
@@ -76,6 +83,19 @@ export type InspectDocument = {
     }[];
     readonly value?: unknown;
     readonly repr?: string;
+    readonly bytes?: undefined;
+    readonly parameter?: undefined;
+    readonly requires_grad?: undefined;
+    readonly mesh?: undefined;
+    readonly placements?: undefined;
+    readonly shares_storage_with?: undefined;
+    readonly chunks?: undefined;
+    readonly replicas?: undefined;
+    readonly hash?: undefined;
+    readonly stats?: undefined;
+    readonly per_rank?: undefined;
+    readonly dtypes?: undefined;
+    readonly shapes?: undefined;
   }) | ({
     readonly fqn: string;
     readonly kind: "tensor" | "opaque";
@@ -92,6 +112,18 @@ export type InspectDocument = {
       readonly byte_offset: number;
       readonly byte_length: number;
     }[];
+    readonly shape?: undefined;
+    readonly parameter?: undefined;
+    readonly requires_grad?: undefined;
+    readonly mesh?: undefined;
+    readonly placements?: undefined;
+    readonly shares_storage_with?: undefined;
+    readonly replicas?: undefined;
+    readonly hash?: undefined;
+    readonly stats?: undefined;
+    readonly inner?: undefined;
+    readonly value?: undefined;
+    readonly repr?: undefined;
   }))[];
   readonly findings: readonly {
     readonly rule: string;
@@ -120,6 +152,7 @@ export type LayoutDocument = {
       readonly algorithm: "sha256" | "xxh3";
       readonly digest: string;
     };
+    readonly type?: undefined;
   }) | ({
     readonly fqn: string;
     readonly kind: "object" | "opaque";
@@ -128,6 +161,9 @@ export type LayoutDocument = {
       readonly algorithm: "sha256" | "xxh3";
       readonly digest: string;
     };
+    readonly dtype?: undefined;
+    readonly shape?: undefined;
+    readonly chunks?: undefined;
   }))[];
   readonly rules?: readonly {
     readonly match: string;

@@ -11,10 +11,12 @@ const PLAIN = { string: "string", integer: "number", number: "number", boolean: 
 const isName = (key) => /^[A-Za-z_]\w*$/.test(key);
 const indented = (text) => text.replaceAll("\n", "\n  ");
 
-function objectType(schema) {
+/** `absent`: members that only other objects of the same union have, so that they can be asked for. */
+function objectType(schema, absent = []) {
   const required = new Set(schema.required ?? []);
   const members = Object.entries(schema.properties ?? {}).map(([key, value]) =>
     `readonly ${isName(key) ? key : JSON.stringify(key)}${required.has(key) ? "" : "?"}: ${indented(typeOf(value))};`);
+  members.push(...absent.map((key) => `readonly ${isName(key) ? key : JSON.stringify(key)}?: undefined;`));
   const more = schema.additionalProperties;
   if (!members.length) return `Readonly<Record<string, ${more && typeof more === "object" ? typeOf(more) : "unknown"}>>`;
   return `{\n  ${members.join("\n  ")}\n}`;
@@ -25,11 +27,16 @@ function arrayType(schema) {
   return `readonly ${/[|]/.test(item) && !item.startsWith("{") ? `(${item})` : item.startsWith("readonly") ? `(${item})` : item}[]`;
 }
 
+function unionType(schemas) {
+  const keys = new Set(schemas.flatMap((one) => Object.keys(one.properties ?? {})));
+  return schemas.map((one) => `(${one.properties ? objectType(one, [...keys].filter((key) => !(key in one.properties))) : typeOf(one)})`).join(" | ");
+}
+
 function typeOf(schema) {
   if (schema === true || schema === undefined) return "unknown";
   if (schema.const !== undefined) return JSON.stringify(schema.const);
   if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(" | ");
-  if (schema.oneOf) return schema.oneOf.map((one) => `(${typeOf(one)})`).join(" | ");
+  if (schema.oneOf) return unionType(schema.oneOf);
   if (Array.isArray(schema.type)) return schema.type.map((type) => typeOf({ ...schema, type })).map((type) => `(${type})`).join(" | ");
   if (schema.type === "object") return objectType(schema);
   if (schema.type === "array") return arrayType(schema);

@@ -26,6 +26,7 @@ const more: boolean = checkpoint.diff(checkpoint, { layout: true }).step(), text
 try { outline.act(0, "open-all"); } catch (e) { if (e instanceof TesseraError) { const s: string = e.status, p: number | undefined = e.position; void [s, p]; } }
 const names: readonly string[] = tessera.canonicalize({ schema: "tessera.modules/1" }, ["w"]).names.flatMap((n) => n.fqns);
 const full: Checkpoint = checkpoint.optimizer("unshard", { flatParams: "{}", sharded: true, rank: undefined }), same: boolean = full.diff(checkpoint, { canonical: true, atol: 1e-6 }).result().same;
+for (const e of checkpoint.inspect().entries) { const shape: readonly number[] = e.kind === "tensor" && !e.per_rank ? e.shape : e.shape ?? []; void [shape, e.dtype, e.value, e.hash?.digest]; }
 void [names, same, full.warnings.length, checkpoint.canonicalize({ prefix: "model." }).collisions, tessera.prepare(new Uint8Array(8))];
 void [shapes, level, more, text, checkpoint.plan({ target: "{}" }), checkpoint.tally(0).step(1), checkpoint.twins().document(), tessera.ruleHelp("x")];
 `;

@@ -40,7 +40,7 @@ export function optimizerPreviewOf(checkpoint: Checkpoint, action: (Writing & { 
     const { entries } = made.inspect();
     return {
       count: entries.length, warnings: made.warnings,
-      entries: entries.slice(0, count).map((e) => e.kind === "tensor" && "shape" in e ? { fqn: e.fqn, dtype: e.dtype, shape: e.shape } : { fqn: e.fqn, text: "value" in e && e.value !== undefined ? JSON.stringify(e.value) : "repr" in e ? e.repr ?? "" : "" }),
+      entries: entries.slice(0, count).map((e) => e.kind === "tensor" && !e.per_rank ? { fqn: e.fqn, dtype: e.dtype, shape: e.shape } : { fqn: e.fqn, text: e.value !== undefined ? JSON.stringify(e.value) : e.repr ?? "" }),
     };
   } finally {
     made.close();
