@@ -1,15 +1,17 @@
 /* Streams of contiguous runs. A slice of the stream may begin and end inside a run. The runs in between that are in the same
- * row of the box are copied in one loop, and the compiler knows the size of runs that are single elements. */
+ * row of the box are copied in one loop. */
 #include "statedict/tensor/pack.h"
 
+#include "statedict/tensor/rows.h"
 #include "tessera/sys/try.h"
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
+/* Boxes from the size of a second-level cache on are copied past the caches: they would only evict what is needed next. */
+enum { LARGE_BOX = 1 << 20, LONG_RUN = 1 << 10 };
 
-/* Runs of at least the size of a first-level cache are copied past the caches: they would only evict what is needed next. */
-enum { LONG_RUN = 32 << 10 };
+static bool goes_past_caches(const tsr_link *link, uint64_t run)
+{
+    return link->bytes >= LARGE_BOX && run >= LONG_RUN;
+}
 
 static void enter_link(tsr_stream *s)
 {
@@ -66,6 +68,7 @@ static void next_runs(tsr_stream *s, uint64_t runs)
 typedef struct span {
     uint8_t *at;
     uint64_t run, runs, stride; /* sizes in bytes; number of runs; bytes from one run to the next */
+    uint64_t reach;             /* runs from here on at this stride, including those after the span */
 } span;
 
 static span next_span(const tsr_stream *s, uint64_t bytes)
@@ -73,11 +76,11 @@ static span next_span(const tsr_stream *s, uint64_t bytes)
     const tsr_link *link = &s->links[s->at];
     const tsr_box_walk *w = &s->walk;
     const uint64_t run = w->run * link->itemsize;
-    span out = {link->data + w->index_a * link->itemsize + s->run_done, run - s->run_done, 1, 0};
+    span out = {link->data + w->index_a * link->itemsize + s->run_done, run - s->run_done, 1, 0, 1};
     if (s->run_done || bytes < run) {
-        out.run = out.run < bytes ? out.run : bytes;
+        if (out.run > bytes) out.run = out.stride = bytes, out.reach = 2;
     } else if (w->outer) {
-        out.runs = runs_of_row(w);
+        out.runs = out.reach = runs_of_row(w);
         if (out.runs > bytes / run) out.runs = bytes / run;
         out.stride = w->strides_a[w->outer - 1] * link->itemsize;
     }
@@ -101,48 +104,6 @@ void tsr_stream_skip(tsr_stream *s, uint64_t bytes)
     }
 }
 
-/* ---- rows of runs ---- */
-
-#ifdef __SSE2__
-/* Copies past the caches: data that arrives in long runs will not be read soon, and the destination need not be fetched
- * before it is overwritten. */
-static void copy_past_caches(uint8_t *to, const uint8_t *from, uint64_t bytes)
-{
-    const uint64_t head = -(uintptr_t)to & 63;
-    memcpy(to, from, (size_t)head);
-    to += head, from += head, bytes -= head;
-    for (; bytes >= 64; to += 64, from += 64, bytes -= 64) {
-        for (int i = 0; i < 64; i += 16) _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
-    }
-    memcpy(to, from, (size_t)bytes);
-    _mm_sfence();
-}
-#else
-static void copy_past_caches(uint8_t *to, const uint8_t *from, uint64_t bytes)
-{
-    memcpy(to, from, (size_t)bytes);
-}
-#endif
-
-#define ROWS_OF(size) \
-    for (uint64_t i = 0; i < runs; i++, to += to_stride, from += from_stride) memcpy(to, from, (size)); \
-    break
-
-static void copy_rows(uint8_t *to, uint64_t to_stride, const uint8_t *from, uint64_t from_stride, uint64_t run,
-                      uint64_t runs)
-{
-    switch (run) {
-    case 1: ROWS_OF(1);
-    case 2: ROWS_OF(2);
-    case 4: ROWS_OF(4);
-    case 8: ROWS_OF(8);
-    case 16: ROWS_OF(16);
-    case 32: ROWS_OF(32);
-    case 64: ROWS_OF(64);
-    default: ROWS_OF((size_t)run);
-    }
-}
-
 tsr_status tsr_stream_pack(tsr_stream *s, uint8_t *to, tsr_device *on, uint64_t bytes, tsr_error *err)
 {
     while (bytes) {
@@ -151,7 +112,8 @@ tsr_status tsr_stream_pack(tsr_stream *s, uint8_t *to, tsr_device *on, uint64_t 
         for (uint64_t i = 0; device && i < from.runs; i++)
             TSR_TRY(
                 (on ? on->within : device->to_host)(device, to + i * from.run, from.at + i * from.stride, from.run, err));
-        if (!device) copy_rows(to, from.run, from.at, from.stride, from.run, from.runs);
+        if (!device)
+            tsr_rows_copy(&(tsr_rows){to, from.at, from.run, from.stride, from.run, from.runs, from.reach, s->past_caches});
         to += from.run * from.runs;
         bytes -= from.run * from.runs;
         advance(s, &from);
@@ -166,8 +128,9 @@ tsr_status tsr_stream_unpack(tsr_stream *s, const uint8_t *from, tsr_device *on,
         tsr_device *device = s->links[s->at].device;
         for (uint64_t i = 0; device && i < to.runs; i++)
             TSR_TRY((on ? on->within : device->from_host)(device, to.at + i * to.stride, from + i * to.run, to.run, err));
-        if (!device && to.runs == 1 && to.run >= LONG_RUN) copy_past_caches(to.at, from, to.run);
-        else if (!device) copy_rows(to.at, to.stride, from, to.run, to.run, to.runs);
+        if (!device)
+            tsr_rows_copy(&(tsr_rows){to.at, from, to.stride, to.run, to.run, to.runs, to.runs,
+                                      goes_past_caches(&s->links[s->at], to.run)});
         from += to.run * to.runs;
         bytes -= to.run * to.runs;
         advance(s, &to);
@@ -180,35 +143,69 @@ tsr_status tsr_stream_unpack(tsr_stream *s, const uint8_t *from, tsr_device *on,
 static tsr_status copy_run(const tsr_link *from, const uint8_t *source, const tsr_link *to, uint8_t *dest, uint64_t bytes,
                            tsr_error *err)
 {
-    if (!from->device && !to->device) memcpy(dest, source, (size_t)bytes);
-    else if (from->device == to->device) return to->device->within(to->device, dest, source, bytes, err);
-    else if (!to->device) return from->device->to_host(from->device, dest, source, bytes, err);
-    else if (!from->device) return to->device->from_host(to->device, dest, source, bytes, err);
-    else return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "there is no copy from one device to another");
-    return TSR_OK;
+    if (from->device == to->device) return to->device->within(to->device, dest, source, bytes, err);
+    if (!to->device) return from->device->to_host(from->device, dest, source, bytes, err);
+    if (!from->device) return to->device->from_host(to->device, dest, source, bytes, err);
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "there is no copy from one device to another");
 }
 
-/* Copies between two buffers, as boxes in common coordinates. The elements are at the larger of the two offsets. */
-tsr_status tsr_link_copy(const tsr_link *from, const tsr_link *to, tsr_error *err)
+/* Starts a copy between two buffers, as boxes in common coordinates. The elements are at the larger of the two offsets. */
+tsr_link_copying tsr_link_copy_start(const tsr_link *from, const tsr_link *to)
 {
     uint64_t offsets[TSR_MAX_NDIM], from_offsets[TSR_MAX_NDIM], to_offsets[TSR_MAX_NDIM];
+    tsr_link_copying c = {.from = from, .to = to};
     for (uint32_t d = 0; d < from->ndim; d++) {
         offsets[d] = from->offsets[d] > to->offsets[d] ? from->offsets[d] : to->offsets[d];
         from_offsets[d] = offsets[d] - from->offsets[d];
         to_offsets[d] = offsets[d] - to->offsets[d];
     }
-    tsr_box_walk w;
-    tsr_box_walk_start(&w, (tsr_box){from->ndim, offsets, from->sizes},
+    tsr_box_walk_start(&c.walk, (tsr_box){from->ndim, offsets, from->sizes},
                        (tsr_box){from->ndim, from_offsets, from->buffer_sizes},
                        (tsr_box){to->ndim, to_offsets, to->buffer_sizes});
-    while (w.runs_left) {
-        uint8_t *source = from->data + w.index_a * from->itemsize, *dest = to->data + w.index_b * to->itemsize;
-        const uint64_t run = w.run * from->itemsize, runs = from->device || to->device ? 1 : runs_of_row(&w);
-        if (runs == 1) TSR_TRY(copy_run(from, source, to, dest, run, err));
-        else
-            copy_rows(dest, w.strides_b[w.outer - 1] * to->itemsize, source, w.strides_a[w.outer - 1] * from->itemsize, run,
-                      runs);
-        walk_on(&w, runs);
+    return c;
+}
+
+/* Runs that lie in one row, or a part of one. */
+static void copy_in_row(tsr_link_copying *c, uint64_t bytes)
+{
+    tsr_box_walk *w = &c->walk;
+    const uint64_t itemsize = c->to->itemsize, run = w->run * itemsize, reach = runs_of_row(w);
+    uint8_t *source = c->from->data + w->index_a * itemsize, *dest = c->to->data + w->index_b * itemsize;
+    const bool past = goes_past_caches(c->to, run);
+    if (c->run_done || bytes < run) {
+        const uint64_t size = bytes < run - c->run_done ? bytes : run - c->run_done;
+        tsr_rows_copy(&(tsr_rows){dest + c->run_done, source + c->run_done, size, size, size, 1, 1, past});
+        c->run_done = c->run_done + size == run ? 0 : c->run_done + size;
+        if (!c->run_done) tsr_box_walk_next(w);
+        return;
+    }
+    const uint64_t runs = bytes / run < reach ? bytes / run : reach;
+    const uint32_t row = w->outer ? w->outer - 1 : 0;
+    tsr_rows_copy(&(tsr_rows){dest, source, w->outer ? w->strides_b[row] * itemsize : 0,
+                              w->outer ? w->strides_a[row] * itemsize : 0, run, runs, reach, past});
+    walk_on(w, runs);
+}
+
+tsr_status tsr_link_copy_some(tsr_link_copying *c, uint64_t bytes, tsr_error *err)
+{
+    tsr_box_walk *w = &c->walk;
+    const uint64_t itemsize = c->to->itemsize, run = w->run * itemsize;
+    for (uint64_t done = 0; w->runs_left && done < bytes;) {
+        const uint64_t before = w->runs_left * run - c->run_done;
+        if (c->from->device || c->to->device) {
+            TSR_TRY(copy_run(c->from, c->from->data + w->index_a * itemsize, c->to, c->to->data + w->index_b * itemsize,
+                             run, err));
+            tsr_box_walk_next(w);
+        } else {
+            copy_in_row(c, bytes - done);
+        }
+        done += before - (w->runs_left * run - c->run_done);
     }
     return TSR_OK;
+}
+
+tsr_status tsr_link_copy(const tsr_link *from, const tsr_link *to, tsr_error *err)
+{
+    tsr_link_copying c = tsr_link_copy_start(from, to);
+    return tsr_link_copy_some(&c, UINT64_MAX, err);
 }

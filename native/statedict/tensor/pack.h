@@ -29,6 +29,7 @@ typedef struct tsr_stream {
     uint64_t left;     /* bytes left in the stream */
     uint64_t run_done; /* bytes of the current run that are done */
     tsr_box_walk walk;
+    bool past_caches; /* what is packed is not read on this core */
 } tsr_stream;
 
 tsr_stream tsr_stream_of(const tsr_link *links, size_t count);
@@ -44,5 +45,15 @@ tsr_status tsr_stream_unpack(tsr_stream *stream, const uint8_t *from, tsr_device
 
 /* Copies from one box to another of the same sizes. */
 tsr_status tsr_link_copy(const tsr_link *from, const tsr_link *to, tsr_error *err);
+
+/* The same bit by bit: at most `bytes` more with each call, of devices at least one run, until walk.runs_left is 0. */
+typedef struct tsr_link_copying {
+    const tsr_link *from, *to;
+    tsr_box_walk walk;
+    uint64_t run_done; /* bytes of the present run */
+} tsr_link_copying;
+
+tsr_link_copying tsr_link_copy_start(const tsr_link *from, const tsr_link *to);
+tsr_status tsr_link_copy_some(tsr_link_copying *copying, uint64_t bytes, tsr_error *err);
 
 #endif
