@@ -8,6 +8,13 @@
 
 #include "tessera/sys/try.h"
 
+void tsr_comm_drop_kept(tsr_comm *comm)
+{
+    if (!comm->kept || !*comm->kept) return;
+    (*comm->kept)->free(*comm->kept);
+    *comm->kept = NULL;
+}
+
 tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_error *err)
 {
     uint64_t nothing = 0;

@@ -140,7 +140,7 @@ static tsr_status wrap(const faulty *like, tsr_comm *inner, tsr_comm **out, tsr_
     *f = *like;
     f->inner = inner;
     f->base = (tsr_comm){inner->rank, inner->size, all_gather, broadcast,    exchange,
-                         largest,     split,       poison,     close_faulty, inner->takes_devices};
+                         largest,     split,       poison,     close_faulty, inner->takes_devices, inner->kept};
     *out = &f->base;
     return TSR_OK;
 }

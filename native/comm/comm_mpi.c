@@ -10,6 +10,7 @@
  * wait for late ones there, without burning the core that those may need; behind it all are present. */
 #include "tessera/comm_mpi.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/options.h"
 
 #include <sched.h>
@@ -27,6 +28,7 @@ typedef struct member {
     const tsr_allocator *allocator;
     int *counts; /* and displacements: 2 × places */
     uint32_t places;
+    tsr_comm_kept *kept;
     tsr_error failed; /* what every further call ends with */
     bool broken;      /* by an error that the others may not know of */
 } member;
@@ -264,6 +266,7 @@ static void close_member(tsr_comm *comm)
     enter(m, &call, &none, NULL);
     if (m->broken)
         tsr_mpi_abort(m->ranks, "rank %u cannot agree with the others: %s", (unsigned)comm->rank, m->failed.message);
+    tsr_comm_drop_kept(comm);
     tsr_pulse_stop(m->pulse);
     MPI_Comm_free(&m->ranks);
     free_member(m);
@@ -302,7 +305,7 @@ static void fill_member(member *m, MPI_Comm ranks)
     MPI_Comm_size(ranks, &size);
     m->ranks = ranks;
     m->base = (tsr_comm){(uint32_t)rank, (uint32_t)size, all_gather, broadcast,    exchange,
-                         largest,        split,          poison,     close_member, false};
+                         largest,        split,          poison,     close_member, false,    &m->kept};
 }
 
 tsr_status tsr_comm_mpi_open(MPI_Comm ranks, const tsr_comm_mpi_options *options, const tsr_allocator *allocator,

@@ -9,6 +9,7 @@
  */
 #include "tessera/comm_threads.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/collectives.h"
 
 #include <pthread.h>
 
@@ -55,6 +56,7 @@ struct member {
     tsr_comm base;
     group *group;
     uint32_t thread; /* number in the world */
+    tsr_comm_kept *kept;
     tsr_error failed;
 };
 
@@ -315,7 +317,10 @@ static void find_place(member *m, void *out)
 static void free_group(group *g)
 {
     const tsr_allocator *allocator = g->world->allocator;
-    for (uint32_t r = 0; r < g->size; r++) tsr_free(allocator, g->members ? g->members[r] : NULL, 1, sizeof(member));
+    for (uint32_t r = 0; g->members && r < g->size; r++) {
+        if (g->members[r]) tsr_comm_drop_kept(&g->members[r]->base);
+        tsr_free(allocator, g->members[r], 1, sizeof(member));
+    }
     tsr_free(allocator, g->members, g->size, sizeof *g->members);
     tsr_free(allocator, g->posts, g->size, sizeof *g->posts);
     tsr_free(allocator, g, 1, sizeof *g);
@@ -366,6 +371,8 @@ static void join_group(member *m, void *out)
     j->child->base.rank = j->at.rank;
     j->child->base.size = j->at.size;
     j->child->base.close = close_group;
+    j->child->base.kept = &j->child->kept;
+    j->child->kept = NULL;
     j->child->group = g;
     pthread_mutex_lock(&g->world->lock);
     g->members[j->at.rank] = j->child;
@@ -412,6 +419,7 @@ static void *run_member(void *ctx)
 {
     simulated *s = ctx;
     s->status = s->body(s->arg, &s->member.base, &s->error);
+    tsr_comm_drop_kept(&s->member.base);
     leave(s->member.group, s->member.thread);
     return NULL;
 }
@@ -469,7 +477,8 @@ tsr_status tsr_comm_threads_run(const tsr_allocator *allocator, uint32_t ranks,
     tsr_status status = TSR_E_NOMEM;
     if (all && posts && members) {
         for (uint32_t r = 0; r < ranks; r++) {
-            const tsr_comm base = {r, ranks, all_gather, broadcast, exchange, largest, split, poison, close_nothing, false};
+            const tsr_comm base = {r,     ranks, all_gather,    broadcast, exchange,   largest,
+                                   split, poison, close_nothing, false,     &all[r].member.kept};
             all[r] = (simulated){.member = {.base = base, .group = &everybody, .thread = r}, .body = body, .arg = arg};
             members[r] = &all[r].member;
         }

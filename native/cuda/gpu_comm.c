@@ -454,7 +454,7 @@ tsr_status tsr_gpu_comm_new(tsr_comm *below, tsr_gpu *gpu, const tsr_gpu_comm_op
     tsr_status status = s ? TSR_OK : TSR_E_NOMEM;
     if (s) {
         *s = (staged){.base = {below->rank, below->size, all_gather, broadcast, exchange, largest, split, poison_call,
-                               close_comm, true},
+                               close_comm, true, below->kept},
                       .below = below,
                       .gpu = gpu};
         if (options) s->options = *options;

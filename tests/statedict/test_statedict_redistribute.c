@@ -436,6 +436,72 @@ static void test_statedict_redistribute__replicas_that_differ_stay_apart(void **
     assert_true(live_run(4, own_replica, NULL) || ranks_count(4) < 4);
 }
 
+/* Rows to columns of a matrix that is large enough for memory that the ranks share; element (r, c) is r << 16 | c. */
+typedef struct matrix_move {
+    uint64_t side; /* a multiple of the ranks */
+    size_t round_bytes;
+} matrix_move;
+
+static tsr_status move_matrix(const matrix_move *m, tsr_comm *comm, tsr_error *err)
+{
+    const uint64_t ranks = comm->size, shape[2] = {m->side, m->side}, own = m->side / ranks;
+    const tsr_str name = {NULL, 0};
+    const tsr_mesh mesh = {1, &ranks, &name};
+    const tsr_placement rows = {.kind = TSR_SHARD}, columns = {.kind = TSR_SHARD, .dim = 1};
+    const tsr_host host = live_host(NULL);
+    uint32_t *from = malloc(own * m->side * 4 + 4), *to = malloc(own * m->side * 4 + 4);
+    NEED(from && to);
+    for (uint64_t i = 0; i < own * m->side; i++) from[i] = (uint32_t)((comm->rank * own + i / m->side) << 16 | i % m->side);
+    memset(to, 0xff, own * m->side * 4);
+    const tsr_tensor source = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_INT32, 2, shape, from), &mesh, &rows, comm->rank);
+    const tsr_tensor target = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_INT32, 2, shape, to), &mesh, &columns, comm->rank);
+    const tsr_move move = {&source, &target};
+    tsr_status status = tsr_redistribute(comm, &move, 1, m->round_bytes, &host, err);
+    bool right = true;
+    for (uint64_t i = 0; i < own * m->side && status == TSR_OK; i++)
+        right = right && to[i] == (uint32_t)(i / own << 16 | (comm->rank * own + i % own));
+    free(from);
+    free(to);
+    TSR_TRY(status);
+    NEED(right);
+    return TSR_OK;
+}
+
+/* The memory that ranks exchange data through is made once, and again only for another size; groups have their own. */
+static tsr_status keep_memory(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const matrix_move large = {512 * comm->size, 0}, little = {16 * comm->size, 0}, narrow = {64 * comm->size, 4096};
+    const matrix_move *turns[] = {&large, &large, &little, &narrow, &narrow, &large};
+    const tsr_comm_kept *last = NULL;
+    tsr_comm *group;
+    (void)arg;
+    NEED(comm->kept && !*comm->kept);
+    for (int i = 0; i < 6; i++) {
+        TSR_TRY(move_matrix(turns[i], comm, err));
+        const tsr_comm_kept *now = *comm->kept;
+        uint64_t here = now != NULL;
+        TSR_TRY(comm->largest(comm, &here, err));
+        if (here) NEED(now); /* on all ranks or, where they do not share memory, on none */
+        if (i == 1 || i == 2 || i == 4) NEED(now == last);
+        last = now;
+    }
+    TSR_TRY(comm->split(comm, comm->rank / 2, comm->rank, &group, err));
+    const tsr_status status = move_matrix(&(matrix_move){1024, 0}, group, err);
+    const bool own_memory = !*group->kept || *group->kept != *comm->kept;
+    group->close(group);
+    TSR_TRY(status);
+    NEED(own_memory && *comm->kept == last);
+    return move_matrix(&large, comm, err);
+}
+
+static void test_statedict_redistribute__shared_memory_is_kept(void **state)
+{
+    static const uint32_t counts[] = {2, 3, 4};
+    (void)state;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        assert_true(live_run(counts[i], keep_memory, NULL) || ranks_count(counts[i]) < counts[i]);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -446,6 +512,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_redistribute__memory_is_bounded),
         cmocka_unit_test(test_statedict_redistribute__no_memory_on_one_rank),
         cmocka_unit_test(test_statedict_redistribute__replicas_that_differ_stay_apart),
+        cmocka_unit_test(test_statedict_redistribute__shared_memory_is_kept),
     };
     ranks_begin(&argc, &argv);
     return ranks_end(cmocka_run_group_tests(tests, NULL, NULL));

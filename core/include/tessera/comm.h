@@ -34,6 +34,12 @@ typedef struct tsr_message {
     size_t size;
 } tsr_message;
 
+/* Something that a module keeps with a communicator between calls. `free` concerns this rank only. */
+typedef struct tsr_comm_kept tsr_comm_kept;
+struct tsr_comm_kept {
+    void (*free)(tsr_comm_kept *kept);
+};
+
 typedef struct tsr_comm tsr_comm;
 struct tsr_comm {
     uint32_t rank, size;
@@ -57,6 +63,9 @@ struct tsr_comm {
     void (*close)(tsr_comm *comm);
     /* Addresses of device memory (tessera/sys/gpu_comm.h) are accepted wherever host addresses are. The same on all ranks. */
     bool takes_devices;
+    /* Where tsr_redistribute and the other functions on state dicts keep the memory that ranks of one machine exchange data
+     * through, for the next call. `close` frees it (tsr_comm_drop_kept, tessera/sys/collectives.h). NULL: nothing is kept. */
+    tsr_comm_kept **kept;
 };
 
 /* A communicator of one rank. */

@@ -23,7 +23,8 @@ TSR_API_BEGIN
  * whole. Their memory must not overlap. Every rank passes the same arguments, which is checked (see tessera/statedict.h).
  * Errors: TSR_E_USAGE if the two sides or the ranks differ, or if `from` is in boxes and an element that `to` wants is not
  * in the box of exactly one rank. Besides the tensors the call needs at most round_bytes (0: the default) each for sending
- * and receiving. Collective. */
+ * and receiving. If all ranks are on one machine, up to 4 MiB of shared memory per rank stay with the communicator until it
+ * is closed. Collective. */
 tsr_status tsr_state_dict_redistribute(const tsr_value *from, const tsr_value *to, tsr_comm *comm, size_t round_bytes,
                                        const tsr_host *host, tsr_error *err);
 

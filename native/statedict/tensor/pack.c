@@ -30,6 +30,11 @@ tsr_stream tsr_stream_of(const tsr_link *links, size_t count)
     return s;
 }
 
+uint64_t tsr_stream_run(const tsr_stream *s)
+{
+    return s->at == s->count ? 0 : s->walk.run * s->links[s->at].itemsize;
+}
+
 uint8_t *tsr_stream_peek(const tsr_stream *s, bool devices, uint64_t bytes)
 {
     const tsr_link *link = &s->links[s->at];

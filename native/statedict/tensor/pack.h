@@ -36,6 +36,8 @@ tsr_stream tsr_stream_of(const tsr_link *links, size_t count);
 /* The address of the next `bytes` bytes of the stream, if they are contiguous in host memory, or with `devices` in any
  * memory; otherwise NULL. */
 uint8_t *tsr_stream_peek(const tsr_stream *stream, bool devices, uint64_t bytes);
+/* The number of bytes of the run that the stream is in, counted from the start of the run; 0 if the stream has ended. */
+uint64_t tsr_stream_run(const tsr_stream *stream);
 /* These advance the stream by `bytes` bytes, which it must have: the first only skips them, the others copy them out and in.
  * Copies of devices may be in progress until the devices are synchronized. `on`: the device with the memory at `to` or
  * `from` and of all links; NULL: host memory. */

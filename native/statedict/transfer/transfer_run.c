@@ -9,8 +9,8 @@
 #include "statedict/transfer/window.h"
 
 #define LEAST_SLICE ((uint64_t)64)
-#define BEST_SLOT   ((uint64_t)32 << 10) /* all that are for one rank stay in a core's cache */
-#define MOST_SLOTS  ((uint64_t)8) /* where processes wait for a core, the one that runs gets further */
+#define LEAST_MOVED ((uint64_t)512 << 10) /* for one rank, to be worth a window */
+#define COPIED_IDLE ((uint64_t)64 << 10)
 #define ON_DEVICE   (UINT64_C(1) << 63)
 
 /* One direction. */
@@ -149,11 +149,41 @@ static tsr_status run_round(traffic *t, tsr_status *own, tsr_error *own_error, t
     return TSR_OK;
 }
 
-static tsr_status copy_reached(const traffic *t, tsr_error *err)
+/* ---- what this rank copies itself ---- */
+
+typedef struct reached {
+    const tsr_vec *copies; /* pairs */
+    size_t next;           /* the pair behind `now` */
+    tsr_link_copying now;
+    tsr_status status;
+    tsr_error *err;
+} reached;
+
+/* Copies a little; whether something is left. */
+static bool copy_reached_bytes(reached *r, uint64_t bytes)
 {
-    const tsr_link *copies = t->links.copies.items;
-    for (size_t i = 0; i + 1 < t->links.copies.count; i += 2) TSR_TRY(tsr_link_copy(&copies[i], &copies[i + 1], err));
-    return wait_for_lists(&t->links.copies, err);
+    const tsr_link *copies = r->copies->items;
+    if (r->next && r->now.walk.runs_left) {
+        r->status = tsr_link_copy_some(&r->now, bytes, r->err);
+    } else if (r->next + 1 < r->copies->count) {
+        r->now = tsr_link_copy_start(&copies[r->next], &copies[r->next + 1]);
+        r->next += 2;
+    } else {
+        return false;
+    }
+    return r->status == TSR_OK;
+}
+
+static bool copy_when_idle(void *ctx)
+{
+    return copy_reached_bytes(ctx, COPIED_IDLE);
+}
+
+static tsr_status copy_rest(reached *r)
+{
+    while (r->status == TSR_OK && copy_reached_bytes(r, UINT64_MAX)) continue;
+    const tsr_status waited = wait_for_lists(r->copies, r->err);
+    return r->status == TSR_OK ? waited : r->status;
 }
 
 /* ---- one machine ---- */
@@ -174,19 +204,18 @@ static tsr_status measure(const traffic *t, uint64_t *most, tsr_error *err)
 }
 
 /* Through shared memory where all ranks have it and there is enough to move; *done says whether it was. */
-static tsr_status try_window(traffic *t, bool *done, tsr_error *err)
+static tsr_status try_window(traffic *t, reached *copies, bool *done, tsr_error *err)
 {
-    const uint64_t slot = t->slice / 2 < BEST_SLOT ? t->slice / 2 : BEST_SLOT;
-    const uint64_t slots = t->slice / slot < MOST_SLOTS ? t->slice / slot : MOST_SLOTS;
+    const uint64_t window_bytes = tsr_window_bytes(t->comm->size, t->slice);
     uint64_t most;
     tsr_window *window;
     TSR_TRY(measure(t, &most, err));
-    if (most & ON_DEVICE || most < 16 * slot) return TSR_OK;
-    TSR_TRY(tsr_window_open(t->comm, slot, slots, t->host->allocator, &window, err));
+    if (most & ON_DEVICE || (most < LEAST_MOVED && most < 4 * window_bytes)) return TSR_OK;
+    TSR_TRY(tsr_window_open(t->comm, t->slice, t->host->allocator, &window, err));
     if (!window) return TSR_OK;
-    tsr_status status = tsr_window_run(window, t->out.streams, t->in.streams, err);
+    tsr_status status = tsr_window_run(window, t->out.streams, t->in.streams, &(tsr_idle){copy_when_idle, copies}, err);
     status = tsr_comm_agree(t->comm, status, err);
-    tsr_window_close(window);
+    tsr_window_close(t->comm, window, status == TSR_OK);
     *done = true;
     return status;
 }
@@ -243,10 +272,11 @@ static tsr_status run_phase(traffic *t, tsr_transfer_list transfers, const tsr_r
     uint64_t rounds = 0;
     bool done = false;
     tsr_error own_error = {0};
+    reached copies = {.copies = &t->links.copies, .err = &own_error};
     if (own == TSR_OK) own = prepare(t, transfers, route, &rounds, err);
     tsr_status status = tsr_comm_agree(comm, own, err);
-    if (status == TSR_OK) own = copy_reached(t, &own_error);
-    if (status == TSR_OK) status = try_window(t, &done, err);
+    if (status == TSR_OK) status = try_window(t, &copies, &done, err);
+    if (status == TSR_OK) own = copy_rest(&copies);
     if (status == TSR_OK && !done) status = run_rounds(t, rounds, &own, &own_error, err);
     if (status == TSR_OK) {
         status = tsr_comm_agree(comm, own, &own_error);

@@ -20,6 +20,9 @@ typedef struct tsr_ranks {
     const tsr_allocator *allocator;
 } tsr_ranks;
 
+/* Frees what is kept with the communicator (comm->kept), if anything. Not collective. */
+void tsr_comm_drop_kept(tsr_comm *comm);
+
 /* As all_gather, but only `root` receives; elsewhere `all` is not used. */
 tsr_status tsr_comm_gather(tsr_ranks ranks, const void *mine, const size_t *sizes, uint32_t root, void *all, tsr_error *err);
 

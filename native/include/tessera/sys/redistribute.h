@@ -21,7 +21,7 @@ typedef struct tsr_move {
 /* Moves all of these tensors. Every rank passes the same tensors in the same order, which is checked (see
  * tessera/statedict.h). Errors: TSR_E_USAGE if sides or ranks differ, or if `from` is in boxes and an element that `to`
  * wants is not in the box of exactly one rank. Besides the tensors the call needs at most round_bytes (0: the default) each
- * for sending and receiving. Collective. */
+ * for sending and receiving. Shared memory stays with the communicator as after tsr_state_dict_redistribute. Collective. */
 tsr_status tsr_redistribute(tsr_comm *comm, const tsr_move *moves, size_t count, size_t round_bytes, const tsr_host *host,
                             tsr_error *err);
 
