@@ -59,6 +59,19 @@ def redistribution_over_nodes(folder):
 
 
 @test
+def redistribution_without_room_in_shared_memory(folder):
+    """A /dev/shm that holds no rank's segment, and one that holds only the first: the ranks exchange messages instead."""
+    if subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/dev/shm"], capture_output=True).returncode:
+        print("skip redistribution_without_room_in_shared_memory: no file system can be mounted here")
+        return
+    with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
+        for size in ("64k", "3m"):
+            small = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size={size} none /dev/shm && "$@" && test -z "$(ls /dev/shm)"', "sh")
+            job = mpirun(3, f"{folder}/test_statedict_redistribute_mpi", on=small, options=("--mca", "btl_vader_backing_directory", scratch))
+            need(job.status == 0 and "[       OK ]" in job.out, f"{size}: {job.status}: {job.out[-1500:]}{job.err[-1500:]}")
+
+
+@test
 def every_form_is_loaded_by_ranks(folder):
     samples = f"{ROOT}/samples/checkpoints"
     for name in ("dcp_fsdp2", "dcp_tp_fsdp2", "dcp_zstd", "dcp_hf_sharded", "safetensors_index", "safetensors_dtypes", "torch_train_state", "torch_legacy", "torch_ranks_tp_fsdp2", "torch_views"):
