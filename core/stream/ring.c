@@ -2,6 +2,7 @@
 #include "stream/ring.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 
 #include "tessera/sys/try.h"
 
@@ -13,15 +14,30 @@
 #define ALIGNMENT   ((size_t)64)
 #define BEST_BYTES  ((size_t)2 << 20) /* larger jobs gain nothing and leave the cache */
 
-typedef struct half {
+#define ROUND_LENT  4u                /* halves of the memory that the jobs of a round are lent in all: it is used again and again */
+#define KEPT_SHARE  8u                /* of the memory, where most is lent */
+
+typedef struct buffer {
     uint8_t *allocated; /* capacity + ALIGNMENT bytes */
     uint8_t *memory;    /* the first aligned one of them */
     size_t capacity;
+} buffer;
+
+typedef struct half {
+    buffer kept;
     size_t used;
     void *jobs; /* MOST_JOBS of work.job_size */
     size_t count;
     tsr_error *errors; /* one a job */
+    size_t *lent;      /* bytes that a job is lent */
+    size_t all_lent;
 } half;
+
+/* What one thread lends its jobs. */
+typedef struct lender {
+    atomic_flag busy;
+    buffer own;
+} lender;
 
 struct tsr_ring {
     const tsr_host *host;
@@ -29,6 +45,7 @@ struct tsr_ring {
     tsr_ring_work work;
     half halves[2];
     unsigned filling;  /* the half that takes jobs; the other one is drained in the next round */
+    lender *lenders;   /* NULL, or one a thread */
     tsr_error failure; /* the first one */
 };
 
@@ -52,44 +69,92 @@ tsr_status tsr_ring_new(const tsr_host *host, size_t max_bytes, tsr_ring **out, 
     return TSR_OK;
 }
 
-static void release(tsr_ring *ring, half *h)
+static void release(const tsr_ring *ring, buffer *b)
 {
-    tsr_free(ring->host->allocator, h->allocated, h->capacity + ALIGNMENT, 1);
-    h->allocated = h->memory = NULL;
-    h->capacity = 0;
+    tsr_free(ring->host->allocator, b->allocated, b->capacity + ALIGNMENT, 1);
+    *b = (buffer){0};
 }
 
 static void release_jobs(tsr_ring *ring, half *h)
 {
     tsr_free(ring->host->allocator, h->jobs, MOST_JOBS, ring->work.job_size);
     tsr_free(ring->host->allocator, h->errors, MOST_JOBS, sizeof *h->errors);
+    tsr_free(ring->host->allocator, h->lent, MOST_JOBS, sizeof *h->lent);
     h->jobs = NULL;
     h->errors = NULL;
+    h->lent = NULL;
+}
+
+static size_t threads_of(const tsr_ring *ring)
+{
+    return ring->host->threads ? ring->host->threads : 1;
+}
+
+static void release_lenders(tsr_ring *ring)
+{
+    const size_t count = threads_of(ring);
+    for (size_t i = 0; ring->lenders && i < count; i++) release(ring, &ring->lenders[i].own);
+    tsr_free(ring->host->allocator, ring->lenders, count, sizeof *ring->lenders);
+    ring->lenders = NULL;
 }
 
 void tsr_ring_free(tsr_ring *ring)
 {
     if (!ring) return;
     for (unsigned i = 0; i < 2; i++) {
-        release(ring, &ring->halves[i]);
+        release(ring, &ring->halves[i].kept);
         release_jobs(ring, &ring->halves[i]);
     }
+    release_lenders(ring);
     tsr_free(ring->host->allocator, ring, 1, sizeof *ring);
+}
+
+/* The most that jobs may keep in a half. */
+static size_t most_kept(const tsr_ring *ring)
+{
+    return ring->work.fill_lent ? ring->half_bytes / KEPT_SHARE / ALIGNMENT * ALIGNMENT : ring->half_bytes;
+}
+
+static size_t most_lent(const tsr_ring *ring)
+{
+    return 2 * (ring->half_bytes - most_kept(ring)) / threads_of(ring) / ALIGNMENT * ALIGNMENT;
 }
 
 size_t tsr_ring_best(const tsr_ring *ring)
 {
-    const size_t threads = ring->host->threads ? ring->host->threads : 1;
-    const size_t best = ring->half_bytes / (2 * threads) / ALIGNMENT * ALIGNMENT;
+    if (ring->work.fill_lent) return most_lent(ring) < BEST_BYTES ? most_lent(ring) : BEST_BYTES;
+    const size_t best = ring->half_bytes / (2 * threads_of(ring)) / ALIGNMENT * ALIGNMENT;
     const size_t least = TSR_RING_LEAST_BYTES / 4;
     return best < least ? least : best > BEST_BYTES ? BEST_BYTES : best;
 }
 
 size_t tsr_ring_largest(const tsr_ring *ring)
 {
-    const size_t threads = ring->host->threads ? ring->host->threads : 1, best = tsr_ring_best(ring);
-    const size_t largest = ring->half_bytes / threads / ALIGNMENT * ALIGNMENT;
+    if (ring->work.fill_lent) return most_lent(ring);
+    const size_t best = tsr_ring_best(ring), largest = ring->half_bytes / threads_of(ring) / ALIGNMENT * ALIGNMENT;
     return largest < best ? best : largest;
+}
+
+size_t tsr_ring_best_kept(const tsr_ring *ring)
+{
+    return ring->work.fill_lent ? most_kept(ring) / 2 : tsr_ring_best(ring);
+}
+
+/* Lenders and no large halves, or the other way round. */
+static tsr_status change_memory(tsr_ring *ring, tsr_error *err)
+{
+    for (unsigned i = 0; i < 2; i++)
+        if (ring->halves[i].kept.capacity > most_kept(ring)) release(ring, &ring->halves[i].kept);
+    if (!ring->work.fill_lent) release_lenders(ring);
+    if (!ring->work.fill_lent || ring->lenders) return TSR_OK;
+    const size_t count = threads_of(ring);
+    ring->lenders = tsr_alloc(ring->host->allocator, count, sizeof *ring->lenders, err);
+    if (!ring->lenders) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) {
+        atomic_flag_clear(&ring->lenders[i].busy);
+        ring->lenders[i].own = (buffer){0};
+    }
+    return TSR_OK;
 }
 
 tsr_status tsr_ring_begin(tsr_ring *ring, const tsr_ring_work *work, tsr_error *err)
@@ -97,15 +162,17 @@ tsr_status tsr_ring_begin(tsr_ring *ring, const tsr_ring_work *work, tsr_error *
     for (unsigned i = 0; i < 2; i++) {
         half *h = &ring->halves[i];
         if (ring->work.job_size != work->job_size) release_jobs(ring, h);
-        h->used = h->count = 0;
+        h->used = h->count = h->all_lent = 0;
     }
     ring->work = *work;
     ring->failure = (tsr_error){0};
+    TSR_TRY(change_memory(ring, err));
     for (unsigned i = 0; i < 2; i++) {
         half *h = &ring->halves[i];
         if (!h->jobs) h->jobs = tsr_alloc(ring->host->allocator, MOST_JOBS, work->job_size, err);
         if (!h->errors) h->errors = tsr_alloc(ring->host->allocator, MOST_JOBS, sizeof *h->errors, err);
-        if (!h->jobs || !h->errors) return TSR_E_NOMEM;
+        if (!h->lent) h->lent = tsr_alloc(ring->host->allocator, MOST_JOBS, sizeof *h->lent, err);
+        if (!h->jobs || !h->errors || !h->lent) return TSR_E_NOMEM;
     }
     return TSR_OK;
 }
@@ -138,6 +205,37 @@ static void drain_half(tsr_ring *ring, half *h)
     }
 }
 
+static tsr_status grow(const tsr_ring *ring, buffer *b, size_t need, size_t most, tsr_error *err)
+{
+    size_t capacity = b->capacity ? b->capacity * 2 : FIRST_BYTES;
+    while (capacity < need) capacity *= 2;
+    if (capacity > most) capacity = most;
+    release(ring, b);
+    b->allocated = tsr_alloc(ring->host->allocator, capacity + ALIGNMENT, 1, err);
+    if (!b->allocated) return TSR_E_NOMEM;
+    b->memory = b->allocated + (ALIGNMENT - (uintptr_t)b->allocated % ALIGNMENT) % ALIGNMENT;
+    b->capacity = capacity;
+    return TSR_OK;
+}
+
+/* No more fills run than there are threads, so that one of the lenders is free. */
+static lender *take_lender(const tsr_ring *ring)
+{
+    const size_t count = threads_of(ring);
+    for (size_t i = 0;; i = (i + 1) % count)
+        if (!atomic_flag_test_and_set(&ring->lenders[i].busy)) return &ring->lenders[i];
+}
+
+static tsr_status fill_lent(tsr_ring *ring, half *h, size_t i, tsr_error *err)
+{
+    lender *l = take_lender(ring);
+    tsr_status status = TSR_OK;
+    if (h->lent[i] > l->own.capacity) status = grow(ring, &l->own, h->lent[i], most_lent(ring), err);
+    if (status == TSR_OK) status = ring->work.fill_lent(ring->work.ctx, job_at(ring, h, i), l->own.memory, err);
+    atomic_flag_clear(&l->busy);
+    return status;
+}
+
 /* Index 0 drains the older half, the others fill one job each of the newer. */
 static void round_body(void *arg, size_t index)
 {
@@ -148,37 +246,25 @@ static void round_body(void *arg, size_t index)
         return;
     }
     tsr_error *err = &filling->errors[index - 1];
-    tsr_status status = ring->work.fill(ring->work.ctx, job_at(ring, filling, index - 1), err);
+    tsr_status status = ring->work.fill_lent ? fill_lent(ring, filling, index - 1, err)
+                                             : ring->work.fill(ring->work.ctx, job_at(ring, filling, index - 1), err);
     if (status != TSR_OK) tsr_raise(err, status, TSR_NO_POSITION, "%s", tsr_status_name(status));
 }
 
 static tsr_status run_round(tsr_ring *ring, tsr_error *err)
 {
     half *older = &ring->halves[1 - ring->filling];
-    assert(older->used <= older->capacity && older->count <= MOST_JOBS);
+    assert(older->used <= older->kept.capacity && older->count <= MOST_JOBS);
     tsr_parallel(ring->host, ring->halves[ring->filling].count + 1, round_body, ring);
     if (ring->work.settle && older->count && ring->failure.status == TSR_OK) {
         tsr_status settled = ring->work.settle(ring->work.ctx, &ring->failure);
         if (settled != TSR_OK) tsr_raise(&ring->failure, settled, TSR_NO_POSITION, "%s", tsr_status_name(settled));
     }
-    older->count = older->used = 0;
+    older->count = older->used = older->all_lent = 0;
     ring->filling = 1 - ring->filling;
     if (ring->failure.status == TSR_OK) return TSR_OK;
     if (err && err->status == TSR_OK) *err = ring->failure;
     return ring->failure.status;
-}
-
-static tsr_status grow(tsr_ring *ring, half *h, size_t need, tsr_error *err)
-{
-    size_t capacity = h->capacity ? h->capacity * 2 : FIRST_BYTES;
-    while (capacity < need) capacity *= 2;
-    if (capacity > ring->half_bytes) capacity = ring->half_bytes;
-    release(ring, h);
-    h->allocated = tsr_alloc(ring->host->allocator, capacity + ALIGNMENT, 1, err);
-    if (!h->allocated) return TSR_E_NOMEM;
-    h->memory = h->allocated + (ALIGNMENT - (uintptr_t)h->allocated % ALIGNMENT) % ALIGNMENT;
-    h->capacity = capacity;
-    return TSR_OK;
 }
 
 tsr_status tsr_ring_reserve(tsr_ring *ring, size_t bytes, tsr_error *err)
@@ -187,35 +273,59 @@ tsr_status tsr_ring_reserve(tsr_ring *ring, size_t bytes, tsr_error *err)
     if (bytes > ring->half_bytes) bytes = ring->half_bytes;
     for (unsigned i = 0; i < 2; i++) {
         assert(ring->halves[i].count == 0);
-        if (bytes > ring->halves[i].capacity) TSR_TRY(grow(ring, &ring->halves[i], bytes, err));
+        if (bytes > ring->halves[i].kept.capacity) TSR_TRY(grow(ring, &ring->halves[i].kept, bytes, ring->half_bytes, err));
     }
     return TSR_OK;
 }
 
-tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memory, tsr_error *err)
+/* The most that is kept, where less is enough. */
+static size_t most_used(const tsr_ring *ring)
+{
+    const size_t most = most_kept(ring), enough = ring->work.enough / 2;
+    return enough && enough < most ? enough : most;
+}
+
+/* Whether a half has no room for a job that keeps `room` bytes more. */
+static bool is_full(const tsr_ring *ring, const half *h, size_t room)
+{
+    return h->count && (room > h->kept.capacity - h->used || h->used + room > most_used(ring));
+}
+
+static tsr_status check_sizes(const tsr_ring *ring, size_t room, size_t lent, tsr_error *err)
+{
+    assert(ring->failure.status == TSR_OK && (ring->work.fill_lent || (ring->work.fill && !lent))); /* begun, and not failed */
+    TSR_FAIL_IF(room > most_kept(ring) || (lent && lent > most_lent(ring)), err, TSR_E_LIMIT,
+                "%zu bytes of memory are too few for buffers of %zu bytes", 2 * ring->half_bytes, room + lent);
+    return TSR_OK;
+}
+
+tsr_status tsr_ring_lent_job(tsr_ring *ring, size_t bytes, size_t lent, void **job, uint8_t **memory, tsr_error *err)
 {
     half *h = &ring->halves[ring->filling];
-    assert(ring->work.fill && ring->failure.status == TSR_OK); /* begun, and not ended by a failure */
     const size_t room = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    TSR_FAIL_IF(room > ring->half_bytes, err, TSR_E_LIMIT, "%zu bytes of memory are too few for buffers of %zu bytes",
-                2 * ring->half_bytes, bytes);
-    const size_t most =
-        ring->work.enough && ring->work.enough / 2 < ring->half_bytes ? ring->work.enough / 2 : ring->half_bytes;
-    const bool full = h->count && (room > h->capacity - h->used || h->used + room > most);
-    if (h->count == MOST_JOBS || full) {
+    TSR_TRY(check_sizes(ring, room, lent, err));
+    const bool full = is_full(ring, h, room);
+    if (h->count == MOST_JOBS || full || (h->count && h->all_lent + lent > ROUND_LENT * ring->half_bytes)) {
         TSR_TRY(run_round(ring, err));
         h = &ring->halves[ring->filling];
     }
-    if (room > h->capacity || (full && h->capacity < most)) TSR_TRY(grow(ring, h, room, err));
+    if (room > h->kept.capacity || (full && h->kept.capacity < most_used(ring)))
+        TSR_TRY(grow(ring, &h->kept, room, most_kept(ring), err));
     *job = job_at(ring, h, h->count);
     memset(*job, 0, ring->work.job_size);
     h->errors[h->count].status = TSR_OK;
     h->errors[h->count].byte_position = TSR_NO_POSITION;
     h->errors[h->count].message[0] = 0;
-    h->count++;
-    *memory = h->memory + h->used;
+    h->lent[h->count++] = lent;
+    h->all_lent += lent;
+    *memory = h->kept.memory + h->used;
     h->used += room;
     return TSR_OK;
+}
+
+tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memory, tsr_error *err)
+{
+    return tsr_ring_lent_job(ring, bytes, 0, job, memory, err);
 }
 
 tsr_status tsr_ring_end(tsr_ring *ring, tsr_error *err)

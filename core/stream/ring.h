@@ -4,7 +4,10 @@
  *   half A:  [job 0 ······][job 1 ···][job 2 ·········]   being filled by the host's threads
  *   half B:  [job 0 ·······][job 1 ·······]               filled before, being drained in order meanwhile
  *
- * A round fills one half and drains the other; then the halves change places. */
+ * A round fills one half and drains the other; then the halves change places.
+ *
+ * A job that needs memory only while it fills is lent some instead, of which there is one for each thread: the next job finds it in
+ * the cache, and all threads together need little of it. */
 #ifndef TSR_STREAM_RING_H
 #define TSR_STREAM_RING_H
 
@@ -15,6 +18,8 @@
 typedef struct tsr_ring_work {
     size_t job_size;
     tsr_status (*fill)(void *ctx, void *job, tsr_error *err);
+    /* In place of `fill`, for jobs of tsr_ring_lent_job; an eighth of the memory is then for what jobs keep. */
+    tsr_status (*fill_lent)(void *ctx, void *job, uint8_t *lent, tsr_error *err);
     tsr_status (*drain)(void *ctx, void *job, tsr_error *err);
     /* NULL, or called when the jobs of a half were drained, before their memory is used again. */
     tsr_status (*settle)(void *ctx, tsr_error *err);
@@ -30,6 +35,8 @@ tsr_status tsr_ring_reserve(tsr_ring *ring, size_t bytes, tsr_error *err);
 /* A zeroed job and `bytes` of memory for it, both good until its drain has returned. May run a round first. More
  * than half of the ring is TSR_E_LIMIT. The caller completes the job before it calls again. */
 tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memory, tsr_error *err);
+/* The same for fill_lent, with `lent` bytes more while the job fills; at most tsr_ring_largest. */
+tsr_status tsr_ring_lent_job(tsr_ring *ring, size_t bytes, size_t lent, void **job, uint8_t **memory, tsr_error *err);
 /* Runs what is left. Also to be called after a failure, which it returns again. */
 tsr_status tsr_ring_end(tsr_ring *ring, tsr_error *err);
 
@@ -45,5 +52,7 @@ uint8_t *tsr_place_for_copy(uint8_t *memory, uint64_t read_at, uint64_t write_at
 size_t tsr_ring_best(const tsr_ring *ring);
 /* The most that each thread's job can ask for: for jobs that are the cheaper the larger they are. */
 size_t tsr_ring_largest(const tsr_ring *ring);
+/* As tsr_ring_best, for what jobs keep although they have fill_lent. */
+size_t tsr_ring_best_kept(const tsr_ring *ring);
 
 #endif

@@ -27,22 +27,33 @@ static bool is_transposed(const tsr_gather *gather)
 uint64_t tsr_tile_most(const tsr_ring *ring, const tsr_gather *gather, uint32_t itemsize, uint32_t tiles)
 {
     /* A tile of a transposed matrix is a strip of storage's columns: the wider it is, the fewer reads. */
-    const size_t each = (is_transposed(gather) ? tsr_ring_largest(ring) : tsr_ring_best(ring)) / tiles;
+    const size_t best = gather->serial ? tsr_ring_best_kept(ring) : tsr_ring_best(ring);
+    const size_t each = (is_transposed(gather) && !gather->serial ? tsr_ring_largest(ring) : best) / tiles;
     const size_t data = each / 2 > TSR_SCRATCH_BEST ? each - TSR_SCRATCH_BEST : each / 2;
     return (data - 2 * TSR_COPY_SLACK) / itemsize;
 }
 
-tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, uint64_t write_at,
-                          tsr_error *err)
+void tsr_tile_set(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at)
 {
     tile->gather = gather;
     memcpy(tile->offsets, at->offsets, at->ndim * sizeof *tile->offsets);
     memcpy(tile->sizes, at->sizes, at->ndim * sizeof *tile->sizes);
     tile->byte_at = at->first * gather->itemsize;
-    tile->data = tsr_place_for_copy(memory, tsr_gather_position(gather, at->offsets), write_at);
     tile->bytes = (size_t)at->elements * gather->itemsize;
     tile->scratch_size = scratch_of(tile->bytes);
     tile->filled = false;
+}
+
+void tsr_tile_place(tsr_tile *tile, uint8_t *memory, uint64_t write_at)
+{
+    tile->data = tsr_place_for_copy(memory, tsr_gather_position(tile->gather, tile->offsets), write_at);
+}
+
+tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, uint64_t write_at,
+                          tsr_error *err)
+{
+    tsr_tile_set(tile, gather, at);
+    tsr_tile_place(tile, memory, write_at);
     return gather->serial ? tsr_tile_fill(tile, err) : TSR_OK;
 }
 

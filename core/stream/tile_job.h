@@ -25,6 +25,9 @@ uint64_t tsr_tile_most(const tsr_ring *ring, const tsr_gather *gather, uint32_t 
  * TSR_NO_POSITION. A tensor that must be read in order is read here and now. */
 tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, uint64_t write_at,
                           tsr_error *err);
+/* The same in two steps, for a tile that is given its memory when it is filled; not for a tensor that must be read in order. */
+void tsr_tile_set(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at);
+void tsr_tile_place(tsr_tile *tile, uint8_t *memory, uint64_t write_at);
 /* Reads the elements, unless that is done. For `fill`. */
 tsr_status tsr_tile_fill(tsr_tile *tile, tsr_error *err);
 /* Between tsr_ring_begin and the end of the ring's work: one job a tile of `box` (NULL: the tensor), then tsr_ring_end. The

@@ -29,7 +29,6 @@ typedef struct lease {
 typedef struct blit_job {
     tsr_tile tile;
     tsr_blit *blit;
-    uint8_t *out; /* the bytes to write: the tile, or its cast */
     size_t out_bytes;
     uint64_t out_at; /* relative to the blit's first byte */
     uint32_t crc;
@@ -65,9 +64,11 @@ static bool casts(const tsr_blit *blit, const tsr_gather *gather)
     return blit->dtype != gather->dtype && blit->dtype != gather->entry->dtype;
 }
 
-static tsr_status fill_columns(const state *s, blit_job *job, tsr_error *err)
+static tsr_status write_columns(const state *s, blit_job *job, uint8_t *lent, tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(s->run->checkpoint);
+    tsr_columns_place(&job->set, job->blit, lent, job->columns);
+    tsr_tile_place(&job->tile, lent + tsr_columns_memory(&job->set, job->tile.bytes), TSR_NO_POSITION);
     TSR_TRY(tsr_tile_fill(&job->tile, err));
     tsr_columns_cut(&job->set, job->blit, job->tile.data, job->tile.bytes, job->columns);
     for (size_t i = 0; i < job->set.count; i++) {
@@ -79,20 +80,38 @@ static tsr_status fill_columns(const state *s, blit_job *job, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status fill_blit(void *ctx, void *item, tsr_error *err)
+static tsr_status write_out(const state *s, blit_job *job, const uint8_t *out, tsr_error *err)
+{
+    if (s->run->crc) job->crc = tsr_crc32(tsr_checkpoint_host(s->run->checkpoint), 0, out, job->out_bytes);
+    return s->run->output->write_at(s->run->output, job->blit->file, job->blit->byte_offset + job->out_at, out, job->out_bytes,
+                                    err);
+}
+
+static tsr_status write_tile(const state *s, blit_job *job, uint8_t *lent, tsr_error *err)
+{
+    const tsr_gather *gather = job->tile.gather;
+    const uint64_t write_at = job->blit->byte_offset + job->out_at;
+    const bool cast = casts(job->blit, gather);
+    uint8_t *out = lent;
+    if (!job->tile.filled) {
+        tsr_tile_place(&job->tile, lent, cast ? TSR_NO_POSITION : write_at);
+        TSR_TRY(tsr_tile_fill(&job->tile, err));
+        out += tsr_tile_memory(job->tile.bytes);
+    }
+    if (!cast) return write_out(s, job, job->tile.data, err);
+    out = tsr_place_for_copy(out, TSR_NO_POSITION, write_at);
+    tsr_cast(gather->dtype, job->blit->dtype, job->tile.data, job->tile.bytes / gather->itemsize, out);
+    return write_out(s, job, out, err);
+}
+
+static tsr_status write_job(void *ctx, void *item, uint8_t *lent, tsr_error *err)
 {
     const state *s = ctx;
     blit_job *job = item;
-    const tsr_gather *gather = job->tile.gather;
-    if (job->columns) return fill_columns(s, job, err);
     if (job->out_bytes == 0) return TSR_OK;
-    if (gather) TSR_TRY(tsr_tile_fill(&job->tile, err));
-    if (gather && casts(job->blit, gather)) {
-        tsr_cast(gather->dtype, job->blit->dtype, job->tile.data, job->tile.bytes / gather->itemsize, job->out);
-    }
-    if (s->run->crc) job->crc = tsr_crc32(tsr_checkpoint_host(s->run->checkpoint), 0, job->out, job->out_bytes);
-    return s->run->output->write_at(s->run->output, job->blit->file, job->blit->byte_offset + job->out_at, job->out,
-                                    job->out_bytes, err);
+    if (job->columns) return write_columns(s, job, lent, err);
+    if (job->tile.gather) return write_tile(s, job, lent, err);
+    return write_out(s, job, job->blit->literal, err);
 }
 
 static void close_lease(state *s, tsr_gather *gather)
@@ -142,21 +161,22 @@ static tsr_status open_lease(state *s, const tsr_entry *entry, const tsr_box *bo
 static tsr_status new_job(state *s, tsr_blit *blit, const tsr_gather *gather, const tsr_tiles *at, blit_job **out,
                           tsr_error *err)
 {
-    const size_t bytes = at ? (size_t)at->elements * gather->itemsize : 0, own = tsr_tile_memory(bytes);
+    const size_t bytes = at ? (size_t)at->elements * gather->itemsize : 0, own = bytes ? tsr_tile_memory(bytes) : 0;
     const size_t cast = casts(blit, gather) ? bytes / gather->itemsize * tsr_dtype_size(blit->dtype) : 0;
+    const size_t kept = gather->serial ? own : 0; /* it is filled now */
     void *item;
     uint8_t *memory;
-    TSR_TRY(tsr_ring_job(s->run->ring, own + (cast ? cast + TSR_COPY_SLACK : 0), &item, &memory, err));
+    TSR_TRY(tsr_ring_lent_job(s->run->ring, kept, own - kept + (cast ? cast + TSR_COPY_SLACK : 0), &item, &memory, err));
     blit_job *job = item;
     *out = job;
     job->blit = blit;
     if (!at) return TSR_OK;
     job->out_bytes = cast ? cast : bytes;
     job->out_at = at->first * (job->out_bytes / at->elements);
-    const uint64_t write_at = blit->byte_offset + job->out_at;
-    TSR_TRY(tsr_tile_start(&job->tile, gather, at, memory, cast ? TSR_NO_POSITION : write_at, err));
-    job->out = cast ? tsr_place_for_copy(memory + own, TSR_NO_POSITION, write_at) : job->tile.data;
-    return TSR_OK;
+    tsr_tile_set(&job->tile, gather, at);
+    if (!kept) return TSR_OK;
+    tsr_tile_place(&job->tile, memory, cast ? TSR_NO_POSITION : blit->byte_offset + job->out_at);
+    return tsr_tile_fill(&job->tile, err);
 }
 
 /* Blits that are processed one tile after the other. */
@@ -171,17 +191,19 @@ typedef struct lane {
 /* Makes a job for a band of the lane's columns. */
 static tsr_status new_band(state *s, const lane *l, blit_job **out, tsr_error *err)
 {
-    const size_t bytes = (size_t)l->tiles.elements * l->gather->itemsize, columns = tsr_columns_memory(&l->set, bytes);
+    const size_t bytes = (size_t)l->tiles.elements * l->gather->itemsize;
+    const size_t lent = tsr_columns_memory(&l->set, bytes) + tsr_tile_memory(bytes);
     void *item;
     uint8_t *memory;
-    TSR_TRY(tsr_ring_job(s->run->ring, columns + tsr_tile_memory(bytes), &item, &memory, err));
+    TSR_TRY(tsr_ring_lent_job(s->run->ring, tsr_columns_size(&l->set), lent, &item, &memory, err));
     blit_job *job = item;
     *out = job;
     job->blit = &s->run->blits[l->at];
     job->set = l->set;
     job->out_bytes = bytes;
-    job->columns = tsr_columns_place(&l->set, job->blit, &l->tiles, memory);
-    return tsr_tile_start(&job->tile, l->gather, &l->tiles, memory + columns, TSR_NO_POSITION, err);
+    job->columns = tsr_columns_start(&l->set, job->blit, &l->tiles, memory);
+    tsr_tile_set(&job->tile, l->gather, &l->tiles);
+    return TSR_OK;
 }
 
 static bool same_entry(const tsr_blit *a, const tsr_blit *b)
@@ -282,7 +304,7 @@ static tsr_status add_literal(state *s, tsr_blit *blit, tsr_error *err)
     uint8_t *memory;
     TSR_TRY(tsr_ring_job(s->run->ring, 0, &item, &memory, err));
     blit_job *job = item;
-    *job = (blit_job){.blit = blit, .out = (uint8_t *)blit->literal, .out_bytes = (size_t)blit->byte_length, .last = true};
+    *job = (blit_job){.blit = blit, .out_bytes = (size_t)blit->byte_length, .last = true};
     return TSR_OK;
 }
 
@@ -345,10 +367,8 @@ tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
 {
     state s = {.run = run};
     for (size_t i = 0; i < run->count; i++) s.byte_total += run->blits[i].byte_length;
-    const tsr_ring_work work = {.job_size = sizeof(blit_job), .fill = fill_blit, .drain = drain_blit, .ctx = &s};
+    const tsr_ring_work work = {.job_size = sizeof(blit_job), .fill_lent = write_job, .drain = drain_blit, .ctx = &s};
     tsr_status status = tsr_ring_begin(run->ring, &work, err);
-    /* The first round already has work for every thread. */
-    if (status == TSR_OK) status = tsr_ring_reserve(run->ring, s.byte_total < SIZE_MAX ? (size_t)s.byte_total : SIZE_MAX, err);
     if (status == TSR_OK) status = look_ahead(&s, err);
     if (status == TSR_OK) status = run_lanes(&s, err);
     while (s.leases) close_lease(&s, s.leases->gather);

@@ -2,11 +2,6 @@
 
 #define MOST_COLUMNS 64u
 
-static size_t round_up(size_t bytes)
-{
-    return (bytes + 63) / 64 * 64;
-}
-
 static bool is_as_stored(const tsr_blit *blit, const tsr_gather *gather)
 {
     return !blit->literal && blit->offsets && blit->sizes && blit->byte_length && blit->entry == gather->entry &&
@@ -47,9 +42,14 @@ void tsr_columns_find(const tsr_blit *blits, size_t count, const tsr_gather *gat
     out->count = n;
 }
 
+size_t tsr_columns_size(const tsr_column_set *set)
+{
+    return set->count * sizeof(tsr_column);
+}
+
 size_t tsr_columns_memory(const tsr_column_set *set, size_t bytes)
 {
-    return round_up(set->count * sizeof(tsr_column)) + bytes + set->count * TSR_COPY_SLACK;
+    return bytes + set->count * TSR_COPY_SLACK;
 }
 
 static size_t width_of(const tsr_column_set *set, const tsr_blit *blit)
@@ -57,18 +57,23 @@ static size_t width_of(const tsr_column_set *set, const tsr_blit *blit)
     return (size_t)(blit->sizes[set->dim] * set->inner * set->itemsize);
 }
 
-tsr_column *tsr_columns_place(const tsr_column_set *set, const tsr_blit *blits, const tsr_tiles *at, uint8_t *memory)
+tsr_column *tsr_columns_start(const tsr_column_set *set, const tsr_blit *blits, const tsr_tiles *at, uint8_t *memory)
 {
     tsr_column *columns = (tsr_column *)(void *)memory;
     const uint64_t before = at->first / set->row, rows = at->elements / set->row;
-    memory += round_up(set->count * sizeof *columns);
     for (size_t i = 0; i < set->count; i++) {
         const size_t width = width_of(set, &blits[i]);
         columns[i] = (tsr_column){.at = before * width, .bytes = (size_t)(rows * width)};
+    }
+    return columns;
+}
+
+void tsr_columns_place(const tsr_column_set *set, const tsr_blit *blits, uint8_t *memory, tsr_column *columns)
+{
+    for (size_t i = 0; i < set->count; i++) {
         columns[i].out = tsr_place_for_copy(memory, TSR_NO_POSITION, blits[i].byte_offset + columns[i].at);
         memory += columns[i].bytes + TSR_COPY_SLACK;
     }
-    return columns;
 }
 
 void tsr_columns_cut(const tsr_column_set *set, const tsr_blit *blits, const uint8_t *band, size_t bytes,

@@ -31,10 +31,13 @@ typedef struct tsr_column_set {
  * blit and at most `most` elements. */
 void tsr_columns_find(const tsr_blit *blits, size_t count, const tsr_gather *gather, uint64_t most, tsr_column_set *out);
 
-/* The memory that the columns need for a band of `bytes` bytes. */
+/* The memory for the columns of a band of `bytes` bytes, and that for their elements. */
+size_t tsr_columns_size(const tsr_column_set *set);
 size_t tsr_columns_memory(const tsr_column_set *set, size_t bytes);
-/* Places the columns of the band `at` in `memory` (aligned for a tsr_column, with tsr_columns_memory bytes). */
-tsr_column *tsr_columns_place(const tsr_column_set *set, const tsr_blit *blits, const tsr_tiles *at, uint8_t *memory);
+/* The columns of the band `at`, in `memory` of tsr_columns_size bytes (aligned for a tsr_column). */
+tsr_column *tsr_columns_start(const tsr_column_set *set, const tsr_blit *blits, const tsr_tiles *at, uint8_t *memory);
+/* Places their elements in `memory` of tsr_columns_memory bytes. */
+void tsr_columns_place(const tsr_column_set *set, const tsr_blit *blits, uint8_t *memory, tsr_column *columns);
 /* Splits a band, contiguous in row-major order, into its columns. */
 void tsr_columns_cut(const tsr_column_set *set, const tsr_blit *blits, const uint8_t *band, size_t bytes,
                      const tsr_column *columns);
