@@ -24,13 +24,22 @@ static bool is_transposed(const tsr_gather *gather)
     return gather->part_count && last > 1 && part->strides[last - 1] > 1;
 }
 
+static uint64_t elements_in(size_t job, uint32_t itemsize)
+{
+    const size_t data = job / 2 > TSR_SCRATCH_BEST ? job - TSR_SCRATCH_BEST : job / 2;
+    return (data - 2 * TSR_COPY_SLACK) / itemsize;
+}
+
 uint64_t tsr_tile_most(const tsr_ring *ring, const tsr_gather *gather, uint32_t itemsize, uint32_t tiles)
 {
-    /* A tile of a transposed matrix is a strip of storage's columns: the wider it is, the fewer reads. */
-    const size_t best = gather->serial ? tsr_ring_best_kept(ring) : tsr_ring_best(ring);
-    const size_t each = (is_transposed(gather) && !gather->serial ? tsr_ring_largest(ring) : best) / tiles;
-    const size_t data = each / 2 > TSR_SCRATCH_BEST ? each - TSR_SCRATCH_BEST : each / 2;
-    return (data - 2 * TSR_COPY_SLACK) / itemsize;
+    if (gather->serial) return elements_in(tsr_ring_best_kept(ring) / tiles, itemsize);
+    const uint64_t best = elements_in(tsr_ring_best(ring) / tiles, itemsize);
+    if (!is_transposed(gather)) return best;
+    /* A tile of a transposed matrix is a strip of storage's columns: the wider it is, the fewer reads. Of a whole part they are fewest. */
+    const uint64_t largest = elements_in(tsr_ring_largest(ring) / tiles, itemsize);
+    uint64_t part = 1;
+    for (uint32_t d = 0; d < gather->ndim; d++) part *= gather->parts[0].sizes[d];
+    return part < best ? best : part < largest ? part : largest;
 }
 
 void tsr_tile_set(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at)
