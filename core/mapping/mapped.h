@@ -93,6 +93,18 @@ tsr_status tsr_mapped_fill(tsr_mapped *m, double value, tsr_mapped_tensor *out, 
 /* A run of elements of a file that a scale makes, in float32. `input` has room for 4 bytes per element. */
 tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                              tsr_error *err);
+/* Elements of 2 bytes out of pairs of 4 bits, without the way through float32: a scale of one byte makes only 16 products, which are
+ * computed when it first occurs. Zeroed at first, for one file. At most TSR_UNPACKED_ELEMENTS in a run. */
+enum { TSR_UNPACKED_ELEMENTS = 1 << 17, TSR_UNPACKED_INPUT = TSR_UNPACKED_ELEMENTS };
+typedef struct tsr_unpacking {
+    uint64_t tensor; /* whose scale the products have */
+    bool made[256];  /* by the scale as it is stored */
+    uint16_t products[256][16];
+    uint8_t *input; /* TSR_UNPACKED_INPUT bytes, aligned as for a float */
+} tsr_unpacking;
+bool tsr_mapped_unpacks(const tsr_computed *file);
+tsr_status tsr_mapped_unpack(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_unpacking *u, uint8_t *out,
+                             tsr_error *err);
 tsr_computed *tsr_mapped_add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file, tsr_error *err);
 /* A row with the name, shape and nesting of `like`, whose elements `by` computes (its kind and elements are set here). *file is the
  * computed file. */

@@ -63,7 +63,7 @@ static tsr_status read_scaled(tsr_mapped *m, const tsr_computed *file, const tsr
     return status;
 }
 
-enum { MXFP4_GROUP = 32, NVFP4_GROUP = 16 };
+enum { MXFP4_GROUP = 32, NVFP4_GROUP = 16, E2M1_NUMBERS = 16 };
 
 #define E2M1_EACH(with) \
     with(0) with(0.5f) with(1) with(1.5f) with(2) with(3) with(4) with(6) with(-0.0f) with(-0.5f) with(-1) with(-1.5f) \
@@ -76,10 +76,12 @@ enum { MXFP4_GROUP = 32, NVFP4_GROUP = 16 };
 /* The two numbers of each byte; the first one is in the low half. */
 static const float e2m1[256][2] = {E2M1_EACH(E2M1_PAIRS)};
 
-/* Numbers in packed bytes, and the scales of their groups as float32. */
+/* Numbers in packed bytes, and the scales of their groups: as they are stored, and room for them as float32. */
 typedef struct packed_run {
-    const uint8_t *pairs; /* from the byte on that has number `first` */
-    const float *scales;  /* from the scale of number `first` on */
+    const uint8_t *pairs;  /* from the byte on that has number `first` */
+    const uint8_t *stored; /* from the scale of number `first` on */
+    float *scales;
+    size_t group_count;
     uint64_t first, end;
     unsigned group;
 } packed_run;
@@ -106,48 +108,125 @@ static void multiply_packed(const packed_run *run, float *out)
     }
 }
 
-/* The scales of groups and that of their tensor, rounded to float32 before a number is multiplied by them, as torchao does and, with the
- * division, compressed-tensors. `first`: the first element, whose tensor scale all have. */
-static tsr_status scale_groups(tsr_mapped *m, const tsr_computed *file, uint64_t first, float *scales, size_t count,
-                               tsr_error *err)
+/* Stored scales of groups as float32. With that of their tensor they are rounded to float32 before a number is multiplied by them, as
+ * torchao does and, with the division, compressed-tensors. `first`: the first element, whose tensor scale all have. */
+static tsr_status cast_scales(tsr_mapped *m, const tsr_computed *file, uint64_t first, tsr_str stored, float *out, tsr_error *err)
 {
+    const tsr_dtype dtype = file->kind == TSR_COMPUTED_MXFP4 ? TSR_FLOAT8_E8M0FNU : TSR_FLOAT8_E4M3FN;
+    tsr_cast(dtype, TSR_FLOAT32, (const uint8_t *)stored.data, stored.size, (uint8_t *)out);
+    if (!file->tensor_scale) return TSR_OK;
     const tsr_run one = {.first = first / file->tensor_elements, .count = 1};
     float factor;
     TSR_TRY(read_floats(m, file->tensor_scale, &one, NULL, &factor, err)); /* it is float32 */
-    for (size_t i = 0; i < count; i++) scales[i] = file->divides ? scales[i] / factor : scales[i] * factor;
+    for (size_t i = 0; i < stored.size; i++) out[i] = file->divides ? out[i] / factor : out[i] * factor;
     return TSR_OK;
 }
 
-/* `input` has room for 8 bytes per element. */
+/* `input` has room for 8 bytes per element, or for TSR_UNPACKED_INPUT with at most TSR_UNPACKED_ELEMENTS. */
+static tsr_status read_stored(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, packed_run *out,
+                              tsr_error *err)
+{
+    const unsigned group = file->kind == TSR_COMPUTED_MXFP4 ? MXFP4_GROUP : NVFP4_GROUP;
+    const uint64_t end = run->first + run->count, first_group = run->first / group;
+    const tsr_run pairs = {.first = run->first / 2, .count = (end + 1) / 2 - run->first / 2};
+    const tsr_run groups = {.first = first_group, .count = (end - 1) / group + 1 - first_group};
+    const size_t group_count = (size_t)groups.count;
+    uint8_t *stored = input + group_count * sizeof(float), *bytes = stored + group_count;
+    *out = (packed_run){.pairs = bytes, .stored = stored, .scales = (float *)(void *)input, .group_count = group_count,
+                        .first = run->first, .end = end, .group = group};
+    TSR_TRY(tsr_read_run(m->own, file->scale, &groups, stored, group_count, err));
+    return tsr_read_run(m->own, file->input, &pairs, bytes, (size_t)pairs.count, err);
+}
+
+/* How many elements at the beginning of a run have one tensor scale. */
+static uint64_t in_one_tensor(const tsr_computed *file, uint64_t first, uint64_t count)
+{
+    const uint64_t left = file->tensor_scale ? file->tensor_elements - first % file->tensor_elements : count;
+    return left < count ? left : count;
+}
+
 static tsr_status read_packed(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                               tsr_error *err)
 {
-    const bool mxfp4 = file->kind == TSR_COMPUTED_MXFP4;
-    packed_run packed = {.first = run->first, .end = run->first + run->count, .group = mxfp4 ? MXFP4_GROUP : NVFP4_GROUP};
-    const uint64_t first_group = packed.first / packed.group;
-    const tsr_run pairs = {.first = packed.first / 2, .count = (packed.end + 1) / 2 - packed.first / 2};
-    const tsr_run groups = {.first = first_group, .count = (packed.end - 1) / packed.group + 1 - first_group};
-    float *scales = (float *)(void *)input;
-    uint8_t *stored = (uint8_t *)(scales + groups.count), *bytes = stored + groups.count;
-    TSR_TRY(tsr_read_run(m->own, file->scale, &groups, stored, (size_t)groups.count, err));
-    TSR_TRY(tsr_read_run(m->own, file->input, &pairs, bytes, (size_t)pairs.count, err));
-    tsr_cast(mxfp4 ? TSR_FLOAT8_E8M0FNU : TSR_FLOAT8_E4M3FN, TSR_FLOAT32, stored, (size_t)groups.count, (uint8_t *)scales);
-    if (file->tensor_scale) TSR_TRY(scale_groups(m, file, packed.first, scales, (size_t)groups.count, err));
-    packed.pairs = bytes;
-    packed.scales = scales;
-    multiply_packed(&packed, out);
+    packed_run packed;
+    const uint64_t end = run->first + run->count;
+    for (tsr_run part = *run; part.first < end; part.first += part.count) {
+        part.count = in_one_tensor(file, part.first, end - part.first);
+        TSR_TRY(read_stored(m, file, &part, input, &packed, err));
+        const tsr_str stored = {(const char *)packed.stored, packed.group_count};
+        TSR_TRY(cast_scales(m, file, part.first, stored, packed.scales, err));
+        multiply_packed(&packed, out + (part.first - run->first));
+    }
     return TSR_OK;
 }
 
-/* Runs of elements that have one tensor scale. */
-static tsr_status read_nvfp4(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
+bool tsr_mapped_unpacks(const tsr_computed *file)
+{
+    const bool packed = file->kind == TSR_COMPUTED_MXFP4 || file->kind == TSR_COMPUTED_NVFP4;
+    return packed && tsr_dtype_size(file->dtype) == sizeof(uint16_t);
+}
+
+/* All numbers. volatile: where gcc knows that a number is negative, it negates the product of the positive one, and with that a NaN. */
+static const volatile uint8_t all_pairs[E2M1_NUMBERS / 2] = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
+
+/* Makes the products of each scale that occurs and has none yet. */
+static tsr_status make_products(tsr_mapped *m, const tsr_computed *file, const packed_run *packed, tsr_unpacking *u, tsr_error *err)
+{
+    const uint64_t tensor = file->tensor_scale ? packed->first / file->tensor_elements : 0;
+    uint8_t pairs[E2M1_NUMBERS / 2];
+    for (size_t i = 0; i < sizeof pairs; i++) pairs[i] = all_pairs[i];
+    if (u->tensor != tensor) memset(u->made, 0, sizeof u->made);
+    u->tensor = tensor;
+    for (size_t g = 0; g < packed->group_count; g++) {
+        const uint8_t scale = packed->stored[g];
+        float factor, exact[E2M1_NUMBERS];
+        if (u->made[scale]) continue;
+        TSR_TRY(cast_scales(m, file, packed->first, (tsr_str){(const char *)&packed->stored[g], 1}, &factor, err));
+        multiply_group(pairs, E2M1_NUMBERS, factor, exact);
+        tsr_cast(TSR_FLOAT32, file->dtype, (const uint8_t *)exact, E2M1_NUMBERS, (uint8_t *)u->products[scale]);
+        u->made[scale] = true;
+    }
+    return TSR_OK;
+}
+
+static void look_up_group(const uint8_t *pairs, unsigned count, const uint16_t *products, uint8_t *out)
+{
+    for (unsigned i = 0; i < count / 2; i++) {
+        const uint16_t two[2] = {products[pairs[i] & 15], products[pairs[i] >> 4]};
+        memcpy(out + i * sizeof two, two, sizeof two);
+    }
+}
+
+static void look_up(const packed_run *run, const tsr_unpacking *u, uint8_t *out)
+{
+    const uint64_t first_pair = run->first / 2, first_group = run->first / run->group;
+    for (uint64_t i = run->first; i < run->end;) {
+        const uint64_t group = i / run->group, edge = (group + 1) * run->group, stop = edge < run->end ? edge : run->end;
+        const uint16_t *products = u->products[run->stored[group - first_group]];
+        if (stop - i == MXFP4_GROUP) {
+            look_up_group(run->pairs + (i / 2 - first_pair), MXFP4_GROUP, products, out + (i - run->first) * sizeof *products);
+            i = stop;
+        } else if (stop - i == NVFP4_GROUP && i % 2 == 0) {
+            look_up_group(run->pairs + (i / 2 - first_pair), NVFP4_GROUP, products, out + (i - run->first) * sizeof *products);
+            i = stop;
+        }
+        for (; i < stop; i++) {
+            const uint8_t pair = run->pairs[i / 2 - first_pair];
+            memcpy(out + (i - run->first) * sizeof *products, &products[i % 2 ? pair >> 4 : pair & 15], sizeof *products);
+        }
+    }
+}
+
+tsr_status tsr_mapped_unpack(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_unpacking *u, uint8_t *out,
                              tsr_error *err)
 {
-    for (uint64_t first = run->first, end = first + run->count; first < end;) {
-        const uint64_t left = file->tensor_elements - first % file->tensor_elements;
-        const tsr_run part = {.first = first, .count = left < end - first ? left : end - first};
-        TSR_TRY(read_packed(m, file, &part, input, out, err));
-        first += part.count, out += part.count;
+    packed_run packed;
+    const uint64_t end = run->first + run->count;
+    for (tsr_run part = *run; part.first < end; part.first += part.count) {
+        part.count = in_one_tensor(file, part.first, end - part.first);
+        TSR_TRY(read_stored(m, file, &part, u->input, &packed, err));
+        TSR_TRY(make_products(m, file, &packed, u, err));
+        look_up(&packed, u, out + (part.first - run->first) * sizeof(uint16_t));
     }
     return TSR_OK;
 }
@@ -155,7 +234,6 @@ static tsr_status read_nvfp4(tsr_mapped *m, const tsr_computed *file, const tsr_
 tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                              tsr_error *err)
 {
-    if (file->kind == TSR_COMPUTED_MXFP4) return read_packed(m, file, run, input, out, err);
-    if (file->kind == TSR_COMPUTED_NVFP4) return read_nvfp4(m, file, run, input, out, err);
+    if (file->kind == TSR_COMPUTED_MXFP4 || file->kind == TSR_COMPUTED_NVFP4) return read_packed(m, file, run, input, out, err);
     return read_scaled(m, file, run, input, out, err);
 }

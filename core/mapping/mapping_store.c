@@ -7,6 +7,8 @@
 #include "tessera/sys/try.h"
 
 enum { STEP_ELEMENTS = 1 << 14, LARGEST = 16 }; /* elements at a time; bytes of the largest one */
+_Static_assert(TSR_UNPACKED_INPUT + sizeof(tsr_unpacking) <= STEP_ELEMENTS * LARGEST, "both are in the first half");
+_Static_assert(TSR_UNPACKED_ELEMENTS * sizeof(uint16_t) <= STEP_ELEMENTS * LARGEST, "an edge is in the second");
 enum { RUN_ELEMENTS = 1 << 17 };                /* at a time, of what others compute */
 
 typedef struct mapped_store {
@@ -15,38 +17,61 @@ typedef struct mapped_store {
     tsr_store *inner;
 } mapped_store;
 
-/* Elements of a computed file in its own dtype. */
-static tsr_status compute(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *scratch, uint8_t *out, tsr_error *err)
+/* A read of a computed file. */
+typedef struct computing {
+    tsr_mapped *m;
+    const tsr_computed *file;
+    uint8_t *scratch; /* 2 * STEP_ELEMENTS of the largest element: the first half for what is computed from, the rest for an edge */
+    tsr_unpacking *unpacking; /* or NULL */
+    uint64_t most;            /* elements at a time */
+} computing;
+
+/* Elements of the file in its own dtype. */
+static tsr_status compute(const computing *c, const tsr_run *run, uint8_t *out, tsr_error *err)
 {
+    const tsr_computed *file = c->file;
     const size_t count = (size_t)run->count;
+    if (c->unpacking) return tsr_mapped_unpack(c->m, file, run, c->unpacking, out, err);
     if (file->kind == TSR_COMPUTED_CAST) {
-        TSR_TRY(tsr_read_run(m->own, file->input, run, scratch, count * tsr_dtype_size(file->input->dtype), err));
-        tsr_cast(file->input->dtype, file->dtype, scratch, count, out);
+        TSR_TRY(tsr_read_run(c->m->own, file->input, run, c->scratch, count * tsr_dtype_size(file->input->dtype), err));
+        tsr_cast(file->input->dtype, file->dtype, c->scratch, count, out);
         return TSR_OK;
     }
-    float *products = (float *)(void *)(scratch + STEP_ELEMENTS * LARGEST / 2);
-    TSR_TRY(tsr_mapped_scaled(m, file, run, scratch, products, err));
+    float *products = (float *)(void *)(c->scratch + STEP_ELEMENTS * LARGEST / 2);
+    TSR_TRY(tsr_mapped_scaled(c->m, file, run, c->scratch, products, err));
     tsr_cast(TSR_FLOAT32, file->dtype, (const uint8_t *)products, count, out);
+    return TSR_OK;
+}
+
+static tsr_status compute_all(const computing *c, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
+{
+    const uint32_t itemsize = tsr_dtype_size(c->file->dtype);
+    while (size) {
+        const uint64_t skip = offset % itemsize, needed = (skip + size + itemsize - 1) / itemsize;
+        const tsr_run run = {.first = offset / itemsize, .count = needed < c->most ? needed : c->most};
+        const size_t made = (size_t)(run.count * itemsize - skip), taken = made < size ? made : size;
+        const bool whole = !skip && taken == made; /* elements can be made where they belong */
+        uint8_t *out = whole ? buffer : c->scratch + STEP_ELEMENTS * LARGEST;
+        TSR_TRY(compute(c, &run, out, err));
+        if (!whole) memcpy(buffer, out + skip, taken);
+        buffer += taken, offset += taken, size -= taken;
+    }
     return TSR_OK;
 }
 
 static tsr_status read_computed(tsr_mapped *m, const tsr_computed *file, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
 {
-    const uint32_t itemsize = tsr_dtype_size(file->dtype);
     const tsr_allocator *allocator = m->own->host->allocator;
     uint8_t *scratch = tsr_alloc(allocator, 2 * STEP_ELEMENTS, LARGEST, err);
-    tsr_status status = scratch ? TSR_OK : TSR_E_NOMEM;
-    while (status == TSR_OK && size) {
-        const uint64_t skip = offset % itemsize, needed = (skip + size + itemsize - 1) / itemsize;
-        const tsr_run run = {.first = offset / itemsize, .count = needed < STEP_ELEMENTS ? needed : STEP_ELEMENTS};
-        const size_t made = (size_t)(run.count * itemsize - skip), taken = made < size ? made : size;
-        const bool whole = !skip && taken == made; /* elements can be made where they belong */
-        uint8_t *out = whole ? buffer : scratch + STEP_ELEMENTS * LARGEST;
-        status = compute(m, file, &run, scratch, out, err);
-        if (status != TSR_OK) break;
-        if (!whole) memcpy(buffer, out + skip, taken);
-        buffer += taken, offset += taken, size -= taken;
+    if (!scratch) return TSR_E_NOMEM;
+    computing c = {.m = m, .file = file, .scratch = scratch, .most = STEP_ELEMENTS};
+    if (tsr_mapped_unpacks(file)) {
+        c.unpacking = (tsr_unpacking *)(void *)(scratch + TSR_UNPACKED_INPUT);
+        memset(c.unpacking, 0, sizeof *c.unpacking);
+        c.unpacking->input = scratch;
+        c.most = TSR_UNPACKED_ELEMENTS;
     }
+    const tsr_status status = compute_all(&c, offset, buffer, size, err);
     tsr_free(allocator, scratch, 2 * STEP_ELEMENTS, LARGEST);
     return status;
 }

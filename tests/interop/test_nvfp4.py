@@ -44,6 +44,15 @@ def test_modelopt_is_what_torchao_computes(t):
     same(load_file(out), {k: v.bfloat16() for k, v in want.items()}, "without --dtype")
     t.run("convert", MODELOPT, out, "--dequantize", "--dtype", "float32", "--max-mem", "64KiB", "--overwrite")
     same(load_file(out), want, "in little memory")
+    t.run("convert", MODELOPT, out, "--dequantize", "--max-mem", "64KiB", "--overwrite")
+    same(load_file(out), {k: v.bfloat16() for k, v in want.items()}, "bfloat16 in little memory")
+
+
+def test_columns_that_begin_inside_a_group(t):
+    out, columns = path(t, "out.safetensors"), path(t, "columns")
+    t.run("reshard", MODELOPT, columns, "--dequantize", "--mesh", "tp=5", "--placements", "shard(1)", "--to", "dcp")
+    t.run("convert", columns, out)
+    same(load_file(out), {k: v.bfloat16() for k, v in expected("modelopt-float32").items()}, "columns")
 
 
 def test_compressed_tensors(t):
