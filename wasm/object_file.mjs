@@ -59,13 +59,12 @@ export function segmentsOf(bytes) {
   });
 }
 
-/** The sizes of the functions' bodies, in bytes. */
-export function bodySizesOf(bytes) {
+/** The functions' bodies. */
+export function bodiesOf(bytes) {
   const section = sectionsOf(bytes).find(({ id }) => id === SECTION.code), r = new Reader(bytes, section.begin);
   return r.list(() => {
     const size = r.u32();
-    r.at += size;
-    return size;
+    return bytes.subarray(r.at, (r.at += size));
   });
 }
 

@@ -11,7 +11,8 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { execFileSync } from "node:child_process";
-import { bodySizesOf, KINDS_OF_NAMES, namesOf, readObject, segmentsOf, withSegments } from "./object_file.mjs";
+import { nearAlike } from "./alike.mjs";
+import { bodiesOf, KINDS_OF_NAMES, namesOf, readObject, segmentsOf, withSegments } from "./object_file.mjs";
 
 const [whole, object, exportsFirst, later, first, second, names] = process.argv.slice(2);
 const NAMES = names === "--names" ? ["-g"] : [];
@@ -21,8 +22,7 @@ const FEATURES = ["mutable-globals", "bulk-memory", "sign-ext", "nontrapping-flo
 const SMALL = ["-Oz", "--converge", "--flatten", "--rereloop", "-Oz", "-Oz", "--low-memory-unused", "--zero-filled-memory", ...(NAMES.length ? [] : ["--strip-debug"]), "--strip-producers"];
 const SMALLER = ["--optimize-instructions", "--precompute-propagate", "-Oz", "--low-memory-unused"];
 const RECOGNIZES = 4, IS_RARE = 9; // offsets in tsr_reader (core/formats/common/reader.h)
-const SHORT = 400; // bytes of a function
-const ONE_BYTE = 128; // functions whose number takes one byte in a call
+const OFTEN = 60; // functions that come first, as their numbers take one byte in a call
 const CLOSE = 12; // bytes between two stretches of data that cost less than another segment
 const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-split-"));
 const at = (name) => path.join(folder, name);
@@ -94,18 +94,15 @@ function callsIn(text) {
   return (line) => calls.get(/\(func (\$[^\s)]+)/.exec(line)[1]) ?? 0;
 }
 
-/** The text of a module with what is called most first, imports and then functions, as long as one byte names it; then its short
- *  functions, by size: those of one size are alike, so gzip finds more to repeat. */
+/** The text of a module with what is called most first, imports and then functions; then functions that are alike near each other. */
 function ordered(binary) {
-  const sizes = bodySizesOf(fs.readFileSync(binary)), text = withoutTwins(tool("wasm-dis", binary)), callsOf = callsIn(text);
+  const bodies = bodiesOf(fs.readFileSync(binary)), text = withoutTwins(tool("wasm-dis", binary)), callsOf = callsIn(text);
   const FUNCTION = /^ \(func [^]*?^ \)\n/gm, IMPORT = /^ \(import \S+ \S+ \(func .*\n/gm;
   const blocks = text.match(FUNCTION) ?? [], imports = (text.match(IMPORT) ?? []).sort((a, b) => callsOf(b) - callsOf(a));
-  if (blocks.length !== sizes.length) throw new Error(`${binary}: ${blocks.length} functions in the text, ${sizes.length} in the file`);
-  const size = (i) => (sizes[i] < SHORT ? sizes[i] : SHORT), order = [...blocks.keys()].sort((a, b) => callsOf(blocks[b]) - callsOf(blocks[a]) || a - b);
-  const often = order.splice(0, Math.max(ONE_BYTE - imports.length, 0));
-  order.sort((a, b) => size(a) - size(b) || a - b);
+  if (blocks.length !== bodies.length) throw new Error(`${binary}: ${blocks.length} functions in the text, ${bodies.length} in the file`);
+  const often = [...blocks.keys()].sort((a, b) => callsOf(blocks[b]) - callsOf(blocks[a]) || a - b).slice(0, OFTEN), order = nearAlike(bodies, often);
   let nextImport = 0, next = 0;
-  return text.replace(IMPORT, () => imports[nextImport++]).replace(FUNCTION, () => blocks[[...often, ...order][next++]]);
+  return text.replace(IMPORT, () => imports[nextImport++]).replace(FUNCTION, () => blocks[order[next++]]);
 }
 
 for (const [name, isLate, file] of [["first", false, first], ["second", true, second]]) {

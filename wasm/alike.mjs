@@ -1,0 +1,44 @@
+/** In which order functions are stored, for gzip: it repeats only what is among the last 32 KiB. */
+
+const SEEN = 32768;
+const RUN = 6; // bytes that are worth repeating
+
+/** The runs of RUN bytes in a function, each once, as numbers. */
+function runsOf(body) {
+  const runs = new Set();
+  for (let i = 0; i + RUN <= body.length; i++) {
+    let hash = 0;
+    for (let j = i; j < i + RUN; j++) hash = (Math.imul(hash, 16777619) ^ body[j]) >>> 0;
+    runs.add(hash);
+  }
+  return [...runs];
+}
+
+/** The numbers of `bodies` in an order that begins with `first`. Next comes the function that has, for its size, the most runs in
+ *  common with the bytes that gzip still sees then. */
+export function nearAlike(bodies, first) {
+  const runs = bodies.map(runsOf), owners = new Map(), seen = new Map(), common = new Float64Array(bodies.length);
+  runs.forEach((list, i) => list.forEach((run) => (owners.get(run) ?? owners.set(run, []).get(run)).push(i)));
+  const count = (i, step) => {
+    for (const run of runs[i]) {
+      const before = seen.get(run) ?? 0;
+      seen.set(run, before + step);
+      if (before === 0 || before + step === 0) for (const owner of owners.get(run)) common[owner] += step;
+    }
+  };
+  const order = [], left = new Set(bodies.keys());
+  let oldest = 0, size = 0;
+  const place = (i) => {
+    left.delete(i);
+    order.push(i);
+    count(i, 1);
+    for (size += bodies[i].length; size - bodies[order[oldest]].length > SEEN; oldest++) {
+      count(order[oldest], -1);
+      size -= bodies[order[oldest]].length;
+    }
+  };
+  const share = (i) => (common[i] + 1) / (bodies[i].length + 20);
+  first.forEach(place);
+  while (left.size) place([...left].reduce((best, i) => (share(i) > share(best) ? i : best)));
+  return order;
+}
