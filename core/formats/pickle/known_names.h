@@ -12,7 +12,7 @@ typedef enum tsr_name_state {
 } tsr_name_state;
 
 /* Knows PyTorch 2.13, numpy 1.26 and 2.4, and Python, in the modules that checkpoints name. Of the names that do not
- * exist, it takes about one in 800 for an existing one (tests/golden/make_known_names.py). */
+ * exist, it takes about one in 1,000 for an existing one (tests/golden/make_known_names.py). */
 tsr_name_state tsr_name_state_of(tsr_str module, tsr_str name);
 
 #endif
