@@ -4,6 +4,7 @@
 const SECTION = { import: 2, code: 10, data: 11 };
 const SYMBOL = { function: 0, data: 1, section: 3 };
 const UNDEFINED = 0x10, EXPLICIT_NAME = 0x40;
+const IS_STRING = 1; // flag of a segment
 const SYMBOL_TABLE = 8, SEGMENT_INFO = 5, INITIAL_CALLS = 6;
 const REFERS_TO_NO_SYMBOL = new Set([6, 7]); // a type, a global
 const HAS_ADDEND = new Set([3, 4, 5, 8, 9, 11, 14, 15, 16, 17, 21, 22, 23]);
@@ -119,7 +120,7 @@ function readLinking(bytes, section) {
   r.u32(); // version
   while (r.at < section.end) {
     const kind = r.byte(), end = r.u32() + r.at;
-    if (kind === SEGMENT_INFO) found.segmentNames = r.list(() => [r.text(), r.u32(), r.u32()][0]);
+    if (kind === SEGMENT_INFO) found.segments = r.list(() => ({ name: r.text(), alignment: r.u32(), isString: (r.u32() & IS_STRING) !== 0 }));
     if (kind === INITIAL_CALLS) found.initialCalls = r.list(() => [r.u32(), r.u32()][1]);
     if (kind === SYMBOL_TABLE) found.symbols = r.list(() => readSymbol(r));
     r.at = end;
@@ -127,7 +128,7 @@ function readLinking(bytes, section) {
   return found;
 }
 
-/** [{ offset, index }] in the order of offsets, which count from the content of the section that is relocated. */
+/** [{ kind, offset, index }] in the order of offsets, which count from the content of the section that is relocated. */
 function readRelocations(bytes, section) {
   const r = new Reader(bytes, section.begin);
   r.u32(); // the section
@@ -172,24 +173,24 @@ function importedFunctions(bytes, section) {
 }
 
 /** An object file: its functions and data, each with its name, its bytes, and what it refers to: [{ name, kind, bytes,
- *  segment, references: [{ at, to }] }] with `at` counted from its first byte and `to` an item, or undefined. `constructors` are
- *  the functions that are called first. */
+ *  segment, alignment, isString, references: [{ at, kind, to }] }] with `at` counted from its first byte, `kind` of the relocation
+ *  and `to` an item, or undefined. Alignments are powers of two. `constructors` are the functions that are called first. */
 export function readObject(bytes) {
   const sections = sectionsOf(bytes), by = (id) => sections.find((s) => s.id === id), named = (name) => sections.find((s) => s.name === name);
-  const { symbols, segmentNames, initialCalls } = readLinking(bytes, named("linking")), imported = importedFunctions(bytes, by(SECTION.import));
+  const { symbols, segments: heads, initialCalls } = readLinking(bytes, named("linking")), imported = importedFunctions(bytes, by(SECTION.import));
   const code = itemsOf(bytes, by(SECTION.code), () => {}), data = itemsOf(bytes, by(SECTION.data), skipSegmentHead);
   const functions = new Array(code.length), segments = new Array(data.length);
   const items = symbols.map((s) => {
     if (s.kind === SYMBOL.function && s.index >= imported) return (functions[s.index - imported] ??= { name: s.name, kind: "function", references: [] });
     if (s.kind === SYMBOL.data && s.segment !== undefined)
-      return (segments[s.segment] ??= { name: s.name, kind: "data", segment: segmentNames[s.segment], bytes: bytes.subarray(by(SECTION.data).content + data[s.segment].begin, by(SECTION.data).content + data[s.segment].end), references: [] });
+      return (segments[s.segment] ??= { ...heads[s.segment], name: s.name, kind: "data", segment: heads[s.segment].name, bytes: bytes.subarray(by(SECTION.data).content + data[s.segment].begin, by(SECTION.data).content + data[s.segment].end), references: [] });
     return undefined;
   });
   for (const [list, ranges, owners] of [[readRelocations(bytes, named("reloc.CODE")), code, functions], [readRelocations(bytes, named("reloc.DATA")), data, segments]]) {
     let i = 0;
-    for (const { offset, index } of list) {
+    for (const { kind, offset, index } of list) {
       while (offset >= ranges[i].end) i++;
-      owners[i].references.push({ at: offset - ranges[i].begin, to: items[index] });
+      owners[i].references.push({ at: offset - ranges[i].begin, kind, to: items[index] });
     }
   }
   return { functions, segments, constructors: initialCalls.map((i) => items[i]) };

@@ -12,7 +12,8 @@ import os from "node:os";
 import path from "node:path";
 import { execFileSync } from "node:child_process";
 import { nearAlike } from "./alike.mjs";
-import { bodiesOf, KINDS_OF_NAMES, namesOf, readObject, segmentsOf, withSegments } from "./object_file.mjs";
+import { bodiesOf, readObject, withSegments } from "./object_file.mjs";
+import { withDataPlaced } from "./place.mjs";
 
 const [whole, object, exportsFirst, later, first, second, names] = process.argv.slice(2);
 const NAMES = names === "--names" ? ["-g"] : [];
@@ -26,8 +27,8 @@ const OFTEN = 60; // functions that come first, as their numbers take one byte i
 const CLOSE = 12; // bytes between two stretches of data that cost less than another segment
 const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-split-"));
 const at = (name) => path.join(folder, name);
-const quiet = NAMES.length ? { stdio: ["ignore", "pipe", "ignore"] } : {}; // names of data that has moved to the other file are warned of
-const tool = (name, ...args) => execFileSync(name, [...FEATURES, ...args], { encoding: "utf8", maxBuffer: 1 << 28, ...quiet });
+// What a tool warns of is shown only where it fails: names of data, which have moved.
+const tool = (name, ...args) => execFileSync(name, [...FEATURES, ...args], { encoding: "utf8", maxBuffer: 1 << 28, stdio: ["ignore", "pipe", "pipe"] });
 const namesIn = (file) => new Set(fs.readFileSync(file, "utf8").split("\n").filter((line) => /^[a-z_]/.test(line)));
 
 const { functions, segments, constructors } = readObject(fs.readFileSync(object));
@@ -48,28 +49,23 @@ const kept = new Set([...constructors, ...functions.filter((f) => exported.has(f
 for (const left = [...kept]; left.length;)
   for (const item of needs(left.pop())) if (!kept.has(item)) left.push(item), kept.add(item);
 
-/* ---- functions ---- */
+/* ---- data, then functions ---- */
 
-const present = new Set(tool("wasm-opt", whole, "--print-function-map", "-o", at("same.wasm")).split("\n").filter(Boolean).map((line) => line.slice(line.indexOf(":") + 1)));
+const { bytes, placed } = withDataPlaced(fs.readFileSync(whole), { functions, segments }, (segment) => !kept.has(segment));
+fs.writeFileSync(at("placed"), withSegments(bytes, joined(placed)));
+
+const present = new Set(tool("wasm-opt", at("placed"), "--print-function-map", "-o", at("same.wasm")).split("\n").filter(Boolean).map((line) => line.slice(line.indexOf(":") + 1)));
 const moved = functions.filter((f) => !kept.has(f) && present.has(f.name)).map((f) => f.name);
 if (moved.length === 0) throw new Error("there is nothing for the second file");
 fs.writeFileSync(at("moved"), moved.join("\n"));
-tool("wasm-split", ...NAMES, "--split", whole, `--split-funcs=@${at("moved")}`, "-o1", at("first"), "-o2", at("second"));
+tool("wasm-split", ...NAMES, "--split", at("placed"), `--split-funcs=@${at("moved")}`, "-o1", at("first"), "-o2", at("second"));
 
-/* ---- data ---- */
-
-const bytes = fs.readFileSync(whole), labels = namesOf(bytes, KINDS_OF_NAMES.segments), uses = new Map();
-for (const name of labels.values()) uses.set(name, (uses.get(name) ?? 0) + 1);
-const late = new Set(segments.filter((s) => s && !kept.has(s) && uses.get(s.segment) === 1).map((s) => s.segment));
-const placed = segmentsOf(bytes).map((segment, i) => ({ ...segment, isLate: late.has(labels.get(i)) })).sort((a, b) => a.address - b.address);
-
-/** Segments as stretches: a segment costs more bytes than a small gap, whose zeros nothing else owns. */
+/** Segments as stretches: a segment costs more bytes than a small gap. */
 function joined(list) {
   const runs = [];
   for (const { address, bytes: content } of list) {
     const last = runs.at(-1), gap = last ? address - last.end : Infinity;
-    const owned = last && placed.some((p) => p.address < address && p.address + p.bytes.length > last.end);
-    if (gap <= CLOSE && !owned) last.parts.push(Buffer.alloc(gap), content), (last.end = address + content.length);
+    if (gap <= CLOSE) last.parts.push(Buffer.alloc(gap), content), (last.end = address + content.length);
     else runs.push({ address, end: address + content.length, parts: [content] });
   }
   return runs.map(({ address, parts }) => ({ address, bytes: Buffer.concat(parts) }));
