@@ -545,7 +545,7 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
         *reader = &tsr_reader_dcp;
         return choose_one(&r, metadata);
     }
-    const uint32_t only = only_file(store);
+    const uint32_t only = store->file_count > 1 && foreign_folder(store) ? TSR_NO_FILE : only_file(store);
     if (only != TSR_NO_FILE && !tsr_str_ends(store->files[only].name, TSR_STR(".metadata")))
         return recognize_only_file(&r, only, reader);
     r.safetensors = r.torch = r.indexes = r.metadata = tsr_vec_of(allocator, sizeof(numbered));
