@@ -15,6 +15,8 @@
 #define SIDE 128u /* number of rows and of columns: small enough that everything goes by messages, and nothing through
                    * shared memory */
 
+enum { INNER = 4 }; /* size of the second mesh dim */
+
 typedef struct layout_case {
     const char *name;
     uint32_t dims; /* number of dimensions of the mesh */
@@ -34,6 +36,11 @@ typedef struct layout_case {
         TSR_REPLICATE, 0, 0 \
     }
 
+#define STRIDED_ROWS \
+    { \
+        TSR_STRIDED_SHARD, 0, INNER \
+    }
+
 static const layout_case cases[] = {
     {"shard(0)", 1, {ROWS}},
     {"shard(1)", 1, {COLUMNS}},
@@ -43,6 +50,7 @@ static const layout_case cases[] = {
     {"shard(0),replicate", 2, {ROWS, WHOLE}},
     {"replicate,shard(0)", 2, {WHOLE, ROWS}},
     {"shard(0),shard(0)", 2, {ROWS, ROWS}},
+    {"strided_shard(0),shard(0)", 2, {STRIDED_ROWS, ROWS}},
 };
 #define CASES (sizeof cases / sizeof *cases)
 
@@ -68,9 +76,11 @@ static uint32_t node_of(const pair_run *run, uint32_t rank)
 static patch patch_of(const pair_run *run, const layout_case *l, uint64_t rank)
 {
     patch p = {{0, 0}, {SIDE, SIDE}};
-    uint64_t below = run->mesh.dim_count == 2 ? run->mesh_shape[1] : 1;
-    for (uint32_t d = 0; d < run->mesh.dim_count; d++, below = 1) {
-        if (l->placements[d].kind != TSR_SHARD) continue;
+    const bool strided = l->placements[0].kind == TSR_STRIDED_SHARD; /* cut after the second mesh dim */
+    for (uint32_t i = 0; i < run->mesh.dim_count; i++) {
+        const uint32_t d = strided ? 1 - i : i;
+        const uint64_t below = d + 1 < run->mesh.dim_count ? run->mesh_shape[1] : 1;
+        if (l->placements[d].kind == TSR_REPLICATE) continue;
         const int64_t dim = l->placements[d].dim;
         const uint64_t size = (p.end[dim] - p.begin[dim]) / run->mesh_shape[d];
         p.begin[dim] += rank / below % run->mesh_shape[d] * size;
@@ -201,7 +211,7 @@ static int run_pair(const layout_case *from, const layout_case *to, uint32_t ran
     pair_run run = {.from = from, .to = to, .mesh_shape = {ranks, 1}, .ranks = ranks, .nodes = nodes};
     uint64_t messages, bytes;
     tsr_error err = {0};
-    if (from->dims == 2) run.mesh_shape[0] = ranks / 4, run.mesh_shape[1] = 4;
+    if (from->dims == 2) run.mesh_shape[0] = ranks / INNER, run.mesh_shape[1] = INNER;
     run.mesh = (tsr_mesh){from->dims, run.mesh_shape, no_names};
     if (tsr_comm_threads_run(&tsr_allocator_libc, ranks, move_on_rank, &run, &err) != TSR_OK) {
         fprintf(stderr, "bench_redistribute: %s to %s on %u ranks: %s\n", from->name, to->name, (unsigned)ranks,
