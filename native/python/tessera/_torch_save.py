@@ -190,8 +190,8 @@ class StorageWriter(_StorageWriter):
             raise
         for result in results:  # for finish, which takes them off
             result.storage_data.digest = out.digest.hexdigest()
-        results[0].storage_data.handed = handed
-        if handed:
+        if handed:  # None is lost when PyTorch gathers the results: _StorageInfo leaves it out of its pickle
+            results[0].storage_data.handed = handed
             self._place.keep_while(results, file)
         return results
 
@@ -206,7 +206,7 @@ class StorageWriter(_StorageWriter):
     def finish(self, metadata, results):
         try:
             storage_data = {result.index: result.storage_data for rank in results for result in rank}
-            files = {rank[0].storage_data.relative_path: rank[0].storage_data.__dict__.pop("handed") for rank in results if rank}
+            files = {rank[0].storage_data.relative_path: rank[0].storage_data.__dict__.pop("handed", None) for rank in results if rank}
             self._take_save_id(storage_data)
             metadata.storage_data, metadata.storage_meta = storage_data, self.storage_meta()
             if hasattr(metadata, "version"):
