@@ -1,6 +1,7 @@
 """tessera.torch: load, load_into, and saves by StorageWriter that are killed at every step, beside PyTorch's own reader."""
 import os
 import pickle
+import threading
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -133,6 +134,44 @@ def test_a_save_loads_in_pytorch_and_validates(t):
         error = fails(tessera.TesseraError, lambda: tessera.torch.StorageWriter(url), url.partition("?")[0], "s3://")
         assert "secret" not in str(error)
     assert not os.path.exists("hf:") and not os.path.exists("https:"), "a directory was made for a URL"
+
+
+class Held(dcp.DefaultSavePlanner):
+    """Waits in the middle of the save, where nothing of it is in place yet."""
+
+    def __init__(self):
+        super().__init__()
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def resolve_data(self, item):
+        self.began.set()
+        assert self.may_end.wait(60)
+        return super().resolve_data(item)
+
+
+def test_a_second_save_of_one_process_at_the_same_time_is_refused(t):
+    for overwrite in (False, True):
+        path, planner, failed = t.at(f"twice{overwrite}"), Held(), []
+        if overwrite:
+            save(path, 1)
+        writer = tessera.torch.StorageWriter(path, overwrite=overwrite)
+
+        def first():
+            try:
+                dcp.save(state_of(2), storage_writer=writer, planner=planner, no_dist=True)
+            except BaseException as e:
+                failed.append(e)
+        thread = threading.Thread(target=first)
+        thread.start()
+        assert planner.began.wait(60)
+        try:
+            fails(CheckpointException, lambda: save(path, 3, overwrite=overwrite), "another thread is saving")
+        finally:
+            planner.may_end.set()
+            thread.join()
+        assert failed == [] and step_of(path) == 2 and tessera.check(path, deep=True) == []
+        save(path, 4, overwrite=True)
+        assert step_of(path) == 4 and len(os.listdir(path)) == 2, os.listdir(path)
 
 
 CHANGES_FILES = ("open", "write", "fsync", "rename", "link", "unlink", "mkdir")

@@ -12,12 +12,15 @@ import hashlib
 import json
 import os
 import stat
+import threading
+import time
 
 from ._library import TesseraError
 from ._save_place import JOURNAL, MARKER, MOST_JOURNAL_BYTES, Place, name_of_file, name_of_journal, new_token, token_of
 
 _LOCK = ".tessera-save.lock"
-_locks = {}  # directory → file descriptor: a process that saves there again takes its lock over
+_locks = {}  # directory → _Lock: a thread that saves there again takes its lock over
+_LAST_SECONDS = 2  # that a thread whose save has failed may take to end
 
 
 def _sync_directory(path):
@@ -54,6 +57,25 @@ def _remove(path):
 def _digest_of(path):
     with open(path, "rb") as f:
         return hashlib.sha256(f.read()).hexdigest()
+
+
+class _Lock:
+    """Of a coordinator. PyTorch does not tell a writer that another rank has failed, so the lock may still be there when the save is over:
+    a thread does one save at a time, and what it began earlier has ended when it begins another one, or when it has ended itself."""
+
+    def __init__(self, fd):
+        self._fd, self._thread = fd, threading.current_thread()
+
+    def is_over(self):
+        until = time.monotonic() + _LAST_SECONDS
+        while self._thread.is_alive() and self._thread is not threading.current_thread():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def close(self):
+        os.close(self._fd)
 
 
 class _File:
@@ -146,7 +168,9 @@ class Directory(Place):
     def _lock(self):
         key = os.path.realpath(self.path)
         if key in _locks:
-            os.close(_locks.pop(key))
+            if not _locks[key].is_over():
+                raise TesseraError(f"{self.path}: another thread is saving to this directory", "exists")
+            _locks.pop(key).close()
         while True:
             fd = os.open(self.at(_LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
@@ -162,13 +186,13 @@ class Directory(Place):
             except FileNotFoundError:
                 pass  # its last holder removed it meanwhile
             os.close(fd)
-        _locks[key] = fd
+        _locks[key] = _Lock(fd)
 
     def release(self):
-        fd = _locks.pop(os.path.realpath(self.path), None)
-        if fd is not None:
+        lock = _locks.pop(os.path.realpath(self.path), None)
+        if lock:
             _remove(self.at(_LOCK))
-            os.close(fd)
+            lock.close()
 
     # ---- what interrupted saves left ----
 
