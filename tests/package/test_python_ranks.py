@@ -6,6 +6,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from test_python import tessera
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import StateDictType
 from torch_ranks import run_ranks
 
 
@@ -40,3 +42,23 @@ def test_a_save_of_several_ranks_loads_in_pytorch(t):
     files = os.listdir(t.at("step"))
     assert len(files) == 4 and sum(name.endswith(".distcp") for name in files) == 3, files
     assert tessera.check(t.at("step"), deep=True) == []
+
+
+def fills_fsdp1(rank, world, path):
+    """Of three rows the last rank has no shard."""
+    model = FSDP(torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3)), device_id=torch.device("cpu"), use_orig_params=True)
+    FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+    state = model.state_dict()
+    shards = [shard.tensor for value in state.values() for shard in value.local_shards()]
+    assert rank < 3 or len(shards) < len(state), "every rank has a shard of every tensor"
+    dcp.save(state, checkpoint_id=path)
+    for load in (lambda: dcp.load(state, checkpoint_id=path), lambda: tessera.torch.load_into(state, path)):
+        before = [shard.clone() for shard in shards]
+        for shard in shards:
+            shard.zero_()
+        load()
+        assert all(map(torch.equal, shards, before)), rank
+
+
+def test_load_into_fills_sharded_tensors_of_which_a_rank_has_none(t):
+    run_ranks(fills_fsdp1, 4, t.at("fsdp1"))

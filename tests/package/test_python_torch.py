@@ -88,6 +88,31 @@ def test_load_into_fills_or_changes_nothing(t):
         assert all(torch.equal(state[n], before[n]) for n in state)
 
 
+def test_load_into_changes_nothing_where_a_tensor_cannot_be_filled(t):
+    want = {"before": torch.arange(3.), "it": torch.arange(6.).reshape(2, 3), "after": torch.arange(4.)}
+    dcp.save(want, checkpoint_id=t.at("c"), no_dist=True)
+    for it in (torch.zeros(1, 3).expand(2, 3), torch.zeros(1).expand(2, 3), torch.zeros(2, 3).to_sparse(), torch.zeros(2, 3).to_sparse_csr()):
+        blank = lambda: {"before": torch.full((3,), 7.), "it": it, "after": torch.full((4,), 7.)}
+        fails(CheckpointException, lambda: dcp.load(blank(), checkpoint_id=t.at("c"), no_dist=True))
+        state = blank()
+        fails(tessera.TesseraError, lambda: tessera.torch.load_into(state, t.at("c")), "'it'")
+        assert all(torch.equal(state[n], blank()[n]) for n in ("before", "after")), state
+
+
+def test_of_tied_tensors_the_last_name_counts_as_in_load_state_dict(t):
+    def tied(order):
+        module = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(3)) for name in order})
+        for name in order[1:]:
+            module[name] = module[order[0]]
+        return module
+    dcp.save({"a": torch.ones(3), "b": torch.full((3,), 2.), "c": torch.full((3,), 3.)}, checkpoint_id=t.at("c"), no_dist=True)
+    for order in ("abc", "cab", "bca"):
+        theirs, ours = tied(order), tied(order)
+        theirs.load_state_dict(pytorchs(t.at("c")))
+        tessera.torch.load_into(ours.state_dict(), t.at("c"))
+        assert torch.equal(ours["a"], theirs["a"]), f"{order}: {ours['a']}, not {theirs['a']}"
+
+
 # ---- saves ----
 
 

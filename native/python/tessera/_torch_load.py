@@ -96,8 +96,16 @@ def _check(checkpoint, name, tensor):
         raise TesseraError(f"{checkpoint.path}: '{name}' has the shape {list(entry.shape)}, the state dict's tensor {list(tensor.shape)}", "usage")
     if dtype_of(entry) != tensor.dtype:
         raise TesseraError(f"{checkpoint.path}: '{name}' is {entry.dtype}, the state dict's tensor {str(tensor.dtype).removeprefix('torch.')}", "usage")
-    if tensor.is_meta:
+    if tensor.device.type == "meta":  # not is_meta, which ShardedTensor does not have on ranks without a shard
         raise TesseraError(f"'{name}' of the state dict is on the meta device and has no memory to load into", "usage")
+
+
+def _check_memory(name, piece):
+    """What copy_ would refuse, when other tensors have been filled already."""
+    if piece.layout != torch.strided:
+        raise TesseraError(f"'{name}' of the state dict has the layout {str(piece.layout).removeprefix('torch.')}; only dense tensors can be filled", "usage")
+    if any(stride == 0 and size > 1 for stride, size in zip(piece.stride(), piece.shape)):
+        raise TesseraError(f"'{name}' of the state dict repeats elements in memory (strides {list(piece.stride())}); pass a clone of it", "usage")
 
 
 def _compare(checkpoint, tensors, strict):
@@ -130,6 +138,7 @@ class _Filling:
             items, absent = [], set(self.missing)
             for name, tensor in tensors.items():
                 for piece, offsets in [] if name in absent else _pieces(tensor):
+                    _check_memory(name, piece)
                     fresh = torch.empty(piece.shape, dtype=piece.dtype)
                     self.read.append((piece, fresh))
                     items.append(_read_item(checkpoint[name], offsets, fresh))
@@ -138,6 +147,7 @@ class _Filling:
 
     def keep(self):
         with torch.no_grad():
+            self.read.reverse()  # of tied tensors the last name counts, as in load_state_dict
             while self.read:
                 piece, fresh = self.read.pop()
                 piece.detach().copy_(fresh)
