@@ -383,7 +383,7 @@ EXPORT tsr_status tsr_python_object(session *s, uint64_t index, tsr_write_fn *wr
 int tsr_python_is_plain(const session *s, uint64_t index)
 {
     const tsr_entry *entry = entry_at(s, index);
-    return entry->kind == TSR_ENTRY_OBJECT && entry->value && tsr_value_is_data(entry->value, &s->native.host);
+    return entry->kind != TSR_ENTRY_TENSOR && entry->value && tsr_value_is_data(entry->value, &s->native.host);
 }
 
 int tsr_python_has_value(const session *s, uint64_t index)

@@ -253,6 +253,22 @@ def test_objects_have_the_types_that_they_were_saved_with(t):
         assert type(read) is type(value) and repr(read) == repr(value) and number == n, f"{value!r} became {read!r}"
 
 
+def test_objects_that_are_entries_themselves_are_kept_too(t):
+    import numpy
+    values = [value for value in objects() if not isinstance(value, dict)]
+    for n, value in enumerate([*values, numpy.arange(6, dtype=">f4").reshape(2, 3), numpy.array(["a", "bcd"]), numpy.float64(0.1), numpy.datetime64("2020-01-01")]):
+        dcp.save({"w": torch.ones(2), "kept": value}, checkpoint_id=t.at(f"dcp{n}"), no_dist=True)
+        torch.save({"w": torch.ones(2), "kept": value}, t.at(f"file{n}"))
+        theirs = {"w": torch.zeros(2), "kept": None}
+        dcp.load(theirs, checkpoint_id=t.at(f"dcp{n}"), no_dist=True)
+        for path in (t.at(f"dcp{n}"), t.at(f"file{n}")):
+            state = {"w": torch.zeros(2), "kept": None}
+            dcp.load(state, storage_reader=tessera.torch.StorageReader(path), no_dist=True)
+            read = state["kept"]
+            assert type(read) is type(value) and repr(read) == repr(theirs["kept"]), f"{value!r} became {read!r}"
+            assert getattr(read, "dtype", None) == getattr(theirs["kept"], "dtype", None), value
+
+
 class Home:
     """Of the tests: PyTorch would import this module to make one."""
 
