@@ -1,5 +1,6 @@
 #!/usr/bin/env node
-/** Times one thing in Chromium, and prints it as JSON: {"wall": seconds, "cpu": 0, "peak_mib": of the tab's processes}.
+/** Times one thing in Chromium, and prints it as JSON: {"wall": seconds, "cpu": of all of the browser's processes, "peak_mib": of the
+ *  tab's processes}.
  *  Usage: run.mjs SIDE A [B]
  *    deep A, diff A B, convert A   what the page's worker does, with the module in web/dist
  *    read METHOD WORKERS A [B]     the browser's own read of the same bytes: METHOD is arrayBuffer, stream or sync
@@ -12,6 +13,7 @@ import { launch, root } from "../../web/browser.mjs";
 
 const here = path.dirname(fileURLToPath(import.meta.url)), assets = path.join(root, "web/dist/assets");
 const TYPES = { ".js": "text/javascript", ".wasm": "application/wasm", ".html": "text/html" };
+const TICKS = 100; // a second, in /proc
 const asset = (pattern) => fs.readdirSync(assets).find((name) => pattern.test(name));
 
 /** The bench's own page, and what web/build made. */
@@ -42,6 +44,19 @@ function watchMemory() {
   return () => (clearInterval(timer), peak);
 }
 
+/** Seconds of all processes that this one started, and of those that they started. */
+function cpuSeconds() {
+  const processes = new Map();
+  for (const pid of fs.readdirSync("/proc").filter((n) => /^\d+$/.test(n))) {
+    try {
+      const [, parent, ...rest] = fs.readFileSync(`/proc/${pid}/stat`, "utf8").replace(/^.*\) /s, "").split(" ");
+      processes.set(Number(pid), { parent: Number(parent), ticks: Number(rest[9]) + Number(rest[10]) });
+    } catch { /* it has ended */ }
+  }
+  const isOurs = (pid) => pid === process.pid || (processes.has(pid) && isOurs(processes.get(pid).parent));
+  return [...processes].reduce((sum, [pid, { ticks }]) => sum + (pid !== process.pid && isOurs(pid) ? ticks : 0), 0) / TICKS;
+}
+
 const [side, ...given] = process.argv.slice(2);
 const [method, workers] = side === "read" || side === "copy" ? [given.shift(), Number(given.shift())] : [];
 const server = await serve(), browser = await launch();
@@ -54,9 +69,9 @@ try {
     await page.locator(`#files${i}`).setInputFiles(names.map((name) => path.join(target, name)));
   }
   const worker = asset(/^worker-.*\.js$/), first = asset(/^tessera-[^w].*\.wasm$/), second = asset(/^tessera-writers-.*\.wasm$/);
-  const stop = watchMemory();
+  const stop = watchMemory(), before = cpuSeconds();
   const wall = await page.evaluate((job) => globalThis.measure(job), { side, method, workers, count: given.length, worker, first, second });
-  console.log(JSON.stringify({ wall, cpu: 0, peak_mib: stop() }));
+  console.log(JSON.stringify({ wall, cpu: cpuSeconds() - before, peak_mib: stop() }));
 } finally {
   await browser.close();
   server.stop();
