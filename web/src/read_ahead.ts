@@ -1,19 +1,30 @@
 /** Larger reads for whoever reads a file in order: a read of a dropped file costs the browser about as much for a few bytes as for
  *  a mebibyte. */
 
-const LEAST = 256 << 10, MOST = 4 << 20;
+/** Bytes that are read ahead: of one file, and of all that are read at the same time. */
+const LEAST = 1 << 20, MOST = 8 << 20, MOST_OF_ALL = 32 << 20, MOST_REQUEST = 4 << 20;
 /** How far a read may begin behind the end of the last one and still be in order. */
 const GAP = 64 << 10;
 const NOWHERE = Number.MAX_SAFE_INTEGER;
 /** Of reads here and there: they are at least so long, longer where each is a request, and the last two of at most so many bytes are
  *  kept, because the records of a zip are read one by one. */
 const SHORT = 16 << 10, SHORT_REQUEST = 64 << 10, MOST_SHORT = 64 << 10, KEPT = 2;
+/** How far from where it was, in blocks, the stretch is still continued up to a read: the ends of the zips that are read next. */
+const REACH = 2;
 /** Of those that hold blocks of their own, so that thousands of files need no more memory than a few; the last one read last. */
 const holders: ReadAhead[] = [], MOST_HOLDERS = 8;
+const mostAhead = (): number => Math.min(MOST, Math.floor(MOST_OF_ALL / Math.max(1, holders.length)));
+function letGo(holder: ReadAhead): void {
+  const known = holders.indexOf(holder);
+  if (known >= 0) holders.splice(known, 1);
+}
 
 let generation = 0;
 /** What was read ahead is not used any more: the files may have changed since. */
-export function forgetReads(): void { generation++; }
+export function forgetReads(): void {
+  generation++;
+  for (const holder of [...holders]) holder.drop();
+}
 
 /** Bytes of a file that were read. */
 interface Block {
@@ -28,22 +39,23 @@ const holds = ({ at, bytes }: Block, offset: number): boolean => offset >= at &&
 export class ReadAhead {
   #next = NOWHERE; // where a read would be in order
   #candidate = -1; // where another stretch would begin
-  #ahead = LEAST;
-  readonly #blocks: Block[] = [];
+  #ahead = LEAST / 4;
+  readonly #blocks: Block[] = []; // each begins where the one before ends
   readonly #short: Block[] = [];
   readonly #least: number; // bytes of a read here and there
   #generation = generation;
 
-  constructor(private readonly size: number, private readonly readAt: (at: number, size: number) => Uint8Array, remote: boolean) {
+  constructor(private readonly size: number, private readonly readAt: (at: number, size: number) => Uint8Array, private readonly remote: boolean) {
     this.#least = Math.min(size, remote ? SHORT_REQUEST : SHORT);
   }
 
   read(offset: number, into: Uint8Array): void {
     if (this.#generation !== generation) this.#startOver();
-    const end = offset + into.length, isNear = this.#isNear(offset), isInOrder = isNear || offset === this.#candidate;
+    const end = offset + into.length, goesOn = offset >= this.#next && offset - this.#next <= GAP, isNear = goesOn || this.#isNear(offset);
+    const isInOrder = goesOn || offset === this.#candidate;
     if (isInOrder && !isNear) this.drop();
     for (let at = offset; at < end;) {
-      const block = this.#blockAt(at) ?? (isInOrder ? this.#begin(at, end - at) : undefined);
+      const block = this.#blockAt(at) ?? (isInOrder || isNear ? this.#extend(at, end) : undefined);
       const bytes = block ? block.bytes.subarray(at - block.at, end - block.at) : this.#readShort(at, end - at);
       into.set(bytes, at - offset);
       at += bytes.length;
@@ -62,14 +74,23 @@ export class ReadAhead {
 
   /** Forgets what was read ahead. */
   drop(): void {
+    letGo(this);
     this.#blocks.length = 0;
-    this.#ahead = LEAST;
+    this.#ahead = LEAST / 4;
   }
 
-  /** Whether a read belongs to the stretch that is read in order: shortly after the last one, or within what was read ahead, where the
-   *  records before a tensor's bytes are read back and forth. */
+  /** Where what was read ahead ends. */
+  get #end(): number | undefined {
+    const last = this.#blocks.at(-1);
+    return last && last.at + last.bytes.length;
+  }
+
+  /** Whether a read belongs to the stretch that is read in order: within what was read ahead, or shortly behind it. The records before
+   *  and behind a tensor's bytes are read back and forth; the stretch continues where it was. */
   #isNear(offset: number): boolean {
-    return (offset >= this.#next && offset - this.#next <= GAP) || this.#blocks.some((b) => holds(b, offset));
+    const [first] = this.#blocks, end = this.#end;
+    if (!first || end === undefined || offset < first.at) return false;
+    return offset < end || (!this.remote && offset - this.#next <= REACH * mostAhead());
   }
 
   #blockAt(at: number): Block | undefined {
@@ -85,20 +106,21 @@ export class ReadAhead {
     return bytes.subarray(at - from, at - from + wanted);
   }
 
-  /** A block of at least `least` bytes; one by one twice as large. */
-  #begin(at: number, least: number): Block {
-    const known = holders.indexOf(this);
-    if (known >= 0) holders.splice(known, 1);
-    if (holders.push(this) > MOST_HOLDERS) holders.shift()?.drop();
-    this.#ahead = Math.min(this.#ahead * 2, MOST);
-    const block = { at, bytes: this.readAt(at, Math.min(this.size - at, Math.max(least, this.#ahead))) };
+  /** A block that has `at` and, if the file is so long, all up to `end`; one by one larger. */
+  #extend(at: number, end: number): Block {
+    const from = this.#end ?? at;
+    letGo(this);
+    if (holders.push(this) > MOST_HOLDERS) holders[0]?.drop();
+    this.#ahead = Math.min(this.#ahead * 4, this.remote ? MOST_REQUEST : mostAhead());
+    const block = { at: from, bytes: this.readAt(from, Math.min(this.size - from, Math.max(end - from, this.#ahead))) };
     this.#blocks.push(block);
     return block;
   }
 
-  /** Forgets what lies behind. */
+  /** Forgets what lies behind, and at the end of the file everything. */
   #advance(next: number): void {
     this.#next = next;
+    if (this.size - next < this.#least) this.drop();
     while (this.#blocks[0] && this.#blocks[0].at + this.#blocks[0].bytes.length <= next) this.#blocks.shift();
   }
 }
