@@ -85,7 +85,7 @@ typedef struct comparison {
     tsr_diff diff;
     tsr_tolerance tolerance;
     tsr_difference *differences; /* NULL until values are compared */
-    uint64_t next;
+    uint64_t next, end;          /* pairs of the chosen part that are still to be compared */
 } comparison;
 
 static void free_comparison(void *pointer)
@@ -113,6 +113,7 @@ static tsr_status match_names(comparison *c, uint32_t flags, tsr_error *err)
     if (!c->arena) status = TSR_E_NOMEM;
     if (status == TSR_OK)
         status = tsr_diff_catalogs((tsr_catalog_pair){both[0], both[1]}, &options, host, c->arena, &c->diff, err);
+    c->end = c->diff.pair_count;
     tsr_canonical_names_free(names);
     return status;
 }
@@ -138,15 +139,20 @@ uint32_t tessera_diff(uint32_t handle_a, uint32_t handle_b, uint32_t flags, doub
     return 0;
 }
 
+static tsr_status start_comparing(comparison *c, tsr_error *err)
+{
+    if (c->differences) return TSR_OK;
+    if (tsr_diff_check_repeats(c->a->checkpoint, c->b->checkpoint, &c->diff, err) != TSR_OK) return err->status;
+    if (!c->ring && tsr_ring_new(&c->a->host, 0, &c->ring, err) != TSR_OK) return TSR_E_NOMEM;
+    c->differences = tsr_arena_array(c->arena, (size_t)c->diff.pair_count, sizeof *c->differences, err);
+    return c->differences ? TSR_OK : TSR_E_NOMEM;
+}
+
 static tsr_status compare_next(comparison *c, tsr_error *err)
 {
-    if (!c->differences && tsr_diff_check_repeats(c->a->checkpoint, c->b->checkpoint, &c->diff, err) != TSR_OK)
-        return err->status;
-    if (!c->differences) c->differences = tsr_arena_array(c->arena, (size_t)c->diff.pair_count, sizeof *c->differences, err);
-    if (!c->differences) return TSR_E_NOMEM;
-    if (!c->ring && tsr_ring_new(&c->a->host, 0, &c->ring, err) != TSR_OK) return TSR_E_NOMEM;
-    while (c->next < c->diff.pair_count && !tsr_pair_is_comparable(&c->diff.pairs[c->next])) c->next++;
-    if (c->next == c->diff.pair_count) return TSR_OK;
+    if (start_comparing(c, err) != TSR_OK) return err->status;
+    while (c->next < c->end && !tsr_pair_is_comparable(&c->diff.pairs[c->next])) c->next++;
+    if (c->next == c->end) return TSR_OK;
     tsr_diff_pair *pair = &c->diff.pairs[c->next];
     tsr_difference *difference = &c->differences[c->next];
     tsr_status status = tsr_compare_pair(c->a->checkpoint, c->b->checkpoint, pair,
@@ -162,7 +168,34 @@ TSR_EXPORT(tessera_diff_step) uint32_t tessera_diff_step(uint32_t handle, tsr_er
 {
     comparison *c = tessera_item_of(handle, HANDLE_DIFF, err);
     if (!c || compare_next(c, err) != TSR_OK) return 0;
-    return c->next == c->diff.pair_count ? TESSERA_DONE : TESSERA_MORE;
+    return c->next == c->end ? TESSERA_DONE : TESSERA_MORE;
+}
+
+static uint64_t cost_of(const tsr_diff_pair *pair)
+{
+    uint64_t bytes;
+    const bool reads = tsr_pair_is_comparable(pair) && pair->a->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(pair->a, &bytes);
+    return reads && bytes < UINT64_MAX >> 32 ? bytes + 1 : 1;
+}
+
+/* The steps that follow compare part `number` of `count`, which read about the same number of bytes. Returns where the part's records
+ * are, `*size` bytes: those of a module that compared the same part of the same checkpoints may be written there instead. */
+TSR_EXPORT(tessera_diff_part)
+tsr_difference *tessera_diff_part(uint32_t handle, uint32_t number, uint32_t count, uint32_t *size, tsr_error *err)
+{
+    comparison *c = tessera_item_of(handle, HANDLE_DIFF, err);
+    if (!c || start_comparing(c, err) != TSR_OK) return NULL;
+    double total = 0, at = 0;
+    for (uint64_t i = 0; i < c->diff.pair_count; i++) total += (double)cost_of(&c->diff.pairs[i]);
+    c->next = c->end = 0;
+    for (uint64_t i = 0; i < c->diff.pair_count; i++) {
+        const uint32_t part = (uint32_t)(at / total * count);
+        c->next += part < number;
+        c->end += part <= number;
+        at += (double)cost_of(&c->diff.pairs[i]);
+    }
+    *size = (uint32_t)((c->end - c->next) * sizeof *c->differences);
+    return c->differences + c->next;
 }
 
 const tsr_host *tessera_diff_host(uint32_t handle, tsr_error *err)
@@ -201,6 +234,9 @@ static tsr_status write_judged(const diff_request *r, tsr_json *json, tsr_error 
 static tsr_status write_diff(void *ctx, tsr_json *json, tsr_error *err)
 {
     const diff_request *r = ctx;
+    comparison *c = r->c;
+    for (uint64_t i = 0; c->differences && i < c->diff.pair_count; i++)
+        if (c->differences[i].differing) c->diff.pairs[i].what |= TSR_DIFF_VALUE; /* what other modules compared */
     if (r->c->judge.policy) return write_judged(r, json, err);
     return tsr_document_diff(&(tsr_diff_document){r->path_a, r->path_b, &r->c->diff, r->c->differences, NULL}, json);
 }

@@ -368,6 +368,11 @@ export class Diff {
   private constructor();
   /** Compares the values of one more tensor; true while there is more. */
   step(): boolean;
+  /** Lets several workers, each with its own Tessera, compare: the steps that follow compare part `number` of `count`. */
+  part(number: number, count: number): void;
+  /** What the steps found of a part; `take` in another worker's comparison of the same files takes it. */
+  found(number: number, count: number): Uint8Array;
+  take(number: number, count: number, found: Uint8Array): void;
   /** tessera.diff/1; with values when all steps were done, without any before the first. */
   result(): DiffDocument;
   /** Its text. */

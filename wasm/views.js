@@ -102,6 +102,22 @@ export class Diff extends Job {
   }
 
   stepOnce(err) { return this.m.x.tessera_diff_step(this.handle, err); }
+  /** Chooses what the steps that follow compare: part `number` of `count` that read about the same number of bytes. */
+  part(number, count) { this.#records(number, count); }
+  /** What the steps found of a part, as bytes. */
+  found(number, count) { return this.#records(number, count).slice(); }
+  /** Takes what another module found of that part of the same checkpoints. */
+  take(number, count, found) { this.#records(number, count).set(found); }
+  #records(number, count) {
+    const size = this.m.room(4);
+    try {
+      const at = this.m.checked((err) => this.m.x.tessera_diff_part(this.handle, number, count, size, err));
+      return this.m.bytes(at, new DataView(this.m.x.memory.buffer).getUint32(size, true));
+    } finally {
+      this.m.x.tessera_release(size);
+    }
+  }
+
   /** tessera.diff/1, parsed. */
   result() { return JSON.parse(this.document()); }
   document(pathA = "a", pathB = "b") {

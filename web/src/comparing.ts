@@ -87,7 +87,7 @@ export class Comparing {
   async #compareValues(comparison: Comparison): Promise<void> {
     const { model } = this, { opening } = model, { canonical } = comparison;
     if (!opening) return;
-    const values = await model.runAside(COMPARING, { a: opening, b: comparison.opening }, this.bytes, (client) => client.call("diff", { values: true, layout: false, canonical }));
+    const values = await model.runAside(COMPARING, { a: opening, b: comparison.opening }, this.bytes, async (client, { join }) => (await import("./team")).compareValues(client, join, { canonical, openings: [opening, comparison.opening] }));
     if (this.comparison !== comparison || comparison.canonical !== canonical || !comparison.values) return;
     if (values) comparison.valueDiff = values;
     else comparison.values = false; // It was cancelled, or it failed.

@@ -25,8 +25,8 @@ const MANY_RANKS = 4096, MOST_LARGEST = 8;
 /** `cancel` is there where it can be cancelled. */
 export interface Job { readonly title: string; progress: Progress | undefined; readonly cancel: (() => void) | undefined }
 type Tell = (p: Progress) => void;
-/** Of work in a worker of its own. */
-interface Control { tell: Tell; cancel: () => void }
+/** Of work in a worker of its own. `join` starts another one with the same checkpoints. */
+interface Control { tell: Tell; cancel: () => void; readonly join: () => Promise<Client> }
 
 export interface Selected {
   readonly entry: number;
@@ -81,7 +81,7 @@ export class Model {
   readonly converting = new Saving(this, "Converting");
   readonly resharding = new Saving(this, "Resharding");
   readonly optimizerSaving = new Saving(this, "Writing optimizer state");
-  #aside = new Map<string, Client>();
+  #aside = new Map<string, Client[]>();
   #plans = 0;
   #listeners = new Set<() => void>();
   #queued = false;
@@ -103,7 +103,7 @@ export class Model {
     });
   }
 
-  #newClient(hear?: (bytes: number) => void): Client {
+  #newClient(hear?: (bytes: number) => void, isHelper = false): Client {
     let last = 0;
     const ending = this.#ending.signal;
     return new Client((bytes) => {
@@ -113,7 +113,7 @@ export class Model {
       hear?.(bytes);
       this.changed();
     }, (trouble) => {
-      if (!ending.aborted) this.trouble = trouble;
+      if (!ending.aborted && !isHelper) this.trouble = trouble;
       this.changed();
     });
   }
@@ -148,23 +148,32 @@ export class Model {
    *  started again. */
   async runAside<T>(title: string, openings: Partial<Record<Side, Opening>>, total: number | undefined, body: (client: Client, control: Control) => Promise<T>, hear = this.hear): Promise<T | undefined> {
     if (this.#aside.has(title)) return undefined;
-    const control: Control = { tell: () => undefined, cancel: () => this.endAside(title) };
+    const clients: Client[] = [], read: number[] = [];
+    const join = async () => {
+      const i = read.push(0) - 1;
+      const client = this.#newClient((done) => {
+        read[i] = done;
+        if (total !== undefined) control.tell({ done: Math.min(total, read.reduce((a, b) => a + b)), total });
+      }, i > 0);
+      clients.push(client);
+      for (const [side, opening] of Object.entries(openings)) await client.call("open", { side: side as Side, opening });
+      return client;
+    };
+    const control: Control = { tell: () => undefined, cancel: () => this.endAside(title), join };
     return this.run(title, () => control.cancel(), async (tell) => {
-      const client = this.#newClient((done) => { if (total !== undefined) tell({ done, total }); });
       control.tell = tell;
-      this.#aside.set(title, client);
+      this.#aside.set(title, clients);
       try {
-        for (const [side, opening] of Object.entries(openings)) await client.call("open", { side: side as Side, opening });
-        return await body(client, control);
+        return await body(await join(), control);
       } finally {
-        client.end();
-        if (this.#aside.get(title) === client) this.#aside.delete(title);
+        clients.forEach((c) => c.end());
+        if (this.#aside.get(title) === clients) this.#aside.delete(title);
       }
     }, hear);
   }
 
   endAside(title: string): void {
-    this.#aside.get(title)?.end();
+    this.#aside.get(title)?.forEach((c) => c.end());
     this.#aside.delete(title);
   }
 
@@ -232,7 +241,7 @@ export class Model {
     this.#ending.abort(CANCELLED);
     this.comparing.reset();
     this.#ending = new AbortController();
-    for (const client of [this.#client, ...this.#aside.values()]) client.end();
+    for (const client of [this.#client, ...[...this.#aside.values()].flat()]) client.end();
     this.#aside.clear();
     this.#client = this.#newClient();
     this.bytesRead = 0;

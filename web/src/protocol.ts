@@ -294,7 +294,10 @@ export interface Requests {
   slices: { takes: { fqn: string; other: string; slice: string | undefined }; gives: { a: Elements; b: Elements } };
   /** In steps; `progress` has the tally so far. */
   tally: { takes: { entry: number }; gives: Tally };
-  diff: { takes: DiffOptions; gives: Diff };
+  /** `found`: what workers found of the parts of the values. */
+  diff: { takes: DiffOptions & { readonly found?: readonly Uint8Array[] }; gives: Diff };
+  /** Compares the values of part `part` of `parts`. */
+  diffPart: { takes: { canonical: boolean; part: number; parts: number }; gives: Uint8Array };
   /** Makes the rows of the outline "compare". */
   showDiff: { takes: { diff: Diff; canonical: boolean; text: string; sort: Sort }; gives: number };
   optimizers: { takes: Record<string, never>; gives: readonly Optimizer[] };

@@ -273,12 +273,25 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  diff({ values, layout, canonical }) {
+  diffPart({ canonical, part, parts }) {
+    const a = opened("a"), b = opened("b");
+    [a, b].forEach(requireAllBytes);
+    const job = a.checkpoint.diff(b.checkpoint, { canonical });
+    try {
+      job.part(part, parts);
+      while (job.step());
+      return job.found(part, parts);
+    } finally {
+      job.close();
+    }
+  },
+  diff({ values, layout, canonical, found }) {
     const a = opened("a"), b = opened("b");
     if (values) [a, b].forEach(requireAllBytes);
     const job = a.checkpoint.diff(b.checkpoint, { layout, canonical });
     try {
-      while (values && job.step());
+      found?.forEach((bytes, part) => job.take(part, found.length, bytes));
+      while (values && !found && job.step());
       const diff = JSON.parse(job.document(a.title, b.title)) as Diff;
       return values ? { ...diff, renamed: diff.renamed.map((pair) => withValues(a, b, pair)) } : diff;
     } finally {

@@ -68,9 +68,9 @@ try {
     const names = fs.statSync(target).isDirectory() ? fs.readdirSync(target, { recursive: true }).filter((name) => fs.statSync(path.join(target, name)).isFile()) : [""];
     await page.locator(`#files${i}`).setInputFiles(names.map((name) => path.join(target, name)));
   }
-  const worker = asset(/^worker-.*\.js$/), first = asset(/^tessera-[^w].*\.wasm$/), second = asset(/^tessera-writers-.*\.wasm$/);
+  const team = asset(/^team-.*\.js$/), worker = asset(/^worker-.*\.js$/), first = asset(/^tessera-[^w].*\.wasm$/), second = asset(/^tessera-writers-.*\.wasm$/);
   const stop = watchMemory(), before = cpuSeconds();
-  const wall = await page.evaluate((job) => globalThis.measure(job), { side, method, workers, count: given.length, worker, first, second });
+  const wall = await page.evaluate((job) => globalThis.measure(job), { side, method, workers, count: given.length, team, worker, first, second });
   console.log(JSON.stringify({ wall, cpu: cpuSeconds() - before, peak_mib: stop() }));
 } finally {
   await browser.close();

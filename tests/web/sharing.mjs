@@ -1,0 +1,194 @@
+/** Values that several workers compare: the result is the one that one worker has, whatever goes wrong in one of them. */
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { spawnSync } from "node:child_process";
+import { filesOf } from "../../wasm/node.js";
+import { Tessera } from "../../wasm/tessera.js";
+import { pick, root } from "./browser.mjs";
+import { native, tessera } from "./files.mjs";
+import { check, test } from "./harness.mjs";
+import { load } from "./pure.mjs";
+import { goTo } from "./views.mjs";
+
+const MIB = 1 << 20, TENSORS = 28, ELEMENTS = MIB / 2, PARTS = 5;
+const nameOf = (i) => `layers.${i}.w`;
+
+/** Tensors of 2 MiB, and one of 1 MiB, in which every value is another one; `change` may change them and gives their names. */
+function writeModel(at, change) {
+  const tensors = new Map(Array.from({ length: TENSORS }, (_, i) => [nameOf(i), Float32Array.from({ length: i === 7 ? ELEMENTS / 2 : ELEMENTS }, (_, k) => i * 1000 + k / 7)]));
+  change(tensors);
+  let end = 0;
+  const header = Buffer.from(JSON.stringify(Object.fromEntries([...tensors].map(([name, { length }]) => [name, { dtype: "F32", shape: [length / 512, 512], data_offsets: [end, end += 4 * length] }]))));
+  const size = Buffer.alloc(8);
+  size.writeBigUInt64LE(BigInt(header.length));
+  fs.writeFileSync(at, Buffer.concat([size, header, ...[...tensors.values()].map((t) => Buffer.from(t.buffer))]));
+}
+
+/** A: a DCP. B: safetensors in several files, where values differ, one of them to NaN, a tensor has another name and one is missing. */
+function makePair(folder) {
+  const at = (name) => path.join(folder, name), a = at("a"), b = at("b"), short = at("short");
+  writeModel(at("a.safetensors"), () => undefined);
+  writeModel(at("b.safetensors"), (tensors) => {
+    tensors.get(nameOf(3))[77] += 0.5;
+    tensors.get(nameOf(11)).fill(NaN, 5, 9);
+    tensors.get(nameOf(20))[ELEMENTS - 1] = -1;
+    tensors.set("blocks.7.w", tensors.get(nameOf(7)));
+    [nameOf(7), nameOf(15)].forEach((name) => tensors.delete(name));
+  });
+  tessera("convert", at("a.safetensors"), a, "--to", "dcp");
+  tessera("convert", at("b.safetensors"), b, "--to", "safetensors", "--max-shard-size", "12MiB");
+  tessera("convert", at("b.safetensors"), short, "--to", "dcp");
+  return { a, b, short };
+}
+
+const moduleBytes = fs.readFileSync(path.join(root, "build/wasm/bin/tessera.wasm"));
+
+/** Two checkpoints in a module of its own, compared. */
+async function comparison(...targets) {
+  const t = await Tessera.load(moduleBytes);
+  const [a, b] = targets.map((target) => {
+    const { files, options } = filesOf(target);
+    return t.open(files, options);
+  });
+  return a.diff(b);
+}
+
+async function testParts({ a, b }) {
+  await test("parts that several modules compared are together what one finds, and what the command finds", async () => {
+    const [whole, first, ...others] = await Promise.all([1, 2, 3, 4].map(() => comparison(a, b)));
+    while (whole.step());
+    let most = 0;
+    for (let part = 0; part < PARTS; part++) {
+      const member = [first, ...others][part % 3];
+      member.part(part, PARTS);
+      while (member.step());
+      const found = member.found(part, PARTS);
+      most = Math.max(most, found.length);
+      if (member !== first) first.take(part, PARTS, found);
+      others.forEach((other) => other.take(part, PARTS, found));
+    }
+    check(most < others[0].found(0, 1).length / 2, "one part has most of the tensors");
+    check([first, ...others].every((m) => m.document("a", "b") === whole.document("a", "b")), first.document("a", "b"));
+    const { same, changed, renamed, removed } = JSON.parse(spawnSync(native, ["diff", a, b, "--values", "--json"], { encoding: "utf8", maxBuffer: 64 * MIB }).stdout), mine = first.result();
+    check(JSON.stringify(mine.changed) === JSON.stringify(changed) && JSON.stringify(mine.renamed) === JSON.stringify(renamed) && same === mine.same && removed.length === mine.removed.length && changed.length === 3 && renamed.length === 1, JSON.stringify([mine.changed, changed]));
+  });
+}
+
+/** Workers as the page has them: `trouble` of a part, by its number, as worker `i` meets it. */
+function members(trouble) {
+  const asked = [], joined = [];
+  const member = (i) => ({
+    async call(kind, { part, found }) {
+      if (kind === "diff") return { found };
+      asked.push([i, part]);
+      await new Promise((resolve) => { setTimeout(resolve, 1); });
+      const status = trouble(i, part);
+      if (status) throw Object.assign(new Error(`part ${part}`), { trouble: { status } });
+      return part;
+    },
+  });
+  return { asked, joined, first: member(0), join: async () => { joined.push(1); return member(joined.length); } };
+}
+
+async function testTroubles() {
+  const { compareValues, workersFor } = await load("team.ts");
+  const opening = (size, more = {}) => [{ title: "x", files: [{ name: "x.distcp", size, ...more }] }], four = { hardwareConcurrency: 8, deviceMemory: 8 };
+  const run = (team, join = team.join) => compareValues(team.first, join, { canonical: false, openings: opening(1024 * MIB) });
+  const all = Array.from({ length: 16 }, (_, i) => i).join();
+  const before = Object.getOwnPropertyDescriptor(globalThis, "navigator");
+  Object.defineProperty(globalThis, "navigator", { value: four, configurable: true });
+  try {
+    await test("as many workers as there are cores, memory and bytes for them", () => {
+      const counts = [[opening(1024 * MIB), four], [opening(40 * MIB), four], [opening(100 * MIB), four], [opening(1024 * MIB), { hardwareConcurrency: 2 }], [opening(1024 * MIB), { hardwareConcurrency: 8, deviceMemory: 2 }], [opening(1024 * MIB, { url: "x" }), four], [[{ files: [{ name: "a/.metadata", size: 80 * MIB }, { name: "x", size: 1024 * MIB }] }], four]];
+      check(counts.map((c) => workersFor(...c)).join() === "4,1,3,2,1,1,1", counts.map((c) => workersFor(...c)).join());
+    });
+    await test("every part is compared once, in its place", async () => {
+      const team = members(() => undefined), { found } = await run(team);
+      check(found.join() === all && team.asked.length === 16 && new Set(team.asked.map(([i]) => i)).size === 4, JSON.stringify(team.asked));
+    });
+    await test("what a worker that breaks, or runs out of memory, had begun is done by another", async () => {
+      for (const status of ["broken", "out of memory"]) {
+        const { found } = await run(members((i, part) => (i > 0 && part > 1 ? status : undefined)));
+        check(found.join() === all, found.join());
+      }
+    });
+    await test("where no other worker starts, one does all", async () => {
+      const { found } = await run(members(() => undefined), () => Promise.reject(new Error("no worker")));
+      check(found.join() === all, found.join());
+    });
+    await test("the first failure in the order of parts is the one that is told", async () => {
+      const team = members((_, part) => (part === 5 || part === 2 || part === 9 ? "input/output" : undefined)), e = await run(team).then(() => undefined, (error) => error);
+      check(e?.message === "part 2" && team.asked.every(([, part]) => part < 9), `${e} ${JSON.stringify(team.asked)}`);
+    });
+  } finally {
+    if (before) Object.defineProperty(globalThis, "navigator", before);
+    else delete globalThis.navigator;
+  }
+}
+
+async function openBoth(page, url, a, b) {
+  await page.goto(url);
+  await pick(page, a);
+  await page.locator(".window .row .text").first().waitFor();
+  await goTo(page, "Compare");
+  await pick(page, b);
+  await page.locator(".verdict-line", { hasText: "values not compared yet" }).waitFor();
+}
+
+const rowsShown = async (page) => (await page.locator(".window .row").allInnerTexts()).join("\n");
+
+async function testPage({ context, url }, { a, b, short }) {
+  const shown = [], started = [];
+  for (const cores of [1, 3]) {
+    const page = await context.newPage();
+    await page.addInitScript((n) => { Object.defineProperty(navigator, "hardwareConcurrency", { get: () => n }); }, cores);
+    await openBoth(page, url, a, b);
+    let workers = 0;
+    page.on("worker", () => { workers++; });
+    await test(`values are compared in the page by ${cores === 1 ? "one worker" : "three workers"}`, async () => {
+      await page.getByRole("button", { name: /^Values/ }).click();
+      await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
+      started.push(workers);
+      shown.push(`${await page.locator(".verdict-line").innerText()}\n${await rowsShown(page)}`);
+      check(/3 changed/.test(shown.at(-1)), shown.at(-1));
+    });
+    if (cores === 3) {
+      await test("several workers show what one shows", () => check(shown[0] === shown[1] && started.join() === "1,3", `${started}\n${shown.join("\n---\n")}`));
+      await test("comparing by several workers is cancelled, and all of them end", async () => {
+        const click = () => page.getByRole("button", { name: /^Values/ }).evaluate((b) => b.click());
+        await click();
+        await click();
+        while (page.workers().length < 4) await page.waitForTimeout(5);
+        await click();
+        while (page.workers().length > 1) await page.waitForTimeout(5);
+        check(await page.locator(".trouble").count() === 0, "cancelling is trouble");
+        await click();
+        await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
+        check(`${await page.locator(".verdict-line").innerText()}\n${await rowsShown(page)}` === shown[0], await rowsShown(page));
+      });
+      await test("a file that changed since it was opened is told as trouble", async () => {
+        await openBoth(page, url, a, short);
+        const data = fs.readdirSync(short).find((name) => name !== ".metadata");
+        fs.truncateSync(path.join(short, data), 20 * MIB);
+        await page.getByRole("button", { name: /^Values/ }).click();
+        await page.locator(".trouble").waitFor();
+        check(await page.getByRole("button", { name: "Cancel" }).count() === 0, "work goes on");
+      });
+    }
+    await page.close();
+  }
+}
+
+export async function testSharing({ context, url, broken }) {
+  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sharing-"));
+  try {
+    await testTroubles();
+    const pair = makePair(folder);
+    await testParts(pair);
+    await testPage({ context, url }, pair);
+  } finally {
+    fs.rmSync(folder, { recursive: true });
+  }
+  await test("sharing work does not break the page", () => check(broken.length === 0, broken.join("; ")));
+}
