@@ -6,8 +6,18 @@
 typedef struct parser {
     tsr_arena *arena;
     tsr_error *err;
-    char where[64]; /* of the rule: "rules[3]" */
+    char where[64]; /* in the document: "rules[3].do[0].split" */
 } parser;
+
+/* The parser further down in the document: `step` is "do[0]", or the name of a member. */
+static tsr_status go_down(const parser *p, tsr_str step, parser *out)
+{
+    const tsr_str where = tsr_arena_format(p->arena, p->err, "%s.%.*s", p->where, TSR_STR_ARG(step));
+    if (!where.data) return TSR_E_NOMEM;
+    *out = *p;
+    memcpy(out->where, where.data, where.size + 1); /* at most "rules[4294967295].do[4294967295].permute_rope" */
+    return TSR_OK;
+}
 
 static tsr_status copy_text(const parser *p, const cJSON *item, tsr_str *out)
 {
@@ -168,7 +178,7 @@ static tsr_status read_main(const parser *p, const cJSON *item, tsr_map_step *st
         TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
         heads = cJSON_GetObjectItemCaseSensitive(item, "heads");
         TSR_FAIL_IF(!heads || heads->next || item->child != heads, p->err, TSR_E_FORMAT,
-                    "%s: permute_rope takes {\"heads\": N} and nothing else", p->where);
+                    "%s: the step takes {\"heads\": N} and nothing else", p->where);
         return read_number(p, heads, &step->parts);
     default: return tsr_json_to_i64(item, p->where, &step->dim, p->err);
     }
@@ -210,7 +220,9 @@ static tsr_status read_step(const parser *p, const cJSON *item, tsr_map_step *st
                 "permute_rope, trim, "
                 "pad, cast and dequantize",
                 p->where, item->child ? item->child->string : "");
-    TSR_TRY(read_main(p, main, step));
+    parser below;
+    TSR_TRY(go_down(p, tsr_str_from(tsr_step_name(step->kind)), &below));
+    TSR_TRY(read_main(&below, main, step));
     for (const cJSON *member = item->child; member; member = member->next)
         if (member != main) TSR_TRY(read_argument(p, member, step));
     return check_step(p, step);
@@ -238,8 +250,13 @@ static tsr_status read_steps(const parser *p, const cJSON *rule, tsr_map_rule *o
     tsr_map_step *steps = tsr_arena_array(p->arena, list ? (size_t)cJSON_GetArraySize(list) : 0, sizeof *steps, p->err);
     if (!steps) return TSR_E_NOMEM;
     out->steps = steps;
-    for (const cJSON *item = list ? list->child : NULL; item; item = item->next)
-        TSR_TRY(read_step(p, item, &steps[out->step_count++]));
+    for (const cJSON *item = list ? list->child : NULL; item; item = item->next) {
+        parser below;
+        const tsr_str at = tsr_arena_format(p->arena, p->err, "do[%u]", (unsigned)out->step_count);
+        if (!at.data) return TSR_E_NOMEM;
+        TSR_TRY(go_down(p, at, &below));
+        TSR_TRY(read_step(&below, item, &steps[out->step_count++]));
+    }
     return TSR_OK;
 }
 

@@ -266,6 +266,9 @@ def test_refusals(t):
     refused(t, {"a": torch.zeros(4)}, [{"from": ["a"], "to": ["c"], "do": [{"reshape": [5]}]}], "'a' [4]", "reshape")
     refused(t, {"a": torch.zeros(6)}, [{"from": ["a"], "to": ["c"], "do": [{"permute_rope": {"heads": "$num_heads"}}]}], "num_heads", "config.json")
     refused(t, {"a": torch.zeros(6)}, [{"from": ["a", "b"], "to": ["c"], "do": [{"concat": 0}]}], "'b' is missing")
+    steps = {"split": {"dim": 0, "sizes": [3, 3]}}, {"permute_rope": 4}, {"trim": 0, "to": [5]}, 7
+    for step, at in zip(steps, ("do[1].split", "do[1].permute_rope", "do[1]", "do[1]")):
+        refused(t, {"a": torch.zeros(6)}, [{"from": ["a"], "to": ["b", "c"], "do": [{"reshape": [2, 3]}, step]}], f"rules[0].{at}")
     refused(t, {"c": torch.zeros(6)}, [{"from": ["a", "b"], "to": ["c"], "do": [{"concat": 0}]}], "concat", "no inverse", inverse=True)
     refused(t, {"a": torch.zeros(6), "b": torch.zeros(6)}, [{"from": ["a"], "to": ["b"]}], "'b' would be written twice", unmatched="keep")
 
