@@ -1,4 +1,5 @@
 """tessera.torch: load, load_into, and saves by StorageWriter that are killed at every step, beside PyTorch's own reader."""
+import errno
 import os
 import pickle
 import threading
@@ -197,6 +198,30 @@ def test_a_second_save_of_one_process_at_the_same_time_is_refused(t):
         assert failed == [] and step_of(path) == 2 and tessera.check(path, deep=True) == []
         save(path, 4, overwrite=True)
         assert step_of(path) == 4 and len(os.listdir(path)) == 2, os.listdir(path)
+
+
+def test_a_marker_that_appears_is_kept_whatever_links_do(t):
+    """The file system gives new names by links, has none, or fails in between."""
+    def save_with(path, number, appears):
+        def link(source, to, **_):
+            if appears:
+                with open(to, "w") as f:
+                    f.write("somebody's")
+            raise OSError(number, os.strerror(number))
+        real, os.link = os.link, link
+        try:
+            save(path, 2)
+        finally:
+            os.link = real
+    for number, word in ((errno.EPERM, "appeared during the save"), (errno.EOPNOTSUPP, "appeared during the save"), (errno.ENOSPC, "No space left")):
+        path = t.at(f"appears{number}")
+        fails(CheckpointException, lambda: save_with(path, number, True), word)
+        with open(os.path.join(path, ".metadata")) as f:
+            assert f.read() == "somebody's"
+    save_with(t.at("without"), errno.EPERM, False)
+    assert step_of(t.at("without")) == 2 and len(os.listdir(t.at("without"))) == 2
+    fails(CheckpointException, lambda: save_with(t.at("full"), errno.ENOSPC, False), "No space left")
+    assert not os.path.exists(t.at("full/.metadata"))
 
 
 CHANGES_FILES = ("open", "write", "fsync", "rename", "link", "unlink", "mkdir")

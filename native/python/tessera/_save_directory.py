@@ -7,6 +7,7 @@ the directory holds the old checkpoint or the new one. The files that the old on
     __R_TOKEN.distcp          a rank's file; TOKEN is random
     .tessera-save-TOKEN.json  its journal: what a later save may remove if this one is killed
     .tessera-save.lock        held by the coordinator while it saves"""
+import errno
 import fcntl
 import hashlib
 import json
@@ -20,6 +21,7 @@ from ._save_place import JOURNAL, MARKER, MOST_JOURNAL_BYTES, Place, name_of_fil
 
 _LOCK = ".tessera-save.lock"
 _locks = {}  # directory → _Lock: a thread that saves there again takes its lock over
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}  # of file systems without hard links
 _LAST_SECONDS = 2  # that a thread whose save has failed may take to end
 
 
@@ -158,10 +160,17 @@ class Directory(Place):
         try:
             os.link(self.at(marker), self.at(MARKER), follow_symlinks=False)
         except FileExistsError:
-            raise FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER}), which appeared during the save") from None
-        except OSError:  # a file system without hard links
+            raise self._appeared() from None
+        except OSError as e:
+            if e.errno not in _NO_LINKS:
+                raise
+            if os.path.lexists(self.at(MARKER)):
+                raise self._appeared() from None
             os.rename(self.at(marker), self.at(MARKER))
         _remove(self.at(marker))
+
+    def _appeared(self):
+        return FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER}), which appeared during the save")
 
     # ---- one save at a time ----
 
