@@ -425,10 +425,11 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
 {
     const tsr_sys *sys = output->sys;
     const bool folder = output->options.is_folder;
-    struct stat info;
+    struct stat info, found;
     output->parent = sys->open_at(sys, AT_FDCWD, parent, O_RDONLY | O_DIRECTORY, 0);
     if (output->parent < 0) return tsr_sys_raise(err, "open the directory", parent);
     bool exists = sys->stat_at(sys, output->parent, output->name, &info) == 0;
+    if (sys->link_stat_at(sys, output->parent, output->name, &found) == 0) output->found = tsr_identity_of(&found);
     tsr_status status = refuse_source(output, path, parent, exists ? &info : NULL, err);
     if (status != TSR_OK) return status;
     output->mode = !folder                ? OUTPUT_FILE
@@ -535,12 +536,15 @@ static tsr_status open_work(folder_output *output, const char *folder, tsr_error
     return refuse_foreign(output, folder, err);
 }
 
-/* Reads from the files of the old checkpoint which permissions they give and who owns them. */
+/* Remembers the files of the old checkpoint, which permissions they give, and who owns them. */
 static tsr_status look_at_old(folder_output *output, tsr_error *err)
 {
     struct stat info;
     output->widest = 0;
+    output->obsolete = tsr_arena_array(output->arena, output->options.obsolete_count, sizeof *output->obsolete, err);
+    if (!output->obsolete) return TSR_E_NOMEM;
     for (size_t i = 0; i < output->options.obsolete_count; i++) {
+        output->obsolete[i] = tsr_output_identity(output, output->options.obsolete[i].data);
         if (!tsr_output_stat_old(output, output->options.obsolete[i].data, &info) || !S_ISREG(info.st_mode)) continue;
         output->widest |= info.st_mode & 0777;
         if (output->model) continue;

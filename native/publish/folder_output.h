@@ -53,6 +53,9 @@ typedef struct folder_output {
     bool exists;          /* the destination exists and is replaced */
     unsigned widest;      /* union of the permissions of all files of the old checkpoint */
     const struct stat *model; /* a file of the old checkpoint, whose owner and group new files get; or NULL */
+    /* What is to be replaced, as it was when the output was opened (folder_changed.c). An inode of 0: nothing was there. */
+    tsr_identity found;     /* of the destination */
+    tsr_identity *obsolete; /* one per name in options.obsolete; NULL: the destination is not a replaced folder */
     bool unsynced_names; /* files were created or opened since the directories were last synced */
     bool begins; /* with a tag: a file was missing or did not have its full size */
     bool cannot_copy; /* copy_range cannot work here, or its bytes could not be summed up */
@@ -76,6 +79,15 @@ void tsr_output_give(folder_output *output, uint32_t file);
 /* One more than the generation in a data file's name; 0 if it is not the name of a data file. */
 uint32_t tsr_generation_after(const char *name);
 
+/* folder_changed.c: whether the destination is still what this run decided to replace. TSR_E_CHANGED names what another
+ * program has changed since. */
+tsr_status tsr_output_refuse_changed(const folder_output *output, tsr_error *err);
+/* lstat of a name in the current destination; false if there is none. */
+bool tsr_output_stat_old(const folder_output *output, const char *name, struct stat *info);
+/* The identity of an obsolete file; its inode is 0 if there is none. */
+tsr_identity tsr_output_identity(const folder_output *output, const char *name);
+/* Whether the old checkpoint lists this name, and `info` is still the file that had it; `info` NULL: only the name counts. */
+bool tsr_output_is_obsolete(const folder_output *output, tsr_str name, const struct stat *info);
 /* folder_publish.c: the functions `sync` and `publish` of the output. */
 tsr_status tsr_output_sync_all(tsr_output *output, tsr_error *err);
 tsr_status tsr_output_publish(tsr_output *output, uint32_t marker, tsr_error *err);
@@ -83,8 +95,6 @@ tsr_status tsr_output_publish(tsr_output *output, uint32_t marker, tsr_error *er
  * created the new directory); the second swaps. */
 tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err);
 tsr_status tsr_output_swap(folder_output *output, tsr_error *err);
-/* lstat of a name in the current destination; false if there is none. */
-bool tsr_output_stat_old(const folder_output *output, const char *name, struct stat *info);
 /* Calls `each` for every name in a subdirectory of the parent, except "." and "..". */
 tsr_status tsr_output_each_in(folder_output *output, const char *folder,
                               tsr_status (*each)(void *output, int folder, const char *name, tsr_error *err), tsr_error *err);

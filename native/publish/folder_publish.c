@@ -76,7 +76,7 @@ static tsr_status rename_file(folder_output *output, output_file *file, bool rep
 static tsr_status publish_file(folder_output *output, tsr_error *err)
 {
     if (output->files.count == 0) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "nothing was written");
-    tsr_status status = rename_file(output, tsr_output_file(output, 0), output->options.overwrite, err);
+    tsr_status status = rename_file(output, tsr_output_file(output, 0), output->options.overwrite && output->found.inode, err);
     if (status != TSR_OK) return status;
     output->published = true;
     return tsr_sys_sync(output->sys, output->parent, output->name, err);
@@ -131,17 +131,26 @@ static tsr_status publish_new_folder(folder_output *output, tsr_error *err)
 static tsr_status remove_obsolete(folder_output *output, tsr_error *err)
 {
     tsr_status status = TSR_OK;
+    struct stat info;
     char path[PATH_MAX];
     for (size_t i = 0; i < output->options.obsolete_count; i++) {
         const tsr_str name = output->options.obsolete[i];
         if (is_new_name(output, name) || name.size >= sizeof path) continue; /* no file has a longer name */
         memcpy(path, name.data, name.size);
         path[name.size] = '\0';
+        if (output->sys->link_stat_at(output->sys, output->work, path, &info) == 0 && !tsr_output_is_obsolete(output, name, &info))
+            continue; /* another program has just written it */
         if (output->sys->unlink(output->sys, output->work, path, false) != 0 && errno != ENOENT) {
             status = tsr_sys_raise(err, "remove the replaced file", path);
         }
     }
     return status;
+}
+
+/* Replaces a marker only if it is the old checkpoint's: another program may have put its own there, where there was none. */
+static tsr_status rename_marker(folder_output *output, output_file *marker, tsr_error *err)
+{
+    return rename_file(output, marker, tsr_output_is_obsolete(output, tsr_str_from(marker->name), NULL), err);
 }
 
 static tsr_status publish_into_folder(folder_output *output, uint32_t marker, tsr_error *err)
@@ -152,7 +161,8 @@ static tsr_status publish_into_folder(folder_output *output, uint32_t marker, ts
         if (status != TSR_OK) return status;
     }
     tsr_status status = tsr_sys_sync(output->sys, output->work, output->name, err);
-    if (status == TSR_OK && marker < output->files.count) status = rename_file(output, tsr_output_file(output, marker), true, err);
+    if (status == TSR_OK) status = tsr_output_refuse_changed(output, err); /* again: until here everything can be undone */
+    if (status == TSR_OK && marker < output->files.count) status = rename_marker(output, tsr_output_file(output, marker), err);
     if (status != TSR_OK) return status;
     output->published = true;
     status = tsr_sys_sync(output->sys, output->work, output->name, err);
@@ -197,6 +207,7 @@ tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
     assert(!output->published);
     tsr_status status = keep_all_permissions(output, err);
     if (status == TSR_OK) status = sync_files(output, err);
+    if (status == TSR_OK) status = tsr_output_refuse_changed(output, err);
     if (status != TSR_OK) return status;
     switch (output->mode) {
     case OUTPUT_FILE: return publish_file(output, err);

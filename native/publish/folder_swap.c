@@ -19,15 +19,6 @@ tsr_status tsr_output_each_in(folder_output *output, const char *folder,
     return tsr_each_name(output->sys, output->parent, folder, each, output, err);
 }
 
-bool tsr_output_stat_old(const folder_output *output, const char *name, struct stat *info)
-{
-    const tsr_sys *sys = output->sys;
-    const int folder = tsr_sys_open(sys, output->parent, output->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-    const bool found = folder >= 0 && sys->link_stat_at(sys, folder, name, info) == 0;
-    if (folder >= 0) sys->close(sys, folder);
-    return found;
-}
-
 static tsr_status refuse_folder(void *ctx, int folder, const char *name, tsr_error *err)
 {
     const folder_output *output = ctx;
@@ -89,11 +80,7 @@ static tsr_status try_exchange(const folder_output *output, tsr_error *err)
 
 static bool is_obsolete(const void *ctx, const char *name, const struct stat *info)
 {
-    const folder_output *output = ctx;
-    (void)info;
-    for (size_t i = 0; i < output->options.obsolete_count; i++)
-        if (tsr_str_equal(output->options.obsolete[i], tsr_str_from(name))) return true;
-    return false;
+    return tsr_output_is_obsolete(ctx, tsr_str_from(name), info);
 }
 
 /* Tries whether a file that stays can get a second name in the new directory. The system may forbid it for files of other

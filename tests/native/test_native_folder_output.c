@@ -212,6 +212,7 @@ static void test_native_folder_output__one_file_is_replaced_by_its_rename(void *
 static void test_native_folder_output__leftovers_do_not_stop_a_run(void **state)
 {
     (void)state;
+    const tsr_str obsolete[] = {TSR_STR("__0_0.distcp"), TSR_STR("__1_0.distcp"), TSR_STR(".metadata")};
     char name[64];
     tsr_error err = {0};
     snprintf(name, sizeof name, ".ckpt.tessera-%u/x", (unsigned)getpid());
@@ -219,7 +220,7 @@ static void test_native_folder_output__leftovers_do_not_stop_a_run(void **state)
     assert_int_equal(save(NULL, scratch_path("ckpt"), false, NULL, 0, 'o', &err), TSR_OK);
     snprintf(name, sizeof name, "ckpt/.tessera-%u-1", (unsigned)getpid());
     scratch_write(name, "x", 1);
-    assert_int_equal(save(NULL, scratch_path("ckpt"), true, NULL, 0, 'n', &err), TSR_OK);
+    assert_int_equal(save(NULL, scratch_path("ckpt"), true, obsolete, 3, 'n', &err), TSR_OK);
     assert_int_equal(verdict("ckpt"), 'n');
 }
 
@@ -343,6 +344,126 @@ static void test_native_folder_output__copies_ranges_between_files(void **state)
     store->close(store);
 }
 
+/* ---- another program changes the destination in the meantime ---- */
+
+/* Writes over "out" (a directory with "data", ".metadata" and "notes.txt"; or a file) what a run decided to replace, while
+ * `meanwhile` happens just before the output is published. */
+static tsr_status replace_while(const tsr_folder_output_options *options, void (*meanwhile)(void), tsr_error *err)
+{
+    tsr_output *output;
+    uint32_t file, marker = TSR_NO_FILE;
+    const bool folder = options->is_folder;
+    assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), options, &output, err), TSR_OK);
+    assert_int_equal(put(output, !folder ? "" : options->swap ? "data" : "data1", 'n', 9, &file, err), TSR_OK);
+    if (folder) assert_int_equal(put(output, ".metadata", 'n', 9, &marker, err), TSR_OK);
+    meanwhile();
+    const tsr_status status = output->publish(output, !folder ? file : options->swap ? TSR_NO_FILE : marker, err);
+    output->close(output);
+    return status;
+}
+
+static void save_data(void)
+{
+    char to[256];
+    snprintf(to, sizeof to, "%s", scratch_path("out/data"));
+    scratch_write("out/saved", "newer", 5);
+    assert_int_equal(rename(scratch_path("out/saved"), to), 0);
+}
+
+static void save_marker(void)
+{
+    scratch_write("out/.metadata", "newer", 5);
+}
+
+static void move_away(void)
+{
+    char to[256];
+    snprintf(to, sizeof to, "%s", scratch_path("mine"));
+    assert_int_equal(rename(scratch_path("out"), to), 0);
+}
+
+static void move_away_and_begin_another(void)
+{
+    move_away();
+    scratch_write("out/data", "newer", 5);
+}
+
+static void start_with(bool folder, bool marker)
+{
+    scratch_remove();
+    scratch_make();
+    if (!folder) return;
+    scratch_write("out/data", "old", 3);
+    scratch_write("out/notes.txt", "mine", 4);
+    if (marker) scratch_write("out/.metadata", "old", 3);
+}
+
+static void test_native_folder_output__what_another_program_saved_is_not_replaced(void **state)
+{
+    (void)state;
+    static const tsr_str obsolete[] = {{"data", 4}, {".metadata", 9}};
+    static void (*const acts[])(void) = {save_data, save_marker, move_away, move_away_and_begin_another};
+    for (int a = 0; a < 4; a++) {
+        for (int swap = 0; swap < 2; swap++) {
+            const tsr_folder_output_options options = {
+                .is_folder = true, .overwrite = true, .swap = swap, .obsolete = obsolete, .obsolete_count = 2};
+            tsr_error err = {0};
+            char text[16];
+            start_with(true, true);
+            assert_int_equal(replace_while(&options, acts[a], &err), TSR_E_CHANGED);
+            assert_non_null(strstr(err.message, "'out'"));
+            assert_string_equal(scratch_list(""), a == 2 ? "mine" : a == 3 ? "mine out" : "out");
+            assert_string_equal(scratch_list(a < 2 ? "out" : "mine"), ".metadata data notes.txt");
+            assert_int_equal(scratch_read(a < 2 ? "out/data" : "mine/data", text, sizeof text), a == 0 ? 5 : 3);
+            assert_int_equal(scratch_read(a < 2 ? "out/.metadata" : "mine/.metadata", text, sizeof text), a == 1 ? 5 : 3);
+            if (a == 3) assert_int_equal(scratch_read("out/data", text, sizeof text), 5);
+        }
+    }
+}
+
+static void test_native_folder_output__a_marker_that_appears_is_not_replaced(void **state)
+{
+    (void)state;
+    const tsr_folder_output_options options = {.is_folder = true, .overwrite = true};
+    tsr_error err = {0};
+    char text[16];
+    start_with(true, false);
+    assert_int_equal(replace_while(&options, save_marker, &err), TSR_E_EXISTS);
+    assert_non_null(strstr(err.message, ".metadata"));
+    assert_string_equal(scratch_list("out"), ".metadata data notes.txt");
+    assert_int_equal(scratch_read("out/.metadata", text, sizeof text), 5);
+}
+
+static void write_file(void)
+{
+    scratch_write("out", "newer", 5);
+}
+
+static void remove_file(void)
+{
+    assert_int_equal(unlink(scratch_path("out")), 0);
+}
+
+static void test_native_folder_output__a_file_that_another_program_wrote_is_not_replaced(void **state)
+{
+    (void)state;
+    const tsr_folder_output_options options = {.overwrite = true};
+    char text[16];
+    for (int existed = 0; existed < 2; existed++) {
+        tsr_error err = {0};
+        start_with(false, false);
+        if (existed) scratch_write("out", "old", 3);
+        assert_int_equal(replace_while(&options, write_file, &err), TSR_E_CHANGED);
+        assert_non_null(strstr(err.message, "'out'"));
+        assert_string_equal(scratch_list(""), "out");
+        assert_int_equal(scratch_read("out", text, sizeof text), 5);
+    }
+    start_with(false, false);
+    scratch_write("out", "old", 3);
+    assert_int_equal(replace_while(&options, remove_file, NULL), TSR_OK); /* nothing of anybody is replaced */
+    assert_int_equal(scratch_read("out", text, sizeof text), 9);
+}
+
 static void test_native_folder_output__many_files_need_few_descriptors(void **state)
 {
     (void)state;
@@ -383,6 +504,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_native_folder_output__zeros_become_holes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__destinations_in_the_source_are_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__copies_ranges_between_files, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__what_another_program_saved_is_not_replaced, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__a_marker_that_appears_is_not_replaced, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_output__a_file_that_another_program_wrote_is_not_replaced, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_output__many_files_need_few_descriptors, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,71 @@
+/* Notices that another program has changed the destination since this run decided what to replace there. A training job may
+ * have saved its next checkpoint in the directory, or a user may have moved the old one to a safe place: neither may be
+ * removed or overwritten, because --overwrite meant what was there before. */
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "publish/folder_output.h"
+
+bool tsr_output_stat_old(const folder_output *output, const char *name, struct stat *info)
+{
+    const tsr_sys *sys = output->sys;
+    const int folder = tsr_sys_open(sys, output->parent, output->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    const bool found = folder >= 0 && sys->link_stat_at(sys, folder, name, info) == 0;
+    if (folder >= 0) sys->close(sys, folder);
+    return found;
+}
+
+tsr_identity tsr_output_identity(const folder_output *output, const char *name)
+{
+    struct stat info;
+    return tsr_output_stat_old(output, name, &info) ? tsr_identity_of(&info) : (tsr_identity){0};
+}
+
+bool tsr_output_is_obsolete(const folder_output *output, tsr_str name, const struct stat *info)
+{
+    for (size_t i = 0; i < output->options.obsolete_count; i++) {
+        if (!tsr_str_equal(output->options.obsolete[i], name)) continue;
+        if (!info || !output->obsolete || tsr_identity_is(&output->obsolete[i], info, true)) return true;
+    }
+    return false;
+}
+
+static tsr_status refuse(const folder_output *output, const char *what, tsr_error *err)
+{
+    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                     "another program has %s the destination '%s' during this run, so nothing was published; run it again, or "
+                     "write to a new name",
+                     what, output->name);
+}
+
+/* A file that is gone needs no removal; one that has another identity belongs to somebody else. */
+static tsr_status refuse_changed_file(const folder_output *output, size_t index, tsr_error *err)
+{
+    struct stat now;
+    const char *name = output->options.obsolete[index].data;
+    if (!tsr_output_stat_old(output, name, &now) || tsr_identity_is(&output->obsolete[index], &now, true)) return TSR_OK;
+    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                     "another program has written '%s' in the destination '%s' during this run, so nothing was published; run it "
+                     "again, or write to a new name",
+                     name, output->name);
+}
+
+static tsr_status refuse_changed_destination(const folder_output *output, tsr_error *err)
+{
+    struct stat now;
+    const tsr_identity *then = &output->found;
+    const bool exists = output->sys->link_stat_at(output->sys, output->parent, output->name, &now) == 0;
+    if (!exists) return output->mode == OUTPUT_FILE ? TSR_OK : refuse(output, "removed or moved", err);
+    return then->inode && tsr_identity_is(then, &now, true) ? TSR_OK : refuse(output, then->inode ? "replaced" : "created", err);
+}
+
+tsr_status tsr_output_refuse_changed(const folder_output *output, tsr_error *err)
+{
+    const output_file *files = output->files.items;
+    if (output->mode == OUTPUT_NEW_FOLDER || !output->options.overwrite) return TSR_OK; /* the rename replaces nothing */
+    if (output->mode == OUTPUT_FILE && output->files.count && files[0].is_final) return TSR_OK;
+    tsr_status status = refuse_changed_destination(output, err);
+    for (size_t i = 0; output->obsolete && i < output->options.obsolete_count && status == TSR_OK; i++)
+        status = refuse_changed_file(output, i, err);
+    return status;
+}
