@@ -1,6 +1,6 @@
 /* Publishes an output to an object store:
  *
- *   send all parts ─▶ check that the destination is still free ─▶ (remove old markers) ─▶ make data objects
+ *   send all parts ─▶ check that nobody has written to the destination ─▶ (remove old markers) ─▶ make data objects
  *   ─▶ read them back ─▶ make the marker ─▶ remove old objects
  *
  * If this is interrupted, the old checkpoint is intact if the new one has other names; otherwise there is no marker. */
@@ -105,13 +105,74 @@ tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_er
                      TSR_STR_ARG(((tsr_str){first->key.data + prefix.size, first->key.size - prefix.size})));
 }
 
-/* A store may not support preconditions. Objects that have appeared since the output was opened must not be replaced. */
+/* Whether an object has been written since the output was opened. One that is gone has not. */
+static bool was_written(const object_output *output, tsr_str key, const tsr_map *at, const tsr_object *found)
+{
+    const uint32_t now_at = tsr_map_get(at, key, UINT32_MAX), then_at = tsr_map_get(output->before_at, key, UINT32_MAX);
+    if (now_at == UINT32_MAX) return false;
+    if (then_at == UINT32_MAX) return true;
+    const tsr_object *now = &found[now_at], *then = &((const tsr_object *)output->before.items.items)[then_at];
+    return now->size != then->size || !tsr_str_equal(now->version, then->version);
+}
+
+static tsr_status refuse_written(const object_output *output, tsr_str key, tsr_error *err)
+{
+    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                     "another program has written '%s' during this run, so nothing was published; run it again, or write to "
+                     "another URL",
+                     tsr_shown_key_of(output->service, key).text);
+}
+
+/* Objects that would be removed or replaced must be those that were there when it was decided: a training job may have saved
+ * its next checkpoint in the meantime. */
+static tsr_status compare_with_before(const object_output *output, const tsr_object_list *found, tsr_map *at, tsr_error *err)
+{
+    const tsr_object *objects = found->items.items;
+    for (size_t i = 0; i < found->items.count; i++) TSR_TRY(tsr_map_put(at, objects[i].key, (uint32_t)i, NULL, NULL, err));
+    for (size_t i = 0; i < output->options.obsolete_count; i++) {
+        const tsr_str key = tsr_object_key(output, output->options.obsolete[i], found->arena, err);
+        if (!key.data) return TSR_E_NOMEM;
+        if (was_written(output, key, at, objects)) return refuse_written(output, key, err);
+    }
+    for (uint32_t f = 0; f < output->objects.count; f++) {
+        const tsr_str key = written_object_at(output, f)->upload.key;
+        if (was_written(output, key, at, objects)) return refuse_written(output, key, err);
+    }
+    return TSR_OK;
+}
+
+static tsr_status refuse_changed(const object_output *output, const tsr_object_list *found, tsr_error *err)
+{
+    tsr_map *at = tsr_map_new(output->allocator, found->items.count, err);
+    const tsr_status status = at ? compare_with_before(output, found, at, err) : TSR_E_NOMEM;
+    tsr_map_free(at);
+    return status;
+}
+
+/* A store may not support preconditions. Objects that have appeared since the output was opened must not be replaced, and
+ * with `overwrite` those that have changed since. */
 static tsr_status look_again(object_output *output, tsr_error *err)
 {
     tsr_object_list found = {0};
-    if (output->options.overwrite) return TSR_OK;
     TSR_TRY(tsr_object_list_open(output->allocator, &found, err));
-    const tsr_status status = tsr_object_look(output, &found, err);
+    tsr_status status = tsr_object_look(output, &found, err);
+    if (status == TSR_OK && output->options.overwrite) status = refuse_changed(output, &found, err);
+    tsr_object_list_close(&found);
+    return status;
+}
+
+/* The same for the markers alone, because completing and reading back the data may have taken long. Lists them, so that
+ * their versions have the same form as before. */
+static tsr_status look_at_markers(const object_output *output, uint32_t marker, tsr_error *err)
+{
+    tsr_service *service = output->service;
+    tsr_object_list found = {0};
+    if (!output->options.overwrite || !marker) return TSR_OK;
+    tsr_status status = tsr_object_list_open(output->allocator, &found, err);
+    for (uint32_t f = marker; f < output->objects.count && status == TSR_OK; f++)
+        if (!written_object_at(output, f)->is_left) /* otherwise another process of this job makes it */
+            status = service->list(service, written_object_at(output, f)->upload.key, true, &found, err);
+    if (status == TSR_OK) status = refuse_changed(output, &found, err);
     tsr_object_list_close(&found);
     return status;
 }
@@ -342,6 +403,7 @@ void tsr_object_set_published(object_output *output)
 static tsr_status make_markers(object_output *output, uint32_t marker, tsr_error *err)
 {
     const uint32_t count = (uint32_t)output->objects.count;
+    TSR_TRY(look_at_markers(output, marker, err));
     for (uint32_t f = marker; f < count; f++) TSR_TRY(make(output, f, err));
     TSR_TRY(verify(output, marker, count, err));
     if (!output->follows) tsr_object_set_published(output);

@@ -250,3 +250,51 @@ def test_write_killed_before_the_marker(t):
         need("ck/.metadata" not in s.objects, "a marker above a mixture")
         write(t, s, "cp", old, "s3://b/ck", "--overwrite")
         need(t.json("diff", old, "s3://b/ck", "--values", "--json", env=s.env())["same"], "written again")
+
+
+@test
+def test_write_over_what_another_program_saves_meanwhile(t):
+    """--overwrite means the checkpoint that was there when the run began: what a training job saves there during the upload stays."""
+    new, old = large_file(t), sample("dcp_fsdp2")[0]
+    t.run("convert", new, t.at("new"), "--to", "dcp")
+    jobs = (("convert", new, "s3://b/ck", "--to", "dcp"), ("cp", t.at("new"), "s3://b/ck"), ("cp", new, "s3://b/ck.safetensors"))
+    for args in jobs:
+        single = args[2].endswith(".safetensors")
+        there = {"ck.safetensors": b"old"} if single else {f"ck/{n}": d for n, d in files_below(old).items()}
+        for saved in there:
+            with serving({**there, "ck2/notes": b"mine"}) as s:
+                before = dict(s.objects)
+
+                def trouble(h, key, count):
+                    if h.command == "PUT" and "uploadId" in h.path:
+                        s.objects[saved] = before[saved] = b"newer"
+                    return False
+
+                s.trouble = trouble
+                said = write(t, s, *args, "--overwrite", status=2)
+                need("another program has written" in said and saved in said, said)
+                need(s.objects == before, f"{args[0]} {saved}: {sorted(s.objects)}")
+                need(not s.uploads, s.uploads)
+                s.trouble = lambda *a: False
+                if single:
+                    write(t, s, *args, "--overwrite")
+                    need(s.objects["ck.safetensors"] == files_below(new)["large.safetensors"], "the next run")
+
+
+@test
+def test_write_over_a_marker_that_another_program_saves_late(t):
+    """The data is read back, which may take long, before the marker is replaced."""
+    new, old = large_file(t), sample("dcp_fsdp2")[0]
+    t.run("convert", new, t.at("new"), "--to", "dcp")
+    for args in (("convert", new, "s3://b/ck", "--to", "dcp"), ("cp", t.at("new"), "s3://b/ck")):
+        with serving({f"ck/{n}": d for n, d in files_below(old).items()}) as s:
+
+            def trouble(h, key, count):
+                if h.command == "POST" and "uploadId" in h.path:
+                    s.objects["ck/.metadata"] = b"newer"
+                return False
+
+            s.trouble = trouble
+            said = write(t, s, *args, "--overwrite", status=2)
+            need("another program has written" in said and "ck/.metadata" in said, said)
+            need(s.objects["ck/.metadata"] == b"newer" and not s.uploads, f"{args[0]}: {sorted(s.objects)}")
