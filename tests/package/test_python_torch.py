@@ -329,3 +329,59 @@ def test_a_save_that_is_killed_leaves_the_old_or_the_new_checkpoint(t):
             assert step_of(path) == 3 and sorted(f for f in os.listdir(path) if not f.endswith(".distcp")) == [".metadata", "__0_notes.distcp.txt"], os.listdir(path)
             assert len(os.listdir(path)) == 3, os.listdir(path)
         assert seen == {1 if overwrite else None, 2} and number > 10, (seen, number)
+
+
+def planted_journal(path, *replaces):
+    """What a checkpoint from somebody else may contain: a journal of a save that seems to have been killed after it was published."""
+    import hashlib
+    import json
+    with open(os.path.join(path, ".metadata"), "rb") as f:
+        marker = hashlib.sha256(f.read()).hexdigest()
+    with open(os.path.join(path, ".tessera-save-0123456789abcdef.json"), "w") as f:
+        json.dump({"files": [], "replaces": replaces[0] if len(replaces) == 1 and isinstance(replaces[0], dict) else list(replaces), "marker": marker}, f)
+
+
+def test_a_journal_in_a_checkpoint_of_somebody_else_removes_nothing(t):
+    path, outside, beside = t.at("theirs"), t.at("outside.txt"), t.at("theirs/notes.txt")
+    names = (outside, "../outside.txt", "notes.txt", "./notes.txt")
+    for replaces in (names, ({name: [1, 4, 0] for name in names},), ({name: None for name in names},)):
+        save(path, 1, overwrite=True)
+        for name in (outside, beside):
+            with open(name, "w") as f:
+                f.write("mine")
+        planted_journal(path, *replaces)
+        save(path, 2, overwrite=True)
+        assert step_of(path) == 2 and os.path.exists(outside) and os.path.exists(beside), os.listdir(t.at("."))
+
+
+def test_what_another_program_saves_meanwhile_is_not_replaced(t):
+    """Just before the marker gets its name."""
+    def save_while(path, act):
+        real, calls = os.fsync, [0]
+
+        def fsync(fd):
+            calls[0] += 1
+            if os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).endswith(".metadata"):
+                act()
+            return real(fd)
+        os.fsync = fsync
+        try:
+            save(path, 2, overwrite=True)
+        finally:
+            os.fsync = real
+
+    def write(name):
+        def act():
+            with open(name + ".new", "w") as f:
+                f.write("somebody's")
+            os.rename(name + ".new", name)
+        return act
+    for n, which in enumerate(("marker", "data", "first")):
+        path = t.at(f"meanwhile{n}")
+        os.makedirs(path)
+        if which != "first":
+            save(path, 1)
+        name = os.path.join(path, next(f for f in sorted(os.listdir(path)) if f.endswith(".distcp")) if which == "data" else ".metadata")
+        fails(CheckpointException, lambda: save_while(path, write(name)), "another program", os.path.basename(name))
+        with open(name) as f:
+            assert f.read() == "somebody's", which

@@ -56,6 +56,15 @@ def _remove(path):
         return False
 
 
+def _identity(path):
+    """Of a file at this time, as JSON holds it; None: there is none. The next file may get the inode number of one that was removed."""
+    try:
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return [info.st_ino, info.st_size, info.st_mtime_ns]
+
+
 def _digest_of(path):
     with open(path, "rb") as f:
         return hashlib.sha256(f.read()).hexdigest()
@@ -114,6 +123,8 @@ class _File:
 
 
 class Directory(Place):
+    _found = {}  # the coordinator's: identities of the marker and of the files that are replaced, when the save began
+
     def at(self, name):
         return os.path.join(self.path, name)
 
@@ -126,6 +137,7 @@ class Directory(Place):
             self._lock()
             try:  # an old checkpoint whose metadata cannot be read is not replaced
                 self._replaced = self.files_of_checkpoint() if os.path.lexists(self.at(MARKER)) else set()
+                self._found = {name: _identity(self.at(name)) for name in sorted(self._replaced | {MARKER})}
                 self._clean()
             except BaseException:
                 self.release()
@@ -139,21 +151,33 @@ class Directory(Place):
         """files: the names of all ranks' files."""
         token = new_token()
         marker, journal = f".tessera-save-{token}.metadata", name_of_journal(token)
-        replaced = sorted(self._replaced - set(files) - {MARKER})
+        replaced = {name: then for name, then in self._found.items() if name != MARKER and name not in files}
         _write_new(self.at(journal), json.dumps({"files": [marker], "replaces": replaced, "marker": hashlib.sha256(data).hexdigest()}).encode())
         _write_new(self.at(marker), data)
         _sync_directory(self.path)
         if self.overwrite:
+            self._refuse_changed()
             os.rename(self.at(marker), self.at(MARKER))
         else:
             self._rename_new(marker)
         _sync_directory(self.path)
-        for name in replaced:
-            _remove(self.at(name))
+        for name, then in replaced.items():
+            self._remove_replaced(name, then)
         for name in files:
             _remove(self.at(name_of_journal(token_of(name))))
         _remove(self.at(journal))
         _sync_directory(self.path)
+
+    def _refuse_changed(self):
+        """What another program has saved here since the save began is not what was to be replaced."""
+        for name, then in self._found.items():
+            if _identity(self.at(name)) not in (None, then):
+                raise TesseraError(f"{self.path}: another program has written '{name}' during the save, so nothing was published", "changed")
+
+    def _remove_replaced(self, name, then):
+        """Only the file of that identity, which nobody can know who plants a journal: names alone could be those of any file."""
+        if then and _identity(self.at(name)) == then:
+            _remove(self.at(name))
 
     def _rename_new(self, marker):
         """Gives the marker its name unless another checkpoint has appeared there."""
@@ -223,10 +247,14 @@ class Directory(Place):
                 yield match[1], document
 
     def _left_by(self, token, document):
-        """Names that an interrupted save may have created, and those that it was to replace if its marker is in place."""
-        names = [name for name in document.get("files", []) if isinstance(name, str) and token in name and "/" not in name]
+        """Names that an interrupted save may have created."""
+        return [name for name in document.get("files", []) if isinstance(name, str) and token in name and "/" not in name]
+
+    def _replaced_by(self, document):
+        """(name, identity) of the files that an interrupted save was to replace, if its marker is in place."""
+        replaces = document.get("replaces")
         published = document.get("marker") and os.path.lexists(self.at(MARKER)) and _digest_of(self.at(MARKER)) == document["marker"]
-        return names + [name for name in document.get("replaces", []) if published and isinstance(name, str)]
+        return [(name, then) for name, then in replaces.items() if "/" not in name] if published and isinstance(replaces, dict) else []
 
     def _clean(self):
         """Removes what interrupted saves left, except the files of the checkpoint that is there. Every file that no journal lists stays."""
@@ -237,5 +265,8 @@ class Directory(Place):
             for name in self._left_by(token, document):
                 if name not in self._replaced:
                     _remove(self.at(name))
+            for name, then in self._replaced_by(document):
+                if name not in self._replaced:
+                    self._remove_replaced(name, then)
             _remove(self.at(name_of_journal(token)))
         _sync_directory(self.path)
