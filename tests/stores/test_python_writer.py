@@ -1,4 +1,5 @@
 """tessera.torch.StorageWriter to object stores, by several ranks of PyTorch: what boto3 copies down is read by PyTorch's own reader."""
+import hashlib
 import json
 import os
 import shutil
@@ -197,3 +198,23 @@ def test_writer_killed_at_every_request(t):
                 need(len(s.objects) == 3 and not s.uploads and s.objects["ck/mine.txt"] == b"not Tessera's", f"{at}: {sorted(s.objects)} {s.uploads}")
                 old = k + 1
             need(ended == 0 and seen == {True, False} and at > 10, f"{ended} {seen} {at}")
+
+
+@test
+def test_writer_follows_no_planted_journal(t):
+    """A checkpoint from somebody else may contain a journal of a save that seems to have been killed after it was published."""
+    with serving({}) as s:
+        place = Place("s3://b", s.env(), lambda prefix: {k: v for k, v in s.objects.items() if k.startswith(prefix)}, s.objects.__setitem__)
+        with Ranks(t, place, world=1) as ranks:
+            need(ranks.save("ck", 1) == [{"failed": None}], "the first save")
+            data = [k.removeprefix("ck/") for k in s.objects if k.endswith(".distcp")]
+            mine = {f"ck/{name}": b"mine" for name in ("notes.txt", "sub/notes.txt", "sub/__0_0.distcp")}
+            names = [k.removeprefix("ck/") for k in mine]
+            for replaces in (names, {name: 1 for name in names}, [1, None], None):
+                s.objects.update(mine)
+                text = json.dumps({"files": [*data, *names], "replaces": replaces}).encode()
+                s.objects["ck/.tessera-save-0123456789abcdef.json"] = hashlib.sha256(text).hexdigest().encode() + text
+                done = ranks.save("ck", 2, options={"overwrite": True})
+                need(done == [{"failed": None}], done)
+                need(mine.items() <= s.objects.items(), sorted(s.objects))
+                data = [k.removeprefix("ck/") for k in s.objects if k.endswith(".distcp")]

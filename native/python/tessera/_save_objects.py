@@ -18,6 +18,11 @@ from ._saving import PUBLISHES, REPLACES, SENDS, Saving
 SCHEMES = ("s3://", "gs://", "az://")
 
 
+def _may_be_data(name):
+    """Whether a journal may have this name removed. A checkpoint from somebody else may contain a journal that names any objects."""
+    return isinstance(name, str) and "/" not in name and name.endswith(".distcp")
+
+
 class _File:
     """A rank's file while it is sent."""
 
@@ -126,8 +131,10 @@ class Objects(Place):
             if getattr(e, "status", "malformed") not in ("malformed", "not found"):
                 raise
             return None  # not a journal
-        files = [name for name in document["files"] if "/" not in name]
-        return files + (document["replaces"] if self._replaced.intersection(files) else [])
+        if not isinstance(document, dict):
+            return None
+        files, replaces = ([name for name in document.get(key) or [] if _may_be_data(name)] for key in ("files", "replaces"))
+        return files + (replaces if self._replaced.intersection(files) else [])
 
     def _clean(self, names):
         """Removes what interrupted saves left, except the files of the checkpoint that is there. Every object that no journal lists stays."""
