@@ -72,6 +72,13 @@ def test_cp_overwrite_replaces_what_the_old_checkpoint_lists(t):
     os.mkdir(t.at("d/below"))
     refused = t.run("cp", t.at("new"), t.at("d"), "--overwrite", status=2).stderr
     need(b"the directory 'below'" in refused, refused)
+    os.mkdir(t.at("new/below"))
+    with open(t.at("new/below/x"), "wb") as f:
+        f.write(b"x")
+    for options in ((), ("--resume",)):
+        refused = t.run("cp", t.at("new"), t.at("fresh"), "--overwrite", *options, status=2).stderr
+        need(b"subdirectories" in refused and files_below(t.at("fresh")) == {**new}, refused)
+        need(sorted(os.listdir(t.folder)) == ["d", "fresh", "new"], f"{options}: a part of the copy is left: {os.listdir(t.folder)}")
 
 
 @test

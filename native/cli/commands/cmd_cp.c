@@ -1,5 +1,6 @@
 /* `tessera cp`: copies all files of a checkpoint unchanged, and reads them back before its marker appears. */
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "cli/commands/commands.h"
@@ -283,12 +284,23 @@ static tsr_status open_remote_output(copying *c, tsr_error *err)
     return status;
 }
 
+/* Refuses before anything is copied: with --resume, what was copied would stay, for a run that can never end well. */
+static tsr_status refuse_subdirectories(const copying *c, tsr_error *err)
+{
+    for (uint32_t i = 0; i < c->count && c->replacement.exists; i++)
+        if (memchr(c->names[i].data, '/', c->names[i].size))
+            return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                             "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory", c->to);
+    return TSR_OK;
+}
+
 /* The new files have the names of the old ones, so only the whole directory can be replaced. */
 static tsr_status replace_directory(copying *c, tsr_error *err)
 {
     if (!c->arguments->overwrite) return TSR_OK;
     tsr_status status = tsr_journals_hold(&c->publication.journals, err);
     if (status == TSR_OK) status = decide_replacement(c, err);
+    if (status == TSR_OK) status = refuse_subdirectories(c, err);
     c->replacement.swap = c->names[0].size && c->replacement.exists;
     return status;
 }
