@@ -277,7 +277,9 @@ def through(t, place, server, left):
         need(not place.below(command), f"{command}: it is visible")
         server.asked.clear()
         found = t.json(command, source, url, *options, "--resume", "--json", env=place.env)["resumed"]
-        need((found["parts"], found["differing"]) == (2, 0) and len(server.parts()) == sent - 2, f"{command}: {found}, {len(server.parts())} of {sent} parts are sent again")
+        # a part that was on its way when the run was killed may have arrived all the same
+        need(found["parts"] in (2, 3) and found["differing"] == 0 and len(server.parts()) == sent - found["parts"],
+             f"{command}: {found}, {len(server.parts())} of {sent} parts are sent again")
         need(place.below(command) == place.below("fresh/" + command) and not left(), f"{command}: other bytes, or uploads are left")
 
 
