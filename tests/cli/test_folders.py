@@ -280,6 +280,18 @@ def test_a_step_is_found_by_its_name_its_number_and_its_age(t):
 
 
 @test
+def test_a_step_of_lightning_is_found_by_its_number(t):
+    """The names of ModelCheckpoint; one that was taken before gets a version."""
+    below = ("version_3", "checkpoints")
+    for name in ("epoch=0-step=2.ckpt", "epoch=1-step=10.ckpt", "last.ckpt"):
+        shutil.copytree(sample("lightning_dist")[0], t.at("run", *below, name))
+    for asked, name in (("2", "epoch=0-step=2.ckpt"), ("10", "epoch=1-step=10.ckpt"), ("latest", "epoch=1-step=10.ckpt"), ("last.ckpt", "last.ckpt")):
+        need(t.text("inspect", t.at("run"), "--step", asked).splitlines()[1].endswith("/" + name), asked)
+    os.rename(t.at("run", *below, "last.ckpt"), t.at("run", *below, "epoch=1-step=10-v1.ckpt"))
+    need("matches 2 checkpoints" in t.run("inspect", t.at("run"), "--step", "latest", status=2).stderr.decode(), "both are of step 10")
+
+
+@test
 def test_the_same_step_of_two_models_must_be_chosen_by_its_path(t):
     for model in ("actor", "critic"):
         shutil.copytree(sample("dcp_fsdp2")[0], t.at("run", "global_step_5", model))

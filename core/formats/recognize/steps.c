@@ -67,13 +67,29 @@ static bool number_at_end(tsr_str text, uint64_t *number)
     return true;
 }
 
+/* A directory's name without what Lightning writes after the step's number: "epoch=0-step=4" of "epoch=0-step=4.ckpt" and, where
+ * that name was taken before, of "epoch=0-step=4-v1.ckpt". */
+static tsr_str without_ending(tsr_str name)
+{
+    const tsr_str ending = TSR_STR(".ckpt"), label = TSR_STR("step=");
+    if (name.size < ending.size || memcmp(name.data + name.size - ending.size, ending.data, ending.size) != 0) return name;
+    name.size -= ending.size;
+    for (size_t at = 0; at + label.size < name.size; at++) {
+        if (memcmp(name.data + at, label.data, label.size) != 0) continue;
+        size_t end = at + label.size;
+        while (end < name.size && is_digit(name.data[end])) end++;
+        return (tsr_str){name.data, end};
+    }
+    return name;
+}
+
 /* The step of a path: the number at the end of the last of its components that ends with one. */
 static bool step_of(tsr_str path, uint64_t *number)
 {
     for (size_t end = path.size; end > 0;) {
         size_t from = end;
         while (from > 0 && path.data[from - 1] != '/') from--;
-        if (number_at_end((tsr_str){path.data + from, end - from}, number)) return true;
+        if (number_at_end(without_ending((tsr_str){path.data + from, end - from}), number)) return true;
         end = from ? from - 1 : 0;
     }
     return false;
