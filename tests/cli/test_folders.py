@@ -172,6 +172,19 @@ def test_a_trainer_checkpoint_without_its_state_was_interrupted(t):
 
 
 @test
+def test_the_trainer_names_the_checkpoint_of_deepspeed_below_it(t):
+    """The Trainer's files next to what the engine's save_checkpoint wrote, as the Trainer leaves them under DeepSpeed."""
+    shutil.copytree(golden("trainer")[0], t.at("both"), ignore=lambda _, names: ["optimizer.pt"])
+    shutil.copytree(sample("deepspeed_zero3")[0], t.at("both"), dirs_exist_ok=True)
+    for command in ("inspect", "validate"):
+        found = [f for f in t.json(command, t.at("both"), "--json")["findings"] if f["rule"] == "parts/left-out"]
+        need(len(found) == 1 and "'global_step2'" in found[0]["message"] and "--step global_step2" in found[0]["message"], found)
+    need("deepspeed" in t.text("inspect", t.at("both"), "--step", "global_step2"), "it is opened so")
+    shutil.rmtree(t.at("both", "global_step2"))
+    need(not any(f["rule"] == "parts/left-out" for f in t.json("validate", t.at("both"), "--json")["findings"]), "nothing is left out")
+
+
+@test
 def test_a_file_of_a_part_that_cannot_be_read_is_a_finding(t):
     shutil.copytree(golden("trainer")[0], t.at("cut"))
     os.truncate(t.at("cut", "optimizer.pt"), 1000)

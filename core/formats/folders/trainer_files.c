@@ -1,6 +1,11 @@
 /* Reads the files that the Trainer of transformers, and accelerate's save_state, write next to a model and an optimizer. */
+#include <string.h>
+
 #include "formats/folders/folders.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
+
+enum { MOST_MARKED = 255 };
 
 const char *const tsr_trainer_models[] = {"model.safetensors",
                                           "model.safetensors.index.json",
@@ -80,11 +85,40 @@ static tsr_status imply_numbered(tsr_checkpoint *checkpoint, tsr_error *err)
     return imply_next(checkpoint, "custom_checkpoint_", ".pkl", err);
 }
 
+/* Reads the name in DeepSpeed's marker. Empty where there is none, or no files of that directory are there. */
+static tsr_status read_latest(const tsr_checkpoint *checkpoint, char text[MOST_MARKED + 1], tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    const uint32_t marker = tsr_store_find(store, TSR_STR("latest"));
+    const uint64_t size = marker == TSR_NO_FILE ? 0 : store->files[marker].size;
+    *text = '\0';
+    if (size == 0 || size > MOST_MARKED) return TSR_OK;
+    TSR_TRY(tsr_store_read(checkpoint->store, marker, 0, text, (size_t)size, err));
+    text[size] = '\0';
+    text[strcspn(text, "\r\n")] = '\0';
+    if (!tsr_folder_has_directory(store, text)) *text = '\0';
+    return TSR_OK;
+}
+
+/* Under DeepSpeed the Trainer writes 16-bit weights next to the engine's checkpoint, which has float32 ones and the optimizer's
+ * states. The directory is opened for the Trainer's files, so what it leaves out is said. */
+static tsr_status report_deepspeed(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    char directory[MOST_MARKED + 1];
+    TSR_TRY(read_latest(checkpoint, directory, err));
+    if (!*directory) return TSR_OK;
+    return tsr_finding_add(checkpoint->findings, "parts/left-out", (tsr_place){TSR_STR("latest"), TSR_NO_POSITION, {NULL, 0}}, err,
+                           "DeepSpeed's checkpoint '%s', with the float32 weights and the optimizer states, is not among the parts; open "
+                           "it with --step %s",
+                           directory, directory);
+}
+
 tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
     const uint32_t state = tsr_store_find(store, TSR_STR("trainer_state.json")),
                    arguments = tsr_store_find(store, TSR_STR("training_args.bin"));
+    TSR_TRY(report_deepspeed(checkpoint, err));
     TSR_TRY(imply_numbered(checkpoint, err));
     TSR_TRY(mount_one(checkpoint, &before_state[0], err));
     TSR_TRY(mount_random(checkpoint, err));
