@@ -143,6 +143,14 @@ def test_trainer_is_opened_without_a_listing(t):
     for rank in range(1, 5):
         shutil.copy(t.at("five/rng_state_0.pth"), t.at(f"five/rng_state_{rank}.pth"))
     check_same(t, t.folder, "five/", [f"five/{n}" for n in FIRST + TRAINER] + [f"five/rng_state_{r}.pth" for r in range(5, 10)])
+    shutil.copytree(source, t.at("full"))  # FSDP with full state dicts: accelerate names the optimizer's file
+    os.rename(t.at("full/optimizer.pt"), t.at("full/optimizer.bin"))
+    local = check_same(t, t.folder, "full/", [f"full/{n}" for n in FIRST + TRAINER + ["latest"]])
+    need(any(e["fqn"].startswith("optimizer.state.") for e in local["entries"]), "the optimizer is there")
+    shutil.copytree(source, t.at("engine"), ignore=lambda _, names: ["optimizer.pt"])
+    shutil.copytree(sample("deepspeed_zero3")[0], t.at("engine"), dirs_exist_ok=True)
+    local = check_same(t, t.folder, "engine/", [f"engine/{n}" for n in FIRST + TRAINER + ["optimizer.bin", "global_step2/mp_rank_00_model_states.pt"]])
+    need(any(f["rule"] == "parts/left-out" for f in local["findings"]), local["findings"])
     shutil.copytree(source, t.at("killed"))
     os.remove(t.at("killed/trainer_state.json"))
     check_incomplete(t, "killed/", "trainer_state.json")

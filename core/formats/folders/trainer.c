@@ -30,10 +30,20 @@ static tsr_status mount_optimizer(tsr_checkpoint *checkpoint, tsr_error *err)
 
 static const char *const written[] = {"optimizer.pt",    "scheduler.pt",       "scaler.pt",         "rng_state.pth",
                                       "rng_state_0.pth", "trainer_state.json", "training_args.bin", NULL};
+static const char *const states[] = {"scheduler.pt", "rng_state.pth", "rng_state_0.pth", NULL};
+static const char *const instead[] = {"optimizer.bin", "latest", NULL}; /* under FSDP with full state dicts, and under DeepSpeed */
+
+/* A server is asked for an optimizer by its other names only where there is a training state without optimizer.pt. */
+static tsr_status imply(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    TSR_TRY(tsr_folder_imply(checkpoint, written, err));
+    const bool has_states = tsr_folder_first(checkpoint->store, states) != TSR_NO_FILE;
+    return has_states && !tsr_folder_has(checkpoint->store, optimizers[0]) ? tsr_folder_imply(checkpoint, instead, err) : TSR_OK;
+}
 
 static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
 {
-    TSR_TRY(tsr_folder_imply(checkpoint, written, err));
+    TSR_TRY(imply(checkpoint, err));
     TSR_TRY(tsr_folder_mount_file(checkpoint, "model", tsr_folder_first(checkpoint->store, tsr_trainer_models), err));
     TSR_TRY(mount_optimizer(checkpoint, err));
     TSR_TRY(tsr_folder_mount_rest(checkpoint, err));

@@ -85,8 +85,10 @@ static tsr_status imply_numbered(tsr_checkpoint *checkpoint, tsr_error *err)
     return imply_next(checkpoint, "custom_checkpoint_", ".pkl", err);
 }
 
+static const char *const of_engine[] = {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"};
+
 /* Reads the name in DeepSpeed's marker. Empty where there is none, or no files of that directory are there. */
-static tsr_status read_latest(const tsr_checkpoint *checkpoint, char text[MOST_MARKED + 1], tsr_error *err)
+static tsr_status read_latest(tsr_checkpoint *checkpoint, char text[MOST_MARKED + 1], tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
     const uint32_t marker = tsr_store_find(store, TSR_STR("latest"));
@@ -96,6 +98,11 @@ static tsr_status read_latest(const tsr_checkpoint *checkpoint, char text[MOST_M
     TSR_TRY(tsr_store_read(checkpoint->store, marker, 0, text, (size_t)size, err));
     text[size] = '\0';
     text[strcspn(text, "\r\n")] = '\0';
+    for (size_t i = 0; *text && i < sizeof of_engine / sizeof *of_engine; i++) {
+        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s/%s", text, of_engine[i]);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_checkpoint_implies(checkpoint, name, err));
+    }
     if (!tsr_folder_has_directory(store, text)) *text = '\0';
     return TSR_OK;
 }
