@@ -1,5 +1,6 @@
 /* tessera.convert/1: what a conversion wrote, and its warnings. */
 #include <inttypes.h>
+#include <string.h>
 
 #include "base/line.h"
 #include "tessera/sys/conversion_counts.h"
@@ -77,6 +78,23 @@ static bool needs_full_pickle(const tsr_converted *row)
     return row->written && row->entry->kind != TSR_ENTRY_TENSOR && !row->weights_only;
 }
 
+static tsr_status add_finding(const tsr_finding *f, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
+{
+    const tsr_str text = tsr_arena_format(arena, err, "%.*s%s%.*s (%s)", TSR_STR_ARG(f->file), f->file.size ? ": " : "",
+                                          TSR_STR_ARG(f->message), f->rule->id);
+    return add(warnings, text, err);
+}
+
+/* Adds what the reader did not list, so that it is not in the output either. */
+static tsr_status add_left_out(const tsr_findings *findings, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
+{
+    for (size_t i = 0; i < tsr_findings_count(findings); i++) {
+        const tsr_finding *f = tsr_findings_at(findings, i);
+        if (strcmp(f->rule->id, "parts/left-out") == 0) TSR_TRY(add_finding(f, arena, warnings, err));
+    }
+    return TSR_OK;
+}
+
 /* Adds the errors that the reader found in data that was converted nevertheless. */
 static tsr_status add_errors(const tsr_findings *findings, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
@@ -85,9 +103,7 @@ static tsr_status add_errors(const tsr_findings *findings, tsr_arena *arena, tsr
     for (size_t i = 0; i < tsr_findings_count(findings) && shown < FINDINGS_SHOWN; i++) {
         const tsr_finding *f = tsr_findings_at(findings, i);
         if (f->level != TSR_ERROR) continue;
-        const tsr_str text = tsr_arena_format(arena, err, "%.*s%s%.*s (%s)", TSR_STR_ARG(f->file), f->file.size ? ": " : "",
-                                              TSR_STR_ARG(f->message), f->rule->id);
-        TSR_TRY(add(warnings, text, err));
+        TSR_TRY(add_finding(f, arena, warnings, err));
         shown++;
         left--;
     }
@@ -102,6 +118,7 @@ tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_convers
     tsr_conversion_counts counts;
     tsr_conversion_count(conversion, &counts);
     TSR_TRY(add_errors(tsr_checkpoint_findings(checkpoint), arena, warnings, err));
+    TSR_TRY(add_left_out(tsr_checkpoint_findings(checkpoint), arena, warnings, err));
     if (counts.copied) {
         const tsr_str names = name_some(conversion, is_copied, arena, err), tensors = plural(counts.copied, "tensor", arena, err);
         TSR_TRY(add(warnings,

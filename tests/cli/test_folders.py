@@ -180,6 +180,9 @@ def test_the_trainer_names_the_checkpoint_of_deepspeed_below_it(t):
         found = [f for f in t.json(command, t.at("both"), "--json")["findings"] if f["rule"] == "parts/left-out"]
         need(len(found) == 1 and "'global_step2'" in found[0]["message"] and "--step global_step2" in found[0]["message"], found)
     need("deepspeed" in t.text("inspect", t.at("both"), "--step", "global_step2"), "it is opened so")
+    message = t.run("convert", t.at("both"), t.at("out.pt"), "--to", "torch").stderr.decode()
+    need("warning: latest: DeepSpeed's checkpoint 'global_step2'" in message, message)
+    need(b"left-out" not in t.run("convert", t.at("both"), t.at("model.pt"), "--to", "torch", "--part", "model").stderr, "it was asked for")
     shutil.rmtree(t.at("both", "global_step2"))
     need(not any(f["rule"] == "parts/left-out" for f in t.json("validate", t.at("both"), "--json")["findings"]), "nothing is left out")
 

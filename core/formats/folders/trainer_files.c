@@ -108,12 +108,12 @@ static tsr_status read_latest(tsr_checkpoint *checkpoint, char text[MOST_MARKED 
 }
 
 /* Under DeepSpeed the Trainer writes 16-bit weights next to the engine's checkpoint, which has float32 ones and the optimizer's
- * states. The directory is opened for the Trainer's files, so what it leaves out is said. */
+ * states. The directory is opened for the Trainer's files, so what it leaves out is said, unless a part was asked for. */
 static tsr_status report_deepspeed(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     char directory[MOST_MARKED + 1];
     TSR_TRY(read_latest(checkpoint, directory, err));
-    if (!*directory) return TSR_OK;
+    if (!*directory || checkpoint->options.part.size) return TSR_OK;
     return tsr_finding_add(checkpoint->findings, "parts/left-out", (tsr_place){TSR_STR("latest"), TSR_NO_POSITION, {NULL, 0}}, err,
                            "DeepSpeed's checkpoint '%s', with the float32 weights and the optimizer states, is not among the parts; open "
                            "it with --step %s",
