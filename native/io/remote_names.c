@@ -9,6 +9,7 @@
 const char *const tsr_remote_first[] = {".metadata", "model.safetensors.index.json", "pytorch_model.bin.index.json",
                                         "model.safetensors", "pytorch_model.bin", NULL};
 const char *const tsr_remote_of_trainer[] = {"trainer_state.json", "training_args.bin", NULL};
+const char *const tsr_remote_adapters[] = {"adapter_model.safetensors", "adapter_model.bin", NULL};
 const char *const tsr_remote_markers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt", NULL};
 
 #define OF_ZERO "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt", "zero/optimizer_state.pt"

@@ -13,6 +13,8 @@ bool tsr_remote_is_model(const char *name);
 extern const char *const tsr_remote_of_trainer[];
 /* Files to request, all together, if there are none of tsr_remote_first. Ends with NULL. */
 extern const char *const tsr_remote_other[];
+/* An adapter of PEFT, which the Trainer saves in the model's place. Asked for last. */
+extern const char *const tsr_remote_adapters[];
 
 enum { TSR_REMOTE_MARKED = 8, TSR_REMOTE_MARKER_SIZE = 255 };
 /* Those files of tsr_remote_other that name the directory of the newest checkpoint, in order of precedence. Ends with

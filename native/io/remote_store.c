@@ -338,11 +338,14 @@ static tsr_status open_folder(remote_store *store, const tsr_host *host, const c
     status = ask_for(store, host, tsr_remote_other, err);
     if (status == TSR_OK) status = follow_marker(store, host, err);
     if (status != TSR_OK || store->base.file_count) return status;
+    status = ask_for(store, host, tsr_remote_adapters, err);
+    if (status == TSR_OK && store->base.file_count) return ask_for(store, host, tsr_remote_of_trainer, err);
+    if (status != TSR_OK) return status;
     const tsr_str shown = shown_as(store, tsr_str_from(address), err);
     if (!shown.data) return TSR_E_NOMEM;
     return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
                      "%s: the server has none of the files by which a checkpoint is found (.metadata, an index, "
-                     "model.safetensors, pytorch_model.bin, or those of DeepSpeed, Megatron, accelerate and verl); pass the "
+                     "model.safetensors, pytorch_model.bin, or those of DeepSpeed, Megatron, accelerate, verl and PEFT); pass the "
                      "URL of a file",
                      shown.data);
 }

@@ -151,6 +151,13 @@ def test_trainer_is_opened_without_a_listing(t):
     shutil.copytree(sample("deepspeed_zero3")[0], t.at("engine"), dirs_exist_ok=True)
     local = check_same(t, t.folder, "engine/", [f"engine/{n}" for n in FIRST + TRAINER + ["optimizer.bin", "global_step2/mp_rank_00_model_states.pt"]])
     need(any(f["rule"] == "parts/left-out" for f in local["findings"]), local["findings"])
+    adapter = "adapter_model.safetensors"  # what the Trainer saves in the model's place where that is a PeftModel
+    shutil.copytree(source, t.at("adapter"))
+    os.rename(t.at("adapter/model.safetensors"), t.at(f"adapter/{adapter}"))
+    check_same(t, t.folder, "adapter/", [f"adapter/{n}" for n in OTHER + TRAINER + ["adapter_model.bin"]])
+    os.makedirs(t.at("alone"))
+    shutil.copy(t.at(f"adapter/{adapter}"), t.at(f"alone/{adapter}"))
+    check_same(t, t.folder, "alone/", [f"alone/{n}" for n in OTHER + ["adapter_model.bin", "trainer_state.json", "training_args.bin"]])
     shutil.copytree(source, t.at("killed"))
     os.remove(t.at("killed/trainer_state.json"))
     check_incomplete(t, "killed/", "trainer_state.json")
