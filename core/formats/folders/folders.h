@@ -40,7 +40,7 @@ tsr_status tsr_folder_mount_ranks(tsr_checkpoint *checkpoint, const tsr_numbered
 tsr_status tsr_folder_mount_joined(tsr_checkpoint *checkpoint, tsr_str name, const tsr_numbered_files *ranks, tsr_error *err);
 
 /* trainer_files.c: mounts the other files that the Trainer and accelerate write: scheduler, random states, and so on. Adds
- * a finding for DeepSpeed's checkpoint next to them, which is no part. */
+ * a finding for DeepSpeed's checkpoint next to them, which is not among the parts. */
 tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err);
 /* Records files that such a directory may have (tsr_checkpoint_implies). The list ends with NULL. */
 tsr_status tsr_folder_imply(tsr_checkpoint *checkpoint, const char *const *names, tsr_error *err);

@@ -1,11 +1,10 @@
 /* Reads the files that the Trainer of transformers, and accelerate's save_state, write next to a model and an optimizer. */
 #include <string.h>
 
+#include "formats/common/marker.h"
 #include "formats/folders/folders.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
-
-enum { MOST_MARKED = 255 };
 
 const char *const tsr_trainer_models[] = {"model.safetensors",
                                           "model.safetensors.index.json",
@@ -87,37 +86,33 @@ static tsr_status imply_numbered(tsr_checkpoint *checkpoint, tsr_error *err)
 
 static const char *const of_engine[] = {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"};
 
-/* Reads the name in DeepSpeed's marker. Empty where there is none, or no files of that directory are there. */
-static tsr_status read_latest(tsr_checkpoint *checkpoint, char text[MOST_MARKED + 1], tsr_error *err)
+/* Reads the name in DeepSpeed's marker. Empty if there is none, or if the store has no files of that directory. */
+static tsr_status read_latest(tsr_checkpoint *checkpoint, tsr_str *directory, tsr_error *err)
 {
-    const tsr_store *store = checkpoint->store;
-    const uint32_t marker = tsr_store_find(store, TSR_STR("latest"));
-    const uint64_t size = marker == TSR_NO_FILE ? 0 : store->files[marker].size;
-    *text = '\0';
-    if (size == 0 || size > MOST_MARKED) return TSR_OK;
-    TSR_TRY(tsr_store_read(checkpoint->store, marker, 0, text, (size_t)size, err));
-    text[size] = '\0';
-    text[strcspn(text, "\r\n")] = '\0';
-    for (size_t i = 0; *text && i < sizeof of_engine / sizeof *of_engine; i++) {
-        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s/%s", text, of_engine[i]);
+    const uint32_t marker = tsr_store_find(checkpoint->store, TSR_STR("latest"));
+    *directory = (tsr_str){NULL, 0};
+    if (marker != TSR_NO_FILE) TSR_TRY(tsr_marker_read(checkpoint, marker, directory, err));
+    if (!directory->size || directory->data[0] == '.') return TSR_OK;
+    for (size_t i = 0; i < sizeof of_engine / sizeof *of_engine; i++) {
+        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%.*s/%s", TSR_STR_ARG(*directory), of_engine[i]);
         if (!name.data) return TSR_E_NOMEM;
         TSR_TRY(tsr_checkpoint_implies(checkpoint, name, err));
     }
-    if (!tsr_folder_has_directory(store, text)) *text = '\0';
     return TSR_OK;
 }
 
-/* Under DeepSpeed the Trainer writes 16-bit weights next to the engine's checkpoint, which has float32 ones and the optimizer's
- * states. The directory is opened for the Trainer's files, so what it leaves out is said, unless a part was asked for. */
+/* Under DeepSpeed the Trainer writes 16-bit weights next to the engine's checkpoint, which has float32 weights and the states of the
+ * optimizer. The directory is opened for the Trainer's files, so this reports what is left out, unless a part was requested. */
 static tsr_status report_deepspeed(tsr_checkpoint *checkpoint, tsr_error *err)
 {
-    char directory[MOST_MARKED + 1];
-    TSR_TRY(read_latest(checkpoint, directory, err));
-    if (!*directory || checkpoint->options.part.size) return TSR_OK;
+    tsr_str directory;
+    TSR_TRY(read_latest(checkpoint, &directory, err));
+    const bool is_there = directory.size && tsr_folder_has_directory(checkpoint->store, directory.data);
+    if (!is_there || checkpoint->options.part.size) return TSR_OK;
     return tsr_finding_add(checkpoint->findings, "parts/left-out", (tsr_place){TSR_STR("latest"), TSR_NO_POSITION, {NULL, 0}}, err,
-                           "DeepSpeed's checkpoint '%s', with the float32 weights and the optimizer states, is not among the parts; open "
-                           "it with --step %s",
-                           directory, directory);
+                           "DeepSpeed's checkpoint '%.*s', with the float32 weights and the optimizer states, is not among the parts; open "
+                           "it with --step %.*s",
+                           TSR_STR_ARG(directory), TSR_STR_ARG(directory));
 }
 
 tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err)

@@ -1,13 +1,14 @@
 /* Chooses which of the checkpoints below a directory is opened: the requested one, or the one named in a marker file. */
 #include <stdlib.h>
 
+#include "formats/common/marker.h"
 #include "formats/recognize/below.h"
 #include "formats/recognize/recognize.h"
 #include "io/store_view.h"
 #include "tessera/sys/steps.h"
 #include "tessera/sys/try.h"
 
-enum { MOST_MARKED = 255, MOST_TRIED = 64 };
+enum { MOST_TRIED = 64 };
 
 /* Files that name the newest checkpoint, either its directory or its number. */
 static const char *const markers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt"};
@@ -219,23 +220,6 @@ static bool holds_files(const tsr_store *store, tsr_str directory)
     return false;
 }
 
-/* Reads a small file that has only one line, if that line may name a directory. */
-static tsr_status read_marker(tsr_checkpoint *checkpoint, uint32_t file, tsr_str *line, tsr_error *err)
-{
-    tsr_store *store = checkpoint->store;
-    char text[MOST_MARKED];
-    const uint64_t size = store->files[file].size;
-    *line = (tsr_str){NULL, 0};
-    if (size == 0 || size > sizeof text) return TSR_OK;
-    TSR_TRY(tsr_store_read(store, file, 0, text, (size_t)size, err));
-    size_t used = (size_t)size;
-    while (used && (text[used - 1] == '\n' || text[used - 1] == '\r' || text[used - 1] == ' ')) used--;
-    for (size_t i = 0; i < used; i++)
-        if ((unsigned char)text[i] < ' ' || text[i] == '/') return TSR_OK;
-    *line = tsr_arena_str(checkpoint->arena, (tsr_str){text, used}, err);
-    return line->data ? TSR_OK : TSR_E_NOMEM;
-}
-
 /* The directory that a marker's line refers to, either by its name or by a number, as Megatron and verl write it. Empty if
  * it does not exist. */
 static tsr_status directory_of(tsr_checkpoint *checkpoint, tsr_str line, tsr_str *out, tsr_error *err)
@@ -298,7 +282,7 @@ static tsr_status follow_marker(choice *c, bool *followed)
     tsr_str directory, line = {NULL, 0};
     bool is;
     const char *marker = find_marker(checkpoint->store, &file);
-    if (marker) TSR_TRY(read_marker(checkpoint, file, &line, c->err));
+    if (marker) TSR_TRY(tsr_marker_read(checkpoint, file, &line, c->err));
     *followed = line.size > 0;
     if (!*followed) return TSR_OK;
     TSR_TRY(directory_of(checkpoint, line, &directory, c->err));
