@@ -49,19 +49,6 @@ tsr_status tsr_dcp_view_of(const tsr_entry *entry, const tsr_chunk *chunk,
     return TSR_OK;
 }
 
-tsr_status tsr_dcp_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                          tsr_view *out, tsr_error *err)
-{
-    tsr_torch_item item;
-    tsr_status status = tsr_dcp_open_item((tsr_dcp_item){checkpoint, entry, chunk}, scratch, NULL, &item, err);
-    if (status == TSR_OK) status = tsr_dcp_view_of(entry, chunk, &item, scratch, out, err);
-    if (status != TSR_OK) {
-        tsr_error_context(err, "item of '%.*s' at byte %llu of %.*s", TSR_STR_ARG(entry->fqn),
-                          (unsigned long long)chunk->byte_offset, TSR_STR_ARG(checkpoint->store->files[chunk->file].name));
-    }
-    return status;
-}
-
 /* The CRC of the member whose bytes are exactly the tensor's elements. */
 static void find_crc(const tsr_torch_item *item, const tsr_view *view, tsr_stated_crc *out)
 {
@@ -83,6 +70,19 @@ tsr_status tsr_dcp_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
     TSR_TRY(tsr_dcp_view_of(entry, chunk, &item, scratch, &out->view, err));
     if (!tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk)) find_crc(&item, &out->view, &out->crc);
     return TSR_OK;
+}
+
+tsr_status tsr_dcp_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                          tsr_view *out, tsr_error *err)
+{
+    tsr_found found;
+    const tsr_status status = tsr_dcp_find(checkpoint, entry, chunk, scratch, &found, err);
+    *out = found.view;
+    if (status != TSR_OK) {
+        tsr_error_context(err, "item of '%.*s' at byte %llu of %.*s", TSR_STR_ARG(entry->fqn),
+                          (unsigned long long)chunk->byte_offset, TSR_STR_ARG(checkpoint->store->files[chunk->file].name));
+    }
+    return status;
 }
 
 tsr_status tsr_dcp_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,

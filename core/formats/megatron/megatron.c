@@ -8,8 +8,8 @@
 
 /* ---- opening ---- */
 
-/* Whether metadata.json states the torch_dist format. Other programs write files of this name, too, so a document that does
- * not is no error. */
+/* Whether metadata.json states the torch_dist format. Other programs write files of this name, too, so it is not an error
+ * if a document does not. */
 static tsr_status names_torch_dist(tsr_checkpoint *checkpoint, uint32_t file, bool *is, tsr_error *err)
 {
     const tsr_store_file *f = &checkpoint->store->files[file];
@@ -90,47 +90,54 @@ static tsr_status open_megatron(tsr_checkpoint *checkpoint, tsr_error *err)
 
 /* ---- where bytes are ---- */
 
+/* The item that a chunk of the catalog is read from: its own, or that of its piece. */
+static tsr_dcp_item item_of(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk)
+{
+    const tsr_megatron_piece *piece = tsr_megatron_piece_of(tsr_megatron_state_of(checkpoint), chunk);
+    return piece ? (tsr_dcp_item){checkpoint, piece->entry, piece->chunk} : (tsr_dcp_item){checkpoint, entry, chunk};
+}
+
+/* Whether the chunk is in common.pt, and not in an item. */
+static bool is_common(const tsr_checkpoint *checkpoint, const tsr_chunk *chunk)
+{
+    return chunk->file == tsr_megatron_state_of(checkpoint)->common_file;
+}
+
 static tsr_status locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                          tsr_view *out, tsr_error *err)
 {
-    const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
-    const tsr_megatron_piece *piece = tsr_megatron_piece_of(state, chunk);
+    const tsr_dcp_item item = item_of(checkpoint, entry, chunk);
     *out = (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
-    if (chunk->file == state->common_file) return TSR_OK;
-    if (!piece) return tsr_dcp_locate(checkpoint, entry, chunk, scratch, out, err);
-    TSR_TRY(tsr_dcp_locate(checkpoint, piece->entry, piece->chunk, scratch, out, err));
-    return tsr_megatron_piece_view(checkpoint, entry, chunk, scratch, out, err);
+    if (is_common(checkpoint, chunk)) return TSR_OK;
+    TSR_TRY(tsr_dcp_locate(checkpoint, item.entry, item.chunk, scratch, out, err));
+    return item.chunk == chunk ? TSR_OK : tsr_megatron_piece_view(checkpoint, entry, chunk, scratch, out, err);
 }
 
 /* Whether the chunk is all that its item holds. */
-static bool is_whole(const tsr_megatron_piece *piece, const tsr_entry *entry, const tsr_chunk *chunk)
+static bool is_whole(const tsr_dcp_item *item, const tsr_entry *entry, const tsr_chunk *chunk)
 {
     uint64_t elements, stored;
-    return tsr_box_volume((tsr_box){entry->ndim, NULL, chunk->sizes}, &elements) &&
-           tsr_box_volume((tsr_box){piece->entry->ndim, NULL, piece->chunk->sizes}, &stored) && elements == stored;
+    return item->chunk == chunk || (tsr_box_volume((tsr_box){entry->ndim, NULL, chunk->sizes}, &elements) &&
+                                    tsr_box_volume((tsr_box){item->entry->ndim, NULL, item->chunk->sizes}, &stored) && elements == stored);
 }
 
 static tsr_status crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                       tsr_stated_crc *out, tsr_error *err)
 {
-    const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
-    const tsr_megatron_piece *piece = tsr_megatron_piece_of(state, chunk);
-    if (chunk->file == state->common_file) return TSR_OK;
-    if (!piece) return tsr_dcp_crc(checkpoint, entry, chunk, scratch, out, err);
-    return is_whole(piece, entry, chunk) ? tsr_dcp_crc(checkpoint, piece->entry, piece->chunk, scratch, out, err) : TSR_OK;
+    const tsr_dcp_item item = item_of(checkpoint, entry, chunk);
+    if (is_common(checkpoint, chunk) || !is_whole(&item, entry, chunk)) return TSR_OK;
+    return tsr_dcp_crc(checkpoint, item.entry, item.chunk, scratch, out, err);
 }
 
 static tsr_status find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                        tsr_found *out, tsr_error *err)
 {
-    const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
-    const tsr_megatron_piece *piece = tsr_megatron_piece_of(state, chunk);
+    const tsr_dcp_item item = item_of(checkpoint, entry, chunk);
     *out = (tsr_found){.view = {.file = chunk->file, .byte_offset = chunk->byte_offset}};
-    if (chunk->file == state->common_file) return TSR_OK;
-    if (!piece) return tsr_dcp_find(checkpoint, entry, chunk, scratch, out, err);
-    TSR_TRY(tsr_dcp_find(checkpoint, piece->entry, piece->chunk, scratch, out, err));
-    if (!is_whole(piece, entry, chunk)) out->crc = (tsr_stated_crc){0};
-    return tsr_megatron_piece_view(checkpoint, entry, chunk, scratch, &out->view, err);
+    if (is_common(checkpoint, chunk)) return TSR_OK;
+    TSR_TRY(tsr_dcp_find(checkpoint, item.entry, item.chunk, scratch, out, err));
+    if (!is_whole(&item, entry, chunk)) out->crc = (tsr_stated_crc){0};
+    return item.chunk == chunk ? TSR_OK : tsr_megatron_piece_view(checkpoint, entry, chunk, scratch, &out->view, err);
 }
 
 const tsr_megatron_stored *tsr_megatron_stored_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
