@@ -85,14 +85,9 @@ static void release_jobs(tsr_ring *ring, half *h)
     h->lent = NULL;
 }
 
-static size_t threads_of(const tsr_ring *ring)
-{
-    return ring->host->threads ? ring->host->threads : 1;
-}
-
 static void release_lenders(tsr_ring *ring)
 {
-    const size_t count = threads_of(ring);
+    const size_t count = tsr_threads(ring->host);
     for (size_t i = 0; ring->lenders && i < count; i++) release(ring, &ring->lenders[i].own);
     tsr_free(ring->host->allocator, ring->lenders, count, sizeof *ring->lenders);
     ring->lenders = NULL;
@@ -117,13 +112,13 @@ static size_t most_kept(const tsr_ring *ring)
 
 static size_t most_lent(const tsr_ring *ring)
 {
-    return 2 * (ring->half_bytes - most_kept(ring)) / threads_of(ring) / ALIGNMENT * ALIGNMENT;
+    return 2 * (ring->half_bytes - most_kept(ring)) / tsr_threads(ring->host) / ALIGNMENT * ALIGNMENT;
 }
 
 size_t tsr_ring_best(const tsr_ring *ring)
 {
     if (ring->work.fill_lent) return most_lent(ring) < BEST_BYTES ? most_lent(ring) : BEST_BYTES;
-    const size_t best = ring->half_bytes / (2 * threads_of(ring)) / ALIGNMENT * ALIGNMENT;
+    const size_t best = ring->half_bytes / (2 * tsr_threads(ring->host)) / ALIGNMENT * ALIGNMENT;
     const size_t least = TSR_RING_LEAST_BYTES / 4;
     return best < least ? least : best > BEST_BYTES ? BEST_BYTES : best;
 }
@@ -131,7 +126,7 @@ size_t tsr_ring_best(const tsr_ring *ring)
 size_t tsr_ring_largest(const tsr_ring *ring)
 {
     if (ring->work.fill_lent) return most_lent(ring);
-    const size_t best = tsr_ring_best(ring), largest = ring->half_bytes / threads_of(ring) / ALIGNMENT * ALIGNMENT;
+    const size_t best = tsr_ring_best(ring), largest = ring->half_bytes / tsr_threads(ring->host) / ALIGNMENT * ALIGNMENT;
     return largest < best ? best : largest;
 }
 
@@ -147,7 +142,7 @@ static tsr_status change_memory(tsr_ring *ring, tsr_error *err)
         if (ring->halves[i].kept.capacity > most_kept(ring)) release(ring, &ring->halves[i].kept);
     if (!ring->work.fill_lent) release_lenders(ring);
     if (!ring->work.fill_lent || ring->lenders) return TSR_OK;
-    const size_t count = threads_of(ring);
+    const size_t count = tsr_threads(ring->host);
     ring->lenders = tsr_alloc(ring->host->allocator, count, sizeof *ring->lenders, err);
     if (!ring->lenders) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) {
@@ -221,7 +216,7 @@ static tsr_status grow(const tsr_ring *ring, buffer *b, size_t need, size_t most
 /* No more fills run than there are threads, so that one of the lenders is free. */
 static lender *take_lender(const tsr_ring *ring)
 {
-    const size_t count = threads_of(ring);
+    const size_t count = tsr_threads(ring->host);
     for (size_t i = 0;; i = (i + 1) % count)
         if (!atomic_flag_test_and_set(&ring->lenders[i].busy)) return &ring->lenders[i];
 }
