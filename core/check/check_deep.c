@@ -450,7 +450,7 @@ static tsr_status scan_gather(check *c, const tsr_entry *entry, tally *t, tsr_er
     if (status == TSR_OK) {
         const tsr_ring_work work = {.job_size = sizeof(scan_job), .fill = fill_scan, .drain = drain_scan, .ctx = t};
         status = tsr_ring_begin(c->ring, &work, &failure);
-        if (status == TSR_OK) status = tsr_tiles_run(gather, NULL, c->ring, &failure);
+        if (status == TSR_OK) status = tsr_tiles_run(gather, c->ring, &failure);
         tsr_gather_close(gather);
     }
     if (status == TSR_OK) return TSR_OK;

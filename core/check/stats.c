@@ -38,7 +38,7 @@ tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
     TSR_TRY(tsr_gather_open(checkpoint, entry, NULL, &gather, err));
     const tsr_ring_work work = {.job_size = sizeof(stats_job), .fill = fill_stats, .drain = join_stats, .ctx = &all};
     tsr_status status = tsr_ring_begin(ring, &work, err);
-    if (status == TSR_OK) status = tsr_tiles_run(gather, NULL, ring, err);
+    if (status == TSR_OK) status = tsr_tiles_run(gather, ring, err);
     tsr_gather_close(gather);
     *out = tsr_sums_stats(&all);
     return status;

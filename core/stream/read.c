@@ -99,6 +99,11 @@ tsr_status tsr_read_run(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
     return TSR_OK;
 }
 
+/* ---- streams ---- */
+
+#define OPEN_GATHERS 64u
+#define OPEN_CHUNKS  65536u /* of all open gathers, unless a single one has more */
+
 static tsr_status fill_tile(void *ctx, void *job, tsr_error *err)
 {
     (void)ctx;
@@ -109,7 +114,7 @@ static tsr_status hand_over(void *ctx, void *job, tsr_error *err)
 {
     const tsr_tile_sink *s = ctx;
     const tsr_tile *tile = job;
-    return s->each(s->ctx, tile->data, tile->bytes, tile->byte_at, err);
+    return s->each(tile->owner, tile->data, tile->bytes, tile->byte_at, err);
 }
 
 static tsr_status settle_tiles(void *ctx, tsr_error *err)
@@ -118,38 +123,59 @@ static tsr_status settle_tiles(void *ctx, tsr_error *err)
     return s->settle(s->ctx, err);
 }
 
-static tsr_status run_stream(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, tsr_ring *ring,
-                             const tsr_tile_sink *s, tsr_error *err)
+/* Opens the tensor of a box and adds its tiles. */
+static tsr_status add_box(tsr_checkpoint *checkpoint, const tsr_streamed_box *streamed, tsr_ring *ring, tsr_gather **out,
+                          tsr_error *err)
 {
-    tsr_gather *gather;
-    TSR_TRY(tsr_gather_open(checkpoint, entry, box, &gather, err));
+    tsr_dtype dtype;
+    uint64_t shape[TSR_MAX_NDIM], elements;
+    tsr_box box = {0, streamed->offsets, streamed->sizes};
+    if (!box.offsets && !box.sizes) {
+        TSR_TRY(tsr_gather_open(checkpoint, streamed->entry, NULL, out, err));
+        return tsr_tiles_add(*out, NULL, streamed->ctx, ring, err);
+    }
+    TSR_TRY(tsr_gather_geometry(streamed->entry, &dtype, &box.ndim, shape, &elements, err));
+    if (!box.sizes) box.sizes = shape;
+    TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.ndim, NULL, shape}, box), err, TSR_E_USAGE,
+                "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(streamed->entry->fqn));
+    TSR_TRY(tsr_gather_open(checkpoint, streamed->entry, &box, out, err));
+    return tsr_tiles_add(*out, &box, streamed->ctx, ring, err);
+}
+
+/* How many of the boxes are streamed before the ring is drained and their gathers are closed. */
+static size_t count_together(const tsr_streamed_box *boxes, size_t count)
+{
+    size_t together = 1;
+    uint64_t chunks = boxes[0].entry->chunk_count;
+    while (together < count && together < OPEN_GATHERS && chunks + boxes[together].entry->chunk_count <= OPEN_CHUNKS)
+        chunks += boxes[together++].entry->chunk_count;
+    return together;
+}
+
+tsr_status tsr_stream_boxes(tsr_checkpoint *checkpoint, const tsr_streamed_box *boxes, size_t count, tsr_ring *ring,
+                            const tsr_tile_sink *sink, tsr_error *err)
+{
     const tsr_ring_work work = {.job_size = sizeof(tsr_tile),
                                 .fill = fill_tile,
                                 .drain = hand_over,
-                                .settle = s->settle ? settle_tiles : NULL,
-                                .ctx = (void *)(uintptr_t)s};
-    tsr_status status = tsr_ring_begin(ring, &work, err);
-    if (status == TSR_OK) status = tsr_tiles_run(gather, box, ring, err);
-    tsr_gather_close(gather);
+                                .settle = sink->settle ? settle_tiles : NULL,
+                                .ctx = (void *)(uintptr_t)sink};
+    tsr_status status = TSR_OK;
+    for (size_t i = 0, together; i < count && status == TSR_OK; i += together) {
+        tsr_gather *open[OPEN_GATHERS] = {NULL};
+        together = count_together(&boxes[i], count - i);
+        status = tsr_ring_begin(ring, &work, err);
+        for (size_t k = 0; k < together && status == TSR_OK; k++)
+            status = add_box(checkpoint, &boxes[i + k], ring, &open[k], err);
+        if (status == TSR_OK) status = tsr_ring_end(ring, err);
+        for (size_t k = 0; k < together; k++) tsr_gather_close(open[k]);
+    }
     return status;
 }
 
 tsr_status tsr_stream_tensor(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_each_tile *each,
                              void *ctx, tsr_error *err)
 {
-    const tsr_tile_sink s = {each, NULL, ctx};
-    return run_stream(checkpoint, entry, NULL, ring, &s, err);
-}
-
-tsr_status tsr_stream_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_box box, tsr_ring *ring,
-                          const tsr_tile_sink *sink, tsr_error *err)
-{
-    tsr_dtype dtype;
-    uint64_t shape[TSR_MAX_NDIM], elements;
-    if (!box.offsets && !box.sizes) return run_stream(checkpoint, entry, NULL, ring, sink, err);
-    TSR_TRY(tsr_gather_geometry(entry, &dtype, &box.ndim, shape, &elements, err));
-    if (!box.sizes) box.sizes = shape;
-    TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.ndim, NULL, shape}, box), err, TSR_E_USAGE,
-                "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(entry->fqn));
-    return run_stream(checkpoint, entry, &box, ring, sink, err);
+    const tsr_tile_sink sink = {each, NULL, NULL};
+    return tsr_stream_boxes(checkpoint, &(tsr_streamed_box){.entry = entry, .ctx = ctx}, 1, ring, &sink, err);
 }

@@ -75,7 +75,7 @@ tsr_status tsr_tile_fill(tsr_tile *tile, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_tiles_run(const tsr_gather *gather, const tsr_box *box, tsr_ring *ring, tsr_error *err)
+tsr_status tsr_tiles_add(const tsr_gather *gather, const tsr_box *box, void *owner, tsr_ring *ring, tsr_error *err)
 {
     const tsr_box all = box ? *box : (tsr_box){gather->ndim, NULL, gather->shape};
     tsr_tiles tiles;
@@ -85,6 +85,13 @@ tsr_status tsr_tiles_run(const tsr_gather *gather, const tsr_box *box, tsr_ring 
         uint8_t *memory;
         TSR_TRY(tsr_ring_job(ring, tsr_tile_memory((size_t)tiles.elements * gather->itemsize), &job, &memory, err));
         TSR_TRY(tsr_tile_start(job, gather, &tiles, memory, TSR_NO_POSITION, err));
+        ((tsr_tile *)job)->owner = owner;
     }
+    return TSR_OK;
+}
+
+tsr_status tsr_tiles_run(const tsr_gather *gather, tsr_ring *ring, tsr_error *err)
+{
+    TSR_TRY(tsr_tiles_add(gather, NULL, NULL, ring, err));
     return tsr_ring_end(ring, err);
 }

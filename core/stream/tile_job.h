@@ -15,6 +15,7 @@ typedef struct tsr_tile {
     size_t bytes;
     size_t scratch_size; /* behind the data */
     bool filled;
+    void *owner; /* of whoever added it */
 } tsr_tile;
 
 /* Memory of a tile of `bytes` bytes, scratch included, and the most elements of `itemsize` a tile of this ring may have
@@ -30,8 +31,10 @@ void tsr_tile_set(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at)
 void tsr_tile_place(tsr_tile *tile, uint8_t *memory, uint64_t write_at);
 /* Reads the elements, unless that is done. For `fill`. */
 tsr_status tsr_tile_fill(tsr_tile *tile, tsr_error *err);
-/* Between tsr_ring_begin and the end of the ring's work: one job a tile of `box` (NULL: the tensor), then tsr_ring_end. The
- * jobs begin with a tsr_tile. */
-tsr_status tsr_tiles_run(const tsr_gather *gather, const tsr_box *box, tsr_ring *ring, tsr_error *err);
+/* Between tsr_ring_begin and tsr_ring_end: adds one job for each tile of `box` (NULL: the tensor). The jobs begin with a
+ * tsr_tile. The gather stays open until the ring has drained them. */
+tsr_status tsr_tiles_add(const tsr_gather *gather, const tsr_box *box, void *owner, tsr_ring *ring, tsr_error *err);
+/* The same for the whole tensor, then tsr_ring_end. */
+tsr_status tsr_tiles_run(const tsr_gather *gather, tsr_ring *ring, tsr_error *err);
 
 #endif

@@ -1,6 +1,7 @@
 /* Compares boxes and whole tensors with an element-by-element reference. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <cmocka.h>
@@ -115,73 +116,107 @@ static void test_stream_read__a_stream_brings_every_byte_once_and_in_order(void 
     }
 }
 
-/* Keeps the addresses of the bytes that were passed on, to read them once they are settled. */
-typedef struct late {
-    received got;
-    const void *data[256];
-    size_t sizes[256], count;
+/* ---- several boxes ---- */
+
+enum { MANY = 150 };
+
+/* Bytes that were handed over, to be read once they are settled. */
+typedef struct kept {
+    received *by;
+    const void *data;
+    size_t size;
+    uint64_t byte_at;
+} kept;
+
+static struct {
+    kept kept[1024];
+    size_t count;
     unsigned settled;
 } late;
 
 static tsr_status keep_for_later(void *ctx, const void *data, size_t size, uint64_t byte_at, tsr_error *err)
 {
-    late *l = ctx;
     (void)err;
-    assert_true(l->count < 256);
-    assert_true(l->count || byte_at == l->got.next);
-    l->data[l->count] = data;
-    l->sizes[l->count++] = size;
+    assert_true(late.count < 1024);
+    late.kept[late.count++] = (kept){ctx, data, size, byte_at};
     return TSR_OK;
 }
 
 static tsr_status take_now(void *ctx, tsr_error *err)
 {
-    late *l = ctx;
-    for (size_t i = 0; i < l->count; i++)
-        assert_int_equal(receive(&l->got, l->data[i], l->sizes[i], l->got.next, err), TSR_OK);
-    l->count = 0;
-    l->settled++;
+    (void)ctx;
+    for (size_t i = 0; i < late.count; i++) {
+        const kept *k = &late.kept[i];
+        assert_int_equal(receive(k->by, k->data, k->size, k->byte_at, err), TSR_OK);
+    }
+    late.count = 0;
+    late.settled++;
     return TSR_OK;
 }
 
-static void test_stream_read__boxes_stream_and_stay_until_they_are_settled(void **state)
+typedef struct wanted {
+    uint64_t offsets[3], sizes[3];
+    received got;
+} wanted;
+
+/* A random box of an entry, or every fifth time the whole tensor. */
+static void want_box(tsr_made *made, uint64_t number, wanted *w, tsr_streamed_box *out)
+{
+    const tsr_entry *entry = &made->entries[number];
+    uint64_t elements = 1;
+    for (uint32_t d = 0; d < 3; d++) {
+        w->offsets[d] = number % 5 ? tsr_made_random(made, entry->shape[d]) : 0;
+        w->sizes[d] = number % 5 ? tsr_made_random(made, entry->shape[d] - w->offsets[d] + 1) : entry->shape[d];
+        elements *= w->sizes[d];
+    }
+    const size_t bytes = elements * tsr_dtype_size(entry->dtype);
+    w->got = (received){calloc(1, bytes + 1), bytes, 0, 0, 0};
+    *out = number % 5 ? (tsr_streamed_box){entry, w->offsets, w->sizes, &w->got} : (tsr_streamed_box){.entry = entry, .ctx = &w->got};
+}
+
+static void stream_many(tsr_made *made)
+{
+    static wanted all[MANY];
+    tsr_streamed_box boxes[MANY];
+    tsr_ring *ring;
+    tsr_error err = {0};
+    late.count = late.settled = 0;
+    for (uint64_t i = 0; i < MANY; i++) want_box(made, i, &all[i], &boxes[i]);
+    assert_int_equal(tsr_ring_new(&made->host, 1, &ring, NULL), TSR_OK);
+    const tsr_tile_sink sink = {keep_for_later, take_now, NULL};
+    if (tsr_stream_boxes(&made->checkpoint, boxes, MANY, ring, &sink, &err)) fail_msg("%s", err.message);
+    assert_true(late.count == 0 && late.settled > 0);
+    for (uint64_t i = 0; i < MANY; i++) {
+        uint8_t *want = calloc(1, all[i].got.size + 1);
+        tsr_made_box(made, i, all[i].offsets, all[i].sizes, want);
+        assert_int_equal(all[i].got.next, all[i].got.size);
+        assert_memory_equal(all[i].got.bytes, want, all[i].got.size);
+        free(want);
+        free(all[i].got.bytes);
+    }
+    boxes[7].sizes = (const uint64_t[]){1, made->entries[7].shape[1] + 1, 1};
+    boxes[7].offsets = NULL;
+    assert_int_equal(tsr_stream_boxes(&made->checkpoint, &boxes[7], 1, ring, &sink, &err), TSR_E_USAGE);
+    assert_non_null(strstr(err.message, "beyond the tensor"));
+    tsr_ring_free(ring);
+}
+
+static void test_stream_read__many_boxes_stream_and_stay_until_they_are_settled(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 60; seed++) {
+    for (uint64_t seed = 0; seed < 20; seed++) {
         tsr_made made;
-        tsr_made_start(&made, seed, 1);
-        const uint64_t shape[] = {50 + seed, 90, 33};
-        tsr_made_tensor(&made, "t", any_dtype(&made), 3, shape, (unsigned)(seed % 12), (tsr_made_how)(seed % 3));
+        tsr_made_start(&made, seed, MANY);
+        for (uint64_t i = 0; i < MANY; i++) {
+            char name[16];
+            snprintf(name, sizeof name, "t%u", (unsigned)i);
+            const uint64_t small[] = {1 + i % 7, 5, 3}, large[] = {50 + seed, 90, 33};
+            tsr_made_tensor(&made, name, any_dtype(&made), 3, i % 50 == 3 ? large : small, (unsigned)(i % 12), (tsr_made_how)((seed + i) % 3));
+        }
         tsr_made_open(&made);
         made.host.parallel_for = seed % 2 ? backwards : NULL;
         made.host.threads = (uint32_t)(seed % 5);
-        uint64_t offsets[3], sizes[3], elements = 1;
-        for (uint32_t i = 0; i < 3; i++) {
-            offsets[i] = tsr_made_random(&made, shape[i]);
-            sizes[i] = tsr_made_random(&made, shape[i] - offsets[i] + 1);
-            elements *= sizes[i];
-        }
-        const size_t bytes = elements * tsr_dtype_size(made.entries[0].dtype);
-        uint8_t *expected = calloc(1, bytes + 1);
-        late l = {.got = {calloc(1, bytes + 1), bytes, 0, 0, 0}};
-        tsr_ring *ring;
-        tsr_error err = {0};
-        assert_int_equal(tsr_ring_new(&made.host, 1, &ring, NULL), TSR_OK);
-        if (tsr_read_box(&made.checkpoint, made.entries, (tsr_box){made.entries->ndim, offsets, sizes}, expected, bytes,
-                         &err))
-            fail_msg("%s", err.message);
-        const tsr_box box = {made.entries->ndim, offsets, sizes};
-        const tsr_tile_sink late_sink = {keep_for_later, take_now, &l}, sink = {receive, NULL, &l.got};
-        if (tsr_stream_box(&made.checkpoint, made.entries, box, ring, &late_sink, &err)) fail_msg("%s", err.message);
-        assert_int_equal(l.got.next, bytes);
-        assert_int_equal(l.count, 0);
-        assert_true(bytes == 0 || l.settled > 0);
-        assert_memory_equal(l.got.bytes, expected, bytes);
-        sizes[1] = shape[1] - offsets[1] + 1;
-        assert_int_equal(tsr_stream_box(&made.checkpoint, made.entries, box, ring, &sink, NULL), TSR_E_USAGE);
-        tsr_ring_free(ring);
-        free(l.got.bytes);
-        free(expected);
+        stream_many(&made);
         tsr_made_end(&made);
     }
 }
@@ -381,7 +416,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stream_read__any_box_of_any_chunks_equals_the_oracle),
         cmocka_unit_test(test_stream_read__a_stream_brings_every_byte_once_and_in_order),
-        cmocka_unit_test(test_stream_read__boxes_stream_and_stay_until_they_are_settled),
+        cmocka_unit_test(test_stream_read__many_boxes_stream_and_stay_until_they_are_settled),
         cmocka_unit_test(test_stream_read__scalars_and_empty_tensors_stream),
         cmocka_unit_test(test_stream_read__the_consumer_can_stop),
         cmocka_unit_test(test_stream_read__damaged_layouts_are_refused_by_name),

@@ -31,14 +31,22 @@ tsr_status tsr_entry_must_tile(const tsr_entry *entry, const tsr_host *host, tsr
 typedef tsr_status tsr_settle_tiles(void *ctx, tsr_error *err);
 
 typedef struct tsr_tile_sink {
-    tsr_each_tile *each;
+    tsr_each_tile *each; /* with the `ctx` of the tile's box */
     tsr_settle_tiles *settle; /* or NULL */
-    void *ctx;
+    void *ctx;                /* for settle */
 } tsr_tile_sink;
 
-/* As tsr_stream_tensor, for a box in elements (offsets and sizes NULL: the whole tensor), in its row-major order. */
-tsr_status tsr_stream_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_box box, tsr_ring *ring,
-                          const tsr_tile_sink *sink, tsr_error *err);
+/* A box of a tensor, in elements (offsets and sizes NULL: the whole tensor), and what its tiles are handed over with. */
+typedef struct tsr_streamed_box {
+    const tsr_entry *entry;
+    const uint64_t *offsets, *sizes;
+    void *ctx;
+} tsr_streamed_box;
+
+/* As tsr_stream_tensor, for `count` boxes one after another, each in its row-major order. The threads go on to the next box
+ * while tiles of the last one are still handed over. */
+tsr_status tsr_stream_boxes(tsr_checkpoint *checkpoint, const tsr_streamed_box *boxes, size_t count, tsr_ring *ring,
+                            const tsr_tile_sink *sink, tsr_error *err);
 
 TSR_API_END
 
