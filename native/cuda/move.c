@@ -12,6 +12,7 @@
 #define LONG_ROW   4096u             /* from this number of bytes on, copy engines copy rows as fast as a kernel */
 #define LONG_RUN   ((size_t)1 << 20) /* from this number of bytes on, the cost of a separate copy is negligible */
 #define TABLE_MOST 16384u            /* limit for the pieces of one launch */
+#define RUNS_FIRST 512u              /* runs that are started together at first, so that the device begins early */
 #define RUN_MOST   ((size_t)1 << 30) /* limit for the bytes of one run in a table */
 
 /* ---- runs ---- */
@@ -77,7 +78,8 @@ static tsr_status copy_each(tsr_gpu_stream *stream, const tsr_gpu_run *runs, siz
 static tsr_status launch_runs(tsr_gpu_stream *stream, const tsr_gpu_run *runs, size_t count, tsr_error *err)
 {
     const tsr_allocator *allocator = stream->device->host->allocator;
-    tsr_kernel_run *table = tsr_alloc(allocator, TABLE_MOST, sizeof *table, err);
+    const uint32_t capacity = count < TABLE_MOST ? (uint32_t)count : TABLE_MOST;
+    tsr_kernel_run *table = tsr_alloc(allocator, capacity, sizeof *table, err);
     if (!table) return TSR_E_NOMEM;
     uint32_t used = 0, units = 0;
     tsr_status status = TSR_OK;
@@ -89,13 +91,13 @@ static tsr_status launch_runs(tsr_gpu_stream *stream, const tsr_gpu_run *runs, s
             units += (uint32_t)((bytes + TSR_KERNEL_RUN_UNIT - 1) / TSR_KERNEL_RUN_UNIT);
             at += bytes;
             left -= bytes;
-            if (used < TABLE_MOST) continue;
+            if (used < capacity) continue;
             status = stream->device->ops->runs(stream, table, used, units, err);
             used = units = 0;
         }
     }
     if (used && status == TSR_OK) status = stream->device->ops->runs(stream, table, used, units, err);
-    tsr_free(allocator, table, TABLE_MOST, sizeof *table);
+    tsr_free(allocator, table, capacity, sizeof *table);
     return status;
 }
 
@@ -105,10 +107,10 @@ static bool by_kernel(tsr_gpu *device, const tsr_gpu_run *run)
            tsr_gpu_place_of(device, run->from) != TSR_PLACE_PAGEABLE;
 }
 
-static tsr_status emit_runs(run_list *list, tsr_error *err)
+/* Starts the first `count` runs of the list. */
+static tsr_status emit_runs(run_list *list, size_t count, tsr_error *err)
 {
     const tsr_gpu_run *runs = list->runs.items;
-    const size_t count = list->runs.count;
     size_t total = 0;
     for (size_t i = 0; i < count; i++) total += runs[i].bytes;
     if (count <= 1 || total / count >= LONG_RUN) return copy_each(list->stream, runs, count, err);
@@ -122,13 +124,29 @@ static tsr_status emit_runs(run_list *list, tsr_error *err)
     return reachable ? launch_runs(list->stream, runs, count, err) : copy_each(list->stream, runs, count, err);
 }
 
+/* Starts all runs but the last one, which may still grow. */
+static tsr_status emit_complete_runs(run_list *list, tsr_error *err)
+{
+    tsr_gpu_run *runs = list->runs.items;
+    TSR_TRY(emit_runs(list, list->runs.count - 1, err));
+    runs[0] = runs[list->runs.count - 1];
+    list->runs.count = 1;
+    return TSR_OK;
+}
+
+/* The device copies the first runs while the others are looked at. */
 tsr_status tsr_gpu_move_runs(tsr_gpu_stream *stream, const tsr_gpu_run *runs, size_t count, tsr_error *err)
 {
     run_list list = {.stream = stream, .runs = tsr_vec_of(stream->device->host->allocator, sizeof(tsr_gpu_run))};
     tsr_status status = TSR_OK;
-    for (size_t i = 0; i < count && status == TSR_OK; i++)
+    size_t together = RUNS_FIRST;
+    for (size_t i = 0; i < count && status == TSR_OK; i++) {
         status = add_run(&list, runs[i].to, runs[i].from, runs[i].bytes, err);
-    if (status == TSR_OK) status = emit_runs(&list, err);
+        if (status != TSR_OK || list.runs.count <= together) continue;
+        status = emit_complete_runs(&list, err);
+        together = TABLE_MOST;
+    }
+    if (status == TSR_OK) status = emit_runs(&list, list.runs.count, err);
     tsr_vec_free(&list.runs);
     return status;
 }
@@ -355,7 +373,7 @@ tsr_status tsr_gpu_move_boxes(tsr_gpu_stream *stream, const tsr_gpu_box *boxes, 
     tsr_status status = strided.table ? TSR_OK : TSR_E_NOMEM;
     for (size_t i = 0; i < count && status == TSR_OK; i++) status = sort_box(&runs, &strided, &boxes[i], count, err);
     if (status == TSR_OK) status = flush_boxes(&strided, err);
-    if (status == TSR_OK) status = emit_runs(&runs, err);
+    if (status == TSR_OK) status = emit_runs(&runs, runs.runs.count, err);
     tsr_vec_free(&runs.runs);
     tsr_free(allocator, strided.table, capacity, sizeof *strided.table);
     return status;

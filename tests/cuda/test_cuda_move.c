@@ -122,13 +122,31 @@ static void test_cuda_move__no_copy_reaches_over_the_end_of_an_allocation(void *
 static void test_cuda_move__many_small_runs_are_one_kernel(void **state)
 {
     (void)state;
-    enum { COUNT = 10000 };
-    tsr_gpu_run *runs = malloc(COUNT * sizeof *runs);
+    enum { COUNT = 500 };
+    tsr_gpu_run runs[COUNT];
     for (size_t i = 0; i < COUNT; i++)
         runs[i] = (tsr_gpu_run){at(1000 + i * 9000 + i % 7), at(500 + i * 8000), 4096 + i % 3};
     const notes n = move_runs(runs, COUNT);
     assert_int_equal(n.copies, 0);
     assert_int_equal(n.run_launches, 1);
+    assert_int_equal(n.pieces, COUNT);
+    assert_int_equal(n.units, COUNT);
+}
+
+/* The second half of each run begins where the first one ends, also where a launch has begun in between. */
+static void test_cuda_move__the_first_of_very_many_runs_begin_early(void **state)
+{
+    (void)state;
+    enum { COUNT = 20000 };
+    tsr_gpu_run *runs = malloc(2 * COUNT * sizeof *runs);
+    for (size_t i = 0; i < COUNT; i++) {
+        const uintptr_t to = (1 << 21) + i * 9000 + i % 7, from = (1 << 21) + 500 + i * 8000;
+        runs[2 * i] = (tsr_gpu_run){at(to), at(from), 2048};
+        runs[2 * i + 1] = (tsr_gpu_run){at(to + 2048), at(from + 2048), 2048 + i % 3};
+    }
+    const notes n = move_runs(runs, 2 * COUNT);
+    assert_int_equal(n.copies, 0);
+    assert_int_equal(n.run_launches, 3); /* 512, 16,384 and the rest */
     assert_int_equal(n.pieces, COUNT);
     assert_int_equal(n.units, COUNT);
     free(runs);
@@ -251,6 +269,7 @@ int main(void)
         cmocka_unit_test(test_cuda_move__adjacent_runs_are_one_copy),
         cmocka_unit_test(test_cuda_move__no_copy_reaches_over_the_end_of_an_allocation),
         cmocka_unit_test(test_cuda_move__many_small_runs_are_one_kernel),
+        cmocka_unit_test(test_cuda_move__the_first_of_very_many_runs_begin_early),
         cmocka_unit_test(test_cuda_move__runs_at_regular_distances_are_one_2d_copy),
         cmocka_unit_test(test_cuda_move__pageable_memory_goes_by_copies),
         cmocka_unit_test(test_cuda_move__boxes_take_the_shortest_way),
