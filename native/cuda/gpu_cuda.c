@@ -536,6 +536,16 @@ bool tsr_cuda_is(const tsr_gpu *device)
     return device->ops == &backend;
 }
 
+tsr_status tsr_cuda_uuid(tsr_gpu *device, uint8_t *uuid, tsr_error *err)
+{
+    struct cudaDeviceProp properties;
+    TSR_TRY(use(device, err));
+    TSR_TRY(check(device, cudaGetDeviceProperties(&properties, ((const cuda_device *)device)->ordinal),
+                  "getting its properties", err));
+    memcpy(uuid, &properties.uuid, TSR_CUDA_UUID_BYTES);
+    return TSR_OK;
+}
+
 tsr_status tsr_cuda_use(tsr_gpu *device, tsr_error *err)
 {
     return use(device, err);

@@ -77,6 +77,27 @@ static tsr_status prepare(nccl_ranks *ranks, tsr_comm *below, ncclUniqueId *id, 
     return below->rank == 0 ? check(ranks, ranks->nccl.ncclGetUniqueId(id), "creating an id", err) : TSR_OK;
 }
 
+/* NCCL needs a device for each rank; ranks that share one can wait for each other for ever. */
+static tsr_status check_devices(nccl_ranks *ranks, tsr_comm *below, tsr_error *err)
+{
+    const tsr_allocator *allocator = ranks->gpu->host->allocator;
+    uint8_t mine[TSR_CUDA_UUID_BYTES] = {0}, *all = tsr_alloc(allocator, below->size, sizeof mine, err);
+    size_t *sizes = tsr_alloc(allocator, below->size, sizeof *sizes, err);
+    tsr_status status = all && sizes ? tsr_cuda_uuid(ranks->gpu, mine, err) : TSR_E_NOMEM;
+    status = tsr_comm_agree(below, status, err);
+    for (uint32_t r = 0; r < below->size && status == TSR_OK; r++) sizes[r] = sizeof mine;
+    if (status == TSR_OK) status = below->all_gather(below, mine, sizes, all, err);
+    for (uint32_t r = 0; r < below->size && status == TSR_OK; r++) {
+        if (r != below->rank && memcmp(all + r * sizeof mine, mine, sizeof mine) == 0)
+            status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                               "nccl: ranks %u and %u use the same device; NCCL needs a device for each rank",
+                               (unsigned)(r < below->rank ? r : below->rank), (unsigned)(r < below->rank ? below->rank : r));
+    }
+    tsr_free(allocator, all, below->size, sizeof mine);
+    tsr_free(allocator, sizes, below->size, sizeof *sizes);
+    return tsr_comm_agree(below, status, err);
+}
+
 tsr_status tsr_nccl_open(tsr_comm *below, tsr_gpu *gpu, nccl_ranks **out, tsr_error *err)
 {
     const tsr_allocator *allocator = gpu->host->allocator;
@@ -87,6 +108,7 @@ tsr_status tsr_nccl_open(tsr_comm *below, tsr_gpu *gpu, nccl_ranks **out, tsr_er
     if (ranks) *ranks = (nccl_ranks){.gpu = gpu, .rank = below->rank, .size = below->size};
     tsr_status status = ranks ? prepare(ranks, below, &id, err) : TSR_E_NOMEM;
     status = tsr_comm_agree(below, status, err);
+    if (status == TSR_OK) status = check_devices(ranks, below, err);
     if (status == TSR_OK) status = below->broadcast(below, &id, sizeof id, 0, err);
     if (status == TSR_OK) status = tsr_cuda_use(gpu, err);
     if (status == TSR_OK)

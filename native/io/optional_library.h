@@ -23,13 +23,14 @@ static inline tsr_status tsr_library_find(void *library, const char *name, const
 }
 
 /* Opens the first of the libraries `names` (ended by NULL) that exists, and looks up every call in it. The caller closes it
- * with dlclose. TSR_E_UNSUPPORTED if none exists, or if it lacks a call; *out is then NULL. */
+ * with dlclose; its code stays in the process, because libraries like NCCL have threads that may still be about to end.
+ * TSR_E_UNSUPPORTED if none exists, or if it lacks a call; *out is then NULL. */
 static inline tsr_status tsr_library_open(const char *const *names, const tsr_library_call *calls, size_t count, void **out,
                                           tsr_error *err)
 {
     void *library = NULL;
     *out = NULL;
-    for (; *names && !library; names++) library = dlopen(*names, RTLD_NOW | RTLD_LOCAL);
+    for (; *names && !library; names++) library = dlopen(*names, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!library) {
         const char *why = dlerror();
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%s", why ? why : "a library cannot be opened");

@@ -175,7 +175,8 @@ static tsr_status all_calls(void *arg, tsr_comm *below, tsr_error *err)
 {
     const tsr_gpu_comm_options *options = arg;
     tsr_comm *comm, *half;
-    NEED_OK(tsr_gpu_comm_new(below, gpu, options, &comm, err));
+    const tsr_status status = tsr_gpu_comm_new(below, gpu, options, &comm, err);
+    if (status != TSR_OK) return status; /* NEED_OK asks `comm` for its rank */
     NEED_OK(try_calls(comm, 100, err));
     NEED_OK(comm->split(comm, comm->rank % 2, 0, &half, err));
     NEED_OK(try_calls(half, 200, err));
@@ -262,6 +263,33 @@ static void test_cuda_comm__nccl_that_is_not_there_is_refused_on_all_ranks(void 
     const uint32_t version = tsr_gpu_nccl_version(reason, sizeof reason);
     assert_int_equal(version == 0, *reason != 0);
     ranks_run(nccl_on_none, NULL);
+}
+
+/* ---- the NCCL that is installed ---- */
+
+static void test_cuda_comm__nccl_serves_one_rank_on_the_device(void **state)
+{
+    gpu = device_of(state);
+    char reason[200];
+    tsr_gpu_comm_options options = {.way = TSR_GPU_COMM_NCCL, .stage_bytes = 1};
+    tsr_error error = {0};
+    if (is_simulated(gpu)) skip();
+    if (tsr_gpu_nccl_version(reason, sizeof reason) == 0) {
+        print_message("skipped: NCCL: %s\n", reason);
+        skip();
+    }
+    setenv("TSR_HOSTED_ONE_DEVICE", "1", 1); /* a hosted runtime tells all ranks the same device, as a real one does */
+    if (ranks_count(2) >= 2) {
+        assert_int_equal(ranks_try(2, all_calls, &options, &error), TSR_E_USAGE);
+        if (!strstr(error.message, "nccl: ranks 0 and 1 use the same device")) fail_msg("%s", error.message);
+    }
+    if (ranks_count(1) == 1) {
+        OK(ranks_try(1, all_calls, &options, err));
+        device_only = true;
+        OK(ranks_try(1, all_calls, &options, err));
+        device_only = false;
+    }
+    unsetenv("TSR_HOSTED_ONE_DEVICE");
 }
 
 #ifdef TSR_TEST_HOSTED
@@ -352,6 +380,12 @@ static void test_cuda_comm__what_nccl_refuses_is_told_by_all_ranks(void **state)
         assert_int_equal(n.count("ncclCommAbort") - aborted, table[i].is_aborted ? 3 : 0);
     }
     OK(ranks_try(3, call_all, NULL, err));
+    setenv("TSR_HOSTED_ONE_DEVICE", "1", 1);
+    tsr_error error = {0};
+    assert_int_equal(ranks_try(3, call_all, NULL, &error), TSR_E_USAGE);
+    if (!strstr(error.message, "nccl: ranks 0 and 1 use the same device")) fail_msg("%s", error.message);
+    OK(ranks_try(1, call_all, NULL, err));
+    unsetenv("TSR_HOSTED_ONE_DEVICE");
     n.refuse("ncclGetVersion", 2);
     char reason[200];
     assert_int_equal(tsr_gpu_nccl_version(reason, sizeof reason), 0);
@@ -366,6 +400,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         ON_DEVICES(test_cuda_comm__device_and_host_memory_mix_in_all_calls),
         ON_DEVICES(test_cuda_comm__addresses_go_straight_to_ranks_that_take_them),
+        ON_DEVICES(test_cuda_comm__nccl_serves_one_rank_on_the_device),
         ON_SIMULATED(test_cuda_comm__a_failing_device_fails_all_ranks),
         ON_SIMULATED(test_cuda_comm__nccl_that_is_not_there_is_refused_on_all_ranks),
 #ifdef TSR_TEST_HOSTED

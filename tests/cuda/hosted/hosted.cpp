@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -309,6 +310,9 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     if (device != 0) return end(cudaErrorInvalidDevice);
     memset(properties, 0, sizeof *properties);
     snprintf(properties->name, sizeof properties->name, "hosted (no GPU)");
+    /* Ranks that are threads share the device, but each of them is told another one, as where NCCL works. */
+    static std::atomic<unsigned> told{0};
+    snprintf(properties->uuid.bytes, sizeof properties->uuid.bytes, "%u", getenv("TSR_HOSTED_ONE_DEVICE") ? 0 : ++told);
     return cudaSuccess;
 }
 
