@@ -14,7 +14,7 @@ def reader(file, form="torch-zip"):
     """The golden of `<name>/<file>`, from torch.load and the flattening that PyTorch's own checkpoints use."""
     def read(case):
         path = os.path.join(case.name, file)
-        loaded = torch.load(path, weights_only=False)
+        loaded = torch.load(path, weights_only=False, map_location="cpu")
         return {"format": form, "path": path, "weights_only": verdict(path), **flattened(loaded)}
     return read
 
@@ -22,7 +22,7 @@ def reader(file, form="torch-zip"):
 def verdict(path):
     """What torch.load says with weights_only=True, its default."""
     try:
-        torch.load(path, weights_only=True)
+        torch.load(path, weights_only=True, map_location="cpu")
         return "ok"
     except Exception as e:
         return type(e).__name__
