@@ -263,7 +263,7 @@ typedef struct reading {
 
 EXPORT tsr_status tsr_python_read(session *s, const read_item *items, size_t count, tsr_error *err);
 
-enum { PIECE_BYTES = 8 << 20 };
+enum { PIECE_LEAST = 1 << 20, PIECE_MOST = 8 << 20 };
 
 /* Elements of float6 are not byte-aligned, so such tensors can only be read as a whole. */
 static bool is_only_whole(const tsr_entry *entry)
@@ -326,13 +326,29 @@ static void read_pieces(void *arg, size_t index)
     }
 }
 
+/* Bytes of a piece: small enough that every thread has some. */
+static uint64_t piece_bytes(const session *s, const read_item *items, size_t count)
+{
+    uint64_t total = 0;
+    for (size_t i = 0; i < count; i++) total += items[i].bytes;
+    const uint64_t share = total / (s->native.host.threads ? s->native.host.threads : 1);
+    return share < PIECE_LEAST ? PIECE_LEAST : share > PIECE_MOST ? PIECE_MOST : share;
+}
+
+/* Every piece of a compressed item would decompress all that is before it. */
+static bool is_cut(const session *s, const tsr_entry *entry)
+{
+    return !is_only_whole(entry) && !tsr_checkpoint_catalog(s->checkpoint)->compressed;
+}
+
 static bool cut(const session *s, const read_item *items, size_t count, tsr_vec *pieces, tsr_error *err)
 {
+    const uint64_t bytes = piece_bytes(s, items, count);
     for (size_t i = 0; i < count; i++) {
         const tsr_entry *entry = entry_at(s, items[i].index);
-        uint64_t rows = entry->ndim && !is_only_whole(entry) ? items[i].sizes[0] : 1;
+        const uint64_t rows = entry->ndim && !is_only_whole(entry) ? items[i].sizes[0] : 1;
         if (items[i].bytes == 0 || rows == 0) continue;
-        uint64_t each = PIECE_BYTES / (items[i].bytes / rows + 1) + 1;
+        const uint64_t each = is_cut(s, entry) ? bytes / (items[i].bytes / rows + 1) + 1 : rows;
         for (uint64_t row = 0; row < rows; row += each) {
             piece *p = tsr_vec_push(pieces, err);
             if (!p) return false;
@@ -374,6 +390,13 @@ tsr_status tsr_python_read(session *s, const read_item *items, size_t count, tsr
 }
 
 /* ---- objects ---- */
+
+EXPORT int tsr_python_is_compressed(const session *s);
+
+int tsr_python_is_compressed(const session *s)
+{
+    return tsr_checkpoint_catalog(s->checkpoint)->compressed;
+}
 
 EXPORT int tsr_python_is_plain(const session *s, uint64_t index);
 EXPORT int tsr_python_has_value(const session *s, uint64_t index);

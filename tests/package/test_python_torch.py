@@ -1,4 +1,5 @@
 """tessera.torch: load, load_into, and saves by StorageWriter that are killed at every step, beside PyTorch's own reader."""
+import contextlib
 import errno
 import os
 import pickle
@@ -8,6 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from harness import SAMPLES
 from test_python import tessera
+from tessera import _slots
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -112,6 +114,52 @@ def test_of_tied_tensors_the_last_name_counts_as_in_load_state_dict(t):
         theirs.load_state_dict(pytorchs(t.at("c")))
         tessera.torch.load_into(ours.state_dict(), t.at("c"))
         assert torch.equal(ours["a"], theirs["a"]), f"{order}: {ours['a']}, not {theirs['a']}"
+
+
+# ---- memory that is used in turn ----
+
+
+class SmallSlots:
+    """Slots of 2 KiB, so that tensors are cut and slots are used again."""
+
+    def __enter__(self):
+        self.before, _slots.SLOT_BYTES = _slots.SLOT_BYTES, 2048
+
+    def __exit__(self, *_):
+        _slots.SLOT_BYTES = self.before
+
+
+def odd_targets(want):
+    """Tensors of the same sizes that bytes cannot be read into: other strides, other dtypes, lazily negated or conjugated."""
+    for n, (name, value) in enumerate(want.items()):
+        wide = torch.full((*value.shape, 2), 7, dtype=value.dtype)
+        shapes = [wide[..., 0], torch.full(value.shape[::-1], 7, dtype=value.dtype).permute(list(reversed(range(value.dim())))), torch.full_like(value, 7)]
+        yield name, torch._neg_view(shapes[2]) if value.is_floating_point() and n % 4 == 3 else shapes[n % 3]
+
+
+def test_the_reader_fills_tensors_of_any_strides_and_dtypes(t):
+    torch.manual_seed(4)
+    want = {"scalar": torch.tensor(3.5), "empty": torch.zeros(0, 3), "row": torch.randn(1, 1500), "deep": torch.randn(3, 1, 17, 40), "cube": torch.randn(11, 12, 13).half(),
+            "bytes": torch.randint(0, 255, (37, 61), dtype=torch.uint8), "long": torch.randint(-9, 9, (70, 9)), "complex": torch.randn(33, 9, dtype=torch.complex64)}
+    dcp.save(want, checkpoint_id=t.at("c"), no_dist=True)
+    for small in (False, True):
+        state = dict(odd_targets(want))
+        with SmallSlots() if small else contextlib.nullcontext():
+            dcp.load(state, storage_reader=tessera.torch.StorageReader(t.at("c")), no_dist=True)
+        assert all(torch.equal(state[n], want[n]) for n in want), [n for n in want if not torch.equal(state[n], want[n])]
+    cast = {"cube": torch.zeros(11, 12, 13, dtype=torch.float64), "long": torch.zeros(70, 9)}
+    with SmallSlots():
+        dcp.load(cast, storage_reader=tessera.torch.StorageReader(t.at("c")), no_dist=True)
+    assert torch.equal(cast["cube"], want["cube"].double()) and torch.equal(cast["long"], want["long"].float())
+
+
+def test_compressed_tensors_are_read_once(t):
+    zstd = os.path.join(SAMPLES, "dcp_zstd")
+    want = pytorchs(zstd)
+    with SmallSlots():
+        state = {name: torch.empty((*value.shape, 2), dtype=value.dtype)[..., 0] for name, value in want.items()}
+        dcp.load(state, storage_reader=tessera.torch.StorageReader(zstd), no_dist=True)
+    assert all(torch.equal(state[n], want[n]) for n in want)
 
 
 # ---- saves ----

@@ -137,6 +137,7 @@ _chunk = _function("chunk", None, _p, _u64, _u64, _p, _p)
 _path_item = _function("path_item", None, _p, _u64, _u32, _p)
 _read = _function("read", _int, _p, _p, ctypes.c_size_t, _p)
 _is_plain = _function("is_plain", _int, _p, _u64)
+_is_compressed = _function("is_compressed", _int, _p)
 _has_value = _function("has_value", _int, _p, _u64)
 _object = _function("object", _int, _p, _u64, _WRITE, _p, _p)
 _plan_optimizer = _function("plan_optimizer", _p, _p, _char, _p, _p, ctypes.c_size_t, _p)
@@ -320,6 +321,10 @@ class Session:
 
     def is_plain(self, index):
         return bool(_is_plain(self.handle, index))
+
+    def is_compressed(self):
+        """Whether chunks may be inside compressed streams, which are read from their beginning."""
+        return bool(_is_compressed(self.handle))
 
     def has_value(self, index):
         return bool(_has_value(self.handle, index))

@@ -12,6 +12,7 @@ from ._checkpoint import Checkpoint
 from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
 from ._ranks import agree, attempt
+from ._slots import SlotReader
 
 
 def dtype_of(entry):
@@ -27,6 +28,19 @@ def _known_dtype(checkpoint, entry):
 
 def _read_item(entry, offsets, tensor):
     return entry._index, tuple(offsets), tuple(tensor.shape), tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+def _read_all(checkpoint, targets):
+    """targets: (entry, offsets, tensor) with contiguous tensors of the entries' dtypes, on any devices."""
+    direct, others = [], {}
+    for entry, offsets, tensor in targets:
+        if tensor.device.type == "cpu":
+            direct.append(_read_item(entry, offsets, tensor))
+        else:
+            others.setdefault(tensor.device, SlotReader(checkpoint._session, tensor.device)).add(entry, offsets, tensor, tensor.dtype)
+    checkpoint._session.read(direct)
+    for reader in others.values():
+        reader.finish()
 
 
 # ---- load ----
@@ -59,12 +73,8 @@ def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | 
     device = torch.device(map_location)
     with Checkpoint(path, part=part, step=step, also=also, shards=shards, _purpose=FOR_VALUES) as checkpoint:
         entries = _chosen(checkpoint, names)
-        batches = [entries] if device.type == "cpu" else [[entry] for entry in entries]  # others hold one tensor here at a time
-        loaded = {}
-        for batch in batches:
-            tensors = {entry.name: torch.empty(entry.shape, dtype=_known_dtype(checkpoint, entry)) for entry in batch}
-            checkpoint._session.read([_read_item(entry, (0,) * len(entry.shape), tensors[entry.name]) for entry in batch])
-            loaded.update({name: tensor.to(device) for name, tensor in tensors.items()})
+        loaded = {entry.name: torch.empty(entry.shape, dtype=_known_dtype(checkpoint, entry), device=device) for entry in entries}
+        _read_all(checkpoint, [(entry, (0,) * len(entry.shape), loaded[entry.name]) for entry in entries])
         checkpoint.unchanged()
     return loaded
 
@@ -123,6 +133,15 @@ def _compare(checkpoint, tensors, strict):
     return missing, unexpected
 
 
+def _places(pieces):
+    """{device of pieces: where they are read to first}: the device itself where it has room for all of them twice, else the host."""
+    needed = {}
+    for piece in pieces:
+        needed[piece.device] = needed.get(piece.device, 0) + piece.numel() * piece.element_size()
+    return {device: device if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 2 * size else torch.device("cpu")
+            for device, size in needed.items()}
+
+
 class _Filling:
     """What one rank loads: read into memory of its own first, so that an error anywhere leaves every state dict as it was."""
 
@@ -135,14 +154,14 @@ class _Filling:
         tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor) or hasattr(value, "local_shards")}
         with Checkpoint(self.path, **self.choices, _purpose=FOR_VALUES) as checkpoint:
             self.missing, self.unexpected = _compare(checkpoint, tensors, self.strict)
-            items, absent = [], set(self.missing)
+            targets, absent = [], set(self.missing)
             for name, tensor in tensors.items():
                 for piece, offsets in [] if name in absent else _pieces(tensor):
                     _check_memory(name, piece)
-                    fresh = torch.empty(piece.shape, dtype=piece.dtype)
-                    self.read.append((piece, fresh))
-                    items.append(_read_item(checkpoint[name], offsets, fresh))
-            checkpoint._session.read(items)
+                    targets.append((checkpoint[name], offsets, piece))
+            places = _places([piece for *_, piece in targets])
+            self.read = [(piece, torch.empty(piece.shape, dtype=piece.dtype, device=places[piece.device])) for *_, piece in targets]
+            _read_all(checkpoint, [(entry, offsets, fresh) for (entry, offsets, _), (_, fresh) in zip(targets, self.read)])
             checkpoint.unchanged()
 
     def keep(self):

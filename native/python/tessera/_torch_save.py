@@ -67,11 +67,41 @@ class _Crc32Option:
             torch.serialization.set_crc32_options(self.before)
 
 
-def _tensor_of(item, planner):
-    tensor = planner.resolve_data(item).detach()
-    tensor = tensor.cpu()
+_PINNED_MOST = 256 << 20  # larger tensors are not copied ahead: two of them are in pinned memory at a time
+
+
+def _start_copy(tensor):
+    """(the tensor in host memory, what to wait for or None)"""
+    if tensor.device.type != "cuda" or tensor.numel() * tensor.element_size() > _PINNED_MOST:
+        return tensor.cpu(), None
+    host, copied = torch.empty_like(tensor, device="cpu", pin_memory=True), torch.cuda.Event()
+    host.copy_(tensor, non_blocking=True)
+    copied.record(torch.cuda.current_stream(tensor.device))
+    return host, copied
+
+
+def _end_copy(tensor, copied):
+    if copied is not None:
+        copied.synchronize()
     # torch.save writes the whole storage: of a view only its own elements are wanted.
     return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size() else tensor
+
+
+def _in_host_memory(items, planner):
+    """(item, tensor or BytesIO) of each; the next tensor of a CUDA device is copied while one is written."""
+    started = None
+    for item in items:
+        data = planner.resolve_data(item)
+        next_one = item, (_start_copy(data.detach()) if item.type != WriteItemType.BYTE_IO else data)
+        if started:
+            yield _ended(*started)
+        started = next_one
+    if started:
+        yield _ended(*started)
+
+
+def _ended(item, data):
+    return item, data if item.type == WriteItemType.BYTE_IO else _end_copy(*data)
 
 
 class _Results(list):
@@ -91,14 +121,13 @@ def _expected_bytes(plan):
 
 def _write_items(out, name, plan, planner):
     results = _Results()
-    for item in plan.items:
+    for item, data in _in_host_memory(plan.items, planner):
         offset = out.tell()
         if item.type == WriteItemType.BYTE_IO:
-            data = planner.resolve_data(item).getbuffer()
-            out.write(data)
-            out.digest.update(data)
+            out.write(data.getbuffer())
+            out.digest.update(data.getbuffer())
         else:
-            torch.save(_tensor_of(item, planner), out)
+            torch.save(data, out)
         length = out.tell() - offset
         results.append(WriteResult(index=item.index, size_in_bytes=length, storage_data=_StorageInfo(name, offset, length)))
     return results

@@ -4,8 +4,8 @@ torch.distributed.checkpoint. The reader takes any checkpoint that Tessera reads
     dcp.load(state_dict, storage_reader=tessera.torch.StorageReader("model.safetensors"))
 
 Bytes go straight from the files into the planner's tensors where these are contiguous, on the CPU and of the stored dtype,
-several tensors and parts of large ones at once; else through one temporary tensor. Every tensor is announced as one chunk, so
-that planning costs nothing however many shards there are."""
+several tensors and parts of large ones at once; else through memory that is used in turn (_slots.py). Every tensor is announced
+as one chunk, so that planning costs nothing however many shards there are."""
 from __future__ import annotations
 
 import io
@@ -21,6 +21,7 @@ from torch.futures import Future
 from ._checkpoint import Checkpoint
 from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
+from ._slots import SlotReader
 from ._torch_load import dtype_of, load, load_into
 from ._torch_save import StorageWriter
 
@@ -91,19 +92,12 @@ class StorageReader(_StorageReader):
                         "tessera.torch.StorageReader(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
         planner.load_bytes(item, io.BytesIO(entry.save()))
 
-    def _read_through(self, item, target):
-        """One temporary tensor, for targets that bytes cannot be read into."""
-        entry = self._checkpoint[item.storage_index.fqn]
-        tensor = torch.empty(tuple(item.lengths), dtype=dtype_of(entry))
-        self._checkpoint._session.read([self._read_item(item, entry, tensor)])
-        target.copy_(tensor)
-
     @staticmethod
     def _read_item(item, entry, tensor):
         return entry._index, tuple(item.storage_offsets), tuple(item.lengths), tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
     def read_data(self, plan, planner):
-        direct, targets = [], []
+        direct, others, targets = [], {}, []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 self._load_object(item, planner)
@@ -115,11 +109,13 @@ class StorageReader(_StorageReader):
             plain = target.device.type == "cpu" and target.is_contiguous() and not target.is_conj() and not target.is_neg()
             if plain and target.dtype == dtype_of(entry):
                 direct.append(self._read_item(item, entry, target))
-                targets.append((item, target))
             else:
-                self._read_through(item, target)
-                planner.commit_tensor(item, target)
+                reader = others.setdefault(target.device, SlotReader(self._checkpoint._session, target.device))
+                reader.add(entry, item.storage_offsets, target, dtype_of(entry))
+            targets.append((item, target))
         self._checkpoint._session.read(direct)
+        for reader in others.values():
+            reader.finish()
         self._checkpoint.unchanged()
         for item, target in targets:
             planner.commit_tensor(item, target)

@@ -1,0 +1,94 @@
+"""Reads into tensors of any device, dtype and strides through host memory that is used in turn: the library's threads fill one part of it
+while others are copied to the device. For CUDA devices it is pinned, so that copies run at the rate of the bus."""
+from __future__ import annotations
+
+import math
+import sys
+
+import torch
+
+SLOTS = 3
+SLOT_BYTES = 32 << 20
+ALIGNMENT = 256  # where a piece begins in a slot; a multiple of every dtype's size
+
+
+class _Slot:
+    def __init__(self, size, device):
+        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.copied = torch.cuda.Event() if device.type == "cuda" else None
+        self.device = device
+
+    def wait(self):
+        if self.copied is not None:
+            self.copied.synchronize()
+
+    def send(self, pieces):
+        """pieces: (target, where its bytes begin, their dtype). Returns before a CUDA device has them."""
+        for target, at, dtype in pieces:
+            size = target.numel() * dtype.itemsize
+            target.copy_(self.memory[at:at + size].view(dtype).view(target.shape), non_blocking=self.copied is not None)
+        if self.copied is not None:
+            self.copied.record(torch.cuda.current_stream(self.device))
+
+
+def _pieces(target, offsets, most):
+    """(part of the target, its offsets in the whole) of at most `most` elements each, in row-major order."""
+    if target.numel() <= most:
+        return [(target, offsets)]
+    dim = next(d for d, size in enumerate(target.shape) if size > 1)
+    each = max(1, most // math.prod(target.shape[dim + 1:]))
+    found = []
+    for begin in range(0, target.shape[dim], each):
+        part = target.narrow(dim, begin, min(each, target.shape[dim] - begin))
+        found += _pieces(part, (*offsets[:dim], offsets[dim] + begin, *offsets[dim + 1:]), most)
+    return found
+
+
+class SlotReader:
+    """Reads entries of one checkpoint into tensors of one device, in the order of `add`; `finish` returns when all are there."""
+
+    def __init__(self, session, device):
+        self._session, self._device = session, device
+        self._items, self._bytes = [], 0
+
+    def add(self, entry, offsets, target, dtype):
+        """dtype: torch's dtype of the entry. target: has the sizes of the box at `offsets`."""
+        self._items.append((entry, tuple(offsets), target, dtype))
+        self._bytes += target.numel() * dtype.itemsize + ALIGNMENT
+
+    def _all_pieces(self):
+        most = sys.maxsize if self._session.is_compressed() else SLOT_BYTES  # compressed chunks can be read only from their beginning
+        for entry, offsets, target, dtype in self._items:
+            for part, at in _pieces(target, offsets, most // dtype.itemsize) if target.numel() else []:
+                yield entry, at, part, dtype
+
+    def _fills(self):
+        """Lists of pieces that are read together, with the bytes that they need."""
+        together, size = [], 0
+        for piece in self._all_pieces():
+            *_, part, dtype = piece
+            needed = -(-part.numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+            if together and size + needed > SLOT_BYTES:
+                yield together, size
+                together, size = [], 0
+            together.append((*piece, size))
+            size += needed
+        if together:
+            yield together, size
+
+    def finish(self):
+        slots = []
+        for number, (pieces, size) in enumerate(self._fills()):
+            if number < SLOTS:
+                slots.append(_Slot(max(size, min(SLOT_BYTES, self._bytes)), self._device))
+            slot = slots[number % SLOTS]
+            slot.wait()
+            if size > slot.memory.numel():
+                slot.memory = _Slot(size, self._device).memory
+            address = slot.memory.data_ptr()
+            self._session.read([(entry._index, at, tuple(part.shape), address + begin, part.numel() * dtype.itemsize)
+                                for entry, at, part, dtype, begin in pieces])
+            slot.send([(part, begin, dtype) for _, _, part, dtype, begin in pieces])
+        for slot in slots:
+            slot.wait()
+        self._items, self._bytes = [], 0
