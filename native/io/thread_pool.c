@@ -1,6 +1,7 @@
 /* See thread_pool.h. Runs one loop at a time: a generation number wakes the workers, and an atomic counter hands out
  * indices. */
 #include "io/thread_pool.h"
+#include "io/forked.h"
 #include "io/locked.h"
 
 #include <assert.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 
 struct tsr_pool {
+    tsr_process process; /* the one that the workers are threads of */
     pthread_mutex_t lock;
     pthread_cond_t wake; /* signalled for a new loop, or to stop */
     pthread_cond_t done; /* signalled when `working` becomes 0 */
@@ -53,6 +55,13 @@ static void *worker(void *ctx)
     return NULL;
 }
 
+static void init_locks(tsr_pool *pool)
+{
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    pthread_cond_init(&pool->done, NULL);
+}
+
 tsr_pool *tsr_pool_new(uint32_t threads)
 {
     tsr_pool *pool = calloc(1, sizeof *pool);
@@ -63,15 +72,24 @@ tsr_pool *tsr_pool_new(uint32_t threads)
         free(pool);
         return NULL;
     }
-    pthread_mutex_init(&pool->lock, NULL);
-    pthread_cond_init(&pool->wake, NULL);
-    pthread_cond_init(&pool->done, NULL);
+    init_locks(pool);
+    tsr_process_init(&pool->process);
     return pool;
+}
+
+/* A child of a fork has none of the workers, and may find the locks in any state. */
+static void begin_in_child(void *ctx)
+{
+    tsr_pool *pool = ctx;
+    init_locks(pool);
+    pool->started = pool->working = 0;
+    pool->busy = pool->open = false;
 }
 
 void tsr_pool_free(tsr_pool *pool)
 {
     if (!pool) return;
+    tsr_process_enter(&pool->process, begin_in_child, pool);
     pthread_mutex_lock(&pool->lock);
     pool->stop = true;
     pthread_cond_broadcast(&pool->wake);
@@ -100,6 +118,7 @@ static void start_workers(tsr_pool *pool, size_t count)
 void tsr_pool_run(void *ctx, size_t count, void (*body)(void *arg, size_t index), void *arg)
 {
     tsr_pool *pool = ctx;
+    tsr_process_enter(&pool->process, begin_in_child, pool);
     pthread_mutex_lock(&pool->lock);
     bool alone = count < 2 || pool->busy || pool->wanted == 0;
     if (!alone) {

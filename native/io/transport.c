@@ -10,6 +10,7 @@
 
 #include "io/answer_headers.h"
 #include "io/curl_library.h"
+#include "io/forked.h"
 
 #include "tessera/sys/alloc.h"
 
@@ -33,6 +34,7 @@ typedef struct batch {
 } batch;
 
 struct tsr_transport {
+    tsr_process process; /* the one that the thread and the connections belong to */
     const tsr_allocator *allocator;
     tsr_curl curl;
     unsigned depth;
@@ -284,7 +286,7 @@ static bool start_thread(tsr_transport *transport)
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
-    transport->is_running = pthread_create(&transport->thread, NULL, drive, transport) == 0;
+    transport->is_running = transport->multi && pthread_create(&transport->thread, NULL, drive, transport) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return transport->is_running;
 }
@@ -296,10 +298,35 @@ static void append(tsr_transport *transport, job *j)
     transport->last = j;
 }
 
+static bool open_connections(tsr_transport *transport)
+{
+    transport->multi = transport->curl.multi_init();
+    if (!transport->multi) return false;
+    transport->curl.multi_setopt(transport->multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, (long)transport->depth);
+    transport->curl.multi_setopt(transport->multi, CURLMOPT_MAXCONNECTS, (long)transport->depth);
+    transport->curl.multi_setopt(transport->multi, CURLMOPT_PIPELINING, (long)CURLPIPE_MULTIPLEX);
+    return true;
+}
+
+/* The connections remain with the parent, which would get the answers to what a child asks for on them. They are not closed here
+ * either: that would end them for the parent, too. */
+static void begin_in_child(void *ctx)
+{
+    tsr_transport *transport = ctx;
+    pthread_mutex_init(&transport->lock, NULL);
+    pthread_cond_init(&transport->ended, NULL);
+    transport->first = transport->last = NULL;
+    transport->active = 0;
+    transport->idle_count = 0;
+    transport->is_running = false;
+    (void)open_connections(transport); /* otherwise no thread is started */
+}
+
 void tsr_transport_perform(tsr_transport *transport, tsr_transfer *const *transfers, size_t count)
 {
     job *jobs = calloc(count ? count : 1, sizeof *jobs);
     batch waiting = {count};
+    tsr_process_enter(&transport->process, begin_in_child, transport);
     for (size_t i = 0; i < count; i++) {
         tsr_transfer_clear(transfers[i]);
         transfers[i]->result = TSR_TRANSFER_FAILED;
@@ -333,18 +360,16 @@ tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, ts
     tsr_transport *transport = tsr_alloc(allocator, 1, sizeof *transport, err);
     if (!transport) return TSR_E_NOMEM;
     *transport = (tsr_transport){.allocator = allocator, .depth = depth};
+    tsr_process_init(&transport->process);
     pthread_mutex_init(&transport->lock, NULL);
     pthread_cond_init(&transport->ended, NULL);
     tsr_status status = tsr_curl_open(&transport->curl, err);
-    if (status == TSR_OK && !(transport->multi = transport->curl.multi_init()))
+    if (status == TSR_OK && !open_connections(transport))
         status = tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for connections");
     if (status != TSR_OK) {
         tsr_transport_close(transport);
         return status;
     }
-    transport->curl.multi_setopt(transport->multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, (long)depth);
-    transport->curl.multi_setopt(transport->multi, CURLMOPT_MAXCONNECTS, (long)depth);
-    transport->curl.multi_setopt(transport->multi, CURLMOPT_PIPELINING, (long)CURLPIPE_MULTIPLEX);
     *out = transport;
     return TSR_OK;
 }
@@ -352,6 +377,7 @@ tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, ts
 void tsr_transport_close(tsr_transport *transport)
 {
     if (!transport) return;
+    tsr_process_enter(&transport->process, begin_in_child, transport);
     if (transport->is_running) {
         pthread_mutex_lock(&transport->lock);
         transport->stop = true;

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "io/thread_pool.h"
@@ -130,6 +131,44 @@ static void test_native_host__a_loop_that_a_worker_begins_last_finishes(void **s
     tsr_pool_free(l.inner.pool);
 }
 
+/* Whether all threads of the pool are in one loop: each index waits for the others. */
+static void wait_for_all(void *arg, size_t index)
+{
+    (void)index;
+    loop *l = arg;
+    atomic_fetch_add(&l->hits[0], 1);
+    for (int i = 0; i < 5000 && atomic_load(&l->hits[0]) < l->inner; i++) usleep(1000);
+    atomic_fetch_add(&l->hits[1], atomic_load(&l->hits[0]) == l->inner);
+}
+
+static bool all_work(tsr_pool *pool, size_t threads)
+{
+    loop l = {.inner = threads};
+    tsr_pool_run(pool, threads, wait_for_all, &l);
+    return l.hits[1] == threads;
+}
+
+static void test_native_host__a_child_of_a_fork_has_a_pool_of_its_own(void **state)
+{
+    (void)state;
+    tsr_pool *pool = tsr_pool_new(3);
+    assert_true(all_work(pool, 3));
+    for (int runs = 0; runs < 2; runs++) { /* a child that uses the pool, and one that only frees it */
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(60); /* instead of waiting for threads that are not there */
+            const bool ok = runs || all_work(pool, 3);
+            tsr_pool_free(pool);
+            _exit(ok ? 0 : 1);
+        }
+        int how = -1;
+        assert_int_equal(waitpid(child, &how, 0), child);
+        assert_int_equal(how, 0);
+    }
+    assert_true(all_work(pool, 3));
+    tsr_pool_free(pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -139,6 +178,7 @@ int main(void)
         cmocka_unit_test(test_native_host__parallel_loops_run_every_index_once),
         cmocka_unit_test(test_native_host__a_loop_inside_a_loop_finishes),
         cmocka_unit_test(test_native_host__a_loop_that_a_worker_begins_last_finishes),
+        cmocka_unit_test(test_native_host__a_child_of_a_fork_has_a_pool_of_its_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
