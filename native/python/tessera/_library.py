@@ -8,6 +8,7 @@ import _thread
 import threading
 import time
 import warnings
+import weakref
 
 from ._choices import Choices
 
@@ -159,25 +160,48 @@ def _raise(err, path):
 
 
 class _Stop:
-    """Ends what the library does for one session. `flag`: not 0 while it must end; `calls`: those under way."""
+    """Ends what the library does for one session. `flag`: not 0 while it must end; `calls`: those under way, of all threads; `refusal`: why
+    there may be no more."""
 
     def __init__(self):
-        self.flag, self.calls = ctypes.c_int(0), set()
+        self.flag, self.calls, self.refusal = ctypes.c_int(0), set(), None
 
     def end(self):
         """Whether no call is under way any more; one may never have begun, where a signal came in between."""
         until = time.monotonic() + 10
+        self.refusal = self.refusal or "the checkpoint is closed"
         self.flag.value = 1
         while self.calls and time.monotonic() < until:
             time.sleep(0.01)
         return not self.calls
 
 
+def _refuse_ended(stops):
+    for stop in stops:
+        if stop.refusal:
+            raise ValueError(stop.refusal)
+
+
+def _counted(stops, function, *arguments):
+    """Calls a function of the library in this thread. Another one may close the session meanwhile, which ends the call."""
+    call = object()
+    try:
+        for stop in stops:
+            stop.calls.add(call)  # before the session is looked at, which is not freed as long as it has calls
+        _refuse_ended(stops)
+        result = function(*arguments)
+    finally:
+        for stop in stops:
+            stop.calls.discard(call)
+    _refuse_ended(stops)
+    return result
+
+
 def _interruptible(stops, function, *arguments):
     """Calls a function of the library so that Ctrl-C ends it. Signals reach Python's main thread, but not while it is in the
     library: the call is made in another one. `stops` are of the sessions that it works with."""
     if threading.current_thread() is not threading.main_thread():
-        return function(*arguments)
+        return _counted(stops, function, *arguments)
     result, interruption = [], None
     running = threading.Lock()  # held until the call has ended
     running.acquire()
@@ -185,6 +209,8 @@ def _interruptible(stops, function, *arguments):
     def work():
         try:
             result.append(function(*arguments))
+        except ValueError:
+            pass  # closed meanwhile, which is said below
         finally:
             for stop in stops:
                 stop.calls.discard(running)
@@ -193,8 +219,13 @@ def _interruptible(stops, function, *arguments):
     for stop in stops:
         stop.calls.add(running)  # a session is not closed before its calls have ended, wherever the signal finds us
     try:
+        _refuse_ended(stops)
         # Not Thread.start, which waits: an exception in that wait can become a RuntimeError, and the call be made twice.
         _thread.start_new_thread(work, ())
+    except ValueError:
+        for stop in stops:
+            stop.calls.discard(running)
+        raise
     except RuntimeError:  # the interpreter is ending, or there are no threads left
         work()
     # Not Thread.join nor Event.wait, which are not safe from an exception at any point. In turns, because the system may
@@ -207,9 +238,10 @@ def _interruptible(stops, function, *arguments):
             for stop in stops:
                 stop.flag.value = 1
     for stop in stops:
-        stop.flag.value = 0
+        stop.flag.value = int(stop.refusal is not None)
     if interruption:
         raise interruption
+    _refuse_ended(stops)
     return result[0]
 
 
@@ -230,12 +262,26 @@ def _collect(stops, call, path):
 FOR_VALUES, FOR_NAMES, FOR_FINDINGS = range(3)
 
 
+_sessions = weakref.WeakSet()
+
+
+def _after_fork():
+    """In the child: no other thread has come along, so that what one was doing for a session is never finished."""
+    for session in list(_sessions):
+        session.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Session:
     """An opened checkpoint. Not to be used after close."""
 
     def __init__(self, path, choices=Choices(), *, threads=0, purpose=FOR_VALUES, allow_expansion=False):
         self.path = os.fspath(path)
         self._stop = _Stop()
+        self._handle = None
+        _sessions.add(self)
         self._handle = self._open(choices, threads, purpose)
         if allow_expansion:
             _allow_expansion(self._handle)
@@ -258,13 +304,25 @@ class Session:
     @property
     def handle(self):
         if not self._handle:
-            raise ValueError("the checkpoint is closed")
+            raise ValueError(self._stop.refusal or "the checkpoint is closed")
         return self._handle
 
+    def __reduce__(self):
+        raise TypeError(f"{self.path}: an opened checkpoint cannot be copied or pickled; open it where it is used")
+
     def close(self):
-        if self._stop.end():
-            _close(self._handle)
-        self._handle = None
+        handle, self._handle = self._handle, None  # not twice, in two threads
+        if self._stop.end() and handle:
+            _close(handle)
+
+    def after_fork(self):
+        if self._stop.calls and self._handle:
+            self._handle = None
+            self._stop.calls.clear()
+            self._stop.refusal = "another thread was reading from the checkpoint when this process was forked; open it again"
+
+    def _do(self, function, *arguments):
+        return _counted([self._stop], function, self.handle, *arguments)
 
     def __del__(self):
         if getattr(self, "_handle", None):
@@ -272,7 +330,7 @@ class Session:
 
     def unchanged(self):
         err = _Error()
-        if _unchanged(self.handle, ctypes.byref(err)) != 0:
+        if self._do(_unchanged, ctypes.byref(err)) != 0:
             _raise(err, self.path)
 
     def format(self):
@@ -293,7 +351,7 @@ class Session:
 
     def chunk(self, index, number, ndim):
         offsets, sizes = (_u64 * MAX_RANK)(), (_u64 * MAX_RANK)()
-        _chunk(self.handle, index, number, offsets, sizes)
+        self._do(_chunk, index, number, offsets, sizes)
         return tuple(offsets[:ndim]), tuple(sizes[:ndim])
 
     def keys(self, index, length):
@@ -315,19 +373,19 @@ class Session:
             to.index, to.offsets, to.sizes, to.buffer, to.bytes = index, at, at + 8 * len(offsets), address, size
         err = _Error()
         few = sum(size for *_, size in items) < _QUICK_BYTES
-        call = _read if few else lambda *to: _interruptible([self._stop], _read, *to)
-        if call(self.handle, array, len(items), ctypes.byref(err)) != 0:
+        call = _counted if few else _interruptible
+        if call([self._stop], _read, self.handle, array, len(items), ctypes.byref(err)) != 0:
             _raise(err, self.path)
 
     def is_plain(self, index):
-        return bool(_is_plain(self.handle, index))
+        return bool(self._do(_is_plain, index))
 
     def is_compressed(self):
         """Whether chunks may be inside compressed streams, which are read from their beginning."""
         return bool(_is_compressed(self.handle))
 
     def has_value(self, index):
-        return bool(_has_value(self.handle, index))
+        return bool(self._do(_has_value, index))
 
     def object(self, index):
         return _collect([self._stop], lambda *to: _object(self.handle, index, *to), self.path)
@@ -343,7 +401,7 @@ class Session:
             to.fqn.data, to.fqn.size, to.ndim = ctypes.cast(name, ctypes.c_void_p), len(name), len(shape)
             to.offsets, to.sizes, to.shape = (ctypes.addressof(of) if of is not None else None for of in numbers)
         err, text = _Error(), key.encode("utf-8", "surrogatepass")
-        plan = _plan_optimizer(self.handle, text, ctypes.byref(_OptimizerMesh(*mesh)), array, len(slices), ctypes.byref(err))
+        plan = self._do(_plan_optimizer, text, ctypes.byref(_OptimizerMesh(*mesh)), array, len(slices), ctypes.byref(err))
         if not plan:
             _raise(err, self.path)
         try:

@@ -13,7 +13,7 @@ import uuid
 from typing import Sequence
 
 import torch
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata, Metadata, StorageMeta, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.futures import Future
@@ -24,6 +24,7 @@ from ._library import FOR_VALUES, TesseraError
 from ._slots import SlotReader
 from ._torch_load import dtype_of, load, load_into
 from ._torch_save import StorageWriter
+from ._torch_versions import meta_fields
 
 __all__ = ["StorageReader", "StorageWriter", "load", "load_into"]
 
@@ -41,6 +42,9 @@ class StorageReader(_StorageReader):
         self.path, self.threads, self.unsafe_objects = path, threads, unsafe_objects
         self._choices = {"part": part, "step": step, "also": also, "shards": shards}
         self._checkpoint: Checkpoint | None = None
+
+    def __getstate__(self):
+        return {**self.__dict__, "_checkpoint": None}  # which is opened again where it is used
 
     def reset(self, checkpoint_id=None):
         if checkpoint_id:
@@ -74,7 +78,7 @@ class StorageReader(_StorageReader):
             else:
                 state[name] = BytesStorageMetadata()
             paths[name] = entry.path or (name,)
-        return Metadata(state, planner_data=paths, storage_data={}, storage_meta=StorageMeta(checkpoint_id=self.path, load_id=str(uuid.uuid4())))
+        return Metadata(state, planner_data=paths, storage_data={}, **meta_fields(checkpoint_id=self.path, load_id=str(uuid.uuid4())))
 
     def set_up_storage_reader(self, metadata, is_coordinator, *args, **kwargs):
         self._open()
