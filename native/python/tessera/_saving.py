@@ -36,7 +36,7 @@ class Saving:
     also where there is one. What was begun and not published is removed when it is closed."""
 
     def __init__(self, url, kind):
-        self.url, self._handle = url, None
+        self.url, self._handle, self._process = url, None, os.getpid()
         self._stop = _Stop()  # a signal is heard when the call is over
         err = _Error()
         self._handle = _open(os.fsencode(url), kind, ctypes.byref(err))
@@ -53,7 +53,7 @@ class Saving:
 
     def close(self):
         handle, self._handle = self._handle, None
-        if handle:
+        if handle and self._process == os.getpid():  # a child of a fork must not give up what its parent sends
             _close(handle)
 
     __del__ = close
