@@ -13,6 +13,7 @@ from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
 from ._ranks import agree, attempt
 from ._slots import SlotReader
+from ._torch_versions import compute_local_shape_and_global_offset
 
 
 def dtype_of(entry):
@@ -89,7 +90,6 @@ def _is_dtensor(tensor):
 def _pieces(tensor):
     """The tensors in which this rank holds a tensor's elements, each with its offsets in the whole."""
     if _is_dtensor(tensor):
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
         if any(placement.is_partial() for placement in tensor.placements):
             raise TesseraError(f"a tensor with the placements {tensor.placements} holds partial sums, and cannot be filled", "usage")
         _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

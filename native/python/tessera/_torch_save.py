@@ -11,7 +11,6 @@ import pickle
 import uuid
 
 import torch
-from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
@@ -22,6 +21,7 @@ from ._choices import StrPath
 from ._library import TesseraError
 from ._save_directory import Directory
 from ._save_objects import SCHEMES, Objects
+from ._torch_versions import meta_fields
 
 # ---- one rank's file ----
 
@@ -183,7 +183,10 @@ class StorageWriter(_StorageWriter):
         return "://" not in path or path.startswith(SCHEMES)
 
     def storage_meta(self):
-        return StorageMeta(checkpoint_id=self.path, save_id=self._save_id)
+        return self._meta_fields().get("storage_meta")
+
+    def _meta_fields(self):
+        return meta_fields(checkpoint_id=self.path, save_id=self._save_id)
 
     def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
         if kwargs.get("use_collectives", True) is False:
@@ -237,7 +240,8 @@ class StorageWriter(_StorageWriter):
             storage_data = {result.index: result.storage_data for rank in results for result in rank}
             files = {rank[0].storage_data.relative_path: rank[0].storage_data.__dict__.pop("handed", None) for rank in results if rank}
             self._take_save_id(storage_data)
-            metadata.storage_data, metadata.storage_meta = storage_data, self.storage_meta()
+            for name, value in {"storage_data": storage_data, **self._meta_fields()}.items():
+                setattr(metadata, name, value)
             if hasattr(metadata, "version"):
                 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
                 metadata.version = CURRENT_DCP_VERSION
