@@ -28,13 +28,20 @@ from ._torch_versions import meta_fields
 
 class _Digested(io.RawIOBase):
     """A rank's file, with a digest of what is written to it. Of a large record the digest has the length alone: its CRC-32 is in the
-    archive's directory, which is written after it and is small."""
+    archive's directory, which is written after it and is small. torch.save writes a tensor in some 40 pieces, most of a few bytes: small
+    ones are kept and written together."""
 
     LARGE = 1 << 20
+    SMALL = 1 << 17
 
     def __init__(self, file):
         super().__init__()
-        self.file, self.size, self.digest = file, 0, hashlib.sha256()
+        self.file, self.size, self._kept, self._sha = file, 0, bytearray(), hashlib.sha256()
+
+    @property
+    def digest(self):
+        self.write_kept()
+        return self._sha
 
     def writable(self):
         return True
@@ -43,11 +50,26 @@ class _Digested(io.RawIOBase):
         return self.size
 
     def write(self, data):
-        view = memoryview(data).cast("B")
+        view = memoryview(data)
+        if view.nbytes < self.SMALL:
+            self._kept += view
+            if len(self._kept) >= self.SMALL:
+                self.write_kept()
+        else:
+            self.write_kept()
+            self._write(view.cast("B"))
+        self.size += view.nbytes
+        return view.nbytes
+
+    def _write(self, view):
         self.file.write(view)
-        self.digest.update(view if len(view) < self.LARGE else len(view).to_bytes(8, "little"))
-        self.size += len(view)
-        return len(view)
+        self._sha.update(view if len(view) < self.LARGE else len(view).to_bytes(8, "little"))
+
+    def write_kept(self):
+        """Not `flush`, which torch.save calls after each tensor."""
+        if self._kept:
+            kept, self._kept = self._kept, bytearray()
+            self._write(memoryview(kept))
 
 
 class _Crc32Option:
@@ -216,6 +238,7 @@ class StorageWriter(_StorageWriter):
             out = _Digested(file)
             with _Crc32Option(self.checksums):
                 results = _write_items(out, file.name, plan, planner)
+            out.write_kept()
             handed = file.finish()
         except BaseException:
             file.discard()
