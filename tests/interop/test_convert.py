@@ -208,6 +208,22 @@ def test_structure_of_torch_files_survives(t):
     assert got["alone"].untyped_storage().nbytes() == 8  # not the 100 elements it was cut from
 
 
+def test_storages_that_are_values_load_again(t):
+    """torch.load makes typed ones of all."""
+    import torch
+    floats, shared = torch.arange(3.), torch.arange(5, dtype=torch.uint8)
+    sd = {"typed": floats.storage(), "untyped": (torch.ones(4, dtype=torch.int16).untyped_storage(), 1), "again": [shared.untyped_storage()], "shared": shared, "w": torch.ones(2)}
+    torch.save(sd, t.at("a.pt"))
+    t.run("convert", t.at("a.pt"), t.at("b.pt"))
+    t.run("convert", t.at("a.pt"), t.at("c"), "--to", "dcp")
+    want, got = (torch.load(t.at(name), weights_only=False) for name in ("a.pt", "b.pt"))
+    flat = load_dcp(t.at("c"))
+    for one, ours, stored in ((want["typed"], got["typed"], flat["typed"]), (want["untyped"][0], got["untyped"][0], flat["untyped"][0]), (want["again"][0], got["again"][0], flat["again"][0])):
+        for kept in (ours, stored):
+            assert type(kept) is type(one) and kept.dtype == one.dtype and kept.tolist() == one.tolist(), (one, kept)
+    assert torch.equal(got["shared"], shared)
+
+
 def same_tree(want, got, at=""):
     """Equal in every type, order and attribute."""
     import torch

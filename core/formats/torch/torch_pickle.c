@@ -245,6 +245,24 @@ static tsr_status put_leaf(emitter *e, const tsr_value *value)
     return TSR_OK;
 }
 
+static bool is_storage(const tsr_value *value)
+{
+    return value->kind == TSR_VALUE_OBJECT && !value->called && value->count == 1 && value->items[0]->kind == TSR_VALUE_TENSOR &&
+           tsr_str_starts(value->text, TSR_STR("torch.")) && tsr_str_ends(value->text, TSR_STR("Storage"));
+}
+
+/* A storage that is itself a value: its one part is a tensor of all its elements. torch.load gives it the type of the storage's class. */
+static tsr_status put_bare_storage(emitter *e, const tsr_value *value)
+{
+    const tsr_torch_new_tensor *tensor = tensor_of(e->tree, value->items[0]->as.tensor);
+    const tsr_torch_new_storage *storage = tensor ? &e->tree->storages[tensor->storage] : NULL;
+    const bool is_whole = storage && tensor->ndim == 1 && !tensor->storage_offset && tensor->entry->dtype == storage->dtype &&
+                          tensor->sizes[0] * tsr_dtype_size(storage->dtype) == storage->byte_length;
+    if (!is_whole) return refuse(e, "a storage of class", value->text);
+    put_storage(&e->pickler, storage, tensor->storage, e->arena, e->err);
+    return remember(e, value);
+}
+
 /* The call that makes a tensor subclass, up to its last two arguments. */
 static tsr_status open_subclass(emitter *e, const tsr_value *value)
 {
@@ -341,7 +359,7 @@ static tsr_status put_value(emitter *e, const tsr_value *value)
     case TSR_VALUE_SET:
     case TSR_VALUE_DICT:
     case TSR_VALUE_SIZE:
-    case TSR_VALUE_OBJECT: return open_container(e, value);
+    case TSR_VALUE_OBJECT: return is_storage(value) ? put_bare_storage(e, value) : open_container(e, value);
     default: return put_leaf(e, value);
     }
 }
