@@ -151,3 +151,27 @@ def test_an_opened_checkpoint_is_not_copied(t):
         state = {"w1": torch.zeros(ROWS, 1000)}
         dcp.load(state, storage_reader=again(), no_dist=True)
         assert state["w1"][-1, -1] == ROWS * 1000
+
+
+def test_a_child_of_a_fork_does_not_give_up_an_upload(t):
+    """Without a server: what closing would call in the library is noted in a file."""
+    from tessera import _saving
+
+    def noted(handle):
+        with open(t.at("closed"), "a") as f:
+            f.write(f"{os.getpid()} {handle}\n")
+    real, _saving._close, _saving._open = (_saving._close, _saving._open), noted, lambda *_: 7
+    saving = _saving.Saving("s3://bucket/key", _saving.SENDS)
+    try:
+        child = os.fork()
+        if not child:
+            saving.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert not os.path.exists(t.at("closed"))
+        saving.close()
+        with open(t.at("closed")) as f:
+            assert f.read() == f"{os.getpid()} 7\n"
+    finally:
+        saving._handle = None  # 7 is not one of the library's
+        _saving._close, _saving._open = real
