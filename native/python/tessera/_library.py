@@ -382,7 +382,7 @@ class Session:
 
     def is_compressed(self):
         """Whether chunks may be inside compressed streams, which are read from their beginning."""
-        return bool(_is_compressed(self.handle))
+        return bool(self._do(_is_compressed))
 
     def has_value(self, index):
         return bool(self._do(_has_value, index))
