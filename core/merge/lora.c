@@ -1,4 +1,4 @@
-/* Which tensors of an adapter change which of the base. */
+/* Folds a LoRA adapter into its base: matches the adapter's tensors to the tensors of the base that they change. */
 #include "mapping/mapping_boxes.h"
 #include "merge/lora_parts.h"
 #include "tessera/sys/cast.h"
@@ -11,7 +11,7 @@ typedef struct folding {
     tsr_lora_options options;
     tsr_lora_config config;
     tsr_mapped *m;
-    tsr_map *targets; /* name in the base → number of its fold */
+    tsr_map *targets; /* name in the base → index in `folds` */
     tsr_vec folds;    /* of tsr_fold * */
     tsr_error *err;
 } folding;
@@ -31,7 +31,7 @@ static bool contains(tsr_str name, tsr_str part, size_t *at)
     return false;
 }
 
-/* The name in the base: without PEFT's prefix and the names of its wrappers. */
+/* The name of the base's tensor or module: `name` without PEFT's prefix and without the names of PEFT's wrapper modules. */
 static tsr_status base_name(const folding *f, tsr_str name, tsr_str *out)
 {
     static const char *const wrappers[] = {".base_layer", ".modules_to_save"};
@@ -60,7 +60,8 @@ static tsr_status misfit(const folding *f, const tsr_entry *entry, const tsr_ent
                      TSR_STR_ARG(entry->fqn), tsr_shape_of(&a).text, TSR_STR_ARG(weight->fqn), tsr_shape_of(&b).text);
 }
 
-/* The fold of the base's tensor `target`, for which the adapter has `entry`. */
+/* Returns the fold of the base's tensor `target`, and creates it if this is the first tensor of the adapter that changes it.
+ * `entry` is that tensor of the adapter. */
 static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, tsr_fold **out)
 {
     uint32_t *number;
@@ -96,7 +97,7 @@ static tsr_status set_change(const folding *f, tsr_fold *fold, const tsr_entry *
     return TSR_OK;
 }
 
-/* The other matrix of a pair. */
+/* Finds the other matrix of the pair that `of` belongs to. Its name is `stem` followed by `ending`. */
 static tsr_status find_pair(const folding *f, tsr_str stem, const char *ending, const tsr_entry *of, const tsr_entry **out)
 {
     tsr_str name;
@@ -149,7 +150,7 @@ static bool same_shape(const tsr_entry *a, const tsr_entry *b)
     return a->ndim == b->ndim && (!a->ndim || !memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape));
 }
 
-/* modules_to_save, biases and embeddings, which adapters store whole. */
+/* Adds a tensor that replaces the base's: from modules_to_save, or a bias or an embedding that the adapter stores whole. */
 static tsr_status add_whole(folding *f, const tsr_entry *entry)
 {
     tsr_str target;
@@ -174,7 +175,7 @@ static tsr_status add_bias(folding *f, const tsr_entry *b, size_t ending)
     return tsr_lora_scale(&f->config, module, &fold->scale, &fold->rank, f->err);
 }
 
-/* One tensor of the adapter. Matrices A come with their B. */
+/* Adds one tensor of the adapter. A matrix A is only checked for its B here; the product is added when B is. */
 static tsr_status add_tensor(folding *f, const tsr_entry *entry)
 {
     static const char a[] = ".lora_A.weight", b[] = ".lora_B.weight", bias[] = ".lora_B.bias";
@@ -217,7 +218,7 @@ static tsr_status fill_rows(folding *f)
     return TSR_OK;
 }
 
-/* PEFT, too, warns of these and ignores them. */
+/* Notes settings that PEFT 0.21 does not have. PEFT also warns about them and ignores them. */
 static tsr_status note_unknown(folding *f)
 {
     tsr_str first;
@@ -228,7 +229,8 @@ static tsr_status note_unknown(folding *f)
                                                       "ignored", count, TSR_STR_ARG(first)), f->err);
 }
 
-/* PEFT warns of these, too, when it loads the adapter, and leaves them as they are. */
+/* Notes selected modules for which the adapter has no tensors. PEFT also warns about them when it loads the adapter, and
+ * leaves them unchanged. */
 static tsr_status note_left_out(folding *f)
 {
     const tsr_catalog *catalog = &f->m->source->catalog;

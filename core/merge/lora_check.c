@@ -1,9 +1,11 @@
-/* What adapters do in PEFT to other tensors than those that they name, and what their files leave open. */
+/* Refuses adapters with which PEFT would also change tensors that they do not name, or whose files do not determine the
+ * result. */
 #include "codec/json.h"
 #include "merge/lora_parts.h"
 #include "tessera/sys/try.h"
 
-/* A tensor that shares memory with a changed one would change with it in PEFT: which of both is meant is not known here. */
+/* In PEFT, a tensor that shares memory with a changed one changes with it. The files do not show whether that is intended,
+ * so such a base is refused. */
 static tsr_status check_shared(const tsr_catalog *catalog, const tsr_fold *fold, tsr_error *err)
 {
     const tsr_entry *weight = fold->weight;
@@ -23,7 +25,8 @@ static bool is_square(const tsr_entry *weight)
     return weight->shape[0] == weight->shape[1];
 }
 
-/* Whether the weight is [inputs, outputs], as its bias shows; *known: whether it shows anything. */
+/* Sets *turned to whether the shape of the module's bias shows that the weight is [inputs, outputs]. *known is false if it
+ * does not decide this. */
 static tsr_status is_turned(const tsr_mapped *m, const tsr_entry *weight, bool *known, bool *turned, tsr_error *err)
 {
     const tsr_str ending = TSR_STR(".weight");
@@ -38,7 +41,7 @@ static tsr_status is_turned(const tsr_mapped *m, const tsr_entry *weight, bool *
     return TSR_OK;
 }
 
-/* A weight of the adapter or of the base whose shape contradicts fan_in_fan_out, or NULL. */
+/* Sets *out to a weight, in a fold or in the base, whose shape contradicts fan_in_fan_out, or to NULL if there is none. */
 static tsr_status find_contradiction(const tsr_mapped *m, bool fan_in_fan_out, tsr_fold *const *folds, size_t count, const tsr_entry **out,
                                      tsr_error *err)
 {
@@ -56,8 +59,9 @@ static tsr_status find_contradiction(const tsr_mapped *m, bool fan_in_fan_out, t
     return TSR_OK;
 }
 
-/* PEFT goes by the class of each module (Linear, or Conv1D as in GPT-2), but saves as fan_in_fan_out what held for the last one. Only
- * shapes show what holds for the others, and those of square matrices do not. */
+/* PEFT decides for each module by its class whether the weight is transposed (Conv1D, as in GPT-2) or not (Linear), but the
+ * saved fan_in_fan_out is that of the last module only. The shapes of the other weights show how they are stored, unless
+ * they are square. So a square weight is refused if another weight contradicts the setting. */
 static tsr_status check_squares(const tsr_mapped *m, bool fan_in_fan_out, tsr_fold *const *folds, size_t count, tsr_error *err)
 {
     size_t first = 0;
@@ -87,7 +91,7 @@ static bool is_input_embedding(tsr_str module)
     return false;
 }
 
-/* Without config.json next to the base, a language model that stores no output layer is taken for a tied one. */
+/* If the base has no config.json, a causal language model counts as having tied embeddings. */
 static bool ties_words(const tsr_mapped *m, const tsr_lora_config *config)
 {
     const cJSON *task = cJSON_GetObjectItemCaseSensitive(config->tree, "task_type");
@@ -105,8 +109,8 @@ static bool has_output_layer(const tsr_catalog *catalog)
     return false;
 }
 
-/* modules_to_save replaces the embedding module, and the output layer keeps the weight that it had in common with it. A base that does
- * not store that weight would get the new one there, too. */
+/* modules_to_save replaces the embedding module. In PEFT the output layer then keeps the weight that both had shared. If the
+ * base does not store that weight for the output layer, the folded checkpoint would give it the new one. */
 static tsr_status check_embedding(const tsr_mapped *m, const tsr_lora_config *config, const tsr_fold *fold, tsr_error *err)
 {
     const tsr_str fqn = fold->weight->fqn, ending = TSR_STR(".weight");

@@ -1,4 +1,4 @@
-/* adapter_config.json of PEFT. */
+/* Reads PEFT's adapter_config.json. */
 #include <math.h>
 
 #include "codec/json.h"
@@ -7,17 +7,19 @@
 
 #define CONFIG_NAME "adapter_config.json"
 
-/* Settings whose adapters are not W + B·A·scale, or are not for the base as it is stored. Source: peft.LoraConfig. */
+/* Settings with which the result is not W + scale·(B·A), or with which the adapter does not fit the base as it is stored.
+ * Source: peft.LoraConfig. */
 static const char *const settings[] = {
     "use_dora",        "use_qalora",   "layer_replication", "target_parameters", "trainable_token_indices", "alora_invocation_tokens",
     "use_bdlora",      "arrow_config", "velora_config",     "monteclora_config", "kasa_config",             "megatron_config"};
-/* The other settings, which need not be looked at or are understood: of PEFT 0.21. */
+/* The other settings of PEFT 0.21. They are used here, or do not affect the result. */
 static const char *const understood[] = {
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "r",
     "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias", "use_rslora", "modules_to_save",
     "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "megatron_core", "loftq_config",
     "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config", "lora_bias", "ensure_weight_tying"};
-/* Ways to start that change the base when the adapter is made and when it is loaded; PEFT takes OLoRA for olora, too. */
+/* Initializations that change the base when the adapter is created and when it is loaded. Letter case does not matter here,
+ * because PEFT also accepts OLoRA for olora. */
 static const char *const changed_bases[] = {"pissa", "olora", "corda", "loftq", "lora_ga"};
 
 static bool is_set(const cJSON *item)
@@ -26,7 +28,7 @@ static bool is_set(const cJSON *item)
     return !(cJSON_IsArray(item) || cJSON_IsObject(item)) || cJSON_GetArraySize(item) > 0;
 }
 
-/* `start` is in lower case. */
+/* Whether `text` starts with `start`, ignoring case. `start` must be lower-case. */
 static bool starts_in_any_case(const char *text, const char *start)
 {
     while (*start && (*text >= 'A' && *text <= 'Z' ? *text - 'A' + 'a' : *text) == *start) text++, start++;
@@ -123,8 +125,9 @@ static bool is_plain(tsr_str key)
     return key.size > 0;
 }
 
-/* The value of the first key that is the module's name or, unless it begins with ^, the end of it; NULL: there is none. PEFT matches
- * keys as regular expressions, of which those that are names are understood. */
+/* Sets *out to the value of the first matching key, or to NULL. A key matches if it is the end of the module's name, at a
+ * component boundary, or, after ^, if it is the whole name. PEFT treats keys as regular expressions; any key that is more
+ * than a name fails with TSR_E_UNSUPPORTED. */
 static tsr_status find_pattern(const cJSON *patterns, tsr_str module, const cJSON **out, tsr_error *err)
 {
     const cJSON *item = NULL;

@@ -1,4 +1,4 @@
-/* What the files of LoRA adapters share. */
+/* Declarations shared by the files that fold LoRA adapters. */
 #ifndef TSR_MERGE_LORA_PARTS_H
 #define TSR_MERGE_LORA_PARTS_H
 
@@ -7,51 +7,57 @@
 
 struct cJSON;
 
-/* adapter_config.json, as far as it decides the result. */
+/* The settings of adapter_config.json that affect the result. */
 typedef struct tsr_lora_config {
-    struct cJSON *tree; /* owned; the patterns are in it */
+    struct cJSON *tree; /* owned; the patterns below point into it */
     const struct cJSON *alpha_pattern, *rank_pattern; /* objects, or NULL */
     double alpha;
     uint64_t rank;
     bool rslora, fan_in_fan_out;
 } tsr_lora_config;
 
-/* lora_config.c. Frees nothing on failure but what it has made. TSR_E_NOT_FOUND where the file is missing, TSR_E_UNSUPPORTED naming
- * the setting that is not plain LoRA. */
+/* lora_config.c: reads adapter_config.json from the adapter's store. Release *out with tsr_lora_config_free; on failure
+ * there is nothing to release. Errors: TSR_E_NOT_FOUND if the file is missing; TSR_E_UNSUPPORTED, naming the setting, if it
+ * is not plain LoRA; those of reading and parsing. */
 tsr_status tsr_lora_config_read(tsr_checkpoint *adapter, tsr_lora_config *out, tsr_error *err);
-void tsr_lora_config_free(tsr_lora_config *config); /* takes a zeroed one */
-/* What B·A of a module is multiplied with, and the rank that the configuration states for it. */
+void tsr_lora_config_free(tsr_lora_config *config); /* accepts a zeroed one */
+/* Sets *scale to the factor of the module's B·A, and *rank to the rank that the configuration states for the module. Errors:
+ * TSR_E_UNSUPPORTED if a pattern is a regular expression; TSR_E_FORMAT if a pattern's value is not a number or the rank is
+ * 0. */
 tsr_status tsr_lora_scale(const tsr_lora_config *config, tsr_str module, double *scale, uint64_t *rank, tsr_error *err);
 
-/* How many settings, other than null, false and empty ones, are neither used nor known to leave the result alone; `*first` is the name
- * of the first, which the configuration owns. */
+/* Counts the settings that PEFT 0.21 does not have, except those that are null, false or empty. Sets *first to the name of
+ * the first of them, which the configuration owns. */
 size_t tsr_lora_unknown(const tsr_lora_config *config, tsr_str *first);
 
-/* Whether `last` is the whole name or its last components: "self_attn.q_proj" of "layers.0.self_attn.q_proj". */
+/* Whether `last` is the whole name or its last components, such as "self_attn.q_proj" of "layers.0.self_attn.q_proj". */
 bool tsr_lora_ends(tsr_str name, tsr_str last);
-/* Whether a list of the configuration, or NULL, has the module's name or its last components. */
+/* Whether a list of the configuration contains the module's name or its last components. `list` may be NULL. */
 bool tsr_lora_lists(const struct cJSON *list, tsr_str module);
-/* Whether the configuration selects a module by its name or its last components. Patterns, and adapters for some layers only, are not
- * understood: false then. Source: peft.tuners.tuners_utils.check_target_module_exists. */
+/* Whether the configuration selects a module by its name or its last components. Returns false if modules are selected by a
+ * regular expression, or in some layers only: neither is evaluated here. Source:
+ * peft.tuners.tuners_utils.check_target_module_exists. */
 bool tsr_lora_selects(const tsr_lora_config *config, tsr_str module);
 
-/* What becomes of one tensor of the base. */
+/* How one tensor of the result is computed: the base's tensor, or the adapter's replacement, plus a change. */
 typedef struct tsr_fold {
     tsr_checkpoint *base, *adapter;
-    const tsr_entry *weight; /* of the base, whose place and dtype the result has */
-    const tsr_entry *start;  /* of the adapter: what it stores in place of `weight`; or NULL */
-    const tsr_entry *a, *b;  /* of the adapter: + scale·(B·A), without `a` + scale·b, and without `b` nothing */
-    bool rounds;             /* the change is rounded to the weight's dtype before it is added, as for embeddings */
-    bool transposed;         /* W is [columns of A, rows of B] */
-    bool embedding;          /* which always is */
+    const tsr_entry *weight; /* in the base; the result has its position and shape */
+    const tsr_entry *start;  /* in the adapter: its replacement for `weight`, or NULL */
+    /* Both are in the adapter. The change is scale·(B·A), or scale·b if `a` is NULL, or nothing if `b` is NULL. */
+    const tsr_entry *a, *b;
+    bool rounds;             /* round the change to the weight's dtype before adding it, as PEFT does for embeddings */
+    bool transposed;         /* W is [columns of A, rows of B]: the change is transposed */
+    bool embedding;          /* of an embedding layer: if W is square, the change is transposed */
     double scale;
     uint64_t rank;
     tsr_dtype dtype;         /* of the result */
 } tsr_fold;
 
-/* lora_check.c: whether the folds do to the whole model what PEFT does. */
+/* lora_check.c: checks that the folds have the same effect on the whole model as PEFT. Otherwise fails with
+ * TSR_E_UNSUPPORTED and a message that says what to do. */
 tsr_status tsr_lora_check(const tsr_mapped *m, const tsr_lora_config *config, tsr_fold *const *folds, size_t count, tsr_error *err);
-/* lora_sum.c: a tsr_computed.compute; `ctx` is a tsr_fold. */
+/* lora_sum.c: computes a run of the result's elements (tsr_computed.compute); `ctx` is a tsr_fold. */
 tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
 
 #endif

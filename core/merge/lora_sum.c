@@ -1,4 +1,4 @@
-/* W + scale·(B·A), in blocks of bounded size. */
+/* Computes W + scale·(B·A), in blocks of bounded size. */
 #include "merge/lora_parts.h"
 #include "merge/merge_read.h"
 #include "tessera/read.h"
@@ -7,23 +7,25 @@
 
 enum { RANKS = 128, ROWS = 128, COLUMNS = 1024 };
 
-/* Memory for one run. */
+/* Working memory for one run. */
 typedef struct room {
-    double *sums;   /* of the run */
+    double *sums;   /* the run's sums; LOADED elements */
     double *left;   /* ROWS × RANKS */
     double *right;  /* RANKS × COLUMNS */
-    double *loaded; /* as many as the largest of both */
-    uint8_t *bytes; /* the same, as stored */
+    double *loaded; /* LOADED elements: as many as the larger of the two above */
+    uint8_t *bytes; /* room for the elements of `loaded` as they are stored */
 } room;
 
 enum { LOADED = RANKS * COLUMNS, ROOM = ROWS * RANKS + 3 * LOADED };
 
-/* What of W a block is about: rows [row, row + rows), columns [column, column + columns), ranks [rank, rank + ranks). */
+/* The part of a product that is computed in one go: rows [row, row + rows) and columns [column, column + columns) of W,
+ * summed over [rank, rank + ranks) of the inner dimension. */
 typedef struct block {
     uint64_t row, rows, column, columns, rank, ranks;
 } block;
 
-/* The box [x0, x0 + xs) × [y0, y0 + ys) of a matrix in float64, transposed where W is. */
+/* Reads the box [box[0], box[0] + box[1]) × [box[2], box[2] + box[3]) of a matrix as float64, and transposes it if the fold
+ * is transposed. */
 static tsr_status load(const tsr_fold *fold, const tsr_entry *entry, const uint64_t box[4], const room *r, double *out,
                        tsr_error *err)
 {
@@ -51,7 +53,7 @@ static tsr_status load_right(const tsr_fold *fold, const block *b, const room *r
     return load(fold, fold->transposed ? fold->b : fold->a, fold->transposed ? turned : plain, r, r->right, err);
 }
 
-/* Adds the block's products to those elements of the run that are in it. */
+/* Adds the block's products to the sums of the elements that are in the run. */
 static void add_block(const tsr_fold *fold, const block *b, const tsr_run *run, const room *r)
 {
     const uint64_t width = fold->weight->shape[1], end = run->first + run->count;
@@ -104,7 +106,7 @@ static tsr_status read_weight(const tsr_fold *fold, const tsr_run *run, tsr_dtyp
     return tsr_merge_read(fold->start ? start : weight, run, dtype, r->bytes, out, err);
 }
 
-/* The change of the run, in r->sums, before it is scaled. */
+/* Computes the change to the run's elements, without the scale, in r->sums. */
 static tsr_status read_change(const tsr_fold *fold, const tsr_run *run, const room *r, tsr_error *err)
 {
     const tsr_stored_tensor change = {fold->adapter, fold->b};
@@ -113,7 +115,7 @@ static tsr_status read_change(const tsr_fold *fold, const tsr_run *run, const ro
     return add_products(fold, run, r, err);
 }
 
-/* r->sums, scaled and in the weight's dtype, in float64 again. */
+/* Scales r->sums and rounds them to the weight's dtype; they stay stored as float64. */
 static void round_change(const tsr_fold *fold, size_t count, const room *r)
 {
     const tsr_dtype dtype = fold->weight->dtype;
@@ -123,7 +125,8 @@ static void round_change(const tsr_fold *fold, size_t count, const room *r)
     tsr_cast(dtype, TSR_FLOAT64, r->bytes, count, (uint8_t *)r->sums);
 }
 
-/* At most LOADED elements. As PyTorch does it: each operation rounds to float32, unless a tensor is float64. */
+/* Computes at most LOADED elements. Rounds as PyTorch does: every operation gives float32, unless one of the tensors is
+ * float64. */
 static tsr_status sum_run(const tsr_fold *fold, const tsr_run *run, const room *r, uint8_t *out, tsr_error *err)
 {
     const size_t count = (size_t)run->count;

@@ -1,4 +1,4 @@
-/* What must agree between the inputs of a merge. */
+/* Checks that the inputs of a merge agree with each other. */
 #include "base/line.h"
 #include "merge/merge_parts.h"
 #include "tessera/sys/compare_pair.h"
@@ -18,7 +18,8 @@ static void describe(const tsr_entry *entry, char *text, size_t capacity)
     tsr_line_format(&line, "]");
 }
 
-/* `casts`: sums may be of several dtypes. */
+/* Whether both are the same kind of entry and, if they are tensors, have the same shape and dtype. `casts` allows two
+ * different floating-point dtypes. */
 static bool same_tensor(const tsr_entry *a, const tsr_entry *b, bool casts)
 {
     if (a->kind != b->kind) return false;

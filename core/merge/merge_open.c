@@ -1,4 +1,4 @@
-/* The merge of several checkpoints as one over the first of them. */
+/* Presents the merge of several checkpoints as one mapped checkpoint over the first of them. */
 #include "merge/merge_parts.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/entries.h"
@@ -14,8 +14,8 @@ typedef struct builder {
     tsr_merge *merge;
     uint32_t inputs; /* with the base */
     tsr_ring *ring;
-    tsr_map *storages; /* storage → 1 + its first row */
-    tsr_vec tied;      /* of tied_row */
+    tsr_map *storages; /* storage_id of the first input → index in `tied` */
+    tsr_vec tied;      /* of tied_row: the first tensor of each storage */
     tsr_error *err;
 } builder;
 
@@ -27,7 +27,7 @@ typedef struct tied_row {
 
 /* ---- tied tensors ---- */
 
-/* Whether two tensors of one checkpoint are the same bytes. */
+/* Sets *is to whether two tensors of one checkpoint are exactly the same stored bytes. */
 static tsr_status is_alias(tsr_checkpoint *checkpoint, const tsr_entry *a, const tsr_entry *b, bool *is, tsr_error *err)
 {
     tsr_view x, y;
@@ -44,7 +44,8 @@ static tsr_status is_alias(tsr_checkpoint *checkpoint, const tsr_entry *a, const
     return status;
 }
 
-/* The row that this tensor is tied to in every input, or NULL. Notes the first tensor of each storage. */
+/* Finds the earlier tensor that this one is tied to in every input, so that both share one computed file. *out is NULL if
+ * there is none. Remembers the first tensor of each storage. */
 static tsr_status find_tied(builder *b, const tsr_merged *tensor, tied_row **out)
 {
     const tsr_entry *entry = tensor->entries[0];
@@ -118,7 +119,7 @@ static tsr_status add_entry(builder *b, const tsr_entry *entry, uint64_t order)
     return tsr_merge_sums(entry) ? add_sum(b, tensor) : tsr_mapped_keep(b->m, entry, order, b->err);
 }
 
-/* Names that the first input does not have. */
+/* Refuses names that the first input does not have. */
 static tsr_status check_names(const builder *b)
 {
     const tsr_merge_input *inputs = b->merge->inputs;

@@ -1,11 +1,12 @@
-/* Runs of a tensor's elements in the type that sums are made in. */
+/* Reads runs of elements in the dtype in which sums are computed. */
 #ifndef TSR_MERGE_MERGE_READ_H
 #define TSR_MERGE_MERGE_READ_H
 
 #include "tessera/compare.h"
 #include "tessera/sys/read_run.h"
 
-/* A run in `dtype`, into `out`; `bytes` has room for it as it is stored. Errors: those of tsr_read_run. */
+/* Reads a run of elements as `dtype` into `out`. `bytes` must have room for the run in its stored dtype. Errors: those of
+ * tsr_read_run. */
 tsr_status tsr_merge_read(tsr_stored_tensor tensor, const tsr_run *run, tsr_dtype dtype, uint8_t *bytes, void *out,
                           tsr_error *err);
 

@@ -1,4 +1,4 @@
-/* The angle between two tensors, and what it makes of them. */
+/* Spherical interpolation: measures the angle between two tensors and computes their factors from it. */
 #include <math.h>
 
 #include "merge/merge_parts.h"
@@ -7,8 +7,8 @@
 
 enum { RUN = 1 << 16 };
 
-/* Source of both: mergekit's slerp. Vectors that are nearly parallel have no arc that could be computed; shorter ones than the second
- * have no direction. */
+/* Both limits are those of mergekit's slerp. Nearly parallel vectors are interpolated along the line, because sin(angle) is
+ * close to 0. Vectors whose length is at most SHORTEST are not normalized. */
 #define NEARLY_PARALLEL 0.9995
 #define SHORTEST        1e-8
 
@@ -56,7 +56,8 @@ static void factors_of(double cosine, double t, double factors[2])
     factors[1] = sin(t * angle) / sine;
 }
 
-/* Each step rounds to float32, as where the tensors are: elements that nearly cancel show every bit of the factors. */
+/* Every step rounds to float32, as in the library where the tensors are float32. Where elements nearly cancel, every bit of
+ * the factors shows in the result. */
 static void float_factors_of(float cosine, float t, double factors[2])
 {
     const float angle = acosf(cosine), sine = sinf(angle);
@@ -116,7 +117,7 @@ tsr_status tsr_merge_measure(tsr_checkpoint *merged, uint64_t part, uint64_t par
     tsr_free(host->allocator, s.results, count, sizeof *s.results);
     if (failed == count) return TSR_OK;
     const uint64_t order = failed * parts + part;
-    return measure(s.merge->tensors[order], &s.merge->angles[order], err); /* again, for its message */
+    return measure(s.merge->tensors[order], &s.merge->angles[order], err); /* run again for its error message */
 }
 
 tsr_str tsr_merge_angles(tsr_checkpoint *merged)

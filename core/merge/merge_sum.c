@@ -1,9 +1,9 @@
-/* Weighted sums of runs of elements. */
+/* Computes weighted sums of runs of elements. */
 #include "merge/merge_parts.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/try.h"
 
-/* sum += factor · (x − base); `base` NULL: none. */
+/* sum += factor · (x − base), or factor · x if `base` is NULL */
 static void add_floats(float *sum, float factor, const float *x, const float *base, size_t count)
 {
     for (size_t i = 0; i < count && base; i++) sum[i] += factor * (x[i] - base[i]);
@@ -16,7 +16,7 @@ static void add_doubles(double *sum, double factor, const double *x, const doubl
     for (size_t i = 0; i < count && !base; i++) sum[i] += factor * x[i];
 }
 
-/* sum / divisor + base */
+/* sum / divisor + base; there is no base if `base` is NULL */
 static void finish_floats(float *sum, float divisor, const float *base, size_t count)
 {
     for (size_t i = 0; i < count && divisor != 1; i++) sum[i] /= divisor;
@@ -29,7 +29,8 @@ static void finish_doubles(double *sum, double divisor, const double *base, size
     for (size_t i = 0; i < count && base; i++) sum[i] += base[i];
 }
 
-/* Room for one run: of the sum, one input, the base, and one input as it is stored, 8 bytes per element each. */
+/* Working memory for one run: the sum, one input and the base in the dtype of the sums, and one input as it is stored. Each
+ * has 8 bytes per element. */
 typedef struct room {
     void *sum, *x, *base;
     uint8_t *bytes;
