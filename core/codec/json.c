@@ -1,4 +1,4 @@
-/* Documents: strict check, cJSON's tree, duplicate keys refused, and accessors that say where something is amiss. */
+/* Parses and checks documents, refuses duplicate keys, and reads items with errors that state where they are. */
 #include "codec/json.h"
 
 #include <math.h>
@@ -10,8 +10,8 @@
 
 #define TWO_TO_53 9007199254740992.0
 
-/* A walk over a tree in document order without a stack of its own: cJSON has no parent pointers, so the containers on
- * the way are kept here; depth was bounded by the check. */
+/* The largest depth that tsr_json_check accepts. cJSON nodes do not point to their parents, so refuse_duplicates keeps the
+ * open containers in an array of this size. */
 enum { MAX_DEPTH = 256 };
 
 static tsr_status report_duplicate(tsr_str text, const cJSON *member, uint64_t key_number, tsr_error *err)
@@ -21,7 +21,7 @@ static tsr_status report_duplicate(tsr_str text, const cJSON *member, uint64_t k
     return tsr_raise(err, TSR_E_FORMAT, position, "json: duplicate key '%s'", member->string);
 }
 
-/* Finds the first member of `object` whose key an earlier one has; *number is its place among the members. */
+/* Finds the first member of `object` with the same key as an earlier one; *duplicate is NULL if there is none. */
 static tsr_status find_duplicate(const cJSON *object, const tsr_host *host, const cJSON **duplicate, tsr_error *err)
 {
     *duplicate = NULL;

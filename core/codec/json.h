@@ -1,9 +1,10 @@
-/* JSON documents (index files, layouts, targets, module trees, plans) as cJSON trees, after checks that cJSON does not
- * make: strict grammar, valid UTF-8, no NUL (raw or escaped), no lone surrogates, no duplicate keys, bounded depth,
- * nothing behind the document. What is read from a tree here says where in it something unexpected stands.
+/* Parses JSON documents (index files, layouts, targets, module trees, plans) into cJSON trees. Documents are first checked
+ * for what cJSON lets pass: strict grammar, valid UTF-8, no NUL (raw or escaped), no lone surrogates, no duplicate keys,
+ * bounded depth, and nothing after the document. The functions that read a tree report where in it they found something
+ * unexpected.
  *
- * cJSON keeps numbers as doubles: integers are taken only below 2^53, where a double holds them exactly.
- * Source of the rules: RFC 8259. Memory: about 100 bytes a node, from cJSON's own hooks. */
+ * cJSON stores numbers as doubles, so integers are accepted only below 2^53, where a double is exact. Source of the rules:
+ * RFC 8259. Memory: about 100 bytes per node, allocated through cJSON's own hooks. */
 #ifndef TSR_CODEC_JSON_H
 #define TSR_CODEC_JSON_H
 
@@ -11,8 +12,8 @@
 
 #include "tessera/host.h"
 
-/* A tree the caller owns (cJSON_Delete). Errors carry the byte position in `text`: TSR_E_FORMAT; TSR_E_LIMIT for depth
- * and `limits.metadata_bytes`; TSR_E_NOMEM. Thread-safe. */
+/* Parses a document. The caller owns the tree and frees it with cJSON_Delete. Errors, with the byte position in `text`:
+ * TSR_E_FORMAT; TSR_E_LIMIT for the depth. Also TSR_E_LIMIT for limits.metadata_bytes, and TSR_E_NOMEM. Thread-safe. */
 tsr_status tsr_json_parse(tsr_str text, const tsr_host *host, cJSON **out, tsr_error *err);
 
 typedef enum tsr_json_type {
@@ -23,21 +24,22 @@ typedef enum tsr_json_type {
     TSR_JSON_BOOL
 } tsr_json_type;
 
-/* The functions below take `where`, the path of `item` for messages ("mesh.dim_names"; "" is the root). All errors are
- * TSR_E_FORMAT without a position. */
+/* In the functions below, `where` is the path of the item for messages, such as "mesh.dim_names"; "" is the root. All their
+ * errors are TSR_E_FORMAT without a position. */
 
-/* Whether an item has the type: "expected an array at mesh.shape, found a string". */
+/* Checks the type of an item. The message reads "expected an array at mesh.shape, found a string". */
 tsr_status tsr_json_expect(const cJSON *item, tsr_json_type type, const char *where, tsr_error *err);
-/* The member under `key`, which must be there and have the type. `object` must be an object too. Linear. */
+/* Finds the member with the name `key`, which must exist and have the type. `object` must be an object. Searches
+ * linearly. */
 tsr_status tsr_json_get(const cJSON *object, const char *key, tsr_json_type type, const char *where, const cJSON **out,
                         tsr_error *err);
-/* The same for a member that may be absent or null: then *out is NULL. */
+/* Like tsr_json_get, but the member may be absent or null; *out is then NULL. */
 tsr_status tsr_json_find(const cJSON *object, const char *key, tsr_json_type type, const char *where, const cJSON **out,
                          tsr_error *err);
-/* An exact integer in [0, 2^53) or (-2^53, 2^53). */
+/* Reads an integer that a double holds exactly: in [0, 2^53) or (-2^53, 2^53). */
 tsr_status tsr_json_to_u64(const cJSON *item, const char *where, uint64_t *out, tsr_error *err);
 tsr_status tsr_json_to_i64(const cJSON *item, const char *where, int64_t *out, tsr_error *err);
-/* The text of a string item, or the key of a member; borrowed from the tree. */
+/* The text of a string, and the key of a member. Both are borrowed from the tree. */
 static inline tsr_str tsr_json_text_of(const cJSON *string_item)
 {
     return tsr_str_from(string_item->valuestring);

@@ -1,5 +1,5 @@
-/* cJSON forgives too much (NUL, control characters, lone surrogates, words behind the document) and reports no
- * positions, so every document passes this check first. One pass, one bit of state per open container. */
+/* cJSON accepts too much (NUL, control characters, lone surrogates, words after the document) and does not report positions,
+ * so every document passes this check first. It is a single pass, and stores one bit per open container. */
 #include "codec/json_check.h"
 
 #include <math.h>
@@ -8,13 +8,13 @@
 #include "base/utf8.h"
 #include "tessera/sys/try.h"
 
-enum { MAX_DEPTH = 256, MAX_NUMBER = 63 /* cJSON's buffer */ };
+enum { MAX_DEPTH = 256, MAX_NUMBER = 63 /* the size of cJSON's buffer */ };
 
 typedef struct checker {
     tsr_str text;
     size_t at;
     uint32_t depth;
-    uint64_t objects[MAX_DEPTH / 64]; /* bit per level: 1 = object */
+    uint64_t objects[MAX_DEPTH / 64]; /* one bit per level: 1 for an object */
     uint64_t key_number;
     uint64_t *key_position;
     tsr_error *err;
@@ -83,7 +83,7 @@ static tsr_status check_number(checker *c)
     return check_range(c, from);
 }
 
-/* -1 when four hexadecimal digits do not stand there. */
+/* Returns the value of four hexadecimal digits, or -1 if they are not there. */
 static int hex4(tsr_str text, size_t at)
 {
     int unit = 0;
@@ -183,7 +183,7 @@ static tsr_status enter(checker *c, bool object, uint32_t max_depth)
     return TSR_OK;
 }
 
-/* Closes every container that ends here. Afterwards a value is due, or the document is done (depth 0). */
+/* Closes every container that ends here. Then either a value must follow, or the document is complete (depth 0). */
 static tsr_status after_value(checker *c)
 {
     while (c->depth) {
@@ -200,7 +200,8 @@ static tsr_status after_value(checker *c)
     return TSR_OK;
 }
 
-/* One value's beginning: a scalar, or a container that is entered. *complete: nothing of it is left to come. */
+/* Checks the beginning of a value: a scalar, or the opening of a container. *complete reports whether the value ends
+ * there. */
 static tsr_status check_value(checker *c, uint32_t max_depth, bool *complete)
 {
     int byte;
@@ -210,7 +211,7 @@ static tsr_status check_value(checker *c, uint32_t max_depth, bool *complete)
     if (byte == '{' || byte == '[') {
         TSR_TRY(enter(c, byte == '{', max_depth));
         skip_space(c);
-        *complete = peek(c) == byte + 2; /* '}' and ']' */
+        *complete = peek(c) == byte + 2; /* '}' or ']': the container is empty */
         return *complete || byte == '[' ? TSR_OK : check_key(c);
     }
     if (byte == '"') return check_string(c);

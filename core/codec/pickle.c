@@ -1,21 +1,22 @@
-/* The pickle machine's main loop: one switch over the opcodes that current picklers write, everything else behind
- * tsr_pickle_rare. Position and stack top stay in locals; a helper that needs them in the machine gets them there. */
+/* The main loop of the pickle machine: a switch over the opcodes that current picklers write; tsr_pickle_rare handles all
+ * others. The position and the stack top are local variables, and are stored in the machine only for functions that need
+ * them there. */
 #include "codec/pickle_machine.h"
 
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
 
-enum { OPERAND_MAX = 8 }; /* bytes of the longest operand of fixed size */
+enum { OPERAND_MAX = 8 }; /* bytes of the longest operand with a fixed size */
 
-/* Bytes of operand behind each opcode, for those of fixed size. */
+/* The operand sizes of opcodes, if they are fixed. */
 static const uint8_t operand_size[256] = {
     ['K'] = 1,  ['h'] = 1,  ['q'] = 1,  ['U'] = 1, ['C'] = 1,  [0x80] = 1, [0x82] = 1, [0x8a] = 1,
     [0x8c] = 1, ['M'] = 2,  [0x83] = 2, ['J'] = 4, ['T'] = 4,  ['X'] = 4,  ['B'] = 4,  ['j'] = 4,
     ['r'] = 4,  [0x84] = 4, [0x8b] = 4, ['G'] = 8, [0x8d] = 8, [0x8e] = 8, [0x95] = 8, [0x96] = 8,
 };
 
-/* Near the end: is there an opcode with all its operand? */
+/* Near the end of the input: fails and returns true unless an opcode with its whole operand remains. */
 static bool cut_short(machine *m, const uint8_t *p)
 {
     size_t left = (size_t)(m->end - p);
@@ -29,7 +30,7 @@ static bool cut_short(machine *m, const uint8_t *p)
     return true;
 }
 
-/* A str of `size` bytes at `p`, pushed. */
+/* Pushes a str of `size` bytes at `p`. */
 static tsr_ref *push_str(machine *m, tsr_ref *sp, const uint8_t *p, uint64_t size)
 {
     if (size > (uint64_t)(m->end - p)) {
@@ -57,7 +58,7 @@ static inline tsr_ref *put(machine *m, tsr_ref *sp, uint64_t index)
     return sp;
 }
 
-/* The slot is numbered by how many there are. */
+/* Uses the number of slots so far as the slot number. */
 static inline tsr_ref *memoize(machine *m, tsr_ref *sp)
 {
     return put(m, sp, m->memo.count + m->far_count);
@@ -71,7 +72,7 @@ static inline tsr_ref *push_mark(machine *m, tsr_ref *sp)
     return sp;
 }
 
-/* The items [from, sp) become one tuple. */
+/* Makes one tuple of the items [from, sp). */
 static inline tsr_ref *tuple(machine *m, tsr_ref *sp, tsr_ref *from)
 {
     tsr_vec *words = &m->pickle->words;
@@ -92,7 +93,8 @@ static tsr_ref *tuple_from_mark(machine *m, tsr_ref *sp)
     return from ? tuple(m, sp, from) : NULL;
 }
 
-/* Behind a class and EMPTY_TUPLE: NEWOBJ MEMOIZE, EMPTY_DICT MEMOIZE, MARK? */
+/* Whether an object in the form of tsr_pickle_quick may begin: after a class and EMPTY_TUPLE come NEWOBJ MEMOIZE, EMPTY_DICT
+ * MEMOIZE, MARK. */
 static inline bool starts_quick(const machine *m, const tsr_ref *sp, const uint8_t *p)
 {
     return m->drop && !m->far_count && m->end - p > 5 && memcmp(p, "\x81\x94}\x94(", 5) == 0 && sp > m->floor && tag_of(sp[-1]) == TAG_GLOBAL;
@@ -104,14 +106,14 @@ static inline tsr_ref *push_container(machine *m, tsr_ref *sp, tag kind)
     return made ? push(m, sp, made) : NULL;
 }
 
-/* APPEND, SETITEM: `count` items go into what lies below them. */
+/* APPEND, SETITEM: adds the topmost `count` items to the node below them. */
 static tsr_ref *put_into(machine *m, tsr_ref *sp, bool pairs, ptrdiff_t count)
 {
     if (!needs(m, sp, count) || (sp - count <= m->mark_floor && !needs(m, sp, count + 1))) return NULL;
     return tsr_pickle_extend(m, sp[-count - 1], pairs, sp - count, (size_t)count) ? sp - count : NULL;
 }
 
-/* APPENDS, SETITEMS, ADDITEMS: what was pushed since the mark goes into what lies below the mark. */
+/* APPENDS, SETITEMS, ADDITEMS: adds everything above the mark to the node below it. */
 static tsr_ref *put_all_into(machine *m, tsr_ref *sp, bool pairs)
 {
     tsr_ref *from = tsr_pickle_pop_mark(m);
@@ -137,7 +139,7 @@ static inline tsr_ref *through(machine *m, tsr_ref *sp, bool (*step)(machine *m)
     return step(m) ? m->sp : NULL;
 }
 
-/* Runs to STOP; `*p` is then behind it. */
+/* Runs until STOP, and sets *end to the byte after it. */
 static tsr_status run(machine *m, const uint8_t **end)
 {
     const uint8_t *p = m->start;
@@ -145,7 +147,7 @@ static tsr_status run(machine *m, const uint8_t **end)
     while (sp) {
         if (m->end - p <= OPERAND_MAX && cut_short(m, p)) return m->status;
         m->at = p++;
-        // clang-format off: one opcode a line
+        // clang-format off: one opcode per line
         switch (*m->at) {
         case 'K':
             sp = push(m, sp, REF(TAG_SMALL, *p));
@@ -250,7 +252,7 @@ static void free_work(machine *m)
     tsr_vec_free(&m->far);
 }
 
-/* One try at the whole pickle, from nothing: `m` has the pickle, host, sink and error, and whether it may drop objects. */
+/* Parses the whole pickle once. `m` has the pickle, host, sink and error, and whether objects may be dropped. */
 static tsr_status parse_once(machine *m, const uint8_t **end)
 {
     const tsr_allocator *a = m->host->allocator;
@@ -263,7 +265,7 @@ static tsr_status parse_once(machine *m, const uint8_t **end)
     m->clean = tsr_vec_of(a, sizeof(span));
     m->far = tsr_vec_of(a, sizeof(far_slot));
     if (tsr_pickle_grow_stack(m) && has_room(m, &pickle->words, 1)) {
-        ((uint32_t *)pickle->words.items)[pickle->words.count++] = 0; /* REF_EMPTY_TUPLE */
+        ((uint32_t *)pickle->words.items)[pickle->words.count++] = 0; /* the item count of REF_EMPTY_TUPLE */
         m->status = run(m, end);
         if (m->status == TSR_OK) m->status = stop(m);
     }

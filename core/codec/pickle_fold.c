@@ -1,4 +1,4 @@
-/* Calls and objects of a pickle: recorded, shown to the sink, and dropped once the sink has made its own record of them. */
+/* Records calls and objects, shows them to the sink, and drops their parts once the sink has made a record. */
 #include "codec/pickle_machine.h"
 
 bool tsr_pickle_add_clean(machine *m, size_t from)
@@ -8,8 +8,8 @@ bool tsr_pickle_add_clean(machine *m, size_t from)
     return true;
 }
 
-/* Turns the memo slots from `from` on into holes where they hold nodes that go away. `clean` remembers spans that were
- * done before, so that every slot is looked at once however deep objects nest. */
+/* Turns memo slots from `from` on into holes if their nodes are dropped. Spans in `clean` were processed before and are
+ * skipped, so every slot is visited once, however deeply objects nest. */
 static bool drop_memo(machine *m, size_t from, tsr_ref object_, tsr_ref record)
 {
     const unsigned kept = 1u << TAG_CONST | 1u << TAG_SMALL | 1u << TAG_BIGINT | 1u << TAG_STR | 1u << TAG_BYTES |
@@ -33,7 +33,8 @@ static bool drop_memo(machine *m, size_t from, tsr_ref object_, tsr_ref record)
     return note_clean(m, first);
 }
 
-/* An object among the parts that has no record may be fetched again by others (an enum member, say): then all stay. */
+/* Drops the parts of a folded object, unless one of them is an object without a record. Such an object, an enum member for
+ * instance, may be fetched again later; then all parts stay. */
 static bool drop_parts(machine *m, const open *marks, tsr_ref record)
 {
     tsr_pickle *pickle = m->pickle;
@@ -51,7 +52,7 @@ static bool drop_parts(machine *m, const open *marks, tsr_ref record)
     return true;
 }
 
-/* The record of an object that was made. */
+/* Asks the sink for the record of an object that was just made. */
 static bool fold_made(machine *m, uint32_t id, tsr_ref args, tsr_pickle_how how, tsr_ref *record)
 {
     int64_t ints[INTS_MAX];
@@ -66,7 +67,7 @@ static bool fold_made(machine *m, uint32_t id, tsr_ref args, tsr_pickle_how how,
     return show_sink(m, &parts, id, record);
 }
 
-/* The record of an object that got its state. */
+/* Asks the sink for the record of an object that has just got its state. */
 static bool fold_built(machine *m, uint32_t id, const object *made, tsr_ref *record)
 {
     tsr_ref state = made->state;
@@ -107,7 +108,7 @@ tsr_ref tsr_pickle_call_since(machine *m, tsr_ref callee, const tsr_ref *from)
     return args ? tsr_pickle_finish_object(m, callee, args, TSR_PICKLE_CALLED) : TSR_REF_NONE;
 }
 
-/* Fences the stack below an object that waits for its state in `slot`. */
+/* Remembers an object that waits for its state in stack slot `slot`, and fences the stack below it. */
 static bool open_object(machine *m, size_t slot, tsr_ref made)
 {
     const tsr_pickle *pickle = m->pickle;
@@ -162,7 +163,7 @@ bool tsr_pickle_do_build(machine *m)
         marks = *inner;
         m->opens.count--;
         tsr_pickle_set_floor(m);
-    } else if (inner && index_of(*slot) < inner->object) { /* an older object would keep what is dropped */
+    } else if (inner && index_of(*slot) < inner->object) { /* an older object would refer to dropped nodes */
         m->again = true;
         m->status = TSR_E_FORMAT;
         return false;

@@ -1,14 +1,14 @@
-/* The inside of the pickle machine: how nodes are laid out, and the state of a parse.
+/* Internals of the pickle machine: the layout of nodes, and the state of a parse.
  *
- *   ref         [ index 28 | tag 4 ]     constants and ints of 28 bits are inline, the rest index a pool
+ *   ref         [ index 28 | tag 4 ]     constants and ints of 28 bits are inline, all others index a pool
  *   words       tuples as [count, item, …]; the items of lists, sets and dicts; persistent ids
- *   containers  {start, count, capacity} of a run of words: LIST, SET, DICT (two words a pair)
- *   texts       [ position 40 | size 24 ] in the input, or an index into `foreign` when size is all ones
+ *   containers  {start, count, capacity} of a run of words: LIST, SET, DICT (two words per pair)
+ *   texts       [ position 40 | size 24 ] in the input, or an index into `foreign` if the size is all ones
  *
- * While an object that the sink folds on BUILD is open, everything made since lies above the marks of its `open` record;
- * the fold then cuts the pools back to these marks. That is sound because nothing older can point above them: the stack
- * below the object is fenced (`floor`), a change of an older container or memo slot is noticed and ends the dropping
- * (`again`), and memo slots of dropped nodes become holes. */
+ * If the sink folds an object on BUILD, an `open` record stores the size of each pool when the object is made. Everything
+ * made after that is above these sizes, and the fold cuts the pools back to them. This is safe because nothing older can
+ * refer to nodes above them: the stack below the object is fenced (`floor`), and a change to an older container or memo slot
+ * is noticed and stops the dropping (`again`). Memo slots of dropped nodes become holes. */
 #ifndef TSR_CODEC_PICKLE_MACHINE_H
 #define TSR_CODEC_PICKLE_MACHINE_H
 
@@ -18,7 +18,7 @@
 
 typedef enum tag {
     TAG_CONST, /* None, False, True */
-    TAG_SMALL, /* int of 28 bits, two's complement */
+    TAG_SMALL, /* an int of 28 bits, two's complement */
     TAG_WIDE,
     TAG_BIGINT,
     TAG_FLOAT,
@@ -32,15 +32,15 @@ typedef enum tag {
     TAG_OBJECT,
     TAG_PERSISTENT,
     TAG_FOLDED,
-    TAG_HOLE /* in the memo only: never set, or dropped */
+    TAG_HOLE /* only in the memo: a slot that was never set, or was dropped */
 } tag;
 
 #define REF(tag_, index_) ((tsr_ref)(index_) << 4 | (tsr_ref)(tag_))
 #define REF_FALSE         REF(TAG_CONST, 1)
 #define REF_TRUE          REF(TAG_CONST, 2)
-#define REF_EMPTY_TUPLE   REF(TAG_TUPLE, 0) /* word 0 is its count */
+#define REF_EMPTY_TUPLE   REF(TAG_TUPLE, 0) /* word 0 is its item count */
 #define REF_DROPPED       REF(TAG_HOLE, 1)
-#define MAX_ITEMS         ((size_t)1 << 27) /* of a pool, before it grows by half once more: indices stay within 28 bits */
+#define MAX_ITEMS         ((size_t)1 << 27) /* in a pool: indices then fit in 28 bits */
 #define TEXT_SIZE_MASK    0xFFFFFFu
 
 static inline tag tag_of(tsr_ref ref)
@@ -52,9 +52,9 @@ static inline uint32_t index_of(tsr_ref ref)
     return ref >> 4;
 }
 
-enum { INTS_MAX = 64 }; /* of tsr_pickle_parts.ints */
+enum { INTS_MAX = 64 }; /* the most ints in tsr_pickle_parts.ints */
 
-/* Little-endian loads that compilers turn into one instruction. */
+/* Little-endian loads that compilers turn into a single instruction. */
 static inline uint32_t load_u16(const uint8_t *p)
 {
     return (uint32_t)(p[0] | p[1] << 8);
@@ -69,7 +69,7 @@ static inline uint64_t load_u64(const uint8_t *p)
 }
 
 typedef struct container {
-    uint32_t start, count, capacity; /* words; capacity FROZEN: a frozenset */
+    uint32_t start, count, capacity; /* in words; the capacity of a frozenset is FROZEN */
 } container;
 
 #define FROZEN UINT32_MAX
@@ -78,8 +78,8 @@ enum { MADE_BY_NEWOBJ = 1, HAS_STATE = 2 };
 
 typedef struct object {
     tsr_ref callee, args, state;
-    uint32_t held;     /* 1 + index of what was put into it, or 0 */
-    uint64_t position; /* ×4, + MADE_BY_NEWOBJ, HAS_STATE */
+    uint32_t held;     /* 1 + index of the `held` with the items put into it, or 0 */
+    uint64_t position; /* shifted left by 2, with the flags MADE_BY_NEWOBJ and HAS_STATE */
 } object;
 
 typedef struct held {
@@ -88,7 +88,7 @@ typedef struct held {
 
 typedef struct global {
     tsr_ref module, name;
-    uint32_t id; /* with flags */
+    uint32_t id; /* with the flags of tsr_pickle_name */
     tsr_pickle_use use;
     uint64_t position;
     uint64_t hash;
@@ -101,14 +101,14 @@ struct tsr_pickle {
     tsr_vec containers; /* container */
     tsr_vec objects;    /* object */
     tsr_vec helds;      /* held */
-    tsr_vec wides;      /* uint64_t: ints and floats */
+    tsr_vec wides;      /* uint64_t: ints and floats that are not inline */
     tsr_vec texts;      /* uint64_t */
-    tsr_vec foreign;    /* tsr_str: texts that are too long to pack, or decoded */
+    tsr_vec foreign;    /* tsr_str: texts that were decoded, or are too long to pack */
     tsr_vec globals;    /* global */
-    tsr_vec slots;      /* uint32_t: hash table of 1 + global, a power of two */
+    tsr_vec slots;      /* uint32_t: hash table of 1 + global; its size is a power of two */
     tsr_vec oddities;   /* tsr_pickle_oddity */
-    tsr_vec bytearrays; /* uint32_t: texts that are bytearrays, in ascending order */
-    tsr_arena *decoded; /* texts that had escapes; NULL until the first */
+    tsr_vec bytearrays; /* uint32_t: the texts that are bytearrays, in ascending order */
+    tsr_arena *decoded; /* holds texts that had escapes; NULL if there are none yet */
     tsr_ref root;
     unsigned protocol; /* as PROTO states it */
 };
@@ -118,9 +118,9 @@ typedef struct open {
     size_t memo;
 } open;
 
-/* A memo slot by its number: Python lets a pickle number its slots as it likes. */
+/* A memo slot that does not continue the sequence: Python lets a pickle number its slots freely. */
 typedef struct far_slot {
-    uint64_t index; /* 1 + number, 0 where free */
+    uint64_t index; /* 1 + slot number; 0 if free */
     tsr_ref ref;
 } far_slot;
 
@@ -131,41 +131,42 @@ typedef struct span {
 typedef struct machine {
     tsr_pickle *pickle;
     const tsr_host *host;
-    const tsr_pickle_sink *sink; /* NULL: no folding */
+    const tsr_pickle_sink *sink; /* NULL if nothing is folded */
     tsr_error *err;
     tsr_status status;
     const uint8_t *start, *end;
-    const uint8_t *at; /* the opcode being done */
+    const uint8_t *at; /* the current opcode */
     const uint8_t *frame_end;
     tsr_vec stack, marks, memo; /* tsr_ref; stack positions; tsr_ref */
     tsr_vec opens;              /* open */
-    tsr_vec clean;              /* span: memo slots that hold nothing droppable */
-    tsr_vec far;                /* far_slot: hash table of the memo slots that do not continue `memo`; a power of two */
-    size_t far_count;           /* of them; once there is one, `memo` grows no more */
-    tsr_ref *sp, *limit;        /* sp is current only while an opcode outside the main loop runs */
-    tsr_ref *floor;             /* popping below it needs settle() */
-    tsr_ref *mark_floor;        /* the topmost mark */
+    tsr_vec clean;              /* span: memo slots in which everything survives dropping */
+    /* far_slot: a hash table of the memo slots that do not continue `memo`. Its size is a power of two. */
+    tsr_vec far;
+    size_t far_count;           /* slots used in `far`; once it is not 0, `memo` does not grow */
+    tsr_ref *sp, *limit;        /* sp is current only while a function outside the main loop runs */
+    tsr_ref *floor;             /* going below it requires tsr_pickle_settle */
+    tsr_ref *mark_floor;        /* the stack position of the topmost mark */
     uint64_t pool_bytes;
-    uint64_t hashed; /* tuple items that were looked at because they are part of keys */
-    bool drop;  /* parts of folded objects are dropped */
-    bool again; /* dropping went wrong: start over without */
+    uint64_t hashed; /* the tuple items examined so far because they are part of keys */
+    bool drop;  /* whether parts of folded objects are dropped */
+    bool again; /* something dropped is needed after all: start over without dropping */
 } machine;
 
-/* Everything below records its error in the machine; pointers are NULL and refs TSR_REF_NONE on failure. */
+/* The functions below record an error in the machine. On failure they return NULL, TSR_REF_NONE or false. */
 #define fail(machine_, status_, ...) \
     ((machine_)->status = tsr_raise((machine_)->err, (status_), (uint64_t)((machine_)->at - (machine_)->start), __VA_ARGS__))
 
-/* pickle_opcode.c: an opcode's name in Python's pickletools, for messages. */
+/* pickle_opcode.c: returns the name that Python's pickletools gives an opcode, for messages. */
 const char *tsr_pickle_opcode(uint8_t opcode);
 
-/* Room for `extra` more items within the limits. */
+/* Makes room for `extra` more items, within the host's limits. */
 bool tsr_pickle_grow(machine *m, tsr_vec *vec, size_t extra);
 static inline bool has_room(machine *m, tsr_vec *vec, size_t extra)
 {
     return extra <= vec->capacity - vec->count || tsr_pickle_grow(m, vec, extra);
 }
 
-/* pickle_stack.c: the stack, its marks and the memo. */
+/* pickle_stack.c: the stack with its marks, and the memo. */
 bool tsr_pickle_grow_stack(machine *m);
 bool tsr_pickle_settle(machine *m, const tsr_ref *sp, ptrdiff_t count);
 void tsr_pickle_set_floor(machine *m);
@@ -173,14 +174,14 @@ tsr_ref *tsr_pickle_pop_mark(machine *m);
 bool tsr_pickle_put(machine *m, uint64_t index, tsr_ref ref);
 bool tsr_pickle_fetch(machine *m, uint64_t index, tsr_ref *out);
 
-/* pickle_make.c: nodes. */
+/* pickle_make.c: makes nodes. */
 tsr_ref tsr_pickle_make_int(machine *m, int64_t value);
 /* Two's complement, little-endian. */
 tsr_ref tsr_pickle_make_long(machine *m, const uint8_t *bytes, size_t size);
 tsr_ref tsr_pickle_make_float(machine *m, double value);
 tsr_ref tsr_pickle_make_text(machine *m, tag tag_, const uint8_t *data, size_t size);
-tsr_ref tsr_pickle_make_str(machine *m, const uint8_t *data, size_t size);     /* must be text */
-tsr_ref tsr_pickle_make_py2_str(machine *m, const uint8_t *data, size_t size); /* bytes when it is no text */
+tsr_ref tsr_pickle_make_str(machine *m, const uint8_t *data, size_t size);     /* must be UTF-8 text */
+tsr_ref tsr_pickle_make_py2_str(machine *m, const uint8_t *data, size_t size); /* becomes BYTES if it is not UTF-8 */
 tsr_ref tsr_pickle_make_tuple(machine *m, const tsr_ref *from, size_t count);
 tsr_ref tsr_pickle_make_persistent(machine *m, tsr_ref id);
 tsr_ref tsr_pickle_make_container(machine *m, tag tag_, const tsr_ref *from, size_t count);
@@ -188,17 +189,17 @@ tsr_ref tsr_pickle_make_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pic
 tsr_ref tsr_pickle_make_global(machine *m, tsr_ref module, tsr_ref name);
 bool tsr_pickle_extend(machine *m, tsr_ref target, bool pairs, const tsr_ref *from, size_t count);
 
-/* pickle_odd.c: what the reader must know of a pickle but cannot see in its nodes. */
+/* pickle_odd.c: records unusual operations that the nodes do not show. */
 bool tsr_pickle_note_odd(machine *m, tsr_pickle_oddity_kind kind, tsr_ref ref);
-/* Notes keys that Python cannot hash: of a dict (`pairs`: every other item) or the items of a set. */
+/* Records keys that Python cannot hash: the keys of a dict (`pairs`: every second item) or the items of a set. */
 bool tsr_pickle_check_keys(machine *m, bool pairs, const tsr_ref *from, size_t count);
 
-/* pickle_fold.c: calls and objects, seen by the sink. Take the stack in m->sp. */
+/* pickle_fold.c: makes objects and shows them to the sink. The functions work on the stack at m->sp. */
 bool tsr_pickle_do_call(machine *m); /* REDUCE: callable, arguments */
 bool tsr_pickle_do_newobj(machine *m);
 bool tsr_pickle_do_build(machine *m);
 tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how);
-/* A call with the items [from, sp) as arguments. */
+/* Makes an object by a call with the arguments [from, m->sp). */
 tsr_ref tsr_pickle_call_since(machine *m, tsr_ref callee, const tsr_ref *from);
 static inline bool show_sink(machine *m, tsr_pickle_parts *parts, uint32_t id, tsr_ref *record)
 {
@@ -209,7 +210,7 @@ static inline bool show_sink(machine *m, tsr_pickle_parts *parts, uint32_t id, t
     return m->status == TSR_OK;
 }
 bool tsr_pickle_add_clean(machine *m, size_t from);
-/* Notes that the memo slots from `from` on hold nothing droppable; none of them was noted before. */
+/* Notes that all memo slots from `from` on survive dropping. No span may contain them yet. */
 static inline bool note_clean(machine *m, size_t from)
 {
     span *last = m->clean.count ? (span *)m->clean.items + m->clean.count - 1 : NULL;
@@ -217,15 +218,16 @@ static inline bool note_clean(machine *m, size_t from)
     last->to = m->memo.count;
     return true;
 }
-/* pickle_quick.c: a whole object in one go. `p` is behind the EMPTY_TUPLE that follows its class, `*slot`. Puts the
- * record there and returns the position behind BUILD; NULL with m->status TSR_OK when the object has another form. */
+/* pickle_quick.c: reads an entire object. `p` is after the EMPTY_TUPLE that follows the class in *slot. Puts the object's
+ * record in *slot and returns the position after BUILD. If the object has another form, returns NULL and leaves m->status
+ * TSR_OK. */
 const uint8_t *tsr_pickle_quick(machine *m, tsr_ref *slot, const uint8_t *p);
 
-/* pickle_rare.c: the opcodes that current picklers seldom write. Takes the bytes behind the opcode, returns those behind
- * its operands, or NULL. */
+/* pickle_rare.c: executes opcodes that current picklers seldom write. `p` is the byte after the opcode. Returns the position
+ * after its operands, or NULL on failure. */
 const uint8_t *tsr_pickle_rare(machine *m, uint8_t opcode, const uint8_t *p);
 
-/* pickle_text.c: the opcodes with textual operands, protocol 0. Same rule. */
+/* pickle_text.c: executes opcodes with textual operands, protocol 0, in the same way. */
 const uint8_t *tsr_pickle_textual(machine *m, uint8_t opcode, const uint8_t *p);
 
 static inline bool needs(machine *m, const tsr_ref *sp, ptrdiff_t count)
@@ -233,7 +235,7 @@ static inline bool needs(machine *m, const tsr_ref *sp, ptrdiff_t count)
     return sp - m->floor >= count || tsr_pickle_settle(m, sp, count);
 }
 
-/* The top of the stack, which must lie above the last mark. */
+/* Whether the stack has an item above the topmost mark. Fails otherwise. */
 static inline bool has_top(machine *m, const tsr_ref *sp)
 {
     return sp > m->mark_floor || needs(m, sp, 1);
@@ -250,7 +252,7 @@ static inline tsr_ref *push(machine *m, tsr_ref *sp, tsr_ref ref)
     return sp + 1;
 }
 
-/* Ends an opcode outside the main loop: pushes what it made, unless that failed. */
+/* Finishes an opcode outside the main loop: pushes `made`, unless making it failed. Returns `next`, or NULL on failure. */
 static inline const uint8_t *then_push(machine *m, tsr_ref made, const uint8_t *next)
 {
     if (m->status != TSR_OK) return NULL;

@@ -1,5 +1,5 @@
-/* Nodes of the pickle machine: compact records in growable pools. Lists, sets and dicts grow in place while their run is
- * the last of the pool, and move to twice the room otherwise, so that appending stays linear. */
+/* Makes nodes: compact records in growable pools. A list, set or dict grows in place while its items are the last in the
+ * pool; otherwise they move to twice the space, so that appending takes linear time. */
 #include "base/cursor.h"
 #include "base/utf8.h"
 #include "codec/pickle_machine.h"
@@ -14,7 +14,7 @@ tsr_ref tsr_pickle_make_int(machine *m, int64_t value)
     return REF(TAG_WIDE, wides->count++);
 }
 
-/* Two's complement, little-endian; bytes that only repeat the sign do not count. */
+/* The bytes are two's complement, little-endian. Leading bytes that only repeat the sign are ignored. */
 tsr_ref tsr_pickle_make_long(machine *m, const uint8_t *bytes, size_t size)
 {
     while (size > 8 &&
@@ -34,7 +34,7 @@ tsr_ref tsr_pickle_make_float(machine *m, double value)
     return REF(TAG_FLOAT, wides->count++);
 }
 
-/* Texts inside the input are positions; any others must live as long as the pickle. */
+/* Texts in the input are stored as positions; all others must live as long as the pickle. */
 tsr_ref tsr_pickle_make_text(machine *m, tag tag_, const uint8_t *data, size_t size)
 {
     tsr_vec *texts = &m->pickle->texts, *foreign = &m->pickle->foreign;
@@ -62,7 +62,7 @@ static bool is_ascii(const uint8_t *data, size_t size)
     return !(high & UINT64_C(0x8080808080808080));
 }
 
-/* UTF-8, surrogates allowed: what Python's 'surrogatepass' takes. */
+/* Whether the text is UTF-8 that may contain surrogates, as Python's 'surrogatepass' accepts. */
 static bool is_python_text(tsr_str text)
 {
     for (size_t at = 0;;) {
@@ -201,7 +201,7 @@ static tsr_ref renamed(machine *m, tsr_ref module)
     return now ? tsr_pickle_make_text(m, TAG_STR, (const uint8_t *)now, strlen(now)) : module;
 }
 
-/* Python 2's names of built-in types, which Python 3 writes up to protocol 2. */
+/* Returns the Python 3 name of a built-in type that protocols up to 2 write with its Python 2 name. */
 static tsr_ref renamed_type(machine *m, tsr_ref module, tsr_ref name)
 {
     static const struct {
@@ -227,7 +227,7 @@ static uint32_t id_of(const tsr_pickle_sink *sink, tsr_str module, tsr_str name)
     return sink && sink->other ? sink->other(module, name) : 0;
 }
 
-/* Doubles the table of globals; linear probing, at most half full. */
+/* Doubles the hash table of globals, which uses linear probing and is at most half full. */
 static bool rehash(machine *m)
 {
     tsr_vec *slots = &m->pickle->slots;
@@ -246,7 +246,7 @@ static bool rehash(machine *m)
     return true;
 }
 
-/* Each pair of names is one node, however often it is written. */
+/* Makes only one node per pair of names, however often it occurs. */
 tsr_ref tsr_pickle_make_global(machine *m, tsr_ref module, tsr_ref name)
 {
     tsr_pickle *pickle = m->pickle;

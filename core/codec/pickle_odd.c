@@ -1,17 +1,18 @@
-/* What a pickle asks for that its nodes do not show: calls of something that is not a global, states and items for something
- * that the pickle did not make, persistent ids, and keys that Python cannot hash. Each is paid for by an opcode. */
+/* Records what a pickle does that its nodes do not show: calls of something that is not a global, states and items for
+ * something that the pickle did not make, persistent ids, and keys that Python cannot hash. Each takes at least one opcode,
+ * so the input's size bounds their number. */
 #include "codec/pickle_machine.h"
 
 enum { KEY_DEPTH = 100 };
 
-/* The tags of keys that are looked at; all others can be hashed. */
+/* The tags of keys that need checking; nodes with other tags can always be hashed. */
 #define DOUBTFUL (1u << TAG_LIST | 1u << TAG_DICT | 1u << TAG_SET | 1u << TAG_TUPLE | 1u << TAG_BYTES | 1u << TAG_OBJECT | 1u << TAG_FOLDED)
 
 bool tsr_pickle_note_odd(machine *m, tsr_pickle_oddity_kind kind, tsr_ref ref)
 {
     tsr_vec *oddities = &m->pickle->oddities;
     if (!has_room(m, oddities, 1)) return false;
-    bool kept = tag_of(ref) == TAG_OBJECT || tag_of(ref) == TAG_PERSISTENT; /* others may be dropped by a fold */
+    bool kept = tag_of(ref) == TAG_OBJECT || tag_of(ref) == TAG_PERSISTENT; /* a fold may drop all other nodes */
     ((tsr_pickle_oddity *)oddities->items)[oddities->count++] =
         (tsr_pickle_oddity){kind, kept ? ref : TSR_REF_NONE, (uint64_t)(m->at - m->start)};
     return true;
@@ -38,7 +39,8 @@ static bool is_unhashable_object(const tsr_pickle *pickle, tsr_ref ref)
 
 static bool is_hashable(machine *m, tsr_ref ref, unsigned depth);
 
-/* A tuple is hashed through its items each time: tuples that share items could take forever, in Python too. */
+/* Hashing a tuple visits all its items each time. For tuples that share items this can take exponential time, in Python too,
+ * so the number of visits is limited. */
 static bool is_hashable_tuple(machine *m, tsr_ref ref, unsigned depth)
 {
     size_t count;

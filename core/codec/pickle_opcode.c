@@ -1,4 +1,4 @@
-/* Names of opcodes, for messages. */
+/* The names of opcodes, for messages. */
 #include "codec/pickle_machine.h"
 
 const char *tsr_pickle_opcode(uint8_t opcode)

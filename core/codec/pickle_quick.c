@@ -1,28 +1,29 @@
-/* Objects that make up nearly all of a large `.metadata`, each in one go instead of some 25 turns of the main loop:
+/* Reads the objects that make up nearly all of a large `.metadata`, each in one call instead of about 25 passes of the main
+ * loop:
  *
  *   class ) | NEWOBJ MEMOIZE | EMPTY_DICT MEMOIZE | MARK key value key value … SETITEMS | BUILD
  *
- * where keys and values are memo fetches, ints, short strings, constants, and calls of classes that the sink folds when
- * they are made, with a tuple of ints:
+ * Keys and values are memo fetches, ints, short strings, constants, and calls of classes that the sink folds when they are
+ * made, with a tuple of ints:
  *
  *   class | int int | TUPLE2 MEMOIZE | TUPLE1 MEMOIZE | REDUCE MEMOIZE
  *
- * Nothing but the record stays of such an object, so no nodes are made: the memo gets holes where they would have been.
- * Anything unexpected gives up before the machine has changed, and the main loop takes the object from its beginning. */
+ * Only the sink's record of such an object remains, so no nodes are made, and the memo gets holes in their place. Anything
+ * unexpected ends the attempt before the machine has changed, and the main loop reads the object from its beginning. */
 #include "codec/pickle_machine.h"
 
 enum {
     QUICK_ITEMS = 16, /* keys and values */
     QUICK_INTS = 8,
-    QUICK_BYTES = 16, /* more than any value but a string needs */
+    QUICK_BYTES = 16, /* more bytes than any value except a string needs */
     QUICK_MEMO = 2 + 3 * QUICK_ITEMS
 };
 
-/* Where a quick object stands: input, and the memo as it will be. */
+/* The state while such an object is read: the position in the input, and the memo as it will be. */
 typedef struct quick {
     machine *m;
     const uint8_t *p;
-    const uint8_t *last; /* the last byte with QUICK_BYTES to read */
+    const uint8_t *last; /* the last position from which QUICK_BYTES can be read */
     tsr_ref *memo;
     size_t memo_count;
 } quick;
@@ -39,7 +40,8 @@ static inline void memoize(quick *q, tsr_ref ref)
     q->memo[q->memo_count++] = ref;
 }
 
-/* An int ≥ 0, or of LONG1. The width changes from object to object, so it is looked up rather than branched on. */
+/* Reads an int that is at least 0, or any int of LONG1. The width is looked up in a table: it varies between objects, so
+ * branches would be mispredicted. */
 static inline bool take_int(quick *q, int64_t *out)
 {
     static const uint8_t widths[256] = {['K'] = 1, ['M'] = 2, ['J'] = 4};
@@ -57,7 +59,7 @@ static inline bool take_int(quick *q, int64_t *out)
     return true;
 }
 
-/* A tuple of ints, memoized unless it is empty. */
+/* Reads a tuple of ints, which is memoized unless it is empty. */
 static inline bool take_ints(quick *q, int64_t *ints, size_t *count)
 {
     bool marked = *q->p == '(';
@@ -87,7 +89,7 @@ static inline bool take_call(quick *q, uint32_t id, tsr_ref *out)
     return true;
 }
 
-/* A memo fetch, if that is what is next. */
+/* Reads a memo fetch, and returns false if the next opcode is another one. */
 static inline bool take_index(quick *q, size_t *index)
 {
     bool wide = *q->p == 'j';
@@ -147,14 +149,14 @@ static inline bool take_value(quick *q, tsr_ref *out)
     }
 }
 
-/* Keys and values up to SETITEMS BUILD; their number, or 0. */
+/* Reads keys and values up to SETITEMS BUILD. Returns their number, or 0. */
 static inline size_t take_items(quick *q, tsr_ref *items)
 {
     for (size_t count = 0; q->p <= q->last; count += 2) {
         if (*q->p == 'u') return takes(q, "ub", 2) ? count : 0;
         if (count == QUICK_ITEMS || !take_value(q, &items[count]) || q->p > q->last || !take_value(q, &items[count + 1]))
             return 0;
-        if (tag_of(items[count]) == TAG_FOLDED) return 0; /* whether it can be a key is asked elsewhere */
+        if (tag_of(items[count]) == TAG_FOLDED) return 0; /* the main loop checks whether it can be hashed */
     }
     return 0;
 }

@@ -1,4 +1,4 @@
-/* The opcodes that current picklers seldom write, and those that are refused. */
+/* Executes the opcodes that current picklers seldom write, and refuses those that are not supported. */
 #include "codec/pickle_machine.h"
 
 #include "base/cursor.h"
@@ -9,7 +9,7 @@ static const uint8_t *refuse(machine *m, const char *why)
     return NULL;
 }
 
-/* The bytes of an operand whose length field was read; NULL when they are not all there. */
+/* Returns the operand bytes at `p`, whose length field was read before; fails with NULL if the input ends within them. */
 static const uint8_t *operand(machine *m, const uint8_t *p, uint64_t size)
 {
     if (size <= (uint64_t)(m->end - p)) return p;
@@ -40,7 +40,7 @@ static const uint8_t *do_bytearray(machine *m, const uint8_t *p)
 {
     tsr_vec *bytearrays = &m->pickle->bytearrays;
     if (!has_room(m, bytearrays, 1)) return NULL;
-    ((uint32_t *)bytearrays->items)[bytearrays->count++] = (uint32_t)m->pickle->texts.count; /* the text that is next */
+    ((uint32_t *)bytearrays->items)[bytearrays->count++] = (uint32_t)m->pickle->texts.count; /* the next text */
     return do_bytes(m, p, 8);
 }
 
@@ -100,7 +100,7 @@ static const uint8_t *do_dup(machine *m, const uint8_t *p)
     return has_top(m, m->sp) ? then_push(m, m->sp[-1], p) : NULL;
 }
 
-/* LIST, DICT, FROZENSET: what was pushed since the mark becomes one container. */
+/* LIST, DICT, FROZENSET: combines everything above the mark into one container. */
 static const uint8_t *do_collect(machine *m, const uint8_t *p, tag kind)
 {
     tsr_ref *from = tsr_pickle_pop_mark(m);
@@ -142,7 +142,7 @@ static const uint8_t *do_obj(machine *m, const uint8_t *p)
     return then_push(m, made, p);
 }
 
-/* Class, positional arguments and keywords; see tsr_pickle_args. */
+/* The stack has the class, positional arguments and keywords. tsr_pickle_args describes the result. */
 static const uint8_t *do_newobj_ex(machine *m, const uint8_t *p)
 {
     if (!needs(m, m->sp, 3)) return NULL;
@@ -168,7 +168,7 @@ static const uint8_t *do_persistent(machine *m, const uint8_t *p)
 
 const uint8_t *tsr_pickle_rare(machine *m, uint8_t opcode, const uint8_t *p)
 {
-    // clang-format off: one opcode a line
+    // clang-format off: one opcode per line
     switch (opcode) {
     case 0x80: return do_proto(m, p);
     case 0x95: return do_frame(m, p);

@@ -1,5 +1,5 @@
-/* Reading what a pickle has become: accessors over the pools. A ref of another kind gives the zero of its type, so that
- * readers can look before they check. */
+/* Accessors of a parsed pickle. For a ref of another kind they return zero, so that readers need not check the kind
+ * first. */
 #include "codec/pickle_machine.h"
 
 bool tsr_pickle_has_keywords(const tsr_pickle *pickle, tsr_ref ref)
@@ -83,7 +83,7 @@ size_t tsr_pickle_count(const tsr_pickle *pickle, tsr_ref ref)
     return tag_of(ref) == TAG_DICT ? count / 2 : count;
 }
 
-/* Word `index` of a run, none beyond its end. */
+/* Word `index` of the node's run of words, or TSR_REF_NONE beyond its end. */
 static tsr_ref word(const tsr_pickle *pickle, tsr_ref ref, size_t index)
 {
     size_t count;

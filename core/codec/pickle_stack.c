@@ -1,4 +1,4 @@
-/* The pickle machine's stack, marks and memo, and the growth of every pool within the host's limits. */
+/* The stack, the marks and the memo, and the growth of every pool within the host's limits. */
 #include "codec/pickle_machine.h"
 
 bool tsr_pickle_grow(machine *m, tsr_vec *vec, size_t extra)
@@ -36,7 +36,8 @@ void tsr_pickle_set_floor(machine *m)
     m->floor = base + (fence > mark ? fence : mark);
 }
 
-/* An object whose stack slot goes away will not get its state there: it stays generic. */
+/* Gives up folding objects whose stack slot goes away: they cannot get their state there any more, so they stay ordinary
+ * nodes. */
 static void close_opens_from(machine *m, size_t slot)
 {
     const open *opens = m->opens.items;
@@ -85,7 +86,7 @@ static far_slot *find_far(const tsr_vec *far, uint64_t index)
     return &table[at];
 }
 
-/* Twice as many slots; at most half of them are taken. */
+/* Doubles the hash table of far slots, which is at most half full. */
 static bool grow_far(machine *m)
 {
     tsr_vec wider = tsr_vec_of(m->far.allocator, sizeof(far_slot));
@@ -102,7 +103,7 @@ static bool grow_far(machine *m)
     return true;
 }
 
-/* A slot that does not continue the memo costs what its opcode pays for, however large its number. */
+/* Stores a slot that does not continue the memo. It costs the same memory however large its number is. */
 static bool put_far(machine *m, uint64_t index, tsr_ref ref)
 {
     if (2 * (m->far_count + 1) > m->far.count && !grow_far(m)) return false;
@@ -115,7 +116,8 @@ static bool put_far(machine *m, uint64_t index, tsr_ref ref)
 bool tsr_pickle_put(machine *m, uint64_t index, tsr_ref ref)
 {
     bool old = index < m->memo.count;
-    if (m->drop && (!old || m->opens.count)) { /* dropping needs slots in order, and an old one would outlive what is dropped */
+    /* Dropping needs consecutive slots, and an old slot would outlive dropped nodes. */
+    if (m->drop && (!old || m->opens.count)) {
         m->again = true;
         m->status = TSR_E_FORMAT;
         return false;

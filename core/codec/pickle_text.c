@@ -1,4 +1,4 @@
-/* Opcodes whose operands are lines of text: protocol 0, and GLOBAL and INST of every protocol up to 3. */
+/* Executes opcodes whose operands are lines of text: those of protocol 0, and GLOBAL and INST of every protocol up to 3. */
 #include "codec/pickle_machine.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "base/utf8.h"
 
 enum {
-    DIGITS_MAX = 4300, /* of a decimal integer, as Python's default */
+    DIGITS_MAX = 4300, /* of a decimal integer, which is Python's default limit */
     FLOAT_CHARS_MAX = 400,
     LIMB_DECIMALS = 9
 };
@@ -17,7 +17,7 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* The bytes up to the next newline; returns the position behind it. */
+/* Reads up to the next newline, and returns the position after it. */
 static const uint8_t *line(machine *m, const uint8_t *p, tsr_str *text)
 {
     const uint8_t *newline = p < m->end ? memchr(p, '\n', (size_t)(m->end - p)) : NULL;
@@ -36,7 +36,7 @@ static tsr_ref bad_number(machine *m, tsr_str text)
     return TSR_REF_NONE;
 }
 
-/* Room for decoded text that lives as long as the pickle. */
+/* Allocates memory for decoded text that lives as long as the pickle. */
 static uint8_t *decoded_room(machine *m, size_t size)
 {
     tsr_pickle *pickle = m->pickle;
@@ -46,7 +46,7 @@ static uint8_t *decoded_room(machine *m, size_t size)
     return room;
 }
 
-/* limbs := limbs × 10^digits + the digits, in base 2^32, least significant first. */
+/* Multiplies `limbs` (base 2^32, least significant first) by 10^size and adds the number that the digits represent. */
 static size_t multiply_add(uint32_t *limbs, size_t count, const char *digits, size_t size)
 {
     uint64_t factor = 1, carry = 0;
@@ -63,7 +63,7 @@ static size_t multiply_add(uint32_t *limbs, size_t count, const char *digits, si
     return count;
 }
 
-/* Decimal digits to two's complement bytes, as LONG4 has them. */
+/* Converts decimal digits to two's complement bytes, as in LONG4. */
 static tsr_ref big_decimal(machine *m, tsr_str digits, bool negative)
 {
     uint32_t limbs[DIGITS_MAX / LIMB_DECIMALS + 2];
@@ -114,7 +114,7 @@ static tsr_ref float_of(machine *m, tsr_str text)
 {
     char copy[FLOAT_CHARS_MAX + 1], *end;
     if (text.size == 0 || text.size > FLOAT_CHARS_MAX) return bad_number(m, text);
-    for (size_t i = 0; i < text.size; i++) { /* no hexadecimal, no white space */
+    for (size_t i = 0; i < text.size; i++) { /* strtod would also accept hexadecimal numbers and white space */
         if (!is_digit(text.data[i]) && (!text.data[i] || !strchr("+-.einfaEINFA", text.data[i]))) return bad_number(m, text);
         copy[i] = text.data[i];
     }
@@ -130,7 +130,7 @@ static int hex_digit(char c)
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* `count` hexadecimal digits at `at`; false when they are not all there. */
+/* Reads `count` hexadecimal digits at `at`; returns false if there are fewer. */
 static bool hex(tsr_str text, size_t at, size_t count, uint32_t *value)
 {
     *value = 0;
@@ -145,10 +145,10 @@ static bool hex(tsr_str text, size_t at, size_t count, uint32_t *value)
 
 static size_t put_scalar(uint32_t scalar, uint8_t *out)
 {
-    return tsr_utf8_put(scalar, (char *)out); /* a surrogate gets its three bytes, as 'surrogatepass' has it */
+    return tsr_utf8_put(scalar, (char *)out); /* encodes a surrogate in three bytes, as 'surrogatepass' does */
 }
 
-/* Raw-unicode-escape: Latin-1 with \uXXXX and \UXXXXXXXX. */
+/* Decodes raw-unicode-escape: Latin-1 with \uXXXX and \UXXXXXXXX. */
 static tsr_ref unicode_of(machine *m, tsr_str text)
 {
     uint8_t *out = decoded_room(m, 2 * text.size);
@@ -179,7 +179,7 @@ static tsr_ref unicode_of(machine *m, tsr_str text)
     return tsr_pickle_make_str(m, out, size);
 }
 
-/* One escape of a Python 2 string literal: `*at` is behind the backslash. */
+/* Decodes one escape of a Python 2 string literal. *at is the position after the backslash. */
 static bool unescape(tsr_str text, size_t *at, uint8_t *out, size_t *size)
 {
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
@@ -206,7 +206,7 @@ static bool unescape(tsr_str text, size_t *at, uint8_t *out, size_t *size)
     return true;
 }
 
-/* A quoted Python 2 string literal. */
+/* Decodes a quoted Python 2 string literal. */
 static tsr_ref string_of(machine *m, tsr_str text)
 {
     bool quoted =
@@ -233,7 +233,7 @@ static tsr_ref persistent_of(machine *m, tsr_str text)
     return id ? tsr_pickle_make_persistent(m, id) : TSR_REF_NONE;
 }
 
-/* GLOBAL and INST: module and name on two lines. */
+/* GLOBAL and INST: reads the module and the name from two lines. */
 static const uint8_t *named(machine *m, const uint8_t *p, tsr_ref *made)
 {
     tsr_str module, name;
@@ -264,7 +264,7 @@ static const uint8_t *do_inst(machine *m, const uint8_t *p)
     return then_push(m, made, p);
 }
 
-/* GET and PUT with a decimal memo index. */
+/* Executes GET and PUT, whose memo index is decimal. */
 static const uint8_t *do_memo(machine *m, const uint8_t *p, bool get)
 {
     tsr_str text;

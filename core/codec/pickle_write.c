@@ -1,4 +1,4 @@
-/* Opcodes out of values. */
+/* Writes values as opcodes. */
 #include "codec/pickle_write.h"
 
 #include "tessera/sys/try.h"
@@ -131,7 +131,7 @@ void tsr_pickler_get(tsr_pickler *pickler, uint32_t memo)
     }
 }
 
-/* Fetches what was written under this key before; false: it is to be written now. */
+/* Writes a memo fetch if this key was written before. Returns false if it must be written now. */
 static bool fetch(tsr_pickler *pickler, const tsr_map *map, tsr_str key)
 {
     if (pickler->status != TSR_OK) return true;
@@ -202,7 +202,7 @@ void tsr_pickler_global(tsr_pickler *pickler, tsr_str module, tsr_str name)
     remember(pickler, pickler->globals, key);
 }
 
-/* Protocol 2 has no opcode for bytes: Python spells them as latin-1 text that is encoded when loaded. */
+/* Protocol 2 has no opcode for bytes. Python's pickler writes Latin-1 text and a call that encodes it when it is loaded. */
 void tsr_pickler_bytes(tsr_pickler *pickler, tsr_str bytes)
 {
     if (pickler->protocol >= 4) {

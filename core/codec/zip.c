@@ -1,15 +1,16 @@
-/* Reads the directory of a STORED zip archive. torch.save files and the items of a DCP data file are such archives; this
- * reader takes what torch writes, and refuses every file that two zip readers could understand differently.
+/* Reads the directory of a STORED zip archive. torch.save files and the items of a DCP data file are such archives. This
+ * reader accepts what torch writes, and refuses every file that two zip readers could understand differently.
  *
  *   local header   50 4b 03 04 | need 2 | flags 2 | method 2 | time 4 | crc 4 | packed 4 | size 4 | name n 2 | extra x 2
- *   descriptor    [50 4b 07 08]| crc 4 | packed 4 or 8 | size 4 or 8                       (flag bit 3, behind the data)
+ *   descriptor    [50 4b 07 08]| crc 4 | packed 4 or 8 | size 4 or 8                       (flag bit 3, after the data)
  *   central entry  50 4b 01 02 | made 2 | need 2 | flags 2 | method 2 | time 4 | crc 4 | packed 4 | size 4 | name n 2
  *                              | extra x 2 | comment c 2 | disk 2 | attributes 6 | header offset 4 | name | extra | comment
  *   zip64 end      50 4b 06 06 | record 8 | made 2 | need 2 | disk 4 | start disk 4 | here 8 | total 8 | size 8 | offset 8
  *   zip64 locator  50 4b 06 07 | disk 4 | zip64 end offset 8 | disks 4
  *   end record     50 4b 05 06 | disk 2 | start disk 2 | here 2 | total 2 | size 4 | offset 4 | comment 2
  *
- * The members, the directory and the end records must fill the range without a gap, so nothing can hide between them. */
+ * The members, the directory and the end records must fill the range without gaps, so that nothing can be hidden between
+ * them. */
 #include "codec/zip.h"
 
 #include <stdlib.h>
@@ -32,9 +33,9 @@ enum {
     ZIP64_END_SIZE = 56,
     ZIP64_LOCATOR_SIZE = 20,
     FLAGS_ENCRYPTED = 0x2041, /* encrypted, strong encryption, masked headers */
-    WHOLE_READ = 64 * 1024,   /* archives up to this size are read at once */
-    TAIL_READ = 16 * 1024,    /* reaches the end records and the central directory of most checkpoints in one read */
-    AHEAD_READ = 4 * 1024     /* a local header and the padding after it, which aligns the bytes of the member */
+    WHOLE_READ = 64 * 1024,   /* archives up to this size are read completely */
+    TAIL_READ = 16 * 1024,    /* includes the end records and the central directory of most checkpoints */
+    AHEAD_READ = 4 * 1024     /* a local header and the padding after it, which aligns the member's data */
 };
 
 typedef struct end_records {
@@ -172,7 +173,7 @@ static tsr_status read_directory(tsr_zip_window *w, const tsr_host *host, const 
     return TSR_OK;
 }
 
-/* One reader may find a member where another does not: compare without regard to ASCII case. */
+/* Compares names ignoring ASCII case: of two names that differ only in case, readers may find either. */
 static int fold_compare(tsr_str a, tsr_str b)
 {
     size_t n = a.size < b.size ? a.size : b.size;
@@ -237,7 +238,7 @@ static void find_top(tsr_zip *zip)
     }
 }
 
-/* Checks the local header at `at` and finds the data behind it; `limit` is where the central directory begins. */
+/* Checks a member's local header and finds its data. `limit` is the offset of the central directory. */
 static tsr_status read_local(tsr_zip_window *w, uint64_t limit, tsr_zip_member *member, tsr_error *err)
 {
     const uint8_t *p;
@@ -259,7 +260,8 @@ static tsr_status read_local(tsr_zip_window *w, uint64_t limit, tsr_zip_member *
     return TSR_OK;
 }
 
-/* What lies between a member's data and the next header: nothing, or the descriptor that repeats CRC and sizes. */
+/* Checks the bytes between a member's data and the next header: none, or the descriptor, which repeats the CRC and the
+ * sizes. */
 static tsr_status check_gap(tsr_zip_window *w, const tsr_zip_member *member, uint64_t next, tsr_error *err)
 {
     uint64_t at = member->byte_offset - w->archive.byte_offset + member->size;

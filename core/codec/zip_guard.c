@@ -8,10 +8,10 @@
 
 enum { ALIGNMENT = 64 };
 
-/* What a local header is compared with, when it is read. */
+/* What a local header is compared with when the store reads it. */
 typedef struct facts {
-    tsr_zip_member member, before; /* their names: behind this struct */
-    size_t descriptor;             /* bytes of it, behind the data of `before` */
+    tsr_zip_member member, before; /* the bytes of their names follow this struct */
+    size_t descriptor;             /* size of the descriptor that follows the data of `before` */
 } facts;
 
 static tsr_status check(const tsr_store_guard *guard, const uint8_t *bytes, tsr_error *err)
@@ -33,7 +33,8 @@ static tsr_status check(const tsr_store_guard *guard, const uint8_t *bytes, tsr_
     return tsr_zip_check_local(member, p, err);
 }
 
-/* The bytes of a local header, from those between it and the next one. 0: that is open. */
+/* The size of a member's local header, computed from the distance to the next header. Returns 0 if it cannot be
+ * determined. */
 static uint64_t head_of(const tsr_zip_member *member, uint64_t base, uint64_t next)
 {
     const uint64_t least = TSR_ZIP_LOCAL_SIZE + member->name.size, most = least + UINT16_MAX;
@@ -59,7 +60,7 @@ static void append(tsr_vec *text, const void *bytes, size_t size)
     text->count += size;
 }
 
-/* The guard of the i-th member, whose byte_offset and that of the member before it are known. */
+/* Registers the guard of member `i`. byte_offset must be known for it and for the member before it. */
 static tsr_status guard(tsr_store *store, const tsr_zip_locals *locals, uint32_t i, tsr_vec *text, tsr_error *err)
 {
     const tsr_zip_member *member = locals->order[i], *before = i ? locals->order[i - 1] : NULL;

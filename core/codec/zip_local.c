@@ -25,7 +25,8 @@ bool tsr_zip_widen(uint32_t field, tsr_cursor *zip64, uint64_t *out)
     return !zip64->failed;
 }
 
-/* Sizes and CRC of a local header: the central ones, or zero where a descriptor follows the data. */
+/* Whether the sizes and the CRC of a local header are those of the central directory, or 0 if a descriptor follows the
+ * data. */
 static bool local_agrees(const uint8_t *p, tsr_cursor extra, const tsr_zip_member *member)
 {
     uint32_t crc = (uint32_t)tsr_load_le(p + 14, 4);

@@ -1,5 +1,5 @@
-/* The bytes of an archive that its reader has fetched: the tail, with the directory of most archives, and the last place that was
- * not in it. The members of a small archive, and the first ones of a larger one, are then there without a further read. */
+/* The bytes of an archive that its reader has fetched: the tail, which contains the directory of most archives, and the last
+ * read outside it. The members of a small archive, and the first members of a larger one, then need no further read. */
 #ifndef TSR_CODEC_ZIP_WINDOW_H
 #define TSR_CODEC_ZIP_WINDOW_H
 
@@ -8,16 +8,17 @@
 typedef struct tsr_zip_piece {
     uint8_t *bytes;
     size_t capacity;
-    uint64_t start; /* in the archive: it holds [start, start + held) */
+    uint64_t start; /* in the archive; it holds [start, start + held) */
     size_t held;
 } tsr_zip_piece;
 
-/* Offsets count from the beginning of the archive. Owns the bytes; borrows the allocator and the store. */
+/* The fetched bytes; offsets count from the beginning of the archive. Owns the bytes, and borrows the allocator and the
+ * store. */
 typedef struct tsr_zip_window {
     const tsr_allocator *allocator;
     tsr_range archive;
     tsr_zip_piece tail, other;
-    bool is_guarded; /* members must be read from the store, which checks their local headers (tsr_store_guard) */
+    bool is_guarded; /* read members from the store, which checks their local headers (tsr_store_guard) */
 } tsr_zip_window;
 
 static inline tsr_zip_window tsr_zip_window_of(tsr_range archive, const tsr_allocator *allocator)
@@ -26,11 +27,12 @@ static inline tsr_zip_window tsr_zip_window_of(tsr_range archive, const tsr_allo
 }
 void tsr_zip_window_free(tsr_zip_window *window);
 
-/* The bytes [at, at + size), which the caller has checked to be inside the archive; a miss reads `ahead` bytes if that is more. They
- * are valid until the next miss. Errors: TSR_E_IO, TSR_E_NOMEM. */
+/* Sets *out to the bytes [at, at + size); the caller must have checked that the archive contains them. If they are not held,
+ * reads at least `ahead` bytes, or up to the end of the archive. *out is valid until the next such read. Errors: TSR_E_IO,
+ * TSR_E_NOMEM. */
 tsr_status tsr_zip_window_need(tsr_zip_window *window, uint64_t at, size_t size, size_t ahead, const uint8_t **out, tsr_error *err);
-/* Reads bytes of a member into `buffer`, from the store if they are not held. `byte_offset` counts from the beginning of the file.
- * Errors as tsr_store_read. */
+/* Reads bytes of a member into `buffer`, from the store unless they are held. `byte_offset` counts from the beginning of the
+ * file. Errors: those of tsr_store_read. */
 tsr_status tsr_zip_window_read(const tsr_zip_window *window, uint64_t byte_offset, void *buffer, size_t size, tsr_error *err);
 
 #endif

@@ -1,12 +1,12 @@
-/* The bytes of zip archives around the members' data.
+/* Writes the bytes of zip archives around the members' data.
  *
  *   local header   50 4b 03 04 | need 2 | flags 2 | method 2 | time 4 | crc 4 | packed 4 | size 4 | name n 2 | extra x 2
  *   descriptor     50 4b 07 08 | crc 4 | packed 4 or 8 | size 4 or 8
  *   central entry  50 4b 01 02 | made 2 | need 2 | flags 2 | method 2 | time 4 | crc 4 | packed 4 | size 4 | name n 2
  *                  | extra x 2 | comment 2 | disk 2 | internal 2 | external 4 | header offset 4
  *
- * Flags 0x0808: sizes and CRC in the descriptor, UTF-8 names; empty members have 0x0800 and no descriptor. Times are zero,
- * as torch writes them. */
+ * The flags 0x0808 mean that the descriptor has the sizes and the CRC, and that names are UTF-8. Empty members have 0x0800
+ * and no descriptor. Times are 0, as in torch's files. */
 #include "codec/zip_write.h"
 
 #include "base/cursor.h"
@@ -18,7 +18,7 @@
 #define END_SIZE        22u
 #define ZIP64_END_SIZE  56u
 #define LOCATOR_SIZE    20u
-#define EXTRA_SIZE      4u /* id and length of an extra field */
+#define EXTRA_SIZE      4u /* the id and the size of an extra field */
 #define FLAG_DESCRIPTOR 0x0008u
 #define FLAG_UTF8       0x0800u
 #define ALIGNMENT       64u
@@ -41,7 +41,7 @@ static uint64_t descriptor_size(const tsr_zip_new_member *member)
     return member->size == 0 ? 0 : is_wide(member) ? 24 : 16;
 }
 
-/* Bytes of the central zip64 extra field: what does not fit the narrow fields. */
+/* The size of the zip64 extra field in the central directory, which has the values that do not fit in 32 bits. */
 static uint64_t wide_extra(const tsr_zip_new_member *member)
 {
     const uint64_t fields = (is_wide(member) ? 16u : 0u) + (member->header_offset >= NARROW_LIMIT ? 8u : 0u);
@@ -95,7 +95,7 @@ tsr_status tsr_zip_append_header(const tsr_zip_new_member *member, tsr_vec *out,
     put(&p, 0x04034b50, 4);
     put(&p, is_wide(member) ? NEED_ZIP64 : 0, 2);
     put(&p, flags_of(member), 2);
-    p += 18; /* method, time, CRC and sizes: stored, none, in the descriptor */
+    p += 18; /* method (stored), time, CRC and sizes are 0; the descriptor has them */
     put(&p, member->name.size, 2);
     put(&p, extra, 2);
     put_str(&p, member->name);
