@@ -51,7 +51,7 @@ tsr_status tsr_box_list_close(tsr_box_list *list, tsr_status status, tsr_mapped_
     return status;
 }
 
-/* Why tsr_box_list_add failed. */
+/* Returns the reason why tsr_box_list_add failed. */
 static tsr_status add_failed(const tsr_box_list *list)
 {
     return list->maker->left ? TSR_E_NOMEM : TSR_E_LIMIT;
@@ -185,7 +185,7 @@ tsr_status tsr_boxes_concat(tsr_box_maker *maker, const tsr_mapped_tensor *in, s
     return tsr_box_list_close(&list, status, out);
 }
 
-/* Each box again, its dim `d` being the old one's order[d]; TSR_MAX_NDIM stands for a new dim of size 1. */
+/* Rearranges the dims: dim `d` of `out` is dim order[d] of `in`, or a new dim of size 1 if that is TSR_MAX_NDIM. */
 static tsr_status rearrange(tsr_box_maker *maker, const tsr_mapped_tensor *in, const uint32_t *order, uint32_t ndim,
                             tsr_mapped_tensor *out)
 {

@@ -1,4 +1,4 @@
-/* One binding of a rule: its tensors through the steps, as entries under the target's names. */
+/* Makes the entries of one binding of a rule: runs its tensors through the steps and gives them the names of the target. */
 #include "base/line.h"
 #include "mapping/mapped.h"
 #include "tessera/sys/cast.h"
@@ -18,7 +18,7 @@ static tsr_status add_row(tsr_mapped *m, const tsr_map_binding *binding, uint32_
     return TSR_OK;
 }
 
-/* What only has another name keeps everything else: objects, ties, and the CRCs that the source states. */
+/* A source that only gets another name keeps everything else: objects, ties, and the CRCs that the source states. */
 static tsr_status rename_entry(tsr_mapped *m, const tsr_map_binding *binding, uint32_t at, tsr_str name, tsr_error *err)
 {
     const tsr_entry *source = binding->sources[at];
@@ -66,7 +66,7 @@ static tsr_status check_dense(const tsr_entry *entry, tsr_error *err)
     return TSR_OK;
 }
 
-/* Where the rule dequantizes: the products of tensor `tensor` of the binding's sources instead of its numbers. */
+/* For a rule that dequantizes: makes the products of one of the binding's tensors and its scale. */
 static tsr_status multiply(tsr_mapped *m, const tsr_map_binding *binding, uint64_t tensor, tsr_mapped_tensor *out, tsr_error *err)
 {
     const tsr_map_rule *rule = binding->rule;

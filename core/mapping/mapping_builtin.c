@@ -1,4 +1,4 @@
-/* The maps that come with the program, by name. */
+/* Finds the built-in maps by name. */
 #include "mapping/mapping_builtin.h"
 
 #include "formats/common/shown_names.h"

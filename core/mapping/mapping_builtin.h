@@ -1,4 +1,4 @@
-/* The table of built-in maps, which the build makes of the documents in core/mapping/builtin. */
+/* The table of built-in maps, which the build generates from the documents in core/mapping/builtin. */
 #ifndef TSR_MAPPING_MAPPING_BUILTIN_H
 #define TSR_MAPPING_MAPPING_BUILTIN_H
 

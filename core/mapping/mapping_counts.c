@@ -1,10 +1,11 @@
-/* That a model is whole: as many layers and experts as config.json states, and no expert without a weight that the others have.
+/* Checks that a model is complete: it has as many layers and experts as config.json states, and no expert lacks a weight
+ * that the others have.
  *
  *   model.layers.3.mlp.experts . 7 . up_proj.weight
  *   group                       member  ending         A group ends with "experts", "layers", "blocks" or "h".
  *
- * Names alone decide, so that it does not depend on how a map takes them. Without config.json a missing layer is not noticed: the
- * modules of a Sequential that have no parameters leave the same gaps. */
+ * Only names are considered, so that the result does not depend on how a map uses them. Without config.json a missing layer
+ * is not noticed, because modules of a Sequential that have no parameters leave the same gaps. */
 #include "codec/json.h"
 #include "mapping/mapping_match.h"
 #include "tessera/sys/try.h"
@@ -12,10 +13,10 @@
 typedef struct group {
     tsr_str prefix;
     bool experts;
-    uint64_t members, endings, names; /* different ones; the last two of experts */
+    uint64_t members, endings, names; /* counts of different ones; the last two only for experts */
 } group;
 
-/* "….experts.7", or ".up_proj.weight". */
+/* A member, such as "….experts.7", or an ending, such as ".up_proj.weight". */
 typedef struct piece {
     size_t group;
     tsr_str text;
@@ -24,8 +25,9 @@ typedef struct piece {
 typedef struct counter {
     tsr_matcher *s;
     tsr_vec groups;           /* of group */
-    tsr_vec members, endings; /* of piece, of groups of experts */
-    tsr_map *known;           /* of all of them: the kind and the text; a group's value is its number */
+    tsr_vec members, endings; /* of piece, in groups of experts */
+    tsr_map *known;           /* a kind and a text, for groups, members, endings and names; the value of a group is its
+                               * index */
 } counter;
 
 static bool is_index(tsr_str text)
@@ -35,7 +37,7 @@ static bool is_index(tsr_str text)
     return text.size > 0;
 }
 
-/* *fresh: whether `key` of this kind is new, and has `value` now. Otherwise *value is what it had. */
+/* Adds `key` of this kind with *value. If it existed before, *fresh is false and *value becomes its earlier value. */
 static tsr_status note(const counter *c, char kind, tsr_str key, uint32_t *value, bool *fresh)
 {
     uint32_t *place;
@@ -79,7 +81,7 @@ static tsr_status add_ending(counter *c, size_t number, tsr_str text)
     return fresh ? add_piece(c, &c->endings, number, text) : TSR_OK;
 }
 
-/* name[at, end) is the index of a member of the group before it. */
+/* Adds the member whose index is name[at, end) to the group before it. */
 static tsr_status add_member(counter *c, tsr_str name, size_t at, size_t end, bool experts)
 {
     size_t number;
@@ -105,14 +107,14 @@ static unsigned kind_of(tsr_str component)
     return NEITHER;
 }
 
-/* The component of the name that begins at `at`; it ends at *end. */
+/* Returns the component of the name that begins at `at`. *end is where it ends. */
 static tsr_str component_at(tsr_str name, size_t at, size_t *end)
 {
     for (*end = at; *end < name.size && name.data[*end] != '.';) ++*end;
     return (tsr_str){name.data + at, *end - at};
 }
 
-/* `wanted`: which groups count, EXPERTS or LAYERS; NEITHER stands for both. */
+/* Adds a name to its groups, if they are of the `wanted` kind: EXPERTS, LAYERS, or NEITHER for both. */
 static tsr_status add_name(counter *c, tsr_str name, unsigned wanted)
 {
     bool fresh;
@@ -128,9 +130,9 @@ static tsr_status add_name(counter *c, tsr_str name, unsigned wanted)
     return TSR_OK;
 }
 
-/* ---- against each other ---- */
+/* ---- comparison with each other ---- */
 
-/* A name below a layer: "model.layers.3", "3", and "mlp.gate.weight" below it. */
+/* A name inside a layer in three parts, such as "model.layers.3", "3" and "mlp.gate.weight". */
 typedef struct layered {
     tsr_str layer, index, rest;
 } layered;
@@ -148,7 +150,7 @@ static bool find_layer(tsr_str name, layered *out)
     return false;
 }
 
-/* "layer 3", from "model.layers.3.mlp.experts", or the prefix in quotes where it does not state a layer. */
+/* Returns "layer 3" for "model.layers.3.mlp.experts", or the prefix in quotes if it is not inside a layer. */
 static tsr_str layer_of(const counter *c, tsr_str prefix)
 {
     layered found;
@@ -184,7 +186,7 @@ static tsr_status refuse_tensor(const counter *c, const piece *member, const pie
                      (unsigned long long)g->members);
 }
 
-/* Names the first weight that a member of group `number` does not have. */
+/* Fails, naming the first weight that a member of group `number` lacks. */
 static tsr_status refuse_missing(const counter *c, size_t number)
 {
     for (size_t i = 0; i < c->members.count; i++) {
@@ -208,9 +210,10 @@ static tsr_status check_experts(const counter *c)
     return TSR_OK;
 }
 
-/* ---- against config.json ---- */
+/* ---- comparison with config.json ---- */
 
-/* The first of `names` that config.json has as a number, also where it describes a language model inside another one. */
+/* Finds the first of `names` that config.json states as a number, there or in its text_config, which describes the language
+ * model inside another model. */
 static bool find_number(const tsr_mapped *m, const char *const *names, const char **name, uint64_t *out)
 {
     const cJSON *text = tsr_mapped_setting(m, "text_config");
@@ -242,7 +245,8 @@ static tsr_status check_expert_counts(const counter *c)
     return TSR_OK;
 }
 
-/* One group must have them: a model may have further towers, and layers that predict several tokens follow the others. */
+/* It is enough that one group has the stated number: a model may have further towers, and layers that predict several tokens
+ * follow the others. */
 static tsr_status check_layer_counts(const counter *c)
 {
     static const char *const names[] = {"num_hidden_layers", NULL}, *const more[] = {"num_nextn_predict_layers", NULL};
@@ -259,9 +263,9 @@ static tsr_status check_layer_counts(const counter *c)
     return largest ? refuse_count(c, largest, name, stated) : TSR_OK;
 }
 
-/* ---- all of them ---- */
+/* ---- both checks ---- */
 
-/* Under "drop" a map is about a part of the model: only names that rules take. */
+/* With "unmatched": "drop", a map concerns a part of the model, so only the names that rules take are checked. */
 static bool is_whole(const tsr_matcher *s)
 {
     return s->m->rules->unmatched != TSR_UNMATCHED_DROP;
@@ -283,7 +287,7 @@ static tsr_status add_sources(counter *c)
     return TSR_OK;
 }
 
-/* What the rule takes out of stacks: EXPERTS, LAYERS or NEITHER. */
+/* The kind of group that the rule takes out of stacks: EXPERTS, LAYERS or NEITHER. */
 static unsigned unfolded_kind(const tsr_map_rule *rule)
 {
     const tsr_name_pattern *to = &rule->to[0];
@@ -293,7 +297,8 @@ static unsigned unfolded_kind(const tsr_map_rule *rule)
     return NEITHER;
 }
 
-/* Only stacks that were taken apart: what else is in the same groups may be left out, or come from several rules. */
+/* Adds only names that come from stacks: other members of the same groups may be left out, or may come from several
+ * rules. */
 static tsr_status add_targets(counter *c)
 {
     const tsr_mapped_row *rows = c->s->m->rows.items;

@@ -1,18 +1,19 @@
-/* Which entries are numbers and which are their scales.
+/* Finds out which entries are quantized numbers and which are their scales.
  *
- * Numbers that cannot be multiplied are kept, with the reason. It is raised when it is known that they are used. */
+ * Numbers that cannot be multiplied are kept unchanged, and the reason is remembered. It becomes an error only if they turn
+ * out to be used (mapping_used.c). */
 #include "mapping/mapping_subclass.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/try.h"
 
 typedef struct finder {
     tsr_mapped *m;
-    tsr_scaling scaling; /* what all have in common */
+    tsr_scaling scaling; /* what all entries have in common */
     tsr_dequantized *done;
     tsr_error *err;
 } finder;
 
-/* The tensor that has the name of `of` with the ending `data` replaced by `other`, or NULL. */
+/* Finds the tensor whose name is that of `of` with the ending `data` replaced by `other`; *out is NULL if there is none. */
 static tsr_status find_sibling(const finder *f, tsr_str of, tsr_str data, const char *other, const tsr_entry **out)
 {
     *out = NULL;
@@ -31,7 +32,7 @@ static tsr_status refuse_zero_point(const finder *f, const tsr_entry *entry, con
                      TSR_STR_ARG(entry->fqn), TSR_STR_ARG(zero->fqn));
 }
 
-/* torchao's own form in safetensors keeps in the file's metadata what the numbers mean. */
+/* torchao's own form in safetensors states the meaning of the numbers in the file's metadata, which is not read here. */
 static tsr_status refuse_flattened(const finder *f, const tsr_entry *entry)
 {
     const tsr_entry *scale;
@@ -44,7 +45,7 @@ static tsr_status refuse_flattened(const finder *f, const tsr_entry *entry)
     return TSR_OK;
 }
 
-/* The scale of float8 or int8 numbers, or NULL. */
+/* Finds the scale of float8 or int8 numbers; *scale is NULL if there is none. */
 static tsr_status find_scale(const finder *f, const tsr_entry *entry, const tsr_entry **scale)
 {
     const tsr_entry *zero;
@@ -58,8 +59,9 @@ static tsr_status find_scale(const finder *f, const tsr_entry *entry, const tsr_
     return zero ? refuse_zero_point(f, entry, zero) : TSR_OK;
 }
 
-/* int8 with weight_scale_inv is two FP4 numbers per byte to transformers, but one number per byte where whole tensors are stored as int8
- * in blocks. Multiplying the wrong ones would show nowhere. */
+/* In transformers, int8 with weight_scale_inv is two FP4 numbers per byte. Where whole tensors are stored as int8 in blocks,
+ * it is one number per byte. The wrong choice would give wrong weights without any error, so an ambiguous case is
+ * refused. */
 static tsr_status choose_int8(const finder *f, const tsr_entry *entry, const tsr_entry *scale, tsr_scaling *how)
 {
     if (entry->dtype != TSR_INT8 || !tsr_str_ends(scale->fqn, TSR_STR("_scale_inv"))) return TSR_OK;
@@ -76,7 +78,7 @@ static tsr_status choose_int8(const finder *f, const tsr_entry *entry, const tsr
     return TSR_OK;
 }
 
-/* The scales of MXFP4 blocks, or NULL. */
+/* Finds the scales of MXFP4 blocks; *scales is NULL if there are none. */
 static tsr_status find_mxfp4(const finder *f, const tsr_entry *entry, const tsr_entry **scales)
 {
     *scales = NULL;
@@ -87,10 +89,10 @@ static tsr_status find_mxfp4(const finder *f, const tsr_entry *entry, const tsr_
     return TSR_OK;
 }
 
-/* Endings of the names of NVFP4 numbers and of the scale of their tensor. */
+/* The name endings of NVFP4 numbers and of the scale of their tensor. */
 typedef struct nvfp4_names {
     const char *packed, *tensor_scale;
-    bool divides; /* scales are divided by the tensor's */
+    bool divides; /* scales are divided by the tensor's scale */
 } nvfp4_names;
 
 static const nvfp4_names nvfp4[] = {
@@ -98,7 +100,8 @@ static const nvfp4_names nvfp4[] = {
     {"_packed", "_global_scale", true}, /* compressed-tensors */
 };
 
-/* The scales of NVFP4 numbers, or NULL; how->tensor_scale is that of their tensor. */
+/* Finds the scales of NVFP4 numbers, and in how->tensor_scale the scale of their tensor; *scales is NULL if there are
+ * none. */
 static tsr_status find_nvfp4(const finder *f, const tsr_entry *entry, tsr_scaling *how, const tsr_entry **scales)
 {
     const tsr_entry *zero = NULL;
@@ -116,7 +119,7 @@ static tsr_status find_nvfp4(const finder *f, const tsr_entry *entry, tsr_scalin
     return zero ? refuse_zero_point(f, entry, zero) : TSR_OK;
 }
 
-/* The scale of the entry's numbers and how they are multiplied, or NULL. */
+/* Finds the scale of the entry's numbers and how they are multiplied; *scale is NULL if there is none. */
 static tsr_status find_scaling(const finder *f, const tsr_entry *entry, tsr_scaling *how, const tsr_entry **scale)
 {
     *how = f->scaling;
@@ -145,7 +148,7 @@ static tsr_status add_row(finder *f, const tsr_scaling *how, const tsr_entry *en
     return tsr_mapped_entry(f->m, &tensor, entry, tensor.name, &row->entry, f->err);
 }
 
-/* Whether the entry is the scale of numbers that are dequantized. */
+/* Sets *is to whether the entry is the scale of numbers that are dequantized. */
 static tsr_status is_used_scale(const finder *f, const tsr_entry *entry, bool *is)
 {
     static const char *const endings[][2] = {{"_scale_inv", ""},  {"_scale", ""},        {"_scales", "_blocks"},
@@ -178,7 +181,7 @@ static tsr_status multiply_entry(finder *f, const tsr_entry *entry, uint64_t ord
     return is_scale ? TSR_OK : tsr_mapped_keep(f->m, entry, order, f->err);
 }
 
-/* Keeps the entry as it is, and the reason why it could not be multiplied. */
+/* Keeps the entry unchanged, and remembers why it could not be multiplied. */
 static tsr_status keep_refused(finder *f, const tsr_entry *entry, uint64_t order, const tsr_error *why)
 {
     tsr_dequantize_refusal *refusal = TSR_ARENA_NEW(f->m->own->arena, tsr_dequantize_refusal, f->err);
@@ -202,7 +205,7 @@ static tsr_status add_entry(finder *f, const tsr_entry *entry, uint64_t order)
         if (err) *err = why;
         return status;
     }
-    f->m->rows.count = rows; /* a row that was begun */
+    f->m->rows.count = rows; /* removes a row that was begun */
     f->done->found = found;
     return keep_refused(f, entry, order, &why);
 }

@@ -1,4 +1,4 @@
-/* Boxes as chunks: where the elements of a mapped tensor are in the source's files. */
+/* Turns boxes into chunks, and finds where in the source's files the elements of a mapped tensor are. */
 #include "mapping/mapped.h"
 #include "tessera/box.h"
 #include "tessera/sys/box.h"
@@ -10,10 +10,10 @@ static tsr_chunk_origin *origin_of(const tsr_chunk *chunk)
     return (tsr_chunk_origin *)((char *)(uintptr_t)chunk->offsets - offsetof(tsr_chunk_origin, numbers));
 }
 
-/* The dims of a source chunk, those that are evenly spaced together as one. */
+/* A dim of a source chunk. Adjacent dims whose elements are evenly spaced count as one. */
 typedef struct source_dim {
-    uint64_t size, index_step, place_step; /* elements: in row-major order, and in the file */
-    uint64_t first, reach;                 /* of the box in it */
+    uint64_t size, index_step, place_step; /* in elements: in row-major order, and in the file */
+    uint64_t first, reach;                 /* the box's first index in this dim, and the distance to its last */
 } source_dim;
 
 static uint32_t source_dims(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_view *view, source_dim *dims)
@@ -31,7 +31,8 @@ static uint32_t source_dims(const tsr_entry *entry, const tsr_chunk *chunk, cons
     return count;
 }
 
-/* The box's strides in the file, where the source's are not row-major. */
+/* Computes the box's strides in the file if the source's strides are not row-major. Returns false if no strides describe
+ * it. */
 static bool translate(const tsr_source_box *box, uint32_t ndim, const tsr_view *view, uint64_t *first, uint64_t *strides)
 {
     source_dim dims[TSR_MAX_NDIM];
@@ -92,7 +93,7 @@ tsr_status tsr_mapped_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry,
                              tsr_view *out, tsr_error *err)
 {
     const tsr_mapped *m = checkpoint->state;
-    /* Other entries have the source's own chunks. */
+    /* Entries that are not tensors have the source's chunks. */
     if (entry->kind != TSR_ENTRY_TENSOR) return tsr_checkpoint_locate(m->source, entry, chunk, scratch, out, err);
     const tsr_chunk_origin *origin = origin_of(chunk);
     if (origin->box.whole) return tsr_checkpoint_locate(m->source, origin->box.entry, origin->box.chunk, scratch, out, err);
@@ -124,7 +125,7 @@ tsr_status tsr_mapped_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, c
     return locate_box(m, entry, origin_of(chunk), scratch, &out->view, err);
 }
 
-/* Whether locating reads no file. */
+/* Whether the box can be located without reading a file. */
 static bool is_near(const tsr_mapped *m, const tsr_source_box *box)
 {
     if (box->whole || (box->chunk && box->chunk->file == TSR_NO_FILE)) return false;

@@ -1,4 +1,4 @@
-/* That no expert and no layer lacks a weight which the others have. */
+/* Checks that no expert and no layer lacks a weight that the others have. */
 #include "mapping/mapping_match.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
@@ -18,7 +18,7 @@ tsr_status tsr_match_lacks(const tsr_matcher *s, const tsr_name_match *of, uint3
                      TSR_STR_ARG(of->entry->fqn));
 }
 
-/* Components of the pattern before its folded capture. */
+/* The number of components of the pattern before its folded capture. */
 static uint32_t prefix_length(const tsr_map_rule *rule, uint32_t pattern)
 {
     uint32_t count = 0;
@@ -26,7 +26,7 @@ static uint32_t prefix_length(const tsr_map_rule *rule, uint32_t pattern)
     return count;
 }
 
-/* Key of a pattern of a rule, and of one of its prefixes where there is one. */
+/* The key of a rule's pattern, or of the pattern with one prefix if `prefix` is not empty. */
 static tsr_str key_of(const tsr_matcher *s, uint32_t rule, uint32_t pattern, tsr_str prefix)
 {
     return tsr_arena_format(s->arena, s->err, "%u.%u %.*s", (unsigned)rule, (unsigned)pattern, TSR_STR_ARG(prefix));
@@ -53,7 +53,7 @@ tsr_status tsr_family_add(tsr_matcher *s, const tsr_name_match *first, uint64_t 
     return TSR_OK;
 }
 
-/* Whether both patterns are the same up to their folded captures, which go by any name. */
+/* Whether both patterns are equal up to their folded captures, whatever these are called. */
 static bool begin_alike(const tsr_map_rule *a, uint32_t pattern_a, const tsr_map_rule *b, uint32_t pattern_b)
 {
     const uint32_t count = prefix_length(a, pattern_a);
@@ -66,7 +66,7 @@ static bool begin_alike(const tsr_map_rule *a, uint32_t pattern_a, const tsr_map
     return true;
 }
 
-/* The family as `rule` and `pattern` have it, compared with the same family of another pattern. */
+/* Compares a family with the members that another pattern found under the same prefix. */
 static tsr_status compare(const tsr_matcher *s, const tsr_family *family, uint32_t rule, uint32_t pattern)
 {
     const tsr_str anywhere = key_of(s, rule, pattern, TSR_STR("")), here = key_of(s, rule, pattern, family->prefix);
@@ -97,11 +97,11 @@ tsr_status tsr_family_check(tsr_matcher *s)
 
 /* ---- layers ---- */
 
-/* "layers.3", of matches of rules that state "layers". */
+/* Layer paths such as "layers.3", taken from matches of rules that state "layers". */
 typedef struct layer_list {
     const tsr_matcher *s;
     tsr_vec paths; /* of tsr_str */
-    tsr_map *known; /* paths; and, for each, the rules and the kinds that it has → a match */
+    tsr_map *known; /* paths, and for each path its rules and kinds → a match */
     bool *used;     /* by rule: whether any layer has it */
 } layer_list;
 
@@ -117,7 +117,8 @@ static bool is_of_kind(const tsr_map_rule *rule)
     return rule->layers.size && !tsr_str_equal(rule->layers, TSR_STR("all"));
 }
 
-/* The match that the path has for a rule, a kind ("" is any kind) or itself; UINT32_MAX: none. */
+/* Finds the match that a path has for a rule, for a kind ("" means any kind) or for itself; *match is UINT32_MAX if there is
+ * none. */
 static tsr_status look_up(const layer_list *l, const char *what, tsr_str name, tsr_str path, uint32_t *match)
 {
     const tsr_str key = tsr_arena_format(l->s->arena, l->s->err, "%s%.*s %.*s", what, TSR_STR_ARG(name), TSR_STR_ARG(path));
@@ -132,7 +133,7 @@ static tsr_status put(const layer_list *l, const char *what, tsr_str name, tsr_s
     return key.data ? tsr_map_put(l->known, key, match, NULL, fresh, l->s->err) : TSR_E_NOMEM;
 }
 
-/* Every pattern has a text of its own among those of one side. */
+/* Identifies a rule: no two patterns on one side of a map have the same text. */
 static tsr_str text_of(const tsr_map_rule *rule)
 {
     return rule->from[0].text;
@@ -159,7 +160,7 @@ static tsr_status add_layer(layer_list *l, uint32_t number)
     return fresh && !added ? TSR_E_NOMEM : TSR_OK;
 }
 
-/* What the rule would take in the layer: "layers.3.moe.experts.{expert}.w1". */
+/* Returns the name that the rule would take in the layer, such as "layers.3.moe.experts.{expert}.w1". */
 static tsr_str wanted_name(const layer_list *l, const tsr_map_rule *rule, tsr_str index)
 {
     tsr_str values[TSR_MOST_CAPTURES];
@@ -170,7 +171,7 @@ static tsr_str wanted_name(const layer_list *l, const tsr_map_rule *rule, tsr_st
     return tsr_pattern_expand(&rule->from[0], values, rule->from[0].count, l->s->arena, l->s->err);
 }
 
-/* The path's last component, and where the others end. */
+/* Returns the path's last component. *begin is where it begins. */
 static tsr_str index_of(tsr_str path, size_t *begin)
 {
     *begin = path.size;
@@ -193,7 +194,7 @@ static tsr_status check_rule(const layer_list *l, const tsr_map_rule *rule, tsr_
                      TSR_STR_ARG(((const tsr_name_match *)l->s->matches.items)[kind].entry->fqn));
 }
 
-/* A layer that has nothing of any kind, although there are kinds; and one that the layer before it is missing from. */
+/* Refuses a layer that has nothing of any kind although other layers do, and a layer whose predecessor is missing. */
 static tsr_status check_kinds(const layer_list *l, tsr_str path, const tsr_map_rule *first)
 {
     uint32_t match = 0, before = 0;
@@ -218,7 +219,7 @@ static tsr_status check_kinds(const layer_list *l, tsr_str path, const tsr_map_r
 static tsr_status check_layers(layer_list *l)
 {
     const tsr_mapping_rules *rules = l->s->m->rules;
-    const tsr_map_rule *first = NULL; /* of any kind */
+    const tsr_map_rule *first = NULL; /* the first rule for a kind of layer */
     for (uint32_t i = 0; i < l->s->matches.count; i++) TSR_TRY(add_layer(l, i));
     for (uint32_t r = rules->count; r--;)
         if (l->used[r] && is_of_kind(&rules->rules[r])) first = &rules->rules[r];

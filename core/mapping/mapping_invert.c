@@ -1,8 +1,9 @@
-/* The map that goes back: sides exchanged, the inverse of each step in the opposite order. */
+/* Makes the inverse of a map: exchanges the sides of its rules, and inverts their steps in reverse order. */
 #include "mapping/mapping_rules.h"
 #include "tessera/sys/try.h"
 
-/* The capture that all patterns of one side have and the other side does not. */
+/* Finds the capture that all patterns of one side have and the other side does not have; *out is TSR_NO_CAPTURE if there is
+ * none. */
 static tsr_status find_one_sided(const tsr_map_rule *rule, bool from_side, uint32_t *out, tsr_error *err)
 {
     const tsr_name_pattern *own = from_side ? rule->from : rule->to, *other = from_side ? rule->to : rule->from;
@@ -71,7 +72,7 @@ static tsr_status invert_transpose(tsr_map_step *step, tsr_arena *arena, tsr_err
     return TSR_OK;
 }
 
-/* The shape that a tensor has before step `at`, where the steps before it say so. */
+/* Returns the shape that a tensor has before step `at`, if the steps before it determine that, or NULL. */
 static const tsr_map_number *shape_before(const tsr_map_rule *rule, uint32_t at, uint32_t *count, tsr_arena *arena, tsr_error *err)
 {
     uint32_t first = at;
@@ -147,7 +148,7 @@ static tsr_status invert_rule(const tsr_map_rule *rule, tsr_arena *arena, tsr_ma
     for (uint32_t i = 0; i < rule->step_count; i++) {
         tsr_map_step *step = &steps[rule->step_count - 1 - i];
         *step = rule->steps[i];
-        tsr_map_number *from = tsr_arena_array(arena, step->from_count, sizeof *from, err); /* the original keeps its own */
+        tsr_map_number *from = tsr_arena_array(arena, step->from_count, sizeof *from, err); /* the rule keeps its own */
         if (!from) return TSR_E_NOMEM;
         if (step->from_count) memcpy(from, step->from, step->from_count * sizeof *from);
         step->from = from;
@@ -170,7 +171,7 @@ tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, 
     if (!back || !list) return TSR_E_NOMEM;
     *back = (tsr_mapping_rules){.rules = list, .unmatched = rules->unmatched, .forward = rules};
     for (uint32_t i = 0; i < rules->count; i++) {
-        /* What a rule dropped is not there any more: nothing goes back. */
+        /* What a rule dropped is not in the target, so it has no inverse. */
         if (rules->rules[i].to_count) TSR_TRY(invert_rule(&rules->rules[i], arena, &list[back->count++], err));
     }
     *out = back;

@@ -1,4 +1,4 @@
-/* Which rule takes which entry of the source, and that nothing is left over or missing. */
+/* Binds the entries of the source to rules, and checks that none is left over or missing. */
 #include <stdlib.h>
 
 #include "base/line.h"
@@ -48,7 +48,7 @@ static tsr_status add_match(tsr_matcher *s, const tsr_name_match *like, const ts
     return rule->folded == TSR_NO_CAPTURE ? TSR_OK : read_index(s, rule, like->entry, kept[rule->folded], &found->index);
 }
 
-/* The first rule that matches takes the entry; in an inverse, the rule that the map made it by. */
+/* Binds an entry to the first rule that matches it; in an inverse, to the rule by which the map made it. */
 static tsr_status match_entry(tsr_matcher *s, const tsr_entry *entry, uint64_t order)
 {
     tsr_str values[TSR_MOST_CAPTURES];
@@ -79,7 +79,7 @@ static tsr_status refuse_unmatched(const tsr_matcher *s)
                      "no rule of the map matches %s; add a rule, or set \"unmatched\" to \"keep\" or \"drop\"", names);
 }
 
-/* A map that changes nothing, or leaves nothing, is the map of another model, or the wrong way round. */
+/* A map of which no rule matches belongs to another model, or to the opposite direction. */
 static tsr_status refuse_unused(const tsr_matcher *s)
 {
     const tsr_catalog *catalog = &s->m->source->catalog;
@@ -98,7 +98,8 @@ static int by_binding(const void *a, const void *b)
     return (x->index > y->index) - (x->index < y->index);
 }
 
-/* Members of the binding whose matches are [first, first + count): as many as the highest index says. */
+/* Checks that the binding with the matches [first, first + count) has every member up to its highest index, in every
+ * pattern. */
 static tsr_status check_complete(const tsr_matcher *s, const tsr_name_match *first, size_t count, uint64_t *members)
 {
     const tsr_map_rule *rule = &s->m->rules->rules[first->rule];
@@ -125,7 +126,7 @@ static tsr_status drop_all(tsr_matcher *s, const tsr_name_match *first, size_t c
 
 /* ---- tied tensors ---- */
 
-/* The other tensor, where the rule's is left out as the same one; NULL: it is not. */
+/* Finds the tensor that config.json ties to this one, so that this one is left out; *other is NULL if it is not tied. */
 static tsr_status find_tied(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_entry *entry, const tsr_entry **other)
 {
     *other = NULL;
@@ -146,7 +147,7 @@ static tsr_status note_tied(const tsr_matcher *s, tsr_str name, const char *what
                                s->err);
 }
 
-/* In an inverse: the tensor that the map left out, again, where the source does not have it either. */
+/* In an inverse: restores the tensor that the map left out as tied, if the source does not have it either. */
 static tsr_status restore_tied(const tsr_matcher *s, uint32_t number)
 {
     const tsr_map_rule *rule = &s->m->rules->rules[number];
@@ -203,12 +204,13 @@ static tsr_status bind_all(tsr_matcher *s)
     return TSR_OK;
 }
 
-/* What a rule drops has a place in neither model: it is easily missed that the numbers are lost, and that no inverse has them. */
+/* Users easily miss that a map drops numbers, which the target does not have and which no inverse restores, so this is
+ * noted. */
 static tsr_status note_dropped(const tsr_matcher *s)
 {
     const tsr_entry *const *dropped = s->m->dropped.items;
     const size_t count = s->m->dropped.count - (s->tied != NULL);
-    if (count && dropped[0] == s->tied) dropped++; /* it has a note of its own */
+    if (count && dropped[0] == s->tied) dropped++; /* it has its own note */
     tsr_arena *arena = s->m->own->arena;
     if (count == 1)
         return tsr_mapped_add_note(s->m, tsr_arena_format(arena, s->err, "the map leaves out '%.*s'", TSR_STR_ARG(dropped[0]->fqn)), s->err);

@@ -1,4 +1,4 @@
-/* How the shape of a scale fits that of its numbers: by tensor, row, group or block; MXFP4 and NVFP4. */
+/* Finds out how the shape of a scale fits that of its numbers: by tensor, row, group or block, MXFP4 or NVFP4. */
 #include "mapping/mapped.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/try.h"
@@ -37,7 +37,8 @@ static uint64_t count_blocks(uint64_t size, uint64_t block)
     return size / block + (size % block != 0);
 }
 
-/* How many of `size` elements share one of `scales` scales; 0: they do not fit. `block` is the size of a block along this dim. */
+/* Returns how many of `size` elements share one of `scales` scales, or 0 if they do not fit. `block` is the size of a block
+ * along this dim. Equal groups of any size are accepted if `groups` is true. */
 static uint64_t share(uint64_t size, uint64_t scales, uint64_t block, bool groups)
 {
     if (scales == 1) return size ? size : 1;
@@ -46,7 +47,7 @@ static uint64_t share(uint64_t size, uint64_t scales, uint64_t block, bool group
     return groups && scales && size % scales == 0 ? size / scales : 0;
 }
 
-/* The scale is one number, one per row, or has the dims of the numbers. */
+/* Accepts a scale with one number, with one per row, or with as many dims as the numbers have. */
 static bool set_blocks(const tsr_scaling *how, const tsr_entry *entry, const tsr_entry *scale, tsr_computed *file)
 {
     uint64_t count, matrices = 1;
@@ -68,7 +69,7 @@ static bool set_blocks(const tsr_scaling *how, const tsr_entry *entry, const tsr
     return file->block_rows && file->block_columns;
 }
 
-/* Whether the blocks are those that a scheme names. */
+/* Whether the blocks are those of the scheme. */
 static bool follows_scheme(const tsr_scaling *how, const tsr_computed *file)
 {
     switch (how->scheme) {
@@ -80,7 +81,7 @@ static bool follows_scheme(const tsr_scaling *how, const tsr_computed *file)
     }
 }
 
-/* An entry of the source for reading through the mapped store. */
+/* Makes an entry of the source readable through the mapped store. */
 static tsr_status borrow(tsr_mapped *m, const tsr_entry *entry, const tsr_entry **out, tsr_error *err)
 {
     tsr_mapped_tensor tensor;
@@ -91,7 +92,7 @@ static tsr_status borrow(tsr_mapped *m, const tsr_entry *entry, const tsr_entry 
     return tsr_mapped_entry(m, &tensor, entry, entry->fqn, copy, err);
 }
 
-/* The tensor of the products, whose name, shape and dtype are set. */
+/* Adds the file that computes the products. The name, shape and dtype of `out` must be set. */
 static tsr_status add_file(tsr_mapped *m, const tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
 {
     uint32_t number;
@@ -118,8 +119,8 @@ static tsr_status multiply(const tsr_scaling *how, tsr_computed *file, tsr_mappe
     return TSR_OK;
 }
 
-/* The tensor of unpacked numbers: `like`'s dims but for the last one, which is the number of groups there times `group`. `ending`: of names of packed
- * numbers, which products do not have. */
+/* Sets the shape and the name of unpacked numbers. The sizes are those of `like`, except the last one, which is multiplied
+ * by `group`. `ending` is removed from the name, because only packed numbers have it. */
 static tsr_status name_unpacked(tsr_mapped *m, const tsr_entry *like, uint64_t group, const char *ending, tsr_mapped_tensor *out,
                                 tsr_error *err)
 {
@@ -136,7 +137,8 @@ static tsr_status name_unpacked(tsr_mapped *m, const tsr_entry *like, uint64_t g
     return TSR_OK;
 }
 
-/* [experts, rows, groups, 16] pairs become [experts, rows, 32 · groups]; so do the same pairs in int8 as [experts, rows, 16 · groups]. */
+/* Pairs [experts, rows, groups, 16] become [experts, rows, 32 · groups], and so do the same pairs in int8 as [experts, rows,
+ * 16 · groups]. */
 static tsr_status unpack_mxfp4(tsr_mapped *m, const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
 {
     const tsr_entry *entry = file->input, *scales = file->scale;
@@ -149,7 +151,7 @@ static tsr_status unpack_mxfp4(tsr_mapped *m, const tsr_scaling *how, tsr_comput
     return name_unpacked(m, scales, 32, "_blocks", out, err);
 }
 
-/* None, one number, or one per expert as torchao has them: [experts, 1, 1]. */
+/* Accepts no scale for the tensor, one number, or one per expert in torchao's shape [experts, 1, 1]. */
 static bool set_tensor_scale(const tsr_entry *entry, tsr_computed *file)
 {
     const tsr_entry *scale = file->tensor_scale;
@@ -162,7 +164,7 @@ static bool set_tensor_scale(const tsr_entry *entry, tsr_computed *file)
     return true;
 }
 
-/* [rows, 8 · groups] pairs and [rows, groups] scales become [rows, 16 · groups]. */
+/* Pairs [rows, 8 · groups] with scales [rows, groups] become [rows, 16 · groups]. */
 static tsr_status unpack_nvfp4(tsr_mapped *m, const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
 {
     const tsr_entry *entry = file->input, *scales = file->scale;

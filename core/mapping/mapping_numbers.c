@@ -1,4 +1,4 @@
-/* Numbers that a map takes from config.json, or from the params.json of Meta's Llamas, which has other names for them. */
+/* Reads numbers that a map takes from config.json, or from the params.json of Meta's Llamas, where they have other names. */
 #include "codec/json.h"
 #include "mapping/mapped.h"
 #include "tessera/sys/try.h"
@@ -26,7 +26,7 @@ tsr_status tsr_mapped_load_config(tsr_mapped *m, tsr_error *err)
     return m->config ? TSR_OK : load(m, PARAMS_NAME, err);
 }
 
-/* Source: write_model of transformers' convert_llama_weights_to_hf.py. */
+/* The names in params.json. Source: write_model in transformers' convert_llama_weights_to_hf.py. */
 static const cJSON *find_param(const cJSON *params, const char *name)
 {
     static const char *const names[][2] = {{"num_attention_heads", "n_heads"}, {"num_key_value_heads", "n_kv_heads"},
@@ -55,7 +55,8 @@ tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, 
                 "a map with the number",
                 TSR_STR_ARG(number->config));
     const cJSON *item = tsr_mapped_setting(m, number->config.data);
-    if (tsr_str_equal(number->config, TSR_STR("head_dim")) && tsr_mapped_head_dim(m, out)) return TSR_OK; /* it need not be stated */
+    /* head_dim may be absent if it follows from other settings. */
+    if (tsr_str_equal(number->config, TSR_STR("head_dim")) && tsr_mapped_head_dim(m, out)) return TSR_OK;
     TSR_FAIL_IF(!item || !cJSON_IsNumber(item), err, TSR_E_NOT_FOUND, "%s has no number '%.*s', which the map needs",
                 m->config_name, TSR_STR_ARG(number->config));
     return tsr_json_to_u64(item, m->config_name, out, err);
@@ -79,7 +80,7 @@ bool tsr_mapped_head_dim(const tsr_mapped *m, uint64_t *out)
 tsr_dtype tsr_mapped_product_dtype(const tsr_mapped *m)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(m->config, "torch_dtype");
-    if (!item) item = cJSON_GetObjectItemCaseSensitive(m->config, "dtype"); /* its name since transformers 5 */
+    if (!item) item = cJSON_GetObjectItemCaseSensitive(m->config, "dtype"); /* the name since transformers 5 */
     const tsr_dtype dtype = cJSON_IsString(item) ? tsr_dtype_from_name(tsr_json_text_of(item)) : TSR_DTYPE_NONE;
     return dtype == TSR_DTYPE_NONE ? TSR_BFLOAT16 : dtype;
 }

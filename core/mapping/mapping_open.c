@@ -1,4 +1,4 @@
-/* A mapped checkpoint: its own catalog and store over another checkpoint's. */
+/* Opens mapped checkpoints, which have their own catalog and store over those of another checkpoint. */
 #include <stdlib.h>
 
 #include "codec/json.h"
@@ -16,7 +16,7 @@ static void close_mapped(tsr_checkpoint *own)
     tsr_vec_free(&m->dropped);
 }
 
-/* Every file of the source is read as the source says. */
+/* The extents of files are those of the source. */
 static tsr_status source_extents(tsr_checkpoint *own, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                                  tsr_error *err)
 {
@@ -31,7 +31,7 @@ static int by_order(const void *a, const void *b)
     return tsr_str_compare(x->entry.fqn, y->entry.fqn);
 }
 
-/* `second` has the name of another row. */
+/* Fails because `second` has the same name as another row. */
 static tsr_status refuse_twice(const tsr_mapped *m, const tsr_mapped_row *second, tsr_error *err)
 {
     const tsr_mapped_row *first = m->rows.items;
@@ -63,7 +63,7 @@ static tsr_status fill_catalog(tsr_mapped *m, tsr_error *err)
     return duplicate == TSR_NO_NAME ? TSR_OK : refuse_twice(m, &rows[duplicate], err);
 }
 
-/* What validation and messages ask of the source. */
+/* Copies the source's missing files, which validation and messages need. */
 static tsr_status copy_missing(tsr_mapped *m, tsr_error *err)
 {
     size_t count;
@@ -72,7 +72,7 @@ static tsr_status copy_missing(tsr_mapped *m, tsr_error *err)
     return TSR_OK;
 }
 
-/* The nesting and the parts of the source, whose entries the rows are. */
+/* Keeps the nesting and the parts of the source, because the rows are its entries. */
 static void keep_nesting(tsr_mapped *m)
 {
     const tsr_catalog *from = &m->source->catalog;

@@ -1,5 +1,6 @@
-/* Where the names of an inverse come from. A name goes back only to one that the map makes it of: by the same rule, and by the same
- * pattern of that rule. Otherwise the inverse would put tensors under names that the map takes elsewhere. */
+/* Finds the names that the entries of an inverse come from. A name may only go back to one from which the map makes it, by
+ * the same rule and the same pattern of that rule. Otherwise the inverse would give tensors names that the map uses
+ * differently. */
 #include "mapping/mapping_match.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/try.h"
@@ -16,7 +17,7 @@ bool tsr_match_rule(const tsr_mapping_rules *rules, tsr_str name, tsr_name_match
     return false;
 }
 
-/* What the map does with a name. `found` NULL: no rule takes it. */
+/* The rule and the pattern by which the map takes a name. `by` is NULL if no rule takes it. */
 typedef struct taken {
     const tsr_map_rule *by;
     uint32_t pattern;
@@ -30,7 +31,8 @@ static taken take(const tsr_mapping_rules *map, tsr_str name)
     return (taken){&map->rules[found.rule], found.pattern};
 }
 
-/* The first name that a rule of the inverse makes, and whether the map takes all of them by that very rule. */
+/* Sets *name to the first name that a rule of the inverse makes, and *does to whether the map takes all these names by that
+ * same rule. */
 static tsr_status comes_from(const tsr_matcher *s, const tsr_map_rule *rule, tsr_str *values, tsr_str *name, bool *does)
 {
     if (rule->unfolded != TSR_NO_CAPTURE) values[rule->unfolded] = TSR_STR("0");
@@ -45,15 +47,15 @@ static tsr_status comes_from(const tsr_matcher *s, const tsr_map_rule *rule, tsr
     return TSR_OK;
 }
 
-/* Whether every name that `a` matches is matched by `b`, too, but not the other way round. */
+/* Whether `b` matches every name that `a` matches, but not the other way round. */
 static bool is_exception(const tsr_name_pattern *a, const tsr_name_pattern *b)
 {
     tsr_str values[TSR_MOST_CAPTURES];
     return tsr_pattern_match(b, a->text, values) && !tsr_pattern_match(a, b->text, values);
 }
 
-/* The map does not make the entry's name: `made`, which the inverse would give it by `own`, is another rule's. Where no rule makes it,
- * `made` is the name itself, and `own` NULL. */
+/* Fails because the map does not make the entry's name. The inverse would call it `made`, by rule `own`, but the map takes
+ * that name by another rule. If no rule makes the name, `made` is the name itself and `own` is NULL. */
 static tsr_status refuse_name(const tsr_matcher *s, tsr_str fqn, tsr_str made, const tsr_map_rule *own)
 {
     const taken t = take(s->m->rules->forward, made);
@@ -62,8 +64,9 @@ static tsr_status refuse_name(const tsr_matcher *s, tsr_str fqn, tsr_str made, c
                      TSR_STR_ARG(fqn), TSR_STR_ARG(made), TSR_STR_ARG(from), TSR_STR_ARG(by));
 }
 
-/* Several rules of a map may make one name of different ones, so that their order does not say where it came from. The inverse takes
- * the rule that the map would use for what it makes, and if those are several, the first where it is an exception to the others. */
+/* Several rules of a map may make the same name from different ones, so their order does not show where it came from. The
+ * inverse chooses the rule that the map would use for the resulting name. If there are several, it chooses the first,
+ * provided it is an exception to the others. */
 static tsr_status choose_rule(const tsr_matcher *s, tsr_name_match *like, tsr_str *values, tsr_str *name, bool *sure)
 {
     const tsr_map_rule *rules = s->m->rules->rules;
@@ -86,7 +89,7 @@ static tsr_status choose_rule(const tsr_matcher *s, tsr_name_match *like, tsr_st
     return TSR_OK;
 }
 
-/* The map may have made the name of another one, or kept it: nothing in it decides. */
+/* The map may have made the name from another one, or may have kept it: the checkpoint does not show which. */
 static tsr_status note_guess(tsr_matcher *s, tsr_name_match *like, tsr_str name)
 {
     if (s->m->note.data) return TSR_OK;

@@ -1,4 +1,4 @@
-/* `tessera.map/1` documents. */
+/* Parses `tessera.map/1` documents. */
 #include "codec/json.h"
 #include "mapping/mapping_rules.h"
 #include "tessera/sys/try.h"
@@ -6,10 +6,10 @@
 typedef struct parser {
     tsr_arena *arena;
     tsr_error *err;
-    char where[64]; /* in the document: "rules[3].do[0].split" */
+    char where[64]; /* the position in the document, such as "rules[3].do[0].split" */
 } parser;
 
-/* The parser further down in the document: `step` is "do[0]", or the name of a member. */
+/* Makes a parser for a deeper position: `step` is "do[0]", or the name of a member. */
 static tsr_status go_down(const parser *p, tsr_str step, parser *out)
 {
     const tsr_str where = tsr_arena_format(p->arena, p->err, "%s.%.*s", p->where, TSR_STR_ARG(step));
@@ -26,7 +26,7 @@ static tsr_status copy_text(const parser *p, const cJSON *item, tsr_str *out)
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* A number, or "$name" of config.json. */
+/* Reads a number, or "$name" for a number of config.json. */
 static tsr_status read_number(const parser *p, const cJSON *item, tsr_map_number *out)
 {
     *out = (tsr_map_number){0};
@@ -55,7 +55,7 @@ static tsr_status read_numbers(const parser *p, const cJSON *item, tsr_map_numbe
     return TSR_OK;
 }
 
-/* A list that may have one -1, for the size that the others leave. */
+/* Reads a list of sizes. One of them may be -1, which is the size that the others leave. */
 static tsr_status read_sizes(const parser *p, const cJSON *item, tsr_map_number **out, uint32_t *count)
 {
     uint32_t rests = 0;
@@ -94,7 +94,7 @@ static tsr_status unknown_member(const parser *p, const cJSON *item, tsr_step_ki
                      tsr_step_name(kind));
 }
 
-/* A member of a step that does not name the step itself. */
+/* Reads a member of a step other than the one that names the step. */
 static tsr_status read_argument(const parser *p, const cJSON *item, tsr_map_step *step)
 {
     const tsr_step_kind kind = step->kind;
@@ -115,7 +115,7 @@ static tsr_status read_argument(const parser *p, const cJSON *item, tsr_map_step
     return unknown_member(p, item, kind);
 }
 
-/* One pattern, or one per pattern of `from`. */
+/* Reads one pattern, or one for each pattern of `from`. */
 static tsr_status read_scales(const parser *p, const cJSON *item, tsr_scale_names *out)
 {
     const bool list = cJSON_IsArray(item);
@@ -139,7 +139,7 @@ static tsr_status read_scheme(const parser *p, const cJSON *item, tsr_scale_sche
                      p->where, item->valuestring);
 }
 
-/* Scales of whole tensors have one of two names: those that multiply, and those that divide. */
+/* The name of the scales of whole tensors states whether they multiply or divide. */
 static tsr_status read_tensor_scales(const parser *p, const cJSON *item, bool divides, tsr_map_step *step)
 {
     TSR_FAIL_IF(step->tensor_scales.count, p->err, TSR_E_FORMAT,
@@ -148,7 +148,8 @@ static tsr_status read_tensor_scales(const parser *p, const cJSON *item, bool di
     return read_scales(p, item, &step->tensor_scales);
 }
 
-/* {"scale": PATTERN, "scheme": …, "tensor_scale" | "global_scale": PATTERN, "block": [ROWS, COLUMNS], "dtype": DTYPE} */
+/* Reads {"scale": PATTERN, "scheme": …, "tensor_scale" | "global_scale": PATTERN, "block": [ROWS, COLUMNS], "dtype":
+ * DTYPE}. */
 static tsr_status read_dequantize(const parser *p, const cJSON *item, tsr_map_step *step)
 {
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
@@ -165,7 +166,7 @@ static tsr_status read_dequantize(const parser *p, const cJSON *item, tsr_map_st
     return TSR_OK;
 }
 
-/* What stands behind the step's own name: a dim, a list, a dtype. */
+/* Reads the value of the member that names the step: a dim, a list or a dtype. */
 static tsr_status read_main(const parser *p, const cJSON *item, tsr_map_step *step)
 {
     const cJSON *heads;
@@ -260,7 +261,7 @@ static tsr_status read_steps(const parser *p, const cJSON *rule, tsr_map_rule *o
     return TSR_OK;
 }
 
-/* Patterns behind those of `from`, which has room for them. */
+/* Adds patterns after those of `from`, which has room for them. */
 static tsr_status add_patterns(const parser *p, tsr_captures *captures, const tsr_scale_names *scales, uint32_t tensors,
                                tsr_map_rule *rule)
 {
@@ -272,7 +273,7 @@ static tsr_status add_patterns(const parser *p, tsr_captures *captures, const ts
     return TSR_OK;
 }
 
-/* The scales of a dequantize step are sources too: the rule takes them, and lacks those that are not there. */
+/* The scales of a dequantize step are also sources: the rule takes them, and reports those that are missing. */
 static tsr_status add_scales(const parser *p, tsr_captures *captures, tsr_map_rule *rule)
 {
     const tsr_map_step *step = rule->step_count && rule->steps[0].kind == TSR_STEP_DEQUANTIZE ? &rule->steps[0] : NULL;
@@ -288,7 +289,7 @@ static tsr_status add_scales(const parser *p, tsr_captures *captures, tsr_map_ru
     return TSR_OK;
 }
 
-/* ["experts", 8, "$hidden_size"]: names, and numbers as in steps. */
+/* Reads a shape such as ["experts", 8, "$hidden_size"]: names, and numbers as in steps. */
 static tsr_status read_shape(const parser *p, const cJSON *list, tsr_map_shape *out)
 {
     TSR_TRY(tsr_json_expect(list, TSR_JSON_ARRAY, p->where, p->err));
@@ -303,7 +304,7 @@ static tsr_status read_shape(const parser *p, const cJSON *list, tsr_map_shape *
     return TSR_OK;
 }
 
-/* One shape, or a list of one per pattern of `to`. */
+/* Reads one shape, or a list with one per pattern of `to`. */
 static tsr_status read_shapes(const parser *p, const cJSON *rule, tsr_map_rule *out)
 {
     const cJSON *list;
@@ -321,7 +322,7 @@ static tsr_status read_shapes(const parser *p, const cJSON *rule, tsr_map_rule *
     return TSR_OK;
 }
 
-/* "all", or the name of a kind of layer; the patterns state the layer. */
+/* Reads "all" or the name of a kind of layer. The patterns must have a {layer}. */
 static tsr_status read_layers(const parser *p, const cJSON *rule, tsr_map_rule *out)
 {
     const cJSON *item;
@@ -338,7 +339,7 @@ static tsr_status read_layers(const parser *p, const cJSON *rule, tsr_map_rule *
     return TSR_OK;
 }
 
-/* "tok_embeddings.weight": the rule only renames one tensor, and has no captures. */
+/* Reads a name such as "tok_embeddings.weight". The rule must only rename one tensor, and have no captures. */
 static tsr_status read_tied(const parser *p, const cJSON *rule, tsr_map_rule *out)
 {
     const cJSON *item;

@@ -1,4 +1,5 @@
-/* The words of maps: names with captures ("layers.{layer}.attention.{rest...}"), and the names of steps. */
+/* Parses and matches the names in maps, which may have captures ("layers.{layer}.attention.{rest...}"), and names the
+ * steps. */
 #include "mapping/mapping_rules.h"
 #include "tessera/sys/try.h"
 
@@ -13,14 +14,14 @@ static uint32_t count_components(tsr_str text)
 {
     uint32_t count = 1;
     for (size_t i = 0; i < text.size; i++) {
-        /* The dots of "{rest...}" separate nothing. */
+        /* The dots of "{rest...}" do not separate components. */
         if (text.data[i] == '{') while (i < text.size && text.data[i] != '}') i++;
         else count += text.data[i] == '.';
     }
     return count;
 }
 
-/* Cuts the first component off *text. */
+/* Removes the first component of *text, and returns it. */
 static tsr_str next_component(tsr_str *text)
 {
     size_t end = 0;
@@ -96,7 +97,8 @@ bool tsr_pattern_has(const tsr_name_pattern *pattern, uint32_t capture)
     return false;
 }
 
-/* The component of `name` that begins at *at; *at goes behind its dot, or to SIZE_MAX behind the last one. */
+/* Returns the component of `name` that begins at *at. *at becomes the position after its dot, or SIZE_MAX after the last
+ * component. */
 static tsr_str component_at(tsr_str name, size_t *at)
 {
     size_t end = *at;

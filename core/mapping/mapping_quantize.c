@@ -1,4 +1,4 @@
-/* Which weights are quantized, and which stay as they are. */
+/* Decides which weights are quantized and which are kept. */
 #include "mapping/mapping_quantize.h"
 
 #include "tessera/sys/cast.h"
@@ -17,7 +17,7 @@ typedef struct quantizer {
     tsr_error *err;
 } quantizer;
 
-/* The last dotted component of the module's name. */
+/* Returns the last dotted component of the module's name. */
 static tsr_str last_component(tsr_str module)
 {
     size_t at = module.size;
@@ -32,8 +32,8 @@ static bool contains(tsr_str text, tsr_str part)
     return false;
 }
 
-/* Modules that are not linear layers, or whose precision decides too much: embeddings, norms, output layers, routers. transformers
- * knows them from the model's classes; here there are only names. */
+/* Whether the module is not a linear layer, or is too sensitive to its precision: embeddings, norms, output layers and
+ * routers. transformers recognizes them by the classes of the model; here only names are known. */
 static bool is_delicate(tsr_str module)
 {
     static const char *const parts[] = {"embed", "norm"};
@@ -43,7 +43,8 @@ static bool is_delicate(tsr_str module)
         if (contains(last, tsr_str_from(parts[i]))) return true;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (tsr_str_equal(last, tsr_str_from(names[i]))) return true;
-    return tsr_str_equal(module, TSR_STR("output")) || tsr_str_equal(module, TSR_STR("shared")); /* Meta's head; T5's embedding */
+    /* Meta's output layer; T5's embedding. */
+    return tsr_str_equal(module, TSR_STR("output")) || tsr_str_equal(module, TSR_STR("shared"));
 }
 
 static bool is_float(const tsr_entry *entry)
@@ -56,7 +57,7 @@ static bool asks(bool (*callback)(void *ctx, tsr_str fqn), void *ctx, tsr_str fq
     return !callback || callback(ctx, fqn);
 }
 
-/* Experts in one tensor hold most of a model: they are not passed over. */
+/* Refuses several experts in one tensor: they are most of a model, so keeping them must not go unnoticed. */
 static tsr_status refuse_stacks(const quantizer *q, const tsr_entry *entry)
 {
     TSR_FAIL_IF(is_float(entry) && entry->ndim > 2 && contains(entry->fqn, TSR_STR("experts.")), q->err, TSR_E_UNSUPPORTED,
@@ -67,7 +68,7 @@ static tsr_status refuse_stacks(const quantizer *q, const tsr_entry *entry)
     return TSR_OK;
 }
 
-/* Whether the entry is quantized. Matrices that are left as they are, are listed. */
+/* Sets *out to whether the entry is quantized. Remembers the names of matrices that are kept. */
 static tsr_status decide(quantizer *q, const tsr_entry *entry, bool *out)
 {
     const tsr_str ending = TSR_STR(ENDING);
@@ -83,7 +84,7 @@ static tsr_status decide(quantizer *q, const tsr_entry *entry, bool *out)
     return kept ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* The name of the weight's scale, which must be free, and selected like the weight. */
+/* Makes the name of the weight's scale. The name must not be taken, and it must be selected like the weight. */
 static tsr_status name_scale(const quantizer *q, const tsr_entry *entry, tsr_str *out)
 {
     *out = tsr_arena_format(q->m->own->arena, q->err, "%.*s" SCALE_ENDING, TSR_STR_ARG(entry->fqn));
@@ -97,7 +98,7 @@ static tsr_status name_scale(const quantizer *q, const tsr_entry *entry, tsr_str
     return TSR_OK;
 }
 
-/* The scale is in the same dict as its weight. */
+/* Puts the scale into the same dict as its weight. */
 static tsr_status copy_path(const quantizer *q, const tsr_entry *weight, tsr_entry *scale)
 {
     const uint32_t length = weight->path_length;
@@ -145,7 +146,7 @@ static tsr_status quantize(quantizer *q, const tsr_entry *entry, uint64_t order)
     return add_scales(q, weight, order);
 }
 
-/* As it is, but for the dtype that was asked for. */
+/* Keeps the entry, but casts it to the dtype of the options. */
 static tsr_status keep(quantizer *q, const tsr_entry *entry, uint64_t order)
 {
     const tsr_dtype dtype = q->options.dtype;

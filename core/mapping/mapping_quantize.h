@@ -1,4 +1,4 @@
-/* Quantizing as a scheme of a mapped checkpoint. */
+/* Quantizes weights, as a scheme of a mapped checkpoint. */
 #ifndef TSR_MAPPING_MAPPING_QUANTIZE_H
 #define TSR_MAPPING_MAPPING_QUANTIZE_H
 
@@ -6,12 +6,13 @@
 
 #include "mapping/mapped.h"
 
-enum { TSR_TILE = 128, TSR_BAND_SLOTS = 64 }; /* rows and columns that share one scale; bands whose maxima are remembered */
+/* The rows and the columns that share a scale, and the number of bands whose maxima are remembered. */
+enum { TSR_TILE = 128, TSR_BAND_SLOTS = 64 };
 
 typedef struct tsr_quantized_weight tsr_quantized_weight;
 
-/* The largest magnitudes of one band (the 128 rows of a row of tiles), remembered because the rows of a band are computed in several
- * runs, by several threads. `busy` guards the rest; nobody waits for it. */
+/* The largest magnitudes in one band, which is the 128 rows of one row of tiles. They are remembered because several threads
+ * compute the rows of a band in several runs. `busy` protects the other members; no thread waits for it. */
 typedef struct tsr_band_slot {
     atomic_flag busy;
     const tsr_quantized_weight *weight;
@@ -22,20 +23,20 @@ typedef struct tsr_band_slot {
 /* What all weights of a checkpoint share. */
 typedef struct tsr_quantizing {
     tsr_checkpoint *source;
-    tsr_dtype dtype; /* to which a weight is cast first; TSR_DTYPE_NONE: it is not */
-    uint64_t most_tiles; /* across the widest weight */
+    tsr_dtype dtype; /* to which weights are cast first; TSR_DTYPE_NONE: they are not */
+    uint64_t most_tiles; /* in a row of the widest weight */
     tsr_band_slot slots[TSR_BAND_SLOTS];
 } tsr_quantizing;
 
 struct tsr_quantized_weight {
     tsr_quantizing *shared;
-    const tsr_entry *entry; /* of the source; two dims */
+    const tsr_entry *entry; /* in the source; two dims */
     uint64_t rows, columns;
-    uint64_t tiles; /* across */
+    uint64_t tiles; /* in a row */
 };
 
-/* mapping_quantize_tiles.c: computations for tsr_computed.compute, over a tsr_quantized_weight: the numbers, and their scales.
- * TSR_E_UNSUPPORTED naming the weight and the tile where it has NaN or infinity. */
+/* mapping_quantize_tiles.c: compute the numbers and the scales of a weight (tsr_computed.compute); `ctx` is a
+ * tsr_quantized_weight. TSR_E_UNSUPPORTED, naming the weight and the element, if it contains NaN or infinity. */
 tsr_status tsr_quantize_numbers(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
 tsr_status tsr_quantize_scales(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
 

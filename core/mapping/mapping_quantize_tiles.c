@@ -1,4 +1,4 @@
-/* FP8 by blocks, as transformers' Fp8Quantize computes it.
+/* Quantizes to FP8 by blocks, with the same results as transformers' Fp8Quantize.
  *
  *   weight, 300 × 200, in tiles of 128 × 128        for each tile:  scale = 448 / max|w|, in float32
  *   ┌──────────┬──────┐                                             number = clamp(w · scale) as float8_e4m3fn
@@ -9,7 +9,7 @@
  *   │  44×128  │ 44×72│  band 2
  *   └──────────┴──────┘
  *
- * Both divisions are what torch makes of them: the reciprocal, rounded, times 448, rounded again. */
+ * Both divisions follow torch: it computes the reciprocal, rounds it, multiplies it by 448, and rounds again. */
 #include <math.h>
 
 #include "mapping/mapping_quantize.h"
@@ -20,12 +20,12 @@
 enum { STEP_ELEMENTS = 1 << 14, LARGEST_BYTES = 8 };
 #define FP8_MAX 448.0f
 
-/* Memory for one computation. */
+/* Working memory for one computation. */
 typedef struct room {
     float *values;  /* STEP_ELEMENTS */
-    uint8_t *bytes; /* as stored */
-    uint8_t *cast;  /* in the dtype that comes first */
-    float *maxima;  /* of one band */
+    uint8_t *bytes; /* elements as they are stored */
+    uint8_t *cast;  /* elements in the dtype to which they are cast first */
+    float *maxima;  /* of one band; one per tile */
     size_t size;
 } room;
 
@@ -46,7 +46,7 @@ static void room_close(const tsr_quantized_weight *w, const room *r)
     tsr_free(w->shared->source->host->allocator, r->bytes, 1, r->size);
 }
 
-/* Elements [first, first + count), at most STEP_ELEMENTS, as r->values. */
+/* Reads elements [first, first + count), at most STEP_ELEMENTS, into r->values. */
 static tsr_status load(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, tsr_error *err)
 {
     const tsr_run run = {.first = first, .count = count};
@@ -63,7 +63,7 @@ static tsr_status load(const tsr_quantized_weight *w, uint64_t first, size_t cou
     return TSR_OK;
 }
 
-/* How many elements from `first` on, of at most `count`, are in the same tile and row. */
+/* Returns how many of the `count` elements from `first` on are in the same tile and row. */
 static size_t in_tile(const tsr_quantized_weight *w, uint64_t first, size_t count)
 {
     const uint64_t column = first % w->columns, edge = (column / TSR_TILE + 1) * TSR_TILE;
@@ -107,7 +107,8 @@ static tsr_status compute_maxima(const tsr_quantized_weight *w, uint64_t band, c
     return TSR_OK;
 }
 
-/* r->maxima of the band. Who finds the slot busy computes them: waiting would need more than core has. */
+/* Sets r->maxima for the band. A thread that finds the slot busy computes them itself, because core has no means of
+ * waiting. */
 static tsr_status find_maxima(const tsr_quantized_weight *w, uint64_t band, const room *r, tsr_error *err)
 {
     tsr_band_slot *slot = &w->shared->slots[band % TSR_BAND_SLOTS];
@@ -130,8 +131,8 @@ static tsr_status find_maxima(const tsr_quantized_weight *w, uint64_t band, cons
 
 /* ---- numbers and scales ---- */
 
-/* The scale is 1 for a tile of zeros. It is also 1 where the scale would be infinite (the largest magnitude is below 1.4e-36):
- * Fp8Quantize makes NaN of the zeros in such a tile, where these numbers become zeros. */
+/* The scale is 1 for a tile of zeros. It is also 1 if it would be infinite, that is, if the largest magnitude is below
+ * 1.4e-36. For the zeros in such a tile, Fp8Quantize produces NaN, whereas this produces zeros. */
 static float scale_for(float max)
 {
     const float scale = 1.0f / max * FP8_MAX;

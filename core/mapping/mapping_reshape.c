@@ -1,5 +1,5 @@
-/* Reshaping boxes. A dim that becomes several cuts a box into a few; several dims that become one cut it at every index of a dim
- * of which the box has only a part inside. */
+/* Reshapes boxes. Splitting a dim cuts each box into a few. Merging dims cuts a box at every index of a dim, if the box
+ * covers only part of the dims inside it. */
 #include "mapping/mapping_boxes.h"
 #include "tessera/box.h"
 #include "tessera/sys/box.h"
@@ -21,7 +21,7 @@ static tsr_status set_shape(tsr_box_maker *maker, uint32_t ndim, tsr_mapped_tens
     return out->shape ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* The dims but [dim, dim + count), which become `replaced` dims, are as in `from`. */
+/* Copies all dims except [dim, dim + count), which `replaced` dims take the place of. */
 static void copy_others(tsr_source_box *box, const tsr_source_box *from, uint32_t old_ndim, uint32_t dim, uint32_t count,
                         uint32_t replaced)
 {
@@ -73,11 +73,11 @@ tsr_status tsr_boxes_split_dim(tsr_box_maker *maker, const tsr_mapped_tensor *in
     return tsr_box_list_close(&list, status, out);
 }
 
-/* How many of the last dims of [dim, dim + count) are one run of evenly spaced elements that nothing interrupts. */
+/* Returns how many of the last dims of [dim, dim + count) form one uninterrupted run of evenly spaced elements. */
 static uint32_t run_dims(const tsr_mapped_tensor *tensor, const tsr_source_box *box, uint32_t dim, uint32_t count)
 {
     uint32_t run = 1;
-    bool full = true; /* the dims of the run are there from end to end */
+    bool full = true; /* the box covers all inner dims of the run completely */
     uint64_t elements = 1;
     for (uint32_t k = count; k-- > 1; run++) {
         const uint32_t inner = dim + k, outer = inner - 1;
@@ -104,7 +104,7 @@ static tsr_status merge_box(tsr_box_list *list, const tsr_mapped_tensor *old, co
             if (k < loops) box->base += at[k] * from->strides[d];
             else box->sizes[dim] *= from->sizes[d];
         }
-        /* A dim of size 1 says nothing of the spacing. */
+        /* The stride of a dim of size 1 does not matter. */
         for (uint32_t k = loops; k < count; k++)
             if (from->sizes[dim + k] > 1) box->strides[dim] = from->strides[dim + k];
         uint32_t k = loops;
@@ -131,7 +131,7 @@ tsr_status tsr_boxes_merge_dims(tsr_box_maker *maker, const tsr_mapped_tensor *i
     return tsr_box_list_close(&list, status, out);
 }
 
-/* The next dims of both shapes whose products are equal. */
+/* Finds the smallest number of leading dims of both shapes whose products are equal. */
 static void next_group(const uint64_t *from, uint32_t from_ndim, const uint64_t *to, uint32_t to_ndim, uint32_t *from_count,
                        uint32_t *to_count)
 {
@@ -148,7 +148,7 @@ static void next_group(const uint64_t *from, uint32_t from_ndim, const uint64_t 
     while (*to_count == to_ndim && *from_count < from_ndim && from[*from_count] == 1) ++*from_count;
 }
 
-/* Nothing is in it, so only the shape changes. */
+/* The tensor has no elements, so only the shape changes. */
 static tsr_status reshape_empty(tsr_box_maker *maker, const uint64_t *shape, uint32_t ndim, tsr_mapped_tensor *out)
 {
     TSR_TRY(set_shape(maker, ndim, out));

@@ -6,24 +6,25 @@
 
 #define TSR_NO_CAPTURE UINT32_MAX
 
-enum { TSR_MOST_CAPTURES = 16 }; /* of a rule */
+enum { TSR_MOST_CAPTURES = 16 }; /* per rule */
 
-/* A name whose dotted components are literal text or captures. */
+/* A pattern for names. Its dotted components are literal text or captures. */
 typedef struct tsr_name_pattern {
     tsr_str text;
     struct tsr_name_component {
-        tsr_str literal;  /* where capture is TSR_NO_CAPTURE */
-        uint32_t capture; /* of the rule's captures */
+        tsr_str literal;  /* if capture is TSR_NO_CAPTURE */
+        uint32_t capture; /* index in the rule's captures */
         bool rest;        /* {name...}: one or more components */
     } *components;
     uint32_t count;
 } tsr_name_pattern;
 
-/* A number of a step: written down, or a name in config.json; -1 is the size that is left, once in a list of sizes. */
+/* A number in a step: a literal, or the name of a number in config.json. -1 stands for the remaining size; a list of sizes
+ * may have it once. */
 typedef struct tsr_map_number {
     uint64_t value;
-    bool rest;      /* -1 */
-    tsr_str config; /* empty: `value` counts */
+    bool rest;      /* the number is -1 */
+    tsr_str config; /* if empty, `value` is the number */
 } tsr_map_number;
 
 typedef enum tsr_step_kind {
@@ -42,10 +43,10 @@ typedef enum tsr_step_kind {
 } tsr_step_kind;
 
 enum { TSR_STEP_KINDS = TSR_STEP_DEQUANTIZE + 1 };
-/* mapping_pattern.c: "concat", as a map states it. */
+/* mapping_pattern.c: returns the name of a step in maps, such as "concat". */
 const char *tsr_step_name(tsr_step_kind kind);
 
-/* What shares a scale. */
+/* Which numbers share a scale. */
 typedef enum tsr_scale_scheme {
     TSR_SCALES_FITTING,
     TSR_SCALES_BLOCK,
@@ -55,7 +56,7 @@ typedef enum tsr_scale_scheme {
     TSR_SCALES_NVFP4
 } tsr_scale_scheme;
 
-/* One pattern per pattern of `from`. */
+/* Names of scales: one pattern for each pattern of `from`. */
 typedef struct tsr_scale_names {
     const tsr_str *names;
     uint32_t count;
@@ -63,26 +64,27 @@ typedef struct tsr_scale_names {
 
 typedef struct tsr_map_step {
     tsr_step_kind kind;
-    bool inverse;                /* interleave, permute_rope: the way back */
+    bool inverse;                /* interleave, permute_rope: reverse the step */
     bool has_value;              /* pad */
-    int64_t dim;                 /* from the end where negative */
+    int64_t dim;                 /* counts from the end if negative */
     tsr_map_number *numbers;     /* split, concat: sizes; transpose; reshape; dequantize: block */
     uint32_t number_count;
-    tsr_map_number parts;        /* split, concat, interleave; 0: by sizes. permute_rope: heads */
+    tsr_map_number parts;        /* split, concat, interleave: their number, or 0 if sizes are given; permute_rope: the
+                                  * number of heads */
     tsr_map_number to;           /* trim, pad */
-    tsr_map_number *from;        /* what it was before, for the inverse: reshape's shape, the size of trim and pad */
+    tsr_map_number *from;        /* for the inverse: the earlier shape (reshape) or size (trim, pad) */
     uint32_t from_count;
     double value;                /* pad */
-    tsr_dtype dtype;             /* cast; dequantize, where TSR_DTYPE_NONE is the model's */
+    tsr_dtype dtype;             /* cast; dequantize, where TSR_DTYPE_NONE means the model's */
     tsr_scale_scheme scheme;     /* dequantize */
-    tsr_scale_names scales;      /* dequantize, */
-    tsr_scale_names tensor_scales; /* and for nvfp4 the scales of whole tensors, by which the others are multiplied */
-    bool divides;                /* or divided */
+    tsr_scale_names scales;      /* dequantize */
+    tsr_scale_names tensor_scales; /* dequantize to NVFP4: scales of whole tensors, by which `scales` are multiplied */
+    bool divides;                /* dequantize: `scales` are divided by tensor_scales instead */
 } tsr_map_step;
 
-/* The size of a dim that a map states. */
+/* The size of a dim, as a map states it. */
 typedef struct tsr_map_size {
-    tsr_str name; /* every dim of this name in the map has one size; empty: `number` is the size */
+    tsr_str name; /* all dims with the same name have the same size; if empty, `number` is the size */
     tsr_map_number number;
 } tsr_map_size;
 
@@ -94,18 +96,23 @@ typedef struct tsr_map_shape {
 typedef struct tsr_map_rule {
     const tsr_name_pattern *from, *to;
     uint32_t from_count, to_count;
-    uint32_t scale_count; /* of `from`: the last ones are the scales of the others, then those of whole tensors, for a dequantize step */
+    /* How many patterns of `from` are scales, for a dequantize step. They are the last ones: the scales of the other
+     * patterns, then those of whole tensors. */
+    uint32_t scale_count;
     const tsr_map_step *steps;
     uint32_t step_count;
-    const tsr_str *captures; /* names */
+    const tsr_str *captures; /* their names */
     uint32_t capture_count;
-    const tsr_map_shape *shapes; /* one for every tensor of `to`, or one per pattern of it; */
-    uint32_t shape_count;        /* 0: not stated */
-    tsr_str layers;            /* which layers the rule applies to: "all", or those of a kind, such as "experts"; empty: not stated */
-    tsr_str tied_to;           /* the tensor of the map's source that `from` is the same as, in a model that ties them; empty: none */
-    bool shape_of_from;        /* of `from` instead: the rule is an inverse */
-    const struct tsr_map_rule *forward; /* whose inverse the rule is; or NULL */
-    uint32_t folded, unfolded; /* the capture that only `from`, only `to` has, or TSR_NO_CAPTURE */
+    const tsr_map_shape *shapes; /* one for all tensors of `to`, or one per pattern */
+    uint32_t shape_count;        /* 0 if shapes are not stated */
+    /* The layers that the rule applies to: "all", or layers of a kind such as "experts". Empty if not stated. */
+    tsr_str layers;
+    /* In a model that ties tensors: the tensor of the map's source that is the same as that of `from`. Empty if not
+     * stated. */
+    tsr_str tied_to;
+    bool shape_of_from;        /* the shapes are those of `from`, because the rule is an inverse */
+    const struct tsr_map_rule *forward; /* the rule that this one inverts, or NULL */
+    uint32_t folded, unfolded; /* the capture that only `from` has, and the one that only `to` has, or TSR_NO_CAPTURE */
 } tsr_map_rule;
 
 typedef enum tsr_unmatched { TSR_UNMATCHED_REFUSE, TSR_UNMATCHED_KEEP, TSR_UNMATCHED_DROP } tsr_unmatched;
@@ -114,24 +121,28 @@ struct tsr_mapping_rules {
     const tsr_map_rule *rules;
     uint32_t count;
     tsr_unmatched unmatched;
-    const struct tsr_mapping_rules *forward; /* whose inverse they are; or NULL */
+    const struct tsr_mapping_rules *forward; /* the map that this one inverts, or NULL */
 };
 
-/* The captures of a rule while its patterns are read: `names` has room for `room`. */
+/* The captures of a rule while its patterns are parsed; `names` has room for `room` names. */
 typedef struct tsr_captures {
     tsr_str *names;
     uint32_t count, room;
 } tsr_captures;
 
-/* mapping_pattern.c. Adds the captures that are not in `captures` yet. Errors: TSR_E_FORMAT. */
+/* mapping_pattern.c: parses a pattern, and adds its captures to `captures` if they are new. Errors: TSR_E_FORMAT,
+ * TSR_E_NOMEM. */
 tsr_status tsr_pattern_parse(tsr_str text, tsr_arena *arena, tsr_captures *captures, tsr_name_pattern *out, tsr_error *err);
+/* Whether the pattern contains the capture. */
 bool tsr_pattern_has(const tsr_name_pattern *pattern, uint32_t capture);
-/* Whether the name matches; then values[c] is set for every capture c of the pattern. */
+/* Whether the name matches. If it does, values[c] is set for every capture c of the pattern. */
 bool tsr_pattern_match(const tsr_name_pattern *pattern, tsr_str name, tsr_str *values);
-/* The name of the pattern with these values; `components` of them from the left. An empty text is out of memory. */
+/* Makes a name of the first `components` components of the pattern, with these values. Its data is NULL if there is no
+ * memory. */
 tsr_str tsr_pattern_expand(const tsr_name_pattern *pattern, const tsr_str *values, uint32_t components, tsr_arena *arena,
                            tsr_error *err);
-/* mapping_invert.c: finds the folded and the unfolded capture and checks that the steps agree with them. */
+/* mapping_invert.c: sets the folded and the unfolded capture of a rule, and checks that its steps agree with them.
+ * TSR_E_FORMAT otherwise. */
 tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err);
 
 #endif

@@ -1,11 +1,11 @@
-/* Numbers times scales, while they are read. */
+/* Multiplies numbers by their scales when they are read. */
 #include "mapping/mapped.h"
 #include "tessera/read.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/read_run.h"
 #include "tessera/sys/try.h"
 
-/* Elements [first, first + count) of an entry as float32; `bytes` has room for them. */
+/* Reads a run of an entry's elements as float32. `bytes` must have room for them as they are stored. */
 static tsr_status read_floats(tsr_mapped *m, const tsr_entry *entry, const tsr_run *run, uint8_t *bytes, float *out, tsr_error *err)
 {
     const bool floats = entry->dtype == TSR_FLOAT32;
@@ -17,14 +17,15 @@ static tsr_status read_floats(tsr_mapped *m, const tsr_entry *entry, const tsr_r
     return TSR_OK;
 }
 
-/* Which scales elements of row `row`, from `column` on, have: the index of the first, as the scale's rows follow each other. */
+/* Returns the index of the scale of an element in row `row`, column `column`; scales are numbered row by row. */
 static uint64_t scale_at(const tsr_computed *file, uint64_t row, uint64_t column)
 {
     const uint64_t matrix = row / file->rows, inside = row % file->rows;
     return (matrix * file->scale_rows + inside / file->block_rows) * file->scale_columns + column / file->block_columns;
 }
 
-/* Elements of one row, from `column` on, times the scales of their blocks; `scales`: from that of the first one on. */
+/* Multiplies elements of one row, from `column` on, by the scales of their blocks. `scales` begins with the scale of the
+ * first element. */
 static void multiply_row(const tsr_computed *file, uint64_t column, size_t count, const float *scales, float *out)
 {
     for (size_t i = 0, next; i < count; i = next, scales++) {
@@ -49,7 +50,7 @@ static tsr_status read_scaled(tsr_mapped *m, const tsr_computed *file, const tsr
     TSR_TRY(read_floats(m, file->input, run, input, out, err));
     const uint64_t first = run->first, last = first + run->count - 1, columns = file->columns, begin_row = first / columns,
                    end_row = last / columns;
-    /* Rows that are there from end to end need the scales from the first column to the last. */
+    /* A run over several rows needs all scales of these rows, from the first column to the last. */
     const uint64_t low = scale_at(file, begin_row, begin_row == end_row ? first % columns : 0);
     const uint64_t high = scale_at(file, end_row, begin_row == end_row ? last % columns : columns - 1);
     const tsr_run needed = {.first = low, .count = high - low + 1};
@@ -73,13 +74,13 @@ enum { MXFP4_GROUP = 32, NVFP4_GROUP = 16, E2M1_NUMBERS = 16 };
         {-0.0f, second}, {-0.5f, second}, {-1, second}, {-1.5f, second}, {-2, second}, {-3, second}, {-4, second}, \
         {-6, second},
 
-/* The two numbers of each byte; the first one is in the low half. */
+/* The two numbers in each byte; the first one is in the low half. */
 static const float e2m1[256][2] = {E2M1_EACH(E2M1_PAIRS)};
 
-/* Numbers in packed bytes, and the scales of their groups: as they are stored, and room for them as float32. */
+/* Packed numbers and the scales of their groups: as they are stored, and memory for the scales as float32. */
 typedef struct packed_run {
-    const uint8_t *pairs;  /* from the byte on that has number `first` */
-    const uint8_t *stored; /* from the scale of number `first` on */
+    const uint8_t *pairs;  /* from the byte that contains number `first` */
+    const uint8_t *stored; /* from the scale of number `first` */
     float *scales;
     size_t group_count;
     uint64_t first, end;
@@ -108,8 +109,9 @@ static void multiply_packed(const packed_run *run, float *out)
     }
 }
 
-/* Stored scales of groups as float32. With that of their tensor they are rounded to float32 before a number is multiplied by them, as
- * torchao does and, with the division, compressed-tensors. `first`: the first element, whose tensor scale all have. */
+/* Converts stored scales of groups to float32. They are combined with the tensor's scale and rounded to float32 before
+ * numbers are multiplied by them, as in torchao and, with the division, in compressed-tensors. All these groups share the
+ * tensor scale of element `first`. */
 static tsr_status cast_scales(tsr_mapped *m, const tsr_computed *file, uint64_t first, tsr_str stored, float *out, tsr_error *err)
 {
     const tsr_dtype dtype = file->kind == TSR_COMPUTED_MXFP4 ? TSR_FLOAT8_E8M0FNU : TSR_FLOAT8_E4M3FN;
@@ -122,7 +124,8 @@ static tsr_status cast_scales(tsr_mapped *m, const tsr_computed *file, uint64_t 
     return TSR_OK;
 }
 
-/* `input` has room for 8 bytes per element, or for TSR_UNPACKED_INPUT with at most TSR_UNPACKED_ELEMENTS. */
+/* Reads packed numbers and their scales. `input` has 8 bytes per element, or TSR_UNPACKED_INPUT bytes for at most
+ * TSR_UNPACKED_ELEMENTS elements. */
 static tsr_status read_stored(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, packed_run *out,
                               tsr_error *err)
 {
@@ -138,7 +141,7 @@ static tsr_status read_stored(tsr_mapped *m, const tsr_computed *file, const tsr
     return tsr_read_run(m->own, file->input, &pairs, bytes, (size_t)pairs.count, err);
 }
 
-/* How many elements at the beginning of a run have one tensor scale. */
+/* Returns how many elements at the beginning of a run share one tensor scale. */
 static uint64_t in_one_tensor(const tsr_computed *file, uint64_t first, uint64_t count)
 {
     const uint64_t left = file->tensor_scale ? file->tensor_elements - first % file->tensor_elements : count;
@@ -166,10 +169,11 @@ bool tsr_mapped_unpacks(const tsr_computed *file)
     return packed && tsr_dtype_size(file->dtype) == sizeof(uint16_t);
 }
 
-/* All numbers. volatile: where gcc knows that a number is negative, it negates the product of the positive one, and with that a NaN. */
+/* All E2M1 numbers. They are volatile because gcc would compute the product of a number that it knows to be negative as the
+ * negated product of the positive one, which also negates a NaN. */
 static const volatile uint8_t all_pairs[E2M1_NUMBERS / 2] = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
 
-/* Makes the products of each scale that occurs and has none yet. */
+/* Computes the products of each scale that occurs for the first time. */
 static tsr_status make_products(tsr_mapped *m, const tsr_computed *file, const packed_run *packed, tsr_unpacking *u, tsr_error *err)
 {
     const uint64_t tensor = file->tensor_scale ? packed->first / file->tensor_elements : 0;

@@ -1,10 +1,11 @@
-/* That tensors have the shapes that rules state. Dims in the wrong order do not show in a square matrix, but in tensors that go with it. */
+/* Checks that tensors have the shapes that rules state. If dims are in the wrong order, a square matrix does not show it,
+ * but other tensors with the same named dim do. */
 #include "mapping/mapping_match.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_NAMES = 32 };
 
-/* A dim of a tensor. */
+/* A dim of a tensor, with the name that the map gives it. */
 typedef struct named_dim {
     tsr_str name;
     const tsr_entry *entry;
@@ -13,7 +14,7 @@ typedef struct named_dim {
 
 typedef struct checker {
     const tsr_mapped *m;
-    named_dim first[MOST_NAMES]; /* the first dim of each name */
+    named_dim first[MOST_NAMES]; /* the first dim found for each name */
     uint32_t count;
     tsr_error *err;
 } checker;
@@ -49,7 +50,7 @@ static tsr_status check_dim(checker *c, const tsr_map_number *stated, named_dim 
     return TSR_OK;
 }
 
-/* `pattern`: of the map's target, that the entry has. */
+/* Checks the shape of an entry that matches pattern number `pattern` of the map's target. */
 static tsr_status check_entry(checker *c, const tsr_map_rule *rule, uint64_t pattern, const tsr_entry *entry)
 {
     const tsr_map_shape *shape = &rule->shapes[rule->shape_count > 1 ? pattern : 0];
@@ -64,12 +65,12 @@ static tsr_status check_row(checker *c, const tsr_mapped_row *row)
 {
     if (!row->rule || !row->rule->shape_count) return TSR_OK;
     if (!row->rule->shape_of_from) return check_entry(c, row->rule, row->pattern, &row->entry);
-    const uint64_t members = row->source_count / row->rule->from_count; /* of each pattern */
+    const uint64_t members = row->source_count / row->rule->from_count; /* per pattern */
     for (uint64_t i = 0; i < row->source_count; i++) TSR_TRY(check_entry(c, row->rule, i / members, row->sources[i]));
     return TSR_OK;
 }
 
-/* Whether the rule applies once per layer, and to experts. */
+/* Whether the rule applies once per layer, and concerns experts. */
 static bool is_of_experts(const tsr_map_rule *rule)
 {
     uint32_t bound = 0;
@@ -84,7 +85,7 @@ static bool is_of_experts(const tsr_map_rule *rule)
     return false;
 }
 
-/* How many bindings of the rule there are: the rows of one binding have the same sources, and follow each other. */
+/* Counts the bindings of the rule. The rows of one binding are adjacent and have the same sources. */
 static uint64_t count_bindings(const tsr_mapped *m, const tsr_map_rule *rule)
 {
     const tsr_mapped_row *rows = m->rows.items;
@@ -93,7 +94,8 @@ static uint64_t count_bindings(const tsr_mapped *m, const tsr_map_rule *rule)
     return count;
 }
 
-/* A layer that has a router has experts, and the other way round: rules of one {layer} that name the dim "experts" apply to as many. */
+/* A layer with a router has experts, and vice versa, so all rules with a {layer} that name the dim "experts" must apply
+ * equally often. */
 static tsr_status check_experts(const tsr_mapped *m, tsr_error *err)
 {
     const tsr_map_rule *first = NULL;
@@ -114,8 +116,8 @@ static bool is_expert(const tsr_map_rule *rule, uint32_t capture)
     return capture != TSR_NO_CAPTURE && tsr_str_equal(rule->captures[capture], TSR_STR("expert"));
 }
 
-/* As many tensors as the dim "experts" says, where a rule takes a stack of every {expert} apart, or makes one. Rules that state the dim of
- * the stack itself have been checked. */
+/* Where a rule takes a stack of every {expert} apart, or makes one, the number of tensors must be the size of the dim
+ * "experts". Rules that state the dim of the stack itself were checked before. */
 static tsr_status check_members(const checker *c)
 {
     const tsr_mapped_row *rows = c->m->rows.items;

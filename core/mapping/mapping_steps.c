@@ -1,4 +1,4 @@
-/* The steps of a rule, on the tensors of one binding. */
+/* Runs the steps of a rule on the tensors of one binding. */
 #include "mapping/mapped.h"
 #include "tessera/box.h"
 #include "tessera/sys/try.h"
@@ -9,7 +9,7 @@ typedef struct runner {
     tsr_error *err;
 } runner;
 
-/* A dim of the step; `extra` 1 where it may also be behind the last one. */
+/* Finds the dim of the step. With `extra` 1, it may also be the position after the last dim. */
 static tsr_status find_dim(const runner *r, const tsr_mapped_tensor *tensor, uint32_t extra, uint32_t *out)
 {
     *out = 0;
@@ -34,7 +34,7 @@ static tsr_status read_numbers(const runner *r, const tsr_map_number *numbers, u
     return TSR_OK;
 }
 
-/* Which of the numbers is -1; `count`: none. */
+/* Returns the index of the number that is -1, or `count` if none is. */
 static uint32_t find_rest(const tsr_map_number *numbers, uint32_t count)
 {
     uint32_t i = 0;
@@ -59,7 +59,7 @@ static tsr_status transpose(const runner *r, tsr_mapped_tensor *tensor)
     return tsr_boxes_transpose(&r->m->maker, tensor, order, tensor);
 }
 
-/* Dim `dim` as [a, b] (and the rest), a and b exchanged, as one dim again. */
+/* Splits dim `dim` into `factors`, exchanges the last two, and merges all of them again. */
 static tsr_status exchange(const runner *r, tsr_mapped_tensor *tensor, uint32_t dim, const uint64_t *factors, uint32_t count)
 {
     uint32_t order[TSR_MAX_NDIM + 2];
@@ -83,7 +83,7 @@ static tsr_status interleave(const runner *r, tsr_mapped_tensor *tensor)
     return exchange(r, tensor, dim, factors, 2);
 }
 
-/* Where the heads are those of config.json: that they have its size, too. */
+/* If the number of heads comes from config.json, the size of a head must agree with config.json, too. */
 static tsr_status check_heads(const runner *r, const tsr_mapped_tensor *tensor, uint64_t heads)
 {
     uint64_t size;
@@ -105,8 +105,8 @@ static tsr_status permute_rope(const runner *r, tsr_mapped_tensor *tensor)
     return exchange(r, tensor, 0, factors, 3);
 }
 
-/* That the sizes from dim `first` on are those that the step states for its inverse, which would make other tensors otherwise. Only
- * the inverse needs them: those of config.json may be missing. */
+/* Checks the sizes from dim `first` on against those that the step states for its inverse, which would otherwise make other
+ * tensors. Only the inverse needs them, so numbers that config.json lacks are not checked. */
 static tsr_status check_from(const runner *r, const tsr_mapped_tensor *tensor, uint32_t first)
 {
     for (uint32_t d = 0; d < r->step->from_count && first + d < tensor->ndim; d++) {
@@ -117,13 +117,13 @@ static tsr_status check_from(const runner *r, const tsr_mapped_tensor *tensor, u
     return TSR_OK;
 }
 
-/* The shape's -1 is what the elements and its other sizes make it. */
+/* Replaces -1 in the shape by the size that follows from the number of elements and the other sizes. */
 static tsr_status set_rest(const runner *r, const tsr_mapped_tensor *tensor, uint64_t *shape)
 {
     const uint32_t rest = find_rest(r->step->numbers, r->step->number_count);
     uint64_t elements = 1, others = 1;
     if (rest == r->step->number_count) return TSR_OK;
-    for (uint32_t d = 0; d < tensor->ndim; d++) elements *= tensor->shape[d]; /* a tensor's elements can be counted */
+    for (uint32_t d = 0; d < tensor->ndim; d++) elements *= tensor->shape[d]; /* cannot overflow: it is a tensor */
     for (uint32_t d = 0; d < r->step->number_count; d++) {
         if (d == rest) continue;
         if (!shape[d] || elements % shape[d] || others > elements / shape[d]) return misfit(r, tensor, "cannot divide its elements by", shape[d]);
@@ -183,14 +183,14 @@ static tsr_status change_one(const runner *r, tsr_mapped_tensor *tensor)
     case TSR_STEP_RESHAPE: return reshape(r, tensor);
     case TSR_STEP_TRIM: return trim(r, tensor);
     case TSR_STEP_PAD: return pad(r, tensor);
-    case TSR_STEP_DEQUANTIZE: return TSR_OK; /* the tensors came as products */
+    case TSR_STEP_DEQUANTIZE: return TSR_OK; /* the tensors are already products */
     default: return tensor->dtype == r->step->dtype ? TSR_OK : tsr_mapped_cast(r->m, tensor, r->step->dtype, tensor, r->err);
     }
 }
 
 /* ---- several to one, one to several ---- */
 
-/* The sizes along `dim` of the parts that a step names: by sizes, or equal ones. */
+/* Computes the sizes along `dim` of a step's parts, which are given as sizes or as a number of equal parts. */
 static tsr_status part_sizes(const runner *r, const tsr_mapped_tensor *tensor, uint32_t dim, uint64_t **sizes, uint32_t *count)
 {
     uint64_t parts, sum = 0;
@@ -283,7 +283,7 @@ static tsr_status stack(const runner *r, tsr_map_slot *slot)
     for (uint64_t i = 0; i < slot->count; i++) {
         TSR_TRY(find_dim(r, &slot->tensors[i], 1, &dim));
         for (uint32_t d = 0; i && d < slot->tensors[0].ndim - 1; d++) {
-            /* The first one has its new dim already. */
+            /* The first tensor already has its new dim. */
             const uint64_t size = slot->tensors[0].shape[d < dim ? d : d + 1];
             if (slot->tensors[i].ndim != slot->tensors[0].ndim - 1 || slot->tensors[i].shape[d] != size)
                 return misfit(r, &slot->tensors[i], "expects all tensors to have the shape of the first one; it differs at dim", d);

@@ -1,4 +1,4 @@
-/* The store of a mapped checkpoint: the source's files, and behind them those that are computed while they are read. */
+/* The store of a mapped checkpoint: the source's files, followed by those that are computed when they are read. */
 #include "mapping/mapped.h"
 #include "tessera/read.h"
 #include "tessera/sys/cast.h"
@@ -6,27 +6,29 @@
 #include "tessera/sys/read_run.h"
 #include "tessera/sys/try.h"
 
-enum { STEP_ELEMENTS = 1 << 14, LARGEST = 16 }; /* elements at a time; bytes of the largest one */
+enum { STEP_ELEMENTS = 1 << 14, LARGEST = 16 }; /* elements computed at a time; bytes of the largest element */
 _Static_assert(TSR_UNPACKED_INPUT + sizeof(tsr_unpacking) <= STEP_ELEMENTS * LARGEST, "both are in the first half");
 _Static_assert(TSR_UNPACKED_ELEMENTS * sizeof(uint16_t) <= STEP_ELEMENTS * LARGEST, "an edge is in the second");
-enum { RUN_ELEMENTS = 1 << 17 };                /* at a time, of what others compute */
+enum { RUN_ELEMENTS = 1 << 17 };                /* elements at a time for TSR_COMPUTED_BY */
 
 typedef struct mapped_store {
-    tsr_store base; /* first */
+    tsr_store base; /* must be first */
     tsr_mapped *mapped;
     tsr_store *inner;
 } mapped_store;
 
-/* A read of a computed file. */
+/* The state of a read of a computed file. */
 typedef struct computing {
     tsr_mapped *m;
     const tsr_computed *file;
-    uint8_t *scratch; /* 2 * STEP_ELEMENTS of the largest element: the first half for what is computed from, the rest for an edge */
-    tsr_unpacking *unpacking; /* or NULL */
-    uint64_t most;            /* elements at a time */
+    /* 2 * STEP_ELEMENTS of the largest element. The first half is for the input, the rest for elements that are only partly
+     * wanted. */
+    uint8_t *scratch;
+    tsr_unpacking *unpacking; /* NULL if the file is not unpacked */
+    uint64_t most;            /* elements to compute at a time */
 } computing;
 
-/* Elements of the file in its own dtype. */
+/* Computes elements of the file in its dtype. */
 static tsr_status compute(const computing *c, const tsr_run *run, uint8_t *out, tsr_error *err)
 {
     const tsr_computed *file = c->file;
@@ -50,7 +52,7 @@ static tsr_status compute_all(const computing *c, uint64_t offset, uint8_t *buff
         const uint64_t skip = offset % itemsize, needed = (skip + size + itemsize - 1) / itemsize;
         const tsr_run run = {.first = offset / itemsize, .count = needed < c->most ? needed : c->most};
         const size_t made = (size_t)(run.count * itemsize - skip), taken = made < size ? made : size;
-        const bool whole = !skip && taken == made; /* elements can be made where they belong */
+        const bool whole = !skip && taken == made; /* elements can be computed in place */
         uint8_t *out = whole ? buffer : c->scratch + STEP_ELEMENTS * LARGEST;
         TSR_TRY(compute(c, &run, out, err));
         if (!whole) memcpy(buffer, out + skip, taken);
@@ -76,7 +78,7 @@ static tsr_status read_computed(tsr_mapped *m, const tsr_computed *file, uint64_
     return status;
 }
 
-/* As read_computed, for what others compute: with less to do for each run, and without a copy where the bytes are whole elements. */
+/* Like read_computed, for TSR_COMPUTED_BY. It has less to do per run, and copies only elements of which a part is wanted. */
 static tsr_status read_by(const tsr_computed *file, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
 {
     const uint32_t itemsize = tsr_dtype_size(file->dtype);
@@ -127,7 +129,7 @@ static void expect(tsr_store *store, uint32_t file, uint64_t offset, uint64_t si
     if (file < s->inner->file_count) s->inner->expect(s->inner, file, offset, size);
 }
 
-/* Computed files are read by reads of the source, which are not known yet. */
+/* Reading a computed file reads ranges of the source that are not known yet, so only files of the source are prefetched. */
 static void prefetch(tsr_store *store, const tsr_store_place *places, size_t count)
 {
     const mapped_store *s = (const mapped_store *)store;
@@ -139,10 +141,10 @@ static void prefetch(tsr_store *store, const tsr_store_place *places, size_t cou
 
 static void close_nothing(tsr_store *store)
 {
-    (void)store; /* it lives in the mapped checkpoint's arena */
+    (void)store; /* it is in the mapped checkpoint's arena */
 }
 
-/* Names sort behind all names of UTF-8, so that the list stays sorted. */
+/* The names of computed files are greater than every UTF-8 name, so the list of files stays sorted. */
 static tsr_status list_files(const tsr_mapped *m, tsr_store_file *files, tsr_error *err)
 {
     const tsr_store *inner = m->source->store;

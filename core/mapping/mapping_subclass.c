@@ -1,4 +1,4 @@
-/* Weights that torchao quantized: objects that hold their numbers and scales as `qdata` and `scale`. */
+/* Reads weights that torchao quantized: objects that hold their numbers as `qdata` and their scales as `scale`. */
 #include "mapping/mapping_subclass.h"
 #include "stream/gather.h"
 #include "tessera/sys/try.h"
@@ -15,7 +15,8 @@ static const tsr_value *item_of(const tsr_value *dict, const char *key)
     return NULL;
 }
 
-/* The dictionary that has `qdata` and `scale`: among the arguments of the object, or in one of theirs. NULL: there is none. */
+/* Finds the dict with `qdata` and `scale` among the arguments of the object, or inside them. Returns NULL if there is
+ * none. */
 static const tsr_value *find_parts(const tsr_value *value, unsigned depth)
 {
     const tsr_value *found = NULL;
@@ -44,7 +45,7 @@ static bool is_true(const tsr_value *value)
     return value && value->kind == TSR_VALUE_BOOL && value->as.boolean;
 }
 
-/* A tensor of the object as an entry with the object's name, or NULL where it is None. */
+/* Makes an entry with the object's name from one of its tensors; *out is NULL if the value is not a tensor. */
 static tsr_status take_tensor(tsr_mapped *m, tsr_str fqn, const tsr_value *value, const tsr_entry **out, tsr_error *err)
 {
     tsr_arena *arena = m->own->arena;
@@ -59,7 +60,8 @@ static tsr_status take_tensor(tsr_mapped *m, tsr_str fqn, const tsr_value *value
     return TSR_OK;
 }
 
-/* Whether the numbers are as the object has them, `pack` in each element of the last dim. Packed ones that were transposed are not. */
+/* Whether the shape of the numbers is that of the object, with `pack` numbers in each element of the last dim. Packed
+ * numbers that were transposed have another shape. */
 static bool has_shape(const tsr_entry *object, const tsr_entry *data, uint64_t pack)
 {
     if (data->ndim != object->ndim || !data->ndim) return false;

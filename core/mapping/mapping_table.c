@@ -1,12 +1,13 @@
-/* What becomes of every name of the source, as lines of text and in JSON. Where several checkpoints are opened one over the other, a
- * name is followed through all of them. */
+/* Lists what becomes of every name of the source, as text and as JSON. If several mapped checkpoints are opened over each
+ * other, names are traced through all of them. */
 #include "base/line.h"
 #include "mapping/mapped.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/visible.h"
 
-/* The row that made an entry of a mapped checkpoint; NULL for an entry of the source itself, or a part of one of its objects. */
+/* Returns the row that made an entry of a mapped checkpoint. Returns NULL for an entry of the first source, and for a part
+ * of one of its objects. */
 static const tsr_mapped_row *row_below(const tsr_mapped *m, const tsr_entry *entry)
 {
     const tsr_mapped *below = tsr_mapped_state(m->source);
@@ -14,7 +15,7 @@ static const tsr_mapped_row *row_below(const tsr_mapped *m, const tsr_entry *ent
     return (const tsr_mapped_row *)below->rows.items + (entry - m->source->catalog.entries);
 }
 
-/* Calls `each` for every name of the source that the entries are made of. */
+/* Calls `each` for every name of the first source that the entries are made from. */
 typedef void visit_source(void *ctx, const tsr_entry *source);
 
 static void each_source(const tsr_mapped *m, const tsr_entry *const *entries, uint64_t count, visit_source *each, void *ctx)
@@ -26,7 +27,8 @@ static void each_source(const tsr_mapped *m, const tsr_entry *const *entries, ui
     }
 }
 
-/* Calls `each` for every step from the source to the row. Rows that one tensor is made of have the same steps, or none. */
+/* Calls `each` for every step from the first source to the row, and returns whether there were any. Rows from which one
+ * tensor is made have the same steps, or none. */
 typedef void visit_step(void *ctx, const char *name);
 
 static bool each_step(const tsr_mapped *m, const tsr_mapped_row *row, visit_step *each, void *ctx)
@@ -45,15 +47,15 @@ static bool each_step(const tsr_mapped *m, const tsr_mapped_row *row, visit_step
 
 enum { SOURCES_PER_LINE = 4, COLUMNS = 120 };
 
-/* Text on its way out. Names are escaped, because they could drive the terminal. */
+/* Text that is being written. Names are escaped, because they could control the terminal. */
 typedef struct table_text {
     tsr_write_fn *write;
     void *ctx;
     tsr_error *err;
-    tsr_status status; /* sticky */
-    bool wraps;        /* more sources than fit on a line, */
-    size_t column;     /* and where this one is */
-    uint64_t put;      /* sources, or steps, so far */
+    tsr_status status; /* the first failure */
+    bool wraps;        /* there are too many sources for one line */
+    size_t column;     /* the position in the line */
+    uint64_t put;      /* sources or steps written so far */
     size_t used;
     char buffer[4096];
 } table_text;
@@ -168,7 +170,7 @@ static void put_pair(tsr_json *json, const char *key, tsr_str text)
     tsr_json_str(json, text);
 }
 
-/* The members of what an entry is. */
+/* Adds the members that describe an entry. */
 static void put_entry(tsr_json *json, const tsr_entry *entry)
 {
     put_pair(json, "fqn", entry->fqn);

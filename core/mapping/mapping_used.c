@@ -1,8 +1,9 @@
-/* Which dequantized entries the layers above them use: only those may be refused. And that no map parts numbers from their scales. */
+/* Finds out which dequantized entries the layers above use, because only those may be refused. Also checks that no map
+ * separates numbers from their scales. */
 #include "mapping/mapping_match.h"
 #include "tessera/sys/try.h"
 
-/* One array per layer: the entries of its catalog that are used. */
+/* Makes an array for one layer: which entries of its catalog are used. */
 static bool *new_marks(const tsr_mapped *layer, tsr_checkpoint *of, tsr_error *err)
 {
     const uint64_t count = of->catalog.entry_count;
@@ -11,7 +12,8 @@ static bool *new_marks(const tsr_mapped *layer, tsr_checkpoint *of, tsr_error *e
     return marks;
 }
 
-/* Marks the sources of the used rows of `layer`. A source that is a part of an object is not in the catalog below. */
+/* Marks the sources of the used rows of `layer`. The parts of an object are not in the catalog below, so they are
+ * skipped. */
 static void mark_sources(const tsr_mapped *layer, const bool *used, bool *below)
 {
     const tsr_catalog *catalog = &layer->source->catalog;
@@ -58,14 +60,14 @@ bool tsr_mapping_uses(void *layer, tsr_str fqn)
     return !done->used || !entry || done->used[entry - own->catalog.entries];
 }
 
-/* ---- numbers and scales that a map would part ---- */
+/* ---- numbers and scales that a map would separate ---- */
 
 static bool is_quantized(const tsr_entry *entry)
 {
     return entry->kind == TSR_ENTRY_TENSOR && (tsr_mapped_is_scalable(entry->dtype) || entry->dtype == TSR_UINT8);
 }
 
-/* The numbers that have this scale, where a rule gives them another name or layout; NULL: none. */
+/* Finds the numbers that have this scale, if a rule gives them another name or layout; *data is NULL otherwise. */
 static tsr_status find_parted(const tsr_matcher *s, const tsr_entry *scale, const tsr_entry **data)
 {
     static const char *const endings[][2] = {{"_scale_inv", ""}, {"_scale", ""}, {"_scales", "_blocks"}, {"_scale", "_packed"}, {"_global_scale", "_packed"}};
