@@ -1,10 +1,10 @@
-/* Contradictions between ranks, and the words for them. */
+/* Detects calls of ranks that contradict each other, and makes the errors. */
 #include "comm/comm_call.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
-/* Order counts: sizes that are the same but for their order are different calls. */
+/* The order matters: the same sizes in a different order are a different call. */
 static uint64_t mix(uint64_t digest, uint64_t value)
 {
     digest = (digest ^ value) * UINT64_C(0x9e3779b97f4a7c15);

@@ -1,4 +1,4 @@
-/* Stands before another communicator and spoils calls. */
+/* Wraps another communicator, and makes its calls late or makes them fail. */
 #include "comm/comm_faults.h"
 
 #include "tessera/sys/alloc.h"
@@ -11,7 +11,7 @@ typedef struct faulty {
     tsr_comm base;
     tsr_comm *inner;
     tsr_faults *faults;
-    uint32_t rank; /* of the first communicator */
+    uint32_t rank; /* in the first communicator */
     const tsr_allocator *allocator;
 } faulty;
 

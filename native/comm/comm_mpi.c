@@ -1,13 +1,14 @@
 /* Collectives over MPI.
  *
- * Every call begins with one reduction in which all ranks learn whether they are in the same call:
+ * Every call begins with one reduction by which all ranks learn whether they make the same call:
  *
  *     rank 0   enter ─┐             move data
  *     rank 1   enter ─┼─ reduce ──▶ move data      or, on every rank, the same error
  *     rank 2   enter ─┘             move data
  *
- * A value and its complement are reduced by maximum: they still are complements only if all ranks gave the same. Ranks
- * wait for late ones there, without burning the core that those may need; behind it all are present. */
+ * The reduction is the maximum of values and of their complements. The results are complements of each other only if all
+ * ranks had the same value. Ranks wait for late ones in this step, and leave the core to processes that may need it. After
+ * it, all ranks are present. */
 #include "tessera/comm_mpi.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
@@ -23,19 +24,19 @@
 typedef struct member {
     tsr_comm base;
     MPI_Comm ranks;
-    tsr_pulse *pulse; /* the watchdog; a communicator that was split off has none of its own */
+    tsr_pulse *pulse; /* the watchdog; NULL for a communicator that was split off */
     size_t round_bytes;
     const tsr_allocator *allocator;
-    int *counts; /* and displacements: 2 × places */
+    int *counts; /* for counts and displacements: 2 × places */
     uint32_t places;
     tsr_comm_kept *kept;
-    tsr_error failed; /* what every further call ends with */
-    bool broken;      /* by an error that the others may not know of */
+    tsr_error failed; /* the error that all further calls return */
+    bool broken;      /* `failed` is an error that the other ranks may not know of */
 } member;
 
 /* ---- errors of MPI ---- */
 
-/* TSR_OK, or a failure of MPI that the other ranks may not see. */
+/* Returns TSR_OK, or TSR_E_IO for a failure of MPI, which the other ranks may not notice. */
 static tsr_status check_mpi(member *m, int code, const char *what)
 {
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -53,7 +54,7 @@ static tsr_status raise_again(const member *m, tsr_error *err)
 
 /* ---- entering a call ---- */
 
-/* Spins for a moment, then leaves the core to other processes. A signal ends the process here as anywhere. */
+/* Waits by spinning briefly, and then leaves the core to other processes. Signals still end the process as usual. */
 static int wait_for_request(MPI_Request *request)
 {
     struct timespec nap = {0, 20000};
@@ -86,7 +87,7 @@ static void fill_summary(const member *m, const tsr_call *call, uint64_t value, 
     summary[VALUE] = value;
 }
 
-/* On all ranks: the lowest poisoned rank broadcasts its error. */
+/* The lowest poisoned rank broadcasts its error. All ranks call this. */
 static tsr_status receive_failure(member *m, uint32_t root, const tsr_error *mine)
 {
     tsr_error told = {0};
@@ -98,7 +99,7 @@ static tsr_status receive_failure(member *m, uint32_t root, const tsr_error *min
                      *told.message ? told.message : tsr_status_name(told.status));
 }
 
-/* On all ranks: finds one that is in another call than rank 0, without memory for all of them. */
+/* Finds a rank whose call differs from that of rank 0, without memory for the calls of all ranks. All ranks call this. */
 static tsr_status find_mismatch(member *m, const tsr_call *call)
 {
     tsr_call zero = *call;
@@ -118,8 +119,8 @@ static tsr_status find_mismatch(member *m, const tsr_call *call)
     return tsr_call_raise(&zero, (uint32_t)other.rank, &theirs, &m->failed);
 }
 
-/* Waits until all ranks have entered `call`, and compares what they entered. `mine` counts with TSR_CALL_POISON; `*value`
- * becomes the largest. */
+/* Waits until all ranks have entered `call`, and compares their calls. `mine` is used only with TSR_CALL_POISON. *value
+ * becomes the largest value of all ranks. */
 static tsr_status compare_with_all(member *m, const tsr_call *call, const tsr_error *mine, uint64_t *value)
 {
     uint64_t summary[WORDS], merged[WORDS];
@@ -135,7 +136,7 @@ static tsr_status compare_with_all(member *m, const tsr_call *call, const tsr_er
     return TSR_OK;
 }
 
-/* Like compare_with_all, but a rank whose own part failed poisons the call. */
+/* Like compare_with_all, but poisons the call if this rank has an error of its own. */
 static tsr_status enter(member *m, const tsr_call *call, const tsr_error *mine, uint64_t *value)
 {
     static const tsr_call poisoned = {.kind = TSR_CALL_POISON};
@@ -193,7 +194,7 @@ static tsr_status poison(tsr_comm *comm, tsr_status mine, tsr_error *err)
     return leave(m, err);
 }
 
-/* What every rank sends to every other, compared with what those expect. */
+/* Compares what every rank sends to this one with what this rank expects. */
 static tsr_status compare_traffic(member *m, const tsr_exchange *x, tsr_traffic *told, tsr_error *mine)
 {
     const uint32_t ranks = m->base.size;
@@ -237,7 +238,7 @@ static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send
     return leave(m, err);
 }
 
-/* ---- groups, beginning and end ---- */
+/* ---- split, open and close ---- */
 
 static void free_member(member *m)
 {
@@ -246,7 +247,7 @@ static void free_member(member *m)
     tsr_free(m->allocator, m, 1, sizeof *m);
 }
 
-/* Room for a communicator of at most `ranks` ranks. */
+/* Allocates a communicator for up to `ranks` ranks. */
 static member *new_member(const tsr_allocator *allocator, size_t round_bytes, uint32_t ranks, tsr_error *err)
 {
     member *m = tsr_alloc(allocator, 1, sizeof *m, err);
@@ -342,7 +343,7 @@ tsr_status tsr_comm_mpi_open(MPI_Comm ranks, const tsr_comm_mpi_options *options
     return status;
 }
 
-static bool finalizes; /* MPI was initialized here */
+static bool finalizes; /* tsr_mpi_start initialized MPI */
 
 tsr_status tsr_mpi_start(int *argc, char ***argv, tsr_error *err)
 {

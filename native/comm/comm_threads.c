@@ -1,12 +1,12 @@
 /* Collectives between threads.
  *
- * Each call is: post what I give and want, wait for all, look whether all are in the same call, copy out of what the others
- * posted, wait for all. Posts are only read between the first wait and the last, so that copying needs no lock.
+ * In each call, a rank posts what it gives and wants, waits for all ranks, checks that all are in the same call, copies what
+ * the others posted, and waits for all again. Posts are only read between the first and the last wait, so copying needs no
+ * lock.
  *
  *     rank 0   post ──┐         copy ──┐
  *     rank 1   post ──┼─ all ── copy ──┼─ all ─ done
- *     rank 2   post ──┘         copy ──┘
- */
+ *     rank 2   post ──┘         copy ──┘ */
 #include "tessera/comm_threads.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
@@ -17,7 +17,7 @@
 
 typedef struct group group;
 
-/* What a rank passes in one call. */
+/* The arguments of one rank in one call. */
 typedef struct post {
     tsr_call call;
     const void *data;
@@ -25,16 +25,16 @@ typedef struct post {
     uint64_t value;
     const tsr_message *sends;
     size_t send_count;
-    const tsr_error *failure; /* of a poisoned rank */
-    const tsr_error *verdict; /* what a rank found on looking at the others' posts; set while they look too */
-    group *made;              /* by the first rank of a new group */
+    const tsr_error *failure; /* the error of a poisoned rank */
+    const tsr_error *verdict; /* what this rank found in the others' posts; it is set while they are looking, too */
+    group *made;              /* set by rank 0 of a new group */
 } post;
 
 typedef struct world {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     const tsr_allocator *allocator;
-    group *groups; /* those that were split off and are open */
+    group *groups; /* the open ones that were split off */
 } world;
 
 typedef struct member member;
@@ -44,7 +44,7 @@ struct group {
     uint32_t size;
     uint32_t arrived;
     uint64_t generation;
-    bool broken; /* a rank has ended without closing the group */
+    bool broken; /* a rank ended without closing the group */
     uint32_t gone;
     uint32_t open;      /* members that have not closed it */
     const post **posts; /* by rank */
@@ -55,13 +55,13 @@ struct group {
 struct member {
     tsr_comm base;
     group *group;
-    uint32_t thread; /* number in the world */
+    uint32_t thread; /* its number in the world */
     tsr_comm_kept *kept;
     tsr_error failed;
 };
 
 typedef struct simulated {
-    member member; /* of the whole world */
+    member member; /* in the whole world */
     tsr_status (*body)(void *arg, tsr_comm *comm, tsr_error *err);
     void *arg;
     pthread_t thread;
@@ -70,9 +70,9 @@ typedef struct simulated {
     tsr_error error;
 } simulated;
 
-/* ---- meeting ---- */
+/* ---- waiting for all ranks ---- */
 
-/* Waits until every rank is here. One that was let through keeps its success, whatever happens behind it. */
+/* Waits until all ranks have arrived. A rank for which this succeeds is not affected by what happens afterwards. */
 static tsr_status meet(group *g, tsr_error *err)
 {
     pthread_mutex_lock(&g->world->lock);
@@ -109,7 +109,7 @@ static void leave(group *everybody, uint32_t thread)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* The first failure (or verdict) among the posts, which is the same for every rank that looks. */
+/* Returns the first failure, or the first verdict, of all posts. It is the same on every rank. */
 static tsr_status first_posted(const group *g, bool verdicts, tsr_error *err)
 {
     for (uint32_t r = 0; r < g->size; r++) {
@@ -121,7 +121,7 @@ static tsr_status first_posted(const group *g, bool verdicts, tsr_error *err)
     return TSR_OK;
 }
 
-/* Whether all ranks are in the same call with the same sizes. */
+/* Checks that all ranks are in the same call with the same sizes. */
 static tsr_status check_posts(const group *g, tsr_error *err)
 {
     const tsr_call *zero = &g->posts[0]->call;
@@ -134,8 +134,8 @@ static tsr_status check_posts(const group *g, tsr_error *err)
 
 /* ---- one call ---- */
 
-/* What a rank does between the waits. `check` (may be NULL) looks at the others' posts; if it fails on one rank, all
- * return that failure and nobody copies. */
+/* What a rank does between the waits. `check`, which may be NULL, examines the others' posts. If it fails on one rank, all
+ * ranks return that failure, and none copies. */
 typedef struct action {
     tsr_status (*check)(member *m, void *out, tsr_error *err);
     void (*copy)(member *m, void *out);
@@ -150,7 +150,7 @@ static tsr_status check_own(member *m, post *mine, const action *a, tsr_error *e
     tsr_status status = meet(m->group, err);
     if (status == TSR_OK) status = first_posted(m->group, true, err);
     tsr_error ignored = {0};
-    meet(m->group, &ignored); /* `found` may be read until here */
+    meet(m->group, &ignored); /* other ranks may read `found` until here */
     return status;
 }
 
@@ -259,7 +259,7 @@ static void copy_messages(member *m, void *out)
 {
     const receiving *in = out;
     for (uint32_t r = 0; r < m->group->size; r++) {
-        const tsr_message *sent = m->group->posts[r]->sends; /* as many come from r as go there: checked */
+        const tsr_message *sent = m->group->posts[r]->sends; /* r sends as many as this rank expects, as was checked */
         for (size_t i = 0; i < in->count; i++) {
             const tsr_message *want = &in->messages[i];
             if (want->peer != r) continue;
@@ -284,7 +284,7 @@ typedef struct choice {
     uint32_t group, order;
 } choice;
 
-/* Where this rank goes: `rank` of `size`, and who is rank 0 there. */
+/* The place of this rank in a new group: `rank` of `size`. `first` is the old rank of its rank 0. */
 typedef struct place {
     uint32_t rank, size, first;
 } place;
@@ -344,7 +344,7 @@ static void close_group(tsr_comm *comm)
     group *g = ((member *)comm)->group;
     world *w = g->world;
     pthread_mutex_lock(&w->lock);
-    break_group(g, ((member *)comm)->thread); /* for those who still call */
+    break_group(g, ((member *)comm)->thread); /* for ranks that still make calls */
     pthread_cond_broadcast(&w->changed);
     bool last = --g->open == 0;
     for (group **at = &w->groups; last && *at; at = &(*at)->next) {
@@ -361,7 +361,7 @@ typedef struct joining {
     member *child;
 } joining;
 
-/* Members put themselves in; nobody uses the group before all have. */
+/* Each member adds itself. No rank uses the group before all have done so. */
 static void join_group(member *m, void *out)
 {
     joining *j = out;
@@ -412,7 +412,7 @@ static tsr_status split(tsr_comm *comm, uint32_t group_number, uint32_t order, t
 
 static void close_nothing(tsr_comm *comm)
 {
-    (void)comm; /* belongs to tsr_comm_threads_run */
+    (void)comm; /* it belongs to tsr_comm_threads_run */
 }
 
 static void *run_member(void *ctx)
@@ -435,7 +435,7 @@ static void start_members(group *g, simulated *ranks)
     }
 }
 
-/* The failure of the lowest rank whose failure was not caused by another rank's. */
+/* Returns the failure of the lowest rank that did not fail because of another rank. */
 static tsr_status first_failure(uint32_t count, const simulated *ranks, tsr_error *err)
 {
     const simulated *found = NULL;
@@ -457,7 +457,7 @@ static tsr_status run_world(world *w, group *everybody, simulated *ranks, tsr_er
     pthread_cond_init(&w->changed, NULL);
     start_members(everybody, ranks);
     tsr_status status = first_failure(everybody->size, ranks, err);
-    for (group *g = w->groups, *next; g; g = next) { /* groups that failed bodies left open */
+    for (group *g = w->groups, *next; g; g = next) { /* groups that are still open because a body failed */
         next = g->next;
         free_group(g);
     }

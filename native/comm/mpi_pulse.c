@@ -1,13 +1,13 @@
-/* A ring of heartbeats: rank r tells r − 1 that it lives and listens to r + 1. A dead rank is silent towards one neighbour,
- * which ends the job for all.
+/* A ring of heartbeats: rank r tells rank r − 1 that it is alive, and listens to rank r + 1. If a rank dies, the neighbour
+ * that no longer hears it ends the job for all ranks.
  *
  *     0 ◀── 1 ◀── 2 ◀── 3 ◀── 0
  *
- * Where both are processes of one machine the neighbour also looks whether the process is there: a machine under such load
- * that it falls silent is not dead.
+ * If both are processes of the same machine, the neighbour also checks whether the process exists, because a process
+ * on an overloaded machine may fall silent without being dead.
  *
- * Time is counted in turns of the thread, so that a job that was suspended as a whole does not find everybody dead when it
- * goes on. */
+ * Time is counted in turns of the thread. A job that was suspended as a whole therefore does not find all ranks dead when it
+ * continues. */
 #include "comm/mpi_pulse.h"
 
 #include "tessera/sys/alloc.h"
@@ -30,38 +30,38 @@ enum { ABORT_SECONDS = 5, ABORT_STATUS = 2 };
 
 typedef enum beat { ALIVE = 1, GOODBYE = 2 } beat;
 
-/* Which process of which machine. */
+/* Identifies a process on a machine. */
 typedef struct identity {
-    char machine[40]; /* of this boot */
+    char machine[40]; /* the id of its boot */
     uint64_t pid_namespace;
     uint64_t process, started;
 } identity;
 
 struct tsr_pulse {
     MPI_Comm ranks;
-    identity neighbour; /* process 0: of another machine */
+    identity neighbour; /* process 0: its process cannot be looked up here */
     int rank, watched, listener;
     double limit;
     const tsr_allocator *allocator;
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t woken;
-    bool stopping; /* under the lock */
-    /* the thread's own */
-    double silence, since_beat; /* seconds */
+    bool stopping; /* protected by `lock` */
+    /* only used by the thread */
+    double silence, since_beat; /* in seconds */
     bool heard_goodbye, sent_goodbye;
     int outgoing;
     MPI_Request send;
 };
 
-/* Open MPI's MPI_Abort prints nine lines that say less than the one before them. */
+/* Hides the nine lines that Open MPI's MPI_Abort prints, which explain less than the line before them. */
 static void silence_stderr(void)
 {
     const int nowhere = open("/dev/null", O_WRONLY);
     if (nowhere >= 0) dup2(nowhere, STDERR_FILENO);
 }
 
-/* Launchers drop what a rank has just printed when the job is killed: this lets them read it. */
+/* When a job is killed, launchers lose what a rank has just printed. This gives them time to read it. */
 static void wait_for_launcher(void)
 {
     const struct timespec pause = {0, 300 * 1000000L};
@@ -86,7 +86,8 @@ void tsr_mpi_abort(MPI_Comm ranks, const char *format, ...)
 
 /* ---- processes of this machine ---- */
 
-/* State and starting time, by proc(5); '\0' where there is no such process. The name in parentheses may hold anything. */
+/* Returns the state of a process, and when it started, from /proc (proc(5)). Returns '\0' if there is no such process. The
+ * name in parentheses may contain anything. */
 static char process_state(uint64_t process, uint64_t *started)
 {
     char path[64], text[1024];
@@ -144,7 +145,7 @@ static life neighbour_state(const tsr_pulse *p)
 
 /* ---- the ring ---- */
 
-/* What cannot be sent or heard is silence. */
+/* Errors while sending or receiving are ignored: they count as silence. */
 static void receive_beats(tsr_pulse *p)
 {
     int there = 1, incoming = 0;
@@ -166,7 +167,7 @@ static void send_beat(tsr_pulse *p, beat what)
     p->sent_goodbye = what == GOODBYE;
 }
 
-/* false: the thread was told to stop. */
+/* Returns false once the thread must stop. */
 static bool sleep_one_turn(tsr_pulse *p)
 {
     struct timespec until;
@@ -184,7 +185,7 @@ static bool sleep_one_turn(tsr_pulse *p)
     return go_on;
 }
 
-/* The launcher may know better what became of a dead process, so it has a moment to act. */
+/* A launcher may know more about a dead process, so it has GRACE_SECONDS to act first. */
 static void check_silence(const tsr_pulse *p)
 {
     if (p->heard_goodbye || p->silence < (p->limit < GRACE_SECONDS ? p->limit : GRACE_SECONDS)) return;
@@ -195,7 +196,7 @@ static void check_silence(const tsr_pulse *p)
                   neighbour == STOPPED ? "stopped" : "dead or cut off");
 }
 
-/* Nothing may be on its way when the communicator is freed: both neighbours take leave. */
+/* When the communicator is freed, no message may be in flight, so both neighbours say goodbye. */
 static void exchange_goodbyes(tsr_pulse *p)
 {
     const struct timespec nap = {0, 1000000};
@@ -257,7 +258,7 @@ tsr_status tsr_pulse_start(MPI_Comm ranks, double limit, const tsr_allocator *al
             *out = p;
             return TSR_OK;
         }
-        tsr_mpi_abort(ranks, "the watchdog cannot be started"); /* the others watch already */
+        tsr_mpi_abort(ranks, "the watchdog cannot be started"); /* the other ranks are already watching */
     }
     if (own != MPI_COMM_NULL) MPI_Comm_free(&own);
     tsr_free(allocator, p, 1, sizeof *p);

@@ -1,8 +1,8 @@
-/* Messages in pieces, in an order that cannot lock up.
+/* Moves messages in pieces, in an order that cannot deadlock.
  *
- * In step s rank r sends to r + s and receives from r − s. Every piece has a place in the order (step, message, piece) that
- * its sender and its receiver see alike, and both keep the first WINDOW unfinished ones of their lists posted; so the
- * earliest unfinished piece of all is always posted on both sides. */
+ * In step s, rank r sends to r + s and receives from r − s. Every piece has a position (step, message, piece) in an order
+ * that its sender and its receiver agree on. Both keep the first WINDOW unfinished pieces of their lists posted, so the
+ * first unfinished piece overall is always posted on both sides. */
 #include "comm/mpi_rounds.h"
 
 #include "tessera/sys/alloc.h"
@@ -19,7 +19,7 @@ int tsr_mpi_broadcast(MPI_Comm ranks, void *data, size_t size, uint32_t root, si
     return code;
 }
 
-/* What fits a round goes at once; more, one rank's part after the other. */
+/* Gathers in a single call what fits in one round. If it is more, gathers the part of one rank after the other. */
 int tsr_mpi_all_gather(MPI_Comm ranks, const void *mine, const size_t *sizes, void *all, size_t round_bytes, int *scratch)
 {
     int rank, size, code = MPI_SUCCESS, *displacements;
@@ -49,7 +49,8 @@ static uint32_t step_of(const tsr_exchange *x, uint32_t peer, bool sends)
     return sends ? (peer + x->ranks - x->rank) % x->ranks : (x->rank + x->ranks - peer) % x->ranks;
 }
 
-/* A counting sort: stable, so that messages between two ranks stay in the order of their list. `starts` has ranks + 1. */
+/* A counting sort, which is stable: messages between two ranks keep the order of their list. `starts` has ranks + 1
+ * places. */
 static void sort_by_step(const tsr_exchange *x, bool sends, size_t *starts, size_t *order)
 {
     const tsr_message *messages = sends ? x->sends : x->receives;
@@ -83,11 +84,11 @@ void tsr_exchange_free(tsr_exchange *x, const tsr_allocator *allocator)
     tsr_free(allocator, x->receive_order, x->receive_count, sizeof *x->receive_order);
 }
 
-/* The pieces of one list, posted in order as room becomes free. */
+/* The messages of one direction. Their pieces are posted in order when requests become free. */
 typedef struct lane {
     const tsr_message *messages;
     const size_t *order;
-    size_t count, next, at; /* message, and byte in it */
+    size_t count, next, at; /* the next message, and the byte in it */
     bool sends;
 } lane;
 
@@ -96,10 +97,10 @@ typedef struct traffic {
     MPI_Comm ranks;
     size_t round_bytes;
     lane lanes[2];
-    MPI_Request requests[2 * WINDOW]; /* the first half sends */
+    MPI_Request requests[2 * WINDOW]; /* the first half is for sends */
 } traffic;
 
-/* The next piece that takes a request, skipping what is empty or for this rank itself. */
+/* Finds the next piece that needs a request. Skips messages that are empty or for this rank itself. */
 static bool next_piece(const traffic *t, lane *l, const tsr_message **message, size_t *at, size_t *size)
 {
     for (; l->next < l->count; l->next++, l->at = 0) {
@@ -152,7 +153,7 @@ int tsr_exchange_run(const tsr_exchange *x, MPI_Comm ranks, size_t round_bytes)
     int code = MPI_SUCCESS, finished[2 * WINDOW], count = 0;
     for (int i = 0; i < 2 * WINDOW; i++) t.requests[i] = MPI_REQUEST_NULL;
     copy_own(x);
-    while (code == MPI_SUCCESS && count != MPI_UNDEFINED) { /* undefined: nothing is posted any more */
+    while (code == MPI_SUCCESS && count != MPI_UNDEFINED) { /* undefined: there are no more requests */
         code = post_pieces(&t, &t.lanes[1]);
         if (code == MPI_SUCCESS) code = post_pieces(&t, &t.lanes[0]);
         if (code == MPI_SUCCESS) code = MPI_Waitsome(2 * WINDOW, t.requests, &count, finished, MPI_STATUSES_IGNORE);
