@@ -11,22 +11,22 @@
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
-#define MOST_KEPT 8192u /* chunks: less than 2 MiB */
+#define MOST_KEPT 8192u /* in chunks; they take less than 2 MiB */
 
 typedef struct place {
     const tsr_chunk *chunk; /* the key */
     const tsr_entry *entry;
     bool is_found;
     tsr_found found;
-    uint64_t *strides; /* room for the entry's dimensions */
+    uint64_t *strides; /* place for the strides of the entry's dims */
 } place;
 
 struct tsr_ahead {
     tsr_checkpoint *checkpoint;
     tsr_arena *arena;
-    tsr_map *by_chunk; /* number in `places` */
+    tsr_map *by_chunk; /* chunk → index in `places` */
     tsr_vec places;    /* of place * */
-    size_t sought;     /* of them */
+    size_t sought;     /* how many of them have been looked for */
 };
 
 static tsr_str key_of(const tsr_chunk *const *chunk)
@@ -45,7 +45,7 @@ static tsr_status clear(tsr_ahead *ahead, tsr_error *err)
     tsr_arena_free(ahead->arena);
     tsr_map_free(ahead->by_chunk);
     ahead->places.count = ahead->sought = 0;
-    ahead->by_chunk = NULL; /* should there be no memory for the next */
+    ahead->by_chunk = NULL; /* in case there is no memory for a new one */
     ahead->arena = tsr_arena_new(allocator, 0, err);
     if (ahead->arena) ahead->by_chunk = tsr_map_new(allocator, 0, err);
     return ahead->by_chunk ? TSR_OK : TSR_E_NOMEM;
@@ -110,7 +110,7 @@ tsr_status tsr_ahead_want(tsr_ahead *ahead, const tsr_entry *entry, const tsr_bo
     return TSR_OK;
 }
 
-/* A body of tsr_parallel. */
+/* Finds one chunk. Called by tsr_parallel. */
 static void seek_one(void *arg, size_t index)
 {
     const tsr_ahead *ahead = arg;

@@ -1,8 +1,9 @@
-/* One decoder to double (exact for every floating type), one encoder from it, and short cuts for the common pairs.
+/* Casts elements: one decoder to double, which is exact for every floating-point type, one encoder from double, and direct
+ * conversions for common pairs.
  *
  *   double:   [s][exponent 11][fraction 52]      1.f · 2^e
- *   target:   [s][exponent  ·][fraction m ]      the fraction cut at m bits, rounded by what is cut off; a carry out of
- *                                                the fraction runs into the exponent, which is what rounding up means */
+ *   target:   [s][exponent  ·][fraction m ]      the fraction is cut at m bits and rounded by the bits cut off; a carry
+ *                                                out of the fraction increments the exponent, which is the correct result */
 #include "tessera/sys/cast.h"
 
 #include "base/cursor.h"
@@ -29,11 +30,12 @@ static uint64_t infinity_bits(const tsr_float_form *form)
     return ((UINT64_C(1) << bits) - 1) >> form->fraction_bits << form->fraction_bits;
 }
 
-/* The magnitude's bits, or something beyond the largest finite magnitude. `magnitude` are a finite double's bits. */
+/* Encodes the magnitude of a finite double, whose bits are `magnitude`. If it is too large, the result is larger than the
+ * largest finite magnitude of the type. */
 static uint64_t encode_magnitude(const tsr_float_form *form, uint64_t magnitude)
 {
     const int exponent = (int)(magnitude >> 52) - 1023, least = 1 - form->bias;
-    if (magnitude >> 52 == 0) return 0; /* zero, and double subnormals: below half of any target's least value */
+    if (magnitude >> 52 == 0) return 0; /* zero, or a double subnormal: too small for any type */
     const uint64_t significand = (magnitude & ((UINT64_C(1) << 52) - 1)) | UINT64_C(1) << 52;
     const unsigned cut = 52u - form->fraction_bits;
     if (exponent < least) return round_even(significand, cut + (unsigned)(least - exponent));
@@ -54,13 +56,13 @@ static uint64_t encode_signed(const tsr_float_form *form, uint64_t bits)
     return encoded > 0x7f ? 0x80 : encoded ? sign | encoded : 0; /* fnuz */
 }
 
-/* Exponent only. A fraction of one half and more rounds up; beside the least value, any fraction does (as in torch, where
- * such values are float32 subnormals). */
+/* Encodes only the exponent. Fractions of one half and more are rounded up. At the smallest value any fraction is, as in
+ * torch, where such values are float32 subnormals. */
 static uint8_t encode_e8m0(uint64_t bits)
 {
     const uint64_t magnitude = bits & (UINT64_MAX >> 1), fraction = magnitude & ((UINT64_C(1) << 52) - 1);
     const int exponent = (int)(magnitude >> 52) - 1023;
-    if (exponent > 127) return 0xff; /* too large, infinite, NaN */
+    if (exponent > 127) return 0xff; /* too large, infinite or NaN */
     if (exponent < -127) return 0;
     const uint64_t up_from = exponent == -127 ? 1 : UINT64_C(1) << 51;
     return (uint8_t)(exponent + 127 + (fraction >= up_from));
@@ -110,15 +112,15 @@ static void bfloat16_to_float32(const uint8_t *from, size_t count, uint8_t *out)
     }
 }
 
-/* One of two without a branch, which would keep compilers from making vectors of the loop. */
+/* Selects one of two values without a branch, because a branch would prevent compilers from vectorizing the loop. */
 static uint32_t choose(bool first, uint32_t a, uint32_t b)
 {
     const uint32_t mask = 0u - (uint32_t)first;
     return (a & mask) | (b & ~mask);
 }
 
-/* The code of a magnitude below 2^-6, the least normal number: a multiple of 2^-9, which is the last place of floats from 2^14 on, so
- * that the addition rounds to it. */
+/* Encodes a magnitude below 2^-6, the smallest normal number. The result is a multiple of 2^-9. That is the last place of
+ * floats from 2^14 on, so the addition rounds to it. */
 static uint32_t float8_subnormal(uint32_t magnitude)
 {
     float value;
@@ -166,7 +168,7 @@ static void float8_e8m0fnu_to_float32(const uint8_t *from, size_t count, uint8_t
     }
 }
 
-/* The conversions that large checkpoints need, without the way through float64; otherwise false. */
+/* Converts directly, without float64, if the pair is one that large checkpoints need. Returns false otherwise. */
 static bool cast_directly(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out)
 {
     if (from == TSR_FLOAT32 && to == TSR_BFLOAT16) float32_to_bfloat16(elements, count, out);
@@ -178,7 +180,7 @@ static bool cast_directly(tsr_dtype from, tsr_dtype to, const uint8_t *elements,
     return true;
 }
 
-/* One conversion after another, by way of float64. */
+/* Converts every element through float64. */
 static void cast_each(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out)
 {
     const size_t from_size = tsr_dtype_size(from), to_size = tsr_dtype_size(to);
@@ -194,7 +196,7 @@ static void cast_each(tsr_dtype from, tsr_dtype to, const uint8_t *elements, siz
     for (size_t i = 0; i < count; i++) memcpy(out + i * sizeof(type), table + elements[i] * sizeof(type), sizeof(type)); \
     break
 
-/* An element of one byte is one of 256, so each of them is converted once. */
+/* Converts each of the 256 values of a one-byte element once, and then looks elements up. */
 static void cast_by_table(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out)
 {
     uint8_t bytes[BYTE_VALUES], table[BYTE_VALUES * sizeof(uint64_t)];

@@ -1,4 +1,4 @@
-/* Any box of a tensor from any chunks.
+/* Reads any box of a tensor from any chunks.
  *
  *   tensor        box                 one part's share of the box, in its file (axes by falling stride):
  *   ┌────┬────┐   ┌ ─ ─ ─ ─ ┐
@@ -7,9 +7,9 @@
  *   │ p2 │ p3 │
  *   └────┴────┘
  *
- * Runs that lie close are fetched by one joined read into scratch and scattered; runs worth a read of their own that are
- * runs at the destination too go straight into place. Which it is, is decided axis by axis from the inside by comparing
- * what the reads would cost, in bytes. */
+ * Runs that are close together are fetched by one joined read into scratch memory, and copied from there. Runs that are
+ * worth their own read are read directly to the destination, if they are contiguous there, too. Which is better is decided
+ * axis by axis, beginning with the innermost one, by comparing the cost of the reads in bytes. */
 #include "stream/gather.h"
 
 #include <stdlib.h>
@@ -30,7 +30,7 @@
 #include "tessera/sys/try.h"
 #include "tessera/validate.h"
 
-#define READ_COST UINT64_C(16384) /* what starting one read costs, in bytes copied meanwhile */
+#define READ_COST UINT64_C(16384) /* the cost of starting a read, as the number of bytes copied in that time */
 enum { PREFETCHED_AT_ONCE = 32, FOUND_AT_ONCE = 256, WHOLE_ARCHIVE = 64 << 10, TAIL_OF_ARCHIVE = 16 << 10 };
 
 /* ---- opening ---- */
@@ -79,7 +79,8 @@ static const uint64_t *row_major(tsr_arena *arena, uint32_t ndim, const uint64_t
     return strides;
 }
 
-/* Bytes from the first element of the part to behind its last one; false when that overflows. */
+/* Computes the number of bytes from the first element of the part to the end of its last one. Returns false if that
+ * overflows. */
 static bool part_span(const tsr_gather *gather, const tsr_located *part, uint64_t *span)
 {
     uint64_t last = 0, step;
@@ -105,7 +106,7 @@ static tsr_status check_part(const tsr_gather *gather, tsr_located *part, tsr_er
     return TSR_OK;
 }
 
-/* Offsets and sizes of a chunk in the gather's geometry. */
+/* Sets the offsets and sizes of a chunk, in the units of the gather's dtype and shape. */
 static tsr_status set_box(tsr_gather *gather, const tsr_chunk *chunk, tsr_located *part, tsr_error *err)
 {
     const tsr_entry *entry = gather->entry;
@@ -142,14 +143,15 @@ static tsr_status set_strides(tsr_gather *gather, const tsr_chunk *chunk, tsr_lo
     return part->strides ? check_part(gather, part, err) : TSR_E_NOMEM;
 }
 
-/* Of a chunk without a view: what was found before the gather was opened, or for it. */
+/* Returns what was found of a chunk without a view, before the gather was opened or while it is being opened; otherwise
+ * NULL. */
 static const tsr_found *find_known(const tsr_gather *gather, const tsr_chunk *chunk)
 {
     const tsr_found *found = chunk->view ? NULL : tsr_ahead_find(gather->ahead, chunk);
     return found || chunk->view ? found : tsr_ahead_find(gather->own_ahead, chunk);
 }
 
-/* The strides are copied: those of own_ahead are gone once the gather is open. */
+/* Copies the strides, because own_ahead is freed once the gather is open. */
 static tsr_status take_known(const tsr_gather *gather, const tsr_view *view, tsr_view *out, tsr_error *err)
 {
     *out = *view;
@@ -191,7 +193,7 @@ static int by_first(const void *a, const void *b)
     return (x->first > y->first) - (x->first < y->first);
 }
 
-/* Whether the chunk's place must be looked for, because elements of it are wanted. */
+/* Whether the chunk must be located, because elements of it are wanted. */
 static bool is_sought(const tsr_gather *gather, const tsr_chunk *chunk, const tsr_box *box)
 {
     uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
@@ -201,8 +203,8 @@ static bool is_sought(const tsr_gather *gather, const tsr_chunk *chunk, const ts
     return !box || gather->dtype != gather->entry->dtype || tsr_box_intersect(own, *box, offsets, sizes);
 }
 
-/* Where the tensor is in an item of a DCP is found from both ends of the item (codec/zip.c), by small reads that would wait for each
- * other. A store that fetches ahead is told of those of `count` chunks, at most PREFETCHED_AT_ONCE. */
+/* To find a tensor in a DCP item, both ends of the item are read (codec/zip.c), by small reads that depend on each other.
+ * This tells a store that fetches ahead about the ends of `count` chunks, at most PREFETCHED_AT_ONCE. */
 static void prefetch_ends(const tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box)
 {
     tsr_store *store = tsr_checkpoint_store(gather->checkpoint);
@@ -219,7 +221,7 @@ static void prefetch_ends(const tsr_gather *gather, const tsr_chunk *chunks, uin
     if (used > 1) store->prefetch(store, places, used);
 }
 
-/* Of other stores threads make those reads, each for a chunk of its own. */
+/* For other stores, threads find the chunks, each a different one. */
 static tsr_status find_together(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, tsr_error *err)
 {
     TSR_TRY(tsr_ahead_make_room(gather->own_ahead, err));
@@ -299,8 +301,8 @@ tsr_status tsr_entry_must_tile(const tsr_entry *entry, const tsr_host *host, tsr
     return TSR_OK;
 }
 
-/* Whether no element of the box is in two parts. Counting the elements that a box got cannot tell: what one part has twice
- * may make up for what none has. */
+/* Refuses elements of the box that are in two parts. The number of elements read does not show them, because an element in
+ * two parts may compensate for one in none. */
 static tsr_status must_not_overlap(tsr_gather *gather, const tsr_box *box, tsr_error *err)
 {
     const uint32_t ndim = gather->ndim;
@@ -358,8 +360,8 @@ void tsr_gather_close(tsr_gather *gather)
 
 /* ---- one part's share of a box ---- */
 
-/* How a block is fetched: axes[0, loops) one by one, the last of them in steps of `step`, and the rest by one read of
- * `span` bytes (for step 1), straight into place when `direct`. */
+/* How a block is fetched: a loop over axes[0, loops), with steps of `step` in the last of them. Each read covers the other
+ * axes and has `span` bytes (for step 1). If `direct`, it goes directly to the destination. */
 typedef struct fetch_plan {
     uint32_t loops;
     uint64_t step;
@@ -411,39 +413,39 @@ static tsr_status read_part(const tsr_gather *gather, tsr_located *part, uint64_
                                 tsr_checkpoint_host(gather->checkpoint), &part->stream, err));
     }
     TSR_TRY(tsr_unzstd_read(part->stream, view->byte_offset + byte, to, size, err));
-    if (byte + size == part->span) { /* decoders are large: a column-sharded tensor has one open a chunk */
+    if (byte + size == part->span) { /* decoders are large, and each chunk of a column-sharded tensor has one */
         tsr_unzstd_close(part->stream);
         part->stream = NULL;
     }
     return TSR_OK;
 }
 
-/* A box that is being gathered. */
+/* The state while a box is gathered. */
 typedef struct gathering {
     const tsr_gather *gather;
     tsr_box box;
-    uint8_t *to; /* the box's first element */
+    uint8_t *to; /* the destination of the box's first element */
     uint8_t *scratch;
     size_t scratch_size;
-    uint64_t filled; /* elements so far */
+    uint64_t filled; /* elements read so far */
     tsr_error *err;
 } gathering;
 
-/* What one part holds of the box. */
+/* The share of the box that one part contains. */
 typedef struct part_share {
     tsr_located *part;
-    uint64_t byte; /* its first element in the part, */
-    uint8_t *to;   /* and at the destination */
+    uint64_t byte; /* the offset of its first element in the part */
+    uint8_t *to;   /* the destination of its first element */
     tsr_axis axes[TSR_MAX_NDIM];
     uint32_t axis_count;
 } part_share;
 
-/* Bytes behind the share's first element, in the part and at the destination. */
+/* Byte offsets from the share's first element, in the part and at the destination. */
 typedef struct fetch_at {
     uint64_t from, to;
 } fetch_at;
 
-/* One read of the plan: `steps` steps of the last looped axis (1 when there is none). */
+/* Performs one read of the plan: `steps` steps of the last looped axis (1 if there is none). */
 static tsr_status fetch_block(const gathering *g, const part_share *share, const fetch_plan *plan, uint64_t steps,
                               fetch_at at)
 {
@@ -462,8 +464,8 @@ static tsr_status fetch_block(const gathering *g, const part_share *share, const
     return TSR_OK;
 }
 
-/* Steps of the last looped axis one read each, next to each other in scratch, and then to their places in one go: element by element they
- * would go to lines of the destination that are far apart. */
+/* Reads several steps of the last looped axis, one read each, next to each other into scratch memory, and then copies all of
+ * them together. Copying element by element would write to cache lines of the destination that are far apart. */
 static tsr_status fetch_rows(const gathering *g, const part_share *share, const fetch_plan *plan, uint64_t steps,
                              fetch_at at)
 {
@@ -505,7 +507,7 @@ static tsr_status fetch_share(const gathering *g, const part_share *share)
     return TSR_OK;
 }
 
-/* Swap, conjugation and negation where the part's elements now lie. */
+/* Applies swap, conjugation and negation to the part's elements at the destination. */
 static void resolve_share(const tsr_gather *gather, const tsr_located *part, tsr_axis *axes, uint32_t count, uint8_t *to)
 {
     for (uint32_t i = 0; i < count; i++) axes[i].from = axes[i].to;
@@ -521,7 +523,7 @@ static void resolve_share(const tsr_gather *gather, const tsr_located *part, tsr
     } while (tsr_axes_advance(axes, outer, at));
 }
 
-/* Gathers what `part` holds of the box. */
+/* Gathers the share of the box that `part` contains. */
 static tsr_status gather_part(gathering *g, tsr_located *part)
 {
     const tsr_gather *gather = g->gather;
@@ -548,7 +550,7 @@ static tsr_status gather_part(gathering *g, tsr_located *part)
     return TSR_OK;
 }
 
-/* The first part that may hold an element at or behind `first`. */
+/* Returns the index of the first part that may contain an element at or after `first`. */
 static size_t first_part(const tsr_gather *gather, uint64_t first)
 {
     size_t low = 0, high = gather->part_count;

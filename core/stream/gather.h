@@ -1,5 +1,5 @@
-/* A tensor opened for reading: its chunks located, sorted, and checked against their files, so that any box of it can be
- * gathered. Read-only after opening, hence shared by threads, unless `serial`. */
+/* A tensor opened for reading: its chunks are located, sorted, and checked against their files, so that any box of it can be
+ * gathered. It does not change after opening, so threads may share it, unless it is `serial`. */
 #ifndef TSR_STREAM_GATHER_H
 #define TSR_STREAM_GATHER_H
 
@@ -8,65 +8,73 @@
 #include "stream/unzstd.h"
 #include "tessera/checkpoint.h"
 
-/* One located chunk. Offsets, sizes and strides in elements, never NULL. */
+/* A located chunk. Offsets, sizes and strides are in elements, and never NULL. */
 typedef struct tsr_located {
     const uint64_t *offsets;
     const uint64_t *sizes;
     const uint64_t *strides;
     tsr_view view;
     uint64_t first, last; /* row-major numbers of its first and last element in the tensor */
-    uint64_t span;        /* bytes from its first element to behind its last in storage */
-    tsr_unzstd *stream;   /* compressed parts, while in use */
+    uint64_t span;        /* bytes in storage from the beginning of its first element to the end of its last */
+    tsr_unzstd *stream;   /* the decoder of a compressed part, while it is in use */
 } tsr_located;
 
 typedef struct tsr_gather {
     tsr_checkpoint *checkpoint;
     const tsr_entry *entry;
     tsr_arena *arena;
-    tsr_dtype dtype; /* packed: float4 counts pairs; float6 is uint8 here */
+    tsr_dtype dtype; /* packed: float4 is counted in pairs, and float6 is uint8 here */
     uint32_t ndim;
     uint32_t itemsize;
     const uint64_t *shape;
     uint64_t elements;
     uint64_t bytes;
-    tsr_located *parts;    /* with elements, by `first` */
-    uint64_t *furthest; /* furthest[i]: largest `last` of parts[0..i] */
+    tsr_located *parts;    /* those with elements, sorted by `first` */
+    uint64_t *furthest; /* furthest[i] is the largest `last` of parts[0..i] */
     size_t part_count;
-    const tsr_ahead *ahead; /* what was found before; or NULL */
-    tsr_ahead *own_ahead;   /* while it is opened; or NULL */
-    bool serial;            /* compressed parts: boxes in rising order, one thread at a time */
+    const tsr_ahead *ahead; /* chunks that were found in advance, or NULL */
+    tsr_ahead *own_ahead;   /* only while the gather is being opened; or NULL */
+    bool serial;            /* there are compressed parts: gather boxes in rising order, from one thread at a time */
 } tsr_gather;
 
-/* Dtype and shape as gathers count them, without locating anything. `shape` has room for TSR_MAX_NDIM. */
+/* Computes the dtype and shape that a gather of this entry has, without locating anything. `shape` has TSR_MAX_NDIM places.
+ * Errors: TSR_E_UNSUPPORTED if the entry is not a dense tensor; TSR_E_LIMIT for too many dims; TSR_E_FORMAT for a size that
+ * is too large or not a whole number of bytes. */
 tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_t *ndim, uint64_t *shape, uint64_t *elements,
                                tsr_error *err);
-/* Where a box of `whole` lies in its row-major bytes; false when it is no run of them. */
+/* Computes where a box of `whole` is in the bytes of `whole` in row-major order. Returns false if it is not contiguous
+ * there. */
 bool tsr_find_run(tsr_dtype dtype, tsr_box whole, tsr_box box, uint64_t *byte_first, uint64_t *byte_length);
-/* Locates the chunks of `entry` that meet `box` (NULL: all of them, and they must tile the tensor exactly). */
+/* Locates the chunks of `entry` that intersect `box`. If it is NULL, locates all chunks, which must tile the tensor exactly.
+ * Close *out with tsr_gather_close; on failure it is NULL. Errors: TSR_E_FORMAT for chunks that overlap, do not tile, or
+ * reach beyond the tensor or the file; those of tsr_gather_geometry and of locating. */
 tsr_status tsr_gather_open(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, tsr_gather **out,
                            tsr_error *err);
-/* The same with what was found ahead (NULL: nothing), which must be kept until the gather is closed. */
+/* Like tsr_gather_open, with chunks that were found in advance (NULL: none). `ahead` must be kept until the gather is
+ * closed. */
 tsr_status tsr_gather_open_found(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, const tsr_ahead *ahead,
                                  tsr_gather **out, tsr_error *err);
-/* The same over `count` given chunks of the entry, for instance its replicas; no tiling is asked for. */
+/* Like tsr_gather_open, with `count` given chunks of the entry, such as its replicas. They need not tile the tensor. */
 tsr_status tsr_gather_open_chunks(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunks,
                                   uint64_t count, tsr_gather **out, tsr_error *err);
-void tsr_gather_close(tsr_gather *gather); /* takes NULL */
+void tsr_gather_close(tsr_gather *gather); /* accepts NULL */
 
-/* The entry as a gather can read it: one of the catalog as it is; a tensor inside an object has raw chunks, whatever its
- * container makes of chunks without a view: a copy in `arena`. */
+/* Returns an entry that a gather can read. An entry of the catalog is returned as it is. A tensor inside an object becomes a
+ * copy in `arena`, because its chunks without a view are raw bytes, whatever they would mean in its container. NULL if there
+ * is no memory. */
 const tsr_entry *tsr_gather_readable(tsr_checkpoint *checkpoint, tsr_arena *arena, const tsr_entry *entry, tsr_error *err);
 
-/* Where in its file the element at `at` lies; TSR_NO_POSITION when that is no plain place. */
+/* Returns the position in its file of the element at `at`, or TSR_NO_POSITION if it is compressed or in no part. */
 uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at);
 
-/* The scratch memory that tsr_gather_box needs in addition to the destination. 4 KiB work; more results in fewer, larger
- * reads up to 512 KiB. */
+/* The scratch memory that tsr_gather_box needs in addition to the destination. 4 KiB are sufficient; up to 512 KiB lead to
+ * fewer and larger reads. */
 #define TSR_SCRATCH_LEAST ((size_t)4 << 10)
 #define TSR_SCRATCH_BEST  ((size_t)512 << 10)
 
-/* The elements of `box` (inside the tensor), resolved, into `to`, contiguous row-major. Elements in no part, or in two,
- * are TSR_E_FORMAT. */
+/* Reads the elements of `box`, which must be inside the tensor, into `to` as contiguous elements in row-major order, with
+ * the swap, conjugation and negation of views applied. TSR_E_FORMAT if elements are in no part, or in two; errors of
+ * reading. */
 tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void *scratch, size_t scratch_size,
                           tsr_error *err);
 

@@ -1,10 +1,4 @@
-/* Decoding of every element type.
- *
- *   a float of n bits:   [sign][exponent e][fraction m]
- *   its magnitude moved to a double's fraction field, times 2^(1023 − bias), is the value: subnormals come out right too
- *
- * Sources: IEEE 754; OCP 8-bit floating point specification 1.0 (e4m3fn, e5m2, e8m0); torch/headeronly/util/Float8_*.h
- * (fnuz types: one NaN, 0x80, no infinities, bias one higher). */
+/* Decodes every element type. */
 #include "stream/numeric.h"
 
 #include "base/cursor.h"
@@ -86,7 +80,7 @@ static double decode_bfloat16(const uint8_t *from)
     return (double)value;
 }
 
-/* Every type but float64 and float32, which need no work. */
+/* Decodes any floating-point type except float64 and float32, which need no work. */
 static double decode_small(const tsr_float_form *form, uint64_t bits)
 {
     const uint64_t sign = bits & sign_of(form), magnitude = bits - sign;
@@ -145,8 +139,8 @@ void tsr_decode(tsr_dtype dtype, const uint8_t *from, size_t count, double *to)
         found |= (type)((type)(item & magnitude) + (type)(lowest)); \
     } while (0)
 
-/* A cheap look for numbers whose exponent is all ones: adding the exponent's lowest bit to the magnitude then carries into
- * the sign. Blocks of 128 bytes, which compilers unroll into vectors. */
+/* Quickly finds out whether any number may have an exponent of all ones: adding the lowest bit of the exponent to the
+ * magnitude then carries into the sign. It works on blocks of 128 bytes, which compilers vectorize. */
 #define FIND_ONES(type, lowest) \
     do { \
         const type sign = (type)((type)1 << (8 * sizeof(type) - 1)), magnitude = (type)(sign - 1); \
@@ -168,18 +162,19 @@ static bool has_portable_suspects(tsr_dtype dtype, const uint8_t *from, size_t c
     case TSR_BFLOAT16: FIND_ONES(uint16_t, 1u << 7);
     case TSR_FLOAT8_E5M2: FIND_ONES(uint8_t, 1u << 2);
     case TSR_FLOAT8_E4M3FN: FIND_ONES(uint8_t, 1);
-    case TSR_FLOAT8_E8M0FNU: return memchr(from, 0xff, count) != NULL; /* the one NaN */
-    default: return memchr(from, 0x80, count) != NULL;                 /* the one NaN of the fnuz types */
+    case TSR_FLOAT8_E8M0FNU: return memchr(from, 0xff, count) != NULL; /* its only NaN */
+    default: return memchr(from, 0x80, count) != NULL;                 /* the only NaN of the fnuz types */
     }
 }
 
-/* Added to a magnitude it carries into the sign where a NaN or an infinity is possible. */
+/* Returns the number that, added to a magnitude, carries into the sign if that may be a NaN or an infinity. */
 static uint64_t lowest_of(const tsr_float_form *form)
 {
     return form->has_infinity ? UINT64_C(1) << form->fraction_bits : 1;
 }
 
-/* The host's vectors look at whole blocks of the types whose NaNs have an exponent of all ones, the loop above at the rest. */
+/* Uses the host's vector functions on whole blocks of types whose NaNs have an exponent of all ones, and the loop above on
+ * the rest. */
 static bool has_suspects(const tsr_host *host, const tsr_float_form *form, tsr_dtype dtype, const uint8_t *from, size_t count)
 {
     size_t done = 0;
@@ -205,6 +200,6 @@ void tsr_count_special(const tsr_host *host, tsr_dtype dtype, const uint8_t *fro
 int64_t tsr_float_ordinal(const tsr_float_form *form, const uint8_t *from)
 {
     const uint64_t bits = tsr_load_le(from, form->bytes);
-    const uint64_t magnitude = bits & (sign_of(form) - 1); /* without a sign: all bits */
+    const uint64_t magnitude = bits & (sign_of(form) - 1); /* all bits for a type without a sign */
     return bits & sign_of(form) ? -(int64_t)magnitude : (int64_t)magnitude;
 }

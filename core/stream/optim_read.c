@@ -1,4 +1,4 @@
-/* Reads of sharded optimizer state in batches: the threads of the host take a read each. */
+/* Reads sharded optimizer state in batches. The threads of the host perform the reads of a batch. */
 #include "tessera/sys/optim_read.h"
 
 #include "base/cursor.h"
@@ -16,16 +16,16 @@ typedef struct task {
     tsr_error err;
 } task;
 
-/* Reads that are carried out a batch at a time. */
+/* The state of all reads, which are performed one batch after the other. */
 typedef struct reading {
     tsr_checkpoint *checkpoint;
     task *tasks; /* of the current batch */
     const tsr_optim_sink *sink;
     const tsr_progress *progress;
-    uint64_t done, total; /* bytes */
+    uint64_t done, total; /* in bytes */
 } reading;
 
-/* Bytes of the rank's part; 0: nothing to read. */
+/* Computes the size of the rank's part; 0 if there is nothing to read. */
 static tsr_status part_bytes(const tsr_optim_read *read, size_t *bytes, tsr_error *err)
 {
     uint64_t volume = 1, size = tsr_dtype_size(read->dtype);

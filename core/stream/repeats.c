@@ -1,9 +1,10 @@
-/* How many of a tensor's elements are stored.
+/* Computes how many of a tensor's elements are stored, that is, have different places.
  *
  *   sizes [3, 4], strides [2, 1]     elements 0 1 2 3 | 2 3 4 5 | 4 5 6 7: 12 elements, 8 stored
  *
- * Strides are merged from the smallest up: a dim whose step is a multiple of the one below and lands inside or right behind
- * it makes a longer row of the same step. What cannot be merged multiplies; the span bounds it all. */
+ * Strides are merged, beginning with the smallest. A dim whose step is a multiple of the step below, and ends up inside the
+ * row below or directly after it, makes that row longer. Dims that cannot be merged multiply the number. The result is at
+ * most the span from the first element to the last. */
 #include "tessera/sys/repeats.h"
 
 #include <stdlib.h>
@@ -20,12 +21,12 @@
 
 enum { LONGEST_NAME = 48 };
 
-/* Bytes of a file that a chunk takes its elements from. */
+/* The bytes of a file from which a chunk's elements come. */
 typedef struct span {
     uint32_t file;
-    bool compressed; /* then [begin, end) is the stream, and says nothing of the elements inside */
+    bool compressed; /* [begin, end) is then the stream, whose size does not show how many elements it contains */
     uint64_t begin, end;
-    uint64_t stored; /* bytes of distinct elements */
+    uint64_t stored; /* bytes of different elements */
 } span;
 
 typedef struct row {
@@ -54,7 +55,8 @@ static int by_step(const void *a, const void *b)
     return (x->step > y->step) - (x->step < y->step);
 }
 
-/* At most so many different elements have these strides; *reach is the span from the first to behind the last. */
+/* Returns an upper limit for the number of different elements that these strides reach. *reach is the span from the first
+ * element to the end of the last. */
 static uint64_t count_distinct(uint32_t ndim, const uint64_t *sizes, const uint64_t *strides, uint64_t *reach)
 {
     row rows[TSR_MAX_NDIM];
@@ -90,7 +92,8 @@ static span span_at(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_vi
     return s;
 }
 
-/* A DCP item's archive holds a little more than the elements. Of a compressed one that cannot be told from its length. */
+/* The archive of a DCP item is a little larger than the elements. For a compressed one, the length does not show their
+ * size. */
 static tsr_status span_of_item(tsr_repeats *r, const tsr_entry *entry, const tsr_chunk *chunk, const uint64_t *sizes,
                                span *out, tsr_error *err)
 {
@@ -99,7 +102,7 @@ static tsr_status span_of_item(tsr_repeats *r, const tsr_entry *entry, const tsr
     out->end = add(out->begin, chunk->byte_length);
     out->compressed = r->checkpoint->catalog.compressed;
     if (out->stored / TSR_REPEATS_MOST <= chunk->byte_length && out->compressed) return TSR_OK;
-    /* Items do not overlap: those that do are not decompressed again and again. */
+    /* Items do not overlap. If they do, they are not decompressed repeatedly. */
     if (!out->compressed || chunk->byte_length > r->to_locate) {
         if (out->stored > chunk->byte_length) out->stored = chunk->byte_length;
         return TSR_OK;
@@ -132,7 +135,8 @@ static int by_place(const void *a, const void *b)
     return (x->end > y->end) - (x->end < y->end);
 }
 
-/* Stored bytes that spans have together: those of one place once, and no more than the files have there. Sorts them. */
+/* Counts the stored bytes of all spans together: each place once, and at most the bytes that the files have there. Sorts the
+ * spans. */
 static uint64_t count_stored(span *spans, size_t count)
 {
     uint64_t total = 0;
@@ -168,7 +172,7 @@ void tsr_repeats_close(tsr_repeats *repeats)
     tsr_map_free(repeats->seen);
 }
 
-/* The spans of all chunks that meet the box. */
+/* Adds the spans of all chunks that intersect the box. */
 static tsr_status add_spans(tsr_repeats *r, const tsr_entry *entry, const tsr_box *box, tsr_error *err)
 {
     uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
@@ -209,7 +213,7 @@ tsr_status tsr_repeats_add(tsr_repeats *repeats, const tsr_entry *entry, const u
         repeats->holder = (tsr_str){NULL, 0};
         return status;
     }
-    if (entry->ndim > TSR_MAX_NDIM) return TSR_OK; /* the job refuses it */
+    if (entry->ndim > TSR_MAX_NDIM) return TSR_OK; /* the caller's job will refuse it */
     for (uint32_t d = 0; d < entry->ndim; d++) elements = multiply(elements, sizes ? sizes[d] : entry->shape[d]);
     if (elements == 0) return TSR_OK;
     TSR_TRY(add_spans(repeats, entry, sizes ? &box : NULL, err));
@@ -275,7 +279,7 @@ static void put_bytes(tsr_line *line, uint64_t bytes)
     char text[TSR_REAL_TEXT];
     double value = (double)bytes;
     for (; value >= 1024 && unit + 1 < sizeof units / sizeof *units; unit++) value /= 1024;
-    tsr_real_text(value, unit ? 2 + (value >= 10) + (value >= 100) + (value >= 1000) : 4, text); /* one digit behind the point */
+    tsr_real_text(value, unit ? 2 + (value >= 10) + (value >= 100) + (value >= 1000) : 4, text); /* 1 decimal */
     tsr_line_format(line, "%s%s %s", text, unit && !strchr(text, '.') ? ".0" : "", units[unit]);
 }
 

@@ -1,4 +1,4 @@
-/* Two halves of reused memory and the rounds that turn them. */
+/* The ring: two halves of reused memory that change places after each round. */
 #include "stream/ring.h"
 
 #include <assert.h>
@@ -12,14 +12,14 @@
 #define MOST_JOBS   256u
 #define FIRST_BYTES ((size_t)64 << 10)
 #define ALIGNMENT   ((size_t)64)
-#define BEST_BYTES  ((size_t)2 << 20) /* larger jobs gain nothing and leave the cache */
+#define BEST_BYTES  ((size_t)2 << 20) /* larger jobs are not faster, and exceed the cache */
 
-#define ROUND_LENT  4u                /* halves of the memory that the jobs of a round are lent in all: it is used again and again */
-#define KEPT_SHARE  8u                /* of the memory, where most is lent */
+#define ROUND_LENT  4u                /* memory lent to the jobs of one round in total, in halves; it is used repeatedly */
+#define KEPT_SHARE  8u                /* if most memory is lent, jobs may keep 1 / KEPT_SHARE of it */
 
 typedef struct buffer {
     uint8_t *allocated; /* capacity + ALIGNMENT bytes */
-    uint8_t *memory;    /* the first aligned one of them */
+    uint8_t *memory;    /* the first aligned byte */
     size_t capacity;
 } buffer;
 
@@ -28,12 +28,12 @@ typedef struct half {
     size_t used;
     void *jobs; /* MOST_JOBS of work.job_size */
     size_t count;
-    tsr_error *errors; /* one a job */
-    size_t *lent;      /* bytes that a job is lent */
+    tsr_error *errors; /* one per job */
+    size_t *lent;      /* bytes lent to each job */
     size_t all_lent;
 } half;
 
-/* What one thread lends its jobs. */
+/* The memory that one thread lends to its jobs. */
 typedef struct lender {
     atomic_flag busy;
     buffer own;
@@ -45,12 +45,12 @@ struct tsr_ring {
     tsr_ring_work work;
     half halves[2];
     unsigned filling;  /* the half that takes jobs; the other one is drained in the next round */
-    lender *lenders;   /* NULL, or one a thread */
+    lender *lenders;   /* one per thread, or NULL */
     tsr_error failure; /* the first one */
 };
 
-/* The buffers are divided among the threads. On a file server every read waits, so that many threads with small buffers would wait
- * more often. */
+/* The buffers are divided among the threads. On a file server every read has to wait, so many threads with small buffers
+ * would wait more often. */
 static size_t default_bytes(const tsr_host *host)
 {
     const size_t threads = tsr_threads(host), most = TSR_RING_DEFAULT_MOST / TSR_RING_THREAD_BYTES;
@@ -104,7 +104,7 @@ void tsr_ring_free(tsr_ring *ring)
     tsr_free(ring->host->allocator, ring, 1, sizeof *ring);
 }
 
-/* The most that jobs may keep in a half. */
+/* Returns the most bytes that jobs may keep in one half. */
 static size_t most_kept(const tsr_ring *ring)
 {
     return ring->work.fill_lent ? ring->half_bytes / KEPT_SHARE / ALIGNMENT * ALIGNMENT : ring->half_bytes;
@@ -135,7 +135,7 @@ size_t tsr_ring_best_kept(const tsr_ring *ring)
     return ring->work.fill_lent ? most_kept(ring) / 2 : tsr_ring_best(ring);
 }
 
-/* Lenders and no large halves, or the other way round. */
+/* Frees either the lenders or the large halves, depending on which the new work does not use. */
 static tsr_status change_memory(tsr_ring *ring, tsr_error *err)
 {
     for (unsigned i = 0; i < 2; i++)
@@ -213,7 +213,7 @@ static tsr_status grow(const tsr_ring *ring, buffer *b, size_t need, size_t most
     return TSR_OK;
 }
 
-/* No more fills run than there are threads, so that one of the lenders is free. */
+/* Finds a free lender. There is one, because at most as many jobs fill as there are threads. */
 static lender *take_lender(const tsr_ring *ring)
 {
     const size_t count = tsr_threads(ring->host);
@@ -231,7 +231,7 @@ static tsr_status fill_lent(tsr_ring *ring, half *h, size_t i, tsr_error *err)
     return status;
 }
 
-/* Index 0 drains the older half, the others fill one job each of the newer. */
+/* Index 0 drains the older half. Every other index fills one job of the newer half. */
 static void round_body(void *arg, size_t index)
 {
     tsr_ring *ring = arg;
@@ -273,14 +273,14 @@ tsr_status tsr_ring_reserve(tsr_ring *ring, size_t bytes, tsr_error *err)
     return TSR_OK;
 }
 
-/* The most that is kept, where less is enough. */
+/* Returns the most bytes that jobs keep in one half, considering `enough`. */
 static size_t most_used(const tsr_ring *ring)
 {
     const size_t most = most_kept(ring), enough = ring->work.enough / 2;
     return enough && enough < most ? enough : most;
 }
 
-/* Whether a half has no room for a job that keeps `room` bytes more. */
+/* Whether the half has no place for a job that keeps `room` more bytes. */
 static bool is_full(const tsr_ring *ring, const half *h, size_t room)
 {
     return h->count && (room > h->kept.capacity - h->used || h->used + room > most_used(ring));

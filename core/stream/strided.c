@@ -1,16 +1,17 @@
-/* The inner loops of every read: a block of elements with one stride a dimension on each side.
+/* The inner loops of every read: copy a block of elements with one stride per dim on each side.
  *
  *   storage   a b c d | e f g h | …        axes sorted by `from`, largest first: the last axis is the one whose
- *   dest      a b . . | e f . . | …        elements are neighbours in storage
+ *   dest      a b . . | e f . . | …        elements are adjacent in storage
  *
- * Rows that are runs on both sides are copied by memcpy. Transposed views go through square tiles whose rows are a cache line: strides
- * are often powers of two, at which the rows of a matrix fall into the same few sets of the cache, so each line is touched once, and
- * elements change places in a tile of our own. The rest goes through a blocked double loop. */
+ * Rows that are contiguous on both sides are copied by memcpy. Transposed views are copied in square tiles whose rows are
+ * one cache line. Strides are often powers of two, for which the rows of a matrix fall into the same few sets of the cache,
+ * so each line is touched only once, and the elements are transposed in a separate tile. All other blocks are copied by a
+ * blocked double loop. */
 #include "stream/strided.h"
 
 #include <string.h>
 
-#define BLOCK 32u /* elements a side of a transposing tile: 32 × 32 × 16 bytes fit the first-level cache */
+#define BLOCK 32u /* elements per side of a tile: 32 × 32 × 16 bytes fit in the first-level cache */
 enum { LINE = 64 }; /* bytes of a cache line */
 
 static void drop_single(tsr_axis *axes, uint32_t *count)
@@ -107,8 +108,9 @@ static void copy_blocks(uint8_t *to, const uint8_t *from, tsr_axis outer, tsr_ax
 #define SHUFFLE(in, out) \
     for (size_t i = 0; i < HALF; i++) out[2 * i] = in[i], out[2 * i + 1] = in[i + HALF]
 
-/* The same in blocks of 16 bytes each way. To shuffle all elements of a block, as cards from both halves in turn, turns their indices by
- * one bit, so that as many shuffles as an index has bits transpose it: of each, gcc makes a few vector instructions. */
+/* The same for blocks of N × N elements, whose rows have 16 bytes. A shuffle interleaves both halves of a block, like cards,
+ * which rotates the bits of an element's number in the block by one. As many shuffles as a row number has bits therefore
+ * transpose the block. gcc turns each shuffle into a few vector instructions. */
 #define DEFINE_SHUFFLED_TILE(name, type, shuffles, result) \
     static void name(uint8_t *to, uint64_t to_row, const uint8_t *from, uint64_t from_row) \
     { \
@@ -128,7 +130,7 @@ static void copy_blocks(uint8_t *to, const uint8_t *from, tsr_axis outer, tsr_ax
 #if defined(__GNUC__) && !defined(__clang__)
 DEFINE_SHUFFLED_TILE(transpose_1, uint8_t, SHUFFLE(a, b); SHUFFLE(b, a); SHUFFLE(a, b); SHUFFLE(b, a), a)
 DEFINE_SHUFFLED_TILE(transpose_2, uint16_t, SHUFFLE(a, b); SHUFFLE(b, a); SHUFFLE(a, b), b)
-#else /* clang knows what the loop of DEFINE_TILE does, and is slower with these */
+#else /* clang recognizes the loop of DEFINE_TILE, and is slower with these */
 DEFINE_TILE(transpose_1, uint8_t)
 DEFINE_TILE(transpose_2, uint16_t)
 #endif
@@ -145,7 +147,7 @@ static void transpose_tile(uint8_t *to, uint64_t to_row, const uint8_t *from, ui
     }
 }
 
-/* Elements of `inner` are neighbours in storage, those of `outer` at the destination. */
+/* The elements of `inner` are adjacent in storage, those of `outer` at the destination. */
 static void transpose_plane(uint8_t *to, const uint8_t *from, tsr_axis outer, tsr_axis inner, uint32_t itemsize)
 {
     const uint64_t side = LINE / itemsize, rows = outer.size - outer.size % side, columns = inner.size - inner.size % side;
@@ -160,7 +162,7 @@ static void transpose_plane(uint8_t *to, const uint8_t *from, tsr_axis outer, ts
     copy_blocks(to + columns * inner.to, from + columns * itemsize, outer, beside, itemsize);
 }
 
-/* Two axes, of which `inner` may be a neighbour run on one side only. */
+/* Copies two axes. `inner` may be contiguous on only one side. */
 static void copy_plane(uint8_t *to, const uint8_t *from, tsr_axis outer, tsr_axis inner, uint32_t itemsize)
 {
     if (inner.from == itemsize && inner.to == itemsize) {
@@ -172,7 +174,7 @@ static void copy_plane(uint8_t *to, const uint8_t *from, tsr_axis outer, tsr_axi
     }
 }
 
-/* Brings the axis whose elements are closest at the destination next to the last one. */
+/* Makes the axis whose elements are closest together at the destination the second to last. */
 static void pair_axes(tsr_axis *axes, uint32_t count)
 {
     uint32_t nearest = 0;
@@ -219,13 +221,13 @@ static void swap_units(uint8_t *bytes, size_t size, uint32_t unit)
     }
 }
 
-/* Flips the sign bit of every second part (`first` = 1) or of every part (`first` = 0) of width `unit`. */
+/* Flips the sign bit of every part of width `unit` (`first` 0, `step` 1), or of every second one (`first` 1, `step` 2). */
 static void flip_signs(uint8_t *bytes, size_t size, uint32_t unit, uint32_t first, uint32_t step)
 {
     for (size_t i = (size_t)first * unit; i + unit <= size; i += (size_t)step * unit) bytes[i + unit - 1] ^= 0x80;
 }
 
-/* Two's complement negation of little-endian integers. */
+/* Negates little-endian integers in two's complement. */
 static void negate_ints(uint8_t *bytes, size_t size, uint32_t unit)
 {
     for (size_t i = 0; i + unit <= size; i += unit) {

@@ -1,4 +1,4 @@
-/* Tiles of a box, in order. */
+/* Iterates over the tiles of a box. */
 #include "stream/tiles.h"
 #include "tessera/sys/box.h"
 
@@ -12,7 +12,7 @@ static uint64_t end_of(const tsr_tiles *tiles, uint32_t dim)
     return from_of(tiles, dim) + tiles->box_sizes[dim];
 }
 
-/* Size of the split dim's share, and with it the tile's elements. */
+/* Sets the size of the tile in the split dim, and the number of its elements. */
 static void measure(tsr_tiles *tiles)
 {
     if (tiles->ndim) {

@@ -1,7 +1,7 @@
-/* A forward reader over a compressed item.
+/* Reads a compressed item forwards.
  *
  *   file:   … | zstd frame ················ | …
- *               └ input (64 KiB) ─▶ decoder ─▶ the caller's buffer, or the dump while skipping */
+ *               └ input (64 KiB) ─▶ decoder ─▶ the caller's buffer, or `dump` while skipping */
 #include "stream/unzstd.h"
 
 #include "tessera/sys/try.h"
@@ -10,15 +10,15 @@
 #include "tessera/sys/store_read.h"
 
 #define INPUT_BYTES ((size_t)64 << 10)
-#define DUMP_BYTES  ((size_t)32 << 10) /* takes decompressed bytes that nobody asked for: a zstd stream cannot be skipped */
+#define DUMP_BYTES  ((size_t)32 << 10) /* for decompressed bytes that nobody needs: a zstd stream cannot be skipped */
 
 struct tsr_unzstd {
     tsr_range in;
     const tsr_host *host;
     void *decoder;
     uint64_t fetched;  /* compressed bytes read so far */
-    uint64_t position; /* plain bytes produced so far */
-    tsr_str input;     /* the part of `buffer` not yet consumed */
+    uint64_t position; /* decompressed bytes produced so far */
+    tsr_str input;     /* the part of `buffer` that was not consumed yet */
     bool ended;
     char buffer[INPUT_BYTES];
     char dump[DUMP_BYTES];
@@ -67,7 +67,7 @@ static tsr_status fetch(tsr_unzstd *stream, tsr_error *err)
     return TSR_OK;
 }
 
-/* Some plain bytes, at most `size`; none at the end of the stream. */
+/* Produces up to `size` decompressed bytes, at least one unless the stream has ended. */
 static tsr_status produce(tsr_unzstd *stream, void *out, size_t size, size_t *written, tsr_error *err)
 {
     *written = 0;
