@@ -1,4 +1,4 @@
-/* What --dequantize, --lora, --map and --quantize make of a call's checkpoint, in this order: layers over it. */
+/* Opens the layers over a call's checkpoint that --dequantize, --lora, --map and --quantize ask for, in this order. */
 #include "tessera/mapping.h"
 #include "tessera/sys/merge.h"
 

@@ -1,4 +1,4 @@
-/* inspect, layout and manifest. */
+/* Writes the documents of inspect, layout and manifest. */
 #include "request.h"
 #include "tessera/sys/document.h"
 #include "tessera/validate.h"

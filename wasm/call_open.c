@@ -1,4 +1,4 @@
-/* The checkpoint of a call: opened again for it, and, with --map, --dequantize and so on, what these make of it (call_layers.c). */
+/* Opens the checkpoint of a call again, with the layers of --map, --dequantize and so on over it (call_layers.c). */
 #include "tessera/mapping.h"
 #include "tessera/sys/mapping.h"
 
@@ -35,7 +35,7 @@ tsr_status tessera_call_open(call *c, uint32_t handle, const tsr_open_options *w
     c->arena = tsr_arena_new(c->host.allocator, 0, err);
     if (!c->arena) return TSR_E_NOMEM;
     c->chosen = tessera_wanted_of(item, wanted);
-    if (tessera_call_is_layered(c)) c->chosen.selects = NULL; /* the selection is of the names that the layers give */
+    if (tessera_call_is_layered(c)) c->chosen.selects = NULL; /* it selects names of the topmost layer */
     tsr_status status = tsr_checkpoint_open(item->store, &c->host, &c->chosen, &c->source, err);
     c->checkpoint = c->source;
     if (status == TSR_OK) status = open_adapter(c, err);
@@ -64,9 +64,10 @@ void tessera_call_close(call *c)
     tsr_arena_free(c->arena);
 }
 
-/* ---- as a checkpoint of its own ---- */
+/* ---- as a separate checkpoint ---- */
 
-/* The checkpoint as the options of a comparison make it. It is closed with `handle`. Returns a handle. */
+/* Opens the checkpoint with the layers that the options of a comparison ask for. It is closed together with `handle`.
+ * Returns a handle. */
 TSR_EXPORT(tessera_mapped)
 uint32_t tessera_mapped(uint32_t handle, const tessera_option *options, uint32_t count, tsr_error *err)
 {
@@ -98,7 +99,7 @@ static tsr_status write_names(void *ctx, tsr_json *json, tsr_error *err)
     return json->status;
 }
 
-/* The names of the built-in maps: a JSON array. */
+/* Returns the names of the built-in maps, as a JSON array. */
 TSR_EXPORT(tessera_maps) document *tessera_maps(tsr_error *err)
 {
     return tessera_make_document(write_names, NULL, err);
@@ -111,7 +112,7 @@ static tsr_status write_map(void *ctx, tsr_json *json, tsr_error *err)
     return json->status;
 }
 
-/* The document of a built-in map, as a JSON string. */
+/* Returns the document of a built-in map, as a JSON string. */
 TSR_EXPORT(tessera_map_text) document *tessera_map_text(const char *name, uint32_t size, tsr_error *err)
 {
     const tsr_str text = tsr_mapping_builtin((tsr_str){name, size});

@@ -1,4 +1,4 @@
-/* plan: what a resharding would read, hold and send. */
+/* Writes the plan of a reshard: what each rank would read, hold and send. */
 #include "request.h"
 #include "tessera/convert.h"
 #include "tessera/glob.h"
@@ -23,7 +23,7 @@ static bool want(void *ctx, tsr_str fqn)
     return tessera_selects(ctx, fqn);
 }
 
-/* The storage of --storage, if it was given, in the call's arena. */
+/* Reads the document of --storage into the call's arena. *out is NULL if it was not given. */
 static tsr_status read_storage(call *c, tsr_storage_text *text, tsr_storage **out, tsr_error *err)
 {
     const tsr_str document = tessera_option_text(&c->request, "storage");
@@ -54,7 +54,7 @@ static tsr_status check_casts(call *c, tsr_plan_job *job, tsr_error *err)
     return status == TSR_OK ? tsr_check_casts(c->checkpoint, &options, err) : status;
 }
 
-/* What `tessera exec` is to do. */
+/* Describes what `tessera exec` has to do. */
 static tsr_status describe_job(call *c, tsr_plan_job *job, tsr_error *err)
 {
     unsigned ignored;
@@ -66,7 +66,7 @@ static tsr_status describe_job(call *c, tsr_plan_job *job, tsr_error *err)
     job->source_step = c->chosen.step;
     job->source_map = tessera_call_map_text(c);
     job->source_inverse = tessera_option_given(r, "inverse");
-    job->to = to.data ? to : TSR_STR(""); /* what such a source becomes */
+    job->to = to.data ? to : TSR_STR(""); /* the format that such a source is written as */
     job->objects = objects.data ? objects : TSR_STR("");
     tsr_status status = tessera_option_choice(r, "to", "safetensors|torch|dcp|megatron-dist", &ignored, err);
     if (status == TSR_OK) status = tessera_option_choice(r, "objects", "keep|drop|sidecar|refuse", &ignored, err);
@@ -77,7 +77,7 @@ static tsr_status describe_job(call *c, tsr_plan_job *job, tsr_error *err)
     return tsr_plan_job_source(tsr_checkpoint_catalog(source), &c->host, c->arena, job, err);
 }
 
-/* What the document is about, apart from the job. */
+/* What the document describes besides the job. */
 typedef struct planned {
     tsr_target target;
     tsr_storage *storage; /* or NULL */

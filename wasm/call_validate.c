@@ -1,4 +1,4 @@
-/* validate and verify: a checkpoint against itself, a layout, a manifest, and what it is to be loaded into. */
+/* validate and verify: check a checkpoint by itself, and against a layout, a manifest, or what it is to be loaded into. */
 #include <stdlib.h>
 
 #include "judge.h"
@@ -11,7 +11,7 @@
 /* A document or another checkpoint to check against. */
 typedef struct expectation {
     tsr_contract contract;
-    call other; /* where it is a checkpoint */
+    call other; /* if it is a checkpoint */
 } expectation;
 
 static tsr_status read_document(call *c, const char *option, tsr_contract *out, tsr_error *err)
@@ -19,7 +19,7 @@ static tsr_status read_document(call *c, const char *option, tsr_contract *out, 
     return tsr_contract_read(tessera_option_text(&c->request, option), &c->host, c->arena, out, err);
 }
 
-/* A handle's number as text; its names, dtypes and shapes count, its chunks do not. */
+/* The option is the number of a handle. The names, dtypes and shapes of that checkpoint are compared, but not its chunks. */
 static tsr_status take_checkpoint(call *c, expectation *out, tsr_error *err)
 {
     const uint32_t handle = (uint32_t)strtoul(tessera_option_text(&c->request, "against-checkpoint").data, NULL, 10);
@@ -31,7 +31,7 @@ static tsr_status take_checkpoint(call *c, expectation *out, tsr_error *err)
     return TSR_OK;
 }
 
-/* An array of names arrives as an index document, in which a name may be any text. */
+/* JavaScript passes an array of names as an index document, because names in it may be any text. */
 static tsr_status take_names(call *c, tsr_contract *out, tsr_error *err)
 {
     const tsr_status status = read_document(c, "against-names", out, err);
@@ -57,7 +57,7 @@ static tsr_status apply_allowed(call *c, tsr_contract *contract, uint32_t more, 
     return status;
 }
 
-/* What the checks find goes to the checkpoint's findings. */
+/* Adds what the check finds to the checkpoint's findings. */
 static tsr_status check_contract(call *c, const tsr_contract *contract, tsr_error *err)
 {
     return tsr_validate_contract(tsr_checkpoint_catalog(c->checkpoint), contract, &c->host,
@@ -168,12 +168,12 @@ tsr_status tessera_write_verify(call *c, tsr_json *json, tsr_error *err)
 
 /* ---- diff ---- */
 
-/* --rule and --baseline for a diff. Returns 1. */
+/* Applies --rule and --baseline to a diff. Returns 1. */
 TSR_EXPORT(tessera_judge_diff)
 uint32_t tessera_judge_diff(uint32_t diff, const tessera_option *options, uint32_t count, tsr_error *err)
 {
     const request asked = {options, count};
-    const tsr_host *host = tessera_diff_host(diff, err); /* outlives the diff, and with it the policy */
+    const tsr_host *host = tessera_diff_host(diff, err); /* lives longer than the diff and its policy */
     tsr_arena *arena = host ? tsr_arena_new(host->allocator, 0, err) : NULL;
     tsr_policy *policy = arena ? tsr_policy_new(TSR_POLICY_DIFF, host, err) : NULL;
     tsr_status status = policy ? read_policy(&asked, arena, policy, err) : err->status;

@@ -1,12 +1,12 @@
-/* The documents of the command line that take options: each opens the checkpoint again, as the command does. */
+/* The command line's documents that depend on options. Each call opens the checkpoint again, as the command does. */
 #include "request.h"
 #include "tessera/sys/checkpoint.h"
 
 typedef struct call_kind {
     const char *name;
     tsr_purpose purpose;
-    bool whole;        /* every entry counts, whatever is selected */
-    bool skip_objects; /* unless there is a hash */
+    bool whole;        /* examines every entry, whatever is selected */
+    bool skip_objects; /* unless --hash was given */
     tsr_status (*write)(call *call, tsr_json *json, tsr_error *err);
 } call_kind;
 
@@ -54,14 +54,15 @@ static tsr_status write_step(void *ctx, tsr_json *json, tsr_error *err)
     return json->status;
 }
 
-/* The directory below the root that was opened, as a JSON string; empty where it is the root itself. */
+/* Returns the directory of the checkpoint below the root that was opened, as a JSON string. Empty if it is the root
+ * itself. */
 TSR_EXPORT(tessera_step) document *tessera_step(uint32_t handle, tsr_error *err)
 {
     opened *item = tessera_checkpoint_of(handle, err);
     return item ? tessera_make_document(write_step, item, err) : NULL;
 }
 
-/* The document of a command, by its name. */
+/* Returns the document of the command with this name. */
 TSR_EXPORT(tessera_call)
 document *tessera_call(uint32_t handle, const char *name, const tessera_option *options, uint32_t count, tsr_error *err)
 {

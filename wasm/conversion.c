@@ -21,17 +21,17 @@ typedef struct conversion {
     size_t rename_count;
     tsr_target_texts texts;
     tsr_target target;
-    tsr_plan *plan; /* reshard */
-    tsr_work *work; /* NULL: the files of `made` are written as they are */
+    tsr_plan *plan; /* only for reshard */
+    tsr_work *work; /* NULL if the files of `made` are written as they are */
     made *made;     /* the optimizer state that is written, or NULL */
     tsr_conversion result;
-    tsr_vec warnings; /* tsr_str */
+    tsr_vec warnings; /* of tsr_str */
     host_sink sink;
     uint32_t sidecar_file;
     bool in_directory, is_open, is_done;
     uint64_t step, steps;
     tsr_progress progress;
-    uint64_t byte_done, byte_before; /* of this step, and of those before it */
+    uint64_t byte_done, byte_before; /* in this step, and in all steps before it */
 } conversion;
 
 static void free_conversion(void *pointer)
@@ -76,7 +76,8 @@ static tsr_status read_renames(conversion *c, tsr_error *err)
     return status;
 }
 
-/* The map that the checkpoint was opened with cuts what is written; without worldSize there are as many ranks as it joined. */
+/* The map of shards that the checkpoint was opened with also cuts the output. Without worldSize there are as many ranks as
+ * it joined. */
 static tsr_status choose_ranks(conversion *c, tsr_error *err)
 {
     uint64_t world = 0;
@@ -139,15 +140,16 @@ static tsr_status read_options(conversion *c, bool reshards, tsr_error *err)
     return status;
 }
 
-/* ---- deciding ---- */
+/* ---- preparation ---- */
 
-/* A result of `optim` that is converted to torch without another wish is written as `tessera optim` writes it. */
+/* Whether a result of `optim` is converted to torch without other options. It is then written as `tessera optim` writes
+ * it. */
 static bool is_plain(const request *r)
 {
     return r->count == 1 && tsr_str_equal(tessera_option_text(r, "to"), TSR_STR("torch"));
 }
 
-/* The rows are those of a conversion where that can be decided; ranks whose tensors differ have none. */
+/* Lists the entries as a conversion does, if one is possible. If ranks have different tensors, no entries are listed. */
 static tsr_status decide_made(conversion *c, tsr_error *err)
 {
     tsr_error ignored = {0};
@@ -170,7 +172,7 @@ static tsr_status decide(conversion *c, bool reshards, tsr_error *err)
     if (status == TSR_OK) status = tsr_work_new(c->call.checkpoint, &c->options, 0, c->call.arena, &c->work, err);
     if (status != TSR_OK) return status;
     c->result = *tsr_work_conversion(c->work);
-    c->steps = tsr_work_units(c->work); /* as many parts: each is about a unit, or nothing */
+    c->steps = tsr_work_units(c->work); /* each step writes about one unit, or nothing */
     return TSR_OK;
 }
 
@@ -180,7 +182,7 @@ static tsr_status open_conversion(conversion *c, uint32_t handle, bool reshards,
     const opened *item = tessera_checkpoint_of(handle, err);
     if (!item) return err->status;
     if (!reshards && is_plain(&c->call.request)) c->made = item->made;
-    if (c->made) wanted.purpose = TSR_FOR_FINDINGS; /* a file per rank is written as it is, though the tensors differ */
+    if (c->made) wanted.purpose = TSR_FOR_FINDINGS; /* files per rank may have different tensors */
     tsr_status status = tessera_call_open(&c->call, handle, &wanted, err);
     if (status == TSR_OK) status = tessera_request_copy(&c->call.request, c->call.arena, &c->call.request, err);
     c->call.path = TSR_STR("");
@@ -189,8 +191,8 @@ static tsr_status open_conversion(conversion *c, uint32_t handle, bool reshards,
     return status == TSR_OK ? tessera_check_conversion(&c->call, &c->result, err) : status;
 }
 
-/* Decides and refuses everything, and writes nothing yet. `sink` is the number that tsr_create and tsr_write are given back.
- * Returns a handle. */
+/* Prepares a conversion and reports all errors that can be found before writing. `sink` is the number to pass to tsr_create
+ * and tsr_write. Returns a handle. */
 TSR_EXPORT(tessera_convert)
 uint32_t tessera_convert(uint32_t handle, uint32_t sink, uint32_t reshards, const tessera_option *options, uint32_t count,
                          tsr_error *err)
@@ -211,11 +213,12 @@ uint32_t tessera_convert(uint32_t handle, uint32_t sink, uint32_t reshards, cons
 
 /* ---- writing ---- */
 
-/* Creates every file whose size is known: the host's sink may need a while for that, and nothing is written in this step. */
+/* Creates every file whose size is known. The host's sink may take a while for that, so nothing else is written in this
+ * step. */
 static tsr_status open_files(conversion *c, tsr_error *err)
 {
     tsr_output *output = &c->sink.output;
-    const tsr_str sidecar = c->in_directory ? TSR_STR("objects.json") : TSR_STR(".objects.json"); /* or next to the one file */
+    const tsr_str sidecar = c->in_directory ? TSR_STR("objects.json") : TSR_STR(".objects.json"); /* next to a single file */
     uint32_t file;
     tsr_status status = c->work ? tsr_work_open(c->work, output, err) : TSR_OK;
     for (uint32_t f = 0; c->made && f < c->result.file_count && status == TSR_OK; f++)
@@ -232,7 +235,7 @@ static tsr_status write_sidecar(conversion *c, tsr_error *err)
     return text.size ? c->sink.output.write_at(&c->sink.output, c->sidecar_file, 0, text.data, text.size, err) : TSR_OK;
 }
 
-/* What is to be known of maps and adapters, and what the conversion did. */
+/* Collects the notes of maps and adapters, and the warnings of the conversion. */
 static tsr_status add_warnings(conversion *c, tsr_error *err)
 {
     TSR_TRY(tsr_mapping_add_notes(c->call.checkpoint, &c->warnings, err));
@@ -266,7 +269,8 @@ static tsr_status take_step(conversion *c, tsr_error *err)
     return status;
 }
 
-/* Writes about 16 MiB: TESSERA_MORE or TESSERA_DONE. The last step writes what surrounds the tensors, and the marker. */
+/* Writes about 16 MiB. Returns TESSERA_MORE or TESSERA_DONE. The last step writes everything except tensors, and the
+ * marker. */
 TSR_EXPORT(tessera_convert_step) uint32_t tessera_convert_step(uint32_t handle, tsr_error *err)
 {
     conversion *c = tessera_item_of(handle, HANDLE_CONVERSION, err);
@@ -274,7 +278,7 @@ TSR_EXPORT(tessera_convert_step) uint32_t tessera_convert_step(uint32_t handle, 
     return c->is_done ? TESSERA_DONE : TESSERA_MORE;
 }
 
-/* Bytes of tensors that are written, and all of them. */
+/* Returns how many bytes of tensors were written, or with `all` how many there are. */
 TSR_EXPORT(tessera_convert_bytes) uint64_t tessera_convert_bytes(uint32_t handle, uint32_t all)
 {
     const conversion *c = tessera_item_of(handle, HANDLE_CONVERSION, NULL);
@@ -304,7 +308,7 @@ static tsr_status write_result(void *ctx, tsr_json *json, tsr_error *err)
                                    json);
 }
 
-/* tessera.convert/1, when all steps were done. */
+/* Returns the tessera.convert/1 document after the last step. */
 TSR_EXPORT(tessera_convert_document) document *tessera_convert_document(uint32_t handle, double seconds, tsr_error *err)
 {
     result r = {tessera_item_of(handle, HANDLE_CONVERSION, err), seconds};

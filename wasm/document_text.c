@@ -1,4 +1,4 @@
-/* Documents while they are made, and as JavaScript reads them. */
+/* Makes documents, and lets JavaScript read them. */
 #include <stdlib.h>
 
 #include "handles.h"
@@ -25,7 +25,7 @@ static tsr_status append(void *ctx, const char *data, size_t size, tsr_error *er
     return TSR_OK;
 }
 
-/* Documents are freed with tessera_document_free; data and size are borrowed from them. */
+/* JavaScript frees a document with tessera_document_free. Data and size belong to it. */
 TSR_EXPORT(tessera_document_data) const char *tessera_document_data(const document *doc)
 {
     return doc->data;

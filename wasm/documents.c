@@ -1,4 +1,4 @@
-/* JSON documents about a checkpoint: those of the command line, and three for a viewer (overview, entry, preview). */
+/* JSON documents about a checkpoint: those of the command line, and three for the viewer (overview, entry, preview). */
 #include "tessera/sys/document.h"
 
 #include <stdlib.h>
@@ -12,9 +12,9 @@
 #include "tessera/validate.h"
 #include "tessera/version.h"
 
-/* ---- overview: totals, dtypes, and what of each file belongs to entries ---- */
+/* ---- overview: totals, dtypes, and the parts of each file that belong to entries ---- */
 
-typedef struct run { /* bytes of a file that a chunk claims */
+typedef struct run { /* the bytes of a file that a chunk refers to */
     uint32_t file;
     uint64_t byte_offset, byte_end;
 } run;
@@ -52,8 +52,8 @@ static tsr_status collect_runs(const opened *item, tsr_vec *runs, tsr_error *err
     return status;
 }
 
-/* The runs of one file: how many, the bytes in them once, and stretches of the file for a picture of it: [offset, length]
- * in turns of taken bytes, merged so that no more than MOST_STRETCHES are told. */
+/* The most ranges listed per file, for a picture of it. put_file writes the number of bytes that belong to chunks, each
+ * counted once, and the ranges [offset, length] that they form. Ranges that are close together are merged. */
 enum { MOST_STRETCHES = 256 };
 
 static size_t put_file(tsr_json *json, const tsr_store_file *file, const run *runs, size_t left, uint32_t number)
@@ -203,16 +203,16 @@ static tsr_status write_preview(const opened *item, const tsr_entry *entry, tsr_
 enum {
     INSPECT = 1,
     FINDINGS = 2,
-    FINDINGS_DEEP = 3, /* reads every byte */
+    FINDINGS_DEEP = 3, /* reads all data */
     LAYOUT = 4,
     OVERVIEW = 5,
-    ENTRY = 6, /* tessera.inspect/1 of one entry */
+    ENTRY = 6, /* tessera.inspect/1 of a single entry */
     PREVIEW = 7,
     OPTIMIZER = 8,
-    SARIF = 9 /* of what FINDINGS or FINDINGS_DEEP found */
+    SARIF = 9 /* the findings of FINDINGS or FINDINGS_DEEP */
 };
 
-/* Once: the findings of a second time would stand there twice. */
+/* Validates once, because the same findings would otherwise be added again. */
 static tsr_status validate(opened *item, tsr_error *err)
 {
     if (item->validated) return TSR_OK;
@@ -287,7 +287,7 @@ static tsr_status write_document(void *ctx, tsr_json *json, tsr_error *err)
     }
 }
 
-/* A document about a checkpoint; `entry` is its number for the kinds that are about one; `path` is what it says under
+/* Returns a document about a checkpoint. `entry` is the number of an entry, for documents about one. `path` is the value of
  * "path". */
 TSR_EXPORT(tessera_document)
 document *tessera_document(uint32_t handle, uint32_t kind, uint32_t entry, const char *path, uint32_t path_size,

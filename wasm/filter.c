@@ -97,7 +97,7 @@ tsr_status tessera_filter_parse(tsr_str text, filter *out, tsr_error *err)
 
 /* ---- matching ---- */
 
-/* Calls `fits` for the dense tensors of an entry: its own, or one of each rank that has one, until one fits. */
+/* Whether `one_fits` is true for a dense tensor of the entry: its own, or that of any rank. */
 static bool any_tensor(const filter_term *term, const tsr_entry *entry, bool (*one_fits)(const filter_term *, const tsr_entry *))
 {
     if (entry->kind == TSR_ENTRY_TENSOR) return one_fits(term, entry);

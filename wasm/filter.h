@@ -1,8 +1,8 @@
-/* The filter line of the viewer. Terms stand between spaces, all must hold:
+/* The filter line of the viewer. Terms are separated by spaces, and an entry must satisfy all of them:
  *
- *   text            in the name, whatever its case; with * ? or [ a glob over the whole name
- *   dtype:bfloat16  or a glob over it        shape:4096x*   a glob over the sizes      file:__0_0
- *   kind:object     tensor, object, opaque   >1GB  <=64MiB  bytes of the tensor        -term  not */
+ *   text            part of the name, ignoring case; with * ? or [ a glob for the whole name
+ *   dtype:bfloat16  or a glob               shape:4096x*   a glob for the sizes       file:__0_0
+ *   kind:object     tensor, object, opaque  >1GB  <=64MiB  bytes of the tensor        -term  not */
 #ifndef TSR_WASM_FILTER_H
 #define TSR_WASM_FILTER_H
 
@@ -25,7 +25,7 @@ typedef struct filter {
 /* Borrows `text`. Errors: TSR_E_USAGE with the byte position. */
 tsr_status tessera_filter_parse(tsr_str text, filter *out, tsr_error *err);
 bool tessera_filter_keeps(const filter *f, const tsr_catalog *catalog, const tsr_entry *entry);
-/* Whether inspect lists the entry as a tensor: it is one, or at least one rank has one of that name. */
+/* Whether inspect lists the entry as a tensor: it is one, or at least one rank has a tensor with this name. */
 bool tessera_is_tensor(const tsr_entry *entry);
 
 #endif

@@ -1,4 +1,4 @@
-/* What the files of the shim share: handles, and JSON documents. */
+/* Declarations shared by the files of the module: handles, stores and JSON documents. */
 #ifndef TSR_WASM_HANDLES_H
 #define TSR_WASM_HANDLES_H
 
@@ -6,7 +6,7 @@
 #include "tessera/sys/guards.h"
 #include "tessera/sys/json.h"
 
-/* What the second file lends the host when it is loaded (prepare.c): digests and zstd. */
+/* What the second file adds to the host when it is loaded (prepare.c): digests and zstd. */
 extern tsr_host tessera_lent;
 extern bool tessera_is_prepared;
 
@@ -19,65 +19,68 @@ typedef enum handle_kind {
     HANDLE_CONVERSION
 } handle_kind;
 
-/* Files of the host as a store. */
+/* The files that the host provides, as a store. */
 typedef struct host_store {
-    tsr_store store; /* first: the store's functions cast back */
-    uint32_t number; /* that tsr_read is given back */
+    tsr_store store; /* must be first, because the store's functions cast back */
+    uint32_t number; /* the number to pass to tsr_read */
     tsr_arena *names;
-    tsr_guards *guards; /* NULL: what is guarded is read when the checkpoint is opened */
+    tsr_guards *guards; /* NULL: guarded bytes are read when the checkpoint is opened */
 } host_store;
 
-/* Files that JavaScript laid down, sorted by name; names are copied. tessera_host_store_close takes a zeroed store, and one
- * that could not be opened. */
+/* Opens a store over files that JavaScript listed, sorted by name; the names are copied. tessera_host_store_close also
+ * accepts a zeroed store, and one that could not be opened. */
 tsr_status tessera_host_store_open(host_store *out, uint32_t number, const tessera_file *files, uint32_t count,
                                    uint32_t primary, tsr_error *err);
-/* For files of which each read is a request: reads what is guarded with the first bytes behind it. The second file does it; without
- * that nothing changes. */
+/* For files of which each read is a request: reads guarded bytes together with the first bytes after them. The second file
+ * contains the code; without it nothing changes. */
 tsr_status tessera_host_store_guard(host_store *store, tsr_error *err);
 void tessera_host_store_close(host_store *store);
 tsr_host tessera_host(void);
 
 typedef struct made made;
 typedef struct opened {
-    host_store files;  /* of the host; unused where it was made from another checkpoint */
-    tsr_store *store;  /* these files, or what was made */
-    tsr_open_options chosen; /* part, step and shards, in the arena of `files` */
-    made *made;        /* NULL, or what `release_made` frees */
+    host_store files;  /* from the host; not used if the checkpoint was made from another one */
+    tsr_store *store;  /* `files`, or the store of what was made */
+    tsr_open_options chosen; /* part, step and shards; allocated in the arena of `files` */
+    made *made;        /* NULL, or freed by `release_made` */
     void (*release_made)(made *made);
-    void *below; /* NULL, or what `checkpoint` is opened over, which `release_below` frees after it */
+    /* NULL, or what `checkpoint` is opened over. `release_below` frees it after the checkpoint is closed. */
+    void *below;
     void (*release_below)(void *below);
     tsr_host host;
-    tsr_checkpoint *checkpoint; /* NULL: the files are not one checkpoint, as `why` says */
+    tsr_checkpoint *checkpoint; /* NULL if the files are not one checkpoint; `why` is the reason */
     tsr_error why;
     bool validated;
 } opened;
 
-/* `item` is freed by `release` when the handle, or one of its owners (0: none), is closed. On failure `item` is released
- * at once and 0 returned. */
+/* Adds a handle for `item`. `release` frees the item when the handle, or one of its owners (0: none), is closed. On failure
+ * the item is released immediately, and 0 is returned. */
 uint32_t tessera_add_handle(handle_kind kind, void *item, void (*release)(void *item), uint32_t owner, uint32_t other_owner,
                             tsr_error *err);
 void *tessera_item_of(uint32_t handle, handle_kind kind, tsr_error *err);
-/* The item of a checkpoint that can be listed; NULL with an error otherwise. */
+/* Returns the item of a checkpoint that can be listed, or NULL with an error. */
 opened *tessera_checkpoint_of(uint32_t handle, tsr_error *err);
-/* Opens what was made from the checkpoint `source`, which it is closed with. Takes `result`, but not on failure, which is 0. */
+/* Opens what was made from the checkpoint `source`; it is closed together with it. Returns a handle that owns `result`. On
+ * failure returns 0, and the caller still owns `result`. */
 uint32_t tessera_open_made(made *result, tsr_store *store, void (*release)(made *result), uint32_t source, tsr_error *err);
-/* Opens a checkpoint over another one. It takes `checkpoint` and `below`, also on failure, which is 0. */
+/* Opens a checkpoint over another one. Takes ownership of `checkpoint` and `below`, even on failure, when it returns 0. */
 typedef struct tessera_view {
     tsr_checkpoint *checkpoint;
     void *below;
     void (*release_below)(void *below);
 } tessera_view;
 uint32_t tessera_add_view(const tessera_view *view, uint32_t source, tsr_error *err);
-/* `wanted` (NULL: nothing more) for the checkpoint that was chosen when `item` was opened. */
+/* Returns the options `wanted` (NULL: none) with the choice that was made when `item` was opened. */
 tsr_open_options tessera_wanted_of(const opened *item, const tsr_open_options *wanted);
-/* Reads what `shards` of a tessera_choice says; the second file's, NULL until that is loaded. Texts live in `arena`. Volatile,
- * or the linker would call the only function that it can be, from the first file. */
+/* Reads `shards` of a tessera_choice. The function is in the second file, and NULL until that is loaded. Texts are allocated
+ * in `arena`. It is volatile because the linker would otherwise replace calls through it by calls of the only function that
+ * it can be, so the first file would need that function. */
 extern tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host *host, tsr_arena *arena, const struct tsr_shards **out,
                                          tsr_error *err);
-/* Entry `index` of a checkpoint; NULL with an error when there is none. */
+/* Returns entry `index` of a checkpoint, or NULL with an error if there is none. */
 const tsr_entry *tessera_entry_of(const opened *item, uint32_t index, tsr_error *err);
 
-/* A document under construction: `write` gets the emitter. */
+/* A document. `write` writes it with the given emitter. */
 typedef struct document document;
 document *tessera_make_document(tsr_status (*write)(void *ctx, tsr_json *json, tsr_error *err), void *ctx, tsr_error *err);
 

@@ -1,5 +1,5 @@
-/* Jobs in steps, so that a worker can hear other messages, and a cancel, in between: the tally of one tensor, and the
- * comparison of two checkpoints' values tensor by tensor. */
+/* Jobs in steps, so that a worker can handle other messages, such as a cancellation, in between: the tally of a tensor, and
+ * the comparison of two checkpoints' values, tensor by tensor. */
 #include <stdlib.h>
 
 #include "handles.h"
@@ -29,7 +29,7 @@ TSR_EXPORT(tessera_tally) uint32_t tessera_tally(uint32_t handle, uint32_t entry
     return tessera_add_handle(HANDLE_TALLY, tally, free_tally, handle, 0, err);
 }
 
-/* Reads about `byte_budget` bytes: TESSERA_MORE or TESSERA_DONE. */
+/* Reads about `byte_budget` bytes. Returns TESSERA_MORE or TESSERA_DONE. */
 TSR_EXPORT(tessera_tally_step) uint32_t tessera_tally_step(uint32_t handle, uint32_t byte_budget, tsr_error *err)
 {
     tsr_tally *tally = tessera_item_of(handle, HANDLE_TALLY, err);
@@ -68,7 +68,7 @@ static tsr_status write_tally(void *ctx, tsr_json *json, tsr_error *err)
     return json->status;
 }
 
-/* Of what was read so far. */
+/* Returns the tessera.tally/1 document of what was read so far. */
 TSR_EXPORT(tessera_tally_document) document *tessera_tally_document(uint32_t handle, tsr_error *err)
 {
     tsr_tally *tally = tessera_item_of(handle, HANDLE_TALLY, err);
@@ -84,8 +84,8 @@ typedef struct comparison {
     tsr_ring *ring;
     tsr_diff diff;
     tsr_tolerance tolerance;
-    tsr_difference *differences; /* NULL until values are compared */
-    uint64_t next, end;          /* pairs of the chosen part that are still to be compared */
+    tsr_difference *differences; /* NULL until the first values are compared */
+    uint64_t next, end;          /* the pairs of the chosen part that were not compared yet */
 } comparison;
 
 static void free_comparison(void *pointer)
@@ -118,7 +118,8 @@ static tsr_status match_names(comparison *c, uint32_t flags, tsr_error *err)
     return status;
 }
 
-/* Two open checkpoints by name, dtype, shape and object. The tolerances count for the steps, with their flag only. */
+/* Compares two open checkpoints by names, dtypes, shapes and objects. The tolerances apply to the steps, and only with their
+ * flag. Returns a handle. */
 TSR_EXPORT(tessera_diff)
 uint32_t tessera_diff(uint32_t handle_a, uint32_t handle_b, uint32_t flags, double atol, double rtol, tsr_error *err)
 {
@@ -163,7 +164,7 @@ static tsr_status compare_next(comparison *c, tsr_error *err)
     return TSR_OK;
 }
 
-/* Compares the values of the next tensor: TESSERA_MORE or TESSERA_DONE. */
+/* Compares the values of the next tensor. Returns TESSERA_MORE or TESSERA_DONE. */
 TSR_EXPORT(tessera_diff_step) uint32_t tessera_diff_step(uint32_t handle, tsr_error *err)
 {
     comparison *c = tessera_item_of(handle, HANDLE_DIFF, err);
@@ -178,8 +179,9 @@ static uint64_t cost_of(const tsr_diff_pair *pair)
     return reads && bytes < UINT64_MAX >> 32 ? bytes + 1 : 1;
 }
 
-/* The steps that follow compare part `number` of `count`, which read about the same number of bytes. Returns where the part's records
- * are, `*size` bytes: those of a module that compared the same part of the same checkpoints may be written there instead. */
+/* Restricts the following steps to part `number` of `count` parts, which read about the same number of bytes. Returns a
+ * pointer to the `*size` bytes of the part's results. The results of another module that compared the same part of the same
+ * checkpoints may be written there instead. */
 TSR_EXPORT(tessera_diff_part)
 tsr_difference *tessera_diff_part(uint32_t handle, uint32_t number, uint32_t count, uint32_t *size, tsr_error *err)
 {
@@ -217,7 +219,7 @@ typedef struct diff_request {
     tsr_str path_a, path_b;
 } diff_request;
 
-/* What the policy leaves of the diff is for this document alone: more values may be compared after it. */
+/* Writes what the policy leaves of the diff. The diff itself does not change, because more values may be compared later. */
 static tsr_status write_judged(const diff_request *r, tsr_json *json, tsr_error *err)
 {
     comparison *c = r->c;
@@ -236,12 +238,12 @@ static tsr_status write_diff(void *ctx, tsr_json *json, tsr_error *err)
     const diff_request *r = ctx;
     comparison *c = r->c;
     for (uint64_t i = 0; c->differences && i < c->diff.pair_count; i++)
-        if (c->differences[i].differing) c->diff.pairs[i].what |= TSR_DIFF_VALUE; /* what other modules compared */
+        if (c->differences[i].differing) c->diff.pairs[i].what |= TSR_DIFF_VALUE; /* including what other modules compared */
     if (r->c->judge.policy) return write_judged(r, json, err);
     return tsr_document_diff(&(tsr_diff_document){r->path_a, r->path_b, &r->c->diff, r->c->differences, NULL}, json);
 }
 
-/* tessera.diff/1; with values when all steps were done. */
+/* Returns the tessera.diff/1 document. It contains the differences of values after the last step. */
 TSR_EXPORT(tessera_diff_document)
 document *tessera_diff_document(uint32_t handle, const char *path_a, uint32_t path_a_size, const char *path_b,
                                 uint32_t path_b_size, tsr_error *err)

@@ -1,4 +1,5 @@
-/* --rule and --baseline of a diff. What they need is in the second file, while a diff is in the first: so the diff is lent it. */
+/* --rule and --baseline of a diff. The code for them is in the second file, but a diff is in the first one, so it gets these
+ * functions. */
 #ifndef TSR_WASM_JUDGE_H
 #define TSR_WASM_JUDGE_H
 
@@ -6,15 +7,16 @@
 #include "tessera/sys/policy.h"
 
 typedef struct tessera_judge {
-    tsr_policy *policy; /* NULL: nothing is left out */
+    tsr_policy *policy; /* NULL if all differences count */
     tsr_status (*apply)(const tsr_policy *policy, const tsr_diff *from, tsr_arena *arena, tsr_diff *to,
                         tsr_policy_result *result, tsr_error *err);
     void (*release)(tsr_policy *policy);
 } tessera_judge;
 
-/* jobs.c: the host of a diff; NULL with an error where there is none. */
+/* jobs.c: returns the host of a diff, or NULL with an error. */
 const tsr_host *tessera_diff_host(uint32_t handle, tsr_error *err);
-/* The diff's documents are written under the policy, which it frees when it is closed; on failure it is still the caller's. */
+/* Makes the diff write its documents under the policy, which it frees when it is closed. On failure the caller still owns
+ * the policy. */
 tsr_status tessera_diff_judge(uint32_t handle, const tessera_judge *judge, tsr_error *err);
 
 #endif

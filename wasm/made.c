@@ -1,4 +1,4 @@
-/* Optimizer state in another form, as a checkpoint whose tensors are read from the source when they are asked for. */
+/* Optimizer state in another form, as a checkpoint whose tensors are read from the source on request. */
 #include "made.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/number_text.h"
@@ -18,11 +18,11 @@ static void free_made(made *m)
     free(m);
 }
 
-/* A warning that there is no memory for is lost; what follows will fail for the same reason. */
+/* Remembers a warning. It is lost if there is no memory; then the following calls fail for the same reason. */
 static void note_warning(void *ctx, tsr_str message)
 {
     made *m = ctx;
-    if (m->is_complete) return; /* writing says again what making said */
+    if (m->is_complete) return; /* writing repeats the earlier warnings */
     const tsr_str copy = tsr_arena_str(m->arena, message, NULL);
     tsr_str *noted = copy.data ? tsr_vec_push(&m->warnings, NULL) : NULL;
     if (noted) *noted = copy;
@@ -49,7 +49,8 @@ static tsr_optim_request request_of(made *m, tsr_str part, const tessera_optim_o
                                .warn_ctx = m};
 }
 
-/* Files that are not one checkpoint may still be those of ranks: then there is no checkpoint to know their store. */
+/* Files that are not one checkpoint may still be those of ranks. Then there is no checkpoint, so its store cannot be asked
+ * for. */
 static tsr_store *store_of(const opened *source)
 {
     return source->checkpoint ? tsr_checkpoint_store(source->checkpoint) : source->store;
@@ -81,7 +82,7 @@ static tsr_status convert(made *m, const opened *source, const tessera_optim_opt
     return TSR_OK;
 }
 
-/* What a conversion of an optimizer gives, as a checkpoint; it is closed with `handle`. Returns a handle. */
+/* Opens the result of an optimizer conversion as a checkpoint, which is closed together with `handle`. Returns a handle. */
 TSR_EXPORT(tessera_optimizer)
 uint32_t tessera_optimizer(uint32_t handle, const tessera_optim_options *options, tsr_error *err)
 {
@@ -109,7 +110,7 @@ static tsr_status write_warnings(void *ctx, tsr_json *json, tsr_error *err)
     return json->status;
 }
 
-/* What the command line warns of when it writes what was made: a JSON array of texts. */
+/* Returns the warnings that the command line prints when it writes this result, as a JSON array of texts. */
 TSR_EXPORT(tessera_warnings) document *tessera_warnings(uint32_t handle, tsr_error *err)
 {
     const opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);

@@ -1,4 +1,4 @@
-/* A checkpoint that is made from another: optimizer state in another form. */
+/* A checkpoint made from another one: optimizer state in another form. */
 #ifndef TSR_WASM_MADE_H
 #define TSR_WASM_MADE_H
 
@@ -13,13 +13,13 @@ struct made {
     tsr_optim_job *job;
     tsr_store *store; /* of the result */
     tsr_arena *arena;
-    tsr_vec warnings; /* tsr_str in the arena */
+    tsr_vec warnings; /* of tsr_str, in the arena */
     bool is_complete;
 };
 
-/* The files of the result, and their sizes, in `arena`. */
+/* Sets the names and sizes of the result's files, allocated in `arena`. */
 tsr_status tessera_made_files(const made *m, tsr_arena *arena, tsr_conversion *out, tsr_error *err);
-/* Writes file `index` as `tessera optim` does. */
+/* Writes file `index` in the same way as `tessera optim`. */
 tsr_status tessera_made_write(made *m, uint32_t index, tsr_output *output, const tsr_progress *progress, tsr_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* Canonical names as a document: of a checkpoint's keys by their text, and of a module tree. */
+/* Documents of canonical names: of a checkpoint's keys, judged by their text, and of a module tree. */
 #include "handles.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/canonical_names.h"
@@ -29,7 +29,7 @@ static tsr_status write_names(void *ctx, tsr_json *json, tsr_error *err)
                             json);
 }
 
-/* tessera.fqn/1 of the names, or NULL where `status`, of finding them, is an error. Frees the arena. */
+/* Makes the tessera.fqn/1 document of the names, or returns NULL if finding them failed with `status`. Frees the arena. */
 static document *finish_names(names_request *r, tsr_status status, tsr_error *err)
 {
     document *made = status == TSR_OK ? tessera_make_document(write_names, r, err) : NULL;
@@ -51,7 +51,7 @@ static tsr_status name_keys(names_request *r, const tsr_catalog *catalog, tsr_st
     return r->names ? tsr_fqn_from_text(raws, r->count, r->host.allocator, r->arena, r->names, err) : TSR_E_NOMEM;
 }
 
-/* tessera.fqn/1 of the keys of a checkpoint that begin with `prefix`, without it. */
+/* Returns tessera.fqn/1 of the checkpoint's keys that begin with `prefix`, which is removed. */
 TSR_EXPORT(tessera_names)
 document *tessera_names(uint32_t handle, const char *prefix, uint32_t prefix_size, tsr_error *err)
 {
@@ -84,7 +84,7 @@ static tsr_status resolve(names_request *r, tsr_str text, const tessera_text *as
     return status;
 }
 
-/* tessera.fqn/1 of a tessera.modules/1 text: of `count` names, or without any of the model's whole state. */
+/* Returns tessera.fqn/1 for a tessera.modules/1 text: of `count` names, or of the model's whole state if `count` is 0. */
 TSR_EXPORT(tessera_canonicalize)
 document *tessera_canonicalize(const char *modules, uint32_t modules_size, const tessera_text *names, uint32_t count,
                                tsr_error *err)

@@ -1,4 +1,4 @@
-/* Checkpoints that are open, and their entries. */
+/* Open checkpoints and their entries. */
 #include <stdlib.h>
 
 #include "handles.h"
@@ -11,9 +11,9 @@ tsr_host tessera_lent;
 tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host *host, tsr_arena *arena, const struct tsr_shards **out, tsr_error *err);
 
 bool tessera_is_prepared;
-static bool was_asked; /* for the second file, since a checkpoint was opened */
+static bool was_asked; /* whether the second file was needed since a checkpoint was opened */
 
-/* Code of the second file is needed: JavaScript has to load it, which takes a promise. */
+/* Fails because the second file is needed. JavaScript must load it, which it cannot do synchronously. */
 static tsr_status refuse_to_load(tsr_error *err)
 {
     was_asked = true;
@@ -39,7 +39,7 @@ tsr_host tessera_host(void)
 opened *tessera_checkpoint_of(uint32_t handle, tsr_error *err)
 {
     opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
-    if (item) lend(&item->host); /* the second file may have been loaded since */
+    if (item) lend(&item->host); /* the second file may have been loaded by now */
     if (!item || item->checkpoint) return item;
     tsr_raise(err, item->why.status, item->why.byte_position, "%s", item->why.message);
     return NULL;
@@ -55,8 +55,8 @@ static void free_opened(void *pointer)
     free(item);
 }
 
-/* Whether a directory that is not one checkpoint may still be one of ranks' optimizer states, whose files a
- * tessera.flat-params/1 document names: it holds several files of tensors. */
+/* Whether a directory that is not one checkpoint may contain the optimizer states of several ranks, whose files a
+ * tessera.flat-params/1 document names. It does if it has several files of tensors. */
 static bool may_be_ranks(opened *item)
 {
     tsr_store *store = item->store;
@@ -81,12 +81,12 @@ tsr_open_options tessera_wanted_of(const opened *item, const tsr_open_options *w
 
 static tsr_status open_checkpoint(opened *item, tsr_error *err)
 {
-    /* What lists names, or uses the tensors, asks for more. */
+    /* Calls that list names, or use tensors, require more later. */
     const tsr_open_options judged = tessera_wanted_of(item, &(tsr_open_options){.purpose = TSR_FOR_FINDINGS});
     was_asked = false;
     const tsr_status status =
         tsr_checkpoint_open(item->store, &item->host, &judged, &item->checkpoint, &item->why);
-    if (was_asked) return refuse_to_load(err); /* also where a listing passed over what it could not open */
+    if (was_asked) return refuse_to_load(err); /* even if listing skipped what it could not open */
     if (status == TSR_OK || may_be_ranks(item)) return TSR_OK;
     return tsr_raise(err, status, item->why.byte_position, "%s", item->why.message);
 }
@@ -115,8 +115,9 @@ static tsr_status choose(opened *item, const tessera_choice *choice, tsr_error *
     return tessera_read_shards(shards, &item->host, item->files.names, &item->chosen.shards, err);
 }
 
-/* Opens the checkpoint that `files` (sorted by name, byte-wise) make, or what `choice` says of it. `store` is the number that tsr_read is given back. Returns a handle. Files that are not one checkpoint but may be ranks'
- * optimizer states are opened, too: whoever wants to know more is given the reason. */
+/* Opens the checkpoint that `files` make, or the one that `choice` selects. `files` are sorted by the bytes of their names.
+ * `store` is the number to pass to tsr_read. Returns a handle. Files that are not one checkpoint, but may be optimizer
+ * states of ranks, are opened too; calls that need a checkpoint then fail with the reason. */
 TSR_EXPORT(tessera_open)
 uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count, const tessera_choice *choice, tsr_error *err)
 {
@@ -162,7 +163,7 @@ uint32_t tessera_add_view(const tessera_view *view, uint32_t source, tsr_error *
     return tessera_add_handle(HANDLE_CHECKPOINT, item, free_opened, source, 0, err);
 }
 
-/* Whether the checkpoint can be listed: 1, or 0 with the reason. */
+/* Returns whether the checkpoint can be listed: 1, or 0 with the reason. */
 TSR_EXPORT(tessera_check) uint32_t tessera_check(uint32_t handle, tsr_error *err)
 {
     const opened *item = tessera_checkpoint_of(handle, err);
@@ -178,7 +179,8 @@ const tsr_entry *tessera_entry_of(const opened *item, uint32_t index, tsr_error 
     return NULL;
 }
 
-/* 1 + the number of an entry, or 0xffffffff where there is no such name; 0 with the reason where no checkpoint is open. */
+/* Returns 1 + the number of the entry, or 0xffffffff if there is no such name. Returns 0 with the reason if no checkpoint is
+ * open. */
 TSR_EXPORT(tessera_find) uint32_t tessera_find(uint32_t handle, const char *fqn, uint32_t fqn_size, tsr_error *err)
 {
     const opened *item = tessera_checkpoint_of(handle, err);
@@ -192,7 +194,7 @@ TSR_EXPORT(tessera_dtype_name) const char *tessera_dtype_name(uint32_t dtype)
     return tsr_dtype_describe(dtype < TSR_DTYPE_COUNT ? (tsr_dtype)dtype : TSR_DTYPE_NONE)->name;
 }
 
-/* Cause and cure of what a rule finds; empty for unknown ids. */
+/* Returns the explanation of a rule and how to fix what it finds; empty for unknown ids. */
 TSR_EXPORT(tessera_rule_help) const char *tessera_rule_help(const char *id)
 {
     const tsr_rule *rule = tsr_rule_find(id);

@@ -1,4 +1,4 @@
-/* tessera.optimizer/1: which state each parameter of the checkpoint's optimizers has. */
+/* Writes tessera.optimizer/1: which state each parameter has in the checkpoint's optimizers. */
 #include "handles.h"
 #include "tessera/sys/optim_states.h"
 

@@ -1,5 +1,5 @@
-/* Building: names are split at their dots, which is right for looking at them whatever the nesting of the container; a
- * table of (parent, component) finds the nodes, which are then put in depth-first order. */
+/* Builds outlines. Names are split at their dots, which is suitable for display whatever the nesting of the checkpoint. A
+ * hash table of (parent, component) finds the nodes, which are then put into depth-first order. */
 #include "filter.h"
 #include "outline.h"
 
@@ -11,13 +11,13 @@
 typedef struct draft {
     tsr_str name;
     uint32_t parent, entry;
-    uint32_t first, last, next; /* children; 0: none */
+    uint32_t first, last, next; /* children and next sibling; 0: none */
 } draft;
 
 typedef struct builder {
     outline *o;
     tsr_vec drafts;
-    uint32_t *table; /* draft numbers, 0: free */
+    uint32_t *table; /* numbers of drafts; 0: free */
     uint32_t mask;
     tsr_error *err;
 } builder;
@@ -44,7 +44,7 @@ static tsr_status grow(builder *b)
     return TSR_OK;
 }
 
-/* The child of that name, made when it is not there; 0 on failure. */
+/* Returns the child with this name, and makes it if there is none. Returns 0 on failure. */
 static uint32_t child(builder *b, uint32_t parent, tsr_str name)
 {
     if (b->drafts.count * 2 > b->mask && grow(b) != TSR_OK) return 0;
@@ -66,7 +66,7 @@ static uint32_t child(builder *b, uint32_t parent, tsr_str name)
     return number;
 }
 
-/* A name is its components, so two entries never meet in one node. */
+/* Two entries cannot share a node, because a node determines all components of the name. */
 static tsr_status add_entry(builder *b, uint32_t number)
 {
     const tsr_str fqn = tsr_checkpoint_catalog(b->o->checkpoint)->entries[number].fqn;
@@ -85,8 +85,8 @@ static tsr_status add_entry(builder *b, uint32_t number)
 
 static void place(outline *o, const draft *drafts)
 {
-    uint32_t at = 0, placed = 0; /* draft, and how many nodes there are */
-    uint32_t parent = 0;         /* node */
+    uint32_t at = 0, placed = 0; /* the current draft; the number of nodes so far */
+    uint32_t parent = 0;         /* the current node */
     for (;;) {
         const uint32_t own = placed++;
         const uint32_t depth = own ? o->nodes[parent].depth + 1 : 0;
@@ -99,7 +99,7 @@ static void place(outline *o, const draft *drafts)
             continue;
         }
         o->nodes[own].end = placed;
-        while (at && !drafts[at].next) { /* up to where a sibling follows */
+        while (at && !drafts[at].next) { /* go up to a node that has another sibling */
             at = drafts[at].parent;
             o->nodes[parent].end = placed;
             parent = o->nodes[parent].parent;
@@ -128,7 +128,7 @@ static void add_tensor(node *n, const tsr_entry *entry)
     for (uint32_t d = 0; d < entry->ndim; d++) n->form = mix(n->form, entry->shape[d]);
 }
 
-/* What differs from rank to rank counts as often as ranks hold it, as in the document of inspect. */
+/* Counts what differs between ranks once per rank that has it, like the document of inspect. */
 static void add_own(node *n, const tsr_entry *entry)
 {
     n->entries++;
@@ -154,7 +154,7 @@ static void add_up(outline *o)
     }
 }
 
-/* ---- runs of alike siblings ---- */
+/* ---- runs of similar siblings ---- */
 
 static bool is_number(tsr_str name)
 {
@@ -174,7 +174,7 @@ static void set_run(outline *o, uint32_t first, uint32_t end, uint32_t members)
     }
 }
 
-/* Runs among the children of `parent`; numbered children that are in none, beside a run, are odd. */
+/* Finds runs among the children of `parent`. If there are any, numbered children outside them are marked as odd. */
 static void find_runs(outline *o, uint32_t parent)
 {
     const uint32_t end = o->nodes[parent].end;
@@ -199,7 +199,7 @@ static void find_runs(outline *o, uint32_t parent)
         o->nodes[at].odd = !o->nodes[at].run && is_number(o->nodes[at].name);
 }
 
-/* Opens as many whole levels as fit a screen. */
+/* Opens as many complete levels as fit on a screen. */
 static void open_first_levels(outline *o)
 {
     enum { SCREEN = 40, DEEPEST = 12 };

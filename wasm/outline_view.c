@@ -1,4 +1,4 @@
-/* What JavaScript does with an outline: rows of what is visible, opening and closing, filtering, finding. */
+/* What JavaScript does with an outline: reads visible rows, opens, closes, filters and finds. */
 #include <stdlib.h>
 
 #include "handles.h"
@@ -12,7 +12,7 @@ static void free_outline(void *pointer)
     free(o);
 }
 
-/* Of all entries, or of those that are no tensors. */
+/* Makes an outline of all entries, or of those that are not tensors. Returns a handle. */
 TSR_EXPORT(tessera_outline) uint32_t tessera_outline(uint32_t handle, uint32_t objects_only, tsr_error *err)
 {
     const opened *item = tessera_checkpoint_of(handle, err);
@@ -32,14 +32,14 @@ TSR_EXPORT(tessera_outline) uint32_t tessera_outline(uint32_t handle, uint32_t o
     return tessera_add_handle(HANDLE_OUTLINE, o, free_outline, handle, 0, err);
 }
 
-/* How many rows are visible. */
+/* Returns the number of visible rows. */
 TSR_EXPORT(tessera_outline_count) uint32_t tessera_outline_count(uint32_t handle)
 {
     const outline *o = tessera_item_of(handle, HANDLE_OUTLINE, NULL);
     return o ? o->shown_count : 0;
 }
 
-enum { /* columns of a page of rows, each `count` numbers: first those of 32 bits, then those of 64 */
+enum { /* the columns of a page of rows, with `count` numbers each: first those of 32 bits, then those of 64 */
        ROW_NODE,
        ROW_ENTRY,
        ROW_NAME,
@@ -62,8 +62,8 @@ enum {
     STATE_FOLDED = 4,
     STATE_RUN = 8,
     STATE_ODD = 16,
-    STATE_KIND = 32 /* × 0 to 2 */,
-    STATE_LEVEL = 256 /* × 0 to 3 */
+    STATE_KIND = 32 /* times 0 to 2 */,
+    STATE_LEVEL = 256 /* times 0 to 3 */
 };
 
 static uint32_t pointer_of(const void *pointer)
@@ -102,8 +102,8 @@ static void put_row(const outline *o, uint32_t at, uint32_t *narrow, uint64_t *w
     wide[ROW_DTYPES * stride] = n->dtypes;
 }
 
-/* Visible rows [first, first + count) into columns of `count` numbers each: `narrow` has ROW_NARROW of them, `wide`
- * ROW_WIDE. Returns how many rows there were. Names and shapes are borrowed from the checkpoint. */
+/* Writes the visible rows [first, first + count) into columns of `count` numbers: ROW_NARROW columns in `narrow`, ROW_WIDE
+ * in `wide`. Returns the number of rows. Names and shapes are borrowed from the checkpoint. */
 TSR_EXPORT(tessera_outline_rows)
 uint32_t tessera_outline_rows(uint32_t handle, uint32_t first, uint32_t count, uint32_t *narrow, uint64_t *wide)
 {
@@ -122,7 +122,7 @@ static void set_open(outline *o, uint32_t at, uint8_t open)
     else o->nodes[at].open = open;
 }
 
-/* Acts on a node (or, for the last two, on everything below it); returns how many rows are visible then. */
+/* Acts on a node, or for the last two acts on everything below it. Returns the new number of visible rows. */
 TSR_EXPORT(tessera_outline_act) uint32_t tessera_outline_act(uint32_t handle, uint32_t at, uint32_t act)
 {
     outline *o = tessera_item_of(handle, HANDLE_OUTLINE, NULL);
@@ -130,7 +130,7 @@ TSR_EXPORT(tessera_outline_act) uint32_t tessera_outline_act(uint32_t handle, ui
     if (act <= ACT_OPEN) {
         set_open(o, at, (uint8_t)act);
         while (act == ACT_OPEN && o->nodes[at].end > at + 1 && o->nodes[at + 1].end == o->nodes[at].end)
-            set_open(o, ++at, 1); /* only children */
+            set_open(o, ++at, 1); /* open chains of only children, too */
     } else if (act <= ACT_UNFOLD) {
         o->nodes[at].unfolded = act == ACT_UNFOLD;
     } else {
@@ -140,7 +140,8 @@ TSR_EXPORT(tessera_outline_act) uint32_t tessera_outline_act(uint32_t handle, ui
     return o->shown_count;
 }
 
-/* Shows entries that the filter keeps, and what they are in; an empty filter shows all. Returns 1 + how many entries. */
+/* Shows only entries that the filter keeps, and their parents; an empty filter shows all. Returns 1 + the number of entries
+ * kept. */
 TSR_EXPORT(tessera_outline_filter)
 uint32_t tessera_outline_filter(uint32_t handle, const char *text, uint32_t size, tsr_error *err)
 {
@@ -153,7 +154,7 @@ uint32_t tessera_outline_filter(uint32_t handle, const char *text, uint32_t size
     for (uint32_t i = o->count; i-- > 0;) {
         node *n = &o->nodes[i];
         const bool keeps = n->entry != NO_ENTRY && tessera_filter_keeps(&f, catalog, &catalog->entries[n->entry]);
-        bool below = false; /* set by children, which come later in the order and so were seen before */
+        bool below = false; /* children have higher numbers, so they were visited before */
         kept += keeps;
         n->open_filtered = 1;
         for (uint32_t c = i + 1; c < n->end && !below; c = o->nodes[c].end) below = o->nodes[c].matches;
@@ -163,7 +164,7 @@ uint32_t tessera_outline_filter(uint32_t handle, const char *text, uint32_t size
     return kept + 1;
 }
 
-/* Opens what an entry is in; returns 1 + the number of its visible row, or 0 when the filter hides it. */
+/* Opens the parents of an entry. Returns 1 + the number of its row, or 0 if the filter hides it. */
 TSR_EXPORT(tessera_outline_reveal) uint32_t tessera_outline_reveal(uint32_t handle, uint32_t entry)
 {
     outline *o = tessera_item_of(handle, HANDLE_OUTLINE, NULL);
@@ -184,7 +185,7 @@ TSR_EXPORT(tessera_outline_reveal) uint32_t tessera_outline_reveal(uint32_t hand
     return low < o->shown_count && o->shown[low] == own ? low + 1 : 0;
 }
 
-/* A finding of level 1 (note) to 3 (error) about an entry: marks it and what it is in. */
+/* Marks an entry and its parents with the level of a finding, from 1 (note) to 3 (error). */
 TSR_EXPORT(tessera_outline_mark) void tessera_outline_mark(uint32_t handle, uint32_t entry, uint32_t level)
 {
     outline *o = tessera_item_of(handle, HANDLE_OUTLINE, NULL);

@@ -1,9 +1,9 @@
-/* What the second file gives to the first when it is loaded. */
+/* Connects the second file to the first when it is loaded. */
 #include "handles.h"
 #include "platform/lent.h"
 #include "tessera/document_read.h"
 
-/* What --shards takes: a document, which is in braces, or the name of a built-in map. */
+/* Reads the value of --shards: a document, which begins with a brace, or the name of a built-in map. */
 static tsr_status read_shards(tsr_str given, const tsr_host *host, tsr_arena *arena, const tsr_shards **out, tsr_error *err)
 {
     tsr_shards *read;
@@ -20,7 +20,7 @@ static tsr_status read_shards(tsr_str given, const tsr_host *host, tsr_arena *ar
     return read ? tsr_shards_read(given, host, arena, read, err) : TSR_E_NOMEM;
 }
 
-/* Called once when the second file is loaded. */
+/* JavaScript calls this once after loading the second file. */
 TSR_EXPORT(tessera_prepare) void tessera_prepare(void)
 {
     tessera_lent = (tsr_host){.crc32 = tessera_crc32, .sha256 = &tessera_sha256, .xxh3 = &tessera_xxh3, .zstd = &tessera_zstd};

@@ -1,4 +1,4 @@
-/* The options of calls. */
+/* Reads the options of calls. */
 #include "request.h"
 
 #include "tessera/glob.h"

@@ -1,4 +1,4 @@
-/* Memory, errors, handles and stores of the module; see shim.h. */
+/* The module's memory, errors, handles and stores; see shim.h. */
 #include "shim.h"
 
 #include <stdlib.h>
@@ -31,7 +31,7 @@ TSR_EXPORT(tessera_error_position) uint64_t tessera_error_position(const tsr_err
 {
     return err->byte_position;
 }
-/* ---- handles: a slot number + 1 in the low half, above it how often the slot was used before ---- */
+/* ---- handles: slot number + 1 in the low half, the number of earlier uses of the slot in the high half ---- */
 
 enum { MOST_SLOTS = 0xffff };
 
@@ -61,7 +61,7 @@ static slot *free_slot(tsr_error *err)
     return &slots[slot_count++];
 }
 
-/* NULL: nothing is open under that number. */
+/* Returns NULL if the handle is not open. */
 static slot *slot_of(uint32_t handle)
 {
     const uint32_t number = handle & MOST_SLOTS;
@@ -108,7 +108,7 @@ static void release_slot(slot *s)
     *s = (slot){.uses = (uint16_t)(s->uses + 1)};
 }
 
-/* Something that was made from `handle`, or NULL. */
+/* Returns something that was made from `handle`, or NULL. */
 static slot *made_from(uint32_t handle)
 {
     for (uint32_t i = 0; i < slot_count; i++)
@@ -116,8 +116,7 @@ static slot *made_from(uint32_t handle)
     return NULL;
 }
 
-/* Closes a thing of any kind, and before it what was made from it, what was made from that, and so on. Unknown handles are
- * left alone. */
+/* Closes anything that is open, after closing everything made from it, recursively. Unknown handles are ignored. */
 TSR_EXPORT(tessera_close) void tessera_close(uint32_t handle)
 {
     slot *closing = slot_of(handle);

@@ -1,13 +1,14 @@
-/* The module's boundary: what JavaScript calls, and the functions it lends (sink.h and reals.c have the others).
+/* The boundary of the module: the functions that JavaScript calls, and those that it provides (sink.h and reals.c have the
+ * others).
  *
  *   page/worker/Node ── tessera_*() ──▶ shim ── core/include ──▶ core
  *                    ◀── tsr_read() ──
  *
- * Things that are opened are known by u32 handles; a stale or foreign number, or one of another kind, is refused. Closing a
- * checkpoint closes what was made from it. Every function that can fail takes a tsr_error that the caller allocated
- * (tessera_error_size bytes, zeroed) and returns 0 on failure unless it says otherwise. Pointers are u32 offsets into the
- * memory; file sizes and offsets are 64 bits. instance.js next to this file is the caller. The module comes in two files
- * (CMakeLists.txt) that share memory and handles; the second is loaded on demand. */
+ * Everything that is open has a u32 handle. A handle that is stale, unknown, or of another kind is rejected. Closing a
+ * checkpoint also closes everything made from it. Every function that can fail receives a tsr_error that the caller
+ * allocated (tessera_error_size bytes, zeroed), and returns 0 on failure unless stated otherwise. Pointers are u32 offsets
+ * into the memory; file sizes and offsets have 64 bits. instance.js calls these functions. The module consists of two files
+ * (CMakeLists.txt) that share memory and handles; the second one is loaded on demand. */
 #ifndef TSR_WASM_SHIM_H
 #define TSR_WASM_SHIM_H
 
@@ -15,17 +16,17 @@
 #include "tessera/checkpoint.h"
 #include "tessera/sys/slice.h"
 
-#define TSR_EXPORT(name) __attribute__((visibility("default"))) /* what is exported is in exports*.txt */
-#pragma clang diagnostic ignored "-Wmissing-prototypes" /* exports are called from JavaScript only */
+#define TSR_EXPORT(name) __attribute__((visibility("default"))) /* exports*.txt list the exports */
+#pragma clang diagnostic ignored "-Wmissing-prototypes" /* only JavaScript calls exports */
 
-/* The host's: fills [pointer, pointer + size) from `file` of the store `store`; 0 when it could. A read is at most
- * TESSERA_READ_BYTES, so that the host can tell how far a long one is. */
+/* Provided by the host: reads [offset, offset + size) of `file` in the store `store` into `pointer`. Returns 0 on success. A
+ * read has at most TESSERA_READ_BYTES, so that the host can report the progress of long ones. */
 #define TESSERA_READ_BYTES ((size_t)4 << 20)
 __attribute__((import_module("env"), import_name("tsr_read"))) extern uint32_t tsr_read(uint32_t store, uint32_t file,
                                                                                         uint64_t offset, void *pointer,
                                                                                         uint32_t size);
 
-/* One file of a store as JavaScript lays it down: 16 bytes each. */
+/* A file of a store, as JavaScript passes it: 16 bytes. */
 typedef struct tessera_file {
     uint32_t name; /* pointer to UTF-8 */
     uint32_t name_size;
@@ -37,16 +38,16 @@ typedef struct tessera_text {
     uint32_t size;
 } tessera_text;
 
-/* Which checkpoint the files stand for, where that is not all of them. A text whose pointer is 0 was not given; each has a NUL
- * behind it. */
+/* Selects the checkpoint if it is not made of all files. Every text ends with a NUL that is not counted; a text whose
+ * pointer is 0 was not given. */
 typedef struct tessera_choice {
-    uint32_t primary; /* the file that the user named, or ≥ the number of files */
-    uint32_t is_remote; /* a read of a file is a request */
+    uint32_t primary; /* the file that the user named; if too large, none */
+    uint32_t is_remote; /* each read is a request */
     tessera_text part, step;
-    tessera_text shards; /* a built-in map's name, or a tessera.shards/1 document; needs the second file */
+    tessera_text shards; /* the name of a built-in map, or a tessera.shards/1 document; needs the second file */
 } tessera_choice;
 
-/* The options of an optimizer conversion as JavaScript lays them down: 56 bytes. A text whose pointer is 0 was not given. */
+/* The options of an optimizer conversion, as JavaScript passes them: 56 bytes. A text whose pointer is 0 was not given. */
 enum {
     TESSERA_OPTIM_SHARDED = 1,
     TESSERA_OPTIM_HAS_WORLD_SIZE = 2,
@@ -54,7 +55,7 @@ enum {
     TESSERA_OPTIM_ALLOW_EXPANSION = 8
 };
 typedef struct tessera_optim_options {
-    uint32_t action; /* pointer to its name, with a NUL behind it */
+    uint32_t action; /* pointer to its name, which ends with a NUL */
     uint32_t flags;
     uint32_t modules, modules_size;
     uint32_t flat_params, flat_params_size;
@@ -63,19 +64,21 @@ typedef struct tessera_optim_options {
     uint64_t world_size, rank;
 } tessera_optim_options;
 
-/* A part of a tensor, which tessera_part_of fills in: 32 bytes, then the slice. */
+/* A part of a tensor, set by tessera_part_of: 32 bytes, followed by the slice. */
 typedef struct tessera_part {
     uint32_t entry, dtype, ndim;
-    uint32_t whole; /* 0: a slice; 2: elements are smaller than bytes, and the tensor can only be read in one piece */
-    uint32_t unit;  /* bytes */
-    uint64_t count; /* of units: elements, or bytes where elements are smaller */
+    /* 0: a slice; 1: the whole tensor; 2: the elements are smaller than bytes, so the tensor can only be read in one
+     * piece */
+    uint32_t whole;
+    uint32_t unit;  /* in bytes */
+    uint64_t count; /* in units: elements, or bytes if elements are smaller */
     tsr_slice slice;
 } tessera_part;
 
-/* Of tessera_diff. */
+/* The flags of tessera_diff. */
 enum { TESSERA_DIFF_LAYOUT = 1, TESSERA_DIFF_CANONICAL = 2, TESSERA_DIFF_TOLERANT = 4 };
 
-/* What a step of a job says: 0 is an error. */
+/* The results of a step of a job; 0 is an error. */
 enum { TESSERA_MORE = 1, TESSERA_DONE = 2 };
 
 #endif

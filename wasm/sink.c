@@ -3,8 +3,8 @@
 #define MARKER_DCP   TSR_STR(".metadata")
 #define MARKER_INDEX TSR_STR("model.safetensors.index.json")
 
-/* The host's: a file of `size` bytes (0: not known yet), and bytes of it; 0 when it could. `marker`: the file whose presence
- * makes the checkpoint complete. */
+/* Provided by the host: create a file of `size` bytes (0: not yet known), and write bytes to it. They return 0 on success.
+ * `marker` is set for the file whose presence makes the checkpoint complete. */
 __attribute__((import_module("env"), import_name("tsr_create"))) extern uint32_t
 tsr_create(uint32_t sink, uint32_t file, const void *name, uint32_t name_size, uint64_t size, uint32_t marker);
 __attribute__((import_module("env"), import_name("tsr_write"))) extern uint32_t

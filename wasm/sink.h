@@ -6,12 +6,12 @@
 #include "tessera/output.h"
 
 typedef struct host_sink {
-    tsr_output output; /* first: the output's functions cast back */
-    uint32_t number;   /* that tsr_create and tsr_write are given back */
+    tsr_output output; /* must be first, because the output's functions cast back */
+    uint32_t number;   /* the number to pass to tsr_create and tsr_write */
     uint32_t files;
 } host_sink;
 
-/* Needs no closing: what was written, and what becomes of it, is the host's. */
+/* Makes the output. It need not be closed: the host owns what was written. */
 host_sink tessera_host_sink(uint32_t number);
 
 #endif

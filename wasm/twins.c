@@ -1,4 +1,5 @@
-/* Tensors that hold equal bytes, found by digests in steps: a job. Only tensors of a size that another has too are read. */
+/* Finds tensors with equal bytes by their digests, in steps. Only tensors that have the same size as another one are
+ * read. */
 #include <stdlib.h>
 
 #include "handles.h"
@@ -14,7 +15,7 @@ typedef struct twin {
 typedef struct twins {
     opened *item;
     tsr_ring *ring;
-    tsr_vec list; /* of twin: candidates, by size */
+    tsr_vec list; /* of twin: the candidates, largest first */
     size_t next;
 } twins;
 
@@ -46,7 +47,7 @@ static bool same_bytes(const twin *a, const twin *b)
     return a->bytes == b->bytes && memcmp(a->digest.bytes, b->digest.bytes, a->digest.size) == 0;
 }
 
-/* A tensor whose elements repeat stored ones so often that reading it would not end. */
+/* Sets *yes to whether the tensor's elements repeat stored ones so often that reading it would practically never end. */
 static tsr_status is_endless(twins *t, const tsr_entry *entry, bool *yes, tsr_error *err)
 {
     tsr_repeats repeats;
@@ -76,7 +77,7 @@ static tsr_status list_candidates(twins *t, tsr_error *err)
     size_t kept = 0;
     if (!count) return TSR_OK;
     qsort(list, count, sizeof *list, by_size);
-    bool before = false; /* the one before, which may have been overwritten, has this size */
+    bool before = false; /* the previous one has this size; its place may have been overwritten */
     for (size_t i = 0; i < count; i++) {
         const bool after = i + 1 < count && list[i].bytes == list[i + 1].bytes;
         if (before || after) list[kept++] = list[i];
@@ -103,7 +104,7 @@ TSR_EXPORT(tessera_twins) uint32_t tessera_twins(uint32_t handle, tsr_error *err
     return tessera_add_handle(HANDLE_TWINS, t, free_twins, handle, 0, err);
 }
 
-/* Reads the next candidate: TESSERA_MORE or TESSERA_DONE. */
+/* Reads the next candidate. Returns TESSERA_MORE or TESSERA_DONE. */
 TSR_EXPORT(tessera_twins_step) uint32_t tessera_twins_step(uint32_t handle, tsr_error *err)
 {
     twins *t = tessera_item_of(handle, HANDLE_TWINS, err);
@@ -149,7 +150,7 @@ static tsr_status write_twins(void *ctx, tsr_json *json, tsr_error *err)
     return json->status;
 }
 
-/* tessera.twins/1 when all steps were done: groups of tensors with equal bytes, largest first. */
+/* Returns tessera.twins/1 after the last step: groups of tensors with equal bytes, largest first. */
 TSR_EXPORT(tessera_twins_document) document *tessera_twins_document(uint32_t handle, tsr_error *err)
 {
     twins *t = tessera_item_of(handle, HANDLE_TWINS, err);

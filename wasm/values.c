@@ -1,4 +1,4 @@
-/* The values of a tensor or of a slice of it, in pieces. */
+/* Reads the values of a tensor, or of a slice of it, in pieces. */
 #include "handles.h"
 #include "tessera/read.h"
 #include "tessera/sys/box.h"
@@ -34,11 +34,12 @@ static tsr_status measure(const tsr_entry *entry, bool whole, tessera_part *out,
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                          "%s elements are not byte-aligned, so they cannot be sliced; leave the slice out",
                          tsr_dtype_describe(entry->dtype)->name);
-    tsr_box_volume((tsr_box){entry->ndim, NULL, out->slice.sizes}, &out->count); /* no more than the tensor has */
+    tsr_box_volume((tsr_box){entry->ndim, NULL, out->slice.sizes}, &out->count); /* at most as many as the tensor has */
     return TSR_OK;
 }
 
-/* What `slice` (text between brackets; NULL: all) is of the tensor with a name. Returns 1. */
+/* Sets *out to the part of a tensor that `slice` selects: the text between brackets, or NULL for the whole tensor. Returns
+ * 1. */
 TSR_EXPORT(tessera_part_of)
 uint32_t tessera_part_of(uint32_t handle, const char *fqn, uint32_t fqn_size, const char *slice, uint32_t slice_size,
                          tessera_part *out, tsr_error *err)
@@ -55,7 +56,7 @@ uint32_t tessera_part_of(uint32_t handle, const char *fqn, uint32_t fqn_size, co
     return status == TSR_OK;
 }
 
-/* Units [first, first + count) of a part in row-major order. Returns 1. */
+/* Reads units [first, first + count) of a part in row-major order. Returns 1. */
 TSR_EXPORT(tessera_read)
 uint32_t tessera_read(uint32_t handle, const tessera_part *part, uint64_t first, uint32_t count, void *pointer, tsr_error *err)
 {

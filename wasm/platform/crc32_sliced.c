@@ -1,5 +1,6 @@
-/* CRC-32 sixteen bytes a step. Core's own makes its tables for every call and is built for size; a deep check and a conversion spend
- * most of their time in it, since a module can reach no instruction for CRCs. The tables cost nothing until they are made. */
+/* Computes CRC-32 sixteen bytes at a time. Core's own function makes its tables in every call and is built for size, but a
+ * deep check and a conversion spend most of their time in it, because WebAssembly has no CRC instructions. The tables take
+ * no space in the module. */
 #include <string.h>
 
 #include "platform/lent.h"
@@ -20,7 +21,7 @@ static void make_table(void)
         for (int b = 0; b < 256; b++) table[k][b] = table[0][table[k - 1][b] & 0xff] ^ (table[k - 1][b] >> 8);
 }
 
-/* Of four bytes that `zeros` more bytes follow. */
+/* The CRC of four bytes that are followed by `zeros` zero bytes. */
 static inline __attribute__((always_inline)) uint32_t part(uint32_t word, int zeros)
 {
     return table[zeros + 3][word & 0xff] ^ table[zeros + 2][(word >> 8) & 0xff] ^ table[zeros + 1][(word >> 16) & 0xff] ^

@@ -1,4 +1,4 @@
-/* What the second file lends the host; each in the file of its name. */
+/* What the second file adds to the host. Each is in the file with its name. */
 #ifndef TSR_WASM_LENT_H
 #define TSR_WASM_LENT_H
 

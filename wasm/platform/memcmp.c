@@ -1,5 +1,5 @@
-/* memcmp eight bytes at a time, in place of the C library's, which goes byte by byte where it is built for size: a comparison of
- * values is little else. */
+/* Compares eight bytes at a time, and replaces the C library's memcmp, which compares single bytes if it is built for size.
+ * A comparison of values spends most of its time here. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

@@ -1,5 +1,6 @@
-/* Floating-point numbers as text, by JavaScript, which reads and prints them exactly: with the C library's printf and strtod, which
- * compute in 128 bits, the module would be 9 KB larger. Its formats have none (tessera/sys/number_text.h). */
+/* Prints and parses floating-point numbers in JavaScript, which does so exactly. The C library's printf and strtod compute
+ * in 128 bits and would make the module 9 KB larger. Its printf formats therefore support no such numbers
+ * (tessera/sys/number_text.h). */
 #include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -9,9 +10,11 @@
 
 #include "tessera/sys/number_text.h"
 
-/* The host's: prints a finite number that is not negative as "%.*g" does, to at most TSR_REAL_TEXT bytes; their number. */
+/* Provided by the host: prints a finite number that is not negative as "%.*g" does, with at most TSR_REAL_TEXT bytes.
+ * Returns their number. */
 __attribute__((import_module("env"), import_name("tsr_print_real"))) extern uint32_t tsr_print_real(double value, uint32_t digits, char *out);
-/* The host's: reads the number that `text` of `size` bytes begins with; *used is how long it is, 0 where there is none. */
+/* Provided by the host: parses the number at the beginning of `text`, which has `size` bytes. *used becomes its length, 0 if
+ * there is none. */
 __attribute__((import_module("env"), import_name("tsr_parse_real"))) extern double tsr_parse_real(const char *text, uint32_t size, uint32_t *used);
 
 const char *tsr_real_text(double value, int digits, char out[TSR_REAL_TEXT])
@@ -23,7 +26,7 @@ const char *tsr_real_text(double value, int digits, char out[TSR_REAL_TEXT])
     return out;
 }
 
-/* In place of the C library's, for core and cJSON. */
+/* Replaces the C library's function, for core and cJSON. */
 double strtod(const char *restrict text, char **restrict end)
 {
     uint32_t used;
@@ -32,7 +35,7 @@ double strtod(const char *restrict text, char **restrict end)
     return value;
 }
 
-/* What the C library's vsnprintf calls in place of vfprintf (CMakeLists.txt): the same without %g. */
+/* The C library's vsnprintf calls this instead of vfprintf (CMakeLists.txt). It does the same, except that it has no %g. */
 int __wrap_vfprintf(FILE *restrict file, const char *restrict format, va_list arguments);
 int vfiprintf(FILE *restrict file, const char *restrict format, va_list arguments);
 int __wrap_vfprintf(FILE *restrict file, const char *restrict format, va_list arguments)

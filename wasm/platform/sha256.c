@@ -1,4 +1,4 @@
-/* SHA-256 (FIPS 180-4), for documents that carry digests. */
+/* SHA-256 (FIPS 180-4), for documents with digests. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@ enum { BLOCK = 64, LENGTH_AT = 56 };
 typedef struct sha256 {
     uint32_t hash[8];
     uint64_t bytes;
-    size_t used; /* of `block` */
+    size_t used; /* bytes in `block` */
     uint8_t block[BLOCK];
 } sha256;
 

@@ -1,4 +1,5 @@
-/* XXH3-128 for documents that carry digests, and for finding equal tensors. The library is one header, inlined here. */
+/* XXH3-128, for documents with digests and for finding equal tensors. The library is a single header, which is inlined
+ * here. */
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

@@ -1,4 +1,4 @@
-/* Items compressed by stream.zstd/1, through zstd's own decoder. */
+/* Decompresses items of stream.zstd/1 with zstd's own decoder. */
 #include <zstd.h>
 
 #include "platform/lent.h"
