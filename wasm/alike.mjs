@@ -1,9 +1,9 @@
-/** In which order functions are stored, for gzip: it repeats only what is among the last 32 KiB. */
+/** Chooses the order in which functions are stored, for gzip, which repeats only what is among the last 32 KiB. */
 
 const SEEN = 32768;
-const RUN = 6; // bytes that are worth repeating
+const RUN = 6; // the number of bytes that are worth repeating
 
-/** The runs of RUN bytes in a function, each once, as numbers. */
+/** Returns a hash of each different run of RUN bytes in a function. */
 function runsOf(body) {
   const runs = new Set();
   for (let i = 0; i + RUN <= body.length; i++) {
@@ -14,8 +14,8 @@ function runsOf(body) {
   return [...runs];
 }
 
-/** The numbers of `bodies` in an order that begins with `first`. Next comes the function that has, for its size, the most runs in
- *  common with the bytes that gzip still sees then. */
+/** Orders `bodies`, and returns their indices. The order begins with `first`. Next comes the function that, for its size,
+ *  has the most runs in common with the bytes that gzip still remembers then. */
 export function nearAlike(bodies, first) {
   const runs = bodies.map(runsOf), owners = new Map(), seen = new Map(), common = new Float64Array(bodies.length);
   runs.forEach((list, i) => list.forEach((run) => (owners.get(run) ?? owners.set(run, []).get(run)).push(i)));

@@ -1,20 +1,20 @@
-/** Conversions: the module's steps in turns with what the sink does. */
+/** Conversions: alternates the module's steps and the work of the sink. */
 
 const MORE = 1;
 
-/** Lets other tasks run, such as the one that aborts. */
+/** Lets other tasks run, such as one that aborts. */
 const turn = () => new Promise((resolve) => setTimeout(resolve));
 
-/** What the module calls in the name of a sink. The marker is held back until every other file is finished. */
+/** The functions of a sink that the module calls. The marker is held back until every other file is finished. */
 class SinkCalls {
   #sink;
-  #files = []; // by the module's number
+  #files = []; // by the module's number of a file
   #byName = new Map();
   #pending = [];
 
   constructor(sink) { this.#sink = sink; }
 
-  /** A file may be announced before it is written: then it has two numbers. */
+  /** A file may be announced before it is written. It then has two numbers. */
   create(number, name, size, isMarker) {
     let file = this.#byName.get(name);
     if (!file) {
@@ -34,7 +34,7 @@ class SinkCalls {
   async settle() {
     const pending = this.#pending;
     this.#pending = [];
-    const failed = (await Promise.allSettled(pending)).find(({ status }) => status === "rejected"); // nothing is under way after it
+    const failed = (await Promise.allSettled(pending)).find(({ status }) => status === "rejected"); // after this no call is in progress
     if (failed) throw failed.reason;
   }
 
@@ -66,7 +66,7 @@ async function takeSteps(m, job, calls, { signal, onProgress }) {
   signal?.throwIfAborted();
 }
 
-/** Carries out convert or reshard: `pairs` are the core's options. Gives tessera.convert/1. */
+/** Performs convert or reshard. `pairs` are the options for the core. Returns tessera.convert/1. */
 export async function convertInto(m, handle, { reshards, pairs, signal, onProgress }, sink) {
   m.needsPrepared();
   const number = m.nextNumber++, calls = new SinkCalls(sink), started = Date.now();
@@ -80,7 +80,7 @@ export async function convertInto(m, handle, { reshards, pairs, signal, onProgre
     return JSON.parse(result);
   } catch (e) {
     await calls.settle().catch(() => {});
-    await Promise.resolve().then(() => sink.abort?.(e)).catch(() => {}); // what went wrong first is what is thrown
+    await Promise.resolve().then(() => sink.abort?.(e)).catch(() => {}); // the first error is the one to throw
     throw e;
   } finally {
     m.x.tessera_close(job);

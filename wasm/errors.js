@@ -1,4 +1,4 @@
-/** What the core refused, with its status word and the byte where there is one. */
+/** An error of the core, with the name of its status and the byte position, if there is one. */
 export class TesseraError extends Error {
   constructor(message, status, position) {
     super(message);

@@ -1,4 +1,5 @@
-/** The module in memory, and the only caller of its functions: strings over pointers, errors, files, sinks. */
+/** A loaded module. Only this file calls the module's functions: it converts strings and errors, and provides files and
+ *  sinks. */
 
 import { TesseraError } from "./errors.js";
 import { documentText } from "./options.js";
@@ -10,7 +11,7 @@ const NO_POSITION = 0xffffffffffffffffn;
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // a name may begin with U+FEFF
 
-/** A source file whose `read` gives a promise, which the module cannot wait for. */
+/** A source file whose `read` returns a promise, for which the module cannot wait. */
 class AsyncRead extends TypeError {
   constructor(name) {
     super(`read of '${name}' returns a promise; it must fill the array before it returns`);
@@ -18,7 +19,7 @@ class AsyncRead extends TypeError {
   }
 }
 
-/** An error that the host's own function threw, and that goes to the caller as it is. */
+/** An error that a function of the host threw. It is passed on unchanged to the caller. */
 class HostFailure {
   constructor(error) { this.error = error; }
 }
@@ -37,7 +38,7 @@ export class Instance {
     this.errorSize = this.x.tessera_error_size();
   }
 
-  /** What the module calls to read a file. */
+  /** The module calls this to read a file. */
   read(store, file, offset, pointer, size) {
     try {
       const source = this.stores.get(store)[file];
@@ -53,7 +54,7 @@ export class Instance {
     }
   }
 
-  /** What the module calls to write: the sink of a conversion. Once it has failed it is not called again. */
+  /** The module calls this to write to the sink of a conversion. After a failure the sink is not called again. */
   toSink(number, act) {
     if (this.cause instanceof HostFailure) return 1;
     try {
@@ -77,7 +78,7 @@ export class Instance {
     return decoder.decode(bytes.slice(from, size === undefined ? bytes.indexOf(0, from) : from + (size >>> 0)));
   }
 
-  /** Zeroed memory, until tessera_release. */
+  /** Returns the address of zeroed memory, to be released with tessera_release. */
   room(size) {
     const pointer = this.x.tessera_alloc(size) >>> 0;
     if (!pointer) throw new TesseraError("out of memory", "out of memory", undefined);
@@ -90,7 +91,7 @@ export class Instance {
     return pointer;
   }
 
-  /** Calls with the place of an array's bytes, and frees them. */
+  /** Calls `call` with the address of a copy of the array's bytes, which is freed afterwards. */
   withBytes(array, call) {
     const pointer = this.put(new Uint8Array(array.buffer));
     try {
@@ -100,7 +101,8 @@ export class Instance {
     }
   }
 
-  /** Calls with texts laid down as (pointer, size) pairs, each with a NUL behind it, and frees them. */
+  /** Calls `call` with copies of texts in the module's memory, as (pointer, size) pairs, each with a NUL at the end. They
+   *  are freed afterwards. */
   withTexts(texts, call) {
     const pointers = [];
     try {
@@ -115,12 +117,12 @@ export class Instance {
     }
   }
 
-  /** Calls with a table of such pairs: (pointer, number of texts). */
+  /** Calls `call` with the address of a table of such pairs and the number of texts. */
   withTable(texts, call) {
     return this.withTexts(texts, (placed) => this.withBytes(Uint32Array.from(placed), (table) => call([table, texts.length])));
   }
 
-  /** Calls with an error behind the arguments; 0 is thrown as what it says. */
+  /** Calls `call` with the address of an error. If it returns 0, throws that error. */
   checked(call) {
     const err = this.room(this.errorSize);
     this.cause = undefined;
@@ -137,7 +139,8 @@ export class Instance {
     }
   }
 
-  /** Opens files, which are laid down as a sorted table: { handle, number }. They stay registered under the number. */
+  /** Opens files, which are passed as a sorted table. Returns { handle, number }. The files stay registered under the
+   *  number. */
   open(files, { primary, part, step, shards }) {
     const listing = sorted(files), number = this.nextNumber++;
     const names = listing.map((f) => this.put(f.key));
@@ -173,7 +176,7 @@ export class Instance {
   }
 }
 
-/** Sorted by name, byte by byte, as the module wants them. */
+/** Sorts files by the bytes of their names, as the module requires. */
 function sorted(files) {
   const keyed = files.map((file) => ({ file, key: encoder.encode(file.name) }));
   keyed.sort((a, b) => {
@@ -192,7 +195,7 @@ async function compiled(source) {
   return WebAssembly.compile(await response.arrayBuffer());
 }
 
-/** What no build of ours calls: system calls of the C library, and functions of the second file before it is there. */
+/** Functions that no build calls: system calls of the C library, and functions of the second file before it is loaded. */
 function absent(module, about) {
   const imports = WebAssembly.Module.imports(module).filter((i) => i.module === about.module && i.kind === "function");
   return Object.fromEntries(imports.map((i) => [i.name, () => { throw new Error(`the module called ${i.name} of ${about.words}`); }]));
@@ -225,7 +228,7 @@ export async function instantiated(source) {
   return instance;
 }
 
-/** Loads the second file into an instance, once: it shares the memory, and puts its functions into the table. */
+/** Loads the second file into an instance, once. It shares the memory, and puts its functions into the table. */
 export function prepared(instance, source) {
   const load = async () => {
     await WebAssembly.instantiate(await compiled(source), { primary: instance.x, env: instance.env });

@@ -1,18 +1,19 @@
 import type { Sink, SourceFile, Tessera } from "./tessera.js";
 
-/** The module of the package, loaded and ready: no `prepare` is needed. */
+/** Loads both files of the module, so `prepare` is not needed. */
 export function load(): Promise<Tessera>;
 
-/** The files of a directory and of those below it, or one file, for `Tessera.open(files, options)`. With a file that stands for a set
- *  (an index, .metadata) come the files next to it. A read of a file that changed since then throws. */
+/** Lists the files of a directory and of the directories below it, or one file, for `Tessera.open(files, options)`. For a
+ *  file that represents a set (an index, .metadata), the files next to it are listed too. Reading a file that has changed
+ *  since then throws. */
 export function filesOf(target: string): {
   readonly files: SourceFile[];
   readonly options: { primary?: string };
-  /** Closes the descriptors that were opened on the way. */
+  /** Closes the descriptors that were opened. */
   close(): void;
 };
 
-/** A sink that writes a directory or a file on the disk: next to its place first, then synced and renamed, so that it is there
- *  completely or not at all. Refuses an existing destination unless `overwrite`, which keeps files that are not part of the old
- *  checkpoint. */
+/** Makes a sink that writes a directory or a file to disk. It is first written next to its destination, then synced and
+ *  renamed, so that it appears completely or not at all. An existing destination is rejected unless `overwrite` is set,
+ *  which keeps files that are not part of the old checkpoint. */
 export function sinkOf(target: string, options?: { overwrite?: boolean | undefined }): Sink;

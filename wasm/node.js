@@ -1,4 +1,4 @@
-/** The module, and files of the disk, under Node. */
+/** Loads the module and reads files from disk, in Node. */
 import fs from "node:fs";
 import path from "node:path";
 import { Tessera } from "./tessera.js";
@@ -7,7 +7,7 @@ export { sinkOf } from "./sink.js";
 
 const moduleBytes = (name) => fs.readFileSync(new URL(name, import.meta.url));
 
-/** The module next to this file, loaded and ready. */
+/** Loads both files of the module, which are next to this file. */
 export async function load() {
   const tessera = await Tessera.load(moduleBytes("tessera.wasm"));
   await tessera.prepare(moduleBytes("tessera-writers.wasm"));
@@ -16,7 +16,8 @@ export async function load() {
 
 const MOST_OPEN = 256;
 
-/** A file of a listing. `open` are the files of the listing that have a descriptor, the one that was opened first in front. */
+/** A file of a listing. `open` has the files of the listing that have a descriptor; the one that was opened first comes
+ *  first. */
 class DiskFile {
   #fd;
   #open;
@@ -48,7 +49,7 @@ class DiskFile {
     return (this.#fd = fs.openSync(this.at, "r"));
   }
 
-  /** What was read before and what is read now would be of two files. */
+  /** Throws if the file has changed, because earlier and later reads would otherwise come from different contents. */
   #refuseChanged(fd) {
     const now = fs.fstatSync(fd, { bigint: true });
     if (Object.entries(this.then).some(([key, value]) => now[key] !== value)) throw new Error(`${this.at} changed after it was listed (from ${this.size} to ${now.size} bytes)`);
@@ -61,7 +62,7 @@ class DiskFile {
   }
 }
 
-const PASSED_OVER = ["ENOENT", "ELOOP", "ENOTDIR", "EACCES"]; // a dangling link, something gone by now, or not for this user
+const PASSED_OVER = ["ENOENT", "ELOOP", "ENOTDIR", "EACCES"]; // a dangling link, a file that is gone, or is not for this user
 
 function unlessPassedOver(act, otherwise) {
   try {
@@ -72,14 +73,15 @@ function unlessPassedOver(act, otherwise) {
   }
 }
 
-/* What an output that is being written consists of has such a name; it belongs to no checkpoint. */
+/* Files of an output that is being written have such names. They belong to no checkpoint. */
 const entriesOf = (folder) => fs.readdirSync(folder, { withFileTypes: true }).filter((e) => !e.name.includes(".tessera-"));
 
-const LEVELS_BELOW = 6; // checkpoints up to three levels down, and what such a checkpoint has in directories of its own
+const LEVELS_BELOW = 6; // checkpoints up to three levels down, and the directories inside them
 const MOST_FILES = 100000;
 
-/** The files of a directory and of those below it, so that checkpoints there can be named. Level by level: where there are too many
- *  files, those that are furthest down are left out. Links to files are files; a link to a directory is followed from `root` alone. */
+/** Lists the files of a directory and of the directories below it, so that checkpoints there can be selected. Proceeds level
+ *  by level: if there are too many files, the deepest ones are left out. Links to files count as files. Links to directories
+ *  are followed only in `root` itself. */
 function listed(root, most = LEVELS_BELOW) {
   const names = [];
   for (let level = 0, folders = [{ below: "" }]; folders.length && (level < 2 || names.length < MOST_FILES); level++) {
@@ -97,19 +99,20 @@ function listed(root, most = LEVELS_BELOW) {
   return names;
 }
 
-/** Whether a file stands for the files next to it: .metadata, or an index, which is a JSON document. */
+/** Whether a file represents the files next to it: .metadata, or an index, which is a JSON document. */
 function standsForSet(at) {
   if (path.basename(at) === ".metadata") return true;
   const fd = fs.openSync(at, "r"), head = Buffer.alloc(16);
   try {
     const text = head.toString("latin1", 0, fs.readSync(fd, head, 0, head.length, 0));
-    return /^[ \n\r\t]*\{/.test(text) && !text.includes("\0"); // the length that a safetensors file begins with has zeros
+    return /^[ \n\r\t]*\{/.test(text) && !text.includes("\0"); // the length at the start of a safetensors file has zeros
   } finally {
     fs.closeSync(fd);
   }
 }
 
-/** The arguments of `open` for a directory and what is below it, or for a file, and `close` for the descriptors. */
+/** Returns the arguments of `open` for a directory and everything below it, or for a file, and a `close` for the
+ *  descriptors. */
 export function filesOf(target) {
   const isFile = fs.statSync(target).isFile(), primary = path.basename(target);
   const root = isFile ? path.dirname(target) : target;

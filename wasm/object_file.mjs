@@ -1,12 +1,12 @@
-/** WebAssembly files as split.mjs needs them: sections, and of an object file which function or datum refers to which.
+/** Reads WebAssembly files for split.mjs: sections, and for an object file which function or data refers to which.
  *  https://github.com/WebAssembly/tool-conventions/blob/main/Linking.md describes the sections "linking" and "reloc.*". */
 
 const SECTION = { import: 2, code: 10, data: 11 };
 const SYMBOL = { function: 0, data: 1, section: 3 };
 const UNDEFINED = 0x10, EXPLICIT_NAME = 0x40;
-const IS_STRING = 1; // flag of a segment
+const IS_STRING = 1; // a flag of a segment
 const SYMBOL_TABLE = 8, SEGMENT_INFO = 5, INITIAL_CALLS = 6;
-const REFERS_TO_NO_SYMBOL = new Set([6, 7]); // a type, a global
+const REFERS_TO_NO_SYMBOL = new Set([6, 7]); // relocations that refer to a type or a global
 const HAS_ADDEND = new Set([3, 4, 5, 8, 9, 11, 14, 15, 16, 17, 21, 22, 23]);
 
 /** A cursor over bytes. */
@@ -32,11 +32,11 @@ export class Reader {
     const size = this.u32();
     return this.bytes.subarray(this.at, (this.at += size)).toString();
   }
-  /** A count, then as many items. */
+  /** Reads a count, and then as many items. */
   list(item) { return Array.from({ length: this.u32() }, item); }
 }
 
-/** [{ id, name, head, begin, end }]: `head` is where the section starts, `begin` its content. */
+/** Returns [{ id, name, head, begin, end }]: the section starts at `head`, and its content at `begin`. */
 export function sectionsOf(bytes) {
   const reader = new Reader(bytes, 8), sections = [];
   while (reader.at < bytes.length) {
@@ -48,19 +48,19 @@ export function sectionsOf(bytes) {
   return sections;
 }
 
-/** Active data segments: [{ address, bytes }]. */
+/** Returns the active data segments: [{ address, bytes }]. */
 export function segmentsOf(bytes) {
   const section = sectionsOf(bytes).find(({ id }) => id === SECTION.data), r = new Reader(bytes, section.begin);
   return r.list(() => {
     if (r.u32() !== 0 || r.byte() !== 0x41) throw new Error("a data segment is not active, or its address is not constant");
     const address = r.i32() >>> 0;
-    r.byte(); // the end of the address
+    r.byte(); // the end opcode of the address
     const size = r.u32();
     return { address, bytes: r.bytes.subarray(r.at, (r.at += size)) };
   });
 }
 
-/** The functions' bodies. */
+/** Returns the bodies of the functions. */
 export function bodiesOf(bytes) {
   const section = sectionsOf(bytes).find(({ id }) => id === SECTION.code), r = new Reader(bytes, section.begin);
   return r.list(() => {
@@ -69,10 +69,10 @@ export function bodiesOf(bytes) {
   });
 }
 
-/** Kinds of names in the section "name". */
+/** The kinds of names in the section "name". */
 export const KINDS_OF_NAMES = { functions: 1, segments: 9 };
 
-/** Names by number, of one of KINDS_OF_NAMES. */
+/** Returns the names of one of KINDS_OF_NAMES, by number. */
 export function namesOf(bytes, wanted) {
   const section = sectionsOf(bytes).find(({ name }) => name === "name"), r = new Reader(bytes, section.begin);
   while (r.at < section.end) {
@@ -93,12 +93,12 @@ function i32(value) {
   }
 }
 
-/** The module with these data segments in place of its own. */
+/** Returns the module with these data segments instead of its own. */
 export function withSegments(bytes, segments) {
   const body = Buffer.concat([Buffer.from(u32(segments.length)), ...segments.flatMap(({ address, bytes: content }) =>
     [Buffer.from([0, 0x41, ...i32(address), 0x0b, ...u32(content.length)]), content])]);
   const data = Buffer.concat([Buffer.from([SECTION.data, ...u32(body.length)]), body]);
-  const others = sectionsOf(bytes).filter(({ id }) => id !== SECTION.data && id !== 12); // 12: the number of segments, which may be left out
+  const others = sectionsOf(bytes).filter(({ id }) => id !== SECTION.data && id !== 12); // 12: the number of segments, which is optional
   const at = others.findLastIndex(({ id }) => id === SECTION.code) + 1, parts = others.map(({ head, end }) => bytes.subarray(head, end));
   return Buffer.concat([bytes.subarray(0, 8), ...parts.slice(0, at), data, ...parts.slice(at)]);
 }
@@ -128,10 +128,10 @@ function readLinking(bytes, section) {
   return found;
 }
 
-/** [{ kind, offset, index }] in the order of offsets, which count from the content of the section that is relocated. */
+/** Returns [{ kind, offset, index }], ordered by offset. Offsets count from the content of the relocated section. */
 function readRelocations(bytes, section) {
   const r = new Reader(bytes, section.begin);
-  r.u32(); // the section
+  r.u32(); // the number of the section
   return r.list(() => {
     const kind = r.byte(), offset = r.u32(), index = r.u32();
     if (HAS_ADDEND.has(kind)) r.i32();
@@ -139,7 +139,7 @@ function readRelocations(bytes, section) {
   }).filter(({ kind }) => !REFERS_TO_NO_SYMBOL.has(kind));
 }
 
-/** Where each item of a section (function bodies or data) is, counted from the section's content. */
+/** Returns where each item of a section (function bodies or data) is, counted from the section's content. */
 function itemsOf(bytes, section, skipHead) {
   const r = new Reader(bytes, section.begin);
   return r.list(() => {
@@ -172,9 +172,10 @@ function importedFunctions(bytes, section) {
   }).filter((kind) => kind === 0).length;
 }
 
-/** An object file: its functions and data, each with its name, its bytes, and what it refers to: [{ name, kind, bytes,
- *  segment, alignment, isString, references: [{ at, kind, to }] }] with `at` counted from its first byte, `kind` of the relocation
- *  and `to` an item, or undefined. Alignments are powers of two. `constructors` are the functions that are called first. */
+/** Reads an object file. Returns its functions and data, each with its name, its bytes and its references: [{ name, kind,
+ *  bytes, segment, alignment, isString, references: [{ at, kind, to }] }]. `at` counts from the first byte of the item,
+ *  `kind` is that of the relocation, and `to` is an item or undefined. Alignments are powers of two. `constructors` are the
+ *  functions that are called first. */
 export function readObject(bytes) {
   const sections = sectionsOf(bytes), by = (id) => sections.find((s) => s.id === id), named = (name) => sections.find((s) => s.name === name);
   const { symbols, segments: heads, initialCalls } = readLinking(bytes, named("linking")), imported = importedFunctions(bytes, by(SECTION.import));

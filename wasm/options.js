@@ -1,4 +1,4 @@
-/** Checks of what callers give: a wrong type or an unknown option is a TypeError that names it. */
+/** Checks what callers pass: a wrong type or an unknown option is a TypeError that names it. */
 
 const isText = (value) => typeof value === "string";
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
@@ -22,7 +22,7 @@ function expect(call, name, value, kind) {
   if (!KINDS[kind].holds(value)) throw new TypeError(`${call}: ${name} must be ${KINDS[kind].words}`);
 }
 
-/** The options that were given, without those that are undefined. `kinds` says which there are. */
+/** Returns the options that were given, except those that are undefined. `kinds` has the known options. */
 export function optionsOf(call, given, kinds) {
   if (!isObject(given)) throw new TypeError(`${call}: the options must be an object`);
   const known = Object.keys(kinds);
@@ -41,13 +41,13 @@ export function argumentOf(call, name, value, kind) {
   return value;
 }
 
-/** The text of a document that was given as its text or as an object. */
+/** Returns the text of a document that was given as text or as an object. */
 export const documentText = (document) => (isText(document) ? document : JSON.stringify(document));
 
-/** "maxShardSize" as the command line has it. */
+/** Converts "maxShardSize" to the name on the command line. */
 const longName = (name) => name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
 
-/** Options as the core takes them: names and values in turns. */
+/** Converts options for the core: alternating names and values. */
 export function pairsOf(given) {
   return Object.entries(given).flatMap(([name, value]) => {
     const long = longName(name);
@@ -58,7 +58,7 @@ export function pairsOf(given) {
   });
 }
 
-/** Source files have these members. */
+/** Throws unless all source files have the required members. */
 export function filesOrThrow(files) {
   if (!Array.isArray(files)) throw new TypeError("open: files must be an array");
   files.forEach((file, i) => {
@@ -67,7 +67,7 @@ export function filesOrThrow(files) {
   });
 }
 
-/** A sink has these three methods at least. */
+/** Throws unless the sink has the three required methods. */
 export function sinkOrThrow(call, sink) {
   for (const name of ["create", "write", "finish"])
     if (typeof sink?.[name] !== "function") throw new TypeError(`${call}: sink must have a method '${name}'`);

@@ -1,12 +1,13 @@
-/** Gives the data of the linked module other addresses: first what the first file needs, so that each file has few segments; strings
- *  behind the rest, those that are alike near each other, for gzip; and a string that another one ends with inside that. */
+/** Moves the data of the linked module. The data that the first file needs come first, so that each file has few segments.
+ *  Strings come after the rest, with similar ones near each other, for gzip. A string that is the end of another one is
+ *  stored inside it. */
 import { nearAlike } from "./alike.mjs";
 import { bodiesOf, KINDS_OF_NAMES, namesOf, segmentsOf } from "./object_file.mjs";
 
-const ADDRESS = { unsigned: 3, signed: 4, word: 5 }; // kinds of relocations
+const ADDRESS = { unsigned: 3, signed: 4, word: 5 }; // the kinds of relocations
 const IS_ALIGNED = (address, power) => address % 2 ** power === 0;
 
-/** The number in five bytes as the linker leaves it (-O0), and another in its place. */
+/** Read and write a number in five bytes, as the linker leaves it with -O0. */
 function readPadded(bytes, at) {
   if (![0, 1, 2, 3].every((i) => bytes[at + i] & 128) || bytes[at + 4] & 128) throw new Error("the linker has shortened an address");
   return [4, 3, 2, 1, 0].reduce((value, i) => (value << 7) | (bytes[at + i] & 127), 0);
@@ -16,7 +17,7 @@ function writePadded(bytes, at, value, isSigned) {
   bytes[at + 4] = (isSigned ? value >> 28 : value >>> 28) & 127;
 }
 
-/** Adds to each address in `bytes` how far what it refers to has moved. */
+/** Adds to each address in `bytes` the distance by which its target has moved. */
 function patch(bytes, references, movedBy) {
   for (const { at, kind, to } of references) {
     const by = to?.kind === "data" ? movedBy.get(to) : undefined;
@@ -27,7 +28,8 @@ function patch(bytes, references, movedBy) {
   }
 }
 
-/** Strings inside others: a map to { of, skip }. What the first file needs is inside such strings only. */
+/** Finds strings that are inside others, as a map to { of, skip }. What the first file needs is only inside strings that it
+ *  also needs. */
 function insideOthers(strings, isLate) {
   const ends = new Map(), inside = new Map(), rank = (s) => (isLate(s) ? 1 : 0);
   for (const string of [...strings].sort((a, b) => rank(a) - rank(b) || b.bytes.length - a.bytes.length)) {
@@ -38,7 +40,8 @@ function insideOthers(strings, isLate) {
   return inside;
 }
 
-/** `whole` with its data placed anew, but for what is zero at first, and its segments: { bytes, placed: [{ address, bytes, isLate }] }. */
+/** Moves all data of `whole` except what is zero initially. Returns the bytes and the segments: { bytes, placed: [{ address,
+ *  bytes, isLate }] }. */
 export function withDataPlaced(whole, { functions, segments }, isLate) {
   const bytes = Buffer.from(whole), old = new Map(), labels = namesOf(bytes, KINDS_OF_NAMES.segments);
   segmentsOf(bytes).forEach((segment, i) => old.set(labels.get(i), segment));

@@ -1,6 +1,7 @@
-/** Floating-point numbers as C's printf and strtod have them. */
+/** Prints and parses floating-point numbers like C's printf and strtod. */
 
-/** The digits of a positive number, rounded to `count`; of two that are as near, the even one, where JavaScript takes the larger. */
+/** The digits of a positive number, rounded to `count`. Of two equally near results it chooses the even one, whereas
+ *  JavaScript chooses the larger. */
 function rounded(value, count) {
   const more = value.toExponential(count);
   if (!/5e/.test(more)) return value.toExponential(count - 1);
@@ -9,7 +10,7 @@ function rounded(value, count) {
   return isTie && isEven ? `${digits[0]}.${digits.slice(1, count)}e${exponent}` : value.toExponential(count - 1);
 }
 
-/** A finite number that is not negative as "%.*g". */
+/** Prints a finite number that is not negative as "%.*g" does. */
 export function printReal(value, count) {
   const [mantissa, power] = rounded(value, count).split("e"), digits = mantissa.replace(".", "").replace(/(?!^)0+$/, ""), exponent = Number(power);
   if (exponent < -4 || exponent >= count) return `${digits[0]}${digits.length > 1 ? "." : ""}${digits.slice(1)}e${exponent < 0 ? "-" : "+"}${String(Math.abs(exponent)).padStart(2, "0")}`;
@@ -18,7 +19,7 @@ export function printReal(value, count) {
   return rest ? `${whole}.${rest}` : whole;
 }
 
-/** The number that a text begins with, and how long it is: { value, used }. */
+/** Parses the number at the beginning of a text. Returns { value, used }, where `used` is its length. */
 export function parseReal(text) {
   const [all, sign = "", number] = /^[ \t-\r]*([+-]?)(0x[0-9a-f]+|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf(?:inity)?|nan)/i.exec(text) ?? [];
   if (all === undefined) return { value: 0, used: 0 };

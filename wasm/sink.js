@@ -1,4 +1,4 @@
-/** A checkpoint on the disk, under Node: written next to its place, and there completely or not at all. */
+/** Writes a checkpoint to disk, in Node: first next to its destination, so that it appears completely or not at all. */
 import crypto from "node:crypto";
 import fs from "node:fs";
 import path from "node:path";
@@ -29,8 +29,9 @@ const isSidecar = (at) => {
   }
 };
 
-/** The names in a directory that its own checkpoint lists, or that a conversion has written there; the rest is the user's. A file per
- *  rank is a checkpoint only where there is no marker, and a data file one of .metadata only where its name is in it. */
+/** Returns all names in a directory, and which of them belong to its checkpoint: those that it lists, and those that a
+ *  conversion has written. All others are the user's. Files per rank make a checkpoint only if there is no marker, and data
+ *  files belong to .metadata only if it contains their names. */
 function ownNames(directory) {
   const names = fs.readdirSync(directory), own = new Set(names.filter((name) => MARKERS.includes(name))), isMarked = own.size > 0;
   if (own.has(MARKERS[0])) {
@@ -49,7 +50,7 @@ function ownNames(directory) {
 class DiskSink {
   #target;
   #overwrite;
-  #aside; // everything is written below this directory, which is next to the target
+  #aside; // a directory next to the target; everything is written into it first
   #files = new Map();
 
   constructor(target, overwrite) {
@@ -62,7 +63,7 @@ class DiskSink {
     if (!this.#overwrite && fs.existsSync(at)) throw refusal(`'${at}' exists; --overwrite replaces it`);
   }
 
-  /** The name of a file in the directory, or what is behind the target's own name. */
+  /** `name` is the name of a file in the directory, or the text after the target's own name. */
   create(name, size) {
     this.#refuseExisting(this.#target);
     const { dir, base } = path.parse(path.resolve(this.#target));
@@ -95,7 +96,7 @@ class DiskSink {
     sync(parent);
   }
 
-  /** The sidecar comes first: the file is the checkpoint. */
+  /** The sidecar comes first, because the file completes the checkpoint. */
   #placeFile() {
     if (fs.existsSync(this.#target) && !fs.statSync(this.#target).isFile()) throw refusal(`'${this.#target}' is a directory; a file cannot replace it`);
     const beside = [...this.#files.keys()].filter((name) => name);
@@ -113,7 +114,8 @@ class DiskSink {
     else this.#replaceDirectory();
   }
 
-  /** The old directory is moved out of the way whole, and its files that are not the old checkpoint's move into the new one. */
+  /** Moves the old directory away as a whole. Its files that do not belong to the old checkpoint are moved into the new
+   *  directory. */
   #replaceDirectory() {
     if (!fs.statSync(this.#target).isDirectory()) throw refusal(`'${this.#target}' is a file; a directory cannot replace it`);
     const { names, own } = ownNames(this.#target), kept = names.filter((name) => !own.has(name));
@@ -138,7 +140,7 @@ class DiskSink {
   }
 }
 
-/** A sink that writes a directory or a file. It refuses an existing destination unless `overwrite`. */
+/** Makes a sink that writes a directory or a file. It rejects an existing destination unless `overwrite` is set. */
 export function sinkOf(target, options = {}) {
   if (typeof options !== "object" || options === null) throw new TypeError("sinkOf: the options must be an object");
   for (const name of Object.keys(options)) if (name !== "overwrite") throw new TypeError(`sinkOf: there is no option '${name}'; the options are overwrite`);

@@ -1,8 +1,8 @@
 #!/usr/bin/env node
-/** Where the bytes of the built modules are, with and without gzip: by module of the core, by source file, by function, and code
- *  against data. A function's share of the gzip file is counted in the bits of the compressed stream.
+/** Shows where the bytes of the built modules are, with and without gzip: by module of the core, by source file, by
+ *  function, and code against data. The share of a function in the gzip file is counted in bits of the compressed stream.
  *
- *  Usage: sizes.mjs [--top N] [BUILD]   BUILD is build/wasm; the modules are split once more, with the names of functions */
+ *  Usage: sizes.mjs [--top N] [BUILD]   BUILD is build/wasm; the modules are split again, with the names of functions */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -21,14 +21,14 @@ const LENGTHS = [3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17, 19, 23, 27, 31, 35, 43
 const lengthBits = (i) => (i < 8 || i === 28 ? 0 : (i - 4) >> 2), distanceBits = (i) => (i < 4 ? 0 : (i - 2) >> 1);
 const ORDER = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15];
 
-/** Huffman codes as a map of "length:code" to the symbol. */
+/** Returns Huffman codes as a map from "length:code" to the symbol. */
 function codes(lengths) {
   const map = new Map();
   for (let size = 1, code = 0; size < 16; size++, code *= 2) lengths.forEach((l, symbol) => l === size && map.set(size * 65536 + code++, symbol));
   return map;
 }
 
-/** Bits per byte of what a raw deflate stream holds. */
+/** Returns the cost in bits of each byte in a raw deflate stream. */
 function costs(stream, size) {
   const cost = new Float64Array(size);
   let at = 0, out = 0;
@@ -65,7 +65,7 @@ function costs(stream, size) {
 
 /* ---- what the bytes are ---- */
 
-/** Source files by the functions they define, as the compiler's object files name them. */
+/** Returns the source file of each function, according to the compiler's object files. */
 function sources() {
   const files = new Map(), objects = execFileSync("find", [build, "-name", "*.c.o"], { encoding: "utf8" }).split("\n").filter(Boolean);
   const list = execFileSync("llvm-nm-14", ["-A", "--defined-only", ...objects], { encoding: "utf8", maxBuffer: 1 << 28 });
@@ -83,7 +83,7 @@ function importCount(bytes) {
   return Math.max(...namesOf(bytes, KINDS_OF_NAMES.functions).keys()) + 1 - own;
 }
 
-/** [{ what, begin, end }] of a module: its functions, its data, the rest by section. */
+/** Returns [{ what, begin, end }] of a module: its functions and its data, and everything else by section. */
 function items(bytes) {
   const list = [], names = namesOf(bytes, KINDS_OF_NAMES.functions), imported = importCount(bytes);
   for (const { id, name, head, begin, end } of sectionsOf(bytes)) {

@@ -1,12 +1,13 @@
 #!/usr/bin/env node
-/** Splits the linked module in two files: what the first needs, functions and data, and everything else.
+/** Splits the linked module into two files: the functions and data that the first file needs, and everything else.
  *
- *  The first file gets what its exports can reach, directly or through addresses in data. References are those of the object
- *  file that link-time optimization made (--save-temps). They are not followed into what LATER lists (functions, by name), nor
- *  from a reader of a rare form (tsr_reader.is_rare) to its functions: core asks for what is not loaded before it calls these.
+ *  The first file contains what its exports can reach, directly or through addresses in data. The references are those of
+ *  the object file that link-time optimization made (--save-temps). They are not followed to the functions that LATER lists
+ *  by name, nor from a reader of a rare format (tsr_reader.is_rare) to its functions, because core asks for the second file
+ *  before it calls these.
  *
  *  Usage: split.mjs WHOLE OBJECT EXPORTS_FIRST LATER FIRST SECOND [--names]
- *  With --names both files keep the names of functions, for sizes.mjs. That costs 1 % of the code on top. */
+ *  With --names both files keep the names of functions, for sizes.mjs. That also makes the code 1 % larger. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -18,16 +19,16 @@ import { withDataPlaced } from "./place.mjs";
 const [whole, object, exportsFirst, later, first, second, names] = process.argv.slice(2);
 const NAMES = names === "--names" ? ["-g"] : [];
 const FEATURES = ["mutable-globals", "bulk-memory", "sign-ext", "nontrapping-float-to-int"].map((name) => `--enable-${name}`);
-// Control flow made anew from flat code is 0.4 % smaller than what the compiler left, and a module that was written and read
-// again loses another 0.5 %.
+// Control flow that is rebuilt from flat code is 0.4 % smaller than what the compiler produces. Writing and reading the
+// module again saves another 0.5 %.
 const SMALL = ["-Oz", "--converge", "--flatten", "--rereloop", "-Oz", "-Oz", "--low-memory-unused", "--zero-filled-memory", ...(NAMES.length ? [] : ["--strip-debug"]), "--strip-producers"];
 const SMALLER = ["--optimize-instructions", "--precompute-propagate", "-Oz", "--low-memory-unused"];
 const RECOGNIZES = 4, IS_RARE = 9; // offsets in tsr_reader (core/formats/common/reader.h)
-const OFTEN = 60; // functions that come first, as their numbers take one byte in a call
-const CLOSE = 12; // bytes between two stretches of data that cost less than another segment
+const OFTEN = 60; // the number of functions that come first, because their numbers take one byte in calls
+const CLOSE = 12; // a gap of at most this many bytes costs less than another segment
 const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-split-"));
 const at = (name) => path.join(folder, name);
-// What a tool warns of is shown only where it fails: names of data, which have moved.
+// The tools warn about names of data that have moved, so warnings are shown only if a tool fails.
 const tool = (name, ...args) => execFileSync(name, [...FEATURES, ...args], { encoding: "utf8", maxBuffer: 1 << 28, stdio: ["ignore", "pipe", "pipe"] });
 const namesIn = (file) => new Set(fs.readFileSync(file, "utf8").split("\n").filter((line) => /^[a-z_]/.test(line)));
 
@@ -37,14 +38,14 @@ for (const name of doors) if (!functions.some((f) => f.name === name)) throw new
 
 const isRareReader = ({ name, kind, bytes }) => kind === "data" && name.startsWith("tsr_reader_") && bytes.length > IS_RARE && bytes[IS_RARE] === 1;
 
-/** What an item needs loaded with it. */
+/** Returns the items that must be loaded together with an item. */
 function needs(item) {
   const references = isRareReader(item) ? item.references.filter((r) => r.at === RECOGNIZES) : item.references;
   return references.map((r) => r.to).filter((to) => to !== undefined && !(to.kind === "function" && doors.has(to.name)));
 }
 
-/** Functions that are not in the object file (of the compiler's library) stay in the first file. Of these they call what stands in for
- *  functions of that library (--wrap). */
+/** Functions that are not in the object file, because they come from the compiler's library, stay in the first file. Of the
+ *  functions here, they call only those that replace functions of that library (--wrap). */
 const kept = new Set([...constructors, ...functions.filter((f) => exported.has(f.name) || f.name.startsWith("__wrap_"))]);
 for (const left = [...kept]; left.length;)
   for (const item of needs(left.pop())) if (!kept.has(item)) left.push(item), kept.add(item);
@@ -60,7 +61,7 @@ if (moved.length === 0) throw new Error("there is nothing for the second file");
 fs.writeFileSync(at("moved"), moved.join("\n"));
 tool("wasm-split", ...NAMES, "--split", at("placed"), `--split-funcs=@${at("moved")}`, "-o1", at("first"), "-o2", at("second"));
 
-/** Segments as stretches: a segment costs more bytes than a small gap. */
+/** Joins segments that are close together, because a segment costs more bytes than a small gap. */
 function joined(list) {
   const runs = [];
   for (const { address, bytes: content } of list) {
@@ -71,7 +72,8 @@ function joined(list) {
   return runs.map(({ address, parts }) => ({ address, bytes: Buffer.concat(parts) }));
 }
 
-/** Fewer imports that stand in for functions of the second file: one for each type of function does, as they all say the same. */
+/** Removes imports that stand for functions of the second file: one per function type is enough, because all of them throw
+ *  the same error. */
 function withoutTwins(text) {
   const byType = new Map(), stands = new Map();
   const fewer = text.replace(/^ \(import "placeholder" "\d+" \(func (\S+)(.*)\)\)\n/gm, (line, name, type) => {
@@ -83,14 +85,15 @@ function withoutTwins(text) {
   return fewer.replace(/^ \(elem .*$/gm, (line) => line.replace(/\$[^\s)]+/g, (name) => stands.get(name) ?? name));
 }
 
-/** How often each function is called by name. */
+/** Counts how often each function is called by name. */
 function callsIn(text) {
   const calls = new Map();
   for (const [, name] of text.matchAll(/\(call (\$[^\s)]+)/g)) calls.set(name, (calls.get(name) ?? 0) + 1);
   return (line) => calls.get(/\(func (\$[^\s)]+)/.exec(line)[1]) ?? 0;
 }
 
-/** The text of a module with what is called most first, imports and then functions; then functions that are alike near each other. */
+/** Returns the text of a module with the most frequently called imports and functions first. After them, similar functions
+ *  are near each other. */
 function ordered(binary) {
   const bodies = bodiesOf(fs.readFileSync(binary)), text = withoutTwins(tool("wasm-dis", binary)), callsOf = callsIn(text);
   const FUNCTION = /^ \(func [^]*?^ \)\n/gm, IMPORT = /^ \(import \S+ \S+ \(func .*\n/gm;

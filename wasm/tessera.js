@@ -1,5 +1,6 @@
-/** Checkpoints in JavaScript: what the command line does, by the same core, with the same documents. Only `Tessera.load` and
- *  `prepare` touch the network, where they are given a URL; bytes come from what `open` is given. */
+/** Checkpoints in JavaScript: does the work of the command line with the same core and the same documents. Only
+ *  `Tessera.load` and `prepare` access the network, if they are given a URL. All data come from the files passed
+ *  to `open`. */
 
 import { convertInto } from "./conversion.js";
 import { TesseraError } from "./errors.js";
@@ -17,7 +18,7 @@ const SLICE_SHAPE = 32 + 2 * 64 * 8;
 const READ_BYTES = 4 << 20;
 const OPTIM = { sharded: 1, hasWorldSize: 2, hasRank: 4, allowExpansion: 8 };
 
-/** What holds the elements; the other dtypes are bytes. */
+/** The arrays that hold elements. All dtypes that are not listed are returned as bytes. */
 const ARRAYS = {
   float64: Float64Array, float32: Float32Array, float16: Uint16Array, bfloat16: Uint16Array, complex32: Uint16Array, complex64: Float32Array, complex128: Float64Array,
   int64: BigInt64Array, int32: Int32Array, int16: Int16Array, int8: Int8Array, uint64: BigUint64Array, uint32: Uint32Array, uint16: Uint16Array,
@@ -33,7 +34,7 @@ const POLICY = { rule: "texts", baseline: "document" };
 const OUTPUT = { to: "text", objects: "text", dtype: "text", rawCast: "flag" };
 const WRITING = { ...OUTPUT, ...SELECTION };
 const RUN = { forTorch: "text", maxMem: "size", ignoreCrc: "flag", signal: "signal", onProgress: "function" };
-/** The options of calls; tests/wasm compares them with the command line's. */
+/** The options of calls; tests/wasm compares them with those of the command line. */
 export const OPTIONS = {
   open: { primary: "text", part: "text", step: "text", shards: "document" },
   canonicalize: { prefix: "text", ...MAP },
@@ -69,7 +70,7 @@ export class Tessera {
   get openCount() { return this.#m.x.tessera_open_count(); }
   set onRead(listener) { this.#m.onRead = listener; }
 
-  /** Cause and cure of what a rule finds. */
+  /** Returns the explanation of a rule and how to fix what it finds. */
   ruleHelp(rule) {
     return this.#m.withTexts([rule], ([id]) => this.#m.text(this.#m.x.tessera_rule_help(id)));
   }
@@ -82,7 +83,7 @@ export class Tessera {
     return new Checkpoint(this.#m, handle, number);
   }
 
-  /** The names of the built-in maps, and the text of one. */
+  /** Return the names of the built-in maps, and the text of one. */
   mapList() {
     this.#m.needsPrepared();
     return JSON.parse(this.#m.document((err) => this.#m.x.tessera_maps(err)));
@@ -95,7 +96,7 @@ export class Tessera {
     return JSON.parse(m.withTexts([name], (text) => m.document((err) => m.x.tessera_map_text(...text, err))));
   }
 
-  /** tessera.fqn/1 of a module tree. */
+  /** Returns tessera.fqn/1 of a module tree. */
   canonicalize(modules, names = []) {
     const m = this.#m, tree = documentText(argumentOf("canonicalize", "modules", modules, "document"));
     argumentOf("canonicalize", "names", names, "texts");
@@ -106,14 +107,14 @@ export class Tessera {
 }
 
 export class Checkpoint extends Handle {
-  #store; // of the files; undefined where it was made from another checkpoint
+  #store; // the number of the files; undefined if the checkpoint was made from another one
 
   constructor(instance, handle, store) {
     super(instance, handle);
     this.#store = store;
   }
 
-  /** Throws where the files are not one checkpoint but only ranks' optimizer states, which `optimizer` accepts. */
+  /** Throws if the files are not one checkpoint, but only optimizer states of ranks, which `optimizer` accepts. */
   check() { this.m.checked((err) => this.m.x.tessera_check(this.handle, err)); }
 
   get warnings() {
@@ -126,7 +127,7 @@ export class Checkpoint extends Handle {
       this.m.document((err) => this.m.x.tessera_document(this.handle, KINDS[kind] ?? 0, options.entry ?? NO_NUMBER, ...path, err)));
   }
 
-  /** The text of a command's document; `pairs` are its options. */
+  /** Returns the text of a command's document; `pairs` are its options. */
   #text(name, pairs) {
     const { m } = this;
     m.needsPrepared();
@@ -151,7 +152,8 @@ export class Checkpoint extends Handle {
     return this.#call("validate", others, this.#expectation("validate", against));
   }
 
-  /** A checkpoint, an array of names, or a document. An array becomes an index, in which a name may be any text. */
+  /** Converts a checkpoint, an array of names, or a document to options. An array becomes an index, because names in it may
+   *  be any text. */
   #expectation(call, against) {
     if (against === undefined) return [];
     if (against instanceof Checkpoint) return ["against-checkpoint", String(this.#other(call, "option 'against'", against).handle)];
@@ -164,7 +166,7 @@ export class Checkpoint extends Handle {
     return this.#call("verify", options, ["manifest", documentText(argumentOf("verify", "manifest", manifest, "document"))]);
   }
 
-  /** tessera.plan/1, with the times of files where they have one. */
+  /** Returns tessera.plan/1, with the modification times of files that have one. */
   plan(options = {}) {
     const plan = this.#call("plan", options);
     const files = new Map((this.m.stores.get(this.#store) ?? []).map((file) => [file.name, file.modified]));
@@ -183,7 +185,7 @@ export class Checkpoint extends Handle {
     return convertInto(this.m, this.handle, job, sinkOrThrow(name, sink));
   }
 
-  /** The number of an entry, or undefined. */
+  /** Returns the number of an entry, or undefined. */
   find(fqn) {
     argumentOf("find", "fqn", fqn, "text");
     const at = this.m.withTexts([fqn], (name) => this.m.checked((err) => this.m.x.tessera_find(this.handle, ...name, err)));
@@ -194,7 +196,7 @@ export class Checkpoint extends Handle {
     return new Outline(this.m, this.m.checked((err) => this.m.x.tessera_outline(this.handle, options.objectsOnly ? 1 : 0, err)));
   }
 
-  /** The values of a tensor or of a slice of it: { dtype, shape, data }. */
+  /** Returns the values of a tensor, or of a slice of it: { dtype, shape, data }. */
   read(fqn, slice, options = {}) {
     argumentOf("read", "fqn", fqn, "text");
     const layered = this.#layered(pairsOf(optionsOf("read", options, OPTIONS.read)));
@@ -222,7 +224,7 @@ export class Checkpoint extends Handle {
     }
   }
 
-  /** Elements that are smaller than bytes come in one piece, others in pieces of 4 MiB. */
+  /** Reads in pieces of 4 MiB, unless elements are smaller than bytes: those are read in one piece. */
   #readPart(handle, part, count, unit, whole) {
     const { m } = this;
     const all = new Uint8Array(count * unit), most = whole ? count : Math.floor(READ_BYTES / unit);
@@ -277,7 +279,7 @@ export class Checkpoint extends Handle {
     }
   }
 
-  /** The handle of this checkpoint as options make it, or undefined where there are none. */
+  /** Returns a handle of this checkpoint with the layers that options ask for, or undefined if there are no options. */
   #layered(pairs) {
     const { m } = this;
     if (pairs.length === 0) return undefined;
@@ -285,7 +287,7 @@ export class Checkpoint extends Handle {
     return m.withTable(pairs, ([table, count]) => m.checked((err) => m.x.tessera_mapped(this.handle, table, count / 2, err)));
   }
 
-  /** tessera.fqn/1 of the keys, by text. */
+  /** Returns tessera.fqn/1 of the keys, judged by their text. */
   canonicalize(options = {}) {
     const { prefix = "", ...map } = optionsOf("canonicalize", options, OPTIONS.canonicalize), { m } = this;
     m.needsPrepared();
@@ -297,7 +299,7 @@ export class Checkpoint extends Handle {
     }
   }
 
-  /** What `tessera optim WHAT` would write, as a checkpoint that reads from this one and is closed with it. */
+  /** Returns what `tessera optim WHAT` would write, as a checkpoint that reads from this one and is closed with it. */
   optimizer(what, options = {}) {
     argumentOf("optimizer", "what", what, "text");
     const given = optionsOf("optimizer", options, OPTIONS.optimizer);
@@ -311,7 +313,7 @@ export class Checkpoint extends Handle {
   }
 }
 
-/** Lays down the options as tessera_optim_options has them. */
+/** Passes the options to the module as a tessera_optim_options. */
 function makeOptimizer(m, handle, what, given) {
   const texts = ["modules", "flatParams", "at", "maxMem"].map((name) => (typeof given[name] === "number" ? String(given[name]) : given[name]));
   const present = texts.filter((text) => text !== undefined).map(documentText);

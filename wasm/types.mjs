@@ -1,4 +1,4 @@
-/** Writes documents.d.ts: the types of the JSON documents, from the JSON Schemas of the command line.
+/** Writes documents.d.ts: the types of the JSON documents, made from the JSON Schemas of the command line.
  *  Usage: types.mjs [--check]   --check: only compare */
 import fs from "node:fs";
 import { fileURLToPath } from "node:url";
@@ -11,7 +11,8 @@ const PLAIN = { string: "string", integer: "number", number: "number", boolean: 
 const isName = (key) => /^[A-Za-z_]\w*$/.test(key);
 const indented = (text) => text.replaceAll("\n", "\n  ");
 
-/** `absent`: members that only other objects of the same union have, so that they can be asked for. */
+/** `absent` lists members that only other objects of the same union have. They become optional, so that callers can test for
+ *  them. */
 function objectType(schema, absent = []) {
   const required = new Set(schema.required ?? []);
   const members = Object.entries(schema.properties ?? {}).map(([key, value]) =>
@@ -43,7 +44,7 @@ function typeOf(schema) {
   return PLAIN[schema.type] ?? "unknown";
 }
 
-/** "flat-params" as FlatParamsDocument. */
+/** Returns FlatParamsDocument for "flat-params". */
 const typeName = (name) => `${name.split("-").map((part) => part[0].toUpperCase() + part.slice(1)).join("")}Document`;
 
 const text = ["/* Made by wasm/types.mjs from the JSON Schemas in native/cli/schemas. */\n", ...NAMES.map((name) => {

@@ -1,11 +1,11 @@
-/** What is opened over a checkpoint besides its documents: the outline, and jobs in steps. */
+/** Objects over a checkpoint other than its documents: the outline, and jobs in steps. */
 
 const NO_NUMBER = 0xffffffff;
 const MORE = 1;
 const ACTS = { close: 0, open: 1, fold: 2, unfold: 3, "open-all": 4, "close-all": 5 };
 const ENTRY_KINDS = ["tensor", "object", "opaque"];
 const LEVELS = [undefined, "note", "warning", "error"];
-const NARROW = 13, WIDE = 3; // columns of a page of rows
+const NARROW = 13, WIDE = 3; // the columns of a page of rows
 
 export class Handle {
   constructor(instance, handle) {
@@ -79,7 +79,7 @@ export class Outline extends Handle {
 }
 
 class Job extends Handle {
-  /** True while there is more to do. */
+  /** Returns true while there is more to do. */
   step(...budget) { return this.m.checked((err) => this.stepOnce(...budget, err)) === MORE; }
 }
 
@@ -94,7 +94,7 @@ export class Twins extends Job {
 }
 
 export class Diff extends Job {
-  #own; // handles of what A and B are with the comparison's options
+  #own; // handles of A and B with the options of the comparison
 
   constructor(instance, handle, own = []) {
     super(instance, handle);
@@ -102,11 +102,11 @@ export class Diff extends Job {
   }
 
   stepOnce(err) { return this.m.x.tessera_diff_step(this.handle, err); }
-  /** Chooses what the steps that follow compare: part `number` of `count` that read about the same number of bytes. */
+  /** Restricts the following steps to part `number` of `count` parts, which read about the same number of bytes. */
   part(number, count) { this.#records(number, count); }
-  /** What the steps found of a part, as bytes. */
+  /** Returns the results of the steps for a part, as bytes. */
   found(number, count) { return this.#records(number, count).slice(); }
-  /** Takes what another module found of that part of the same checkpoints. */
+  /** Stores the results of another module for that part of the same checkpoints. */
   take(number, count, found) { this.#records(number, count).set(found); }
   #records(number, count) {
     const size = this.m.room(4);
@@ -118,7 +118,7 @@ export class Diff extends Job {
     }
   }
 
-  /** tessera.diff/1, parsed. */
+  /** Returns tessera.diff/1, parsed. */
   result() { return JSON.parse(this.document()); }
   document(pathA = "a", pathB = "b") {
     return this.m.withTexts([pathA, pathB], (paths) => this.m.document((err) => this.m.x.tessera_diff_document(this.handle, ...paths, err)));
