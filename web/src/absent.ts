@@ -1,12 +1,12 @@
-/** Checkpoints without some of their data files. Stand-ins take the place of absent files, so that each chunk keeps the name
- *  of its file; their bytes can never be read. */
+/** Opens checkpoints without some of their data files. Placeholders replace the absent files, so that each chunk keeps the
+ *  name of its file. Their bytes can never be read. */
 import type { Checkpoint, OpenOptions, SourceFile, Tessera } from "../../wasm/tessera.js";
 import type { Finding } from "./protocol";
 
 const RULE = "dcp/missing-file";
-/** A stand-in's size: no chunk of a real file ends beyond it. */
+/** The size of a placeholder: no chunk of a real file ends beyond it. */
 const STAND_IN_BYTES = 2 ** 50;
-/** A pass learns at most a thousand names, because findings of one rule are limited. */
+/** Each pass learns at most a thousand names, because the findings of one rule are limited. */
 const MOST_PASSES = 100;
 
 export interface FindingsDocument {
@@ -17,9 +17,9 @@ export interface FindingsDocument {
 
 export interface OpenedFiles {
   readonly checkpoint: Checkpoint;
-  /** Names of data files that the metadata needs and that were not opened. */
+  /** The names of data files that the metadata needs and that were not opened. */
   readonly absent: readonly string[];
-  /** What was found without stand-ins. */
+  /** The findings without placeholders. */
   readonly found: FindingsDocument;
   readonly sarif: string;
 }
@@ -31,11 +31,11 @@ const missingIn = (document: FindingsDocument, known: ReadonlyMap<string, Findin
 
 const findingsDocument = (checkpoint: Checkpoint, path: string) => JSON.parse(checkpoint.document("findings", { path })) as FindingsDocument;
 
-/** Opens what is there, then again with a stand-in for every file that is missed, until none is. */
+/** Opens the files, and then again with a placeholder for every file that is missing, until none is. */
 export function openFiles(tessera: Tessera, files: readonly SourceFile[], options: OpenOptions, path: string): OpenedFiles {
   let checkpoint = tessera.open(files, options);
   try {
-    checkpoint.check(); // Raw optimizer states of several ranks open, but they are not one checkpoint that can be shown.
+    checkpoint.check(); // Raw optimizer states of several ranks can be opened, but are not one checkpoint that can be shown.
     const first = findingsDocument(checkpoint, path), sarif = checkpoint.document("sarif", { path });
     const missing = new Map<string, Finding>();
     let latest = first;
@@ -54,7 +54,7 @@ export function openFiles(tessera: Tessera, files: readonly SourceFile[], option
   }
 }
 
-/** The findings with every missing file, not only as many as a list of findings may hold. */
+/** Adds all missing files to the findings, although a list of findings has a limit. */
 export function withMissing(document: FindingsDocument, missing: readonly Finding[]): FindingsDocument {
   const named = new Set(document.findings.map((f) => f.rule === RULE ? f.file : undefined));
   const rest = missing.filter((f) => !named.has(f.file));
@@ -67,7 +67,7 @@ export function withMissing(document: FindingsDocument, missing: readonly Findin
 interface SarifResult { readonly ruleId: string; readonly partialFingerprints?: unknown; readonly locations?: readonly { readonly physicalLocation?: { readonly artifactLocation?: { readonly uri: string } } }[] }
 interface SarifLog { readonly runs: readonly { readonly results: readonly SarifResult[] }[] }
 
-/** The same for SARIF 2.1.0: a result that is there serves as the pattern of those that were not listed. */
+/** The same for SARIF 2.1.0: an existing result serves as the pattern for those that were not listed. */
 function sarifWith(text: string, first: FindingsDocument, missing: readonly Finding[]): string {
   const rest = withMissing(first, missing).findings.slice(first.findings.length);
   if (rest.length === 0) return text;

@@ -1,5 +1,6 @@
-/** The page's end of one worker: calls with promises, progress, cancel. The worker's script and the module are fetched once;
- *  every later worker starts from memory, so that the page works without a network and its policy holds in workers too. */
+/** The page's side of one worker: calls with promises, progress and cancellation. The worker's script and the module are
+ *  fetched once. Later workers start from memory, so the page works without a network, and its content security policy
+ *  applies to workers too. */
 import wasmUrl from "../../build/wasm/bin/tessera.wasm?url";
 import writersUrl from "../../build/wasm/bin/tessera-writers.wasm?url";
 import type { FromWorker, Kind, Requests, Tally, ToWorker, Trouble } from "./protocol";
@@ -20,10 +21,10 @@ async function fetched(url: string): Promise<Response> {
 
 const script = fetched(workerUrl).then(async (r) => URL.createObjectURL(new Blob([await r.text()], { type: "text/javascript" })));
 const module = fetched(wasmUrl).then(async (r) => WebAssembly.compile(await r.arrayBuffer()));
-/** The module's second file, which only some views need: fetched when the first one is there. */
+/** The module's second file, which only some views need. It is fetched after the first file. */
 const writers = module.then(() => fetched(writersUrl)).then(async (r) => WebAssembly.compile(await r.arrayBuffer()));
 
-/** Resolves when all that the page needs was fetched. */
+/** Resolves when everything that the page needs was fetched. */
 export const fetchedAll: Promise<unknown> = Promise.all([script, module, writers]);
 
 export interface Progress { readonly done: number; readonly total: number; readonly tally?: Tally }
@@ -38,7 +39,7 @@ export class Client {
   readonly #waiting = new Map<number, Waiting>();
   readonly #worker: Promise<Worker>;
   #next = 1;
-  /** Why nothing more will be answered. */
+  /** Why no request will be answered any more. */
   #over: Trouble | undefined;
 
   readonly #onBroken: (trouble: Trouble) => void;
@@ -74,7 +75,7 @@ export class Client {
     else waiting.resolve(data.gives);
   }
 
-  /** The module may be in any state: nothing more is asked of it. */
+  /** The state of the module is unknown after this, so no more requests are sent to it. */
   #break(trouble: Trouble): void {
     if (this.#over) return;
     void this.#worker.then((w) => w.terminate(), () => undefined);
@@ -88,7 +89,7 @@ export class Client {
     this.#waiting.clear();
   }
 
-  /** The promise, and what stops the job behind it. */
+  /** Starts a request. Returns its promise, and a function that stops the job. */
   start<K extends Kind>(kind: K, takes: Requests[K]["takes"], progress?: (p: Progress) => void): { result: Promise<Requests[K]["gives"]>; cancel(): void } {
     const id = this.#next++, over = this.#over;
     if (over) return { result: Promise.reject(new Failure(over)), cancel: () => undefined };

@@ -1,15 +1,15 @@
-/** What was dropped or picked, as the files of one checkpoint. */
+/** Turns what was dropped or picked into the files of one checkpoint. */
 import type { Progress } from "./client";
 import type { Opening, Source } from "./protocol";
 
-/** A directory that holds several checkpoints: one of them must be chosen. */
+/** A directory that contains several checkpoints, one of which must be chosen. */
 export interface Choice { readonly title: string; readonly options: readonly Opening[] }
 
-/** Finds the files of a checkpoint; the signal ends it. */
+/** Finds the files of a checkpoint. The signal stops it. */
 export type Prepare = (signal: AbortSignal, tell: (p: Progress) => void) => Promise<Opening | Choice>;
 
 export interface Found { readonly path: string; readonly file: File }
-/** Levels below what was dropped, so that checkpoints three levels down, and directories inside them, are found. */
+/** The levels searched below what was dropped: checkpoints three levels down, and directories inside them, are found. */
 const DEPTH = 5, LEVELS = 4, MOST_FILES = 100_000;
 
 const fileOf = (entry: FileSystemFileEntry) => new Promise<File>((resolve, reject) => entry.file(resolve, reject));
@@ -29,7 +29,7 @@ async function walk(entry: FileSystemEntry, path: string, depth: number, found: 
   else if (depth < DEPTH) for (const child of await childrenOf(entry as FileSystemDirectoryEntry)) await walk(child, `${path}/${child.name}`, depth + 1, found);
 }
 
-/** Entries must be taken from the event at once; the rest may wait. */
+/** The entries must be taken from the event immediately. Everything else can happen later. */
 export function filesOfDrop(transfer: DataTransfer): Promise<Found[]> {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter((e) => e !== null);
   const plain = [...transfer.files];
@@ -40,7 +40,7 @@ export function filesOfDrop(transfer: DataTransfer): Promise<Found[]> {
   })();
 }
 
-/** A directory or file that the browser lends, with what is below it. */
+/** Adds a file, or everything below a directory, that the browser gave access to. */
 async function walkHandle(handle: FileSystemHandle, path: string, depth: number, found: Found[]): Promise<void> {
   if (found.length >= MOST_FILES) throw new Error(`'${path}' and what is next to it are more than ${MOST_FILES} files; choose the checkpoint's own directory`);
   if (handle.kind === "file") found.push({ path, file: await (handle as FileSystemFileHandle).getFile() });
@@ -53,7 +53,8 @@ export async function filesOfHandles(handles: readonly FileSystemHandle[]): Prom
   return found;
 }
 
-/** What was dropped, as handles to remember; none where the browser lends none. Must be called while the event is handled. */
+/** Returns handles of what was dropped, to remember them; none if the browser does not provide them. Must be called while
+ *  the event is handled. */
 export function handlesOfDrop(transfer: DataTransfer): Promise<readonly FileSystemHandle[]> {
   const asked = [...transfer.items].filter((item) => item.kind === "file").map((item) => (item as DataTransferItem & { getAsFileSystemHandle?(): Promise<FileSystemHandle | null> }).getAsFileSystemHandle?.());
   return Promise.all(asked).then((handles) => handles.filter((h) => h !== undefined && h !== null), () => []);
@@ -61,12 +62,12 @@ export function handlesOfDrop(transfer: DataTransfer): Promise<readonly FileSyst
 
 export const filesOfPicker = (list: FileList): Found[] => [...list].map((file) => ({ path: file.webkitRelativePath || file.name, file }));
 
-/** A file that a checkpoint's own directory holds. */
+/** Files that the directory of a checkpoint contains. */
 const MARKS = /^(\.metadata|__\d+\.metadata|.*\.(distcp|safetensors|index\.json|pt|pth|bin|ckpt))$/;
 
 const parentOf = (path: string): string => path.slice(0, Math.max(0, path.lastIndexOf("/")));
 
-/** The topmost directories that hold files of a checkpoint, as paths. */
+/** Returns the paths of the topmost directories that contain files of a checkpoint. */
 export function checkpointsIn(paths: readonly string[]): string[] {
   const directories = [...new Set(paths.filter((p) => MARKS.test(p.split("/").pop() ?? "")).map(parentOf))].sort();
   return directories.filter((d) => !directories.some((other) => other !== d && (other === "" || d.startsWith(`${other}/`))));
@@ -75,11 +76,11 @@ export function checkpointsIn(paths: readonly string[]): string[] {
 function filesBelow(found: readonly Found[], directory: string): Source[] {
   const prefix = directory === "" ? "" : `${directory}/`;
   return found.filter(({ path }) => path.startsWith(prefix)).map(({ path, file }) => ({ name: path.slice(prefix.length), size: file.size, file }))
-    .filter(({ name }) => name.split("/").length <= LEVELS && !name.includes(".tessera-")); // not an output that is being written
+    .filter(({ name }) => name.split("/").length <= LEVELS && !name.includes(".tessera-")); // skip unfinished outputs
 }
 
-/** The checkpoint that the files make: names are below its directory; one file that stands for a set is primary. Several
- *  checkpoints are a choice. */
+/** Returns the checkpoint that the files make. Names are relative to its directory; a single file is primary. If there are
+ *  several checkpoints, returns a choice. */
 export function openingOf(found: readonly Found[]): Opening | Choice {
   const [first] = found;
   if (!first) throw new Error("no files were dropped");
@@ -114,7 +115,7 @@ export async function openingOfSample(sample: Sample, signal: AbortSignal): Prom
   return { title: sample.name, files, ...(files.length === 1 && files[0] ? { primary: files[0].name } : {}) };
 }
 
-/** Whether `tessera view` serves this page: its addresses are a token and nothing else. */
+/** Whether `tessera view` serves this page: the path is then only a token. */
 export const isServed = (): boolean => /^\/[0-9a-f]{32}\/$/.test(location.pathname);
 
 interface Listing { readonly title: string; readonly primary?: string; readonly part?: string; readonly shards?: string; readonly files: readonly { readonly name: string; readonly size: number }[]; readonly other?: Listing }
@@ -125,7 +126,8 @@ function openingListed({ title, primary, part, shards, files }: Listing, below: 
   return { title, files: files.map(({ name, size }) => ({ name, size, url: address(name) })), ...(primary === undefined ? {} : { primary }), ...(part === undefined ? {} : { part }), ...(shards === undefined ? {} : { shards }) };
 }
 
-/** The checkpoint that `tessera view` serves beside the page, and the one to compare it with; undefined on any other host. */
+/** Returns the checkpoint that `tessera view` serves with the page, and the one to compare it with. Returns undefined on any
+ *  other host. */
 export async function openingServed(): Promise<Served | undefined> {
   if (!isServed()) return undefined;
   const response = await fetch(new URL("checkpoint.json", document.baseURI));

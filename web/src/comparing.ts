@@ -1,5 +1,5 @@
-/** The comparison of what is open, A, with another checkpoint, B. What is cheap (names, dtypes, shapes, sharding) is compared
- *  immediately; values are compared on demand and stay known while the other toggles change. */
+/** Compares the open checkpoint, A, with another one, B. What is cheap (names, dtypes, shapes, sharding) is compared
+ *  immediately. Values are compared on demand, and the result is kept while other toggles change. */
 import type { Prepare } from "./collect";
 import { OWN_ORDER } from "./entry_tree";
 import { sizeOf, type Model } from "./model";
@@ -14,14 +14,14 @@ export interface Comparison {
   readonly opening: Opening;
   layout: boolean;
   canonical: boolean;
-  /** Values are to be compared. */
+  /** Whether values are to be compared. */
   values: boolean;
-  /** What values differ in, once they were compared. */
+  /** The differences of values, once they were compared. */
   valueDiff: Diff | undefined;
   diff: Diff | undefined;
 }
 
-/** A structural diff with what a comparison of values found. */
+/** Combines a structural diff with a comparison of values. */
 function withValues(structure: Diff, values: Diff | undefined): Diff {
   if (!values) return structure;
   const changed = new Map<string, Change>(structure.changed.map((c) => [c.fqn, c]));
@@ -36,7 +36,7 @@ function withValues(structure: Diff, values: Diff | undefined): Diff {
 export class Comparing {
   comparison: Comparison | undefined;
   #ending = new AbortController();
-  /** The diff that was asked for last. */
+  /** The number of the latest diff that was requested. */
   #asked = 0;
 
   constructor(private readonly model: Model) {}
@@ -67,7 +67,7 @@ export class Comparing {
     comparison[what] = !comparison[what];
     if (what !== "layout") {
       this.model.endAside(COMPARING);
-      comparison.valueDiff = undefined; // Other names are matched, or values are no longer asked for.
+      comparison.valueDiff = undefined; // Other names are matched, or values are no longer wanted.
     }
     this.model.changed();
     await this.#update();
@@ -106,7 +106,7 @@ export class Comparing {
     await model.lists.filter("compare", text);
   }
 
-  /** Forgets B; whatever runs for it ends. */
+  /** Closes B and ends all work for it. */
   stop(): void {
     const { model } = this;
     this.reset();

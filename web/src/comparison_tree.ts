@@ -1,4 +1,4 @@
-/** The names of two checkpoints as one tree: what a diff says of each, next to what both hold. Pure. */
+/** Shows the names of two checkpoints as one tree, with what a diff states about each and what both contain. Pure. */
 import { EntryTree, type Leaf, type Sort, type Totals } from "./entry_tree";
 import { termsOf } from "./filter";
 import type { Act, Compared, Diff, DiffSide, Mark, Row } from "./protocol";
@@ -9,9 +9,9 @@ const IS: Readonly<Record<string, readonly Mark[]>> = {
 
 const sideOf = (leaf: Leaf | undefined): DiffSide | undefined => leaf && { kind: leaf.kind, ...(leaf.kind === "tensor" ? { dtype: leaf.dtypes[0] ?? "", shape: leaf.shape } : {}) };
 
-export interface Sides { readonly a: readonly Leaf[]; readonly b: readonly Leaf[]; /** The name under which entries are matched. */ readonly keyOf: (fqn: string) => string }
+export interface Sides { readonly a: readonly Leaf[]; readonly b: readonly Leaf[]; /** The name by which entries are matched. */ readonly keyOf: (fqn: string) => string }
 
-/** One leaf per name: those of A, then those that only B has. Entries of B are numbered after those of A. */
+/** One leaf per name: first those of A, then those that only B has. Entries of B are numbered after those of A. */
 function leavesOf({ a, b, keyOf }: Sides, diff: Diff): Leaf[] {
   const ofB = new Map(b.map((leaf) => [keyOf(leaf.fqn), leaf])), changed = new Map(diff.changed.map((c) => [c.fqn, c]));
   const removed = new Set(diff.removed), added = new Set(diff.added), renamed = new Map(diff.renamed.map((r) => [r.a, r])), taken = new Set(diff.renamed.map((r) => r.b));

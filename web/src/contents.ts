@@ -1,26 +1,26 @@
-/** The contents of a checkpoint as rows: the module's outline in the checkpoint's own order, otherwise a tree of what the
- *  filter keeps, in the order that was asked for. */
+/** The contents of a checkpoint as rows: the module's outline if they are in the checkpoint's own order, and otherwise a
+ *  tree of the entries that the filter keeps, in the chosen order. */
 import type { Checkpoint, EntryRow, Outline } from "../../wasm/tessera.js";
 import { EntryTree, OWN_ORDER, type Leaf, type Sort, type Totals } from "./entry_tree";
 import type { Act, Row } from "./protocol";
 
 const ROWS = 4096;
-/** More entries than this stay in their own order, and their groups have no totals while a filter is on. */
+/** If there are more entries, they stay in their own order, and groups have no totals while a filter is set. */
 export const MOST_SORTED = 200_000;
-/** A filter that keeps every entry, so that all of them are rows, unfolded. */
+/** A filter that keeps every entry, so that all entries become rows and none is folded. */
 const EVERYTHING = "kind:";
 
 const leafOf = ({ entry, fqn, kind, shape, dtypes, elements, bytes, chunks, level }: EntryRow): Leaf =>
   ({ entry, fqn, kind, shape, dtypes, elements: kind === "tensor" ? elements : 0, bytes: kind === "tensor" ? bytes : 0, chunks, level });
 
-/** The entries among the rows of a filtered outline. */
+/** Yields the entries among the rows of a filtered outline. */
 function* entriesOf(outline: Outline): Generator<Leaf> {
   for (let at = 0; at < outline.count; at += ROWS) {
     for (const row of outline.rows(at, ROWS)) if (row.entry !== undefined) yield leafOf(row);
   }
 }
 
-/** Every entry of a checkpoint, or undefined where there are too many to list. */
+/** Returns all entries of a checkpoint, or undefined if there are too many to list. */
 export function leavesOf(checkpoint: Checkpoint, most = MOST_SORTED): Leaf[] | undefined {
   const outline = checkpoint.outline();
   try {

@@ -1,19 +1,19 @@
-/** What the form says a checkpoint is to be converted to, as the module's options and as a command line. Pure. */
+/** The conversion form, as options for the module and as a command line. Pure. */
 import type { ConvertOptions } from "../../wasm/tessera.js";
 import { quoted } from "./target";
 
 export type Form = ConvertOptions["to"];
 export interface ConvertForm {
   readonly to: Form;
-  /** GLOBs with spaces between. */
+  /** GLOBs separated by spaces. */
   readonly include: string;
   readonly exclude: string;
   /** One per line: FROM=TO. */
   readonly rename: string;
-  /** Empty: as it is. */
+  /** Empty: unchanged. */
   readonly dtype: string;
   readonly maxShardSize: string;
-  /** Empty: the form's own default. */
+  /** Empty: the default of the format. */
   readonly objects: "" | "keep" | "drop" | "sidecar" | "refuse";
 }
 
@@ -30,7 +30,7 @@ export const OBJECTS: readonly (readonly [ConvertForm["objects"], string])[] = [
 const words = (text: string): string[] => text.split(/\s+/).filter(Boolean);
 const lines = (text: string): string[] => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
-/** Options that are left as they are do not appear. */
+/** Converts the form to options. Unchanged ones are left out. */
 export function optionsOf(form: ConvertForm): Omit<ConvertOptions, "signal" | "onProgress"> {
   const include = words(form.include), exclude = words(form.exclude), rename = lines(form.rename), size = form.maxShardSize.trim();
   return {
@@ -45,7 +45,7 @@ const OPTIONS: readonly (readonly [keyof ReturnType<typeof optionsOf>, string])[
   ["include", "--include"], ["exclude", "--exclude"], ["rename", "--rename"], ["dtype", "--dtype"], ["maxShardSize", "--max-shard-size"], ["objects", "--objects"],
 ];
 
-/** The command that writes the same bytes. */
+/** Returns the command that writes the same bytes. */
 export function convertCommand(form: ConvertForm, source: string, destination: string): string {
   const options = optionsOf(form);
   const given = OPTIONS.flatMap(([key, option]) => [options[key] ?? []].flat().map((value) => `${option} ${quoted(String(value))}`));
@@ -53,8 +53,8 @@ export function convertCommand(form: ConvertForm, source: string, destination: s
 }
 
 const EXTENSIONS: Readonly<Partial<Record<Form, string>>> = { safetensors: ".safetensors", torch: ".pt" };
-/** The only file's name. */
+/** Returns the name of the only file. */
 export const fileName = (name: string, to: Form): string => name + (EXTENSIONS[to] ?? "");
 
-/** A name for what is made of a checkpoint. */
+/** Suggests a name for something made from a checkpoint. */
 export const nameFor = (title: string, suffix: string): string => `${(title.split("/").pop() ?? "").replace(/\.(safetensors|pt|pth|bin|ckpt|json)$/, "") || "checkpoint"}-${suffix}`;

@@ -1,14 +1,14 @@
-/** Element by element, A − B. Pure. */
+/** Computes A − B element by element. Pure. */
 import { numbersOf, type Elements } from "./elements";
 
 export interface Differences {
-  /** float64; NaN where one side is not finite and the other is something else. */
+  /** float64; NaN if one side is not finite and the other side differs. */
   readonly elements: Elements;
   readonly count: number;
   readonly differing: number;
-  /** Of the finite ones. */
+  /** The largest difference of finite elements. */
   readonly largest: number;
-  /** Elements that are NaN or infinite on one side and differ. */
+  /** The number of elements that are NaN or infinite on one side and differ. */
   readonly apart: number;
 }
 

@@ -1,4 +1,4 @@
-/** Elements of a tensor as numbers and texts, and as files: .npy and CSV. Pure. */
+/** Elements of a tensor as numbers and texts, and as .npy and CSV files. Pure. */
 export interface Elements { readonly dtype: string; readonly shape: readonly number[]; readonly buffer: ArrayBuffer }
 
 function halfOf(bits: number, exponentBits: number): number {
@@ -8,7 +8,8 @@ function halfOf(bits: number, exponentBits: number): number {
   return exponent ? sign * 2 ** (exponent - bias) * (1 + mantissa / 2 ** mantissaBits) : sign * 2 ** (1 - bias) * mantissa / 2 ** mantissaBits;
 }
 
-/** One number per element; undefined for dtypes that are not drawn (complex, and those smaller than 16 bits but for bool and integers). */
+/** Returns one number per element. Returns undefined for dtypes that are not drawn: complex ones, and those smaller than 16
+ *  bits except bool and integers. */
 export function numbersOf({ dtype, buffer }: Elements): ArrayLike<number> | undefined {
   switch (dtype) {
     case "float64": return new Float64Array(buffer);
@@ -27,7 +28,7 @@ export function numbersOf({ dtype, buffer }: Elements): ArrayLike<number> | unde
   }
 }
 
-/** Exact texts: 64-bit integers keep every digit. */
+/** Returns exact texts: 64-bit integers keep all digits. */
 export function textsOf(elements: Elements): string[] | undefined {
   const { dtype, buffer } = elements;
   if (dtype === "int64") return Array.from(new BigInt64Array(buffer), String);
@@ -43,7 +44,7 @@ const DESCR: Readonly<Record<string, string>> = {
 };
 const NPY_ALIGNMENT = 64;
 
-/** NumPy's format 1.0; undefined for dtypes that NumPy does not have. */
+/** Writes NumPy's format 1.0. Returns undefined for dtypes that NumPy does not have. */
 export function npyOf({ dtype, shape, buffer }: Elements): Blob | undefined {
   const descr = DESCR[dtype];
   if (descr === undefined) return undefined;
@@ -53,7 +54,7 @@ export function npyOf({ dtype, shape, buffer }: Elements): Blob | undefined {
   return new Blob([head, `${dict.padEnd(size - 1)}\n`, buffer]);
 }
 
-/** Rows along the last dimension. */
+/** Each row of the CSV is a row along the last dimension. */
 export function csvOf(elements: Elements): Blob | undefined {
   const texts = textsOf(elements), columns = elements.shape.at(-1) ?? 1;
   if (!texts) return undefined;

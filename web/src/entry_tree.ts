@@ -1,5 +1,5 @@
-/** A tree of entries that the page sorts and filters itself: totals are those of the rows that are kept. The module's own
- *  outline shows a checkpoint in its order; this one shows every other order, and comparisons. Pure. */
+/** A tree of entries that the page sorts and filters itself. Totals are those of the rows that are kept. The module's own
+ *  outline shows a checkpoint in its own order; this tree is for all other orders, and for comparisons. Pure. */
 import type { Act, Compared, Level, Row } from "./protocol";
 
 export interface Leaf {
@@ -17,7 +17,7 @@ export interface Leaf {
 
 export type SortKey = "name" | "shape" | "dtype" | "size" | "shards";
 export interface Sort { readonly key: SortKey; readonly descending: boolean }
-/** The order of the checkpoint. */
+/** The checkpoint's own order. */
 export const OWN_ORDER: Sort = { key: "name", descending: false };
 
 export interface Totals { readonly entries: number; readonly tensors: number; readonly elements: number; readonly bytes: number }
@@ -45,7 +45,7 @@ const LEVELS: readonly (Level | undefined)[] = [undefined, "note", "warning", "e
 const worse = (a: Level | undefined, b: Level | undefined): Level | undefined => LEVELS.indexOf(a) >= LEVELS.indexOf(b) ? a : b;
 const elementsOf = (shape: readonly number[]): number => shape.reduce((a, b) => a * b, 1);
 
-/** Numbers inside names count as numbers: layer 10 comes after layer 9. */
+/** Numbers inside names are compared as numbers: layer 10 comes after layer 9. */
 const byName = new Intl.Collator("en", { numeric: true }).compare;
 
 const COMPARE: Record<SortKey, (a: Node, b: Node) => number> = {
@@ -88,13 +88,13 @@ export class EntryTree {
     if (act === "open-all" || act === "close-all") this.#below(node, (n) => { n.open = act === "open-all"; });
     else if (act === "close") node.open = false;
     else if (act === "open") {
-      for (node.open = true; node.order.length === 1 && node.order[0];) (node = node.order[0]).open = true; // only children
+      for (node.open = true; node.order.length === 1 && node.order[0];) (node = node.order[0]).open = true; // open chains of only children, too
     }
     this.#show();
     return this.count;
   }
 
-  /** Opens what the entry is in and returns its row. */
+  /** Opens the parents of the entry and returns its row. */
   reveal(entry: number): number | undefined {
     const own = this.#ofEntry.get(entry);
     if (!own) return undefined;
@@ -118,7 +118,7 @@ export class EntryTree {
     this.#ofEntry.set(leaf.entry, node);
   }
 
-  /** Children come after their parents, so that going backwards adds each to a finished sum. */
+  /** Children come after their parents, so going backwards adds each sum when it is complete. */
   #addUp(): void {
     for (let i = this.#nodes.length - 1; i >= 0; i--) {
       const node = this.#nodes[i];

@@ -1,4 +1,4 @@
-/** In the worker: what does not fit a module tree, a layout, an index, names, or another checkpoint. */
+/** Checks, in the worker, whether a checkpoint fits a module tree, a layout, an index, names, or another checkpoint. */
 import { TesseraError, type Checkpoint, type Tessera, type ValidateOptions } from "../../wasm/tessera.js";
 import type { Expectation, LoadFindings } from "./protocol";
 import { suggested } from "./renames";
@@ -16,7 +16,7 @@ function documentOf(text: string): Against {
   } catch (e) {
     throw new TesseraError(`the file is not JSON: ${e instanceof Error ? e.message : String(e)}`, "page", undefined);
   }
-  return Array.isArray(document) && document.every((name) => typeof name === "string") ? document : text; // its text keeps large integers
+  return Array.isArray(document) && document.every((name) => typeof name === "string") ? document : text; // the text keeps large integers
 }
 
 function findingsFor(checkpoint: Checkpoint, against: Against, prefix: string, allow: string): LoadFindings {

@@ -1,4 +1,4 @@
-/** `__metadata__` of safetensors files: texts that their writers put in, which no catalog of tensors holds. */
+/** Reads `__metadata__` of safetensors files: texts of their writers, which a catalog of tensors does not contain. */
 import type { SourceFile } from "../../wasm/tessera.js";
 
 const MOST_HEADER = 32 << 20, MOST_FILES = 64;
@@ -17,7 +17,7 @@ function metadataOf(file: SourceFile): Record<string, string> {
   return found ?? {};
 }
 
-/** Of the first files; those with none are left out. */
+/** Reads the first files; those without texts are left out. */
 export function fileMetadata(files: readonly SourceFile[]): FileMetadata[] {
   return files.filter((f) => f.name.endsWith(".safetensors")).slice(0, MOST_FILES)
     .map((f) => ({ file: f.name, texts: metadataOf(f) })).filter(({ texts }) => Object.keys(texts).length > 0);

@@ -1,9 +1,9 @@
-/** The text of the filter: its terms, what each means, and what is wrong with it. Pure. */
+/** The text of the filter: its terms, their meaning, and their errors. Pure. */
 const KEYS: readonly string[] = ["dtype", "shape", "file", "kind"];
 const KINDS: readonly string[] = ["tensor", "object", "opaque"];
 const SIZE = /^[<>]=?\d*\.?\d+(e[+-]?\d+)?([kmgt]i?)?b?$/i;
 
-/** A term that only this file's entries match. */
+/** Returns a term that only the entries of this file match. */
 export function fileTerm(name: string): string {
   const glob = name.replace(/[\s*?[\]]/g, "?");
   return `file:${glob.includes("?") ? glob : `${glob.slice(0, -1)}?`}`;
@@ -11,7 +11,7 @@ export function fileTerm(name: string): string {
 
 export const termsOf = (text: string): string[] => text.split(" ").filter(Boolean);
 
-/** Puts a term in, or takes it out. */
+/** Adds a term, or removes it if it is there. */
 export function toggled(text: string, term: string): string {
   const terms = termsOf(text);
   return (terms.includes(term) ? terms.filter((t) => t !== term) : [...terms, term]).join(" ");
@@ -30,7 +30,7 @@ function faultOfTerm(term: string, dtypes: readonly string[]): string | undefine
   return undefined;
 }
 
-/** What is wrong with a filter, for a checkpoint with these dtypes. */
+/** Returns what is wrong with a filter, for a checkpoint with these dtypes. */
 export function faultOf(text: string, dtypes: readonly string[]): string | undefined {
   for (const term of termsOf(text)) {
     const fault = faultOfTerm(term, dtypes);

@@ -1,5 +1,5 @@
-/** Rows as far as the page has fetched them: the contents, and the comparison. Opening, filtering and sorting happen in the
- *  worker; what was asked for last is what is shown. */
+/** The rows that the page has fetched: of the contents, and of the comparison. The worker opens, filters and sorts; the page
+ *  shows the result of the latest request. */
 import type { Client } from "./client";
 import { OWN_ORDER, type Sort, type SortKey, type Totals } from "./entry_tree";
 import { faultOf } from "./filter";
@@ -12,16 +12,16 @@ export interface Listing {
   count: number;
   filter: string;
   sort: Sort;
-  /** How many entries the filter keeps; undefined without a filter. */
+  /** The number of entries that the filter keeps; undefined without a filter. */
   kept: number | undefined;
   totals: Totals | undefined;
-  /** False: there are too many entries to sort. */
+  /** False if there are too many entries to sort. */
   isSorted: boolean;
   trouble: Trouble | undefined;
   cursor: number;
-  /** A row that must be scrolled to. */
+  /** A row to scroll to. */
   goTo: number | undefined;
-  /** The cursor moved and must be in sight. */
+  /** The cursor moved, and must be visible. */
   follow: boolean;
   pages: Map<number, Row[]>;
   generation: number;
@@ -32,7 +32,7 @@ const newListing = (count: number): Listing => ({ count, filter: "", sort: OWN_O
 export class Lists {
   readonly #of: Record<OutlineName, Listing> = { all: newListing(0), compare: newListing(0) };
   #asked: Record<OutlineName, Promise<void>> = { all: Promise.resolve(), compare: Promise.resolve() };
-  /** Known dtypes, against which a filter is checked. */
+  /** The dtypes of the checkpoint, against which filters are checked. */
   dtypes: readonly string[] = [];
 
   constructor(private readonly client: () => Client, private readonly changed: () => void) {}
@@ -40,24 +40,24 @@ export class Lists {
   get(outline: OutlineName): Listing { return this.#of[outline]; }
 
   reset(outline: OutlineName, count: number): void {
-    this.#of[outline].generation++; // What is still fetched for it is dropped.
+    this.#of[outline].generation++; // Drops rows that are still being fetched.
     this.#of[outline] = newListing(count);
     this.changed();
   }
 
-  /** Remembers work on rows until it is done, whether it succeeds or not. */
+  /** Remembers work on rows until it is done, whether it succeeds or fails. */
   track<T>(outline: OutlineName, work: Promise<T>): Promise<T> {
     const before = this.#asked[outline];
     this.#asked[outline] = Promise.allSettled([before, work]).then(() => undefined);
     return work;
   }
 
-  /** Resolves once every row that was asked for, and every change of them, is there. */
+  /** Resolves when all requested rows, and all changes to them, have arrived. */
   async settled(outline: OutlineName): Promise<void> {
     for (let seen: Promise<void> | undefined; seen !== this.#asked[outline];) await (seen = this.#asked[outline]);
   }
 
-  /** The row once what was asked for before is done; undefined where there is none. */
+  /** Returns the row after all earlier requests are done; undefined if there is none. */
   async rowAt(outline: OutlineName, index: number): Promise<Row | undefined> {
     await this.settled(outline);
     if (this.row(outline, index)) return this.row(outline, index);
@@ -65,18 +65,19 @@ export class Lists {
     return this.row(outline, index);
   }
 
-  /** The row of what a row is in. */
+  /** Returns the row of the parent of a row. */
   parentOf(outline: OutlineName, row: number): Promise<number> {
     return this.client().call("parent", { outline, row });
   }
 
-  /** A row, or undefined while it is fetched. */
+  /** Returns a row, or undefined while it is being fetched. */
   row(outline: OutlineName, index: number): Row | undefined {
     const listing = this.#of[outline], number = Math.floor(index / PAGE);
     const page = listing.pages.get(number);
     if (page) return page[index - number * PAGE];
     listing.pages.set(number, []);
-    void this.track(outline, this.#fetch(outline, listing, number)).catch(() => undefined); // The checkpoint was closed meanwhile.
+    // A failure means that the checkpoint was closed in the meantime.
+    void this.track(outline, this.#fetch(outline, listing, number)).catch(() => undefined);
     return undefined;
   }
 
@@ -89,8 +90,8 @@ export class Lists {
     this.changed();
   }
 
-  /** The rows changed: those in sight are fetched before the old ones go, so that nothing flickers. The cursor stays, or
-   *  goes to a row that is then scrolled to. */
+  /** Replaces the rows after a change. The visible rows are fetched before the old ones are removed, so that nothing
+   *  flickers. The cursor stays, or moves to a row that is then scrolled to. */
   async renew(outline: OutlineName, count: number, goTo?: number): Promise<void> {
     const listing = this.#of[outline], inSight = goTo ?? listing.cursor;
     const first = Math.max(0, Math.floor(Math.min(inSight, count - 1) / PAGE) - 1);
@@ -120,7 +121,7 @@ export class Lists {
     return this.track(outline, this.#arrange(outline));
   }
 
-  /** By a column; by the same again: the other way round. Sizes and shards begin with the largest. */
+  /** Sorts by a column; the same column again reverses the order. Sizes and shards begin with the largest. */
   sortBy(outline: OutlineName, key: SortKey): Promise<void> {
     const { sort } = this.#of[outline], first = key === "size" || key === "shards" || key === "shape";
     this.#of[outline].sort = { key, descending: sort.key === key ? !sort.descending : first };

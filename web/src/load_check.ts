@@ -1,4 +1,5 @@
-/** Whether something else would load what is open: a module tree, a layout, an index, names, or another checkpoint. */
+/** Checks whether the open checkpoint would load into something else: a module tree, a layout, an index, names, or another
+ *  checkpoint. */
 import type { Prepare } from "./collect";
 import type { Model } from "./model";
 import type { Expectation, LoadFindings, Trouble } from "./protocol";
@@ -8,7 +9,7 @@ const MOST_DOCUMENT = 256 << 20;
 export class LoadCheck {
   title: string | undefined;
   prefix = "";
-  /** Entries that are not expected do not count. */
+  /** Ignores unexpected entries. */
   allowsExtra = false;
   result: LoadFindings | undefined;
   trouble: Trouble | undefined;
@@ -24,7 +25,7 @@ export class LoadCheck {
     this.allowsExtra = false;
   }
 
-  /** Takes what was dropped or picked: one JSON document, or the files of a checkpoint. */
+  /** Checks against what was dropped or picked: one JSON document, or the files of a checkpoint. */
   async against(prepare: Prepare): Promise<void> {
     const { model } = this, asked = ++this.#asked;
     this.result = this.trouble = undefined;

@@ -1,5 +1,5 @@
-/** What the page knows, and everything that can be done to it. Views draw it and call it; they hold no state of their own
- *  but scroll positions and open menus. */
+/** The state of the page and everything that can be done to it. Views draw the state and call the functions. They have no
+ *  state of their own except scroll positions and open menus. */
 import { Client, Failure, type Progress } from "./client";
 import type { Choice, Prepare, Served } from "./collect";
 import { sourcesAt } from "./remote";
@@ -18,14 +18,14 @@ import { troubleOf } from "./trouble";
 
 const FIRST_PROGRESS_MS = 100;
 const PLANNING = "Planning";
-/** Forms that have no parts. */
+/** Formats that have no parts. */
 const WHOLE: ReadonlySet<string> = new Set(["dcp", "dcp-safetensors", "safetensors", "safetensors-index", "torch-zip", "torch-legacy", "torch-ranks", "torch-index", "json", "pickle"]);
 const MANY_RANKS = 4096, MOST_LARGEST = 8;
 
-/** `cancel` is there where it can be cancelled. */
+/** `cancel` is undefined if the job cannot be cancelled. */
 export interface Job { readonly title: string; progress: Progress | undefined; readonly cancel: (() => void) | undefined }
 type Tell = (p: Progress) => void;
-/** Of work in a worker of its own. `join` starts another one with the same checkpoints. */
+/** For work in a separate worker. `join` starts another worker with the same checkpoints. */
 interface Control { tell: Tell; cancel: () => void; readonly join: () => Promise<Client> }
 
 export interface Selected {
@@ -35,24 +35,24 @@ export interface Selected {
   /** A slice of its values. */
   elements: Elements | undefined;
   tally: Tally | undefined;
-  /** Its values are being counted. */
+  /** Whether its values are being counted. */
   isCounting: boolean;
   trouble: Trouble | undefined;
-  /** What went wrong with the slice, and with the statistics. */
+  /** The errors of the slice and of the statistics. */
   valuesTrouble: Trouble | undefined;
   tallyTrouble: Trouble | undefined;
-  /** How it differs, where it was chosen in a comparison. */
+  /** How it differs, if it was chosen in a comparison. */
   readonly compared: Compared | undefined;
 }
 
-/** What a target would mean, or why it cannot be. */
+/** A preview for a target, or why there is none. */
 export interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly target?: string; readonly trouble?: Trouble }
 
 const CANCELLED = new Failure({ message: "cancelled", status: "cancelled" });
 
 export class Model {
   opening: Opening | undefined;
-  /** What was dropped holds several checkpoints. */
+  /** Several checkpoints that were dropped, to choose from. */
   choice: Choice | undefined;
   opened: Opened | undefined;
   findings: Findings | undefined;
@@ -63,7 +63,7 @@ export class Model {
   fileMetadata: readonly FileMetadata[] | undefined;
   names: FqnDocument | undefined;
   optimizers: readonly Optimizer[] | undefined;
-  /** Of a checkpoint that is made of parts; empty for others. */
+  /** The parts of a checkpoint that is made of parts; empty for others. */
   parts: readonly Part[] | undefined;
   convertForm: ConvertForm | undefined;
   target: TargetForm = START;
@@ -73,7 +73,7 @@ export class Model {
   jobs: readonly Job[] = [];
   bytesRead = 0;
   #ending = new AbortController();
-  /** Every opening and closing makes another; what an earlier one still brings is dropped. */
+  /** Opening and closing create a new one. Results of an earlier one are dropped. */
   #client = this.#newClient();
   readonly lists = new Lists(() => this.#client, () => this.changed());
   readonly comparing = new Comparing(this);
@@ -86,7 +86,7 @@ export class Model {
   #listeners = new Set<() => void>();
   #queued = false;
 
-  /** The worker that holds what is open. */
+  /** The worker that has the open checkpoint. */
   get client(): Client { return this.#client; }
 
   subscribe(listener: () => void): () => void {
@@ -118,8 +118,8 @@ export class Model {
     });
   }
 
-  /** Runs something with a title that shows when it takes a while, and hears its trouble. Undefined where it failed, or
-   *  where what it was about is no longer open. */
+  /** Runs `body`, showing its title if it takes long, and passes errors to `hear`. Returns undefined if it failed, or if
+   *  what it concerned is no longer open. */
   async run<T>(title: string, cancel: (() => void) | undefined, body: (tell: Tell) => Promise<T>, hear: (t: Trouble) => void): Promise<T | undefined> {
     const client = this.#client, job: Job = { title, progress: undefined, cancel };
     const timer = setTimeout(() => {
@@ -143,9 +143,9 @@ export class Model {
 
   hear = (trouble: Trouble): void => { this.trouble = trouble; };
 
-  /** Long work in a worker of its own, which opens again what is open: the page stays usable, and ending the worker is
-   *  cancelling unless the work gives another way. Without a total, it tells its own progress. What runs already is not
-   *  started again. */
+  /** Runs long work in a separate worker, which opens the checkpoints again: the page stays usable, and ending the worker
+   *  cancels the work unless the work provides another way. Without a total, the work reports its own progress. Work that is
+   *  already running is not started again. */
   async runAside<T>(title: string, openings: Partial<Record<Side, Opening>>, total: number | undefined, body: (client: Client, control: Control) => Promise<T>, hear = this.hear): Promise<T | undefined> {
     if (this.#aside.has(title)) return undefined;
     const clients: Client[] = [], read: number[] = [];
@@ -179,7 +179,7 @@ export class Model {
 
   /* ---- opening ---- */
 
-  /** `handles`: what it is opened from, to be remembered. */
+  /** `handles` are what the checkpoint is opened from, to be remembered. */
   async open(prepare: Prepare, handles?: Promise<readonly FileSystemHandle[]>): Promise<void> {
     this.close();
     const client = this.#client, { signal } = this.#ending;
@@ -198,7 +198,7 @@ export class Model {
     if (opened) this.#take(opened);
   }
 
-  /** Opens in the worker. A remote DCP's data files are asked for once its metadata has named them. */
+  /** Opens the checkpoint in the worker. The data files of a remote DCP are requested once its metadata has named them. */
   async #describe(client: Client, opening: Opening, signal: AbortSignal): Promise<Opened> {
     await client.call("open", { side: "a", opening });
     const opened = await client.call("describe", {}), { absent } = opened.overview;
@@ -210,7 +210,7 @@ export class Model {
     return client.call("describe", {});
   }
 
-  /** Opens what the page's own server has, if it has anything, and nothing else was opened in the meantime. */
+  /** Opens the checkpoint that the page's own server offers, if there is one and nothing else was opened in the meantime. */
   async openServed(find: () => Promise<Served | undefined>, showComparison: () => void): Promise<void> {
     const client = this.#client, served = find();
     if (!await served.then((s) => s !== undefined, () => true) || this.#client !== client) return;
@@ -221,7 +221,7 @@ export class Model {
     await this.comparing.with(async () => other);
   }
 
-  /** After the worker broke. */
+  /** For use after the worker has failed. */
   async openAgain(): Promise<void> {
     const { opening } = this;
     if (opening) await this.open(async () => opening);
@@ -236,7 +236,7 @@ export class Model {
     this.changed();
   }
 
-  /** Back to the start page; whatever runs ends. */
+  /** Returns to the start page and ends all work. */
   close(): void {
     this.#ending.abort(CANCELLED);
     this.comparing.reset();
@@ -272,7 +272,7 @@ export class Model {
     this.changed();
   }
 
-  /** An entry that only B has. */
+  /** Chooses an entry that only B has. */
   chooseOther(entry: number, fqn: string, compared: Compared | undefined): void {
     this.selected = unread(entry, fqn, compared);
     this.changed();
@@ -283,7 +283,7 @@ export class Model {
     this.changed();
   }
 
-  /** Goes to an entry by name, clearing a filter that hides it. */
+  /** Goes to an entry by its name, and clears a filter that hides it. */
   reveal(fqn: string): Promise<void> {
     return this.lists.track("all", this.#reveal(fqn));
   }
@@ -335,7 +335,7 @@ export class Model {
     this.changed();
   }
 
-  /** Every byte. */
+  /** Checks every byte. */
   async deepCheck(): Promise<void> {
     if (!this.opening) return;
     const findings = await this.runAside("Checking every byte", { a: this.opening }, sizeOf(this.opening), (client) => client.call("deepFindings", {}));
@@ -353,7 +353,7 @@ export class Model {
     this.changed();
   }
 
-  /** What the overview shows beyond the totals. */
+  /** Loads what the overview shows besides the totals. */
   async loadOverview(): Promise<void> {
     const [largest, metadata] = await Promise.all([
       this.run("Looking for the largest tensors", undefined, () => this.#client.call("largest", { count: MOST_LARGEST }), this.hear),
@@ -370,7 +370,7 @@ export class Model {
     this.changed();
   }
 
-  /** A contract for later checkpoints. */
+  /** Returns the layout, to check later checkpoints against. */
   layoutText(chunks: boolean): Promise<string | undefined> {
     return this.run("Writing the layout", undefined, () => this.#client.call("layout", { chunks }), this.hear);
   }
@@ -386,7 +386,7 @@ export class Model {
     this.changed();
   }
 
-  /** For the text of a target with so many ranks. */
+  /** Plans for the text of a target with this number of ranks. */
   async plan(target: string, ranks: number): Promise<void> {
     const { opening } = this, asked = ++this.#plans;
     if (!opening) return;
@@ -419,7 +419,7 @@ export class Model {
   }
 }
 
-/** A browser that keeps nothing, or is not allowed to, remembers nothing. */
+/** Remembers nothing if the browser stores nothing, or does not allow it. */
 async function remember(title: string, handles: Promise<readonly FileSystemHandle[]>): Promise<void> {
   const list = await handles;
   if (list.length) await import("./recent").then((recent) => recent.remember(title, list)).catch(() => undefined);

@@ -1,4 +1,5 @@
-/** Keeps the page's own files, so that it loads again without a network. Where the browser has no such store, it does not. */
+/** Stores the page's own files, so that it loads again without a network. If the browser has no such store, nothing is
+ *  stored. */
 import { fetchedAll } from "./client";
 import { isServed } from "./collect";
 import { scriptUrl } from "./trusted";
@@ -6,8 +7,8 @@ import { scriptUrl } from "./trusted";
 const NAME = "tessera-page";
 const urlOf = (name: string): string => new URL(name, document.baseURI).href;
 
-/** Scripts, styles and modules of this page, also those that are fetched on demand; the page's own script comes first. Their
- *  names change with what is in them. */
+/** Lists the scripts, styles and modules of this page, including those that are fetched on demand; the page's own script
+ *  comes first. Their names change with their content. */
 async function assetsHere(): Promise<string[]> {
   const list = await (await fetch(urlOf("assets.json"), { cache: "no-cache" })).json() as string[], own = document.querySelector("script[src]")?.getAttribute("src");
   const urls = list.map(urlOf), first = own ? urlOf(own) : "";
@@ -23,7 +24,7 @@ export async function keepPage(): Promise<void> {
   for (const url of assets) if (!await cache.match(url)) await cache.add(url);
   await cache.add(urlOf("samples.json")).catch(() => undefined);
   const page = await fetch(here, { cache: "no-cache" }), text = await page.clone().text();
-  if (!page.ok || !assets.slice(0, 1).every((url) => text.includes(url.replace(/^.*\//, "")))) return; // another version by now
+  if (!page.ok || !assets.slice(0, 1).every((url) => text.includes(url.replace(/^.*\//, "")))) return; // there is another version by now
   await cache.put(here, page);
   for (const kept of await cache.keys()) if (/\/assets\//.test(kept.url) && !assets.includes(kept.url)) await cache.delete(kept);
   document.documentElement.dataset["kept"] = "yes";

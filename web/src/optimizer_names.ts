@@ -1,16 +1,16 @@
-/** What the names of entries say about optimizer state: parameters with their states where nothing has param groups, and the
+/** Finds optimizer state by the names of entries: the states of parameters, if there are no param groups, and the
  *  hyper-parameters of the groups. Pure. */
 import type { Leaf } from "./entry_tree";
 import type { Optimizer, ParamGroup } from "./protocol";
 
 /** `optim.state.layers.0.weight.exp_avg`: prefix, parameter, state. */
 const STATE = /^((?:.*\.)?(?:optim\w*\.)?)state\.(.+)\.([^.]+)$/;
-/** `optim.param_groups.0.lr`, or with a parameter's name in the place of the number. */
+/** `optim.param_groups.0.lr`, or with the name of a parameter instead of the number. */
 const GROUP = /^((?:.*\.)?)param_groups\.(.+)\.([^.]+)$/;
 
 const withoutDot = (prefix: string): string => prefix.replace(/\.$/, "");
 
-/** The entry of a model that an optimizer calls `parameter`. */
+/** Returns the entry of a model that an optimizer calls `parameter`. */
 function valuesOf(parameter: string, byName: ReadonlyMap<string, Leaf>, models: readonly string[]): Leaf | undefined {
   for (const prefix of models) {
     const leaf = byName.get(prefix + parameter);
@@ -19,7 +19,7 @@ function valuesOf(parameter: string, byName: ReadonlyMap<string, Leaf>, models: 
   return undefined;
 }
 
-/** Optimizers whose states are there without param groups. */
+/** Returns the optimizers that have states but no param groups. */
 export function optimizersByName(leaves: readonly Leaf[]): Optimizer[] {
   const found = new Map<string, Map<string, Map<string, Leaf>>>(), others: Leaf[] = [];
   for (const leaf of leaves) {
@@ -39,7 +39,7 @@ export function optimizersByName(leaves: readonly Leaf[]): Optimizer[] {
   });
 }
 
-/** The entries of an optimizer's param groups: which group and which hyper-parameter each is. */
+/** Returns the entries of an optimizer's param groups, with the group and the hyper-parameter of each. */
 export function groupEntries(optimizer: string, leaves: readonly Leaf[]): { readonly group: string; readonly key: string; readonly leaf: Leaf }[] {
   return leaves.flatMap((leaf) => {
     const [, prefix, group, key] = GROUP.exec(leaf.fqn) ?? [];

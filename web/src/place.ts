@@ -1,4 +1,4 @@
-/** Where to write: what the browser's dialogs lend, or the origin's private file system for a download. Loaded on demand. */
+/** Asks where to write: the browser's dialogs, or the origin's private file system for a download. Loaded on demand. */
 import type { Place } from "./protocol";
 
 declare global {
@@ -11,22 +11,22 @@ declare global {
 export interface Chosen {
   readonly place: Place;
   readonly title: string;
-  /** Removes what was begun: nothing half-written stays under the final name. */
+  /** Removes what was begun, so that no incomplete file remains under the final name. */
   discard(): Promise<void>;
 }
 
 export interface Wish {
-  /** Of the new directory. */
+  /** The name of the new directory. */
   readonly name: string;
-  /** Of the only file, where there is only one. */
+  /** The name of the only file, if there is only one. */
   readonly base: string | undefined;
-  /** Something is written next to it. */
+  /** Whether another file is written next to it. */
   readonly hasSidecar: boolean;
 }
 
 const SAVED = "tessera-saved", TRIES = 50, WAIT_MS = 100;
 
-/** The writer may need a moment to let go of a file. */
+/** The writer may take a moment to release a file. */
 async function removed(remove: () => Promise<void>): Promise<void> {
   for (let n = 1; ; n++) {
     try {
@@ -56,21 +56,21 @@ async function newDirectory(parent: FileSystemDirectoryHandle, { name, base }: W
   return { place: { kind: "directory", directory, ...(base === undefined ? {} : { base }) }, title: `${parent.name}/${name}`, discard: () => removed(() => parent.removeEntry(name, { recursive: true })) };
 }
 
-/** A file that the dialog made for this is removed again; one whose content is another's stays. */
+/** Removes a file that the dialog created for this. A file that already had content stays. */
 async function discardEmpty(file: FileSystemFileHandle & { remove?(): Promise<void> }): Promise<void> {
   if ((await file.getFile()).size === 0) await removed(async () => file.remove?.());
 }
 
 async function ownDirectory({ name, base }: Wish): Promise<Chosen> {
   const saved = await (await navigator.storage.getDirectory()).getDirectoryHandle(SAVED, { create: true }), id = crypto.randomUUID();
-  await new Promise<void>((resolve) => void navigator.locks.request(id, () => { resolve(); return new Promise(() => undefined); })); // held as long as this page is open
+  await new Promise<void>((resolve) => void navigator.locks.request(id, () => { resolve(); return new Promise(() => undefined); })); // held until this page is closed
   const directory = await saved.getDirectoryHandle(id, { create: true });
   return { place: { kind: "download", directory, name, ...(base === undefined ? {} : { base }) }, title: "a download", discard: () => removed(() => saved.removeEntry(id, { recursive: true })) };
 }
 
 export const hasPickers = (): boolean => window.showDirectoryPicker !== undefined && window.showSaveFilePicker !== undefined;
 
-/** Asks for a place; undefined where the dialog was dismissed. Must be called by a click. */
+/** Asks where to write. Returns undefined if the dialog was dismissed. Must be called by a click. */
 export async function choosePlace(wish: Wish): Promise<Chosen | undefined> {
   const { showDirectoryPicker: pickDirectory, showSaveFilePicker: pickFile } = window;
   try {
@@ -84,7 +84,7 @@ export async function choosePlace(wish: Wish): Promise<Chosen | undefined> {
   }
 }
 
-/** Removes what pages that are closed by now left for their downloads. */
+/** Removes what pages that are now closed left for their downloads. */
 export async function removeLeftovers(): Promise<void> {
   const root = await navigator.storage.getDirectory(), held = new Set((await navigator.locks.query()).held?.map((lock) => lock.name));
   const saved = await root.getDirectoryHandle(SAVED).catch(() => undefined);

@@ -1,4 +1,4 @@
-/** What the page and its worker say to each other. */
+/** The messages between the page and its worker. */
 import type { ConversionResult, ConvertOptions, FqnDocument, Level, OptimizerOptions, ReshardOptions, Row as ModuleRow, RunOptions } from "../../wasm/tessera.js";
 import type { Elements } from "./elements";
 import type { Sort, Totals } from "./entry_tree";
@@ -9,10 +9,10 @@ import type { Amount } from "./split";
 export type { FqnDocument, Level } from "../../wasm/tessera.js";
 
 export type Side = "a" | "b";
-/** The entries of the checkpoint, or those of both that are compared. */
+/** The entries of the checkpoint, or those of both checkpoints that are compared. */
 export type OutlineName = "all" | "compare";
 
-/** "match": dtype and shape are equal and values were not compared. */
+/** "match": dtype and shape are equal, and values were not compared. */
 export type Mark = "same" | "match" | "changed" | "only-a" | "only-b" | "renamed";
 export interface Compared {
   readonly mark: Mark;
@@ -21,35 +21,35 @@ export interface Compared {
   readonly b: DiffSide | undefined;
   readonly differing?: number;
   readonly maxAbs?: Real;
-  /** What it is called in B. */
+  /** Its name in B. */
   readonly other?: string;
 }
 
 interface More {
   readonly compared?: Compared;
-  /** Of a group: entries below it that differ. */
+  /** Only for a group: the number of entries below it that differ. */
   readonly differing?: number;
-  /** Its numbers are those of what the filter keeps. */
+  /** Its numbers include only what the filter keeps. */
   readonly isTotal?: boolean;
 }
 export type Row = ModuleRow & More & { readonly chunks?: number };
 export type Act = "open" | "close" | "fold" | "unfold" | "open-all" | "close-all";
 
-/** A dropped file, or one behind a URL. */
+/** A dropped file, or one at a URL. */
 export type Source =
   | { readonly name: string; readonly size: number; readonly file: File }
   | { readonly name: string; readonly size: number; readonly url: string };
 
 export interface Opening {
-  /** What it is called on the page. */
+  /** Its name on the page. */
   readonly title: string;
   readonly files: readonly Source[];
   readonly primary?: string;
-  /** The only part to open of a checkpoint that is made of parts. */
+  /** The only part to open, of a checkpoint that is made of parts. */
   readonly part?: string;
   /** The map that joins the plain tensors of several ranks: its name, or a tessera.shards/1 document. */
   readonly shards?: string;
-  /** Where it was opened from, for links to it. */
+  /** The URL that it was opened from, for links to it. */
   readonly url?: string;
 }
 
@@ -59,7 +59,7 @@ export interface FileUse {
   readonly used: number;
   readonly chunks: number;
   readonly taken: readonly (readonly [number, number])[];
-  /** It was not opened: its size is what the metadata says of it. */
+  /** The file was not opened. Its size is the one that the metadata implies. */
   readonly absent?: boolean;
 }
 
@@ -71,7 +71,7 @@ export interface Overview {
   readonly elements: number;
   readonly bytes: number;
   readonly missing_chunks: number;
-  /** Data files that were not opened. */
+  /** The data files that were not opened. */
   readonly absent: readonly string[];
   readonly dtypes: readonly { readonly name: string; readonly bytes: number }[];
   readonly files: readonly FileUse[];
@@ -89,12 +89,12 @@ export interface Finding {
 /** tessera.findings/1, parsed, and its text for export. */
 export interface Findings {
   readonly list: readonly Finding[];
-  /** By rule: cause and cure. */
+  /** By rule: the cause and how to fix it. */
   readonly help: Readonly<Record<string, string>>;
-  /** By rule: findings that were counted and not listed. */
+  /** By rule: the number of findings that were not listed. */
   readonly unlisted: Readonly<Record<string, number>>;
   readonly text: string;
-  /** The same as SARIF 2.1.0. */
+  /** The same findings as SARIF 2.1.0. */
   readonly sarif: string;
 }
 
@@ -158,12 +158,12 @@ export interface Diff {
     readonly differing?: number;
     readonly max_abs?: Real;
   }[];
-  /** `differing` is the page's own: elements with other values, where values were compared. */
+  /** `differing` is added by the page: the number of elements with different values, if values were compared. */
   readonly renamed: readonly { readonly a: string; readonly b: string; readonly why: string; readonly differing?: number }[];
   readonly summary: { readonly same: number; readonly values_compared: boolean };
 }
 
-/** tessera.plan/1 as far as the page shows it. */
+/** The members of tessera.plan/1 that the page shows. */
 export interface Plan {
   readonly totals: {
     readonly tensors: number;
@@ -184,52 +184,52 @@ export interface ParameterStates {
   readonly parameter: string;
   readonly in_group: boolean;
   readonly values: StateEntry | null;
-  /** One a name of the optimizer. */
+  /** One per name of the optimizer. */
   readonly states: readonly (StateEntry | null)[];
 }
 export interface Optimizer {
   readonly optimizer: string;
   readonly names: readonly string[];
   readonly parameters: readonly ParameterStates[];
-  /** False: it was recognized by its names alone. */
+  /** False if it was recognized only by its names. */
   readonly hasGroups: boolean;
   readonly groups: readonly ParamGroup[];
 }
 
-/** Param groups, or parameters, with equal hyper-parameters. */
+/** Param groups, or parameters, with the same hyper-parameters. */
 export interface ParamGroup { readonly members: readonly string[]; readonly values: Readonly<Record<string, string>> }
 
-/** Tensors whose values deserve a look. */
+/** Tensors whose values should be looked at. */
 export interface Scan {
   readonly suspects: readonly { readonly fqn: string; readonly nan: number; readonly inf: number; readonly is: "all zero" | "constant" | undefined }[];
   readonly scanned: number;
-  /** Tensors whose values could not be judged, with why. */
+  /** Tensors whose values could not be judged, and why. */
   readonly skipped: readonly { readonly fqn: string; readonly why: string }[];
 }
 
-/** A conversion or a resharding, with the module's options. */
+/** A conversion or a reshard, with the module's options. */
 export type Writing =
   | { readonly what: "convert"; readonly options: Omit<ConvertOptions, keyof RunOptions> }
   | { readonly what: "reshard"; readonly options: Omit<ReshardOptions, keyof RunOptions> }
   | { readonly what: "optimizer"; readonly action: "flatten" | "unflatten" | "to-fqn" | "to-id"; readonly options: OptimizerOptions };
 
-/** The first entries of an optimizer's state in another form, and how many there are. */
+/** The first entries of an optimizer's state in another form, and their number. */
 export interface OptimizerPreview {
   readonly entries: readonly { readonly fqn: string; readonly dtype?: string; readonly shape?: readonly number[]; readonly text?: string }[];
   readonly count: number;
   readonly warnings: readonly string[];
 }
 
-/** What would be written. The marker of a checkpoint (.metadata, an index) is made at the end and is not listed. */
+/** What would be written. The marker of a checkpoint (.metadata, an index) is created at the end and is not listed. */
 export interface WritingPreview {
-  /** One file has the name "", and what is written next to it a name that begins with a dot. A size of 0 is not known yet. */
+  /** A single file has the name "", and the name of a file next to it begins with a dot. A size of 0 is not yet known. */
   readonly files: readonly { readonly name: string; readonly size: number }[];
-  /** Of tensors. */
+  /** Bytes of tensors. */
   readonly bytes: number;
 }
 
-/** Where to write: a new directory, a file, or a directory of the origin whose files are then downloaded. `base` is what
- *  the name of the only file is put behind. */
+/** Where to write: a new directory, a file, or a directory of the origin whose files are then downloaded. The name of a
+ *  single file follows `base`. */
 export type Place =
   | { readonly kind: "directory"; readonly directory: FileSystemDirectoryHandle; readonly base?: string }
   | { readonly kind: "file"; readonly file: FileSystemFileHandle }
@@ -242,23 +242,23 @@ export type Expectation = { readonly text: string } | { readonly opening: Openin
 export interface LoadFindings {
   readonly missing: readonly Finding[];
   readonly unexpected: readonly Finding[];
-  /** Other dtypes, shapes or kinds. */
+  /** Entries with another dtype, shape or kind. */
   readonly mismatched: readonly Finding[];
-  /** Counted and not listed. */
+  /** The number of findings that were not listed. */
   readonly unlisted: number;
   readonly renames: readonly Rename[];
 }
 
-/** Of a checkpoint that several files make up. */
+/** A part of a checkpoint that several files make up. */
 export interface Part { readonly name: string; readonly format: string; readonly files: number; readonly tensors: number; readonly objects: number }
 
-/** Tensors that hold equal bytes. */
+/** Tensors with equal bytes. */
 export interface Twins { readonly groups: readonly { readonly bytes: number; readonly fqns: readonly string[] }[] }
 
 export interface Opened {
   readonly overview: Overview;
   readonly findings: Findings;
-  /** No data file is there: names, shapes and shards are known, values are not. */
+  /** There is no data file: names, shapes and shards are known, but not values. */
   readonly isMetadataOnly: boolean;
   readonly optimizer: Amount;
   readonly rows: number;
@@ -266,26 +266,26 @@ export interface Opened {
 
 export interface DiffOptions { readonly values: boolean; readonly layout: boolean; readonly canonical: boolean }
 
-/** Each request with what it takes and what it gives. */
+/** Each request, with its arguments and its result. */
 export interface Requests {
   open: { takes: { side: Side; opening: Opening }; gives: null };
-  /** Of side a: what the page shows of it. */
+  /** Describes what the page shows of side a. */
   describe: { takes: Record<string, never>; gives: Opened };
   close: { takes: { side: Side }; gives: null };
   rows: { takes: { outline: OutlineName; first: number; count: number }; gives: Row[] };
   act: { takes: { outline: OutlineName; node: number; act: Act }; gives: number };
   parent: { takes: { outline: OutlineName; row: number }; gives: number };
-  /** Filters and sorts. `totals` is what the filter keeps; without it, rows of groups have no totals. */
+  /** Filters and sorts. `totals` are those of what the filter keeps; if undefined, rows of groups have no totals. */
   arrange: { takes: { outline: OutlineName; text: string; sort: Sort }; gives: { kept: number; rows: number; totals: Totals | undefined; isSorted: boolean } };
-  /** The largest tensors, and whether that is of all of them. */
+  /** The largest tensors, or null if there are too many entries. */
   largest: { takes: { count: number }; gives: readonly { readonly fqn: string; readonly bytes: number }[] | null };
   fileMetadata: { takes: Record<string, never>; gives: readonly FileMetadata[] };
   parts: { takes: Record<string, never>; gives: readonly Part[] };
-  /** `allow`: as `tessera validate --allow` takes it. */
+  /** `allow` is the value of `tessera validate --allow`. */
   checkLoad: { takes: { expected: Expectation; prefix: string; allow: string }; gives: LoadFindings };
   /** The text of tessera.layout/1. */
   layout: { takes: { chunks: boolean }; gives: string };
-  /** Canonical names by text. */
+  /** Canonical names, judged by text. */
   names: { takes: Record<string, never>; gives: FqnDocument };
   reveal: { takes: { outline: OutlineName; fqn: string }; gives: { row: number; rows: number; entry: number } | null };
   entry: { takes: { entry: number }; gives: Detail };
@@ -294,14 +294,14 @@ export interface Requests {
   slices: { takes: { fqn: string; other: string; slice: string | undefined }; gives: { a: Elements; b: Elements } };
   /** In steps; `progress` has the tally so far. */
   tally: { takes: { entry: number }; gives: Tally };
-  /** `found`: what workers found of the parts of the values. */
+  /** `found` are the results of workers for the parts of the values. */
   diff: { takes: DiffOptions & { readonly found?: readonly Uint8Array[] }; gives: Diff };
   /** Compares the values of part `part` of `parts`. */
   diffPart: { takes: { canonical: boolean; part: number; parts: number }; gives: Uint8Array };
   /** Makes the rows of the outline "compare". */
   showDiff: { takes: { diff: Diff; canonical: boolean; text: string; sort: Sort }; gives: number };
   optimizers: { takes: Record<string, never>; gives: readonly Optimizer[] };
-  /** For the text of a tessera.target/1 document. */
+  /** Plans for the text of a tessera.target/1 document. */
   plan: { takes: { target: string }; gives: { plan: Plan; text: string } };
   twins: { takes: Record<string, never>; gives: Twins };
   /** Reads the values of every tensor. */
@@ -316,7 +316,7 @@ export type Kind = keyof Requests;
 
 export interface Trouble {
   readonly message: string;
-  /** The core's status word, or "page" for what the page itself could not do. */
+  /** The name of the core's status, or "page" for an error of the page itself. */
   readonly status: string;
   readonly position?: number;
 }
@@ -324,7 +324,7 @@ export interface Trouble {
 export type ToWorker =
   | { [K in Kind]: { readonly id: number; readonly kind: K; readonly takes: Requests[K]["takes"] } }[Kind]
   | { readonly cancel: number }
-  /** First of all. */
+  /** The first message. */
   | { readonly module: WebAssembly.Module }
   /** The module's second file, or why it could not be fetched. */
   | { readonly writers: WebAssembly.Module | string };

@@ -1,4 +1,4 @@
-/** The rank that wrote a file, where its name says so. Pure. */
+/** Finds the rank that wrote a file, if the file's name states it. Pure. */
 const PATTERNS: readonly RegExp[] = [/(?:^|\/)__(\d+)_\d+\.distcp$/, /(?:^|[_./-])rank_?(\d+)/];
 
 export function rankOf(file: string): number | undefined {

@@ -1,17 +1,20 @@
-/** Larger reads for whoever reads a file in order: a read of a dropped file costs the browser about as much for a few bytes as for
- *  a mebibyte. */
+/** Makes larger reads for callers that read a file in order, because reading a few bytes of a dropped file takes the browser
+ *  about as long as reading a mebibyte. */
 
-/** Bytes that are read ahead: of one file, and of all that are read at the same time. */
+/** The number of bytes read ahead: for one file, for all files that are read at the same time, and where each read is a
+ *  request. */
 const LEAST = 1 << 20, MOST = 8 << 20, MOST_OF_ALL = 32 << 20, MOST_REQUEST = 4 << 20;
-/** How far a read may begin behind the end of the last one and still be in order. */
+/** How far after the end of the last read another one may begin and still be in order. */
 const GAP = 64 << 10;
 const NOWHERE = Number.MAX_SAFE_INTEGER;
-/** Of reads here and there: they are at least so long, longer where each is a request, and the last two of at most so many bytes are
- *  kept, because the records of a zip are read one by one. */
+/** For scattered reads: their least size, which is larger if each read is a request. The last two reads of at most this size
+ *  are kept, because the records of a zip are read one by one. */
 const SHORT = 16 << 10, SHORT_REQUEST = 64 << 10, MOST_SHORT = 64 << 10, KEPT = 2;
-/** How far from where it was, in blocks, the stretch is still continued up to a read: the ends of the zips that are read next. */
+/** How far ahead of its position, in blocks, the sequence is still continued to reach a read. This covers the ends of zips,
+ *  which are read next. */
 const REACH = 2;
-/** Of those that hold blocks of their own, so that thousands of files need no more memory than a few; the last one read last. */
+/** The files that hold blocks, so that thousands of files need no more memory than a few. The one that was read last comes
+ *  last. */
 const holders: ReadAhead[] = [], MOST_HOLDERS = 8;
 const mostAhead = (): number => Math.min(MOST, Math.floor(MOST_OF_ALL / Math.max(1, holders.length)));
 function letGo(holder: ReadAhead): void {
@@ -20,7 +23,7 @@ function letGo(holder: ReadAhead): void {
 }
 
 let generation = 0;
-/** What was read ahead is not used any more: the files may have changed since. */
+/** Forgets what was read ahead in all files, because they may have changed since then. */
 export function forgetReads(): void {
   generation++;
   for (const holder of [...holders]) holder.drop();
@@ -34,15 +37,15 @@ interface Block {
 
 const holds = ({ at, bytes }: Block, offset: number): boolean => offset >= at && offset < at + bytes.length;
 
-/** Reads here and there, such as those of a zip's records, fetch what they ask for and leave the blocks of the stretch that is read
- *  in order as they are. */
+/** Scattered reads, such as those of a zip's records, fetch only what they ask for. They do not affect the blocks of the
+ *  sequence that is read in order. */
 export class ReadAhead {
-  #next = NOWHERE; // where a read would be in order
-  #candidate = -1; // where another stretch would begin
+  #next = NOWHERE; // where the next read would be in order
+  #candidate = -1; // where another sequence would begin
   #ahead = LEAST / 4;
-  readonly #blocks: Block[] = []; // each begins where the one before ends
+  readonly #blocks: Block[] = []; // each begins at the end of the previous one
   readonly #short: Block[] = [];
-  readonly #least: number; // bytes of a read here and there
+  readonly #least: number; // the least size of a scattered read
   #generation = generation;
 
   constructor(private readonly size: number, private readonly readAt: (at: number, size: number) => Uint8Array, private readonly remote: boolean) {
@@ -79,14 +82,14 @@ export class ReadAhead {
     this.#ahead = LEAST / 4;
   }
 
-  /** Where what was read ahead ends. */
+  /** The end of what was read ahead. */
   get #end(): number | undefined {
     const last = this.#blocks.at(-1);
     return last && last.at + last.bytes.length;
   }
 
-  /** Whether a read belongs to the stretch that is read in order: within what was read ahead, or shortly behind it. The records before
-   *  and behind a tensor's bytes are read back and forth; the stretch continues where it was. */
+  /** Whether a read belongs to the sequence that is read in order: it is in what was read ahead, or shortly after it. The
+   *  records before and after a tensor's bytes are read back and forth, and the sequence then continues where it was. */
   #isNear(offset: number): boolean {
     const [first] = this.#blocks, end = this.#end;
     if (!first || end === undefined || offset < first.at) return false;
@@ -100,13 +103,14 @@ export class ReadAhead {
 
   #readShort(at: number, wanted: number): Uint8Array {
     if (wanted > MOST_SHORT) return this.readAt(at, wanted);
-    const from = Math.min(at, this.size - this.#least); // what is before the end of a zip is needed next
+    const from = Math.min(at, this.size - this.#least); // the bytes before the end of a zip are needed next
     const bytes = this.readAt(from, Math.max(at + wanted - from, this.#least));
     if (this.#short.push({ at: from, bytes }) > KEPT) this.#short.shift();
     return bytes.subarray(at - from, at - from + wanted);
   }
 
-  /** A block that has `at` and, if the file is so long, all up to `end`; one by one larger. */
+  /** Reads a block that contains `at` and, if the file is long enough, everything up to `end`. Each block is larger than the
+   *  previous one. */
   #extend(at: number, end: number): Block {
     const from = this.#end ?? at;
     letGo(this);
@@ -117,7 +121,7 @@ export class ReadAhead {
     return block;
   }
 
-  /** Forgets what lies behind, and at the end of the file everything. */
+  /** Forgets what is before this position, and at the end of the file everything. */
   #advance(next: number): void {
     this.#next = next;
     if (this.size - next < this.#least) this.drop();

@@ -1,5 +1,5 @@
-/** Checkpoints that were opened before, as handles that the browser keeps for this page. Loaded on demand. Where the browser
- *  lends no handles there are none. */
+/** Checkpoints that were opened earlier, as handles that the browser stores for this page. Loaded on demand. There are none
+ *  if the browser provides no handles. */
 const DATABASE = "tessera", STORE = "recent", MOST = 8;
 
 export interface Recent { readonly id: number; readonly title: string; readonly when: number; readonly handles: readonly FileSystemHandle[] }
@@ -26,7 +26,7 @@ async function inStore<T>(mode: IDBTransactionMode, act: (store: IDBObjectStore)
   }
 }
 
-/** The latest first. */
+/** Lists the latest first. */
 export const recents = async (): Promise<Recent[]> => (await inStore<Recent[]>("readonly", (store) => store.getAll())).sort((a, b) => b.when - a.when);
 
 export const forget = (id: number): Promise<undefined> => inStore("readwrite", (store) => store.delete(id));
@@ -37,14 +37,14 @@ async function areSame(a: readonly FileSystemHandle[], b: readonly FileSystemHan
   return true;
 }
 
-/** Puts it first; the same again is not listed twice, and the oldest go. */
+/** Puts a checkpoint first. The same one is not listed twice, and the oldest ones are removed. */
 export async function remember(title: string, handles: readonly FileSystemHandle[]): Promise<void> {
   const list = await recents(), kept: Kept = { title, when: Date.now(), handles };
   for (const [i, old] of list.entries()) if (i >= MOST - 1 || await areSame(old.handles, handles)) await forget(old.id);
   await inStore("readwrite", (store) => store.add(kept));
 }
 
-/** Asks for permission again, which a click allows. */
+/** Asks for permission again, which requires a click. */
 export async function permit({ title, handles }: Recent): Promise<void> {
   for (const handle of handles as readonly Permitted[]) {
     if (handle.requestPermission && await handle.requestPermission({ mode: "read" }) !== "granted") throw new Error(`the browser does not allow this page to read '${title}'; choose it again`);

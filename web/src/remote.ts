@@ -1,21 +1,22 @@
-/** Checkpoints behind URLs: one file by ranges, the shards of an index, the files of a DCP, a Hugging Face repository. */
+/** Opens checkpoints at URLs: one file by ranges, the shards of an index, the files of a DCP, or a Hugging Face
+ *  repository. */
 import type { Progress } from "./client";
 import type { Opening, Source } from "./protocol";
 
-/** Whether this page's policy lets it read from other servers; remote.html's does. */
+/** Whether this page's policy lets it read from other servers, as remote.html's does. */
 export const mayReadOthers = (): boolean => /connect-src [^;]*https:/.test(document.querySelector('meta[http-equiv="Content-Security-Policy"]')?.getAttribute("content") ?? "");
 
 export interface Remote {
   readonly url: string;
   readonly name: string;
   readonly size: number | undefined;
-  /** The server gives parts of the file. */
+  /** Whether the server returns ranges of the file. */
   readonly ranges: boolean;
 }
 
 const HUB = /^hf:\/\/([^/@]+\/[^/@]+)(?:@(.+))?$/;
 
-/** `hf://ORG/REPO@REV` as the address of the repository's files. */
+/** Returns the address of the files of the repository `hf://ORG/REPO@REV`. */
 function hubOf(text: string): string | undefined {
   const [, repository, revision = "main"] = HUB.exec(text) ?? [];
   return repository && `https://huggingface.co/${repository}/resolve/${encodeURIComponent(revision)}/`;
@@ -59,7 +60,7 @@ export async function askUrl(text: string, signal: AbortSignal): Promise<Remote>
 
 const AT_ONCE = 6, MOST_WHOLE = 256 << 20;
 
-/** All of a file, telling how far it is. */
+/** Downloads a file, and reports the progress. */
 async function downloaded(url: string, size: number | undefined, signal: AbortSignal, tell: (p: Progress) => void): Promise<Blob> {
   const response = await fetch(url, { signal });
   if (!response.ok || !response.body) throw new Error(`${url} answered ${response.status} ${response.statusText}`);
@@ -72,14 +73,15 @@ async function downloaded(url: string, size: number | undefined, signal: AbortSi
   return new Response(response.body.pipeThrough(counting)).blob();
 }
 
-/** One file behind a URL: by ranges, or, where the server gives none, all of it. So is a `.metadata`, which is read more than once. */
+/** Returns one file at a URL: by ranges, or, if the server does not return ranges, as a whole. A `.metadata` is also
+ *  downloaded as a whole, because it is read more than once. */
 async function sourceOf({ url, name, size, ranges }: Remote, signal: AbortSignal, tell: (p: Progress) => void): Promise<Source> {
   if (ranges && (name !== ".metadata" || (size ?? 0) > MOST_WHOLE)) return { name, size: size ?? 0, url };
   const file = new File([await downloaded(url, size, signal, tell)], name);
   return { name, size: file.size, file };
 }
 
-/** Asks for the sizes of several files, a few at a time; those that are not there are left out. */
+/** Asks for the sizes of several files, a few at a time. Files that do not exist are left out. */
 export async function sourcesAt(base: string, names: readonly string[], signal: AbortSignal): Promise<Source[]> {
   const found: Source[] = [], rest = [...names];
   const next = async (): Promise<void> => {
@@ -98,7 +100,7 @@ export async function sourcesAt(base: string, names: readonly string[], signal: 
   return found;
 }
 
-/** The files that an index names, next to it. */
+/** Opens the files that an index names, which are next to it. */
 async function indexOpening(remote: Remote, signal: AbortSignal, tell: (p: Progress) => void): Promise<Opening> {
   const { url, name, size } = remote;
   if ((size ?? 0) > MOST_WHOLE) throw new Error(`${name} is too large for an index`);
@@ -109,7 +111,8 @@ async function indexOpening(remote: Remote, signal: AbortSignal, tell: (p: Progr
   return { title: name, files: [{ name, size: file.size, file }, ...shards], primary: name, url };
 }
 
-/** What a URL leads to: one file, or an index with its shards. The data files of a DCP are found once its `.metadata` was read. */
+/** Returns what a URL leads to: one file, or an index with its shards. The data files of a DCP are found after its
+ *  `.metadata` was read. */
 export async function openingOfRemote(remote: Remote, signal: AbortSignal, tell: (p: Progress) => void): Promise<Opening> {
   const { name, url } = remote;
   if (name.endsWith(".index.json")) return indexOpening(remote, signal, tell);
@@ -117,12 +120,13 @@ export async function openingOfRemote(remote: Remote, signal: AbortSignal, tell:
   return name === ".metadata" ? { title: new URL(".", url).pathname.split("/").at(-2) || name, files, url } : { title: name, files, primary: name, url };
 }
 
-/** The remote file to open for what a person typed: a repository of the hub has an index, or one file. */
+/** Returns the remote file to open for what a person typed. A repository of the hub has an index, or one file. */
 export async function resolveUrl(text: string, signal: AbortSignal): Promise<Remote> {
   const hub = hubOf(text.trim());
   if (hub === undefined) {
     const url = urlOf(text.trim());
-    return askUrl(url.pathname.endsWith("/") ? new URL(".metadata", url).href : url.href, signal); // a directory is a DCP's
+    // a directory is taken for a DCP
+    return askUrl(url.pathname.endsWith("/") ? new URL(".metadata", url).href : url.href, signal);
   }
   for (const name of ["model.safetensors.index.json", "model.safetensors"]) {
     const remote = await askUrl(hub + name, signal).catch((e: unknown) => { if (e instanceof NotThere) return undefined; throw e; });

@@ -1,8 +1,8 @@
-/** Renames that would give unexpected entries the names of missing ones, judged by names alone. Pure. */
+/** Suggests renames that would give unexpected entries the names of missing ones, judged by names alone. Pure. */
 export interface Rename {
-  /** As `--rename` of convert takes it. */
+  /** The value for `--rename` of convert. */
   readonly rule: string;
-  /** Names that it would make fit, and names that it would change. */
+  /** The number of names that would then fit, and of names that would change. */
   readonly fits: number;
   readonly changes: number;
   readonly example: readonly [from: string, to: string];
@@ -10,13 +10,13 @@ export interface Rename {
 
 const MOST = 8;
 
-/** Ends of a name at dots, the longest first. */
+/** Yields the ends of a name at its dots, the longest first. */
 function* endsOf(name: string): Generator<string> {
   yield name;
   for (let dot = name.indexOf("."); dot >= 0; dot = name.indexOf(".", dot + 1)) yield name.slice(dot + 1);
 }
 
-/** The missing name that shares the longest end with this one, where there is only one such. */
+/** Returns the missing name that shares the longest end with this one, if there is only one such name. */
 function partner(name: string, byEnd: ReadonlyMap<string, readonly string[]>): [from: string, to: string] | undefined {
   for (const end of endsOf(name)) {
     const names = byEnd.get(end);
@@ -26,7 +26,7 @@ function partner(name: string, byEnd: ReadonlyMap<string, readonly string[]>): [
   return undefined;
 }
 
-/** A rule takes the first name's beginning for the second's; an empty beginning is every name. */
+/** A rule replaces the beginning of the first name by that of the second. An empty beginning applies to every name. */
 const ruleOf = (from: string, to: string): string => from ? `${from}=${to}` : `*=${to}*`;
 
 export function suggested(missing: readonly string[], unexpected: readonly string[]): Rename[] {

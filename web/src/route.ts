@@ -1,5 +1,5 @@
-/** What is shown, in the address: the part after "#" names the view; a link may name a URL, an entry and a tab. Names of
- *  local files and of entries are never put into the address by themselves. */
+/** Keeps the current view in the address: the part after "#" names the view, and a link may name a URL, an entry and a tab.
+ *  The names of local files and entries are never put into the address automatically. */
 export const TABS = ["contents", "files", "optimizer", "problems", "compare"] as const;
 export type Tab = (typeof TABS)[number];
 /** Views that the header's actions open, and the start page. */
@@ -15,7 +15,7 @@ export function linkOf(search: string): Link {
   return { url: query.get("url") ?? undefined, entry: query.get("entry") ?? undefined, tab: VIEWS.find((v) => v === tab) };
 }
 
-/** The page's address for a checkpoint behind a URL. */
+/** Returns the page's address for a checkpoint at a URL. */
 export function linkText(page: string, { url, entry, tab }: Link): string {
   const link = new URL(page);
   link.hash = "";

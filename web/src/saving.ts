@@ -1,4 +1,5 @@
-/** Writing what is open in another form: the preview, the job, its result. One for Convert, one for Reshard. */
+/** Writes the open checkpoint in another form: the preview, the job and its result. There is one for Convert and one for
+ *  Reshard. */
 import type { Model } from "./model";
 import type { Chosen } from "./place";
 import type { Trouble, Writing, WritingPreview, Written } from "./protocol";
@@ -6,10 +7,10 @@ import { troubleOf } from "./trouble";
 
 export class Saving {
   preview: WritingPreview | undefined;
-  /** What the preview is of. */
+  /** What the preview shows. */
   previewed = "";
   previewTrouble: Trouble | undefined;
-  /** Of the place, or of the job. */
+  /** An error of the place, or of the job. */
   trouble: Trouble | undefined;
   written: (Written & { readonly title: string }) | undefined;
   isCancelled = false;
@@ -26,7 +27,7 @@ export class Saving {
     this.isCancelled = false;
   }
 
-  /** What would be written. The answer to an earlier question is dropped. */
+  /** Asks what would be written. The answer to an earlier question is dropped. */
   async ask(writing: Writing): Promise<void> {
     const asked = ++this.#asked, { model } = this, hear = (trouble: Trouble) => { if (this.#asked === asked) [this.preview, this.previewTrouble] = [undefined, trouble]; };
     const preview = await model.run("Deciding what to write", undefined, () => model.client.call("previewWriting", { writing }), hear);
@@ -34,7 +35,7 @@ export class Saving {
     model.changed();
   }
 
-  /** Writes into the place that `choose` gives; undefined: the person chose none. */
+  /** Writes into the place that `choose` returns; it returns undefined if the person chose none. */
   async save(writing: Writing, choose: () => Promise<Chosen | undefined>): Promise<void> {
     if (this.isRunning) return;
     const { model } = this, { opening } = model;
@@ -72,5 +73,5 @@ export class Saving {
   }
 }
 
-/** Closing the page would end the writing. */
+/** Closing the page would stop the writing. */
 const warn = (e: BeforeUnloadEvent): void => e.preventDefault();

@@ -1,4 +1,4 @@
-/** A look at the values of every tensor, in the worker: NaN, Inf, and tensors that are all zero or hold one value only. */
+/** Looks at the values of every tensor, in the worker: NaN, Inf, and tensors that are all zero or have only one value. */
 import type { Checkpoint } from "../../wasm/tessera.js";
 import type { Leaf } from "./entry_tree";
 import type { Scan, Tally } from "./protocol";

@@ -1,10 +1,10 @@
-/** Which elements of a tensor are in how many chunks, seen along two of its dimensions: the borders of all chunks cut the
- *  plane into cells; a cell is full when the chunks over it hold all of the dimensions that are not shown. */
+/** Counts in how many chunks each element of a tensor is, along two of its dimensions. The borders of all chunks divide the
+ *  plane into cells. A cell is full if the chunks over it contain the whole extent of all dimensions that are not shown. */
 import type { Chunk } from "./protocol";
 
 export interface Box { readonly x: number; readonly y: number; readonly width: number; readonly height: number }
 export interface ShardMap {
-  /** Dimensions shown; -1: the tensor has none for it. */
+  /** The dimensions that are shown; -1 if the tensor does not have that many. */
   readonly dims: readonly [number, number];
   readonly columns: number;
   readonly rows: number;
@@ -15,7 +15,7 @@ export interface ShardMap {
 
 const MOST_CELLS = 1 << 18;
 
-/** The two dimensions that are cut most, in order; one dimension lies across. */
+/** Returns the two dimensions that are divided most, in their order. A single dimension is shown horizontally. */
 export function dimsOf(shape: readonly number[], chunks: readonly Chunk[]): [number, number] {
   if (shape.length === 0) return [-1, -1];
   if (shape.length === 1) return [-1, 0];

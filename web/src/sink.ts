@@ -1,11 +1,13 @@
-/** Where a conversion's bytes go: files below a directory that the browser lent, or one file. In the worker. */
+/** Writes the bytes of a conversion, in the worker: into files below a directory that the browser gave access to, or into
+ *  one file. */
 import type { Sink } from "../../wasm/tessera.js";
 import type { Place } from "./protocol";
 
-/** One file that is being written. What the user chose appears when it is closed; until then the browser keeps the bytes aside. */
+/** A file that is being written. A file that the user chose appears when it is closed; until then the browser keeps the
+ *  bytes elsewhere. */
 interface Output { write(offset: number, bytes: Uint8Array): void | Promise<void>; close(): void | Promise<void>; abort(): void | Promise<void> }
 
-/** The browser's error says neither what was written nor what to do. */
+/** The browser's error states neither what was written nor what to do. */
 function explained(e: unknown, name: string): unknown {
   if (!(e instanceof DOMException)) return e;
   if (e.name === "QuotaExceededError") return new Error(`there is not enough space for '${name}'; free some, or choose another place`);
@@ -16,13 +18,13 @@ function explained(e: unknown, name: string): unknown {
 async function chosenOutput(handle: FileSystemFileHandle): Promise<Output> {
   const stream = await handle.createWritable();
   return {
-    write: (position, bytes) => stream.write({ type: "write", position, data: bytes.slice() }), // the module reuses its memory
+    write: (position, bytes) => stream.write({ type: "write", position, data: bytes.slice() }), // the module reuses memory
     close: () => stream.close(),
     abort: () => stream.abort(),
   };
 }
 
-/** The origin's own files can be written in place, which is quicker; nothing there has a final name. */
+/** The origin's own files can be written in place, which is faster. None of them has a final name. */
 async function ownOutput(handle: FileSystemFileHandle): Promise<Output> {
   const access = await handle.createSyncAccessHandle();
   return {
@@ -42,12 +44,12 @@ async function fileAt(directory: FileSystemDirectoryHandle, path: string): Promi
 export class PlaceSink implements Sink {
   readonly #outputs = new Map<string, Output>();
   readonly #opening = new Map<string, Promise<void>>();
-  /** Paths of the files below the directory. */
+  /** The paths of the files below the directory. */
   readonly paths: string[] = [];
 
   constructor(private readonly place: Place) {}
 
-  /** Nothing is written before its file was created: the module waits between the two. */
+  /** A file is created before anything is written to it, because the module waits in between. */
   create(name: string): Promise<void> {
     const opening = this.#open(name).catch((e: unknown) => { throw explained(e, name || "the file"); });
     this.#opening.set(name, opening);

@@ -1,7 +1,7 @@
-/** The text of a slice, as `tessera get` takes it between brackets. Pure. */
+/** The text of a slice, as between the brackets of `tessera get`. Pure. */
 export const MOST_SLICE = 1 << 22;
 
-/** What is shown first: a corner of the last two dimensions. */
+/** Returns the slice that is shown first: a corner of the last two dimensions. */
 export function firstSlice(shape: readonly number[], side = 64): string {
   return shape.map((size, d) => d + 2 >= shape.length ? (size > side ? `0:${side}` : ":") : "0").join(",");
 }
@@ -12,7 +12,7 @@ const bound = (text: string | undefined, otherwise: number, size: number): numbe
   return Math.max(0, Math.min(size, n < 0 ? size + n : n));
 };
 
-/** How many elements a slice has; undefined where the module must say what is wrong with it. */
+/** Returns the number of elements of a slice; undefined if the module has to report what is wrong with it. */
 export function elementsOfSlice(text: string, shape: readonly number[]): number | undefined {
   const parts = text.trim() === "" ? [] : text.split(",").map((p) => p.trim());
   if (parts.length > shape.length) return undefined;

@@ -1,4 +1,4 @@
-/** Bytes for the module, in the worker: slices of dropped files, or ranges of a URL, both synchronously. */
+/** Reads bytes for the module, in the worker: slices of dropped files, or ranges of a URL, both synchronously. */
 import type { OpenOptions, SourceFile } from "../../wasm/tessera.js";
 import type { Opening, Source } from "./protocol";
 import { ReadAhead } from "./read_ahead";
@@ -33,7 +33,7 @@ export function sourceFile(source: Source): SourceFile {
   return { name, size, remote, read: (offset, into) => { if (into.length) ahead.read(offset, into); } };
 }
 
-/** Which checkpoint of its files an opening is. */
+/** Returns the options that select the checkpoint among its files. */
 export function chosenOf({ primary, part, shards }: Opening): OpenOptions {
   return { ...(primary === undefined ? {} : { primary }), ...(part === undefined ? {} : { part }), ...(shards === undefined ? {} : { shards }) };
 }

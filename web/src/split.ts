@@ -1,4 +1,4 @@
-/** Which part of a checkpoint is its weights and which is optimizer state, judged by the first two components of names. */
+/** Separates the weights of a checkpoint from optimizer state, judged by the first two components of names. */
 import type { Outline } from "../../wasm/tessera.js";
 
 export interface Amount { readonly elements: number; readonly bytes: number }
@@ -6,7 +6,7 @@ export interface Amount { readonly elements: number; readonly bytes: number }
 const OPTIMIZER = /^(optim|optimizer|opt)(_?states?|s)?(_?\d+)?$/i;
 const MOST_ROWS = 20_000;
 
-/** What of the outline, which is closed afterwards, is optimizer state. */
+/** Returns how much of the outline is optimizer state. Closes the outline. */
 export function optimizerOf(outline: Outline): Amount {
   try {
     outline.act(0, "close-all");

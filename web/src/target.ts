@@ -1,15 +1,15 @@
-/** What the form says a checkpoint is to be resharded for, as tessera.target/1 and as a command line. */
+/** The reshard form, as tessera.target/1 and as a command line. */
 export interface MeshDim { readonly name: string; readonly size: number; readonly placement: string }
 export interface TargetForm {
   readonly dims: readonly MeshDim[];
-  /** One a line: a GLOB, spaces, placements with commas between. */
+  /** One rule per line: a GLOB, spaces, and placements separated by commas. */
   readonly rules: string;
 }
 
 export const START: TargetForm = { dims: [{ name: "dp", size: 2, placement: "shard(0)" }], rules: "" };
 export const PLACEMENTS: readonly string[] = ["shard(0)", "shard(1)", "shard(2)", "shard(3)", "replicate"];
 
-/** Splits at the commas outside parentheses. */
+/** Splits at commas outside parentheses. */
 const placementsOf = (text: string): string[] => text.split(/,(?![^(]*\))/).map((p) => p.trim()).filter(Boolean);
 
 function rulesOf(text: string): { match: string; placements: string[] }[] {
@@ -30,7 +30,7 @@ export function targetText({ dims, rules }: TargetForm): string {
 
 export const quoted = (text: string): string => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 
-/** The command that does it; `target.json` is the file of targetText where there are rules. */
+/** Returns the command that does the same. If there are rules, `target.json` is a file with targetText. */
 export function commandText(form: TargetForm, source: string): string {
   const mesh = form.dims.map((d) => `${d.name}=${d.size}`).join(","), placements = form.dims.map((d) => d.placement).join(",");
   const target = form.rules.trim() ? "--target target.json" : `--mesh ${quoted(mesh)} --placements ${quoted(placements)}`;

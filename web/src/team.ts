@@ -1,17 +1,18 @@
-/** Work that several workers share, each with its own module and its own hold of the files. Fetched when there is such work. */
+/** Shares work between several workers, each with its own module and its own access to the files. Fetched when there is such
+ *  work. */
 import type { Diff, Kind, Opening, Requests } from "./protocol";
 
 interface Member { call<K extends Kind>(kind: K, takes: Requests[K]["takes"]): Promise<Requests[K]["gives"]> }
 
 const MOST_WORKERS = 4;
-/** What a worker is started for, at least. */
+/** The least number of bytes for which a worker is started. */
 const LEAST_BYTES = 32 << 20;
-/** Beyond that many bytes, metadata takes much memory in each worker; what is not large beside it is not worth it, either. */
+/** Larger metadata take much memory in each worker, so only one worker is used. */
 const MOST_METADATA = 4 << 20;
-/** So that none waits long for the last one. */
+/** More than one part per worker, so that no worker waits long for the last one. */
 const PARTS_EACH = 4;
 
-/** How many workers share the reading of these checkpoints. Servers are asked by one. */
+/** Returns how many workers share the reading of these checkpoints. Only one worker reads from servers. */
 export function workersFor(openings: readonly Opening[], { hardwareConcurrency = 1, deviceMemory = 8 }: { hardwareConcurrency?: number; deviceMemory?: number }): number {
   const files = openings.flatMap((o) => o.files), bytes = files.reduce((sum, f) => sum + f.size, 0);
   const metadata = files.reduce((sum, f) => sum + (/(^|\/)\.metadata$|\.json$/.test(f.name) ? f.size : 0), 0);
@@ -20,11 +21,11 @@ export function workersFor(openings: readonly Opening[], { hardwareConcurrency =
 }
 
 const statusOf = (e: unknown): unknown => (e as { trouble?: { status?: unknown } }).trouble?.status;
-/** A worker that could not go on, which says nothing about the files. */
+/** Whether the worker itself failed, which says nothing about the files. */
 const isOwn = (e: unknown): boolean => ["broken", "out of memory", "page", "cancelled"].includes(String(statusOf(e)));
 
-/** All parts, as `first` and those who join find them. Parts are taken in order, so that the failure that is reported is the first
- *  one's, as it is where one worker does all. */
+/** Computes all parts, by `first` and the workers that join. Parts are taken in order, so that the reported failure is that
+ *  of the first part, as with a single worker. */
 async function inParts<T>(first: Member, join: () => Promise<Member>, workers: number, call: (member: Member, part: number, parts: number) => Promise<T>): Promise<T[]> {
   const parts = workers * PARTS_EACH, waiting = Array.from({ length: parts }, (_, i) => i), found = new Map<number, T>();
   let failed: { readonly part: number; readonly error: unknown } | undefined;
@@ -43,7 +44,7 @@ async function inParts<T>(first: Member, join: () => Promise<Member>, workers: n
     }
   };
   await Promise.all([work(first), ...Array.from({ length: workers - 1 }, () => join().then(work, () => undefined))]);
-  await work(first); // what a worker that could not go on has left
+  await work(first); // parts that a failed worker has left
   if (failed) throw failed.error;
   return Array.from({ length: parts }, (_, part) => found.get(part) as T);
 }

@@ -1,9 +1,9 @@
-/** The values of two tensors under different names, compared bit by bit in slices, as a diff does for equal names. */
+/** Compares the values of two tensors with different names bit by bit, in slices, as a diff does for equal names. */
 import type { Checkpoint } from "../../wasm/tessera.js";
 
 const MOST_ELEMENTS = 1 << 20;
 
-/** The texts of slices that together cover a shape, none of more than `most` elements. */
+/** Yields slices, as texts, that together cover a shape. None has more than `most` elements. */
 export function* slicesOf(shape: readonly number[], most = MOST_ELEMENTS): Generator<string> {
   if (shape.some((s) => s === 0)) return;
   let cut = 0, inner = shape.slice(1).reduce((a, b) => a * b, 1);
@@ -17,7 +17,7 @@ export function* slicesOf(shape: readonly number[], most = MOST_ELEMENTS): Gener
   }
 }
 
-/** How many elements differ. Both tensors have this shape and the same dtype. */
+/** Returns how many elements differ. Both tensors have this shape and the same dtype. */
 export function differingElements(a: Checkpoint, nameA: string, b: Checkpoint, nameB: string, shape: readonly number[]): number {
   let differing = 0;
   for (const slice of shape.length ? slicesOf(shape) : [undefined]) {

@@ -1,4 +1,4 @@
-/** Numbers and names as people read them. */
+/** Numbers and names for people to read. */
 const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
 
 export function bytesText(bytes: number): string {
@@ -9,7 +9,7 @@ export function bytesText(bytes: number): string {
 
 const SCALES: readonly (readonly [number, string])[] = [[1e12, "trillion"], [1e9, "billion"], [1e6, "million"], [1e3, "thousand"]];
 
-/** "7.24 billion": parameters and elements. Letters are left to bytes. */
+/** "7.24 billion", for parameters and elements. Unit letters are only used for bytes. */
 export function countText(count: number): string {
   for (const [scale, word] of SCALES) {
     if (count >= scale) return `${Number((count / scale).toPrecision(3))} ${word}`;
@@ -21,7 +21,7 @@ export const exactText = (count: number): string => count.toLocaleString("en-US"
 export const shapeText = (shape: readonly number[]): string => shape.length ? shape.join(" × ") : "scalar";
 export const plural = (n: number, one: string, many = `${one}s`): string => `${exactText(n)} ${n === 1 ? one : many}`;
 
-/** Names hold anything; what cannot be seen is made visible. */
+/** Names may contain anything, so invisible characters are shown as escapes. */
 export function visible(name: string): string {
   if (name === "") return "(empty name)";
   return name.replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);

@@ -1,5 +1,5 @@
-/** The only addresses that may become scripts: the page's own worker and service worker. Browsers with Trusted Types refuse
- *  every other one. */
+/** The only addresses that may become scripts: the page's own worker and service worker. Browsers with Trusted Types reject
+ *  all others. */
 interface Policy { createScriptURL(url: string): string }
 declare const trustedTypes: { createPolicy(name: string, rules: Policy): Policy } | undefined;
 
@@ -11,5 +11,5 @@ const rules: Policy = {
 };
 const policy = typeof trustedTypes === "undefined" ? rules : trustedTypes.createPolicy("tessera", rules);
 
-/** A string where there are no Trusted Types, otherwise what the browser accepts in its place. */
+/** Returns a string, or with Trusted Types the object that the browser accepts instead. */
 export const scriptUrl = (url: string): string => policy.createScriptURL(url);

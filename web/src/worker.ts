@@ -1,5 +1,5 @@
-/** The worker that owns the module. Requests are answered one after the other, but for the tally, which lets others in
- *  between its steps and hears a cancel; what else takes long is done in a worker that can be ended. */
+/** The worker that owns the module. Requests are answered one after the other, except the tally, which lets other requests
+ *  in between its steps and can be cancelled. Other long work is done in a worker that can be ended. */
 import { Tessera, TesseraError, type Outline } from "../../wasm/tessera.js";
 import { openFiles, withMissing, type FindingsDocument, type OpenedFiles } from "./absent";
 import { ComparisonTree } from "./comparison_tree";
@@ -18,7 +18,7 @@ import { differingElements } from "./tensor_equality";
 import { optimizerPreviewOf, previewOf, write } from "./writing";
 
 const STEP_BYTES = 8 << 20;
-/** A GLOB that no name of a checkpoint matches: only the summary is wanted. */
+/** A GLOB that no name of a checkpoint matches, because only the summary is wanted. */
 const NO_NAME = "\u0001";
 const ROWS = 4096, MOST_MARKING = 50_000_000, MOST_OVERVIEW = 20_000, MOST_HYPER = 10_000;
 const scope = self as unknown as DedicatedWorkerGlobalScope;
@@ -26,10 +26,10 @@ const say = (message: FromWorker) => scope.postMessage(message);
 
 interface Open extends OpenedFiles { readonly title: string; readonly opening: Opening }
 const sides: Partial<Record<Side, Open>> = {};
-/** Of side a, and of both. */
+/** The outlines of side a, and of both sides. */
 const lists: { all?: Contents; compare?: ComparisonTree } = {};
 const cancelled = new Set<number>();
-/** Of what the module itself carries out in steps. */
+/** For work that the module itself performs in steps. */
 const stopping = new Map<number, AbortController>();
 
 let start: (module: WebAssembly.Module) => void, lend: (second: WebAssembly.Module | string) => void;
@@ -46,15 +46,15 @@ const tessera = new Promise<WebAssembly.Module>((resolve) => { start = resolve; 
   return t;
 });
 
-/** Loads the second file of the module, for what needs it. */
+/** Waits for the second file of the module. */
 const prepared = async () => {
   const [t, second] = await Promise.all([tessera, writers]);
   if (typeof second === "string") throw new TesseraError(`the rest of the module could not be loaded: ${second}`, "page", undefined);
   return t.prepare(second);
 };
 
-/** Opens a checkpoint, and where that fails without the second file of the module, which readers of rare forms are in, again
- *  with it. */
+/** Opens a checkpoint. If that fails because the readers of its format are in the second file of the module, loads that and
+ *  tries again. */
 async function withRest<T>(open: () => T): Promise<T> {
   try {
     return open();
@@ -94,7 +94,7 @@ function findingsOf(t: Tessera, document: FindingsDocument, sarif: string): Find
   };
 }
 
-/** What the module counts, with the sizes of absent files and what is missing because of them. */
+/** Adds to the module's overview the sizes of absent files, and what is missing because of them. */
 function overviewOf({ checkpoint, absent }: Open): Overview {
   const document = JSON.parse(checkpoint.document("overview")) as Overview, names = new Set(absent);
   const files = document.files.map((f): FileUse => names.has(f.name) ? { ...f, size: f.taken.reduce((end, [at, size]) => Math.max(end, at + size), 0), absent: true } : f);
@@ -112,7 +112,7 @@ function markEntries(open: Open, overview: Overview, list: Findings["list"], all
     if (entry !== undefined) all.mark(entry, f.level);
   }
   const chunks = overview.files.reduce((sum, f) => sum + f.chunks, 0);
-  if (isLone || open.absent.length * chunks > MOST_MARKING) return; // each file's name is looked for in every chunk
+  if (isLone || open.absent.length * chunks > MOST_MARKING) return; // every chunk is searched for each file's name
   const outline = checkpoint.outline();
   for (const name of open.absent) {
     outline.filter(fileTerm(name));
@@ -121,7 +121,7 @@ function markEntries(open: Open, overview: Overview, list: Findings["list"], all
   outline.close();
 }
 
-/** Refuses work on values whose files are absent, with the files' names. */
+/** Throws for work on values whose files are absent, and names the files. */
 function requireBytes({ checkpoint, absent }: Open, entry: number): void {
   if (absent.length === 0) return;
   const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] };
@@ -135,7 +135,7 @@ function requireAllBytes({ absent, title }: Open): void {
 
 const listed = (names: readonly string[]): string => names.length > 3 ? `${names.slice(0, 2).join(", ")} and ${names.length - 2} more files` : names.join(", ");
 
-/** Lets other messages in. */
+/** Lets other messages be handled. */
 const turn = () => new Promise<void>((resolve) => {
   const { port1, port2 } = new MessageChannel();
   port1.onmessage = () => { port1.close(); resolve(); };
@@ -166,7 +166,7 @@ function groupsOf({ checkpoint }: Open, optimizer: string, leaves: readonly Leaf
   }));
 }
 
-/** A renamed pair whose dtypes and shapes are equal, with how many of its elements differ. */
+/** Adds to a renamed pair how many of its elements differ, if dtypes and shapes are equal. */
 function withValues(a: Open, b: Open, pair: Diff["renamed"][number]): Diff["renamed"][number] {
   const detail = ({ checkpoint }: Open, fqn: string) => {
     const entry = checkpoint.find(fqn);
@@ -184,7 +184,7 @@ const handlers: Handlers = {
     const t = await tessera;
     closeSide(side);
     const { title } = opening;
-    if (opening.files.some(isRemote)) await prepared(); // it needs fewer requests with the rest of the module
+    if (opening.files.some(isRemote)) await prepared(); // with the second file of the module it needs fewer requests
     sides[side] = { title, opening, ...await withRest(() => openFiles(t, opening.files.map(sourceFile), chosenOf(opening), title)) };
     say({ read: t.bytesRead, file: "" });
     return null;
@@ -219,7 +219,7 @@ const handlers: Handlers = {
     return row === undefined || entry === undefined ? null : { row, entry, rows: list.count };
   },
   largest({ count }) {
-    const leaves = leavesOf(opened("a").checkpoint, MOST_OVERVIEW); // soon after opening: nothing may wait for it long
+    const leaves = leavesOf(opened("a").checkpoint, MOST_OVERVIEW); // soon after opening: no request may wait long for this
     return leaves ? leaves.filter((l) => l.kind === "tensor").sort((a, b) => b.bytes - a.bytes).slice(0, count).map(({ fqn, bytes }) => ({ fqn, bytes })) : null;
   },
   fileMetadata: () => fileMetadata(opened("a").opening.files.map(sourceFile)),
@@ -356,7 +356,7 @@ const handlers: Handlers = {
       stopping.delete(id);
     }
   },
-  /** Without stand-ins, whose bytes would only be missed again. */
+  /** Opens without placeholders, because their bytes would only be reported as missing again. */
   async deepFindings() {
     await prepared();
     const t = await tessera, { opening, title: path, found, checkpoint: open } = opened("a");

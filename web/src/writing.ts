@@ -1,4 +1,4 @@
-/** Conversions in the worker: what one would write, and writing it. */
+/** Conversions in the worker: previews them, and performs them. */
 import type { Checkpoint, ConversionResult, ConvertOptions, OptimizerOptions, ReshardOptions, RunOptions, Sink } from "../../wasm/tessera.js";
 import type { OptimizerPreview, Place, Writing, WritingPreview, Written } from "./protocol";
 import { PlaceSink } from "./sink";
@@ -19,8 +19,8 @@ async function run(checkpoint: Checkpoint, writing: Writing, control: RunOptions
     : checkpoint.reshard({ ...writing.options, ...control } as ReshardOptions, sink);
 }
 
-/** The files that would be written. Everything is decided, and refused, as for the conversion itself, which is stopped after
- *  the step that creates the files and before anything is written. */
+/** Returns the files that would be written. All decisions are made and all errors reported as in the conversion itself,
+ *  which is stopped after the step that creates the files, before anything is written. */
 export async function previewOf(checkpoint: Checkpoint, writing: Writing): Promise<WritingPreview> {
   const files: { name: string; size: number }[] = [], stop = new AbortController(), enough = new Error("enough");
   let bytes = 0;
@@ -33,7 +33,7 @@ export async function previewOf(checkpoint: Checkpoint, writing: Writing): Promi
   return { files, bytes };
 }
 
-/** The names and values that the optimizer's state has in another form. */
+/** Returns the names and values that the optimizer's state has in another form. */
 export function optimizerPreviewOf(checkpoint: Checkpoint, action: (Writing & { what: "optimizer" })["action"], options: OptimizerOptions, count: number): OptimizerPreview {
   const made = checkpoint.optimizer(action, options);
   try {
@@ -47,7 +47,8 @@ export function optimizerPreviewOf(checkpoint: Checkpoint, action: (Writing & { 
   }
 }
 
-/** What was written into the origin's own directory, as one file to download: a zip where it is more than one. */
+/** Returns what was written into the origin's own directory as one file to download, which is a zip if there are several
+ *  files. */
 async function downloadOf(place: Place & { kind: "download" }, paths: readonly string[], tell: Tell): Promise<Written["download"]> {
   const files = await Promise.all(paths.map(async (name) => {
     const components = name.split("/"), last = components.pop() ?? "";

@@ -1,6 +1,6 @@
-/** Files of the origin as one uncompressed zip: a blob that refers to them, so that none of them is in memory. */
+/** Makes an uncompressed zip of files of the origin. It is a blob that refers to them, so none of them is in memory. */
 const ZIP64 = 45, LIMIT = 0xffffffff, MOST_COUNT = 0xffff, UTF8 = 0x0800;
-/** 1980-01-01, the earliest date: the same files make the same zip. */
+/** 1980-01-01, the earliest date, so that the same files make the same zip. */
 const DATE = 0x21;
 
 const TABLE = Uint32Array.from({ length: 256 }, (_, n) => {
@@ -20,7 +20,7 @@ async function crcOf(file: Blob, tell: (bytes: number) => void): Promise<number>
   }
 }
 
-/** Little-endian fields: pairs of width in bytes and value. */
+/** Returns little-endian fields, given as pairs of a width in bytes and a value. */
 function fields(...pairs: readonly (readonly [2 | 4 | 8, number])[]): Uint8Array<ArrayBuffer> {
   const bytes = new Uint8Array(pairs.reduce((sum, [width]) => sum + width, 0)), view = new DataView(bytes.buffer);
   let at = 0;
@@ -35,7 +35,7 @@ function fields(...pairs: readonly (readonly [2 | 4 | 8, number])[]): Uint8Array
 
 interface Member { readonly name: Uint8Array<ArrayBuffer>; readonly size: number; readonly crc: number; readonly offset: number }
 
-/** Every member has the zip64 field, so that there is one kind of header whatever the sizes. */
+/** Every member has the zip64 field, so that there is one kind of header for all sizes. */
 function localHeader({ name, size, crc }: Member): BlobPart[] {
   return [fields([4, 0x04034b50], [2, ZIP64], [2, UTF8], [2, 0], [2, 0], [2, DATE], [4, crc], [4, LIMIT], [4, LIMIT], [2, name.length], [2, 20]),
     name, fields([2, 1], [2, 16], [8, size], [8, size])];
@@ -57,7 +57,7 @@ function ending(count: number, size: number, offset: number): BlobPart[] {
   ];
 }
 
-/** Reads each file once, for its checksum; `tell` hears how many bytes. */
+/** Reads each file once to compute its checksum. `tell` receives the number of bytes. */
 export async function zipOf(files: readonly { readonly name: string; readonly file: Blob }[], tell: (bytes: number) => void): Promise<Blob> {
   const parts: BlobPart[] = [], central: BlobPart[] = [];
   let offset = 0;
