@@ -1,4 +1,4 @@
-/** The calls that take options against the native command: parsed documents, and refusals in the same words. */
+/** Compares the calls that accept options with the native command: parsed documents, and errors with the same messages. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -8,7 +8,7 @@ import { check, errorOf, same, test } from "./harness.mjs";
 
 const TARGET = { schema: "tessera.target/1", mesh: { shape: [2, 2], dim_names: ["a", "b"] }, rules: [{ match: "**.bias", placements: ["replicate", "replicate"] }], default: ["shard(0)", "replicate"] };
 
-/** Documents of every sample: the call, and the command's arguments. */
+/** Documents of every sample: the call, and the arguments of the command. */
 const CALLS = [
   ["inspect hashed", (c) => c.inspect({ hash: "sha256", stats: true }), (t) => ["inspect", t, "--json", "--hash", "sha256", "--stats"]],
   ["inspect chosen", (c) => c.inspect({ include: ["**.weight", "state.**"], exclude: ["**.0.*"], hash: "xxh3" }), (t) => ["inspect", t, "--json", "--include", "**.weight", "--include", "state.**", "--exclude", "**.0.*", "--hash", "xxh3"]],
@@ -19,7 +19,7 @@ const CALLS = [
   ["plan", (c) => c.plan({ mesh: "dp=3", placements: "shard(0)", items: true }), (t) => ["plan", t, "--json", "--mesh", "dp=3", "--placements", "shard(0)", "--items"]],
 ];
 
-/** Without PATH, which the call does not have. */
+/** Removes PATH, which the call does not have. */
 export const pathless = (value, target) => JSON.stringify(value, (key, item) =>
   key === "path" || (key === "source" && typeof item === "string") ? undefined : item).replaceAll(target, "");
 
@@ -32,7 +32,7 @@ export function testCalls({ tessera, native, root, targets, withOpened }) {
   const run = (...args) => spawnSync(native, args, { encoding: "utf8", maxBuffer: 1 << 28 });
   const sample = (name) => path.join(root, "samples/checkpoints", name);
 
-  /** One call against one command. */
+  /** Compares a call with a command. */
   function compare(target, call, args) {
     const p = run(...args);
     let ours, refusal;

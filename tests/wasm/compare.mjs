@@ -1,4 +1,4 @@
-/** One call, or one conversion, next to the native command. */
+/** Compares a call, or a conversion, with the native command. */
 import fs from "node:fs";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
@@ -6,10 +6,10 @@ import { pathless, refusalOf } from "./calls.mjs";
 import { filesAt, MemorySink, resultOf, sameFiles } from "./conversions.mjs";
 import { check, same } from "./harness.mjs";
 
-/** Compares one call, or one conversion, of a checkpoint that was opened with options, with a command. */
+/** Compares a call, or a conversion, of a checkpoint that was opened with options, with a command. */
 export function comparer({ tessera, native, withOpened, sourceOf }, folder) {
   const run = (args) => spawnSync(native, args, { encoding: "utf8", maxBuffer: 1 << 28 });
-  /* A map that is given as a document has no path. */
+  /* A map that is passed as a document has no path. */
   const refuses = (p, refusal, target, what) => check(refusal !== undefined && refusalOf(p.stderr, target).replace(/--map \S+\.json/, "--map").includes(refusal), `${what}: native refuses: ${p.stderr.trim()}; wasm: ${refusal ?? "nothing"}`);
 
   function documents(target, options, call, args) {

@@ -1,5 +1,5 @@
-/** convert and reshard: names and bytes that the sink gets are the files that the native command writes; order, refusals, aborts;
- *  sinkOf. */
+/** convert and reshard: the sink gets the same names and bytes as the files that the native command writes; also the order
+ *  of calls, errors, aborts and sinkOf. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -7,7 +7,8 @@ import { spawnSync } from "node:child_process";
 import { filesOf, sinkOf } from "../../wasm/node.js";
 import { check, errorOf, testAsync } from "./harness.mjs";
 
-/** Keeps everything, and how it was called; `late`: answers only in a later task, with a copy of the bytes. */
+/** Keeps everything that it receives, and how it was called. If `late`, it acts only in a later task, with a copy of the
+ *  bytes. */
 export class MemorySink {
   files = new Map();
   calls = [];
@@ -31,7 +32,7 @@ export class MemorySink {
   abort() { this.calls.push("abort"); }
 }
 
-/** Files of a destination by name; "" is the destination itself, ".objects.json" stands next to it. */
+/** Returns the files of a destination by name. "" is the destination itself; ".objects.json" is next to it. */
 export function filesAt(destination) {
   if (fs.statSync(destination).isDirectory()) {
     const names = fs.readdirSync(destination, { recursive: true }).filter((name) => fs.statSync(path.join(destination, name)).isFile());
@@ -63,7 +64,7 @@ const CASES = [
   ["reshard", { to: "safetensors", objects: "drop", mesh: "dp=2", placements: "shard(0)" }, ["--to", "safetensors", "--objects", "drop", "--mesh", "dp=2", "--placements", "shard(0)"]],
 ];
 
-/** Without what the command line alone has. */
+/** Removes the members that only the command line has. */
 export function resultOf(document) {
   const { source: _s, destination: _d, dry_run: _y, published: _p, work: _w, ...rest } = document;
   return JSON.stringify({ ...rest, summary: { ...rest.summary, seconds: 0 } });
@@ -156,7 +157,7 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
     });
   });
 
-  /** A safetensors file of `count` tensors of 8 MiB, whose bytes are computed. */
+  /** A safetensors file of `count` tensors of 8 MiB, whose bytes are computed on reading. */
   function largeFile(count) {
     const each = 8 << 20, header = Buffer.from(JSON.stringify(Object.fromEntries(Array.from({ length: count }, (_, i) => [`layers.${i}.w`, { dtype: "U8", shape: [each], data_offsets: [i * each, (i + 1) * each] }]))));
     const head = Buffer.alloc(8);

@@ -1,4 +1,4 @@
-/** Counts. */
+/** Runs tests and counts them. */
 let passed = 0, failed = 0;
 
 export function check(holds, otherwise) {
@@ -25,7 +25,7 @@ export async function testAsync(name, body) {
   }
 }
 
-/** Two texts; `read` makes values of them, which are then compared. */
+/** Compares two texts, or with `read` the values that it makes of them. */
 export function same(native, wasm, what, read = undefined) {
   const [a, b] = read ? [native, wasm].map((t) => JSON.stringify(read(t))) : [native, wasm];
   if (a === b) return;

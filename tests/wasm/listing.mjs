@@ -1,4 +1,5 @@
-/** The Node entry's files of a directory or of a file next to what the command line opens there, and what `read` refuses. */
+/** Compares the files that the Node entry lists for a directory or a file with those that the command line opens; also the
+ *  reads that throw. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";

@@ -1,4 +1,4 @@
-/** `optimizer`, `canonicalize` and `diff` with options against the native command: over the samples, along chains of
+/** Compares `optimizer`, `canonicalize` and `diff` with options to the native command: for the samples, for chains of
  *  conversions, with hostile input, and after closing. */
 import fs from "node:fs";
 import os from "node:os";
@@ -28,7 +28,7 @@ const TREE = {
   },
 };
 
-/** A document without the places of bytes, which are a destination's. */
+/** Removes the positions of bytes from a document, because they are those of a destination. */
 function placeless(document) {
   const chunks = (list) => list?.map(({ offsets, sizes }) => ({ offsets, sizes }));
   const entries = document.entries.map((e) => ({ ...e, chunks: chunks(e.chunks), replicas: chunks(e.replicas) }));
@@ -42,7 +42,7 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
   const json = (...args) => JSON.parse(run(...args).stdout);
   const put = (name, document) => (fs.writeFileSync(at(name), typeof document === "string" ? document : JSON.stringify(document)), at(name));
 
-  /** The conversion of the module against the files that the command writes: documents, and every value. */
+  /** Compares the module's conversion with the files that the command writes: documents, and every value. */
   function compare(opened, destination, what, options) {
     const derived = opened.optimizer(what, options);
     for (const kind of ["inspect", "findings"]) {
@@ -52,7 +52,8 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
       else same(JSON.stringify(theirs.findings.map((f) => [f.rule, f.message])), JSON.stringify(ours.findings.map((f) => [f.rule, f.message])), `${what}: findings`);
     }
     withOpened(destination, (written) => {
-      if (JSON.parse(derived.document("inspect")).format === "shards") return; // what each rank has differs: see below
+      // the content differs per rank, which is tested below
+      if (JSON.parse(derived.document("inspect")).format === "shards") return;
       same(written.document("layout"), derived.document("layout"), `${what}: layouts`);
       const diff = derived.diff(written);
       while (diff.step());
@@ -77,7 +78,7 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
     }, { part: "optimizer" });
   });
 
-  /** The same of a PATH, refusals included. */
+  /** Does the same for a PATH, including errors. */
   function compareCommand(target, what, options, args) {
     const destination = at("made");
     fs.rmSync(destination, { recursive: true, force: true });
@@ -97,7 +98,7 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
   test("optimizer conversions of every sample are those of the command line", () => {
     let made = 0, refused = 0;
     for (const target of targets) {
-      if (/zstd/.test(target)) continue; // this build has none
+      if (/zstd/.test(target)) continue; // this build has no zstd
       for (const what of ["flatten", "unflatten", "to-id"]) {
         try {
           compareCommand(target, what, {}, []) ? made++ : refused++;
@@ -119,7 +120,7 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
       FLAT(files(3), shapes),
       FLAT(files(2), shapes, { document: { use_orig_params: true, param_groups: [Object.keys(shapes)] }, unit: { raw_name: null } }),
       FLAT(files(4), shapes, { unit: { sharding_strategy: "HYBRID_SHARD" }, document: { shard_groups: [[0, 1], [2, 3]] } }),
-      FLAT(files(11), shapes), // more than nine: their order is not that of names
+      FLAT(files(11), shapes), // more than nine files, which are not in the order of their names
     ];
     cases.forEach((flatParams, i) => {
       const flat = ["--flat-params", put("flat.json", flatParams)], dest = (name) => at(`${name}${i}`);
@@ -148,7 +149,7 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
       for (const entry of JSON.parse(ranks.document("inspect")).entries.filter((e) => e.per_rank)) {
         const theirs = json("inspect", at("ranks0"), "--json").entries.find((e) => e.fqn === entry.fqn);
         same(JSON.stringify(theirs.chunks.map((c) => c.byte_length)), JSON.stringify(entry.chunks.map((c) => c.byte_length)), entry.fqn);
-        errorOf(() => ranks.tally(ranks.find(entry.fqn)).step(1)); // it is no single tensor
+        errorOf(() => ranks.tally(ranks.find(entry.fqn)).step(1)); // it is not a single tensor
       }
     });
   });
@@ -301,7 +302,7 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
   fs.rmSync(folder, { recursive: true });
 }
 
-/** Of a module that was not prepared. */
+/** Tests a module for which `prepare` was not called. */
 export async function testUnprepared(bytes, writers, { sample, root }) {
   const bare = await Tessera.load(bytes), source = filesOf(sample), opened = bare.open(source.files, source.options);
   test("without the second file what needs it says what to do, and all else works", () => {
@@ -313,7 +314,8 @@ export async function testUnprepared(bytes, writers, { sample, root }) {
     check(!bare.isPrepared, "it says that the second file is loaded");
   });
 
-  /* Common forms need the first file only; what needs more says so, and leaves nothing behind. */
+  /* Common formats need only the first file. Whatever needs the second one throws an error that names it, and leaves nothing
+   * open. */
   const samples = path.join(root, "samples/checkpoints"), golden = path.join(root, "tests/golden");
   const common = ["dcp_fsdp2", "dcp_hsdp", "dcp_fsdp1_sharded", "safetensors_model", "safetensors_index", "torch_plain", "torch_nested", "torch_legacy", "torch_bin_index", "torch_train_state"];
   const rare = [...["deepspeed/zero3_bf16", "deepspeed/universal_zero1_bf16", "megatron/layers", "folders/trainer", "folders/torch_checkpointing"].map((name) => path.join(golden, name)), ...["dcp_hf_sharded", "dcp_objects", "torch_classes"].map((name) => path.join(samples, name))];

@@ -1,5 +1,6 @@
-/** The package's options against the command line's: every long option of a command is an option of the call, an option of `open`,
- *  or named here with the reason why a call has none. And the options that no other file compares. */
+/** Compares the package's options with the command line's: every long option of a command is an option of the call, an
+ *  option of `open`, or listed here with the reason why a call does not have it. Also tests options that no other file
+ *  compares. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -15,7 +16,7 @@ const PLACES = { overwrite: "the sink decides", resume: "a sink begins anew", "d
 const GLOBAL = { quiet: "nothing is printed", "no-progress": "nothing is printed", color: "nothing is printed", threads: "a module has one thread", "io-depth": "the host reads", "no-mpi": "there is no MPI", help: "text for a terminal", version: "package.json states it" };
 const OPENED = { also: "the files of all directories are given to open", part: "of open", step: "of open", shards: "of open" };
 
-/** Commands and calls: options that are an argument, or that the call does not need. */
+/** Commands and calls, with the options that are an argument of the call, or that it does not need. */
 const CALLS = {
   inspect: { call: "inspect" },
   layout: { call: "layout", has: { "no-chunks": "chunks" } },
@@ -30,7 +31,7 @@ const CALLS = {
   convert: { call: "convert" },
   reshard: { call: "reshard", no: { storage: "it orders what several processes read" } },
 };
-/** What calls have beside the command line's. */
+/** Options of calls that the command line does not have. */
 const OWN = { signal: "stops a conversion", onProgress: "watches a conversion" };
 
 const camel = (name) => name.replace(/-([a-z])/g, (_, letter) => letter.toUpperCase());
@@ -59,7 +60,7 @@ const GOLDEN = "tests/golden";
 const QUANTIZED = [[{}, []], [{ noQuantize: ["**.up*", "tall.*"] }, ["--no-quantize", "**.up*", "--no-quantize", "tall.*"]], [{ dtype: "bfloat16" }, ["--dtype", "bfloat16"]],
   [{ include: ["tall.**"] }, ["--include", "tall.**"]], [{ rawCast: true }, ["--raw-cast"]], [{ exclude: ["**.weight"] }, ["--exclude", "**.weight"]], [{ exclude: ["**_scale_inv"] }, ["--exclude", "**_scale_inv"]]];
 
-/** --quantize, --no-quantize, --lora, and what diff, read and optimizer have. */
+/** Tests --quantize, --no-quantize and --lora, and the options of diff, read and optimizer. */
 export async function testNewOptions(environment) {
   const { tessera, root, withOpened, sourceOf } = environment, folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-options-"));
   const { files, run } = comparer(environment, folder);

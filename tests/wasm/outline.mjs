@@ -1,10 +1,10 @@
-/** The outline against a tree and a filter built here from the names alone. */
+/** Compares the outline with a tree and a filter that are built here from names alone. */
 import path from "node:path";
 import { check, test } from "./harness.mjs";
 
 const walk = (outline) => outline.rows(0, outline.count);
 
-/** Rows of everything opened and unfolded, in order; runs of alike siblings are unfolded first. */
+/** Returns the rows when everything is opened and unfolded, in order. Runs of similar siblings are unfolded first. */
 function openAll(outline) {
   outline.act(0, "open-all");
   for (let folded = true; folded;) {
@@ -49,13 +49,14 @@ export function testOutlines(targets, withOpened, root) {
       try {
         entries = withOpened(target, (opened) => JSON.parse(opened.document("inspect")).entries);
       } catch {
-        return; /* a refusal is another test's matter */
+        return; /* other tests check errors */
       }
       withOpened(target, (opened) => {
         const outline = opened.outline();
         expectTotals(openAll(outline), entries);
         for (const [text, keeps] of filters) {
-          if (text.startsWith("file:") && entries.some((e) => e.kind === "object")) continue; /* their files are not in the document */
+          /* the document does not list their files */
+          if (text.startsWith("file:") && entries.some((e) => e.kind === "object")) continue;
           const want = entries.map((e, i) => [e, i]).filter(([e]) => keeps(e)).map(([, i]) => i).sort((a, b) => a - b);
           check(outline.filter(text) === want.length, `filter ${text}: ${outline.filter(text)} entries, expected ${want.length}`);
           const got = walk(outline).filter((r) => want.includes(r.entry)).length;

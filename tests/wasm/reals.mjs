@@ -1,9 +1,11 @@
-/** Numbers that JavaScript prints and reads for the module, against Python's "%.*g" and float(), which are those of C. */
+/** Compares the numbers that JavaScript prints and parses for the module with Python's "%.*g" and float(), which behave like
+ *  C's. */
 import { spawnSync } from "node:child_process";
 import { parseReal, printReal } from "../../wasm/reals.js";
 import { check, test } from "./harness.mjs";
 
-/** Doubles of all sizes, halves of their last digit (ties), subnormal and largest ones: bits, digits and what is printed. */
+/** Doubles of all magnitudes, halves of the last digit (ties), subnormal and largest ones: their bits, the digits, and the
+ *  printed text. */
 const PRINTED = `
 import random, struct
 draw = random.Random(7)

@@ -1,6 +1,6 @@
-/** The WebAssembly module and the native program say the same of every sample; the exports are those listed; the outline
- *  agrees with the names; a stale handle is refused; nothing leaks. Usage: run.mjs [--tessera PROGRAM] [--only SAMPLE]
- *  --only: of the samples, those whose names contain SAMPLE */
+/** The WebAssembly module and the native program produce the same output for every sample. The exports are the listed ones,
+ *  the outline agrees with the names, stale handles are rejected, and nothing leaks. Usage: run.mjs [--tessera PROGRAM]
+ *  [--only SAMPLE] --only: use only the samples whose names contain SAMPLE */
 import crypto from "node:crypto";
 import fs from "node:fs";
 import os from "node:os";
@@ -32,13 +32,13 @@ const writers = fs.readFileSync(path.join(root, "build/wasm/bin/tessera-writers.
 const tessera = await Tessera.load(module);
 await tessera.prepare(writers);
 
-/** What each golden beside the samples is about: a folder or a file. */
+/** The directory or file that each golden next to the samples describes. */
 const targets = fs.readdirSync(samples).filter((n) => n.endsWith(".expect.json")).map((n) => {
   const expected = JSON.parse(fs.readFileSync(path.join(samples, n), "utf8"));
   return path.join(samples, expected.path ?? n.slice(0, -".expect.json".length));
 }).filter((target) => only < 0 || path.basename(target).includes(process.argv[only + 1]));
 
-/** A file that stands for a set (an index, .metadata) is opened with its folder, as the command line does. */
+/** A file that represents a set (an index, .metadata) is opened with its directory, as the command line does. */
 function sourceOf(target) {
   const standsForSet = fs.statSync(target).isFile() && (target.endsWith(".json") || path.basename(target) === ".metadata");
   if (!standsForSet) return filesOf(target);
@@ -160,13 +160,13 @@ test("a handle that was closed is refused when its slot holds another thing of t
   });
 });
 
-/** The module with another limit of memory, in pages of 64 KiB: the limits of its memory section are written anew. */
+/** Returns the module with another memory limit, in pages of 64 KiB, by rewriting the limits in its memory section. */
 function withMostPages(pages) {
   const number = (at) => { let n = 0, shift = 0, byte; do { byte = bytes[at++]; n += (byte & 127) * 2 ** shift; shift += 7; } while (byte & 128); return [n, at]; };
   const leb = (n) => n < 128 ? [n] : [(n & 127) | 128, ...leb(n >>> 7)];
   for (let at = 8; at < bytes.length;) {
     const [size, body] = number(at + 1);
-    if (bytes[at] === 5) { /* one memory: its flags, its first pages, its most pages */
+    if (bytes[at] === 5) { /* one memory: its flags, its initial and its maximum number of pages */
       const [first] = number(body + 2), limits = [1, 1, ...leb(first), ...leb(Math.max(first, pages))];
       return Buffer.concat([bytes.subarray(0, at), Buffer.from([5, ...leb(limits.length), ...limits]), bytes.subarray(body + size)]);
     }
@@ -175,7 +175,7 @@ function withMostPages(pages) {
   throw new Error("the module has no memory");
 }
 
-/** A safetensors file of many tensors, written field by field. */
+/** Makes a safetensors file of many tensors, field by field. */
 function manyTensors(count) {
   const header = Buffer.from(JSON.stringify(Object.fromEntries(Array.from({ length: count }, (_, i) => [`model.layers.${i}.weight`, { dtype: "U8", shape: [1], data_offsets: [i, i + 1] }]))));
   const all = Buffer.concat([Buffer.alloc(8), header, Buffer.alloc(count)]);

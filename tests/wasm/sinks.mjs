@@ -1,4 +1,5 @@
-/** What a conversion calls after a sink, a signal or a listener ended it, and what sinkOf leaves of a directory that it replaces. */
+/** What a conversion calls after a sink, a signal or a listener has ended it, and what sinkOf keeps of a directory that it
+ *  replaces. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";

@@ -1,5 +1,5 @@
-/** What `open` is told with the files (part, step, shards) and maps, against the command's --part, --step, --shards, --map,
- *  --inverse and --dequantize: documents, refusals and the bytes of conversions. */
+/** Compares the options of `open` (part, step, shards) and maps with --part, --step, --shards, --map, --inverse and
+ *  --dequantize of the command: documents, errors and the bytes of conversions. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -9,7 +9,8 @@ import { check, errorOf, same, test, testAsync } from "./harness.mjs";
 import { namingFile } from "./torch_files.mjs";
 import { Tessera } from "../../wasm/tessera.js";
 
-/** A safetensors file of F32 tensors, or of the given dtype, whose bytes are all different: { name: [shape, dtype, bytes] }. */
+/** Makes a safetensors file of F32 tensors, or of the given dtype, whose bytes all differ: { name: [shape, dtype, bytes]
+ *  }. */
 function safetensors(tensors) {
   const header = {}, bodies = [];
   let at = 0, seed = 1;
@@ -66,7 +67,7 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
     for (const [job, more] of WRITES) await testAsync(`${what} ${args.join(" ")} ${job[0]} ${more.join(" ")}`, () => files(target, options, job, [...more, ...args]));
   }
 
-  /* Real checkpoints of training frameworks, whole and part by part. */
+  /* Real checkpoints of training frameworks, as a whole and part by part. */
   for (const framework of ["deepspeed", "megatron", "folders", "torchao", "frameworks"]) {
     for (const name of fs.readdirSync(path.join(golden, framework)).filter((n) => fs.statSync(path.join(golden, framework, n)).isDirectory())) {
       const target = path.join(golden, framework, name), what = `${framework}/${name}`, p = run(["inspect", target, "--json"]);
@@ -93,7 +94,7 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
     }, { step: "100" }), { step: "90" });
   });
 
-  /* Ranks with plain tensors, joined by a map, and cut again for more ranks. */
+  /* Ranks with plain tensors, joined by a map, and sharded again for more ranks. */
   for (const rank of [0, 1]) put(`ranks/model-rank-${rank}-part-0.safetensors`, safetensors({ [`only.${rank}`]: [[1 + rank]], "a.weight": [[4, 6]], "b.weight": [[8, 2], "BF16"], "c.fused": [[6, 3]], norm: [[4]] }));
   const shards = { schema: "tessera.shards/1", rules: [{ match: "a.weight", concat: 1 }, { match: "b.*", concat: 0 }, { match: "c.fused", concat: 0, blocks: 3 }, { match: "norm", only_rank: 1 }, { match: "only.*", concat: 0 }] };
   const ranks = path.join(folder, "ranks"), map = put("shards.json", JSON.stringify(shards));
@@ -111,7 +112,7 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
   });
 });
 
-/** Whether what a pickle names exists. */
+/** Whether the names in a pickle exist. */
 export const testNames = (environment) => withFolder(async (folder, put) => {
   const { documents, run } = comparer(environment, folder);
   for (const [module, name, exists] of [["torch", "Tensor", true], ["torch", "Tensr", false], ["torch.nn", "Linear", true], ["torch.nn", "Liner", false], ["numpy", "ndarray", true], ["numpy", "ndarry", false],
@@ -149,7 +150,7 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
     for (const [job, more] of WRITES.filter(([, more]) => !more.includes("deepspeed-universal")))
       await testAsync(`map ${what} ${job[0]} ${more.join(" ")}`, () => files(target, {}, [job[0], { ...job[1], map }], [...more, ...args]));
 
-    /* Back again: the inverse of what was written is the source. */
+    /* In the opposite direction: the inverse of what was written is the source. */
     const mapped = path.join(folder, "mapped"), file = path.join(mapped, "model.safetensors");
     fs.rmSync(mapped, { recursive: true, force: true });
     fs.mkdirSync(mapped);
@@ -204,7 +205,7 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
   }
   await testAsync("dequantize and reshard", () => files(scaled, {}, ["reshard", { to: "dcp", dequantize: true, mesh: "dp=2", placements: "shard(0)" }], ["--to", "dcp", "--dequantize", "--mesh", "dp=2", "--placements", "shard(0)"]));
   await testAsync("dequantize where nothing is scaled", () => files(source, {}, ["convert", { to: "torch", dequantize: true }], ["--to", "torch", "--dequantize"]));
-  /* What an inverse guesses is in the result; a name that the map does not make is refused. */
+  /* The result contains what an inverse guesses. A name that the map does not make is an error. */
   const kept = put("kept/model.safetensors", safetensors({ "w.b": [[2, 3]], k: [[4]] }));
   for (const [rule, says] of [[{ from: ["{r...}.0"], to: ["{r...}.b"] }, /"warnings": \[\s*"'w.b', for example, is taken to come from 'w.0'/], [{ from: ["k"], to: ["q"] }, /'k' has no way back/]]) {
     const map = { schema: "tessera.map/1", unmatched: "keep", rules: [rule] }, args = ["--to", "torch", "--map", put("keep.json", JSON.stringify(map)), "--inverse"];
@@ -223,7 +224,8 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
   });
 });
 
-/** Files whose reads are requests: what stands before a record of a torch.save file is checked with the record's first values. */
+/** Files for which each read is a request: the header before a record of a torch.save file is checked with the record's
+ *  first values. */
 export const testRemoteFiles = (environment) => withFolder(async (folder, put) => {
   const { tessera, module } = environment, unprepared = await Tessera.load(module);
   const shapes = Object.fromEntries(Array.from({ length: 9 }, (_, i) => [`layers.${i}.w`, [[300 + i, 251]]])), train = path.join(folder, "train.pt");
@@ -247,7 +249,7 @@ export const testRemoteFiles = (environment) => withFolder(async (folder, put) =
     check(tensors.length > 3, `${tensors.length} tensors`);
     for (const damaged of tensors) {
       const [{ byte_offset: at }] = damaged.chunks, wrong = Buffer.from(bytes);
-      wrong[wrong.lastIndexOf("PK\x03\x04", at - 1) + 31] ^= 1; // of the name
+      wrong[wrong.lastIndexOf("PK\x03\x04", at - 1) + 31] ^= 1; // in the name
       const reason = ({ message }) => message.slice(0, message.lastIndexOf(", in ")), want = reason(errorOf(() => opened(wrong, false)));
       const { checkpoint } = opened(wrong, true);
       check(/central directory/.test(want), `${damaged.fqn}: '${want}'`);

@@ -1,13 +1,13 @@
-/** torch.save files, byte by byte. */
+/** Makes torch.save files byte by byte. */
 import zlib from "node:zlib";
 
 const text = (s) => Buffer.concat([Buffer.from([0x58, s.length, 0, 0, 0]), Buffer.from(s)]);
 const count = (n) => Buffer.from([0x4a, n & 255, (n >> 8) & 255, (n >> 16) & 255, (n >> 24) & 255]);
 
-/** Taken from the end of a gzip stream: Node 18 has no zlib.crc32. */
+/** Takes the CRC from the end of a gzip stream, because Node 18 has no zlib.crc32. */
 const crc32 = (bytes) => zlib.gzipSync(bytes).subarray(-8).readUInt32LE();
 
-/** A torch.save file of a pickle and storages: { name: bytes }. */
+/** Makes a torch.save file of a pickle and storages: { name: bytes }. */
 function torchFile(pickle, storages = {}) {
   const data = Object.entries(storages).map(([name, bytes]) => [`x/data/${name}`, bytes]);
   const members = [["x/data.pkl", pickle], ["x/byteorder", Buffer.from("little")], ...data, ["x/version", Buffer.from("3\n")]], locals = [], central = [];
@@ -32,10 +32,10 @@ function torchFile(pickle, storages = {}) {
   return Buffer.concat([...locals, directory, Buffer.from("PK\x05\x06"), end]);
 }
 
-/** One whose pickle is a dict of a name: a global of a module. */
+/** Makes a file whose pickle is a dict with one value: a global of a module. */
 export const namingFile = (module, name) => torchFile(Buffer.concat([Buffer.from([0x80, 2, 0x7d]), text("a"), Buffer.from(`c${module}\n${name}\n`), Buffer.from("s.")]));
 
-/** One with the float32 tensor `x` of `elements` elements, all of which are the same stored one, 1.5. */
+/** Makes a file with the float32 tensor `x` of `elements` elements, all of which are the same stored one, 1.5. */
 export function expandedFile(elements) {
   const storage = Buffer.concat([Buffer.from("("), text("storage"), Buffer.from("ctorch\nFloatStorage\n"), text("0"), text("cpu"), count(1), Buffer.from("tQ")]);
   const pickle = Buffer.concat([Buffer.from([0x80, 2, 0x7d]), text("x"), Buffer.from("ctorch._utils\n_rebuild_tensor_v2\n("), storage, count(0), count(elements), Buffer.from([0x85]), count(0), Buffer.from([0x85, 0x89]),
