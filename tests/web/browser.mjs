@@ -1,4 +1,4 @@
-/** Chromium, a served page, and the files of samples as a person would drop them. */
+/** Starts Chromium and serves the page, and opens files of samples as a person would. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -12,11 +12,11 @@ const require = createRequire(path.join(root, "web/package.json"));
 const { chromium } = require("playwright-core");
 export const axeSource = fs.readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 
-/** How long anything is waited for, in ms: slow machines are not broken ones. */
+/** How long the tests wait for anything, in ms. A slow machine must not fail them. */
 export const PATIENCE = Number(process.env.TESSERA_PATIENCE ?? 60_000);
 const FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
-/** The viewer on a free port of the loopback address. */
+/** Serves the viewer on a free port of the loopback address. */
 export function serve(folder = path.join(root, "web/dist")) {
   const child = spawn(process.execPath, [path.join(root, "web/serve"), "0", folder], { stdio: ["ignore", "pipe", "inherit"] });
   return new Promise((resolve, reject) => {
@@ -25,7 +25,7 @@ export function serve(folder = path.join(root, "web/dist")) {
   });
 }
 
-/** `tessera view` of a checkpoint, or of two. */
+/** Starts `tessera view` for a checkpoint, or for two. */
 export function view(...targets) {
   const child = spawn(path.join(root, "build/release/bin/tessera"), ["view", ...targets, "--pages", path.join(root, "web/dist")], { stdio: ["ignore", "pipe", "inherit"] });
   return new Promise((resolve, reject) => {
@@ -39,18 +39,18 @@ export async function launch(options = {}) {
   const profile = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-web-"));
   const context = await chromium.launchPersistentContext(profile, { executablePath: "/usr/bin/chromium", args: FLAGS, headless: true, ...options });
   context.setDefaultTimeout(PATIENCE);
-  // Playwright hears inputs of files and not these dialogs; tests that are about them put others in their place.
+  // Playwright handles file inputs but not these dialogs. Tests about the dialogs replace them.
   await context.addInitScript(() => { globalThis.showOpenFilePicker = undefined; });
   return { context, close: async () => { await context.close(); fs.rmSync(profile, { recursive: true, force: true }); } };
 }
 
-/** Chooses a folder, or files, through the page's own pickers. */
+/** Chooses a directory, or files, through the page's own pickers. */
 export async function pick(page, target) {
   const isFolder = fs.statSync(target).isDirectory();
   const [chooser] = await Promise.all([page.waitForEvent("filechooser"), page.getByRole("button", { name: isFolder ? "Choose directory…" : "Choose files…" }).click()]);
   await chooser.setFiles(target);
 }
 
-/** Every row that is drawn, as text. */
+/** Returns every row that is drawn, as text. */
 export const rowsOf = (page) => page.locator('[role="treegrid"] .window [role="row"]').evaluateAll((rows) => rows
   .map((r) => [...r.children].map((c) => c.textContent.trim()).join(" | ")));

@@ -1,4 +1,4 @@
-/** The origin's private file system, which stands in for the pickers, and what a native command writes for comparison. */
+/** Uses the origin's private file system instead of the pickers, and runs native commands for comparison. */
 import fs from "node:fs";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
@@ -7,19 +7,19 @@ import { check } from "./harness.mjs";
 
 export const native = path.join(root, "build/release/bin/tessera");
 
-/** The page's pickers lend directories and files of the origin's private file system, below `chosen`. */
+/** Makes the page's pickers return directories and files of the origin's private file system, below `chosen`. */
 export const lendPlaces = (page) => page.evaluate(async () => {
   const origin = await navigator.storage.getDirectory(), chosen = await origin.getDirectoryHandle("chosen", { create: true });
   globalThis.showDirectoryPicker = async () => chosen;
   globalThis.showSaveFilePicker = async ({ suggestedName }) => chosen.getFileHandle(suggestedName, { create: true });
 });
 
-/** A browser without these pickers. */
+/** Makes the browser look like one without these pickers. */
 export const takePickers = (page) => page.evaluate(() => { globalThis.showDirectoryPicker = globalThis.showSaveFilePicker = undefined; });
 
 export const clearChosen = (page) => page.evaluate(async () => (await navigator.storage.getDirectory()).removeEntry("chosen", { recursive: true }).catch(() => undefined));
 
-/** Every file below `chosen`, with its bytes. */
+/** Returns every file below `chosen`, with its bytes. */
 export async function chosenFiles(page) {
   const texts = await page.evaluate(async () => {
     const list = {}, walk = async (directory, below) => {
@@ -40,7 +40,8 @@ export async function chosenFiles(page) {
   return new Map(Object.entries(texts).map(([name, text]) => [name, Buffer.from(text, "base64")]));
 }
 
-/** Sizes of what has its final name below `chosen`, and the names of what the browser keeps aside while it is written. */
+/** Returns the sizes of files below `chosen` that have their final names, and the names of those that the browser keeps
+ *  during writing. */
 export const chosenSizes = (page) => page.evaluate(async () => {
   const sizes = {}, aside = [], walk = async (directory, below) => {
     for await (const [name, handle] of directory.entries()) {
@@ -54,7 +55,7 @@ export const chosenSizes = (page) => page.evaluate(async () => {
   return { sizes, aside };
 });
 
-/** Files below a directory, or one file with the name "". */
+/** Returns the files below a directory, or a single file with the name "". */
 export function filesBelow(target) {
   if (fs.statSync(target).isFile()) return new Map([["", fs.readFileSync(target)]]);
   const names = fs.readdirSync(target, { recursive: true }).filter((n) => fs.statSync(path.join(target, n)).isFile());
@@ -67,7 +68,7 @@ export function tessera(...args) {
   return p.stdout;
 }
 
-/** The same names with the same bytes, and at least one of them. */
+/** Checks that both have the same names with the same bytes, and at least one file. */
 export function expectSame(got, want) {
   check(want.size > 0 && [...want.values()].some((bytes) => bytes.length > 0), "there is nothing to compare");
   check(JSON.stringify([...got.keys()].sort()) === JSON.stringify([...want.keys()].sort()), `files ${[...got.keys()].join(" ")} instead of ${[...want.keys()].join(" ")}`);

@@ -1,5 +1,6 @@
-/** A smoke test in Firefox, by WebDriver BiDi: open, validate, compare, convert. Firefox lends no directories to write into, so
- *  that a conversion goes through the origin's private file system and a download. Usage: node tests/web/firefox.mjs */
+/** A smoke test in Firefox, by WebDriver BiDi: opens, validates, compares and converts. Firefox gives no access to
+ *  directories for writing, so a conversion uses the origin's private file system and a download. Usage: node
+ *  tests/web/firefox.mjs */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -20,7 +21,7 @@ async function openSample(page, url, name) {
   await page.waitForSelector(".window .row .text");
 }
 
-/** The bytes of what the page downloads, which it hands over as a blob. */
+/** Returns the bytes of what the page downloads, which it provides as a blob. */
 async function watchDownloads(page) {
   await page.evaluate(() => {
     const make = URL.createObjectURL;

@@ -1,4 +1,5 @@
-/** DeepSpeed's and Megatron's directories in the page: their parts, their findings and what is written are the command line's. */
+/** DeepSpeed's and Megatron's directories in the page: the parts, the findings and the written files are those of the
+ *  command line. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -7,7 +8,7 @@ import { chosenFiles, clearChosen, expectSame, filesBelow, lendPlaces, tessera }
 import { check, test } from "./harness.mjs";
 import { goTo } from "./views.mjs";
 
-/** What is opened, and the form fields and options that convert it. */
+/** What is opened, and the form fields and options for its conversion. */
 const CASES = [
   ["deepspeed/zero2_moe", { Form: "safetensors", "Only names that match": "model.**" }, ["--to", "safetensors", "--include", "model.**"], "one"],
   ["deepspeed/zero3_bf16", { Form: "dcp" }, ["--to", "dcp"], "one"],

@@ -1,4 +1,4 @@
-/** Keyboard, colours, widths, network, addresses, accessibility. */
+/** Tests the keyboard, colours, widths, network, addresses and accessibility. */
 import fs from "node:fs";
 import path from "node:path";
 import { axeSource, pick, root, rowsOf, samples, view } from "./browser.mjs";
@@ -30,7 +30,7 @@ async function press(page, ...keys) {
   for (const key of keys) await page.keyboard.press(key);
 }
 
-/** Drops files and folders of the disk, as a person's mouse does. */
+/** Drops files and directories from disk, like a person with a mouse. */
 async function testDrops(page, context, url) {
   const session = await context.newCDPSession(page);
   const drop = async (names) => {
@@ -215,12 +215,13 @@ export async function testHabits({ page, url, context, broken }) {
   await test("tessera view --shards shows the ranks joined", async () => {
     const served = await view(path.join(root, "tests/golden/meta/llama3-2"), "--shards", "meta-llama");
     try {
-      const whole = fs.readFileSync(path.join(root, "tests/golden/meta/llama3-2.safetensors")); // as transformers' own converter joined them
+      const whole = fs.readFileSync(path.join(root, "tests/golden/meta/llama3-2.safetensors")); // joined by transformers' own converter
       const { shape } = JSON.parse(whole.subarray(8, 8 + Number(whole.readBigUInt64LE())))["lm_head.weight"];
       await page.goto(served.url);
       await page.locator('.window [role="row"]', { hasText: "output" }).first().waitFor();
       const rows = await rowsOf(page), at = rows.findIndex((r) => r.includes("output"));
-      check(rows[at + 1]?.startsWith(`weight | ${shape.join(" × ")} | `) && rows[at + 1].endsWith(" | 2"), JSON.stringify([shape, rows])); // 2: of two ranks
+      // 2: from two ranks
+      check(rows[at + 1]?.startsWith(`weight | ${shape.join(" × ")} | `) && rows[at + 1].endsWith(" | 2"), JSON.stringify([shape, rows]));
     } finally {
       served.stop();
     }

@@ -1,4 +1,4 @@
-/** Counts. */
+/** Runs tests and counts them. */
 let passed = 0, failed = 0, skipped = 0;
 
 export function check(holds, otherwise) {

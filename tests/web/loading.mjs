@@ -1,5 +1,5 @@
-/** "Would it load?": what the page says of module trees that PyTorch's modules gave, of layouts, indexes and checkpoints is what
- *  `tessera validate --against` says. */
+/** "Would it load?": for module trees of real PyTorch modules, layouts, indexes and checkpoints, the page reports what
+ *  `tessera validate --against` reports. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -11,7 +11,7 @@ import { goTo } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 
-/** A checkpoint of a model under "model.", the model's own tree, and one of a model that has grown. */
+/** A checkpoint of a model under "model.", the tree of the model, and a checkpoint of a model that has grown. */
 const MAKE = `import json, sys, torch
 sys.path.insert(0, sys.argv[1] + "/samples")
 from describe_modules import modules_document

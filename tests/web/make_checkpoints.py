@@ -14,7 +14,7 @@ RANKS = 1024
 
 
 def metadata_of_many_ranks(path):
-    """The `.metadata` of a tensor with one chunk per rank, whose data files nobody copied."""
+    """The `.metadata` of a tensor with one chunk per rank, without the data files."""
     chunks = [ChunkStorageMetadata(torch.Size([r]), torch.Size([1])) for r in range(RANKS)]
     tensor = TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size([RANKS]), chunks)
     storage = {MetadataIndex("w", torch.Size([r]), r): _StorageInfo(f"__{r}_0.distcp", 7 * r, 1500 + r) for r in range(RANKS)}
@@ -24,7 +24,7 @@ def metadata_of_many_ranks(path):
 
 
 def optimizer_without_groups(path):
-    """147 parameters with three states each, as a job saves that leaves the param groups out."""
+    """147 parameters with three states each, as saved by a job that leaves the param groups out."""
     names = [f"layers.{i}.weight" for i in range(147)]
     model = {name: torch.full((3, 2), float(i)) for i, name in enumerate(names)}
     state = {name: {"step": torch.tensor(5.0 + i), "exp_avg": torch.full((3, 2), 0.5 + i), "exp_avg_sq": torch.full((3, 2), 0.25 + i)} for i, name in enumerate(names)}
@@ -38,7 +38,7 @@ def alike_layers(path):
 
 
 def suspects(path):
-    """One tensor of each kind that a scan of values reports, and a healthy one."""
+    """One tensor for each kind of finding of a scan, and a normal one."""
     nan, inf = torch.arange(8.0), torch.arange(9.0)
     nan[3] = nan[5] = float("nan")
     inf[4] = -float("inf")
@@ -46,7 +46,7 @@ def suspects(path):
 
 
 def renamed(first, second):
-    """The same tensors under other names; one value of one of them differs."""
+    """The same tensors with other names. One value of one of them differs."""
     a, b = torch.arange(24.0).reshape(4, 6), torch.arange(35.0).reshape(5, 7) + 0.5
     other = b.clone()
     other[3, 2] = -1

@@ -15,7 +15,7 @@ def records(path):
 
 
 def files(path):
-    """A file for each tensor, as jobs of many ranks leave them."""
+    """A file for each tensor, as jobs with many ranks write them."""
     writer = FileSystemWriter(path, single_file_per_rank=False)
     dcp.save({f"layers.{i}.w": torch.full((8,), i + 0.25) for i in range(FILES)}, storage_writer=writer, no_dist=True)
 

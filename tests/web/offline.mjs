@@ -1,4 +1,4 @@
-/** The page without a network, and a new version of it: what is kept is one whole version, the newest seen. */
+/** The page without a network, and with a new version of it: one complete version is stored, the newest one seen. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -8,7 +8,7 @@ import { check, test } from "./harness.mjs";
 const kept = (page) => page.evaluate(async () => (await (await caches.open("tessera-page")).keys()).map((r) => new URL(r.url).pathname).sort());
 const isKept = (page) => page.waitForFunction(() => document.documentElement.dataset.kept === "yes" && navigator.serviceWorker.controller);
 
-/** The same page, its script under another name. */
+/** Publishes the same page, with another name for its script. */
 function publishNext(folder) {
   const assets = path.join(folder, "assets"), old = fs.readdirSync(assets).find((n) => /^index-.*\.js$/.test(n));
   fs.renameSync(path.join(assets, old), path.join(assets, "index-next.js"));

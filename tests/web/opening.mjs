@@ -1,4 +1,4 @@
-/** Checkpoints made of parts, directories that hold several, recent ones, and where two tensors differ. */
+/** Checkpoints made of parts, directories that contain several, recent ones, and where two tensors differ. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -85,7 +85,8 @@ async function testDifferences(page, made) {
     check((await facts.textContent()).includes("largest finite |A − B|3.5") && (await facts.textContent()).includes("NaN or infinite in A or B only (yellow)1"), await facts.textContent());
     await page.getByRole("img", { name: "Heat map of 6 × 8 differences A − B from -3.5 to 3.5" }).waitFor();
     const colours = () => page.locator("section[aria-label='Comparison with B'] canvas").evaluate((c) => [[5, 2], [1, 4], [0, 0]].map(([i, j]) => [...c.getContext("2d").getImageData(i, j, 1, 1).data].join()));
-    for (let turns = 0; turns < 100 && (await colours())[2] === "0,0,0,0"; turns++) await page.waitForTimeout(50); // it is drawn after it is there
+    // the canvas exists before it is drawn
+    for (let turns = 0; turns < 100 && (await colours())[2] === "0,0,0,0"; turns++) await page.waitForTimeout(50);
     const [x, y, none] = await colours();
     check(x === "33,102,172,255" && y === "240,200,0,255" && none === "247,247,247,255", `${x} ${y} ${none}`);
   });
@@ -96,7 +97,7 @@ async function testDifferences(page, made) {
   });
 }
 
-/** A directory of the origin's private file system with the bytes of a sample, lent by the page's dialog. */
+/** Provides a directory of the origin's private file system with the files of a sample through the page's dialog. */
 async function lendDirectory(page, name) {
   const files = fs.readdirSync(path.join(samples, name)).map((file) => [file, fs.readFileSync(path.join(samples, name, file)).toString("base64")]);
   await page.evaluate(async ([directory, list]) => {

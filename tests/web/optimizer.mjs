@@ -1,4 +1,4 @@
-/** The optimizer's state in another form: its preview and the saved file are what `tessera optim` writes. */
+/** Optimizer state in another form: the preview and the saved file are what `tessera optim` writes. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -11,7 +11,7 @@ import { goTo } from "./views.mjs";
 const python = path.join(root, ".local/venv/bin/python");
 const forms = (page) => page.locator("section[aria-label='Another form']");
 
-/** A training script's file, whose optimizer has ids, and the tree of its model. */
+/** A file of a training script, whose optimizer uses ids, and the module tree of its model. */
 const MAKE = `import json, sys, torch
 sys.path.insert(0, sys.argv[1] + "/samples")
 from describe_modules import modules_document

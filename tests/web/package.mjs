@@ -1,4 +1,4 @@
-/** The npm package in a project of its own: strict types, and the README's example for a worker, built by Vite, in the
+/** The npm package in a separate project: strict types, and the README's example for a worker, built by Vite and run in the
  *  browser. */
 import fs from "node:fs";
 import os from "node:os";

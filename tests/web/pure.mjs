@@ -1,4 +1,4 @@
-/** The shard map's gaps and overlaps against counting every element; numbers as text. */
+/** Compares the shard map's gaps and overlaps with a count of every element; also tests numbers as text. */
 import fs from "node:fs";
 import path from "node:path";
 import { createRequire } from "node:module";
@@ -26,7 +26,8 @@ function randomChunks(next, shape) {
   });
 }
 
-/** Of each place in the plane: the least and most chunks that hold one of the elements behind it, and their sum. */
+/** For each place in the plane: the smallest and largest number of chunks that contain one of the elements behind it, and
+ *  their sum. */
 function counted(shape, chunks, [down, across]) {
   const all = shape.reduce((list, s) => list.flatMap((at) => Array.from({ length: s }, (_, i) => [...at, i])), [[]]);
   const plane = new Map();

@@ -1,5 +1,5 @@
-/** Things at the same time: what was asked for last is what stands on the page, whatever comes back when. Answers are held
- *  back by gates, so that no test depends on how fast anything is. */
+/** Concurrent actions: the page shows the result of the latest request, in whatever order answers arrive. Gates hold answers
+ *  back, so no test depends on speed. */
 import fs from "node:fs";
 import http from "node:http";
 import os from "node:os";
@@ -21,7 +21,7 @@ async function until(holds) {
   }
 }
 
-/** A site that gives a file by ranges; those from `held.from` on wait until `release` is called. */
+/** A site that serves a file by ranges. Requests for ranges from `held.from` on wait until `release` is called. */
 function heldSite(file) {
   const bytes = fs.readFileSync(file), held = { from: Infinity, waiting: [] };
   const server = http.createServer((request, response) => {
@@ -57,7 +57,7 @@ async function onHeldSite(page, url, body) {
 
 const checkEveryByte = (page) => page.getByRole("button", { name: /^Check every byte/ }).click();
 
-/** The site's file is open, its bytes are checked, and the check waits for some of them. */
+/** Opens the site's file and starts the check of its bytes, which waits for some of them. */
 async function beginCheck(page, site) {
   await page.getByRole("button", { name: "Open URL" }).click();
   await page.locator(".window .row .text").first().waitFor();
@@ -67,7 +67,7 @@ async function beginCheck(page, site) {
   await site.waits();
 }
 
-/** The page's own server behind a gate: requests for what contains `held.name` wait. */
+/** The page's own server behind a gate: requests whose path contains `held.name` wait. */
 function gatedPages(url) {
   const held = { name: undefined, waiting: [] };
   const server = http.createServer(async (request, response) => {

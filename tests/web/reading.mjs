@@ -1,5 +1,5 @@
-/** Reading ahead: the bytes are the file's whatever is read in whatever order, and long work on the page gives what the
- *  command gives. */
+/** Reading ahead returns the bytes of the file, in whatever order they are read, and long work on the page has the same
+ *  result as the command. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -89,7 +89,7 @@ async function testBytes() {
   });
 }
 
-/** A model of 48 MiB as a DCP of eight ranks, and the same with one bit flipped. */
+/** Makes a model of 48 MiB as a DCP of eight ranks, and the same with one flipped bit. */
 function makeCheckpoints(folder) {
   const each = 6 * MIB, header = Buffer.from(JSON.stringify(Object.fromEntries(Array.from({ length: 8 }, (_, i) => [`layers.${i}.w`, { dtype: "I32", shape: [each / 4], data_offsets: [i * each, (i + 1) * each] }]))));
   const size = Buffer.alloc(8), at = (name) => path.join(folder, name);

@@ -1,4 +1,4 @@
-/** Checkpoints behind URLs of another origin: what is asked for, how often, and what is said where that does not work. */
+/** Checkpoints at URLs of another origin: what is requested, how often, and what the page reports if that does not work. */
 import fs from "node:fs";
 import http from "node:http";
 import os from "node:os";
@@ -9,7 +9,8 @@ import { check, skip, test } from "./harness.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 
-/** A server of the files below a folder, with ranges or without, open to other sites or not; `asked` is what it gave. */
+/** A server for the files below a directory, with or without ranges, and open to other sites or not. `asked` lists the
+ *  requests. */
 function site(folder, { ranges = true, cors = true } = {}) {
   const asked = [];
   const server = http.createServer((request, response) => {
@@ -24,7 +25,7 @@ function site(folder, { ranges = true, cors = true } = {}) {
   return new Promise((resolve) => server.listen(0, "127.0.0.1", () => resolve({ url: `http://127.0.0.1:${server.address().port}/`, asked, stop: () => { server.closeAllConnections(); server.close(); } })));
 }
 
-/** Asks the page for `name` of a site, and looks at what comes. */
+/** Opens `name` of a site in the page, and checks the result. */
 async function onSite(page, url, { folder, name, ...traits }, body) {
   const there = await site(folder, traits);
   try {
@@ -58,7 +59,7 @@ async function testOtherSites(page, url) {
   }));
 }
 
-/** Opening costs requests and bytes; the figures are bounds of the project's targets. */
+/** Opening costs requests and bytes. The limits are those of the project's targets. */
 async function testCosts(page, url, folder) {
   await test("a torch.save file of 389 records opens with few requests, and a value with one more", () => onSite(page, url, { folder, name: "records.pt" }, async ({ asked }) => {
     await firstRow(page);

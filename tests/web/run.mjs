@@ -1,5 +1,5 @@
-/** Each file is a family of tests over one served page. --only NAME: this family. --slow N: the page's processor is N times
- *  slower. */
+/** Each file is a family of tests for one served page. --only NAME: run this family. --slow N: make the page's processor N
+ *  times slower. */
 import { launch, serve } from "./browser.mjs";
 import { report } from "./harness.mjs";
 import { testPure } from "./pure.mjs";

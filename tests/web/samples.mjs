@@ -1,4 +1,5 @@
-/** Every sample through the page's own pickers: it says what the command line says, sound or broken, and stays usable. */
+/** Opens every sample through the page's own pickers: the page reports what the command line reports, for sound and broken
+ *  ones, and stays usable. */
 import fs from "node:fs";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
@@ -11,7 +12,7 @@ function validated(target) {
   let p = spawnSync(native, ["validate", target, "--format", "json"], { encoding: "utf8", maxBuffer: 1 << 28 });
   check(p.error === undefined, `${native} does not run: ${p.error}`);
   if (p.status === 1 && p.stdout.includes("parts/incomplete-save")) {
-    // The page opens what inspect opens: not an interrupted save whose names are unknown.
+    // The page opens what inspect opens, but not an interrupted save whose names are unknown.
     const inspect = spawnSync(native, ["inspect", target], { encoding: "utf8" });
     if (inspect.status === 2) p = inspect;
   }
@@ -39,7 +40,7 @@ async function testSample(page, target) {
     return;
   }
   const got = await findingsOf(page);
-  const zstd = /dcp_zstd/.test(target); // not read by the module
+  const zstd = /dcp_zstd/.test(target); // the module does not read these
   const told = want.findings.map((f) => `${f.rule} ${shown(f.message)}`).sort();
   if (!zstd) check(JSON.stringify(got.sort()) === JSON.stringify(told), `findings ${JSON.stringify(got)} instead of ${JSON.stringify(want.findings)}`);
 }

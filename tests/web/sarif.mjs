@@ -1,4 +1,4 @@
-/** SARIF, as the page and the command line write it, against the published types of SARIF 2.1.0: an unknown or missing
+/** Compares SARIF, as the page and the command line write it, with the published types of SARIF 2.1.0: an unknown or missing
  *  property, or a wrong word, does not compile. */
 import fs from "node:fs";
 import path from "node:path";
@@ -10,7 +10,7 @@ const tessera = path.join(root, "build/release/bin/tessera");
 const at = (name) => path.join(samples, name);
 const reports = [["validate", at("broken_dcp_hole")], ["validate", "--deep", at("broken_dcp_byte_flipped")], ["validate", at("dcp_fsdp2")], ["diff", at("dcp_fsdp2"), at("dcp_tp_fsdp2")]];
 
-/** The types hold words as unions, so that the document must stand in the source as a literal. */
+/** In the types, words are unions of literals, so the document must be a literal in the source. */
 function compiles(text) {
   const folder = fs.mkdtempSync(path.join(root, "web/node_modules/.sarif-"));
   const file = path.join(folder, "log.ts");

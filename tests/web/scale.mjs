@@ -1,5 +1,5 @@
-/** A million chunks, a million rows. The samples are made by samples/make_checkpoints.py --set large. Times are printed;
- *  what fails is only what is wrong. */
+/** A million chunks, and a million rows. samples/make_checkpoints.py --set large makes the samples. Times are printed; only
+ *  wrong results fail. */
 import fs from "node:fs";
 import path from "node:path";
 import { pick, root } from "./browser.mjs";
@@ -41,7 +41,7 @@ async function frames(page, body) {
   return times.sort((a, b) => a - b);
 }
 
-/** Time that the page's main thread worked, in ms, whatever else the machine does. */
+/** Returns the time that the page's main thread worked, in ms, which does not depend on other load of the machine. */
 async function threadTime(context, page) {
   const session = await context.newCDPSession(page);
   await session.send("Performance.enable", { timeDomain: "threadTicks" });

@@ -1,4 +1,4 @@
-/** Values that several workers compare: the result is the one that one worker has, whatever goes wrong in one of them. */
+/** Several workers compare values: the result is that of a single worker, whatever fails in one of them. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -14,7 +14,8 @@ import { goTo } from "./views.mjs";
 const MIB = 1 << 20, TENSORS = 28, ELEMENTS = MIB / 2, PARTS = 5;
 const nameOf = (i) => `layers.${i}.w`;
 
-/** Tensors of 2 MiB, and one of 1 MiB, in which every value is another one; `change` may change them and gives their names. */
+/** Writes tensors of 2 MiB, and one of 1 MiB, in which all values differ. `change` may change them and returns their
+ *  names. */
 function writeModel(at, change) {
   const tensors = new Map(Array.from({ length: TENSORS }, (_, i) => [nameOf(i), Float32Array.from({ length: i === 7 ? ELEMENTS / 2 : ELEMENTS }, (_, k) => i * 1000 + k / 7)]));
   change(tensors);
@@ -25,7 +26,7 @@ function writeModel(at, change) {
   fs.writeFileSync(at, Buffer.concat([size, header, ...[...tensors.values()].map((t) => Buffer.from(t.buffer))]));
 }
 
-/** A: a DCP. B: safetensors in several files, where values differ, one of them to NaN, a tensor has another name and one is missing. */
+/** A: a DCP. B: safetensors in several files, with different values (one of them NaN), a renamed tensor and a missing one. */
 function makePair(folder) {
   const at = (name) => path.join(folder, name), a = at("a"), b = at("b"), short = at("short");
   writeModel(at("a.safetensors"), () => undefined);
@@ -44,7 +45,7 @@ function makePair(folder) {
 
 const moduleBytes = fs.readFileSync(path.join(root, "build/wasm/bin/tessera.wasm"));
 
-/** Two checkpoints in a module of its own, compared. */
+/** Compares two checkpoints in a separate module. */
 async function comparison(...targets) {
   const t = await Tessera.load(moduleBytes);
   const [a, b] = targets.map((target) => {
@@ -75,7 +76,7 @@ async function testParts({ a, b }) {
   });
 }
 
-/** Workers as the page has them: `trouble` of a part, by its number, as worker `i` meets it. */
+/** Workers like those of the page. `trouble` makes worker `i` fail at the part with a number. */
 function members(trouble) {
   const asked = [], joined = [];
   const member = (i) => ({

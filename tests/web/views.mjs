@@ -1,4 +1,4 @@
-/** The views with real samples: what they show (goldens of structure), and what can be done in them. */
+/** The views with real samples: what they show (compared with goldens of their structure), and what can be done in them. */
 import fs from "node:fs";
 import path from "node:path";
 import { PATIENCE, pick, root, rowsOf, samples } from "./browser.mjs";
@@ -17,7 +17,7 @@ async function expectStructure(page, name) {
   }
   const want = fs.readFileSync(file, "utf8"), end = Date.now() + PATIENCE;
   let got = await snapshot();
-  while (got !== want && Date.now() < end) got = await snapshot(); // rows, documents are on their way
+  while (got !== want && Date.now() < end) got = await snapshot(); // rows and documents still have to arrive
   if (got === want) return;
   const [a, b] = [want.split("\n"), got.split("\n")], n = b.findIndex((line, i) => line !== a[i]);
   throw new Error(`structure of ${name} differs in line ${n + 1}: '${a[n]}' became '${b[n]}'`);
@@ -29,9 +29,9 @@ export const openSample = async (page, name) => {
   await page.locator(".window .row .text").first().waitFor();
 };
 const ACTIONS = ["Convert…", "Reshard…", "Would it load?", "Names", "Share"];
-/** A tab, or one of the header's actions. */
+/** Opens a tab, or one of the header's actions. */
 export const goTo = (page, view) => (ACTIONS.includes(view) ? page.getByRole("navigation", { name: "Actions" }).getByRole("button", { name: view }) : page.getByRole("tab", { name: view })).click();
-/** What each view shows when it is ready. */
+/** What each view shows once it is ready. */
 export const READY = { Files: ".treemap", Optimizer: ".view .fine", Problems: "section[aria-label=Problems]", Compare: ".samples button", "Convert…": "section[aria-label=Save] :is(table, .trouble)", "Reshard…": "section[aria-label=Save] :is(table, .trouble), section[aria-label=Reshard] > .trouble", "Would it load?": "section[aria-label='Layout contract']", Names: "section[aria-label=Names] [role=status]", Share: "section[aria-label=Share]" };
 const choose = (page, name) => page.locator(".window .row", { hasText: name }).first().click();
 

@@ -1,4 +1,4 @@
-/** Convert and Reshard: what is written has the bytes that the command line writes, and nothing half-written is left. */
+/** Convert and Reshard: the written files have the bytes that the command line writes, and nothing incomplete remains. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -33,7 +33,7 @@ async function saved(page) {
 
 const below = (files, prefix) => new Map([...files].map(([name, bytes]) => [name.startsWith(prefix) ? name.slice(prefix.length) : `?${name}`, bytes]));
 
-/** Form fields, the command line's options, and whether one file comes out. */
+/** Form fields, the command line's options, and whether the result is a single file. */
 const CONVERSIONS = [
   ["dcp_tp_fsdp2", { Form: "torch" }, ["--to", "torch"], "one.pt"],
   ["dcp_fsdp2", { Form: "safetensors", "Non-tensor objects": "drop", "Floating-point tensors become": "bfloat16" }, ["--to", "safetensors", "--objects", "drop", "--dtype", "bfloat16"], "one.safetensors"],
