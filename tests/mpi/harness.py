@@ -1,4 +1,4 @@
-"""What the tests under mpirun share: how a job is started, and what is expected of it."""
+"""Shared by the tests under mpirun: starts jobs, and checks what is expected of them."""
 import array
 import concurrent.futures
 import glob
@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from checks import ROOT, SAMPLES, TESTS, Bad, Skip, need, test  # noqa: E402, F401
 
 FULL = bool(os.environ.get("TSR_TEST_FULL"))
-# A rank that waits gives its core away. Open MPI does so by itself only where it counts more ranks than slots; otherwise a test
+# A waiting rank yields its core. By default Open MPI does so only if it counts more ranks than slots. Otherwise, a test
 # whose ranks share the cores with anything else takes ten times as long.
 os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
@@ -30,17 +30,18 @@ class Job:
 
 
 def job_mark():
-    """What the environment of each process of a job holds, and of no other."""
+    """Returns a text that is in the environment of each process of one job, and of no other process."""
     return f"TSR_TEST_JOB={os.getpid()}-{time.monotonic_ns()}"
 
 
 def job_environment(mark, **more):
-    """mpirun gives TSR_TEST_JOB to the ranks with -x."""
+    """mpirun passes TSR_TEST_JOB to the ranks with -x."""
     return {**os.environ, "TSR_TEST_JOB": mark.partition("=")[2], "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **more}
 
 
 def mpirun(ranks, *command, options=(), env=None, limit=60, on=()):
-    """Runs a job and waits for it. One that outlives `limit` seconds is ended and fails the test. `on`: what starts mpirun."""
+    """Runs a job and waits for it. A job that takes longer than `limit` seconds is ended, and the test fails. `on` is a
+    command that starts mpirun."""
     line = [*on, "mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), "-x", "TSR_TEST_JOB", *options, *map(str, command)]
     mark = job_mark()
     start = time.monotonic()
@@ -62,14 +63,15 @@ def mpirun(ranks, *command, options=(), env=None, limit=60, on=()):
 
 
 def side_by_side(function, items, workers=4):
-    """Calls function(item) for all, some at a time: for jobs that wait more than they work. Raises the first failure."""
+    """Calls function(item) for all items, several at a time, for jobs that wait more than they compute. Raises the first
+    failure."""
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         for done in [pool.submit(function, item) for item in items]:
             done.result()
 
 
 def wait_for_end(mark, limit=60):
-    """mpirun may return while ranks that it killed are still ending."""
+    """Waits for the job's processes, because mpirun may return while ranks that it killed are still ending."""
     until = time.monotonic() + limit
     while any(may_hold_files(path, mark) for path in glob.glob("/proc/[0-9]*")):
         if time.monotonic() > until:
@@ -77,12 +79,13 @@ def wait_for_end(mark, limit=60):
         time.sleep(0.02)
 
 
-EXITING, KERNEL_THREAD = 0x4, 0x200000  # PF_EXITING and PF_KTHREAD of proc(5)'s flags
+EXITING, KERNEL_THREAD = 0x4, 0x200000  # PF_EXITING and PF_KTHREAD of the flags in proc(5)
 
 
 def may_hold_files(path, mark):
-    """Whether the process has the mark in its environment, or a thread that is ending: threads give the environment up before they
-    close files and so unlock them, so whose such a process is cannot be told, and each counts until all its threads are zombies."""
+    """Whether the process has the mark in its environment, or has a thread that is ending. Threads release the environment
+    before they close files, which unlocks the files. So the owner of such a process is unknown, and it counts until all
+    its threads are zombies."""
     try:
         with open(f"{path}/environ", "rb") as f:
             if mark.encode() in f.read():
@@ -93,12 +96,12 @@ def may_hold_files(path, mark):
             if state not in "ZX" and int(flags) & (EXITING | KERNEL_THREAD) == EXITING:
                 return True
     except OSError:
-        pass  # it ended, or is another user's
+        pass  # it has ended, or belongs to another user
     return False
 
 
 def alone(program, *arguments, limit=120):
-    """One process: status, stdout, stderr."""
+    """Runs a single process and returns its status, stdout and stderr."""
     p = subprocess.run([program, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, timeout=limit)
     return p.returncode, p.stdout.decode(errors="replace"), p.stderr.decode(errors="replace")
 
@@ -111,10 +114,10 @@ def samples():
 
 
 def with_nan(rng, elements):
-    """Any finite float32 numbers, and up to three NaN."""
+    """Returns any finite float32 numbers, and up to three NaN."""
     data = bytearray(rng.randbytes(4 * elements))
     for k in range(0, len(data), 4):
-        if data[k + 3] & 0x7f == 0x7f and data[k + 2] & 0x80:  # neither NaN nor infinite but where we say so
+        if data[k + 3] & 0x7f == 0x7f and data[k + 2] & 0x80:  # only the chosen numbers are NaN, and none is infinite
             data[k + 3] ^= 0x10
     for _ in range(min(3, elements)):
         k = 4 * rng.randrange(elements)
@@ -123,12 +126,12 @@ def with_nan(rng, elements):
 
 
 def ordinary(rng, elements):
-    """Numbers whose products stay finite."""
+    """Returns numbers whose products stay finite."""
     return array.array("f", [rng.gauss(0, 1) for _ in range(elements)]).tobytes()
 
 
 def safetensors(path, sizes, seed, numbers=with_nan):
-    """A file of one-dimensional float32 tensors."""
+    """Writes a file of one-dimensional float32 tensors."""
     rng = random.Random(seed)
     header, at = {}, 0
     for i, elements in enumerate(sizes):
@@ -143,7 +146,7 @@ def safetensors(path, sizes, seed, numbers=with_nan):
 
 
 def tree(path):
-    """{name: bytes} of a file or folder; None where there is nothing."""
+    """Returns {name: bytes} for a file or directory, or None if there is nothing."""
     if not os.path.exists(path):
         return None
     if os.path.isfile(path):

@@ -1,4 +1,4 @@
-"""Everything that needs several processes. Usage: run.py --release FOLDER --asan FOLDER [NAME-PART…]"""
+"""Runs all tests that need several processes. Usage: run.py --release FOLDER --asan FOLDER [NAME-PART…]"""
 import argparse
 import glob
 import importlib
@@ -16,8 +16,8 @@ for folder in (HERE, SLURM):
     for module in sorted(glob.glob(os.path.join(folder, "test_*.py"))):
         importlib.import_module(os.path.basename(module)[:-len(".py")])
 
-# Their cases are of 1 to 4 ranks, which PyTorch ran; further processes only look on, which 5 of them show. optimizer_state has one
-# of 8, too, which threads and --full run.
+# Their cases have 1 to 4 ranks, as run in PyTorch. Further processes have no part in them, which 5 processes are enough to
+# show. optimizer_state also has a case with 8 ranks, which runs with threads and with --full.
 CASES_OF_4 = {f"test_statedict_{name}_mpi" for name in ("first_states", "fsdp_get_set", "get_set_faults", "model_state", "optimizer_state")}
 
 OK = re.compile(r"^\[ +OK +\] (\S+)", re.M)
@@ -30,7 +30,7 @@ def processes_for(name):
 
 
 def run_programs(folder, parts):
-    """The cmocka programs built with tests/support/ranks.h; each of their tests counts on each number of processes."""
+    """Runs the cmocka programs built with tests/support/ranks.h. Each of their tests counts once per number of processes."""
     passed = failed = 0
     programs = sorted(glob.glob(os.path.join(folder, "test_*_mpi")))
     for path in programs:
@@ -76,7 +76,7 @@ def main():
         except harness.Skip as reason:
             skipped += 1
             print(f"skip {name}: {reason}")
-        except Exception as bad:  # one that breaks must not hide the others
+        except Exception as bad:  # a test that breaks must not hide the others
             failed += 1
             print(f"FAIL {name}: {bad!r}")
         sys.stdout.flush()

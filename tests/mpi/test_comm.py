@@ -14,14 +14,14 @@ def a_killed_rank_ends_the_job(folder):
         where = f"{kind} of rank {call % ranks} of {ranks} at call {call}"
         need(job.status != 0 and "done" not in job.out, f"{where}: status {job.status}, {job.out}")
         need(job.seconds < 30, f"{where}: {job.seconds:.0f} s")
-    # at the last call rank 0 may be done already
+    # at the last call, rank 0 may have finished already
     side_by_side(check, [(ranks, call, kind) for ranks in ((2, 5) if not FULL else range(2, 17)) for call in range(6)
                          for kind in ("kill", "kill-after") if (call, kind) != (5, "kill-after")])
 
 
 @test
 def the_watchdog_ends_what_the_launcher_leaves(folder):
-    """--enable-recovery: mpirun goes on without the dead, as launchers of other kinds do. Its own status is 0 then."""
+    """With --enable-recovery, mpirun continues without dead ranks, as other launchers do. Its own status is then 0."""
     def check(point):
         ranks, kind, rank, call = point
         job = victim(folder, ranks, kind, rank, call, 4, ("--enable-recovery",))
@@ -46,7 +46,7 @@ def a_busy_rank_is_waited_for(folder):
 
 @test
 def more_bytes_than_an_int_counts_arrive(folder):
-    """The ordinary run has a few rounds of MPI calls only: gigabytes take a minute on a busy machine."""
+    """The ordinary run has only a few rounds of MPI calls, because gigabytes take a minute on a busy machine."""
     for ranks, size in ((2, 2**28 + 2**24),) if not FULL else ((2, 2**31 + 2**26), (3, 2**32 + 2**24), (2, 9 * 2**30)):
         job = mpirun(ranks, f"{folder}/large", size, limit=600)
         need(job.status == 0 and job.out == "done\n", f"{size} bytes on {ranks}: status {job.status}: {job.err[-600:]}")

@@ -11,7 +11,7 @@ MESH = ["--mesh", "dp=3,tp=2", "--placements", "shard(0),shard(0)"]
 
 
 def same_output(tessera, ranks, reference, scratch, *arguments):
-    """arguments: command, source, and what follows the destination."""
+    """`arguments` are the command, the source, and what follows the destination."""
     made = os.path.join(scratch, f"made-{ranks}")
     command, source, *rest = arguments
     job = mpirun(ranks, tessera, command, source, made, *rest, limit=120)
@@ -62,7 +62,7 @@ def small_outputs_are_those_of_one_process(folder):
 
 @test
 def shared_outputs_are_those_of_one_process(folder):
-    """Large enough that every rank has units of its own."""
+    """The source is large enough that every rank has its own units."""
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-source-") as scratch:
         source = os.path.join(scratch, "a.safetensors")
         safetensors(source, [9_000_000, 1, 0, 17, 5_500_000, 70_000] + [1000] * 200, 2)
@@ -76,7 +76,7 @@ def shared_outputs_are_those_of_one_process(folder):
 
 @test
 def merges_are_those_of_one_process(folder):
-    """The ranks share the measuring of angles too."""
+    """The ranks also share the measuring of angles."""
     tessera = f"{folder}/tessera"
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-source-") as inputs, tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         paths = [os.path.join(inputs, f"{name}.safetensors") for name in "ab"]
@@ -141,7 +141,7 @@ def a_refusal_is_said_once_and_leaves_nothing(folder):
 
 @test
 def a_rank_that_cannot_write_fails_all_cleanly(folder):
-    """Rank 1 may write 8 MiB of a file and no more."""
+    """Rank 1 may write only 8 MiB of a file."""
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         at = lambda name: os.path.join(scratch, name)
         safetensors(at("a.safetensors"), [14_000_000], 3)
@@ -184,7 +184,7 @@ def launchers_are_told_apart(folder):
             ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, [tessera, "inspect", source, "--no-mpi"], 0, ""),
             ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, [tessera, "inspect", source], 0, ""),
             ({}, [tessera + "-mpi", "inspect", source], 2, "tessera-mpi runs"),
-            ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, convert, 0, "wrote"),  # a batch script: one process
+            ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, convert, 0, "wrote"),  # a batch script: a single process
         ]
         for environment, command, status, text in rows:
             job = mpirun_like(command, environment)
@@ -199,7 +199,7 @@ def launchers_are_told_apart(folder):
 
 @test
 def strangers_that_srun_starts_at_once_write_nothing(folder):
-    """srun without PMIx: four processes, of which none knows the others."""
+    """srun without PMIx starts four processes that do not know each other."""
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         for command in (["convert", os.path.join(SAMPLES, "dcp_crc_off"), os.path.join(scratch, "x.pt")],
                         ["reshard", os.path.join(SAMPLES, "dcp_crc_off"), os.path.join(scratch, "x"), "--mesh", "dp=2", "--placements", "shard(0)"]):

@@ -1,5 +1,5 @@
-"""A rank of `tessera` is killed before or behind any of its collectives and any change of a file (kill_at.c): the job ends,
-nothing half-written is visible, and the next run writes what it would have written."""
+"""A rank of `tessera` is killed before or after any of its collectives and any change of a file (kill_at.c): the job ends,
+nothing incomplete is visible, and the next run writes what the killed one would have written."""
 import json
 import os
 import random
@@ -27,8 +27,8 @@ def count_calls(folder, scratch, ranks, rank, *command):
 
 
 def points(folder, scratch, counts, most, make):
-    """(ranks, rank, call, after, name): an even choice of `most`, with --full of 20 times as many. `make` gives the command
-    afresh."""
+    """Returns (ranks, rank, call, after, name) for an even selection of `most` calls, or with --full for 20 times as many.
+    `make` returns a new command each time."""
     found = []
     for ranks in counts:
         for rank in range(ranks) if FULL and ranks <= 4 else sorted({0, ranks - 1}):
@@ -42,7 +42,7 @@ def points(folder, scratch, counts, most, make):
 
 
 class Place:
-    """A scratch folder with a source of several units of work, and what one process makes of it."""
+    """A scratch directory with a source of several units of work, and what one process makes of it."""
 
     def __init__(self, folder, elements=10_000_000):
         self.tessera = f"{folder}/tessera"
@@ -100,7 +100,7 @@ def check_rerun(place, where, there, ranks, resume):
 
 
 def check_deaths(folder, chosen, options=(), env=None):
-    """Two at a time, each in a folder of its own."""
+    """Checks two deaths at a time, each in its own directory."""
     def check(some):
         with Place(folder) as place:
             for i, point in some:
@@ -119,17 +119,17 @@ def a_rank_killed_at_any_call_leaves_nothing_half_written(folder):
 
 @test
 def survivors_of_a_killed_rank_publish_nothing(folder):
-    """The launcher lets them live (--enable-recovery); tessera's watchdog ends them."""
+    """The launcher lets the survivors run (--enable-recovery); tessera's watchdog ends them."""
     with Place(folder) as place:
         chosen = points(folder, place.scratch, (3,) if not FULL else (2, 3, 8), 4, place.fresh)
-    # the launcher itself waits for those who never begin
+    # the launcher itself waits for ranks that never start
     chosen = [point for point in chosen if point[4] != "MPI_Init_thread" or point[3]]
     check_deaths(folder, chosen, ("--enable-recovery",), {"TESSERA_PEER_LIMIT": "4"})
 
 
 @test
 def a_resumed_run_takes_over_what_other_ranks_had_done(folder):
-    """Rank 0 dies when it hears what all have done; one process goes on from their journals."""
+    """Rank 0 dies when it receives what all ranks have done. One process continues from their journals."""
     with Place(folder) as place:
         names = count_calls(folder, place.scratch, 3, 0, *place.fresh())
         place.clear()
@@ -144,7 +144,8 @@ def a_resumed_run_takes_over_what_other_ranks_had_done(folder):
 
 @test
 def a_killed_job_does_not_outlive_the_next_run(folder):
-    """Its journals and output go when another job writes there; --resume names what differs; a row of jobs is left alone."""
+    """Another job that writes to the same place removes its journals and output. --resume names what differs. A series of
+    jobs is not affected."""
     with Place(folder) as place:
         left = lambda: sorted(set(os.listdir(place.scratch)) - {"a.safetensors", "plan.json"})
         names = count_calls(folder, place.scratch, 3, 0, *place.fresh())

@@ -1,5 +1,5 @@
-"""Ranks on several hosts: network namespaces on one wire, with nothing between them but TCP (hosts). Skipped, with the
-reason, where none can be made."""
+"""Ranks on several hosts: network namespaces on one wire, connected only by TCP (hosts). Skipped, with the reason, if they
+cannot be created."""
 import glob
 import os
 import re
@@ -62,7 +62,7 @@ def hosts_write_and_judge_as_one_process(folder):
 
 @on_hosts
 def programs_over_ranks_pass_on_hosts(folder):
-    """Shared memory reaches some of the ranks only."""
+    """Shared memory connects only some of the ranks."""
     programs = sorted(glob.glob(os.path.join(folder, "test_*_mpi")))
     chosen = [path for path in programs if FULL or re.search("redistribute|check_shared", path)]
     need(chosen, f"no program in {folder}")
@@ -98,14 +98,14 @@ def a_rank_killed_on_another_host_ends_the_job(folder):
 
 @on_hosts
 def ranks_end_when_a_host_vanishes(folder):
-    """The wire of the second host is cut in the middle of the work. mpirun itself waits for that host until somebody ends it
-    (Open MPI 4.1), which is not ours to test."""
+    """The wire of the second host is cut during the work. mpirun itself waits for that host until someone ends it (Open MPI
+    4.1), which is not tested here."""
     tessera = f"{folder}/tessera"
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         source, out = os.path.join(scratch, "a.safetensors"), os.path.join(scratch, "out")
         safetensors(source, [5_000_000] + [5000] * 20, 4)
         options = ["--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp"]
-        # cut as soon as the second host has begun its journal, which it is slow to finish: the job cannot end before the cut
+        # cut once the second host has begun its journal, which it is slow to finish, so the job cannot end before the cut
         cut = f'(until ls {scratch}/.out.*.2-by-2; do sleep 0.02; done; ip link set eth0 down) >/dev/null 2>&1 &'
         shell = f'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then {cut} fi; exec "$0" "$@"'
         mark = job_mark()
@@ -116,7 +116,7 @@ def ranks_end_when_a_host_vanishes(folder):
         said = heard(p, b"dead or cut off", 40)
         os.killpg(p.pid, signal.SIGKILL)
         p.communicate()
-        wait_for_end(mark)  # a rank that is still ending holds its locks, so that the next run would be refused
+        wait_for_end(mark)  # a rank that is still ending holds its locks, and the next run would be rejected
         need(b"rank 1 has not been heard of" in said, f"rank 0 said: {said.decode()}")
         need(not os.path.exists(out), "something half-written is visible")
         status, _, err = alone(tessera, "reshard", source, out, *options)
@@ -125,7 +125,7 @@ def ranks_end_when_a_host_vanishes(folder):
 
 
 def heard(process, word, limit):
-    """What it says on stderr, up to the word or the limit of seconds."""
+    """Returns what the process writes to stderr, up to the word or until the limit in seconds."""
     said, end = b"", time.monotonic() + limit
     while word not in said and time.monotonic() < end:
         ready, _, _ = select.select([process.stderr], [], [], 1)

@@ -1,4 +1,4 @@
-"""Signals under mpirun: whichever rank gets one, or mpirun itself, the job ends without success and nothing is left."""
+"""Signals under mpirun: whichever rank or mpirun itself receives one, the job ends without success, and nothing is left."""
 import contextlib
 import glob
 import json
@@ -16,7 +16,7 @@ RANKS, HUGE = 3, 64 << 30
 
 
 def huge(path, size=HUGE):
-    """Four tensors, all hole: no job is done with them before the signal comes."""
+    """Writes four tensors that are holes and so large that no job finishes before the signal comes."""
     rows = size // 4 // 4 // 1024
     text = json.dumps({f"w{i}": {"dtype": "F32", "shape": [rows, 1024], "data_offsets": [i * size // 4, (i + 1) * size // 4]} for i in range(4)}).encode()
     text += b" " * (-len(text) % 8)
@@ -26,7 +26,7 @@ def huge(path, size=HUGE):
 
 
 def ranks_of(mark):
-    """{rank: process} of those that run tessera-mpi."""
+    """Returns {rank: process} for the processes that run tessera-mpi."""
     found = {}
     for path in glob.glob("/proc/[0-9]*/environ"):
         try:
@@ -50,7 +50,8 @@ def wait_until(what, condition, p):
 
 
 def stop(folder, out, who, number, command, options):
-    """Starts a job, and sends the signal to a rank, or to mpirun (None), in the middle of its work. Returns what to call it."""
+    """Starts a job and sends the signal to a rank, or to mpirun (None), during its work. Returns a description for
+    messages."""
     mark = job_mark()
     line = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(RANKS), "-x", "TSR_TEST_JOB", *options, f"{folder}/tessera", *command]
     what = f"{command[0]}, {number.name} to {'mpirun' if who is None else f'rank {who}'}"
@@ -84,8 +85,9 @@ def nothing(out, what):
 
 
 def stopped(folder, out, who, number, *command, options=(), expect=nothing):
-    """What `expect` says of `out` is true when a signal has ended a job. mpirun sends SIGKILL a second after it has sent SIGTERM, which
-    a busy machine does not give the ranks: where that may be the reason, the job runs again with five seconds between the two."""
+    """Checks that `expect` holds for `out` after a signal has ended a job. mpirun sends SIGKILL a second after SIGTERM,
+    which is too soon for the ranks on a busy machine. If that may be the reason for a failure, the job runs again with
+    five seconds in between."""
     what = stop(folder, out, who, number, command, options)
     try:
         expect(out, what)
@@ -113,7 +115,7 @@ def place():
 @test
 def test_signals_to_any_rank_end_the_job(folder, *_):
     with place() as (source, out):
-        larger = source + ".larger.safetensors"  # holes are not read, so that a check of the other would be over
+        larger = source + ".larger.safetensors"  # holes are not read, so the check of the other source would be finished
         huge(larger, 32 * HUGE)
         jobs = [("convert", source, f"{out}/d", "--to", "dcp", "--dtype", "bfloat16"), ("reshard", source, f"{out}/d", "--mesh", "dp=2", "--placements", "shard(0)"),
                 ("validate", larger, "--deep")]
@@ -125,14 +127,15 @@ def test_signals_to_any_rank_end_the_job(folder, *_):
 
 @test
 def test_a_signal_while_ranks_begin_their_journals_leaves_none(folder, *_):
-    """Rank 0 removes a journal that another rank has created and not locked yet; that rank makes another, and is ended, too."""
+    """Rank 0 removes a journal that another rank has created but not locked yet. That rank creates another one, and is
+    ended, too."""
     with place() as (source, out):
         for number in (signal.SIGTERM, signal.SIGINT):
             stopped(folder, out, 0, number, "convert", source, f"{out}/d", "--to", "dcp", "--dtype", "bfloat16", options=("-x", f"LD_PRELOAD={folder}/libslow_journals.so"))
 
 
 def old_checkpoint(folder, path, *form):
-    """One of another source, and what it holds."""
+    """Makes a checkpoint from another source, and returns its content."""
     source = path + ".safetensors"
     safetensors(source, [1000, 50], 9)
     status, _, err = alone(f"{folder}/tessera", form[0], source, path, *form[1:])
@@ -143,7 +146,7 @@ def old_checkpoint(folder, path, *form):
 
 @test
 def test_signals_leave_the_old_checkpoint_whole(folder, *_):
-    """Replaced by a rename of the marker, by exchanging directories, and by the rename of one file."""
+    """It is replaced by renaming the marker, by exchanging directories, and by renaming a single file."""
     mesh = ("--mesh", "dp=2", "--placements", "shard(0)")
     forms = [("convert", "--to", "dcp"), ("reshard", *mesh, "--to", "torch"), ("convert", "--to", "torch")]
     with place() as (source, out):
@@ -160,7 +163,7 @@ def test_signals_leave_the_old_checkpoint_whole(folder, *_):
 
 
 def published(path):
-    """{name: bytes} without the temporary files, which are as huge as the source."""
+    """Returns {name: bytes} without the temporary files, which are as large as the source."""
     if not os.path.exists(path):
         return None
     found = {}
@@ -173,7 +176,8 @@ def published(path):
 
 @test
 def test_signals_leave_the_journals_of_a_job_that_can_resume(folder, *_):
-    """Old and new: the journals of all ranks stay, and the next run goes on from them or, without --resume, removes them."""
+    """For an old and a new checkpoint: the journals of all ranks stay, and the next run continues from them or, without
+    --resume, removes them."""
     with place() as (source, out):
         for i, who in enumerate((None, 0, 1)):
             over = ("--overwrite",) if i else ()

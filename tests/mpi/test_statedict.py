@@ -20,7 +20,7 @@ def torch_side(*arguments):
 
 
 def interchange(folder, source, destination, *how):
-    """Loaded and saved by 3 ranks of a C program."""
+    """Three ranks of a C program load and save the checkpoint."""
     job = mpirun(3, f"{folder}/interchange", source, destination, *how)
     need(job.status == 0, f"{source}: {job.err}")
 
@@ -45,13 +45,13 @@ def torch_on_4_to_c_on_3_to_torch_on_2(folder):
 
 @test
 def trained_by_fsdp2_on_4_to_c_on_3_to_fsdp2_on_2(folder):
-    """The state that PyTorch's own wrappers and AdamW make, changed in C, goes on training in PyTorch."""
+    """The state that PyTorch's own wrappers and AdamW make is changed in C, and training continues with it in PyTorch."""
     torch_to_c_to_torch(folder, "train", "resume")
 
 
 @test
 def redistribution_over_nodes(folder):
-    """As on several machines (native/statedict/transfer/nodes.h), to which ranks are mapped in no order and unevenly."""
+    """As on several machines (native/statedict/transfer/nodes.h), to which ranks are assigned unevenly and in no order."""
     for ranks, nodes in ((3, "0,1,1"), (4, "0,1,1,0"), (6, "1,0,0,2,1,1"), (7, "3,0,0,2,0,2,0")):
         for program in ("test_statedict_redistribute_mpi", "test_statedict_oracle_mpi"):
             job = mpirun(ranks, f"{folder}/{program}", env={"TESSERA_NODES": nodes}, limit=120)
@@ -60,7 +60,8 @@ def redistribution_over_nodes(folder):
 
 @test
 def redistribution_without_room_in_shared_memory(folder):
-    """A /dev/shm that holds no rank's segment, and one that holds only the first: the ranks exchange messages instead."""
+    """With a /dev/shm that has no space for a rank's segment, and one that only fits the first segment, the ranks exchange
+    messages instead."""
     if subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/dev/shm"], capture_output=True).returncode:
         print("skip redistribution_without_room_in_shared_memory: no file system can be mounted here")
         return

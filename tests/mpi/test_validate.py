@@ -1,4 +1,5 @@
-"""`mpirun -n N tessera validate --deep` says what one process says, for every sample and for damage across the ranks' shares."""
+"""`mpirun -n N tessera validate --deep` reports what one process reports, for every sample and for damage in any rank's
+share."""
 import json
 import os
 import shutil
@@ -8,7 +9,7 @@ from harness import FULL, alone, mpirun, need, safetensors, samples, test
 
 
 def same_on(folder, ranks, *arguments, env=None):
-    """The same status, document and message as one process."""
+    """Checks that status, document and message are those of one process."""
     tessera = f"{folder}/tessera"
     status, out, err = alone(tessera, *arguments)
     job = mpirun(ranks, tessera, *arguments, env=env)
@@ -25,7 +26,7 @@ def every_sample_is_judged_as_by_one_process(folder):
     findings = 0
     paths = list(samples())
     for ranks in (2, 3) if not FULL else range(2, 9):
-        # all at once, so that a job is started once; then those that cannot be opened
+        # first all together, so that only one job is started; then those that cannot be opened
         good = [p for p in paths if alone(f"{folder}/tessera", "validate", "--deep", "--json", p)[0] != 2]
         status, out = same_on(folder, ranks, "validate", "--deep", "--json", "--fail-on", "note", *good)
         findings += len(json.loads(out)["findings"])
@@ -75,7 +76,7 @@ def damage_across_shares_is_found_once(folder):
 
 @test
 def digests_of_a_layout_are_shared(folder):
-    """The findings of one process, and no rank reads what is another's."""
+    """The findings are those of one process, and no rank reads another rank's share."""
     tessera = f"{folder}/tessera"
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         at = lambda name: os.path.join(scratch, name)

@@ -1,10 +1,10 @@
 """PyTorch's part of the interchange, on RANKS processes over gloo:
 
     torch_side.py save RANKS FOLDER      saves a model, an optimizer and the rest with torch.distributed.checkpoint
-    torch_side.py check RANKS FOLDER     loads what `interchange` made of it on a mesh of its own, and compares every element
-    torch_side.py train RANKS FOLDER     the same of a model that fully_shard and AdamW have trained; FOLDER.pt gets it whole
+    torch_side.py check RANKS FOLDER     loads what `interchange` made of it, on another mesh, and compares every element
+    torch_side.py train RANKS FOLDER     saves a model trained with fully_shard and AdamW; FOLDER.pt receives the full tensors
     torch_side.py resume RANKS FOLDER    loads what `interchange` made of that by set_state_dict, compares model and optimizer
-                                         with the a.pt beside FOLDER, and trains on
+                                         with the a.pt next to FOLDER, and continues training
 """
 import os
 import sys
@@ -25,7 +25,7 @@ def ramp(shape, dtype=torch.float32, start=0.0):
 
 
 def full_tensors():
-    """name → the whole tensor"""
+    """Returns the whole tensors by name."""
     return {"model.fc1.weight": ramp([10, 7]), "model.fc1.bias": ramp([10], start=3), "model.fc2.weight": ramp([3, 10], start=0.5),
             "model.embed": ramp([23, 4], torch.bfloat16), "model.small": ramp([2, 2]), "model.count": ramp([5], torch.int64),
             "optim.state.fc1.weight.exp_avg": ramp([10, 7], start=0.25), "optim.state.fc1.weight.step": torch.tensor(9.0),
@@ -90,7 +90,7 @@ def check(world, folder):
 
 
 def sharded_training(world):
-    """A model over all ranks and its optimizer, the same start everywhere."""
+    """Makes a model sharded over all ranks and its optimizer, with the same initial values on every rank."""
     from torch.distributed.fsdp import fully_shard
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.LayerNorm(13), torch.nn.Linear(13, 5))

@@ -1,4 +1,4 @@
-"""Goes on with a training that samples/mpi_training began, in PyTorch, and prints the losses: torch_training.py FOLDER STEPS"""
+"""Continues a training that samples/mpi_training began, in PyTorch, and prints the losses: torch_training.py FOLDER STEPS"""
 import os
 import sys
 
@@ -12,7 +12,7 @@ from ended import leave  # noqa: E402
 
 BATCH = 12
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).double()
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)  # what it says is the checkpoint's
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)  # the checkpoint determines these values
 
 
 def batch(step):
