@@ -1,4 +1,5 @@
-"""What the command line's tests share: the program with a scratch folder, samples with what PyTorch says of them."""
+"""Shared by the command line's tests: the program with a scratch directory, and samples with what PyTorch reports of
+them."""
 import json
 import os
 import re
@@ -18,7 +19,7 @@ CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f\x7f]")
 
 
 class Tessera:
-    """The program, with a scratch folder for one test."""
+    """The program, with a scratch directory for one test."""
 
     def __init__(self, path):
         self.path = path
@@ -35,7 +36,7 @@ class Tessera:
         return p
 
     def text(self, *args, **k):
-        """stdout of a text command: valid UTF-8 without control characters, however hostile the names."""
+        """Returns stdout of a text command: valid UTF-8 without control characters, however hostile the names."""
         out = self.run(*args, **k).stdout
         need(not CONTROL.search(out), f"`tessera {' '.join(map(str, args))}` prints control characters")
         return out.decode()

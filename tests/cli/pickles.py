@@ -1,4 +1,5 @@
-"""Hand-assembled pickles, and each kind of checkpoint around one of them. A *fragment* is opcodes that leave one item on the stack."""
+"""Hand-assembled pickles, and each kind of checkpoint around one of them. A *fragment* is a sequence of opcodes that leaves
+one item on the stack."""
 import io
 import os
 import pickle
@@ -14,7 +15,7 @@ def s(text):
 
 
 def glob(module, name):
-    """GLOBAL: module and name on lines."""
+    """GLOBAL, with the module and the name on separate lines."""
     return f"c{module}\n{name}\n".encode()
 
 
@@ -50,7 +51,8 @@ FLOATS = struct.pack("<4f", 1.5, -2.25, 3.0, 0.125)
 
 
 def archive(data_pkl, members=(), storages=None):
-    """A torch.save archive: `members` are (name below the top folder, bytes), added to the usual ones or in their place."""
+    """A torch.save archive. `members` are (name below the top directory, bytes), which are added to the usual ones or
+    replace them."""
     usual = {"data.pkl": data_pkl, "version": b"3\n", "byteorder": b"little"}
     usual.update({f"data/{k}": v for k, v in ({"0": FLOATS} if storages is None else storages).items()})
     out = io.BytesIO()
@@ -62,7 +64,7 @@ def archive(data_pkl, members=(), storages=None):
 
 
 def legacy(obj, before=(), keys=pickle.dumps([], 2), tail=b""):
-    """The form before PyTorch 1.6; `before` replaces the pickles of magic number, version and system by position."""
+    """The format before PyTorch 1.6. `before` replaces the pickles of magic number, version and system, by position."""
     parts = [pickle.dumps(v, 2) for v in (MAGIC, 1001, {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}})]
     for i, part in before:
         parts[i] = part
@@ -73,7 +75,7 @@ META = "torch.distributed.checkpoint.metadata"
 
 
 def metadata(state=b"}", storage=b"}", extra=b""):
-    """The pickle of a `.metadata` file; `extra` are more attributes of Metadata: keys and values."""
+    """The pickle of a `.metadata` file. `extra` are more attributes of Metadata: keys and values."""
     pairs = s("state_dict_metadata") + state + s("planner_data") + b"N" + s("storage_data") + storage + extra
     return b"\x80\4" + new(glob(META, "Metadata")) + b"}(" + pairs + b"ub."
 
@@ -94,7 +96,7 @@ def tensor_metadata(*dims, properties=None):
 
 
 def dcp(folder, item, is_tensor, meta=None):
-    """A checkpoint of one entry, 'x', whose item is the archive `item`."""
+    """A checkpoint with one entry, 'x', whose item is the archive `item`."""
     os.makedirs(folder, exist_ok=True)
     entry = meta or (tensor_metadata(4) if is_tensor else new(glob(META, "BytesStorageMetadata")))
     number = b"J" + struct.pack("<i", len(item))
@@ -122,7 +124,7 @@ def popped(fragment):
 
 
 def containers(folder, fragment):
-    """(name, path) of every kind of checkpoint with the fragment in it, kept and popped."""
+    """Returns (name, path) of every kind of checkpoint that contains the fragment, once kept and once popped."""
     at = lambda *names: os.path.join(folder, *names)
     yield "zip", write(at("kept.pt"), archive(kept(fragment)))
     yield "zip, popped", write(at("popped.pt"), archive(popped(fragment)))

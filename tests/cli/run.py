@@ -1,5 +1,6 @@
-"""Runs the built `tessera` as a user would: real samples against what PyTorch says of them, usage, every command, documents
-against their schemas. Needs Python's standard library only. Usage: run.py --tessera PATH [NAME-PART…]"""
+"""Runs the built `tessera` as a user would: compares real samples with what PyTorch reports of them, and tests usage, every
+command, and documents against their schemas. Needs only Python's standard library. Usage: run.py --tessera PATH
+[NAME-PART…]"""
 import argparse
 import glob
 import json
@@ -54,7 +55,7 @@ import test_visible  # noqa: F401
 
 def same_value(want, got):
     if isinstance(want, dict) and any(k.startswith("$") for k in want):
-        return True  # no JSON value; the golden's tag says what it is
+        return True  # not a JSON value; the golden's tag states what it is
     if isinstance(want, dict):
         return isinstance(got, dict) and set(want) == set(got) and all(same_value(want[k], got[k]) for k in want)
     if isinstance(want, list):
@@ -71,7 +72,8 @@ def check_entries(doc, want):
         e = rows[k]
         need(w["dtype"].removeprefix("torch.") == e["dtype"], f"{k}: dtype {e['dtype']}, PyTorch says {w['dtype']}")
         need(e["shape"] == w["shape"], f"{k}: shape {e['shape']}, PyTorch says {w['shape']}")
-        digest = want.get("written", {}).get(k, w).get("sha256")  # what was saved counts where PyTorch reads something else
+        # the written value counts where PyTorch reads something else
+        digest = want.get("written", {}).get(k, w).get("sha256")
         need("hash" in e and digest in (None, e["hash"]["digest"]), f"{k}: other bytes than PyTorch's")
         if "chunks" in w:
             boxes = [sorted((c["offsets"], c["sizes"]) for c in chunks) for chunks in (w["chunks"], e["chunks"])]
@@ -94,7 +96,7 @@ def check_good(t, path, want):
     t.json("layout", path)
     doc = t.json("validate", path, "--deep", "--format", "json", status=(0, 1) if want.get("opaque") else 0)
     errors = [f for f in doc["findings"] if f["level"] == "error" and f["rule"] != "pickle/unlisted-call"]
-    need(not errors, f"valid, but {errors[:2]}")  # a foreign class whose pickle calls something is an error, and can be listed
+    need(not errors, f"valid, but {errors[:2]}")  # an unknown class whose pickle makes calls is an error, but can be listed
     need(not want.get("warnings") or doc["findings"], f"nothing is said about: {want.get('warnings')}")
 
 
@@ -162,7 +164,7 @@ def test_help_of_every_command_has_examples_first(t):
 
 @test
 def test_help_has_one_form(t):
-    """Summaries, explanations of examples and of options are imperatives: a capital letter, no full stop."""
+    """Summaries and the explanations of examples and options are imperatives, with a capital letter and no full stop."""
     overview = t.text("help")
     for name, summary in re.findall(r"^  (\w+) +(\w.*)", overview.split("Commands\n")[1], re.M):
         text = t.run("help", name, env={**os.environ, "COLUMNS": "400"}).stdout.decode()
@@ -306,7 +308,7 @@ def test_validate_several_paths_in_every_format(t):
 
 @test
 def test_fail_on(t):
-    path, _ = sample("dcp_crc_off")  # a note, no more
+    path, _ = sample("dcp_crc_off")  # only a note
     t.run("validate", path, "--deep")
     t.run("validate", path, "--deep", "--fail-on", "warning")
     t.run("validate", path, "--deep", "--fail-on", "note", status=1)
@@ -535,7 +537,7 @@ def test_a_listing_is_quick_and_small(t):
         t.run("inspect", path)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         usage.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    need(min(usage) < 0.1, f"{min(usage):.3f} s of CPU")  # a canary for gross mistakes; tests/bench measures
+    need(min(usage) < 0.1, f"{min(usage):.3f} s of CPU")  # finds only gross mistakes; tests/bench measures
 
 
 @test
@@ -554,7 +556,7 @@ def test_fqn_against(t):
 
 @test
 def test_fqn_prefix(t):
-    """Keys with the prefix are judged by themselves: a sibling outside of it does not keep a wrapper's component."""
+    """Keys with the prefix are judged on their own: a sibling without it does not make a wrapper's component stay."""
     x = ("U8", [1], b"x")
     st_write(t.at("a.safetensors"), {"model.module.w": x, "model.module.b": x, "ema.module.w": x, "modelled": x})
     doc = t.json("fqn", "--checkpoint", t.at("a.safetensors"), "--prefix", "model.", "--json")
@@ -568,7 +570,7 @@ def test_fqn_prefix(t):
 
 @test
 def test_optim_there_and_back(t):
-    """Nested to flat and back; ids and what is missing or unknown is said."""
+    """From nested to flat state and back; also ids. Missing and unknown names are reported."""
     path, want = sample("dcp_fsdp2")
     doc = t.json("optim", "flatten", path, t.at("flat.pt"), "--json")
     names = {e["fqn"] for e in t.json("inspect", t.at("flat.pt"), "--json")["entries"]}
@@ -590,7 +592,8 @@ def test_optim_there_and_back(t):
 
 @test
 def test_optim_shards_of_flat_parameters(t):
-    """A DCP's optimizer state as the raw states of FSDP1 ranks, and from those the full and the sharded state: nothing is lost."""
+    """A DCP's optimizer state becomes the raw states of FSDP1 ranks, and those become the full and the sharded state without
+    any loss."""
     path, want = sample("dcp_fsdp2")
     state = {n[len("optim.state."):]: w for n, w in want["entries"].items() if n.startswith("optim.state.")}
     shapes = {n[:-len(".exp_avg")]: w["shape"] for n, w in state.items() if n.endswith(".exp_avg")}

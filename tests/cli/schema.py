@@ -1,4 +1,5 @@
-"""The part of JSON Schema (2020-12) that native/cli/schemas uses; an unknown keyword is an error, so that nothing goes unchecked."""
+"""The part of JSON Schema (2020-12) that native/cli/schemas uses. An unknown keyword is an error, so that nothing remains
+unchecked."""
 import glob
 import json
 import os
@@ -17,7 +18,7 @@ def is_type(value, name):
 
 
 def problems(value, schema, at="$"):
-    """Every way in which a value breaks a schema, as text."""
+    """Yields a text for every way in which a value violates a schema."""
     for keyword, rule in schema.items():
         if keyword in NOTES:
             continue
@@ -58,6 +59,6 @@ def problems(value, schema, at="$"):
 
 
 def load(folder):
-    """{"tessera.inspect/1": schema}"""
+    """Returns {"tessera.inspect/1": schema} and so on."""
     schemas = (json.load(open(f)) for f in glob.glob(os.path.join(folder, "*.schema.json")))
     return {s["properties"]["schema"]["const"]: s for s in schemas}

@@ -1,4 +1,4 @@
-"""Checkpoints behind addresses, on a server of the loopback address: ranges, redirects, retries, and every odd answer."""
+"""Checkpoints at addresses, on a server of the loopback address: ranges, redirects, retries, and every odd answer."""
 import contextlib
 import json
 import os
@@ -11,7 +11,7 @@ from harness import SAMPLES, need, sample, st_write, test
 
 
 class Server(http_serving.Server):
-    """Serves `root` by ranges; `oddity(handler, path, count)` may answer itself and return True."""
+    """Serves `root` by ranges. `oddity(handler, path, count)` may answer instead, and then returns True."""
 
     def __init__(self, root, oddity=lambda *a: False, host="127.0.0.1"):
         self.root, self.oddity, self.sent, self.counts = root, oddity, 0, {}
@@ -161,7 +161,8 @@ SECRETS = {"TESSERA_HTTP_HEADERS": "Authorization: Bearer S3CRET\nX-Api-Key: S3C
 
 @test
 def test_addresses_secrets_stay_with_their_host(t):
-    """Redirects to another port, to another host, and from there back: no header, no .netrc, no user of the first one."""
+    """Redirects to another port, to another host, and from there back: no header, no .netrc and no user of the first host
+    are sent."""
     name = file_sample()
     os.mkdir(t.at("home"))
     open(t.at("home", ".netrc"), "w").write("machine 127.0.0.1 login netuser password S3CRET\nmachine 127.0.0.2 login other password S3CRET\n")
@@ -196,7 +197,7 @@ def test_addresses_secrets_stay_with_their_host(t):
     def within(h, path, count):
         return path.startswith("/moved/") and (h.answer(301, Location="/" + path[len("/moved/"):]) or True)
 
-    with serving(SAMPLES, within) as near:  # the same origin keeps them
+    with serving(SAMPLES, within) as near:  # the same origin receives them
         t.json("inspect", near.url.replace("//", "//user:S3CRET@") + "moved/" + name, "--json", env={"HOME": t.at("home"), "TESSERA_HTTP_HEADERS": "X-Api-Key: S3CRET"})
         later = [h for p, _, h in near.asked if p == "/" + name]
         need(later and all(h.get("X-Api-Key") == "S3CRET" and h.get("Authorization") for h in later), later[:1])
@@ -208,7 +209,7 @@ def test_addresses_secrets_stay_with_their_host(t):
 
 @test
 def test_addresses_other_parts_are_refused(t):
-    """A 206 is the part that was asked for, or an error; wherever in the file it is asked for."""
+    """A 206 must contain the requested part, wherever in the file it is; anything else is an error."""
     name = file_sample()
     data = open(os.path.join(SAMPLES, name), "rb").read()
 
@@ -241,7 +242,7 @@ def test_addresses_other_parts_are_refused(t):
     for what, change in changes.items():
         for from_byte in (0, 8):
             if what == "other total" and not from_byte:
-                continue  # nothing to compare it with yet
+                continue  # there is nothing to compare it with yet
             with serving(SAMPLES, part(change, from_byte)) as s:
                 p = t.run("inspect", s.url + name, "--json", "--hash", "sha256", status=(0, 2))
                 words = p.stderr.decode() if p.returncode else json.dumps(json.loads(p.stdout)["findings"])
@@ -315,7 +316,7 @@ def test_addresses_secrets_are_in_no_text(t):
         clean(t.run("exec", t.at("plan.json"), t.at("out"), "--source", folder, "--part", "2/2", "--finish", "--json"))
         t.run("reshard", path, t.at("same"), "--mesh", "dp=2", "--placements", "shard(0)")
         t.run("diff", t.at("same"), t.at("out"), "--values", "--layout")
-        clean(t.run("exec", t.at("plan.json"), t.at("out2"), "--source", path, status=2))  # other versions of the files
+        clean(t.run("exec", t.at("plan.json"), t.at("out2"), "--source", path, status=2))  # the files have other versions
         need(all("S3CRET" in p for p, _, _ in s.asked), "the signature was not sent")
     url = file
     for status in (401, 403, 404):
@@ -326,7 +327,7 @@ def test_addresses_secrets_are_in_no_text(t):
                    lambda h, n, c: h.answer(206, b"x", Content_Range="bytes 0-0/100", ETag=f'"{c}"') or True):
         with serving(SAMPLES, oddity) as s:
             clean(t.run("inspect", secret(s.url) + name + query, status=2))
-    clean(t.run("inspect", url, status=2))  # no server any more
+    clean(t.run("inspect", url, status=2))  # the server is gone
     clean(t.run("inspect", "http://S3USER:S3CRET/S3CRET@127.0.0.1/x", status=2))
     clean(t.run("inspect", "HTTP://S3USER:S3CRET@127.0.0.1:9/x", status=2))
     clean(t.run("convert", sample("dcp_small")[0], url, status=2))

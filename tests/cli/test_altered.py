@@ -1,4 +1,4 @@
-"""Unpublished files that somebody changes between their writing and their publication."""
+"""Unpublished files that someone changes between writing and publication."""
 import os
 import shutil
 
@@ -18,7 +18,7 @@ def flip(path, at):
 
 
 def parts(t, to, path):
-    """All parts of a plan, written and not published; what they left, kept as a copy."""
+    """Writes all parts of a plan without publishing them, and keeps a copy of what they left."""
     plan = t.at(f"{to}.json")
     with open(plan, "wb") as f:
         f.write(t.run("plan", path, *TARGET, "--to", to, "--json").stdout)

@@ -1,4 +1,4 @@
-"""--part, --step, --also and --shards of the commands that do not read one whole checkpoint: optim, repair and view."""
+"""--part, --step, --also and --shards of the commands that do not read one complete checkpoint: optim, repair and view."""
 import json
 import os
 import shutil
@@ -52,7 +52,7 @@ def test_optim_reads_the_states_of_deepspeed(t):
 def test_optim_reads_one_step(t):
     path = run_of(t, TRAINER, "checkpoint-3", "checkpoint-40")
     os.remove(t.at("run", "checkpoint-3", "scheduler.pt"))
-    shutil.copy(os.path.join(TRAINER, "scheduler.pt"), t.at("run", "checkpoint-3", "optimizer.pt"))  # something else than an optimizer's state
+    shutil.copy(os.path.join(TRAINER, "scheduler.pt"), t.at("run", "checkpoint-3", "optimizer.pt"))  # not an optimizer's state
     t.run("optim", "flatten", os.path.join(TRAINER, "optimizer.pt"), t.at("alone.pt"))
     for number, step in enumerate(("40", "latest", "checkpoint-40")):
         out = t.at(f"{number}.pt")
@@ -78,7 +78,7 @@ def test_optim_refuses_to_write_over_the_step_that_it_reads(t):
 
 @test
 def test_a_torch_file_of_a_step_is_read_with_all_its_containers(t):
-    """A marker leads to a directory whose only file is a torch.save file: empty states of it stay."""
+    """A marker leads to a directory whose only file is a torch.save file: its empty states are kept."""
     shutil.copytree(TRAINER, t.at("run", "step-5"), ignore=lambda _, names: [n for n in names if n != "optimizer.pt"])
     for n in range(3):  # the files of the step have other numbers below the root
         with open(t.at("run", f"{n}.txt"), "w") as f:
@@ -154,7 +154,7 @@ def test_view_serves_directories_of_several_nodes(t):
             need(v.ask(f"checkpoint/{name}")[1] == content(os.path.join(sound, name)), name)
 
 def lost_metadata(t):
-    """What accelerate saves under FSDP, as far as repair looks at it: a DCP per model and per optimizer."""
+    """What accelerate saves under FSDP, as far as repair uses it: a DCP per model and per optimizer."""
     sound = sample("dcp_fsdp2")[0]
     for name in ("pytorch_model_fsdp_0", "optimizer_0", "optimizer_1"):
         shutil.copytree(sound, t.at("run", name))

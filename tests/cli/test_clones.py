@@ -1,4 +1,5 @@
-"""`tessera cp --no-verify` on file systems that share blocks: the copy takes no room, and is one of its own when it is changed."""
+"""`tessera cp --no-verify` on file systems that share blocks: the copy takes no space, and is independent when it is
+changed."""
 import contextlib
 import fcntl
 import os
@@ -9,11 +10,11 @@ import subprocess
 from harness import Skip, need, sample, test
 
 FIEMAP, SYNC, SHARED, LAST, EXTENTS = 0xC020660B, 1, 0x2000, 1, 64
-SIZE, LARGE = 320 << 20, (24 << 20) + 12345  # of the file system, and of a file in it that does not end with a block
+SIZE, LARGE = 320 << 20, (24 << 20) + 12345  # of the file system, and of a file in it that does not end at a block boundary
 
 
 def extents(path):
-    """[(physical offset, length, flags)] of a file, as the kernel states them."""
+    """Returns [(physical offset, length, flags)] of a file, as reported by the kernel."""
     with open(path, "rb") as f:
         asked = bytearray(struct.pack("=QQIIII", 0, 2**64 - 1, SYNC, 0, EXTENTS, 0) + bytes(56 * EXTENTS))
         fcntl.ioctl(f, FIEMAP, asked)
@@ -31,7 +32,7 @@ def used(path):
 
 @contextlib.contextmanager
 def mounted(t, kind):
-    """A new file system in a file; skipped with the reason where that cannot be had."""
+    """Makes a new file system in a file. Skips the test, with the reason, if that is not possible."""
     mkfs = shutil.which("mkfs." + kind, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if os.geteuid() != 0:
         raise Skip(f"only root mounts {kind}")

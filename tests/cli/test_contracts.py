@@ -1,4 +1,4 @@
-"""Layouts with rules and hashes, manifests, what would load into what, and a diff's reports."""
+"""Layouts with rules and hashes, manifests, what would load into what, and the reports of a diff."""
 import json
 import os
 import subprocess
@@ -131,7 +131,7 @@ def test_github_shows_what_it_can_and_summarizes_the_rest(t):
 
 @test
 def test_convert_refuses_what_validate_would(t):
-    """`convert --against` writes exactly what `validate --against` accepts of the same output, and else nothing."""
+    """`convert --against` writes exactly those outputs that `validate --against` accepts."""
     path = sample("torch_train_state")[0]
     model = ("--include", "model.**", "--rename", "model.=")
     t.run("convert", path, t.at("model.safetensors"), *model, "-q")

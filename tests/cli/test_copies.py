@@ -7,7 +7,7 @@ from harness import SAMPLES, need, test
 
 
 def rewrite(path, member, change):
-    """The archive with one member changed, its checksums made again."""
+    """Changes one member of the archive, and recomputes its checksums."""
     with zipfile.ZipFile(path) as z:
         members = [(name, z.read(name)) for name in z.namelist()]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as z:
@@ -21,7 +21,7 @@ def storages(path):
 
 
 def differing(t, path):
-    """Names whose copies differ, as a check of every byte finds them."""
+    """Returns the names whose copies differ, according to a check of every byte."""
     found = t.json("validate", path, "--deep", "--json", status=(0, 1))["findings"]
     return {f["fqn"] for f in found if f["rule"] == "layout/replica-differs"}, {f["fqn"] for f in found if f["rule"] == "torch/rank-differs"}
 
@@ -37,7 +37,7 @@ def test_copies_that_differ_between_ranks_are_not_written(t):
         rewrite(os.path.join(path, last), member, lambda data: bytes([data[0] ^ 1]) + data[1:])
         names, plain = differing(t, path)
         if plain:
-            continue  # plain tensors: other tests
+            continue  # other tests use plain tensors
         for i, command in enumerate((("convert", path, t.at(f"{member}.pt"), "--to", "torch"), ("convert", path, t.at(f"{member}d"), "--to", "dcp"), ("reshard", path, t.at(f"{member}r"), "--mesh", "dp=2", "--placements", "shard(0)"))):
             p = t.run(*command, status=2 if names else 0)
             need(not names or (any(f"'{n}'" in p.stderr.decode() for n in names) and last in p.stderr.decode() and not os.path.exists(command[2])), p.stderr)
@@ -49,7 +49,7 @@ def test_copies_that_differ_between_ranks_are_not_written(t):
 
 
 def without_checksums(path):
-    """As torch.serialization.set_crc32_options(False) leaves it: 0 on every member."""
+    """Makes the checksums of all members 0, as torch.serialization.set_crc32_options(False) does."""
     with zipfile.ZipFile(path) as z:
         offsets = [i.header_offset for i in z.infolist()]
     with open(path, "rb") as f:

@@ -1,5 +1,5 @@
-"""DeepSpeed's directories: what is listed is what zero_to_fp32 and the live engine say (tests/golden/make_deepspeed.py), and files that
-do not belong together are named."""
+"""DeepSpeed's directories: the listing agrees with zero_to_fp32 and the live engine (tests/golden/make_deepspeed.py), and
+files that do not belong together are named."""
 import json
 import os
 import re
@@ -12,7 +12,7 @@ GOLDEN = os.path.join(ROOT, "tests", "golden", "deepspeed")
 CASES = ("zero0_fp32_groups", "zero0_bf16", "zero1_bf16", "zero1_round_robin", "zero1_elastic", "zero2_fp16", "zero3_bf16", "zero3_fp32_sgd",
          "zero3_tied_modules", "universal_zero1_bf16", "universal_zero3_bf16")
 FROZEN = {"frozen.weight", "frozen.bias"}  # zero_to_fp32 leaves them out under ZeRO 1, where only the module has them
-NUMBERED = "down.bias"  # of the shape of a frozen weight: under ZeRO 0 nothing but the order in the optimizer's groups tells them apart
+NUMBERED = "down.bias"  # has the shape of a frozen weight; under ZeRO 0 only the order in the optimizer's groups distinguishes them
 
 
 def described(row):
@@ -87,7 +87,8 @@ def named(rows, part):
 
 @test
 def test_weights_and_states_of_experts_are_those_of_all_engines(t):
-    """Neither zero_to_fp32 nor ds_to_universal of this DeepSpeed can read the checkpoints: what the live engines hold is the truth."""
+    """Neither zero_to_fp32 nor ds_to_universal of this DeepSpeed can read these checkpoints, so they are compared with the
+    live engines."""
     for case in EXPERTS:
         with open(os.path.join(GOLDEN, case, "expect.json")) as f:
             expect = json.load(f)
@@ -130,7 +131,7 @@ def listing_of_golden(case):
 
 
 def with_model_states(path, change):
-    """The files of a checkpoint whose model states went through torch's own pickle, changed."""
+    """Changes the files of a checkpoint whose model states were written by torch's own pickle."""
     import torch
     file = os.path.join(path, "mp_rank_00_model_states.pt")
     saved = torch.load(file, weights_only=False)
@@ -160,7 +161,7 @@ def test_experts_that_cannot_be_numbered_are_refused(t):
 
 @test
 def test_the_stored_weights_of_experts_are_read(t):
-    """Those of ranks without ZeRO, whose states have numbers in place of names, and of the others."""
+    """Tests the weights of ranks without ZeRO, whose states have numbers instead of names, and of all others."""
     path = copy_of(t, "zero1_moe", "moe")
     with open(os.path.join(GOLDEN, "zero1_moe", "expect.json")) as f:
         expect = json.load(f)["module"]
@@ -227,7 +228,7 @@ def optim_file(rank, prefix="bf16_"):
 
 @test
 def test_second_names_of_a_tied_module_are_named(t):
-    """DeepSpeed does not list them in `shared_params`, nor does zero_to_fp32 give them."""
+    """DeepSpeed does not list them in `shared_params`, and zero_to_fp32 does not return them."""
     found = t.json("validate", "--deep", os.path.join(GOLDEN, "zero3_tied_modules"), "--json")["findings"]
     notes = [f for f in found if f["rule"] == "parts/tied-modules"]
     need(len(notes) == 1 and notes[0]["level"] == "note" and "4, beginning with 'again.weight'" in notes[0]["message"], found)
@@ -277,7 +278,7 @@ def test_a_truncated_file_is_named(t):
 @test
 def test_files_of_other_saves_are_named(t):
     path = copy_of(t, "zero1_bf16", "ranks")
-    shutil.copy(os.path.join(GOLDEN, "zero1_elastic", optim_file(1)), os.path.join(path, optim_file(1)))  # of two ranks
+    shutil.copy(os.path.join(GOLDEN, "zero1_elastic", optim_file(1)), os.path.join(path, optim_file(1)))  # from two ranks
     check_refused(t, path, optim_file(1))
     path = copy_of(t, "zero1_bf16", "more")
     shutil.copy(os.path.join(path, optim_file(2)), os.path.join(path, optim_file(3)))
@@ -289,7 +290,8 @@ def test_files_of_other_saves_are_named(t):
 
 @test
 def test_a_file_of_another_stage_is_named(t):
-    """Its buffers have other names and other groups. Also where it is the first: the stage is what most of the files state."""
+    """Its buffers have other names and groups. This also holds if it comes first, because the stage is the one that most
+    files state."""
     for case, other in (("zero1_bf16", "zero3_bf16"), ("zero3_bf16", "zero1_bf16")):
         for rank in range(3):
             path = copy_of(t, case, f"{case}_{rank}")
@@ -299,7 +301,7 @@ def test_a_file_of_another_stage_is_named(t):
 
 @test
 def test_two_files_of_one_rank_are_named(t):
-    """A directory that was written by a job in bfloat16 and by another one: zero_to_fp32 counts too many files."""
+    """A directory that a job in bfloat16 and another job have written to: zero_to_fp32 counts too many files."""
     for case, own, older in (("zero1_bf16", "bf16_", ""), ("zero2_fp16", "", "bf16_"), ("zero3_bf16", "bf16_", "")):
         path = copy_of(t, case, case)
         shutil.copy(os.path.join(path, optim_file(1, own)), os.path.join(path, optim_file(1, older)))
@@ -308,7 +310,7 @@ def test_two_files_of_one_rank_are_named(t):
 
 @test
 def test_the_one_file_of_another_save_is_the_one_that_is_named(t):
-    """Also where it is the first: what most of the files agree on counts."""
+    """This also holds if it comes first, because what most files agree on counts."""
     for rank in range(3):
         path = copy_of(t, "zero1_bf16", f"step{rank}")
         rewrite_step(os.path.join(path, optim_file(rank)))
@@ -328,7 +330,7 @@ def test_the_one_file_of_another_save_is_the_one_that_is_named(t):
 
 @test
 def test_model_states_of_another_step_are_told_by_their_weights(t):
-    """A different number of steps alone is accepted: an optimizer that was started again counts its own steps."""
+    """A different number of steps alone is accepted, because an optimizer that was restarted counts only its own steps."""
     for case, prefix in (("zero1_bf16", "bf16_"), ("zero2_fp16", "")):
         path = with_model_states(copy_of(t, case, case + "_anew"), lambda saved: saved.update(global_steps=9))
         t.run("validate", "--deep", path)
@@ -349,7 +351,7 @@ STEPS = os.path.join(ROOT, "tests", "golden", "deepspeed_steps")
 
 
 def with_earlier(t, case, to, ranks):
-    """A ZeRO 3 checkpoint of SGD whose optimizer files of some ranks are of an earlier save of the same job."""
+    """A ZeRO 3 checkpoint of SGD in which the optimizer files of some ranks are from an earlier save of the same job."""
     shutil.copytree(os.path.join(STEPS, case), t.at(to), ignore=shutil.ignore_patterns("earlier"))
     for name in os.listdir(os.path.join(STEPS, case, "earlier")):
         if any(f"zero_pp_rank_{rank}_" in name for rank in ranks):
@@ -364,18 +366,19 @@ def found_of(t, path, status=0):
 
 @test
 def test_files_of_an_earlier_step_are_told_by_what_the_optimizer_files_have_in_common(t):
-    """SGD counts no steps, and ZeRO 3 stores no second copy of the weights: a loss scaler and the learning rate are what is left."""
+    """SGD does not count steps, and ZeRO 3 stores no second copy of the weights, so only a loss scaler and the learning rate
+    differ."""
     for case, says in (("scaled", "loss scaler"), ("scheduled", "param groups")):
         for rank in range(2):
             path = with_earlier(t, case, f"{case}{rank}", [rank])
-            check_refused(t, path, optim_file(1, ""))  # of two files either may be the odd one: both are named
+            check_refused(t, path, optim_file(1, ""))  # of two files, either may be the wrong one, so both are named
             (found,) = found_of(t, path, status=1)
             need(says in found[3] and optim_file(0, "") in found[3], found)
 
 
 @test
 def test_optimizer_files_of_another_step_than_the_model_states_are_a_warning(t):
-    """It may be right: an optimizer that was started again."""
+    """It may be correct, for an optimizer that was restarted."""
     for case, says in (("scaled", "loss scaler that counts other steps"), ("scheduled", "other learning rates than the scheduler")):
         warnings = [f for f in found_of(t, with_earlier(t, case, case, range(2))) if f[0] == "warning"]
         need(len(warnings) == 1 and warnings[0][1] == "parts/unchecked-save" and says in warnings[0][3], warnings)
@@ -404,7 +407,7 @@ def check_only(t, path, named):
 
 
 def rewrite(path, change):
-    """The same file with other members; the classes of DeepSpeed, which is not installed, need not be there."""
+    """Rewrites the file with other members. The classes of DeepSpeed, which is not installed, need not exist."""
     with zipfile.ZipFile(path) as old:
         members = [(i.filename, old.read(i)) for i in old.infolist()]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
@@ -430,7 +433,7 @@ def with_global_steps(path, steps):
 
 
 def rewrite_step(path):
-    """Another step: the 4-byte storages hold 2.0."""
+    """Changes the step: the 4-byte storages contain 2.0."""
     rewrite(path, lambda _, data: b"\0\0\x40\x40" if data == b"\0\0\0\x40" else data)
 
 
@@ -465,7 +468,7 @@ def test_a_universal_checkpoint_has_the_files_of_ds_to_universal(t):
         for folder, _, names in os.walk(os.path.join(theirs, "zero")):
             below = os.path.relpath(folder, theirs)
             if below.split(os.sep)[-1].startswith(("frozen.", "head.", "running", "seen")):
-                continue  # no engine reads these: they are in the model states, in their own dtype
+                continue  # no engine reads these; they are in the model states, in their own dtype
             need(set(names) <= set(os.listdir(os.path.join(ours, below))), f"{case}: {below}: {os.listdir(os.path.join(ours, below))}, expected {names}")
 
 

@@ -1,4 +1,5 @@
-"""Enum members that frameworks save: data where the class is listed and the pickle is what Python writes, calls otherwise."""
+"""Enum members that frameworks save: they are data if the class is listed and the pickle is what Python writes, and calls
+otherwise."""
 import json
 import os
 import pickle
@@ -16,7 +17,7 @@ def text(value):
 
 
 def plain(value):
-    """The opcodes of one plain value, as Python itself writes them."""
+    """Returns the opcodes of a plain value, as Python itself writes them."""
     return pickle.dumps(value, 2)[2:-1].replace(b"q\x00", b"")
 
 
@@ -34,7 +35,7 @@ def by_name(module, name, member, protocol=2):
 
 
 def torch_file(t, items, protocol=2, name="e.pt"):
-    """A torch.save file of a dict whose values are given as opcodes."""
+    """Makes a torch.save file of a dict whose values are given as opcodes."""
     body = b"\x80" + bytes([protocol]) + b"}(" + b"".join(text(k) + v for k, v in items.items()) + b"u."
     path = t.at(name)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as z:
@@ -86,7 +87,7 @@ def test_enums_other_uses_of_listed_classes_are_calls(t):
     module, name = LISTED
     cls = class_of(module, name, 2)
     get = b"c__builtin__\ngetattr\n"
-    # name, opcodes of the value, the rules that it must break
+    # name, opcodes of the value, the rules that it must violate
     cases = [
         ("an unlisted class of a listed module", by_value(module, "Trainer", "x"), {"pickle/unlisted-call"}),
         ("a listed class of another module", by_value("transformers.trainer", name, "x"), {"pickle/unlisted-call"}),
@@ -137,7 +138,7 @@ def test_enums_of_c_plus_plus_are_objects(t):
 
 
 def metadata_with(t, value, name):
-    """A DCP of which `.metadata` has one more attribute, as Megatron's all_local_plans."""
+    """Makes a DCP whose `.metadata` has one more attribute, like Megatron's all_local_plans."""
     folder = t.at(name)
     os.mkdir(folder)
     source = os.path.join(SAMPLES, "dcp_small")
@@ -146,7 +147,7 @@ def metadata_with(t, value, name):
             data = f.read()
         if file == ".metadata":
             need(data.endswith(b"ub."), "the sample's metadata ends otherwise")
-            frame = data.index(b"\x95")  # its length no longer fits: a frame is optional
+            frame = data.index(b"\x95")  # its length no longer fits; a frame is optional
             data = data[:frame] + data[frame + 9:-3] + text("all_local_plans") + value + b"ub."
         with open(os.path.join(folder, file), "wb") as f:
             f.write(data)

@@ -1,5 +1,5 @@
-"""Small inputs that stand for large ones: what sharing, strides and overlaps expand to is refused or bounded, in little time
-and memory. Pickles are made by Python's pickle, whose memo does the sharing."""
+"""Small inputs that represent large ones: what sharing, strides and overlaps expand to is rejected or limited, in little
+time and memory. Python's pickle makes the pickles; its memo does the sharing."""
 import collections
 import functools
 import json
@@ -49,7 +49,7 @@ def is_sanitized(path):
 
 
 def bounded(t, *args, status=(0, 1, 2), env=None):
-    """Runs a command in little processor time and address space."""
+    """Runs a command with little processor time and address space."""
     sanitized = is_sanitized(t.path)
 
     def limit():
@@ -57,7 +57,7 @@ def bounded(t, *args, status=(0, 1, 2), env=None):
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         if not sanitized:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    threads = () if args[0] == "help" else ("--threads", "2")  # each has a stack in the address space
+    threads = () if args[0] == "help" else ("--threads", "2")  # each thread has a stack in the address space
     p = subprocess.run([t.path, *map(str, args), *threads], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, preexec_fn=limit, env={**os.environ, **(env or {})})
     allowed = (status,) if isinstance(status, int) else status
     need(p.returncode in allowed, f"`tessera {' '.join(map(str, args))}` ended {p.returncode}, expected {allowed}: {p.stderr.decode(errors='replace')[-300:]}")
@@ -69,7 +69,7 @@ COMMANDS = (("inspect",), ("inspect", "--json"), ("inspect", "--tree"), ("inspec
 
 
 def every_command(t, path, status):
-    """Each command that opens a checkpoint, within the bounds."""
+    """Runs each command that opens a checkpoint within the limits."""
     for command, *options in COMMANDS:
         bounded(t, command, path, *options, status=status)
     bounded(t, "diff", path, path, "--values", status=status)
@@ -82,7 +82,7 @@ def every_command(t, path, status):
 
 @test
 def test_expansion_of_objects_that_are_written_apart_is_refused(t):
-    """A DCP has a pickle per object, and a pickle writes an int wherever it occurs; text in one pickle stays shared."""
+    """A DCP has a pickle per object, and a pickle writes an int wherever it occurs. Text within one pickle stays shared."""
     text, number = "y" * 60000, b"\x8b" + (200000).to_bytes(4, "little") + b"\x7f" * 200000  # LONG4
     names = [pickle.dumps(f"a{i}", 2)[2:-1].split(b"q")[0] for i in range(4000)]
     texts = save(t.at("texts.pt"), pickle.dumps({f"a{i}": text for i in range(4000)}, 2))
@@ -137,7 +137,7 @@ def test_expansion_of_containers_that_hold_themselves(t):
 
 @test
 def test_expansion_of_values_ends_in_a_repr(t):
-    """Leaves (tuples, lists of numbers) stay readable: what they expand to is not written out."""
+    """Leaves (tuples, lists of numbers) stay readable: what they expand to is not written in full."""
     shapes = {
         "lists": double([1], 40, lambda d: [d, d]),
         "tuples": double((1,), 40, lambda d: (d, d)),
@@ -166,7 +166,7 @@ def test_expansion_of_values_ends_in_a_repr(t):
 
 @test
 def test_expansion_honest_sharing_stays_readable(t):
-    """A tied embedding, defaults that all groups share, a state used twice: everything is listed with its value."""
+    """A tied embedding, defaults shared by all groups, and a state used twice: everything is listed with its value."""
     group = {"lr": 0.1, "betas": (0.9, 0.999), "params": list(range(1000))}
     value = {f"group{i}": {**group, "again": group, "name": str(i)} for i in range(300)}
     path = save(t.at("x.pt"), pickle.dumps(value, 2))
@@ -181,7 +181,7 @@ def test_expansion_honest_sharing_stays_readable(t):
 
 
 def metadata_classes():
-    """Classes that pickle under the names of PyTorch's, made for this."""
+    """Classes made for this test, which are pickled under the names of PyTorch's classes."""
     made = {module: types.ModuleType(module) for module in ("torch", "torch.distributed", "torch.distributed.checkpoint")}
     for module, names in (("torch.distributed.checkpoint.metadata", ("Metadata", "BytesStorageMetadata", "MetadataIndex")),
                           ("torch.distributed.checkpoint.filesystem", ("_StorageInfo",))):
@@ -194,7 +194,7 @@ def metadata_classes():
 
 
 def save_dcp(folder, items, names, paths):
-    """Byte items: `names` maps an FQN to (item, offset, length); `paths` is planner_data."""
+    """Saves byte items: `names` maps an FQN to (item, offset, length); `paths` is planner_data."""
     c = metadata_classes()
     modules = {name: stand_in for name, stand_in in c.items() if isinstance(stand_in, types.ModuleType)}
     kept = {name: sys.modules.get(name) for name in modules}
@@ -226,7 +226,7 @@ def test_expansion_of_dcp_metadata_is_bounded(t):
     names = {f"w{i}": (0, len(item)) for i in range(3000)}
     save_dcp(t.at("one"), item, names, {})
     start = time.monotonic()
-    p = bounded(t, "inspect", t.at("one"), status=0)  # 3,000 entries, one item of 400 kB: read once
+    p = bounded(t, "inspect", t.at("one"), status=0)  # 3,000 entries of one item of 400 kB, which is read once
     need(time.monotonic() - start < SECONDS and b"w2999" in p.stdout, "an item that many entries name is read for each")
     names = {f"w{i}": (0, len(item) - i) for i in range(3000)}
     save_dcp(t.at("overlapping"), item, names, {})
@@ -257,7 +257,7 @@ class Storage:
 
 
 class Tensor:
-    """Pickles as torch.save writes a tensor of float32."""
+    """Pickles a float32 tensor as torch.save does."""
 
     def __init__(self, storage, offset, sizes, strides):
         self.parts = (storage, offset, tuple(sizes), tuple(strides), False, collections.OrderedDict())
@@ -267,7 +267,7 @@ class Tensor:
 
 
 class Named:
-    """A global that need not be there."""
+    """A global that need not exist."""
 
     def __init__(self, module, name):
         self.module, self.name = module, name
@@ -277,7 +277,7 @@ class Named:
 
 
 class TorchPickler(pickle._Pickler):
-    view = ()  # legacy files have one more item: the part of a storage that is viewed
+    view = ()  # legacy files have one more item: the viewed part of a storage
 
     def persistent_id(self, obj):
         if isinstance(obj, Storage):
@@ -309,7 +309,7 @@ def expanded(sizes=BIG, strides=(0, 0), key="0"):
 
 
 def values_are_refused(t, path, name, *selection):
-    """Every command that works on values refuses within the bounds and names the tensor and the option."""
+    """Every command that uses values stays within the limits, fails, and names the tensor and the option."""
     runs = [("inspect", path, "--hash", "xxh3"), ("inspect", path, "--stats"), ("inspect", path, "--json", "--hash", "sha256"), ("manifest", path),
             ("manifest", path, "-o", t.at("sums.json")), ("layout", path, "--hash", "xxh3"), ("diff", path, path, "--values")]
     for to in ("torch", "dcp", "safetensors"):
@@ -331,7 +331,7 @@ def listing_is_free(t, path):
 
 
 def save_dcp_tensor(folder, fqn, item, sizes, times=1):
-    """One tensor of float32 in `times` chunks along dim 0, all of which name one item."""
+    """Saves a float32 tensor with `times` chunks along dim 0, which all refer to the same item."""
     meta = b"torch.distributed.checkpoint.metadata\n"
 
     def numbers(values):
@@ -397,7 +397,8 @@ def test_expansion_by_overlapping_strides_and_shared_chunks(t):
         save_dcp_tensor(t.at("deep"), b"w", f.read(), (1 << 21,), 8000)  # 8 MB, 8,000 times
     doc = json.loads(bounded(t, "validate", t.at("deep"), "--deep", "--json", status=1).stdout)
     need({"layout/bytes-shared", "limits/expansion"} <= {f["rule"] for f in doc["findings"]}, doc["summary"])
-    names = {f"n{i}": Tensor(Storage("0", 1 << 18), 0, (1 << 18,), (1,)) for i in range(66000)}  # each by itself is honest
+    # each one alone is acceptable
+    names = {f"n{i}": Tensor(Storage("0", 1 << 18), 0, (1 << 18,), (1,)) for i in range(66000)}
     path = save(t.at("x.pt"), pickled(names), [("0", many * 64)])
     p = bounded(t, "inspect", path, "--hash", "xxh3", status=2)
     need(b"--allow-expansion" in p.stderr, p.stderr)
@@ -405,7 +406,7 @@ def test_expansion_by_overlapping_strides_and_shared_chunks(t):
 
 @test
 def test_expansion_within_the_bound_keeps_working(t):
-    """Honest views are read as ever; selections, slices and --allow-expansion go past the bound."""
+    """Ordinary views are read as usual; selections, slices and --allow-expansion go beyond the limit."""
     value = {"small": expanded((300, 1000)), "w": expanded(), "v": Tensor(Storage("1", 4), 0, (2, 2), (2, 1))}
     path = save(t.at("x.pt"), pickled(value), [("0", FLOATS), ("1", FLOATS)])
     bounded(t, "inspect", path, "--hash", "xxh3", "--exclude", "w", status=0)
@@ -416,7 +417,7 @@ def test_expansion_within_the_bound_keeps_working(t):
     bounded(t, "get", path, "w[0]", "-o", t.at("row.bin"), status=0)
     need(os.path.getsize(t.at("row.bin")) == 4 << 20, "a row of 4 MiB")
     bounded(t, "convert", path, t.at("b.safetensors"), "--exclude", "w", "--allow-expansion", status=0)
-    # 1 GiB and a little: over the bound, but soon read
+    # slightly more than 1 GiB: over the limit, but quickly read
     wide = save(t.at("y.pt"), pickled({"w": expanded((1 << 14, (1 << 14) + 1))}), [("0", FLOATS)])
     bounded(t, "get", wide, "w", status=2)
     bounded(t, "get", wide, "w", "--allow-expansion", status=0)

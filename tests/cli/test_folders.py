@@ -1,5 +1,5 @@
-"""Directories of training loops: parts, steps, and files of several nodes. tests/golden/folders holds what the real libraries
-wrote (make_folders.py)."""
+"""Directories of training loops: parts, steps, and files of several nodes. tests/golden/folders contains what the real
+libraries wrote (make_folders.py)."""
 import json
 import os
 import shutil
@@ -51,7 +51,7 @@ def check_folder(t, name):
 
 
 def check_written(t, source, want, part):
-    """convert --part gives the tensors of the part, in every format."""
+    """convert --part writes the tensors of the part, in every format."""
     for to, dest in (("safetensors", "one.safetensors"), ("torch", "one.pt"), ("dcp", "one")):
         t.run("convert", source, t.at(dest), "--to", to, "--part", part)
         check_part(t.json("inspect", t.at(dest), "--json", "--hash", "sha256"), {"entries": want["entries"], "objects": {}})
@@ -80,7 +80,8 @@ def test_a_trainer_checkpoint_is_read_as_the_trainer_wrote_it(t):
 
 @test
 def test_a_lightning_checkpoint_is_read_as_the_trainer_wrote_it(t):
-    """Its tensors have no part before their names, and what is not a tensor is in meta.pt, which Lightning writes last."""
+    """Its tensors have no part in front of their names, and what is not a tensor is in meta.pt, which Lightning writes
+    last."""
     path, want = golden("lightning")
     whole = t.json("inspect", path, "--json", "--hash", "sha256")
     need(whole["format"] == want["format"] and [p["name"] for p in whole["summary"]["parts"]] == ["", "meta"], whole["summary"])
@@ -97,7 +98,7 @@ def test_a_lightning_checkpoint_is_read_as_the_trainer_wrote_it(t):
 
 @test
 def test_parts_that_were_written_one_file_each_open_as_parts_again(t):
-    """The model and the module of a ZeRO-1 checkpoint share all names."""
+    """The model and the module of a ZeRO-1 checkpoint have all names in common."""
     for case in ("zero1_bf16", "zero3_bf16"):
         source, out = os.path.join(ROOT, "tests", "golden", "deepspeed", case), t.at(case)
         t.run("convert", source, out, "--to", "safetensors", "--objects", "drop")
@@ -131,7 +132,8 @@ def test_parts_are_not_mixed_with_those_of_another_checkpoint(t):
     t.run("convert", os.path.join(deepspeed, "zero1_bf16"), t.at("out"), "--to", "safetensors", "--objects", "drop")
     before = {n: open(t.at("out", n), "rb").read() for n in os.listdir(t.at("out"))}
     p = t.run("convert", os.path.join(deepspeed, "zero3_bf16"), t.at("out"), "--to", "safetensors", "--objects", "drop", "--overwrite", status=2)
-    need("cannot be replaced" in p.stderr.decode() and ".safetensors" in p.stderr.decode(), p.stderr)  # it has no module: the old one would stay
+    # it has no module, so the old one would remain
+    need("cannot be replaced" in p.stderr.decode() and ".safetensors" in p.stderr.decode(), p.stderr)
     need(before == {n: open(t.at("out", n), "rb").read() for n in os.listdir(t.at("out"))}, "the old parts changed")
 
 
@@ -199,7 +201,7 @@ def test_a_file_of_a_part_that_cannot_be_read_is_a_finding(t):
 
 @test
 def test_files_of_another_number_of_ranks_are_named(t):
-    """verl's names state it. What most of a kind's files state counts, also where another is listed before them."""
+    """The names in verl's checkpoints state it. What most files of a kind state counts, even if others are listed first."""
     files = sorted(os.listdir(sample("torch_ranks_tp_fsdp2")[0]))
     ranks = [os.path.join(sample("torch_ranks_tp_fsdp2")[0], f) for f in files]
 
@@ -297,7 +299,7 @@ def test_a_step_is_found_by_its_name_its_number_and_its_age(t):
 
 @test
 def test_a_step_of_lightning_is_found_by_its_number(t):
-    """The names of ModelCheckpoint; one that was taken before gets a version."""
+    """The names of ModelCheckpoint; a name that was taken before gets a version."""
     below = ("version_3", "checkpoints")
     for name in ("epoch=0-step=2.ckpt", "epoch=1-step=10.ckpt", "last.ckpt"):
         shutil.copytree(sample("lightning_dist")[0], t.at("run", *below, name))

@@ -1,4 +1,4 @@
-"""What a directory holds when it is not simply one checkpoint: interrupted saves, indexes that cannot be read, checkpoints below."""
+"""Directories that are not just one checkpoint: interrupted saves, indexes that cannot be read, and checkpoints below."""
 import json
 import os
 import shutil
@@ -27,7 +27,7 @@ def shards(t, to, numbers, total, name="model-{:05}-of-{:05}.safetensors"):
 
 
 def users(t, path):
-    """Every command that uses the tensors of PATH, with a destination that must not appear."""
+    """Yields every command that uses the tensors of PATH, with a destination that must not appear."""
     mesh = ("--mesh", "dp=2", "--placements", "shard(0)")
     for command in (["convert", path, t.at("out"), "--to", "safetensors", "--objects", "drop"], ["convert", path, t.at("out"), "--to", "torch"],
                     ["reshard", path, t.at("out"), *mesh], ["plan", path, *mesh], ["diff", path, path], ["diff", path, path, "--values"],
@@ -48,7 +48,7 @@ def check_refused(t, path, *says):
 
 
 def check_incomplete(t, path, listed, *says):
-    """`listed`: the names that are known without the missing file; None: there are none."""
+    """`listed` are the names that are known without the missing file; None if there are none."""
     for deep in ((), ("--deep",)):
         found = t.json("validate", path, "--json", *deep, status=1)["findings"]
         of = [f for f in found if f["rule"] == "parts/incomplete-save"]
@@ -125,7 +125,7 @@ def test_files_whose_names_count_them_must_all_be_there(t):
     check_incomplete(t, shards(t, "hf", [1, 3], 3), ["w1", "w3"], "1 of 3 files is missing: 'model-00002-of-00003.safetensors'")
     check_incomplete(t, shards(t, "first", [1], 12), ["w1"], "11 of 12 files are missing: 'model-00002-of-00012.safetensors'")
     t.run("validate", shards(t, "all", [1, 2, 3], 3))
-    t.run("validate", t.at("hf", "model-00001-of-00003.safetensors"))  # a file says nothing of its neighbours
+    t.run("validate", t.at("hf", "model-00001-of-00003.safetensors"))  # a file states nothing about its neighbours
     t.run("convert", t.at("hf", "model-00001-of-00003.safetensors"), t.at("one.safetensors"))
     two = shards(t, "two", [1, 2], 2)
     shards(t, "two", [2], 2, "extra-{:05}-of-{:05}.safetensors")
@@ -268,7 +268,7 @@ def test_a_directory_that_may_not_be_read_is_passed_over(t):
 
 
 def rank_parts(t, to, value, ranks=3, parts=2):
-    """As vLLM shards a state: every rank has the same names, spread over the same parts."""
+    """As vLLM shards a state: every rank has the same names, distributed over the same parts."""
     os.makedirs(t.at(to))
     for r in range(ranks):
         for p in range(parts):
@@ -278,7 +278,7 @@ def rank_parts(t, to, value, ranks=3, parts=2):
 
 @test
 def test_safetensors_of_several_ranks_are_no_replicas(t):
-    path = rank_parts(t, "differ", lambda r, p: p * r if r < 2 else p)  # part 1 differs on rank 0 alone
+    path = rank_parts(t, "differ", lambda r, p: p * r if r < 2 else p)  # part 1 differs only on rank 0
     doc = t.json("inspect", path, "--json")
     rows = {e["fqn"]: e for e in doc["entries"]}
     need(doc["format"] == "shards" and doc["summary"]["tensors"] == 2 and doc["summary"]["files"] == 6, doc["summary"])

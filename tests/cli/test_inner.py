@@ -1,4 +1,4 @@
-"""Tensors inside what is not a dense tensor: their values count too."""
+"""Tensors inside entries that are not dense tensors: their values count, too."""
 import os
 import re
 
@@ -6,7 +6,7 @@ from harness import SAMPLES, need, test
 
 
 def changed_copy(t, name, find, put):
-    """A sample's archive with bytes of one of its storages changed; checksums do not count for a diff."""
+    """Copies a sample's archive with changed bytes in one of its storages. A diff does not use checksums."""
     with open(os.path.join(SAMPLES, name), "rb") as f:
         data = f.read()
     need(data.count(find) >= 1, "the sample has other bytes")

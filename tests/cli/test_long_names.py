@@ -1,4 +1,4 @@
-"""Destinations with names as long as the file system takes them: those that begin alike share no temporary files."""
+"""Destinations with the longest names that the file system accepts. Those that begin alike do not share temporary files."""
 import os
 import shutil
 
@@ -22,7 +22,7 @@ def test_names_that_begin_alike_share_no_leftovers(t):
     before = left(t)
     need(before and not os.path.exists(first), before)
     for name in before:
-        name.encode().decode()  # no character is cut
+        name.encode().decode()  # characters are not cut in two
     p = t.run("convert", path, second, "--to", "dcp", "--resume")
     need(b"nothing to resume" in p.stderr and left(t) == before, f"{p.stderr} {left(t)}")
     shutil.rmtree(second)

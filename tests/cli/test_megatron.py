@@ -1,4 +1,5 @@
-"""Checkpoints of Megatron-Core's torch_dist format, made by tests/golden/make_megatron.py, against what its own loader says of them."""
+"""Checkpoints in Megatron-Core's torch_dist format, made by tests/golden/make_megatron.py, compared with what its own loader
+reads."""
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ def golden(name):
 
 
 def rows_of(t, path, want, what):
-    """The entries by name; the tensors are those that are wanted."""
+    """Returns the entries by name, and checks that the tensors are the wanted ones."""
     doc = t.json("inspect", path, "--json", "--hash", "sha256")
     need(doc["format"] == "megatron-dist", f"{what}: {doc['format']}")
     rows = {e["fqn"]: e for e in doc["entries"]}
@@ -57,7 +58,7 @@ EXPERT_MESHES = (("ep=4", "shard(0)"), ("pp=2,ep=2", "shard(0),shard(1)"), ("tp=
 
 
 def check_experts(t, path, want, what):
-    """What check_listing checks, and that every object is a list of as many as there are layers and experts of it."""
+    """Like check_listing; also checks that every object is a list with one item per layer and expert that has it."""
     rows = rows_of(t, path, want, what)
     objects = {k: e["value"] for k, e in rows.items() if k in want["objects"]}
     need(objects == want["objects"] and not any("/shard_" in k for k in rows), f"{what}: {objects}")
@@ -66,7 +67,7 @@ def check_experts(t, path, want, what):
 
 @test
 def test_experts_of_two_pipeline_stages_are_those_of_megatron(t):
-    """Layers that are stacked, and layers and experts with names of their own (tests/golden/make_megatron_moe.py)."""
+    """Stacked layers, and layers and experts with their own names (tests/golden/make_megatron_moe.py)."""
     for name in ("moe", "moe_layers"):
         path, want = golden(name)
         check_experts(t, path, want, name)
@@ -101,7 +102,8 @@ def test_megatron_is_resharded(t):
         path, want = golden(name)
         for n, (mesh, placements) in enumerate(MESHES):
             out = t.at(f"{name}{n}")
-            t.run("reshard", path, out, "--mesh", mesh, "--placements", placements)  # megatron-dist: the source's form
+            # megatron-dist, which is the format of the source
+            t.run("reshard", path, out, "--mesh", mesh, "--placements", placements)
             check_listing(t, out, want, f"{name} on {mesh}")
             t.run("validate", out, "--deep")
 
@@ -147,7 +149,7 @@ def test_megatron_saves_that_were_interrupted(t):
 
 @test
 def test_megatron_metadata_that_does_not_fit_is_refused(t):
-    """Another shape in mcore_data, of the same length in the pickle."""
+    """Another shape in mcore_data, with the same length in the pickle."""
     path, _ = golden("fragments")
     with open(os.path.join(path, ".metadata"), "rb") as f:
         data = f.read()
@@ -164,7 +166,7 @@ def test_megatron_metadata_that_does_not_fit_is_refused(t):
 
 @test
 def test_megatron_shards_that_are_not_all_there(t):
-    """The grid of one shard renamed: the others stay as they are stored, with a finding."""
+    """The grid of one shard is renamed: the others stay as they are stored, with a finding."""
     path, _ = golden("layers")
     shutil.copytree(path, t.at("bad"))
     with open(t.at("bad", ".metadata"), "rb") as f:

@@ -1,4 +1,5 @@
-"""Refusals that name what is wrong: the data files that are missing, directories further down than is looked, tensors without names."""
+"""Errors that name the problem: missing data files, directories below the levels that are searched, tensors without
+names."""
 import os
 import shutil
 import struct

@@ -1,4 +1,4 @@
-"""What -o writes: files that appear whole, pipes and devices written where they are."""
+"""What -o writes: files that appear completely; pipes and devices are written in place."""
 import os
 import shutil
 import stat
@@ -11,7 +11,7 @@ CKPT = os.path.join(SAMPLES, "dcp_small")
 
 
 def through_pipe(t, *args):
-    """What a reader of a named pipe gets that -o names."""
+    """Returns what a reader of a named pipe receives if -o names the pipe."""
     pipe, got = t.at("pipe.npy"), []
     os.mkfifo(pipe)
 
@@ -68,7 +68,7 @@ def test_outputs_never_replace_what_is_no_file(t):
 
 
 def contents(folder):
-    """{name: bytes} of a folder, links followed; a name that appears or goes shows too."""
+    """Returns {name: bytes} of a directory, following links. Names that appear or vanish are noticed, too."""
     out = {}
     for base, _, names in os.walk(folder):
         for name in names:
@@ -78,7 +78,7 @@ def contents(folder):
 
 
 def refused_onto(t, source, first, target):
-    """Every command that has an output refuses `target`, and leaves everything as it was."""
+    """Every command that has an output refuses `target`, and changes nothing."""
     before = contents(t.folder)
     for args in (("layout", source), ("manifest", source), ("layout", source, "--hash", "sha256"), ("get", source, first)):
         p = t.run(*args, "-o", target, status=2)
@@ -133,10 +133,10 @@ def test_outputs_in_the_checkpoint_s_directory_can_be_written_again(t):
 
 @test
 def test_outputs_do_not_follow_what_is_planted_at_their_temporary_names(t):
-    """Whatever name a temporary has, a link of that name is not written through."""
+    """Whatever name a temporary file has, nothing is written through a link with that name."""
     with open(t.at("victim"), "w") as f:
         f.write("keep")
-    for pid in range(os.getpid(), os.getpid() + 400):  # the next processes of this machine, most likely
+    for pid in range(os.getpid(), os.getpid() + 400):  # most likely the next processes of this machine
         os.symlink(t.at("victim"), t.at(f".layout.json.tessera-{pid}"))
     t.run("layout", CKPT, "-o", t.at("layout.json"))
     with open(t.at("victim")) as f:

@@ -1,5 +1,5 @@
-"""What --overwrite replaces, what it leaves alone and what it refuses: every form over every form, among files that are
-somebody else's."""
+"""What --overwrite replaces, what it leaves alone, and what it refuses: every format over every format, among files that
+belong to someone else."""
 import itertools
 import json
 import os
@@ -11,14 +11,14 @@ import subprocess
 from harness import need, sample, st_write, test
 
 MESH = ("--mesh", "dp=2", "--placements", "shard(0)")
-FORMS = {  # what writes a directory of each form
+FORMS = {  # what writes a directory in each format
     "dcp": ("convert", "--to", "dcp"),
     "shards": ("convert", "--to", "safetensors", "--max-shard-size", "300B"),
     "dcp-ranks": ("reshard", "--to", "dcp", *MESH),
     "ranks": ("reshard", "--to", "torch", *MESH),
     "sharded": ("reshard", "--to", "safetensors", *MESH),
 }
-NOTES = {  # none of them is listed by any checkpoint
+NOTES = {  # no checkpoint lists any of them
     "rank_notes.pt": b"not a checkpoint",
     "objects_of_mine.json": b"{}",
     "notes.txt": b"mine",
@@ -156,7 +156,7 @@ def test_two_indexes_are_not_one_checkpoint(t):
     was = tree(dest)
     make(t, "dcp", new, dest, "--overwrite", status=2)
     need(tree(dest) == was, "changed")
-    # `.metadata` decides what this one is: an index beside it is somebody else's.
+    # `.metadata` decides what this checkpoint is; an index next to it belongs to someone else.
     both = t.at("both")
     make(t, "dcp", old, both, "-q")
     for name in was:

@@ -1,4 +1,4 @@
-"""Who may read what is replaced may read what takes its place, and nobody else may, at any instant."""
+"""Whoever may read what is replaced may read the replacement, and no one else may at any time."""
 import itertools
 import os
 import shutil
@@ -22,7 +22,7 @@ def modes(folder):
 
 
 def temporary(t):
-    """{path: mode} of everything that a killed run left."""
+    """Returns {path: mode} of everything that a killed run left."""
     found = {}
     for folder, names, files in os.walk(t.folder):
         for name in names + files:
@@ -41,7 +41,7 @@ def with_umask(mask, function):
 
 
 def user_class(permissions):
-    """What others than the owner may do."""
+    """Returns what users other than the owner may do."""
     return permissions & 0o077
 
 
@@ -143,7 +143,7 @@ def test_owner_and_group_stay_where_they_may(t):
 
 
 def access_list(*entries):
-    """(tag, permissions, id) as the kernel keeps them: 1 owner, 2 user, 4 group, 8 named group, 16 mask, 32 others."""
+    """(tag, permissions, id) as the kernel stores them: 1 owner, 2 user, 4 group, 8 named group, 16 mask, 32 others."""
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, bits, 0xffffffff if who is None else who) for tag, bits, who in entries)
 
 
@@ -159,7 +159,7 @@ def test_access_lists_stay(t):
         raise Skip(e)
     t.run("convert", new, t.at("a.pt"), "--to", "torch", "--overwrite")
     need(os.getxattr(t.at("a.pt"), ACL) == want and mode(t.at("a.pt")) == 0o640, f"{mode(t.at('a.pt')):o}")
-    # what the directory would give to new files is not given to one that replaces a file without a list
+    # the list that the directory gives to new files is not given to one that replaces a file without a list
     t.run("convert", old, t.at("b.pt"), "--to", "torch")
     os.chmod(t.at("b.pt"), 0o640)
     os.setxattr(t.folder, "system.posix_acl_default", wide)
@@ -169,7 +169,7 @@ def test_access_lists_stay(t):
 
 @test
 def test_a_file_that_may_not_be_linked_is_refused_before_writing(t):
-    """fs.protected_hardlinks: a user gives no second name to a file of somebody else that it may not write."""
+    """fs.protected_hardlinks: a user cannot link to a file of someone else that it may not write."""
     with open("/proc/sys/fs/protected_hardlinks") as f:
         protected = f.read().strip() == "1"
     if os.geteuid() != 0 or not protected:

@@ -1,5 +1,6 @@
-"""Pickles that would do more than make data: the techniques by which scanners of pickles have been bypassed, each in every kind of
-checkpoint; and pickles that PyTorch cannot load. Expectations are those of Python's unpickler and of torch.load(weights_only=False)."""
+"""Pickles that would do more than make data: the techniques that have bypassed scanners of pickles, each in every kind of
+checkpoint; and pickles that PyTorch cannot load. Expectations come from Python's unpickler and from
+torch.load(weights_only=False)."""
 import io
 import json
 import os
@@ -38,7 +39,7 @@ CALLED = [
     ("sys", "exit"), ("site", "addsitedir"), ("some.unknown.package", "function"),
 ]
 
-# technique, fragment, the finding it must be (rule, level)
+# technique, fragment, the finding that it must cause (rule, level)
 TECHNIQUES = [
     ("INST", b"(" + COMMAND + b"ios\nsystem\n", BAD_CALL),
     ("OBJ", b"(" + OS + COMMAND + b"o", BAD_CALL),
@@ -142,7 +143,7 @@ def test_what_torch_writes_itself_is_no_finding(t):
 
 
 def module_class(class_):
-    """The persistent id that PyTorch 2.13 writes in place of the class of an nn.Module, in the legacy form only."""
+    """The persistent id that PyTorch 2.13 writes for the class of an nn.Module, only in the legacy format."""
     return tup(s("module"), class_, s("linear.py"), s("class Linear(Module):")) + b"Q"
 
 
@@ -195,7 +196,7 @@ def test_a_pickle_alone_and_archives_that_scanners_cannot_open_are_refused(t):
     members = lambda *names: zip_of([(n, harm if n.lower().endswith("data.pkl") else b"3\n") for n in names])
     flagged = bytearray(archive(harm))
     at = flagged.rindex(b"PK\1\2")
-    flagged[at + 8] |= 1  # encrypted, says the central directory
+    flagged[at + 8] |= 1  # encrypted, according to the central directory
     for name, data in (
         ("a pickle", harm), ("7z", seven), ("flag bit", bytes(flagged)),
         ("data.pkl twice", members("archive/data.pkl", "archive/data.pkl", "archive/version")),
@@ -217,7 +218,7 @@ def test_a_pickle_alone_and_archives_that_scanners_cannot_open_are_refused(t):
 def zip_of(members):
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as z, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # names may be there twice
+        warnings.simplefilter("ignore")  # names may occur twice
         for name, data in members:
             z.writestr(zipfile.ZipInfo(name), data)
     return out.getvalue()
@@ -237,7 +238,8 @@ def test_getattr_in_place_of_size_is_refused(t):
 
 @test
 def test_items_of_mappings_that_are_called_are_entries(t):
-    """PyTorch's flatten_state_dict of {"o": Own(a=…, b={"c": …}, n=3), "d": DD(dict, q=…)} gives o.a, o.b.c, o.n, d.q."""
+    """PyTorch's flatten_state_dict of {"o": Own(a=…, b={"c": …}, n=3), "d": DD(dict, q=…)} results in o.a, o.b.c, o.n,
+    d.q."""
     own = call(glob("my.package", "Own")) + b"(" + s("a") + tensor() + s("b") + dict_of(c=tensor()) + s("n") + b"K\3u"
     factory = call(glob("my.package", "DD"), glob("__builtin__", "dict")) + s("q") + tensor() + b"s"
     for state in (b"", dict_of(note=s("kept")) + b"b", tup(dict_of(note=s("kept")), dict_of(slot=b"N")) + b"b"):
@@ -256,7 +258,7 @@ def test_items_of_mappings_that_are_called_are_entries(t):
 
 @test
 def test_memo_slots_may_have_gaps(t):
-    """Slots 7, 3, 200 and 4294967295 of one tensor's parts."""
+    """Slots 7, 3, 200 and 4294967295 for the parts of one tensor."""
     one = b"K\4q\x07" + b"0" + b"K\1q\x03" + b"0" + s("w") + b"q\xc80" + s("v") + b"r\xff\xff\xff\xff0"
     sized = tensor(size=b"h\x07\x85", stride=b"h\x03\x85")
     path = write(t.at("a.pt"), archive(b"\x80\2" + one + b"}h\xc8" + sized + b"sj\xff\xff\xff\xff" + b"h\x07s."))
@@ -265,7 +267,7 @@ def test_memo_slots_may_have_gaps(t):
     need(findings(t, path) == (set(), 0), findings(t, path))
 
 
-# What torch.load(weights_only=False) of PyTorch 2.13 refuses, of Python 3.11: each was tried there.
+# What torch.load(weights_only=False) of PyTorch 2.13 on Python 3.11 rejects; each was tried there.
 FLOAT, ODICT = b"G" + struct.pack(">d", 1.0), glob("collections", "OrderedDict") + b")R"
 PARTS = [pickles.persistent(), b"K\0", b"K\4\x85", b"K\1\x85", b"\x89", ODICT]
 UNTYPED = tup(s("storage"), glob("torch.storage", "UntypedStorage"), s("0"), s("cpu"), b"K\x10") + b"Q"
@@ -414,7 +416,7 @@ def test_calls_that_reach_further_are_not_written_again(t):
 
 @test
 def test_calls_that_share_their_arguments_cost_no_more_than_the_file(t):
-    """Python takes the square of the file's size for these."""
+    """Python takes time proportional to the square of the file's size for these."""
     for name, shared, callee in (("text", s("1" * 40000), glob("__builtin__", "int")), ("a state", tup(*[b"K\1"] * 40000), glob("numpy", "dtype") + s("f4") + b"\x85R")):
         one = b"h\1h\0\x85R" if name == "text" else b"cnumpy\ndtype\nh\2\x85Rh\0b"
         data = b"\x80\2" + shared + b"q\0" + b"0" + callee + b"q\1" + b"0" + s("f4") + b"q\2" + b"0" + b"](" + one * 40000 + b"e."

@@ -1,5 +1,5 @@
-"""DeepSpeed's PipelineModule, whose weights are in a file per layer: what is listed is what the live engines of all ranks held
-(tests/golden/make_deepspeed_pipelines.py), and files of layers that are missing are named."""
+"""DeepSpeed's PipelineModule, whose weights are in one file per layer: the listing agrees with the live engines of all ranks
+(tests/golden/make_deepspeed_pipelines.py), and missing files of layers are named."""
 import json
 import os
 import shutil
@@ -14,13 +14,13 @@ def expectation(case):
 
 
 def by_number(expect, tensors):
-    """The names that layers have without ZeRO, where no tied name is stored: the number of the first use, and of a copy."""
+    """The names that layers have without ZeRO, where no tied name is stored: the numbers of the first use and of a copy."""
     out = {}
     for name, ranks in tensors.items():
         for tied, number in expect["layers"].items():
             if name.startswith(tied + "."):
                 out[f"{number}{name[len(tied):]}"] = ranks[0]
-                if tied == "tied_modules.mix":  # its second use has a file, too
+                if tied == "tied_modules.mix":  # its second use also has a file
                     out[f"{number + 1}{name[len(tied):]}"] = ranks[0]
                 break
         else:
@@ -34,7 +34,7 @@ def whole(tensors):
 
 @test
 def test_every_weight_of_a_pipeline_is_that_of_its_engines(t):
-    """DeepSpeed's bfloat16 optimizer without ZeRO stores the names of its parameters, too, but no shapes."""
+    """DeepSpeed's bfloat16 optimizer without ZeRO also stores the names of its parameters, but no shapes."""
     for case in ("zero1_pipeline", "zero0_pipeline_bf16"):
         expect = expectation(case)
         path = copy_of(t, case, case)
@@ -74,13 +74,14 @@ def test_a_pipeline_without_zero_is_listed_by_the_numbers_of_its_layers(t):
 
 
 def stored_under(name):
-    """What a later stage has besides the tied weights is in the file of that layer, under its number, if there is one; else nowhere."""
+    """What a later stage has besides the tied weights is in the file of that layer, under its number, if there is one, and
+    otherwise nowhere."""
     return {"mp_rank_01.tied_modules.mix.bias": "5.bias"}.get(name, None if name.startswith("mp_rank_01.") else name)
 
 
 @test
 def test_what_tied_layers_do_not_tie_is_listed_for_every_stage(t):
-    """DeepSpeed's engines of all stages load and train their own: neither value may be lost."""
+    """DeepSpeed's engines of all stages load and train their own values, so neither may be lost."""
     for case in ("zero1_pipeline_own", "zero0_pipeline_own_bf16"):
         expect = expectation(case)
         path = copy_of(t, case, case)
@@ -104,7 +105,7 @@ def test_what_tied_layers_do_not_tie_is_listed_for_every_stage(t):
 
 @test
 def test_a_tied_layer_with_a_buffer_is_there_without_zero(t):
-    """Without ZeRO the buffer's is the only name of the layer that is stored."""
+    """Without ZeRO, the name of the buffer is the only name of the layer that is stored."""
     expect = expectation("zero0_pipeline_own")
     path = copy_of(t, "zero0_pipeline_own", "run")
     model = {n: tensor for n, tensor in expect["model"].items() if not n.startswith("mp_rank_01.")}
@@ -122,7 +123,8 @@ def test_a_tied_layer_with_a_buffer_is_there_without_zero(t):
 
 @test
 def test_tied_weights_that_differ_between_stages_are_not_taken_for_one(t):
-    """As in a copy of one stage's files from another step: the later stage's get a name of their own, and a warning."""
+    """As if one stage's files were copied from another step: the later stage's weights get their own names, and a
+    warning."""
     path = copy_of(t, "zero1_pipeline", "run")
     file = os.path.join(path, "bf16_zero_pp_rank_0_mp_rank_01_optim_states.pt")
     rewrite(file, lambda name, data: bytes(b ^ 64 for b in data) if "/data/" in name and len(data) > 64 else data)
@@ -134,7 +136,7 @@ def test_tied_weights_that_differ_between_stages_are_not_taken_for_one(t):
 
 
 def save_layer_like_mix(path):
-    """Layer 6 is frozen, so that no name of it is stored; with these shapes it may be the tied layer 'mix'."""
+    """Layer 6 is frozen, so none of its names is stored. With these shapes it may be the tied layer 'mix'."""
     import torch
     torch.save({"weight": torch.full((5, 5), 2.0, dtype=torch.bfloat16), "bias": torch.arange(5).bfloat16()}, os.path.join(path, "layer_06-model_states.pt"))
 
@@ -163,7 +165,7 @@ def check_missing(t, path, lost, arguments=()):
 
 @test
 def test_missing_layers_are_named(t):
-    """Those of tied layers have no number in the names that are stored: numbers without a file are offered."""
+    """The stored names of tied layers contain no numbers, so the message offers numbers that have no file."""
     for case, number, also in (("zero1_pipeline", 0, ["layer_02"]), ("zero1_pipeline", 1, []), ("zero1_pipeline", 3, []), ("zero1_pipeline", 8, []),
                                ("zero0_pipeline_bf16", 7, [])):
         path = copy_of(t, case, f"lost{number}")
@@ -186,7 +188,7 @@ def test_missing_layers_are_named(t):
 @test
 def test_missing_layers_without_zero_are_noticed_by_their_shapes(t):
     path = copy_of(t, "zero0_pipeline", "run")
-    os.remove(os.path.join(path, "layer_00-model_states.pt"))  # alone in its shape
+    os.remove(os.path.join(path, "layer_00-model_states.pt"))  # the only one with its shape
     check_missing(t, path, "mp_rank_00_model_states.pt")
     for name in os.listdir(path):
         if name.startswith("layer_"):
@@ -229,7 +231,8 @@ def test_ranks_of_a_pipeline_with_tensor_parallelism_are_listed_side_by_side(t):
 
 @test
 def test_a_pipeline_is_not_written_as_a_universal_checkpoint(t):
-    """A DeepSpeed engine refuses one that has the model states of one stage: "checkpoint count 1 is different from saved mp_world_size 2"."""
+    """A DeepSpeed engine rejects one with the model states of one stage: "checkpoint count 1 is different from saved
+    mp_world_size 2"."""
     for case in ("zero1_pipeline", "zero0_pipeline_bf16"):
         message = t.run("convert", copy_of(t, case, case), t.at("u"), "--to", "deepspeed-universal", status=2).stderr.decode()
         need("2 model-parallel ranks" in message and message.count("\n") == 1 and not os.path.exists(t.at("u")), message)

@@ -1,4 +1,4 @@
-"""Plans, executing them in parts, resuming after a kill, FSDP1 as a target."""
+"""Plans: executing them in parts, resuming after a kill, and FSDP1 as a target."""
 import json
 import os
 import shutil
@@ -45,7 +45,7 @@ def test_plan_with_rules(t):
 
 
 def many_units(t):
-    """A checkpoint of several units of work (16 MiB): one large tensor, one of medium size, small ones."""
+    """A checkpoint of several units of work (16 MiB): one large tensor, one of medium size, and small ones."""
     path = t.at("big.safetensors")
     random_bytes = os.urandom(1 << 20)
     rows = lambda n: b"".join(random_bytes[(i * 7919) % (1 << 19):][:4092] + i.to_bytes(4, "little") for i in range(n))
@@ -61,7 +61,7 @@ def tree(path):
 
 
 def killed(t, *args, limit):
-    """Runs the program so that it is killed (SIGXFSZ) when it makes a file larger than `limit`."""
+    """Runs the program so that it is killed (SIGXFSZ) when a file becomes larger than `limit`."""
     import resource
     p = subprocess.run([t.path, *map(str, args)], capture_output=True, timeout=60,
                        preexec_fn=lambda: (resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)), resource.setrlimit(resource.RLIMIT_CORE, (0, 0))))
@@ -191,7 +191,8 @@ def deep_tree(path):
 
 @test
 def test_resume_of_files_of_ranks(t):
-    """Kills while each of the files is written, in both forms; another map or number of ranks is another job."""
+    """Kills the job while each of the files is written, in both formats. With another map or number of ranks it is another
+    job."""
     path = many_units(t)
     rules = [{"match": "big", "concat": 0}, {"match": "**", "replicate": True}]
     torch = {"schema": "tessera.shards/1", "rules": rules}
@@ -222,7 +223,8 @@ def test_resume_of_files_of_ranks(t):
 
 @test
 def test_fsdp1_as_a_target(t):
-    """Every rank's items make up its slice of the flat parameter: the parameters one behind the other, padded, cut evenly."""
+    """The items of every rank make up its slice of the flat parameter: the parameters one after the other, padded and
+    divided evenly."""
     path, want = sample("dcp_fsdp2")
     names = [e["fqn"] for e in t.json("inspect", path, "--json")["entries"] if e["kind"] == "tensor" and e["dtype"] == "float32"]
     keep = [a for n in names for a in ("--include", n)]
@@ -264,14 +266,14 @@ def test_fsdp1_as_a_target(t):
 
 
 def server_of(files, name, at):
-    """The stripes of a file, as tessera.storage/1 describes them."""
+    """Returns the server of a byte according to the stripes that tessera.storage/1 describes."""
     stripe_size, servers = files[name]
     return servers[at // stripe_size % len(servers)]
 
 
 @test
 def test_a_storage_shows_servers_and_orders_reads(t):
-    """Eight layers, each in a safetensors file of its own on one of four servers; ranks take rows of all of them."""
+    """Eight layers, each in its own safetensors file on one of four servers; ranks read rows of all of them."""
     names, size = [f"model-{i:05d}-of-00008.safetensors" for i in range(1, 9)], 64 * 64 * 4
     os.mkdir(t.at("ckpt"))
     weights = {}

@@ -17,14 +17,14 @@ def command(job, path, dest, *more):
 
 
 def leftovers(t, job):
-    """Temporary names that a killed run left, beside the destination and in it."""
+    """Returns the temporary names that a killed run left, next to the destination and in it."""
     beside = [t.at(f) for f in os.listdir(t.folder) if f.startswith(f".{job}.tessera-")]
     inside = [t.at(job, f) for f in os.listdir(t.at(job)) if ".tessera-" in f] if os.path.isdir(t.at(job)) else []
     return sorted(beside + inside)
 
 
 def swap_for(kind, left, victim):
-    """Puts a link to the victim, or to files in it, in place of what the killed run left."""
+    """Replaces what the killed run left by a link to the victim, or to files in it."""
     names = os.listdir(left) if os.path.isdir(left) else None
     for name in names or ():
         with open(os.path.join(victim, name), "wb") as f:
@@ -103,7 +103,8 @@ def test_files_of_others_among_what_a_killed_run_left(t):
 
 @test
 def test_files_of_subdirectories_that_a_killed_copy_left(t):
-    """The next run removes them and their directories, follows no link in place of a directory, and keeps what it does not know."""
+    """The next run removes them and their directories, does not follow a link that replaces a directory, and keeps what it
+    does not know."""
     os.makedirs(t.at("source", "step-7"))
     shutil.move(many_units(t), t.at("source", "step-7", "model.safetensors"))
     with open(t.at("source", "latest"), "w") as f:
@@ -128,7 +129,7 @@ def test_files_of_subdirectories_that_a_killed_copy_left(t):
 
 @test
 def test_plans_refuse_what_no_part_has_made(t):
-    """Parts must find each other's files, so their names can be foreseen."""
+    """Parts must find each other's files, so their names can be predicted."""
     path = many_units(t)
     plan = t.at("plan.json")
     with open(plan, "wb") as f:
@@ -182,7 +183,7 @@ def test_plans_refuse_files_of_others_in_the_destination(t):
             shutil.copy(t.at("victim"), inside[1])
         else:
             os.symlink(t.at("victim"), inside[1])
-        for _ in range(2):  # a refused run must not make the next one believe
+        for _ in range(2):  # a failed run must not make the next one accept it
             p = t.run("exec", plan, t.at("e"), "--part", "1/2", "--overwrite", status=2)
             need(os.path.basename(inside[1]).encode() in p.stderr, p.stderr)
             need(leftovers(t, "e") == [inside[1]] and open(inside[1], "rb").read() == b"precious", leftovers(t, "e"))

@@ -1,4 +1,5 @@
-"""--rule and --baseline of `validate` and `diff`: changed levels and known findings, in every format and its exit status."""
+"""--rule and --baseline of `validate` and `diff`: changed levels and known findings, in every format, and the exit
+status."""
 import json
 import os
 import re
@@ -23,7 +24,7 @@ def write(path, doc):
 
 
 def sharded(path, shards, index=None):
-    """{file: {name: bytes}} as float32 safetensors under an index, which by default lists every tensor."""
+    """Writes {file: {name: bytes}} as float32 safetensors with an index, which by default lists every tensor."""
     os.makedirs(path)
     for file, tensors in shards.items():
         st_write(os.path.join(path, file), {n: ("F32", [len(raw) // 4], raw) for n, raw in tensors.items()})
@@ -78,7 +79,7 @@ def test_policy_the_status_follows_the_changed_levels(t):
     broken = os.path.join(SAMPLES, "broken_dcp_hole")
     t.run("validate", broken, status=1)
     t.run("validate", broken, "--rule=layout/hole=warning", status=0)
-    t.run("validate", broken, t.at("absent"), "--rule", "*=off", status=2)  # what cannot be read is never a finding
+    t.run("validate", broken, t.at("absent"), "--rule", "*=off", status=2)  # an unreadable checkpoint is never a finding
 
 
 @test
@@ -119,18 +120,18 @@ def test_policy_a_baseline_leaves_out_what_it_lists(t):
     doc = t.json("validate", "--deep", path, "--baseline", known, "--json")
     need(doc["findings"] == [] and doc["summary"]["left_out"] == 3 and doc["summary"]["notes"] == 0, doc["summary"])
     need("no findings; 3 left out by the baseline" in t.text("validate", "--deep", path, "--baseline", known), "the text")
-    # Other places are new: another name, another file, another rule. The level and the message do not count.
+    # Findings at other places are new: another name, another file, another rule. The level and the message do not count.
     doc = json.loads(open(known).read())
     for change, new in (({"fqn": "z"}, 1), ({"file": "model-9.safetensors"}, 1), ({"rule": "zip/crc"}, 1), ({"rule": "gone/rule"}, 1),
                         ({"message": "other words", "level": "error", "byte_offset": 1, "path": "elsewhere"}, 0)):
         findings = [dict(f, **change) if f.get("fqn") == "c" else f for f in doc["findings"]]
         got = t.json("validate", "--deep", path, "--json", "--baseline", write(t.at("other.json"), {**doc, "findings": findings}))
         need([r[2] for r in rows(got)] == ["c"] * new and got["summary"]["left_out"] == 3 - new, f"{change}: {rows(got)}")
-    # With a rule that is off, and one that is an error: what the baseline lists stays out.
+    # With a rule that is off, and one that is an error: what the baseline lists is still left out.
     t.run("validate", "--deep", path, "--baseline", known, "--rule", "*=error")
     got = t.json("validate", "--deep", path, "--baseline", known, "--rule", "values/nan=off", "--json")
     need((got["summary"]["left_out"], got["summary"]["turned_off"]) == (1, 2), got["summary"])
-    # Several paths, one of which has something new.
+    # Several paths, one of which has a new finding.
     more = sharded(t.at("more"), {"model-1.safetensors": {"b": NAN, "q": NAN}})
     got = t.json("validate", "--deep", path, more, "--baseline", known, "--rule", "values/nan=error", "--json", status=1)
     need([r[2] for r in rows(got)] == ["q"] and got["summary"]["left_out"] == 4, got)
@@ -198,7 +199,7 @@ def test_policy_a_baseline_that_is_none_is_refused(t):
 
 
 def pair(t):
-    """Two files that differ in every kind that plain safetensors can."""
+    """Two files with every kind of difference that plain safetensors can have."""
     f = lambda *x: struct.pack(f"<{len(x)}f", *x)
     st_write(t.at("a.safetensors"), {"same": ("F32", [1], f(9)), "value": ("F32", [2], f(1, 2)), "shape": ("F32", [2], f(1, 2)), "dtype": ("I32", [1], bytes(4)),
                                      "gone": ("I8", [3], b"abc"), "old.name": ("F32", [5], f(5, 6, 7, 8, 9))})
@@ -252,7 +253,7 @@ def test_policy_diff_baseline(t):
     need(got["same"] and not differences(got) and got["summary"]["left_out"] == len(ALL) + len(doc["renamed"]), got["summary"])
     need([got["summary"][k] for k in ("same", "changed", "added", "removed")] == [1, 0, 0, 0], got["summary"])
     need(f"{len(ALL) + len(doc['renamed'])} left out by the baseline" in t.text("diff", *ab, "--baseline", known), "the text")
-    # One that the baseline does not list, of the same name but a different kind, is new.
+    # A difference of another kind than the baseline lists is new, even for the same name.
     less = {**doc, "changed": [{**c, "what": ["layout"]} if c["fqn"] == "value" else c for c in doc["changed"]], "added": ["new.name", "gone"]}
     got = t.json("diff", *ab, "--baseline", write(t.at("less.json"), less), "--json", status=1)
     need(differences(got) == {("value", "value"), ("added", "came")} and not got["same"], got)

@@ -1,5 +1,5 @@
-"""Checkpoints of training frameworks on a server that lists nothing: opened by the names that their own files imply, with few
-requests. The directories are those that the real libraries wrote (tests/golden), or have the same files under other names."""
+"""Checkpoints of training frameworks on a server without listings: they are opened by the names that their own files imply,
+with few requests. The real libraries wrote the directories (tests/golden), or they have the same files with other names."""
 import json
 import os
 import shutil
@@ -16,12 +16,13 @@ def names_asked(server):
 
 
 def absent(server, root):
-    """Names that were asked for and are not there, in order."""
+    """Returns the requested names that do not exist, in order."""
     return [n for n in dict.fromkeys(names_asked(server)) if not os.path.isfile(os.path.join(root, n))]
 
 
 def check_same(t, root, at, misses, purpose=("validate", "--deep")):
-    """The address lists what the directory does. `misses`: the names that may be asked for in vain, each once, and no others."""
+    """The listing of the address agrees with that of the directory. `misses` are the names that may be requested in vain,
+    each once."""
     local = t.json("inspect", os.path.join(root, at), "--json", "--hash", "sha256")
     with serving(root) as server:
         remote = t.json("inspect", server.url + at, "--json", "--hash", "sha256")
@@ -42,7 +43,7 @@ OTHER = FIRST + MARKERS + ZERO + ["pytorch_model_fsdp_0/.metadata", "fsdp_config
 
 
 def check_requests(t, at, most):
-    """Listing asks once for each name that may be there and is not, and makes no more requests than `most`."""
+    """Listing asks once for each name that may exist but does not, and makes at most `most` requests."""
     with serving(t.folder) as server:
         t.run("inspect", server.url + at)
         asked = names_asked(server)
@@ -52,7 +53,7 @@ def check_requests(t, at, most):
 
 
 def check_incomplete(t, path, lost):
-    """validate reports an interrupted save over http, and names the file that is not there."""
+    """validate reports an interrupted save over HTTP, and names the missing file."""
     with serving(t.folder) as server:
         found = t.json("validate", server.url + path, "--json", status=1)["findings"]
         need(any(f["rule"] == "parts/incomplete-save" and lost in f["message"] for f in found), found)
@@ -76,7 +77,7 @@ def test_deepspeed_is_opened_without_a_listing(t):
 
 @test
 def test_pipelines_are_opened_without_a_listing(t):
-    """Only some names of layers are stored: other numbers, and a few beyond them, are tried."""
+    """Only some names of layers are stored, so other numbers, and a few beyond them, are tried."""
     for case in ("zero0_pipeline", "zero0_pipeline_bf16", "zero1_pipeline", "zero1_pipeline_tp", "zero1_pipeline_own"):
         os.makedirs(t.at(case))
         copied(t, case, f"{case}/run")
@@ -151,7 +152,7 @@ def test_trainer_is_opened_without_a_listing(t):
     shutil.copytree(sample("deepspeed_zero3")[0], t.at("engine"), dirs_exist_ok=True)
     local = check_same(t, t.folder, "engine/", [f"engine/{n}" for n in FIRST + TRAINER + ["optimizer.bin", "global_step2/mp_rank_00_model_states.pt"]])
     need(any(f["rule"] == "parts/left-out" for f in local["findings"]), local["findings"])
-    adapter = "adapter_model.safetensors"  # what the Trainer saves in the model's place where that is a PeftModel
+    adapter = "adapter_model.safetensors"  # what the Trainer saves instead of the model if that is a PeftModel
     shutil.copytree(source, t.at("adapter"))
     os.rename(t.at("adapter/model.safetensors"), t.at(f"adapter/{adapter}"))
     check_same(t, t.folder, "adapter/", [f"adapter/{n}" for n in OTHER + TRAINER + ["adapter_model.bin"]])
@@ -165,7 +166,7 @@ def test_trainer_is_opened_without_a_listing(t):
 
 @test
 def test_accelerate_is_opened_without_a_listing(t):
-    """The directories of a DCP sample stand for those that accelerate writes: only the names count here."""
+    """The directories of a DCP sample replace those that accelerate writes, because only the names matter here."""
     for part, stands in (("pytorch_model_fsdp_0", "dcp_fsdp2"), ("optimizer_0", "dcp_dtypes")):
         shutil.copytree(sample(stands)[0], t.at(f"run/{part}"))
     trainer = os.path.join(GOLDEN, "folders", "trainer")
@@ -181,7 +182,7 @@ def test_accelerate_is_opened_without_a_listing(t):
 
 @test
 def test_verl_is_opened_without_a_listing(t):
-    """fsdp_config.json states how many ranks there were; the optimizer and other state may not have been saved."""
+    """fsdp_config.json states the number of ranks; the optimizer and other state may not have been saved."""
     def save(actor, world, kinds):
         os.makedirs(t.at(actor))
         with open(t.at(actor, "fsdp_config.json"), "w") as f:
@@ -204,7 +205,7 @@ def test_verl_is_opened_without_a_listing(t):
 @test
 def test_lightning_is_opened_without_a_listing(t):
     shutil.copytree(os.path.join(GOLDEN, "folders", "lightning"), t.at("run"))
-    check_same(t, t.folder, "run/", [])  # .metadata names its files, and meta.pt goes with names like these
+    check_same(t, t.folder, "run/", [])  # .metadata names its files, and meta.pt belongs to such names
     check_requests(t, "run/", 8)
     os.remove(t.at("run/meta.pt"))
     check_incomplete(t, "run/", "meta.pt")
@@ -213,7 +214,7 @@ def test_lightning_is_opened_without_a_listing(t):
 @test
 def test_few_requests_open_directories_of_training_loops(t):
     shutil.copytree(os.path.join(GOLDEN, "folders", "trainer"), t.at("trainer"))
-    check_requests(t, "trainer/", 20)  # 6 names that are there, 5 that are not
+    check_requests(t, "trainer/", 20)  # 6 names that exist, 5 that do not
     for case, most in (("zero1_bf16", 21), ("zero3_bf16", 25), ("zero1_pipeline_own", 62)):
         copied(t, case, case)
         check_requests(t, case + "/", most)
@@ -221,7 +222,7 @@ def test_few_requests_open_directories_of_training_loops(t):
 
 @test
 def test_few_requests_find_many_ranks(t):
-    """Of every name that is there one request finds it out, and the rest reads it: names are not asked for rank by rank."""
+    """For every name that exists, one request finds that out, and others read it: names are not requested rank by rank."""
     copied(t, "zero3_bf16", "run")
     with serving(t.folder) as server:
         t.run("inspect", server.url + "run/")

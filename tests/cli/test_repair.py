@@ -1,4 +1,4 @@
-"""`tessera repair`: metadata that was lost, with and without another checkpoint of the job, and data files that were cut."""
+"""`tessera repair`: lost metadata, with and without another checkpoint of the job, and truncated data files."""
 import os
 import shutil
 import struct

@@ -1,4 +1,4 @@
-"""--dtype and quantized tensors: numbers are not parted from their scales, unless --raw-cast asks for it."""
+"""--dtype and quantized tensors: numbers are not separated from their scales, unless --raw-cast asks for it."""
 import json
 import os
 import struct
@@ -15,7 +15,7 @@ F32 = ("F32", [2], struct.pack("<2f", 0.1, 3.7))
 F16 = ("F16", [2], struct.pack("<2e", 0.1, 3.7))
 BF16 = ("BF16", [2], struct.pack("<2H", 0x3F81, 0x4012))
 
-# What the libraries write: {name: tensor} of the numbers, then of their scale.
+# What the libraries write: {name: tensor} for the numbers, then for their scale.
 LAYOUTS = {
     "deepseek": ("m.q.weight", FP8, "m.q.weight_scale_inv", F32),
     "channel": ("m.q.weight", FP8, "m.q.weight_scale", F32),
@@ -106,7 +106,7 @@ def test_scaled_tensors_with_names_selected_and_changed(t):
     for args in (["--include", data], ["--exclude", scale], ["--include", scale], ["--exclude", data], ["--rename", "m.=model."],
                  ["--rename", f"{scale}=m.q.other"]):
         refused(t, data, scale, "convert", st, out, "--dtype", "bfloat16", *args)
-    refused(t, data, scale, "convert", st, out, "--dtype", "float8_e4m3fn")  # the scale alone would be cast
+    refused(t, data, scale, "convert", st, out, "--dtype", "float8_e4m3fn")  # only the scale would be cast
     for dtype, args in (("float8_e4m3fn", ["--include", data]), ("float32", ["--include", scale]), ("bfloat16", ["--include", "m.norm.*"]),
                         ("bfloat16", ["--exclude", "m.q.*"])):
         t.run("convert", st, out, "--dtype", dtype, *args, "--overwrite")

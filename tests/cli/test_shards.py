@@ -1,4 +1,5 @@
-"""`--shards MAP`: maps that are wrong, what they are wrong for, and every command that takes one. Values are in tests/interop."""
+"""`--shards MAP`: maps that are wrong, or do not fit the tensors, and every command that accepts one. tests/interop tests
+values."""
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ GOOD = {"schema": "tessera.shards/1", "rules": [{"match": "w", "concat": 0}, {"m
 
 
 def ranks(t, case="ranks", count=2, **tensors):
-    """vLLM's names: `w` [2, 3] differs by rank, `n` [2] does not."""
+    """vLLM's names: `w` [2, 3] differs between ranks, `n` [2] does not."""
     os.makedirs(t.at(case))
     for r in range(count):
         own = {"w": ("F32", [2, 3], struct.pack("<6f", *range(10 * r, 10 * r + 6))), "n": ("F32", [2], struct.pack("<2f", 7, 8))}
@@ -31,7 +32,7 @@ def rules(*rules_):
     return {"schema": "tessera.shards/1", "rules": list(rules_)}
 
 
-BAD = [  # what the document is, and words of the message
+BAD = [  # what the document is, and words in the message
     ("", ["byte 0"]),
     ("[]", ["object", "array"]),
     ({}, ["schema"]),
@@ -174,7 +175,7 @@ def shards_missing_ranks_and_odd_files(t):
 
 @test
 def shards_resume_is_of_one_map(t):
-    rows = 6 << 20  # of 4 bytes: several units of work
+    rows = 6 << 20  # of 4 bytes, which makes several units of work
     path, one = ranks(t, w2=lambda r: ("F32", [rows, 1], bytes([r + 1]) * (4 * rows))), write(t, {**GOOD, "rules": [{"match": "w*", "concat": 0}, GOOD["rules"][1]]})
     two = write(t, {**GOOD, "rules": [{"match": "w*", "concat": 1}, GOOD["rules"][1]]}, "two.json")
     plain = ["convert", path, t.at("out.safetensors"), "--to", "safetensors"]

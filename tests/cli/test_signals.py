@@ -1,5 +1,5 @@
-"""Signals: whatever a command is doing, it dies of them soon and leaves nothing behind. The checkpoints are holes of 64 GiB, so
-that no command is done with its values before the signal comes."""
+"""Signals: whatever a command is doing, they end it soon, and nothing remains. The checkpoints are holes of 64 GiB, so no
+command finishes with its values before the signal comes."""
 import contextlib
 import http.server
 import json
@@ -19,7 +19,7 @@ ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def huge(path, dtype="U8"):
-    """A safetensors file of one tensor, all hole."""
+    """Writes a safetensors file of one tensor that is a hole."""
     elements = HUGE // (1 if dtype == "U8" else 4)
     header = json.dumps({"w": {"dtype": dtype, "shape": [elements // 1024, 1024], "data_offsets": [0, HUGE]}}).encode()
     header += b" " * (-len(header) % 8)
@@ -39,7 +39,7 @@ def start(t, *args, env=None, **more):
 
 
 def ends_by(p, number, what):
-    """Sends the signal; how long that takes on a loaded machine decides nothing here, but it must not take for ever."""
+    """Sends the signal. How long the end takes on a busy machine does not matter here, but it must come."""
     need(p.poll() is None, f"{what}: it ended with {p.returncode} before the signal: {p.stderr.read()[-300:] if p.returncode is not None else ''}")
     p.send_signal(number)
     try:
@@ -52,7 +52,7 @@ def ends_by(p, number, what):
 
 
 def appears(p, folder, part, limit=30):
-    """Waits until a file whose name holds `part` is somewhere below the folder."""
+    """Waits until there is a file whose name contains `part` somewhere below the directory."""
     until = time.monotonic() + limit
     while p.poll() is None and time.monotonic() < until:
         if any(part in name for name in tree(folder)):
@@ -183,7 +183,8 @@ def test_signals_at_any_moment_leave_old_or_new(t):
                 need(got == {} or got == whole, f"{job}, moment {k}: other bytes")
                 shutil.rmtree(t.at("out"))
                 os.mkdir(t.at("out"))
-        need(stopped, f"{job}: no run was stopped")  # the first signal comes at once; how many of the others hit depends on the machine
+        # the first signal comes immediately; how many of the others have an effect depends on the machine
+        need(stopped, f"{job}: no run was stopped")
         shutil.rmtree(t.at("whole"))
         shutil.rmtree(t.at("out"))
 
@@ -208,7 +209,7 @@ def test_kills_never_leave_a_sidecar_without_its_file(t):
         p.communicate()
         written = os.path.exists(one)
         need(written or not os.path.exists(sidecar), "the sidecar is there and the file is not")
-        t.run(*command, *again, status=2 if written and not again else (0, 2))  # it exists; or a run that is resumed was complete
+        t.run(*command, *again, status=2 if written and not again else (0, 2))  # it exists; or a resumed run was complete
         need([*map(os.path.exists, (one, sidecar))] == [True, True], f"turn {turn}: {os.listdir(t.folder)}")
         with open(sidecar, "rb") as f:
             need(f.read() == want, "another sidecar")
@@ -238,7 +239,7 @@ def test_signals_end_waiting_for_a_server(t):
 
 @test
 def test_signals_while_a_server_stalls_in_the_values(t):
-    """The output is begun, the rest of a tensor never comes."""
+    """The output has begun, and the rest of a tensor never comes."""
     size = 256 << 20
     header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     whole = struct.pack("<Q", len(header)) + header
@@ -277,7 +278,7 @@ def test_signals_while_a_server_stalls_in_the_values(t):
 
 @test
 def test_signals_that_are_ignored_stay_so(t):
-    """nohup: a job goes on without its terminal."""
+    """nohup: a job continues without its terminal."""
     path = sample("dcp_fsdp2")[0]
     p = start(t, "convert", path, t.at("x.pt"), preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     for _ in range(40):

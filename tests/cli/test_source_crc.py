@@ -1,4 +1,4 @@
-"""Conversions compare what they read with the CRCs that the source's archives state of its tensors."""
+"""Conversions compare what they read with the CRCs that the source's archives state for its tensors."""
 import json
 import os
 import shutil
@@ -12,7 +12,7 @@ WAYS = [("convert", "--to", to) for to in ("dcp", "safetensors", "torch")] + \
 
 
 def storages(data):
-    """The first bytes of the storages of the archives in a file."""
+    """Returns the positions of the first bytes of all storages of the archives in a file."""
     at = 0
     while (at := data.find(b"PK\x03\x04", at)) >= 0:
         name_size, extra_size = struct.unpack_from("<HH", data, at + 26)
@@ -23,7 +23,7 @@ def storages(data):
 
 
 def damaged(t, sample, name, which):
-    """A copy of a sample in which the first byte of one storage of one file is another."""
+    """Copies a sample, and changes the first byte of one storage of one file."""
     copy = t.at(f"{sample}.{which}")
     shutil.copytree(os.path.join(SAMPLES, sample), copy)
     with open(os.path.join(copy, name), "r+b") as f:
@@ -35,7 +35,7 @@ def damaged(t, sample, name, which):
 
 
 def owner(t, path):
-    """The tensor that is damaged, as the deep check says."""
+    """Returns the damaged tensor, according to the deep check."""
     found = json.loads(t.run("validate", path, "--deep", "--format", "json", status=1).stdout)["findings"]
     return next(f["fqn"] for f in found if f["rule"] == "zip/crc")
 
@@ -47,7 +47,7 @@ def args_of(way, path, out):
 @test
 def test_source_crc_damaged_tensors_are_refused_whatever_becomes_of_them(t):
     seen = set()
-    for sample, name, which in [("dcp_fsdp2", "__0_0.distcp", 0), ("dcp_fsdp2", "__1_0.distcp", 3), ("dcp_small", "__0_0.distcp", 1), ("torch_train_state", "train.pt", 0)]:  # there two tensors are tied
+    for sample, name, which in [("dcp_fsdp2", "__0_0.distcp", 0), ("dcp_fsdp2", "__1_0.distcp", 3), ("dcp_small", "__0_0.distcp", 1), ("torch_train_state", "train.pt", 0)]:  # two tensors are tied there
         path = damaged(t, sample, name, which)
         fqn = owner(t, path)
         seen.add(fqn)

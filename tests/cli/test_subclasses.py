@@ -1,4 +1,5 @@
-"""Tensor subclasses, made by tests/golden/make_torchao.py: entries with named inner tensors, which torch.save and DCP keep."""
+"""Tensor subclasses, made by tests/golden/make_torchao.py: entries with named inner tensors, which torch.save and DCP
+keep."""
 import json
 import os
 
@@ -78,7 +79,7 @@ def test_subclasses_that_are_not_dequantized_are_named(t):
 
 @test
 def test_a_subclass_that_is_not_dequantized_refuses_only_where_it_is_selected(t):
-    """'second' of the file is an Int8Tensor of torchao, next to two that can be dequantized."""
+    """'second' in the file is an Int8Tensor of torchao, next to two that can be dequantized."""
     def mapped(name, *first):
         with open(t.at(name), "w") as f:
             json.dump({"schema": "tessera.map/1", "rules": [*first, {"from": ["{rest...}"], "to": ["m.{rest...}"]}]}, f)

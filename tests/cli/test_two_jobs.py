@@ -1,4 +1,5 @@
-"""Two jobs that replace one directory at the same time: one after the other, or one is refused; never a mixture."""
+"""Two jobs that replace one directory at the same time: one follows the other, or one is rejected; the result is never a
+mixture."""
 import fcntl
 import os
 import subprocess

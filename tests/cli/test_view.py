@@ -1,4 +1,4 @@
-"""`tessera view`: what it serves, to whom, and what it does not."""
+"""`tessera view`: what it serves, to whom, and what it does not serve."""
 import contextlib
 import http.client
 import json
@@ -20,7 +20,7 @@ class View:
         self.url, self.where, self.root, self.pid = url, m[1], m[2], pid
 
     def raw(self, target, method="GET", **headers):
-        """Any target, as it is."""
+        """Sends a request for any target, unchanged."""
         c = http.client.HTTPConnection(self.where, timeout=20)
         c.putrequest(method, target, skip_host="Host" in headers)
         for k, v in headers.items():
@@ -125,7 +125,7 @@ def test_view_wants_the_token(t):
 
 @test
 def test_view_follows_links_of_the_checkpoint(t):
-    """As the Hugging Face cache keeps models: snapshots/REV/NAME is a link to ../../blobs/HASH."""
+    """As the Hugging Face cache stores models: snapshots/REV/NAME is a link to ../../blobs/HASH."""
     os.makedirs(t.at("hub", "blobs"))
     os.makedirs(t.at("hub", "snapshots", "main"))
     source = os.path.dirname(sample("safetensors_index")[0])
@@ -177,7 +177,7 @@ def test_view_idle_connections_keep_nobody_out(t):
             s = v.connect()
             if i % 3 == 1:
                 s.sendall(b"GET / HTTP/1.1\r\nHost: 127")
-            if i % 3 == 2:  # kept alive after an answer
+            if i % 3 == 2:  # kept open after an answer
                 s.sendall(f"GET {v.root}checkpoint.json HTTP/1.1\r\nHost: {v.where}\r\n\r\n".encode())
             idle.append(s)
         for _ in range(5):
@@ -191,7 +191,7 @@ def test_view_idle_connections_keep_nobody_out(t):
                 s.setblocking(False)
                 try:
                     if s in slow:
-                        s.send(b"x")  # a byte now and then makes no request
+                        s.send(b"x")  # single bytes now and then do not make a request
                     while s.recv(65536):
                         pass
                     over[k] = time.monotonic() - begun

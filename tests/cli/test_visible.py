@@ -1,4 +1,4 @@
-"""Names and values that strangers chose, in every text that people and CI systems see: what is invisible or drives a terminal
+"""Names and values that strangers chose, in every text for people and CI systems: what is invisible or controls a terminal
 is escaped, XML stays well-formed, and JSON keeps the names as they are."""
 import io
 import json
@@ -26,13 +26,14 @@ FORMATS = ("text", "json", "sarif", "junit", "github", "gitlab")
 
 
 def is_hidden(c):
-    """By Python's Unicode tables, and for what these count as letters and marks, by the list of what fonts draw as nothing."""
+    """Decides by Python's Unicode tables and, for what these count as letters and marks, by the list of what fonts draw as
+    nothing."""
     return c not in " \n" and (unicodedata.category(c) in HIDDEN or ord(c) & 0xfffe == 0xfffe or 0xfdd0 <= ord(c) <= 0xfdef
                                or c in "\u034f\u115f\u1160\u17b4\u180b\u2800\u3164\ufe0f\uffa0\U000e0100")
 
 
 def visible(what, data):
-    """Text of what was printed: valid UTF-8, nothing hidden."""
+    """Returns printed output as text, and checks that it is valid UTF-8 with nothing hidden."""
     text = data.decode()
     hidden = sorted({c for c in text if is_hidden(c)})
     need(not hidden, f"{what}: prints {[hex(ord(c)) for c in hidden]}")
@@ -46,7 +47,7 @@ def said(t, *args, **k):
 
 
 def torch_file(path, names):
-    """A torch.save file of float32 tensors [1] with NaN under such names, from Python's own pickle."""
+    """A torch.save file of float32 tensors [1] with NaN under these names, made by Python's own pickle."""
     class Storage:
         pass
     utils = types.ModuleType("torch._utils")
@@ -87,7 +88,7 @@ def torch_file(path, names):
 
 
 def made(t, form):
-    """A checkpoint of the form with a NaN under every name."""
+    """Makes a checkpoint in the format, with a NaN under every name."""
     if form == "torch":
         torch_file(t.at("ck.pt"), NAMES)
         return t.at("ck.pt")
@@ -99,7 +100,7 @@ def made(t, form):
 
 
 def escaped(name):
-    """The name as messages show it."""
+    """Returns the name as messages show it."""
     return "".join(c if not is_hidden(c) and c != "\n" else f"\\x{ord(c):02x}" if c < "\x80" else f"\\u{ord(c):04x}" if c < "\U00010000" else f"\\U{ord(c):08x}" for c in name)
 
 
@@ -132,7 +133,7 @@ def check_reports(command, reports):
     else:
         need(sorted(json.loads(reports["json"])["removed"]) == sorted(NAMES), "diff --json changes names")
     texts = [e.text for e in xml.fromstring(reports["junit"]).iter() if e.tag in ("failure", "system-out")]
-    # A message ends at a NUL; all other names are in it whole.
+    # A message ends at a NUL; all other names appear completely.
     for name in (n for n in NAMES if "\0" not in n):
         need(any(escaped(name) in (text or "") for text in texts), f"JUnit lacks {escaped(name)}: {texts[:3]}")
     need(len(json.loads(reports["gitlab"])) >= len(NAMES), "GitLab's report lacks findings")
