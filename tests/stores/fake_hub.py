@@ -1,5 +1,6 @@
-"""A Hugging Face Hub: the requests that huggingface_hub makes, with large files behind a redirect to a second server. What counts is
-that the real client reads it; test_hf.py shows that first."""
+"""A stand-in for the Hugging Face Hub: it answers the requests that huggingface_hub makes, and it redirects the requests for
+large files to a second server. It is a fair stand-in only as long as the real client can read it, so test_hf.py shows
+that first."""
 import contextlib
 import hashlib
 import json
@@ -20,7 +21,7 @@ class Noting(Handler):
 
 
 class Cdn(Noting):
-    """Serves what the hub redirects to: signed URLs, and no token."""
+    """Serves the large files that the hub redirects to. It wants a signed URL and never sees a token."""
 
     def do_GET(self):
         self.note()
@@ -31,7 +32,8 @@ class Cdn(Noting):
 
 
 class Hub(Noting):
-    """`repositories`: {"models/org/name": {"token": …, "refs": {"main": commit}, "commits": {commit: {path: bytes}}}}."""
+    """The hub itself. `repositories` is {"models/org/name": {"token": …, "refs": {"main": commit}, "commits": {commit:
+    {path: bytes}}}}."""
 
     def do_GET(self):
         self.note()

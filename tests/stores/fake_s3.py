@@ -1,4 +1,5 @@
-"""An S3 server for trouble: it checks signatures with botocore, counts requests, and fails as a test wants it to. It reads and writes."""
+"""An S3 server that can be read and written and that fails as a test wants it to. It checks signatures with botocore and
+counts the requests."""
 import contextlib
 import functools
 import hashlib
@@ -17,8 +18,9 @@ ENV = {"AWS_ACCESS_KEY_ID": ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "
 
 
 class Server(http_serving.Server):
-    """`objects`: {key: bytes} of the bucket "b". `trouble(handler, key, count)` may answer itself and return True. `loses(handler)`: whether
-    a reply is lost, after the request was carried out. `done`: the writes that were, as (operation, key)."""
+    """The bucket "b". `objects` is {key: bytes}. `trouble(handler, key, count)` may answer a request itself and then returns
+    True. `loses(handler)` says whether the reply to a write gets lost after the write was carried out. `done` lists the
+    writes that were carried out, as (operation, key)."""
 
     def __init__(self, objects, trouble=lambda *a: False, region="eu-test-1", page=1000, keys=None):
         self.objects, self.trouble, self.region, self.page = objects, trouble, region, page
@@ -42,7 +44,7 @@ class Handler(http_serving.Handler):
         return self.answer(status, f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{self.headers}</Message>{more}</Error>".encode(), **headers)
 
     def refusal(self):
-        """Why the signature does not count: (status, code), or None."""
+        """Returns (status, code) if the signature is not accepted, otherwise None."""
         m = re.fullmatch(r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d+)/([^/]+)/s3/aws4_request, ?SignedHeaders=([^,]+), ?Signature=([0-9a-f]+)",
                          self.headers.get("Authorization", ""))
         if not m:
@@ -111,7 +113,8 @@ class Handler(http_serving.Handler):
         return self.give(s.objects[key], ETag=etag(s.objects[key]))
 
     def write(self, key, query):
-        """(status, error code or None, body, headers)"""
+        """Carries out a write, or one of the listings that belong to writes. Returns (status, error code or None, body,
+        headers)."""
         s = self.server
         name, value = s.condition
         absent = self.headers.get(name) == value and s.knows_conditions
@@ -119,7 +122,7 @@ class Handler(http_serving.Handler):
         if "uploadId" in query and (upload is None or upload[0] != key):
             return 404, "NoSuchUpload", b"", {}
         if absent and name != "If-None-Match" and self.operation == "CompleteMultipartUpload":
-            return 400, "NotImplemented", b"", {}  # as Google does
+            return 400, "NotImplemented", b"", {}  # Google answers this too.
         if absent and key in s.objects:
             return 412, "PreconditionFailed", b"", {}
         if self.operation == "ListMultipartUploads":

@@ -1,4 +1,4 @@
-"""Stands between `tessera` and a server of another project: counts the requests, and can stop some of them."""
+"""A proxy between `tessera` and a server of another project. It counts the requests and can stop some of them."""
 import contextlib
 import http.client
 import urllib.parse
@@ -7,14 +7,15 @@ import http_serving
 
 
 class Proxy(http_serving.Server):
-    """`trouble(handler)` may answer itself, or not at all, and return True: the server behind then never sees the request."""
+    """`trouble(handler)` may answer a request itself, or leave it without an answer, and then returns True. The server
+    behind the proxy never sees such a request."""
 
     def __init__(self, url, trouble=lambda handler: False):
         self.behind, self.trouble = urllib.parse.urlsplit(url).netloc, trouble
         super().__init__(Handler)
 
     def parts(self):
-        """The numbers or names of the parts that the server behind has taken."""
+        """Returns the numbers or names of the parts that were sent to the server behind the proxy and answered."""
         queries = [urllib.parse.parse_qs(path.partition("?")[2]) for method, path in self.asked if method == "PUT"]
         return [(q.get("partNumber") or q["blockid"])[0] for q in queries if "partNumber" in q or "blockid" in q]
 

@@ -1,4 +1,5 @@
-"""Checkpoints in object stores, read and written by the built `tessera`. Usage: run.py --tessera PATH [--npm FOLDER] [--python PATH --package FOLDER] [NAME-PART…]"""
+"""Tests that checkpoints in object stores are read and written correctly by the built `tessera`. Usage: run.py --tessera
+PATH [--npm FOLDER] [--python PATH --package FOLDER] [NAME-PART…]"""
 import argparse
 import os
 import shutil
@@ -30,7 +31,7 @@ import test_write_others  # noqa: E402, F401
 import test_write_ranks  # noqa: E402, F401
 import test_write_trouble  # noqa: E402, F401
 
-# Nothing of this machine's own settings, and no metadata service.
+# The tests must see none of this machine's own settings, and no metadata service.
 FOREIGN = ("AWS_", "GOOGLE_", "CLOUDSDK_", "GCE_", "STORAGE_", "AZURE_", "HF_", "TESSERA_HTTP")
 
 

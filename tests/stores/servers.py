@@ -1,4 +1,5 @@
-"""Servers of other projects, each started for the tests on a port of the loopback address. What is not installed is a Skip."""
+"""Servers of other projects. Each is started for the tests on a port of the loopback address. A test whose server is not
+installed is skipped."""
 import contextlib
 import os
 import shutil

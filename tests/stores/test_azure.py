@@ -1,4 +1,4 @@
-"""az:// against azurite, with Azure's own client as the one that writes and signs."""
+"""Reads az:// from azurite. Azure's own client writes the blobs and signs the URLs."""
 import datetime
 
 import servers

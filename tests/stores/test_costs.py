@@ -1,4 +1,4 @@
-"""What it costs to list a checkpoint of many files in a bucket: requests and bytes, counted by the server."""
+"""Counts, on the server, the requests and bytes that it costs to list or read a checkpoint of many files in a bucket."""
 import json
 import os
 import re
@@ -13,7 +13,8 @@ RENAME = {"schema": "tessera.map/1", "rules": [{"from": ["{rest...}"], "to": ["r
 
 
 def plain_and_mapped(t):
-    """Options of a convert, and of a diff with what it wrote."""
+    """Returns the options for two conversions, a plain one and one that renames. A diff with the output takes the same
+    options."""
     with open(t.at("map.json"), "w") as f:
         json.dump(RENAME, f)
     return [], ["--map", t.at("map.json")]
@@ -21,7 +22,7 @@ def plain_and_mapped(t):
 
 @test
 def test_costs_of_listing_a_dcp_of_1024_files(t):
-    """As many bytes as the metadata has, twice at most, and no request for any data file."""
+    """Listing reads at most twice as many bytes as the metadata has, and sends no request for any data file."""
     st_write(t.at("x.safetensors"), {f"layers.{i}.weight": ("F32", [RANKS, 4], os.urandom(16 * RANKS)) for i in range(8)})
     t.run("reshard", t.at("x.safetensors"), t.at("ck"), "--to", "dcp", "--mesh", f"dp={RANKS}", "--placements", "shard(0)")
     files = files_below(t.at("ck"))
@@ -42,7 +43,8 @@ def test_costs_of_listing_a_dcp_of_1024_files(t):
 
 @test
 def test_cost_of_tensors_in_many_files(t):
-    """Each chunk is read to its end, and what follows it only if that is read next: a convert reads at most 5 % more than there is."""
+    """A read ends with its chunk and goes on behind it only if the bytes there are read next. So a conversion reads at most
+    5 % more bytes than the files have."""
     st_write(t.at("x.safetensors"), {f"t{i}": ("F32", [5 << 20], os.urandom(20 << 20)) for i in range(5)})
     t.run("reshard", t.at("x.safetensors"), t.at("ck"), "--mesh", "4", "--placements", "shard(0)", "--to", "dcp")
     objects = {f"ck/{k}": v for k, v in files_below(t.at("ck")).items()}
@@ -57,7 +59,8 @@ def test_cost_of_tensors_in_many_files(t):
 
 @test
 def test_cost_of_finding_chunks_of_many_ranks(t):
-    """Both ends of the items of a tensor's chunks are read at the same time, not one after the other; no request is added by it."""
+    """The start and the end of the items of a tensor's chunks are read at the same time, not one after the other. This adds
+    no request."""
     ranks = 48
     st_write(t.at("x.safetensors"), {f"t{i}": ("F32", [ranks, 40 << 10], os.urandom(ranks * 160 << 10)) for i in range(2)})
     t.run("reshard", t.at("x.safetensors"), t.at("ck"), "--mesh", str(ranks), "--placements", "shard(0)", "--to", "dcp")

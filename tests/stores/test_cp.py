@@ -1,4 +1,4 @@
-"""tessera cp from object stores and from disks: the same files, all of them or none."""
+"""tessera cp, from object stores and from disks, makes the same files. It makes all of them or none."""
 import os
 import shutil
 import signal
@@ -47,7 +47,8 @@ def write_shards(t, source, out):
 
 @test
 def test_cp_overwrite_replaces_what_the_old_checkpoint_lists(t):
-    """Files that neither has stay; a name that both have is replaced; what is read is not."""
+    """Files that are in neither checkpoint stay. A name that both checkpoints have is replaced. The source is not
+    changed."""
     path = sample("dcp_fsdp2")[0]
     shutil.copytree(path, t.at("new"))
     with open(t.at("new/config.json"), "wb") as f:

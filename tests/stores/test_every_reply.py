@@ -1,5 +1,6 @@
-"""At every request of a command in turn: its reply is lost, the objects change, the server is slow. The result is the same or the message
-is clear, and the requests are counted: what may have been carried out is asked about before it is repeated."""
+"""For every request of a command in turn: its reply is lost, or the objects change, or the server is slow. The result must
+be the same, or the message must be clear. The requests are counted: before a write that may have been carried out is
+repeated, the server must be asked about it."""
 import collections
 import concurrent.futures
 import os
@@ -16,7 +17,8 @@ CREATE, PART, COMPLETE, PUT, DELETE, LIST, LIST_PARTS = ("CreateMultipartUpload"
 
 
 class Run:
-    """A command against a server of its own: what it made visible, and the operations that the server saw, in their order."""
+    """Runs a command against a server of its own, which `setup(server)` prepares. `made` is what the command made visible.
+    `operations` are the operations that the server saw, in order."""
 
     def __init__(self, t, name, job, setup=lambda server: None):
         before, args, is_remote = job
@@ -43,7 +45,8 @@ class Run:
 
 
 def all_jobs(t):
-    """Those of every trouble, by names that are paths, and one that replaces."""
+    """Returns the jobs of test_every_request.py, with names that can be used as paths, one more that resumes, and one that
+    replaces a checkpoint."""
     found = {name.replace(" ", "-"): job for name, job in jobs(t).items()}
     old = {f"out/{k}": v for k, v in files_below(small(t)).items() if k != "a.safetensors"}
     found["resume-from"] = (found["cp-from"][0], ("cp", "s3://b/ck", "--resume"), False)
@@ -51,7 +54,8 @@ def all_jobs(t):
 
 
 def in_turn(check, cases):
-    """What each case gives."""
+    """Runs `check` on each case, several at a time, and returns the results in the order of the cases. Fails with the
+    messages of the cases that failed."""
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         done = [pool.submit(check, *case) for case in cases]
     failed = [str(e) for e in (d.exception() for d in done) if e]
@@ -61,10 +65,11 @@ def in_turn(check, cases):
 
 # ---- lost replies ----
 
-# What follows the lost reply of a write: the first request about that key, and what is sent more than without trouble.
+# What must follow when the reply to an operation is lost: the first request about that key, and the requests that are sent
+# in addition to those of a run without trouble.
 AFTER = {CREATE: (LIST, {LIST: 1, LIST_PARTS: 1}), COMPLETE: ("GET", {"GET": 1}), PUT: ("GET", {"GET": 2}), PART: (PART, {PART: 1}), DELETE: (DELETE, {DELETE: 1}),
          LIST: (LIST, {LIST: 1})}
-REPLACING = PUT, {PUT: 1}  # an object that takes another's place, and has no condition: writing it twice is harmless
+REPLACING = PUT, {PUT: 1}  # A PUT that replaces an object and has no condition. Writing it twice does no harm.
 
 
 def check_lost(t, name, job, wanted, index):
@@ -93,8 +98,8 @@ def check_lost(t, name, job, wanted, index):
 
 @test
 def test_lost_reply_at_every_request(t):
-    """Nothing is begun, completed or written twice: the server is asked first, with one or two requests. Parts, removals and listings, which
-    may be done twice, are sent again."""
+    """No upload is begun, no upload is completed and no object is written twice: the server is asked first, which takes one
+    or two requests. Parts, removals and listings may be done twice and are simply sent again."""
     seen = collections.Counter()
     for name, job in all_jobs(t).items():
         wanted = Run(t, name, job)
@@ -105,7 +110,7 @@ def test_lost_reply_at_every_request(t):
 
 
 def cut_off_at_the_marker(server):
-    """The marker is written and its reply is lost. From then on nobody may look whether it is there."""
+    """The marker is written, but its reply is lost. From then on every attempt to look whether it is there is denied."""
     lost = []
 
     def loses(handler):
@@ -118,8 +123,8 @@ def cut_off_at_the_marker(server):
 
 @test
 def test_marker_that_may_be_there_keeps_its_data(t):
-    """Without the permission to look, a failed run cannot know that the marker was written: removing the data would leave a checkpoint
-    that cannot be loaded."""
+    """Without the permission to look, a failed run cannot know whether the marker was written. It must keep the data,
+    because a marker without its data is a checkpoint that cannot be loaded."""
     for before, more in (({}, ()), (all_jobs(t)["overwrite-to"][0], ("--overwrite",))):
         job = before, ("convert", os.path.join(small(t), "a.safetensors"), "--to", "dcp", *more), True
         wanted, r = Run(t, "sound", job), Run(t, "cut-off", job, cut_off_at_the_marker)
@@ -137,11 +142,11 @@ def check_slow(t, name, job, wanted, index, how):
 
 
 def late(handler):
-    time.sleep(0.4)  # longer than anything waits before it repeats a request
+    time.sleep(0.4)  # This is longer than any wait before a request is repeated.
 
 
 def in_drops(handler):
-    """A few bytes at a time."""
+    """Sends the answer a few bytes at a time."""
     written, write = handler.wfile, handler.wfile.write
 
     class Drops:
@@ -160,7 +165,7 @@ def in_drops(handler):
 
 @test
 def test_slow_server_at_every_request(t):
-    """What is late is waited for, and never asked for twice."""
+    """A late answer is waited for, and the request is never sent twice."""
     total = 0
     for name, job in all_jobs(t).items():
         wanted = Run(t, name, job)
@@ -172,7 +177,7 @@ def test_slow_server_at_every_request(t):
 # ---- objects that change ----
 
 def two_versions(t):
-    """Two checkpoints of several files with the same names and sizes, and other values in each file."""
+    """Makes two checkpoints of several files. Names and sizes are the same in both, the values differ in each file."""
     made = []
     for version in "ab":
         if not os.path.exists(t.at(version)):
@@ -199,7 +204,8 @@ def check_changed(t, name, job, wanted, index):
     findings = r.p.stdout if name == "inspect" else b""
     need((r.p.returncode == 2 or findings) and b"changed" in r.p.stderr + findings, f"{name} {index}: {r.p.returncode} {r.p.stderr.decode()}")
     need(name == "inspect" or not r.made and not r.uploads, f"{name} {index} leaves {sorted(r.made)}")
-    # A change is not tried again. Threads that waited for the same window of ranges ask for it themselves; inspect goes on with other tensors.
+    # A read that finds a changed object is not tried again. The additional GET requests come from threads that waited for
+    # the same window of ranges and then ask for it themselves. inspect goes on with the other tensors.
     more = r.counts() - wanted["a"].counts()
     need(set(more) <= {"GET", "AbortMultipartUpload", DELETE} and more["GET"] <= (len(wanted["a"].operations) // 2 if name == "inspect" else 8),
          f"{name} {index}: {dict(more)} more")
@@ -208,7 +214,8 @@ def check_changed(t, name, job, wanted, index):
 
 @test
 def test_change_of_the_source_at_every_request(t):
-    """The result is of one version, or the run ends: it is never a mixture, and what changed is not asked for again."""
+    """The result is that of one version, or the run fails. It is never a mixture, and a changed object is not asked for
+    again."""
     a, b = two_versions(t)
     for name, (args, is_remote) in READING.items():
         wanted = {}
@@ -222,7 +229,7 @@ def test_change_of_the_source_at_every_request(t):
 
 
 def check_changed_copy(t, job, wanted, index):
-    """Somebody writes to an object of the destination while it is written."""
+    """Another program writes to an object of the destination while the copy is made."""
     def change(handler):
         with handler.server.lock:
             for k in [k for k in handler.server.objects if k.startswith("out/") and not k.endswith(".metadata")][:1]:
@@ -236,7 +243,8 @@ def check_changed_copy(t, job, wanted, index):
 
 @test
 def test_change_of_the_copy_at_every_request(t):
-    """What is read back is not what was written: there is no marker then. After it was read nobody can know."""
+    """If the bytes that are read back are not those that were written, there is no marker. A change after the object was
+    read back cannot be noticed."""
     job = all_jobs(t)["cp-to"]
     wanted = Run(t, "cp-to", job)
     reads = [i for i, o in enumerate(wanted.operations) if o == "GET"]

@@ -1,5 +1,5 @@
-"""Every trouble at every request of a command in turn: it passes, or ends with a clear message; nothing half-done becomes visible, and no
-secret is shown or sent elsewhere."""
+"""Every kind of trouble at every request of a command in turn. The command must succeed in spite of it or end with a clear
+message. Nothing unfinished may become visible, and no secret may be shown or sent to another host."""
 import concurrent.futures
 import json
 import os
@@ -18,7 +18,7 @@ PREFIX = "ck/"
 
 
 class Elsewhere(http_serving.Handler):
-    """Another host: what is sent there is kept."""
+    """Another host. It keeps a record of the requests that are sent to it."""
 
     def do_GET(self):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -36,7 +36,8 @@ def reset(h):
 
 
 def half(h):
-    """An answer that promises more than it has; none where there is nothing that it could be a half of."""
+    """Answers with fewer bytes than the header promises. Where there is no object or listing to answer with, the connection
+    is reset."""
     if h.command != "GET" or "list-type" not in h.path and urllib.parse.unquote(h.path)[len("/b/"):] not in h.server.objects:
         return reset(h)
     h.send_response(206 if "Range" in h.headers else 200)
@@ -49,11 +50,13 @@ def half(h):
 
 
 def other_region(h):
-    h.server.region = "us-other-2"  # from here on
+    h.server.region = "us-other-2"  # This holds for all later requests.
     return h.error(400, "AuthorizationHeaderMalformed", "<Region>us-other-2</Region>")
 
 
-# Each: what happens, whether from then on or once, and whether the command must succeed then.
+# PASSING is trouble after which the command must succeed, STAYING is trouble after which it may fail. Each entry has the
+# answer and whether it is given from that request on (True) or only once (False). An entry of STAYING also has the text that
+# the message must contain.
 PASSING = {
     "429": (lambda h: h.error(429, "SlowDown", Retry_After=0), False),
     "500": (lambda h: h.error(500, "InternalError", Retry_After=0), False),
@@ -72,7 +75,8 @@ STAYING = {
 
 
 def at(index, what, stays):
-    """Trouble at request number `index`, from 0, or from there on."""
+    """Returns a function that makes trouble at request number `index`, counted from 0, and if `stays` also at every later
+    request."""
     seen = [-1]
 
     def trouble(handler, *_):
@@ -84,7 +88,7 @@ def at(index, what, stays):
 
 
 def small(t):
-    """A checkpoint of a file in two parts, of one in one part, and a marker."""
+    """A checkpoint of one file that is uploaded in two parts, files that are uploaded in one part, and a marker."""
     folder = t.at("source")
     if not os.path.exists(folder):
         os.mkdir(folder)
@@ -96,7 +100,8 @@ def small(t):
 
 
 def jobs(t):
-    """name: (objects before, arguments but for the destination, whether the destination is in the store)"""
+    """Returns {name: (objects that are there before, arguments without the destination, whether the destination is in the
+    store)}. The last is None if there is no destination."""
     objects = {PREFIX + k: v for k, v in files_below(small(t)).items()}
     dcp = {k: v for k, v in objects.items() if not k.endswith(".safetensors")}
     return {
@@ -114,7 +119,7 @@ def destination(t, name, is_remote):
 
 
 def outcome(t, s, name, is_remote, p):
-    """What a run has made visible."""
+    """Returns what a run has made visible."""
     if is_remote is None:
         return p.stdout
     if is_remote:
@@ -144,7 +149,7 @@ def run(t, job, name, elsewhere, trouble):
 
 
 def is_whole_or_hidden(made, wanted):
-    """No marker of something that is not whole, and no other bytes."""
+    """Whether every byte that is there is right, and a marker is there only if everything else is."""
     if isinstance(wanted, bytes):
         return True
     marked = any(k.endswith(".metadata") for k in made)
@@ -160,7 +165,7 @@ def check_one(t, elsewhere, job, wanted, case):
         need(kind not in PASSING, f"{case}: {p.stderr.decode()}")
         need(len(p.stderr) > 20 and text in p.stderr, f"{case}: {p.stderr.decode()}")
         need(isinstance(made, bytes) or not made or stays or "resume" in name, f"{case} leaves {sorted(made)}: {p.stderr.decode()}")
-    elif kind in PASSING or made != wanted:  # an object that cannot be read is a finding of inspect
+    elif kind in PASSING or made != wanted:  # inspect reports an object that cannot be read as a finding.
         need(made == wanted or (name == "inspect" and kind in STAYING and json.loads(made)["findings"] and text in made), f"{case}: another outcome, {p.stderr.decode()}")
     need(stays or not uploads or "resume" in name, f"{case} leaves {uploads.keys()}")
 

@@ -1,4 +1,4 @@
-"""What unfinished parts of another plan left at a destination: named, kept, and removed where that is asked for."""
+"""Unfinished parts of another plan that were left at a destination are named and kept, and they are removed on request."""
 import os
 
 import servers
@@ -13,7 +13,7 @@ OTHER = ("--mesh", "dp=2", "--placements", "shard(0)")
 
 
 def two_plans(t):
-    """The plan whose parts are never ended, and the one that takes its place."""
+    """Makes the plan whose parts are never finished, and the plan that takes its place."""
     source = large_file(t)
     old = t.at("old-plan.json")
     with open(old, "wb") as f:
@@ -23,7 +23,8 @@ def two_plans(t):
 
 @test
 def test_exec_parts_of_another_plan_are_named(t):
-    """For every command that writes there the destination exists, and the message says what is in the way and what to do."""
+    """Every command that writes there finds that the destination exists. The message says what is in the way and what to
+    do."""
     source, old, plan, _ = two_plans(t)
     dcp = sample("dcp_fsdp2")[0]
     with serving({}) as s:
@@ -66,7 +67,8 @@ def test_exec_discards_parts_of_another_plan(t):
 
 @test
 def test_exec_discards_no_damaged_note(t):
-    """What is not a note by its checksum is not removed because of its name, and neither is what it might name."""
+    """A file with the name of a note but without the right checksum is not removed, and neither is anything that it may
+    name."""
     source, old, *_ = two_plans(t)
     for change in (lambda data: data[:-1] + b"x", lambda data: data[:70], lambda data: b"somebody's"):
         with serving({}) as s:

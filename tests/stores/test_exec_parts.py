@@ -1,4 +1,4 @@
-"""exec --part and --finish to object stores: parts on machines that share nothing but the bucket."""
+"""exec --part and exec --finish to object stores: the parts run on machines that share nothing but the bucket."""
 import os
 import subprocess
 import threading
@@ -30,7 +30,8 @@ def notes(names):
 
 
 def check_parts(t, place, plan, wanted, key):
-    """Parts in any order and at the same time, nothing visible before the end, then the bytes of `reshard`."""
+    """Runs the parts in any order and at the same time. Nothing may be visible before the end, and then the bytes must be
+    those of `reshard`."""
     url = f"{place.url}/{key}"
     doc = t.json("exec", plan, url, "--part", "2/3", "--json", env=place.env)
     need(not doc["published"] and doc["work"]["part"] == 2 and doc["work"]["left"], f"{doc['work']}")
@@ -52,7 +53,7 @@ def check_place(t, place):
         for to in ("dcp", "safetensors", "torch"):
             target = ("--mesh", "dp=2", "--placements", "shard(0)") if name == "small" else TARGET
             if (name, to) == ("small", "safetensors"):
-                continue  # it has objects, which a plan cannot leave out
+                continue  # This sample has objects, and a plan cannot leave them out.
             plan, wanted = make_plan(t, source, to, target)
             check_parts(t, place, plan, wanted, f"{name}/{to}")
             t.run("exec", plan, f"{place.url}/{name}/{to}-whole", env=place.env)
@@ -92,7 +93,8 @@ def run_parts(t, s, plan, url, parts, *more):
 
 @test
 def test_exec_parts_of_which_one_is_killed(t):
-    """Its uploads are continued with --resume; without, they are sent again. Either way --finish makes the right bytes."""
+    """With --resume the uploads of the killed part are continued, without it they are sent again. Either way --finish makes
+    the right bytes."""
     plan, wanted = make_plan(t, large_file(t), target=("--mesh", "dp=3", "--placements", "shard(0)"))
     for more in ((), ("--resume",)):
         with serving({}) as s:
@@ -107,7 +109,8 @@ def test_exec_parts_of_which_one_is_killed(t):
 
 
 def kill_after(t, s, stop, objects, uploads, plan, *more):
-    """Puts the bucket back to these objects and uploads, and kills `exec --finish` once `stop` requests were answered."""
+    """Puts the bucket back to these objects and uploads, runs `exec --finish`, and kills it after `stop` requests were
+    answered."""
     s.objects.clear(), s.objects.update(objects)
     s.uploads.clear(), s.uploads.update(uploads)
     seen, lock = [0], threading.Lock()
@@ -121,7 +124,8 @@ def kill_after(t, s, stop, objects, uploads, plan, *more):
 
 @test
 def test_exec_finish_that_is_killed(t):
-    """At every request of the publication: no marker then, or all; --finish again ends it."""
+    """--finish is killed at every request of the publication. There is then no marker or a whole checkpoint, and running
+    --finish again completes it."""
     plan, wanted = make_plan(t, large_file(t))
     files = {f"ck/{k}": v for k, v in wanted.items()}
     with serving({}) as s:
@@ -159,7 +163,8 @@ def test_exec_parts_that_replace(t):
 
 
 def old_checkpoint(t, form):
-    """A DCP, whose marker the new one's replaces, or shards with an index, which are of another kind."""
+    """Returns a DCP, whose marker the new checkpoint's marker replaces, or shards with an index, whose marker has another
+    name."""
     if form == "dcp":
         return files_below(sample("dcp_fsdp2")[0])
     t.run("convert", large_file(t, "old.safetensors"), t.at("old"), "--to", "safetensors", "--max-shard-size", "15MB")
@@ -167,7 +172,8 @@ def old_checkpoint(t, form):
 
 
 def check_replacing(s, old, mine, form, stop):
-    """A marker means a whole checkpoint; what belongs to neither stays."""
+    """Checks that a marker is there only with a whole checkpoint, and that files of neither checkpoint stay. Returns whether
+    the new marker is there."""
     markers = [k for k in (".metadata", "model.safetensors.index.json") if "ck/" + k in s.objects]
     need(all(s.objects.get(k) == v for k, v in mine.items()), f"{form} {stop}: other files changed")
     is_old = bool(markers) and s.objects["ck/" + markers[0]] == old.get("ck/" + markers[0])
@@ -197,7 +203,7 @@ def check_killed_replacement(t, s, plan, form):
         else:
             ends.add("old" if all(k in s.objects for k in old) else "no marker")
         p = t.run("exec", plan, "s3://b/ck", "--finish", "--overwrite", status=(0, 2), env=s.env())
-        if p.returncode:  # all was done but the last reply
+        if p.returncode:  # Everything was done and only the last reply is missing.
             need(b"is not done" in p.stderr and s.objects == wanted, f"{form} {stop}: {p.stderr.decode()}")
         need(s.objects == wanted and not s.uploads, f"{form} {stop} of {count}: {sorted(s.objects)} instead of {sorted(wanted)}")
     return ends
@@ -205,7 +211,8 @@ def check_killed_replacement(t, s, plan, form):
 
 @test
 def test_exec_finish_that_is_killed_while_it_replaces(t):
-    """At every request: the old checkpoint, the new one, or no marker; the same command again ends it, and removes nothing else."""
+    """--finish is killed at every request. There is then the old checkpoint, the new one, or no marker. The same command run
+    again completes the replacement and removes nothing else."""
     plan, _ = make_plan(t, large_file(t))
     with serving({}) as s:
         need(check_killed_replacement(t, s, plan, "dcp") == {"old", "new"}, "the old one is whole until the marker switches")
@@ -213,13 +220,14 @@ def test_exec_finish_that_is_killed_while_it_replaces(t):
 
 
 def stop_at_delete(t, s, plan, key, *more):
-    """Ends a publication before it removes this object; what removes others at the same time may have done so."""
+    """Kills a publication before it removes this object. Other objects may be gone by then, because removals run at the same
+    time."""
     kill(t, s, lambda h: h.command == "DELETE" and h.path.endswith(key), lambda: True, s.env(), "exec", plan, "s3://b/ck", "--overwrite", *more)
 
 
 @test
 def test_exec_finish_again_removes_only_what_was_replaced(t):
-    """An object that somebody has written under an old name since is kept, and named."""
+    """If another program has written to an old name in the meantime, that object is kept and named."""
     plan, wanted = make_plan(t, large_file(t))
     old = {f"ck/{k}": v for k, v in files_below(sample("dcp_fsdp2")[0]).items()}
     gone = sorted(k for k in old if k.endswith(".distcp"))[-1]
@@ -236,7 +244,7 @@ def test_exec_finish_again_removes_only_what_was_replaced(t):
 
 
 def check_again_at(t, place, server):
-    """The versions that a server lists are those that it gave: what was replaced is known again after a kill."""
+    """The server lists the same versions that it returned earlier, so after a kill the replaced objects are recognized."""
     plan, wanted = make_plan(t, large_file(t))
     for name, data in {**files_below(sample("dcp_fsdp2")[0]), "mine.txt": b"mine"}.items():
         place.put(f"ck/{name}", data)
@@ -275,7 +283,7 @@ def test_exec_finish_again_on_google(t):
 
 @test
 def test_exec_parts_of_a_destination_that_changes(t):
-    """A part that was made for another checkpoint than the one that is there is named, and can be run again."""
+    """A part that was made while another checkpoint was at the destination is named, and can be run again."""
     plan, wanted = make_plan(t, large_file(t))
     old = {f"ck/{k}": v for k, v in files_below(sample("dcp_fsdp2")[0]).items()}
     with serving(dict(old)) as s:
@@ -295,7 +303,7 @@ def test_exec_parts_of_a_destination_that_changes(t):
 
 @test
 def test_exec_parts_are_not_mixed(t):
-    """Notes of another source, or damaged ones, are not believed; an upload that is gone is named."""
+    """Notes of another source and damaged notes are refused. If an upload is gone, the message says so."""
     source = large_file(t)
     plan, wanted = make_plan(t, source)
     with serving({}) as s:

@@ -1,4 +1,5 @@
-"""gs:// against gcp-storage-emulator, and against servers of our own for what it lacks: tokens, generations, HMAC keys, metadata."""
+"""Reads gs:// from gcp-storage-emulator, and from servers of our own for what the emulator lacks: tokens, generations, HMAC
+keys and the metadata server."""
 import contextlib
 import json
 import re

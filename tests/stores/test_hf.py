@@ -1,4 +1,4 @@
-"""hf:// against a hub of our own, which huggingface_hub itself reads too."""
+"""Reads hf:// from a hub of our own, which huggingface_hub itself can read too."""
 import os
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""tessera.torch.StorageWriter to object stores, by several ranks of PyTorch: what boto3 copies down is read by PyTorch's own reader."""
+"""Several ranks of PyTorch save to object stores with tessera.torch.StorageWriter. boto3 copies the result to the disk, and
+PyTorch's own reader reads it there."""
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ WORLD = 3
 
 
 class Ranks:
-    """Processes that save together, as often as they are asked, and one that reads."""
+    """Processes that save together as often as they are asked to, and one more that reads."""
 
     def __init__(self, t, place, world=WORLD, **env):
         if not PYTHON["python"]:
@@ -49,18 +50,19 @@ class Ranks:
         return [json.loads(line) if line else None for line in lines]
 
     def save(self, key, k, **job):
-        """What became of each rank: why it failed, or None; None altogether for one that was killed."""
+        """Returns one answer for each rank. Its "failed" is why the rank failed, or None if it did not. The whole answer is
+        None if the rank was killed."""
         return self.ask(self.ranks[:-1], {"do": "save", "url": f"{self.place.url}/{key}", "k": k, **job})
 
     def saved(self, key, k, **job):
-        """Saves, and returns the objects below the key and what `check` finds in them: by PyTorch's reader they are, in a copy, step `k`,
-        and by the package's from where they are."""
+        """Saves, and returns the objects below the key and the findings of `check`. Both readers must find step `k`:
+        PyTorch's in a copy on the disk, the package's in the store."""
         done = self.save(key, k, **job)
         need(all(one == {"failed": None} for one in done), f"{done}")
         return self.read(key, k)
 
     def is_step(self, key, k):
-        """Whether step `k` is there, whole, by the package's reader."""
+        """Whether the package's reader finds the whole of step `k`."""
         [got] = self.ask(self.ranks[-1:], {"do": "read", "url": f"{self.place.url}/{key}", "k": k, "world": 1})
         return got["by_url"]
 
@@ -85,7 +87,7 @@ def ours(files):
 
 
 def check_place(t, place, left=lambda: []):
-    """A first save, one that is refused, one that replaces it, one in the background."""
+    """Saves a first time, once more so that it is refused, once to replace, and once in the background."""
     place.put("run/step 1/mine.txt", b"not Tessera's")
     place.put("run/step 1/__0_notes.distcp", b"nor this")
     place.put("run/step 10/.metadata", b"a neighbour")
@@ -124,7 +126,7 @@ def test_writer_to_google(t):
 
 @test
 def test_writer_when_a_rank_raises(t):
-    """Nothing is visible, the same ranks can save again, and when they end no upload is left."""
+    """Nothing is visible, the same ranks can save again, and no upload is left when they end."""
     with bucket(servers.moto) as (place, client):
         with Ranks(t, place) as ranks:
             for k, faulty in ((1, 1), (2, 0)):
@@ -140,7 +142,7 @@ def test_writer_when_a_rank_raises(t):
 
 @test
 def test_writer_when_a_rank_is_killed(t):
-    """The old checkpoint stays; the upload that is left goes with the next save, and nobody else's."""
+    """The old checkpoint stays. The next save gives up the upload that is left, and no upload of another program."""
     with bucket(servers.moto) as (place, client):
         with Ranks(t, place, RANKS_DIE="yes") as ranks:
             before, _ = ranks.saved("ck", 3)
@@ -155,15 +157,16 @@ def test_writer_when_a_rank_is_killed(t):
 
 @test
 def test_writer_killed_at_every_request(t):
-    """Killed when the request of that number comes, before it is served: the old checkpoint is whole or the new one is, and
-    the next save leaves nothing but its own objects, and somebody else's."""
+    """The save is killed when request number `at` comes, before it is served. The old checkpoint or the new one must be
+    whole, and the next save must leave nothing but its own objects and those of other programs."""
     with serving({}) as s:
         place = Place("s3://b", s.env(), lambda prefix: {k: v for k, v in s.objects.items() if k.startswith(prefix)}, s.objects.__setitem__)
         with Ranks(t, place, world=1) as ranks:
-            child, seen = ranks.ranks[0], set()  # it never opens anything itself
+            child, seen = ranks.ranks[0], set()  # This process opens no checkpoint itself. It forks a child for each save.
 
             def save(k, at=0):
-                """How it ended; killed at the request of number `at`."""
+                """Returns the exit code of a save that is killed at request number `at`, or that runs to its end if `at` is
+                0."""
                 count, ready = [0], threading.Event()
 
                 def trouble(handler, *_):
@@ -202,7 +205,8 @@ def test_writer_killed_at_every_request(t):
 
 @test
 def test_writer_follows_no_planted_journal(t):
-    """A checkpoint from somebody else may contain a journal of a save that seems to have been killed after it was published."""
+    """A checkpoint from an untrusted source may contain a journal of a save that seems to have been killed after its
+    publication."""
     with serving({}) as s:
         place = Place("s3://b", s.env(), lambda prefix: {k: v for k, v in s.objects.items() if k.startswith(prefix)}, s.objects.__setitem__)
         with Ranks(t, place, world=1) as ranks:

@@ -25,7 +25,8 @@ LARGE_PART = 8 << 20
 
 
 def kill(t, server, is_point, enough, env, *args, number=signal.SIGKILL):
-    """Runs until a request `is_point` comes, which is never answered, waits until `enough()`, and ends it."""
+    """Starts a command. The first request for which `is_point` holds is never answered. When `enough()` holds too, the
+    command is ended by the signal."""
     reached, over = threading.Event(), threading.Event()
 
     def trouble(handler, *_):
@@ -52,7 +53,7 @@ def kill(t, server, is_point, enough, env, *args, number=signal.SIGKILL):
         need(p.wait(40) == -number, f"ended {p.returncode}: {p.stderr.read()}")
         over.set()
     p.stderr.close()
-    time.sleep(0.2)  # the server's threads see that nobody is there
+    time.sleep(0.2)  # The server's threads need this time to notice that the client is gone.
     server.trouble = before
 
 
@@ -81,7 +82,8 @@ COPY = "s3://b/x.safetensors"
 
 @test
 def test_resume_sends_what_is_not_there(t):
-    """Killed with parts 1, 2 and 5 of 5 there: 3 and 4 are sent, and the listings are of one request each."""
+    """The run is killed when parts 1, 2 and 5 of 5 are there. Only parts 3 and 4 are sent, and each page of the listings is
+    asked for once."""
     source = large_file(t)
     whole = files_below(source)["large.safetensors"]
     for page in (1000, 2):
@@ -113,7 +115,7 @@ def test_resume_says_what_was_there(t):
 
 @test
 def test_resume_trusts_no_part_that_differs(t):
-    """A part with one other byte, one that is shorter, and then another source of the same size."""
+    """A part has one wrong byte, another is too short, and then the source is another file of the same size."""
     source = large_file(t)
     whole = files_below(source)["large.safetensors"]
     with serving({}) as s:
@@ -139,7 +141,8 @@ def add_upload(s, name, key, **parts):
 
 @test
 def test_resume_leaves_no_upload_behind(t):
-    """The fullest upload that fits is continued. Others of the same object are given up, those of other objects are not."""
+    """The upload with the most parts that fit is continued. The other uploads of the same object are given up, those of
+    other objects are kept."""
     source = large_file(t)
     whole = files_below(source)["large.safetensors"]
     first, second = whole[:LARGE_PART], whole[LARGE_PART:2 * LARGE_PART]
@@ -170,7 +173,8 @@ def test_resume_leaves_no_upload_behind(t):
 
 @test
 def test_resume_after_a_kill_while_it_is_published(t):
-    """Objects that are there already are read and compared: nothing of them is sent, and other bytes are never taken."""
+    """Objects that are there already are read and compared. They are not sent again, and an object with other bytes is
+    refused."""
     source = large_file(t)
     for args in (("convert", source, "s3://b/ck", "--to", "dcp"), ("reshard", source, "s3://b/ck", "--to", "dcp", "--mesh", "dp=2", "--placements", "shard(0)")):
         with serving({}) as s:
@@ -200,7 +204,7 @@ def test_resume_after_a_kill_while_it_is_published(t):
 
 @test
 def test_resume_keeps_what_it_sent_when_it_ends_early(t):
-    """A failure and a signal leave the uploads, but no marker; the next run finds them."""
+    """After a failure or a signal the uploads stay, but there is no marker. The next run finds the uploads."""
     source = large_file(t)
     with serving({}) as s:
         s.trouble = lambda h, k, count: h.command == "POST" and "uploadId" in h.path and h.error(403, "AccessDenied")
@@ -245,7 +249,7 @@ def test_resume_with_overwrite_keeps_the_old_checkpoint(t):
 
 @test
 def test_resume_to_google(t):
-    """Where listings are those of the XML API, and parts have MD5 sums."""
+    """Here the listings are those of the XML API, and parts have MD5 sums."""
     source = large_file(t)
     env = lambda s: {"GOOGLE_OAUTH_ACCESS_TOKEN": TOKEN, "STORAGE_EMULATOR_HOST": s.url}
     with http_serving.running(google({})) as s:
@@ -256,7 +260,8 @@ def test_resume_to_google(t):
 
 
 def through(t, place, server, left):
-    """Killed when two parts are there, resumed, and compared with a run that was not killed. `left()`: unfinished uploads."""
+    """Kills a run when two parts are there, resumes it, and compares the result with that of a run that was not killed.
+    `left()` returns the unfinished uploads."""
     source = large_file(t)
     for command, options in (("cp", ()), ("convert", ("--to", "dcp")),
                              ("reshard", ("--to", "dcp", "--mesh", "dp=2", "--placements", "shard(0)"))):
@@ -277,7 +282,7 @@ def through(t, place, server, left):
         need(not place.below(command), f"{command}: it is visible")
         server.asked.clear()
         found = t.json(command, source, url, *options, "--resume", "--json", env=place.env)["resumed"]
-        # a part that was on its way when the run was killed may have arrived all the same
+        # A part that was on its way when the run was killed may have arrived.
         need(found["parts"] in (2, 3) and found["differing"] == 0 and len(server.parts()) == sent - found["parts"],
              f"{command}: {found}, {len(server.parts())} of {sent} parts are sent again")
         need(place.below(command) == place.below("fresh/" + command) and not left(), f"{command}: other bytes, or uploads are left")
@@ -292,7 +297,7 @@ def test_resume_to_moto(t):
 
 @contextlib.contextmanager
 def container():
-    """A container of azurite behind a proxy."""
+    """A container of azurite, behind a proxy."""
     try:
         from azure.storage.blob import AccountSasPermissions, BlobServiceClient, ResourceTypes, generate_account_sas
     except ImportError as e:
@@ -332,7 +337,8 @@ def test_resume_where_the_server_lists_no_uploads(t):
 
 
 def whole_checkpoint(s, old, sizes, mine, what):
-    """What a killed run that replaces leaves: a marker means the old checkpoint or the new one, whole, and other files stay."""
+    """Checks what a killed run that replaces a checkpoint leaves: if there is a marker, the old or the new checkpoint is
+    whole, and files of others stay."""
     need(all(s.objects.get(k) == v for k, v in mine.items()), f"{what}: other files changed")
     if "ck/.metadata" in s.objects:
         is_old = s.objects["ck/.metadata"] == old["ck/.metadata"]
@@ -342,8 +348,9 @@ def whole_checkpoint(s, old, sizes, mine, what):
 
 @test
 def test_resume_of_a_killed_run_that_replaces(t):
-    """Killed at every request: the same command again ends with the new checkpoint. Between the first new object and the last removal
-    nothing tells what a killed run left from somebody else's objects: they stay, and each is named."""
+    """The run is killed at every request, and the same command run again must end with the new checkpoint. Between the first
+    new object and the last removal, nothing distinguishes what the killed run left from the objects of others. Such
+    objects stay, and each is named."""
     old = {f"ck/{k}": v for k, v in files_below(sample("dcp_fsdp2")[0]).items()}
     mine = {"ck/mine.txt": b"mine", "ck/below/mine.bin": b"too"}
     command = ("convert", large_file(t), "s3://b/ck", "--to", "dcp", "--overwrite", "--resume")

@@ -1,4 +1,5 @@
-"""cp --resume from an object store onto a disk: what a killed run wrote is kept where its digests agree, and the rest is fetched."""
+"""cp --resume from an object store onto a disk: what a killed run wrote is kept where its digests agree, and the rest is
+fetched."""
 import os
 import shutil
 import time
@@ -9,12 +10,12 @@ from harness import sample
 from test_resume import kill
 from test_s3 import files_below
 
-CHUNK = 32 << 20  # CLI_COPY_CHUNK
+CHUNK = 32 << 20  # the same as CLI_COPY_CHUNK
 NAMES = ("a.bin", "b.bin", "deep/c.bin")
 
 
 def source():
-    """Three files of data and the marker: 1, 4 and 1 chunks."""
+    """Returns three files of data with 1, 4 and 1 chunks, an empty file, and the marker."""
     sizes = dict(zip(NAMES, (CHUNK, 3 * CHUNK + 12345, 54321)))
     return {**{name: os.urandom(size) for name, size in sizes.items()}, "empty": b"", ".metadata": files_below(sample("dcp_fsdp2")[0])[".metadata"]}
 
@@ -24,7 +25,7 @@ def objects(files, prefix="ck"):
 
 
 def is_read(name, at=0):
-    """A request for bytes of an object from `at` on."""
+    """Returns a function that recognizes a request for bytes of an object that starts at `at` or later."""
     def is_point(handler):
         first = handler.headers.get("Range", "").removeprefix("bytes=").partition("-")[0]
         return handler.command == "GET" and handler.path == f"/b/ck/{name}" and first.isdigit() and int(first) >= at
@@ -32,7 +33,8 @@ def is_read(name, at=0):
 
 
 def is_settled(t):
-    """Whether no journal has grown for half a second: then the program waits for the request that is not answered."""
+    """Returns a function that says whether no journal has grown for half a second. The program then waits for the request
+    that is never answered."""
     seen = {}
 
     def enough():
@@ -44,7 +46,7 @@ def is_settled(t):
 
 
 def fetched(s):
-    """The bytes of objects that were asked for, by object."""
+    """Returns how many bytes of each object were asked for."""
     found = {}
     for command, key, headers in s.asked:
         first, _, last = headers.get("Range", "").removeprefix("bytes=").partition("-")
@@ -54,7 +56,7 @@ def fetched(s):
 
 
 def left(t):
-    """What the killed run left: its output and its journal."""
+    """Returns the path of the output that the killed run left. Its journal is beside it."""
     outputs = [n for n in os.listdir(t.folder) if n.startswith(".copy.tessera-") and n.count(".") == 2]
     need(len(outputs) == 1, f"{os.listdir(t.folder)}")
     return t.at(outputs[0])
@@ -102,7 +104,7 @@ def test_resume_onto_a_disk_without_an_interrupted_run(t):
 
 @test
 def test_resume_onto_a_disk_twice_and_with_a_failure(t):
-    """--resume keeps what it wrote when it fails, too; a run without --resume starts over."""
+    """A run with --resume keeps what it wrote when it fails, too. A run without --resume starts over."""
     files = source()
     with serving(objects(files)) as s:
         kill(t, s, is_read("b.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
@@ -121,7 +123,8 @@ def test_resume_onto_a_disk_twice_and_with_a_failure(t):
 
 @test
 def test_resume_onto_a_disk_checks_what_is_there(t):
-    """Changed bytes are fetched again; a changed source is copied from scratch; a torn record is not believed."""
+    """Bytes that were changed are fetched again. If the source has changed, everything is copied again. An incomplete record
+    is ignored."""
     files = source()
     with serving(objects(files)) as s:
         kill(t, s, is_read("b.bin", 2 * CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
@@ -151,7 +154,7 @@ def test_resume_onto_a_disk_checks_what_is_there(t):
 
 @test
 def test_resume_onto_a_disk_touches_nothing_of_others(t):
-    """A file that somebody put into the unpublished output is neither removed nor published; a link there is not followed."""
+    """A file of another program in the unpublished output is neither removed nor published. A link there is not followed."""
     files = source()
     with serving(objects(files)) as s:
         kill(t, s, is_read(".metadata"), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
@@ -203,8 +206,8 @@ def test_resume_from_disk_to_disk(t):
 
 
 def put_back_journal(t, s, *args):
-    """The state behind a kill between the copy's last rename and the end of its journal: what a killed run left is finished, and the
-    journal that the end removed is there again."""
+    """Makes the state after a kill between the last rename of a copy and the removal of its journal: finishes a killed run
+    and puts back the journal that the end of the run has removed. Returns the journal's name."""
     kill(t, s, is_read(".metadata"), is_settled(t), s.env(), *args)
     name = next(n for n in os.listdir(t.folder) if n.endswith(".1-of-1"))
     with open(t.at(name), "rb") as f:
@@ -218,7 +221,8 @@ def put_back_journal(t, s, *args):
 
 @test
 def test_resume_onto_a_disk_after_the_last_rename(t):
-    """The copy is whole and read back, so that --resume succeeds; what is not that copy is refused as before, and stays."""
+    """The copy is whole and is read back, so --resume succeeds. A destination that is not that copy is refused and stays as
+    it is."""
     files = source()
     with serving(objects(files)) as s:
         put_back_journal(t, s, "cp", "s3://b/ck", t.at("copy"))

@@ -1,4 +1,4 @@
-"""s3:// against moto and s3rver, with boto3 as the one that writes, and against a server of our own that checks signatures."""
+"""Reads s3:// from moto and s3rver, to which boto3 writes, and from a server of our own that checks signatures."""
 import json
 import os
 import struct
@@ -16,7 +16,7 @@ READ = ("dcp_fsdp2", "dcp_objects", "torch_plain", "torch_nested", "safetensors_
 
 
 def files_below(path):
-    """{name below `path`: bytes}; a file is itself, under its name."""
+    """Returns {name below `path`: bytes}. If `path` is a file, the only name is its own."""
     if os.path.isfile(path):
         with open(path, "rb") as f:
             return {os.path.basename(path): f.read()}
@@ -29,7 +29,7 @@ def files_below(path):
 
 
 def shown(doc):
-    """What inspect states, apart from where it is."""
+    """Returns what inspect reports, without the places of the files."""
     return [{k: v for k, v in e.items() if k != "chunks"} for e in doc["entries"]], doc["findings"], doc["summary"], doc["format"]
 
 
@@ -38,7 +38,8 @@ def findings(t, path, **more):
 
 
 def compare_samples(t, put, url, env):
-    """Every command on samples behind `url` against the same on this machine; put(name, bytes) uploads."""
+    """Runs every command on samples at `url` and compares with the same command on this machine. put(name, bytes) uploads a
+    file."""
     for name in READ:
         path = sample(name)[0]
         for file, data in files_below(os.path.dirname(path) if path.endswith(".json") else path).items():
@@ -103,7 +104,7 @@ def test_s3_keys_are_taken_as_they_are(t):
 
 @test
 def test_s3_opening_asks_for_no_data_file(t):
-    """1,500 shards: two pages of listing and the index."""
+    """1,500 shards cost two pages of listing and the index."""
     weights, objects = {}, {}
     for i in range(1500):
         name = f"model-{i:05d}-of-01500.safetensors"
@@ -124,7 +125,7 @@ def test_s3_opening_asks_for_no_data_file(t):
 
 @test
 def test_s3_and_a_disk_as_one_checkpoint(t):
-    """--also: what a node left on its disk, and the rest in a bucket."""
+    """--also: one file is on the disk of a node and the rest is in a bucket."""
     path = sample("dcp_fsdp2")[0]
     files = files_below(path)
     os.makedirs(t.at("node"))
@@ -157,7 +158,7 @@ def test_s3_io_depth_bounds_the_requests_at_once(t):
 
 
 class Metadata(http_serving.Handler):
-    """Container and instance metadata."""
+    """The metadata services of a container and of an instance."""
 
     def give_text(self, status, text):
         return self.answer(status, text.encode())
@@ -201,9 +202,10 @@ def test_s3_credentials_come_from_where_aws_has_them(t):
         write("credentials", f"[default]\naws_access_key_id = {ID}\naws_secret_access_key = wrong\n\n[two]\naws_access_key_id={ID}\naws_secret_access_key={SECRET}\n")
         write("config", f"[default]\nregion = eu-test-1\n[profile two]\nregion=eu-test-1\nendpoint_url = {s.url}/\n[profile sso]\nsso_session = x\n[profile role]\nrole_arn=y\n")
         good(AWS_PROFILE="two")
-        t.run("inspect", "s3://b/x.safetensors", env={"AWS_PROFILE": "two"})  # region and endpoint of the profile
+        # The region and the endpoint come from the profile.
+        t.run("inspect", "s3://b/x.safetensors", env={"AWS_PROFILE": "two"})
         t.run("inspect", "s3://b/x.safetensors", env={"AWS_PROFILE": "two", "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ENDPOINT_URL_S3": s.url})
-        good(AWS_ACCESS_KEY_ID=ID, AWS_SECRET_ACCESS_KEY=SECRET)  # the environment comes first
+        good(AWS_ACCESS_KEY_ID=ID, AWS_SECRET_ACCESS_KEY=SECRET)  # The environment takes precedence.
         bad("sso_session", AWS_PROFILE="sso")
         bad("role_arn", AWS_PROFILE="role")
         bad("'none'", AWS_PROFILE="none")

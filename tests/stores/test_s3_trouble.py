@@ -1,4 +1,4 @@
-"""What goes wrong between a client and S3, with counts of the requests that each trouble may cost."""
+"""What can go wrong between a client and S3, and how many requests each kind of trouble may cost."""
 import email.utils
 import re
 import time

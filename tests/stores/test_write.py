@@ -1,4 +1,4 @@
-"""Checkpoints written to object stores: what boto3 reads back is what the same command writes on a disk."""
+"""Checkpoints that are written to object stores: boto3 reads back the same bytes that the same command writes on a disk."""
 import contextlib
 import os
 import subprocess
@@ -13,13 +13,14 @@ from harness import sample, st_write
 from test_s3 import files_below
 
 class Place:
-    """Somewhere that is written to, and read and written by another program: `read(prefix)` gives {key: bytes}."""
+    """A destination in a store, which another program can read and write: `read(prefix)` returns {key: bytes}, and `put(key,
+    data)` writes an object."""
 
     def __init__(self, url, env, read, put):
         self.url, self.env, self.read, self.put = url, env, read, put
 
     def below(self, prefix):
-        """{name below `prefix`: bytes}; an object is itself, under its name."""
+        """Returns {name below `prefix`: bytes}. If `prefix` is an object, the only name is its own."""
         return {k[len(prefix):].lstrip("/") or os.path.basename(prefix): data for k, data in self.read(prefix).items()}
 
 
@@ -28,7 +29,7 @@ BUCKET = "bucket"
 
 @contextlib.contextmanager
 def bucket(start):
-    """A bucket on a server of another project, and boto3."""
+    """A bucket on a server of another project, and a boto3 client for it."""
     with start() as url:
         secret = "S3RVER"
         client = boto3.client("s3", endpoint_url=url, aws_access_key_id=secret, aws_secret_access_key=secret, region_name="us-east-1")
@@ -43,14 +44,14 @@ def bucket(start):
 
 
 def large_file(t, name="large.safetensors"):
-    """Tensors that end within parts, fill several, and are small."""
+    """Writes a file of tensors: some are small, some end within a part, and some span several parts. Returns its path."""
     sizes = {"a": 3 << 20, "b": (19 << 20) + 4, "c": 8, "d": (11 << 20) + 12, "e": 100, "f": 5 << 20}
     st_write(t.at(name), {n: ("F32", [size // 4], os.urandom(size)) for n, size in sizes.items()})
     return t.at(name)
 
 
 def compare(t, place, command, source, name, *options):
-    """The command to the place and to a disk."""
+    """Runs the command to the store and to a disk, and compares the results."""
     local, key = t.at("out", name), f"run/epoch=0 step=1/{name}"
     os.makedirs(os.path.dirname(local), exist_ok=True)
     t.run(command, source, local, *options)
@@ -146,7 +147,7 @@ def test_write_from_bucket_to_bucket(t):
 
 
 def own_memory(pid):
-    """Bytes of memory that are not of mapped files; 0: the process has ended."""
+    """Returns the bytes of memory that do not belong to mapped files, or 0 if the process has ended."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as f:
         for line in f:
             if line.startswith("RssAnon:"):
@@ -156,7 +157,7 @@ def own_memory(pid):
 
 @test
 def test_write_within_a_bound_of_memory(t):
-    """The bound for the buffers and 84 MiB more, whatever the size and the number of files."""
+    """The memory stays below the limit for the buffers plus 84 MiB, whatever the size and the number of the files."""
     size = 24 << 20
     st_write(t.at("x.safetensors"), {f"t{i}": ("F32", [size // 4], os.urandom(size)) for i in range(6)})
     with serving({}) as s:

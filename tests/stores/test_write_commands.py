@@ -1,4 +1,4 @@
-"""optim and repair to object stores: what is there is what the same command writes on a disk."""
+"""optim and repair to object stores write the same files as the same command on a disk."""
 import json
 import os
 import shutil
@@ -12,7 +12,7 @@ from test_write import bucket
 
 
 def flat_parameters(t, path, world):
-    """A description of FSDP1's flat parameters for a sample's optimizer state."""
+    """Writes a description of FSDP1's flat parameters for a sample's optimizer state, and returns its path."""
     names = {n[len("optim.state."):-len(".exp_avg")]: e["shape"] for n, e in sample("dcp_fsdp2")[1]["entries"].items() if n.startswith("optim.state.") and n.endswith(".exp_avg")}
     volume = lambda shape: shape[0] * volume(shape[1:]) if shape else 1
     unit = {"fsdp_module": "", "raw_name": "_flat_param", "params": [{"fqn": n, "shape": s} for n, s in names.items()], "numels_with_padding": [volume(s) for s in names.values()],
@@ -65,7 +65,7 @@ def test_optim_that_fails_leaves_nothing(t):
 
 @test
 def test_repair_to_moto(t):
-    """The marker goes to its place in the store: on the condition that there is none."""
+    """The marker is written to its place in the store, on the condition that none is there."""
     path = sample("dcp_fsdp2")[0]
     with bucket(servers.moto) as (place, _):
         for name, data in files_below(path).items():

@@ -1,4 +1,5 @@
-"""Checkpoints written to Google's and Azure's stores: by a server of our own, which takes what Google documents, and by azurite."""
+"""Checkpoints that are written to the stores of Google and Azure. Google's is a server of our own that accepts what Google
+documents, Azure's is azurite."""
 import contextlib
 import datetime
 import json
@@ -15,7 +16,8 @@ from test_write import Place, compare_all, large_file, overwrite_all
 
 
 class Google(fake_s3.Handler):
-    """Both APIs of the bucket "b" for a token: JSON for what is read, XML for what is written. Generations follow the content."""
+    """Both APIs of the bucket "b", with a token: JSON for reads and XML for writes. The generation of an object depends only
+    on its content."""
 
     def serve(self, path, key, query, count):
         if not path.startswith("/storage/v1/b/b/o"):
@@ -75,14 +77,14 @@ def test_write_to_google_with_a_key(t):
 
 @test
 def test_write_to_google_looks_before_parts_become_an_object(t):
-    """Where there are no preconditions, the object that appeared at the last moment is found by looking."""
+    """Where there are no preconditions, an object that another program makes at the last moment is found by looking."""
     with http_serving.running(google({})) as s:
         seen = []
 
         def appear(h, key, count):
             if h.command == "GET" and key == "x.pt":
                 seen.append(1)
-                if len(seen) == 3:  # before the upload, before it appears, and now
+                if len(seen) == 3:  # The client looks for the third time, right before the parts become an object.
                     s.objects["x.pt"] = b"another's"
             return False
 

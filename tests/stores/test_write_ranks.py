@@ -1,4 +1,4 @@
-"""Several ranks under mpirun write one checkpoint to an object store, and each uploads its own files."""
+"""Several ranks under mpirun write one checkpoint to an object store, and each rank uploads its own files."""
 import json
 import os
 import shutil
@@ -36,7 +36,8 @@ def run(t, ranks, env, *args, status=0):
 
 
 def jobs(t):
-    """(command, source, name, options): many files, one file, files that only rank 0 writes, a file of objects."""
+    """Returns (command, source, name, options) for outputs of many files, of one file, with files that only rank 0 writes,
+    and with a file of objects."""
     large, path = large_file(t), sample("dcp_fsdp2")[0]
     mesh = ("--mesh", "dp=5", "--placements", "shard(0)")
     return (("reshard", large, "mesh-dcp", ("--to", "dcp", *mesh)), ("reshard", large, "mesh-st", ("--to", "safetensors", *mesh)),
@@ -99,11 +100,11 @@ def wanted(t, args):
 
 @test
 def test_ranks_share_the_uploads(t):
-    """Every object is made once, the marker last, and every rank makes some; an old checkpoint is replaced."""
+    """Every object is made once, the marker last, and every rank makes some. An old checkpoint is replaced."""
     needs_mpi(t)
     args = reshard(t)
     files = wanted(t, args)
-    keys = [f"AKIDRANK{i}" for i in range(4)]  # one for each rank, so that the server can tell them apart
+    keys = [f"AKIDRANK{i}" for i in range(4)]  # Each rank has a key of its own, so that the server can tell the ranks apart.
     with serving({}) as s:
         s.keys = {**s.keys, **{k: (SECRET, None) for k in keys}}
         line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
@@ -123,7 +124,7 @@ def test_ranks_share_the_uploads(t):
 
 
 def kill_one(t, s, ranks, which, is_point, args):
-    """Kills a rank when a request `is_point` comes."""
+    """Kills the rank with number `which` when a request comes for which `is_point` holds."""
     reached = threading.Event()
 
     def trouble(handler, *_):
@@ -147,7 +148,7 @@ def kill_one(t, s, ranks, which, is_point, args):
 
 @test
 def test_ranks_of_which_one_dies(t):
-    """There is no marker then, and --resume with another number of ranks ends in the right bytes."""
+    """There is no marker after the failure, and --resume with another number of ranks ends with the right bytes."""
     needs_mpi(t)
     args = reshard(t)
     files = wanted(t, args)
@@ -172,7 +173,8 @@ def test_ranks_that_fail_leave_nothing(t):
 
 
 def many_tensors(t, count=60000):
-    """A safetensors file of one-element tensors: most of what is written surrounds them."""
+    """Writes a safetensors file of one-element tensors: most of a file made from it is headers and directories, not
+    values."""
     header = json.dumps({f"layers.{i:06d}.weight": {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i in range(count)}).encode()
     path = t.at("many.safetensors")
     with open(path, "wb") as f:
@@ -182,7 +184,7 @@ def many_tensors(t, count=60000):
 
 @test
 def test_ranks_hand_out_what_surrounds_many_tensors(t):
-    """Headers and directories of several MiB go to those who upload the files in several rounds."""
+    """Headers and directories of several MiB are handed in several rounds to the ranks that upload the files."""
     needs_mpi(t)
     path = many_tensors(t)
     for name, options in (("x.pt", ("--to", "torch")), ("st", ("--to", "safetensors", "--max-shard-size", "20KB"))):

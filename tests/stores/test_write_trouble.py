@@ -1,4 +1,4 @@
-"""What goes wrong while S3 is written to: what is repeated, how often, and what is left when the run does not end well."""
+"""What can go wrong while S3 is written to: what is repeated, how often, and what is left when the run fails."""
 import os
 import signal
 import subprocess
@@ -12,7 +12,7 @@ from test_s3 import files_below
 from test_write import large_file
 
 LARGE = "x.safetensors"
-PARTS = 5  # of large_file
+PARTS = 5  # the parts of large_file
 
 
 def write(t, s, *args, status=0, env=None):
@@ -23,7 +23,7 @@ def write(t, s, *args, status=0, env=None):
 
 
 def operations(s, name=None):
-    """How often each write was carried out."""
+    """Returns how often each write was carried out, or how often the write `name` was."""
     done = [o for o, _ in s.done]
     return done.count(name) if name else {o: done.count(o) for o in sorted(set(done))}
 
@@ -110,7 +110,8 @@ def test_write_completing_fails_in_a_good_answer(t):
 
 @test
 def test_write_another_run_was_faster(t):
-    """What appears meanwhile is not replaced: by the server's condition, and where it knows none, by looking again."""
+    """An object that another run makes in the meantime is not replaced. The server's condition prevents it, and where the
+    server knows no condition, the client looks again."""
     for knows in (True, False):
         for key, args in ((LARGE, ("cp", large_file(t), "s3://b/x.safetensors")), ("ck/.metadata", ("convert", large_file(t), "s3://b/ck", "--to", "dcp"))):
             with serving({}) as s:
@@ -185,7 +186,8 @@ def test_write_a_signal_aborts_the_uploads(t):
 
 @test
 def test_write_a_signal_while_it_is_published(t):
-    """The step that is under way ends first; then what was made goes, the marker before the data. What replaced an old marker stays, and its data."""
+    """The step that is in progress ends first. Then what was made is removed, the marker before the data. If the marker has
+    replaced an old one, it stays, and so does its data."""
     old, new = sample("dcp_fsdp2")[0], large_file(t)
     for there, key in (({}, "ck/.metadata"), ({}, "ck/__0_0.distcp"), (files_below(old), "ck/.metadata")):
         reached, go_on = threading.Event(), threading.Event()
@@ -213,8 +215,8 @@ def test_write_a_signal_while_it_is_published(t):
 
 @test
 def test_write_killed_before_the_marker(t):
-    """Killed when the data is there and the marker is not: without a marker where there was none, the old checkpoint where there was one, and
-    no marker where old and new share names."""
+    """The run is killed when the data is there and the marker is not. Then there is no marker if there was none before, and
+    the old checkpoint if there was one. If the old and the new checkpoint share names, there is no marker either."""
     old, new = sample("dcp_fsdp2")[0], large_file(t)
 
     def kill_at_marker(s, *args):
@@ -254,7 +256,8 @@ def test_write_killed_before_the_marker(t):
 
 @test
 def test_write_over_what_another_program_saves_meanwhile(t):
-    """--overwrite means the checkpoint that was there when the run began: what a training job saves there during the upload stays."""
+    """--overwrite applies only to the checkpoint that was there when the run began. If a training job saves to the same
+    place during the upload, its files stay."""
     new, old = large_file(t), sample("dcp_fsdp2")[0]
     t.run("convert", new, t.at("new"), "--to", "dcp")
     jobs = (("convert", new, "s3://b/ck", "--to", "dcp"), ("cp", t.at("new"), "s3://b/ck"), ("cp", new, "s3://b/ck.safetensors"))
@@ -283,7 +286,8 @@ def test_write_over_what_another_program_saves_meanwhile(t):
 
 @test
 def test_write_over_a_marker_that_another_program_saves_late(t):
-    """The data is read back, which may take long, before the marker is replaced."""
+    """The data is read back before the marker is replaced, which may take long. A marker that another program saves in that
+    time stays."""
     new, old = large_file(t), sample("dcp_fsdp2")[0]
     t.run("convert", new, t.at("new"), "--to", "dcp")
     for args in (("convert", new, "s3://b/ck", "--to", "dcp"), ("cp", t.at("new"), "s3://b/ck")):

@@ -1,6 +1,6 @@
-"""One rank that saves with tessera.torch.StorageWriter, or what reads such saves. Run by a Python that has PyTorch and the package, with
-RANK, WORLD and PORT in the environment. Each line of stdin is a job, a JSON document (see test_python_writer.py); what became of it is a
-line of stdout."""
+"""One rank that saves with tessera.torch.StorageWriter, or a process that reads such saves. It is run by a Python that has
+PyTorch and the package, with RANK, WORLD and PORT in the environment. Each line of stdin is a job, which is a JSON
+document (see test_python_writer.py), and its result is a line of stdout."""
 import json
 import os
 import signal
@@ -19,7 +19,7 @@ import tessera.torch
 
 
 def whole(name, k, rows, columns):
-    """A tensor whose values differ by name, step and place."""
+    """Returns a tensor whose values differ by name, step and position."""
     generator = torch.Generator().manual_seed(1000 * k + sum(name.encode()))
     return torch.rand(rows, columns, generator=generator)
 
@@ -29,7 +29,8 @@ def shapes(job):
 
 
 def state_of(job, k, mesh):
-    """`large` and `small` in rows over the ranks, one of them uneven; the rest on all."""
+    """Returns the state of step `k`. `large` and `small` are split by rows over the ranks, `small` unevenly. Every rank has
+    the rest."""
     model = {name: whole(name, k, *shape) for name, shape in shapes(job).items()}
     if mesh:
         model = {name: distribute_tensor(tensor, mesh, [Shard(0)]) if name != "none" else tensor for name, tensor in model.items()}
@@ -37,7 +38,7 @@ def state_of(job, k, mesh):
 
 
 class Planner(dcp.DefaultSavePlanner):
-    """Fails, or is killed, on one rank, when it is asked for its last tensor."""
+    """Raises an exception, or kills its process, on one rank when it is asked for its last tensor."""
 
     def __init__(self, what, rank):
         super().__init__()
@@ -53,7 +54,7 @@ class Planner(dcp.DefaultSavePlanner):
         if self.left == 0 and dist.get_rank() == self.rank:
             if self.what == "raise":
                 raise ArithmeticError("rank fails on purpose")
-            time.sleep(2)  # until the server has begun an upload
+            time.sleep(2)  # By then the server has begun an upload.
             os.kill(os.getpid(), signal.SIGKILL)
         return super().resolve_data(item)
 
@@ -73,7 +74,7 @@ def save(job):
         if job.get("is_async"):
             future = dcp.async_save(state, storage_writer=writer, planner=planner)
             for tensor in state["model"].values():
-                tensor.mul_(-1)  # what is saved is the state at the call
+                tensor.mul_(-1)  # The saved state must be the one at the time of the call.
             future.result()
         else:
             dcp.save(state, storage_writer=writer, planner=planner)
@@ -83,7 +84,8 @@ def save(job):
 
 
 def save_in_child(job):
-    """Alone, in a process that is killed from outside if at all: says which one, and how it ended."""
+    """Saves in a child process without other ranks, so that it can be killed from outside. Prints the child's process id and
+    returns how it ended."""
     child = os.fork()
     if not child:
         try:
@@ -99,7 +101,7 @@ def save_in_child(job):
 
 
 def compare(job, load):
-    """The state that `load` fills is that of step `k`, bit for bit."""
+    """Whether the state that `load` fills is that of step `k`, bit for bit."""
     want, state = state_of(job, job["k"], None), state_of(job, 0, None)
     load(state)
     same = {name: torch.equal(state["model"][name], tensor) for name, tensor in want["model"].items()}
@@ -107,7 +109,7 @@ def compare(job, load):
 
 
 def read(job):
-    """By PyTorch from a copy on this machine, and by the package from the URL."""
+    """Reads with PyTorch from a copy on this machine, and with the package from the URL."""
     by_torch = "copy" in job and compare(job, lambda state: dcp.load(state, checkpoint_id=job["copy"], no_dist=True))
     by_url = compare(job, lambda state: dcp.load(state, storage_reader=tessera.torch.StorageReader(job["url"]), no_dist=True))
     return {"by_torch": by_torch, "by_url": by_url, "findings": [f.rule for f in tessera.check(job["url"], deep=True)]}
@@ -117,6 +119,6 @@ for line in sys.stdin:
     asked = json.loads(line)
     print(json.dumps({"save": save, "read": read, "child": save_in_child}[asked["do"]](asked)), flush=True)
 if os.environ.get("RANKS_DIE"):
-    os._exit(0)  # not in destructors of PyTorch's process groups, where another rank has died
+    os._exit(0)  # Another rank has died, so this one ends without the destructors of PyTorch's process groups.
 if dist.is_initialized():
     dist.destroy_process_group()
