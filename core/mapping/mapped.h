@@ -118,7 +118,7 @@ typedef struct tsr_unpacking {
 bool tsr_mapped_unpacks(const tsr_computed *file);
 tsr_status tsr_mapped_unpack(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_unpacking *u, uint8_t *out,
                              tsr_error *err);
-/* Adds a computed file with one element, which the caller completes. *file receives its number. NULL if there is no memory. */
+/* Adds a computed file with one element, which the caller completes. *file receives its number. NULL if memory runs out. */
 tsr_computed *tsr_mapped_add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file, tsr_error *err);
 /* Adds a row with the name, shape and nesting of `like`, and a file whose elements `by` computes; its kind and number of
  * elements are set here. *file receives the number of that file. */

@@ -26,7 +26,7 @@ function writeModel(at, change) {
   fs.writeFileSync(at, Buffer.concat([size, header, ...[...tensors.values()].map((t) => Buffer.from(t.buffer))]));
 }
 
-/** A: a DCP. B: safetensors in several files, with different values (one of them NaN), a renamed tensor and a missing one. */
+/** A: a DCP. B: safetensors in several files, with different values (one is NaN), a renamed tensor and a missing one. */
 function makePair(folder) {
   const at = (name) => path.join(folder, name), a = at("a"), b = at("b"), short = at("short");
   writeModel(at("a.safetensors"), () => undefined);

@@ -10,7 +10,8 @@ import { ModelContext } from "./views/hooks";
 
 const model = new Model(), show = (view: string) => { location.hash = view; };
 
-/** Opens what the page's address names. The strict page passes a link to another site on to the page that may read it. */
+/** Opens the checkpoint that the page's address names. The strict page may not read other sites, so it passes such a link on
+ *  to the page that may. */
 async function openLink(): Promise<void> {
   const { url, entry, tab } = linkOf(location.search);
   if (url === undefined) return void model.openServed(openingServed, () => show("compare"));
@@ -24,6 +25,7 @@ void openLink();
 const root = document.getElementById("app");
 addEventListener("load", () => {
   void keepPage().catch(() => undefined);
-  void import("./place").then(({ removeLeftovers }) => removeLeftovers()).catch(() => undefined); // without such storage there are none
+  // A browser without such storage has no leftovers.
+  void import("./place").then(({ removeLeftovers }) => removeLeftovers()).catch(() => undefined);
 });
 if (root) render(<ModelContext.Provider value={model}><App /></ModelContext.Provider>, root);

@@ -1,4 +1,4 @@
-/** The page: start, or the opened checkpoint with its header, tabs, list and detail. */
+/** The page: the start page, or the opened checkpoint with its header, tabs, list and detail. */
 import type { ComponentType, JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { filesOfDrop, handlesOfDrop, openingOf } from "../collect";
@@ -36,7 +36,7 @@ function Tabs({ view, go }: { view: View; go: (view: View) => void }): JSX.Eleme
   );
 }
 
-/** Views that are fetched when they are opened first. */
+/** The views whose scripts are fetched when they are opened for the first time. */
 const LATER: Partial<Record<View, () => Promise<ComponentType>>> = {
   convert: async () => (await import("./convert")).Convert,
   reshard: async () => (await import("./reshard")).Reshard,
@@ -90,11 +90,11 @@ function useShortcuts(model: Model): void {
   }, []);
 }
 
-/** Files that are dropped anywhere open, or are compared with what is open. */
+/** Files may be dropped anywhere on the page. They are opened, or compared with the checkpoint that is open. */
 function useDrop(model: Model, view: View): { isOver: boolean; handlers: Record<string, (e: DragEvent) => void> } {
   const [isOver, setOver] = useState(false);
   const over = (e: DragEvent) => {
-    if (!e.dataTransfer?.types.includes("Files")) return; // a text goes where texts go
+    if (!e.dataTransfer?.types.includes("Files")) return; // Dropped text goes into the field under the pointer.
     e.preventDefault();
     setOver(true);
   };

@@ -1,4 +1,4 @@
-/** Two checkpoints of any format and sharding as one tree, by name; values on demand. */
+/** Compares two checkpoints of any format and sharding by name and shows them as one tree. Values are compared on demand. */
 import type { JSX } from "preact";
 import type { Comparison } from "../comparing";
 import type { Diff } from "../protocol";
@@ -9,7 +9,7 @@ import { Opener } from "./opener";
 import { saveText } from "./parts";
 import { Tree } from "./tree";
 
-/** What is known, and what is not. */
+/** Returns a sentence that says what is known about the differences and what has not been compared. */
 export function verdictOf({ changed, added, removed, renamed, summary }: Diff): string {
   const same = plural(summary.same, "entry", "entries");
   const rest = [changed.length && `${exactText(changed.length)} changed`, removed.length && `${exactText(removed.length)} only in A`, added.length && `${exactText(added.length)} only in B`, renamed.length && `${exactText(renamed.length)} of them perhaps renamed`].filter(Boolean);

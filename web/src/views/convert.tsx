@@ -1,4 +1,5 @@
-/** Convert: the form, what would be written and how large, and saving it. Loaded on demand. */
+/** The Convert view: a form, a preview of what will be written and how large it is, and the button that saves it. This
+ *  script is loaded on demand. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { convertCommand, CONVERT_START, DTYPES, fileName, FORMS, nameFor, OBJECTS, optionsOf, type ConvertForm } from "../convert_form";

@@ -1,4 +1,4 @@
-/** One entry: facts, shard map, values, findings about it. */
+/** One entry: its facts, its shard map, its values and the findings about it. */
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import type { Model, Selected } from "../model";
@@ -40,7 +40,8 @@ function Body({ detail }: { detail: Detail }): JSX.Element {
   return <><TensorFacts detail={detail} /><ShardMapView detail={detail} /><Values detail={detail} /></>;
 }
 
-/** Back to the list. On a phone the entry is a step of the history, which is taken back. */
+/** Closes the entry and returns to the list. On a phone the entry is an entry of the browser's history, and that is
+ *  undone. */
 export function closeEntry(model: Model): void {
   if (isStep(history.state)) history.back();
   else model.deselect();
@@ -49,7 +50,8 @@ export function closeEntry(model: Model): void {
 
 const isStep = (state: unknown): boolean => typeof state === "object" && state !== null && "entry" in state;
 
-/** On a phone the detail covers the list, so that Back must lead to the list. */
+/** On a phone the detail covers the list. This adds an entry to the browser's history, so that the Back button leads to the
+ *  list. */
 function useHistoryStep(model: Model): void {
   const isNarrow = useNarrow(), isShown = model.selected !== undefined, isTaken = useRef(false);
   useEffect(() => {
@@ -59,7 +61,7 @@ function useHistoryStep(model: Model): void {
   }, [isNarrow, isShown]);
   useEffect(() => {
     const hear = () => {
-      if (!isTaken.current || isStep(history.state)) return; // other steps, between views, leave the entry as it is
+      if (!isTaken.current || isStep(history.state)) return; // This was a change of view, which leaves the entry open.
       isTaken.current = false;
       model.deselect();
     };
@@ -75,7 +77,7 @@ function Breadcrumb({ fqn }: { fqn: string }): JSX.Element {
 
 const loadDiff = async () => (await import("./tensor_diff")).TensorDiff;
 
-/** Both sides are tensors of one shape. */
+/** Whether both sides are tensors of the same shape. */
 const isComparable = ({ a, b }: Compared): boolean => a?.kind === "tensor" && b?.kind === "tensor" && a.shape?.join() === b.shape?.join();
 
 function ComparedFacts({ selected: { compared, fqn, detail } }: { selected: Selected }): JSX.Element | null {
@@ -103,7 +105,7 @@ function EntryPane({ selected }: { selected: Selected }): JSX.Element {
   );
 }
 
-/** The right side: an overview until an entry is chosen, then the entry. */
+/** The right side of the page: an overview until an entry is chosen, then that entry. */
 export function SidePane({ go }: { go: (view: View) => void }): JSX.Element {
   const model = useModel(), { selected } = model;
   useHistoryStep(model);

@@ -1,4 +1,4 @@
-/** Files by size, how much of each the entries use, and where in it. */
+/** The files by size. For each file: how much of it the entries use, and which places. */
 import { hierarchy, treemap } from "d3-hierarchy";
 import type { JSX } from "preact";
 import { fileTerm } from "../filter";
@@ -34,7 +34,7 @@ function Strip({ file }: { file: FileUse }): JSX.Element {
   );
 }
 
-/** Tensors with equal bytes: what could be tied, or was saved twice. */
+/** Tensors with equal bytes. They could be tied, or they were saved twice. */
 function Duplicates({ show }: { show: (fqn: string) => void }): JSX.Element {
   const model = useModel(), groups = model.twins?.groups;
   const wasted = groups?.reduce((sum, g) => sum + g.bytes * (g.fqns.length - 1), 0) ?? 0;

@@ -1,4 +1,4 @@
-/** One line about the checkpoint: name, format, amounts, a verdict, and what can be done with it. */
+/** One line about the checkpoint: its name, format and sizes, a verdict, and the actions that are possible. */
 import type { JSX } from "preact";
 import type { View } from "../route";
 import { bytesText, countText, exactText, plural, visible } from "../text";

@@ -1,4 +1,5 @@
-/** A view whose script is fetched when it is opened first. Its other properties are the view's. */
+/** A view whose script is fetched when it is opened for the first time. All properties except `load` are passed on to the
+ *  view. */
 import { createElement, type Attributes, type ComponentType, type JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import type { Trouble } from "../protocol";

@@ -1,4 +1,4 @@
-/** The contents: search, filter chips with the totals of what matches, and the tree. */
+/** The Contents view: the search field, the filter chips with the totals of the matching entries, and the tree. */
 import type { JSX } from "preact";
 import { termsOf, toggled } from "../filter";
 import type { OutlineName } from "../protocol";
@@ -10,7 +10,7 @@ const MOST_DTYPES = 5;
 
 export interface ChipTerm { readonly term: string; readonly label: string }
 
-/** What the filter keeps, or all there is. */
+/** The totals of the entries that match the filter. */
 function totalsText(outline: OutlineName, model: ReturnType<typeof useModel>): string {
   const { totals, kept } = model.lists.get(outline), overview = model.opened?.overview;
   if (kept === undefined || !overview) return "";

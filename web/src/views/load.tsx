@@ -1,4 +1,5 @@
-/** Would it load? What is missing, unexpected or different for a model or another checkpoint. Loaded on demand. */
+/** Answers whether the checkpoint would load: what is missing, unexpected or different for a model or for another
+ *  checkpoint. This script is loaded on demand. */
 import type { JSX } from "preact";
 import { CONVERT_START } from "../convert_form";
 import type { Finding, LoadFindings } from "../protocol";

@@ -1,4 +1,5 @@
-/** The checkpoint's names as PyTorch canonicalizes them: which components are removed and why, and which names collide. */
+/** The checkpoint's names in the form to which PyTorch canonicalizes them: which components are removed and why, and which
+ *  names collide. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import type { FqnDocument } from "../protocol";

@@ -1,16 +1,18 @@
-/** Ways to open a checkpoint: pickers, samples, a URL. Dropping works anywhere on the page. */
+/** The ways to open a checkpoint: pickers, samples and a URL. Dropping works anywhere on the page. */
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { filesOfHandles, filesOfPicker, openingOf, openingOfSample, samplesHere, type Prepare, type Sample } from "../collect";
 import { isElsewhere, mayReadOthers, openingOfRemote, resolveUrl, type Remote } from "../remote";
 import { bytesText } from "../text";
 
-/** `handles`: what was chosen, where the browser lends it, so that it can be opened again later. */
+/** `handles` are the handles of the chosen files, if the browser gives them. With them the files can be opened again
+ *  later. */
 type Open = (prepare: Prepare, handles?: Promise<readonly FileSystemHandle[]>) => void;
 
 interface Pickers { showDirectoryPicker?(): Promise<FileSystemDirectoryHandle>; showOpenFilePicker?(options: { multiple: boolean }): Promise<FileSystemFileHandle[]> }
 
-/** What a person chose in the browser's own dialog; undefined where there is no such dialog, none where it was dismissed. */
+/** Returns what a person chose in the browser's own dialog: undefined if the browser has no such dialog, and an empty list
+ *  if the dialog was dismissed. */
 function chosenHandles(folder: boolean): Promise<FileSystemHandle[]> | undefined {
   const { showDirectoryPicker, showOpenFilePicker } = window as unknown as Pickers;
   if (!showDirectoryPicker || !showOpenFilePicker) return undefined;
@@ -27,7 +29,7 @@ function Picker({ label, folder, open }: { label: string; folder: boolean; open:
     const { current } = input;
     if (!current?.files?.length) return;
     const found = filesOfPicker(current.files);
-    current.value = ""; // so that choosing the same again is heard
+    current.value = ""; // Otherwise choosing the same files again would cause no event.
     open(async () => openingOf(found));
   };
   const choose = async () => {
@@ -45,7 +47,7 @@ function Picker({ label, folder, open }: { label: string; folder: boolean; open:
   );
 }
 
-/** Reading by ranges starts at once; a whole download is asked for first. */
+/** A URL that can be read by ranges is opened at once. If the whole file must be downloaded, the page asks first. */
 function UrlForm({ open }: { open: Open }): JSX.Element {
   const [url, setUrl] = useState(""), [whole, setWhole] = useState<Remote>();
   const mayOthers = mayReadOthers(), isBarred = !mayOthers && isElsewhere(url);

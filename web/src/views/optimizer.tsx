@@ -1,4 +1,4 @@
-/** Optimizers: their groups with hyper-parameters, and which state each parameter has; what is missing comes first. */
+/** The optimizers: their groups with hyper-parameters, and which state each parameter has. Missing states come first. */
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import type { Optimizer, ParameterStates } from "../protocol";
@@ -10,7 +10,7 @@ const MOST = 1000, MOST_GROUPS = 16, MOST_TEXT = 80;
 
 const sameShape = (a: readonly number[], b: readonly number[]): boolean => a.length === b.length && a.every((n, i) => n === b[i]);
 
-/** What is wrong with a parameter's state, in words; empty: nothing. */
+/** Says in words what is wrong with a parameter's state, or returns an empty text if nothing is. */
 function faultOf(row: ParameterStates, names: readonly string[]): string {
   const missing = names.filter((_, i) => !row.states[i]);
   if (!row.in_group) return "in no param group";
@@ -25,7 +25,7 @@ function State({ state, row }: { state: ParameterStates["states"][number]; row: 
   return <td>{state.dtype ?? "object"}{isOdd && <span class="bad"> {shapeText(shape)}</span>}</td>;
 }
 
-/** Names that many groups share are counted. */
+/** Returns the members of a group as text. Several names are replaced by their number. */
 const memberText = (members: readonly string[]): string => members.every((m) => /^\d+$/.test(m)) ? `group ${members.join(", ")}` : members.length > 1 ? `${exactText(members.length)} parameters` : visible(members[0] ?? "");
 
 function Groups({ optimizer: { groups, hasGroups } }: { optimizer: Optimizer }): JSX.Element {

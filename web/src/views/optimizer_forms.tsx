@@ -1,4 +1,5 @@
-/** The optimizer's state in another form: a preview of its names, and saving it. Loaded on demand. */
+/** The optimizer's state in another form: a preview of its names, and the button that saves it. This script is loaded on
+ *  demand. */
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { nameFor } from "../convert_form";

@@ -1,4 +1,4 @@
-/** What the right side shows until an entry is chosen: where the bytes are, and what deserves a look. */
+/** The right side of the page until an entry is chosen: where the bytes are, and what is worth looking at. */
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import { rankOf } from "../ranks";

@@ -1,4 +1,4 @@
-/** Small things that several views are made of. */
+/** Small components that several views use. */
 import type { ComponentChildren, JSX } from "preact";
 import { useState } from "preact/hooks";
 import type { Level, Trouble } from "../protocol";

@@ -1,4 +1,4 @@
-/** What is wrong, odd or worth knowing, grouped by rule: cause and fix once, then every place. */
+/** The findings, grouped by rule. Each group shows the cause and the fix once and then every place. */
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import type { Finding, Level } from "../protocol";
@@ -23,7 +23,7 @@ function groupsOf(model: Model): Group[] {
   return list.sort((a, b) => LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level));
 }
 
-/** That every data file is absent is one problem, whatever their number. */
+/** If every data file is absent, that counts as one problem, however many files there are. */
 const countOf = (group: Group, model: Model): number => model.opened?.isMetadataOnly && group.rule === MISSING ? 1 : group.count;
 
 export function problemCount(model: Model): { errors: number; warnings: number; notes: number } {
@@ -43,7 +43,7 @@ function Place({ finding: { message, file, byte_offset: at, fqn }, show }: { fin
   );
 }
 
-/** The module's help of a rule: a line that says what it is, then what to do. */
+/** The module's help about a rule. Its first line says what the problem is, the rest what to do. */
 function Help({ text }: { text: string }): JSX.Element {
   const [cause = "", ...fix] = text.split(/\n\n|\n/).filter(Boolean);
   return <><p>{cause}</p>{fix.length > 0 && <p class="quiet">{fix.join(" ")}</p>}</>;

@@ -1,4 +1,4 @@
-/** Checkpoints that were opened before. Loaded on demand. */
+/** The checkpoints that were opened before. This script is loaded on demand. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { filesOfHandles, openingOf } from "../collect";
@@ -10,7 +10,7 @@ const dateText = (when: number): string => new Date(when).toLocaleString("en-GB"
 
 export function Recents(): JSX.Element | null {
   const model = useModel(), [list, setList] = useState<readonly Recent[]>([]);
-  const load = () => void recents().then(setList, () => setList([])); // a browser that keeps nothing has none
+  const load = () => void recents().then(setList, () => setList([])); // In a browser that stores nothing, the list is empty.
   useEffect(load, []);
   if (list.length === 0) return null;
   const open = (recent: Recent) => void model.open(async () => {

@@ -1,4 +1,5 @@
-/** What another mesh would read, hold and send, before a byte is moved; then writing it. Loaded on demand. */
+/** The Reshard view: what the ranks of another mesh would read, hold and send, before any byte is moved, and then the button
+ *  that writes it. This script is loaded on demand. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { nameFor } from "../convert_form";
@@ -78,7 +79,7 @@ function PlanView({ plan }: { plan: Plan }): JSX.Element {
 type To = "" | "dcp" | "safetensors" | "torch";
 const TO: readonly (readonly [To, string])[] = [["", "the form it has, or dcp"], ["dcp", "dcp: one file per rank"], ["safetensors", "safetensors: shards as PyTorch writes them"], ["torch", "torch: one file of DTensors per rank"]];
 
-/** Writes what each rank holds, once the plan is there. */
+/** Offers to write what each rank holds, once the plan is there. */
 function SaveRanks({ target, isPlanned, to, setTo }: { target: string; isPlanned: boolean; to: To; setTo: (to: To) => void }): JSX.Element {
   const model = useModel(), saving = model.resharding, [named, setName] = useState<string>();
   const name = named ?? nameFor(model.opening?.title ?? "", "resharded"), writing: Writing = { what: "reshard", options: { target, ...(to ? { to } : {}) } };

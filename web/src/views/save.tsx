@@ -1,4 +1,4 @@
-/** What would be written, the button that writes it, and what was written. */
+/** What will be written, the button that writes it, and what was written. */
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import type { WritingPreview, Written } from "../protocol";
@@ -40,11 +40,11 @@ function Result({ written: { result, download, title } }: { written: Written & {
 
 export interface SaveProps {
   readonly saving: Saving;
-  /** The preview is of what the form says now. */
+  /** Whether the preview belongs to the current state of the form. */
   readonly isReady: boolean;
   readonly name: string;
   readonly setName: (name: string) => void;
-  /** How a file is called that the preview names. */
+  /** The name under which a file of the preview is shown. */
   readonly fileName: (file: string) => string;
   readonly save: () => void;
   readonly goesTo: string;

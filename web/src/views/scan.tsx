@@ -1,4 +1,4 @@
-/** Tensors with NaN or infinite values, and those that are all zero or constant. */
+/** Lists the tensors with NaN or infinite values and the tensors that are all zero or constant. */
 import type { JSX } from "preact";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";

@@ -1,4 +1,4 @@
-/** A tensor's chunks drawn over its global shape; what is in no chunk, or in several, stands out. The table below it says
+/** A tensor's chunks, drawn over its global shape. Elements in no chunk or in several chunks stand out. The table below says
  *  the same. */
 import type { JSX } from "preact";
 import type { TensorDetail } from "../protocol";
@@ -17,7 +17,7 @@ function colorsOf(detail: TensorDetail): Map<string | null, number> {
 
 const ranges = (offsets: readonly number[], sizes: readonly number[]) => offsets.map((o, d) => `${o}–${o + (sizes[d] ?? 0)}`).join(", ") || "all";
 
-/** Which colour is which rank and file. */
+/** The legend: which colour belongs to which rank and file. */
 function Legend({ colors, absent }: { colors: ReadonlyMap<string | null, number>; absent: ReadonlySet<string> }): JSX.Element {
   const files = [...colors];
   return (
@@ -33,7 +33,8 @@ function Legend({ colors, absent }: { colors: ReadonlyMap<string | null, number>
 
 export function ShardMapView({ detail }: { detail: TensorDetail }): JSX.Element {
   const map = shardMap(detail.shape, detail.chunks);
-  const isPlain = detail.chunks.length === 1 && map.gaps.length + map.overlaps.length === 0; // nothing to see but that
+  // There is nothing to see except the one chunk.
+  const isPlain = detail.chunks.length === 1 && map.gaps.length + map.overlaps.length === 0;
   const height = map.dims[0] < 0 || isPlain ? 36 : Math.max(60, Math.min(260, WIDTH * map.rows / map.columns));
   const colors = colorsOf(detail);
   const [sx, sy] = [WIDTH / Math.max(1, map.columns), height / Math.max(1, map.rows)];

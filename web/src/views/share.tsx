@@ -1,4 +1,4 @@
-/** A link to what is shown. Only a checkpoint behind a URL has one. */
+/** A link to what the page shows. Only a checkpoint that was opened from a URL has one. */
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { linkText } from "../route";

@@ -14,7 +14,7 @@ const LOW: Rgb = [33, 102, 172], MIDDLE: Rgb = [247, 247, 247], HIGH: Rgb = [178
 
 const mix = (a: Rgb, b: Rgb, t: number): Rgb => [0, 1, 2].map((i) => Math.round((a[i] ?? 0) + ((b[i] ?? 0) - (a[i] ?? 0)) * t)) as unknown as Rgb;
 
-/** Blue below zero, red above, white at zero; values that are not finite are yellow. */
+/** Blue means below zero, red above zero and white zero. Values that are not finite are yellow. */
 function colorOf(value: number, most: number): Rgb {
   if (!Number.isFinite(value)) return NAN;
   return value < 0 ? mix(MIDDLE, LOW, most ? -value / most : 0) : mix(MIDDLE, HIGH, most ? value / most : 0);

@@ -1,4 +1,5 @@
-/** The start page: what this is, ways to open a checkpoint, and the choice among several that were dropped together. */
+/** The start page: what this site is, the ways to open a checkpoint, and the choice if several checkpoints were dropped
+ *  together. */
 import type { JSX } from "preact";
 import type { Choice } from "../collect";
 import { sizeOf } from "../model";

@@ -1,4 +1,4 @@
-/** Where the values of a tensor differ from B's: a heat map of A − B. Loaded on demand. */
+/** Shows where the values of a tensor differ from those in B, as a heat map of A − B. This script is loaded on demand. */
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { differencesOf, type Differences } from "../differences";

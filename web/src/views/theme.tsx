@@ -1,4 +1,4 @@
-/** Light or dark: the system's choice until another is made. */
+/** The light or dark theme. The page follows the system until a person chooses one. */
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 
@@ -16,7 +16,7 @@ export function Theme(): JSX.Element {
   const flip = () => {
     const theme = isDark ? "light" : "dark";
     apply(theme);
-    try { localStorage.setItem("theme", theme); } catch { /* it holds for this page then */ }
+    try { localStorage.setItem("theme", theme); } catch { /* The choice is then valid only until the page is closed. */ }
     setDark(!isDark);
   };
   return <button type="button" onClick={flip} aria-label={isDark ? "Light colours" : "Dark colours"}>{isDark ? "☀" : "☾"}</button>;

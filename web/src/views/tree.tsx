@@ -1,5 +1,5 @@
-/** A treegrid over any number of rows. Only those in sight exist. Browsers limit the height of a page, so beyond LIMIT
- *  pixels the scroll bar is a scale: its position is a share of the rows, and rows are placed by arithmetic. */
+/** A treegrid over any number of rows. Only the visible rows exist. Browsers limit the height of a page, so beyond LIMIT
+ *  pixels the scroll bar is a scale: its position is a share of the rows, and the places of the rows are computed. */
 import type { JSX } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { SortKey } from "../entry_tree";
@@ -13,7 +13,7 @@ import { COLUMNS, type Column } from "./tree_columns";
 const HEAD = 30, WIDE_HEIGHT = 30, NARROW_HEIGHT = 48;
 const LIMIT = 12_000_000;
 
-/** Drawn while a row is fetched: the same cells, so that filling them changes texts only. */
+/** This row is drawn while the real one is fetched. It has the same cells, so that filling them changes only texts. */
 const BLANK: Row = { node: 0, name: "…", depth: 1, group: false, open: false, run: 0, folded: false, odd: false, level: undefined, entries: 0, elements: 0, bytes: 0, dtypes: [] };
 
 function nameOf(row: Row): string {
@@ -21,7 +21,7 @@ function nameOf(row: Row): string {
   return `${visible(row.name)} … ${Number(row.name) + row.run - 1}`;
 }
 
-/** What a part of the checkpoint is stored as. */
+/** A tag with the format and the number of files of a part of the checkpoint. */
 function PartTag({ name }: { name: string }): JSX.Element | null {
   const part = useModel().parts?.find((p) => p.name === name);
   return part ? <span class="tag part" title={`Part ${visible(name)}`}>{part.format} · {plural(part.files, "file")}</span> : null;
@@ -56,7 +56,8 @@ function Head({ outline }: { outline: OutlineName }): JSX.Element {
 
 type KeyActions = Readonly<Record<string, () => Promise<void>>>;
 
-/** What keys do, each on the rows that the keys before it left: a fast typist is ahead of the worker. */
+/** What each key does. An action acts on the rows that the earlier keys left, because a fast typist is ahead of the
+ *  worker. */
 function keysOf(model: Model, outline: OutlineName, page: number, choose: (row: Row) => void): KeyActions {
   const listing = () => model.lists.get(outline);
   const moveTo = (where: (at: number) => number) => async () => {
@@ -85,9 +86,9 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
   const HEIGHT = useNarrow() ? NARROW_HEIGHT : WIDE_HEIGHT;
   const box = useRef<HTMLDivElement>(null);
   const typed = useRef(Promise.resolve());
-  const [top, setTop] = useState(0); // in pixels of all rows
+  const [top, setTop] = useState(0); // in pixels, as if all rows had their full height
   const [height, setHeight] = useState(600);
-  const tall = listing.count * HEIGHT + HEAD, shown = Math.min(tall, LIMIT); // with the head
+  const tall = listing.count * HEIGHT + HEAD, shown = Math.min(tall, LIMIT); // both with the head
   const most = Math.max(0, tall - height), scale = shown > height ? most / (shown - height) : 1;
 
   useLayoutEffect(() => {
@@ -129,11 +130,11 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
     const act = keysOf(model, outline, Math.max(1, Math.floor(height / HEIGHT) - 2), choose)[e.key];
     if (!act || e.ctrlKey || e.metaKey || e.altKey) return;
     e.preventDefault();
-    typed.current = typed.current.then(act).catch(() => undefined); // the page that it was typed on was closed
+    typed.current = typed.current.then(act).catch(() => undefined); // The page on which the key was typed has been closed.
   };
 
   const first = Math.max(0, Math.floor(top / HEIGHT) - 2), last = Math.min(listing.count, first + Math.ceil(height / HEIGHT) + 4);
-  const pool = Math.ceil(height / HEIGHT) + 6; // rows that leave on one side come back on the other
+  const pool = Math.ceil(height / HEIGHT) + 6; // Row elements that leave on one side are used again on the other.
   const rows: JSX.Element[] = [];
   for (let i = first; i < last; i++) {
     const row = model.lists.row(outline, i);

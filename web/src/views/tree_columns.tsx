@@ -1,4 +1,4 @@
-/** What stands next to the name in a tree of entries: of a checkpoint, and of a comparison. */
+/** The columns beside the name in a tree of entries, for a checkpoint and for a comparison. */
 import type { ComponentChildren, JSX } from "preact";
 import type { SortKey } from "../entry_tree";
 import type { Model } from "../model";
@@ -12,10 +12,11 @@ export interface Column {
   cell(row: Row, model: Model): ComponentChildren;
 }
 
-/** A folded row stands for all of its siblings: every number on it counts them all. */
+/** How many rows this one stands for. A folded row stands for all of its siblings: every number on it counts them all. */
 const alike = (row: Row): number => row.folded ? row.run : 1;
 
-/** The module's groups sum up everything below them, whatever the filter hides: such sums are left out. */
+/** Whether sums may be shown. The module's sums of a group include everything below it, even what the filter hides. They are
+ *  not shown while there is a filter. */
 const hasTotals = (row: Row, model: Model): boolean => row.entry !== undefined || row.isTotal === true || !model.lists.get("all").filter.trim();
 
 function Size({ row, model }: { row: Row; model: Model }): JSX.Element | null {
@@ -49,7 +50,7 @@ function Change({ row }: { row: Row }): JSX.Element | null {
 
 export const sideText = (s: DiffSide | undefined): string => s === undefined ? "–" : s.kind === "tensor" ? `${s.dtype ?? ""} ${shapeText(s.shape ?? [])}` : s.repr ?? s.kind;
 
-/** How many of the elements differ, as a share, and by how much at most. */
+/** How many of the elements differ, as a bar, and the largest difference. */
 function Delta({ row }: { row: Row }): JSX.Element | null {
   const { compared } = row, elements = row.elements;
   if (!compared?.differing || !elements) return null;

@@ -1,4 +1,4 @@
-/** Values on demand: a slice of the tensor, and the statistics and the histogram of all of it. */
+/** Values on demand: a slice of the tensor, and the statistics and the histogram of the whole tensor. */
 import type { JSX } from "preact";
 import type { Tally, TensorDetail } from "../protocol";
 import { bytesText, exactText, realText } from "../text";
