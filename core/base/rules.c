@@ -118,9 +118,10 @@ static const tsr_rule rules[] = {
      "the save was interrupted, or files were not copied: the checkpoint is not marked as complete",
      "Copy the named files from where the checkpoint was written, or use an earlier checkpoint. `tessera repair` rebuilds a "
      "lost .metadata of a DCP checkpoint."},
-    {"parts/left-out", TSR_WARNING, "a checkpoint in a directory below is not among the parts",
+    {"parts/left-out", TSR_WARNING, "files or directories with a checkpoint are not among the parts",
      "The Trainer of transformers writes the weights next to the directory in which DeepSpeed keeps its own, with the float32 "
-     "weights and the optimizer states. Open that directory with `--step`."},
+     "weights and the optimizer states. Programs have accelerate save models of their own next to its files. Open what is left out by "
+     "its path, or a directory with `--step`."},
     {"parts/stages-differ", TSR_WARNING, "stages of a pipeline hold different values under one name",
      "DeepSpeed's tied layers share the weights that are tied. Whatever else the layer has, each stage trains for itself. The first "
      "stage's values keep the name; those of later stages are listed under `mp_rank_NN.`."},

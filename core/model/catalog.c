@@ -35,6 +35,7 @@ const char *tsr_format_name(tsr_format format)
     case TSR_FORMAT_TORCH_CHECKPOINTING: return "torch-checkpointing";
     case TSR_FORMAT_JSON: return "json";
     case TSR_FORMAT_PICKLE: return "pickle";
+    case TSR_FORMAT_ACCELERATE: return "accelerate";
     case TSR_FORMAT_NONE: break;
     }
     return "none";

@@ -9,8 +9,10 @@
 extern const char *const tsr_remote_first[];
 /* Whether a file of tsr_remote_first may belong to a checkpoint of the Trainer. */
 bool tsr_remote_is_model(const char *name);
-/* Files that the Trainer writes next to a model. Ends with NULL. */
+/* Files that the Trainer and accelerate write next to a model. Ends with NULL. */
 extern const char *const tsr_remote_of_trainer[];
+/* The same next to an adapter, without what tsr_remote_other has. */
+extern const char *const tsr_remote_of_adapter[];
 /* Files to request, all together, if there are none of tsr_remote_first. Ends with NULL. */
 extern const char *const tsr_remote_other[];
 /* An adapter of PEFT, which the Trainer saves in the model's place. Asked for last. */

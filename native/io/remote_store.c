@@ -339,7 +339,7 @@ static tsr_status open_folder(remote_store *store, const tsr_host *host, const c
     if (status == TSR_OK) status = follow_marker(store, host, err);
     if (status != TSR_OK || store->base.file_count) return status;
     status = ask_for(store, host, tsr_remote_adapters, err);
-    if (status == TSR_OK && store->base.file_count) return ask_for(store, host, tsr_remote_of_trainer, err);
+    if (status == TSR_OK && store->base.file_count) return ask_for(store, host, tsr_remote_of_adapter, err);
     if (status != TSR_OK) return status;
     const tsr_str shown = shown_as(store, tsr_str_from(address), err);
     if (!shown.data) return TSR_E_NOMEM;

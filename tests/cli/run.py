@@ -15,6 +15,7 @@ import schema
 
 from harness import SAMPLES, SCHEMAS, TESTS, Bad, Skip, Tessera, need, sample, st_write, test
 
+import test_accelerate  # noqa: F401
 import test_addresses  # noqa: F401
 import test_altered  # noqa: F401
 import test_choices  # noqa: F401

@@ -39,7 +39,7 @@ def check_same(t, root, at, misses, purpose=("validate", "--deep")):
 FIRST = [".metadata", "model.safetensors.index.json", "pytorch_model.bin.index.json", "model.safetensors", "pytorch_model.bin"]
 ZERO = ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt", "zero/optimizer_state.pt"]
 MARKERS = ["latest", "latest_universal", "latest_checkpointed_iteration.txt"]
-OTHER = FIRST + MARKERS + ZERO + ["pytorch_model_fsdp_0/.metadata", "fsdp_config.json"]
+OTHER = FIRST + MARKERS + ZERO + ["pytorch_model_fsdp_0/.metadata", "fsdp_config.json", "pytorch_model_fsdp.bin", "random_states_0.pkl"]
 
 
 def check_requests(t, at, most):
@@ -131,7 +131,8 @@ def test_deepspeed_is_converted_from_an_address(t):
         need(a.read() == b.read(), "the files differ")
 
 
-TRAINER = ["optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "rng_state_0.pth", "trainer_state.json", "training_args.bin"]
+TRAINER = ["optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "rng_state_0.pth", "trainer_state.json", "training_args.bin",
+           "random_states_0.pkl"]
 
 
 @test
@@ -158,7 +159,7 @@ def test_trainer_is_opened_without_a_listing(t):
     check_same(t, t.folder, "adapter/", [f"adapter/{n}" for n in OTHER + TRAINER + ["adapter_model.bin"]])
     os.makedirs(t.at("alone"))
     shutil.copy(t.at(f"adapter/{adapter}"), t.at(f"alone/{adapter}"))
-    check_same(t, t.folder, "alone/", [f"alone/{n}" for n in OTHER + ["adapter_model.bin", "trainer_state.json", "training_args.bin"]])
+    check_same(t, t.folder, "alone/", [f"alone/{n}" for n in OTHER + ["adapter_model.bin", "trainer_state.json", "training_args.bin", "random_states_0.pkl"]])
     shutil.copytree(source, t.at("killed"))
     os.remove(t.at("killed/trainer_state.json"))
     check_incomplete(t, "killed/", "trainer_state.json")
@@ -174,10 +175,16 @@ def test_accelerate_is_opened_without_a_listing(t):
         shutil.copy(os.path.join(trainer, name), t.at("run/" + name))
     for rank in range(2):
         shutil.copy(os.path.join(trainer, "rng_state.pth"), t.at(f"run/rng_state_{rank}.pth"))
-    misses = OTHER + ["pytorch_model_fsdp_1/.metadata", "optimizer_1/.metadata", "random_states_0.pkl", "scaler.pt", "rng_state.pth",
+    misses = OTHER + ["pytorch_model_fsdp_1/.metadata", "optimizer_1/.metadata", "scaler.pt", "rng_state.pth",
                       "rng_state_2.pth", "rng_state_3.pth"]
     local = check_same(t, t.folder, "run/", [f"run/{n}" for n in misses], ("inspect",))
     need([p["name"] for p in local["summary"]["parts"]] == ["model", "optimizer", "scheduler", "rng_state", "trainer_state", "training_args"], local["summary"]["parts"])
+    for case, misses in (("accelerate", FIRST + ["trainer_state.json", "training_args.bin", "model_2.safetensors"]),
+                         ("accelerate_fsdp_full", OTHER + ["pytorch_model_fsdp_2.bin", "scheduler_1.bin", "custom_checkpoint_0.pkl"])):
+        shutil.copytree(os.path.join(GOLDEN, "folders", case), t.at(case))
+        misses = misses + ["optimizer_2.bin", "scheduler_2.bin", "sampler.bin", "dl_state_dict.bin", "scaler.pt", "custom_checkpoint_1.pkl",
+                           "random_states_2.pkl", "random_states_3.pkl"]
+        check_same(t, t.folder, case + "/", [f"{case}/{n}" for n in misses], ("inspect",))
 
 
 @test
@@ -214,8 +221,8 @@ def test_lightning_is_opened_without_a_listing(t):
 @test
 def test_few_requests_open_directories_of_training_loops(t):
     shutil.copytree(os.path.join(GOLDEN, "folders", "trainer"), t.at("trainer"))
-    check_requests(t, "trainer/", 20)  # 6 names that exist, 5 that do not
-    for case, most in (("zero1_bf16", 21), ("zero3_bf16", 25), ("zero1_pipeline_own", 62)):
+    check_requests(t, "trainer/", 21)  # 6 names that exist, 6 that do not
+    for case, most in (("zero1_bf16", 23), ("zero3_bf16", 27), ("zero1_pipeline_own", 64)):
         copied(t, case, case)
         check_requests(t, case + "/", most)
 

@@ -1,75 +1,85 @@
-/* Reads what accelerate's save_state writes under FSDP with sharded state dicts: a numbered DCP directory per model and per
- * optimizer, next to files of the Trainer or of accelerate itself. The names in the DCPs begin with "model." and
- * "optimizer.". Source of the names: accelerate/utils/fsdp_utils.py, constants.py. */
+/* Recognizes what accelerate's save_state writes: with FSDP, a DCP directory, a file, or a file per rank for each model and
+ * optimizer; without FSDP, a file for each. Files of the Trainer or of accelerate itself are next to them. The names in the DCPs
+ * begin with "model." and "optimizer.". Source of the names: accelerate/checkpointing.py, utils/fsdp_utils.py, constants.py. */
+#include "formats/folders/accelerate.h"
+#include "formats/common/shown_names.h"
 #include "formats/folders/folders.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 
-enum { MOST = 1024 };
+static const char *const full_models[] = {"pytorch_model_fsdp.bin", NULL};
 
-typedef struct kind {
-    const char *directory; /* without its number */
-    const char *part;
-} kind;
-static const kind kinds[] = {{"pytorch_model_fsdp", "model"}, {"optimizer", "optimizer"}};
-
-static tsr_status is_accelerate(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+static bool has_random_states(const tsr_store *store)
 {
-    (void)err;
-    *is = tsr_folder_has_directory(checkpoint->store, "pytorch_model_fsdp_0");
-    return TSR_OK;
+    for (uint32_t f = 0; f < store->file_count; f++)
+        if (tsr_folder_number_in(store->files[f].name, "random_states_", ".pkl") != TSR_NO_NUMBER) return true;
+    return false;
 }
 
-/* Mounts a numbered directory. The first one of a kind becomes the part itself. The others become parts with their number in
- * the name, and their entries are put below that name. */
-static tsr_status mount_directory(tsr_checkpoint *checkpoint, const kind *k, unsigned number, bool *found, tsr_error *err)
+/* A model in one file or in one per rank may have any other files next to it, so the training state must be there too. */
+static bool has_fsdp_files(const tsr_store *store)
 {
-    const tsr_str directory = tsr_arena_format(checkpoint->arena, err, "%s_%u", k->directory, number);
-    const tsr_str part = number ? tsr_arena_format(checkpoint->arena, err, "%s_%u", k->part, number) : tsr_str_from(k->part);
-    if (!directory.data || !part.data) return TSR_E_NOMEM;
-    *found = tsr_folder_has_directory(checkpoint->store, directory.data);
-    const tsr_str metadata =
-        number ? tsr_arena_format(checkpoint->arena, err, "%.*s/.metadata", TSR_STR_ARG(directory)) : TSR_STR("");
-    if (!metadata.data) return TSR_E_NOMEM;
-    if (!*found) return tsr_checkpoint_implies(checkpoint, metadata, err);
-    TSR_TRY(tsr_part_begin(checkpoint, part, number == 0, err));
-    return tsr_part_mount(checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .directory = directory}, err);
-}
-
-/* Files that the Trainer, or accelerate itself, writes next to the DCPs. */
-static const char *const by_trainer[] = {"scheduler.pt",    "scaler.pt",         "rng_state.pth",
-                                         "rng_state_0.pth", "training_args.bin", NULL};
-static const char *const by_accelerate[] = {"scheduler.bin",           "sampler.bin", "scaler.pt", "random_states_0.pkl",
-                                            "custom_checkpoint_0.pkl", NULL};
-static const char *const by_either[] = {"optimizer_0/.metadata", "trainer_state.json", "random_states_0.pkl", NULL};
-
-/* Starts with files that show which of the two wrote the directory, so that a server is only asked for that one's files. */
-static tsr_status imply(tsr_checkpoint *checkpoint, tsr_error *err)
-{
-    TSR_TRY(tsr_folder_imply(checkpoint, by_either, err));
-    if (tsr_folder_has(checkpoint->store, "trainer_state.json")) TSR_TRY(tsr_folder_imply(checkpoint, by_trainer, err));
-    if (tsr_folder_has(checkpoint->store, "random_states_0.pkl")) TSR_TRY(tsr_folder_imply(checkpoint, by_accelerate, err));
-    return TSR_OK;
-}
-
-static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
-{
-    TSR_TRY(imply(checkpoint, err));
-    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-        bool found = true;
-        for (unsigned number = 0; found && number < MOST; number++)
-            TSR_TRY(mount_directory(checkpoint, &kinds[k], number, &found, err));
+    static const char *const states[] = {"optimizer.bin", "trainer_state.json", NULL};
+    bool model = tsr_folder_first(store, full_models) != TSR_NO_FILE, state = tsr_folder_first(store, states) != TSR_NO_FILE;
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str name = store->files[f].name;
+        const bool of_rank = tsr_folder_rank_of(name) != TSR_NO_NUMBER, is_model = tsr_str_starts(name, TSR_STR("pytorch_model_fsdp"));
+        model = model || (of_rank && is_model);
+        state = state || (of_rank && !is_model) || tsr_str_starts(name, TSR_STR("optimizer_0/"));
     }
-    return tsr_folder_mount_rest(checkpoint, err);
+    return model && (state || has_random_states(store));
+}
+
+static tsr_status is_fsdp(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    (void)err;
+    *is = tsr_folder_has_directory(store, "pytorch_model_fsdp_0") ||
+          (tsr_folder_first(store, tsr_trainer_models) == TSR_NO_FILE && has_fsdp_files(store));
+    return TSR_OK;
+}
+
+/* A program may have accelerate save its models in another way, so an optimizer is enough. */
+static tsr_status is_plain(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    (void)err;
+    *is = has_random_states(store) && (tsr_folder_first(store, tsr_trainer_models) != TSR_NO_FILE || tsr_folder_has(store, "optimizer.bin"));
+    return TSR_OK;
+}
+
+static bool is_beside_deepspeed(tsr_str name)
+{
+    static const char *const parts[] = {"random_states_", "scheduler", "sampler", "dl_state_dict", "scaler.pt", "custom_checkpoint_"};
+    bool is = false;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts && !is; i++) is = tsr_str_starts(name, tsr_str_from(parts[i]));
+    return is && !memchr(name.data, '/', name.size) &&
+           (tsr_str_ends(name, TSR_STR(".bin")) || tsr_str_ends(name, TSR_STR(".pkl")) || tsr_str_ends(name, TSR_STR(".pt")));
+}
+
+tsr_status tsr_check_accelerate(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_store *around = checkpoint->given;
+    tsr_shown_names names = {.used = 0};
+    const bool is_step = around != checkpoint->store && !memchr(checkpoint->step.data, '/', checkpoint->step.size);
+    if (!is_step || checkpoint->catalog.format != TSR_FORMAT_DEEPSPEED || checkpoint->options.part.data || !has_random_states(around))
+        return TSR_OK;
+    for (uint32_t f = 0; f < around->file_count; f++)
+        if (is_beside_deepspeed(around->files[f].name)) tsr_shown_names_add(&names, around->files[f].name);
+    return tsr_finding_add(checkpoint->findings, "parts/left-out", (tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}}, err,
+                           "%s%s, which accelerate saved next to '%.*s', %s not among the parts; open %s by its path", names.text,
+                           tsr_shown_names_rest(&names), TSR_STR_ARG(checkpoint->step), names.count == 1 ? "is" : "are",
+                           names.count == 1 ? "it" : "each of them");
 }
 
 static tsr_status open_accelerate(tsr_checkpoint *checkpoint, tsr_error *err)
 {
-    return tsr_mounts_fill(checkpoint, mount, err);
+    return tsr_mounts_fill(checkpoint, tsr_accelerate_mount, err);
 }
 
 /* Whether `directory` is KIND_NUMBER, and `part` is the name of the part that it becomes. */
-static bool is_directory_of(const kind *k, tsr_str directory, tsr_str part)
+static bool is_directory_of(const tsr_accelerate_kind *k, tsr_str directory, tsr_str part)
 {
     const tsr_str head = tsr_str_from(k->directory), name = tsr_str_from(k->part);
     if (!tsr_str_starts(directory, head) || !tsr_str_starts(part, name)) return false;
@@ -84,8 +94,8 @@ tsr_status tsr_part_directory(const tsr_store *store, tsr_str part, tsr_str *out
         const char *slash = memchr(out->data, '/', out->size);
         if (!slash) continue;
         out->size = (size_t)(slash - out->data);
-        for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
-            if (is_directory_of(&kinds[k], *out, part)) return TSR_OK;
+        for (const tsr_accelerate_kind *k = tsr_accelerate_kinds; k->part; k++)
+            if (is_directory_of(k, *out, part)) return TSR_OK;
     }
     return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
                      "no part '%.*s' has a .metadata of its own; those that do are the directories pytorch_model_fsdp_N and optimizer_N "
@@ -94,4 +104,6 @@ tsr_status tsr_part_directory(const tsr_store *store, tsr_str part, tsr_str *out
 }
 
 const tsr_reader tsr_reader_accelerate = {
-    .format = TSR_FORMAT_ACCELERATE_FSDP, .is_rare = true, .has_no_metadata = true, .recognizes = is_accelerate, .open = open_accelerate, TSR_MOUNTS_READER};
+    .format = TSR_FORMAT_ACCELERATE_FSDP, .is_rare = true, .has_no_metadata = true, .recognizes = is_fsdp, .open = open_accelerate, TSR_MOUNTS_READER};
+const tsr_reader tsr_reader_accelerate_plain = {
+    .format = TSR_FORMAT_ACCELERATE, .is_rare = true, .has_no_metadata = true, .recognizes = is_plain, .open = open_accelerate, TSR_MOUNTS_READER};

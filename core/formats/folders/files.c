@@ -46,6 +46,22 @@ static bool number_in(tsr_str name, tsr_str before, tsr_str after, uint64_t *num
     return is_number((tsr_str){name.data + before.size, name.size - before.size - after.size}, number);
 }
 
+uint64_t tsr_folder_number_in(tsr_str name, const char *before, const char *after)
+{
+    uint64_t number;
+    return number_in(name, tsr_str_from(before), tsr_str_from(after), &number) ? number : TSR_NO_NUMBER;
+}
+
+uint64_t tsr_folder_rank_of(tsr_str name)
+{
+    const tsr_str mark = TSR_STR("_rank");
+    const bool is_accelerates = tsr_str_starts(name, TSR_STR("pytorch_model_fsdp_")) || tsr_str_starts(name, TSR_STR("optimizer_"));
+    for (size_t at = name.size; is_accelerates && at > mark.size; at--)
+        if (memcmp(name.data + at - mark.size, mark.data, mark.size) == 0)
+            return tsr_folder_number_in((tsr_str){name.data + at, name.size - at}, "", ".bin");
+    return TSR_NO_NUMBER;
+}
+
 static int by_number(const void *a, const void *b)
 {
     const uint64_t x = ((const tsr_numbered_file *)a)->number, y = ((const tsr_numbered_file *)b)->number;

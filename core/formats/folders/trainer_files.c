@@ -20,7 +20,16 @@ static const struct rest {
     const char *files[3];
 } before_state[] = {{"scheduler", {"scheduler.pt", "scheduler.bin", NULL}},
                     {"scaler", {"scaler.pt", NULL}},
-                    {"sampler", {"sampler.bin", NULL}}};
+                    {"sampler", {"sampler.bin", NULL}},
+                    {"dl_state_dict", {"dl_state_dict.bin", NULL}}};
+/* Those of which accelerate may write several. */
+static const struct numbered_rest {
+    const char *part, *before, *after;
+} numbered[] = {{"scheduler", "scheduler_", ".bin"},
+                {"sampler", "sampler_", ".bin"},
+                {"dl_state_dict", "dl_state_dict_", ".bin"},
+                {"custom_checkpoint", "custom_checkpoint_", ".pkl"}}; /* objects that a program registered */
+enum { NUMBERED = sizeof numbered / sizeof *numbered };
 
 static tsr_status mount_one(tsr_checkpoint *checkpoint, const struct rest *rest, tsr_error *err)
 {
@@ -34,22 +43,22 @@ static tsr_status mount_random(tsr_checkpoint *checkpoint, tsr_error *err)
     const uint32_t single = tsr_store_find(checkpoint->store, TSR_STR("rng_state.pth"));
     tsr_numbered_files ranks;
     TSR_TRY(tsr_folder_numbered(checkpoint, "rng_state_", ".pth", &ranks, err));
-    if (!ranks.count) TSR_TRY(tsr_folder_numbered(checkpoint, "random_states_", ".pkl", &ranks, err));
+    const bool by_accelerate = ranks.count == 0;
+    if (by_accelerate) TSR_TRY(tsr_folder_numbered(checkpoint, "random_states_", ".pkl", &ranks, err));
     if (ranks.count) {
         TSR_TRY(tsr_part_begin(checkpoint, TSR_STR("rng_state"), false, err));
-        return tsr_folder_mount_ranks(checkpoint, &ranks, err);
+        TSR_TRY(tsr_folder_mount_ranks(checkpoint, &ranks, err));
+        return tsr_folder_check_ranks(checkpoint, by_accelerate ? "random_states_" : "rng_state_", by_accelerate ? ".pkl" : ".pth", &ranks, err);
     }
     return single == TSR_NO_FILE ? TSR_OK : tsr_folder_mount_file(checkpoint, "rng_state", single, err);
 }
 
-/* Objects that a program registered with accelerate: custom_checkpoint_0.pkl, … */
-static tsr_status mount_custom(tsr_checkpoint *checkpoint, tsr_error *err)
+static tsr_status mount_numbered(tsr_checkpoint *checkpoint, const struct numbered_rest *rest, tsr_error *err)
 {
     tsr_numbered_files files;
-    TSR_TRY(tsr_folder_numbered(checkpoint, "custom_checkpoint_", ".pkl", &files, err));
+    TSR_TRY(tsr_folder_numbered(checkpoint, rest->before, rest->after, &files, err));
     for (uint32_t i = 0; i < files.count; i++) {
-        const tsr_str name =
-            tsr_arena_format(checkpoint->arena, err, "custom_checkpoint_%llu", (unsigned long long)files.items[i].number);
+        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s_%llu", rest->part, (unsigned long long)files.items[i].number);
         if (!name.data) return TSR_E_NOMEM;
         TSR_TRY(tsr_folder_mount_file(checkpoint, name.data, files.items[i].file, err));
     }
@@ -77,8 +86,22 @@ static tsr_status imply_next(tsr_checkpoint *checkpoint, const char *before, con
     return TSR_OK;
 }
 
+/* Records the name after the last one where there is a first one: "scheduler_1.bin" after "scheduler.bin". */
+static tsr_status imply_second(tsr_checkpoint *checkpoint, const struct numbered_rest *rest, tsr_error *err)
+{
+    tsr_numbered_files files;
+    const tsr_str first = tsr_arena_format(checkpoint->arena, err, "%s%s", rest->part, rest->after);
+    if (!first.data) return TSR_E_NOMEM;
+    if (tsr_store_find(checkpoint->store, first) == TSR_NO_FILE) return TSR_OK;
+    TSR_TRY(tsr_folder_numbered(checkpoint, rest->before, rest->after, &files, err));
+    const uint64_t next = files.count ? files.items[files.count - 1].number + 1 : 1;
+    const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s%llu%s", rest->before, (unsigned long long)next, rest->after);
+    return name.data ? tsr_checkpoint_implies(checkpoint, name, err) : TSR_E_NOMEM;
+}
+
 static tsr_status imply_numbered(tsr_checkpoint *checkpoint, tsr_error *err)
 {
+    for (size_t i = 0; i < NUMBERED; i++) TSR_TRY(imply_second(checkpoint, &numbered[i], err));
     TSR_TRY(imply_next(checkpoint, "rng_state_", ".pth", err));
     TSR_TRY(imply_next(checkpoint, "random_states_", ".pkl", err));
     return imply_next(checkpoint, "custom_checkpoint_", ".pkl", err);
@@ -125,7 +148,7 @@ tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err)
     TSR_TRY(mount_one(checkpoint, &before_state[0], err));
     TSR_TRY(mount_random(checkpoint, err));
     for (size_t i = 1; i < sizeof before_state / sizeof *before_state; i++) TSR_TRY(mount_one(checkpoint, &before_state[i], err));
-    TSR_TRY(mount_custom(checkpoint, err));
+    for (size_t i = 0; i < NUMBERED; i++) TSR_TRY(mount_numbered(checkpoint, &numbered[i], err));
     if (state != TSR_NO_FILE) {
         TSR_TRY(tsr_part_begin(checkpoint, TSR_STR("trainer_state"), false, err));
         TSR_TRY(tsr_part_mount_value(checkpoint, state, TSR_FORMAT_JSON, err));

@@ -7,6 +7,7 @@
 /* Tried in this order. A format whose files other frameworks write as well comes after those. */
 static const tsr_reader *const forms[] = {
     &tsr_reader_accelerate,
+    &tsr_reader_accelerate_plain,
     &tsr_reader_trainer,
     &tsr_reader_verl,
     &tsr_reader_lightning,

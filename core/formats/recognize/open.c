@@ -86,6 +86,7 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, const tsr_form *fo
     TSR_TRY(index_names(checkpoint, err));
     TSR_TRY(tsr_check_files_complete(checkpoint, err));
     TSR_TRY(tsr_check_lightning(checkpoint, err));
+    TSR_TRY(tsr_check_accelerate(checkpoint, err));
     return tsr_checkpoint_require(checkpoint, checkpoint->options.purpose, err);
 }
 

@@ -122,7 +122,8 @@ typedef enum tsr_format {
     TSR_FORMAT_HF_TRAINER,
     TSR_FORMAT_TORCH_CHECKPOINTING,
     TSR_FORMAT_JSON,  /* this and the next: parts of such directories */
-    TSR_FORMAT_PICKLE /* without a container */
+    TSR_FORMAT_PICKLE, /* without a container */
+    TSR_FORMAT_ACCELERATE /* a directory like the others; accelerate without FSDP */
 } tsr_format;
 
 const char *tsr_format_name(tsr_format format); /* as in contract: "dcp", "torch-zip", … */
