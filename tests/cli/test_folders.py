@@ -310,6 +310,42 @@ def test_a_step_of_lightning_is_found_by_its_number(t):
 
 
 @test
+def test_a_step_that_is_one_file_of_lightning_is_found(t):
+    """One process writes a torch.save file per step, and last.ckpt on request."""
+    below = ("version_3", "checkpoints")
+    os.makedirs(t.at("run", *below))
+    names = ("epoch=0-step=2.ckpt", "epoch=1-step=10.ckpt", "last.ckpt")
+    for name, stands in zip(names, ("torch_plain", "torch_views", "torch_storages")):
+        path = sample(stands)[0]
+        shutil.copy(os.path.join(path, os.listdir(path)[0]) if os.path.isdir(path) else path, t.at("run", *below, name))
+    for path in (t.at("run"), t.at("run", *below)):
+        for asked, name in (("2", names[0]), ("10", names[1]), ("latest", names[1]), *((n, n) for n in names)):
+            alone = t.json("inspect", t.at("run", *below, name), "--json", "--hash", "sha256")
+            need(tensors(t.json("inspect", path, "--step", asked, "--json", "--hash", "sha256")) == tensors(alone), f"{path}: {asked}")
+            need(t.text("inspect", path, "--step", asked).splitlines()[1].endswith(name), "the head names it")
+        message = t.run("inspect", path, "--step", "3" if path != t.at("run") else "7", status=2).stderr.decode()
+        need("there is no step" in message and all(n in message for n in names[:2]), message)
+    t.run("convert", t.at("run"), t.at("out.pt"), "--to", "torch", "--step", "latest")
+    t.run("diff", t.at("out.pt"), t.at("run", *below, names[1]), "--values")
+    with open(t.at("plan.json"), "w") as f:
+        json.dump(t.json("plan", t.at("run"), "--step", "2", "--mesh", "dp=2", "--placements", "replicate", "--to", "torch", "--json"), f)
+    t.run("exec", t.at("plan.json"), t.at("planned"))
+    shutil.copy(t.at("run", *below, names[1]), t.at("run", *below, "epoch=1-step=10-v1.ckpt"))
+    need("matches 2 files" in t.run("inspect", t.at("run"), "--step", "latest", status=2).stderr.decode(), "both are of step 10")
+
+
+@test
+def test_the_latest_of_a_directory_that_is_a_checkpoint_is_itself(t):
+    for path in (sample("dcp_fsdp2")[0], golden("trainer")[0], golden("lightning")[0], golden("accelerate")[0]):
+        need(t.json("inspect", path, "--step", "latest", "--json")["entries"] == t.json("inspect", path, "--json")["entries"], path)
+        message = t.run("inspect", path, "--step", "3", status=2).stderr.decode()
+        need("there is no step '3': the directory is a checkpoint itself" in message and "leave out --step" in message, message)
+    shutil.copytree(golden("trainer")[0], t.at("run"))
+    shutil.copytree(golden("trainer")[0], t.at("run", "checkpoint-5"))
+    need("checkpoint-5" in t.text("inspect", t.at("run"), "--step", "latest").splitlines()[1], "the last model of a run, above its steps")
+
+
+@test
 def test_the_same_step_of_two_models_must_be_chosen_by_its_path(t):
     for model in ("actor", "critic"):
         shutil.copytree(sample("dcp_fsdp2")[0], t.at("run", "global_step_5", model))

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "formats/common/marker.h"
+#include "formats/common/shown_names.h"
 #include "formats/recognize/below.h"
 #include "formats/recognize/recognize.h"
 #include "io/store_view.h"
@@ -142,9 +143,91 @@ static tsr_status enter_found(choice *c, tsr_str asked)
     return found.data ? enter(c->checkpoint, found, c->err) : TSR_E_NOMEM;
 }
 
+/* Whether the directory is a checkpoint itself, even if it contains marker files. */
+static tsr_status is_checkpoint(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    const tsr_reader *reader;
+    tsr_error why = {0};
+    tsr_checkpoint guess = {.store = checkpoint->store, .host = checkpoint->host, .arena = checkpoint->arena, .is_probe = true};
+    const tsr_status status = tsr_recognize(&guess, &reader, &why);
+    *is = status == TSR_OK;
+    if (status == TSR_E_NOMEM || status == TSR_E_IO) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    return TSR_OK;
+}
+
+/* ---- steps that are single files, as Lightning writes them ---- */
+
+/* The files that fit; of those without a name or number to fit, the ones with the highest number. */
+typedef struct step_files {
+    const tsr_str *name;    /* the asked name, or NULL */
+    const uint64_t *number; /* the asked number, or NULL */
+    uint32_t first;
+    uint64_t highest;
+    tsr_shown_names found;
+} step_files;
+
+/* Whether the last components of the path are the name. */
+static bool ends_in(tsr_str path, tsr_str name)
+{
+    return tsr_str_ends(path, name) && (path.size == name.size || path.data[path.size - name.size - 1] == '/');
+}
+
+/* The number of a step in the name of a .ckpt file. */
+static bool file_step(tsr_str path, uint64_t *number)
+{
+    size_t from = path.size;
+    while (from > 0 && path.data[from - 1] != '/') from--;
+    return tsr_str_ends(path, TSR_STR(".ckpt")) && number_at_end(without_ending((tsr_str){path.data + from, path.size - from}), number);
+}
+
+static void find_files(const tsr_store *store, step_files *files)
+{
+    files->found = (tsr_shown_names){.used = 0};
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str path = store->files[f].name;
+        uint64_t number = 0;
+        if (files->name ? !ends_in(path, *files->name) : !file_step(path, &number)) continue;
+        if (files->number && number != *files->number) continue;
+        if (!files->number && files->found.count && number < files->highest) continue;
+        if (!files->number && number > files->highest) files->found = (tsr_shown_names){.used = 0};
+        if (!files->found.count) files->first = f;
+        files->highest = number;
+        tsr_shown_names_add(&files->found, path);
+    }
+}
+
+/* Opens the file that was found as if it had been given, if it is the only one. */
+static tsr_status enter_file(choice *c, tsr_str asked, const step_files *files)
+{
+    tsr_checkpoint *checkpoint = c->checkpoint;
+    tsr_store_view *view;
+    TSR_FAIL_IF(files->found.count > 1, c->err, TSR_E_USAGE, "step '%.*s' matches %llu files: %s%s; choose one by its path below the directory",
+                TSR_STR_ARG(asked), (unsigned long long)files->found.count, files->found.text, tsr_shown_names_rest(&files->found));
+    checkpoint->step = tsr_arena_str(checkpoint->arena, checkpoint->store->files[files->first].name, c->err);
+    if (!checkpoint->step.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_store_view_of_file(checkpoint->store, files->first, checkpoint->arena, &view, c->err));
+    checkpoint->store = &view->base;
+    return TSR_OK;
+}
+
+static void list_step_files(const tsr_store *store, tsr_shown_names *names)
+{
+    uint64_t number;
+    for (uint32_t f = 0; f < store->file_count; f++)
+        if (file_step(store->files[f].name, &number)) tsr_shown_names_add(names, store->files[f].name);
+}
+
 static tsr_status refuse_unknown(choice *c, tsr_str asked)
 {
+    tsr_shown_names files = {.used = 0};
+    bool is;
     TSR_TRY(look(c, NULL, NULL));
+    list_step_files(c->checkpoint->store, &files);
+    TSR_FAIL_IF(files.count, c->err, TSR_E_NOT_FOUND, "there is no step '%.*s'; the directory contains %s%s", TSR_STR_ARG(asked), files.text,
+                tsr_shown_names_rest(&files));
+    if (c->list.count == 0) TSR_TRY(is_checkpoint(c->checkpoint, &is, c->err));
+    TSR_FAIL_IF(c->list.count == 0 && is, c->err, TSR_E_NOT_FOUND,
+                "there is no step '%.*s': the directory is a checkpoint itself and contains no others; leave out --step", TSR_STR_ARG(asked));
     TSR_FAIL_IF(c->list.count == 0, c->err, TSR_E_NOT_FOUND,
                 "there is no step '%.*s': the directory contains no checkpoints%s", TSR_STR_ARG(asked),
                 tsr_below_deeper(&c->list));
@@ -156,11 +239,17 @@ static tsr_status refuse_unknown(choice *c, tsr_str asked)
 static tsr_status choose_named(choice *c, tsr_str asked)
 {
     uint64_t number;
+    step_files files = {.name = &asked};
     TSR_TRY(look(c, has_name, &asked));
     if (c->list.count) return enter_found(c, asked);
+    find_files(c->checkpoint->store, &files);
+    if (files.found.count) return enter_file(c, asked, &files);
     bool is_number = asked.size > 0;
     for (size_t i = 0; i < asked.size; i++) is_number = is_number && is_digit(asked.data[i]);
     if (!is_number || !number_at_end(asked, &number)) return refuse_unknown(c, asked);
+    files = (step_files){.number = &number};
+    find_files(c->checkpoint->store, &files);
+    if (files.found.count) return enter_file(c, asked, &files);
     TSR_TRY(look(c, has_step, &number));
     return c->list.count ? enter_found(c, asked) : refuse_unknown(c, asked);
 }
@@ -193,20 +282,27 @@ static tsr_status list_steps(const tsr_store *store, tsr_vec *steps, tsr_error *
     return TSR_OK;
 }
 
-/* Chooses the highest number that has a checkpoint. */
+/* Chooses the highest number that has a checkpoint. A directory that has none below it may be a checkpoint itself, so that the same
+ * option fits a run and a step of it. */
 static tsr_status choose_highest(choice *c)
 {
-    bool cut, deeper;
+    bool cut, deeper, is = false;
+    step_files files = {.name = NULL};
     tsr_store *store = c->checkpoint->store;
     tsr_vec steps = tsr_vec_of(c->checkpoint->host->allocator, sizeof(uint64_t));
     tsr_status status = store->deepen ? store->deepen(store, TSR_BELOW_LEVELS, &cut, &deeper, c->err) : TSR_OK;
+    if (status == TSR_OK) find_files(store, &files);
+    if (status == TSR_OK && files.found.count) return enter_file(c, TSR_STR("latest"), &files);
     if (status == TSR_OK) status = list_steps(store, &steps, c->err);
     c->list.count = 0;
     for (size_t i = 0; i < steps.count && i < MOST_TRIED && status == TSR_OK && c->list.count == 0; i++)
         status = look(c, has_step, &((const uint64_t *)steps.items)[i]);
     tsr_vec_free(&steps);
     if (status != TSR_OK) return status;
-    return c->list.count ? enter_found(c, TSR_STR("latest")) : refuse_unknown(c, TSR_STR("latest"));
+    if (c->list.count) return enter_found(c, TSR_STR("latest"));
+    TSR_TRY(look(c, NULL, NULL));
+    if (c->list.count == 0) TSR_TRY(is_checkpoint(c->checkpoint, &is, c->err));
+    return is ? TSR_OK : refuse_unknown(c, TSR_STR("latest"));
 }
 
 /* ---- markers ---- */
@@ -246,18 +342,6 @@ static const char *find_marker(const tsr_store *store, uint32_t *file)
         if (*file != TSR_NO_FILE) return markers[i];
     }
     return NULL;
-}
-
-/* Whether the directory is a checkpoint itself, even if it contains marker files. */
-static tsr_status is_checkpoint(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
-{
-    const tsr_reader *reader;
-    tsr_error why = {0};
-    tsr_checkpoint guess = {.store = checkpoint->store, .host = checkpoint->host, .arena = checkpoint->arena, .is_probe = true};
-    const tsr_status status = tsr_recognize(&guess, &reader, &why);
-    *is = status == TSR_OK;
-    if (status == TSR_E_NOMEM || status == TSR_E_IO) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
-    return TSR_OK;
 }
 
 /* Reports an unreadable directory. Without this check it would seem not to exist, because the store lists no files for
