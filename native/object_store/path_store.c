@@ -3,6 +3,7 @@
 
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_store.h"
+#include "tessera/sys/pipe_store.h"
 #include "tessera/sys/remote.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/uri.h"
@@ -22,6 +23,12 @@ tsr_status tsr_path_store_open_by(const tsr_store_opener *opener, const char *pa
 tsr_status tsr_path_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err)
 {
     return tsr_path_store_open_by(&(tsr_store_opener){.host = host}, path, out, err);
+}
+
+tsr_status tsr_document_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err)
+{
+    const bool is_pipe = !tsr_is_url(path) && tsr_is_pipe(path);
+    return is_pipe ? tsr_pipe_store_open(host->allocator, path, out, err) : tsr_path_store_open(host, path, out, err);
 }
 
 const char *tsr_path_store_version(const tsr_store *store, uint32_t file)

@@ -184,7 +184,7 @@ tsr_status tsr_path_load(const char *path, const tsr_host *host, tsr_arena *aren
 {
     tsr_store *store;
     tsr_bytes bytes = {0};
-    TSR_TRY(tsr_path_store_open(host, path, &store, err));
+    TSR_TRY(tsr_document_store_open(host, path, &store, err));
     const uint32_t file = store->primary;
     tsr_status status = TSR_OK;
     if (file == TSR_NO_FILE) status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' is a directory, not a file", path);

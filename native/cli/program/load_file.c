@@ -6,7 +6,7 @@
 tsr_status cli_load_file(cli *program, const char *path, tsr_store **store, tsr_bytes *bytes, tsr_error *err)
 {
     const tsr_host *host = cli_host(program);
-    tsr_status status = tsr_path_store_open(host, cli_given_address(program, path), store, err);
+    tsr_status status = tsr_document_store_open(host, cli_given_address(program, path), store, err);
     if (status != TSR_OK) return status;
     uint32_t file = (*store)->primary != TSR_NO_FILE ? (*store)->primary : 0;
     if ((*store)->primary == TSR_NO_FILE && (*store)->file_count != 1) {

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "cli/program/target_options.h"
 #include "tessera/mapping.h"
@@ -15,9 +16,7 @@ tsr_status cli_load_map(cli *program, const char *name, tsr_arena *arena, tsr_st
 {
     *text = tsr_mapping_builtin(tsr_str_from(name));
     if (text->size) return TSR_OK;
-    FILE *file = fopen(name, "rb");
-    if (!file) return tsr_mapping_unknown(tsr_str_from(name), err);
-    fclose(file);
+    if (access(name, R_OK) != 0) return tsr_mapping_unknown(tsr_str_from(name), err); /* opening a pipe twice would lose its text */
     return tsr_path_load(name, cli_host(program), arena, text, err);
 }
 

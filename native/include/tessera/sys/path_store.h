@@ -16,7 +16,9 @@ bool tsr_is_url(const char *path);
 /* Calls tsr_folder_store_open, tsr_remote_store_open or tsr_object_store_open, depending on the scheme. Errors: those of the
  * function called. */
 tsr_status tsr_path_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err);
-/* The same with the host and the system calls of `opener`. Can be used as the `open` of an opener. */
+/* The same for a document, which may also come from a pipe (tessera/sys/pipe_store.h). Borrows `path`. */
+tsr_status tsr_document_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err);
+/* tsr_path_store_open with the host and the system calls of `opener`. Can be used as the `open` of an opener. */
 tsr_status tsr_path_store_open_by(const tsr_store_opener *opener, const char *path, tsr_store **out, tsr_error *err);
 /* The version of a remote file (its ETag or modification time); empty for files of this machine. Borrowed until the store is closed. */
 const char *tsr_path_store_version(const tsr_store *store, uint32_t file);
