@@ -59,9 +59,23 @@ static tsr_status refuse_changed_destination(const folder_output *output, tsr_er
     return then->inode && tsr_identity_is(then, &now, true) ? TSR_OK : refuse(output, then->inode ? "replaced" : "created", err);
 }
 
+/* Everything is written through the descriptor of the parent directory, so the output would appear in a directory that the user has
+ * moved elsewhere, and not at the path that was given. */
+static tsr_status refuse_moved_parent(const folder_output *output, tsr_error *err)
+{
+    struct stat now, then;
+    if (output->sys->stat(output->sys, output->parent, &then) != 0) return tsr_sys_raise(err, "look at", output->parent_path);
+    if (output->sys->stat_at(output->sys, AT_FDCWD, output->parent_path, &now) == 0 && tsr_is_one_file(&now, &then)) return TSR_OK;
+    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                     "another program has moved or replaced the directory '%s' during this run, so '%s' was not published; run it again",
+                     output->parent_path, output->name);
+}
+
 tsr_status tsr_output_refuse_changed(const folder_output *output, tsr_error *err)
 {
     const output_file *files = output->files.items;
+    const tsr_status moved = refuse_moved_parent(output, err);
+    if (moved != TSR_OK) return moved;
     if (output->mode == OUTPUT_NEW_FOLDER || !output->options.overwrite) return TSR_OK; /* the rename replaces nothing */
     if (output->mode == OUTPUT_FILE && output->files.count && files[0].is_final) return TSR_OK;
     tsr_status status = refuse_changed_destination(output, err);

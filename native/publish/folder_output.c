@@ -609,7 +609,8 @@ tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *alloc
     output->arena = tsr_arena_new(allocator, 0, err);
     tsr_status status = output->arena ? tsr_destination_of(path, &place, err) : TSR_E_NOMEM;
     if (status == TSR_OK) output->name = tsr_arena_str(output->arena, tsr_str_from(place.name), err).data;
-    if (status == TSR_OK && !output->name) status = TSR_E_NOMEM;
+    if (status == TSR_OK) output->parent_path = tsr_arena_str(output->arena, tsr_str_from(place.parent), err).data;
+    if (status == TSR_OK && (!output->name || !output->parent_path)) status = TSR_E_NOMEM;
     if (status == TSR_OK && options->sums) status = make_key(output, err);
     if (status == TSR_OK) status = choose_mode(output, path, place.parent, err);
     if (status == TSR_OK) status = make_work(output, path, err);

@@ -38,6 +38,7 @@ typedef struct folder_output {
     tsr_arena *arena;
     output_mode mode;
     tsr_folder_output_options options;
+    const char *parent_path; /* as it was given, or "." */
     const char *name;      /* the destination's name in `parent` */
     /* OUTPUT_NEW_FOLDER, OUTPUT_SWAP_FOLDER: name in `parent` of the directory `work`, until it is published. */
     const char *temporary;
