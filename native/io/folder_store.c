@@ -58,6 +58,7 @@ typedef struct folder_store {
     uint32_t hand;
     bool bounded; /* for a listing of several levels: visits_left limits it */
     uint32_t visits_left;
+    tsr_hidden_names hidden;
     bool cut;    /* the limit was reached */
     bool deeper; /* there are directories below the last level */
 } folder_store;
@@ -98,11 +99,16 @@ static bool is_dots(const char *name)
     return name[0] == '.' && (name[1] == '\0' || (name[1] == '.' && name[2] == '\0'));
 }
 
-/* Whether a name belongs to something that a writer has not published, or not removed yet. It is never part of a checkpoint.
+/* Whether a name is like those of outputs that a writer has not published, or not removed yet. These are never part of a checkpoint.
  * But a file that the user names is read whatever its name. */
 static bool is_temporary(const folder_store *store, const char *name)
 {
-    return strstr(name, ".tessera-") && !(store->primary && strcmp(store->primary, name) == 0);
+    return name[0] == '.' && strstr(name, ".tessera-") && !(store->primary && strcmp(store->primary, name) == 0);
+}
+
+static void count_hidden(folder_store *store, const char *prefix, const char *name)
+{
+    if (store->hidden.count++ == 0) snprintf(store->hidden.first, sizeof store->hidden.first, "%s%s", prefix, name);
 }
 
 /* Not listed: a dangling link, a file that is gone by now, or one that this user cannot access. Other errors (a failing
@@ -152,7 +158,11 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder fo
     tsr_status status = TSR_OK;
     for (struct dirent *item; status == TSR_OK && (errno = 0, item = readdir(dir));) {
         struct stat info;
-        if (is_dots(item->d_name) || is_temporary(store, item->d_name)) continue;
+        if (is_dots(item->d_name)) continue;
+        if (is_temporary(store, item->d_name)) {
+            count_hidden(store, prefix, item->d_name);
+            continue;
+        }
         if (store->bounded && store->visits_left-- == 0) {
             store->visits_left = 0;
             store->cut = true;
@@ -305,6 +315,7 @@ static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, boo
     tsr_vec list = tsr_vec_of(store->allocator, sizeof(listed));
     store->bounded = true;
     store->deeper = false;
+    store->hidden.count = 0;
     store->visits_left = MAX_VISITS;
     tsr_status status = list_folder(store, &list, (open_folder){again, "", levels}, err);
     if (status == TSR_OK) {
@@ -462,6 +473,11 @@ static tsr_status folder_below(tsr_store *base, tsr_str name, tsr_store **out, t
     const tsr_str path = tsr_arena_str(above->arena, name, err); /* for the terminating NUL */
     if (!path.data) return TSR_E_NOMEM;
     return open_store(above->sys, above->allocator, above, path.data, out, err);
+}
+
+tsr_hidden_names tsr_folder_store_hidden(const tsr_store *base)
+{
+    return base->read_at == folder_read_at ? ((const folder_store *)base)->hidden : (tsr_hidden_names){.count = 0};
 }
 
 bool tsr_folder_store_has_holes(const tsr_store *base)

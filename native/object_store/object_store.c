@@ -2,6 +2,7 @@
 #include "tessera/sys/object_store.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "io/block_cache.h"
@@ -27,6 +28,7 @@ typedef struct object_store {
     size_t root;             /* bytes of a key that precede the name */
     object_file *files;      /* the objects that the store shows, sorted by name; has room for all objects */
     tsr_store_file *listing;
+    tsr_hidden_names hidden;
     size_t room;
     tsr_block_cache *cache;
     tsr_read_ahead *ahead;
@@ -171,10 +173,15 @@ static unsigned levels_of(tsr_str name)
     return levels;
 }
 
+/* Whether a component of the name is like those of outputs that are being written. */
 static bool is_own_output(tsr_str name)
 {
     static const char mark[] = ".tessera-";
-    return name.size >= sizeof mark - 1 && memmem(name.data, name.size, mark, sizeof mark - 1);
+    for (size_t at = 0, end; at < name.size; at = end + 1) {
+        for (end = at; end < name.size && name.data[end] != '/'; end++) {}
+        if (name.data[at] == '.' && memmem(name.data + at, end - at, mark, sizeof mark - 1)) return true;
+    }
+    return false;
 }
 
 /* Shows the objects up to `levels` directories below the root. Empty objects named "directory/", which web consoles create,
@@ -185,6 +192,7 @@ static tsr_status show(object_store *store, unsigned levels, bool *deeper, tsr_e
     const size_t count = store->objects.items.count;
     uint32_t shown = 0;
     *deeper = false;
+    store->hidden.count = 0;
     if (!store->files) {
         store->room = count;
         store->files = tsr_alloc(store->allocator, count, sizeof *store->files, err);
@@ -193,7 +201,11 @@ static tsr_status show(object_store *store, unsigned levels, bool *deeper, tsr_e
     }
     for (size_t i = 0; i < count; i++) {
         const tsr_str name = {objects[i].key.data + store->root, objects[i].key.size - store->root};
-        if (!name.size || name.data[name.size - 1] == '/' || is_own_output(name)) continue;
+        if (!name.size || name.data[name.size - 1] == '/') continue;
+        if (is_own_output(name)) {
+            if (store->hidden.count++ == 0) snprintf(store->hidden.first, sizeof store->hidden.first, "%.*s", TSR_STR_ARG(name));
+            continue;
+        }
         if (levels_of(name) <= levels) store->files[shown++] = (object_file){name, &objects[i]};
         else *deeper = true;
     }
@@ -315,6 +327,11 @@ const char *tsr_object_store_version(const tsr_store *base, uint32_t file)
     if (base->close != object_close || file >= base->file_count) return "";
     const tsr_str version = store->files[file].object->version;
     return version.data ? version.data : "";
+}
+
+tsr_hidden_names tsr_object_store_hidden(const tsr_store *base)
+{
+    return base->close == object_close ? ((const object_store *)base)->hidden : (tsr_hidden_names){.count = 0};
 }
 
 tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_store **out, tsr_error *err)

@@ -37,6 +37,12 @@ const char *tsr_path_store_version(const tsr_store *store, uint32_t file)
     return *version ? version : tsr_remote_store_version(store, file);
 }
 
+tsr_hidden_names tsr_path_store_hidden(const tsr_store *store)
+{
+    const tsr_hidden_names hidden = tsr_object_store_hidden(store);
+    return hidden.count ? hidden : tsr_folder_store_hidden(store);
+}
+
 static bool is_within(const char *inner, const char *outer)
 {
     size_t size = strlen(outer);

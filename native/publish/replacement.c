@@ -79,7 +79,7 @@ static tsr_status add_unread(decision *d, DIR *folder, tsr_vec *kept, tsr_error 
     for (struct dirent *item; (item = readdir(folder));) {
         const tsr_str name = tsr_str_from(item->d_name);
         const bool is_own = tsr_str_equal(name, TSR_STR(".")) || tsr_str_equal(name, TSR_STR("..")) ||
-                            strstr(item->d_name, ".tessera-");
+                            (item->d_name[0] == '.' && strstr(item->d_name, ".tessera-"));
         if (is_own || (fstatat(dirfd(folder), item->d_name, &info, 0) == 0 && S_ISREG(info.st_mode))) continue;
         const tsr_str copy = tsr_arena_str(d->arena, name, err);
         tsr_kept *own = copy.data ? tsr_vec_push(kept, err) : NULL;

@@ -16,7 +16,9 @@ def test_cp_copies_every_file(t):
     path = sample("dcp_fsdp2")[0]
     files = {**files_below(path), "deep/er/and/deeper/notes.txt": b"notes", "empty": b"", "large.bin": os.urandom(20 << 20)}
     with serving({**{f"run/step=1/{n}": d for n, d in files.items()}, "run/step=1/": b"", "run/step=1/.tessera-x": b"x"}) as s:
-        out = t.text("cp", "s3://b/run/step=1", t.at("copy"), env=s.env())
+        p = t.run("cp", "s3://b/run/step=1", t.at("copy"), env=s.env())
+        out = p.stdout.decode()
+        need(b"1 file whose names" in p.stderr and b"'.tessera-x'" in p.stderr, p.stderr)
         need(files_below(t.at("copy")) == files and f"{len(files)} files" in out and "read back" in out, out)
         need(t.json("diff", path, t.at("copy"), "--values", "--json")["same"], "another checkpoint")
         p = t.run("cp", "s3://b/run/step=1", t.at("copy"), status=2, env=s.env())
@@ -30,6 +32,37 @@ def test_cp_copies_every_file(t):
 
 
 @test
+def test_cp_copies_files_whose_names_only_look_like_its_own(t):
+    files = {**files_below(sample("dcp_fsdp2")[0]), "weights.tessera-v2.bin": b"mine", "a.tessera-b/notes": b"notes"}
+    with serving({f"run/{n}": d for n, d in files.items()}) as s:
+        p = t.run("cp", "s3://b/run", t.at("copy"), env=s.env())
+        need(files_below(t.at("copy")) == files and p.stderr == b"", p.stderr)
+    with open(t.at("copy", ".copy.tessera-1"), "wb") as f:
+        f.write(b"left")
+    p = t.run("cp", t.at("copy"), t.at("second"))
+    need(files_below(t.at("second")) == files and b"'.copy.tessera-1'" in p.stderr, p.stderr)
+
+
+@test
+def test_cp_refuses_a_source_that_lacks_files_of_its_checkpoint(t):
+    dcp, index = files_below(sample("dcp_fsdp2")[0]), files_below(sample("safetensors_index")[0])
+    for files, lost in ((dcp, [n for n in sorted(dcp) if n.endswith(".distcp")][:1]), (index, [n for n in sorted(index) if n.endswith(".safetensors")][:2])):
+        for below in ("", "step-1/"):
+            kept = {f"run/{below}{n}": d for n, d in files.items() if n not in lost}
+            with serving({**kept, "run/notes.txt": b"notes"}) as s:
+                for name, data in kept.items():
+                    os.makedirs(os.path.dirname(t.at("disk", name[4:])), exist_ok=True)
+                    with open(t.at("disk", name[4:]), "wb") as f:
+                        f.write(data)
+                for source in ("s3://b/run", t.at("disk")):
+                    for dest in (t.at("copy"), "s3://b/copy"):
+                        p = t.run("cp", source, dest, status=2, env=s.env())
+                        need(all(f"'{below}{n}'" in p.stderr.decode() for n in lost) and b"nothing was copied" in p.stderr, p.stderr)
+                        need(not os.path.exists(t.at("copy")) and not [k for k in s.objects if k.startswith("copy")], "something was written")
+            shutil.rmtree(t.at("disk"))
+
+
+@test
 def test_cp_leaves_nothing_when_it_fails(t):
     data = os.urandom(3 << 20)
     for objects, trouble, words in (({"d/a": data, "d/b": data}, lambda h, key, count: key == "d/b" and h.error(403, "AccessDenied"), "AccessDenied"),
@@ -37,7 +70,8 @@ def test_cp_leaves_nothing_when_it_fails(t):
         with serving(objects, trouble) as s:
             p = t.run("cp", "s3://b/d", t.at("copy"), status=2, env=s.env())
             need(words in p.stderr.decode() and os.listdir(t.folder) == [], f"{p.stderr} {os.listdir(t.folder)}")
-    need(b"inside" in t.run("cp", SAMPLES, os.path.join(SAMPLES, "copy"), status=2).stderr, "into itself")
+    whole = shutil.copytree(sample("dcp_fsdp2")[0], t.at("whole"))
+    need(b"inside" in t.run("cp", whole, os.path.join(whole, "copy"), status=2).stderr, "into itself")
 
 
 def write_shards(t, source, out):

@@ -11,13 +11,14 @@ from test_resume import kill
 from test_s3 import files_below
 
 CHUNK = 32 << 20  # the same as CLI_COPY_CHUNK
-NAMES = ("a.bin", "b.bin", "deep/c.bin")
+NAMES = ("A.bin", "B.bin", "deep/c.bin")
 
 
 def source():
-    """Returns three files of data with 1, 4 and 1 chunks, an empty file, and the marker."""
+    """Returns three files of data with 1, 4 and 1 chunks, and a checkpoint, whose marker is read before anything is
+    copied. The names are in the order of copying; `latest` is last."""
     sizes = dict(zip(NAMES, (CHUNK, 3 * CHUNK + 12345, 54321)))
-    return {**{name: os.urandom(size) for name, size in sizes.items()}, "empty": b"", ".metadata": files_below(sample("dcp_fsdp2")[0])[".metadata"]}
+    return {**{name: os.urandom(size) for name, size in sizes.items()}, "empty": b"", "latest": b"1", **files_below(sample("dcp_fsdp2")[0])}
 
 
 def objects(files, prefix="ck"):
@@ -75,7 +76,7 @@ def is_done(t, files, name="copy"):
 @test
 def test_resume_onto_a_disk_fetches_what_is_missing(t):
     files = source()
-    points = ((is_read("b.bin"), 1, 0, CHUNK), (is_read("b.bin", 2 * CHUNK), 1, 2, 3 * CHUNK), (is_read(".metadata"), 1, 3, 4 * CHUNK))
+    points = ((is_read("B.bin"), 1, 0, CHUNK), (is_read("B.bin", 2 * CHUNK), 1, 2, 3 * CHUNK), (is_read("latest"), 1, 3, 4 * CHUNK))
     with serving(objects(files)) as s:
         for i, (is_point, whole, parts, least) in enumerate(points):
             kill(t, s, is_point, is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
@@ -95,11 +96,11 @@ def test_resume_onto_a_disk_without_an_interrupted_run(t):
         need(resume(t, s)["bytes"] == 0, "nothing was there")
         is_done(t, files)
         need("already exists" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode(), "refused")
-        kill(t, s, is_read("b.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck/b.bin", t.at("one.bin"))
+        kill(t, s, is_read("B.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck/B.bin", t.at("one.bin"))
         s.asked.clear()
-        r = t.json("cp", "s3://b/ck/b.bin", t.at("one.bin"), "--resume", "--json", env=s.env())["resumed"]
-        need(r["parts"] == 1 and r["bytes"] == CHUNK and fetched(s)["ck/b.bin"] <= 2 * CHUNK + (1 << 20), f"{r} {fetched(s)}")
-        need(files_below(t.at("one.bin"))["one.bin"] == files["b.bin"], "a single file")
+        r = t.json("cp", "s3://b/ck/B.bin", t.at("one.bin"), "--resume", "--json", env=s.env())["resumed"]
+        need(r["parts"] == 1 and r["bytes"] == CHUNK and fetched(s)["ck/B.bin"] <= 2 * CHUNK + (1 << 20), f"{r} {fetched(s)}")
+        need(files_below(t.at("one.bin"))["one.bin"] == files["B.bin"], "a single file")
 
 
 @test
@@ -107,8 +108,8 @@ def test_resume_onto_a_disk_twice_and_with_a_failure(t):
     """A run with --resume keeps what it wrote when it fails, too. A run without --resume starts over."""
     files = source()
     with serving(objects(files)) as s:
-        kill(t, s, is_read("b.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
-        before, s.trouble = s.trouble, lambda h, *_: is_read("b.bin", 2 * CHUNK)(h) and h.error(403, "AccessDenied")
+        kill(t, s, is_read("B.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        before, s.trouble = s.trouble, lambda h, *_: is_read("B.bin", 2 * CHUNK)(h) and h.error(403, "AccessDenied")
         need(b"AccessDenied" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr, "the failure is not shown")
         need(not os.path.exists(t.at("copy")) and left(t), "the failed run has to leave what it wrote")
         s.trouble = before
@@ -116,7 +117,7 @@ def test_resume_onto_a_disk_twice_and_with_a_failure(t):
         need(r["objects"] == 1 and r["parts"] == 2 and r["bytes"] == 3 * CHUNK, f"{r}")
         is_done(t, files)
         shutil.rmtree(t.at("copy"))
-        kill(t, s, is_read("b.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill(t, s, is_read("B.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
         t.run("cp", "s3://b/ck", t.at("copy"), env=s.env())
         is_done(t, files)
 
@@ -127,8 +128,8 @@ def test_resume_onto_a_disk_checks_what_is_there(t):
     is ignored."""
     files = source()
     with serving(objects(files)) as s:
-        kill(t, s, is_read("b.bin", 2 * CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
-        with open(os.path.join(left(t), "b.bin"), "r+b") as f:
+        kill(t, s, is_read("B.bin", 2 * CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        with open(os.path.join(left(t), "B.bin"), "r+b") as f:
             f.seek(CHUNK + 7)
             f.write(b"other bytes")
         r = resume(t, s)
@@ -136,7 +137,7 @@ def test_resume_onto_a_disk_checks_what_is_there(t):
         is_done(t, files)
         shutil.rmtree(t.at("copy"))
 
-        kill(t, s, is_read("b.bin", 2 * CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill(t, s, is_read("B.bin", 2 * CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
         with open(left(t) + ".1-of-1", "r+b") as f:
             f.truncate(os.path.getsize(f.name) - 5)
         r = resume(t, s)
@@ -144,9 +145,9 @@ def test_resume_onto_a_disk_checks_what_is_there(t):
         is_done(t, files)
         shutil.rmtree(t.at("copy"))
 
-        kill(t, s, is_read("b.bin", 2 * CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
-        files["a.bin"] = os.urandom(CHUNK)
-        s.objects["ck/a.bin"] = files["a.bin"]
+        kill(t, s, is_read("B.bin", 2 * CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        files["A.bin"] = os.urandom(CHUNK)
+        s.objects["ck/A.bin"] = files["A.bin"]
         p = t.run("cp", "s3://b/ck", t.at("copy"), "--resume", env=s.env())
         need(b"source changed" in p.stderr and b"nothing that can be continued" in p.stderr, p.stderr)
         is_done(t, files)
@@ -157,7 +158,7 @@ def test_resume_onto_a_disk_touches_nothing_of_others(t):
     """A file of another program in the unpublished output is neither removed nor published. A link there is not followed."""
     files = source()
     with serving(objects(files)) as s:
-        kill(t, s, is_read(".metadata"), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill(t, s, is_read("latest"), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
         with open(os.path.join(left(t), "notes.txt"), "wb") as f:
             f.write(b"mine")
         refused = t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode()
@@ -187,7 +188,7 @@ def test_resume_onto_a_disk_that_replaces_a_checkpoint(t):
     old = files_below(path)
     with serving(objects(files)) as s:
         shutil.copytree(path, t.at("copy"))
-        kill(t, s, is_read("b.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"), "--overwrite")
+        kill(t, s, is_read("B.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"), "--overwrite")
         need(files_below(t.at("copy")) == old, "the old checkpoint")
         r = resume(t, s, "--overwrite")
         need(r["bytes"] == 2 * CHUNK, f"{r}")
@@ -199,7 +200,7 @@ def test_resume_from_disk_to_disk(t):
     files = source()
     with serving(objects(files)) as s:
         t.run("cp", "s3://b/ck", t.at("first"), env=s.env())
-        kill(t, s, is_read("b.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill(t, s, is_read("B.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
         p = t.run("cp", t.at("first"), t.at("copy"), "--resume")
         need(b"source changed" in p.stderr, p.stderr)
         is_done(t, files)
@@ -208,7 +209,7 @@ def test_resume_from_disk_to_disk(t):
 def put_back_journal(t, s, *args):
     """Makes the state after a kill between the last rename of a copy and the removal of its journal: finishes a killed run
     and puts back the journal that the end of the run has removed. Returns the journal's name."""
-    kill(t, s, is_read(".metadata"), is_settled(t), s.env(), *args)
+    kill(t, s, is_read("latest"), is_settled(t), s.env(), *args)
     name = next(n for n in os.listdir(t.folder) if n.endswith(".1-of-1"))
     with open(t.at(name), "rb") as f:
         journal = f.read()
@@ -248,7 +249,7 @@ def test_resume_onto_a_disk_after_the_last_rename(t):
             s.objects.clear()
             s.objects.update(before)
 
-        for name, at in (("a.bin", 5), ("b.bin", 3 * CHUNK + 12000), ("deep/c.bin", 0)):
+        for name, at in (("A.bin", 5), ("B.bin", 3 * CHUNK + 12000), ("deep/c.bin", 0)):
             shutil.rmtree(t.at("copy"))
             put_back_journal(t, s, "cp", "s3://b/ck", t.at("copy"))
             with open(os.path.join(t.at("copy"), name), "r+b") as f:

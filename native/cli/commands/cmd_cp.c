@@ -7,6 +7,7 @@
 #include "cli/program/session.h"
 #include "cli/program/signals.h"
 #include "cli/program/term.h"
+#include "cli/writing/copy_complete.h"
 #include "cli/writing/copy_log.h"
 #include "cli/writing/copy_published.h"
 #include "cli/writing/copy_source.h"
@@ -51,6 +52,7 @@ typedef struct copying {
     uint64_t *sums, *sizes;
     uint64_t byte_total, byte_done;
     tsr_object_resumed resumed;
+    tsr_hidden_names hidden; /* files that the store does not list because of their names */
     cli_copy_log log; /* for a copy to a disk: the digests of its chunks */
     cli_progress progress;
 } copying;
@@ -86,9 +88,17 @@ static tsr_status list_directory(copying *c, tsr_error *err)
     }
     if (cut || deeper)
         return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "it holds too many files, or directories more than %d levels down", LEVELS);
+    c->hidden = tsr_path_store_hidden(c->store);
     c->count = c->store->file_count;
     if (!c->count) return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "it contains no files");
     return TSR_OK;
+}
+
+/* Their names are those of unfinished outputs. They may be another run's, so they are not copied, but they may also be the user's. */
+static void warn_hidden(const copying *c)
+{
+    cli_warn(c->program, "%s whose names begin with '.' and contain '.tessera-' %s not copied, such as '%s': unfinished outputs have such names",
+             cli_plural(c->hidden.count, "file").text, c->hidden.count == 1 ? "is" : "are", c->hidden.first);
 }
 
 /* Whether the name of a file is that of a marker, whose presence makes a checkpoint complete: 1 in a subdirectory, 2 in the
@@ -514,7 +524,9 @@ static int run(cli *program, const void *given)
     c.arena = tsr_arena_new(host->allocator, 0, &err);
     c.buffer = c.arena ? tsr_alloc(host->allocator, BUFFER, 1, &err) : NULL;
     tsr_status status = c.buffer ? tsr_path_store_open(host, cli_given_address(program, c.from), &c.store, &err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = cli_copy_check_complete(host, c.store, &err); /* it may change the listing */
     if (status == TSR_OK) status = list_files(&c, &err);
+    if (status == TSR_OK && c.hidden.count) warn_hidden(&c);
     if (status == TSR_OK) status = write_copy(&c, &err);
     if (status == TSR_OK && c.arguments->json) status = put_json(&c, &err);
     else if (status == TSR_OK) report(&c);

@@ -22,8 +22,8 @@ typedef struct tsr_sys tsr_sys; /* io/sys.h: only for tests that replace system 
  * another. The store of a file lists only that file, under its last path component. If the file holds a JSON object or is
  * called ".metadata", the store also lists the other files of its folder, without subfolders. In both cases the file is
  * `primary`. Names outside the listing cannot be read, so ".." or an absolute path in a checkpoint has no effect; symbolic
- * links in the folder are followed. Names that contain ".tessera-" belong to an output that is being written: they are not
- * listed.
+ * links in the folder are followed. Names that begin with a dot and contain ".tessera-" are those of outputs that are
+ * being written: they are not listed.
  *
  * Files are opened read-only on first use and kept open (at most 256 at once); `map` serves files of 1 MiB and more.
  * `sys` NULL: the real calls. Borrows `allocator` and `sys`. Errors: TSR_E_NOT_FOUND, TSR_E_IO, TSR_E_LIMIT (more than
@@ -48,6 +48,12 @@ tsr_status tsr_joined_store_open(const tsr_store_opener *opener, const char *con
  * TSR_E_CHANGED names the first that differs. For stores of other kinds, these three functions report: unchanged, no holes,
  * time 0. */
 tsr_status tsr_folder_store_unchanged(tsr_store *store, tsr_error *err);
+/* Files and directories that a store does not list because their names are like those of unfinished outputs. */
+typedef struct tsr_hidden_names {
+    uint64_t count;
+    char first[256]; /* one of the names, perhaps cut off */
+} tsr_hidden_names;
+tsr_hidden_names tsr_folder_store_hidden(const tsr_store *store);
 /* Whether files take at least 1 MiB less space than they have bytes. Reading their holes costs nothing. */
 bool tsr_folder_store_has_holes(const tsr_store *store);
 /* When a file was last changed, according to its state when the store was opened: seconds since 1970 and nanoseconds. */

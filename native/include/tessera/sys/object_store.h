@@ -9,6 +9,7 @@
 #define TESSERA_SYS_OBJECT_STORE_H
 
 #include "tessera/store.h"
+#include "tessera/sys/folder.h"
 
 TSR_API_BEGIN
 
@@ -29,6 +30,8 @@ tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_stor
 /* Identifies the version of an object: its ETag or generation, or the commit of a repository. Empty if the store is not an
  * object store. Borrowed until the store is closed. */
 const char *tsr_object_store_version(const tsr_store *store, uint32_t file);
+/* As tsr_folder_store_hidden, of objects. */
+tsr_hidden_names tsr_object_store_hidden(const tsr_store *store);
 
 TSR_API_END
 

@@ -22,6 +22,8 @@ tsr_status tsr_document_store_open(const tsr_host *host, const char *path, tsr_s
 tsr_status tsr_path_store_open_by(const tsr_store_opener *opener, const char *path, tsr_store **out, tsr_error *err);
 /* The version of a remote file (its ETag or modification time); empty for files of this machine. Borrowed until the store is closed. */
 const char *tsr_path_store_version(const tsr_store *store, uint32_t file);
+/* The files that the store does not list because their names are like those of unfinished outputs. */
+tsr_hidden_names tsr_path_store_hidden(const tsr_store *store);
 /* Whether one of two URLs is equal to or below the other, judged by their text. */
 bool tsr_urls_overlap(const char *a, const char *b);
 /* TSR_E_UNSUPPORTED if `path` is a URL although only files of this machine can be written. */
