@@ -281,6 +281,7 @@ static tsr_status read_modules(const contract_reader *r, tsr_str text, tsr_vec *
     if (status == TSR_OK) status = tsr_fqn_iterate(modules, r->host, r->arena, &items, &count, r->err);
     for (size_t i = 0; i < count && status == TSR_OK; i++) status = add_item(r, modules, &items[i], list);
     tsr_modules_free(modules);
+    out->object_trees = true;
     return status == TSR_OK ? take_entries(r, list, "the module tree", out) : status;
 }
 

@@ -112,6 +112,7 @@ static tsr_status compare_shapes(const compare *c, const tsr_entry *entry, const
 static tsr_status compare_entry(const compare *c, const tsr_entry *entry, const tsr_entry *wanted, tsr_error *err)
 {
     const uint32_t allow = tsr_contract_allows(c->contract, wanted->fqn);
+    if (wanted->kind == TSR_ENTRY_OBJECT && c->contract->object_trees) return TSR_OK;
     if (entry->kind != wanted->kind && !c->contract->any_kind) {
         return tsr_finding_add(c->findings, "layout/kind", name_of(entry), err, "'%.*s' is %s, but %s has %s",
                                TSR_STR_ARG(entry->fqn), kind_name(entry->kind), c->contract->called,
@@ -142,12 +143,29 @@ static tsr_status compare_all(const compare *c, const tsr_catalog *catalog, cons
     return TSR_OK;
 }
 
-static tsr_status index_entries(const tsr_contract *contract, const tsr_catalog *catalog, tsr_map *map, tsr_error *err)
+/* The longest name above `name` that the contract has as an object, if objects stand for what is below them; otherwise
+ * empty. */
+static tsr_str object_above(const tsr_contract *contract, const tsr_map *wanted, tsr_str name)
+{
+    for (size_t size = contract->object_trees ? name.size : 0; size > 0; size--) {
+        if (name.data[size - 1] != '.') continue;
+        const tsr_str above = {name.data, size - 1};
+        const uint32_t at = tsr_map_get(wanted, above, UINT32_MAX);
+        if (at != UINT32_MAX && contract->expected.entries[at].kind == TSR_ENTRY_OBJECT) return above;
+    }
+    return (tsr_str){NULL, 0};
+}
+
+/* An object that stands for what is below its name is there if something is. */
+static tsr_status index_entries(const tsr_contract *contract, const tsr_catalog *catalog, const tsr_map *wanted, tsr_map *map,
+                                tsr_error *err)
 {
     tsr_str name;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         if (!tsr_contract_name(contract, catalog->entries[i].fqn, &name)) continue;
         TSR_TRY(tsr_map_put(map, name, (uint32_t)i, NULL, NULL, err));
+        const tsr_str above = object_above(contract, wanted, name);
+        if (above.data) TSR_TRY(tsr_map_put(map, above, (uint32_t)i, NULL, NULL, err));
     }
     return TSR_OK;
 }
@@ -166,6 +184,7 @@ static tsr_status report_unexpected(const compare *c, const tsr_catalog *catalog
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_entry *entry = &catalog->entries[i];
         if (!tsr_contract_name(c->contract, entry->fqn, &name) || tsr_map_get(wanted, name, UINT32_MAX) != UINT32_MAX) continue;
+        if (object_above(c->contract, wanted, name).data) continue;
         if (tsr_contract_allows(c->contract, name) & TSR_MAY_EXCEED) continue;
         TSR_TRY(tsr_finding_add(c->findings, "layout/unexpected-entry", name_of(entry), err, "'%.*s' is not in %s",
                                 TSR_STR_ARG(entry->fqn), c->contract->called));
@@ -179,8 +198,8 @@ tsr_status tsr_validate_contract(const tsr_catalog *catalog, const tsr_contract 
     const compare c = {contract, host->allocator, findings};
     tsr_map *here = tsr_map_new(host->allocator, catalog->entry_count, err);
     tsr_map *wanted = here ? tsr_map_new(host->allocator, contract->expected.entry_count, err) : NULL;
-    tsr_status status = wanted ? index_entries(contract, catalog, here, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = index_expected(&contract->expected, wanted, err);
+    tsr_status status = wanted ? index_expected(&contract->expected, wanted, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = index_entries(contract, catalog, wanted, here, err);
     if (status == TSR_OK) status = compare_all(&c, catalog, here, err);
     if (status == TSR_OK) status = report_unexpected(&c, catalog, wanted, err);
     tsr_map_free(wanted);

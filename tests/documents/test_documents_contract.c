@@ -119,6 +119,7 @@ static void test_documents_contract__says_what_the_documents_say(void **state)
     assert_int_equal(weight->dtype, TSR_FLOAT32);
     assert_int_equal(weight->shape[0], 4);
     assert_int_equal(c[3].expected.entries[1].kind, TSR_ENTRY_OBJECT);
+    assert_true(c[3].object_trees && !c[0].object_trees);
     tsr_arena_free(arena);
 }
 
