@@ -7,6 +7,7 @@
 #include "tessera/fqn.h"
 #include "tessera/sys/contract_rules.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/params.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
@@ -250,23 +251,74 @@ static tsr_status read_index(const contract_reader *r, const cJSON *map, tsr_vec
     return take_entries(r, names, "the index", out);
 }
 
-static tsr_status add_item(const contract_reader *r, const tsr_modules *modules, const tsr_state_item *item, tsr_vec *list)
+/* A module tree whose state is listed. */
+typedef struct tree_list {
+    const contract_reader *reader;
+    const tsr_modules *modules;
+    tsr_vec *list;
+} tree_list;
+
+/* Adds an entry under the name that state dicts have for `raw`. */
+static tsr_status add_canonical(const tree_list *t, tsr_str raw, tsr_entry **out)
 {
     tsr_name name;
-    TSR_TRY(tsr_fqn_resolve(modules, item->raw, NULL, r->arena, &name, r->err));
-    for (size_t i = 0; i < name.fqn_count; i++) {
-        TSR_TRY(add_name(r, list, name.fqns[i]));
-        tsr_entry *entry = &((tsr_entry *)list->items)[list->count - 1];
-        if (item->kind == TSR_STATE_EXTRA) entry->kind = TSR_ENTRY_OBJECT;
-        if (name.flat) {
-            entry->ndim = name.flat->params[i].ndim;
-            entry->shape = name.flat->params[i].shape;
-        } else if (item->tensor) {
-            entry->ndim = item->tensor->ndim;
-            entry->shape = item->tensor->shape;
-        }
-        if (item->tensor) entry->dtype = item->tensor->dtype;
+    TSR_TRY(tsr_fqn_resolve(t->modules, raw, NULL, t->reader->arena, &name, t->reader->err));
+    TSR_TRY(add_name(t->reader, t->list, name.fqns[0]));
+    *out = &((tsr_entry *)t->list->items)[t->list->count - 1];
+    return TSR_OK;
+}
+
+/* Adds an original of a flat parameter. `unit` is the raw name of the flat parameter's module, with a dot at its end. */
+static tsr_status add_original(const tree_list *t, tsr_str unit, tsr_str fqn, const tsr_flat_original *original,
+                               tsr_dtype dtype)
+{
+    tsr_entry *entry;
+    const tsr_str raw = tsr_arena_format(t->reader->arena, t->reader->err, "%.*s%.*s", TSR_STR_ARG(unit), TSR_STR_ARG(fqn));
+    if (!raw.data) return TSR_E_NOMEM;
+    TSR_TRY(add_canonical(t, raw, &entry));
+    entry->dtype = dtype;
+    entry->ndim = original ? original->ndim : 0;
+    entry->shape = original ? original->shape : NULL;
+    return TSR_OK;
+}
+
+static tsr_status add_shared(const tree_list *t, tsr_str unit, const tsr_module_flat *flat, tsr_dtype dtype, tsr_map *seen)
+{
+    tsr_error *err = t->reader->err;
+    for (size_t i = 0; i < flat->param_count; i++) TSR_TRY(tsr_map_put(seen, flat->params[i].fqn, (uint32_t)i, NULL, NULL, err));
+    for (size_t i = 0; i < flat->shared_count; i++) {
+        const uint32_t at = tsr_map_get(seen, flat->shared[i].of, UINT32_MAX);
+        const tsr_flat_original *original = at == UINT32_MAX ? NULL : &flat->params[at];
+        TSR_TRY(add_original(t, unit, flat->shared[i].fqn, original, original ? dtype : TSR_DTYPE_NONE));
     }
+    return TSR_OK;
+}
+
+/* State dicts hold the originals of a flat parameter, tied ones under each of their names. */
+static tsr_status add_originals(const tree_list *t, const tsr_state_item *item, const tsr_module_flat *flat)
+{
+    const tsr_str unit = {item->raw.data, item->raw.size - item->tensor->name.size};
+    for (size_t i = 0; i < flat->param_count; i++)
+        TSR_TRY(add_original(t, unit, flat->params[i].fqn, &flat->params[i], item->tensor->dtype));
+    if (!flat->shared_count) return TSR_OK;
+    tsr_map *seen = tsr_map_new(t->reader->host->allocator, flat->param_count, t->reader->err);
+    const tsr_status status = seen ? add_shared(t, unit, flat, item->tensor->dtype, seen) : TSR_E_NOMEM;
+    tsr_map_free(seen);
+    return status;
+}
+
+static tsr_status add_item(const tree_list *t, const tsr_state_item *item)
+{
+    tsr_name name;
+    tsr_entry *entry;
+    TSR_TRY(tsr_fqn_resolve(t->modules, item->raw, NULL, t->reader->arena, &name, t->reader->err));
+    if (name.flat && item->tensor) return add_originals(t, item, name.flat);
+    TSR_TRY(add_canonical(t, item->raw, &entry));
+    if (item->kind == TSR_STATE_EXTRA) entry->kind = TSR_ENTRY_OBJECT;
+    if (!item->tensor) return TSR_OK;
+    entry->ndim = item->tensor->ndim;
+    entry->shape = item->tensor->shape;
+    entry->dtype = item->tensor->dtype;
     return TSR_OK;
 }
 
@@ -278,8 +330,9 @@ static tsr_status read_modules(const contract_reader *r, tsr_str text, tsr_vec *
     size_t count = 0;
     tsr_status status = tsr_modules_parse(text, r->host, r->arena, &document, r->err);
     if (status == TSR_OK) status = tsr_modules_new(document.root, r->host, &modules, r->err);
-    if (status == TSR_OK) status = tsr_fqn_iterate(modules, r->host, r->arena, &items, &count, r->err);
-    for (size_t i = 0; i < count && status == TSR_OK; i++) status = add_item(r, modules, &items[i], list);
+    if (status == TSR_OK) status = tsr_fqn_state_keys(modules, r->host, r->arena, &items, &count, r->err);
+    const tree_list tree = {r, modules, list};
+    for (size_t i = 0; i < count && status == TSR_OK; i++) status = add_item(&tree, &items[i]);
     tsr_modules_free(modules);
     out->object_trees = true;
     return status == TSR_OK ? take_entries(r, list, "the module tree", out) : status;

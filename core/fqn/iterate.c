@@ -5,6 +5,9 @@
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
+/* How many modules tsr_fqn_state_keys may enter, shared ones again under each name: far more than real models have. */
+enum { MORE_MODULES = 1 << 16, NAMES_PER_MODULE = 64 };
+
 typedef struct frame {
     tsr_module_ref ref;
     size_t next_child;
@@ -18,6 +21,8 @@ typedef struct visit {
     tsr_vec items;  /* tsr_state_item */
     bool *seen;     /* by module */
     uint32_t *last; /* by tensor: the module that visited it last, see met_by */
+    bool every;         /* shared modules under each of their names */
+    uint64_t left;      /* with `every`: how many modules may still be entered */
 } visit;
 
 static tsr_status push_item(visit *v, tsr_str prefix, tsr_str name, tsr_state_item item, tsr_error *err)
@@ -113,12 +118,12 @@ static tsr_status hand_out(visit *v, tsr_state_item **out, size_t *count, tsr_er
 
 static visit visit_of(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
-    return (visit){modules,
-                   arena,
-                   tsr_vec_of(host->allocator, sizeof(frame)),
-                   tsr_vec_of(host->allocator, sizeof(tsr_state_item)),
-                   tsr_arena_array(arena, tsr_modules_count(modules), sizeof(bool), err),
-                   tsr_arena_array(arena, tsr_modules_tensor_count(modules), sizeof(uint32_t), err)};
+    return (visit){.modules = modules,
+                   .arena = arena,
+                   .stack = tsr_vec_of(host->allocator, sizeof(frame)),
+                   .items = tsr_vec_of(host->allocator, sizeof(tsr_state_item)),
+                   .seen = tsr_arena_array(arena, tsr_modules_count(modules), sizeof(bool), err),
+                   .last = tsr_arena_array(arena, tsr_modules_tensor_count(modules), sizeof(uint32_t), err)};
 }
 
 static tsr_status finish(visit *v, tsr_status status, tsr_state_item **out, size_t *count, tsr_error *err)
@@ -150,6 +155,23 @@ static tsr_status push_new_parameters(visit *v, const frame *f, tsr_error *err)
     return TSR_OK;
 }
 
+/* Adds a module's own parameters, persistent buffers and extra state under the names that they have here. */
+static tsr_status push_state(visit *v, const frame *f, tsr_error *err)
+{
+    const tsr_module *module = tsr_modules_at(v->modules, f->ref);
+    for (size_t i = 0; i < module->parameter_count + module->buffer_count; i++) {
+        const bool is_buffer = i >= module->parameter_count;
+        const tsr_module_tensor *tensor = is_buffer ? &module->buffers[i - module->parameter_count] : &module->parameters[i];
+        if (is_buffer && !tensor->persistent) continue;
+        const tsr_state_item item = {.kind = is_buffer ? TSR_STATE_BUFFER : TSR_STATE_PARAMETER,
+                                     .tensor = tensor,
+                                     .tensor_id = tsr_modules_attribute(v->modules, f->ref, tensor->name)->tensor_id};
+        TSR_TRY(push_item(v, f->prefix, tensor->name, item, err));
+    }
+    if (!module->extra_state) return TSR_OK;
+    return push_item(v, f->prefix, TSR_STR("_extra_state"), (tsr_state_item){.kind = TSR_STATE_EXTRA}, err);
+}
+
 static tsr_status push_module(visit *v, const frame *f, tsr_error *err)
 {
     tsr_named_module *slot = tsr_vec_push(&v->items, err);
@@ -158,7 +180,24 @@ static tsr_status push_module(visit *v, const frame *f, tsr_error *err)
     return TSR_OK;
 }
 
-/* Visits each module before its children, and a shared module only once. */
+/* The prefix of a child's keys. State dicts leave out a child that `_fqn_modifiers` hides; named_modules does not. */
+static tsr_status child_prefix(const visit *v, const frame *f, tsr_str name, tsr_str *out, tsr_error *err)
+{
+    *out = f->prefix;
+    if (v->every && is_hidden(v->modules, f->ref, name)) return TSR_OK;
+    *out = tsr_arena_format(v->arena, err, "%.*s%.*s.", TSR_STR_ARG(f->prefix), TSR_STR_ARG(name));
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Shared modules can make exponentially many names out of a small tree. */
+static tsr_status check_left(visit *v, tsr_error *err)
+{
+    TSR_FAIL_IF(v->every && v->left == 0, err, TSR_E_LIMIT, "module tree: shared modules have too many names");
+    v->left--;
+    return TSR_OK;
+}
+
+/* Visits each module before its children, and a shared module only once, or under each of its names. */
 static tsr_status walk_down(visit *v, tsr_status (*push)(visit *v, const frame *f, tsr_error *err), tsr_error *err)
 {
     TSR_TRY(enter(v, 0, TSR_STR(""), err));
@@ -172,12 +211,22 @@ static tsr_status walk_down(visit *v, tsr_status (*push)(visit *v, const frame *
         }
         tsr_str name = module->children[top->next_child++].name;
         tsr_module_ref child = tsr_modules_attribute(v->modules, top->ref, name)->module;
-        if (v->seen[child]) continue;
-        tsr_str prefix = tsr_arena_format(v->arena, err, "%.*s%.*s.", TSR_STR_ARG(top->prefix), TSR_STR_ARG(name));
-        if (!prefix.data) return TSR_E_NOMEM;
+        if (v->seen[child] && !v->every) continue;
+        tsr_str prefix;
+        TSR_TRY(check_left(v, err));
+        TSR_TRY(child_prefix(v, top, name, &prefix, err));
         TSR_TRY(enter(v, child, prefix, err));
     }
     return TSR_OK;
+}
+
+tsr_status tsr_fqn_state_keys(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,
+                              size_t *count, tsr_error *err)
+{
+    visit v = visit_of(modules, host, arena, err);
+    v.every = true;
+    v.left = MORE_MODULES + NAMES_PER_MODULE * (uint64_t)tsr_modules_count(modules);
+    return finish(&v, v.seen && v.last ? walk_down(&v, push_state, err) : TSR_E_NOMEM, out, count, err);
 }
 
 tsr_status tsr_fqn_named_parameters(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,

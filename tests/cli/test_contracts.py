@@ -158,3 +158,14 @@ def test_convert_refuses_what_validate_would(t):
     need(b"'head.bias'" in p.stderr, p.stderr)
     t.run("convert", path, t.at("model.safetensors"), *model, "--against", t.at("model.safetensors"), "--overwrite", status=2)
     t.run("validate", "--deep", t.at("model.safetensors"))
+
+
+@test
+def test_names_of_shared_modules_are_bounded(t):
+    """Modules that hold another one twice, 40 levels deep: 2^40 names in a few KiB."""
+    node, path = {}, ["a"] * 40
+    for depth in range(40, -1, -1):
+        children = {"a": node, "b": {"same_as": ".".join(path[:depth + 1])}} if depth < 40 else {}
+        node = {"class": "M", "wrapper": "none", "parameters": {}, "buffers": {}, "extra_state": False, "children": children}
+    tree = write(t.at("modules.json"), {"schema": "tessera.modules/1", "root": node})
+    need(b"too many names" in t.run("validate", sample("safetensors_model")[0], "--against", tree, status=2).stderr, "not refused")

@@ -24,6 +24,12 @@ TSR_API_BEGIN
 tsr_status tsr_fqn_named_parameters(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,
                                     size_t *count, tsr_error *err);
 
+/* The keys of `model.state_dict()` with hooks of FSDP aside, in its order: a module before its children, and a shared module or
+ * tensor under each of its names, as a strict load_state_dict wants them. As tsr_fqn_iterate otherwise; TSR_E_LIMIT where
+ * modules inside of shared modules have more than 64 names each, and 65,536 together. */
+tsr_status tsr_fqn_state_keys(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,
+                              size_t *count, tsr_error *err);
+
 /* `model.named_modules()`: a module comes before its children, a shared one once, under its first name; the root's is "".
  * FSDP's units (`FSDP.fsdp_modules`) are those whose wrapper is TSR_WRAPPER_FSDP1. As tsr_fqn_iterate otherwise. */
 typedef struct tsr_named_module {
