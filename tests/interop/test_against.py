@@ -1,4 +1,4 @@
-"""`validate --against MODULES.json`: the state dict of a live model fits the module tree of that model, and nothing less does."""
+"""`validate --against MODULES.json` and `fqn MODULES.json --checkpoint`: the state dict of a live model fits the module tree of that model, and nothing less does."""
 import contextlib
 import json
 import os
@@ -49,11 +49,18 @@ def findings(t, model, state):
     return sorted((f["rule"], f["fqn"]) for f in got["findings"] if f["level"] == "warning")
 
 
+def suggested(t):
+    doc = t.json("fqn", t.at("modules.json"), "--checkpoint", t.at("state.pt"), "--json")["against"]
+    return doc["missing"], doc["unexpected"], doc["renames"]
+
+
 def check(t, model, state, *left_out):
     assert findings(t, model, state) == [], (type(model), findings(t, model, state))
+    assert suggested(t) == ([], [], []), (type(model), suggested(t))
     for name in left_out:
         less = {k: v for k, v in state.items() if k != name}
         assert findings(t, model, less) == [("layout/missing-entry", name)], (name, findings(t, model, less))
+        assert suggested(t) == ([name], [], []), (name, suggested(t))
 
 
 def test_shared_modules_and_parameters_have_every_name(t):

@@ -7,6 +7,7 @@
 #include "cli/program/map_options.h"
 #include "cli/program/session.h"
 #include "cli/program/term.h"
+#include "tessera/document_read.h"
 #include "tessera/sys/canonical_names.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/map.h"
@@ -140,81 +141,94 @@ static tsr_status choose_matches(cli *program, keys *side, tsr_error *err)
 
 /* ---- against a model or another checkpoint ---- */
 
-static tsr_status add_tree_name(keys *out, const tsr_state_item *item, const tsr_name *name, size_t at, tsr_map *seen,
-                                tsr_error *err)
-{
-    const tsr_flat_original *original = name->flat ? &name->flat->params[at] : NULL;
-    bool fresh;
-    tsr_status status = tsr_map_put(seen, name->fqns[at], 0, NULL, &fresh, err);
-    if (status != TSR_OK || !fresh) return status;
-    out->known[out->count++] = (cli_known_name){.name = name->fqns[at],
-                                                .is_tensor = item->tensor != NULL,
-                                                .ndim = original       ? original->ndim
-                                                        : item->tensor ? item->tensor->ndim
-                                                                       : 0,
-                                                .shape = original       ? original->shape
-                                                         : item->tensor ? item->tensor->shape
-                                                                        : NULL};
-    return TSR_OK;
-}
-
-/* A model's state, and the canonical names of each item. */
-typedef struct tree_state {
-    tsr_state_item *items;
-    tsr_name *names;
-    size_t count, name_count;
-} tree_state;
-
-static tsr_status read_state(cli *program, const tsr_modules *modules, tsr_arena *arena, tree_state *out, tsr_error *err)
-{
-    *out = (tree_state){.count = 0};
-    tsr_status status = tsr_fqn_iterate(modules, cli_host(program), arena, &out->items, &out->count, err);
-    if (status != TSR_OK) return status;
-    out->names = tsr_arena_array(arena, out->count, sizeof *out->names, err);
-    if (!out->names) return TSR_E_NOMEM;
-    for (size_t i = 0; i < out->count && status == TSR_OK; i++) {
-        status = tsr_fqn_resolve(modules, out->items[i].raw, NULL, arena, &out->names[i], err);
-        out->name_count += out->names[i].fqn_count;
-    }
-    return status;
-}
-
-static tsr_status add_tree_names(const tree_state *state, tsr_map *seen, tsr_arena *arena, keys *out, tsr_error *err)
+/* Lists the keys of a model's state dict, each once. */
+static tsr_status copy_tree_keys(cli *program, const tsr_catalog *tree, tsr_arena *arena, keys *out, tsr_error *err)
 {
     tsr_status status = TSR_OK;
-    out->known = tsr_arena_array(arena, state->name_count, sizeof *out->known, err);
-    if (!out->known) return TSR_E_NOMEM;
-    for (size_t i = 0; i < state->count; i++) {
-        for (size_t f = 0; f < state->names[i].fqn_count && status == TSR_OK; f++)
-            status = add_tree_name(out, &state->items[i], &state->names[i], f, seen, err);
+    tsr_map *seen = tsr_map_new(cli_host(program)->allocator, (size_t)tree->entry_count, err);
+    out->known = tsr_arena_array(arena, (size_t)tree->entry_count, sizeof *out->known, err);
+    if (!seen || !out->known) status = TSR_E_NOMEM;
+    for (uint64_t i = 0; i < tree->entry_count && status == TSR_OK; i++) {
+        bool fresh;
+        status = tsr_map_put(seen, tree->entries[i].fqn, 0, NULL, &fresh, err);
+        if (status == TSR_OK && fresh) status = copy_key(&tree->entries[i], 0, arena, &out->known[out->count++], err);
     }
+    tsr_map_free(seen);
     return status;
 }
 
-/* Lists all canonical names of a model's state. They live as long as the arena. */
-static tsr_status tree_names(cli *program, const tsr_modules *modules, tsr_arena *arena, void *out, tsr_error *err)
+/* The names are those that `validate --against` wants of a checkpoint. They live as long as the arena. */
+static tsr_status tree_names(cli *program, const char *path, tsr_arena *arena, keys *out, tsr_error *err)
 {
-    tree_state state;
-    tsr_status status = read_state(program, modules, arena, &state, err);
-    tsr_map *seen = status == TSR_OK ? tsr_map_new(cli_host(program)->allocator, state.count, err) : NULL;
-    if (!seen) return status == TSR_OK ? TSR_E_NOMEM : status;
-    status = add_tree_names(&state, seen, arena, out, err);
+    tsr_store *store = NULL;
+    tsr_bytes bytes = {0};
+    tsr_contract contract;
+    tsr_status status = cli_load_file(program, path, &store, &bytes, err);
+    if (status == TSR_OK) status = tsr_contract_read(bytes.data, cli_host(program), arena, &contract, err);
+    tsr_bytes_free(&bytes);
+    if (store) store->close(store);
+    if (status != TSR_OK) return status;
+    if (!contract.object_trees)
+        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "expected a module tree (tessera.modules/1)");
+    status = copy_tree_keys(program, &contract.expected, arena, out, err);
+    return status == TSR_OK ? name_by_text(program, arena, out, err) : status;
+}
+
+/* The size of a key up to and including a component `_extra_state`, or of the whole key. */
+static size_t state_size(tsr_str name)
+{
+    const tsr_str state = TSR_STR("_extra_state.");
+    for (size_t i = 0; i + state.size < name.size; i++) {
+        if ((i == 0 || name.data[i - 1] == '.') && memcmp(name.data + i, state.data, state.size) == 0)
+            return i + state.size - 1;
+    }
+    return name.size;
+}
+
+/* The keys with one for each extra state, whatever entries its value has. */
+static tsr_status fold_extra_states(cli *program, const keys *all, tsr_arena *arena, keys *out, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    tsr_map *seen = tsr_map_new(cli_host(program)->allocator, all->count, err);
+    out->known = tsr_arena_array(arena, all->count, sizeof *out->known, err);
+    if (!seen || !out->known) status = TSR_E_NOMEM;
+    for (size_t i = 0; i < all->count && status == TSR_OK; i++) {
+        bool fresh = true;
+        cli_known_name known = all->known[i];
+        const size_t size = state_size(known.name);
+        if (size < known.name.size) {
+            known = (cli_known_name){.name = {known.name.data, size}};
+            status = tsr_map_put(seen, known.name, 0, NULL, &fresh, err);
+        }
+        if (fresh) out->known[out->count++] = known;
+    }
     tsr_map_free(seen);
     return status == TSR_OK ? name_by_text(program, arena, out, err) : status;
+}
+
+static tsr_status read_wanted(cli *program, const fqn_arguments *arguments, tsr_arena *arena, keys *have, keys *want,
+                              tsr_error *err)
+{
+    const keys all = *have;
+    const char *tree = program->operands.count ? program->operands.items[0] : NULL;
+    tsr_status status = tree ? tree_names(program, tree, arena, want, err)
+                             : read_keys(program, arguments->against, NULL, arena, want, err);
+    if (status != TSR_OK) tsr_error_context(err, "%s", tree ? tree : arguments->against);
+    if (status != TSR_OK || !tree) return status;
+    *have = (keys){0};
+    return fold_extra_states(program, &all, arena, have, err);
 }
 
 static tsr_status ask_checkpoint(cli *program, const fqn_arguments *arguments, tsr_arena *arena, answer *out, tsr_error *err)
 {
     keys have = {0}, want = {0};
-    const char *tree = program->operands.count ? program->operands.items[0] : NULL;
+    const bool tree = program->operands.count > 0;
     tsr_status status = read_keys(program, arguments->checkpoint, arguments, arena, &have, err);
     out->by_text = true;
     out->names = have.names;
     out->count = have.count;
     if (status != TSR_OK || !(tree || arguments->against)) return status;
-    if (tree) status = with_modules(program, tree, arena, &want, tree_names, err);
-    else status = read_keys(program, arguments->against, NULL, arena, &want, err);
-    if (status != TSR_OK) tsr_error_context(err, "%s", tree ? tree : arguments->against);
+    status = read_wanted(program, arguments, arena, &have, &want, err);
     if (status == TSR_OK) status = choose_matches(program, &want, err);
     if (status == TSR_OK) status = choose_matches(program, &have, err);
     if (status == TSR_OK)
