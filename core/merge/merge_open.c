@@ -97,11 +97,18 @@ static tsr_status refuse_opaque(const builder *b, const tsr_entry *entry)
                      TSR_STR_ARG(entry->fqn), TSR_STR_ARG(b->merge->inputs[0].name), TSR_STR_ARG(entry->type));
 }
 
+/* Whether an entry is compared and merged. */
+static bool is_merged(const builder *b, const tsr_entry *entry)
+{
+    if (b->options.skip_objects && entry->kind == TSR_ENTRY_OBJECT) return false;
+    return tsr_selection_keeps(&b->merge->selection, entry->fqn);
+}
+
 static tsr_status add_entry(builder *b, const tsr_entry *entry, uint64_t order)
 {
     const tsr_merge_input *inputs = b->merge->inputs;
     tsr_arena *arena = b->m->own->arena;
-    if (!tsr_selection_keeps(&b->merge->selection, entry->fqn)) return tsr_mapped_keep(b->m, entry, order, b->err);
+    if (!is_merged(b, entry)) return tsr_mapped_keep(b->m, entry, order, b->err);
     if (entry->kind == TSR_ENTRY_OPAQUE) return refuse_opaque(b, entry);
     const tsr_entry **entries = tsr_arena_array(arena, b->inputs, sizeof *entries, b->err);
     tsr_merged *tensor = entries ? TSR_ARENA_NEW(arena, tsr_merged, b->err) : NULL;
@@ -127,7 +134,7 @@ static tsr_status check_names(const builder *b)
         const tsr_catalog *catalog = tsr_checkpoint_catalog(inputs[i].checkpoint);
         for (uint64_t e = 0; e < catalog->entry_count; e++) {
             const tsr_str fqn = catalog->entries[e].fqn;
-            if (tsr_selection_keeps(&b->merge->selection, fqn) && !tsr_checkpoint_entry(inputs[0].checkpoint, fqn))
+            if (is_merged(b, &catalog->entries[e]) && !tsr_checkpoint_entry(inputs[0].checkpoint, fqn))
                 return tsr_raise(b->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is in '%.*s' but not in '%.*s'", TSR_STR_ARG(fqn),
                                  TSR_STR_ARG(inputs[i].name), TSR_STR_ARG(inputs[0].name));
         }

@@ -285,6 +285,18 @@ def test_settings_of_adapters_that_are_not_known(t):
     need([w for w in said if "2 of the settings" in w and "'use_newer'" in w and "ignored" in w], f"{said}")
 
 
+def test_objects_that_are_dropped_need_not_agree(t):
+    a, b = {"w": torch.tensor([1.0, 5.0]), "epoch": 1, "old": "x"}, {"w": torch.tensor([3.0, -1.0]), "epoch": 2, "more": [1]}
+    torch.save(a, t.at("a.pt"))
+    torch.save(b, t.at("b.pt"))
+    run = ("merge", t.at("o.safetensors"), t.at("a.pt"), t.at("b.pt"), "--method", "linear", "--objects")
+    for objects in ("sidecar", "refuse"):
+        assert b"'more'" in t.run(*run, objects, status=2).stderr
+    t.run(*run, "drop")
+    got = load_file(t.at("o.safetensors"))
+    assert list(got) == ["w"] and torch.equal(got["w"], torch.tensor([2.0, 2.0])), got
+
+
 def test_resume_of_a_merge(t):
     """Killed while it writes, then continued: the bytes of an undisturbed run; other options start over."""
     paths = []

@@ -55,6 +55,7 @@ static tsr_status choose_method(merging *m, tsr_error *err)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--method slerp merges 2 checkpoints, found %zu", m->count);
     m->options.no_normalize = a->no_normalize;
     m->options.t = a->t.value;
+    m->options.skip_objects = a->writing.objects == TSR_OBJECTS_DROP;
     return tsr_cast_parse(tsr_str_from(a->writing.dtype), false, &m->options.dtype, err);
 }
 

@@ -40,6 +40,7 @@ typedef struct tsr_merge_options {
     double t;                    /* slerp: 0 is the first input, 1 the second */
     tsr_dtype dtype;             /* of the merged tensors; TSR_DTYPE_NONE: their own, the same in all inputs */
     tsr_selection selection;     /* only these entries are compared and merged; the others stay as the first input has them */
+    bool skip_objects;           /* objects are not compared: they stay as the first input has them, for callers that drop them */
 } tsr_merge_options;
 
 /* The merge of `count` checkpoints (1 or more), with the order and the nesting of the first one. Floating-point tensors are
