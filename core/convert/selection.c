@@ -133,8 +133,8 @@ static tsr_status check_refusals(const tsr_chosen *s, const char *(*refusal)(con
     }
     if (refused == 0) return TSR_OK;
     if (refused <= NAMED) return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s", TSR_STR_ARG(list));
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s, and %llu more entries cannot be written",
-                     TSR_STR_ARG(list), (unsigned long long)(refused - NAMED));
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s, and %llu more %s cannot be written", TSR_STR_ARG(list),
+                     (unsigned long long)(refused - NAMED), refused - NAMED == 1 ? "entry" : "entries");
 }
 
 /* Marks entries on a storage that another written entry also uses. */

@@ -19,12 +19,18 @@ tsr_str tsr_slice_split(tsr_str text, tsr_str *inside)
     return text;
 }
 
+static tsr_str trim(tsr_str text)
+{
+    while (text.size && text.data[0] == ' ') text.data++, text.size--;
+    while (text.size && text.data[text.size - 1] == ' ') text.size--;
+    return text;
+}
+
 /* Parses a bound or an index, a decimal number that may be negative. Returns false for anything else. */
 static bool parse_number(tsr_str text, int64_t *number)
 {
     char digits[24], *end;
-    while (text.size && text.data[0] == ' ') text.data++, text.size--;
-    while (text.size && text.data[text.size - 1] == ' ') text.size--;
+    text = trim(text);
     if (text.size == 0 || text.size >= sizeof digits) return false;
     memcpy(digits, text.data, text.size);
     digits[text.size] = '\0';
@@ -56,8 +62,9 @@ static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, tsr_span
         if (!parse_number(part, &from)) goto bad;
         uint64_t at = from < 0 ? size + (uint64_t)from : (uint64_t)from;
         if (at >= size) {
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "index %" PRId64 " of dim %u is beyond its size %" PRIu64,
-                             from, dim, size);
+            const tsr_str given = trim(part);
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "index %.*s of dim %u is beyond its size %" PRIu64,
+                             TSR_STR_ARG(given), dim, size);
         }
         *out = (tsr_span){at, 1};
         return TSR_OK;

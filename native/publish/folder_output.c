@@ -404,8 +404,8 @@ static tsr_status refuse_source(const folder_output *output, const char *path, c
     if (!source || output->sys->stat_at(output->sys, AT_FDCWD, source, &info) != 0) return TSR_OK;
     bool same = existing && tsr_is_one_file(existing, &info);
     if (same || (S_ISDIR(info.st_mode) && is_within(parent, source))) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is %s the source '%s'", path,
-                         same ? "" : "inside", source);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is %sthe source '%s'", path,
+                         same ? "" : "inside ", source);
     }
     return TSR_OK;
 }

@@ -54,3 +54,14 @@ def test_an_expansion_that_optim_refuses_names_the_tensor(t):
     message = t.run("optim", "flatten", path, t.at("b.pt"), status=2).stderr.decode()
     need("'state.fc.weight.exp_avg' (4.0 GiB from 4 B stored)" in message, message)
     need("'optimizer.state.fc.weight.exp_avg'" in t.run("convert", path, t.at("c.pt"), "--to", "torch", status=2).stderr.decode(), "convert")
+
+
+@test
+def test_messages_state_what_was_given(t):
+    """Numbers as they were written, one thing in the singular, and no word missing."""
+    write(t.at("m.pt"), archive(b"\x80\2" + dict_of(w=pickles.tensor(), **{f"o{n}": b"N" for n in range(6)}) + b"."))
+    says = lambda *command: t.run(*command, status=2).stderr.decode()
+    need("index 99999999999999999999 of dim 0 is beyond" in says("get", t.at("m.pt"), "w[ 99999999999999999999 ]"), "an index beyond 2^63")
+    need("and 1 more entry cannot be written" in says("convert", t.at("m.pt"), t.at("o.safetensors")), "entries")
+    message = says("convert", t.at("m.pt"), t.at("m.pt"))
+    need("' is the source '" in message, message)

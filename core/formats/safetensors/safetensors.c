@@ -90,7 +90,8 @@ static tsr_status note_alignment(const tsr_safetensors *opened, tsr_str name, ts
     if (!first || !findings) return TSR_OK;
     tsr_place place = {name, opened->data_offset + first->begin, first->name};
     return tsr_finding_add(findings, "safetensors/misaligned", place, err,
-                           "%" PRIu64 " tensors do not begin at a multiple of their element's size", count);
+                           "%" PRIu64 " %s begin at a multiple of %s element's size", count,
+                           count == 1 ? "tensor does not" : "tensors do not", count == 1 ? "its" : "their");
 }
 
 static tsr_status check_names(tsr_safetensors *opened, const tsr_allocator *allocator, tsr_error *err)

@@ -23,8 +23,8 @@ static void report_text(const cli_writing *w)
     if (w->options->json || w->program->globals.quiet) return;
     if (resumed_remotely(w)) cli_report_resumed(w->program, &w->resumed);
     if (w->units_found && !w->finish) {
-        fprintf(stderr, "resumed: %s of %s were done already\n", cli_number(w->units_found).text,
-                cli_plural(tsr_work_units(w->work), "unit").text);
+        fprintf(stderr, "resumed: %s of %s %s done already\n", cli_number(w->units_found).text,
+                cli_plural(tsr_work_units(w->work), "unit").text, w->units_found == 1 ? "was" : "were");
     }
     if (w->part && !w->published) {
         fprintf(stderr, "part %" PRIu64 " of %" PRIu64 " of ", w->part, w->parts);
