@@ -84,11 +84,11 @@ static tsr_status choose_ranks(conversion *c, tsr_error *err)
     const tsr_shards *shards = c->call.chosen.shards;
     if (tessera_option_size(&c->call.request, "world-size", &world, err) != TSR_OK) return err->status;
     if (c->options.to != TSR_TO_RANKS && world)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--world-size can only be used with --to ranks");
+        return tsr_fail(err, TSR_E_USAGE, "--world-size can only be used with --to ranks");
     if (c->options.to != TSR_TO_RANKS) return TSR_OK;
     if (!world) world = tsr_checkpoint_joined_ranks(c->call.checkpoint);
     if (!shards || !world)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--to ranks needs --shards FILE%s", shards ? " and --world-size N" : "");
+        return tsr_fail(err, TSR_E_USAGE, "--to ranks needs --shards FILE%s", shards ? " and --world-size N" : "");
     c->options.world_size = world < UINT32_MAX ? (uint32_t)world : UINT32_MAX;
     c->options.shards = shards;
     return TSR_OK;
@@ -102,11 +102,11 @@ static tsr_status read_container(conversion *c, bool reshards, tsr_error *err)
     const tsr_status status = tessera_option_choice(&c->call.request, "to", forms, &to, err);
     if (status != TSR_OK) return status;
     if (!to && !reshards)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "cannot infer the output format; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks");
+        return tsr_fail(err, TSR_E_USAGE,
+                        "cannot infer the output format; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks");
     c->options.to = to ? (tsr_container)(to - 1) : tsr_container_for(catalog->format);
     if (c->options.max_shard_size && c->options.to != TSR_TO_SAFETENSORS)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-shard-size can only be used with --to safetensors");
+        return tsr_fail(err, TSR_E_USAGE, "--max-shard-size can only be used with --to safetensors");
     if (choose_ranks(c, err) != TSR_OK) return err->status;
     c->options.per_part = !reshards && c->options.to == TSR_TO_SAFETENSORS && !c->options.max_shard_size && catalog->part_count;
     c->in_directory = reshards || c->options.max_shard_size || c->options.per_part ||
@@ -199,7 +199,7 @@ uint32_t tessera_convert(uint32_t handle, uint32_t sink, uint32_t reshards, cons
 {
     conversion *c = calloc(1, sizeof *c);
     if (!c) {
-        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        tsr_fail(err, TSR_E_NOMEM, "out of memory");
         return 0;
     }
     c->call.request = (request){options, count};

@@ -117,7 +117,7 @@ static tsr_status add_formatted(tsr_findings *findings, rated of, tsr_place plac
     char text[TSR_ERROR_MESSAGE_SIZE];
     vsnprintf(text, sizeof text, format, args);
     tsr_error clean = {0};
-    tsr_raise(&clean, TSR_E_FORMAT, TSR_NO_POSITION, "%s", text);
+    tsr_fail(&clean, TSR_E_FORMAT, "%s", text);
     TSR_TRY(add(findings, rule, level, place, clean.message, err));
     count->stored++;
     return TSR_OK;

@@ -32,7 +32,7 @@ void *tsr_alloc(const tsr_allocator *allocator, size_t count, size_t item_size, 
     size_t bytes;
     void *pointer = NULL;
     if (byte_size(count, item_size, &bytes)) pointer = allocator->resize(allocator->ctx, NULL, 0, bytes ? bytes : 1);
-    if (!pointer) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for %zu × %zu bytes", count, item_size);
+    if (!pointer) tsr_fail(err, TSR_E_NOMEM, "out of memory for %zu × %zu bytes", count, item_size);
     return pointer;
 }
 

@@ -3,7 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "tessera/status.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/visible.h"
 
 /* Appends text to the message, and escapes characters that could affect a terminal or break a one-line log. */
@@ -22,31 +22,49 @@ static void append_clean(char *message, const char *text)
     message[used] = '\0';
 }
 
-tsr_status tsr_raise(tsr_error *err, tsr_status status, uint64_t byte_position, const char *format, ...)
+static void append(tsr_error *err, const char *format, va_list args)
+{
+    char text[TSR_ERROR_MESSAGE_SIZE];
+    vsnprintf(text, sizeof text, format, args);
+    append_clean(err->message, text);
+}
+
+static tsr_status raise_at(tsr_error *err, tsr_status status, uint64_t byte_position, const char *format, va_list args)
 {
     if (!err || err->status != TSR_OK) return status;
-    char text[TSR_ERROR_MESSAGE_SIZE];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
     err->status = status;
     err->byte_position = byte_position;
     err->message[0] = '\0';
-    append_clean(err->message, text);
+    append(err, format, args);
+    return status;
+}
+
+tsr_status tsr_raise(tsr_error *err, tsr_status status, uint64_t byte_position, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    raise_at(err, status, byte_position, format, args);
+    va_end(args);
+    return status;
+}
+
+tsr_status tsr_fail(tsr_error *err, tsr_status status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    raise_at(err, status, TSR_NO_POSITION, format, args);
+    va_end(args);
     return status;
 }
 
 void tsr_error_context(tsr_error *err, const char *format, ...)
 {
     if (!err || err->status == TSR_OK) return;
-    char text[TSR_ERROR_MESSAGE_SIZE];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
     append_clean(err->message, ", in ");
-    append_clean(err->message, text);
+    append(err, format, args);
+    va_end(args);
 }
 
 const char *tsr_status_name(tsr_status status)

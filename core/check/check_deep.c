@@ -193,7 +193,7 @@ static tsr_status drain_piece(void *ctx, void *job, tsr_error *err)
     }
     c->byte_done += p->size;
     if (c->progress && c->progress->step && !c->progress->step(c->progress->ctx, c->byte_done, c->share.byte_total)) {
-        return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "the check was cancelled");
+        return tsr_fail(err, TSR_E_CANCELLED, "the check was cancelled");
     }
     if (p->failure.status != TSR_OK && !c->damaged) {
         c->damaged = true;

@@ -117,7 +117,7 @@ tsr_status tsr_diff_values(tsr_checkpoint *a, tsr_checkpoint *b, tsr_diff *diff,
         status = tsr_compare_pair(a, b, pair, how, &differences[i], err);
         if (pair->a->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(pair->a, &bytes)) done += bytes;
         bool go_on = !how->progress || !how->progress->step || how->progress->step(how->progress->ctx, done, total);
-        if (status == TSR_OK && !go_on) status = tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "interrupted");
+        if (status == TSR_OK && !go_on) status = tsr_fail(err, TSR_E_CANCELLED, "interrupted");
     }
     return status;
 }

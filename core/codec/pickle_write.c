@@ -63,8 +63,8 @@ void tsr_pickler_bigint(tsr_pickler *pickler, tsr_str bytes)
     } else if (bytes.size <= INT32_MAX) {
         little(pickler, '\x8b', bytes.size, 4);
     } else if (pickler->status == TSR_OK) {
-        pickler->status = tsr_raise(pickler->err, TSR_E_LIMIT, TSR_NO_POSITION,
-                                    "pickle: an integer of %zu bytes is too large", bytes.size);
+        pickler->status = tsr_fail(pickler->err, TSR_E_LIMIT,
+                                   "pickle: an integer of %zu bytes is too large", bytes.size);
     }
     emit(pickler, bytes.data, bytes.size);
 }
@@ -156,7 +156,7 @@ static void emit_text(tsr_pickler *pickler, tsr_str text)
         little(pickler, 'X', text.size, 4);
     } else if (pickler->status == TSR_OK) {
         pickler->status =
-            tsr_raise(pickler->err, TSR_E_LIMIT, TSR_NO_POSITION, "pickle: a string of %zu bytes is too large", text.size);
+            tsr_fail(pickler->err, TSR_E_LIMIT, "pickle: a string of %zu bytes is too large", text.size);
     }
     emit(pickler, text.data, text.size);
 }
@@ -191,8 +191,8 @@ static bool is_plain(tsr_str name)
 void tsr_pickler_global(tsr_pickler *pickler, tsr_str module, tsr_str name)
 {
     if (pickler->status == TSR_OK && (!is_plain(module) || !is_plain(name))) {
-        pickler->status = tsr_raise(pickler->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                                    "pickle: '%.*s.%.*s' is not a valid class name", TSR_STR_ARG(module), TSR_STR_ARG(name));
+        pickler->status = tsr_fail(pickler->err, TSR_E_UNSUPPORTED,
+                                   "pickle: '%.*s.%.*s' is not a valid class name", TSR_STR_ARG(module), TSR_STR_ARG(name));
     }
     if (pickler->status != TSR_OK) return;
     const tsr_str key = tsr_arena_format(pickler->keys, pickler->err, "%.*s\n%.*s", TSR_STR_ARG(module), TSR_STR_ARG(name));
@@ -215,7 +215,7 @@ void tsr_pickler_bytes(tsr_pickler *pickler, tsr_str bytes)
     for (size_t i = 0; i < bytes.size; i++) size += (uint8_t)bytes.data[i] >> 7;
     if (size > UINT32_MAX && pickler->status == TSR_OK) {
         pickler->status =
-            tsr_raise(pickler->err, TSR_E_LIMIT, TSR_NO_POSITION, "pickle: an object of %zu bytes is too large", bytes.size);
+            tsr_fail(pickler->err, TSR_E_LIMIT, "pickle: an object of %zu bytes is too large", bytes.size);
     }
     little(pickler, 'X', size, 4);
     for (size_t i = 0; i < bytes.size; i++) {

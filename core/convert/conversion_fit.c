@@ -43,9 +43,9 @@ static tsr_status refuse(const tsr_findings *findings, tsr_error *err)
         left--;
     }
     if (!left)
-        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the result would not load: %.*s", (int)line.used, shown);
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the result would not load: %.*s%s%" PRIu64 " more", (int)line.used,
-                     shown, line.used ? "; and " : "", left);
+        return tsr_fail(err, TSR_E_FORMAT, "the result would not load: %.*s", (int)line.used, shown);
+    return tsr_fail(err, TSR_E_FORMAT, "the result would not load: %.*s%s%" PRIu64 " more", (int)line.used,
+                    shown, line.used ? "; and " : "", left);
 }
 
 tsr_status tsr_conversion_check(const tsr_conversion *conversion, const tsr_contract *expected, const tsr_host *host,

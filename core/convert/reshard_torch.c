@@ -177,9 +177,9 @@ static tsr_status check_version(const ranks *r, tsr_error *err)
 {
     const tsr_torch_version version = r->job->options->for_torch;
     if (r->flat || !version || version >= TSR_TORCH_WITH_MESH_LAYOUT) return TSR_OK;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "PyTorch 2.%u cannot load DTensors as Tessera writes them, which takes 2.%d or newer; write DCP instead",
-                     (unsigned)version, TSR_TORCH_WITH_MESH_LAYOUT);
+    return tsr_fail(err, TSR_E_UNSUPPORTED,
+                    "PyTorch 2.%u cannot load DTensors as Tessera writes them, which takes 2.%d or newer; write DCP instead",
+                    (unsigned)version, TSR_TORCH_WITH_MESH_LAYOUT);
 }
 
 tsr_status tsr_reshard_to_torch(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err)

@@ -183,10 +183,10 @@ static tsr_status report(const search *s)
                 "'%.*s' is scaled by '%.*s'%s, which a sum of the stored numbers would not apply; pass --dequantize",
                 TSR_STR_ARG(s->data->fqn), TSR_STR_ARG(s->scale), more);
     const char *const dtype = tsr_dtype_describe(s->options->dtype)->name;
-    return tsr_raise(s->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "'%.*s' is scaled by '%.*s'%s, which a cast to %s would not apply; pass --raw-cast to cast the stored "
-                     "numbers as they are",
-                     TSR_STR_ARG(s->data->fqn), TSR_STR_ARG(s->scale), more, dtype);
+    return tsr_fail(s->err, TSR_E_UNSUPPORTED,
+                    "'%.*s' is scaled by '%.*s'%s, which a cast to %s would not apply; pass --raw-cast to cast the stored "
+                    "numbers as they are",
+                    TSR_STR_ARG(s->data->fqn), TSR_STR_ARG(s->scale), more, dtype);
 }
 
 static tsr_status run_search(tsr_checkpoint *checkpoint, search *s)

@@ -64,9 +64,9 @@ static tsr_status check_names(const tsr_chosen *s, tsr_error *err)
         if (!s->rows[i].written) continue;
         status = tsr_map_put(map, s->rows[i].name, (uint32_t)i, &first, &inserted, err);
         if (status != TSR_OK || inserted) continue;
-        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' and '%.*s' would both be named '%.*s'",
-                           TSR_STR_ARG(s->rows[*first].entry->fqn), TSR_STR_ARG(s->rows[i].entry->fqn),
-                           TSR_STR_ARG(s->rows[i].name));
+        status = tsr_fail(err, TSR_E_USAGE, "'%.*s' and '%.*s' would both be named '%.*s'",
+                          TSR_STR_ARG(s->rows[*first].entry->fqn), TSR_STR_ARG(s->rows[i].entry->fqn),
+                          TSR_STR_ARG(s->rows[i].name));
     }
     tsr_map_free(map);
     return status;
@@ -132,8 +132,8 @@ static tsr_status check_refusals(const tsr_chosen *s, const char *(*refusal)(con
         if (!list.data) return TSR_E_NOMEM;
     }
     if (refused == 0) return TSR_OK;
-    if (refused <= NAMED) return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s", TSR_STR_ARG(list));
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s, and %llu more %s cannot be written", TSR_STR_ARG(list),
+    if (refused <= NAMED) return tsr_fail(err, TSR_E_UNSUPPORTED, "%.*s", TSR_STR_ARG(list));
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "%.*s, and %llu more %s cannot be written", TSR_STR_ARG(list),
                      (unsigned long long)(refused - NAMED), refused - NAMED == 1 ? "entry" : "entries");
 }
 

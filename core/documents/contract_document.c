@@ -77,8 +77,8 @@ static tsr_status read_kind(const contract_reader *r, const cJSON *item, const c
         entry->kind = kinds[i].kind;
         return TSR_OK;
     }
-    return tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                     "layout: unknown kind '%s' at %s; expected tensor, object or opaque", kind->valuestring, where);
+    return tsr_fail(r->err, TSR_E_FORMAT,
+                    "layout: unknown kind '%s' at %s; expected tensor, object or opaque", kind->valuestring, where);
 }
 
 static tsr_status read_entry(const contract_reader *r, const cJSON *item, size_t index, tsr_entry *entry)

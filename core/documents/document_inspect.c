@@ -416,7 +416,7 @@ static tsr_status put_entries(const inspector *in, uint64_t bytes_total)
         if (status != TSR_OK) return status;
         if (entry->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entry, &bytes)) bytes_done += bytes;
         if (progress && progress->step && !progress->step(progress->ctx, bytes_done, bytes_total)) {
-            return tsr_raise(in->err, TSR_E_CANCELLED, TSR_NO_POSITION, "cancelled");
+            return tsr_fail(in->err, TSR_E_CANCELLED, "cancelled");
         }
     }
     tsr_json_array_end(in->json);

@@ -55,15 +55,15 @@ static tsr_status refuse_rule(const tsr_policy *policy, tsr_str pattern, tsr_err
     if (pattern.size < sizeof id) memcpy(id, pattern.data, pattern.size);
     const tsr_rule *rule = tsr_rule_find(id), *meant = *id ? tsr_rule_suggest(id) : NULL;
     if (rule) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--rule: '%s' is not a rule of %s", id, command);
+        return tsr_fail(err, TSR_E_USAGE, "--rule: '%s' is not a rule of %s", id, command);
     }
     if (meant && is_in_scope(policy, meant) && !tsr_str_ends(pattern, TSR_STR("*"))) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--rule: there is no rule '%.*s'; did you mean '%s'?", shown,
-                         pattern.data, meant->id);
+        return tsr_fail(err, TSR_E_USAGE, "--rule: there is no rule '%.*s'; did you mean '%s'?", shown,
+                        pattern.data, meant->id);
     }
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "--rule: no rule of %s is called '%.*s'; `tessera %s --list-rules` lists them", command, shown,
-                     pattern.data, command);
+    return tsr_fail(err, TSR_E_USAGE,
+                    "--rule: no rule of %s is called '%.*s'; `tessera %s --list-rules` lists them", command, shown,
+                    pattern.data, command);
 }
 
 static tsr_status read_level(const char *word, int *out, tsr_error *err)
@@ -75,8 +75,8 @@ static tsr_status read_level(const char *word, int *out, tsr_error *err)
         return TSR_OK;
     }
     const char *meant = tsr_suggest(word, words, sizeof *words);
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--rule: '%s' is not a level (error, warning, note or off)%s%s%s", word,
-                     meant ? "; did you mean '" : "", meant ? meant : "", meant ? "'?" : "");
+    return tsr_fail(err, TSR_E_USAGE, "--rule: '%s' is not a level (error, warning, note or off)%s%s%s", word,
+                    meant ? "; did you mean '" : "", meant ? meant : "", meant ? "'?" : "");
 }
 
 tsr_status tsr_policy_rule(tsr_policy *policy, const char *text, tsr_error *err)

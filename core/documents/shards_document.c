@@ -20,8 +20,8 @@ static tsr_status check_keys(const shards_reader *r, const cJSON *object, const 
         while (keys[k] && strcmp(keys[k], member->string) != 0) k++;
         if (keys[k]) continue;
         const char *meant = tsr_suggest(member->string, keys, sizeof *keys);
-        return tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "unknown key '%s' in %s%s%s%s", member->string,
-                         *r->where ? r->where : "the document", meant ? "; did you mean '" : "", meant ? meant : "", meant ? "'?" : "");
+        return tsr_fail(r->err, TSR_E_FORMAT, "unknown key '%s' in %s%s%s%s", member->string,
+                        *r->where ? r->where : "the document", meant ? "; did you mean '" : "", meant ? meant : "", meant ? "'?" : "");
     }
     return TSR_OK;
 }

@@ -76,8 +76,8 @@ static size_t strip_prefixes(tsr_str text, char *out, size_t *at_out, size_t *co
 
 static tsr_status wrong_place(const walk *w, tsr_str component, tsr_str expected, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "fqn: '%.*s' has '%.*s' where its wrapper expects '%.*s'",
-                     TSR_STR_ARG(w->out->raw), TSR_STR_ARG(component), TSR_STR_ARG(expected));
+    return tsr_fail(err, TSR_E_FORMAT, "fqn: '%.*s' has '%.*s' where its wrapper expects '%.*s'",
+                    TSR_STR_ARG(w->out->raw), TSR_STR_ARG(component), TSR_STR_ARG(expected));
 }
 
 /* Moves to the attribute `name` of the current object. */
@@ -89,8 +89,8 @@ static tsr_status go_to(walk *w, tsr_str name, tsr_error *err)
         return TSR_OK;
     }
     tsr_str class_name = w->at == TSR_NO_MODULE ? TSR_STR("tensor") : tsr_modules_at(w->modules, w->at)->class_name;
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "fqn: '%.*s': the %.*s at '%.*s' has no attribute '%.*s'",
-                     TSR_STR_ARG(w->out->raw), TSR_STR_ARG(class_name), (int)w->kept_size, w->kept, TSR_STR_ARG(name));
+    return tsr_fail(err, TSR_E_NOT_FOUND, "fqn: '%.*s': the %.*s at '%.*s' has no attribute '%.*s'",
+                    TSR_STR_ARG(w->out->raw), TSR_STR_ARG(class_name), (int)w->kept_size, w->kept, TSR_STR_ARG(name));
 }
 
 static tsr_status step_wrapper(walk *w, tsr_str component, tsr_str expected, bool keep, const char *why, tsr_error *err)

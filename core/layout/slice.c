@@ -63,7 +63,7 @@ static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, tsr_span
         uint64_t at = from < 0 ? size + (uint64_t)from : (uint64_t)from;
         if (at >= size) {
             const tsr_str given = trim(part);
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "index %.*s of dim %u is beyond its size %" PRIu64,
+            return tsr_fail(err, TSR_E_USAGE, "index %.*s of dim %u is beyond its size %" PRIu64,
                              TSR_STR_ARG(given), dim, size);
         }
         *out = (tsr_span){at, 1};
@@ -76,8 +76,8 @@ static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, tsr_span
     *out = (tsr_span){low, high > low ? high - low : 0};
     return TSR_OK;
 bad:
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "'%.*s' is not an index of dim %u; write a number, a:b, a:, :b or :", TSR_STR_ARG(part), dim);
+    return tsr_fail(err, TSR_E_USAGE,
+                    "'%.*s' is not an index of dim %u; write a number, a:b, a:, :b or :", TSR_STR_ARG(part), dim);
 }
 
 static size_t count_parts(tsr_str inside)

@@ -33,9 +33,9 @@ tsr_status tsr_leniency_parse(tsr_str words, uint32_t *out, tsr_error *err)
         size = comma ? (size_t)(comma - words.data) - at : words.size - at;
         const uint32_t bit = tsr_leniency_from_word((tsr_str){words.data + at, size});
         if (!bit)
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                             "--allow expects missing, extra, dtype, shape, chunks or value, not '%.*s'", (int)size,
-                             words.data + at);
+            return tsr_fail(err, TSR_E_USAGE,
+                            "--allow expects missing, extra, dtype, shape, chunks or value, not '%.*s'", (int)size,
+                            words.data + at);
         *out |= bit;
     }
     return TSR_OK;

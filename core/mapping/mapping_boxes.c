@@ -24,7 +24,7 @@ tsr_source_box *tsr_box_list_add(tsr_box_list *list, const tsr_source_box *like)
 {
     tsr_box_maker *maker = list->maker;
     if (!maker->left) {
-        tsr_raise(maker->err, TSR_E_LIMIT, TSR_NO_POSITION, "the map cuts the tensors into too many boxes");
+        tsr_fail(maker->err, TSR_E_LIMIT, "the map cuts the tensors into too many boxes");
         return NULL;
     }
     maker->left--;

@@ -180,10 +180,10 @@ static tsr_status refuse_tensor(const counter *c, const piece *member, const pie
         if (members[i].group == end->group) TSR_TRY(has_tensor(c, &members[i], end, &has));
         have += has;
     }
-    return tsr_raise(c->s->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                     "expert %.*s of %.*s does not have '%.*s%.*s', which %llu of the %llu experts there have", TSR_STR_ARG(expert),
-                     TSR_STR_ARG(layer), TSR_STR_ARG(member->text), TSR_STR_ARG(end->text), (unsigned long long)have,
-                     (unsigned long long)g->members);
+    return tsr_fail(c->s->err, TSR_E_FORMAT,
+                    "expert %.*s of %.*s does not have '%.*s%.*s', which %llu of the %llu experts there have", TSR_STR_ARG(expert),
+                    TSR_STR_ARG(layer), TSR_STR_ARG(member->text), TSR_STR_ARG(end->text), (unsigned long long)have,
+                    (unsigned long long)g->members);
 }
 
 /* Fails, naming the first weight that a member of group `number` lacks. */
@@ -228,9 +228,9 @@ static bool find_number(const tsr_mapped *m, const char *const *names, const cha
 
 static tsr_status refuse_count(const counter *c, const group *g, const char *name, uint64_t stated)
 {
-    return tsr_raise(c->s->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' has %llu %s%s, but %s of %s is %llu", TSR_STR_ARG(g->prefix),
-                     (unsigned long long)g->members, g->experts ? "expert" : "layer", g->members == 1 ? "" : "s", name, c->s->m->config_name,
-                     (unsigned long long)stated);
+    return tsr_fail(c->s->err, TSR_E_FORMAT, "'%.*s' has %llu %s%s, but %s of %s is %llu", TSR_STR_ARG(g->prefix),
+                    (unsigned long long)g->members, g->experts ? "expert" : "layer", g->members == 1 ? "" : "s", name, c->s->m->config_name,
+                    (unsigned long long)stated);
 }
 
 static tsr_status check_expert_counts(const counter *c)

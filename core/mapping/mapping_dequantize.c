@@ -28,8 +28,8 @@ static tsr_status find_sibling(const finder *f, tsr_str of, tsr_str data, const 
 
 static tsr_status refuse_zero_point(const finder *f, const tsr_entry *entry, const tsr_entry *zero)
 {
-    return tsr_raise(f->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' has a zero point, '%.*s', which --dequantize does not support",
-                     TSR_STR_ARG(entry->fqn), TSR_STR_ARG(zero->fqn));
+    return tsr_fail(f->err, TSR_E_UNSUPPORTED, "'%.*s' has a zero point, '%.*s', which --dequantize does not support",
+                    TSR_STR_ARG(entry->fqn), TSR_STR_ARG(zero->fqn));
 }
 
 /* torchao's own form in safetensors states the meaning of the numbers in the file's metadata, which is not read here. */

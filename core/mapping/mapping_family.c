@@ -14,8 +14,8 @@ tsr_status tsr_match_lacks(const tsr_matcher *s, const tsr_name_match *of, uint3
     }
     const tsr_str name = tsr_pattern_expand(&rule->from[pattern], values, rule->from[pattern].count, s->arena, s->err);
     if (!name.data) return TSR_E_NOMEM;
-    return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is missing, which the map needs together with '%.*s'", TSR_STR_ARG(name),
-                     TSR_STR_ARG(of->entry->fqn));
+    return tsr_fail(s->err, TSR_E_FORMAT, "'%.*s' is missing, which the map needs together with '%.*s'", TSR_STR_ARG(name),
+                    TSR_STR_ARG(of->entry->fqn));
 }
 
 /* The number of components of the pattern before its folded capture. */
@@ -76,9 +76,9 @@ static tsr_status compare(const tsr_matcher *s, const tsr_family *family, uint32
     if (!some) return TSR_OK;
     if (at && families[at - 1].members < family->members) return tsr_match_lacks(s, families[at - 1].first, pattern, families[at - 1].members);
     if (at) return TSR_OK;
-    return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION, "nothing below '%.*s' matches '%.*s', although '%.*s' exists",
-                     TSR_STR_ARG(family->prefix), TSR_STR_ARG(s->m->rules->rules[rule].from[pattern].text),
-                     TSR_STR_ARG(family->first->entry->fqn));
+    return tsr_fail(s->err, TSR_E_FORMAT, "nothing below '%.*s' matches '%.*s', although '%.*s' exists",
+                    TSR_STR_ARG(family->prefix), TSR_STR_ARG(s->m->rules->rules[rule].from[pattern].text),
+                    TSR_STR_ARG(family->first->entry->fqn));
 }
 
 tsr_status tsr_family_check(tsr_matcher *s)
@@ -190,8 +190,8 @@ static tsr_status check_rule(const layer_list *l, const tsr_map_rule *rule, tsr_
     const tsr_str name = wanted_name(l, rule, index_of(path, &begin));
     if (!name.data) return TSR_E_NOMEM;
     TSR_FAIL_IF(!is_of_kind(rule), l->s->err, TSR_E_FORMAT, "'%.*s' is missing, which other layers have", TSR_STR_ARG(name));
-    return tsr_raise(l->s->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is missing, which other layers have together with '%.*s'", TSR_STR_ARG(name),
-                     TSR_STR_ARG(((const tsr_name_match *)l->s->matches.items)[kind].entry->fqn));
+    return tsr_fail(l->s->err, TSR_E_FORMAT, "'%.*s' is missing, which other layers have together with '%.*s'", TSR_STR_ARG(name),
+                    TSR_STR_ARG(((const tsr_name_match *)l->s->matches.items)[kind].entry->fqn));
 }
 
 /* Refuses a layer that has nothing of any kind although other layers do, and a layer whose predecessor is missing. */

@@ -58,8 +58,8 @@ tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err)
 
 static tsr_status no_inverse(const tsr_map_rule *rule, const tsr_map_step *step, const char *hint, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the map has no inverse: the step '%s' of '%.*s' %s",
-                     tsr_step_name(step->kind), TSR_STR_ARG(rule->from[0].text), hint);
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "the map has no inverse: the step '%s' of '%.*s' %s",
+                    tsr_step_name(step->kind), TSR_STR_ARG(rule->from[0].text), hint);
 }
 
 static tsr_status invert_transpose(tsr_map_step *step, tsr_arena *arena, tsr_error *err)

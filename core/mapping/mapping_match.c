@@ -75,8 +75,8 @@ static tsr_status refuse_unmatched(const tsr_matcher *s)
     for (size_t i = 0; i < s->unmatched.count && i < NAMED; i++)
         tsr_line_format(&line, "%s'%.*s'", i ? ", " : "", TSR_STR_ARG(left[i]->fqn));
     if (s->unmatched.count > NAMED) tsr_line_format(&line, " and %zu more", s->unmatched.count - NAMED);
-    return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                     "no rule of the map matches %s; add a rule, or set \"unmatched\" to \"keep\" or \"drop\"", names);
+    return tsr_fail(s->err, TSR_E_FORMAT,
+                    "no rule of the map matches %s; add a rule, or set \"unmatched\" to \"keep\" or \"drop\"", names);
 }
 
 /* A map of which no rule matches belongs to another model, or to the opposite direction. */
@@ -84,8 +84,8 @@ static tsr_status refuse_unused(const tsr_matcher *s)
 {
     const tsr_catalog *catalog = &s->m->source->catalog;
     if (s->matches.count || !s->m->rules->count || !catalog->entry_count) return TSR_OK;
-    return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                     "no rule of the map matches any name, such as '%.*s'; is it the map of another model?", TSR_STR_ARG(catalog->entries[0].fqn));
+    return tsr_fail(s->err, TSR_E_FORMAT,
+                    "no rule of the map matches any name, such as '%.*s'; is it the map of another model?", TSR_STR_ARG(catalog->entries[0].fqn));
 }
 
 static int by_binding(const void *a, const void *b)

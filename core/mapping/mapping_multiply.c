@@ -28,8 +28,8 @@ static tsr_status misfit(const tsr_entry *entry, const tsr_entry *scale, tsr_err
     tsr_mapped_tensor a = {.ndim = entry->ndim}, b = {.ndim = scale->ndim};
     a.shape = (uint64_t *)(uintptr_t)entry->shape;
     b.shape = (uint64_t *)(uintptr_t)scale->shape;
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the scale '%.*s' %s does not fit '%.*s' %s", TSR_STR_ARG(scale->fqn),
-                     tsr_shape_of(&b).text, TSR_STR_ARG(entry->fqn), tsr_shape_of(&a).text);
+    return tsr_fail(err, TSR_E_FORMAT, "the scale '%.*s' %s does not fit '%.*s' %s", TSR_STR_ARG(scale->fqn),
+                    tsr_shape_of(&b).text, TSR_STR_ARG(entry->fqn), tsr_shape_of(&a).text);
 }
 
 static uint64_t count_blocks(uint64_t size, uint64_t block)

@@ -36,8 +36,8 @@ static tsr_status refuse_twice(const tsr_mapped *m, const tsr_mapped_row *second
 {
     const tsr_mapped_row *first = m->rows.items;
     while (first == second || !tsr_str_equal(first->entry.fqn, second->entry.fqn)) first++;
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' would be written twice: from '%.*s' and from '%.*s'",
-                     TSR_STR_ARG(second->entry.fqn), TSR_STR_ARG(first->sources[0]->fqn), TSR_STR_ARG(second->sources[0]->fqn));
+    return tsr_fail(err, TSR_E_FORMAT, "'%.*s' would be written twice: from '%.*s' and from '%.*s'",
+                    TSR_STR_ARG(second->entry.fqn), TSR_STR_ARG(first->sources[0]->fqn), TSR_STR_ARG(second->sources[0]->fqn));
 }
 
 static tsr_status fill_catalog(tsr_mapped *m, tsr_error *err)

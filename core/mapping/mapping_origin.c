@@ -60,8 +60,8 @@ static tsr_status refuse_name(const tsr_matcher *s, tsr_str fqn, tsr_str made, c
 {
     const taken t = take(s->m->rules->forward, made);
     const tsr_str by = own ? own->from[0].text : TSR_STR("unmatched"), from = t.by->from[t.pattern].text;
-    return tsr_raise(s->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' has no way back to '%.*s', because the map's rule '%.*s' takes that, not '%.*s'",
-                     TSR_STR_ARG(fqn), TSR_STR_ARG(made), TSR_STR_ARG(from), TSR_STR_ARG(by));
+    return tsr_fail(s->err, TSR_E_FORMAT, "'%.*s' has no way back to '%.*s', because the map's rule '%.*s' takes that, not '%.*s'",
+                    TSR_STR_ARG(fqn), TSR_STR_ARG(made), TSR_STR_ARG(from), TSR_STR_ARG(by));
 }
 
 /* Several rules of a map may make the same name from different ones, so their order does not show where it came from. The

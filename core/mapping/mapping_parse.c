@@ -90,8 +90,8 @@ static tsr_status read_dtype(const parser *p, const cJSON *item, tsr_dtype *out)
 
 static tsr_status unknown_member(const parser *p, const cJSON *item, tsr_step_kind kind)
 {
-    return tsr_raise(p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: unknown member '%s' of the step '%s'", p->where, item->string,
-                     tsr_step_name(kind));
+    return tsr_fail(p->err, TSR_E_FORMAT, "%s: unknown member '%s' of the step '%s'", p->where, item->string,
+                    tsr_step_name(kind));
 }
 
 /* Reads a member of a step other than the one that names the step. */
@@ -135,8 +135,8 @@ static tsr_status read_scheme(const parser *p, const cJSON *item, tsr_scale_sche
         *out = (tsr_scale_scheme)(TSR_SCALES_BLOCK + i);
         if (!strcmp(words[i], item->valuestring)) return TSR_OK;
     }
-    return tsr_raise(p->err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the scheme is '%s'; allowed are block, row, tensor, mxfp4 and nvfp4",
-                     p->where, item->valuestring);
+    return tsr_fail(p->err, TSR_E_FORMAT, "%s: the scheme is '%s'; allowed are block, row, tensor, mxfp4 and nvfp4",
+                    p->where, item->valuestring);
 }
 
 /* The name of the scales of whole tensors states whether they multiply or divide. */
@@ -391,7 +391,7 @@ static tsr_status read_unmatched(parser *p, const cJSON *root, tsr_unmatched *ou
         *out = (tsr_unmatched)i;
         if (!item || !strcmp(words[i], item->valuestring)) return TSR_OK;
     }
-    return tsr_raise(p->err, TSR_E_FORMAT, TSR_NO_POSITION, "unmatched is '%s'; allowed are refuse, keep and drop", item->valuestring);
+    return tsr_fail(p->err, TSR_E_FORMAT, "unmatched is '%s'; allowed are refuse, keep and drop", item->valuestring);
 }
 
 static tsr_status read_document(parser *p, const cJSON *root, tsr_mapping_rules *out)

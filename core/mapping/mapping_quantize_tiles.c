@@ -75,10 +75,10 @@ static size_t in_tile(const tsr_quantized_weight *w, uint64_t first, size_t coun
 
 static tsr_status refuse(const tsr_quantized_weight *w, uint64_t at, float value, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "'%.*s' is %s at [%llu, %llu], so its block has no scale; repair the weight, or leave it out with --no-quantize",
-                     TSR_STR_ARG(w->entry->fqn), isnan(value) ? "NaN" : "infinite", (unsigned long long)(at / w->columns),
-                     (unsigned long long)(at % w->columns));
+    return tsr_fail(err, TSR_E_UNSUPPORTED,
+                    "'%.*s' is %s at [%llu, %llu], so its block has no scale; repair the weight, or leave it out with --no-quantize",
+                    TSR_STR_ARG(w->entry->fqn), isnan(value) ? "NaN" : "infinite", (unsigned long long)(at / w->columns),
+                    (unsigned long long)(at % w->columns));
 }
 
 static tsr_status raise_maxima(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, tsr_error *err)

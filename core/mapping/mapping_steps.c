@@ -22,8 +22,8 @@ static tsr_status find_dim(const runner *r, const tsr_mapped_tensor *tensor, uin
 
 static tsr_status misfit(const runner *r, const tsr_mapped_tensor *tensor, const char *what, uint64_t number)
 {
-    return tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' %s: the step '%s' %s %llu", TSR_STR_ARG(tensor->name),
-                     tsr_shape_of(tensor).text, tsr_step_name(r->step->kind), what, (unsigned long long)number);
+    return tsr_fail(r->err, TSR_E_FORMAT, "'%.*s' %s: the step '%s' %s %llu", TSR_STR_ARG(tensor->name),
+                    tsr_shape_of(tensor).text, tsr_step_name(r->step->kind), what, (unsigned long long)number);
 }
 
 static tsr_status read_numbers(const runner *r, const tsr_map_number *numbers, uint32_t count, uint64_t **out)
@@ -88,9 +88,9 @@ static tsr_status check_heads(const runner *r, const tsr_mapped_tensor *tensor, 
 {
     uint64_t size;
     if (!r->step->parts.config.size || !tsr_mapped_head_dim(r->m, &size) || tensor->shape[0] / heads == size) return TSR_OK;
-    return tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' %s has %llu rows for each of %llu heads, but %s says %llu",
-                     TSR_STR_ARG(tensor->name), tsr_shape_of(tensor).text, (unsigned long long)(tensor->shape[0] / heads),
-                     (unsigned long long)heads, r->m->config_name, (unsigned long long)size);
+    return tsr_fail(r->err, TSR_E_FORMAT, "'%.*s' %s has %llu rows for each of %llu heads, but %s says %llu",
+                    TSR_STR_ARG(tensor->name), tsr_shape_of(tensor).text, (unsigned long long)(tensor->shape[0] / heads),
+                    (unsigned long long)heads, r->m->config_name, (unsigned long long)size);
 }
 
 static tsr_status permute_rope(const runner *r, tsr_mapped_tensor *tensor)

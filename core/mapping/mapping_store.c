@@ -114,7 +114,7 @@ static tsr_status map_file(tsr_store *store, uint32_t file, tsr_str *out, tsr_er
 {
     const mapped_store *s = (const mapped_store *)store;
     if (file < s->inner->file_count) return s->inner->map(s->inner, file, out, err);
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "a computed file cannot be mapped");
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "a computed file cannot be mapped");
 }
 
 static void unmap_file(tsr_store *store, uint32_t file, tsr_str mapped)

@@ -30,9 +30,9 @@ static const tsr_value *find_parts(const tsr_value *value, unsigned depth)
 
 static tsr_status refuse(const tsr_entry *entry, const char *why, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "'%.*s' is a %.*s%s, which --dequantize does not support; call its dequantize() in torchao",
-                     TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type), why);
+    return tsr_fail(err, TSR_E_UNSUPPORTED,
+                    "'%.*s' is a %.*s%s, which --dequantize does not support; call its dequantize() in torchao",
+                    TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type), why);
 }
 
 static bool is_class(const tsr_entry *entry, const char *name)

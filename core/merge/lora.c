@@ -56,8 +56,8 @@ static tsr_status misfit(const folding *f, const tsr_entry *entry, const tsr_ent
     tsr_mapped_tensor a = {.ndim = entry->ndim}, b = {.ndim = weight->ndim};
     a.shape = (uint64_t *)(uintptr_t)entry->shape;
     b.shape = (uint64_t *)(uintptr_t)weight->shape;
-    return tsr_raise(f->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' %s of the adapter does not fit '%.*s' %s of the base",
-                     TSR_STR_ARG(entry->fqn), tsr_shape_of(&a).text, TSR_STR_ARG(weight->fqn), tsr_shape_of(&b).text);
+    return tsr_fail(f->err, TSR_E_FORMAT, "'%.*s' %s of the adapter does not fit '%.*s' %s of the base",
+                    TSR_STR_ARG(entry->fqn), tsr_shape_of(&a).text, TSR_STR_ARG(weight->fqn), tsr_shape_of(&b).text);
 }
 
 /* Returns the fold of the base's tensor `target`, and creates it if this is the first tensor of the adapter that changes it.

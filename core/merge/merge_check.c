@@ -30,10 +30,10 @@ static bool same_tensor(const tsr_entry *a, const tsr_entry *b, bool casts)
 
 static tsr_status differ(const tsr_merge_input *a, const tsr_entry *entry, const tsr_merge_input *b, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
-                     "'%.*s' is not a floating-point tensor, so it cannot be merged, and it differs between '%.*s' and '%.*s'; leave it out "
-                     "with --exclude",
-                     TSR_STR_ARG(entry->fqn), TSR_STR_ARG(a->name), TSR_STR_ARG(b->name));
+    return tsr_fail(err, TSR_E_FORMAT,
+                    "'%.*s' is not a floating-point tensor, so it cannot be merged, and it differs between '%.*s' and '%.*s'; leave it out "
+                    "with --exclude",
+                    TSR_STR_ARG(entry->fqn), TSR_STR_ARG(a->name), TSR_STR_ARG(b->name));
 }
 
 static tsr_status compare(const tsr_merge_input *a, const tsr_entry *of_a, const tsr_merge_input *b, const tsr_entry *of_b, tsr_ring *ring,
@@ -58,8 +58,8 @@ tsr_status tsr_merge_check(const tsr_merge *merge, uint32_t other, const tsr_ent
         const bool cast_helps = same_tensor(of_a, of_b, true);
         describe(of_a, x, sizeof x);
         describe(of_b, y, sizeof y);
-        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is %s in '%.*s' and %s in '%.*s'%s", TSR_STR_ARG(of_a->fqn), x,
-                         TSR_STR_ARG(a->name), y, TSR_STR_ARG(b->name), cast_helps ? "; pass --dtype to choose the dtype of the result" : "");
+        return tsr_fail(err, TSR_E_FORMAT, "'%.*s' is %s in '%.*s' and %s in '%.*s'%s", TSR_STR_ARG(of_a->fqn), x,
+                        TSR_STR_ARG(a->name), y, TSR_STR_ARG(b->name), cast_helps ? "; pass --dtype to choose the dtype of the result" : "");
     }
     if (tsr_merge_sums(of_a)) return TSR_OK;
     return compare(a, of_a, b, of_b, ring, err);

@@ -93,8 +93,8 @@ static tsr_status add_sum(builder *b, tsr_merged *tensor)
 
 static tsr_status refuse_opaque(const builder *b, const tsr_entry *entry)
 {
-    return tsr_raise(b->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' in '%.*s' is %.*s, which cannot be merged; leave it out with --exclude",
-                     TSR_STR_ARG(entry->fqn), TSR_STR_ARG(b->merge->inputs[0].name), TSR_STR_ARG(entry->type));
+    return tsr_fail(b->err, TSR_E_UNSUPPORTED, "'%.*s' in '%.*s' is %.*s, which cannot be merged; leave it out with --exclude",
+                    TSR_STR_ARG(entry->fqn), TSR_STR_ARG(b->merge->inputs[0].name), TSR_STR_ARG(entry->type));
 }
 
 /* Whether an entry is compared and merged. */
@@ -135,7 +135,7 @@ static tsr_status check_names(const builder *b)
         for (uint64_t e = 0; e < catalog->entry_count; e++) {
             const tsr_str fqn = catalog->entries[e].fqn;
             if (is_merged(b, &catalog->entries[e]) && !tsr_checkpoint_entry(inputs[0].checkpoint, fqn))
-                return tsr_raise(b->err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is in '%.*s' but not in '%.*s'", TSR_STR_ARG(fqn),
+                return tsr_fail(b->err, TSR_E_FORMAT, "'%.*s' is in '%.*s' but not in '%.*s'", TSR_STR_ARG(fqn),
                                  TSR_STR_ARG(inputs[i].name), TSR_STR_ARG(inputs[0].name));
         }
     }

@@ -126,8 +126,8 @@ static tsr_status check_rank(const keys *k, tsr_str blob, uint32_t rank, const t
         tsr_str wanted = ((const tsr_str *)k->names.items)[i];
         if (!tsr_map_get(has, wanted, 0)) {
             status =
-                tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
-                          "optim: rank %" PRIu32 " has no state for '%.*s', which rank 0 has", rank, TSR_STR_ARG(wanted));
+                tsr_fail(err, TSR_E_FORMAT,
+                         "optim: rank %" PRIu32 " has no state for '%.*s', which rank 0 has", rank, TSR_STR_ARG(wanted));
         }
     }
     tsr_map_free(has);

@@ -299,8 +299,8 @@ static tsr_status exchange_elements(live_call *m, tsr_error *err)
             const request *what = &m->asked[mine + at];
             m->messages[at] = (tsr_message){r, answer(m, what), (size_t)what->byte_length};
             if (!m->messages[at].data)
-                status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
-                                   "optim: rank %" PRIu32 " requests bytes of a tensor that does not exist", r);
+                status = tsr_fail(err, TSR_E_FORMAT,
+                                  "optim: rank %" PRIu32 " requests bytes of a tensor that does not exist", r);
         }
     }
     for (uint32_t r = 0; r < world && status == TSR_OK; r++) {

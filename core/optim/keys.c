@@ -182,8 +182,8 @@ static const tsr_value *new_key(const rekeying *r, uint32_t number, tsr_error *e
 
 static tsr_status raise_unknown(const rekeying *r, const char *where, const tsr_value *key, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "optim: %s %s, which is not a parameter of the optimizer", where,
-                     tsr_value_brief(key, r->arena).data);
+    return tsr_fail(err, TSR_E_NOT_FOUND, "optim: %s %s, which is not a parameter of the optimizer", where,
+                    tsr_value_brief(key, r->arena).data);
 }
 
 static tsr_status rekey_state(const rekeying *r, const tsr_value *state, const tsr_value **out, tsr_error *err)

@@ -172,8 +172,8 @@ tsr_status tsr_state_unflatten(const tsr_state_key *keys, size_t count, const ts
     for (size_t i = 0; i < count && status == TSR_OK; i++) {
         leaves[i] = (tsr_leaf){keys[i].path, keys[i].path_length, keys[i].value, keys[i].name, false};
         if (keys[i].path_length == 0 || keys[i].path[0].kind == TSR_PATH_INDEX)
-            status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "state dict: the path of '%.*s' does not begin with a key",
-                               TSR_STR_ARG(keys[i].name));
+            status = tsr_fail(err, TSR_E_USAGE, "state dict: the path of '%.*s' does not begin with a key",
+                              TSR_STR_ARG(keys[i].name));
     }
     if (status == TSR_OK) status = tsr_nest(leaves, count, host, arena, out, err);
     tsr_free(host->allocator, leaves, count, sizeof *leaves);

@@ -148,8 +148,8 @@ tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, ts
     case TSR_VALUE_NONE: *out = TSR_STR("None"); break;
     default:
         *out = (tsr_str){NULL, 0};
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "optim: a key is a %s; only strings and ints can be flattened", tsr_value_kind_name(key));
+        return tsr_fail(err, TSR_E_UNSUPPORTED,
+                        "optim: a key is a %s; only strings and ints can be flattened", tsr_value_kind_name(key));
     }
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }

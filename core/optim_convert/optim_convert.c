@@ -22,8 +22,8 @@ tsr_status tsr_optim_action_find(const char *name, tsr_optim_action *out, tsr_er
     if (action < TSR_OPTIM_ACTION_COUNT) return TSR_OK;
     const char *meant = tsr_suggest(name, tsr_optim_action_names, sizeof *tsr_optim_action_names);
     TSR_FAIL_IF(meant, err, TSR_E_USAGE, "optim has no action '%s'; did you mean '%s'?", name, meant);
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "optim has no action '%s'; choose flatten, unflatten, to-fqn, to-id, unshard or shard", name);
+    return tsr_fail(err, TSR_E_USAGE,
+                    "optim has no action '%s'; choose flatten, unflatten, to-fqn, to-id, unshard or shard", name);
 }
 
 /* ---- what is passed in addition to the source ---- */

@@ -45,10 +45,10 @@ static tsr_status refuse_differences(tsr_optim_job *j, const tsr_fsdp_context *c
                                 TSR_STR_ARG(names.names[listed]));
         if (!list.data) return TSR_E_NOMEM;
     }
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "ranks differ in optimizer state that FSDP does not shard, and one file cannot hold both: %.*s%s; "
-                     "pass --rank N to use the state of rank N, or --sharded to write one file per rank",
-                     TSR_STR_ARG(list), listed < names.count ? ", …" : "");
+    return tsr_fail(err, TSR_E_USAGE,
+                    "ranks differ in optimizer state that FSDP does not shard, and one file cannot hold both: %.*s%s; "
+                    "pass --rank N to use the state of rank N, or --sharded to write one file per rank",
+                    TSR_STR_ARG(list), listed < names.count ? ", …" : "");
 }
 
 static bool is_listed(const tsr_optim_job *j, tsr_str name)

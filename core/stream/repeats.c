@@ -314,11 +314,11 @@ tsr_status tsr_repeats_check(tsr_repeats *repeats, tsr_error *err)
                 "the tensors overlap so much that they would expand to %s, more than %u times their stored bytes; select "
                 "fewer, or pass --allow-expansion",
                 sum, TSR_REPEATS_MOST);
-    return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION,
-                     "%llu tensor%s repeat%s stored elements more than %u times and would expand to %s; at most %s is allowed: "
-                     "%s; leave %s out, or pass --allow-expansion",
-                     (unsigned long long)repeats->count, one ? "" : "s", one ? "s" : "", TSR_REPEATS_MOST, sum, limit, names,
-                     one ? "it" : "them");
+    return tsr_fail(err, TSR_E_LIMIT,
+                    "%llu tensor%s repeat%s stored elements more than %u times and would expand to %s; at most %s is allowed: "
+                    "%s; leave %s out, or pass --allow-expansion",
+                    (unsigned long long)repeats->count, one ? "" : "s", one ? "s" : "", TSR_REPEATS_MOST, sum, limit, names,
+                    one ? "it" : "them");
 }
 
 tsr_status tsr_repeats_check_catalog(tsr_checkpoint *checkpoint, const tsr_selection *selection, tsr_error *err)

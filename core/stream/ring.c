@@ -195,7 +195,7 @@ static void drain_half(tsr_ring *ring, half *h)
             ring->failure = h->errors[i];
         } else if (ring->work.drain) {
             tsr_status status = ring->work.drain(ring->work.ctx, job_at(ring, h, i), &ring->failure);
-            if (status != TSR_OK) tsr_raise(&ring->failure, status, TSR_NO_POSITION, "%s", tsr_status_name(status));
+            if (status != TSR_OK) tsr_fail(&ring->failure, status, "%s", tsr_status_name(status));
         }
     }
 }
@@ -243,7 +243,7 @@ static void round_body(void *arg, size_t index)
     tsr_error *err = &filling->errors[index - 1];
     tsr_status status = ring->work.fill_lent ? fill_lent(ring, filling, index - 1, err)
                                              : ring->work.fill(ring->work.ctx, job_at(ring, filling, index - 1), err);
-    if (status != TSR_OK) tsr_raise(err, status, TSR_NO_POSITION, "%s", tsr_status_name(status));
+    if (status != TSR_OK) tsr_fail(err, status, "%s", tsr_status_name(status));
 }
 
 static tsr_status run_round(tsr_ring *ring, tsr_error *err)
@@ -253,7 +253,7 @@ static tsr_status run_round(tsr_ring *ring, tsr_error *err)
     tsr_parallel(ring->host, ring->halves[ring->filling].count + 1, round_body, ring);
     if (ring->work.settle && older->count && ring->failure.status == TSR_OK) {
         tsr_status settled = ring->work.settle(ring->work.ctx, &ring->failure);
-        if (settled != TSR_OK) tsr_raise(&ring->failure, settled, TSR_NO_POSITION, "%s", tsr_status_name(settled));
+        if (settled != TSR_OK) tsr_fail(&ring->failure, settled, "%s", tsr_status_name(settled));
     }
     older->count = older->used = older->all_lent = 0;
     ring->filling = 1 - ring->filling;

@@ -138,7 +138,7 @@ static tsr_status drain_blit(void *ctx, void *item, tsr_error *err)
     s->byte_done += job->out_bytes;
     if (job->release) close_lease(s, job->release);
     if (progress && progress->step && !progress->step(progress->ctx, s->byte_done, s->byte_total)) {
-        return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "writing was cancelled");
+        return tsr_fail(err, TSR_E_CANCELLED, "writing was cancelled");
     }
     for (size_t i = 0; i < count && job->last && s->run->done; i++)
         TSR_TRY(s->run->done(s->run->ctx, (size_t)(job->blit - s->run->blits) + i, err));

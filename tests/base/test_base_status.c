@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "tessera/status.h"
+#include "tessera/sys/try.h"
 
 static void test_base_status__first_error_wins(void **state)
 {
@@ -15,6 +15,18 @@ static void test_base_status__first_error_wins(void **state)
     assert_int_equal(err.status, TSR_E_FORMAT);
     assert_int_equal(err.byte_position, 7);
     assert_string_equal(err.message, "bad thing");
+}
+
+static void test_base_status__failing_has_no_position(void **state)
+{
+    (void)state;
+    tsr_error err = {0};
+    assert_int_equal(tsr_fail(&err, TSR_E_USAGE, "%d is %s", 4, "too many"), TSR_E_USAGE);
+    assert_int_equal(tsr_fail(&err, TSR_E_LIMIT, "later"), TSR_E_LIMIT);
+    assert_int_equal(tsr_fail(NULL, TSR_E_IO, "unseen"), TSR_E_IO);
+    assert_int_equal(err.status, TSR_E_USAGE);
+    assert_true(err.byte_position == TSR_NO_POSITION);
+    assert_string_equal(err.message, "4 is too many");
 }
 
 static void test_base_status__context_is_appended_to_errors_only(void **state)
@@ -67,6 +79,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_base_status__first_error_wins),
+        cmocka_unit_test(test_base_status__failing_has_no_position),
         cmocka_unit_test(test_base_status__context_is_appended_to_errors_only),
         cmocka_unit_test(test_base_status__hostile_text_is_escaped),
         cmocka_unit_test(test_base_status__long_messages_are_clipped_whole),

@@ -97,12 +97,12 @@ tsr_status tsr_checkpoint_raise_missing(const tsr_checkpoint *checkpoint, tsr_st
     const tsr_str *names = tsr_checkpoint_missing(checkpoint, &count);
     for (size_t i = 0; i < count; i++) tsr_shown_names_add(&list, names[i]);
     if (count == 0)
-        return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                         "the bytes of '%.*s' are missing: their file was truncated or damaged", TSR_STR_ARG(fqn));
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                     "the bytes of '%.*s' are missing: the data file%s %s%s %s missing; copy %s next to the others",
-                     TSR_STR_ARG(fqn), count == 1 ? "" : "s", list.text, tsr_shown_names_rest(&list),
-                     count == 1 ? "is" : "are", count == 1 ? "it" : "them");
+        return tsr_fail(err, TSR_E_NOT_FOUND,
+                        "the bytes of '%.*s' are missing: their file was truncated or damaged", TSR_STR_ARG(fqn));
+    return tsr_fail(err, TSR_E_NOT_FOUND,
+                    "the bytes of '%.*s' are missing: the data file%s %s%s %s missing; copy %s next to the others",
+                    TSR_STR_ARG(fqn), count == 1 ? "" : "s", list.text, tsr_shown_names_rest(&list),
+                    count == 1 ? "is" : "are", count == 1 ? "it" : "them");
 }
 
 static bool ends_in(tsr_str name, tsr_str end)
@@ -121,10 +121,10 @@ tsr_status tsr_checkpoint_raise_no_entry(const tsr_checkpoint *checkpoint, tsr_s
         meant = &catalog->entries[i];
     }
     if (meant && !several)
-        return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no entry '%.*s'; did you mean '%.*s'?",
-                         TSR_STR_ARG(fqn), TSR_STR_ARG(meant->fqn));
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no entry '%.*s'; `tessera inspect` lists them",
-                     TSR_STR_ARG(fqn));
+        return tsr_fail(err, TSR_E_NOT_FOUND, "there is no entry '%.*s'; did you mean '%.*s'?",
+                        TSR_STR_ARG(fqn), TSR_STR_ARG(meant->fqn));
+    return tsr_fail(err, TSR_E_NOT_FOUND, "there is no entry '%.*s'; `tessera inspect` lists them",
+                    TSR_STR_ARG(fqn));
 }
 
 tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,

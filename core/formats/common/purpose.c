@@ -44,11 +44,11 @@ static tsr_status refuse_per_rank(const tsr_checkpoint *checkpoint, tsr_error *e
                 "plan, layout, manifest)",
                 (unsigned long long)names.count, one ? "tensor has" : "tensors have", names.text,
                 tsr_shown_names_rest(&names), one ? "it" : "them");
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "%llu %s between ranks: %s%s; pass --shards MAP to join %s (a tessera.shards/1 file, or meta-llama, "
-                     "megatron-gpt or vllm), or leave %s out with --exclude (convert, reshard, plan, layout, manifest)",
-                     (unsigned long long)names.count, one ? "tensor differs" : "tensors differ", names.text,
-                     tsr_shown_names_rest(&names), one ? "it" : "them", one ? "it" : "them");
+    return tsr_fail(err, TSR_E_UNSUPPORTED,
+                    "%llu %s between ranks: %s%s; pass --shards MAP to join %s (a tessera.shards/1 file, or meta-llama, "
+                    "megatron-gpt or vllm), or leave %s out with --exclude (convert, reshard, plan, layout, manifest)",
+                    (unsigned long long)names.count, one ? "tensor differs" : "tensors differ", names.text,
+                    tsr_shown_names_rest(&names), one ? "it" : "them", one ? "it" : "them");
 }
 
 /* Rejects selected entries that are named in an index but are in no file: nothing but their names is known. */
@@ -66,9 +66,9 @@ static tsr_status refuse_missing(const tsr_checkpoint *checkpoint, tsr_error *er
     }
     if (!first.data) return TSR_OK;
     for (size_t i = 0; i < checkpoint->missing.count; i++) tsr_shown_names_add(&files, missing[i]);
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' is not in any of the files%s%s%s%s%s%s",
-                     TSR_STR_ARG(first), others.count ? "; nor are " : "", others.text, tsr_shown_names_rest(&others),
-                     files.count ? "; missing: " : "", files.text, tsr_shown_names_rest(&files));
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "'%.*s' is not in any of the files%s%s%s%s%s%s",
+                    TSR_STR_ARG(first), others.count ? "; nor are " : "", others.text, tsr_shown_names_rest(&others),
+                    files.count ? "; missing: " : "", files.text, tsr_shown_names_rest(&files));
 }
 
 tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose purpose, tsr_error *err)

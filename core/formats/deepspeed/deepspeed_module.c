@@ -45,7 +45,7 @@ static tsr_status join_pieces(const module *m, tsr_str name, const tsr_value *sh
         const tsr_ds_file *file = m->column->models[r];
         const tsr_value *fragments = file ? tsr_ds_dict(file->root, "frozen_param_fragments") : NULL;
         const tsr_entry *piece = fragments ? tsr_ds_tensor(tsr_value_get(fragments, name)) : NULL;
-        status = file && !piece ? tsr_raise(m->err, TSR_E_FORMAT, TSR_NO_POSITION, "has no shard of it")
+        status = file && !piece ? tsr_fail(m->err, TSR_E_FORMAT, "has no shard of it")
                                 : tsr_ds_buffer_add(&buffer, piece, share, m->err);
         if (status != TSR_OK)
             tsr_error_context(m->err, "%.*s, frozen weight '%.*s'", TSR_STR_ARG(tsr_ds_file_name(m->files, file)), TSR_STR_ARG(name));

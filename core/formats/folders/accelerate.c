@@ -97,10 +97,10 @@ tsr_status tsr_part_directory(const tsr_store *store, tsr_str part, tsr_str *out
         for (const tsr_accelerate_kind *k = tsr_accelerate_kinds; k->part; k++)
             if (is_directory_of(k, *out, part)) return TSR_OK;
     }
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                     "no part '%.*s' has a .metadata of its own; those that do are the directories pytorch_model_fsdp_N and optimizer_N "
-                     "of accelerate (model, model_N, optimizer, optimizer_N)",
-                     TSR_STR_ARG(part));
+    return tsr_fail(err, TSR_E_NOT_FOUND,
+                    "no part '%.*s' has a .metadata of its own; those that do are the directories pytorch_model_fsdp_N and optimizer_N "
+                    "of accelerate (model, model_N, optimizer, optimizer_N)",
+                    TSR_STR_ARG(part));
 }
 
 const tsr_reader tsr_reader_accelerate = {

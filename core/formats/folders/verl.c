@@ -60,7 +60,7 @@ static tsr_status stated_world(tsr_checkpoint *checkpoint, uint64_t *world, tsr_
     TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &text, err));
     const tsr_status status = tsr_json_parse(text.data, checkpoint->host, &root, &why);
     tsr_bytes_free(&text);
-    if (status != TSR_OK) return status == TSR_E_NOMEM ? tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message) : TSR_OK;
+    if (status != TSR_OK) return status == TSR_E_NOMEM ? tsr_fail(err, status, "%s", why.message) : TSR_OK;
     const cJSON *stated = cJSON_GetObjectItemCaseSensitive(root, "world_size");
     if (cJSON_IsNumber(stated) && stated->valuedouble >= 1 && stated->valuedouble <= MOST_RANKS)
         *world = (uint64_t)stated->valuedouble;

@@ -22,7 +22,7 @@ static tsr_status names_torch_dist(tsr_checkpoint *checkpoint, uint32_t file, bo
     TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &text, err));
     const tsr_status status = tsr_json_parse(text.data, checkpoint->host, &root, &ignored);
     tsr_bytes_free(&text);
-    if (status == TSR_E_NOMEM) return tsr_raise(err, status, TSR_NO_POSITION, "%s", ignored.message);
+    if (status == TSR_E_NOMEM) return tsr_fail(err, status, "%s", ignored.message);
     if (status != TSR_OK) return TSR_OK;
     const cJSON *backend = cJSON_GetObjectItemCaseSensitive(root, "sharded_backend");
     *is = cJSON_IsString(backend) && tsr_str_equal(tsr_json_text_of(backend), TSR_STR("torch_dist"));

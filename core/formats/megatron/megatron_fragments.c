@@ -28,8 +28,8 @@ typedef struct undoing {
 
 static tsr_status refuse(const undoing *u, const char *what)
 {
-    return tsr_raise(u->err, TSR_E_FORMAT, TSR_NO_POSITION, "megatron: mcore_data does not match '%.*s': %s",
-                     TSR_STR_ARG(u->raw->fqn), what);
+    return tsr_fail(u->err, TSR_E_FORMAT, "megatron: mcore_data does not match '%.*s': %s",
+                    TSR_STR_ARG(u->raw->fqn), what);
 }
 
 static tsr_status measure_fragment(undoing *u)

@@ -115,7 +115,7 @@ static tsr_status probe(search *s, part_store *part, const char **form, bool *wh
         *form = unfinished ? "interrupted save" : tsr_format_name(reader->format);
         return TSR_OK;
     }
-    if (status == TSR_E_NOMEM || status == TSR_E_IO) return tsr_raise(s->err, status, TSR_NO_POSITION, "%s", why.message);
+    if (status == TSR_E_NOMEM || status == TSR_E_IO) return tsr_fail(s->err, status, "%s", why.message);
     return form_of_files(part, form, s->err);
 }
 

@@ -31,9 +31,9 @@ static tsr_status index_names(tsr_checkpoint *checkpoint, tsr_error *err)
     if (duplicate == TSR_NO_NAME) return TSR_OK;
     const tsr_entry *second = &catalog->entries[duplicate];
     const tsr_entry *first = &catalog->entries[tsr_name_index_find(checkpoint->index, second->fqn)];
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "two entries have the name '%.*s': one in %.*s, one in %.*s",
-                     TSR_STR_ARG(second->fqn), TSR_STR_ARG(file_of(checkpoint, first)),
-                     TSR_STR_ARG(file_of(checkpoint, second)));
+    return tsr_fail(err, TSR_E_FORMAT, "two entries have the name '%.*s': one in %.*s, one in %.*s",
+                    TSR_STR_ARG(second->fqn), TSR_STR_ARG(file_of(checkpoint, first)),
+                    TSR_STR_ARG(file_of(checkpoint, second)));
 }
 
 /* Copies the file names into the catalog, for modules that name files without reading the store. */

@@ -12,9 +12,9 @@ static tsr_status refuse_part(const tsr_checkpoint *checkpoint, tsr_error *err)
     for (uint32_t p = 0; p < catalog->part_count; p++) tsr_shown_names_add(&names, catalog->parts[p].name);
     TSR_FAIL_IF(!names.count, err, TSR_E_NOT_FOUND, "there is no part '%.*s': the checkpoint (%s) does not consist of parts",
                 TSR_STR_ARG(checkpoint->options.part), tsr_format_name(catalog->format));
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no part '%.*s'; the checkpoint (%s) has %s%s",
-                     TSR_STR_ARG(checkpoint->options.part), tsr_format_name(catalog->format), names.text,
-                     tsr_shown_names_rest(&names));
+    return tsr_fail(err, TSR_E_NOT_FOUND, "there is no part '%.*s'; the checkpoint (%s) has %s%s",
+                    TSR_STR_ARG(checkpoint->options.part), tsr_format_name(catalog->format), names.text,
+                    tsr_shown_names_rest(&names));
 }
 
 /* Removes the part's name from a name that begins with it: "model.a.b" → "a.b", "model" → "". */

@@ -139,8 +139,8 @@ static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader
     }
     const cJSON *weights = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
     if (!weights)
-        status = tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                           "%.*s is a JSON document without a weight_map, not a checkpoint", TSR_STR_ARG(name_at(r, file)));
+        status = tsr_fail(r->err, TSR_E_UNSUPPORTED,
+                          "%.*s is a JSON document without a weight_map, not a checkpoint", TSR_STR_ARG(name_at(r, file)));
     else status = shard_content(r, weights, &content);
     cJSON_Delete(root);
     if (status != TSR_OK) return status;
@@ -179,7 +179,7 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
     case TSR_CONTENT_TORCH_LEGACY: *reader = &tsr_reader_torch_legacy; return TSR_OK;
     case TSR_CONTENT_JSON: return recognize_index(r, file, reader);
     case TSR_CONTENT_FOREIGN:
-        return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%.*s is %s", TSR_STR_ARG(name), foreign);
+        return tsr_fail(r->err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(name), foreign);
     case TSR_CONTENT_UNKNOWN: break;
     }
     /* The content is not recognizable, but the reader for this ending can report what is wrong with it. */
@@ -297,8 +297,8 @@ static const char *foreign_folder(const tsr_store *store)
 
 static tsr_status refuse_several(recognizer *r, const tsr_below *list, const char *what, const char *hint)
 {
-    return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the directory contains %s (%u%s): %s%s; %s", what, list->count,
-                     list->cut ? " or more" : "", list->text, tsr_below_rest(list), hint);
+    return tsr_fail(r->err, TSR_E_UNSUPPORTED, "the directory contains %s (%u%s): %s%s; %s", what, list->count,
+                    list->cut ? " or more" : "", list->text, tsr_below_rest(list), hint);
 }
 
 /* For a `list` that contains only directories. */
@@ -352,9 +352,9 @@ static tsr_status refuse_folder(recognizer *r)
                 below);
     TSR_FAIL_IF(r->store->file_count == 0, r->err, TSR_E_UNSUPPORTED, "the directory %s%s",
                 list.deeper ? "contains no files" : "is empty", below);
-    return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "none of the directory's %u files is in a recognized checkpoint format%s",
-                     (unsigned)r->store->file_count, below);
+    return tsr_fail(r->err, TSR_E_UNSUPPORTED,
+                    "none of the directory's %u files is in a recognized checkpoint format%s",
+                    (unsigned)r->store->file_count, below);
 }
 
 /* Whether there are two or more torch.save files whose names differ only in a number, and the numbers are 0 … n-1 or 1 … n:

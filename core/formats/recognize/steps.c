@@ -130,9 +130,9 @@ static tsr_status look(choice *c, bool (*wanted)(const void *ctx, tsr_str path),
 
 static tsr_status refuse_several(choice *c, tsr_str asked)
 {
-    return tsr_raise(c->err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "step '%.*s' matches %u checkpoints: %s%s; choose one by its path below the directory",
-                     TSR_STR_ARG(asked), c->list.count, c->list.text, tsr_below_rest(&c->list));
+    return tsr_fail(c->err, TSR_E_USAGE,
+                    "step '%.*s' matches %u checkpoints: %s%s; choose one by its path below the directory",
+                    TSR_STR_ARG(asked), c->list.count, c->list.text, tsr_below_rest(&c->list));
 }
 
 /* Enters the checkpoint that was found, if it is the only one. */
@@ -231,8 +231,8 @@ static tsr_status refuse_unknown(choice *c, tsr_str asked)
     TSR_FAIL_IF(c->list.count == 0, c->err, TSR_E_NOT_FOUND,
                 "there is no step '%.*s': the directory contains no checkpoints%s", TSR_STR_ARG(asked),
                 tsr_below_deeper(&c->list));
-    return tsr_raise(c->err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no step '%.*s'; the directory contains %s%s",
-                     TSR_STR_ARG(asked), c->list.text, tsr_below_rest(&c->list));
+    return tsr_fail(c->err, TSR_E_NOT_FOUND, "there is no step '%.*s'; the directory contains %s%s",
+                    TSR_STR_ARG(asked), c->list.text, tsr_below_rest(&c->list));
 }
 
 /* The requested directory may be a parent of the checkpoint ("global_step_100" of "global_step_100/actor"). */
@@ -354,8 +354,8 @@ static tsr_status check_readable(const tsr_checkpoint *checkpoint, const char *m
     const tsr_status status = store->below(store, line, &found, &why);
     if (status == TSR_OK) found->close(found);
     if (status != TSR_E_IO && status != TSR_E_NOMEM) return TSR_OK;
-    return tsr_raise(err, status, TSR_NO_POSITION, "the file '%s' names the checkpoint '%.*s': %s", marker, TSR_STR_ARG(line),
-                     why.message);
+    return tsr_fail(err, status, "the file '%s' names the checkpoint '%.*s': %s", marker, TSR_STR_ARG(line),
+                    why.message);
 }
 
 /* Enters the directory named in a marker file, and then the only checkpoint in it. *followed is set if there is a marker. */

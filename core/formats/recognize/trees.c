@@ -33,7 +33,7 @@ static tsr_status map_padded(tsr_store *store, uint32_t file, tsr_str *out, tsr_
 {
     padded_store *p = (padded_store *)store;
     if (file < p->inner->file_count && p->inner->map) return p->inner->map(p->inner, file, out, err);
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the file cannot be mapped");
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "the file cannot be mapped");
 }
 
 static void unmap_padded(tsr_store *store, uint32_t file, tsr_str mapped)

@@ -43,8 +43,8 @@ static uint64_t shards_of(const cutting *c, uint32_t block)
 
 static tsr_status refuse(const cutting *c, const char *why)
 {
-    return tsr_raise(c->err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' has size %" PRIu64 " along dim %u, %s %u ranks by the rule '%.*s'",
-                     TSR_STR_ARG(c->entry->fqn), c->entry->shape[c->dim], c->dim, why, c->ranks, TSR_STR_ARG(c->rule->match));
+    return tsr_fail(c->err, TSR_E_USAGE, "'%.*s' has size %" PRIu64 " along dim %u, %s %u ranks by the rule '%.*s'",
+                    TSR_STR_ARG(c->entry->fqn), c->entry->shape[c->dim], c->dim, why, c->ranks, TSR_STR_ARG(c->rule->match));
 }
 
 /* The size of a block on each rank, if all blocks have the same size. */

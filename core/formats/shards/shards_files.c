@@ -82,11 +82,11 @@ static uint32_t rank_of(const choice *c, const ranked *file)
 static tsr_status raise_missing(const choice *c, uint32_t rank)
 {
     const uint32_t tp = rank % c->count[TSR_CAPTURE_TP], pp = rank / c->count[TSR_CAPTURE_TP];
-    return tsr_raise(c->err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                     "there is no file of tensor-parallel rank %u%s%.*u; '%.*s' needs one for every rank",
-                     tp + c->first[TSR_CAPTURE_TP], c->count[TSR_CAPTURE_PP] > 1 ? " of pipeline stage " : "",
-                     c->count[TSR_CAPTURE_PP] > 1 ? 1 : 0, c->count[TSR_CAPTURE_PP] > 1 ? pp + c->first[TSR_CAPTURE_PP] : 0,
-                     TSR_STR_ARG(c->pattern));
+    return tsr_fail(c->err, TSR_E_NOT_FOUND,
+                    "there is no file of tensor-parallel rank %u%s%.*u; '%.*s' needs one for every rank",
+                    tp + c->first[TSR_CAPTURE_TP], c->count[TSR_CAPTURE_PP] > 1 ? " of pipeline stage " : "",
+                    c->count[TSR_CAPTURE_PP] > 1 ? 1 : 0, c->count[TSR_CAPTURE_PP] > 1 ? pp + c->first[TSR_CAPTURE_PP] : 0,
+                    TSR_STR_ARG(c->pattern));
 }
 
 /* Checks that every rank has a file, and that no two files are the same part of one rank. */

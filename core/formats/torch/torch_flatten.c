@@ -68,8 +68,8 @@ static tsr_status refuse_twins(flatten *f, const tsr_entry *first, const tsr_ent
     tsr_str a, b;
     TSR_TRY(join(f, first->path, first->path_length, &in_brackets, &a));
     TSR_TRY(join(f, second->path, second->path_length, &in_brackets, &b));
-    return tsr_raise(f->err, TSR_E_FORMAT, TSR_NO_POSITION, "torch: the paths %.*s and %.*s both result in the name '%.*s'",
-                     TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(second->fqn));
+    return tsr_fail(f->err, TSR_E_FORMAT, "torch: the paths %.*s and %.*s both result in the name '%.*s'",
+                    TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(second->fqn));
 }
 
 typedef struct place {

@@ -128,7 +128,7 @@ static void put_tensor(emitter *e, const tsr_torch_new_tensor *tensor)
 
 static tsr_status refuse(emitter *e, const char *what, tsr_str name)
 {
-    return tsr_raise(e->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%s %.*s cannot be written again", what, TSR_STR_ARG(name));
+    return tsr_fail(e->err, TSR_E_UNSUPPORTED, "%s %.*s cannot be written again", what, TSR_STR_ARG(name));
 }
 
 /* What protocol 2 writes as getattr(class, name): nested classes, and the members of enums. */

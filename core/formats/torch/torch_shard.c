@@ -291,7 +291,7 @@ static tsr_status cut_once(tsr_torch_build *build, cuts *runs, uint64_t split, u
     uint64_t total = total_of(runs), outer = chunk_size(total, split);
     tsr_status status = TSR_OK;
     if (total && total / outer > CUTS_MAX)
-        status = tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "torch: a strided shard has more than %d runs", CUTS_MAX);
+        status = tsr_fail(err, TSR_E_LIMIT, "torch: a strided shard has more than %d runs", CUTS_MAX);
     if (total && status == TSR_OK) status = charge(build, (total / outer + 1) * runs->count, sizeof(uint64_t), err);
     for (uint64_t at = 0; at < total && status == TSR_OK; at += outer) {
         uint64_t length = total - at < outer ? total - at : outer, inner = chunk_size(length, pieces);

@@ -24,8 +24,14 @@ TSR_API_BEGIN
         if (try_status_ != TSR_OK) return try_status_; \
     } while (0)
 
+/* tsr_raise without a position. */
+tsr_status tsr_fail(tsr_error *err, tsr_status status, const char *format, ...) TSR_PRINTF_LIKE(3, 4);
+
 /* Raises an error and returns its status where a condition holds: TSR_FAIL_IF(n > most, err, TSR_E_LIMIT, "…", …). */
-#define TSR_FAIL_IF(condition, err, status, ...) TSR_FAIL_AT(condition, err, status, TSR_NO_POSITION, __VA_ARGS__)
+#define TSR_FAIL_IF(condition, err, status, ...) \
+    do { \
+        if (condition) return tsr_fail((err), (status), __VA_ARGS__); \
+    } while (0)
 
 /* The same with the byte of the input where the error is. */
 #define TSR_FAIL_AT(condition, err, status, position, ...) \
