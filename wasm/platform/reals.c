@@ -1,10 +1,8 @@
 /* Prints and parses floating-point numbers in JavaScript, which does so exactly. The C library's printf and strtod compute
  * in 128 bits and would make the module 9 KB larger. Its printf formats therefore support no such numbers
- * (tessera/sys/number_text.h). */
+ * (print.c, tessera/sys/number_text.h). */
 #include <math.h>
-#include <stdarg.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,12 +31,4 @@ double strtod(const char *restrict text, char **restrict end)
     const double value = tsr_parse_real(text, (uint32_t)strlen(text), &used);
     if (end) *end = (char *)text + used;
     return value;
-}
-
-/* The C library's vsnprintf calls this instead of vfprintf (CMakeLists.txt). It does the same, except that it has no %g. */
-int __wrap_vfprintf(FILE *restrict file, const char *restrict format, va_list arguments);
-int vfiprintf(FILE *restrict file, const char *restrict format, va_list arguments);
-int __wrap_vfprintf(FILE *restrict file, const char *restrict format, va_list arguments)
-{
-    return vfiprintf(file, format, arguments);
 }
