@@ -34,7 +34,7 @@ static inline const uint8_t *tsr_cursor_take(tsr_cursor *cursor, size_t size)
     return p;
 }
 
-static inline uint64_t tsr_cursor_le(tsr_cursor *cursor, unsigned count)
+TSR_INLINE uint64_t tsr_cursor_le(tsr_cursor *cursor, unsigned count)
 {
     const uint8_t *p = tsr_cursor_take(cursor, count);
     return p ? tsr_load_le(p, count) : 0;
@@ -52,7 +52,7 @@ static inline bool tsr_add_u64(uint64_t a, uint64_t b, uint64_t *sum)
     return *sum >= a;
 }
 
-static inline bool tsr_mul_u64(uint64_t a, uint64_t b, uint64_t *product)
+TSR_INLINE bool tsr_mul_u64(uint64_t a, uint64_t b, uint64_t *product)
 {
     *product = a * b;
     return (a | b) >> 32 == 0 || a == 0 || *product / a == b; /* the first test avoids most divisions, which are slow */

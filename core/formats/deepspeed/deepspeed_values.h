@@ -7,39 +7,39 @@
 #include "tessera/sys/try.h"
 #include "tessera/value.h"
 
-static inline const tsr_value *tsr_ds_kind_or_null(const tsr_value *value, tsr_value_kind kind)
+TSR_INLINE const tsr_value *tsr_ds_kind_or_null(const tsr_value *value, tsr_value_kind kind)
 {
     return value && value->kind == kind ? value : NULL;
 }
-static inline const tsr_value *tsr_ds_get(const tsr_value *dict, const char *key)
+TSR_INLINE const tsr_value *tsr_ds_get(const tsr_value *dict, const char *key)
 {
     return dict && dict->kind == TSR_VALUE_DICT ? tsr_value_get(dict, tsr_str_from(key)) : NULL;
 }
-static inline const tsr_value *tsr_ds_dict(const tsr_value *dict, const char *key)
+TSR_INLINE const tsr_value *tsr_ds_dict(const tsr_value *dict, const char *key)
 {
     return tsr_ds_kind_or_null(tsr_ds_get(dict, key), TSR_VALUE_DICT);
 }
-static inline const tsr_value *tsr_ds_list(const tsr_value *dict, const char *key)
+TSR_INLINE const tsr_value *tsr_ds_list(const tsr_value *dict, const char *key)
 {
     return tsr_ds_kind_or_null(tsr_ds_get(dict, key), TSR_VALUE_LIST);
 }
-static inline const tsr_entry *tsr_ds_tensor(const tsr_value *value)
+TSR_INLINE const tsr_entry *tsr_ds_tensor(const tsr_value *value)
 {
     return value && value->kind == TSR_VALUE_TENSOR ? value->as.tensor : NULL;
 }
 /* Reads a nonnegative number; returns false for any other value. */
-static inline bool tsr_ds_number(const tsr_value *value, uint64_t *out)
+TSR_INLINE bool tsr_ds_number(const tsr_value *value, uint64_t *out)
 {
     if (!value || value->kind != TSR_VALUE_INT || value->as.integer < 0) return false;
     *out = (uint64_t)value->as.integer;
     return true;
 }
 /* The number of items of a LIST, or of pairs of a DICT. */
-static inline size_t tsr_ds_count(const tsr_value *value)
+TSR_INLINE size_t tsr_ds_count(const tsr_value *value)
 {
     return !value ? 0 : value->kind == TSR_VALUE_DICT ? tsr_value_pairs(value) : value->count;
 }
-static inline const tsr_value *tsr_ds_item(const tsr_value *list, size_t index)
+TSR_INLINE const tsr_value *tsr_ds_item(const tsr_value *list, size_t index)
 {
     return list && list->kind == TSR_VALUE_LIST && index < list->count ? list->items[index] : NULL;
 }

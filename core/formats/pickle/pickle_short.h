@@ -4,17 +4,17 @@
 
 #include "formats/pickle/torch_type.h"
 
-static inline tsr_ref item(const tsr_pickle *pickle, tsr_ref tuple, size_t at)
+TSR_INLINE tsr_ref item(const tsr_pickle *pickle, tsr_ref tuple, size_t at)
 {
     return tsr_pickle_item(pickle, tuple, at);
 }
 
-static inline bool is_kind(const tsr_pickle *pickle, tsr_ref ref, tsr_pickle_kind kind)
+TSR_INLINE bool is_kind(const tsr_pickle *pickle, tsr_ref ref, tsr_pickle_kind kind)
 {
     return tsr_pickle_kind_of(pickle, ref) == kind;
 }
 
-static inline bool is_type(const tsr_pickle *pickle, tsr_ref ref, const char *types)
+TSR_INLINE bool is_type(const tsr_pickle *pickle, tsr_ref ref, const char *types)
 {
     return tsr_torch_is_one_of(pickle, ref, types);
 }

@@ -47,6 +47,14 @@
 #define TSR_OPTIONS(type) ((type){.size = sizeof(type)})
 #endif
 
+/* For a function of a header that is called in many places: inline, except in a build for size (TSR_SMALL), where a call takes
+ * fewer bytes. */
+#ifdef TSR_SMALL
+#define TSR_INLINE static inline __attribute__((noinline))
+#else
+#define TSR_INLINE static inline
+#endif
+
 #if defined(__GNUC__)
 #define TSR_API_BEGIN TSR_API_LINKAGE_BEGIN _Pragma("GCC visibility push(default)")
 #define TSR_API_END   _Pragma("GCC visibility pop") TSR_API_LINKAGE_END

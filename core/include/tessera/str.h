@@ -41,13 +41,13 @@ static inline tsr_str tsr_str_from(const char *c_string)
 }
 
 /* Byte-wise; all empty strings are equal. */
-static inline bool tsr_str_equal(tsr_str a, tsr_str b)
+TSR_INLINE bool tsr_str_equal(tsr_str a, tsr_str b)
 {
     return a.size == b.size && (a.size == 0 || memcmp(a.data, b.data, a.size) == 0);
 }
 
 /* Byte-wise order; a proper prefix sorts first. */
-static inline int tsr_str_compare(tsr_str a, tsr_str b)
+TSR_INLINE int tsr_str_compare(tsr_str a, tsr_str b)
 {
     size_t n = a.size < b.size ? a.size : b.size;
     int order = n ? memcmp(a.data, b.data, n) : 0;
@@ -55,11 +55,11 @@ static inline int tsr_str_compare(tsr_str a, tsr_str b)
 }
 
 /* Whether `prefix`, which may be empty, is how `s` begins; and how it ends. */
-static inline bool tsr_str_starts(tsr_str s, tsr_str prefix)
+TSR_INLINE bool tsr_str_starts(tsr_str s, tsr_str prefix)
 {
     return s.size >= prefix.size && (prefix.size == 0 || memcmp(s.data, prefix.data, prefix.size) == 0);
 }
-static inline bool tsr_str_ends(tsr_str s, tsr_str suffix)
+TSR_INLINE bool tsr_str_ends(tsr_str s, tsr_str suffix)
 {
     return s.size >= suffix.size &&
            (suffix.size == 0 || memcmp(s.data + s.size - suffix.size, suffix.data, suffix.size) == 0);

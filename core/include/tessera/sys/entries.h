@@ -12,7 +12,7 @@
 TSR_API_BEGIN
 
 /* Whether the elements are stored contiguously in row-major order. */
-static inline bool tsr_view_is_plain(const tsr_view *view)
+TSR_INLINE bool tsr_view_is_plain(const tsr_view *view)
 {
     return !view->strides && !view->conj && !view->neg && !view->swap && !view->zstd;
 }
@@ -24,7 +24,7 @@ static inline bool tsr_catalog_has(const tsr_catalog *catalog, const tsr_entry *
 }
 
 /* Whether the job includes the entry with this name. */
-static inline bool tsr_selection_keeps(const tsr_selection *selection, tsr_str fqn)
+TSR_INLINE bool tsr_selection_keeps(const tsr_selection *selection, tsr_str fqn)
 {
     return !selection->keeps || selection->keeps(selection->ctx, fqn);
 }

@@ -23,7 +23,7 @@ typedef struct tsr_vec {
 } tsr_vec;
 
 /* An empty vector of items of so many bytes; allocates nothing, borrows `allocator`. */
-static inline tsr_vec tsr_vec_of(const tsr_allocator *allocator, size_t item_size)
+TSR_INLINE tsr_vec tsr_vec_of(const tsr_allocator *allocator, size_t item_size)
 {
     return TSR_LITERAL(tsr_vec){NULL, 0, 0, item_size, allocator};
 }
