@@ -104,6 +104,16 @@ tsr_status tsr_mapped_fill(tsr_mapped *m, double value, tsr_mapped_tensor *out, 
 /* Computes a run of elements of a SCALED, MXFP4 or NVFP4 file in float32. `input` is memory of 8 bytes per element. */
 tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                              tsr_error *err);
+/* Returns the index of the scale of an element; scales are numbered row by row. `row` counts the rows of all matrices. */
+uint64_t tsr_scale_at(const tsr_computed *file, uint64_t row, uint64_t column);
+/* The scales that a run of elements needs, in float32. `first` is the index of the first one. */
+typedef struct tsr_scales_read {
+    float *values;
+    uint64_t first;
+    size_t count, itemsize;
+} tsr_scales_read;
+tsr_status tsr_scales_open(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_scales_read *out, tsr_error *err);
+void tsr_scales_close(const tsr_mapped *m, const tsr_scales_read *scales);
 /* Unpacks pairs of 4-bit numbers into elements of 2 bytes without converting them to float32 first. A scale of one byte has
  * only 16 products, which are computed when the scale first occurs. Zero a tsr_unpacking before its first use, and use it
  * for one file. A run may have at most TSR_UNPACKED_ELEMENTS elements. */

@@ -17,8 +17,7 @@ static tsr_status read_floats(tsr_mapped *m, const tsr_entry *entry, const tsr_r
     return TSR_OK;
 }
 
-/* Returns the index of the scale of an element in row `row`, column `column`; scales are numbered row by row. */
-static uint64_t scale_at(const tsr_computed *file, uint64_t row, uint64_t column)
+uint64_t tsr_scale_at(const tsr_computed *file, uint64_t row, uint64_t column)
 {
     const uint64_t matrix = row / file->rows, inside = row % file->rows;
     return (matrix * file->scale_rows + inside / file->block_rows) * file->scale_columns + column / file->block_columns;
@@ -40,28 +39,41 @@ static void multiply(const tsr_computed *file, const tsr_run *run, const float *
     uint64_t row = run->first / file->columns, column = run->first % file->columns;
     for (uint64_t done = 0, count; done < run->count; done += count, row++, column = 0) {
         count = run->count - done < file->columns - column ? run->count - done : file->columns - column;
-        multiply_row(file, column, (size_t)count, scales + (scale_at(file, row, column) - first_scale), out + done);
+        multiply_row(file, column, (size_t)count, scales + (tsr_scale_at(file, row, column) - first_scale), out + done);
     }
+}
+
+tsr_status tsr_scales_open(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_scales_read *out, tsr_error *err)
+{
+    const uint64_t first = run->first, last = first + run->count - 1, columns = file->columns, begin_row = first / columns,
+                   end_row = last / columns;
+    /* Rows that are there from end to end need the scales from the first column to the last. */
+    const uint64_t low = tsr_scale_at(file, begin_row, begin_row == end_row ? first % columns : 0);
+    const uint64_t high = tsr_scale_at(file, end_row, begin_row == end_row ? last % columns : columns - 1);
+    const tsr_run needed = {.first = low, .count = high - low + 1};
+    const tsr_allocator *allocator = m->own->host->allocator;
+    *out = (tsr_scales_read){.first = low, .count = (size_t)needed.count, .itemsize = tsr_dtype_size(file->scale->dtype) + sizeof(float)};
+    out->values = tsr_alloc(allocator, out->count, out->itemsize, err);
+    if (!out->values) return TSR_E_NOMEM;
+    const tsr_status status = read_floats(m, file->scale, &needed, (uint8_t *)(out->values + out->count), out->values, err);
+    if (status != TSR_OK) tsr_scales_close(m, out);
+    return status;
+}
+
+void tsr_scales_close(const tsr_mapped *m, const tsr_scales_read *scales)
+{
+    tsr_free(m->own->host->allocator, scales->values, scales->count, scales->itemsize);
 }
 
 static tsr_status read_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                               tsr_error *err)
 {
+    tsr_scales_read scales;
     TSR_TRY(read_floats(m, file->input, run, input, out, err));
-    const uint64_t first = run->first, last = first + run->count - 1, columns = file->columns, begin_row = first / columns,
-                   end_row = last / columns;
-    /* A run over several rows needs all scales of these rows, from the first column to the last. */
-    const uint64_t low = scale_at(file, begin_row, begin_row == end_row ? first % columns : 0);
-    const uint64_t high = scale_at(file, end_row, begin_row == end_row ? last % columns : columns - 1);
-    const tsr_run needed = {.first = low, .count = high - low + 1};
-    const tsr_allocator *allocator = m->own->host->allocator;
-    const size_t itemsize = tsr_dtype_size(file->scale->dtype) + sizeof(float);
-    float *scales = tsr_alloc(allocator, (size_t)needed.count, itemsize, err);
-    if (!scales) return TSR_E_NOMEM;
-    const tsr_status status = read_floats(m, file->scale, &needed, (uint8_t *)(scales + needed.count), scales, err);
-    if (status == TSR_OK) multiply(file, run, scales, low, out);
-    tsr_free(allocator, scales, (size_t)needed.count, itemsize);
-    return status;
+    TSR_TRY(tsr_scales_open(m, file, run, &scales, err));
+    multiply(file, run, scales.values, scales.first, out);
+    tsr_scales_close(m, &scales);
+    return TSR_OK;
 }
 
 enum { MXFP4_GROUP = 32, NVFP4_GROUP = 16, E2M1_NUMBERS = 16 };

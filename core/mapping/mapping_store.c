@@ -1,5 +1,6 @@
 /* The store of a mapped checkpoint: the source's files, followed by those that are computed when they are read. */
 #include "mapping/mapped.h"
+#include "mapping/mapping_products.h"
 #include "tessera/read.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/dtype_forms.h"
@@ -7,8 +8,7 @@
 #include "tessera/sys/try.h"
 
 enum { STEP_ELEMENTS = 1 << 14, LARGEST = 16 }; /* elements computed at a time; bytes of the largest element */
-_Static_assert(TSR_UNPACKED_INPUT + sizeof(tsr_unpacking) <= STEP_ELEMENTS * LARGEST, "both are in the first half");
-_Static_assert(TSR_UNPACKED_ELEMENTS * sizeof(uint16_t) <= STEP_ELEMENTS * LARGEST, "an edge is in the second");
+_Static_assert(TSR_UNPACKED_INPUT + sizeof(tsr_unpacking) <= STEP_ELEMENTS * LARGEST, "both are in the memory of a step");
 enum { RUN_ELEMENTS = 1 << 17 };                /* elements at a time for TSR_COMPUTED_BY */
 
 typedef struct mapped_store {
@@ -21,11 +21,10 @@ typedef struct mapped_store {
 typedef struct computing {
     tsr_mapped *m;
     const tsr_computed *file;
-    /* 2 * STEP_ELEMENTS of the largest element. The first half is for the input, the rest for elements that are only partly
-     * wanted. */
-    uint8_t *scratch;
-    tsr_unpacking *unpacking; /* NULL if the file is not unpacked */
-    uint64_t most;            /* elements to compute at a time */
+    uint8_t *scratch;         /* STEP_ELEMENTS of the largest element, or NULL */
+    tsr_unpacking *unpacking; /* or NULL */
+    tsr_products *products;   /* or NULL */
+    size_t most;              /* elements to compute at a time */
 } computing;
 
 /* Computes elements of the file in its dtype. */
@@ -33,7 +32,9 @@ static tsr_status compute(const computing *c, const tsr_run *run, uint8_t *out, 
 {
     const tsr_computed *file = c->file;
     const size_t count = (size_t)run->count;
+    if (file->kind == TSR_COMPUTED_BY) return file->compute(file->ctx, run->first, count, out, err);
     if (c->unpacking) return tsr_mapped_unpack(c->m, file, run, c->unpacking, out, err);
+    if (TSR_PRODUCTS_BUILT && c->products) return tsr_products_read(c->products, c->m, run, out, err);
     if (file->kind == TSR_COMPUTED_CAST) {
         TSR_TRY(tsr_read_run(c->m->own, file->input, run, c->scratch, count * tsr_dtype_size(file->input->dtype), err));
         tsr_cast(file->input->dtype, file->dtype, c->scratch, count, out);
@@ -45,58 +46,50 @@ static tsr_status compute(const computing *c, const tsr_run *run, uint8_t *out, 
     return TSR_OK;
 }
 
+/* Whole elements are made where they belong; only one that is read in part is copied. */
 static tsr_status compute_all(const computing *c, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
 {
     const uint32_t itemsize = tsr_dtype_size(c->file->dtype);
     while (size) {
-        const uint64_t skip = offset % itemsize, needed = (skip + size + itemsize - 1) / itemsize;
-        const tsr_run run = {.first = offset / itemsize, .count = needed < c->most ? needed : c->most};
-        const size_t made = (size_t)(run.count * itemsize - skip), taken = made < size ? made : size;
-        const bool whole = !skip && taken == made; /* elements can be computed in place */
-        uint8_t *out = whole ? buffer : c->scratch + STEP_ELEMENTS * LARGEST;
-        TSR_TRY(compute(c, &run, out, err));
-        if (!whole) memcpy(buffer, out + skip, taken);
+        uint8_t edge[LARGEST];
+        const size_t skip = (size_t)(offset % itemsize), whole = skip ? 0 : size / itemsize;
+        const tsr_run run = {.first = offset / itemsize, .count = !whole ? 1 : whole < c->most ? whole : c->most};
+        TSR_TRY(compute(c, &run, whole ? buffer : edge, err));
+        const size_t made = (size_t)run.count * itemsize - skip, taken = made < size ? made : size;
+        if (!whole) memcpy(buffer, edge + skip, taken);
         buffer += taken, offset += taken, size -= taken;
     }
     return TSR_OK;
 }
 
+/* What a step computes with, in memory of one. */
+static void choose_step(computing *c)
+{
+    c->most = STEP_ELEMENTS;
+    if (!tsr_mapped_unpacks(c->file)) return;
+    c->unpacking = (tsr_unpacking *)(void *)(c->scratch + TSR_UNPACKED_INPUT);
+    memset(c->unpacking, 0, sizeof *c->unpacking);
+    c->unpacking->input = c->scratch;
+    c->most = TSR_UNPACKED_ELEMENTS;
+}
+
 static tsr_status read_computed(tsr_mapped *m, const tsr_computed *file, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
 {
     const tsr_allocator *allocator = m->own->host->allocator;
-    uint8_t *scratch = tsr_alloc(allocator, 2 * STEP_ELEMENTS, LARGEST, err);
-    if (!scratch) return TSR_E_NOMEM;
-    computing c = {.m = m, .file = file, .scratch = scratch, .most = STEP_ELEMENTS};
-    if (tsr_mapped_unpacks(file)) {
-        c.unpacking = (tsr_unpacking *)(void *)(scratch + TSR_UNPACKED_INPUT);
-        memset(c.unpacking, 0, sizeof *c.unpacking);
-        c.unpacking->input = scratch;
-        c.most = TSR_UNPACKED_ELEMENTS;
+    computing c = {.m = m, .file = file, .most = RUN_ELEMENTS};
+    if (file->kind == TSR_COMPUTED_BY) return compute_all(&c, offset, buffer, size, err);
+    if (TSR_PRODUCTS_BUILT && tsr_products_pay(file, size / tsr_dtype_size(file->dtype))) {
+        c.most = TSR_PRODUCTS_RUN;
+        TSR_TRY(tsr_products_open(m, file, &c.products, err));
+    } else {
+        c.scratch = tsr_alloc(allocator, STEP_ELEMENTS, LARGEST, err);
+        if (!c.scratch) return TSR_E_NOMEM;
+        choose_step(&c);
     }
     const tsr_status status = compute_all(&c, offset, buffer, size, err);
-    tsr_free(allocator, scratch, 2 * STEP_ELEMENTS, LARGEST);
+    tsr_free(allocator, c.scratch, STEP_ELEMENTS, LARGEST);
+    if (TSR_PRODUCTS_BUILT) tsr_products_close(c.products);
     return status;
-}
-
-/* Like read_computed, for TSR_COMPUTED_BY. It has less to do per run, and copies only elements of which a part is wanted. */
-static tsr_status read_by(const tsr_computed *file, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
-{
-    const uint32_t itemsize = tsr_dtype_size(file->dtype);
-    while (size) {
-        uint8_t edge[LARGEST];
-        const uint64_t first = offset / itemsize, skip = offset % itemsize;
-        const size_t whole = skip ? 0 : size / itemsize, count = whole > RUN_ELEMENTS ? RUN_ELEMENTS : whole;
-        size_t made = count * itemsize;
-        if (count) {
-            TSR_TRY(file->compute(file->ctx, first, count, buffer, err));
-        } else {
-            TSR_TRY(file->compute(file->ctx, first, 1, edge, err));
-            made = itemsize - (size_t)skip < size ? itemsize - (size_t)skip : size;
-            memcpy(buffer, edge + skip, made);
-        }
-        buffer += made, offset += made, size -= made;
-    }
-    return TSR_OK;
 }
 
 static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
@@ -104,7 +97,6 @@ static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void
     const mapped_store *s = (const mapped_store *)store;
     if (file < s->inner->file_count) return s->inner->read_at(s->inner, file, offset, buffer, size, err);
     const tsr_computed *computed = (const tsr_computed *)s->mapped->computed.items + (file - s->inner->file_count);
-    if (computed->kind == TSR_COMPUTED_BY) return read_by(computed, offset, buffer, size, err);
     if (computed->kind != TSR_COMPUTED_CONSTANT) return read_computed(s->mapped, computed, offset, buffer, size, err);
     memcpy(buffer, computed->constant + offset, size); /* tsr_store_read has compared the range with the file's size */
     return TSR_OK;
