@@ -119,16 +119,16 @@ static uint32_t choose(bool first, uint32_t a, uint32_t b)
     return (a & mask) | (b & ~mask);
 }
 
-/* Encodes a magnitude below 2^-6, the smallest normal number. The result is a multiple of 2^-9. That is the last place of
- * floats from 2^14 on, so the addition rounds to it. */
-static uint32_t float8_subnormal(uint32_t magnitude)
+/* Encodes a magnitude below the smallest normal number. The result is a multiple of the smallest subnormal number. That is the
+ * last place of floats from `anchor` on, so the addition rounds to it. */
+static uint32_t subnormal_code(uint32_t magnitude, float anchor)
 {
     float value;
     memcpy(&value, &magnitude, sizeof value);
-    value += 0x1p14f;
+    value += anchor;
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
-    return bits & 0xff;
+    return bits & 0xfff;
 }
 
 static void float32_to_float8_e4m3fn(const uint8_t *from, size_t count, uint8_t *out)
@@ -138,9 +138,40 @@ static void float32_to_float8_e4m3fn(const uint8_t *from, size_t count, uint8_t 
         uint32_t bits;
         memcpy(&bits, from + 4 * i, 4);
         const uint32_t magnitude = bits & 0x7fffffffu, rounded = (magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20;
-        const uint32_t code = choose(magnitude < LEAST_NORMAL, float8_subnormal(magnitude), rounded - REBIASED);
+        const uint32_t code = choose(magnitude < LEAST_NORMAL, subnormal_code(magnitude, 0x1p14f), rounded - REBIASED);
         const uint32_t finite = choose(code > LARGEST, LARGEST, code);
         out[i] = (uint8_t)((bits >> 24 & 0x80u) | choose(magnitude > INFINITE, NOT_A_NUMBER, finite));
+    }
+}
+
+static void float32_to_float16(const uint8_t *from, size_t count, uint8_t *out)
+{
+    enum { LEAST_NORMAL = 0x38800000, INFINITE = 0x7f800000, REBIASED = (127 - 15) << 10, LARGEST = 0x7c00, NOT_A_NUMBER = 0x7e00 };
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, from + 4 * i, 4);
+        const uint32_t magnitude = bits & 0x7fffffffu, rounded = (magnitude + 0xfffu + (magnitude >> 13 & 1)) >> 13;
+        const uint32_t code = choose(magnitude < LEAST_NORMAL, subnormal_code(magnitude, 0.5f), rounded - REBIASED);
+        const uint32_t number = choose(code > LARGEST, LARGEST, code);
+        const uint16_t half = (uint16_t)((bits >> 16 & 0x8000u) | choose(magnitude > INFINITE, NOT_A_NUMBER, number));
+        memcpy(out + 2 * i, &half, 2);
+    }
+}
+
+static void float16_to_float32(const uint8_t *from, size_t count, uint8_t *out)
+{
+    enum { LEAST_NORMAL = 0x400, REBIASED = (127 - 15) << 23, INFINITE = 0x7c00, NOT_A_NUMBER = 0x7fc00000 };
+    for (size_t i = 0; i < count; i++) {
+        uint16_t half;
+        memcpy(&half, from + 2 * i, 2);
+        const uint32_t magnitude = half & 0x7fffu;
+        const float subnormal = (float)(int32_t)magnitude * 0x1p-24f;
+        uint32_t small;
+        memcpy(&small, &subnormal, sizeof small);
+        const uint32_t finite = choose(magnitude < LEAST_NORMAL, small, (magnitude << 13) + REBIASED);
+        const uint32_t number = choose(magnitude == INFINITE, 0x7f800000u, finite);
+        const uint32_t bits = choose(magnitude > INFINITE, NOT_A_NUMBER, number) | (half & 0x8000u) << 16;
+        memcpy(out + 4 * i, &bits, 4);
     }
 }
 
@@ -173,10 +204,25 @@ static bool cast_directly(tsr_dtype from, tsr_dtype to, const uint8_t *elements,
 {
     if (from == TSR_FLOAT32 && to == TSR_BFLOAT16) float32_to_bfloat16(elements, count, out);
     else if (from == TSR_BFLOAT16 && to == TSR_FLOAT32) bfloat16_to_float32(elements, count, out);
+    else if (from == TSR_FLOAT32 && to == TSR_FLOAT16) float32_to_float16(elements, count, out);
+    else if (from == TSR_FLOAT16 && to == TSR_FLOAT32) float16_to_float32(elements, count, out);
     else if (from == TSR_FLOAT32 && to == TSR_FLOAT8_E4M3FN) float32_to_float8_e4m3fn(elements, count, out);
     else if (from == TSR_FLOAT8_E4M3FN && to == TSR_FLOAT32) float8_e4m3fn_to_float32(elements, count, out);
     else if (from == TSR_FLOAT8_E8M0FNU && to == TSR_FLOAT32) float8_e8m0fnu_to_float32(elements, count, out);
     else return false;
+    return true;
+}
+
+/* Converts every element through float32. Widening is exact, so only the second conversion rounds. */
+static bool cast_by_float32(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out)
+{
+    const size_t from_size = tsr_dtype_size(from), to_size = tsr_dtype_size(to);
+    uint8_t values[BLOCK * sizeof(float)];
+    for (size_t i = 0; i < count; i += BLOCK) {
+        const size_t n = count - i < BLOCK ? count - i : BLOCK;
+        if (!cast_directly(from, TSR_FLOAT32, elements + i * from_size, n, values)) return false;
+        if (!cast_directly(TSR_FLOAT32, to, values, n, out + i * to_size)) return false;
+    }
     return true;
 }
 
@@ -214,5 +260,5 @@ void tsr_cast(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t coun
 {
     if (cast_directly(from, to, elements, count, out)) return;
     if (tsr_dtype_size(from) == 1 && count >= 2 * BYTE_VALUES) cast_by_table(from, to, elements, count, out);
-    else cast_each(from, to, elements, count, out);
+    else if (!cast_by_float32(from, to, elements, count, out)) cast_each(from, to, elements, count, out);
 }

@@ -102,9 +102,20 @@ static void test_stream_cast__direct_conversions_are_those_by_way_of_float64(voi
 {
     (void)state;
     static const uint32_t low[] = {0, 1, 0x7ff, 0x800, 0xfff};
-    for (uint32_t bits = 0; bits < 0x10000u; bits++) check_paths(TSR_BFLOAT16, TSR_FLOAT32, bits);
+    for (uint32_t bits = 0; bits < 0x10000u; bits++) {
+        static const tsr_dtype narrow[] = {TSR_FLOAT16, TSR_BFLOAT16, TSR_FLOAT8_E4M3FN};
+        for (size_t i = 0; i < sizeof narrow / sizeof *narrow; i++) {
+            check_paths(TSR_BFLOAT16, narrow[i], bits);
+            check_paths(TSR_FLOAT16, narrow[i], bits);
+        }
+        check_paths(TSR_BFLOAT16, TSR_FLOAT32, bits);
+        check_paths(TSR_FLOAT16, TSR_FLOAT32, bits);
+    }
     for (uint32_t high = 0; high < 0x100000u; high++)
-        for (size_t i = 0; i < sizeof low / sizeof *low; i++) check_paths(TSR_FLOAT32, TSR_FLOAT8_E4M3FN, high << 12 | low[i]);
+        for (size_t i = 0; i < sizeof low / sizeof *low; i++) {
+            check_paths(TSR_FLOAT32, TSR_FLOAT8_E4M3FN, high << 12 | low[i]);
+            check_paths(TSR_FLOAT32, TSR_FLOAT16, high << 12 | low[i]);
+        }
 }
 
 /* Many elements are converted by a table or by vectors; a single one is not. */
