@@ -213,22 +213,38 @@ static void look_up_group(const uint8_t *pairs, unsigned count, const uint16_t *
     }
 }
 
-static void look_up(const packed_run *run, const tsr_unpacking *u, uint8_t *out)
+/* Whole groups. */
+static void look_up_groups(const tsr_host *host, const tsr_pair_groups *groups, uint8_t *out)
+{
+    if (host->look_up_pairs) {
+        host->look_up_pairs(groups, out);
+        return;
+    }
+    const uint8_t *pairs = groups->pairs;
+    for (size_t i = 0; i < groups->count; i++, pairs += groups->group_bytes, out += 4 * groups->group_bytes) {
+        const uint16_t *products = groups->products[groups->tables[i]];
+        if (groups->group_bytes == MXFP4_GROUP / 2) look_up_group(pairs, MXFP4_GROUP, products, out);
+        else look_up_group(pairs, NVFP4_GROUP, products, out);
+    }
+}
+
+static void look_up(const tsr_host *host, const packed_run *run, const tsr_unpacking *u, uint8_t *out)
 {
     const uint64_t first_pair = run->first / 2, first_group = run->first / run->group;
     for (uint64_t i = run->first; i < run->end;) {
         const uint64_t group = i / run->group, edge = (group + 1) * run->group, stop = edge < run->end ? edge : run->end;
-        const uint16_t *products = u->products[run->stored[group - first_group]];
-        if (stop - i == MXFP4_GROUP) {
-            look_up_group(run->pairs + (i / 2 - first_pair), MXFP4_GROUP, products, out + (i - run->first) * sizeof *products);
-            i = stop;
-        } else if (stop - i == NVFP4_GROUP && i % 2 == 0) {
-            look_up_group(run->pairs + (i / 2 - first_pair), NVFP4_GROUP, products, out + (i - run->first) * sizeof *products);
-            i = stop;
+        const uint8_t *tables = run->stored + (group - first_group);
+        const tsr_pair_groups whole = {run->pairs + (i / 2 - first_pair), tables, (size_t)((run->end - i) / run->group), run->group / 2,
+                                       u->products};
+        if (i % run->group == 0 && whole.count) {
+            look_up_groups(host, &whole, out + (i - run->first) * sizeof(uint16_t));
+            i += whole.count * run->group;
+            continue;
         }
         for (; i < stop; i++) {
             const uint8_t pair = run->pairs[i / 2 - first_pair];
-            memcpy(out + (i - run->first) * sizeof *products, &products[i % 2 ? pair >> 4 : pair & 15], sizeof *products);
+            const uint16_t *product = &u->products[*tables][i % 2 ? pair >> 4 : pair & 15];
+            memcpy(out + (i - run->first) * sizeof *product, product, sizeof *product);
         }
     }
 }
@@ -242,7 +258,7 @@ tsr_status tsr_mapped_unpack(tsr_mapped *m, const tsr_computed *file, const tsr_
         part.count = in_one_tensor(file, part.first, end - part.first);
         TSR_TRY(read_stored(m, file, &part, u->input, &packed, err));
         TSR_TRY(make_products(m, file, &packed, u, err));
-        look_up(&packed, u, out + (part.first - run->first) * sizeof(uint16_t));
+        look_up(m->own->host, &packed, u, out + (part.first - run->first) * sizeof(uint16_t));
     }
     return TSR_OK;
 }

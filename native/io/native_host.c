@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "io/digests.h"
+#include "io/pair_shuffles.h"
 #include "io/thread_pool.h"
 #include "io/wide_scan.h"
 
@@ -32,6 +33,7 @@ void tsr_native_host_open(tsr_native_host *out, uint32_t threads)
                                  .zstd = tsr_native_zstd,
                                  .threads = 1,
                                  .carries = tsr_native_wide_scan(),
+                                 .look_up_pairs = tsr_native_pair_shuffles(),
                              }};
     out->pool = threads > 1 ? tsr_pool_new(threads) : NULL;
     if (!out->pool) return;

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <cmocka.h>
 #include <pthread.h>
@@ -78,6 +79,42 @@ static void nest(void *arg, size_t index)
     (void)index;
     loop *l = arg;
     tsr_pool_run(l->pool, l->inner, hit, l);
+}
+
+enum { GROUPS = 40 };
+
+/* The products of groups of `bytes`, as core looks them up. */
+static void look_up_each(const tsr_pair_groups *g, uint8_t *out)
+{
+    for (size_t i = 0; i < 2 * g->count * g->group_bytes; i++) {
+        const uint8_t pair = g->pairs[i / 2], number = i % 2 ? pair >> 4 : pair & 15;
+        memcpy(out + 2 * i, &g->products[g->tables[i / 2 / g->group_bytes]][number], 2);
+    }
+}
+
+static void test_native_host__pairs_are_looked_up_as_one_by_one(void **state)
+{
+    (void)state;
+    static uint16_t products[256][16];
+    static uint8_t pairs[16 * GROUPS + 1], tables[GROUPS], got[64 * GROUPS + 2], want[64 * GROUPS];
+    uint32_t random = 68;
+    tsr_native_host native;
+    tsr_native_host_open(&native, 1);
+    for (size_t i = 0; i < 256 * 16; i++) products[i / 16][i % 16] = (uint16_t)(i * 40503u >> 3);
+    for (size_t i = 0; i < sizeof pairs; i++) pairs[i] = (uint8_t)((random = random * 1664525u + 1013904223u) >> 24);
+    for (size_t i = 0; i < GROUPS; i++) tables[i] = (uint8_t)((random = random * 1664525u + 1013904223u) >> 24);
+    for (size_t bytes = 8; bytes <= 16 && native.host.look_up_pairs; bytes += 8) {
+        for (size_t count = 0; count <= GROUPS; count++) {
+            const tsr_pair_groups groups = {pairs + 1, tables, count, bytes, (const uint16_t(*)[16])products}; /* not aligned */
+            memset(got, 0xa5, sizeof got);
+            native.host.look_up_pairs(&groups, got + 1);
+            look_up_each(&groups, want);
+            assert_memory_equal(got + 1, want, 4 * count * bytes);
+            assert_int_equal(got[1 + 4 * count * bytes], 0xa5);
+        }
+    }
+    print_message("look-up by shuffles: %s\n", native.host.look_up_pairs ? "yes" : "none on this machine");
+    tsr_native_host_close(&native);
 }
 
 static void test_native_host__parallel_loops_run_every_index_once(void **state)
@@ -175,6 +212,7 @@ int main(void)
         cmocka_unit_test(test_native_host__has_as_many_threads_as_asked_for),
         cmocka_unit_test(test_native_host__crc32_agrees_with_the_portable_one),
         cmocka_unit_test(test_native_host__digests_give_the_published_values),
+        cmocka_unit_test(test_native_host__pairs_are_looked_up_as_one_by_one),
         cmocka_unit_test(test_native_host__parallel_loops_run_every_index_once),
         cmocka_unit_test(test_native_host__a_loop_inside_a_loop_finishes),
         cmocka_unit_test(test_native_host__a_loop_that_a_worker_begins_last_finishes),

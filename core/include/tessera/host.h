@@ -51,6 +51,15 @@ typedef struct tsr_zstd_ops {
     void (*end)(void *state);
 } tsr_zstd_ops;
 
+/* Groups of 4-bit numbers, two in each byte: the first one is in the low half. */
+typedef struct tsr_pair_groups {
+    const uint8_t *pairs;           /* of all groups, `group_bytes` each */
+    const uint8_t *tables;          /* for each group, which of the tables its numbers are looked up in */
+    size_t count;                   /* of groups */
+    size_t group_bytes;             /* a multiple of 8 */
+    const uint16_t (*products)[16]; /* the tables */
+} tsr_pair_groups;
+
 /* Runs body(arg, i) for i in [0, count), perhaps on several threads, and returns when all are done. */
 typedef void tsr_parallel_for(void *ctx, size_t count, void (*body)(void *arg, size_t index), void *arg);
 
@@ -72,6 +81,8 @@ typedef struct tsr_host {
      * highest bit, adding `lowest` carries into that bit. Where `lowest` is the lowest bit of a floating type's exponent, those are
      * its NaNs and infinities. `size` is a multiple of TSR_SCAN_BLOCK. */
     bool (*carries)(const void *data, size_t size, uint32_t item_bytes, uint64_t lowest);
+    /* NULL: a portable loop. Writes the product of each number, 2 bytes in this machine's order. */
+    void (*look_up_pairs)(const tsr_pair_groups *groups, uint8_t *out);
 } tsr_host;
 
 enum { TSR_IO_DEPTH = 16, TSR_SCAN_BLOCK = 128 };
