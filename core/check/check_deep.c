@@ -7,7 +7,7 @@
  * Tensors whose stored bytes are not just their elements (strides with gaps, big-endian, compressed) are scanned for NaN in
  * a second pass, through a gather. */
 #include "base/cursor.h"
-#include "check/check_share.h"
+#include "check/check_deep.h"
 #include "check/compare_copy.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"
@@ -27,37 +27,12 @@
 #include "tessera/sys/vec.h"
 
 #define MEMBER_CHARS 96u
+#define ITEM_BITS    32 /* of an extent's number: which one of its item it is */
 #define SLICE_BYTES  ((size_t)128 << 10) /* small enough to stay in the cache while it is read, checksummed and scanned */
 
-typedef struct counts {
-    uint64_t nan, inf;
-    uint64_t odd; /* bools that are neither 0 nor 1 */
-} counts;
-
-/* What is known so far about the values of one entry. */
-typedef struct tally {
-    counts counts;
-    bool gather; /* must be scanned by the second pass */
-    bool repeats; /* its elements repeat stored ones so often that the second pass skips it */
-} tally;
-
-typedef struct check {
-    tsr_checkpoint *checkpoint;
-    tsr_ring *ring;
-    const tsr_progress *progress;
-    uint64_t byte_done;
-    tally *tallies;     /* one per entry */
-    uint64_t most;      /* the largest size of a piece in bytes, the same on all ranks */
-    uint64_t extents;   /* walked so far */
-    tsr_share share;    /* findings are first added to share.found */
-    tsr_vec partials;   /* of partial */
-    uint32_t crc;       /* CRC of the current extent up to the last drained piece */
-    uint64_t crc_bytes; /* number of bytes in that CRC */
-    bool damaged;       /* that extent could not be read completely, because of: */
-    tsr_error damage;
-    bool overlapping;   /* all tensors together expand to far more than is stored, although no single one does */
-    uint64_t replica_room; /* bytes of replicas that may still be compared; only overlapping replicas exceed it */
-} check;
+typedef tsr_deep_counts counts;
+typedef tsr_deep_tally tally;
+typedef tsr_deep check;
 
 typedef struct piece {
     uint32_t file;
@@ -294,7 +269,18 @@ static tsr_status add_piece(check *c, const tsr_extent *extent, const part *n, t
 
 static bool is_mine(const check *c, const tsr_extent *extent, uint64_t at)
 {
-    return tsr_share_owner(&c->share, extent->file, extent->byte_offset + at) == c->share.comm->rank;
+    const uint64_t from = c->walked ? extent->byte_offset - extent->before : extent->byte_offset + at;
+    return tsr_share_owner(&c->share, extent->file, from) == c->share.comm->rank;
+}
+
+/* Items of others are skipped where nothing but this rank's own items is walked. Extents are numbered so that those of an item
+ * have the same numbers whoever skips other items. */
+static tsr_status take_item(check *c, const tsr_extent *item, tsr_error *err)
+{
+    if (c->walked) TSR_TRY(tsr_share_order(c->walked, c->extents, err));
+    c->extents = ((c->extents >> ITEM_BITS) + 1) << ITEM_BITS;
+    *item->skips = c->walked && !is_mine(c, item, 0);
+    return TSR_OK;
 }
 
 /* Splits an extent at the same positions on every rank. Each rank reads the parts that begin in its share. */
@@ -302,6 +288,7 @@ static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *er
 {
     check *c = ctx;
     part n = {.at = 0};
+    if (extent->skips) return take_item(c, extent, err);
     n.scan = scan_range(c, extent, &n.scan_from, &n.scan_to);
     const uint64_t most = c->most;
     const uint64_t head = most + (n.scan == TSR_DTYPE_NONE ? 0 : n.scan_from % tsr_dtype_size(n.scan));
@@ -569,8 +556,7 @@ static tsr_status mark_repeats(check *c, tsr_error *err)
     return status == TSR_OK ? TSR_OK : tsr_raise(err, status, failure.byte_position, "%s", failure.message);
 }
 
-/* Checks the entries in this rank's share. */
-static tsr_status check_entries(check *c, tsr_error *err)
+tsr_status tsr_deep_entries(check *c, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(c->checkpoint);
     uint64_t total = 0, at = 0;
@@ -589,7 +575,7 @@ static tsr_status check_entries(check *c, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status check_extents(check *c, tsr_error *err)
+tsr_status tsr_deep_extents(check *c, tsr_error *err)
 {
     const uint32_t threads = tsr_checkpoint_host(c->checkpoint)->threads;
     /* Eight pieces per thread and round: with fewer, waiting for the slowest thread takes noticeable time. */
@@ -602,6 +588,11 @@ static tsr_status check_extents(check *c, tsr_error *err)
     return tsr_ring_end(c->ring, err);
 }
 
+uint64_t tsr_deep_piece(uint64_t best)
+{
+    return (best - 2 * TSR_COPY_SLACK) / 16 * 16;
+}
+
 /* Checks that all ranks see the same files, and agrees on a piece size, which may depend on threads and memory. */
 static tsr_status prepare(check *c, tsr_error *err)
 {
@@ -609,7 +600,7 @@ static tsr_status prepare(check *c, tsr_error *err)
     uint64_t least = UINT64_MAX - tsr_ring_best(c->ring);
     TSR_TRY(tsr_comm_same(c->share.comm, (tsr_str){(const char *)seen, sizeof seen}, "the checkpoint's files", err));
     TSR_TRY(c->share.comm->largest(c->share.comm, &least, err));
-    c->most = (UINT64_MAX - least - 2 * TSR_COPY_SLACK) / 16 * 16;
+    c->most = tsr_deep_piece(UINT64_MAX - least);
     return TSR_OK;
 }
 
@@ -617,18 +608,19 @@ static tsr_status run(check *c, tsr_error *err)
 {
     tsr_findings *findings = tsr_checkpoint_findings(c->checkpoint);
     const bool alone = c->share.comm->size == 1;
-    TSR_TRY(tsr_share_agree(&c->share, check_extents(c, err), err));
+    TSR_TRY(tsr_share_agree(&c->share, tsr_deep_extents(c, err), err));
     if (!alone) TSR_TRY(exchange(c, list_partials, judge_partials, err));
     if (!alone) TSR_TRY(exchange(c, list_tallies, sum_tallies, err));
     TSR_TRY(tsr_share_merge(&c->share, findings, err));
-    TSR_TRY(tsr_share_agree(&c->share, check_entries(c, err), err));
+    TSR_TRY(tsr_share_agree(&c->share, tsr_deep_entries(c, err), err));
     return tsr_share_merge(&c->share, findings, err);
 }
 
-static tsr_status start(check *c, tsr_comm *comm, tsr_error *err)
+tsr_status tsr_deep_open(check *c, tsr_comm *comm, tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(c->checkpoint)->allocator;
     const size_t count = (size_t)tsr_checkpoint_catalog(c->checkpoint)->entry_count;
+    c->partials = tsr_vec_of(allocator, sizeof(partial));
     TSR_TRY(tsr_share_open(tsr_checkpoint_store(c->checkpoint), comm, allocator, &c->share, err));
     c->tallies = tsr_alloc(allocator, count, sizeof *c->tallies, err);
     if (!c->tallies) return TSR_E_NOMEM;
@@ -642,26 +634,21 @@ static tsr_status start(check *c, tsr_comm *comm, tsr_error *err)
     return mark_repeats(c, err);
 }
 
+void tsr_deep_close(check *c)
+{
+    const size_t count = (size_t)tsr_checkpoint_catalog(c->checkpoint)->entry_count;
+    tsr_free(tsr_checkpoint_host(c->checkpoint)->allocator, c->tallies, count, sizeof *c->tallies);
+    tsr_vec_free(&c->partials);
+    tsr_share_close(&c->share);
+}
+
 tsr_status tsr_check_deep_shared(tsr_checkpoint *checkpoint, tsr_comm *comm, tsr_ring *ring, const tsr_progress *progress,
                                  tsr_error *err)
 {
-    const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
     check c = {.checkpoint = checkpoint, .ring = ring, .progress = progress, .share = {.comm = comm}};
-    c.partials = tsr_vec_of(allocator, sizeof(partial));
-    tsr_status status = tsr_share_agree(&c.share, start(&c, comm, err), err);
+    tsr_status status = tsr_share_agree(&c.share, tsr_deep_open(&c, comm, err), err);
     if (status == TSR_OK) status = prepare(&c, err);
     if (status == TSR_OK) status = run(&c, err);
-    tsr_free(allocator, c.tallies, (size_t)tsr_checkpoint_catalog(checkpoint)->entry_count, sizeof *c.tallies);
-    tsr_vec_free(&c.partials);
-    tsr_share_close(&c.share);
-    return status;
-}
-
-tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_progress *progress, tsr_error *err)
-{
-    tsr_comm *self;
-    TSR_TRY(tsr_comm_self(tsr_checkpoint_host(checkpoint)->allocator, &self, err));
-    tsr_status status = tsr_check_deep_shared(checkpoint, self, ring, progress, err);
-    self->close(self);
+    tsr_deep_close(&c);
     return status;
 }

@@ -102,7 +102,7 @@ static tsr_status pack_one(const tsr_finding *f, uint64_t order, tsr_vec *out, t
     return append_str(out, f->fqn, err);
 }
 
-static tsr_status pack(const tsr_share *share, tsr_vec *out, tsr_error *err)
+tsr_status tsr_share_pack(const tsr_share *share, tsr_vec *out, tsr_error *err)
 {
     const tsr_findings *found = share->found;
     totals t = {.stored = tsr_findings_count(found)};
@@ -166,12 +166,11 @@ static tsr_status add_arrived(const arrived *a, tsr_findings *findings, tsr_erro
                               "%.*s", (int)p->message_size, a->text);
 }
 
-static tsr_status add_all(const tsr_share *share, const tsr_comm_blobs *blobs, tsr_findings *findings, tsr_error *err)
+tsr_status tsr_share_add(const tsr_allocator *allocator, const tsr_str *sent, size_t count, tsr_findings *findings, tsr_error *err)
 {
-    tsr_vec list = tsr_vec_of(share->allocator, sizeof(arrived));
+    tsr_vec list = tsr_vec_of(allocator, sizeof(arrived));
     tsr_status status = TSR_OK;
-    for (uint32_t r = 0; r < blobs->count && status == TSR_OK; r++)
-        status = list_arrived(blobs->blobs[r], &list, findings, err);
+    for (size_t r = 0; r < count && status == TSR_OK; r++) status = list_arrived(sent[r], &list, findings, err);
     if (list.count) qsort(list.items, list.count, sizeof(arrived), by_order);
     for (size_t i = 0; i < list.count && status == TSR_OK; i++)
         status = add_arrived((const arrived *)list.items + i, findings, err);
@@ -182,10 +181,10 @@ static tsr_status add_all(const tsr_share *share, const tsr_comm_blobs *blobs, t
 static tsr_status exchange(tsr_share *share, tsr_vec *own, tsr_findings *findings, tsr_error *err)
 {
     tsr_comm_blobs blobs = {0};
-    TSR_TRY(tsr_share_agree(share, pack(share, own, err), err));
+    TSR_TRY(tsr_share_agree(share, tsr_share_pack(share, own, err), err));
     TSR_TRY(
         tsr_comm_gather_blobs((tsr_ranks){share->comm, share->allocator}, (tsr_str){own->items, own->count}, &blobs, err));
-    tsr_status status = tsr_share_agree(share, add_all(share, &blobs, findings, err), err);
+    tsr_status status = tsr_share_agree(share, tsr_share_add(share->allocator, blobs.blobs, blobs.count, findings, err), err);
     tsr_comm_blobs_free(&blobs);
     return status;
 }

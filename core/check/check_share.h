@@ -38,6 +38,10 @@ uint32_t tsr_share_owner_of_cost(const tsr_share *share, uint64_t at, uint64_t t
 tsr_status tsr_share_agree(const tsr_share *share, tsr_status status, tsr_error *err);
 /* Sets the order of all findings added since the last call. */
 tsr_status tsr_share_order(tsr_share *share, uint64_t order, tsr_error *err);
+/* Appends the findings since the last merge, with their orders, in the form that they are sent in. */
+tsr_status tsr_share_pack(const tsr_share *share, tsr_vec *out, tsr_error *err);
+/* Adds what some ranks have sent to `findings`, sorted by order; those of equal order as they are in `sent`. */
+tsr_status tsr_share_add(const tsr_allocator *allocator, const tsr_str *sent, size_t count, tsr_findings *findings, tsr_error *err);
 /* Adds the findings of all ranks to `findings`, sorted by their order and equal on all ranks, and clears share->found.
  * Collective. */
 tsr_status tsr_share_merge(tsr_share *share, tsr_findings *findings, tsr_error *err);

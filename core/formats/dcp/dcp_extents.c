@@ -104,7 +104,8 @@ static tsr_status give_members(const walk *w, const item *it, const tsr_zip *zip
                              .byte_length = members[i].size,
                              .has_crc = !zip->crc_absent,
                              .crc32 = members[i].crc32,
-                             .member = members[i].name};
+                             .member = members[i].name,
+                             .before = members[i].byte_offset - it->byte_offset};
         if (view && !given && holds(&members[i], view)) {
             extent.entry = it->entry;
             extent.chunk = it->chunk;
@@ -257,19 +258,29 @@ static void skip_overlapping(const walk *w, item *items, size_t count)
     }
 }
 
+static tsr_status ask_skips(const walk *w, const item *it, bool *skips, tsr_error *err)
+{
+    const tsr_extent question = {.file = it->file, .byte_offset = it->byte_offset, .skips = skips};
+    *skips = false;
+    return w->each(w->ctx, &question, err);
+}
+
+/* Gaps before an item, and behind the last one of its file, are left out with the item. */
 static tsr_status give_all(walk *w, const item *items, size_t count, tsr_error *err)
 {
     uint64_t end = 0;
+    bool skips;
     for (size_t i = 0; i < count; i++) {
         if (i && items[i].file != items[i - 1].file) end = 0;
-        TSR_TRY(report_gap(w, items[i].file, end, items[i].byte_offset, err));
-        if (!items[i].skipped) TSR_TRY(give(w, &items[i], count - i, err));
+        TSR_TRY(ask_skips(w, &items[i], &skips, err));
+        if (!skips) TSR_TRY(report_gap(w, items[i].file, end, items[i].byte_offset, err));
+        if (!skips && !items[i].skipped) TSR_TRY(give(w, &items[i], count - i, err));
         uint64_t item_end = items[i].byte_offset + items[i].byte_length;
         if (item_end > end) end = item_end;
         bool last = i + 1 == count || items[i + 1].file != items[i].file;
-        if (last) TSR_TRY(report_gap(w, items[i].file, end, w->checkpoint->store->files[items[i].file].size, err));
+        if (last && !skips) TSR_TRY(report_gap(w, items[i].file, end, w->checkpoint->store->files[items[i].file].size, err));
     }
-    return TSR_OK;
+    return count ? ask_skips(w, &items[count - 1], &skips, err) : TSR_OK; /* what follows is not of the last item */
 }
 
 tsr_status tsr_dcp_extents_of(tsr_checkpoint *checkpoint, const tsr_entry *entries, uint64_t count,

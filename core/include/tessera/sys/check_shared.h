@@ -8,6 +8,7 @@
 #define TESSERA_SYS_CHECK_SHARED_H
 
 #include "tessera/check.h"
+#include "tessera/sys/vec.h"
 
 TSR_API_BEGIN
 
@@ -39,6 +40,17 @@ tsr_status tsr_check_digests_shared(tsr_checkpoint *checkpoint, const tsr_contra
  * findings, in their order, that one alone would have. Collective; a failure of one is a failure of all. */
 tsr_status tsr_check_deep_shared(tsr_checkpoint *checkpoint, tsr_comm *comm, tsr_ring *ring, const tsr_progress *progress,
                                  tsr_error *err);
+
+/* The same in parts, for programs that share nothing but messages: part `number` of `count`, about the same bytes each. What one found
+ * is appended to `out`, of bytes, and the checkpoint's own findings do not change. */
+typedef struct tsr_check_part {
+    uint32_t number, count;
+} tsr_check_part;
+tsr_status tsr_check_deep_part(tsr_checkpoint *checkpoint, tsr_check_part part, tsr_ring *ring, tsr_vec *out, tsr_error *err);
+/* Ends the check with what all `count` parts found, one behind the other in their order: the findings are those that tsr_check_deep
+ * adds. The parts must have been made by the same build of this library, for the same checkpoint. Tensors that must be gathered, and
+ * copies that must be compared, are read here. TSR_E_USAGE: `parts` is too short. */
+tsr_status tsr_check_deep_join(tsr_checkpoint *checkpoint, tsr_str parts, size_t count, tsr_ring *ring, tsr_error *err);
 
 TSR_API_END
 

@@ -22,6 +22,9 @@ tsr_status tsr_checkpoint_require_entry(const tsr_checkpoint *checkpoint, tsr_st
  * checkpoint whose files are not those of ranks with plain tensors. */
 uint32_t tsr_checkpoint_joined_ranks(const tsr_checkpoint *checkpoint);
 
+/* Makes `findings` the list that checks add to, and returns the one that was. The caller owns that one, and the checkpoint the other. */
+tsr_findings *tsr_checkpoint_exchange_findings(tsr_checkpoint *checkpoint, tsr_findings *findings);
+
 /* The directory below the root that was opened, and in *marker the file that named it; NULL data and NULL where it was the
  * root itself, or if the caller chose the step. */
 tsr_str tsr_checkpoint_step(const tsr_checkpoint *checkpoint, const char **marker);

@@ -42,6 +42,9 @@ typedef struct tsr_extent {
     const tsr_chunk *chunk;
     tsr_view view;           /* with entry */
     tsr_str member;          /* name of the zip member, or empty */
+    uint64_t before;         /* where it begins in its item; 0 where it is one by itself */
+    bool *skips;             /* NULL, except between items, where it is not an extent: `each` may set it to true to leave out the
+                              * item that begins at byte_offset, if one follows, and the checks of its structure */
 } tsr_extent;
 
 /* Calls `each` for every extent in order of (file, byte_offset), checking the structure of every item on the way (zip

@@ -1,0 +1,49 @@
+/* The two passes of a deep check, for those who share them. A pass is a walk: first over the extents, then over the entries. */
+#ifndef TSR_CHECK_CHECK_DEEP_H
+#define TSR_CHECK_CHECK_DEEP_H
+
+#include "check/check_share.h"
+#include "tessera/check.h"
+
+typedef struct tsr_deep_counts {
+    uint64_t nan, inf;
+    uint64_t odd; /* bools that are neither 0 nor 1 */
+} tsr_deep_counts;
+
+/* What is known so far about the values of one entry. */
+typedef struct tsr_deep_tally {
+    tsr_deep_counts counts;
+    bool gather; /* must be scanned by the second pass */
+    bool repeats; /* its elements repeat stored ones so often that the second pass skips it */
+} tsr_deep_tally;
+
+typedef struct tsr_deep {
+    tsr_checkpoint *checkpoint;
+    tsr_ring *ring;
+    const tsr_progress *progress;
+    uint64_t byte_done;
+    tsr_deep_tally *tallies; /* one per entry */
+    uint64_t most;      /* the largest size of a piece in bytes, the same on all ranks */
+    uint64_t extents;   /* the number of the next extent */
+    tsr_share share;    /* findings are first added to share.found */
+    tsr_share *walked;  /* NULL, or: whole items are shared, others' are not walked, and what the walk itself finds is added here */
+    tsr_vec partials;   /* of partial */
+    uint32_t crc;       /* CRC of the current extent up to the last drained piece */
+    uint64_t crc_bytes; /* number of bytes in that CRC */
+    bool damaged;       /* that extent could not be read completely, because of: */
+    tsr_error damage;
+    bool overlapping;   /* all tensors together expand to far more than is stored, although no single one does */
+    uint64_t replica_room; /* bytes of replicas that may still be compared; only overlapping replicas exceed it */
+} tsr_deep;
+
+/* `c` has the checkpoint, the ring and perhaps `progress` and `walked`; the rest is zero. Must be closed even if this fails. */
+tsr_status tsr_deep_open(tsr_deep *c, tsr_comm *comm, tsr_error *err);
+void tsr_deep_close(tsr_deep *c);
+/* The largest piece, where a buffer of the ring has `best` bytes. */
+uint64_t tsr_deep_piece(uint64_t best);
+/* Reads the extents in this rank's share, and counts their values in `tallies`. */
+tsr_status tsr_deep_extents(tsr_deep *c, tsr_error *err);
+/* Checks the entries in this rank's share, once `tallies` has the counts of all ranks. */
+tsr_status tsr_deep_entries(tsr_deep *c, tsr_error *err);
+
+#endif
