@@ -213,7 +213,7 @@ enum {
 };
 
 /* Validates once, because the same findings would otherwise be added again. */
-static tsr_status validate(opened *item, tsr_error *err)
+tsr_status tessera_validate_once(opened *item, tsr_error *err)
 {
     if (item->validated) return TSR_OK;
     item->validated = true;
@@ -223,7 +223,7 @@ static tsr_status validate(opened *item, tsr_error *err)
 
 static tsr_status write_inspect(opened *item, const tsr_inspect_options *options, tsr_json *json, tsr_error *err)
 {
-    const tsr_status status = validate(item, err);
+    const tsr_status status = tessera_validate_once(item, err);
     return status == TSR_OK ? tsr_document_inspect(item->checkpoint, options, json, err) : status;
 }
 
@@ -231,7 +231,7 @@ static tsr_status write_findings(opened *item, tsr_str path, bool deep, tsr_json
 {
     tsr_findings *findings = tsr_checkpoint_findings(item->checkpoint);
     tsr_ring *ring = NULL;
-    tsr_status status = validate(item, err);
+    tsr_status status = tessera_validate_once(item, err);
     if (deep && status == TSR_OK) status = tsr_host_load(&item->host, err);
     if (deep && status == TSR_OK) status = tsr_ring_new(&item->host, 0, &ring, err);
     if (deep && status == TSR_OK) status = tsr_check_deep(item->checkpoint, ring, NULL, err);
@@ -245,7 +245,7 @@ static tsr_status write_findings(opened *item, tsr_str path, bool deep, tsr_json
 
 static tsr_status write_sarif(opened *item, tsr_str path, tsr_json *json, tsr_error *err)
 {
-    const tsr_status status = validate(item, err);
+    const tsr_status status = tessera_validate_once(item, err);
     if (status != TSR_OK) return status;
     tsr_sarif_start(json, TSR_VERSION);
     tsr_sarif_add(json, path, tsr_checkpoint_findings(item->checkpoint));

@@ -80,6 +80,9 @@ extern tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host 
 /* Returns entry `index` of a checkpoint, or NULL with an error if there is none. */
 const tsr_entry *tessera_entry_of(const opened *item, uint32_t index, tsr_error *err);
 
+/* Adds the findings about the catalog to those of the checkpoint, when it is first called. */
+tsr_status tessera_validate_once(opened *item, tsr_error *err);
+
 /* A document. `write` writes it with the given emitter. */
 typedef struct document document;
 document *tessera_make_document(tsr_status (*write)(void *ctx, tsr_json *json, tsr_error *err), void *ctx, tsr_error *err);

@@ -139,6 +139,17 @@ export class Instance {
     }
   }
 
+  /** Returns the bytes whose address `call` returns. `call` stores their number at the address it is given first. */
+  sized(call) {
+    const size = this.room(4);
+    try {
+      const at = this.checked((err) => call(size, err));
+      return this.bytes(at, new DataView(this.x.memory.buffer).getUint32(size, true));
+    } finally {
+      this.x.tessera_release(size);
+    }
+  }
+
   /** Opens files, which are passed as a sorted table. Returns { handle, number }. The files stay registered under the
    *  number. */
   open(files, { primary, part, step, shards }) {

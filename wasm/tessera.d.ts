@@ -263,6 +263,12 @@ export class Checkpoint {
   inspect(options?: Selection & Hashing & { stats?: boolean | undefined }): InspectDocument;
   /** Returns the layout, like `tessera layout`; `chunks: false` leaves the chunks out. */
   layout(options?: Selection & Hashing & { chunks?: boolean | undefined }): LayoutDocument;
+  /** Several workers, each with its own Tessera, can share a check of all data. Returns what part `number` of `count` found.
+   *  Needs `Tessera.prepare`. */
+  checkPart(number: number, count: number): Uint8Array;
+  /** Ends such a check in one of the workers, with the results of all `count` parts, one after another. `document("findings")`
+   *  then returns what "findings-deep" would return. */
+  checkJoin(found: Uint8Array, count: number): void;
   /** Returns the findings, like `tessera validate`. */
   validate(options?: ValidateOptions): FindingsDocument;
   /** Previews what each rank of a reshard would read, hold and send, like `tessera plan`. */

@@ -196,6 +196,21 @@ export class Checkpoint extends Handle {
     return new Outline(this.m, this.m.checked((err) => this.m.x.tessera_outline(this.handle, options.objectsOnly ? 1 : 0, err)));
   }
 
+  /** Does part `number` of a check of all data in `count` parts of about equal size. Returns what it found, as bytes. */
+  checkPart(number, count) {
+    this.m.needsPrepared();
+    const found = this.m.sized((size, err) => this.m.x.tessera_check_part(this.handle, number, count, size, err)), own = found.slice();
+    this.m.x.tessera_release(found.byteOffset);
+    return own;
+  }
+
+  /** Ends the check, in any of the modules, with the results of all parts, one after another. The findings include them from
+   *  then on. */
+  checkJoin(found, count) {
+    this.m.needsPrepared();
+    this.m.withBytes(found, (parts) => this.m.checked((err) => this.m.x.tessera_check_join(this.handle, parts, found.length, count, err)));
+  }
+
   /** Returns the values of a tensor, or of a slice of it: { dtype, shape, data }. */
   read(fqn, slice, options = {}) {
     argumentOf("read", "fqn", fqn, "text");

@@ -108,15 +108,7 @@ export class Diff extends Job {
   found(number, count) { return this.#records(number, count).slice(); }
   /** Stores the results of another module for that part of the same checkpoints. */
   take(number, count, found) { this.#records(number, count).set(found); }
-  #records(number, count) {
-    const size = this.m.room(4);
-    try {
-      const at = this.m.checked((err) => this.m.x.tessera_diff_part(this.handle, number, count, size, err));
-      return this.m.bytes(at, new DataView(this.m.x.memory.buffer).getUint32(size, true));
-    } finally {
-      this.m.x.tessera_release(size);
-    }
-  }
+  #records(number, count) { return this.m.sized((size, err) => this.m.x.tessera_diff_part(this.handle, number, count, size, err)); }
 
   /** Returns tessera.diff/1, parsed. */
   result() { return JSON.parse(this.document()); }
