@@ -1,8 +1,8 @@
 import { render } from "preact";
 import { openingServed } from "./collect";
+import { isElsewhere, mayReadOthers } from "./elsewhere";
 import { Model } from "./model";
 import { keepPage } from "./offline";
-import { openingOfRemote, resolveUrl, isElsewhere, mayReadOthers } from "./remote";
 import { linkOf } from "./route";
 import "./style.css";
 import { App } from "./views/app";
@@ -16,7 +16,10 @@ async function openLink(): Promise<void> {
   const { url, entry, tab } = linkOf(location.search);
   if (url === undefined) return void model.openServed(openingServed, () => show("compare"));
   if (isElsewhere(url) && !mayReadOthers()) return location.replace(new URL(`remote.html${location.search}`, document.baseURI).href);
-  await model.open(async (signal, tell) => openingOfRemote(await resolveUrl(url, signal), signal, tell));
+  await model.open(async (signal, tell) => {
+    const { openingOfRemote, resolveUrl } = await import("./remote");
+    return openingOfRemote(await resolveUrl(url, signal), signal, tell);
+  });
   if (model.opened && tab) show(tab);
   if (model.opened && entry !== undefined) await model.reveal(entry);
 }

@@ -2,7 +2,6 @@
  *  state of their own except scroll positions and open menus. */
 import { Client, Failure, type Progress } from "./client";
 import type { Choice, Prepare, Served } from "./collect";
-import { sourcesAt } from "./remote";
 import { Comparing } from "./comparing";
 import type { ConvertForm } from "./convert_form";
 import { Lists } from "./lists";
@@ -203,7 +202,7 @@ export class Model {
     await client.call("open", { side: "a", opening });
     const opened = await client.call("describe", {}), { absent } = opened.overview;
     if (opening.url === undefined || absent.length === 0) return opened;
-    const found = await sourcesAt(opening.url, absent, signal);
+    const found = await (await import("./remote")).sourcesAt(opening.url, absent, signal);
     if (found.length === 0) return opened;
     this.opening = { ...opening, files: [...opening.files, ...found] };
     await client.call("open", { side: "a", opening: this.opening });

@@ -1,10 +1,8 @@
 /** Opens checkpoints at URLs: one file by ranges, the shards of an index, the files of a DCP, or a Hugging Face
- *  repository. */
+ *  repository. This file is fetched when a URL is opened. */
 import type { Progress } from "./client";
+import { HUB } from "./elsewhere";
 import type { Opening, Source } from "./protocol";
-
-/** Whether this page's policy lets it read from other servers, as remote.html's does. */
-export const mayReadOthers = (): boolean => /connect-src [^;]*https:/.test(document.querySelector('meta[http-equiv="Content-Security-Policy"]')?.getAttribute("content") ?? "");
 
 export interface Remote {
   readonly url: string;
@@ -14,15 +12,11 @@ export interface Remote {
   readonly ranges: boolean;
 }
 
-const HUB = /^hf:\/\/([^/@]+\/[^/@]+)(?:@(.+))?$/;
-
 /** Returns the address of the files of the repository `hf://ORG/REPO@REV`. */
 function hubOf(text: string): string | undefined {
   const [, repository, revision = "main"] = HUB.exec(text) ?? [];
   return repository && `https://huggingface.co/${repository}/resolve/${encodeURIComponent(revision)}/`;
 }
-
-export const isElsewhere = (text: string): boolean => HUB.test(text) || (URL.canParse(text, document.baseURI) && new URL(text, document.baseURI).origin !== location.origin);
 
 function urlOf(text: string): URL {
   if (!URL.canParse(text, document.baseURI)) throw new Error(`'${text}' is not a URL`);

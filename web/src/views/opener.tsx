@@ -2,7 +2,8 @@
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { filesOfHandles, filesOfPicker, openingOf, openingOfSample, samplesHere, type Prepare, type Sample } from "../collect";
-import { isElsewhere, mayReadOthers, openingOfRemote, resolveUrl, type Remote } from "../remote";
+import { isElsewhere, mayReadOthers } from "../elsewhere";
+import type { openingOfRemote, Remote } from "../remote";
 import { bytesText } from "../text";
 
 /** `handles` are the handles of the chosen files, if the browser gives them. With them the files can be opened again
@@ -47,6 +48,8 @@ function Picker({ label, folder, open }: { label: string; folder: boolean; open:
   );
 }
 
+const openingAt = async (...args: Parameters<typeof openingOfRemote>) => (await import("../remote")).openingOfRemote(...args);
+
 /** A URL that can be read by ranges is opened at once. If the whole file must be downloaded, the page asks first. */
 function UrlForm({ open }: { open: Open }): JSX.Element {
   const [url, setUrl] = useState(""), [whole, setWhole] = useState<Remote>();
@@ -66,11 +69,11 @@ function UrlForm({ open }: { open: Open }): JSX.Element {
     asking.current?.abort();
     const { signal } = asking.current = new AbortController();
     setAsking(true);
-    const remote = resolveUrl(url.trim(), signal), asked = await remote.catch(() => undefined);
+    const remote = import("../remote").then((r) => r.resolveUrl(url.trim(), signal)), asked = await remote.catch(() => undefined);
     if (signal.aborted) return;
     setAsking(false);
     if (asked && !asked.ranges) setWhole(asked);
-    else open(async (opening, tell) => openingOfRemote(await remote, opening, tell));
+    else open(async (opening, tell) => openingAt(await remote, opening, tell));
   };
   return (
     <form class="url" onSubmit={(e) => void submit(e)}>
@@ -78,7 +81,7 @@ function UrlForm({ open }: { open: Open }): JSX.Element {
       <button type="submit">Open URL</button>
       {isAsking && <p class="note" role="status">Asking the server …</p>}
       {isBarred && <p class="note" role="status">This page is not allowed to read from other sites. <a href={`remote.html?url=${encodeURIComponent(url.trim())}`}>Open it in the page that is</a>.</p>}
-      {whole && <p class="note" role="status">The server does not send parts of this file, so all of it{whole.size === undefined ? "" : `, ${bytesText(whole.size)},`} would be downloaded. <button type="button" onClick={() => open((signal, tell) => openingOfRemote(whole, signal, tell))}>Download all of it</button></p>}
+      {whole && <p class="note" role="status">The server does not send parts of this file, so all of it{whole.size === undefined ? "" : `, ${bytesText(whole.size)},`} would be downloaded. <button type="button" onClick={() => open((signal, tell) => openingAt(whole, signal, tell))}>Download all of it</button></p>}
     </form>
   );
 }
