@@ -5,7 +5,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { filesOf } from "../../wasm/node.js";
 import { Tessera } from "../../wasm/tessera.js";
-import { pick, root } from "./browser.mjs";
+import { PATIENCE, pick, root, samples } from "./browser.mjs";
 import { native, tessera } from "./files.mjs";
 import { check, test } from "./harness.mjs";
 import { load } from "./pure.mjs";
@@ -43,7 +43,7 @@ function makePair(folder) {
   return { a, b, short };
 }
 
-const moduleBytes = fs.readFileSync(path.join(root, "build/wasm/bin/tessera.wasm"));
+const [moduleBytes, writerBytes] = ["tessera", "tessera-writers"].map((name) => fs.readFileSync(path.join(root, `build/wasm/bin/${name}.wasm`)));
 
 /** Compares two checkpoints in a separate module. */
 async function comparison(...targets) {
@@ -73,6 +73,43 @@ async function testParts({ a, b }) {
     check([first, ...others].every((m) => m.document("a", "b") === whole.document("a", "b")), first.document("a", "b"));
     const { same, changed, renamed, removed } = JSON.parse(spawnSync(native, ["diff", a, b, "--values", "--json"], { encoding: "utf8", maxBuffer: 64 * MIB }).stdout), mine = first.result();
     check(JSON.stringify(mine.changed) === JSON.stringify(changed) && JSON.stringify(mine.renamed) === JSON.stringify(renamed) && same === mine.same && removed.length === mine.removed.length && changed.length === 3 && renamed.length === 1, JSON.stringify([mine.changed, changed]));
+  });
+}
+
+/** Samples of several formats, so that the check of every reader is shared: with damage of each kind, without any, and with many
+ *  findings. */
+const CHECKED = [...fs.readdirSync(samples).filter((name) => /^(broken_|dcp_|torch_|safetensors_)/.test(name)).map((name) => path.join(samples, name)),
+  ...["megatron/layers", "deepspeed/zero1_bf16"].map((name) => path.join(root, "tests/golden", name))];
+
+/** Opens a checkpoint in a separate module that can read all formats. Returns undefined if it cannot be opened. */
+async function checked(target) {
+  const t = await Tessera.load(moduleBytes);
+  await t.prepare(writerBytes);
+  const { files, options } = filesOf(target);
+  try {
+    return t.open(files, options);
+  } catch {
+    return undefined;
+  }
+}
+
+async function testChecks() {
+  await test("several modules together find what a single one finds, in the same order", async () => {
+    const wrong = [];
+    let most = 0, count = 0;
+    for (const target of CHECKED) {
+      const whole = await checked(target);
+      if (!whole) continue;
+      const members = [await checked(target), await checked(target)], first = members[1], path = "x";
+      const want = whole.document("findings-deep", { path });
+      const found = Array.from({ length: PARTS }, (_, i) => [PARTS - 1 - i, members[i % 2].checkPart(PARTS - 1 - i, PARTS)]).sort(([a], [b]) => a - b).map(([, bytes]) => bytes);
+      first.checkJoin(new Uint8Array(Buffer.concat(found)), PARTS);
+      const same = ["findings", "sarif"].every((kind) => first.document(kind, { path }) === whole.document(kind, { path })) && first.document("findings", { path }) === want;
+      if (!same) wrong.push(`${target}: ${first.document("findings", { path })} instead of ${want}`);
+      most = Math.max(most, JSON.parse(want).findings.length);
+      count++;
+    }
+    check(wrong.length === 0 && count > 60 && most > 4, `${count} ${most} ${wrong.join("\n")}`);
   });
 }
 
@@ -120,7 +157,13 @@ async function testTroubles() {
     });
     await test("the first failure in the order of parts is the one that is told", async () => {
       const team = members((_, part) => (part === 5 || part === 2 || part === 9 ? "input/output" : undefined)), e = await run(team).then(() => undefined, (error) => error);
-      check(e?.message === "part 2" && team.asked.every(([, part]) => part < 9), `${e} ${JSON.stringify(team.asked)}`);
+      check(e?.message === "part 2" && [0, 1, 2].every((p) => team.asked.some(([, part]) => part === p)) && team.asked.length < 14, `${e} ${JSON.stringify(team.asked)}`);
+    });
+    await test("a worker takes parts that follow each other, and what is left of another's", async () => {
+      const team = members(() => undefined);
+      await run(team);
+      const follows = team.asked.filter(([i, part], at) => team.asked.slice(0, at).findLast(([j]) => j === i)?.[1] === part - 1);
+      check(follows.length >= 8, JSON.stringify(team.asked));
     });
   } finally {
     if (before) Object.defineProperty(globalThis, "navigator", before);
@@ -181,13 +224,78 @@ async function testPage({ context, url }, { a, b, short }) {
   }
 }
 
+/** A DCP of 70 MiB with NaN in two tensors and a byte changed in each half of its file. */
+function makeDamaged(folder) {
+  const at = (name) => path.join(folder, name);
+  writeModel(at("d.safetensors"), (tensors) => {
+    [2, 25].forEach((i) => tensors.get(nameOf(i)).fill(NaN, 3, 3 + i));
+    for (let i = TENSORS; i < TENSORS + 8; i++) tensors.set(nameOf(i), Float32Array.from({ length: ELEMENTS }, (_, k) => i + k / 3));
+  });
+  tessera("convert", at("d.safetensors"), at("d"), "--to", "dcp");
+  const data = path.join(at("d"), fs.readdirSync(at("d")).find((name) => name.endsWith(".distcp"))), file = fs.openSync(data, "r+");
+  for (const place of [9 * MIB + 7, 50 * MIB + 1]) {
+    const byte = Buffer.alloc(1);
+    fs.readSync(file, byte, 0, 1, place);
+    fs.writeSync(file, Buffer.of(byte[0] ^ 64), 0, 1, place);
+  }
+  fs.closeSync(file);
+  return at("d");
+}
+
+async function testPageChecks({ context, url }, damaged) {
+  const told = JSON.parse(spawnSync(native, ["validate", "--deep", damaged, "--json"], { encoding: "utf8" }).stdout).findings.map((f) => f.message);
+  const shown = [];
+  for (const cores of [1, 2]) {
+    const page = await context.newPage();
+    await page.addInitScript((n) => { Object.defineProperty(navigator, "hardwareConcurrency", { get: () => n }); }, cores);
+    await page.goto(url);
+    await pick(page, damaged);
+    await page.locator(".window .row .text").first().waitFor();
+    await goTo(page, "Problems");
+    const deep = page.getByRole("button", { name: "Check every byte" }), started = new Set();
+    page.on("worker", (worker) => started.add(worker));
+    await test(`every byte is checked in the page by ${cores === 1 ? "one worker" : "two workers"}`, async () => {
+      await deep.click();
+      await page.getByText(told.at(-1)).first().waitFor();
+      shown.push(await page.locator(".view").innerText());
+      check(started.size === cores && told.length >= 4 && told.every((message) => shown.at(-1).includes(message)), `${started.size} ${told} ${shown.at(-1)}`);
+    });
+    if (cores === 2) {
+      await test("several workers find what one finds", () => check(shown[0] === shown[1], shown.join("\n---\n")));
+      await test("a shared check is cancelled, and all of its workers end", async () => {
+        await page.evaluate(() => new Promise((resolve) => {
+          const button = (text) => [...document.querySelectorAll("button")].find((b) => b.textContent.startsWith(text));
+          new MutationObserver((_, observer) => {
+            if (!button("Cancel")) return;
+            observer.disconnect();
+            button("Cancel").click();
+            resolve();
+          }).observe(document.body, { childList: true, subtree: true });
+          setTimeout(resolve, 5000); // a machine that is done before there is a button
+          button("Check every byte").click();
+        }));
+        await page.waitForFunction(() => !document.body.innerText.includes("Checking every byte"));
+        const end = Date.now() + PATIENCE;
+        while (page.workers().length > 1 && Date.now() < end) await page.waitForTimeout(5);
+        check(page.workers().length === 1 && await page.locator(".trouble").count() === 0, `${page.workers().length} workers`);
+        await deep.click();
+        await page.waitForFunction(() => !document.body.innerText.includes("Checking every byte"));
+        check(await page.locator(".view").innerText() === shown[0], await page.locator(".view").innerText());
+      });
+    }
+    await page.close();
+  }
+}
+
 export async function testSharing({ context, url, broken }) {
   const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sharing-"));
   try {
     await testTroubles();
     const pair = makePair(folder);
     await testParts(pair);
+    await testChecks();
     await testPage({ context, url }, pair);
+    await testPageChecks({ context, url }, makeDamaged(folder));
   } finally {
     fs.rmSync(folder, { recursive: true });
   }

@@ -336,8 +336,9 @@ export class Model {
 
   /** Checks every byte. */
   async deepCheck(): Promise<void> {
-    if (!this.opening) return;
-    const findings = await this.runAside("Checking every byte", { a: this.opening }, sizeOf(this.opening), (client) => client.call("deepFindings", {}));
+    const { opening } = this;
+    if (!opening) return;
+    const findings = await this.runAside("Checking every byte", { a: opening }, sizeOf(opening), async (client, { join }) => (await import("./team")).checkBytes(client, join, opening));
     if (!findings) return;
     this.findings = findings;
     this.isDeep = true;

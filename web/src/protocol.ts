@@ -310,7 +310,9 @@ export interface Requests {
   optimizerPreview: { takes: { action: (Writing & { what: "optimizer" })["action"]; options: OptimizerOptions; count: number }; gives: OptimizerPreview };
   /** In steps, with progress. */
   write: { takes: { writing: Writing; place: Place }; gives: Written };
-  deepFindings: { takes: Record<string, never>; gives: Findings };
+  /** Checks part `part` of `parts` of the bytes. */
+  deepPart: { takes: { part: number; parts: number }; gives: Uint8Array };
+  deepFindings: { takes: { readonly found?: readonly Uint8Array[] }; gives: Findings };
 }
 export type Kind = keyof Requests;
 

@@ -1,6 +1,6 @@
 /** Shares work between several workers, each with its own module and its own access to the files. Fetched when there is such
  *  work. */
-import type { Diff, Kind, Opening, Requests } from "./protocol";
+import type { Diff, Findings, Kind, Opening, Requests } from "./protocol";
 
 interface Member { call<K extends Kind>(kind: K, takes: Requests[K]["takes"]): Promise<Requests[K]["gives"]> }
 
@@ -24,22 +24,37 @@ const statusOf = (e: unknown): unknown => (e as { trouble?: { status?: unknown }
 /** Whether the worker itself failed, which says nothing about the files. */
 const isOwn = (e: unknown): boolean => ["broken", "out of memory", "page", "cancelled"].includes(String(statusOf(e)));
 
-/** Computes all parts, by `first` and the workers that join. Parts are taken in order, so that the reported failure is that
- *  of the first part, as with a single worker. */
+/** Takes the part after `last`, of which the worker has read some bytes ahead. If that is taken, takes the middle of the longest
+ *  run of waiting parts, and leaves the first half to the worker that comes to it. `waiting` is sorted. */
+function takeNext(waiting: number[], last: number): number | undefined {
+  const behind = waiting.indexOf(last + 1);
+  let from = 0, longest = 0;
+  for (let at = 0, start = 0; at < waiting.length; at++) {
+    if (at > 0 && waiting[at] !== (waiting[at - 1] ?? 0) + 1) start = at;
+    if (at - start >= longest) [from, longest] = [start, at + 1 - start];
+  }
+  return waiting.splice(behind >= 0 ? behind : from + (longest >> 1), 1)[0];
+}
+
+/** Computes all parts, by `first` and the workers that join. After a failure, only the parts before it are computed, so that
+ *  the reported failure is that of the first part, as with a single worker. */
 async function inParts<T>(first: Member, join: () => Promise<Member>, workers: number, call: (member: Member, part: number, parts: number) => Promise<T>): Promise<T[]> {
-  const parts = workers * PARTS_EACH, waiting = Array.from({ length: parts }, (_, i) => i), found = new Map<number, T>();
+  const parts = workers * PARTS_EACH, found = new Map<number, T>();
+  let waiting = Array.from({ length: parts }, (_, i) => i);
   let failed: { readonly part: number; readonly error: unknown } | undefined;
   const work = async (member: Member) => {
-    for (let part = waiting.shift(); part !== undefined && (!failed || part < failed.part); part = waiting.shift()) {
+    let part: number | undefined = member === first ? -1 : parts;
+    while ((part = takeNext(waiting, part)) !== undefined) {
       try {
         found.set(part, await call(member, part, parts));
       } catch (error) {
         if (member !== first && isOwn(error)) {
-          waiting.push(part);
+          if (!failed || part < failed.part) waiting.push(part);
           waiting.sort((a, b) => a - b);
           return;
         }
         if (!failed || part < failed.part) failed = { part, error };
+        waiting = waiting.filter((p) => p < (failed?.part ?? p));
       }
     }
   };
@@ -47,6 +62,11 @@ async function inParts<T>(first: Member, join: () => Promise<Member>, workers: n
   await work(first); // parts that a failed worker has left
   if (failed) throw failed.error;
   return Array.from({ length: parts }, (_, part) => found.get(part) as T);
+}
+
+export async function checkBytes(first: Member, join: () => Promise<Member>, opening: Opening): Promise<Findings> {
+  const workers = workersFor([opening], navigator);
+  return first.call("deepFindings", workers === 1 ? {} : { found: await inParts(first, join, workers, (member, part, parts) => member.call("deepPart", { part, parts })) });
 }
 
 export async function compareValues(first: Member, join: () => Promise<Member>, { canonical, openings }: { canonical: boolean; openings: readonly Opening[] }): Promise<Diff> {

@@ -1,6 +1,6 @@
 /** The worker that owns the module. Requests are answered one after the other, except the tally, which lets other requests
  *  in between its steps and can be cancelled. Other long work is done in a worker that can be ended. */
-import { Tessera, TesseraError, type Outline } from "../../wasm/tessera.js";
+import { Tessera, TesseraError, type Checkpoint, type Outline } from "../../wasm/tessera.js";
 import { openFiles, withMissing, type FindingsDocument, type OpenedFiles } from "./absent";
 import { ComparisonTree } from "./comparison_tree";
 import { Contents, leavesOf, MOST_SORTED } from "./contents";
@@ -50,7 +50,8 @@ const tessera = new Promise<WebAssembly.Module>((resolve) => { start = resolve; 
 const prepared = async () => {
   const [t, second] = await Promise.all([tessera, writers]);
   if (typeof second === "string") throw new TesseraError(`the rest of the module could not be loaded: ${second}`, "page", undefined);
-  return t.prepare(second);
+  await t.prepare(second);
+  return t;
 };
 
 /** Opens a checkpoint. If that fails because the readers of its format are in the second file of the module, loads that and
@@ -119,6 +120,16 @@ function markEntries(open: Open, overview: Overview, list: Findings["list"], all
     for (let at = 0; at < outline.count; at += ROWS) for (const row of outline.rows(at, ROWS)) if (row.entry !== undefined) all.mark(row.entry, "error");
   }
   outline.close();
+}
+
+/** Returns side a without placeholders, because their bytes would only be reported as missing again. */
+async function plain(): Promise<Checkpoint> {
+  const t = await prepared(), a = opened("a"), { opening, absent } = a;
+  if (absent.length) {
+    a.checkpoint.close();
+    sides.a = { ...a, absent: [], checkpoint: t.open(opening.files.map(sourceFile), chosenOf(opening)) };
+  }
+  return opened("a").checkpoint;
 }
 
 /** Throws for work on values whose files are absent, and names the files. */
@@ -356,14 +367,12 @@ const handlers: Handlers = {
       stopping.delete(id);
     }
   },
-  /** Opens without placeholders, because their bytes would only be reported as missing again. */
-  async deepFindings() {
-    await prepared();
-    const t = await tessera, { opening, title: path, found, checkpoint: open } = opened("a");
-    open.close();
-    const checkpoint = t.open(opening.files.map(sourceFile), chosenOf(opening));
-    const document = JSON.parse(checkpoint.document("findings-deep", { path })) as FindingsDocument;
-    return findingsOf(t, withMissing(document, found.findings.filter((f) => f.rule === "dcp/missing-file")), checkpoint.document("sarif", { path }));
+  deepPart: async ({ part, parts }) => (await plain()).checkPart(part, parts),
+  async deepFindings({ found }) {
+    const checkpoint = await plain(), { title: path, found: before } = opened("a");
+    if (found) checkpoint.checkJoin(new Uint8Array(await new Blob(found as Uint8Array<ArrayBuffer>[]).arrayBuffer()), found.length);
+    const document = JSON.parse(checkpoint.document(found ? "findings" : "findings-deep", { path })) as FindingsDocument;
+    return findingsOf(await tessera, withMissing(document, before.findings.filter((f) => f.rule === "dcp/missing-file")), checkpoint.document("sarif", { path }));
   },
 };
 
@@ -375,8 +384,12 @@ function troubleOf(e: unknown): Trouble {
   return { message: e instanceof Error ? e.message : String(e), status: "page" };
 }
 
+let last: Kind | undefined;
+
+/** A part continues where the one before it ended. */
 async function answer<K extends Kind>(id: number, kind: K, takes: Requests[K]["takes"]): Promise<void> {
-  forgetReads();
+  if (kind !== last || !kind.endsWith("Part")) forgetReads();
+  last = kind;
   try {
     say({ id, gives: await handlers[kind](takes, id) });
   } catch (e) {
