@@ -9,10 +9,12 @@ const seconds = async (body) => {
 
 /* ---- the page's own worker ---- */
 
+let fetching; // as the page has it: compiled once, and lent to every worker
+
 /** Starts the worker of web/dist; `call` sends a request and gives its answer. */
 async function viewer({ worker: script, first, second }) {
-  const [module, writers] = await Promise.all([first, second].map(async (name) => WebAssembly.compile(await (await fetch(`assets/${name}`)).arrayBuffer())));
-  const worker = new Worker(`assets/${script}`, { type: "module" }), waiting = new Map();
+  fetching ??= Promise.all([first, second].map(async (name) => WebAssembly.compile(await (await fetch(`assets/${name}`)).arrayBuffer())));
+  const [module, writers] = await fetching, worker = new Worker(`assets/${script}`, { type: "module" }), waiting = new Map();
   worker.onmessage = ({ data }) => {
     const { resolve, reject } = waiting.get(data.id) ?? {};
     if ("gives" in data) resolve?.(data.gives);
@@ -40,8 +42,9 @@ async function join() {
 }
 
 const jobs = {
-  async deep({ call }) {
-    const { list } = await call("deepFindings", {});
+  async deep(first) {
+    const { checkBytes } = await import(`./assets/${job.team}`);
+    const { list } = await checkBytes(first, join, openingOf(0));
     if (list.some((f) => f.level === "error")) throw new Error(`findings: ${list[0].message}`);
   },
   async diff(first) {
