@@ -17,32 +17,37 @@ static bool same_numbers(const tsr_pattern_member *a, const tsr_pattern_member *
     return true;
 }
 
-static bool same_sizes(const tsr_entry *a, const tsr_entry *b, bool reversed)
+/* Whether `ndim` sizes are equal, or equal with the last two exchanged. */
+static bool same_shape(const uint64_t *a, const uint64_t *b, uint32_t ndim, bool turned)
 {
-    if (a->ndim != b->ndim || (reversed && a->ndim != 2)) return false;
-    for (uint32_t d = 0; d < a->ndim; d++)
-        if (a->shape[d] != b->shape[reversed ? a->ndim - 1 - d : d]) return false;
+    for (uint32_t d = 0; d < ndim; d++)
+        if (a[d] != b[turned && d + 2 >= ndim ? 2 * ndim - 3 - d : d]) return false;
     return true;
 }
 
-static bool pairs(const tsr_name_family *a, const tsr_name_family *b, bool reversed)
+static bool same_sizes(const tsr_entry *a, const tsr_entry *b, bool turned)
+{
+    if (a->ndim != b->ndim || (turned && a->ndim != 2 && a->ndim != 3)) return false;
+    return same_shape(a->shape, b->shape, a->ndim, turned);
+}
+
+static bool pairs(const tsr_name_family *a, const tsr_name_family *b, bool turned)
 {
     const tsr_pattern_member *x = members_of(a), *y = members_of(b);
     if (a->numbers != b->numbers || a->members.count != b->members.count) return false;
     for (size_t i = 0; i < a->members.count; i++)
-        if (!same_numbers(&x[i], &y[i], a->numbers, TSR_MOST_NUMBERS) || !same_sizes(x[i].entry, y[i].entry, reversed)) return false;
+        if (!same_numbers(&x[i], &y[i], a->numbers, TSR_MOST_NUMBERS) || !same_sizes(x[i].entry, y[i].entry, turned)) return false;
     return true;
 }
 
 /* Whether members of `apart` that differ only in number `folded`, which begins at 0, can be stacked along a new first dim
- * into the members of `whole`. */
-static bool folds(const tsr_name_family *apart, const tsr_name_family *whole, uint32_t folded)
+ * into the members of `whole`; turned: after each of them, a matrix, is transposed. */
+static bool folds(const tsr_name_family *apart, const tsr_name_family *whole, uint32_t folded, bool turned)
 {
     const tsr_pattern_member *x = members_of(apart), *y = members_of(whole);
     if (!apart->uniform || !whole->uniform || apart->numbers != whole->numbers + 1) return false;
     const tsr_entry *part = x->entry, *all = y->entry;
-    if (all->ndim != part->ndim + 1 || (part->ndim && memcmp(all->shape + 1, part->shape, part->ndim * sizeof *part->shape)))
-        return false;
+    if (all->ndim != part->ndim + 1 || (turned && part->ndim != 2) || !same_shape(part->shape, all->shape + 1, part->ndim, turned)) return false;
     const uint64_t size = all->shape[0], count = whole->members.count;
     if (!size || apart->members.count % size || apart->members.count / size != count || folded + 1 != apart->numbers) return false;
     for (size_t i = 0; i < apart->members.count; i++)
@@ -69,6 +74,16 @@ static tsr_status add_ropes(tsr_vec *out, const tsr_map_candidate *like, tsr_err
     return TSR_OK;
 }
 
+static tsr_status add_folds(tsr_vec *out, const tsr_map_candidate *like, bool values, tsr_error *err)
+{
+    const bool stacks = folds(like->a, like->b, like->folded, false), unstacks = folds(like->b, like->a, like->folded, false);
+    if (stacks) TSR_TRY(add(out, like, TSR_PAIR_STACK, 0, err));
+    if (unstacks) TSR_TRY(add(out, like, TSR_PAIR_UNSTACK, 0, err));
+    if ((values || !stacks) && folds(like->a, like->b, like->folded, true)) TSR_TRY(add(out, like, TSR_PAIR_TURN_AND_STACK, 0, err));
+    if ((values || !unstacks) && folds(like->b, like->a, like->folded, true)) TSR_TRY(add(out, like, TSR_PAIR_UNSTACK_AND_TURN, 0, err));
+    return TSR_OK;
+}
+
 /* Adds the ways in which a pair may belong together. A square matrix may be transposed, and any matrix may be permuted; only
  * values can show this. */
 static tsr_status add_pair(tsr_vec *out, tsr_map_candidate *like, bool values, tsr_error *err)
@@ -78,9 +93,7 @@ static tsr_status add_pair(tsr_vec *out, tsr_map_candidate *like, bool values, t
     if (plain) TSR_TRY(add(out, like, TSR_PAIR_PLAIN, 0, err));
     if (turned && (values || !plain)) TSR_TRY(add(out, like, TSR_PAIR_TRANSPOSE, 0, err));
     if (plain && values) TSR_TRY(add_ropes(out, like, err));
-    if (folds(like->a, like->b, like->folded)) TSR_TRY(add(out, like, TSR_PAIR_STACK, 0, err));
-    if (folds(like->b, like->a, like->folded)) TSR_TRY(add(out, like, TSR_PAIR_UNSTACK, 0, err));
-    return TSR_OK;
+    return add_folds(out, like, values, err);
 }
 
 tsr_status tsr_candidates_find(const tsr_vec *a, const tsr_vec *b, bool values, tsr_vec *out, tsr_error *err)

@@ -23,7 +23,15 @@ typedef struct tsr_name_family {
     bool decided;
 } tsr_name_family;
 
-typedef enum tsr_pairing { TSR_PAIR_PLAIN, TSR_PAIR_TRANSPOSE, TSR_PAIR_STACK, TSR_PAIR_UNSTACK, TSR_PAIR_ROPE } tsr_pairing;
+typedef enum tsr_pairing {
+    TSR_PAIR_PLAIN,
+    TSR_PAIR_TRANSPOSE, /* of the last two dims: matrices, or stacks of them */
+    TSR_PAIR_STACK,
+    TSR_PAIR_UNSTACK,
+    TSR_PAIR_TURN_AND_STACK, /* each matrix is transposed */
+    TSR_PAIR_UNSTACK_AND_TURN,
+    TSR_PAIR_ROPE
+} tsr_pairing;
 
 /* A family of A and a family of B that could belong together. */
 typedef struct tsr_map_candidate {

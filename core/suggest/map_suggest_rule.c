@@ -21,23 +21,46 @@ tsr_str tsr_family_pattern(const tsr_name_family *family, const char *const *nam
     return out;
 }
 
-static void put_step(tsr_json *json, const tsr_map_candidate *c)
+/* Exchanges the last two of `ndim` dims. */
+static void put_transpose(tsr_json *json, uint32_t ndim)
 {
-    const uint64_t turned[] = {1, 0};
+    const uint64_t order[] = {0, 2, 1}, turned[] = {1, 0};
+    tsr_json_object(json);
+    tsr_json_key(json, "transpose");
+    tsr_json_u64s(json, ndim == 3 ? order : turned, ndim == 3 ? 3 : 2);
+    tsr_json_object_end(json);
+}
+
+static void put_fold(tsr_json *json, const char *step)
+{
+    tsr_json_object(json);
+    tsr_json_key(json, step);
+    tsr_json_uint(json, 0);
+    tsr_json_object_end(json);
+}
+
+static void put_rope(tsr_json *json, uint64_t heads)
+{
+    tsr_json_object(json);
+    tsr_json_key(json, "permute_rope");
+    tsr_json_object(json);
+    tsr_json_key(json, "heads");
+    tsr_json_uint(json, heads);
+    tsr_json_object_end(json);
+    tsr_json_object_end(json);
+}
+
+static void put_steps(tsr_json *json, const tsr_map_candidate *c)
+{
     if (c->how == TSR_PAIR_PLAIN) return;
     tsr_json_key(json, "do");
     tsr_json_array(json);
-    tsr_json_object(json);
-    tsr_json_key(json, c->how == TSR_PAIR_TRANSPOSE ? "transpose" : c->how == TSR_PAIR_STACK ? "stack" : c->how == TSR_PAIR_UNSTACK ? "unstack" : "permute_rope");
-    if (c->how == TSR_PAIR_TRANSPOSE) tsr_json_u64s(json, turned, 2);
-    else if (c->how != TSR_PAIR_ROPE) tsr_json_uint(json, 0);
-    if (c->how == TSR_PAIR_ROPE) {
-        tsr_json_object(json);
-        tsr_json_key(json, "heads");
-        tsr_json_uint(json, c->heads);
-        tsr_json_object_end(json);
-    }
-    tsr_json_object_end(json);
+    if (c->how == TSR_PAIR_TRANSPOSE) put_transpose(json, ((const tsr_pattern_member *)c->a->members.items)->entry->ndim);
+    if (c->how == TSR_PAIR_TURN_AND_STACK) put_transpose(json, 2);
+    if (c->how == TSR_PAIR_STACK || c->how == TSR_PAIR_TURN_AND_STACK) put_fold(json, "stack");
+    if (c->how == TSR_PAIR_UNSTACK || c->how == TSR_PAIR_UNSTACK_AND_TURN) put_fold(json, "unstack");
+    if (c->how == TSR_PAIR_UNSTACK_AND_TURN) put_transpose(json, 2);
+    if (c->how == TSR_PAIR_ROPE) put_rope(json, c->heads);
     tsr_json_array_end(json);
 }
 
@@ -62,21 +85,13 @@ tsr_status tsr_candidate_rule(const tsr_map_candidate *c, const char *about, tsr
     tsr_json_object(&json);
     tsr_json_strs(&json, "from", &from, 1);
     tsr_json_strs(&json, "to", &to, 1);
-    put_step(&json, c);
+    put_steps(&json, c);
     if (about) tsr_json_key(&json, "about"), tsr_json_text(&json, about);
     tsr_json_object_end(&json);
     return finish(&json, &text, arena, out, err);
 }
 
 /* ---- concatenated parts ---- */
-
-static void put_fold(tsr_json *json, const char *step)
-{
-    tsr_json_object(json);
-    tsr_json_key(json, step);
-    tsr_json_uint(json, 0);
-    tsr_json_object_end(json);
-}
 
 static void put_fused_steps(tsr_json *json, const tsr_fused_rule *rule)
 {

@@ -810,6 +810,28 @@ def test_suggested_stacks_and_transposes(t):
     need("nothing in A has the values of 'n.*.down' of B" in text, text)
 
 
+def test_suggested_transposes_of_stacked_experts(t):
+    """Experts that one model stacks as they are multiplied, the other one transposed, stacked or apart; square ones show by their values."""
+    torch.manual_seed(7)
+    a, b, document, out = (os.path.join(t.scratch, n) for n in ("a.safetensors", "b.safetensors", "map.json", "out.safetensors"))
+    for size, options in ((5, []), (5, ["--values"]), (3, ["--values"])):
+        both, stacked, apart = ({f"{i}.{n}": torch.randn(4, 3, size) for i in range(2)} for n in "xyz")
+        save_file({f"m.{k}": v for k, v in both.items()} | {f"m.{k}.{e}.w": v[e].clone() for k, v in stacked.items() for e in range(4)} | {f"m.{k}": v for k, v in apart.items()}, a)
+        want = {f"n.{k}.weight": v.transpose(1, 2).contiguous() for k, v in both.items()} | {f"n.{k}": v.transpose(1, 2).contiguous() for k, v in stacked.items()}
+        want |= {f"n.{k}.{e}.v": v[e].T.contiguous() for k, v in apart.items() for e in range(4)}
+        if not options:  # all have one shape: only their names would tell them apart
+            want = {k: v for k, v in want.items() if ".y" in k}
+            save_file({k: v for k, v in load_file(a).items() if ".y" in k}, a)
+        save_file(want, b)
+        found = t.run("map", "suggest", a, b, *options)
+        with open(document, "wb") as f:
+            f.write(found.stdout)
+        t.run("convert", a, out, "--map", document, "--overwrite")
+        same(load_file(out), want, f"{size} {options}")
+        t.run("convert", out, b, "--map", document, "--inverse", "--overwrite")
+        same(load_file(b), load_file(a), f"{size} {options} and back")
+
+
 def test_a_suggestion_states_what_shapes_do_not_show(t):
     """A square matrix may be transposed, and rows may have another order, although no other tensor fits."""
     torch.manual_seed(9)
