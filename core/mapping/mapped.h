@@ -43,8 +43,9 @@ typedef struct tsr_mapped_row {
 
 typedef struct tsr_mapped {
     tsr_checkpoint *source, *own;
+    tsr_checkpoint *below;          /* the source, if it is closed together with this one, or NULL */
     const tsr_mapping_rules *rules; /* NULL if entries are made without rules */
-    struct cJSON *config; /* the content of config.json or params.json, or NULL */
+    struct cJSON *config;           /* the content of config.json or params.json, or NULL */
     const char *config_name;
     tsr_box_maker maker;
     tsr_vec rows;         /* of tsr_mapped_row */

@@ -164,16 +164,27 @@ static tsr_status invert_rule(const tsr_map_rule *rule, tsr_arena *arena, tsr_ma
     return TSR_OK;
 }
 
-tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err)
+static tsr_status invert_rules(const tsr_mapping_rules *rules, tsr_arena *arena, tsr_mapping_rules **out, tsr_error *err)
 {
-    tsr_mapping_rules *back = TSR_ARENA_NEW(arena, tsr_mapping_rules, err);
+    tsr_mapping_rules *back = *out = TSR_ARENA_NEW(arena, tsr_mapping_rules, err);
     tsr_map_rule *list = tsr_arena_array(arena, rules->count, sizeof *list, err);
     if (!back || !list) return TSR_E_NOMEM;
-    *back = (tsr_mapping_rules){.rules = list, .unmatched = rules->unmatched, .forward = rules};
+    *back = (tsr_mapping_rules){.rules = list, .unmatched = rules->unmatched, .forward = rules, .normalizes = rules->normalizes};
     for (uint32_t i = 0; i < rules->count; i++) {
         /* What a rule dropped is not in the target, so it has no inverse. */
-        if (rules->rules[i].to_count) TSR_TRY(invert_rule(&rules->rules[i], arena, &list[back->count++], err));
+        if (rules->rules[i].to_count && !rules->rules[i].one_way) TSR_TRY(invert_rule(&rules->rules[i], arena, &list[back->count++], err));
     }
+    return TSR_OK;
+}
+
+tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err)
+{
+    tsr_mapping_rules *back, *first;
+    TSR_TRY(invert_rules(rules, arena, &back, err));
     *out = back;
+    if (!rules->before) return TSR_OK;
+    TSR_TRY(invert_rules(rules->before, arena, &first, err));
+    first->before = back; /* what was done first is undone last */
+    *out = first;
     return TSR_OK;
 }

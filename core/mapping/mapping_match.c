@@ -83,9 +83,9 @@ static tsr_status refuse_unmatched(const tsr_matcher *s)
 static tsr_status refuse_unused(const tsr_matcher *s)
 {
     const tsr_catalog *catalog = &s->m->source->catalog;
-    if (s->matches.count || !s->m->rules->count || !catalog->entry_count) return TSR_OK;
+    if (s->matches.count || !s->m->rules->count || !catalog->entry_count || s->m->rules->normalizes) return TSR_OK;
     return tsr_fail(s->err, TSR_E_FORMAT,
-                    "no rule of the map matches any name, such as '%.*s'; is it the map of another model?", TSR_STR_ARG(catalog->entries[0].fqn));
+                     "no rule of the map matches any name, such as '%.*s'; is it the map of another model?", TSR_STR_ARG(catalog->entries[0].fqn));
 }
 
 static int by_binding(const void *a, const void *b)

@@ -14,6 +14,7 @@ static void close_mapped(tsr_checkpoint *own)
     tsr_vec_free(&m->rows);
     tsr_vec_free(&m->computed);
     tsr_vec_free(&m->dropped);
+    tsr_checkpoint_close(m->below);
 }
 
 /* The extents of files are those of the source. */
@@ -140,7 +141,13 @@ static tsr_status fill_by_rules(tsr_mapped *m, void *ctx, tsr_error *err)
 tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err)
 {
     const tsr_mapped_scheme scheme = {.fill = fill_by_rules, .ctx = (void *)(uintptr_t)rules};
-    return tsr_mapped_open(source, &scheme, out, err);
+    tsr_checkpoint *below = NULL;
+    *out = NULL;
+    if (rules->before) TSR_TRY(tsr_mapping_open(source, rules->before, &below, err));
+    const tsr_status status = tsr_mapped_open(below ? below : source, &scheme, out, err);
+    if (status == TSR_OK) ((tsr_mapped *)(*out)->state)->below = below;
+    else tsr_checkpoint_close(below);
+    return status;
 }
 
 static tsr_status fill_by_scales(tsr_mapped *m, void *ctx, tsr_error *err)

@@ -112,7 +112,7 @@ tsr_status tsr_origin_choose(tsr_matcher *s, tsr_name_match *like, tsr_str *valu
     }
     if (*found && !sure) return refuse_name(s, fqn, name, rules->rules[like->rule].forward);
     if (!*found) return keeps ? refuse_name(s, fqn, fqn, NULL) : TSR_OK;
-    if (kept && !like->other.data) like->other = fqn;
+    if (kept && !rules->normalizes && !like->other.data) like->other = fqn;
     return like->other.data ? note_guess(s, like, name) : TSR_OK;
 }
 

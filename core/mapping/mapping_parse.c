@@ -15,7 +15,7 @@ static tsr_status go_down(const parser *p, tsr_str step, parser *out)
     const tsr_str where = tsr_arena_format(p->arena, p->err, "%s.%.*s", p->where, TSR_STR_ARG(step));
     if (!where.data) return TSR_E_NOMEM;
     *out = *p;
-    memcpy(out->where, where.data, where.size + 1); /* at most "rules[4294967295].do[4294967295].permute_rope" */
+    memcpy(out->where, where.data, where.size + 1); /* at most "before[4294967295].do[4294967295].permute_rope" */
     return TSR_OK;
 }
 
@@ -360,9 +360,18 @@ static tsr_status check_members(const parser *p, const cJSON *object, const char
     return TSR_OK;
 }
 
+/* "inverse": false. */
+static tsr_status read_one_way(const parser *p, const cJSON *rule, tsr_map_rule *out)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(rule, "inverse");
+    TSR_FAIL_IF(item && !cJSON_IsBool(item), p->err, TSR_E_FORMAT, "%s.inverse must be true or false", p->where);
+    out->one_way = cJSON_IsFalse(item);
+    return TSR_OK;
+}
+
 static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *rule)
 {
-    static const char *const members[] = {"from", "to", "do", "shape", "layers", "tied_to", "about", NULL};
+    static const char *const members[] = {"from", "to", "do", "shape", "layers", "tied_to", "inverse", "about", NULL};
     tsr_name_pattern *from, *to;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
     TSR_TRY(check_members(p, item, members));
@@ -379,6 +388,7 @@ static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *ru
     TSR_TRY(read_shapes(p, item, rule));
     TSR_TRY(read_layers(p, item, rule));
     TSR_TRY(read_tied(p, item, rule));
+    TSR_TRY(read_one_way(p, item, rule));
     return tsr_map_rule_check(rule, p->err);
 }
 
@@ -394,28 +404,45 @@ static tsr_status read_unmatched(parser *p, const cJSON *root, tsr_unmatched *ou
     return tsr_fail(p->err, TSR_E_FORMAT, "unmatched is '%s'; allowed are refuse, keep and drop", item->valuestring);
 }
 
+static tsr_status read_rules(parser *p, const cJSON *root, const char *key, tsr_mapping_rules *out)
+{
+    const cJSON *list;
+    TSR_TRY(tsr_json_get(root, key, TSR_JSON_ARRAY, "", &list, p->err));
+    tsr_map_rule *rules = tsr_arena_array(p->arena, (size_t)cJSON_GetArraySize(list), sizeof *rules, p->err);
+    if (!rules) return TSR_E_NOMEM;
+    out->rules = rules;
+    for (const cJSON *item = list->child; item; item = item->next) {
+        const tsr_str where = tsr_arena_format(p->arena, p->err, "%s[%u]", key, (unsigned)out->count);
+        if (!where.data) return TSR_E_NOMEM;
+        memcpy(p->where, where.data, where.size + 1);
+        TSR_TRY(read_rule(p, item, &rules[out->count++]));
+    }
+    return TSR_OK;
+}
+
+/* Rules that bring several forms of a model to one, which the other rules take; what they do not match is kept. */
+static tsr_status read_before(parser *p, const cJSON *root, tsr_mapping_rules *out)
+{
+    if (!cJSON_GetObjectItemCaseSensitive(root, "before")) return TSR_OK;
+    tsr_mapping_rules *before = TSR_ARENA_NEW(p->arena, tsr_mapping_rules, p->err);
+    if (!before) return TSR_E_NOMEM;
+    *before = (tsr_mapping_rules){.unmatched = TSR_UNMATCHED_KEEP, .normalizes = true};
+    out->before = before;
+    return read_rules(p, root, "before", before);
+}
+
 static tsr_status read_document(parser *p, const cJSON *root, tsr_mapping_rules *out)
 {
-    static const char *const members[] = {"schema", "rules", "unmatched", "about", NULL};
-    const cJSON *schema, *list;
+    static const char *const members[] = {"schema", "before", "rules", "unmatched", "about", NULL};
+    const cJSON *schema;
     TSR_TRY(tsr_json_expect(root, TSR_JSON_OBJECT, "", p->err));
     TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, p->err));
     TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.map/1"), p->err, TSR_E_FORMAT,
                 "the schema is '%s'; expected tessera.map/1", schema->valuestring);
     TSR_TRY(check_members(p, root, members));
-    TSR_TRY(tsr_json_get(root, "rules", TSR_JSON_ARRAY, "", &list, p->err));
     TSR_TRY(read_unmatched(p, root, &out->unmatched));
-    tsr_map_rule *rules = tsr_arena_array(p->arena, (size_t)cJSON_GetArraySize(list), sizeof *rules, p->err);
-    if (!rules) return TSR_E_NOMEM;
-    out->rules = rules;
-    for (const cJSON *item = list->child; item; item = item->next) {
-        const tsr_str where = tsr_arena_format(p->arena, p->err, "rules[%u]", (unsigned)out->count);
-        if (!where.data) return TSR_E_NOMEM;
-        memcpy(p->where, where.data, where.size + 1);
-        const tsr_status status = read_rule(p, item, &rules[out->count++]);
-        if (status != TSR_OK) return status;
-    }
-    return TSR_OK;
+    TSR_TRY(read_before(p, root, out));
+    return read_rules(p, root, "rules", out);
 }
 
 tsr_status tsr_mapping_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err)

@@ -110,7 +110,8 @@ typedef struct tsr_map_rule {
     /* In a model that ties tensors: the tensor of the map's source that is the same as that of `from`. Empty if not
      * stated. */
     tsr_str tied_to;
-    bool shape_of_from;        /* the shapes are those of `from`, because the rule is an inverse */
+    bool shape_of_from; /* the shapes are those of `from`, because the rule is an inverse */
+    bool one_way;       /* the rule has no inverse, because another rule makes the same names */
     const struct tsr_map_rule *forward; /* the rule that this one inverts, or NULL */
     uint32_t folded, unfolded; /* the capture that only `from` has, and the one that only `to` has, or TSR_NO_CAPTURE */
 } tsr_map_rule;
@@ -122,6 +123,8 @@ struct tsr_mapping_rules {
     uint32_t count;
     tsr_unmatched unmatched;
     const struct tsr_mapping_rules *forward; /* the map that this one inverts, or NULL */
+    const struct tsr_mapping_rules *before;  /* rules that are applied first, to the source, or NULL */
+    bool normalizes; /* these rules are a map's "before": the names that they make and those that they keep mean the same */
 };
 
 /* The captures of a rule while its patterns are parsed; `names` has room for `room` names. */

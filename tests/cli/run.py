@@ -18,6 +18,7 @@ from harness import SAMPLES, SCHEMAS, TESTS, Bad, Skip, Tessera, need, sample, s
 import test_accelerate  # noqa: F401
 import test_addresses  # noqa: F401
 import test_altered  # noqa: F401
+import test_built_in_maps  # noqa: F401
 import test_choices  # noqa: F401
 import test_clones  # noqa: F401
 import test_contracts  # noqa: F401

@@ -17,11 +17,16 @@ def is_type(value, name):
     return isinstance(value, TYPES[name])
 
 
-def problems(value, schema, at="$"):
-    """Yields a text for every way in which a value violates a schema."""
+def problems(value, schema, at="$", root=None):
+    """Yields a text for every way in which a value violates a schema. `root` has the schema's "$defs"."""
+    root = root or schema
     for keyword, rule in schema.items():
         if keyword in NOTES:
             continue
+        elif keyword == "$defs":
+            continue
+        elif keyword == "$ref":
+            yield from problems(value, root["$defs"][rule.removeprefix("#/$defs/")], at, root)
         elif keyword == "type":
             if not any(is_type(value, t) for t in ([rule] if isinstance(rule, str) else rule)):
                 yield f"{at}: {value!r:.60} is no {rule}"
@@ -35,6 +40,10 @@ def problems(value, schema, at="$"):
         elif keyword == "minItems":
             if isinstance(value, list) and len(value) < rule:
                 yield f"{at}: {len(value)} items, fewer than {rule}"
+        elif keyword in ("minLength", "maxItems"):
+            size = len(value) if isinstance(value, str if keyword == "minLength" else list) else rule
+            if size < rule if keyword == "minLength" else size > rule:
+                yield f"{at}: {value!r:.60} breaks {keyword} {rule}"
         elif keyword == "pattern":
             if isinstance(value, str) and not re.search(rule, value):
                 yield f"{at}: {value!r:.60} does not match {rule}"
@@ -43,15 +52,15 @@ def problems(value, schema, at="$"):
         elif keyword == "properties":
             for k, sub in rule.items():
                 if isinstance(value, dict) and k in value:
-                    yield from problems(value[k], sub, f"{at}.{k}")
+                    yield from problems(value[k], sub, f"{at}.{k}", root)
         elif keyword == "additionalProperties":
             for k in set(value) - set(schema.get("properties", ())) if isinstance(value, dict) else ():
-                yield from [f"{at}: unknown {k}"] if rule is False else problems(value[k], rule, f"{at}.{k}")
+                yield from [f"{at}: unknown {k}"] if rule is False else problems(value[k], rule, f"{at}.{k}", root)
         elif keyword == "items":
             for i, item in enumerate(value if isinstance(value, list) else ()):
-                yield from problems(item, rule, f"{at}[{i}]")
+                yield from problems(item, rule, f"{at}[{i}]", root)
         elif keyword == "oneOf":
-            tries = [list(problems(value, sub, at)) for sub in rule]
+            tries = [list(problems(value, sub, at, root)) for sub in rule]
             if sum(not t for t in tries) != 1:
                 yield min(tries, key=len)[0] if all(tries) else f"{at}: fits several alternatives"
         else:

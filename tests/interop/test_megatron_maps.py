@@ -36,6 +36,27 @@ def test_gpt_becomes_llama_and_qwen2(t):
         t.run("diff", os.path.join(t.scratch, name), os.path.join(folder, "model.safetensors"), "--values")
 
 
+def test_what_comes_before_the_rules(t):
+    """Rules of "before" are applied first and keep what they do not match; the inverse applies them last, without those that say "inverse": false."""
+    source, there, back = (os.path.join(t.scratch, f"{n}.safetensors") for n in ("source", "there", "back"))
+    torch.manual_seed(6)
+    apart, stacked, plain = {f"l.{i}.w_{n}": torch.randn(2, 3) for i in range(2) for n in "ab"}, {"l.w": torch.randn(2, 4, 3)}, {"n": torch.randn(2), "o": torch.randn(2)}
+    before = [{"from": ["l.{i}.w_a", "l.{i}.w_b"], "to": ["l.{i}.w"], "do": [{"concat": 0, "parts": 2}], "inverse": False},
+              {"from": ["l.w"], "to": ["l.{i}.w"], "do": [{"unstack": 0}]}, {"from": ["o"], "to": []}]
+    rules = [{"from": ["l.{i}.w"], "to": ["layers.{i}.w"], "do": [{"transpose": [1, 0]}]}, {"from": ["n"], "to": ["norm"]}]
+    document = write(t.scratch, "map.json", {"schema": "tessera.map/1", "before": before, "rules": rules})
+    for stored, layers in ((stacked, stacked["l.w"]), (apart, torch.stack([torch.cat([apart[f"l.{i}.w_{n}"] for n in "ab"]) for i in range(2)]))):
+        save_file({**stored, **plain}, source)
+        t.run("convert", source, there, "--map", document, "--overwrite")
+        same(load_file(there), {"norm": plain["n"], **{f"layers.{i}.w": x.T.contiguous() for i, x in enumerate(layers)}}, "before")
+        t.run("convert", there, back, "--map", document, "--inverse", "--overwrite")
+        same(load_file(back), {"n": plain["n"], "l.w": layers}, "before, and back")
+    for bad, says in (({"before": {}}, "before"), ({"before": [{"from": ["a"]}]}, "before[0]"), ({"before": [], "rules": [{**rules[1], "inverse": "no"}]}, "rules[0].inverse must be true or false")):
+        path = write(t.scratch, "bad.json", {"schema": "tessera.map/1", "rules": rules, **bad})
+        said = t.run("convert", source, there, "--map", path, "--overwrite", status=2).stderr.decode()
+        need(says in said, f"{bad}: {said}")
+
+
 def test_settings_that_do_not_fit_are_refused(t):
     """Other counts or sizes of heads would give every head the rows of another one."""
     folder, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
