@@ -1,4 +1,5 @@
-/* Checks that no expert and no layer lacks a weight that the others have. */
+/* Checks that no expert and no layer lacks a weight that the others have, and the model none that every model has. */
+#include "codec/json.h"
 #include "mapping/mapping_match.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
@@ -93,6 +94,42 @@ tsr_status tsr_family_check(tsr_matcher *s)
                 if (begin_alike(own, families[i].pattern, rule, p)) TSR_TRY(compare(s, &families[i], r, p));
         }
     }
+    return TSR_OK;
+}
+
+/* ---- the whole model ---- */
+
+/* Returns the first rule of the group that takes something, or NULL. */
+static const tsr_map_rule *used_with(const tsr_mapping_rules *rules, const bool *used, tsr_str word)
+{
+    for (uint32_t r = 0; r < rules->count; r++)
+        if (used[r] && tsr_str_equal(rules->rules[r].required_with, word)) return &rules->rules[r];
+    return NULL;
+}
+
+static tsr_status check_required(const tsr_matcher *s, const bool *used, const tsr_map_rule *rule)
+{
+    const tsr_str word = rule->required_with, name = rule->from[0].text;
+    const bool untied = tsr_str_equal(word, TSR_STR("untied")), own = cJSON_IsFalse(tsr_mapped_setting(s->m, "tie_word_embeddings"));
+    const tsr_map_rule *other = word.size && !untied ? used_with(s->m->rules, used, word) : NULL;
+    TSR_FAIL_IF(other, s->err, TSR_E_FORMAT, "'%.*s' is missing, which the map requires of models that have '%.*s'", TSR_STR_ARG(name),
+                TSR_STR_ARG(other->from[0].text));
+    TSR_FAIL_IF(rule->required || (untied && own), s->err, TSR_E_FORMAT,
+                "'%.*s' is missing, which the map requires of every model%s; for a part of a model, use a map whose rule does not have \"required\"",
+                TSR_STR_ARG(name), untied ? " whose output layer is not the embedding" : "");
+    return TSR_OK;
+}
+
+tsr_status tsr_required_check(tsr_matcher *s)
+{
+    const tsr_mapping_rules *rules = s->m->rules;
+    const tsr_name_match *matches = s->matches.items;
+    bool *used = tsr_arena_array(s->arena, rules->count, sizeof *used, s->err);
+    if (!used) return TSR_E_NOMEM;
+    memset(used, 0, rules->count * sizeof *used);
+    for (size_t i = 0; i < s->matches.count; i++) used[matches[i].rule] = true;
+    for (uint32_t r = 0; r < rules->count && rules->unmatched != TSR_UNMATCHED_DROP; r++)
+        if (!used[r]) TSR_TRY(check_required(s, used, &rules->rules[r]));
     return TSR_OK;
 }
 
@@ -195,16 +232,16 @@ static tsr_status check_rule(const layer_list *l, const tsr_map_rule *rule, tsr_
                     TSR_STR_ARG(((const tsr_name_match *)l->s->matches.items)[kind].entry->fqn));
 }
 
-/* Refuses a layer that has nothing of any kind although other layers do, and a layer whose predecessor is missing. */
-static tsr_status check_kinds(const layer_list *l, tsr_str path, const tsr_map_rule *first)
+/* Refuses a layer that has nothing of any kind although there are kinds, and a layer whose predecessor is missing. */
+static tsr_status check_kinds(const layer_list *l, tsr_str path, const tsr_map_rule *first, bool any)
 {
     uint32_t match = 0, before = 0;
     size_t begin;
     uint64_t number = 0;
     const tsr_str index = index_of(path, &begin);
     if (first) TSR_TRY(look_up(l, "k", TSR_STR(""), path, &match));
-    TSR_FAIL_IF(match == UINT32_MAX, l->s->err, TSR_E_FORMAT, "'%.*s' has nothing like '%.*s', which other layers have", TSR_STR_ARG(path),
-                TSR_STR_ARG(first->from[0].text));
+    TSR_FAIL_IF(match == UINT32_MAX, l->s->err, TSR_E_FORMAT, "'%.*s' has nothing like '%.*s', which %s layers have", TSR_STR_ARG(path),
+                TSR_STR_ARG(first->from[0].text), any ? "other" : "all");
     for (size_t i = 0; i < index.size; i++) {
         if (index.data[i] < '0' || index.data[i] > '9' || number > UINT32_MAX) return TSR_OK;
         number = number * 10 + (uint64_t)(index.data[i] - '0');
@@ -220,15 +257,19 @@ static tsr_status check_kinds(const layer_list *l, tsr_str path, const tsr_map_r
 static tsr_status check_layers(layer_list *l)
 {
     const tsr_mapping_rules *rules = l->s->m->rules;
-    const tsr_map_rule *first = NULL; /* the first rule for a kind of layer */
+    const tsr_map_rule *first = NULL; /* the first rule for a kind of layer; if possible, one that some layer has */
     for (uint32_t i = 0; i < l->s->matches.count; i++) TSR_TRY(add_layer(l, i));
-    for (uint32_t r = rules->count; r--;)
-        if (l->used[r] && is_of_kind(&rules->rules[r])) first = &rules->rules[r];
+    bool any = false;
+    for (uint32_t r = rules->count; r--;) {
+        if (!is_of_kind(&rules->rules[r]) || (any && !l->used[r])) continue;
+        first = &rules->rules[r];
+        any = any || l->used[r];
+    }
     for (size_t i = 0; i < l->paths.count; i++) {
         const tsr_str path = ((const tsr_str *)l->paths.items)[i];
         for (uint32_t r = 0; r < rules->count; r++)
             if (l->used[r]) TSR_TRY(check_rule(l, &rules->rules[r], path));
-        TSR_TRY(check_kinds(l, path, first));
+        TSR_TRY(check_kinds(l, path, first, any));
     }
     return TSR_OK;
 }

@@ -247,6 +247,7 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
     if (status == TSR_OK) status = tsr_layers_check(&s);
     if (status == TSR_OK) status = tsr_shapes_check(m, err);
     if (status == TSR_OK) status = refuse_unused(&s);
+    if (status == TSR_OK) status = tsr_required_check(&s);
     if (status == TSR_OK) status = tsr_origin_check(&s);
     if (status == TSR_OK) status = note_dropped(&s);
     tsr_map_free(s.members);

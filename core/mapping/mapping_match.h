@@ -55,6 +55,8 @@ tsr_status tsr_family_check(tsr_matcher *s);
 /* mapping_family.c: checks, after all rules are bound, that every layer has what the "layers" of the rules state, and that
  * no layer between others is missing. TSR_E_FORMAT, naming the tensor or the layer. */
 tsr_status tsr_layers_check(tsr_matcher *s);
+/* mapping_family.c: checks that the source has what the "required" of the rules states. TSR_E_FORMAT, naming what it lacks. */
+tsr_status tsr_required_check(tsr_matcher *s);
 /* mapping_counts.c: checks the layers and experts of the source, and those that rules took out of stacks. TSR_E_FORMAT,
  * naming a weight that an expert lacks, or the counts if config.json states others. */
 tsr_status tsr_counts_check(tsr_matcher *s);

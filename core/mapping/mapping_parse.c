@@ -369,9 +369,19 @@ static tsr_status read_one_way(const parser *p, const cJSON *rule, tsr_map_rule 
     return TSR_OK;
 }
 
+/* true, or the word of a group of rules. */
+static tsr_status read_required(const parser *p, const cJSON *rule, tsr_map_rule *out)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(rule, "required");
+    const bool word = cJSON_IsString(item) && item->valuestring[0];
+    TSR_FAIL_IF(item && !cJSON_IsBool(item) && !word, p->err, TSR_E_FORMAT, "%s.required must be true, false or a word", p->where);
+    out->required = cJSON_IsTrue(item);
+    return word ? copy_text(p, item, &out->required_with) : TSR_OK;
+}
+
 static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *rule)
 {
-    static const char *const members[] = {"from", "to", "do", "shape", "layers", "tied_to", "inverse", "about", NULL};
+    static const char *const members[] = {"from", "to", "do", "shape", "layers", "tied_to", "required", "inverse", "about", NULL};
     tsr_name_pattern *from, *to;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
     TSR_TRY(check_members(p, item, members));
@@ -388,6 +398,7 @@ static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *ru
     TSR_TRY(read_shapes(p, item, rule));
     TSR_TRY(read_layers(p, item, rule));
     TSR_TRY(read_tied(p, item, rule));
+    TSR_TRY(read_required(p, item, rule));
     TSR_TRY(read_one_way(p, item, rule));
     return tsr_map_rule_check(rule, p->err);
 }

@@ -110,6 +110,10 @@ typedef struct tsr_map_rule {
     /* In a model that ties tensors: the tensor of the map's source that is the same as that of `from`. Empty if not
      * stated. */
     tsr_str tied_to;
+    bool required; /* the rule takes something in every model */
+    /* The rule takes something wherever another rule with the same word does, or for "untied", where config.json does not tie
+     * the output layer. Empty if not stated. */
+    tsr_str required_with;
     bool shape_of_from; /* the shapes are those of `from`, because the rule is an inverse */
     bool one_way;       /* the rule has no inverse, because another rule makes the same names */
     const struct tsr_map_rule *forward; /* the rule that this one inverts, or NULL */

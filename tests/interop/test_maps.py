@@ -612,6 +612,40 @@ def test_torchtitans_llama_and_qwen(t):
         need("'lm_head.weight' and 'tok_embeddings.weight' do not have one dtype and shape" in said, said)
 
 
+def test_what_every_model_has_is_required(t):
+    """Also where all layers lack it, so that no other layer shows it."""
+    source, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+    for name, map_name in (("llama3", "torchtitan-llama3"), ("qwen3", "torchtitan-qwen3"), ("deepseek_v3", "torchtitan-deepseek_v3")):
+        rules = json.loads(t.run("map", "show", map_name).stdout)["rules"]
+        for file, inverse, side, head in (("", [], "from", "lm_head.weight"), (".hf", ["--inverse"], "to", "lm_head.weight")):
+            stored = load_file(os.path.join(os.path.dirname(MAPS), "titan", f"{name}{file}.safetensors"))
+            os.makedirs(source, exist_ok=True)
+            for rule in (r for r in rules if "required" in r):
+                if rule["required"] == "experts" and name == "qwen3":
+                    continue
+                parts = [n.replace("{layer}", "*").replace("{expert}", "*") for n in rule[side]]
+                lost = [k for k in stored for p in parts if len(k.split(".")) == len(p.split(".")) and all(b in ("*", a) for a, b in zip(k.split("."), p.split(".")))]
+                need(lost, rule)
+                save_file({k: v for k, v in stored.items() if k not in lost}, os.path.join(source, "model.safetensors"))
+                write(source, "config.json", {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6, "tie_word_embeddings": False})
+                said = t.run("convert", source, out, "--map", map_name, *inverse, status=2).stderr.decode()
+                of = "every model" if rule["required"] in (True, "untied") else "models that have '"
+                need(f"'{rule[side][0]}' is missing, which the map requires of {of}" in said or rule["required"] == "experts" and "experts are not whole" in said, f"{rule}: {said}")
+                need(not os.path.exists(out), rule)
+            if name != "deepseek_v3":  # without config.json, or where it ties them, the output layer may be the embedding
+                write(source, "config.json", {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6})
+                save_file({k: v for k, v in stored.items() if k != head}, os.path.join(source, "model.safetensors"))
+                t.run("convert", source, out, "--map", map_name, *inverse)
+                os.remove(out)
+    save_file({"a": torch.ones(2)}, os.path.join(source, "model.safetensors"))
+    rules = [{"from": ["a"], "to": ["b"]}, {"from": ["c"], "to": ["d"], "required": True}]
+    for unmatched, status in (("refuse", 2), ("keep", 2), ("drop", 0)):  # "drop": the map is about a part of the model
+        t.run("convert", source, out, "--map", write(t.scratch, "map.json", {"schema": "tessera.map/1", "unmatched": unmatched, "rules": rules}), "--overwrite", status=status)
+    for value in ("", 1, None):
+        bad = write(t.scratch, "bad.json", {"schema": "tessera.map/1", "rules": [{**rules[0], "required": value}]})
+        need("rules[0].required must be true, false or a word" in t.run("convert", source, out, "--map", bad, status=2).stderr.decode(), value)
+
+
 def test_a_layer_that_lacks_something_shows(t):
     """Without config.json: every tensor that a layer loses, all of its experts, the layer itself, and experts that the router does not have."""
     golden, source, out = os.path.join(os.path.dirname(MAPS), "titan"), os.path.join(t.scratch, "in.safetensors"), os.path.join(t.scratch, "out.safetensors")
