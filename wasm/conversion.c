@@ -184,6 +184,7 @@ static tsr_status open_conversion(conversion *c, uint32_t handle, bool reshards,
     if (!reshards && is_plain(&c->call.request)) c->made = item->made;
     if (c->made) wanted.purpose = TSR_FOR_FINDINGS; /* files per rank may have different tensors */
     tsr_status status = tessera_call_open(&c->call, handle, &wanted, err);
+    if (status == TSR_OK) status = tsr_mapping_check_tied(c->call.checkpoint, err);
     if (status == TSR_OK) status = tessera_request_copy(&c->call.request, c->call.arena, &c->call.request, err);
     c->call.path = TSR_STR("");
     if (status == TSR_OK && reshards) status = tessera_read_target(&c->call, &c->texts, &c->target, err);

@@ -41,6 +41,12 @@ typedef struct tsr_mapped_row {
     tsr_str other;
 } tsr_mapped_row;
 
+/* A tensor of the source that the map leaves out, and the one that is the same in a model that ties them. Both are NULL if
+ * there is none. */
+typedef struct tsr_tied {
+    const tsr_entry *left_out, *kept;
+} tsr_tied;
+
 typedef struct tsr_mapped {
     tsr_checkpoint *source, *own;
     tsr_checkpoint *below;          /* the source, if it is closed together with this one, or NULL */
@@ -53,6 +59,7 @@ typedef struct tsr_mapped {
     tsr_vec dropped;      /* of const tsr_entry * */
     const char *step;     /* what computes elements without a rule, such as "quantize" */
     void *ctx;            /* the context of the scheme that filled the rows, in the arena; or NULL */
+    tsr_tied tied;
     /* For users: what the map leaves out, a name that an inverse guessed, and the like. Its data is NULL if there is nothing
      * to say. */
     tsr_str note;

@@ -153,7 +153,7 @@ static tsr_status restore_tied(const tsr_matcher *s, uint32_t number)
     const tsr_map_rule *rule = &s->m->rules->rules[number];
     const tsr_name_match *matches = s->matches.items;
     const tsr_mapped_row *rows = s->m->rows.items;
-    if (!rule->tied_to.size || !s->m->rules->forward || !tsr_mapped_ties(s->m)) return TSR_OK;
+    if (!rule->tied_to.size || rule->step_count || !s->m->rules->forward || !tsr_mapped_ties(s->m)) return TSR_OK;
     for (size_t i = 0; i < s->matches.count; i++)
         if (matches[i].rule == number) return TSR_OK;
     for (size_t i = 0; i < s->m->rows.count; i++) {
@@ -172,7 +172,7 @@ static tsr_status bind(tsr_matcher *s, const tsr_name_match *first, size_t count
     const tsr_entry *tied;
     TSR_TRY(find_tied(s, binding.rule, first->entry, &tied));
     if (tied) {
-        s->tied = first->entry;
+        s->m->tied = (tsr_tied){first->entry, tied};
         TSR_TRY(note_tied(s, first->entry->fqn, "is left out as the same tensor as", tied->fqn));
         return drop_all(s, first, count);
     }
@@ -209,8 +209,8 @@ static tsr_status bind_all(tsr_matcher *s)
 static tsr_status note_dropped(const tsr_matcher *s)
 {
     const tsr_entry *const *dropped = s->m->dropped.items;
-    const size_t count = s->m->dropped.count - (s->tied != NULL);
-    if (count && dropped[0] == s->tied) dropped++; /* it has its own note */
+    const size_t count = s->m->dropped.count - (s->m->tied.left_out != NULL);
+    if (count && dropped[0] == s->m->tied.left_out) dropped++; /* it has its own note */
     tsr_arena *arena = s->m->own->arena;
     if (count == 1)
         return tsr_mapped_add_note(s->m, tsr_arena_format(arena, s->err, "the map leaves out '%.*s'", TSR_STR_ARG(dropped[0]->fqn)), s->err);

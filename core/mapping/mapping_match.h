@@ -31,7 +31,6 @@ typedef struct tsr_matcher {
     tsr_vec matches; /* of tsr_name_match */
     tsr_vec unmatched; /* of const tsr_entry * */
     tsr_vec families;  /* of tsr_family */
-    const tsr_entry *tied; /* the dropped entry that config.json ties to another, or NULL */
     tsr_map *members;  /* rule, pattern and prefix → 1 + index in `families` */
     tsr_error *err;
 } tsr_matcher;

@@ -339,14 +339,14 @@ static tsr_status read_layers(const parser *p, const cJSON *rule, tsr_map_rule *
     return TSR_OK;
 }
 
-/* Reads a name such as "tok_embeddings.weight". The rule must only rename one tensor, and have no captures. */
+/* Reads a name such as "tok_embeddings.weight". The rule must take one tensor, and have no captures. */
 static tsr_status read_tied(const parser *p, const cJSON *rule, tsr_map_rule *out)
 {
     const cJSON *item;
     TSR_TRY(tsr_json_find(rule, "tied_to", TSR_JSON_STRING, p->where, &item, p->err));
     if (!item) return TSR_OK;
-    TSR_FAIL_IF(out->capture_count || out->step_count || out->from_count != 1 || out->to_count != 1, p->err, TSR_E_FORMAT,
-                "%s: \"tied_to\" is for rules that rename one tensor, without captures and steps", p->where);
+    TSR_FAIL_IF(out->capture_count || out->from_count != 1 || out->to_count != 1, p->err, TSR_E_FORMAT,
+                "%s: \"tied_to\" is for rules from one tensor to one, without captures", p->where);
     return copy_text(p, item, &out->tied_to);
 }
 

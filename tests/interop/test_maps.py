@@ -612,6 +612,34 @@ def test_torchtitans_llama_and_qwen(t):
         need("'lm_head.weight' and 'tok_embeddings.weight' do not have one dtype and shape" in said, said)
 
 
+def test_tied_values_are_compared(t):
+    """What a map leaves out as the same tensor has the same values, wherever values are read; from shards of two ranks, too."""
+    options = ["--map", "torchtitan-llama3"]
+    titan, out = titan_model(t, "llama3-tied", ""), os.path.join(t.scratch, "out.safetensors")
+    file, sharded = os.path.join(titan, "model.safetensors"), os.path.join(t.scratch, "sharded")
+    stored = load_file(file)
+    t.run("convert", titan, out, *options)
+    rows, columns = stored["lm_head.weight"].shape
+    for row, column in ((0, 0), (rows // 2, columns - 1), (rows - 1, columns - 1)):
+        changed = {**stored, "lm_head.weight": stored["lm_head.weight"].clone()}
+        changed["lm_head.weight"][row, column] += 1
+        save_file(changed, file)
+        shutil.rmtree(sharded, ignore_errors=True)
+        save_sharded(sharded, {k: v for k, v in changed.items() if v.dim() == 2 and v.shape[0] > 3 and v.shape[1] > 3} | {k: v for k, v in changed.items() if v.dim() == 1})
+        shutil.copy(os.path.join(titan, "config.json"), sharded)
+        for source in (titan, sharded):
+            for command in (["convert", source, out, "--overwrite"], ["diff", source, out, "--values"], ["manifest", source],
+                            ["reshard", source, os.path.join(t.scratch, "resharded"), "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp"]):
+                said = t.run(*command, *options, status=2).stderr.decode()
+                need(f"'lm_head.weight' and 'tok_embeddings.weight' differ, first in row {row}" in said, f"{command}: {said}")
+        t.run("convert", titan, out, *options, "--overwrite", "--dry-run")  # reads no values
+        t.run("plan", titan, "--mesh", "dp=2", "--placements", "shard(0)", *options)
+    config = json.load(open(os.path.join(titan, "config.json")))
+    write(titan, "config.json", {**config, "tie_word_embeddings": False})
+    t.run("convert", titan, out, *options, "--overwrite")
+    need(torch.equal(load_file(out)["lm_head.weight"], changed["lm_head.weight"]), "an output layer of its own")
+
+
 def test_what_every_model_has_is_required(t):
     """Also where all layers lack it, so that no other layer shows it."""
     source, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")

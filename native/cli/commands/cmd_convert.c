@@ -66,6 +66,7 @@ static int run(cli *program, const void *given)
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
     cli_map_options map = arguments->map;
     map.dtype = arguments->writing.dtype;
+    map.lists = arguments->writing.dry_run;
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = w.arena ? choose_container(&w, arguments, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = cli_quantize_dtype(&map, writing.raw_cast, &writing.dtype, &err);

@@ -227,15 +227,17 @@ static int run(cli *program, const void *given)
     }
     if (program->operands.count < 2) return cli_fail(program, "diff needs A B; see tessera help diff");
     cli_allow_expansion(program, c.arguments->allow_expansion);
+    const bool values = c.arguments->values || c.arguments->atol.given || c.arguments->rtol.given;
+    cli_map_options map = c.arguments->map;
+    map.lists = !values;
     tsr_status status = cli_policy_open(program, TSR_POLICY_DIFF, &c.arguments->policy, &c.policy, &path, &err);
-    if (status == TSR_OK) status = cli_open_mapped(program, path = program->operands.items[0], NULL, &c.arguments->map, &c.a, &err);
+    if (status == TSR_OK) status = cli_open_mapped(program, path = program->operands.items[0], NULL, &map, &c.a, &err);
     if (status == TSR_OK) status = cli_open_compared(program, path = program->operands.items[1], NULL, &c.b, &err);
     if (status == TSR_OK) {
         path = NULL;
         c.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
         status = c.arena ? match(&c, &err) : TSR_E_NOMEM;
     }
-    bool values = c.arguments->values || c.arguments->atol.given || c.arguments->rtol.given;
     if (status == TSR_OK && values) status = compare_values(&c, &err);
     if (status == TSR_OK) status = apply_policy(&c, &err);
     if (status == TSR_OK) status = report(&c, &err);

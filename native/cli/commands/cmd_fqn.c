@@ -110,9 +110,10 @@ static tsr_status read_keys(cli *program, const char *path, const fqn_arguments 
 {
     cli_session session;
     const tsr_open_options names = {.skip_objects = true, .purpose = TSR_FOR_NAMES};
-    const cli_map_options none = {.map = NULL};
+    cli_map_options map = arguments ? arguments->map : (cli_map_options){.map = NULL};
+    map.lists = true;
     const char *prefix = arguments && arguments->prefix ? arguments->prefix : "";
-    tsr_status status = cli_open_mapped(program, path, &names, arguments ? &arguments->map : &none, &session, err);
+    tsr_status status = cli_open_mapped(program, path, &names, &map, &session, err);
     if (status != TSR_OK) return status;
     status = copy_keys(session.catalog, tsr_str_from(prefix), arena, out, err);
     cli_close(&session);

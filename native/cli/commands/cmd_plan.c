@@ -234,7 +234,9 @@ static int run(cli *program, const void *given)
     tsr_status status =
         p.arena ? cli_read_target(program, &arguments->target, p.arena, &p.job.target, &p.target, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = cli_read_storage(program, arguments->storage, p.arena, &p.job.storage, &err);
-    if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &arguments->map, &p.session, &err);
+    cli_map_options map = arguments->map;
+    map.lists = true;
+    if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &map, &p.session, &err);
     if (status == TSR_OK) status = make_plan(program, arguments, &p, &err);
     if (status == TSR_OK) status = report(program, arguments, &p, &err);
     if (status == TSR_OK) status = cli_unchanged(&p.session, &err);

@@ -26,6 +26,7 @@ static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, ts
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
     cli_map_options map = arguments->map;
     map.dtype = arguments->writing.dtype;
+    map.lists = arguments->writing.dry_run;
     if (status == TSR_OK) status = cli_open_mapped(w->program, w->program->operands.items[0], &used, &map, &w->source, err);
     if (status != TSR_OK) return status;
     w->to = arguments->to ? (tsr_container)(arguments->to - 1) : tsr_container_for(w->source.catalog->format);

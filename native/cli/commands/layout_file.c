@@ -46,7 +46,9 @@ int cli_write_layout(cli *program, const char *path, const cli_layout_file *file
     cli_session session = {0};
     cli_allow_expansion(program, file->allow_expansion);
     const tsr_open_options used = {.skip_objects = !file->hash, .selects = cli_selects, .selects_ctx = &file->selection};
-    tsr_status status = cli_open_mapped(program, path, &used, &file->map, &session, &err);
+    cli_map_options map = file->map;
+    map.lists = !file->hash;
+    tsr_status status = cli_open_mapped(program, path, &used, &map, &session, &err);
     if (status == TSR_OK) {
         status = file->output ? write_file(program, &session, file, &err)
                               : write_unchanged(program, &session, file, stdout, &err);

@@ -9,6 +9,7 @@ typedef struct cli_map_options {
     const char *map; /* name of a built-in map, or path of a document; NULL: none */
     tsr_str document; /* text of a map to use instead of `map`; data NULL: none */
     bool inverse, dequantize;
+    bool lists; /* the command reads no values: tensors that the map leaves out as copies are not compared with the others */
     const char *lora;  /* directory of an adapter; NULL: none */
     unsigned quantize; /* choice: fp8-block */
     cli_list no_quantize;

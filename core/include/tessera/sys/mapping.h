@@ -23,6 +23,11 @@ tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, size_t index);
 /* Appends all of them to `out`, a vector of tsr_str. */
 tsr_status tsr_mapping_add_notes(const tsr_checkpoint *mapped, tsr_vec *out, tsr_error *err);
 
+/* Fails if a tensor that a map left out as the same one as another (its "tied_to", where config.json ties them) has other
+ * values. Reads both tensors. `mapped` may have been opened over the mapped checkpoint. Errors: TSR_E_FORMAT naming both
+ * tensors and the first row that differs; those of tsr_read_box. */
+tsr_status tsr_mapping_check_tied(const tsr_checkpoint *mapped, tsr_error *err);
+
 /* Writes a table of the sources of a mapped checkpoint's entries: "source, source -> steps -> target dtype [shape]" for
  * each entry (more than four sources are wrapped onto indented lines), and then "source -> (dropped)" for each source that
  * was dropped. A name that may also come from another one (tsr_mapping_note) is followed by "(or NAME)". Sources are traced
