@@ -7,9 +7,9 @@ from harness import SCHEMAS, need, test
 @test
 def maps_fit_their_schema(t):
     names = t.text("map", "list").split()
-    need(len(names) > 5, names)
+    need(len(names) > 10, names)
     documents = {name: t.json("map", "show", name) for name in names}
-    rules = documents["torchtitan-llama3"]
+    rules = documents["megatron-llama"]
     for bad in ({"before": {}}, {"before": [{"from": []}]}, {"rules": [{"from": ["a"], "to": [], "required": 1}]}, {"rules": [{"from": ["a"], "to": [], "required": ""}]},
                 {"rules": [{"from": ["a"], "to": [], "inverse": "no"}]}, {"after": []}):
         need(list(schema.problems({**rules, **bad}, SCHEMAS["tessera.map/1"])), f"the schema allows {bad}")

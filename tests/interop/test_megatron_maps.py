@@ -1,4 +1,5 @@
-"""The map for Megatron-Core's GPT, shown true by equal logits (tests/golden/make_megatron_llama.py), and sizes that are left open with -1."""
+"""The maps for Megatron-Core's GPT, shown true by equal logits (tests/golden/make_megatron_llama.py, make_megatron_maps.py), and sizes that are
+left open with -1."""
 import json
 import os
 import shutil
@@ -10,6 +11,9 @@ from test_maps import need, same, write
 
 GOLDEN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden", "megatron_llama")
 NAME = "megatron-llama"
+FORMS = os.path.join(os.path.dirname(GOLDEN), "megatron_maps")
+MODELS = {"llama": NAME, "qwen3": NAME, "gpt2": "megatron-gpt2", "gpt_neox": "megatron-gpt_neox", "mixtral": "megatron-mixtral", "qwen2_moe": "megatron-qwen3_moe",
+          "qwen3_moe": "megatron-qwen3_moe"}
 
 
 def hf(name):
@@ -34,6 +38,91 @@ def test_gpt_becomes_llama_and_qwen2(t):
         same(load_file(out), want, f"{name} --inverse")
         t.run("reshard", megatron, os.path.join(t.scratch, name), "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp", "--map", NAME)
         t.run("diff", os.path.join(t.scratch, name), os.path.join(folder, "model.safetensors"), "--values")
+
+
+def tensors_of(t, folder):
+    plain = os.path.join(t.scratch, "plain.safetensors")
+    t.run("convert", folder, plain, "--objects", "drop", "--overwrite")
+    return load_file(plain)
+
+
+def without_padding(tensors, config):
+    """What pads the vocabulary is not in the Hugging Face model, so that an inverse writes zeros."""
+    for key in ("embedding.word_embeddings.weight", "output_layer.weight"):
+        if key in tensors:
+            need(tensors[key].shape[0] == config["padded_vocab_size"] > config["vocab_size"], key)
+            tensors[key][config["vocab_size"]:] = 0
+    return tensors
+
+
+def test_every_form_becomes_the_same_model(t):
+    """Layers stacked or numbered, experts stacked or apart, gate and up joined or apart, tensor-parallel and expert-parallel ranks."""
+    out = os.path.join(t.scratch, "out.safetensors")
+    need(sorted(os.listdir(FORMS)) == sorted(MODELS), "a model has no golden")
+    for name, map_name in MODELS.items():
+        want = load_file(os.path.join(FORMS, name, "hf", "model.safetensors"))
+        forms = sorted(set(os.listdir(os.path.join(FORMS, name))) - {"hf"})
+        need("stacked" in forms, f"{name}: {forms}")
+        for form in forms:
+            folder = os.path.join(FORMS, name, form)
+            t.run("convert", folder, out, "--map", map_name, "--overwrite")
+            same(load_file(out), want, f"{name} {form}")
+        dcp = os.path.join(t.scratch, name)
+        t.run("reshard", folder, dcp, "--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp", "--map", map_name)
+        t.run("diff", dcp, os.path.join(FORMS, name, "hf", "model.safetensors"), "--values")
+        table = t.json("convert", folder, out, "--map", map_name, "--overwrite", "--dry-run", "--json")["map"]
+        stored = tensors_of(t, folder)
+        need({s["fqn"] for row in table for s in row["from"]} == set(stored), f"{name}: the table does not name what is stored")
+
+
+def test_back_to_stacked_layers(t):
+    """And to layers with names of their own, where "before" is left out."""
+    out = os.path.join(t.scratch, "out.safetensors")
+    for name, map_name in MODELS.items():
+        folder = os.path.join(FORMS, name, "hf")
+        config = json.load(open(os.path.join(folder, "config.json")))
+        document = json.loads(t.run("map", "show", map_name).stdout)
+        del document["before"]
+        numbered = write(t.scratch, f"{name}.json", document)
+        for form, use in (("stacked", map_name), ("numbered", numbered)):
+            if form == "numbered" and not os.path.isdir(os.path.join(FORMS, name, form)):
+                continue
+            if "moe" in map_name and config.get("mlp_only_layers"):
+                continue
+            want = without_padding(tensors_of(t, os.path.join(FORMS, name, form)), config)
+            if name in ("mixtral", "qwen2_moe"):  # the goldens' layers are not Transformer Engine's
+                want = {k.replace("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"): v for k, v in want.items()}
+            said = t.run("convert", folder, out, "--map", use, "--inverse", "--overwrite").stderr.decode()
+            same(load_file(out), want, f"{name} {form}")
+            need("may also come from" not in said, said)
+    said = t.run("convert", os.path.join(FORMS, "qwen3_moe", "hf"), out, "--map", MODELS["qwen3_moe"], "--inverse", "--overwrite", status=2).stderr.decode()
+    need("'decoder.layers.0.mlp." in said and 'use a copy of the map without "before"' in said, said)
+    t.run("convert", os.path.join(FORMS, "qwen3_moe", "hf"), out, "--map", os.path.join(t.scratch, "qwen3_moe.json"), "--inverse", "--overwrite")
+    there = os.path.join(t.scratch, "there")
+    os.makedirs(there)
+    shutil.copy(out, os.path.join(there, "model.safetensors"))
+    shutil.copy(os.path.join(FORMS, "qwen3_moe", "hf", "config.json"), there)
+    t.run("convert", there, out, "--map", MODELS["qwen3_moe"], "--overwrite")
+    same(load_file(out), hf(os.path.join(FORMS, "qwen3_moe")), "qwen3_moe there and back")
+
+
+def test_weights_that_a_form_lacks_show(t):
+    """Every tensor of a model whose layers and experts have names of their own, one after the other; half of a gate and up, too."""
+    source, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+    for name, form in (("qwen3_moe", "single"), ("mixtral", "stacked"), ("gpt2", "stacked"), ("llama", "single")):
+        folder = os.path.join(FORMS, name, form)
+        stored = tensors_of(t, folder)
+        os.makedirs(source, exist_ok=True)
+        shutil.copy(os.path.join(folder, "config.json"), source)
+        save_file(stored, os.path.join(source, "model.safetensors"))
+        t.run("convert", source, out, "--map", MODELS[name])
+        os.remove(out)
+        for lost in stored:
+            save_file({k: v for k, v in stored.items() if k != lost}, os.path.join(source, "model.safetensors"))
+            said = t.run("convert", source, out, "--map", MODELS[name], status=2).stderr.decode()
+            part = lost.removeprefix("decoder.layers.").split(".", 1)[-1]
+            known = (lost, part.split(".experts.experts.")[-1], part.replace("weight_w", "weight").replace("weight_v", "weight"), "pre_mlp_layernorm.weight")
+            need(any(k in said for k in known) and not os.path.exists(out), f"{name} {form} without {lost}: {said}")
 
 
 def test_what_comes_before_the_rules(t):
@@ -61,7 +150,7 @@ def test_settings_that_do_not_fit_are_refused(t):
     """Other counts or sizes of heads would give every head the rows of another one."""
     folder, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
     for source, inverse, changes, *says in (
-            ("megatron", [], {"num_key_value_heads": 1}, "the map's 'heads' is"), ("megatron", [], {"num_key_value_heads": 3}, "'decoder.layers.self_attention.linear_qkv.weight'"),
+            ("megatron", [], {"num_key_value_heads": 1}, "the map's 'heads' is"), ("megatron", [], {"num_key_value_heads": 3}, "'decoder.layers.0.self_attention.linear_qkv.weight'"),
             ("megatron", [], {"head_dim": 12}, "cannot divide its elements by 576"), ("megatron", [], {"head_dim": 3}, "the map's 'heads' is"), ("megatron", [], {"num_hidden_layers": 2}, "num_hidden_layers of config.json is 2"),
             ("hf", ["--inverse"], {"num_key_value_heads": 1}, "q_proj.weight' [1, 6, 6, 24]", "expects the size 8"), ("hf", ["--inverse"], {"padded_vocab_size": None}, "no number 'padded_vocab_size'"),
             ("hf", ["--inverse"], {"vocab_size": 36}, "'model.embed_tokens.weight'", "36")):
