@@ -136,7 +136,7 @@ uint32_t tsr_pickle_id(const tsr_pickle *pickle, tsr_ref global);
  * does not exist is TSR_REF_NONE; the last of several states counts. If NEWOBJ_EX had keyword arguments, the arguments are a
  * TUPLE of the positional TUPLE and the keyword DICT. */
 tsr_pickle_how tsr_pickle_how_of(const tsr_pickle *pickle, tsr_ref object);
-bool tsr_pickle_has_keywords(const tsr_pickle *pickle, tsr_ref object); /* made by NEWOBJ_EX */
+bool tsr_pickle_has_keywords(const tsr_pickle *pickle, tsr_ref object);
 tsr_ref tsr_pickle_class(const tsr_pickle *pickle, tsr_ref object);
 uint32_t tsr_pickle_class_id(const tsr_pickle *pickle, tsr_ref object); /* the number of its class if that is a known
                                                                          * GLOBAL */

@@ -6,7 +6,11 @@ bool tsr_pickle_has_keywords(const tsr_pickle *pickle, tsr_ref ref)
 {
     if (tag_of(ref) != TAG_OBJECT) return false;
     const uint64_t position = tsr_pickle_position(pickle, ref);
-    return position < pickle->data.size && pickle->data.data[position] == '\x92';
+    if (position >= pickle->data.size || pickle->data.data[position] != '\x92') return false;
+    const tsr_ref args = tsr_pickle_args(pickle, ref);
+    if (tsr_pickle_count(pickle, args) != 2) return false; /* without keywords the arguments are as those of NEWOBJ */
+    const tsr_ref keywords = tsr_pickle_item(pickle, args, 1);
+    return tag_of(tsr_pickle_item(pickle, args, 0)) == TAG_TUPLE && tag_of(keywords) == TAG_DICT && tsr_pickle_count(pickle, keywords);
 }
 
 unsigned tsr_pickle_protocol(const tsr_pickle *pickle)

@@ -367,6 +367,10 @@ def test_objects_are_never_changed_when_converted(t):
     path = archive(t.at("k.pt"), b"\x80\4" + dict_of(thing=keywords) + b".")
     p = t.run("convert", path, t.at("c.pt"), "--to", "torch", status=2)
     assert b"'thing'" in p.stderr and not os.path.exists(t.at("c.pt")), p.stderr
+    none = {"time": glob("datetime", "timedelta") + tup(i(3), i(4)), "half": glob("fractions", "Fraction") + tup(i(1), i(2)), "deque": glob("collections", "deque") + b")"}
+    path = archive(t.at("n.pt"), b"\x80\4" + dict_of(**{name: object_ + b"}\x92" for name, object_ in none.items()}) + b".")
+    t.run("convert", path, t.at("d.pt"), "--to", "torch")
+    assert torch.load(t.at("d.pt"), weights_only=False) == torch.load(path, weights_only=False), "NEWOBJ_EX without keywords is not kept"
 
 
 # ---- altered pickles ----
