@@ -362,15 +362,28 @@ static tsr_status list_partials(const check *c, tsr_vec *out, tsr_error *err)
 
 /* The counts of an entry in the form in which they are sent. */
 typedef struct sent_tally {
-    uint64_t entry;
+    uint64_t entry, gather;
     counts counts;
 } sent_tally;
 
-static tsr_status list_tallies(const check *c, tsr_vec *out, tsr_error *err)
+tsr_status tsr_deep_list_tallies(const check *c, tsr_vec *out, tsr_error *err)
 {
     for (uint64_t i = 0; i < tsr_checkpoint_catalog(c->checkpoint)->entry_count; i++) {
-        const sent_tally s = {i, c->tallies[i].counts};
-        if (s.counts.nan || s.counts.inf || s.counts.odd) TSR_TRY(tsr_vec_append(out, &s, sizeof s, err));
+        const sent_tally s = {i, c->tallies[i].gather, c->tallies[i].counts};
+        if (s.gather || s.counts.nan || s.counts.inf || s.counts.odd) TSR_TRY(tsr_vec_append(out, &s, sizeof s, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_deep_add_tallies(check *c, tsr_str sent, tsr_error *err)
+{
+    const uint64_t count = tsr_checkpoint_catalog(c->checkpoint)->entry_count;
+    sent_tally s;
+    for (size_t at = 0; at < sent.size; at += sizeof s) {
+        if (sent.size - at >= sizeof s) memcpy(&s, sent.data + at, sizeof s);
+        TSR_FAIL_IF(sent.size - at < sizeof s || s.entry >= count, err, TSR_E_USAGE, "the counts of a deep check are those of another checkpoint");
+        c->tallies[s.entry].gather |= s.gather != 0;
+        add_counts(&c->tallies[s.entry].counts, &s.counts);
     }
     return TSR_OK;
 }
@@ -378,14 +391,8 @@ static tsr_status list_tallies(const check *c, tsr_vec *out, tsr_error *err)
 /* Adds up the counts of all ranks, including this one. */
 static tsr_status sum_tallies(check *c, const tsr_comm_blobs *all, tsr_error *err)
 {
-    (void)err;
     for (uint64_t i = 0; i < tsr_checkpoint_catalog(c->checkpoint)->entry_count; i++) c->tallies[i].counts = (counts){0};
-    for (size_t at = 0; at < all->byte_count; at += sizeof(sent_tally)) {
-        sent_tally s;
-        memcpy(&s, all->bytes + at, sizeof s);
-        add_counts(&c->tallies[s.entry].counts, &s.counts);
-    }
-    return TSR_OK;
+    return tsr_deep_add_tallies(c, (tsr_str){all->bytes, all->byte_count}, err);
 }
 
 /* Collective: every rank lists its items, and then looks at those of all ranks. */
@@ -610,7 +617,7 @@ static tsr_status run(check *c, tsr_error *err)
     const bool alone = c->share.comm->size == 1;
     TSR_TRY(tsr_share_agree(&c->share, tsr_deep_extents(c, err), err));
     if (!alone) TSR_TRY(exchange(c, list_partials, judge_partials, err));
-    if (!alone) TSR_TRY(exchange(c, list_tallies, sum_tallies, err));
+    if (!alone) TSR_TRY(exchange(c, tsr_deep_list_tallies, sum_tallies, err));
     TSR_TRY(tsr_share_merge(&c->share, findings, err));
     TSR_TRY(tsr_share_agree(&c->share, tsr_deep_entries(c, err), err));
     return tsr_share_merge(&c->share, findings, err);

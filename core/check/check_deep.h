@@ -1,4 +1,4 @@
-/* The two passes of a deep check, for those who share them. A pass is a walk: first over the extents, then over the entries. */
+/* The two passes of a deep check, which ranks or parts share. The first goes over the extents, the second over the entries. */
 #ifndef TSR_CHECK_CHECK_DEEP_H
 #define TSR_CHECK_CHECK_DEEP_H
 
@@ -26,7 +26,8 @@ typedef struct tsr_deep {
     uint64_t most;      /* the largest size of a piece in bytes, the same on all ranks */
     uint64_t extents;   /* the number of the next extent */
     tsr_share share;    /* findings are first added to share.found */
-    tsr_share *walked;  /* NULL, or: whole items are shared, others' are not walked, and what the walk itself finds is added here */
+    tsr_share *walked;  /* NULL if every rank walks all extents. Otherwise each walks its own items only, and the findings of the
+                         * walk itself are added here */
     tsr_vec partials;   /* of partial */
     uint32_t crc;       /* CRC of the current extent up to the last drained piece */
     uint64_t crc_bytes; /* number of bytes in that CRC */
@@ -39,6 +40,10 @@ typedef struct tsr_deep {
 /* `c` has the checkpoint, the ring and perhaps `progress` and `walked`; the rest is zero. Must be closed even if this fails. */
 tsr_status tsr_deep_open(tsr_deep *c, tsr_comm *comm, tsr_error *err);
 void tsr_deep_close(tsr_deep *c);
+/* Appends the counts of all entries that have some, in the form in which they are sent. */
+tsr_status tsr_deep_list_tallies(const tsr_deep *c, tsr_vec *out, tsr_error *err);
+/* Adds counts that were sent. TSR_E_USAGE if they are not of this checkpoint. */
+tsr_status tsr_deep_add_tallies(tsr_deep *c, tsr_str sent, tsr_error *err);
 /* The largest piece, where a buffer of the ring has `best` bytes. */
 uint64_t tsr_deep_piece(uint64_t best);
 /* Reads the extents in this rank's share, and counts their values in `tallies`. */

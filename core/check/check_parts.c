@@ -1,7 +1,7 @@
-/* A deep check in parts, which programs with nothing but messages between them share: each part reads its items and lists what it
- * found, and one program joins the lists. Whoever is alone does both with a single part.
+/* A deep check in parts, for programs that can only send each other messages: each part reads its items and lists what it found,
+ * and one program joins the lists. A program that is alone does both with a single part.
  *
- *   a part   | counts of values, by entry | findings of the walk | findings of the bytes |    each behind its size */
+ *   a part   | counts of values, by entry | findings of the walk | findings of the bytes |    each after its size */
 #include "check/check_deep.h"
 #include "stream/ring.h"
 #include "tessera/sys/alloc.h"
@@ -12,28 +12,12 @@
 
 enum { SECTIONS = 3 };
 
-/* What a part counted in an entry, in the form in which it is sent. */
-typedef struct sent_tally {
-    uint64_t entry, gather;
-    tsr_deep_counts counts;
-} sent_tally;
-
-static tsr_status list_tallies(const tsr_deep *c, tsr_vec *out, tsr_error *err)
-{
-    for (uint64_t i = 0; i < tsr_checkpoint_catalog(c->checkpoint)->entry_count; i++) {
-        const tsr_deep_tally *t = &c->tallies[i];
-        const sent_tally s = {i, t->gather, t->counts};
-        if (t->gather || s.counts.nan || s.counts.inf || s.counts.odd) TSR_TRY(tsr_vec_append(out, &s, sizeof s, err));
-    }
-    return TSR_OK;
-}
-
 static tsr_status list_section(const tsr_deep *c, int number, tsr_vec *out, tsr_error *err)
 {
     const size_t at = out->count;
     uint64_t size = 0;
     TSR_TRY(tsr_vec_append(out, &size, sizeof size, err));
-    if (number == 0) TSR_TRY(list_tallies(c, out, err));
+    if (number == 0) TSR_TRY(tsr_deep_list_tallies(c, out, err));
     else TSR_TRY(tsr_share_pack(number == 1 ? c->walked : &c->share, out, err));
     size = out->count - at - sizeof size;
     memcpy((char *)out->items + at, &size, sizeof size);
@@ -42,7 +26,7 @@ static tsr_status list_section(const tsr_deep *c, int number, tsr_vec *out, tsr_
 
 static tsr_status run_part(tsr_deep *c, tsr_check_part part, tsr_vec *out, tsr_error *err)
 {
-    tsr_comm share = {.rank = part.number, .size = part.count}; /* says whose share it is; nothing is sent */
+    tsr_comm share = {.rank = part.number, .size = part.count}; /* only states the share; nothing is sent */
     TSR_TRY(tsr_deep_open(c, &share, err));
     c->most = tsr_deep_piece(tsr_ring_best(c->ring));
     TSR_TRY(tsr_deep_extents(c, err));
@@ -71,45 +55,20 @@ tsr_status tsr_check_deep_part(tsr_checkpoint *checkpoint, tsr_check_part part, 
     return take_part(&(tsr_deep){.checkpoint = checkpoint, .ring = ring}, part, out, err);
 }
 
-/* Cuts the next section off `rest`; false where there is none of that size. */
-static bool next_section(tsr_str *rest, tsr_str *out)
-{
-    uint64_t size;
-    if (rest->size < sizeof size) return false;
-    memcpy(&size, rest->data, sizeof size);
-    if (size > rest->size - sizeof size) return false;
-    *out = (tsr_str){rest->data + sizeof size, (size_t)size};
-    *rest = (tsr_str){out->data + out->size, rest->size - sizeof size - out->size};
-    return true;
-}
-
-/* The sections of all parts, of one kind after the other: those of part p are at p, count + p and 2 * count + p. */
+/* Finds the sections of all parts, ordered by kind: those of part p are at p, count + p and 2 * count + p. */
 static tsr_status cut_sections(tsr_str rest, tsr_str *sections, size_t count, tsr_error *err)
 {
     for (size_t p = 0; p < count; p++)
         for (size_t i = 0; i < SECTIONS; i++)
-            if (!next_section(&rest, &sections[i * count + p]))
-                return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "this is not what %zu parts of a check found", count);
+            if (!tsr_take_sized(&rest, &sections[i * count + p]))
+                return tsr_fail(err, TSR_E_USAGE, "this is not what %zu parts of a check found", count);
     return TSR_OK;
-}
-
-static void add_tallies(tsr_deep *c, tsr_str sent)
-{
-    sent_tally s;
-    for (size_t at = 0; sent.size - at >= sizeof s; at += sizeof s) {
-        memcpy(&s, sent.data + at, sizeof s);
-        tsr_deep_tally *t = &c->tallies[s.entry];
-        t->gather = t->gather || s.gather;
-        t->counts.nan += s.counts.nan;
-        t->counts.inf += s.counts.inf;
-        t->counts.odd += s.counts.odd;
-    }
 }
 
 static tsr_status add_sections(tsr_deep *c, const tsr_str *sections, size_t count, tsr_error *err)
 {
     tsr_findings *findings = tsr_checkpoint_findings(c->checkpoint);
-    for (size_t p = 0; p < count; p++) add_tallies(c, sections[p]);
+    for (size_t p = 0; p < count; p++) TSR_TRY(tsr_deep_add_tallies(c, sections[p], err));
     TSR_TRY(tsr_share_add(c->share.allocator, sections + count, count, findings, err));
     return tsr_share_add(c->share.allocator, sections + 2 * count, count, findings, err);
 }

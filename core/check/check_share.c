@@ -54,7 +54,7 @@ tsr_status tsr_share_agree(const tsr_share *share, tsr_status status, tsr_error 
     return share->comm->size == 1 ? status : tsr_comm_agree(share->comm, status, err);
 }
 
-/* ---- sending findings: all ranks run the same program ---- */
+/* ---- sending findings: all ranks run the same program, but parts of a check may come from anywhere ---- */
 
 tsr_status tsr_share_order(tsr_share *share, uint64_t order, tsr_error *err)
 {
@@ -132,22 +132,31 @@ static int by_order(const void *a, const void *b)
     return x->sequence < y->sequence ? -1 : x->sequence > y->sequence;
 }
 
+/* Takes `size` bytes off `blob` into `to` (NULL: nowhere). False if there are not as many. */
+static bool take(tsr_str *blob, void *to, uint64_t size)
+{
+    if (size > blob->size) return false;
+    if (to) memcpy(to, blob->data, (size_t)size);
+    *blob = (tsr_str){blob->data + size, blob->size - (size_t)size};
+    return true;
+}
+
 /* Unpacks one rank's findings and appends them to `list`. */
 static tsr_status list_arrived(tsr_str blob, tsr_vec *list, tsr_findings *findings, tsr_error *err)
 {
-    totals t;
-    memcpy(&t, blob.data, sizeof t);
-    const char *at = blob.data + sizeof t;
-    for (uint64_t i = 0; i < t.stored; i++) {
-        arrived *a = tsr_vec_push(list, err);
-        if (!a) return TSR_E_NOMEM;
-        memcpy(&a->head, at, sizeof a->head);
-        a->text = at + sizeof a->head;
-        a->sequence = list->count;
-        at = a->text + a->head.message_size + a->head.file_size + a->head.fqn_size;
-    }
+    totals t = {0};
     size_t count;
     const tsr_rule *rules = tsr_rules(&count);
+    bool ok = take(&blob, &t, sizeof t);
+    for (uint64_t i = 0; i < t.stored && ok; i++) {
+        arrived *a = tsr_vec_push(list, err);
+        if (!a) return TSR_E_NOMEM;
+        ok = take(&blob, &a->head, sizeof a->head) && a->head.rule < count && a->head.level <= TSR_ERROR;
+        a->text = blob.data;
+        a->sequence = list->count;
+        ok = ok && take(&blob, NULL, (uint64_t)a->head.message_size + a->head.file_size + a->head.fqn_size);
+    }
+    TSR_FAIL_IF(!ok, err, TSR_E_USAGE, "these are not the findings of a deep check");
     for (size_t r = 0; r < count; r++) {
         for (int level = TSR_NOTE; level <= TSR_ERROR; level++)
             tsr_findings_count_more(findings, &rules[r], (tsr_level)level, t.unlisted[r][level]);

@@ -86,18 +86,6 @@ static tsr_status pack_names(tsr_name_list list, tsr_vec *out, tsr_error *err)
     return TSR_OK;
 }
 
-/* Reads the next name of a blob; returns false at its end. */
-static bool next_name(tsr_str *blob, tsr_str *name)
-{
-    uint64_t size;
-    if (blob->size < sizeof size) return false;
-    memcpy(&size, blob->data, sizeof size);
-    if (size > blob->size - sizeof size) return false;
-    *name = (tsr_str){blob->data + sizeof size, (size_t)size};
-    *blob = (tsr_str){name->data + name->size, blob->size - sizeof size - name->size};
-    return true;
-}
-
 typedef struct keys {
     tsr_map *seen; /* name → index in `names` */
     tsr_vec names; /* tsr_str */
@@ -121,7 +109,7 @@ static tsr_status check_rank(const keys *k, tsr_str blob, uint32_t rank, const t
     tsr_str name;
     tsr_map *has = tsr_map_new(allocator, 0, err);
     tsr_status status = has ? TSR_OK : TSR_E_NOMEM;
-    while (status == TSR_OK && next_name(&blob, &name)) status = tsr_map_put(has, name, 1, NULL, NULL, err);
+    while (status == TSR_OK && tsr_take_sized(&blob, &name)) status = tsr_map_put(has, name, 1, NULL, NULL, err);
     for (size_t i = 0; i < k->names.count && status == TSR_OK; i++) {
         tsr_str wanted = ((const tsr_str *)k->names.items)[i];
         if (!tsr_map_get(has, wanted, 0)) {
@@ -143,7 +131,7 @@ static tsr_status collect(keys *k, const tsr_comm_blobs *blobs, bool merge, cons
 {
     tsr_str name;
     for (uint32_t rank = 0; rank < (merge ? blobs->count : 1); rank++) {
-        for (tsr_str rest = blobs->blobs[rank]; next_name(&rest, &name);) TSR_TRY(add_name(k, name, err));
+        for (tsr_str rest = blobs->blobs[rank]; tsr_take_sized(&rest, &name);) TSR_TRY(add_name(k, name, err));
     }
     for (uint32_t rank = 1; !merge && rank < blobs->count; rank++)
         TSR_TRY(check_rank(k, blobs->blobs[rank], rank, allocator, err));

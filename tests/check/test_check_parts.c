@@ -7,6 +7,7 @@
 #include <cmocka.h>
 #include <dirent.h>
 
+#include "support/random.h"
 #include "tessera/check.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/check_shared.h"
@@ -139,8 +140,38 @@ static void test_check_parts__findings_are_those_of_the_whole(void **state)
     assert_true(checkpoints >= 8 && deep >= 16);
 }
 
+/* What is joined may come from anywhere: changed and cut bytes are refused, or joined as if they were a part's. */
+static void test_check_parts__what_is_not_of_a_part_is_refused(void **state)
+{
+    (void)state;
+    opened one;
+    tsr_error err = {0};
+    tsr_vec found = tsr_vec_of(&tsr_allocator_libc, 1);
+    random_source random = {91};
+    char path[MOST_PATH];
+    size_t refused = 0, tries = 3000;
+    snprintf(path, sizeof path, "%s/samples/checkpoints/broken_dcp_blob_shape", TSR_TEST_DATA);
+    assert_true(open_at(&one, path));
+    if (tsr_check_deep_part(one.checkpoint, (tsr_check_part){0, 1}, one.ring, &found, &err)) fail_msg("%s", err.message);
+    for (size_t n = 0; n < tries; n++) {
+        const size_t size = n % 2 ? found.count : random_in(&random, 0, found.count - 1);
+        char *bytes = malloc(size + 1);
+        memcpy(bytes, found.items, size);
+        for (unsigned k = 0; size && k < 1 + n % 3; k++) bytes[random_in(&random, 0, n % 5 ? size - 1 : size < 64 ? size - 1 : 63)] = (char)random_next(&random);
+        err = (tsr_error){0};
+        const tsr_status status = tsr_check_deep_join(one.checkpoint, (tsr_str){bytes, size}, 1, one.ring, &err);
+        if (status != TSR_OK && status != TSR_E_USAGE) fail_msg("status %d: %s", status, err.message);
+        refused += status != TSR_OK;
+        free(bytes);
+    }
+    assert_true(refused > tries / 2);
+    tsr_vec_free(&found);
+    close_all(&one);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_check_parts__findings_are_those_of_the_whole)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_check_parts__findings_are_those_of_the_whole),
+                                       cmocka_unit_test(test_check_parts__what_is_not_of_a_part_is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 
 #include "statedict/tensor/state_dict.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/vec.h"
 
 typedef struct item {
     tsr_str order, path, words;
@@ -45,20 +46,9 @@ tsr_status tsr_agreement_add_leaves(tsr_agreement *agreement, const char *kind, 
     return TSR_OK;
 }
 
-static bool next_text(tsr_str *blob, tsr_str *text)
-{
-    uint64_t size;
-    if (blob->size < sizeof size) return false;
-    memcpy(&size, blob->data, sizeof size);
-    if (size > blob->size - sizeof size) return false;
-    *text = (tsr_str){blob->data + sizeof size, (size_t)size};
-    *blob = (tsr_str){text->data + text->size, blob->size - sizeof size - text->size};
-    return true;
-}
-
 static bool next_item(tsr_str *blob, item *out)
 {
-    return next_text(blob, &out->order) && next_text(blob, &out->path) && next_text(blob, &out->words);
+    return tsr_take_sized(blob, &out->order) && tsr_take_sized(blob, &out->path) && tsr_take_sized(blob, &out->words);
 }
 
 /* Finds the first item in which two ranks differ, and returns it as each of them has it. words.data is NULL if a rank lacks

@@ -9,7 +9,10 @@
 #ifndef TESSERA_SYS_VEC_H
 #define TESSERA_SYS_VEC_H
 
+#include <string.h>
+
 #include "tessera/memory.h"
+#include "tessera/str.h"
 
 TSR_API_BEGIN
 
@@ -38,6 +41,19 @@ tsr_status tsr_vec_write(void *vec, const char *data, size_t size, tsr_error *er
 /* Forgets the items from `count` on and gives back the memory behind them, as far as the allocator can. Items may move. */
 void tsr_vec_cut(tsr_vec *vec, size_t count);
 void tsr_vec_free(tsr_vec *vec); /* takes an empty one */
+
+/* Takes the next piece off bytes that processes of one program exchange: [uint64_t size][bytes]…. False if none is left, or if it is
+ * not complete. */
+TSR_INLINE bool tsr_take_sized(tsr_str *rest, tsr_str *piece)
+{
+    uint64_t size;
+    if (rest->size < sizeof size) return false;
+    memcpy(&size, rest->data, sizeof size);
+    if (size > rest->size - sizeof size) return false;
+    *piece = TSR_LITERAL(tsr_str){rest->data + sizeof size, (size_t)size};
+    *rest = TSR_LITERAL(tsr_str){piece->data + piece->size, rest->size - sizeof size - piece->size};
+    return true;
+}
 
 TSR_API_END
 
