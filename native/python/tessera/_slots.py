@@ -1,5 +1,6 @@
-"""Reads into tensors of any device, dtype and strides through host memory that is used in turn: the library's threads fill one part of it
-while others are copied to the device. For CUDA devices it is pinned, so that copies run at the rate of the bus."""
+"""Reads entries into tensors of any device, dtype and strides. Bytes go straight into contiguous tensors of the stored dtype on the
+CPU. Others are read through host memory that is used in turn: the library's threads fill one part of it while others are copied
+to the device. For CUDA devices it is pinned, so that copies run at the rate of the bus."""
 from __future__ import annotations
 
 import math
@@ -10,6 +11,11 @@ import torch
 SLOTS = 3
 SLOT_BYTES = 32 << 20
 ALIGNMENT = 256  # where a piece begins in a slot; a multiple of every dtype's size
+
+
+def dtype_of(entry):
+    """torch's dtype of a tensor entry, or None where this torch has none."""
+    return getattr(torch, entry.dtype, None)
 
 
 class _Slot:
@@ -44,7 +50,7 @@ def _pieces(target, offsets, most):
     return found
 
 
-class SlotReader:
+class _SlotReader:
     """Reads entries of one checkpoint into tensors of one device, in the order of `add`; `finish` returns when all are there."""
 
     def __init__(self, session, device):
@@ -91,4 +97,22 @@ class SlotReader:
             slot.send([(part, begin, dtype) for _, _, part, dtype, begin in pieces])
         for slot in slots:
             slot.wait()
-        self._items, self._bytes = [], 0
+
+
+def _takes_bytes(tensor, dtype):
+    """Whether the stored bytes of a box are those of the tensor."""
+    return tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def read_tensors(session, targets):
+    """targets: (entry, offsets of a box in it, tensor of the box's sizes). Returns when all have their values."""
+    direct, readers = [], {}
+    for entry, offsets, tensor in targets:
+        dtype = dtype_of(entry)
+        if _takes_bytes(tensor, dtype):
+            direct.append((entry._index, tuple(offsets), tuple(tensor.shape), tensor.data_ptr(), tensor.numel() * tensor.element_size()))
+        else:
+            readers.setdefault(tensor.device, _SlotReader(session, tensor.device)).add(entry, offsets, tensor, dtype)
+    session.read(direct)
+    for reader in readers.values():
+        reader.finish()

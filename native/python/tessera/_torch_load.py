@@ -12,36 +12,14 @@ from ._checkpoint import Checkpoint
 from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
 from ._ranks import agree, attempt
-from ._slots import SlotReader
+from ._slots import dtype_of, read_tensors
 from ._torch_versions import compute_local_shape_and_global_offset
-
-
-def dtype_of(entry):
-    """torch's dtype of a tensor entry, or None where this torch has none."""
-    return getattr(torch, entry.dtype, None)
 
 
 def _known_dtype(checkpoint, entry):
     if dtype_of(entry) is None:
         raise TesseraError(f"{checkpoint.path}: '{entry.name}' is {entry.dtype}, which this PyTorch ({torch.__version__}) does not have", "unsupported")
     return dtype_of(entry)
-
-
-def _read_item(entry, offsets, tensor):
-    return entry._index, tuple(offsets), tuple(tensor.shape), tensor.data_ptr(), tensor.numel() * tensor.element_size()
-
-
-def _read_all(checkpoint, targets):
-    """targets: (entry, offsets, tensor) with contiguous tensors of the entries' dtypes, on any devices."""
-    direct, others = [], {}
-    for entry, offsets, tensor in targets:
-        if tensor.device.type == "cpu":
-            direct.append(_read_item(entry, offsets, tensor))
-        else:
-            others.setdefault(tensor.device, SlotReader(checkpoint._session, tensor.device)).add(entry, offsets, tensor, tensor.dtype)
-    checkpoint._session.read(direct)
-    for reader in others.values():
-        reader.finish()
 
 
 # ---- load ----
@@ -75,7 +53,7 @@ def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | 
     with Checkpoint(path, part=part, step=step, also=also, shards=shards, _purpose=FOR_VALUES) as checkpoint:
         entries = _chosen(checkpoint, names)
         loaded = {entry.name: torch.empty(entry.shape, dtype=_known_dtype(checkpoint, entry), device=device) for entry in entries}
-        _read_all(checkpoint, [(entry, (0,) * len(entry.shape), loaded[entry.name]) for entry in entries])
+        read_tensors(checkpoint._session, [(entry, (0,) * len(entry.shape), loaded[entry.name]) for entry in entries])
         checkpoint.unchanged()
     return loaded
 
@@ -161,7 +139,7 @@ class _Filling:
                     targets.append((checkpoint[name], offsets, piece))
             places = _places([piece for *_, piece in targets])
             self.read = [(piece, torch.empty(piece.shape, dtype=piece.dtype, device=places[piece.device])) for *_, piece in targets]
-            _read_all(checkpoint, [(entry, offsets, fresh) for (entry, offsets, _), (_, fresh) in zip(targets, self.read)])
+            read_tensors(checkpoint._session, [(entry, offsets, fresh) for (entry, offsets, _), (_, fresh) in zip(targets, self.read)])
             checkpoint.unchanged()
 
     def keep(self):

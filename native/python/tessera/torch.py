@@ -21,8 +21,8 @@ from torch.futures import Future
 from ._checkpoint import Checkpoint
 from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
-from ._slots import SlotReader
-from ._torch_load import dtype_of, load, load_into
+from ._slots import dtype_of, read_tensors
+from ._torch_load import load, load_into
 from ._torch_save import StorageWriter
 from ._torch_versions import meta_fields
 
@@ -96,12 +96,8 @@ class StorageReader(_StorageReader):
                         "tessera.torch.StorageReader(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
         planner.load_bytes(item, io.BytesIO(entry.save()))
 
-    @staticmethod
-    def _read_item(item, entry, tensor):
-        return entry._index, tuple(item.storage_offsets), tuple(item.lengths), tensor.data_ptr(), tensor.numel() * tensor.element_size()
-
     def read_data(self, plan, planner):
-        direct, others, targets = [], {}, []
+        targets = []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 self._load_object(item, planner)
@@ -110,18 +106,10 @@ class StorageReader(_StorageReader):
             target = planner.resolve_tensor(item).detach()
             if target.size() != torch.Size(item.lengths):
                 raise TesseraError(f"{self.path}: '{entry.name}' is to be read as {list(item.lengths)} into a tensor of {list(target.size())}", "usage")
-            plain = target.device.type == "cpu" and target.is_contiguous() and not target.is_conj() and not target.is_neg()
-            if plain and target.dtype == dtype_of(entry):
-                direct.append(self._read_item(item, entry, target))
-            else:
-                reader = others.setdefault(target.device, SlotReader(self._checkpoint._session, target.device))
-                reader.add(entry, item.storage_offsets, target, dtype_of(entry))
-            targets.append((item, target))
-        self._checkpoint._session.read(direct)
-        for reader in others.values():
-            reader.finish()
+            targets.append((item, entry, target))
+        read_tensors(self._checkpoint._session, [(entry, item.storage_offsets, target) for item, entry, target in targets])
         self._checkpoint.unchanged()
-        for item, target in targets:
+        for item, _, target in targets:
             planner.commit_tensor(item, target)
         done = Future()
         done.set_result(None)
