@@ -29,9 +29,9 @@ static tsr_status check_repeats(tsr_checkpoint *source, const tsr_tied *tied, ts
 
 static tsr_status refuse(const tsr_mapped *m, const tsr_tied *tied, uint64_t row, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
-                     "tie_word_embeddings of %s is true, but '%.*s' and '%.*s' differ, first in row %llu; set it to false to keep both", m->config_name,
-                     TSR_STR_ARG(tied->left_out->fqn), TSR_STR_ARG(tied->kept->fqn), (unsigned long long)row);
+    return tsr_fail(err, TSR_E_FORMAT,
+                    "tie_word_embeddings of %s is true, but '%.*s' and '%.*s' differ, first in row %llu; set it to false to keep both", m->config_name,
+                    TSR_STR_ARG(tied->left_out->fqn), TSR_STR_ARG(tied->kept->fqn), (unsigned long long)row);
 }
 
 static tsr_status compare(const tsr_mapped *m, const tsr_tied *tied, uint64_t row_bytes, uint8_t *buffer, tsr_error *err)

@@ -273,7 +273,10 @@ static void test_cuda_comm__nccl_serves_one_rank_on_the_device(void **state)
     char reason[200];
     tsr_gpu_comm_options options = {.way = TSR_GPU_COMM_NCCL, .stage_bytes = 1};
     tsr_error error = {0};
-    if (is_simulated(gpu)) skip();
+    if (is_simulated(gpu)) {
+        print_message("skipped: NCCL serves no simulated devices\n");
+        skip();
+    }
     if (tsr_gpu_nccl_version(reason, sizeof reason) == 0) {
         print_message("skipped: NCCL: %s\n", reason);
         skip();

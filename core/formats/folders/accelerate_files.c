@@ -26,7 +26,7 @@ typedef struct source {
     const tsr_accelerate_kind *kind;
     unsigned number;
     tsr_str part;
-    /* What a server is asked for where there is no such file: the form that the ones before have. */
+    /* Which form of a missing file to request from a server: that of the files before it. */
     bool in_directories;
     const tsr_accelerate_name *name;
     tsr_error *err;

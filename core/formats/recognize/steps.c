@@ -151,7 +151,7 @@ static tsr_status is_checkpoint(tsr_checkpoint *checkpoint, bool *is, tsr_error 
     tsr_checkpoint guess = {.store = checkpoint->store, .host = checkpoint->host, .arena = checkpoint->arena, .is_probe = true};
     const tsr_status status = tsr_recognize(&guess, &reader, &why);
     *is = status == TSR_OK;
-    if (status == TSR_E_NOMEM || status == TSR_E_IO) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    if (status == TSR_E_NOMEM || status == TSR_E_IO) return tsr_fail(err, status, "%s", why.message);
     return TSR_OK;
 }
 
