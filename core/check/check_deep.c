@@ -381,7 +381,7 @@ tsr_status tsr_deep_add_tallies(check *c, tsr_str sent, tsr_error *err)
     sent_tally s;
     for (size_t at = 0; at < sent.size; at += sizeof s) {
         if (sent.size - at >= sizeof s) memcpy(&s, sent.data + at, sizeof s);
-        TSR_FAIL_IF(sent.size - at < sizeof s || s.entry >= count, err, TSR_E_USAGE, "the counts of a deep check are those of another checkpoint");
+        TSR_FAIL_IF(sent.size - at < sizeof s || s.entry >= count, err, TSR_E_USAGE, "these are not the results of a deep check");
         c->tallies[s.entry].gather |= s.gather != 0;
         add_counts(&c->tallies[s.entry].counts, &s.counts);
     }

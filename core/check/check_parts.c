@@ -61,7 +61,7 @@ static tsr_status cut_sections(tsr_str rest, tsr_str *sections, size_t count, ts
     for (size_t p = 0; p < count; p++)
         for (size_t i = 0; i < SECTIONS; i++)
             if (!tsr_take_sized(&rest, &sections[i * count + p]))
-                return tsr_fail(err, TSR_E_USAGE, "this is not what %zu parts of a check found", count);
+                return tsr_fail(err, TSR_E_USAGE, "these are not the results of a deep check");
     return TSR_OK;
 }
 

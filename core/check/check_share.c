@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "base/cursor.h"
 #include "tessera/sys/vec.h"
 #include "tessera/sys/try.h"
 
@@ -132,13 +133,16 @@ static int by_order(const void *a, const void *b)
     return x->sequence < y->sequence ? -1 : x->sequence > y->sequence;
 }
 
-/* Takes `size` bytes off `blob` into `to` (NULL: nowhere). False if there are not as many. */
-static bool take(tsr_str *blob, void *to, uint64_t size)
+/* Reads the next finding. False if it is not complete, or states what does not exist. */
+static bool take_finding(tsr_cursor *at, size_t rule_count, arrived *out)
 {
-    if (size > blob->size) return false;
-    if (to) memcpy(to, blob->data, (size_t)size);
-    *blob = (tsr_str){blob->data + size, blob->size - (size_t)size};
-    return true;
+    const uint8_t *head = tsr_cursor_take(at, sizeof out->head);
+    if (!head) return false;
+    memcpy(&out->head, head, sizeof out->head);
+    out->text = (const char *)tsr_cursor_take(at, out->head.message_size);
+    tsr_cursor_take(at, out->head.file_size);
+    tsr_cursor_take(at, out->head.fqn_size);
+    return !at->failed && out->head.rule < rule_count && out->head.level <= TSR_ERROR;
 }
 
 /* Unpacks one rank's findings and appends them to `list`. */
@@ -147,16 +151,17 @@ static tsr_status list_arrived(tsr_str blob, tsr_vec *list, tsr_findings *findin
     totals t = {0};
     size_t count;
     const tsr_rule *rules = tsr_rules(&count);
-    bool ok = take(&blob, &t, sizeof t);
+    tsr_cursor at = tsr_cursor_on(blob);
+    const uint8_t *head = tsr_cursor_take(&at, sizeof t);
+    bool ok = head != NULL;
+    if (ok) memcpy(&t, head, sizeof t);
     for (uint64_t i = 0; i < t.stored && ok; i++) {
         arrived *a = tsr_vec_push(list, err);
         if (!a) return TSR_E_NOMEM;
-        ok = take(&blob, &a->head, sizeof a->head) && a->head.rule < count && a->head.level <= TSR_ERROR;
-        a->text = blob.data;
         a->sequence = list->count;
-        ok = ok && take(&blob, NULL, (uint64_t)a->head.message_size + a->head.file_size + a->head.fqn_size);
+        ok = take_finding(&at, count, a);
     }
-    TSR_FAIL_IF(!ok, err, TSR_E_USAGE, "these are not the findings of a deep check");
+    TSR_FAIL_IF(!ok, err, TSR_E_USAGE, "these are not the results of a deep check");
     for (size_t r = 0; r < count; r++) {
         for (int level = TSR_NOTE; level <= TSR_ERROR; level++)
             tsr_findings_count_more(findings, &rules[r], (tsr_level)level, t.unlisted[r][level]);

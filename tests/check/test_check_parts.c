@@ -7,37 +7,19 @@
 #include <cmocka.h>
 #include <dirent.h>
 
+#include "support/checked.h"
 #include "support/random.h"
 #include "tessera/check.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/folder.h"
 
 enum { MOST_PARTS = 7, MOST_PATH = 512 };
 
-typedef struct opened {
-    tsr_host host;
-    tsr_store *store;
-    tsr_checkpoint *checkpoint;
-    tsr_ring *ring;
-} opened;
-
-static bool open_at(opened *o, const char *path)
+static bool open_at(checked *o, const char *path)
 {
     tsr_error err = {0};
-    *o = (opened){.host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()}};
-    tsr_status status = tsr_folder_store_open(NULL, o->host.allocator, path, &o->store, &err);
-    if (status == TSR_OK)
-        status = tsr_checkpoint_open(o->store, &o->host, &(tsr_open_options){.purpose = TSR_FOR_FINDINGS}, &o->checkpoint, &err);
-    return status == TSR_OK && tsr_ring_new(&o->host, 1, &o->ring, &err) == TSR_OK;
-}
-
-static void close_all(opened *o)
-{
-    tsr_ring_free(o->ring);
-    tsr_checkpoint_close(o->checkpoint);
-    if (o->store) o->store->close(o->store);
+    return checked_open(o, path, &(tsr_open_options){.purpose = TSR_FOR_FINDINGS}, &err) == TSR_OK;
 }
 
 /* All of a list as text, so that a difference can be read. */
@@ -62,13 +44,13 @@ static char *text_of(const tsr_findings *findings)
 /* Two checkpoints take turns with the parts, the last one first; the second of them joins what both found. */
 static char *findings_in_parts(const char *path, uint32_t count)
 {
-    opened both[2];
+    checked both[2];
     tsr_vec found[MOST_PARTS], all = tsr_vec_of(&tsr_allocator_libc, 1);
     tsr_error err = {0};
     assert_true(open_at(&both[0], path) && open_at(&both[1], path));
     const size_t before = tsr_findings_count(tsr_checkpoint_findings(both[1].checkpoint));
     for (uint32_t i = count; i-- > 0;) {
-        opened *one = &both[i % 2];
+        checked *one = &both[i % 2];
         found[i] = tsr_vec_of(&tsr_allocator_libc, 1);
         if (tsr_check_deep_part(one->checkpoint, (tsr_check_part){i, count}, one->ring, &found[i], &err)) fail_msg("%s: %s", path, err.message);
     }
@@ -82,15 +64,15 @@ static char *findings_in_parts(const char *path, uint32_t count)
     assert_int_equal(tsr_check_deep_join(both[0].checkpoint, parts, count + 1, both[0].ring, &err), TSR_E_USAGE);
     char *text = text_of(tsr_checkpoint_findings(both[1].checkpoint));
     tsr_vec_free(&all);
-    close_all(&both[0]);
-    close_all(&both[1]);
+    checked_close(&both[0]);
+    checked_close(&both[1]);
     return text;
 }
 
 /* Returns how many findings the bytes have. */
 static size_t compare(const char *path)
 {
-    opened one;
+    checked one;
     tsr_error err = {0};
     size_t deep = 0;
     if (open_at(&one, path)) {
@@ -108,7 +90,7 @@ static size_t compare(const char *path)
         }
         free(want);
     }
-    close_all(&one);
+    checked_close(&one);
     return deep;
 }
 
@@ -144,7 +126,7 @@ static void test_check_parts__findings_are_those_of_the_whole(void **state)
 static void test_check_parts__what_is_not_of_a_part_is_refused(void **state)
 {
     (void)state;
-    opened one;
+    checked one;
     tsr_error err = {0};
     tsr_vec found = tsr_vec_of(&tsr_allocator_libc, 1);
     random_source random = {91};
@@ -166,7 +148,7 @@ static void test_check_parts__what_is_not_of_a_part_is_refused(void **state)
     }
     assert_true(refused > tries / 2);
     tsr_vec_free(&found);
-    close_all(&one);
+    checked_close(&one);
 }
 
 int main(void)

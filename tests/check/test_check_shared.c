@@ -7,39 +7,22 @@
 #include <cmocka.h>
 
 #include "comm/comm_faults.h"
+#include "support/checked.h"
 #include "support/ranks.h"
 #include "tessera/check.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/check_shared.h"
-#include "tessera/sys/folder.h"
 
 /* Samples with different kinds of damage, and undamaged ones with NaN, replicas and views. */
 static const char *const samples[] = {"broken_dcp_byte_flipped", "broken_dcp_blob_shape", "broken_dcp_missing_file",
                                       "dcp_crc_off"};
 #define SAMPLES (sizeof samples / sizeof *samples)
 
-typedef struct opened {
-    tsr_host host;
-    tsr_store *store;
-    tsr_checkpoint *checkpoint;
-    tsr_ring *ring;
-} opened;
-
-static tsr_status open_sample(opened *o, const char *name, tsr_error *err)
+static tsr_status open_sample(checked *o, const char *name, tsr_error *err)
 {
     char path[512];
     snprintf(path, sizeof path, "%s/samples/checkpoints/%s", TSR_TEST_DATA, name);
-    *o = (opened){.host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()}};
-    tsr_status status = tsr_folder_store_open(NULL, o->host.allocator, path, &o->store, err);
-    if (status == TSR_OK) status = tsr_checkpoint_open(o->store, &o->host, NULL, &o->checkpoint, err);
-    return status == TSR_OK ? tsr_ring_new(&o->host, 1, &o->ring, err) : status;
-}
-
-static void close_sample(opened *o)
-{
-    tsr_ring_free(o->ring);
-    tsr_checkpoint_close(o->checkpoint);
-    if (o->store) o->store->close(o->store);
+    return checked_open(o, path, NULL, err);
 }
 
 static bool same_str(tsr_str a, tsr_str b)
@@ -63,11 +46,11 @@ static bool same_findings(const tsr_findings *a, const tsr_findings *b)
 
 static tsr_status check_shared(const char *name, tsr_comm *comm, const tsr_findings *want, bool *same, tsr_error *err)
 {
-    opened mine;
+    checked mine;
     tsr_status status = open_sample(&mine, name, err);
     if (status == TSR_OK) status = tsr_check_deep_shared(mine.checkpoint, comm, mine.ring, NULL, err);
     *same = status == TSR_OK && same_findings(tsr_checkpoint_findings(mine.checkpoint), want);
-    close_sample(&mine);
+    checked_close(&mine);
     return status;
 }
 
@@ -91,7 +74,7 @@ static tsr_status ask(void *arg, tsr_comm *comm, tsr_error *err)
     return status;
 }
 
-static void open_and_check(opened *one, const char *name)
+static void open_and_check(checked *one, const char *name)
 {
     tsr_error err = {0};
     if (open_sample(one, name, &err) || tsr_check_deep(one->checkpoint, one->ring, NULL, &err))
@@ -103,14 +86,14 @@ static void test_check_shared__findings_are_those_of_one_rank(void **state)
     (void)state;
     size_t found = 0;
     for (size_t s = 0; s < SAMPLES; s++) {
-        opened one;
+        checked one;
         open_and_check(&one, samples[s]);
         question q = {.name = samples[s], .want = tsr_checkpoint_findings(one.checkpoint)};
         found += tsr_findings_count(q.want);
         ranks_run(ask, &q);
         q.faults = (tsr_faults){.delay_seed = s + 1, .delay_microseconds = 500};
         ranks_run(ask, &q);
-        close_sample(&one);
+        checked_close(&one);
     }
     assert_true(found >= 3);
 }
@@ -120,7 +103,7 @@ static void test_check_shared__findings_are_those_of_one_rank(void **state)
 static void test_check_shared__a_failure_at_any_call_ends_it_everywhere(void **state)
 {
     (void)state;
-    opened one;
+    checked one;
     open_and_check(&one, samples[0]);
     const uint32_t ranks = ranks_count(3);
     bool reached = true;
@@ -138,7 +121,7 @@ static void test_check_shared__a_failure_at_any_call_ends_it_everywhere(void **s
         }
         if (call == 0) assert_true(reached);
     }
-    close_sample(&one);
+    checked_close(&one);
 }
 
 int main(int argc, char **argv)
