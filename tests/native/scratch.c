@@ -31,6 +31,20 @@ void scratch_remove(void)
     root[0] = '\0';
 }
 
+int scratch_setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    return 0;
+}
+
+int scratch_teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    return 0;
+}
+
 const char *scratch_path(const char *name)
 {
     static char buffers[4][600];

@@ -7,6 +7,10 @@
 /* Makes a new empty directory under TMPDIR. The returned path is valid until scratch_remove. */
 const char *scratch_make(void);
 void scratch_remove(void);
+/* The same as fixtures of cmocka, and a test that has both. */
+int scratch_setup(void **state);
+int scratch_teardown(void **state);
+#define SCRATCH_TEST(test) cmocka_unit_test_setup_teardown(test, scratch_setup, scratch_teardown)
 /* Returns "<scratch>/<name>", in one of a few buffers that are used in turn. */
 const char *scratch_path(const char *name);
 /* Writes a file. If `name` has one directory before the file's name, that directory is made. */

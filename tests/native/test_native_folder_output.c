@@ -15,20 +15,6 @@
 #include "tessera/sys/folder.h"
 #include "tessera/sys/store_read.h"
 
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
-
 /* Writes a file of `size` bytes `fill` in two halves, the second half first. */
 static tsr_status put(tsr_output *output, const char *name, char fill, size_t size, uint32_t *file, tsr_error *err)
 {
@@ -270,9 +256,10 @@ static void test_native_folder_output__zeros_become_holes(void **state)
     memset(bytes, 0, SIZE);
     memset(bytes + AT, 7, 70000);
     bytes[SIZE - 1] = 9;
-    assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL), TSR_OK);
+    assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL),
+                     TSR_OK);
     assert_int_equal(output->create(output, TSR_STR(""), SIZE, &file, NULL), TSR_OK);
-    for (size_t at = 0, n; at < SIZE; at += n) { /* in pieces of an odd size */
+    for (size_t at = 0, n; at < SIZE; at += n) {     /* in pieces of an odd size */
         n = SIZE - at < 300001 ? SIZE - at : 300001; /* pieces share blocks */
         assert_int_equal(output->write_at(output, file, at, bytes + at, n, NULL), TSR_OK);
     }
@@ -491,24 +478,22 @@ static void test_native_folder_output__many_files_need_few_descriptors(void **st
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_native_folder_output__a_new_folder_appears_whole, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__an_existing_destination_is_refused, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__what_is_no_file_is_never_replaced, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__replacing_keeps_what_is_not_the_old_checkpoint, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__a_failing_call_leaves_no_trace, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__stopping_anywhere_leaves_old_or_new, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__one_file_is_replaced_by_its_rename, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__leftovers_do_not_stop_a_run, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__outputs_of_one_tag_share_their_files, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__zeros_become_holes, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__destinations_in_the_source_are_refused, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__copies_ranges_between_files, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__what_another_program_saved_is_not_replaced, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__a_marker_that_appears_is_not_replaced, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__a_file_that_another_program_wrote_is_not_replaced, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_output__many_files_need_few_descriptors, setup, teardown),
+        SCRATCH_TEST(test_native_folder_output__a_new_folder_appears_whole),
+        SCRATCH_TEST(test_native_folder_output__an_existing_destination_is_refused),
+        SCRATCH_TEST(test_native_folder_output__what_is_no_file_is_never_replaced),
+        SCRATCH_TEST(test_native_folder_output__replacing_keeps_what_is_not_the_old_checkpoint),
+        SCRATCH_TEST(test_native_folder_output__a_failing_call_leaves_no_trace),
+        SCRATCH_TEST(test_native_folder_output__stopping_anywhere_leaves_old_or_new),
+        SCRATCH_TEST(test_native_folder_output__one_file_is_replaced_by_its_rename),
+        SCRATCH_TEST(test_native_folder_output__leftovers_do_not_stop_a_run),
+        SCRATCH_TEST(test_native_folder_output__outputs_of_one_tag_share_their_files),
+        SCRATCH_TEST(test_native_folder_output__zeros_become_holes),
+        SCRATCH_TEST(test_native_folder_output__destinations_in_the_source_are_refused),
+        SCRATCH_TEST(test_native_folder_output__copies_ranges_between_files),
+        SCRATCH_TEST(test_native_folder_output__what_another_program_saved_is_not_replaced),
+        SCRATCH_TEST(test_native_folder_output__a_marker_that_appears_is_not_replaced),
+        SCRATCH_TEST(test_native_folder_output__a_file_that_another_program_wrote_is_not_replaced),
+        SCRATCH_TEST(test_native_folder_output__many_files_need_few_descriptors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

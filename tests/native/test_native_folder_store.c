@@ -37,13 +37,6 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
-
 static void test_native_folder_store__lists_files_and_one_level_below(void **state)
 {
     (void)state;
@@ -222,16 +215,18 @@ static void test_native_folder_store__maps_large_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_native_folder_store__lists_files_and_one_level_below, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__temporary_names_are_not_listed, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__a_file_stands_for_itself_or_its_set, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__refuses_what_is_no_file, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__short_reads_and_eintr_are_made_whole, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_store__lists_files_and_one_level_below, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_store__temporary_names_are_not_listed, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_store__a_file_stands_for_itself_or_its_set, setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_store__refuses_what_is_no_file, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_store__short_reads_and_eintr_are_made_whole, setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_native_folder_store__every_failing_call_is_an_error_that_names_the_file, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__a_truncated_file_ends_early, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__keeps_few_descriptors_open, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__maps_large_files, setup, teardown),
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_store__a_truncated_file_ends_early, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_store__keeps_few_descriptors_open, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_folder_store__maps_large_files, setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

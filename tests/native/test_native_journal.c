@@ -10,25 +10,11 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "tessera/sys/folder.h"
-#include "publish/journal.h"
 #include "native/scratch.h"
+#include "publish/journal.h"
+#include "tessera/sys/folder.h"
 
 static const char text[] = TSR_JOURNAL_MAGIC "to dcp\ngeneration 3\nfile data\nfile .metadata\n";
-
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
 
 typedef struct place {
     tsr_journals journals;
@@ -97,7 +83,8 @@ static void test_native_journal__records_are_found_again(void **state)
     expect_records(journal, "onet!");
     tsr_journal_close(journal);
     uint32_t generation = 0;
-    assert_true(tsr_journal_is_of(tsr_str_from(text), TSR_STR(TSR_JOURNAL_MAGIC "to dcp\n"), &generation) && generation == 3);
+    assert_true(tsr_journal_is_of(tsr_str_from(text), TSR_STR(TSR_JOURNAL_MAGIC "to dcp\n"), &generation) &&
+                generation == 3);
     assert_false(tsr_journal_is_of(tsr_str_from(text), TSR_STR(TSR_JOURNAL_MAGIC "to torch\n"), &generation));
     end(&p);
 }
@@ -142,7 +129,9 @@ static void test_native_journal__leftovers_are_listed_and_removed_by_tag(void **
     scratch_write(".out.tessera-4711", "a process's", 4);
     scratch_write(".other.tessera-w0123456789abcdef", "x", 1);
     scratch_write("out/mine", "x", 1);
-    assert_int_equal(tsr_journals_publishing(&p.journals, p.tag, TSR_STR("tessera.publishing/2\nnew \nbeside 1\nidentity 1 1 0 0 0\n\n"), true, NULL),
+    assert_int_equal(tsr_journals_publishing(&p.journals, p.tag,
+                                             TSR_STR("tessera.publishing/2\nnew \nbeside 1\nidentity 1 1 0 0 0\n\n"), true,
+                                             NULL),
                      TSR_OK);
     list(&p);
     assert_int_equal(p.count, 6);
@@ -253,13 +242,13 @@ static void test_native_journal__an_output_tells_whether_it_goes_on(void **state
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_native_journal__records_are_found_again, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_journal__a_process_at_work_is_told_from_a_killed_one, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_journal__leftovers_are_listed_and_removed_by_tag, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_journal__what_is_not_listed_stays, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_journal__links_are_not_followed, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_journal__one_journal_can_be_kept, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_journal__an_output_tells_whether_it_goes_on, setup, teardown),
+        SCRATCH_TEST(test_native_journal__records_are_found_again),
+        SCRATCH_TEST(test_native_journal__a_process_at_work_is_told_from_a_killed_one),
+        SCRATCH_TEST(test_native_journal__leftovers_are_listed_and_removed_by_tag),
+        SCRATCH_TEST(test_native_journal__what_is_not_listed_stays),
+        SCRATCH_TEST(test_native_journal__links_are_not_followed),
+        SCRATCH_TEST(test_native_journal__one_journal_can_be_kept),
+        SCRATCH_TEST(test_native_journal__an_output_tells_whether_it_goes_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,20 +16,6 @@
 
 static const char tag[] = "w0123456789abcdef";
 
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
-
 static struct stat look_at(const char *name)
 {
     struct stat info;
@@ -157,7 +143,8 @@ static void test_native_record__devices_count_until_they_are_numbered_again(void
 static void test_native_record__a_text_gives_the_record_it_was_made_of(void **state)
 {
     (void)state;
-    const tsr_recorded_file files[] = {{TSR_STR("a b"), {1, UINT64_MAX, 3, 4, 999999999}, false}, {TSR_STR("c"), {0, 5, 0, 0, 0}, true}};
+    const tsr_recorded_file files[] = {{TSR_STR("a b"), {1, UINT64_MAX, 3, 4, 999999999}, false},
+                                       {TSR_STR("c"), {0, 5, 0, 0, 0}, true}};
     const tsr_record record = {TSR_SWITCH_MARKER, TSR_STR(".metadata"), 77, files[0].identity, files, 2};
     tsr_record parsed;
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
@@ -179,12 +166,12 @@ static void test_native_record__a_text_gives_the_record_it_was_made_of(void **st
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_native_record__an_old_file_that_was_replaced_stays, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_record__a_new_file_that_was_replaced_stays, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_record__a_directory_is_known_by_what_is_in_it, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_record__one_file_is_known_by_more_than_its_number, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_record__devices_count_until_they_are_numbered_again, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_record__a_text_gives_the_record_it_was_made_of, setup, teardown),
+        SCRATCH_TEST(test_native_record__an_old_file_that_was_replaced_stays),
+        SCRATCH_TEST(test_native_record__a_new_file_that_was_replaced_stays),
+        SCRATCH_TEST(test_native_record__a_directory_is_known_by_what_is_in_it),
+        SCRATCH_TEST(test_native_record__one_file_is_known_by_more_than_its_number),
+        SCRATCH_TEST(test_native_record__devices_count_until_they_are_numbered_again),
+        SCRATCH_TEST(test_native_record__a_text_gives_the_record_it_was_made_of),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

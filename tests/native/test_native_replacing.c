@@ -23,13 +23,6 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
-
 static tsr_status open_swapped(const tsr_sys *sys, tsr_output **out, tsr_error *err)
 {
     static const tsr_str obsolete[] = {{"data", 4}};
@@ -90,7 +83,8 @@ static void test_native_replacing__files_that_stay_are_still_there(void **state)
 /* Opens what a killed run left that was to replace the file "one". `publishing`: its renaming had begun. */
 static tsr_status open_again(bool publishing, tsr_error *err)
 {
-    const tsr_folder_output_options options = {.overwrite = true, .tag = "w0", .join = true, .publishing = publishing, .keep = true};
+    const tsr_folder_output_options options = {
+        .overwrite = true, .tag = "w0", .join = true, .publishing = publishing, .keep = true};
     tsr_output *output;
     uint32_t file;
     tsr_status status = tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("one"), &options, &output, err);
@@ -150,10 +144,12 @@ static void test_native_replacing__a_run_goes_on_with_a_read_only_file(void **st
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_native_replacing__a_file_that_cannot_be_linked_is_refused_before_writing, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_replacing__files_that_stay_are_still_there, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_replacing__a_run_goes_on_with_a_file_that_was_given_away, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_replacing__a_run_goes_on_with_a_read_only_file, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_replacing__a_file_that_cannot_be_linked_is_refused_before_writing, setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_replacing__files_that_stay_are_still_there, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_replacing__a_run_goes_on_with_a_file_that_was_given_away, setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_replacing__a_run_goes_on_with_a_read_only_file, setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -67,18 +67,12 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
-
 static tsr_output *begin(uint32_t files[FILES])
 {
     const tsr_folder_output_options options = {.is_folder = true, .tag = "w0"};
     tsr_output *output;
-    assert_int_equal(tsr_folder_output_open(&noting, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL), TSR_OK);
+    assert_int_equal(tsr_folder_output_open(&noting, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL),
+                     TSR_OK);
     for (int i = 0; i < FILES; i++) {
         char name[16], path[64];
         struct stat info;
@@ -132,7 +126,8 @@ static void test_native_syncs__who_joins_syncs_every_file_once(void **state)
     uint32_t files[FILES];
     tsr_output *first = begin(files), *second;
     const tsr_folder_output_options options = {.is_folder = true, .tag = "w0", .join = true, .keep = true};
-    assert_int_equal(tsr_folder_output_open(&noting, &tsr_allocator_libc, scratch_path("out"), &options, &second, NULL), TSR_OK);
+    assert_int_equal(tsr_folder_output_open(&noting, &tsr_allocator_libc, scratch_path("out"), &options, &second, NULL),
+                     TSR_OK);
     for (int i = 0; i < FILES; i++) {
         char name[16];
         snprintf(name, sizeof name, "f%d", i);
@@ -173,10 +168,11 @@ static void test_native_syncs__a_failed_sync_is_tried_again(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_native_syncs__a_file_is_synced_once_behind_its_last_write, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_syncs__a_step_syncs_what_it_wrote, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_syncs__who_joins_syncs_every_file_once, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_native_syncs__a_failed_sync_is_tried_again, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_native_syncs__a_file_is_synced_once_behind_its_last_write, setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_syncs__a_step_syncs_what_it_wrote, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_syncs__who_joins_syncs_every_file_once, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_syncs__a_failed_sync_is_tried_again, setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
