@@ -96,6 +96,8 @@ def test_weights_and_states_of_experts_are_those_of_all_engines(t):
         rows = listing(t, path)
         for section, part in (("module", "module."), ("model", "model."), ("optim", "optim.state.")):
             need(named(rows, part) == expect[section], f"{case}: {section}")
+        tied = [n for n, e in rows.items() if e.get("shares_storage_with")]
+        need(not tied, f"{case}: each weight has its own values: {tied}")
         groups = [rows[f"optim.param_groups.{g}.params"]["value"] if f"optim.param_groups.{g}.params" in rows else [] for g in range(len(expect["lr"]))]
         trained = {n.rsplit(".", 1)[0] for n in expect["optim"]}
         need(case == "zero1_moe_data_first" or sorted(sum(groups, [])) == sorted(trained), f"{case}: {groups}")

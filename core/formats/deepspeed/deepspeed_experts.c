@@ -121,12 +121,12 @@ tsr_status tsr_ds_experts_check(tsr_ds_files *files, tsr_error *err)
     return files->zero == 3 ? TSR_OK : check_files(files, experts, count, err);
 }
 
-static tsr_status add_expert(const tsr_ds_file *file, bool only_new, tsr_ds_rows *rows, tsr_error *err)
+static tsr_status add_expert(const tsr_ds_files *files, const tsr_ds_file *file, bool only_new, tsr_ds_rows *rows, tsr_error *err)
 {
     for (size_t i = 0; i < tsr_ds_count(file->root); i++) {
         const tsr_value *name = file->root->items[2 * i];
         if (name->kind != TSR_VALUE_STR || (only_new && tsr_ds_rows_get(rows, name->text, TSR_STR("")))) continue;
-        TSR_TRY(tsr_ds_rows_add(rows, name->text, TSR_STR(""), file->root->items[2 * i + 1], err));
+        TSR_TRY(tsr_ds_rows_add_stored(rows, files, file, name->text, file->root->items[2 * i + 1], err));
     }
     return TSR_OK;
 }
@@ -136,7 +136,7 @@ static tsr_status add_experts(const tsr_ds_files *files, bool only_new, tsr_ds_r
     uint32_t count;
     const tsr_ds_file *experts = tsr_ds_first(files, TSR_DS_EXPERT, &count);
     rows->rank = 0;
-    for (uint32_t e = 0; e < count; e++) TSR_TRY(add_expert(&experts[e], only_new, rows, err));
+    for (uint32_t e = 0; e < count; e++) TSR_TRY(add_expert(files, &experts[e], only_new, rows, err));
     return TSR_OK;
 }
 

@@ -113,20 +113,6 @@ static bool is_hollow(const module *m, const tsr_value *stored)
     return m->files->zero == 3 && tensor && tensor->ndim == 1 && tensor->shape[0] == 0;
 }
 
-/* Adds a value of the model states with new storage ids. The ids of the file begin at 1, as do those of the part
- * `module`. */
-static tsr_status add_stored(const module *m, tsr_str name, const tsr_value *stored)
-{
-    const tsr_entry *tensor = tsr_ds_tensor(stored);
-    if (!tensor || !tensor->storage_id) return tsr_ds_rows_add(m->model, name, TSR_STR(""), stored, m->err);
-    tsr_entry *copy = TSR_ARENA_NEW(m->files->checkpoint->arena, tsr_entry, m->err);
-    if (!copy) return TSR_E_NOMEM;
-    *copy = *tensor;
-    copy->storage_id += m->files->file_storages + m->column->model->storage_base;
-    const tsr_value *value = tsr_value_tensor(m->files->checkpoint->arena, copy, m->err);
-    return value ? tsr_ds_rows_add(m->model, name, TSR_STR(""), value, m->err) : TSR_E_NOMEM;
-}
-
 /* Whether to skip a value that is only in the module. zero_to_fp32 takes nothing but the buffers from there: ZeRO 1 and 2
  * keep frozen weights there, too, and only ZeRO 2 lists them. zero_to_fp32 does not read experts at all. */
 static bool is_left_out(const module *m, tsr_str name)
@@ -175,7 +161,7 @@ static tsr_status add_name(module *m, tsr_str name, const tsr_value *stored)
         m->left_out += tsr_ds_tensor(stored) != NULL;
         return TSR_OK;
     }
-    return is_hollow(m, stored) ? add_hollow(m, name, stored) : add_stored(m, name, stored);
+    return is_hollow(m, stored) ? add_hollow(m, name, stored) : tsr_ds_rows_add_stored(m->model, m->files, m->column->model, name, stored, m->err);
 }
 
 /* Adds weights that the module does not list, such as those of a pipeline stage. */

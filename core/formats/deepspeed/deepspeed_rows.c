@@ -107,6 +107,19 @@ tsr_status tsr_ds_rows_add(tsr_ds_rows *rows, tsr_str name, tsr_str key, const t
     return TSR_OK;
 }
 
+tsr_status tsr_ds_rows_add_stored(tsr_ds_rows *rows, const tsr_ds_files *files, const tsr_ds_file *file, tsr_str name, const tsr_value *stored,
+                                  tsr_error *err)
+{
+    const tsr_entry *tensor = tsr_ds_tensor(stored);
+    if (!tensor || !tensor->storage_id) return tsr_ds_rows_add(rows, name, TSR_STR(""), stored, err);
+    tsr_entry *copy = TSR_ARENA_NEW(rows->arena, tsr_entry, err);
+    if (!copy) return TSR_E_NOMEM;
+    *copy = *tensor;
+    copy->storage_id += files->file_storages + file->storage_base;
+    const tsr_value *value = tsr_value_tensor(rows->arena, copy, err);
+    return value ? tsr_ds_rows_add(rows, name, TSR_STR(""), value, err) : TSR_E_NOMEM;
+}
+
 void tsr_ds_rows_untie(tsr_ds_rows *rows)
 {
     for (uint32_t r = 0; r < rows->rows.count; r++) {
