@@ -78,7 +78,8 @@ def test_float32_weights_that_may_be_several_are_refused_with_their_names(t):
     need(all(want in states for want in expect["optim"].values()), "a state of the engine is missing")
 
 
-EXPERTS = ("zero1_moe", "zero2_moe", "zero1_moe_data_first")
+WITHOUT_ZERO = ("zero0_moe", "zero0_moe_replicated", "zero0_moe_bf16", "zero0_moe_data_first")
+EXPERTS = (*WITHOUT_ZERO, "zero1_moe", "zero2_moe", "zero1_moe_data_first")
 
 
 def named(rows, part):
@@ -163,7 +164,6 @@ def test_experts_that_cannot_be_numbered_are_refused(t):
 
 @test
 def test_the_stored_weights_of_experts_are_read(t):
-    """Tests the weights of ranks without ZeRO, whose states have numbers instead of names, and of all others."""
     path = copy_of(t, "zero1_moe", "moe")
     with open(os.path.join(GOLDEN, "zero1_moe", "expect.json")) as f:
         expect = json.load(f)["module"]
@@ -172,14 +172,70 @@ def test_the_stored_weights_of_experts_are_read(t):
     t.run("convert", path, t.at("module.safetensors"), "--part", "module")
     need({n: described(e) for n, e in listing(t, t.at("module.safetensors")).items()} == expect, "convert")
     t.run("validate", path, "--part", "module", "--deep")
-    for file in (f for f in os.listdir(path) if f.endswith("_optim_states.pt")):
-        os.rename(os.path.join(path, file), os.path.join(path, file.replace("bf16_zero_pp_rank", "expp_rank")))
-    with_model_states(path, lambda saved: saved["ds_config"]["zero_optimization"].update(stage=0))
-    for arguments in ((), ("--part", "model"), ("--part", "optim")):
-        message = t.run("convert", path, t.at("x"), "--to", "dcp", *arguments, status=2).stderr.decode()
-        need("has experts" in message and "--part module" in message and message.count("\n") == 1, message)
-    errors = [f for f in t.json("validate", path, "--json", status=1)["findings"] if f["level"] == "error"]
-    need([f["rule"] for f in errors] == ["parts/incomplete-save"], errors)
+
+
+def expert_states(rank):
+    return f"expp_rank_{rank}_mp_rank_00_optim_states.pt"
+
+
+def change_states(path, rank, change):
+    import torch
+    file = os.path.join(path, expert_states(rank))
+    saved = torch.load(file, weights_only=False)
+    change(saved["optimizer"])
+    torch.save(saved, file)
+
+
+@test
+def test_without_zero_files_of_expert_ranks_that_do_not_belong_together_are_named(t):
+    def later(optimizer):
+        for state in optimizer["state"].values():
+            state["step"] += 1
+
+    for case in ("zero0_moe", "zero0_moe_replicated"):
+        path = copy_of(t, case, f"later_{case}")
+        change_states(path, 0, later)
+        check_refused(t, path, expert_states(0))
+    for rank in range(2):
+        path = copy_of(t, "zero0_moe", f"lost{rank}")
+        os.remove(os.path.join(path, expert_states(rank)))
+        check_refused(t, path, expert_states(rank))
+    path = copy_of(t, "zero0_moe", "more")
+    shutil.copy(os.path.join(path, expert_states(1)), os.path.join(path, expert_states(3)))
+    check_refused(t, path, expert_states(3))
+
+
+@test
+def test_without_zero_every_copy_of_a_state_is_compared(t):
+    """Each expert-parallel rank stores the states of the weights that all ranks share, and rank 0 stores all of its own twice."""
+    for case, rank in (("zero0_moe", 1), ("zero0_moe_replicated", 0)):
+        path = copy_of(t, case, case)
+        change_states(path, rank, lambda optimizer: optimizer["state"][0]["exp_avg"].add_(1))
+        found = t.json("validate", path, "--deep", "--json", status=1)["findings"]
+        need([(f["rule"], f["fqn"]) for f in found] == [("layout/replica-differs", "optim.state.embed.weight.exp_avg")], found)
+        message = t.run("convert", path, t.at("x"), "--to", "dcp", "--part", "optim", status=2).stderr.decode()
+        need("embed.weight.exp_avg" in message and not os.path.exists(t.at("x")), message)
+
+
+@test
+def test_without_zero_states_that_may_be_of_several_experts_keep_their_numbers(t):
+    path = copy_of(t, "zero0_moe", "moe")
+
+    def split(optimizer):
+        whole = optimizer["param_groups"][1]
+        optimizer["param_groups"][1:] = [{**whole, "name": "one", "params": [4, 5]}, {**whole, "name": "other", "params": [6, 7]}]
+
+    for rank in range(2):
+        change_states(path, rank, split)
+    rows = listing(t, path)
+    with open(os.path.join(GOLDEN, "zero0_moe", "expect.json")) as f:
+        expect = json.load(f)
+    states = named(rows, "optim.state.")
+    experts = {n: row for n, row in expect["optim"].items() if "deepspeed_experts" in n and not n.endswith(".step")}
+    need(all(row in [v for k, v in states.items() if k.startswith("expp_rank_")] for row in experts.values()), states)
+    need(named(rows, "model.") == expect["model"], "the weights have names")
+    notes = [f for f in t.json("validate", path, "--json")["findings"] if f["rule"] == "parts/unnamed-states"]
+    need({expert_states(0), expert_states(1)} <= {f["file"] for f in notes}, notes)
 
 
 @test

@@ -30,6 +30,10 @@ CASES = {
     "zero1_bf16": (3, "bf16", {"stage": 1}, "adamw", {}),
     "zero1_round_robin": (2, "fp32", {"stage": 1, "round_robin_gradients": True}, "adamw", {}),
     "zero1_elastic": (2, "bf16", {"stage": 1, "elastic_checkpoint": True}, "adamw", {}),
+    "zero0_moe": (2, "fp32", {"stage": 0}, "moe", {}),
+    "zero0_moe_replicated": (2, "fp32", {"stage": 0}, "replicated", {}),
+    "zero0_moe_bf16": (2, "bf16", {"stage": 0}, "moe", {}),
+    "zero0_moe_data_first": (4, "fp32", {"stage": 0}, "moe", {"use_data_before_expert_parallelism": True}),
     "zero1_moe": (2, "bf16", {"stage": 1}, "moe", {}),
     "zero2_moe": (4, "bf16", {"stage": 2}, "mixtures", {}),
     "zero1_moe_data_first": (4, "fp32", {"stage": 1, "elastic_checkpoint": True}, "mixtures", {"use_data_before_expert_parallelism": True}),
@@ -118,6 +122,22 @@ class Experts(torch.nn.Module):
         return self.head(self.moe(self.embed(ids))[0]).float().square().mean()
 
 
+class Replicated(torch.nn.Module):
+    """A mixture of three experts, all of them on each rank, between weights of the same shapes, in one param group."""
+
+    def __init__(self):
+        super().__init__()
+        from deepspeed.moe.layer import MoE
+        torch.manual_seed(8)
+        self.embed = torch.nn.Embedding(9, 4)
+        self.before = torch.nn.Linear(4, 4)
+        self.moe = MoE(4, torch.nn.Linear(4, 4), num_experts=3, ep_size=1, use_rts=False, use_residual=True)
+        self.after = torch.nn.Linear(4, 4)
+
+    def forward(self, ids):
+        return self.after(self.moe(self.before(self.embed(ids)))[0]).float().square().mean()
+
+
 class Mixtures(torch.nn.Module):
     """Two layers with 4 and 6 experts over two expert-parallel ranks of a job of four; some experts and a weight are frozen."""
 
@@ -174,7 +194,7 @@ def expectation_of_experts(engine, trained, world):
     """zero_to_fp32 and ds_to_universal cannot read experts: the engines of all ranks are the truth."""
     from deepspeed.utils import safe_get_full_fp32_param
     states = states_of(engine, trained)  # links the states, all ranks together
-    weights = {n: safe_get_full_fp32_param(p) for n, p in trained}
+    weights = {n: safe_get_full_fp32_param(p) for n, p in trained} if engine.zero_optimization_stage() else copies_of(engine)
     stored = dict(engine.module.state_dict())
     weights.update({n: t for n, t in stored.items() if n not in weights})
     return {"module": of_all_ranks(engine.module, stored, world), "model": of_all_ranks(engine.module, weights, world),
@@ -241,16 +261,19 @@ def states_by_weights(folder, names, keys):
     return out
 
 
-def weights_of(engine, folder):
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-    if engine.zero_optimization_stage():
-        return get_fp32_state_dict_from_zero_checkpoint(folder, tag="t")
+def copies_of(engine):
+    """The weights of an engine without ZeRO, float32 copies in place of those that have one."""
     weights = dict(engine.module.state_dict())
     if hasattr(engine.optimizer, "fp32_groups"):
         copies = {id(p): c for ps, cs in zip(engine.optimizer.fp16_groups, engine.optimizer.fp32_groups) for p, c in zip(ps, cs)}
         for name, parameter in engine.module.named_parameters(remove_duplicate=False):
             weights[name] = copies.get(id(parameter), parameter)
     return weights
+
+
+def weights_of(engine, folder):
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    return get_fp32_state_dict_from_zero_checkpoint(folder, tag="t") if engine.zero_optimization_stage() else copies_of(engine)
 
 
 def run(rank, world, port, case, folder):
@@ -261,7 +284,7 @@ def run(rank, world, port, case, folder):
     type(get_accelerator()).is_fp16_supported = lambda self: True
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     _, dtype, zero, kind, further = CASES[case]
-    model = {"still": Twins, "tied": Tied, "moe": Experts, "mixtures": Mixtures}.get(kind, Model)()
+    model = {"still": Twins, "tied": Tied, "moe": Experts, "replicated": Replicated, "mixtures": Mixtures}.get(kind, Model)()
     if kind == "mixtures":
         model.number_experts(rank // 2 if further.get("use_data_before_expert_parallelism") else rank % 2)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -269,7 +292,9 @@ def run(rank, world, port, case, folder):
               {"params": [p for n, p in trained if p.ndim <= 1], "weight_decay": 0.0}]
     if case == "zero0_fp32_groups":
         groups[1]["lr"] = 0.002
-    if kind == "moe":
+    if kind == "replicated":
+        groups = [{"params": [p for _, p in trained]}]
+    elif kind == "moe":
         from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
         groups = split_params_into_different_moe_groups_for_optimizer({"params": list(model.parameters()), "name": "all"})
     elif kind == "mixtures":
@@ -285,7 +310,7 @@ def run(rank, world, port, case, folder):
         engine.backward(engine((torch.arange(6) * (rank + 2) + step) % 9))
         engine.step()
     engine.save_checkpoint(folder, tag="t", client_state={"epoch": 3, "args": {"lr": 0.001}})
-    experts = kind in ("moe", "mixtures")
+    experts = kind in ("moe", "replicated", "mixtures")
     expect = expectation_of_experts(engine, trained, world) if experts else None
     states = {} if experts else states_of(engine, trained)
     if rank == 0 and experts:

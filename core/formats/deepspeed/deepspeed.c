@@ -3,6 +3,7 @@
 #include "formats/deepspeed/deepspeed_agree.h"
 #include "formats/deepspeed/deepspeed_check.h"
 #include "formats/deepspeed/deepspeed_engine.h"
+#include "formats/deepspeed/deepspeed_expert_ranks.h"
 #include "formats/deepspeed/deepspeed_experts.h"
 #include "formats/deepspeed/deepspeed_layers.h"
 #include "formats/deepspeed/deepspeed_module.h"
@@ -28,7 +29,7 @@ static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *er
     *is = false;
     for (uint32_t f = 0; f < checkpoint->store->file_count && !*is; f++) {
         const tsr_ds_name name = tsr_ds_name_of(checkpoint->store->files[f].name);
-        *is = name.kind == TSR_DS_MODEL || name.kind == TSR_DS_OPTIM;
+        *is = name.kind == TSR_DS_MODEL || name.kind == TSR_DS_OPTIM || name.kind == TSR_DS_EXPERT_OPTIM;
     }
     return TSR_OK;
 }
@@ -57,6 +58,12 @@ static tsr_status read_flat(reading *r, const tsr_ds_column *column, tsr_ds_rows
     return tsr_ds_param_groups(&weights, groups, r->err);
 }
 
+static tsr_status read_plain(reading *r, const tsr_ds_column *column, tsr_ds_rows *trained, const tsr_value **groups)
+{
+    const tsr_ds_plain plain = {.files = &r->files, .file = column->model, .module = tsr_ds_dict(column->model->root, "module"), .weights = trained, .states = &r->states};
+    return r->files.has_experts ? tsr_ds_expert_ranks_add(&plain, groups, r->err) : tsr_ds_plain_add(&plain, groups, r->err);
+}
+
 static tsr_status read_column(reading *r, uint32_t number)
 {
     const tsr_ds_column *column = &r->files.columns[number];
@@ -66,7 +73,7 @@ static tsr_status read_column(reading *r, uint32_t number)
     r->model.rank = r->states.rank = tsr_ds_tensor_rank(&r->files, number);
     tsr_status status = tsr_ds_rows_open(&trained, r->files.checkpoint, 1, r->err);
     if (status == TSR_OK && r->files.zero) status = read_flat(r, column, &trained, &groups);
-    if (status == TSR_OK && !r->files.zero) status = tsr_ds_plain_add(&r->files, column, &trained, &r->states, &groups, r->err);
+    if (status == TSR_OK && !r->files.zero) status = read_plain(r, column, &trained, &groups);
     if (status == TSR_OK) status = tsr_ds_agree(&r->files, column, &trained, r->err);
     if (status == TSR_OK) status = tsr_ds_check_steps(&r->files, column, r->err);
     if (status == TSR_OK) status = tsr_ds_join_groups(&r->files, &r->groups, groups, r->err);

@@ -152,7 +152,7 @@ static tsr_status check_count(const tsr_ds_files *files, const tsr_ds_column *co
     return TSR_OK;
 }
 
-static tsr_status same_scalar(const tsr_ds_files *files, const tsr_value *a, const tsr_value *b, bool *same, tsr_error *err)
+tsr_status tsr_ds_same_scalar(const tsr_ds_files *files, const tsr_value *a, const tsr_value *b, bool *same, tsr_error *err)
 {
     const tsr_entry *x = tsr_ds_tensor(a), *y = tsr_ds_tensor(b);
     *same = true;
@@ -180,7 +180,7 @@ static tsr_status compare_optimizers(const tsr_ds_files *files, const tsr_ds_fil
 {
     bool same;
     const tsr_value *x = tsr_ds_optimizer(a), *y = tsr_ds_optimizer(b);
-    TSR_TRY(same_scalar(files, tsr_ds_step_of(files, a), tsr_ds_step_of(files, b), &same, err));
+    TSR_TRY(tsr_ds_same_scalar(files, tsr_ds_step_of(files, a), tsr_ds_step_of(files, b), &same, err));
     *differing = NULL;
     if (!same) *differing = "a different step";
     else if (!match(groups_of(files, a), groups_of(files, b))) *differing = "different param groups ('param_groups')";

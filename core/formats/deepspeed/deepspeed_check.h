@@ -9,4 +9,8 @@
  * or with TSR_E_NOMEM. */
 tsr_status tsr_ds_check(const tsr_ds_files *files, tsr_error *err);
 
+/* Sets *same to whether two values of different files are equal, or are 0-d tensors with equal values. True if one is NULL, or
+ * if a tensor has dimensions. Fails only if reading fails. */
+tsr_status tsr_ds_same_scalar(const tsr_ds_files *files, const tsr_value *a, const tsr_value *b, bool *same, tsr_error *err);
+
 #endif

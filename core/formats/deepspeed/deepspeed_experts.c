@@ -5,8 +5,9 @@
  *   zero_pp_rank_0_…_optim_states.pt              groups of experts are partitioned over fewer ranks than the others
  *   expp_rank_0_mp_rank_00_optim_states.pt        without ZeRO: the optimizer of a rank, by numbers
  *
- * The stored weights have names and are complete. Under ZeRO 1 and 2, the float32 weights and the states are read, too: see
- * deepspeed_groups.h. Neither zero_to_fp32 nor ds_to_universal reads any of this, so the running engine is the reference. */
+ * The stored weights have names and are complete. The float32 weights and the states are read, too: under ZeRO 1 and 2 see
+ * deepspeed_groups.h, without ZeRO deepspeed_expert_ranks.h.
+ * Neither zero_to_fp32 nor ds_to_universal reads any of this, so the running engine is the reference. */
 #include "formats/deepspeed/deepspeed_experts.h"
 
 #include "formats/common/shown_names.h"
@@ -95,7 +96,6 @@ static const char *unread_kind(const tsr_ds_files *files)
     const tsr_ds_file *model = tsr_ds_first(files, TSR_DS_MODEL, &count);
     if (!model) return "without model states";
     if (tsr_ds_list(model->root, "ds_autoep_layers")) return "placed by AutoEP";
-    if (files->zero == 0) return "without ZeRO";
     if (files->zero == 3) return "under ZeRO 3";
     if (files->column_count > 1) return "on several model-parallel ranks";
     return has_shared_experts(model->root) ? "with tied weights" : NULL;

@@ -68,12 +68,13 @@ tsr_ds_name tsr_ds_name_of(tsr_str name)
     if (out.has_rank && (!skip_number(&rest, &out.rank) || !skip(&rest, "_"))) return (tsr_ds_name){0};
     if (!skip(&rest, "mp_rank_") || !skip_number(&rest, &out.model_rank)) return (tsr_ds_name){0};
     out.kind = kind_of(rest);
+    if (out.is_expert) out.kind = out.kind == TSR_DS_OPTIM ? TSR_DS_EXPERT_OPTIM : TSR_DS_OTHER;
     return out.kind == TSR_DS_OTHER ? (tsr_ds_name){0} : out;
 }
 
 tsr_str tsr_ds_name_text(tsr_arena *arena, const tsr_ds_name *name, tsr_error *err)
 {
-    const char *prefix = name->prefix ? name->prefix : "", *what = name->kind == TSR_DS_OPTIM ? "optim" : "model";
+    const char *prefix = name->prefix ? name->prefix : "", *what = name->kind == TSR_DS_MODEL ? "model" : "optim";
     if (name->kind == TSR_DS_EXPERT)
         return tsr_arena_format(arena, err, "layer_%u_expert_%u_mp_rank_%02u_model_states.pt", name->rank, name->expert, name->model_rank);
     if (name->kind == TSR_DS_LAYER && name->has_rank)
@@ -121,7 +122,6 @@ static tsr_status collect(tsr_ds_files *files, tsr_error *err)
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_ds_name name = tsr_ds_name_of(store->files[f].name);
         files->has_experts = files->has_experts || name.is_expert;
-        if (name.kind == TSR_DS_OPTIM && name.is_expert) continue; /* its contents have no names */
         if (name.kind != TSR_DS_OTHER) files->files[files->count++] = (tsr_ds_file){name, f, 0, NULL};
     }
     qsort(files->files, files->count, sizeof *files->files, by_place);

@@ -6,7 +6,7 @@
  *   layer_04-model_states.pt                          pipelines: the weights of one layer; see deepspeed_layers.h
  *   layer_04-model_01-model_states.pt                 the part of that layer that one of several tensor-parallel ranks holds
  *   layer_0_expert_2_mp_rank_00_model_states.pt       mixtures of experts: see deepspeed_experts.h
- *   expp_rank_1_mp_rank_00_optim_states.pt
+ *   expp_rank_1_mp_rank_00_optim_states.pt            without ZeRO: see deepspeed_expert_ranks.h
  *
  * "pp_rank" in these names is the data-parallel rank, "mp_rank" the model-parallel one: a number that counts the
  * tensor-parallel ranks of all pipeline stages. */
@@ -15,13 +15,13 @@
 
 #include "formats/common/reader.h"
 
-typedef enum tsr_ds_kind { TSR_DS_OTHER = 0, TSR_DS_MODEL, TSR_DS_OPTIM, TSR_DS_LAYER, TSR_DS_EXPERT } tsr_ds_kind;
+typedef enum tsr_ds_kind { TSR_DS_OTHER = 0, TSR_DS_MODEL, TSR_DS_OPTIM, TSR_DS_LAYER, TSR_DS_EXPERT, TSR_DS_EXPERT_OPTIM } tsr_ds_kind;
 
 typedef struct tsr_ds_name {
     tsr_ds_kind kind;
     bool has_rank;  /* the name states a data-parallel rank; for a layer, a tensor-parallel one */
     bool is_expert; /* from a mixture of experts: the weights of an expert, or the optimizer of a rank's experts */
-    uint32_t rank;  /* data-parallel rank; in layer and expert files, the number of the layer */
+    uint32_t rank;  /* data-parallel rank, or expert-parallel rank; in layer and expert files, the number of the layer */
     uint32_t expert; /* its number in the layer */
     uint32_t model_rank; /* for a layer, the tensor-parallel rank */
     const char *prefix; /* names the dtype, such as "bf16_"; or NULL */

@@ -102,7 +102,7 @@ static tsr_status fill(const matching *m, depth how, tsr_dtype to, tsr_map *map,
         bucket *b;
         if (n->candidate != UINT32_MAX || !(how == BY_SHAPE ? n->shaped : n->fp32)) continue;
         TSR_TRY(digest(m, how == BY_SHAPE ? n->shaped : n->fp32, to, how, &hash));
-        TSR_TRY(bucket_of(map, buckets, used, hash, &b, m->err));
+        TSR_TRY(bucket_of(map, buckets, used, hash + n->is_expert, &b, m->err));
         b->parameters++;
         b->parameter = i;
     }
@@ -112,7 +112,7 @@ static tsr_status fill(const matching *m, depth how, tsr_dtype to, tsr_map *map,
         bucket *b;
         if (c->taken || (how != BY_SHAPE && c->tensor->dtype != to)) continue;
         TSR_TRY(digest(m, c->tensor, to, how, &hash));
-        TSR_TRY(bucket_of(map, buckets, used, hash, &b, m->err));
+        TSR_TRY(bucket_of(map, buckets, used, hash + c->is_expert, &b, m->err));
         b->weights++;
         b->weight = i;
     }

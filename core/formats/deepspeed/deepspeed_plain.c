@@ -2,6 +2,7 @@
 #include "formats/deepspeed/deepspeed_plain.h"
 
 #include "formats/common/shown_names.h"
+#include "formats/deepspeed/deepspeed_experts.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
@@ -9,8 +10,9 @@
 
 typedef struct plain {
     tsr_checkpoint *checkpoint;
-    const tsr_ds_file *model;
+    const tsr_ds_plain *from;
     bool is_stage; /* from a PipelineModule: the numbers count the parameters of one stage */
+    bool has_expert_groups; /* the experts are in separate param groups */
     const tsr_value *state, *groups; /* of the optimizer: {id: {key: …}}, [{params: [id, …]}] */
     const tsr_value *fp32;           /* fp32_groups: one list of tensors per group, or NULL */
     tsr_map *buffers;                /* names of buffers */
@@ -46,11 +48,18 @@ static bool same_bytes(const tsr_entry *a, const tsr_entry *b)
            a->chunks[0].byte_length == b->chunks[0].byte_length;
 }
 
+/* A key for the storage of a tensor. Ids are unique within a file, and experts are in other files than the rest. */
+static uint64_t storage_of(const tsr_entry *tensor)
+{
+    return tensor->storage_id | (uint64_t)(tensor->chunk_count ? tensor->chunks[0].file : TSR_NO_FILE) << 32;
+}
+
 /* The candidate that a tensor belongs to, or UINT32_MAX. The optimizer has each parameter once, so a tied weight is a
  * candidate only under its first name. */
 static uint32_t candidate_of(const plain *p, tsr_map *storages, const tsr_entry *tensor)
 {
-    uint32_t i = tensor->storage_id ? tsr_map_get(storages, (tsr_str){(const char *)&tensor->storage_id, sizeof tensor->storage_id}, UINT32_MAX) : UINT32_MAX;
+    const uint64_t storage = storage_of(tensor);
+    const uint32_t i = tensor->storage_id ? tsr_map_get(storages, (tsr_str){(const char *)&storage, sizeof storage}, UINT32_MAX) : UINT32_MAX;
     return i != UINT32_MAX && same_bytes(p->candidates[i].tensor, tensor) ? i : UINT32_MAX;
 }
 
@@ -65,15 +74,15 @@ static tsr_status add_tie(plain *p, tsr_str name, uint32_t candidate)
 static tsr_status add_candidate(plain *p, tsr_map *storages, tsr_str name, const tsr_entry *tensor)
 {
     const uint32_t same = candidate_of(p, storages, tensor);
+    const uint64_t storage = storage_of(tensor);
     if (same != UINT32_MAX) return add_tie(p, name, same);
-    p->candidates[p->candidate_count] = (tsr_ds_candidate){name, tensor, false};
-    return tsr_map_put(storages, (tsr_str){(const char *)&tensor->storage_id, sizeof tensor->storage_id}, p->candidate_count++, NULL, NULL, p->err);
+    p->candidates[p->candidate_count] = (tsr_ds_candidate){name, tensor, false, p->has_expert_groups && tsr_ds_expert_prefix(name)};
+    return tsr_map_put(storages, (tsr_str){(const char *)&storage, sizeof storage}, p->candidate_count++, NULL, NULL, p->err);
 }
 
 static tsr_status list_candidates(plain *p, tsr_map *storages)
 {
-    const tsr_value *module = tsr_ds_dict(p->model->root, "module"), *buffers = tsr_ds_list(p->model->root, "buffer_names");
-    TSR_TRY(tsr_ds_add_names(buffers, p->buffers, p->err));
+    const tsr_value *module = p->from->module;
     p->candidates = tsr_arena_array(p->checkpoint->arena, tsr_ds_count(module), sizeof *p->candidates, p->err);
     if (!p->candidates) return TSR_E_NOMEM;
     for (size_t i = 0; i < tsr_ds_count(module); i++) {
@@ -106,6 +115,13 @@ static const tsr_entry *shaped_by(const tsr_value *states)
     return NULL;
 }
 
+/* Whether DeepSpeed split this group from one of the user's, because it has the experts. */
+static bool is_of_experts(const tsr_value *group)
+{
+    const tsr_value *moe = tsr_ds_get(group, "moe");
+    return moe && moe->kind == TSR_VALUE_BOOL && moe->as.boolean;
+}
+
 /* Lists the optimizer's parameters. Their ids count through the groups in order. */
 static tsr_status list_numbered(plain *p)
 {
@@ -117,7 +133,7 @@ static tsr_status list_numbered(plain *p)
         const tsr_value *copies = tsr_ds_kind_or_null(tsr_ds_item(p->fp32, g), TSR_VALUE_LIST);
         for (size_t i = 0; i < tsr_ds_count(tsr_ds_list(p->groups->items[g], "params")); i++) {
             const tsr_entry *fp32 = tsr_ds_tensor(tsr_ds_item(copies, i)), *shaped = shaped_by(states_of(p, p->count));
-            p->numbered[p->count++] = (tsr_ds_numbered){fp32 ? fp32 : shaped, fp32, UINT32_MAX};
+            p->numbered[p->count++] = (tsr_ds_numbered){fp32 ? fp32 : shaped, fp32, UINT32_MAX, is_of_experts(p->groups->items[g])};
         }
     }
     return TSR_OK;
@@ -130,21 +146,54 @@ static bool fits(const tsr_ds_numbered *n, const tsr_ds_candidate *c)
     return !n->shaped || tsr_entry_same_shape(n->shaped, c->tensor);
 }
 
-/* If there is only one group with all parameters, it has the order of the module. */
-static bool match_in_order(plain *p)
+/* Whether the user had one group. DeepSpeed may have split it: the experts follow, in as many groups as their size requires,
+ * which have the name of their expert-parallel group. */
+static bool is_one_group(const plain *p)
 {
-    if (tsr_ds_count(p->groups) != 1 || p->count != p->candidate_count) return false;
-    for (uint32_t i = 0; i < p->count; i++)
-        if (!fits(&p->numbered[i], &p->candidates[i])) return false;
-    for (uint32_t i = 0; i < p->count; i++) p->numbered[i].candidate = i;
+    const tsr_value *name = NULL;
+    for (size_t g = 0; g < tsr_ds_count(p->groups); g++) {
+        const tsr_value *group = p->groups->items[g], *its = tsr_ds_get(group, "name");
+        if (!is_of_experts(group)) {
+            if (g) return false;
+        } else if (!its || its->kind != TSR_VALUE_STR || (name && !tsr_str_equal(name->text, its->text))) return false;
+        else name = its;
+    }
     return true;
+}
+
+/* Gives the parameters in the groups of experts, or those in the other groups, the candidates of the same kind one by one.
+ * Unless `assigns`, only finds out whether there are as many, of the same shapes. */
+static bool pair_in_order(const plain *p, bool experts, bool assigns)
+{
+    uint32_t c = 0;
+    for (uint32_t i = 0; i < p->count; i++) {
+        if (p->numbered[i].is_expert != experts) continue;
+        while (c < p->candidate_count && p->candidates[c].is_expert != experts) c++;
+        if (c == p->candidate_count || !fits(&p->numbered[i], &p->candidates[c])) return false;
+        if (assigns) {
+            p->numbered[i].candidate = c;
+            p->candidates[c].taken = true;
+        }
+        c++;
+    }
+    while (c < p->candidate_count && p->candidates[c].is_expert != experts) c++;
+    return c == p->candidate_count;
+}
+
+/* If the user had only one group with all parameters, it has the order of the module. */
+static void match_in_order(const plain *p)
+{
+    if (!is_one_group(p)) return;
+    for (int experts = 0; experts < 2; experts++)
+        if (pair_in_order(p, experts, false)) pair_in_order(p, experts, true);
 }
 
 static tsr_status name_of(const plain *p, uint32_t id, tsr_str *out)
 {
     const uint32_t candidate = p->numbered[id].candidate;
     if (candidate != UINT32_MAX) *out = p->candidates[candidate].name;
-    else if (p->is_stage) *out = tsr_arena_format(p->checkpoint->arena, p->err, "mp_rank_%02u.%u", p->model->name.model_rank, id);
+    else if (p->is_stage) *out = tsr_arena_format(p->checkpoint->arena, p->err, "mp_rank_%02u.%u", p->from->file->name.model_rank, id);
+    else if (p->from->rank) *out = tsr_arena_format(p->checkpoint->arena, p->err, "%s.%u", p->from->rank, id);
     else *out = tsr_arena_format(p->checkpoint->arena, p->err, "%u", id);
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
@@ -158,7 +207,7 @@ static bool needs_weights(const tsr_checkpoint *checkpoint)
 /* Reports the parameters of a pipeline stage, whose names are in none of the files. */
 static tsr_status report_stage(const plain *p)
 {
-    const tsr_str file = p->checkpoint->store->files[p->model->file].name;
+    const tsr_str file = tsr_ds_file_name(p->from->files, p->from->file);
     if (p->fp32 && needs_weights(p->checkpoint))
         return tsr_ds_report(p->checkpoint, file, p->err,
                              "%.*s: the optimizer's float32 weights of a pipeline's stage have no names without ZeRO; open the 16-bit "
@@ -175,7 +224,7 @@ static tsr_status report_stage(const plain *p)
 static tsr_status report_unnamed(const plain *p)
 {
     tsr_shown_names names = {.used = 0};
-    const tsr_str file = p->checkpoint->store->files[p->model->file].name;
+    const tsr_str file = tsr_ds_file_name(p->from->files, p->from->file);
     uint32_t unnamed = 0;
     for (uint32_t i = 0; i < p->count; i++) unnamed += p->numbered[i].candidate == UINT32_MAX;
     if (unnamed == 0) return TSR_OK;
@@ -195,15 +244,20 @@ static tsr_status report_unnamed(const plain *p)
         names.text, tsr_shown_names_rest(&names));
 }
 
-static tsr_status add_parameter(const plain *p, uint32_t id, tsr_ds_rows *weights, tsr_ds_rows *states)
+static tsr_status add_parameter(const plain *p, uint32_t id)
 {
+    tsr_ds_rows *weights = p->from->weights, *states = p->from->states;
     tsr_str name;
     const tsr_value *dict = states_of(p, id);
     TSR_TRY(name_of(p, id, &name));
     for (size_t i = 0; i < tsr_ds_count(dict); i++)
         if (dict->items[2 * i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_ds_rows_add(states, name, dict->items[2 * i]->text, dict->items[2 * i + 1], p->err));
     if (!p->numbered[id].fp32 || p->numbered[id].candidate == UINT32_MAX) return TSR_OK;
-    const tsr_value *value = tsr_value_tensor(p->checkpoint->arena, p->numbered[id].fp32, p->err);
+    tsr_entry *copy = TSR_ARENA_NEW(p->checkpoint->arena, tsr_entry, p->err);
+    if (!copy) return TSR_E_NOMEM;
+    *copy = *p->numbered[id].fp32;
+    if (copy->storage_id) copy->storage_id += p->from->file->storage_base;
+    const tsr_value *value = tsr_value_tensor(p->checkpoint->arena, copy, p->err);
     return value ? tsr_ds_rows_add(weights, name, TSR_STR(""), value, p->err) : TSR_E_NOMEM;
 }
 
@@ -241,8 +295,9 @@ static tsr_status name_groups(const plain *p, const tsr_value **out)
 }
 
 /* Adds the float32 copies under the second names, too. They share a storage as the weights do. */
-static tsr_status add_ties(const plain *p, tsr_ds_rows *weights)
+static tsr_status add_ties(const plain *p)
 {
+    tsr_ds_rows *weights = p->from->weights;
     const tied_name *ties = p->ties.items;
     for (size_t i = 0; i < p->ties.count; i++) {
         const tsr_value *copy = tsr_ds_rows_get(weights, p->candidates[ties[i].candidate].name, TSR_STR(""));
@@ -251,7 +306,7 @@ static tsr_status add_ties(const plain *p, tsr_ds_rows *weights)
     return TSR_OK;
 }
 
-static tsr_status add_all(plain *p, tsr_ds_rows *weights, tsr_ds_rows *states, const tsr_value **groups)
+static tsr_status add_all(plain *p, const tsr_value **groups)
 {
     tsr_map *storages = tsr_map_new(p->checkpoint->host->allocator, 0, p->err);
     if (!storages) return TSR_E_NOMEM;
@@ -259,31 +314,53 @@ static tsr_status add_all(plain *p, tsr_ds_rows *weights, tsr_ds_rows *states, c
     tsr_map_free(storages);
     if (status != TSR_OK) return status;
     TSR_TRY(list_numbered(p));
-    if (!match_in_order(p)) TSR_TRY(tsr_ds_match(p->checkpoint, p->numbered, p->count, p->candidates, p->candidate_count, p->err));
+    match_in_order(p);
+    TSR_TRY(tsr_ds_match(p->checkpoint, p->numbered, p->count, p->candidates, p->candidate_count, p->err));
     TSR_TRY(report_unnamed(p));
-    for (uint32_t id = 0; id < p->count; id++) TSR_TRY(add_parameter(p, id, weights, states));
-    TSR_TRY(add_ties(p, weights));
+    for (uint32_t id = 0; id < p->count; id++) TSR_TRY(add_parameter(p, id));
+    TSR_TRY(add_ties(p));
     return p->groups ? name_groups(p, groups) : TSR_OK;
 }
 
-tsr_status tsr_ds_plain_add(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_rows *weights, tsr_ds_rows *states,
-                            const tsr_value **groups, tsr_error *err)
+/* Lists the names of buffers, which are never trained. The model states have them. */
+static tsr_status list_buffers(plain *p)
 {
-    const tsr_value *optimizer = tsr_ds_dict(column->model->root, "optimizer"), *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
-    plain p = {.checkpoint = files->checkpoint, .model = column->model, .is_stage = files->has_layers, .err = err, .fp32 = tsr_ds_list(optimizer, "fp32_groups"),
+    const tsr_ds_files *files = p->from->files;
+    p->buffers = tsr_map_new(p->checkpoint->host->allocator, 0, p->err);
+    if (!p->buffers) return TSR_E_NOMEM;
+    for (uint32_t c = 0; c < files->column_count; c++) {
+        const tsr_ds_file *model = files->columns[c].model;
+        if (model && model->name.model_rank == p->from->file->name.model_rank)
+            TSR_TRY(tsr_ds_add_names(tsr_ds_list(model->root, "buffer_names"), p->buffers, p->err));
+    }
+    return TSR_OK;
+}
+
+static bool has_expert_groups(const tsr_value *groups)
+{
+    size_t g = 0;
+    while (g < tsr_ds_count(groups) && !is_of_experts(groups->items[g])) g++;
+    return g < tsr_ds_count(groups);
+}
+
+tsr_status tsr_ds_plain_add(const tsr_ds_plain *from, const tsr_value **groups, tsr_error *err)
+{
+    const tsr_ds_files *files = from->files;
+    const tsr_value *optimizer = tsr_ds_dict(from->file->root, "optimizer"), *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
+    plain p = {.checkpoint = files->checkpoint, .from = from, .is_stage = files->has_layers, .err = err, .fp32 = tsr_ds_list(optimizer, "fp32_groups"),
                .ties = tsr_vec_of(files->checkpoint->host->allocator, sizeof(tied_name))};
     if (!inner) inner = optimizer;
     p.state = tsr_ds_dict(inner, "state");
     p.groups = tsr_ds_list(inner, "param_groups");
-    const tsr_str file = tsr_ds_file_name(files, column->model);
+    p.has_expert_groups = has_expert_groups(p.groups);
+    const tsr_str file = tsr_ds_file_name(files, from->file);
     if (tsr_ds_get(optimizer, "fp32_groups_flat") && needs_weights(files->checkpoint))
         TSR_TRY(tsr_ds_report(files->checkpoint, file, err,
                               "%.*s: the optimizer's float32 weights are in flat buffers without names "
                               "('fp32_groups_flat'), which are not supported",
                               TSR_STR_ARG(file)));
-    p.buffers = tsr_map_new(files->checkpoint->host->allocator, 0, err);
-    if (!p.buffers) return TSR_E_NOMEM;
-    const tsr_status status = p.groups ? add_all(&p, weights, states, groups) : TSR_OK;
+    tsr_status status = list_buffers(&p);
+    if (status == TSR_OK && p.groups) status = add_all(&p, groups);
     tsr_map_free(p.buffers);
     tsr_vec_free(&p.ties);
     return status;

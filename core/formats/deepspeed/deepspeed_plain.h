@@ -1,17 +1,25 @@
-/* ZeRO 0: all ranks have the same data, so there is one file. Its optimizer identifies parameters by number. Their names are
- * found by order and shape, and, if the optimizer keeps float32 copies, by values. */
+/* ZeRO 0: all ranks have the same data, so there is one file, unless there are experts. Its optimizer identifies parameters
+ * by number. Their names are found by order and shape, and, if the optimizer keeps float32 copies, by values. */
 #ifndef TSR_FORMATS_DEEPSPEED_DEEPSPEED_PLAIN_H
 #define TSR_FORMATS_DEEPSPEED_DEEPSPEED_PLAIN_H
 
 #include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_rows.h"
 
-/* Adds the float32 copies to `weights` (rows by name) and the states as rows (name, key), and sets *groups to the param
- * groups with names (NULL if there are none). Parameters that cannot be named keep their number, which in a pipeline follows
- * the name of their stage. If this happens to one with a float32 copy, the checkpoint is reported as unusable. Fails if
- * reading fails, or with TSR_E_NOMEM. */
-tsr_status tsr_ds_plain_add(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_rows *weights, tsr_ds_rows *states,
-                            const tsr_value **groups, tsr_error *err);
+/* An optimizer without names, and where its contents are added. */
+typedef struct tsr_ds_plain {
+    const tsr_ds_files *files;
+    const tsr_ds_file *file;   /* has "optimizer" */
+    const tsr_value *module;   /* the stored weights that it may train, a DICT in the order of the module; or NULL */
+    const char *rank;          /* precedes the numbers of parameters without a name, or NULL */
+    tsr_ds_rows *weights, *states;
+} tsr_ds_plain;
+
+/* Adds the float32 copies to `weights` (rows by name) and the states to `states` as rows (name, key), and sets *groups to the
+ * param groups with names (NULL if there are none). Parameters that cannot be named keep their number, which in a pipeline
+ * follows the name of their stage. If this happens to one with a float32 copy, the checkpoint is reported as unusable. Fails
+ * if reading fails, or with TSR_E_NOMEM. */
+tsr_status tsr_ds_plain_add(const tsr_ds_plain *from, const tsr_value **groups, tsr_error *err);
 
 /* The value under "optimizer" in the first model states, or NULL. */
 const tsr_value *tsr_ds_plain_optimizer(const tsr_ds_files *files);
@@ -21,12 +29,14 @@ typedef struct tsr_ds_numbered {
     const tsr_entry *shaped; /* a tensor with its shape, or NULL if the shape is unknown */
     const tsr_entry *fp32;   /* its float32 copy, or NULL */
     uint32_t candidate;      /* number of the matching candidate, or UINT32_MAX if unknown */
+    bool is_expert;          /* it is in a param group of experts, and can only match a candidate that is an expert */
 } tsr_ds_numbered;
 
 typedef struct tsr_ds_candidate {
     tsr_str name;
     const tsr_entry *tensor;
     bool taken;
+    bool is_expert; /* belongs to an expert, which is known to be in a param group of experts */
 } tsr_ds_candidate;
 
 /* deepspeed_match.c: sets `candidate` where it is UINT32_MAX, as far as shapes and values allow. Values are only read for

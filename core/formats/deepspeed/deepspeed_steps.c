@@ -18,8 +18,7 @@ static const tsr_value *base_of(const tsr_ds_files *files, const tsr_ds_file *fi
     return tsr_ds_get(tsr_ds_optimizer(file), files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state");
 }
 
-/* The first "step" in the dictionaries of a LIST, or in those that are the values of a DICT. */
-static const tsr_value *step_in(const tsr_value *states)
+const tsr_value *tsr_ds_step_in(const tsr_value *states)
 {
     const bool pairs = states && states->kind == TSR_VALUE_DICT;
     for (size_t i = 0; i < tsr_ds_count(states); i++) {
@@ -34,9 +33,9 @@ const tsr_value *tsr_ds_step_of(const tsr_ds_files *files, const tsr_ds_file *fi
     const tsr_value *elastic = tsr_ds_get(tsr_ds_optimizer(file), "base_optimizer_state_step");
     const tsr_value *base = base_of(files, file);
     if (elastic) return elastic;
-    const tsr_value *step = step_in(tsr_ds_kind_or_null(base, TSR_VALUE_LIST));
-    if (!step) step = step_in(tsr_ds_dict(base, "state"));
-    return step ? step : step_in(tsr_ds_list(base, "param_groups")); /* where some fused optimizers store it */
+    const tsr_value *step = tsr_ds_step_in(tsr_ds_kind_or_null(base, TSR_VALUE_LIST));
+    if (!step) step = tsr_ds_step_in(tsr_ds_dict(base, "state"));
+    return step ? step : tsr_ds_step_in(tsr_ds_list(base, "param_groups")); /* where some fused optimizers store it */
 }
 
 tsr_status tsr_ds_compare_step(const tsr_ds_files *files, const tsr_value *step, uint64_t made, tsr_ds_steps *out, tsr_error *err)

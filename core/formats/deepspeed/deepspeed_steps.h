@@ -7,6 +7,9 @@
 /* The first step that an optimizer file states, a number or a tensor. NULL if it counts no steps, like SGD's. */
 const tsr_value *tsr_ds_step_of(const tsr_ds_files *files, const tsr_ds_file *file);
 
+/* The first "step" in the dictionaries of a LIST, or in those that are the values of a DICT; otherwise NULL. */
+const tsr_value *tsr_ds_step_in(const tsr_value *states);
+
 /* The result of comparing a step with a number of steps. UNKNOWN: the step is neither a number nor a 0-d float32 tensor. */
 typedef enum tsr_ds_steps { TSR_DS_STEPS_UNKNOWN = 0, TSR_DS_STEPS_SAME, TSR_DS_STEPS_OTHER } tsr_ds_steps;
 /* Compares the CRC-32 of a tensor if one is stated, without reading the tensor. Fails only if reading fails. */
