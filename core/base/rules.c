@@ -134,7 +134,8 @@ static const tsr_rule rules[] = {
      "the model."},
     {"parts/unnamed-states", TSR_NOTE, "the optimizer's states cannot be matched with parameter names",
      "The optimizer numbers its parameters, and several of them have the same shape. The states are listed by number, in "
-     "the order of the optimizer's param groups."},
+     "the order of the optimizer's param groups. If there is one param group with all parameters, they are named by the order of "
+     "the module instead, which the optimizer has if it was given model.parameters()."},
     {"pickle/trailing-bytes", TSR_WARNING, "bytes follow the end of a pickle",
      "PyTorch stops at the end of the pickle and never reads them, but another program may. They are not part of the "
      "checkpoint. Save the file again to remove them."},

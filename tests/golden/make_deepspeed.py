@@ -27,6 +27,8 @@ CASES = {
     "zero0_fp32_groups": (2, "fp32", {"stage": 0}, "adamw", {}),
     "zero0_bf16": (2, "bf16", {"stage": 0}, "adamw", {}),
     "zero0_bf16_twins": (2, "bf16", {"stage": 0}, "still", {}),
+    "zero0_bf16_reversed": (1, "bf16", {"stage": 0}, "alike", {}),
+    "zero0_fp32_reversed": (1, "fp32", {"stage": 0}, "alike", {}),
     "zero1_bf16": (3, "bf16", {"stage": 1}, "adamw", {}),
     "zero1_round_robin": (2, "fp32", {"stage": 1, "round_robin_gradients": True}, "adamw", {}),
     "zero1_elastic": (2, "bf16", {"stage": 1, "elastic_checkpoint": True}, "adamw", {}),
@@ -85,6 +87,19 @@ class Tied(torch.nn.Module):
 
     def forward(self, ids):
         return self.still(torch.tanh(self.again(self.frozen(self.up(self.embed(ids)))))).float().square().mean()
+
+
+class Alike(torch.nn.Module):
+    """Layers of equal shapes, which the optimizer is given in the reverse order."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.first, self.second, self.third = (torch.nn.Linear(5, 5) for _ in range(3))
+
+    def forward(self, ids):
+        hidden = torch.nn.functional.one_hot(ids % 5, 5).to(self.first.weight.dtype)
+        return self.third(torch.tanh(self.second(torch.tanh(self.first(hidden))))).float().square().mean()
 
 
 class Twins(torch.nn.Module):
@@ -284,7 +299,7 @@ def run(rank, world, port, case, folder):
     type(get_accelerator()).is_fp16_supported = lambda self: True
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     _, dtype, zero, kind, further = CASES[case]
-    model = {"still": Twins, "tied": Tied, "moe": Experts, "replicated": Replicated, "mixtures": Mixtures}.get(kind, Model)()
+    model = {"still": Twins, "tied": Tied, "moe": Experts, "replicated": Replicated, "alike": Alike, "mixtures": Mixtures}.get(kind, Model)()
     if kind == "mixtures":
         model.number_experts(rank // 2 if further.get("use_data_before_expert_parallelism") else rank % 2)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -294,6 +309,8 @@ def run(rank, world, port, case, folder):
         groups[1]["lr"] = 0.002
     if kind == "replicated":
         groups = [{"params": [p for _, p in trained]}]
+    elif kind == "alike":
+        groups = [{"params": [p for layer in reversed(list(model.children())) for p in layer.parameters()]}]
     elif kind == "moe":
         from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
         groups = split_params_into_different_moe_groups_for_optimizer({"params": list(model.parameters()), "name": "all"})

@@ -6,7 +6,7 @@
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
-enum { BLOCK = 4096 };
+enum { BLOCK = 4096, SAMPLE = 512 };
 
 typedef enum depth { BY_SHAPE, BY_HEAD, BY_ALL } depth;
 
@@ -75,6 +75,20 @@ static tsr_status digest(const matching *m, const tsr_entry *tensor, tsr_dtype t
     *hash = tsr_hash_bytes(tensor->shape, tensor->ndim * sizeof *tensor->shape, tensor->ndim);
     if (how == BY_SHAPE || !tsr_ds_is_plain(tensor) || !tsr_entry_elements(tensor, &elements)) return TSR_OK;
     return digest_values(m, tensor, to, how == BY_HEAD && elements > BLOCK ? BLOCK : elements, hash);
+}
+
+tsr_status tsr_ds_rounds_to(tsr_checkpoint *checkpoint, const tsr_entry *fp32, const tsr_entry *stored, bool *does, tsr_error *err)
+{
+    const matching m = {.checkpoint = checkpoint, .err = err};
+    const bool narrow = stored->dtype == TSR_BFLOAT16 || stored->dtype == TSR_FLOAT16;
+    uint64_t elements, a = 0, b = 0;
+    *does = true;
+    if (!narrow || fp32->dtype != TSR_FLOAT32 || !tsr_ds_is_plain(fp32) || !tsr_ds_is_plain(stored) || !tsr_entry_elements(fp32, &elements)) return TSR_OK;
+    if (elements > SAMPLE) elements = SAMPLE;
+    TSR_TRY(digest_values(&m, fp32, stored->dtype, elements, &a));
+    TSR_TRY(digest_values(&m, stored, stored->dtype, elements, &b));
+    *does = a == b;
+    return TSR_OK;
 }
 
 /* How many parameters and weights have a hash, and the last of each. */

@@ -180,12 +180,55 @@ static bool pair_in_order(const plain *p, bool experts, bool assigns)
     return c == p->candidate_count;
 }
 
-/* If the user had only one group with all parameters, it has the order of the module. */
-static void match_in_order(const plain *p)
+/* Undoes pairs whose float32 copies are not those of the weights: the user listed the parameters in another order. */
+static tsr_status check_order(const plain *p, bool experts)
 {
-    if (!is_one_group(p)) return;
-    for (int experts = 0; experts < 2; experts++)
-        if (pair_in_order(p, experts, false)) pair_in_order(p, experts, true);
+    bool same = true;
+    for (uint32_t i = 0; i < p->count && same; i++) {
+        const tsr_ds_numbered *n = &p->numbered[i];
+        if (n->is_expert != experts || n->candidate == UINT32_MAX || !n->fp32) continue;
+        TSR_TRY(tsr_ds_rounds_to(p->checkpoint, n->fp32, p->candidates[n->candidate].tensor, &same, p->err));
+    }
+    for (uint32_t i = 0; i < p->count && !same; i++) {
+        tsr_ds_numbered *n = &p->numbered[i];
+        if (n->is_expert != experts || n->candidate == UINT32_MAX) continue;
+        p->candidates[n->candidate].taken = false;
+        n->candidate = UINT32_MAX;
+    }
+    return TSR_OK;
+}
+
+/* Reports that only the order names the states, if two parameters have the same shape and no copies. Once per checkpoint,
+ * although expert-parallel ranks have further optimizers. */
+static tsr_status report_order(const plain *p)
+{
+    if (p->from->file->name.kind != TSR_DS_MODEL) return TSR_OK;
+    for (uint32_t i = 0; i < p->count; i++) {
+        const tsr_ds_numbered *a = &p->numbered[i];
+        if (a->candidate == UINT32_MAX || a->fp32 || !a->shaped) continue;
+        for (uint32_t k = 0; k < i; k++) {
+            const tsr_ds_numbered *b = &p->numbered[k];
+            if (b->is_expert != a->is_expert || b->candidate == UINT32_MAX || !b->shaped || !tsr_entry_same_shape(a->shaped, b->shaped)) continue;
+            return tsr_finding_add_at(p->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
+                                      (tsr_place){tsr_ds_file_name(p->from->files, p->from->file), TSR_NO_POSITION, {NULL, 0}}, p->err,
+                                      "the optimizer's states have no names and are named by the order of the module's parameters; if the optimizer was "
+                                      "given them in another order, those of equal shape, such as '%.*s' and '%.*s', have the wrong names",
+                                      TSR_STR_ARG(p->candidates[b->candidate].name), TSR_STR_ARG(p->candidates[a->candidate].name));
+        }
+    }
+    return TSR_OK;
+}
+
+/* If the user had only one group with all parameters, it usually has the order of the module. */
+static tsr_status match_in_order(const plain *p)
+{
+    if (!is_one_group(p)) return TSR_OK;
+    for (int experts = 0; experts < 2; experts++) {
+        if (!pair_in_order(p, experts, false)) continue;
+        pair_in_order(p, experts, true);
+        TSR_TRY(check_order(p, experts));
+    }
+    return report_order(p);
 }
 
 static tsr_status name_of(const plain *p, uint32_t id, tsr_str *out)
@@ -314,7 +357,7 @@ static tsr_status add_all(plain *p, const tsr_value **groups)
     tsr_map_free(storages);
     if (status != TSR_OK) return status;
     TSR_TRY(list_numbered(p));
-    match_in_order(p);
+    TSR_TRY(match_in_order(p));
     TSR_TRY(tsr_ds_match(p->checkpoint, p->numbered, p->count, p->candidates, p->candidate_count, p->err));
     TSR_TRY(report_unnamed(p));
     for (uint32_t id = 0; id < p->count; id++) TSR_TRY(add_parameter(p, id));
