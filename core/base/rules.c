@@ -130,8 +130,8 @@ static const tsr_rule rules[] = {
      "weights are there under the first name."},
     {"parts/unchecked-save", TSR_NOTE, "nothing in the files shows whether they are of the same save",
      "ZeRO 3 stores the weights only in the optimizer files, each rank its own part, so that no two files have values to "
-     "compare, and optimizers such as SGD count no steps. If a file may have been mixed up, load the checkpoint and evaluate "
-     "the model."},
+     "compare, and optimizers such as SGD count no steps. Without ZeRO, files of experts state no step. If a file may have been "
+     "mixed up, load the checkpoint and evaluate the model."},
     {"parts/unnamed-states", TSR_NOTE, "the optimizer's states cannot be matched with parameter names",
      "The optimizer numbers its parameters, and several of them have the same shape. The states are listed by number, in "
      "the order of the optimizer's param groups. If there is one param group with all parameters, they are named by the order of "

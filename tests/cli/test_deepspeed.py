@@ -206,6 +206,26 @@ def test_without_zero_files_of_expert_ranks_that_do_not_belong_together_are_name
 
 
 @test
+def test_files_of_experts_of_another_step_are_named(t):
+    """They state no step: under ZeRO, the float32 weights show it; without, nothing does, which is a note."""
+    import torch
+    for case, file, change in (("zero1_moe", "layer_0_expert_2_mp_rank_00_model_states.pt", lambda saved: [w.mul_(1.5) for w in saved.values()]),
+                               ("zero1_moe", "mp_rank_00_model_states.pt", lambda saved: (saved.update(global_steps=1), [w.mul_(1.5) for w in saved["module"].values()])),
+                               ("zero0_moe_bf16", "layer_0_expert_2_mp_rank_00_model_states.pt", lambda saved: [w.mul_(1.5) for w in saved.values()])):
+        path = copy_of(t, case, f"{case}_{file}")
+        saved = torch.load(os.path.join(path, file), weights_only=False)
+        change(saved)
+        torch.save(saved, os.path.join(path, file))
+        of = file if case == "zero1_moe" else expert_states(1)
+        found = [f for f in t.json("validate", path, "--json", status=1)["findings"] if f["level"] == "error"]
+        need([(f["rule"], f["file"]) for f in found] == [("parts/incomplete-save", of)], found)
+        need(of in t.run("convert", path, t.at("x"), "--to", "dcp", status=2).stderr.decode(), case)
+    for case, unchecked in (("zero0_moe", True), ("zero0_moe_bf16", False), ("zero1_moe", False)):
+        found = t.json("validate", copy_of(t, case, case), "--json")["findings"]
+        need(any(f["rule"] == "parts/unchecked-save" for f in found) == unchecked, found)
+
+
+@test
 def test_without_zero_every_copy_of_a_state_is_compared(t):
     """Each expert-parallel rank stores the states of the weights that all ranks share, and rank 0 stores all of its own twice."""
     for case, rank in (("zero0_moe", 1), ("zero0_moe_replicated", 0)):

@@ -97,6 +97,36 @@ static tsr_status compare_weight(const agreement *a, const tsr_entry *fp32, cons
     return TSR_OK;
 }
 
+/* Compares the first trained weight of an expert's file with its float32 values. Files of experts state no step. An optimizer
+ * file that is known to differ is not compared. */
+static tsr_status check_expert(const agreement *a, const tsr_ds_file *file, const tsr_ds_rows *trained)
+{
+    for (size_t i = 0; i < tsr_ds_count(file->root); i++) {
+        const tsr_value *name = file->root->items[2 * i];
+        const tsr_entry *stored = tsr_ds_tensor(file->root->items[2 * i + 1]);
+        const tsr_entry *fp32 = name->kind == TSR_VALUE_STR ? tsr_ds_tensor(tsr_ds_rows_get(trained, name->text, TSR_STR(""))) : NULL;
+        const tsr_chunk *chunk = fp32 && fp32->chunk_count ? &fp32->chunks[0] : NULL;
+        const seen *of = chunk && chunk->file != TSR_NO_FILE ? seen_of(a, chunk->file) : NULL;
+        bool same;
+        if (!of || of->differs || !can_compare(fp32, stored) || !chunk->byte_length || (chunk->view && !tsr_view_is_plain(chunk->view))) continue;
+        TSR_TRY(compare_run(a, fp32, chunk, stored, &same));
+        if (same) return TSR_OK;
+        const tsr_str expert = tsr_ds_file_name(a->files, file);
+        return tsr_ds_report(a->files->checkpoint, expert, a->err,
+                             "%.*s: its weights are not those of %.*s, rounded: the files do not belong to the same save", TSR_STR_ARG(expert),
+                             TSR_STR_ARG(a->files->checkpoint->store->files[chunk->file].name));
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_experts(const agreement *a, const tsr_ds_rows *trained)
+{
+    uint32_t count;
+    const tsr_ds_file *experts = tsr_ds_first(a->files, TSR_DS_EXPERT, &count);
+    for (uint32_t i = 0; i < count; i++) TSR_TRY(check_expert(a, &experts[i], trained));
+    return TSR_OK;
+}
+
 static tsr_status compare_all(const agreement *a, const tsr_value *module, const tsr_ds_rows *trained)
 {
     for (size_t i = 0; i < tsr_ds_count(module); i++) {
@@ -138,11 +168,11 @@ tsr_status tsr_ds_agree(const tsr_ds_files *files, const tsr_ds_column *column, 
     bool doubt;
     agreement a = {.files = files, .column = column, .err = err};
     const tsr_value *module = column->model ? tsr_ds_dict(column->model->root, "module") : NULL;
-    if ((files->zero != 1 && files->zero != 2) || files->universal || files->has_experts || !module) return TSR_OK;
-    TSR_TRY(is_in_doubt(&a, &doubt));
-    if (!doubt) return TSR_OK;
+    if ((files->zero != 1 && files->zero != 2) || files->universal || !module) return TSR_OK;
     a.ranks = tsr_arena_array(files->checkpoint->arena, column->world, sizeof *a.ranks, err);
     if (!a.ranks) return TSR_E_NOMEM;
-    TSR_TRY(compare_all(&a, module, trained));
-    return report(&a);
+    TSR_TRY(is_in_doubt(&a, &doubt));
+    if (doubt) TSR_TRY(compare_all(&a, module, trained));
+    TSR_TRY(report(&a));
+    return check_experts(&a, trained);
 }

@@ -7,6 +7,7 @@
 #include "formats/deepspeed/deepspeed_states.h"
 #include "formats/deepspeed/deepspeed_steps.h"
 #include "formats/deepspeed/deepspeed_values.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 
 #define WITHIN_LAYER "experts.deepspeed_experts."
@@ -196,6 +197,17 @@ static tsr_status check_step(const experts *e, const tsr_ds_file *file)
                          TSR_STR_ARG(name), TSR_STR_ARG(tsr_ds_file_name(files, e->from->file)));
 }
 
+/* Files of experts state no step, and their weights can only be compared with float32 copies. */
+static tsr_status report_unchecked(const experts *e)
+{
+    const tsr_ds_files *files = e->from->files;
+    if (!e->layer_count || tsr_ds_list(tsr_ds_dict(e->from->file->root, "optimizer"), "fp32_groups")) return TSR_OK;
+    return tsr_finding_add_at(files->checkpoint->findings, (tsr_rated_rule){"parts/unchecked-save", TSR_NOTE},
+                              (tsr_place){tsr_ds_file_name(files, e->layers[0].files), TSR_NO_POSITION, {NULL, 0}}, e->err,
+                              "the files of experts state no step, and the optimizer has no copies of their weights to compare with: an expert's file "
+                              "from another step would not be noticed");
+}
+
 /* Adds the optimizer of a rank, or the copy of rank 0's if `file` is the model states. */
 static tsr_status add_rank(experts *e, const tsr_ds_file *file, uint32_t rank, const tsr_value **groups)
 {
@@ -217,6 +229,7 @@ tsr_status tsr_ds_expert_ranks_add(const tsr_ds_plain *from, const tsr_value **g
     TSR_TRY(list_layers(&e));
     TSR_TRY(check_missing(&e));
     TSR_TRY(check_left_over(&e));
+    TSR_TRY(report_unchecked(&e));
     for (uint32_t r = 0; r < e.ranks; r++) {
         const tsr_ds_file *file = file_of(from->files, r);
         if (file) TSR_TRY(check_step(&e, file));
