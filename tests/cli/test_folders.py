@@ -434,3 +434,40 @@ def test_what_is_left_out_is_named_with_the_tool_that_reads_it(t):
             with open(t.at("d" + name, path), "w") as f:
                 f.write("{}")
         need(tool in t.run("inspect", t.at("d" + name), status=2).stderr.decode(), name)
+
+
+def floats(*values):
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def write_index(t, directory, files):
+    os.makedirs(t.at(directory), exist_ok=True)
+    with open(os.path.join(t.at(directory), "model.safetensors.index.json"), "w") as f:
+        json.dump({"metadata": {"total_size": 8 * len(files)}, "weight_map": {f"w{i}": file for i, file in enumerate(files)}}, f)
+
+
+def value_of(t, path, name="w0", *more):
+    return t.run("get", path, name, "--print", *more).stdout.decode()
+
+
+@test
+def test_an_index_that_save_pretrained_left_does_not_hide_the_model(t):
+    """transformers 5.23 writes one file where the model fits, keeps an older index, and loads the file (from_pretrained)."""
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    write_index(t, "old", shards)
+    st_write(os.path.join(t.at("old"), "model.safetensors"), {"w0": ("F32", [2], floats(1.5, 2.5)), "w1": ("F32", [2], floats(3, 4))})
+    found = [f for f in t.json("validate", t.at("old"), "--deep", "--json")["findings"] if f["level"] != "note"]
+    need([(f["rule"], f["level"], f["file"]) for f in found] == [("index/missing-file", "warning", "model.safetensors.index.json")], found)
+    need(t.json("inspect", t.at("old"), "--json")["format"] == "safetensors" and "1.5" in value_of(t, t.at("old")), "the file is the model")
+    t.run("convert", t.at("old"), t.at("x.pt"), "--to", "torch")
+    index = os.path.join(t.at("old"), "model.safetensors.index.json")  # by its own path, it is what the user asked for
+    need(shards[0] in t.run("get", index, "w0", "--print", status=2).stderr.decode(), "an index that was named")
+
+
+@test
+def test_a_file_that_transformers_prefers_to_the_index_is_named(t):
+    write_index(t, "both", ["model-00001-of-00001.safetensors"])
+    for file, value in (("model-00001-of-00001.safetensors", 1.5), ("model.safetensors", 7.25)):
+        st_write(os.path.join(t.at("both"), file), {"w0": ("F32", [2], floats(value, 0))})
+    found = [f for f in t.json("validate", t.at("both"), "--json")["findings"] if f["rule"] == "index/unreferenced-file"]
+    need([f["file"] for f in found] == ["model.safetensors"] and "transformers loads it" in found[0]["message"], found)

@@ -2,6 +2,7 @@
 #include "formats/common/incomplete.h"
 
 #include "formats/common/shown_names.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_COUNTED = 1 << 20 };
@@ -273,6 +274,18 @@ static tsr_status check_rank_parts(tsr_checkpoint *checkpoint, tsr_error *err)
     return report_names(checkpoint, &names, ranks * parts, err);
 }
 
+/* An index next to the whole model in one file, which was opened because no file that the index names exists. */
+static tsr_status report_old_index(const tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_str file = checkpoint->store->files[checkpoint->files[0]].name;
+    const tsr_str index = tsr_arena_format(checkpoint->arena, err, "%.*s%s", TSR_STR_ARG(file), TSR_INDEX_ENDING);
+    if (!index.data) return TSR_E_NOMEM;
+    if (checkpoint->file_count != 1 || tsr_store_find(checkpoint->store, index) == TSR_NO_FILE) return TSR_OK;
+    return tsr_finding_add_at(checkpoint->findings, (tsr_rated_rule){"index/missing-file", TSR_WARNING}, (tsr_place){index, TSR_NO_POSITION, {NULL, 0}}, err,
+                              "no file that '%.*s' names exists, so it is taken to be left over from another save; '%.*s' is read instead, as transformers does",
+                              TSR_STR_ARG(index), TSR_STR_ARG(file));
+}
+
 tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
@@ -287,7 +300,7 @@ tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err)
         return check_counted(checkpoint, err);
     case TSR_FORMAT_SAFETENSORS:
     case TSR_FORMAT_TORCH_ZIP:
-    case TSR_FORMAT_TORCH_LEGACY:
+    case TSR_FORMAT_TORCH_LEGACY: TSR_TRY(report_old_index(checkpoint, err)); return check_counted(checkpoint, err);
     case TSR_FORMAT_TORCH_RANKS: return check_counted(checkpoint, err);
     default: return TSR_OK;
     }

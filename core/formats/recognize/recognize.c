@@ -109,11 +109,12 @@ static tsr_status add(recognizer *r, tsr_vec *list, uint64_t number, uint32_t fi
 
 /* ---- index files ---- */
 
-/* The content of the first file of a weight map that exists; judged by its name if none does. */
-static tsr_status shard_content(recognizer *r, const cJSON *weights, tsr_content *content)
+/* The content of the first file of a weight map that exists; judged by its name if none does, in which case *any is false. */
+static tsr_status shard_content(recognizer *r, const cJSON *weights, tsr_content *content, bool *any)
 {
     const char *foreign;
     *content = TSR_CONTENT_SAFETENSORS;
+    *any = true;
     for (const cJSON *member = weights->child; member; member = member->next) {
         if (!cJSON_IsString(member)) continue; /* the reader will report it */
         uint32_t file = tsr_store_find(r->store, tsr_json_text_of(member));
@@ -121,7 +122,17 @@ static tsr_status shard_content(recognizer *r, const cJSON *weights, tsr_content
         bool by_name = tsr_str_ends(tsr_json_text_of(member), TSR_STR(".safetensors"));
         if (member == weights->child && !by_name) *content = TSR_CONTENT_TORCH_ZIP;
     }
+    *any = false;
     return TSR_OK;
+}
+
+static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader **reader);
+
+/* The file with the whole model to which an index would belong: "model.safetensors" for "model.safetensors.index.json". */
+static uint32_t whole_file_of(const recognizer *r, uint32_t index)
+{
+    const tsr_str name = name_at(r, index), ending = TSR_STR(TSR_INDEX_ENDING);
+    return tsr_str_ends(name, ending) ? tsr_store_find(r->store, (tsr_str){name.data, name.size - ending.size}) : TSR_NO_FILE;
 }
 
 static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader **reader)
@@ -129,6 +140,7 @@ static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader
     tsr_bytes text;
     cJSON *root;
     tsr_content content = TSR_CONTENT_SAFETENSORS;
+    bool any = true;
     const tsr_host *host = r->checkpoint->host;
     TSR_TRY(tsr_range_load(tsr_whole_file(r->store, file), host, &text, r->err));
     tsr_status status = tsr_json_parse(text.data, host, &root, r->err);
@@ -141,9 +153,11 @@ static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader
     if (!weights)
         status = tsr_fail(r->err, TSR_E_UNSUPPORTED,
                           "%.*s is a JSON document without a weight_map, not a checkpoint", TSR_STR_ARG(name_at(r, file)));
-    else status = shard_content(r, weights, &content);
+    else status = shard_content(r, weights, &content, &any);
     cJSON_Delete(root);
     if (status != TSR_OK) return status;
+    const uint32_t whole = any || r->store->primary != TSR_NO_FILE ? TSR_NO_FILE : whole_file_of(r, file);
+    if (whole != TSR_NO_FILE) return recognize_file(r, whole, reader); /* transformers writes no index then, but leaves an old one */
     bool torch = content == TSR_CONTENT_TORCH_ZIP || content == TSR_CONTENT_TORCH_LEGACY;
     *reader = torch ? &tsr_reader_torch_index : &tsr_reader_safetensors_index;
     return choose_one(r, file);
@@ -203,7 +217,7 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
     if (tsr_str_ends(name, TSR_STR(".distcp"))) return TSR_OK;
     /* Decided by name alone: if an index cannot be read, the files next to it must not be taken for a checkpoint without an
      * index. */
-    if (tsr_str_ends(name, TSR_STR(".index.json"))) return add(r, &r->indexes, 0, file);
+    if (tsr_str_ends(name, TSR_STR(TSR_INDEX_ENDING))) return add(r, &r->indexes, 0, file);
     TSR_TRY(tsr_content_of(r->store, file, &content, &foreign, r->err));
     if (content == TSR_CONTENT_SAFETENSORS ||
         (content == TSR_CONTENT_UNKNOWN && tsr_str_ends(name, TSR_STR(".safetensors"))))
@@ -323,7 +337,7 @@ static tsr_status list_files(recognizer *r, tsr_below *list, const tsr_vec *file
         tsr_content content = TSR_CONTENT_UNKNOWN;
         const char *foreign;
         const tsr_str name = name_at(r, items[i].file);
-        const bool is_index = tsr_str_ends(name, TSR_STR(".index.json"));
+        const bool is_index = tsr_str_ends(name, TSR_STR(TSR_INDEX_ENDING));
         if (!is_index) TSR_TRY(tsr_content_of(r->store, items[i].file, &content, &foreign, r->err));
         tsr_below_add(list, name, is_index ? "index" : form_of(content));
     }
