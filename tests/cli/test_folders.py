@@ -471,3 +471,16 @@ def test_a_file_that_transformers_prefers_to_the_index_is_named(t):
         st_write(os.path.join(t.at("both"), file), {"w0": ("F32", [2], floats(value, 0))})
     found = [f for f in t.json("validate", t.at("both"), "--json")["findings"] if f["rule"] == "index/unreferenced-file"]
     need([f["file"] for f in found] == ["model.safetensors"] and "transformers loads it" in found[0]["message"], found)
+
+
+@test
+def test_what_else_is_next_to_the_model_of_a_trainer_is_named(t):
+    path, _ = golden("trainer")
+    shutil.copytree(path, t.at("run"))
+    need(not any(f["rule"] == "parts/left-out" for f in t.json("validate", t.at("run"), "--json")["findings"]), "nothing is left out")
+    write_index(t, "run", ["model-00001-of-00001.safetensors"])
+    st_write(os.path.join(t.at("run"), "model-00001-of-00001.safetensors"), {"w0": ("F32", [2], floats(1, 2))})
+    shutil.copytree(path, os.path.join(t.at("run"), "checkpoint-2"))
+    found = [f["message"] for f in t.json("validate", t.at("run"), "--json")["findings"] if f["rule"] == "parts/left-out"]
+    need(len(found) == 1 and "model-00001-of-00001.safetensors" in found[0] and "model.safetensors.index.json" in found[0], found)
+    need("checkpoint-2" not in found[0], "an earlier step is a checkpoint of its own")

@@ -125,5 +125,5 @@ tsr_status tsr_accelerate_mount(tsr_checkpoint *checkpoint, tsr_error *err)
         for (s.number = 0; found && s.number < MOST; s.number++) TSR_TRY(mount_source(&s, &found));
     }
     TSR_TRY(tsr_folder_mount_rest(checkpoint, err));
-    return tsr_folder_report_left(checkpoint, err);
+    return tsr_folder_report_left(checkpoint, false, err);
 }

@@ -53,8 +53,9 @@ tsr_status tsr_folder_mount_joined(tsr_checkpoint *checkpoint, tsr_str name, con
  * are one per rank show how many ranks there were. */
 tsr_status tsr_folder_check_ranks(tsr_checkpoint *checkpoint, const char *before, const char *after, const tsr_numbered_files *files,
                                   tsr_error *err);
-/* left_out.c: reports what looks like a checkpoint and was not mounted, unless a part was requested. */
-tsr_status tsr_folder_report_left(tsr_checkpoint *checkpoint, tsr_error *err);
+/* left_out.c: reports what looks like a checkpoint and was not mounted, unless a part was requested. If `only_files`, directories
+ * are not looked at. */
+tsr_status tsr_folder_report_left(tsr_checkpoint *checkpoint, bool only_files, tsr_error *err);
 
 /* trainer_files.c: mounts the other files that the Trainer and accelerate write: scheduler, random states, and so on. Adds
  * a finding for DeepSpeed's checkpoint next to them, which is not among the parts. */

@@ -47,6 +47,7 @@ static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
     TSR_TRY(tsr_folder_mount_file(checkpoint, "model", tsr_folder_first(checkpoint->store, tsr_trainer_models), err));
     TSR_TRY(mount_optimizer(checkpoint, err));
     TSR_TRY(tsr_folder_mount_rest(checkpoint, err));
+    TSR_TRY(tsr_folder_report_left(checkpoint, true, err)); /* the directories may be checkpoints of earlier steps */
     if (tsr_folder_has(checkpoint->store, "trainer_state.json") || !tsr_folder_has(checkpoint->store, "optimizer.pt")) return TSR_OK;
     const tsr_str message =
         TSR_STR("'trainer_state.json' is missing next to 'training_args.bin' and 'optimizer.pt': the Trainer writes it last, so the "
