@@ -484,3 +484,24 @@ def test_what_else_is_next_to_the_model_of_a_trainer_is_named(t):
     found = [f["message"] for f in t.json("validate", t.at("run"), "--json")["findings"] if f["rule"] == "parts/left-out"]
     need(len(found) == 1 and "model-00001-of-00001.safetensors" in found[0] and "model.safetensors.index.json" in found[0], found)
     need("checkpoint-2" not in found[0], "an earlier step is a checkpoint of its own")
+
+
+@test
+def test_a_later_step_without_a_checkpoint_is_named(t):
+    path, _ = golden("trainer")
+    for step in (2, 4, 6):
+        shutil.copytree(path, os.path.join(t.at("run"), f"checkpoint-{step}"))
+    asked = ("validate", t.at("run"), "--step", "latest", "--json")
+    need(not [f for f in t.json(*asked)["findings"] if f["rule"] == "parts/incomplete-save"], "the newest is whole")
+    for file in os.listdir(os.path.join(t.at("run"), "checkpoint-6")):
+        if file != "config.json":
+            os.remove(os.path.join(t.at("run"), "checkpoint-6", file))
+    with open(os.path.join(t.at("run"), "checkpoint-6", "config.json"), "w") as f:
+        f.write("{}")
+    os.makedirs(os.path.join(t.at("run"), "runs", "host99"))  # the Trainer's logs, named after the machine
+    with open(os.path.join(t.at("run"), "runs", "host99", "events.out"), "w") as f:
+        f.write("x")
+    found = [f for f in t.json(*asked)["findings"] if f["rule"] == "parts/incomplete-save"]
+    need(len(found) == 1 and found[0]["level"] == "warning" and "'checkpoint-4' is the newest" in found[0]["message"], found)
+    need("'checkpoint-6'" in found[0]["message"] and "host99" not in found[0]["message"], found)
+    need(not [f for f in t.json("validate", t.at("run"), "--step", "4", "--json")["findings"] if f["rule"] == "parts/incomplete-save"], "it was asked for")

@@ -6,6 +6,7 @@
 #include "formats/recognize/below.h"
 #include "formats/recognize/recognize.h"
 #include "io/store_view.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/steps.h"
 #include "tessera/sys/try.h"
 
@@ -282,6 +283,46 @@ static tsr_status list_steps(const tsr_store *store, tsr_vec *steps, tsr_error *
     return TSR_OK;
 }
 
+/* The text of a path before the number of its step: "checkpoint-" of "checkpoint-4". Empty if there is none. */
+static tsr_str before_step(tsr_str path)
+{
+    uint64_t number;
+    for (size_t end = path.size; end > 0;) {
+        size_t from = end, digits = end;
+        while (from > 0 && path.data[from - 1] != '/') from--;
+        while (digits > from && is_digit(path.data[digits - 1])) digits--;
+        if (number_at_end((tsr_str){path.data + from, end - from}, &number)) return (tsr_str){path.data, digits};
+        end = from ? from - 1 : 0;
+    }
+    return (tsr_str){path.data, 0};
+}
+
+/* Reports directories that are named like the newest checkpoint, with a higher number, but contain none. */
+static tsr_status report_later(choice *c, tsr_str found)
+{
+    uint64_t chosen, number;
+    tsr_shown_names later = {.used = 0};
+    tsr_str last = {NULL, 0};
+    const tsr_store *store = c->checkpoint->store;
+    const tsr_str before = before_step(found);
+    if (!before.size || !step_of(found, &chosen)) return TSR_OK;
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        tsr_str path = store->files[f].name;
+        size_t end = before.size;
+        if (!tsr_str_starts(path, before)) continue;
+        while (end < path.size && is_digit(path.data[end])) end++;
+        if (end == path.size || path.data[end] != '/') continue;
+        path.size = end;
+        if (!number_at_end(path, &number) || number <= chosen || tsr_str_equal(path, last)) continue;
+        last = path;
+        tsr_shown_names_add(&later, path);
+    }
+    if (!later.count) return TSR_OK;
+    return tsr_finding_add_at(c->checkpoint->findings, (tsr_rated_rule){"parts/incomplete-save", TSR_WARNING}, (tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}},
+                              c->err, "'%.*s' is the newest checkpoint, but %s%s %s: the save was interrupted, or files were not copied",
+                              TSR_STR_ARG(found), later.text, tsr_shown_names_rest(&later), later.count == 1 ? "has a higher number and contains no checkpoint" : "have higher numbers and contain no checkpoints");
+}
+
 /* Chooses the highest number that has a checkpoint. A directory that has none below it may be a checkpoint itself, so that the same
  * option fits a run and a step of it. */
 static tsr_status choose_highest(choice *c)
@@ -299,6 +340,7 @@ static tsr_status choose_highest(choice *c)
         status = look(c, has_step, &((const uint64_t *)steps.items)[i]);
     tsr_vec_free(&steps);
     if (status != TSR_OK) return status;
+    if (c->list.count == 1) TSR_TRY(report_later(c, c->list.first));
     if (c->list.count) return enter_found(c, TSR_STR("latest"));
     TSR_TRY(look(c, NULL, NULL));
     if (c->list.count == 0) TSR_TRY(is_checkpoint(c->checkpoint, &is, c->err));
