@@ -505,3 +505,19 @@ def test_a_later_step_without_a_checkpoint_is_named(t):
     need(len(found) == 1 and found[0]["level"] == "warning" and "'checkpoint-4' is the newest" in found[0]["message"], found)
     need("'checkpoint-6'" in found[0]["message"] and "host99" not in found[0]["message"], found)
     need(not [f for f in t.json("validate", t.at("run"), "--step", "4", "--json")["findings"] if f["rule"] == "parts/incomplete-save"], "it was asked for")
+
+
+@test
+def test_a_scheduler_without_its_optimizer_is_a_warning(t):
+    for name, file in (("trainer", "optimizer.pt"), ("accelerate_fsdp_sharded", None)):
+        path, _ = golden(name)
+        shutil.copytree(path, t.at(name))
+        need(not [f for f in t.json("validate", t.at(name), "--json")["findings"] if f["rule"] == "parts/incomplete-save"], name)
+        for entry in os.listdir(t.at(name)):
+            if entry == file:
+                os.remove(os.path.join(t.at(name), entry))
+            elif file is None and entry.startswith("optimizer"):
+                shutil.rmtree(os.path.join(t.at(name), entry))
+        found = [f for f in t.json("validate", t.at(name), "--json")["findings"] if f["rule"] == "parts/incomplete-save"]
+        need(len(found) == 1 and found[0]["level"] == "warning" and found[0]["file"].startswith("scheduler."), found)
+        need(not [f for f in t.json("validate", t.at(name), "--json", "--part", "model")["findings"] if f["rule"] == "parts/incomplete-save"], "the model is whole")

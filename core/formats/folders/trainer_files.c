@@ -138,6 +138,22 @@ static tsr_status report_deepspeed(tsr_checkpoint *checkpoint, tsr_error *err)
                            TSR_STR_ARG(directory), TSR_STR_ARG(directory));
 }
 
+/* Both write a scheduler's state only together with an optimizer's, and the Trainer then restores neither. DeepSpeed stores the
+ * optimizer elsewhere. */
+static tsr_status check_optimizer(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    const uint32_t scheduler = tsr_folder_first(store, before_state[0].files);
+    if (scheduler == TSR_NO_FILE || checkpoint->options.part.data || tsr_folder_has(store, "latest")) return TSR_OK;
+    for (uint32_t f = 0; f < store->file_count; f++)
+        if (tsr_str_starts(store->files[f].name, TSR_STR("optimizer"))) return TSR_OK;
+    const tsr_str name = store->files[scheduler].name;
+    return tsr_finding_add_at(checkpoint->findings, (tsr_rated_rule){"parts/incomplete-save", TSR_WARNING}, (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
+                              "'%.*s' was written together with the state of an optimizer, which is not there: it was removed or not copied, so training "
+                              "would begin with a new optimizer",
+                              TSR_STR_ARG(name));
+}
+
 tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
@@ -145,6 +161,7 @@ tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err)
                    arguments = tsr_store_find(store, TSR_STR("training_args.bin"));
     TSR_TRY(report_deepspeed(checkpoint, err));
     TSR_TRY(imply_numbered(checkpoint, err));
+    TSR_TRY(check_optimizer(checkpoint, err));
     TSR_TRY(mount_one(checkpoint, &before_state[0], err));
     TSR_TRY(mount_random(checkpoint, err));
     for (size_t i = 1; i < sizeof before_state / sizeof *before_state; i++) TSR_TRY(mount_one(checkpoint, &before_state[i], err));
