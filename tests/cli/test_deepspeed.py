@@ -78,7 +78,7 @@ def test_float32_weights_that_may_be_several_are_refused_with_their_names(t):
     need(all(want in states for want in expect["optim"].values()), "a state of the engine is missing")
 
 
-WITHOUT_ZERO = ("zero0_moe", "zero0_moe_replicated", "zero0_moe_bf16", "zero0_moe_data_first")
+WITHOUT_ZERO = ("zero0_moe", "zero0_moe_unsplit", "zero0_moe_replicated", "zero0_moe_bf16", "zero0_moe_data_first")
 EXPERTS = (*WITHOUT_ZERO, "zero1_moe", "zero2_moe", "zero1_moe_data_first")
 
 
@@ -196,10 +196,11 @@ def test_without_zero_files_of_expert_ranks_that_do_not_belong_together_are_name
         path = copy_of(t, case, f"later_{case}")
         change_states(path, 0, later)
         check_refused(t, path, expert_states(0))
-    for rank in range(2):
-        path = copy_of(t, "zero0_moe", f"lost{rank}")
-        os.remove(os.path.join(path, expert_states(rank)))
-        check_refused(t, path, expert_states(rank))
+    for case in ("zero0_moe", "zero0_moe_unsplit"):
+        for rank in range(2):
+            path = copy_of(t, case, f"{case}_{rank}")
+            os.remove(os.path.join(path, expert_states(rank)))
+            check_refused(t, path, expert_states(rank))
     path = copy_of(t, "zero0_moe", "more")
     shutil.copy(os.path.join(path, expert_states(1)), os.path.join(path, expert_states(3)))
     check_refused(t, path, expert_states(3))

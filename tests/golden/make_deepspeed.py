@@ -33,6 +33,7 @@ CASES = {
     "zero1_round_robin": (2, "fp32", {"stage": 1, "round_robin_gradients": True}, "adamw", {}),
     "zero1_elastic": (2, "bf16", {"stage": 1, "elastic_checkpoint": True}, "adamw", {}),
     "zero0_moe": (2, "fp32", {"stage": 0}, "moe", {}),
+    "zero0_moe_unsplit": (2, "bf16", {"stage": 0}, "unsplit", {}),
     "zero0_moe_replicated": (2, "fp32", {"stage": 0}, "replicated", {}),
     "zero0_moe_bf16": (2, "bf16", {"stage": 0}, "moe", {}),
     "zero0_moe_data_first": (4, "fp32", {"stage": 0}, "moe", {"use_data_before_expert_parallelism": True}),
@@ -299,7 +300,7 @@ def run(rank, world, port, case, folder):
     type(get_accelerator()).is_fp16_supported = lambda self: True
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     _, dtype, zero, kind, further = CASES[case]
-    model = {"still": Twins, "tied": Tied, "moe": Experts, "replicated": Replicated, "alike": Alike, "mixtures": Mixtures}.get(kind, Model)()
+    model = {"still": Twins, "tied": Tied, "moe": Experts, "unsplit": Experts, "replicated": Replicated, "alike": Alike, "mixtures": Mixtures}.get(kind, Model)()
     if kind == "mixtures":
         model.number_experts(rank // 2 if further.get("use_data_before_expert_parallelism") else rank % 2)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -307,7 +308,7 @@ def run(rank, world, port, case, folder):
               {"params": [p for n, p in trained if p.ndim <= 1], "weight_decay": 0.0}]
     if case == "zero0_fp32_groups":
         groups[1]["lr"] = 0.002
-    if kind == "replicated":
+    if kind in ("replicated", "unsplit"):
         groups = [{"params": [p for _, p in trained]}]
     elif kind == "alike":
         groups = [{"params": [p for layer in reversed(list(model.children())) for p in layer.parameters()]}]
@@ -327,7 +328,7 @@ def run(rank, world, port, case, folder):
         engine.backward(engine((torch.arange(6) * (rank + 2) + step) % 9))
         engine.step()
     engine.save_checkpoint(folder, tag="t", client_state={"epoch": 3, "args": {"lr": 0.001}})
-    experts = kind in ("moe", "replicated", "mixtures")
+    experts = kind in ("moe", "unsplit", "replicated", "mixtures")
     expect = expectation_of_experts(engine, trained, world) if experts else None
     states = {} if experts else states_of(engine, trained)
     if rank == 0 and experts:

@@ -20,6 +20,7 @@ typedef struct layer {
     const tsr_ds_file *files; /* sorted by expert */
     uint32_t count;
     tsr_str prefix; /* of the names in the layer, "….deepspeed_moe." */
+    uint64_t held;  /* how many experts the layer has */
     uint32_t own;   /* how many experts a rank has */
     bool placed;
 } layer;
@@ -57,11 +58,20 @@ static tsr_status list_layers(experts *e)
         for (end = i + 1; end < count && files[end].name.rank == files[i].name.rank;) end++;
         uint64_t number = 0;
         tsr_ds_number(tsr_ds_item(stated, files[i].name.rank), &number);
-        const uint64_t held = number ? number : files[end - 1].name.expert + UINT64_C(1);
-        e->uneven = e->uneven || held % e->ranks || held > UINT32_MAX;
-        e->layers[e->layer_count++] = (layer){files + i, end - i, prefix_of(&files[i]), (uint32_t)(held / e->ranks), false};
+        const uint64_t held = number && number <= UINT32_MAX ? number : files[end - 1].name.expert + UINT64_C(1);
+        e->layers[e->layer_count++] = (layer){.files = files + i, .count = end - i, .prefix = prefix_of(&files[i]), .held = held};
     }
     return TSR_OK;
+}
+
+static void set_ranks(experts *e, uint32_t ranks)
+{
+    e->ranks = ranks;
+    e->uneven = false;
+    for (uint32_t l = 0; l < e->layer_count; l++) {
+        e->layers[l].own = (uint32_t)(e->layers[l].held / ranks);
+        e->uneven = e->uneven || e->layers[l].held % ranks;
+    }
 }
 
 static void add_layer(layer *l, uint32_t rank, const tsr_value **items, size_t *count)
@@ -119,17 +129,40 @@ static uint32_t ranks_in(const tsr_value *group)
     return at == name->text.size && number <= MOST_RANKS ? number : 0;
 }
 
-/* The number of expert-parallel ranks: by the names of param groups if DeepSpeed split them, otherwise by the files. */
-static uint32_t count_ranks(const tsr_ds_plain *from)
+/* The number of expert-parallel ranks by the names of param groups; 0 if DeepSpeed did not split them. */
+static uint32_t named_ranks(const tsr_ds_plain *from)
 {
-    uint32_t count, ranks = 0;
-    const tsr_ds_file *files = tsr_ds_first(from->files, TSR_DS_EXPERT_OPTIM, &count);
+    uint32_t ranks = 0;
     const tsr_value *optimizer = tsr_ds_dict(from->file->root, "optimizer"), *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
     const tsr_value *groups = tsr_ds_list(inner ? inner : optimizer, "param_groups");
     for (size_t g = 0; g < tsr_ds_count(groups); g++)
         if (ranks_in(groups->items[g]) > ranks) ranks = ranks_in(groups->items[g]);
-    if (!ranks && count && files[count - 1].name.rank < MOST_RANKS) ranks = files[count - 1].name.rank + 1;
-    return ranks ? ranks : 1;
+    return ranks;
+}
+
+/* Finds the number of expert-parallel ranks. Without names it is that of the files, unless the parameters of rank 0 only fit a
+ * larger one, because files of the last ranks are missing. */
+static tsr_status find_ranks(experts *e)
+{
+    uint32_t count, ranks = named_ranks(e->from);
+    uint64_t most = 0; /* no more ranks than processes, or than experts in a layer */
+    const tsr_ds_file *files = tsr_ds_first(e->from->files, TSR_DS_EXPERT_OPTIM, &count);
+    set_ranks(e, ranks ? ranks : count && files[count - 1].name.rank < MOST_RANKS ? files[count - 1].name.rank + 1 : 1);
+    tsr_ds_number(tsr_ds_get(e->from->file->root, "dp_world_size"), &most);
+    for (uint32_t l = 0; l < e->layer_count; l++) most = e->layers[l].held < most ? e->layers[l].held : most;
+    for (uint32_t tried = e->ranks, first = tried; !ranks && tried <= most && tried < MOST_RANKS; tried++) {
+        tsr_ds_plain plain = *e->from;
+        bool fits;
+        set_ranks(e, tried);
+        if (!e->uneven) {
+            plain.module = module_of(e, 0);
+            if (!plain.module) return TSR_E_NOMEM;
+            TSR_TRY(tsr_ds_plain_fits(&plain, &fits, e->err));
+            if (fits) return TSR_OK;
+        }
+        set_ranks(e, first);
+    }
+    return TSR_OK;
 }
 
 static const tsr_ds_file *file_of(const tsr_ds_files *files, uint32_t rank)
@@ -224,9 +257,10 @@ static tsr_status add_rank(experts *e, const tsr_ds_file *file, uint32_t rank, c
 
 tsr_status tsr_ds_expert_ranks_add(const tsr_ds_plain *from, const tsr_value **groups, tsr_error *err)
 {
-    experts e = {.from = from, .ranks = count_ranks(from), .err = err};
+    experts e = {.from = from, .err = err};
     if (!tsr_ds_get(from->file->root, "optimizer")) return TSR_OK;
     TSR_TRY(list_layers(&e));
+    TSR_TRY(find_ranks(&e));
     TSR_TRY(check_missing(&e));
     TSR_TRY(check_left_over(&e));
     TSR_TRY(report_unchecked(&e));

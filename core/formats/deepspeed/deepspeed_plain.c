@@ -349,14 +349,18 @@ static tsr_status add_ties(const plain *p)
     return TSR_OK;
 }
 
-static tsr_status add_all(plain *p, const tsr_value **groups)
+static tsr_status list_both(plain *p)
 {
     tsr_map *storages = tsr_map_new(p->checkpoint->host->allocator, 0, p->err);
     if (!storages) return TSR_E_NOMEM;
     const tsr_status status = list_candidates(p, storages);
     tsr_map_free(storages);
-    if (status != TSR_OK) return status;
-    TSR_TRY(list_numbered(p));
+    return status == TSR_OK ? list_numbered(p) : status;
+}
+
+static tsr_status add_all(plain *p, const tsr_value **groups)
+{
+    TSR_TRY(list_both(p));
     TSR_TRY(match_in_order(p));
     TSR_TRY(tsr_ds_match(p->checkpoint, p->numbered, p->count, p->candidates, p->candidate_count, p->err));
     TSR_TRY(report_unnamed(p));
@@ -386,25 +390,49 @@ static bool has_expert_groups(const tsr_value *groups)
     return g < tsr_ds_count(groups);
 }
 
-tsr_status tsr_ds_plain_add(const tsr_ds_plain *from, const tsr_value **groups, tsr_error *err)
+/* Begins with the optimizer of a file. `out` must be closed in any case. */
+static tsr_status open_plain(const tsr_ds_plain *from, plain *out, tsr_error *err)
 {
     const tsr_ds_files *files = from->files;
     const tsr_value *optimizer = tsr_ds_dict(from->file->root, "optimizer"), *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
-    plain p = {.checkpoint = files->checkpoint, .from = from, .is_stage = files->has_layers, .err = err, .fp32 = tsr_ds_list(optimizer, "fp32_groups"),
-               .ties = tsr_vec_of(files->checkpoint->host->allocator, sizeof(tied_name))};
+    *out = (plain){.checkpoint = files->checkpoint, .from = from, .is_stage = files->has_layers, .err = err, .fp32 = tsr_ds_list(optimizer, "fp32_groups"),
+                   .ties = tsr_vec_of(files->checkpoint->host->allocator, sizeof(tied_name))};
     if (!inner) inner = optimizer;
-    p.state = tsr_ds_dict(inner, "state");
-    p.groups = tsr_ds_list(inner, "param_groups");
-    p.has_expert_groups = has_expert_groups(p.groups);
+    out->state = tsr_ds_dict(inner, "state");
+    out->groups = tsr_ds_list(inner, "param_groups");
+    out->has_expert_groups = has_expert_groups(out->groups);
+    return list_buffers(out);
+}
+
+static void close_plain(plain *p)
+{
+    tsr_map_free(p->buffers);
+    tsr_vec_free(&p->ties);
+}
+
+tsr_status tsr_ds_plain_fits(const tsr_ds_plain *from, bool *fits, tsr_error *err)
+{
+    plain p;
+    tsr_status status = open_plain(from, &p, err);
+    *fits = false;
+    if (status == TSR_OK && p.groups) status = list_both(&p);
+    if (status == TSR_OK && p.groups) *fits = is_one_group(&p) && pair_in_order(&p, false, false) && pair_in_order(&p, true, false);
+    close_plain(&p);
+    return status;
+}
+
+tsr_status tsr_ds_plain_add(const tsr_ds_plain *from, const tsr_value **groups, tsr_error *err)
+{
+    plain p;
+    const tsr_ds_files *files = from->files;
     const tsr_str file = tsr_ds_file_name(files, from->file);
-    if (tsr_ds_get(optimizer, "fp32_groups_flat") && needs_weights(files->checkpoint))
+    if (tsr_ds_get(tsr_ds_dict(from->file->root, "optimizer"), "fp32_groups_flat") && needs_weights(files->checkpoint))
         TSR_TRY(tsr_ds_report(files->checkpoint, file, err,
                               "%.*s: the optimizer's float32 weights are in flat buffers without names "
                               "('fp32_groups_flat'), which are not supported",
                               TSR_STR_ARG(file)));
-    tsr_status status = list_buffers(&p);
+    tsr_status status = open_plain(from, &p, err);
     if (status == TSR_OK && p.groups) status = add_all(&p, groups);
-    tsr_map_free(p.buffers);
-    tsr_vec_free(&p.ties);
+    close_plain(&p);
     return status;
 }

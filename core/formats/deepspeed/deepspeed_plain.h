@@ -21,6 +21,10 @@ typedef struct tsr_ds_plain {
  * if reading fails, or with TSR_E_NOMEM. */
 tsr_status tsr_ds_plain_add(const tsr_ds_plain *from, const tsr_value **groups, tsr_error *err);
 
+/* Sets *fits to whether the optimizer has one param group with the parameters of the module, as far as their number and shapes
+ * show. Fails with TSR_E_NOMEM. */
+tsr_status tsr_ds_plain_fits(const tsr_ds_plain *from, bool *fits, tsr_error *err);
+
 /* The value under "optimizer" in the first model states, or NULL. */
 const tsr_value *tsr_ds_plain_optimizer(const tsr_ds_files *files);
 
