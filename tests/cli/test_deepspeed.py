@@ -227,6 +227,17 @@ def test_files_of_experts_of_another_step_are_named(t):
 
 
 @test
+def test_experts_left_over_from_a_larger_mixture_are_named(t):
+    for case in ("zero0_moe", "zero1_moe"):
+        path = copy_of(t, case, case)
+        for layer, expert in ((0, 4), (1, 0)):
+            file = f"layer_{layer}_expert_{expert}_mp_rank_00_model_states.pt"
+            shutil.copy(os.path.join(path, "layer_0_expert_3_mp_rank_00_model_states.pt"), os.path.join(path, file))
+            check_refused(t, path, file)
+            os.remove(os.path.join(path, file))
+
+
+@test
 def test_without_zero_every_copy_of_a_state_is_compared(t):
     """Each expert-parallel rank stores the states of the weights that all ranks share, and rank 0 stores all of its own twice."""
     for case, rank in (("zero0_moe", 1), ("zero0_moe_replicated", 0)):

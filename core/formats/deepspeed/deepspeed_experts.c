@@ -47,12 +47,27 @@ static tsr_status look_for(missing_experts *m, uint32_t layer, uint32_t expert, 
     return tsr_checkpoint_lacks(checkpoint, name, err);
 }
 
+/* Reports files of experts that the model states do not count: they are from a save with more of them. */
+static tsr_status check_left_over(const tsr_ds_files *files, const tsr_value *layers, const tsr_ds_file *experts, uint32_t count, tsr_error *err)
+{
+    for (uint32_t i = 0; i < count && layers; i++) {
+        const tsr_ds_name *name = &experts[i].name;
+        const tsr_str file = tsr_ds_file_name(files, &experts[i]);
+        uint64_t of_layer = 0;
+        if (name->rank < tsr_ds_count(layers) && (!tsr_ds_number(layers->items[name->rank], &of_layer) || name->expert < of_layer)) continue;
+        TSR_TRY(tsr_ds_report(files->checkpoint, file, err, "%.*s: the checkpoint has no such expert ('num_experts'): the file is left over from another save",
+                              TSR_STR_ARG(file)));
+    }
+    return TSR_OK;
+}
+
 /* Reports experts that the model states count but that have no file. */
 static tsr_status check_files(const tsr_ds_files *files, const tsr_ds_file *experts, uint32_t count, tsr_error *err)
 {
     const tsr_ds_file *model = files->column_count ? files->columns[0].model : NULL;
     const tsr_value *layers = model ? tsr_ds_list(model->root, "num_experts") : NULL;
     missing_experts m = {.files = files, .next = experts, .left = count};
+    TSR_TRY(check_left_over(files, layers, experts, count, err));
     for (uint32_t layer = 0; layer < tsr_ds_count(layers); layer++) {
         uint64_t of_layer = 0;
         if (!tsr_ds_number(layers->items[layer], &of_layer)) continue;

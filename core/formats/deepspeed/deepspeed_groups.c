@@ -7,14 +7,13 @@
 
 /* ---- the experts of each layer ---- */
 
-/* Counts the experts of the layer that the weights in a file belong to: at least up to this expert, and as many as the model
- * states count. */
+/* Counts the experts of the layer that the weights in a file belong to: as many as the model states count, or at least up to
+ * this expert if they count none. */
 static tsr_status count_expert(tsr_ds_groups *g, const tsr_value *layers, const tsr_ds_file *file, tsr_error *err)
 {
     uint64_t stated = 0;
     tsr_ds_number(tsr_ds_item(layers, file->name.rank), &stated);
-    uint32_t experts = file->name.expert + 1;
-    if (stated > experts && stated < UINT32_MAX) experts = (uint32_t)stated;
+    const uint32_t experts = stated && stated < UINT32_MAX ? (uint32_t)stated : file->name.expert + 1;
     for (size_t i = 0; i < tsr_ds_count(file->root); i++) {
         const tsr_value *key = file->root->items[2 * i];
         const size_t prefix = key->kind == TSR_VALUE_STR ? tsr_ds_expert_prefix(key->text) : 0;
