@@ -285,6 +285,24 @@ def test_without_zero_the_order_of_the_optimizer_is_not_taken_on_trust(t):
 
 
 @test
+def test_experts_of_old_versions_are_among_the_stored_weights(t):
+    """DeepSpeed still loads expert_N_mp_rank_00_model_states.pt where `num_experts` is a number (engine.py, old_moe_load)."""
+    path = with_model_states(copy_of(t, "zero0_moe", "old"), lambda saved: saved.update(num_experts=4, ds_autoep_layers=None))
+    for expert in range(4):
+        os.rename(os.path.join(path, f"layer_0_expert_{expert}_mp_rank_00_model_states.pt"), os.path.join(path, f"expert_{expert}_mp_rank_00_model_states.pt"))
+    with open(os.path.join(GOLDEN, "zero0_moe", "expect.json")) as f:
+        expect = json.load(f)["module"]
+    t.run("convert", path, t.at("module.safetensors"), "--part", "module")
+    need({n: described(e) for n, e in listing(t, t.at("module.safetensors")).items()} == expect, "module")
+    for arguments in ((), ("--part", "model"), ("--part", "optim")):
+        message = t.run("convert", path, t.at("x"), "--to", "dcp", *arguments, status=2).stderr.decode()
+        need("old version" in message and "--part module" in message and message.count("\n") == 1, message)
+    os.remove(os.path.join(path, "expert_2_mp_rank_00_model_states.pt"))
+    message = t.run("convert", path, t.at("y.safetensors"), "--part", "module", status=2).stderr.decode()
+    need("expert_2_mp_rank_00_model_states.pt" in message and not os.path.exists(t.at("y.safetensors")), message)
+
+
+@test
 def test_a_missing_expert_is_named(t):
     for expert in (0, 3):
         path = copy_of(t, "zero1_moe", f"moe{expert}")

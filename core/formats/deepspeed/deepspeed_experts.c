@@ -25,6 +25,7 @@ typedef struct missing_experts {
     const tsr_ds_files *files;
     const tsr_ds_file *next; /* the next of the files that exist, sorted by layer and expert */
     uint32_t left;
+    bool have_all_layers;
     tsr_shown_names names;
     tsr_str first;
 } missing_experts;
@@ -39,7 +40,7 @@ static tsr_status look_for(missing_experts *m, uint32_t layer, uint32_t expert, 
     tsr_checkpoint *checkpoint = m->files->checkpoint;
     for (; m->left && is_before(&m->next->name, layer, expert); m->next++, m->left--) {}
     if (m->left && m->next->name.rank == layer && m->next->name.expert == expert) return TSR_OK;
-    const tsr_ds_name lost = {.kind = TSR_DS_EXPERT, .is_expert = true, .rank = layer, .expert = expert};
+    const tsr_ds_name lost = {.kind = TSR_DS_EXPERT, .is_expert = true, .rank = layer, .expert = expert, .has_all_layers = m->have_all_layers};
     const tsr_str name = tsr_ds_name_text(checkpoint->arena, &lost, err);
     if (!name.data) return TSR_E_NOMEM;
     if (!m->first.data) m->first = name;
@@ -73,6 +74,9 @@ static tsr_status check_files(const tsr_ds_files *files, const tsr_ds_file *expe
         if (!tsr_ds_number(layers->items[layer], &of_layer)) continue;
         for (uint32_t expert = 0; expert < of_layer && m.names.count < MOST_MISSING; expert++) TSR_TRY(look_for(&m, layer, expert, err));
     }
+    uint64_t of_all = 0;
+    m.have_all_layers = model && tsr_ds_number(tsr_ds_get(model->root, "num_experts"), &of_all);
+    for (uint32_t expert = 0; expert < of_all && m.names.count < MOST_MISSING; expert++) TSR_TRY(look_for(&m, 0, expert, err));
     if (!m.names.count) return TSR_OK;
     return tsr_ds_report(files->checkpoint, m.first, err,
                          "files of experts are missing or cannot be read: %s%s; copy them from where the checkpoint was written", m.names.text,
@@ -104,6 +108,13 @@ static bool has_shared_experts(const tsr_value *model)
     return false;
 }
 
+/* Versions that had one list of experts for all layers stated one number. */
+static bool has_one_list(const tsr_value *model)
+{
+    uint64_t number;
+    return tsr_ds_number(tsr_ds_get(model, "num_experts"), &number);
+}
+
 /* The kind of experts if their float32 weights cannot be read; otherwise NULL. */
 static const char *unread_kind(const tsr_ds_files *files)
 {
@@ -111,6 +122,7 @@ static const char *unread_kind(const tsr_ds_files *files)
     const tsr_ds_file *model = tsr_ds_first(files, TSR_DS_MODEL, &count);
     if (!model) return "without model states";
     if (tsr_ds_list(model->root, "ds_autoep_layers")) return "placed by AutoEP";
+    if (has_one_list(model->root)) return "stored by an old version of DeepSpeed";
     if (files->zero == 3) return "under ZeRO 3";
     if (files->column_count > 1) return "on several model-parallel ranks";
     return has_shared_experts(model->root) ? "with tied weights" : NULL;

@@ -39,6 +39,16 @@ static tsr_ds_kind kind_of(tsr_str end)
     return tsr_str_equal(end, TSR_STR("_optim_states.pt")) ? TSR_DS_OPTIM : TSR_DS_OTHER;
 }
 
+/* The rest of an expert's name after "expert_". */
+static bool skip_expert(tsr_str *rest, tsr_ds_name *out)
+{
+    if (!skip_number(rest, &out->expert) || !skip(rest, "_mp_rank_")) return false;
+    if (!skip_number(rest, &out->model_rank) || !tsr_str_equal(*rest, TSR_STR("_model_states.pt"))) return false;
+    out->is_expert = true;
+    out->kind = TSR_DS_EXPERT;
+    return true;
+}
+
 static tsr_ds_name layer_of(tsr_str rest)
 {
     tsr_ds_name out = {0};
@@ -49,11 +59,7 @@ static tsr_ds_name layer_of(tsr_str rest)
         out.kind = TSR_DS_LAYER;
         return out;
     }
-    if (!skip(&rest, "_expert_") || !skip_number(&rest, &out.expert) || !skip(&rest, "_mp_rank_")) return out;
-    if (!skip_number(&rest, &out.model_rank) || !tsr_str_equal(rest, TSR_STR("_model_states.pt"))) return out;
-    out.is_expert = true;
-    out.kind = TSR_DS_EXPERT;
-    return out;
+    return skip(&rest, "_expert_") && skip_expert(&rest, &out) ? out : (tsr_ds_name){0};
 }
 
 tsr_ds_name tsr_ds_name_of(tsr_str name)
@@ -61,6 +67,10 @@ tsr_ds_name tsr_ds_name_of(tsr_str name)
     tsr_ds_name out = {0};
     tsr_str rest = name;
     if (skip(&rest, "layer_")) return layer_of(rest);
+    if (skip(&rest, "expert_")) {
+        out.has_all_layers = true;
+        return skip_expert(&rest, &out) ? out : (tsr_ds_name){0};
+    }
     if (skip(&rest, "bf16_")) out.prefix = "bf16_";
     else if (skip(&rest, "fp16_")) out.prefix = "fp16_";
     out.is_expert = skip(&rest, "expp_rank_");
@@ -75,6 +85,7 @@ tsr_ds_name tsr_ds_name_of(tsr_str name)
 tsr_str tsr_ds_name_text(tsr_arena *arena, const tsr_ds_name *name, tsr_error *err)
 {
     const char *prefix = name->prefix ? name->prefix : "", *what = name->kind == TSR_DS_MODEL ? "model" : "optim";
+    if (name->has_all_layers) return tsr_arena_format(arena, err, "expert_%u_mp_rank_%02u_model_states.pt", name->expert, name->model_rank);
     if (name->kind == TSR_DS_EXPERT)
         return tsr_arena_format(arena, err, "layer_%u_expert_%u_mp_rank_%02u_model_states.pt", name->rank, name->expert, name->model_rank);
     if (name->kind == TSR_DS_LAYER && name->has_rank)

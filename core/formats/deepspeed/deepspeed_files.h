@@ -6,6 +6,7 @@
  *   layer_04-model_states.pt                          pipelines: the weights of one layer; see deepspeed_layers.h
  *   layer_04-model_01-model_states.pt                 the part of that layer that one of several tensor-parallel ranks holds
  *   layer_0_expert_2_mp_rank_00_model_states.pt       mixtures of experts: see deepspeed_experts.h
+ *   expert_2_mp_rank_00_model_states.pt               the same expert of all layers, by versions that had one list of experts
  *   expp_rank_1_mp_rank_00_optim_states.pt            without ZeRO: see deepspeed_expert_ranks.h
  *
  * "pp_rank" in these names is the data-parallel rank, "mp_rank" the model-parallel one: a number that counts the
@@ -23,6 +24,7 @@ typedef struct tsr_ds_name {
     bool is_expert; /* from a mixture of experts: the weights of an expert, or the optimizer of a rank's experts */
     uint32_t rank;  /* data-parallel rank, or expert-parallel rank; in layer and expert files, the number of the layer */
     uint32_t expert; /* its number in the layer */
+    bool has_all_layers; /* the weights of an expert in all layers, which count as layer 0 */
     uint32_t model_rank; /* for a layer, the tensor-parallel rank */
     const char *prefix; /* names the dtype, such as "bf16_"; or NULL */
 } tsr_ds_name;
