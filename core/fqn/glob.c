@@ -151,24 +151,28 @@ tsr_status tsr_rename_parse(tsr_str text, tsr_rename *out, tsr_error *err)
     return TSR_OK;
 }
 
-static bool rename_fits(const tsr_rename *r, tsr_str name)
+bool tsr_rename_fits(const tsr_rename *r, tsr_str name)
 {
     if (!r->starred) return tsr_str_starts(name, r->from_head);
     return name.size >= r->from_head.size + r->from_tail.size && tsr_str_starts(name, r->from_head) &&
            tsr_str_ends(name, r->from_tail);
 }
 
+size_t tsr_rename_first(const tsr_rename *renames, size_t count, tsr_str name)
+{
+    size_t i = 0;
+    while (i < count && !tsr_rename_fits(&renames[i], name)) i++;
+    return i;
+}
+
 tsr_status tsr_rename_apply(const tsr_rename *renames, size_t count, tsr_str name, tsr_arena *arena, tsr_str *out,
                             tsr_error *err)
 {
+    const size_t at = tsr_rename_first(renames, count, name);
     *out = name;
-    for (size_t i = 0; i < count; i++) {
-        const tsr_rename *r = &renames[i];
-        if (!rename_fits(r, name)) continue;
-        tsr_str kept = {name.data + r->from_head.size, name.size - r->from_head.size - (r->starred ? r->from_tail.size : 0)};
-        *out = tsr_arena_format(arena, err, "%.*s%.*s%.*s", TSR_STR_ARG(r->to_head), TSR_STR_ARG(kept),
-                                TSR_STR_ARG(r->to_tail));
-        return out->data ? TSR_OK : TSR_E_NOMEM;
-    }
-    return TSR_OK;
+    if (at == count) return TSR_OK;
+    const tsr_rename *r = &renames[at];
+    tsr_str kept = {name.data + r->from_head.size, name.size - r->from_head.size - (r->starred ? r->from_tail.size : 0)};
+    *out = tsr_arena_format(arena, err, "%.*s%.*s%.*s", TSR_STR_ARG(r->to_head), TSR_STR_ARG(kept), TSR_STR_ARG(r->to_tail));
+    return out->data ? TSR_OK : TSR_E_NOMEM;
 }

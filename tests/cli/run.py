@@ -50,6 +50,7 @@ import test_signals  # noqa: F401
 import test_source_crc  # noqa: F401
 import test_subclasses  # noqa: F401
 import test_two_jobs  # noqa: F401
+import test_unmatched  # noqa: F401
 import test_view  # noqa: F401
 import test_visible  # noqa: F401
 

@@ -49,6 +49,20 @@ def dcp_samples():
 
 
 @test
+def options_without_effect_are_reported_once(folder):
+    """Every rank sees the same names: they agree, and one of them speaks."""
+    source = os.path.join(SAMPLES, "dcp_fsdp2")
+    with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
+        out = os.path.join(scratch, "out.pt")
+        job = mpirun(3, f"{folder}/tessera", "convert", source, out, "--include", "model.**", "--exclude", "model.emb", limit=120)
+        need(job.status == 0 and job.err.count("warning: --exclude 'model.emb' matches no name") == 1, f"status {job.status}: {job.err}")
+        os.remove(out)
+        job = mpirun(3, f"{folder}/tessera", "convert", source, out, "--include", "modle.**", limit=120)
+        need(job.status == 2 and job.err.count("nothing is selected") == 1, f"status {job.status}: {job.err}")
+        need(os.listdir(scratch) == [], os.listdir(scratch))
+
+
+@test
 def small_outputs_are_those_of_one_process(folder):
     tessera = f"{folder}/tessera"
     tried = 0

@@ -62,6 +62,7 @@ static int run(cli *program, const void *given)
                      .what = "converting",
                      .destination = program->operands.items[1],
                      .against = arguments->against,
+                     .no_quantize = &arguments->map.no_quantize,
                      .documents = {arguments->against}};
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
     cli_map_options map = arguments->map;

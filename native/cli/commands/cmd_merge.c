@@ -193,7 +193,8 @@ static int run(cli *program, const void *given)
     const merge_arguments *arguments = given;
     tsr_error err = {0};
     cli_writing_options writing = arguments->writing;
-    cli_writing w = {.program = program, .options = &writing, .what = "merging", .destination = program->operands.items[0]};
+    cli_writing w = {.program = program, .options = &writing, .what = "merging", .destination = program->operands.items[0],
+                     .no_quantize = &arguments->maps.no_quantize};
     merging m = {.program = program, .arguments = arguments, .writing = &w, .count = program->operands.count - 1};
     tsr_status status = cli_quantize_dtype(&arguments->maps, writing.raw_cast, &writing.dtype, &err);
     if (status == TSR_OK) status = merge(&m, &err);

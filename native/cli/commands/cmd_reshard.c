@@ -51,7 +51,8 @@ static int run(cli *program, const void *given)
     tsr_target target;
     tsr_plan *plan = NULL;
     cli_writing w = {
-        .program = program, .options = &writing, .what = "resharding", .destination = program->operands.items[1]};
+        .program = program, .options = &writing, .what = "resharding", .destination = program->operands.items[1],
+        .no_quantize = &arguments->map.no_quantize};
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = cli_quantize_dtype(&arguments->map, writing.raw_cast, &writing.dtype, &err);
     if (status == TSR_OK) status = w.arena ? prepare(&w, arguments, &target, &plan, &err) : TSR_E_NOMEM;

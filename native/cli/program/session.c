@@ -7,7 +7,6 @@
 #include "cli/program/shards_option.h"
 #include "cli/program/term.h"
 #include "io/clock.h"
-#include "tessera/glob.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/folder.h"
@@ -126,21 +125,6 @@ tsr_status cli_unchanged(const cli_session *session, tsr_error *err)
     tsr_status status = tsr_folder_store_unchanged(session->store, err);
     for (size_t i = 0; i < session->other_count && status == TSR_OK; i++) status = cli_unchanged(&session->others[i], err);
     return status;
-}
-
-static bool any_matches(const cli_list *globs, tsr_str fqn)
-{
-    for (size_t i = 0; i < globs->count; i++) {
-        if (tsr_glob_match(tsr_str_from(globs->items[i]), fqn)) return true;
-    }
-    return false;
-}
-
-bool cli_selects(const void *selection, tsr_str fqn)
-{
-    const cli_selection *s = selection;
-    if (any_matches(&s->exclude, fqn)) return false;
-    return s->include.count == 0 || any_matches(&s->include, fqn);
 }
 
 /* ---- progress ---- */

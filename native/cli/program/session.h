@@ -5,6 +5,7 @@
 #include "cli/program/cli.h"
 #include "tessera/checkpoint.h"
 #include "tessera/read.h"
+#include "tessera/sys/name_choice.h"
 #include "tessera/sys/store_read.h"
 
 enum { CLI_LAYERS = 4 };
@@ -70,11 +71,22 @@ void cli_files_close(cli_files *files);
  * both are zeroed or valid on failure. */
 tsr_status cli_load_file(cli *program, const char *path, tsr_store **store, tsr_bytes *bytes, tsr_error *err);
 
-/* The selection of --include and --exclude. */
+/* selection_options.c: the selection of --include and --exclude. */
 typedef struct cli_selection {
     cli_list include, exclude;
 } cli_selection;
 bool cli_selects(const void *selection, tsr_str fqn);
+/* Lists patterns in `arena`. */
+tsr_status cli_list_globs(const cli_list *globs, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err);
+/* Sets the catalog and the patterns of a selection. */
+tsr_status cli_name_choice(const tsr_catalog *catalog, const cli_selection *selection, tsr_arena *arena, tsr_name_choice *out,
+                           tsr_error *err);
+/* Warns of each option that has no effect, and appends the warnings to `warnings`, a vec of tsr_str in `arena`. */
+tsr_status cli_warn_name_choice(const cli *program, const tsr_name_choice *choice, tsr_arena *arena, tsr_vec *warnings,
+                                tsr_error *err);
+/* Does both for the names of an open checkpoint. With `needs_names`, it is an error if none is selected. */
+tsr_status cli_check_selection(cli *program, const cli_session *session, const cli_selection *selection, bool needs_names,
+                               tsr_error *err);
 
 /* A line on stderr with the amount done, the speed and the time left. It is drawn at most ten times a second, and only on a
  * terminal. */

@@ -59,6 +59,19 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
     return TSR_OK;
 }
 
+/* A plan's names were checked when the plan was made; all that can still be wrong is that it has none. */
+static tsr_status check_names(cli_writing *w, tsr_error *err)
+{
+    tsr_name_choice choice;
+    tsr_status status = cli_name_choice(w->source.catalog, &w->options->selection, w->arena, &choice, err);
+    choice.renames = w->renames;
+    choice.rename_count = w->rename_count;
+    if (status == TSR_OK && w->no_quantize)
+        status = cli_list_globs(w->no_quantize, w->arena, &choice.no_quantize, &choice.no_quantize_count, err);
+    if (status == TSR_OK) status = tsr_name_choice_check(&choice, w->arena, err);
+    return status == TSR_OK && !w->is_exec ? cli_warn_name_choice(w->program, &choice, w->arena, &w->warnings, err) : status;
+}
+
 /* For --dry-run and --against: plans the whole conversion before the destination is touched. */
 static tsr_status decide(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
 {
@@ -72,7 +85,8 @@ static tsr_status decide(cli_writing *w, const tsr_convert_options *options, tsr
 static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_error *err)
 {
     tsr_convert_options options;
-    tsr_status status = make_options(w, progress, &options, err);
+    tsr_status status = check_names(w, err);
+    if (status == TSR_OK) status = make_options(w, progress, &options, err);
     if (status == TSR_OK) status = decide(w, &options, err);
     if (status == TSR_OK && w->options->dry_run) {
         if (status == TSR_OK && cli_speaks(w->program)) status = cli_decide_replacement(w, NULL, 0, err);

@@ -98,6 +98,7 @@ typedef struct cli_writing {
     uint32_t world_size;
     const tsr_rename *renames; /* may be NULL */
     size_t rename_count;
+    const cli_list *no_quantize; /* may be NULL */
     const tsr_plan *plan; /* NULL: convert; otherwise reshard */
     tsr_plan_job job;     /* what the plan was made for; a conversion has no `target` */
     tsr_storage storage;  /* parsed from job.storage; only if that lists servers */
@@ -111,7 +112,7 @@ typedef struct cli_writing {
     const char *documents[3];    /* paths of other documents that are read; may be NULL */
     tsr_str notes;               /* exec to an object store: the common beginning of the names of its parts' notes */
     tsr_replacement replacement; /* set on the rank that prints messages; `swap` on all */
-    tsr_vec warnings;            /* of tsr_str: warnings to be repeated in the document */
+    tsr_vec warnings;            /* of tsr_str in `arena`: warnings to be repeated in the document */
     tsr_output *output, *sidecar;
     tsr_journals journals;
     tsr_journal *journal;

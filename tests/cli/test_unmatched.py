@@ -1,0 +1,112 @@
+"""Patterns of --include, --exclude, --rename and --no-quantize that match nothing: a warning for each, and an error where
+nothing would be left to write."""
+import json
+import os
+import struct
+
+from harness import need, sample, st_write, test
+
+NAMES = ["model.layers.0.self_attn.weight", "model.layers.1.self_attn.weight", "model.norm.weight"]
+CUT = ("--mesh", "dp=2", "--placements", "shard(0)")
+
+
+def model(t, name="m.safetensors"):
+    raw = lambda n, size: struct.pack(f"<{size}f", *(n * 100 + i for i in range(size)))
+    tensors = {fqn: ("F32", [2, 3], raw(n, 6)) for n, fqn in enumerate(NAMES[:2])}
+    st_write(t.at(name), {**tensors, NAMES[2]: ("F32", [3], raw(7, 3))})
+    return t.at(name)
+
+
+def writers(t, path):
+    """Every command that writes a selection, as (where, its arguments)."""
+    return [(t.at("out.safetensors"), ("convert", path, t.at("out.safetensors"))), (t.at("cut"), ("reshard", path, t.at("cut"), *CUT)),
+            (t.at("sum.safetensors"), ("merge", t.at("sum.safetensors"), path, model(t, "n.safetensors"), "--method", "linear"))]
+
+
+def readers(path):
+    return [("layout", path), ("manifest", path), ("plan", path, *CUT)]
+
+
+def warnings(p):
+    return [line for line in p.stderr.decode().splitlines() if "warning: --" in line]
+
+
+@test
+def test_a_selection_of_nothing_is_refused(t):
+    path = model(t)
+    for options, why in ((("--include", "modle.**"), "--include 'modle.**' matches no name; the most similar is 'model.layers.0.self_attn.weight'"),
+                         (("--include", "model.norm.*", "--exclude", "*.norm.weight"), "--exclude leaves out every name that --include matches"),
+                         (("--exclude", "**"), "--exclude leaves out every name")):
+        for out, args in [*writers(t, path), *((None, a) for a in readers(path))]:
+            message = t.run(*args, *options, status=2).stderr.decode()
+            need(f"nothing is selected: {why}" in message, f"{args[0]}: {message}")
+            need(not out or not os.path.exists(out), f"{args[0]} wrote {out}")
+
+
+@test
+def test_each_pattern_without_a_match_is_a_warning(t):
+    path = model(t)
+    options = ("--include", "**.weight", "--include", "layers.*", "--include", "*.weight", "--exclude", "model.norm", "--exclude", "model.layers.1.**")
+    want = ["--include 'layers.*' matches no name; '**.layers.**' would match 'model.layers.0.self_attn.weight'",
+            "--include '*.weight' matches no name; '**.weight' would match 'model.layers.0.self_attn.weight'",
+            "--exclude 'model.norm' matches no name; 'model.norm.**' would match 'model.norm.weight'"]
+    for args in [*(a for _, a in writers(t, path)), *readers(path), ("inspect", path)]:
+        got = warnings(t.run(*args, *options))
+        need(got == [f"tessera: warning: {w}" for w in want], f"{args[0]}: {got}")
+    need(warnings(t.run("inspect", path, "--include", "nothing", "--json")), "inspect --json says nothing")
+    need(not t.run("inspect", path, "--include", "nothing", "--quiet").stderr, "--quiet")
+    document = t.json("convert", path, t.at("again.safetensors"), *options, "--json")
+    need([w for w in document["warnings"] if w.startswith("--")] == want, document["warnings"])
+
+
+@test
+def test_an_empty_checkpoint_is_not_a_selection_of_nothing(t):
+    st_write(t.at("empty.safetensors"), {})
+    p = t.run("convert", t.at("empty.safetensors"), t.at("copy.safetensors"), "--exclude", "optimizer.**")
+    need(warnings(p) == ["tessera: warning: --exclude 'optimizer.**' matches no name"], p.stderr)
+
+
+@test
+def test_each_rename_without_effect_is_a_warning(t):
+    path = model(t)
+    p = t.run("convert", path, t.at("out.safetensors"), "--rename", "modle.=", "--rename", "model.norm.=last.", "--rename", "*.norm.weight=*.n",
+              "--rename", "model.layers.0.=first.", "--exclude", "model.layers.0.**")
+    need(warnings(p) == ["tessera: warning: --rename 'modle.=' matches no selected name; the most similar is 'model.layers.0.self_attn.weight'",
+                         "tessera: warning: --rename '*.norm.weight=*.n' has no effect: an earlier one applies to every name that it matches",
+                         "tessera: warning: --rename 'model.layers.0.=first.' matches no selected name; the most similar is 'model.layers.0.self_attn.weight'"],
+         p.stderr.decode())
+    got = {e["fqn"] for e in t.json("inspect", t.at("out.safetensors"), "--json")["entries"]}
+    need(got == {NAMES[1], "last.weight"}, got)
+
+
+@test
+def test_no_quantize_without_a_match_is_a_warning(t):
+    path = model(t)
+    for out, args in writers(t, path):
+        p = t.run(*args, "--quantize", "fp8-block", "--no-quantize", "layers.1.**", "--no-quantize", "**.1.**")
+        need(warnings(p) == ["tessera: warning: --no-quantize 'layers.1.**' matches no name; '**.layers.1.**' would match "
+                             "'model.layers.1.self_attn.weight'"], p.stderr.decode())
+        got = {e["fqn"]: e["dtype"] for e in t.json("inspect", out, "--json")["entries"]}
+        need(got[NAMES[0]] == "float8_e4m3fn" and got[NAMES[1]] == "float32", got)
+
+
+@test
+def test_patterns_match_the_names_after_mapping(t):
+    path = model(t)
+    with open(t.at("map.json"), "w") as f:
+        json.dump({"schema": "tessera.map/1", "rules": [{"from": ["model.{rest...}"], "to": ["net.{rest...}"]}]}, f)
+    options = ("--map", t.at("map.json"), "--include", "net.**", "--exclude", "model.norm.*")
+    for args in (("convert", path, t.at("out.safetensors")), ("manifest", path), ("plan", path, *CUT)):
+        got = warnings(t.run(*args, *options))
+        need(got == ["tessera: warning: --exclude 'model.norm.*' matches no name; the first name is 'net.layers.0.self_attn.weight'"], f"{args[0]}: {got}")
+
+
+@test
+def test_a_plan_of_nothing_is_refused_by_exec(t):
+    path, _ = sample("dcp_fsdp2")
+    document = t.json("plan", path, *CUT, "--json")
+    document["destination"]["include"] = ["nothing.**"]
+    with open(t.at("plan.json"), "w") as f:
+        json.dump(document, f)
+    message = t.run("exec", t.at("plan.json"), t.at("out"), status=2).stderr.decode()
+    need("nothing is selected" in message and not os.path.exists(t.at("out")), message)
