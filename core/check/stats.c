@@ -27,8 +27,8 @@ static tsr_status join_stats(void *ctx, void *job, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_stats *out,
-                            tsr_error *err)
+tsr_status tsr_tensor_extremes(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_stats *out,
+                               tsr_extremes *extremes, tsr_error *err)
 {
     tsr_sums all = {0};
     TSR_FAIL_IF(entry->kind == TSR_ENTRY_TENSOR && !tsr_dtype_is_numeric(entry->dtype), err, TSR_E_UNSUPPORTED,
@@ -41,5 +41,13 @@ tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
     if (status == TSR_OK) status = tsr_tiles_run(gather, ring, err);
     tsr_gather_close(gather);
     *out = tsr_sums_stats(&all);
+    *extremes = tsr_sums_extremes(&all, entry->dtype);
     return status;
+}
+
+tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_stats *out,
+                            tsr_error *err)
+{
+    tsr_extremes ignored;
+    return tsr_tensor_extremes(checkpoint, entry, ring, out, &ignored, err);
 }

@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "stream/numeric.h"
+#include "tessera/sys/little_endian.h"
 
 #define BLOCK 1024u /* numbers decoded at a time */
 
@@ -15,6 +16,8 @@ void tsr_sums_join(tsr_sums *a, const tsr_sums *b)
     a->stats.nan += b->stats.nan;
     a->stats.inf += b->stats.inf;
     a->stats.zero += b->stats.zero;
+    if (TSR_EXACT_EXTREMES && b->most > a->most) a->most = b->most;
+    if (TSR_EXACT_EXTREMES && b->most_complement > a->most_complement) a->most_complement = b->most_complement;
     if (b->finite == 0) return;
     if (a->finite == 0 || b->stats.min < a->stats.min) a->stats.min = b->stats.min;
     if (a->finite == 0 || b->stats.max > a->stats.max) a->stats.max = b->stats.max;
@@ -46,12 +49,28 @@ static void sum_up(tsr_sums *out, const double *values, size_t count)
     tsr_sums_join(out, &block);
 }
 
+/* The bits in which an element differs from a number that compares as unsigned. */
+static uint64_t sign_of(tsr_dtype dtype)
+{
+    return dtype == TSR_INT64 ? (uint64_t)1 << 63 : 0;
+}
+
+static void add_integers(tsr_sums *sums, tsr_dtype dtype, const uint8_t *data, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+        const uint64_t x = tsr_load_le(data + at, sizeof x) ^ sign_of(dtype);
+        if (x > sums->most) sums->most = x;
+        if (~x > sums->most_complement) sums->most_complement = ~x;
+    }
+}
+
 void tsr_sums_add(tsr_sums *sums, tsr_dtype dtype, const uint8_t *data, size_t bytes,
                   void (*seen)(void *ctx, const double *values, size_t count), void *ctx)
 {
     const tsr_dtype part = tsr_dtype_part(dtype);
     const size_t size = tsr_dtype_size(part), count = bytes / size;
     double values[BLOCK];
+    if (TSR_EXACT_EXTREMES && (part == TSR_INT64 || part == TSR_UINT64)) add_integers(sums, part, data, bytes);
     for (size_t i = 0; i < count; i += BLOCK) {
         const size_t n = count - i < BLOCK ? count - i : BLOCK;
         tsr_decode(part, data + i * size, n, values);
@@ -66,4 +85,11 @@ tsr_stats tsr_sums_stats(const tsr_sums *sums)
     stats.mean = sums->mean;
     stats.std = sums->finite > 1 ? sqrt(sums->squares / (double)(sums->finite - 1)) : 0;
     return stats;
+}
+
+tsr_extremes tsr_sums_extremes(const tsr_sums *sums, tsr_dtype dtype)
+{
+    if (!TSR_EXACT_EXTREMES || sums->finite == 0 || (dtype != TSR_INT64 && dtype != TSR_UINT64)) return (tsr_extremes){TSR_EXTREMES_REAL, 0, 0};
+    const tsr_extremes_kind kind = dtype == TSR_INT64 ? TSR_EXTREMES_SIGNED : TSR_EXTREMES_UNSIGNED;
+    return (tsr_extremes){kind, ~sums->most_complement ^ sign_of(dtype), sums->most ^ sign_of(dtype)};
 }

@@ -6,6 +6,7 @@
 #include "documents/document_parts.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/check.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/options.h"
@@ -240,17 +241,25 @@ static void put_distribution(tsr_json *json, const tsr_distribution *distributio
     }
 }
 
-static void put_stats(tsr_json *json, const tsr_stats *stats)
+static void put_extreme(tsr_json *json, tsr_extremes_kind kind, uint64_t integer, double real)
+{
+    if (kind == TSR_EXTREMES_SIGNED) tsr_json_int(json, (int64_t)integer);
+    else if (kind == TSR_EXTREMES_UNSIGNED) tsr_json_uint(json, integer);
+    else tsr_json_double(json, real);
+}
+
+static void put_stats(tsr_json *json, const tsr_stats *stats, const tsr_extremes *extremes)
 {
     const struct {
         const char *key;
         double value;
-    } reals[] = {{"min", stats->min}, {"max", stats->max}, {"mean", stats->mean}, {"std", stats->std}};
+        uint64_t integer;
+    } reals[] = {{"min", stats->min, extremes->min}, {"max", stats->max, extremes->max}, {"mean", stats->mean, 0}, {"std", stats->std, 0}};
     tsr_json_key(json, "stats");
     tsr_json_object(json);
     for (size_t i = 0; i < 4; i++) {
         tsr_json_key(json, reals[i].key);
-        tsr_json_double(json, reals[i].value);
+        put_extreme(json, i < 2 ? extremes->kind : TSR_EXTREMES_REAL, reals[i].integer, reals[i].value);
     }
     put_count(json, "nan", stats->nan);
     put_count(json, "inf", stats->inf);
@@ -274,6 +283,7 @@ static tsr_status put_values(const inspector *in, const tsr_entry *entry)
     tsr_error why = {0};
     tsr_digest digest;
     tsr_stats stats;
+    tsr_extremes extremes;
     if (options->hash) {
         if (tsr_tensor_digest(in->checkpoint, entry, options->hash, options->ring, &digest, &why) != TSR_OK) {
             return report_unreadable(in, entry, &why);
@@ -282,10 +292,10 @@ static tsr_status put_values(const inspector *in, const tsr_entry *entry)
         tsr_document_put_digest(in->json, options->hash, &digest);
     }
     if (options->stats && tsr_dtype_is_numeric(entry->dtype)) {
-        if (tsr_tensor_stats(in->checkpoint, entry, options->ring, &stats, &why) != TSR_OK) {
+        if (tsr_tensor_extremes(in->checkpoint, entry, options->ring, &stats, &extremes, &why) != TSR_OK) {
             return report_unreadable(in, entry, &why);
         }
-        put_stats(in->json, &stats);
+        put_stats(in->json, &stats, &extremes);
     }
     return TSR_OK;
 }

@@ -7,6 +7,7 @@
 #include "cli/text/findings_text.h"
 #include "cli/text/inspect_view.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/check.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/validate.h"
@@ -16,22 +17,46 @@ static void put_digest(const tsr_digest *digest)
     for (size_t i = 0; i < digest->size; i++) printf("%02x", digest->bytes[i]);
 }
 
+enum { NARROW = 12, WIDE = 20 }; /* of columns; an int64 needs up to 20 characters */
+
+static int width_of(const cli_session *session, const inspect_arguments *arguments)
+{
+    for (uint64_t i = 0; i < session->catalog->entry_count; i++) {
+        const tsr_entry *entry = &session->catalog->entries[i];
+        const bool is_long = entry->kind == TSR_ENTRY_TENSOR && (entry->dtype == TSR_INT64 || entry->dtype == TSR_UINT64);
+        if (is_long && cli_selects(&arguments->selection, entry->fqn)) return WIDE;
+    }
+    return NARROW;
+}
+
+/* Integers are not rounded. */
+static void put_extreme(tsr_extremes_kind kind, uint64_t integer, double real, bool is_whole, int width)
+{
+    if (kind == TSR_EXTREMES_SIGNED) printf("%*" PRId64 " ", width, (int64_t)integer);
+    else if (kind == TSR_EXTREMES_UNSIGNED) printf("%*" PRIu64 " ", width, integer);
+    else printf(is_whole ? "%*.0f " : "%*.5g ", width, real);
+}
+
 /* Prints the statistics and the digest that were requested, and the name. */
-static tsr_status put_line(const cli_session *session, const inspect_arguments *arguments, const tsr_entry *entry, tsr_ring *ring,
-                           tsr_error *err)
+static tsr_status put_line(const cli_session *session, const inspect_arguments *arguments, const tsr_entry *entry, int width,
+                           tsr_ring *ring, tsr_error *err)
 {
     tsr_digest digest;
     tsr_stats stats;
+    tsr_extremes extremes;
     const bool numeric = arguments->stats && tsr_dtype_is_numeric(entry->dtype);
     tsr_status status = TSR_OK;
     if (arguments->hash) status = tsr_tensor_digest(session->checkpoint, entry, arguments->hash, ring, &digest, err);
-    if (status == TSR_OK && numeric) status = tsr_tensor_stats(session->checkpoint, entry, ring, &stats, err);
+    if (status == TSR_OK && numeric) status = tsr_tensor_extremes(session->checkpoint, entry, ring, &stats, &extremes, err);
     if (status != TSR_OK) return status;
     if (numeric) {
-        printf("%12.5g %12.5g %12.5g %12.5g %8" PRIu64 " %8" PRIu64 " %8" PRIu64 "  ", stats.min, stats.max, stats.mean,
-               stats.std, stats.nan, stats.inf, stats.zero);
+        const tsr_dtype_class kind = tsr_dtype_describe(entry->dtype)->kind;
+        const bool is_whole = kind == TSR_CLASS_INT || kind == TSR_CLASS_UINT || kind == TSR_CLASS_BOOL;
+        put_extreme(extremes.kind, extremes.min, stats.min, is_whole, width);
+        put_extreme(extremes.kind, extremes.max, stats.max, is_whole, width);
+        printf("%12.5g %12.5g %8" PRIu64 " %8" PRIu64 " %8" PRIu64 "  ", stats.mean, stats.std, stats.nan, stats.inf, stats.zero);
     } else if (arguments->stats) {
-        printf("%12s %12s %12s %12s %8s %8s %8s  ", "-", "-", "-", "-", "-", "-", "-");
+        printf("%*s %*s %12s %12s %8s %8s %8s  ", width, "-", width, "-", "-", "-", "-", "-", "-");
     }
     if (arguments->hash) {
         put_digest(&digest);
@@ -47,14 +72,15 @@ static tsr_status put_values(const cli_session *session, const inspect_arguments
     const tsr_selection selection = {cli_selects, &arguments->selection};
     tsr_status allowed = tsr_repeats_check_catalog(session->checkpoint, &selection, err);
     if (allowed != TSR_OK) return allowed;
+    const int width = width_of(session, arguments);
     if (arguments->stats) {
-        printf("%12s %12s %12s %12s %8s %8s %8s  %s\n", "MIN", "MAX", "MEAN", "STD", "NAN", "INF", "ZERO", "TENSOR");
+        printf("%*s %*s %12s %12s %8s %8s %8s  %s\n", width, "MIN", width, "MAX", "MEAN", "STD", "NAN", "INF", "ZERO", "TENSOR");
     }
     tsr_status status = TSR_OK;
     for (uint64_t i = 0; i < session->catalog->entry_count && status == TSR_OK; i++) {
         const tsr_entry *entry = &session->catalog->entries[i];
         if (entry->kind != TSR_ENTRY_TENSOR || !cli_selects(&arguments->selection, entry->fqn)) continue;
-        status = put_line(session, arguments, entry, ring, err);
+        status = put_line(session, arguments, entry, width, ring, err);
     }
     if (status != TSR_OK) tsr_error_context(err, "%s", session->path);
     return status;
