@@ -358,6 +358,36 @@ def test_values_of_libraries_are_kept_or_refused_when_converted(t):
         assert kept.count(name) == 2, f"{name} is not kept"
 
 
+def test_a_defaultdict_that_becomes_a_dict_is_named(t):
+    """torch.load's default refuses every defaultdict, so containers of entries become dicts, and the user is told which."""
+    import collections
+    import torch
+    inner = collections.defaultdict(list, {"q": torch.tensor([7.0])})
+    value = {"opt": collections.defaultdict(dict, {"s": {"w": torch.tensor([1.0, 2.0])}, "n": 3}), "empty": collections.defaultdict(list), "l": [inner],
+             "o": collections.OrderedDict(a=torch.tensor([5.0])), "plain": {"w": torch.tensor([4.0])}, "kept": (collections.defaultdict(list, {"x": [1]}),)}
+    path = t.at("d.pt")
+    torch.save(value, path)
+    says = b"written as dict, because torch.load(weights_only=True) refuses collections.defaultdict: "
+    for name, options, named in (("all", (), b"opt, empty, l.0\n"), ("one", ("--include", "opt.**"), b"opt\n"), ("renamed", ("--include", "l.**", "--rename", "l.=m."), b"l.0\n"),
+                                 ("rest", ("--exclude", "opt.**", "--exclude", "empty", "--exclude", "l.**"), None)):
+        p = t.run("convert", path, t.at(name + ".pt"), *options)
+        assert (says + named in p.stderr) if named else says not in p.stderr, f"{name}: {p.stderr}"
+    document = json.loads(t.run("convert", path, t.at("again.pt"), "--json").stdout)
+    assert [w for w in document["warnings"] if "defaultdict" in w] == [(says + b"opt, empty, l.0").decode()], document["warnings"]
+    after = torch.load(t.at("all.pt"), weights_only=False)
+    assert [type(x) for x in (after, after["opt"], after["opt"]["s"], after["empty"], after["l"][0], after["o"])] == [dict] * 5 + [collections.OrderedDict], after
+    assert after["opt"]["s"]["w"].tolist() == [1, 2] and after["opt"]["n"] == 3 and after["empty"] == {} and after["l"][0]["q"].tolist() == [7], after
+    assert after["kept"] == value["kept"] and type(after["kept"][0]) is collections.defaultdict, after
+    torch.load(t.at("one.pt"), weights_only=True)
+    p = t.run("reshard", path, t.at("cut"), "--to", "torch", "--mesh", "dp=2", "--placements", "replicate")
+    assert says + b"opt, empty, l.0\n" in p.stderr, p.stderr
+    assert says not in t.run("convert", path, t.at("d.dcp"), "--to", "dcp").stderr
+    torch.save(collections.defaultdict(list, {"w": torch.tensor([3.0])}), t.at("root.pt"))
+    assert says + b"the outermost one\n" in t.run("convert", t.at("root.pt"), t.at("root2.pt")).stderr
+    torch.save({f"d{i}": collections.defaultdict(list, {"w": torch.tensor([float(i)])}) for i in range(8)}, t.at("many.pt"))
+    assert says + b"d0, d1, d2, d3, d4 and 3 more\n" in t.run("convert", t.at("many.pt"), t.at("many2.pt")).stderr
+
+
 def test_objects_are_never_changed_when_converted(t):
     import torch
     path = archive(t.at("a.pt"), b"\x80\2" + dict_of(c=plain("complex", s("1+2j")), d=plain("complex", i(3), b"\x88"), e=plain("complex", i(3))) + b".")

@@ -43,7 +43,7 @@ static tsr_status opens_list(tsr_map *lists, const tsr_value *value, bool *yes, 
 
 bool tsr_torch_is_kept(const tsr_value *value)
 {
-    const bool has_class = value->ordered_dict || value->variant == TSR_VARIANT_COUNTER;
+    const bool has_class = value->ordered_dict || value->variant; /* Counter or defaultdict */
     return value->kind == TSR_VALUE_DICT && (has_class || value->as.attributes || !value->count);
 }
 

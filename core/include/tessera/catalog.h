@@ -93,7 +93,7 @@ typedef struct tsr_entry {
 } tsr_entry;
 
 /* A dict of a nested state dict that the paths of its entries do not describe fully: an OrderedDict,
- * a Counter, one with attributes, or one without entries. */
+ * a Counter, a defaultdict, one with attributes, or one without entries. */
 typedef struct tsr_mapping {
     tsr_str fqn;
     const tsr_path_item *path;

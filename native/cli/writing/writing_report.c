@@ -99,7 +99,10 @@ static tsr_status warn(cli_writing *w, tsr_error *err)
 {
     TSR_TRY(tsr_mapping_add_notes(w->source.checkpoint, &w->warnings, err)); /* these were printed earlier */
     const size_t before = w->warnings.count;
-    const tsr_status status = tsr_conversion_warnings(w->source.checkpoint, &w->conversion, w->arena, &w->warnings, err);
+    tsr_status status = tsr_conversion_warnings(w->source.checkpoint, &w->conversion, w->arena, &w->warnings, err);
+    const tsr_selection selection = {cli_selects, &w->options->selection};
+    if (status == TSR_OK && (w->to == TSR_TO_TORCH || w->to == TSR_TO_RANKS))
+        status = tsr_conversion_changed_dicts(w->source.catalog, &w->conversion, &selection, w->arena, &w->warnings, err);
     const tsr_str *warnings = w->warnings.items;
     for (size_t i = before; i < w->warnings.count; i++) cli_warn(w->program, "%.*s", TSR_STR_ARG(warnings[i]));
     return status;
