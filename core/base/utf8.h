@@ -23,7 +23,16 @@ static inline size_t tsr_utf8_length(tsr_str text)
     return b[0] > 0xF4 || (b[0] == 0xF0 && b[1] < 0x90) || (b[0] == 0xF4 && b[1] > 0x8F) ? 0 : 4;
 }
 
-/* The scalar value of a valid sequence with this length. */
+/* The length of the surrogate at the beginning of `text`, which Python's 'surrogatepass' encodes in 3 bytes; otherwise 0. A high
+ * one before a low one does not count: their two escapes in JSON would be read as one character. */
+static inline size_t tsr_utf8_lone_surrogate(tsr_str text)
+{
+    const uint8_t *b = (const uint8_t *)text.data;
+    if (text.size < 3 || b[0] != 0xED || (b[1] & 0xE0) != 0xA0 || !tsr_utf8_tail(b[2])) return 0;
+    return b[1] < 0xB0 && text.size > 4 && b[3] == 0xED && (b[4] & 0xF0) == 0xB0 ? 0 : 3;
+}
+
+/* The scalar value of a valid sequence with this length; also that of a surrogate. */
 static inline uint32_t tsr_utf8_get(const char *data, size_t length)
 {
     uint32_t scalar = (uint8_t)data[0] & (length == 1 ? 0x7F : 0x7Fu >> length);
@@ -43,7 +52,7 @@ static inline size_t tsr_utf8_check(tsr_str text)
     return at;
 }
 
-/* Writes a scalar value (not a surrogate, ≤ U+10FFFF) and returns the 1 to 4 bytes used. */
+/* Writes a scalar value (≤ U+10FFFF, or a surrogate as 'surrogatepass' does) and returns the 1 to 4 bytes used. */
 static inline size_t tsr_utf8_put(uint32_t scalar, char *out)
 {
     if (scalar < 0x80) {

@@ -3,12 +3,21 @@
 
 #include <math.h>
 
+#include "base/utf8.h"
 #include "codec/json_check.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/number_text.h"
 #include "tessera/sys/try.h"
 
 #define TWO_TO_53 9007199254740992.0
+
+/* A build for size (TSR_SMALL) refuses documents with lone surrogates. */
+#ifdef TSR_SMALL
+enum { READS_LONE = 0 };
+#else
+enum { READS_LONE = 1 };
+#endif
 
 /* The largest depth that tsr_json_check accepts. cJSON nodes do not point to their parents, so refuse_duplicates keeps the
  * open containers in an array of this size. */
@@ -17,7 +26,8 @@ enum { MAX_DEPTH = 256 };
 static tsr_status report_duplicate(tsr_str text, const cJSON *member, uint64_t key_number, tsr_error *err)
 {
     uint64_t position = TSR_NO_POSITION;
-    tsr_json_check(text, MAX_DEPTH, key_number, &position, NULL);
+    size_t lone = 0;
+    tsr_json_check(text, MAX_DEPTH, key_number, &position, READS_LONE ? &lone : NULL, NULL);
     return tsr_raise(err, TSR_E_FORMAT, position, "json: duplicate key '%s'", member->string);
 }
 
@@ -58,6 +68,35 @@ static tsr_status refuse_duplicates(const cJSON *root, const tsr_host *host, tsr
     return TSR_OK;
 }
 
+/* Writes the lone surrogates of a checked document as the bytes of Python's 'surrogatepass', which is what names in checkpoints
+ * have. cJSON refuses their escapes, but copies bytes. Returns the size, which is not larger. */
+static size_t replace_lone(tsr_str text, char *out)
+{
+    size_t size = 0;
+    for (size_t at = 0, length; at < text.size; at += length) {
+        uint32_t scalar;
+        const char *wrong;
+        const bool escape = text.data[at] == '\\';
+        length = !escape ? 1 : text.data[at + 1] != 'u' ? 2 : tsr_json_unicode_escape(text, at, &scalar, &wrong);
+        if (length) {
+            memcpy(out + size, text.data + at, length);
+            size += length;
+        } else {
+            size += tsr_utf8_put(scalar, out + size);
+            length = 6;
+        }
+    }
+    return size;
+}
+
+static cJSON *parse_with_lone(tsr_str text, const tsr_host *host)
+{
+    char *copy = tsr_alloc(host->allocator, text.size, 1, NULL);
+    cJSON *root = copy ? cJSON_ParseWithLength(copy, replace_lone(text, copy)) : NULL;
+    tsr_free(host->allocator, copy, text.size, 1);
+    return root;
+}
+
 tsr_status tsr_json_parse(tsr_str text, const tsr_host *host, cJSON **out, tsr_error *err)
 {
     uint32_t depth = host->limits.depth < MAX_DEPTH ? host->limits.depth : MAX_DEPTH;
@@ -65,8 +104,9 @@ tsr_status tsr_json_parse(tsr_str text, const tsr_host *host, cJSON **out, tsr_e
     TSR_FAIL_IF(text.size > host->limits.metadata_bytes, err, TSR_E_LIMIT,
                 "json: a document of %zu bytes exceeds the limit of %llu", text.size,
                 (unsigned long long)host->limits.metadata_bytes);
-    TSR_TRY(tsr_json_check(text, depth, 0, NULL, err));
-    cJSON *root = cJSON_ParseWithLength(text.data, text.size);
+    size_t lone = 0;
+    TSR_TRY(tsr_json_check(text, depth, 0, NULL, READS_LONE ? &lone : NULL, err));
+    cJSON *root = READS_LONE && lone ? parse_with_lone(text, host) : cJSON_ParseWithLength(text.data, text.size);
     TSR_FAIL_IF(!root, err, TSR_E_NOMEM, "json: out of memory for a document of %zu bytes", text.size);
     tsr_status status = refuse_duplicates(root, host, text, err);
     if (status != TSR_OK) cJSON_Delete(root);

@@ -1,6 +1,7 @@
 /* Parses JSON documents (index files, layouts, targets, module trees, plans) into cJSON trees. Documents are first checked
- * for what cJSON lets pass: strict grammar, valid UTF-8, no NUL (raw or escaped), no lone surrogates, no duplicate keys,
- * bounded depth, and nothing after the document. The functions that read a tree report where in it they found something
+ * for what cJSON lets pass: strict grammar, valid UTF-8, no NUL (raw or escaped), no duplicate keys, bounded depth, and
+ * nothing after the document. An escaped lone surrogate becomes the three bytes of Python's 'surrogatepass', because names in
+ * checkpoints may have them and documents list names. The functions that read a tree report where in it they found something
  * unexpected.
  *
  * cJSON stores numbers as doubles, so integers are accepted only below 2^53, where a double is exact. Source of the rules:

@@ -1,4 +1,4 @@
-/* cJSON accepts too much (NUL, control characters, lone surrogates, words after the document) and does not report positions,
+/* cJSON accepts too much (NUL, control characters, invalid UTF-8, words after the document) and does not report positions,
  * so every document passes this check first. It is a single pass, and stores one bit per open container. */
 #include "codec/json_check.h"
 
@@ -17,6 +17,7 @@ typedef struct checker {
     uint64_t objects[MAX_DEPTH / 64]; /* one bit per level: 1 for an object */
     uint64_t key_number;
     uint64_t *key_position;
+    size_t *lone; /* counts lone surrogates; NULL: they are refused */
     tsr_error *err;
 } checker;
 
@@ -120,6 +121,10 @@ static tsr_status check_unicode_escape(checker *c)
     uint32_t scalar;
     const char *wrong;
     size_t length = tsr_json_unicode_escape(c->text, c->at, &scalar, &wrong);
+    if (c->lone && length == 0 && scalar >= 0xD800 && scalar <= 0xDFFF) {
+        ++*c->lone;
+        length = 6;
+    }
     TSR_FAIL_AT(length == 0, c->err, TSR_E_FORMAT, c->at, "json: %s in a string", wrong);
     TSR_FAIL_AT(scalar == 0, c->err, TSR_E_FORMAT, c->at, "json: NUL character in a string");
     c->at += length;
@@ -231,9 +236,10 @@ static tsr_status check_whole_value(checker *c, uint32_t max_depth)
     return TSR_OK;
 }
 
-tsr_status tsr_json_check(tsr_str text, uint32_t max_depth, uint64_t key_number, uint64_t *key_position, tsr_error *err)
+tsr_status tsr_json_check(tsr_str text, uint32_t max_depth, uint64_t key_number, uint64_t *key_position, size_t *lone,
+                          tsr_error *err)
 {
-    checker c = {.text = text, .key_number = key_number, .key_position = key_position, .err = err};
+    checker c = {.text = text, .key_number = key_number, .key_position = key_position, .lone = lone, .err = err};
     TSR_TRY(check_whole_value(&c, max_depth));
     skip_space(&c);
     return c.at == text.size ? TSR_OK : fail(&c, "the end");

@@ -113,7 +113,8 @@ static tsr_status append_name(tsr_vec *key, tsr_str name, tsr_error *err)
 {
     TSR_TRY(tsr_vec_append(key, name.data ? ":" : "-", 1, err));
     for (size_t at = 0; at < name.size;) {
-        const size_t length = tsr_utf8_length((tsr_str){name.data + at, name.size - at});
+        const tsr_str rest = {name.data + at, name.size - at};
+        const size_t valid = tsr_utf8_length(rest), length = valid ? valid : tsr_utf8_lone_surrogate(rest);
         if (length) TSR_TRY(tsr_vec_append(key, name.data + at, length, err));
         else TSR_TRY(tsr_vec_append(key, "\xEF\xBF\xBD", 3, err));
         at += length ? length : 1;

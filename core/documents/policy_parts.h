@@ -20,8 +20,8 @@ struct tsr_policy {
     uint64_t unlisted[TSR_MAX_RULES];  /* findings that the baseline counts but does not list */
 };
 
-/* What identifies a finding or difference across runs. Absent names have no data. Bytes that are not valid UTF-8 are treated
- * as U+FFFD, which documents contain in their place. */
+/* What identifies a finding or difference across runs. Absent names have no data. Bytes that are not valid UTF-8 (lone
+ * surrogates aside) are treated as U+FFFD, which documents contain in their place. */
 typedef struct tsr_known {
     tsr_str rule, file, name;
 } tsr_known;

@@ -7,6 +7,14 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
+/* cJSON prints a lone surrogate as bytes, which are not UTF-8. */
+static bool has_surrogate(const char *text)
+{
+    const unsigned char *b = (const unsigned char *)text;
+    while (*b && !(b[0] == 0xED && b[1] >= 0xA0)) b++;
+    return *b != 0;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
@@ -18,7 +26,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     char *text = cJSON_PrintUnformatted(root);
     assert(text);
-    assert(tsr_json_parse(tsr_str_from(text), &host, &again, NULL) == TSR_OK);
+    again = NULL;
+    assert(tsr_json_parse(tsr_str_from(text), &host, &again, NULL) == TSR_OK || has_surrogate(text));
     cJSON_Delete(again);
     cJSON_Delete(root);
     free(text);

@@ -1,6 +1,7 @@
 /* A streaming JSON emitter. It writes through a callback, escapes strings, keeps integers exact, prints doubles that read
- * back as the same double, and takes care of commas and nesting. Invalid UTF-8 becomes U+FFFD. Pretty documents, which
- * people look at in terminals, escape invisible characters as \uXXXX.
+ * back as the same double, and takes care of commas and nesting. A lone surrogate of a Python string (three bytes, as
+ * 'surrogatepass' writes it) becomes its \uXXXX, other invalid UTF-8 becomes U+FFFD. Pretty documents, which people look at in
+ * terminals, escape invisible characters as \uXXXX.
  *
  * Example:
  *
