@@ -155,9 +155,11 @@ static tsr_status report_shared(const check *c, const range *list, size_t count,
 }
 
 /* Whether shared bytes are damage, because every item is written separately. In torch.save files, tensors may share
- * storage. */
-static bool bytes_are_exclusive(tsr_format format)
+ * storage. A map may take several entries from one item, such as experts from a stack. */
+static bool bytes_are_exclusive(const tsr_catalog *catalog)
 {
+    const tsr_format format = catalog->format;
+    if (catalog->mapped) return false;
     return format == TSR_FORMAT_DCP || format == TSR_FORMAT_MEGATRON_DIST || format == TSR_FORMAT_DCP_SAFETENSORS || format == TSR_FORMAT_SAFETENSORS ||
            format == TSR_FORMAT_SAFETENSORS_INDEX;
 }
@@ -183,5 +185,5 @@ tsr_status tsr_validate_catalog(const tsr_catalog *catalog, const tsr_host *host
         const tsr_entry *entry = &catalog->entries[i];
         if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(check_tiling(&c, entry, err));
     }
-    return bytes_are_exclusive(catalog->format) ? check_shared_bytes(&c, err) : TSR_OK;
+    return bytes_are_exclusive(catalog) ? check_shared_bytes(&c, err) : TSR_OK;
 }

@@ -54,6 +54,7 @@ static tsr_status fill_catalog(tsr_mapped *m, tsr_error *err)
                                  .entries = entries,
                                  .entry_count = m->rows.count,
                                  .compressed = m->source->catalog.compressed,
+                                 .mapped = true,
                                  .store = own->store};
     tsr_str *names = tsr_arena_array(own->arena, own->store->file_count, sizeof *names, err);
     if (!names) return TSR_E_NOMEM;

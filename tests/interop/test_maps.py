@@ -774,6 +774,19 @@ def test_every_command_reads_through_a_map(t):
     t.run("diff", out, held, "--values")
 
 
+def test_verify_where_entries_come_from_the_same_bytes(t):
+    """Experts from the stack of a DCP, and an output layer that is a copy of the embedding, are not damage."""
+    manifest, dcp = os.path.join(t.scratch, "manifest.json"), os.path.join(t.scratch, "dcp")
+    titan, hf, options = titan_model(t, "qwen3_moe-tied", ""), titan_model(t, "qwen3_moe-tied", ".hf"), ["--map", "torchtitan-qwen3"]
+    t.run("convert", titan, dcp, "--to", "dcp")
+    shutil.copy(os.path.join(titan, "config.json"), dcp)
+    t.run("manifest", hf, "-o", manifest)
+    need(t.json("verify", dcp, manifest, *options, "--json")["findings"] == [], "experts from a stack")
+    t.run("convert", hf, os.path.join(t.scratch, "back.safetensors"), *options, "--inverse")
+    t.run("manifest", os.path.join(t.scratch, "back.safetensors"), "-o", manifest)
+    need(t.json("verify", hf, manifest, *options, "--inverse", "--json")["findings"] == [], "tied weights")
+
+
 def test_a_plan_holds_its_map(t):
     """exec writes what reshard writes, through the map in the plan alone; not once config.json, from which it takes numbers, has changed."""
     folder, path = os.path.join(t.scratch, "in"), write(t.scratch, "map.json", DEQUANTIZING)

@@ -148,6 +148,7 @@ typedef struct tsr_catalog {
     const tsr_part *parts; /* in the order in which they were mounted; none if the checkpoint does not consist of parts */
     uint32_t part_count;
     bool compressed; /* chunks may be inside zstd streams, which can only be read from the start */
+    bool mapped;     /* the entries come from those of another checkpoint, so that several may share bytes of a file */
     const struct tsr_store *store;
     const tsr_str *file_names; /* of the store's files, for messages; NULL: messages name no file */
 } tsr_catalog;
