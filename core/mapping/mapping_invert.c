@@ -42,12 +42,13 @@ static tsr_status check_folds(const tsr_map_rule *rule, tsr_step_kind kind, uint
 
 tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err)
 {
-    TSR_FAIL_IF(!rule->from_count, err, TSR_E_FORMAT, "a rule has an empty 'from'");
+    TSR_FAIL_IF(!rule->from_count && (!rule->to_count || rule->required || rule->required_with.size || rule->one_way), err, TSR_E_FORMAT,
+                "a rule has an empty 'from'; only one that drops names in the inverse has none, with nothing but 'to' and 'about'");
     TSR_TRY(find_one_sided(rule, true, &rule->folded, err));
     TSR_TRY(find_one_sided(rule, false, &rule->unfolded, err));
-    TSR_FAIL_IF(!rule->to_count && (rule->step_count || rule->shape_count), err, TSR_E_FORMAT,
-                "'%.*s': a rule that drops takes no steps and no shape", TSR_STR_ARG(rule->from[0].text));
-    if (!rule->to_count) return TSR_OK;
+    TSR_FAIL_IF((!rule->from_count || !rule->to_count) && (rule->step_count || rule->shape_count), err, TSR_E_FORMAT,
+                "'%.*s': a rule that drops takes no steps and no shape", TSR_STR_ARG((rule->from_count ? rule->from : rule->to)[0].text));
+    if (!rule->from_count || !rule->to_count) return TSR_OK;
     for (uint32_t i = 1; i < rule->step_count; i++)
         TSR_FAIL_IF(rule->steps[i].kind == TSR_STEP_DEQUANTIZE, err, TSR_E_FORMAT,
                     "'%.*s': the step 'dequantize' must be the first, because scales are for tensors as they are stored",

@@ -612,6 +612,48 @@ def test_torchtitans_llama_and_qwen(t):
         need("'lm_head.weight' and 'tok_embeddings.weight' do not have one dtype and shape" in said, said)
 
 
+def test_buffers_that_older_releases_store(t):
+    """torchtitan's from_hf drops inv_freq of Llama and Qwen and does not know it in DeepSeek; transformers 5.23 ignores it when it loads Llama, and masks of GPT-2 and GPT-NeoX."""
+    golden, source, out = os.path.dirname(MAPS), os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+    inv_freq, megatron = "model.layers.{}.self_attn.rotary_emb.inv_freq", os.path.join(golden, "megatron_maps")
+    models = [("torchtitan-llama3", titan_model(t, "llama3", ".hf"), [inv_freq]), ("torchtitan-qwen3", titan_model(t, "qwen3", ".hf"), [inv_freq]),
+              ("meta-llama", os.path.join(t.scratch, "llama3.hf"), [inv_freq]),
+              ("megatron-llama", os.path.join(megatron, "llama", "hf"), [inv_freq]), ("megatron-gpt2", os.path.join(megatron, "gpt2", "hf"), ["transformer.h.{}.attn.bias"]),
+              ("megatron-gpt_neox", os.path.join(megatron, "gpt_neox", "hf"), ["gpt_neox.layers.{}.attention." + n for n in ("bias", "masked_bias", "rotary_emb.inv_freq")])]
+    os.makedirs(source)
+    for name, folder, buffers in models:
+        stored = load_file(os.path.join(folder, "model.safetensors"))
+        shutil.copy(os.path.join(folder, "config.json"), source)
+        t.run("convert", folder, out, "--map", name, "--inverse", "--overwrite")
+        want = load_file(out)
+        save_file(stored | {b.format(i): torch.ones(3) for b in buffers for i in range(2)}, os.path.join(source, "model.safetensors"))
+        said = t.run("convert", source, out, "--map", name, "--inverse", "--overwrite").stderr.decode()
+        same(load_file(out), want, f"{name} with buffers")
+        need(f"the map leaves out {2 * len(buffers)} entries, such as '{buffers[0].format(0)}'" in said, said)
+        save_file(stored | {buffers[0].format(0) + ".more": torch.ones(3)}, os.path.join(source, "model.safetensors"))
+        t.run("convert", source, out, "--map", name, "--inverse", "--overwrite", status=2)
+    save_file(load_file(os.path.join(golden, "titan", "deepseek_v3.hf.safetensors")) | {inv_freq.format(0): torch.ones(3)}, out)
+    need(f"no rule of the map matches '{inv_freq.format(0)}'" in t.run("convert", out, source + ".safetensors", "--map", "torchtitan-deepseek_v3", "--inverse", status=2).stderr.decode(), "inv_freq of DeepSeek")
+
+
+def test_rules_that_are_only_for_the_inverse(t):
+    source, out = os.path.join(t.scratch, "in.safetensors"), os.path.join(t.scratch, "out.safetensors")
+    plain, rule = {"from": ["a"], "to": ["b"]}, {"from": [], "to": ["{m...}.mask"]}
+
+    def run(tensors, rules, *options, status=0):
+        save_file({k: torch.arange(4.0) for k in tensors}, source)
+        document = write(t.scratch, "map.json", {"schema": "tessera.map/1", "rules": rules})
+        said = t.run("convert", source, out, "--map", document, "--overwrite", *options, status=status).stderr.decode()
+        return said if status else list(load_file(out))
+
+    need(run(["a"], [plain, rule]) == ["b"] and run(["b", "l.0.mask"], [plain, rule], "--inverse") == ["a"], "names")
+    need("'l.0.mask'" in run(["a", "l.0.mask"], [plain, rule], status=2), "it is not for the map itself")
+    for more in ({"required": True}, {"required": "mask"}, {"inverse": False}, {"to": []}):
+        need("a rule has an empty 'from'" in run(["a"], [plain, {**rule, **more}], status=2), more)
+    for more in ({"do": [{"transpose": [0]}]}, {"shape": ["n"]}):
+        need("'{m...}.mask': a rule that drops takes no steps and no shape" in run(["a"], [plain, {**rule, **more}], status=2), more)
+
+
 def test_tied_values_are_compared(t):
     """What a map leaves out as the same tensor has the same values, wherever values are read; from shards of two ranks, too."""
     options = ["--map", "torchtitan-llama3"]
