@@ -78,12 +78,25 @@ static tsr_status choose_int8(const finder *f, const tsr_entry *entry, const tsr
     return TSR_OK;
 }
 
-/* Finds the scales of MXFP4 blocks; *scales is NULL if there are none. */
+/* Finds the scales of MXFP4 as compressed-tensors stores it: its NVFP4 has a scale of the tensor, too. */
+static tsr_status find_packed_mxfp4(const finder *f, const tsr_entry *entry, const tsr_entry **scales)
+{
+    const tsr_entry *zero;
+    const tsr_str packed = TSR_STR("_packed");
+    TSR_TRY(find_sibling(f, entry->fqn, packed, "_scale", scales));
+    if (*scales && !tsr_mapped_is_packed_mxfp4(entry, *scales)) *scales = NULL;
+    if (!*scales) return TSR_OK;
+    TSR_TRY(find_sibling(f, entry->fqn, packed, "_zero_point", &zero));
+    return zero ? refuse_zero_point(f, entry, zero) : TSR_OK;
+}
+
+/* Finds the scales of MXFP4 numbers; *scales is NULL if there are none. */
 static tsr_status find_mxfp4(const finder *f, const tsr_entry *entry, const tsr_entry **scales)
 {
     *scales = NULL;
-    const bool packed = entry->kind == TSR_ENTRY_TENSOR && entry->dtype == TSR_UINT8 && entry->ndim >= 2;
-    if (!packed || entry->shape[entry->ndim - 1] != 16) return TSR_OK;
+    if (entry->kind != TSR_ENTRY_TENSOR || entry->dtype != TSR_UINT8 || entry->ndim < 2) return TSR_OK;
+    if (!tsr_str_ends(entry->fqn, TSR_STR("_blocks"))) return find_packed_mxfp4(f, entry, scales);
+    if (entry->shape[entry->ndim - 1] != 16) return TSR_OK;
     TSR_TRY(find_sibling(f, entry->fqn, TSR_STR("_blocks"), "_scales", scales));
     if (*scales && (*scales)->dtype != TSR_UINT8) *scales = NULL;
     return TSR_OK;

@@ -18,7 +18,7 @@ bool tsr_mapped_is_packed_mxfp4(const tsr_entry *entry, const tsr_entry *scales)
 {
     const uint32_t ndim = entry->ndim;
     const bool exponents = scales->dtype == TSR_FLOAT8_E8M0FNU || scales->dtype == TSR_UINT8;
-    if (entry->dtype != TSR_INT8 || !exponents || ndim < 2 || scales->ndim != ndim) return false;
+    if ((entry->dtype != TSR_INT8 && entry->dtype != TSR_UINT8) || !exponents || ndim < 2 || scales->ndim != ndim) return false;
     if (memcmp(scales->shape, entry->shape, (ndim - 1) * sizeof *scales->shape) != 0) return false;
     return entry->shape[ndim - 1] % 16 == 0 && scales->shape[ndim - 1] == entry->shape[ndim - 1] / 16;
 }
@@ -137,7 +137,7 @@ static tsr_status name_unpacked(tsr_mapped *m, const tsr_entry *like, uint64_t g
     return TSR_OK;
 }
 
-/* Pairs [experts, rows, groups, 16] become [experts, rows, 32 · groups], and so do the same pairs in int8 as [experts, rows,
+/* Pairs [experts, rows, groups, 16] become [experts, rows, 32 · groups], and so do the same pairs as [experts, rows,
  * 16 · groups]. */
 static tsr_status unpack_mxfp4(tsr_mapped *m, const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
 {
@@ -148,7 +148,7 @@ static tsr_status unpack_mxfp4(tsr_mapped *m, const tsr_scaling *how, tsr_comput
     if (!fits && !tsr_mapped_is_packed_mxfp4(entry, scales)) return misfit(entry, scales, err);
     file->kind = TSR_COMPUTED_MXFP4;
     *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = how->dtype};
-    return name_unpacked(m, scales, 32, "_blocks", out, err);
+    return name_unpacked(m, scales, 32, tsr_str_ends(out->name, TSR_STR("_packed")) ? "_packed" : "_blocks", out, err);
 }
 
 /* Accepts no scale for the tensor, one number, or one per expert in torchao's shape [experts, 1, 1]. */

@@ -1,4 +1,5 @@
-"""FP4 numbers in int8, and E8M0 scales in uint8, against transformers' own code (tests/golden/make_packed_fp4.py)."""
+"""FP4 numbers in int8, and E8M0 scales in uint8, against transformers' own code, and MXFP4 of compressed-tensors against its code
+(tests/golden/make_packed_fp4.py)."""
 import json
 import os
 
@@ -17,6 +18,22 @@ def test_products_are_those_of_transformers(t):
     for dtype, memory in ((torch.float32, "16MiB"), (torch.bfloat16, "16MiB"), (torch.float32, "64KiB")):
         t.run("convert", SCALED, out, "--dequantize", "--dtype", str(dtype)[6:], "--max-mem", memory, "--overwrite")
         same(load_file(out), {k: v.to(dtype) for k, v in want.items()}, f"{dtype} in {memory}")
+
+
+def test_mxfp4_of_compressed_tensors(t):
+    stored, want = (load_file(os.path.join(GOLDEN, f"compressed{n}.safetensors")) for n in ("", "-bfloat16"))
+    source, out = os.path.join(GOLDEN, "compressed.safetensors"), path(t, "out.safetensors")
+    for dtype in (torch.bfloat16, torch.float32):
+        t.run("convert", source, out, "--dequantize", "--dtype", str(dtype)[6:], "--overwrite")
+        same(load_file(out), {k: v.to(dtype) for k, v in want.items()}, f"{dtype}")
+    t.run("reshard", source, path(t, "dcp"), "--dequantize", "--mesh", "tp=3", "--placements", "shard(1)", "--to", "dcp")
+    t.run("diff", path(t, "dcp"), os.path.join(GOLDEN, "compressed-bfloat16.safetensors"), "--values")
+    changed = path(t, "changed.safetensors")
+    for changes, says in (({"wide.weight_zero_point": torch.zeros(3, 5, dtype=torch.uint8)}, "'wide.weight_packed' has a zero point, 'wide.weight_zero_point'"),
+                          ({"wide.weight_scale": stored["wide.weight_scale"][:, :4].clone()}, "'wide.weight_packed' is scaled by 'wide.weight_scale'")):
+        save_file({**stored, **changes}, changed)
+        said = t.run("convert", changed, path(t, "not.safetensors"), "--dequantize", status=2).stderr.decode()
+        need(says in said and not os.path.exists(path(t, "not.safetensors")), said)
 
 
 def test_the_step_of_a_map(t):
