@@ -4,6 +4,7 @@
  * out to be used (mapping_used.c). */
 #include "mapping/mapping_subclass.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
 typedef struct finder {
@@ -194,15 +195,15 @@ static tsr_status multiply_entry(finder *f, const tsr_entry *entry, uint64_t ord
     return is_scale ? TSR_OK : tsr_mapped_keep(f->m, entry, order, f->err);
 }
 
-/* Keeps the entry unchanged, and remembers why it could not be multiplied. */
-static tsr_status keep_refused(finder *f, const tsr_entry *entry, uint64_t order, const tsr_error *why)
+/* Remembers why an entry, which is kept unchanged, could not be multiplied. */
+static tsr_status remember(finder *f, const tsr_entry *entry, const tsr_error *why)
 {
     tsr_dequantize_refusal *refusal = TSR_ARENA_NEW(f->m->own->arena, tsr_dequantize_refusal, f->err);
     if (!refusal) return TSR_E_NOMEM;
     *refusal = (tsr_dequantize_refusal){.fqn = entry->fqn, .why = *why};
     *f->done->end = refusal;
     f->done->end = &refusal->next;
-    return tsr_mapped_keep(f->m, entry, order, f->err);
+    return TSR_OK;
 }
 
 static tsr_status add_entry(finder *f, const tsr_entry *entry, uint64_t order)
@@ -220,7 +221,41 @@ static tsr_status add_entry(finder *f, const tsr_entry *entry, uint64_t order)
     }
     f->m->rows.count = rows; /* removes a row that was begun */
     f->done->found = found;
-    return keep_refused(f, entry, order, &why);
+    TSR_TRY(remember(f, entry, &why));
+    return tsr_mapped_keep(f->m, entry, order, f->err);
+}
+
+/* ---- scales that are missing ---- */
+
+static tsr_str last_component(tsr_str name)
+{
+    size_t at = name.size;
+    while (at && name.data[at - 1] != '.') at--;
+    return (tsr_str){name.data + at, name.size - at};
+}
+
+static tsr_status refuse_unscaled(finder *f, const tsr_entry *entry, const tsr_mapped_row *other)
+{
+    tsr_error why = {.status = TSR_OK};
+    tsr_fail(&why, TSR_E_FORMAT, "'%.*s' is %s and has no scale that fits it, unlike '%.*s', which is scaled by '%.*s'", TSR_STR_ARG(entry->fqn),
+             tsr_dtype_describe(entry->dtype)->name, TSR_STR_ARG(other->sources[0]->fqn), TSR_STR_ARG(other->sources[1]->fqn));
+    return remember(f, entry, &why);
+}
+
+/* Numbers without a scale have lost it if others with the same dtype and last component of their names have one. Unlike a
+ * lost weight, that would show nowhere: the numbers would be taken for weights. */
+static tsr_status find_unscaled(finder *f, tsr_map *scaled)
+{
+    const tsr_mapped_row *rows = f->m->rows.items;
+    for (size_t i = 0; i < f->m->rows.count; i++)
+        if (rows[i].source_count > 1) TSR_TRY(tsr_map_put(scaled, last_component(rows[i].sources[0]->fqn), (uint32_t)i, NULL, NULL, f->err));
+    for (size_t i = 0; i < f->m->rows.count; i++) {
+        const tsr_entry *entry = rows[i].sources[0];
+        const uint32_t other = tsr_map_get(scaled, last_component(entry->fqn), UINT32_MAX);
+        if (rows[i].source_count > 1 || entry->kind != TSR_ENTRY_TENSOR || other == UINT32_MAX) continue;
+        if (rows[other].sources[0]->dtype == entry->dtype) TSR_TRY(refuse_unscaled(f, entry, &rows[other]));
+    }
+    return TSR_OK;
 }
 
 tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err)
@@ -235,5 +270,8 @@ tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err)
                 tsr_dtype_describe(dtype)->name);
     TSR_TRY(tsr_mapped_block(m, f.scaling.block, err));
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(&f, &catalog->entries[i], i));
-    return TSR_OK;
+    tsr_map *scaled = tsr_map_new(m->own->host->allocator, 0, err);
+    const tsr_status status = scaled ? find_unscaled(&f, scaled) : TSR_E_NOMEM;
+    tsr_map_free(scaled);
+    return status;
 }

@@ -293,6 +293,29 @@ def test_scaled(t):
     need("w_scale" in text and "[2, 7, 2]" in text, text)
 
 
+def test_a_scale_that_is_missing(t):
+    """Of one tensor among others that have theirs; numbers that never have one are kept as they are."""
+    torch.manual_seed(7)
+    source, out = os.path.join(t.scratch, "s.safetensors"), os.path.join(t.scratch, "o.safetensors")
+    fp8 = {f"l.{i}.{n}.weight": torch.randn(4, 32).to(torch.float8_e4m3fn) for i in range(2) for n in ("q", "k")}
+    packed = {f"l.{i}.e_blocks": torch.randint(0, 256, (2, 3, 1, 16), dtype=torch.uint8) for i in range(2)}
+    forms = ((fp8, {k + "_scale_inv": torch.rand(1, 1) for k in fp8}), (fp8, {k + "_scale": torch.rand(4, 1) for k in fp8}),
+             (packed, {k.replace("_blocks", "_scales"): torch.full((2, 3, 1), 127 + i, dtype=torch.uint8) for i, k in enumerate(packed)}))
+    for numbers, scales in forms:
+        for lost in scales:
+            save_file(numbers | {k: v for k, v in scales.items() if k != lost}, source)
+            said = t.run("convert", source, out, "--dequantize", "--dtype", "float32", status=2).stderr.decode()
+            data = next(k for k in numbers if k in (lost.removesuffix("_scale_inv"), lost.removesuffix("_scale"), lost.replace("_scales", "_blocks")))
+            need(f"'{data}' is " in said and " and has no scale that fits it, unlike '" in said and not os.path.exists(out), said)
+        t.run("convert", source, out, "--dequantize", "--exclude", data)
+        os.remove(out)
+    plain = {"table": torch.randn(3).to(torch.float8_e4m3fn), "n.weight": torch.randn(3), "m.weight": torch.arange(3, dtype=torch.int8)}
+    save_file(fp8 | forms[0][1] | plain, source)
+    t.run("convert", source, out, "--dequantize")
+    got = load_file(out)
+    need(all(got[k].dtype == v.dtype and torch.equal(got[k].float(), v.float()) for k, v in plain.items()) and len(got) == 7, "what has no scale")
+
+
 def blocks(x, s, rows, columns):
     """x times its scales in float32, as transformers multiplies them."""
     return x.float() * s.repeat_interleave(rows, 0)[:x.shape[0]].repeat_interleave(columns, 1)[:, :x.shape[1]]

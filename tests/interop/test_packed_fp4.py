@@ -30,7 +30,7 @@ def test_mxfp4_of_compressed_tensors(t):
     t.run("diff", path(t, "dcp"), os.path.join(GOLDEN, "compressed-bfloat16.safetensors"), "--values")
     changed = path(t, "changed.safetensors")
     for changes, says in (({"wide.weight_zero_point": torch.zeros(3, 5, dtype=torch.uint8)}, "'wide.weight_packed' has a zero point, 'wide.weight_zero_point'"),
-                          ({"wide.weight_scale": stored["wide.weight_scale"][:, :4].clone()}, "'wide.weight_packed' is scaled by 'wide.weight_scale'")):
+                          ({"wide.weight_scale": stored["wide.weight_scale"][:, :4].clone()}, "'wide.weight_packed' is uint8 and has no scale that fits it, unlike 'every.weight_packed'")):
         save_file({**stored, **changes}, changed)
         said = t.run("convert", changed, path(t, "not.safetensors"), "--dequantize", status=2).stderr.decode()
         need(says in said and not os.path.exists(path(t, "not.safetensors")), said)
