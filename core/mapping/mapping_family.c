@@ -17,7 +17,7 @@ tsr_status tsr_match_lacks(const tsr_matcher *s, const tsr_name_match *of, uint3
     if (!name.data) return TSR_E_NOMEM;
     const bool stacks = s->m->rules->normalizes && s->m->rules->forward;
     return tsr_fail(s->err, TSR_E_FORMAT, "'%.*s' is missing, which the map needs together with '%.*s'%s", TSR_STR_ARG(name),
-                     TSR_STR_ARG(of->entry->fqn), stacks ? "; layers that differ cannot be stacked: use a copy of the map without \"before\"" : "");
+                     TSR_STR_ARG(of->entry->fqn), stacks ? "; for layers that differ, the rule must say \"inverse\": \"alike\"" : "");
 }
 
 /* The number of components of the pattern before its folded capture. */

@@ -191,14 +191,20 @@ static tsr_status bind(tsr_matcher *s, const tsr_name_match *first, size_t count
     return tsr_mapped_build(s->m, &binding, s->err);
 }
 
+/* Returns the number of the first match after those of the binding that begins at `i`. */
+static size_t next_binding(const tsr_matcher *s, size_t i)
+{
+    const tsr_name_match *matches = s->matches.items, *first = &matches[i];
+    while (++i < s->matches.count)
+        if (matches[i].rule != first->rule || !tsr_str_equal(matches[i].key, first->key)) break;
+    return i;
+}
+
 static tsr_status bind_all(tsr_matcher *s)
 {
-    tsr_name_match *matches = s->matches.items;
-    if (s->matches.count > 1) qsort(matches, s->matches.count, sizeof *matches, by_binding);
     for (size_t i = 0, next; i < s->matches.count; i = next) {
-        for (next = i + 1; next < s->matches.count; next++)
-            if (matches[next].rule != matches[i].rule || !tsr_str_equal(matches[next].key, matches[i].key)) break;
-        TSR_TRY(bind(s, &matches[i], next - i));
+        next = next_binding(s, i);
+        TSR_TRY(bind(s, (tsr_name_match *)s->matches.items + i, next - i));
     }
     for (uint32_t r = 0; r < s->m->rules->count; r++) TSR_TRY(restore_tied(s, r));
     return TSR_OK;
@@ -226,10 +232,63 @@ static tsr_status note_dropped(const tsr_matcher *s)
     return TSR_OK;
 }
 
+static void sort_matches(tsr_matcher *s)
+{
+    if (s->matches.count > 1) qsort(s->matches.items, s->matches.count, sizeof(tsr_name_match), by_binding);
+}
+
+static tsr_status match_all(tsr_matcher *s)
+{
+    const tsr_catalog *catalog = &s->m->source->catalog;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(match_entry(s, &catalog->entries[i], i));
+    sort_matches(s);
+    return TSR_OK;
+}
+
+/* Adds the match of every name with every rule that says "alike". */
+static tsr_status match_alike(tsr_matcher *s)
+{
+    const tsr_catalog *catalog = &s->m->source->catalog;
+    tsr_str values[TSR_MOST_CAPTURES];
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        tsr_name_match like = {.entry = &catalog->entries[i]};
+        for (; tsr_match_rule(s->m->rules, like.entry->fqn, &like, values); like.rule++)
+            if (s->m->rules->rules[like.rule].alike) TSR_TRY(add_match(s, &like, values));
+    }
+    sort_matches(s);
+    return TSR_OK;
+}
+
+/* Layers that differ cannot be stacked. Where rules say "alike", the inverse leaves every layer its own names, as
+ * Megatron-Core does. */
+static tsr_status compare_layers(tsr_matcher *s)
+{
+    const tsr_name_match *matches = s->matches.items;
+    uint64_t layers = 0;
+    for (size_t i = 0; i < s->matches.count; i++)
+        if (matches[i].index >= layers) layers = matches[i].index + 1;
+    for (size_t i = 0, next; i < s->matches.count && !s->layers_differ; i = next) {
+        next = next_binding(s, i);
+        if (next - i == layers * s->m->rules->rules[matches[i].rule].from_count) continue;
+        s->layers_differ = true;
+        const tsr_str note = tsr_arena_format(s->m->own->arena, s->err, "layers are numbered, not stacked, because not all of them have a tensor like '%.*s'",
+                                              TSR_STR_ARG(matches[i].entry->fqn));
+        TSR_TRY(tsr_mapped_add_note(s->m, note, s->err));
+    }
+    s->matches.count = 0;
+    return TSR_OK;
+}
+
+static tsr_status match_source(tsr_matcher *s)
+{
+    if (s->m->rules->forward) TSR_TRY(match_alike(s));
+    TSR_TRY(compare_layers(s));
+    return match_all(s);
+}
+
 tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
 {
     const tsr_allocator *allocator = m->own->host->allocator;
-    const tsr_catalog *catalog = &m->source->catalog;
     tsr_matcher s = {.m = m,
                      .matches = tsr_vec_of(allocator, sizeof(tsr_name_match)),
                      .unmatched = tsr_vec_of(allocator, sizeof(tsr_entry *)),
@@ -238,7 +297,7 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
     s.arena = tsr_arena_new(allocator, 0, err);
     s.members = tsr_map_new(allocator, 0, err);
     tsr_status status = s.arena && s.members ? TSR_OK : TSR_E_NOMEM;
-    for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) status = match_entry(&s, &catalog->entries[i], i);
+    if (status == TSR_OK) status = match_source(&s);
     if (status == TSR_OK) status = refuse_unmatched(&s);
     if (status == TSR_OK) status = tsr_parted_check(&s);
     if (status == TSR_OK) status = bind_all(&s);

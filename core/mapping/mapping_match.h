@@ -32,6 +32,7 @@ typedef struct tsr_matcher {
     tsr_vec unmatched; /* of const tsr_entry * */
     tsr_vec families;  /* of tsr_family */
     tsr_map *members;  /* rule, pattern and prefix → 1 + index in `families` */
+    bool layers_differ; /* so that the rules of an inverse which say "alike" are not used */
     tsr_error *err;
 } tsr_matcher;
 

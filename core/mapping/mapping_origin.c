@@ -31,12 +31,23 @@ static taken take(const tsr_mapping_rules *map, tsr_str name)
     return (taken){&map->rules[found.rule], found.pattern};
 }
 
+/* Sets *applies to whether the rule of the inverse may be used: rules that stack layers only where these are alike, and a
+ * rule "with" a name only where the source has that name. */
+static tsr_status applies_here(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_str *values, bool *applies)
+{
+    *applies = !rule->alike || !s->layers_differ;
+    if (!rule->with.count) return TSR_OK;
+    const tsr_str other = tsr_pattern_expand(&rule->with, values, rule->with.count, s->arena, s->err);
+    *applies = other.data && tsr_checkpoint_entry(s->m->source, other);
+    return other.data ? TSR_OK : TSR_E_NOMEM;
+}
+
 /* Sets *name to the first name that a rule of the inverse makes, and *does to whether the map takes all these names by that
  * same rule. */
 static tsr_status comes_from(const tsr_matcher *s, const tsr_map_rule *rule, tsr_str *values, tsr_str *name, bool *does)
 {
     if (rule->unfolded != TSR_NO_CAPTURE) values[rule->unfolded] = TSR_STR("0");
-    *does = true;
+    TSR_TRY(applies_here(s, rule, values, does));
     for (uint32_t i = 0; i < rule->to_count && *does; i++) {
         const tsr_str made = tsr_pattern_expand(&rule->to[i], values, rule->to[i].count, s->arena, s->err);
         if (!made.data) return TSR_E_NOMEM;
@@ -106,6 +117,7 @@ tsr_status tsr_origin_choose(tsr_matcher *s, tsr_name_match *like, tsr_str *valu
     bool sure = false;
     tsr_str name = {NULL, 0};
     if (*found) TSR_TRY(choose_rule(s, like, values, &name, &sure));
+    *found = *found && (sure || name.data); /* no name: no rule may be used here */
     if (!sure && kept) {
         *found = false;
         return TSR_OK;

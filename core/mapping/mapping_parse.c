@@ -360,12 +360,22 @@ static tsr_status check_members(const parser *p, const cJSON *object, const char
     return TSR_OK;
 }
 
-/* "inverse": false. */
-static tsr_status read_one_way(const parser *p, const cJSON *rule, tsr_map_rule *out)
+/* false, "alike" or {"with": PATTERN}, whose captures are those of "to". */
+static tsr_status read_inverse(const parser *p, const cJSON *rule, tsr_captures *captures, tsr_map_rule *out)
 {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(rule, "inverse");
-    TSR_FAIL_IF(item && !cJSON_IsBool(item), p->err, TSR_E_FORMAT, "%s.inverse must be true or false", p->where);
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(rule, "inverse"), *with = cJSON_GetObjectItemCaseSensitive(item, "with");
+    bool known = !item || cJSON_IsBool(item) || (cJSON_IsObject(item) && cJSON_IsString(with) && item->child == with && !with->next);
+    tsr_str text;
     out->one_way = cJSON_IsFalse(item);
+    out->alike = cJSON_IsString(item) && !strcmp(item->valuestring, "alike");
+    if (known && with) {
+        TSR_TRY(copy_text(p, with, &text));
+        TSR_TRY(tsr_pattern_parse(text, p->arena, captures, &out->with, p->err));
+        for (uint32_t c = 0; c < captures->count; c++)
+            known = known && (!tsr_pattern_has(&out->with, c) || (out->to_count && tsr_pattern_has(&out->to[0], c)));
+    }
+    TSR_FAIL_IF(!known && !out->alike, p->err, TSR_E_FORMAT,
+                "%s.inverse must be true, false, \"alike\" or {\"with\": a name with captures of \"to\"}", p->where);
     return TSR_OK;
 }
 
@@ -399,7 +409,7 @@ static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *ru
     TSR_TRY(read_layers(p, item, rule));
     TSR_TRY(read_tied(p, item, rule));
     TSR_TRY(read_required(p, item, rule));
-    TSR_TRY(read_one_way(p, item, rule));
+    TSR_TRY(read_inverse(p, item, &captures, rule));
     return tsr_map_rule_check(rule, p->err);
 }
 
