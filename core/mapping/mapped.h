@@ -197,6 +197,8 @@ bool tsr_mapped_ties(const tsr_mapped *m);
 bool tsr_mapped_head_dim(const tsr_mapped *m, uint64_t *out);
 /* Evaluates a number of a map. TSR_E_NOT_FOUND, naming it, if it is one of config.json, and that is missing or lacks it. */
 tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, uint64_t *out, tsr_error *err);
+/* For {name+N}: whether a name may have this index there, which is at least N. False if N is not known. */
+bool tsr_mapped_reaches(const tsr_mapped *m, const tsr_map_number *plus, tsr_str index);
 
 /* mapping_steps.c: runs the steps of a rule. At first there is one slot per pattern of `from`, in the end one per pattern of
  * `to`. A slot has one tensor, or one for each value of the folded or unfolded capture. */

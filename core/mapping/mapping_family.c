@@ -15,9 +15,8 @@ tsr_status tsr_match_lacks(const tsr_matcher *s, const tsr_name_match *of, uint3
     }
     const tsr_str name = tsr_pattern_expand(&rule->from[pattern], values, rule->from[pattern].count, s->arena, s->err);
     if (!name.data) return TSR_E_NOMEM;
-    const bool stacks = s->m->rules->normalizes && s->m->rules->forward;
-    return tsr_fail(s->err, TSR_E_FORMAT, "'%.*s' is missing, which the map needs together with '%.*s'%s", TSR_STR_ARG(name),
-                     TSR_STR_ARG(of->entry->fqn), stacks ? "; for layers that differ, the rule must say \"inverse\": \"alike\"" : "");
+    return tsr_fail(s->err, TSR_E_FORMAT, "'%.*s' is missing, which the map needs together with '%.*s'", TSR_STR_ARG(name),
+                     TSR_STR_ARG(of->entry->fqn));
 }
 
 /* The number of components of the pattern before its folded capture. */
@@ -217,17 +216,25 @@ static tsr_str index_of(tsr_str path, size_t *begin)
     return (tsr_str){path.data + *begin, path.size - *begin};
 }
 
+/* Whether the rule states "layers" and {layer+N}: then every layer from N on has what it takes, even if none has it. */
+static bool begins_at(const tsr_map_rule *rule)
+{
+    const tsr_map_number *plus = rule->layers.size ? tsr_pattern_plus(&rule->from[0], layer_capture(rule)) : NULL;
+    return plus && tsr_map_number_given(plus);
+}
+
 static tsr_status check_rule(const layer_list *l, const tsr_map_rule *rule, tsr_str path)
 {
     uint32_t match, kind = UINT32_MAX;
     size_t begin;
     TSR_TRY(look_up(l, "r", text_of(rule), path, &match));
-    if (match != UINT32_MAX) return TSR_OK;
+    if (match != UINT32_MAX || !tsr_mapped_reaches(l->s->m, tsr_pattern_plus(&rule->from[0], layer_capture(rule)), index_of(path, &begin))) return TSR_OK;
     if (is_of_kind(rule)) TSR_TRY(look_up(l, "k", rule->layers, path, &kind));
     if (is_of_kind(rule) && kind == UINT32_MAX) return TSR_OK;
     const tsr_str name = wanted_name(l, rule, index_of(path, &begin));
     if (!name.data) return TSR_E_NOMEM;
-    TSR_FAIL_IF(!is_of_kind(rule), l->s->err, TSR_E_FORMAT, "'%.*s' is missing, which other layers have", TSR_STR_ARG(name));
+    TSR_FAIL_IF(!is_of_kind(rule), l->s->err, TSR_E_FORMAT, "'%.*s' is missing, which %s", TSR_STR_ARG(name),
+                begins_at(rule) ? "the map requires of such a layer" : "other layers have");
     return tsr_fail(l->s->err, TSR_E_FORMAT, "'%.*s' is missing, which other layers have together with '%.*s'", TSR_STR_ARG(name),
                     TSR_STR_ARG(((const tsr_name_match *)l->s->matches.items)[kind].entry->fqn));
 }
@@ -242,11 +249,7 @@ static tsr_status check_kinds(const layer_list *l, tsr_str path, const tsr_map_r
     if (first) TSR_TRY(look_up(l, "k", TSR_STR(""), path, &match));
     TSR_FAIL_IF(match == UINT32_MAX, l->s->err, TSR_E_FORMAT, "'%.*s' has nothing like '%.*s', which %s layers have", TSR_STR_ARG(path),
                 TSR_STR_ARG(first->from[0].text), any ? "other" : "all");
-    for (size_t i = 0; i < index.size; i++) {
-        if (index.data[i] < '0' || index.data[i] > '9' || number > UINT32_MAX) return TSR_OK;
-        number = number * 10 + (uint64_t)(index.data[i] - '0');
-    }
-    if (!number) return TSR_OK;
+    if (!tsr_index_parse(index, &number) || !number) return TSR_OK;
     const tsr_str lower = tsr_arena_format(l->s->arena, l->s->err, "%.*s%llu", (int)begin, path.data, (unsigned long long)number - 1);
     if (!lower.data) return TSR_E_NOMEM;
     TSR_TRY(look_up(l, "p", TSR_STR(""), lower, &before));
@@ -268,7 +271,7 @@ static tsr_status check_layers(layer_list *l)
     for (size_t i = 0; i < l->paths.count; i++) {
         const tsr_str path = ((const tsr_str *)l->paths.items)[i];
         for (uint32_t r = 0; r < rules->count; r++)
-            if (l->used[r]) TSR_TRY(check_rule(l, &rules->rules[r], path));
+            if (l->used[r] || begins_at(&rules->rules[r])) TSR_TRY(check_rule(l, &rules->rules[r], path));
         TSR_TRY(check_kinds(l, path, first, any));
     }
     return TSR_OK;

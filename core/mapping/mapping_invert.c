@@ -2,6 +2,11 @@
 #include "mapping/mapping_rules.h"
 #include "tessera/sys/try.h"
 
+bool tsr_map_number_given(const tsr_map_number *number)
+{
+    return number->value || number->config.size;
+}
+
 /* Finds the capture that all patterns of one side have and the other side does not have; *out is TSR_NO_CAPTURE if there is
  * none. */
 static tsr_status find_one_sided(const tsr_map_rule *rule, bool from_side, uint32_t *out, tsr_error *err)
@@ -10,14 +15,16 @@ static tsr_status find_one_sided(const tsr_map_rule *rule, bool from_side, uint3
     const uint32_t own_count = from_side ? rule->from_count : rule->to_count, others = from_side ? rule->to_count : rule->from_count;
     *out = TSR_NO_CAPTURE;
     for (uint32_t c = 0; c < rule->capture_count && own_count; c++) {
-        const bool has = tsr_pattern_has(&own[0], c);
-        for (uint32_t i = 1; i < own_count; i++)
-            TSR_FAIL_IF(tsr_pattern_has(&own[i], c) != has, err, TSR_E_FORMAT,
+        const tsr_map_number *has = tsr_pattern_plus(&own[0], c);
+        for (uint32_t i = 1; i < own_count; i++) {
+            const tsr_map_number *too = tsr_pattern_plus(&own[i], c);
+            TSR_FAIL_IF(!too != !has || (has && (has->value != too->value || !tsr_str_equal(has->config, too->config))), err, TSR_E_FORMAT,
                         "'%.*s' and '%.*s' do not have the same captures", TSR_STR_ARG(own[0].text),
                         TSR_STR_ARG(own[i].text));
+        }
         if (!has || !others || tsr_pattern_has(&other[0], c)) continue;
-        TSR_FAIL_IF(*out != TSR_NO_CAPTURE, err, TSR_E_FORMAT,
-                    "'%.*s': only one capture of a side may be missing on the other side", TSR_STR_ARG(own[0].text));
+        TSR_FAIL_IF(*out != TSR_NO_CAPTURE || tsr_map_number_given(has), err, TSR_E_FORMAT,
+                    "'%.*s': only one capture of a side may be missing on the other side, and none with +", TSR_STR_ARG(own[0].text));
         *out = c;
     }
     return TSR_OK;
@@ -162,6 +169,7 @@ static tsr_status invert_rule(const tsr_map_rule *rule, tsr_arena *arena, tsr_ma
     out->shape_of_from = !rule->shape_of_from;
     out->folded = rule->unfolded, out->unfolded = rule->folded;
     out->steps = steps;
+    if (rule->drops_back) out->to_count = out->step_count = out->shape_count = 0;
     return TSR_OK;
 }
 

@@ -6,17 +6,11 @@
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
-enum { NAMED = 5, LAST_INDEX = 1000000 };
+enum { NAMED = 5 };
 
 static tsr_status read_index(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_entry *entry, tsr_str text, uint64_t *out)
 {
-    *out = 0;
-    bool digits = text.size && (text.size == 1 || text.data[0] != '0');
-    for (size_t i = 0; i < text.size && digits; i++) {
-        digits = text.data[i] >= '0' && text.data[i] <= '9' && *out <= LAST_INDEX;
-        *out = *out * 10 + (uint64_t)(text.data[i] - '0');
-    }
-    TSR_FAIL_IF(!digits, s->err, TSR_E_FORMAT, "'%.*s': {%.*s} is '%.*s', not an index that can be stacked",
+    TSR_FAIL_IF(!tsr_index_parse(text, out), s->err, TSR_E_FORMAT, "'%.*s': {%.*s} is '%.*s', not an index that can be stacked",
                 TSR_STR_ARG(entry->fqn), TSR_STR_ARG(rule->captures[rule->folded]), TSR_STR_ARG(text));
     return TSR_OK;
 }
@@ -53,7 +47,7 @@ static tsr_status match_entry(tsr_matcher *s, const tsr_entry *entry, uint64_t o
 {
     tsr_str values[TSR_MOST_CAPTURES];
     tsr_name_match like = {.entry = entry, .order = order};
-    bool found = tsr_match_rule(s->m->rules, entry->fqn, &like, values);
+    bool found = tsr_match_rule(s->m, s->m->rules, entry->fqn, &like, values);
     if (s->m->rules->forward) TSR_TRY(tsr_origin_choose(s, &like, values, &found));
     if (found) return add_match(s, &like, values);
     const tsr_entry **left = tsr_vec_push(&s->unmatched, s->err);
@@ -183,6 +177,7 @@ static tsr_status bind(tsr_matcher *s, const tsr_name_match *first, size_t count
     binding.values = tsr_arena_array(s->arena, binding.rule->capture_count, sizeof *binding.values, s->err);
     if (!binding.sources || !binding.values) return TSR_E_NOMEM;
     if (binding.rule->capture_count) memcpy(binding.values, first->values, binding.rule->capture_count * sizeof *binding.values);
+    TSR_TRY(tsr_match_shift(s, binding.rule, binding.values));
     for (size_t i = 0; i < count; i++) {
         binding.sources[i] = first[i].entry;
         if (first[i].other.data) binding.other = first[i].other;
@@ -252,7 +247,7 @@ static tsr_status match_alike(tsr_matcher *s)
     tsr_str values[TSR_MOST_CAPTURES];
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         tsr_name_match like = {.entry = &catalog->entries[i]};
-        for (; tsr_match_rule(s->m->rules, like.entry->fqn, &like, values); like.rule++)
+        for (; tsr_match_rule(s->m, s->m->rules, like.entry->fqn, &like, values); like.rule++)
             if (s->m->rules->rules[like.rule].alike) TSR_TRY(add_match(s, &like, values));
     }
     sort_matches(s);

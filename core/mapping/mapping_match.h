@@ -37,8 +37,11 @@ typedef struct tsr_matcher {
 } tsr_matcher;
 
 /* Finds the first rule that matches the name, starting with match->rule. Sets values[c] (TSR_MOST_CAPTURES of them) for the
- * captures of its pattern. Returns false if none matches. */
-bool tsr_match_rule(const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match, tsr_str *values);
+ * captures of its pattern, which are texts of the name also where the pattern has {name+N}. Returns false if none matches. */
+bool tsr_match_rule(const tsr_mapped *m, const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match, tsr_str *values);
+/* mapping_origin.c: turns the values of a match into those for the names of rule->to, where {name+N} has another N. Errors:
+ * TSR_E_NOT_FOUND if config.json does not state N; TSR_E_NOMEM. */
+tsr_status tsr_match_shift(const tsr_matcher *s, const tsr_map_rule *rule, tsr_str *values);
 /* mapping_origin.c: chooses the rule of an inverse for an entry. *found and `like` are the first rule that matches. *found
  * becomes false for a name that the map kept. TSR_E_FORMAT, naming the rules, if the map makes the name in several equally
  * likely ways, or cannot make it. */

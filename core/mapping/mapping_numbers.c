@@ -62,6 +62,13 @@ tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, 
     return tsr_json_to_u64(item, m->config_name, out, err);
 }
 
+bool tsr_mapped_reaches(const tsr_mapped *m, const tsr_map_number *plus, tsr_str index)
+{
+    uint64_t least, number;
+    if (!tsr_map_number_given(plus)) return true;
+    return tsr_mapped_number(m, plus, &least, NULL) == TSR_OK && tsr_index_parse(index, &number) && number >= least;
+}
+
 static bool find_size(const tsr_mapped *m, const char *name, uint64_t *out)
 {
     const cJSON *item = tsr_mapped_setting(m, name);

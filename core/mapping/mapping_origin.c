@@ -5,16 +5,44 @@
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/try.h"
 
-bool tsr_match_rule(const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match, tsr_str *values)
+/* Whether the name matches, and captures with a number on either side are indices that leave none below 0. */
+static bool matches(const tsr_mapped *m, const tsr_map_rule *rule, const tsr_name_pattern *pattern, tsr_str name, tsr_str *values)
+{
+    uint64_t index;
+    if (!tsr_pattern_match(pattern, name, values)) return false;
+    for (uint32_t c = 0; c < rule->capture_count; c++) {
+        const tsr_map_number *own = tsr_pattern_plus(pattern, c), *to = rule->to_count ? tsr_pattern_plus(&rule->to[0], c) : NULL;
+        if (own && !tsr_mapped_reaches(m, own, values[c])) return false;
+        if (own && to && tsr_map_number_given(to) && !tsr_index_parse(values[c], &index)) return false;
+    }
+    return true;
+}
+
+bool tsr_match_rule(const tsr_mapped *m, const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match, tsr_str *values)
 {
     for (; match->rule < rules->count; match->rule++) {
         const tsr_map_rule *rule = &rules->rules[match->rule];
         for (match->pattern = 0; match->pattern < rule->from_count; match->pattern++) {
             memset(values, 0, TSR_MOST_CAPTURES * sizeof *values);
-            if (tsr_pattern_match(&rule->from[match->pattern], name, values)) return true;
+            if (matches(m, rule, &rule->from[match->pattern], name, values)) return true;
         }
     }
     return false;
+}
+
+tsr_status tsr_match_shift(const tsr_matcher *s, const tsr_map_rule *rule, tsr_str *values)
+{
+    for (uint32_t c = 0; c < rule->capture_count; c++) {
+        const tsr_map_number *from = tsr_pattern_plus(&rule->from[0], c), *to = tsr_pattern_plus(&rule->to[0], c);
+        uint64_t number, before, after;
+        if (!from || !to || (!tsr_map_number_given(from) && !tsr_map_number_given(to))) continue;
+        TSR_TRY(tsr_mapped_number(s->m, from, &before, s->err));
+        TSR_TRY(tsr_mapped_number(s->m, to, &after, s->err));
+        (void)tsr_index_parse(values[c], &number); /* it is an index, because it matched */
+        values[c] = tsr_arena_format(s->arena, s->err, "%llu", (unsigned long long)(number - before + after));
+        if (!values[c].data) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
 }
 
 /* The rule and the pattern by which the map takes a name. `by` is NULL if no rule takes it. */
@@ -23,11 +51,11 @@ typedef struct taken {
     uint32_t pattern;
 } taken;
 
-static taken take(const tsr_mapping_rules *map, tsr_str name)
+static taken take(const tsr_mapped *m, const tsr_mapping_rules *map, tsr_str name)
 {
     tsr_name_match found = {.rule = 0};
     tsr_str values[TSR_MOST_CAPTURES];
-    if (!tsr_match_rule(map, name, &found, values)) return (taken){NULL, 0};
+    if (!tsr_match_rule(m, map, name, &found, values)) return (taken){NULL, 0};
     return (taken){&map->rules[found.rule], found.pattern};
 }
 
@@ -44,14 +72,17 @@ static tsr_status applies_here(const tsr_matcher *s, const tsr_map_rule *rule, c
 
 /* Sets *name to the first name that a rule of the inverse makes, and *does to whether the map takes all these names by that
  * same rule. */
-static tsr_status comes_from(const tsr_matcher *s, const tsr_map_rule *rule, tsr_str *values, tsr_str *name, bool *does)
+static tsr_status comes_from(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_str *found, tsr_str *name, bool *does)
 {
+    tsr_str values[TSR_MOST_CAPTURES];
+    memcpy(values, found, sizeof values);
     if (rule->unfolded != TSR_NO_CAPTURE) values[rule->unfolded] = TSR_STR("0");
     TSR_TRY(applies_here(s, rule, values, does));
+    if (rule->to_count) TSR_TRY(tsr_match_shift(s, rule, values));
     for (uint32_t i = 0; i < rule->to_count && *does; i++) {
         const tsr_str made = tsr_pattern_expand(&rule->to[i], values, rule->to[i].count, s->arena, s->err);
         if (!made.data) return TSR_E_NOMEM;
-        const taken t = take(s->m->rules->forward, made);
+        const taken t = take(s->m, s->m->rules->forward, made);
         *does = t.by == rule->forward && t.pattern == i;
         if (i == 0 || !*does) *name = made;
     }
@@ -69,7 +100,7 @@ static bool is_exception(const tsr_name_pattern *a, const tsr_name_pattern *b)
  * that name by another rule. If no rule makes the name, `made` is the name itself and `own` is NULL. */
 static tsr_status refuse_name(const tsr_matcher *s, tsr_str fqn, tsr_str made, const tsr_map_rule *own)
 {
-    const taken t = take(s->m->rules->forward, made);
+    const taken t = take(s->m, s->m->rules->forward, made);
     const tsr_str by = own ? own->from[0].text : TSR_STR("unmatched"), from = t.by->from[t.pattern].text;
     return tsr_fail(s->err, TSR_E_FORMAT, "'%.*s' has no way back to '%.*s', because the map's rule '%.*s' takes that, not '%.*s'",
                     TSR_STR_ARG(fqn), TSR_STR_ARG(made), TSR_STR_ARG(from), TSR_STR_ARG(by));
@@ -84,7 +115,7 @@ static tsr_status choose_rule(const tsr_matcher *s, tsr_name_match *like, tsr_st
     tsr_str others[TSR_MOST_CAPTURES], other;
     bool does;
     TSR_TRY(comes_from(s, &rules[like->rule], values, name, sure));
-    for (tsr_name_match next = {.rule = like->rule + 1}; tsr_match_rule(s->m->rules, like->entry->fqn, &next, others); next.rule++) {
+    for (tsr_name_match next = {.rule = like->rule + 1}; tsr_match_rule(s->m, s->m->rules, like->entry->fqn, &next, others); next.rule++) {
         TSR_TRY(comes_from(s, &rules[next.rule], others, &other, &does));
         if (!does) continue;
         TSR_FAIL_IF(*sure && !is_exception(&rules[like->rule].from[like->pattern], &rules[next.rule].from[next.pattern]), s->err,
@@ -113,7 +144,7 @@ tsr_status tsr_origin_choose(tsr_matcher *s, tsr_name_match *like, tsr_str *valu
 {
     const tsr_mapping_rules *rules = s->m->rules;
     const tsr_str fqn = like->entry->fqn;
-    const bool keeps = rules->unmatched == TSR_UNMATCHED_KEEP, kept = keeps && !take(rules->forward, fqn).by;
+    const bool keeps = rules->unmatched == TSR_UNMATCHED_KEEP, kept = keeps && !take(s->m, rules->forward, fqn).by;
     bool sure = false;
     tsr_str name = {NULL, 0};
     if (*found) TSR_TRY(choose_rule(s, like, values, &name, &sure));
@@ -134,7 +165,7 @@ tsr_status tsr_origin_check(const tsr_matcher *s)
     if (!s->m->rules->forward) return TSR_OK;
     for (size_t i = 0; i < s->m->rows.count; i++) {
         if (!rows[i].rule) continue;
-        const taken t = take(s->m->rules->forward, rows[i].entry.fqn);
+        const taken t = take(s->m, s->m->rules->forward, rows[i].entry.fqn);
         if (t.by == rows[i].rule->forward && t.pattern == rows[i].pattern) continue;
         return refuse_name(s, rows[i].sources[0]->fqn, rows[i].entry.fqn, rows[i].rule->forward);
     }

@@ -185,25 +185,20 @@ static tsr_status read_main(const parser *p, const cJSON *item, tsr_map_step *st
     }
 }
 
-static bool is_given(const tsr_map_number *number)
-{
-    return number->value || number->config.size;
-}
-
 static tsr_status check_step(const parser *p, const tsr_map_step *step)
 {
     const char *lacks = NULL;
-    if (step->kind == TSR_STEP_SPLIT && !step->number_count == !is_given(&step->parts)) lacks = "either sizes or parts";
-    if (step->kind == TSR_STEP_CONCAT && step->number_count && is_given(&step->parts)) lacks = "sizes or parts, not both";
-    if (step->kind == TSR_STEP_INTERLEAVE && !is_given(&step->parts)) lacks = "parts";
-    if ((step->kind == TSR_STEP_TRIM || step->kind == TSR_STEP_PAD) && !is_given(&step->to)) lacks = "to";
+    if (step->kind == TSR_STEP_SPLIT && !step->number_count == !tsr_map_number_given(&step->parts)) lacks = "either sizes or parts";
+    if (step->kind == TSR_STEP_CONCAT && step->number_count && tsr_map_number_given(&step->parts)) lacks = "sizes or parts, not both";
+    if (step->kind == TSR_STEP_INTERLEAVE && !tsr_map_number_given(&step->parts)) lacks = "parts";
+    if ((step->kind == TSR_STEP_TRIM || step->kind == TSR_STEP_PAD) && !tsr_map_number_given(&step->to)) lacks = "to";
     if (step->kind == TSR_STEP_PAD && !step->has_value) lacks = "value";
     if (step->kind == TSR_STEP_DEQUANTIZE && (!step->scales.count || step->scheme == TSR_SCALES_FITTING)) lacks = "scale and scheme";
     if (step->kind == TSR_STEP_DEQUANTIZE && !step->tensor_scales.count != (step->scheme != TSR_SCALES_NVFP4))
         lacks = "tensor_scale or global_scale with the scheme nvfp4, and only with it";
     if (step->kind == TSR_STEP_DEQUANTIZE && step->number_count && (step->number_count != 2 || step->scheme != TSR_SCALES_BLOCK))
         lacks = "a block of two numbers, and only with the scheme block";
-    if (step->kind == TSR_STEP_PERMUTE_ROPE && !is_given(&step->parts)) lacks = "heads of 1 or more";
+    if (step->kind == TSR_STEP_PERMUTE_ROPE && !tsr_map_number_given(&step->parts)) lacks = "heads of 1 or more";
     TSR_FAIL_IF(lacks, p->err, TSR_E_FORMAT, "%s: the step '%s' needs %s", p->where, tsr_step_name(step->kind), lacks);
     return TSR_OK;
 }
@@ -360,7 +355,7 @@ static tsr_status check_members(const parser *p, const cJSON *object, const char
     return TSR_OK;
 }
 
-/* false, "alike" or {"with": PATTERN}, whose captures are those of "to". */
+/* false, "alike", "drop" or {"with": PATTERN}, whose captures are those of "to". */
 static tsr_status read_inverse(const parser *p, const cJSON *rule, tsr_captures *captures, tsr_map_rule *out)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(rule, "inverse"), *with = cJSON_GetObjectItemCaseSensitive(item, "with");
@@ -368,14 +363,17 @@ static tsr_status read_inverse(const parser *p, const cJSON *rule, tsr_captures 
     tsr_str text;
     out->one_way = cJSON_IsFalse(item);
     out->alike = cJSON_IsString(item) && !strcmp(item->valuestring, "alike");
+    out->drops_back = cJSON_IsString(item) && !strcmp(item->valuestring, "drop");
     if (known && with) {
         TSR_TRY(copy_text(p, with, &text));
         TSR_TRY(tsr_pattern_parse(text, p->arena, captures, &out->with, p->err));
-        for (uint32_t c = 0; c < captures->count; c++)
-            known = known && (!tsr_pattern_has(&out->with, c) || (out->to_count && tsr_pattern_has(&out->to[0], c)));
+        for (uint32_t c = 0; c < captures->count; c++) {
+            const tsr_map_number *plus = tsr_pattern_plus(&out->with, c);
+            known = known && (!plus || (!tsr_map_number_given(plus) && out->to_count && tsr_pattern_has(&out->to[0], c)));
+        }
     }
-    TSR_FAIL_IF(!known && !out->alike, p->err, TSR_E_FORMAT,
-                "%s.inverse must be true, false, \"alike\" or {\"with\": a name with captures of \"to\"}", p->where);
+    TSR_FAIL_IF(!known && !out->alike && !out->drops_back, p->err, TSR_E_FORMAT,
+                "%s.inverse must be true, false, \"alike\", \"drop\" or {\"with\": NAME}", p->where);
     return TSR_OK;
 }
 

@@ -50,18 +50,48 @@ static bool has_brace(tsr_str text)
     return memchr(text.data, '{', text.size) || memchr(text.data, '}', text.size);
 }
 
-static tsr_status parse_component(tsr_str text, tsr_captures *captures, struct tsr_name_component *out, tsr_error *err)
+bool tsr_index_parse(tsr_str text, uint64_t *out)
+{
+    enum { LAST = 1000000 };
+    *out = 0;
+    bool digits = text.size && (text.size == 1 || text.data[0] != '0');
+    for (size_t i = 0; i < text.size && digits; i++) {
+        digits = text.data[i] >= '0' && text.data[i] <= '9' && *out <= LAST;
+        *out = *out * 10 + (uint64_t)(text.data[i] - '0');
+    }
+    return digits;
+}
+
+/* Splits "layer+$num_hidden_layers" or "layer+2" into the name of the capture and the number. *fits is false if the latter is
+ * neither. */
+static tsr_status cut_plus(tsr_str *name, tsr_arena *arena, tsr_map_number *plus, bool *fits, tsr_error *err)
+{
+    const char *at = memchr(name->data, '+', name->size);
+    if (!at) return TSR_OK;
+    const tsr_str text = {at + 1, (size_t)(name->data + name->size - at) - 1};
+    name->size = (size_t)(at - name->data);
+    if (text.size < 2 || text.data[0] != '$') {
+        *fits = tsr_index_parse(text, &plus->value);
+        return TSR_OK;
+    }
+    plus->config = tsr_arena_str(arena, (tsr_str){text.data + 1, text.size - 1}, err);
+    return plus->config.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status parse_component(tsr_str text, tsr_arena *arena, tsr_captures *captures, struct tsr_name_component *out, tsr_error *err)
 {
     *out = (struct tsr_name_component){.literal = text, .capture = TSR_NO_CAPTURE};
     if (!text.size || !has_brace(text)) return TSR_OK;
     tsr_str name = {text.data + 1, text.size >= 2 ? text.size - 2 : 0};
-    const bool whole = text.data[0] == '{' && text.data[text.size - 1] == '}';
+    bool whole = text.data[0] == '{' && text.data[text.size - 1] == '}';
     if (whole && tsr_str_ends(name, TSR_STR("..."))) {
         out->rest = true;
         name.size -= 3;
+    } else if (whole) {
+        TSR_TRY(cut_plus(&name, arena, &out->plus, &whole, err));
     }
     TSR_FAIL_IF(!whole || !name.size || has_brace(name) || memchr(name.data, '.', name.size), err, TSR_E_FORMAT,
-                "'%.*s' is not a component of a name: a capture such as {layer} or {rest...} must be a whole component between dots",
+                "'%.*s' is not a component of a name: a capture such as {layer}, {layer+1} or {rest...} must be a whole component between dots",
                 TSR_STR_ARG(text));
     return find_capture(name, captures, &out->capture, err);
 }
@@ -86,15 +116,20 @@ tsr_status tsr_pattern_parse(tsr_str text, tsr_arena *arena, tsr_captures *captu
     if (!out->components) return TSR_E_NOMEM;
     tsr_str left = text;
     for (uint32_t i = 0; i < out->count; i++)
-        TSR_TRY(parse_component(next_component(&left), captures, &out->components[i], err));
+        TSR_TRY(parse_component(next_component(&left), arena, captures, &out->components[i], err));
     return check_repeats(out, err);
+}
+
+const tsr_map_number *tsr_pattern_plus(const tsr_name_pattern *pattern, uint32_t capture)
+{
+    for (uint32_t i = 0; i < pattern->count; i++)
+        if (pattern->components[i].capture == capture) return &pattern->components[i].plus;
+    return NULL;
 }
 
 bool tsr_pattern_has(const tsr_name_pattern *pattern, uint32_t capture)
 {
-    for (uint32_t i = 0; i < pattern->count; i++)
-        if (pattern->components[i].capture == capture) return true;
-    return false;
+    return tsr_pattern_plus(pattern, capture) != NULL;
 }
 
 /* Returns the component of `name` that begins at *at. *at becomes the position after its dot, or SIZE_MAX after the last

@@ -8,17 +8,6 @@
 
 enum { TSR_MOST_CAPTURES = 16 }; /* per rule */
 
-/* A pattern for names. Its dotted components are literal text or captures. */
-typedef struct tsr_name_pattern {
-    tsr_str text;
-    struct tsr_name_component {
-        tsr_str literal;  /* if capture is TSR_NO_CAPTURE */
-        uint32_t capture; /* index in the rule's captures */
-        bool rest;        /* {name...}: one or more components */
-    } *components;
-    uint32_t count;
-} tsr_name_pattern;
-
 /* A number in a step: a literal, or the name of a number in config.json. -1 stands for the remaining size; a list of sizes
  * may have it once. */
 typedef struct tsr_map_number {
@@ -26,6 +15,18 @@ typedef struct tsr_map_number {
     bool rest;      /* the number is -1 */
     tsr_str config; /* if empty, `value` is the number */
 } tsr_map_number;
+
+/* A pattern for names. Its dotted components are literal text or captures. */
+typedef struct tsr_name_pattern {
+    tsr_str text;
+    struct tsr_name_component {
+        tsr_str literal;  /* if capture is TSR_NO_CAPTURE */
+        uint32_t capture; /* index in the rule's captures */
+        bool rest;        /* {name...}: one or more components */
+        tsr_map_number plus; /* {name+N}: the name has the capture's number plus N here; 0 if not stated */
+    } *components;
+    uint32_t count;
+} tsr_name_pattern;
 
 typedef enum tsr_step_kind {
     TSR_STEP_CONCAT,
@@ -116,6 +117,7 @@ typedef struct tsr_map_rule {
     tsr_str required_with;
     bool shape_of_from; /* the shapes are those of `from`, because the rule is an inverse */
     bool one_way;       /* the rule has no inverse, because another rule makes the same names */
+    bool drops_back;    /* the inverse drops what the rule makes */
     bool alike;         /* the inverse stacks only where all layers have the same names */
     tsr_name_pattern with; /* the inverse takes a name only if the source also has this one; count is 0 if not stated */
     const struct tsr_map_rule *forward; /* the rule that this one inverts, or NULL */
@@ -142,6 +144,12 @@ typedef struct tsr_captures {
 /* mapping_pattern.c: parses a pattern, and adds its captures to `captures` if they are new. Errors: TSR_E_FORMAT,
  * TSR_E_NOMEM. */
 tsr_status tsr_pattern_parse(tsr_str text, tsr_arena *arena, tsr_captures *captures, tsr_name_pattern *out, tsr_error *err);
+/* Returns N of {name+N}, which is 0 for {name}; NULL if the pattern does not contain the capture. */
+const tsr_map_number *tsr_pattern_plus(const tsr_name_pattern *pattern, uint32_t capture);
+/* Whether the number is stated, and not 0. */
+bool tsr_map_number_given(const tsr_map_number *number);
+/* Reads an index as names have it: decimal, without leading zeros, and not above a million or so. */
+bool tsr_index_parse(tsr_str text, uint64_t *out);
 /* Whether the pattern contains the capture. */
 bool tsr_pattern_has(const tsr_name_pattern *pattern, uint32_t capture);
 /* Whether the name matches. If it does, values[c] is set for every capture c of the pattern. */

@@ -80,7 +80,7 @@ static tsr_status find_parted(const tsr_matcher *s, const tsr_entry *scale, cons
         const tsr_str name = tsr_arena_format(s->arena, s->err, "%.*s%s", (int)(scale->fqn.size - ending.size), scale->fqn.data, endings[i][1]);
         if (!name.data) return TSR_E_NOMEM;
         const tsr_entry *entry = tsr_checkpoint_entry(s->m->source, name);
-        if (!entry || !is_quantized(entry) || !tsr_match_rule(s->m->rules, name, &found, values)) continue;
+        if (!entry || !is_quantized(entry) || !tsr_match_rule(s->m, s->m->rules, name, &found, values)) continue;
         const tsr_map_rule *rule = &s->m->rules->rules[found.rule];
         const bool same = !rule->step_count && found.pattern < rule->to_count && tsr_str_equal(rule->from[found.pattern].text, rule->to[found.pattern].text);
         if (rule->to_count && !same) *data = entry;

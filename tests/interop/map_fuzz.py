@@ -38,6 +38,16 @@ class Refused(Exception):
 
 # ---- names ----
 
+def cut(part):
+    """("{l}", 2) of "{l+2}", ("{l}", 0) of "{l}"."""
+    name, _, plus = part.partition("+")
+    return (name + "}", int(plus[:-1])) if plus else (part, 0)
+
+
+def is_index(text):
+    return text.isascii() and text.isdigit() and str(int(text)) == text
+
+
 def match(pattern, name):
     """{capture: text}, or None."""
     parts, words = pattern.split("|"), name.split(".")
@@ -52,18 +62,31 @@ def match(pattern, name):
     values = {}
     for part, word in zip(parts, words):
         if part[0] == "{":
-            values[part] = word
+            capture, plus = cut(part)
+            if plus and (not is_index(word) or int(word) < plus):
+                return None
+            values[capture] = str(int(word) - plus) if plus else word
         elif part != word:
             return None
     return values
 
 
+def expand_part(part, values):
+    capture, plus = cut(part)
+    return str(int(values[capture]) + plus) if plus else values[capture]
+
+
 def expand(pattern, values):
-    return ".".join(values[part] if part[0] == "{" else part for part in pattern.split("|"))
+    return ".".join(expand_part(part, values) if part[0] == "{" else part for part in pattern.split("|"))
 
 
 def captures(patterns):
-    return {part for pattern in patterns for part in pattern.split("|") if part[0] == "{"}
+    return {cut(part)[0] for pattern in patterns for part in pattern.split("|") if part[0] == "{"}
+
+
+def fits(patterns, values):
+    """Whether what gets another number is an index."""
+    return all(is_index(values.get(cut(part)[0], "0")) for pattern in patterns for part in pattern.split("|") if part[0] == "{" and cut(part)[1])
 
 
 def take(rules, name):
@@ -71,7 +94,7 @@ def take(rules, name):
     for r, rule in enumerate(rules):
         for p, pattern in enumerate(rule["from"]):
             values = match(pattern, name)
-            if values is not None:
+            if values is not None and fits(rule["to"], values):
                 return r, p, values
     return None
 
@@ -82,7 +105,7 @@ def origins(rules, unmatched, name):
     for r, rule in enumerate(rules):
         for pattern in rule["to"]:
             values = match(pattern, name)
-            if values is None:
+            if values is None or not fits(rule["from"], values):
                 continue
             values.update({c: "0" for c in captures(rule["from"]) - set(values)})
             taken = [take(rules, expand(source, values)) for source in rule["from"]]
@@ -159,7 +182,7 @@ def bindings(rules, unmatched, names):
         rule, index = rules[r], None
         for folded in captures(rule["from"]) - captures(rule["to"]) if rule["to"] else ():
             text = values.pop(folded)
-            if not text.isascii() or not text.isdigit() or str(int(text)) != text:
+            if not is_index(text):
                 raise Refused(f"index of {name}")
             index = int(text)
         bound[r, tuple(sorted(values.items()))][p, index] = name
@@ -275,8 +298,20 @@ def draw_patterns(rng, shared, own, count, more):
     return ["|".join(base + [tail]) for tail in rng.sample(WORDS, count)] if count > 1 or rng.random() < .5 else ["|".join(base)]
 
 
-def draw_rule(rng, shape):
-    """A rule, and names that it may take."""
+def renumber(rng, rule):
+    """Gives a capture of both sides other numbers on each; returns it, or None."""
+    both = sorted(c for c in captures(rule["from"]) & captures(rule["to"]) if not c.endswith("...}"))
+    if not rng or not both or rng.random() < .2:
+        return None
+    capture = rng.choice(both)
+    for side in ("from", "to"):
+        plus = rng.choice(["", "+1", "+2", "+10"])
+        rule[side] = [pattern.replace(capture, capture[:-1] + plus + "}") for pattern in rule[side]]
+    return capture
+
+
+def draw_rule(rng, shape, more):
+    """A rule, and names that it may take. `more` is None where no capture gets other numbers."""
     sources, drops = rng.choice([1, 1, 1, 2, 3]), rng.random() < .12
     folds, unfolds = rng.random() < .35 and not drops, rng.random() < .2 and not drops
     targets = 0 if drops else 1 if sources == 3 else rng.choice([1, 1, 2])
@@ -291,9 +326,11 @@ def draw_rule(rng, shape):
             return None, []
         if steps:
             rule["do"] = steps
-    names = []
+    names, moved = [], renumber(more, rule)
     for _ in range(rng.randint(1, 3)):
         values = {c: rng.choice(WORDS) for c in shared} | {"{rest...}": ".".join(words(rng, 1, 2))}
+        if moved:
+            values[moved] = str(more.choice([0, 1, 2, 8, 9, 10, 99]))
         for pattern in rule["from"] if rng.random() < .95 else rule["from"][:1]:
             for i in range(members or 1):
                 if rng.random() < .995:
@@ -303,12 +340,12 @@ def draw_rule(rng, shape):
 
 def draw(seed):
     """(rules, unmatched, tensors), or None."""
-    rng = random.Random(seed)
+    rng, more = random.Random(seed), random.Random(-seed) if seed % 5 == 2 else None
     torch.manual_seed(seed)
     shape = rng.choice([[12, 8], [12, 8], [4, 6, 2]])
     rules, names = [], []
     for _ in range(rng.randint(1, 4)):
-        rule, takes = draw_rule(rng, shape)
+        rule, takes = draw_rule(rng, shape, more)
         if rule:
             rules.append(rule)
             names += takes

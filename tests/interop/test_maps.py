@@ -171,7 +171,7 @@ def test_random_maps(t):
 def test_random_maps_of_every_kind(t):
     """Also with what is dropped, kept and ambiguous, against an evaluator of their own; first those that went wrong once."""
     said = []
-    counts, wrong = run_seeds(t.path, [*DIFFERED_ONCE, *range(1, 121)], said.append)
+    counts, wrong = run_seeds(t.path, [*DIFFERED_ONCE, *range(1, 121), *range(2, 600, 5)], said.append)
     need(not wrong, "\n".join(said))
     need(all(counts[what] for what in ("identity", "refused", "inverse refused", "inverse guessed right and said so")), counts)
 
@@ -600,6 +600,30 @@ def test_torchtitans_deepseek(t):
     need(lost in t.run("convert", source, out, "--map", name, "--inverse", "--overwrite", status=2).stderr.decode(), "the expert that lost a weight")
     save_file({**load_file(titan), "mtp_layers.0.enorm.weight": torch.ones(8)}, source)
     need("'mtp_layers.0.enorm.weight'" in t.run("convert", source, out, "--map", name, "--overwrite", status=2).stderr.decode(), "a further layer")
+
+
+def test_numbers_of_captures(t):
+    """{l+N}: the number of the capture plus N, in renames and in steps, and back; other names do not match."""
+    source, there, back = (os.path.join(t.scratch, f"{n}.safetensors") for n in ("source", "there", "back"))
+    x = {f"a.{i}.{k}": torch.randn(2, 3) for i in range(12) for k in "wv"}
+    rules = [{"from": ["a.{i}.w", "a.{i}.v"], "to": ["b.{i+5}.u"], "do": [{"concat": 0, "parts": 2}, {"transpose": [1, 0]}]}]
+    want = {f"b.{i + 5}.u": torch.cat([x[f"a.{i}.w"], x[f"a.{i}.v"]]).T.contiguous() for i in range(12)}
+    save_file({**x, "k": torch.ones(2)}, source)
+    path = write(t.scratch, "map.json", {"schema": "tessera.map/1", "rules": rules, "unmatched": "keep"})
+    t.run("convert", source, there, "--map", path)
+    same(load_file(there), {**want, "k": torch.ones(2)}, "+5")
+    t.run("convert", there, back, "--map", path, "--inverse")
+    same(load_file(back), {**x, "k": torch.ones(2)}, "+5 and back")
+    save_file({"b.4.u": torch.ones(3, 4), "b.05.u": torch.ones(3, 4), "b.x.u": torch.ones(3, 4), "b.5.u": torch.ones(3, 4)}, there)
+    t.run("convert", there, back, "--map", path, "--inverse", "--overwrite")
+    need(set(load_file(back)) == {"b.4.u", "b.05.u", "b.x.u", "a.0.w", "a.0.v"}, sorted(load_file(back)))
+    refused(t, {"a.x": torch.ones(2)}, [{"from": ["a.{i}"], "to": ["b.{i+1}"]}], "no rule of the map matches 'a.x'")
+    for names, says in ((["a.{i+}", "b.{i}"], "'{i+}' is not a component"), (["a.{i+x}", "b.{i}"], "'{i+x}' is not a component"),
+                        (["a.{i+01}", "b.{i}"], "'{i+01}'"), (["a.{+1}", "b.{i}"], "'{+1}'"), (["a.{i+$}", "b.{i}"], "'{i+$}'")):
+        refused(t, {"a.1": torch.ones(2)}, [{"from": names[:1], "to": names[1:]}], says)
+    refused(t, {"a.1": torch.ones(2)}, [{"from": ["a.{i+1}"], "to": ["b"], "do": [{"stack": 0}]}], "and none with +")
+    refused(t, {"a.1": torch.ones(2)}, [{"from": ["a.{i}", "c.{i+1}"], "to": ["b.{i}"], "do": [{"concat": 0}]}], "do not have the same captures")
+    refused(t, {"a.1": torch.ones(2)}, [{"from": ["a.{i}"], "to": ["b.{i+$n}"]}], "the map takes 'n' from config.json")
 
 
 def titan_model(t, name, file):
