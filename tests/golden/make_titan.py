@@ -20,17 +20,18 @@ from safetensors.torch import save_file
 HERE = pathlib.Path(__file__).resolve().parent / "titan"
 
 
-def configs():
+def deepseeks(*models):
+    """(name, config of the model) for (name, q_lora_rank, dense layers, layers that predict further tokens)."""
     from torchtitan.models import deepseek_v3 as titan
     from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
-    for name, rank in (("deepseek_v3", 6), ("deepseek_v3-without-q-lora", 0)):
+    for name, rank, dense, further in models:
         layers = titan._build_dsv3_layers(
-            n_layers=3, n_dense_layers=1, dim=8, n_heads=2, q_lora_rank=rank, kv_lora_rank=4, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4, mscale=0.7,
+            n_layers=3, n_dense_layers=dense, dim=8, n_heads=2, q_lora_rank=rank, kv_lora_rank=4, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4, mscale=0.7,
             dense_hidden_dim=12, moe_hidden_dim=6, num_experts=11, num_shared_experts=2, router_top_k=2, router_score_func="sigmoid", attn_backend="flex",
             moe_comm_backend="standard", non_blocking_capacity_factor=None, rope=ComplexRoPE.Config(dim=2, max_seq_len=16, theta=10000.0))
         yield name, titan.DeepSeekV3Model.Config(
             vocab_size=20, dim=8, tok_embeddings=Embedding.Config(num_embeddings=20, embedding_dim=8), norm=RMSNorm.Config(normalized_shape=8),
-            lm_head=Linear.Config(in_features=8, out_features=20), layers=layers, mtp_layers=[])
+            lm_head=Linear.Config(in_features=8, out_features=20), layers=layers, mtp_layers=titan._build_mtp_layers(layers[-1], dim=8, num_mtp_layers=further))
 
 
 # Name: heads, heads of keys, their size, hidden size, experts (0: none), and whether the output layer is the embedding
@@ -77,7 +78,10 @@ def main():
     if HERE.exists():
         shutil.rmtree(HERE)
     HERE.mkdir()
-    models = [(name, config, DeepSeekV3StateDictAdapter, None) for name, config in configs()] + list(others())
+    models = [(name, config, DeepSeekV3StateDictAdapter, None) for name, config in deepseeks(("deepseek_v3", 6, 1, 0), ("deepseek_v3-without-q-lora", 0, 1, 0))] + list(others())
+    for further, dense in ((1, 2), (2, 0)):
+        settings = {"num_hidden_layers": 3, "num_nextn_predict_layers": further, "n_routed_experts": 11, "first_k_dense_replace": dense, "tie_word_embeddings": False}
+        models += [(name, config, DeepSeekV3StateDictAdapter, settings) for name, config in deepseeks((f"deepseek_v3-mtp{further}", 6 * dense, dense, further))]
     for seed, (name, config, adapter, settings) in enumerate(models):
         torch.manual_seed(seed)
         state = state_of(config)

@@ -585,7 +585,7 @@ def test_metas_llamas(t):
 
 
 def test_torchtitans_deepseek(t):
-    """As torchtitan's state_dict_adapter makes it, and back; an expert without a weight, and layers that the adapter renumbers, are refused."""
+    """As torchtitan's state_dict_adapter makes it, and back; an expert without a weight is refused."""
     golden, name = os.path.join(os.path.dirname(MAPS), "titan"), "torchtitan-deepseek_v3"
     out = os.path.join(t.scratch, "out.safetensors")
     for model in ("deepseek_v3", "deepseek_v3-without-q-lora"):
@@ -598,8 +598,46 @@ def test_torchtitans_deepseek(t):
     lost = "model.layers.2.mlp.experts.10.up_proj.weight"
     save_file({k: v for k, v in load_file(hf).items() if k != lost}, source)
     need(lost in t.run("convert", source, out, "--map", name, "--inverse", "--overwrite", status=2).stderr.decode(), "the expert that lost a weight")
-    save_file({**load_file(titan), "mtp_layers.0.enorm.weight": torch.ones(8)}, source)
-    need("'mtp_layers.0.enorm.weight'" in t.run("convert", source, out, "--map", name, "--overwrite", status=2).stderr.decode(), "a further layer")
+
+
+def test_torchtitans_further_layers(t):
+    """Those that predict several tokens follow the others in Hugging Face's names, as the adapter numbers them; config.json states how many come before."""
+    name, out, plain = "torchtitan-deepseek_v3", os.path.join(t.scratch, "out.safetensors"), os.path.join(t.scratch, "plain.safetensors")
+    further = {"enorm.weight": "enorm.weight", "hnorm.weight": "hnorm.weight", "eh_proj.weight": "eh_proj.weight", "mtp_norm.weight": "shared_head.norm.weight"}
+    for count in (1, 2):
+        titan, hf = titan_model(t, f"deepseek_v3-mtp{count}", ""), titan_model(t, f"deepseek_v3-mtp{count}", ".hf")
+        files = [os.path.join(folder, "model.safetensors") for folder in (titan, hf)]
+        stored, there = map(load_file, files)
+        need(all(f"model.layers.{3 + i}.{v}" in there and f"mtp_layers.{i}.{k}" in stored for i in range(count) for k, v in further.items()), "the golden")
+        t.run("convert", titan, out, "--map", name, "--overwrite")
+        same(load_file(out), there, titan)
+        t.run("convert", hf, out, "--map", name, "--inverse", "--overwrite")
+        same(load_file(out), stored, hf)
+        table = t.run("convert", titan, out, "--map", name, "--overwrite", "--dry-run").stderr.decode()
+        need(f"\nmtp_layers.{count - 1}.mtp_norm.weight -> model.layers.{2 + count}.shared_head.norm.weight float32 [8]\n" in table, table)
+        for i in range(count):  # whatever such a layer loses, and all that only such a layer has
+            for side, tensors, file, options, prefix in ((0, stored, files[0], [], f"mtp_layers.{i}."), (1, there, files[1], ["--inverse"], f"model.layers.{3 + i}.")):
+                own = [prefix + pair[side] for pair in further.items()]
+                for lost in ([k] for k in tensors if k.startswith(prefix) and ".experts." not in k), [own]:
+                    for names in lost:
+                        save_file({k: v for k, v in tensors.items() if k not in names}, file)
+                        said = t.run("convert", os.path.dirname(file), plain, "--map", name, *options, status=2).stderr.decode()
+                        missing = (f"layers.{3 + i}." if side == 0 else prefix) + names[0].removeprefix(prefix)
+                        need(f"'{missing}' is missing, which" in said or "inner_experts" in missing, f"without {names}: {said}")
+                save_file(tensors, file)
+        copies = {f"model.layers.{3 + i}.{k}": there[v].clone() for i in range(count) for k, v in (("embed_tokens.weight", "model.embed_tokens.weight"), ("shared_head.head.weight", "lm_head.weight"))}
+        save_file({**there, **copies}, files[1])  # as released models have them
+        said = t.run("convert", hf, out, "--map", name, "--inverse", "--overwrite").stderr.decode()
+        same(load_file(out), stored, "with copies")
+        need(f"the map leaves out {len(copies)} entries, such as 'model.layers.3.embed_tokens.weight'" in said, said)
+    settings = {"num_hidden_layers": 4, "num_nextn_predict_layers": 1}
+    for changes, forward, inverse in ((settings, "'layers' has 3 layers, but num_hidden_layers of config.json is 4", "'model.layers.3.eh_proj.weight'"),
+                                      ({}, "config.json has no number 'num_hidden_layers', which the map needs", "'model.layers.3.eh_proj.weight'"),
+                                      (None, "the map takes 'num_hidden_layers' from config.json", "'model.layers.3.eh_proj.weight'")):
+        for folder, options, says in ((titan, [], forward), (hf, ["--inverse"], inverse)):
+            config = os.path.join(folder, "config.json")
+            write(folder, "config.json", changes) if changes is not None else os.remove(config)
+            need(says in t.run("convert", folder, plain, "--map", name, *options, status=2).stderr.decode(), f"{changes} {options}")
 
 
 def test_numbers_of_captures(t):
