@@ -34,6 +34,21 @@ def deepseeks(*models):
             lm_head=Linear.Config(in_features=8, out_features=20), layers=layers, mtp_layers=titan._build_mtp_layers(layers[-1], dim=8, num_mtp_layers=further))
 
 
+def mixed_qwens():
+    """Experts in some layers only, as mlp_only_layers and decoder_sparse_step of Hugging Face's settings have it."""
+    from torchtitan.models import qwen3
+    from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm
+    common = {"n_layers": 3, "dim": 14, "n_heads": 4, "n_kv_heads": 2, "attn_backend": "flex", "head_dim": 6, "rope": CosSinRoPE.Config(dim=6, max_seq_len=16, theta=1e6)}
+    dense = qwen3._build_qwen3_layers(hidden_dim=11, **common)
+    moe = qwen3._build_qwen3_moe_layers(moe_hidden_dim=10, num_experts=3, top_k=2, moe_comm_backend="standard", **common)
+    for name, layers, dense_ones in (("qwen3_moe-dense-inside", [moe[0], dense[1], moe[2]], [1]), ("qwen3_moe-dense-outside", [dense[0], moe[1], dense[2]], [0, 2])):
+        config = qwen3.Qwen3Model.Config(vocab_size=37, dim=14, enable_weight_tying=False, tok_embeddings=Embedding.Config(num_embeddings=37, embedding_dim=14),
+                                         norm=RMSNorm.Config(normalized_shape=14), lm_head=Linear.Config(in_features=14, out_features=37), layers=layers)
+        settings = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "hidden_size": 14, "num_hidden_layers": 3, "vocab_size": 37,
+                    "tie_word_embeddings": False, "num_experts": 3, "mlp_only_layers": dense_ones}
+        yield name, config, qwen3.Qwen3StateDictAdapter, settings
+
+
 # Name: heads, heads of keys, their size, hidden size, experts (0: none), and whether the output layer is the embedding
 OTHERS = {"llama3": (5, 1, 6, 30, 0, False), "llama3-tied": (6, 3, 4, 24, 0, True), "qwen3": (5, 1, 6, 14, 0, False), "qwen3-tied": (3, 3, 4, 9, 0, True),
           "qwen3_moe": (4, 2, 6, 14, 3, False), "qwen3_moe-tied": (5, 1, 2, 9, 11, True)}
@@ -82,6 +97,7 @@ def main():
     for further, dense in ((1, 2), (2, 0)):
         settings = {"num_hidden_layers": 3, "num_nextn_predict_layers": further, "n_routed_experts": 11, "first_k_dense_replace": dense, "tie_word_embeddings": False}
         models += [(name, config, DeepSeekV3StateDictAdapter, settings) for name, config in deepseeks((f"deepseek_v3-mtp{further}", 6 * dense, dense, further))]
+    models += mixed_qwens()
     for seed, (name, config, adapter, settings) in enumerate(models):
         torch.manual_seed(seed)
         state = state_of(config)
