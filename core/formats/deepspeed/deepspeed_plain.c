@@ -198,25 +198,40 @@ static tsr_status check_order(const plain *p, bool experts)
     return TSR_OK;
 }
 
-/* Reports that only the order names the states, if two parameters have the same shape and no copies. Once per checkpoint,
- * although expert-parallel ranks have further optimizers. */
+/* Finds two parameters that only the order names: they have the same shape and no copies. *a is NULL if there are none. */
+static tsr_status find_alike(const plain *p, bool experts, const tsr_ds_numbered **a, const tsr_ds_numbered **b)
+{
+    tsr_map *shapes = tsr_map_new(p->checkpoint->host->allocator, 0, p->err);
+    tsr_status status = shapes ? TSR_OK : TSR_E_NOMEM;
+    *a = NULL;
+    for (uint32_t i = 0; i < p->count && status == TSR_OK && !*a; i++) {
+        const tsr_ds_numbered *n = &p->numbered[i];
+        uint32_t *first;
+        bool is_new = true;
+        if (n->is_expert != experts || n->candidate == UINT32_MAX || n->fp32 || !n->shaped) continue;
+        const tsr_str shape = {(const char *)n->shaped->shape, n->shaped->ndim * sizeof *n->shaped->shape};
+        status = tsr_map_put(shapes, shape, i, &first, &is_new, p->err);
+        if (status != TSR_OK || is_new) continue;
+        *a = &p->numbered[*first];
+        *b = n;
+    }
+    tsr_map_free(shapes);
+    return status;
+}
+
+/* Reports once per checkpoint that only the order names the states, although expert-parallel ranks have further optimizers. */
 static tsr_status report_order(const plain *p)
 {
+    const tsr_ds_numbered *a, *b = NULL;
     if (p->from->file->name.kind != TSR_DS_MODEL) return TSR_OK;
-    for (uint32_t i = 0; i < p->count; i++) {
-        const tsr_ds_numbered *a = &p->numbered[i];
-        if (a->candidate == UINT32_MAX || a->fp32 || !a->shaped) continue;
-        for (uint32_t k = 0; k < i; k++) {
-            const tsr_ds_numbered *b = &p->numbered[k];
-            if (b->is_expert != a->is_expert || b->candidate == UINT32_MAX || !b->shaped || !tsr_entry_same_shape(a->shaped, b->shaped)) continue;
-            return tsr_finding_add_at(p->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
-                                      (tsr_place){tsr_ds_file_name(p->from->files, p->from->file), TSR_NO_POSITION, {NULL, 0}}, p->err,
-                                      "the optimizer's states have no names and are named by the order of the module's parameters; if the optimizer was "
-                                      "given them in another order, those of equal shape, such as '%.*s' and '%.*s', have the wrong names",
-                                      TSR_STR_ARG(p->candidates[b->candidate].name), TSR_STR_ARG(p->candidates[a->candidate].name));
-        }
-    }
-    return TSR_OK;
+    TSR_TRY(find_alike(p, false, &a, &b));
+    if (!a) TSR_TRY(find_alike(p, true, &a, &b));
+    if (!a) return TSR_OK;
+    return tsr_finding_add_at(p->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
+                              (tsr_place){tsr_ds_file_name(p->from->files, p->from->file), TSR_NO_POSITION, {NULL, 0}}, p->err,
+                              "the optimizer's states have no names and are named by the order of the module's parameters; if the optimizer was "
+                              "given them in another order, those of equal shape, such as '%.*s' and '%.*s', have the wrong names",
+                              TSR_STR_ARG(p->candidates[a->candidate].name), TSR_STR_ARG(p->candidates[b->candidate].name));
 }
 
 /* If the user had only one group with all parameters, it usually has the order of the module. */
