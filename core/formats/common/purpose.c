@@ -44,6 +44,11 @@ static tsr_status refuse_per_rank(const tsr_checkpoint *checkpoint, tsr_error *e
                 "plan, layout, manifest)",
                 (unsigned long long)names.count, one ? "tensor has" : "tensors have", names.text,
                 tsr_shown_names_rest(&names), one ? "it" : "them");
+    TSR_FAIL_IF(checkpoint->catalog.format == TSR_FORMAT_DEEPSPEED, err, TSR_E_UNSUPPORTED,
+                "%llu %s between the ranks of DeepSpeed, which cannot be joined (--shards only joins files of plain tensors): %s%s; leave "
+                "%s out with --exclude (convert, reshard, plan, layout, manifest)",
+                (unsigned long long)names.count, one ? "tensor differs" : "tensors differ", names.text,
+                tsr_shown_names_rest(&names), one ? "it" : "them");
     return tsr_fail(err, TSR_E_UNSUPPORTED,
                     "%llu %s between ranks: %s%s; pass --shards MAP to join %s (a tessera.shards/1 file, or meta-llama, "
                     "megatron-gpt or vllm), or leave %s out with --exclude (convert, reshard, plan, layout, manifest)",
