@@ -388,6 +388,18 @@ def test_a_universal_checkpoint_without_model_states_is_listed(t):
 
 
 @test
+def test_a_state_or_rank_that_a_universal_checkpoint_lacks_is_named(t):
+    for case, lost in (("universal_zero1_bf16", "zero/embed.weight/exp_avg_sq.pt"), ("universal_zero1_bf16", "zero/up.bias/exp_avg.pt"),
+                       ("universal_zero3_bf16", "zero/embed.weight/exp_avg.pt"), ("universal_zero3_bf16", "zero_pp_rank_1_mp_rank_00_model_states.pt"),
+                       ("universal_zero3_bf16", "zero_pp_rank_0_mp_rank_00_model_states.pt")):
+        path = copy_of(t, case, f"{case}_{os.path.basename(lost)}_{lost.count('up.')}")
+        os.remove(os.path.join(path, lost))
+        found = [f for f in t.json("validate", path, "--json", status=1)["findings"] if f["level"] == "error"]
+        need([(f["rule"], f["file"]) for f in found] == [("parts/incomplete-save", lost)], found)
+        need(lost in t.run("convert", path, t.at("x"), "--to", "dcp", status=2).stderr.decode(), lost)
+
+
+@test
 def test_a_truncated_file_is_named(t):
     for case in ("zero1_bf16", "zero3_bf16"):
         path = copy_of(t, case, case)

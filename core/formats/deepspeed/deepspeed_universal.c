@@ -217,6 +217,18 @@ static tsr_status imply_untrained(universal *u)
     return TSR_OK;
 }
 
+/* Reports missing model states of a rank. Without frozen weights, those of rank 0 have everything. */
+static tsr_status check_rank(universal *u, uint32_t rank, tsr_str name)
+{
+    tsr_checkpoint *checkpoint = u->files.checkpoint;
+    const tsr_ds_column *column = u->column;
+    const bool frozen = column->model && tsr_ds_count(tsr_ds_dict(column->model->root, "frozen_param_shapes"));
+    if (column->models[rank] || (rank && !frozen) || tsr_store_find(checkpoint->store, name) != TSR_NO_FILE) return TSR_OK; /* or reported */
+    TSR_TRY(tsr_checkpoint_lacks(checkpoint, name, u->err));
+    return tsr_ds_report(checkpoint, name, u->err, "'%.*s'%s is missing; copy it from where the checkpoint was written", TSR_STR_ARG(name),
+                         frozen ? ", with a part of the frozen weights," : "");
+}
+
 /* If the checkpoint was converted from ZeRO 3, each rank has model states with its pieces of the frozen weights. */
 static tsr_status imply_ranks(universal *u)
 {
@@ -225,20 +237,34 @@ static tsr_status imply_ranks(universal *u)
         const tsr_str name = tsr_ds_model_states_name(&u->files, column->model_rank, r, u->err);
         if (!name.data) return TSR_E_NOMEM;
         TSR_TRY(tsr_checkpoint_implies(u->files.checkpoint, name, u->err));
+        TSR_TRY(check_rank(u, r, name));
     }
     return TSR_OK;
 }
 
+/* The weight with the most states. Empty if none has any. */
+static tsr_str find_model(const universal *u)
+{
+    const tsr_ds_row *rows = u->states.rows.items;
+    tsr_str model = {NULL, 0};
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < u->weights.count; i++) {
+        uint32_t count = 0;
+        for (uint32_t r = tsr_map_get(u->states.names, u->weights.weights[i].name, UINT32_MAX); r != UINT32_MAX; r = rows[r].next) count++;
+        if (count <= most) continue;
+        most = count;
+        model = u->weights.weights[i].name;
+    }
+    return model;
+}
+
 static tsr_status check(universal *u)
 {
-    tsr_str model = {NULL, 0};
+    const tsr_str model = find_model(u);
     TSR_TRY(imply_ranks(u));
     TSR_TRY(imply_states(u));
     TSR_TRY(imply_untrained(u));
-    for (uint32_t i = 0; i < u->weights.count; i++) {
-        if (!model.data && tsr_map_get(u->states.names, u->weights.weights[i].name, UINT32_MAX) != UINT32_MAX) model = u->weights.weights[i].name;
-        TSR_TRY(check_weight(u, &u->weights.weights[i], model));
-    }
+    for (uint32_t i = 0; i < u->weights.count; i++) TSR_TRY(check_weight(u, &u->weights.weights[i], model));
     if (u->optimizer) return TSR_OK;
     const tsr_str name = tsr_str_from(shared_file);
     if (tsr_store_find(u->files.checkpoint->store, name) != TSR_NO_FILE) return TSR_OK;
