@@ -45,9 +45,9 @@ def test_cp_copies_files_whose_names_only_look_like_its_own(t):
 
 @test
 def test_cp_refuses_a_source_that_lacks_files_of_its_checkpoint(t):
-    dcp, index = files_below(sample("dcp_fsdp2")[0]), files_below(sample("safetensors_index")[0])
+    dcp, index = files_below(sample("dcp_fsdp2")[0]), files_below(os.path.join(SAMPLES, "safetensors_index"))
     for files, lost in ((dcp, [n for n in sorted(dcp) if n.endswith(".distcp")][:1]), (index, [n for n in sorted(index) if n.endswith(".safetensors")][:2])):
-        for below in ("", "step-1/"):
+        for below in ("", "step-1/", "runs/a/checkpoints/step-1/"):
             kept = {f"run/{below}{n}": d for n, d in files.items() if n not in lost}
             with serving({**kept, "run/notes.txt": b"notes"}) as s:
                 for name, data in kept.items():
@@ -60,6 +60,44 @@ def test_cp_refuses_a_source_that_lacks_files_of_its_checkpoint(t):
                         need(all(f"'{below}{n}'" in p.stderr.decode() for n in lost) and b"nothing was copied" in p.stderr, p.stderr)
                         need(not os.path.exists(t.at("copy")) and not [k for k in s.objects if k.startswith("copy")], "something was written")
             shutil.rmtree(t.at("disk"))
+
+
+def write_all(folder, files):
+    for name, data in files.items():
+        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+        with open(os.path.join(folder, name), "wb") as f:
+            f.write(data)
+    return folder
+
+
+@test
+def test_cp_checks_every_checkpoint_below_the_source(t):
+    """Also those below a directory that is a checkpoint itself, such as a Trainer's: its last model, and checkpoint-N below."""
+    dcp, index = files_below(sample("dcp_fsdp2")[0]), files_below(os.path.join(SAMPLES, "safetensors_index"))
+    lost = max(n for n in index if n.endswith(".safetensors"))
+    for root in (dcp, index):
+        tree = {**root, **{f"old/1/{n}": d for n, d in dcp.items()}, **{f"old/2/x/{n}": d for n, d in index.items()}}
+        source = write_all(t.at("whole"), tree)
+        p = t.run("cp", source, t.at("copy"))
+        need(files_below(t.at("copy")) == tree and p.stderr == b"", p.stderr)
+        os.remove(os.path.join(source, "old/2/x", lost))
+        p = t.run("cp", source, t.at("second"), status=2)
+        need(f"'old/2/x/{lost}'".encode() in p.stderr and b"nothing was copied" in p.stderr, p.stderr)
+        need(sorted(os.listdir(t.folder)) == ["copy", "whole"], os.listdir(t.folder))
+        shutil.rmtree(source)
+        shutil.rmtree(t.at("copy"))
+
+
+@test
+def test_cp_names_what_it_could_not_check(t):
+    dcp = files_below(sample("dcp_fsdp2")[0])
+    for below, shown in (("", "."), ("runs/3/", "runs/3")):
+        source = write_all(t.at("source"), {**{f"good/{n}": d for n, d in dcp.items()}, f"{below}.metadata": b"not a pickle", f"{below}__0_0.distcp": b"x"})
+        p = t.run("cp", source, t.at("copy"))
+        need(f"warning: '{shown}' cannot be opened as a checkpoint".encode() in p.stderr and p.stderr.count(b"warning") == 1, p.stderr)
+        need(files_below(t.at("copy")) == files_below(source), "another copy")
+        shutil.rmtree(source)
+        shutil.rmtree(t.at("copy"))
 
 
 @test

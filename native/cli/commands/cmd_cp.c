@@ -77,9 +77,10 @@ static void remove_unfinished(void *ctx)
 
 /* ---- what is copied ---- */
 
-static tsr_status list_directory(copying *c, tsr_error *err)
+static tsr_status list_deeply(copying *c, tsr_error *err)
 {
     bool cut = false, deeper = false;
+    if (c->store->primary != TSR_NO_FILE) return TSR_OK;
     if (tsr_is_address(c->from))
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "a server lists no directories over HTTP; name a single file");
     if (c->store->deepen) {
@@ -88,6 +89,13 @@ static tsr_status list_directory(copying *c, tsr_error *err)
     }
     if (cut || deeper)
         return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "it holds too many files, or directories more than %d levels down", LEVELS);
+    return TSR_OK;
+}
+
+static tsr_status list_directory(copying *c, tsr_error *err)
+{
+    const tsr_status status = list_deeply(c, err);
+    if (status != TSR_OK) return status;
     c->hidden = tsr_path_store_hidden(c->store);
     c->count = c->store->file_count;
     if (!c->count) return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "it contains no files");
@@ -524,7 +532,8 @@ static int run(cli *program, const void *given)
     c.arena = tsr_arena_new(host->allocator, 0, &err);
     c.buffer = c.arena ? tsr_alloc(host->allocator, BUFFER, 1, &err) : NULL;
     tsr_status status = c.buffer ? tsr_path_store_open(host, cli_given_address(program, c.from), &c.store, &err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = cli_copy_check_complete(host, c.store, &err); /* it may change the listing */
+    if (status == TSR_OK) status = list_deeply(&c, &err);
+    if (status == TSR_OK) status = cli_copy_check_complete(program, c.from, c.store, &err); /* it may change the listing */
     if (status == TSR_OK) status = list_files(&c, &err);
     if (status == TSR_OK && c.hidden.count) warn_hidden(&c);
     if (status == TSR_OK) status = write_copy(&c, &err);
