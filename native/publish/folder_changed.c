@@ -61,7 +61,7 @@ static tsr_status refuse_changed_destination(const folder_output *output, tsr_er
 
 /* Everything is written through the descriptor of the parent directory, so the output would appear in a directory that the user has
  * moved elsewhere, and not at the path that was given. */
-static tsr_status refuse_moved_parent(const folder_output *output, tsr_error *err)
+tsr_status tsr_output_refuse_moved(const folder_output *output, tsr_error *err)
 {
     struct stat now, then;
     if (output->sys->stat(output->sys, output->parent, &then) != 0) return tsr_sys_raise(err, "look at", output->parent_path);
@@ -74,7 +74,7 @@ static tsr_status refuse_moved_parent(const folder_output *output, tsr_error *er
 tsr_status tsr_output_refuse_changed(const folder_output *output, tsr_error *err)
 {
     const output_file *files = output->files.items;
-    const tsr_status moved = refuse_moved_parent(output, err);
+    const tsr_status moved = tsr_output_refuse_moved(output, err);
     if (moved != TSR_OK) return moved;
     if (output->mode == OUTPUT_NEW_FOLDER || !output->options.overwrite) return TSR_OK; /* the rename replaces nothing */
     if (output->mode == OUTPUT_FILE && output->files.count && files[0].is_final) return TSR_OK;

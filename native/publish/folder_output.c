@@ -426,8 +426,10 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
     const tsr_sys *sys = output->sys;
     const bool folder = output->options.is_folder;
     struct stat info, found;
-    output->parent = sys->open_at(sys, AT_FDCWD, parent, O_RDONLY | O_DIRECTORY, 0);
+    const int *const known = output->options.parent;
+    output->parent = sys->open_at(sys, known ? *known : AT_FDCWD, known ? "." : parent, O_RDONLY | O_DIRECTORY, 0);
     if (output->parent < 0) return tsr_sys_raise(err, "open the directory", parent);
+    if (known && tsr_output_refuse_moved(output, err) != TSR_OK) return err->status;
     bool exists = sys->stat_at(sys, output->parent, output->name, &info) == 0;
     if (sys->link_stat_at(sys, output->parent, output->name, &found) == 0) output->found = tsr_identity_of(&found);
     tsr_status status = refuse_source(output, path, parent, exists ? &info : NULL, err);

@@ -83,6 +83,8 @@ uint32_t tsr_generation_after(const char *name);
 /* folder_changed.c: whether the destination is still what this run decided to replace. TSR_E_CHANGED names what another
  * program has changed since. */
 tsr_status tsr_output_refuse_changed(const folder_output *output, tsr_error *err);
+/* TSR_E_CHANGED if the path of the parent directory leads to another directory now. */
+tsr_status tsr_output_refuse_moved(const folder_output *output, tsr_error *err);
 /* lstat of a name in the current destination; false if there is none. */
 bool tsr_output_stat_old(const folder_output *output, const char *name, struct stat *info);
 /* The identity of an obsolete file; its inode is 0 if there is none. */

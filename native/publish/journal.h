@@ -54,6 +54,11 @@ typedef struct tsr_journals {
 tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *destination, tsr_journals *out,
                              tsr_error *err);
 void tsr_journals_close(tsr_journals *journals); /* accepts a zeroed one */
+/* For tsr_folder_output_options.parent: NULL if they were not opened, as on ranks that keep no journal. */
+static inline const int *tsr_journals_parent(const tsr_journals *journals)
+{
+    return journals->sys ? &journals->folder : NULL;
+}
 /* Keeps other jobs from replacing an existing directory until the journals are closed, so that decisions about its files
  * remain valid until they are replaced. TSR_E_EXISTS if another process holds it for more than a second. */
 tsr_status tsr_journals_hold(tsr_journals *journals, tsr_error *err);

@@ -126,7 +126,8 @@ static tsr_status open_output(writing *w, tsr_error *err)
         .holes = tsr_folder_store_has_holes(tsr_checkpoint_store(w->checkpoint)),
         .swap = w->place.swap,
         .obsolete = w->replacement.obsolete,
-        .obsolete_count = w->replacement.obsolete_count};
+        .obsolete_count = w->replacement.obsolete_count,
+        .parent = tsr_journals_parent(&w->publication.journals)};
     const tsr_allocator *allocator = tsr_checkpoint_host(w->checkpoint)->allocator;
     TSR_TRY(tsr_folder_output_open(NULL, allocator, w->path, &options, &w->output, err));
     return tsr_work_open(w->work, w->output, err);

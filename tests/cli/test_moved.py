@@ -1,4 +1,5 @@
 """A directory above the output that is moved during the run: what was written goes away, and what is there stays."""
+import fcntl
 import json
 import os
 import shutil
@@ -79,3 +80,45 @@ def test_an_output_whose_directory_is_moved_is_not_published(t):
             need(tree(t.at("par")) == [], f"{args}: {tree(t.at('par'))} in the new directory")
             left = {n: open(t.at("moved", n), "rb").read() for n in tree(t.at("moved"))}
             need(left == was, f"{args}, {end}: {sorted(left)}, before {sorted(was)}")
+
+
+def has_open(p, folder):
+    """Whether the process has a descriptor of the directory."""
+    try:
+        return any(os.path.realpath(f"/proc/{p.pid}/fd/{n}") == os.path.realpath(folder) for n in os.listdir(f"/proc/{p.pid}/fd"))
+    except FileNotFoundError:
+        return False
+
+
+def move_while_held(t, args):
+    """Moves `par` and puts a copy in its place, after the program has opened it for its journals, and while the lock of the old
+    checkpoint keeps it from going on. Returns the process; None if it gave up waiting first, on a busy machine."""
+    lock = os.open(t.at("par", "out"), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        p = start(t, *args, cwd=t.folder)
+        while p.poll() is None and not has_open(p, t.at("par")):
+            time.sleep(0.001)
+        p.send_signal(signal.SIGSTOP)
+        os.rename(t.at("par"), t.at("moved"))
+        shutil.copytree(t.at("moved"), t.at("par"))
+    finally:
+        os.close(lock)
+    p.send_signal(signal.SIGCONT)
+    out, err = p.communicate(timeout=120)
+    return None if b"is replacing" in err else (p.returncode, err.decode())
+
+
+@test
+def test_an_output_is_not_opened_in_a_directory_that_replaced_its_own(t):
+    """The decisions are about the directory in which the journal is. Another one at its path must not be written to."""
+    shutil.copytree(sample("dcp_fsdp2")[0], t.at("ck"))
+    for args in (("convert", "ck", "par/out", "--to", "dcp", "--overwrite"), ("cp", "ck", "par/out", "--overwrite")):
+        done = None
+        while not done:
+            was = prepare(t, "dcp")
+            done = move_while_held(t, args)
+        need(done[0] == 2 and "moved or replaced the directory 'par" in done[1], f"{args}: ended {done[0]}: {done[1]}")
+        for where in ("par", "moved"):
+            now = {n: open(t.at(where, n), "rb").read() for n in tree(t.at(where))}
+            need(now == was, f"{args}: {where} has {sorted(now)}, before {sorted(was)}")

@@ -103,7 +103,7 @@ static tsr_status create_file(const repair *r, repaired_file *file, uint64_t siz
 {
     tsr_status status = tsr_publication_begin(&file->publication, JOB, 0, NULL, 0, err);
     if (status != TSR_OK) return status;
-    const tsr_folder_output_options options = {.tag = file->publication.tag};
+    const tsr_folder_output_options options = {.tag = file->publication.tag, .parent = tsr_journals_parent(&file->publication.journals)};
     status = tsr_folder_output_open(NULL, cli_host(r->program)->allocator, r->dest, &options, &file->output, err);
     return status == TSR_OK ? file->output->create(file->output, TSR_STR(""), size, number, err) : status;
 }

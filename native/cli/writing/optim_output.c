@@ -90,7 +90,8 @@ static tsr_status open_output(cli_optim_output *o, const tsr_str *names, size_t 
                                                .tag = o->publication.tag,
                                                .swap = o->replacement.swap,
                                                .obsolete = o->replacement.obsolete,
-                                               .obsolete_count = o->replacement.obsolete_count};
+                                               .obsolete_count = o->replacement.obsolete_count,
+                                               .parent = tsr_journals_parent(&o->publication.journals)};
     o->cleanup = (cli_cleanup){.remove = remove_unfinished, .ctx = o};
     cli_cleanup_add(&o->cleanup);
     cli_signals_hold();

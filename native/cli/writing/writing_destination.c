@@ -104,7 +104,8 @@ tsr_status cli_write_sidecar(cli_writing *w, tsr_error *err)
     if (text.size == 0 || w->options->dry_run) return TSR_OK;
     if (!w->is_folder) {
         tsr_str path = tsr_arena_format(w->arena, err, "%s.objects.json", w->destination);
-        const tsr_folder_output_options options = {.overwrite = w->options->overwrite, .tag = w->tag, .join = w->joins};
+        const tsr_folder_output_options options = {.overwrite = w->options->overwrite, .tag = w->tag, .join = w->joins,
+                                                   .parent = tsr_journals_parent(&w->journals)};
         if (!path.data) return TSR_E_NOMEM;
         tsr_status status =
             tsr_folder_output_open(NULL, cli_host(w->program)->allocator, path.data, &options, &w->sidecar, err);

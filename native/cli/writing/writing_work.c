@@ -35,6 +35,7 @@ static tsr_status open_output(cli_writing *w, const cli_start *b, bool join, tsr
         .source = w->source.path,
         .obsolete = w->replacement.obsolete,
         .obsolete_count = w->replacement.obsolete_count,
+        .parent = tsr_journals_parent(&w->journals),
     };
     return tsr_folder_output_open(NULL, cli_host(w->program)->allocator, w->destination, &options, &w->output, err);
 }

@@ -104,7 +104,8 @@ static tsr_status open_output(saving *s, const place *where, tsr_error *err)
                                                .generation = where->generation,
                                                .swap = where->swap,
                                                .obsolete = s->replacement.obsolete,
-                                               .obsolete_count = s->replacement.obsolete_count};
+                                               .obsolete_count = s->replacement.obsolete_count,
+                                               .parent = tsr_journals_parent(&s->publication.journals)};
     TSR_TRY(tsr_folder_output_open(NULL, s->host->allocator, s->path, &options, &s->output, err));
     s->generation = where->generation;
     TSR_TRY(name_files(s, err));

@@ -99,6 +99,9 @@ typedef struct tsr_folder_output_options {
      * files of the folder are never touched. */
     const tsr_str *obsolete;
     size_t obsolete_count;
+    /* NULL: the directory that holds the destination is opened by its path. Otherwise a descriptor of it, from when its journals
+     * were opened and decisions about the old checkpoint were made. TSR_E_CHANGED if another directory has its path now. */
+    const int *parent;
 } tsr_folder_output_options;
 
 /* Opens a destination for writing. Before it is published it is written to:
